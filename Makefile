@@ -1,0 +1,44 @@
+GO      ?= go
+SEEDS   ?= 1000
+BENCH   ?= .
+COUNT   ?= 1
+SYSTEMS := linux darwin windows
+
+.DEFAULT_GOAL := help
+.PHONY: help test check bench measure simulate mutants
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "Tests that want a real server are skipped without redis-server in PATH;"
+	@echo "with LEASED_REQUIRE_REDIS=1 they fail instead."
+
+# The race detector multiplies the time of every test, so its pass is the short one;
+# what -short leaves out is long because of its numbers, not because of other code.
+test: ## vet, then all tests: short ones under the race detector, all without it
+	$(GO) vet ./...
+	$(GO) test -race -short -timeout 5m ./...
+	$(GO) test -timeout 5m ./...
+
+check: ## formatting, vet for three systems, linter if installed, go.mod tidy
+	@echo "gofmt"; unformatted=$$(gofmt -l .); \
+	if [ -n "$$unformatted" ]; then echo "gofmt -w is needed for:"; echo "$$unformatted"; exit 1; fi
+	@for system in $(SYSTEMS); do \
+		echo "go vet for $$system"; GOOS=$$system CGO_ENABLED=0 $(GO) vet ./... || exit 1; \
+	done
+	@if command -v golangci-lint >/dev/null; then \
+		echo "golangci-lint"; golangci-lint run ./...; \
+	else echo "golangci-lint: not installed, skipped"; fi
+	@echo "go mod tidy"; $(GO) mod tidy -diff
+
+bench: ## benchmarks against a real server: BENCH=pattern COUNT=repetitions
+	LEASED_REQUIRE_REDIS=1 $(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -count $(COUNT) .
+
+measure: ## print figures of this machine; never fails
+	-$(GO) run ./internal/measure
+
+simulate: ## random schedules of the protocol on virtual time: SEEDS=how many
+	$(GO) test -run '^TestSimulation' -count 1 -timeout 0 . -simulate.seeds=$(SEEDS)
+
+mutants: ## remove each rule of the protocol in turn; a test has to notice
+	$(GO) run ./internal/mutants

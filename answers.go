@@ -1,0 +1,241 @@
+package leased
+
+import "time"
+
+// answered: the command in flight was answered, or failed with err, in which
+// case nothing is to be tried again for pause.
+func (l *lock) answered(c *command, a answer, err error, pause time.Duration, now time.Time, fx *effects) {
+	g := &l.grant
+	g.inFlight = nothing
+	l.trouble = err
+	switch c.verb {
+	case acquire:
+		l.acquired(c, a, err, pause, now, fx)
+	case yield:
+		l.yielded(c, a, err, pause, now, fx)
+	case release:
+		l.released(c, a, err, now, fx)
+	case downgrade:
+		l.lowered(c, a, err, pause, now, fx)
+	}
+	l.settle(now, fx)
+}
+
+func (l *lock) acquired(c *command, a answer, err error, pause time.Duration, now time.Time, fx *effects) {
+	g := &l.grant
+	if c.id != g.req.id || g.state == none {
+		// It was lost meanwhile. Nobody wants what this may have brought, or bring
+		// yet.
+		switch {
+		case err != nil && !definite(err) && !unsent(err):
+			l.disown(c.id, now.Add(c.ttl), fx)
+		case a.outcome == granted || a.outcome == enqueued:
+			l.disown(c.id, time.Time{}, fx)
+		}
+		return
+	}
+	if err != nil {
+		l.failed(c, err, pause, now, fx)
+		return
+	}
+	before := g.ask != nil && g.ask.known
+	if g.ask != nil {
+		g.ask.known = true
+	}
+	switch a.outcome {
+	case granted:
+		how := viaFree
+		if c.check {
+			how = viaCheck
+		}
+		l.hold(a, c.at, how, now)
+	case enqueued:
+		l.blocker = a.blocker
+		if g.state == held {
+			return // a message was faster than this
+		}
+		l.rejectTries(ErrLocked, fx)
+		l.wait(a, c.at, now)
+	case refused:
+		l.blocker = a.blocker
+		l.rejectTries(ErrLocked, fx)
+		switch {
+		case g.state == held:
+		case before: // an earlier command may have queued it
+			l.drop(now, fx)
+		default:
+			*g = grant{}
+		}
+	}
+}
+
+// failed: an acquire, or what became one, had no answer or was refused by the
+// server as a whole.
+func (l *lock) failed(c *command, err error, pause time.Duration, now time.Time, fx *effects) {
+	g := &l.grant
+	if g.ask != nil {
+		g.ask.checkAt = now.Add(pause)
+		if !definite(err) && !unsent(err) {
+			g.ask.known = true
+			g.ask.late = now.Add(g.req.ttl)
+		}
+	}
+	l.rejectTries(err, fx)
+	if mendable(err) {
+		for w := l.waiting.first; w != nil; {
+			next := w.next
+			if !w.patient {
+				l.reject(w, err, fx)
+			}
+			w = next
+		}
+	}
+}
+
+// hold: ownership was proved by what was sent at from. A grant already held is
+// extended: the server gave it its full TTL again.
+func (l *lock) hold(a answer, from time.Time, how via, now time.Time) {
+	g := &l.grant
+	if g.state != held {
+		g.state, g.fresh, g.ask = held, true, nil
+		g.via, g.since, g.served = how, now, 0
+		g.token, g.clock, g.clockAt = a.token, a.clock, now
+		if g.req.mode == shared {
+			l.last = max(a.token, l.last+1)
+			g.readers = l.last
+		}
+		g.proved, g.idleTill = from, time.Time{}
+		g.touchAt = now.Add(tokenLife(g.req.ttl) / 4)
+	} else if from.After(g.proved) {
+		g.proved = from
+		g.rebase(a.clock, now)
+	}
+	g.wanted = g.wanted || a.more
+	g.renewAt = l.onGrid(from.Add(g.req.ttl / 3))
+	if how == viaDirect {
+		// Confirmed by the next regular renewal, earlier when under half of the
+		// TTL is left.
+		g.renewAt = earlier(l.onGrid(now.Add(g.req.ttl/3)), from.Add(g.req.ttl/2))
+	}
+}
+
+// wait: the request is in the queue, as an answer to what was sent at from said.
+func (l *lock) wait(a answer, from, now time.Time) {
+	g := &l.grant
+	g.state = queued
+	g.ask.basis, g.ask.floor = from, a.token
+	pause := min(g.req.ttl/3, longestPoll)
+	if a.mute || a.echo == echoDenied || !l.env.pushed() {
+		pause = min(pause, max(firstPoll, 2*g.ask.poll))
+		g.ask.poll = pause
+	} else {
+		g.ask.poll = 0
+	}
+	pause -= time.Duration(float64(pause) / 3 * l.env.jitter())
+	if a.left >= 0 {
+		pause = min(pause, a.left+afterExpiry+time.Duration(a.place)*perPlace)
+	}
+	g.ask.checkAt = now.Add(pause)
+	if g.ask.endsAt.After(now) {
+		g.ask.checkAt = earlier(g.ask.checkAt, g.ask.endsAt)
+	}
+}
+
+func (l *lock) yielded(c *command, a answer, err error, pause time.Duration, now time.Time, fx *effects) {
+	g := &l.grant
+	if g.state != lettingGo { // a message was faster, and told who left
+		if g.state == held && err == nil && a.outcome == granted {
+			l.hold(a, c.at, viaFree, now)
+		}
+		return
+	}
+	old := g.req
+	*g = g.hand.inherit(nothing)
+	switch {
+	case err != nil:
+		// Old may still own, and new may wait: one is cancelled, the other
+		// asked about. Late copies of the yield do no harm to either.
+		l.haunt(old, c.last, now, fx)
+		l.failed(c, err, pause, now, fx)
+	case a.outcome == notOurs:
+		l.departLost(fx)
+		*g = grant{}
+	case a.outcome == granted:
+		l.depart(nil, fx)
+		l.hold(a, c.at, viaFree, now)
+	default:
+		l.depart(nil, fx)
+		l.blocker = a.blocker
+		l.rejectTries(ErrLocked, fx)
+		l.wait(a, c.at, now)
+	}
+}
+
+func (l *lock) released(c *command, a answer, err error, now time.Time, fx *effects) {
+	g := &l.grant
+	old := g.req
+	*g = grant{}
+	switch {
+	case err != nil:
+		l.haunt(old, c.last, now, fx)
+	case a.outcome == notOurs:
+		l.departLost(fx)
+	default:
+		l.depart(nil, fx)
+	}
+}
+
+// haunt has a grant cancelled whose letting go had no answer; those who left
+// are told when that succeeds.
+func (l *lock) haunt(old request, last uint64, now time.Time, fx *effects) {
+	g := ghost{id: old.id, last: last, until: now.Add(old.ttl)}
+	for c := l.departing.first; c != nil; c = l.departing.first {
+		l.departing.remove(c)
+		if c.gone != nil {
+			g.gone = append(g.gone, c)
+		} else {
+			c.settle(nil, fx)
+		}
+	}
+	fx.ghosts = append(fx.ghosts, g)
+}
+
+// departLost: on letting go it turned out that the grant was not ours any more.
+func (l *lock) departLost(fx *effects) {
+	for c := l.departing.first; c != nil; c = c.next {
+		if c.ended == nil || c.ended == ErrClosed {
+			c.ended = ErrLeaseLost
+			fx.ended = append(fx.ended, loss{c, "the lock was not ours any more at its release"})
+		}
+	}
+	l.depart(nil, fx)
+}
+
+// drop gives up a request that nobody waits for.
+func (l *lock) drop(now time.Time, fx *effects) {
+	g := &l.grant
+	if g.ask.known {
+		until := g.ask.late
+		if !until.After(now) {
+			until = time.Time{}
+		}
+		fx.ghosts = append(fx.ghosts, ghost{id: g.req.id, last: l.last, until: until})
+	}
+	*g = grant{}
+}
+
+// lose: the grant is not ours, or cannot be believed any more. Who is inside
+// stays there until Unlock, as in sync.Mutex.
+func (l *lock) lose(why string, now time.Time, fx *effects) {
+	for c := l.inside.first; c != nil; c = c.next {
+		l.end(c, why, now, fx)
+		if !c.stray {
+			c.stray = true
+			l.strays++
+		}
+	}
+	if l.grant.lowering() {
+		fx.done = append(fx.done, l.grant.hand.done...)
+	}
+	l.grant = grant{inFlight: l.grant.inFlight}
+}

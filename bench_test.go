@@ -1,0 +1,339 @@
+package leased_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+// Each benchmark stands beside a baseline with the same name and lock=raw (the
+// textbook lock: SET NX PX, and a script that deletes what is still one's own),
+// lock=publish or lock=sync. Compare them within one run only.
+
+// commands reports how many commands, scripts and their baselines alike, the
+// server was sent for each operation. What a script calls is no command.
+func commands(b *testing.B, rdb *redis.Client, what ...string) (report func()) {
+	b.Helper()
+	before, err := redistest.Calls(b.Context(), rdb)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return func() {
+		b.StopTimer()
+		after, err := redistest.Calls(b.Context(), rdb)
+		if err != nil {
+			b.Fatal(err)
+		}
+		sent := after.Sub(before)
+		var n int64
+		for _, name := range what {
+			n += sent[name]
+		}
+		b.ReportMetric(float64(n)/float64(b.N), "commands/op")
+	}
+}
+
+func benchClient(b *testing.B, s *redistest.Instance, opts ...leased.Option) *leased.Client {
+	b.Helper()
+	c, err := leased.New(s.Client(), opts...)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			b.Error(err)
+		}
+	})
+	return c
+}
+
+// textbook is the lock of the baselines.
+type textbook struct {
+	rdb   *redis.Client
+	next  atomic.Int64
+	owner string
+}
+
+var deleteOwn = redis.NewScript(`
+	if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
+	return 0`)
+
+func newTextbook(s *redistest.Instance) *textbook {
+	return &textbook{rdb: s.Client(), owner: "owner-of-the-baseline"}
+}
+
+// lock polls, as those who use this lock do.
+func (l *textbook) lock(b *testing.B, name string, poll time.Duration) (unlock func()) {
+	ctx := b.Context()
+	value := fmt.Sprint(l.owner, l.next.Add(1))
+	for {
+		ok, err := l.rdb.SetNX(ctx, name, value, 30*time.Second).Result() //nolint:staticcheck // SET NX PX is what the baseline is about
+		if err != nil {
+			b.Error(err)
+		}
+		if ok || err != nil {
+			break
+		}
+		time.Sleep(poll)
+	}
+	return func() {
+		if err := deleteOwn.Run(ctx, l.rdb, []string{name}, value).Err(); err != nil {
+			b.Error(err)
+		}
+	}
+}
+
+func BenchmarkUncontended(b *testing.B) {
+	s := redistest.Server(b)
+	look := s.Client()
+	b.Run("lock=raw", func(b *testing.B) {
+		l := newTextbook(s)
+		l.lock(b, "raw", 0)()
+		b.ReportAllocs()
+		report := commands(b, look, "setnx", "set", "evalsha")
+		for b.Loop() {
+			l.lock(b, "raw", 0)()
+		}
+		report()
+	})
+	c := benchClient(b, s)
+	mu := c.Mutex("uncontended")
+	b.Run("lock=leased/call=Lock", func(b *testing.B) {
+		mu.Lock()
+		mu.Unlock() //nolint:staticcheck // an empty section is what is measured
+		b.ReportAllocs()
+		report := commands(b, look, "evalsha")
+		for b.Loop() {
+			mu.Lock()
+			mu.Unlock() //nolint:staticcheck // the same
+		}
+		report()
+	})
+	b.Run("lock=leased/call=LockContext", func(b *testing.B) {
+		ctx := b.Context()
+		b.ReportAllocs()
+		report := commands(b, look, "evalsha")
+		for b.Loop() {
+			l, err := mu.LockContext(ctx)
+			if err != nil {
+				b.Fatal(err)
+			}
+			if err := l.Unlock(); err != nil {
+				b.Fatal(err)
+			}
+		}
+		report()
+	})
+}
+
+// share has 64 goroutines do b.N operations together.
+func share(b *testing.B, do func(goroutine int)) {
+	const goroutines = 64
+	var left atomic.Int64
+	left.Store(int64(b.N))
+	var all sync.WaitGroup
+	for i := range goroutines {
+		all.Go(func() {
+			for left.Add(-1) >= 0 {
+				do(i)
+			}
+		})
+	}
+	all.Wait()
+}
+
+// Operations are divided among goroutines by hand: b.Loop counts in one only.
+func BenchmarkContended(b *testing.B) {
+	s := redistest.Server(b)
+	look := s.Client()
+	b.Run("lock=raw/goroutines=64/clients=1", func(b *testing.B) {
+		l := newTextbook(s)
+		b.ReportAllocs()
+		report := commands(b, look, "setnx", "set", "evalsha")
+		share(b, func(int) { l.lock(b, "raw", time.Millisecond)() })
+		report()
+	})
+	b.Run("lock=sync/goroutines=64/clients=1", func(b *testing.B) {
+		var mu sync.Mutex
+		b.ReportAllocs()
+		share(b, func(int) {
+			mu.Lock()
+			mu.Unlock() //nolint:staticcheck // an empty section is what is measured
+		})
+	})
+	for _, clients := range []int{1, 8} {
+		b.Run(fmt.Sprintf("lock=leased/goroutines=64/clients=%d", clients), func(b *testing.B) {
+			var all []*leased.Mutex
+			for range clients {
+				all = append(all, benchClient(b, s).Mutex("contended"))
+			}
+			b.ReportAllocs()
+			report := commands(b, look, "evalsha")
+			share(b, func(i int) {
+				mu := all[i%clients]
+				mu.Lock()
+				mu.Unlock() //nolint:staticcheck // the same
+			})
+			report()
+		})
+	}
+}
+
+// BenchmarkHandoff has the lock go to and fro between two clients: an operation is
+// one Unlock of one of them until the other is inside.
+func BenchmarkHandoff(b *testing.B) {
+	s := redistest.Server(b)
+	look := s.Client()
+	b.Run("lock=publish", func(b *testing.B) {
+		ctx := b.Context()
+		var ends [2]*redis.PubSub
+		rdbs := [2]*redis.Client{s.Client(), s.Client()}
+		names := [2]string{"ping", "pong"}
+		for i := range ends {
+			ends[i] = rdbs[i].Subscribe(ctx, names[i])
+			defer ends[i].Close()
+			if _, err := ends[i].Receive(ctx); err != nil {
+				b.Fatal(err)
+			}
+		}
+		pass := func(from, to int) {
+			if err := rdbs[from].Publish(ctx, names[to], "x").Err(); err != nil {
+				b.Error(err)
+			}
+			if _, err := ends[to].ReceiveMessage(ctx); err != nil {
+				b.Error(err)
+			}
+		}
+		b.ReportAllocs()
+		report := commands(b, look, "publish")
+		for turn := 0; b.Loop(); turn = 1 - turn {
+			pass(turn, 1-turn)
+		}
+		report()
+	})
+	b.Run("lock=leased", func(b *testing.B) {
+		// At most one lease for each tenure: both want the lock all the time.
+		clients := [2]*leased.Client{
+			benchClient(b, s, leased.WithLocalHandoffs(1, 0)),
+			benchClient(b, s, leased.WithLocalHandoffs(1, 0)),
+		}
+		ctx, cancel := context.WithCancel(b.Context())
+		turns := make(chan struct{})
+		var all sync.WaitGroup
+		for _, c := range clients {
+			all.Go(func() {
+				mu := c.Mutex("handoff")
+				for ctx.Err() == nil {
+					l, err := mu.LockContext(ctx)
+					if err != nil {
+						return // cancelled
+					}
+					select {
+					case turns <- struct{}{}:
+					case <-ctx.Done():
+					}
+					if err := l.Unlock(); err != nil {
+						b.Error(err)
+					}
+				}
+			})
+		}
+		defer all.Wait()
+		defer cancel()
+		<-turns
+		b.ReportAllocs()
+		report := commands(b, look, "evalsha")
+		for b.Loop() {
+			<-turns
+		}
+		report()
+		if s := clients[0].Stats(); s.Leases > 10 && s.Direct < s.Leases/2 {
+			b.Errorf("only %d of %d leases came by hand-off", s.Direct, s.Leases)
+		}
+	})
+}
+
+func BenchmarkManyLocks(b *testing.B) {
+	s := redistest.Server(b)
+	look := s.Client()
+	var goroutines atomic.Int64
+	run := func(b *testing.B, cycle func(name string), what ...string) {
+		b.SetParallelism(16)
+		b.ReportAllocs()
+		report := commands(b, look, what...)
+		b.RunParallel(func(pb *testing.PB) {
+			name := fmt.Sprintf("many%d", goroutines.Add(1))
+			for pb.Next() {
+				cycle(name)
+			}
+		})
+		report()
+	}
+	b.Run("lock=raw", func(b *testing.B) {
+		l := newTextbook(s)
+		run(b, func(name string) { l.lock(b, name, 0)() }, "setnx", "set", "evalsha")
+	})
+	b.Run("lock=leased", func(b *testing.B) {
+		c := benchClient(b, s)
+		run(b, func(name string) {
+			mu := c.Mutex(name)
+			mu.Lock()
+			mu.Unlock() //nolint:staticcheck // an empty section is what is measured
+		}, "evalsha") // SET is what our scripts call, not what we send
+	})
+}
+
+// BenchmarkLocal has two goroutines of one client pass the lock to each other.
+func BenchmarkLocal(b *testing.B) {
+	s := redistest.Server(b)
+	look := s.Client()
+	run := func(b *testing.B, mu sync.Locker) {
+		ctx, cancel := context.WithCancel(b.Context())
+		var other sync.WaitGroup
+		defer other.Wait()
+		defer cancel()
+		other.Go(func() {
+			for ctx.Err() == nil {
+				mu.Lock()
+				mu.Unlock() //nolint:staticcheck // an empty section is what is measured
+			}
+		})
+		b.ReportAllocs()
+		report := commands(b, look, "evalsha")
+		for b.Loop() {
+			mu.Lock()
+			mu.Unlock() //nolint:staticcheck // the same
+		}
+		report()
+	}
+	b.Run("lock=sync", func(b *testing.B) { run(b, &sync.Mutex{}) })
+	b.Run("lock=leased", func(b *testing.B) { run(b, benchClient(b, s).Mutex("local")) })
+}
+
+// BenchmarkIdleHold locks again what this process kept.
+func BenchmarkIdleHold(b *testing.B) {
+	s := redistest.Server(b)
+	look := s.Client()
+	run := func(b *testing.B, mu sync.Locker) {
+		mu.Lock()
+		mu.Unlock() //nolint:staticcheck // an empty section is what is measured
+		b.ReportAllocs()
+		report := commands(b, look, "evalsha")
+		for b.Loop() {
+			mu.Lock()
+			mu.Unlock() //nolint:staticcheck // the same
+		}
+		report()
+	}
+	b.Run("lock=sync", func(b *testing.B) { run(b, &sync.Mutex{}) })
+	b.Run("lock=leased", func(b *testing.B) {
+		run(b, benchClient(b, s).Mutex("idle", leased.WithIdleHold(time.Minute)))
+	})
+}

@@ -1,0 +1,238 @@
+package leased_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/redistest"
+)
+
+func TestACancelledWaitLeavesNothingInRedis(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		owner := lock(t, newClient(t, s).Mutex("x"))
+		ctx, cancel := context.WithCancel(context.Background())
+		refused := make(chan error, 1)
+		waiter := newClient(t, s)
+		go func() {
+			_, err := waiter.Mutex("x").LockContext(ctx)
+			refused <- err
+		}()
+		s.queued(t, "x", 1)
+		cancel()
+		isAll(t, closesSoon(t, "LockContext returns", refused), leased.ErrNotAcquired, context.Canceled)
+		queue, _, waiters, _ := s.helperKeys("x")
+		eventually(t, "queue and waiters are gone", func() bool {
+			return s.rdb.Exists(context.Background(), queue, waiters).Val() == 0
+		})
+		unlock(t, owner)
+		if !s.clean(t, "x") {
+			t.Error("somebody still owns the lock or waits for it")
+		}
+	})
+}
+
+func TestOneWhoGivesUpLeavesTheMiddleOfTheQueue(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		owner := lock(t, newClient(t, s).Mutex("x"))
+		first := locking(t, newClient(t, s).Mutex("x"))
+		s.queued(t, "x", 1)
+		ctx, cancel := context.WithCancel(context.Background())
+		second := newClient(t, s).Mutex("x")
+		refused := make(chan error, 1)
+		go func() {
+			_, err := second.LockContext(ctx)
+			refused <- err
+		}()
+		s.queued(t, "x", 2)
+		cancel()
+		isAll(t, closesSoon(t, "LockContext returns", refused), context.Canceled)
+		s.queued(t, "x", 1)
+		unlock(t, owner)
+		unlock(t, closesSoon(t, "the first waiter gets in", first))
+	})
+}
+
+func TestAnEndedContextTakesNothing(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		c := newClient(t, s)
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		late, stop := context.WithDeadline(context.Background(), time.Unix(0, 0))
+		defer stop()
+		for want, ctx := range map[error]context.Context{context.Canceled: ctx, context.DeadlineExceeded: late} {
+			l, err := c.Mutex("x").LockContext(ctx)
+			if l != nil {
+				t.Error("got a lease")
+			}
+			isAll(t, err, leased.ErrNotAcquired, want)
+			_, err = c.Mutex("x").TryLockContext(ctx)
+			isAll(t, err, leased.ErrNotAcquired, want)
+		}
+		if n := c.Stats().Commands; n != 0 {
+			t.Errorf("sent %d commands", n)
+		}
+	})
+}
+
+func TestTheErrorOfACancelledWaitMatchesItsContextsError(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s)
+		owner := lock(t, newClient(t, s).Mutex("x"))
+		why := errors.New("the user left")
+		for _, before := range []bool{true, false} {
+			ctx, cancel := context.WithCancelCause(context.Background())
+			if before {
+				cancel(why)
+			} else {
+				time.AfterFunc(time.Second, func() { cancel(why) })
+			}
+			_, err := c.Mutex("x").LockContext(ctx)
+			if !errors.Is(err, leased.ErrNotAcquired) || !errors.Is(err, context.Canceled) {
+				t.Errorf("ended before the call: %v: %v does not match the context's error", before, err)
+			}
+		}
+		unlock(t, owner)
+	})
+}
+
+func TestTheErrorOfACancelledWaitNamesTheLastTroubleOfRedis(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c, wire := onLine(t, s)
+		wire.cut()
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		_, err := c.Mutex("x").LockContext(ctx)
+		isAll(t, err, leased.ErrNotAcquired, context.DeadlineExceeded, errCut)
+	})
+}
+
+func TestAWaitEndsWithItsContextWhateverRedisDoes(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		wire := redistest.NewProxy(t, s.Addr)
+		c := clientOn(t, s, s.connect(t, func(o *redis.Options) { o.Addr = wire.Addr }))
+		unlock(t, lock(t, c.Mutex("x")))
+		wire.BlackHole()
+		before := runtime.NumGoroutine()
+		began := time.Now()
+		for range 500 {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
+			_, err := c.Mutex("x").LockContext(ctx)
+			cancel()
+			if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, leased.ErrNotAcquired) {
+				t.Fatal(err)
+			}
+		}
+		if took := time.Since(began); took > 500*11*time.Millisecond {
+			t.Errorf("500 waits of 1 ms took %v", took)
+		}
+		if grew := runtime.NumGoroutine() - before; grew > 50 {
+			t.Errorf("500 cancelled calls left %d goroutines", grew)
+		}
+		wire.Heal()
+		wire.Cut()
+		unlock(t, lock(t, c.Mutex("x")))
+	})
+}
+
+func TestALocalWaiterInheritsTheRequestOfACancelledOne(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		owner := lock(t, newClient(t, s).Mutex("x"))
+		c := newClient(t, s)
+		ctx, cancel := context.WithCancel(context.Background())
+		refused := make(chan error, 1)
+		go func() {
+			_, err := c.Mutex("x").LockContext(ctx)
+			refused <- err
+		}()
+		synctest.Wait()
+		second := locking(t, c.Mutex("x"))
+		third := locking(t, newClient(t, s).Mutex("x"))
+		synctest.Wait()
+		cancel()
+		isAll(t, <-refused, context.Canceled)
+		unlock(t, owner)
+		time.Sleep(time.Millisecond)
+		if open(second) == open(third) || !open(third) {
+			t.Error("the first client lost its place in the queue")
+		}
+		c.Mutex("x").Unlock()
+		unlock(t, <-third)
+	})
+}
+
+func TestAGrantThatCrossesACancellationIsPassedOn(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		a, b, c := newClient(t, s), newClient(t, s), newClient(t, s)
+		for range 60 {
+			owner := lock(t, a.Mutex("x"))
+			ctx, cancel := context.WithCancel(context.Background())
+			var crossing sync.WaitGroup
+			crossing.Go(func() {
+				if l, err := b.Mutex("x").LockContext(ctx); err == nil {
+					unlock(t, l)
+				}
+			})
+			s.queued(t, "x", 1)
+			next := locking(t, c.Mutex("x"))
+			s.queued(t, "x", 2)
+			crossing.Go(cancel)
+			unlock(t, owner)
+			unlock(t, closesSoon(t, "the next waiter gets in", next))
+			crossing.Wait()
+			cancel()
+		}
+		eventually(t, "nobody owns or waits", func() bool { return s.clean(t, "x") })
+	})
+}
+
+func TestCancellingAtRandomUnderContentionLeavesNothing(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		const clients, callers, turns = 4, 8, 50
+		var r room
+		var entered, refused atomic.Int64
+		var all sync.WaitGroup
+		for range clients {
+			c := newClient(t, s, leased.WithLocalHandoffs(2, time.Millisecond))
+			for range callers {
+				all.Go(func() {
+					for range turns {
+						ctx, cancel := context.WithTimeout(context.Background(), rand.N(3*time.Millisecond))
+						l, err := c.Mutex("x").LockContext(ctx)
+						switch {
+						case err == nil:
+							entered.Add(1)
+							r.visit(func() {})
+							if err := l.Unlock(); err != nil {
+								t.Error(err)
+							}
+						case errors.Is(err, leased.ErrNotAcquired) && errors.Is(err, context.DeadlineExceeded):
+							refused.Add(1)
+						default:
+							t.Error(err)
+						}
+						cancel()
+					}
+				})
+			}
+		}
+		all.Wait()
+		if r.crowded.Load() || int64(r.visits) != entered.Load() {
+			t.Errorf("%d visits of %d leases, two inside: %v", r.visits, entered.Load(), r.crowded.Load())
+		}
+		if entered.Load() == 0 || refused.Load() == 0 {
+			t.Errorf("%d entered, %d gave up: the test has proved nothing", entered.Load(), refused.Load())
+		}
+		eventually(t, "nobody owns or waits", func() bool { return s.clean(t, "x") })
+		unlock(t, lock(t, newClient(t, s).Mutex("x")))
+	})
+}

@@ -1,0 +1,245 @@
+package leased
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Client gives out locks that live in one Redis deployment. It is one owner in
+// Redis' eyes: its locks exclude those of other clients, and its callers exclude
+// each other as users of sync.Mutex do. Create one for a process and keep it; it
+// is safe for concurrent use.
+//
+// It runs two goroutines of its own: the watchdog, which has every lease
+// renewed, and the inbox, through which Redis tells of grants. Both begin with
+// the first lock that is asked for and end in Close.
+type Client struct {
+	server  server
+	opts    clientOptions
+	id      string
+	began   time.Time
+	counts  bool // PUBLISH's count tells whether a client is there
+	once    sync.Once
+	inbox   *inbox
+	dog     *watchdog
+	reaper  *reaper
+	journal *journal
+	reports reports
+	crew    crew
+	stats   counters
+
+	base context.Context // of every command; ends when the client has stopped
+	stop context.CancelFunc
+
+	// mu guards what follows. Lock order: mu, entry.mu, watchdog.mu. None is
+	// held during network calls, logging or calls of the user's code.
+	mu      sync.Mutex
+	table   map[string]*entry // locks in use by key in Redis
+	closing chan struct{}     // closed by Close
+	drained chan struct{}     // closed when closing and no lock is in use
+	stopped chan struct{}     // closed when Close is through
+}
+
+// New returns a client for the deployment that rdb talks to: a node, one behind
+// Sentinel, or a Cluster. It does no I/O, so it works while Redis is down, and it
+// never closes rdb. A *redis.Ring is refused: its shards are chosen by name, so
+// messages would not arrive. Errors match ErrInvalidOption.
+//
+// A *redis.Client should have ContextTimeoutEnabled set. Otherwise its commands
+// cannot be bounded one by one, and the locks use a clone of it on the same pool
+// of connections, with time-outs of their own; hooks that were added to rdb are
+// not called for the commands of a clone, but for dialling.
+func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
+	o, err := newClientOptions(opts)
+	if err != nil {
+		return nil, err
+	}
+	counts := false
+	switch c := rdb.(type) {
+	case nil:
+		return nil, invalid("the Redis client is nil")
+	case *redis.Client:
+		if c == nil {
+			return nil, invalid("the Redis client is a nil *redis.Client")
+		}
+		counts = true
+	case *redis.ClusterClient:
+		if c == nil {
+			return nil, invalid("the Redis client is a nil *redis.ClusterClient")
+		}
+	case *redis.Ring:
+		return nil, invalid("a *redis.Ring cannot keep locks: it picks shards by name, so messages about a lock reach another shard; " +
+			"use a *redis.Client for one of its nodes, or a Cluster")
+	}
+	server := newRedisServer(rdb, o.prefix)
+	c := &Client{
+		server:  server,
+		opts:    o,
+		id:      newClientID(o.owner),
+		began:   time.Now(),
+		counts:  counts,
+		table:   map[string]*entry{},
+		closing: make(chan struct{}),
+		drained: make(chan struct{}),
+		stopped: make(chan struct{}),
+	}
+	c.base, c.stop = context.WithCancel(context.Background())
+	c.journal = newJournal(o.logger)
+	c.inbox = newInbox(c, server.rdb)
+	c.dog = newWatchdog(c)
+	c.reaper = newReaper(c)
+	return c, nil
+}
+
+// begin starts the goroutines that last as long as the client.
+func (c *Client) begin() {
+	c.once.Do(func() {
+		c.crew.start(c.dog.run)
+		c.crew.start(c.inbox.run)
+	})
+}
+
+func (c *Client) newRequest(m mode, ttl time.Duration) request {
+	return newRequest(c.id, m, ttl, c.counts && c.inbox.confirmed())
+}
+
+func (c *Client) jitter() float64  { return rand.Float64() }
+func (c *Client) pushed() bool     { return !c.inbox.denied() }
+func (c *Client) start() time.Time { return c.began }
+
+// find returns the entry for k, making it if need be; nil after Close, when no
+// new ones are made.
+func (c *Client) find(k *keys) *entry {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e := c.table[k.lock]
+	if e == nil && !c.closedLocked() {
+		e = &entry{client: c, keys: *k}
+		e.lock.env = c
+		e.alarm.owner = e
+		c.table[k.lock] = e
+	}
+	return e
+}
+
+func (c *Client) lookup(key string) *entry {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.table[key]
+}
+
+// retire takes e out of the table if nothing would be forgotten with it.
+func (c *Client) retire(e *entry) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.dead || !e.lock.idle() {
+		return
+	}
+	e.dead = true
+	c.dog.remove(&e.alarm)
+	delete(c.table, e.keys.lock)
+	c.drainLocked()
+}
+
+func (c *Client) entries() []*entry {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := make([]*entry, 0, len(c.table))
+	for _, e := range c.table {
+		all = append(all, e)
+	}
+	return all
+}
+
+func (c *Client) closedLocked() bool {
+	select {
+	case <-c.closing:
+		return true
+	default:
+		return false
+	}
+}
+
+func (c *Client) drainLocked() {
+	if c.closedLocked() && len(c.table) == 0 {
+		select {
+		case <-c.drained:
+		default:
+			close(c.drained)
+		}
+	}
+}
+
+// Close shuts the client down, waiting up to 5 s for leases to be unlocked; see
+// Shutdown.
+func (c *Client) Close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), closeWait)
+	defer cancel()
+	return c.Shutdown(ctx)
+}
+
+// Shutdown admits no new callers, turns away those who wait with ErrClosed, ends
+// the contexts of all leases with that cause, and waits until ctx ends for their
+// Unlock, during which they go on being renewed. A lease that nobody unlocked is
+// not released, since somebody may still be working under it: its TTL ends it,
+// and an error says so. Idle grants are released. All goroutines of the client
+// are stopped and waited for, which takes as long as a command under way may
+// last (2 s, or the Redis client's own time-out in a Cluster). rdb stays open.
+// A loss handler that runs is waited for until ctx ends. Later calls wait for the
+// first, or until their ctx ends.
+func (c *Client) Shutdown(ctx context.Context) error {
+	c.mu.Lock()
+	if c.closedLocked() {
+		c.mu.Unlock()
+		select {
+		case <-c.stopped:
+			return nil
+		case <-ctx.Done():
+			return ended(ctx)
+		}
+	}
+	close(c.closing)
+	c.drainLocked()
+	c.mu.Unlock()
+	defer close(c.stopped)
+
+	for _, e := range c.entries() {
+		e.step(func(now time.Time, fx *effects) { e.lock.finish(now, fx) })
+	}
+	var err error
+	select {
+	case <-c.drained:
+		c.reaper.drain(ctx)
+	case <-ctx.Done():
+		err = c.abandoned()
+	}
+	c.stop()
+	c.dog.halt()
+	c.inbox.halt()
+	c.crew.wait()
+	c.reports.wait(ctx)
+	return err
+}
+
+// abandoned says how much was not given back.
+func (c *Client) abandoned() error {
+	held := 0
+	for _, e := range c.entries() {
+		e.mu.Lock()
+		for w := e.lock.inside.first; w != nil; w = w.next {
+			held++
+		}
+		e.mu.Unlock()
+	}
+	if held == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w, but %d leases were not unlocked: they are not renewed any more, and their TTL ends them", ErrClosed, held)
+}

@@ -1,0 +1,231 @@
+package leased_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/leasedmutex/leased"
+)
+
+func TestCloseEndsLeasesAndWaitsForTheirUnlock(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s, leased.WithTTL(time.Second))
+		l := lock(t, c.Mutex("x"))
+		c.Mutex("y").Lock()
+		closed := make(chan error, 1)
+		began := time.Now()
+		go func() { closed <- c.Close() }()
+		work := l.Context()
+		<-work.Done()
+		isAll(t, context.Cause(work), leased.ErrClosed)
+		if errors.Is(context.Cause(work), leased.ErrLeaseLost) {
+			t.Error("a closed client's lease is not a lost one")
+		}
+		time.Sleep(4 * time.Second)
+		if s.value(t, "x") == "" {
+			t.Error("it was not renewed while its holder cleans up")
+		}
+		if !open(closed) {
+			t.Fatal("Close did not wait")
+		}
+		unlock(t, l)
+		c.Mutex("y").Unlock()
+		if err := <-closed; err != nil || time.Since(began) != 4*time.Second {
+			t.Errorf("Close returned %v after %v", err, time.Since(began))
+		}
+		if !s.clean(t, "x") || !s.clean(t, "y") {
+			t.Error("not released")
+		}
+		if err := c.Close(); err != nil {
+			t.Errorf("second Close: %v", err)
+		}
+	})
+}
+
+func TestCloseTurnsAwayThoseWhoWaitAndThoseWhoCome(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		owner := lock(t, newClient(t, s).Mutex("x"))
+		c := newClient(t, s)
+		refused := make(chan error, 1)
+		panicked := make(chan any, 1)
+		go func() {
+			_, err := c.Mutex("x").LockContext(context.Background())
+			refused <- err
+		}()
+		go func() { panicked <- panics(c.Mutex("x").Lock) }()
+		synctest.Wait()
+		began := time.Now()
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+		isAll(t, <-refused, leased.ErrNotAcquired, leased.ErrClosed)
+		if err, ok := (<-panicked).(error); !ok || !errors.Is(err, leased.ErrClosed) {
+			t.Errorf("Lock panicked with %v", err)
+		}
+		if took := time.Since(began); took > time.Millisecond {
+			t.Errorf("took %v", took)
+		}
+
+		_, err := c.Mutex("x").LockContext(context.Background())
+		isAll(t, err, leased.ErrNotAcquired, leased.ErrClosed)
+		_, err = c.Mutex("free").TryLockContext(context.Background())
+		isAll(t, err, leased.ErrNotAcquired, leased.ErrClosed)
+		for what, f := range map[string]func(){
+			"Lock": c.Mutex("x").Lock, "TryLock": func() { c.Mutex("x").TryLock() }, "Unlock": c.Mutex("x").Unlock,
+		} {
+			if panics(f) == nil {
+				t.Errorf("%s of a closed client did not panic", what)
+			}
+		}
+		unlock(t, owner)
+		if !s.clean(t, "x") {
+			t.Error("a waiter of the closed client is still queued")
+		}
+	})
+}
+
+func TestCloseReleasesIdleGrants(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		c := newClient(t, s, leased.WithIdleHold(time.Hour))
+		for _, name := range []string{"x", "y", "z"} {
+			unlock(t, lock(t, c.Mutex(name)))
+			if s.value(t, name) == "" {
+				t.Fatal("it was not kept")
+			}
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+		for _, name := range []string{"x", "y", "z"} {
+			if s.value(t, name) != "" {
+				t.Errorf("%s was not released", name)
+			}
+		}
+	})
+}
+
+func TestALeaseThatNobodyUnlocksIsLeftToItsTTLByClose(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		const ttl = 30 * time.Second
+		c := newClient(t, s, leased.WithTTL(ttl))
+		l := lock(t, c.Mutex("x"))
+		began := time.Now()
+		err := c.Close()
+		if err == nil || time.Since(began) != 5*time.Second {
+			t.Errorf("Close returned %v after %v", err, time.Since(began))
+		}
+		if s.value(t, "x") == "" {
+			t.Fatal("it was released under its holder's feet")
+		}
+		unlock(t, lock(t, newClient(t, s).Mutex("x")))
+		if waited := time.Since(began); waited < ttl || waited > ttl+2*time.Millisecond {
+			t.Errorf("another client got in after %v", waited)
+		}
+		done := make(chan error, 1)
+		go func() { done <- l.Unlock() }()
+		select {
+		case <-done: // whatever it says
+		case <-time.After(time.Minute):
+			t.Error("Unlock after Close hangs")
+		}
+		if err := c.Close(); err != nil {
+			t.Errorf("second Close: %v", err)
+		}
+	})
+}
+
+func TestUnlockAfterCloseSaysWhatBecameOfTheLock(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s)
+		l := lock(t, c.Mutex("x"))
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		began := time.Now()
+		if err := c.Shutdown(ctx); err == nil || time.Since(began) != time.Second {
+			t.Errorf("Shutdown returned %v after %v", err, time.Since(began))
+		}
+		if err := l.Unlock(); err == nil {
+			t.Error("Unlock claims a release although the client does not talk to Redis any more")
+		}
+		if took := time.Since(began); took > 2*time.Second+time.Millisecond { // of it, a release time-out
+			t.Errorf("Unlock took until %v", took)
+		}
+		if s.value(t, "x") == "" {
+			t.Error("the key is gone")
+		}
+	})
+}
+
+func TestConcurrentClosesAllWaitForTheEnd(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s)
+		l := lock(t, c.Mutex("x"))
+		closed := make(chan error, 3)
+		for range 3 {
+			go func() { closed <- c.Close() }()
+		}
+		time.Sleep(time.Second)
+		if !open(closed) {
+			t.Error("one of them did not wait")
+		}
+		unlock(t, l)
+		for range 3 {
+			if err := <-closed; err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+func TestCloseStopsEveryGoroutine(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		rdb := s.connect(t)
+		rdb.Ping(context.Background())
+		synctest.Wait()
+		before := runtime.NumGoroutine()
+		for range 20 {
+			c := clientOn(t, s, rdb)
+			unlock(t, lock(t, c.Mutex("x")))
+			if err := c.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+		synctest.Wait()
+		// A pool of connections may have grown by a few, with a goroutine each in
+		// the embedded server.
+		if grew := runtime.NumGoroutine() - before; grew > 10 {
+			t.Errorf("20 clients left %d goroutines", grew)
+		}
+		if err := rdb.Ping(context.Background()).Err(); err != nil {
+			t.Errorf("the Redis client was closed: %v", err)
+		}
+	})
+}
+
+func TestAClientThatWasNeverUsedCloses(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c, wire := onLine(t, s)
+		wire.cut()
+		began := time.Now()
+		if err := c.Close(); err != nil || time.Since(began) != 0 {
+			t.Errorf("Close returned %v after %v", err, time.Since(began))
+		}
+	})
+}
+
+func TestCloseWhileRedisIsUnreachableIsBounded(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c, wire := onLine(t, s)
+		unlock(t, lock(t, c.Mutex("x", leased.WithIdleHold(time.Hour))))
+		wire.cut()
+		began := time.Now()
+		_ = c.Close()
+		if took := time.Since(began); took > 8*time.Second { // 5 s, and a command under way
+			t.Errorf("took %v", took)
+		}
+	})
+}

@@ -1,0 +1,131 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased"
+)
+
+const (
+	lockName = "stock"
+	// A demo that was itself killed leaves nothing for ever.
+	keyLife = 10 * time.Minute
+)
+
+func stockKey(prefix string) string   { return prefix + "stock" }
+func victimKey(prefix string) string  { return prefix + "victim" }
+func lockPrefix(prefix string) string { return prefix + "lock:" }
+
+// keys lists everything that a demo may have in Redis.
+func keys(prefix string) []string {
+	lock := lockPrefix(prefix) + lockName
+	all := []string{stockKey(prefix), victimKey(prefix), lock}
+	for _, part := range []string{"queue", "readers", "waiters", "meta"} {
+		all = append(all, lock+":{"+lock+"}:"+part)
+	}
+	return all
+}
+
+// errSoldOut is what a buyer who comes too late is told.
+var errSoldOut = errors.New("sold out")
+
+// buyer is the shop's code, run by every buyer of a process.
+type buyer struct {
+	rdb    *redis.Client
+	prefix string
+	lock   *leased.Mutex
+	say    func(message)
+}
+
+// visit is one buyer's purchase, with or without the lock around it.
+func (b *buyer) visit(ctx context.Context, o order) error {
+	if !o.Lock {
+		return b.report(message{}, b.buy(ctx, nil))
+	}
+
+	start := time.Now()
+	lease, err := b.lock.LockContext(ctx)
+	if err != nil {
+		return err
+	}
+	m := message{Wait: time.Since(start), Token: lease.Token()}
+	work, cancel := lease.With(ctx) // ends when the lease is lost, too
+	defer cancel()
+	// Reported before Unlock: the messages of one process are in order of sale,
+	// and who kills a process knows all that it sold.
+	err = b.report(m, b.buy(work, func(seen int) error { return b.hold(work, o, m, seen) }))
+	return errors.Join(err, lease.Unlock())
+}
+
+// purchase is what buy did: the stock it read, or why it bought nothing.
+type purchase struct {
+	seen int
+	err  error
+}
+
+// buy reads the stock, thinks, and writes one less: correct for a buyer who is
+// alone. pause, if any, comes between reading and writing.
+func (b *buyer) buy(ctx context.Context, pause func(seen int) error) purchase {
+	n, err := b.rdb.Get(ctx, stockKey(b.prefix)).Int()
+	if err != nil {
+		return purchase{err: err}
+	}
+	if n < 1 {
+		return purchase{err: errSoldOut}
+	}
+	if pause != nil {
+		if err := pause(n); err != nil {
+			return purchase{err: err}
+		}
+	}
+	if err := think(ctx); err != nil {
+		return purchase{err: err}
+	}
+	return purchase{seen: n, err: b.rdb.Set(ctx, stockKey(b.prefix), n-1, keyLife).Err()}
+}
+
+func (b *buyer) report(m message, p purchase) error {
+	switch {
+	case p.err == nil:
+		m.Kind, m.Seen = sold, p.seen
+	case errors.Is(p.err, errSoldOut):
+		m.Kind = refused
+	default:
+		return p.err
+	}
+	b.say(m)
+	return nil
+}
+
+// hold keeps the first buyer, of all processes, who read the stock of the order
+// inside the lock until somebody kills its process.
+func (b *buyer) hold(ctx context.Context, o order, m message, seen int) error {
+	if seen != o.HoldAt {
+		return nil
+	}
+	first, err := b.rdb.SetNX(ctx, victimKey(b.prefix), "taken", keyLife).Result()
+	if err != nil || !first {
+		return err
+	}
+	m.Kind, m.Seen = inside, seen
+	b.say(m)
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+// think takes 2 to 5 ms, or fails when ctx ends.
+func think(ctx context.Context) error {
+	timer := time.NewTimer(2*time.Millisecond + rand.N(3*time.Millisecond))
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-timer.C:
+		return nil
+	}
+}

@@ -1,0 +1,226 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased"
+)
+
+// demo sells one stock twice, with the same buyers in the same processes: first
+// without a lock, then with it.
+type demo struct {
+	options demoOptions
+	prefix  string
+	server  *miniredis.Miniredis // nil with a real one
+	rdb     *redis.Client        // for the stock
+	client  *leased.Client       // to look at the lock; it never takes it
+	crew    *crew
+	screen  *screen
+}
+
+func runDemo(ctx context.Context, std streams, args []string) error {
+	options, finished, err := parseDemo(std.out, args)
+	if finished || err != nil {
+		return err
+	}
+	d := &demo{options: options, screen: newScreen(std.out)}
+	err = d.begin(ctx, std.err)
+	if err == nil {
+		err = d.perform(ctx)
+	}
+	err = errors.Join(err, d.end())
+	if ctx.Err() != nil {
+		d.screen.wipe()
+		return errInterrupted // whatever it broke on its way
+	}
+	return err
+}
+
+// begin connects to a server and starts the processes. After an error, too, end
+// has to be called.
+func (d *demo) begin(ctx context.Context, stderr io.Writer) error {
+	d.prefix = "leased-demo:" + strings.ToLower(rand.Text()[:12]) + ":"
+	address, where := d.options.url, ""
+	if address == "" {
+		// It listens on loopback: the workers are programs of their own.
+		d.server = miniredis.NewMiniRedis()
+		d.server.ClockTTL(true)
+		if err := d.server.Start(); err != nil {
+			return fmt.Errorf("cannot start the embedded Redis: %w", err)
+		}
+		address, where = "redis://"+d.server.Addr(), ", inside this program"
+	}
+	var err error
+	if d.rdb, err = connect(ctx, address); err != nil {
+		return err
+	}
+	if d.client, err = leased.New(d.rdb, leased.WithKeyPrefix(lockPrefix(d.prefix))); err != nil {
+		return err
+	}
+	d.introduce(d.rdb.Options().Addr + where)
+
+	var setups []setup
+	for i := range d.options.workers {
+		setups = append(setups, setup{
+			URL: address, Prefix: d.prefix,
+			Process: i + 1, Buyers: d.options.buyers, TTL: d.options.ttl,
+		})
+	}
+	if d.crew, err = newCrew(ctx, stderr, setups); err != nil {
+		return err
+	}
+	return d.gather(ctx)
+}
+
+// gather waits until all processes are ready.
+func (d *demo) gather(ctx context.Context) error {
+	for waiting := len(d.crew.processes); waiting > 0; waiting-- {
+		d.screen.progress("   starting %s", count(waiting, "process", "processes"))
+		select {
+		case <-ctx.Done():
+			return errInterrupted
+		case n := <-d.crew.news:
+			if n.Kind != ready {
+				return n.trouble()
+			}
+		}
+	}
+	d.screen.wipe()
+	return nil
+}
+
+// end ends the processes first, so that nobody writes a key after its deletion.
+func (d *demo) end() error {
+	if d.server != nil {
+		defer d.server.Close()
+	}
+	if d.crew != nil {
+		d.crew.dismiss()
+	}
+	if d.client != nil {
+		d.client.Close() // it took nothing, so nothing can go wrong
+	}
+	if d.rdb == nil {
+		return nil
+	}
+	defer d.rdb.Close()
+	// The user may have interrupted everything else, not this.
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	for _, key := range keys(d.prefix) { // one by one: a cluster's node refuses several
+		if err := d.rdb.Del(ctx, key).Err(); err != nil {
+			return fmt.Errorf("cannot delete the keys under %s, which expire within %v: %w", d.prefix, keyLife, err)
+		}
+	}
+	return nil
+}
+
+// perform is the demo.
+func (d *demo) perform(ctx context.Context) error {
+	d.screen.beat(ctx)
+	d.heading("1", "Without a lock")
+	free, err := d.sell(ctx, order{})
+	if err != nil {
+		return err
+	}
+	d.withoutLock(free)
+	d.screen.beat(ctx)
+
+	d.heading("2", "With a leased.Mutex around the same code")
+	o := order{Lock: true}
+	if d.options.kill {
+		// In the middle of the sale.
+		o.HoldAt = d.options.stock - min(d.options.stock, d.options.workers*d.options.buyers)/2
+	}
+	locked, err := d.sell(ctx, o)
+	if err != nil {
+		return err
+	}
+	return d.withLock(locked)
+}
+
+// sell lets all processes sell one stock, and returns when each is done or dead.
+func (d *demo) sell(ctx context.Context, o order) (*sale, error) {
+	s := newSale(d.options.stock, d.options.workers, d.options.buyers)
+	if err := d.rdb.Set(ctx, stockKey(d.prefix), s.stock, keyLife).Err(); err != nil {
+		return nil, err
+	}
+	for _, p := range d.crew.processes {
+		if err := p.send(o); err != nil {
+			return nil, err
+		}
+	}
+	tick := time.NewTicker(100 * time.Millisecond) // for the time that a killed lease has left
+	defer tick.Stop()
+	for working := len(d.crew.processes); working > 0; {
+		select {
+		case <-ctx.Done():
+			return nil, errInterrupted
+		case <-tick.C:
+		case n := <-d.crew.news:
+			switch {
+			case n.Kind == done, n.ended && s.killed != nil && s.killed.process == n.from.number:
+				working--
+			case n.Kind == inside:
+				if err := d.murder(ctx, s, n); err != nil {
+					return nil, err
+				}
+				continue
+			case n.Kind != sold && n.Kind != refused:
+				return nil, n.trouble()
+			}
+			waiting := s.killed != nil && s.killed.next == 0
+			s.add(n.from.number, n.message)
+			if waiting && s.killed.next > 0 {
+				d.recovered(s)
+			}
+		}
+		d.watch(s)
+	}
+	var err error
+	if s.left, err = d.rdb.Get(ctx, stockKey(d.prefix)).Int(); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// murder kills a process that has just said that it is inside the lock.
+func (d *demo) murder(ctx context.Context, s *sale, n news) error {
+	if err := n.from.kill(); err != nil {
+		return fmt.Errorf("cannot kill process %d: %w", n.from.number, err)
+	}
+	s.killed = &killing{process: n.from.number, pid: n.from.pid(), token: n.Token, at: time.Now()}
+	info, err := d.client.Inspect(ctx, lockName)
+	if err != nil {
+		return err
+	}
+	for _, owner := range info.Owners {
+		if owner.Client == ownerLabel(s.killed.process, s.killed.pid) {
+			s.killed.left = owner.TTL
+		}
+	}
+	d.killedInside(s, n.Seen)
+	return nil
+}
+
+// trouble is what to say of a process that did not do its part.
+func (n news) trouble() error {
+	switch {
+	case n.Kind == failed:
+		return fmt.Errorf("process %d: %s", n.from.number, n.Error)
+	case n.err != nil:
+		return fmt.Errorf("process %d ended too early: %w", n.from.number, n.err)
+	case n.ended:
+		return fmt.Errorf("process %d ended too early", n.from.number)
+	}
+	return fmt.Errorf("process %d said %q, which was not its turn to say", n.from.number, n.Kind)
+}

@@ -1,0 +1,114 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/redistest"
+)
+
+func TestInspectShowsOwnerQueueAndToken(t *testing.T) {
+	redistest.OnBoth(t, func(t *testing.T, s redistest.Target) {
+		rdb := s.NewClient(t)
+		redistest.CheckLeaks(t, rdb, s.Prefix)
+		inspect := func() string {
+			t.Helper()
+			got := invoke(t, "inspect", "invoice:42", "--redis", "redis://"+s.Addr, "--prefix", s.Prefix)
+			if got.status != 0 || got.err != "" {
+				t.Fatalf("status %d, stderr %q", got.status, got.err)
+			}
+			return got.out
+		}
+		client := func(label string) *leased.Client {
+			t.Helper()
+			c, err := leased.New(rdb, leased.WithKeyPrefix(s.Prefix), leased.WithOwner(label))
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { c.Close() })
+			return c
+		}
+
+		if got, want := inspect(), "lock    \"invoice:42\"\nstate   free\n"; got != want {
+			t.Errorf("of a free lock:\n%swant:\n%s", got, want)
+		}
+
+		holder, waiter := client("holder"), client("waiter")
+		lease, err := holder.Mutex("invoice:42").LockContext(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		waited := make(chan struct{})
+		// Ended by cancel, waited for below.
+		go func() {
+			defer close(waited)
+			waiter.Mutex("invoice:42").LockContext(ctx)
+		}()
+		got := inspect()
+		// Nothing tells a bystander that the waiter has come to the queue.
+		for range 1000 {
+			if strings.Contains(got, "queue") {
+				break
+			}
+			time.Sleep(time.Millisecond)
+			got = inspect()
+		}
+		for _, want := range []string{
+			"state   held\n", "owner   \"holder\", ", " s left, since ",
+			"queue   1 process\n", "        1. \"waiter\"\n", fmt.Sprintf("token   %d\n", lease.Token()),
+		} {
+			if !strings.Contains(got, want) {
+				t.Errorf("no %q in:\n%s", want, got)
+			}
+		}
+		cancel()
+		<-waited
+		if err := lease.Unlock(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestInspectQuotesWhatOthersPutThere(t *testing.T) {
+	server := redistest.MiniTCP(t)
+	server.Set("job", "\x1b[2Jfake")
+	got := invoke(t, "inspect", "--redis", "redis://"+server.Addr(), "job")
+	want := "lock    \"job\"\nstate   held\nowner   a client of another library (value \"\\x1b[2Jfake\"), never expires\n"
+	if got.status != 0 || got.out != want {
+		t.Fatalf("status %d, printed:\n%swant:\n%s", got.status, got.out, want)
+	}
+	if bad := invoke(t, "inspect", "--redis", "redis://"+server.Addr(), "a}b"); bad.status != 2 {
+		t.Errorf("a bad name: status %d, stderr %q", bad.status, bad.err)
+	}
+	odd := invoke(t, "inspect", "--redis", "redis://"+server.Addr(), "--", "--odd")
+	if odd.status != 0 || !strings.Contains(odd.out, `"--odd"`) {
+		t.Errorf("a name that looks like a flag: status %d, %q %q", odd.status, odd.out, odd.err)
+	}
+}
+
+func TestReadersAreDescribedAsOne(t *testing.T) {
+	var out strings.Builder
+	describe(&out, leased.Info{
+		Name:    "catalog",
+		Owners:  []leased.Owner{{Client: "a", Shared: true, TTL: 1500 * time.Millisecond}, {Client: "b", Shared: true, TTL: time.Second}},
+		Waiting: []leased.Waiting{{Client: "c"}, {Client: "d", Shared: true}},
+		Queue:   5,
+	})
+	want := `lock    "catalog"
+state   shared by readers of 2 processes
+owner   "a", 1.50 s left
+owner   "b", 1.00 s left
+queue   5 processes
+        1. "c"
+        2. "d", to read
+        and 3 more
+`
+	if out.String() != want {
+		t.Fatalf("printed:\n%swant:\n%s", out.String(), want)
+	}
+}

@@ -1,0 +1,159 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/leasedmutex/leased/internal/redistest"
+)
+
+// asCommand in the environment makes the test program the command itself.
+const asCommand = "LEASED_TEST_AS_COMMAND=1"
+
+func TestMain(m *testing.M) {
+	name, value, _ := strings.Cut(asCommand, "=")
+	if os.Getenv(name) == value || len(os.Args) > 1 && os.Args[1] == workerCommand {
+		main()
+	}
+	quietRedis()
+	os.Exit(redistest.Main(m))
+}
+
+// program is the command as a process of its own.
+func program(tb testing.TB, args ...string) *exec.Cmd {
+	tb.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	cmd := exec.CommandContext(tb.Context(), self, args...)
+	cmd.Env = append(os.Environ(), asCommand)
+	return cmd
+}
+
+// result is what a run of the command left.
+type result struct {
+	status   int
+	out, err string
+}
+
+// invoke runs a command line inside the test.
+func invoke(tb testing.TB, args ...string) result {
+	tb.Helper()
+	var out, err shared
+	status := run(tb.Context(), streams{strings.NewReader(""), &out, &err}, args)
+	return result{status, out.String(), err.String()}
+}
+
+// shared is a buffer that several processes' output is copied to.
+type shared struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (s *shared) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.buf.Write(p)
+}
+
+func (s *shared) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.buf.String()
+}
+
+func TestMistakesInTheCommandLineAreToldWithStatusTwo(t *testing.T) {
+	for _, c := range []struct{ line, want string }{
+		{"", "no command"},
+		{"sell", `no command "sell"`},
+		{"help sell", `no command "sell"`},
+		{"help demo inspect", "one command"},
+		{"version 1", "no arguments"},
+		{"demo --workers 0", "--workers must be from 1 to 50, not 0"},
+		{"demo --workers 51", "--workers must be from 1 to 50, not 51"},
+		{"demo --buyers 201", "--buyers must be from 1 to 200, not 201"},
+		{"demo --stock -3", "--stock must be from 1 to 1000, not -3"},
+		{"demo --stock many", "many"},
+		{"demo --ttl 99ms", "--ttl must be"},
+		{"demo --ttl 100500us", "--ttl must be"},
+		{"demo --ttl 2m", "--ttl must be"},
+		{"demo --kill --workers 1", "--kill needs --workers 2"},
+		{"demo --colour", "colour"},
+		{"demo now", `"now"`},
+		{"demo --redis http://localhost", "--redis is no Redis URL"},
+		{"inspect", "the name of one lock"},
+		{"inspect a b", "the name of one lock"},
+		{"inspect a --redis localhost:6379", "--redis is no Redis URL"},
+	} {
+		got := invoke(t, strings.Fields(c.line)...)
+		if got.status != 2 || !strings.Contains(got.err, c.want) || got.out != "" {
+			t.Errorf("leased %s: status %d, stdout %q, stderr %q; want status 2 and %q on stderr", c.line, got.status, got.out, got.err, c.want)
+		}
+	}
+}
+
+func TestHelpGoesToStandardOutputAndIsNoMistake(t *testing.T) {
+	for _, c := range []struct{ line, want string }{
+		{"help", "leased inspect"},
+		{"--help", "leased inspect"},
+		{"-h", "leased inspect"},
+		{"help demo", "--kill"},
+		{"demo --help", "--kill"},
+		{"demo --workers 3 -h", "--kill"},
+		{"inspect --help", "--redis URL"},
+		{"help inspect", "--redis URL"},
+		{"help help", "leased inspect"},
+		{"version", "leased "},
+		{"--version", "leased "},
+	} {
+		got := invoke(t, strings.Fields(c.line)...)
+		if got.status != 0 || !strings.Contains(got.out, c.want) || got.err != "" {
+			t.Errorf("leased %s: status %d, stdout %q, stderr %q; want status 0 and %q on stdout", c.line, got.status, got.out, got.err, c.want)
+		}
+		if strings.Contains(got.out, workerCommand) {
+			t.Errorf("leased %s tells of %s, which is not for people", c.line, workerCommand)
+		}
+	}
+}
+
+func TestAServerThatIsNotThereIsNamedWithoutItsPassword(t *testing.T) {
+	port, err := redistest.FreePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := "127.0.0.1:" + strconv.Itoa(port)
+	for _, args := range [][]string{{"demo"}, {"inspect", "a"}} {
+		got := invoke(t, append(args, "--redis", "redis://:hush@"+address)...)
+		if got.status != 1 || !strings.Contains(got.err, "no Redis at "+address) {
+			t.Errorf("leased %v: status %d, stderr %q", args, got.status, got.err)
+		}
+		bad := invoke(t, append(args, "--redis", "redis://:hush@:x:y")...)
+		if bad.status != 2 {
+			t.Errorf("leased %v with a malformed URL: status %d", args, bad.status)
+		}
+		if strings.Contains(got.err+bad.err+got.out+bad.out, "hush") {
+			t.Errorf("leased %v shows the password: %+v %q", args, got, bad)
+		}
+	}
+}
+
+func TestAnInterruptedCommandSaysSo(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var out, err shared
+	status := run(ctx, streams{strings.NewReader(""), &out, &err}, []string{"demo"})
+	if status != 130 || err.String() != "leased: stopped\n" {
+		t.Fatalf("status %d, stderr %q", status, err.String())
+	}
+}
+
+// discard is for tests that look at nothing printed.
+func discard() streams { return streams{strings.NewReader(""), io.Discard, io.Discard} }

@@ -1,0 +1,152 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/leasedmutex/leased"
+)
+
+// sale is what became of one stock.
+type sale struct {
+	stock  int // at the beginning
+	left   int // at the end, says Redis
+	buyers int // in all processes
+	parts  []part
+	killed *killing
+}
+
+// part is one process's share of a sale.
+type part struct {
+	process int
+	sold    []message
+	refused int
+	waits   []time.Duration // for the lock, of those sold to and refused
+	stats   leased.Stats    // zero for a process that was killed
+}
+
+// killing is the death of a process that was inside the lock.
+type killing struct {
+	process int
+	pid     int
+	token   uint64        // of the lease it had
+	at      time.Time     // when it was killed
+	left    time.Duration // of the lease, in Redis, just after
+	next    time.Duration // from its death to the next sale, 0 if there was none yet
+}
+
+func newSale(stock, processes, buyers int) *sale {
+	s := &sale{stock: stock, buyers: processes * buyers}
+	for i := range processes {
+		s.parts = append(s.parts, part{process: i + 1})
+	}
+	return s
+}
+
+// add counts what a process said.
+func (s *sale) add(process int, m message) {
+	p := &s.parts[process-1]
+	switch m.Kind {
+	case sold:
+		p.sold = append(p.sold, m)
+		p.waits = append(p.waits, m.Wait)
+		// Messages of several processes arrive in any order: only a greater token
+		// proves that this sale came after the killed process's lease.
+		if k := s.killed; k != nil && k.next == 0 && m.Token > k.token {
+			k.next = time.Since(k.at)
+		}
+	case refused:
+		p.refused++
+		p.waits = append(p.waits, m.Wait)
+	case done:
+		p.stats = m.Stats
+	}
+}
+
+func (s *sale) soldCount() int {
+	n := 0
+	for _, p := range s.parts {
+		n += len(p.sold)
+	}
+	return n
+}
+
+func (s *sale) refusedCount() int {
+	n := 0
+	for _, p := range s.parts {
+		n += p.refused
+	}
+	return n
+}
+
+// died counts the buyers who ended with their process.
+func (s *sale) died() int { return s.buyers - s.soldCount() - s.refusedCount() }
+
+func (s *sale) waits() []time.Duration {
+	var all []time.Duration
+	for _, p := range s.parts {
+		all = append(all, p.waits...)
+	}
+	return all
+}
+
+// stats adds up what the processes counted.
+func (s *sale) stats() leased.Stats {
+	var sum leased.Stats
+	for _, p := range s.parts {
+		sum.Leases += p.stats.Leases
+		sum.Local += p.stats.Local
+		sum.Idle += p.stats.Idle
+		sum.Direct += p.stats.Direct
+		sum.Commands += p.stats.Commands
+	}
+	return sum
+}
+
+// verdict returns what a lock should have prevented, if anything happened.
+func (s *sale) verdict() error {
+	number, died := s.soldCount(), s.died()
+	switch want := min(s.stock, s.buyers-died); {
+	case died < 0:
+		return fmt.Errorf("the count is wrong: %d sold and %d refused are more than the %d buyers there were", number, s.refusedCount(), s.buyers)
+	case died > 0 && s.killed == nil:
+		return fmt.Errorf("the count is wrong: %d of %d buyers got no answer", died, s.buyers)
+	case number != want:
+		return fmt.Errorf("the lock failed: %d were sold from a stock of %d, and it should have been %d", number, s.stock, want)
+	case s.left != s.stock-number:
+		return fmt.Errorf("the lock failed: %d of %d were sold, but Redis says %d are left", number, s.stock, s.left)
+	}
+	return s.orderVerdict()
+}
+
+// orderVerdict compares tokens with the order of sale, which no clock has to
+// tell: each buyer read how many pieces were left.
+func (s *sale) orderVerdict() error {
+	var all []message
+	for _, p := range s.parts {
+		all = append(all, p.sold...)
+	}
+	slices.SortFunc(all, func(a, b message) int { return b.Seen - a.Seen })
+	last := uint64(0)
+	for i, m := range all {
+		if m.Seen != s.stock-i {
+			return fmt.Errorf("the lock failed: buyer number %d saw a stock of %d, and it should have been %d", i+1, m.Seen, s.stock-i)
+		}
+		if m.Token <= last {
+			return fmt.Errorf("the fencing tokens failed: sale number %d has token %d after %d", i+1, m.Token, last)
+		}
+		last = m.Token
+	}
+	return nil
+}
+
+// quantile returns the smallest wait that a share q of all did not exceed.
+func quantile(waits []time.Duration, q float64) time.Duration {
+	if len(waits) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(waits))
+	return sorted[max(0, int(math.Ceil(q*float64(len(sorted))))-1)]
+}

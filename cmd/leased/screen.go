@@ -1,0 +1,91 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// screen prints lines, and one line about what is going on, which on a terminal
+// is rewritten in place and elsewhere repeated now and then. It belongs to one
+// goroutine.
+type screen struct {
+	out   io.Writer
+	live  bool      // out is a terminal
+	color bool      // and shows colors
+	shown int       // width of the progress line on display
+	next  time.Time // when progress is due again
+}
+
+func newScreen(out io.Writer) *screen {
+	s := &screen{out: out}
+	if f, ok := out.(*os.File); ok && os.Getenv("TERM") != "dumb" {
+		info, err := f.Stat()
+		s.live = err == nil && info.Mode()&os.ModeCharDevice != 0
+	}
+	// Older Windows consoles print escape sequences as text.
+	s.color = s.live && os.Getenv("NO_COLOR") == "" && runtime.GOOS != "windows"
+	if !s.live {
+		s.next = time.Now().Add(time.Second) // short work needs no progress lines
+	}
+	return s
+}
+
+// line prints a line for good, in place of the progress line.
+func (s *screen) line(format string, args ...any) {
+	s.wipe()
+	fmt.Fprintf(s.out, format+"\n", args...)
+}
+
+func (s *screen) wipe() {
+	if s.shown > 0 {
+		fmt.Fprintf(s.out, "\r%s\r", strings.Repeat(" ", s.shown))
+		s.shown = 0
+	}
+}
+
+// progress tells what is going on, if it is time for that.
+func (s *screen) progress(format string, args ...any) {
+	now := time.Now()
+	if now.Before(s.next) {
+		return
+	}
+	text := fmt.Sprintf(format, args...)
+	if !s.live {
+		s.next = now.Add(time.Second)
+		fmt.Fprintln(s.out, text)
+		return
+	}
+	s.next = now.Add(40 * time.Millisecond)
+	width := utf8.RuneCountInString(text)
+	fmt.Fprintf(s.out, "\r%s%s", text, strings.Repeat(" ", max(0, s.shown-width)))
+	s.shown = width
+}
+
+// beat gives a person time to read what was printed last; nobody else waits.
+func (s *screen) beat(ctx context.Context) {
+	if !s.live {
+		return
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(1200 * time.Millisecond):
+	}
+}
+
+func (s *screen) bold(text string) string  { return s.paint("1", text) }
+func (s *screen) good(text string) string  { return s.paint("1;32", text) }
+func (s *screen) bad(text string) string   { return s.paint("1;31", text) }
+func (s *screen) faint(text string) string { return s.paint("2", text) }
+
+func (s *screen) paint(code, text string) string {
+	if !s.color {
+		return text
+	}
+	return "\x1b[" + code + "m" + text + "\x1b[0m"
+}

@@ -1,0 +1,124 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/signal"
+	"sync"
+	"time"
+
+	"github.com/leasedmutex/leased"
+)
+
+// workerCommand makes this program one of the demo's processes.
+const workerCommand = "demo-worker"
+
+func runWorker(ctx context.Context, std streams, _ []string) error {
+	// Ctrl-C in a terminal reaches every process of the demo. Only the parent
+	// acts on it, by closing our stdin. Swallowed, not ignored: Windows would
+	// end the process.
+	signal.Notify(make(chan os.Signal, 1), os.Interrupt)
+
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	in := json.NewDecoder(std.in)
+	var s setup
+	if err := in.Decode(&s); err != nil {
+		return fmt.Errorf("%s is started by 'leased demo' only: %w", workerCommand, err)
+	}
+	orders := make(chan order)
+	// Owned by the process and ended by the end of stdin, or with the process:
+	// nothing can interrupt its reading, so nobody waits for it.
+	go func() {
+		defer cancel()
+		for {
+			var o order
+			if in.Decode(&o) != nil {
+				return
+			}
+			select {
+			case orders <- o:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	w := &worker{setup: s, out: json.NewEncoder(std.out)}
+	return w.work(ctx, orders)
+}
+
+// worker is one process of the demo.
+type worker struct {
+	setup setup
+
+	mu  sync.Mutex // guards out: lines must not mix
+	out *json.Encoder
+}
+
+func (w *worker) say(m message) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	// Without a parent to hear it, stdin has ended too, and so do we.
+	_ = w.out.Encode(m)
+}
+
+// work carries out orders until ctx ends.
+func (w *worker) work(ctx context.Context, orders <-chan order) error {
+	rdb, err := connect(ctx, w.setup.URL)
+	if err != nil {
+		return err
+	}
+	defer rdb.Close()
+	client, err := leased.New(rdb,
+		leased.WithKeyPrefix(lockPrefix(w.setup.Prefix)),
+		leased.WithOwner(ownerLabel(w.setup.Process, os.Getpid())),
+		leased.WithTTL(w.setup.TTL))
+	if err != nil {
+		return err
+	}
+	defer shutdown(client)
+
+	b := &buyer{rdb: rdb, prefix: w.setup.Prefix, lock: client.Mutex(lockName), say: w.say}
+	w.say(message{Kind: ready})
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case o := <-orders:
+			if err := w.sale(ctx, b, o); err != nil {
+				w.say(message{Kind: failed, Error: err.Error()})
+				continue
+			}
+			w.say(message{Kind: done, Stats: client.Stats()})
+		}
+	}
+}
+
+// sale sends all buyers at once and waits for the last. It returns the first error.
+func (w *worker) sale(ctx context.Context, b *buyer, o order) error {
+	failures := make(chan error, w.setup.Buyers)
+	var group sync.WaitGroup
+	for range w.setup.Buyers {
+		group.Go(func() { failures <- b.visit(ctx, o) }) // one purchase each, waited for below
+	}
+	group.Wait()
+	close(failures)
+	for err := range failures {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ownerLabel is how a process of the demo appears in Redis.
+func ownerLabel(process, pid int) string { return fmt.Sprintf("demo-process-%d:%d", process, pid) }
+
+// shutdown bounds how long a process of the demo takes to end.
+func shutdown(client *leased.Client) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_ = client.Shutdown(ctx) // an abandoned lease ends with its TTL
+}

@@ -1,0 +1,206 @@
+package leased
+
+import (
+	"fmt"
+	"math/rand"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// pair is two clients of one lock, each with a few requests, and what they have
+// been told. Everybody has an inbox, and nothing expires.
+type pair struct {
+	t       *testing.T
+	s       *scene
+	callers map[string]*speaker
+	inbox   map[string]*listener
+
+	rng     *rand.Rand
+	owns    map[string]uint64 // id → token, as its client was told
+	waiting []string          // in the order in which they were told so
+	spent   []string          // ended, for late copies
+	top     uint64            // greatest token of a writer
+	log     []string
+}
+
+func client(id string) string { return id[len(id)-1:] }
+
+func (p *pair) fail(format string, args ...any) {
+	p.t.Helper()
+	p.t.Fatalf("%s\n%s\n%s", strings.Join(p.log, "\n"), fmt.Sprintf(format, args...), p.s.look().shape(&ranks{}))
+}
+
+func (p *pair) run(seed int64) {
+	p.rng = rand.New(rand.NewSource(seed))
+	p.owns, p.waiting, p.spent, p.top, p.log = map[string]uint64{}, nil, nil, 0, []string{fmt.Sprint("seed ", seed)}
+	p.s.clear()
+	for range 40 {
+		p.act()
+		p.check()
+	}
+	for range 40 { // both sides let go of all: everybody is served
+		if len(p.owns) == 0 {
+			break
+		}
+		p.take(step{what: "release", id: p.owner()})
+		p.check()
+	}
+	if len(p.owns)+len(p.waiting) > 0 {
+		p.fail("%v own and %v wait for ever", p.owns, p.waiting)
+	}
+}
+
+// owner is one of those who own, "" if nobody does.
+func (p *pair) owner() string {
+	var all []string
+	for id := range p.owns {
+		all = append(all, id)
+	}
+	slices.Sort(all)
+	if len(all) == 0 {
+		return ""
+	}
+	return all[p.rng.Intn(len(all))]
+}
+
+func (p *pair) act() {
+	fresh := p.s.id(string("AB"[p.rng.Intn(2)]), mode("wr"[p.rng.Intn(2)]), long)
+	if p.rng.Intn(2) == 0 {
+		fresh = counted(fresh)
+	}
+	owner := p.owner()
+	switch n := p.rng.Intn(12); {
+	case n < 3 && len(p.waiting) < 6:
+		p.take(step{what: "acquire", id: fresh})
+	case n == 3:
+		p.take(step{what: "try", id: fresh})
+	case n < 6 && owner != "":
+		p.take(step{what: "release", id: owner, used: uint64(p.rng.Intn(2)) * 5})
+	case n == 6 && owner != "":
+		next := p.s.id(client(owner), mode("wr"[p.rng.Intn(2)]), long)
+		p.take(step{what: "yield", id: owner, next: next, used: uint64(p.rng.Intn(2)) * 5})
+	case n == 7 && owner != "":
+		p.take(step{what: []string{"renew", "acquire"}[p.rng.Intn(2)], id: owner})
+	case n == 8 && len(p.waiting) > 0:
+		p.take(step{what: []string{"cancel", "acquire"}[p.rng.Intn(2)], id: p.waiting[p.rng.Intn(len(p.waiting))]})
+	case n == 9 && len(p.spent) > 0: // late copies of what gives back do nothing
+		id := p.spent[p.rng.Intn(len(p.spent))]
+		p.take(step{what: []string{"release", "cancel", "renew"}[p.rng.Intn(3)], id: id})
+	case n == 10 && len(p.spent) > 0:
+		id := p.spent[p.rng.Intn(len(p.spent))]
+		next := p.s.id(client(id), exclusive, long)
+		p.take(step{what: "yield", id: id, next: next})
+	}
+}
+
+func (p *pair) take(st step) {
+	token, owned := p.owns[st.id]
+	last := uint64(0)
+	if st.used > 0 {
+		last = token + st.used // leases given out locally
+	}
+	o, answer := p.callers[client(st.id)].take(st, last)
+	p.log = append(p.log, fmt.Sprintf("%+v last %d: %d, token %d", st, last, o, answer))
+	p.top = max(p.top, last)
+
+	asked := st.id
+	switch st.what {
+	case "release", "cancel", "yield":
+		if owned && o == notOurs || !owned && st.what != "cancel" && o != notOurs {
+			p.fail("%+v: owned %v, answered %d", st, owned, o)
+		}
+		p.ends(st.id)
+		asked = st.next
+	case "renew":
+		if owned != (o == granted) {
+			p.fail("%+v: owned %v, answered %d", st, owned, o)
+		}
+		return
+	}
+	// Those who were let in were let in before the asker was answered.
+	handed := map[string]bool{}
+	for _, l := range []*listener{p.inbox["A"], p.inbox["B"]} {
+		for _, m := range l.heard() {
+			p.log = append(p.log, fmt.Sprintf("    %s %s %d", m.kind, m.id, m.token))
+			if m.kind == "granted" {
+				handed[m.id] = true
+				p.owns[m.id] = m.token
+			}
+		}
+	}
+	if asked != "" && o == granted {
+		if again, ok := p.owns[asked]; ok && !handed[asked] {
+			answer = max(answer, again) // asked again
+		} else {
+			handed[asked] = true
+		}
+		p.owns[asked] = answer
+	}
+	if asked != "" && o == enqueued && !slices.Contains(p.waiting, asked) {
+		p.waiting = append(p.waiting, asked)
+	}
+	p.served(handed, asked)
+}
+
+func (p *pair) ends(id string) {
+	delete(p.owns, id)
+	p.waiting = slices.DeleteFunc(p.waiting, func(w string) bool { return w == id })
+	p.spent = append(p.spent, id)
+}
+
+// served checks order and tokens of those who were just made owner. asked may
+// have come straight in, when nobody waited or readers stand before it.
+func (p *pair) served(handed map[string]bool, asked string) {
+	for len(p.waiting) > 0 && handed[p.waiting[0]] {
+		delete(handed, p.waiting[0])
+		p.grew(p.waiting[0])
+		p.waiting = p.waiting[1:]
+	}
+	if handed[asked] && len(p.waiting) == 0 {
+		delete(handed, asked)
+		p.grew(asked)
+	}
+	if len(handed) > 0 {
+		p.fail("%v were let in before %v", handed, p.waiting)
+	}
+}
+
+// grew: a writer's token is above all before it, and a reader's above all writers'.
+func (p *pair) grew(id string) {
+	token := p.owns[id]
+	if token <= p.top {
+		p.fail("%s has token %d after %d", id, token, p.top)
+	}
+	p.top = token
+}
+
+// check compares what the clients were told with what Redis holds.
+func (p *pair) check() {
+	var owners []string
+	writers := 0
+	for id := range p.owns {
+		owners = append(owners, id)
+		if strings.HasPrefix(id, "leased1:w") {
+			writers++
+		}
+	}
+	if writers > 1 || writers == 1 && len(owners) > 1 {
+		p.fail("%q own at once", owners)
+	}
+	slices.Sort(owners)
+	st := p.s.look()
+	var held []string
+	switch {
+	case st.value == markerValue:
+		held = byEnd(st.readers, st.clock)
+	case st.value != "":
+		held = []string{st.value}
+	}
+	if !slices.Equal(owners, held) {
+		p.fail("%q believe to own, and %q do", owners, held)
+	}
+	if !slices.Equal(st.queue, p.waiting) {
+		p.fail("%q believe to wait", p.waiting)
+	}
+}

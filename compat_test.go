@@ -1,0 +1,224 @@
+package leased
+
+import (
+	"bufio"
+	"context"
+	"crypto/sha1" //nolint:gosec // the name Redis gives a script, no secret
+	"encoding/hex"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Clients of two versions share locks while a fleet is upgraded. frozenDir holds
+// the scripts that a released version sends, and its README.md says how they
+// are put together and called.
+
+var freeze = flag.Bool("compat.freeze", false, "overwrite the frozen scripts with today's: only before their version is released")
+
+const (
+	frozenDir = "testdata/scripts/v1"
+	manifest  = "MANIFEST" // a line a script: name, SHA-1 of the whole, its parts in order
+)
+
+// frozenParts is what version 1 put together.
+var frozenParts = map[string][]string{
+	"acquire":      {"acquire_free", "common", "acquire"},
+	"release":      {"release_usual", "common", "release"},
+	"yield":        {"common", "yield"},
+	"downgrade":    {"common", "downgrade"},
+	"cancel":       {"common", "cancel"},
+	"evict":        {"common", "evict"},
+	"inspect":      {"common", "inspect"},
+	"renew":        {"renew"},
+	"renew_shared": {"renew_shared"},
+}
+
+// TestFreezeScripts does nothing unless told to:
+//
+//	go test -run TestFreezeScripts -compat.freeze .
+func TestFreezeScripts(t *testing.T) {
+	if !*freeze {
+		t.Skip("run with -compat.freeze to overwrite " + frozenDir)
+	}
+	todays := map[string]script{
+		"acquire": acquireScript, "release": releaseScript, "yield": yieldScript, "downgrade": downgradeScript, "cancel": cancelScript,
+		"evict": evictScript, "inspect": inspectScript, "renew": renewScript, "renew_shared": renewSharedScript,
+	}
+	var lines strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(frozenParts)) {
+		var whole []byte
+		for _, part := range frozenParts[name] {
+			text, err := scriptFiles.ReadFile("scripts/" + part + ".lua")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(frozenDir, part+".lua"), text, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			whole = append(whole, text...)
+		}
+		if todays[name].text != string(whole) {
+			t.Fatalf("%s is not made of %v: mend frozenParts", name, frozenParts[name])
+		}
+		fmt.Fprintln(&lines, name, hash(whole), strings.Join(frozenParts[name], " "))
+	}
+	if err := os.WriteFile(filepath.Join(frozenDir, manifest), []byte(lines.String()), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func hash(text []byte) string {
+	sum := sha1.Sum(text) //nolint:gosec
+	return hex.EncodeToString(sum[:])
+}
+
+// frozen reads the scripts of version 1 and checks each against the manifest.
+func frozen(t *testing.T) map[string]script {
+	t.Helper()
+	f, err := os.Open(filepath.Join(frozenDir, manifest))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	scripts := map[string]script{}
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		fields := strings.Fields(lines.Text())
+		if len(fields) < 3 {
+			t.Fatalf("malformed line %q", lines.Text())
+		}
+		var whole []byte
+		for _, part := range fields[2:] {
+			text, err := os.ReadFile(filepath.Join(frozenDir, part+".lua"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			whole = append(whole, text...)
+		}
+		if sum := hash(whole); sum != fields[1] {
+			t.Errorf("%s was edited: SHA-1 %s, frozen %s", fields[0], sum, fields[1])
+		}
+		scripts[fields[0]] = script{string(whole), fields[1]}
+	}
+	return scripts
+}
+
+func TestTheFrozenScriptsAreWhatWasFrozen(t *testing.T) {
+	scripts := frozen(t)
+	for name := range frozenParts {
+		if _, ok := scripts[name]; !ok {
+			t.Errorf("%s is not in the manifest", name)
+		}
+	}
+	files, err := filepath.Glob(frozenDir + "/*.lua")
+	if err != nil || len(files) != 12 {
+		t.Errorf("%d files, want 12: %v", len(files), err)
+	}
+}
+
+// speaker runs scripts as one version of us does, and reads the replies that the
+// two have in common.
+type speaker struct {
+	s       *scene
+	scripts map[string]script // nil: today's, through redisServer
+}
+
+func (c *speaker) take(st step, last uint64) (outcome, uint64) {
+	c.s.t.Helper()
+	if c.scripts == nil {
+		return c.today(st, last)
+	}
+	names := c.s.keys.all()
+	all, id, ttl := names[:], st.id, milliseconds(ttlOf(c.s.t, st.id))
+	token := strconv.FormatUint(last, 10)
+	run := func(name string, keys []any, args ...any) any {
+		sc := c.scripts[name]
+		cmd, err := c.s.srv.run(context.Background(), &sc, keys, args...)
+		if err != nil {
+			c.s.t.Fatalf("version 1: %+v: %v", st, err)
+		}
+		return cmd.Val()
+	}
+	var reply any
+	switch inboxes := c.s.srv.inboxes; st.what {
+	case "acquire", "try":
+		wait := map[string]string{"acquire": "1", "try": "0"}[st.what]
+		life := milliseconds(max(10*time.Minute, 4*ttlOf(c.s.t, id)))
+		reply = run("acquire", all, inboxes, id, wait, "", ttl, life)
+		if n, ok := reply.(int64); ok {
+			return granted, uint64(n)
+		}
+	case "release":
+		reply = run("release", all, inboxes, id, token, "-")
+		if _, ok := reply.(int64); ok {
+			return done, 0
+		}
+	case "yield":
+		reply = run("yield", all, inboxes, id, st.next, token, "-")
+	case "cancel":
+		reply = run("cancel", all, inboxes, id, token, "-")
+	case "renew":
+		name, keys := "renew", all[:1]
+		if strings.HasPrefix(id, "leased1:r") {
+			name, keys = "renew_shared", []any{all[0], all[2]}
+		}
+		if run(name, keys, id, ttl) == int64(0) {
+			return notOurs, 0
+		}
+		return granted, 0
+	}
+	list, _ := reply.([]any)
+	if len(list) < 2 {
+		c.s.t.Fatalf("version 1: %+v: malformed %v", st, reply)
+	}
+	code, _ := list[0].(int64)
+	n, _ := list[1].(int64)
+	return map[int64]outcome{1: granted, 2: enqueued, 3: refused, 4: notOurs, 5: done}[code], uint64(n)
+}
+
+func (c *speaker) today(st step, last uint64) (outcome, uint64) {
+	var a answer
+	var err error
+	switch st.what {
+	case "acquire", "try":
+		ask := c.s.acquireOf(st.id)
+		ask.wait = st.what == "acquire"
+		a, err = c.s.do(ask)
+	case "release":
+		a, err = c.s.do(command{verb: release, id: st.id, last: last})
+	case "yield":
+		a, err = c.s.do(command{verb: yield, id: st.id, next: st.next, last: last})
+	case "cancel":
+		err = c.s.tryCancel(st.id, last)
+		a.outcome = done
+	case "renew":
+		r := c.s.renewal(st.id)
+		a.outcome, err = r.outcome, r.err
+	}
+	if err != nil {
+		c.s.t.Fatalf("today's: %+v: %v", st, err)
+	}
+	return a.outcome, a.token
+}
+
+// TestVersion1AndTodaysScriptsShareALock has client A speak one version and B
+// the other, at random, and looks after each call for what must always hold.
+func TestVersion1AndTodaysScriptsShareALock(t *testing.T) {
+	old := frozen(t)
+	for _, versions := range []map[string]map[string]script{{"A": old, "B": nil}, {"A": nil, "B": old}} {
+		onScripts(t, func(t *testing.T, s *scene) {
+			p := &pair{t: t, s: s, inbox: map[string]*listener{"A": s.listen("A"), "B": s.listen("B")}}
+			p.callers = map[string]*speaker{"A": {s, versions["A"]}, "B": {s, versions["B"]}}
+			for seed := range scatterings() / 10 {
+				p.run(seed)
+			}
+		})
+	}
+}

@@ -1,0 +1,221 @@
+package leased
+
+import (
+	"flag"
+	"fmt"
+	"math/rand"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased/internal/redistest"
+)
+
+var differentialSeeds = flag.Int("differential.seeds", 60, "random sequences that the embedded and the real server have to agree on")
+
+// TestTheEmbeddedServerAnswersLikeARealOne takes the same random steps on both,
+// and compares answers, messages and keys after each. What the other tests prove
+// on the embedded server holds on a real one as far as the two agree. A seed
+// that fails is run alone by -differential.from.
+func TestTheEmbeddedServerAnswersLikeARealOne(t *testing.T) {
+	in := redistest.Shared(t)
+	server := redistest.MiniTCP(t)
+	prefix := redistest.Prefix(t)
+	seeds := *differentialSeeds
+	if testing.Short() {
+		seeds = min(seeds, 10)
+	}
+	d := &twins{t: t}
+	for i, rdb := range []*redis.Client{clientOf(t, server.Addr()), in.Client()} {
+		redistest.CheckLeaks(t, rdb, prefix)
+		d.sides[i] = newScene(t, rdb, prefix, "x")
+	}
+	// C has no inbox on either side: its "c" ids are proved gone.
+	for i, s := range d.sides {
+		d.inboxes[i] = []*listener{s.listen("A"), s.listen("B")}
+	}
+	for n := range seeds {
+		seed := *differentialFrom + int64(n)
+		if !d.run(seed) {
+			t.Fatalf("seed %d (-differential.from=%d -differential.seeds=1):\n%s", seed, seed, strings.Join(d.log, "\n"))
+		}
+	}
+	d.clear()
+}
+
+var differentialFrom = flag.Int64("differential.from", 1, "first seed of the sequences")
+
+// twins are one lock on two servers.
+type twins struct {
+	t       *testing.T
+	sides   [2]*scene
+	inboxes [2][]*listener
+	names   [2]ranks
+	slack   int64 // ms that the same step lay apart on the two servers, at most
+	rng     *rand.Rand
+	ids     []string
+	past    []step // to be repeated late
+	log     []string
+}
+
+const stepsASeed = 40
+
+func (d *twins) run(seed int64) bool {
+	d.rng = rand.New(rand.NewSource(seed))
+	d.names, d.slack, d.log, d.past, d.ids = [2]ranks{}, 0, nil, nil, nil
+	d.clear()
+	for range stepsASeed {
+		if !d.act() {
+			return false
+		}
+	}
+	return true
+}
+
+func (d *twins) clear() {
+	for i, s := range d.sides {
+		s.clear()
+		for _, l := range d.inboxes[i] {
+			l.heard()
+		}
+	}
+}
+
+func (d *twins) fresh() string {
+	s := d.sides[0]
+	client := string("ABC"[d.rng.Intn(3)])
+	id := s.id(client, mode("wwr"[d.rng.Intn(3)]), []time.Duration{100 * time.Second, 300 * time.Second, time.Hour}[d.rng.Intn(3)])
+	if d.rng.Intn(2) == 0 {
+		id = counted(id)
+	}
+	d.ids = append(d.ids, id)
+	return id
+}
+
+// known is an id used before, lately more often than long ago.
+func (d *twins) known() string {
+	if len(d.ids) == 0 {
+		return d.fresh()
+	}
+	return d.ids[max(0, len(d.ids)-1-d.rng.Intn(8))]
+}
+
+func (d *twins) act() bool {
+	switch n := d.rng.Intn(20); {
+	case n < 5:
+		return d.take(step{what: []string{"acquire", "acquire", "try"}[d.rng.Intn(3)], id: d.fresh()})
+	case n < 16:
+		st := step{
+			what: []string{"acquire", "try", "release", "release", "yield", "cancel", "renew", "downgrade"}[d.rng.Intn(8)],
+			id:   d.known(),
+			used: []uint64{0, 0, 2, 7_200_000_000}[d.rng.Intn(4)],
+		}
+		if st.what == "yield" {
+			st.next = d.fresh()
+		}
+		if st.what == "downgrade" {
+			for st.next = d.fresh(); !strings.HasPrefix(st.next, "leased1:r"); st.next = d.fresh() {
+			}
+			if !strings.HasPrefix(st.id, "leased1:w") { // nobody downgrades what is shared
+				st.what = "release"
+			}
+		}
+		return d.take(st)
+	case n == 16 && len(d.past) > 0: // a copy that was late
+		return d.take(d.past[d.rng.Intn(len(d.past))])
+	case n == 17:
+		return d.take(step{what: "evict"})
+	}
+	return d.mischief()
+}
+
+// mischief is what others do to the keys, and time, which is not waited for:
+// what would have expired is made to.
+func (d *twins) mischief() bool {
+	id, n := d.known(), d.rng.Intn(9)
+	d.log = append(d.log, fmt.Sprintf("mischief %d of %s", n, id))
+	for _, s := range d.sides {
+		st := s.look()
+		switch n {
+		case 0:
+			s.raw("SET", s.keys.lock, "foreign", "NX", "PX", 200_000)
+		case 1:
+			if st.value == "foreign" {
+				s.raw("DEL", s.keys.lock)
+			}
+		case 2: // the owner's lease ends
+			if st.value != markerValue {
+				s.raw("DEL", s.keys.lock)
+			}
+		case 3, 4: // so does a reader's, and the marker's with the last
+			if _, reads := st.readers[id]; reads {
+				s.raw("ZADD", s.keys.readers(), "XX", st.clock-50_000, id)
+				delete(st.readers, id)
+				top := int64(0)
+				for _, ends := range st.readers {
+					top = max(top, ends)
+				}
+				if st.value == markerValue {
+					s.raw("PEXPIREAT", s.keys.lock, top)
+				}
+			}
+		case 5: // or a waiter's
+			s.raw("ZADD", s.keys.waiters(), "XX", st.clock-50_000, id)
+		case 6: // the one expiry that is real
+			s.raw("PEXPIRE", s.keys.lock, 1)
+			for s.raw("EXISTS", s.keys.lock) != int64(0) {
+				time.Sleep(time.Millisecond)
+			}
+		case 7:
+			s.raw("DEL", s.keys.meta())
+		case 8:
+			s.clear()
+		}
+	}
+	return d.same()
+}
+
+// take runs a step on both sides and compares everything.
+func (d *twins) take(st step) bool {
+	d.past = append(d.past, st)
+	d.log = append(d.log, fmt.Sprintf("%+v", st))
+	began := time.Now()
+	var got [2]string
+	for i, s := range d.sides {
+		r := s.take(st)
+		got[i] = r.meaning(&d.names[i])
+		if r.failed {
+			d.log = append(d.log, r.err.Error())
+		}
+		for _, l := range d.inboxes[i] {
+			for _, m := range l.heard() {
+				got[i] += fmt.Sprint("\n    told ", l.channel, ": ", m.kind, " ", m.id, " ", m.key, " ", d.names[i].name(m.token), " ", m.more, " ", m.nonce)
+			}
+		}
+	}
+	d.slack = max(d.slack, time.Since(began).Milliseconds()+1)
+	d.log = append(d.log, "  "+got[0])
+	if got[0] != got[1] {
+		d.log = append(d.log, "the real one: "+got[1])
+		return false
+	}
+	return d.same()
+}
+
+// same compares the keys. An expiry was set by some step, so it differs by no
+// more than the longest of them took.
+func (d *twins) same() bool {
+	a, b := d.sides[0].look(), d.sides[1].look()
+	one, two := a.shape(&d.names[0]), b.shape(&d.names[1])
+	if one != two {
+		d.log = append(d.log, "the embedded server has\n"+one, "the real one has\n"+two)
+		return false
+	}
+	if drift := a.drift(b, d.slack+5); drift != "" {
+		d.log = append(d.log, one, drift)
+		return false
+	}
+	return true
+}

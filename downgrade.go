@@ -1,0 +1,115 @@
+package leased
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Downgrade turns a lease for writing into one for reading: no writer comes in
+// between, and readers who wait right behind may enter. From then on the lease is
+// a reader's; its token becomes that of the shared grant, which is greater. It
+// goes on being renewed throughout.
+//
+// It waits for Redis until ctx ends. It cannot be taken back: after ctx's error
+// the client goes on trying as long as the lease lasts. It returns ErrLeaseLost
+// if the lease is lost or over, and nil at once if it is a reader's already.
+//
+// The opposite does not exist, as in sync.RWMutex: two readers that both wanted
+// it would wait for each other for ever. Unlock, lock for writing, and look again
+// at what was read.
+func (l *Lease) Downgrade(ctx context.Context) error {
+	w, e := l.caller, l.entry
+	done := make(chan struct{})
+	e.step(func(now time.Time, fx *effects) { e.lock.downgrade(w, done, now, fx) })
+	select {
+	case <-done:
+	case <-e.client.base.Done(): // nobody tries any more
+		return fmt.Errorf("leased: downgrade of lock %q not confirmed: %w", e.keys.name, ErrClosed)
+	case <-ctx.Done():
+		return fmt.Errorf("leased: downgrade of lock %q not confirmed: %w", e.keys.name, ended(ctx))
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if w.mode != shared {
+		return errors.Join(ErrLeaseLost, fmt.Errorf("leased: lock %q not downgraded: its lease is over", e.keys.name))
+	}
+	return nil
+}
+
+// downgrade: c, who is inside, wants to go on as a reader. done is closed when
+// that is settled, one way or the other.
+func (l *lock) downgrade(c *caller, done chan struct{}, now time.Time, fx *effects) {
+	g := &l.grant
+	switch {
+	case c.mode == shared || c.phase != inside || c.ended == ErrLeaseLost || g.state != held:
+		fx.done = append(fx.done, done)
+		return
+	case g.hand == nil:
+		g.hand = &handOver{next: l.env.newRequest(shared, g.req.ttl), opts: g.opts}
+	}
+	g.hand.done = append(g.hand.done, done)
+	l.settle(now, fx)
+}
+
+// lower sends a downgrade that is asked for, again after a failure.
+func (l *lock) lower(now time.Time, fx *effects) {
+	g := &l.grant
+	if !g.lowering() || g.inFlight != nothing || l.member() == nil || now.Before(g.hand.again) {
+		return
+	}
+	g.inFlight, g.hand.sent = downgrade, true
+	fx.send = command{verb: downgrade, id: g.req.id, next: g.hand.next.id, at: now}
+	if l.last > g.token {
+		fx.send.last = l.last
+	}
+}
+
+// lowering reports that the grant is to become shared. Until it is known to be,
+// either of its ids may be the one that owns.
+func (g *grant) lowering() bool { return g.state == held && g.hand != nil }
+
+// lowered: the downgrade was answered.
+func (l *lock) lowered(c *command, a answer, err error, pause time.Duration, now time.Time, fx *effects) {
+	g := &l.grant
+	if !g.lowering() || c.id != g.req.id {
+		return // lost meanwhile; both ids are cancelled
+	}
+	hand := g.hand
+	switch {
+	case err != nil && l.member() != nil:
+		hand.again = now.Add(pause)
+		return
+	case err != nil:
+		l.forsake(now, fx)
+		return
+	case a.outcome != granted:
+		l.lose("the lock was not ours any more when it was to be downgraded", now, fx)
+		return
+	default:
+		since := g.since
+		*g = hand.inherit(nothing)
+		l.hold(a, c.at, viaFree, now)
+		g.since, g.served = since, 1
+		if w := l.member(); w != nil {
+			w.mode, w.token = shared, g.readers
+		}
+	}
+	fx.done = append(fx.done, hand.done...)
+}
+
+// forsake ends a downgrade whose lease is over. If it was sent and had no answer,
+// which of its ids owns is not known, and both are given up.
+func (l *lock) forsake(now time.Time, fx *effects) {
+	g := &l.grant
+	hand := g.hand
+	g.hand = nil
+	fx.done = append(fx.done, hand.done...)
+	if !hand.sent {
+		return
+	}
+	fx.ghosts = append(fx.ghosts, ghost{id: hand.next.id, last: l.last, until: now.Add(hand.next.ttl)})
+	l.haunt(g.req, l.last, now, fx)
+	*g = grant{}
+}

@@ -1,0 +1,48 @@
+package leased
+
+import "time"
+
+// effects are what is to be done once the lock's owner has let go of it.
+type effects struct {
+	send   command
+	woken  *caller // first of those admitted or refused, linked by then
+	tail   *caller
+	ended  []loss
+	gone   []*caller       // whose release was settled
+	ghosts []ghost         // requests to be cancelled
+	done   []chan struct{} // downgrades that are settled
+	renew  bool            // the grant, in the next batch
+	touch  time.Duration
+}
+
+func (fx *effects) wake(c *caller) {
+	if fx.woken == nil {
+		fx.woken = c
+	} else {
+		fx.tail.then = c
+	}
+	fx.tail = c
+}
+
+// loss is a lease that ended before its Unlock.
+type loss struct {
+	caller *caller
+	why    string
+}
+
+// ghost is a request that may still wait or own in Redis although nobody wants
+// it. It is cancelled again and again until an answer comes, and once answered
+// until no earlier command about it can still arrive.
+type ghost struct {
+	keys  *keys
+	entry *entry // of gone
+	id    string
+	last  uint64
+	until time.Time // zero: one answer is enough
+	gone  []*caller // to be told when it is cancelled
+
+	// the reaper's:
+	nextAt time.Time
+	pause  time.Duration
+	giveUp time.Time
+}

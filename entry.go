@@ -1,0 +1,189 @@
+package leased
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// entry is one lock in use.
+type entry struct {
+	client *Client
+	keys   keys
+	alarm  alarm
+	pauses BackOff // touched only by the command in flight
+	warned bool    // likewise: that the owner will not tell us
+
+	mu   sync.Mutex // guards what follows, and alarm.due
+	lock lock
+	dead bool // taken out of the table
+}
+
+// step gives the lock an event and performs what follows from it.
+func (e *entry) step(event func(now time.Time, fx *effects)) {
+	now := time.Now()
+	var fx effects
+	e.mu.Lock()
+	event(now, &fx)
+	spent := e.settledLocked()
+	e.mu.Unlock()
+	e.perform(&fx, spent, 0)
+}
+
+// settledLocked sets the alarm that the lock's state asks for and reports
+// whether the entry can be forgotten.
+func (e *entry) settledLocked() (spent bool) {
+	// An alarm that comes too early costs one look; moving it costs as much.
+	due := e.lock.due()
+	if at := e.alarm.due; !due.IsZero() && (at.IsZero() || due.Before(at)) {
+		e.client.dog.set(&e.alarm, due)
+	}
+	return e.lock.idle()
+}
+
+// perform does what a step decided. Nothing is locked. A caller who would wait
+// for the command's answer anyway may lend its goroutine for so long: switching
+// to another costs as much as the command.
+func (e *entry) perform(fx *effects, spent bool, lent time.Duration) {
+	c := e.client
+	for w := fx.woken; w != nil; {
+		next := w.then
+		w.then = nil
+		if w.entered {
+			c.stats.admitted(w.via)
+		}
+		if w.ready != nil {
+			close(w.ready)
+		}
+		w = next
+	}
+	for _, l := range fx.ended {
+		e.end(l)
+	}
+	for _, g := range fx.gone {
+		close(g.gone)
+	}
+	for _, done := range fx.done {
+		close(done)
+	}
+	for i := range fx.ghosts {
+		g := fx.ghosts[i]
+		g.keys, g.entry = &e.keys, e
+		c.reaper.add(&g)
+	}
+	if fx.send.verb != nothing {
+		e.dispatch(fx.send, lent)
+	} else if spent {
+		c.retire(e)
+	}
+}
+
+// dispatch has a command sent, in the caller's goroutine if that was lent, in
+// one of its own otherwise.
+func (e *entry) dispatch(cmd command, lent time.Duration) {
+	c := e.client
+	var sending bool
+	if lent > 0 && c.server.prompt() {
+		if sending = c.crew.enter(); sending {
+			ctx, stop := context.WithTimeout(c.base, min(lent, commandTimeout))
+			e.run(ctx, &cmd)
+			stop()
+			c.crew.leave()
+		}
+	} else {
+		sending = c.crew.start(func() {
+			ctx, stop := context.WithTimeout(c.base, commandTimeout)
+			defer stop()
+			e.run(ctx, &cmd)
+		})
+	}
+	if !sending {
+		e.answered(&cmd, answer{}, ErrClosed, maxRetryDelay)
+	}
+}
+
+// run sends a command and gives the lock the answer. It is a sender: owned by
+// the client, ended by the answer or the command's time-out, waited for by Close.
+func (e *entry) run(ctx context.Context, cmd *command) {
+	c := e.client
+	if cmd.check {
+		cmd.echo = c.inbox.challenge(cmd.at, echoWait)
+	}
+	a, err := c.server.do(ctx, &e.keys, cmd)
+	if cmd.echo != "" {
+		receivers := noEcho
+		if err == nil && a.outcome == enqueued {
+			receivers = a.echo
+		}
+		c.inbox.challenged(cmd.echo, receivers)
+	}
+	var pause time.Duration
+	if err != nil {
+		pause = e.pause()
+		c.inbox.suspect(err)
+		c.journal.trouble(e.keys.name, err)
+	} else {
+		e.pauses = nil
+		if a.mute && !e.warned {
+			e.warned = true
+			c.journal.mute(e.keys.name, a.blocker, a.left)
+		}
+		if a.echo == echoDenied {
+			c.journal.denied()
+		}
+		c.stats.handed(a.handed)
+	}
+	e.answered(cmd, a, err, pause)
+}
+
+func (e *entry) answered(cmd *command, a answer, err error, pause time.Duration) {
+	e.step(func(now time.Time, fx *effects) { e.lock.answered(cmd, a, err, pause, now, fx) })
+}
+
+// pause is how long to leave Redis alone after a failure.
+func (e *entry) pause() time.Duration {
+	if e.pauses == nil {
+		if e.pauses = e.client.opts.backOff(); e.pauses == nil {
+			e.pauses = defaultBackOff()
+		}
+	}
+	d := e.pauses.NextBackOff()
+	if d < 0 || d > maxRetryDelay {
+		d = maxRetryDelay
+	}
+	return d
+}
+
+// ring is the alarm's call.
+func (e *entry) ring(now time.Time, batch []renewal) []renewal {
+	var fx effects
+	e.mu.Lock()
+	if e.dead {
+		e.mu.Unlock()
+		return batch
+	}
+	e.client.dog.remove(&e.alarm) // it rang, but may be set again already
+	e.lock.tick(now, &fx)
+	if fx.renew {
+		batch = append(batch, renewal{entry: e, req: e.lock.grant.req, at: now, touch: fx.touch})
+	}
+	spent := e.settledLocked()
+	e.mu.Unlock()
+	e.perform(&fx, spent, 0)
+	return batch
+}
+
+// end tells of a lease that ended before its Unlock.
+func (e *entry) end(l loss) {
+	e.mu.Lock()
+	cause, cancel, token := l.caller.ended, l.caller.cancel, l.caller.token
+	e.mu.Unlock()
+	if cancel != nil {
+		cancel(cause)
+	}
+	if cause == ErrClosed {
+		return
+	}
+	e.client.stats.lost.Add(1)
+	e.client.report(LossEvent{Name: e.keys.name, Token: token, Reason: l.why})
+}

@@ -1,0 +1,88 @@
+package leased
+
+import (
+	"testing"
+	"time"
+)
+
+// Close, as the lock sees it.
+
+func TestCloseInEachState(t *testing.T) {
+	t.Run("none", func(t *testing.T) {
+		h := drive(t)
+		h.close()
+		h.turned(h.enter(writer()), ErrClosed)
+		h.sendsNothing()
+	})
+	t.Run("asking", func(t *testing.T) {
+		h := drive(t)
+		c := h.enter(writer())
+		h.close()
+		h.turned(c, ErrClosed)
+		h.answer(h.grant())
+		h.sends(release)
+	})
+	t.Run("queued", func(t *testing.T) {
+		c := writer()
+		h, req := queueing(t, c)
+		h.close()
+		h.turned(c, ErrClosed)
+		h.cancels(req.id)
+		h.sendsNothing()
+	})
+	t.Run("held", func(t *testing.T) {
+		a, b := writer(), writer()
+		h := holding(t, a).keep()
+		h.enter(b)
+		h.close()
+		h.turned(b, ErrClosed)
+		if len(h.losses) != 1 || h.losses[0].caller != a || a.ended != ErrClosed {
+			t.Errorf("told of %+v", h.losses)
+		}
+		h.pass(time.Minute)
+		if len(h.renewals) < 17 {
+			t.Errorf("renewed %d times for one inside", len(h.renewals))
+		}
+		h.leave(a)
+		h.sends(release)
+		h.answer(answer{outcome: done})
+		h.settled(a, nil)
+	})
+	t.Run("idle", func(t *testing.T) {
+		c := writer(func(o *lockOptions) { o.idleHold = time.Hour })
+		h := holding(t, c)
+		h.leave(c)
+		h.sendsNothing()
+		h.close()
+		h.sends(release)
+	})
+	t.Run("yielding", func(t *testing.T) {
+		h, a, b, _ := yielding(t)
+		h.close()
+		h.turned(b, ErrClosed)
+		h.answer(h.grant())
+		h.sends(release)
+		h.settled(a, nil)
+	})
+	t.Run("twice", func(t *testing.T) {
+		h := holding(t, writer())
+		h.close()
+		h.close()
+		if len(h.losses) != 1 {
+			t.Errorf("told of %+v", h.losses)
+		}
+	})
+}
+
+func TestALeaseIsTrustedForAsLongAsItIsRenewedWhileItsClientCloses(t *testing.T) {
+	c := writer()
+	h := holding(t, c)
+	h.close()
+	if got := h.l.trustedUntil(c).Sub(noon); got != handWindow {
+		t.Errorf("trusted until %v, want %v", h.l.trustedUntil(c), handWindow)
+	}
+	h.leave(c)
+	if got := h.l.trustedUntil(c); got.After(h.now) {
+		t.Errorf("after Unlock it is trusted until %v", got)
+	}
+}

@@ -1,0 +1,97 @@
+package leased
+
+import (
+	"errors"
+	"time"
+)
+
+// sends fails unless that command is under way.
+func (h *hand) sends(v verb) command {
+	h.t.Helper()
+	if h.flight == nil || h.flight.verb != v {
+		h.t.Fatalf("under way is %+v, not a command %d", h.flight, v)
+	}
+	return *h.flight
+}
+
+func (h *hand) sendsNothing() {
+	h.t.Helper()
+	if h.flight != nil {
+		h.t.Fatalf("under way is %+v", *h.flight)
+	}
+}
+
+func (h *hand) in(cs ...*caller) {
+	h.t.Helper()
+	for i, c := range cs {
+		if c.phase != inside {
+			h.t.Fatalf("caller %d is not inside: phase %d, %v", i, c.phase, c.err)
+		}
+	}
+}
+
+func (h *hand) out(cs ...*caller) {
+	h.t.Helper()
+	for i, c := range cs {
+		if c.phase != waiting {
+			h.t.Fatalf("caller %d does not wait: phase %d, %v", i, c.phase, c.err)
+		}
+	}
+}
+
+// turned fails unless c was turned away with err.
+func (h *hand) turned(c *caller, err error) {
+	h.t.Helper()
+	if c.phase != turnedAway || !errors.Is(c.err, err) {
+		h.t.Fatalf("phase %d, %v, want to be turned away with %v", c.phase, c.err, err)
+	}
+}
+
+// lost fails unless these leases, and no others, ended before their Unlock.
+func (h *hand) lost(cs ...*caller) {
+	h.t.Helper()
+	if len(h.losses) != len(cs) {
+		h.t.Fatalf("lost %v, want %d", h.losses, len(cs))
+	}
+	for i, c := range cs {
+		if h.losses[i].caller != c || c.ended != ErrLeaseLost {
+			h.t.Fatalf("loss %d is %+v", i, h.losses[i])
+		}
+	}
+}
+
+// cancels fails unless these requests, and no others, were given to the reaper.
+func (h *hand) cancels(ids ...string) {
+	h.t.Helper()
+	if len(h.ghosts) != len(ids) {
+		h.t.Fatalf("cancels %+v, want %v", h.ghosts, ids)
+	}
+	for i, id := range ids {
+		if h.ghosts[i].id != id {
+			h.t.Fatalf("cancels %s, want %s", h.ghosts[i].id, id)
+		}
+	}
+}
+
+// settled fails unless Unlock of c returned, with err.
+func (h *hand) settled(c *caller, err error) {
+	h.t.Helper()
+	if !c.settled || c.err != err {
+		h.t.Fatalf("settled %v with %v, want %v", c.settled, c.err, err)
+	}
+}
+
+func (h *hand) state(want grantState) {
+	h.t.Helper()
+	if h.l.grant.state != want {
+		h.t.Fatalf("the grant's state is %d, want %d", h.l.grant.state, want)
+	}
+}
+
+// trust fails unless the grant is believed for just so long from noon.
+func (h *hand) trust(sinceNoon time.Duration) {
+	h.t.Helper()
+	if got := h.l.grant.trust().Sub(noon); got != sinceNoon {
+		h.t.Fatalf("believed until %v, want %v", got, sinceNoon)
+	}
+}

@@ -1,0 +1,194 @@
+package leased_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/leasedmutex/leased"
+)
+
+func inspect(t *testing.T, c *leased.Client, name string) leased.Info {
+	t.Helper()
+	info, err := c.Inspect(context.Background(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Name != name {
+		t.Errorf("Inspect of %q tells of %q", name, info.Name)
+	}
+	return info
+}
+
+func TestInspectOfAFreeLockShowsNobodyAndMakesNothing(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		info := inspect(t, newClient(t, s), "x")
+		if len(info.Owners)+len(info.Waiting)+info.Queue != 0 || info.Token != 0 {
+			t.Errorf("%+v", info)
+		}
+		if keys, err := s.Keys(context.Background()); err != nil || len(keys) != 0 {
+			t.Errorf("made %q, %v", keys, err)
+		}
+	})
+}
+
+func TestInspectShowsTheOwner(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		began := time.Now()
+		l := lock(t, newClient(t, s, leased.WithOwner("billing-7"), leased.WithTTL(30*time.Second)).Mutex("x"))
+		time.Sleep(5 * time.Second)
+		info := inspect(t, newClient(t, s), "x")
+		want := leased.Owner{Client: "billing-7", TTL: 25 * time.Second, Since: began, Token: l.Token()}
+		if len(info.Owners) != 1 || info.Token != l.Token() {
+			t.Fatalf("%+v", info)
+		}
+		got := info.Owners[0]
+		if !got.Since.Equal(want.Since) {
+			t.Errorf("since %v, want %v", got.Since, want.Since)
+		}
+		if got.Since = want.Since; got != want {
+			t.Errorf("%+v, want %+v", got, want)
+		}
+		unlock(t, l)
+		if info := inspect(t, newClient(t, s), "x"); len(info.Owners) != 0 || info.Token != l.Token() {
+			t.Errorf("after Unlock: %+v", info)
+		}
+	})
+}
+
+func TestInspectShowsThoseWhoWaitInTheirOrder(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		owner := lock(t, newClient(t, s).Mutex("x"))
+		var waiters []<-chan *leased.Lease
+		for i, label := range []string{"first", "second", "third"} {
+			waiters = append(waiters, locking(t, newClient(t, s, leased.WithOwner(label)).Mutex("x")))
+			s.queued(t, "x", int64(i+1))
+		}
+		info := inspect(t, newClient(t, s), "x")
+		if info.Queue != 3 || len(info.Waiting) != 3 {
+			t.Fatalf("%+v", info)
+		}
+		for i, label := range []string{"first", "second", "third"} {
+			if info.Waiting[i] != (leased.Waiting{Client: label}) {
+				t.Errorf("place %d: %+v", i, info.Waiting[i])
+			}
+		}
+		unlock(t, owner)
+		for _, w := range waiters {
+			unlock(t, closesSoon(t, "a waiter gets in", w))
+		}
+	})
+}
+
+func TestInspectShowsForeignAndLaterOwnersAsTheyAre(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		c := newClient(t, s)
+		for _, value := range []string{"8d1f", "leased2:w:owner", "leased1:garbage"} {
+			s.rdb.Set(context.Background(), s.Prefix+"x", value, time.Minute)
+			info := inspect(t, c, "x")
+			if len(info.Owners) != 1 {
+				t.Fatalf("%q: %+v", value, info)
+			}
+			o := info.Owners[0]
+			if o.Value != value || o.Client != "" || o.Token != 0 || !o.Since.IsZero() || o.TTL <= 0 || o.TTL > time.Minute {
+				t.Errorf("%q: %+v", value, o)
+			}
+		}
+		s.rdb.Persist(context.Background(), s.Prefix+"x")
+		if o := inspect(t, c, "x").Owners[0]; o.TTL >= 0 {
+			t.Errorf("a key without expiry has the TTL %v", o.TTL)
+		}
+		s.rdb.Del(context.Background(), s.Prefix+"x")
+	})
+}
+
+func TestAForeignOwnerIsNotNamedInErrors(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		setIfFree(t, s, "x", "secret-token", time.Minute)
+		_, err := newClient(t, s).Mutex("x").TryLockContext(context.Background())
+		if err == nil || strings.Contains(err.Error(), "secret-token") || !strings.Contains(err.Error(), "foreign") {
+			t.Errorf("%v", err)
+		}
+	})
+}
+
+func TestForceUnlockLetsTheNextWaiterIn(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		operator := newClient(t, s)
+		force := func() {
+			t.Helper()
+			if err := operator.ForceUnlock(context.Background(), "x"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		force() // nobody has it, which is no error
+		if keys := s.rdb.Keys(context.Background(), "*").Val(); len(keys) != 0 {
+			t.Errorf("evicting nobody made %q", keys)
+		}
+
+		ours := lock(t, newClient(t, s, leased.WithTTL(time.Hour)).Mutex("x"))
+		waiter := locking(t, newClient(t, s).Mutex("x"))
+		synctest.Wait()
+		began := time.Now()
+		force()
+		next := <-waiter
+		if took := time.Since(began); took > time.Millisecond {
+			t.Errorf("the next waiter got in after %v", took)
+		}
+		isAll(t, context.Cause(ours.Context()), leased.ErrLeaseLost)
+		isAll(t, ours.Unlock(), leased.ErrLeaseLost)
+		if next.Context().Err() != nil {
+			t.Error("the next owner was evicted too")
+		}
+		unlock(t, next)
+
+		setIfFree(t, s, "x", "foreign", 0)
+		waiter = locking(t, newClient(t, s).Mutex("x"))
+		synctest.Wait()
+		began = time.Now()
+		force()
+		unlock(t, <-waiter)
+		if took := time.Since(began); took > time.Millisecond {
+			t.Errorf("the next waiter got in %v after a foreign owner was evicted", took)
+		}
+	})
+}
+
+func TestAnEvictedOwnersLateUnlockDoesNotTouchTheNextOwner(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		evicted := newClient(t, s)
+		l := lock(t, evicted.Mutex("x"))
+		c := newClient(t, s)
+		if err := c.ForceUnlock(context.Background(), "x"); err != nil {
+			t.Fatal(err)
+		}
+		next := lock(t, c.Mutex("x"))
+		before := s.value(t, "x")
+		isAll(t, l.Unlock(), leased.ErrLeaseLost)
+		if err := evicted.Close(); err != nil {
+			t.Error(err)
+		}
+		if after := s.value(t, "x"); after != before {
+			t.Errorf("the next owner's key changed from %q to %q", before, after)
+		}
+		unlock(t, next)
+	})
+}
+
+func TestInspectAndForceUnlockRefuseBadNamesAndAClosedClient(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		c := newClient(t, s)
+		check := func(name string, want error) {
+			t.Helper()
+			_, err := c.Inspect(context.Background(), name)
+			isAll(t, err, want)
+			isAll(t, c.ForceUnlock(context.Background(), name), want)
+		}
+		check("", leased.ErrInvalidName)
+		check("a}b", leased.ErrInvalidName)
+		c.Close()
+		check("x", leased.ErrClosed)
+	})
+}

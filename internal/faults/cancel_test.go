@@ -1,0 +1,167 @@
+//go:build unix
+
+package faults
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+// cancelSlack is for 10 ms on a machine that does other things, under the race
+// detector.
+const cancelSlack = 100 * time.Millisecond
+
+// outage is a way in which Redis does not answer.
+type outage struct {
+	name  string
+	begin func(*redistest.Instance, *redistest.Proxy)
+}
+
+var outages = []outage{
+	{"stopped", func(s *redistest.Instance, _ *redistest.Proxy) { s.Stop() }},
+	{"black-holed", func(_ *redistest.Instance, p *redistest.Proxy) { p.BlackHole() }},
+	{"refusing", func(_ *redistest.Instance, p *redistest.Proxy) { p.Refuse(); p.Cut() }},
+	{"killed", func(s *redistest.Instance, _ *redistest.Proxy) { s.Kill() }},
+}
+
+// behind returns a server and a client of it that has a proxy in between, and
+// checks that the test leaves no goroutine.
+func behind(t *testing.T) (*redistest.Instance, *redistest.Proxy, *redis.Client) {
+	s := redistest.Server(t)
+	redistest.CheckLeaks(t, nil, "")
+	p := redistest.NewProxy(t, s.Addr)
+	rdb := redis.NewClient(redistest.Options(p.Addr))
+	t.Cleanup(func() { rdb.Close() })
+	return s, p, rdb
+}
+
+func TestACancelledWaitReturnsAtOnceWhateverRedisDoes(t *testing.T) {
+	for _, o := range append(slices.Clone(outages), outage{name: "healthy"}) {
+		t.Run(o.name, func(t *testing.T) {
+			t.Parallel()
+			s, p, rdb := behind(t)
+			holder := newClient(t, s.Client(), "")
+			c := newClient(t, rdb, "")
+			held := mustLock(t, holder.Mutex("x"))
+			mustUnlock(t, mustLock(t, c.Mutex("free"))) // connections, inbox and scripts are there
+
+			healthy := o.begin == nil
+			if !healthy {
+				o.begin(s, p)
+			}
+			var late []time.Duration
+			for i := range 40 {
+				ctx, cancel := context.WithCancel(t.Context())
+				name := "x"
+				if i%2 == 1 && !healthy {
+					name = "free"
+				}
+				got := wait(ctx, c.Mutex(name))
+				for until := time.Now().Add(time.Duration(i) * 300 * time.Microsecond); time.Now().Before(until); {
+					runtime.Gosched() // to be cancelled in all stages of the asking
+				}
+				at := time.Now()
+				cancel()
+				r := <-got
+				late = append(late, r.at.Sub(at))
+				if !errors.Is(r.err, leased.ErrNotAcquired) || !errors.Is(r.err, context.Canceled) {
+					t.Fatalf("it returned %v", r.err)
+				}
+			}
+			slices.Sort(late)
+			worst := late[len(late)-1]
+			t.Logf("%s: p50 %v, worst %v after the end of ctx", o.name, late[len(late)/2], worst)
+			if worst > cancelSlack {
+				t.Errorf("it returned %v after the end of ctx", worst)
+			}
+			if healthy {
+				mustUnlock(t, held)
+				nothingLeft(t, holder, "x")
+			}
+		})
+	}
+}
+
+func TestManyCancelledWaitsLeaveNothingPiledUp(t *testing.T) {
+	calls := 10_000
+	if testing.Short() {
+		calls = 2_000
+	}
+	s := redistest.Server(t)
+	look, rdb := s.Client(), s.Client()
+	redistest.CheckLeaks(t, nil, "")
+	holder := newClient(t, look, "")
+	c := newClient(t, rdb, "")
+	held := mustLock(t, holder.Mutex("x"))
+	mustUnlock(t, mustLock(t, c.Mutex("warm")))
+	eventually(t, "both inboxes", func() bool {
+		return len(look.PubSubChannels(t.Context(), "*").Val()) == 2
+	})
+
+	connections := connected(t, look)
+	goroutines := runtime.NumGoroutine()
+	s.Stop()
+	mu := c.Mutex("x")
+	work := make(chan struct{})
+	var workers sync.WaitGroup
+	for range 64 {
+		workers.Go(func() {
+			for range work {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+				if _, err := mu.LockContext(ctx); !errors.Is(err, leased.ErrNotAcquired) || !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("it returned %v", err)
+				}
+				cancel()
+			}
+		})
+	}
+	for range calls {
+		work <- struct{}{}
+	}
+	close(work)
+	workers.Wait()
+	more := runtime.NumGoroutine() - goroutines
+	t.Logf("%d goroutines more, %d connections in the pool", more, rdb.PoolStats().TotalConns)
+	if more > 3 {
+		var stacks [64 << 10]byte
+		t.Errorf("%d goroutines more after %d cancelled calls:\n%s", more, calls, stacks[:runtime.Stack(stacks[:], true)])
+	}
+
+	s.Cont()
+	if now := connected(t, look); now > connections+1 {
+		t.Errorf("%d connections, %d before", now, connections)
+	}
+	eventually(t, "the queue empty", func() bool {
+		info, err := holder.Inspect(t.Context(), "x")
+		return err == nil && info.Queue == 0 && len(info.Owners) == 1
+	})
+	mustUnlock(t, held)
+	nothingLeft(t, holder, "x")
+	if err := c.Close(); err != nil { // waits for what was under way
+		t.Error(err)
+	}
+	for _, key := range look.Keys(t.Context(), "*").Val() {
+		if !strings.HasSuffix(key, ":meta") {
+			t.Errorf("left in Redis: %s", key)
+		}
+	}
+}
+
+func connected(t *testing.T, rdb *redis.Client) int {
+	t.Helper()
+	list, err := rdb.ClientList(t.Context()).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Count(list, "\n")
+}

@@ -1,0 +1,160 @@
+//go:build unix
+
+package faults
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+// A child is this test program, started once more with a role to play. It is told
+// what to do by lines on its standard input and says what happened by lines on
+// its standard output: a word, then fields. It ends when its input does.
+const (
+	roleVariable   = "LEASED_FAULTS_ROLE"
+	addrVariable   = "LEASED_FAULTS_ADDR"
+	prefixVariable = "LEASED_FAULTS_PREFIX"
+	ttlVariable    = "LEASED_FAULTS_TTL"
+)
+
+type child struct {
+	t     *testing.T
+	cmd   *exec.Cmd
+	stdin io.WriteCloser
+	lines chan string // closed with the child's standard output
+}
+
+func spawn(t *testing.T, role, addr, prefix string, ttl time.Duration) *child {
+	t.Helper()
+	cmd := exec.Command(os.Args[0], "-test.run=^$")
+	cmd.Env = append(os.Environ(), roleVariable+"="+role, addrVariable+"="+addr,
+		prefixVariable+"="+prefix, ttlVariable+"="+ttl.String())
+	cmd.Stderr = os.Stderr
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	c := &child{t: t, cmd: cmd, stdin: stdin, lines: make(chan string, 64)}
+	read := make(chan struct{})
+	// Owned by c, ended by the end of the child, waited for by the cleanup.
+	go func() {
+		defer close(read)
+		defer close(c.lines)
+		for s := bufio.NewScanner(stdout); s.Scan(); {
+			c.lines <- s.Text()
+		}
+	}()
+	t.Cleanup(func() {
+		_ = stdin.Close()
+		c.signal(syscall.SIGKILL) // also ends one that is stopped
+		for range c.lines {
+		}
+		<-read
+		_ = cmd.Wait()
+	})
+	return c
+}
+
+func (c *child) signal(s syscall.Signal) { _ = c.cmd.Process.Signal(s) }
+
+func (c *child) tell(word string) {
+	c.t.Helper()
+	if _, err := fmt.Fprintln(c.stdin, word); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// hear waits for a line that begins with word and returns its other fields.
+func (c *child) hear(word string) []string {
+	c.t.Helper()
+	late := time.After(patience)
+	for {
+		select {
+		case line, ok := <-c.lines:
+			fields := strings.Fields(line)
+			switch {
+			case !ok:
+				c.t.Fatalf("child ended, no %q heard", word)
+			case len(fields) > 0 && fields[0] == word:
+				return fields[1:]
+			case len(fields) > 0 && fields[0] == "failed":
+				c.t.Fatalf("child: %s", line)
+			}
+		case <-late:
+			c.t.Fatalf("child did not say %q", word)
+		}
+	}
+}
+
+// end lets the child finish by itself and waits for it.
+func (c *child) end() {
+	c.t.Helper()
+	_ = c.stdin.Close()
+	c.hear("bye")
+}
+
+// actor is the child's side.
+type actor struct {
+	client   *leased.Client
+	rdb      *redis.Client
+	prefix   string
+	commands *bufio.Scanner
+}
+
+var roles = map[string]func(*actor) error{}
+
+func play(role string) int {
+	ttl, err := time.ParseDuration(os.Getenv(ttlVariable))
+	if err != nil {
+		return say("failed %v", err)
+	}
+	rdb := redis.NewClient(redistest.Options(os.Getenv(addrVariable)))
+	defer rdb.Close()
+	prefix := os.Getenv(prefixVariable)
+	client, err := leased.New(rdb, leased.WithKeyPrefix(prefix), leased.WithTTL(ttl),
+		leased.WithLogger(slog.New(slog.DiscardHandler)))
+	if err != nil {
+		return say("failed %v", err)
+	}
+	a := &actor{client: client, rdb: rdb, prefix: prefix, commands: bufio.NewScanner(os.Stdin)}
+	if err := roles[role](a); err != nil {
+		return say("failed %v", err)
+	}
+	if err := client.Close(); err != nil {
+		return say("failed %v", err)
+	}
+	say("bye")
+	return 0
+}
+
+func say(format string, args ...any) int {
+	fmt.Println(strings.ReplaceAll(fmt.Sprintf(format, args...), "\n", " "))
+	return 1
+}
+
+// told waits for the parent's next word, "" at the end.
+func (a *actor) told() string {
+	if !a.commands.Scan() {
+		return ""
+	}
+	return a.commands.Text()
+}

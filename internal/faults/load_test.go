@@ -1,0 +1,189 @@
+//go:build unix
+
+package faults
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+// underLoad has two clients share a lock while disturb runs again and again, and
+// demands that all callers enter, one at a time, and that no release fails.
+func underLoad(t *testing.T, disturb func(context.Context, *redis.Client) error, pause time.Duration) {
+	t.Parallel()
+	s := redistest.Server(t)
+	redistest.CheckLeaks(t, nil, "")
+	admin := s.Client()
+	clients := []*leased.Client{
+		newClient(t, s.Client(), "", leased.WithTTL(5*time.Second)),
+		newClient(t, s.Client(), "", leased.WithTTL(5*time.Second)),
+	}
+	length := 2 * time.Second
+	if testing.Short() {
+		length = time.Second
+	}
+	ctx := within(t, length)
+	count, entered := 0, atomic.Int64{} // count is plain: the lock is all that guards it
+	var inside, hits atomic.Int64
+	var all sync.WaitGroup
+	for _, c := range clients {
+		for range 4 {
+			all.Go(func() {
+				for ctx.Err() == nil {
+					l, err := c.Mutex("x").LockContext(t.Context())
+					if err != nil {
+						t.Errorf("LockContext: %v", err)
+						return
+					}
+					if n := inside.Add(1); n != 1 {
+						t.Errorf("%d inside at once", n)
+					}
+					count++
+					entered.Add(1)
+					inside.Add(-1)
+					if err := l.Unlock(); err != nil {
+						t.Errorf("Unlock: %v", err)
+						return
+					}
+				}
+			})
+		}
+	}
+	all.Go(func() {
+		// What comes too often leaves no time to do anything at all.
+		for beat := time.NewTicker(pause); ; hits.Add(1) {
+			if err := disturb(t.Context(), admin); err != nil {
+				t.Errorf("disturbing: %v", err)
+			}
+			select {
+			case <-beat.C:
+			case <-ctx.Done():
+				beat.Stop()
+				return
+			}
+		}
+	})
+	all.Wait()
+	if n := entered.Load(); n < 20 || int64(count) != n {
+		t.Errorf("%d entered, counted %d", n, count)
+	}
+	for _, c := range clients {
+		if s := c.Stats(); s.Lost != 0 {
+			t.Errorf("leases were lost: %+v", s)
+		}
+		nothingLeft(t, c, "x")
+	}
+	t.Logf("%d entered, disturbed %d times", entered.Load(), hits.Load())
+}
+
+func TestForgottenScriptsAreSentAgainUnderLoad(t *testing.T) {
+	underLoad(t, func(ctx context.Context, rdb *redis.Client) error {
+		return rdb.ScriptFlush(ctx).Err()
+	}, time.Millisecond)
+}
+
+func TestKilledConnectionsLoseNothingUnderLoad(t *testing.T) {
+	underLoad(t, func(ctx context.Context, rdb *redis.Client) error {
+		return rdb.ClientKillByFilter(ctx, "TYPE", "normal").Err()
+	}, 40*time.Millisecond)
+}
+
+func TestKilledSubscriptionsLoseNothingUnderLoad(t *testing.T) {
+	underLoad(t, func(ctx context.Context, rdb *redis.Client) error {
+		return rdb.ClientKillByFilter(ctx, "TYPE", "pubsub").Err()
+	}, 40*time.Millisecond)
+}
+
+// A full server must take back what it gave out: else it stays full of locks.
+func TestAFullServerStillHandsOverRenewsReleasesAndCancels(t *testing.T) {
+	t.Parallel()
+	s := redistest.Server(t, "--maxmemory-policy", "noeviction")
+	redistest.CheckLeaks(t, nil, "")
+	ctx, rdb := t.Context(), s.Client()
+	const ttl = 1500 * time.Millisecond
+	first := newClient(t, rdb, "", leased.WithTTL(ttl))
+	second := newClient(t, s.Client(), "", leased.WithTTL(ttl))
+	third := newClient(t, s.Client(), "", leased.WithTTL(ttl))
+	l := mustLock(t, first.Mutex("x"))
+	idle := mustLock(t, first.Mutex("released alone"))
+	next := wait(within(t, patience), second.Mutex("x"))
+	queued(t, first, "x", 1)
+	cancelled, cancel := context.WithCancel(ctx)
+	never := wait(cancelled, third.Mutex("x"))
+	queued(t, first, "x", 2)
+
+	if err := rdb.ConfigSet(ctx, "maxmemory", "1").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := rdb.Set(ctx, "k", "v", time.Second).Err(); !redis.HasErrorPrefix(err, "OOM") {
+		t.Fatalf("the server is not full: %v", err)
+	}
+	justRenewed(t, first, 2)
+	if err := l.Context().Err(); err != nil {
+		t.Fatalf("the lease ended: %v", context.Cause(l.Context()))
+	}
+	cancel()
+	if r := <-never; !errors.Is(r.err, context.Canceled) {
+		t.Errorf("the cancelled wait returned %v", r.err)
+	}
+	queued(t, first, "x", 1)
+	mustUnlock(t, idle)
+	nothingLeft(t, first, "released alone")
+	mustUnlock(t, l)
+	r := entered(t, next)
+	if direct := second.Stats().Direct; direct != 1 {
+		t.Errorf("%d direct hand-offs", direct)
+	}
+	justRenewed(t, second, 1)
+	// What had failed would have been made good by a cancel, later.
+	if n := refusals(t, rdb); n != 1 {
+		t.Errorf("the full server refused %d commands of locks", n-1)
+	}
+
+	// What is new has to wait until there is room.
+	short, stop := context.WithTimeout(ctx, 200*time.Millisecond)
+	defer stop()
+	_, err := first.Mutex("new").LockContext(short)
+	if !errors.Is(err, leased.ErrNotAcquired) || !errors.Is(err, context.DeadlineExceeded) || !isOOM(err) {
+		t.Errorf("a new lock on a full server: %v", err)
+	}
+	waits := wait(within(t, patience), first.Mutex("new"))
+	mustUnlock(t, r.lease)
+	nothingLeft(t, first, "x")
+	if err := rdb.ConfigSet(ctx, "maxmemory", "0").Err(); err != nil {
+		t.Fatal(err)
+	}
+	mustUnlock(t, entered(t, waits).lease)
+}
+
+func isOOM(err error) bool {
+	var answer redis.Error
+	return errors.As(err, &answer) && redis.HasErrorPrefix(answer, "OOM")
+}
+
+// refusals returns how often the server was too full for something.
+func refusals(t *testing.T, rdb *redis.Client) (n int) {
+	t.Helper()
+	info, err := rdb.Info(t.Context(), "errorstats").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(info) {
+		if count, ok := strings.CutPrefix(strings.TrimSpace(line), "errorstat_OOM:count="); ok {
+			if n, err = strconv.Atoi(count); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return n
+}

@@ -1,0 +1,256 @@
+//go:build unix
+
+package faults
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+// justRenewed waits for a renewal, so that none is sent for a third of the TTL.
+func justRenewed(t *testing.T, c *leased.Client, leases int64) {
+	t.Helper()
+	before := c.Stats().Renewals
+	eventually(t, "a renewal", func() bool { return c.Stats().Renewals >= before+leases })
+}
+
+// Two of the pool's connections are in use when the second renewal hangs, and
+// many leases mean several batches each time: none of that may hold up an end.
+func TestLeasesEndBeforeTheirTTLWhileRenewalsHang(t *testing.T) {
+	for _, o := range outages {
+		t.Run(o.name, func(t *testing.T) {
+			t.Parallel()
+			s, p, rdb := behind(t)
+			look := s.Client()
+			const ttl, leases = 1500 * time.Millisecond, 600
+			c := newClient(t, rdb, "", leased.WithTTL(ttl), leased.WithReleaseTimeout(time.Millisecond),
+				leased.WithLossHandler(func(leased.LossEvent) {}))
+			var held []*leased.Lease
+			var ended []<-chan time.Time
+			for i := range leases {
+				l := mustLock(t, c.Mutex(fmt.Sprintf("n%d", i)))
+				held, ended = append(held, l), append(ended, watch(l))
+			}
+			justRenewed(t, c, 2*leases) // by now they leave together
+
+			last := c.Stats().Renewals
+			eventually(t, "no renewal under way", func() bool {
+				now := c.Stats().Renewals
+				still := now == last
+				last = now
+				time.Sleep(20 * time.Millisecond)
+				return still
+			})
+			sent := c.Stats().Commands
+			dies := make([]time.Time, leases)
+			trusted := make([]time.Time, leases)
+			ttls := make([]*redis.DurationCmd, leases)
+			if _, err := look.Pipelined(t.Context(), func(pipe redis.Pipeliner) error {
+				for i := range held {
+					ttls[i] = pipe.PTTL(t.Context(), fmt.Sprintf("n%d", i))
+				}
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+			now := time.Now() // late, so that dies is late: by a round trip
+			o.begin(s, p)
+			for i, l := range held {
+				dies[i], trusted[i] = now.Add(ttls[i].Val()), l.TrustedUntil()
+			}
+
+			var worst time.Duration = -time.Hour
+			early, late := 0, 0
+			for i, l := range held {
+				at := lostAt(t, l, ended[i])
+				worst = max(worst, at.Sub(trusted[i]))
+				if at.Before(trusted[i]) {
+					early++
+				}
+				if at.After(dies[i].Add(slack / 5)) {
+					late++
+				}
+			}
+			pending := (c.Stats().Commands - sent) / leases
+			t.Logf("%s: %d times renewed in vain, ended at most %v after the trust window, TTLs %v", o.name, pending, worst, ttls[0].Val())
+			if early > 0 {
+				t.Errorf("%d of %d ended before their trust window did", early, leases)
+			}
+			if late > 0 || worst > slack {
+				t.Errorf("%d of %d ended after the TTL on the server, worst %v after the trust window", late, leases, worst)
+			}
+			if pending < 2 {
+				t.Errorf("renewals were sent %d times while none was answered", pending)
+			}
+		})
+	}
+}
+
+func TestUnlockAndCloseAreBounded(t *testing.T) {
+	for i, o := range outages {
+		t.Run(o.name, func(t *testing.T) {
+			if testing.Short() && i%2 == 1 {
+				t.Skip("two of four are enough for the short run")
+			}
+			t.Parallel()
+			s, p, rdb := behind(t)
+			c := newClient(t, rdb, "")
+			l, other := mustLock(t, c.Mutex("x")), mustLock(t, c.Mutex("y"))
+			mustLock(t, c.Mutex("never unlocked"))
+			holder := newClient(t, s.Client(), "")
+			mustLock(t, holder.Mutex("z"))
+			waiting := wait(context.Background(), c.Mutex("z"))
+			queued(t, holder, "z", 1)
+			o.begin(s, p)
+
+			began := time.Now()
+			err := l.Unlock()
+			took := time.Since(began)
+			if !errors.Is(err, leased.ErrNotReleased) {
+				t.Errorf("Unlock returned %v", err)
+			}
+			if took > time.Second+slack {
+				t.Errorf("Unlock took %v", took)
+			}
+			began = time.Now()
+			c.Mutex("y").Unlock()
+			if took := time.Since(began); took > time.Second+slack {
+				t.Errorf("Mutex.Unlock took %v", took)
+			}
+			if err := other.Unlock(); !errors.Is(err, leased.ErrNotReleased) {
+				t.Errorf("the lease's Unlock returned %v after the mutex's", err)
+			}
+
+			began = time.Now()
+			err = c.Close()
+			closed := time.Since(began)
+			// 5 s for those who hold, 2 s for commands under way.
+			if closed > 7*time.Second+slack {
+				t.Errorf("Close took %v", closed)
+			}
+			if !errors.Is(err, leased.ErrClosed) {
+				t.Errorf("Close returned %v, and one lease was never unlocked", err)
+			}
+			if r := <-waiting; !errors.Is(r.err, leased.ErrClosed) || r.at.Sub(began) > slack {
+				t.Errorf("who waited got %v after %v", r.err, r.at.Sub(began))
+			}
+			t.Logf("%s: Unlock %v, Close %v", o.name, took, closed)
+		})
+	}
+}
+
+func TestARestartedEmptyServerIsNoticedWithinARenewalPeriod(t *testing.T) {
+	t.Parallel()
+	s := redistest.Server(t)
+	redistest.CheckLeaks(t, nil, "")
+	const ttl = 3 * time.Second
+	c := newClient(t, s.Client(), "", leased.WithTTL(ttl), leased.WithLossHandler(func(leased.LossEvent) {}))
+	next := newClient(t, s.Client(), "", leased.WithTTL(ttl))
+	l := mustLock(t, c.Mutex("x"))
+	ended := watch(l)
+	waiting := wait(within(t, patience), next.Mutex("x"))
+	queued(t, next, "x", 1)
+
+	s.Kill()
+	s.Restart()
+	up := time.Now()
+	lost := lostAt(t, l, ended).Sub(up)
+	r := entered(t, waiting)
+	t.Logf("the loss was learnt %v after the restart, the next owner ran after %v", lost, r.at.Sub(up))
+	// A renewal that failed meanwhile is repeated sooner than that.
+	if lost > ttl/3+slack {
+		t.Errorf("the loss was learnt %v after the restart", lost)
+	}
+	// It hears no message: it subscribes again, and looks.
+	if got := r.at.Sub(up); got > ttl/3+slack {
+		t.Errorf("the next owner ran %v after the restart", got)
+	}
+	if r.lease.Token() <= l.Token() {
+		t.Errorf("token %d after %d, which an empty server forgot", r.lease.Token(), l.Token())
+	}
+	if err := l.Unlock(); !errors.Is(err, leased.ErrLeaseLost) {
+		t.Errorf("Unlock returned %v", err)
+	}
+	mustUnlock(t, r.lease)
+	nothingLeft(t, next, "x")
+}
+
+func TestAFrozenServerThatGoesOnInTimeLosesNothing(t *testing.T) {
+	t.Parallel()
+	s := redistest.Server(t)
+	redistest.CheckLeaks(t, nil, "")
+	c := newClient(t, s.Client(), "", leased.WithTTL(3*time.Second))
+	next := newClient(t, s.Client(), "")
+	l := mustLock(t, c.Mutex("x"))
+	waiting := wait(within(t, patience), next.Mutex("x"))
+	queued(t, next, "x", 1)
+	justRenewed(t, c, 1)
+	sent := c.Stats().Commands
+	s.Stop()
+	eventually(t, "a renewal without answer", func() bool { return c.Stats().Commands > sent })
+	s.Cont()
+	justRenewed(t, c, 1)
+	if l.Context().Err() != nil {
+		t.Fatalf("the lease ended: %v", context.Cause(l.Context()))
+	}
+	mustUnlock(t, l)
+	mustUnlock(t, entered(t, waiting).lease)
+	if lost := c.Stats().Lost; lost != 0 {
+		t.Errorf("%d leases lost", lost)
+	}
+	nothingLeft(t, next, "x")
+}
+
+func TestABlockedCommandInAPoolOfOneDelaysNoEnd(t *testing.T) {
+	t.Parallel()
+	s := redistest.Server(t)
+	redistest.CheckLeaks(t, nil, "")
+	rdb := s.Client(func(o *redis.Options) { o.PoolSize = 1 })
+	const ttl = time.Second
+	c := newClient(t, rdb, "", leased.WithTTL(ttl), leased.WithLossHandler(func(leased.LossEvent) {}))
+	look := newClient(t, s.Client(), "")
+	l := mustLock(t, c.Mutex("x"))
+	released := mustLock(t, c.Mutex("y"))
+	ended := watch(l)
+	justRenewed(t, c, 2)
+
+	var blocked sync.WaitGroup
+	blocked.Go(func() { rdb.BLPop(t.Context(), 4*time.Second, "nobody pushes") })
+	eventually(t, "the pool busy", func() bool { return rdb.PoolStats().IdleConns == 0 })
+	trusted := l.TrustedUntil()
+
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	due, _ := ctx.Deadline()
+	if _, err := c.Mutex("z").LockContext(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("LockContext returned %v", err)
+	}
+	if late := time.Since(due); late > cancelSlack {
+		t.Errorf("LockContext returned %v after the end of its context", late)
+	}
+	began := time.Now()
+	err := released.Unlock()
+	if took := time.Since(began); !errors.Is(err, leased.ErrNotReleased) && !errors.Is(err, leased.ErrLeaseLost) || took > time.Second+slack {
+		t.Errorf("Unlock returned %v after %v", err, took)
+	}
+	at := lostAt(t, l, ended)
+	t.Logf("ended %v after the trust window", at.Sub(trusted))
+	if at.Before(trusted) || at.Sub(trusted) > slack {
+		t.Errorf("the lease ended %v after its trust window", at.Sub(trusted))
+	}
+	_ = l.Unlock() // a loss
+
+	blocked.Wait()
+	mustUnlock(t, mustLock(t, c.Mutex("z"))) // the pool is free, and all goes on
+	for _, name := range []string{"x", "y", "z"} {
+		nothingLeft(t, look, name)
+	}
+}

@@ -1,0 +1,106 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"runtime"
+	"runtime/pprof"
+	"sync"
+	"time"
+
+	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/redistest"
+)
+
+// heapFile is where section many leaves a heap profile, if anywhere.
+var heapFile string
+
+// many measures one client that holds ten thousand leases.
+func many(b *bench) error {
+	ctx := context.Background()
+	const leases, ttl = 10_000, 3 * time.Second
+	c, err := b.client(leased.WithTTL(ttl), leased.WithLossHandler(func(leased.LossEvent) {}))
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if l, err := c.Mutex("warm").LockContext(ctx); err != nil {
+		return err
+	} else if err := l.Unlock(); err != nil {
+		return err
+	}
+	names := make([]string, leases)
+	for i := range names {
+		names[i] = fmt.Sprintf("invoice:%08d", i)
+	}
+	held := make([]*leased.Lease, leases)
+	heap := func() int64 {
+		runtime.GC()
+		runtime.GC() // what had a finalizer or sat in a pool goes the second time
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	goroutines, bytes := runtime.NumGoroutine(), heap()
+	began := time.Now()
+	var all sync.WaitGroup
+	errs := make([]error, 8)
+	for w := range errs {
+		all.Go(func() {
+			for i := w; i < leases && errs[w] == nil; i += len(errs) {
+				held[i], errs[w] = c.Mutex(names[i]).LockContext(ctx)
+			}
+		})
+	}
+	all.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	took := time.Since(began)
+	each := float64(heap()-bytes) / leases
+	if heapFile != "" {
+		if f, err := os.Create(heapFile); err == nil {
+			_ = pprof.WriteHeapProfile(f)
+			_ = f.Close()
+		}
+	}
+	more := runtime.NumGoroutine() - goroutines
+
+	before, err := redistest.Calls(ctx, b.rdb)
+	if err != nil {
+		return err
+	}
+	start := time.Now()
+	most := more
+	for time.Since(start) < 3*ttl {
+		time.Sleep(20 * time.Millisecond)
+		most = max(most, runtime.NumGoroutine()-goroutines)
+	}
+	after, err := redistest.Calls(ctx, b.rdb)
+	if err != nil {
+		return err
+	}
+	lost := c.Stats().Lost
+	renewals := float64(after.Sub(before)["evalsha"]) / (3 * ttl).Seconds()
+	b.rows.add(fmt.Sprintf("%d leases: heap bytes each", leases), fmt.Sprintf("%.0f", each), "", atMost("1024", each <= 1024))
+	b.rows.add("  goroutines more, at rest / at most", fmt.Sprintf("%d / %d", more, most), "", "")
+	b.rows.add("  lost in three TTLs of 3 s", fmt.Sprint(lost), "", "0: "+mark(lost == 0))
+	b.rows.add("  renewals per second", fmt.Sprintf("%.0f", renewals), fmt.Sprintf("3 each TTL: %.0f", leases/ttl.Seconds()*3), "")
+	b.rows.add("  taking them", short(took), "", "")
+	began = time.Now()
+	for w := range errs {
+		all.Go(func() {
+			for i := w; i < leases; i += len(errs) {
+				if err := held[i].Unlock(); err != nil {
+					errs[w] = err
+				}
+			}
+		})
+	}
+	all.Wait()
+	b.rows.add("  giving them back", short(time.Since(began)), "", "")
+	return errs[0]
+}

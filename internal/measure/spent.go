@@ -1,0 +1,47 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// spent is what the server did: how often, and for how long. Commands called by
+// scripts count in their scripts' time and are not counted here.
+type spent struct {
+	calls int64
+	time  time.Duration
+}
+
+// spend returns what the server has spent on commands since it started.
+func spend(ctx context.Context, rdb *redis.Client, names ...string) (spent, error) {
+	var s spent
+	info, err := rdb.Info(ctx, "commandstats").Result()
+	for line := range strings.Lines(info) {
+		name, numbers, _ := strings.Cut(strings.TrimPrefix(strings.TrimSpace(line), "cmdstat_"), ":")
+		for _, wanted := range names {
+			var calls, us int64
+			if name != wanted {
+				continue
+			}
+			if _, err := fmt.Sscanf(numbers, "calls=%d,usec=%d", &calls, &us); err != nil {
+				return s, err
+			}
+			s.calls += calls
+			s.time += time.Duration(us) * time.Microsecond
+		}
+	}
+	return s, err
+}
+
+func (s spent) sub(before spent) spent { return spent{s.calls - before.calls, s.time - before.time} }
+
+func (s spent) add(more spent) spent { return spent{s.calls + more.calls, s.time + more.time} }
+
+// each is the time spent for one of n.
+func (s spent) each(n int) string {
+	return fmt.Sprintf("%.1fµs", float64(s.time.Nanoseconds())/1000/float64(max(n, 1)))
+}

@@ -1,0 +1,61 @@
+//go:build unix
+
+package redistest
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+)
+
+// Stop freezes the server: its connections stay open and nothing answers. The
+// server is frozen when Stop returns, where /proc tells; elsewhere an instant later.
+func (in *Instance) Stop() {
+	in.helper()
+	if !in.signal(syscall.SIGSTOP) {
+		return
+	}
+	// Bounded: a program cannot refuse to be stopped, only be scheduled late.
+	for range 1000 {
+		if frozen(in.Pid()) {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// Cont lets a frozen server go on where it was.
+func (in *Instance) Cont() {
+	in.helper()
+	in.signal(syscall.SIGCONT)
+}
+
+func (in *Instance) signal(s syscall.Signal) bool {
+	in.helper()
+	if in.refuseShared("signal") {
+		return false
+	}
+	in.mu.Lock()
+	p := in.running
+	in.mu.Unlock()
+	if err := p.cmd.Process.Signal(s); err != nil {
+		in.fail(fmt.Errorf("redistest: %v to the server: %w", s, err))
+		return false
+	}
+	return true
+}
+
+// frozen also says true where it cannot know, so that nobody waits in vain.
+func frozen(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return true
+	}
+	// The state follows the name, which is in parentheses and may hold some itself.
+	after := stat[bytes.LastIndexByte(stat, ')')+1:]
+	return bytes.HasPrefix(bytes.TrimSpace(after), []byte("T"))
+}
+
+func (p *process) thaw() { _ = p.cmd.Process.Signal(syscall.SIGCONT) }

@@ -1,0 +1,143 @@
+package redistest
+
+import (
+	"net"
+	"sync"
+	"time"
+)
+
+// link is one client's connection through a [Proxy], with the one to the server
+// behind it.
+type link struct {
+	client net.Conn
+	gone   chan struct{} // closed when nothing of the link is left
+
+	// mu guards what follows. The lock order is Proxy.mu, link.mu.
+	mu     sync.Mutex
+	fault  fault
+	server net.Conn // nil until dialled
+	left   bool     // the client's end is closed
+	closed bool     // both ends are closed, or will be as soon as they exist
+}
+
+func newLink(client net.Conn, f fault) *link {
+	return &link{client: client, gone: make(chan struct{}), fault: f}
+}
+
+// inject gives the link a fault. A black hole gets no better by dropping replies.
+func (l *link) inject(f fault) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.fault = max(l.fault, f)
+}
+
+func (l *link) has(f fault) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.fault >= f
+}
+
+func (l *link) clientGone() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.left || l.closed
+}
+
+// run returns when both ends are closed. In a black hole from the start there is
+// no server's end, as no packet would have reached it.
+func (l *link) run(target string) {
+	if l.has(blackHole) {
+		l.passRequests(nil)
+		l.close()
+		return
+	}
+	server, err := net.DialTimeout("tcp", target, time.Second)
+	if err != nil || !l.attach(server) {
+		l.close()
+		return
+	}
+	var replies sync.WaitGroup
+	// Owned by l, ended by the close of the server's end, waited for right below.
+	replies.Go(func() { l.passReplies(server) })
+	l.passRequests(server)
+	replies.Wait()
+	l.close()
+}
+
+// attach reports false when Cut was faster than dialling.
+func (l *link) attach(server net.Conn) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.server = server
+	if l.closed {
+		_ = server.Close()
+	}
+	return !l.closed
+}
+
+func (l *link) passRequests(server net.Conn) {
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := l.client.Read(buf)
+		switch {
+		case err != nil && l.has(blackHole):
+			l.leave()
+			return
+		case err != nil:
+			l.close()
+			return
+		case l.has(blackHole):
+		default:
+			// What a dead server does not take is lost; its end shows when reading.
+			_, _ = server.Write(buf[:n])
+		}
+	}
+}
+
+func (l *link) passReplies(server net.Conn) {
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := server.Read(buf)
+		switch {
+		case err != nil && l.has(blackHole):
+			return // the client is not told, and closes some day
+		case err != nil:
+			l.close()
+			return
+		case l.has(dropReplies):
+		default:
+			_, _ = l.client.Write(buf[:n]) // likewise
+		}
+	}
+}
+
+// leave closes the client's end and hides it from the server.
+func (l *link) leave() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.left = true
+	_ = l.client.Close()
+}
+
+// closeOrphan closes a server's end whose client has left.
+func (l *link) closeOrphan() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.left {
+		l.closeLocked()
+	}
+}
+
+func (l *link) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closeLocked()
+}
+
+func (l *link) closeLocked() {
+	l.closed = true
+	_ = l.client.Close()
+	if l.server != nil {
+		_ = l.server.Close()
+	}
+}

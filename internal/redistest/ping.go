@@ -1,0 +1,43 @@
+package redistest
+
+import (
+	"bufio"
+	"net"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// answers reports whether the server at addr is the process pid and takes
+// commands. The pid tells it from a stranger who won the race for the port. A
+// server that wants a password tells nobody its pid and is taken at its word.
+func answers(addr string, pid int) bool {
+	c, err := net.DialTimeout("tcp", addr, time.Second)
+	if err != nil {
+		return false
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(time.Second))
+	if _, err := c.Write([]byte("PING\r\nINFO server\r\n")); err != nil {
+		return false
+	}
+	lines := bufio.NewScanner(c)
+	if !lines.Scan() {
+		return false
+	}
+	if strings.HasPrefix(lines.Text(), "-NOAUTH") {
+		return true
+	}
+	if lines.Text() != "+PONG" {
+		return false // still loading
+	}
+	for lines.Scan() {
+		if text, ok := strings.CutPrefix(lines.Text(), "process_id:"); ok {
+			return text == strconv.Itoa(pid)
+		}
+		if strings.HasPrefix(lines.Text(), "-") {
+			return true // INFO is denied or renamed
+		}
+	}
+	return false
+}

@@ -1,0 +1,170 @@
+package redistest
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// impatient makes a client that gives up after 50 ms and does not send again.
+func impatient(o *redis.Options) {
+	o.MaxRetries = -1
+	o.ReadTimeout = 50 * time.Millisecond
+	o.DialTimeout = 200 * time.Millisecond
+	o.DialerRetries = 1
+}
+
+func through(t *testing.T, p *Proxy, change ...func(*redis.Options)) *redis.Client {
+	return newClient(t, Options(p.Addr), change)
+}
+
+func TestProxyPassesAndCounts(t *testing.T) {
+	in := Shared(t)
+	p := NewProxy(t, in.Addr)
+	rdb := through(t, p)
+	big := string(make([]byte, 200<<10))
+	key := Prefix(t) + "k"
+	if err := rdb.Set(t.Context(), key, big, time.Minute).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if got := rdb.Get(t.Context(), key).Val(); got != big {
+		t.Errorf("%d bytes came back", len(got))
+	}
+	if n := p.Conns(); n != 1 {
+		t.Errorf("%d connections", n)
+	}
+	_ = rdb.Close()
+	eventually(t, "the closed connection is forgotten", func() bool { return p.Conns() == 0 })
+}
+
+func TestDroppedRepliesLeaveCommandsCarriedOut(t *testing.T) {
+	in := Shared(t)
+	direct, key := in.Client(), Prefix(t)+"n"
+	p := NewProxy(t, in.Addr)
+	rdb := through(t, p, impatient)
+	ctx := t.Context()
+	if err := rdb.Ping(ctx).Err(); err != nil {
+		t.Fatal(err)
+	}
+	p.DropReplies()
+	if err := rdb.Incr(ctx, key).Err(); err == nil {
+		t.Error("a reply came through")
+	}
+	eventually(t, "the command runs", func() bool { return direct.Get(ctx, key).Val() == "1" })
+	p.Heal()
+	if n, err := rdb.Incr(ctx, key).Result(); err != nil || n != 2 {
+		t.Errorf("after Heal: %d, %v", n, err)
+	}
+	direct.Expire(ctx, key, time.Minute)
+}
+
+func TestBlackHoleTellsNobodyThatPeersAreGone(t *testing.T) {
+	in := Server(t)
+	direct, ctx := in.Client(), t.Context()
+	p := NewProxy(t, in.Addr)
+	rdb, reader := through(t, p, impatient), through(t, p, impatient)
+	sub := reader.Subscribe(ctx, "news")
+	if _, err := sub.Receive(ctx); err != nil {
+		t.Fatal(err)
+	}
+	p.BlackHole()
+	if err := rdb.Incr(ctx, "n").Err(); err == nil {
+		t.Error("a new connection came through")
+	}
+	if n := direct.Exists(ctx, "n").Val(); n != 0 {
+		t.Error("a request came through")
+	}
+	open := p.Conns()
+	_ = sub.Close()
+	eventually(t, "the client has left", func() bool { return p.Conns() < open })
+	if n := direct.Publish(ctx, "news", "x").Val(); n != 1 {
+		t.Errorf("the server counts %d subscribers, want the one that is gone", n)
+	}
+	p.Heal()
+	eventually(t, "the server notices", func() bool { return direct.Publish(ctx, "news", "x").Val() == 0 })
+	if err := rdb.Ping(ctx).Err(); err != nil {
+		t.Errorf("a new connection after Heal: %v", err)
+	}
+}
+
+func TestBlackHoledConnectionStaysDeadUntilCut(t *testing.T) {
+	in := Server(t)
+	direct, ctx := in.Client(), t.Context()
+	p := NewProxy(t, in.Addr)
+	rdb := through(t, p)
+	sub := rdb.Subscribe(ctx, "news")
+	defer sub.Close()
+	if _, err := sub.Receive(ctx); err != nil {
+		t.Fatal(err)
+	}
+	p.BlackHole()
+	p.Heal()
+	direct.Publish(ctx, "news", "lost")
+	if m, err := sub.ReceiveTimeout(ctx, 30*time.Millisecond); err == nil {
+		t.Errorf("a dead connection said %v", m)
+	}
+	p.Cut()
+	wait, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	for range 100 { // the client hears of the cut first, and subscribes anew then
+		if _, err := sub.Receive(wait); err == nil {
+			break
+		}
+	}
+	if n := direct.Publish(ctx, "news", "x").Val(); n != 1 {
+		t.Errorf("%d subscribers after reconnection", n)
+	}
+}
+
+func TestRefusedDialsAndAcceptOnTheSamePort(t *testing.T) {
+	in := Shared(t)
+	p := NewProxy(t, in.Addr)
+	present, late := through(t, p, impatient), through(t, p, impatient)
+	ctx := t.Context()
+	if err := present.Ping(ctx).Err(); err != nil {
+		t.Fatal(err)
+	}
+	p.Refuse()
+	p.Refuse()
+	if err := late.Ping(ctx).Err(); err == nil {
+		t.Error("dialled")
+	}
+	if err := present.Ping(ctx).Err(); err != nil {
+		t.Errorf("the present connection: %v", err)
+	}
+	p.Accept()
+	p.Accept()
+	if err := late.Ping(ctx).Err(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestProxyLeavesNoGoroutines(t *testing.T) {
+	for name, fault := range map[string]func(*Proxy){
+		"healthy":     func(*Proxy) {},
+		"blackHole":   (*Proxy).BlackHole,
+		"dropReplies": (*Proxy).DropReplies,
+		"refuse":      (*Proxy).Refuse,
+	} {
+		t.Run(name, func(t *testing.T) {
+			in := Shared(t)
+			CheckLeaks(t, nil, "")
+			p := NewProxy(t, in.Addr)
+			rdb := through(t, p, impatient)
+			_ = rdb.Ping(t.Context()).Err()
+			fault(p)
+			_ = rdb.Ping(t.Context()).Err()
+			_ = through(t, p, impatient).Ping(t.Context()).Err()
+		})
+	}
+}
+
+func TestProxyToNowhereClosesConnections(t *testing.T) {
+	port := NewProxy(t, "127.0.0.1:1") // nobody listens on port 1
+	if err := through(t, port, impatient).Ping(t.Context()).Err(); err == nil {
+		t.Error("somebody answered")
+	}
+	eventually(t, "no connection is left", func() bool { return port.Conns() == 0 })
+}

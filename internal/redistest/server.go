@@ -1,0 +1,257 @@
+package redistest
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"sync"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Instance is a running Redis server, on a loopback port of its own, that keeps
+// nothing on disk. Its methods are safe for concurrent use.
+//
+// What cannot be done ends the test of [Server], and panics for [Start].
+type Instance struct {
+	// Addr is "127.0.0.1:port". It stays the same over Kill and Restart.
+	Addr string
+
+	program string
+	args    []string
+	dir     string
+	ownDir  bool       // dir is to be removed by Close
+	tb      testing.TB // nil after Start
+	shared  bool       // a view of the server that other tests use too
+
+	// mu guards what follows and is not held while a program starts or ends,
+	// except in Restart and Close, which nothing may overtake.
+	mu      sync.Mutex
+	running *process
+	clients []*redis.Client
+}
+
+// Server starts a real redis-server for tb and ends it in tb's cleanup. The
+// arguments are appended to the command line: Server(t, "--maxmemory", "1mb").
+// A server that does not listen on a plain TCP port cannot be started by it.
+//
+// Where no redis-server is installed, tb is skipped, or fails when the environment
+// has LEASED_REQUIRE_REDIS=1.
+func Server(tb testing.TB, args ...string) *Instance {
+	tb.Helper()
+	program := need(tb)
+	in, err := start(program, tb.TempDir(), args)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	in.tb = tb
+	tb.Cleanup(in.Close)
+	return in
+}
+
+// Start is [Server] for programs that have no testing.TB. The caller calls Close.
+func Start(args ...string) (*Instance, error) {
+	program, err := find()
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "redistest")
+	if err != nil {
+		return nil, err
+	}
+	in, err := start(program, dir, args)
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	in.ownDir = true
+	return in, nil
+}
+
+// ErrNoServer is returned by [Start] where no redis-server program is installed.
+var ErrNoServer = errors.New("redistest: no redis-server in PATH: install Debian's package redis-server, or its like")
+
+// find looks for the program that LEASED_REDIS_SERVER names, which allows a run
+// against another version or against Valkey. The default is redis-server.
+func find() (string, error) {
+	name := os.Getenv("LEASED_REDIS_SERVER")
+	if name == "" {
+		name = "redis-server"
+	}
+	program, err := exec.LookPath(name)
+	if err != nil {
+		return "", fmt.Errorf("%w (%w)", ErrNoServer, err)
+	}
+	return program, nil
+}
+
+func need(tb testing.TB) string {
+	tb.Helper()
+	program, err := find()
+	switch {
+	case err == nil:
+	case os.Getenv("LEASED_REQUIRE_REDIS") == "1":
+		tb.Fatalf("%v; LEASED_REQUIRE_REDIS=1 forbids to skip this test", err)
+	default:
+		tb.Skip(err)
+	}
+	return program
+}
+
+// FreePort returns a loopback port that nobody listened on a moment ago.
+func FreePort() (int, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	return l.Addr().(*net.TCPAddr).Port, l.Close()
+}
+
+// start tries several ports: between FreePort and the server's own bind somebody
+// else may take one.
+func start(program, dir string, args []string) (*Instance, error) {
+	var err error
+	for range 5 {
+		var port int
+		if port, err = FreePort(); err != nil {
+			return nil, err
+		}
+		in := &Instance{
+			Addr:    net.JoinHostPort("127.0.0.1", strconv.Itoa(port)),
+			program: program,
+			dir:     dir,
+			args: append([]string{"--port", strconv.Itoa(port), "--bind", "127.0.0.1",
+				"--save", "", "--appendonly", "no"}, args...),
+		}
+		if err = in.run(); err == nil {
+			return in, nil
+		}
+		if !errors.Is(err, errPort) {
+			return nil, err
+		}
+	}
+	return nil, err
+}
+
+// run sets running to a server that answers. Nobody else may change it meanwhile.
+func (in *Instance) run() error {
+	p, err := launch(in.program, in.dir, in.args)
+	if err != nil {
+		return err
+	}
+	if err := p.await(in.Addr); err != nil {
+		p.kill()
+		return err
+	}
+	in.running = p
+	return nil
+}
+
+// Options returns fresh options for a client of the server.
+func (in *Instance) Options() *redis.Options { return Options(in.Addr) }
+
+// Client returns a new client, with options changed as told. It is closed before
+// the server is ended.
+func (in *Instance) Client(change ...func(*redis.Options)) *redis.Client {
+	o := in.Options()
+	for _, c := range change {
+		c(o)
+	}
+	rdb := redis.NewClient(o)
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.clients = append(in.clients, rdb)
+	return rdb
+}
+
+// Pid is the process id of the server, which Restart changes.
+func (in *Instance) Pid() int {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return in.running.pid()
+}
+
+// Log returns the last lines that the server wrote.
+func (in *Instance) Log() string {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return in.running.log.String()
+}
+
+// Kill ends the server the hard way and waits for its end: clients see their
+// connections closed, and all keys are gone. It may be dead already.
+func (in *Instance) Kill() {
+	in.helper()
+	if in.refuseShared("kill") {
+		return
+	}
+	in.mu.Lock()
+	p := in.running
+	in.mu.Unlock()
+	p.kill()
+}
+
+// Restart ends the server if it runs, and starts it anew, empty, on the same port.
+func (in *Instance) Restart() {
+	in.helper()
+	if in.refuseShared("restart") {
+		return
+	}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.running.kill()
+	err := errPort
+	// The port was free a moment ago; who took it took it for a moment only.
+	for range 5 {
+		if err = in.run(); !errors.Is(err, errPort) {
+			break
+		}
+	}
+	if err != nil {
+		in.fail(err)
+	}
+}
+
+// Close closes the clients and ends the server, frozen or not. [Server] calls it.
+// Of a shared server it ends nothing but the clients that came from this Instance.
+func (in *Instance) Close() {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	for _, rdb := range in.clients {
+		_ = rdb.Close() // a test may have closed it already
+	}
+	in.clients = nil
+	if in.shared {
+		return
+	}
+	in.running.thaw()
+	in.running.kill()
+	if in.ownDir {
+		_ = os.RemoveAll(in.dir)
+	}
+}
+
+func (in *Instance) refuseShared(what string) bool {
+	in.helper()
+	if in.shared {
+		in.fail(fmt.Errorf("redistest: will not %s the server that other tests use: take Server", what))
+	}
+	return in.shared
+}
+
+func (in *Instance) fail(err error) {
+	if in.tb == nil {
+		panic(err)
+	}
+	in.tb.Helper()
+	in.tb.Error(err)
+}
+
+func (in *Instance) helper() {
+	if in.tb != nil {
+		in.tb.Helper()
+	}
+}

@@ -1,0 +1,75 @@
+package redistest
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+)
+
+// Target is the server that a test of a behaviour suite runs on.
+type Target struct {
+	// Name is "miniredis" or "redis".
+	Name string
+	// Real says that a redis-server answers. Time passes for real on both.
+	Real bool
+	// Addr is a loopback address.
+	Addr string
+	// Prefix is the test's own: every key and channel must start with it, since
+	// other tests use a real server at the same time.
+	Prefix string
+	// Mini is the embedded server, nil on a real one.
+	Mini *miniredis.Miniredis
+	// Server is the shared real server, nil on the embedded one.
+	Server *Instance
+}
+
+// OnBoth runs f as the subtests "miniredis" and "redis". The embedded server is
+// f's own; the real one is [Shared], and where there is none its subtest is skipped.
+func OnBoth(t *testing.T, f func(t *testing.T, s Target)) {
+	t.Helper()
+	t.Run("miniredis", func(t *testing.T) {
+		m := MiniTCP(t)
+		f(t, Target{Name: "miniredis", Addr: m.Addr(), Prefix: Prefix(t), Mini: m})
+	})
+	t.Run("redis", func(t *testing.T) {
+		in := Shared(t)
+		f(t, Target{Name: "redis", Real: true, Addr: in.Addr, Prefix: Prefix(t), Server: in})
+	})
+}
+
+// Options returns fresh options for a client of the server.
+func (s Target) Options() *redis.Options { return Options(s.Addr) }
+
+// NewClient returns a new client, with options changed as told, that is closed in
+// tb's cleanup.
+func (s Target) NewClient(tb testing.TB, change ...func(*redis.Options)) *redis.Client {
+	return newClient(tb, s.Options(), change)
+}
+
+// Keys lists the keys under the test's prefix, sorted.
+func (s Target) Keys(ctx context.Context) ([]string, error) {
+	rdb := redis.NewClient(s.Options())
+	defer rdb.Close()
+	return Keys(ctx, rdb, s.Prefix)
+}
+
+// Keys lists the keys that start with prefix, sorted, on all masters of a cluster.
+func Keys(ctx context.Context, rdb redis.UniversalClient, prefix string) ([]string, error) {
+	var keys []string
+	err := eachMaster(ctx, rdb, func(ctx context.Context, node redis.Cmdable) error {
+		scan := node.Scan(ctx, 0, literal(prefix)+"*", 1000).Iterator()
+		for scan.Next(ctx) {
+			keys = append(keys, scan.Val())
+		}
+		return scan.Err()
+	})
+	if err != nil {
+		return nil, fmt.Errorf("redistest: list keys: %w", err)
+	}
+	slices.Sort(keys)
+	return slices.Compact(keys), nil // SCAN may name a key twice
+}

@@ -1,0 +1,191 @@
+package leased_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased"
+)
+
+// The textbook lock: SET NX PX, and a script that deletes what is still ours.
+
+func compareAndDelete(t *testing.T, s place, name, value string) int {
+	t.Helper()
+	n, err := s.rdb.Eval(context.Background(),
+		`if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0`,
+		[]string{s.Prefix + name}, value).Int()
+	if err != nil {
+		t.Error(err)
+	}
+	return n
+}
+
+func setIfFree(t *testing.T, s place, name, value string, ttl time.Duration) bool {
+	t.Helper()
+	ok, err := s.rdb.SetNX(context.Background(), s.Prefix+name, value, ttl).Result()
+	if err != nil {
+		t.Error(err)
+	}
+	return ok
+}
+
+func TestAForeignOwnerExcludesUs(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		if !setIfFree(t, s, "x", "foreign", time.Minute) {
+			t.Fatal("the lock was not free")
+		}
+		c := newClient(t, s)
+		_, err := c.Mutex("x").TryLockContext(context.Background())
+		isAll(t, err, leased.ErrLocked)
+		waiter := locking(t, c.Mutex("x"))
+		s.queued(t, "x", 1)
+		if !open(waiter) || s.value(t, "x") != "foreign" {
+			t.Fatal("the foreign owner was disregarded")
+		}
+		if compareAndDelete(t, s, "x", "foreign") != 1 {
+			t.Error("the foreign owner lost its key")
+		}
+		unlock(t, closesSoon(t, "we get in after the foreign owner", waiter))
+	})
+}
+
+func TestWeExcludeAForeignClient(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		l := lock(t, newClient(t, s).Mutex("x"))
+		if setIfFree(t, s, "x", "foreign", time.Minute) {
+			t.Fatal("a foreign client took what we own")
+		}
+		unlock(t, l)
+		if !setIfFree(t, s, "x", "foreign", time.Minute) {
+			t.Fatal("a foreign client could not take what we released")
+		}
+		compareAndDelete(t, s, "x", "foreign")
+	})
+}
+
+func TestForeignAndOwnClientsExcludeEachOther(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		const turns = 20
+		var r room
+		var all sync.WaitGroup
+		for i := range 3 {
+			mine := fmt.Sprintf("foreign %d", i)
+			all.Go(func() {
+				for range turns {
+					for !setIfFree(t, s, "x", mine, time.Minute) {
+						time.Sleep(100 * time.Microsecond) // as such clients do
+					}
+					r.visit(func() {})
+					if compareAndDelete(t, s, "x", mine) != 1 {
+						t.Error("a foreign owner's key was taken away")
+					}
+				}
+			})
+		}
+		for range 2 {
+			mu := newClient(t, s).Mutex("x")
+			all.Go(func() {
+				for range turns {
+					mu.Lock()
+					r.visit(func() {})
+					mu.Unlock()
+				}
+			})
+		}
+		all.Wait()
+		if r.visits != 5*turns || r.crowded.Load() {
+			t.Errorf("%d visits, two inside: %v", r.visits, r.crowded.Load())
+		}
+	})
+}
+
+func TestAnExpiringForeignOwnerIsFollowedAtOnce(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		const ttl = 7*time.Second + 77*time.Millisecond
+		setIfFree(t, s, "x", "foreign", ttl)
+		began := time.Now()
+		unlock(t, lock(t, newClient(t, s).Mutex("x")))
+		if waited := time.Since(began); waited < ttl || waited > ttl+2*time.Millisecond {
+			t.Errorf("got in after %v, the foreign owner's TTL is %v", waited, ttl)
+		}
+	})
+}
+
+func TestAForeignOwnerIsPolledFrom50msToAThirdOfTheTTLOr3s(t *testing.T) {
+	for ttl, longest := range map[time.Duration]time.Duration{
+		3 * time.Second:  time.Second,
+		30 * time.Second: 3 * time.Second,
+	} {
+		inVirtualTime(t, func(t *testing.T, s place) {
+			setIfFree(t, s, "x", "foreign", 0)
+			var sent stamps
+			rdb := s.connect(t, func(o *redis.Options) { o.Limiter = &sent })
+			waiter := locking(t, clientOn(t, s, rdb, leased.WithTTL(ttl)).Mutex("x"))
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			looks := sent.all()
+			compareAndDelete(t, s, "x", "foreign")
+			began := time.Now()
+			unlock(t, <-waiter)
+			if late := time.Since(began); late > longest {
+				t.Errorf("TTL %v: got in %v after the release", ttl, late)
+			}
+
+			// The subscription's confirmation has us look again at the beginning:
+			// at one instant, which no pause separates.
+			var pauses []time.Duration
+			for i := 1; i < len(looks); i++ {
+				if pause := looks[i].Sub(looks[i-1]); pause > 0 {
+					pauses = append(pauses, pause)
+				}
+			}
+			if len(pauses) < 20 {
+				t.Fatalf("TTL %v: looked after %v only", ttl, pauses)
+			}
+			if first := pauses[0]; first > 100*time.Millisecond {
+				t.Errorf("TTL %v: looked first after %v", ttl, first)
+			}
+			nominal := pauses[0]
+			for i, pause := range pauses {
+				if pause > longest || pause < 50*time.Millisecond*2/3 {
+					t.Errorf("TTL %v: pause %d is %v", ttl, i, pause)
+				}
+				if i >= 8 && pause < longest*2/3 {
+					t.Errorf("TTL %v: pause %d is still %v", ttl, i, pause)
+				}
+				if pause > 3*nominal { // doubled, and the jitter may have cut a third before
+					t.Errorf("TTL %v: pause %d is %v after %v", ttl, i, pause, nominal)
+				}
+				nominal = pause
+			}
+		})
+	}
+}
+
+func TestAForeignOwnerWithoutExpiryIsWaitedForAndWarnedOfOnce(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		setIfFree(t, s, "x", "foreign", 0)
+		var out logs
+		waiter := locking(t, newClient(t, s, out.option()).Mutex("x"))
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if !open(waiter) || s.value(t, "x") != "foreign" {
+			t.Error("the foreign owner was disregarded")
+		}
+		if left := s.rdb.PTTL(context.Background(), "x").Val(); left != -1 {
+			t.Errorf("the foreign key was given the expiry %v", left)
+		}
+		if n := out.count(slog.LevelWarn, "without expiry"); n != 1 {
+			t.Errorf("warned %d times in an hour", n)
+		}
+		s.rdb.Del(context.Background(), "x")
+		unlock(t, <-waiter)
+	})
+}

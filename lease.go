@@ -1,0 +1,202 @@
+package leased
+
+import (
+	"context"
+	"runtime"
+	"sync"
+	"time"
+)
+
+// Lease is what a caller of LockContext holds until Unlock. It is safe for
+// concurrent use.
+//
+// Keep it reachable while the work goes on: a lease that is garbage-collected
+// together with its contexts, without Unlock, is not renewed any more, which is
+// logged, and keeps this process' callers out until Mutex.Unlock.
+type Lease struct {
+	entry  *entry
+	caller *caller
+	parent context.Context // values and trace of the context it was asked with
+	once   sync.Once
+	result error
+	guard  runtime.Cleanup
+
+	mu  sync.Mutex // guards ctx
+	ctx context.Context
+}
+
+func newLease(ctx context.Context, e *entry, w *caller) *Lease {
+	l := &Lease{entry: e, caller: w, parent: ctx}
+	l.guard = runtime.AddCleanup(l, func(o orphan) { o.entry.collected(o.caller) }, orphan{e, w})
+	return l
+}
+
+// orphan is what remains of a lease that nobody can reach.
+type orphan struct {
+	entry  *entry
+	caller *caller
+}
+
+func (e *entry) collected(w *caller) {
+	e.mu.Lock()
+	mine := e.lock.abandoned(w)
+	e.mu.Unlock()
+	if mine {
+		e.client.journal.collected()
+	}
+}
+
+// Token returns the lease's fencing token: it is greater than that of every
+// earlier lease of the lock (readers that hold it together share one), positive
+// and below 2^53, so it fits a BIGINT and a JSON number. A resource that keeps
+// the greatest token it has seen, and refuses smaller ones, is safe from owners
+// that do not know yet that they lost the lock.
+func (l *Lease) Token() uint64 {
+	l.entry.mu.Lock() // a downgrade changes it
+	defer l.entry.mu.Unlock()
+	return l.caller.token
+}
+
+// TrustedUntil returns until when the lease may be believed on this machine's
+// clock, as far as is known now: each renewal moves it. After the end of the
+// lease it stays in the past, or at the time of the end.
+func (l *Lease) TrustedUntil() time.Time {
+	l.entry.mu.Lock()
+	defer l.entry.mu.Unlock()
+	return l.entry.lock.trustedUntil(l.caller)
+}
+
+// Context returns a context for the work done under the lease. It has the values
+// of the context given to LockContext, not its cancellation or deadline, and ends
+// when the lease does: at Unlock, or with cause ErrLeaseLost (see the package's
+// limits for how soon), or with cause ErrClosed when the client is closed.
+func (l *Lease) Context() context.Context {
+	return leaseContext{l.base(), l}
+}
+
+// leaseContext keeps its lease from being collected.
+type leaseContext struct {
+	context.Context
+	lease *Lease
+}
+
+// base is the lease's context without a reference to the lease, made when it is
+// first asked for.
+func (l *Lease) base() context.Context {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ctx != nil {
+		return l.ctx
+	}
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(l.parent))
+	l.ctx = ctx
+	w := l.caller
+	l.entry.mu.Lock()
+	w.cancel = cancel
+	cause := w.ended
+	if cause == nil && w.phase == left {
+		cause = context.Canceled
+	}
+	l.entry.mu.Unlock()
+	if cause != nil {
+		cancel(cause)
+	}
+	return l.ctx
+}
+
+// With returns a context that ends with ctx, and with the lease, for work that
+// belongs to another request than the one that locked. The cause says which; for
+// a lost lease it is ErrLeaseLost. Call the function returned when the work is
+// done.
+func (l *Lease) With(ctx context.Context) (context.Context, context.CancelFunc) {
+	inner, cancel := context.WithCancelCause(ctx)
+	base := l.base()
+	if base.Err() != nil {
+		cancel(context.Cause(base))
+	}
+	stop := context.AfterFunc(base, func() { cancel(context.Cause(base)) })
+	return leaseContext{inner, l}, func() {
+		stop()
+		cancel(context.Canceled)
+	}
+}
+
+// Unlock ends the lease. It waits for Redis at most WithReleaseTimeout, and not
+// at all if the lock goes to another caller of this process. Errors:
+// ErrLeaseLost if the lease ended before, ErrNotReleased if Redis did not
+// confirm in time (or, with ErrClosed, never will, as the client is closed); the
+// lock is left in all cases. Later calls do nothing and
+// return the same, also after Mutex.Unlock.
+func (l *Lease) Unlock() error {
+	l.once.Do(func() {
+		l.guard.Stop()
+		_, l.result = l.entry.unlock(func(*lock) *caller { return l.caller })
+	})
+	return l.result
+}
+
+// LossEvent tells of a lease that ended before its Unlock.
+type LossEvent struct {
+	Name   string // of the lock
+	Token  uint64 // of the lease
+	Reason string // for people
+}
+
+// report hands an event to the loss handler, in order, outside all locks.
+func (c *Client) report(ev LossEvent) {
+	c.reports.add(c, ev)
+}
+
+// reports is a queue of events with a goroutine while it is not empty: a handler
+// that blocks holds up other handlers' calls and nothing else.
+type reports struct {
+	mu    sync.Mutex // guards what follows
+	queue []LossEvent
+	done  chan struct{} // closed when the running goroutine ends; nil if none runs
+}
+
+func (r *reports) add(c *Client, ev LossEvent) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.queue = append(r.queue, ev)
+	if r.done == nil {
+		r.done = make(chan struct{})
+		go r.deliver(c, r.done)
+	}
+}
+
+// deliver is owned by the client, ended by an empty queue, and waited for by
+// Shutdown as long as its context lasts: the handler may be what called it.
+func (r *reports) deliver(c *Client, done chan struct{}) {
+	defer close(done)
+	for {
+		r.mu.Lock()
+		if len(r.queue) == 0 {
+			r.done = nil
+			r.mu.Unlock()
+			return
+		}
+		ev := r.queue[0]
+		r.queue = r.queue[1:]
+		r.mu.Unlock()
+		if c.opts.onLoss != nil {
+			c.opts.onLoss(ev)
+		} else {
+			c.journal.lost(ev)
+		}
+	}
+}
+
+// wait returns when all events were delivered, or ctx ends.
+func (r *reports) wait(ctx context.Context) {
+	r.mu.Lock()
+	done := r.done
+	r.mu.Unlock()
+	if done == nil {
+		return
+	}
+	select {
+	case <-done:
+	case <-ctx.Done():
+	}
+}

@@ -1,0 +1,180 @@
+package leased_test
+
+import (
+	"context"
+	"log/slog"
+	"runtime"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/leasedmutex/leased"
+)
+
+// taken are the ways in which a lock's key stops being ours without a message.
+var taken = map[string]struct {
+	take func(s place)
+	left string // what must still stand in the key after loss and Unlock
+}{
+	"deleted": {func(s place) { s.rdb.Del(context.Background(), "x") }, ""},
+	"flushed": {func(s place) { s.rdb.FlushAll(context.Background()) }, ""},
+	"set by another": {func(s place) {
+		s.rdb.Set(context.Background(), "x", "another", time.Hour)
+	}, "another"},
+	"made a list": {func(s place) {
+		s.rdb.Del(context.Background(), "x")
+		s.rdb.RPush(context.Background(), "x", "item")
+		s.rdb.PExpire(context.Background(), "x", time.Hour)
+	}, "list"},
+}
+
+func TestALeaseIsLostWithinARenewalPeriodOfItsKey(t *testing.T) {
+	for how, c := range taken {
+		t.Run(how, func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, s place) {
+				const ttl = 30 * time.Second
+				l := lock(t, newClient(t, s, leased.WithTTL(ttl)).Mutex("x"))
+				work := l.Context()
+				time.Sleep(25 * time.Second)
+				if work.Err() != nil {
+					t.Fatal(context.Cause(work))
+				}
+				c.take(s)
+				began := time.Now()
+				closesSoon(t, "the loss is noticed", work.Done())
+				if took := time.Since(began); took > ttl/3 {
+					t.Errorf("noticed after %v", took)
+				}
+				isAll(t, context.Cause(work), leased.ErrLeaseLost)
+				isAll(t, l.Unlock(), leased.ErrLeaseLost)
+				isAll(t, l.Unlock(), leased.ErrLeaseLost)
+				time.Sleep(time.Minute)
+				switch got := s.rdb.Type(context.Background(), "x").Val(); {
+				case c.left == "list" && got != "list", c.left == "" && got != "none":
+					t.Errorf("the key is a %s", got)
+				case c.left == "another" && s.value(t, "x") != c.left:
+					t.Errorf("the key holds %q", s.value(t, "x"))
+				}
+			})
+		})
+	}
+}
+
+func TestALeaseEndsAtOnceOnForceUnlock(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		l := lock(t, newClient(t, s, leased.WithTTL(time.Hour)).Mutex("x"))
+		eventually(t, "the owner's inbox hears", func() bool {
+			return len(s.rdb.PubSubChannels(context.Background(), s.Prefix+"*").Val()) == 1
+		})
+		if err := newClient(t, s).ForceUnlock(context.Background(), "x"); err != nil {
+			t.Fatal(err)
+		}
+		work := l.Context()
+		closesSoon(t, "the lease's context ends", work.Done())
+		isAll(t, context.Cause(work), leased.ErrLeaseLost)
+		isAll(t, l.Unlock(), leased.ErrLeaseLost)
+	})
+}
+
+func TestALeaseEndsBeforeTheServersTTLWhenRedisIsUnreachable(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		const ttl = 30 * time.Second
+		c, wire := onLine(t, s, leased.WithTTL(ttl))
+		began := time.Now()
+		l := lock(t, c.Mutex("x"))
+		if until := l.TrustedUntil(); !until.Equal(began.Add(ttl - ttl/100 - 2*time.Millisecond)) {
+			t.Errorf("trusted for %v", until.Sub(began))
+		}
+		time.Sleep(15 * time.Second) // a renewal
+		until := l.TrustedUntil()
+		if d := until.Sub(began); d <= ttl || d > ttl+15*time.Second {
+			t.Errorf("after a renewal trusted for %v", d)
+		}
+		wire.cut()
+		work := l.Context()
+		closesSoon(t, "the lease ends", work.Done())
+		if !time.Now().Equal(until) {
+			t.Errorf("ended %v off the end of its trust", time.Since(until))
+		}
+		isAll(t, context.Cause(work), leased.ErrLeaseLost)
+		if left := s.rdb.PTTL(context.Background(), "x").Val(); left <= 0 {
+			t.Errorf("the server's TTL had ended: %v", left)
+		}
+		isAll(t, l.Unlock(), leased.ErrLeaseLost)
+		wire.mend()
+	})
+}
+
+func TestACollectedLeaseEndsWithItsTTLAndKeepsLocalCallersOut(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		var out logs
+		c := newClient(t, s, leased.WithTTL(300*time.Millisecond), out.option())
+		work := lock(t, c.Mutex("kept")).Context() // a context keeps its lease
+		func() { lock(t, c.Mutex("x")) }()
+		c.Mutex("sync").Lock() // never collected
+		eventually(t, "the lease is collected", func() bool {
+			runtime.GC()
+			return out.count(slog.LevelError, "garbage-collected") > 0
+		})
+		// Another client gets in when the TTL ends.
+		unlock(t, lock(t, newClient(t, s).Mutex("x")))
+		if c.Mutex("x").TryLock() {
+			t.Error("a local caller was let in beside the one who never unlocked")
+		}
+		if s.value(t, "sync") == "" || s.value(t, "kept") == "" {
+			t.Error("a lock that is in use was not renewed")
+		}
+		for _, name := range []string{"x", "sync", "kept"} {
+			c.Mutex(name).Unlock()
+		}
+		if work.Err() == nil {
+			t.Error("the context that kept the lease has not ended")
+		}
+		unlock(t, lock(t, c.Mutex("x")))
+	})
+}
+
+func TestALossIsToldOnceAndOutsideAllLocks(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var events []leased.LossEvent
+		var c *leased.Client
+		c = newClient(t, s, leased.WithLossHandler(func(ev leased.LossEvent) {
+			events = append(events, ev)
+			if _, err := c.Inspect(context.Background(), ev.Name); err != nil {
+				t.Error(err)
+			}
+			unlock(t, lock(t, c.Mutex("another")))
+			c.Mutex(ev.Name).Unlock() // and no later goroutine has to
+		}))
+		l := lock(t, c.Mutex("x"))
+		s.rdb.Del(context.Background(), "x")
+		closesSoon(t, "the loss is noticed", l.Context().Done())
+		time.Sleep(time.Minute)
+		isAll(t, l.Unlock(), leased.ErrLeaseLost)
+		if len(events) != 1 || events[0].Name != "x" || events[0].Token != l.Token() || events[0].Reason == "" {
+			t.Errorf("told of %+v", events)
+		}
+		if n := c.Stats().Lost; n != 1 {
+			t.Errorf("counted %d losses", n)
+		}
+	})
+}
+
+func TestAfterALossLocalCallersWaitForTheHoldersUnlock(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s)
+		holder := lock(t, c.Mutex("x"))
+		next := locking(t, c.Mutex("x"))
+		synctest.Wait()
+		s.rdb.Del(context.Background(), "x")
+		closesSoon(t, "the loss is noticed", holder.Context().Done())
+		elsewhere := lock(t, newClient(t, s).Mutex("x")) // Redis is free, so others may
+		time.Sleep(time.Hour)
+		if !open(next) {
+			t.Error("a local caller entered beside the holder")
+		}
+		unlock(t, elsewhere)
+		isAll(t, holder.Unlock(), leased.ErrLeaseLost)
+		unlock(t, <-next)
+	})
+}

@@ -1,0 +1,292 @@
+package leased
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// What is written before an Unlock is seen after the next Lock of the client.
+// The race detector proves it, for nothing but the client orders these accesses;
+// without it, lost updates and the atomic count would show.
+
+func TestUnlockSynchronizesBeforeTheNextLockOfManyGoroutines(t *testing.T) {
+	underTraffic(t, func(t *testing.T, c *Client) {
+		const callers = 64
+		n := rounds(100)
+		g := newGuarded()
+		var all sync.WaitGroup
+		for who := range callers {
+			all.Go(func() {
+				mu := c.Mutex("x")
+				for range n {
+					mu.Lock()
+					g.write(t, who)
+					mu.Unlock()
+				}
+			})
+		}
+		all.Wait()
+		g.check(t, callers*n)
+		for who, k := range g.by {
+			if k != n {
+				t.Errorf("caller %d entered %d times", who, k)
+			}
+		}
+	})
+}
+
+// With one caller at a time the lock is forgotten after each Unlock and made
+// anew by the next Lock: the order goes through the table.
+func TestUnlockSynchronizesBeforeTheNextLockOfAForgottenLock(t *testing.T) {
+	c := onMirror(t, 0, 0)
+	g := newGuarded()
+	n := rounds(2000)
+	var all sync.WaitGroup
+	for who := range 2 {
+		all.Go(func() {
+			mu := c.Mutex("x")
+			for range n {
+				mu.Lock()
+				g.write(t, who)
+				mu.Unlock()
+			}
+		})
+	}
+	all.Wait()
+	g.check(t, 2*n)
+}
+
+func TestAnIdleGrantsNextLockSeesWhatWasWrittenBefore(t *testing.T) {
+	c := onMirror(t, 0, 0, WithIdleHold(time.Hour))
+	g := newGuarded()
+	n := rounds(2000)
+	var all sync.WaitGroup
+	for who := range 4 {
+		all.Go(func() {
+			for range n {
+				l, err := c.Mutex("x").LockContext(context.Background())
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				g.write(t, who)
+				g.tokens = append(g.tokens, l.Token())
+				if err := l.Unlock(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	g.check(t, 4*n)
+	for i := 1; i < len(g.tokens); i++ {
+		if g.tokens[i] <= g.tokens[i-1] {
+			t.Fatalf("token %d after %d", g.tokens[i], g.tokens[i-1])
+		}
+	}
+}
+
+func TestAnotherGoroutinesUnlockSynchronizesToo(t *testing.T) {
+	c := onMirror(t, 0, 0)
+	g := newGuarded()
+	n := rounds(1000)
+	var all sync.WaitGroup
+	for who := range 8 {
+		all.Go(func() {
+			mu := c.Mutex("x")
+			for range n {
+				mu.Lock()
+				g.write(t, who)
+				unlocked := make(chan struct{})
+				go func() {
+					defer close(unlocked)
+					g.n++ // under the other's Lock
+					mu.Unlock()
+				}()
+				<-unlocked
+			}
+		})
+	}
+	all.Wait()
+	if g.n != 16*n || len(g.entries) != 8*n {
+		t.Errorf("count %d, %d entries", g.n, len(g.entries))
+	}
+}
+
+func TestTryLockThatSucceedsSynchronizesLikeLock(t *testing.T) {
+	underTraffic(t, func(t *testing.T, c *Client) {
+		g := newGuarded()
+		n := rounds(200)
+		var got atomic.Int64
+		var all sync.WaitGroup
+		for who := range 16 {
+			all.Go(func() {
+				mu := c.Mutex("x")
+				for i := range n {
+					if i%2 == 0 {
+						mu.Lock()
+					} else if !mu.TryLock() {
+						continue
+					}
+					got.Add(1)
+					g.write(t, who)
+					mu.Unlock()
+				}
+			})
+		}
+		all.Wait()
+		g.check(t, int(got.Load()))
+	})
+}
+
+// A cancellation that crosses with the hand-over leaves the lock to the next:
+// nobody enters twice, nobody is forgotten.
+func TestACancellationThatCrossesTheHandoverKeepsTheOrder(t *testing.T) {
+	underTraffic(t, func(t *testing.T, c *Client) {
+		g := newGuarded()
+		n := rounds(200)
+		var got, gaveUp atomic.Int64
+		var all sync.WaitGroup
+		for who := range 32 {
+			all.Go(func() {
+				mu := c.Mutex("x")
+				for i := range n {
+					ctx, cancel := context.WithCancel(context.Background())
+					if i%2 == 0 {
+						go func() {
+							for range rand.IntN(200) {
+								_ = ctx.Err() // takes about as long as a hand-over
+							}
+							cancel()
+						}()
+					}
+					l, err := mu.LockContext(ctx)
+					switch {
+					case err == nil:
+						got.Add(1)
+						g.write(t, who)
+						if err := l.Unlock(); err != nil {
+							t.Error(err)
+						}
+					case errors.Is(err, context.Canceled):
+						gaveUp.Add(1)
+					default:
+						t.Error(err)
+					}
+					cancel()
+				}
+			})
+		}
+		all.Wait()
+		g.check(t, int(got.Load()))
+		if total := got.Load() + gaveUp.Load(); total != int64(32*n) {
+			t.Errorf("%d calls ended, want %d", total, 32*n)
+		}
+		if got.Load() < int64(16*n) {
+			t.Errorf("only %d entered: those who were not cancelled are %d", got.Load(), 16*n)
+		}
+	})
+}
+
+func TestReadersSeeWhatWritersWroteAndWritersWaitForReaders(t *testing.T) {
+	underTraffic(t, func(t *testing.T, c *Client) {
+		g := newGuarded()
+		n := rounds(100)
+		var all sync.WaitGroup
+		for who := range 8 {
+			all.Go(func() {
+				rw := c.RWMutex("x")
+				for range n {
+					rw.Lock()
+					g.write(t, who)
+					rw.Unlock()
+				}
+			})
+		}
+		for range 24 {
+			all.Go(func() {
+				rw := c.RWMutex("x")
+				for range n {
+					rw.RLock()
+					g.read(t)
+					rw.RUnlock()
+				}
+			})
+		}
+		all.Wait()
+		g.check(t, 8*n)
+	})
+}
+
+// Downgrade: no writer comes in between, so a reader by it sees its own writes
+// unchanged.
+func TestADowngradedLeaseSeesItsOwnWritesUntilItIsUnlocked(t *testing.T) {
+	underTraffic(t, func(t *testing.T, c *Client) {
+		g := newGuarded()
+		n := rounds(50)
+		var all sync.WaitGroup
+		for who := range 16 {
+			all.Go(func() {
+				for range n {
+					l, err := c.RWMutex("x").LockContext(context.Background())
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					g.write(t, who)
+					mine := g.n
+					if err := l.Downgrade(context.Background()); err != nil {
+						t.Error(err)
+					}
+					g.read(t)
+					if g.n != mine {
+						t.Errorf("count %d, left it at %d", g.n, mine)
+					}
+					if err := l.Unlock(); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		all.Wait()
+		g.check(t, 16*n)
+	})
+}
+
+// Close while many come and go: whoever got in is alone, whoever did not is told.
+func TestCloseAmongManyCallersKeepsTheExclusion(t *testing.T) {
+	for range rounds(20) {
+		c := onMirror(t, 0.3, 0.3)
+		g := newGuarded()
+		var got atomic.Int64
+		var all sync.WaitGroup
+		for who := range 16 {
+			all.Go(func() {
+				for {
+					l, err := c.Mutex("x").LockContext(context.Background())
+					if err != nil {
+						if !errors.Is(err, ErrClosed) {
+							t.Error(err)
+						}
+						return
+					}
+					got.Add(1)
+					g.write(t, who)
+					_ = l.Unlock()
+					if who == 0 && got.Load() > 50 {
+						if err := c.Close(); err != nil {
+							t.Error(err)
+						}
+					}
+				}
+			})
+		}
+		all.Wait()
+		g.check(t, int(got.Load()))
+	}
+}

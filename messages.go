@@ -1,0 +1,148 @@
+package leased
+
+import "time"
+
+// receive takes a message about one of this lock's requests.
+func (l *lock) receive(m *message, now time.Time, fx *effects) {
+	switch m.kind {
+	case "granted":
+		l.heard(m.id, answer{outcome: granted, token: m.token, clock: m.clock, more: m.more}, now, fx)
+	case "wanted":
+		l.wanted(m.id, now, fx)
+	case "ends":
+		l.ends(m.id, m.left, now, fx)
+	case "revoked":
+		l.revoked(m.id, m.token, now, fx)
+	}
+}
+
+// heard: a message says that id was granted. If no request of that id waits or
+// holds, the server is told so.
+func (l *lock) heard(id string, a answer, now time.Time, fx *effects) {
+	g := &l.grant
+	switch {
+	case id == g.req.id && (g.state == asking || g.state == queued):
+		if a.token <= g.ask.floor {
+			return
+		}
+		if !now.Before(g.window(g.ask.basis)) {
+			g.ask.checkAt = now // too late to be believed: ask
+		} else {
+			l.hold(a, g.ask.basis, viaDirect, now)
+		}
+	case id == g.req.id && g.state == held:
+		return
+	case id == g.req.id && g.state == lettingGo && a.token <= g.token:
+		return // of the grant that is being let go
+	case g.state == lettingGo && g.hand != nil && id == g.hand.next.id:
+		next := g.hand.inherit(g.inFlight)
+		if !now.Before(next.window(g.hand.at)) {
+			return // the yield's answer will tell, or its failure have us ask
+		}
+		*g = next
+		l.depart(nil, fx) // the yield was done
+		l.hold(a, g.ask.basis, viaDirect, now)
+	default:
+		l.disown(id, time.Time{}, fx)
+	}
+	l.settle(now, fx)
+}
+
+// disown has a request of ours that nobody here knows cancelled: a late copy of
+// a command made it. One that was lost while callers are inside waits for them.
+// Earlier commands about it may arrive until then, if that is not zero.
+func (l *lock) disown(id string, until time.Time, fx *effects) {
+	for lost := l.lost; lost != nil; lost = lost.next {
+		if lost.req.id == id {
+			return
+		}
+	}
+	fx.ghosts = append(fx.ghosts, ghost{id: id, last: l.last, until: until})
+}
+
+// wanted: a message says that somebody is queued behind id.
+func (l *lock) wanted(id string, now time.Time, fx *effects) {
+	g := &l.grant
+	switch {
+	case g.state == lettingGo && (id == g.req.id || g.hand != nil && id == g.hand.next.id):
+		return
+	case g.lowering() && id == g.hand.next.id:
+		g.wanted = true
+	case g.state == none || id != g.req.id:
+		l.disown(id, time.Time{}, fx)
+	case g.state == queued:
+		g.ask.checkAt = now // the server takes us for the owner: a message was lost
+	default:
+		g.wanted = true
+	}
+	l.settle(now, fx)
+}
+
+// ends: a message says that who is before id will be gone by itself after left,
+// which may be sooner than was thought.
+func (l *lock) ends(id string, left time.Duration, now time.Time, fx *effects) {
+	g := &l.grant
+	if g.ask == nil || id != g.req.id {
+		return
+	}
+	g.ask.endsAt = now.Add(left + afterExpiry) // for the answer too that this overtakes
+	if g.state == queued {
+		g.ask.checkAt = earlier(g.ask.checkAt, g.ask.endsAt)
+		l.settle(now, fx)
+	}
+}
+
+// revoked: a message says that the grant of id with that token, or a later one,
+// was taken away.
+func (l *lock) revoked(id string, token uint64, now time.Time, fx *effects) {
+	g := &l.grant
+	mine := id == g.req.id || g.lowering() && id == g.hand.next.id
+	if g.state == held && mine && token >= g.token {
+		l.lose("an operator evicted its owner", now, fx)
+		l.settle(now, fx)
+	}
+}
+
+// subscribed: the inbox is (again) confirmed; messages may have been missed.
+func (l *lock) subscribed(now time.Time, fx *effects) {
+	if g := &l.grant; g.ask != nil {
+		g.ask.checkAt = now
+		l.settle(now, fx)
+	}
+}
+
+// renewed: the outcome of a renewal. It is about a request, not about whatever
+// the lock holds now; and what comes after the trust window revives nothing.
+func (l *lock) renewed(r *renewal, now time.Time, fx *effects) {
+	g := &l.grant
+	if g.state != held || r.req.id != g.req.id {
+		return
+	}
+	switch r.outcome {
+	case notOurs:
+		if g.lowering() {
+			break // the other id may own by now; the downgrade's answer tells
+		}
+		if r.at.Before(g.proved) {
+			g.renewAt = now // it was proved ours since this was sent: ask again
+			break
+		}
+		l.lose("Redis says that it is not ours any more", now, fx)
+	case granted:
+		if !now.Before(g.trust()) {
+			break
+		}
+		if r.at.After(g.proved) {
+			g.proved = r.at
+			if next := l.onGrid(r.at.Add(g.req.ttl / 3)); next.After(g.renewAt) {
+				g.renewAt = next
+			}
+		}
+		g.rebase(r.clock, now)
+		l.trouble = nil
+	default:
+		l.trouble = r.err
+		g.renewAt = earlier(g.renewAt, now.Add(min(g.req.ttl/10, time.Second)))
+	}
+	l.expire(now, fx)
+}

@@ -1,0 +1,94 @@
+package leased
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased/internal/redistest"
+)
+
+// mirror is a server that agrees to everything at once. It shares no memory and
+// no socket with its client's goroutines, nor among them: what the race detector
+// finds in order was put in order by the client.
+//
+// With one client alone that is what a server would say. others, from 0 to 1, is
+// how often it claims that other processes wait; crossed, how often it has
+// enqueued a request, for a message to grant it, which crosses with the answer.
+type mirror struct {
+	client          *Client
+	others, crossed float64
+}
+
+func (m *mirror) prompt() bool { return rand.IntN(2) == 0 } // both ways of sending
+
+func (m *mirror) do(_ context.Context, k *keys, c *command) (answer, error) {
+	now := uint64(time.Now().UnixMicro())
+	id := c.id
+	switch c.verb {
+	case release:
+		return answer{outcome: done}, nil
+	case yield, downgrade:
+		id = c.next
+	}
+	if c.wait && rand.Float64() < m.crossed {
+		msg := message{kind: "granted", id: id, key: k.lock, token: now + 1, clock: now}
+		if !m.client.crew.start(func() { m.tell(&msg) }) {
+			return answer{}, ErrClosed
+		}
+		return answer{outcome: enqueued, token: now, clock: now, left: time.Minute}, nil
+	}
+	return answer{outcome: granted, token: now, clock: now, more: rand.Float64() < m.others}, nil
+}
+
+// tell is what the inbox does with a message.
+func (m *mirror) tell(msg *message) {
+	if e := m.client.lookup(msg.key); e != nil {
+		e.step(func(now time.Time, fx *effects) { e.lock.receive(msg, now, fx) })
+	}
+}
+
+func (m *mirror) renew(_ context.Context, batch []renewal) {
+	for i := range batch {
+		batch[i].outcome, batch[i].clock = granted, uint64(time.Now().UnixMicro())
+	}
+}
+
+func (m *mirror) cancel(_ context.Context, batch []*ghost) []error { return make([]error, len(batch)) }
+
+func (m *mirror) evict(context.Context, *keys) ([]string, error) { return nil, nil }
+
+func (m *mirror) echo(context.Context, string, string) (int, error) { return 1, nil }
+
+func (m *mirror) inspect(context.Context, *keys) (snapshot, error) { return snapshot{}, nil }
+
+// onMirror returns a client that needs no Redis; its inbox finds none.
+func onMirror(t *testing.T, others, crossed float64, opts ...Option) *Client {
+	t.Helper()
+	rdb := redis.NewClient(&redis.Options{
+		Addr:   "127.0.0.1:1",
+		Dialer: func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("there is no Redis") },
+	})
+	t.Cleanup(func() { rdb.Close() })
+	redistest.CheckLeaks(t, nil, "")
+	c, err := New(rdb, append([]Option{WithLogger(slog.New(slog.DiscardHandler))}, opts...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.server = &mirror{client: c, others: others, crossed: crossed}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Errorf("Close at the end of the test: %v", err)
+		}
+		if n := len(c.table); n != 0 {
+			t.Errorf("%d locks are left in the table", n)
+		}
+	})
+	return c
+}

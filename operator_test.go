@@ -1,0 +1,163 @@
+package leased_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/redistest"
+)
+
+// refusals are servers that only an operator can make take our commands.
+var refusals = map[string]struct {
+	args   []string
+	user   []any // of ACL SETUSER
+	change func(o *redis.Options)
+	want   string
+	mend   func(t *testing.T, admin *redis.Client)
+}{
+	"no password": {
+		args: []string{"--requirepass", "secret"},
+		want: "auth", // NOAUTH, or that an unauthenticated client may not send so long a command
+		mend: func(t *testing.T, admin *redis.Client) {
+			must(t, admin.ConfigSet(context.Background(), "requirepass", "").Err())
+		},
+	},
+	"wrong password": {
+		args:   []string{"--requirepass", "secret"},
+		change: func(o *redis.Options) { o.Password = "wrong" },
+		want:   "WRONGPASS",
+		mend: func(t *testing.T, admin *redis.Client) {
+			must(t, admin.ConfigSet(context.Background(), "requirepass", "wrong").Err())
+		},
+	},
+	"no scripts": {
+		user:   []any{"on", ">pw", "~*", "&*", "+@all", "-@scripting"},
+		change: func(o *redis.Options) { o.Username, o.Password = "app", "pw" },
+		want:   "NOPERM",
+		mend: func(t *testing.T, admin *redis.Client) {
+			must(t, admin.Do(context.Background(), "ACL", "SETUSER", "app", "+@scripting").Err())
+		},
+	},
+	"no keys": {
+		user:   []any{"on", ">pw", "~other:*", "&*", "+@all"},
+		change: func(o *redis.Options) { o.Username, o.Password = "app", "pw" },
+		want:   "NOPERM",
+		mend: func(t *testing.T, admin *redis.Client) {
+			must(t, admin.Do(context.Background(), "ACL", "SETUSER", "app", "~*").Err())
+		},
+	},
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestWhatOnlyAnOperatorCanMendIsReturnedAtOnceAndWaitedForByLock(t *testing.T) {
+	for what, c := range refusals {
+		t.Run(what, func(t *testing.T) {
+			server := redistest.Server(t, c.args...)
+			admin := server.Client(func(o *redis.Options) {
+				if c.args != nil {
+					o.Password = "secret"
+				}
+			})
+			if c.user != nil {
+				must(t, admin.Do(context.Background(), append([]any{"ACL", "SETUSER", "app"}, c.user...)...).Err())
+			}
+			s := place{redistest.Target{Name: what, Addr: server.Addr, Real: true, Prefix: "p:"}, admin}
+			redistest.CheckLeaks(t, nil, s.Prefix)
+			var out logs
+			var change []func(*redis.Options)
+			if c.change != nil {
+				change = append(change, c.change)
+			}
+			client := clientOn(t, s, s.connect(t, change...), out.option(),
+				leased.WithBackOff(func() leased.BackOff { return every(10 * time.Millisecond) }))
+
+			ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+			defer cancel()
+			_, err := client.Mutex("x").LockContext(ctx)
+			if !errors.Is(err, leased.ErrNotAcquired) || errors.Is(err, context.DeadlineExceeded) ||
+				!strings.Contains(strings.ToLower(err.Error()), strings.ToLower(c.want)) {
+				t.Errorf("LockContext did not return at once with %s: %v", c.want, err)
+			}
+			if client.Mutex("x").TryLock() {
+				t.Fatal("TryLock succeeded")
+			}
+
+			locked := make(chan struct{})
+			go func() { client.Mutex("x").Lock(); close(locked) }()
+			sent := client.Stats().Commands
+			eventually(t, "Lock tries again and again", func() bool { return client.Stats().Commands > sent+5 })
+			if !open(locked) {
+				t.Fatal("Lock returned")
+			}
+			if n := out.count(slog.LevelError, "operator"); n != 1 {
+				t.Errorf("logged %d times at Error: %q", n, out.messages())
+			}
+			c.mend(t, admin)
+			closesSoon(t, "Lock gets in when it is mended", locked)
+			client.Mutex("x").Unlock()
+			if n := admin.Exists(context.Background(), "p:x").Val(); n != 0 {
+				t.Error("not released")
+			}
+		})
+	}
+}
+
+// every is a policy without growth.
+type every time.Duration
+
+func (e every) NextBackOff() time.Duration { return time.Duration(e) }
+
+func TestWithoutChannelPermissionWaitingMeansPolling(t *testing.T) {
+	server := redistest.Server(t)
+	admin := server.Client()
+	must(t, admin.Do(context.Background(), "ACL", "SETUSER", "app", "on", ">pw", "~*", "resetchannels", "+@all").Err())
+	s := place{redistest.Target{Name: "acl", Addr: server.Addr, Real: true, Prefix: "p:"}, admin}
+	redistest.CheckLeaks(t, admin, s.Prefix)
+	var out logs
+	deaf := func() *leased.Client {
+		rdb := s.connect(t, func(o *redis.Options) { o.Username, o.Password = "app", "pw" })
+		return clientOn(t, s, rdb, out.option(), leased.WithTTL(time.Minute))
+	}
+	a := deaf()
+	l := lock(t, a.Mutex("x"))
+	eventually(t, "the refused subscription is warned of", func() bool { return len(out.messages()) > 0 })
+
+	b := deaf()
+	waiter := locking(t, b.Mutex("x"))
+	s.queued(t, "x", 1)
+	sent := b.Stats().Commands
+	eventually(t, "the waiter polls", func() bool { return b.Stats().Commands >= sent+2 })
+	began := time.Now()
+	unlock(t, l)
+	unlock(t, closesSoon(t, "the waiter finds out", waiter))
+	if took := time.Since(began); took > 5*time.Second { // the longest pause is 3 s
+		t.Errorf("the waiter found out after %v", took)
+	}
+	if n := out.count(slog.LevelWarn, "subscribe"); n != 2 {
+		t.Errorf("two clients warned %d times of the subscription: %q", n, out.messages())
+	}
+	if n := len(out.messages()); n > 4 { // and at most once of publishing
+		t.Errorf("warned too often: %q", out.messages())
+	}
+
+	// One that may subscribe is not held up by one that may not publish.
+	hearing := newClient(t, s)
+	l = lock(t, a.Mutex("x"))
+	waiter = locking(t, hearing.Mutex("x"))
+	s.queued(t, "x", 1)
+	unlock(t, l)
+	unlock(t, closesSoon(t, "a hearing waiter gets in after a mute owner", waiter))
+}

@@ -1,0 +1,335 @@
+package leased
+
+import (
+	"testing"
+	"time"
+)
+
+// The rules of docs/design.md, section 4, as far as they live in the state
+// machine, under their numbers there; rule 7 is in renewal_test.go.
+
+func TestRule2AGrantedMessageMayOvertakeTheAnswer(t *testing.T) {
+	for name, late := range map[string]func(h *hand) answer{
+		"queued":  func(h *hand) answer { return h.queue() },
+		"granted": func(h *hand) answer { a := h.grant(); a.token = h.top; return a },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := drive(t)
+			c := h.enter(writer())
+			h.pass(time.Second)
+			h.hears("granted", h.sends(acquire).id, h.token())
+			h.in(c)
+			h.trust(handWindow) // from the sending
+			h.answer(late(h))
+			h.in(c)
+			h.trust(handWindow)
+			h.cancels()
+			h.leave(c)
+			h.sends(release)
+		})
+	}
+}
+
+// Until the answer is there, nothing else is sent.
+func TestRule2AnUnlockBeforeTheAnswerWaitsForIt(t *testing.T) {
+	h := drive(t)
+	c := h.enter(writer())
+	id := h.sends(acquire).id
+	h.hears("granted", id, h.token())
+	h.leave(c)
+	if c.settled {
+		t.Fatal("settled although the lock is not given back")
+	}
+	h.answer(h.queue())
+	if cmd := h.sends(release); cmd.id != id {
+		t.Fatalf("releases %s, not %s", cmd.id, id)
+	}
+	h.answer(answer{outcome: done})
+	h.settled(c, nil)
+	h.cancels()
+}
+
+func TestRule3EveryConfirmationOfTheInboxHasAWaiterLookAgain(t *testing.T) {
+	h, req := queueing(t, writer())
+	h.step(h.l.subscribed)
+	if cmd := h.sends(acquire); cmd.id != req.id || !cmd.check || !cmd.wait {
+		t.Errorf("looks again with %+v", cmd)
+	}
+	h.answer(h.queue())
+	h.sendsNothing()
+}
+
+func TestRule3AWaiterLooksAgainWhenTheOwnersTTLEndsTheLaterTheFurtherBehind(t *testing.T) {
+	for place, want := range []time.Duration{1001, 1006, 1011, 1016} {
+		h := drive(t)
+		h.enter(writer())
+		a := h.queue()
+		a.left, a.place = time.Second, place
+		h.answer(a)
+		h.pass(want*time.Millisecond - 1)
+		h.sendsNothing()
+		h.pass(1)
+		h.sends(acquire)
+	}
+}
+
+func TestRule3AWaiterLooksAgainAtAPaceJitteredDownwards(t *testing.T) {
+	for ttl, pace := range map[time.Duration]time.Duration{
+		900 * time.Millisecond: 300 * time.Millisecond,
+		9 * time.Second:        3 * time.Second,
+		time.Hour:              3 * time.Second,
+	} {
+		for _, luck := range []float64{0, 0.5, 0.999} {
+			h := drive(t)
+			h.luck = luck
+			h.enter(writer(func(o *lockOptions) { o.ttl = ttl }))
+			for range 3 { // the pace does not change
+				a := h.queue()
+				a.left = time.Hour
+				h.answer(a)
+				want := pace - time.Duration(float64(pace)/3*luck)
+				if got := h.l.due().Sub(h.now); got != want {
+					t.Errorf("TTL %v, luck %v: looks after %v, want %v", ttl, luck, got, want)
+				}
+				h.pass(want)
+				h.sends(acquire)
+			}
+		}
+	}
+}
+
+// See also TestTrapB1 and TestTrapB5.
+func TestRule4ADirectGrantIsConfirmedBeforeHalfOfItsTTLIsGone(t *testing.T) {
+	for heard, want := range map[time.Duration]time.Duration{
+		0:               10 * time.Second / 3, // the next regular renewal
+		time.Second:     13 * time.Second / 3, // the same
+		2 * time.Second: 5 * time.Second,      // half of the TTL since the sending
+	} {
+		h := drive(t)
+		c := h.enter(writer())
+		a := h.queue()
+		a.left = time.Hour
+		h.answer(a)
+		h.pass(heard)
+		h.hears("granted", h.l.grant.req.id, h.token())
+		h.in(c)
+		h.pass(handTTL)
+		if len(h.renewals) == 0 {
+			t.Fatal("it is not renewed")
+		}
+		first := h.renewals[0].at.Sub(noon)
+		if first > want || want-first >= handTTL/30 {
+			t.Errorf("heard after %v, renewed at %v, want %v or a grid's step before", heard, first, want)
+		}
+	}
+}
+
+func TestRule5AMessageAboutARequestNobodyKnowsIsAnsweredWithCancel(t *testing.T) {
+	const stranger = "leased1:w:1000:c:0000000000000000:AAAAAAAAAAAAAAAA:hand"
+	for _, kind := range []string{"granted", "wanted"} {
+		t.Run("none/"+kind, func(t *testing.T) {
+			h := drive(t)
+			h.hears(kind, stranger, 7)
+			h.cancels(stranger)
+		})
+		t.Run("queued/"+kind, func(t *testing.T) {
+			h, _ := queueing(t, writer())
+			h.hears(kind, stranger, 7)
+			h.cancels(stranger)
+			h.state(queued)
+		})
+		t.Run("held/"+kind, func(t *testing.T) {
+			c := writer()
+			h := holding(t, c)
+			h.hears(kind, stranger, 7)
+			h.cancels(stranger)
+			h.in(c)
+			if h.l.grant.wanted {
+				t.Error("another's wanted was taken for the grant's")
+			}
+		})
+		t.Run("letting go/"+kind, func(t *testing.T) {
+			c := writer()
+			h := holding(t, c)
+			h.leave(c)
+			h.hears(kind, stranger, 7)
+			h.cancels(stranger)
+			h.sends(release)
+		})
+	}
+	t.Run("revoked", func(t *testing.T) { // it owns nothing any more
+		h := drive(t)
+		h.hears("revoked", stranger, 7)
+		h.cancels()
+	})
+}
+
+// What is known is not cancelled.
+func TestRule5AMessageAboutTheGrantBeingLetGoIsNotAnswered(t *testing.T) {
+	a, b := writer(), writer()
+	h := holding(t, a)
+	id, first := h.l.grant.req.id, h.l.grant.token
+	h.leave(a)
+	h.hears("wanted", id, 0)
+	h.hears("granted", id, first)
+	h.cancels()
+	h.enter(b)
+	h.out(b)
+	h.answer(answer{outcome: done})
+	h.sends(acquire)
+	h.cancels()
+}
+
+// The server takes us for the owner, so the message was lost.
+func TestRule5WantedForAWaitingRequestHasItLookAgain(t *testing.T) {
+	c := writer()
+	h, req := queueing(t, c)
+	h.hears("wanted", req.id, 0)
+	h.sends(acquire)
+	h.cancels()
+	h.answer(h.grant())
+	h.in(c)
+}
+
+func TestRule14ARequestIsCancelledOnlyAfterItsCommandReturned(t *testing.T) {
+	for name, c := range map[string]struct {
+		a    answer
+		err  error
+		want int
+		till time.Duration // after the answer, how long late copies may arrive
+	}{
+		"queued":   {a: answer{outcome: enqueued}, want: 1},
+		"refused":  {a: answer{outcome: refused}},
+		"no reply": {err: errSilence, want: 1, till: handTTL},
+		"refusal":  {err: refusal("NOPERM no")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := drive(t)
+			x := h.enter(writer())
+			id := h.sends(acquire).id
+			h.abandon(x)
+			h.pass(time.Second)
+			h.cancels()
+			h.reply(c.a, c.err, time.Second)
+			h.sendsNothing()
+			if len(h.ghosts) != c.want {
+				t.Fatalf("cancels %+v", h.ghosts)
+			}
+			if c.want == 0 {
+				return
+			}
+			h.cancels(id)
+			switch until := h.ghosts[0].until; {
+			case c.till == 0 && !until.IsZero():
+				t.Errorf("an answered request is cancelled until %v", until)
+			case c.till != 0 && until.Sub(h.now) != c.till:
+				t.Errorf("cancelled until %v from now, late copies may arrive for %v", until.Sub(h.now), c.till)
+			}
+		})
+	}
+}
+
+// Also when a message took the request away from the lock meanwhile.
+func TestRule14AnUnansweredCommandOfAnEvictedRequestIsCancelledForAsLongAsItMayArrive(t *testing.T) {
+	h := drive(t)
+	c := h.enter(writer())
+	id := h.sends(acquire).id
+	h.hears("granted", id, h.token())
+	h.in(c)
+	h.hears("revoked", id, h.top)
+	h.lost(c)
+	h.reply(answer{}, errSilence, time.Second)
+	h.cancels(id)
+	if until := h.ghosts[0].until; until.Sub(h.now) < handTTL-time.Second {
+		t.Errorf("cancelled until %v only, although the acquire may still arrive", until)
+	}
+}
+
+// A request that the server may have heard of is not forgotten when
+// its last command was refused.
+func TestRule14ACommandWithoutAnswerIsRememberedThroughALaterRefusal(t *testing.T) {
+	h := drive(t)
+	c := h.enter(writer())
+	id := h.sends(acquire).id
+	h.reply(answer{}, errSilence, time.Second)
+	h.pass(time.Second)
+	if again := h.sends(acquire).id; again != id {
+		t.Errorf("asks again as %s, not as %s", again, id)
+	}
+	h.reply(answer{}, refusal("NOPERM no"), time.Second)
+	h.turned(c, refusal("NOPERM no"))
+	h.cancels(id)
+	if until := h.ghosts[0].until; until.Sub(noon) != handTTL {
+		t.Errorf("cancelled until %v after the first command", until.Sub(noon))
+	}
+}
+
+// refusal is an answer of Redis that only an operator can change.
+type refusal string
+
+func (r refusal) Error() string { return string(r) }
+
+func (refusal) RedisError() {}
+
+// The ways to be admitted.
+func TestRule15NobodyEntersWhenTheTrustWindowIsOver(t *testing.T) {
+	t.Run("by an answer", func(t *testing.T) {
+		h := drive(t)
+		c := h.enter(writer())
+		a := h.grant()
+		h.pass(handWindow)
+		h.answer(a)
+		h.out(c)
+		id := h.l.grant.req.id
+		if cmd := h.sends(acquire); cmd.id != id {
+			t.Errorf("asks as %s, not as %s", cmd.id, id)
+		}
+		h.answer(h.grant())
+		h.in(c)
+		h.trust(2 * handWindow)
+	})
+	t.Run("locally", func(t *testing.T) {
+		a, b := writer(), writer()
+		h := holding(t, a)
+		id := h.l.grant.req.id
+		h.enter(b)
+		h.now = h.now.Add(handWindow) // and the watchdog is late
+		h.leave(a)
+		h.out(b)
+		if cmd := h.sends(acquire); cmd.id != id {
+			t.Errorf("asks as %s, not as %s", cmd.id, id)
+		}
+	})
+	t.Run("among readers", func(t *testing.T) {
+		a, b := reader(), reader()
+		h := holding(t, a)
+		h.now = h.now.Add(handWindow)
+		h.enter(b)
+		h.out(b)
+		h.ring()
+		h.lost(a)
+		h.sends(acquire) // under another id: one of ours still works under the first
+		h.answer(h.grant())
+		h.in(b)
+		h.lost(a)
+	})
+	t.Run("on an idle grant", func(t *testing.T) {
+		a, b := writer(func(o *lockOptions) { o.idleHold = time.Hour }), writer()
+		h := holding(t, a)
+		h.leave(a)
+		h.settled(a, nil)
+		h.sendsNothing()
+		h.now = h.now.Add(handWindow)
+		h.enter(b)
+		h.out(b)
+		h.sends(acquire)
+	})
+	t.Run("an instant before, they do", func(t *testing.T) {
+		a, b := writer(func(o *lockOptions) { o.idleHold = time.Hour }), writer()
+		h := holding(t, a)
+		h.leave(a)
+		h.now = h.now.Add(handWindow - 1)
+		h.enter(b)
+		h.in(b)
+	})
+}

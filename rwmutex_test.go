@@ -1,0 +1,323 @@
+package leased_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"reflect"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/leasedmutex/leased"
+)
+
+// take locks by any of the calls that return a lease.
+func take(t *testing.T, call func(context.Context) (*leased.Lease, error)) *leased.Lease {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer cancel()
+	l, err := call(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// taking locks in a goroutine, which sends the lease.
+func taking(t *testing.T, call func(context.Context) (*leased.Lease, error)) <-chan *leased.Lease {
+	ch := make(chan *leased.Lease, 1)
+	// Ended by its lease, which every test receives.
+	go func() {
+		l, err := call(context.Background())
+		if err != nil {
+			t.Error(err)
+		}
+		ch <- l
+	}()
+	return ch
+}
+
+func TestAnRWMutexHasTheMethodsOfSyncRWMutex(t *testing.T) {
+	theirs, ours := reflect.TypeFor[*sync.RWMutex](), reflect.TypeFor[*leased.RWMutex]()
+	want, got := reflect.ValueOf(&sync.RWMutex{}), reflect.ValueOf(&leased.RWMutex{})
+	if theirs.NumMethod() < 7 {
+		t.Fatalf("sync.RWMutex has %d methods", theirs.NumMethod())
+	}
+	for i := range theirs.NumMethod() {
+		name := theirs.Method(i).Name
+		if _, ok := ours.MethodByName(name); !ok {
+			t.Errorf("no %s", name)
+			continue
+		}
+		if w, g := want.MethodByName(name).Type(), got.MethodByName(name).Type(); w != g {
+			t.Errorf("%s is a %v, not a %v", name, g, w)
+		}
+	}
+}
+
+// Who may enter beside whom, whether they are of one client or of two.
+func TestReadersEnterBesideReadersAndNobodyElseBesideAnybody(t *testing.T) {
+	for what, c := range map[string]struct{ owner, asker string }{
+		"a reader beside a reader": {"read", "read"},
+		"a writer beside a reader": {"read", "write"},
+		"a reader beside a writer": {"write", "read"},
+		"a writer beside a writer": {"write", "write"},
+	} {
+		may := c.owner == "read" && c.asker == "read"
+		t.Run(what, func(t *testing.T) {
+			onBoth(t, func(t *testing.T, s place) {
+				mine, another := newClient(t, s), newClient(t, s)
+				for where, client := range map[string]*leased.Client{"one client": mine, "two clients": another} {
+					own, ask := mine.RWMutex("x"), client.RWMutex("x")
+					unown, try, undo, call := own.Unlock, ask.TryLock, ask.Unlock, ask.TryLockContext
+					if c.asker == "read" {
+						try, undo, call = ask.TryRLock, ask.RUnlock, ask.TryRLockContext
+					}
+					if c.owner == "read" {
+						own.RLock()
+						unown = own.RUnlock
+					} else {
+						own.Lock()
+					}
+					if got := try(); got != may {
+						t.Errorf("%s: tried: %v, want %v", where, got, may)
+					}
+					if may {
+						undo()
+					}
+					l, err := call(context.Background())
+					switch {
+					case may && err != nil, !may && !errors.Is(err, leased.ErrLocked):
+						t.Errorf("%s: tried with a context: %v", where, err)
+					case may:
+						unlock(t, l)
+					}
+					unown()
+					if !try() {
+						t.Fatalf("%s: not free afterwards", where)
+					}
+					undo()
+				}
+				eventually(t, "nobody owns or waits", func() bool { return s.clean(t, "x") })
+			})
+		})
+	}
+}
+
+func TestUnlockingWhatIsNotLockedThatWayPanics(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		c := newClient(t, s)
+		rw := c.RWMutex("x")
+		demand := func(state string, calls ...func()) {
+			t.Helper()
+			for i, call := range calls {
+				if text, _ := panics(call).(string); !strings.Contains(text, "unlocked") {
+					t.Errorf("%s, call %d: panics with %q", state, i, text)
+				}
+			}
+		}
+		demand("free", rw.Unlock, rw.RUnlock, rw.RLocker().Unlock, c.Mutex("x").Unlock)
+		rw.RLock()
+		demand("read", rw.Unlock, c.Mutex("x").Unlock)
+		rw.RLock()
+		rw.RUnlock()
+		rw.RUnlock()
+		demand("read twice, unlocked twice", rw.RUnlock, rw.Unlock)
+		rw.Lock()
+		demand("written", rw.RUnlock, rw.RLocker().Unlock)
+		rw.Unlock()
+		demand("written, unlocked", rw.Unlock)
+
+		l := take(t, newClient(t, s).RWMutex("x").RLockContext)
+		demand("read in another client", rw.RUnlock, rw.Unlock)
+		unlock(t, l)
+	})
+}
+
+func TestRLockerLocksForReading(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		a, b := newClient(t, s).RWMutex("x"), newClient(t, s).RWMutex("x")
+		l := a.RLocker()
+		l.Lock()
+		l.Lock()
+		if !b.TryRLock() {
+			t.Error("it excludes readers")
+		} else {
+			b.RUnlock()
+		}
+		l.Unlock()
+		if b.TryLock() {
+			t.Error("one Unlock ended two locks")
+		}
+		a.RUnlock()
+		if !b.TryLock() {
+			t.Fatal("not free")
+		}
+		b.Unlock()
+	})
+}
+
+func TestARefusedReaderIsToldWhy(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		owner := take(t, newClient(t, s).RWMutex("x").LockContext)
+		rw := newClient(t, s).RWMutex("x")
+		ctx, cancel := context.WithCancel(context.Background())
+		refused := make(chan error, 1)
+		go func() { // ended by cancel, waited for through refused
+			_, err := rw.RLockContext(ctx)
+			refused <- err
+		}()
+		s.queued(t, "x", 1)
+		cancel()
+		isAll(t, closesSoon(t, "RLockContext returns", refused), leased.ErrNotAcquired, context.Canceled)
+		_, err := rw.TryRLockContext(context.Background())
+		isAll(t, err, leased.ErrLocked, leased.ErrNotAcquired)
+		err = rw.RDo(ctx, func(context.Context) error { t.Error("ran with an ended context"); return nil })
+		isAll(t, err, leased.ErrNotAcquired, context.Canceled)
+		s.queued(t, "x", 0)
+		unlock(t, owner)
+		eventually(t, "nobody owns or waits", func() bool { return s.clean(t, "x") })
+
+		if _, err := newClient(t, s).RWMutex("").RLockContext(context.Background()); !errors.Is(err, leased.ErrInvalidName) {
+			t.Errorf("a bad name: %v", err)
+		}
+	})
+}
+
+func TestRDoRunsBesideOtherReadersAndDoAlone(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		a, b := newClient(t, s).RWMutex("x"), newClient(t, s).RWMutex("x")
+		oops := errors.New("oops")
+		var inner context.Context
+		err := a.RDo(context.Background(), func(ctx context.Context) error {
+			inner = ctx
+			return b.RDo(ctx, func(ctx context.Context) error {
+				if b.TryLock() {
+					t.Error("a writer got in beside readers")
+				}
+				return errors.Join(ctx.Err(), oops)
+			})
+		})
+		if !errors.Is(err, oops) || inner.Err() == nil {
+			t.Errorf("%v; its context goes on: %v", err, inner.Err() == nil)
+		}
+		err = a.Do(context.Background(), func(ctx context.Context) error {
+			if b.TryRLock() || a.TryRLock() {
+				t.Error("a reader got in beside a writer")
+			}
+			return ctx.Err()
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		if with := panics(func() { _ = a.RDo(context.Background(), func(context.Context) error { panic(oops) }) }); with != oops {
+			t.Errorf("panicked with %v", with)
+		}
+		eventually(t, "nobody owns or waits", func() bool { return s.clean(t, "x") })
+	})
+}
+
+func TestAMutexAndAnRWMutexOfOneNameAreOneLock(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		one, other := newClient(t, s), newClient(t, s)
+		for where, c := range map[string]*leased.Client{"one client": one, "two clients": other} {
+			one.Mutex("x").Lock()
+			if rw := c.RWMutex("x"); rw.TryRLock() || rw.TryLock() {
+				t.Errorf("%s: entered the RWMutex beside the owner of the Mutex", where)
+			}
+			one.RWMutex("x").Unlock() // any handle of the name
+			one.RWMutex("x").RLock()
+			if c.Mutex("x").TryLock() {
+				t.Errorf("%s: entered the Mutex beside a reader", where)
+			}
+			one.RWMutex("x").RUnlock()
+			one.RWMutex("x").Lock()
+			if c.Mutex("x").TryLock() {
+				t.Errorf("%s: entered the Mutex beside the writer", where)
+			}
+			one.Mutex("x").Unlock()
+			c.Mutex("x").Lock()
+			c.Mutex("x").Unlock()
+		}
+		eventually(t, "nobody owns or waits", func() bool { return s.clean(t, "x") })
+	})
+}
+
+// hall notices when a writer is not alone. The plain counter is there for the
+// race detector and for lost updates.
+type hall struct {
+	readers, writers atomic.Int32
+	crowded          atomic.Bool
+	writes           int
+	reads            atomic.Int64
+}
+
+func (h *hall) read(f func()) {
+	h.readers.Add(1)
+	if h.writers.Load() != 0 {
+		h.crowded.Store(true)
+	}
+	before := h.writes
+	f()
+	if h.writers.Load() != 0 || h.writes != before {
+		h.crowded.Store(true)
+	}
+	h.reads.Add(1)
+	h.readers.Add(-1)
+}
+
+func (h *hall) write(f func()) {
+	if h.writers.Add(1) != 1 || h.readers.Load() != 0 {
+		h.crowded.Store(true)
+	}
+	h.writes++
+	f()
+	if h.readers.Load() != 0 {
+		h.crowded.Store(true)
+	}
+	h.writers.Add(-1)
+}
+
+func TestWritersAreAloneAmongClientsAndGoroutinesThatReadWriteAndGiveUp(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		const clients, callers, turns = 3, 6, 40
+		var h hall
+		var all sync.WaitGroup
+		for range clients {
+			rw := newClient(t, s, leased.WithLocalHandoffs(4, time.Millisecond)).RWMutex("x")
+			for i := range callers {
+				all.Go(func() {
+					for range turns {
+						call, visit := rw.RLockContext, h.read
+						if i == 0 {
+							call, visit = rw.LockContext, h.write
+						}
+						ctx, cancel := context.Background(), context.CancelFunc(func() {})
+						if rand.IntN(4) == 0 {
+							ctx, cancel = context.WithTimeout(ctx, rand.N(2*time.Millisecond))
+						}
+						l, err := call(ctx)
+						if err == nil {
+							visit(func() { time.Sleep(rand.N(100 * time.Microsecond)) })
+							err = l.Unlock()
+						} else if errors.Is(err, context.DeadlineExceeded) {
+							err = nil
+						}
+						cancel()
+						if err != nil {
+							t.Error(err)
+						}
+					}
+				})
+			}
+		}
+		all.Wait()
+		if h.crowded.Load() || h.writes == 0 || h.reads.Load() == 0 {
+			t.Errorf("%d writes, %d reads, a writer was not alone: %v", h.writes, h.reads.Load(), h.crowded.Load())
+		}
+		eventually(t, "nobody owns or waits", func() bool { return s.clean(t, "x") })
+	})
+}

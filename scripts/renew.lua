@@ -1,0 +1,10 @@
+-- renew(id): a writer keeps what it owns for another TTL.
+--
+-- KEYS  1 lock: one key, for a slot in migration refuses scripts that name more
+-- ARGV  1 id, 2 TTL in ms
+-- Returns the server's time in microseconds, or 0 if id does not own the lock.
+
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+local t = redis.call('TIME')
+return t[1] * 1000000 + t[2]

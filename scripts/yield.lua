@@ -1,0 +1,31 @@
+-- yield(old, new, last token): the owner lets go and waits again, behind all
+-- who wait already.
+--
+-- ARGV  2 old id, 3 new id, never used before, 4 last token given out, 5 span
+-- Returns granted_reply or waiting_reply for new, or {NOT_OURS, 0} if old does
+-- not own and new is unknown. A copy that runs late finds old gone and enqueues
+-- nothing.
+
+local old, new = ARGV[2], ARGV[3]
+local mode, ttl = parse(old)
+local new_mode, new_ttl = parse(new)
+link = ARGV[5]
+
+check()
+if owns(old, mode) then
+  disown(old, mode)
+  used(ARGV[4], ttl)
+  local place = enqueue(new, new_ttl)
+  local won = grant_next(new)
+  if won then return granted_reply(won) end
+  place = redis.call('LPOS', queue, new) or place
+  tell('wanted')
+  return waiting_reply(QUEUED, place, -1)
+end
+if mode == 'r' then redis.call('ZREM', readers, old) end
+if owns(new, new_mode) then return granted_reply(extend(new, new_mode, new_ttl)) end
+if redis.call('LPOS', queue, new) then
+  local place = enqueue(new, new_ttl)
+  return waiting_reply(QUEUED, place, -1)
+end
+return { NOT_OURS, 0 }

@@ -1,0 +1,273 @@
+package leased
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// view is the lock as the server has it.
+type view struct {
+	value   string
+	left    time.Duration
+	readers map[string]bool
+	queue   []string
+	dead    map[string]bool // queued, but its waiting lease is over
+}
+
+func (w *world) look() view {
+	ctx := context.Background()
+	v := view{readers: map[string]bool{}, dead: map[string]bool{}}
+	v.value = w.rdb.Get(ctx, w.keys.lock).Val()
+	v.left = w.rdb.PTTL(ctx, w.keys.lock).Val()
+	now := w.now.Add(w.offset).UnixMilli()
+	for _, z := range w.rdb.ZRangeWithScores(ctx, w.keys.readers(), 0, -1).Val() {
+		if int64(z.Score) > now {
+			v.readers[z.Member.(string)] = true
+		}
+	}
+	for _, id := range w.rdb.LRange(ctx, w.keys.queue(), 0, -1).Val() {
+		v.queue = append(v.queue, id)
+		if ends := w.rdb.ZScore(ctx, w.keys.waiters(), id).Val(); int64(ends) <= now {
+			v.dead[id] = true
+		}
+	}
+	return v
+}
+
+// changed notes whether a grant of ours ended without a word to the server.
+func (w *world) changed(before, after view) {
+	for _, id := range w.owners {
+		w.unclean = w.unclean || !before.owns(id)
+	}
+	w.owners = w.owners[:0]
+	if strings.HasPrefix(after.value, formatTag) && after.value != markerValue {
+		w.owners = append(w.owners, after.value)
+	}
+	w.owners = append(w.owners, sortedKeys(after.readers)...)
+}
+
+func (v *view) owns(id string) bool {
+	return v.value == id || v.value == markerValue && v.readers[id]
+}
+
+// compare checks what one script did: nobody's grant was touched but the
+// caller's own, and the queue was served in order.
+func (w *world) compare(before, after view, p *packet) {
+	mine := map[string]bool{p.cmd.id: true, p.cmd.next: true, p.r.req.id: true}
+	if p.g != nil {
+		mine[p.g.id] = true
+	}
+	owners := []string{before.value}
+	if before.value == markerValue {
+		owners = owners[:0]
+		for _, id := range sortedKeys(before.readers) {
+			owners = append(owners, id)
+		}
+	}
+	for _, id := range owners {
+		if id != "" && !mine[id] && !after.owns(id) {
+			w.fail("%s of %s took the grant of %s", p.kind, p.c.name, short(id))
+		}
+	}
+	if before.value != "" && before.value != markerValue && !mine[before.value] && after.left < before.left {
+		if who, err := requestOf(before.value); err != nil || after.left != who.ttl {
+			w.fail("%s of %s shortened the lease of %s", p.kind, p.c.name, short(before.value))
+		}
+	}
+	still := map[string]bool{}
+	for _, id := range after.queue {
+		if still[id] {
+			w.fail("%s is queued twice", short(id))
+		}
+		still[id] = true
+	}
+	var got []string
+	if after.value == markerValue {
+		for _, id := range sortedKeys(after.readers) {
+			if !before.readers[id] { // one whose marker was away was served before
+				got = append(got, id)
+			}
+		}
+	} else if strings.HasPrefix(after.value, formatTag) && after.value != before.value {
+		got = append(got, after.value)
+	}
+	for _, id := range got {
+		if p.cmd.verb == downgrade && id == p.cmd.next {
+			continue // its process was owner before
+		}
+		for _, ahead := range before.queue {
+			if ahead == id {
+				break
+			}
+			if still[ahead] && !before.dead[ahead] {
+				w.fail("%s was served before %s, who was queued ahead of it", short(id), short(ahead))
+			}
+		}
+	}
+}
+
+// served checks what every script must have seen to: nobody alive was dropped,
+// and nobody waits for a free lock.
+func (w *world) served(before, after view, p *packet) {
+	still := map[string]bool{}
+	for _, id := range after.queue {
+		still[id] = true
+	}
+	for _, id := range before.queue {
+		if !before.dead[id] && !still[id] && !after.owns(id) && !w.unheard[id] && (p.kind != "cancel" || p.g.id != id) {
+			w.fail("%s was dropped from the queue alive", short(id))
+		}
+	}
+	for id := range w.unheard {
+		if after.owns(id) {
+			w.fail("%s owns, but nobody listens", short(id))
+		}
+	}
+	if p.kind == "cancel" && (after.owns(p.g.id) || still[p.g.id]) {
+		w.fail("%s outlived its cancel", short(p.g.id))
+	}
+	looked := p.kind == "cancel" || p.kind == "request" && (p.cmd.verb == acquire) != before.owns(p.cmd.id)
+	if !looked || len(after.queue) == 0 {
+		return
+	}
+	head := after.queue[0]
+	who, err := parseID(head)
+	switch {
+	case err != nil:
+	case after.dead[head] && after.value == before.value: // else it got there just now
+		w.fail("dead %s is at the head of the queue", short(head))
+	case after.value == "" && len(after.readers) == 0, after.value == markerValue && who.mode == shared:
+		w.fail("%s waits for a free lock", short(head))
+	}
+}
+
+// losses checks that no lease is given up without reason.
+func (w *world) losses(c *simClient, before grant, fx *effects) {
+	for _, l := range fx.ended {
+		inTime := w.now.Before(before.trust()) && before.state == held
+		if inTime && !c.dead && !w.excused[before.req.id] && !strings.Contains(l.why, "maximum") {
+			if v := w.look(); v.owns(before.req.id) {
+				w.fail("%s gave up %s, which it owns: %s", c.name, short(before.req.id), l.why)
+			}
+		}
+	}
+}
+
+func sortedKeys(m map[string]bool) []string {
+	var keys []string
+	for k := range m {
+		keys = append(keys, k)
+	}
+	for i := range keys { // few
+		for j := i; j > 0 && keys[j] < keys[j-1]; j-- {
+			keys[j], keys[j-1] = keys[j-1], keys[j]
+		}
+	}
+	return keys
+}
+
+// believes reports whether x, who is inside, may take the lock for its own now.
+func (c *simClient) believes(x *caller) bool {
+	return x.phase == inside && x.ended == nil && c.lock.grant.state == held && c.w.now.Before(c.lock.grant.trust())
+}
+
+// admitted checks a new lease's token and its place in its process' FIFO.
+func (w *world) admitted(c *simClient, x *caller) {
+	if n := c.order[x]; n < c.lastIn {
+		w.fail("%s admitted caller %d after %d", c.name, n, c.lastIn)
+	} else {
+		c.lastIn = n
+	}
+	if !w.now.Before(c.lock.grant.trust()) && x.ahead == 0 {
+		w.fail("%s let a caller in outside of the trust window", c.name)
+	}
+	if w.excused[c.lock.grant.req.id] || !c.believes(x) {
+		return
+	}
+	bound := w.topWriter
+	if x.mode == exclusive {
+		bound = w.top
+	}
+	// Who had the lock can have given out tokens that the server has not heard
+	// of. They are behind its clock, unless that went back.
+	if x.token <= bound && !(w.jumpedBack && w.unclean) {
+		w.fail("token %d of %s is not above %d", x.token, c.name, bound)
+	}
+	if x.token >= 1<<53 {
+		w.fail("token %d is too large", x.token)
+	}
+	w.top = max(w.top, x.token)
+	if x.mode == exclusive {
+		w.topWriter = max(w.topWriter, x.token)
+	}
+}
+
+// check is made after every step: at most one writer, and no reader beside it,
+// among those who may believe that they own, accidents excepted by name.
+func (w *world) check() {
+	writers, readers := 0, 0
+	who := ""
+	for _, c := range w.clients {
+		if c.dead || w.excused[c.lock.grant.req.id] {
+			continue
+		}
+		in := 0
+		for _, x := range c.calls {
+			if x.phase != inside {
+				continue
+			}
+			in++
+			if x.mode == exclusive && in > 1 && !w.lowered[x] {
+				w.fail("%s has two inside", c.name)
+			}
+		}
+		for _, x := range c.calls {
+			if !c.believes(x) {
+				continue
+			}
+			who += " " + c.name + ":" + strconv.FormatUint(x.token, 10)
+			if x.mode == exclusive && !w.lowered[x] {
+				writers++
+			} else {
+				readers++
+				break
+			}
+		}
+	}
+	if w.foreign != "" && w.now.Before(w.foreignTill) && !w.excused[w.foreign] {
+		writers++
+		who += " foreign"
+	}
+	if writers > 1 || writers == 1 && readers > 0 {
+		w.fail("owners at once:%s", who)
+	}
+}
+
+// accident excuses every grant there is: it was taken by what no lock can see.
+func (w *world) accident(what string) {
+	w.logf("ACCIDENT: %s", what)
+	w.unclean = true
+	v := w.look()
+	if v.value != "" {
+		w.excused[v.value] = true
+	}
+	for id := range v.readers {
+		w.excused[id] = true
+	}
+	for _, c := range w.clients {
+		if c.lock.grant.state == held || c.lock.grant.state == lettingGo {
+			w.excused[c.lock.grant.req.id] = true
+		}
+		for _, p := range w.wire { // told, but not yet heard
+			if p.kind == "message" && p.m.kind == "granted" {
+				w.excused[p.m.id] = true
+			}
+			if p.kind == "reply" && p.a.outcome == granted {
+				w.excused[p.cmd.id], w.excused[p.cmd.next] = true, true
+			}
+		}
+	}
+	w.foreign = ""
+}

@@ -1,0 +1,395 @@
+package leased
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+var (
+	simSeeds = flag.Int("simulate.seeds", 0, "how many schedules to simulate for each kind (0: a short run)")
+	simFirst = flag.Int64("simulate.first", 1, "the first seed")
+	simTrace = flag.Bool("simulate.trace", false, "print the schedule of the first seed")
+)
+
+// TestSimulation runs schedules of a whole world; see world. A failing one is
+// printed step by step and replays with
+//
+//	go test -run TestSimulation/writers -simulate.first=SEED -simulate.seeds=1 .
+func TestSimulation(t *testing.T) {
+	n := *simSeeds
+	if n == 0 {
+		n = 600
+		if testing.Short() {
+			n = 150
+		}
+	}
+	for _, modes := range []bool{false, true} {
+		name := map[bool]string{false: "writers", true: "readers and writers"}[modes]
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, 0, modes)
+			defer w.close()
+			began := time.Now()
+			for i := range n {
+				seed := *simFirst + int64(i)
+				w.run(seed)
+				if w.failure != "" || *simTrace && i == 0 {
+					t.Logf("seed %d:\n%s", seed, strings.Join(w.log, "\n"))
+				}
+				if w.failure != "" {
+					t.Fatalf("seed %d: %s", seed, w.failure)
+				}
+				if n >= 5000 && (i+1)%5000 == 0 {
+					fmt.Printf("%s: %d schedules, %v\n", name, i+1, time.Since(began).Round(time.Second))
+				}
+			}
+		})
+	}
+}
+
+var errLost = errors.New("simulated: connection lost")
+
+// run simulates one schedule: trouble first, then calm, in which everybody must
+// be served and nothing be left.
+func (w *world) run(seed int64) {
+	w.begin(seed)
+	for range 30 + w.rng.Intn(120) {
+		w.act()
+		w.check()
+		if w.failure != "" {
+			return
+		}
+	}
+	w.recover()
+}
+
+func (w *world) client() *simClient {
+	c := w.clients[w.rng.Intn(len(w.clients))]
+	if c.dead || c.paused {
+		return nil
+	}
+	return c
+}
+
+// act does one thing that can happen.
+func (w *world) act() {
+	c := w.client()
+	n := w.rng.Intn(100)
+	if n >= 72 { // of trouble and time as much as this world likes
+		kind := []int{0, 0, 0, 0, 0, 0, 1, 2, 2, 2, 3, 3, 4, 4}[(n-72)/2]
+		if kind > 0 && w.rng.Intn(4) >= w.menu[kind] {
+			return
+		}
+	}
+	switch {
+	case n < 16:
+		if c != nil && len(c.calls) < 4 {
+			c.enter()
+		}
+	case n < 20:
+		if c != nil {
+			c.each(waiting, func(x *caller) {
+				w.logf("%s gives up", c.name)
+				c.step(func(now time.Time, fx *effects) { c.lock.abandon(x, now, fx) })
+			})
+		}
+	case n < 30:
+		if c != nil {
+			c.each(inside, func(x *caller) {
+				if w.modes && x.mode == exclusive && w.rng.Intn(3) == 0 {
+					w.logf("%s downgrades", c.name)
+					w.lowered[x] = true // it does not write from here on
+					c.step(func(now time.Time, fx *effects) { c.lock.downgrade(x, make(chan struct{}), now, fx) })
+					return
+				}
+				w.logf("%s unlocks", c.name)
+				c.step(func(now time.Time, fx *effects) { c.lock.leave(x, now, fx) })
+			})
+		}
+	case n < 72:
+		w.deliver(w.rng.Intn(100))
+	case n < 84:
+		w.advance(time.Duration(w.rng.Intn(400)) * time.Millisecond)
+	case n < 86:
+		w.advance(time.Duration(w.rng.Intn(3000)) * time.Millisecond)
+	case n < 92:
+		w.foreigner()
+	case n < 97:
+		w.mischief(c)
+	default:
+		w.disaster()
+	}
+}
+
+func (c *simClient) enter() {
+	w := c.w
+	ttls := []time.Duration{300 * time.Millisecond, time.Second, 2 * time.Second}
+	o := &lockOptions{ttl: ttls[w.rng.Intn(3)], handoffs: 2, tenure: 50 * time.Millisecond, releaseTimeout: time.Second}
+	if w.rng.Intn(4) == 0 {
+		o.idleHold = 300 * time.Millisecond
+	}
+	x := &caller{mode: exclusive, opts: o, try: w.rng.Intn(8) == 0, patient: true}
+	if w.modes && w.rng.Intn(2) == 0 {
+		x.mode = shared
+	}
+	if w.rng.Intn(10) == 0 {
+		o.maxHold = 500 * time.Millisecond
+	}
+	w.seq++
+	c.order[x] = w.seq
+	c.calls = append(c.calls, x)
+	w.logf("%s wants it, %v, TTL %v, try %v", c.name, x.mode, o.ttl, x.try)
+	c.step(func(now time.Time, fx *effects) { c.lock.enter(x, now, fx) })
+}
+
+// each calls f for one random call in that phase; calls that are over go.
+func (c *simClient) each(ph phase, f func(*caller)) {
+	var some []*caller
+	keep := c.calls[:0]
+	for _, x := range c.calls {
+		if x.phase == left || x.phase == turnedAway {
+			delete(c.order, x)
+			continue
+		}
+		keep = append(keep, x)
+		if x.phase == ph {
+			some = append(some, x)
+		}
+	}
+	c.calls = keep
+	if len(some) > 0 {
+		f(some[c.w.rng.Intn(len(some))])
+	}
+}
+
+// deliver moves one packet, in any order, and by luck not as it should.
+func (w *world) deliver(luck int) {
+	if len(w.wire) == 0 {
+		return
+	}
+	i := w.rng.Intn(len(w.wire))
+	p := w.wire[i]
+	if !w.calm && w.rng.Intn(100) < w.lazy[p.kind] {
+		return
+	}
+	if p.c.paused && (p.kind == "reply" || p.kind == "renewed" || p.kind == "cancelled" || p.kind == "message") {
+		return
+	}
+	w.wire = append(w.wire[:i], w.wire[i+1:]...)
+	if w.calm {
+		luck = 99
+	}
+	switch p.kind {
+	case "request", "renew", "cancel":
+		w.carry(p, luck)
+	case "message":
+		if luck < 8 {
+			w.logf("lost: %s to %s", p.m.kind, p.c.name)
+			return
+		}
+		if luck < 14 {
+			again := *p
+			w.wire = append(w.wire, &again)
+		}
+		w.arrive(p)
+	default:
+		w.arrive(p)
+	}
+}
+
+// carry brings a command to the server, or half of the way, or twice.
+func (w *world) carry(p *packet, luck int) {
+	failed := &packet{kind: map[string]string{"request": "reply", "renew": "renewed", "cancel": "cancelled"}[p.kind],
+		c: p.c, cmd: p.cmd, r: p.r, g: p.g, err: errLost}
+	failed.r.outcome, failed.r.err = unanswered, errLost
+	switch {
+	case p.orphan:
+		w.logf("a late copy arrives")
+		w.execute(p)
+	case luck < 5: // never arrives
+		w.logf("lost: %s of %s", p.kind, p.c.name)
+		w.wire = append(w.wire, failed)
+	case luck < 10: // runs, but nobody hears the answer
+		w.execute(p)
+		w.wire = append(w.wire, failed)
+	case luck < 15: // is given up, and arrives later
+		late := *p
+		late.orphan = true
+		w.wire = append(w.wire, failed, &late)
+	case luck < 20: // runs, and a copy arrives later
+		late := *p
+		late.orphan = true
+		w.wire = append(w.wire, w.execute(p), &late)
+	default:
+		w.wire = append(w.wire, w.execute(p))
+	}
+}
+
+// foreigner speaks SET NX PX and compare-and-delete.
+func (w *world) foreigner() {
+	ctx := context.Background()
+	if w.foreign != "" {
+		if w.rdb.Get(ctx, w.keys.lock).Val() == w.foreign {
+			w.rdb.Del(ctx, w.keys.lock)
+		}
+		w.logf("the foreigner lets go")
+		w.foreign = ""
+		return
+	}
+	w.seq++
+	value := fmt.Sprintf("foreign-%d", w.seq)
+	ttl := time.Duration(100+w.rng.Intn(1500)) * time.Millisecond
+	if ok, _ := w.rdb.SetNX(ctx, w.keys.lock, value, ttl).Result(); ok {
+		w.foreign, w.foreignTill = value, w.now.Add(ttl)
+		w.logf("the foreigner takes it for %v", ttl)
+	}
+}
+
+// mischief is what happens to one client.
+func (w *world) mischief(c *simClient) {
+	if w.rng.Intn(3) == 0 {
+		for _, p := range w.clients {
+			if p.paused {
+				w.logf("%s goes on", p.name)
+				p.paused = false // its watchdog may be the last to run
+				return
+			}
+		}
+	}
+	if c == nil {
+		return
+	}
+	switch w.rng.Intn(8) {
+	case 0:
+		w.logf("%s is killed", c.name)
+		c.dead = true
+	case 1, 2:
+		w.logf("%s stops", c.name)
+		c.paused = true
+	case 3:
+		w.logf("%s loses its inbox", c.name)
+		c.inbox = inboxDown
+	case 4:
+		w.logf("the inbox of %s is half open", c.name)
+		c.inbox = inboxHalfOpen
+	default:
+		c.join()
+	}
+}
+
+func (c *simClient) join() {
+	if c.inbox == inboxUp {
+		return
+	}
+	c.w.logf("%s has an inbox again", c.name)
+	c.inbox = inboxUp
+	c.step(c.lock.subscribed)
+}
+
+// disaster is what happens to the server.
+func (w *world) disaster() {
+	ctx := context.Background()
+	w.advance(5 * time.Microsecond)
+	switch w.rng.Intn(6) {
+	case 0:
+		w.accident("the server is flushed")
+		w.mini.FlushAll()
+	case 1:
+		w.accident("somebody deletes the key")
+		w.rdb.Del(ctx, w.keys.lock)
+	case 2:
+		w.accident("the server's clock jumps ahead")
+		w.offset += time.Duration(w.rng.Intn(2000)) * time.Millisecond
+		w.mini.SetTime(w.now.Add(w.offset))
+	case 3:
+		w.logf("the server's clock jumps back")
+		w.jumpedBack = true
+		w.offset -= time.Duration(w.rng.Intn(2000)) * time.Millisecond
+		w.mini.SetTime(w.now.Add(w.offset))
+	case 4:
+		w.accident("an operator evicts the owner")
+		if _, err := w.srv.evict(ctx, &w.keys); err != nil {
+			w.fail("evict: %v", err)
+		}
+	case 5:
+		w.logf("the scripts are flushed")
+		w.rdb.ScriptFlush(ctx)
+	}
+}
+
+// recover ends all trouble: everybody alive is served within the longest TTL
+// and one re-check, and then nothing is left.
+func (w *world) recover() {
+	w.logf("--- calm")
+	w.calm = true
+	for _, c := range w.clients {
+		if c.paused {
+			c.paused = false
+			c.ring()
+		}
+		c.join()
+	}
+	began := w.now
+	const bound = 2*time.Second + longestPoll + time.Second
+	for range 5000 {
+		for len(w.wire) > 0 && w.failure == "" {
+			w.deliver(99)
+			w.check()
+		}
+		busy := false
+		for _, c := range w.clients {
+			if c.dead {
+				continue
+			}
+			c.each(inside, func(x *caller) {
+				w.logf("%s unlocks", c.name)
+				c.step(func(now time.Time, fx *effects) { c.lock.leave(x, now, fx) })
+			})
+			c.each(waiting, func(*caller) {})
+			busy = busy || len(c.calls) > 0
+		}
+		w.check()
+		if w.failure != "" {
+			return
+		}
+		if !busy && len(w.wire) == 0 {
+			break
+		}
+		if len(w.wire) == 0 {
+			w.advance(10 * time.Millisecond)
+		}
+		if w.now.Sub(began) > bound {
+			w.fail("somebody still waits after %v of calm", w.now.Sub(began))
+			return
+		}
+	}
+	w.nothingLeft()
+}
+
+func (w *world) nothingLeft() {
+	for range 40 { // ghosts, idle grants, leases of the dead
+		w.advance(time.Second)
+		for len(w.wire) > 0 {
+			w.deliver(99)
+		}
+	}
+	for _, c := range w.clients {
+		if !c.dead && (!c.lock.idle() || len(c.ghosts) > 0) {
+			w.fail("%s is not idle: state %d, %d ghosts", c.name, c.lock.grant.state, len(c.ghosts))
+		}
+	}
+	w.mini.SetTime(w.now.Add(w.offset))
+	for _, k := range w.mini.Keys() {
+		if k == w.keys.meta() {
+			if w.mini.TTL(k) <= 0 {
+				w.fail("%s lives for ever", k)
+			}
+			continue
+		}
+		w.fail("key %s is left", k)
+	}
+}

@@ -1,0 +1,53 @@
+package leased
+
+import "sync/atomic"
+
+// Stats counts what a client has done since it was made.
+type Stats struct {
+	Leases   int64 // callers that were let in
+	Local    int64 // of them, by another caller of this process, without Redis
+	Idle     int64 // of them, because the process had kept the lock
+	Direct   int64 // of them, by another process' release, through a message
+	Handed   int64 // processes that this client's releases made owner
+	Renewals int64 // confirmed
+	Lost     int64 // leases that ended before their Unlock
+	Commands int64 // sent to Redis
+}
+
+// Stats returns the client's counters. They are read one by one, so they may be
+// a little apart.
+func (c *Client) Stats() Stats {
+	s := Stats{
+		Local:    c.stats.by[viaLocal].Load(),
+		Idle:     c.stats.by[viaIdle].Load(),
+		Direct:   c.stats.by[viaDirect].Load(),
+		Handed:   c.stats.given.Load(),
+		Renewals: c.stats.kept.Load(),
+		Lost:     c.stats.lost.Load(),
+	}
+	for i := range c.stats.by {
+		s.Leases += c.stats.by[i].Load()
+	}
+	if r, ok := c.server.(*redisServer); ok {
+		s.Commands = r.sent.Load()
+	}
+	return s
+}
+
+type counters struct {
+	by                [viaCheck + 1]atomic.Int64
+	given, kept, lost atomic.Int64
+}
+
+func (s *counters) admitted(v via) { s.by[v].Add(1) }
+func (s *counters) handed(n int) {
+	if n > 0 {
+		s.given.Add(int64(n))
+	}
+}
+
+func (s *counters) renewed(o outcome) {
+	if o == granted {
+		s.kept.Add(1)
+	}
+}

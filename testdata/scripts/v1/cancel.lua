@@ -1,0 +1,22 @@
+-- cancel(id, last token): the request ends, whatever became of it.
+--
+-- ARGV  2 id, 3 last token given out under it, 4 span
+-- Returns {DONE, how many were made owner}. Always looks for the next owner:
+-- readers behind a cancelled writer may enter now.
+
+local id = ARGV[2]
+local mode, ttl = parse(id)
+link = ARGV[4]
+
+check()
+redis.call('ZREM', waiters, id)
+redis.call('LREM', queue, 0, id)
+if owns(id, mode) then
+  disown(id, mode)
+  used(ARGV[3], ttl)
+elseif mode == 'r' then
+  redis.call('ZREM', readers, id)
+end
+grant_next(nil)
+hasten()
+return { DONE, handed }

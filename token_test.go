@@ -1,0 +1,165 @@
+package leased_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/leasedmutex/leased"
+)
+
+// tokens checks that each token is above the one before.
+type tokens struct {
+	last  uint64
+	count int
+}
+
+func (k *tokens) next(t *testing.T, when string, token uint64) {
+	t.Helper()
+	if token <= k.last || token >= 1<<53 {
+		t.Errorf("%s: token %d after %d", when, token, k.last)
+	}
+	k.last = token
+	k.count++
+}
+
+func TestTokensGrowWithEveryLeaseOfAllClients(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		var k tokens
+		var all sync.WaitGroup
+		for range 3 {
+			c := newClient(t, s, leased.WithLocalHandoffs(5, time.Millisecond))
+			for range 5 {
+				all.Go(func() {
+					for range 20 {
+						l := lock(t, c.Mutex("x"))
+						k.next(t, "under contention", l.Token())
+						unlock(t, l)
+					}
+				})
+			}
+		}
+		all.Wait()
+		if k.count != 300 {
+			t.Errorf("%d leases", k.count)
+		}
+	})
+}
+
+func TestTokensGrowWithinOneMicrosecond(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		began := time.Now()
+		for _, idle := range []time.Duration{0, time.Hour} {
+			c := newClient(t, s, leased.WithIdleHold(idle))
+			var k tokens
+			for range 100 { // time stands still but for what the client waits
+				l := lock(t, c.Mutex("x"))
+				k.next(t, "in one microsecond", l.Token())
+				if clock := uint64(time.Now().UnixMicro()); l.Token() > clock {
+					t.Errorf("token %d is ahead of the clock, %d", l.Token(), clock)
+				}
+				unlock(t, l)
+			}
+			if err := c.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+		if took := time.Since(began); took > time.Millisecond {
+			t.Errorf("200 leases waited %v for the clock", took)
+		}
+	})
+}
+
+func TestTokensGrowAcrossAFlush(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		a, b := newClient(t, s), newClient(t, s)
+		var k tokens
+		for range 20 {
+			for _, c := range []*leased.Client{a, b, b} {
+				l := lock(t, c.Mutex("x"))
+				k.next(t, "after a flush", l.Token())
+				unlock(t, l)
+				keys, err := s.Keys(context.Background()) // the server is others' too
+				if s.Addr == "" || err != nil {
+					t.Fatal(err)
+				}
+				if len(keys) == 0 {
+					t.Fatal("no token was kept: nothing to forget")
+				}
+				s.rdb.Del(context.Background(), keys...)
+			}
+		}
+	})
+}
+
+func TestTokensGrowAcrossTheExpiryOfAllKeys(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var k tokens
+		for _, c := range []*leased.Client{newClient(t, s), newClient(t, s)} {
+			for range 3 {
+				l := lock(t, c.Mutex("x"))
+				k.next(t, "after a day", l.Token())
+				unlock(t, l)
+				time.Sleep(24 * time.Hour)
+				if left := s.rdb.Keys(context.Background(), "*").Val(); len(left) != 0 {
+					t.Errorf("still there: %v", left)
+				}
+			}
+		}
+	})
+}
+
+func TestTheLastTokenIsKeptWhileALockIsHeld(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		l := lock(t, newClient(t, s).Mutex("x"))
+		_, _, _, meta := s.helperKeys("x")
+		for range 12 {
+			time.Sleep(15 * time.Minute)
+			if left := s.rdb.PTTL(context.Background(), meta).Val(); left <= 0 {
+				t.Fatalf("its key has the TTL %v", left)
+			}
+		}
+		unlock(t, l)
+	})
+}
+
+func TestTokensGrowWhenTheServersClockJumps(t *testing.T) {
+	for what, jump := range map[string]time.Duration{"back": -30 * time.Second, "forward": time.Minute} {
+		t.Run(what, func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, s place) {
+				var k tokens
+				a, b := newClient(t, s), newClient(t, s)
+				use := func(when string) {
+					// A new client has no memory of its own: the server's counts.
+					for _, c := range []*leased.Client{newClient(t, s), a, b, b, a} {
+						l := lock(t, c.Mutex("x"))
+						k.next(t, when, l.Token())
+						unlock(t, l)
+					}
+				}
+				use("before")
+				s.Mini.SetTime(time.Now().Add(jump))
+				use("after a jump " + what)
+				s.Mini.SetTime(time.Now())
+				use("after it was put right")
+			})
+		})
+	}
+}
+
+func TestTokensOfAnEvictedOwnerAreBelowThoseOfTheNext(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		evicted := lock(t, newClient(t, s).Mutex("x"))
+		c := newClient(t, s)
+		if err := c.ForceUnlock(context.Background(), "x"); err != nil {
+			t.Fatal(err)
+		}
+		next := lock(t, c.Mutex("x"))
+		if next.Token() <= evicted.Token() {
+			t.Errorf("token %d after %d", next.Token(), evicted.Token())
+		}
+		unlock(t, next)
+		isAll(t, evicted.Unlock(), leased.ErrLeaseLost)
+	})
+}

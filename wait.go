@@ -1,0 +1,193 @@
+package leased
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// handle is what Mutex and RWMutex are made of: a name and options.
+type handle struct {
+	client *Client
+	keys   keys
+	opts   *lockOptions // shared by all handles without options of their own
+	err    error        // of the name or the options; told on use
+}
+
+func (c *Client) handle(name string, opts []LockOption) handle {
+	h := handle{client: c}
+	if c == nil {
+		h.err = invalid("the client is nil")
+		return h
+	}
+	h.keys, h.err = newKeys(c.opts.prefix, name)
+	if h.err == nil {
+		h.opts = &c.opts.lock
+		if len(opts) > 0 {
+			own, err := c.opts.lock.with(opts)
+			h.opts, h.err = &own, err
+		}
+	}
+	return h
+}
+
+// enter brings a caller into the lock's FIFO, or lets it in at once.
+func (h *handle) enter(w *caller, lent time.Duration) (*entry, error) {
+	if h.err != nil {
+		return nil, h.err
+	}
+	w.opts = h.opts
+	h.client.begin()
+	for {
+		e := h.client.find(&h.keys)
+		if e == nil {
+			return nil, ErrClosed
+		}
+		now := time.Now()
+		var fx effects
+		e.mu.Lock()
+		if e.dead {
+			e.mu.Unlock()
+			continue
+		}
+		e.lock.enter(w, now, &fx)
+		if w.phase == waiting {
+			w.ready = make(chan struct{})
+		}
+		spent := e.settledLocked()
+		e.mu.Unlock()
+		e.perform(&fx, spent, lent)
+		return e, nil
+	}
+}
+
+// acquire waits until the caller is admitted or turned away, or ctx ends. When
+// ctx ends while the lease is being handed over, the hand-over happened: the
+// lease is given back, without waiting for Redis, and ctx's error is returned.
+func (h *handle) acquire(ctx context.Context, w *caller) (*entry, error) {
+	began := time.Now()
+	if ctx.Err() != nil && h.err == nil {
+		return nil, h.refusal(nil, ended(ctx), began)
+	}
+	var lent time.Duration
+	if ctx.Done() == nil {
+		lent = commandTimeout
+	}
+	e, err := h.enter(w, lent)
+	if err != nil {
+		return nil, h.refusal(nil, err, began)
+	}
+	if w.ready != nil {
+		select {
+		case <-w.ready:
+			w.ready = nil // nobody else looks at it any more; a lease is small
+		case <-ctx.Done():
+			e.giveUp(w)
+			return nil, h.refusal(e, ended(ctx), began)
+		}
+	}
+	if !w.entered {
+		return nil, h.refusal(e, w.err, began)
+	}
+	if w.ahead > 0 {
+		w.catchUp()
+	}
+	return e, nil
+}
+
+// ended is a context's error, and its cause where that says more.
+func ended(ctx context.Context) error {
+	err, cause := ctx.Err(), context.Cause(ctx)
+	if errors.Is(err, cause) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", err, cause)
+}
+
+// giveUp takes w out of the FIFO or, if it was admitted, lets it leave at once.
+func (e *entry) giveUp(w *caller) {
+	e.step(func(now time.Time, fx *effects) {
+		if !e.lock.abandon(w, now, fx) {
+			e.lock.leave(w, now, fx)
+		}
+	})
+}
+
+// refusal is the error of a caller who was not admitted.
+func (h *handle) refusal(e *entry, reason error, began time.Time) error {
+	if h.err != nil {
+		return errors.Join(ErrNotAcquired, h.err)
+	}
+	r := &notAcquired{name: h.keys.name, waited: time.Since(began), reason: reason}
+	if e != nil {
+		e.mu.Lock()
+		r.trouble, r.blocker = e.lock.trouble, blockerName(e.lock.blocker)
+		e.mu.Unlock()
+	}
+	return r
+}
+
+// catchUp waits until the server's clock has reached the caller's token, so that
+// tokens stay behind that clock and go on growing after a flush.
+func (w *caller) catchUp() {
+	till := time.Now().Add(w.ahead)
+	for i := 0; time.Now().Before(till); i++ {
+		if i > 100 {
+			time.Sleep(time.Microsecond)
+		}
+	}
+}
+
+// unlock lets the caller that pick chooses leave, and waits for Redis' word on it
+// if there is need. It returns false if pick chooses none.
+func (e *entry) unlock(pick func(*lock) *caller) (bool, error) {
+	var fx effects
+	now := time.Now()
+	e.mu.Lock()
+	w := pick(&e.lock)
+	if w == nil {
+		e.mu.Unlock()
+		return false, nil
+	}
+	ends := e.lock.grant.trust().Add(margin(w.opts.ttl))
+	e.lock.leave(w, now, &fx)
+	if !w.settled && w.gone == nil {
+		w.gone = make(chan struct{})
+	}
+	gone, cancel := w.gone, w.cancel
+	spent := e.settledLocked()
+	e.mu.Unlock()
+	if cancel != nil {
+		cancel(context.Canceled)
+	}
+	e.perform(&fx, spent, w.opts.releaseTimeout)
+	if gone != nil {
+		select {
+		case <-gone:
+			gone = nil
+		default:
+		}
+	}
+	if gone != nil {
+		timer := time.NewTimer(max(0, w.opts.releaseTimeout-time.Since(now)))
+		defer timer.Stop()
+		select {
+		case <-gone:
+		case <-timer.C:
+			return true, e.notReleased(w, ends)
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return true, w.err
+}
+
+func (e *entry) notReleased(w *caller, ends time.Time) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if w.settled {
+		return w.err
+	}
+	return &notReleased{name: e.keys.name, ends: ends, trouble: e.lock.trouble}
+}

@@ -1,0 +1,167 @@
+package leased
+
+import (
+	"container/heap"
+	"context"
+	"sync"
+	"time"
+)
+
+// renewalsPerBatch bounds one pipeline: a larger one would keep the server from
+// others for longer than a lock's hand-off takes.
+const renewalsPerBatch = 250
+
+// watchdog is the one goroutine that knows what time it is: it has every grant
+// renewed before its TTL ends, ends leases whose trust window closed, and wakes
+// locks that want to look again. It never waits for Redis. Renewals that are due
+// together leave together, in batches, each with a goroutine of its own, so that
+// a batch that hangs delays no other and no deadline.
+type watchdog struct {
+	client *Client
+	wake   chan struct{} // an earlier alarm was set
+	quit   chan struct{}
+	once   sync.Once
+
+	mu     sync.Mutex // guards what follows; nothing else is locked under it
+	alarms alarmHeap
+	next   time.Time // when the goroutine looks again, zero for not by itself
+}
+
+// alarm is a call of its owner at some time.
+type alarm struct {
+	due   time.Time // written under the owner's lock as well, while it is set
+	index int       // place in the heap + 1, 0 if not set
+	owner ringer
+}
+
+// ringer is what an alarm calls. It adds to batch what it wants renewed.
+type ringer interface {
+	ring(now time.Time, batch []renewal) []renewal
+}
+
+func newWatchdog(c *Client) *watchdog {
+	return &watchdog{client: c, wake: make(chan struct{}, 1), quit: make(chan struct{})}
+}
+
+// set has a ring at due, instead of any other time.
+func (w *watchdog) set(a *alarm, due time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	a.due = due
+	if a.index == 0 {
+		heap.Push(&w.alarms, a)
+	} else {
+		heap.Fix(&w.alarms, a.index-1)
+	}
+	if w.next.IsZero() || due.Before(w.next) {
+		w.next = due
+		select {
+		case w.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (w *watchdog) remove(a *alarm) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if a.index != 0 {
+		heap.Remove(&w.alarms, a.index-1)
+	}
+	a.due = time.Time{}
+}
+
+// halt ends the goroutine. Alarms set later never ring.
+func (w *watchdog) halt() { w.once.Do(func() { close(w.quit) }) }
+
+// run is the watchdog: owned by the client, ended by halt, waited for by Close.
+func (w *watchdog) run() {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	var due []*alarm
+	for {
+		select {
+		case <-timer.C:
+		case <-w.wake:
+		case <-w.quit:
+			return
+		}
+		now := time.Now()
+		due = w.take(now, due[:0])
+		var batch []renewal
+		for _, a := range due {
+			batch = a.owner.ring(now, batch)
+		}
+		for len(batch) > 0 {
+			n := min(len(batch), renewalsPerBatch)
+			part := batch[:n]
+			batch = batch[n:]
+			w.client.crew.start(func() { w.client.renew(part) })
+		}
+		if next := w.plan(); !next.IsZero() {
+			timer.Reset(time.Until(next))
+		}
+	}
+}
+
+// take returns the alarms that are due, which are no longer set.
+func (w *watchdog) take(now time.Time, due []*alarm) []*alarm {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for len(w.alarms) > 0 && !w.alarms[0].due.After(now) {
+		due = append(due, heap.Pop(&w.alarms).(*alarm))
+	}
+	return due
+}
+
+func (w *watchdog) plan() time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.next = time.Time{}
+	if len(w.alarms) > 0 {
+		w.next = w.alarms[0].due
+	}
+	return w.next
+}
+
+// renew sends a batch and tells the locks what came of it. It is a sender, like
+// entry.run.
+func (c *Client) renew(batch []renewal) {
+	ctx, stop := context.WithTimeout(c.base, commandTimeout)
+	c.server.renew(ctx, batch)
+	c.inbox.prove(ctx)
+	stop()
+	for i := range batch {
+		r := &batch[i]
+		if r.err != nil {
+			c.inbox.suspect(r.err)
+			c.journal.trouble(r.entry.keys.name, r.err)
+		}
+		c.stats.renewed(r.outcome)
+		r.entry.step(func(now time.Time, fx *effects) { r.entry.lock.renewed(r, now, fx) })
+	}
+}
+
+type alarmHeap []*alarm
+
+func (h alarmHeap) Len() int           { return len(h) }
+func (h alarmHeap) Less(i, j int) bool { return h[i].due.Before(h[j].due) }
+func (h alarmHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].index, h[j].index = i+1, j+1
+}
+
+func (h *alarmHeap) Push(x any) {
+	a := x.(*alarm)
+	*h = append(*h, a)
+	a.index = len(*h)
+}
+
+func (h *alarmHeap) Pop() any {
+	old := *h
+	a := old[len(old)-1]
+	old[len(old)-1] = nil
+	*h = old[:len(old)-1]
+	a.index = 0
+	return a
+}
