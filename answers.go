@@ -80,6 +80,9 @@ func (l *lock) failed(c *command, err error, pause time.Duration, now time.Time,
 			g.ask.late = now.Add(g.req.ttl)
 		}
 	}
+	if head := l.waiting.first; head != nil {
+		head.trail.note(note{at: now, what: noteTrouble, text: err.Error()})
+	}
 	l.rejectTries(err, fx)
 	if mendable(err) {
 		for w := l.waiting.first; w != nil; {
@@ -105,6 +108,7 @@ func (l *lock) hold(a answer, from time.Time, how via, now time.Time) {
 			g.readers = l.last
 		}
 		g.proved, g.idleTill = from, time.Time{}
+		l.passed = a.link
 		g.touchAt = now.Add(tokenLife(g.req.ttl) / 4)
 	} else if from.After(g.proved) {
 		g.proved = from
@@ -122,6 +126,9 @@ func (l *lock) hold(a answer, from time.Time, how via, now time.Time) {
 // wait: the request is in the queue, as an answer to what was sent at from said.
 func (l *lock) wait(a answer, from, now time.Time) {
 	g := &l.grant
+	if head := l.waiting.first; head != nil && head.trail != nil && g.state != queued {
+		head.trail.note(note{at: now, what: noteQueuedInRedis, place: a.place, text: blockerName(a.blocker)})
+	}
 	g.state = queued
 	g.ask.basis, g.ask.floor = from, a.token
 	pause := min(g.req.ttl/3, longestPoll)
@@ -158,7 +165,7 @@ func (l *lock) yielded(c *command, a answer, err error, pause time.Duration, now
 		l.haunt(old, c.last, now, fx)
 		l.failed(c, err, pause, now, fx)
 	case a.outcome == notOurs:
-		l.departLost(fx)
+		l.departLost(now, fx)
 		*g = grant{}
 	case a.outcome == granted:
 		l.depart(nil, fx)
@@ -179,7 +186,7 @@ func (l *lock) released(c *command, a answer, err error, now time.Time, fx *effe
 	case err != nil:
 		l.haunt(old, c.last, now, fx)
 	case a.outcome == notOurs:
-		l.departLost(fx)
+		l.departLost(now, fx)
 	default:
 		l.depart(nil, fx)
 	}
@@ -188,7 +195,7 @@ func (l *lock) released(c *command, a answer, err error, now time.Time, fx *effe
 // haunt has a grant cancelled whose letting go had no answer; those who left
 // are told when that succeeds.
 func (l *lock) haunt(old request, last uint64, now time.Time, fx *effects) {
-	g := ghost{id: old.id, last: last, until: now.Add(old.ttl)}
+	g := ghost{id: old.id, last: last, link: l.passed, until: now.Add(old.ttl)}
 	for c := l.departing.first; c != nil; c = l.departing.first {
 		l.departing.remove(c)
 		if c.gone != nil {
@@ -200,12 +207,15 @@ func (l *lock) haunt(old request, last uint64, now time.Time, fx *effects) {
 	fx.ghosts = append(fx.ghosts, g)
 }
 
+const lostAtRelease = "the lock was not ours any more at its release"
+
 // departLost: on letting go it turned out that the grant was not ours any more.
-func (l *lock) departLost(fx *effects) {
+func (l *lock) departLost(now time.Time, fx *effects) {
 	for c := l.departing.first; c != nil; c = c.next {
-		if c.ended == nil || c.ended == ErrClosed {
-			c.ended = ErrLeaseLost
-			fx.ended = append(fx.ended, loss{c, "the lock was not ours any more at its release"})
+		if c.ended != byLoss {
+			c.ended = byLoss
+			c.trail.note(note{at: now, what: noteLost, text: lostAtRelease})
+			fx.ended = append(fx.ended, loss{c, lostAtRelease})
 		}
 	}
 	l.depart(nil, fx)

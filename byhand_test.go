@@ -120,7 +120,7 @@ func (h *hand) sound() {
 		if n++; n > 1 && (c.mode == exclusive || l.inside.first.mode == exclusive) {
 			h.t.Fatal("a writer is inside with another")
 		}
-		if c.phase != inside || c.ended == nil && g.state != held {
+		if c.phase != inside || c.ended == notYet && g.state != held {
 			h.t.Fatalf("one inside has phase %d, ended %v, and the grant's state is %d", c.phase, c.ended, g.state)
 		}
 	}

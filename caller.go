@@ -24,10 +24,11 @@ type caller struct {
 	leased  bool // somebody has a Lease for it
 	stray   bool // inside, but the grant it entered on is gone
 	via     via
+	ended   ending
 	opts    *lockOptions
 	err     error // turned away: why; left: what Unlock returns
-	ended   error // why its lease ended before Unlock, nil while it goes on
 	token   uint64
+	since   time.Duration // it entered so long after env.start()
 	ahead   time.Duration // how far the token is ahead of the server's clock
 	till    time.Time     // inside: end of its maximum hold, zero if none; lost or left: what its trust window was
 
@@ -37,12 +38,29 @@ type caller struct {
 	ready  chan struct{} // closed on leaving phase waiting; nil if it never waited
 	gone   chan struct{} // closed when settled; nil if nobody waits for it
 	cancel func(error)   // ends its context; nil if nobody asked for one
+	trail  *trail        // what its spans will tell; nil if it is not traced
 }
 
+// ending says whether a lease ended before its Unlock.
+type ending uint8
+
+const (
+	notYet ending = iota
+	byClose
+	byLoss // whatever else ended it before
+)
+
+// cause is what ends the lease's context.
+func (e ending) cause() error { return [...]error{nil, ErrClosed, ErrLeaseLost}[e] }
+
 // callers is a FIFO from which any member can leave.
-type callers struct{ first, last *caller }
+type callers struct {
+	first, last *caller
+	n           int
+}
 
 func (q *callers) push(c *caller) {
+	q.n++
 	c.prev, c.next = q.last, nil
 	if q.last == nil {
 		q.first = c
@@ -53,6 +71,7 @@ func (q *callers) push(c *caller) {
 }
 
 func (q *callers) remove(c *caller) {
+	q.n--
 	if c.prev == nil {
 		q.first = c.next
 	} else {
@@ -74,8 +93,8 @@ func (c *caller) settle(err error, fx *effects) {
 	}
 	c.settled = true
 	c.err = err
-	if c.ended != nil && c.ended != ErrClosed {
-		c.err = c.ended
+	if c.ended == byLoss {
+		c.err = ErrLeaseLost
 	}
 	if c.gone != nil {
 		fx.gone = append(fx.gone, c)

@@ -29,7 +29,9 @@ type Client struct {
 	dog     *watchdog
 	reaper  *reaper
 	journal *journal
-	reports reports
+	losses  backlog[LossEvent]
+	tracing *tracing
+	metrics *metrics
 	crew    crew
 	stats   counters
 
@@ -93,6 +95,11 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	c.inbox = newInbox(c, server.rdb)
 	c.dog = newWatchdog(c)
 	c.reaper = newReaper(c)
+	c.losses.deliver = c.tellLoss
+	c.tracing = newTracing(c, &c.opts)
+	if c.metrics, err = newMetrics(c, &c.opts); err != nil {
+		return nil, invalid("the meter provider makes no instruments: %w", err)
+	}
 	return c, nil
 }
 
@@ -192,7 +199,8 @@ func (c *Client) Close() error {
 // and an error says so. Idle grants are released. All goroutines of the client
 // are stopped and waited for, which takes as long as a command under way may
 // last (2 s, or the Redis client's own time-out in a Cluster). rdb stays open.
-// A loss handler that runs is waited for until ctx ends. Later calls wait for the
+// A loss handler that runs, and spans that are being ended, are waited for until
+// ctx ends. Later calls wait for the
 // first, or until their ctx ends.
 func (c *Client) Shutdown(ctx context.Context) error {
 	c.mu.Lock()
@@ -224,7 +232,9 @@ func (c *Client) Shutdown(ctx context.Context) error {
 	c.dog.halt()
 	c.inbox.halt()
 	c.crew.wait()
-	c.reports.wait(ctx)
+	c.metrics.stop()
+	c.losses.wait(ctx)
+	c.tracing.ended.wait(ctx)
 	return err
 }
 
@@ -233,10 +243,17 @@ func (c *Client) abandoned() error {
 	held := 0
 	for _, e := range c.entries() {
 		e.mu.Lock()
+		held += e.lock.inside.n
+		var open []released
 		for w := e.lock.inside.first; w != nil; w = w.next {
-			held++
+			if r, first := e.closedLocked(w); first {
+				open = append(open, r)
+			}
 		}
 		e.mu.Unlock()
+		for i := range open {
+			c.left(&open[i], holdAbandoned, time.Now())
+		}
 	}
 	if held == 0 {
 		return nil

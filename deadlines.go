@@ -64,7 +64,7 @@ func (l *lock) endOverlong(now time.Time, fx *effects) {
 	l.overAt = time.Time{}
 	for c := l.inside.first; c != nil; c = c.next {
 		switch {
-		case c.over || c.ended == ErrLeaseLost || c.till.IsZero():
+		case c.over || c.ended == byLoss || c.till.IsZero():
 		case !now.Before(c.till):
 			c.over = true
 			l.end(c, "it was held for its maximum", now, fx)

@@ -43,7 +43,7 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 func (l *lock) downgrade(c *caller, done chan struct{}, now time.Time, fx *effects) {
 	g := &l.grant
 	switch {
-	case c.mode == shared || c.phase != inside || c.ended == ErrLeaseLost || g.state != held:
+	case c.mode == shared || c.phase != inside || c.ended == byLoss || g.state != held:
 		fx.done = append(fx.done, done)
 		return
 	case g.hand == nil:
@@ -60,7 +60,7 @@ func (l *lock) lower(now time.Time, fx *effects) {
 		return
 	}
 	g.inFlight, g.hand.sent = downgrade, true
-	fx.send = command{verb: downgrade, id: g.req.id, next: g.hand.next.id, at: now}
+	fx.send = command{verb: downgrade, id: g.req.id, next: g.hand.next.id, link: l.member().trail.ref(), at: now}
 	if l.last > g.token {
 		fx.send.last = l.last
 	}
@@ -94,6 +94,7 @@ func (l *lock) lowered(c *command, a answer, err error, pause time.Duration, now
 		g.since, g.served = since, 1
 		if w := l.member(); w != nil {
 			w.mode, w.token = shared, g.readers
+			w.trail.note(note{at: now, what: noteDowngraded})
 		}
 	}
 	fx.done = append(fx.done, hand.done...)

@@ -38,6 +38,7 @@ type ghost struct {
 	entry *entry // of gone
 	id    string
 	last  uint64
+	link  *spanRef  // hold span of the lease that let go
 	until time.Time // zero: one answer is enough
 	gone  []*caller // to be told when it is cancelled
 

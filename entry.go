@@ -176,7 +176,12 @@ func (e *entry) ring(now time.Time, batch []renewal) []renewal {
 // end tells of a lease that ended before its Unlock.
 func (e *entry) end(l loss) {
 	e.mu.Lock()
-	cause, cancel, token := l.caller.ended, l.caller.cancel, l.caller.token
+	cause, cancel, token := l.caller.ended.cause(), l.caller.cancel, l.caller.token
+	var held released
+	var first bool
+	if cause == ErrLeaseLost {
+		held, first = e.closedLocked(l.caller)
+	}
 	e.mu.Unlock()
 	if cancel != nil {
 		cancel(cause)
@@ -185,5 +190,12 @@ func (e *entry) end(l loss) {
 		return
 	}
 	e.client.stats.lost.Add(1)
-	e.client.report(LossEvent{Name: e.keys.name, Token: token, Reason: l.why})
+	e.client.losses.add(LossEvent{Name: e.keys.name, Token: token, Reason: l.why})
+	if first {
+		how := holdLost
+		if l.why == evicted {
+			how = holdForced
+		}
+		e.client.left(&held, how, time.Now())
+	}
 }

@@ -36,7 +36,7 @@ func TestCloseInEachState(t *testing.T) {
 		h.enter(b)
 		h.close()
 		h.turned(b, ErrClosed)
-		if len(h.losses) != 1 || h.losses[0].caller != a || a.ended != ErrClosed {
+		if len(h.losses) != 1 || h.losses[0].caller != a || a.ended != byClose {
 			t.Errorf("told of %+v", h.losses)
 		}
 		h.pass(time.Minute)

@@ -95,6 +95,7 @@ const (
 	viaIdle              // the process had kept it
 	viaDirect            // a message: the releasing script made us owner
 	viaCheck             // a re-check found the lock ours or free
+	vias
 )
 
 func (v via) String() string {

@@ -54,7 +54,7 @@ func (h *hand) lost(cs ...*caller) {
 		h.t.Fatalf("lost %v, want %d", h.losses, len(cs))
 	}
 	for i, c := range cs {
-		if h.losses[i].caller != c || c.ended != ErrLeaseLost {
+		if h.losses[i].caller != c || c.ended != byLoss {
 			h.t.Fatalf("loss %d is %+v", i, h.losses[i])
 		}
 	}

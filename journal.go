@@ -82,6 +82,10 @@ func (j *journal) deaf(err error) {
 	j.write(slog.LevelWarn, "deaf", "Redis does not let this client subscribe; waiting means polling until that is mended", "error", err)
 }
 
+func (j *journal) dropped() {
+	j.write(slog.LevelWarn, "spans", "the tracer's span processors are too slow; spans of locks are dropped")
+}
+
 func (j *journal) denied() {
 	j.write(slog.LevelWarn, "denied", "Redis does not let lock scripts publish; waiting means polling until that is mended")
 }

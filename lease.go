@@ -93,7 +93,7 @@ func (l *Lease) base() context.Context {
 	w := l.caller
 	l.entry.mu.Lock()
 	w.cancel = cancel
-	cause := w.ended
+	cause := w.ended.cause()
 	if cause == nil && w.phase == left {
 		cause = context.Canceled
 	}
@@ -106,10 +106,11 @@ func (l *Lease) base() context.Context {
 
 // With returns a context that ends with ctx, and with the lease, for work that
 // belongs to another request than the one that locked. The cause says which; for
-// a lost lease it is ErrLeaseLost. Call the function returned when the work is
-// done.
+// a lost lease it is ErrLeaseLost. Its spans belong to the lease's if ctx has the
+// span that LockContext was called in. Call the function returned when the work
+// is done.
 func (l *Lease) With(ctx context.Context) (context.Context, context.CancelFunc) {
-	inner, cancel := context.WithCancelCause(ctx)
+	inner, cancel := context.WithCancelCause(l.caller.trail.context(ctx))
 	base := l.base()
 	if base.Err() != nil {
 		cancel(context.Cause(base))
@@ -142,61 +143,11 @@ type LossEvent struct {
 	Reason string // for people
 }
 
-// report hands an event to the loss handler, in order, outside all locks.
-func (c *Client) report(ev LossEvent) {
-	c.reports.add(c, ev)
-}
-
-// reports is a queue of events with a goroutine while it is not empty: a handler
-// that blocks holds up other handlers' calls and nothing else.
-type reports struct {
-	mu    sync.Mutex // guards what follows
-	queue []LossEvent
-	done  chan struct{} // closed when the running goroutine ends; nil if none runs
-}
-
-func (r *reports) add(c *Client, ev LossEvent) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.queue = append(r.queue, ev)
-	if r.done == nil {
-		r.done = make(chan struct{})
-		go r.deliver(c, r.done)
-	}
-}
-
-// deliver is owned by the client, ended by an empty queue, and waited for by
-// Shutdown as long as its context lasts: the handler may be what called it.
-func (r *reports) deliver(c *Client, done chan struct{}) {
-	defer close(done)
-	for {
-		r.mu.Lock()
-		if len(r.queue) == 0 {
-			r.done = nil
-			r.mu.Unlock()
-			return
-		}
-		ev := r.queue[0]
-		r.queue = r.queue[1:]
-		r.mu.Unlock()
-		if c.opts.onLoss != nil {
-			c.opts.onLoss(ev)
-		} else {
-			c.journal.lost(ev)
-		}
-	}
-}
-
-// wait returns when all events were delivered, or ctx ends.
-func (r *reports) wait(ctx context.Context) {
-	r.mu.Lock()
-	done := r.done
-	r.mu.Unlock()
-	if done == nil {
-		return
-	}
-	select {
-	case <-done:
-	case <-ctx.Done():
+// tellLoss is the loss handler, or what stands for it.
+func (c *Client) tellLoss(ev LossEvent) {
+	if c.opts.onLoss != nil {
+		c.opts.onLoss(ev)
+	} else {
+		c.journal.lost(ev)
 	}
 }

@@ -28,13 +28,14 @@ type lock struct {
 	inside    callers
 	departing callers // left, and to be told how the letting go went
 	closed    bool
+	strays    int32  // callers inside whose grant is gone
 	trouble   error  // last error of Redis, nil after an answer
 	blocker   string // who had the lock when Redis was last asked
 	last      uint64 // last token given out; never goes back
 	grant     grant
 	overAt    time.Time  // earliest end of a maximum hold inside, zero if there is none
-	strays    int        // callers inside whose grant is gone
 	lost      *lostGrant // that ended unproved while callers were inside
+	passed    *spanRef   // hold span of the lease that last let somebody in
 }
 
 // surroundings are what a lock needs besides events.
@@ -60,7 +61,11 @@ func (l *lock) enter(c *caller, now time.Time, fx *effects) {
 		return
 	}
 	l.waiting.push(c)
+	ahead, others := l.waiting.n-1, l.inside.n
 	l.settle(now, fx)
+	if c.phase == waiting && ahead+others > 0 {
+		c.trail.note(note{at: now, what: noteQueued, place: ahead})
+	}
 	if c.try && c.phase == waiting && l.inside.first != nil {
 		l.reject(c, ErrLocked, fx) // others read, but nobody new is let in
 	}
@@ -84,6 +89,7 @@ func (l *lock) leave(c *caller, now time.Time, fx *effects) {
 		return
 	}
 	l.inside.remove(c)
+	l.passed = c.trail.ref()
 	c.phase, c.till = left, earlier(now, l.trustedUntil(c))
 	l.departing.push(c)
 	if c.stray {
@@ -108,8 +114,8 @@ func (l *lock) finish(now time.Time, fx *effects) {
 		l.reject(l.waiting.first, ErrClosed, fx)
 	}
 	for c := l.inside.first; c != nil; c = c.next {
-		if c.ended == nil {
-			c.ended = ErrClosed
+		if c.ended == notYet {
+			c.ended = byClose
 			fx.ended = append(fx.ended, loss{caller: c})
 		}
 	}
@@ -152,7 +158,7 @@ func (l *lock) compatible(m mode) bool {
 }
 
 func (l *lock) trustedUntil(c *caller) time.Time {
-	if c.phase == inside && c.ended != ErrLeaseLost {
+	if c.phase == inside && c.ended != byLoss {
 		return l.grant.trust()
 	}
 	return c.till
@@ -194,6 +200,8 @@ func (l *lock) admit(now time.Time, fx *effects) {
 			}
 		}
 		g.served++
+		c.since = now.Sub(l.env.start())
+		c.trail.admitted(c.via, l.passed, now)
 		l.inside.push(c)
 		fx.wake(c)
 	}
@@ -244,7 +252,7 @@ func (l *lock) letGo(now time.Time, fx *effects) {
 	if g.state != held || g.inFlight != nothing || l.member() != nil {
 		return
 	}
-	cmd := command{id: g.req.id, at: now}
+	cmd := command{id: g.req.id, link: l.passed, at: now}
 	if l.last > g.token {
 		cmd.last = l.last
 	}
@@ -309,8 +317,9 @@ func (l *lock) rejectTries(err error, fx *effects) {
 
 // end ends the lease of c, who stays inside until Unlock.
 func (l *lock) end(c *caller, why string, now time.Time, fx *effects) {
-	if c.ended == nil || c.ended == ErrClosed {
-		c.till, c.ended = earlier(now, l.grant.trust()), ErrLeaseLost
+	if c.ended != byLoss {
+		c.till, c.ended = earlier(now, l.grant.trust()), byLoss
+		c.trail.note(note{at: now, what: noteLost, text: why})
 		fx.ended = append(fx.ended, loss{c, why})
 	}
 }

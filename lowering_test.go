@@ -60,7 +60,7 @@ func TestADowngradeUnderWayIsNotTheNextLeases(t *testing.T) {
 			if !closed(done) {
 				t.Error("Downgrade waits on")
 			}
-			if next.mode != exclusive || next.ended != nil {
+			if next.mode != exclusive || next.ended != notYet {
 				t.Errorf("the next caller is %v, ended %v", next.mode, next.ended)
 			}
 		})

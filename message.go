@@ -15,7 +15,7 @@ type message struct {
 	token uint64        // granted, revoked
 	clock uint64        // granted: the server's, µs
 	more  bool          // granted: others wait
-	link  string        // granted: span of the lease that let go, or "-"
+	link  *spanRef      // granted: hold span of the lease that let go, nil if not told
 	nonce string        // echo
 	left  time.Duration // ends
 }
@@ -48,7 +48,9 @@ func parseMessage(text string) (m message, ok bool) {
 	case "granted":
 		m.token, m.clock = number(), number()
 		m.more = number() > 0
-		m.link, text, _ = strings.Cut(text, " ")
+		var link string
+		link, text, _ = strings.Cut(text, " ")
+		m.link = parseSpan(link)
 		ok = ok && m.token > 0 && m.clock > 0
 	case "revoked":
 		m.token = number()

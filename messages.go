@@ -6,7 +6,7 @@ import "time"
 func (l *lock) receive(m *message, now time.Time, fx *effects) {
 	switch m.kind {
 	case "granted":
-		l.heard(m.id, answer{outcome: granted, token: m.token, clock: m.clock, more: m.more}, now, fx)
+		l.heard(m.id, answer{outcome: granted, token: m.token, clock: m.clock, more: m.more, link: m.link}, now, fx)
 	case "wanted":
 		l.wanted(m.id, now, fx)
 	case "ends":
@@ -73,6 +73,9 @@ func (l *lock) wanted(id string, now time.Time, fx *effects) {
 	case g.state == queued:
 		g.ask.checkAt = now // the server takes us for the owner: a message was lost
 	default:
+		if !g.wanted {
+			l.noteInside(note{at: now, what: noteWanted})
+		}
 		g.wanted = true
 	}
 	l.settle(now, fx)
@@ -92,13 +95,15 @@ func (l *lock) ends(id string, left time.Duration, now time.Time, fx *effects) {
 	}
 }
 
+const evicted = "an operator evicted its owner"
+
 // revoked: a message says that the grant of id with that token, or a later one,
 // was taken away.
 func (l *lock) revoked(id string, token uint64, now time.Time, fx *effects) {
 	g := &l.grant
 	mine := id == g.req.id || g.lowering() && id == g.hand.next.id
 	if g.state == held && mine && token >= g.token {
-		l.lose("an operator evicted its owner", now, fx)
+		l.lose(evicted, now, fx)
 		l.settle(now, fx)
 	}
 }
@@ -142,6 +147,7 @@ func (l *lock) renewed(r *renewal, now time.Time, fx *effects) {
 		l.trouble = nil
 	default:
 		l.trouble = r.err
+		l.noteInside(note{at: now, what: noteTrouble, text: r.err.Error()})
 		g.renewAt = earlier(g.renewAt, now.Add(min(g.req.ttl/10, time.Second)))
 	}
 	l.expire(now, fx)

@@ -114,7 +114,7 @@ func (h *handle) lease(ctx context.Context, w *caller) (*Lease, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newLease(ctx, e, w), nil
+	return newLease(w.trail.context(ctx), e, w), nil
 }
 
 // Do locks m, runs f, and unlocks, also when f panics. f's context has ctx's

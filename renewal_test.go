@@ -119,7 +119,7 @@ func TestRule7RenewedAfterTheWindowsEndRevivesNothing(t *testing.T) {
 		h.renewed(h.renewals[0], granted)
 		h.lost(a)
 		h.state(none)
-		if a.ended != ErrLeaseLost {
+		if a.ended != byLoss {
 			t.Error("revived")
 		}
 	})

@@ -32,6 +32,7 @@ type command struct {
 	wait  bool          // acquire: enqueue if the lock is taken
 	check bool          // acquire: a re-check, which also has the inbox prove its life
 	echo  string        // acquire: nonce for that proof, set on sending
+	link  *spanRef      // release, yield, downgrade: hold span of the lease that lets others in
 	at    time.Time     // when it was decided, which is before it is sent
 }
 
@@ -59,6 +60,7 @@ type answer struct {
 	mute    bool          // the blocker will not tell us when it lets go
 	echo    int           // receivers of the echo asked for; noEcho, echoDenied
 	handed  int           // release: how many were made owner
+	link    *spanRef      // granted, by a message: hold span of the lease that let go
 }
 
 const (
@@ -162,11 +164,11 @@ func (s *redisServer) do(ctx context.Context, k *keys, c *command) (answer, erro
 		}
 		cmd, err = s.run(ctx, &acquireScript, k5[:], s.inboxes, c.id, wait, c.echo, milliseconds(c.ttl), milliseconds(tokenLife(c.ttl)))
 	case release:
-		cmd, err = s.run(ctx, &releaseScript, k5[:], s.inboxes, c.id, last, noSpan)
+		cmd, err = s.run(ctx, &releaseScript, k5[:], s.inboxes, c.id, last, formatSpan(c.link))
 	case yield:
-		cmd, err = s.run(ctx, &yieldScript, k5[:], s.inboxes, c.id, c.next, last, noSpan)
+		cmd, err = s.run(ctx, &yieldScript, k5[:], s.inboxes, c.id, c.next, last, formatSpan(c.link))
 	case downgrade:
-		cmd, err = s.run(ctx, &downgradeScript, k5[:], s.inboxes, c.id, c.next, last, noSpan)
+		cmd, err = s.run(ctx, &downgradeScript, k5[:], s.inboxes, c.id, c.next, last, formatSpan(c.link))
 	default:
 		return answer{}, fmt.Errorf("leased: no such command: %d", c.verb)
 	}
@@ -189,9 +191,6 @@ func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseco
 
 // tokenLife is how long a lock's last token is remembered after its last use.
 func tokenLife(ttl time.Duration) time.Duration { return max(10*time.Minute, 4*ttl) }
-
-// noSpan stands where a command would carry the span of the lease that lets go.
-const noSpan = "-"
 
 // pipeline sends calls in one round trip and once more, by their text, those
 // whose scripts the server did not know.
@@ -273,7 +272,7 @@ func (s *redisServer) cancel(ctx context.Context, batch []*ghost) []error {
 	cmds := s.pipeline(ctx, len(batch), func(i int, byText bool) onceCmd {
 		g := batch[i]
 		k := g.keys.all()
-		return cancelScript.call(ctx, byText, k[:], s.inboxes, g.id, strconv.FormatUint(g.last, 10), noSpan)
+		return cancelScript.call(ctx, byText, k[:], s.inboxes, g.id, strconv.FormatUint(g.last, 10), formatSpan(g.link))
 	})
 	errs := make([]error, len(cmds))
 	for i, cmd := range cmds {

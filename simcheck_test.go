@@ -170,7 +170,7 @@ func sortedKeys(m map[string]bool) []string {
 
 // believes reports whether x, who is inside, may take the lock for its own now.
 func (c *simClient) believes(x *caller) bool {
-	return x.phase == inside && x.ended == nil && c.lock.grant.state == held && c.w.now.Before(c.lock.grant.trust())
+	return x.phase == inside && x.ended == notYet && c.lock.grant.state == held && c.w.now.Before(c.lock.grant.trust())
 }
 
 // admitted checks a new lease's token and its place in its process' FIFO.

@@ -22,7 +22,7 @@ func (c *Client) Stats() Stats {
 		Idle:     c.stats.by[viaIdle].Load(),
 		Direct:   c.stats.by[viaDirect].Load(),
 		Handed:   c.stats.given.Load(),
-		Renewals: c.stats.kept.Load(),
+		Renewals: c.stats.renewals[renewalRenewed].Load(),
 		Lost:     c.stats.lost.Load(),
 	}
 	for i := range c.stats.by {
@@ -35,8 +35,9 @@ func (c *Client) Stats() Stats {
 }
 
 type counters struct {
-	by                [viaCheck + 1]atomic.Int64
-	given, kept, lost atomic.Int64
+	by          [vias]atomic.Int64
+	renewals    [renewalResults]atomic.Int64
+	given, lost atomic.Int64
 }
 
 func (s *counters) admitted(v via) { s.by[v].Add(1) }
@@ -47,7 +48,12 @@ func (s *counters) handed(n int) {
 }
 
 func (s *counters) renewed(o outcome) {
-	if o == granted {
-		s.kept.Add(1)
+	switch o {
+	case granted:
+		s.renewals[renewalRenewed].Add(1)
+	case notOurs:
+		s.renewals[renewalLost].Add(1)
+	default:
+		s.renewals[renewalFailed].Add(1)
 	}
 }

@@ -34,9 +34,6 @@ func (c *Client) handle(name string, opts []LockOption) handle {
 
 // enter brings a caller into the lock's FIFO, or lets it in at once.
 func (h *handle) enter(w *caller, lent time.Duration) (*entry, error) {
-	if h.err != nil {
-		return nil, h.err
-	}
 	w.opts = h.opts
 	h.client.begin()
 	for {
@@ -62,12 +59,32 @@ func (h *handle) enter(w *caller, lent time.Duration) (*entry, error) {
 	}
 }
 
-// acquire waits until the caller is admitted or turned away, or ctx ends. When
-// ctx ends while the lease is being handed over, the hand-over happened: the
-// lease is given back, without waiting for Redis, and ctx's error is returned.
-func (h *handle) acquire(ctx context.Context, w *caller) (*entry, error) {
+// acquire is wait, measured and traced.
+func (h *handle) acquire(ctx context.Context, c *caller) (*entry, error) {
+	if h.err != nil {
+		return nil, errors.Join(ErrNotAcquired, h.err)
+	}
+	client := h.client
 	began := time.Now()
-	if ctx.Err() != nil && h.err == nil {
+	span := client.tracing.begin(ctx, c, began)
+	e, err := h.wait(ctx, c, began)
+	now := time.Now()
+	client.metrics.waited(ctx, span, h.keys.name, c, waitOutcome(err), now.Sub(began))
+	if c.trail != nil {
+		client.tracing.waited(ctx, span, &waited{h, e, c, err, began, now})
+	}
+	if err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+// wait waits until the caller is admitted or turned away, or ctx ends. When ctx
+// ends while the lease is being handed over, the hand-over happened: the lease is
+// given back, without waiting for Redis, and ctx's error is returned. An error
+// comes with the entry if there is one.
+func (h *handle) wait(ctx context.Context, w *caller, began time.Time) (*entry, error) {
+	if ctx.Err() != nil {
 		return nil, h.refusal(nil, ended(ctx), began)
 	}
 	var lent time.Duration
@@ -84,11 +101,11 @@ func (h *handle) acquire(ctx context.Context, w *caller) (*entry, error) {
 			w.ready = nil // nobody else looks at it any more; a lease is small
 		case <-ctx.Done():
 			e.giveUp(w)
-			return nil, h.refusal(e, ended(ctx), began)
+			return e, h.refusal(e, ended(ctx), began)
 		}
 	}
 	if !w.entered {
-		return nil, h.refusal(e, w.err, began)
+		return e, h.refusal(e, w.err, began)
 	}
 	if w.ahead > 0 {
 		w.catchUp()
@@ -116,9 +133,6 @@ func (e *entry) giveUp(w *caller) {
 
 // refusal is the error of a caller who was not admitted.
 func (h *handle) refusal(e *entry, reason error, began time.Time) error {
-	if h.err != nil {
-		return errors.Join(ErrNotAcquired, h.err)
-	}
 	r := &notAcquired{name: h.keys.name, waited: time.Since(began), reason: reason}
 	if e != nil {
 		e.mu.Lock()
@@ -150,6 +164,20 @@ func (e *entry) unlock(pick func(*lock) *caller) (bool, error) {
 		e.mu.Unlock()
 		return false, nil
 	}
+	if w.trail != nil && w.trail.span == nil && e.lock.sought() {
+		// Somebody waits for a lease without a span: now it gets one, for the
+		// link to lead to.
+		e.mu.Unlock()
+		span := e.client.tracing.newHold(context.Background(), e, w, e.client.began.Add(w.since))
+		e.mu.Lock()
+		if w.phase == inside && span != nil {
+			w.trail.begin(span)
+		}
+		if w = pick(&e.lock); w == nil { // another was faster
+			e.mu.Unlock()
+			return false, nil
+		}
+	}
 	ends := e.lock.grant.trust().Add(margin(w.opts.ttl))
 	e.lock.leave(w, now, &fx)
 	if !w.settled && w.gone == nil {
@@ -175,19 +203,17 @@ func (e *entry) unlock(pick func(*lock) *caller) (bool, error) {
 		select {
 		case <-gone:
 		case <-timer.C:
-			return true, e.notReleased(w, ends)
 		}
 	}
 	e.mu.Lock()
-	defer e.mu.Unlock()
-	return true, w.err
-}
-
-func (e *entry) notReleased(w *caller, ends time.Time) error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if w.settled {
-		return w.err
+	err := w.err
+	if !w.settled {
+		err = &notReleased{name: e.keys.name, ends: ends, trouble: e.lock.trouble}
 	}
-	return &notReleased{name: e.keys.name, ends: ends, trouble: e.lock.trouble}
+	held, first := e.closedLocked(w)
+	e.mu.Unlock()
+	if first {
+		e.client.left(&held, holdOutcome(err), now)
+	}
+	return true, err
 }

@@ -75,7 +75,7 @@ var mutants = []mutant{
 	{"the watchdog waits for the subscription", "notify.go", "		in.client.crew.start(func() {\n			in.client.journal.silent()\n			in.rebuild()\n		})", "		in.client.journal.silent()\n		in.rebuild()", "HoldsUpNoDeadline"},
 	{"an old renewal ends a lease proved since", "messages.go", "		if r.at.Before(g.proved) {", "		if false {", "AnOldRenewals"},
 	{"tenure never ends", "grant.go", "	return slow || g.wanted &&", "	return false && g.wanted &&", "Tenure|Handoff|Bound"},
-	{"the next enters after a loss", "lock.go", "	return l.inside.first == nil || (m == shared", "	return l.inside.first == nil || l.inside.first.ended != nil || (m == shared", simulation},
+	{"the next enters after a loss", "lock.go", "	return l.inside.first == nil || (m == shared", "	return l.inside.first == nil || l.inside.first.ended != notYet || (m == shared", simulation},
 	{"drifted clocks ignored", "grant.go", "	return apart.Abs() > margin(g.req.ttl)", "	return apart < 0 && false", "Drift|Suspend|Clock"},
 	{"maximum hold renewed", "deadlines.go", "			c.over = true\n			l.end(", "			l.end(", "MaxHold|Maximum"},
 	{"an abandoned lease is renewed", "deadlines.go", "	c.over = true\n	return true", "	return true", "Collect|Garbage"},

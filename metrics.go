@@ -1,0 +1,198 @@
+package leased
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
+)
+
+// buckets suit what locks take: a local hand-off, a round trip, a contended wait,
+// a TTL, minutes. In seconds.
+var buckets = []float64{
+	0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05,
+	0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600,
+}
+
+// metrics measures waits and holds as they end; all else is read from the
+// counters of Stats when somebody collects, and costs the locks nothing.
+type metrics struct {
+	client  *Client
+	byName  bool // the lock's name is an attribute
+	wait    metric.Float64Histogram
+	hold    metric.Float64Histogram
+	collect metric.Registration // nil once it was ended, or if it failed
+}
+
+func newMetrics(c *Client, o *clientOptions) (*metrics, error) {
+	provider := o.meters
+	if provider == nil {
+		provider = otel.GetMeterProvider() // which passes on to one that is set later
+	}
+	meter := provider.Meter(modulePath, metric.WithInstrumentationVersion(moduleVersion()))
+	m := &metrics{client: c, byName: o.nameInMetrics}
+	k := kit{meter: meter}
+	m.wait = k.histogram("leased.wait.duration", "From the call for a lock until it was acquired or given up.")
+	m.hold = k.histogram("leased.hold.duration", "From acquired until released or lost.")
+	leases := k.counter("leased.leases", "{lease}", "Callers that were let in, by how the lock came.")
+	handoffs := k.counter("leased.handoffs", "{handoff}", "Releases that made the next one owner: local, of this process; direct, of another.")
+	losses := k.counter("leased.losses", "{lease}", "Leases that ended before their Unlock.")
+	renewals := k.counter("leased.renewals", "{renewal}", "Renewals by outcome: renewed, lost, failed.")
+	commands := k.counter("leased.commands", "{command}", "Commands sent to Redis.")
+	waiting := k.level("leased.waiting", "{caller}", "Callers that wait, for others or for Redis.")
+	held := k.level("leased.held", "{lease}", "Leases held.")
+	if k.err != nil {
+		return nil, k.err
+	}
+	var err error
+	m.collect, err = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		s := c.Stats()
+		for v := range c.stats.by {
+			o.ObserveInt64(leases, c.stats.by[v].Load(), labels(attrVia.String(via(v).String())))
+		}
+		o.ObserveInt64(handoffs, s.Local, labels(attrKind.String("local")))
+		o.ObserveInt64(handoffs, s.Handed, labels(attrKind.String("direct")))
+		o.ObserveInt64(losses, s.Lost)
+		for r := range c.stats.renewals {
+			o.ObserveInt64(renewals, c.stats.renewals[r].Load(), labels(attrOutcome.String(renewalResult(r).String())))
+		}
+		o.ObserveInt64(commands, s.Commands)
+		m.observeLocks(o, waiting, held)
+		return nil
+	}, leases, handoffs, losses, renewals, commands, waiting, held)
+	return m, err
+}
+
+// observeLocks counts callers, those of each lock if names are asked for.
+func (m *metrics) observeLocks(o metric.Observer, waiting, held metric.Int64Observable) {
+	var out, in int64
+	for _, e := range m.client.entries() {
+		e.mu.Lock()
+		w, h := int64(e.lock.waiting.n), int64(e.lock.inside.n)
+		e.mu.Unlock()
+		if m.byName {
+			name := labels(attrLock.String(e.keys.name))
+			o.ObserveInt64(waiting, w, name)
+			o.ObserveInt64(held, h, name)
+		}
+		out, in = out+w, in+h
+	}
+	if !m.byName {
+		o.ObserveInt64(waiting, out)
+		o.ObserveInt64(held, in)
+	}
+}
+
+// kit makes instruments and keeps the first error.
+type kit struct {
+	meter metric.Meter
+	err   error
+}
+
+func (k *kit) keep(err error) {
+	if k.err == nil {
+		k.err = err
+	}
+}
+
+func (k *kit) histogram(name, text string) metric.Float64Histogram {
+	i, err := k.meter.Float64Histogram(name, metric.WithUnit("s"), metric.WithDescription(text),
+		metric.WithExplicitBucketBoundaries(buckets...))
+	k.keep(err)
+	return i
+}
+
+func (k *kit) counter(name, unit, text string) metric.Int64ObservableCounter {
+	i, err := k.meter.Int64ObservableCounter(name, metric.WithUnit(unit), metric.WithDescription(text))
+	k.keep(err)
+	return i
+}
+
+func (k *kit) level(name, unit, text string) metric.Int64ObservableUpDownCounter {
+	i, err := k.meter.Int64ObservableUpDownCounter(name, metric.WithUnit(unit), metric.WithDescription(text))
+	k.keep(err)
+	return i
+}
+
+func labels(attrs ...attribute.KeyValue) metric.MeasurementOption {
+	return metric.WithAttributes(attrs...)
+}
+
+// The options of all measurements without a name, built once.
+var (
+	waitOptions = sync.OnceValue(func() (all [waitResults][vias][2][]metric.RecordOption) {
+		for r := range waitResults {
+			for v := range vias {
+				for i, m := range [...]mode{exclusive, shared} {
+					all[r][v][i] = []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(waitAttributes(r, v, m)...))}
+				}
+			}
+		}
+		return all
+	})
+	holdOptions = sync.OnceValue(func() (all [holdResults][2][]metric.RecordOption) {
+		for r := range holdResults {
+			for i, m := range [...]mode{exclusive, shared} {
+				all[r][i] = []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(holdAttributes(r, m)...))}
+			}
+		}
+		return all
+	})
+)
+
+func waitAttributes(r waitResult, v via, m mode) []attribute.KeyValue {
+	all := []attribute.KeyValue{attrMode.String(m.String()), attrOutcome.String(r.String())}
+	if r == waitAcquired {
+		all = append(all, attrVia.String(v.String()))
+	}
+	return all
+}
+
+func holdAttributes(r holdResult, m mode) []attribute.KeyValue {
+	return []attribute.KeyValue{attrMode.String(m.String()), attrOutcome.String(r.String())}
+}
+
+// index is the mode's place in an array.
+func (m mode) index() int {
+	if m == shared {
+		return 1
+	}
+	return 0
+}
+
+// waited measures a wait. span is its span, if it has one: the measurement may be
+// kept as that span's exemplar.
+func (m *metrics) waited(ctx context.Context, span trace.Span, name string, c *caller, r waitResult, took time.Duration) {
+	if span != nil {
+		ctx = trace.ContextWithSpan(ctx, span)
+	}
+	if !m.byName {
+		m.wait.Record(ctx, took.Seconds(), waitOptions()[r][c.via][c.mode.index()]...)
+	} else if m.wait.Enabled(ctx) {
+		m.wait.Record(ctx, took.Seconds(), labels(append(waitAttributes(r, c.via, c.mode), attrLock.String(name))...))
+	}
+}
+
+// released measures a hold.
+func (m *metrics) released(h *released, r holdResult, took time.Duration) {
+	ctx := context.Background()
+	if h.span != nil {
+		ctx = trace.ContextWithSpan(ctx, h.span)
+	}
+	if !m.byName {
+		m.hold.Record(ctx, took.Seconds(), holdOptions()[r][h.mode.index()]...)
+	} else if m.hold.Enabled(ctx) {
+		m.hold.Record(ctx, took.Seconds(), labels(append(holdAttributes(r, h.mode), attrLock.String(h.entry.keys.name))...))
+	}
+}
+
+// stop ends the collecting.
+func (m *metrics) stop() {
+	if m.collect != nil {
+		_ = m.collect.Unregister() // it never fails in the SDK, and nothing could be done
+	}
+}

@@ -1,0 +1,86 @@
+package leased
+
+import (
+	"context"
+	"errors"
+)
+
+// waitResult is how a wait ended, as spans and metrics name it.
+type waitResult uint8
+
+const (
+	waitAcquired waitResult = iota
+	waitLocked              // a try found it held
+	waitTimeout
+	waitCanceled
+	waitClosed
+	waitRefused // by Redis
+	waitResults
+)
+
+func (r waitResult) String() string {
+	return [...]string{"acquired", "locked", "timeout", "canceled", "closed", "refused"}[r]
+}
+
+// bad: contention is none of the lock's failures.
+func (r waitResult) bad() bool { return r == waitClosed || r == waitRefused }
+
+func waitOutcome(err error) waitResult {
+	var refusal *notAcquired
+	switch {
+	case err == nil:
+		return waitAcquired
+	case !errors.As(err, &refusal):
+		return waitRefused
+	}
+	// Not what Redis was heard to say last: only why the wait ended.
+	switch why := refusal.reason; {
+	case errors.Is(why, ErrLocked):
+		return waitLocked
+	case errors.Is(why, ErrClosed):
+		return waitClosed
+	case errors.Is(why, context.DeadlineExceeded):
+		return waitTimeout
+	case errors.Is(why, context.Canceled):
+		return waitCanceled
+	}
+	return waitRefused
+}
+
+// holdResult is how a hold ended.
+type holdResult uint8
+
+const (
+	holdReleased holdResult = iota
+	holdLost
+	holdForced      // an operator evicted it
+	holdUnconfirmed // left, but Redis did not say so in time
+	holdAbandoned   // the client was closed over it
+	holdResults
+)
+
+func (r holdResult) String() string {
+	return [...]string{"released", "lost", "forced", "not_released", "abandoned"}[r]
+}
+
+func holdOutcome(err error) holdResult {
+	switch {
+	case err == nil:
+		return holdReleased
+	case errors.Is(err, ErrLeaseLost):
+		return holdLost
+	}
+	return holdUnconfirmed
+}
+
+// renewalResult is what came of a renewal.
+type renewalResult uint8
+
+const (
+	renewalRenewed renewalResult = iota
+	renewalLost
+	renewalFailed
+	renewalResults
+)
+
+func (r renewalResult) String() string { return [...]string{"renewed", "lost", "failed"}[r] }

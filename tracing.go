@@ -1,0 +1,320 @@
+package leased
+
+import (
+	"context"
+	"reflect"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
+)
+
+const modulePath = "github.com/leasedmutex/leased"
+
+// What spans say. A name that ends in .wait or .hold is all there is, so that
+// backends can group by it; which lock it was is an attribute.
+const (
+	spanWait = "leased.wait"
+	spanHold = "leased.hold"
+
+	attrLock    = attribute.Key("leased.lock")
+	attrMode    = attribute.Key("leased.mode")
+	attrOutcome = attribute.Key("leased.outcome")
+	attrVia     = attribute.Key("leased.via")
+	attrToken   = attribute.Key("leased.token")
+	attrPlace   = attribute.Key("leased.place")
+	attrBlocker = attribute.Key("leased.blocker")
+	attrReason  = attribute.Key("leased.reason")
+	attrKind    = attribute.Key("leased.kind")
+)
+
+// tracing makes spans of the trails of callers. Spans are ended by a goroutine of
+// its own: the span processors of an SDK are called there, and one that is slow,
+// or blocks, holds up no lock.
+type tracing struct {
+	client *Client
+	given  trace.TracerProvider // nil: the global one of the moment
+	every  bool                 // Lock has spans even if nobody waited
+	cache  atomic.Pointer[providersTracer]
+	ended  backlog[endedSpan]
+}
+
+// providersTracer is our tracer of a provider; nil if that provider makes no spans.
+type providersTracer struct {
+	provider trace.TracerProvider
+	tracer   trace.Tracer
+}
+
+type endedSpan struct {
+	span trace.Span
+	at   time.Time
+}
+
+const mostEndedSpans = 8192
+
+func newTracing(c *Client, o *clientOptions) *tracing {
+	t := &tracing{client: c, given: o.tracers, every: o.everySpan}
+	t.ended.most = mostEndedSpans
+	t.ended.deliver = func(s endedSpan) { s.span.End(trace.WithTimestamp(s.at)) }
+	if t.given != nil {
+		t.cache.Store(newProvidersTracer(t.given))
+	}
+	return t
+}
+
+// tracer returns nil while no SDK is there to make spans.
+func (t *tracing) tracer() trace.Tracer {
+	if t.given != nil {
+		return t.cache.Load().tracer
+	}
+	provider := otel.GetTracerProvider()
+	if c := t.cache.Load(); c != nil && c.provider == provider {
+		return c.tracer
+	}
+	c := newProvidersTracer(provider)
+	if placeholder(provider) {
+		c.tracer = nil
+	}
+	if reflect.TypeOf(provider).Comparable() {
+		t.cache.Store(c)
+	}
+	return c.tracer
+}
+
+func newProvidersTracer(p trace.TracerProvider) *providersTracer {
+	c := &providersTracer{provider: p}
+	if _, none := p.(noop.TracerProvider); !none {
+		c.tracer = p.Tracer(modulePath, trace.WithInstrumentationVersion(moduleVersion()))
+	}
+	return c
+}
+
+// placeholder reports whether p is what the API has until an SDK is set. It has
+// no name outside the API; if it were not recognized, spans that record nothing
+// would be begun, at their small cost.
+func placeholder(p trace.TracerProvider) bool {
+	typ := reflect.TypeOf(p)
+	return typ.Kind() == reflect.Pointer && typ.Elem().PkgPath() == "go.opentelemetry.io/otel/internal/global"
+}
+
+// moduleVersion is what the program's build says of this module.
+var moduleVersion = sync.OnceValue(func() string {
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, m := range append(info.Deps, &info.Main) {
+			if m.Path == modulePath && m.Version != "" {
+				return m.Version
+			}
+		}
+	}
+	return "(devel)"
+})
+
+// begin starts the wait span of w, who asks for the lock with ctx. It returns nil
+// for a caller who is not traced, and for one of Lock and its like: these have no
+// parent, and have spans only if it turns out that they waited.
+func (t *tracing) begin(ctx context.Context, w *caller, began time.Time) trace.Span {
+	tracer := t.tracer()
+	if tracer == nil {
+		return nil
+	}
+	if !w.leased {
+		w.trail = &trail{}
+		return nil
+	}
+	_, span := tracer.Start(ctx, spanWait, trace.WithTimestamp(began))
+	if !span.IsRecording() {
+		return nil
+	}
+	w.trail = &trail{parent: trace.SpanContextFromContext(ctx)}
+	return span
+}
+
+// waited is what there is to tell of a wait that has ended.
+type waited struct {
+	handle *handle
+	entry  *entry // nil if it ended before there was one
+	caller *caller
+	err    error
+	began  time.Time
+	ended  time.Time
+}
+
+// waited ends the wait span of w's caller and, if he was let in, begins the hold
+// span. He may have left already: who unlocks need not be who locked.
+func (t *tracing) waited(ctx context.Context, span trace.Span, w *waited) {
+	c := w.caller
+	notes, from, blocker := w.look()
+	tracer := t.tracer()
+	if span == nil && tracer != nil && (t.every || len(notes) > 0) {
+		if _, span = tracer.Start(ctx, spanWait, trace.WithTimestamp(w.began)); !span.IsRecording() {
+			span = nil
+		}
+	}
+	if span == nil {
+		return // the trail stays: somebody may come to wait for this one
+	}
+	span.SetAttributes(attrLock.String(w.handle.keys.name), attrMode.String(c.mode.String()),
+		attrOutcome.String(waitOutcome(w.err).String()))
+	if w.err == nil {
+		span.SetAttributes(attrVia.String(c.via.String()), attrToken.Int64(int64(c.token)))
+	}
+	for _, n := range notes {
+		if n.what == noteQueued || n.what == noteQueuedInRedis {
+			span.SetAttributes(attrPlace.Int(n.place))
+		}
+	}
+	if from != nil {
+		span.AddLink(trace.Link{SpanContext: *from})
+	} else if w.err != nil && blocker != "" {
+		span.SetAttributes(attrBlocker.String(blocker))
+	}
+	if waitOutcome(w.err).bad() {
+		span.SetStatus(codes.Error, w.err.Error())
+	}
+	tell(span, notes)
+	t.end(span, w.ended)
+	if w.err != nil {
+		return
+	}
+	if !c.trail.parent.IsValid() {
+		ctx = trace.ContextWithSpan(ctx, span) // one trace, not two
+	}
+	t.hold(ctx, w.entry, c, w.ended)
+}
+
+// look takes the notes of the wait off the trail.
+func (w *waited) look() (notes []note, from *spanRef, blocker string) {
+	trail := w.caller.trail
+	if w.entry == nil {
+		return trail.notes, nil, ""
+	}
+	w.entry.mu.Lock()
+	defer w.entry.mu.Unlock()
+	n := len(trail.notes)
+	if w.err == nil {
+		n = trail.own
+	}
+	notes, trail.notes, trail.own = trail.notes[:n:n], trail.notes[n:], 0
+	from = trail.from
+	if w.err != nil {
+		if owner := w.entry.lock.inside.first; owner != nil {
+			from = owner.trail.ref()
+		} else {
+			blocker = blockerName(w.entry.lock.blocker)
+		}
+	}
+	return notes, from, blocker
+}
+
+// hold begins the hold span of a caller who is inside since then.
+func (t *tracing) hold(ctx context.Context, e *entry, c *caller, since time.Time) {
+	span := t.newHold(ctx, e, c, since)
+	if span == nil {
+		return
+	}
+	e.mu.Lock()
+	gone := c.phase == left
+	if !gone {
+		c.trail.begin(span)
+	}
+	e.mu.Unlock()
+	if gone {
+		t.end(span, since)
+	}
+}
+
+func (t *tracing) newHold(ctx context.Context, e *entry, c *caller, since time.Time) trace.Span {
+	tracer := t.tracer()
+	if tracer == nil {
+		return nil
+	}
+	_, span := tracer.Start(ctx, spanHold, trace.WithTimestamp(since))
+	if !span.IsRecording() {
+		return nil
+	}
+	span.SetAttributes(attrLock.String(e.keys.name), attrMode.String(c.mode.String()), attrVia.String(c.via.String()),
+		attrToken.Int64(int64(c.token)))
+	return span
+}
+
+// tell makes events of notes.
+func tell(span trace.Span, notes []note) {
+	for _, n := range notes {
+		var more []attribute.KeyValue
+		if n.what == noteQueued || n.what == noteQueuedInRedis {
+			more = append(more, attrPlace.Int(n.place))
+		}
+		if n.text != "" {
+			more = append(more, n.what.key().String(n.text))
+		}
+		span.AddEvent(n.what.String(), trace.WithTimestamp(n.at), trace.WithAttributes(more...))
+	}
+}
+
+func (k noteKind) String() string {
+	return [...]string{"queued", "queued in Redis", "trouble", "woken", "wanted", "downgraded", "lost"}[k]
+}
+
+// key is the attribute that a note's text becomes.
+func (k noteKind) key() attribute.Key {
+	if k == noteQueuedInRedis {
+		return attrBlocker
+	}
+	return attrReason
+}
+
+// released is what there is to tell of a hold that has ended.
+type released struct {
+	entry *entry
+	since time.Time
+	mode  mode
+	token uint64
+	span  trace.Span // nil if there is none
+	notes []note
+}
+
+// closedLocked takes out what there is to tell of w's hold, once.
+func (e *entry) closedLocked(w *caller) (r released, ok bool) {
+	if w.since < 0 {
+		return r, false
+	}
+	r = released{entry: e, since: e.client.began.Add(w.since), mode: w.mode, token: w.token}
+	w.since = -1
+	if t := w.trail; t != nil && t.span != nil {
+		r.span, r.notes = t.span, t.notes
+		t.span, t.notes = nil, nil
+	}
+	return r, true
+}
+
+// left measures and traces a hold that has ended.
+func (c *Client) left(r *released, how holdResult, at time.Time) {
+	c.metrics.released(r, how, at.Sub(r.since))
+	if r.span != nil {
+		c.tracing.released(r, how, at)
+	}
+}
+
+// released ends the hold span.
+func (t *tracing) released(r *released, o holdResult, ended time.Time) {
+	r.span.SetAttributes(attrOutcome.String(o.String()), attrMode.String(r.mode.String()), attrToken.Int64(int64(r.token)))
+	tell(r.span, r.notes)
+	if o != holdReleased {
+		r.span.SetStatus(codes.Error, o.String())
+	}
+	t.end(r.span, ended)
+}
+
+// end has a span ended as of then. Where processors are so slow that thousands
+// wait for them, it is dropped.
+func (t *tracing) end(span trace.Span, at time.Time) {
+	if !t.ended.add(endedSpan{span, at}) {
+		t.client.crew.start(t.client.journal.dropped)
+	}
+}
