@@ -169,7 +169,8 @@ func (l *lock) yielded(c *command, a answer, err error, pause time.Duration, now
 		*g = grant{}
 	case a.outcome == granted:
 		l.depart(nil, fx)
-		l.hold(a, c.at, viaFree, now)
+		a.link = c.link
+		l.hold(a, c.at, viaLocal, now) // nobody else was there
 	default:
 		l.depart(nil, fx)
 		l.blocker = a.blocker

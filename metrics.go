@@ -124,7 +124,8 @@ func labels(attrs ...attribute.KeyValue) metric.MeasurementOption {
 
 // The options of all measurements without a name, built once.
 var (
-	waitOptions = sync.OnceValue(func() (all [waitResults][vias][2][]metric.RecordOption) {
+	waitOptions = sync.OnceValue(func() *[waitResults][vias][2][]metric.RecordOption {
+		var all [waitResults][vias][2][]metric.RecordOption
 		for r := range waitResults {
 			for v := range vias {
 				for i, m := range [...]mode{exclusive, shared} {
@@ -132,15 +133,16 @@ var (
 				}
 			}
 		}
-		return all
+		return &all
 	})
-	holdOptions = sync.OnceValue(func() (all [holdResults][2][]metric.RecordOption) {
+	holdOptions = sync.OnceValue(func() *[holdResults][2][]metric.RecordOption {
+		var all [holdResults][2][]metric.RecordOption
 		for r := range holdResults {
 			for i, m := range [...]mode{exclusive, shared} {
 				all[r][i] = []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(holdAttributes(r, m)...))}
 			}
 		}
-		return all
+		return &all
 	})
 )
 

@@ -26,11 +26,15 @@ func (r waitResult) String() string {
 func (r waitResult) bad() bool { return r == waitClosed || r == waitRefused }
 
 func waitOutcome(err error) waitResult {
-	var refusal *notAcquired
-	switch {
-	case err == nil:
+	if err == nil {
 		return waitAcquired
-	case !errors.As(err, &refusal):
+	}
+	return refusalOutcome(err)
+}
+
+func refusalOutcome(err error) waitResult {
+	var refusal *notAcquired
+	if !errors.As(err, &refusal) {
 		return waitRefused
 	}
 	// Not what Redis was heard to say last: only why the wait ended.

@@ -5,7 +5,7 @@ import "sync/atomic"
 // Stats counts what a client has done since it was made.
 type Stats struct {
 	Leases   int64 // callers that were let in
-	Local    int64 // of them, by another caller of this process, without Redis
+	Local    int64 // of them, by another caller of this process; Redis is asked only once a second whether others wait
 	Idle     int64 // of them, because the process had kept the lock
 	Direct   int64 // of them, by another process' release, through a message
 	Handed   int64 // processes that this client's releases made owner

@@ -54,7 +54,7 @@ func (t *trail) note(n note) {
 
 // admitted: its caller enters, let in by the lease whose hold span passed is.
 func (t *trail) admitted(how via, passed *spanRef, now time.Time) {
-	if t == nil || len(t.notes) == 0 {
+	if t == nil || len(t.notes) == 0 && how != viaDirect {
 		return // it waited for nothing but the answer of Redis
 	}
 	t.note(note{at: now, what: noteWoken})

@@ -1,0 +1,265 @@
+package leased_test
+
+import (
+	"context"
+	"math"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	sdk "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+
+	"github.com/leasedmutex/leased"
+)
+
+// meter collects when asked.
+type meter struct {
+	*sdkmetric.MeterProvider
+	reader *sdkmetric.ManualReader
+}
+
+func newMeter(t *testing.T) meter {
+	t.Helper()
+	reader := sdkmetric.NewManualReader()
+	mp := sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
+	t.Cleanup(func() { _ = mp.Shutdown(context.Background()) })
+	return meter{mp, reader}
+}
+
+func (m meter) collect(t *testing.T) map[string]metricdata.Metrics {
+	t.Helper()
+	var got metricdata.ResourceMetrics
+	if err := m.reader.Collect(context.Background(), &got); err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]metricdata.Metrics{}
+	for _, scope := range got.ScopeMetrics {
+		if scope.Scope.Name != "github.com/leasedmutex/leased" || scope.Scope.Version == "" {
+			t.Errorf("scope %+v", scope.Scope)
+		}
+		for _, one := range scope.Metrics {
+			all[one.Name] = one
+		}
+	}
+	return all
+}
+
+// matches reports whether set is of exactly these: key, value, key, value.
+func matches(set attribute.Set, labels []string) bool {
+	var want []attribute.KeyValue
+	for i := 0; i < len(labels); i += 2 {
+		want = append(want, attribute.String(labels[i], labels[i+1]))
+	}
+	other := attribute.NewSet(want...)
+	return set.Equals(&other)
+}
+
+// sum returns the value of a counter under these labels, -1 if it has none.
+func sum(t *testing.T, m metricdata.Metrics, labels ...string) int64 {
+	t.Helper()
+	data, ok := m.Data.(metricdata.Sum[int64])
+	if !ok {
+		t.Fatalf("%s is a %T", m.Name, m.Data)
+	}
+	for _, p := range data.DataPoints {
+		if matches(p.Attributes, labels) {
+			return p.Value
+		}
+	}
+	return -1
+}
+
+// times returns a histogram's point under these labels.
+func times(t *testing.T, m metricdata.Metrics, labels ...string) (p metricdata.HistogramDataPoint[float64]) {
+	t.Helper()
+	data, ok := m.Data.(metricdata.Histogram[float64])
+	if !ok || m.Unit != "s" {
+		t.Fatalf("%s is a %T in %q", m.Name, m.Data, m.Unit)
+	}
+	for _, p := range data.DataPoints {
+		if matches(p.Attributes, labels) {
+			return p
+		}
+	}
+	return p
+}
+
+func near(a, b float64) bool { return math.Abs(a-b) < 0.001 }
+
+func TestMetricsOfWaitsAndHoldsByOutcome(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		m := newMeter(t)
+		c := newClient(t, s, leased.WithMeterProvider(m), leased.WithLossHandler(func(leased.LossEvent) {}))
+		mu := c.Mutex("x")
+		first := lock(t, mu)
+		synctest.Wait()
+		second := locking(t, mu)
+		synctest.Wait()
+		held := m.collect(t)
+		if w, h := sum(t, held["leased.waiting"]), sum(t, held["leased.held"]); w != 1 || h != 1 {
+			t.Errorf("%d waiting, %d held", w, h)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+		defer cancel()
+		if _, err := mu.LockContext(ctx); err == nil {
+			t.Error("two inside")
+		}
+		time.Sleep(400 * time.Millisecond)
+		unlock(t, first)
+		l := <-second
+		s.rdb.Del(context.Background(), "x")
+		<-l.Context().Done()
+		_ = l.Unlock()
+		rw := c.RWMutex("y")
+		rw.RLock()
+		time.Sleep(time.Minute)
+		rw.RUnlock()
+		synctest.Wait()
+
+		got := m.collect(t)
+		waits, holds := got["leased.wait.duration"], got["leased.hold.duration"]
+		local := times(t, waits, "leased.mode", "exclusive", "leased.outcome", "acquired", "leased.via", "local")
+		if local.Count != 1 || !near(local.Sum, 0.5) {
+			t.Errorf("waited %d times, %v s", local.Count, local.Sum)
+		}
+		late := times(t, waits, "leased.mode", "exclusive", "leased.outcome", "timeout")
+		if late.Count != 1 || !near(late.Sum, 0.1) {
+			t.Errorf("timed out %d times, %v s", late.Count, late.Sum)
+		}
+		if n := times(t, waits, "leased.mode", "shared", "leased.outcome", "acquired", "leased.via", "free").Count; n != 1 {
+			t.Errorf("%d waits of readers", n)
+		}
+		if h := times(t, holds, "leased.mode", "exclusive", "leased.outcome", "released"); h.Count != 1 || !near(h.Sum, 0.5) {
+			t.Errorf("held %d times, %v s", h.Count, h.Sum)
+		}
+		if h := times(t, holds, "leased.mode", "exclusive", "leased.outcome", "lost"); h.Count != 1 || h.Sum > 11 {
+			t.Errorf("lost %d times, %v s", h.Count, h.Sum)
+		}
+		h := times(t, holds, "leased.mode", "shared", "leased.outcome", "released")
+		if h.Count != 1 || !near(h.Sum, 60) {
+			t.Errorf("read %d times, %v s", h.Count, h.Sum)
+		}
+		if h.Bounds[0] != 0.000_05 || h.Bounds[len(h.Bounds)-1] != 600 {
+			t.Errorf("buckets %v", h.Bounds)
+		}
+		stats := c.Stats()
+		for _, want := range []struct {
+			name   string
+			value  int64
+			labels []string
+		}{
+			{"leased.leases", 2, []string{"leased.via", "free"}},
+			{"leased.leases", 1, []string{"leased.via", "local"}},
+			{"leased.handoffs", 1, []string{"leased.kind", "local"}},
+			{"leased.handoffs", 0, []string{"leased.kind", "direct"}},
+			{"leased.losses", 1, nil},
+			{"leased.renewals", stats.Renewals, []string{"leased.outcome", "renewed"}},
+			{"leased.renewals", 1, []string{"leased.outcome", "lost"}},
+			{"leased.renewals", 0, []string{"leased.outcome", "failed"}},
+			{"leased.commands", stats.Commands, nil},
+			{"leased.waiting", 0, nil},
+			{"leased.held", 0, nil},
+		} {
+			if v := sum(t, got[want.name], want.labels...); v != want.value {
+				t.Errorf("%s %v is %d, want %d", want.name, want.labels, v, want.value)
+			}
+		}
+	})
+}
+
+func TestMetricsHaveTheLocksNameIfAskedFor(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		m := newMeter(t)
+		c := newClient(t, s, leased.WithMeterProvider(m), leased.WithLockNameInMetrics())
+		l := lock(t, c.Mutex("x"))
+		if n := sum(t, m.collect(t)["leased.held"], "leased.lock", "x"); n != 1 {
+			t.Errorf("%d held", n)
+		}
+		unlock(t, l)
+		got := m.collect(t)
+		if n := times(t, got["leased.wait.duration"], "leased.lock", "x", "leased.mode", "exclusive",
+			"leased.outcome", "acquired", "leased.via", "free").Count; n != 1 {
+			t.Errorf("%d waits", n)
+		}
+		if n := times(t, got["leased.hold.duration"], "leased.lock", "x", "leased.mode", "exclusive",
+			"leased.outcome", "released").Count; n != 1 {
+			t.Errorf("%d holds", n)
+		}
+	})
+}
+
+func TestMetricsKeepTheTraceAsExemplar(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		m, r := newMeter(t), newRecorder(t)
+		c := newClient(t, s, leased.WithMeterProvider(m), leased.WithTracerProvider(r))
+		unlock(t, lockUnder(t, r.under(t, "caller"), c.Mutex("x")))
+		synctest.Wait()
+		got := m.collect(t)
+		for metric, span := range map[string]string{"leased.wait.duration": "leased.wait", "leased.hold.duration": "leased.hold"} {
+			want := r.last(t, span).SpanContext.SpanID()
+			points := got[metric].Data.(metricdata.Histogram[float64]).DataPoints
+			if len(points) != 1 || len(points[0].Exemplars) != 1 {
+				t.Fatalf("%s: %+v", metric, points)
+			}
+			if id := points[0].Exemplars[0].SpanID; string(id) != string(want[:]) {
+				t.Errorf("%s: exemplar %x, span %v", metric, id, want)
+			}
+		}
+	})
+}
+
+func TestMetricsOfAClosedClientAreNotCollected(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		m := newMeter(t)
+		c := newClient(t, s, leased.WithMeterProvider(m))
+		if _, ok := m.collect(t)["leased.held"]; !ok {
+			t.Error("not collected before")
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+		if _, ok := m.collect(t)["leased.held"]; ok {
+			t.Error("collected after Close")
+		}
+	})
+}
+
+// The global providers can be set once in a process, so this is one of its own.
+func TestProvidersThatAreSetAfterNewAreHonoured(t *testing.T) {
+	const child = "LEASED_TEST_GLOBAL_PROVIDERS"
+	if os.Getenv(child) == "" {
+		cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+		cmd.Env = append(os.Environ(), child+"=1")
+		out, err := cmd.CombinedOutput()
+		if err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return
+	}
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s)
+		unlock(t, lock(t, c.Mutex("x"))) // without a provider
+		kept := tracetest.NewInMemoryExporter()
+		tp := sdk.NewTracerProvider(sdk.WithSyncer(kept))
+		m := newMeter(t)
+		otel.SetTracerProvider(tp)
+		otel.SetMeterProvider(m)
+		unlock(t, lock(t, c.Mutex("x")))
+		synctest.Wait()
+		if n := len(kept.GetSpans()); n != 2 {
+			t.Errorf("%d spans", n)
+		}
+		if n := times(t, m.collect(t)["leased.wait.duration"], "leased.mode", "exclusive", "leased.outcome", "acquired",
+			"leased.via", "free").Count; n != 1 {
+			t.Errorf("%d waits measured", n)
+		}
+	})
+}

@@ -1,0 +1,441 @@
+package leased_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	sdk "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/leasedmutex/leased"
+)
+
+// recorder keeps the spans of one process that have ended.
+type recorder struct {
+	*sdk.TracerProvider
+	kept *tracetest.InMemoryExporter
+}
+
+func newRecorder(t *testing.T, opts ...sdk.TracerProviderOption) recorder {
+	t.Helper()
+	kept := tracetest.NewInMemoryExporter()
+	tp := sdk.NewTracerProvider(append([]sdk.TracerProviderOption{sdk.WithSyncer(kept)}, opts...)...)
+	t.Cleanup(func() { _ = tp.Shutdown(context.Background()) })
+	return recorder{tp, kept}
+}
+
+// under returns a context with a span of somebody who uses the lock.
+func (r recorder) under(t *testing.T, name string) context.Context {
+	t.Helper()
+	ctx, span := r.Tracer("test").Start(context.Background(), name)
+	t.Cleanup(func() { span.End() })
+	return ctx
+}
+
+// spans returns those of a name, in the order of their beginning.
+func (r recorder) spans(name string) []tracetest.SpanStub {
+	var found []tracetest.SpanStub
+	for _, s := range r.kept.GetSpans() {
+		if s.Name == name {
+			found = append(found, s)
+		}
+	}
+	slices.SortStableFunc(found, func(a, b tracetest.SpanStub) int { return a.StartTime.Compare(b.StartTime) })
+	return found
+}
+
+// last returns the last to begin.
+func (r recorder) last(t *testing.T, name string) tracetest.SpanStub {
+	t.Helper()
+	found := r.spans(name)
+	if len(found) == 0 {
+		t.Fatalf("no span %s among %d", name, len(r.kept.GetSpans()))
+	}
+	return found[len(found)-1]
+}
+
+// has checks attributes: key, value, key, value.
+func has(t *testing.T, s tracetest.SpanStub, want ...any) {
+	t.Helper()
+	set := attribute.NewSet(s.Attributes...)
+	for i := 0; i < len(want); i += 2 {
+		v, ok := set.Value(attribute.Key(want[i].(string)))
+		if want[i+1] == nil {
+			if ok {
+				t.Errorf("%s: %s is %v", s.Name, want[i], v.AsInterface())
+			}
+		} else if v.AsInterface() != want[i+1] {
+			t.Errorf("%s: %s is %v, want %v", s.Name, want[i], v.AsInterface(), want[i+1])
+		}
+	}
+}
+
+func events(s tracetest.SpanStub) (names []string) {
+	for _, e := range s.Events {
+		names = append(names, e.Name)
+	}
+	return names
+}
+
+// links checks that s has one link, to the span to.
+func links(t *testing.T, s tracetest.SpanStub, to tracetest.SpanStub, remote bool) {
+	t.Helper()
+	if len(s.Links) != 1 {
+		t.Fatalf("%d links", len(s.Links))
+	}
+	got := s.Links[0].SpanContext
+	if got.TraceID() != to.SpanContext.TraceID() || got.SpanID() != to.SpanContext.SpanID() || got.IsRemote() != remote {
+		t.Errorf("a link to %v (remote: %v), want %v", got, got.IsRemote(), to.SpanContext)
+	}
+}
+
+// listening returns when c's inbox is confirmed, as its ids say.
+func (s place) listening(t *testing.T, c *leased.Client) {
+	t.Helper()
+	eventually(t, "the inbox is confirmed", func() bool {
+		l := lock(t, c.Mutex("warm"))
+		defer unlock(t, l)
+		return strings.Contains(s.value(t, "warm"), ":c:")
+	})
+}
+
+func lockUnder(t *testing.T, ctx context.Context, mu interface {
+	LockContext(context.Context) (*leased.Lease, error)
+}) *leased.Lease {
+	t.Helper()
+	l, err := mu.LockContext(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func TestTraceOfAFreeLockHasAWaitAndAHoldUnderTheCallersSpan(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		r := newRecorder(t)
+		c := newClient(t, s, leased.WithTracerProvider(r))
+		ctx := r.under(t, "order")
+		parent := trace.SpanContextFromContext(ctx)
+		l := lockUnder(t, ctx, c.Mutex("x"))
+		_, work := r.Tracer("test").Start(l.Context(), "work")
+		work.End()
+		time.Sleep(time.Second)
+		unlock(t, l)
+		synctest.Wait()
+
+		wait, hold := r.last(t, "leased.wait"), r.last(t, "leased.hold")
+		for _, span := range []tracetest.SpanStub{wait, hold} {
+			if span.Parent.SpanID() != parent.SpanID() {
+				t.Errorf("%s is a child of %v", span.Name, span.Parent)
+			}
+			if span.InstrumentationScope.Name != "github.com/leasedmutex/leased" || span.InstrumentationScope.Version == "" {
+				t.Errorf("scope %+v", span.InstrumentationScope)
+			}
+			if span.Status.Code != codes.Unset || len(span.Events) != 0 || len(span.Links) != 0 {
+				t.Errorf("%s: %v, %d events, %d links", span.Name, span.Status, len(span.Events), len(span.Links))
+			}
+			has(t, span, "leased.lock", "x", "leased.mode", "exclusive", "leased.via", "free", "leased.token", int64(l.Token()))
+		}
+		has(t, wait, "leased.outcome", "acquired", "leased.place", nil)
+		has(t, hold, "leased.outcome", "released")
+		if held := hold.EndTime.Sub(hold.StartTime); held != time.Second {
+			t.Errorf("held for %v", held)
+		}
+		if hold.StartTime.Before(wait.EndTime) {
+			t.Errorf("the hold begins %v before the wait ends", wait.EndTime.Sub(hold.StartTime))
+		}
+		if w := r.last(t, "work"); w.Parent.SpanID() != hold.SpanContext.SpanID() {
+			t.Error("what is done under the lease is no child of the hold")
+		}
+	})
+}
+
+func TestTraceLinksAWaiterToTheLeaseOfItsProcessThatLetItIn(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		r := newRecorder(t)
+		c := newClient(t, s, leased.WithTracerProvider(r))
+		first := lockUnder(t, r.under(t, "first"), c.Mutex("x"))
+		second := make(chan *leased.Lease, 1)
+		go func() { second <- lockUnder(t, r.under(t, "second"), c.Mutex("x")) }()
+		synctest.Wait()
+		time.Sleep(2 * time.Second)
+		unlock(t, first)
+		l := <-second
+		unlock(t, l)
+		synctest.Wait()
+
+		waits, holds := r.spans("leased.wait"), r.spans("leased.hold")
+		if len(waits) != 2 || len(holds) != 2 {
+			t.Fatalf("%d waits, %d holds", len(waits), len(holds))
+		}
+		wait := waits[1]
+		links(t, wait, holds[0], false)
+		has(t, wait, "leased.via", "local", "leased.outcome", "acquired", "leased.place", int64(0))
+		if got := events(wait); !slices.Equal(got, []string{"queued", "woken"}) {
+			t.Errorf("events %v", got)
+		}
+		if took := wait.EndTime.Sub(wait.StartTime); took != 2*time.Second {
+			t.Errorf("waited for %v", took)
+		}
+		if woken := wait.Events[1].Time; !woken.Equal(holds[0].EndTime) {
+			t.Errorf("woken at %v, let go at %v", woken, holds[0].EndTime)
+		}
+	})
+}
+
+func TestTraceLinksAWaiterToTheLeaseOfAnotherProcessThatLetItIn(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		here, there := newRecorder(t), newRecorder(t)
+		owner := newClient(t, s, leased.WithTracerProvider(there), leased.WithOwner("owner"))
+		waiter := newClient(t, s, leased.WithTracerProvider(here))
+		s.listening(t, waiter)
+		first := lockUnder(t, there.under(t, "first"), owner.Mutex("x"))
+		ctx := here.under(t, "second")
+		second := make(chan *leased.Lease, 1)
+		go func() { second <- lockUnder(t, ctx, waiter.Mutex("x")) }()
+		s.queued(t, "x", 1)
+		unlock(t, first)
+		unlock(t, closesSoon(t, "the lock is handed over", second))
+		for _, c := range []*leased.Client{owner, waiter} {
+			if err := c.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+
+		wait, hold := here.last(t, "leased.wait"), there.last(t, "leased.hold")
+		links(t, wait, hold, true)
+		has(t, wait, "leased.via", "direct")
+	})
+}
+
+func TestTraceEventsOfAWaitForAnotherProcess(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		r := newRecorder(t)
+		owner := newClient(t, s, leased.WithOwner("owner"))
+		first := lock(t, owner.Mutex("x"))
+		synctest.Wait()
+		began := time.Now()
+		ctx := r.under(t, "second")
+		mu := newClient(t, s, leased.WithTracerProvider(r)).Mutex("x")
+		second := make(chan *leased.Lease, 1)
+		go func() { second <- lockUnder(t, ctx, mu) }()
+		time.Sleep(time.Second)
+		unlock(t, first)
+		unlock(t, <-second)
+		synctest.Wait()
+		wait := r.last(t, "leased.wait")
+		if got := events(wait); !slices.Equal(got, []string{"queued in Redis", "woken"}) {
+			t.Fatalf("events %v", got)
+		}
+		queued := attribute.NewSet(wait.Events[0].Attributes...)
+		if v, _ := queued.Value("leased.blocker"); v.AsString() != "owner" {
+			t.Errorf("blocked by %q", v.AsString())
+		}
+		if at := wait.Events[1].Time.Sub(began); at != time.Second {
+			t.Errorf("woken after %v", at)
+		}
+		if len(wait.Links) != 0 {
+			t.Error("a link to an owner without spans")
+		}
+	})
+}
+
+// What it waits for is handed on inside a process whose leases have no spans: then
+// nothing is linked, for the lease before would be the wrong one.
+func TestTraceDoesNotLinkPastALeaseWithoutASpan(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		r := newRecorder(t, sdk.WithSampler(sdk.ParentBased(sdk.NeverSample())))
+		sampled := newRecorder(t)
+		c := newClient(t, s, leased.WithTracerProvider(r))
+		mu := c.Mutex("x")
+		leases := make(chan *leased.Lease)
+		contexts := []context.Context{sampled.under(t, "first"), context.Background(), sampled.under(t, "third")}
+		first := lockUnder(t, contexts[0], mu)
+		for _, ctx := range contexts[1:] {
+			go func() { leases <- lockUnder(t, ctx, mu) }()
+			synctest.Wait()
+		}
+		unlock(t, first)
+		unlock(t, <-leases)
+		unlock(t, <-leases)
+		synctest.Wait()
+		waits := r.spans("leased.wait")
+		if len(waits) != 2 {
+			t.Fatalf("%d waits", len(waits))
+		}
+		if n := len(waits[1].Links); n != 0 {
+			t.Errorf("%d links", n)
+		}
+	})
+}
+
+func TestTraceOfOneThatGivesUpLinksTheHoldThatBlocksItOrNamesTheBlocker(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		r := newRecorder(t)
+		c := newClient(t, s, leased.WithTracerProvider(r))
+		other := newClient(t, s, leased.WithOwner("other"))
+		held := lockUnder(t, r.under(t, "holder"), c.Mutex("x"))
+		far := lock(t, other.Mutex("y"))
+
+		give := func(name string, end func(context.Context) (context.Context, context.CancelFunc)) tracetest.SpanStub {
+			t.Helper()
+			ctx, cancel := end(r.under(t, "waiter"))
+			defer cancel()
+			if _, err := c.Mutex(name).LockContext(ctx); !errors.Is(err, ctx.Err()) {
+				t.Errorf("%v", err)
+			}
+			synctest.Wait()
+			return r.last(t, "leased.wait")
+		}
+		timeout := func(ctx context.Context) (context.Context, context.CancelFunc) {
+			return context.WithTimeout(ctx, time.Second)
+		}
+		canceled := func(ctx context.Context) (context.Context, context.CancelFunc) {
+			ctx, cancel := context.WithCancel(ctx)
+			time.AfterFunc(time.Second, cancel)
+			return ctx, cancel
+		}
+		here := []tracetest.SpanStub{give("x", timeout), give("x", canceled)}
+		has(t, here[0], "leased.outcome", "timeout", "leased.via", nil, "leased.token", nil)
+		has(t, here[1], "leased.outcome", "canceled")
+		away := give("y", timeout)
+		has(t, away, "leased.outcome", "timeout", "leased.blocker", "other")
+		if len(away.Links) != 0 || away.EndTime.Sub(away.StartTime) != time.Second {
+			t.Errorf("%d links after %v", len(away.Links), away.EndTime.Sub(away.StartTime))
+		}
+		unlock(t, held)
+		unlock(t, far)
+		synctest.Wait()
+		for _, wait := range here {
+			links(t, wait, r.spans("leased.hold")[0], false)
+			if wait.Status.Code != codes.Unset {
+				t.Errorf("contention is no error: %v", wait.Status)
+			}
+		}
+	})
+}
+
+func TestTraceOfLockHasSpansOnlyWhereSomebodyWaited(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		r := newRecorder(t)
+		c := newClient(t, s, leased.WithTracerProvider(r))
+		mu := c.Mutex("x")
+		mu.Lock()
+		mu.Unlock() //nolint:staticcheck // nothing else is to be seen
+		if !mu.TryLock() {
+			t.Error("TryLock of a free lock")
+		}
+		mu.Unlock()
+		synctest.Wait()
+		if n := len(r.kept.GetSpans()); n != 0 {
+			t.Fatalf("%d spans though nobody waited", n)
+		}
+
+		before := time.Now()
+		mu.Lock()
+		began := time.Now()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			mu.Lock()
+			mu.Unlock() //nolint:staticcheck // as above
+		}()
+		synctest.Wait()
+		time.Sleep(100 * time.Millisecond)
+		mu.Unlock()
+		<-done
+		synctest.Wait()
+		waits, holds := r.spans("leased.wait"), r.spans("leased.hold")
+		if len(waits) != 1 || len(holds) != 2 {
+			t.Fatalf("%d waits, %d holds", len(waits), len(holds))
+		}
+		first, second := holds[0], holds[1]
+		if first.StartTime.Before(before) || first.StartTime.After(began) || first.EndTime.Sub(began) != 100*time.Millisecond ||
+			first.Parent.IsValid() {
+			t.Errorf("the hold that was waited for: %v to %v, parent %v", first.StartTime, first.EndTime, first.Parent)
+		}
+		links(t, waits[0], first, false)
+		if second.Parent.SpanID() != waits[0].SpanContext.SpanID() {
+			t.Error("wait and hold are not of one trace")
+		}
+	})
+}
+
+func TestTraceOfLockHasSpansAlwaysIfAskedFor(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		r := newRecorder(t)
+		rw := newClient(t, s, leased.WithTracerProvider(r), leased.WithUncontendedSpans()).RWMutex("x")
+		rw.RLock()
+		rw.RLock()
+		rw.RUnlock()
+		rw.RUnlock()
+		synctest.Wait()
+		waits, holds := r.spans("leased.wait"), r.spans("leased.hold")
+		if len(waits) != 2 || len(holds) != 2 {
+			t.Fatalf("%d waits, %d holds", len(waits), len(holds))
+		}
+		for _, hold := range holds {
+			has(t, hold, "leased.mode", "shared", "leased.outcome", "released")
+		}
+	})
+}
+
+func TestTraceOfALockContextWithoutAParentIsOneTrace(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		r := newRecorder(t)
+		unlock(t, lock(t, newClient(t, s, leased.WithTracerProvider(r)).Mutex("x")))
+		synctest.Wait()
+		wait, hold := r.last(t, "leased.wait"), r.last(t, "leased.hold")
+		if wait.Parent.IsValid() || hold.Parent.SpanID() != wait.SpanContext.SpanID() {
+			t.Errorf("parents %v, %v", wait.Parent, hold.Parent)
+		}
+	})
+}
+
+func TestTraceParentOfWorkInDoAndWith(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		r := newRecorder(t)
+		c := newClient(t, s, leased.WithTracerProvider(r))
+		work := func(ctx context.Context) trace.SpanID {
+			_, span := r.Tracer("test").Start(ctx, "work")
+			span.End()
+			return r.last(t, "work").Parent.SpanID()
+		}
+		ctx := r.under(t, "caller")
+		var inDo trace.SpanID
+		if err := c.Mutex("x").Do(ctx, func(ctx context.Context) error {
+			inDo = work(ctx)
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
+		synctest.Wait()
+		if inDo != r.last(t, "leased.hold").SpanContext.SpanID() {
+			t.Error("work in Do is no child of the hold")
+		}
+
+		l := lockUnder(t, ctx, c.Mutex("x"))
+		same, stop := l.With(ctx)
+		defer stop()
+		other := r.under(t, "another request")
+		apart, end := l.With(other)
+		defer end()
+		inSame, inOther := work(same), work(apart)
+		unlock(t, l)
+		synctest.Wait()
+		if inSame != r.last(t, "leased.hold").SpanContext.SpanID() {
+			t.Error("work in With(the context of LockContext) is no child of the hold")
+		}
+		if inOther != trace.SpanFromContext(other).SpanContext().SpanID() {
+			t.Error("work in With(the context of another request) is no child of that request")
+		}
+	})
+}
