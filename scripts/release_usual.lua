@@ -6,7 +6,8 @@
 -- Returns how many were made owner.
 
 if redis.call('GET', KEYS[1]) == ARGV[2] and string.sub(ARGV[2], 9, 9) == 'w' then
-  local id = redis.call('LINDEX', KEYS[2], 0)
+  local queue = redis.call('LRANGE', KEYS[2], 0, 1) -- the next, and whether others wait
+  local id = queue[1]
   if not id then
     if ARGV[3] == '0' then
       redis.call('DEL', KEYS[1])
@@ -27,7 +28,7 @@ if redis.call('GET', KEYS[1]) == ARGV[2] and string.sub(ARGV[2], 9, 9) == 'w' th
       redis.call('SET', KEYS[1], id, 'PX', ttl)
       redis.call('SET', KEYS[5], 'leased1:' .. s .. ':' .. s, 'PX', math.max(600000, 4 * tonumber(ttl)))
       local n = redis.pcall('PUBLISH', ARGV[1] .. client, 'leased1:granted ' .. s .. ' ' .. s .. ' '
-        .. redis.call('EXISTS', KEYS[2]) .. ' ' .. ARGV[4] .. ' ' .. id .. ' ' .. KEYS[1])
+        .. (queue[2] and '1' or '0') .. ' ' .. ARGV[4] .. ' ' .. id .. ' ' .. KEYS[1])
       if n ~= 0 or proof == 'u' then return 1 end
       redis.call('SET', KEYS[1], ARGV[2], 'PX', ttl) -- nobody listens: the next one, the long way
     end
