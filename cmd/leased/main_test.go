@@ -140,7 +140,7 @@ func TestAServerThatIsNotThereIsNamedWithoutItsPassword(t *testing.T) {
 			t.Errorf("leased %v with a malformed URL: status %d", args, bad.status)
 		}
 		if strings.Contains(got.err+bad.err+got.out+bad.out, "hush") {
-			t.Errorf("leased %v shows the password: %+v %q", args, got, bad)
+			t.Errorf("leased %v shows the password: %+v %+v", args, got, bad)
 		}
 	}
 }

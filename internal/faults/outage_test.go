@@ -213,7 +213,11 @@ func TestABlockedCommandInAPoolOfOneDelaysNoEnd(t *testing.T) {
 	t.Parallel()
 	s := redistest.Server(t)
 	redistest.CheckLeaks(t, nil, "")
-	rdb := s.Client(func(o *redis.Options) { o.PoolSize = 1 })
+	rdb := s.Client(func(o *redis.Options) {
+		// One for pipelines as well: from go-redis 9.23 on they have a pool of their
+		// own, on which renewals would go on and the lease with them.
+		o.PoolSize, o.PipelinePoolSize = 1, -1
+	})
 	const ttl = time.Second
 	c := newClient(t, rdb, "", leased.WithTTL(ttl), leased.WithLossHandler(func(leased.LossEvent) {}))
 	look := newClient(t, s.Client(), "")
