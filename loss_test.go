@@ -4,9 +4,12 @@ import (
 	"context"
 	"log/slog"
 	"runtime"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
 )
@@ -103,6 +106,76 @@ func TestALeaseEndsBeforeTheServersTTLWhenRedisIsUnreachable(t *testing.T) {
 		isAll(t, l.Unlock(), leased.ErrLeaseLost)
 		wire.mend()
 	})
+}
+
+// hanging is a hook that has commands of one name hang until their context ends.
+type hanging struct {
+	name string
+	hung atomic.Int32
+}
+
+func (h *hanging) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (h *hanging) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if err := h.wait(ctx, cmd); err != nil {
+			return err
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (h *hanging) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if err := h.wait(ctx, cmds[0]); err != nil {
+			return err
+		}
+		return next(ctx, cmds)
+	}
+}
+
+func (h *hanging) wait(ctx context.Context, cmd redis.Cmder) error {
+	if cmd.Name() != h.name {
+		return nil
+	}
+	h.hung.Add(1)
+	<-ctx.Done()
+	cmd.SetErr(ctx.Err())
+	return ctx.Err()
+}
+
+// What follows a renewal may hang while it passes: the server froze in between, or
+// its commands wait for a connection of another pool.
+func TestVirtualWhatFollowsARenewalHoldsUpNoOutcome(t *testing.T) {
+	for name, after := range map[string]time.Duration{
+		"publish": 20 * time.Second,  // an echo is demanded
+		"pexpire": 150 * time.Second, // the last token is kept alive
+	} {
+		inVirtualTime(t, func(t *testing.T, s place) {
+			rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true }) // hooks see all then
+			hook := hanging{name: name}
+			rdb.AddHook(&hook)
+			c := clientOn(t, s, rdb, leased.WithTTL(30*time.Second))
+			began := time.Now()
+			kept, l := lock(t, c.Mutex("kept")), lock(t, c.Mutex("x"))
+			work := l.Context()
+			time.Sleep(after - time.Second)
+			if n := hook.hung.Load(); n != 0 {
+				t.Fatalf("%d times %s after %v", n, name, time.Since(began))
+			}
+			s.rdb.Del(context.Background(), "x")
+			<-work.Done()
+			if took := time.Since(began); took != after {
+				t.Errorf("with a %s that hangs the loss was told after %v", name, took)
+			}
+			synctest.Wait()
+			if n := hook.hung.Load(); n != 1 {
+				t.Errorf("%d times %s", n, name)
+			}
+			isAll(t, l.Unlock(), leased.ErrLeaseLost)
+			unlock(t, kept)
+		})
+	}
 }
 
 func TestACollectedLeaseEndsWithItsTTLAndKeepsLocalCallersOut(t *testing.T) {

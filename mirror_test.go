@@ -60,6 +60,8 @@ func (m *mirror) renew(_ context.Context, batch []renewal) {
 	}
 }
 
+func (m *mirror) touch(context.Context, []renewal) {}
+
 func (m *mirror) cancel(_ context.Context, batch []*ghost) []error { return make([]error, len(batch)) }
 
 func (m *mirror) evict(context.Context, *keys) ([]string, error) { return nil, nil }

@@ -93,6 +93,10 @@ type server interface {
 	do(ctx context.Context, k *keys, c *command) (answer, error)
 	// renew keeps many grants in one round trip.
 	renew(ctx context.Context, batch []renewal)
+	// touch lets the last tokens of long-held locks live on, where a renewal that
+	// was granted asks for it. Nobody is lost without it: a token only has to
+	// outlive the lock when the server's clock goes back.
+	touch(ctx context.Context, batch []renewal)
 	// cancel ends many requests in one round trip; errs[i] is about batch[i].
 	cancel(ctx context.Context, batch []*ghost) (errs []error)
 	// echo publishes a nonce to an inbox and returns how many heard it.
@@ -244,11 +248,8 @@ func (s *redisServer) renew(ctx context.Context, batch []renewal) {
 			batch[i].outcome, batch[i].err = unanswered, noAnswer(err)
 		}
 	}
-	s.touch(ctx, batch)
 }
 
-// touch lets the last tokens of long-held locks live on. Nobody is lost without
-// it: a token only has to outlive the lock when the server's clock goes back.
 func (s *redisServer) touch(ctx context.Context, batch []renewal) {
 	var due []*renewal
 	for i := range batch {

@@ -128,9 +128,8 @@ func (w *watchdog) plan() time.Time {
 // entry.run.
 func (c *Client) renew(batch []renewal) {
 	ctx, stop := context.WithTimeout(c.base, commandTimeout)
+	defer stop()
 	c.server.renew(ctx, batch)
-	c.inbox.prove(ctx)
-	stop()
 	for i := range batch {
 		r := &batch[i]
 		if r.err != nil {
@@ -140,6 +139,9 @@ func (c *Client) renew(batch []renewal) {
 		c.stats.renewed(r.outcome)
 		r.entry.step(func(now time.Time, fx *effects) { r.entry.lock.renewed(r, now, fx) })
 	}
+	// Last, for these can hang, and no lock may wait for that.
+	c.server.touch(ctx, batch)
+	c.inbox.prove(ctx)
 }
 
 type alarmHeap []*alarm
