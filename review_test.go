@@ -110,6 +110,9 @@ func TestAnInboxThatCannotReconnectHoldsUpNoDeadline(t *testing.T) {
 		eventually(t, "subscribed", func() bool {
 			return len(s.rdb.PubSubChannels(context.Background(), s.Prefix+"leased:inbox:*").Val()) >= 2
 		})
+		// From go-redis 9.23 on, pipelines have connections of their own. The first
+		// renewal dials one.
+		eventually(t, "renewed", func() bool { return c.Stats().Renewals > 0 })
 		g.shut.Store(true)
 		g.cutInbox()
 		// Commands go on over the connections that are there.
