@@ -58,7 +58,6 @@ func TestADowngradeUnderWayEndsWithItsClient(t *testing.T) {
 		}
 		_ = l.Unlock() // what becomes of it is Close's story
 		wire.mend()
-		time.Sleep(time.Minute) // until go-redis has ended its dialling, which nobody asked to wait for
 	})
 }
 

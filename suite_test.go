@@ -51,10 +51,7 @@ func onBoth(t *testing.T, f func(t *testing.T, s place)) {
 func inVirtualTime(t *testing.T, f func(t *testing.T, s place)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		// The last of the cleanups. As many failed dials as a pool has places make
-		// go-redis try by itself, each second, and a closed pool is noticed at the
-		// next try, for which time has to pass: it stands still after the test.
-		t.Cleanup(func() { time.Sleep(2 * time.Second) })
+		redistest.LastInBubble(t)
 		m := redistest.Mini(t)
 		s := place{redistest.Target{Name: "virtual", Mini: m}, redistest.MiniClient(t, m)}
 		redistest.CheckLeaks(t, s.rdb, "")

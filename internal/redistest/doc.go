@@ -13,5 +13,6 @@
 //   - [OnBoth] runs one behaviour suite on the embedded and on a real server.
 //   - [Proxy] stands between a client and a server and loses what it is told to.
 //   - [CheckLeaks] fails a test that leaves goroutines, keys or channels behind.
+//   - [Strain] measures what a loaded machine adds to every bound in real time.
 //   - [Calls] and [Counter] count commands, on the server and in the client.
 package redistest

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"testing"
+	"time"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
@@ -31,6 +32,17 @@ func Mini(tb testing.TB) *miniredis.Miniredis {
 	m.ClockTTL(true)
 	tb.Cleanup(m.Close)
 	return m
+}
+
+// LastInBubble goes first in a testing/synctest bubble that has a client in it. In
+// tb's cleanup, after all others, it lets a minute of the bubble's time pass.
+//
+// A pool of go-redis that failed to dial as often as it has places, ten for each
+// processor, tries on in the background, each second, and waits for nobody when it
+// is closed. A bubble's time stands still when its test has returned, and it panics
+// if somebody sleeps in it then.
+func LastInBubble(tb testing.TB) {
+	tb.Cleanup(func() { time.Sleep(time.Minute) })
 }
 
 // MiniTCP is [Mini] with a loopback port, m.Addr(). It is of no use in a bubble.
