@@ -76,7 +76,7 @@ func TestRenewalExtendsToTheIdsOwnTTL(t *testing.T) {
 				t.Fatalf("%v: not renewed", m)
 			}
 			st := s.look()
-			if full := before + long.Milliseconds(); st.ends[0] < full-2 || m == shared && st.readers[id] < full {
+			if full := before + long.Milliseconds(); st.ends[0] < full-fuzz || m == shared && st.readers[id] < full {
 				t.Errorf("%v: %d ms left, reader's %v", m, st.left(st.ends[0]), st.readers)
 			}
 			s.release(id, 0)
@@ -99,7 +99,7 @@ func TestARepeatedAcquireExtendsToTheFullTTLUnderTheSameToken(t *testing.T) {
 				t.Errorf("%v: token %d, then %d", m, token, again)
 			}
 			st := s.look()
-			if full := before + long.Milliseconds(); st.ends[0] < full-2 || m == shared && st.readers[id] < full {
+			if full := before + long.Milliseconds(); st.ends[0] < full-fuzz || m == shared && st.readers[id] < full {
 				t.Errorf("%v: %d ms left, reader's %v", m, st.left(st.ends[0]), st.readers)
 			}
 			s.release(id, 0)
@@ -262,7 +262,7 @@ func TestAHandedLockLivesAsLongAsTheNewOwnersIdSays(t *testing.T) {
 			s.is(s.release(owner, 0), done)
 			s.owned(next)
 			st := s.look()
-			if want := before + (3 * long).Milliseconds(); st.ends[0] < want-2 || st.ends[0] > want+time.Minute.Milliseconds() {
+			if want := before + (3 * long).Milliseconds(); st.ends[0] < want-fuzz || st.ends[0] > want+time.Minute.Milliseconds() {
 				t.Errorf("%v: expires in %d ms", m, st.left(st.ends[0]))
 			}
 			s.release(next, 0)

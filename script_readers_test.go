@@ -28,7 +28,7 @@ func TestReadersAreClampedEachByItsOwnTTL(t *testing.T) {
 		if left := st.readers[patient] - before; left < 40_000 || left > 45_000 {
 			t.Errorf("a reader within its TTL was cut from 40 s to %d ms", left)
 		}
-		if st.ends[0] < st.readers[patient]-2 || st.ends[0] > st.readers[patient]+5 {
+		if st.ends[0] < st.readers[patient]-fuzz || st.ends[0] > st.readers[patient]+fuzz {
 			t.Errorf("the marker ends %d ms from now, the last reader %d", st.left(st.ends[0]), st.left(st.readers[patient]))
 		}
 	})
@@ -61,7 +61,7 @@ func TestTheMarkerLivesAsLongAsTheLongestReader(t *testing.T) {
 			t.Helper()
 			st := s.look()
 			for i, what := range map[int]string{0: "marker", 2: "readers"} {
-				if d := st.ends[i] - st.readers[id]; d < -2 || d > 5 {
+				if d := st.ends[i] - st.readers[id]; d < -fuzz || d > fuzz {
 					t.Errorf("%s: the %s ends %d ms after %s", when, what, d, id)
 				}
 			}

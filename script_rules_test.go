@@ -106,7 +106,7 @@ func TestTheShortcutsDoWhatTheLongWayDoes(t *testing.T) {
 			if got[0] != got[1] {
 				t.Fatalf("seed %d: %s %s\nquick %s\nslow  %s", seed, what, id, got[0], got[1])
 			}
-			if d := after[0].drift(after[1], after[1].clock-began+5); d != "" {
+			if d := after[0].drift(after[1], after[1].clock-began+fuzz); d != "" {
 				t.Fatalf("seed %d: %s %s: %s", seed, what, id, d)
 			}
 		}

@@ -50,6 +50,7 @@ func TestACancelledWaitReturnsAtOnceWhateverRedisDoes(t *testing.T) {
 		t.Run(o.name, func(t *testing.T) {
 			t.Parallel()
 			s, p, rdb := behind(t)
+			strain := redistest.NewStrain(t)
 			holder := newClient(t, s.Client(), "")
 			c := newClient(t, rdb, "")
 			held := mustLock(t, holder.Mutex("x"))
@@ -74,16 +75,15 @@ func TestACancelledWaitReturnsAtOnceWhateverRedisDoes(t *testing.T) {
 				cancel()
 				r := <-got
 				late = append(late, r.at.Sub(at))
+				if took := r.at.Sub(at); took > cancelSlack+strain.Since(at) {
+					t.Errorf("it returned %v after the end of ctx", took)
+				}
 				if !errors.Is(r.err, leased.ErrNotAcquired) || !errors.Is(r.err, context.Canceled) {
 					t.Fatalf("it returned %v", r.err)
 				}
 			}
 			slices.Sort(late)
-			worst := late[len(late)-1]
-			t.Logf("%s: p50 %v, worst %v after the end of ctx", o.name, late[len(late)/2], worst)
-			if worst > cancelSlack {
-				t.Errorf("it returned %v after the end of ctx", worst)
-			}
+			t.Logf("%s: p50 %v, worst %v after the end of ctx", o.name, late[len(late)/2], late[len(late)-1])
 			if healthy {
 				mustUnlock(t, held)
 				nothingLeft(t, holder, "x")
@@ -100,6 +100,7 @@ func TestManyCancelledWaitsLeaveNothingPiledUp(t *testing.T) {
 	s := redistest.Server(t)
 	look, rdb := s.Client(), s.Client()
 	redistest.CheckLeaks(t, nil, "")
+	strain := redistest.NewStrain(t)
 	holder := newClient(t, look, "")
 	c := newClient(t, rdb, "")
 	held := mustLock(t, holder.Mutex("x"))
@@ -130,7 +131,15 @@ func TestManyCancelledWaitsLeaveNothingPiledUp(t *testing.T) {
 	}
 	close(work)
 	workers.Wait()
-	more := runtime.NumGoroutine() - goroutines
+	// The last calls' goroutines may be about to end. What had piled up would stay for
+	// as long as a command may take, with a server that is stopped.
+	more, done := 0, time.Now()
+	for {
+		if more = runtime.NumGoroutine() - goroutines; more <= 3 || time.Since(done) > slack+strain.Since(done) {
+			break
+		}
+		runtime.Gosched()
+	}
 	t.Logf("%d goroutines more, %d connections in the pool", more, rdb.PoolStats().TotalConns)
 	if more > 3 {
 		var stacks [64 << 10]byte
@@ -138,9 +147,9 @@ func TestManyCancelledWaitsLeaveNothingPiledUp(t *testing.T) {
 	}
 
 	s.Cont()
-	if now := connected(t, look); now > connections+1 {
-		t.Errorf("%d connections, %d before", now, connections)
-	}
+	eventually(t, "the server rid of connections, but for one more", func() bool {
+		return connected(t, look) <= connections+1
+	})
 	eventually(t, "the queue empty", func() bool {
 		info, err := holder.Inspect(t.Context(), "x")
 		return err == nil && info.Queue == 0 && len(info.Owners) == 1

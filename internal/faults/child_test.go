@@ -105,6 +105,42 @@ func (c *child) hear(word string) []string {
 	}
 }
 
+// kill ends the child the hard way and returns when the server has read all that it
+// ever sent: a renewal may cross with the signal, and its TTL begins anew then.
+func (c *child) kill(rdb *redis.Client) {
+	c.t.Helper()
+	c.signal(syscall.SIGKILL)
+	for range c.lines { // until it is dead
+	}
+	name := " name=" + connectionName(c.cmd.Process.Pid) + " "
+	eventually(c.t, "the end of the child's connections", func() bool {
+		list, err := rdb.ClientList(c.t.Context()).Result()
+		return err == nil && !strings.Contains(list, name)
+	})
+}
+
+// connectionName is how a child's connections appear in the server's list.
+func connectionName(pid int) string { return fmt.Sprintf("child-%d", pid) }
+
+// owns returns between which instants the child's lease of x ends by itself, and
+// false if it has ended.
+func (c *child) owns(look *leased.Client) (earliest, latest time.Time, ok bool) {
+	c.t.Helper()
+	before := time.Now()
+	info, err := look.Inspect(c.t.Context(), "x")
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	after := time.Now()
+	for _, o := range info.Owners {
+		if strings.HasSuffix(o.Client, fmt.Sprintf(":%d", c.cmd.Process.Pid)) {
+			// Redis counts in whole milliseconds.
+			return before.Add(o.TTL - time.Millisecond), after.Add(o.TTL + time.Millisecond), true
+		}
+	}
+	return time.Time{}, time.Time{}, false
+}
+
 // end lets the child finish by itself and waits for it.
 func (c *child) end() {
 	c.t.Helper()
@@ -127,7 +163,9 @@ func play(role string) int {
 	if err != nil {
 		return say("failed %v", err)
 	}
-	rdb := redis.NewClient(redistest.Options(os.Getenv(addrVariable)))
+	o := redistest.Options(os.Getenv(addrVariable))
+	o.ClientName = connectionName(os.Getpid())
+	rdb := redis.NewClient(o)
 	defer rdb.Close()
 	prefix := os.Getenv(prefixVariable)
 	client, err := leased.New(rdb, leased.WithKeyPrefix(prefix), leased.WithTTL(ttl),

@@ -196,31 +196,35 @@ func TestASlowSubscriberHoldsUpNobodyAndFindsItsWayBack(t *testing.T) {
 	t.Parallel()
 	s := redistest.Server(t, "--client-output-buffer-limit", "pubsub 64kb 64kb 1")
 	redistest.CheckLeaks(t, nil, "")
+	strain := redistest.NewStrain(t)
 	ctx, rdb := t.Context(), s.Client()
-	c := newClient(t, rdb, "", leased.WithTTL(2*time.Second))
-	other := newClient(t, s.Client(), "", leased.WithTTL(2*time.Second))
+	const ttl = 2 * time.Second
+	c := newClient(t, rdb, "", leased.WithTTL(10*time.Second))
+	other := newClient(t, s.Client(), "", leased.WithTTL(10*time.Second))
 	l := mustLock(t, c.Mutex("x"))
-	slow := spawn(t, "worker", s.Addr, "", 700*time.Millisecond)
+	slow := spawn(t, "worker", s.Addr, "", ttl)
 	queued(t, c, "x", 1)
 	waiting := wait(within(t, patience), other.Mutex("x"))
 	queued(t, c, "x", 2)
 	var inbox string
-	for _, channel := range rdb.PubSubChannels(ctx, "*").Val() {
-		if !strings.HasSuffix(channel, slowOwner(t, c)) {
-			continue
+	eventually(t, "the child's inbox", func() bool {
+		for _, channel := range rdb.PubSubChannels(ctx, "*").Val() {
+			if strings.HasSuffix(channel, slowOwner(t, c)) {
+				inbox = channel
+			}
 		}
-		inbox = channel
-	}
-	if inbox == "" {
-		t.Fatalf("no inbox of the child among %q", rdb.PubSubChannels(ctx, "*").Val())
-	}
+		return inbox != ""
+	})
 
 	slow.signal(syscall.SIGSTOP)
 	at := time.Now()
 	mustUnlock(t, l) // to the child, before its place in the queue has ended
+	if _, _, ok := slow.owns(c); !ok {
+		t.Log("its place in the queue had ended: it got nothing") // and all the rest holds
+	}
 	r := entered(t, waiting)
 	t.Logf("the stopped process held the others up for %v", r.at.Sub(at))
-	if got := r.at.Sub(at); got > 700*time.Millisecond+slack {
+	if got := r.at.Sub(at); got > ttl+slack+strain.Since(at) {
 		t.Errorf("the next owner waited %v for a stopped one", got)
 	}
 	junk := strings.Repeat("x", 16<<10)
@@ -229,7 +233,7 @@ func TestASlowSubscriberHoldsUpNobodyAndFindsItsWayBack(t *testing.T) {
 	})
 	began := time.Now()
 	mustUnlock(t, mustLock(t, c.Mutex("another"))) // Redis is not held up
-	if took := time.Since(began); took > slack {
+	if took := time.Since(began); took > slack+strain.Since(began) {
 		t.Errorf("another lock took %v", took)
 	}
 	slow.signal(syscall.SIGCONT)

@@ -24,15 +24,19 @@ func underLoad(t *testing.T, disturb func(context.Context, *redis.Client) error,
 	s := redistest.Server(t)
 	redistest.CheckLeaks(t, nil, "")
 	admin := s.Client()
+	// What a release is bounded by is shown elsewhere; between two disturbances a
+	// slow machine may not come to an end with it.
+	opts := []leased.Option{leased.WithTTL(15 * time.Second), leased.WithReleaseTimeout(patience)}
 	clients := []*leased.Client{
-		newClient(t, s.Client(), "", leased.WithTTL(5*time.Second)),
-		newClient(t, s.Client(), "", leased.WithTTL(5*time.Second)),
+		newClient(t, s.Client(), "", opts...),
+		newClient(t, s.Client(), "", opts...),
 	}
-	length := 2 * time.Second
+	turns, times := int64(400), int64(2*time.Second/pause)
 	if testing.Short() {
-		length = time.Second
+		turns, times = turns/2, times/2
 	}
-	ctx := within(t, length)
+	ctx, enough := context.WithCancel(within(t, patience))
+	defer enough()
 	count, entered := 0, atomic.Int64{} // count is plain: the lock is all that guards it
 	var inside, hits atomic.Int64
 	var all sync.WaitGroup
@@ -60,22 +64,28 @@ func underLoad(t *testing.T, disturb func(context.Context, *redis.Client) error,
 		}
 	}
 	all.Go(func() {
-		// What comes too often leaves no time to do anything at all.
-		for beat := time.NewTicker(pause); ; hits.Add(1) {
+		defer enough()
+		// What comes too often leaves no time to do anything at all, so between two
+		// times somebody enters, however long that takes.
+		beat := time.NewTicker(pause)
+		defer beat.Stop()
+		for ctx.Err() == nil && (hits.Load() < times || entered.Load() < turns) {
+			before := entered.Load()
 			if err := disturb(t.Context(), admin); err != nil {
 				t.Errorf("disturbing: %v", err)
 			}
-			select {
-			case <-beat.C:
-			case <-ctx.Done():
-				beat.Stop()
-				return
+			hits.Add(1)
+			for again := true; again && ctx.Err() == nil; again = entered.Load() == before {
+				select {
+				case <-beat.C:
+				case <-ctx.Done():
+				}
 			}
 		}
 	})
 	all.Wait()
-	if n := entered.Load(); n < 20 || int64(count) != n {
-		t.Errorf("%d entered, counted %d", n, count)
+	if n := entered.Load(); n < turns || hits.Load() < times || int64(count) != n {
+		t.Errorf("%d entered, counted %d, disturbed %d times", n, count, hits.Load())
 	}
 	for _, c := range clients {
 		if s := c.Stats(); s.Lost != 0 {
@@ -141,8 +151,8 @@ func TestAFullServerStillHandsOverRenewsReleasesAndCancels(t *testing.T) {
 	nothingLeft(t, first, "released alone")
 	mustUnlock(t, l)
 	r := entered(t, next)
-	if direct := second.Stats().Direct; direct != 1 {
-		t.Errorf("%d direct hand-offs", direct)
+	if handed := first.Stats().Handed; handed != 1 {
+		t.Errorf("the full server made %d processes owner", handed)
 	}
 	justRenewed(t, second, 1)
 	// What had failed would have been made good by a cancel, later.
@@ -151,10 +161,13 @@ func TestAFullServerStillHandsOverRenewsReleasesAndCancels(t *testing.T) {
 	}
 
 	// What is new has to wait until there is room.
-	short, stop := context.WithTimeout(ctx, 200*time.Millisecond)
+	short, stop := context.WithCancel(ctx)
 	defer stop()
-	_, err := first.Mutex("new").LockContext(short)
-	if !errors.Is(err, leased.ErrNotAcquired) || !errors.Is(err, context.DeadlineExceeded) || !isOOM(err) {
+	refused := wait(short, first.Mutex("new"))
+	// The second time it is asked the first answer has been heard.
+	eventually(t, "two refusals", func() bool { return refusals(t, rdb) >= 1+2 })
+	stop()
+	if err := (<-refused).err; !errors.Is(err, leased.ErrNotAcquired) || !errors.Is(err, context.Canceled) || !isOOM(err) {
 		t.Errorf("a new lock on a full server: %v", err)
 	}
 	waits := wait(within(t, patience), first.Mutex("new"))

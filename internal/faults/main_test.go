@@ -19,12 +19,15 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// slack is what a loaded machine may take for what the contract wants done in
-// milliseconds. The exact figures are those of internal/measure.
-const slack = 250 * time.Millisecond
+// slack is what servers and other processes on a loaded machine may take for what
+// the contract wants done in milliseconds; what is kept from this process is told
+// by redistest.Strain and comes on top. A mistake costs a re-check, a renewal period
+// or a TTL, and each of these is longer. The exact figures are those of
+// internal/measure.
+const slack = 400 * time.Millisecond
 
 // patience bounds what has no bound in the contract but must happen.
-const patience = 15 * time.Second
+const patience = 30 * time.Second
 
 func TestMain(m *testing.M) {
 	redis.SetLogger(silence{}) // it tells of each fault, and they are ours

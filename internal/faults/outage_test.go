@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -29,6 +30,7 @@ func TestLeasesEndBeforeTheirTTLWhileRenewalsHang(t *testing.T) {
 		t.Run(o.name, func(t *testing.T) {
 			t.Parallel()
 			s, p, rdb := behind(t)
+			strain := redistest.NewStrain(t)
 			look := s.Client()
 			const ttl, leases = 1500 * time.Millisecond, 600
 			c := newClient(t, rdb, "", leased.WithTTL(ttl), leased.WithReleaseTimeout(time.Millisecond),
@@ -41,17 +43,12 @@ func TestLeasesEndBeforeTheirTTLWhileRenewalsHang(t *testing.T) {
 			}
 			justRenewed(t, c, 2*leases) // by now they leave together
 
-			last := c.Stats().Renewals
-			eventually(t, "no renewal under way", func() bool {
-				now := c.Stats().Renewals
-				still := now == last
-				last = now
-				time.Sleep(20 * time.Millisecond)
-				return still
-			})
-			sent := c.Stats().Commands
-			dies := make([]time.Time, leases)
-			trusted := make([]time.Time, leases)
+			// The end that Redis knows of is not before the one that the client believes
+			// in: in this order, so that a renewal in between does no harm.
+			believed := make([]time.Time, leases)
+			for i, l := range held {
+				believed[i] = l.TrustedUntil()
+			}
 			ttls := make([]*redis.DurationCmd, leases)
 			if _, err := look.Pipelined(t.Context(), func(pipe redis.Pipeliner) error {
 				for i := range held {
@@ -61,33 +58,46 @@ func TestLeasesEndBeforeTheirTTLWhileRenewalsHang(t *testing.T) {
 			}); err != nil {
 				t.Fatal(err)
 			}
-			now := time.Now() // late, so that dies is late: by a round trip
-			o.begin(s, p)
-			for i, l := range held {
-				dies[i], trusted[i] = now.Add(ttls[i].Val()), l.TrustedUntil()
+			now := time.Now()
+			for i := range held {
+				if dies := now.Add(ttls[i].Val() + time.Millisecond); dies.Before(believed[i]) {
+					t.Fatalf("Redis ends a lease %v before the client does", believed[i].Sub(dies))
+				}
 			}
 
+			o.begin(s, p)
+			begun := time.Now()
+			sent := c.Stats().Commands // what comes now is sent in vain
+
+			// The TTL on the server ends a margin after the trust, or later. A process that
+			// does not run ends nothing in time, so what is kept from this one comes on top.
+			margin := ttl/100 + 2*time.Millisecond
 			var worst time.Duration = -time.Hour
 			early, late := 0, 0
 			for i, l := range held {
 				at := lostAt(t, l, ended[i])
-				worst = max(worst, at.Sub(trusted[i]))
-				if at.Before(trusted[i]) {
+				trusted := l.TrustedUntil()
+				worst = max(worst, at.Sub(trusted))
+				if at.Before(believed[i]) {
 					early++
 				}
-				if at.After(dies[i].Add(slack / 5)) {
+				if trusted.After(begun.Add(ttl)) {
+					t.Fatalf("a lease was trusted %v after its last renewal can have run", trusted.Sub(begun))
+				}
+				if at.Sub(trusted) > margin+slack/4+strain.Since(trusted) {
 					late++
 				}
 			}
 			pending := (c.Stats().Commands - sent) / leases
-			t.Logf("%s: %d times renewed in vain, ended at most %v after the trust window, TTLs %v", o.name, pending, worst, ttls[0].Val())
+			t.Logf("%s: %d times renewed in vain, ended at most %v after the trust window", o.name, pending, worst)
 			if early > 0 {
 				t.Errorf("%d of %d ended before their trust window did", early, leases)
 			}
-			if late > 0 || worst > slack {
+			if late > 0 {
 				t.Errorf("%d of %d ended after the TTL on the server, worst %v after the trust window", late, leases, worst)
 			}
-			if pending < 2 {
+			// At a third and at two thirds of the TTL, if the process gets to run then.
+			if pending < 1 || pending < 2 && strain.Since(begun) < ttl/10 {
 				t.Errorf("renewals were sent %d times while none was answered", pending)
 			}
 		})
@@ -102,6 +112,7 @@ func TestUnlockAndCloseAreBounded(t *testing.T) {
 			}
 			t.Parallel()
 			s, p, rdb := behind(t)
+			strain := redistest.NewStrain(t)
 			c := newClient(t, rdb, "")
 			l, other := mustLock(t, c.Mutex("x")), mustLock(t, c.Mutex("y"))
 			mustLock(t, c.Mutex("never unlocked"))
@@ -117,12 +128,12 @@ func TestUnlockAndCloseAreBounded(t *testing.T) {
 			if !errors.Is(err, leased.ErrNotReleased) {
 				t.Errorf("Unlock returned %v", err)
 			}
-			if took > time.Second+slack {
+			if took > time.Second+slack+strain.Since(began) {
 				t.Errorf("Unlock took %v", took)
 			}
 			began = time.Now()
 			c.Mutex("y").Unlock()
-			if took := time.Since(began); took > time.Second+slack {
+			if took := time.Since(began); took > time.Second+slack+strain.Since(began) {
 				t.Errorf("Mutex.Unlock took %v", took)
 			}
 			if err := other.Unlock(); !errors.Is(err, leased.ErrNotReleased) {
@@ -133,13 +144,13 @@ func TestUnlockAndCloseAreBounded(t *testing.T) {
 			err = c.Close()
 			closed := time.Since(began)
 			// 5 s for those who hold, 2 s for commands under way.
-			if closed > 7*time.Second+slack {
+			if closed > 7*time.Second+slack+strain.Since(began) {
 				t.Errorf("Close took %v", closed)
 			}
 			if !errors.Is(err, leased.ErrClosed) {
 				t.Errorf("Close returned %v, and one lease was never unlocked", err)
 			}
-			if r := <-waiting; !errors.Is(r.err, leased.ErrClosed) || r.at.Sub(began) > slack {
+			if r := <-waiting; !errors.Is(r.err, leased.ErrClosed) || r.at.Sub(began) > slack+strain.Since(began) {
 				t.Errorf("who waited got %v after %v", r.err, r.at.Sub(began))
 			}
 			t.Logf("%s: Unlock %v, Close %v", o.name, took, closed)
@@ -151,6 +162,7 @@ func TestARestartedEmptyServerIsNoticedWithinARenewalPeriod(t *testing.T) {
 	t.Parallel()
 	s := redistest.Server(t)
 	redistest.CheckLeaks(t, nil, "")
+	strain := redistest.NewStrain(t)
 	const ttl = 3 * time.Second
 	c := newClient(t, s.Client(), "", leased.WithTTL(ttl), leased.WithLossHandler(func(leased.LossEvent) {}))
 	next := newClient(t, s.Client(), "", leased.WithTTL(ttl))
@@ -166,11 +178,11 @@ func TestARestartedEmptyServerIsNoticedWithinARenewalPeriod(t *testing.T) {
 	r := entered(t, waiting)
 	t.Logf("the loss was learnt %v after the restart, the next owner ran after %v", lost, r.at.Sub(up))
 	// A renewal that failed meanwhile is repeated sooner than that.
-	if lost > ttl/3+slack {
+	if lost > ttl/3+slack+strain.Since(up) {
 		t.Errorf("the loss was learnt %v after the restart", lost)
 	}
 	// It hears no message: it subscribes again, and looks.
-	if got := r.at.Sub(up); got > ttl/3+slack {
+	if got := r.at.Sub(up); got > ttl/3+slack+strain.Since(up) {
 		t.Errorf("the next owner ran %v after the restart", got)
 	}
 	if r.lease.Token() <= l.Token() {
@@ -213,6 +225,7 @@ func TestABlockedCommandInAPoolOfOneDelaysNoEnd(t *testing.T) {
 	t.Parallel()
 	s := redistest.Server(t)
 	redistest.CheckLeaks(t, nil, "")
+	strain := redistest.NewStrain(t)
 	rdb := s.Client(func(o *redis.Options) {
 		// One for pipelines as well: from go-redis 9.23 on they have a pool of their
 		// own, on which renewals would go on and the lease with them.
@@ -228,8 +241,10 @@ func TestABlockedCommandInAPoolOfOneDelaysNoEnd(t *testing.T) {
 
 	var blocked sync.WaitGroup
 	blocked.Go(func() { rdb.BLPop(t.Context(), 4*time.Second, "nobody pushes") })
-	eventually(t, "the pool busy", func() bool { return rdb.PoolStats().IdleConns == 0 })
-	trusted := l.TrustedUntil()
+	admin := s.Client()
+	eventually(t, "the pool's connection blocked", func() bool {
+		return strings.Contains(admin.ClientList(t.Context()).Val(), " cmd=blpop ")
+	})
 
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
@@ -237,17 +252,17 @@ func TestABlockedCommandInAPoolOfOneDelaysNoEnd(t *testing.T) {
 	if _, err := c.Mutex("z").LockContext(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("LockContext returned %v", err)
 	}
-	if late := time.Since(due); late > cancelSlack {
+	if late := time.Since(due); late > cancelSlack+strain.Since(due) {
 		t.Errorf("LockContext returned %v after the end of its context", late)
 	}
 	began := time.Now()
 	err := released.Unlock()
-	if took := time.Since(began); !errors.Is(err, leased.ErrNotReleased) && !errors.Is(err, leased.ErrLeaseLost) || took > time.Second+slack {
+	if took := time.Since(began); !errors.Is(err, leased.ErrNotReleased) && !errors.Is(err, leased.ErrLeaseLost) || took > time.Second+slack+strain.Since(began) {
 		t.Errorf("Unlock returned %v after %v", err, took)
 	}
-	at := lostAt(t, l, ended)
+	at, trusted := lostAt(t, l, ended), l.TrustedUntil()
 	t.Logf("ended %v after the trust window", at.Sub(trusted))
-	if at.Before(trusted) || at.Sub(trusted) > slack {
+	if at.Before(trusted) || at.Sub(trusted) > slack+strain.Since(trusted) {
 		t.Errorf("the lease ended %v after its trust window", at.Sub(trusted))
 	}
 	_ = l.Unlock() // a loss

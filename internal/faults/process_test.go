@@ -135,37 +135,41 @@ func TestTheNextProcessRunsWhenAKilledOwnersTTLEnds(t *testing.T) {
 	s := redistest.Shared(t)
 	rdb, prefix := s.Client(), redistest.Prefix(t)
 	redistest.CheckLeaks(t, rdb, prefix)
+	strain := redistest.NewStrain(t)
 	look := newClient(t, rdb, prefix)
-	ctx := t.Context()
+	// A re-check, at a third of it, or a whole TTL late would be late indeed.
+	const ttl = 2 * time.Second
 
-	owner := spawn(t, "worker", s.Addr, prefix, time.Second)
-	owner.hear("locked")
-	next := spawn(t, "worker", s.Addr, prefix, time.Second)
-	queued(t, look, "x", 1)
-
-	left, err := rdb.PTTL(ctx, prefix+"x").Result()
-	if err != nil {
-		t.Fatal(err)
+	for range 5 {
+		owner := spawn(t, "worker", s.Addr, prefix, ttl)
+		owner.hear("locked")
+		next := spawn(t, "worker", s.Addr, prefix, ttl)
+		queued(t, look, "x", 1)
+		owner.kill(rdb)
+		earliest, latest, owned := owner.owns(look)
+		ns, err := strconv.ParseInt(next.hear("locked")[1], 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		next.tell("unlock")
+		next.hear("unlocked")
+		next.end()
+		if !owned {
+			t.Log("the machine took longer than a TTL to see the owner dead: once more")
+			continue
+		}
+		at := time.Unix(0, ns)
+		if at.Before(earliest) {
+			t.Errorf("the next owner ran %v before the TTL's end", earliest.Sub(at))
+		}
+		late := at.Sub(latest)
+		if late > slack+strain.Since(latest) {
+			t.Errorf("the next owner ran %v after the TTL's end", late)
+		}
+		t.Logf("the next owner ran %v after the TTL's end", late)
+		return
 	}
-	ends := time.Now().Add(left)
-	owner.signal(syscall.SIGKILL)
-	ns, err := strconv.ParseInt(next.hear("locked")[1], 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	late := time.Unix(0, ns).Sub(ends)
-	// PTTL is read before the kill and in whole milliseconds; one renewal may
-	// still cross with the signal, and then the TTL begins anew.
-	if late > left && late < time.Second+slack {
-		t.Skipf("a renewal crossed with the kill: %v", late)
-	}
-	if late < -5*time.Millisecond || late > slack {
-		t.Errorf("the next owner ran %v after the TTL's end", late)
-	}
-	t.Logf("the next owner ran %v after the TTL's end", late)
-	next.tell("unlock")
-	next.hear("unlocked")
-	next.end()
+	t.Error("five owners were dead for a TTL before that could be seen")
 }
 
 func TestAStoppedOwnerLearnsItsLossAndHarmsNobody(t *testing.T) {
@@ -175,7 +179,7 @@ func TestAStoppedOwnerLearnsItsLossAndHarmsNobody(t *testing.T) {
 	c := newClient(t, rdb, prefix, leased.WithTTL(2*time.Second))
 	ctx := t.Context()
 
-	owner := spawn(t, "worker", s.Addr, prefix, 500*time.Millisecond)
+	owner := spawn(t, "worker", s.Addr, prefix, time.Second)
 	old, err := strconv.ParseUint(owner.hear("locked")[0], 10, 64)
 	if err != nil {
 		t.Fatal(err)

@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"slices"
 	"strconv"
 	"syscall"
 	"testing"
@@ -24,10 +26,11 @@ func init() {
 }
 
 // guard is how processes notice each other: a script, so that one look is one
-// instant. It counts readers and the writer in and out and answers how many of
-// the others were inside.
+// instant. It counts readers and the writer in and out, and each one's turns, and
+// answers how many of the others were inside.
 const guard = `
 	redis.call('HINCRBY', KEYS[1], ARGV[1], ARGV[2])
+	redis.call('HINCRBY', KEYS[1], ARGV[3], 1)
 	redis.call('PEXPIRE', KEYS[1], 60000)
 	local others = tonumber(redis.call('HGET', KEYS[1], 'writers') or '0')
 	if ARGV[1] == 'writers' then
@@ -37,7 +40,7 @@ const guard = `
 
 func inside(ctx context.Context, a *actor, who string, f func() error) error {
 	look := func(step int) error {
-		n, err := a.rdb.Eval(ctx, guard, []string{a.prefix + "inside"}, who, step).Int()
+		n, err := a.rdb.Eval(ctx, guard, []string{a.prefix + "inside"}, who, step, os.Getpid()).Int()
 		if err == nil && n != 0 {
 			err = fmt.Errorf("among %s: %d who must not be there", who, n)
 		}
@@ -46,8 +49,8 @@ func inside(ctx context.Context, a *actor, who string, f func() error) error {
 	return errors.Join(look(1), f(), look(-1))
 }
 
-// readOften reads without a pause until it is told to stop.
-func readOften(a *actor) error {
+// untilTold does something between two words of the parent, or until its end.
+func untilTold(a *actor, f func() error) error {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
 	say("ready")
@@ -60,32 +63,40 @@ func readOften(a *actor) error {
 		a.told()
 		stop()
 	}()
-	reads := 0
 	for ctx.Err() == nil {
+		if err := f(); err != nil {
+			return err
+		}
+	}
+	<-told
+	return nil
+}
+
+// readOften reads without a pause, for a millisecond each time: so much reading
+// that without a queue there would be no instant without a reader.
+func readOften(a *actor) error {
+	reads := 0
+	err := untilTold(a, func() error {
 		l, err := a.client.RWMutex("x").RLockContext(context.Background())
 		if err != nil {
 			return err
 		}
 		err = inside(context.Background(), a, "readers", func() error { time.Sleep(time.Millisecond); return nil })
-		if err := errors.Join(err, l.Unlock()); err != nil {
-			return err
-		}
 		reads++
-	}
-	<-told
+		return errors.Join(err, l.Unlock())
+	})
 	say("read %d", reads)
-	return nil
+	return err
 }
 
-// writeOften writes every 10 ms for 2 s.
+// writeOften writes every 10 ms.
 func writeOften(a *actor) error {
 	ctx := context.Background()
-	say("ready")
-	a.told()
 	writes, longest := 0, time.Duration(0)
 	beat := time.NewTicker(10 * time.Millisecond)
 	defer beat.Stop()
-	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); <-beat.C {
+	err := untilTold(a, func() error {
+		<-beat.C
 		began := time.Now()
 		l, err := a.client.RWMutex("x").LockContext(ctx)
 		if err != nil {
@@ -93,47 +104,60 @@ func writeOften(a *actor) error {
 		}
 		longest = max(longest, time.Since(began))
 		err = inside(ctx, a, "writers", func() error { return nil })
-		if err := errors.Join(err, l.Unlock()); err != nil {
-			return err
-		}
 		writes++
-	}
+		return errors.Join(err, l.Unlock())
+	})
 	say("wrote %d %d", writes, longest.Milliseconds())
-	return nil
+	return err
 }
 
 func TestProcessesThatReadAndOneThatWritesAllGetTheirTurn(t *testing.T) {
 	s := redistest.Shared(t)
 	rdb, prefix := s.Client(), redistest.Prefix(t)
 	redistest.CheckLeaks(t, rdb, prefix)
+	strain := redistest.NewStrain(t)
+	const ttl = 15 * time.Second // for a turn that came with a TTL's end to be too late
 	var readers []*child
 	for range 4 {
-		readers = append(readers, spawn(t, "reader", s.Addr, prefix, 5*time.Second))
+		readers = append(readers, spawn(t, "reader", s.Addr, prefix, ttl))
 	}
-	writer := spawn(t, "writer", s.Addr, prefix, 5*time.Second)
-	for _, c := range append(readers, writer) {
+	writer := spawn(t, "writer", s.Addr, prefix, ttl)
+	everybody := append(slices.Clone(readers), writer)
+	for _, c := range everybody {
 		c.hear("ready")
 	}
-	for _, c := range append(readers, writer) {
+	began := time.Now()
+	for _, c := range everybody {
 		c.tell("go")
 	}
-	said := writer.hear("wrote")
-	writes, _ := strconv.Atoi(said[0])
-	longest, err := strconv.Atoi(said[1])
-	if err != nil || writes < 20 || longest > 500 {
-		t.Errorf("%d writes in 2s, one waited %d ms, %v", writes, longest, err)
-	}
-	writer.end()
+	eventually(t, "50 turns of everybody, while the others go on", func() bool {
+		turns := rdb.HGetAll(t.Context(), prefix+"inside").Val()
+		for _, c := range everybody {
+			if n, _ := strconv.Atoi(turns[strconv.Itoa(c.cmd.Process.Pid)]); n < 2*50 { // in and out
+				return false
+			}
+		}
+		return true
+	})
 	total := 0
 	for _, c := range readers {
 		c.tell("stop")
 		reads, err := strconv.Atoi(c.hear("read")[0])
-		if err != nil || reads < 20 {
-			t.Errorf("a process read %d times, %v", reads, err)
+		if err != nil {
+			t.Error(err)
 		}
 		total += reads
 		c.end()
 	}
+	writer.tell("stop")
+	said := writer.hear("wrote")
+	writes, _ := strconv.Atoi(said[0])
+	longest, err := strconv.Atoi(said[1])
+	// Re-checks are up to 3 s apart: nobody should have to enter by one.
+	if bound := time.Second + slack + strain.Since(began); err != nil || time.Duration(longest)*time.Millisecond > bound {
+		t.Errorf("of %d writes one waited %d ms, %v", writes, longest, err)
+	}
+	writer.end()
 	if left := rdb.HMGet(t.Context(), prefix+"inside", "readers", "writers").Val(); fmt.Sprint(left) != "[0 0]" {
 		t.Errorf("readers and writers still inside: %v", left)
 	}
@@ -155,26 +179,37 @@ func TestAKilledReadersTTLDelaysAWriterAndAnotherReadersDoesNot(t *testing.T) {
 	s := redistest.Shared(t)
 	rdb, prefix := s.Client(), redistest.Prefix(t)
 	redistest.CheckLeaks(t, rdb, prefix)
+	strain := redistest.NewStrain(t)
 	c := newClient(t, rdb, prefix)
-	lasting := spawn(t, "sitter", s.Addr, prefix, time.Minute)
-	lasting.hear("reads")
-	dies := spawn(t, "sitter", s.Addr, prefix, time.Second)
-	dies.hear("reads")
-	got := wait(within(t, patience), c.Mutex("x"))
-	queued(t, c, "x", 1)
-	dies.signal(syscall.SIGKILL)
-	killed := time.Now()
-	lasting.end() // it unlocks
-	select {
-	case o := <-got:
-		t.Fatalf("entered %v after the kill, beside the lease of the one killed: %v", o.at.Sub(killed), o.err)
-	default:
+	for range 5 {
+		lasting := spawn(t, "sitter", s.Addr, prefix, time.Minute)
+		lasting.hear("reads")
+		dies := spawn(t, "sitter", s.Addr, prefix, 2*time.Second)
+		dies.hear("reads")
+		got := wait(within(t, patience), c.Mutex("x"))
+		queued(t, c, "x", 1)
+		dies.kill(rdb)
+		earliest, latest, owned := dies.owns(c)
+		lasting.end() // it unlocks
+		left := time.Now()
+		o := entered(t, got)
+		mustUnlock(t, o.lease)
+		if !owned {
+			t.Log("the machine took longer than a TTL to see the reader dead: once more")
+			continue
+		}
+		if o.at.Before(earliest) {
+			t.Errorf("the writer entered %v before the end of the lease of the one killed", earliest.Sub(o.at))
+		}
+		if left.After(latest) {
+			latest = left
+		}
+		if late := o.at.Sub(latest); late > slack+strain.Since(latest) {
+			t.Errorf("the writer entered %v after nobody read any more", late)
+		}
+		return
 	}
-	o := entered(t, got)
-	if late := o.at.Sub(killed); late > time.Second+slack {
-		t.Errorf("the writer entered %v after the kill of a reader with a TTL of 1s", late)
-	}
-	mustUnlock(t, o.lease)
+	t.Error("five readers were dead for a TTL before that could be seen")
 }
 
 // A stopped reader is taken for alive until its lease ends, and learns of its
@@ -183,8 +218,10 @@ func TestAStoppedReaderLetsAWriterInWhenItsLeaseEnds(t *testing.T) {
 	s := redistest.Shared(t)
 	rdb, prefix := s.Client(), redistest.Prefix(t)
 	redistest.CheckLeaks(t, rdb, prefix)
+	strain := redistest.NewStrain(t)
+	const ttl = time.Second
 	c := newClient(t, rdb, prefix)
-	stops := spawn(t, "sitter", s.Addr, prefix, 500*time.Millisecond)
+	stops := spawn(t, "sitter", s.Addr, prefix, ttl)
 	token, err := strconv.ParseUint(stops.hear("reads")[0], 10, 64)
 	if err != nil {
 		t.Fatal(err)
@@ -192,8 +229,8 @@ func TestAStoppedReaderLetsAWriterInWhenItsLeaseEnds(t *testing.T) {
 	stops.signal(syscall.SIGSTOP)
 	stopped := time.Now()
 	o := entered(t, wait(within(t, patience), c.Mutex("x")))
-	if late := o.at.Sub(stopped); late > 500*time.Millisecond+slack {
-		t.Errorf("the writer entered %v after the stop of a reader with a TTL of 500ms", late)
+	if late := o.at.Sub(stopped); late > ttl+slack+strain.Since(stopped) {
+		t.Errorf("the writer entered %v after the stop of a reader with a TTL of %v", late, ttl)
 	}
 	if o.lease.Token() <= token {
 		t.Errorf("token %d after %d", o.lease.Token(), token)
