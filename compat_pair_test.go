@@ -2,6 +2,7 @@ package leased
 
 import (
 	"fmt"
+	"maps"
 	"math/rand"
 	"slices"
 	"strings"
@@ -20,6 +21,7 @@ type pair struct {
 	owns    map[string]uint64 // id → token, as its client was told
 	waiting []string          // in the order in which they were told so
 	spent   []string          // ended, for late copies
+	lowered []step            // downgrades, for late copies too
 	top     uint64            // greatest token of a writer
 	log     []string
 }
@@ -33,7 +35,8 @@ func (p *pair) fail(format string, args ...any) {
 
 func (p *pair) run(seed int64) {
 	p.rng = rand.New(rand.NewSource(seed))
-	p.owns, p.waiting, p.spent, p.top, p.log = map[string]uint64{}, nil, nil, 0, []string{fmt.Sprint("seed ", seed)}
+	p.owns, p.waiting, p.spent, p.lowered = map[string]uint64{}, nil, nil, nil
+	p.top, p.log = 0, []string{fmt.Sprint("seed ", seed)}
 	p.s.clear()
 	for range 40 {
 		p.act()
@@ -51,13 +54,11 @@ func (p *pair) run(seed int64) {
 	}
 }
 
+func (p *pair) owners() []string { return slices.Sorted(maps.Keys(p.owns)) }
+
 // owner is one of those who own, "" if nobody does.
 func (p *pair) owner() string {
-	var all []string
-	for id := range p.owns {
-		all = append(all, id)
-	}
-	slices.Sort(all)
+	all := p.owners()
 	if len(all) == 0 {
 		return ""
 	}
@@ -70,16 +71,16 @@ func (p *pair) act() {
 		fresh = counted(fresh)
 	}
 	owner := p.owner()
-	switch n := p.rng.Intn(12); {
+	switch n := p.rng.Intn(16); {
 	case n < 3 && len(p.waiting) < 6:
 		p.take(step{what: "acquire", id: fresh})
 	case n == 3:
 		p.take(step{what: "try", id: fresh})
 	case n < 6 && owner != "":
-		p.take(step{what: "release", id: owner, used: uint64(p.rng.Intn(2)) * 5})
+		p.take(step{what: "release", id: owner, used: p.ahead()})
 	case n == 6 && owner != "":
 		next := p.s.id(client(owner), mode("wr"[p.rng.Intn(2)]), long)
-		p.take(step{what: "yield", id: owner, next: next, used: uint64(p.rng.Intn(2)) * 5})
+		p.take(step{what: "yield", id: owner, next: next, used: p.ahead()})
 	case n == 7 && owner != "":
 		p.take(step{what: []string{"renew", "acquire"}[p.rng.Intn(2)], id: owner})
 	case n == 8 && len(p.waiting) > 0:
@@ -91,8 +92,22 @@ func (p *pair) act() {
 		id := p.spent[p.rng.Intn(len(p.spent))]
 		next := p.s.id(client(id), exclusive, long)
 		p.take(step{what: "yield", id: id, next: next})
+	case (n == 11 || n == 12) && writes(owner):
+		st := step{what: "downgrade", id: owner, next: p.s.id(client(owner), shared, long), used: p.ahead()}
+		p.lowered = append(p.lowered, st)
+		p.take(st)
+	case n == 13 && len(p.lowered) > 0:
+		p.take(p.lowered[p.rng.Intn(len(p.lowered))])
+	case n == 14 && p.rng.Intn(2) == 0:
+		p.evict(string("AB"[p.rng.Intn(2)]))
 	}
 }
+
+// ahead is by how much the tokens that an owner gave out passed its own. An hour's
+// worth is more than the server's clock makes good.
+func (p *pair) ahead() uint64 { return []uint64{0, 0, 5, 3_600_000_000}[p.rng.Intn(4)] }
+
+func writes(id string) bool { return strings.HasPrefix(id, "leased1:w") }
 
 func (p *pair) take(st step) {
 	token, owned := p.owns[st.id]
@@ -112,23 +127,20 @@ func (p *pair) take(st step) {
 		}
 		p.ends(st.id)
 		asked = st.next
+	case "downgrade":
+		_, again := p.owns[st.next]
+		if (owned || again) != (o == granted) {
+			p.fail("%+v: owned %v, its next %v, answered %d", st, owned, again, o)
+		}
+		p.ends(st.id)
+		asked = st.next
 	case "renew":
 		if owned != (o == granted) {
 			p.fail("%+v: owned %v, answered %d", st, owned, o)
 		}
 		return
 	}
-	// Those who were let in were let in before the asker was answered.
-	handed := map[string]bool{}
-	for _, l := range []*listener{p.inbox["A"], p.inbox["B"]} {
-		for _, m := range l.heard() {
-			p.log = append(p.log, fmt.Sprintf("    %s %s %d", m.kind, m.id, m.token))
-			if m.kind == "granted" {
-				handed[m.id] = true
-				p.owns[m.id] = m.token
-			}
-		}
-	}
+	handed, _ := p.told() // let in before the asker was answered
 	if asked != "" && o == granted {
 		if again, ok := p.owns[asked]; ok && !handed[asked] {
 			answer = max(answer, again) // asked again
@@ -140,7 +152,52 @@ func (p *pair) take(st step) {
 	if asked != "" && o == enqueued && !slices.Contains(p.waiting, asked) {
 		p.waiting = append(p.waiting, asked)
 	}
+	if st.what == "downgrade" && handed[asked] { // it is owner before those behind it, whoever waits
+		delete(handed, asked)
+		p.grew(asked)
+	}
 	p.served(handed, asked)
+}
+
+// told reads both inboxes: who was let in, and who was thrown out as of which token.
+func (p *pair) told() (handed map[string]bool, revoked map[string]uint64) {
+	handed, revoked = map[string]bool{}, map[string]uint64{}
+	for _, name := range []string{"A", "B"} {
+		for _, m := range p.inbox[name].heard() {
+			p.log = append(p.log, fmt.Sprintf("    %s %s %d", m.kind, m.id, m.token))
+			if client(m.id) != name {
+				p.fail("%s heard what is for %s", name, m.id)
+			}
+			switch m.kind {
+			case "granted":
+				handed[m.id] = true
+				p.owns[m.id] = m.token
+			case "revoked":
+				revoked[m.id] = m.token
+			}
+		}
+	}
+	return handed, revoked
+}
+
+// evict: those who own are told so, whatever version they speak, with a token
+// that is not of an earlier grant; and the next are let in.
+func (p *pair) evict(by string) {
+	owners := p.owners()
+	evicted := p.callers[by].evict()
+	p.log = append(p.log, fmt.Sprintf("evict by %s: %q", by, evicted))
+	handed, revoked := p.told()
+	slices.Sort(evicted)
+	if !slices.Equal(evicted, owners) || len(revoked) != len(owners) {
+		p.fail("evicted %q, told %v, owners %q", evicted, revoked, owners)
+	}
+	for _, id := range owners {
+		if token, ok := revoked[id]; !ok || token < p.owns[id] {
+			p.fail("%s has token %d, and was told of %d", id, p.owns[id], token)
+		}
+		p.ends(id)
+	}
+	p.served(handed, "")
 }
 
 func (p *pair) ends(id string) {
@@ -177,18 +234,19 @@ func (p *pair) grew(id string) {
 
 // check compares what the clients were told with what Redis holds.
 func (p *pair) check() {
-	var owners []string
+	owners := p.owners()
 	writers := 0
-	for id := range p.owns {
-		owners = append(owners, id)
-		if strings.HasPrefix(id, "leased1:w") {
+	for _, id := range owners {
+		if writes(id) {
 			writers++
 		}
 	}
 	if writers > 1 || writers == 1 && len(owners) > 1 {
 		p.fail("%q own at once", owners)
 	}
-	slices.Sort(owners)
+	if len(p.waiting) > 0 && writers == 0 && (len(owners) == 0 || !writes(p.waiting[0])) {
+		p.fail("%q may enter and waits", p.waiting[0])
+	}
 	st := p.s.look()
 	var held []string
 	switch {

@@ -160,8 +160,8 @@ func (c *speaker) take(st step, last uint64) (outcome, uint64) {
 		if _, ok := reply.(int64); ok {
 			return done, 0
 		}
-	case "yield":
-		reply = run("yield", all, inboxes, id, st.next, token, "-")
+	case "yield", "downgrade":
+		reply = run(st.what, all, inboxes, id, st.next, token, "-")
 	case "cancel":
 		reply = run("cancel", all, inboxes, id, token, "-")
 	case "renew":
@@ -195,6 +195,8 @@ func (c *speaker) today(st step, last uint64) (outcome, uint64) {
 		a, err = c.s.do(command{verb: release, id: st.id, last: last})
 	case "yield":
 		a, err = c.s.do(command{verb: yield, id: st.id, next: st.next, last: last})
+	case "downgrade":
+		a, err = c.s.do(command{verb: downgrade, id: st.id, next: st.next, last: last})
 	case "cancel":
 		err = c.s.tryCancel(st.id, last)
 		a.outcome = done
@@ -206,6 +208,24 @@ func (c *speaker) today(st step, last uint64) (outcome, uint64) {
 		c.s.t.Fatalf("today's: %+v: %v", st, err)
 	}
 	return a.outcome, a.token
+}
+
+// evict takes the lock from whoever owns it, and returns who did.
+func (c *speaker) evict() []string {
+	c.s.t.Helper()
+	if c.scripts == nil {
+		return c.s.evict()
+	}
+	names, sc := c.s.keys.all(), c.scripts["evict"]
+	cmd, err := c.s.srv.run(context.Background(), &sc, names[:], c.s.srv.inboxes)
+	if err != nil {
+		c.s.t.Fatalf("version 1: evict: %v", err)
+	}
+	owners, err := cmd.StringSlice()
+	if err != nil {
+		c.s.t.Fatalf("version 1: evict: malformed %v", cmd.Val())
+	}
+	return owners
 }
 
 // TestVersion1AndTodaysScriptsShareALock has client A speak one version and B
