@@ -63,12 +63,18 @@ func TestALeaseIsLostWithinARenewalPeriodOfItsKey(t *testing.T) {
 	}
 }
 
+// hearing waits until the one client there is hears messages.
+func hearing(t *testing.T, s place) {
+	t.Helper()
+	eventually(t, "its inbox hears", func() bool {
+		return len(s.rdb.PubSubChannels(context.Background(), s.Prefix+"*").Val()) == 1
+	})
+}
+
 func TestALeaseEndsAtOnceOnForceUnlock(t *testing.T) {
 	onBoth(t, func(t *testing.T, s place) {
 		l := lock(t, newClient(t, s, leased.WithTTL(time.Hour)).Mutex("x"))
-		eventually(t, "the owner's inbox hears", func() bool {
-			return len(s.rdb.PubSubChannels(context.Background(), s.Prefix+"*").Val()) == 1
-		})
+		hearing(t, s)
 		if err := newClient(t, s).ForceUnlock(context.Background(), "x"); err != nil {
 			t.Fatal(err)
 		}
@@ -249,5 +255,46 @@ func TestAfterALossLocalCallersWaitForTheHoldersUnlock(t *testing.T) {
 		unlock(t, elsewhere)
 		isAll(t, holder.Unlock(), leased.ErrLeaseLost)
 		unlock(t, <-next)
+	})
+}
+
+// A handler that waits for what its own call holds up would wait for ever. The
+// clock is the machine's, for virtual time stands still while a mutex is waited
+// for; and nothing here waits for the client without a bound.
+func TestALossHandlerMayUseTheLockThatWasLost(t *testing.T) {
+	const bound = 5 * time.Second
+	onBoth(t, func(t *testing.T, s place) {
+		var c *leased.Client
+		handled := make(chan struct{})
+		c, err := leased.New(s.connect(t), leased.WithKeyPrefix(s.Prefix), leased.WithLossHandler(func(ev leased.LossEvent) {
+			defer close(handled)
+			mu := c.Mutex(ev.Name)
+			if _, err := c.Inspect(context.Background(), ev.Name); err != nil {
+				t.Error(err)
+			}
+			if mu.TryLock() {
+				t.Error("let in beside the holder, who has not unlocked")
+			}
+			mu.Unlock() // for the holder
+			mu.Lock()
+			mu.Unlock() //nolint:staticcheck // that it comes through is what is tested
+		}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		l := lock(t, c.Mutex("x"))
+		hearing(t, s)
+		if err := newClient(t, s).ForceUnlock(context.Background(), "x"); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-handled:
+		case <-time.After(bound):
+			t.Fatalf("the handler has not returned within %v", bound)
+		}
+		isAll(t, l.Unlock(), leased.ErrLeaseLost)
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
 	})
 }

@@ -64,7 +64,7 @@ var mutants = []mutant{
 	{"unanswered release is not repeated", "answers.go", "	case err != nil:\n		l.haunt(old, c.last, now, fx)\n	case a.outcome == notOurs:", "	case err != nil:\n		_ = old\n		l.depart(nil, fx)\n	case a.outcome == notOurs:", simulation},
 	{"old revoked believed (P9)", "messages.go", " && token >= g.token {", " {", "Revoked|Rule|Trap"},
 	{"local barging", "caller.go", "	c.prev, c.next = q.last, nil\n	if q.last == nil {\n		q.first = c\n	} else {\n		q.last.next = c\n	}\n	q.last = c", "	c.prev, c.next = nil, q.first\n	if q.first == nil {\n		q.last = c\n	} else {\n		q.first.prev = c\n	}\n	q.first = c", simulation},
-	{"a yield to one who cannot enter goes round", "lock.go", "	case head != nil && l.compatible(head.mode):", "	case head != nil:", "ALostSharedGrant"},
+	{"a yield to one who cannot enter goes round", "lock.go", "	case head != nil && l.compatible(head.mode):", "	case head != nil:", "YieldedInCircles"},
 	{"a reader who lost its lease keeps the next grant", "lock.go", "	for c != nil && c.stray {", "	for false {", "Stray|ReaderThatLost"},
 	{"a due renewal is forgotten with an answer", "messages.go", "	l.expire(now, fx)\n", "	l.tick(now, fx)\n", "Answers|OnlyATick"},
 	{"a downgrade's lease goes on as a writer's", "downgrade.go", "			w.mode, w.token = shared, g.readers", "			w.token = g.readers", "Downgrade"},
@@ -87,5 +87,5 @@ var mutants = []mutant{
 	{"go-redis repeats commands (rule 6)", "scripts.go", "func (onceCmd) NoRetry() bool { return true }", "func (onceCmd) NoRetry() bool { return false }", "Retry|Once|Resent|Repeat"},
 	{"Close releases what nobody unlocked", "client.go", "		err = c.abandoned()\n", "		err = c.abandoned()\n		for _, e := range c.entries() {\n			_, _ = c.server.evict(c.base, &e.keys)\n		}\n", "Close|Shutdown"},
 	{"waiting is not given up with the context", "wait.go", "		case <-ctx.Done():\n			e.giveUp(w)", "		case <-make(chan int):\n			e.giveUp(w)", "Cancel|Context"},
-	{"loss handler called under the lock", "entry.go", "	e.client.report(LossEvent{Name: e.keys.name, Token: token, Reason: l.why})", "	e.mu.Lock()\n	defer e.mu.Unlock()\n	if handler := e.client.opts.onLoss; handler != nil {\n		handler(LossEvent{Name: e.keys.name, Token: token, Reason: l.why})\n	}", "LossHandler|Handler"},
+	{"loss handler called under the lock", "entry.go", "	e.client.report(LossEvent{Name: e.keys.name, Token: token, Reason: l.why})", "	e.mu.Lock()\n	defer e.mu.Unlock()\n	if handler := e.client.opts.onLoss; handler != nil {\n		handler(LossEvent{Name: e.keys.name, Token: token, Reason: l.why})\n	}", "LossHandler"},
 }
