@@ -161,3 +161,119 @@ func TestWithoutChannelPermissionWaitingMeansPolling(t *testing.T) {
 	unlock(t, l)
 	unlock(t, closesSoon(t, "a hearing waiter gets in after a mute owner", waiter))
 }
+
+// onAppServer has a server of its own with a user "app" who may do everything,
+// and acl to change that.
+func onAppServer(t *testing.T) (s place, acl func(rules ...any), app func(*redis.Options)) {
+	t.Helper()
+	server := redistest.Server(t)
+	admin := server.Client()
+	acl = func(rules ...any) {
+		t.Helper()
+		must(t, admin.Do(context.Background(), append([]any{"ACL", "SETUSER", "app"}, rules...)...).Err())
+	}
+	acl("on", ">pw", "~*", "&*", "+@all")
+	s = place{redistest.Target{Name: "acl", Addr: server.Addr, Real: true, Prefix: "p:"}, admin}
+	redistest.CheckLeaks(t, admin, s.Prefix)
+	return s, acl, func(o *redis.Options) { o.Username, o.Password = "app", "pw" }
+}
+
+func TestADowngradeThatOnlyAnOperatorCanMendIsWaitedForAsLongAsItsContextAndItsLeaseLast(t *testing.T) {
+	for what, c := range map[string]struct {
+		forbid, allow []any
+		renewed       bool // renewals are not forbidden
+	}{
+		"no scripts":     {forbid: []any{"-@scripting"}, allow: []any{"+@scripting"}},
+		"no helper keys": {forbid: []any{"resetkeys", "~p:x"}, allow: []any{"~*"}, renewed: true},
+		"no sorted sets": {forbid: []any{"-@sortedset"}, allow: []any{"+@sortedset"}, renewed: true},
+		"no ZADD":        {forbid: []any{"-zadd"}, allow: []any{"+zadd"}, renewed: true},
+	} {
+		t.Run(what, func(t *testing.T) {
+			s, acl, app := onAppServer(t)
+			ttl := 20 * time.Second
+			if c.renewed {
+				ttl = 1500 * time.Millisecond
+			}
+			var out logs
+			client := clientOn(t, s, s.connect(t, app), out.option(), leased.WithTTL(ttl),
+				leased.WithBackOff(func() leased.BackOff { return every(20 * time.Millisecond) }))
+			l := take(t, client.RWMutex("x").LockContext)
+			token := l.Token()
+			acl(c.forbid...)
+			const wait = 200 * time.Millisecond
+			ctx, cancel := context.WithTimeout(context.Background(), wait)
+			defer cancel()
+			began := time.Now()
+			isAll(t, l.Downgrade(ctx), context.DeadlineExceeded)
+			if took := time.Since(began); took > wait+time.Second { // of a busy machine
+				t.Errorf("returned after %v", took)
+			}
+			if c.renewed {
+				renewals := client.Stats().Renewals
+				eventually(t, "it is renewed", func() bool { return client.Stats().Renewals > renewals+1 })
+			}
+			if newClient(t, s).RWMutex("x").TryLock() {
+				t.Fatal("a writer got in")
+			}
+			if l.Context().Err() != nil || l.Token() != token {
+				t.Errorf("%v, token %d became %d", context.Cause(l.Context()), token, l.Token())
+			}
+			if n := out.count(slog.LevelError, "operator"); n != 1 {
+				t.Errorf("logged %d times at Error: %q", n, out.messages())
+			}
+
+			acl(c.allow...)
+			downgrade(t, l)
+			if o := inspect(t, newClient(t, s), "x").Owners; len(o) != 1 || !o[0].Shared || l.Token() <= token {
+				t.Errorf("owners %+v, token %d after %d", o, l.Token(), token)
+			}
+			unlock(t, l)
+			if !s.clean(t, "x") {
+				t.Error("something is left")
+			}
+		})
+	}
+}
+
+// Until it is mended: here nobody mends it while the lease lasts.
+func TestALeaseWhoseDowngradeIsForbiddenIsUnlockedAllTheSame(t *testing.T) {
+	for what, forbid := range map[string]string{"half-way": "-zadd", "from the start": "-zcard"} {
+		t.Run(what, func(t *testing.T) {
+			s, acl, app := onAppServer(t)
+			client := clientOn(t, s, s.connect(t, app))
+			l := take(t, client.RWMutex("x").LockContext)
+			acl(forbid)
+			ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+			defer cancel()
+			isAll(t, l.Downgrade(ctx), context.DeadlineExceeded)
+			err := l.Unlock()
+			if err != nil && !errors.Is(err, leased.ErrNotReleased) {
+				t.Error(err)
+			}
+			acl("+@all")
+			eventually(t, "nobody owns or waits", func() bool { return s.clean(t, "x") })
+			unlock(t, take(t, newClient(t, s).RWMutex("x").LockContext))
+		})
+	}
+}
+
+// The readers behind it are owners, and are not told so.
+func TestWithoutChannelPermissionReadersFindOutThatAWriterBecameAReader(t *testing.T) {
+	s, acl, app := onAppServer(t)
+	acl("resetchannels")
+	mute, hearing := clientOn(t, s, s.connect(t, app)), newClient(t, s)
+	l := take(t, mute.RWMutex("x").LockContext)
+	reader := taking(t, hearing.RWMutex("x").RLockContext)
+	s.queued(t, "x", 1)
+	began := time.Now()
+	downgrade(t, l)
+	r := closesSoon(t, "the reader finds out", reader)
+	if took := time.Since(began); took > 5*time.Second { // the longest pause is 3 s
+		t.Errorf("the reader found out after %v", took)
+	}
+	if o := inspect(t, hearing, "x").Owners; len(o) != 2 {
+		t.Errorf("owners: %+v", o)
+	}
+	unlock(t, l)
+	unlock(t, r)
+}

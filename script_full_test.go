@@ -179,6 +179,12 @@ func TestADeniedPublishIsNoProofThatTheWaiterIsGone(t *testing.T) {
 		s.owned(last)
 		s.clear()
 	}
+	owner, behind, mine := s.writer("A"), counted(s.reader("B")), s.reader("A")
+	s.gets(s.acquire(owner))
+	s.waits(s.acquire(behind), 0)
+	s.gets(s.downgrade(owner, mine, 0))
+	s.owned(mine, behind)
+	s.clear()
 }
 
 // Rule 9: all keys go through KEYS and share a slot. A server in cluster mode
@@ -213,6 +219,10 @@ func TestAllScriptsRunInClusterMode(t *testing.T) {
 		}
 		s.evict()
 		s.owned()
+		d := s.writer("D")
+		s.gets(s.acquire(d))
+		s.gets(s.downgrade(d, s.reader("D"), 0))
+		s.evict()
 	}
 }
 

@@ -179,6 +179,51 @@ func TestAFullServerStillHandsOverRenewsReleasesAndCancels(t *testing.T) {
 	mustUnlock(t, entered(t, waits).lease)
 }
 
+// The server is full before it sees the script of a downgrade for the first time.
+func TestAFullServerCarriesOutADowngradeAndLetsTheReadersBehindItIn(t *testing.T) {
+	t.Parallel()
+	s := redistest.Server(t, "--maxmemory-policy", "noeviction")
+	redistest.CheckLeaks(t, nil, "")
+	rdb := s.Client()
+	const ttl = 1500 * time.Millisecond
+	first := newClient(t, rdb, "", leased.WithTTL(ttl))
+	second := newClient(t, s.Client(), "", leased.WithTTL(ttl))
+	third := newClient(t, s.Client(), "", leased.WithTTL(ttl))
+	l := entered(t, calling(within(t, patience), first.RWMutex("x").LockContext)).lease
+	token := l.Token()
+	reads := calling(within(t, patience), second.RWMutex("x").RLockContext)
+	queued(t, first, "x", 1)
+	writes := calling(within(t, patience), third.RWMutex("x").LockContext)
+	queued(t, first, "x", 2)
+	if err := rdb.ConfigSet(t.Context(), "maxmemory", "1").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := rdb.Set(t.Context(), "k", "v", time.Second).Err(); !redis.HasErrorPrefix(err, "OOM") {
+		t.Fatalf("the server is not full: %v", err)
+	}
+
+	if err := l.Downgrade(within(t, patience)); err != nil {
+		t.Fatal(err)
+	}
+	if l.Token() <= token {
+		t.Errorf("token %d after %d", l.Token(), token)
+	}
+	r := entered(t, reads)
+	justRenewed(t, first, 2)
+	justRenewed(t, second, 2)
+	for _, lease := range []*leased.Lease{l, r.lease} {
+		if lease.Context().Err() != nil {
+			t.Errorf("a reader's lease ended: %v", context.Cause(lease.Context()))
+		}
+		mustUnlock(t, lease)
+	}
+	mustUnlock(t, entered(t, writes).lease)
+	nothingLeft(t, first, "x")
+	if n := refusals(t, rdb); n != 1 {
+		t.Errorf("the full server refused %d commands of locks", n-1)
+	}
+}
+
 func isOOM(err error) bool {
 	var answer redis.Error
 	return errors.As(err, &answer) && redis.HasErrorPrefix(answer, "OOM")

@@ -143,11 +143,14 @@ func nothingLeft(t *testing.T, c *leased.Client, name string) {
 }
 
 // wait starts LockContext and returns what becomes of it.
-func wait(ctx context.Context, m *leased.Mutex) <-chan outcome {
+func wait(ctx context.Context, m *leased.Mutex) <-chan outcome { return calling(ctx, m.LockContext) }
+
+// calling does the same with any call.
+func calling(ctx context.Context, call func(context.Context) (*leased.Lease, error)) <-chan outcome {
 	got := make(chan outcome, 1)
 	// Owned by the test, ended by ctx at the latest; its result is waited for.
 	go func() {
-		l, err := m.LockContext(ctx)
+		l, err := call(ctx)
 		got <- outcome{l, err, time.Now()}
 	}()
 	return got

@@ -12,7 +12,9 @@ link = ARGV[5]
 
 check()
 if owns(old, mode) then
-  disown(old, mode)
+  -- A first write that a full server admits. old is not cleared before new stands
+  -- in its place: where an ACL forbids what follows, it goes on owning.
+  redis.call('PEXPIRE', lock, int(ttl))
   used(ARGV[4], ttl)
   local token = own(new, new_mode, new_ttl)
   grant_next(nil)
