@@ -1,0 +1,130 @@
+package leased_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/leasedmutex/leased"
+)
+
+// stay is the time that one reader was inside.
+type stay struct {
+	process     int
+	from, until time.Time
+}
+
+// readership is readers of four processes that keep a lock from ever being free.
+type readership struct {
+	mu    sync.Mutex // guards stays
+	stays []stay
+	all   sync.WaitGroup
+	end   context.CancelFunc
+}
+
+// read starts them. The readers of one process relieve each other, and
+// some are inside at any time.
+func read(t *testing.T, processes []*leased.Client, length func(process int) time.Duration) *readership {
+	t.Helper()
+	const readers = 4
+	ctx, end := context.WithCancel(context.Background())
+	s := &readership{end: end}
+	for process, c := range processes {
+		for turn := range readers {
+			s.all.Go(func() { // ended and waited for by stop
+				d := length(process)
+				time.Sleep(d * time.Duration(turn) / readers)
+				for ctx.Err() == nil {
+					l, err := c.RWMutex("x").RLockContext(ctx)
+					if err != nil {
+						return // stopped
+					}
+					from := time.Now()
+					time.Sleep(d)
+					s.mu.Lock()
+					s.stays = append(s.stays, stay{process, from, time.Now()})
+					s.mu.Unlock()
+					unlock(t, l)
+				}
+			})
+		}
+	}
+	return s
+}
+
+func (s *readership) stop() {
+	s.end()
+	s.all.Wait()
+}
+
+// A writer waits for those who are inside, and whoever comes later waits for it:
+// it is not starved. If readers of its own process are inside, its place in the
+// queue is taken when they have left, and until then others' readers go on: what
+// it waits for is the longest stay of its own process and then one of another.
+func TestAWriterAmongSteadyReadersOfFourProcessesWaitsForOneStayOfEachKind(t *testing.T) {
+	const four, writes = 4, 20
+	for _, c := range []struct{ own, others time.Duration }{
+		{0, 10 * time.Millisecond}, // a fifth process writes
+		{10 * time.Millisecond, 10 * time.Millisecond},
+		{100 * time.Millisecond, 10 * time.Millisecond},
+		{10 * time.Millisecond, 100 * time.Millisecond},
+	} {
+		t.Run(fmt.Sprintf("own=%v/others=%v", c.own, c.others), func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, s place) {
+				var clients []*leased.Client
+				for range four + 1 {
+					clients = append(clients, newClient(t, s))
+				}
+				warm(t, s, clients...)
+				own := four
+				if c.own > 0 {
+					own = 0
+				}
+				readers := read(t, clients[:four], func(process int) time.Duration {
+					if process == own {
+						return c.own
+					}
+					return c.others
+				})
+				var longest time.Duration
+				for turn := range writes {
+					time.Sleep(3*max(c.own, c.others) + time.Duration(turn)*time.Millisecond) // at any phase
+					called := time.Now()
+					l := take(t, clients[own].RWMutex("x").LockContext)
+					in := time.Now()
+					unlock(t, l)
+					longest = max(longest, in.Sub(called))
+					readers.later(t, own, called, in)
+				}
+				readers.stop()
+				if longest > c.own+c.others || longest < max(c.own, c.others)/2 { // at less, the lock was free now and then
+					t.Errorf("waited up to %v", longest)
+				}
+			})
+		})
+	}
+}
+
+// later fails the test if a reader of the writer's own process entered after it
+// had called, or one of another when the last of those had left.
+func (s *readership) later(t *testing.T, own int, called, in time.Time) {
+	t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	place := called
+	for _, st := range s.stays {
+		if st.process == own && !st.from.After(called) && st.until.After(place) {
+			place = st.until
+		}
+	}
+	for _, st := range s.stays {
+		switch late := st.from.Before(in); {
+		case late && st.process == own && st.from.After(called):
+			t.Errorf("a reader of its own process entered %v after its call", st.from.Sub(called))
+		case late && st.process != own && st.from.After(place):
+			t.Errorf("a reader of process %d entered %v after the writer had its place", st.process, st.from.Sub(place))
+		}
+	}
+}
