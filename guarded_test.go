@@ -1,6 +1,7 @@
 package leased
 
 import (
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -63,6 +64,15 @@ func underTraffic(t *testing.T, f func(t *testing.T, c *Client)) {
 			f(t, onMirror(t, tr.others, tr.crossed, WithLocalHandoffs(4, time.Millisecond)))
 		})
 	}
+}
+
+// together has callers do something at once, and waits for all of them.
+func together(callers int, f func(who int)) {
+	var all sync.WaitGroup
+	for who := range callers {
+		all.Go(func() { f(who) })
+	}
+	all.Wait()
 }
 
 func rounds(n int) int {

@@ -14,13 +14,14 @@ import (
 	"github.com/leasedmutex/leased"
 )
 
-// The textbook lock: SET NX PX, and a script that deletes what is still ours.
+// deleteOwn ends what SET NX PX began, in the lock of the textbooks.
+var deleteOwn = redis.NewScript(`
+	if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
+	return 0`)
 
 func compareAndDelete(t *testing.T, s place, name, value string) int {
 	t.Helper()
-	n, err := s.rdb.Eval(context.Background(),
-		`if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0`,
-		[]string{s.Prefix + name}, value).Int()
+	n, err := deleteOwn.Run(context.Background(), s.rdb, []string{s.Prefix + name}, value).Int()
 	if err != nil {
 		t.Error(err)
 	}

@@ -19,18 +19,14 @@ func TestUnlockSynchronizesBeforeTheNextLockOfManyGoroutines(t *testing.T) {
 		const callers = 64
 		n := rounds(100)
 		g := newGuarded()
-		var all sync.WaitGroup
-		for who := range callers {
-			all.Go(func() {
-				mu := c.Mutex("x")
-				for range n {
-					mu.Lock()
-					g.write(t, who)
-					mu.Unlock()
-				}
-			})
-		}
-		all.Wait()
+		together(callers, func(who int) {
+			mu := c.Mutex("x")
+			for range n {
+				mu.Lock()
+				g.write(t, who)
+				mu.Unlock()
+			}
+		})
 		g.check(t, callers*n)
 		for who, k := range g.by {
 			if k != n {
@@ -46,18 +42,14 @@ func TestUnlockSynchronizesBeforeTheNextLockOfAForgottenLock(t *testing.T) {
 	c := onMirror(t, 0, 0)
 	g := newGuarded()
 	n := rounds(2000)
-	var all sync.WaitGroup
-	for who := range 2 {
-		all.Go(func() {
-			mu := c.Mutex("x")
-			for range n {
-				mu.Lock()
-				g.write(t, who)
-				mu.Unlock()
-			}
-		})
-	}
-	all.Wait()
+	together(2, func(who int) {
+		mu := c.Mutex("x")
+		for range n {
+			mu.Lock()
+			g.write(t, who)
+			mu.Unlock()
+		}
+	})
 	g.check(t, 2*n)
 }
 
@@ -65,24 +57,20 @@ func TestAnIdleGrantsNextLockSeesWhatWasWrittenBefore(t *testing.T) {
 	c := onMirror(t, 0, 0, WithIdleHold(time.Hour))
 	g := newGuarded()
 	n := rounds(2000)
-	var all sync.WaitGroup
-	for who := range 4 {
-		all.Go(func() {
-			for range n {
-				l, err := c.Mutex("x").LockContext(context.Background())
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				g.write(t, who)
-				g.tokens = append(g.tokens, l.Token())
-				if err := l.Unlock(); err != nil {
-					t.Error(err)
-				}
+	together(4, func(who int) {
+		for range n {
+			l, err := c.Mutex("x").LockContext(context.Background())
+			if err != nil {
+				t.Error(err)
+				return
 			}
-		})
-	}
-	all.Wait()
+			g.write(t, who)
+			g.tokens = append(g.tokens, l.Token())
+			if err := l.Unlock(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
 	g.check(t, 4*n)
 	for i := 1; i < len(g.tokens); i++ {
 		if g.tokens[i] <= g.tokens[i-1] {
@@ -95,24 +83,20 @@ func TestAnotherGoroutinesUnlockSynchronizesToo(t *testing.T) {
 	c := onMirror(t, 0, 0)
 	g := newGuarded()
 	n := rounds(1000)
-	var all sync.WaitGroup
-	for who := range 8 {
-		all.Go(func() {
-			mu := c.Mutex("x")
-			for range n {
-				mu.Lock()
-				g.write(t, who)
-				unlocked := make(chan struct{})
-				go func() {
-					defer close(unlocked)
-					g.n++ // under the other's Lock
-					mu.Unlock()
-				}()
-				<-unlocked
-			}
-		})
-	}
-	all.Wait()
+	together(8, func(who int) {
+		mu := c.Mutex("x")
+		for range n {
+			mu.Lock()
+			g.write(t, who)
+			unlocked := make(chan struct{})
+			go func() {
+				defer close(unlocked)
+				g.n++ // under the other's Lock
+				mu.Unlock()
+			}()
+			<-unlocked
+		}
+	})
 	if g.n != 16*n || len(g.entries) != 8*n {
 		t.Errorf("count %d, %d entries", g.n, len(g.entries))
 	}
@@ -123,23 +107,19 @@ func TestTryLockThatSucceedsSynchronizesLikeLock(t *testing.T) {
 		g := newGuarded()
 		n := rounds(200)
 		var got atomic.Int64
-		var all sync.WaitGroup
-		for who := range 16 {
-			all.Go(func() {
-				mu := c.Mutex("x")
-				for i := range n {
-					if i%2 == 0 {
-						mu.Lock()
-					} else if !mu.TryLock() {
-						continue
-					}
-					got.Add(1)
-					g.write(t, who)
-					mu.Unlock()
+		together(16, func(who int) {
+			mu := c.Mutex("x")
+			for i := range n {
+				if i%2 == 0 {
+					mu.Lock()
+				} else if !mu.TryLock() {
+					continue
 				}
-			})
-		}
-		all.Wait()
+				got.Add(1)
+				g.write(t, who)
+				mu.Unlock()
+			}
+		})
 		g.check(t, int(got.Load()))
 	})
 }
@@ -151,38 +131,34 @@ func TestACancellationThatCrossesTheHandoverKeepsTheOrder(t *testing.T) {
 		g := newGuarded()
 		n := rounds(200)
 		var got, gaveUp atomic.Int64
-		var all sync.WaitGroup
-		for who := range 32 {
-			all.Go(func() {
-				mu := c.Mutex("x")
-				for i := range n {
-					ctx, cancel := context.WithCancel(context.Background())
-					if i%2 == 0 {
-						go func() {
-							for range rand.IntN(200) {
-								_ = ctx.Err() // takes about as long as a hand-over
-							}
-							cancel()
-						}()
-					}
-					l, err := mu.LockContext(ctx)
-					switch {
-					case err == nil:
-						got.Add(1)
-						g.write(t, who)
-						if err := l.Unlock(); err != nil {
-							t.Error(err)
+		together(32, func(who int) {
+			mu := c.Mutex("x")
+			for i := range n {
+				ctx, cancel := context.WithCancel(context.Background())
+				if i%2 == 0 {
+					go func() {
+						for range rand.IntN(200) {
+							_ = ctx.Err() // takes about as long as a hand-over
 						}
-					case errors.Is(err, context.Canceled):
-						gaveUp.Add(1)
-					default:
+						cancel()
+					}()
+				}
+				l, err := mu.LockContext(ctx)
+				switch {
+				case err == nil:
+					got.Add(1)
+					g.write(t, who)
+					if err := l.Unlock(); err != nil {
 						t.Error(err)
 					}
-					cancel()
+				case errors.Is(err, context.Canceled):
+					gaveUp.Add(1)
+				default:
+					t.Error(err)
 				}
-			})
-		}
-		all.Wait()
+				cancel()
+			}
+		})
 		g.check(t, int(got.Load()))
 		if total := got.Load() + gaveUp.Load(); total != int64(32*n) {
 			t.Errorf("%d calls ended, want %d", total, 32*n)
@@ -229,31 +205,27 @@ func TestADowngradedLeaseSeesItsOwnWritesUntilItIsUnlocked(t *testing.T) {
 	underTraffic(t, func(t *testing.T, c *Client) {
 		g := newGuarded()
 		n := rounds(50)
-		var all sync.WaitGroup
-		for who := range 16 {
-			all.Go(func() {
-				for range n {
-					l, err := c.RWMutex("x").LockContext(context.Background())
-					if err != nil {
-						t.Error(err)
-						return
-					}
-					g.write(t, who)
-					mine := g.n
-					if err := l.Downgrade(context.Background()); err != nil {
-						t.Error(err)
-					}
-					g.read(t)
-					if g.n != mine {
-						t.Errorf("count %d, left it at %d", g.n, mine)
-					}
-					if err := l.Unlock(); err != nil {
-						t.Error(err)
-					}
+		together(16, func(who int) {
+			for range n {
+				l, err := c.RWMutex("x").LockContext(context.Background())
+				if err != nil {
+					t.Error(err)
+					return
 				}
-			})
-		}
-		all.Wait()
+				g.write(t, who)
+				mine := g.n
+				if err := l.Downgrade(context.Background()); err != nil {
+					t.Error(err)
+				}
+				g.read(t)
+				if g.n != mine {
+					t.Errorf("count %d, left it at %d", g.n, mine)
+				}
+				if err := l.Unlock(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
 		g.check(t, 16*n)
 	})
 }
@@ -264,29 +236,25 @@ func TestCloseAmongManyCallersKeepsTheExclusion(t *testing.T) {
 		c := onMirror(t, 0.3, 0.3)
 		g := newGuarded()
 		var got atomic.Int64
-		var all sync.WaitGroup
-		for who := range 16 {
-			all.Go(func() {
-				for {
-					l, err := c.Mutex("x").LockContext(context.Background())
-					if err != nil {
-						if !errors.Is(err, ErrClosed) {
-							t.Error(err)
-						}
-						return
+		together(16, func(who int) {
+			for {
+				l, err := c.Mutex("x").LockContext(context.Background())
+				if err != nil {
+					if !errors.Is(err, ErrClosed) {
+						t.Error(err)
 					}
-					got.Add(1)
-					g.write(t, who)
-					_ = l.Unlock()
-					if who == 0 && got.Load() > 50 {
-						if err := c.Close(); err != nil {
-							t.Error(err)
-						}
+					return
+				}
+				got.Add(1)
+				g.write(t, who)
+				_ = l.Unlock()
+				if who == 0 && got.Load() > 50 {
+					if err := c.Close(); err != nil {
+						t.Error(err)
 					}
 				}
-			})
-		}
-		all.Wait()
+			}
+		})
 		g.check(t, int(got.Load()))
 	}
 }

@@ -57,7 +57,9 @@ func BenchmarkReaders(b *testing.B) {
 }
 
 // BenchmarkReadersAndAWriter has 4 clients with 4 goroutines each read for 100 µs
-// at a time, and another client write every 10 ms. An operation is one read.
+// at a time, and another client write every 10 ms. An operation is one read. To
+// Redis and to each other clients are processes, with an inbox and connections of
+// their own; but all run in this one, on its processors and with its collector.
 func BenchmarkReadersAndAWriter(b *testing.B) {
 	const clients, goroutines = 4, 4
 	run := func(b *testing.B, writer rwLocker, readers []rwLocker) {
