@@ -87,5 +87,16 @@ var mutants = []mutant{
 	{"go-redis repeats commands (rule 6)", "scripts.go", "func (onceCmd) NoRetry() bool { return true }", "func (onceCmd) NoRetry() bool { return false }", "Retry|Once|Resent|Repeat"},
 	{"Close releases what nobody unlocked", "client.go", "		err = c.abandoned()\n", "		err = c.abandoned()\n		for _, e := range c.entries() {\n			_, _ = c.server.evict(c.base, &e.keys)\n		}\n", "Close|Shutdown"},
 	{"waiting is not given up with the context", "wait.go", "		case <-ctx.Done():\n			e.giveUp(w)", "		case <-make(chan int):\n			e.giveUp(w)", "Cancel|Context"},
-	{"loss handler called under the lock", "entry.go", "	e.client.report(LossEvent{Name: e.keys.name, Token: token, Reason: l.why})", "	e.mu.Lock()\n	defer e.mu.Unlock()\n	if handler := e.client.opts.onLoss; handler != nil {\n		handler(LossEvent{Name: e.keys.name, Token: token, Reason: l.why})\n	}", "LossHandler"},
+	{"loss handler called under the lock", "entry.go", "	e.client.losses.add(LossEvent{Name: e.keys.name, Token: token, Reason: l.why})", "	e.mu.Lock()\n	defer e.mu.Unlock()\n	if handler := e.client.opts.onLoss; handler != nil {\n		handler(LossEvent{Name: e.keys.name, Token: token, Reason: l.why})\n	}", "LossHandler"},
+
+	// tracing
+	{"spans are ended by who unlocks", "tracing.go", "	if !t.ended.add(endedSpan{span, at}) {", "	span.End(trace.WithTimestamp(at))\n	if false {", "Exporter"},
+	{"a link past a lease without a span", "lock.go", "	l.passed = c.trail.ref()", "	if ref := c.trail.ref(); ref != nil {\n		l.passed = ref\n	}", "TestTrace"},
+	{"the hand-off does not carry the span", "lock.go", "	cmd := command{id: g.req.id, link: l.passed, at: now}", "	cmd := command{id: g.req.id, at: now}", "TestTrace"},
+	{"a downgrade does not carry the span", "downgrade.go", "link: l.member().trail.ref(), at: now}", "at: now}", "TestTrace"},
+	{"a lost lease's span goes on", "entry.go", "	if cause == ErrLeaseLost {", "	if false {", "TestTrace"},
+	{"a hold is told of twice", "tracing.go", "	if w.since < 0 {", "	if false {", "TestTrace|TestMetrics"},
+	{"who is waited for without a span gets none", "wait.go", "w.trail.span == nil && e.lock.sought()", "false", "TestTrace"},
+	{"contention is an error", "outcomes.go", "return r == waitClosed || r == waitRefused", "return r != waitAcquired", "TestTrace"},
+	{"what was sent for another span is linked", "trail.go", "	if len(text) != 55 ||", "	if len(text) < 55 ||", "Span"},
 }
