@@ -35,6 +35,10 @@ var mutants = []mutant{
 	{"shortcut of acquire passes the queue", "scripts/acquire_free.lua", "redis.call('EXISTS', KEYS[1], KEYS[2], KEYS[3]) == 0", "redis.call('EXISTS', KEYS[1], KEYS[3]) == 0", simulation},
 	{"a full server refuses a waiter's re-check (rule 12)", "scripts/common.lua", "  redis.call('PEXPIRE', queue, int(math.max(redis.call('PTTL', queue), 3 * ttl)))\n  redis.call('PEXPIRE', waiters, int(math.max(redis.call('PTTL', waiters), 3 * ttl)))\n", "", "Full|OOM|Memory"},
 	{"a later format is overwritten", "scripts/common.lua", "  if sealed then return false end", "", "Newer|Format|Later"},
+	{"a downgrade clears the writer before the reader stands", "scripts/downgrade.lua", "redis.call('PEXPIRE', lock, int(ttl))", "disown(old, mode)", "ThatAnACLStops"},
+	{"a downgrade forgets the last token", "scripts/downgrade.lua", "  used(ARGV[4], ttl)\n", "", "FullServer|Version1"},
+	{"a downgrade leaves the readers behind it waiting", "scripts/downgrade.lua", "  grant_next(nil)\n", "", "Downgrade|Version1"},
+	{"a late copy of a downgrade finds nothing", "scripts/downgrade.lua", "if owns(new, new_mode) then", "if false then", "LateCopy|Version1"},
 	{"revoked carries no token (P9)", "scripts/evict.lua", "int(last_token())", "'1'", "Revoked|Force|Evict"},
 
 	// the state machine
