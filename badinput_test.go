@@ -169,7 +169,7 @@ func TestAKeyOfAnotherTypeIsToldAtOnceAndLeftAlone(t *testing.T) {
 				if held && which == "lock" || !held && which == "waiters" {
 					continue // cannot be; is not looked at
 				}
-				owner := newClient(t, s, leased.WithReleaseTimeout(patience))
+				owner := newClient(t, s)
 				var l *leased.Lease
 				if held {
 					l = lock(t, owner.Mutex("x"))

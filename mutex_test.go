@@ -301,9 +301,11 @@ func TestAStalledOwnerDoesNotDeleteTheNextOwnersLock(t *testing.T) {
 		l := lock(t, stalled.Mutex("x"))
 		wire.BlackHole()
 		next := lock(t, newClient(t, s).Mutex("x"))
-		if cause := context.Cause(l.Context()); !errors.Is(cause, leased.ErrLeaseLost) {
-			t.Errorf("two owners: the first's context has cause %v", cause)
+		if until := time.Until(l.TrustedUntil()); until > 0 {
+			t.Errorf("two owners: the first would be for another %v", until)
 		}
+		closesSoon(t, "the first owner's context ends", l.Context().Done())
+		isAll(t, context.Cause(l.Context()), leased.ErrLeaseLost)
 		wire.Heal()
 		wire.Cut()
 		before := s.value(t, "x")

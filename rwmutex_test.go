@@ -301,7 +301,7 @@ func TestWritersAreAloneAmongClientsAndGoroutinesThatReadWriteAndGiveUp(t *testi
 						}
 						l, err := call(ctx)
 						if err == nil {
-							visit(func() { time.Sleep(rand.N(100 * time.Microsecond)) })
+							visit(func() { time.Sleep(rand.N(100 * time.Microsecond)) }) // an invitation to others
 							err = l.Unlock()
 						} else if errors.Is(err, context.DeadlineExceeded) {
 							err = nil

@@ -75,13 +75,17 @@ func newClient(t *testing.T, s place, opts ...leased.Option) *leased.Client {
 }
 
 // clientOn returns a client on rdb that is closed at the end of the test, when
-// all its leases must have been unlocked, and logs nowhere unless told.
+// all its leases must have been unlocked, and logs nowhere unless told. In real time
+// a release has as long as it takes, for a second may pass on a machine under load.
 func clientOn(t *testing.T, s place, rdb redis.UniversalClient, opts ...leased.Option) *leased.Client {
 	t.Helper()
 	opts = append([]leased.Option{
 		leased.WithKeyPrefix(s.Prefix),
 		leased.WithLogger(slog.New(slog.DiscardHandler)),
 	}, opts...)
+	if s.Addr != "" {
+		opts = append([]leased.Option{leased.WithReleaseTimeout(patience)}, opts...)
+	}
 	c, err := leased.New(rdb, opts...)
 	if err != nil {
 		t.Fatal(err)

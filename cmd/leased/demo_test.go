@@ -116,7 +116,7 @@ func TestASaleWithoutTheLockWouldNotPass(t *testing.T) {
 
 func TestAfterAKillingTheOthersGoOnWhenTheLeaseEnds(t *testing.T) {
 	onServers(t, func(t *testing.T, flags []string, leftovers func() []string) {
-		args := append([]string{"--kill", "--ttl", "500ms", "--workers", "3", "--buyers", "4", "--stock", "6"}, flags...)
+		args := append([]string{"--kill", "--ttl", "2s", "--workers", "3", "--buyers", "4", "--stock", "6"}, flags...)
 		d, finish := begun(t, args)
 		s, err := d.sell(t.Context(), order{Lock: true, HoldAt: 3})
 		if err != nil {
@@ -129,8 +129,8 @@ func TestAfterAKillingTheOthersGoOnWhenTheLeaseEnds(t *testing.T) {
 		if k == nil {
 			t.Fatal("nobody was killed")
 		}
-		if k.left <= 0 || k.left > 500*time.Millisecond {
-			t.Errorf("the killed lease had %v left of 500ms", k.left)
+		if k.left <= 0 || k.left > 2*time.Second {
+			t.Errorf("the killed lease had %v left of 2s", k.left)
 		}
 		// left was read after the kill and rounded down; no sale fits in between.
 		if k.next < k.left {
@@ -151,15 +151,15 @@ func TestAfterAKillingTheOthersGoOnWhenTheLeaseEnds(t *testing.T) {
 
 func TestTheKillingIsToldStepByStep(t *testing.T) {
 	redistest.CheckLeaks(t, nil, "")
-	got := invoke(t, "demo", "--kill", "--ttl", "300ms", "--workers", "2", "--buyers", "3", "--stock", "2")
+	got := invoke(t, "demo", "--kill", "--ttl", "1s", "--workers", "2", "--buyers", "3", "--stock", "2")
 	if got.status != 0 {
 		t.Fatalf("status %d, stderr %q, stdout:\n%s", got.status, got.err, got.out)
 	}
 	rest := got.out
 	for _, want := range []string{
 		"has read a stock of 1 and not yet written: killed.",
-		"Its lease has 0.",
-		"next sale 0.",
+		"Its lease has ",
+		"next sale ",
 		"2 sold from a stock of 2",
 		"died with process",
 		"killed\n",
@@ -174,7 +174,7 @@ func TestTheKillingIsToldStepByStep(t *testing.T) {
 
 func TestAProcessThatDiesByItselfEndsTheDemo(t *testing.T) {
 	redistest.CheckLeaks(t, nil, "")
-	d, _ := begun(t, []string{"--workers", "2", "--ttl", "200ms"})
+	d, _ := begun(t, []string{"--workers", "2", "--ttl", "2s"})
 	if err := d.crew.processes[1].kill(); err != nil {
 		t.Fatal(err)
 	}

@@ -51,7 +51,7 @@ func TestInspectShowsOwnerQueueAndToken(t *testing.T) {
 		}()
 		got := inspect()
 		// Nothing tells a bystander that the waiter has come to the queue.
-		for range 1000 {
+		for until := time.Now().Add(30 * time.Second); time.Now().Before(until); {
 			if strings.Contains(got, "queue") {
 				break
 			}

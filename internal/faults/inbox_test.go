@@ -198,9 +198,10 @@ func TestASlowSubscriberHoldsUpNobodyAndFindsItsWayBack(t *testing.T) {
 	redistest.CheckLeaks(t, nil, "")
 	strain := redistest.NewStrain(t)
 	ctx, rdb := t.Context(), s.Client()
+	// Who waits looks again within a second, and then when the stopped one's TTL ends.
 	const ttl = 2 * time.Second
-	c := newClient(t, rdb, "", leased.WithTTL(10*time.Second))
-	other := newClient(t, s.Client(), "", leased.WithTTL(10*time.Second))
+	c := newClient(t, rdb, "", leased.WithTTL(3*time.Second))
+	other := newClient(t, s.Client(), "", leased.WithTTL(3*time.Second))
 	l := mustLock(t, c.Mutex("x"))
 	slow := spawn(t, "worker", s.Addr, "", ttl)
 	queued(t, c, "x", 1)

@@ -4,6 +4,7 @@ package redistest
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"syscall"
@@ -17,12 +18,12 @@ func (in *Instance) Stop() {
 	if !in.signal(syscall.SIGSTOP) {
 		return
 	}
-	// Bounded: a program cannot refuse to be stopped, only be scheduled late.
-	for range 1000 {
-		if frozen(in.Pid()) {
+	// Nothing tells. Bounded: a program cannot refuse to be stopped, only be scheduled late.
+	for until := time.Now().Add(15 * time.Second); !frozen(in.Pid()); time.Sleep(time.Millisecond) {
+		if time.Now().After(until) {
+			in.fail(errors.New("redistest: the server goes on after SIGSTOP"))
 			return
 		}
-		time.Sleep(time.Millisecond)
 	}
 }
 

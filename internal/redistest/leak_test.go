@@ -60,7 +60,7 @@ func TestCheckLeaksWaitsForWhatIsAboutToGo(t *testing.T) {
 	OnBoth(t, func(t *testing.T, s Target) {
 		rdb, ctx := s.NewClient(t), t.Context()
 		said := inSpy(t, s, leakWithin, nil, func(prefix string) {
-			go func() { time.Sleep(30 * time.Millisecond) }()
+			go func() { time.Sleep(30 * time.Millisecond) }() // it is about to go, of which nothing tells
 			sub := rdb.Subscribe(ctx, prefix+"inbox")
 			if _, err := sub.Receive(ctx); err != nil {
 				t.Error(err)

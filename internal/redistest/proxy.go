@@ -50,7 +50,7 @@ const (
 // all connections are cut and all goroutines waited for.
 func NewProxy(tb testing.TB, target string) *Proxy {
 	tb.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := listen()
 	if err != nil {
 		tb.Fatalf("redistest: proxy: %v", err)
 	}
@@ -117,8 +117,8 @@ func (p *Proxy) Accept() {
 	}
 	var l net.Listener
 	var err error
-	// Somebody may hold the port for a moment, as the far end of a connection.
-	for range 100 {
+	// Another test may be looking for a free port, and hold this one for a moment.
+	for range 1000 {
 		if l, err = net.Listen("tcp", p.Addr); err == nil {
 			p.serveLocked(l)
 			return

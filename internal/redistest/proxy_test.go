@@ -8,12 +8,18 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// impatient makes a client that gives up after 50 ms and does not send again.
-func impatient(o *redis.Options) {
+// once makes a client that does not send again, and gives up when its context ends.
+func once(o *redis.Options) {
 	o.MaxRetries = -1
-	o.ReadTimeout = 50 * time.Millisecond
-	o.DialTimeout = 200 * time.Millisecond
+	o.ContextTimeoutEnabled = true
 	o.DialerRetries = 1
+}
+
+// briefly is for what must not get an answer. What must get one has seconds.
+func briefly(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	t.Cleanup(cancel)
+	return ctx
 }
 
 func through(t *testing.T, p *Proxy, change ...func(*redis.Options)) *redis.Client {
@@ -32,9 +38,11 @@ func TestProxyPassesAndCounts(t *testing.T) {
 	if got := rdb.Get(t.Context(), key).Val(); got != big {
 		t.Errorf("%d bytes came back", len(got))
 	}
-	if n := p.Conns(); n != 1 {
-		t.Errorf("%d connections", n)
-	}
+	// As many as the client has, which may dial once more than it needs.
+	eventually(t, "all connections are counted", func() bool {
+		n := p.Conns()
+		return n >= 1 && n == int(rdb.PoolStats().TotalConns)
+	})
 	_ = rdb.Close()
 	eventually(t, "the closed connection is forgotten", func() bool { return p.Conns() == 0 })
 }
@@ -43,13 +51,16 @@ func TestDroppedRepliesLeaveCommandsCarriedOut(t *testing.T) {
 	in := Shared(t)
 	direct, key := in.Client(), Prefix(t)+"n"
 	p := NewProxy(t, in.Addr)
-	rdb := through(t, p, impatient)
+	rdb := through(t, p, once)
 	ctx := t.Context()
 	if err := rdb.Ping(ctx).Err(); err != nil {
 		t.Fatal(err)
 	}
 	p.DropReplies()
-	if err := rdb.Incr(ctx, key).Err(); err == nil {
+	// It has to be sent before the time is up, so there is more of it.
+	long, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	if err := rdb.Incr(long, key).Err(); err == nil {
 		t.Error("a reply came through")
 	}
 	eventually(t, "the command runs", func() bool { return direct.Get(ctx, key).Val() == "1" })
@@ -64,13 +75,13 @@ func TestBlackHoleTellsNobodyThatPeersAreGone(t *testing.T) {
 	in := Server(t)
 	direct, ctx := in.Client(), t.Context()
 	p := NewProxy(t, in.Addr)
-	rdb, reader := through(t, p, impatient), through(t, p, impatient)
+	rdb, reader := through(t, p, once), through(t, p, once)
 	sub := reader.Subscribe(ctx, "news")
 	if _, err := sub.Receive(ctx); err != nil {
 		t.Fatal(err)
 	}
 	p.BlackHole()
-	if err := rdb.Incr(ctx, "n").Err(); err == nil {
+	if err := rdb.Incr(briefly(t), "n").Err(); err == nil {
 		t.Error("a new connection came through")
 	}
 	if n := direct.Exists(ctx, "n").Val(); n != 0 {
@@ -106,7 +117,7 @@ func TestBlackHoledConnectionStaysDeadUntilCut(t *testing.T) {
 		t.Errorf("a dead connection said %v", m)
 	}
 	p.Cut()
-	wait, cancel := context.WithTimeout(ctx, 3*time.Second)
+	wait, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
 	for range 100 { // the client hears of the cut first, and subscribes anew then
 		if _, err := sub.Receive(wait); err == nil {
@@ -121,7 +132,7 @@ func TestBlackHoledConnectionStaysDeadUntilCut(t *testing.T) {
 func TestRefusedDialsAndAcceptOnTheSamePort(t *testing.T) {
 	in := Shared(t)
 	p := NewProxy(t, in.Addr)
-	present, late := through(t, p, impatient), through(t, p, impatient)
+	present, late := through(t, p, once), through(t, p, once)
 	ctx := t.Context()
 	if err := present.Ping(ctx).Err(); err != nil {
 		t.Fatal(err)
@@ -152,18 +163,18 @@ func TestProxyLeavesNoGoroutines(t *testing.T) {
 			in := Shared(t)
 			CheckLeaks(t, nil, "")
 			p := NewProxy(t, in.Addr)
-			rdb := through(t, p, impatient)
+			rdb := through(t, p, once)
 			_ = rdb.Ping(t.Context()).Err()
 			fault(p)
-			_ = rdb.Ping(t.Context()).Err()
-			_ = through(t, p, impatient).Ping(t.Context()).Err()
+			_ = rdb.Ping(briefly(t)).Err()
+			_ = through(t, p, once).Ping(briefly(t)).Err()
 		})
 	}
 }
 
 func TestProxyToNowhereClosesConnections(t *testing.T) {
 	port := NewProxy(t, "127.0.0.1:1") // nobody listens on port 1
-	if err := through(t, port, impatient).Ping(t.Context()).Err(); err == nil {
+	if err := through(t, port, once).Ping(t.Context()).Err(); err == nil {
 		t.Error("somebody answered")
 	}
 	eventually(t, "no connection is left", func() bool { return port.Conns() == 0 })

@@ -3,6 +3,7 @@ package redistest
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -103,11 +104,27 @@ func need(tb testing.TB) string {
 
 // FreePort returns a loopback port that nobody listened on a moment ago.
 func FreePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := listen()
 	if err != nil {
 		return 0, err
 	}
 	return l.Addr().(*net.TCPAddr).Port, l.Close()
+}
+
+// listen takes a free loopback port below those that systems give to connections
+// that are dialled (from 32,768 on Linux, 49,152 elsewhere). One of those could not
+// be listened on again after a while in which nobody did: a client that goes on
+// dialling would have it as its own end some time, or even be connected to itself.
+func listen() (net.Listener, error) {
+	var l net.Listener
+	var err error
+	for range 100 {
+		port := 15_000 + rand.N(15_000)
+		if l, err = net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port))); err == nil {
+			return l, nil
+		}
+	}
+	return nil, err
 }
 
 // start tries several ports: between FreePort and the server's own bind somebody
