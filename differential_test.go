@@ -166,7 +166,7 @@ func (d *twins) mischief() bool {
 			}
 		case 5: // or a waiter's
 			s.raw("ZADD", s.keys.waiters(), "XX", st.clock-50_000, id)
-		case 6: // the one expiry that is real
+		case 6: // the one expiry that is real, and nothing tells of it
 			s.raw("PEXPIRE", s.keys.lock, 1)
 			for s.raw("EXISTS", s.keys.lock) != int64(0) {
 				time.Sleep(time.Millisecond)

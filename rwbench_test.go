@@ -92,7 +92,7 @@ func BenchmarkReadersAndAWriter(b *testing.B) {
 				read.Go(func() {
 					for left.Add(-1) >= 0 {
 						rw.RLock()
-						time.Sleep(100 * time.Microsecond)
+						time.Sleep(100 * time.Microsecond) // it reads
 						rw.RUnlock()
 					}
 				})
