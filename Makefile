@@ -5,10 +5,10 @@ COUNT   ?= 1
 SYSTEMS := linux darwin windows
 
 .DEFAULT_GOAL := help
-.PHONY: help test check bench measure simulate mutants
+.PHONY: help test test-jaeger check bench measure simulate mutants
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "Tests that want a real server are skipped without redis-server in PATH;"
 	@echo "with LEASED_REQUIRE_REDIS=1 they fail instead."
@@ -19,6 +19,10 @@ test: ## vet, then all tests: short ones under the race detector, all without it
 	$(GO) vet ./...
 	$(GO) test -race -short -timeout 10m ./...
 	$(GO) test -timeout 10m ./...
+
+# Its own target, because the first run builds Jaeger. -v shows how long it takes.
+test-jaeger: ## two processes and a real Jaeger, which is built first: 2 to 5 minutes, once
+	cd examples/tracing && LEASED_REQUIRE_JAEGER=1 $(GO) test -v -count 1 -timeout 30m -run Jaeger .
 
 check: ## formatting, vet for three systems, linter if installed, go.mod tidy
 	@echo "gofmt"; unformatted=$$(gofmt -l .); \
