@@ -107,7 +107,8 @@ func placeholder(p trace.TracerProvider) bool {
 var moduleVersion = sync.OnceValue(func() string {
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, m := range append(info.Deps, &info.Main) {
-			if m.Path == modulePath && m.Version != "" {
+			// One that was replaced by a directory has a version that names nothing.
+			if m.Path == modulePath && m.Version != "" && m.Replace == nil {
 				return m.Version
 			}
 		}
