@@ -12,8 +12,9 @@ import (
 // a reader's; its token becomes that of the shared grant, which is greater. It
 // goes on being renewed throughout.
 //
-// It waits for Redis until ctx ends. It cannot be taken back: after ctx's error
-// the client goes on trying as long as the lease lasts. It returns ErrLeaseLost
+// It waits for Redis until ctx ends; the error then matches ctx's and the last one
+// of Redis. It cannot be taken back: after that the client goes on trying as long
+// as the lease lasts. It returns ErrLeaseLost
 // if the lease is lost or over, and nil at once if it is a reader's already.
 //
 // The opposite does not exist, as in sync.RWMutex: two readers that both wanted
@@ -28,7 +29,13 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 	case <-e.client.base.Done(): // nobody tries any more
 		return fmt.Errorf("leased: downgrade of lock %q not confirmed: %w", e.keys.name, ErrClosed)
 	case <-ctx.Done():
-		return fmt.Errorf("leased: downgrade of lock %q not confirmed: %w", e.keys.name, ended(ctx))
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		err := fmt.Errorf("leased: downgrade of lock %q not confirmed: %w", e.keys.name, ended(ctx))
+		if e.lock.trouble != nil {
+			err = fmt.Errorf("%w (last trouble with Redis: %w)", err, e.lock.trouble)
+		}
+		return err
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
