@@ -175,7 +175,7 @@ func WithMeterProvider(p metric.MeterProvider) Option {
 
 // WithUncontendedSpans makes spans for every call of Lock, RLock and their Try
 // forms. They have no parent, so by default they have spans only if they waited
-// for another or another for them.
+// for another or another for them, or their lease did not end well.
 func WithUncontendedSpans() Option {
 	return clientOption(func(o *clientOptions) error {
 		o.everySpan = true

@@ -232,3 +232,30 @@ func TestTraceLinksAllReadersToTheWriterThatLetThemIn(t *testing.T) {
 		}
 	})
 }
+
+func TestTraceOfALeaseOfLockThatIsLostTellsOfItThoughNobodyWaited(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		r := newRecorder(t)
+		lost := make(chan struct{})
+		c := newClient(t, s, leased.WithTracerProvider(r), leased.WithLossHandler(func(leased.LossEvent) { close(lost) }))
+		mu := c.Mutex("x")
+		began := time.Now()
+		mu.Lock()
+		time.Sleep(time.Second)
+		s.rdb.Del(context.Background(), "x")
+		<-lost
+		later := locking(t, mu) // who waits now waits for one that was told of
+		synctest.Wait()
+		mu.Unlock()
+		unlock(t, <-later)
+		synctest.Wait()
+		holds := r.spans("leased.hold")
+		if len(holds) != 2 {
+			t.Fatalf("%d holds", len(holds))
+		}
+		has(t, holds[0], "leased.outcome", "lost", "leased.lock", "x", "leased.via", "free")
+		if took := holds[0].EndTime.Sub(began); took != 10*time.Second || !slices.Equal(events(holds[0]), []string{"lost"}) {
+			t.Errorf("it ended after %v, events %v", took, events(holds[0]))
+		}
+	})
+}

@@ -215,7 +215,7 @@ func (w *waited) look() (notes []note, from *spanRef, blocker string) {
 
 // hold begins the hold span of a caller who is inside since then.
 func (t *tracing) hold(ctx context.Context, e *entry, c *caller, since time.Time) {
-	span := t.newHold(ctx, e, c, since)
+	span := t.newHold(ctx, &released{entry: e, since: since, mode: c.mode, via: c.via, token: c.token})
 	if span == nil {
 		return
 	}
@@ -230,17 +230,18 @@ func (t *tracing) hold(ctx context.Context, e *entry, c *caller, since time.Time
 	}
 }
 
-func (t *tracing) newHold(ctx context.Context, e *entry, c *caller, since time.Time) trace.Span {
+// newHold begins a hold span, now or for a time before.
+func (t *tracing) newHold(ctx context.Context, h *released) trace.Span {
 	tracer := t.tracer()
 	if tracer == nil {
 		return nil
 	}
-	_, span := tracer.Start(ctx, spanHold, trace.WithTimestamp(since))
+	_, span := tracer.Start(ctx, spanHold, trace.WithTimestamp(h.since))
 	if !span.IsRecording() {
 		return nil
 	}
-	span.SetAttributes(attrLock.String(e.keys.name), attrMode.String(c.mode.String()), attrVia.String(c.via.String()),
-		attrToken.Int64(int64(c.token)))
+	span.SetAttributes(attrLock.String(h.entry.keys.name), attrMode.String(h.mode.String()), attrVia.String(h.via.String()),
+		attrToken.Int64(int64(h.token)))
 	return span
 }
 
@@ -270,12 +271,14 @@ func (k noteKind) key() attribute.Key {
 	return attrReason
 }
 
-// released is what there is to tell of a hold that has ended.
+// released is what there is to tell of a hold.
 type released struct {
 	entry *entry
 	since time.Time
 	mode  mode
+	via   via
 	token uint64
+	trail bool       // it is traced
 	span  trace.Span // nil if there is none
 	notes []note
 }
@@ -285,10 +288,10 @@ func (e *entry) closedLocked(w *caller) (r released, ok bool) {
 	if w.since < 0 {
 		return r, false
 	}
-	r = released{entry: e, since: e.client.began.Add(w.since), mode: w.mode, token: w.token}
+	r = released{entry: e, since: e.client.began.Add(w.since), mode: w.mode, via: w.via, token: w.token}
 	w.since = -1
-	if t := w.trail; t != nil && t.span != nil {
-		r.span, r.notes = t.span, t.notes
+	if t := w.trail; t != nil {
+		r.trail, r.span, r.notes = true, t.span, t.notes
 		t.span, t.notes = nil, nil
 	}
 	return r, true
@@ -297,6 +300,9 @@ func (e *entry) closedLocked(w *caller) (r released, ok bool) {
 // left measures and traces a hold that has ended.
 func (c *Client) left(r *released, how holdResult, at time.Time) {
 	c.metrics.released(r, how, at.Sub(r.since))
+	if r.span == nil && r.trail && how != holdReleased {
+		r.span = c.tracing.newHold(context.Background(), r) // of Lock: nobody waited, but this is to be told
+	}
 	if r.span != nil {
 		c.tracing.released(r, how, at)
 	}

@@ -164,11 +164,12 @@ func (e *entry) unlock(pick func(*lock) *caller) (bool, error) {
 		e.mu.Unlock()
 		return false, nil
 	}
-	if w.trail != nil && w.trail.span == nil && e.lock.sought() {
+	if w.trail != nil && w.trail.span == nil && w.since >= 0 && e.lock.sought() {
 		// Somebody waits for a lease without a span: now it gets one, for the
 		// link to lead to.
+		h := released{entry: e, since: e.client.began.Add(w.since), mode: w.mode, via: w.via, token: w.token}
 		e.mu.Unlock()
-		span := e.client.tracing.newHold(context.Background(), e, w, e.client.began.Add(w.since))
+		span := e.client.tracing.newHold(context.Background(), &h)
 		e.mu.Lock()
 		if w.phase == inside && span != nil {
 			w.trail.begin(span)
