@@ -83,6 +83,7 @@ func TestTheShortcutsDoWhatTheLongWayDoes(t *testing.T) {
 			}
 			used := []uint64{0, 0, 1, 7_200_000_000}[rng.Intn(4)]
 			var got [2]string
+			var errs [2]error
 			var after [2]*state
 			for i, sc := range []script{quick[what], slow[what]} {
 				s.put(x)
@@ -102,9 +103,10 @@ func TestTheShortcutsDoWhatTheLongWayDoes(t *testing.T) {
 					}
 				}
 				got[i] += "\n" + after[i].shape(&names)
+				errs[i] = r.err
 			}
 			if got[0] != got[1] {
-				t.Fatalf("seed %d: %s %s\nquick %s\nslow  %s", seed, what, id, got[0], got[1])
+				t.Fatalf("seed %d: %s %s\nquick %s\nslow  %s\nerrors %v and %v", seed, what, id, got[0], got[1], errs[0], errs[1])
 			}
 			if d := after[0].drift(after[1], after[1].clock-began+fuzz); d != "" {
 				t.Fatalf("seed %d: %s %s: %s", seed, what, id, d)
@@ -130,7 +132,7 @@ func (s *scene) runScript(what string, sc *script, id string, last uint64) (r re
 	}
 	cmd, err := s.srv.run(context.Background(), sc, all[:], args...)
 	if err != nil {
-		return result{failed: true}, false
+		return result{failed: true, err: err}, false
 	}
 	switch reply := cmd.Val().(type) {
 	case int64:

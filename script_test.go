@@ -57,7 +57,11 @@ func newScene(t *testing.T, rdb *redis.Client, prefix, name string) *scene {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &scene{t: t, rdb: rdb, srv: newRedisServer(rdb, prefix), keys: k}
+	// A client gives a command up after 2 s, and asks again. Here nobody would, and a
+	// machine under load may stop us for as long.
+	patient := rdb.WithTimeout(30 * time.Second)
+	patient.Options().ContextTimeoutEnabled = true
+	return &scene{t: t, rdb: rdb, srv: newRedisServer(patient, prefix), keys: k}
 }
 
 const long = 30 * time.Second // a TTL that does not end during a test
