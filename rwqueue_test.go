@@ -142,7 +142,9 @@ func TestReadersRightBehindAWriterAreGrantedByOneCommandAndEnterTogether(t *test
 			leases = append(leases, closesSoon(t, "a reader enters", ch))
 		}
 		after := a.Stats()
-		if n := after.Commands - before.Commands; n != 1 {
+		// A second one may be the needless cancel for a *wanted* that crossed with the
+		// release (docs/design.md §9, 13). It finds nothing: one release made all owners.
+		if n := after.Commands - before.Commands; n < 1 || n > 2 {
 			t.Errorf("the release took %d commands", n)
 		}
 		if n := after.Handed - before.Handed; n != processes {
