@@ -236,29 +236,32 @@ func TestCloseIsBoundedWhenTheSubscriptionGetsNoAnswer(t *testing.T) {
 }
 
 func TestOnlyTheCallersContextMakesItsErrors(t *testing.T) {
-	o := redistest.Options("127.0.0.1:1")
-	o.Dialer = func(ctx context.Context, _, _ string) (net.Conn, error) {
-		<-ctx.Done()
-		return nil, ctx.Err()
-	}
-	rdb := redis.NewClient(o)
-	defer rdb.Close()
-	c, err := leased.New(rdb, leased.WithLogger(slog.New(slog.DiscardHandler)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	_, err = c.Mutex("x").TryLockContext(context.Background())
-	if errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("nobody's context ended: %v", err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	time.AfterFunc(3*time.Second, cancel)
-	_, err = c.Mutex("x").LockContext(ctx)
-	isAll(t, err, context.Canceled)
-	if errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("cancelled, and it had no deadline: %v", err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		redistest.LastInBubble(t)
+		o := redistest.Options("127.0.0.1:1")
+		o.Dialer = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+		rdb := redis.NewClient(o)
+		defer rdb.Close()
+		c, err := leased.New(rdb, leased.WithLogger(slog.New(slog.DiscardHandler)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		_, err = c.Mutex("x").TryLockContext(context.Background())
+		if errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("nobody's context ended: %v", err)
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		time.AfterFunc(3*time.Second, cancel)
+		_, err = c.Mutex("x").LockContext(ctx)
+		isAll(t, err, context.Canceled)
+		if errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("cancelled, and it had no deadline: %v", err)
+		}
+	})
 }
 
 // deaf is a connection on which nothing comes back after SUBSCRIBE.
