@@ -126,15 +126,16 @@ func ExampleMutex_LockContext() {
 func ExampleMutex_TryLockContext() {
 	rdb, stop := embeddedRedis()
 	defer stop()
-	here, there := mustNew(rdb), mustNew(rdb)
-	defer here.Close()
-	defer there.Close()
+	client, other := mustNew(rdb), mustNew(rdb)
+	defer client.Close()
+	defer other.Close()
+	ctx := context.Background()
 
-	mu := there.Mutex("nightly")
+	mu := other.Mutex("nightly")
 	mu.Lock()
 	defer mu.Unlock()
 
-	lease, err := here.Mutex("nightly").TryLockContext(context.Background())
+	lease, err := client.Mutex("nightly").TryLockContext(ctx)
 	switch {
 	case err == nil:
 		defer lease.Unlock()
