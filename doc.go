@@ -89,6 +89,10 @@
 // command can be bounded by its context, so the locks use a clone with time-outs
 // of its own, which go-redis makes without hooks; see [New].
 //
+// Renewals are pipelines, which from go-redis 9.23 on have up to 10 connections of
+// their own (PipelinePoolSize): commands that exhaust the pool do not cost leases.
+// Before that they can, so leave room in PoolSize.
+//
 // # Readers and writers
 //
 // An [RWMutex] is held by any number of readers or by one writer. It is the same
@@ -106,7 +110,9 @@
 // somebody is known to wait behind it, it admits nobody new: RLock queues, and
 // TryRLock is refused at once. A process has one place in the queue: a writer who
 // waits behind readers of its own process takes that place when the last of them
-// has left, so that readers of other processes may enter once more before it.
+// has left. Until then readers of other processes go on entering; after that,
+// nobody new enters before it. So it waits for the longest stay of its own readers
+// and then for one of others', and a writer in a process without readers for one.
 //
 // In Redis the readers of each process have an expiry of their own. Those of a
 // process that died delay a writer by their own TTL at most, however long others

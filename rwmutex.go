@@ -10,15 +10,17 @@ import (
 // that Mutex says holds here too; the two are one lock if they have one name.
 //
 // If somebody waits for Lock, later calls of RLock wait behind it, in whatever
-// process they are, so neither readers nor writers starve. (A writer that waits for
-// readers of its own process joins the queue of processes when they have left, so
-// readers of others can come before it once more.) So RLock must not be
-// called while holding RLock: a writer may have come between. All readers that
-// wait right behind a writer are let in together. The readers of one process
-// share one grant, so that a further RLock costs no round trip; once a writer of
-// another process waits nobody new is let in on it. Each process' readers have
-// an expiry of their own: those of a crashed process delay a writer by their own
-// TTL at most, whatever other readers do.
+// process they are, so neither readers nor writers starve. A writer that waits for
+// readers of its own process joins the queue of processes when they have left, and
+// until then readers of others go on entering: it waits for the longest stay of its
+// own readers and then for one of others'. RLock must not be called while holding
+// RLock: a writer may have come between.
+//
+// All readers that wait right behind a writer are let in together. The readers of
+// one process share one grant, so that a further RLock costs no round trip; once a
+// writer of another process waits nobody new is let in on it. Each process' readers
+// have an expiry of their own: those of a crashed process delay a writer by their
+// own TTL at most, whatever other readers do.
 //
 // There is no upgrade from reader to writer, as in sync.RWMutex: two readers
 // that both wanted it would wait for each other for ever. Unlock, Lock, and look

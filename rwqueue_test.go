@@ -90,8 +90,8 @@ func TestAWaitingWriterStopsLaterReadersOfItsProcess(t *testing.T) {
 }
 
 // A process has one place in the queue: what waits in it behind readers of its
-// own takes that place when the last of them has left. One generation of readers
-// of other processes may enter before it, and no second one.
+// own takes that place when the last of them has left. Readers of other processes
+// that are inside by then are the last who come before it.
 func TestAWriterBehindReadersOfItsOwnProcessWaitsForOneMoreGenerationAtMost(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		a, b, c := newClient(t, s), newClient(t, s), newClient(t, s)
