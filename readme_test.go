@@ -98,7 +98,7 @@ func TestReadmeAndDocsNameEveryFileOfThePackage(t *testing.T) {
 // So are tests, whose names say what they prove.
 func TestReadmeAndDocsNameTestsThatExist(t *testing.T) {
 	var tests strings.Builder
-	for _, dir := range []string{".", "internal/faults", "internal/syncsuite"} {
+	for _, dir := range []string{".", "internal/faults", "internal/syncsuite", "examples/tracing"} {
 		files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
 		if err != nil {
 			t.Fatal(err)
