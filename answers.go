@@ -35,7 +35,7 @@ func (l *lock) acquired(c *command, a answer, err error, pause time.Duration, no
 		return
 	}
 	if err != nil {
-		l.failed(c, err, pause, now, fx)
+		l.failed(err, pause, now, fx)
 		return
 	}
 	before := g.ask != nil && g.ask.known
@@ -71,7 +71,7 @@ func (l *lock) acquired(c *command, a answer, err error, pause time.Duration, no
 
 // failed: an acquire, or what became one, had no answer or was refused by the
 // server as a whole.
-func (l *lock) failed(c *command, err error, pause time.Duration, now time.Time, fx *effects) {
+func (l *lock) failed(err error, pause time.Duration, now time.Time, fx *effects) {
 	g := &l.grant
 	if g.ask != nil {
 		g.ask.checkAt = now.Add(pause)
@@ -163,16 +163,16 @@ func (l *lock) yielded(c *command, a answer, err error, pause time.Duration, now
 		// Old may still own, and new may wait: one is cancelled, the other
 		// asked about. Late copies of the yield do no harm to either.
 		l.haunt(old, c.last, now, fx)
-		l.failed(c, err, pause, now, fx)
+		l.failed(err, pause, now, fx)
 	case a.outcome == notOurs:
 		l.departLost(now, fx)
 		*g = grant{}
 	case a.outcome == granted:
-		l.depart(nil, fx)
+		l.depart(fx)
 		a.link = c.link
 		l.hold(a, c.at, viaLocal, now) // nobody else was there
 	default:
-		l.depart(nil, fx)
+		l.depart(fx)
 		l.blocker = a.blocker
 		l.rejectTries(ErrLocked, fx)
 		l.wait(a, c.at, now)
@@ -189,7 +189,7 @@ func (l *lock) released(c *command, a answer, err error, now time.Time, fx *effe
 	case a.outcome == notOurs:
 		l.departLost(now, fx)
 	default:
-		l.depart(nil, fx)
+		l.depart(fx)
 	}
 }
 
@@ -219,7 +219,7 @@ func (l *lock) departLost(now time.Time, fx *effects) {
 			fx.ended = append(fx.ended, loss{c, lostAtRelease})
 		}
 	}
-	l.depart(nil, fx)
+	l.depart(fx)
 }
 
 // drop gives up a request that nobody waits for.

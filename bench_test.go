@@ -8,9 +8,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/leasedmutex/leased"
 	"github.com/leasedmutex/leased/internal/redistest"
-	"github.com/redis/go-redis/v9"
 )
 
 // Each benchmark stands beside a baseline with the same name and lock=raw (the
@@ -70,7 +71,7 @@ func (l *textbook) lock(b *testing.B, name string, poll time.Duration) (unlock f
 	ctx := b.Context()
 	value := fmt.Sprint(l.owner, l.next.Add(1))
 	for {
-		ok, err := l.rdb.SetNX(ctx, name, value, 30*time.Second).Result() //nolint:staticcheck // SET NX PX is what the baseline is about
+		ok, err := l.rdb.SetNX(ctx, name, value, 30*time.Second).Result()
 		if err != nil {
 			b.Error(err)
 		}

@@ -76,7 +76,7 @@ func TestFreezeScripts(t *testing.T) {
 }
 
 func hash(text []byte) string {
-	sum := sha1.Sum(text) //nolint:gosec
+	sum := sha1.Sum(text)
 	return hex.EncodeToString(sum[:])
 }
 

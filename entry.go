@@ -2,6 +2,7 @@ package leased
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 )
@@ -182,14 +183,14 @@ func (e *entry) end(l loss) {
 	cause, cancel, token := l.caller.ended.cause(), l.caller.cancel, l.caller.token
 	var held released
 	var first bool
-	if cause == ErrLeaseLost {
+	if errors.Is(cause, ErrLeaseLost) {
 		held, first = e.closedLocked(l.caller)
 	}
 	e.mu.Unlock()
 	if cancel != nil {
 		cancel(cause)
 	}
-	if cause == ErrClosed {
+	if errors.Is(cause, ErrClosed) {
 		return
 	}
 	e.client.stats.lost.Add(1)

@@ -2,6 +2,7 @@ package leased
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"strings"
 	"sync"
@@ -45,7 +46,7 @@ func (j *journal) log() *slog.Logger {
 
 // trouble: a command failed.
 func (j *journal) trouble(name string, err error) {
-	if err == ErrClosed {
+	if errors.Is(err, ErrClosed) {
 		return
 	}
 	level, cause, text := slog.LevelWarn, "network", "Redis does not answer; trying again"

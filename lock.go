@@ -275,7 +275,7 @@ func (l *lock) dismiss(now time.Time, fx *effects) {
 	g := &l.grant
 	pending := g.state == lettingGo || (g.state == held && l.member() == nil && g.inFlight != nothing)
 	if !pending {
-		l.depart(nil, fx)
+		l.depart(fx)
 	}
 	if l.strays == 0 {
 		for ; l.lost != nil; l.lost = l.lost.next {
@@ -286,10 +286,10 @@ func (l *lock) dismiss(now time.Time, fx *effects) {
 }
 
 // depart settles those who left.
-func (l *lock) depart(err error, fx *effects) {
+func (l *lock) depart(fx *effects) {
 	for c := l.departing.first; c != nil; c = l.departing.first {
 		l.departing.remove(c)
-		c.settle(err, fx)
+		c.settle(nil, fx)
 	}
 }
 

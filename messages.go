@@ -40,7 +40,7 @@ func (l *lock) heard(id string, a answer, now time.Time, fx *effects) {
 			return // the yield's answer will tell, or its failure have us ask
 		}
 		*g = next
-		l.depart(nil, fx) // the yield was done
+		l.depart(fx) // the yield was done
 		l.hold(a, g.ask.basis, viaDirect, now)
 	default:
 		l.disown(id, time.Time{}, fx)

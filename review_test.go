@@ -32,7 +32,7 @@ func TestRUnlockSparesALeaseThatIsJustBeingHandedOver(t *testing.T) {
 			var plain sync.WaitGroup
 			plain.Go(func() {
 				rw.RLock()
-				rw.RUnlock()
+				rw.RUnlock() //nolint:staticcheck // that it comes in or does not is the point
 			})
 			synctest.Wait()
 			unlock(t, w)

@@ -167,7 +167,7 @@ func TestRenewalNeverOutlivesRUnlock(t *testing.T) {
 		for early := -time.Millisecond; early <= time.Millisecond; early += 50 * time.Microsecond {
 			rw.RLock()
 			rw.RLock()
-			rw.RUnlock()
+			rw.RUnlock()                       //nolint:staticcheck // its renewal is what is tested
 			renewal := time.Now().Add(ttl / 3) // and onto the grid of its TTL
 			renewal = renewal.Add(-(renewal.Sub(began) % (ttl / 30)))
 			time.Sleep(time.Until(renewal) + early)

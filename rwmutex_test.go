@@ -123,7 +123,7 @@ func TestUnlockingWhatIsNotLockedThatWayPanics(t *testing.T) {
 		rw.RLock()
 		demand("read", rw.Unlock, c.Mutex("x").Unlock)
 		rw.RLock()
-		rw.RUnlock()
+		rw.RUnlock() //nolint:staticcheck // how often it is unlocked is what is tested
 		rw.RUnlock()
 		demand("read twice, unlocked twice", rw.RUnlock, rw.Unlock)
 		rw.Lock()
@@ -240,7 +240,7 @@ func TestAMutexAndAnRWMutexOfOneNameAreOneLock(t *testing.T) {
 			}
 			one.Mutex("x").Unlock()
 			c.Mutex("x").Lock()
-			c.Mutex("x").Unlock()
+			c.Mutex("x").Unlock() //nolint:staticcheck // that it comes through is what is tested
 		}
 		eventually(t, "nobody owns or waits", func() bool { return s.clean(t, "x") })
 	})

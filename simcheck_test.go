@@ -61,10 +61,7 @@ func (w *world) compare(before, after view, p *packet) {
 	}
 	owners := []string{before.value}
 	if before.value == markerValue {
-		owners = owners[:0]
-		for _, id := range sortedKeys(before.readers) {
-			owners = append(owners, id)
-		}
+		owners = sortedKeys(before.readers)
 	}
 	for _, id := range owners {
 		if id != "" && !mine[id] && !after.owns(id) {

@@ -375,7 +375,7 @@ func TestTraceOfLockHasSpansAlwaysIfAskedFor(t *testing.T) {
 		rw := newClient(t, s, leased.WithTracerProvider(r), leased.WithUncontendedSpans()).RWMutex("x")
 		rw.RLock()
 		rw.RLock()
-		rw.RUnlock()
+		rw.RUnlock() //nolint:staticcheck // its spans are what is tested
 		rw.RUnlock()
 		synctest.Wait()
 		waits, holds := r.spans("leased.wait"), r.spans("leased.hold")

@@ -144,8 +144,8 @@ func (h *handle) refusal(e *entry, reason error, began time.Time) error {
 
 // catchUp waits until the server's clock has reached the caller's token, so that
 // tokens stay behind that clock and go on growing after a flush.
-func (w *caller) catchUp() {
-	till := time.Now().Add(w.ahead)
+func (c *caller) catchUp() {
+	till := time.Now().Add(c.ahead)
 	for i := 0; time.Now().Before(till); i++ {
 		if i > 100 {
 			time.Sleep(time.Microsecond)

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"io"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"regexp"
@@ -89,7 +90,7 @@ func scrape(t *testing.T, format string) string {
 	if err := lease.Unlock(); err != nil {
 		t.Fatal(err)
 	}
-	request := httptest.NewRequest("GET", "/metrics", nil)
+	request := httptest.NewRequest(http.MethodGet, "/metrics", nil)
 	request.Header.Set("Accept", format)
 	answer := httptest.NewRecorder()
 	otel.scrape.ServeHTTP(answer, request)

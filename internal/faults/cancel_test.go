@@ -12,9 +12,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/leasedmutex/leased"
 	"github.com/leasedmutex/leased/internal/redistest"
-	"github.com/redis/go-redis/v9"
 )
 
 // cancelSlack is for 10 ms on a machine that does other things, under the race
@@ -133,12 +134,11 @@ func TestManyCancelledWaitsLeaveNothingPiledUp(t *testing.T) {
 	workers.Wait()
 	// The last calls' goroutines may be about to end. What had piled up would stay for
 	// as long as a command may take, with a server that is stopped.
-	more, done := 0, time.Now()
-	for {
-		if more = runtime.NumGoroutine() - goroutines; more <= 3 || time.Since(done) > slack+strain.Since(done) {
-			break
-		}
+	done := time.Now()
+	more := runtime.NumGoroutine() - goroutines
+	for more > 3 && time.Since(done) <= slack+strain.Since(done) {
 		runtime.Gosched()
+		more = runtime.NumGoroutine() - goroutines
 	}
 	t.Logf("%d goroutines more, %d connections in the pool", more, rdb.PoolStats().TotalConns)
 	if more > 3 {

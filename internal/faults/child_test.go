@@ -14,9 +14,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/leasedmutex/leased"
 	"github.com/leasedmutex/leased/internal/redistest"
-	"github.com/redis/go-redis/v9"
 )
 
 // A child is this test program, started once more with a role to play. It is told

@@ -14,9 +14,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/leasedmutex/leased"
 	"github.com/leasedmutex/leased/internal/redistest"
-	"github.com/redis/go-redis/v9"
 )
 
 // slack is what servers and other processes on a loaded machine may take for what

@@ -11,9 +11,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/leasedmutex/leased"
 	"github.com/leasedmutex/leased/internal/redistest"
-	"github.com/redis/go-redis/v9"
 )
 
 // justRenewed waits for a renewal, so that none is sent for a third of the TTL.
@@ -72,7 +73,7 @@ func TestLeasesEndBeforeTheirTTLWhileRenewalsHang(t *testing.T) {
 			// The TTL on the server ends a margin after the trust, or later. A process that
 			// does not run ends nothing in time, so what is kept from this one comes on top.
 			margin := ttl/100 + 2*time.Millisecond
-			var worst time.Duration = -time.Hour
+			worst := -time.Hour
 			early, late := 0, 0
 			for i, l := range held {
 				at := lostAt(t, l, ended[i])

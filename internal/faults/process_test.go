@@ -11,9 +11,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/leasedmutex/leased"
 	"github.com/leasedmutex/leased/internal/redistest"
-	"github.com/redis/go-redis/v9"
 )
 
 func init() {
@@ -32,8 +33,11 @@ func sell(a *actor) error {
 			return err
 		}
 		inside, err := a.rdb.Incr(ctx, a.prefix+"inside").Result()
-		if err != nil || inside != 1 {
-			return fmt.Errorf("%d inside at once, %v", inside, err)
+		if err != nil {
+			return err
+		}
+		if inside != 1 {
+			return fmt.Errorf("%d inside at once", inside)
 		}
 		left, err := a.rdb.Get(ctx, a.prefix+"left").Int()
 		if err == nil && left > 0 {

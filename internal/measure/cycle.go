@@ -28,7 +28,7 @@ func (r *raw) cycle(ctx context.Context) error {
 	var bits [16]byte
 	_, _ = rand.Read(bits[:]) // never fails
 	value := base64.RawURLEncoding.EncodeToString(bits[:])
-	if ok, err := r.rdb.SetNX(ctx, r.key, value, 30*time.Second).Result(); err != nil || !ok { //nolint:staticcheck // SET NX PX is what the baseline is about
+	if ok, err := r.rdb.SetNX(ctx, r.key, value, 30*time.Second).Result(); err != nil || !ok {
 		return fmt.Errorf("raw lock: %t, %w", ok, err)
 	}
 	return r.delete.Run(ctx, r.rdb, []string{r.key}, value).Err()

@@ -8,8 +8,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/leasedmutex/leased"
 	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased"
 )
 
 const killedTTL = time.Second
