@@ -246,13 +246,13 @@ func (c *Client) abandoned() error {
 		held += e.lock.inside.n
 		var open []released
 		for w := e.lock.inside.first; w != nil; w = w.next {
-			if r, first := e.closedLocked(w); first {
+			if r, first := e.closedLocked(w, holdAbandoned, time.Now()); first {
 				open = append(open, r)
 			}
 		}
 		e.mu.Unlock()
 		for i := range open {
-			c.left(&open[i], holdAbandoned, time.Now())
+			c.left(&open[i])
 		}
 	}
 	if held == 0 {

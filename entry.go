@@ -184,7 +184,11 @@ func (e *entry) end(l loss) {
 	var held released
 	var first bool
 	if errors.Is(cause, ErrLeaseLost) {
-		held, first = e.closedLocked(l.caller)
+		how := holdLost
+		if l.why == evicted {
+			how = holdForced
+		}
+		held, first = e.closedLocked(l.caller, how, time.Now())
 	}
 	e.mu.Unlock()
 	if cancel != nil {
@@ -196,10 +200,6 @@ func (e *entry) end(l loss) {
 	e.client.stats.lost.Add(1)
 	e.client.losses.add(LossEvent{Name: e.keys.name, Token: token, Reason: l.why})
 	if first {
-		how := holdLost
-		if l.why == evicted {
-			how = holdForced
-		}
-		e.client.left(&held, how, time.Now())
+		e.client.left(&held)
 	}
 }

@@ -180,15 +180,16 @@ func (m *metrics) waited(ctx context.Context, span trace.Span, name string, c *c
 }
 
 // released measures a hold.
-func (m *metrics) released(h *released, r holdResult, took time.Duration) {
+func (m *metrics) released(h *released) {
+	took := h.at.Sub(h.since)
 	ctx := context.Background()
 	if h.span != nil {
 		ctx = trace.ContextWithSpan(ctx, h.span)
 	}
 	if !m.byName {
-		m.hold.Record(ctx, took.Seconds(), holdOptions()[r][h.mode.index()]...)
+		m.hold.Record(ctx, took.Seconds(), holdOptions()[h.how][h.mode.index()]...)
 	} else if m.hold.Enabled(ctx) {
-		m.hold.Record(ctx, took.Seconds(), labels(append(holdAttributes(r, h.mode), attrLock.String(h.entry.keys.name))...))
+		m.hold.Record(ctx, took.Seconds(), labels(append(holdAttributes(h.how, h.mode), attrLock.String(h.entry.keys.name))...))
 	}
 }
 

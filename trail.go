@@ -17,9 +17,12 @@ type trail struct {
 	hold  *spanRef // its own, for those whom it lets in; nil if nobody would find it
 	own   int      // so many notes are of the wait
 
-	parent trace.SpanContext // of the spans
-	span   trace.Span        // of the hold, nil before and after
-	work   trace.Span        // the same, for good
+	parent  trace.SpanContext // of the spans
+	span    trace.Span        // of the hold, nil before and after
+	work    trace.Span        // the same, for good
+	claimed bool              // somebody begins, or has begun, the span of the hold
+	how     holdResult        // what became of a hold that was over before it had a span
+	ended   time.Time         // when, zero if it was not
 }
 
 // spanRef names a span of this or another process.
@@ -64,6 +67,15 @@ func (t *trail) admitted(how via, passed *spanRef, now time.Time) {
 	}
 }
 
+// rest takes out the notes of the hold. Those of the wait stay for who waited:
+// another may unlock before he has told of them.
+func (t *trail) rest() []note {
+	n := t.own
+	rest := t.notes[n:]
+	t.notes = t.notes[:n:n]
+	return rest
+}
+
 // context returns ctx with the hold span as parent of what is done, if ctx has the
 // parent that the spans of this trail have.
 func (t *trail) context(ctx context.Context) context.Context {
@@ -73,12 +85,13 @@ func (t *trail) context(ctx context.Context) context.Context {
 	return trace.ContextWithSpan(ctx, t.work)
 }
 
-// begin takes the span of the hold.
-func (t *trail) begin(span trace.Span) {
-	t.span, t.work = span, span
-	if s := span.SpanContext(); s.IsSampled() {
-		t.hold = &s
+// claim reports whether the asker is to begin the span of the hold: one is.
+func (t *trail) claim() bool {
+	if t == nil || t.claimed {
+		return false
 	}
+	t.claimed = true
+	return true
 }
 
 // sought reports whether anybody waits for who is inside.

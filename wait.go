@@ -160,24 +160,19 @@ func (e *entry) unlock(pick func(*lock) *caller) (bool, error) {
 	now := time.Now()
 	e.mu.Lock()
 	w := pick(&e.lock)
+	for w != nil && !w.leased && w.since >= 0 && e.lock.sought() && w.trail.claim() {
+		// Somebody waits for a lease without a span: now it gets one, for the
+		// link to lead to. That calls the user's code, which may take its time.
+		since := e.client.began.Add(w.since)
+		e.mu.Unlock()
+		e.client.tracing.hold(context.Background(), e, w, since)
+		now = time.Now()
+		e.mu.Lock()
+		w = pick(&e.lock) // another may have been faster
+	}
 	if w == nil {
 		e.mu.Unlock()
 		return false, nil
-	}
-	if w.trail != nil && w.trail.span == nil && w.since >= 0 && e.lock.sought() {
-		// Somebody waits for a lease without a span: now it gets one, for the
-		// link to lead to.
-		h := released{entry: e, since: e.client.began.Add(w.since), mode: w.mode, via: w.via, token: w.token}
-		e.mu.Unlock()
-		span := e.client.tracing.newHold(context.Background(), &h)
-		e.mu.Lock()
-		if w.phase == inside && span != nil {
-			w.trail.begin(span)
-		}
-		if w = pick(&e.lock); w == nil { // another was faster
-			e.mu.Unlock()
-			return false, nil
-		}
 	}
 	ends := e.lock.grant.trust().Add(margin(w.opts.ttl))
 	e.lock.leave(w, now, &fx)
@@ -211,10 +206,10 @@ func (e *entry) unlock(pick func(*lock) *caller) (bool, error) {
 	if !w.settled {
 		err = &notReleased{name: e.keys.name, ends: ends, trouble: e.lock.trouble}
 	}
-	held, first := e.closedLocked(w)
+	held, first := e.closedLocked(w, holdOutcome(err), now)
 	e.mu.Unlock()
 	if first {
-		e.client.left(&held, holdOutcome(err), now)
+		e.client.left(&held)
 	}
 	return true, err
 }
