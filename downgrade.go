@@ -97,6 +97,7 @@ func (l *lock) lowered(c *command, a answer, err error, pause time.Duration, now
 	default:
 		since := g.since
 		*g = hand.inherit(nothing)
+		a.link = c.link
 		l.hold(a, c.at, viaFree, now)
 		g.since, g.served = since, 1
 		if w := l.member(); w != nil {

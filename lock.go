@@ -89,12 +89,12 @@ func (l *lock) leave(c *caller, now time.Time, fx *effects) {
 		return
 	}
 	l.inside.remove(c)
-	l.passed = c.trail.ref()
 	c.phase, c.till = left, earlier(now, l.trustedUntil(c))
 	l.departing.push(c)
 	if c.stray {
 		l.strays--
 	} else {
+		l.passed = c.trail.ref()
 		l.grant.idleTill = now.Add(c.opts.idleHold)
 	}
 	if l.member() == nil && l.grant.lowering() && l.grant.inFlight != downgrade {
@@ -201,7 +201,11 @@ func (l *lock) admit(now time.Time, fx *effects) {
 		}
 		g.served++
 		c.since = now.Sub(l.env.start())
-		c.trail.admitted(c.via, l.passed, now)
+		passed := l.passed
+		if c.mode == shared && !g.fresh {
+			passed = nil // nobody left: a writer before it gave up
+		}
+		c.trail.admitted(c.via, passed, now)
 		l.inside.push(c)
 		fx.wake(c)
 	}

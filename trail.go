@@ -47,10 +47,10 @@ const (
 	noteLost
 )
 
-const mostNotes = 64 // trouble can last
+const mostNotes = 64 // trouble can last; what is told besides ends it or is rare
 
 func (t *trail) note(n note) {
-	if t != nil && len(t.notes) < mostNotes {
+	if t != nil && (n.what != noteTrouble || len(t.notes) < mostNotes) {
 		t.notes = append(t.notes, n)
 	}
 }
