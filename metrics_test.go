@@ -232,16 +232,25 @@ func TestMetricsOfAClosedClientAreNotCollected(t *testing.T) {
 	})
 }
 
-// The global providers can be set once in a process, so this is one of its own.
-func TestProvidersThatAreSetAfterNewAreHonoured(t *testing.T) {
+// alone reports whether this is the process of its own that it has t run in: the
+// global providers can be set once in a process.
+func alone(t *testing.T) bool {
+	t.Helper()
 	const child = "LEASED_TEST_GLOBAL_PROVIDERS"
-	if os.Getenv(child) == "" {
-		cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
-		cmd.Env = append(os.Environ(), child+"=1")
-		out, err := cmd.CombinedOutput()
-		if err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
-			t.Fatalf("%v\n%s", err, out)
-		}
+	if os.Getenv(child) != "" {
+		return true
+	}
+	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+	cmd.Env = append(os.Environ(), child+"=1")
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return false
+}
+
+func TestProvidersThatAreSetAfterNewAreHonoured(t *testing.T) {
+	if !alone(t) {
 		return
 	}
 	inVirtualTime(t, func(t *testing.T, s place) {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"reflect"
 	"strings"
 	"time"
 	"unicode"
@@ -148,12 +149,18 @@ func WithBackOff(newPolicy func() BackOff) Option {
 	})
 }
 
+// isNil is for interfaces, which an option left out upstream fills with a nil pointer.
+func isNil(p any) bool {
+	v := reflect.ValueOf(p)
+	return !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil()
+}
+
 // WithTracerProvider sets who makes the spans of waits and holds. The default is
 // the global provider, also one that is set after New. Close the client before
 // the provider is shut down: spans are ended a moment after their locks.
 func WithTracerProvider(p trace.TracerProvider) Option {
 	return clientOption(func(o *clientOptions) error {
-		if p == nil {
+		if isNil(p) {
 			return invalid("tracer provider is nil; leave the option out for the global one")
 		}
 		o.tracers = p
@@ -165,7 +172,7 @@ func WithTracerProvider(p trace.TracerProvider) Option {
 // the global provider, also one that is set after New.
 func WithMeterProvider(p metric.MeterProvider) Option {
 	return clientOption(func(o *clientOptions) error {
-		if p == nil {
+		if isNil(p) {
 			return invalid("meter provider is nil; leave the option out for the global one")
 		}
 		o.meters = p

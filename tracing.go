@@ -81,7 +81,7 @@ func (t *tracing) tracer() trace.Tracer {
 	if placeholder(provider) {
 		c.tracer = nil
 	}
-	if reflect.TypeOf(provider).Comparable() {
+	if reflect.ValueOf(provider).Comparable() {
 		t.cache.Store(c)
 	}
 	return c.tracer

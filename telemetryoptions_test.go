@@ -1,0 +1,55 @@
+package leased_test
+
+import (
+	"errors"
+	"testing"
+
+	"go.opentelemetry.io/otel"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	sdk "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/leasedmutex/leased"
+)
+
+func TestAProviderThatIsANilPointerIsRefused(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		for name, opt := range map[string]leased.Option{
+			"tracer": leased.WithTracerProvider((*sdk.TracerProvider)(nil)),
+			"meter":  leased.WithMeterProvider((*sdkmetric.MeterProvider)(nil)),
+		} {
+			var err error
+			if with := panics(func() { _, err = leased.New(s.connect(t), opt) }); with != nil {
+				t.Errorf("%s: panics: %v", name, with)
+			} else if !errors.Is(err, leased.ErrInvalidOption) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	})
+}
+
+// wrapped is comparable as a type, and not as a value.
+type wrapped struct {
+	trace.TracerProvider
+	more any
+}
+
+func TestAGlobalProviderThatCannotBeComparedMakesSpans(t *testing.T) {
+	if !alone(t) {
+		return
+	}
+	inVirtualTime(t, func(t *testing.T, s place) {
+		r := newRecorder(t)
+		otel.SetTracerProvider(wrapped{r, []string{"a slice"}})
+		c := newClient(t, s)
+		for range 2 {
+			unlock(t, lock(t, c.Mutex("x")))
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+		if n := len(r.kept.GetSpans()); n != 4 {
+			t.Errorf("%d spans", n)
+		}
+	})
+}
