@@ -142,6 +142,9 @@ func (l *lock) wait(a answer, from, now time.Time) {
 	if a.left >= 0 {
 		pause = min(pause, a.left+afterExpiry+time.Duration(a.place)*perPlace)
 	}
+	if l.missed {
+		pause, l.missed = 0, false
+	}
 	g.ask.checkAt = now.Add(pause)
 	if g.ask.endsAt.After(now) {
 		g.ask.checkAt = earlier(g.ask.checkAt, g.ask.endsAt)

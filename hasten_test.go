@@ -27,3 +27,25 @@ func TestAMessageAboutTheEndOfTheOwnerMayOvertakeTheAnswer(t *testing.T) {
 		t.Errorf("it looks again after %v", due)
 	}
 }
+
+// Rule 3. The answer was on its way when the subscription came about: what let the
+// request in may have been published between the two.
+func TestRule3ASubscriptionMayOvertakeTheAnswer(t *testing.T) {
+	w := newWorld(t, 1, true)
+	defer w.close()
+	w.begin(1)
+	w.deny = false
+	c := w.clients[0]
+	c.step(func(now time.Time, fx *effects) {
+		c.lock.enter(&caller{mode: exclusive, opts: &lockOptions{ttl: 30 * time.Second}}, now, fx)
+	})
+	id := c.lock.grant.req.id
+	c.step(c.lock.subscribed)
+	answered := answer{outcome: enqueued, token: 7, left: time.Minute, echo: noEcho}
+	c.step(func(now time.Time, fx *effects) {
+		c.lock.answered(&command{verb: acquire, id: id, at: now}, answered, nil, 0, now, fx)
+	})
+	if c.lock.grant.inFlight != acquire {
+		t.Errorf("it looks again after %v", c.lock.due().Sub(w.now))
+	}
+}

@@ -28,6 +28,7 @@ type lock struct {
 	inside    callers
 	departing callers // left, and to be told how the letting go went
 	closed    bool
+	missed    bool   // messages may have been, since the command in flight was sent
 	strays    int32  // callers inside whose grant is gone
 	trouble   error  // last error of Redis, nil after an answer
 	blocker   string // who had the lock when Redis was last asked
@@ -238,7 +239,7 @@ func (l *lock) ask(now time.Time, fx *effects) {
 	if now.Before(g.ask.checkAt) {
 		return
 	}
-	g.inFlight = acquire
+	g.inFlight, l.missed = acquire, false
 	fx.send = command{verb: acquire, id: g.req.id, ttl: g.req.ttl, wait: l.anyoneWaits(), check: g.state == queued, at: now}
 }
 
@@ -269,7 +270,7 @@ func (l *lock) letGo(now time.Time, fx *effects) {
 	default:
 		return
 	}
-	g.state, g.inFlight = lettingGo, cmd.verb
+	g.state, g.inFlight, l.missed = lettingGo, cmd.verb, false
 	fx.send = cmd
 }
 

@@ -109,18 +109,23 @@ func (l *lock) revoked(id string, token uint64, now time.Time, fx *effects) {
 }
 
 // subscribed: the inbox is (again) confirmed; messages may have been missed.
+// The answer to a command in flight may be older than this.
 func (l *lock) subscribed(now time.Time, fx *effects) {
+	l.missed = l.grant.inFlight != nothing
 	if g := &l.grant; g.ask != nil {
 		g.ask.checkAt = now
 		l.settle(now, fx)
 	}
 }
 
+// holds reports whether the grant is that of id.
+func (l *lock) holds(id string) bool { return l.grant.state == held && l.grant.req.id == id }
+
 // renewed: the outcome of a renewal. It is about a request, not about whatever
 // the lock holds now; and what comes after the trust window revives nothing.
 func (l *lock) renewed(r *renewal, now time.Time, fx *effects) {
 	g := &l.grant
-	if g.state != held || r.req.id != g.req.id {
+	if !l.holds(r.req.id) {
 		return
 	}
 	switch r.outcome {

@@ -136,8 +136,14 @@ func (c *Client) renew(batch []renewal) {
 			c.inbox.suspect(r.err)
 			c.journal.trouble(r.entry.keys.name, r.err)
 		}
-		c.stats.renewed(r.outcome)
-		r.entry.step(func(now time.Time, fx *effects) { r.entry.lock.renewed(r, now, fx) })
+		var crossed bool // with the release: nothing was lost
+		r.entry.step(func(now time.Time, fx *effects) {
+			crossed = r.outcome == notOurs && !r.entry.lock.holds(r.req.id)
+			r.entry.lock.renewed(r, now, fx)
+		})
+		if !crossed {
+			c.stats.renewed(r.outcome)
+		}
 	}
 	// Last, for these can hang, and no lock may wait for that.
 	c.server.touch(ctx, batch)

@@ -49,7 +49,7 @@ var mutants = []mutant{
 	{"renewal trusted from its answer", "messages.go", "			g.proved = r.at", "			g.proved = now", simulation},
 	{"late renewal revives", "messages.go", "		if !now.Before(g.trust()) {\n			break\n		}\n", "", "Revive|Window|Renew|" + simulation},
 	{"unknown renewal taken for lost", "messages.go", "	case notOurs:\n		if g.lowering() {", "	case notOurs, unanswered:\n		if g.lowering() {", "Renew|Unknown|Outcome"},
-	{"not-ours renewal of another id is a loss (P10)", "messages.go", "	if g.state != held || r.req.id != g.req.id {", "	if g.state != held {", "Renew|NotOurs|Outcome|" + simulation},
+	{"not-ours renewal of another id is a loss (P10)", "messages.go", "	if !l.holds(r.req.id) {", "	if g.state != held {", "Renew|NotOurs|Outcome|" + simulation},
 	{"no margin", "grant.go", "func margin(ttl time.Duration) time.Duration { return ttl/100 + 2*time.Millisecond }", "func margin(ttl time.Duration) time.Duration { return 0 }", "Trust|Margin|Virtual"},
 	{"window not tested before admission (rule 15)", "lock.go", "			!g.trusted(now) || l.tenureOver(now) {", "			l.tenureOver(now) {", simulation},
 	{"renewal after unlock", "deadlines.go", "	if g.state == held && l.keeps() && (", "	if (g.state == held || g.state == lettingGo) && l.keeps() && (", simulation},
@@ -92,6 +92,9 @@ var mutants = []mutant{
 	{"Close releases what nobody unlocked", "client.go", "		err = c.abandoned()\n", "		err = c.abandoned()\n		for _, e := range c.entries() {\n			_, _ = c.server.evict(c.base, &e.keys)\n		}\n", "Close|Shutdown"},
 	{"waiting is not given up with the context", "wait.go", "		case <-ctx.Done():\n			e.giveUp(w)", "		case <-make(chan int):\n			e.giveUp(w)", "Cancel|Context"},
 	{"loss handler called under the lock", "entry.go", "	e.client.losses.add(LossEvent{Name: e.keys.name, Token: token, Reason: l.why})", "	e.mu.Lock()\n	defer e.mu.Unlock()\n	if handler := e.client.opts.onLoss; handler != nil {\n		handler(LossEvent{Name: e.keys.name, Token: token, Reason: l.why})\n	}", "LossHandler"},
+
+	// what reviews found
+	{"a subscription that overtakes an answer is forgotten (rule 3)", "messages.go", "	l.missed = l.grant.inFlight != nothing\n", "", "TestRule3"},
 
 	// tracing
 	{"spans are ended by who unlocks", "tracing.go", "	if !t.ended.add(endedSpan{span, at}) {", "	span.End(trace.WithTimestamp(at))\n	if false {", "Exporter"},
