@@ -232,7 +232,7 @@ func (c *Client) Shutdown(ctx context.Context) error {
 	c.dog.halt()
 	c.inbox.halt()
 	c.crew.wait()
-	c.metrics.stop()
+	c.metrics.stop(ctx)
 	c.losses.wait(ctx)
 	c.tracing.ended.wait(ctx)
 	return err

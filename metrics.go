@@ -25,7 +25,21 @@ type metrics struct {
 	byName  bool // the lock's name is an attribute
 	wait    metric.Float64Histogram
 	hold    metric.Float64Histogram
-	collect metric.Registration // nil once it was ended, or if it failed
+	collect metric.Registration // nil if it failed
+
+	mu     sync.Mutex // guards told of totals
+	totals []total
+}
+
+// total is one series of a counter. What it has grown by is told when somebody
+// collects and at Close: an observable counter would go with its client, before
+// the last was collected, and take its share of the sum that those of all clients
+// are.
+type total struct {
+	counter metric.Int64Counter
+	labels  []metric.AddOption
+	now     func() int64
+	told    int64
 }
 
 func newMetrics(c *Client, o *clientOptions) (*metrics, error) {
@@ -48,23 +62,41 @@ func newMetrics(c *Client, o *clientOptions) (*metrics, error) {
 	if k.err != nil {
 		return nil, k.err
 	}
+	for v := range c.stats.by {
+		m.count(leases, c.stats.by[v].Load, attrVia.String(via(v).String()))
+	}
+	m.count(handoffs, c.stats.by[viaLocal].Load, attrKind.String("local"))
+	m.count(handoffs, c.stats.given.Load, attrKind.String("direct"))
+	m.count(losses, c.stats.lost.Load)
+	for r := range c.stats.renewals {
+		m.count(renewals, c.stats.renewals[r].Load, attrOutcome.String(renewalResult(r).String()))
+	}
+	m.count(commands, func() int64 { return c.Stats().Commands })
 	var err error
 	m.collect, err = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		s := c.Stats()
-		for v := range c.stats.by {
-			o.ObserveInt64(leases, c.stats.by[v].Load(), labels(attrVia.String(via(v).String())))
-		}
-		o.ObserveInt64(handoffs, s.Local, labels(attrKind.String("local")))
-		o.ObserveInt64(handoffs, s.Handed, labels(attrKind.String("direct")))
-		o.ObserveInt64(losses, s.Lost)
-		for r := range c.stats.renewals {
-			o.ObserveInt64(renewals, c.stats.renewals[r].Load(), labels(attrOutcome.String(renewalResult(r).String())))
-		}
-		o.ObserveInt64(commands, s.Commands)
+		m.tell()
 		m.observeLocks(o, waiting, held)
 		return nil
-	}, leases, handoffs, losses, renewals, commands, waiting, held)
+	}, waiting, held)
 	return m, err
+}
+
+func (m *metrics) count(counter metric.Int64Counter, now func() int64, attrs ...attribute.KeyValue) {
+	with := []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(attrs...))}
+	m.totals = append(m.totals, total{counter: counter, labels: with, now: now})
+}
+
+// tell brings the counters up to date, also those that stand at 0.
+func (m *metrics) tell() {
+	for i := range m.totals {
+		t := &m.totals[i]
+		m.mu.Lock()
+		n := t.now()
+		more := n - t.told
+		t.told = n
+		m.mu.Unlock()
+		t.counter.Add(context.Background(), more, t.labels...)
+	}
 }
 
 // observeLocks counts callers, those of each lock if names are asked for.
@@ -106,8 +138,8 @@ func (k *kit) histogram(name, text string) metric.Float64Histogram {
 	return i
 }
 
-func (k *kit) counter(name, unit, text string) metric.Int64ObservableCounter {
-	i, err := k.meter.Int64ObservableCounter(name, metric.WithUnit(unit), metric.WithDescription(text))
+func (k *kit) counter(name, unit, text string) metric.Int64Counter {
+	i, err := k.meter.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(text))
 	k.keep(err)
 	return i
 }
@@ -193,9 +225,20 @@ func (m *metrics) released(h *released) {
 	}
 }
 
-// stop ends the collecting.
-func (m *metrics) stop() {
-	if m.collect != nil {
+// stop ends the collecting. That waits for a collection under way, which calls
+// others' callbacks, and for them no longer than ctx lasts.
+func (m *metrics) stop(ctx context.Context) {
+	m.tell()
+	if m.collect == nil {
+		return
+	}
+	ended := make(chan struct{})
+	go func() { // ended by the collection's end, waited for by Shutdown
+		defer close(ended)
 		_ = m.collect.Unregister() // it never fails in the SDK, and nothing could be done
+	}()
+	select {
+	case <-ended:
+	case <-ctx.Done():
 	}
 }
