@@ -199,9 +199,9 @@ func (c *Client) Close() error {
 // and an error says so. Idle grants are released. All goroutines of the client
 // are stopped and waited for, which takes as long as a command under way may
 // last (2 s, or the Redis client's own time-out in a Cluster). rdb stays open.
-// A loss handler that runs, and spans that are being ended, are waited for until
-// ctx ends. Later calls wait for the
-// first, or until their ctx ends.
+// A loss handler that runs is waited for until ctx ends, and spans that are being
+// ended for 100 ms at least. Later calls wait for the first, or until their ctx
+// ends.
 func (c *Client) Shutdown(ctx context.Context) error {
 	c.mu.Lock()
 	if c.closedLocked() {
@@ -234,7 +234,7 @@ func (c *Client) Shutdown(ctx context.Context) error {
 	c.crew.wait()
 	c.metrics.stop(ctx)
 	c.losses.wait(ctx)
-	c.tracing.ended.wait(ctx)
+	c.tracing.finish(ctx)
 	return err
 }
 

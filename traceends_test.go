@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/codes"
+	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/leasedmutex/leased"
@@ -257,5 +258,31 @@ func TestTraceOfALeaseOfLockThatIsLostTellsOfItThoughNobodyWaited(t *testing.T) 
 		if took := holds[0].EndTime.Sub(began); took != 10*time.Second || !slices.Equal(events(holds[0]), []string{"lost"}) {
 			t.Errorf("it ended after %v, events %v", took, events(holds[0]))
 		}
+	})
+}
+
+// slowly ends spans a moment later, as a processor does that is not a batcher.
+type slowly struct{ *tracetest.InMemoryExporter }
+
+func (s slowly) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) error {
+	time.Sleep(time.Millisecond)
+	return s.InMemoryExporter.ExportSpans(ctx, spans)
+}
+
+// The provider is shut down right after the client, whose time was up when it gave
+// the lease up.
+func TestTraceOfALeaseThatCloseAbandonedIsToldBeforeCloseReturns(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		kept := tracetest.NewInMemoryExporter()
+		c := newClient(t, s, leased.WithTracerProvider(sdk.NewTracerProvider(sdk.WithSyncer(slowly{kept}))))
+		l := lock(t, c.Mutex("x"))
+		if err := c.Close(); err == nil {
+			t.Error("the lease was abandoned, and Close does not say so")
+		}
+		if n := len(kept.GetSpans()); n != 2 {
+			t.Errorf("%d spans", n)
+		}
+		_ = l.Unlock()
+		time.Sleep(time.Minute)
 	})
 }

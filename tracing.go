@@ -58,6 +58,18 @@ type endedSpan struct {
 
 const mostEndedSpans = 8192
 
+// lastSpans is how long those of leases that Close gives up are waited for at least:
+// that is when its context has ended.
+const lastSpans = 100 * time.Millisecond
+
+// finish waits for spans that are being ended.
+func (t *tracing) finish(ctx context.Context) {
+	least, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastSpans)
+	defer cancel()
+	t.ended.wait(least)
+	t.ended.wait(ctx)
+}
+
 func newTracing(c *Client, o *clientOptions) *tracing {
 	t := &tracing{client: c, given: o.tracers, every: o.everySpan}
 	t.ended.most = mostEndedSpans
