@@ -136,14 +136,13 @@ func (c *Client) renew(batch []renewal) {
 			c.inbox.suspect(r.err)
 			c.journal.trouble(r.entry.keys.name, r.err)
 		}
-		var crossed bool // with the release: nothing was lost
 		r.entry.step(func(now time.Time, fx *effects) {
-			crossed = r.outcome == notOurs && !r.entry.lock.holds(r.req.id)
+			// "Not ours" of what was unlocked meanwhile is no loss.
+			if r.outcome != notOurs || r.entry.lock.holds(r.req.id) {
+				c.stats.renewed(r.outcome)
+			}
 			r.entry.lock.renewed(r, now, fx)
 		})
-		if !crossed {
-			c.stats.renewed(r.outcome)
-		}
 	}
 	// Last, for these can hang, and no lock may wait for that.
 	c.server.touch(ctx, batch)
