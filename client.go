@@ -97,9 +97,7 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	c.reaper = newReaper(c)
 	c.losses.deliver = c.tellLoss
 	c.tracing = newTracing(c, &c.opts)
-	if c.metrics, err = newMetrics(c, &c.opts); err != nil {
-		return nil, invalid("the meter provider makes no instruments: %w", err)
-	}
+	c.metrics = newMetrics(c, &c.opts)
 	return c, nil
 }
 

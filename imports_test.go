@@ -22,6 +22,7 @@ func TestTheLibraryImportsOnlyRedisBackoffAndTheOpenTelemetryAPI(t *testing.T) {
 		"go.opentelemetry.io/otel/attribute",
 		"go.opentelemetry.io/otel/codes",
 		"go.opentelemetry.io/otel/metric",
+		"go.opentelemetry.io/otel/metric/noop",
 		"go.opentelemetry.io/otel/trace",
 		"go.opentelemetry.io/otel/trace/noop",
 	}

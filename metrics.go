@@ -8,6 +8,7 @@ import (
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
 	"go.opentelemetry.io/otel/trace"
 )
 
@@ -42,26 +43,22 @@ type total struct {
 	told    int64
 }
 
-func newMetrics(c *Client, o *clientOptions) (*metrics, error) {
+func newMetrics(c *Client, o *clientOptions) *metrics {
 	provider := o.meters
 	if provider == nil {
 		provider = otel.GetMeterProvider() // which passes on to one that is set later
 	}
-	meter := provider.Meter(modulePath, metric.WithInstrumentationVersion(moduleVersion()))
+	k := kit{provider.Meter(modulePath, metric.WithInstrumentationVersion(moduleVersion()))}
 	m := &metrics{client: c, byName: o.nameInMetrics}
-	k := kit{meter: meter}
 	m.wait = k.histogram("leased.wait.duration", "From the call for a lock until it was acquired or given up.")
 	m.hold = k.histogram("leased.hold.duration", "From acquired until released or lost.")
 	leases := k.counter("leased.leases", "{lease}", "Callers that were let in, by how the lock came.")
-	handoffs := k.counter("leased.handoffs", "{handoff}", "Releases that made the next one owner: local, of this process; direct, of another.")
+	handoffs := k.counter("leased.handoffs", "{handoff}", "Local: callers let in by or beside another of their process. Direct: releases that made another process owner.")
 	losses := k.counter("leased.losses", "{lease}", "Leases that ended before their Unlock.")
 	renewals := k.counter("leased.renewals", "{renewal}", "Renewals by outcome: renewed, lost, failed.")
 	commands := k.counter("leased.commands", "{command}", "Commands sent to Redis.")
 	waiting := k.level("leased.waiting", "{caller}", "Callers that wait, for others or for Redis.")
 	held := k.level("leased.held", "{lease}", "Leases held.")
-	if k.err != nil {
-		return nil, k.err
-	}
 	for v := range c.stats.by {
 		m.count(leases, c.stats.by[v].Load, attrVia.String(via(v).String()))
 	}
@@ -72,13 +69,17 @@ func newMetrics(c *Client, o *clientOptions) (*metrics, error) {
 		m.count(renewals, c.stats.renewals[r].Load, attrOutcome.String(renewalResult(r).String()))
 	}
 	m.count(commands, func() int64 { return c.Stats().Commands })
-	var err error
-	m.collect, err = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+	collect, err := k.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		m.tell()
 		m.observeLocks(o, waiting, held)
 		return nil
 	}, waiting, held)
-	return m, err
+	if err != nil {
+		otel.Handle(err)
+	} else {
+		m.collect = collect
+	}
+	return m
 }
 
 func (m *metrics) count(counter metric.Int64Counter, now func() int64, attrs ...attribute.KeyValue) {
@@ -119,34 +120,34 @@ func (m *metrics) observeLocks(o metric.Observer, waiting, held metric.Int64Obse
 	}
 }
 
-// kit makes instruments and keeps the first error.
-type kit struct {
-	meter metric.Meter
-	err   error
-}
+// kit makes instruments. What a provider or its views cannot make is told to
+// OpenTelemetry's error handler, and measured by nobody: locks do without.
+type kit struct{ metric.Meter }
 
-func (k *kit) keep(err error) {
-	if k.err == nil {
-		k.err = err
-	}
-}
-
-func (k *kit) histogram(name, text string) metric.Float64Histogram {
-	i, err := k.meter.Float64Histogram(name, metric.WithUnit("s"), metric.WithDescription(text),
+func (k kit) histogram(name, text string) metric.Float64Histogram {
+	i, err := k.Float64Histogram(name, metric.WithUnit("s"), metric.WithDescription(text),
 		metric.WithExplicitBucketBoundaries(buckets...))
-	k.keep(err)
-	return i
+	return sound[metric.Float64Histogram](i, err, noop.Float64Histogram{})
 }
 
-func (k *kit) counter(name, unit, text string) metric.Int64Counter {
-	i, err := k.meter.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(text))
-	k.keep(err)
-	return i
+func (k kit) counter(name, unit, text string) metric.Int64Counter {
+	i, err := k.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(text))
+	return sound[metric.Int64Counter](i, err, noop.Int64Counter{})
 }
 
-func (k *kit) level(name, unit, text string) metric.Int64ObservableUpDownCounter {
-	i, err := k.meter.Int64ObservableUpDownCounter(name, metric.WithUnit(unit), metric.WithDescription(text))
-	k.keep(err)
+func (k kit) level(name, unit, text string) metric.Int64ObservableUpDownCounter {
+	i, err := k.Int64ObservableUpDownCounter(name, metric.WithUnit(unit), metric.WithDescription(text))
+	return sound[metric.Int64ObservableUpDownCounter](i, err, noop.Int64ObservableUpDownCounter{})
+}
+
+// sound returns i, or none in its place if there is no i.
+func sound[T any](i T, err error, none T) T {
+	if err != nil {
+		otel.Handle(err)
+	}
+	if any(i) == nil {
+		return none
+	}
 	return i
 }
 

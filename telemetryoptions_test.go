@@ -53,3 +53,18 @@ func TestAGlobalProviderThatCannotBeComparedMakesSpans(t *testing.T) {
 		}
 	})
 }
+
+// Telemetry is not what a program should fail for.
+func TestAViewThatNoInstrumentFitsLeavesLocksAlone(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var told []error
+		otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { told = append(told, err) }))
+		defer otel.SetErrorHandler(otel.ErrorHandlerFunc(func(error) {}))
+		all := sdkmetric.NewView(sdkmetric.Instrument{Name: "*"}, sdkmetric.Stream{Aggregation: sdkmetric.AggregationLastValue{}})
+		mp := sdkmetric.NewMeterProvider(sdkmetric.WithReader(sdkmetric.NewManualReader()), sdkmetric.WithView(all))
+		unlock(t, lock(t, newClient(t, s, leased.WithMeterProvider(mp)).Mutex("x")))
+		if len(told) == 0 {
+			t.Error("nobody was told")
+		}
+	})
+}

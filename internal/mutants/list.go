@@ -102,10 +102,10 @@ var mutants = []mutant{
 	{"the hand-off does not carry the span", "lock.go", "	cmd := command{id: g.req.id, link: l.passed, at: now}", "	cmd := command{id: g.req.id, at: now}", "TestTrace"},
 	{"a downgrade does not carry the span", "downgrade.go", "link: l.member().trail.ref(), at: now}", "at: now}", "TestTrace"},
 	{"a lost lease's span goes on", "entry.go", "	if errors.Is(cause, ErrLeaseLost) {", "	if false {", "TestTrace"},
-	{"a hold is told of twice", "tracing.go", "	if w.since < 0 {", "	if false {", "TestTrace|TestMetrics"},
+	{"a hold is told of twice", "held.go", "	if w.since < 0 {", "	if false {", "TestTrace|TestMetrics"},
 	{"who is waited for without a span gets none", "wait.go", "e.lock.sought() && w.trail.claim()", "false", "TestTrace"},
 	{"notes of the wait go with the hold", "trail.go", "	n := t.own\n", "	n := 0\n", "TestEverySpan"},
-	{"a span is begun for a hold that is over", "tracing.go", "		t.how, t.ended = how, at\n", "", "TestEverySpan"},
+	{"a span is begun for a hold that is over", "held.go", "		t.how, t.ended = how, at\n", "", "TestEverySpan"},
 	{"contention is an error", "outcomes.go", "return r == waitClosed || r == waitRefused", "return r != waitAcquired", "TestTrace"},
 	{"what was sent for another span is linked", "trail.go", "	if len(text) != 55 ||", "	if len(text) < 55 ||", "Span"},
 }
