@@ -183,8 +183,16 @@ func TestGarbageInTheInboxHarmsNobody(t *testing.T) {
 		ctx := context.Background()
 		c := newClient(t, s)
 		l := lock(t, c.Mutex("x"))
-		waiter := locking(t, newClient(t, s).Mutex("x"))
+		waiting := newClient(t, s)
+		waiter := locking(t, waiting.Mutex("x"))
 		s.queued(t, "x", 1)
+		// Until its request is answered a waiter has to believe any token.
+		eventually(t, "the waiter knows who is before it", func() bool {
+			short, cancel := context.WithTimeout(ctx, time.Millisecond)
+			defer cancel()
+			_, err := waiting.Mutex("x").LockContext(short)
+			return err != nil && strings.Contains(err.Error(), "held by")
+		})
 		var inboxes []string
 		eventually(t, "both inboxes are open", func() bool {
 			inboxes = s.rdb.PubSubChannels(ctx, s.Prefix+"*").Val()
@@ -211,8 +219,8 @@ func TestGarbageInTheInboxHarmsNobody(t *testing.T) {
 			}
 		}
 		// What comes after the garbage has been read after it.
-		if !open(waiter) || s.value(t, "x") != held || l.Context().Err() != nil {
-			t.Errorf("the garbage was believed: waiter out: %v, key %q, lease %v", open(waiter), s.value(t, "x"), l.Context().Err())
+		if out := !open(waiter); out || s.value(t, "x") != held || l.Context().Err() != nil {
+			t.Fatalf("the garbage was believed: waiter out: %v, key %q, lease %v", out, s.value(t, "x"), l.Context().Err())
 		}
 		unlock(t, l)
 		unlock(t, closesSoon(t, "the waiter gets in", waiter))
