@@ -34,7 +34,7 @@ func (e *entry) closedLocked(w *caller, how holdResult, at time.Time) (r release
 		t.how, t.ended = how, at
 		switch {
 		case t.span != nil:
-			r.span, r.notes, t.span = t.span, t.rest(), nil
+			r.span, r.notes = t.span, t.rest()
 		case how != holdReleased && !w.leased && t.claim():
 			r.late, r.notes = true, t.rest()
 		}
@@ -73,7 +73,7 @@ func (t *tracing) hold(ctx context.Context, e *entry, c *caller, since time.Time
 	ref := span.SpanContext()
 	e.mu.Lock()
 	trail := c.trail
-	trail.work = span
+	trail.span = span
 	if ref.IsSampled() {
 		trail.hold = &ref
 	}
@@ -81,8 +81,6 @@ func (t *tracing) hold(ctx context.Context, e *entry, c *caller, since time.Time
 	r := released{mode: c.mode, token: c.token, how: trail.how, at: trail.ended, span: span}
 	if over {
 		r.notes = trail.rest()
-	} else {
-		trail.span = span
 	}
 	e.mu.Unlock()
 	if over {

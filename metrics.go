@@ -234,7 +234,7 @@ func (m *metrics) stop(ctx context.Context) {
 		return
 	}
 	ended := make(chan struct{})
-	go func() { // ended by the collection's end, waited for by Shutdown
+	go func() { // ended by the collection's end, waited for by Shutdown as long as ctx lasts
 		defer close(ended)
 		_ = m.collect.Unregister() // it never fails in the SDK, and nothing could be done
 	}()

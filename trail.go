@@ -18,8 +18,7 @@ type trail struct {
 	own   int      // so many notes are of the wait
 
 	parent  trace.SpanContext // of the spans
-	span    trace.Span        // of the hold, nil before and after
-	work    trace.Span        // the same, for good
+	span    trace.Span        // of the hold, nil until it has begun
 	claimed bool              // somebody begins, or has begun, the span of the hold
 	how     holdResult        // what became of a hold that was over before it had a span
 	ended   time.Time         // when, zero if it was not
@@ -79,10 +78,10 @@ func (t *trail) rest() []note {
 // context returns ctx with the hold span as parent of what is done, if ctx has the
 // parent that the spans of this trail have.
 func (t *trail) context(ctx context.Context) context.Context {
-	if t == nil || t.work == nil || !trace.SpanContextFromContext(ctx).Equal(t.parent) {
+	if t == nil || t.span == nil || !trace.SpanContextFromContext(ctx).Equal(t.parent) {
 		return ctx
 	}
-	return trace.ContextWithSpan(ctx, t.work)
+	return trace.ContextWithSpan(ctx, t.span)
 }
 
 // claim reports whether the asker is to begin the span of the hold: one is.
