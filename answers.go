@@ -81,7 +81,7 @@ func (l *lock) failed(err error, pause time.Duration, now time.Time, fx *effects
 		}
 	}
 	if head := l.waiting.first; head != nil {
-		head.trail.note(note{at: now, what: noteTrouble, text: err.Error()})
+		head.trail.note(note{at: now, what: noteTrouble, err: err})
 	}
 	l.rejectTries(err, fx)
 	if mendable(err) {

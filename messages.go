@@ -152,7 +152,7 @@ func (l *lock) renewed(r *renewal, now time.Time, fx *effects) {
 		l.trouble = nil
 	default:
 		l.trouble = r.err
-		l.noteInside(note{at: now, what: noteTrouble, text: r.err.Error()})
+		l.noteInside(note{at: now, what: noteTrouble, err: r.err})
 		g.renewAt = earlier(g.renewAt, now.Add(min(g.req.ttl/10, time.Second)))
 	}
 	l.expire(now, fx)

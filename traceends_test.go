@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
@@ -106,7 +108,11 @@ func TestTraceOfALeaseLostInAnOutageTellsOfTheTroubleBefore(t *testing.T) {
 		has(t, hold, "leased.outcome", "lost")
 		names := events(hold)
 		if len(names) < 2 || names[0] != "trouble" || names[len(names)-1] != "lost" {
-			t.Errorf("events %v", names)
+			t.Fatalf("events %v", names)
+		}
+		first := attribute.NewSet(hold.Events[0].Attributes...)
+		if why, _ := first.Value("leased.reason"); !strings.Contains(why.AsString(), "LOADING") {
+			t.Errorf("trouble with %q", why.AsString())
 		}
 		if held := hold.EndTime.Sub(hold.StartTime); held != 30*time.Second-302*time.Millisecond {
 			t.Errorf("it ended after %v", held)

@@ -237,6 +237,9 @@ func tell(span trace.Span, notes []note) {
 		if n.what == noteQueued || n.what == noteQueuedInRedis {
 			more = append(more, attrPlace.Int(n.place))
 		}
+		if n.err != nil {
+			n.text = n.err.Error()
+		}
 		if n.text != "" {
 			more = append(more, n.what.key().String(n.text))
 		}

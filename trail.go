@@ -32,6 +32,7 @@ type note struct {
 	what  noteKind
 	place int // queued: how many wait before it
 	text  string
+	err   error // what the text is of; read later, for its method may be a user's
 }
 
 type noteKind uint8
