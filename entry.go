@@ -132,9 +132,6 @@ func (e *entry) run(ctx context.Context, cmd *command) {
 		if a.echo == echoDenied {
 			c.journal.denied()
 		}
-		if cmd.verb == yield && a.outcome == enqueued {
-			a.handed = 1 // or we would have been granted
-		}
 		c.stats.handed(a.handed)
 	}
 	e.answered(cmd, a, err, pause)

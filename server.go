@@ -59,7 +59,7 @@ type answer struct {
 	blocker string        // who owns, or is before us
 	mute    bool          // the blocker will not tell us when it lets go
 	echo    int           // receivers of the echo asked for; noEcho, echoDenied
-	handed  int           // release: how many were made owner
+	handed  int           // release, yield: how many were made owner
 	link    *spanRef      // granted, by a message: hold span of the lease that let go
 }
 
@@ -186,7 +186,11 @@ func (s *redisServer) do(ctx context.Context, k *keys, c *command) (answer, erro
 		}
 		return answer{outcome: done, handed: int(reply)}, nil
 	case []any:
-		return parseAnswer(reply)
+		a, err := parseAnswer(reply)
+		if c.verb == yield && a.outcome == enqueued {
+			a.handed = 1 // or we would have been granted
+		}
+		return a, err
 	}
 	return answer{}, malformed(cmd.Val())
 }
