@@ -69,14 +69,29 @@ func (h *handle) acquire(ctx context.Context, c *caller) (*entry, error) {
 	span := client.tracing.begin(ctx, c, began)
 	e, err := h.wait(ctx, c, began)
 	now := time.Now()
-	client.metrics.waited(ctx, span, h.keys.name, c, waitOutcome(err), now.Sub(began))
-	if c.trail != nil {
-		client.tracing.waited(ctx, span, &waited{h, e, c, err, began, now})
-	}
+	e.orLeave(c, func() {
+		client.metrics.waited(ctx, span, h.keys.name, c, waitOutcome(err), now.Sub(began))
+		if c.trail != nil {
+			client.tracing.waited(ctx, span, &waited{h, e, c, err, began, now})
+		}
+	})
 	if err != nil {
 		return nil, err
 	}
 	return e, nil
+}
+
+// orLeave runs f, which calls the user's code. If that does not return, because
+// it panics, w leaves the lock: its caller will never unlock it.
+func (e *entry) orLeave(w *caller, f func()) {
+	returned := false
+	defer func() {
+		if !returned && e != nil {
+			e.giveUp(w)
+		}
+	}()
+	f()
+	returned = true
 }
 
 // wait waits until the caller is admitted or turned away, or ctx ends. When ctx
@@ -165,7 +180,7 @@ func (e *entry) unlock(pick func(*lock) *caller) (bool, error) {
 		// link to lead to. That calls the user's code, which may take its time.
 		since := e.client.began.Add(w.since)
 		e.mu.Unlock()
-		e.client.tracing.hold(context.Background(), e, w, since)
+		e.orLeave(w, func() { e.client.tracing.hold(context.Background(), e, w, since) })
 		now = time.Now()
 		e.mu.Lock()
 		w = pick(&e.lock) // another may have been faster

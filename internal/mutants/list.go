@@ -96,6 +96,8 @@ var mutants = []mutant{
 	// what reviews found
 	{"a subscription that overtakes an answer is forgotten (rule 3)", "messages.go", "	l.missed = l.grant.inFlight != nothing\n", "", "TestRule3"},
 
+	{"a panic of the user's leaves the lock held", "wait.go", "		if !returned && e != nil {", "		if !returned && e == nil {", "WhoseUserPanics"},
+
 	// tracing
 	{"spans are ended by who unlocks", "tracing.go", "	if !t.ended.add(endedSpan{span, at}) {", "	span.End(trace.WithTimestamp(at))\n	if false {", "Exporter"},
 	{"a link past a lease without a span", "lock.go", "	l.passed = c.trail.ref()", "	if ref := c.trail.ref(); ref != nil {\n		l.passed = ref\n	}", "TestTrace"},

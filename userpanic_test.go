@@ -1,0 +1,78 @@
+package leased_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	sdk "go.opentelemetry.io/otel/sdk/trace"
+
+	"github.com/leasedmutex/leased"
+)
+
+// A lock calls code of its user's in the middle of Lock and Unlock: samplers,
+// span processors, instruments. Whoever recovers from their panic, as net/http
+// does, has no lease to unlock.
+
+// broken panics when it is asked about spans of that name.
+type broken struct{ name string }
+
+func (b broken) ShouldSample(p sdk.SamplingParameters) sdk.SamplingResult {
+	if p.Name == b.name {
+		panic("a sampler's bug")
+	}
+	return sdk.AlwaysSample().ShouldSample(p)
+}
+
+func (b broken) Description() string { return "broken" }
+
+func TestALockWhoseUserPanicsInItIsLeft(t *testing.T) {
+	calls := []struct {
+		what string
+		call func(c *leased.Client)
+	}{
+		{"LockContext", func(c *leased.Client) { _, _ = c.Mutex("x").LockContext(context.Background()) }},
+		{"Lock", func(c *leased.Client) { c.Mutex("x").Lock() }},
+		{"RLock", func(c *leased.Client) { c.RWMutex("x").RLock() }},
+	}
+	for _, to := range calls {
+		for _, span := range []string{"leased.wait", "leased.hold"} {
+			t.Run(to.what+" at "+span, func(t *testing.T) {
+				inVirtualTime(t, func(t *testing.T, s place) {
+					r := newRecorder(t, sdk.WithSampler(broken{span}))
+					c := newClient(t, s, leased.WithTracerProvider(r), leased.WithUncontendedSpans())
+					if p := panics(func() { to.call(c) }); p != "a sampler's bug" {
+						t.Fatalf("panicked with %v", p)
+					}
+					synctest.Wait()
+					if n := s.rdb.Exists(context.Background(), "x").Val(); n != 0 {
+						t.Error("the lock is held, and nobody will ever unlock it")
+					}
+				})
+			})
+		}
+	}
+}
+
+// Unlock gives a lease that had no span one when somebody waits for it.
+func TestAnUnlockWhoseUserPanicsInItLeavesTheLock(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		r := newRecorder(t, sdk.WithSampler(broken{"leased.hold"}))
+		c := newClient(t, s, leased.WithTracerProvider(r))
+		mu := c.Mutex("x")
+		mu.Lock()
+		synctest.Wait() // subscribed: it will hear that it is wanted
+		var next *leased.Lease
+		var waiting sync.WaitGroup
+		waiting.Go(func() { next = lock(t, newClient(t, s).Mutex("x")) })
+		synctest.Wait()
+		if p := panics(mu.Unlock); p != "a sampler's bug" {
+			t.Fatalf("panicked with %v", p)
+		}
+		waiting.Wait()
+		if next != nil {
+			unlock(t, next)
+		}
+	})
+}
