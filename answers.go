@@ -23,6 +23,10 @@ func (l *lock) answered(c *command, a answer, err error, pause time.Duration, no
 
 func (l *lock) acquired(c *command, a answer, err error, pause time.Duration, now time.Time, fx *effects) {
 	g := &l.grant
+	if g.reserves(c.id) {
+		l.reserved(c, a, err, pause, now, fx)
+		return
+	}
 	if c.id != g.req.id || g.state == none {
 		// It was lost meanwhile. Nobody wants what this may have brought, or bring
 		// yet.
@@ -72,12 +76,15 @@ func (l *lock) acquired(c *command, a answer, err error, pause time.Duration, no
 // failed: an acquire, or what became one, had no answer or was refused by the
 // server as a whole.
 func (l *lock) failed(err error, pause time.Duration, now time.Time, fx *effects) {
-	g := &l.grant
-	if g.ask != nil {
-		g.ask.checkAt = now.Add(pause)
+	ask, ttl := l.grant.ask, l.grant.req.ttl
+	if l.grant.reserving() {
+		ask, ttl = &l.grant.hand.ask, l.grant.hand.next.ttl
+	}
+	if ask != nil {
+		ask.checkAt = now.Add(pause)
 		if !definite(err) && !unsent(err) {
-			g.ask.known = true
-			g.ask.late = now.Add(g.req.ttl)
+			ask.known = true
+			ask.late = now.Add(ttl)
 		}
 	}
 	if head := l.waiting.first; head != nil {
@@ -169,7 +176,8 @@ func (l *lock) yielded(c *command, a answer, err error, pause time.Duration, now
 		l.failed(err, pause, now, fx)
 	case a.outcome == notOurs:
 		l.departLost(now, fx)
-		*g = grant{}
+		g.ask.known = g.ask.late.After(now) // an acquire for the place that was reserved may still arrive
+		l.drop(now, fx)
 	case a.outcome == granted:
 		l.depart(fx)
 		a.link = c.link
@@ -228,14 +236,19 @@ func (l *lock) departLost(now time.Time, fx *effects) {
 // drop gives up a request that nobody waits for.
 func (l *lock) drop(now time.Time, fx *effects) {
 	g := &l.grant
-	if g.ask.known {
-		until := g.ask.late
+	l.retract(g.req, g.ask, now, fx)
+	*g = grant{}
+}
+
+// retract has what Redis may know of a request cancelled.
+func (l *lock) retract(req request, ask *inquiry, now time.Time, fx *effects) {
+	if ask.known {
+		until := ask.late
 		if !until.After(now) {
 			until = time.Time{}
 		}
-		fx.ghosts = append(fx.ghosts, ghost{id: g.req.id, last: l.last, until: until})
+		fx.ghosts = append(fx.ghosts, ghost{id: req.id, last: l.last, until: until})
 	}
-	*g = grant{}
 }
 
 // lose: the grant is not ours, or cannot be believed any more. Who is inside
@@ -248,6 +261,7 @@ func (l *lock) lose(why string, now time.Time, fx *effects) {
 			l.strays++
 		}
 	}
+	l.unreserve(now, fx)
 	if l.grant.lowering() {
 		fx.done = append(fx.done, l.grant.hand.done...)
 	}

@@ -49,8 +49,8 @@ func (l *lock) due() time.Time {
 			earliest(g.trust())
 			earliest(g.idleTill)
 		}
-		if g.lowering() && g.inFlight == nothing {
-			earliest(g.hand.again)
+		if g.hand != nil && g.inFlight == nothing {
+			earliest(g.hand.ask.checkAt)
 		}
 	case g.inFlight == nothing && g.ask != nil:
 		earliest(g.ask.checkAt)

@@ -108,11 +108,9 @@
 // The readers of one process share one grant. The first one asks Redis, further
 // ones enter without a command, and the last one gives the grant back. Once
 // somebody is known to wait behind it, it admits nobody new: RLock queues, and
-// TryRLock is refused at once. A process has one place in the queue: a writer who
-// waits behind readers of its own process takes that place when the last of them
-// has left. Until then readers of other processes go on entering; after that,
-// nobody new enters before it. So it waits for the longest stay of its own readers
-// and then for one of others', and a writer in a process without readers for one.
+// TryRLock is refused at once. A writer who waits behind readers of its own
+// process has its place in the queue before they have left, so readers of other
+// processes do not enter before it either: it waits for those who are inside.
 //
 // In Redis the readers of each process have an expiry of their own. Those of a
 // process that died delay a writer by their own TTL at most, however long others

@@ -63,10 +63,10 @@ func (l *lock) downgrade(c *caller, done chan struct{}, now time.Time, fx *effec
 // lower sends a downgrade that is asked for, again after a failure.
 func (l *lock) lower(now time.Time, fx *effects) {
 	g := &l.grant
-	if !g.lowering() || g.inFlight != nothing || l.member() == nil || now.Before(g.hand.again) {
+	if !g.lowering() || g.inFlight != nothing || l.member() == nil || now.Before(g.hand.ask.checkAt) {
 		return
 	}
-	g.inFlight, g.hand.sent = downgrade, true
+	g.inFlight, g.hand.ask.known = downgrade, true
 	fx.send = command{verb: downgrade, id: g.req.id, next: g.hand.next.id, link: l.member().trail.ref(), at: now}
 	if l.last > g.token {
 		fx.send.last = l.last
@@ -75,7 +75,9 @@ func (l *lock) lower(now time.Time, fx *effects) {
 
 // lowering reports that the grant is to become shared. Until it is known to be,
 // either of its ids may be the one that owns.
-func (g *grant) lowering() bool { return g.state == held && g.hand != nil }
+func (g *grant) lowering() bool {
+	return g.state == held && g.hand != nil && g.req.mode == exclusive
+}
 
 // lowered: the downgrade was answered.
 func (l *lock) lowered(c *command, a answer, err error, pause time.Duration, now time.Time, fx *effects) {
@@ -86,7 +88,7 @@ func (l *lock) lowered(c *command, a answer, err error, pause time.Duration, now
 	hand := g.hand
 	switch {
 	case err != nil && l.member() != nil:
-		hand.again = now.Add(pause)
+		hand.ask.checkAt = now.Add(pause)
 		return
 	case err != nil:
 		l.forsake(now, fx)
@@ -115,7 +117,7 @@ func (l *lock) forsake(now time.Time, fx *effects) {
 	hand := g.hand
 	g.hand = nil
 	fx.done = append(fx.done, hand.done...)
-	if !hand.sent {
+	if !hand.ask.known {
 		return
 	}
 	fx.ghosts = append(fx.ghosts, ghost{id: hand.next.id, last: l.last, until: now.Add(hand.next.ttl)})

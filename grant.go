@@ -16,7 +16,7 @@ type grant struct {
 	req      request
 	opts     *lockOptions // of the caller it was asked for
 	ask      *inquiry     // while asking or queued
-	hand     *handOver    // while letting go by yield, or while a downgrade is under way
+	hand     *handOver    // letting go by yield; held: a downgrade, or a place reserved
 
 	// held:
 	via      via
@@ -52,21 +52,19 @@ type inquiry struct {
 }
 
 // handOver is a yield or a downgrade under way: one request ends and another
-// comes in its place.
+// comes in its place. For a writer behind readers of its own process it begins
+// before the yield, with a place in the queue (reserve.go).
 type handOver struct {
 	next request
 	opts *lockOptions
-	at   time.Time // sending of the yield
-
-	// downgrade:
-	again time.Time // not before
-	sent  bool
-	done  []chan struct{}
+	ask  inquiry         // about next
+	done []chan struct{} // of a downgrade
 }
 
 // inherit returns the grant that the hand-over asks for.
 func (h *handOver) inherit(inFlight verb) grant {
-	return grant{state: asking, inFlight: inFlight, req: h.next, opts: h.opts, ask: &inquiry{basis: h.at, known: true}}
+	h.ask.known = true
+	return grant{state: asking, inFlight: inFlight, req: h.next, opts: h.opts, ask: &h.ask}
 }
 
 // lostGrant is a grant that could not be proved in time. It is cancelled when

@@ -8,12 +8,14 @@ import "time"
 // adds to effects what follows from it. Whoever owns the lock serializes the
 // calls and performs the effects afterwards.
 //
-// After every event four rules are applied, in this order; nothing else
+// After every event five rules are applied, in this order; nothing else
 // decides anything:
 //
 //	admit   the grant is held, trusted, of the caller's mode, and its tenure is
 //	        not over: the head of the FIFO enters. This is hand-over inside the
 //	        process, entry of further readers, and re-use of an idle grant.
+//	reserve a writer waits for readers of its own process: it takes a place in
+//	        the queue meanwhile (reserve.go).
 //	ask     callers wait and there is no grant: ask for one.
 //	lower   a writer wants to go on as a reader (downgrade.go)
 //	let go  nobody is inside and nobody can be admitted, and the grant is wanted
@@ -167,6 +169,7 @@ func (l *lock) trustedUntil(c *caller) time.Time {
 
 func (l *lock) settle(now time.Time, fx *effects) {
 	l.admit(now, fx)
+	l.reserve(now, fx)
 	l.ask(now, fx)
 	l.lower(now, fx)
 	l.letGo(now, fx)
@@ -224,6 +227,7 @@ func (l *lock) ask(now time.Time, fx *effects) {
 		}
 		// A grant that nobody vouches for any more is confirmed under its id
 		// before anybody enters on it.
+		l.unreserve(now, fx)
 		g.state, g.wanted = asking, false
 		g.ask = &inquiry{known: true, basis: now, floor: g.token}
 	}
@@ -241,6 +245,11 @@ func (l *lock) ask(now time.Time, fx *effects) {
 	}
 	g.inFlight, l.missed = acquire, false
 	fx.send = command{verb: acquire, id: g.req.id, ttl: g.req.ttl, wait: l.anyoneWaits(), check: g.state == queued, at: now}
+}
+
+// next begins to hand the grant over to what head asks for.
+func (l *lock) next(head *caller, now time.Time) *handOver {
+	return &handOver{next: l.env.newRequest(head.mode, head.opts.ttl), opts: head.opts, ask: inquiry{basis: now}}
 }
 
 func (l *lock) anyoneWaits() bool {
@@ -263,7 +272,9 @@ func (l *lock) letGo(now time.Time, fx *effects) {
 	}
 	switch head := l.waiting.first; {
 	case head != nil && l.compatible(head.mode): // and could not be admitted
-		g.hand = &handOver{next: l.env.newRequest(head.mode, head.opts.ttl), opts: head.opts, at: now}
+		if g.hand == nil { // no place is reserved
+			g.hand = l.next(head, now)
+		}
 		cmd.verb, cmd.next = yield, g.hand.next.id
 	case head != nil || g.wanted || l.closed || !now.Before(g.idleTill) || !g.trusted(now):
 		cmd.verb = release

@@ -85,9 +85,11 @@ func TestADowngradeKeepsTheGrantUnderAnotherIDAndLetsLocalReadersIn(t *testing.T
 	if !closed(done) || a.mode != shared || a.token != token || r.token != token {
 		t.Errorf("mode %v, tokens %d and %d, want %d", a.mode, a.token, r.token, token)
 	}
+	place := h.sends(acquire).id // for w, behind them
+	h.answer(h.queue())
 	h.leave(a)
 	h.leave(r)
-	if cmd := h.sends(yield); cmd.id == old {
+	if cmd := h.sends(yield); cmd.id == old || cmd.next != place {
 		t.Error("lets go under the old id")
 	}
 	h.cancels()

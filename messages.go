@@ -34,9 +34,11 @@ func (l *lock) heard(id string, a answer, now time.Time, fx *effects) {
 		return
 	case id == g.req.id && g.state == lettingGo && a.token <= g.token:
 		return // of the grant that is being let go
+	case g.reserves(id):
+		l.overtaken(now, fx)
 	case g.state == lettingGo && g.hand != nil && id == g.hand.next.id:
 		next := g.hand.inherit(g.inFlight)
-		if !now.Before(next.window(g.hand.at)) {
+		if a.token <= next.ask.floor || !now.Before(next.window(next.ask.basis)) {
 			return // the yield's answer will tell, or its failure have us ask
 		}
 		*g = next
@@ -68,6 +70,10 @@ func (l *lock) wanted(id string, now time.Time, fx *effects) {
 		return
 	case g.lowering() && id == g.hand.next.id:
 		g.wanted = true
+	case g.reserving() && id == g.req.id:
+		return // it may be us who want it
+	case g.reserves(id):
+		g.hand.ask.checkAt = now // the server takes us for the owner
 	case g.state == none || id != g.req.id:
 		l.disown(id, time.Time{}, fx)
 	case g.state == queued:

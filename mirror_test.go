@@ -37,6 +37,9 @@ func (m *mirror) do(_ context.Context, k *keys, c *command) (answer, error) {
 	case yield, downgrade:
 		id = c.next
 	}
+	if m.reads(k, id) {
+		return answer{outcome: enqueued, token: now, clock: now, left: time.Minute}, nil
+	}
 	if c.wait && rand.Float64() < m.crossed {
 		msg := message{kind: "granted", id: id, key: k.lock, token: now + 1, clock: now}
 		if !m.client.crew.start(func() { m.tell(&msg) }) {
@@ -45,6 +48,19 @@ func (m *mirror) do(_ context.Context, k *keys, c *command) (answer, error) {
 		return answer{outcome: enqueued, token: now, clock: now, left: time.Minute}, nil
 	}
 	return answer{outcome: granted, token: now, clock: now, more: rand.Float64() < m.others}, nil
+}
+
+// reads reports whether id asks for a place behind readers of the client, which is
+// not granted then. Only the client knows, and what this locks, the taking of the
+// answer will lock right after it: it puts nothing else in order.
+func (m *mirror) reads(k *keys, id string) bool {
+	e := m.client.lookup(k.lock)
+	if e == nil {
+		return false
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.lock.grant.reserves(id)
 }
 
 // tell is what the inbox does with a message.

@@ -161,6 +161,16 @@ func TestWithoutChannelPermissionWaitingMeansPolling(t *testing.T) {
 	s.queued(t, "x", 1)
 	unlock(t, l)
 	unlock(t, closesSoon(t, "a hearing waiter gets in after a mute owner", waiter))
+
+	// A place behind readers of one's own needs no messages.
+	reader := take(t, a.RWMutex("x").RLockContext)
+	writer := taking(t, a.RWMutex("x").LockContext)
+	s.queued(t, "x", 1)
+	later := taking(t, b.RWMutex("x").RLockContext)
+	s.queued(t, "x", 2)
+	unlock(t, reader)
+	unlock(t, closesSoon(t, "the writer gets in after its own readers", writer))
+	unlock(t, closesSoon(t, "the later reader finds out", later))
 }
 
 // onAppServer has a server of its own with a user "app" who may do everything,

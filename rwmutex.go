@@ -10,11 +10,9 @@ import (
 // that Mutex says holds here too; the two are one lock if they have one name.
 //
 // If somebody waits for Lock, later calls of RLock wait behind it, in whatever
-// process they are, so neither readers nor writers starve. A writer that waits for
-// readers of its own process joins the queue of processes when they have left, and
-// until then readers of others go on entering: it waits for the longest stay of its
-// own readers and then for one of others'. RLock must not be called while holding
-// RLock: a writer may have come between.
+// process they are, so neither readers nor writers starve: a writer waits for the
+// readers who are inside when it comes, of its own process and of others. RLock
+// must not be called while holding RLock: a writer may have come between.
 //
 // All readers that wait right behind a writer are let in together. The readers of
 // one process share one grant, so that a further RLock costs no round trip; once a

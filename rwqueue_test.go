@@ -3,6 +3,7 @@ package leased_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -89,30 +90,41 @@ func TestAWaitingWriterStopsLaterReadersOfItsProcess(t *testing.T) {
 	})
 }
 
-// A process has one place in the queue: what waits in it behind readers of its
-// own takes that place when the last of them has left. Readers of other processes
-// that are inside by then are the last who come before it.
-func TestAWriterBehindReadersOfItsOwnProcessWaitsForOneMoreGenerationAtMost(t *testing.T) {
-	inVirtualTime(t, func(t *testing.T, s place) {
-		a, b, c := newClient(t, s), newClient(t, s), newClient(t, s)
-		warm(t, s, a, b, c)
-		first := take(t, a.RWMutex("x").RLockContext)
-		writer := taking(t, a.RWMutex("x").LockContext)
-		synctest.Wait()
-		second := take(t, b.RWMutex("x").RLockContext) // it comes in between
-		unlock(t, first)
-		synctest.Wait()
-		third := taking(t, c.RWMutex("x").RLockContext)
-		again := taking(t, b.RWMutex("x").RLockContext)
-		synctest.Wait()
-		if !open(writer) || !open(third) || !open(again) {
-			t.Fatal("a reader entered after the writer had its place, or the writer beside a reader")
-		}
-		unlock(t, second)
-		unlock(t, <-writer)
-		unlock(t, <-third)
-		unlock(t, <-again)
-	})
+// It has its place in the queue before those have left: nobody who comes later
+// enters before it, in whatever process, whoever leaves first.
+func TestAWriterBehindReadersOfItsOwnProcessWaitsForThoseInsideOnly(t *testing.T) {
+	for _, ownFirst := range []bool{true, false} {
+		t.Run(fmt.Sprintf("own readers leave first=%v", ownFirst), func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, s place) {
+				a, b, c := newClient(t, s), newClient(t, s), newClient(t, s)
+				warm(t, s, a, b, c)
+				first := take(t, a.RWMutex("x").RLockContext)
+				second := take(t, b.RWMutex("x").RLockContext)
+				writer := taking(t, a.RWMutex("x").LockContext)
+				synctest.Wait()
+				third := taking(t, c.RWMutex("x").RLockContext)
+				again := taking(t, b.RWMutex("x").RLockContext)
+				time.Sleep(5 * time.Minute) // its waiting lease is kept
+				if !ownFirst {
+					first, second = second, first
+				}
+				unlock(t, first)
+				synctest.Wait()
+				if !open(writer) || !open(third) || !open(again) {
+					t.Fatal("a reader entered before the writer, or the writer beside a reader")
+				}
+				unlock(t, second)
+				w := <-writer
+				synctest.Wait()
+				if !open(third) || !open(again) {
+					t.Error("a reader is inside beside the writer")
+				}
+				unlock(t, w)
+				unlock(t, <-third)
+				unlock(t, <-again)
+			})
+		})
+	}
 }
 
 func TestReadersRightBehindAWriterAreGrantedByOneCommandAndEnterTogether(t *testing.T) {

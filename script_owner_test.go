@@ -146,6 +146,25 @@ func TestYieldAndAcquireEnqueueOnce(t *testing.T) {
 	})
 }
 
+// As for a writer behind readers of its own process.
+func TestAYieldToARequestThatWaitsAlreadyKeepsItsPlace(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		old, elsewhere := s.reader("A"), s.reader("B")
+		place, behind, later := s.writer("A"), s.writer("C"), s.reader("D")
+		s.gets(s.acquire(old))
+		s.gets(s.acquire(elsewhere))
+		s.waits(s.acquire(place), 0)
+		s.waits(s.acquire(behind), 1)
+		s.waits(s.acquire(later), 2)
+		s.waits(s.yield(old, place, 0), 0)
+		s.waits(s.yield(old, place, 0), 0) // a late copy
+		s.queued(place, behind, later)
+		s.release(elsewhere, 0)
+		s.owned(place)
+		s.queued(behind, later)
+	})
+}
+
 func TestYieldGoesBehindAllWhoWait(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		old, next, b, c := s.writer("A"), s.writer("A"), s.writer("B"), s.writer("C")

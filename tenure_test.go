@@ -144,6 +144,8 @@ func TestReadersBehindAWaitingWriterWaitToo(t *testing.T) {
 	h := holding(t, r1)
 	h.enter(w, r2)
 	h.out(w, r2)
+	h.sends(acquire) // a place for w
+	h.answer(h.queue())
 	h.leave(r1)
 	h.sends(yield)
 	h.answer(h.grant())
