@@ -1,7 +1,7 @@
 -- yield(old, new, last token): the owner lets go and waits again, behind all
 -- who wait already.
 --
--- ARGV  2 old id, 3 new id, never used before, 4 last token given out, 5 span
+-- ARGV  2 old id, 3 new id, which never owned and may wait already, 4 last token given out, 5 span
 -- Returns granted_reply or waiting_reply for new, or {NOT_OURS, 0} if old does
 -- not own and new is unknown. A copy that runs late finds old gone and enqueues
 -- nothing.
