@@ -91,11 +91,7 @@ func (s *redisServer) do(ctx context.Context, k *keys, c *command) (answer, erro
 		}
 		return answer{outcome: done, handed: int(reply)}, nil
 	case []any:
-		a, err := parseAnswer(reply)
-		if c.verb == yield && a.outcome == enqueued {
-			a.handed = 1 // or we would have been granted
-		}
-		return a, err
+		return parseAnswer(reply)
 	}
 	return answer{}, malformed(cmd.Val())
 }

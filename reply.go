@@ -25,14 +25,15 @@ func parseAnswer(reply []any) (answer, error) {
 	switch o := number(0); {
 	case o <= 3 && !validToken(number(1)):
 		return answer{}, malformed(reply)
-	case o == 1 && len(reply) == 4:
+	case o == 1 && len(reply) == 5:
 		return answer{
 			outcome: granted,
 			token:   uint64(number(1)),
 			clock:   uint64(number(2)),
 			more:    number(3) == 1,
+			handed:  int(number(4)),
 		}, nil
-	case (o == 2 || o == 3) && len(reply) == 8:
+	case (o == 2 || o == 3) && len(reply) == 9:
 		blocker, _ := reply[5].(string)
 		return answer{
 			outcome: enqueued + outcome(o-2),
@@ -43,6 +44,7 @@ func parseAnswer(reply []any) (answer, error) {
 			blocker: blocker,
 			mute:    number(6) == 1,
 			echo:    int(number(7)),
+			handed:  int(number(8)),
 		}, nil
 	case o == 4:
 		return answer{outcome: notOurs}, nil

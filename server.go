@@ -54,7 +54,7 @@ type answer struct {
 	blocker string        // who owns, or is before us
 	mute    bool          // the blocker will not tell us when it lets go
 	echo    int           // receivers of the echo asked for; noEcho, echoDenied
-	handed  int           // release, yield: how many were made owner
+	handed  int           // how many others were made owner, and told by a message
 	link    *spanRef      // granted, by a message: hold span of the lease that let go
 }
 

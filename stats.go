@@ -8,7 +8,7 @@ type Stats struct {
 	Local    int64 // of them, by another caller of this process; Redis is asked only once a second whether others wait
 	Idle     int64 // of them, because the process had kept the lock
 	Direct   int64 // of them, by another process' release, through a message
-	Handed   int64 // processes that this client's releases made owner; readers let in by a Downgrade are not counted
+	Handed   int64 // processes that this client made owner, by a release as a rule
 	Renewals int64 // confirmed
 	Lost     int64 // leases that ended before their Unlock
 	Commands int64 // sent to Redis

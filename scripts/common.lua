@@ -285,19 +285,19 @@ end
 
 local GRANTED, QUEUED, REFUSED, NOT_OURS, DONE = 1, 2, 3, 4, 5
 
--- {GRANTED, token, time, others wait}
+-- {GRANTED, token, time, others wait, how many others were made owner}
 local function granted_reply(token)
-  return { GRANTED, token, us, redis.call('EXISTS', queue) }
+  return { GRANTED, token, us, redis.call('EXISTS', queue), handed }
 end
 
 -- {QUEUED or REFUSED, last token, time, place, remaining ms of the owner (-1
 -- endless, -2 none), who blocks, 1 if that one will not tell us, inbox echo: -1
--- not asked, -2 denied, else receivers}
+-- not asked, -2 denied, else receivers, how many were made owner}
 local function waiting_reply(kind, place, echoed)
   local blocker = value
   if blocker == MARK then blocker = redis.call('ZREVRANGE', readers, 0, 0)[1] end
   blocker = blocker or redis.call('LINDEX', queue, 0) or ''
   last_token()
   local mute = (value and value ~= MARK and not parse(value)) or newer(blocker) or sealed
-  return { kind, last, us, place, redis.call('PTTL', lock), blocker, mute and 1 or 0, denied and -2 or echoed }
+  return { kind, last, us, place, redis.call('PTTL', lock), blocker, mute and 1 or 0, denied and -2 or echoed, handed }
 end
