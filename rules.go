@@ -1,0 +1,147 @@
+package leased
+
+import "time"
+
+// settle applies the rules in the order that lock's comment gives. Then those who
+// left are told how that went, unless Redis' word on it is still to come.
+func (l *lock) settle(now time.Time, fx *effects) {
+	l.admit(now, fx)
+	l.reserve(now, fx)
+	l.ask(now, fx)
+	l.lower(now, fx)
+	l.letGo(now, fx)
+	l.dismiss(now, fx)
+	g := &l.grant
+	g.fresh, g.idle = false, g.state == held && l.member() == nil && g.inFlight == nothing
+}
+
+func (l *lock) admit(now time.Time, fx *effects) {
+	g := &l.grant
+	for c := l.waiting.first; c != nil; c = l.waiting.first {
+		if l.closed || g.state != held || g.lowering() || g.req.mode != c.mode || !l.compatible(c.mode) ||
+			!g.trusted(now) || l.tenureOver(now) {
+			return
+		}
+		l.waiting.remove(c)
+		c.phase, c.entered = inside, true
+		switch {
+		case g.idle:
+			c.via, g.since, g.served = viaIdle, now, 1
+		case g.served > 0:
+			c.via = viaLocal
+		default:
+			c.via = g.via
+		}
+		g.idle = false
+		c.token, c.ahead = l.nextToken(now)
+		if c.opts.maxHold > 0 {
+			c.till = now.Add(c.opts.maxHold)
+			if l.overAt.IsZero() || c.till.Before(l.overAt) {
+				l.overAt = c.till
+			}
+		}
+		g.served++
+		c.since = now.Sub(l.env.start())
+		passed := l.passed
+		if c.mode == shared && !g.fresh {
+			passed = nil // nobody left: a writer before it gave up
+		}
+		c.trail.admitted(c.via, passed, now)
+		l.inside.push(c)
+		fx.wake(c)
+	}
+}
+
+func (l *lock) ask(now time.Time, fx *effects) {
+	g := &l.grant
+	if g.inFlight != nothing {
+		return
+	}
+	head := l.waiting.first
+	if g.state == held {
+		if l.member() != nil || head == nil || g.trusted(now) {
+			return
+		}
+		// A grant that nobody vouches for any more is confirmed under its id
+		// before anybody enters on it.
+		l.unreserve(now, fx)
+		g.state, g.wanted = asking, false
+		g.ask = &inquiry{known: true, basis: now, floor: g.token}
+	}
+	if g.state != none && (head == nil || g.req.mode != head.mode) {
+		l.drop(now, fx)
+	}
+	if head == nil || !l.compatible(head.mode) {
+		return
+	}
+	if g.state == none {
+		*g = grant{state: asking, req: l.env.newRequest(head.mode, head.opts.ttl), opts: head.opts, ask: &inquiry{basis: now}}
+	}
+	if now.Before(g.ask.checkAt) {
+		return
+	}
+	g.inFlight, l.missed = acquire, false
+	fx.send = command{verb: acquire, id: g.req.id, ttl: g.req.ttl, wait: l.anyoneWaits(), check: g.state == queued, at: now}
+}
+
+// next begins to hand the grant over to what head asks for.
+func (l *lock) next(head *caller, now time.Time) *handOver {
+	return &handOver{next: l.env.newRequest(head.mode, head.opts.ttl), opts: head.opts, ask: inquiry{basis: now}}
+}
+
+func (l *lock) anyoneWaits() bool {
+	for c := l.waiting.first; c != nil; c = c.next {
+		if !c.try {
+			return true
+		}
+	}
+	return false
+}
+
+func (l *lock) letGo(now time.Time, fx *effects) {
+	g := &l.grant
+	if g.state != held || g.inFlight != nothing || l.member() != nil {
+		return
+	}
+	cmd := command{id: g.req.id, link: l.passed, at: now}
+	if l.last > g.token {
+		cmd.last = l.last
+	}
+	switch head := l.waiting.first; {
+	case head != nil && l.compatible(head.mode): // and could not be admitted
+		if g.hand == nil { // no place is reserved
+			g.hand = l.next(head, now)
+		}
+		cmd.verb, cmd.next = yield, g.hand.next.id
+	case head != nil || g.wanted || l.closed || !now.Before(g.idleTill) || !g.trusted(now):
+		cmd.verb = release
+	default:
+		return
+	}
+	g.state, g.inFlight, l.missed = lettingGo, cmd.verb, false
+	fx.send = cmd
+}
+
+// dismiss settles those who left when their leaving needs nothing of Redis: the
+// grant serves others, or idles, or is gone.
+func (l *lock) dismiss(now time.Time, fx *effects) {
+	g := &l.grant
+	pending := g.state == lettingGo || (g.state == held && l.member() == nil && g.inFlight != nothing)
+	if !pending {
+		l.depart(fx)
+	}
+	if l.strays == 0 {
+		for ; l.lost != nil; l.lost = l.lost.next {
+			req := l.lost.req
+			fx.ghosts = append(fx.ghosts, ghost{id: req.id, last: l.last, until: now.Add(req.ttl)})
+		}
+	}
+}
+
+// depart settles those who left.
+func (l *lock) depart(fx *effects) {
+	for c := l.departing.first; c != nil; c = l.departing.first {
+		l.departing.remove(c)
+		c.settle(nil, fx)
+	}
+}
