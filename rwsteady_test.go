@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/leasedmutex/leased"
@@ -115,4 +116,32 @@ func (s *readership) later(t *testing.T, called, in time.Time) {
 			t.Errorf("a reader of process %d entered %v after the writer's call", st.process, st.from.Sub(called))
 		}
 	}
+}
+
+// Readers take no notice of wanted while a writer of their own has a place behind
+// them. When that one gives up, they hear of the others.
+func TestReadersWhoseWriterGaveUpHearThatAnotherProcessWaits(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		a, b := newClient(t, s), newClient(t, s)
+		warm(t, s, a, b)
+		first := take(t, a.RWMutex("x").RLockContext)
+		ctx, cancel := context.WithCancel(context.Background())
+		gone := make(chan error, 1)
+		go func() { // ended by cancel, waited for through gone
+			_, err := a.RWMutex("x").LockContext(ctx)
+			gone <- err
+		}()
+		synctest.Wait()
+		writer := taking(t, b.RWMutex("x").LockContext)
+		synctest.Wait()
+		cancel()
+		isAll(t, <-gone, context.Canceled)
+		synctest.Wait()
+		if l, err := a.RWMutex("x").TryRLockContext(context.Background()); err == nil {
+			t.Error("a reader entered before the writer who waits")
+			unlock(t, l)
+		}
+		unlock(t, first)
+		unlock(t, <-writer)
+	})
 }

@@ -2,7 +2,8 @@
 --
 -- ARGV  2 id, 3 last token given out under it, 4 span
 -- Returns {DONE, how many were made owner}. Always looks for the next owner:
--- readers behind a cancelled writer may enter now.
+-- readers behind a cancelled writer may enter now. Owners hear again that somebody
+-- waits: those with a place behind themselves take no notice while they have it.
 
 local id = ARGV[2]
 local mode, ttl = parse(id)
@@ -19,4 +20,5 @@ elseif mode == 'r' then
 end
 grant_next(nil)
 hasten()
+if redis.call('EXISTS', queue) == 1 then tell('wanted') end
 return { DONE, handed }

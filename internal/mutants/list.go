@@ -80,6 +80,7 @@ var mutants = []mutant{
 	{"a yield gives a reserved place up", "rules.go", "		if g.hand == nil { // no place is reserved", "		if true {", "Place|" + simulation},
 	{"a reserved place's message is trusted from the yield", "rules.go", "		cmd.verb, cmd.next = yield,", "		g.hand.ask.basis = now\n		cmd.verb, cmd.next = yield,", "Place|" + simulation},
 	{"one's own writer is taken for another who wants the lock", "messages.go", "	case g.reserving() && id == g.req.id:\n		return", "	case false:\n		return", "EnterAtOnce"},
+	{"a cancel does not say that others still wait", "scripts/cancel.lua", "if redis.call('EXISTS', queue) == 1 then tell('wanted') end", "", "GaveUpHear"},
 	{"a message about the owner's end is forgotten", "answers.go", "	if g.ask.endsAt.After(now) {", "	if false {", "AMessageAboutTheEnd"},
 	{"an owner's inbox need not prove its life", "notify.go", "	nonce := in.challenge(time.Now(), ownerSilence)", "	nonce := \"\"", "HalfOpen"},
 	{"RUnlock ends a lease that is being handed over", "mutex.go", "	w.leased = true // before anybody", "	// before anybody", "RUnlockSpares"},
