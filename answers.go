@@ -223,14 +223,19 @@ const lostAtRelease = "the lock was not ours any more at its release"
 
 // departLost: on letting go it turned out that the grant was not ours any more.
 func (l *lock) departLost(now time.Time, fx *effects) {
+	l.loseDeparting(lostAtRelease, now, fx)
+	l.depart(fx)
+}
+
+// loseDeparting ends the leases of those who left but were not told yet how that went.
+func (l *lock) loseDeparting(why string, now time.Time, fx *effects) {
 	for c := l.departing.first; c != nil; c = c.next {
 		if c.ended != byLoss {
 			c.ended = byLoss
-			c.trail.note(note{at: now, what: noteLost, text: lostAtRelease})
-			fx.ended = append(fx.ended, loss{c, lostAtRelease})
+			c.trail.note(note{at: now, what: noteLost, text: why})
+			fx.ended = append(fx.ended, loss{c, why})
 		}
 	}
-	l.depart(fx)
 }
 
 // drop gives up a request that nobody waits for.
@@ -261,6 +266,7 @@ func (l *lock) lose(why string, now time.Time, fx *effects) {
 			l.strays++
 		}
 	}
+	l.loseDeparting(why, now, fx) // their grant was still to be let go
 	l.unreserve(now, fx)
 	if l.grant.lowering() {
 		fx.done = append(fx.done, l.grant.hand.done...)

@@ -123,6 +123,29 @@ func TestAReleaseOfALostGrantTellsTheLoss(t *testing.T) {
 	h.cancels()
 }
 
+// It left while another command was under way, so the release was still to come.
+func TestALossBeforeTheReleaseWasSentIsToldToWhoLeft(t *testing.T) {
+	t.Run("evicted", func(t *testing.T) {
+		h := drive(t)
+		c := h.enter(writer())
+		id := h.sends(acquire).id
+		h.hears("granted", id, h.token())
+		h.leave(c)
+		h.hears("revoked", id, h.top)
+		h.settled(c, ErrLeaseLost)
+		h.lost(c)
+	})
+	t.Run("not ours at the downgrade", func(t *testing.T) {
+		c := writer()
+		h := holding(t, c)
+		h.downgrade(c)
+		h.leave(c)
+		h.answer(answer{outcome: notOurs})
+		h.settled(c, ErrLeaseLost)
+		h.lost(c)
+	})
+}
+
 func TestALossWhileARecheckIsUnderWayCancelsWhatItBrings(t *testing.T) {
 	for name, a := range map[string]func(h *hand) answer{"queued": (*hand).queue, "granted": (*hand).grant} {
 		t.Run(name, func(t *testing.T) {

@@ -397,3 +397,30 @@ func TestNoPlaceIsTakenBehindAReaderWhoLostItsLease(t *testing.T) {
 		t.Errorf("yields to %s, not to %s", cmd.next, place)
 	}
 }
+
+// It could not be let go before the answer about the place, and was lost meanwhile.
+func TestAReaderWhoLeavesWhileAPlaceIsAskedForHearsOfALossUntilTheAnswer(t *testing.T) {
+	for name, lose := range map[string]func(h *hand, place string){
+		"served, by answer":  func(h *hand, _ string) { h.answer(h.grant()) },
+		"served, by message": func(h *hand, place string) { h.hears("granted", place, h.token()) },
+		"evicted":            func(h *hand, _ string) { h.hears("revoked", h.l.grant.req.id, h.top) },
+		"not ours":           func(h *hand, _ string) { h.renewed(renewal{req: h.l.grant.req, at: h.now}, notOurs) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, w := reader(), writer()
+			h := holding(t, r)
+			h.enter(w)
+			place := h.sends(acquire).id
+			h.pass(time.Second)
+			till := h.now
+			h.leave(r)
+			h.pass(time.Second)
+			lose(h, place)
+			h.settled(r, ErrLeaseLost)
+			h.lost(r)
+			if !r.till.Equal(till) {
+				t.Errorf("was trusted until %v, it left at %v", r.till, till)
+			}
+		})
+	}
+}
