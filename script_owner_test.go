@@ -219,6 +219,28 @@ func TestAnEndedRequestRenewsNothing(t *testing.T) {
 	})
 }
 
+// A message about an owner that has just let go is answered with cancel (§9, 13). If
+// that had the next owner told, who may have let go too by then, it would go round.
+func TestACancelThatFindsNothingTellsNobodyAndOneOfAPlaceTellsTheOwnersThatOthersWait(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		for _, m := range []mode{exclusive, shared} {
+			gone, owner, place, other := s.writer("B"), s.id("A", m, long), s.writer("B"), s.writer("C")
+			a := s.listen("A")
+			s.gets(s.acquire(owner))
+			s.acquire(place)
+			s.acquire(other)
+			a.heard()
+			s.cancel(gone, 0)
+			a.hears("")
+			s.cancel(place, 0)
+			a.hears(owner, "wanted")
+			s.cancel(place, 0)
+			a.hears("")
+			s.clear()
+		}
+	})
+}
+
 func TestCancelGivesBackWhatWasGrantedMeanwhile(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		for _, m := range []mode{exclusive, shared} {

@@ -2,8 +2,10 @@
 --
 -- ARGV  2 id, 3 last token given out under it, 4 span
 -- Returns {DONE, how many were made owner}. Always looks for the next owner:
--- readers behind a cancelled writer may enter now. Owners hear again that somebody
--- waits: those with a place behind themselves take no notice while they have it.
+-- readers behind a cancelled writer may enter now. If it gave up a place, owners hear
+-- again that somebody waits: those with a place behind themselves take no notice while
+-- they have it. Otherwise they do not: such a message often crosses with its owner's
+-- release, is answered with cancel, and that would send the next one.
 
 local id = ARGV[2]
 local mode, ttl = parse(id)
@@ -11,7 +13,7 @@ link = ARGV[4]
 
 check()
 redis.call('ZREM', waiters, id)
-redis.call('LREM', queue, 0, id)
+local waited = redis.call('LREM', queue, 0, id) > 0
 if owns(id, mode) then
   disown(id, mode)
   used(ARGV[3], ttl)
@@ -20,5 +22,5 @@ elseif mode == 'r' then
 end
 grant_next(nil)
 hasten()
-if redis.call('EXISTS', queue) == 1 then tell('wanted') end
+if waited and redis.call('EXISTS', queue) == 1 then tell('wanted') end
 return { DONE, handed }
