@@ -166,8 +166,14 @@ func (l *lock) yielded(c *command, a answer, err error, pause time.Duration, now
 		}
 		return
 	}
-	old := g.req
+	old, placed := g.req, g.hand.ask.known
 	*g = g.hand.inherit(nothing)
+	if a.gone && placed {
+		// New is known by the place that was reserved, not by this yield: old was
+		// lost before. Nobody has looked yet whether the lock is free now.
+		l.departLost(now, fx)
+		l.missed = true
+	}
 	switch {
 	case err != nil:
 		// Old may still own, and new may wait: one is cancelled, the other

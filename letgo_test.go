@@ -51,6 +51,9 @@ func TestAMessageThatOvertookTheAnswerToAYieldTooLateIsNotBelieved(t *testing.T)
 	h.answer(h.queue())
 	h.out(b)
 	h.cancels()
+	if again := h.sends(acquire); again.id != cmd.next { // no other message will come
+		t.Errorf("asks as %s, not as %s", again.id, cmd.next)
+	}
 }
 
 func TestAYieldWithoutAnswerHasTheOldCancelledAndTheNewAskedFor(t *testing.T) {

@@ -38,8 +38,12 @@ func (l *lock) heard(id string, a answer, now time.Time, fx *effects) {
 		l.overtaken(now, fx)
 	case g.state == lettingGo && g.hand != nil && id == g.hand.next.id:
 		next := g.hand.inherit(g.inFlight)
-		if a.token <= next.ask.floor || !now.Before(next.window(next.ask.basis)) {
+		if a.token <= next.ask.floor {
 			return // the yield's answer will tell, or its failure have us ask
+		}
+		if !now.Before(next.window(next.ask.basis)) {
+			l.missed = true // too late to be believed: ask, if the answer is older
+			return
 		}
 		*g = next
 		l.depart(fx) // the yield was done

@@ -25,15 +25,16 @@ func parseAnswer(reply []any) (answer, error) {
 	switch o := number(0); {
 	case o <= 3 && !validToken(number(1)):
 		return answer{}, malformed(reply)
-	case o == 1 && len(reply) == 5:
+	case o == 1 && (len(reply) == 5 || len(reply) == 6):
 		return answer{
 			outcome: granted,
 			token:   uint64(number(1)),
 			clock:   uint64(number(2)),
 			more:    number(3) == 1,
 			handed:  int(number(4)),
+			gone:    len(reply) == 6,
 		}, nil
-	case (o == 2 || o == 3) && len(reply) == 9:
+	case (o == 2 || o == 3) && (len(reply) == 9 || len(reply) == 10):
 		blocker, _ := reply[5].(string)
 		return answer{
 			outcome: enqueued + outcome(o-2),
@@ -45,6 +46,7 @@ func parseAnswer(reply []any) (answer, error) {
 			mute:    number(6) == 1,
 			echo:    int(number(7)),
 			handed:  int(number(8)),
+			gone:    len(reply) == 10,
 		}, nil
 	case o == 4:
 		return answer{outcome: notOurs}, nil

@@ -424,3 +424,29 @@ func TestAReaderWhoLeavesWhileAPlaceIsAskedForHearsOfALossUntilTheAnswer(t *test
 		})
 	}
 }
+
+// The yield finds the place, but not the grant that it is to give back.
+func TestAYieldOfALostReadersGrantToAReservedPlaceTellsTheLossAndKeepsThePlace(t *testing.T) {
+	for name, a := range map[string]func(h *hand) answer{"queued": (*hand).queue, "granted": (*hand).grant} {
+		t.Run(name, func(t *testing.T) {
+			r, w := reader(), writer()
+			h, place := reserving(t, r, w)
+			h.leave(r)
+			h.sends(yield)
+			reply := a(h)
+			reply.gone = true
+			h.answer(reply)
+			h.settled(r, ErrLeaseLost)
+			h.lost(r)
+			h.cancels()
+			if name == "queued" {
+				h.out(w)
+				if cmd := h.sends(acquire); cmd.id != place { // the lock may be free
+					t.Errorf("asks as %s, not as %s", cmd.id, place)
+				}
+				h.answer(h.grant())
+			}
+			h.in(w)
+		})
+	}
+}

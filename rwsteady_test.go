@@ -145,3 +145,22 @@ func TestReadersWhoseWriterGaveUpHearThatAnotherProcessWaits(t *testing.T) {
 		unlock(t, <-writer)
 	})
 }
+
+// The yield that is to give the lost lock back brings in the writer's place, too.
+func TestAReaderWithAWriterOfItsProcessBehindItIsToldAtUnlockThatItsLockWasLost(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s)
+		warm(t, s, c)
+		l := take(t, c.RWMutex("x").RLockContext)
+		writer := taking(t, c.RWMutex("x").LockContext)
+		synctest.Wait()
+		_, readers, _, _ := s.helperKeys("x")
+		s.rdb.Del(context.Background(), "x", readers)
+		isAll(t, l.Unlock(), leased.ErrLeaseLost)
+		began := time.Now()
+		unlock(t, <-writer)
+		if waited := time.Since(began); waited > time.Millisecond {
+			t.Errorf("the writer waited %v for a free lock", waited)
+		}
+	})
+}

@@ -165,6 +165,32 @@ func TestAYieldToARequestThatWaitsAlreadyKeepsItsPlace(t *testing.T) {
 	})
 }
 
+func TestAYieldToAReservedPlaceSaysThatTheOldRequestDidNotOwn(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		old, place, other := s.reader("A"), s.writer("A"), s.writer("B")
+		s.gets(s.acquire(old))
+		s.waits(s.acquire(place), 0)
+		s.evict() // and the place is served
+		if a := s.yield(old, place, 0); s.gets(a) == 0 || !a.gone {
+			t.Errorf("answers %+v", a)
+		}
+		s.clear()
+		s.gets(s.acquire(old))
+		s.waits(s.acquire(other), 0)
+		s.waits(s.acquire(place), 1)
+		s.evict()
+		if a := s.waits(s.yield(old, place, 0), 0); !a.gone {
+			t.Errorf("answers %+v", a)
+		}
+		s.clear()
+		s.gets(s.acquire(old))
+		s.waits(s.acquire(place), 0)
+		if a := s.yield(old, place, 0); s.gets(a) == 0 || a.gone {
+			t.Errorf("answers %+v", a)
+		}
+	})
+}
+
 func TestYieldGoesBehindAllWhoWait(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		old, next, b, c := s.writer("A"), s.writer("A"), s.writer("B"), s.writer("C")

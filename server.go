@@ -55,6 +55,7 @@ type answer struct {
 	mute    bool          // the blocker will not tell us when it lets go
 	echo    int           // receivers of the echo asked for; noEcho, echoDenied
 	handed  int           // how many others were made owner, and told by a message
+	gone    bool          // of a yield: the old request did not own
 	link    *spanRef      // granted, by a message: hold span of the lease that let go
 }
 

@@ -78,6 +78,8 @@ var mutants = []mutant{
 	{"the place of a writer who gave up stays", "reserve.go", "		l.retract(g.hand.next, &g.hand.ask, now, fx)\n", "", "Place|" + simulation},
 	{"readers go on beside a place that was served", "reserve.go", "	l.lose(\"Redis gave the lock to a writer\", now, fx)\n", "	l.unreserve(now, fx)\n", "Place|" + simulation},
 	{"a yield gives a reserved place up", "rules.go", "		if g.hand == nil { // no place is reserved", "		if true {", "Place|" + simulation},
+	{"a yield to a place does not tell that the readers' grant was lost", "answers.go", "	if a.gone && placed {", "	if false && placed {", "LostReadersGrant|ToldAtUnlock"},
+	{"a message too late to be believed is forgotten", "messages.go", "			l.missed = true // too late", "			// too late", "OvertookTheAnswerToAYieldTooLate"},
 	{"a reserved place's message is trusted from the yield", "rules.go", "		cmd.verb, cmd.next = yield,", "		g.hand.ask.basis = now\n		cmd.verb, cmd.next = yield,", "Place|" + simulation},
 	{"one's own writer is taken for another who wants the lock", "messages.go", "	case g.reserving() && id == g.req.id:\n		return", "	case false:\n		return", "EnterAtOnce"},
 	{"a cancel does not say that others still wait", "scripts/cancel.lua", "if waited and redis.call('EXISTS', queue) == 1 then tell('wanted') end", "", "GaveUpHear"},

@@ -2,9 +2,9 @@
 -- who wait already.
 --
 -- ARGV  2 old id, 3 new id, which never owned and may wait already, 4 last token given out, 5 span
--- Returns granted_reply or waiting_reply for new, or {NOT_OURS, 0} if old does
--- not own and new is unknown. A copy that runs late finds old gone and enqueues
--- nothing.
+-- Returns granted_reply or waiting_reply for new, with a 1 behind it if old does not
+-- own, or {NOT_OURS, 0} if besides new is unknown. A copy that runs late finds old gone
+-- and enqueues nothing.
 
 local old, new = ARGV[2], ARGV[3]
 local mode, ttl = parse(old)
@@ -23,9 +23,13 @@ if owns(old, mode) then
   return waiting_reply(QUEUED, place, -1)
 end
 if mode == 'r' then redis.call('ZREM', readers, old) end
-if owns(new, new_mode) then return granted_reply(extend(new, new_mode, new_ttl)) end
-if redis.call('LPOS', queue, new) then
-  local place = enqueue(new, new_ttl)
-  return waiting_reply(QUEUED, place, -1)
+local reply
+if owns(new, new_mode) then
+  reply = granted_reply(extend(new, new_mode, new_ttl))
+elseif redis.call('LPOS', queue, new) then
+  reply = waiting_reply(QUEUED, enqueue(new, new_ttl), -1)
+else
+  return { NOT_OURS, 0 }
 end
-return { NOT_OURS, 0 }
+reply[#reply + 1] = 1
+return reply
