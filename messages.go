@@ -75,7 +75,7 @@ func (l *lock) wanted(id string, now time.Time, fx *effects) {
 	case g.lowering() && id == g.hand.next.id:
 		g.wanted = true
 	case g.reserving() && id == g.req.id:
-		return // it may be us who want it
+		return // who wants it may have given up when our writer does
 	case g.reserves(id):
 		g.hand.ask.checkAt = now // the server takes us for the owner
 	case g.state == none || id != g.req.id:

@@ -71,7 +71,7 @@ func (s *redisServer) do(ctx context.Context, k *keys, c *command) (answer, erro
 		if c.wait {
 			wait = "1"
 		}
-		cmd, err = s.run(ctx, &acquireScript, k5[:], s.inboxes, c.id, wait, c.echo, milliseconds(c.ttl), milliseconds(tokenLife(c.ttl)))
+		cmd, err = s.run(ctx, &acquireScript, k5[:], s.inboxes, c.id, wait, c.echo, milliseconds(c.ttl), milliseconds(tokenLife(c.ttl)), c.own)
 	case release:
 		cmd, err = s.run(ctx, &releaseScript, k5[:], s.inboxes, c.id, last, formatSpan(c.link))
 	case yield:

@@ -29,12 +29,12 @@ func (l *lock) reserve(now time.Time, fx *effects) {
 		return
 	}
 	g.inFlight, l.missed = acquire, false
-	fx.send = command{verb: acquire, id: g.hand.next.id, ttl: g.hand.next.ttl, wait: true, check: ask.known, at: now}
+	fx.send = command{verb: acquire, id: g.hand.next.id, ttl: g.hand.next.ttl, wait: true, own: g.req.id, check: ask.known, at: now}
 }
 
 // reserving reports that a place is taken, or asked for, behind readers of ours.
-// That these are wanted is not heeded meanwhile: it may be our own writer's doing,
-// and as long as that one waits it keeps everybody else out anyway.
+// That these are wanted is not heeded meanwhile: our writer keeps everybody else out
+// anyway, and the cancel of its place says whether others wait then.
 func (g *grant) reserving() bool {
 	return g.state == held && g.hand != nil && g.req.mode == shared
 }

@@ -24,7 +24,7 @@ func TestAWriterBehindReadersOfItsProcessHasItsPlaceAtOnceAndTheYieldKeepsIt(t *
 	h := holding(t, r)
 	h.enter(w)
 	cmd := h.sends(acquire)
-	if !cmd.wait || cmd.check || cmd.id == h.l.grant.req.id || cmd.ttl != handTTL {
+	if !cmd.wait || cmd.check || cmd.id == h.l.grant.req.id || cmd.own != h.l.grant.req.id || cmd.ttl != handTTL {
 		t.Errorf("asks for its place with %+v", cmd)
 	}
 	h.answer(h.queue())
@@ -96,7 +96,7 @@ func TestAReservedPlaceIsAskedForAgainBeforeItsWaitingLeaseEnds(t *testing.T) {
 				h.pass(pace - time.Duration(float64(pace)/3*luck) - 1)
 				h.sendsNothing()
 				h.pass(1)
-				if cmd := h.sends(acquire); cmd.id != id || !cmd.check || !cmd.wait || cmd.ttl != ttl {
+				if cmd := h.sends(acquire); cmd.id != id || !cmd.check || !cmd.wait || cmd.own != h.l.grant.req.id || cmd.ttl != ttl {
 					t.Errorf("asks again with %+v", cmd)
 				}
 			}
@@ -104,7 +104,7 @@ func TestAReservedPlaceIsAskedForAgainBeforeItsWaitingLeaseEnds(t *testing.T) {
 	}
 }
 
-// Whoever wants the readers' grant then may be the writer that gave up.
+// Whoever wants the readers' grant then may have given up with it.
 func TestAPlaceOfAWriterWhoGivesUpIsCancelledAndReadersBehindEnterAtOnce(t *testing.T) {
 	t.Run("queued", func(t *testing.T) {
 		r, w, next := reader(), writer(), reader()

@@ -237,6 +237,26 @@ func TestEveryReaderHearsWantedOnceAndAgainAtTheHeadsRecheck(t *testing.T) {
 	})
 }
 
+// It could hear of it after the writer gave up, and keep new readers out for nobody.
+func TestAReaderIsNotToldWantedByAWriterOfItsOwnProcess(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		r, other, place := s.reader("A"), s.reader("B"), s.writer("A")
+		s.gets(s.acquire(r))
+		s.gets(s.acquire(other))
+		a, b := s.listen("A"), s.listen("B")
+		ask := s.acquireOf(place)
+		ask.own = r
+		for range 2 {
+			s.waits(s.must(s.do(ask)), 0)
+			a.hears("")
+			b.hears(other, "wanted")
+		}
+		s.acquire(s.writer("C"))
+		a.hears(r, "wanted")
+		b.hears(other, "wanted")
+	})
+}
+
 // Its marker was deleted, so it no longer owns, and it is told so. The next
 // reader's marker must not make an owner of one who believes to be none: nobody
 // would renew or release for it.

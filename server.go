@@ -25,6 +25,7 @@ type command struct {
 	next  string        // yield, downgrade: the request that comes in its place
 	last  uint64        // release, yield, downgrade: last token given out under id, 0 if only the grant's own
 	wait  bool          // acquire: enqueue if the lock is taken
+	own   string        // acquire: id of readers of ours, who are not to be told that this waits
 	check bool          // acquire: a re-check, which also has the inbox prove its life
 	echo  string        // acquire: nonce for that proof, set on sending
 	link  *spanRef      // release, yield, downgrade: hold span of the lease that lets others in

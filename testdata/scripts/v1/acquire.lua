@@ -1,7 +1,8 @@
 -- acquire(id, wait): become owner, or wait in the queue.
 --
 -- ARGV  2 id, 3 '1' to wait, 4 nonce for an echo to the asker's inbox or '',
---       5 the id's TTL in ms, 6 how long to remember the token
+--       5 the id's TTL in ms, 6 how long to remember the token,
+--       7 id of the asker's own readers, who need not be told that it waits, or ''
 -- Returns granted_reply or waiting_reply (common.lua), or what acquire_free.lua does.
 -- An owner that asks again keeps the lock and gets its full TTL.
 
@@ -21,5 +22,5 @@ if won then return granted_reply(won) end
 if ARGV[3] ~= '1' then return waiting_reply(REFUSED, redis.call('LLEN', queue), echoed) end
 
 local place, new = enqueue(id, ttl)
-if new or place == 0 then tell('wanted') end
+if new or place == 0 then tell('wanted', ARGV[7]) end
 return waiting_reply(QUEUED, place, echoed)

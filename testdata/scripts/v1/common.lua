@@ -222,12 +222,12 @@ local function grant_next(caller)
   return won
 end
 
--- tell sends a message to every owner.
-local function tell(what)
+-- tell sends a message to every owner but one.
+local function tell(what, but)
   if value == MARK then
     for _, id in ipairs(redis.call('ZRANGE', readers, 0, -1)) do
       local mode, _, _, client = parse(id)
-      if mode then publish(client, what .. ' ' .. id .. ' ' .. lock) end
+      if mode and id ~= but then publish(client, what .. ' ' .. id .. ' ' .. lock) end
     end
   elseif value then
     local mode, _, _, client = parse(value)
