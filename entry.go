@@ -86,17 +86,11 @@ func (e *entry) dispatch(cmd command, lent time.Duration) {
 	var sending bool
 	if lent > 0 && c.server.prompt() {
 		if sending = c.crew.enter(); sending {
-			ctx, stop := context.WithTimeout(c.base, min(lent, commandTimeout))
-			e.run(ctx, &cmd)
-			stop()
-			c.crew.leave()
+			defer c.crew.leave()
+			e.run(&cmd, min(lent, commandTimeout))
 		}
 	} else {
-		sending = c.crew.start(func() {
-			ctx, stop := context.WithTimeout(c.base, commandTimeout)
-			defer stop()
-			e.run(ctx, &cmd)
-		})
+		sending = c.crew.start(func() { e.run(&cmd, commandTimeout) })
 	}
 	if !sending {
 		e.answered(&cmd, answer{}, ErrClosed, maxRetryDelay)
@@ -105,8 +99,20 @@ func (e *entry) dispatch(cmd command, lent time.Duration) {
 
 // run sends a command and gives the lock the answer. It is a sender: owned by
 // the client, ended by the answer or the command's time-out, waited for by Close.
-func (e *entry) run(ctx context.Context, cmd *command) {
+//
+// It calls code of the user's: hooks of the Redis client, the back-off policy, the
+// logger. If that panics in a goroutine that a caller lent, and is recovered there,
+// the lock goes on as after a command without answer.
+func (e *entry) run(cmd *command, limit time.Duration) {
 	c := e.client
+	ctx, stop := context.WithTimeout(c.base, limit)
+	defer stop()
+	told := false
+	defer func() {
+		if !told {
+			e.answered(cmd, answer{}, errPanicked, time.Second)
+		}
+	}()
 	if cmd.check {
 		cmd.echo = c.inbox.challenge(cmd.at, echoWait)
 	}
@@ -134,8 +140,11 @@ func (e *entry) run(ctx context.Context, cmd *command) {
 		}
 		c.stats.handed(a.handed)
 	}
+	told = true
 	e.answered(cmd, a, err, pause)
 }
+
+var errPanicked = errors.New("leased: what a command called panicked")
 
 func (e *entry) answered(cmd *command, a answer, err error, pause time.Duration) {
 	e.step(func(now time.Time, fx *effects) { e.lock.answered(cmd, a, err, pause, now, fx) })

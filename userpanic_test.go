@@ -3,8 +3,10 @@ package leased_test
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 
@@ -75,4 +77,50 @@ func TestAnUnlockWhoseUserPanicsInItLeavesTheLock(t *testing.T) {
 			unlock(t, next)
 		}
 	})
+}
+
+// once panics at its first call.
+type once struct{ calls atomic.Int32 }
+
+func (o *once) NextBackOff() time.Duration {
+	if o.calls.Add(1) == 1 {
+		panic("a policy's bug")
+	}
+	return time.Millisecond
+}
+
+// Lock and Unlock send commands in their caller's goroutine, and so call its
+// back-off policy, its logger and the hooks of its Redis client.
+func TestACommandWhoseUserPanicsInItHoldsUpNobody(t *testing.T) {
+	for name, call := range map[string]func(s place, mu *leased.Mutex){
+		"Lock": func(s place, mu *leased.Mutex) {
+			s.Mini.SetError("LOADING for a moment")
+			mu.Lock()
+		},
+		"Unlock": func(s place, mu *leased.Mutex) {
+			mu.Lock()
+			s.Mini.SetError("LOADING for a moment")
+			mu.Unlock()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, s place) {
+				policy := &once{}
+				c := newClient(t, s, leased.WithBackOff(func() leased.BackOff { return policy }))
+				synctest.Wait()
+				mu := c.Mutex("x")
+				if p := panics(func() { call(s, mu) }); p != "a policy's bug" {
+					t.Fatalf("panicked with %v", p)
+				}
+				s.Mini.SetError("")
+				ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+				defer cancel()
+				l, err := mu.LockContext(ctx)
+				if err != nil {
+					t.Fatal(err)
+				}
+				unlock(t, l)
+			})
+		})
+	}
 }

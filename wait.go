@@ -67,7 +67,17 @@ func (h *handle) acquire(ctx context.Context, c *caller) (*entry, error) {
 	client := h.client
 	began := time.Now()
 	span := client.tracing.begin(ctx, c, began)
+	returned := false
+	defer func() {
+		if returned {
+			return
+		}
+		if e := client.lookup(h.keys.lock); e != nil { // what a command called that was sent from here panicked
+			e.giveUp(c)
+		}
+	}()
 	e, err := h.wait(ctx, c, began)
+	returned = true
 	now := time.Now()
 	e.orLeave(c, func() {
 		client.metrics.waited(ctx, span, h.keys.name, c, waitOutcome(err), now.Sub(began))
