@@ -23,7 +23,7 @@ func (l *lock) answered(c *command, a answer, err error, pause time.Duration, no
 
 func (l *lock) acquired(c *command, a answer, err error, pause time.Duration, now time.Time, fx *effects) {
 	g := &l.grant
-	if g.reserves(c.id) {
+	if g.reserves(c.id) { // a place behind the grant that is held, not that grant
 		l.reserved(c, a, err, pause, now, fx)
 		return
 	}

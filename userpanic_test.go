@@ -124,3 +124,24 @@ func TestACommandWhoseUserPanicsInItHoldsUpNobody(t *testing.T) {
 		})
 	}
 }
+
+// A caller that never came to wait takes nobody's place with it when it goes.
+func TestACallWhoseContextPanicsLeavesOthersWaiting(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s)
+		first := lock(t, c.Mutex("x"))
+		next := locking(t, c.Mutex("x"))
+		synctest.Wait()
+		var none context.Context
+		if panics(func() { _, _ = c.Mutex("x").LockContext(none) }) == nil {
+			t.Error("no context is a context")
+		}
+		unlock(t, first)
+		select {
+		case l := <-next:
+			unlock(t, l)
+		case <-time.After(time.Minute):
+			t.Fatal("who waited was forgotten")
+		}
+	})
+}

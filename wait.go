@@ -54,7 +54,7 @@ func (h *handle) enter(w *caller, lent time.Duration) (*entry, error) {
 		}
 		spent := e.settledLocked()
 		e.mu.Unlock()
-		e.perform(&fx, spent, lent)
+		e.orLeave(w, func() { e.perform(&fx, spent, lent) })
 		return e, nil
 	}
 }
@@ -67,17 +67,7 @@ func (h *handle) acquire(ctx context.Context, c *caller) (*entry, error) {
 	client := h.client
 	began := time.Now()
 	span := client.tracing.begin(ctx, c, began)
-	returned := false
-	defer func() {
-		if returned {
-			return
-		}
-		if e := client.lookup(h.keys.lock); e != nil { // what a command called that was sent from here panicked
-			e.giveUp(c)
-		}
-	}()
 	e, err := h.wait(ctx, c, began)
-	returned = true
 	now := time.Now()
 	e.orLeave(c, func() {
 		client.metrics.waited(ctx, span, h.keys.name, c, waitOutcome(err), now.Sub(began))
@@ -112,8 +102,9 @@ func (h *handle) wait(ctx context.Context, w *caller, began time.Time) (*entry, 
 	if ctx.Err() != nil {
 		return nil, h.refusal(nil, ended(ctx), began)
 	}
+	done := ctx.Done()
 	var lent time.Duration
-	if ctx.Done() == nil {
+	if done == nil {
 		lent = commandTimeout
 	}
 	e, err := h.enter(w, lent)
@@ -124,7 +115,7 @@ func (h *handle) wait(ctx context.Context, w *caller, began time.Time) (*entry, 
 		select {
 		case <-w.ready:
 			w.ready = nil // nobody else looks at it any more; a lease is small
-		case <-ctx.Done():
+		case <-done:
 			e.giveUp(w)
 			return e, h.refusal(e, ended(ctx), began)
 		}

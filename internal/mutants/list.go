@@ -102,7 +102,7 @@ var mutants = []mutant{
 	{"echo not demanded", "notify.go", "	if in.state != joined || in.nonce != \"\" || now.Sub(in.heard) < silence {", "	if true {", "Echo|HalfOpen"},
 	{"go-redis repeats commands (rule 6)", "scripts.go", "func (onceCmd) NoRetry() bool { return true }", "func (onceCmd) NoRetry() bool { return false }", "Retry|Once|Resent|Repeat"},
 	{"Close releases what nobody unlocked", "client.go", "		err = c.abandoned()\n", "		err = c.abandoned()\n		for _, e := range c.entries() {\n			_, _ = c.server.evict(c.base, &e.keys)\n		}\n", "Close|Shutdown"},
-	{"waiting is not given up with the context", "wait.go", "		case <-ctx.Done():\n			e.giveUp(w)", "		case <-make(chan int):\n			e.giveUp(w)", "Cancel|Context"},
+	{"waiting is not given up with the context", "wait.go", "		case <-done:\n			e.giveUp(w)", "		case <-make(chan int):\n			e.giveUp(w)", "Cancel|Context"},
 	{"loss handler called under the lock", "entry.go", "	e.client.losses.add(LossEvent{Name: e.keys.name, Token: token, Reason: l.why})", "	e.mu.Lock()\n	defer e.mu.Unlock()\n	if handler := e.client.opts.onLoss; handler != nil {\n		handler(LossEvent{Name: e.keys.name, Token: token, Reason: l.why})\n	}", "LossHandler"},
 
 	// what reviews found
