@@ -2,6 +2,7 @@ package leased
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -42,5 +43,48 @@ func TestVirtualAnswersThatArriveWithTheNextAlarmDoNotCostARenewal(t *testing.T)
 		if err := l.Unlock(); err != nil {
 			t.Error(err)
 		}
+	})
+}
+
+// distant is a mirror that takes its time with a request.
+type distant struct{ mirror }
+
+func (d *distant) prompt() bool { return true }
+
+func (d *distant) do(ctx context.Context, k *keys, c *command) (answer, error) {
+	if c.verb == acquire {
+		time.Sleep(500 * time.Millisecond)
+	}
+	return d.mirror.do(ctx, k, c)
+}
+
+// When somebody leaves after a loss there is nothing to give back, but the next
+// may ask, which had to wait for that.
+func TestVirtualWhoLeavesDoesNotWaitForWhatTheNextAsks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := onMirror(t, 0, 0)
+		d := &distant{mirror{client: c}}
+		c.server = d
+		mu := c.Mutex("x")
+		lost, err := mu.LockContext(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.tell(&message{kind: "revoked", id: lost.entry.lock.grant.req.id, key: "x", token: lost.Token()})
+		done := make(chan struct{})
+		go func() { // ended by the lock, waited for through done
+			defer close(done)
+			mu.Lock()
+			mu.Unlock() //nolint:staticcheck // it had to be let in, no more
+		}()
+		synctest.Wait()
+		began := time.Now()
+		if err := lost.Unlock(); !errors.Is(err, ErrLeaseLost) {
+			t.Errorf("Unlock: %v", err)
+		}
+		if took := time.Since(began); took != 0 {
+			t.Errorf("Unlock took %v", took)
+		}
+		<-done
 	})
 }

@@ -201,7 +201,11 @@ func (e *entry) unlock(pick func(*lock) *caller) (bool, error) {
 	if cancel != nil {
 		cancel(context.Canceled)
 	}
-	e.perform(&fx, spent, w.opts.releaseTimeout)
+	lent := w.opts.releaseTimeout
+	if gone == nil {
+		lent = 0 // what there is to send, others wait for
+	}
+	e.perform(&fx, spent, lent)
 	if gone != nil {
 		select {
 		case <-gone:
