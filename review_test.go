@@ -417,12 +417,14 @@ func TestUnlockIsBoundedWhenItsConnectionIsDeadAndDiallingHangs(t *testing.T) {
 		s := place{target, target.NewClient(t)}
 		wire := redistest.NewProxy(t, s.Addr)
 		var shut atomic.Bool
-		open := make(chan struct{})
+		var once sync.Once
+		noticed, open := make(chan struct{}), make(chan struct{})
 		c, err := leased.New(s.connect(t, func(o *redis.Options) {
 			o.Addr = wire.Addr
 			direct := redis.NewDialer(o)
 			o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 				if shut.Load() {
+					once.Do(func() { close(noticed) })
 					select {
 					case <-open:
 					case <-ctx.Done():
@@ -438,9 +440,9 @@ func TestUnlockIsBoundedWhenItsConnectionIsDeadAndDiallingHangs(t *testing.T) {
 		l := lock(t, c.Mutex("x"))
 		shut.Store(true)
 		wire.Cut()
-		// For the end of the connections to arrive, of which nothing tells. If it has not
-		// even then, Unlock finds the connection closed one step later and has the same bound.
-		time.Sleep(100 * time.Millisecond)
+		// The inbox' connection ends with the pool's, and it tells: it dials anew. Were the
+		// other's end later, Unlock would find it one step later, with the same bound.
+		closesSoon(t, "the inbox finds its connection closed", noticed)
 		strain, began := redistest.NewStrain(t), time.Now()
 		done := make(chan error, 1)
 		go func() { done <- l.Unlock() }()
