@@ -26,6 +26,21 @@ func take(t *testing.T, call func(context.Context) (*leased.Lease, error)) *leas
 	return l
 }
 
+// mayGiveUp locks in a goroutine; the function returned has it give up, and waits for that.
+func mayGiveUp(t *testing.T, call func(context.Context) (*leased.Lease, error)) (giveUp func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	gone := make(chan error, 1)
+	go func() { // ended by giveUp, which waits for it
+		_, err := call(ctx)
+		gone <- err
+	}()
+	return func() {
+		t.Helper()
+		cancel()
+		isAll(t, <-gone, context.Canceled)
+	}
+}
+
 // taking locks in a goroutine, which sends the lease.
 func taking(t *testing.T, call func(context.Context) (*leased.Lease, error)) <-chan *leased.Lease {
 	ch := make(chan *leased.Lease, 1)

@@ -224,12 +224,7 @@ func TestADeadWaitingWriterBlocksReadersForItsOwnWaitingLeaseAtMost(t *testing.T
 		b, wire := onLine(t, s, leased.WithTTL(ttl))
 		warm(t, s, a, b, c)
 		first := take(t, a.RWMutex("x").RLockContext)
-		ctx, cancel := context.WithCancel(context.Background())
-		gone := make(chan error, 1)
-		go func() { // ended by cancel, waited for through gone
-			_, err := b.RWMutex("x").LockContext(ctx)
-			gone <- err
-		}()
+		giveUp := mayGiveUp(t, b.RWMutex("x").LockContext)
 		synctest.Wait()
 		time.Sleep(time.Second)
 		wire.cut()
@@ -245,8 +240,7 @@ func TestADeadWaitingWriterBlocksReadersForItsOwnWaitingLeaseAtMost(t *testing.T
 		}
 		unlock(t, l)
 		unlock(t, first)
-		cancel()
-		isAll(t, <-gone, context.Canceled)
+		giveUp()
 		wire.mend()
 	})
 }
@@ -257,12 +251,7 @@ func TestADeadWaitingWriterIsPassedOverAtOnceWhenTheLockComesToIt(t *testing.T) 
 		b, wire := onLine(t, s)
 		warm(t, s, a, b, c, d)
 		first := take(t, a.RWMutex("x").RLockContext)
-		ctx, cancel := context.WithCancel(context.Background())
-		gone := make(chan error, 1)
-		go func() { // ended by cancel, waited for through gone
-			_, err := b.RWMutex("x").LockContext(ctx)
-			gone <- err
-		}()
+		giveUp := mayGiveUp(t, b.RWMutex("x").LockContext)
 		synctest.Wait()
 		readers := []<-chan *leased.Lease{taking(t, c.RWMutex("x").RLockContext), taking(t, d.RWMutex("x").RLockContext)}
 		synctest.Wait()
@@ -279,8 +268,7 @@ func TestADeadWaitingWriterIsPassedOverAtOnceWhenTheLockComesToIt(t *testing.T) 
 		if n := a.Stats().Handed; n != 2 {
 			t.Errorf("%d were made owner", n)
 		}
-		cancel()
-		isAll(t, <-gone, context.Canceled)
+		giveUp()
 		wire.mend()
 	})
 }

@@ -125,17 +125,11 @@ func TestReadersWhoseWriterGaveUpHearThatAnotherProcessWaits(t *testing.T) {
 		a, b := newClient(t, s), newClient(t, s)
 		warm(t, s, a, b)
 		first := take(t, a.RWMutex("x").RLockContext)
-		ctx, cancel := context.WithCancel(context.Background())
-		gone := make(chan error, 1)
-		go func() { // ended by cancel, waited for through gone
-			_, err := a.RWMutex("x").LockContext(ctx)
-			gone <- err
-		}()
+		giveUp := mayGiveUp(t, a.RWMutex("x").LockContext)
 		synctest.Wait()
 		writer := taking(t, b.RWMutex("x").LockContext)
 		synctest.Wait()
-		cancel()
-		isAll(t, <-gone, context.Canceled)
+		giveUp()
 		synctest.Wait()
 		if l, err := a.RWMutex("x").TryRLockContext(context.Background()); err == nil {
 			t.Error("a reader entered before the writer who waits")
