@@ -216,11 +216,7 @@ func (l *lock) haunt(old request, last uint64, now time.Time, fx *effects) {
 	g := ghost{id: old.id, last: last, link: l.passed, until: now.Add(old.ttl)}
 	for c := l.departing.first; c != nil; c = l.departing.first {
 		l.departing.remove(c)
-		if c.gone != nil {
-			g.gone = append(g.gone, c)
-		} else {
-			c.settle(nil, fx)
-		}
+		g.gone = append(g.gone, c)
 	}
 	fx.ghosts = append(fx.ghosts, g)
 }

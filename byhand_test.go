@@ -185,11 +185,11 @@ func with(change ...func(*lockOptions)) *lockOptions {
 }
 
 func writer(change ...func(*lockOptions)) *caller {
-	return &caller{mode: exclusive, opts: with(change...), gone: make(chan struct{})}
+	return &caller{mode: exclusive, opts: with(change...)}
 }
 
 func reader(change ...func(*lockOptions)) *caller {
-	return &caller{mode: shared, opts: with(change...), gone: make(chan struct{})}
+	return &caller{mode: shared, opts: with(change...)}
 }
 
 func trying(c *caller) *caller {
@@ -208,7 +208,12 @@ func (h *hand) enter(cs ...*caller) *caller {
 
 func (h *hand) leave(c *caller) {
 	h.t.Helper()
-	h.step(func(now time.Time, fx *effects) { h.l.leave(c, now, fx) })
+	h.step(func(now time.Time, fx *effects) {
+		h.l.leave(c, now, fx)
+		if !c.settled && c.gone == nil {
+			c.gone = make(chan struct{}) // as Unlock does it: not before
+		}
+	})
 }
 
 func (h *hand) abandon(c *caller) {

@@ -3,6 +3,7 @@ package leased_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -142,6 +143,46 @@ func TestAnUnlockDuringAnUnansweredDowngradeLeavesNothing(t *testing.T) {
 			unlock(t, take(t, c.RWMutex("x").LockContext))
 		}
 	})
+}
+
+// No command is under way then: it is Unlock itself that gives both ids up.
+func TestAnUnlockBetweenTheTriesOfADowngradeSaysWhetherRedisConfirmed(t *testing.T) {
+	for _, back := range []bool{true, false} {
+		t.Run(fmt.Sprintf("Redis comes back=%v", back), func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, s place) {
+				const patience = 5 * time.Second
+				c := newClient(t, s, leased.WithTTL(time.Hour), leased.WithReleaseTimeout(patience))
+				warm(t, s, c)
+				l := take(t, c.RWMutex("x").LockContext)
+				s.Mini.SetError("ERR out of order")
+				mend := func() { s.Mini.SetError("") }
+				ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond) // it is tried again later
+				isAll(t, l.Downgrade(ctx), context.DeadlineExceeded)
+				cancel()
+				if back {
+					time.AfterFunc(patience/2, mend)
+				}
+				began := time.Now()
+				err := l.Unlock()
+				took := time.Since(began)
+				if back {
+					if err != nil || took < patience/2 || took >= patience || !s.clean(t, "x") {
+						t.Errorf("Unlock after %v: %v; %q is left", took, err, s.value(t, "x"))
+					}
+					return
+				}
+				isAll(t, err, leased.ErrNotReleased)
+				if took != patience {
+					t.Errorf("Unlock waited for %v", took)
+				}
+				mend()
+				time.Sleep(time.Minute)
+				if !s.clean(t, "x") {
+					t.Errorf("%q is left", s.value(t, "x"))
+				}
+			})
+		})
+	}
 }
 
 // A lease is safe for concurrent use, and a downgrade goes on in the background

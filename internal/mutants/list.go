@@ -109,6 +109,7 @@ var mutants = []mutant{
 	{"a subscription that overtakes an answer is forgotten (rule 3)", "messages.go", "	l.missed = l.grant.inFlight != nothing\n", "", "TestRule3"},
 
 	{"an Unlock waits for what others ask", "wait.go", "	if gone == nil {\n		lent = 0", "	if false {\n		lent = 0", "WhoLeavesDoesNotWait"},
+	{"who gives a downgrade up is told that it is done", "answers.go", "		g.gone = append(g.gone, c)\n", "		c.settle(nil, fx)\n", "Downgrade"},
 	{"a panic of the user's leaves the lock held", "wait.go", "		if !returned && e != nil {", "		if !returned && e == nil {", "WhoseUserPanics"},
 
 	// tracing
