@@ -178,7 +178,7 @@ func (l *lock) yielded(c *command, a answer, err error, pause time.Duration, now
 	case err != nil:
 		// Old may still own, and new may wait: one is cancelled, the other
 		// asked about. Late copies of the yield do no harm to either.
-		l.haunt(old, c.last, now, fx)
+		l.haunt(c.last, now, fx, old)
 		l.failed(err, pause, now, fx)
 	case a.outcome == notOurs:
 		l.departLost(now, fx)
@@ -202,7 +202,7 @@ func (l *lock) released(c *command, a answer, err error, now time.Time, fx *effe
 	*g = grant{}
 	switch {
 	case err != nil:
-		l.haunt(old, c.last, now, fx)
+		l.haunt(c.last, now, fx, old)
 	case a.outcome == notOurs:
 		l.departLost(now, fx)
 	default:
@@ -210,15 +210,23 @@ func (l *lock) released(c *command, a answer, err error, now time.Time, fx *effe
 	}
 }
 
-// haunt has a grant cancelled whose letting go had no answer; those who left
-// are told when that succeeds.
-func (l *lock) haunt(old request, last uint64, now time.Time, fx *effects) {
-	g := ghost{id: old.id, last: last, link: l.passed, until: now.Add(old.ttl)}
+// haunt has a grant cancelled whose letting go had no answer, under each id that
+// it may have; those who left are told when all of that succeeded.
+func (l *lock) haunt(last uint64, now time.Time, fx *effects, ids ...request) {
+	gone := l.await(len(ids))
+	for _, req := range ids {
+		fx.ghosts = append(fx.ghosts, ghost{id: req.id, last: last, link: l.passed, until: now.Add(req.ttl), gone: gone})
+	}
+}
+
+// await has those who left wait for so many cancels.
+func (l *lock) await(cancels int) (gone []*caller) {
 	for c := l.departing.first; c != nil; c = l.departing.first {
 		l.departing.remove(c)
-		g.gone = append(g.gone, c)
+		c.cancels = uint8(cancels)
+		gone = append(gone, c)
 	}
-	fx.ghosts = append(fx.ghosts, g)
+	return gone
 }
 
 const lostAtRelease = "the lock was not ours any more at its release"
@@ -240,22 +248,23 @@ func (l *lock) loseDeparting(why string, now time.Time, fx *effects) {
 	}
 }
 
-// drop gives up a request that nobody waits for.
+// drop gives up a request that nobody waits for. It may be that of a grant which
+// somebody left when no command could be sent, and which nobody vouches for now.
 func (l *lock) drop(now time.Time, fx *effects) {
 	g := &l.grant
-	l.retract(g.req, g.ask, now, fx)
+	if g.ask.known {
+		l.retract(g.req, g.ask, now, fx, l.await(1))
+	}
 	*g = grant{}
 }
 
-// retract has what Redis may know of a request cancelled.
-func (l *lock) retract(req request, ask *inquiry, now time.Time, fx *effects) {
-	if ask.known {
-		until := ask.late
-		if !until.After(now) {
-			until = time.Time{}
-		}
-		fx.ghosts = append(fx.ghosts, ghost{id: req.id, last: l.last, until: until})
+// retract has a request cancelled that Redis may know of; gone are told.
+func (l *lock) retract(req request, ask *inquiry, now time.Time, fx *effects, gone []*caller) {
+	until := ask.late
+	if !until.After(now) {
+		until = time.Time{}
 	}
+	fx.ghosts = append(fx.ghosts, ghost{id: req.id, last: l.last, until: until, gone: gone})
 }
 
 // lose: the grant is not ours, or cannot be believed any more. Who is inside

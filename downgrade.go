@@ -120,7 +120,6 @@ func (l *lock) forsake(now time.Time, fx *effects) {
 	if !hand.ask.known {
 		return
 	}
-	fx.ghosts = append(fx.ghosts, ghost{id: hand.next.id, last: l.last, until: now.Add(hand.next.ttl)})
-	l.haunt(g.req, l.last, now, fx)
+	l.haunt(l.last, now, fx, hand.next, g.req)
 	*g = grant{}
 }

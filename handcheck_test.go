@@ -73,6 +73,16 @@ func (h *hand) cancels(ids ...string) {
 	}
 }
 
+// cancelled has g's cancel be answered.
+func (h *hand) cancelled(g ghost) {
+	h.t.Helper()
+	h.step(func(_ time.Time, fx *effects) {
+		for _, c := range g.gone {
+			c.cancelled(nil, fx)
+		}
+	})
+}
+
 // settled fails unless Unlock of c returned, with err.
 func (h *hand) settled(c *caller, err error) {
 	h.t.Helper()

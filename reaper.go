@@ -158,7 +158,7 @@ func (g *ghost) tell(err error) {
 	g.gone = nil
 	g.entry.step(func(_ time.Time, fx *effects) {
 		for _, c := range gone {
-			c.settle(err, fx)
+			c.cancelled(err, fx)
 		}
 	})
 }

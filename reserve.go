@@ -46,7 +46,9 @@ func (g *grant) reserves(id string) bool { return g.reserving() && g.hand.next.i
 // get the lock from this grant.
 func (l *lock) unreserve(now time.Time, fx *effects) {
 	if g := &l.grant; g.reserving() {
-		l.retract(g.hand.next, &g.hand.ask, now, fx)
+		if g.hand.ask.known {
+			l.retract(g.hand.next, &g.hand.ask, now, fx, nil)
+		}
 		g.hand = nil
 	}
 }

@@ -56,6 +56,12 @@ func TestAPlaceBehindAGrantThatIsNotTrustedAnyMoreIsGivenUpWithIt(t *testing.T) 
 	h.now = h.now.Add(handWindow)
 	h.leave(r)
 	h.cancels(place, old)
+	h.cancelled(h.ghosts[0])
+	if r.settled {
+		t.Error("the reader's Unlock did not wait for the cancel of its grant")
+	}
+	h.cancelled(h.ghosts[1])
+	h.settled(r, nil)
 	if cmd := h.sends(acquire); cmd.id == place {
 		t.Error("asks under the id that is being cancelled")
 	}

@@ -152,6 +152,30 @@ func (w *world) losses(c *simClient, before grant, fx *effects) {
 	}
 }
 
+// released checks each Unlock that returns without an error: what it let go of is
+// free or somebody else's, unless others of its process go on with it.
+func (w *world) released(c *simClient) {
+	g := &c.lock.grant
+	still := c.left[:0]
+	for _, d := range c.left {
+		if !d.caller.settled {
+			still = append(still, d)
+			continue
+		}
+		if d.caller.err != nil {
+			continue
+		}
+		v := w.look()
+		for _, id := range d.ids {
+			kept := g.state != none && g.state != lettingGo && (id == g.req.id || g.lowering())
+			if !kept && !w.copied[id] && v.owns(id) {
+				w.fail("%s is told that %s was released, which owns", c.name, short(id))
+			}
+		}
+	}
+	c.left = still
+}
+
 func sortedKeys(m map[string]bool) []string {
 	var keys []string
 	for k := range m {

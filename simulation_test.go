@@ -106,8 +106,7 @@ func (w *world) act() {
 					c.step(func(now time.Time, fx *effects) { c.lock.downgrade(x, make(chan struct{}), now, fx) })
 					return
 				}
-				w.logf("%s unlocks", c.name)
-				c.step(func(now time.Time, fx *effects) { c.lock.leave(x, now, fx) })
+				c.leave(x)
 			})
 		}
 	case n < 72:
@@ -144,6 +143,19 @@ func (c *simClient) enter() {
 	c.calls = append(c.calls, x)
 	w.logf("%s wants it, %v, TTL %v, try %v", c.name, x.mode, o.ttl, x.try)
 	c.step(func(now time.Time, fx *effects) { c.lock.enter(x, now, fx) })
+}
+
+func (c *simClient) leave(x *caller) {
+	c.w.logf("%s unlocks", c.name)
+	d := departure{caller: x}
+	if g := &c.lock.grant; !x.stray {
+		d.ids = append(d.ids, g.req.id)
+		if g.lowering() {
+			d.ids = append(d.ids, g.hand.next.id)
+		}
+	}
+	c.left = append(c.left, d)
+	c.step(func(now time.Time, fx *effects) { c.lock.leave(x, now, fx) })
 }
 
 // each calls f for one random call in that phase; calls that are over go.
@@ -209,6 +221,7 @@ func (w *world) carry(p *packet, luck int) {
 	switch {
 	case p.orphan:
 		w.logf("a late copy arrives")
+		w.copied[p.cmd.id], w.copied[p.cmd.next] = true, true
 		w.execute(p)
 	case luck < 5: // never arrives
 		w.logf("lost: %s of %s", p.kind, p.c.name)
@@ -345,10 +358,7 @@ func (w *world) recover() {
 			if c.dead {
 				continue
 			}
-			c.each(inside, func(x *caller) {
-				w.logf("%s unlocks", c.name)
-				c.step(func(now time.Time, fx *effects) { c.lock.leave(x, now, fx) })
-			})
+			c.each(inside, c.leave)
 			c.each(waiting, func(*caller) {})
 			busy = busy || len(c.calls) > 0
 		}

@@ -41,6 +41,7 @@ type world struct {
 	foreign     string // value of the foreign owner that is inside, "" if none
 	foreignTill time.Time
 	excused     map[string]bool // requests whose grants an accident took
+	copied      map[string]bool // requests that a late copy of a command was about
 	jumpedBack  bool
 	unclean     bool     // a grant ended without release while it may have been in use
 	owners      []string // as the server had them last
@@ -62,8 +63,15 @@ type simClient struct {
 	inbox  simInbox
 	ghosts []*ghost
 	calls  []*caller // waiting or inside
+	left   []departure
 	order  map[*caller]int
 	lastIn int
+}
+
+// departure is an Unlock that has not returned yet.
+type departure struct {
+	caller *caller
+	ids    []string // that its grant may have had in Redis
 }
 
 type simInbox uint8
@@ -131,7 +139,7 @@ func (w *world) begin(seed int64) {
 	w.mini.SetTime(w.now)
 	w.clients, w.wire, w.log, w.calm, w.failure = nil, nil, nil, false, ""
 	w.foreign, w.excused, w.jumpedBack, w.unclean = "", map[string]bool{}, false, false
-	w.owners, w.lowered = nil, map[*caller]bool{}
+	w.owners, w.lowered, w.copied = nil, map[*caller]bool{}, map[string]bool{}
 	w.topWriter, w.top, w.seq = 0, 0, 0
 	w.deny = w.rng.Intn(20) == 0
 	// Each world has its own temper (swarm testing): what is rare in all is
@@ -208,6 +216,7 @@ func (c *simClient) step(event func(now time.Time, fx *effects)) {
 	before := c.lock.grant
 	event(c.w.now, &fx)
 	c.w.losses(c, before, &fx)
+	c.w.released(c)
 	c.perform(&fx)
 }
 
@@ -397,6 +406,14 @@ func (w *world) arrive(p *packet) {
 		r := p.r
 		c.step(func(now time.Time, fx *effects) { c.lock.renewed(&r, now, fx) })
 	case "cancelled":
+		if gone := p.g.gone; p.err == nil && gone != nil {
+			p.g.gone = nil
+			c.step(func(_ time.Time, fx *effects) {
+				for _, x := range gone {
+					x.cancelled(nil, fx)
+				}
+			})
+		}
 		if p.err == nil && (p.g.until.IsZero() || !w.now.Before(p.g.until)) {
 			for i, g := range c.ghosts {
 				if g == p.g {
