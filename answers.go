@@ -211,22 +211,18 @@ func (l *lock) released(c *command, a answer, err error, now time.Time, fx *effe
 }
 
 // haunt has a grant cancelled whose letting go had no answer, under each id that
-// it may have; those who left are told when all of that succeeded.
+// it may have; those who left are told when all of that succeeded. An id that a late
+// command may turn into another comes before that one.
 func (l *lock) haunt(last uint64, now time.Time, fx *effects, ids ...request) {
-	gone := l.await(len(ids))
+	var gone []*caller
+	for c := l.departing.first; c != nil; c = l.departing.first {
+		l.departing.remove(c)
+		c.cancels = uint8(len(ids))
+		gone = append(gone, c)
+	}
 	for _, req := range ids {
 		fx.ghosts = append(fx.ghosts, ghost{id: req.id, last: last, link: l.passed, until: now.Add(req.ttl), gone: gone})
 	}
-}
-
-// await has those who left wait for so many cancels.
-func (l *lock) await(cancels int) (gone []*caller) {
-	for c := l.departing.first; c != nil; c = l.departing.first {
-		l.departing.remove(c)
-		c.cancels = uint8(cancels)
-		gone = append(gone, c)
-	}
-	return gone
 }
 
 const lostAtRelease = "the lock was not ours any more at its release"
@@ -248,23 +244,22 @@ func (l *lock) loseDeparting(why string, now time.Time, fx *effects) {
 	}
 }
 
-// drop gives up a request that nobody waits for. It may be that of a grant which
-// somebody left when no command could be sent, and which nobody vouches for now.
+// drop gives up a request that nobody waits for.
 func (l *lock) drop(now time.Time, fx *effects) {
 	g := &l.grant
-	if g.ask.known {
-		l.retract(g.req, g.ask, now, fx, l.await(1))
-	}
+	l.retract(g.req, g.ask, now, fx)
 	*g = grant{}
 }
 
-// retract has a request cancelled that Redis may know of; gone are told.
-func (l *lock) retract(req request, ask *inquiry, now time.Time, fx *effects, gone []*caller) {
-	until := ask.late
-	if !until.After(now) {
-		until = time.Time{}
+// retract has what Redis may know of a request cancelled.
+func (l *lock) retract(req request, ask *inquiry, now time.Time, fx *effects) {
+	if ask.known {
+		until := ask.late
+		if !until.After(now) {
+			until = time.Time{}
+		}
+		fx.ghosts = append(fx.ghosts, ghost{id: req.id, last: l.last, until: until})
 	}
-	fx.ghosts = append(fx.ghosts, ghost{id: req.id, last: l.last, until: until, gone: gone})
 }
 
 // lose: the grant is not ours, or cannot be believed any more. Who is inside

@@ -120,6 +120,6 @@ func (l *lock) forsake(now time.Time, fx *effects) {
 	if !hand.ask.known {
 		return
 	}
-	l.haunt(l.last, now, fx, hand.next, g.req)
+	l.haunt(l.last, now, fx, g.req, hand.next)
 	*g = grant{}
 }

@@ -93,10 +93,11 @@ func (l *lock) leave(c *caller, now time.Time, fx *effects) {
 	}
 	l.inside.remove(c)
 	c.phase, c.till = left, earlier(now, l.trustedUntil(c))
-	l.departing.push(c)
 	if c.stray {
 		l.strays--
+		c.settle(nil, fx) // its grant is gone
 	} else {
+		l.departing.push(c)
 		l.passed = c.trail.ref()
 		l.grant.idleTill = now.Add(c.opts.idleHold)
 	}

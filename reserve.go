@@ -46,9 +46,7 @@ func (g *grant) reserves(id string) bool { return g.reserving() && g.hand.next.i
 // get the lock from this grant.
 func (l *lock) unreserve(now time.Time, fx *effects) {
 	if g := &l.grant; g.reserving() {
-		if g.hand.ask.known {
-			l.retract(g.hand.next, &g.hand.ask, now, fx, nil)
-		}
+		l.retract(g.hand.next, &g.hand.ask, now, fx)
 		g.hand = nil
 	}
 }

@@ -1,6 +1,7 @@
 package leased
 
 import (
+	"fmt"
 	"testing"
 	"time"
 )
@@ -48,25 +49,48 @@ func TestALossOfTheReadersGrantGivesUpTheReservedPlace(t *testing.T) {
 	}
 }
 
-// The watchdog was late: nobody vouches for the readers' grant, nor for its place.
-func TestAPlaceBehindAGrantThatIsNotTrustedAnyMoreIsGivenUpWithIt(t *testing.T) {
-	r, w := reader(), writer()
-	h, place := reserving(t, r, w)
-	old := h.l.grant.req.id
-	h.now = h.now.Add(handWindow)
-	h.leave(r)
-	h.cancels(place, old)
-	h.cancelled(h.ghosts[0])
-	if r.settled {
-		t.Error("the reader's Unlock did not wait for the cancel of its grant")
+// The watchdog was late: nobody vouches for the readers' grant. The yield tells
+// whether it was ours, and keeps the place either way.
+func TestAGrantThatIsNotTrustedAnyMoreIsYieldedToThePlaceBehindIt(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		t.Run(fmt.Sprintf("lost=%v", lost), func(t *testing.T) {
+			r, w := reader(), writer()
+			h, place := reserving(t, r, w)
+			h.now = h.now.Add(handWindow)
+			h.leave(r)
+			if cmd := h.sends(yield); cmd.next != place || r.settled {
+				t.Errorf("yields to %s, not to %s, or Unlock does not wait to hear of it", cmd.next, place)
+			}
+			a := h.grant()
+			a.gone = lost
+			h.answer(a)
+			if lost {
+				h.settled(r, ErrLeaseLost)
+			} else {
+				h.settled(r, nil)
+			}
+			h.in(w)
+			h.cancels()
+		})
 	}
-	h.cancelled(h.ghosts[1])
-	h.settled(r, nil)
-	if cmd := h.sends(acquire); cmd.id == place {
-		t.Error("asks under the id that is being cancelled")
-	}
+}
+
+// Readers may follow those who lost their grant, on another one.
+func TestAStrayDoesNotWaitForTheReleaseOfALaterGrant(t *testing.T) {
+	stray, r := reader(), reader()
+	h := holding(t, stray)
+	h.hears("revoked", h.l.grant.req.id, h.top)
+	h.enter(r)
 	h.answer(h.grant())
-	h.in(w)
+	h.in(r)
+	h.leave(r)
+	h.sends(release)
+	h.leave(stray)
+	h.settled(stray, ErrLeaseLost)
+	h.reply(answer{}, errSilence, time.Second)
+	if n := len(h.ghosts[0].gone); n != 1 {
+		t.Errorf("the cancel will tell %d callers", n)
+	}
 }
 
 func TestCloseGivesUpAReservedPlaceAndReleasesWhenTheReadersHaveLeft(t *testing.T) {

@@ -59,12 +59,12 @@ func (l *lock) ask(now time.Time, fx *effects) {
 	}
 	head := l.waiting.first
 	if g.state == held {
-		if l.member() != nil || head == nil || g.trusted(now) {
+		// Who left is to hear what became of the grant, as a yield tells.
+		if l.member() != nil || head == nil || g.trusted(now) || l.departing.first != nil {
 			return
 		}
-		// A grant that nobody vouches for any more is confirmed under its id
+		// An idle grant that nobody vouches for any more is confirmed under its id
 		// before anybody enters on it.
-		l.unreserve(now, fx)
 		g.state, g.wanted = asking, false
 		g.ask = &inquiry{known: true, basis: now, floor: g.token}
 	}

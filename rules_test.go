@@ -296,9 +296,13 @@ func TestRule15NobodyEntersWhenTheTrustWindowIsOver(t *testing.T) {
 		h.now = h.now.Add(handWindow) // and the watchdog is late
 		h.leave(a)
 		h.out(b)
-		if cmd := h.sends(acquire); cmd.id != id {
-			t.Errorf("asks as %s, not as %s", cmd.id, id)
+		if cmd := h.sends(yield); cmd.id != id || a.settled {
+			t.Errorf("yields %s, not %s, or Unlock does not wait to hear of it", cmd.id, id)
 		}
+		h.answer(answer{outcome: notOurs}) // it was taken meanwhile
+		h.settled(a, ErrLeaseLost)
+		h.out(b)
+		h.sends(acquire)
 	})
 	t.Run("among readers", func(t *testing.T) {
 		a, b := reader(), reader()

@@ -167,7 +167,7 @@ func (w *world) released(c *simClient) {
 		}
 		v := w.look()
 		for _, id := range d.ids {
-			kept := g.state != none && g.state != lettingGo && (id == g.req.id || g.lowering())
+			kept := g.state == held && (id == g.req.id || g.lowering() && id == g.hand.next.id)
 			if !kept && !w.copied[id] && v.owns(id) {
 				w.fail("%s is told that %s was released, which owns", c.name, short(id))
 			}

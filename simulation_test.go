@@ -221,7 +221,7 @@ func (w *world) carry(p *packet, luck int) {
 	switch {
 	case p.orphan:
 		w.logf("a late copy arrives")
-		w.copied[p.cmd.id], w.copied[p.cmd.next] = true, true
+		w.copied[p.cmd.id] = w.copied[p.cmd.id] || p.cmd.verb == acquire
 		w.execute(p)
 	case luck < 5: // never arrives
 		w.logf("lost: %s of %s", p.kind, p.c.name)
@@ -388,8 +388,8 @@ func (w *world) nothingLeft() {
 		}
 	}
 	for _, c := range w.clients {
-		if !c.dead && (!c.lock.idle() || len(c.ghosts) > 0) {
-			w.fail("%s is not idle: state %d, %d ghosts", c.name, c.lock.grant.state, len(c.ghosts))
+		if !c.dead && (!c.lock.idle() || len(c.ghosts) > 0 || len(c.left) > 0) {
+			w.fail("%s is not idle: state %d, %d ghosts, %d in Unlock", c.name, c.lock.grant.state, len(c.ghosts), len(c.left))
 		}
 	}
 	w.mini.SetTime(w.now.Add(w.offset))

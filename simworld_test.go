@@ -41,7 +41,7 @@ type world struct {
 	foreign     string // value of the foreign owner that is inside, "" if none
 	foreignTill time.Time
 	excused     map[string]bool // requests whose grants an accident took
-	copied      map[string]bool // requests that a late copy of a command was about
+	copied      map[string]bool // requests that a late copy of an acquire was about
 	jumpedBack  bool
 	unclean     bool     // a grant ended without release while it may have been in use
 	owners      []string // as the server had them last

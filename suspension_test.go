@@ -18,11 +18,11 @@ func TestAGrantIsConfirmedAfterASuspensionBeforeAnybodyIsAdmitted(t *testing.T) 
 			h.slept(d)
 			h.leave(a)
 			h.out(b)
-			if cmd := h.sends(acquire); cmd.id != id {
-				t.Errorf("confirms %s, not %s", cmd.id, id)
+			if cmd := h.sends(yield); cmd.id != id || a.settled {
+				t.Errorf("yields %s, not %s, or Unlock does not wait to hear of it", cmd.id, id)
 			}
-			h.settled(a, nil)
 			h.answer(h.grant())
+			h.settled(a, nil)
 			h.in(b)
 			h.leave(b)
 			h.slept(d)

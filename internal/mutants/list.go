@@ -57,7 +57,7 @@ var mutants = []mutant{
 	{"no re-check when the owner's TTL ends", "answers.go", "	if a.left >= 0 {", "	if false {", "TTLEnds|Crash|Vanish|Virtual"},
 	{"no re-check at all", "answers.go", "	g.ask.checkAt = now.Add(pause)\n	if g.ask.endsAt", "	g.ask.checkAt = now.Add(24 * time.Hour)\n	if g.ask.endsAt", simulation},
 	{"cancel before the request's answer (rule 14)", "rules.go", "	g := &l.grant\n	if g.inFlight != nothing {\n		return\n	}\n	head := l.waiting.first\n	if g.state == held {", "	g := &l.grant\n	head := l.waiting.first\n	if g.state == asking && head == nil && g.inFlight != nothing {\n		g.ask.known = true\n		l.drop(now, fx)\n		return\n	}\n	if g.inFlight != nothing {\n		return\n	}\n	if g.state == held {", "Cancel|Flight|" + simulation},
-	{"no cancel for a request nobody waits for", "answers.go", "	if g.ask.known {\n		l.retract", "	if false {\n		l.retract", simulation},
+	{"no cancel for a request nobody waits for", "answers.go", "	if ask.known {\n		until", "	if false {\n		until", simulation},
 	{"granted for an unknown id ignored (rule 5)", "messages.go", "	default:\n		l.disown(id, time.Time{}, fx)\n	}", "	}", "Unknown|Ghost|" + simulation},
 	{"wanted for an unknown id ignored (B11)", "messages.go", "	case g.state == none || id != g.req.id:\n		l.disown(id, time.Time{}, fx)", "	case g.state == none || id != g.req.id:", "Unknown|Ghost|Wanted"},
 	{"granted for a held id is cancelled (B3)", "messages.go", "	case id == g.req.id && g.state == held:\n		return\n", "", simulation},
@@ -75,7 +75,7 @@ var mutants = []mutant{
 	{"others enter while a downgrade is under way", "rules.go", "g.state != held || g.lowering() || g.req.mode", "g.state != held || g.req.mode", "Downgrade|Lower"},
 	{"no place is taken behind readers of one's own", "reserve.go", "	if l.member() == nil {", "	if true {", "Behind|Steady"},
 	{"a place is not asked for again", "reserve.go", "	ask.checkAt = now.Add(every - ", "	ask.checkAt = now.Add(24*time.Hour - ", "Place|Behind"},
-	{"the place of a writer who gave up stays", "reserve.go", "			l.retract(g.hand.next, &g.hand.ask, now, fx, nil)\n", "", "Place|" + simulation},
+	{"the place of a writer who gave up stays", "reserve.go", "		l.retract(g.hand.next, &g.hand.ask, now, fx)\n", "", "Place|" + simulation},
 	{"readers go on beside a place that was served", "reserve.go", "	l.lose(\"Redis gave the lock to a writer\", now, fx)\n", "	l.unreserve(now, fx)\n", "Place|" + simulation},
 	{"a yield gives a reserved place up", "rules.go", "		if g.hand == nil { // no place is reserved", "		if true {", "Place|" + simulation},
 	{"a yield to a place does not tell that the readers' grant was lost", "answers.go", "	if a.gone && placed {", "	if false && placed {", "LostReadersGrant|ToldAtUnlock"},
@@ -109,9 +109,11 @@ var mutants = []mutant{
 	{"a subscription that overtakes an answer is forgotten (rule 3)", "messages.go", "	l.missed = l.grant.inFlight != nothing\n", "", "TestRule3"},
 
 	{"an Unlock waits for what others ask", "wait.go", "	if gone == nil {\n		lent = 0", "	if false {\n		lent = 0", "WhoLeavesDoesNotWait"},
-	{"who gives a downgrade up is told that it is done", "answers.go", "	gone := l.await(len(ids))\n", "	var gone []*caller\n	l.depart(fx)\n", "Downgrade"},
-	{"a cancel of one of two ids is enough for an Unlock", "answers.go", "	gone := l.await(len(ids))\n", "	gone := l.await(1)\n", "Downgrade|" + simulation},
-	{"who left a grant that is dropped is told before its cancel", "answers.go", "fx, l.await(1))", "fx, nil)", "Place|" + simulation},
+	{"who gives a downgrade up is told that it is done", "answers.go", "		gone = append(gone, c)\n", "		c.settle(nil, fx)\n", "Downgrade"},
+	{"a cancel of one of two ids is enough for an Unlock", "answers.go", "		c.cancels = uint8(len(ids))\n", "		c.cancels = 1\n", "Downgrade|" + simulation},
+	{"who left hears nothing of a grant that nobody vouches for", "rules.go", "g.trusted(now) || l.departing.first != nil {", "g.trusted(now) {", "TestRule15|" + simulation},
+	{"a stray waits for another grant's release", "lock.go", "		c.settle(nil, fx) // its grant is gone\n", "		l.departing.push(c)\n", "Stray"},
+	{"a downgrade's new id is cancelled before the old", "downgrade.go", "fx, g.req, hand.next)", "fx, hand.next, g.req)", "Downgrade"},
 	{"a panic of the user's leaves the lock held", "wait.go", "		if !returned && e != nil {", "		if !returned && e == nil {", "WhoseUserPanics"},
 
 	// tracing
