@@ -3,6 +3,7 @@ package leased
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 )
@@ -58,9 +59,20 @@ func (e *entry) perform(fx *effects, spent bool, lent time.Duration) {
 		}
 		w = next
 	}
-	for _, l := range fx.ended {
-		e.end(l)
+	defer e.finish(fx, spent, lent)
+	e.tellEnded(fx.ended)
+}
+
+// tellEnded tells of leases that ended before their Unlock, which calls the user's
+// code. If that panics, the others are told nevertheless, and the rest is done.
+func (e *entry) tellEnded(losses []loss) {
+	for _, l := range slices.Backward(losses) {
+		defer e.end(l)
 	}
+}
+
+// finish is the part of perform that others wait for.
+func (e *entry) finish(fx *effects, spent bool, lent time.Duration) {
 	for _, g := range fx.gone {
 		close(g.gone)
 	}
@@ -70,12 +82,12 @@ func (e *entry) perform(fx *effects, spent bool, lent time.Duration) {
 	for i := range fx.ghosts {
 		g := fx.ghosts[i]
 		g.keys, g.entry = &e.keys, e
-		c.reaper.add(&g)
+		e.client.reaper.add(&g)
 	}
 	if fx.send.verb != nothing {
 		e.dispatch(fx.send, lent)
 	} else if spent {
-		c.retire(e)
+		e.client.retire(e)
 	}
 }
 

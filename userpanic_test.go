@@ -8,6 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/leasedmutex/leased"
@@ -122,6 +124,59 @@ func TestACommandWhoseUserPanicsInItHoldsUpNobody(t *testing.T) {
 				unlock(t, l)
 			})
 		})
+	}
+}
+
+// Recording a loss is done by who finds it, which may be a release for the next.
+func TestAPanicWhenALossIsToldHoldsUpNobody(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		m := &brokenMeter{}
+		c := newClient(t, s, leased.WithMeterProvider(m), leased.WithLossHandler(func(leased.LossEvent) {}))
+		rw := c.RWMutex("x")
+		rw.Lock()
+		next := taking(t, rw.RLockContext)
+		synctest.Wait()
+		s.rdb.Del(context.Background(), "x")
+		m.armed.Store(true)
+		if p := panics(rw.Unlock); p != "an instrument's bug" {
+			t.Fatalf("panicked with %v", p)
+		}
+		unlock(t, closesSoon(t, "who waits gets in", next))
+	})
+}
+
+// brokenMeter's instrument for holds panics once it is armed, once.
+type brokenMeter struct {
+	noop.MeterProvider
+	armed atomic.Bool
+}
+
+func (m *brokenMeter) Meter(string, ...metric.MeterOption) metric.Meter {
+	return meterWith{holds: brokenHistogram{armed: &m.armed}}
+}
+
+type meterWith struct {
+	noop.Meter
+	holds metric.Float64Histogram
+}
+
+func (m meterWith) Float64Histogram(name string, opts ...metric.Float64HistogramOption) (metric.Float64Histogram, error) {
+	if name == "leased.hold.duration" {
+		return m.holds, nil
+	}
+	return m.Meter.Float64Histogram(name, opts...)
+}
+
+type brokenHistogram struct {
+	noop.Float64Histogram
+	armed *atomic.Bool
+}
+
+func (b brokenHistogram) Enabled(context.Context) bool { return true }
+
+func (b brokenHistogram) Record(context.Context, float64, ...metric.RecordOption) {
+	if b.armed.CompareAndSwap(true, false) {
+		panic("an instrument's bug")
 	}
 }
 

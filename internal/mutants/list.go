@@ -114,6 +114,7 @@ var mutants = []mutant{
 	{"who left hears nothing of a grant that nobody vouches for", "rules.go", "g.trusted(now) || l.departing.first != nil {", "g.trusted(now) {", "TestRule15|" + simulation},
 	{"a stray waits for another grant's release", "lock.go", "		c.settle(nil, fx) // its grant is gone\n", "		l.departing.push(c)\n", "Stray"},
 	{"a downgrade's new id is cancelled before the old", "downgrade.go", "fx, g.req, hand.next)", "fx, hand.next, g.req)", "Downgrade"},
+	{"a panic at a loss leaves the rest undone", "entry.go", "	defer e.finish(fx, spent, lent)\n	e.tellEnded(fx.ended)\n", "	e.tellEnded(fx.ended)\n	e.finish(fx, spent, lent)\n", "Panic"},
 	{"a panic of the user's leaves the lock held", "wait.go", "		if !returned && e != nil {", "		if !returned && e == nil {", "WhoseUserPanics"},
 
 	// tracing
