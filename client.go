@@ -42,8 +42,9 @@ type Client struct {
 	// held during network calls, logging or calls of the user's code.
 	mu      sync.Mutex
 	table   map[string]*entry // locks in use by key in Redis
+	unlocks int               // calls of Unlock that wait
 	closing chan struct{}     // closed by Close
-	drained chan struct{}     // closed when closing and no lock is in use
+	drained chan struct{}     // closed when closing, and no lock is in use and no Unlock waits
 	stopped chan struct{}     // closed when Close is through
 }
 
@@ -172,8 +173,17 @@ func (c *Client) closedLocked() bool {
 	}
 }
 
+// unlocking counts the calls of Unlock that wait for Redis: Shutdown waits for them,
+// also where their lock has forgotten them and only a cancel is to be confirmed.
+func (c *Client) unlocking(n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.unlocks += n
+	c.drainLocked()
+}
+
 func (c *Client) drainLocked() {
-	if c.closedLocked() && len(c.table) == 0 {
+	if c.closedLocked() && len(c.table) == 0 && c.unlocks == 0 {
 		select {
 		case <-c.drained:
 		default:
@@ -230,6 +240,7 @@ func (c *Client) Shutdown(ctx context.Context) error {
 	c.dog.halt()
 	c.inbox.halt()
 	c.crew.wait()
+	c.reaper.giveUp()
 	c.metrics.stop(ctx)
 	c.losses.wait(ctx)
 	c.tracing.finish(ctx)

@@ -107,8 +107,12 @@ type notReleased struct {
 }
 
 func (e *notReleased) Error() string {
-	s := fmt.Sprintf("leased: release of lock %q not confirmed by Redis; still trying, and the lock ends by itself at %s",
-		e.name, e.ends.Format(time.RFC3339Nano))
+	s := fmt.Sprintf("leased: release of lock %q not confirmed by Redis; still trying, and the lock ends by itself", e.name)
+	if e.ends.IsZero() {
+		s += " with its TTL"
+	} else {
+		s += " at " + e.ends.Format(time.RFC3339Nano)
+	}
 	if e.trouble != nil {
 		s += ": " + e.trouble.Error()
 	}

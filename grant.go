@@ -122,6 +122,14 @@ func (g *grant) window(from time.Time) time.Time {
 // trust returns the end of the trust window.
 func (g *grant) trust() time.Time { return g.window(g.proved) }
 
+// ends returns when Redis ends the grant by itself, zero if that is not known.
+func (g *grant) ends() time.Time {
+	if g.proved.IsZero() {
+		return time.Time{}
+	}
+	return g.proved.Add(g.req.ttl)
+}
+
 // trusted is asked before every admission, local ones included.
 func (g *grant) trusted(now time.Time) bool { return now.Before(g.trust()) && !g.drifted(now) }
 

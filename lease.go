@@ -125,9 +125,9 @@ func (l *Lease) With(ctx context.Context) (context.Context, context.CancelFunc) 
 // Unlock ends the lease. It waits for Redis at most WithReleaseTimeout, and not
 // at all if the lock goes to another caller of this process. Errors:
 // ErrLeaseLost if the lease ended before, ErrNotReleased if Redis did not
-// confirm in time (or, with ErrClosed, never will, as the client is closed); the
-// lock is left in all cases. Later calls do nothing and
-// return the same, also after Mutex.Unlock.
+// confirm in time (or, with ErrClosed, never will, as the client is closed), and
+// both where both happened; the lock is left in all cases. Later calls do nothing
+// and return the same, also after Mutex.Unlock.
 func (l *Lease) Unlock() error {
 	l.once.Do(func() {
 		l.guard.Stop()

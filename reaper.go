@@ -48,6 +48,9 @@ func (r *reaper) add(g *ghost) {
 	g.giveUp = g.until
 	if g.giveUp.IsZero() {
 		g.giveUp = now.Add(ghostPatience)
+		if req, err := requestOf(g.id); err == nil && req.ttl > ghostPatience {
+			g.giveUp = now.Add(req.ttl)
+		}
 	}
 	r.mu.Lock()
 	full := len(r.ghosts) >= mostGhosts && len(g.gone) == 0

@@ -190,7 +190,7 @@ func (e *entry) unlock(pick func(*lock) *caller) (bool, error) {
 		e.mu.Unlock()
 		return false, nil
 	}
-	ends := e.lock.grant.trust().Add(margin(w.opts.ttl))
+	ends := e.lock.grant.ends()
 	e.lock.leave(w, now, &fx)
 	if !w.settled && w.gone == nil {
 		w.gone = make(chan struct{})
@@ -202,8 +202,12 @@ func (e *entry) unlock(pick func(*lock) *caller) (bool, error) {
 		cancel(context.Canceled)
 	}
 	lent := w.opts.releaseTimeout
-	if gone == nil {
+	if gone == nil || fx.send.verb == acquire {
 		lent = 0 // what there is to send, others wait for
+	}
+	if gone != nil {
+		e.client.unlocking(1)
+		defer e.client.unlocking(-1)
 	}
 	e.perform(&fx, spent, lent)
 	if gone != nil {
@@ -225,6 +229,9 @@ func (e *entry) unlock(pick func(*lock) *caller) (bool, error) {
 	err := w.err
 	if !w.settled {
 		err = &notReleased{name: e.keys.name, ends: ends, trouble: e.lock.trouble}
+		if w.ended == byLoss {
+			err = errors.Join(ErrLeaseLost, err)
+		}
 	}
 	held, first := e.closedLocked(w, holdOutcome(err), now)
 	e.mu.Unlock()

@@ -108,7 +108,7 @@ var mutants = []mutant{
 	// what reviews found
 	{"a subscription that overtakes an answer is forgotten (rule 3)", "messages.go", "	l.missed = l.grant.inFlight != nothing\n", "", "TestRule3"},
 
-	{"an Unlock waits for what others ask", "wait.go", "	if gone == nil {\n		lent = 0", "	if false {\n		lent = 0", "WhoLeavesDoesNotWait"},
+	{"an Unlock waits for what others ask", "wait.go", "	if gone == nil || fx.send.verb == acquire {", "	if false {", "WhoLeavesDoesNotWait"},
 	{"who gives a downgrade up is told that it is done", "answers.go", "		gone = append(gone, c)\n", "		c.settle(nil, fx)\n", "Downgrade"},
 	{"a cancel of one of two ids is enough for an Unlock", "answers.go", "		c.cancels = uint8(len(ids))\n", "		c.cancels = 1\n", "Downgrade|" + simulation},
 	{"who left hears nothing of a grant that nobody vouches for", "rules.go", "g.trusted(now) || l.departing.first != nil {", "g.trusted(now) {", "TestRule15|" + simulation},
