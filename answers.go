@@ -210,19 +210,23 @@ func (l *lock) released(c *command, a answer, err error, now time.Time, fx *effe
 	}
 }
 
-// haunt has a grant cancelled whose letting go had no answer, under each id that
-// it may have; those who left are told when all of that succeeded. An id that a late
-// command may turn into another comes before that one.
+// haunt has a grant cancelled whose letting go had no answer; those who left are told
+// when that succeeds. If it may have several ids, they are cancelled one after the
+// other, in the order in which a late command may turn one into the next.
 func (l *lock) haunt(last uint64, now time.Time, fx *effects, ids ...request) {
-	var gone []*caller
+	chain := make([]ghost, len(ids))
+	for i, req := range ids {
+		chain[i] = ghost{id: req.id, last: last, link: l.passed, until: now.Add(req.ttl)}
+		if i > 0 {
+			chain[i-1].then = &chain[i]
+		}
+	}
+	end := &chain[len(ids)-1]
 	for c := l.departing.first; c != nil; c = l.departing.first {
 		l.departing.remove(c)
-		c.cancels = uint8(len(ids))
-		gone = append(gone, c)
+		end.gone = append(end.gone, c)
 	}
-	for _, req := range ids {
-		fx.ghosts = append(fx.ghosts, ghost{id: req.id, last: last, link: l.passed, until: now.Add(req.ttl), gone: gone})
-	}
+	fx.ghosts = append(fx.ghosts, chain[0])
 }
 
 const lostAtRelease = "the lock was not ours any more at its release"

@@ -15,12 +15,11 @@ const (
 // its Unlock is settled. All but ready, gone and cancel belong to the lock.
 type caller struct {
 	mode    mode
-	try     bool  // will not wait for another
-	patient bool  // waits even for what only an operator can mend
-	over    bool  // inside, but its lease is not to be renewed for its sake
-	settled bool  // left, and nothing is awaited of Redis
-	entered bool  // was admitted; never changes again
-	cancels uint8 // left, and so many are awaited
+	try     bool // will not wait for another
+	patient bool // waits even for what only an operator can mend
+	over    bool // inside, but its lease is not to be renewed for its sake
+	settled bool // left, and nothing is awaited of Redis
+	entered bool // was admitted; never changes again
 	phase   phase
 	leased  bool // somebody has a Lease for it
 	stray   bool // inside, but the grant it entered on is gone
@@ -84,13 +83,6 @@ func (q *callers) remove(c *caller) {
 		c.next.prev = c.prev
 	}
 	c.prev, c.next = nil, nil
-}
-
-// cancelled: a request of the grant that c left was cancelled, or never will be.
-func (c *caller) cancelled(err error, fx *effects) {
-	if c.cancels--; c.cancels == 0 || err != nil {
-		c.settle(err, fx)
-	}
 }
 
 // settle ends the leaving of c: err is what its Unlock returns, unless the lease

@@ -41,6 +41,7 @@ type ghost struct {
 	link  *spanRef  // hold span of the lease that let go
 	until time.Time // zero: one answer is enough
 	gone  []*caller // to be told when it is cancelled
+	then  *ghost    // to be cancelled when this one is
 
 	// the reaper's:
 	nextAt time.Time

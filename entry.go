@@ -81,7 +81,9 @@ func (e *entry) finish(fx *effects, spent bool, lent time.Duration) {
 	}
 	for i := range fx.ghosts {
 		g := fx.ghosts[i]
-		g.keys, g.entry = &e.keys, e
+		for each := &g; each != nil; each = each.then {
+			each.keys, each.entry = &e.keys, e
+		}
 		e.client.reaper.add(&g)
 	}
 	if fx.send.verb != nothing {

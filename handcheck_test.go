@@ -78,7 +78,7 @@ func (h *hand) cancelled(g ghost) {
 	h.t.Helper()
 	h.step(func(_ time.Time, fx *effects) {
 		for _, c := range g.gone {
-			c.cancelled(nil, fx)
+			c.settle(nil, fx)
 		}
 	})
 }

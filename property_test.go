@@ -239,9 +239,11 @@ func (c *chance) end() {
 		c.t.Errorf("something is left: %+v", c.l)
 	}
 	reaped := map[*caller]bool{}
-	for _, g := range c.ghosts {
-		for _, w := range g.gone {
-			reaped[w] = true
+	for i := range c.ghosts {
+		for g := &c.ghosts[i]; g != nil; g = g.then {
+			for _, w := range g.gone {
+				reaped[w] = true
+			}
 		}
 	}
 	for i, w := range c.calls {

@@ -53,7 +53,7 @@ func (r *reaper) add(g *ghost) {
 		}
 	}
 	r.mu.Lock()
-	full := len(r.ghosts) >= mostGhosts && len(g.gone) == 0
+	full := len(r.ghosts) >= mostGhosts && !g.awaited()
 	if !full {
 		r.ghosts = append(r.ghosts, g)
 	}
@@ -136,12 +136,19 @@ func (r *reaper) answered(batch []*ghost, errs []error) {
 		} else {
 			r.client.journal.trouble(g.keys.name, err)
 		}
-		if (err == nil && g.until.IsZero()) || !now.Before(g.giveUp) {
+		over := !now.Before(g.giveUp)
+		if over {
 			g.tell(nil) // by now its TTL has ended it
+		}
+		if next := g.then; next != nil && (err == nil || over) {
+			g.then = nil
+			r.add(next)
+		}
+		if over || err == nil && g.until.IsZero() {
 			continue
 		}
 		g.pause = reapEvery
-		if err != nil && len(g.gone) > 0 {
+		if err != nil && g.awaited() {
 			g.pause = firstReap // somebody waits to hear of it
 		}
 		g.nextAt = now.Add(g.pause)
@@ -150,6 +157,11 @@ func (r *reaper) answered(batch []*ghost, errs []error) {
 	r.mu.Lock()
 	r.ghosts = append(r.ghosts, again...)
 	r.mu.Unlock()
+}
+
+// awaited reports whether somebody is to hear of its cancel, or of what comes after.
+func (g *ghost) awaited() bool {
+	return g != nil && (len(g.gone) > 0 || g.then.awaited())
 }
 
 // tell settles those who wait for the cancelling.
@@ -161,7 +173,7 @@ func (g *ghost) tell(err error) {
 	g.gone = nil
 	g.entry.step(func(_ time.Time, fx *effects) {
 		for _, c := range gone {
-			c.cancelled(err, fx)
+			c.settle(err, fx)
 		}
 	})
 }
@@ -173,7 +185,9 @@ func (r *reaper) giveUp() {
 	r.ghosts, r.reaping = nil, false
 	r.mu.Unlock()
 	for _, g := range all {
-		g.tell(errors.Join(ErrNotReleased, ErrClosed))
+		for ; g != nil; g = g.then {
+			g.tell(errors.Join(ErrNotReleased, ErrClosed))
+		}
 	}
 }
 

@@ -241,10 +241,6 @@ func (c *simClient) perform(fx *effects) {
 	}
 	for i := range fx.ghosts {
 		g := fx.ghosts[i]
-		g.giveUp = w.now.Add(10 * time.Second)
-		if g.until.After(g.giveUp) {
-			g.giveUp = g.until
-		}
 		c.haunt(&g)
 	}
 	if fx.send.verb != nothing {
@@ -264,6 +260,10 @@ func (c *simClient) perform(fx *effects) {
 // haunt is the reaper.
 func (c *simClient) haunt(g *ghost) {
 	c.w.logf("%s cancels %s", c.name, short(g.id))
+	g.giveUp = c.w.now.Add(10 * time.Second)
+	if g.until.After(g.giveUp) {
+		g.giveUp = g.until
+	}
 	g.nextAt = c.w.now.Add(time.Second)
 	c.ghosts = append(c.ghosts, g)
 	c.w.wire = append(c.w.wire, &packet{kind: "cancel", c: c, g: g})
@@ -410,9 +410,13 @@ func (w *world) arrive(p *packet) {
 			p.g.gone = nil
 			c.step(func(_ time.Time, fx *effects) {
 				for _, x := range gone {
-					x.cancelled(nil, fx)
+					x.settle(nil, fx)
 				}
 			})
+		}
+		if next := p.g.then; p.err == nil && next != nil {
+			p.g.then = nil
+			c.haunt(next)
 		}
 		if p.err == nil && (p.g.until.IsZero() || !w.now.Before(p.g.until)) {
 			for i, g := range c.ghosts {

@@ -109,8 +109,8 @@ var mutants = []mutant{
 	{"a subscription that overtakes an answer is forgotten (rule 3)", "messages.go", "	l.missed = l.grant.inFlight != nothing\n", "", "TestRule3"},
 
 	{"an Unlock waits for what others ask", "wait.go", "	if gone == nil || fx.send.verb == acquire {", "	if false {", "WhoLeavesDoesNotWait"},
-	{"who gives a downgrade up is told that it is done", "answers.go", "		gone = append(gone, c)\n", "		c.settle(nil, fx)\n", "Downgrade"},
-	{"a cancel of one of two ids is enough for an Unlock", "answers.go", "		c.cancels = uint8(len(ids))\n", "		c.cancels = 1\n", "Downgrade|" + simulation},
+	{"who gives a downgrade up is told that it is done", "answers.go", "		end.gone = append(end.gone, c)\n", "		_ = end\n		c.settle(nil, fx)\n", "Downgrade"},
+	{"a cancel of one of two ids is enough for an Unlock", "answers.go", "	end := &chain[len(ids)-1]\n", "	end := &chain[0]\n", "Downgrade|" + simulation},
 	{"who left hears nothing of a grant that nobody vouches for", "rules.go", "g.trusted(now) || l.departing.first != nil {", "g.trusted(now) {", "TestRule15|" + simulation},
 	{"a stray waits for another grant's release", "lock.go", "		c.settle(nil, fx) // its grant is gone\n", "		l.departing.push(c)\n", "Stray"},
 	{"a downgrade's new id is cancelled before the old", "downgrade.go", "fx, g.req, hand.next)", "fx, hand.next, g.req)", "Downgrade"},
