@@ -18,19 +18,19 @@ func (m *RWMutex) get() *leased.RWMutex {
 }
 
 // Lock locks m for writing.
-func (m *RWMutex) Lock() { m.get().Lock() }
+func (m *RWMutex) Lock() { asking(m.get().Lock) }
 
 // TryLock locks m for writing if that needs no waiting, and reports whether it did.
-func (m *RWMutex) TryLock() bool { return m.get().TryLock() }
+func (m *RWMutex) TryLock() bool { return trying(m.get().TryLock) }
 
 // Unlock undoes one Lock.
 func (m *RWMutex) Unlock() { m.get().Unlock() }
 
 // RLock locks m for reading.
-func (m *RWMutex) RLock() { m.get().RLock() }
+func (m *RWMutex) RLock() { asking(m.get().RLock) }
 
 // TryRLock locks m for reading if that needs no waiting, and reports whether it did.
-func (m *RWMutex) TryRLock() bool { return m.get().TryRLock() }
+func (m *RWMutex) TryRLock() bool { return trying(m.get().TryRLock) }
 
 // RUnlock undoes one RLock.
 func (m *RWMutex) RUnlock() { m.get().RUnlock() }

@@ -39,13 +39,30 @@ func (m *Mutex) get() *leased.Mutex {
 }
 
 // Lock locks m.
-func (m *Mutex) Lock() { m.get().Lock() }
+func (m *Mutex) Lock() { asking(m.get().Lock) }
 
 // TryLock locks m if that needs no waiting, and reports whether it did.
-func (m *Mutex) TryLock() bool { return m.get().TryLock() }
+func (m *Mutex) TryLock() bool { return trying(m.get().TryLock) }
 
 // Unlock unlocks m, and panics if it is not locked.
 func (m *Mutex) Unlock() { m.get().Unlock() }
+
+// busy is shared by those who ask for a lock, and Close keeps it: a goroutine that a
+// test left behind may ask at any time, and a closed client would have it panic. Who
+// asks later waits for the end of the process.
+var busy sync.RWMutex
+
+func asking(lock func()) {
+	busy.RLock()
+	defer busy.RUnlock()
+	lock()
+}
+
+func trying(lock func() bool) bool {
+	busy.RLock()
+	defer busy.RUnlock()
+	return lock()
+}
 
 var names atomic.Int64
 
@@ -81,11 +98,13 @@ func open() link {
 	return link{rdb, client}
 }
 
-// Close closes the client, if a lock was ever used, and reports what it says.
+// Close closes the client, if a lock was ever used, and reports what it says. No lock
+// can be asked for after that.
 func Close() error {
 	if !opened.Load() {
 		return nil
 	}
+	busy.Lock()
 	l := connection()
 	err := l.client.Close()
 	if closed := l.rdb.Close(); err == nil {
