@@ -170,7 +170,7 @@ func play(role string) int {
 	defer rdb.Close()
 	prefix := os.Getenv(prefixVariable)
 	client, err := leased.New(rdb, leased.WithKeyPrefix(prefix), leased.WithTTL(ttl),
-		leased.WithLogger(slog.New(slog.DiscardHandler)))
+		leased.WithReleaseTimeout(patience), leased.WithLogger(slog.New(slog.DiscardHandler)))
 	if err != nil {
 		return say("failed %v", err)
 	}

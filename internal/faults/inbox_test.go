@@ -108,7 +108,7 @@ func (e *ear) Read(p []byte) (int, error) {
 func deafWaiter(t *testing.T, s *redistest.Instance, d *deafness, ttl time.Duration) (holder, c *leased.Client, l *leased.Lease, waiting <-chan outcome) {
 	t.Helper()
 	c = newClient(t, s.Client(func(o *redis.Options) { o.Dialer = d.dial }), "", leased.WithTTL(ttl))
-	holder = newClient(t, s.Client(), "", leased.WithTTL(ttl))
+	holder = newClient(t, s.Client(), "")
 	mustUnlock(t, mustLock(t, c.Mutex("any")))
 	d.listens(t, 1)
 	l = mustLock(t, holder.Mutex("x"))

@@ -49,6 +49,7 @@ func newClient(t *testing.T, rdb redis.UniversalClient, prefix string, opts ...l
 	log := &notes{}
 	opts = append([]leased.Option{
 		leased.WithKeyPrefix(prefix),
+		leased.WithReleaseTimeout(patience), // a second may pass on a machine under load
 		leased.WithLogger(slog.New(slog.NewTextHandler(log, nil))),
 	}, opts...)
 	c, err := leased.New(rdb, opts...)

@@ -105,11 +105,11 @@ func TestProcessesThatSellTogetherNeverSellOneTooMany(t *testing.T) {
 		processes, stock = 6, 150
 	}
 	ctx := t.Context()
-	rdb.Set(ctx, prefix+"left", stock, time.Minute)
-	rdb.Set(ctx, prefix+"inside", 0, time.Minute)
+	rdb.Set(ctx, prefix+"left", stock, 10*time.Minute)
+	rdb.Set(ctx, prefix+"inside", 0, 10*time.Minute)
 	var sellers []*child
 	for range processes {
-		sellers = append(sellers, spawn(t, "seller", s.Addr, prefix, 5*time.Second))
+		sellers = append(sellers, spawn(t, "seller", s.Addr, prefix, time.Minute))
 	}
 	total, idle := 0, 0
 	for _, c := range sellers {
@@ -180,7 +180,7 @@ func TestAStoppedOwnerLearnsItsLossAndHarmsNobody(t *testing.T) {
 	s := redistest.Shared(t)
 	rdb, prefix := s.Client(), redistest.Prefix(t)
 	redistest.CheckLeaks(t, rdb, prefix)
-	c := newClient(t, rdb, prefix, leased.WithTTL(2*time.Second))
+	c := newClient(t, rdb, prefix)
 	ctx := t.Context()
 
 	owner := spawn(t, "worker", s.Addr, prefix, time.Second)
