@@ -180,7 +180,7 @@ func TestADowngradedLeaseGoesOnBeingRenewed(t *testing.T) {
 
 func TestADowngradeOfAReadersLeaseCostsNothing(t *testing.T) {
 	onBoth(t, func(t *testing.T, s place) {
-		c := newClient(t, s)
+		c := newClient(t, s, leased.WithTTL(time.Hour))
 		for _, call := range []func(context.Context) (*leased.Lease, error){c.RWMutex("x").LockContext, c.RWMutex("x").RLockContext} {
 			l := take(t, call)
 			downgrade(t, l)
@@ -266,7 +266,7 @@ func TestADowngradeWhoseReplyIsLostIsRepeated(t *testing.T) {
 		if l.Token() <= was || l.Context().Err() != nil {
 			t.Errorf("token %d after %d, %v", l.Token(), was, context.Cause(l.Context()))
 		}
-		if n := len(inspect(t, c, "x").Owners); n != 1 {
+		if n := len(inspect(t, look, "x").Owners); n != 1 {
 			t.Errorf("%d owners", n)
 		}
 		unlock(t, l)

@@ -140,7 +140,7 @@ func TestAnUnlockDuringAnUnansweredDowngradeLeavesNothing(t *testing.T) {
 			wire.Heal()
 			wire.Cut()
 			eventually(t, "both ids are cancelled", func() bool { return s.clean(t, "x") })
-			unlock(t, take(t, c.RWMutex("x").LockContext))
+			unlock(t, take(t, c.RWMutex("x", leased.WithReleaseTimeout(patience)).LockContext))
 		}
 	})
 }

@@ -218,7 +218,8 @@ func TestGarbageInTheInboxHarmsNobody(t *testing.T) {
 				}
 			}
 		}
-		// What comes after the garbage has been read after it.
+		hears(t, s, c)
+		hears(t, s, waiting)
 		if out := !open(waiter); out || s.value(t, "x") != held || l.Context().Err() != nil {
 			t.Fatalf("the garbage was believed: waiter out: %v, key %q, lease %v", out, s.value(t, "x"), l.Context().Err())
 		}

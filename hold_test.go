@@ -51,7 +51,7 @@ func TestAnIdleGrantIsReusedWithoutACommand(t *testing.T) {
 	onBoth(t, func(t *testing.T, s place) {
 		var sent stamps
 		rdb := s.connect(t, func(o *redis.Options) { o.Limiter = &sent })
-		c := clientOn(t, s, rdb, leased.WithIdleHold(time.Hour))
+		c := clientOn(t, s, rdb, leased.WithIdleHold(time.Hour), leased.WithTTL(time.Hour))
 		unlock(t, lock(t, c.Mutex("x")))
 		hearing(t, s) // connecting costs commands
 		before := len(sent.all())
@@ -207,7 +207,8 @@ func TestAnUnconfirmedReleaseThatRedisCarriedOutHarmsNobody(t *testing.T) {
 		wire := redistest.NewProxy(t, s.Addr)
 		rdb := s.connect(t, func(o *redis.Options) { o.Addr = wire.Addr })
 		c := clientOn(t, s, rdb, leased.WithReleaseTimeout(150*time.Millisecond))
-		unlock(t, lock(t, c.Mutex("x"))) // the server knows the scripts now
+		// The server knows the scripts then, however long it takes to learn them.
+		unlock(t, lock(t, c.Mutex("x", leased.WithReleaseTimeout(patience))))
 		l := lock(t, c.Mutex("x"))
 		wire.DropReplies()
 		isAll(t, l.Unlock(), leased.ErrNotReleased)

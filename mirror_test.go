@@ -95,7 +95,7 @@ func onMirror(t *testing.T, others, crossed float64, opts ...Option) *Client {
 	})
 	t.Cleanup(func() { rdb.Close() })
 	redistest.CheckLeaks(t, nil, "")
-	c, err := New(rdb, append([]Option{WithLogger(slog.New(slog.DiscardHandler))}, opts...)...)
+	c, err := New(rdb, append([]Option{WithLogger(slog.New(slog.DiscardHandler)), WithReleaseTimeout(time.Minute)}, opts...)...)
 	if err != nil {
 		t.Fatal(err)
 	}

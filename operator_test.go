@@ -95,8 +95,8 @@ func TestWhatOnlyAnOperatorCanMendIsReturnedAtOnceAndWaitedForByLock(t *testing.
 				t.Fatal("TryLock succeeded")
 			}
 
-			locked := make(chan struct{})
-			go func() { client.Mutex("x").Lock(); close(locked) }()
+			locked := make(chan any, 1)
+			go func() { locked <- panics(client.Mutex("x").Lock) }() // ended by Close at the latest
 			sent := client.Stats().Commands
 			eventually(t, "Lock tries again and again", func() bool { return client.Stats().Commands > sent+5 })
 			if !open(locked) {
@@ -106,7 +106,9 @@ func TestWhatOnlyAnOperatorCanMendIsReturnedAtOnceAndWaitedForByLock(t *testing.
 				t.Errorf("logged %d times at Error: %q", n, out.messages())
 			}
 			c.mend(t, admin)
-			closesSoon(t, "Lock gets in when it is mended", locked)
+			if p := closesSoon(t, "Lock gets in when it is mended", locked); p != nil {
+				t.Fatalf("Lock panicked with %v", p)
+			}
 			client.Mutex("x").Unlock()
 			if n := admin.Exists(context.Background(), "p:x").Val(); n != 0 {
 				t.Error("not released")
@@ -129,7 +131,7 @@ func TestWithoutChannelPermissionWaitingMeansPolling(t *testing.T) {
 	var out logs
 	deaf := func() *leased.Client {
 		rdb := s.connect(t, func(o *redis.Options) { o.Username, o.Password = "app", "pw" })
-		return clientOn(t, s, rdb, out.option(), leased.WithTTL(time.Minute))
+		return clientOn(t, s, rdb, out.option(), leased.WithTTL(time.Hour))
 	}
 	a := deaf()
 	l := lock(t, a.Mutex("x"))
@@ -140,12 +142,8 @@ func TestWithoutChannelPermissionWaitingMeansPolling(t *testing.T) {
 	s.queued(t, "x", 1)
 	sent := b.Stats().Commands
 	eventually(t, "the waiter polls", func() bool { return b.Stats().Commands >= sent+2 })
-	began := time.Now()
 	unlock(t, l)
-	unlock(t, closesSoon(t, "the waiter finds out", waiter))
-	if took := time.Since(began); took > 10*time.Second { // the longest pause is 3 s, the TTL a minute
-		t.Errorf("the waiter found out after %v", took)
-	}
+	unlock(t, closesSoon(t, "the waiter finds out, not by the end of a TTL", waiter))
 	eventually(t, "both have warned of their subscription", func() bool { return out.count(slog.LevelWarn, "subscribe") >= 2 })
 	if n := out.count(slog.LevelWarn, "subscribe"); n != 2 {
 		t.Errorf("two clients warned %d times of the subscription: %q", n, out.messages())
@@ -203,7 +201,7 @@ func TestADowngradeThatOnlyAnOperatorCanMendIsWaitedForAsLongAsItsContextAndItsL
 			s, acl, app := onAppServer(t)
 			ttl := 20 * time.Second
 			if c.renewed {
-				ttl = 1500 * time.Millisecond
+				ttl = 6 * time.Second
 			}
 			var out logs
 			client := clientOn(t, s, s.connect(t, app), out.option(), leased.WithTTL(ttl),
@@ -212,11 +210,12 @@ func TestADowngradeThatOnlyAnOperatorCanMendIsWaitedForAsLongAsItsContextAndItsL
 			token := l.Token()
 			acl(c.forbid...)
 			const wait = 200 * time.Millisecond
+			strain := redistest.NewStrain(t)
 			ctx, cancel := context.WithTimeout(context.Background(), wait)
 			defer cancel()
 			began := time.Now()
 			isAll(t, l.Downgrade(ctx), context.DeadlineExceeded)
-			if took := time.Since(began); took > wait+time.Second { // of a busy machine
+			if took := time.Since(began); took > wait+time.Second+strain.Since(began) {
 				t.Errorf("returned after %v", took)
 			}
 			if c.renewed {
@@ -251,7 +250,7 @@ func TestALeaseWhoseDowngradeIsForbiddenIsUnlockedAllTheSame(t *testing.T) {
 	for what, forbid := range map[string]string{"half-way": "-zadd", "from the start": "-zcard"} {
 		t.Run(what, func(t *testing.T) {
 			s, acl, app := onAppServer(t)
-			client := clientOn(t, s, s.connect(t, app))
+			client := clientOn(t, s, s.connect(t, app), leased.WithReleaseTimeout(time.Second))
 			l := take(t, client.RWMutex("x").LockContext)
 			acl(forbid)
 			ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
@@ -272,16 +271,12 @@ func TestALeaseWhoseDowngradeIsForbiddenIsUnlockedAllTheSame(t *testing.T) {
 func TestWithoutChannelPermissionReadersFindOutThatAWriterBecameAReader(t *testing.T) {
 	s, acl, app := onAppServer(t)
 	acl("resetchannels")
-	mute, hearing := clientOn(t, s, s.connect(t, app)), newClient(t, s)
+	mute, hearing := clientOn(t, s, s.connect(t, app), leased.WithTTL(time.Hour)), newClient(t, s, leased.WithTTL(time.Hour))
 	l := take(t, mute.RWMutex("x").LockContext)
 	reader := taking(t, hearing.RWMutex("x").RLockContext)
 	s.queued(t, "x", 1)
-	began := time.Now()
 	downgrade(t, l)
-	r := closesSoon(t, "the reader finds out", reader)
-	if took := time.Since(began); took > 5*time.Second { // the longest pause is 3 s
-		t.Errorf("the reader found out after %v", took)
-	}
+	r := closesSoon(t, "the reader finds out, not by the end of a TTL", reader)
 	if o := inspect(t, hearing, "x").Owners; len(o) != 2 {
 		t.Errorf("owners: %+v", o)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,24 +23,22 @@ func warm(t *testing.T, s place, clients ...*leased.Client) {
 		downgrade(t, l)
 		unlock(t, l)
 	}
-	eventually(t, "all inboxes are confirmed", func() bool {
-		return len(s.rdb.PubSubChannels(context.Background(), s.Prefix+"leased:inbox:*").Val()) >= len(clients)
-	})
+	for _, c := range clients {
+		hears(t, s, c) // its inbox is confirmed, and has said so to all its locks
+	}
 }
 
-// hears returns when c has heard all that was published to it before. A *wanted*
-// that is still under way while its owner releases is answered with a cancel
-// (docs/design.md §9, 13), which a test that counts commands would count. The proof
-// is a message sent after them: other, somebody else's lease on name, is handed to c.
-func hears(t *testing.T, s place, c *leased.Client, name string, other *leased.Lease) {
+// hears returns when c has heard all that was published to it before: it lets an idle
+// grant go when it hears that this is wanted.
+func hears(t *testing.T, s place, c *leased.Client) {
 	t.Helper()
-	handed, before := taking(t, c.RWMutex(name).LockContext), c.Stats().Direct
-	s.queued(t, name, 1)
-	unlock(t, other)
-	unlock(t, closesSoon(t, "the other lease is handed over", handed))
-	if n := c.Stats().Direct - before; n != 1 {
-		t.Fatalf("%d leases came by message, so what was published before may not have", n)
-	}
+	unlock(t, take(t, c.RWMutex("marker", leased.WithIdleHold(time.Hour)).LockContext))
+	id := s.value(t, "marker")
+	inbox := s.Prefix + "leased:inbox:" + strings.SplitN(id, ":", 6)[5]
+	eventually(t, "the marker is sent", func() bool {
+		return s.rdb.Publish(context.Background(), inbox, "leased1:wanted "+id+" "+s.Prefix+"marker").Val() == 1
+	})
+	eventually(t, "the marker is heard", func() bool { return s.value(t, "marker") == "" })
 }
 
 func TestAWaitingWriterStopsLaterReadersInWhateverProcess(t *testing.T) {
@@ -146,12 +145,13 @@ func TestReadersRightBehindAWriterAreGrantedByOneCommandAndEnterTogether(t *test
 	onBoth(t, func(t *testing.T, s place) {
 		const processes = 5
 		a, last := newClient(t, s), newClient(t, s)
-		readers := make([]*leased.Client, processes)
+		readers, meters := make([]*leased.Client, processes), make([]meter, processes)
 		for i := range readers {
-			readers[i] = newClient(t, s)
+			meters[i] = newMeter(t)
+			readers[i] = newClient(t, s, leased.WithMeterProvider(meters[i]))
 		}
 		warm(t, s, append(readers, a, last)...)
-		owner, another := take(t, a.RWMutex("x").LockContext), take(t, last.RWMutex("y").LockContext)
+		owner := take(t, a.RWMutex("x").LockContext)
 		var inside []<-chan *leased.Lease
 		for i, c := range readers {
 			inside = append(inside, taking(t, c.RWMutex("x").RLockContext))
@@ -159,10 +159,11 @@ func TestReadersRightBehindAWriterAreGrantedByOneCommandAndEnterTogether(t *test
 			for range 3 { // they share their process' request
 				inside = append(inside, taking(t, c.RWMutex("x").RLockContext))
 			}
+			eventually(t, "all four wait", func() bool { return sum(t, meters[i].collect(t)["leased.waiting"]) == 4 })
 		}
 		next := taking(t, last.RWMutex("x").LockContext)
 		s.queued(t, "x", processes+1)
-		hears(t, s, a, "y", another)
+		hears(t, s, a)
 		before := a.Stats()
 		unlock(t, owner)
 		var leases []*leased.Lease

@@ -19,7 +19,7 @@ import (
 func TestFurtherReadersOfAProcessCostNoCommand(t *testing.T) {
 	onBoth(t, func(t *testing.T, s place) {
 		const readers = 64
-		c := newClient(t, s)
+		c := newClient(t, s, leased.WithTTL(time.Hour)) // no renewal meanwhile
 		warm(t, s, c)
 		rw := c.RWMutex("x")
 		before := c.Stats().Commands
@@ -54,7 +54,7 @@ func TestTheServerSeesTwoScriptsForAThousandReaders(t *testing.T) {
 	s := redistest.Server(t)
 	redistest.CheckLeaks(t, nil, "")
 	here := place{redistest.Target{Name: "redis", Real: true, Addr: s.Addr, Server: s}, s.Client()}
-	c := newClient(t, here)
+	c := newClient(t, here, leased.WithTTL(time.Hour))
 	warm(t, here, c)
 	rw := c.RWMutex("x")
 	before, err := redistest.Calls(t.Context(), here.rdb)

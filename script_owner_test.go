@@ -47,7 +47,7 @@ func TestAStrangersScriptsChangeNothingOfAReader(t *testing.T) {
 func TestAForeignOwnerIsNeitherReleasedNorRenewedNorExtended(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		id := s.writer("A")
-		s.raw("SET", s.keys.lock, "foreign", "PX", 5000)
+		s.raw("SET", s.keys.lock, "foreign", "PX", 60_000)
 		before := s.look()
 		s.is(s.release(id, 0), notOurs)
 		s.is(s.yield(id, s.writer("A"), 0), notOurs)

@@ -86,7 +86,7 @@ func TestARecheckRefreshesTheWaitersLeaseAndKeepsItsPlace(t *testing.T) {
 		s.gets(s.acquire(owner))
 		s.acquire(first)
 		s.acquire(second)
-		s.raw("ZADD", s.keys.waiters(), "XX", s.now()+5000, first)
+		s.raw("ZADD", s.keys.waiters(), "XX", s.now()+20_000, first)
 		before := s.now()
 		s.waits(s.acquire(first), 0)
 		if st := s.look(); st.waiters[first] < before+long.Milliseconds() {

@@ -196,7 +196,7 @@ func TestTraceLinksAWaiterToTheLeaseOfAnotherProcessThatLetItIn(t *testing.T) {
 		here, there := newRecorder(t), newRecorder(t)
 		owner := newClient(t, s, leased.WithTracerProvider(there), leased.WithOwner("owner"))
 		waiter := newClient(t, s, leased.WithTracerProvider(here))
-		s.listening(t, waiter)
+		hears(t, s, waiter)
 		first := lockUnder(t, there.under(t, "first"), owner.Mutex("x"))
 		ctx := here.under(t, "second")
 		second := make(chan *leased.Lease, 1)
