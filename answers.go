@@ -262,7 +262,7 @@ func (l *lock) retract(req request, ask *inquiry, now time.Time, fx *effects) {
 		if !until.After(now) {
 			until = time.Time{}
 		}
-		fx.ghosts = append(fx.ghosts, ghost{id: req.id, last: l.last, until: until})
+		fx.ghosts = append(fx.ghosts, ghost{id: req.id, last: l.last, until: until, giveUp: now.Add(max(req.ttl, ghostPatience))})
 	}
 }
 

@@ -85,8 +85,8 @@ func (q *callers) remove(c *caller) {
 	c.prev, c.next = nil, nil
 }
 
-// settle ends the leaving of c: err is what its Unlock returns, unless the lease
-// was lost before.
+// settle ends the leaving of c: err is what its Unlock returns, besides the loss of
+// the lease if it was lost before.
 func (c *caller) settle(err error, fx *effects) {
 	if c.settled {
 		return
@@ -94,7 +94,7 @@ func (c *caller) settle(err error, fx *effects) {
 	c.settled = true
 	c.err = err
 	if c.ended == byLoss {
-		c.err = ErrLeaseLost
+		c.err = lostToo(err)
 	}
 	if c.gone != nil {
 		fx.gone = append(fx.gone, c)

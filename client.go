@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -35,6 +36,10 @@ type Client struct {
 	crew    crew
 	stats   counters
 
+	// Calls of Unlock that wait. Shutdown waits for them, also where their lock is
+	// forgotten and only a cancel is to be confirmed.
+	unlocks atomic.Int32
+
 	base context.Context // of every command; ends when the client has stopped
 	stop context.CancelFunc
 
@@ -42,7 +47,6 @@ type Client struct {
 	// held during network calls, logging or calls of the user's code.
 	mu      sync.Mutex
 	table   map[string]*entry // locks in use by key in Redis
-	unlocks int               // calls of Unlock that wait
 	closing chan struct{}     // closed by Close
 	drained chan struct{}     // closed when closing, and no lock is in use and no Unlock waits
 	stopped chan struct{}     // closed when Close is through
@@ -173,17 +177,16 @@ func (c *Client) closedLocked() bool {
 	}
 }
 
-// unlocking counts the calls of Unlock that wait for Redis: Shutdown waits for them,
-// also where their lock has forgotten them and only a cancel is to be confirmed.
-func (c *Client) unlocking(n int) {
+// unlocked: one that was counted in unlocks does not wait any more.
+func (c *Client) unlocked() {
+	c.unlocks.Add(-1)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.unlocks += n
 	c.drainLocked()
 }
 
 func (c *Client) drainLocked() {
-	if c.closedLocked() && len(c.table) == 0 && c.unlocks == 0 {
+	if c.closedLocked() && len(c.table) == 0 && c.unlocks.Load() == 0 {
 		select {
 		case <-c.drained:
 		default:

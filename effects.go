@@ -34,17 +34,17 @@ type loss struct {
 // it. It is cancelled again and again until an answer comes, and once answered
 // until no earlier command about it can still arrive.
 type ghost struct {
-	keys  *keys
-	entry *entry // of gone
-	id    string
-	last  uint64
-	link  *spanRef  // hold span of the lease that let go
-	until time.Time // zero: one answer is enough
-	gone  []*caller // to be told when it is cancelled
-	then  *ghost    // to be cancelled when this one is
+	keys   *keys
+	entry  *entry // of gone
+	id     string
+	last   uint64
+	link   *spanRef  // hold span of the lease that let go
+	until  time.Time // zero: one answer is enough
+	gone   []*caller // to be told when it is cancelled
+	then   *ghost    // to be cancelled when this one is
+	giveUp time.Time // zero: at until, or after a minute
 
 	// the reaper's:
 	nextAt time.Time
 	pause  time.Duration
-	giveUp time.Time
 }

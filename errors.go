@@ -126,6 +126,15 @@ func (e *notReleased) Unwrap() []error {
 	return []error{ErrNotReleased, e.trouble}
 }
 
+// lostToo is what Unlock returns of a lease that ended before, when err became of
+// what it did.
+func lostToo(err error) error {
+	if err == nil {
+		return ErrLeaseLost
+	}
+	return errors.Join(ErrLeaseLost, err)
+}
+
 // mendable reports whether err is an answer of Redis that only an operator can
 // change: repeating the command soon is pointless. The markers are searched
 // anywhere in the text, for Redis moves them behind a prefix of its own when

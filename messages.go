@@ -37,6 +37,10 @@ func (l *lock) heard(id string, a answer, now time.Time, fx *effects) {
 	case g.reserves(id):
 		l.overtaken(now, fx)
 	case g.state == lettingGo && g.hand != nil && id == g.hand.next.id:
+		if g.hand.ask.known {
+			l.missed = true // a place may have been served before the yield came: its answer tells
+			return
+		}
 		next := g.hand.inherit(g.inFlight)
 		if a.token <= next.ask.floor {
 			return // the yield's answer will tell, or its failure have us ask

@@ -85,7 +85,7 @@ func (h *handle) unlock(m mode) {
 	if !found {
 		panic(fmt.Sprintf("leased: %s of unlocked mutex %q", map[mode]string{exclusive: "unlock", shared: "RUnlock"}[m], h.keys.name))
 	}
-	if err != nil && !errors.Is(err, ErrLeaseLost) {
+	if errors.Is(err, ErrNotReleased) {
 		h.client.journal.unconfirmed(err)
 	}
 }

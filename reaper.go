@@ -45,12 +45,11 @@ func (r *reaper) ring(_ time.Time, batch []renewal) []renewal {
 func (r *reaper) add(g *ghost) {
 	now := time.Now()
 	g.nextAt = now
-	g.giveUp = g.until
+	if g.giveUp.IsZero() {
+		g.giveUp = g.until
+	}
 	if g.giveUp.IsZero() {
 		g.giveUp = now.Add(ghostPatience)
-		if req, err := requestOf(g.id); err == nil && req.ttl > ghostPatience {
-			g.giveUp = now.Add(req.ttl)
-		}
 	}
 	r.mu.Lock()
 	full := len(r.ghosts) >= mostGhosts && !g.awaited()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -19,13 +20,34 @@ const outOfOrder = "ERR out of order"
 // The end of the maximum is a loss, whatever becomes of the release.
 func TestAnUnlockAfterTheMaximumHoldTellsOfTheLossThoughTheReleaseFails(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
-		c := newClient(t, s, leased.WithMaxHold(2*time.Second), leased.WithLossHandler(func(leased.LossEvent) {}))
+		var out logs
+		c := newClient(t, s, out.option(), leased.WithMaxHold(2*time.Second), leased.WithLossHandler(func(leased.LossEvent) {}))
 		err := c.Mutex("x").Do(context.Background(), func(ctx context.Context) error {
 			<-ctx.Done()
 			s.Mini.SetError(outOfOrder)
 			return nil
 		})
 		isAll(t, err, leased.ErrLeaseLost, leased.ErrNotReleased)
+		s.Mini.SetError("")
+		c.Mutex("y").Lock()
+		time.Sleep(2 * time.Second)
+		s.Mini.SetError(outOfOrder)
+		c.Mutex("y").Unlock() // has no error to return
+		if n := out.count(slog.LevelWarn, "not confirmed"); n != 1 {
+			t.Errorf("logged %d times: %q", n, out.messages())
+		}
+		z := newClient(t, s, leased.WithMaxHold(2*time.Second), leased.WithReleaseTimeout(time.Minute), leased.WithLossHandler(func(leased.LossEvent) {}))
+		s.Mini.SetError("")
+		l := lock(t, z.Mutex("z"))
+		<-l.Context().Done()
+		s.Mini.SetError(outOfOrder)
+		unlocked := make(chan error, 1)
+		go func() { unlocked <- l.Unlock() }() // ended by Close, waited for through unlocked
+		synctest.Wait()
+		if err := z.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+		isAll(t, <-unlocked, leased.ErrLeaseLost, leased.ErrNotReleased, leased.ErrClosed)
 		s.Mini.SetError("")
 		time.Sleep(time.Minute)
 	})

@@ -190,12 +190,19 @@ func (e *entry) unlock(pick func(*lock) *caller) (bool, error) {
 		e.mu.Unlock()
 		return false, nil
 	}
-	ends := e.lock.grant.ends()
+	var ends time.Time
+	if w.phase == inside {
+		ends = e.lock.grant.ends()
+	}
 	e.lock.leave(w, now, &fx)
 	if !w.settled && w.gone == nil {
 		w.gone = make(chan struct{})
 	}
 	gone, cancel := w.gone, w.cancel
+	if gone != nil {
+		e.client.unlocks.Add(1) // before the lock can be forgotten
+		defer e.client.unlocked()
+	}
 	spent := e.settledLocked()
 	e.mu.Unlock()
 	if cancel != nil {
@@ -204,10 +211,6 @@ func (e *entry) unlock(pick func(*lock) *caller) (bool, error) {
 	lent := w.opts.releaseTimeout
 	if gone == nil || fx.send.verb == acquire {
 		lent = 0 // what there is to send, others wait for
-	}
-	if gone != nil {
-		e.client.unlocking(1)
-		defer e.client.unlocking(-1)
 	}
 	e.perform(&fx, spent, lent)
 	if gone != nil {
@@ -230,7 +233,7 @@ func (e *entry) unlock(pick func(*lock) *caller) (bool, error) {
 	if !w.settled {
 		err = &notReleased{name: e.keys.name, ends: ends, trouble: e.lock.trouble}
 		if w.ended == byLoss {
-			err = errors.Join(ErrLeaseLost, err)
+			err = lostToo(err)
 		}
 	}
 	held, first := e.closedLocked(w, holdOutcome(err), now)

@@ -80,6 +80,7 @@ var mutants = []mutant{
 	{"a yield gives a reserved place up", "rules.go", "		if g.hand == nil { // no place is reserved", "		if true {", "Place|" + simulation},
 	{"a yield to a place does not tell that the readers' grant was lost", "answers.go", "	if a.gone && placed {", "	if false && placed {", "LostReadersGrant|ToldAtUnlock"},
 	{"a message too late to be believed is forgotten", "messages.go", "			l.missed = true // too late", "			// too late", "OvertookTheAnswerToAYieldTooLate"},
+	{"a place served before the yield hides a loss", "messages.go", "		if g.hand.ask.known {\n			l.missed", "		if false {\n			l.missed", "Place|" + simulation},
 	{"a reserved place's message is trusted from the yield", "rules.go", "		cmd.verb, cmd.next = yield,", "		g.hand.ask.basis = now\n		cmd.verb, cmd.next = yield,", "Place|" + simulation},
 	{"readers are told that a writer of their own waits", "scripts/common.lua", "if mode and id ~= but then", "if mode then", "Wanted"},
 	{"wanted is noted while a place is reserved", "messages.go", "	case g.reserving() && id == g.req.id:\n		return", "	case false:\n		return", "EnterAtOnce"},
