@@ -126,8 +126,8 @@ func (e *notReleased) Unwrap() []error {
 	return []error{ErrNotReleased, e.trouble}
 }
 
-// lostToo is what Unlock returns of a lease that ended before, when err became of
-// what it did.
+// lostToo is what Unlock returns of a lease that had ended before, where err, nil if
+// Redis confirmed, is what came of its release.
 func lostToo(err error) error {
 	if err == nil {
 		return ErrLeaseLost
