@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -95,16 +94,6 @@ func links(t *testing.T, s tracetest.SpanStub, to tracetest.SpanStub, remote boo
 	if got.TraceID() != to.SpanContext.TraceID() || got.SpanID() != to.SpanContext.SpanID() || got.IsRemote() != remote {
 		t.Errorf("a link to %v (remote: %v), want %v", got, got.IsRemote(), to.SpanContext)
 	}
-}
-
-// listening returns when c's inbox is confirmed, as its ids say.
-func (s place) listening(t *testing.T, c *leased.Client) {
-	t.Helper()
-	eventually(t, "the inbox is confirmed", func() bool {
-		l := lock(t, c.Mutex("warm"))
-		defer unlock(t, l)
-		return strings.Contains(s.value(t, "warm"), ":c:")
-	})
 }
 
 func lockUnder(t *testing.T, ctx context.Context, mu interface {
