@@ -150,29 +150,29 @@ func TestAnUnlockBetweenTheTriesOfADowngradeSaysWhetherRedisConfirmed(t *testing
 	for _, back := range []bool{true, false} {
 		t.Run(fmt.Sprintf("Redis comes back=%v", back), func(t *testing.T) {
 			inVirtualTime(t, func(t *testing.T, s place) {
-				const patience = 5 * time.Second
-				c := newClient(t, s, leased.WithTTL(time.Hour), leased.WithReleaseTimeout(patience))
+				const limit = 5 * time.Second
+				c := newClient(t, s, leased.WithTTL(time.Hour), leased.WithReleaseTimeout(limit))
 				warm(t, s, c)
 				l := take(t, c.RWMutex("x").LockContext)
-				s.Mini.SetError("ERR out of order")
+				s.Mini.SetError(outOfOrder)
 				mend := func() { s.Mini.SetError("") }
 				ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond) // it is tried again later
 				isAll(t, l.Downgrade(ctx), context.DeadlineExceeded)
 				cancel()
 				if back {
-					time.AfterFunc(patience/2, mend)
+					time.AfterFunc(limit/2, mend)
 				}
 				began := time.Now()
 				err := l.Unlock()
 				took := time.Since(began)
 				if back {
-					if err != nil || took < patience/2 || took >= patience || !s.clean(t, "x") {
+					if err != nil || took < limit/2 || took >= limit || !s.clean(t, "x") {
 						t.Errorf("Unlock after %v: %v; %q is left", took, err, s.value(t, "x"))
 					}
 					return
 				}
 				isAll(t, err, leased.ErrNotReleased)
-				if took != patience {
+				if took != limit {
 					t.Errorf("Unlock waited for %v", took)
 				}
 				mend()

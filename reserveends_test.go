@@ -75,14 +75,19 @@ func TestAGrantThatIsNotTrustedAnyMoreIsYieldedToThePlaceBehindIt(t *testing.T) 
 	}
 }
 
-// Readers may follow those who lost their grant, on another one.
-func TestAStrayDoesNotWaitForTheReleaseOfALaterGrant(t *testing.T) {
-	stray, r := reader(), reader()
-	h := holding(t, stray)
+// besideAStray has r inside on a grant that came after stray's was lost.
+func besideAStray(t *testing.T) (h *hand, stray, r *caller) {
+	stray, r = reader(), reader()
+	h = holding(t, stray)
 	h.hears("revoked", h.l.grant.req.id, h.top)
 	h.enter(r)
 	h.answer(h.grant())
 	h.in(r)
+	return h, stray, r
+}
+
+func TestAStrayDoesNotWaitForTheReleaseOfALaterGrant(t *testing.T) {
+	h, stray, r := besideAStray(t)
 	h.leave(r)
 	h.sends(release)
 	h.leave(stray)
@@ -124,13 +129,8 @@ func TestAFailureToReserveIsToldToWhoDoesNotWaitForAnOperatorAndRepeatedForOther
 
 // It could not enter before them: the yield would go round.
 func TestNoPlaceIsTakenBehindAReaderWhoLostItsLease(t *testing.T) {
-	stray, r, w := reader(), reader(), writer()
-	h := holding(t, stray)
-	h.hears("revoked", h.l.grant.req.id, h.top)
-	h.enter(r)
-	h.answer(h.grant())
-	h.in(r)
-	h.enter(w)
+	h, stray, r := besideAStray(t)
+	h.enter(writer())
 	h.sendsNothing()
 	h.leave(stray)
 	place := h.sends(acquire).id

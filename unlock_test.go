@@ -55,7 +55,7 @@ func TestAnUnlockAfterTheMaximumHoldTellsOfTheLossThoughTheReleaseFails(t *testi
 
 // Only the reaper knows of the lock by then.
 func TestShutdownWaitsForAnUnlockThatWaitsForItsCancel(t *testing.T) {
-	const away, patience = time.Second, 3 * time.Second
+	const away, limit = time.Second, 3 * time.Second
 	for _, back := range []bool{true, false} {
 		t.Run(fmt.Sprintf("Redis comes back=%v", back), func(t *testing.T) {
 			inVirtualTime(t, func(t *testing.T, s place) {
@@ -69,19 +69,19 @@ func TestShutdownWaitsForAnUnlockThatWaitsForItsCancel(t *testing.T) {
 				if back {
 					time.AfterFunc(away, func() { s.Mini.SetError("") })
 				}
-				ctx, cancel := context.WithTimeout(context.Background(), patience)
+				ctx, cancel := context.WithTimeout(context.Background(), limit)
 				defer cancel()
 				began := time.Now()
 				if err := c.Shutdown(ctx); err != nil {
 					t.Errorf("Shutdown: %v", err)
 				}
 				err, took := <-unlocked, time.Since(began)
-				if back && (err != nil || took < away || took >= patience || !s.clean(t, "x")) {
+				if back && (err != nil || took < away || took >= limit || !s.clean(t, "x")) {
 					t.Errorf("Unlock returned %v, Shutdown took %v", err, took)
 				}
 				if !back {
 					isAll(t, err, leased.ErrNotReleased, leased.ErrClosed)
-					if took != patience {
+					if took != limit {
 						t.Errorf("Shutdown took %v", took)
 					}
 				}
