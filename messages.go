@@ -42,9 +42,6 @@ func (l *lock) heard(id string, a answer, now time.Time, fx *effects) {
 			return
 		}
 		next := g.hand.inherit(g.inFlight)
-		if a.token <= next.ask.floor {
-			return // the yield's answer will tell, or its failure have us ask
-		}
 		if !now.Before(next.window(next.ask.basis)) {
 			l.missed = true // too late to be believed: ask, if the answer is older
 			return
