@@ -2,44 +2,47 @@ package leased
 
 import "time"
 
-// answered: the command in flight was answered, or failed with err, in which
-// case nothing is to be tried again for pause.
-func (l *lock) answered(c *command, a answer, err error, pause time.Duration, now time.Time, fx *effects) {
+// answered: the command in flight was answered, or failed, in which case nothing is
+// to be tried again for pause.
+func (l *lock) answered(c *command, a answer, fail *failure, pause time.Duration, now time.Time, fx *effects) {
 	g := &l.grant
 	g.inFlight = nothing
-	l.trouble = err
+	l.trouble = nil
+	if fail != nil {
+		l.trouble = fail.err
+	}
 	switch c.verb {
 	case acquire:
-		l.acquired(c, a, err, pause, now, fx)
+		l.acquired(c, a, fail, pause, now, fx)
 	case yield:
-		l.yielded(c, a, err, pause, now, fx)
+		l.yielded(c, a, fail, pause, now, fx)
 	case release:
-		l.released(c, a, err, now, fx)
+		l.released(c, a, fail, now, fx)
 	case downgrade:
-		l.lowered(c, a, err, pause, now, fx)
+		l.lowered(c, a, fail, pause, now, fx)
 	}
 	l.settle(now, fx)
 }
 
-func (l *lock) acquired(c *command, a answer, err error, pause time.Duration, now time.Time, fx *effects) {
+func (l *lock) acquired(c *command, a answer, fail *failure, pause time.Duration, now time.Time, fx *effects) {
 	g := &l.grant
 	if g.reserves(c.id) { // a place behind the grant that is held, not that grant
-		l.reserved(c, a, err, pause, now, fx)
+		l.reserved(c, a, fail, pause, now, fx)
 		return
 	}
 	if c.id != g.req.id || g.state == none {
 		// It was lost meanwhile. Nobody wants what this may have brought, or bring
 		// yet.
 		switch {
-		case err != nil && !definite(err) && !unsent(err):
+		case fail.mayRun():
 			l.disown(c.id, now.Add(c.ttl), fx)
 		case a.outcome == granted || a.outcome == enqueued:
 			l.disown(c.id, time.Time{}, fx)
 		}
 		return
 	}
-	if err != nil {
-		l.failed(err, pause, now, fx)
+	if fail != nil {
+		l.failed(fail, pause, now, fx)
 		return
 	}
 	before := g.ask != nil && g.ask.known
@@ -75,27 +78,27 @@ func (l *lock) acquired(c *command, a answer, err error, pause time.Duration, no
 
 // failed: an acquire, or what became one, had no answer or was refused by the
 // server as a whole.
-func (l *lock) failed(err error, pause time.Duration, now time.Time, fx *effects) {
+func (l *lock) failed(fail *failure, pause time.Duration, now time.Time, fx *effects) {
 	ask, ttl := l.grant.ask, l.grant.req.ttl
 	if l.grant.reserving() {
 		ask, ttl = &l.grant.hand.ask, l.grant.hand.next.ttl
 	}
 	if ask != nil {
 		ask.checkAt = now.Add(pause)
-		if !definite(err) && !unsent(err) {
+		if fail.mayRun() {
 			ask.known = true
 			ask.late = now.Add(ttl)
 		}
 	}
 	if head := l.waiting.first; head != nil {
-		head.trail.note(note{at: now, what: noteTrouble, err: err})
+		head.trail.note(note{at: now, what: noteTrouble, err: fail.err})
 	}
-	l.rejectTries(err, fx)
-	if mendable(err) {
+	l.rejectTries(fail.err, fx)
+	if fail.lasts() {
 		for w := l.waiting.first; w != nil; {
 			next := w.next
 			if !w.patient {
-				l.reject(w, err, fx)
+				l.reject(w, fail.err, fx)
 			}
 			w = next
 		}
@@ -158,10 +161,10 @@ func (l *lock) wait(a answer, from, now time.Time) {
 	}
 }
 
-func (l *lock) yielded(c *command, a answer, err error, pause time.Duration, now time.Time, fx *effects) {
+func (l *lock) yielded(c *command, a answer, fail *failure, pause time.Duration, now time.Time, fx *effects) {
 	g := &l.grant
 	if g.state != lettingGo { // a message was faster, and told who left
-		if g.state == held && err == nil && a.outcome == granted {
+		if g.state == held && fail == nil && a.outcome == granted {
 			l.hold(a, c.at, viaFree, now)
 		}
 		return
@@ -175,11 +178,11 @@ func (l *lock) yielded(c *command, a answer, err error, pause time.Duration, now
 		l.missed = true
 	}
 	switch {
-	case err != nil:
+	case fail != nil:
 		// Old may still own, and new may wait: one is cancelled, the other
 		// asked about. Late copies of the yield do no harm to either.
 		l.haunt(c.last, now, fx, old)
-		l.failed(err, pause, now, fx)
+		l.failed(fail, pause, now, fx)
 	case a.outcome == notOurs:
 		l.departLost(now, fx)
 		g.ask.known = g.ask.late.After(now) // an acquire for the place that was reserved may still arrive
@@ -196,12 +199,12 @@ func (l *lock) yielded(c *command, a answer, err error, pause time.Duration, now
 	}
 }
 
-func (l *lock) released(c *command, a answer, err error, now time.Time, fx *effects) {
+func (l *lock) released(c *command, a answer, fail *failure, now time.Time, fx *effects) {
 	g := &l.grant
 	old := g.req
 	*g = grant{}
 	switch {
-	case err != nil:
+	case fail != nil:
 		l.haunt(c.last, now, fx, old)
 	case a.outcome == notOurs:
 		l.departLost(now, fx)

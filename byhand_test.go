@@ -253,7 +253,7 @@ func (h *hand) reply(a answer, err error, pause time.Duration) {
 	}
 	cmd := *h.flight
 	h.flight = nil
-	h.step(func(now time.Time, fx *effects) { h.l.answered(&cmd, a, err, pause, now, fx) })
+	h.step(func(now time.Time, fx *effects) { h.l.answered(&cmd, a, classify(err), pause, now, fx) })
 }
 
 // hears has a message arrive.

@@ -30,10 +30,11 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 		return fmt.Errorf("leased: downgrade of lock %q not confirmed: %w", e.keys.name, ErrClosed)
 	case <-ctx.Done():
 		e.mu.Lock()
-		defer e.mu.Unlock()
+		trouble := e.lock.trouble
+		e.mu.Unlock()
 		err := fmt.Errorf("leased: downgrade of lock %q not confirmed: %w", e.keys.name, ended(ctx))
-		if e.lock.trouble != nil {
-			err = fmt.Errorf("%w (last trouble with Redis: %w)", err, e.lock.trouble)
+		if trouble != nil {
+			err = fmt.Errorf("%w (last trouble with Redis: %w)", err, trouble)
 		}
 		return err
 	}
@@ -80,17 +81,17 @@ func (g *grant) lowering() bool {
 }
 
 // lowered: the downgrade was answered.
-func (l *lock) lowered(c *command, a answer, err error, pause time.Duration, now time.Time, fx *effects) {
+func (l *lock) lowered(c *command, a answer, fail *failure, pause time.Duration, now time.Time, fx *effects) {
 	g := &l.grant
 	if !g.lowering() || c.id != g.req.id {
 		return // lost meanwhile; both ids are cancelled
 	}
 	hand := g.hand
 	switch {
-	case err != nil && l.member() != nil:
+	case fail != nil && l.member() != nil:
 		hand.ask.checkAt = now.Add(pause)
 		return
-	case err != nil:
+	case fail != nil:
 		l.forsake(now, fx)
 		return
 	case a.outcome != granted:

@@ -107,7 +107,7 @@ func (e *entry) dispatch(cmd command, lent time.Duration) {
 		sending = c.crew.start(func() { e.run(&cmd, commandTimeout) })
 	}
 	if !sending {
-		e.answered(&cmd, answer{}, ErrClosed, maxRetryDelay)
+		e.answered(&cmd, answer{}, &failure{ErrClosed, noAnswer}, maxRetryDelay)
 	}
 }
 
@@ -124,7 +124,7 @@ func (e *entry) run(cmd *command, limit time.Duration) {
 	told := false
 	defer func() {
 		if !told {
-			e.answered(cmd, answer{}, errPanicked, time.Second)
+			e.answered(cmd, answer{}, &failure{errPanicked, noAnswer}, time.Second)
 		}
 	}()
 	if cmd.check {
@@ -154,14 +154,15 @@ func (e *entry) run(cmd *command, limit time.Duration) {
 		}
 		c.stats.handed(a.handed)
 	}
+	fail := classify(err) // here, where nothing is locked
 	told = true
-	e.answered(cmd, a, err, pause)
+	e.answered(cmd, a, fail, pause)
 }
 
 var errPanicked = errors.New("leased: what a command called panicked")
 
-func (e *entry) answered(cmd *command, a answer, err error, pause time.Duration) {
-	e.step(func(now time.Time, fx *effects) { e.lock.answered(cmd, a, err, pause, now, fx) })
+func (e *entry) answered(cmd *command, a answer, fail *failure, pause time.Duration) {
+	e.step(func(now time.Time, fx *effects) { e.lock.answered(cmd, a, fail, pause, now, fx) })
 }
 
 // pause is how long to leave Redis alone after a failure.

@@ -135,6 +135,47 @@ func lostToo(err error) error {
 	return errors.Join(ErrLeaseLost, err)
 }
 
+// failure is an error of a command and what it means for the lock. It is made
+// once, before the lock hears of it: the methods of err can be a user's, from a
+// hook of the Redis client, and nothing of a user's is called while a mutex is held.
+type failure struct {
+	err  error
+	kind failureKind
+}
+
+type failureKind uint8
+
+const (
+	noAnswer      failureKind = iota // the command may have run, or may run yet
+	neverSent                        // there was no connection to send it on
+	refusedNow                       // Redis refused it and did nothing; later it may not
+	needsOperator                    // likewise, and it will refuse it until somebody changes it
+	otherType                        // likewise: a key of the lock holds another type of value
+)
+
+// classify returns nil for no error.
+func classify(err error) *failure {
+	switch {
+	case err == nil:
+		return nil
+	case wrongType(err):
+		return &failure{err, otherType}
+	case mendable(err):
+		return &failure{err, needsOperator}
+	case definite(err):
+		return &failure{err, refusedNow}
+	case unsent(err):
+		return &failure{err, neverSent}
+	}
+	return &failure{err, noAnswer}
+}
+
+// mayRun reports whether the command may have run or may yet run.
+func (f *failure) mayRun() bool { return f != nil && f.kind == noAnswer }
+
+// lasts reports whether repeating the command soon is pointless.
+func (f *failure) lasts() bool { return f.kind >= needsOperator }
+
 // mendable reports whether err is an answer of Redis that only an operator can
 // change: repeating the command soon is pointless. The markers are searched
 // anywhere in the text, for Redis moves them behind a prefix of its own when
@@ -173,9 +214,9 @@ func unsent(err error) bool {
 	return errors.As(err, &op) && op.Op == "dial" || errors.Is(err, redis.ErrPoolTimeout)
 }
 
-// noAnswer is an error of the network. It does not match a context's error even
-// where one of ours ended it: a caller would take it for its own.
-func noAnswer(err error) error {
+// ofNetwork makes of an error of the network one that does not match a context's error
+// even where one of ours ended it: a caller would take it for its own.
+func ofNetwork(err error) error {
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 		if unsent(err) {
 			return &net.OpError{Op: "dial", Err: errors.New(err.Error())}

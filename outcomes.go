@@ -67,12 +67,14 @@ func (r holdResult) String() string {
 	return [...]string{"released", "lost", "forced", "not_released", "abandoned"}[r]
 }
 
-func holdOutcome(err error) holdResult {
+// holdOutcome is called under the lock: what err is made of, which can be a user's,
+// is not asked.
+func holdOutcome(c *caller, err error) holdResult {
 	switch {
+	case c.ended == byLoss:
+		return holdLost
 	case err == nil:
 		return holdReleased
-	case errors.Is(err, ErrLeaseLost):
-		return holdLost
 	}
 	return holdUnconfirmed
 }

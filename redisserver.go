@@ -54,7 +54,7 @@ func (s *redisServer) run(ctx context.Context, script *script, keys []any, args 
 		cmd = script.call(ctx, true, keys, args...)
 		err = s.rdb.Process(ctx, cmd)
 	}
-	return cmd.Cmd, noAnswer(err)
+	return cmd.Cmd, ofNetwork(err)
 }
 
 func (s *redisServer) do(ctx context.Context, k *keys, c *command) (answer, error) {
@@ -150,7 +150,7 @@ func (s *redisServer) renew(ctx context.Context, batch []renewal) {
 		case err == nil || wrongType(err): // somebody put another type in its place
 			batch[i].outcome = notOurs
 		default:
-			batch[i].outcome, batch[i].err = unanswered, noAnswer(err)
+			batch[i].outcome, batch[i].err = unanswered, ofNetwork(err)
 		}
 	}
 }
@@ -182,7 +182,7 @@ func (s *redisServer) cancel(ctx context.Context, batch []*ghost) []error {
 	})
 	errs := make([]error, len(cmds))
 	for i, cmd := range cmds {
-		errs[i] = noAnswer(cmd.Err())
+		errs[i] = ofNetwork(cmd.Err())
 	}
 	return errs
 }
@@ -190,7 +190,7 @@ func (s *redisServer) cancel(ctx context.Context, batch []*ghost) []error {
 func (s *redisServer) echo(ctx context.Context, channel, nonce string) (int, error) {
 	s.sent.Add(1)
 	n, err := s.rdb.Publish(ctx, channel, formatTag+"echo "+nonce).Result()
-	return int(n), noAnswer(err)
+	return int(n), ofNetwork(err)
 }
 
 func (s *redisServer) evict(ctx context.Context, k *keys) ([]string, error) {

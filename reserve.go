@@ -52,10 +52,10 @@ func (l *lock) unreserve(now time.Time, fx *effects) {
 }
 
 // reserved: the acquire for the place was answered.
-func (l *lock) reserved(c *command, a answer, err error, pause time.Duration, now time.Time, fx *effects) {
+func (l *lock) reserved(c *command, a answer, fail *failure, pause time.Duration, now time.Time, fx *effects) {
 	ask, ttl := &l.grant.hand.ask, l.grant.hand.next.ttl
-	if err != nil {
-		l.failed(err, pause, now, fx)
+	if fail != nil {
+		l.failed(fail, pause, now, fx)
 		return
 	}
 	ask.known = true

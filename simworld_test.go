@@ -401,7 +401,9 @@ func (w *world) arrive(p *packet) {
 			return
 		}
 		w.logf("%s hears the answer to %s (%v)", c.name, w.describe(&p.cmd), p.err)
-		c.step(func(now time.Time, fx *effects) { c.lock.answered(&p.cmd, p.a, p.err, 20*time.Millisecond, now, fx) })
+		c.step(func(now time.Time, fx *effects) {
+			c.lock.answered(&p.cmd, p.a, classify(p.err), 20*time.Millisecond, now, fx)
+		})
 	case "renewed":
 		r := p.r
 		c.step(func(now time.Time, fx *effects) { c.lock.renewed(&r, now, fx) })

@@ -236,7 +236,7 @@ func (e *entry) unlock(pick func(*lock) *caller) (bool, error) {
 			err = lostToo(err)
 		}
 	}
-	held, first := e.closedLocked(w, holdOutcome(err), now)
+	held, first := e.closedLocked(w, holdOutcome(w, err), now)
 	e.mu.Unlock()
 	if first {
 		e.client.left(&held)

@@ -64,8 +64,8 @@ var mutants = []mutant{
 	{"late queued answer unmakes a held grant (B3)", "answers.go", "		if g.state == held {\n			return // a message was faster than this\n		}\n", "		if g.state == held {\n			g.ask = &inquiry{}\n		}\n", simulation},
 	{"tokens go back after a re-check (B13)", "grant.go", "	token = max(token, l.last+1)", "", simulation},
 	{"tokens not carried by a release", "rules.go", "	if l.last > g.token {\n		cmd.last = l.last\n	}\n", "", simulation},
-	{"unanswered yield is not cleaned up", "answers.go", "		l.haunt(c.last, now, fx, old)\n		l.failed(err, pause, now, fx)", "		_ = old\n		l.depart(fx)\n		l.failed(err, pause, now, fx)", simulation},
-	{"unanswered release is not repeated", "answers.go", "	case err != nil:\n		l.haunt(c.last, now, fx, old)\n	case a.outcome == notOurs:", "	case err != nil:\n		_ = old\n		l.depart(fx)\n	case a.outcome == notOurs:", simulation},
+	{"unanswered yield is not cleaned up", "answers.go", "		l.haunt(c.last, now, fx, old)\n		l.failed(fail, pause, now, fx)", "		_ = old\n		l.depart(fx)\n		l.failed(fail, pause, now, fx)", simulation},
+	{"unanswered release is not repeated", "answers.go", "	case fail != nil:\n		l.haunt(c.last, now, fx, old)\n	case a.outcome == notOurs:", "	case fail != nil:\n		_ = old\n		l.depart(fx)\n	case a.outcome == notOurs:", simulation},
 	{"old revoked believed (P9)", "messages.go", " && token >= g.token {", " {", "Revoked|Rule|Trap"},
 	{"local barging", "caller.go", "	c.prev, c.next = q.last, nil\n	if q.last == nil {\n		q.first = c\n	} else {\n		q.last.next = c\n	}\n	q.last = c", "	c.prev, c.next = nil, q.first\n	if q.first == nil {\n		q.last = c\n	} else {\n		q.first.prev = c\n	}\n	q.first = c", simulation},
 	{"a yield to one who cannot enter goes round", "rules.go", "	case head != nil && l.compatible(head.mode):", "	case head != nil:", "YieldedInCircles"},
@@ -117,6 +117,10 @@ var mutants = []mutant{
 	{"a downgrade's new id is cancelled before the old", "downgrade.go", "fx, g.req, hand.next)", "fx, hand.next, g.req)", "Downgrade"},
 	{"a panic at a loss leaves the rest undone", "entry.go", "	defer e.finish(fx, spent, lent)\n	e.tellEnded(fx.ended)\n", "	e.tellEnded(fx.ended)\n	e.finish(fx, spent, lent)\n", "Panic"},
 	{"a panic of the user's leaves the lock held", "wait.go", "		if !returned && e != nil {", "		if !returned && e == nil {", "WhoseUserPanics"},
+
+	// errors and cancels
+	{"an error is classified under the lock", "entry.go", "	e.step(func(now time.Time, fx *effects) { e.lock.answered(cmd, a, fail,", "	e.step(func(now time.Time, fx *effects) {\n		if fail != nil {\n			fail = classify(fail.err)\n		}\n		e.lock.answered(cmd, a, fail,", "ErrorsOfTheUsersHooks"},
+	{"an outcome is asked of an error under the lock", "outcomes.go", "	case c.ended == byLoss:\n", "	case errors.Is(err, ErrLeaseLost):\n", "ErrorsOfTheUsersHooks"},
 
 	// tracing
 	{"spans are ended by who unlocks", "tracing.go", "	if !t.ended.add(endedSpan{span, at}) {", "	span.End(trace.WithTimestamp(at))\n	if false {", "Exporter"},
