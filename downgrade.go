@@ -98,6 +98,7 @@ func (l *lock) lowered(c *command, a answer, err error, pause time.Duration, now
 		return
 	default:
 		since := g.since
+		l.goOn(a, c.id, fx)
 		*g = hand.inherit(nothing)
 		a.link = c.link
 		l.hold(a, c.at, viaFree, now)
