@@ -56,15 +56,24 @@ func (l *lock) acquired(c *command, a answer, fail *failure, pause time.Duration
 			how = viaCheck
 		}
 		l.hold(a, c.at, how, now)
+		if a.unfinished {
+			l.goOn(a, l.env.newRequest(g.req.mode, g.req.ttl).id, fx)
+		}
 	case enqueued:
 		l.blocker = a.blocker
 		if g.state == held {
 			return // a message was faster than this
 		}
-		l.rejectTries(ErrLocked, fx)
+		if !a.unfinished { // else the lock may be free behind the dead
+			l.rejectTries(ErrLocked, fx)
+		}
 		l.wait(a, c.at, now)
 	case refused:
 		l.blocker = a.blocker
+		if a.unfinished && g.state != held {
+			g.ask.known, g.ask.checkAt = before, now
+			return
+		}
 		l.rejectTries(ErrLocked, fx)
 		switch {
 		case g.state == held:
@@ -152,9 +161,10 @@ func (l *lock) wait(a answer, from, now time.Time) {
 	if a.left >= 0 {
 		pause = min(pause, a.left+afterExpiry+time.Duration(a.place)*perPlace)
 	}
-	if l.missed {
+	if l.missed || a.unfinished || a.told > 0 {
 		pause, l.missed = 0, false
 	}
+	g.ask.told = a.told
 	g.ask.checkAt = now.Add(pause)
 	if g.ask.endsAt.After(now) {
 		g.ask.checkAt = earlier(g.ask.checkAt, g.ask.endsAt)
@@ -191,10 +201,13 @@ func (l *lock) yielded(c *command, a answer, fail *failure, pause time.Duration,
 		l.depart(fx)
 		a.link = c.link
 		l.hold(a, c.at, viaLocal, now) // nobody else was there
+		l.goOn(a, old.id, fx)
 	default:
 		l.depart(fx)
 		l.blocker = a.blocker
-		l.rejectTries(ErrLocked, fx)
+		if !a.unfinished {
+			l.rejectTries(ErrLocked, fx)
+		}
 		l.wait(a, c.at, now)
 	}
 }
@@ -210,6 +223,15 @@ func (l *lock) released(c *command, a answer, fail *failure, now time.Time, fx *
 		l.departLost(now, fx)
 	default:
 		l.depart(fx)
+		l.goOn(a, old.id, fx)
+	}
+}
+
+// goOn has an id cancelled that Redis does not know any more, or never did, where the
+// call so answered could not let in all who may enter: a cancel goes on with that.
+func (l *lock) goOn(a answer, id string, fx *effects) {
+	if a.unfinished {
+		fx.ghosts = append(fx.ghosts, ghost{id: id, last: l.last, link: l.passed})
 	}
 }
 

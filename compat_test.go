@@ -221,8 +221,8 @@ func (c *speaker) evict() []string {
 	if err != nil {
 		c.s.t.Fatalf("version 1: evict: %v", err)
 	}
-	owners, err := cmd.StringSlice()
-	if err != nil {
+	_, told, _, owners, err := parseEviction(cmd.Val())
+	if err != nil || told != len(owners) {
 		c.s.t.Fatalf("version 1: evict: malformed %v", cmd.Val())
 	}
 	return owners

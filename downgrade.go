@@ -99,6 +99,7 @@ func (l *lock) lowered(c *command, a answer, fail *failure, pause time.Duration,
 		return
 	default:
 		since := g.since
+		l.goOn(a, c.id, fx)
 		*g = hand.inherit(nothing)
 		a.link = c.link
 		l.hold(a, c.at, viaFree, now)

@@ -71,8 +71,8 @@ func TestGarbageInTheQueueIsDropped(t *testing.T) {
 		inVirtualTime(t, func(t *testing.T, s place) {
 			ctx := context.Background()
 			queue, _, waiters, _ := s.helperKeys("x")
-			for _, entry := range append(junk, "leased2:not live") {
-				s.rdb.RPush(ctx, queue, entry)
+			for i, entry := range append(junk, "leased2:not live") {
+				s.rdb.ZAdd(ctx, queue, redis.Z{Score: float64(i), Member: entry})
 				if live && !strings.HasPrefix(entry, "leased2:") {
 					s.rdb.ZAdd(ctx, waiters, redis.Z{Score: float64(time.Now().Add(time.Hour).UnixMilli()), Member: entry})
 				}
@@ -99,7 +99,7 @@ func TestALaterVersionsPlaceInTheQueueIsKeptWhileItWaits(t *testing.T) {
 		ctx := context.Background()
 		queue, _, waiters, _ := s.helperKeys("x")
 		const entry = "leased2:w:somebody"
-		s.rdb.RPush(ctx, queue, entry)
+		s.rdb.ZAdd(ctx, queue, redis.Z{Score: 1, Member: entry})
 		s.rdb.ZAdd(ctx, waiters, redis.Z{Score: float64(time.Now().Add(time.Minute).UnixMilli()), Member: entry})
 		began := time.Now()
 		_, err := newClient(t, s).Mutex("x").TryLockContext(ctx)
@@ -199,7 +199,7 @@ func TestGarbageInTheInboxHarmsNobody(t *testing.T) {
 			return len(inboxes) == 2
 		})
 		queueKey, _, _, _ := s.helperKeys("x")
-		key, held, queued := s.Prefix+"x", s.value(t, "x"), s.rdb.LIndex(ctx, queueKey, 0).Val()
+		key, held, queued := s.Prefix+"x", s.value(t, "x"), s.rdb.ZRange(ctx, queueKey, 0, 0).Val()[0]
 		texts := append([]string{
 			"", " ", "leased1:granted", "leased1:granted 1 2 3", "leased1:granted a b c d e f",
 			"leased1:granted 99999999999999999999 1 0 - id key", "leased1:wanted", "leased1:wanted  ",

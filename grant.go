@@ -47,6 +47,7 @@ type inquiry struct {
 	basis   time.Time
 	floor   uint64
 	checkAt time.Time     // when to ask again
+	told    uint64        // up to where readers were told that this waits, 0 if all were
 	poll    time.Duration // pause between checks where nobody will tell us
 	endsAt  time.Time     // when the owner ends by itself, as a message said; zero if none did
 }

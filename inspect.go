@@ -110,7 +110,7 @@ func parseSnapshot(reply []any) (snapshot, error) {
 	}
 	return snapshot{
 		value:   text(reply[0]),
-		left:    time.Duration(number(reply[1])) * time.Millisecond,
+		left:    remaining(number(reply[1])),
 		clock:   uint64(number(reply[2])),
 		meta:    text(reply[3]),
 		readers: list(reply[4]),
@@ -134,7 +134,8 @@ func (s *snapshot) info(name string) Info {
 	case s.value == markerValue:
 		for i := 0; i+1 < len(s.readers); i += 2 {
 			ends, _ := strconv.ParseFloat(s.readers[i+1], 64)
-			reader := Owner{Shared: true, TTL: time.Duration(ends)*time.Millisecond - time.Duration(s.clock/1000)*time.Millisecond}
+			left := max(-1<<52, min(ends-float64(s.clock/1000), 1<<52)) // a score can be anything, even inf
+			reader := Owner{Shared: true, TTL: remaining(int64(left))}
 			if who, err := parseID(s.readers[i]); err == nil {
 				reader.Client = who.label
 			} else {

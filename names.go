@@ -27,12 +27,13 @@ func newKeys(prefix, name string) (keys, error) {
 
 func (k *keys) helper(what string) string {
 	if k.tagged {
-		return k.lock + ":" + what
+		// Two colons: with one, the name N:{N} would have the keys beside N.
+		return k.lock + "::" + what
 	}
 	return k.lock + ":{" + k.lock + "}:" + what
 }
 
-func (k *keys) queue() string   { return k.helper("queue") }   // list of waiting requests
+func (k *keys) queue() string   { return k.helper("queue") }   // sorted set of waiting requests by their order
 func (k *keys) readers() string { return k.helper("readers") } // sorted set of owning readers by expiry
 func (k *keys) waiters() string { return k.helper("waiters") } // sorted set of waiting requests by expiry
 func (k *keys) meta() string    { return k.helper("meta") }    // last token

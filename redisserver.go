@@ -59,10 +59,7 @@ func (s *redisServer) run(ctx context.Context, script *script, keys []any, args 
 
 func (s *redisServer) do(ctx context.Context, k *keys, c *command) (answer, error) {
 	k5 := k.all()
-	var last any = "0"
-	if c.last > 0 {
-		last = strconv.FormatUint(c.last, 10)
-	}
+	last := decimal(c.last)
 	var cmd *redis.Cmd
 	var err error
 	switch c.verb {
@@ -71,7 +68,7 @@ func (s *redisServer) do(ctx context.Context, k *keys, c *command) (answer, erro
 		if c.wait {
 			wait = "1"
 		}
-		cmd, err = s.run(ctx, &acquireScript, k5[:], s.inboxes, c.id, wait, c.echo, milliseconds(c.ttl), milliseconds(tokenLife(c.ttl)), c.own)
+		cmd, err = s.run(ctx, &acquireScript, k5[:], s.inboxes, c.id, wait, c.echo, milliseconds(c.ttl), milliseconds(tokenLife(c.ttl)), c.own, decimal(c.told))
 	case release:
 		cmd, err = s.run(ctx, &releaseScript, k5[:], s.inboxes, c.id, last, formatSpan(c.link))
 	case yield:
@@ -94,6 +91,14 @@ func (s *redisServer) do(ctx context.Context, k *keys, c *command) (answer, erro
 		return parseAnswer(reply)
 	}
 	return answer{}, malformed(cmd.Val())
+}
+
+// decimal returns n as an argument. 0 is the usual one and costs nothing.
+func decimal(n uint64) any {
+	if n == 0 {
+		return "0"
+	}
+	return strconv.FormatUint(n, 10)
 }
 
 func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
@@ -181,10 +186,26 @@ func (s *redisServer) cancel(ctx context.Context, batch []*ghost) []error {
 		return cancelScript.call(ctx, byText, k[:], s.inboxes, g.id, strconv.FormatUint(g.last, 10), formatSpan(g.link))
 	})
 	errs := make([]error, len(cmds))
+	var again []*ghost
+	var index []int
 	for i, cmd := range cmds {
 		errs[i] = ofNetwork(cmd.Err())
+		if reply, ok := cmd.Val().([]any); ok && errs[i] == nil && unfinished(reply) {
+			again, index = append(again, batch[i]), append(index, i)
+		}
+	}
+	if len(again) > 0 {
+		for i, err := range s.cancel(ctx, again) { // each round gets further, and ctx bounds them
+			errs[index[i]] = err
+		}
 	}
 	return errs
+}
+
+// unfinished reports whether a cancel ran out of what one call may do.
+func unfinished(reply []any) bool {
+	a, err := parseAnswer(reply)
+	return err == nil && a.unfinished
 }
 
 func (s *redisServer) echo(ctx context.Context, channel, nonce string) (int, error) {
@@ -199,8 +220,35 @@ func (s *redisServer) evict(ctx context.Context, k *keys) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	return cmd.StringSlice()
+	token, told, unfinished, evicted, err := parseEviction(cmd.Val())
+	if err != nil {
+		return nil, err
+	}
+	if unfinished { // a cancel goes on with letting others in, whatever it names; so do their re-checks
+		_ = s.cancel(ctx, []*ghost{{id: "nobody", keys: k}})
+	}
+	for rest := evicted[told:]; len(rest) > 0 && err == nil; {
+		some := rest[:min(len(rest), toldAtOnce)]
+		rest = rest[len(some):]
+		s.sent.Add(int64(len(some)))
+		_, err = s.rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
+			for _, id := range some {
+				if who, err := parseID(id); err == nil {
+					p.Publish(ctx, s.inboxes+who.client, fmt.Sprint(formatTag, "revoked ", token, " ", id, " ", k.lock))
+				}
+			}
+			return nil
+		})
+	}
+	if err != nil && !redis.HasErrorPrefix(err, "NOPERM") { // where nobody may publish they learn at their renewals
+		err = fmt.Errorf("its owners were evicted, but not all could be told: %w", ofNetwork(err))
+		return evicted, err
+	}
+	return evicted, nil
 }
+
+// toldAtOnce is how many owners are told of something in one round trip.
+const toldAtOnce = 100
 
 func (s *redisServer) inspect(ctx context.Context, k *keys) (snapshot, error) {
 	k5 := k.all()

@@ -29,7 +29,7 @@ func (l *lock) reserve(now time.Time, fx *effects) {
 		return
 	}
 	g.inFlight, l.missed = acquire, false
-	fx.send = command{verb: acquire, id: g.hand.next.id, ttl: g.hand.next.ttl, wait: true, own: g.req.id, check: ask.known, at: now}
+	fx.send = command{verb: acquire, id: g.hand.next.id, ttl: g.hand.next.ttl, wait: true, own: g.req.id, told: ask.told, check: ask.known, at: now}
 }
 
 // reserving reports that a place is taken, or asked for, behind readers of ours.
@@ -67,6 +67,9 @@ func (l *lock) reserved(c *command, a answer, fail *failure, pause time.Duration
 	ask.basis, ask.floor = c.at, a.token
 	every := min(ttl/3, longestPoll)
 	ask.checkAt = now.Add(every - time.Duration(float64(every)/3*l.env.jitter()))
+	if ask.told = a.told; a.told > 0 {
+		ask.checkAt = now // the other readers have to hear of it too
+	}
 }
 
 // overtaken: the place was served, as no writer's is beside readers. So ours do

@@ -383,30 +383,44 @@ func TestVirtualAWriterIsNotStarvedByReadersWhoseInboxIsHalfOpen(t *testing.T) {
 
 func TestLocksWhoseNamesLookLikeAnothersHelpersAreRefusedOrApart(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
+		tried := 0
 		for _, end := range []string{"queue", "readers", "waiters", "meta"} {
-			for _, names := range [][2]string{{"job:{42}", "job:{42}:" + end}, {"job", "job:{job}:" + end}} {
-				c := newClient(t, s)
-				ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-				l, err := newClient(t, s).Mutex(names[1]).LockContext(ctx)
-				if errors.Is(err, leased.ErrInvalidName) {
+			for _, names := range [][2]string{
+				{"job:{42}", "job:{42}:" + end}, {"job", "job:{job}:" + end}, {"job", "job:{job}"}, {"job:", "job:{job}"},
+				{"job:{42}", "job:{42}:" + end + "s"}, {"job", "job:" + end}, {"job", "job:{job}:"},
+			} {
+				for _, shared := range []bool{false, true} {
+					c, second := newClient(t, s), newClient(t, s).RWMutex(names[1])
+					take := second.LockContext
+					if shared {
+						take = second.RLockContext
+					}
+					ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+					l, err := take(ctx)
+					if errors.Is(err, leased.ErrInvalidName) {
+						cancel()
+						continue
+					}
+					if err != nil {
+						t.Fatal(err)
+					}
+					tried++
+					other, err := c.Mutex(names[0]).LockContext(ctx)
+					if err != nil {
+						t.Errorf("with %q locked, %q cannot be: %v", names[1], names[0], err)
+					} else {
+						unlock(t, other)
+					}
+					if err := l.Unlock(); err != nil {
+						t.Errorf("locking %q took %q away: %v", names[0], names[1], err)
+					}
 					cancel()
-					continue
+					s.Mini.FlushAll()
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
-				other, err := c.Mutex(names[0]).LockContext(ctx)
-				if err != nil {
-					t.Errorf("with %q locked, %q cannot be: %v", names[1], names[0], err)
-				} else {
-					unlock(t, other)
-				}
-				if err := l.Unlock(); err != nil {
-					t.Errorf("locking %q took %q away: %v", names[0], names[1], err)
-				}
-				cancel()
-				s.Mini.FlushAll()
 			}
+		}
+		if tried < 40 {
+			t.Errorf("only %d pairs of names were tried", tried)
 		}
 	})
 }

@@ -81,7 +81,7 @@ func (l *lock) ask(now time.Time, fx *effects) {
 		return
 	}
 	g.inFlight, l.missed = acquire, false
-	fx.send = command{verb: acquire, id: g.req.id, ttl: g.req.ttl, wait: l.anyoneWaits(), check: g.state == queued, at: now}
+	fx.send = command{verb: acquire, id: g.req.id, ttl: g.req.ttl, wait: l.anyoneWaits(), told: g.ask.told, check: g.state == queued, at: now}
 }
 
 // next begins to hand the grant over to what head asks for.

@@ -147,7 +147,7 @@ func TestAFullServerRefusesANewOwnerAndANewWaiterAndKeepsNothingOfThem(t *testin
 }
 
 // P1: denied is an error and no count. The waiter stays owner and finds out by
-// asking.
+// asking. Nor is it proof where it is denied to ask who listens.
 func TestADeniedPublishIsNoProofThatTheWaiterIsGone(t *testing.T) {
 	in := redistest.Server(t)
 	admin := in.Client()
@@ -156,6 +156,7 @@ func TestADeniedPublishIsNoProofThatTheWaiterIsGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := newScene(t, in.Client(func(o *redis.Options) { o.Username, o.Password = "mute", "pass" }), "", "x")
+	newScene(t, admin, "", "x").listen("B")
 	for _, m := range []mode{exclusive, shared} {
 		owner, next, last := s.writer("A"), counted(s.id("B", m, long)), s.writer("C")
 		s.gets(s.acquire(owner))
@@ -185,6 +186,28 @@ func TestADeniedPublishIsNoProofThatTheWaiterIsGone(t *testing.T) {
 	s.gets(s.downgrade(owner, mine, 0))
 	s.owned(mine, behind)
 	s.clear()
+}
+
+func TestWhereNobodyMayAskWhoListensAWaiterIsNotTakenForGone(t *testing.T) {
+	in := redistest.Server(t)
+	admin := in.Client()
+	redistest.CheckLeaks(t, admin, "")
+	if err := admin.Do(context.Background(), "ACL", "SETUSER", "deaf", "on", ">pass", "~*", "&*", "+@all", "-pubsub").Err(); err != nil {
+		t.Fatal(err)
+	}
+	s := newScene(t, in.Client(func(o *redis.Options) { o.Username, o.Password = "deaf", "pass" }), "", "x")
+	for _, m := range []mode{exclusive, shared} {
+		owner, next, last := s.writer("A"), counted(s.id("B", m, long)), s.writer("C")
+		s.gets(s.acquire(owner))
+		s.waits(s.acquire(next), 0)
+		s.waits(s.acquire(last), 1)
+		if a := s.release(owner, 0); a.handed != 1 {
+			t.Errorf("%v: %d were made owner", m, a.handed)
+		}
+		s.owned(next)
+		s.queued(last)
+		s.clear()
+	}
 }
 
 // Rule 9: all keys go through KEYS and share a slot. A server in cluster mode

@@ -265,8 +265,8 @@ func TestAReaderThatWasRefusedIsNoOwnerLater(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		id, head, w := s.reader("A"), s.reader("B"), s.writer("C")
 		s.gets(s.acquire(id))
-		for _, waiter := range []string{head, w} {
-			s.raw("RPUSH", s.keys.queue(), waiter)
+		for i, waiter := range []string{head, w} {
+			s.raw("ZADD", s.keys.queue(), i, waiter)
 			s.raw("ZADD", s.keys.waiters(), s.now()+30_000, waiter)
 		}
 		s.raw("PEXPIRE", s.keys.queue(), 60_000)

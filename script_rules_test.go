@@ -235,7 +235,7 @@ func TestALaterFormatIsWaitedBehindAndNeverOverwritten(t *testing.T) {
 		}
 
 		s.clear()
-		s.raw("RPUSH", s.keys.queue(), newer)
+		s.raw("ZADD", s.keys.queue(), 1, newer)
 		s.raw("ZADD", s.keys.waiters(), s.now()+60_000, newer)
 		asks(t, s, "queue head", true)
 		s.queued(newer)
@@ -275,7 +275,7 @@ func TestGarbageIsDroppedOrForeign(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		for _, garbage := range []string{"", "x", "leased1:", "leased0:w", "leased1:w:0:c:a:b", "leased1:x:1:c:a:b", "leased1:w:9999999999999:c:a:b"} {
 			id := s.writer("A")
-			s.raw("RPUSH", s.keys.queue(), garbage)
+			s.raw("ZADD", s.keys.queue(), 1, garbage)
 			s.raw("ZADD", s.keys.waiters(), s.now()+60_000, garbage)
 			s.gets(s.acquire(id)) // dropped though its lease is live
 			s.queued()

@@ -60,7 +60,7 @@ func (s *scene) glance() (st *state, still bool) {
 	_, err := s.rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
 		now = p.Time(ctx)
 		value = p.Get(ctx, s.keys.lock)
-		queue = p.LRange(ctx, s.keys.queue(), 0, -1)
+		queue = p.ZRange(ctx, s.keys.queue(), 0, -1)
 		readers = p.ZRangeWithScores(ctx, s.keys.readers(), 0, -1)
 		waiters = p.ZRangeWithScores(ctx, s.keys.waiters(), 0, -1)
 		meta = p.Get(ctx, s.keys.meta())

@@ -134,7 +134,7 @@ func scatter(seed, now int64) *scattering {
 	}
 	for range rng.Intn(5) {
 		entry := member("rw")
-		put("RPUSH", 1, entry)
+		put("ZADD", 1, len(x.commands), entry)
 		if rng.Intn(5) > 0 {
 			put("ZADD", 3, ends(), entry)
 		}
@@ -176,7 +176,7 @@ func (x *scattering) contested(rng *rand.Rand, now int64) {
 	x.commands = append(x.commands, []any{"SET", 0, x.ids[0], "PX", 80_000})
 	for range 1 + rng.Intn(3) {
 		waiter := id(mode("wwwr"[rng.Intn(4)]))
-		x.commands = append(x.commands, []any{"RPUSH", 1, waiter}, []any{"ZADD", 3, now + 90_000, waiter})
+		x.commands = append(x.commands, []any{"ZADD", 1, len(x.commands), waiter}, []any{"ZADD", 3, now + 90_000, waiter})
 	}
 	x.commands = append(x.commands, []any{"PEXPIRE", 1, 900_000}, []any{"PEXPIRE", 3, 900_000})
 }

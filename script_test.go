@@ -21,7 +21,7 @@ import (
 
 // scene is one lock on one server.
 type scene struct {
-	t    *testing.T
+	t    testing.TB
 	real bool
 	rdb  *redis.Client
 	srv  *redisServer
@@ -81,7 +81,7 @@ func (s *scene) reader(client string) string { return s.id(client, shared, long)
 // counted is the id of an asker for whom a count of 0 is proof.
 func counted(id string) string { return strings.Replace(id, ":u:", ":c:", 1) }
 
-func ttlOf(t *testing.T, id string) time.Duration {
+func ttlOf(t testing.TB, id string) time.Duration {
 	t.Helper()
 	who, err := parseID(id)
 	if err != nil {

@@ -28,6 +28,7 @@ type command struct {
 	own   string        // acquire: id of readers of ours, who are not to be told that this waits
 	check bool          // acquire: a re-check, which also has the inbox prove its life
 	echo  string        // acquire: nonce for that proof, set on sending
+	told  uint64        // acquire: up to where the call before told readers that this waits
 	link  *spanRef      // release, yield, downgrade: hold span of the lease that lets others in
 	at    time.Time     // when it was decided, which is before it is sent
 }
@@ -57,7 +58,11 @@ type answer struct {
 	echo    int           // receivers of the echo asked for; noEcho, echoDenied
 	handed  int           // how many others were made owner, and told by a message
 	gone    bool          // of a yield: the old request did not own
-	link    *spanRef      // granted, by a message: hold span of the lease that let go
+	told    uint64        // queued: up to where readers were told of it, 0 if all were
+	// One call does only so much. More who wait may be dead, or may enter: somebody has
+	// to go on at once.
+	unfinished bool
+	link       *spanRef // granted, by a message: hold span of the lease that let go
 }
 
 const (

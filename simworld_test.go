@@ -31,7 +31,7 @@ type world struct {
 	modes   bool            // readers too
 	deny    bool            // PUBLISH is refused
 	lazy    map[string]int  // percent of deliveries of a kind that wait
-	unheard map[string]bool // told that they were granted, but nobody listens
+	unheard map[string]bool // clients for whom nobody listens, as the server found
 	clients []*simClient
 	wire    []*packet
 	log     []string
@@ -176,9 +176,29 @@ func (w *world) fail(format string, args ...any) {
 	}
 }
 
-// publish stands in for the server's own PUBLISH: it counts receivers as the
-// inboxes are, and puts messages on the wire.
+// publish stands in for the server's own PUBLISH and PUBSUB NUMSUB: it counts
+// receivers as the inboxes are, and puts messages on the wire.
 func (w *world) publish(p *mini.Peer, cmd string, args ...string) bool {
+	if cmd == "PUBSUB" {
+		if w.deny {
+			p.WriteError("NOPERM this user has no permissions to run the 'pubsub' command")
+			return true
+		}
+		n := 0
+		for _, c := range w.clients {
+			if args[1] != inboxChannel("", c.id) {
+				continue
+			}
+			if n = 1; c.dead || c.inbox == inboxDown {
+				n = 0
+				w.unheard[c.id] = true
+			}
+		}
+		p.WriteLen(2)
+		p.WriteBulk(args[1])
+		p.WriteInt(n)
+		return true
+	}
 	if cmd != "PUBLISH" {
 		return false
 	}
@@ -195,8 +215,8 @@ func (w *world) publish(p *mini.Peer, cmd string, args ...string) bool {
 			w.fail("malformed message %q", args[1])
 		}
 		if c.dead || c.inbox == inboxDown {
-			if m.kind == "granted" && strings.Contains(m.id, ":c:") {
-				w.unheard[m.id] = true
+			if m.kind == "granted" && !w.proofless(m.id) {
+				w.fail("%s is granted, though nobody listens", short(m.id))
 			}
 			break
 		}
@@ -208,6 +228,17 @@ func (w *world) publish(p *mini.Peer, cmd string, args ...string) bool {
 	}
 	p.WriteInt(0)
 	return true
+}
+
+// proofless reports whether a count of 0 listeners says nothing of id's asker.
+func (w *world) proofless(id string) bool {
+	return w.deny || !strings.Contains(id, ":c:") && !strings.Contains(id, ":ci:")
+}
+
+// unlistened reports whether id's asker was found to have no inbox.
+func (w *world) unlistened(id string) bool {
+	who, err := parseID(id)
+	return err == nil && !w.proofless(id) && w.unheard[who.client]
 }
 
 // step gives a client's lock an event and performs the effects.

@@ -131,7 +131,7 @@ func (s place) queued(t *testing.T, name string, n int64) {
 	t.Helper()
 	queue, _, _, _ := s.helperKeys(name)
 	eventually(t, "the queue has its length", func() bool {
-		return s.rdb.LLen(context.Background(), queue).Val() == n
+		return s.rdb.ZCard(context.Background(), queue).Val() == n
 	})
 }
 

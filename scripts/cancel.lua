@@ -1,7 +1,7 @@
 -- cancel(id, last token): the request ends, whatever became of it.
 --
 -- ARGV  2 id, 3 last token given out under it, 4 span
--- Returns {DONE, how many were made owner}. Always looks for the next owner:
+-- Returns {DONE, how many were made owner, unfinished}. Always looks for the next owner:
 -- readers behind a cancelled writer may enter now. If it gave up a place, owners hear
 -- again that somebody waits: those with a place behind themselves take no notice while
 -- they have it. Otherwise they do not: such a message often crosses with its owner's
@@ -13,7 +13,7 @@ link = ARGV[4]
 
 check()
 redis.call('ZREM', waiters, id)
-local waited = redis.call('LREM', queue, 0, id) > 0
+local waited = redis.call('ZREM', queue, id) > 0
 if owns(id, mode) then
   disown(id, mode)
   used(ARGV[3], ttl)
@@ -23,4 +23,4 @@ end
 grant_next(nil)
 hasten()
 if waited and redis.call('EXISTS', queue) == 1 then tell('wanted') end
-return { DONE, handed }
+return { DONE, handed, unfinished }

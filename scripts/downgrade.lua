@@ -21,4 +21,4 @@ if owns(old, mode) then
   return granted_reply(token)
 end
 if owns(new, new_mode) then return granted_reply(extend(new, new_mode, new_ttl)) end
-return { NOT_OURS, 0 }
+return refuse(old)

@@ -18,18 +18,17 @@ if owns(old, mode) then
   local place = enqueue(new, new_ttl)
   local won = grant_next(new)
   if won then return granted_reply(won) end
-  place = redis.call('LPOS', queue, new) or place
-  tell('wanted')
-  return waiting_reply(QUEUED, place, -1)
+  place = redis.call('ZRANK', queue, new) or place
+  return waiting_reply(QUEUED, place, -1, tell('wanted'))
 end
-if mode == 'r' then redis.call('ZREM', readers, old) end
-local reply
+local reply = refuse(old)
 if owns(new, new_mode) then
   reply = granted_reply(extend(new, new_mode, new_ttl))
-elseif redis.call('LPOS', queue, new) then
-  reply = waiting_reply(QUEUED, enqueue(new, new_ttl), -1)
+elseif redis.call('ZRANK', queue, new) then
+  local place = enqueue(new, new_ttl)
+  reply = waiting_reply(QUEUED, place, -1, 0)
 else
-  return { NOT_OURS, 0 }
+  return reply
 end
 reply[#reply + 1] = 1
 return reply

@@ -110,7 +110,7 @@ func waiting(b *bench) error {
 		})
 	}
 	for n := int64(0); n < clients; time.Sleep(time.Millisecond) {
-		if n, err = b.rdb.LLen(ctx, "x:{x}:queue").Result(); err != nil {
+		if n, err = b.rdb.ZCard(ctx, "x:{x}:queue").Result(); err != nil {
 			return err
 		}
 	}

@@ -81,7 +81,7 @@ func handoff(b *bench) error {
 		}
 		for waits := int64(0); waits < int64(clients); {
 			time.Sleep(100 * time.Microsecond)
-			if waits, err = b.rdb.LLen(ctx, fmt.Sprintf("%s:{%s}:queue", name, name)).Result(); err != nil {
+			if waits, err = b.rdb.ZCard(ctx, fmt.Sprintf("%s:{%s}:queue", name, name)).Result(); err != nil {
 				return 0, spent{}, err
 			}
 		}

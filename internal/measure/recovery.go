@@ -44,7 +44,7 @@ func killed(b *bench) error {
 			entered <- at
 		}()
 		for n := int64(0); n < 1; time.Sleep(100 * time.Microsecond) {
-			if n, err = b.rdb.LLen(ctx, "x:{x}:queue").Result(); err != nil {
+			if n, err = b.rdb.ZCard(ctx, "x:{x}:queue").Result(); err != nil {
 				return err
 			}
 		}

@@ -2,7 +2,8 @@
 --
 -- ARGV  2 id, 3 '1' to wait, 4 nonce for an echo to the asker's inbox or '',
 --       5 the id's TTL in ms, 6 how long to remember the token,
---       7 id of the asker's own readers, who need not be told that it waits, or ''
+--       7 id of the asker's own readers, who need not be told that it waits, or '',
+--       8 up to where readers were told by the asker's call before, 0 if that told all
 -- Returns granted_reply or waiting_reply (common.lua), or what acquire_free.lua does.
 -- An owner that asks again keeps the lock and gets its full TTL.
 
@@ -19,8 +20,9 @@ clamp()
 local won = grant_next(id)
 if not won and free(mode) and head() == false then won = own(id, mode, ttl) end
 if won then return granted_reply(won) end
-if ARGV[3] ~= '1' then return waiting_reply(REFUSED, redis.call('LLEN', queue), echoed) end
+if ARGV[3] ~= '1' then return waiting_reply(REFUSED, redis.call('ZCARD', queue), echoed, 0) end
 
 local place, new = enqueue(id, ttl)
-if new or place == 0 then tell('wanted', ARGV[7]) end
-return waiting_reply(QUEUED, place, echoed)
+local told, after = 0, tonumber(ARGV[8]) or 0
+if new or place == 0 or after > 0 then told = tell('wanted', ARGV[7], after) end
+return waiting_reply(QUEUED, place, echoed, told)

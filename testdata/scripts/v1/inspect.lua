@@ -9,6 +9,6 @@ return {
   us,
   redis.call('GET', meta) or '',
   redis.call('ZRANGEBYSCORE', readers, '(' .. int(now), '+inf', 'WITHSCORES'),
-  redis.call('LRANGE', queue, 0, 999),
-  redis.call('LLEN', queue),
+  redis.call('ZRANGE', queue, 0, 999),
+  redis.call('ZCARD', queue),
 }
