@@ -131,7 +131,7 @@ func (l *lock) hold(a answer, from time.Time, how via, now time.Time) {
 		g.touchAt = now.Add(tokenLife(g.req.ttl) / 4)
 	} else if from.After(g.proved) {
 		g.proved = from
-		g.rebase(a.clock, now)
+		g.rebase(a.clock, from, now)
 	}
 	g.wanted = g.wanted || a.more
 	g.renewAt = l.onGrid(from.Add(g.req.ttl / 3))

@@ -24,6 +24,8 @@ type hand struct {
 	renewals []renewal
 	top      uint64 // greatest token given out
 	onRenew  func(renewal)
+	server   func() uint64 // its clock, if that is not ours
+	connects bool          // the inbox was not confirmed yet
 }
 
 const (
@@ -139,12 +141,10 @@ func (h *hand) pass(d time.Duration) {
 	for {
 		due := h.l.due()
 		if due.IsZero() || due.After(end) {
-			h.now = end
+			h.now = h.now.Add(max(0, end.Sub(h.now)))
 			return
 		}
-		if due.After(h.now) {
-			h.now = due
-		}
+		h.now = h.now.Add(max(0, due.Sub(h.now))) // an alarm's own wall clock may be another
 		h.ring()
 	}
 }
@@ -158,21 +158,26 @@ func (h *hand) ring() {
 	}
 }
 
-// slept moves the wall clock by d, and the monotonic one not at all, as on a
+// slept and asleep move the wall clock by d, and the monotonic one not at all, as on a
 // machine that was suspended. Nothing but its own memory has a Time do that.
 func (h *hand) slept(d time.Duration) {
 	h.t.Helper()
-	before := h.now
-	h.now = h.now.Add(d)
+	h.now = asleep(h.t, h.now, d)
+}
+
+func asleep(t testing.TB, before time.Time, d time.Duration) time.Time {
+	t.Helper()
+	now := before.Add(d)
 	inner := (*struct {
 		wall uint64
 		ext  int64
 		loc  *time.Location
-	})(unsafe.Pointer(&h.now))
+	})(unsafe.Pointer(&now))
 	inner.ext -= int64(d)
-	if h.now.Sub(before) != 0 || h.now.Round(0).Sub(before.Round(0)) != d {
-		h.t.Skip("a Time is not what it was, so its clocks cannot be set apart")
+	if now.Sub(before) != 0 || now.Round(0).Sub(before.Round(0)) != d {
+		t.Skip("a Time is not what it was, so its clocks cannot be set apart")
 	}
+	return now
 }
 
 // with returns a caller's options.
@@ -227,7 +232,12 @@ func (h *hand) close() {
 }
 
 // clock is the server's, µs.
-func (h *hand) clock() uint64 { return uint64(h.now.UnixMicro()) }
+func (h *hand) clock() uint64 {
+	if h.server != nil {
+		return h.server()
+	}
+	return uint64(h.now.UnixMicro())
+}
 
 // token is what the server would give now.
 func (h *hand) token() uint64 { return max(h.clock(), h.top+1) }

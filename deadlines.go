@@ -4,7 +4,7 @@ import "time"
 
 // tick: time has passed.
 func (l *lock) tick(now time.Time, fx *effects) {
-	l.expire(now, fx)
+	l.settle(now, fx)
 	// Only what is still held then: nothing is renewed that is being let go.
 	g := &l.grant
 	if g.state == held && l.keeps() && (!now.Before(g.renewAt) || g.drifted(now)) {
@@ -14,19 +14,18 @@ func (l *lock) tick(now time.Time, fx *effects) {
 	}
 }
 
-// expire ends what is over by now.
+// expire ends what is over by now, on whichever clock says so first.
 func (l *lock) expire(now time.Time, fx *effects) {
 	if !l.overAt.IsZero() && !now.Before(l.overAt) {
 		l.endOverlong(now, fx)
 	}
-	if g := &l.grant; g.state == held && l.member() != nil && !now.Before(g.trust()) {
+	if g := &l.grant; g.state == held && l.member() != nil && g.over(g.proved, now) {
 		l.lost = &lostGrant{g.req, l.lost}
 		if g.lowering() {
 			l.lost = &lostGrant{g.hand.next, l.lost}
 		}
 		l.lose("Redis did not confirm it in time", now, fx)
 	}
-	l.settle(now, fx)
 }
 
 // due returns when tick must be called next, zero for never.

@@ -171,8 +171,11 @@
 // ends, and only then is the lease lost. A late "renewed" revives nothing.
 //
 // The window is looked at before every entry, also before those that need no
-// Redis. Where the wall clock and the monotonic clock have moved apart, as after
-// a suspend, the grant is confirmed before anybody enters.
+// Redis. The time a machine sleeps counts: what has passed is what the wall clock or
+// the monotonic clock says, whichever is more. A lease whose window ended in a sleep
+// ends within a second of waking, and a wall clock that is set ahead by more than a
+// TTL looks like a sleep. Where the clocks have moved apart by less, the grant is
+// renewed at once, and confirmed before anybody enters.
 //
 // # Waiting
 //

@@ -78,11 +78,11 @@ func TestALeaseIsTrustedForAsLongAsItIsRenewedWhileItsClientCloses(t *testing.T)
 	c := writer()
 	h := holding(t, c)
 	h.close()
-	if got := h.l.trustedUntil(c).Sub(noon); got != handWindow {
-		t.Errorf("trusted until %v, want %v", h.l.trustedUntil(c), handWindow)
+	if got := h.l.trustedUntil(c, h.now).Sub(noon); got != handWindow {
+		t.Errorf("trusted until %v, want %v", h.l.trustedUntil(c, h.now), handWindow)
 	}
 	h.leave(c)
-	if got := h.l.trustedUntil(c); got.After(h.now) {
+	if got := h.l.trustedUntil(c, h.now); got.After(h.now) {
 		t.Errorf("after Unlock it is trusted until %v", got)
 	}
 }

@@ -33,6 +33,7 @@ type grant struct {
 	readers  uint64 // of the leases of a shared grant
 	clock    uint64 // what the server's clock showed, µs, at clockAt or before
 	clockAt  time.Time
+	gained   time.Duration // by the wall clock on the monotonic one since proved, when that was last looked at
 }
 
 // inquiry is what a grant needs until it is held.
@@ -112,16 +113,39 @@ const (
 	longestAhead = time.Millisecond
 )
 
-// margin is taken off a TTL for clocks that run at different speeds and for
-// what happens between Redis' reading of its clock and ours.
-func margin(ttl time.Duration) time.Duration { return ttl/100 + 2*time.Millisecond }
+// rateSlack: the server's clock and ours run at rates that differ by one part in
+// so many at most. Good clocks differ by one in 20,000.
+const rateSlack = 100
 
-func (g *grant) window(from time.Time) time.Time {
-	return from.Add(g.req.ttl - margin(g.req.ttl))
+// margin is taken off a TTL for clocks that run at different rates and for
+// what happens between Redis' reading of its clock and ours.
+func margin(ttl time.Duration) time.Duration { return ttl/rateSlack + 2*time.Millisecond }
+
+// window is for how long a proof of ownership is believed.
+func (g *grant) window() time.Duration { return g.req.ttl - margin(g.req.ttl) }
+
+// over reports whether what was proved at from is not to be believed any more.
+func (g *grant) over(from, now time.Time) bool {
+	return now.Sub(from)+max(0, gain(from, now)) >= g.window()
 }
 
-// trust returns the end of the trust window.
-func (g *grant) trust() time.Time { return g.window(g.proved) }
+// gain is by how much the wall clock moved further than the monotonic one did.
+// That one stands still while a machine sleeps, but the lease's TTL runs on; the
+// other can be set back. So what has passed is the longer of the two.
+func gain(from, now time.Time) time.Duration {
+	return now.Round(0).Sub(from.Round(0)) - now.Sub(from)
+}
+
+// trust returns the end of the trust window, as far as the wall clock had gained on
+// the monotonic one when that was last looked at: after each event, see settle.
+func (g *grant) trust() time.Time { return g.proved.Add(g.window() - g.gained) }
+
+// watch looks whether the machine has slept, or its clock was set.
+func (g *grant) watch(now time.Time) {
+	if g.state == held {
+		g.gained = max(0, gain(g.proved, now))
+	}
+}
 
 // ends returns when Redis ends the grant by itself, zero if that is not known.
 func (g *grant) ends() time.Time {
@@ -132,14 +156,13 @@ func (g *grant) ends() time.Time {
 }
 
 // trusted is asked before every admission, local ones included.
-func (g *grant) trusted(now time.Time) bool { return now.Before(g.trust()) && !g.drifted(now) }
+func (g *grant) trusted(now time.Time) bool { return !g.over(g.proved, now) && !g.drifted(now) }
 
 // drifted reports that wall and monotonic time moved apart since ownership was
 // proved: the machine slept, and the monotonic clock with it, or its clock was
 // set. Only another proof tells.
 func (g *grant) drifted(now time.Time) bool {
-	apart := now.Round(0).Sub(g.proved.Round(0)) - now.Sub(g.proved)
-	return apart.Abs() > margin(g.req.ttl)
+	return gain(g.proved, now).Abs() > margin(g.req.ttl)
 }
 
 // tenureOver reports that others are to have the lock although callers of this
@@ -170,14 +193,21 @@ func (g *grant) touch(now time.Time) time.Duration {
 	return life
 }
 
-// serverClock estimates the server's clock in µs, never ahead of it: the reply
-// was read after the server read its clock.
+// serverClock estimates the server's clock in µs, never ahead of it: the reply was
+// read after the server read its clock, and ours may be the faster one.
 func (g *grant) serverClock(now time.Time) uint64 {
-	return g.clock + uint64(max(0, now.Sub(g.clockAt).Microseconds()))
+	since := max(0, now.Sub(g.clockAt))
+	return g.clock + uint64((since - since/rateSlack).Microseconds())
 }
 
-func (g *grant) rebase(clock uint64, now time.Time) {
-	if clock > g.serverClock(now) || clock+uint64(time.Second/time.Microsecond) < g.serverClock(now) {
+// rebase takes in what the server's clock showed in answer to a command that was
+// sent at sent. By now it shows that and as much more as may have passed since
+// sent. An estimate between the two is better than the answer, for it is not late.
+// One outside was wrong: the clocks differ by more than was thought, or one was set.
+func (g *grant) rebase(clock uint64, sent, now time.Time) {
+	since := max(0, now.Sub(sent))
+	most := clock + uint64((since + since/rateSlack).Microseconds())
+	if estimate := g.serverClock(now); estimate < clock || estimate > most {
 		g.clock, g.clockAt = clock, now
 	}
 }
@@ -193,14 +223,14 @@ func (l *lock) nextToken(now time.Time) (token uint64, ahead time.Duration) {
 	}
 	token = g.token
 	clock := g.serverClock(now)
-	if g.served > 0 {
+	if l.last >= g.token { // it was given out
 		token = clock
 	}
 	token = max(token, l.last+1)
 	l.last = token
 	if token > clock {
 		if d := time.Duration(token-clock) * time.Microsecond; d <= longestAhead {
-			ahead = d
+			ahead = d + d/(rateSlack-1) + 1 // as long as the estimate takes to get there
 		}
 	}
 	return token, ahead

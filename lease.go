@@ -63,7 +63,7 @@ func (l *Lease) Token() uint64 {
 func (l *Lease) TrustedUntil() time.Time {
 	l.entry.mu.Lock()
 	defer l.entry.mu.Unlock()
-	return l.entry.lock.trustedUntil(l.caller)
+	return l.entry.lock.trustedUntil(l.caller, time.Now())
 }
 
 // Context returns a context for the work done under the lease. It has the values

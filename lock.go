@@ -92,7 +92,7 @@ func (l *lock) leave(c *caller, now time.Time, fx *effects) {
 		return
 	}
 	l.inside.remove(c)
-	c.phase, c.till = left, earlier(now, l.trustedUntil(c))
+	c.phase, c.till = left, earlier(now, l.trustedUntil(c, now))
 	if c.stray {
 		l.strays--
 		c.settle(nil, fx) // its grant is gone
@@ -161,8 +161,9 @@ func (l *lock) compatible(m mode) bool {
 	return l.inside.first == nil || (m == shared && l.inside.first.mode == shared)
 }
 
-func (l *lock) trustedUntil(c *caller) time.Time {
+func (l *lock) trustedUntil(c *caller, now time.Time) time.Time {
 	if c.phase == inside && c.ended != byLoss {
+		l.grant.watch(now)
 		return l.grant.trust()
 	}
 	return c.till

@@ -25,7 +25,7 @@ func (l *lock) heard(id string, a answer, now time.Time, fx *effects) {
 		if a.token <= g.ask.floor {
 			return
 		}
-		if !now.Before(g.window(g.ask.basis)) {
+		if g.over(g.ask.basis, now) {
 			g.ask.checkAt = now // too late to be believed: ask
 		} else {
 			l.hold(a, g.ask.basis, viaDirect, now)
@@ -42,7 +42,7 @@ func (l *lock) heard(id string, a answer, now time.Time, fx *effects) {
 			return
 		}
 		next := g.hand.inherit(g.inFlight)
-		if !now.Before(next.window(next.ask.basis)) {
+		if next.over(next.ask.basis, now) {
 			l.missed = true // too late to be believed: ask, if the answer is older
 			return
 		}
@@ -109,11 +109,11 @@ func (l *lock) ends(id string, left time.Duration, now time.Time, fx *effects) {
 const evicted = "an operator evicted its owner"
 
 // revoked: a message says that the grant of id with that token, or a later one,
-// was taken away.
+// was taken away. A token of 0 says that Redis had forgotten the lock's last one.
 func (l *lock) revoked(id string, token uint64, now time.Time, fx *effects) {
 	g := &l.grant
 	mine := id == g.req.id || g.lowering() && id == g.hand.next.id
-	if g.state == held && mine && token >= g.token {
+	if g.state == held && mine && (token == 0 || token >= g.token) {
 		l.lose(evicted, now, fx)
 		l.settle(now, fx)
 	}
@@ -150,7 +150,7 @@ func (l *lock) renewed(r *renewal, now time.Time, fx *effects) {
 		}
 		l.lose("Redis says that it is not ours any more", now, fx)
 	case granted:
-		if !now.Before(g.trust()) {
+		if g.over(g.proved, now) {
 			break
 		}
 		if r.at.After(g.proved) {
@@ -159,12 +159,12 @@ func (l *lock) renewed(r *renewal, now time.Time, fx *effects) {
 				g.renewAt = next
 			}
 		}
-		g.rebase(r.clock, now)
+		g.rebase(r.clock, r.at, now)
 		l.trouble = nil
 	default:
 		l.trouble = r.err
 		l.noteInside(note{at: now, what: noteTrouble, err: r.err})
 		g.renewAt = earlier(g.renewAt, now.Add(min(g.req.ttl/10, time.Second)))
 	}
-	l.expire(now, fx)
+	l.settle(now, fx)
 }

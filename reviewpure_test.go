@@ -114,7 +114,7 @@ func TestALeaseThatIsOverIsNotTrustedForTheFuture(t *testing.T) {
 			h := holding(t, c)
 			h.pass(time.Millisecond)
 			end(h, c)
-			if until := h.l.trustedUntil(c); until.After(h.now) {
+			if until := h.l.trustedUntil(c, h.now); until.After(h.now) {
 				t.Errorf("trusted for %v more", until.Sub(h.now))
 			}
 		})

@@ -2,9 +2,11 @@ package leased
 
 import "time"
 
-// settle applies the rules in the order that lock's comment gives. Then those who
-// left are told how that went, unless Redis' word on it is still to come.
+// settle ends what is over and applies the rules, in the order that lock's comment
+// gives. Then those who left are told how that went, unless Redis' word on it is
+// still to come.
 func (l *lock) settle(now time.Time, fx *effects) {
+	l.expire(now, fx)
 	l.admit(now, fx)
 	l.reserve(now, fx)
 	l.ask(now, fx)
@@ -13,6 +15,7 @@ func (l *lock) settle(now time.Time, fx *effects) {
 	l.dismiss(now, fx)
 	g := &l.grant
 	g.fresh, g.idle = false, g.state == held && l.member() == nil && g.inFlight == nothing
+	g.watch(now)
 }
 
 func (l *lock) admit(now time.Time, fx *effects) {
@@ -26,7 +29,7 @@ func (l *lock) admit(now time.Time, fx *effects) {
 		c.phase, c.entered = inside, true
 		switch {
 		case g.idle:
-			c.via, g.since, g.served = viaIdle, now, 1
+			c.via, g.since, g.served = viaIdle, now, 0
 		case g.served > 0:
 			c.via = viaLocal
 		default:

@@ -235,6 +235,16 @@ func TestTrapP9AnOldRevokedDoesNotEndANewerGrant(t *testing.T) {
 	h.cancels()
 }
 
+// An operator also deleted what the lock's last token stood in.
+func TestARevokedWithoutATokenIsBelieved(t *testing.T) {
+	c := writer()
+	h := holding(t, c)
+	h.hears("revoked", "leased1:w:1000:c:0000000000000000:AAAAAAAAAAAAAAAA:hand", 0)
+	h.lost()
+	h.hears("revoked", h.l.grant.req.id, 0)
+	h.lost(c)
+}
+
 func TestTrapP10ARenewalsOutcomeIsAboutItsRequestOnly(t *testing.T) {
 	t.Run("after the release", func(t *testing.T) {
 		a, b := writer(), writer()

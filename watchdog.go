@@ -11,6 +11,14 @@ import (
 // others for longer than a lock's hand-off takes.
 const renewalsPerBatch = 250
 
+// A timer stands still while the machine sleeps, and then rings late by the sleep: one
+// for the end of an eight-hour window by eight hours. So the watchdog compares the
+// clocks this often while anything is to be watched, once for all locks.
+const (
+	clocksCompared = time.Second
+	shortestSleep  = 10 * time.Millisecond
+)
+
 // watchdog is the one goroutine that knows what time it is: it has every grant
 // renewed before its TTL ends, ends leases whose trust window closed, and wakes
 // locks that want to look again. It never waits for Redis. Renewals that are due
@@ -24,6 +32,7 @@ type watchdog struct {
 
 	mu     sync.Mutex // guards what follows; nothing else is locked under it
 	alarms alarmHeap
+	looked time.Time // when the clocks were last compared
 	next   time.Time // when the goroutine looks again, zero for not by itself
 }
 
@@ -98,28 +107,41 @@ func (w *watchdog) run() {
 			batch = batch[n:]
 			w.client.crew.start(func() { w.client.renew(part) })
 		}
-		if next := w.plan(); !next.IsZero() {
+		if next := w.plan(now); !next.IsZero() {
 			timer.Reset(time.Until(next))
 		}
 	}
 }
 
-// take returns the alarms that are due, which are no longer set.
+// take returns the alarms that are due, which are no longer set: those of all locks,
+// if the machine has slept, for a window may have ended meanwhile.
 func (w *watchdog) take(now time.Time, due []*alarm) []*alarm {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if !w.looked.IsZero() && gain(w.looked, now) > shortestSleep {
+		for _, a := range w.alarms {
+			if _, ok := a.owner.(*entry); ok {
+				due = append(due, a)
+			}
+		}
+		for _, a := range due {
+			heap.Remove(&w.alarms, a.index-1)
+		}
+	}
+	w.looked = now
 	for len(w.alarms) > 0 && !w.alarms[0].due.After(now) {
 		due = append(due, heap.Pop(&w.alarms).(*alarm))
 	}
 	return due
 }
 
-func (w *watchdog) plan() time.Time {
+// plan returns when to look again, zero for not by itself.
+func (w *watchdog) plan(now time.Time) time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.next = time.Time{}
 	if len(w.alarms) > 0 {
-		w.next = w.alarms[0].due
+		w.next = earlier(w.alarms[0].due, now.Add(clocksCompared))
 	}
 	return w.next
 }
