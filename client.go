@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,6 +30,7 @@ type Client struct {
 	inbox   *inbox
 	dog     *watchdog
 	reaper  *reaper
+	outage  *outage
 	journal *journal
 	losses  backlog[LossEvent]
 	tracing *tracing
@@ -50,6 +52,7 @@ type Client struct {
 	closing chan struct{}     // closed by Close
 	drained chan struct{}     // closed when closing, and no lock is in use and no Unlock waits
 	stopped chan struct{}     // closed when Close is through
+	outcome error             // what it returned; written before that
 }
 
 // New returns a client for the deployment that rdb talks to: a node, one behind
@@ -100,7 +103,8 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	c.inbox = newInbox(c, server.rdb)
 	c.dog = newWatchdog(c)
 	c.reaper = newReaper(c)
-	c.losses.deliver = c.tellLoss
+	c.outage = newOutage(c)
+	c.losses.deliver, c.losses.most, c.losses.what = c.tellLoss, mostLosses, "the loss handler"
 	c.tracing = newTracing(c, &c.opts)
 	c.metrics = newMetrics(c, &c.opts)
 	return c, nil
@@ -195,6 +199,9 @@ func (c *Client) drainLocked() {
 	}
 }
 
+// mostLosses is how many losses may wait for a loss handler that blocks.
+const mostLosses = 100_000
+
 // Close shuts the client down, waiting up to 5 s for leases to be unlocked; see
 // Shutdown.
 func (c *Client) Close() error {
@@ -206,23 +213,26 @@ func (c *Client) Close() error {
 // Shutdown admits no new callers, turns away those who wait with ErrClosed, ends
 // the contexts of all leases with that cause, and waits until ctx ends for their
 // Unlock, during which they go on being renewed. A lease that nobody unlocked is
-// not released, since somebody may still be working under it: its TTL ends it,
-// and an error says so. Idle grants are released. All goroutines of the client
-// are stopped and waited for, which takes as long as a command under way may
-// last (2 s, or the Redis client's own time-out in a Cluster). rdb stays open.
-// A loss handler that runs is waited for until ctx ends, and spans that are being
-// ended for 100 ms at least. Later calls wait for the first, or until their ctx
-// ends.
+// not released, since somebody may still be working under it: its TTL ends it.
+// Idle grants are released. rdb stays open.
+//
+// The goroutines of the client are stopped and waited for, and so is what the
+// logger, the loss handler and OpenTelemetry are being told: until ctx ends, and
+// 100 ms at least. What lasts longer, as a command may that gets no answer or a
+// handler that blocks, ends by itself when it can. So Shutdown may be called from
+// anywhere, such as a loss handler, which then waits for itself until ctx ends.
+//
+// The error, which matches ErrClosed, says what was not unlocked and what was not
+// waited for. Later calls, and concurrent ones, wait for the first and return the
+// same, or the error of their ctx if that ends before.
 func (c *Client) Shutdown(ctx context.Context) error {
 	c.mu.Lock()
 	if c.closedLocked() {
 		c.mu.Unlock()
-		select {
-		case <-c.stopped:
-			return nil
-		case <-ctx.Done():
+		if !endsBefore(ctx, c.stopped) {
 			return ended(ctx)
 		}
+		return c.outcome
 	}
 	close(c.closing)
 	c.drainLocked()
@@ -232,43 +242,71 @@ func (c *Client) Shutdown(ctx context.Context) error {
 	for _, e := range c.entries() {
 		e.step(func(now time.Time, fx *effects) { e.lock.finish(now, fx) })
 	}
-	var err error
-	select {
-	case <-c.drained:
+	var left []string
+	if endsBefore(ctx, c.drained) {
 		c.reaper.drain(ctx)
-	case <-ctx.Done():
-		err = c.abandoned()
+	} else {
+		left = c.abandoned()
 	}
 	c.stop()
 	c.dog.halt()
 	c.inbox.halt()
-	c.crew.wait()
+	c.crew.close()
+	last, cancel := atLeast(ctx, lastWords)
+	defer cancel()
+	waitFor := func(what string, wait func(context.Context) bool) {
+		if !wait(last) {
+			left = append(left, "not waited for: "+what)
+		}
+	}
+	waitFor("commands under way, or hooks of the Redis client", c.crew.wait)
 	c.reaper.giveUp()
-	c.metrics.stop(ctx)
-	c.losses.wait(ctx)
-	c.tracing.finish(ctx)
-	return err
+	waitFor("metrics being collected", c.metrics.stop)
+	waitFor("the loss handler", c.losses.wait)
+	waitFor("spans and measurements being told", c.tracing.told.wait)
+	waitFor("the logger", c.journal.lines.wait)
+	if left != nil {
+		c.outcome = fmt.Errorf("%w, but %s", ErrClosed, strings.Join(left, "; "))
+	}
+	return c.outcome
+}
+
+// lastWords is how long goroutines, handlers and processors are waited for at least:
+// where a lease is given up, ctx has ended before these had their turn.
+const lastWords = 100 * time.Millisecond
+
+// atLeast returns a context that ends when parent has ended and d is over.
+func atLeast(parent context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(parent))
+	began := time.Now()
+	stop := context.AfterFunc(parent, func() { time.AfterFunc(d-time.Since(began), cancel) })
+	return ctx, func() {
+		stop()
+		cancel()
+	}
 }
 
 // abandoned says how much was not given back.
-func (c *Client) abandoned() error {
-	held := 0
+func (c *Client) abandoned() (left []string) {
+	held, releasing := 0, 0
 	for _, e := range c.entries() {
 		e.mu.Lock()
 		held += e.lock.inside.n
-		var open []released
+		if e.lock.inside.n == 0 {
+			releasing++
+		}
 		for w := e.lock.inside.first; w != nil; w = w.next {
 			if r, first := e.closedLocked(w, holdAbandoned, time.Now()); first {
-				open = append(open, r)
+				c.tracing.later(func() { c.left(&r) })
 			}
 		}
 		e.mu.Unlock()
-		for i := range open {
-			c.left(&open[i])
-		}
 	}
-	if held == 0 {
-		return nil
+	if held > 0 {
+		left = append(left, fmt.Sprintf("%d leases were not unlocked: they are not renewed any more, and their TTL ends them", held))
 	}
-	return fmt.Errorf("%w, but %d leases were not unlocked: they are not renewed any more, and their TTL ends them", ErrClosed, held)
+	if n := max(releasing, int(c.unlocks.Load())); n > 0 {
+		left = append(left, fmt.Sprintf("%d releases were not confirmed: unless they were done, their TTL ends them", n))
+	}
+	return left
 }

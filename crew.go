@@ -1,15 +1,18 @@
 package leased
 
-import "sync"
+import (
+	"context"
+	"sync"
+)
 
 // crew is a set of goroutines with one owner, who waits for all of them.
 type crew struct {
 	mu   sync.Mutex
 	n    int
-	done chan struct{} // made by wait; closed when n is 0
+	done chan struct{} // made by close; closed when n is 0
 }
 
-// start runs f in a goroutine of the crew, or returns false after wait was called.
+// start runs f in a goroutine of the crew, or returns false after close.
 func (c *crew) start(f func()) bool {
 	if !c.enter() {
 		return false
@@ -22,7 +25,7 @@ func (c *crew) start(f func()) bool {
 }
 
 // enter counts the caller's goroutine in until it calls leave, or returns false
-// after wait was called.
+// after close.
 func (c *crew) enter() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -42,15 +45,22 @@ func (c *crew) leave() {
 	}
 }
 
-func (c *crew) wait() {
+// close admits no more.
+func (c *crew) close() {
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	if c.done == nil {
 		c.done = make(chan struct{})
 		if c.n == 0 {
 			close(c.done)
 		}
 	}
+}
+
+// wait returns after close when all have left, or when ctx ends, and reports which.
+func (c *crew) wait(ctx context.Context) (left bool) {
+	c.mu.Lock()
 	done := c.done
 	c.mu.Unlock()
-	<-done
+	return endsBefore(ctx, done)
 }

@@ -3,7 +3,8 @@ package leased
 import (
 	"context"
 	"errors"
-	"slices"
+	"log/slog"
+	"runtime/debug"
 	"sync"
 	"time"
 )
@@ -16,9 +17,10 @@ type entry struct {
 	pauses BackOff // touched only by the command in flight
 	warned bool    // likewise: that the owner will not tell us
 
-	mu   sync.Mutex // guards what follows, and alarm.due
-	lock lock
-	dead bool // taken out of the table
+	mu     sync.Mutex // guards what follows, and alarm.due
+	lock   lock
+	dead   bool // taken out of the table
+	sought bool // somebody waited for who is inside, after the last step
 }
 
 // step gives the lock an event and performs what follows from it.
@@ -35,6 +37,7 @@ func (e *entry) step(event func(now time.Time, fx *effects)) {
 // settledLocked sets the alarm that the lock's state asks for and reports
 // whether the entry can be forgotten.
 func (e *entry) settledLocked() (spent bool) {
+	e.showAllLocked()
 	// An alarm that comes too early costs one look; moving it costs as much.
 	due := e.lock.due()
 	if at := e.alarm.due; !due.IsZero() && (at.IsZero() || due.Before(at)) {
@@ -43,7 +46,9 @@ func (e *entry) settledLocked() (spent bool) {
 	return e.lock.idle()
 }
 
-// perform does what a step decided. Nothing is locked. A caller who would wait
+// perform does what a step decided. Nothing is locked, and no code of the user's is
+// called but that of a command which the caller sends in its own goroutine: watchdog,
+// inbox and renewals perform steps too, and nothing may hold them up. A caller who would wait
 // for the command's answer anyway may lend its goroutine for so long: switching
 // to another costs as much as the command.
 func (e *entry) perform(fx *effects, spent bool, lent time.Duration) {
@@ -59,19 +64,13 @@ func (e *entry) perform(fx *effects, spent bool, lent time.Duration) {
 		}
 		w = next
 	}
-	defer e.finish(fx, spent, lent)
-	e.tellEnded(fx.ended)
-}
-
-// tellEnded tells of leases that ended before their Unlock, which calls the user's
-// code. If that panics, the others are told nevertheless, and the rest is done.
-func (e *entry) tellEnded(losses []loss) {
-	for _, l := range slices.Backward(losses) {
-		defer e.end(l)
+	for _, l := range fx.ended {
+		e.end(l)
 	}
+	e.finish(fx, spent, lent)
 }
 
-// finish is the part of perform that others wait for.
+// finish is the part of perform that may send a command.
 func (e *entry) finish(fx *effects, spent bool, lent time.Duration) {
 	for _, g := range fx.gone {
 		close(g.gone)
@@ -104,19 +103,31 @@ func (e *entry) dispatch(cmd command, lent time.Duration) {
 			e.run(&cmd, min(lent, commandTimeout))
 		}
 	} else {
-		sending = c.crew.start(func() { e.run(&cmd, commandTimeout) })
+		sending = c.crew.start(func() {
+			defer c.survive("a hook of the Redis client or the back-off policy")
+			e.run(&cmd, commandTimeout)
+		})
 	}
 	if !sending {
 		e.answered(&cmd, answer{}, &failure{ErrClosed, noAnswer}, maxRetryDelay)
 	}
 }
 
+// survive, deferred, reports a panic of the user's code in a goroutine of the
+// client's: nobody else could recover it.
+func (c *Client) survive(what string) {
+	if p := recover(); p != nil {
+		stack := string(debug.Stack())
+		c.journal.write(slog.LevelError, "panic", what+" panicked; locks go on", "panic", p, "stack", stack)
+	}
+}
+
 // run sends a command and gives the lock the answer. It is a sender: owned by
 // the client, ended by the answer or the command's time-out, waited for by Close.
 //
-// It calls code of the user's: hooks of the Redis client, the back-off policy, the
-// logger. If that panics in a goroutine that a caller lent, and is recovered there,
-// the lock goes on as after a command without answer.
+// It calls code of the user's: hooks of the Redis client, the back-off policy. If
+// that panics in a goroutine that a caller lent, and is recovered there, or in one of
+// the client's, the lock goes on as after a command without answer.
 func (e *entry) run(cmd *command, limit time.Duration) {
 	c := e.client
 	ctx, stop := context.WithTimeout(c.base, limit)
@@ -142,8 +153,10 @@ func (e *entry) run(cmd *command, limit time.Duration) {
 	if err != nil {
 		pause = e.pause()
 		c.inbox.suspect(err)
+		c.outage.failed(err)
 		c.journal.trouble(e.keys.name, err)
 	} else {
+		c.outage.answered(e.pauses != nil)
 		e.pauses = nil
 		if a.mute && !e.warned {
 			e.warned = true
@@ -198,7 +211,8 @@ func (e *entry) ring(now time.Time, batch []renewal) []renewal {
 	return batch
 }
 
-// end tells of a lease that ended before its Unlock.
+// end tells of a lease that ended before its Unlock: its context first, and then, in
+// goroutines that nobody waits for, the user's code.
 func (e *entry) end(l loss) {
 	e.mu.Lock()
 	cause, cancel, token := l.caller.ended.cause(), l.caller.cancel, l.caller.token
@@ -218,9 +232,12 @@ func (e *entry) end(l loss) {
 	if errors.Is(cause, ErrClosed) {
 		return
 	}
-	e.client.stats.lost.Add(1)
-	e.client.losses.add(LossEvent{Name: e.keys.name, Token: token, Reason: l.why})
+	c := e.client
+	c.stats.lost.Add(1)
+	if !c.losses.add(LossEvent{Name: e.keys.name, Token: token, Reason: l.why}) {
+		c.journal.untold()
+	}
 	if first {
-		e.client.left(&held)
+		c.tracing.later(func() { c.left(&held) })
 	}
 }

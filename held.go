@@ -63,6 +63,28 @@ func (t *tracing) released(r *released) {
 	t.end(r.span, r.at)
 }
 
+// showLocked has the hold of c get a span, for a link to lead to, now that somebody
+// waits for it; unless it has one, or its caller will begin it. Nobody waits for that:
+// a lease that ends before its span has begun is let go without the link.
+func (e *entry) showLocked(c *caller) {
+	if c.phase != inside || c.leased || c.since < 0 || c.trail == nil || c.trail.untold || !c.trail.claim() {
+		return
+	}
+	t, since := e.client.tracing, e.client.began.Add(c.since)
+	t.later(func() { t.hold(context.Background(), e, c, since) })
+}
+
+// showAllLocked does that for all who are inside, when somebody begins to wait.
+func (e *entry) showAllLocked() {
+	sought := e.lock.sought()
+	if sought && !e.sought {
+		for c := e.lock.inside.first; c != nil; c = c.next {
+			e.showLocked(c)
+		}
+	}
+	e.sought = sought
+}
+
 // hold begins the hold span of a caller who is inside since then, for the one who
 // claimed to. What became of the hold meanwhile it is the span's to tell.
 func (t *tracing) hold(ctx context.Context, e *entry, c *caller, since time.Time) {

@@ -5,36 +5,51 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
-	"sync"
 	"time"
 )
 
 const quiet = time.Minute
 
+const mostLines = 1024 // that wait for a logger that is slow or blocks; each cause has a line a minute
+
 // journal writes what an operator should know, at most one line a minute for
 // each cause. Lock names are written at level Debug only: they can be secrets.
+// The logger, and the methods of errors, are called in a goroutine of their own,
+// in order: nobody waits for them.
 type journal struct {
 	logger *slog.Logger // nil: whatever slog.Default is then
+	lines  backlog[func()]
 
-	mu   sync.Mutex // guards what follows; not held while logging
-	last map[string]time.Time
+	last map[string]time.Time // touched by that goroutine only
 }
 
 func newJournal(logger *slog.Logger) *journal {
-	return &journal{logger: logger, last: map[string]time.Time{}}
+	j := &journal{logger: logger, last: map[string]time.Time{}}
+	j.lines.most, j.lines.what = mostLines, "the logger"
+	j.lines.deliver = func(line func()) {
+		line()
+		if n := j.lines.dropped.Swap(0); n > 0 {
+			j.log().Warn("leased: the logger is too slow; lines were dropped", "lines", n)
+		}
+	}
+	return j
 }
 
+// later has f called where it may log.
+func (j *journal) later(f func()) { j.lines.add(f) }
+
 func (j *journal) write(level slog.Level, cause, text string, args ...any) {
-	j.mu.Lock()
+	j.later(func() { j.print(level, cause, text, args...) })
+}
+
+// print is write for who is in the journal's goroutine already.
+func (j *journal) print(level slog.Level, cause, text string, args ...any) {
 	now := time.Now()
-	again := now.Sub(j.last[cause]) < quiet
-	if !again {
-		j.last[cause] = now
+	if last, ok := j.last[cause]; ok && now.Sub(last) < quiet {
+		return
 	}
-	j.mu.Unlock()
-	if !again {
-		j.log().Log(context.Background(), level, "leased: "+text, args...)
-	}
+	j.last[cause] = now
+	j.log().Log(context.Background(), level, "leased: "+text, args...)
 }
 
 func (j *journal) log() *slog.Logger {
@@ -46,37 +61,42 @@ func (j *journal) log() *slog.Logger {
 
 // trouble: a command failed.
 func (j *journal) trouble(name string, err error) {
-	if errors.Is(err, ErrClosed) {
-		return
-	}
-	level, cause, text := slog.LevelWarn, "network", "Redis does not answer; trying again"
-	switch {
-	case mendable(err):
-		level, cause = slog.LevelError, firstWord(err)
-		text = "Redis refuses lock commands; an operator has to mend that"
-	case definite(err):
-		cause, text = firstWord(err), "Redis cannot run lock commands now; trying again"
-	}
-	j.write(level, cause, text, "error", err)
-	if log := j.log(); log.Enabled(context.Background(), slog.LevelDebug) {
-		log.Debug("leased: command failed", "lock", name, "error", err)
-	}
+	j.later(func() {
+		if errors.Is(err, ErrClosed) {
+			return
+		}
+		level, cause, text := slog.LevelWarn, "network", "Redis does not answer; trying again"
+		switch {
+		case mendable(err):
+			level, cause = slog.LevelError, firstWord(err)
+			text = "Redis refuses lock commands; an operator has to mend that"
+		case definite(err):
+			cause, text = firstWord(err), "Redis cannot run lock commands now; trying again"
+		}
+		j.print(level, cause, text, "error", err)
+		if log := j.log(); log.Enabled(context.Background(), slog.LevelDebug) {
+			log.Debug("leased: command failed", "lock", name, "error", err)
+		}
+	})
 }
 
 // mute: a lock is taken by somebody who will not say when it is free.
 func (j *journal) mute(name, blocker string, left time.Duration) {
+	cause, text := "newer", "a lock is in use by a later version of this library; polling for it"
 	switch {
 	case newerFormat(blocker):
-		j.write(slog.LevelWarn, "newer", "a lock is in use by a later version of this library; polling for it")
 	case left == endless:
-		j.write(slog.LevelWarn, "endless", "a lock's key holds a foreign value without expiry; it is never taken over, "+
-			"delete it or use ForceUnlock if its owner is gone")
+		cause, text = "endless", "a lock's key holds a foreign value without expiry; it is never taken over, "+
+			"delete it or use ForceUnlock if its owner is gone"
 	default:
 		return
 	}
-	if log := j.log(); log.Enabled(context.Background(), slog.LevelDebug) {
-		log.Debug("leased: lock has a foreign owner", "lock", name)
-	}
+	j.later(func() {
+		j.print(slog.LevelWarn, cause, text)
+		if log := j.log(); log.Enabled(context.Background(), slog.LevelDebug) {
+			log.Debug("leased: lock has a foreign owner", "lock", name)
+		}
+	})
 }
 
 func (j *journal) deaf(err error) {
@@ -84,7 +104,7 @@ func (j *journal) deaf(err error) {
 }
 
 func (j *journal) dropped() {
-	j.write(slog.LevelWarn, "spans", "the tracer's span processors are too slow; spans of locks are dropped")
+	j.write(slog.LevelWarn, "spans", "the tracer's span processors, or instruments, are too slow; spans and measurements of locks are dropped")
 }
 
 func (j *journal) denied() {
@@ -106,6 +126,15 @@ func (j *journal) collected() {
 
 func (j *journal) unconfirmed(err error) {
 	j.write(slog.LevelWarn, "unconfirmed", "a release was not confirmed; still trying", "error", err)
+}
+
+func (j *journal) untold() {
+	j.write(slog.LevelError, "untold", "the loss handler is too slow; it is not told of every loss")
+}
+
+func (j *journal) unbounded() {
+	j.write(slog.LevelWarn, "unbounded", "nothing is known of this type of Redis client: its commands cannot be bounded one by one, "+
+		"and a waiter that died is not skipped; use a *redis.Client with ContextTimeoutEnabled, or a type that has its Options method")
 }
 
 func firstWord(err error) string {

@@ -129,6 +129,22 @@ func (l *lock) subscribed(now time.Time, fx *effects) {
 	}
 }
 
+// reachable: Redis is well again, or may be; a command after the last of this lock
+// that failed need not wait for the rest of its pause. It reports whether one is sent.
+func (l *lock) reachable(now time.Time, fx *effects) bool {
+	g := &l.grant
+	ask := g.ask
+	if ask == nil && g.state == held && g.hand != nil {
+		ask = &g.hand.ask
+	}
+	if g.inFlight != nothing || ask == nil || !ask.checkAt.After(now) {
+		return false
+	}
+	ask.checkAt = now
+	l.settle(now, fx)
+	return fx.send.verb != nothing
+}
+
 // holds reports whether the grant is that of id.
 func (l *lock) holds(id string) bool { return l.grant.state == held && l.grant.req.id == id }
 

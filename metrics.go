@@ -226,20 +226,21 @@ func (m *metrics) released(h *released) {
 	}
 }
 
-// stop ends the collecting. That waits for a collection under way, which calls
-// others' callbacks, and for them no longer than ctx lasts.
-func (m *metrics) stop(ctx context.Context) {
-	m.tell()
-	if m.collect == nil {
-		return
-	}
+// stop ends the collecting, and reports whether that was done before ctx ended. It
+// waits for a collection under way, which calls others' callbacks.
+func (m *metrics) stop(ctx context.Context) bool {
 	ended := make(chan struct{})
 	go func() { // ended by the collection's end, waited for by Shutdown as long as ctx lasts
 		defer close(ended)
-		_ = m.collect.Unregister() // it never fails in the SDK, and nothing could be done
+		defer func() {
+			if p := recover(); p != nil {
+				reportPanic("an instrument", p)
+			}
+		}()
+		m.tell()
+		if m.collect != nil {
+			_ = m.collect.Unregister() // it never fails in the SDK, and nothing could be done
+		}
 	}()
-	select {
-	case <-ended:
-	case <-ctx.Done():
-	}
+	return endsBefore(ctx, ended)
 }

@@ -3,7 +3,6 @@ package leased
 import (
 	"context"
 	"errors"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -11,14 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-const (
-	echoWait      = time.Second // without an echo for that long, the subscription is rebuilt
-	confirmWait   = 2 * time.Second
-	ownerSilence  = 20 * time.Second // an owner demands an echo after that long
-	firstRejoin   = 20 * time.Millisecond
-	longestRejoin = 2 * time.Second
-	deniedRejoin  = 30 * time.Second
-)
+const confirmWait = 2 * time.Second
 
 // inbox is the one subscription through which a client hears from Redis and
 // other processes: granted, wanted, revoked, and echoes of its own. Messages can
@@ -34,25 +26,14 @@ type inbox struct {
 	quit    context.Context
 	halt    context.CancelFunc
 
-	mu     sync.Mutex // guards what follows; only watchdog.mu is locked under it
-	state  inboxState
-	sub    *redis.PubSub
-	broken bool      // sub is to be rebuilt
-	heard  time.Time // last sign of life
-	nonce  string    // of the echo awaited, "" if none is
-	count  int
+	mu      sync.Mutex // guards what follows; only watchdog.mu is locked under it
+	hearing hearing
+	sub     *redis.PubSub
+	broken  bool // sub is to be rebuilt
 }
 
-type inboxState uint8
-
-const (
-	joining inboxState = iota
-	joined
-	forbidden // Redis does not let us subscribe: waiting means polling
-)
-
 func newInbox(c *Client, rdb redis.UniversalClient) *inbox {
-	in := &inbox{client: c, rdb: rdb, channel: inboxChannel(c.opts.prefix, c.id)}
+	in := &inbox{client: c, rdb: rdb, channel: inboxChannel(c.opts.prefix, c.id), hearing: hearing{counts: c.counts}}
 	in.quit, in.halt = context.WithCancel(context.Background())
 	in.alarm.owner = in
 	return in
@@ -61,7 +42,7 @@ func newInbox(c *Client, rdb redis.UniversalClient) *inbox {
 func (in *inbox) is(s inboxState) bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	return in.state == s
+	return in.hearing.state == s
 }
 
 func (in *inbox) confirmed() bool { return in.is(joined) }
@@ -80,47 +61,60 @@ func (in *inbox) run() {
 			<-closed
 		}
 	}()
-	pause := firstRejoin
 	for in.quit.Err() == nil {
 		err := in.listen()
-		if in.was(joined) {
-			pause = firstRejoin
-		}
-		if forbids(err) {
-			in.enter(forbidden)
+		if forbids(err) && !in.denied() {
 			in.client.journal.deaf(err)
-			pause = deniedRejoin
+			in.enter(forbidden)
 		}
+		in.mu.Lock()
+		pause := in.hearing.over(time.Now())
+		in.mu.Unlock()
 		timer := time.NewTimer(pause)
 		select {
 		case <-timer.C:
 		case <-in.quit.Done():
 			timer.Stop()
 		}
-		pause = min(2*pause, longestRejoin)
 	}
 }
 
-// was reports whether the state is s, and if so ends it.
-func (in *inbox) was(s inboxState) bool {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	if in.state != s {
-		return false
-	}
-	in.state = joining
-	return true
-}
-
+// enter: the subscription is confirmed, or refused. Every lock looks again: with
+// the one messages may have been missed, with the other none will come.
 func (in *inbox) enter(s inboxState) {
 	in.mu.Lock()
-	defer in.mu.Unlock()
-	in.state, in.heard, in.nonce = s, time.Now(), ""
+	in.hearing.enter(s, time.Now())
+	in.mu.Unlock()
+	for _, e := range in.client.entries() {
+		e.step(e.lock.subscribed)
+	}
 }
 
-// forbids reports whether Redis refuses the subscription itself.
+// notSubscribed is an answer of the server to SUBSCRIBE that is no confirmation.
+type notSubscribed struct{ error }
+
+func (r notSubscribed) Unwrap() error { return r.error }
+
+// forbids reports whether Redis refuses the subscription itself, by an ACL, or as a
+// proxy does that does not know it. What passes by itself is no refusal, and no lack
+// of a connection is one.
 func forbids(err error) bool {
-	return err != nil && (redis.HasErrorPrefix(err, "NOPERM") || strings.Contains(err.Error(), "no permissions to access"))
+	if err == nil {
+		return false
+	}
+	if redis.HasErrorPrefix(err, "NOPERM") || strings.Contains(err.Error(), "no permissions to access") {
+		return true
+	}
+	var refused notSubscribed
+	if !errors.As(err, &refused) {
+		return false
+	}
+	for _, passing := range [...]string{"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN"} {
+		if redis.HasErrorPrefix(refused.error, passing) {
+			return false
+		}
+	}
+	return true
 }
 
 // listen subscribes and hands messages on until the subscription breaks. It
@@ -145,14 +139,14 @@ func (in *inbox) listen() error {
 		}
 		got, err := sub.ReceiveTimeout(in.quit, patience)
 		if err != nil {
+			if patience > 0 && definite(err) {
+				return notSubscribed{err}
+			}
 			return err
 		}
 		switch got := got.(type) {
 		case *redis.Subscription:
 			in.enter(joined)
-			for _, e := range in.client.entries() {
-				e.step(e.lock.subscribed)
-			}
 		case *redis.Message:
 			in.receive(got.Payload)
 		}
@@ -170,24 +164,19 @@ func (in *inbox) listen() error {
 // lock knows is cancelled: that ends what a late copy of a command had begun.
 func (in *inbox) receive(text string) {
 	c := in.client
-	in.mu.Lock()
-	in.heard = time.Now()
-	in.mu.Unlock()
 	m, ok := parseMessage(text)
+	in.mu.Lock()
+	in.hearing.message(m.nonce, time.Now())
+	in.mu.Unlock()
 	if !ok {
-		c.crew.start(func() { c.journal.garbage(text) })
+		c.journal.garbage(text)
 		return
 	}
 	if m.kind == "echo" {
-		in.mu.Lock()
-		if m.nonce == in.nonce {
-			in.nonce = ""
-		}
-		in.mu.Unlock()
 		return
 	}
 	if who, err := parseID(m.id); err != nil || who.client != c.id {
-		c.crew.start(func() { c.journal.garbage(text) })
+		c.journal.garbage(text)
 		return
 	}
 	if e := c.lookup(m.key); e != nil {
@@ -200,18 +189,19 @@ func (in *inbox) receive(text string) {
 	}
 }
 
-// challenge returns the nonce of an echo that a re-check should ask for, or ""
-// if there is no need: the inbox gave a sign of life just now, or an echo is
-// awaited already.
+// challenge returns the nonce of an echo that a command should ask for, or "" if
+// there is no need.
 func (in *inbox) challenge(now time.Time, silence time.Duration) string {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	if in.state != joined || in.nonce != "" || now.Sub(in.heard) < silence {
+	if in.broken {
 		return ""
 	}
-	in.count++
-	in.nonce = strconv.Itoa(in.count)
-	return in.nonce
+	nonce := in.hearing.challenge(now, silence)
+	if nonce != "" {
+		in.client.dog.set(&in.alarm, in.hearing.due)
+	}
+	return nonce
 }
 
 // prove has the inbox prove its life while its client owns locks, as re-checks do
@@ -231,44 +221,50 @@ func (in *inbox) prove(ctx context.Context) {
 // challenged: the server has published the echo to so many receivers.
 func (in *inbox) challenged(nonce string, receivers int) {
 	in.mu.Lock()
-	defer in.mu.Unlock()
-	switch {
-	case in.nonce != nonce: // it came already
-	case receivers < 0: // it was not published
-		in.nonce = ""
-	case receivers == 0 && in.client.counts: // nobody heard it
-		in.client.dog.set(&in.alarm, time.Now())
-	default:
-		in.client.dog.set(&in.alarm, time.Now().Add(echoWait))
+	deaf := in.hearing.published(nonce, receivers, time.Now())
+	if due := in.hearing.due; !deaf && !due.IsZero() {
+		in.client.dog.set(&in.alarm, due)
+	}
+	in.mu.Unlock()
+	if deaf {
+		in.silent()
 	}
 }
 
-// ring: an echo was awaited for long enough.
-func (in *inbox) ring(_ time.Time, batch []renewal) []renewal {
+// ring: an echo was awaited for long enough, unless it came or the alarm was moved.
+func (in *inbox) ring(now time.Time, batch []renewal) []renewal {
 	in.mu.Lock()
-	lost := in.nonce != ""
-	in.nonce = ""
+	lost := in.hearing.overdue(now)
 	in.mu.Unlock()
 	if lost {
-		// Closing a subscription can wait for its dialling, and a logger for
-		// anything: the watchdog waits for neither.
-		in.client.crew.start(func() {
-			in.client.journal.silent()
-			in.rebuild()
-		})
+		in.silent()
 	}
 	return batch
 }
 
-// suspect: a command failed with err. If the network broke, the subscription may
-// have broken with it, so it has to prove its life with the next re-check.
+// silent has the subscription made anew, for it proved deaf. Closing one can wait
+// for its dialling: the watchdog and a command's caller wait for neither.
+func (in *inbox) silent() {
+	in.mu.Lock()
+	sub := in.sub
+	again := in.broken || sub == nil
+	in.broken = true
+	in.mu.Unlock()
+	if !again {
+		in.client.journal.silent()
+		in.client.crew.start(func() { sub.Close() }) // ends Receive
+	}
+}
+
+// suspect: a command failed with err, so the subscription has to prove its life
+// with the next command that can ask for it.
 func (in *inbox) suspect(err error) {
-	if definite(err) {
+	if mendable(err) {
 		return
 	}
 	in.mu.Lock()
-	in.heard, in.nonce = time.Time{}, ""
-	in.mu.Unlock()
+	defer in.mu.Unlock()
+	in.hearing.suspect()
 }
 
 // rebuild breaks the subscription; run makes another.

@@ -34,15 +34,17 @@ const (
 	attrKind    = attribute.Key("leased.kind")
 )
 
-// tracing makes spans of the trails of callers. Spans are ended by a goroutine of
-// its own: the span processors of an SDK are called there, and one that is slow,
-// or blocks, holds up no lock.
+// tracing makes spans of the trails of callers. A caller's own goroutine begins the
+// spans of its call, for its context needs them; all else that calls an SDK, which
+// is its samplers, span processors and instruments, is done in a goroutine of its
+// own, in order: one that is slow, or blocks, holds up no lock's release, renewal or
+// end.
 type tracing struct {
 	client *Client
 	given  trace.TracerProvider // nil: the global one of the moment
 	every  bool                 // Lock has spans even if nobody waited
 	cache  atomic.Pointer[providersTracer]
-	ended  backlog[endedSpan]
+	told   backlog[telling]
 }
 
 // providersTracer is our tracer of a provider; nil if that provider makes no spans.
@@ -51,29 +53,25 @@ type providersTracer struct {
 	tracer   trace.Tracer
 }
 
-type endedSpan struct {
+// telling is what an SDK is yet to be told: that a span ended, or what f says.
+type telling struct {
+	f    func()
 	span trace.Span
 	at   time.Time
 }
 
-const mostEndedSpans = 8192
-
-// lastSpans is how long those of leases that Close gives up are waited for at least:
-// that is when its context has ended.
-const lastSpans = 100 * time.Millisecond
-
-// finish waits for spans that are being ended.
-func (t *tracing) finish(ctx context.Context) {
-	least, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastSpans)
-	defer cancel()
-	t.ended.wait(least)
-	t.ended.wait(ctx)
-}
+const mostTold = 8192
 
 func newTracing(c *Client, o *clientOptions) *tracing {
 	t := &tracing{client: c, given: o.tracers, every: o.everySpan}
-	t.ended.most = mostEndedSpans
-	t.ended.deliver = func(s endedSpan) { s.span.End(trace.WithTimestamp(s.at)) }
+	t.told.most, t.told.what = mostTold, "a sampler, span processor or instrument"
+	t.told.deliver = func(it telling) {
+		if it.f != nil {
+			it.f()
+		} else {
+			it.span.End(trace.WithTimestamp(it.at))
+		}
+	}
 	if t.given != nil {
 		t.cache.Store(newProvidersTracer(t.given))
 	}
@@ -137,14 +135,14 @@ func (t *tracing) begin(ctx context.Context, w *caller, began time.Time) trace.S
 		return nil
 	}
 	if !w.leased {
-		w.trail = &trail{}
+		w.trail = &trail{untold: true}
 		return nil
 	}
 	_, span := tracer.Start(ctx, spanWait, trace.WithTimestamp(began))
 	if !span.IsRecording() {
 		return nil
 	}
-	w.trail = &trail{parent: trace.SpanContextFromContext(ctx)}
+	w.trail = &trail{untold: true, parent: trace.SpanContextFromContext(ctx)}
 	return span
 }
 
@@ -170,7 +168,8 @@ func (t *tracing) waited(ctx context.Context, span trace.Span, w *waited) {
 		}
 	}
 	if span == nil {
-		return // the trail stays: somebody may come to wait for this one
+		w.spanless() // the trail stays: somebody may come to wait for this one
+		return
 	}
 	span.SetAttributes(attrLock.String(w.handle.keys.name), attrMode.String(c.mode.String()),
 		attrOutcome.String(waitOutcome(w.err).String()))
@@ -200,9 +199,23 @@ func (t *tracing) waited(ctx context.Context, span trace.Span, w *waited) {
 	}
 	w.entry.mu.Lock()
 	mine := c.trail.claim()
+	c.trail.untold = false
 	w.entry.mu.Unlock()
 	if mine {
 		t.hold(ctx, w.entry, c, w.ended)
+	}
+}
+
+// spanless: the wait has no span. If somebody waits for its caller, its hold gets one.
+func (w *waited) spanless() {
+	if w.err != nil {
+		return
+	}
+	w.entry.mu.Lock()
+	defer w.entry.mu.Unlock()
+	w.caller.trail.untold = false
+	if w.entry.lock.sought() {
+		w.entry.showLocked(w.caller)
 	}
 }
 
@@ -261,8 +274,13 @@ func (k noteKind) key() attribute.Key {
 
 // end has a span ended as of then. Where processors are so slow that thousands
 // wait for them, it is dropped.
-func (t *tracing) end(span trace.Span, at time.Time) {
-	if !t.ended.add(endedSpan{span, at}) {
-		t.client.crew.start(t.client.journal.dropped)
+func (t *tracing) end(span trace.Span, at time.Time) { t.tell(telling{span: span, at: at}) }
+
+// later has f called, which calls an SDK.
+func (t *tracing) later(f func()) { t.tell(telling{f: f}) }
+
+func (t *tracing) tell(it telling) {
+	if !t.told.add(it) {
+		t.client.journal.dropped()
 	}
 }

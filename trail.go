@@ -19,6 +19,7 @@ type trail struct {
 
 	parent  trace.SpanContext // of the spans
 	span    trace.Span        // of the hold, nil until it has begun
+	untold  bool              // its caller is yet to tell of its wait, and may begin the span then
 	claimed bool              // somebody begins, or has begun, the span of the hold
 	how     holdResult        // what became of a hold that was over before it had a span
 	ended   time.Time         // when, zero if it was not

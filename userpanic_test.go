@@ -59,8 +59,9 @@ func TestALockWhoseUserPanicsInItIsLeft(t *testing.T) {
 	}
 }
 
-// Unlock gives a lease that had no span one when somebody waits for it.
-func TestAnUnlockWhoseUserPanicsInItLeavesTheLock(t *testing.T) {
+// A lease that had no span gets one when somebody waits for it, in a goroutine where
+// nobody could recover a panic.
+func TestALockWhoseSpanPanicsWhileItIsHeldIsUnlocked(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		r := newRecorder(t, sdk.WithSampler(broken{"leased.hold"}))
 		c := newClient(t, s, leased.WithTracerProvider(r))
@@ -71,9 +72,7 @@ func TestAnUnlockWhoseUserPanicsInItLeavesTheLock(t *testing.T) {
 		var waiting sync.WaitGroup
 		waiting.Go(func() { next = lock(t, newClient(t, s).Mutex("x")) })
 		synctest.Wait()
-		if p := panics(mu.Unlock); p != "a sampler's bug" {
-			t.Fatalf("panicked with %v", p)
-		}
+		mu.Unlock()
 		waiting.Wait()
 		if next != nil {
 			unlock(t, next)
@@ -127,7 +126,8 @@ func TestACommandWhoseUserPanicsInItHoldsUpNobody(t *testing.T) {
 	}
 }
 
-// Recording a loss is done by who finds it, which may be a release for the next.
+// A loss is found by a release for the next, and told in a goroutine that holds up
+// nobody.
 func TestAPanicWhenALossIsToldHoldsUpNobody(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		m := &brokenMeter{}
@@ -138,9 +138,7 @@ func TestAPanicWhenALossIsToldHoldsUpNobody(t *testing.T) {
 		synctest.Wait()
 		s.rdb.Del(context.Background(), "x")
 		m.armed.Store(true)
-		if p := panics(rw.Unlock); p != "an instrument's bug" {
-			t.Fatalf("panicked with %v", p)
-		}
+		rw.Unlock()
 		unlock(t, closesSoon(t, "who waits gets in", next))
 	})
 }

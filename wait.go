@@ -176,16 +176,6 @@ func (e *entry) unlock(pick func(*lock) *caller) (bool, error) {
 	now := time.Now()
 	e.mu.Lock()
 	w := pick(&e.lock)
-	for w != nil && !w.leased && w.since >= 0 && e.lock.sought() && w.trail.claim() {
-		// Somebody waits for a lease without a span: now it gets one, for the
-		// link to lead to. That calls the user's code, which may take its time.
-		since := e.client.began.Add(w.since)
-		e.mu.Unlock()
-		e.orLeave(w, func() { e.client.tracing.hold(context.Background(), e, w, since) })
-		now = time.Now()
-		e.mu.Lock()
-		w = pick(&e.lock) // another may have been faster
-	}
 	if w == nil {
 		e.mu.Unlock()
 		return false, nil

@@ -3,6 +3,7 @@ package leased
 import (
 	"container/heap"
 	"context"
+	"slices"
 	"sync"
 	"time"
 )
@@ -101,10 +102,7 @@ func (w *watchdog) run() {
 		for _, a := range due {
 			batch = a.owner.ring(now, batch)
 		}
-		for len(batch) > 0 {
-			n := min(len(batch), renewalsPerBatch)
-			part := batch[:n]
-			batch = batch[n:]
+		for part := range slices.Chunk(batch, renewalsPerBatch) {
 			w.client.crew.start(func() { w.client.renew(part) })
 		}
 		if next := w.plan(now); !next.IsZero() {
@@ -147,17 +145,16 @@ func (w *watchdog) plan(now time.Time) time.Time {
 }
 
 // renew sends a batch and tells the locks what came of it. It is a sender, like
-// entry.run.
+// entry.run. Only the pipeline itself, which has hooks, calls code of the user's
+// before all locks have been told.
 func (c *Client) renew(batch []renewal) {
 	ctx, stop := context.WithTimeout(c.base, commandTimeout)
 	defer stop()
-	c.server.renew(ctx, batch)
+	c.sendRenewals(ctx, batch)
+	answered := false
 	for i := range batch {
 		r := &batch[i]
-		if r.err != nil {
-			c.inbox.suspect(r.err)
-			c.journal.trouble(r.entry.keys.name, r.err)
-		}
+		answered = answered || r.err == nil
 		r.entry.step(func(now time.Time, fx *effects) {
 			// "Not ours" of what was unlocked meanwhile is no loss.
 			if r.outcome != notOurs || r.entry.lock.holds(r.req.id) {
@@ -167,8 +164,34 @@ func (c *Client) renew(batch []renewal) {
 		})
 	}
 	// Last, for these can hang, and no lock may wait for that.
+	defer c.survive("a hook of the Redis client, or an error of one,")
+	if answered {
+		c.outage.answered(false)
+	}
+	for i := range batch {
+		if r := &batch[i]; r.err != nil {
+			c.inbox.suspect(r.err)
+			c.outage.failed(r.err)
+			c.journal.trouble(r.entry.keys.name, r.err)
+		}
+	}
 	c.server.touch(ctx, batch)
 	c.inbox.prove(ctx)
+}
+
+// sendRenewals renews. What a panic leaves without outcome has none.
+func (c *Client) sendRenewals(ctx context.Context, batch []renewal) {
+	returned := false
+	defer func() {
+		for i := range batch {
+			if r := &batch[i]; !returned && r.outcome == unanswered && r.err == nil {
+				r.err = errPanicked
+			}
+		}
+	}()
+	defer c.survive("a hook of the Redis client")
+	c.server.renew(ctx, batch)
+	returned = true
 }
 
 type alarmHeap []*alarm

@@ -91,7 +91,7 @@ var mutants = []mutant{
 	{"RUnlock ends a lease that is being handed over", "mutex.go", "	w.leased = true // before anybody", "	// before anybody", "RUnlockSpares"},
 	{"an echo holds up renewals", "watchdog.go", "	c.server.renew(ctx, batch)\n", "	c.server.renew(ctx, batch)\n	c.inbox.prove(ctx)\n", "HoldsUpNoOutcome"},
 	{"a token's touch holds up renewals", "watchdog.go", "	c.server.renew(ctx, batch)\n", "	c.server.renew(ctx, batch)\n	c.server.touch(ctx, batch)\n", "HoldsUpNoOutcome"},
-	{"the watchdog waits for the subscription", "notify.go", "		in.client.crew.start(func() {\n			in.client.journal.silent()\n			in.rebuild()\n		})", "		in.client.journal.silent()\n		in.rebuild()", "HoldsUpNoDeadline"},
+	{"the watchdog waits for the subscription", "notify.go", "		in.client.crew.start(func() { sub.Close() }) // ends Receive", "		sub.Close()", "HoldsUpNoDeadline"},
 	{"an old renewal ends a lease proved since", "messages.go", "		if r.at.Before(g.proved) {", "		if false {", "AnOldRenewals"},
 	{"tenure never ends", "grant.go", "	return slow || g.wanted &&", "	return false && g.wanted &&", "Tenure|Handoff|Bound"},
 	{"the next enters after a loss", "lock.go", "	return l.inside.first == nil || (m == shared", "	return l.inside.first == nil || l.inside.first.ended != notYet || (m == shared", simulation},
@@ -100,7 +100,7 @@ var mutants = []mutant{
 	{"an abandoned lease is renewed", "deadlines.go", "	c.over = true\n	return true", "	return true", "Collect|Garbage"},
 
 	// the client
-	{"echo not demanded", "notify.go", "	if in.state != joined || in.nonce != \"\" || now.Sub(in.heard) < silence {", "	if true {", "Echo|HalfOpen"},
+	{"echo not demanded", "hearing.go", "	if h.state != joined || h.nonce != \"\" || calm {", "	if true {", "Echo|HalfOpen"},
 	{"go-redis repeats commands (rule 6)", "scripts.go", "func (onceCmd) NoRetry() bool { return true }", "func (onceCmd) NoRetry() bool { return false }", "Retry|Once|Resent|Repeat"},
 	{"Close releases what nobody unlocked", "client.go", "		err = c.abandoned()\n", "		err = c.abandoned()\n		for _, e := range c.entries() {\n			_, _ = c.server.evict(c.base, &e.keys)\n		}\n", "Close|Shutdown"},
 	{"waiting is not given up with the context", "wait.go", "		case <-done:\n			e.giveUp(w)", "		case <-make(chan int):\n			e.giveUp(w)", "Cancel|Context"},
