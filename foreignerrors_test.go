@@ -47,7 +47,7 @@ func (w *curiosity) look() {
 	c := w.client
 	for whose, mu := range map[string]*sync.Mutex{
 		"the client's": &c.mu, "the inbox's": &c.inbox.mu, "the watchdog's": &c.dog.mu, "the canceler's": &c.reaper.mu,
-		"the log's": &c.journal.mu,
+		"the log's": &c.journal.lines.mu,
 	} {
 		w.free(whose, mu)
 	}
