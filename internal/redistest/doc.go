@@ -2,10 +2,11 @@
 // means to break it.
 //
 // What it does not promise: a real server exists only where a redis-server
-// program is installed, or LEASED_REDIS_SERVER names one; without it, tests that ask for it are skipped (or fail,
-// when LEASED_REQUIRE_REDIS=1 says that skipping would hide something). Freezing
-// a server needs Unix signals. The embedded server has no ACL, no CONFIG and no
-// CLIENT KILL, and its latency says nothing about a real one's.
+// program is installed, or LEASED_REDIS_SERVER names one; without it, tests that
+// ask for one are skipped (or fail, when LEASED_REQUIRE_REDIS=1 says that skipping
+// would hide something). Freezing a server needs Unix signals. The embedded server
+// has no ACL, no CONFIG and no CLIENT KILL, and its latency says nothing about a
+// real one's.
 //
 //   - [Server] starts a real server for one test, [Shared] one for all tests of
 //     a process; [Prefix] keeps tests on a shared server apart.
