@@ -1,6 +1,7 @@
 package redistest
 
 import (
+	"bytes"
 	"net"
 	"sync"
 	"time"
@@ -11,17 +12,31 @@ import (
 type link struct {
 	client net.Conn
 	gone   chan struct{} // closed when nothing of the link is left
+	mute   bool          // SUBSCRIBE is refused
 
 	// mu guards what follows. The lock order is Proxy.mu, link.mu.
 	mu     sync.Mutex
 	fault  fault
 	server net.Conn // nil until dialled
+	hears  bool     // the client has subscribed
 	left   bool     // the client's end is closed
 	closed bool     // both ends are closed, or will be as soon as they exist
 }
 
-func newLink(client net.Conn, f fault) *link {
-	return &link{client: client, gone: make(chan struct{}), fault: f}
+func newLink(client net.Conn, f fault, mute bool) *link {
+	return &link{client: client, gone: make(chan struct{}), fault: f, mute: mute}
+}
+
+func (l *link) subscribed() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.hears
+}
+
+// subscribes reports whether a client asks for a subscription. go-redis writes the
+// command by itself, once its handshake was answered.
+func subscribes(request []byte) bool {
+	return bytes.HasPrefix(request, []byte("*")) && bytes.Contains(request[:min(len(request), 32)], []byte("\r\n$9\r\nsubscribe\r\n"))
 }
 
 // inject gives the link a fault. A black hole gets no better by dropping replies.
@@ -87,7 +102,14 @@ func (l *link) passRequests(server net.Conn) {
 			l.close()
 			return
 		case l.has(blackHole):
+		case subscribes(buf[:n]) && l.mute:
+			_, _ = l.client.Write([]byte("-ERR unknown command 'subscribe'\r\n"))
 		default:
+			if subscribes(buf[:n]) {
+				l.mu.Lock()
+				l.hears = true
+				l.mu.Unlock()
+			}
 			// What a dead server does not take is lost; its end shows when reading.
 			_, _ = server.Write(buf[:n])
 		}

@@ -2,6 +2,7 @@ package redistest
 
 import (
 	"bufio"
+	"crypto/tls"
 	"net"
 	"strconv"
 	"strings"
@@ -11,10 +12,14 @@ import (
 // answers reports whether the server at addr is the process pid and takes
 // commands. The pid tells it from a stranger who won the race for the port. A
 // server that wants a password tells nobody its pid and is taken at its word.
-func answers(addr string, pid int) bool {
+// Without a TLS configuration it is asked in the clear.
+func answers(addr string, pid int, secret *tls.Config) bool {
 	c, err := net.DialTimeout("tcp", addr, time.Second)
 	if err != nil {
 		return false
+	}
+	if secret != nil {
+		c = tls.Client(c, secret)
 	}
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(time.Second))

@@ -2,6 +2,7 @@ package redistest
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"os/exec"
@@ -70,12 +71,12 @@ var (
 
 // await returns nil when the program answers on addr. Asking is cheap and a
 // server is up in some 15 ms, so the pace is 2 ms.
-func (p *process) await(addr string) error {
+func (p *process) await(addr string, secret *tls.Config) error {
 	const pace, tries = 2 * time.Millisecond, 5000
 	tick := time.NewTicker(pace)
 	defer tick.Stop()
 	for range tries {
-		if answers(addr, p.pid()) {
+		if answers(addr, p.pid(), secret) {
 			return nil
 		}
 		select {

@@ -19,17 +19,21 @@ import (
 //	DropReplies pass      lost        pass
 //	BlackHole lost        lost        lost: the server goes on counting a client
 //	                                  that is gone, as it does with a pulled cable
+//
+// It is also a fixed name for servers that take each other's place: a virtual IP, a
+// Kubernetes Service, a proxy of an operator. See Lead.
 type Proxy struct {
 	// Addr is "127.0.0.1:port", the same over Refuse and Accept.
 	Addr string
 
-	target string
-	tb     testing.TB
+	tb testing.TB
 
 	// mu guards what follows. It is held while listening, never while dialling,
 	// reading or writing.
 	mu       sync.Mutex
+	target   string // of new connections
 	fault    fault
+	mute     bool         // new connections cannot subscribe
 	listener net.Listener // nil while refusing
 	links    map[*link]struct{}
 
@@ -84,17 +88,60 @@ func (p *Proxy) Heal() {
 
 // Cut closes all connections, at both ends, and returns when nothing of them is
 // left. New ones meet the fault in force.
-func (p *Proxy) Cut() {
+func (p *Proxy) Cut() { p.cut(func(*link) bool { return true }) }
+
+func (p *Proxy) cut(which func(*link) bool) {
 	p.mu.Lock()
 	var cut []*link
 	for l := range p.links {
-		cut = append(cut, l)
+		if which(l) {
+			cut = append(cut, l)
+		}
 	}
 	p.mu.Unlock()
 	for _, l := range cut {
 		l.close()
 		<-l.gone
 	}
+}
+
+// Keep says which connections outlive a change of the server behind a [Proxy].
+type Keep int
+
+const (
+	// KeepNone cuts all, as the end of a server or of a proxy does.
+	KeepNone Keep = iota
+	// KeepSubscriptions cuts what clients send commands through and keeps what they
+	// have subscribed through. This is where a fixed name that leaves connections alone
+	// ends: commands fail on the server of before and are sent again through new
+	// connections, whereas a subscription never fails.
+	KeepSubscriptions
+	// KeepAll leaves all connections to the server they have.
+	KeepAll
+)
+
+// Lead has new connections reach another server, and returns when all that are not to
+// be kept are closed.
+func (p *Proxy) Lead(target string, keep Keep) {
+	p.mu.Lock()
+	p.target = target
+	p.mu.Unlock()
+	p.cut(func(l *link) bool { return keep == KeepNone || keep == KeepSubscriptions && !l.subscribed() })
+}
+
+// RefuseSubscriptions stands for a proxy that does not know SUBSCRIBE: on connections
+// made from now on, that command is answered with an error, and all others pass.
+func (p *Proxy) RefuseSubscriptions() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mute = true
+}
+
+// AllowSubscriptions ends RefuseSubscriptions, for connections made from now on.
+func (p *Proxy) AllowSubscriptions() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mute = false
 }
 
 // Refuse stops listening: dialling is refused, present connections go on.
@@ -173,11 +220,11 @@ func (p *Proxy) admit(c net.Conn, l net.Listener) {
 		_ = c.Close()
 		return
 	}
-	k := newLink(c, p.fault)
+	k, target := newLink(c, p.fault, p.mute), p.target
 	p.links[k] = struct{}{}
 	// Owned by p, ended by either peer or by Cut, waited for by close.
 	p.running.Go(func() {
-		k.run(p.target)
+		k.run(target)
 		p.mu.Lock()
 		delete(p.links, k)
 		p.mu.Unlock()

@@ -1,6 +1,8 @@
 package redistest
 
 import (
+	"bytes"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -25,9 +27,10 @@ type Instance struct {
 	program string
 	args    []string
 	dir     string
-	ownDir  bool       // dir is to be removed by Close
-	tb      testing.TB // nil after Start
-	shared  bool       // a view of the server that other tests use too
+	ownDir  bool        // dir is to be removed by Close
+	tb      testing.TB  // nil after Start
+	shared  bool        // a view of the server that other tests use too
+	tls     *tls.Config // of its clients, nil if it talks in the clear
 
 	// mu guards what follows and is not held while a program starts or ends,
 	// except in Restart and Close, which nothing may overtake.
@@ -38,7 +41,8 @@ type Instance struct {
 
 // Server starts a real redis-server for tb and ends it in tb's cleanup. The
 // arguments are appended to the command line: Server(t, "--maxmemory", "1mb").
-// A server that does not listen on a plain TCP port cannot be started by it.
+// A server that does not listen on a plain TCP port cannot be started by it; see
+// [TLSServer].
 //
 // Where no redis-server is installed, tb is skipped, or fails when the environment
 // has LEASED_REQUIRE_REDIS=1.
@@ -86,8 +90,20 @@ func find() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("%w (%w)", ErrNoServer, err)
 	}
+	if name != "redis-server" {
+		tellVersion.Do(func() {
+			version, err := exec.Command(program, "--version").Output()
+			if err != nil {
+				version = []byte(err.Error())
+			}
+			fmt.Fprintf(os.Stderr, "redistest: %s: %s\n", program, bytes.TrimSpace(version))
+		})
+	}
 	return program, nil
 }
+
+// tellVersion has a run against another server than the usual one say which it was.
+var tellVersion sync.Once
 
 func need(tb testing.TB) string {
 	tb.Helper()
@@ -127,30 +143,55 @@ func listen() (net.Listener, error) {
 	return nil, err
 }
 
-// start tries several ports: between FreePort and the server's own bind somebody
-// else may take one.
+// plan is what start needs to know of a server, whose port it chooses.
+type plan struct {
+	program string
+	dir     string
+	port    func() (int, error) // nil stands for FreePort
+	args    func(port int) ([]string, error)
+	tls     *tls.Config
+}
+
 func start(program, dir string, args []string) (*Instance, error) {
-	var err error
-	for range 5 {
-		var port int
-		if port, err = FreePort(); err != nil {
+	return startAs(plan{program: program, dir: dir, args: func(port int) ([]string, error) {
+		return append(usualArgs(port), args...), nil
+	}})
+}
+
+// usualArgs has a server listen on one loopback port and keep nothing on disk.
+func usualArgs(port int) []string {
+	return []string{"--port", strconv.Itoa(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"}
+}
+
+// startAs tries several ports: between FreePort and the server's own bind somebody
+// else may take one.
+func startAs(p plan) (*Instance, error) {
+	if p.port == nil {
+		p.port = FreePort
+	}
+	for try := 1; ; try++ {
+		port, err := p.port()
+		if err != nil {
+			return nil, err
+		}
+		args, err := p.args(port)
+		if err != nil {
 			return nil, err
 		}
 		in := &Instance{
 			Addr:    net.JoinHostPort("127.0.0.1", strconv.Itoa(port)),
-			program: program,
-			dir:     dir,
-			args: append([]string{"--port", strconv.Itoa(port), "--bind", "127.0.0.1",
-				"--save", "", "--appendonly", "no"}, args...),
+			program: p.program,
+			dir:     p.dir,
+			args:    args,
+			tls:     p.tls,
 		}
 		if err = in.run(); err == nil {
 			return in, nil
 		}
-		if !errors.Is(err, errPort) {
+		if !errors.Is(err, errPort) || try == 5 {
 			return nil, err
 		}
 	}
-	return nil, err
 }
 
 // run sets running to a server that answers. Nobody else may change it meanwhile.
@@ -159,7 +200,7 @@ func (in *Instance) run() error {
 	if err != nil {
 		return err
 	}
-	if err := p.await(in.Addr); err != nil {
+	if err := p.await(in.Addr, in.tls); err != nil {
 		p.kill()
 		return err
 	}
@@ -168,7 +209,13 @@ func (in *Instance) run() error {
 }
 
 // Options returns fresh options for a client of the server.
-func (in *Instance) Options() *redis.Options { return Options(in.Addr) }
+func (in *Instance) Options() *redis.Options {
+	o := Options(in.Addr)
+	if in.tls != nil {
+		o.TLSConfig = in.tls.Clone()
+	}
+	return o
+}
 
 // Client returns a new client, with options changed as told. It is closed before
 // the server is ended.

@@ -26,7 +26,7 @@ func TestServerTakesArgumentsAndEndsWithItsTest(t *testing.T) {
 	if in == nil {
 		t.Skip("no server")
 	}
-	if answers(in.Addr, in.Pid()) {
+	if answers(in.Addr, in.Pid(), nil) {
 		t.Error("the server outlived its test")
 	}
 	if err := in.running.cmd.Process.Signal(os.Kill); !errors.Is(err, os.ErrProcessDone) {
@@ -70,7 +70,7 @@ func TestRestartKeepsThePortAndNothingElse(t *testing.T) {
 	before := in.Pid()
 	in.Kill()
 	in.Kill() // may be dead already
-	if answers(in.Addr, before) {
+	if answers(in.Addr, before, nil) {
 		t.Error("answers after Kill")
 	}
 	in.Restart()

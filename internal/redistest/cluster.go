@@ -1,0 +1,337 @@
+package redistest
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+)
+
+const (
+	slots      = 16384
+	masters    = 3
+	busDelta   = 10_000 // of the port of the cluster's own talk: that of every version
+	clusterMax = 22_000 // so that the bus' port is below those of dialled connections
+)
+
+// Cluster is three masters with a replica each, on real servers. A master that was not
+// heard of for 1.5 s is replaced by its replica.
+type Cluster struct {
+	// Nodes has the first masters first, then the replicas of each in the same order.
+	Nodes []*Instance
+
+	tb testing.TB
+}
+
+// NewCluster starts a cluster and returns when every slot is served and every replica
+// has what its master has, as otherwise nobody could be promoted. The arguments are
+// appended to the command line of each node.
+func NewCluster(tb testing.TB, args ...string) *Cluster {
+	tb.Helper()
+	program := need(tb)
+	c := &Cluster{tb: tb}
+	for range 2 * masters {
+		in, err := startAs(plan{program: program, dir: tb.TempDir(), port: clusterPort, args: func(port int) ([]string, error) {
+			own := append(usualArgs(port), "--cluster-enabled", "yes", "--cluster-node-timeout", "1500",
+				"--repl-diskless-sync-delay", "0", "--cluster-allow-replica-migration", "no")
+			return append(own, args...), nil
+		}})
+		if err != nil {
+			tb.Fatal(err)
+		}
+		in.tb = tb
+		tb.Cleanup(in.Close)
+		c.Nodes = append(c.Nodes, in)
+	}
+	first := c.Nodes[0]
+	for i, in := range c.Nodes {
+		if i < masters {
+			share := []any{"CLUSTER", "ADDSLOTS"}
+			for slot := i * slots / masters; slot < (i+1)*slots/masters; slot++ {
+				share = append(share, slot)
+			}
+			in.mustAsk(share...)
+			in.mustAsk("CLUSTER", "SET-CONFIG-EPOCH", i+1)
+		}
+		if in != first {
+			host, port, _ := net.SplitHostPort(in.Addr)
+			first.mustAsk("CLUSTER", "MEET", host, port)
+		}
+	}
+	for i, in := range c.Nodes[masters:] {
+		master := fmt.Sprint(c.Nodes[i].mustAsk("CLUSTER", "MYID"))
+		await(tb, in.Addr+" knows its master", func() error {
+			_, err := in.ask("CLUSTER", "REPLICATE", master)
+			return err
+		})
+	}
+	for _, in := range c.Nodes[masters:] {
+		in.awaitSync()
+	}
+	c.settled(c.Nodes)
+	return c
+}
+
+func clusterPort() (int, error) {
+	for range 1000 {
+		port := 15_000 + rand.N(clusterMax-15_000)
+		a, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+		if err != nil {
+			continue
+		}
+		b, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port+busDelta)))
+		_ = a.Close()
+		if err == nil {
+			return port, b.Close()
+		}
+	}
+	return 0, errors.New("redistest: no two free ports for a node of a cluster")
+}
+
+// Settled waits until all nodes that answer agree that each slot has a master.
+func (c *Cluster) Settled() {
+	c.tb.Helper()
+	var live []*Instance
+	for _, in := range c.Nodes {
+		if in.role() != "" {
+			live = append(live, in)
+		}
+	}
+	c.settled(live)
+}
+
+func (c *Cluster) settled(nodes []*Instance) {
+	c.tb.Helper()
+	for _, in := range nodes {
+		await(c.tb, "the cluster is whole for "+in.Addr, func() error {
+			reply, err := in.ask("CLUSTER", "INFO")
+			if err != nil {
+				return err
+			}
+			info := fmt.Sprint(reply)
+			if !strings.Contains(info, "cluster_state:ok") || !strings.Contains(info, "cluster_slots_ok:"+strconv.Itoa(slots)) {
+				return errors.New("state not ok")
+			}
+			all, err := in.clusterNodes()
+			if err != nil {
+				return err
+			}
+			replicas := 0
+			for _, n := range all {
+				if slices.Contains(n.flags, "handshake") {
+					return errors.New("nodes are being met")
+				}
+				if slices.Contains(n.flags, "slave") {
+					replicas++
+				}
+			}
+			if len(all) != len(c.Nodes) || len(nodes) == len(c.Nodes) && replicas != masters {
+				return fmt.Errorf("%d nodes, %d replicas", len(all), replicas)
+			}
+			return nil
+		})
+	}
+}
+
+// ClusterOptions returns fresh options for redis.NewClusterClient.
+func (c *Cluster) ClusterOptions() *redis.ClusterOptions {
+	o := &redis.ClusterOptions{
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+	}
+	for _, in := range c.Nodes {
+		o.Addrs = append(o.Addrs, in.Addr)
+	}
+	return o
+}
+
+// NewClient returns a new client, with options changed as told, that is closed in the
+// cleanup of tb.
+func (c *Cluster) NewClient(tb testing.TB, change ...func(*redis.ClusterOptions)) *redis.ClusterClient {
+	o := c.ClusterOptions()
+	for _, f := range change {
+		f(o)
+	}
+	rdb := redis.NewClusterClient(o)
+	tb.Cleanup(func() { _ = rdb.Close() }) // a test may have closed it already
+	return rdb
+}
+
+// Slot is the one of a key.
+func (c *Cluster) Slot(key string) int {
+	c.tb.Helper()
+	for _, in := range c.Nodes {
+		if reply, err := in.ask("CLUSTER", "KEYSLOT", key); err == nil {
+			return number(fmt.Sprint(reply))
+		}
+	}
+	c.tb.Fatal("redistest: no node of the cluster answers")
+	return -1
+}
+
+// Owner is the master that serves a key, in its own eyes. It may be frozen only if
+// another one has taken its place: it waits for one.
+func (c *Cluster) Owner(key string) *Instance {
+	c.tb.Helper()
+	return c.AwaitOwner(key, nil)
+}
+
+// AwaitOwner waits until a master other than old serves the key.
+func (c *Cluster) AwaitOwner(key string, old *Instance) *Instance {
+	c.tb.Helper()
+	slot := c.Slot(key)
+	var found *Instance
+	await(c.tb, fmt.Sprintf("a master for slot %d", slot), func() error {
+		for _, in := range c.Nodes {
+			if in == old {
+				continue
+			}
+			if me := in.self(); me != nil && slices.Contains(me.flags, "master") && me.serves(slot) {
+				found = in
+				return nil
+			}
+		}
+		return errors.New("nobody serves it")
+	})
+	return found
+}
+
+// Replica is the replica of a master.
+func (c *Cluster) Replica(master *Instance) *Instance {
+	c.tb.Helper()
+	id := fmt.Sprint(master.mustAsk("CLUSTER", "MYID"))
+	for _, in := range c.Nodes {
+		if me := in.self(); me != nil && me.master == id {
+			return in
+		}
+	}
+	c.tb.Fatalf("redistest: %s has no replica", master.Addr)
+	return nil
+}
+
+// Failover is a planned one of the master that serves the key: no write is lost. It
+// returns the new master when all nodes know of it.
+func (c *Cluster) Failover(key string) *Instance {
+	c.tb.Helper()
+	old := c.Owner(key)
+	next := c.Replica(old)
+	await(c.tb, "CLUSTER FAILOVER", func() error {
+		_, err := next.ask("CLUSTER", "FAILOVER")
+		return err
+	})
+	c.AwaitOwner(key, old)
+	old.awaitSync()
+	c.Settled()
+	return next
+}
+
+// Move is a slot on its way from one master to another, in steps that a test can look
+// at: what has several keys is refused with TRYAGAIN while only some have moved.
+type Move struct {
+	c        *Cluster
+	slot     int
+	from, to *Instance
+}
+
+// BeginMove begins to move the slot of a key.
+func (c *Cluster) BeginMove(key string, to *Instance) *Move {
+	c.tb.Helper()
+	m := &Move{c: c, slot: c.Slot(key), from: c.Owner(key), to: to}
+	m.to.mustAsk("CLUSTER", "SETSLOT", m.slot, "IMPORTING", m.from.mustAsk("CLUSTER", "MYID"))
+	m.from.mustAsk("CLUSTER", "SETSLOT", m.slot, "MIGRATING", m.to.mustAsk("CLUSTER", "MYID"))
+	return m
+}
+
+// Keys moves at most n keys and returns how many it moved.
+func (m *Move) Keys(n int) int {
+	m.c.tb.Helper()
+	list, _ := m.from.mustAsk("CLUSTER", "GETKEYSINSLOT", m.slot, n).([]any)
+	if len(list) == 0 {
+		return 0
+	}
+	host, port, _ := net.SplitHostPort(m.to.Addr)
+	m.from.mustAsk(append([]any{"MIGRATE", host, port, "", 0, 5000, "KEYS"}, list...)...)
+	return len(list)
+}
+
+// End moves what is left and tells all masters whose the slot is.
+func (m *Move) End() {
+	m.c.tb.Helper()
+	for m.Keys(100) > 0 { // bounded by the keys that are written meanwhile
+	}
+	id := m.to.mustAsk("CLUSTER", "MYID")
+	told := []*Instance{m.to, m.from}
+	for _, in := range m.c.Nodes {
+		if !slices.Contains(told, in) && in.role() == "master" {
+			told = append(told, in)
+		}
+	}
+	for _, in := range told {
+		in.mustAsk("CLUSTER", "SETSLOT", m.slot, "NODE", id)
+	}
+}
+
+// MoveSlot does all of a Move.
+func (c *Cluster) MoveSlot(key string, to *Instance) {
+	c.tb.Helper()
+	c.BeginMove(key, to).End()
+}
+
+// clusterNode is a line of CLUSTER NODES.
+type clusterNode struct {
+	id     string
+	flags  []string
+	master string // id, "-" for a master
+	ranges [][2]int
+}
+
+func (n *clusterNode) serves(slot int) bool {
+	return slices.ContainsFunc(n.ranges, func(r [2]int) bool { return r[0] <= slot && slot <= r[1] })
+}
+
+func (in *Instance) clusterNodes() ([]clusterNode, error) {
+	reply, err := in.ask("CLUSTER", "NODES")
+	if err != nil {
+		return nil, err
+	}
+	var all []clusterNode
+	for line := range strings.Lines(fmt.Sprint(reply)) {
+		fields := strings.Fields(line)
+		if len(fields) < 8 {
+			continue
+		}
+		n := clusterNode{id: fields[0], flags: strings.Split(fields[2], ","), master: fields[3]}
+		for _, text := range fields[8:] {
+			first, last, isRange := strings.Cut(text, "-")
+			if strings.HasPrefix(text, "[") { // a slot that is being moved
+				continue
+			}
+			if !isRange {
+				last = first
+			}
+			n.ranges = append(n.ranges, [2]int{number(first), number(last)})
+		}
+		all = append(all, n)
+	}
+	return all, nil
+}
+
+// self is the node's line about itself, nil if it does not answer.
+func (in *Instance) self() *clusterNode {
+	all, err := in.clusterNodes()
+	if err != nil {
+		return nil
+	}
+	for i := range all {
+		if slices.Contains(all[i].flags, "myself") {
+			return &all[i]
+		}
+	}
+	return nil
+}

@@ -1,0 +1,119 @@
+package redistest
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Sentinels is a primary with two replicas, and three sentinels that watch it: a
+// primary that was not heard of for a second is replaced, which takes two to three
+// seconds in all. A second failover is refused for some time, so it is one for a test.
+type Sentinels struct {
+	*Replication
+	// Watchers are the sentinels.
+	Watchers []*Instance
+}
+
+// sentinelName is what the sentinels call the primary.
+const sentinelName = "leased"
+
+// NewSentinels starts all that, and returns when the sentinels know of the replicas and
+// of each other. The arguments are appended to the command line of the three servers.
+func NewSentinels(tb testing.TB, args ...string) *Sentinels {
+	tb.Helper()
+	s := &Sentinels{Replication: NewReplication(tb, 2, args...)}
+	program := need(tb)
+	host, port, _ := net.SplitHostPort(s.Nodes[0].Addr)
+	for range 3 {
+		dir := tb.TempDir()
+		in, err := startAs(plan{program: program, dir: dir, args: func(own int) ([]string, error) {
+			file := filepath.Join(dir, "sentinel.conf")
+			text := fmt.Sprintf(`port %d
+bind 127.0.0.1
+dir .
+sentinel monitor %[2]s %[3]s %[4]s 2
+sentinel down-after-milliseconds %[2]s 1000
+sentinel failover-timeout %[2]s 5000
+sentinel parallel-syncs %[2]s 2
+`, own, sentinelName, host, port)
+			return []string{file, "--sentinel"}, os.WriteFile(file, []byte(text), 0o600)
+		}})
+		if err != nil {
+			tb.Fatal(err)
+		}
+		in.tb = tb
+		tb.Cleanup(in.Close)
+		s.Watchers = append(s.Watchers, in)
+	}
+	for _, in := range s.Watchers {
+		await(tb, "the sentinels know each other and the replicas", func() error {
+			reply, err := in.ask("SENTINEL", "MASTER", sentinelName)
+			if err != nil {
+				return err
+			}
+			facts := pairs(reply)
+			if facts["num-slaves"] != "2" || facts["num-other-sentinels"] != "2" || facts["flags"] != "master" {
+				return fmt.Errorf("%s replicas, %s others, %s", facts["num-slaves"], facts["num-other-sentinels"], facts["flags"])
+			}
+			return nil
+		})
+	}
+	return s
+}
+
+// FailoverOptions returns fresh options for redis.NewFailoverClient.
+func (s *Sentinels) FailoverOptions() *redis.FailoverOptions {
+	o := &redis.FailoverOptions{MasterName: sentinelName}
+	for _, in := range s.Watchers {
+		o.SentinelAddrs = append(o.SentinelAddrs, in.Addr)
+	}
+	return o
+}
+
+// AwaitPrimary waits until most of the sentinels name another primary than old, and
+// that one says so itself.
+func (s *Sentinels) AwaitPrimary(old *Instance) *Instance {
+	s.tb.Helper()
+	var found *Instance
+	await(s.tb, "another primary than "+old.Addr, func() error {
+		votes := map[string]int{}
+		for _, in := range s.Watchers {
+			reply, err := in.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", sentinelName)
+			if at, ok := reply.([]any); ok && err == nil && len(at) == 2 {
+				votes[net.JoinHostPort(fmt.Sprint(at[0]), fmt.Sprint(at[1]))]++
+			}
+		}
+		for _, in := range s.Nodes {
+			if in != old && votes[in.Addr] >= 2 && in.role() == "master" {
+				found = in
+				return nil
+			}
+		}
+		return fmt.Errorf("votes: %v", votes)
+	})
+	return found
+}
+
+// pairs reads a reply of names and values in turn.
+func pairs(reply any) map[string]string {
+	list, _ := reply.([]any)
+	m := map[string]string{}
+	for i := 0; i+1 < len(list); i += 2 {
+		m[fmt.Sprint(list[i])] = fmt.Sprint(list[i+1])
+	}
+	return m
+}
+
+func number(s string) int {
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		return -1
+	}
+	return n
+}
