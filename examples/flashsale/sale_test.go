@@ -135,6 +135,7 @@ func (f *fixture) saleWithFaults(t *testing.T, how string) (left, sold int) {
 		t.Fatal(err)
 	}
 	defer operator.Close()
+	var stopped time.Time
 	flush := func() { rdb.FlushAll(ctx) } // it may be down: then its keys are gone as well
 	for _, fault := range []struct {
 		at int // pieces sold
@@ -142,7 +143,7 @@ func (f *fixture) saleWithFaults(t *testing.T, how string) (left, sold int) {
 	}{
 		{10, flush},
 		{20, func() { _ = operator.ForceUnlock(ctx, "stock:"+item) }},
-		{30, func() { s.signal(0, syscall.SIGSTOP) }},
+		{30, func() { s.signal(0, syscall.SIGSTOP); stopped = time.Now() }},
 		{32, flush},
 		{40, func() { s.kill(1) }},
 		{42, func() {
@@ -152,7 +153,10 @@ func (f *fixture) saleWithFaults(t *testing.T, how string) (left, sold int) {
 		}},
 		{55, f.redis.Kill},
 		{0, f.redis.Restart}, // at once
-		{65, func() { s.signal(0, syscall.SIGCONT) }},
+		{65, func() {
+			time.Sleep(time.Until(stopped.Add(2 * ttl))) // the fault: stopped for longer than the TTL
+			s.signal(0, syscall.SIGCONT)
+		}},
 		{75, func() { _ = operator.ForceUnlock(ctx, "stock:"+item) }},
 		{85, func() {
 			for range 5 {
@@ -175,7 +179,7 @@ func (f *fixture) saleWithFaults(t *testing.T, how string) (left, sold int) {
 	return f.count(t)
 }
 
-// signal stops the n-th server or lets it go on. It was stopped for longer than a TTL.
+// signal stops the n-th server or lets it go on.
 func (s *sale) signal(n int, what syscall.Signal) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
