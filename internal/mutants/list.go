@@ -130,4 +130,9 @@ var mutants = []mutant{
 	{"a span is begun for a hold that is over", "held.go", "		t.how, t.ended = how, at\n", "", "TestEverySpan"},
 	{"contention is an error", "outcomes.go", "return r == waitClosed || r == waitRefused", "return r != waitAcquired", "TestTrace"},
 	{"what was sent for another span is linked", "trail.go", "	if len(text) != 55 ||", "	if len(text) < 55 ||", "Span"},
+
+	// what users are told
+	{"a log names the lock of an unconfirmed release", "journal.go", "		err = unconfirmed.trouble // the text of the whole names the lock\n", "", "TestLogs"},
+	{"a cancelled wait returns a little later", "wait.go", "		case <-done:\n			e.giveUp(w)", "		case <-done:\n			time.Sleep(5 * time.Millisecond)\n			e.giveUp(w)", "NoTimerLies"},
+	{"a downgraded lease keeps its writer's token", "downgrade.go", "			w.mode, w.token = shared, g.readers", "			w.mode = shared", "TheTokenOfADowngradedLease|Downgrade"},
 }
