@@ -31,7 +31,8 @@ check: ## formatting, vet for three systems, linter if installed, go.mod tidy
 		echo "go vet for $$system"; GOOS=$$system CGO_ENABLED=0 $(GO) vet ./... || exit 1; \
 	done
 	@if command -v golangci-lint >/dev/null; then \
-		echo "golangci-lint"; golangci-lint run ./... && (cd examples/tracing && golangci-lint run ./...); \
+		echo "golangci-lint"; golangci-lint run ./... && (cd examples/tracing && golangci-lint run ./...) && \
+		(cd examples/flashsale && golangci-lint run ./...); \
 	else echo "golangci-lint: not installed, skipped"; fi
 	@echo "go mod tidy"; $(GO) mod tidy -diff
 

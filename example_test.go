@@ -42,7 +42,7 @@ func mustNew(rdb *redis.Client, opts ...leased.Option) *leased.Client {
 	return client
 }
 
-// serve is a process that lives for one invoice.
+// serve is a process that pays one invoice and ends.
 func serve(ctx context.Context, rdb redis.UniversalClient) error {
 	client, err := leased.New(rdb) // one for a process; no I/O yet
 	if err != nil {
@@ -50,23 +50,16 @@ func serve(ctx context.Context, rdb redis.UniversalClient) error {
 	}
 	defer client.Close() // leaves rdb open
 
-	lease, err := client.Mutex("invoice:42").LockContext(ctx) // ctx bounds the wait, not the hold
-	if err != nil {
-		return err // matches leased.ErrNotAcquired, and ctx's error if it ended
-	}
-	defer lease.Unlock()
-
-	return pay(lease.Context(), lease.Token()) // a context that ends when the lease does
+	return client.Mutex("invoice:42").Do(ctx, func(ctx context.Context) error {
+		return pay(ctx) // ctx now ends with the lease, too
+	})
 }
 
-func pay(ctx context.Context, token uint64) error {
-	if token == 0 {
-		return errors.New("no token")
-	}
-	return ctx.Err()
-}
+func pay(ctx context.Context) error { return ctx.Err() }
 
-// One process, one client, one lock, and work that ends when the lease does.
+// A process has one client. Do is the shortest way to use a lock, and the safest:
+// it unlocks when the function returns or panics, and its error says if the lease was
+// lost meanwhile.
 func Example() {
 	rdb, stop := embeddedRedis()
 	defer stop()
@@ -98,9 +91,30 @@ func ExampleMutex() {
 	// Output: 100
 }
 
-// The context bounds the wait. The error says both that the lock was not
-// acquired, and why.
+// The context bounds the wait, not the hold. Unlock's error is part of the result: it
+// may be the only sign that another process was inside.
 func ExampleMutex_LockContext() {
+	rdb, stop := embeddedRedis()
+	defer stop()
+	client := mustNew(rdb)
+	defer client.Close()
+
+	work := func(context.Context, uint64) error { return nil }
+	report := func(ctx context.Context) (err error) {
+		lease, err := client.Mutex("report").LockContext(ctx) // ctx bounds the wait, not the hold
+		if err != nil {
+			return err // matches leased.ErrNotAcquired, and ctx's error if it ended
+		}
+		defer func() { err = errors.Join(err, lease.Unlock()) }()
+
+		return work(lease.Context(), lease.Token()) // a context that ends when the lease does
+	}
+	fmt.Println(report(context.Background()))
+	// Output: <nil>
+}
+
+// The error of a wait that ended says both that the lock was not acquired, and why.
+func ExampleMutex_LockContext_timeout() {
 	rdb, stop := embeddedRedis()
 	defer stop()
 	here, there := mustNew(rdb), mustNew(rdb, leased.WithOwner("worker-7"))
@@ -121,35 +135,40 @@ func ExampleMutex_LockContext() {
 	// true
 }
 
-// TryLockContext does not wait for another. ErrLocked tells a lock that is taken
-// from trouble with Redis.
+// TryLockContext does not wait for the present owner. ErrLocked means that the lock is
+// taken; any other error means trouble with Redis.
 func ExampleMutex_TryLockContext() {
 	rdb, stop := embeddedRedis()
 	defer stop()
 	client, other := mustNew(rdb), mustNew(rdb)
 	defer client.Close()
 	defer other.Close()
-	ctx := context.Background()
 
 	mu := other.Mutex("nightly")
 	mu.Lock()
 	defer mu.Unlock()
 
-	lease, err := client.Mutex("nightly").TryLockContext(ctx)
-	switch {
-	case err == nil:
-		defer lease.Unlock()
-		fmt.Println("tonight it is our turn")
-	case errors.Is(err, leased.ErrLocked):
-		fmt.Println("another process does it tonight")
-	default:
-		fmt.Println("trouble:", err)
+	cleanUp := func(context.Context) error { return nil }
+	nightly := func(ctx context.Context) (err error) {
+		lease, err := client.Mutex("nightly").TryLockContext(ctx)
+		if errors.Is(err, leased.ErrLocked) {
+			fmt.Println("another process does it tonight")
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, lease.Unlock()) }()
+		return cleanUp(lease.Context())
 	}
-	// Output: another process does it tonight
+	fmt.Println(nightly(context.Background()))
+	// Output:
+	// another process does it tonight
+	// <nil>
 }
 
 // Do locks, runs a function, and unlocks. If the lease was lost meanwhile, the
-// error says so beside the function's own.
+// error matches ErrLeaseLost as well as the function's own error.
 func ExampleMutex_Do() {
 	rdb, stop := embeddedRedis()
 	defer stop()
@@ -223,8 +242,9 @@ func ExampleRWMutex_RDo() {
 	// Output: 3 <nil>
 }
 
-// A writer that goes on as a reader shows others what it wrote, and knows that
-// nobody has changed it since.
+// A writer downgrades its lock so that others can read what it wrote, and no other
+// writer comes in between. The lease then has a reader's token, which must not be
+// stored; see Lease.Token.
 func ExampleLease_Downgrade() {
 	rdb, stop := embeddedRedis()
 	defer stop()
@@ -233,27 +253,27 @@ func ExampleLease_Downgrade() {
 	defer there.Close()
 
 	write := func(ctx context.Context, _ uint64) error { return ctx.Err() }
-	publish := func(ctx context.Context, _ uint64) error {
+	publish := func(ctx context.Context) error {
 		theirs := there.RWMutex("prices")
 		fmt.Println("another writer:", theirs.TryLock())
 		fmt.Println("another reader:", theirs.TryRLock())
 		theirs.RUnlock()
 		return ctx.Err()
 	}
-	renew := func(ctx context.Context, client *leased.Client) error {
+	renew := func(ctx context.Context, client *leased.Client) (err error) {
 		prices := client.RWMutex("prices")
 		lease, err := prices.LockContext(ctx)
 		if err != nil {
 			return err
 		}
-		defer lease.Unlock()
+		defer func() { err = errors.Join(err, lease.Unlock()) }()
 		if err := write(lease.Context(), lease.Token()); err != nil {
 			return err
 		}
 		if err := lease.Downgrade(ctx); err != nil {
 			return err // the lease was lost, or ctx ended first
 		}
-		return publish(lease.Context(), lease.Token()) // others may read too, nobody writes
+		return publish(lease.Context()) // others may read too, nobody writes
 	}
 	fmt.Println(renew(context.Background(), here))
 	// Output:
@@ -292,8 +312,22 @@ func ExampleLease_Context() {
 	// true
 }
 
-// The resource compares tokens, and so refuses an owner that lost its lease and
-// does not know it yet.
+// present is the first access to an item under a lease: it presents the lease's token,
+// which the store keeps, and reads. It answers nil if a later lease was here before.
+var present = redis.NewScript(`
+	local seen = tonumber(redis.call('HGET', KEYS[1], 'token') or '0')
+	if seen > tonumber(ARGV[1]) then return false end
+	redis.call('HSET', KEYS[1], 'token', ARGV[1])
+	return redis.call('HGET', KEYS[1], 'stock')`)
+
+// put writes only if no other lease was here since present: it answers 0 if one was.
+var put = redis.NewScript(`
+	if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then return 0 end
+	redis.call('HSET', KEYS[1], 'stock', ARGV[2])
+	return 1`)
+
+// The token is presented at the first access, and the write is made under that token
+// only. Whoever lost the lock between its read and its write is refused.
 func ExampleLease_Token() {
 	rdb, stop := embeddedRedis()
 	defer stop()
@@ -301,49 +335,143 @@ func ExampleLease_Token() {
 	defer slow.Close()
 	defer next.Close()
 	ctx := context.Background()
+	rdb.HSet(ctx, "item:42", "stock", 50) // in practice on another server than the locks
 
-	// In SQL, with a column for the token:
-	//
-	//	UPDATE invoice SET state = $1, token = $2 WHERE id = $3 AND token <= $2
-	//
-	// No row updated means that the lease is not the latest one.
-	var row struct {
-		state string
-		token uint64
-	}
-	update := func(state string, token uint64) bool {
-		if row.token > token {
-			return false
-		}
-		row.state, row.token = state, token
-		return true
-	}
-
-	first, err := slow.Mutex("invoice:42").LockContext(ctx)
+	first, err := slow.Mutex("lock:42").LockContext(ctx)
 	if err != nil {
 		log.Panic(err)
 	}
-	// The first owner is stopped, for longer than its TTL; the lock goes on.
-	if err := next.ForceUnlock(ctx, "invoice:42"); err != nil {
+	seen, _ := present.Run(ctx, rdb, []string{"item:42"}, first.Token()).Int()
+
+	// The first owner thinks. Meanwhile it loses the lock, and does not know it yet.
+	if err := next.ForceUnlock(ctx, "lock:42"); err != nil {
 		log.Panic(err)
 	}
-	second, err := next.Mutex("invoice:42").LockContext(ctx)
+	second, err := next.Mutex("lock:42").LockContext(ctx)
 	if err != nil {
 		log.Panic(err)
 	}
-	defer second.Unlock()
+	sees, _ := present.Run(ctx, rdb, []string{"item:42"}, second.Token()).Int()
 
-	fmt.Println("second owner:", update("paid", second.Token()))
-	fmt.Println("first owner, late:", update("cancelled", first.Token()))
-	fmt.Println(row.state)
-	_ = first.Unlock() // leased.ErrLeaseLost
+	taken, _ := put.Run(ctx, rdb, []string{"item:42"}, first.Token(), seen-1).Int()
+	fmt.Println("first owner read", seen, "and its write was taken:", taken == 1)
+	taken, _ = put.Run(ctx, rdb, []string{"item:42"}, second.Token(), sees-1).Int()
+	fmt.Println("second owner read", sees, "and its write was taken:", taken == 1)
+	_, err = present.Run(ctx, rdb, []string{"item:42"}, first.Token()).Int()
+	fmt.Println("first owner comes again and is refused:", errors.Is(err, redis.Nil))
+
+	fmt.Println("its Unlock says so too:", errors.Is(first.Unlock(), leased.ErrLeaseLost))
+	fmt.Println(second.Unlock())
 	// Output:
-	// second owner: true
-	// first owner, late: false
-	// paid
+	// first owner read 50 and its write was taken: false
+	// second owner read 50 and its write was taken: true
+	// first owner comes again and is refused: true
+	// its Unlock says so too: true
+	// <nil>
 }
 
-// Users of Lock and Unlock get no errors; the loss handler tells them.
+// What fails: the token is compared at the write only. Two owners that have both
+// read 50 write 49 in the order of their tokens, both are taken, and two pieces are sold
+// for one. ExampleLease_Token is the right way.
+func ExampleLease_Token_atTheWriteOnly() {
+	rdb, stop := embeddedRedis()
+	defer stop()
+	slow, next := mustNew(rdb), mustNew(rdb)
+	defer slow.Close()
+	defer next.Close()
+	ctx := context.Background()
+	rdb.HSet(ctx, "item:42", "stock", 50)
+	putOnly := redis.NewScript(`
+		local seen = tonumber(redis.call('HGET', KEYS[1], 'token') or '0')
+		if seen > tonumber(ARGV[1]) then return 0 end
+		redis.call('HSET', KEYS[1], 'token', ARGV[1], 'stock', ARGV[2])
+		return 1`)
+
+	first, err := slow.Mutex("lock:42").LockContext(ctx)
+	if err != nil {
+		log.Panic(err)
+	}
+	seen, _ := rdb.HGet(ctx, "item:42", "stock").Int() // no token is presented
+	if err := next.ForceUnlock(ctx, "lock:42"); err != nil {
+		log.Panic(err)
+	}
+	second, err := next.Mutex("lock:42").LockContext(ctx)
+	if err != nil {
+		log.Panic(err)
+	}
+	sees, _ := rdb.HGet(ctx, "item:42", "stock").Int()
+
+	sold, _ := putOnly.Run(ctx, rdb, []string{"item:42"}, first.Token(), seen-1).Int()
+	more, _ := putOnly.Run(ctx, rdb, []string{"item:42"}, second.Token(), sees-1).Int()
+	fmt.Println(sold+more, "sold,", rdb.HGet(ctx, "item:42", "stock").Val(), "of 50 left")
+
+	// Here is the only sign of it, and only if the error is looked at.
+	fmt.Println(errors.Is(first.Unlock(), leased.ErrLeaseLost), second.Unlock())
+	// Output:
+	// 2 sold, 49 of 50 left
+	// true <nil>
+}
+
+// look reads under a reader's token. It is compared with that of the last writer, and
+// never stored: the tokens of readers are in no order among each other.
+var look = redis.NewScript(`
+	local seen = tonumber(redis.call('HGET', KEYS[1], 'token') or '0')
+	if seen > tonumber(ARGV[1]) then return false end
+	return redis.call('HGET', KEYS[1], 'stock')`)
+
+// A reader's token is above that of every earlier writer and below that of every later
+// one. So a store compares it with the last writer's, and keeps only writers' tokens.
+func ExampleLease_Token_readers() {
+	rdb, stop := embeddedRedis()
+	defer stop()
+	here, there := mustNew(rdb), mustNew(rdb)
+	defer here.Close()
+	defer there.Close()
+	ctx := context.Background()
+	read := func(l *leased.Lease) bool {
+		return !errors.Is(look.Run(ctx, rdb, []string{"item:42"}, l.Token()).Err(), redis.Nil)
+	}
+
+	writer, err := here.RWMutex("lock:42").LockContext(ctx)
+	if err != nil {
+		log.Panic(err)
+	}
+	rdb.HSet(ctx, "item:42", "stock", 50, "token", writer.Token())
+	if err := writer.Unlock(); err != nil {
+		log.Panic(err)
+	}
+
+	var leases []*leased.Lease
+	for _, rw := range []*leased.RWMutex{here.RWMutex("lock:42"), there.RWMutex("lock:42"), here.RWMutex("lock:42")} {
+		lease, err := rw.RLockContext(ctx)
+		if err != nil {
+			log.Panic(err)
+		}
+		leases = append(leases, lease)
+	}
+	fmt.Println("the third reader has a smaller token than the second:", leases[2].Token() < leases[1].Token())
+	fmt.Println("all may read:", read(leases[0]), read(leases[1]), read(leases[2]))
+
+	// The readers lose the lock, and the next writer comes.
+	if err := here.ForceUnlock(ctx, "lock:42"); err != nil {
+		log.Panic(err)
+	}
+	writer, err = mustNew(rdb).RWMutex("lock:42").LockContext(ctx)
+	if err != nil {
+		log.Panic(err)
+	}
+	rdb.HSet(ctx, "item:42", "stock", 49, "token", writer.Token())
+	fmt.Println("then none may:", read(leases[0]), read(leases[1]), read(leases[2]))
+	for _, lease := range append(leases, writer) {
+		_ = lease.Unlock() // the readers': leased.ErrLeaseLost
+	}
+	// Output:
+	// the third reader has a smaller token than the second: true
+	// all may read: true true true
+	// then none may: false false false
+}
+
+// Users of Lock and Unlock get no errors; the loss handler reports lost leases to them.
 func ExampleWithLossHandler() {
 	rdb, stop := embeddedRedis()
 	defer stop()
@@ -366,7 +494,7 @@ func ExampleWithLossHandler() {
 }
 
 // Options of a lock can be the client's default, be kept in a slice for several
-// locks, and be overridden by later ones. A bad one is told on first use.
+// locks, and be overridden by later ones. A bad one is reported on first use.
 func ExampleLockOption() {
 	rdb, stop := embeddedRedis()
 	defer stop()

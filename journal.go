@@ -125,6 +125,10 @@ func (j *journal) collected() {
 }
 
 func (j *journal) unconfirmed(err error) {
+	var unconfirmed *notReleased
+	if errors.As(err, &unconfirmed) {
+		err = unconfirmed.trouble // the text of the whole names the lock
+	}
 	j.write(slog.LevelWarn, "unconfirmed", "a release was not confirmed; still trying", "error", err)
 }
 

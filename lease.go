@@ -12,7 +12,7 @@ import (
 //
 // Keep it reachable while the work goes on: a lease that is garbage-collected
 // together with its contexts, without Unlock, is not renewed any more, which is
-// logged, and keeps this process' callers out until Mutex.Unlock.
+// logged, and keeps the callers of this process out until Mutex.Unlock.
 type Lease struct {
 	entry  *entry
 	caller *caller
@@ -46,11 +46,18 @@ func (e *entry) collected(w *caller) {
 	}
 }
 
-// Token returns the lease's fencing token: it is greater than that of every
-// earlier lease of the lock (readers that hold it together share one), positive
-// and below 2^53, so it fits a BIGINT and a JSON number. A resource that keeps
-// the greatest token it has seen, and refuses smaller ones, is safe from owners
-// that do not know yet that they lost the lock.
+// Token returns the lease's fencing token, positive and below 2^53, so it fits a
+// BIGINT and a JSON number. A writer's token is greater than that of every earlier
+// lease of the lock. A reader's is greater than that of every earlier writer and
+// smaller than that of every later one; the tokens of readers in different processes
+// are in no order, so compare a reader's with a writer's only.
+//
+// A resource is safe from owners that do not know yet that they lost the lock if it
+// keeps the greatest token of a writer, and every access presents the lease's: the
+// first access of a writer raises the kept token, its writes require that token to be
+// the kept one still, and whatever comes with a smaller one is refused. Comparing at
+// the write only does not protect what was read before. A reader's token is compared and
+// never kept; after Downgrade the lease has a reader's token.
 func (l *Lease) Token() uint64 {
 	l.entry.mu.Lock() // a downgrade changes it
 	defer l.entry.mu.Unlock()
@@ -59,7 +66,7 @@ func (l *Lease) Token() uint64 {
 
 // TrustedUntil returns until when the lease may be believed on this machine's
 // clock, as far as is known now: each renewal moves it. After the end of the
-// lease it stays in the past, or at the time of the end.
+// lease it is not in the future.
 func (l *Lease) TrustedUntil() time.Time {
 	l.entry.mu.Lock()
 	defer l.entry.mu.Unlock()
@@ -106,8 +113,8 @@ func (l *Lease) base() context.Context {
 
 // With returns a context that ends with ctx, and with the lease, for work that
 // belongs to another request than the one that locked. The cause says which; for
-// a lost lease it is ErrLeaseLost. Its spans belong to the lease's if ctx has the
-// span that LockContext was called in. Call the function returned when the work
+// a lost lease it is ErrLeaseLost. Its spans are children of the lease's if ctx has
+// the span that LockContext was called in. Call the function returned when the work
 // is done.
 func (l *Lease) With(ctx context.Context) (context.Context, context.CancelFunc) {
 	inner, cancel := context.WithCancelCause(l.caller.trail.context(ctx))
@@ -123,11 +130,12 @@ func (l *Lease) With(ctx context.Context) (context.Context, context.CancelFunc) 
 }
 
 // Unlock ends the lease. It waits for Redis at most WithReleaseTimeout, and not
-// at all if the lock goes to another caller of this process. Errors:
-// ErrLeaseLost if the lease ended before, ErrNotReleased if Redis did not
-// confirm in time (or, with ErrClosed, never will, as the client is closed), and
-// both where both happened; the lock is left in all cases. Later calls do nothing
-// and return the same, also after Mutex.Unlock.
+// at all if the lock goes to another caller of this process. It returns
+// ErrLeaseLost if the lease ended before or could no longer be proved ours,
+// ErrNotReleased if Redis did not confirm in time (or, with ErrClosed, never will, as
+// the client is closed), and both where both happened; the caller has left the lock in
+// all cases. Do not drop the error: it may be the only sign that another process was
+// inside. Later calls do nothing and return the same, also after Mutex.Unlock.
 func (l *Lease) Unlock() error {
 	l.once.Do(func() {
 		l.guard.Stop()
@@ -136,7 +144,7 @@ func (l *Lease) Unlock() error {
 	return l.result
 }
 
-// LossEvent tells of a lease that ended before its Unlock.
+// LossEvent describes a lease that ended before its Unlock.
 type LossEvent struct {
 	Name   string // of the lock
 	Token  uint64 // of the lease

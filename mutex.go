@@ -36,14 +36,14 @@ func (*noCopy) Unlock() {}
 
 // Mutex returns a handle of the lock called name: 1 to 512 bytes of UTF-8; braces
 // only as one Redis Cluster hash tag, and with a tag not ending as the keys beside
-// a lock do (:queue, :readers, :waiters, :meta). A bad name or option is told on first use,
-// by LockContext as an error, by Lock as a panic. It does no I/O.
+// a lock do (:queue, :readers, :waiters, :meta). A bad name or option is
+// reported on first use, by LockContext as an error, by Lock as a panic. It does no I/O.
 func (c *Client) Mutex(name string, opts ...LockOption) *Mutex {
 	return &Mutex{handle: c.handle(name, opts)}
 }
 
 // Lock locks m, waiting as long as it takes. While Redis is out of reach or
-// refuses its commands, it logs that and goes on trying. It panics if the name
+// refuses its commands, it logs that and keeps retrying. It panics if the name
 // or an option is bad, or the client closed.
 func (m *Mutex) Lock() { m.handle.lock(exclusive) }
 
@@ -53,9 +53,10 @@ func (h *handle) lock(m mode) {
 	}
 }
 
-// TryLock locks m if nobody has it or waits for it, and reports whether it did.
-// It returns false on any other trouble too, after at most 1 s. It panics as
-// Lock does.
+// TryLock locks m if it is free and no request waits for it, and reports whether it
+// did. Where the owner may be keeping it idle (see WithIdleHold), TryLock asks for
+// it and waits at most 50 ms. It returns false on any error too, after at most 1 s. It
+// panics as Lock does.
 func (m *Mutex) TryLock() bool { return m.handle.tryLock(exclusive) }
 
 func (h *handle) tryLock(m mode) bool {
@@ -69,8 +70,8 @@ func (h *handle) tryLock(m mode) bool {
 }
 
 // Unlock unlocks m. It panics if m is not locked in this client. It also ends a
-// lease of LockContext. It waits for Redis at most WithReleaseTimeout; what goes
-// wrong is logged, or told to the loss handler.
+// lease of LockContext. It waits for Redis at most WithReleaseTimeout; errors are
+// logged, or reported to the loss handler.
 func (m *Mutex) Unlock() { m.handle.unlock(exclusive) }
 
 func (h *handle) unlock(m mode) {
@@ -94,16 +95,17 @@ func (h *handle) unlock(m mode) {
 // ErrNotAcquired. ctx bounds the wait, not the hold: once it ends, LockContext
 // returns within 10 ms, whatever Redis is doing, and nothing is left behind. The
 // error then matches ctx's error too, and the last one of Redis if there was
-// any. What may pass, such as a lost connection, is waited out. It returns at
+// any. Transient errors, such as a lost connection, are retried. It returns at
 // once where only an operator can help (NOAUTH, NOPERM, WRONGTYPE: as Redis'
 // error), on a bad name or option, and with ErrClosed.
 func (m *Mutex) LockContext(ctx context.Context) (*Lease, error) {
 	return m.handle.lease(ctx, &caller{mode: exclusive})
 }
 
-// TryLockContext is LockContext for those who will not wait for another: if the
-// lock is held or waited for it returns an error that matches ErrLocked. It
-// returns on the first trouble with Redis.
+// TryLockContext is LockContext without waiting for another owner: if the lock is
+// held or waited for, it returns an error that matches ErrLocked. Where the owner may
+// be keeping it idle (see WithIdleHold), it asks for it and waits at most 50 ms. It
+// returns on the first error of Redis.
 func (m *Mutex) TryLockContext(ctx context.Context) (*Lease, error) {
 	return m.handle.lease(ctx, &caller{mode: exclusive, try: true})
 }
@@ -120,8 +122,8 @@ func (h *handle) lease(ctx context.Context, w *caller) (*Lease, error) {
 // Do locks m, runs f, and unlocks, also when f panics. f's context has ctx's
 // values, and ends with ctx or with the lease. The error is that of LockContext,
 // or f's, joined with ErrLeaseLost if the lease was lost while f ran: then
-// another may have been inside. A release that Redis does not confirm is logged:
-// f's work was done under the lock all the same.
+// another process may have been inside. A release that Redis does not confirm in time is
+// logged: f's work was done under the lock all the same.
 func (m *Mutex) Do(ctx context.Context, f func(context.Context) error) error {
 	return m.handle.do(ctx, exclusive, f)
 }

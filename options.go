@@ -33,7 +33,7 @@ const (
 
 // BackOff decides the pauses between attempts after Redis failed. The policies
 // of github.com/cenkalti/backoff/v4 satisfy it. A negative pause (backoff.Stop)
-// and any longer than 30 s is taken as 30 s: a lock does not give up by itself.
+// and any longer than 30 s counts as 30 s: a lock does not give up on its own.
 type BackOff interface {
 	NextBackOff() time.Duration
 }
@@ -110,9 +110,10 @@ func WithOwner(label string) Option {
 	})
 }
 
-// WithLogger sets where the client reports trouble. Nothing is logged while all
-// is well, and at most a line a minute for one cause. The default is
-// [slog.Default].
+// WithLogger sets where the client reports errors. Nothing is logged while there are
+// none, and at most one line a minute for each cause, except that every lost lease is
+// logged if there is no loss handler. Lock names are logged at level Debug only. The
+// default is [slog.Default].
 func WithLogger(logger *slog.Logger) Option {
 	return clientOption(func(o *clientOptions) error {
 		if logger == nil {
@@ -124,8 +125,8 @@ func WithLogger(logger *slog.Logger) Option {
 }
 
 // WithLossHandler sets what is called when a lease is lost, which users of
-// Lock and Unlock learn in no other way. Calls come one at a time, outside all
-// locks. The default logs at level Error.
+// Lock and Unlock learn in no other way. Calls come one at a time, and under no mutex
+// of this package. The default logs at level Error.
 func WithLossHandler(handler func(LossEvent)) Option {
 	return clientOption(func(o *clientOptions) error {
 		if handler == nil {
@@ -137,8 +138,9 @@ func WithLossHandler(handler func(LossEvent)) Option {
 }
 
 // WithBackOff sets how long to pause after Redis failed. newPolicy is called
-// for each lock in trouble, never shared. The default is backoff v4's
-// exponential policy from 50 ms to 30 s, jittered.
+// for each lock that fails, and its policies are not shared. A lock that is free when
+// an outage ends is entered within 2 s, however long the pauses are. The default is
+// backoff v4's exponential policy from 50 ms to 30 s, jittered.
 func WithBackOff(newPolicy func() BackOff) Option {
 	return clientOption(func(o *clientOptions) error {
 		if newPolicy == nil {
@@ -169,9 +171,9 @@ func WithTTL(ttl time.Duration) LockOption {
 	})
 }
 
-// WithMaxHold bounds one holding: then the lease's context ends with
-// ErrLeaseLost and the lease is no longer renewed, so a stuck holder is outlived
-// by at most one TTL. 0 means none, which is the default.
+// WithMaxHold bounds how long one lease is held: after d its context ends with
+// ErrLeaseLost and it is no longer renewed, so a stuck holder keeps others out for at
+// most one more TTL. 0 means no bound, which is the default.
 func WithMaxHold(d time.Duration) LockOption {
 	return lockOption(func(o *lockOptions) error {
 		if d < 0 {
@@ -183,8 +185,10 @@ func WithMaxHold(d time.Duration) LockOption {
 }
 
 // WithIdleHold lets the process keep the lock for d after the last Unlock if
-// nobody else wants it, so that the next local Lock costs no round trip. The
-// first other process to want it gets it at once. The default is 0.
+// no other process wants it, so that the next local Lock costs no round trip. A process
+// that wants it asks for it by a message and gets it as soon as that arrives; TryLock
+// waits at most 50 ms for that. If the message is lost, a waiter's next re-check asks
+// again. The default is 0.
 func WithIdleHold(d time.Duration) LockOption {
 	return lockOption(func(o *lockOptions) error {
 		if d < 0 || d > maxTTL {

@@ -9,16 +9,18 @@ import (
 // its name in one Redis: held by any number of readers or by one writer. All
 // that Mutex says holds here too; the two are one lock if they have one name.
 //
-// If somebody waits for Lock, later calls of RLock wait behind it, in whatever
-// process they are, so neither readers nor writers starve: a writer waits for the
-// readers who are inside when it comes, of its own process and of others. RLock
-// must not be called while holding RLock: a writer may have come between.
+// While a call of Lock waits, later calls of RLock wait behind it, in every process
+// that has heard of it, so neither readers nor writers starve: a writer waits for the
+// readers that are inside when it comes, of its own process and of others. RLock
+// must not be called while holding RLock: a writer may have come in between.
 //
-// All readers that wait right behind a writer are let in together. The readers of
+// All readers that wait right behind a writer enter together. The readers of
 // one process share one grant, so that a further RLock costs no round trip; once a
-// writer of another process waits nobody new is let in on it. Each process' readers
-// have an expiry of their own: those of a crashed process delay a writer by their
-// own TTL at most, whatever other readers do.
+// writer of another process is known to wait, the grant admits no new readers. The
+// readers of each process have an expiry of their own: those of a crashed process delay
+// a writer by their own TTL at most, whatever other readers do.
+//
+// The fencing tokens of readers are in no order among processes; see Lease.Token.
 //
 // There is no upgrade from reader to writer, as in sync.RWMutex: two readers
 // that both wanted it would wait for each other for ever. Unlock, Lock, and look
@@ -47,10 +49,10 @@ func (rw *RWMutex) Lock() { rw.handle.lock(exclusive) }
 // RLock locks rw for reading, waiting as long as it takes; see Mutex.Lock.
 func (rw *RWMutex) RLock() { rw.handle.lock(shared) }
 
-// TryLock locks rw for writing if nobody has it or waits for it; see Mutex.TryLock.
+// TryLock locks rw for writing if it is free and not waited for; see Mutex.TryLock.
 func (rw *RWMutex) TryLock() bool { return rw.handle.tryLock(exclusive) }
 
-// TryRLock locks rw for reading if no writer has it and nobody waits for it; see
+// TryRLock locks rw for reading if no writer has it or waits for it; see
 // Mutex.TryLock.
 func (rw *RWMutex) TryRLock() bool { return rw.handle.tryLock(shared) }
 
@@ -59,7 +61,7 @@ func (rw *RWMutex) TryRLock() bool { return rw.handle.tryLock(shared) }
 func (rw *RWMutex) Unlock() { rw.handle.unlock(exclusive) }
 
 // RUnlock undoes one RLock. It panics if rw is not locked for reading in this
-// client; see Mutex.Unlock. If callers of RLockContext read too, it ends the
+// client; see Mutex.Unlock. While leases of RLockContext are held too, it ends the
 // reading of a caller of RLock.
 func (rw *RWMutex) RUnlock() { rw.handle.unlock(shared) }
 
@@ -76,7 +78,7 @@ func (rw *RWMutex) LockContext(ctx context.Context) (*Lease, error) {
 	return rw.handle.lease(ctx, &caller{mode: exclusive})
 }
 
-// TryLockContext locks rw for writing if nobody has it or waits for it; see
+// TryLockContext locks rw for writing if it is free and not waited for; see
 // Mutex.TryLockContext.
 func (rw *RWMutex) TryLockContext(ctx context.Context) (*Lease, error) {
 	return rw.handle.lease(ctx, &caller{mode: exclusive, try: true})
@@ -87,8 +89,8 @@ func (rw *RWMutex) RLockContext(ctx context.Context) (*Lease, error) {
 	return rw.handle.lease(ctx, &caller{mode: shared})
 }
 
-// TryRLockContext locks rw for reading if no writer has it and nobody waits for
-// it; see Mutex.TryLockContext.
+// TryRLockContext locks rw for reading if no writer has it or waits for it; see
+// Mutex.TryLockContext.
 func (rw *RWMutex) TryRLockContext(ctx context.Context) (*Lease, error) {
 	return rw.handle.lease(ctx, &caller{mode: shared, try: true})
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/leasedmutex/leased"
 )
 
-// stock is what is left of each item, kept in Redis beside the token of the lease
-// under which it was written last.
+// stock is what is left of each item, kept in Redis beside the greatest token of a
+// lease under which it was read.
 type stock struct {
 	rdb    *redis.Client
 	locks  *leased.Client
@@ -27,7 +27,7 @@ const stockLife = 10 * time.Minute // keys expire even if nobody deletes them
 
 var (
 	errSoldOut  = errors.New("sold out")
-	errOvertook = errors.New("a later lease has written already: this order's was lost")
+	errOvertook = errors.New("another lease was here: this order's was lost")
 )
 
 func stockKey(prefix, item string) string { return prefix + "stock:" + item }
@@ -46,12 +46,17 @@ func (s *stock) reserve(ctx context.Context, item string, pieces int) (left int,
 	if err != nil {
 		return 0, 0, err
 	}
-	// Its error says that the lease was lost or that Redis did not confirm the end.
-	// Neither spoils what was written: write compares tokens.
-	defer func() { _ = lease.Unlock() }()
+	written := false
+	defer func() {
+		// It may be the only sign that another process was inside. What was written holds
+		// all the same: nobody else had read the item since we did.
+		if e := lease.Unlock(); !written {
+			err = errors.Join(err, e)
+		}
+	}()
 
 	work := lease.Context()
-	if left, err = s.read(work, item); err != nil {
+	if left, err = s.read(work, item, lease.Token()); err != nil {
 		return 0, 0, err
 	}
 	if left < pieces {
@@ -60,15 +65,29 @@ func (s *stock) reserve(ctx context.Context, item string, pieces int) (left int,
 	if err := s.decide(work); err != nil {
 		return 0, 0, err
 	}
-	return left - pieces, lease.Token(), s.write(work, item, left-pieces, lease.Token())
+	if err := s.write(work, item, left-pieces, lease.Token()); err != nil {
+		return 0, 0, err
+	}
+	written = true
+	return left - pieces, lease.Token(), nil
 }
 
-func (s *stock) read(ctx context.Context, item string) (int, error) {
+// present is the first access to an item under a lease: it keeps the lease's token and
+// reads, unless a later lease was here before. This is where a fencing token earns its
+// keep: whoever has read before is refused from now on. To compare tokens at the write
+// only would let two owners that have read the same number both write.
+var present = redis.NewScript(`
+if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+if tonumber(redis.call('HGET', KEYS[1], 'token') or '0') > tonumber(ARGV[1]) then return -1 end
+redis.call('HSET', KEYS[1], 'token', ARGV[1])
+return tonumber(redis.call('HGET', KEYS[1], 'left') or '0')`)
+
+func (s *stock) read(ctx context.Context, item string, token uint64) (int, error) {
 	ctx, span := s.tracer.Start(ctx, "stock.read")
 	defer span.End()
-	left, err := s.rdb.HGet(ctx, stockKey(s.prefix, item), "left").Int()
-	if errors.Is(err, redis.Nil) {
-		return 0, nil
+	left, err := present.Run(ctx, s.rdb, []string{stockKey(s.prefix, item)}, token).Int()
+	if err == nil && left < 0 {
+		return 0, errOvertook
 	}
 	return left, err
 }
@@ -85,18 +104,16 @@ func (s *stock) decide(ctx context.Context) error {
 	}
 }
 
-// newest writes what is left unless a later lease has written before. This is where
-// a fencing token earns its keep: an owner that has lost the lock and does not know
-// it yet is refused.
-var newest = redis.NewScript(`
-if tonumber(redis.call('HGET', KEYS[1], 'token') or '0') > tonumber(ARGV[2]) then return 0 end
-redis.call('HSET', KEYS[1], 'left', ARGV[1], 'token', ARGV[2])
+// put writes what is left, if no other lease was here since it was read.
+var put = redis.NewScript(`
+if redis.call('HGET', KEYS[1], 'token') ~= ARGV[2] then return 0 end
+redis.call('HSET', KEYS[1], 'left', ARGV[1])
 return 1`)
 
 func (s *stock) write(ctx context.Context, item string, left int, token uint64) error {
 	ctx, span := s.tracer.Start(ctx, "stock.write", trace.WithAttributes(attribute.Int("stock.left", left)))
 	defer span.End()
-	written, err := newest.Run(ctx, s.rdb, []string{stockKey(s.prefix, item)}, left, token).Int()
+	written, err := put.Run(ctx, s.rdb, []string{stockKey(s.prefix, item)}, left, token).Int()
 	switch {
 	case err != nil:
 		return fmt.Errorf("cannot write the stock: %w", err)

@@ -147,4 +147,9 @@ var mutants = []mutant{
 	{"the watchdog sleeps on", "watchdog.go", "gain(w.looked, now) > shortestSleep {", "false {", "TheWatchdogLooks"},
 	{"the clocks are not compared", "watchdog.go", "		w.next = earlier(w.alarms[0].due, now.Add(clocksCompared))", "		w.next = w.alarms[0].due", "TheWatchdogLooks"},
 	{"revoked without a token is ignored", "messages.go", "(token == 0 || token >= g.token)", "token >= g.token", "Revoked"},
+
+	// what users are told
+	{"a log names the lock of an unconfirmed release", "journal.go", "		err = unconfirmed.trouble // the text of the whole names the lock\n", "", "TestLogs"},
+	{"a cancelled wait returns a little later", "wait.go", "		case <-done:\n			e.giveUp(w)", "		case <-done:\n			time.Sleep(5 * time.Millisecond)\n			e.giveUp(w)", "NoTimerLies"},
+	{"a downgraded lease keeps its writer's token", "downgrade.go", "			w.mode, w.token = shared, g.readers", "			w.mode = shared", "TheTokenOfADowngradedLease|Downgrade"},
 }
