@@ -124,8 +124,9 @@ func (l *Lease) With(ctx context.Context) (context.Context, context.CancelFunc) 
 
 // Unlock ends the lease. It waits for Redis at most WithReleaseTimeout, and not
 // at all if the lock goes to another caller of this process. Errors:
-// ErrLeaseLost if the lease ended before, ErrNotReleased if Redis did not
-// confirm in time (or, with ErrClosed, never will, as the client is closed), and
+// ErrLeaseLost if the lease ended before, or if the release had no answer and it
+// could not be proved afterwards that the lock was ours until it was let go: it may
+// have been another's meanwhile. ErrNotReleased if Redis did not confirm in time (or, with ErrClosed, never will, as the client is closed), and
 // both where both happened; the lock is left in all cases. Later calls do nothing
 // and return the same, also after Mutex.Unlock.
 func (l *Lease) Unlock() error {

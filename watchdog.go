@@ -145,7 +145,10 @@ func (c *Client) renew(batch []renewal) {
 		})
 	}
 	// Last, for these can hang, and no lock may wait for that.
-	c.server.touch(ctx, batch)
+	if err := c.server.touch(ctx, batch); err != nil {
+		c.inbox.suspect(err)
+		c.journal.trouble(batch[0].entry.keys.name, err)
+	}
 	c.inbox.prove(ctx)
 }
 
