@@ -1,6 +1,9 @@
 package leased
 
-import "time"
+import (
+	"errors"
+	"time"
+)
 
 // answered: the command in flight was answered, or failed, in which case nothing is
 // to be tried again for pause.
@@ -35,7 +38,7 @@ func (l *lock) acquired(c *command, a answer, fail *failure, pause time.Duration
 		// yet.
 		switch {
 		case fail.mayRun():
-			l.disown(c.id, now.Add(c.ttl), fx)
+			l.disown(c.id, arrives(now, c.ttl), fx)
 		case a.outcome == granted || a.outcome == enqueued:
 			l.disown(c.id, time.Time{}, fx)
 		}
@@ -96,7 +99,7 @@ func (l *lock) failed(fail *failure, pause time.Duration, now time.Time, fx *eff
 		ask.checkAt = now.Add(pause)
 		if fail.mayRun() {
 			ask.known = true
-			ask.late = now.Add(ttl)
+			ask.late = arrives(now, ttl)
 		}
 	}
 	if head := l.waiting.first; head != nil {
@@ -179,7 +182,7 @@ func (l *lock) yielded(c *command, a answer, fail *failure, pause time.Duration,
 		}
 		return
 	}
-	old, placed := g.req, g.hand.ask.known
+	old, proof, placed := g.req, max(c.last, g.token), g.hand.ask.known
 	*g = g.hand.inherit(nothing)
 	if a.gone && placed {
 		// New is known by the place that was reserved, not by this yield: old was
@@ -191,7 +194,7 @@ func (l *lock) yielded(c *command, a answer, fail *failure, pause time.Duration,
 	case fail != nil:
 		// Old may still own, and new may wait: one is cancelled, the other
 		// asked about. Late copies of the yield do no harm to either.
-		l.haunt(c.last, now, fx, old)
+		l.haunt(c.last, proof, now, fx, old)
 		l.failed(fail, pause, now, fx)
 	case a.outcome == notOurs:
 		l.departLost(now, fx)
@@ -214,11 +217,11 @@ func (l *lock) yielded(c *command, a answer, fail *failure, pause time.Duration,
 
 func (l *lock) released(c *command, a answer, fail *failure, now time.Time, fx *effects) {
 	g := &l.grant
-	old := g.req
+	old, proof := g.req, max(c.last, g.token)
 	*g = grant{}
 	switch {
 	case fail != nil:
-		l.haunt(c.last, now, fx, old)
+		l.haunt(c.last, proof, now, fx, old)
 	case a.outcome == notOurs:
 		l.departLost(now, fx)
 	default:
@@ -237,21 +240,54 @@ func (l *lock) goOn(a answer, id string, fx *effects) {
 
 // haunt has a grant cancelled whose letting go had no answer; those who left are told
 // when that succeeds. If it may have several ids, they are cancelled one after the
-// other, in the order in which a late command may turn one into the next.
-func (l *lock) haunt(last uint64, now time.Time, fx *effects, ids ...request) {
+// other, in the order in which a late command may turn one into the next. proof is the
+// last token that was given out under the first of them.
+func (l *lock) haunt(last, proof uint64, now time.Time, fx *effects, ids ...request) {
 	chain := make([]ghost, len(ids))
 	for i, req := range ids {
-		chain[i] = ghost{id: req.id, last: last, link: l.passed, until: now.Add(req.ttl)}
+		chain[i] = ghost{id: req.id, last: last, link: l.passed, until: arrives(now, req.ttl), giveUp: now.Add(req.ttl)}
 		if i > 0 {
 			chain[i-1].then = &chain[i]
 		}
 	}
+	chain[0].proof = proof
 	end := &chain[len(ids)-1]
 	for c := l.departing.first; c != nil; c = l.departing.first {
 		l.departing.remove(c)
 		end.gone = append(end.gone, c)
 	}
 	fx.ghosts = append(fx.ghosts, chain[0])
+}
+
+const lostUnproved = "its release had no answer, and the lock may have been another's meanwhile"
+
+// cancelled: a grant whose letting go had no answer was cancelled, or that was given
+// up. Who left hears that the lock was let go only where it is proved to have been
+// ours until then: its id owned when it was cancelled, or the lock's last token is
+// still the last that we gave out, so that nobody else was let in.
+func (l *lock) cancelled(s *settlement, now time.Time, fx *effects) {
+	for _, c := range s.callers {
+		var err error
+		switch {
+		case s.proved:
+		case s.fail != nil && s.fail.kind == clientClosed:
+			err = errors.Join(ErrNotReleased, s.fail.err)
+		case c.ended == byLoss:
+			if s.fail != nil {
+				err = errors.Join(ErrNotReleased, s.fail.err)
+			}
+		default:
+			c.ended, err = byLoss, errUnproved
+			if s.fail != nil {
+				err = errors.Join(err, s.fail.err)
+			}
+			if !c.unheard { // else its Unlock has said so
+				c.trail.note(note{at: now, what: noteLost, text: lostUnproved})
+				fx.ended = append(fx.ended, loss{c, lostUnproved})
+			}
+		}
+		c.settle(err, fx)
+	}
 }
 
 const lostAtRelease = "the lock was not ours any more at its release"
@@ -287,7 +323,7 @@ func (l *lock) retract(req request, ask *inquiry, now time.Time, fx *effects) {
 		if !until.After(now) {
 			until = time.Time{}
 		}
-		fx.ghosts = append(fx.ghosts, ghost{id: req.id, last: l.last, until: until, giveUp: now.Add(max(req.ttl, ghostPatience))})
+		fx.ghosts = append(fx.ghosts, ghost{id: req.id, last: l.last, until: until})
 	}
 }
 

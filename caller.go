@@ -23,6 +23,7 @@ type caller struct {
 	phase   phase
 	leased  bool // somebody has a Lease for it
 	stray   bool // inside, but the grant it entered on is gone
+	unheard bool // its Unlock has returned before it was settled
 	via     via
 	ended   ending
 	opts    *lockOptions

@@ -122,6 +122,6 @@ func (l *lock) forsake(now time.Time, fx *effects) {
 	if !hand.ask.known {
 		return
 	}
-	l.haunt(l.last, now, fx, g.req, hand.next)
+	l.haunt(l.last, max(l.last, g.token), now, fx, g.req, hand.next)
 	*g = grant{}
 }

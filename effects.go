@@ -37,14 +37,19 @@ type ghost struct {
 	keys   *keys
 	entry  *entry // of gone
 	id     string
-	last   uint64
+	last   uint64    // last token given out under it
+	proof  uint64    // as long as it is the lock's last token, nobody else was let in since; 0 if none is known
 	link   *spanRef  // hold span of the lease that let go
 	until  time.Time // zero: one answer is enough
 	gone   []*caller // to be told when it is cancelled
 	then   *ghost    // to be cancelled when this one is
-	giveUp time.Time // zero: at until, or after a minute
+	giveUp time.Time // without an answer; zero: after its TTL, or a minute if that is longer
 
-	// the reaper's:
-	nextAt time.Time
-	pause  time.Duration
+	// the schedule's:
+	nextAt   time.Time
+	sentAt   time.Time
+	pause    time.Duration // since the last try, which had no answer
+	rare     bool          // is counted in rare
+	repeated bool          // although it was answered
+	proved   bool          // that the lock was ours when it was let go
 }

@@ -126,6 +126,8 @@ func (e *notReleased) Unwrap() []error {
 	return []error{ErrNotReleased, e.trouble}
 }
 
+var errUnproved = errors.New("leased: " + lostUnproved)
+
 // lostToo is what Unlock returns of a lease that had ended before, where err, nil if
 // Redis confirmed, is what came of its release.
 func lostToo(err error) error {
@@ -151,6 +153,7 @@ const (
 	refusedNow                       // Redis refused it and did nothing; later it may not
 	needsOperator                    // likewise, and it will refuse it until somebody changes it
 	otherType                        // likewise: a key of the lock holds another type of value
+	clientClosed                     // no command is sent any more
 )
 
 // classify returns nil for no error.

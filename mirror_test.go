@@ -76,9 +76,15 @@ func (m *mirror) renew(_ context.Context, batch []renewal) {
 	}
 }
 
-func (m *mirror) touch(context.Context, []renewal) {}
+func (m *mirror) touch(context.Context, []renewal) error { return nil }
 
-func (m *mirror) cancel(_ context.Context, batch []*ghost) []error { return make([]error, len(batch)) }
+func (m *mirror) cancel(_ context.Context, batch []*ghost) []cancelled {
+	results := make([]cancelled, len(batch))
+	for i := range results {
+		results[i].owned = true
+	}
+	return results
+}
 
 func (m *mirror) evict(context.Context, *keys) ([]string, error) { return nil, nil }
 

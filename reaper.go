@@ -2,32 +2,23 @@ package leased
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"time"
-)
-
-const (
-	firstReap     = 50 * time.Millisecond
-	reapEvery     = time.Second
-	ghostsAtOnce  = 250
-	mostGhosts    = 100_000 // a flood of false messages must not fill the memory
-	ghostPatience = time.Minute
 )
 
 // reaper cancels requests that nobody wants and that may still wait or own in
 // Redis, so that nothing is left behind there: after a caller gave up, after a
 // release without an answer, after a message about a request nobody knows. One
-// cancel a request, many in a round trip, one round trip at a time; those that
-// fail, or whose commands may still arrive, again each second.
+// cancel a request, many in a round trip, one round trip at a time; when, its
+// schedule says.
 type reaper struct {
 	client *Client
 	alarm  alarm
 
-	mu      sync.Mutex // guards what follows; only watchdog.mu is locked under it
-	ghosts  []*ghost
-	reaping bool
-	idle    chan struct{} // made by drain; closed when every ghost was tried
+	mu       sync.Mutex // guards what follows; only watchdog.mu is locked under it
+	schedule cancelSchedule
+	reaping  bool
+	idle     chan struct{} // made by drain; closed when all that is due was tried
 }
 
 func newReaper(c *Client) *reaper {
@@ -43,21 +34,10 @@ func (r *reaper) ring(_ time.Time, batch []renewal) []renewal {
 
 // add has g cancelled, from now on.
 func (r *reaper) add(g *ghost) {
-	now := time.Now()
-	g.nextAt = now
-	if g.giveUp.IsZero() {
-		g.giveUp = g.until
-	}
-	if g.giveUp.IsZero() {
-		g.giveUp = now.Add(ghostPatience)
-	}
 	r.mu.Lock()
-	full := len(r.ghosts) >= mostGhosts && !g.awaited()
-	if !full {
-		r.ghosts = append(r.ghosts, g)
-	}
+	added := r.schedule.add(g, time.Now())
 	r.mu.Unlock()
-	if !full {
+	if added {
 		r.begin()
 	}
 }
@@ -84,33 +64,18 @@ func (r *reaper) reap() {
 			return
 		}
 		ctx, stop := context.WithTimeout(r.client.base, commandTimeout)
-		errs := r.client.server.cancel(ctx, batch)
+		results := r.client.server.cancel(ctx, batch)
 		stop()
-		r.answered(batch, errs)
+		r.answered(batch, results)
 	}
 }
 
-// take returns ghosts that are due, taking them out. With none left it sets the
-// alarm for the next and ends the reaping.
+// take returns ghosts that are due. With none left it sets the alarm for the next
+// and ends the reaping.
 func (r *reaper) take() []*ghost {
-	now := time.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var batch []*ghost
-	var next time.Time
-	rest := r.ghosts[:0]
-	for _, g := range r.ghosts {
-		switch {
-		case len(batch) < ghostsAtOnce && !g.nextAt.After(now):
-			batch = append(batch, g)
-			continue
-		case next.IsZero() || g.nextAt.Before(next):
-			next = g.nextAt
-		}
-		rest = append(rest, g)
-	}
-	clear(r.ghosts[len(rest):])
-	r.ghosts = rest
+	batch := r.schedule.take(time.Now())
 	if len(batch) > 0 {
 		return batch
 	}
@@ -119,73 +84,43 @@ func (r *reaper) take() []*ghost {
 		close(r.idle)
 		r.idle = nil
 	}
-	if !next.IsZero() {
+	if next := r.schedule.next(); !next.IsZero() {
 		r.client.dog.set(&r.alarm, next)
 	}
 	return nil
 }
 
-func (r *reaper) answered(batch []*ghost, errs []error) {
+func (r *reaper) answered(batch []*ghost, results []cancelled) {
+	var told []settlement
 	now := time.Now()
-	var again []*ghost
-	for i, g := range batch {
-		err := errs[i]
-		if err == nil {
-			g.tell(nil)
-		} else {
-			r.client.journal.trouble(g.keys.name, err)
-		}
-		over := !now.Before(g.giveUp)
-		if over {
-			g.tell(nil) // by now its TTL has ended it
-		}
-		if next := g.then; next != nil && (err == nil || over) {
-			g.then = nil
-			r.add(next)
-		}
-		if over || err == nil && g.until.IsZero() {
-			continue
-		}
-		g.pause = reapEvery
-		if err != nil && g.awaited() {
-			g.pause = firstReap // somebody waits to hear of it
-		}
-		g.nextAt = now.Add(g.pause)
-		again = append(again, g)
-	}
 	r.mu.Lock()
-	r.ghosts = append(r.ghosts, again...)
-	r.mu.Unlock()
-}
-
-// awaited reports whether somebody is to hear of its cancel, or of what comes after.
-func (g *ghost) awaited() bool {
-	return g != nil && (len(g.gone) > 0 || g.then.awaited())
-}
-
-// tell settles those who wait for the cancelling.
-func (g *ghost) tell(err error) {
-	if len(g.gone) == 0 {
-		return
-	}
-	gone := g.gone
-	g.gone = nil
-	g.entry.step(func(_ time.Time, fx *effects) {
-		for _, c := range gone {
-			c.settle(err, fx)
+	for i, g := range batch {
+		if s := r.schedule.answered(g, results[i], now); len(s.callers) > 0 {
+			told = append(told, s)
 		}
-	})
+	}
+	r.mu.Unlock()
+	for _, s := range told {
+		s.entry.step(func(now time.Time, fx *effects) { s.entry.lock.cancelled(&s, now, fx) })
+	}
+	for i, g := range batch {
+		if fail := results[i].fail; fail != nil {
+			r.client.journal.trouble(g.keys.name, fail.err)
+		}
+	}
 }
 
 // giveUp: the client has stopped; TTLs end what is left.
 func (r *reaper) giveUp() {
 	r.mu.Lock()
-	all := r.ghosts
-	r.ghosts, r.reaping = nil, false
+	all := r.schedule.pending
+	r.schedule, r.reaping = cancelSchedule{}, false
 	r.mu.Unlock()
 	for _, g := range all {
 		for ; g != nil; g = g.then {
-			g.tell(errors.Join(ErrNotReleased, ErrClosed))
+			if s := (settlement{entry: g.entry, callers: g.gone, fail: &failure{ErrClosed, clientClosed}}); len(s.callers) > 0 {
+				s.entry.step(func(now time.Time, fx *effects) { s.entry.lock.cancelled(&s, now, fx) })
+			}
 		}
 	}
 }

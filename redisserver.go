@@ -2,6 +2,7 @@ package leased
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"sync/atomic"
@@ -107,36 +108,58 @@ func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseco
 func tokenLife(ttl time.Duration) time.Duration { return max(10*time.Minute, 4*ttl) }
 
 // pipeline sends calls in one round trip and once more, by their text, those
-// whose scripts the server did not know.
+// whose scripts the server did not know. Each command comes back with a reply or an
+// error.
 func (s *redisServer) pipeline(ctx context.Context, n int, call func(i int, byText bool) onceCmd) []onceCmd {
-	s.sent.Add(int64(n))
 	cmds := make([]onceCmd, n)
-	_, _ = s.rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
-		for i := range cmds {
-			cmds[i] = call(i, false)
-			_ = p.Process(ctx, cmds[i])
-		}
-		return nil
-	})
-	var again []int
+	for i := range cmds {
+		cmds[i] = call(i, false)
+	}
+	s.together(ctx, cmds)
+	var again []onceCmd
+	var places []int
 	for i, cmd := range cmds {
 		if unknownScript(cmd.Err()) {
-			again = append(again, i)
+			again, places = append(again, call(i, true)), append(places, i)
 		}
 	}
-	if len(again) == 0 {
-		return cmds
+	s.together(ctx, again)
+	for i, cmd := range again {
+		cmds[places[i]] = cmd
 	}
-	s.sent.Add(int64(len(again)))
-	_, _ = s.rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
-		for _, i := range again {
-			cmds[i] = call(i, true)
-			_ = p.Process(ctx, cmds[i])
+	return cmds
+}
+
+// together sends commands in one round trip. Where the connection itself was refused,
+// go-redis says so by the pipeline's error and leaves it out of the commands.
+func (s *redisServer) together(ctx context.Context, cmds []onceCmd) {
+	if len(cmds) == 0 {
+		return
+	}
+	s.sent.Add(int64(len(cmds)))
+	_, err := s.rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
+		for _, cmd := range cmds {
+			_ = p.Process(ctx, cmd)
 		}
 		return nil
 	})
-	return cmds
+	for _, cmd := range cmds {
+		if cmd.Err() != nil || cmd.Val() != nil {
+			err = nil // then it is one command's own, and says nothing of the others
+			break
+		}
+	}
+	if err == nil {
+		err = errNoReply
+	}
+	for _, cmd := range cmds {
+		if cmd.Err() == nil && cmd.Val() == nil {
+			cmd.SetErr(err)
+		}
+	}
 }
+
+var errNoReply = errors.New("leased: no reply to a command in a pipeline")
 
 func (s *redisServer) renew(ctx context.Context, batch []renewal) {
 	cmds := s.pipeline(ctx, len(batch), func(i int, byText bool) onceCmd {
@@ -160,7 +183,7 @@ func (s *redisServer) renew(ctx context.Context, batch []renewal) {
 	}
 }
 
-func (s *redisServer) touch(ctx context.Context, batch []renewal) {
+func (s *redisServer) touch(ctx context.Context, batch []renewal) error {
 	var due []*renewal
 	for i := range batch {
 		if batch[i].touch > 0 && batch[i].outcome == granted {
@@ -168,44 +191,57 @@ func (s *redisServer) touch(ctx context.Context, batch []renewal) {
 		}
 	}
 	if len(due) == 0 {
-		return
+		return nil
 	}
 	s.sent.Add(int64(len(due)))
-	_, _ = s.rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
+	_, err := s.rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
 		for _, r := range due {
 			p.PExpire(ctx, r.entry.keys.meta(), r.touch)
 		}
 		return nil
 	})
+	return ofNetwork(err) // also the first command's, where one was refused
 }
 
-func (s *redisServer) cancel(ctx context.Context, batch []*ghost) []error {
+func (s *redisServer) cancel(ctx context.Context, batch []*ghost) []cancelled {
 	cmds := s.pipeline(ctx, len(batch), func(i int, byText bool) onceCmd {
 		g := batch[i]
 		k := g.keys.all()
 		return cancelScript.call(ctx, byText, k[:], s.inboxes, g.id, strconv.FormatUint(g.last, 10), formatSpan(g.link))
 	})
-	errs := make([]error, len(cmds))
+	results := make([]cancelled, len(cmds))
 	var again []*ghost
-	var index []int
 	for i, cmd := range cmds {
-		errs[i] = ofNetwork(cmd.Err())
-		if reply, ok := cmd.Val().([]any); ok && errs[i] == nil && unfinished(reply) {
-			again, index = append(again, batch[i]), append(index, i)
+		results[i] = parseCancelled(cmd)
+		if results[i].unfinished {
+			again = append(again, batch[i])
 		}
 	}
 	if len(again) > 0 {
-		for i, err := range s.cancel(ctx, again) { // each round gets further, and ctx bounds them
-			errs[index[i]] = err
-		}
+		// Each round gets further, and ctx bounds them. What was asked about is
+		// answered; if a round fails, those who wait go on with it themselves.
+		s.cancel(ctx, again)
 	}
-	return errs
+	return results
 }
 
-// unfinished reports whether a cancel ran out of what one call may do.
-func unfinished(reply []any) bool {
-	a, err := parseAnswer(reply)
-	return err == nil && a.unfinished
+// parseCancelled reads {DONE, how many were made owner, unfinished, 1 if the id owned,
+// last token}.
+func parseCancelled(cmd onceCmd) cancelled {
+	if err := cmd.Err(); err != nil {
+		return cancelled{fail: classify(ofNetwork(err))}
+	}
+	reply, _ := cmd.Val().([]any)
+	if len(reply) < 5 {
+		return cancelled{fail: classify(malformed(cmd.Val()))}
+	}
+	unfinished, _ := reply[2].(int64)
+	owned, _ := reply[3].(int64)
+	token, _ := reply[4].(int64)
+	if !validToken(token) {
+		token = 0
+	}
+	return cancelled{owned: owned == 1, token: uint64(token), unfinished: unfinished == 1}
 }
 
 func (s *redisServer) echo(ctx context.Context, channel, nonce string) (int, error) {

@@ -140,7 +140,7 @@ func TestCancelledCallsDuringAnOutageLeaveNothingPiledUp(t *testing.T) {
 		cancel()
 	}
 	c.reaper.mu.Lock()
-	n := len(c.reaper.ghosts)
+	n := len(c.reaper.schedule.pending)
 	c.reaper.mu.Unlock()
 	if n > 10 {
 		t.Errorf("%d requests are being cancelled, each every second for a TTL; %d commands were sent", n, c.Stats().Commands)

@@ -136,7 +136,7 @@ func (l *lock) dismiss(now time.Time, fx *effects) {
 	if l.strays == 0 {
 		for ; l.lost != nil; l.lost = l.lost.next {
 			req := l.lost.req
-			fx.ghosts = append(fx.ghosts, ghost{id: req.id, last: l.last, until: now.Add(req.ttl)})
+			fx.ghosts = append(fx.ghosts, ghost{id: req.id, last: l.last, until: arrives(now, req.ttl), giveUp: now.Add(req.ttl)})
 		}
 	}
 }

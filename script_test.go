@@ -145,7 +145,10 @@ func (s *scene) renew(id string) bool {
 }
 
 func (s *scene) tryCancel(id string, last uint64) error {
-	return s.srv.cancel(context.Background(), []*ghost{{id: id, keys: &s.keys, last: last}})[0]
+	if fail := s.srv.cancel(context.Background(), []*ghost{{id: id, keys: &s.keys, last: last}})[0].fail; fail != nil {
+		return fail.err
+	}
+	return nil
 }
 
 func (s *scene) cancel(id string, last uint64) {

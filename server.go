@@ -85,6 +85,15 @@ type renewal struct {
 	err     error
 }
 
+// cancelled is what came of a cancel.
+type cancelled struct {
+	owned bool     // the request owned the lock until then
+	token uint64   // the lock's last one, before another became owner by this; 0 if nobody remembers
+	fail  *failure // if not nil, the cancel was not answered, or refused
+
+	unfinished bool // it ran out of what one call may do; only the server asks
+}
+
 // server is where locks live: one Redis deployment, or a quorum of them. Its
 // methods block on the network and are safe for concurrent use.
 type server interface {
@@ -97,10 +106,11 @@ type server interface {
 	renew(ctx context.Context, batch []renewal)
 	// touch lets the last tokens of long-held locks live on, where a renewal that
 	// was granted asks for it. Nobody is lost without it: a token only has to
-	// outlive the lock when the server's clock goes back.
-	touch(ctx context.Context, batch []renewal)
-	// cancel ends many requests in one round trip; errs[i] is about batch[i].
-	cancel(ctx context.Context, batch []*ghost) (errs []error)
+	// outlive the lock when the server's clock goes back; and there are three more
+	// tries before it is forgotten.
+	touch(ctx context.Context, batch []renewal) error
+	// cancel ends many requests in one round trip; results[i] is about batch[i].
+	cancel(ctx context.Context, batch []*ghost) (results []cancelled)
 	// echo publishes a nonce to an inbox and returns how many heard it.
 	echo(ctx context.Context, channel, nonce string) (int, error)
 	evict(ctx context.Context, k *keys) (evicted []string, err error)

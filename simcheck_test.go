@@ -139,7 +139,7 @@ func (w *world) served(before, after view, p *packet) {
 func (w *world) losses(c *simClient, before grant, fx *effects) {
 	for _, l := range fx.ended {
 		inTime := w.now.Before(before.trust()) && before.state == held
-		if inTime && !c.dead && !w.excused[before.req.id] && !strings.Contains(l.why, "maximum") {
+		if inTime && !c.dead && !w.excused[before.req.id] && !strings.Contains(l.why, "maximum") && l.why != lostUnproved {
 			if v := w.look(); v.owns(before.req.id) {
 				w.fail("%s gave up %s, which it owns: %s", c.name, short(before.req.id), l.why)
 			}

@@ -91,6 +91,7 @@ type packet struct {
 	err    error
 	r      renewal
 	g      *ghost
+	ended  cancelled
 	m      message
 	orphan bool // the sender has given up on it: its answer goes nowhere
 }
@@ -402,11 +403,12 @@ func (w *world) execute(p *packet) *packet {
 		reply = &packet{kind: "renewed", c: p.c, r: batch[0]}
 	case "cancel":
 		p.g.keys = &w.keys
-		if errs := w.srv.cancel(ctx, []*ghost{p.g}); errs[0] != nil {
-			w.fail("cancel: %v", errs[0])
+		r := w.srv.cancel(ctx, []*ghost{p.g})[0]
+		if r.fail != nil {
+			w.fail("cancel: %v", r.fail.err)
 		}
 		w.logf("server: cancel %s", short(p.g.id))
-		reply = &packet{kind: "cancelled", c: p.c, g: p.g}
+		reply = &packet{kind: "cancelled", c: p.c, g: p.g, ended: r}
 	}
 	after := w.look()
 	w.changed(before, after)
@@ -439,16 +441,17 @@ func (w *world) arrive(p *packet) {
 		r := p.r
 		c.step(func(now time.Time, fx *effects) { c.lock.renewed(&r, now, fx) })
 	case "cancelled":
+		if r := p.ended; p.err == nil {
+			p.g.proved = p.g.proved || r.owned || r.token != 0 && r.token == p.g.proof
+		}
 		if gone := p.g.gone; p.err == nil && gone != nil {
 			p.g.gone = nil
-			c.step(func(_ time.Time, fx *effects) {
-				for _, x := range gone {
-					x.settle(nil, fx)
-				}
+			c.step(func(now time.Time, fx *effects) {
+				c.lock.cancelled(&settlement{callers: gone, proved: p.g.proved}, now, fx)
 			})
 		}
 		if next := p.g.then; p.err == nil && next != nil {
-			p.g.then = nil
+			p.g.then, next.proved = nil, p.g.proved
 			c.haunt(next)
 		}
 		if p.err == nil && (p.g.until.IsZero() || !w.now.Before(p.g.until)) {

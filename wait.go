@@ -221,6 +221,7 @@ func (e *entry) unlock(pick func(*lock) *caller) (bool, error) {
 	e.mu.Lock()
 	err := w.err
 	if !w.settled {
+		w.unheard = true
 		err = &notReleased{name: e.keys.name, ends: ends, trouble: e.lock.trouble}
 		if w.ended == byLoss {
 			err = lostToo(err)

@@ -175,7 +175,10 @@ func (c *Client) renew(batch []renewal) {
 			c.journal.trouble(r.entry.keys.name, r.err)
 		}
 	}
-	c.server.touch(ctx, batch)
+	if err := c.server.touch(ctx, batch); err != nil {
+		c.inbox.suspect(err)
+		c.journal.trouble(batch[0].entry.keys.name, err)
+	}
 	c.inbox.prove(ctx)
 }
 

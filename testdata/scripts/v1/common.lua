@@ -273,7 +273,7 @@ local function tell(what, but, after)
     if #ids == 100 then
       local ends = redis.call('ZSCORE', readers, ids[100])
       for _, id in ipairs(redis.call('ZRANGEBYSCORE', readers, ends, ends)) do ids[#ids + 1] = id end
-      if tonumber(ends) < 9007199254740000 and redis.call('ZCOUNT', readers, '(' .. ends, '+inf') > 0 then
+      if (tonumber(ends) or math.huge) < 9007199254740000 and redis.call('ZCOUNT', readers, '(' .. ends, '+inf') > 0 then
         till = math.ceil(tonumber(ends))
       end
     end
@@ -331,7 +331,7 @@ local function enqueue(id, ttl)
   local new = not place
   if new then
     local top = redis.call('ZREVRANGE', queue, 0, 0, 'WITHSCORES')[2]
-    redis.call('ZADD', queue, int(tonumber(top or 0) + 1), id)
+    redis.call('ZADD', queue, int((tonumber(top or 0) or 0) + 1), id)
     place = redis.call('ZCARD', queue) - 1
   end
   redis.call('PEXPIRE', queue, int(math.max(redis.call('PTTL', queue), 3 * ttl)))
