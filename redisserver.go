@@ -68,7 +68,11 @@ func (s *redisServer) do(ctx context.Context, k *keys, c *command) (answer, erro
 		if c.wait {
 			wait = "1"
 		}
-		cmd, err = s.run(ctx, &acquireScript, k5[:], s.inboxes, c.id, wait, c.echo, milliseconds(c.ttl), milliseconds(tokenLife(c.ttl)), c.own, decimal(c.told))
+		args := []any{s.inboxes, c.id, wait, c.echo, milliseconds(c.ttl), milliseconds(tokenLife(c.ttl)), c.own}
+		if c.told > 0 {
+			args = append(args, decimal(c.told))
+		}
+		cmd, err = s.run(ctx, &acquireScript, k5[:], args...)
 	case release:
 		cmd, err = s.run(ctx, &releaseScript, k5[:], s.inboxes, c.id, last, formatSpan(c.link))
 	case yield:

@@ -7,7 +7,7 @@ const simulation = "TestSimulation"
 var mutants = []mutant{
 	// scripts
 	{"release without ownership check", "scripts/release.lua", "if not owns(id, mode) then", "if false then", simulation},
-	{"shortcut of release without ownership check", "scripts/release_usual.lua", "call('GET', KEYS[1]) == ARGV[2] and ", "", simulation},
+	{"shortcut of release without ownership check", "scripts/release_usual.lua", "call('GET', KEYS[1]) ~= ARGV[2] or ", "", simulation},
 	{"renew on EXISTS", "scripts/renew.lua", "if redis.call('GET', KEYS[1]) ~= ARGV[1]", "if redis.call('EXISTS', KEYS[1]) == 0", simulation},
 	{"reader renews without its own expiry", "scripts/renew_shared.lua", " or not ends or tonumber(ends) <= now", "", simulation},
 	{"yield by one who does not own enqueues (B2)", "scripts/yield.lua", "if owns(old, mode) then", "if true then", simulation},
