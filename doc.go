@@ -54,11 +54,12 @@
 // the same step, so the poller never sees it free. It is excluded correctly, and
 // so are we while it owns the lock.
 //
-// With a [redis.Client], a waiter to whom PUBLISH reaches nobody is taken for
-// dead and skipped. A proxy that sends the subscriptions and the commands of one
-// client to different servers makes every waiter look like that. The lock stays
-// exclusive, but waiting then is polling, and its order is lost. Behind such a
-// proxy, connect to the server itself.
+// With a [redis.Client], a waiter for whom nobody listens (PUBSUB NUMSUB, asked
+// before it is told anything) is taken for dead and passed over. A proxy that sends
+// the subscriptions and the commands of one client to different servers makes every
+// waiter look like that. The lock stays exclusive, but waiting then is polling, and
+// its order is lost. Behind such a proxy, connect to the server itself. Where an ACL
+// denies PUBSUB, a dead waiter costs its successor a TTL instead.
 //
 // Order is that of arrival among processes in Redis, and among callers in a
 // process. It is not that of arrival among all callers of all processes: a

@@ -184,32 +184,38 @@ func (s *redisServer) touch(ctx context.Context, batch []renewal) {
 }
 
 func (s *redisServer) cancel(ctx context.Context, batch []*ghost) []error {
-	cmds := s.pipeline(ctx, len(batch), func(i int, byText bool) onceCmd {
+	call := func(i int, byText bool) onceCmd {
 		g := batch[i]
 		k := g.keys.all()
 		return cancelScript.call(ctx, byText, k[:], s.inboxes, g.id, strconv.FormatUint(g.last, 10), formatSpan(g.link))
-	})
+	}
+	cmds := s.pipeline(ctx, len(batch), call)
+	s.goOn(ctx, cmds, call)
 	errs := make([]error, len(cmds))
-	var again []*ghost
-	var index []int
 	for i, cmd := range cmds {
 		errs[i] = noAnswer(cmd.Err())
-		if reply, ok := cmd.Val().([]any); ok && errs[i] == nil && unfinished(reply) {
-			again, index = append(again, batch[i]), append(index, i)
-		}
-	}
-	if len(again) > 0 {
-		for i, err := range s.cancel(ctx, again) { // each round gets further, and ctx bounds them
-			errs[index[i]] = err
-		}
 	}
 	return errs
 }
 
-// unfinished reports whether a cancel ran out of what one call may do.
-func unfinished(reply []any) bool {
-	a, err := parseAnswer(reply)
-	return err == nil && a.unfinished
+// goOn sends those cancels again that ran out of what one call may do, which the last
+// number of their answer says. Each round gets further, and ctx bounds them. What
+// fails is left to the waiters' own re-checks.
+func (s *redisServer) goOn(ctx context.Context, cmds []onceCmd, call func(i int, byText bool) onceCmd) {
+	for {
+		var again []int
+		for i, cmd := range cmds {
+			if reply, _ := cmd.Val().([]any); cmd.Err() == nil && len(reply) > 2 && reply[len(reply)-1] == int64(1) {
+				again = append(again, i)
+			}
+		}
+		if len(again) == 0 {
+			return
+		}
+		all := call
+		call = func(i int, byText bool) onceCmd { return all(again[i], byText) }
+		cmds = s.pipeline(ctx, len(again), call)
+	}
 }
 
 func (s *redisServer) echo(ctx context.Context, channel, nonce string) (int, error) {

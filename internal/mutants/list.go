@@ -60,7 +60,7 @@ var mutants = []mutant{
 	{"a try before a waiter is refused by unfinished work", "answers.go", "		if !a.unfinished { // else", "		if true { // else", "BeforeAWaiter"},
 	{"nobody goes on after a release", "answers.go", "	if a.unfinished {\n		fx.ghosts", "	if false {\n		fx.ghosts", "Unfinished|ManyReaders"},
 	{"nobody goes on after a downgrade", "downgrade.go", "		l.goOn(a, c.id, fx)\n", "", "Unfinished"},
-	{"a cancel does not go on", "redisserver.go", "	if len(again) > 0 {\n		for i, err", "	if false {\n		for i, err", "GoesOnUntil"},
+	{"a cancel does not go on", "redisserver.go", "		if len(again) == 0 {\n			return\n		}\n		all := call", "		if true {\n			return\n		}\n		all := call", "GoesOnUntil"},
 	{"readers whose leases end together are passed over", "scripts/common.lua", "      for _, id in ipairs(redis.call('ZRANGEBYSCORE', readers, ends, ends)) do ids[#ids + 1] = id end\n", "", "EndTogether"},
 	{"readers are told by rank, though those told leave", "scripts/common.lua", "redis.call('ZRANGEBYSCORE', readers, '(' .. int(math.max(after or 0, now)), '+inf', 'LIMIT', 0, 100)", "redis.call('ZRANGE', readers, (after or 0) > 0 and 100 or 0, (after or 0) > 0 and 199 or 99)", "AllReadersAreTold"},
 	{"the rest of the evicted is not told", "redisserver.go", "for rest := evicted[told:];", "for rest := evicted[len(evicted):];", "ManyEvicted"},

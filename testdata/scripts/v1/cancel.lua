@@ -1,7 +1,8 @@
 -- cancel(id, last token): the request ends, whatever became of it.
 --
 -- ARGV  2 id, 3 last token given out under it, 4 span
--- Returns {DONE, how many were made owner, unfinished}. Always looks for the next owner:
+-- Returns {DONE, how many were made owner, unfinished}; the last number says whether it
+-- has to be sent again at once. Always looks for the next owner:
 -- readers behind a cancelled writer may enter now. If it gave up a place, owners hear
 -- again that somebody waits: those with a place behind themselves take no notice while
 -- they have it. Otherwise they do not: such a message often crosses with its owner's
