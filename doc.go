@@ -59,10 +59,12 @@
 // so are we while it owns the lock.
 //
 // With a [redis.Client], a waiter without a live subscription on the server that
-// carries out a release is presumed dead and skipped. Behind a proxy that sends the
-// subscriptions and the commands of one client to different servers, every waiter looks
-// like that. The lock stays exclusive, but waiters then poll, and FIFO order is lost.
-// Behind such a proxy, connect to the server itself.
+// carries out a release is presumed dead and skipped, before it is told anything
+// (PUBSUB NUMSUB). Behind a proxy that sends the subscriptions and the commands of one
+// client to different servers, every waiter looks like that. The lock stays exclusive,
+// but waiters then poll, and FIFO order is lost. Behind such a proxy, connect to the
+// server itself. Where an ACL denies PUBSUB, a dead waiter costs its successor a TTL
+// instead.
 //
 // Order is first come, first served among processes in Redis, and among the callers of
 // one process. It is not global across all callers: a process that has the lock may

@@ -69,7 +69,11 @@ func (s *redisServer) do(ctx context.Context, k *keys, c *command) (answer, erro
 		if c.wait {
 			wait = "1"
 		}
-		cmd, err = s.run(ctx, &acquireScript, k5[:], s.inboxes, c.id, wait, c.echo, milliseconds(c.ttl), milliseconds(tokenLife(c.ttl)), c.own, decimal(c.told))
+		args := []any{s.inboxes, c.id, wait, c.echo, milliseconds(c.ttl), milliseconds(tokenLife(c.ttl)), c.own}
+		if c.told > 0 {
+			args = append(args, decimal(c.told))
+		}
+		cmd, err = s.run(ctx, &acquireScript, k5[:], args...)
 	case release:
 		cmd, err = s.run(ctx, &releaseScript, k5[:], s.inboxes, c.id, last, formatSpan(c.link))
 	case yield:
@@ -204,29 +208,22 @@ func (s *redisServer) touch(ctx context.Context, batch []renewal) error {
 }
 
 func (s *redisServer) cancel(ctx context.Context, batch []*ghost) []cancelled {
-	cmds := s.pipeline(ctx, len(batch), func(i int, byText bool) onceCmd {
+	call := func(i int, byText bool) onceCmd {
 		g := batch[i]
 		k := g.keys.all()
 		return cancelScript.call(ctx, byText, k[:], s.inboxes, g.id, strconv.FormatUint(g.last, 10), formatSpan(g.link))
-	})
+	}
+	cmds := s.pipeline(ctx, len(batch), call)
+	s.goOn(ctx, cmds, call)
 	results := make([]cancelled, len(cmds))
-	var again []*ghost
 	for i, cmd := range cmds {
 		results[i] = parseCancelled(cmd)
-		if results[i].unfinished {
-			again = append(again, batch[i])
-		}
-	}
-	if len(again) > 0 {
-		// Each round gets further, and ctx bounds them. What was asked about is
-		// answered; if a round fails, those who wait go on with it themselves.
-		s.cancel(ctx, again)
 	}
 	return results
 }
 
-// parseCancelled reads {DONE, how many were made owner, unfinished, 1 if the id owned,
-// last token}.
+// parseCancelled reads {DONE, how many were made owner, 1 if the id owned, last token,
+// unfinished}.
 func parseCancelled(cmd onceCmd) cancelled {
 	if err := cmd.Err(); err != nil {
 		return cancelled{fail: classify(ofNetwork(err))}
@@ -235,13 +232,32 @@ func parseCancelled(cmd onceCmd) cancelled {
 	if len(reply) < 5 {
 		return cancelled{fail: classify(malformed(cmd.Val()))}
 	}
-	unfinished, _ := reply[2].(int64)
-	owned, _ := reply[3].(int64)
-	token, _ := reply[4].(int64)
+	owned, _ := reply[2].(int64)
+	token, _ := reply[3].(int64)
 	if !validToken(token) {
 		token = 0
 	}
-	return cancelled{owned: owned == 1, token: uint64(token), unfinished: unfinished == 1}
+	return cancelled{owned: owned == 1, token: uint64(token)}
+}
+
+// goOn sends those cancels again that ran out of what one call may do, which the last
+// number of their answer says. Each round gets further, and ctx bounds them. What
+// fails is left to the waiters' own re-checks.
+func (s *redisServer) goOn(ctx context.Context, cmds []onceCmd, call func(i int, byText bool) onceCmd) {
+	for {
+		var again []int
+		for i, cmd := range cmds {
+			if reply, _ := cmd.Val().([]any); cmd.Err() == nil && len(reply) > 2 && reply[len(reply)-1] == int64(1) {
+				again = append(again, i)
+			}
+		}
+		if len(again) == 0 {
+			return
+		}
+		all := call
+		call = func(i int, byText bool) onceCmd { return all(again[i], byText) }
+		cmds = s.pipeline(ctx, len(again), call)
+	}
 }
 
 func (s *redisServer) echo(ctx context.Context, channel, nonce string) (int, error) {

@@ -90,8 +90,6 @@ type cancelled struct {
 	owned bool     // the request owned the lock until then
 	token uint64   // the lock's last one, before another became owner by this; 0 if nobody remembers
 	fail  *failure // if not nil, the cancel was not answered, or refused
-
-	unfinished bool // it ran out of what one call may do; only the server asks
 }
 
 // server is where locks live: one Redis deployment, or a quorum of them. Its

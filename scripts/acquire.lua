@@ -3,7 +3,7 @@
 -- ARGV  2 id, 3 '1' to wait, 4 nonce for an echo to the asker's inbox or '',
 --       5 the id's TTL in ms, 6 how long to remember the token,
 --       7 id of the asker's own readers, who need not be told that it waits, or '',
---       8 up to where readers were told by the asker's call before, 0 if that told all
+--       8 up to where readers were told by the asker's call before, none if that told all
 -- Returns granted_reply or waiting_reply (common.lua), or what acquire_free.lua does.
 -- An owner that asks again keeps the lock and gets its full TTL.
 

@@ -91,7 +91,7 @@ end
 -- takes it away with the last reader.
 local function mark()
   live_readers()
-  local top = redis.call('ZREVRANGE', readers, 0, 0, 'WITHSCORES')
+  local top = redis.call('ZREVRANGE', readers, '0', '0', 'WITHSCORES')
   if not top[1] then
     if value == MARK then
       redis.call('DEL', lock)
@@ -180,7 +180,7 @@ end
 -- entry: id, mode (nil for one of a later format), TTL, proof, client. It
 -- returns false if the queue is empty, nil if the budget ran out before that.
 local function head()
-  local some = redis.call('ZRANGE', queue, 0, 0) -- most often it is alive
+  local some = redis.call('ZRANGE', queue, '0', '0') -- most often it is alive
   while some[1] do
     local dead = {}
     for _, id in ipairs(some) do
@@ -330,7 +330,7 @@ local function enqueue(id, ttl)
   local place = redis.call('ZRANK', queue, id)
   local new = not place
   if new then
-    local top = redis.call('ZREVRANGE', queue, 0, 0, 'WITHSCORES')[2]
+    local top = redis.call('ZREVRANGE', queue, '0', '0', 'WITHSCORES')[2]
     redis.call('ZADD', queue, int((tonumber(top or 0) or 0) + 1), id)
     place = redis.call('ZCARD', queue) - 1
   end
@@ -354,8 +354,8 @@ end
 -- where readers were told, 0 if all were}
 local function waiting_reply(kind, place, echoed, told)
   local blocker = value
-  if blocker == MARK then blocker = redis.call('ZREVRANGE', readers, 0, 0)[1] end
-  blocker = blocker or redis.call('ZRANGE', queue, 0, 0)[1] or ''
+  if blocker == MARK then blocker = redis.call('ZREVRANGE', readers, '0', '0')[1] end
+  blocker = blocker or redis.call('ZRANGE', queue, '0', '0')[1] or ''
   last_token()
   local mute = (value and value ~= MARK and not parse(value)) or newer(blocker) or sealed
   return { kind, last, us, place, redis.call('PTTL', lock), blocker, mute and 1 or 0, denied and -2 or echoed, handed, unfinished, told }

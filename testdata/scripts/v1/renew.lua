@@ -2,7 +2,8 @@
 --
 -- KEYS  1 lock: one key, for a slot in migration refuses scripts that name more
 -- ARGV  1 id, 2 TTL in ms
--- Returns the server's time in microseconds, or 0 if id does not own the lock.
+-- Returns the server's time in microseconds, or 0 if id does not own the lock; an
+-- error where the server admits no writes.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   -- Only a server that admits writes may say so: one that was primary can be behind.
