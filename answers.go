@@ -54,7 +54,6 @@ func (l *lock) acquired(c *command, a answer, err error, pause time.Duration, no
 		}
 		l.hold(a, c.at, how, now)
 	case enqueued:
-		l.blocker = a.blocker
 		if g.state == held {
 			return // a message was faster than this
 		}
@@ -62,9 +61,11 @@ func (l *lock) acquired(c *command, a answer, err error, pause time.Duration, no
 		l.wait(a, c.at, now)
 	case refused:
 		l.blocker = a.blocker
+		l.attend(a, now)
 		l.rejectTries(ErrLocked, fx)
 		switch {
 		case g.state == held:
+		case l.waiting.first != nil && l.waiting.first.attends(): // asks again, to wait
 		case before: // an earlier command may have queued it
 			l.drop(now, fx)
 		default:
@@ -81,6 +82,9 @@ func (l *lock) failed(err error, pause time.Duration, now time.Time, fx *effects
 		ask, ttl = &l.grant.hand.ask, l.grant.hand.next.ttl
 	}
 	if ask != nil {
+		if l.missed {
+			pause, l.missed = 0, false
+		}
 		ask.checkAt = now.Add(pause)
 		if !definite(err) && !unsent(err) {
 			ask.known = true
@@ -139,12 +143,17 @@ func (l *lock) wait(a answer, from, now time.Time) {
 	g.state = queued
 	g.ask.basis, g.ask.floor = from, a.token
 	pause := min(g.req.ttl/3, longestPoll)
-	if a.mute || a.echo == echoDenied || !l.env.pushed() {
+	deaf := a.echo == echoDenied || !l.env.pushed()
+	if deaf || a.mute && a.place == 0 { // those behind the head hear of its release
+		if a.blocker != l.blocker {
+			g.ask.poll = 0 // who took turns once does so again
+		}
 		pause = min(pause, max(firstPoll, 2*g.ask.poll))
 		g.ask.poll = pause
 	} else {
 		g.ask.poll = 0
 	}
+	l.blocker = a.blocker
 	pause -= time.Duration(float64(pause) / 3 * l.env.jitter())
 	if a.left >= 0 {
 		pause = min(pause, a.left+afterExpiry+time.Duration(a.place)*perPlace)
@@ -190,7 +199,6 @@ func (l *lock) yielded(c *command, a answer, err error, pause time.Duration, now
 		l.hold(a, c.at, viaLocal, now) // nobody else was there
 	default:
 		l.depart(fx)
-		l.blocker = a.blocker
 		l.rejectTries(ErrLocked, fx)
 		l.wait(a, c.at, now)
 	}

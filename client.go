@@ -114,8 +114,8 @@ func (c *Client) begin() {
 	})
 }
 
-func (c *Client) newRequest(m mode, ttl time.Duration) request {
-	return newRequest(c.id, m, ttl, c.counts && c.inbox.confirmed())
+func (c *Client) newRequest(m mode, ttl time.Duration, idles bool) request {
+	return newRequest(c.id, m, ttl, idles, c.counts && c.inbox.confirmed())
 }
 
 func (c *Client) jitter() float64  { return rand.Float64() }

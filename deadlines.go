@@ -19,6 +19,9 @@ func (l *lock) expire(now time.Time, fx *effects) {
 	if !l.overAt.IsZero() && !now.Before(l.overAt) {
 		l.endOverlong(now, fx)
 	}
+	if c := l.waiting.first; c != nil && c.attends() && !now.Before(c.till) {
+		l.reject(c, ErrLocked, fx) // the owner was not idle
+	}
 	if g := &l.grant; g.state == held && l.member() != nil && g.over(g.proved, now) {
 		l.lost = &lostGrant{g.req, l.lost}
 		if g.lowering() {
@@ -36,6 +39,9 @@ func (l *lock) due() time.Time {
 		if !t.IsZero() && (due.IsZero() || t.Before(due)) {
 			due = t
 		}
+	}
+	if c := l.waiting.first; c != nil && c.attends() {
+		earliest(c.till)
 	}
 	switch {
 	case g.state == held:

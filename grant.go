@@ -107,6 +107,8 @@ const (
 	// A crash does not start a herd: who waits further behind looks later.
 	afterExpiry = time.Millisecond
 	perPlace    = 5 * time.Millisecond
+	// How long one who only tries waits for an owner that may be idle.
+	idleOwnersTime = 50 * time.Millisecond
 	// A token further than this ahead of the server's clock means that the
 	// clock went back; nobody waits for it to catch up.
 	longestAhead = time.Millisecond

@@ -43,7 +43,9 @@ type lock struct {
 
 // surroundings are what a lock needs besides events.
 type surroundings interface {
-	newRequest(m mode, ttl time.Duration) request
+	// newRequest returns one under a new id; idles: its grant may be kept with
+	// nobody inside.
+	newRequest(m mode, ttl time.Duration, idles bool) request
 	jitter() float64 // in [0, 1)
 	// pushed reports whether messages reach this client, so that waiting needs
 	// no polling.
@@ -99,7 +101,9 @@ func (l *lock) leave(c *caller, now time.Time, fx *effects) {
 	} else {
 		l.departing.push(c)
 		l.passed = c.trail.ref()
-		l.grant.idleTill = now.Add(c.opts.idleHold)
+		if l.grant.opts.idleHold > 0 { // as its id says
+			l.grant.idleTill = now.Add(c.opts.idleHold)
+		}
 	}
 	if l.member() == nil && l.grant.lowering() && l.grant.inFlight != downgrade {
 		l.forsake(now, fx)
@@ -180,14 +184,25 @@ func (l *lock) turnAway(c *caller, err error, fx *effects) {
 	fx.wake(c)
 }
 
-// rejectTries turns away those who do not wait for others.
+// rejectTries turns away those who do not wait for others, nor for an idle owner.
 func (l *lock) rejectTries(err error, fx *effects) {
 	for c := l.waiting.first; c != nil; {
 		next := c.next
-		if c.try {
+		if c.try && !(c.attends() && err == ErrLocked) {
 			l.reject(c, err, fx)
 		}
 		c = next
+	}
+}
+
+// attend has one who only tries wait for an owner that may be idle: it lets go at
+// once if it is, when it hears that it is wanted. Nothing else would tell it so.
+func (l *lock) attend(a answer, now time.Time) {
+	// Who only tries has nobody of this process before it.
+	if c := l.waiting.first; c != nil && c.try && !c.attends() && a.place == 0 {
+		if who, err := parseID(a.blocker); err == nil && who.idles {
+			c.till = now.Add(idleOwnersTime)
+		}
 	}
 }
 

@@ -67,6 +67,9 @@ func (l *lock) reserved(c *command, a answer, err error, pause time.Duration, no
 	ask.basis, ask.floor = c.at, a.token
 	every := min(ttl/3, longestPoll)
 	ask.checkAt = now.Add(every - time.Duration(float64(every)/3*l.env.jitter()))
+	if l.missed {
+		ask.checkAt, l.missed = now, false
+	}
 }
 
 // overtaken: the place was served, as no writer's is beside readers. So ours do

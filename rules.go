@@ -37,6 +37,7 @@ func (l *lock) admit(now time.Time, fx *effects) {
 		}
 		g.idle = false
 		c.token, c.ahead = l.nextToken(now)
+		c.till = time.Time{}
 		if c.opts.maxHold > 0 {
 			c.till = now.Add(c.opts.maxHold)
 			if l.overAt.IsZero() || c.till.Before(l.overAt) {
@@ -78,7 +79,7 @@ func (l *lock) ask(now time.Time, fx *effects) {
 		return
 	}
 	if g.state == none {
-		*g = grant{state: asking, req: l.env.newRequest(head.mode, head.opts.ttl), opts: head.opts, ask: &inquiry{basis: now}}
+		*g = grant{state: asking, req: l.newRequest(head), opts: head.opts, ask: &inquiry{basis: now}}
 	}
 	if now.Before(g.ask.checkAt) {
 		return
@@ -87,14 +88,18 @@ func (l *lock) ask(now time.Time, fx *effects) {
 	fx.send = command{verb: acquire, id: g.req.id, ttl: g.req.ttl, wait: l.anyoneWaits(), check: g.state == queued, at: now}
 }
 
+func (l *lock) newRequest(head *caller) request {
+	return l.env.newRequest(head.mode, head.opts.ttl, head.opts.idleHold > 0)
+}
+
 // next begins to hand the grant over to what head asks for.
 func (l *lock) next(head *caller, now time.Time) *handOver {
-	return &handOver{next: l.env.newRequest(head.mode, head.opts.ttl), opts: head.opts, ask: inquiry{basis: now}}
+	return &handOver{next: l.newRequest(head), opts: head.opts, ask: inquiry{basis: now}}
 }
 
 func (l *lock) anyoneWaits() bool {
 	for c := l.waiting.first; c != nil; c = c.next {
-		if !c.try {
+		if !c.try || c.attends() {
 			return true
 		}
 	}

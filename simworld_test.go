@@ -95,7 +95,7 @@ type packet struct {
 	orphan bool // the sender has given up on it: its answer goes nowhere
 }
 
-func (c *simClient) newRequest(m mode, ttl time.Duration) request {
+func (c *simClient) newRequest(m mode, ttl time.Duration, idles bool) request {
 	const digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 	var b [16]byte
 	for i := range b {
@@ -104,6 +104,9 @@ func (c *simClient) newRequest(m mode, ttl time.Duration) request {
 	flag := "u"
 	if c.inbox != inboxDown {
 		flag = "c"
+	}
+	if idles {
+		flag += "i"
 	}
 	return request{fmt.Sprintf("leased1:%c:%d:%s:%s:%s", m, ttl.Milliseconds(), flag, b, c.id), m, ttl}
 }
@@ -195,7 +198,7 @@ func (w *world) publish(p *mini.Peer, cmd string, args ...string) bool {
 			w.fail("malformed message %q", args[1])
 		}
 		if c.dead || c.inbox == inboxDown {
-			if m.kind == "granted" && strings.Contains(m.id, ":c:") {
+			if m.kind == "granted" && (strings.Contains(m.id, ":c:") || strings.Contains(m.id, ":ci:")) {
 				w.unheard[m.id] = true
 			}
 			break

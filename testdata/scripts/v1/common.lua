@@ -27,7 +27,7 @@ local function int(n) return string.format('%.0f', n) end
 
 -- parse returns mode, TTL, whether PUBLISH's count is proof, and the client.
 local function parse(id)
-  local mode, ttl, proof, client = string.match(id, '^leased1:([wr]):(%d+):([cu]):[%w_-]+:(%S+)$')
+  local mode, ttl, proof, client = string.match(id, '^leased1:([wr]):(%d+):([cu])i?:[%w_-]+:(%S+)$')
   if not mode or #ttl > 12 or tonumber(ttl) < 1 then return nil end
   return mode, tonumber(ttl), proof == 'c', client
 end

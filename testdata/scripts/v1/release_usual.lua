@@ -15,7 +15,7 @@ if call('GET', KEYS[1]) == ARGV[2] and string.sub(ARGV[2], 9, 9) == 'w' then
     end
   else
     local id = call('LINDEX', KEYS[2], 0)
-    local ttl, proof, client = string.match(id, '^leased1:w:([1-9]%d*):([cu]):[%w_-]+:(%S+)$')
+    local ttl, proof, client = string.match(id, '^leased1:w:([1-9]%d*):([cu])i?:[%w_-]+:(%S+)$')
     local m = call('GET', KEYS[5])
     if ttl and #ttl <= 9 and m then
       local t = call('TIME')
