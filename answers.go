@@ -39,7 +39,9 @@ func (l *lock) acquired(c *command, a answer, err error, pause time.Duration, no
 		return
 	}
 	if err != nil {
-		l.failed(err, pause, now, fx)
+		if g.state != held {
+			l.failed(err, pause, now, fx)
+		}
 		return
 	}
 	before := g.ask != nil && g.ask.known
@@ -63,9 +65,18 @@ func (l *lock) acquired(c *command, a answer, err error, pause time.Duration, no
 		l.blocker = a.blocker
 		l.attend(a, now)
 		l.rejectTries(ErrLocked, fx)
+		if g.state == asking && g.ask.probe {
+			l.probed = true
+			if l.env.joining() {
+				l.deafTill = now.Add(longestDeaf)
+			}
+		}
 		switch {
 		case g.state == held:
-		case l.waiting.first != nil && l.waiting.first.attends(): // asks again, to wait
+			g.renewAt = now // that tells
+		case g.ask.probe && !before:
+			*g = grant{}
+		case !g.ask.probe && l.waiting.first != nil && l.waiting.first.attends(): // asks again, to wait
 		case before: // an earlier command may have queued it
 			l.drop(now, fx)
 		default:
@@ -111,6 +122,7 @@ func (l *lock) failed(err error, pause time.Duration, now time.Time, fx *effects
 func (l *lock) hold(a answer, from time.Time, how via, now time.Time) {
 	g := &l.grant
 	if g.state != held {
+		g.early = l.env.joining() || g.ask != nil && g.ask.probe
 		g.state, g.fresh, g.ask = held, true, nil
 		g.via, g.since, g.served = how, now, 0
 		g.token, g.clock, g.clockAt = a.token, a.clock, now

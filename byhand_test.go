@@ -58,6 +58,8 @@ func (h *hand) jitter() float64 { return h.luck }
 
 func (h *hand) pushed() bool { return !h.polling }
 
+func (h *hand) joining() bool { return h.connects }
+
 func (h *hand) start() time.Time { return noon }
 
 // step gives the lock an event and takes its effects.

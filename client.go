@@ -118,6 +118,9 @@ func (c *Client) newRequest(m mode, ttl time.Duration, idles bool) request {
 	return newRequest(c.id, m, ttl, idles, c.counts && c.inbox.confirmed())
 }
 
+// Where PUBLISH's count proves nothing, there is no proof to wait for.
+func (c *Client) joining() bool { return c.counts && !c.inbox.settled.Load() }
+
 func (c *Client) jitter() float64  { return rand.Float64() }
 func (c *Client) pushed() bool     { return !c.inbox.denied() }
 func (c *Client) start() time.Time { return c.began }

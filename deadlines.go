@@ -57,6 +57,8 @@ func (l *lock) due() time.Time {
 		if g.hand != nil && g.inFlight == nothing {
 			earliest(g.hand.ask.checkAt)
 		}
+	case g.state == none && l.waiting.first != nil:
+		earliest(l.deafTill)
 	case g.inFlight == nothing && g.ask != nil:
 		earliest(g.ask.checkAt)
 	}

@@ -30,11 +30,13 @@ type lock struct {
 	inside    callers
 	departing callers // left, and to be told how the letting go went
 	closed    bool
-	missed    bool   // messages may have been, since the command in flight was sent
-	strays    int32  // callers inside whose grant is gone
-	trouble   error  // last error of Redis, nil after an answer
-	blocker   string // who had the lock when Redis was last asked
-	last      uint64 // last token given out; never goes back
+	missed    bool      // messages may have been, since the command in flight was sent
+	strays    int32     // callers inside whose grant is gone
+	trouble   error     // last error of Redis, nil after an answer
+	blocker   string    // who had the lock when Redis was last asked
+	last      uint64    // last token given out; never goes back
+	probed    bool      // it was asked for once without queueing, see ask
+	deafTill  time.Time // who would wait in Redis waits until messages are heard, at most until then
 	grant     grant
 	overAt    time.Time  // earliest end of a maximum hold inside, zero if there is none
 	lost      *lostGrant // that ended unproved while callers were inside
@@ -50,6 +52,9 @@ type surroundings interface {
 	// pushed reports whether messages reach this client, so that waiting needs
 	// no polling.
 	pushed() bool
+	// joining reports that messages cannot be heard yet, but will be soon: then
+	// messageless says so, or subscribed. Requests made until then carry no proof.
+	joining() bool
 	// start is some fixed instant: renewals fall on a grid counted from it, so
 	// that those of many locks leave together.
 	start() time.Time

@@ -140,9 +140,12 @@ func (l *lock) subscribed(now time.Time, fx *effects) {
 	l.missed = l.grant.inFlight != nothing
 	if g := &l.grant; g.ask != nil {
 		g.ask.checkAt = now
-		l.settle(now, fx)
 	}
+	l.settle(now, fx)
 }
+
+// messageless: the inbox's first subscription was refused, or had no answer.
+func (l *lock) messageless(now time.Time, fx *effects) { l.settle(now, fx) }
 
 // holds reports whether the grant is that of id.
 func (l *lock) holds(id string) bool { return l.grant.state == held && l.grant.req.id == id }

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -33,6 +34,7 @@ type inbox struct {
 	alarm   alarm
 	quit    context.Context
 	halt    context.CancelFunc
+	settled atomic.Bool // the first subscription was confirmed, or failed
 
 	mu     sync.Mutex // guards what follows; only watchdog.mu is locked under it
 	state  inboxState
@@ -90,6 +92,11 @@ func (in *inbox) run() {
 			in.enter(forbidden)
 			in.client.journal.deaf(err)
 			pause = deniedRejoin
+		}
+		if in.settled.CompareAndSwap(false, true) {
+			for _, e := range in.client.entries() {
+				e.step(e.lock.messageless)
+			}
 		}
 		timer := time.NewTimer(pause)
 		select {
@@ -150,6 +157,7 @@ func (in *inbox) listen() error {
 		switch got := got.(type) {
 		case *redis.Subscription:
 			in.enter(joined)
+			in.settled.Store(true)
 			for _, e := range in.client.entries() {
 				e.step(e.lock.subscribed)
 			}

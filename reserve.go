@@ -22,6 +22,9 @@ func (l *lock) reserve(now time.Time, fx *effects) {
 		return // the yield comes next
 	}
 	if g.hand == nil {
+		if l.env.joining() {
+			return // its id is to say that messages are heard
+		}
 		g.hand = l.next(head, now)
 	}
 	ask := &g.hand.ask

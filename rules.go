@@ -6,6 +6,7 @@ import "time"
 // gives. Then those who left are told how that went, unless Redis' word on it is
 // still to come.
 func (l *lock) settle(now time.Time, fx *effects) {
+	l.hear(now)
 	l.expire(now, fx)
 	l.admit(now, fx)
 	l.reserve(now, fx)
@@ -62,6 +63,12 @@ func (l *lock) ask(now time.Time, fx *effects) {
 		return
 	}
 	head := l.waiting.first
+	if g.state == held && g.early && !l.env.joining() && (l.member() != nil || now.Before(g.idleTill)) {
+		// Whether somebody wants it could not be heard so far.
+		g.early, g.inFlight, l.missed = false, acquire, false
+		fx.send = command{verb: acquire, id: g.req.id, ttl: g.req.ttl, at: now}
+		return
+	}
 	if g.state == held {
 		// Who left is to hear what became of the grant, as a yield tells.
 		if l.member() != nil || head == nil || g.trusted(now) || l.departing.first != nil {
@@ -75,17 +82,24 @@ func (l *lock) ask(now time.Time, fx *effects) {
 	if g.state != none && (head == nil || g.req.mode != head.mode) {
 		l.drop(now, fx)
 	}
-	if head == nil || !l.compatible(head.mode) {
+	if g.state == asking && g.ask.probe && !l.env.joining() {
+		l.drop(now, fx) // it had no answer: one that may queue gets another id
+	}
+	if head == nil || !l.compatible(head.mode) || g.state == none && !l.deafTill.IsZero() {
 		return
 	}
 	if g.state == none {
-		*g = grant{state: asking, req: l.newRequest(head), opts: head.opts, ask: &inquiry{basis: now}}
+		// A request from before messages are heard may take a free lock, but does not
+		// queue: its id could not prove that its process has died. One that is refused
+		// ends, and is asked for anew under another id; see hear.
+		probe := l.env.joining() && !l.probed
+		*g = grant{state: asking, req: l.newRequest(head), opts: head.opts, ask: &inquiry{basis: now, probe: probe}}
 	}
 	if now.Before(g.ask.checkAt) {
 		return
 	}
 	g.inFlight, l.missed = acquire, false
-	fx.send = command{verb: acquire, id: g.req.id, ttl: g.req.ttl, wait: l.anyoneWaits(), check: g.state == queued, at: now}
+	fx.send = command{verb: acquire, id: g.req.id, ttl: g.req.ttl, wait: l.anyoneWaits() && !g.ask.probe, check: g.state == queued, at: now}
 }
 
 func (l *lock) newRequest(head *caller) request {
@@ -95,6 +109,18 @@ func (l *lock) newRequest(head *caller) request {
 // next begins to hand the grant over to what head asks for.
 func (l *lock) next(head *caller, now time.Time) *handOver {
 	return &handOver{next: l.newRequest(head), opts: head.opts, ask: inquiry{basis: now}}
+}
+
+// hear lets those queue who waited until messages are heard, or have done so in vain
+// for long enough.
+func (l *lock) hear(now time.Time) {
+	if l.deafTill.IsZero() || l.env.joining() && now.Before(l.deafTill) {
+		return
+	}
+	l.deafTill = time.Time{}
+	if c := l.waiting.first; c != nil && c.attends() {
+		c.till = now.Add(idleOwnersTime)
+	}
 }
 
 func (l *lock) anyoneWaits() bool {

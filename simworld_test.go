@@ -60,6 +60,7 @@ type simClient struct {
 	lock   lock
 	dead   bool
 	paused bool
+	joins  bool // its inbox was not confirmed yet
 	inbox  simInbox
 	ghosts []*ghost
 	calls  []*caller // waiting or inside
@@ -113,6 +114,7 @@ func (c *simClient) newRequest(m mode, ttl time.Duration, idles bool) request {
 
 func (c *simClient) jitter() float64  { return c.w.rng.Float64() }
 func (c *simClient) pushed() bool     { return !c.w.deny }
+func (c *simClient) joining() bool    { return c.joins }
 func (c *simClient) start() time.Time { return simEpoch }
 
 var simEpoch = time.UnixMilli(1_700_000_000_000)
@@ -159,6 +161,9 @@ func (w *world) begin(seed int64) {
 		c := &simClient{w: w, name: string(rune('A' + i)), order: map[*caller]int{}}
 		c.id = strings.Repeat(c.name, 16) + ":sim"
 		c.lock.env = c
+		if w.rng.Intn(2) == 0 {
+			c.joins, c.inbox = true, inboxDown
+		}
 		w.clients = append(w.clients, c)
 	}
 }
