@@ -184,6 +184,10 @@
 // first live request the owner in the same step and publishes one message, to the
 // client it came from. Nobody else wakes, and nobody has to win a race.
 //
+// A client hears messages soon after its first lock was asked for. Until then nobody
+// waits in Redis, where a process that dies could not be proved dead: a free lock is
+// taken at once, and who has to wait asks again when messages are heard.
+//
 // Messages can be lost, so a waiter also looks again by itself: when its
 // subscription was renewed, when the owner's TTL ends, and after a third of its
 // own TTL or 3 s, whichever is less, shortened at random by up to a third. These
@@ -191,9 +195,9 @@
 // They also have the server send an echo, and if none comes within 1 s the
 // subscription is rebuilt.
 //
-// If the server does not permit subscribing or publishing, or the owner is a
-// foreign client, waiting is polling, from every 50 ms to every 3 s or third of
-// the TTL.
+// If the server does not permit subscribing or publishing, waiting is polling, from
+// every 50 ms to every 3 s or third of the TTL. If the owner is a foreign client, the
+// first in the queue polls, anew for each such owner.
 //
 // When the context of LockContext ends, the caller leaves at once and the request
 // stays with those who still wait in the process. If none does, it is taken out

@@ -103,7 +103,9 @@ func (m *Mutex) LockContext(ctx context.Context) (*Lease, error) {
 
 // TryLockContext is LockContext for those who will not wait for another: if the
 // lock is held or waited for it returns an error that matches ErrLocked. It
-// returns on the first trouble with Redis.
+// returns on the first trouble with Redis. If the owner may be keeping the lock idle,
+// see WithIdleHold, it waits for that one to let go: for 50 ms, and as long again if
+// the client has only just begun.
 func (m *Mutex) TryLockContext(ctx context.Context) (*Lease, error) {
 	return m.handle.lease(ctx, &caller{mode: exclusive, try: true})
 }

@@ -184,7 +184,9 @@ func WithMaxHold(d time.Duration) LockOption {
 
 // WithIdleHold lets the process keep the lock for d after the last Unlock if
 // nobody else wants it, so that the next local Lock costs no round trip. The
-// first other process to want it gets it at once. The default is 0.
+// first other process to want it gets it at once, also one that only tries; where
+// the lock is in use, a try waits 50 ms in vain. It counts for a grant that was
+// asked for by a caller with this option. The default is 0.
 func WithIdleHold(d time.Duration) LockOption {
 	return lockOption(func(o *lockOptions) error {
 		if d < 0 || d > maxTTL {

@@ -56,7 +56,7 @@ var mutants = []mutant{
 	{"no re-check after resubscription", "messages.go", "	if g := &l.grant; g.ask != nil {\n		g.ask.checkAt = now", "	if g := &l.grant; false {\n		g.ask.checkAt = now", "Subscri|Recheck|Inbox|Virtual"},
 	{"no re-check when the owner's TTL ends", "answers.go", "	if a.left >= 0 {", "	if false {", "TTLEnds|Crash|Vanish|Virtual"},
 	{"no re-check at all", "answers.go", "	g.ask.checkAt = now.Add(pause)\n	if g.ask.endsAt", "	g.ask.checkAt = now.Add(24 * time.Hour)\n	if g.ask.endsAt", simulation},
-	{"cancel before the request's answer (rule 14)", "rules.go", "	g := &l.grant\n	if g.inFlight != nothing {\n		return\n	}\n	head := l.waiting.first\n	if g.state == held {", "	g := &l.grant\n	head := l.waiting.first\n	if g.state == asking && head == nil && g.inFlight != nothing {\n		g.ask.known = true\n		l.drop(now, fx)\n		return\n	}\n	if g.inFlight != nothing {\n		return\n	}\n	if g.state == held {", "Cancel|Flight|" + simulation},
+	{"cancel before the request's answer (rule 14)", "rules.go", "	g := &l.grant\n	if g.inFlight != nothing {\n		return\n	}\n	head := l.waiting.first\n	if g.state == held && g.early", "	g := &l.grant\n	head := l.waiting.first\n	if g.state == asking && head == nil && g.inFlight != nothing {\n		g.ask.known = true\n		l.drop(now, fx)\n		return\n	}\n	if g.inFlight != nothing {\n		return\n	}\n	if g.state == held && g.early", "Cancel|Flight|" + simulation},
 	{"no cancel for a request nobody waits for", "answers.go", "	if ask.known {\n		until", "	if false {\n		until", simulation},
 	{"granted for an unknown id ignored (rule 5)", "messages.go", "	default:\n		l.disown(id, time.Time{}, fx)\n	}", "	}", "Unknown|Ghost|" + simulation},
 	{"wanted for an unknown id ignored (B11)", "messages.go", "	case g.state == none || id != g.req.id:\n		l.disown(id, time.Time{}, fx)", "	case g.state == none || id != g.req.id:", "Unknown|Ghost|Wanted"},
@@ -111,6 +111,43 @@ var mutants = []mutant{
 	{"the watchdog sleeps on", "watchdog.go", "gain(w.looked, now) > shortestSleep {", "false {", "TheWatchdogLooks"},
 	{"the clocks are not compared", "watchdog.go", "		w.next = earlier(w.alarms[0].due, now.Add(clocksCompared))", "		w.next = w.alarms[0].due", "TheWatchdogLooks"},
 	{"revoked without a token is ignored", "messages.go", "(token == 0 || token >= g.token)", "token >= g.token", "Revoked"},
+	{"a second maximum hold that ends sooner is forgotten", "rules.go", "			if l.overAt.IsZero() || c.till.Before(l.overAt) {", "			if l.overAt.IsZero() {", "MaximumHold"},
+	{"a second maximum hold that ends later is forgotten", "deadlines.go", "		case l.overAt.IsZero() || c.till.Before(l.overAt):\n			l.overAt = c.till\n", "", "MaximumHold"},
+	{"of the other maximum holds the last counts", "deadlines.go", "		case l.overAt.IsZero() || c.till.Before(l.overAt):\n", "		default:\n", "MaximumHold"},
+	{"served is not reset for an idle grant", "rules.go", "viaIdle, now, 0", "viaIdle, now, g.served", "AnIdleGrantThat"},
+	{"64 local hand-offs are 640", "options.go", "	defaultHandoffs = 64\n", "	defaultHandoffs = 640\n", "GivesOut64"},
+	{"10 ms of local hand-offs are 100", "options.go", "	defaultTenure   = 10 * time.Millisecond", "	defaultTenure   = 100 * time.Millisecond", "GivesOut64"},
+	{"a policy that stops is asked each minute", "options.go", "	maxRetryDelay   = 30 * time.Second", "	maxRetryDelay   = 60 * time.Second", "APolicyThatStops"},
+	{"a policy that stops is asked at once", "entry.go", "	if d < 0 || d > maxRetryDelay {", "	if d > maxRetryDelay {", "APolicyThatStops"},
+	{"TryLock takes 3 s", "options.go", "	tryLockWait     = time.Second\n", "	tryLockWait     = 3 * time.Second\n", "TryLockReturns"},
+
+	// the state machine: whom messages reach
+	{"wanted does not end a pause", "messages.go", "	case g.state == asking:\n		l.askAgain(g.ask, now)\n", "	case g.state == asking:\n", "WantedFor|Hanging"},
+	{"an older answer hides that somebody was heard to want it", "messages.go", "	ask.known, ask.checkAt = true, now\n	l.missed = l.grant.inFlight != nothing\n", "	ask.known, ask.checkAt = true, now\n", "WantedFor"},
+	{"a failure that is older than a message pauses", "answers.go", "		if l.missed {\n			pause, l.missed = 0, false\n		}\n		ask", "		ask", "WantedFor"},
+	{"a place whose answer is older than a message is not asked for again", "reserve.go", "		ask.checkAt, l.missed = now, false\n", "		l.missed = false\n", "WantedFor"},
+	{"wanted for a yield under way is forgotten", "messages.go", "	case g.state == lettingGo && g.hand != nil && id == g.hand.next.id:\n		l.missed = true\n", "	case g.state == lettingGo && g.hand != nil && id == g.hand.next.id:\n", "WantedFor"},
+	{"a refused request that is wanted is not cancelled", "messages.go", "	ask.known, ask.checkAt = true, now\n", "	ask.checkAt = now\n", "RefusedBefore"},
+	{"polling does not begin anew for another owner", "answers.go", "		if a.blocker != l.blocker {", "		if false {", "TheHeadOfTheQueue"},
+	{"all poll a foreign owner", "answers.go", "	if deaf || a.mute && a.place == 0 {", "	if deaf || a.mute {", "TheHeadOfTheQueue"},
+	{"an idle grant is not offered to tries", "request.go", "		flag += \"i\"\n", "		flag += \"\"\n", "ATry|IsKeptIdle"},
+	{"tries wait for any owner", "lock.go", "err == nil && who.idles {", "err == nil {", "ATry"},
+	{"tries wait behind others", "lock.go", "c.try && !c.attends() && a.place == 0 {", "c.try && !c.attends() {", "ATry"},
+	{"a try waits for ever", "deadlines.go", "c.attends() && !now.Before(c.till) {", "false {", "ATry"},
+	{"a try's patience bounds its hold", "rules.go", "		c.till = time.Time{}\n", "", "ATry"},
+	{"a grant is kept idle though its id does not say so", "lock.go", "		if l.grant.opts.idleHold > 0 {", "		if true {", "IsKeptIdle"},
+	{"a first request queues without proof", "rules.go", "		probe := l.env.joining() && !l.probed\n", "		probe := false\n", "Messages|FirstLock"},
+	{"who waits for messages waits for ever", "rules.go", "l.env.joining() && now.Before(l.deafTill) {", "l.env.joining() {", "MessagesAreHeard"},
+	{"a first request without answer goes on under its id", "rules.go", "g.ask.probe && !l.env.joining() {\n		l.drop", "false {\n		l.drop", "FirstRequest"},
+	{"an early owner does not ask whether it is wanted", "rules.go", "	if g.state == held && g.early &&", "	if false && g.state == held && g.early &&", "BeforeMessagesWereHeard|HasJustStarted"},
+	{"a refused early owner goes on for a third of its TTL", "answers.go", "			g.renewAt = now // that tells\n", "", "BeforeMessagesWereHeard"},
+	{"what an early owner asks turns others away", "answers.go", "		if g.state != held {\n			l.failed(err, pause, now, fx)\n		}\n", "		l.failed(err, pause, now, fx)\n", "BeforeMessagesWereHeard"},
+	{"a refused subscription tells nobody", "notify.go", "				e.step(e.lock.messageless)\n", "				_ = e.lock.messageless\n", "Denied|Subscri|NOPERM|Polling|Messageless"},
+
+	// the scripts: leftovers
+	{"the release shortcut grants a waiter whose waiting lease is over", "scripts/release_usual.lua", "if left > 0 and left", "if left", "WaitingLeaseIsOver"},
+	{"clamp does not re-mark", "scripts/common.lua", "    if cut then mark() end\n", "", "AMarkerLives"},
+	{"a cancelled reader whose marker is gone stays", "scripts/cancel.lua", "elseif mode == 'r' then\n  redis.call('ZREM', readers, id)\n", "", "ACancelledReader"},
 
 	// the client
 	{"echo not demanded", "notify.go", "	if in.state != joined || in.nonce != \"\" || now.Sub(in.heard) < silence {", "	if true {", "Echo|HalfOpen"},
@@ -120,7 +157,7 @@ var mutants = []mutant{
 	{"loss handler called under the lock", "entry.go", "	e.client.losses.add(LossEvent{Name: e.keys.name, Token: token, Reason: l.why})", "	e.mu.Lock()\n	defer e.mu.Unlock()\n	if handler := e.client.opts.onLoss; handler != nil {\n		handler(LossEvent{Name: e.keys.name, Token: token, Reason: l.why})\n	}", "LossHandler"},
 
 	// what reviews found
-	{"a subscription that overtakes an answer is forgotten (rule 3)", "messages.go", "	l.missed = l.grant.inFlight != nothing\n", "", "TestRule3"},
+	{"a subscription that overtakes an answer is forgotten (rule 3)", "messages.go", "	l.missed = l.grant.inFlight != nothing\n	if g :=", "	if g :=", "TestRule3"},
 
 	{"an Unlock waits for what others ask", "wait.go", "	if gone == nil || fx.send.verb == acquire {", "	if false {", "WhoLeavesDoesNotWait"},
 	{"who gives a downgrade up is told that it is done", "answers.go", "		end.gone = append(end.gone, c)\n", "		_ = end\n		c.settle(nil, fx)\n", "Downgrade"},
