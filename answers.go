@@ -45,7 +45,9 @@ func (l *lock) acquired(c *command, a answer, fail *failure, pause time.Duration
 		return
 	}
 	if fail != nil {
-		l.failed(fail, pause, now, fx)
+		if g.state != held {
+			l.failed(fail, pause, now, fx)
+		}
 		return
 	}
 	before := g.ask != nil && g.ask.known
@@ -60,10 +62,9 @@ func (l *lock) acquired(c *command, a answer, fail *failure, pause time.Duration
 		}
 		l.hold(a, c.at, how, now)
 		if a.unfinished {
-			l.goOn(a, l.env.newRequest(g.req.mode, g.req.ttl).id, fx)
+			l.goOn(a, l.env.newRequest(g.req.mode, g.req.ttl, false).id, fx)
 		}
 	case enqueued:
-		l.blocker = a.blocker
 		if g.state == held {
 			return // a message was faster than this
 		}
@@ -77,9 +78,20 @@ func (l *lock) acquired(c *command, a answer, fail *failure, pause time.Duration
 			g.ask.known, g.ask.checkAt = before, now
 			return
 		}
+		l.attend(a, now)
 		l.rejectTries(ErrLocked, fx)
+		if g.state == asking && g.ask.probe {
+			l.probed = true
+			if l.env.joining() {
+				l.deafTill = now.Add(longestDeaf)
+			}
+		}
 		switch {
 		case g.state == held:
+			g.renewAt = now // that tells
+		case g.ask.probe && !before:
+			*g = grant{}
+		case !g.ask.probe && l.waiting.first != nil && l.waiting.first.attends(): // asks again, to wait
 		case before: // an earlier command may have queued it
 			l.drop(now, fx)
 		default:
@@ -96,6 +108,9 @@ func (l *lock) failed(fail *failure, pause time.Duration, now time.Time, fx *eff
 		ask, ttl = &l.grant.hand.ask, l.grant.hand.next.ttl
 	}
 	if ask != nil {
+		if l.missed {
+			pause, l.missed = 0, false
+		}
 		ask.checkAt = now.Add(pause)
 		if fail.mayRun() {
 			ask.known = true
@@ -122,6 +137,7 @@ func (l *lock) failed(fail *failure, pause time.Duration, now time.Time, fx *eff
 func (l *lock) hold(a answer, from time.Time, how via, now time.Time) {
 	g := &l.grant
 	if g.state != held {
+		g.early = l.env.joining() || g.ask != nil && g.ask.probe
 		g.state, g.fresh, g.ask = held, true, nil
 		g.via, g.since, g.served = how, now, 0
 		g.token, g.clock, g.clockAt = a.token, a.clock, now
@@ -154,12 +170,17 @@ func (l *lock) wait(a answer, from, now time.Time) {
 	g.state = queued
 	g.ask.basis, g.ask.floor = from, a.token
 	pause := min(g.req.ttl/3, longestPoll)
-	if a.mute || a.echo == echoDenied || !l.env.pushed() {
+	deaf := a.echo == echoDenied || !l.env.pushed()
+	if deaf || a.mute && a.place == 0 { // those behind the head hear of its release
+		if a.blocker != l.blocker {
+			g.ask.poll = 0 // who took turns once does so again
+		}
 		pause = min(pause, max(firstPoll, 2*g.ask.poll))
 		g.ask.poll = pause
 	} else {
 		g.ask.poll = 0
 	}
+	l.blocker = a.blocker
 	pause -= time.Duration(float64(pause) / 3 * l.env.jitter())
 	if a.left >= 0 {
 		pause = min(pause, a.left+afterExpiry+time.Duration(a.place)*perPlace)
@@ -207,7 +228,6 @@ func (l *lock) yielded(c *command, a answer, fail *failure, pause time.Duration,
 		l.goOn(a, old.id, fx)
 	default:
 		l.depart(fx)
-		l.blocker = a.blocker
 		if !a.unfinished {
 			l.rejectTries(ErrLocked, fx)
 		}

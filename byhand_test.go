@@ -45,14 +45,20 @@ func drive(t testing.TB) *hand {
 	return h
 }
 
-func (h *hand) newRequest(m mode, ttl time.Duration) request {
+func (h *hand) newRequest(m mode, ttl time.Duration, idles bool) request {
 	h.ids++
-	return request{fmt.Sprintf("leased1:%c:%d:c:%016d:AAAAAAAAAAAAAAAA:hand", m, ttl.Milliseconds(), h.ids), m, ttl}
+	flags := "c"
+	if idles {
+		flags += "i"
+	}
+	return request{fmt.Sprintf("leased1:%c:%d:%s:%016d:AAAAAAAAAAAAAAAA:hand", m, ttl.Milliseconds(), flags, h.ids), m, ttl}
 }
 
 func (h *hand) jitter() float64 { return h.luck }
 
 func (h *hand) pushed() bool { return !h.polling }
+
+func (h *hand) joining() bool { return h.connects }
 
 func (h *hand) start() time.Time { return noon }
 

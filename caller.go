@@ -31,7 +31,7 @@ type caller struct {
 	token   uint64
 	since   time.Duration // it entered so long after env.start()
 	ahead   time.Duration // how far the token is ahead of the server's clock
-	till    time.Time     // inside: end of its maximum hold, zero if none; lost or left: what its trust window was
+	till    time.Time     // waiting: see attends; inside: end of its maximum hold, zero if none; lost or left: what its trust window was
 
 	prev, next *caller
 	then       *caller // effects.woken
@@ -41,6 +41,9 @@ type caller struct {
 	cancel func(error)   // ends its context; nil if nobody asked for one
 	trail  *trail        // what its spans will tell; nil if it is not traced
 }
+
+// attends reports whether c, who only tries, waits for an owner that may be idle.
+func (c *caller) attends() bool { return c.try && !c.till.IsZero() }
 
 // ending says whether a lease ended before its Unlock.
 type ending uint8

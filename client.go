@@ -118,9 +118,12 @@ func (c *Client) begin() {
 	})
 }
 
-func (c *Client) newRequest(m mode, ttl time.Duration) request {
-	return newRequest(c.id, m, ttl, c.counts && c.inbox.confirmed())
+func (c *Client) newRequest(m mode, ttl time.Duration, idles bool) request {
+	return newRequest(c.id, m, ttl, idles, c.counts && c.inbox.confirmed())
 }
+
+// Where PUBLISH's count proves nothing, there is no proof to wait for.
+func (c *Client) joining() bool { return c.counts && !c.inbox.settled.Load() }
 
 func (c *Client) jitter() float64  { return rand.Float64() }
 func (c *Client) pushed() bool     { return !c.inbox.denied() }

@@ -19,6 +19,9 @@ func (l *lock) expire(now time.Time, fx *effects) {
 	if !l.overAt.IsZero() && !now.Before(l.overAt) {
 		l.endOverlong(now, fx)
 	}
+	if c := l.waiting.first; c != nil && c.attends() && !now.Before(c.till) {
+		l.reject(c, ErrLocked, fx) // the owner was not idle
+	}
 	if g := &l.grant; g.state == held && l.member() != nil && g.over(g.proved, now) {
 		l.lost = &lostGrant{g.req, l.lost}
 		if g.lowering() {
@@ -37,6 +40,9 @@ func (l *lock) due() time.Time {
 			due = t
 		}
 	}
+	if c := l.waiting.first; c != nil && c.attends() {
+		earliest(c.till)
+	}
 	switch {
 	case g.state == held:
 		if l.keeps() {
@@ -51,6 +57,8 @@ func (l *lock) due() time.Time {
 		if g.hand != nil && g.inFlight == nothing {
 			earliest(g.hand.ask.checkAt)
 		}
+	case g.state == none && l.waiting.first != nil:
+		earliest(l.deafTill)
 	case g.inFlight == nothing && g.ask != nil:
 		earliest(g.ask.checkAt)
 	}

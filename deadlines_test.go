@@ -131,3 +131,54 @@ func TestAnIdleGrantIsKeptForItsTimeAndGivenUpAtTheFirstWish(t *testing.T) {
 		h.in(b)
 	})
 }
+
+// Whoever came last, and whichever ends first.
+func TestEachMaximumHoldEndsItsOwnLease(t *testing.T) {
+	bound := func(d time.Duration) func(*lockOptions) { return func(o *lockOptions) { o.maxHold = d } }
+	for _, order := range [][]time.Duration{{1, 2, 3}, {3, 2, 1}, {2, 3, 1}, {3, 1, 2}, {1, 3, 2}} {
+		h := drive(t).keep()
+		byEnd := make([]*caller, 4)
+		for i, m := range order {
+			c := reader(bound(m * time.Minute))
+			h.enter(c)
+			if i == 0 {
+				h.answer(h.grant())
+			}
+			h.in(c)
+			byEnd[m] = c
+		}
+		for m := 1; m <= 3; m++ {
+			h.pass(time.Minute - 1)
+			h.lost(byEnd[1:m]...)
+			h.pass(1)
+			h.lost(byEnd[1 : m+1]...)
+		}
+	}
+}
+
+// A tenure begins when an idle grant is used again, whatever was given out before.
+func TestAnIdleGrantThatIsUsedAgainGivesOutAllLeasesOfATenure(t *testing.T) {
+	own := func(o *lockOptions) { o.idleHold, o.handoffs, o.tenure = time.Minute, 3, time.Hour }
+	h := holding(t, writer(own)).keep()
+	c := h.l.inside.first
+	for range 5 { // nobody wants it so far
+		next := writer(own)
+		h.enter(next)
+		h.leave(c)
+		h.in(next)
+		c = next
+	}
+	h.leave(c)
+	h.pass(time.Second)
+	cs := []*caller{writer(own), writer(own), writer(own), writer(own)}
+	h.enter(cs...)
+	h.in(cs[0])
+	h.hears("wanted", h.l.grant.req.id, 0)
+	for i := range 2 {
+		h.leave(cs[i])
+		h.in(cs[i+1])
+	}
+	h.leave(cs[2])
+	h.out(cs[3])
+	h.sends(yield)
+}

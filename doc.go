@@ -220,6 +220,10 @@
 // does not listen is skipped before it is recorded; what was published is never taken
 // back.
 //
+// A client hears messages soon after its first lock was asked for. Until then it does not
+// queue in Redis, where a process that dies could not be proved dead: a free lock is taken
+// at once, and a caller that has to wait asks again when messages are heard.
+//
 // Messages can be lost, so waiters also re-check: when the subscription was renewed,
 // when the owner's TTL ends, and after a third of their own TTL or 3 s, whichever is
 // less, shortened at random by up to a third. Re-checks keep the place in the queue; a
@@ -227,8 +231,8 @@
 // echo, and if none comes within 1 s the subscription is rebuilt.
 //
 // If the server refuses to subscribe or to publish, for whatever reason, waiters poll:
-// from every 50 ms to every 3 s or third of the TTL. So they do while the owner is a
-// foreign client.
+// from every 50 ms to every 3 s or third of the TTL. While the owner is a foreign client,
+// the first in the queue polls, from 50 ms again with each such owner.
 //
 // A Try that finds the lock with an owner that may be keeping it idle (see
 // [WithIdleHold]) asks for it, and waits at most 50 ms.

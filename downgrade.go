@@ -55,7 +55,7 @@ func (l *lock) downgrade(c *caller, done chan struct{}, now time.Time, fx *effec
 		fx.done = append(fx.done, done)
 		return
 	case g.hand == nil:
-		g.hand = &handOver{next: l.env.newRequest(shared, g.req.ttl), opts: g.opts}
+		g.hand = &handOver{next: l.env.newRequest(shared, g.req.ttl, g.opts.idleHold > 0), opts: g.opts}
 	}
 	g.hand.done = append(g.hand.done, done)
 	l.settle(now, fx)

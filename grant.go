@@ -26,6 +26,7 @@ type grant struct {
 	touchAt  time.Time
 	idleTill time.Time
 	wanted   bool   // somebody is queued behind the grant
+	early    bool   // it came before messages were heard, so that may have been missed
 	fresh    bool   // it came in this very step
 	idle     bool   // nobody is inside, and it was not let go
 	served   int    // leases it has given since it came or was idle
@@ -39,6 +40,7 @@ type grant struct {
 // inquiry is what a grant needs until it is held.
 type inquiry struct {
 	known bool      // Redis may have heard of the request
+	probe bool      // it must not queue, see lock.ask
 	late  time.Time // until then a command without answer may still arrive
 
 	// A message "granted" is trusted from basis, the sending of the first
@@ -108,6 +110,10 @@ const (
 	// A crash does not start a herd: who waits further behind looks later.
 	afterExpiry = time.Millisecond
 	perPlace    = 5 * time.Millisecond
+	// How long who would wait in Redis waits for the inbox first, once in a client's life.
+	longestDeaf = 2 * time.Second
+	// How long one who only tries waits for an owner that may be idle.
+	idleOwnersTime = 50 * time.Millisecond
 	// A token further than this ahead of the server's clock means that the
 	// clock went back; nobody waits for it to catch up.
 	longestAhead = time.Millisecond

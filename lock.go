@@ -30,11 +30,13 @@ type lock struct {
 	inside    callers
 	departing callers // left, and to be told how the letting go went
 	closed    bool
-	missed    bool   // messages may have been, since the command in flight was sent
-	strays    int32  // callers inside whose grant is gone
-	trouble   error  // last error of Redis, nil after an answer
-	blocker   string // who had the lock when Redis was last asked
-	last      uint64 // last token given out; never goes back
+	missed    bool      // messages may have been, since the command in flight was sent
+	strays    int32     // callers inside whose grant is gone
+	trouble   error     // last error of Redis, nil after an answer
+	blocker   string    // who had the lock when Redis was last asked
+	last      uint64    // last token given out; never goes back
+	probed    bool      // it was asked for once without queueing, see ask
+	deafTill  time.Time // who would wait in Redis waits until messages are heard, at most until then
 	grant     grant
 	overAt    time.Time  // earliest end of a maximum hold inside, zero if there is none
 	lost      *lostGrant // that ended unproved while callers were inside
@@ -43,11 +45,16 @@ type lock struct {
 
 // surroundings are what a lock needs besides events.
 type surroundings interface {
-	newRequest(m mode, ttl time.Duration) request
+	// newRequest returns one under a new id; idles: its grant may be kept with
+	// nobody inside.
+	newRequest(m mode, ttl time.Duration, idles bool) request
 	jitter() float64 // in [0, 1)
 	// pushed reports whether messages reach this client, so that waiting needs
 	// no polling.
 	pushed() bool
+	// joining reports that messages cannot be heard yet, but will be soon: then
+	// messageless says so, or subscribed. Requests made until then carry no proof.
+	joining() bool
 	// start is some fixed instant: renewals fall on a grid counted from it, so
 	// that those of many locks leave together.
 	start() time.Time
@@ -99,7 +106,9 @@ func (l *lock) leave(c *caller, now time.Time, fx *effects) {
 	} else {
 		l.departing.push(c)
 		l.passed = c.trail.ref()
-		l.grant.idleTill = now.Add(c.opts.idleHold)
+		if l.grant.opts.idleHold > 0 { // as its id says
+			l.grant.idleTill = now.Add(c.opts.idleHold)
+		}
 	}
 	if l.member() == nil && l.grant.lowering() && l.grant.inFlight != downgrade {
 		l.forsake(now, fx)
@@ -180,14 +189,25 @@ func (l *lock) turnAway(c *caller, err error, fx *effects) {
 	fx.wake(c)
 }
 
-// rejectTries turns away those who do not wait for others.
+// rejectTries turns away those who do not wait for others, nor for an idle owner.
 func (l *lock) rejectTries(err error, fx *effects) {
 	for c := l.waiting.first; c != nil; {
 		next := c.next
-		if c.try {
+		if c.try && !(c.attends() && err == ErrLocked) {
 			l.reject(c, err, fx)
 		}
 		c = next
+	}
+}
+
+// attend has one who only tries wait for an owner that may be idle: it lets go at
+// once if it is, when it hears that it is wanted. Nothing else would tell it so.
+func (l *lock) attend(a answer, now time.Time) {
+	// Who only tries has nobody of this process before it.
+	if c := l.waiting.first; c != nil && c.try && !c.attends() && a.place == 0 {
+		if who, err := parseID(a.blocker); err == nil && who.idles {
+			c.till = now.Add(idleOwnersTime)
+		}
 	}
 }
 

@@ -26,7 +26,7 @@ func (l *lock) heard(id string, a answer, now time.Time, fx *effects) {
 			return
 		}
 		if g.over(g.ask.basis, now) {
-			g.ask.checkAt = now // too late to be believed: ask
+			l.askAgain(g.ask, now) // too late to be believed
 		} else {
 			l.hold(a, g.ask.basis, viaDirect, now)
 		}
@@ -67,22 +67,37 @@ func (l *lock) disown(id string, until time.Time, fx *effects) {
 	fx.ghosts = append(fx.ghosts, ghost{id: id, last: l.last, until: until})
 }
 
-// wanted: a message says that somebody is queued behind id.
+// askAgain: the server did something for a request of ours and we do not know. The
+// answer to a command under way may be older than that.
+func (l *lock) askAgain(ask *inquiry, now time.Time) {
+	ask.known, ask.checkAt = true, now
+	l.missed = l.grant.inFlight != nothing
+}
+
+// wanted: a message says that somebody is queued behind id. Where we only wait, the
+// server takes us for the owner: a message was lost, or it carried out a command that
+// we gave up.
 func (l *lock) wanted(id string, now time.Time, fx *effects) {
 	g := &l.grant
 	switch {
-	case g.state == lettingGo && (id == g.req.id || g.hand != nil && id == g.hand.next.id):
+	case g.state == lettingGo && id == g.req.id:
+		return
+	case g.state == lettingGo && g.hand != nil && id == g.hand.next.id:
+		l.missed = true
 		return
 	case g.lowering() && id == g.hand.next.id:
 		g.wanted = true
 	case g.reserving() && id == g.req.id:
 		return // who wants it may have given up when our writer does
 	case g.reserves(id):
-		g.hand.ask.checkAt = now // the server takes us for the owner
+		l.askAgain(&g.hand.ask, now)
 	case g.state == none || id != g.req.id:
 		l.disown(id, time.Time{}, fx)
 	case g.state == queued:
-		g.ask.checkAt = now // the server takes us for the owner: a message was lost
+		l.askAgain(g.ask, now)
+	case g.state == asking:
+		l.askAgain(g.ask, now)
+		g.wanted = true // also if the answer, which may be older, does not say so
 	default:
 		if !g.wanted {
 			l.noteInside(note{at: now, what: noteWanted})
@@ -125,8 +140,8 @@ func (l *lock) subscribed(now time.Time, fx *effects) {
 	l.missed = l.grant.inFlight != nothing
 	if g := &l.grant; g.ask != nil {
 		g.ask.checkAt = now
-		l.settle(now, fx)
 	}
+	l.settle(now, fx)
 }
 
 // reachable: Redis is well again, or may be; a command after the last of this lock
@@ -144,6 +159,9 @@ func (l *lock) reachable(now time.Time, fx *effects) bool {
 	l.settle(now, fx)
 	return fx.send.verb != nothing
 }
+
+// messageless: the inbox's first subscription was refused, or had no answer.
+func (l *lock) messageless(now time.Time, fx *effects) { l.settle(now, fx) }
 
 // holds reports whether the grant is that of id.
 func (l *lock) holds(id string) bool { return l.grant.state == held && l.grant.req.id == id }

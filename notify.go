@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -25,6 +26,7 @@ type inbox struct {
 	alarm   alarm
 	quit    context.Context
 	halt    context.CancelFunc
+	settled atomic.Bool // the first subscription was confirmed, or failed
 
 	mu      sync.Mutex // guards what follows; only watchdog.mu is locked under it
 	hearing hearing
@@ -70,6 +72,11 @@ func (in *inbox) run() {
 		in.mu.Lock()
 		pause := in.hearing.over(time.Now())
 		in.mu.Unlock()
+		if in.settled.CompareAndSwap(false, true) {
+			for _, e := range in.client.entries() {
+				e.step(e.lock.messageless)
+			}
+		}
 		timer := time.NewTimer(pause)
 		select {
 		case <-timer.C:
@@ -85,6 +92,7 @@ func (in *inbox) enter(s inboxState) {
 	in.mu.Lock()
 	in.hearing.enter(s, time.Now())
 	in.mu.Unlock()
+	in.settled.Store(true)
 	for _, e := range in.client.entries() {
 		e.step(e.lock.subscribed)
 	}

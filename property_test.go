@@ -185,7 +185,7 @@ func (c *chance) any(cmd *command) (answer, error) {
 
 // gossip is a message about any request, known or not.
 func (c *chance) gossip() {
-	id := c.newRequest(exclusive, handTTL).id
+	id := c.newRequest(exclusive, handTTL, false).id
 	if hand := c.l.grant.hand; hand != nil && c.rng.Intn(2) == 0 {
 		id = hand.next.id
 	} else if len(c.ids) > 0 {

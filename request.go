@@ -36,10 +36,11 @@ const markerValue = formatTag + "readers"
 // request is one process asking for a grant. Its id is never reused and says
 // all that any script or process has to know of it:
 //
-//	leased1:<mode>:<ttl ms>:<c|u>:<96 random bits>:<client>
+//	leased1:<mode>:<ttl ms>:<c|u>[i]:<96 random bits>:<client>
 //
 // c: the asker's inbox was confirmed on a server whose PUBLISH counts every
-// subscriber, so a count of 0 proves the asker gone. u: it proves nothing.
+// subscriber, so a count of 0 proves the asker gone. u: it proves nothing. i: its
+// owner may keep it with nobody inside, until it hears that it is wanted.
 type request struct {
 	id   string
 	mode mode
@@ -50,10 +51,13 @@ type request struct {
 // people to read.
 func newClientID(label string) string { return randomBits() + ":" + label }
 
-func newRequest(client string, m mode, ttl time.Duration, counted bool) request {
+func newRequest(client string, m mode, ttl time.Duration, idles, counted bool) request {
 	flag := "u"
 	if counted {
 		flag = "c"
+	}
+	if idles {
+		flag += "i"
 	}
 	return request{
 		id:   formatTag + string(rune(m)) + ":" + strconv.FormatInt(ttl.Milliseconds(), 10) + ":" + flag + ":" + randomBits() + ":" + client,
@@ -73,6 +77,7 @@ func randomBits() string {
 type identity struct {
 	mode   mode
 	ttl    time.Duration
+	idles  bool
 	client string // random part and label
 	label  string
 }
@@ -90,14 +95,15 @@ func parseID(id string) (identity, error) {
 		return malformed()
 	}
 	who.ttl = time.Duration(ms) * time.Millisecond
-	// flag, bits of the request, bits of the client: all of fixed length
-	const flag, bits = 2, 17
-	if len(rest) < flag+2*bits || rest[0] != 'c' && rest[0] != 'u' || rest[1] != ':' ||
-		!randomPart(rest[flag:flag+bits]) || !randomPart(rest[flag+bits:flag+2*bits]) {
+	flags, rest, _ := strings.Cut(rest, ":")
+	flags, who.idles = strings.CutSuffix(flags, "i")
+	// bits of the request and of the client: of fixed length
+	const bits = 17
+	if flags != "c" && flags != "u" || len(rest) < 2*bits || !randomPart(rest[:bits]) || !randomPart(rest[bits:2*bits]) {
 		return malformed()
 	}
-	who.client = rest[flag+bits:]
-	who.label = rest[flag+2*bits:]
+	who.client = rest[bits:]
+	who.label = rest[2*bits:]
 	if strings.ContainsFunc(who.label, unicode.IsSpace) {
 		return malformed()
 	}

@@ -22,6 +22,9 @@ func (l *lock) reserve(now time.Time, fx *effects) {
 		return // the yield comes next
 	}
 	if g.hand == nil {
+		if l.env.joining() {
+			return // its id is to say that messages are heard
+		}
 		g.hand = l.next(head, now)
 	}
 	ask := &g.hand.ask
@@ -67,8 +70,8 @@ func (l *lock) reserved(c *command, a answer, fail *failure, pause time.Duration
 	ask.basis, ask.floor = c.at, a.token
 	every := min(ttl/3, longestPoll)
 	ask.checkAt = now.Add(every - time.Duration(float64(every)/3*l.env.jitter()))
-	if ask.told = a.told; a.told > 0 {
-		ask.checkAt = now // the other readers have to hear of it too
+	if ask.told = a.told; a.told > 0 || l.missed { // the other readers have to hear of it too
+		ask.checkAt, l.missed = now, false
 	}
 }
 

@@ -6,6 +6,7 @@ import "time"
 // gives. Then those who left are told how that went, unless Redis' word on it is
 // still to come.
 func (l *lock) settle(now time.Time, fx *effects) {
+	l.hear(now)
 	l.expire(now, fx)
 	l.admit(now, fx)
 	l.reserve(now, fx)
@@ -37,6 +38,7 @@ func (l *lock) admit(now time.Time, fx *effects) {
 		}
 		g.idle = false
 		c.token, c.ahead = l.nextToken(now)
+		c.till = time.Time{}
 		if c.opts.maxHold > 0 {
 			c.till = now.Add(c.opts.maxHold)
 			if l.overAt.IsZero() || c.till.Before(l.overAt) {
@@ -61,6 +63,12 @@ func (l *lock) ask(now time.Time, fx *effects) {
 		return
 	}
 	head := l.waiting.first
+	if g.state == held && g.early && !l.env.joining() && (l.member() != nil || now.Before(g.idleTill)) {
+		// Whether somebody wants it could not be heard so far.
+		g.early, g.inFlight, l.missed = false, acquire, false
+		fx.send = command{verb: acquire, id: g.req.id, ttl: g.req.ttl, at: now}
+		return
+	}
 	if g.state == held {
 		// Who left is to hear what became of the grant, as a yield tells.
 		if l.member() != nil || head == nil || g.trusted(now) || l.departing.first != nil {
@@ -74,27 +82,51 @@ func (l *lock) ask(now time.Time, fx *effects) {
 	if g.state != none && (head == nil || g.req.mode != head.mode) {
 		l.drop(now, fx)
 	}
-	if head == nil || !l.compatible(head.mode) {
+	if g.state == asking && g.ask.probe && !l.env.joining() {
+		l.drop(now, fx) // it had no answer: one that may queue gets another id
+	}
+	if head == nil || !l.compatible(head.mode) || g.state == none && !l.deafTill.IsZero() {
 		return
 	}
 	if g.state == none {
-		*g = grant{state: asking, req: l.env.newRequest(head.mode, head.opts.ttl), opts: head.opts, ask: &inquiry{basis: now}}
+		// A request from before messages are heard may take a free lock, but does not
+		// queue: its id could not prove that its process has died. One that is refused
+		// ends, and is asked for anew under another id; see hear.
+		probe := l.env.joining() && !l.probed
+		*g = grant{state: asking, req: l.newRequest(head), opts: head.opts, ask: &inquiry{basis: now, probe: probe}}
 	}
 	if now.Before(g.ask.checkAt) {
 		return
 	}
 	g.inFlight, l.missed = acquire, false
-	fx.send = command{verb: acquire, id: g.req.id, ttl: g.req.ttl, wait: l.anyoneWaits(), told: g.ask.told, check: g.state == queued, at: now}
+	fx.send = command{verb: acquire, id: g.req.id, ttl: g.req.ttl, wait: l.anyoneWaits() && !g.ask.probe, told: g.ask.told,
+		check: g.state == queued, at: now}
+}
+
+func (l *lock) newRequest(head *caller) request {
+	return l.env.newRequest(head.mode, head.opts.ttl, head.opts.idleHold > 0)
 }
 
 // next begins to hand the grant over to what head asks for.
 func (l *lock) next(head *caller, now time.Time) *handOver {
-	return &handOver{next: l.env.newRequest(head.mode, head.opts.ttl), opts: head.opts, ask: inquiry{basis: now}}
+	return &handOver{next: l.newRequest(head), opts: head.opts, ask: inquiry{basis: now}}
+}
+
+// hear lets those queue who waited until messages are heard, or have done so in vain
+// for long enough.
+func (l *lock) hear(now time.Time) {
+	if l.deafTill.IsZero() || l.env.joining() && now.Before(l.deafTill) {
+		return
+	}
+	l.deafTill = time.Time{}
+	if c := l.waiting.first; c != nil && c.attends() {
+		c.till = now.Add(idleOwnersTime)
+	}
 }
 
 func (l *lock) anyoneWaits() bool {
 	for c := l.waiting.first; c != nil; c = c.next {
-		if !c.try {
+		if !c.try || c.attends() {
 			return true
 		}
 	}

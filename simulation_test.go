@@ -299,7 +299,7 @@ func (c *simClient) join() {
 		return
 	}
 	c.w.logf("%s has an inbox again", c.name)
-	c.inbox = inboxUp
+	c.inbox, c.joins = inboxUp, false
 	c.step(c.lock.subscribed)
 }
 

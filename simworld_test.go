@@ -60,6 +60,7 @@ type simClient struct {
 	lock   lock
 	dead   bool
 	paused bool
+	joins  bool // its inbox was not confirmed yet
 	inbox  simInbox
 	ghosts []*ghost
 	calls  []*caller // waiting or inside
@@ -96,7 +97,7 @@ type packet struct {
 	orphan bool // the sender has given up on it: its answer goes nowhere
 }
 
-func (c *simClient) newRequest(m mode, ttl time.Duration) request {
+func (c *simClient) newRequest(m mode, ttl time.Duration, idles bool) request {
 	const digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 	var b [16]byte
 	for i := range b {
@@ -106,11 +107,15 @@ func (c *simClient) newRequest(m mode, ttl time.Duration) request {
 	if c.inbox != inboxDown {
 		flag = "c"
 	}
+	if idles {
+		flag += "i"
+	}
 	return request{fmt.Sprintf("leased1:%c:%d:%s:%s:%s", m, ttl.Milliseconds(), flag, b, c.id), m, ttl}
 }
 
 func (c *simClient) jitter() float64  { return c.w.rng.Float64() }
 func (c *simClient) pushed() bool     { return !c.w.deny }
+func (c *simClient) joining() bool    { return c.joins }
 func (c *simClient) start() time.Time { return simEpoch }
 
 var simEpoch = time.UnixMilli(1_700_000_000_000)
@@ -157,6 +162,9 @@ func (w *world) begin(seed int64) {
 		c := &simClient{w: w, name: string(rune('A' + i)), order: map[*caller]int{}}
 		c.id = strings.Repeat(c.name, 16) + ":sim"
 		c.lock.env = c
+		if w.rng.Intn(2) == 0 {
+			c.joins, c.inbox = true, inboxDown
+		}
 		w.clients = append(w.clients, c)
 	}
 }

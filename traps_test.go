@@ -152,7 +152,7 @@ func TestTrapB11WantedForARequestThatIsOverIsAnsweredWithCancel(t *testing.T) {
 
 func TestTrapB13TokensNeverGoBackWhateverAReplySays(t *testing.T) {
 	idle := func(o *lockOptions) { o.idleHold = time.Hour }
-	a, b, c := writer(), writer(idle), writer(idle)
+	a, b, c := writer(idle), writer(idle), writer(idle)
 	h, req := queueing(t, a)
 	h.enter(b)
 	h.step(h.l.subscribed)
