@@ -85,12 +85,21 @@ func invalid(format string, args ...any) error {
 }
 
 // WithKeyPrefix puts prefix before every key and channel, so that several
-// applications, or an ACL pattern, can share one Redis. At most 256 bytes.
+// applications, or an ACL pattern, can share one Redis. At most 256 bytes, and
+// with braces only as one Redis Cluster hash tag, or the beginning of one.
 // The default is no prefix.
 func WithKeyPrefix(prefix string) Option {
 	return clientOption(func(o *clientOptions) error {
 		if len(prefix) > maxPrefixBytes || !utf8.ValidString(prefix) {
 			return invalid("key prefix must be UTF-8 of at most %d bytes, got %d bytes", maxPrefixBytes, len(prefix))
+		}
+		// An open brace may be closed by the names; nothing else can be mended by them.
+		_, err := newKeys(prefix, "x")
+		if err != nil {
+			_, err = newKeys(prefix, "x}")
+		}
+		if err != nil {
+			return invalid("no name is valid after the key prefix %q: %v", prefix, err) //nolint:errorlint // of no name yet
 		}
 		o.prefix = prefix
 		return nil
@@ -137,12 +146,18 @@ func WithLossHandler(handler func(LossEvent)) Option {
 }
 
 // WithBackOff sets how long to pause after Redis failed. newPolicy is called
-// for each lock in trouble, never shared. The default is backoff v4's
-// exponential policy from 50 ms to 30 s, jittered.
+// for each lock in trouble, so a policy is never shared, and once by New, which
+// refuses one that returns nil; where it does so later, that is logged and the
+// default used. While the server as a whole is in trouble, one lock of the client
+// asks every 2 s whatever its policy says, and its first answer ends the pauses of
+// all. The default is backoff v4's exponential policy from 50 ms to 30 s, jittered.
 func WithBackOff(newPolicy func() BackOff) Option {
 	return clientOption(func(o *clientOptions) error {
 		if newPolicy == nil {
 			return invalid("back-off factory is nil; leave the option out for the default")
+		}
+		if isNil(newPolicy()) {
+			return invalid("the back-off factory returned nil")
 		}
 		o.backOff = newPolicy
 		return nil
