@@ -188,7 +188,7 @@
 // They also have the server send an echo, and if none comes within 1 s the
 // subscription is rebuilt.
 //
-// If the server does not permit subscribing or publishing, or the owner is a
+// If the server, or a proxy before it, does not permit subscribing or publishing, or the owner is a
 // foreign client, waiting is polling, from every 50 ms to every 3 s or third of
 // the TTL.
 //
@@ -206,7 +206,8 @@
 // released, extended or renewed.
 //
 // What may pass, such as a lost connection, a failover or a loading server, is
-// waited out, with the pauses of [WithBackOff]. What only an operator can mend
+// waited out, with the pauses of [WithBackOff]; meanwhile one lock of a client asks
+// every 2 s, and when it is answered all others go on at once. What only an operator can mend
 // (NOAUTH, NOPERM, WRONGTYPE) is returned by LockContext at once, and waited for
 // by Lock. Bad names, bad options and a closed client are errors of LockContext
 // and panics of Lock.
@@ -220,6 +221,12 @@
 // [ErrNotAcquired], the context's error if it ended, and the last error of Redis.
 // What is logged is one line a minute for each cause, without lock names, except
 // that every lost lease is told.
+//
+// The logger, the loss handler, and what OpenTelemetry is told of losses and ends
+// are called in goroutines that no lock waits for: where they block, later calls
+// wait, and at last are dropped; where they panic, that is logged through
+// [slog.Default]. A caller's own spans and measurements, hooks of the Redis client
+// and the back-off policy may be called in its goroutine.
 //
 // # Memory model
 //
