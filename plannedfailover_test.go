@@ -60,6 +60,9 @@ func TestAfterAPlannedFailoverBehindAFixedNameTheInboxMovesToTheNewPrimary(t *te
 		}
 	}
 	eventually(t, "the replica is in sync", inSync(next))
+	eventually(t, "and its primary knows", func() bool {
+		return strings.Contains(old.Info(ctx, "replication").Val(), "state=online")
+	})
 
 	var name fixedName
 	name.leadsTo.Store(&first.Addr)
