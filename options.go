@@ -120,8 +120,8 @@ func WithOwner(label string) Option {
 }
 
 // WithLogger sets where the client reports trouble. Nothing is logged while all
-// is well, and at most a line a minute for one cause. The default is
-// [slog.Default].
+// is well, and at most a line a minute for one cause. It is called in a goroutine of
+// its own, so nothing waits for it. The default is [slog.Default].
 func WithLogger(logger *slog.Logger) Option {
 	return clientOption(func(o *clientOptions) error {
 		if logger == nil {
