@@ -100,6 +100,10 @@ func TestABadOptionIsRefused(t *testing.T) {
 			"logger":           leased.WithLogger(nil),
 			"loss handler":     leased.WithLossHandler(nil),
 			"back-off":         leased.WithBackOff(nil),
+			"no policy":        leased.WithBackOff(func() leased.BackOff { return nil }),
+			"nil policy":       leased.WithBackOff(func() leased.BackOff { return (*once)(nil) }),
+			"empty hash tag":   leased.WithKeyPrefix("app{}:"),
+			"brace shut first": leased.WithKeyPrefix("app}:"),
 		} {
 			if got, err := leased.New(s.rdb, o); got != nil || !errors.Is(err, leased.ErrInvalidOption) {
 				t.Errorf("New with %s: %v", what, err)

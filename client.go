@@ -64,27 +64,20 @@ type Client struct {
 // cannot be bounded one by one, and the locks use a clone of it on the same pool
 // of connections, with time-outs of their own; hooks that were added to rdb are
 // not called for the commands of a clone, but for dialling.
+//
+// rdb may also be a type of your own around one of these. Where it has the method
+// Options of a *redis.Client, as it does if it embeds one, it counts as one; it is
+// never cloned, so ContextTimeoutEnabled should be set. Of any other type nothing is
+// known: its commands are not bounded, a waiter that died is not skipped, and that is
+// logged.
 func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	o, err := newClientOptions(opts)
 	if err != nil {
 		return nil, err
 	}
-	counts := false
-	switch c := rdb.(type) {
-	case nil:
-		return nil, invalid("the Redis client is nil")
-	case *redis.Client:
-		if c == nil {
-			return nil, invalid("the Redis client is a nil *redis.Client")
-		}
-		counts = true
-	case *redis.ClusterClient:
-		if c == nil {
-			return nil, invalid("the Redis client is a nil *redis.ClusterClient")
-		}
-	case *redis.Ring:
-		return nil, invalid("a *redis.Ring cannot keep locks: it picks shards by name, so messages about a lock reach another shard; " +
-			"use a *redis.Client for one of its nodes, or a Cluster")
+	kind, err := kindOf(rdb)
+	if err != nil {
+		return nil, err
 	}
 	server := newRedisServer(rdb, o.prefix)
 	c := &Client{
@@ -92,7 +85,7 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 		opts:    o,
 		id:      newClientID(o.owner),
 		began:   time.Now(),
-		counts:  counts,
+		counts:  kind == oneNode,
 		table:   map[string]*entry{},
 		closing: make(chan struct{}),
 		drained: make(chan struct{}),
@@ -107,7 +100,38 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	c.losses.deliver, c.losses.most, c.losses.what = c.tellLoss, mostLosses, "the loss handler"
 	c.tracing = newTracing(c, &c.opts)
 	c.metrics = newMetrics(c, &c.opts)
+	if kind == unknownKind {
+		c.journal.unknownClient()
+	} else if kind == oneNode && !server.prompt() {
+		c.journal.unbounded()
+	}
 	return c, nil
+}
+
+// kindOfRedis is what can be known of a Redis client.
+type kindOfRedis uint8
+
+const (
+	unknownKind kindOfRedis = iota
+	oneNode                 // the count of PUBLISH tells whether a client is there
+	clustered
+)
+
+// kindOf goes by the method Options, which a type that embeds a client has too.
+func kindOf(rdb redis.UniversalClient) (kindOfRedis, error) {
+	if isNil(rdb) {
+		return 0, invalid("the Redis client is nil")
+	}
+	switch rdb.(type) {
+	case interface{ Options() *redis.Options }:
+		return oneNode, nil
+	case interface{ Options() *redis.ClusterOptions }:
+		return clustered, nil
+	case interface{ Options() *redis.RingOptions }:
+		return 0, invalid("a *redis.Ring cannot keep locks: it picks shards by name, so messages about a lock reach another shard; " +
+			"use a *redis.Client for one of its nodes, or a Cluster")
+	}
+	return unknownKind, nil
 }
 
 // begin starts the goroutines that last as long as the client.

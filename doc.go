@@ -251,11 +251,11 @@
 // released, extended or renewed.
 //
 // Transient errors, such as a lost connection, a failover or a loading server, are
-// retried with the pauses of [WithBackOff]; a lock that is free when the outage ends is
-// entered within 2 s. Errors that an operator must fix (NOAUTH, NOPERM, WRONGTYPE) are
-// returned by LockContext at once, and retried by Lock. A key of another type, such as
-// the hashes that Redisson uses, is reported in words. Bad names, bad options and a closed
-// client are errors of LockContext and panics of Lock.
+// retried with the pauses of [WithBackOff]; meanwhile one lock of a client asks every 2 s,
+// and when it is answered all others go on at once. Errors that an operator must fix
+// (NOAUTH, NOPERM, WRONGTYPE) are returned by LockContext at once, and retried by Lock. A
+// key of another type, such as the hashes that Redisson uses, is reported in words. Bad
+// names, bad options and a closed client are errors of LockContext and panics of Lock.
 //
 // Unlock returns nil only if another caller of this process goes on with the lock, if
 // Redis confirmed the release, or if the lock's last token proves that it was ours until
@@ -275,9 +275,12 @@
 //
 // User code (loggers, samplers, span processors, instruments, back-off policies) never
 // runs under a mutex of this package, nor on the goroutines that renew leases, end them,
-// or receive messages. Spans of holds are started on a separate goroutine, so a span
-// processor that blocks delays no hand-off. Hooks of the Redis client run as part of its
-// commands: one that blocks is like a Redis that does not answer.
+// or receive messages. The logger, the loss handler, and what OpenTelemetry is told of
+// losses and ends are called on goroutines that no lock waits for: where they block,
+// later calls wait, and at last are dropped; where they panic, that is logged through
+// [slog.Default]. A caller's own spans and measurements, hooks of the Redis client and
+// the back-off policy may be called on its goroutine. A hook that blocks is like a Redis
+// that does not answer.
 //
 // # Memory model
 //

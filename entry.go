@@ -181,7 +181,8 @@ func (e *entry) answered(cmd *command, a answer, fail *failure, pause time.Durat
 // pause is how long to leave Redis alone after a failure.
 func (e *entry) pause() time.Duration {
 	if e.pauses == nil {
-		if e.pauses = e.client.opts.backOff(); e.pauses == nil {
+		if e.pauses = e.client.opts.backOff(); isNil(e.pauses) {
+			e.client.journal.noPolicy()
 			e.pauses = defaultBackOff()
 		}
 	}

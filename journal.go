@@ -132,13 +132,21 @@ func (j *journal) unconfirmed(err error) {
 	j.write(slog.LevelWarn, "unconfirmed", "a release was not confirmed; still trying", "error", err)
 }
 
+func (j *journal) noPolicy() {
+	j.write(slog.LevelError, "policy", "the back-off factory returned nil; the default policy is used")
+}
+
 func (j *journal) untold() {
 	j.write(slog.LevelError, "untold", "the loss handler is too slow; it is not told of every loss")
 }
 
+func (j *journal) unknownClient() {
+	j.write(slog.LevelWarn, "unknown", "nothing is known of this type of Redis client: its commands are not bounded one by one, "+
+		"and a waiter that died is not skipped; give it the method Options of the client that it wraps")
+}
+
 func (j *journal) unbounded() {
-	j.write(slog.LevelWarn, "unbounded", "nothing is known of this type of Redis client: its commands cannot be bounded one by one, "+
-		"and a waiter that died is not skipped; use a *redis.Client with ContextTimeoutEnabled, or a type that has its Options method")
+	j.write(slog.LevelWarn, "unbounded", "the commands of this Redis client cannot be bounded one by one; set its ContextTimeoutEnabled")
 }
 
 func firstWord(err error) string {

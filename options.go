@@ -85,12 +85,21 @@ func invalid(format string, args ...any) error {
 }
 
 // WithKeyPrefix puts prefix before every key and channel, so that several
-// applications, or an ACL pattern, can share one Redis. At most 256 bytes.
+// applications, or an ACL pattern, can share one Redis. At most 256 bytes, and
+// with braces only as one Redis Cluster hash tag, or the beginning of one.
 // The default is no prefix.
 func WithKeyPrefix(prefix string) Option {
 	return clientOption(func(o *clientOptions) error {
 		if len(prefix) > maxPrefixBytes || !utf8.ValidString(prefix) {
 			return invalid("key prefix must be UTF-8 of at most %d bytes, got %d bytes", maxPrefixBytes, len(prefix))
+		}
+		// An open brace may be closed by the names; nothing else can be mended by them.
+		_, err := newKeys(prefix, "x")
+		if err != nil {
+			_, err = newKeys(prefix, "x}")
+		}
+		if err != nil {
+			return invalid("no name is valid after the key prefix %q: %v", prefix, err) //nolint:errorlint // of no name yet
 		}
 		o.prefix = prefix
 		return nil
@@ -113,7 +122,8 @@ func WithOwner(label string) Option {
 // WithLogger sets where the client reports errors. Nothing is logged while there are
 // none, and at most one line a minute for each cause, except that every lost lease is
 // logged if there is no loss handler. Lock names are logged at level Debug only. The
-// default is [slog.Default].
+// logger is called on a goroutine of its own, so no lock waits for it. The default is
+// [slog.Default].
 func WithLogger(logger *slog.Logger) Option {
 	return clientOption(func(o *clientOptions) error {
 		if logger == nil {
@@ -138,13 +148,19 @@ func WithLossHandler(handler func(LossEvent)) Option {
 }
 
 // WithBackOff sets how long to pause after Redis failed. newPolicy is called
-// for each lock that fails, and its policies are not shared. A lock that is free when
-// an outage ends is entered within 2 s, however long the pauses are. The default is
-// backoff v4's exponential policy from 50 ms to 30 s, jittered.
+// for each lock that fails, so a policy is never shared, and once by New, which
+// refuses one that returns nil; where it does so later, that is logged and the
+// default used. While the server as a whole fails, one lock of the client asks every
+// 2 s whatever its policy says, and its first answer ends the pauses of all: a lock
+// that is free when an outage ends is entered within 2 s. The default is backoff v4's
+// exponential policy from 50 ms to 30 s, jittered.
 func WithBackOff(newPolicy func() BackOff) Option {
 	return clientOption(func(o *clientOptions) error {
 		if newPolicy == nil {
 			return invalid("back-off factory is nil; leave the option out for the default")
+		}
+		if isNil(newPolicy()) {
+			return invalid("the back-off factory returned nil")
 		}
 		o.backOff = newPolicy
 		return nil

@@ -53,7 +53,7 @@ func (o *outage) failed(err error) {
 	defer o.mu.Unlock()
 	o.on.Store(true)
 	o.probed = now
-	if !o.wake {
+	if o.next.IsZero() { // else failures of others, such as renewals, could put the probe off for ever
 		o.setLocked(now.Add(probeEvery))
 	}
 }
@@ -87,14 +87,31 @@ func (o *outage) ring(now time.Time, batch []renewal) []renewal {
 		o.setLocked(now.Add(probeEvery))
 	}
 	o.mu.Unlock()
-	if wake || on {
-		for _, e := range o.client.entries() {
-			if e.retry() && !wake {
-				break
-			}
+	if !wake && !on {
+		return batch
+	}
+	asked := false
+	for _, e := range o.client.entries() {
+		asked = e.retry() || asked
+		if asked && !wake {
+			break
 		}
 	}
+	if !asked && !wake {
+		o.over(now)
+	}
 	return batch
+}
+
+// over: at that time no lock waited out a pause. Whichever fails next begins anew.
+func (o *outage) over(then time.Time) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.probed.Equal(then) && !o.wake { // nothing has failed meanwhile
+		o.on.Store(false)
+		o.next = time.Time{}
+		o.client.dog.remove(&o.alarm)
+	}
 }
 
 // retry ends the pause of a lock whose last command failed, and reports whether it

@@ -33,8 +33,8 @@ func waitOutcome(err error) waitResult {
 }
 
 func refusalOutcome(err error) waitResult {
-	var refusal *notAcquired
-	if !errors.As(err, &refusal) {
+	refusal, ok := err.(*notAcquired) //nolint:errorlint // as wait made it; thousands may give up together
+	if !ok && !errors.As(err, &refusal) {
 		return waitRefused
 	}
 	// Not what Redis was heard to say last: only why the wait ended.

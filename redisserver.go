@@ -23,11 +23,12 @@ func (s *redisServer) prompt() bool { return s.ends }
 
 func newRedisServer(rdb redis.UniversalClient, prefix string) *redisServer {
 	s := &redisServer{rdb: rdb, inboxes: inboxChannel(prefix, "")}
-	c, ok := rdb.(*redis.Client)
+	node, ok := rdb.(interface{ Options() *redis.Options }) // a *redis.Client, or what embeds one
+	c, plain := rdb.(*redis.Client)
 	switch {
-	case ok && c.Options().ContextTimeoutEnabled:
+	case ok && node.Options().ContextTimeoutEnabled:
 		s.ends = true
-	case ok:
+	case plain:
 		// A clone on the same pool of connections, with a shorter time-out and
 		// heeding deadlines: what gets no answer is asked again under the same
 		// id, on another connection.

@@ -116,12 +116,15 @@ func (h *handle) wait(ctx context.Context, w *caller, began time.Time) (*entry, 
 		case <-w.ready:
 			w.ready = nil // nobody else looks at it any more; a lease is small
 		case <-done:
-			e.giveUp(w)
-			return e, h.refusal(e, ended(ctx), began)
+			last := e.giveUp(w)
+			return e, h.refusal(&last, ended(ctx), began)
 		}
 	}
 	if !w.entered {
-		return e, h.refusal(e, w.err, began)
+		e.mu.Lock()
+		last := e.lastLocked()
+		e.mu.Unlock()
+		return e, h.refusal(&last, w.err, began)
 	}
 	if w.ahead > 0 {
 		w.catchUp()
@@ -138,22 +141,31 @@ func ended(ctx context.Context) error {
 	return fmt.Errorf("%w: %w", err, cause)
 }
 
-// giveUp takes w out of the FIFO or, if it was admitted, lets it leave at once.
-func (e *entry) giveUp(w *caller) {
+// lastHeard is what a lock knew of Redis when a caller gave up.
+type lastHeard struct {
+	trouble error
+	blocker string // an owner's value
+}
+
+func (e *entry) lastLocked() lastHeard { return lastHeard{e.lock.trouble, e.lock.blocker} }
+
+// giveUp takes w out of the FIFO or, if it was admitted, lets it leave at once. Where
+// thousands give up together they queue for the entry's mutex, so it is taken once.
+func (e *entry) giveUp(w *caller) (last lastHeard) {
 	e.step(func(now time.Time, fx *effects) {
+		last = e.lastLocked()
 		if !e.lock.abandon(w, now, fx) {
 			e.lock.leave(w, now, fx)
 		}
 	})
+	return last
 }
 
 // refusal is the error of a caller who was not admitted.
-func (h *handle) refusal(e *entry, reason error, began time.Time) error {
+func (h *handle) refusal(last *lastHeard, reason error, began time.Time) error {
 	r := &notAcquired{name: h.keys.name, waited: time.Since(began), reason: reason}
-	if e != nil {
-		e.mu.Lock()
-		r.trouble, r.blocker = e.lock.trouble, blockerName(e.lock.blocker)
-		e.mu.Unlock()
+	if last != nil {
+		r.trouble, r.blocker = last.trouble, blockerName(last.blocker)
 	}
 	return r
 }

@@ -128,9 +128,9 @@ var mutants = []mutant{
 	// the client
 	{"echo not demanded", "hearing.go", "	if h.state != joined || h.nonce != \"\" || calm {", "	if true {", "Echo|HalfOpen"},
 	{"go-redis repeats commands (rule 6)", "scripts.go", "func (onceCmd) NoRetry() bool { return true }", "func (onceCmd) NoRetry() bool { return false }", "Retry|Once|Resent|Repeat"},
-	{"Close releases what nobody unlocked", "client.go", "		err = c.abandoned()\n", "		err = c.abandoned()\n		for _, e := range c.entries() {\n			_, _ = c.server.evict(c.base, &e.keys)\n		}\n", "Close|Shutdown"},
-	{"waiting is not given up with the context", "wait.go", "		case <-done:\n			e.giveUp(w)", "		case <-make(chan int):\n			e.giveUp(w)", "Cancel|Context"},
-	{"loss handler called under the lock", "entry.go", "	e.client.losses.add(LossEvent{Name: e.keys.name, Token: token, Reason: l.why})", "	e.mu.Lock()\n	defer e.mu.Unlock()\n	if handler := e.client.opts.onLoss; handler != nil {\n		handler(LossEvent{Name: e.keys.name, Token: token, Reason: l.why})\n	}", "LossHandler"},
+	{"Close releases what nobody unlocked", "client.go", "		left = c.abandoned()\n", "		left = c.abandoned()\n		for _, e := range c.entries() {\n			_, _ = c.server.evict(c.base, &e.keys)\n		}\n", "Close|Shutdown"},
+	{"waiting is not given up with the context", "wait.go", "		case <-done:\n			last := e.giveUp(w)", "		case <-make(chan int):\n			last := e.giveUp(w)", "Cancel|Context"},
+	{"loss handler called under the lock", "entry.go", "\tif !c.losses.add(LossEvent{Name: e.keys.name, Token: token, Reason: l.why}) {", "\te.mu.Lock()\n\tdefer e.mu.Unlock()\n\tif handler := c.opts.onLoss; handler != nil {\n\t\thandler(LossEvent{Name: e.keys.name, Token: token, Reason: l.why})\n\t} else {", "LossHandler"},
 
 	// what reviews found
 	{"a subscription that overtakes an answer is forgotten (rule 3)", "messages.go", "	l.missed = l.grant.inFlight != nothing\n	if g :=", "	if g :=", "TestRule3"},
@@ -141,7 +141,6 @@ var mutants = []mutant{
 	{"who left hears nothing of a grant that nobody vouches for", "rules.go", "g.trusted(now) || l.departing.first != nil {", "g.trusted(now) {", "TestRule15|" + simulation},
 	{"a stray waits for another grant's release", "lock.go", "		c.settle(nil, fx) // its grant is gone\n", "		l.departing.push(c)\n", "Stray"},
 	{"a downgrade's new id is cancelled before the old", "downgrade.go", "fx, g.req, hand.next)", "fx, hand.next, g.req)", "Downgrade"},
-	{"a panic at a loss leaves the rest undone", "entry.go", "	defer e.finish(fx, spent, lent)\n	e.tellEnded(fx.ended)\n", "	e.tellEnded(fx.ended)\n	e.finish(fx, spent, lent)\n", "Panic"},
 	{"a panic of the user's leaves the lock held", "wait.go", "		if !returned && e != nil {", "		if !returned && e == nil {", "WhoseUserPanics"},
 
 	// errors and cancels
@@ -149,13 +148,13 @@ var mutants = []mutant{
 	{"an outcome is asked of an error under the lock", "outcomes.go", "	case c.ended == byLoss:\n", "	case errors.Is(err, ErrLeaseLost):\n", "ErrorsOfTheUsersHooks"},
 
 	// tracing
-	{"spans are ended by who unlocks", "tracing.go", "	if !t.ended.add(endedSpan{span, at}) {", "	span.End(trace.WithTimestamp(at))\n	if false {", "Exporter"},
+	{"spans are ended by who unlocks", "tracing.go", "{ t.tell(telling{span: span, at: at}) }", "{ span.End(trace.WithTimestamp(at)) }", "Exporter"},
 	{"a link past a lease without a span", "lock.go", "	l.passed = c.trail.ref()", "	if ref := c.trail.ref(); ref != nil {\n		l.passed = ref\n	}", "TestTrace"},
 	{"the hand-off does not carry the span", "rules.go", "	cmd := command{id: g.req.id, link: l.passed, at: now}", "	cmd := command{id: g.req.id, at: now}", "TestTrace"},
 	{"a downgrade does not carry the span", "downgrade.go", "link: l.member().trail.ref(), at: now}", "at: now}", "TestTrace"},
 	{"a lost lease's span goes on", "entry.go", "	if errors.Is(cause, ErrLeaseLost) {", "	if false {", "TestTrace"},
 	{"a hold is told of twice", "held.go", "	if w.since < 0 {", "	if false {", "TestTrace|TestMetrics"},
-	{"who is waited for without a span gets none", "wait.go", "e.lock.sought() && w.trail.claim()", "false", "TestTrace"},
+	{"who is waited for without a span gets none", "held.go", "\tt.later(func() { t.hold(context.Background(), e, c, since) })", "\t_, _ = t, since", "TestTrace"},
 	{"notes of the wait go with the hold", "trail.go", "	n := t.own\n", "	n := 0\n", "TestEverySpan"},
 	{"a span is begun for a hold that is over", "held.go", "		t.how, t.ended = how, at\n", "", "TestEverySpan"},
 	{"contention is an error", "outcomes.go", "return r == waitClosed || r == waitRefused", "return r != waitAcquired", "TestTrace"},
@@ -233,4 +232,28 @@ var mutants = []mutant{
 	{"the release shortcut grants a waiter whose waiting lease is over", "scripts/release_usual.lua", "if left > 0 and left", "if left", "WaitingLeaseIsOver"},
 	{"clamp does not re-mark", "scripts/common.lua", "    if cut then mark() end\n", "", "AMarkerLives"},
 	{"a cancelled reader whose marker is gone stays", "scripts/cancel.lua", "elseif mode == 'r' then\n  redis.call('ZREM', readers, id)\n", "", "ACancelledReader"},
+
+	// the client: what it calls, the inbox, outages
+	{"an echo that came excuses that nobody received it", "hearing.go", "\tcase !awaited && nonce != h.came:", "\tcase !awaited:", "AnEchoThatNobody"},
+	{"an echo that nobody heard waits a second", "hearing.go", "\tcase receivers == 0 && h.counts:", "\tcase false:", "AnEchoThatNobody"},
+	{"network trouble does not demand an echo", "hearing.go", "{ h.suspected = true }", "{}", "TroubleHasTheInbox"},
+	{"errors forget the echo that is awaited", "hearing.go", "{ h.suspected = true }", "{ h.suspected, h.nonce, h.due = true, \"\", time.Time{} }", "DoNotHide"},
+	{"an echo whose command is never answered is awaited for ever", "hearing.go", "h.nonce, h.due = strconv.Itoa(h.sent), now.Add(commandTimeout+echoWait)", "h.nonce, h.due = strconv.Itoa(h.sent), now.Add(24*time.Hour)", "NeverAnswered"},
+	{"messages excuse a proof for ever", "hearing.go", " && now.Sub(h.echoed) < ownerSilence", "", "NowAndThen"},
+	{"the pause between resubscriptions is never reset", "hearing.go", "\t\th.pause = 0\n", "", "PauseBetween|BreaksAllTheTime"},
+	{"the pause between resubscriptions is reset by each", "hearing.go", "h.state == joined && now.Sub(h.since) >= steadyLife", "h.state == joined", "PauseBetween|BreaksAllTheTime"},
+	{"only an ACL refuses a subscription", "notify.go", "\t\t\t\treturn notSubscribed{err}", "\t\t\t\treturn err", "SubscribingIsRefused"},
+	{"a loss is measured by who finds it", "entry.go", "\t\tc.tracing.later(func() { c.left(&held) })", "\t\tc.left(&held)", "CodeOfTheUsers"},
+	{"the logger is called by who logs", "journal.go", "{ j.lines.add(f) }", "{ f() }", "LoggerThatBlocks"},
+	{"a panic of the user's code ends the program", "backlog.go", "p := recover(); p != nil &&", "p := any(nil); p != nil &&", "CodeOfTheUsersThatPanics"},
+	{"Shutdown waits for commands for ever", "client.go", "c.crew.wait)", "func(context.Context) bool { return c.crew.wait(context.Background()) })", "AHookOrPolicy"},
+	{"a later Close forgets what the first returned", "client.go", "\t\treturn c.outcome\n\t}\n\tclose(c.closing)", "\t\treturn nil\n\t}\n\tclose(c.closing)", "ShutdownEnds|TTLByClose"},
+	{"back-off outlives an outage", "outage.go", "\tif mendable(err) {", "\tif true {", "EndOfAnOutage"},
+	{"after an outage only who probed goes on", "outage.go", "\t\to.wake = true\n", "", "EndOfAnOutage"},
+	{"any answer wakes all who wait out a pause", "outage.go", "\tif troubled {", "\tif true {", "HalfBroken"},
+	{"nobody probes but by its own policy", "outage.go", "\t\to.setLocked(now.Add(probeEvery))\n\t}\n\to.mu.Unlock()", "\t}\n\to.mu.Unlock()", "OneLockOfAClient|ALockProbes"},
+	{"a factory that returns nil is mended", "options.go", "\t\tif isNil(newPolicy()) {", "\t\tif false {", "Refused|Option"},
+	{"a prefix under which no name is valid is taken", "options.go", "\t\t\t_, err = newKeys(prefix, \"x}\")", "\t\t\terr = nil", "Refused|Option"},
+	{"a type around a Redis client loses its proof", "client.go", "\tcase interface{ Options() *redis.Options }:", "\tcase *redis.Client:", "ATypeAround"},
+	{"who gives up looks at all who wait", "caller.go", "\tq.n--\n\tif c.prev == nil {", "\tq.n--\n\tfor w := q.first; w != c; w = w.next {\n\t\tw.err = nil\n\t}\n\tif c.prev == nil {", "GivingUp"},
 }
