@@ -32,11 +32,11 @@ const patience = 30 * time.Second
 // connection to look and meddle through.
 type place struct {
 	redistest.Target // in virtual time only Prefix and Mini are set
-	rdb              *redis.Client
+	rdb              redis.UniversalClient
 }
 
-// onBoth runs f on the embedded and on a real server, in real time, and fails it
-// for what it leaves behind.
+// onBoth runs f on the embedded and on a real server, in real time, and where else
+// LEASED_SERVERS says, and fails it for what it leaves behind.
 func onBoth(t *testing.T, f func(t *testing.T, s place)) {
 	t.Helper()
 	redistest.OnBoth(t, func(t *testing.T, target redistest.Target) {
@@ -44,6 +44,7 @@ func onBoth(t *testing.T, f func(t *testing.T, s place)) {
 		redistest.CheckLeaks(t, s.rdb, s.Prefix)
 		f(t, s)
 	})
+	onDeployments(t, f)
 }
 
 // inVirtualTime runs f on the embedded server where time passes only while
@@ -60,9 +61,12 @@ func inVirtualTime(t *testing.T, f func(t *testing.T, s place)) {
 }
 
 // connect returns connections that end with the test.
-func (s place) connect(t *testing.T, change ...func(*redis.Options)) *redis.Client {
+func (s place) connect(t *testing.T, change ...func(*redis.Options)) redis.UniversalClient {
 	if s.Addr == "" {
 		return redistest.MiniClient(t, s.Mini, change...)
+	}
+	if s.Deployment != nil {
+		return s.Deployment.Connect(t, change...)
 	}
 	return s.NewClient(t, change...)
 }
