@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
@@ -21,6 +23,15 @@ func onDeployments(t *testing.T, f func(t *testing.T, s place)) {
 			f(t, s)
 		})
 	}
+}
+
+// universal returns what connects a client of the library to wherever the test runs.
+func (s place) universal(t *testing.T) redis.UniversalClient {
+	t.Helper()
+	if s.Deployment != nil {
+		return s.Deployment.Connect(t)
+	}
+	return s.connect(t)
 }
 
 // leastRights are the commands that a user of the library must be allowed: those that

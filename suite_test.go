@@ -60,13 +60,19 @@ func inVirtualTime(t *testing.T, f func(t *testing.T, s place)) {
 	})
 }
 
-// connect returns connections that end with the test.
-func (s place) connect(t *testing.T, change ...func(*redis.Options)) redis.UniversalClient {
+// connect returns connections that end with the test. Where there is more than one
+// server to connect to, the test is skipped: see universal.
+func (s place) connect(t *testing.T, change ...func(*redis.Options)) *redis.Client {
+	t.Helper()
 	if s.Addr == "" {
 		return redistest.MiniClient(t, s.Mini, change...)
 	}
 	if s.Deployment != nil {
-		return s.Deployment.Connect(t, change...)
+		rdb, one := s.Deployment.Connect(t, change...).(*redis.Client)
+		if !one {
+			t.Skip("about a client of one server")
+		}
+		return rdb
 	}
 	return s.NewClient(t, change...)
 }
@@ -75,7 +81,7 @@ func (s place) connect(t *testing.T, change ...func(*redis.Options)) redis.Unive
 // would have.
 func newClient(t *testing.T, s place, opts ...leased.Option) *leased.Client {
 	t.Helper()
-	return clientOn(t, s, s.connect(t), opts...)
+	return clientOn(t, s, s.universal(t), opts...)
 }
 
 // clientOn returns a client on rdb that is closed at the end of the test, when
