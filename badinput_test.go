@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/redistest"
 )
 
 func TestABadNameIsRefusedWithoutACommand(t *testing.T) {
@@ -137,7 +138,7 @@ func TestARedisClientThatCannotKeepLocksIsRefused(t *testing.T) {
 func (s place) photo(t *testing.T) map[string]string {
 	t.Helper()
 	ctx := context.Background()
-	keys, err := s.rdb.Keys(ctx, s.Prefix+"*").Result()
+	keys, err := redistest.Keys(ctx, s.rdb, s.Prefix)
 	if err != nil {
 		t.Fatal(err)
 	}

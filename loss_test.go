@@ -267,7 +267,7 @@ func TestALossHandlerMayUseTheLockThatWasLost(t *testing.T) {
 	onBoth(t, func(t *testing.T, s place) {
 		var c *leased.Client
 		handled := make(chan struct{})
-		c, err := leased.New(s.connect(t), leased.WithKeyPrefix(s.Prefix), leased.WithLossHandler(func(ev leased.LossEvent) {
+		c, err := leased.New(s.universal(t), leased.WithKeyPrefix(s.Prefix), leased.WithLossHandler(func(ev leased.LossEvent) {
 			defer close(handled)
 			mu := c.Mutex(ev.Name)
 			if _, err := c.Inspect(context.Background(), ev.Name); err != nil {

@@ -32,11 +32,11 @@ const patience = 30 * time.Second
 // connection to look and meddle through.
 type place struct {
 	redistest.Target // in virtual time only Prefix and Mini are set
-	rdb              *redis.Client
+	rdb              redis.UniversalClient
 }
 
-// onBoth runs f on the embedded and on a real server, in real time, and fails it
-// for what it leaves behind.
+// onBoth runs f on the embedded and on a real server, in real time, and where else
+// LEASED_SERVERS says, and fails it for what it leaves behind.
 func onBoth(t *testing.T, f func(t *testing.T, s place)) {
 	t.Helper()
 	redistest.OnBoth(t, func(t *testing.T, target redistest.Target) {
@@ -44,6 +44,7 @@ func onBoth(t *testing.T, f func(t *testing.T, s place)) {
 		redistest.CheckLeaks(t, s.rdb, s.Prefix)
 		f(t, s)
 	})
+	onDeployments(t, f)
 }
 
 // inVirtualTime runs f on the embedded server where time passes only while
@@ -59,10 +60,19 @@ func inVirtualTime(t *testing.T, f func(t *testing.T, s place)) {
 	})
 }
 
-// connect returns connections that end with the test.
+// connect returns connections that end with the test. Where there is more than one
+// server to connect to, the test is skipped: see universal.
 func (s place) connect(t *testing.T, change ...func(*redis.Options)) *redis.Client {
+	t.Helper()
 	if s.Addr == "" {
 		return redistest.MiniClient(t, s.Mini, change...)
+	}
+	if s.Deployment != nil {
+		rdb, one := s.Deployment.Connect(t, change...).(*redis.Client)
+		if !one {
+			t.Skip("about a client of one server")
+		}
+		return rdb
 	}
 	return s.NewClient(t, change...)
 }
@@ -71,7 +81,7 @@ func (s place) connect(t *testing.T, change ...func(*redis.Options)) *redis.Clie
 // would have.
 func newClient(t *testing.T, s place, opts ...leased.Option) *leased.Client {
 	t.Helper()
-	return clientOn(t, s, s.connect(t), opts...)
+	return clientOn(t, s, s.universal(t), opts...)
 }
 
 // clientOn returns a client on rdb that is closed at the end of the test, when

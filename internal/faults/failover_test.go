@@ -123,7 +123,11 @@ func TestAPlannedFailoverBehindAFixedNameLeavesOneOwner(t *testing.T) {
 func TestProcessesGoOnOneAtATimeWhileServersChangePlaces(t *testing.T) {
 	t.Parallel()
 	n := newFixedName(t)
-	const clients, failovers = 6, 3
+	const clients = 6
+	failovers := 3
+	if testing.Short() {
+		failovers = 1
+	}
 	var r room
 	var turns, unhappy atomic.Int64
 	ctx, stop := context.WithCancel(t.Context())

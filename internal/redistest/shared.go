@@ -17,7 +17,7 @@ var common struct {
 	err    error
 }
 
-// Main runs the tests and then ends the server of [Shared]:
+// Main runs the tests and then ends the server of [Shared] and all [Deployments]:
 //
 //	func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 func Main(m *testing.M) int {
@@ -34,6 +34,7 @@ func Main(m *testing.M) int {
 		common.server.Close()
 		common.server = nil
 	}
+	deployments.host.end()
 	return code
 }
 

@@ -12,7 +12,7 @@ import (
 
 // Target is the server that a test of a behaviour suite runs on.
 type Target struct {
-	// Name is "miniredis" or "redis".
+	// Name is "miniredis", "redis", or that of the deployment.
 	Name string
 	// Real says that a redis-server answers. Time passes for real on both.
 	Real bool
@@ -25,6 +25,8 @@ type Target struct {
 	Mini *miniredis.Miniredis
 	// Server is the shared real server, nil on the embedded one.
 	Server *Instance
+	// Deployment is where the target is no plain server; see [Deployments].
+	Deployment *Deployment
 }
 
 // OnBoth runs f as the subtests "miniredis" and "redis". The embedded server is
@@ -52,6 +54,11 @@ func (s Target) NewClient(tb testing.TB, change ...func(*redis.Options)) *redis.
 
 // Keys lists the keys under the test's prefix, sorted.
 func (s Target) Keys(ctx context.Context) ([]string, error) {
+	if s.Deployment != nil {
+		var end host // closes the client below
+		defer end.end()
+		return Keys(ctx, s.Deployment.Admin(&end), s.Prefix)
+	}
 	rdb := redis.NewClient(s.Options())
 	defer rdb.Close()
 	return Keys(ctx, rdb, s.Prefix)

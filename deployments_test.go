@@ -1,0 +1,63 @@
+package leased_test
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased/internal/redistest"
+)
+
+// onDeployments runs f wherever LEASED_SERVERS says: LEASED_SERVERS=cluster,sentinel,acl,tls.
+func onDeployments(t *testing.T, f func(t *testing.T, s place)) {
+	t.Helper()
+	for _, d := range redistest.Deployments(t, leastRights(t)...) {
+		t.Run(d.Name, func(t *testing.T) {
+			s := place{d.Target(t), d.Admin(t)}
+			redistest.CheckLeaks(t, s.rdb, s.Prefix)
+			f(t, s)
+		})
+	}
+}
+
+// universal returns what connects a client of the library to wherever the test runs.
+func (s place) universal(t *testing.T) redis.UniversalClient {
+	t.Helper()
+	if s.Deployment != nil {
+		return s.Deployment.Connect(t)
+	}
+	return s.connect(t)
+}
+
+// leastRights are the commands that a user of the library must be allowed: those that
+// clients send, and those that the scripts call.
+func leastRights(t *testing.T) []string {
+	t.Helper()
+	rights := []string{"+hello", "+ping", "+evalsha", "+eval", "+subscribe", "+publish", "+pexpire"}
+	files, err := filepath.Glob("scripts/*.lua")
+	if err != nil || len(files) == 0 {
+		t.Fatal("no scripts", err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range calls.FindAllSubmatch(text, -1) {
+			name := "+" + strings.ToLower(string(m[1]))
+			if name == "+pubsub" {
+				name = "+pubsub|numsub"
+			}
+			rights = append(rights, name)
+		}
+	}
+	slices.Sort(rights)
+	return slices.Compact(rights)
+}
+
+var calls = regexp.MustCompile(`call\('([A-Z]+)'`)

@@ -1,0 +1,183 @@
+package redistest
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Deployment is another place than one plain server for a behaviour suite to run in.
+// All tests of a process share it; nobody may break it or flush it.
+type Deployment struct {
+	// Name is "cluster", "sentinel", "acl" or "tls".
+	Name string
+	// Addr is a node's address.
+	Addr string
+	// Admin returns a client that may do everything, closed in tb's cleanup.
+	Admin func(tb testing.TB) redis.UniversalClient
+	// Connect returns a client for what is tested, with options changed as told, closed
+	// in tb's cleanup. It skips tb if the change is about one server's connection and
+	// there are several servers.
+	Connect func(tb testing.TB, change ...func(*redis.Options)) redis.UniversalClient
+	// prefix comes before what Prefix returns.
+	prefix string
+}
+
+// Target returns what a test of a suite is given. Its Options and NewClient are those
+// of one node and of no use in a Cluster or behind an ACL: take Connect.
+func (d *Deployment) Target(tb testing.TB) Target {
+	return Target{Name: d.Name, Real: true, Addr: d.Addr, Prefix: d.prefix + Prefix(tb), Deployment: d}
+}
+
+// deployments are those of the process. The mutex guards their start.
+var deployments struct {
+	sync.Mutex
+	host  host
+	named map[string]*Deployment
+}
+
+// Deployments returns those that the environment's LEASED_SERVERS names, between
+// commas: none by default, since a suite takes as long again on each. They are started
+// when first asked for and ended by [Main], without which there are none. The user of
+// "acl" has rights, as ACL SETUSER takes them, and what the go-redis client needs.
+func Deployments(tb testing.TB, rights ...string) []*Deployment {
+	tb.Helper()
+	names := os.Getenv("LEASED_SERVERS")
+	if names == "" {
+		return nil
+	}
+	_ = need(tb)
+	common.Lock()
+	inMain := common.inMain
+	common.Unlock()
+	if !inMain {
+		return nil
+	}
+	deployments.Lock()
+	defer deployments.Unlock()
+	var all []*Deployment
+	for name := range strings.SplitSeq(names, ",") {
+		d := deployments.named[name]
+		if d == nil {
+			d = deploy(tb, name, rights)
+			if deployments.named == nil {
+				deployments.named = map[string]*Deployment{}
+			}
+			deployments.named[name] = d
+		}
+		all = append(all, d)
+	}
+	return all
+}
+
+func deploy(tb testing.TB, name string, rights []string) *Deployment {
+	tb.Helper()
+	host := &deployments.host
+	switch name {
+	case "cluster":
+		c := NewCluster(host)
+		connect := func(tb testing.TB, change ...func(*redis.Options)) redis.UniversalClient {
+			o := changed(tb, Options(c.Nodes[0].Addr), change)
+			return c.NewClient(tb, func(all *redis.ClusterOptions) {
+				all.ContextTimeoutEnabled = o.ContextTimeoutEnabled
+				all.ReadTimeout, all.PoolSize, all.MaxRetries = o.ReadTimeout, o.PoolSize, o.MaxRetries
+			})
+		}
+		return &Deployment{Name: name, Addr: c.Nodes[0].Addr, Connect: connect,
+			Admin: func(tb testing.TB) redis.UniversalClient { return connect(tb) }}
+	case "sentinel":
+		s := NewSentinels(host)
+		connect := func(tb testing.TB, change ...func(*redis.Options)) redis.UniversalClient {
+			o, all := changed(tb, Options(s.Nodes[0].Addr), change), s.FailoverOptions()
+			all.ContextTimeoutEnabled = o.ContextTimeoutEnabled
+			all.ReadTimeout, all.PoolSize, all.MaxRetries = o.ReadTimeout, o.PoolSize, o.MaxRetries
+			rdb := redis.NewFailoverClient(all)
+			tb.Cleanup(func() { _ = rdb.Close() })
+			return rdb
+		}
+		return &Deployment{Name: name, Addr: s.Nodes[0].Addr, Connect: connect,
+			Admin: func(tb testing.TB) redis.UniversalClient { return connect(tb) }}
+	case "acl":
+		const prefix = "acl/"
+		in := Server(host)
+		rules := []any{"ACL", "SETUSER", "app", "on", ">secret", "resetkeys", "resetchannels", "~" + prefix + "*", "&" + prefix + "*", "-@all"}
+		for _, r := range rights {
+			rules = append(rules, r)
+		}
+		in.mustAsk(rules...)
+		return &Deployment{Name: name, Addr: in.Addr, prefix: prefix,
+			Admin: func(tb testing.TB) redis.UniversalClient { return newClient(tb, in.Options(), nil) },
+			Connect: func(tb testing.TB, change ...func(*redis.Options)) redis.UniversalClient {
+				o := in.Options()
+				o.Username, o.Password = "app", "secret"
+				return newClient(tb, o, change)
+			}}
+	case "tls":
+		in := TLSServer(host)
+		connect := func(tb testing.TB, change ...func(*redis.Options)) redis.UniversalClient {
+			return newClient(tb, in.Options(), change)
+		}
+		return &Deployment{Name: name, Addr: in.Addr, Connect: connect,
+			Admin: func(tb testing.TB) redis.UniversalClient { return connect(tb) }}
+	}
+	tb.Fatalf("redistest: LEASED_SERVERS names %q: there are cluster, sentinel, acl and tls", name)
+	return nil
+}
+
+// changed skips tb where a change makes no sense with several servers.
+func changed(tb testing.TB, o *redis.Options, change []func(*redis.Options)) *redis.Options {
+	tb.Helper()
+	addr, dials := o.Addr, o.Dialer != nil
+	for _, f := range change {
+		f(o)
+	}
+	if o.Addr != addr || o.Limiter != nil || dials != (o.Dialer != nil) {
+		tb.Skip("redistest: about one server's connection")
+	}
+	return o
+}
+
+// host is the testing.TB of what all tests of a process share. What goes wrong panics.
+type host struct {
+	testing.TB
+	mu       sync.Mutex
+	cleanups []func()
+}
+
+func (h *host) Helper()                      {}
+func (h *host) Context() context.Context     { return context.Background() }
+func (h *host) Name() string                 { return "redistest" }
+func (h *host) Fatal(args ...any)            { panic(fmt.Sprint(args...)) }
+func (h *host) Fatalf(text string, v ...any) { panic(fmt.Sprintf(text, v...)) }
+func (h *host) Error(args ...any)            { panic(fmt.Sprint(args...)) }
+func (h *host) Skip(args ...any)             { panic(fmt.Sprint(args...)) }
+
+func (h *host) Cleanup(f func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.cleanups = append(h.cleanups, f)
+}
+
+func (h *host) TempDir() string {
+	dir, err := os.MkdirTemp("", "redistest")
+	if err != nil {
+		h.Fatal(err)
+	}
+	h.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+func (h *host) end() {
+	h.mu.Lock()
+	all := h.cleanups
+	h.cleanups = nil
+	h.mu.Unlock()
+	for i := len(all) - 1; i >= 0; i-- {
+		all[i]()
+	}
+}
