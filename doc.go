@@ -203,9 +203,11 @@
 // is the lease lost. A late "renewed" revives nothing.
 //
 // The window is checked before every entry, also before those that need no
-// Redis. Where the wall clock and the monotonic clock have moved apart, as after
-// a suspend, a lease ends when the first of them reaches its end, and a grant is
-// confirmed before a caller enters on it.
+// Redis. The time that a machine sleeps counts: what has passed is what the wall
+// clock or the monotonic clock says, whichever is more. A lease whose window ended in a
+// sleep ends within a second of waking, and a wall clock that is set ahead by more than
+// a TTL looks like a sleep. Where the clocks have moved apart by less, the grant is
+// renewed at once, and confirmed before a caller enters on it.
 //
 // # Waiting
 //

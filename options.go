@@ -138,9 +138,8 @@ func WithLossHandler(handler func(LossEvent)) Option {
 }
 
 // WithBackOff sets how long to pause after Redis failed. newPolicy is called
-// for each lock that fails, and its policies are not shared. A lock that is free when
-// an outage ends is entered within 2 s, however long the pauses are. The default is
-// backoff v4's exponential policy from 50 ms to 30 s, jittered.
+// for each lock in trouble, never shared. The default is backoff v4's
+// exponential policy from 50 ms to 30 s, jittered.
 func WithBackOff(newPolicy func() BackOff) Option {
 	return clientOption(func(o *clientOptions) error {
 		if newPolicy == nil {
