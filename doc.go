@@ -59,7 +59,9 @@
 // so are we while it owns the lock.
 //
 // With a [redis.Client], a waiter without a live subscription on the server that
-// carries out a release is presumed dead and skipped. Behind a proxy that sends the
+// carries out a release (PUBSUB NUMSUB, asked before the waiter is told anything) is
+// presumed dead and skipped. Where an ACL denies PUBSUB, a dead waiter costs its
+// successor a TTL instead. Behind a proxy that sends the
 // subscriptions and the commands of one client to different servers, every waiter looks
 // like that. The lock stays exclusive, but waiters then poll, and FIFO order is lost.
 // Behind such a proxy, connect to the server itself.
@@ -224,12 +226,18 @@
 // request without them is dropped by those behind it. They also have the server send an
 // echo, and if none comes within 1 s the subscription is rebuilt.
 //
-// If the server refuses to subscribe or to publish, for whatever reason, waiters poll:
-// from every 50 ms to every 3 s or third of the TTL. So they do while the owner is a
-// foreign client.
+// A client hears messages soon after it has asked for its first lock. Until then it
+// does not queue in Redis, where a process that dies could not be proved dead: a free
+// lock is taken at once, and a caller that has to wait asks again when messages are
+// heard.
+//
+// If the server, or a proxy before it, refuses to subscribe or to publish, for whatever
+// reason, waiters poll, from every 50 ms to every 3 s or third of the TTL. While the owner
+// is a foreign client, the first in the queue polls, anew for each such owner.
 //
 // A Try that finds the lock with an owner that may be keeping it idle (see
-// [WithIdleHold]) asks for it, and waits at most 50 ms.
+// [WithIdleHold]) asks for it, and waits at most 50 ms, and as long again if the client
+// has only just begun.
 //
 // When the context of LockContext ends, the caller returns at once, and the request
 // stays with the callers that still wait in the process. If there are none, it is
@@ -245,8 +253,8 @@
 // released, extended or renewed.
 //
 // Transient errors, such as a lost connection, a failover or a loading server, are
-// retried with the pauses of [WithBackOff]; a lock that is free when the outage ends is
-// entered within 2 s. Errors that an operator must fix (NOAUTH, NOPERM, WRONGTYPE) are
+// retried with the pauses of [WithBackOff]. Meanwhile one lock of a client asks every 2 s,
+// and when it is answered all others continue at once. Errors that an operator must fix (NOAUTH, NOPERM, WRONGTYPE) are
 // returned by LockContext at once, and retried by Lock. A key of another type, such as
 // the hashes that Redisson uses, is reported in words. Bad names, bad options and a closed
 // client are errors of LockContext and panics of Lock.
@@ -267,11 +275,13 @@
 // At most one line a minute is logged for each cause, but every lost lease is logged.
 // Lock names are logged at level Debug only.
 //
-// User code (loggers, samplers, span processors, instruments, back-off policies) never
-// runs under a mutex of this package, nor on the goroutines that renew leases, end them,
-// or receive messages. Spans of holds are started on a separate goroutine, so a span
-// processor that blocks delays no hand-off. Hooks of the Redis client run as part of its
-// commands: one that blocks is like a Redis that does not answer.
+// User code never runs under a mutex of this package, nor on the goroutines that renew
+// leases, end them, or receive messages. The logger, the loss handler, and the
+// OpenTelemetry calls that report losses and ends run on goroutines that no lock waits
+// for: if they block, later calls wait, and finally are dropped; if they panic, that is
+// logged through [slog.Default]. The spans and measurements of a caller and the back-off
+// policy may be called on the caller's goroutine. Hooks of the Redis client run as part of
+// its commands: one that blocks is like a Redis that does not answer.
 //
 // # Memory model
 //

@@ -104,8 +104,8 @@ func (m *Mutex) LockContext(ctx context.Context) (*Lease, error) {
 
 // TryLockContext is LockContext without waiting for another owner: if the lock is
 // held or waited for, it returns an error that matches ErrLocked. Where the owner may
-// be keeping it idle (see WithIdleHold), it asks for it and waits at most 50 ms. It
-// returns on the first error of Redis.
+// be keeping it idle (see WithIdleHold), it asks for it and waits at most 50 ms, and as
+// long again if the client has only just begun. It returns on the first error of Redis.
 func (m *Mutex) TryLockContext(ctx context.Context) (*Lease, error) {
 	return m.handle.lease(ctx, &caller{mode: exclusive, try: true})
 }

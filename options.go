@@ -185,9 +185,10 @@ func WithMaxHold(d time.Duration) LockOption {
 
 // WithIdleHold lets the process keep the lock for d after the last Unlock if
 // no other process wants it, so that the next local Lock costs no round trip. A process
-// that wants it asks for it by a message and gets it as soon as that arrives; TryLock
-// waits at most 50 ms for that. If the message is lost, a waiter's next re-check asks
-// again. The default is 0.
+// that wants it, also one that only tries, asks for it by a message and gets it as soon
+// as that arrives; if the lock is in use, a try waits 50 ms in vain. If the message is
+// lost, a waiter's next re-check asks again. It counts for a grant that was asked for by
+// a caller with this option. The default is 0.
 func WithIdleHold(d time.Duration) LockOption {
 	return lockOption(func(o *lockOptions) error {
 		if d < 0 || d > maxTTL {
