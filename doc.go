@@ -59,12 +59,12 @@
 // so are we while it owns the lock.
 //
 // With a [redis.Client], a waiter without a live subscription on the server that
-// carries out a release is presumed dead and skipped, before it is told anything
-// (PUBSUB NUMSUB). Behind a proxy that sends the subscriptions and the commands of one
-// client to different servers, every waiter looks like that. The lock stays exclusive,
-// but waiters then poll, and FIFO order is lost. Behind such a proxy, connect to the
-// server itself. Where an ACL denies PUBSUB, a dead waiter costs its successor a TTL
-// instead.
+// carries out a release (PUBSUB NUMSUB, asked before the waiter is told anything) is
+// presumed dead and skipped. Where an ACL denies PUBSUB, a dead waiter costs its
+// successor a TTL instead. Behind a proxy that sends the
+// subscriptions and the commands of one client to different servers, every waiter looks
+// like that. The lock stays exclusive, but waiters then poll, and FIFO order is lost.
+// Behind such a proxy, connect to the server itself.
 //
 // Order is first come, first served among processes in Redis, and among the callers of
 // one process. It is not global across all callers: a process that has the lock may
@@ -204,12 +204,12 @@
 // No answer is not a loss: the renewal is repeated until the window ends, and only then
 // is the lease lost. A late "renewed" revives nothing.
 //
-// The window is looked at before every entry, also before those that need no
-// Redis. The time a machine sleeps counts: what has passed is what the wall clock or
-// the monotonic clock says, whichever is more. A lease whose window ended in a sleep
-// ends within a second of waking, and a wall clock that is set ahead by more than a
-// TTL looks like a sleep. Where the clocks have moved apart by less, the grant is
-// renewed at once, and confirmed before anybody enters.
+// The window is checked before every entry, also before those that need no
+// Redis. The time that a machine sleeps counts: what has passed is what the wall
+// clock or the monotonic clock says, whichever is more. A lease whose window ended in a
+// sleep ends within a second of waking, and a wall clock that is set ahead by more than
+// a TTL looks like a sleep. Where the clocks have moved apart by less, the grant is
+// renewed at once, and confirmed before a caller enters on it.
 //
 // # Waiting
 //
@@ -220,22 +220,24 @@
 // does not listen is skipped before it is recorded; what was published is never taken
 // back.
 //
-// A client hears messages soon after its first lock was asked for. Until then it does not
-// queue in Redis, where a process that dies could not be proved dead: a free lock is taken
-// at once, and a caller that has to wait asks again when messages are heard.
-//
 // Messages can be lost, so waiters also re-check: when the subscription was renewed,
 // when the owner's TTL ends, and after a third of their own TTL or 3 s, whichever is
 // less, shortened at random by up to a third. Re-checks keep the place in the queue; a
 // request without them is dropped by those behind it. They also have the server send an
 // echo, and if none comes within 1 s the subscription is rebuilt.
 //
-// If the server refuses to subscribe or to publish, for whatever reason, waiters poll:
-// from every 50 ms to every 3 s or third of the TTL. While the owner is a foreign client,
-// the first in the queue polls, from 50 ms again with each such owner.
+// A client hears messages soon after it has asked for its first lock. Until then it
+// does not queue in Redis, where a process that dies could not be proved dead: a free
+// lock is taken at once, and a caller that has to wait asks again when messages are
+// heard.
+//
+// If the server, or a proxy before it, refuses to subscribe or to publish, for whatever
+// reason, waiters poll, from every 50 ms to every 3 s or third of the TTL. While the owner
+// is a foreign client, the first in the queue polls, anew for each such owner.
 //
 // A Try that finds the lock with an owner that may be keeping it idle (see
-// [WithIdleHold]) asks for it, and waits at most 50 ms.
+// [WithIdleHold]) asks for it, and waits at most 50 ms, and as long again if the client
+// has only just begun.
 //
 // When the context of LockContext ends, the caller returns at once, and the request
 // stays with the callers that still wait in the process. If there are none, it is
@@ -251,11 +253,11 @@
 // released, extended or renewed.
 //
 // Transient errors, such as a lost connection, a failover or a loading server, are
-// retried with the pauses of [WithBackOff]; meanwhile one lock of a client asks every 2 s,
-// and when it is answered all others go on at once. Errors that an operator must fix
-// (NOAUTH, NOPERM, WRONGTYPE) are returned by LockContext at once, and retried by Lock. A
-// key of another type, such as the hashes that Redisson uses, is reported in words. Bad
-// names, bad options and a closed client are errors of LockContext and panics of Lock.
+// retried with the pauses of [WithBackOff]. Meanwhile one lock of a client asks every 2 s,
+// and when it is answered all others continue at once. Errors that an operator must fix (NOAUTH, NOPERM, WRONGTYPE) are
+// returned by LockContext at once, and retried by Lock. A key of another type, such as
+// the hashes that Redisson uses, is reported in words. Bad names, bad options and a closed
+// client are errors of LockContext and panics of Lock.
 //
 // Unlock returns nil only if another caller of this process goes on with the lock, if
 // Redis confirmed the release, or if the lock's last token proves that it was ours until
@@ -273,14 +275,13 @@
 // At most one line a minute is logged for each cause, but every lost lease is logged.
 // Lock names are logged at level Debug only.
 //
-// User code (loggers, samplers, span processors, instruments, back-off policies) never
-// runs under a mutex of this package, nor on the goroutines that renew leases, end them,
-// or receive messages. The logger, the loss handler, and what OpenTelemetry is told of
-// losses and ends are called on goroutines that no lock waits for: where they block,
-// later calls wait, and at last are dropped; where they panic, that is logged through
-// [slog.Default]. A caller's own spans and measurements, hooks of the Redis client and
-// the back-off policy may be called on its goroutine. A hook that blocks is like a Redis
-// that does not answer.
+// User code never runs under a mutex of this package, nor on the goroutines that renew
+// leases, end them, or receive messages. The logger, the loss handler, and the
+// OpenTelemetry calls that report losses and ends run on goroutines that no lock waits
+// for: if they block, later calls wait, and finally are dropped; if they panic, that is
+// logged through [slog.Default]. The spans and measurements of a caller and the back-off
+// policy may be called on the caller's goroutine. Hooks of the Redis client run as part of
+// its commands: one that blocks is like a Redis that does not answer.
 //
 // # Memory model
 //

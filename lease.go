@@ -132,11 +132,11 @@ func (l *Lease) With(ctx context.Context) (context.Context, context.CancelFunc) 
 // Unlock ends the lease. It waits for Redis at most WithReleaseTimeout, and not
 // at all if the lock goes to another caller of this process. It returns
 // ErrLeaseLost if the lease ended before, or if the release had no answer and it could
-// not be proved afterwards that the lock was ours until it was let go;
-// ErrNotReleased if Redis did not confirm in time (or, with ErrClosed, never will, as
-// the client is closed), and both where both happened; the caller has left the lock in
-// all cases. Do not drop the error: it may be the only sign that another process was
-// inside. Later calls do nothing and return the same, also after Mutex.Unlock.
+// not be proved afterwards that the lock was ours until it was let go; ErrNotReleased
+// if Redis did not confirm in time (or, with ErrClosed, never will, as the client is
+// closed); and both where both happened. The caller has left the lock in all cases. Do
+// not drop the error: it may be the only sign that another process was inside. Later
+// calls do nothing and return the same, also after Mutex.Unlock.
 func (l *Lease) Unlock() error {
 	l.once.Do(func() {
 		l.guard.Stop()

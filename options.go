@@ -148,11 +148,7 @@ func WithLossHandler(handler func(LossEvent)) Option {
 }
 
 // WithBackOff sets how long to pause after Redis failed. newPolicy is called
-// for each lock that fails, so a policy is never shared, and once by New, which
-// refuses one that returns nil; where it does so later, that is logged and the
-// default used. While the server as a whole fails, one lock of the client asks every
-// 2 s whatever its policy says, and its first answer ends the pauses of all: a lock
-// that is free when an outage ends is entered within 2 s. The default is backoff v4's
+// for each lock in trouble, never shared. The default is backoff v4's
 // exponential policy from 50 ms to 30 s, jittered.
 func WithBackOff(newPolicy func() BackOff) Option {
 	return clientOption(func(o *clientOptions) error {
@@ -202,10 +198,10 @@ func WithMaxHold(d time.Duration) LockOption {
 
 // WithIdleHold lets the process keep the lock for d after the last Unlock if
 // no other process wants it, so that the next local Lock costs no round trip. A process
-// that wants it asks for it by a message and gets it as soon as that arrives; TryLock
-// waits at most 50 ms for that, in vain where the lock is in use. If the message is lost,
-// a waiter's next re-check asks again. It counts for a grant that was asked for by a
-// caller with this option. The default is 0.
+// that wants it, also one that only tries, asks for it by a message and gets it as soon
+// as that arrives; if the lock is in use, a try waits 50 ms in vain. If the message is
+// lost, a waiter's next re-check asks again. It counts for a grant that was asked for by
+// a caller with this option. The default is 0.
 func WithIdleHold(d time.Duration) LockOption {
 	return lockOption(func(o *lockOptions) error {
 		if d < 0 || d > maxTTL {

@@ -85,6 +85,29 @@ func TestReadmeCheckNoticesOneChangedLine(t *testing.T) {
 	}
 }
 
+// A dashboard or a query made from the page has to find something.
+func TestReadmeNamesTheInstrumentsAndAttributesThatExist(t *testing.T) {
+	var library strings.Builder
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range files {
+		if !strings.HasSuffix(name, "_test.go") && name != "doc.go" {
+			library.WriteString(readText(t, name))
+		}
+	}
+	named := regexp.MustCompile("`(leased\\.[a-z_.]+)`").FindAllStringSubmatch(readText(t, "README.md"), -1)
+	if len(named) < 10 {
+		t.Fatalf("only %d names were found", len(named))
+	}
+	for _, m := range named {
+		if !strings.Contains(library.String(), `"`+m[1]+`"`) {
+			t.Errorf("README.md names %s, which the library does not", m[1])
+		}
+	}
+}
+
 // Pages name files of this tree; one that was renamed leaves a dead link.
 func TestReadmeAndDocsLinkToFilesThatExist(t *testing.T) {
 	link := regexp.MustCompile(`\]\(([^)#\s]+)[^)]*\)`)

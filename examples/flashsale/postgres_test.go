@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"os/user"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"syscall"
@@ -66,17 +67,27 @@ func startPostgres(t *testing.T, programs, dir string, attr *syscall.SysProcAttr
 	server := exec.Command(filepath.Join(programs, "postgres"), "-D", filepath.Join(dir, "data"), "-p", port,
 		"-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=", "-c", "max_connections=200",
 		"-c", "fsync=off", "-c", "timezone=UTC", "-c", "log_timezone=UTC")
-	server.Dir, server.SysProcAttr = dir, attr
+	own := *attr
+	dieWithParent(&own)
+	server.Dir, server.SysProcAttr = dir, &own
 	server.Stdout, server.Stderr = &log, &log
-	if err := server.Start(); err != nil {
+	started, done := make(chan error, 1), make(chan struct{})
+	// Owned by the test, ended by the end of the server, waited for by the cleanup. It
+	// keeps its thread, because Linux counts the thread that started a program, not the
+	// process, as the parent whose death the program is to share.
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		defer close(done)
+		err := server.Start()
+		started <- err
+		if err == nil {
+			_ = server.Wait() // why it ended is in its log
+		}
+	}()
+	if err := <-started; err != nil {
 		t.Fatal(err)
 	}
-	done := make(chan struct{})
-	// Owned by the test, ended by the end of the server, waited for by the cleanup.
-	go func() {
-		defer close(done)
-		_ = server.Wait() // why it ended is in its log
-	}()
 	t.Cleanup(func() {
 		_ = server.Process.Signal(syscall.SIGINT) // ends connections, and then itself
 		select {
@@ -134,7 +145,7 @@ func findPostgres() (string, error) {
 func unprivileged(t *testing.T, dir string) (attr *syscall.SysProcAttr, owner string) {
 	t.Helper()
 	if os.Getuid() != 0 {
-		return nil, "sale"
+		return &syscall.SysProcAttr{}, "sale"
 	}
 	for _, name := range []string{"postgres", "nobody"} {
 		u, err := user.Lookup(name)

@@ -1,0 +1,7 @@
+package main
+
+import "syscall"
+
+// dieWithParent has the kernel end the program when the test ends without having
+// cleaned up, as after a time-out.
+func dieWithParent(attr *syscall.SysProcAttr) { attr.Pdeathsig = syscall.SIGQUIT }
