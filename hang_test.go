@@ -18,10 +18,10 @@ import (
 type hang struct {
 	mu    sync.Mutex // guards what follows
 	hangs bool
-	conns []*hungConn
+	conns []*hangingConn
 }
 
-type hungConn struct {
+type hangingConn struct {
 	net.Conn
 	way    *hang
 	held   []byte
@@ -35,7 +35,7 @@ func (w *hang) change(o *redis.Options) {
 		if err != nil {
 			return nil, err
 		}
-		c := &hungConn{Conn: conn, way: w}
+		c := &hangingConn{Conn: conn, way: w}
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.conns = append(w.conns, c)
@@ -43,7 +43,7 @@ func (w *hang) change(o *redis.Options) {
 	}
 }
 
-func (c *hungConn) Write(p []byte) (int, error) {
+func (c *hangingConn) Write(p []byte) (int, error) {
 	c.way.mu.Lock()
 	if c.way.hangs {
 		c.held = append(c.held, p...)
@@ -54,7 +54,7 @@ func (c *hungConn) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-func (c *hungConn) Close() error {
+func (c *hangingConn) Close() error {
 	c.way.mu.Lock()
 	defer c.way.mu.Unlock()
 	if c.closed = true; len(c.held) > 0 {
