@@ -155,6 +155,7 @@ type actor struct {
 	rdb      *redis.Client
 	prefix   string
 	commands *bufio.Scanner
+	ended    bool // the client was closed with an error, which a second Close may repeat
 }
 
 var roles = map[string]func(*actor) error{}
@@ -178,7 +179,7 @@ func play(role string) int {
 	if err := roles[role](a); err != nil {
 		return say("failed %v", err)
 	}
-	if err := client.Close(); err != nil {
+	if err := client.Close(); err != nil && !a.ended {
 		return say("failed %v", err)
 	}
 	say("bye")

@@ -258,6 +258,7 @@ func downgradeAfterTheEnd(a *actor) error {
 	if err := a.client.Shutdown(ctx); !errors.Is(err, leased.ErrClosed) {
 		return fmt.Errorf("shut down with a lease inside: %w", err)
 	}
+	a.ended = true
 	short, stop := context.WithTimeout(context.Background(), time.Second)
 	defer stop()
 	say("downgraded %t", l.Downgrade(short) == nil)
