@@ -118,7 +118,7 @@ var mutants = []mutant{
 	{"64 local hand-offs are 640", "options.go", "	defaultHandoffs = 64\n", "	defaultHandoffs = 640\n", "GivesOut64"},
 	{"10 ms of local hand-offs are 100", "options.go", "	defaultTenure   = 10 * time.Millisecond", "	defaultTenure   = 100 * time.Millisecond", "GivesOut64"},
 	{"a policy that stops is asked each minute", "options.go", "	maxRetryDelay   = 30 * time.Second", "	maxRetryDelay   = 60 * time.Second", "APolicyThatStops"},
-	{"a policy that stops is asked at once", "entry.go", "	if d < 0 || d > maxRetryDelay {", "	if d > maxRetryDelay {", "APolicyThatStops"},
+	{"a policy that stops is asked after a second", "entry.go", "	if d < 0 || d > maxRetryDelay {", "	if d < 0 {\n		d = time.Second\n	}\n	if d > maxRetryDelay {", "APolicyThatStops"},
 	{"TryLock takes 3 s", "options.go", "	tryLockWait     = time.Second\n", "	tryLockWait     = 3 * time.Second\n", "TryLockReturns"},
 
 	// the state machine: whom messages reach
@@ -131,7 +131,7 @@ var mutants = []mutant{
 	{"polling does not begin anew for another owner", "answers.go", "		if a.blocker != l.blocker {", "		if false {", "TheHeadOfTheQueue"},
 	{"all poll a foreign owner", "answers.go", "	if deaf || a.mute && a.place == 0 {", "	if deaf || a.mute {", "TheHeadOfTheQueue"},
 	{"an idle grant is not offered to tries", "request.go", "		flag += \"i\"\n", "		flag += \"\"\n", "ATry|IsKeptIdle"},
-	{"tries wait for any owner", "lock.go", "err == nil && who.idles {", "err == nil {", "ATry"},
+	{"tries wait for any owner", "lock.go", "err == nil && who.idles {", "err == nil && (who.idles || true) {", "ATry"},
 	{"tries wait behind others", "lock.go", "c.try && !c.attends() && a.place == 0 {", "c.try && !c.attends() {", "ATry"},
 	{"a try waits for ever", "deadlines.go", "c.attends() && !now.Before(c.till) {", "false {", "ATry"},
 	{"a try's patience bounds its hold", "rules.go", "		c.till = time.Time{}\n", "", "ATry"},
