@@ -26,6 +26,8 @@ func TestAMarkerLivesNoLongerThanTheReadersThatAWriterCutDown(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		reader := s.id("A", shared, 20*time.Second)
 		s.readsFor(reader, 300_000) // the clock went back five minutes
+		s.raw("PEXPIRE", s.keys.lock, 300_000)
+		s.raw("PEXPIRE", s.keys.readers(), 300_000)
 		s.waits(s.acquire(s.writer("B")), 0)
 		if st := s.look(); st.left(st.ends[0]) > 20_000 {
 			t.Errorf("the reader is cut to 20 s, its marker lives for %d ms", st.left(st.ends[0]))

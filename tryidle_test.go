@@ -41,14 +41,16 @@ func TestATryWaitsShortlyForAnOwnerThatMayBeIdle(t *testing.T) {
 }
 
 func TestATryEntersWhenAnIdleOwnerLetsGo(t *testing.T) {
-	h := drive(t)
-	c := h.enter(trying(writer()))
+	h := drive(t).keep()
+	c := h.enter(trying(reader()))
 	h.answer(h.refused(idlersID, 0))
 	h.answer(h.queue())
 	h.hears("granted", h.l.grant.req.id, h.token())
 	h.in(c)
-	h.pass(time.Second)
-	h.lost() // its patience was no maximum of its hold
+	bound := h.enter(reader(func(o *lockOptions) { o.maxHold = time.Minute }))
+	h.in(bound)
+	h.pass(time.Minute)
+	h.lost(bound) // the other's patience was no maximum of its hold
 }
 
 func TestATryIsTurnedAwayAtOnceByAnyOtherOwner(t *testing.T) {

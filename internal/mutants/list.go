@@ -202,7 +202,7 @@ var mutants = []mutant{
 	{"64 local hand-offs are 640", "options.go", "	defaultHandoffs = 64\n", "	defaultHandoffs = 640\n", "GivesOut64"},
 	{"10 ms of local hand-offs are 100", "options.go", "	defaultTenure   = 10 * time.Millisecond", "	defaultTenure   = 100 * time.Millisecond", "GivesOut64"},
 	{"a policy that stops is asked each minute", "options.go", "	maxRetryDelay   = 30 * time.Second", "	maxRetryDelay   = 60 * time.Second", "APolicyThatStops"},
-	{"a policy that stops is asked at once", "entry.go", "	if d < 0 || d > maxRetryDelay {", "	if d > maxRetryDelay {", "APolicyThatStops"},
+	{"a policy that stops is asked after a second", "entry.go", "	if d < 0 || d > maxRetryDelay {", "	if d < 0 {\n		d = time.Second\n	}\n	if d > maxRetryDelay {", "APolicyThatStops"},
 	{"TryLock takes 3 s", "options.go", "	tryLockWait     = time.Second\n", "	tryLockWait     = 3 * time.Second\n", "TryLockReturns"},
 
 	// the state machine: whom messages reach
@@ -215,7 +215,7 @@ var mutants = []mutant{
 	{"polling does not begin anew for another owner", "answers.go", "		if a.blocker != l.blocker {", "		if false {", "TheHeadOfTheQueue"},
 	{"all poll a foreign owner", "answers.go", "	if deaf || a.mute && a.place == 0 {", "	if deaf || a.mute {", "TheHeadOfTheQueue"},
 	{"an idle grant is not offered to tries", "request.go", "		flag += \"i\"\n", "		flag += \"\"\n", "ATry|IsKeptIdle"},
-	{"tries wait for any owner", "lock.go", "err == nil && who.idles {", "err == nil {", "ATry"},
+	{"tries wait for any owner", "lock.go", "err == nil && who.idles {", "err == nil && (who.idles || true) {", "ATry"},
 	{"tries wait behind others", "lock.go", "c.try && !c.attends() && a.place == 0 {", "c.try && !c.attends() {", "ATry"},
 	{"a try waits for ever", "deadlines.go", "c.attends() && !now.Before(c.till) {", "false {", "ATry"},
 	{"a try's patience bounds its hold", "rules.go", "		c.till = time.Time{}\n", "", "ATry"},
@@ -226,7 +226,7 @@ var mutants = []mutant{
 	{"an early owner does not ask whether it is wanted", "rules.go", "	if g.state == held && g.early &&", "	if false && g.state == held && g.early &&", "BeforeMessagesWereHeard|HasJustStarted"},
 	{"a refused early owner goes on for a third of its TTL", "answers.go", "			g.renewAt = now // that tells\n", "", "BeforeMessagesWereHeard"},
 	{"what an early owner asks turns others away", "answers.go", "		if g.state != held {\n			l.failed(err, pause, now, fx)\n		}\n", "		l.failed(err, pause, now, fx)\n", "BeforeMessagesWereHeard"},
-	{"a refused subscription tells nobody", "notify.go", "				e.step(e.lock.messageless)\n", "				_ = e.lock.messageless\n", "Denied|Subscri|NOPERM|Polling|Messageless"},
+	{"a refused subscription tells nobody", "notify.go", "				e.step(e.lock.messageless)\n", "				_ = e.lock.messageless\n", "SubscriptionThatIsRefused"},
 
 	// the scripts: leftovers
 	{"the release shortcut grants a waiter whose waiting lease is over", "scripts/release_usual.lua", "if left > 0 and left", "if left", "WaitingLeaseIsOver"},
