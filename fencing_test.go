@@ -14,7 +14,7 @@ import (
 
 // fencedStore is a resource that does as Lease.Token says.
 type fencedStore struct {
-	rdb *redis.Client
+	rdb redis.UniversalClient
 	key string
 }
 
