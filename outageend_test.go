@@ -31,6 +31,8 @@ func TestVirtualATroubleThatNoLockWaitsOutIsForgotten(t *testing.T) {
 		}
 		mu.Unlock()
 		time.Sleep(10 * time.Second)
+		c.outage.mu.Lock()
+		defer c.outage.mu.Unlock()
 		if c.outage.on.Load() || !c.outage.next.IsZero() {
 			t.Error("the trouble goes on though no lock is in it")
 		}
