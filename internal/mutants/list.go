@@ -49,7 +49,7 @@ var mutants = []mutant{
 	{"a read-only server says that nothing was released", "scripts/common.lua", "  redis.call('ZREM', readers, id)\n  return { NOT_OURS, 0 }", "  return { NOT_OURS, 0 }", "ReadOnly"},
 	{"a name with a hash tag has another lock's keys", "names.go", "k.lock + \"::\" + what", "k.lock + \":\" + what", "NoKeyOfALock"},
 	{"the queue's numbers do not grow", "scripts/common.lua", "int((tonumber(top or 0) or 0) + 1)", "'1'", simulation},
-	{"dropping the dead has no bound", "scripts/common.lua", "    budget = budget - #dead\n", "", "500Dead"},
+	{"dropping the dead has no bound", "scripts/common.lua", "  budget = budget - #ids\n", "", "500Dead"},
 	{"that the dead were not all dropped is not said", "scripts/common.lua", "      if unfinished == 1 then return nil end", "      if unfinished == 1 then\n        unfinished = 0\n        return nil\n      end", "500Dead"},
 	{"letting readers in has no bound", "scripts/common.lua", "    budget = budget - 5\n", "", "AtMost100In"},
 	{"that not all readers were let in is not said", "scripts/common.lua", "      unfinished = 1\n", "", "AtMost100In"},
