@@ -18,7 +18,7 @@ var mutants = []mutant{
 	{"a waiter whose inbox is gone is granted", "scripts/common.lua", "local here = id == caller or not proof or not gone(client)", "local here = true", "Gone|Inbox|" + simulation},
 	{"a refused PUBLISH is not told", "scripts/common.lua", "    denied = true\n", "", "Denied|Publish"},
 	{"own expiry not extended for one who asks again (B4)", "scripts/acquire.lua", "return granted_reply(extend(id, mode, ttl))", "return granted_reply(last_token())", simulation},
-	{"a granted waiter gets the releaser's TTL (P3)", "scripts/common.lua", "record(id, mode, ttl) }", "record(id, mode, 100000) }", "TTL|" + simulation},
+	{"a granted waiter gets the releaser's TTL (P3)", "scripts/common.lua", "record(id, mode, ttl) }", "record(id, mode, 100000) }", "OnlyTheGone|TTL|" + simulation},
 	{"dead head not dropped (B8)", "scripts/common.lua", "      if ends > now then", "      if true then", simulation},
 	{"token by counting only", "scripts/common.lua", "  last = math.max(last_token() + 1, us)", "  last = last_token() + 1", simulation},
 	{"token by the clock only", "scripts/common.lua", "  last = math.max(last_token() + 1, us)", "  last_token()\n  last = us", simulation},
