@@ -54,7 +54,7 @@ var mutants = []mutant{
 	{"letting readers in has no bound", "scripts/common.lua", "    budget = budget - 5\n", "", "AtMost100In"},
 	{"that not all readers were let in is not said", "scripts/common.lua", "      unfinished = 1\n", "", "AtMost100In"},
 	{"one who waits behind the dead sleeps", "answers.go", "if l.missed || a.unfinished || a.told > 0 {", "if l.missed || a.told > 0 {", "Unfinished|DeadWaiters"},
-	{"the rest of the readers is told at the next re-check", "answers.go", "if l.missed || a.unfinished || a.told > 0 {", "if l.missed || a.unfinished {", "AreToldOfAWriter"},
+	{"the rest of the readers is told at the next re-check", "answers.go", "if l.missed || a.unfinished || a.told > 0 {", "if l.missed || a.unfinished {", "AreToldOfAWaiter"},
 	{"the rest of the readers is not told of a place", "reserve.go", "	if ask.told = a.told; a.told > 0 {", "	if ask.told = a.told; false {", "AreToldOfAReserved"},
 	{"a try is refused by unfinished work", "answers.go", "		if a.unfinished && g.state != held {", "		if false {", "IsRefusedOnly|DeadWaiters"},
 	{"a try before a waiter is refused by unfinished work", "answers.go", "		if !a.unfinished { // else", "		if true { // else", "BeforeAWaiter"},
