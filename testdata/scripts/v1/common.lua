@@ -174,6 +174,7 @@ local function drop(ids)
   if #ids == 0 then return end
   redis.call('ZREM', queue, unpack(ids))
   redis.call('ZREM', waiters, unpack(ids))
+  budget = budget - #ids
 end
 
 -- head drops what is dead at the head of the queue and returns the first live
@@ -199,7 +200,6 @@ local function head()
       dead[#dead + 1] = id
     end
     drop(dead)
-    budget = budget - #dead
     if budget <= 0 then
       unfinished = redis.call('EXISTS', queue)
       if unfinished == 1 then return nil end
