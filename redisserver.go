@@ -42,6 +42,24 @@ func newRedisServer(rdb redis.UniversalClient, prefix string) *redisServer {
 	return s
 }
 
+// explain makes of go-redis' error one that says what it is about.
+func (s *redisServer) explain(err error) error {
+	own, ok := s.rdb.(*redis.Client)
+	switch {
+	case err == nil:
+		return nil
+	case ok && errors.Is(err, redis.ErrClosed): // a Cluster's says it of a node that left, too
+		return errRedisClosed
+	case ok && errors.Is(err, context.DeadlineExceeded) && !unsent(err):
+		// What waits for a connection ends with its context. The pool has forgotten
+		// that by now, and only says how many are in use.
+		if pool, size := own.PoolStats(), own.Options().PoolSize; int(pool.TotalConns)-int(pool.IdleConns) >= size {
+			return errPoolExhausted{size}
+		}
+	}
+	return inWords(ofNetwork(err))
+}
+
 func inboxChannel(prefix, client string) string { return prefix + "leased:inbox:" + client }
 
 // run sends a script, once. Where the server does not know it, nothing was done
@@ -55,7 +73,7 @@ func (s *redisServer) run(ctx context.Context, script *script, keys []any, args 
 		cmd = script.call(ctx, true, keys, args...)
 		err = s.rdb.Process(ctx, cmd)
 	}
-	return cmd.Cmd, ofNetwork(err)
+	return cmd.Cmd, s.explain(err)
 }
 
 func (s *redisServer) do(ctx context.Context, k *keys, c *command) (answer, error) {
@@ -82,6 +100,9 @@ func (s *redisServer) do(ctx context.Context, k *keys, c *command) (answer, erro
 	default:
 		return answer{}, fmt.Errorf("leased: no such command: %d", c.verb)
 	}
+	if wrongType(err) && c.verb != acquire && s.overwritten(ctx, k) {
+		return answer{outcome: notOurs}, nil
+	}
 	if err != nil {
 		return answer{}, err
 	}
@@ -95,6 +116,14 @@ func (s *redisServer) do(ctx context.Context, k *keys, c *command) (answer, erro
 		return parseAnswer(reply)
 	}
 	return answer{}, malformed(cmd.Val())
+}
+
+// overwritten reports whether it is the lock's own key that holds another type of
+// value, so that nobody owns. It asks by a renewal of nobody's, which names no other
+// key and changes nothing.
+func (s *redisServer) overwritten(ctx context.Context, k *keys) bool {
+	_, err := s.run(ctx, &renewScript, []any{k.lock}, formatTag+"nobody", "1")
+	return wrongType(err)
 }
 
 func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
@@ -173,7 +202,7 @@ func (s *redisServer) renew(ctx context.Context, batch []renewal) {
 		case err == nil || wrongType(err): // somebody put another type in its place
 			batch[i].outcome = notOurs
 		default:
-			batch[i].outcome, batch[i].err = unanswered, ofNetwork(err)
+			batch[i].outcome, batch[i].err = unanswered, s.explain(err)
 		}
 	}
 }
@@ -195,7 +224,7 @@ func (s *redisServer) touch(ctx context.Context, batch []renewal) error {
 		}
 		return nil
 	})
-	return ofNetwork(err) // also the first command's, where one was refused
+	return s.explain(err) // also the first command's, where one was refused
 }
 
 func (s *redisServer) cancel(ctx context.Context, batch []*ghost) []cancelled {
@@ -206,15 +235,18 @@ func (s *redisServer) cancel(ctx context.Context, batch []*ghost) []cancelled {
 	})
 	results := make([]cancelled, len(cmds))
 	for i, cmd := range cmds {
-		results[i] = parseCancelled(cmd)
+		results[i] = s.parseCancelled(cmd)
+		if fail := results[i].fail; fail != nil && fail.kind == otherType && s.overwritten(ctx, batch[i].keys) {
+			results[i] = cancelled{}
+		}
 	}
 	return results
 }
 
 // parseCancelled reads {DONE, how many were made owner, 1 if the id owned, last token}.
-func parseCancelled(cmd onceCmd) cancelled {
+func (s *redisServer) parseCancelled(cmd onceCmd) cancelled {
 	if err := cmd.Err(); err != nil {
-		return cancelled{fail: classify(ofNetwork(err))}
+		return cancelled{fail: classify(s.explain(err))}
 	}
 	reply, _ := cmd.Val().([]any)
 	if len(reply) < 4 {
@@ -231,7 +263,7 @@ func parseCancelled(cmd onceCmd) cancelled {
 func (s *redisServer) echo(ctx context.Context, channel, nonce string) (int, error) {
 	s.sent.Add(1)
 	n, err := s.rdb.Publish(ctx, channel, formatTag+"echo "+nonce).Result()
-	return int(n), ofNetwork(err)
+	return int(n), s.explain(err)
 }
 
 func (s *redisServer) evict(ctx context.Context, k *keys) ([]string, error) {

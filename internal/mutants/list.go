@@ -139,6 +139,15 @@ var mutants = []mutant{
 	{"a cancel's token hides a foreign owner", "scripts/cancel.lua", "if value and value ~= MARK and not parse(value) then token = 0 end\n", "", "CancelAnswers"},
 	{"a loss at Unlock is not told of", "answers.go", "			if !c.unheard { // else", "			if false { // else", "ProvedNothing|UnlockWithoutAnswer"},
 	{"a refused connection goes for an answer", "redisserver.go", "		if cmd.Err() == nil && cmd.Val() == nil {\n			cmd.SetErr(err)", "		if false {\n			cmd.SetErr(err)", "RefusedConnection|ConnectionIsNotRefused|CommandWithoutReply"},
+	{"expired waiters stay while the lock is busy", "scripts/common.lua", "  redis.call('ZREMRANGEBYSCORE', waiters, '-inf', int(now)) -- of those who wait no more\n", "", "WaitNoMore"},
+	{"a refusal by ACL inside a script is waited out", "errors.go", "		\"ACL failure in script\", // from", "		// from", "AnErrorSays"},
+	{"protected mode is waited out", "errors.go", "		\"running in protected mode\",\n", "", "AnErrorSays"},
+	{"a closed Redis client is waited for", "redisserver.go", "	case ok && errors.Is(err, redis.ErrClosed):", "	case false:", "ClosedRedisClient"},
+	{"Lock waits for a closed Redis client", "answers.go", "!w.patient || fail.hopeless()", "!w.patient", "ClosedRedisClient"},
+	{"an exhausted pool is not named", "redisserver.go", "int(pool.TotalConns)-int(pool.IdleConns) >= size", "false", "ExhaustedPool"},
+	{"a release beside a key of another type has no answer", "redisserver.go", "	if wrongType(err) && c.verb != acquire &&", "	if false &&", "KeyOfAnotherTypeTook"},
+	{"a cancel beside a key of another type has no answer", "redisserver.go", "fail != nil && fail.kind == otherType &&", "false &&", "BesideAKeyOfAnotherType"},
+	{"a key of another type is not spoken of in words", "errors.go", "	if wrongType(err) {\n		return &otherTypeError", "	if false {\n		return &otherTypeError", "SpokenOfInWords"},
 
 	// tracing
 	{"spans are ended by who unlocks", "tracing.go", "	if !t.ended.add(endedSpan{span, at}) {", "	span.End(trace.WithTimestamp(at))\n	if false {", "Exporter"},
