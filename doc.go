@@ -207,13 +207,15 @@
 //
 // What may pass, such as a lost connection, a failover or a loading server, is
 // waited out, with the pauses of [WithBackOff]. What only an operator can mend
-// (NOAUTH, NOPERM, WRONGTYPE) is returned by LockContext at once, and waited for
-// by Lock. Bad names, bad options and a closed client are errors of LockContext
-// and panics of Lock.
+// (NOAUTH, NOPERM, WRONGTYPE, protected mode) is returned by LockContext at once,
+// and waited for by Lock. Bad names, bad options, a closed client and a closed
+// *redis.Client are errors of LockContext and panics of Lock.
 //
 // Unlock waits for Redis at most as long as [WithReleaseTimeout] says. After that
 // it returns [ErrNotReleased], and the client goes on in the background until
-// Redis has answered or the TTL has passed. When a process dies, its locks are
+// Redis has answered or the TTL has passed. A release that had no answer is proved
+// by what Redis says afterwards; where that proves nothing, the lock may have been
+// another's meanwhile, and Unlock returns [ErrLeaseLost]. When a process dies, its locks are
 // free after their TTL and its places in the queue are skipped.
 //
 // Errors are compared with [errors.Is]. That of a refused caller matches

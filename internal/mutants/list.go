@@ -11,7 +11,7 @@ var mutants = []mutant{
 	{"renew on EXISTS", "scripts/renew.lua", "if redis.call('GET', KEYS[1]) ~= ARGV[1]", "if redis.call('EXISTS', KEYS[1]) == 0", simulation},
 	{"reader renews without its own expiry", "scripts/renew_shared.lua", " or not ends or tonumber(ends) <= now", "", simulation},
 	{"yield by one who does not own enqueues (B2)", "scripts/yield.lua", "if owns(old, mode) then", "if true then", simulation},
-	{"cancel does not release", "scripts/cancel.lua", "if owns(id, mode) then", "if false then", simulation},
+	{"cancel does not release", "scripts/cancel.lua", "if owned then", "if false then", simulation},
 	{"cancel does not look for the next (P5)", "scripts/cancel.lua", "\ngrant_next(nil)", "", simulation},
 	{"published before recorded (P2)", "scripts/common.lua", "      granted[#granted + 1] = { id, mode, proof, client, own(id, mode, ttl) }",
 		"      publish(client, 'granted ' .. int(math.max(last_token() + 1, us)) .. ' ' .. int(us) .. ' 0 - ' .. id .. ' ' .. lock)\n      granted[#granted + 1] = { id, mode, proof, client, own(id, mode, ttl) }", "Record|Publish|Granted"},
