@@ -124,7 +124,7 @@ func (l *lock) failed(fail *failure, pause time.Duration, now time.Time, fx *eff
 	if fail.lasts() {
 		for w := l.waiting.first; w != nil; {
 			next := w.next
-			if !w.patient {
+			if !w.patient || fail.hopeless() {
 				l.reject(w, fail.err, fx)
 			}
 			w = next

@@ -223,7 +223,7 @@ func TestLockWaitsUntilAKeyOfAnotherTypeIsGone(t *testing.T) {
 		if !open(done) {
 			t.Fatal("locked over an alien key")
 		}
-		if n := out.count(slog.LevelError, "refuses"); n < 1 || n > 11 {
+		if n := out.count(slog.LevelError, "another type of value"); n < 1 || n > 11 {
 			t.Errorf("logged %d times in ten minutes: %q", n, out.messages())
 		}
 		s.rdb.Del(ctx, "x")

@@ -254,10 +254,11 @@
 //
 // Transient errors, such as a lost connection, a failover or a loading server, are
 // retried with the pauses of [WithBackOff]. Meanwhile one lock of a client asks every 2 s,
-// and when it is answered all others continue at once. Errors that an operator must fix (NOAUTH, NOPERM, WRONGTYPE) are
-// returned by LockContext at once, and retried by Lock. A key of another type, such as
-// the hashes that Redisson uses, is reported in words. Bad names, bad options and a closed
-// client are errors of LockContext and panics of Lock.
+// and when it is answered all others continue at once. Errors that an operator must fix
+// (NOAUTH, NOPERM, WRONGTYPE, protected mode) are returned by LockContext at once, and
+// retried by Lock. A key of another type, such as the hashes that Redisson uses, is
+// reported in words. Bad names, bad options, a closed client and a closed *redis.Client
+// are errors of LockContext and panics of Lock.
 //
 // Unlock returns nil only if another caller of this process goes on with the lock, if
 // Redis confirmed the release, or if the lock's last token proves that it was ours until

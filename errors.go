@@ -126,6 +126,42 @@ func (e *notReleased) Unwrap() []error {
 	return []error{ErrNotReleased, e.trouble}
 }
 
+// errRedisClosed is what becomes of a command through a *redis.Client that was closed,
+// which no waiting mends.
+var errRedisClosed error = redisClosed{}
+
+type redisClosed struct{}
+
+func (redisClosed) Error() string {
+	return "the Redis client is closed, so its locks cannot be used any more; close it after the leased.Client"
+}
+func (redisClosed) Unwrap() []error { return []error{ErrClosed, redis.ErrClosed} }
+
+// errPoolExhausted is one that no connection came free for.
+type errPoolExhausted struct{ size int }
+
+func (e errPoolExhausted) Error() string {
+	return fmt.Sprintf("no connection to Redis came free in time: the Redis client's pool of %d is exhausted", e.size)
+}
+func (errPoolExhausted) Unwrap() error { return redis.ErrPoolTimeout }
+
+// otherTypeError says in words what WRONGTYPE means here.
+type otherTypeError struct{ answer error }
+
+func (e *otherTypeError) Error() string {
+	return "the lock's Redis key, or one beside it, holds another type of value: " +
+		"another program, such as Redisson, uses this name: " + e.answer.Error()
+}
+func (e *otherTypeError) Unwrap() error { return e.answer }
+
+// inWords makes an error of Redis say what it means where its own text does not.
+func inWords(err error) error {
+	if wrongType(err) {
+		return &otherTypeError{err}
+	}
+	return err
+}
+
 var errUnproved = errors.New("leased: " + lostUnproved)
 
 // lostToo is what Unlock returns of a lease that had ended before, where err, nil if
@@ -161,13 +197,15 @@ func classify(err error) *failure {
 	switch {
 	case err == nil:
 		return nil
+	case errors.Is(err, errRedisClosed):
+		return &failure{err, clientClosed}
 	case wrongType(err):
 		return &failure{err, otherType}
 	case mendable(err):
 		return &failure{err, needsOperator}
 	case definite(err):
 		return &failure{err, refusedNow}
-	case unsent(err):
+	case unsent(err) && !errors.As(err, new(errPoolExhausted)): // that is what we make of it
 		return &failure{err, neverSent}
 	}
 	return &failure{err, noAnswer}
@@ -178,6 +216,9 @@ func (f *failure) mayRun() bool { return f != nil && f.kind == noAnswer }
 
 // lasts reports whether repeating the command soon is pointless.
 func (f *failure) lasts() bool { return f.kind >= needsOperator }
+
+// hopeless reports whether nothing will ever mend it, so that even Lock gives up.
+func (f *failure) hopeless() bool { return f.kind == clientClosed }
 
 // mendable reports whether err is an answer of Redis that only an operator can
 // change: repeating the command soon is pointless. The markers are searched
@@ -190,7 +231,9 @@ func mendable(err error) bool {
 	for _, mark := range [...]string{
 		"NOAUTH", "WRONGPASS", "NOPERM", "WRONGTYPE", "unauthenticated",
 		"Operation against a key holding the wrong kind of value",
-		"can't run this command", "can't access at least one of the keys",
+		"can't run this command", "can't access at least one of the", // inside a script, up to Redis 7.0
+		"ACL failure in script", // from Redis 7.2 on, and Valkey
+		"running in protected mode",
 	} {
 		if strings.Contains(err.Error(), mark) {
 			return true

@@ -62,15 +62,25 @@ func (j *journal) log() *slog.Logger {
 // trouble: a command failed.
 func (j *journal) trouble(name string, err error) {
 	j.later(func() {
-		if errors.Is(err, ErrClosed) {
-			return
+		fail := classify(err)
+		if fail.kind != clientClosed && errors.Is(err, ErrClosed) {
+			return // ours
 		}
 		level, cause, text := slog.LevelWarn, "network", "Redis does not answer; trying again"
-		switch {
-		case mendable(err):
+		var other *otherTypeError
+		if errors.As(err, &other) {
+			err = other.answer // what it means is said here
+		}
+		switch fail.kind {
+		case clientClosed:
+			level, cause, text = slog.LevelError, "closed", "the Redis client was closed before the leased.Client; its locks are not released"
+		case otherType:
+			level, cause = slog.LevelError, firstWord(err)
+			text = "another program, such as Redisson, keeps another type of value under a lock's name; an operator has to mend that"
+		case needsOperator:
 			level, cause = slog.LevelError, firstWord(err)
 			text = "Redis refuses lock commands; an operator has to mend that"
-		case definite(err):
+		case refusedNow:
 			cause, text = firstWord(err), "Redis cannot run lock commands now; trying again"
 		}
 		j.print(level, cause, text, "error", err)

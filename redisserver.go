@@ -43,6 +43,24 @@ func newRedisServer(rdb redis.UniversalClient, prefix string) *redisServer {
 	return s
 }
 
+// explain makes of go-redis' error one that says what it is about.
+func (s *redisServer) explain(err error) error {
+	own, ok := s.rdb.(*redis.Client)
+	switch {
+	case err == nil:
+		return nil
+	case ok && errors.Is(err, redis.ErrClosed): // a Cluster's says it of a node that left, too
+		return errRedisClosed
+	case ok && errors.Is(err, context.DeadlineExceeded) && !unsent(err):
+		// What waits for a connection ends with its context. The pool has forgotten
+		// that by now, and only says how many are in use.
+		if pool, size := own.PoolStats(), own.Options().PoolSize; int(pool.TotalConns)-int(pool.IdleConns) >= size {
+			return errPoolExhausted{size}
+		}
+	}
+	return inWords(ofNetwork(err))
+}
+
 func inboxChannel(prefix, client string) string { return prefix + "leased:inbox:" + client }
 
 // run sends a script, once. Where the server does not know it, nothing was done
@@ -56,7 +74,7 @@ func (s *redisServer) run(ctx context.Context, script *script, keys []any, args 
 		cmd = script.call(ctx, true, keys, args...)
 		err = s.rdb.Process(ctx, cmd)
 	}
-	return cmd.Cmd, ofNetwork(err)
+	return cmd.Cmd, s.explain(err)
 }
 
 func (s *redisServer) do(ctx context.Context, k *keys, c *command) (answer, error) {
@@ -84,6 +102,9 @@ func (s *redisServer) do(ctx context.Context, k *keys, c *command) (answer, erro
 	default:
 		return answer{}, fmt.Errorf("leased: no such command: %d", c.verb)
 	}
+	if wrongType(err) && c.verb != acquire && s.overwritten(ctx, k) {
+		return answer{outcome: notOurs}, nil
+	}
 	if err != nil {
 		return answer{}, err
 	}
@@ -105,6 +126,14 @@ func decimal(n uint64) any {
 		return "0"
 	}
 	return strconv.FormatUint(n, 10)
+}
+
+// overwritten reports whether it is the lock's own key that holds another type of
+// value, so that nobody owns. It asks by a renewal of nobody's, which names no other
+// key and changes nothing.
+func (s *redisServer) overwritten(ctx context.Context, k *keys) bool {
+	_, err := s.run(ctx, &renewScript, []any{k.lock}, formatTag+"nobody", "1")
+	return wrongType(err)
 }
 
 func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
@@ -183,7 +212,7 @@ func (s *redisServer) renew(ctx context.Context, batch []renewal) {
 		case err == nil || wrongType(err): // somebody put another type in its place
 			batch[i].outcome = notOurs
 		default:
-			batch[i].outcome, batch[i].err = unanswered, ofNetwork(err)
+			batch[i].outcome, batch[i].err = unanswered, s.explain(err)
 		}
 	}
 }
@@ -205,7 +234,7 @@ func (s *redisServer) touch(ctx context.Context, batch []renewal) error {
 		}
 		return nil
 	})
-	return ofNetwork(err) // also the first command's, where one was refused
+	return s.explain(err) // also the first command's, where one was refused
 }
 
 func (s *redisServer) cancel(ctx context.Context, batch []*ghost) []cancelled {
@@ -218,16 +247,19 @@ func (s *redisServer) cancel(ctx context.Context, batch []*ghost) []cancelled {
 	s.goOn(ctx, cmds, call)
 	results := make([]cancelled, len(cmds))
 	for i, cmd := range cmds {
-		results[i] = parseCancelled(cmd)
+		results[i] = s.parseCancelled(cmd)
+		if fail := results[i].fail; fail != nil && fail.kind == otherType && s.overwritten(ctx, batch[i].keys) {
+			results[i] = cancelled{}
+		}
 	}
 	return results
 }
 
 // parseCancelled reads {DONE, how many were made owner, 1 if the id owned, last token,
 // unfinished}.
-func parseCancelled(cmd onceCmd) cancelled {
+func (s *redisServer) parseCancelled(cmd onceCmd) cancelled {
 	if err := cmd.Err(); err != nil {
-		return cancelled{fail: classify(ofNetwork(err))}
+		return cancelled{fail: classify(s.explain(err))}
 	}
 	reply, _ := cmd.Val().([]any)
 	if len(reply) < 5 {
@@ -264,7 +296,7 @@ func (s *redisServer) goOn(ctx context.Context, cmds []onceCmd, call func(i int,
 func (s *redisServer) echo(ctx context.Context, channel, nonce string) (int, error) {
 	s.sent.Add(1)
 	n, err := s.rdb.Publish(ctx, channel, formatTag+"echo "+nonce).Result()
-	return int(n), ofNetwork(err)
+	return int(n), s.explain(err)
 }
 
 func (s *redisServer) evict(ctx context.Context, k *keys) ([]string, error) {

@@ -60,3 +60,23 @@ func TestCancelAnswersNoTokenWhereItProvesNothing(t *testing.T) {
 		}
 	})
 }
+
+// A late copy of an acquire, say, whose request nobody repeats.
+func TestThoseWhoWaitNoMoreAreForgottenWhileTheLockIsBusy(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		s.gets(s.acquire(s.writer("A")))
+		first, gone, last := s.writer("B"), s.writer("C"), s.writer("D")
+		s.waits(s.acquire(first), 0)
+		s.waits(s.acquire(gone), 1)
+		s.dies(gone)
+		s.acquire(last)
+		if s.raw("ZSCORE", s.keys.waiters(), gone) != nil {
+			t.Error("still among those who wait")
+		}
+		for _, id := range []string{first, last} {
+			if s.raw("ZSCORE", s.keys.waiters(), id) == nil {
+				t.Errorf("%s is not among those who wait any more", id)
+			}
+		}
+	})
+}

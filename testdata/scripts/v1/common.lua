@@ -336,6 +336,7 @@ local function enqueue(id, ttl)
   end
   redis.call('PEXPIRE', queue, int(math.max(redis.call('PTTL', queue), 3 * ttl)))
   redis.call('PEXPIRE', waiters, int(math.max(redis.call('PTTL', waiters), 3 * ttl)))
+  redis.call('ZREMRANGEBYSCORE', waiters, '-inf', int(now)) -- of those who wait no more
   redis.call('ZADD', waiters, int(now + ttl), id)
   keep(waiters, 3 * ttl)
   return place, new
