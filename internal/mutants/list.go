@@ -55,7 +55,7 @@ var mutants = []mutant{
 	{"that not all readers were let in is not said", "scripts/common.lua", "      unfinished = 1\n", "", "AtMost100In"},
 	{"one who waits behind the dead sleeps", "answers.go", "if l.missed || a.unfinished || a.told > 0 {", "if l.missed || a.told > 0 {", "Unfinished|DeadWaiters"},
 	{"the rest of the readers is told at the next re-check", "answers.go", "if l.missed || a.unfinished || a.told > 0 {", "if l.missed || a.unfinished {", "AreToldOfAWaiter"},
-	{"the rest of the readers is not told of a place", "reserve.go", "	if ask.told = a.told; a.told > 0 {", "	if ask.told = a.told; false {", "AreToldOfAReserved"},
+	{"the rest of the readers is not told of a place", "reserve.go", "	if ask.told = a.told; a.told > 0 || l.missed {", "	if ask.told = a.told; l.missed {", "AreToldOfAReserved"},
 	{"a try is refused by unfinished work", "answers.go", "		if a.unfinished && g.state != held {", "		if false {", "IsRefusedOnly|DeadWaiters"},
 	{"a try before a waiter is refused by unfinished work", "answers.go", "		if !a.unfinished { // else", "		if true { // else", "BeforeAWaiter"},
 	{"nobody goes on after a release", "answers.go", "	if a.unfinished {\n		fx.ghosts", "	if false {\n		fx.ghosts", "Unfinished|ManyReaders"},
@@ -175,7 +175,7 @@ var mutants = []mutant{
 
 	// what users are told
 	{"a log names the lock of an unconfirmed release", "journal.go", "		err = unconfirmed.trouble // the text of the whole names the lock\n", "", "TestLogs"},
-	{"a cancelled wait returns a little later", "wait.go", "		case <-done:\n			e.giveUp(w)", "		case <-done:\n			time.Sleep(5 * time.Millisecond)\n			e.giveUp(w)", "NoTimerLies"},
+	{"a cancelled wait returns a little later", "wait.go", "			last := e.giveUp(w)", "			time.Sleep(5 * time.Millisecond)\n			last := e.giveUp(w)", "NoTimerLies"},
 	{"a downgraded lease keeps its writer's token", "downgrade.go", "			w.mode, w.token = shared, g.readers", "			w.mode = shared", "TheTokenOfADowngradedLease|Downgrade"},
 	{"an awaited cancel is retried at leisure", "cancelschedule.go", "		if g.awaited() {\n			first", "		if false {\n			first", "SomebodyWaitsFor|ForTheSakeOf"},
 	{"a cancel is over after its first answer though an earlier acquire may still arrive", "cancelschedule.go", "	case !g.sentAt.Before(g.until):", "	case true:", "AnAnsweredCancel"},
@@ -184,7 +184,7 @@ var mutants = []mutant{
 	{"commands are expected for a whole TTL", "cancelschedule.go", "now.Add(min(ttl, latestArrival))", "now.Add(ttl)", "AfterItsTTL"},
 	{"the canceler's alarm is set for the latest instead of the earliest", "cancelschedule.go", "	return s.pending[0].nextAt\n", "	return s.pending[len(s.pending)-1].nextAt\n", "TheNextCancel|Cancel"},
 	{"an answer does not bring other cancels forward", "cancelschedule.go", "			g.nextAt = earlier(g.nextAt, g.sentAt.Add(cancelAgain))\n", "", "DuringAnOutageCancels"},
-	{"cancels of an outage are not spread", "cancelschedule.go", "min(2*g.pause, trips*probeEvery, longCancelAgain)", "min(2*g.pause, probeEvery)", "DuringAnOutageCancels"},
+	{"cancels of an outage are not spread", "cancelschedule.go", "min(2*g.pause, trips*cancelProbeEvery, longCancelAgain)", "min(2*g.pause, cancelProbeEvery)", "DuringAnOutageCancels"},
 	{"a cancel is given up at its bound without an answer", "cancelschedule.go", "		g.giveUp = now.Add(max(who.ttl, cancelPatience))", "		g.giveUp = now.Add(cancelPatience)", "GivenUpAfterItsTTL"},
 	{"any answer to a cancel proves an Unlock", "cancelschedule.go", "r.owned || r.token != 0 && r.token == g.proof", "true", "UnlockWithoutAnswer|ThatTheLastToken"},
 	{"no token proves an Unlock", "cancelschedule.go", "r.owned || r.token != 0 && r.token == g.proof", "r.owned", "UnlockWithoutAnswer|ThatTheLastToken"},
@@ -225,7 +225,7 @@ var mutants = []mutant{
 	{"a first request without answer goes on under its id", "rules.go", "g.ask.probe && !l.env.joining() {\n		l.drop", "false {\n		l.drop", "FirstRequest"},
 	{"an early owner does not ask whether it is wanted", "rules.go", "	if g.state == held && g.early &&", "	if false && g.state == held && g.early &&", "BeforeMessagesWereHeard|HasJustStarted"},
 	{"a refused early owner goes on for a third of its TTL", "answers.go", "			g.renewAt = now // that tells\n", "", "BeforeMessagesWereHeard"},
-	{"what an early owner asks turns others away", "answers.go", "		if g.state != held {\n			l.failed(err, pause, now, fx)\n		}\n", "		l.failed(err, pause, now, fx)\n", "BeforeMessagesWereHeard"},
+	{"what an early owner asks turns others away", "answers.go", "		if g.state != held {\n			l.failed(fail, pause, now, fx)\n		}\n", "		l.failed(fail, pause, now, fx)\n", "BeforeMessagesWereHeard"},
 	{"a refused subscription tells nobody", "notify.go", "				e.step(e.lock.messageless)\n", "				_ = e.lock.messageless\n", "SubscriptionThatIsRefused"},
 
 	// the scripts: leftovers
