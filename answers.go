@@ -60,13 +60,22 @@ func (l *lock) acquired(c *command, a answer, fail *failure, pause time.Duration
 		if c.check {
 			how = viaCheck
 		}
+		if g.state == held && !a.kept && a.token > g.token {
+			l.grantedAnew(now, fx)
+			return
+		}
 		l.hold(a, c.at, how, now)
 		if a.unfinished {
 			l.goOn(a, l.env.newRequest(g.req.mode, g.req.ttl, false).id, fx)
 		}
 	case enqueued:
 		if g.state == held {
-			return // a message was faster than this
+			// A message was faster than this. But if the lock's last token was ours
+			// already when this was answered, it says that we own no more, and wait.
+			if a.token >= g.token {
+				l.grantedAnew(now, fx)
+			}
+			return
 		}
 		if !a.unfinished { // else the lock may be free behind the dead
 			l.rejectTries(ErrLocked, fx)
@@ -248,6 +257,15 @@ func (l *lock) released(c *command, a answer, fail *failure, now time.Time, fx *
 		l.depart(fx)
 		l.goOn(a, old.id, fx)
 	}
+}
+
+// grantedAnew: Redis gave our id the lock, or a place, although it should have owned it
+// already. So it did not, and others may have had the lock in between: the grant is lost,
+// and what came in its place is given back.
+func (l *lock) grantedAnew(now time.Time, fx *effects) {
+	id := l.grant.req.id
+	l.lose("Redis had not kept it for us", now, fx)
+	l.disown(id, time.Time{}, fx)
 }
 
 // goOn has an id cancelled that Redis does not know any more, or never did, where the

@@ -252,6 +252,13 @@ func (h *hand) grant() answer {
 	return answer{outcome: granted, token: h.token(), clock: h.clock()}
 }
 
+// olderQueue is queue, answered before the last token was given.
+func (h *hand) olderQueue() answer {
+	a := h.queue()
+	a.token--
+	return a
+}
+
 // queue is the answer that the request waits behind an owner with all its TTL.
 func (h *hand) queue() answer {
 	return answer{outcome: enqueued, token: max(h.clock()-1, h.top), clock: h.clock(), left: handTTL, blocker: "another"}

@@ -31,7 +31,10 @@ func (l *lock) heard(id string, a answer, now time.Time, fx *effects) {
 			l.hold(a, g.ask.basis, viaDirect, now)
 		}
 	case id == g.req.id && g.state == held:
-		return
+		if a.token <= g.token {
+			return // of the grant that is held
+		}
+		l.grantedAnew(now, fx)
 	case id == g.req.id && g.state == lettingGo && a.token <= g.token:
 		return // of the grant that is being let go
 	case g.reserves(id):

@@ -22,7 +22,7 @@ func TestVirtualWithASubscriptionThatIsRefusedTheFirstLockIsWaitedForAtOnce(t *t
 		next := locking(t, newClient(t, s).Mutex("x"))
 		time.Sleep(10 * time.Millisecond)
 		queue, _, _, _ := s.helperKeys("x")
-		if n := s.rdb.LLen(context.Background(), queue).Val(); n != 1 {
+		if n := s.rdb.ZCard(context.Background(), queue).Val(); n != 1 {
 			t.Errorf("%d wait", n)
 		}
 		unlock(t, l)

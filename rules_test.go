@@ -10,7 +10,7 @@ import (
 
 func TestRule2AGrantedMessageMayOvertakeTheAnswer(t *testing.T) {
 	for name, late := range map[string]func(h *hand) answer{
-		"queued":  func(h *hand) answer { return h.queue() },
+		"queued":  func(h *hand) answer { return h.olderQueue() },
 		"granted": func(h *hand) answer { a := h.grant(); a.token = h.top; return a },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -40,7 +40,7 @@ func TestRule2AnUnlockBeforeTheAnswerWaitsForIt(t *testing.T) {
 	if c.settled {
 		t.Fatal("settled although the lock is not given back")
 	}
-	h.answer(h.queue())
+	h.answer(h.olderQueue())
 	if cmd := h.sends(release); cmd.id != id {
 		t.Fatalf("releases %s, not %s", cmd.id, id)
 	}

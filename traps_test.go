@@ -54,7 +54,7 @@ func TestTrapB3ALateQueuedAnswerDoesNotUnmakeAHeldGrant(t *testing.T) {
 	h.step(h.l.subscribed)
 	h.hears("granted", req.id, h.token())
 	h.in(c)
-	h.answer(h.queue())
+	h.answer(h.olderQueue())
 	h.in(c)
 	h.state(held)
 	h.cancels()
@@ -160,7 +160,7 @@ func TestTrapB13TokensNeverGoBackWhateverAReplySays(t *testing.T) {
 	h.hears("granted", req.id, first)
 	h.leave(a) // the re-check is still under way: b gets the next token
 	h.in(b)
-	h.answer(answer{outcome: granted, token: first, clock: h.clock()})
+	h.answer(answer{outcome: granted, token: first, clock: h.clock(), kept: true})
 	h.leave(b)
 	h.enter(c)
 	h.in(c) // the hand checks that tokens grow

@@ -70,7 +70,9 @@ func onLosing(t *testing.T, s place, opts ...leased.Option) (*leased.Client, *an
 	rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
 	var h answerLosing
 	rdb.AddHook(&h)
-	return clientOn(t, s, rdb, opts...), &h
+	c := clientOn(t, s, rdb, opts...)
+	warm(t, s, c) // a client that has just begun asks once more than the tests count
+	return c, &h
 }
 
 func TestAnUnlockWithoutAnswerIsNilWhereItIsProvedThatTheLockWasOurs(t *testing.T) {

@@ -1,0 +1,60 @@
+package leased
+
+import (
+	"testing"
+	"time"
+)
+
+// What Redis gives an id a second time, it has taken from it in between.
+
+func TestAGrantThatIsAnsweredAnewWasLost(t *testing.T) {
+	c := writer()
+	h, req := queueing(t, c)
+	h.step(h.l.subscribed) // a re-check is under way
+	first := h.token()
+	h.hears("granted", req.id, first)
+	h.in(c)
+	h.answer(answer{outcome: granted, token: h.top + 1, clock: h.clock()})
+	h.lost(c)
+	h.leave(c)
+	h.cancels(req.id)
+}
+
+func TestAGrantThatIsToldAnewWasLost(t *testing.T) {
+	c := writer()
+	h := drive(t)
+	h.enter(c)
+	id := h.sends(acquire).id
+	h.answer(h.grant())
+	h.in(c)
+	h.hears("granted", id, h.top+1)
+	h.lost(c)
+	h.leave(c)
+	h.cancels(id)
+}
+
+func TestAnOwnerThatIsAnsweredThatItWaitsLostItsGrant(t *testing.T) {
+	c := writer()
+	h, req := queueing(t, c)
+	h.step(h.l.subscribed)
+	h.hears("granted", req.id, h.token())
+	h.in(c)
+	a := h.queue()
+	a.token = h.top + 1 // another's, since
+	h.answer(a)
+	h.lost(c)
+	h.leave(c)
+	h.cancels(req.id)
+}
+
+func TestAGrantThatIsExtendedGoesOn(t *testing.T) {
+	c := writer()
+	h, req := queueing(t, c)
+	h.step(h.l.subscribed)
+	h.hears("granted", req.id, h.token())
+	h.pass(time.Millisecond)
+	h.answer(answer{outcome: granted, token: h.top + 1, clock: h.clock(), kept: true})
+	h.in(c)
+	h.state(held)
+	h.cancels()
+}
