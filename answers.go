@@ -60,7 +60,8 @@ func (l *lock) acquired(c *command, a answer, fail *failure, pause time.Duration
 		if c.check {
 			how = viaCheck
 		}
-		if g.state == held && !a.kept && a.token > g.token {
+		if g.state == held && a.token > g.token && !(a.kept && g.req.mode == shared) {
+			// A reader's extension is answered with the token of whoever entered last.
 			l.grantedAnew(now, fx)
 			return
 		}

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -42,6 +43,7 @@ func TestAClosedRedisClientIsAnErrorAtOnce(t *testing.T) {
 			if took := time.Since(began); took != 0 {
 				t.Errorf("took %v", took)
 			}
+			synctest.Wait() // the log has a goroutine of its own
 			if n := out.count(slog.LevelError, "closed before"); n != 1 {
 				t.Errorf("logged %q", out.messages())
 			}

@@ -34,7 +34,11 @@ func (l *lock) heard(id string, a answer, now time.Time, fx *effects) {
 		if a.token <= g.token {
 			return // of the grant that is held
 		}
-		l.grantedAnew(now, fx)
+		if g.req.mode == exclusive {
+			g.early = true // Redis is asked: messages can be forged
+		} else {
+			l.grantedAnew(now, fx)
+		}
 	case id == g.req.id && g.state == lettingGo && a.token <= g.token:
 		return // of the grant that is being let go
 	case g.reserves(id):

@@ -40,6 +40,9 @@ func (m *mirror) do(_ context.Context, k *keys, c *command) (answer, error) {
 	if m.reads(k, id) {
 		return answer{outcome: enqueued, token: now, clock: now, left: time.Minute}, nil
 	}
+	if token, ok := m.holds(k, id); ok {
+		return answer{outcome: granted, token: token, clock: now, kept: true}, nil
+	}
 	if c.wait && rand.Float64() < m.crossed {
 		msg := message{kind: "granted", id: id, key: k.lock, token: now + 1, clock: now}
 		if !m.client.crew.start(func() { m.tell(&msg) }) {
@@ -61,6 +64,18 @@ func (m *mirror) reads(k *keys, id string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.lock.grant.reserves(id)
+}
+
+// holds returns the token of the grant that id has already. As for reads, only the
+// client knows.
+func (m *mirror) holds(k *keys, id string) (uint64, bool) {
+	e := m.client.lookup(k.lock)
+	if e == nil {
+		return 0, false
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.lock.grant.token, e.lock.holds(id)
 }
 
 // tell is what the inbox does with a message.

@@ -28,6 +28,37 @@ func TestAGrantThatIsToldAnewWasLost(t *testing.T) {
 	h.answer(h.grant())
 	h.in(c)
 	h.hears("granted", id, h.top+1)
+	h.in(c)
+	if cmd := h.sends(acquire); cmd.id != id {
+		t.Fatalf("asks about %s", cmd.id)
+	}
+	h.answer(answer{outcome: granted, token: h.top + 1, clock: h.clock(), kept: true})
+	h.lost(c)
+	h.leave(c)
+	h.cancels(id)
+}
+
+func TestAGrantThatIsFalselyToldAnewGoesOn(t *testing.T) {
+	c := writer()
+	h := drive(t)
+	h.enter(c)
+	id := h.sends(acquire).id
+	h.answer(h.grant())
+	h.hears("granted", id, h.top+1)
+	h.sends(acquire)
+	h.answer(answer{outcome: granted, token: h.top, clock: h.clock(), kept: true})
+	h.in(c)
+	h.state(held)
+	h.cancels()
+}
+
+func TestAReadersGrantThatIsToldAnewWasLost(t *testing.T) {
+	c := reader()
+	h := drive(t)
+	h.enter(c)
+	id := h.sends(acquire).id
+	h.answer(h.grant())
+	h.hears("granted", id, h.top+1)
 	h.lost(c)
 	h.leave(c)
 	h.cancels(id)
@@ -53,7 +84,7 @@ func TestAGrantThatIsExtendedGoesOn(t *testing.T) {
 	h.step(h.l.subscribed)
 	h.hears("granted", req.id, h.token())
 	h.pass(time.Millisecond)
-	h.answer(answer{outcome: granted, token: h.top + 1, clock: h.clock(), kept: true})
+	h.answer(answer{outcome: granted, token: h.top, clock: h.clock(), kept: true})
 	h.in(c)
 	h.state(held)
 	h.cancels()

@@ -267,8 +267,9 @@ var mutants = []mutant{
 	{"a key of another type is not spoken of in words", "errors.go", "	if wrongType(err) {\n		return &otherTypeError", "	if false {\n		return &otherTypeError", "SpokenOfInWords"},
 
 	// the state machine: what Redis gave a second time
-	{"a grant that is answered anew goes on", "answers.go", "		if g.state == held && !a.kept && a.token > g.token {", "		if false {", "AnsweredAnew"},
-	{"an extended grant goes for a new one", "answers.go", "		if g.state == held && !a.kept && a.token > g.token {", "		if g.state == held && a.token > g.token {", "IsExtendedGoesOn"},
+	{"a grant that is answered anew goes on", "answers.go", "		if g.state == held && a.token > g.token && !(a.kept && g.req.mode == shared) {", "		if false {", "AnsweredAnew"},
+	{"a reader's extended grant goes for a new one", "answers.go", " && !(a.kept && g.req.mode == shared) {", " {", "Reader"},
+	{"a forged grant ends a lease", "messages.go", "		if g.req.mode == exclusive {\n			g.early = true", "		if false {\n			g.early = true", "FalselyToldAnew"},
 	{"an owner that is told that it waits goes on", "answers.go", "			if a.token >= g.token {", "			if false {", "AnsweredThatItWaits"},
 	{"a grant that is told anew goes on", "messages.go", "		if a.token <= g.token {\n			return // of the grant that is held", "		if true {\n			return // of the grant that is held", "ToldAnew"},
 }
