@@ -162,7 +162,9 @@ func (l *lock) hold(a answer, from time.Time, how via, now time.Time) {
 		g.proved = from
 		g.rebase(a.clock, from, now)
 	}
-	g.wanted = g.wanted || a.more
+	if !g.reserving() { // else it may be our own writer that waits
+		g.wanted = g.wanted || a.more
+	}
 	g.renewAt = l.onGrid(from.Add(g.req.ttl / 3))
 	if how == viaDirect {
 		// Confirmed by the next regular renewal, earlier when under half of the

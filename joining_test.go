@@ -199,3 +199,23 @@ func TestAPlaceBehindReadersIsTakenWhenMessagesAreHeard(t *testing.T) {
 		t.Errorf("asks with %+v whether its readers are wanted", cmd)
 	}
 }
+
+func TestAnEarlyOwnersOwnWriterIsNotSomebodyWhoWantsIt(t *testing.T) {
+	h := connecting(t)
+	c := h.enter(reader())
+	h.sends(acquire)
+	h.answer(h.grant())
+	h.in(c)
+	w := h.enter(writer())
+	h.connects = false
+	h.step(h.l.subscribed)
+	h.sends(acquire) // a place for the writer
+	h.answer(h.queue())
+	own := h.sends(acquire) // whether the lock is wanted
+	h.answer(answer{outcome: granted, token: h.top, clock: h.clock(), kept: true, more: true})
+	if own.id != h.l.grant.req.id {
+		t.Fatalf("asks about %s", own.id)
+	}
+	h.abandon(w)
+	h.in(h.enter(reader()))
+}

@@ -272,4 +272,5 @@ var mutants = []mutant{
 	{"a forged grant ends a lease", "messages.go", "		if g.req.mode == exclusive {\n			g.early = true", "		if false {\n			g.early = true", "FalselyToldAnew"},
 	{"an owner that is told that it waits goes on", "answers.go", "			if a.token >= g.token {", "			if false {", "AnsweredThatItWaits"},
 	{"a grant that is told anew goes on", "messages.go", "		if a.token <= g.token {\n			return // of the grant that is held", "		if true {\n			return // of the grant that is held", "ToldAnew"},
+	{"an early owner takes its own writer for another", "answers.go", "	if !g.reserving() { // else", "	if true { // else", "AnEarlyOwnersOwnWriter"},
 }
