@@ -60,8 +60,9 @@ func (l *lock) acquired(c *command, a answer, fail *failure, pause time.Duration
 		if c.check {
 			how = viaCheck
 		}
-		if g.state == held && a.token > g.token && !(a.kept && g.req.mode == shared) {
-			// A reader's extension is answered with the token of whoever entered last.
+		if g.state == held && a.token > g.token && !(a.kept && (g.req.mode == shared || a.forgot)) {
+			// A reader's extension is answered with the token of whoever entered last, and
+			// one whose token was forgotten with another.
 			l.grantedAnew(now, fx)
 			return
 		}

@@ -89,3 +89,26 @@ func TestAGrantThatIsExtendedGoesOn(t *testing.T) {
 	h.state(held)
 	h.cancels()
 }
+
+// A key that was evicted, or deleted by hand, says nothing of the lock.
+func TestAGrantWhoseTokenWasForgottenGoesOn(t *testing.T) {
+	c := writer()
+	h, req := queueing(t, c)
+	h.step(h.l.subscribed)
+	h.hears("granted", req.id, h.token())
+	h.answer(answer{outcome: granted, token: h.top + 1, clock: h.clock(), kept: true, forgot: true})
+	h.in(c)
+	h.state(held)
+	h.cancels()
+}
+
+func TestAReadersGrantThatIsExtendedGoesOn(t *testing.T) {
+	c := reader()
+	h, req := queueing(t, c)
+	h.step(h.l.subscribed)
+	h.hears("granted", req.id, h.token())
+	h.answer(answer{outcome: granted, token: h.top + 1, clock: h.clock(), kept: true}) // another reader's
+	h.in(c)
+	h.state(held)
+	h.cancels()
+}

@@ -32,7 +32,8 @@ func parseAnswer(reply []any) (answer, error) {
 			clock:   uint64(number(2)),
 			more:    number(3) == 1,
 			handed:  int(number(4)),
-			kept:    number(6) == 1,
+			kept:    number(6) > 0,
+			forgot:  number(6) == 2,
 			gone:    len(reply) == 8,
 
 			unfinished: number(5) == 1,

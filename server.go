@@ -51,6 +51,7 @@ type answer struct {
 	token   uint64        // granted: of the grant; queued, refused: the lock's last one, the floor
 	clock   uint64        // server's time, µs
 	kept    bool          // granted: the id owned already, and was extended
+	forgot  bool          // kept: nobody remembered the lock's last token, so this one is new
 	more    bool          // granted: others wait
 	place   int           // queued: how many are before us
 	left    time.Duration // queued, refused: rest of the owner's TTL; endless, ownerless

@@ -17,7 +17,7 @@ var mutants = []mutant{
 		"      publish(client, 'granted ' .. int(math.max(last_token() + 1, us)) .. ' ' .. int(us) .. ' 0 - ' .. id .. ' ' .. lock)\n      granted[#granted + 1] = { id, client, record", "Record|Publish|Granted"},
 	{"a waiter whose inbox is gone is granted", "scripts/common.lua", "local here = id == caller or not proof or not gone(client)", "local here = true", "Gone|Inbox|" + simulation},
 	{"a refused PUBLISH is not told", "scripts/common.lua", "    denied = true\n", "", "Denied|Publish"},
-	{"own expiry not extended for one who asks again (B4)", "scripts/acquire.lua", "return granted_reply(extend(id, mode, ttl), 1)", "return granted_reply(last_token(), 1)", simulation},
+	{"own expiry not extended for one who asks again (B4)", "scripts/acquire.lua", "return granted_reply(extend(id, mode, ttl))", "return granted_reply(last_token(), 1)", simulation},
 	{"a granted waiter gets the releaser's TTL (P3)", "scripts/common.lua", "record(id, mode, ttl) }", "record(id, mode, 100000) }", "OnlyTheGone|TTL|" + simulation},
 	{"dead head not dropped (B8)", "scripts/common.lua", "      if ends > now then", "      if true then", simulation},
 	{"token by counting only", "scripts/common.lua", "  last = math.max(last_token() + 1, us)", "  last = last_token() + 1", simulation},
@@ -267,8 +267,8 @@ var mutants = []mutant{
 	{"a key of another type is not spoken of in words", "errors.go", "	if wrongType(err) {\n		return &otherTypeError", "	if false {\n		return &otherTypeError", "SpokenOfInWords"},
 
 	// the state machine: what Redis gave a second time
-	{"a grant that is answered anew goes on", "answers.go", "		if g.state == held && a.token > g.token && !(a.kept && g.req.mode == shared) {", "		if false {", "AnsweredAnew"},
-	{"a reader's extended grant goes for a new one", "answers.go", " && !(a.kept && g.req.mode == shared) {", " {", "Reader"},
+	{"a grant that is answered anew goes on", "answers.go", "		if g.state == held && a.token > g.token && !(a.kept && (g.req.mode == shared || a.forgot)) {", "		if false {", "AnsweredAnew"},
+	{"a reader's extended grant goes for a new one", "answers.go", " && !(a.kept && (g.req.mode == shared || a.forgot)) {", " && !(a.kept && a.forgot) {", "Reader|IsExtended"},
 	{"a forged grant ends a lease", "messages.go", "		if g.req.mode == exclusive {\n			g.early = true", "		if false {\n			g.early = true", "FalselyToldAnew"},
 	{"an owner that is told that it waits goes on", "answers.go", "			if a.token >= g.token {", "			if false {", "AnsweredThatItWaits"},
 	{"a grant that is told anew goes on", "messages.go", "		if a.token <= g.token {\n			return // of the grant that is held", "		if true {\n			return // of the grant that is held", "ToldAnew"},

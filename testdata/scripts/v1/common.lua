@@ -156,11 +156,10 @@ local function extend(id, mode, ttl)
     redis.call('ZADD', readers, int(now + ttl), id)
     mark()
   end
-  if last_token() == 0 then
-    last = us
-    remember(ttl)
-  end
-  return last
+  if last_token() ~= 0 then return last, 1 end
+  last = us
+  remember(ttl)
+  return last, 2
 end
 
 local function free(mode)
@@ -345,7 +344,7 @@ end
 local GRANTED, QUEUED, REFUSED, NOT_OURS, DONE = 1, 2, 3, 4, 5
 
 -- {GRANTED, token, time, others wait, how many others were made owner, unfinished, 1 if
--- the id owned already and was extended}
+-- the id owned already and was extended, 2 if besides nobody remembered its token}
 local function granted_reply(token, kept)
   return { GRANTED, token, us, redis.call('EXISTS', queue), handed, unfinished, kept or 0 }
 end
