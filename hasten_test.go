@@ -12,7 +12,7 @@ import (
 // after early.
 func overtaken(t *testing.T, early func(c *simClient, id string)) *simClient {
 	t.Helper()
-	w := newWorld(t, 1, true)
+	w := newWorld(t, true)
 	t.Cleanup(w.close)
 	w.begin(1)
 	w.deny = false

@@ -1,7 +1,6 @@
 package leased
 
 import (
-	"context"
 	"strconv"
 	"strings"
 	"time"
@@ -17,23 +16,58 @@ type view struct {
 }
 
 func (w *world) look() view {
-	ctx := context.Background()
 	v := view{readers: map[string]bool{}, dead: map[string]bool{}}
-	v.value = w.rdb.Get(ctx, w.keys.lock).Val()
-	v.left = w.rdb.PTTL(ctx, w.keys.lock).Val()
+	v.value, _ = w.server.do("GET", w.keys.lock).(string)
+	ms, _ := w.server.do("PTTL", w.keys.lock).(int)
+	v.left = time.Duration(ms) * time.Millisecond
 	now := w.now.Add(w.offset).UnixMilli()
-	for _, z := range w.rdb.ZRangeWithScores(ctx, w.keys.readers(), 0, -1).Val() {
-		if int64(z.Score) > now {
-			v.readers[z.Member.(string)] = true
+	ends := w.scores(w.keys.readers())
+	for _, z := range ends {
+		if int64(z.score) > now {
+			v.readers[z.member] = true
 		}
 	}
-	for _, id := range w.rdb.LRange(ctx, w.keys.queue(), 0, -1).Val() {
-		v.queue = append(v.queue, id)
-		if ends := w.rdb.ZScore(ctx, w.keys.waiters(), id).Val(); int64(ends) <= now {
-			v.dead[id] = true
-		}
+	v.queue = w.queued()
+	if len(v.queue) == 0 {
+		return v
+	}
+	alive := map[string]bool{}
+	for _, z := range w.scores(w.keys.waiters()) {
+		alive[z.member] = int64(z.score) > now
+	}
+	for _, id := range v.queue {
+		v.dead[id] = !alive[id]
 	}
 	return v
+}
+
+type scored struct {
+	member string
+	score  float64
+}
+
+// scores returns a sorted set.
+func (w *world) scores(key string) []scored {
+	all, _ := w.server.do("ZRANGE", key, "0", "-1", "WITHSCORES").([]any)
+	var some []scored
+	for i := 0; i+1 < len(all); i += 2 {
+		n, _ := strconv.ParseFloat(all[i+1].(string), 64)
+		some = append(some, scored{all[i].(string), n})
+	}
+	return some
+}
+
+// queued returns the queue's ids in order, be it a list or a sorted set.
+func (w *world) queued() []string {
+	all, ok := w.server.do("LRANGE", w.keys.queue(), "0", "-1").([]any)
+	if !ok {
+		all, _ = w.server.do("ZRANGE", w.keys.queue(), "0", "-1").([]any)
+	}
+	var ids []string
+	for _, id := range all {
+		ids = append(ids, id.(string))
+	}
+	return ids
 }
 
 // changed notes whether a grant of ours ended without a word to the server.

@@ -5,7 +5,8 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"strings"
+	"runtime"
+	"sync"
 	"testing"
 	"time"
 )
@@ -14,6 +15,8 @@ var (
 	simSeeds = flag.Int("simulate.seeds", 0, "how many schedules to simulate for each kind (0: a short run)")
 	simFirst = flag.Int64("simulate.first", 1, "the first seed")
 	simTrace = flag.Bool("simulate.trace", false, "print the schedule of the first seed")
+	simJobs  = flag.Int("simulate.jobs", runtime.GOMAXPROCS(0), "how many schedules to simulate at once")
+	simSlow  = flag.Bool("simulate.slow", false, "run the scripts in miniredis itself, over connections")
 )
 
 // TestSimulation runs schedules of a whole world; see world. A failing one is
@@ -30,24 +33,64 @@ func TestSimulation(t *testing.T) {
 	}
 	for _, modes := range []bool{false, true} {
 		name := map[bool]string{false: "writers", true: "readers and writers"}[modes]
-		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, 0, modes)
+		t.Run(name, func(t *testing.T) { simulate(t, name, modes, n) })
+	}
+}
+
+// simulate runs n schedules on several worlds at once and reports the first seed
+// that fails. What a seed does is the same in any world.
+func simulate(t *testing.T, name string, modes bool, n int) {
+	began := time.Now()
+	var mu sync.Mutex
+	next, ran, bad := 0, 0, n // index of the next seed, how many are through, the first that failed
+	var failure, story string
+	var wg sync.WaitGroup
+	for range min(n, max(1, *simJobs)) {
+		w := newWorld(t, modes)
+		wg.Go(func() { // waited for below; ends with the last seed
 			defer w.close()
-			began := time.Now()
-			for i := range n {
-				seed := *simFirst + int64(i)
-				w.run(seed)
-				if w.failure != "" || *simTrace && i == 0 {
-					t.Logf("seed %d:\n%s", seed, strings.Join(w.log, "\n"))
+			for {
+				mu.Lock()
+				i, last := next, bad
+				next++
+				mu.Unlock()
+				if i >= n || i > last {
+					return
 				}
-				if w.failure != "" {
-					t.Fatalf("seed %d: %s", seed, w.failure)
+				w.run(*simFirst + int64(i))
+				mu.Lock()
+				if ran++; n >= 5000 && ran%5000 == 0 {
+					fmt.Printf("%s: %d schedules, %v\n", name, ran, time.Since(began).Round(time.Second))
 				}
-				if n >= 5000 && (i+1)%5000 == 0 {
-					fmt.Printf("%s: %d schedules, %v\n", name, i+1, time.Since(began).Round(time.Second))
+				if w.failure != "" && i < bad {
+					bad, failure, story = i, w.failure, w.story()
+				} else if *simTrace && i == 0 {
+					story = w.story()
 				}
+				mu.Unlock()
 			}
 		})
+	}
+	wg.Wait()
+	if bad < n {
+		t.Fatalf("seed %d:\n%s\nseed %d: %s", *simFirst+int64(bad), story, *simFirst+int64(bad), failure)
+	} else if *simTrace {
+		t.Logf("seed %d:\n%s", *simFirst, story)
+	}
+}
+
+// TestTheSimulatedServerAnswersLikeTheEmbeddedOne replays schedules with the
+// scripts run by miniredis itself: not a letter of what happens may differ.
+func TestTheSimulatedServerAnswersLikeTheEmbeddedOne(t *testing.T) {
+	fast, slow := newWorld(t, true), newWorld(t, true, inMiniredis)
+	defer fast.close()
+	defer slow.close()
+	for seed := range int64(20) {
+		fast.run(seed)
+		slow.run(seed)
+		if fast.story() != slow.story() {
+			t.Fatalf("seed %d:\n%s\nand in miniredis:\n%s", seed, fast.story(), slow.story())
+		}
 	}
 }
 
@@ -57,7 +100,7 @@ var errLost = errors.New("simulated: connection lost")
 // be served and nothing be left.
 func (w *world) run(seed int64) {
 	w.begin(seed)
-	for range 30 + w.rng.Intn(120) {
+	for range 30 + w.rng.IntN(120) {
 		w.act()
 		w.check()
 		if w.failure != "" {
@@ -68,7 +111,7 @@ func (w *world) run(seed int64) {
 }
 
 func (w *world) client() *simClient {
-	c := w.clients[w.rng.Intn(len(w.clients))]
+	c := w.clients[w.rng.IntN(len(w.clients))]
 	if c.dead || c.paused {
 		return nil
 	}
@@ -78,10 +121,10 @@ func (w *world) client() *simClient {
 // act does one thing that can happen.
 func (w *world) act() {
 	c := w.client()
-	n := w.rng.Intn(100)
+	n := w.rng.IntN(100)
 	if n >= 72 { // of trouble and time as much as this world likes
 		kind := []int{0, 0, 0, 0, 0, 0, 1, 2, 2, 2, 3, 3, 4, 4}[(n-72)/2]
-		if kind > 0 && w.rng.Intn(4) >= w.menu[kind] {
+		if kind > 0 && w.rng.IntN(4) >= w.menu[kind] {
 			return
 		}
 	}
@@ -100,7 +143,7 @@ func (w *world) act() {
 	case n < 30:
 		if c != nil {
 			c.each(inside, func(x *caller) {
-				if w.modes && x.mode == exclusive && w.rng.Intn(3) == 0 {
+				if w.modes && x.mode == exclusive && w.rng.IntN(3) == 0 {
 					w.logf("%s downgrades", c.name)
 					w.lowered[x] = true // it does not write from here on
 					c.step(func(now time.Time, fx *effects) { c.lock.downgrade(x, make(chan struct{}), now, fx) })
@@ -110,11 +153,11 @@ func (w *world) act() {
 			})
 		}
 	case n < 72:
-		w.deliver(w.rng.Intn(100))
+		w.deliver(w.rng.IntN(100))
 	case n < 84:
-		w.advance(time.Duration(w.rng.Intn(400)) * time.Millisecond)
+		w.advance(time.Duration(w.rng.IntN(400)) * time.Millisecond)
 	case n < 86:
-		w.advance(time.Duration(w.rng.Intn(3000)) * time.Millisecond)
+		w.advance(time.Duration(w.rng.IntN(3000)) * time.Millisecond)
 	case n < 92:
 		w.foreigner()
 	case n < 97:
@@ -127,15 +170,15 @@ func (w *world) act() {
 func (c *simClient) enter() {
 	w := c.w
 	ttls := []time.Duration{300 * time.Millisecond, time.Second, 2 * time.Second}
-	o := &lockOptions{ttl: ttls[w.rng.Intn(3)], handoffs: 2, tenure: 50 * time.Millisecond, releaseTimeout: time.Second}
-	if w.rng.Intn(4) == 0 {
+	o := &lockOptions{ttl: ttls[w.rng.IntN(3)], handoffs: 2, tenure: 50 * time.Millisecond, releaseTimeout: time.Second}
+	if w.rng.IntN(4) == 0 {
 		o.idleHold = 300 * time.Millisecond
 	}
-	x := &caller{mode: exclusive, opts: o, try: w.rng.Intn(8) == 0, patient: true}
-	if w.modes && w.rng.Intn(2) == 0 {
+	x := &caller{mode: exclusive, opts: o, try: w.rng.IntN(8) == 0, patient: true}
+	if w.modes && w.rng.IntN(2) == 0 {
 		x.mode = shared
 	}
-	if w.rng.Intn(10) == 0 {
+	if w.rng.IntN(10) == 0 {
 		o.maxHold = 500 * time.Millisecond
 	}
 	w.seq++
@@ -174,7 +217,7 @@ func (c *simClient) each(ph phase, f func(*caller)) {
 	}
 	c.calls = keep
 	if len(some) > 0 {
-		f(some[c.w.rng.Intn(len(some))])
+		f(some[c.w.rng.IntN(len(some))])
 	}
 }
 
@@ -183,9 +226,9 @@ func (w *world) deliver(luck int) {
 	if len(w.wire) == 0 {
 		return
 	}
-	i := w.rng.Intn(len(w.wire))
+	i := w.rng.IntN(len(w.wire))
 	p := w.wire[i]
-	if !w.calm && w.rng.Intn(100) < w.lazy[p.kind] {
+	if !w.calm && w.rng.IntN(100) < w.lazy[p.kind] {
 		return
 	}
 	if p.c.paused && (p.kind == "reply" || p.kind == "renewed" || p.kind == "cancelled" || p.kind == "message") {
@@ -244,10 +287,9 @@ func (w *world) carry(p *packet, luck int) {
 
 // foreigner speaks SET NX PX and compare-and-delete.
 func (w *world) foreigner() {
-	ctx := context.Background()
 	if w.foreign != "" {
-		if w.rdb.Get(ctx, w.keys.lock).Val() == w.foreign {
-			w.rdb.Del(ctx, w.keys.lock)
+		if w.server.do("GET", w.keys.lock) == any(w.foreign) {
+			w.server.do("DEL", w.keys.lock)
 		}
 		w.logf("the foreigner lets go")
 		w.foreign = ""
@@ -255,8 +297,8 @@ func (w *world) foreigner() {
 	}
 	w.seq++
 	value := fmt.Sprintf("foreign-%d", w.seq)
-	ttl := time.Duration(100+w.rng.Intn(1500)) * time.Millisecond
-	if ok, _ := w.rdb.SetNX(ctx, w.keys.lock, value, ttl).Result(); ok {
+	ttl := time.Duration(100+w.rng.IntN(1500)) * time.Millisecond
+	if w.server.do("SET", w.keys.lock, value, "NX", "PX", milliseconds(ttl)) != nil {
 		w.foreign, w.foreignTill = value, w.now.Add(ttl)
 		w.logf("the foreigner takes it for %v", ttl)
 	}
@@ -264,7 +306,7 @@ func (w *world) foreigner() {
 
 // mischief is what happens to one client.
 func (w *world) mischief(c *simClient) {
-	if w.rng.Intn(3) == 0 {
+	if w.rng.IntN(3) == 0 {
 		for _, p := range w.clients {
 			if p.paused {
 				w.logf("%s goes on", p.name)
@@ -276,7 +318,7 @@ func (w *world) mischief(c *simClient) {
 	if c == nil {
 		return
 	}
-	switch w.rng.Intn(8) {
+	switch w.rng.IntN(8) {
 	case 0:
 		w.logf("%s is killed", c.name)
 		c.dead = true
@@ -307,21 +349,21 @@ func (c *simClient) join() {
 func (w *world) disaster() {
 	ctx := context.Background()
 	w.advance(5 * time.Microsecond)
-	switch w.rng.Intn(6) {
+	switch w.rng.IntN(6) {
 	case 0:
 		w.accident("the server is flushed")
 		w.mini.FlushAll()
 	case 1:
 		w.accident("somebody deletes the key")
-		w.rdb.Del(ctx, w.keys.lock)
+		w.server.do("DEL", w.keys.lock)
 	case 2:
 		w.accident("the server's clock jumps ahead")
-		w.offset += time.Duration(w.rng.Intn(2000)) * time.Millisecond
+		w.offset += time.Duration(w.rng.IntN(2000)) * time.Millisecond
 		w.mini.SetTime(w.now.Add(w.offset))
 	case 3:
 		w.logf("the server's clock jumps back")
 		w.jumpedBack = true
-		w.offset -= time.Duration(w.rng.Intn(2000)) * time.Millisecond
+		w.offset -= time.Duration(w.rng.IntN(2000)) * time.Millisecond
 		w.mini.SetTime(w.now.Add(w.offset))
 	case 4:
 		w.accident("an operator evicts the owner")
@@ -330,7 +372,8 @@ func (w *world) disaster() {
 		}
 	case 5:
 		w.logf("the scripts are flushed")
-		w.rdb.ScriptFlush(ctx)
+		w.server.do("SCRIPT", "FLUSH")
+		clear(w.server.known)
 	}
 }
 

@@ -3,7 +3,7 @@ package leased
 import (
 	"context"
 	"fmt"
-	"math/rand"
+	"math/rand/v2"
 	"strings"
 	"testing"
 	"time"
@@ -25,16 +25,18 @@ type world struct {
 	now     time.Time
 	offset  time.Duration // of the server's clock from ours
 	mini    *miniredis.Miniredis
+	server  *simServer
 	rdb     *redis.Client
 	srv     *redisServer
 	keys    keys
 	modes   bool            // readers too
+	slow    bool            // scripts run in miniredis itself
 	deny    bool            // PUBLISH is refused
 	lazy    map[string]int  // percent of deliveries of a kind that wait
 	unheard map[string]bool // told that they were granted, but nobody listens
 	clients []*simClient
 	wire    []*packet
-	log     []string
+	log     []logLine
 	calm    bool
 	failure string
 
@@ -99,7 +101,7 @@ func (c *simClient) newRequest(m mode, ttl time.Duration) request {
 	const digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 	var b [16]byte
 	for i := range b {
-		b[i] = digits[c.w.rng.Intn(len(digits))]
+		b[i] = digits[c.w.rng.IntN(len(digits))]
 	}
 	flag := "u"
 	if c.inbox != inboxDown {
@@ -114,26 +116,35 @@ func (c *simClient) start() time.Time { return simEpoch }
 
 var simEpoch = time.UnixMilli(1_700_000_000_000)
 
-func newWorld(t testing.TB, seed int64, modes bool) *world {
-	w := &world{
-		t: t, seed: seed, modes: modes, rng: rand.New(rand.NewSource(seed)), now: simEpoch,
-		mini: miniredis.NewMiniRedis(), excused: map[string]bool{},
+func newWorld(t testing.TB, modes bool, change ...func(*world)) *world {
+	w := &world{t: t, modes: modes, now: simEpoch, mini: miniredis.NewMiniRedis(), slow: *simSlow}
+	for _, f := range change {
+		f(w)
 	}
 	w.mini.ClockTTL(true)
 	w.mini.SetTime(w.now)
-	if err := w.mini.StartAddr("127.0.0.1:0"); err != nil {
+	conn, err := w.mini.Dial() // which makes its server
+	if err != nil {
 		t.Fatal(err)
 	}
+	conn.Close()
 	w.mini.Server().SetPreHook(w.publish)
+	w.server = newSimServer(w.mini)
 	w.rdb = redis.NewClient(redistest.MiniOptions(w.mini))
+	if !w.slow {
+		w.rdb.AddHook(w.server)
+	}
 	w.srv = &redisServer{rdb: w.rdb, inboxes: inboxChannel("", "")}
 	w.keys, _ = newKeys("", "x")
 	return w
 }
 
-// start makes clients for one more run on the same server.
+// inMiniredis has the scripts run there, over connections.
+func inMiniredis(w *world) { w.slow = true }
+
+// begin makes clients for one more run on the same server.
 func (w *world) begin(seed int64) {
-	w.seed, w.rng = seed, rand.New(rand.NewSource(seed))
+	w.seed, w.rng = seed, rand.New(rand.NewPCG(uint64(seed), 0))
 	w.now, w.offset = simEpoch, 0
 	w.mini.FlushAll()
 	w.mini.SetTime(w.now)
@@ -141,18 +152,18 @@ func (w *world) begin(seed int64) {
 	w.foreign, w.excused, w.jumpedBack, w.unclean = "", map[string]bool{}, false, false
 	w.owners, w.lowered, w.copied = nil, map[*caller]bool{}, map[string]bool{}
 	w.topWriter, w.top, w.seq = 0, 0, 0
-	w.deny = w.rng.Intn(20) == 0
+	w.deny = w.rng.IntN(20) == 0
 	// Each world has its own temper (swarm testing): what is rare in all is
 	// never seen together.
 	w.lazy = map[string]int{}
 	for _, kind := range []string{"request", "reply", "renew", "renewed", "cancel", "cancelled", "message"} {
-		w.lazy[kind] = []int{0, 0, 0, 60, 90}[w.rng.Intn(5)]
+		w.lazy[kind] = []int{0, 0, 0, 60, 90}[w.rng.IntN(5)]
 	}
 	w.menu = [6]int{} // acts of each kind
 	for i := range w.menu {
-		w.menu[i] = []int{1, 1, 1, 4, 0}[w.rng.Intn(5)]
+		w.menu[i] = []int{1, 1, 1, 4, 0}[w.rng.IntN(5)]
 	}
-	for i := range 2 + w.rng.Intn(2) {
+	for i := range 2 + w.rng.IntN(2) {
 		c := &simClient{w: w, name: string(rune('A' + i)), order: map[*caller]int{}}
 		c.id = strings.Repeat(c.name, 16) + ":sim"
 		c.lock.env = c
@@ -162,11 +173,27 @@ func (w *world) begin(seed int64) {
 
 func (w *world) close() {
 	w.rdb.Close()
+	w.server.close()
 	w.mini.Close()
 }
 
+// logLine is a line of the log. It is not formatted unless somebody reads it.
+type logLine struct {
+	at     time.Time
+	format string
+	args   []any
+}
+
 func (w *world) logf(format string, args ...any) {
-	w.log = append(w.log, fmt.Sprintf("%8v  ", w.now.Sub(simEpoch))+fmt.Sprintf(format, args...))
+	w.log = append(w.log, logLine{w.now, format, args})
+}
+
+func (w *world) story() string {
+	var b strings.Builder
+	for _, l := range w.log {
+		fmt.Fprintf(&b, "%8v  %s\n", l.at.Sub(simEpoch), fmt.Sprintf(l.format, l.args...))
+	}
+	return b.String()
 }
 
 func (w *world) fail(format string, args ...any) {
@@ -244,7 +271,7 @@ func (c *simClient) perform(fx *effects) {
 		c.haunt(&g)
 	}
 	if fx.send.verb != nothing {
-		w.logf("%s sends %s", c.name, w.describe(&fx.send))
+		w.logf("%s sends %s", c.name, told(fx.send))
 		w.wire = append(w.wire, &packet{kind: "request", c: c, cmd: fx.send})
 	}
 	if fx.renew {
@@ -269,20 +296,25 @@ func (c *simClient) haunt(g *ghost) {
 	c.w.wire = append(c.w.wire, &packet{kind: "cancel", c: c, g: g})
 }
 
-func (w *world) describe(cmd *command) string {
+// told is a command in a log.
+type told command
+
+func (cmd told) String() string {
 	verbs := map[verb]string{acquire: "acquire", yield: "yield", release: "release", downgrade: "downgrade"}
-	s := verbs[cmd.verb] + " " + short(cmd.id)
+	s := verbs[cmd.verb] + " " + short(cmd.id).String()
 	if cmd.next != "" {
-		s += " to " + short(cmd.next)
+		s += " to " + short(cmd.next).String()
 	}
 	return s
 }
 
 // short tells ids apart for people: client and four random letters.
-func short(id string) string {
-	f := strings.Split(id, ":")
+type short string
+
+func (id short) String() string {
+	f := strings.Split(string(id), ":")
 	if len(f) < 6 {
-		return id
+		return string(id)
 	}
 	return f[5][:1] + "." + f[4][:4] + f[1]
 }
@@ -356,9 +388,9 @@ func (w *world) execute(p *packet) *packet {
 		cmd := p.cmd
 		a, err := w.srv.do(ctx, &w.keys, &cmd)
 		if err != nil {
-			w.fail("%s: %v", w.describe(&cmd), err)
+			w.fail("%s: %v", told(cmd), err)
 		}
-		w.logf("server: %s of %s -> %s", w.describe(&cmd), p.c.name, a.describe())
+		w.logf("server: %s of %s -> %s", told(cmd), p.c.name, a)
 		reply = &packet{kind: "reply", c: p.c, cmd: cmd, a: a}
 	case "renew":
 		batch := []renewal{p.r}
@@ -384,7 +416,7 @@ func (w *world) execute(p *packet) *packet {
 	return reply
 }
 
-func (a answer) describe() string {
+func (a answer) String() string {
 	names := [...]string{"?", "granted", "queued", "refused", "not ours", "done"}
 	return fmt.Sprintf("%s token %d place %d left %v", names[a.outcome], a.token, a.place, a.left)
 }
@@ -400,7 +432,7 @@ func (w *world) arrive(p *packet) {
 		if p.orphan {
 			return
 		}
-		w.logf("%s hears the answer to %s (%v)", c.name, w.describe(&p.cmd), p.err)
+		w.logf("%s hears the answer to %s (%v)", c.name, told(p.cmd), p.err)
 		c.step(func(now time.Time, fx *effects) { c.lock.answered(&p.cmd, p.a, p.err, 20*time.Millisecond, now, fx) })
 	case "renewed":
 		r := p.r
