@@ -31,12 +31,16 @@ type simServer struct {
 	in    *bufio.Reader
 	known map[string]*lua.FunctionProto // scripts by SHA-1 that the server has seen
 	texts map[string]*lua.FunctionProto // scripts by text
+	slow  bool                          // miniredis itself runs them
 	// stop, if set, is asked before a command or a pipeline: an error ends it
 	// before the server sees it. silent has a pipeline return it while each of its
 	// commands looks as if it had been answered, as go-redis does where the
 	// connection itself is refused.
 	stop func() (err error, silent bool)
 }
+
+// simStatus is a reply such as OK.
+type simStatus = mini.Simple
 
 // simAnswer is an error that Redis answers.
 type simAnswer string
@@ -211,23 +215,29 @@ func simSHA(text string) string {
 
 // DialHook, ProcessHook and ProcessPipelineHook make it a redis.Hook.
 func (s *simServer) DialHook(next redis.DialHook) redis.DialHook {
+	if s.slow {
+		return next
+	}
 	return func(context.Context, string, string) (net.Conn, error) { panic("the simulation needs no connection") }
 }
 
-func (s *simServer) ProcessHook(redis.ProcessHook) redis.ProcessHook {
-	return func(_ context.Context, cmd redis.Cmder) error {
+func (s *simServer) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
 		if s.stop != nil {
 			if err, _ := s.stop(); err != nil {
 				cmd.SetErr(err)
 				return err
 			}
 		}
+		if s.slow {
+			return next(ctx, cmd)
+		}
 		return s.process(cmd)
 	}
 }
 
-func (s *simServer) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(_ context.Context, cmds []redis.Cmder) error {
+func (s *simServer) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
 		if s.stop != nil {
 			if err, silent := s.stop(); err != nil {
 				for _, cmd := range cmds {
@@ -237,6 +247,9 @@ func (s *simServer) ProcessPipelineHook(redis.ProcessPipelineHook) redis.Process
 				}
 				return err
 			}
+		}
+		if s.slow {
+			return next(ctx, cmds)
 		}
 		var first error
 		for _, cmd := range cmds {

@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"runtime"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -16,6 +17,7 @@ var (
 	simFirst = flag.Int64("simulate.first", 1, "the first seed")
 	simTrace = flag.Bool("simulate.trace", false, "print the schedule of the first seed")
 	simJobs  = flag.Int("simulate.jobs", runtime.GOMAXPROCS(0), "how many schedules to simulate at once")
+	simAll   = flag.Bool("simulate.all", false, "do not stop at a failure, and list all seeds that fail")
 	simSlow  = flag.Bool("simulate.slow", false, "run the scripts in miniredis itself, over connections")
 )
 
@@ -62,7 +64,9 @@ func simulate(t *testing.T, name string, modes bool, n int) {
 				if ran++; n >= 5000 && ran%5000 == 0 {
 					fmt.Printf("%s: %d schedules, %v\n", name, ran, time.Since(began).Round(time.Second))
 				}
-				if w.failure != "" && i < bad {
+				if w.failure != "" && *simAll {
+					t.Errorf("seed %d: %s", *simFirst+int64(i), w.failure)
+				} else if w.failure != "" && i < bad {
 					bad, failure, story = i, w.failure, w.story()
 				} else if *simTrace && i == 0 {
 					story = w.story()
@@ -121,6 +125,10 @@ func (w *world) client() *simClient {
 // act does one thing that can happen.
 func (w *world) act() {
 	c := w.client()
+	if w.has[busy] && c != nil && w.rng.IntN(100) < 30 {
+		c.each(inside, c.leave)
+		return
+	}
 	n := w.rng.IntN(100)
 	if n >= 72 { // of trouble and time as much as this world likes
 		kind := []int{0, 0, 0, 0, 0, 0, 1, 2, 2, 2, 3, 3, 4, 4}[(n-72)/2]
@@ -137,7 +145,7 @@ func (w *world) act() {
 		if c != nil {
 			c.each(waiting, func(x *caller) {
 				w.logf("%s gives up", c.name)
-				c.step(func(now time.Time, fx *effects) { c.lock.abandon(x, now, fx) })
+				c.step("abandon", func(now time.Time, fx *effects) { c.lock.abandon(x, now, fx) })
 			})
 		}
 	case n < 30:
@@ -146,7 +154,7 @@ func (w *world) act() {
 				if w.modes && x.mode == exclusive && w.rng.IntN(3) == 0 {
 					w.logf("%s downgrades", c.name)
 					w.lowered[x] = true // it does not write from here on
-					c.step(func(now time.Time, fx *effects) { c.lock.downgrade(x, make(chan struct{}), now, fx) })
+					c.step("downgrade", func(now time.Time, fx *effects) { c.lock.downgrade(x, make(chan struct{}), now, fx) })
 					return
 				}
 				c.leave(x)
@@ -169,12 +177,12 @@ func (w *world) act() {
 
 func (c *simClient) enter() {
 	w := c.w
-	ttls := []time.Duration{300 * time.Millisecond, time.Second, 2 * time.Second}
-	o := &lockOptions{ttl: ttls[w.rng.IntN(3)], handoffs: 2, tenure: 50 * time.Millisecond, releaseTimeout: time.Second}
-	if w.rng.IntN(4) == 0 {
+	o := &lockOptions{ttl: c.ttls[w.rng.IntN(len(c.ttls))], handoffs: 2, tenure: 50 * time.Millisecond, releaseTimeout: time.Second}
+	w.longest = max(w.longest, o.ttl)
+	if w.rng.IntN(c.idles) == 0 {
 		o.idleHold = 300 * time.Millisecond
 	}
-	x := &caller{mode: exclusive, opts: o, try: w.rng.IntN(8) == 0, patient: true}
+	x := &caller{mode: exclusive, opts: o, try: w.rng.IntN(c.tries) == 0, patient: w.rng.IntN(4) > 0}
 	if w.modes && w.rng.IntN(2) == 0 {
 		x.mode = shared
 	}
@@ -185,7 +193,7 @@ func (c *simClient) enter() {
 	c.order[x] = w.seq
 	c.calls = append(c.calls, x)
 	w.logf("%s wants it, %v, TTL %v, try %v", c.name, x.mode, o.ttl, x.try)
-	c.step(func(now time.Time, fx *effects) { c.lock.enter(x, now, fx) })
+	c.step("enter", func(now time.Time, fx *effects) { c.lock.enter(x, now, fx) })
 }
 
 func (c *simClient) leave(x *caller) {
@@ -197,8 +205,11 @@ func (c *simClient) leave(x *caller) {
 			d.ids = append(d.ids, g.hand.next.id)
 		}
 	}
-	c.left = append(c.left, d)
-	c.step(func(now time.Time, fx *effects) { c.lock.leave(x, now, fx) })
+	c.step("leave", func(now time.Time, fx *effects) {
+		c.lock.leave(x, now, fx)
+		d.asked = !x.settled
+		c.left = append(c.left, d)
+	})
 }
 
 // each calls f for one random call in that phase; calls that are over go.
@@ -222,17 +233,17 @@ func (c *simClient) each(ph phase, f func(*caller)) {
 }
 
 // deliver moves one packet, in any order, and by luck not as it should.
-func (w *world) deliver(luck int) {
+func (w *world) deliver(luck int) bool {
 	if len(w.wire) == 0 {
-		return
+		return false
 	}
 	i := w.rng.IntN(len(w.wire))
 	p := w.wire[i]
 	if !w.calm && w.rng.IntN(100) < w.lazy[p.kind] {
-		return
+		return false
 	}
 	if p.c.paused && (p.kind == "reply" || p.kind == "renewed" || p.kind == "cancelled" || p.kind == "message") {
-		return
+		return false
 	}
 	w.wire = append(w.wire[:i], w.wire[i+1:]...)
 	if w.calm {
@@ -243,10 +254,12 @@ func (w *world) deliver(luck int) {
 		w.carry(p, luck)
 	case "message":
 		if luck < 8 {
+			w.count("a message is lost")
 			w.logf("lost: %s to %s", p.m.kind, p.c.name)
-			return
+			return true
 		}
 		if luck < 14 {
+			w.count("a message is doubled")
 			again := *p
 			w.wire = append(w.wire, &again)
 		}
@@ -254,32 +267,51 @@ func (w *world) deliver(luck int) {
 	default:
 		w.arrive(p)
 	}
+	return true
 }
 
 // carry brings a command to the server, or half of the way, or twice.
 func (w *world) carry(p *packet, luck int) {
 	failed := &packet{kind: map[string]string{"request": "reply", "renew": "renewed", "cancel": "cancelled"}[p.kind],
-		c: p.c, cmd: p.cmd, r: p.r, g: p.g, err: errLost}
+		c: p.c, cmd: p.cmd, r: p.r, g: p.g, err: errLost, sent: p.sent}
 	failed.r.outcome, failed.r.err = unanswered, errLost
+	piped := p.kind != "request"
+	out := !w.calm && w.now.Before(w.outage)
 	switch {
+	case p.orphan && out:
+		w.wire = append(w.wire, p) // it waits somewhere
 	case p.orphan:
+		w.count("a late copy arrives")
 		w.logf("a late copy arrives")
 		w.copied[p.cmd.id] = w.copied[p.cmd.id] || p.cmd.verb == acquire
 		w.execute(p)
+	case out && w.outageErr != nil:
+		w.refused(p, w.outageErr, false)
+	case out:
+		w.count("an outage loses a command")
+		w.wire = append(w.wire, failed)
 	case luck < 5: // never arrives
+		w.count("a command is lost")
 		w.logf("lost: %s of %s", p.kind, p.c.name)
 		w.wire = append(w.wire, failed)
 	case luck < 10: // runs, but nobody hears the answer
+		w.count("an answer is lost")
 		w.execute(p)
 		w.wire = append(w.wire, failed)
 	case luck < 15: // is given up, and arrives later
+		w.count("a command is late")
 		late := *p
 		late.orphan = true
 		w.wire = append(w.wire, failed, &late)
 	case luck < 20: // runs, and a copy arrives later
+		w.count("a command is doubled")
 		late := *p
 		late.orphan = true
 		w.wire = append(w.wire, w.execute(p), &late)
+	case luck < 30 && w.has[refusals]:
+		w.refused(p, simRefusals[w.rng.IntN(len(simRefusals))], false)
+	case luck < 40 && piped && w.has[silently]:
+		w.refused(p, errWrongPassword, true)
 	default:
 		w.wire = append(w.wire, w.execute(p))
 	}
@@ -299,7 +331,9 @@ func (w *world) foreigner() {
 	value := fmt.Sprintf("foreign-%d", w.seq)
 	ttl := time.Duration(100+w.rng.IntN(1500)) * time.Millisecond
 	if w.server.do("SET", w.keys.lock, value, "NX", "PX", milliseconds(ttl)) != nil {
-		w.foreign, w.foreignTill = value, w.now.Add(ttl)
+		w.count("a foreigner takes it")
+		w.foreign, w.foreignTill = value, w.now.Add(ttl-ttl/50)
+		w.intrude(w.look())
 		w.logf("the foreigner takes it for %v", ttl)
 	}
 }
@@ -310,7 +344,7 @@ func (w *world) mischief(c *simClient) {
 		for _, p := range w.clients {
 			if p.paused {
 				w.logf("%s goes on", p.name)
-				p.paused = false // its watchdog may be the last to run
+				p.wake() // its watchdog may be the last to run
 				return
 			}
 		}
@@ -318,19 +352,40 @@ func (w *world) mischief(c *simClient) {
 	if c == nil {
 		return
 	}
-	switch w.rng.IntN(8) {
+	switch w.rng.IntN(11) {
 	case 0:
+		w.count("a process is killed")
 		w.logf("%s is killed", c.name)
 		c.dead = true
 	case 1, 2:
+		w.count("a process stops")
 		w.logf("%s stops", c.name)
 		c.paused = true
 	case 3:
+		w.count("an inbox is lost")
 		w.logf("%s loses its inbox", c.name)
 		c.inbox = inboxDown
 	case 4:
+		w.count("an inbox is half open")
 		w.logf("the inbox of %s is half open", c.name)
 		c.inbox = inboxHalfOpen
+	case 5:
+		if w.has[uncounted] {
+			w.count("an inbox is elsewhere")
+			w.logf("the inbox of %s is at a replica", c.name)
+			c.join()
+			c.inbox = inboxElsewhere
+		}
+	case 6:
+		if w.has[suspensions] {
+			w.count("a machine sleeps")
+			w.logf("the machine of %s sleeps", c.name)
+			c.sleep()
+		}
+	case 7:
+		if w.has[longHolds] {
+			w.quiet(w.longest * time.Duration(3+w.rng.IntN(12)))
+		}
 	default:
 		c.join()
 	}
@@ -340,16 +395,18 @@ func (c *simClient) join() {
 	if c.inbox == inboxUp {
 		return
 	}
+	c.w.count("an inbox comes back")
 	c.w.logf("%s has an inbox again", c.name)
 	c.inbox = inboxUp
-	c.step(c.lock.subscribed)
+	c.echo = simEcho{count: c.echo.count, last: c.now()}
+	c.step("subscribed", c.lock.subscribed)
 }
 
 // disaster is what happens to the server.
 func (w *world) disaster() {
 	ctx := context.Background()
 	w.advance(5 * time.Microsecond)
-	switch w.rng.IntN(6) {
+	switch w.rng.IntN(10) {
 	case 0:
 		w.accident("the server is flushed")
 		w.mini.FlushAll()
@@ -359,22 +416,50 @@ func (w *world) disaster() {
 	case 2:
 		w.accident("the server's clock jumps ahead")
 		w.offset += time.Duration(w.rng.IntN(2000)) * time.Millisecond
-		w.mini.SetTime(w.now.Add(w.offset))
+		w.mini.SetTime(w.serverNow())
 	case 3:
+		w.count("the server's clock jumps back")
 		w.logf("the server's clock jumps back")
 		w.jumpedBack = true
 		w.offset -= time.Duration(w.rng.IntN(2000)) * time.Millisecond
-		w.mini.SetTime(w.now.Add(w.offset))
+		w.mini.SetTime(w.serverNow())
 	case 4:
 		w.accident("an operator evicts the owner")
-		if _, err := w.srv.evict(ctx, &w.keys); err != nil {
+		if _, err := w.srv.evict(ctx, &w.keys); err != nil && !w.look().odd {
 			w.fail("evict: %v", err)
 		}
 	case 5:
+		w.count("the scripts are flushed")
 		w.logf("the scripts are flushed")
 		w.server.do("SCRIPT", "FLUSH")
 		clear(w.server.known)
+	case 6:
+		if w.has[olderState] && len(w.saved) > 0 {
+			w.restore()
+		}
+	case 7:
+		if w.has[olderState] {
+			w.save()
+		}
+	case 8:
+		if w.has[outages] {
+			d := time.Duration(w.rng.IntN(20000)) * time.Millisecond
+			w.outage, w.outageErr = w.now.Add(d), nil
+			if k := w.rng.IntN(len(simRefusals) + 1); k < len(simRefusals) {
+				w.outageErr = simRefusals[k]
+			}
+			w.count("an outage")
+			w.logf("an outage of %v: %v", d, w.outageErr)
+		}
+	case 9:
+		if w.has[otherType] {
+			w.accident("somebody puts a hash in its place")
+			w.server.do("DEL", w.keys.lock)
+			w.server.do("HSET", w.keys.lock, "field", "value")
+			w.server.do("PEXPIRE", w.keys.lock, strconv.Itoa(100+w.rng.IntN(1500)))
+		}
 	}
+	w.intrude(w.look())
 }
 
 // recover ends all trouble: everybody alive is served within the longest TTL
@@ -384,32 +469,34 @@ func (w *world) recover() {
 	w.calm = true
 	for _, c := range w.clients {
 		if c.paused {
-			c.paused = false
+			c.wake()
 			c.ring()
 		}
-		c.join()
+		if c.inbox == inboxDown {
+			c.join() // what else is wrong with it the inbox has to find out
+		}
 	}
 	began := w.now
-	const bound = 2*time.Second + longestPoll + time.Second
+	bound := w.longest + longestPoll + 2*time.Second
 	for range 5000 {
 		for len(w.wire) > 0 && w.failure == "" {
 			w.deliver(99)
 			w.check()
 		}
-		busy := false
+		anybody := false
 		for _, c := range w.clients {
 			if c.dead {
 				continue
 			}
 			c.each(inside, c.leave)
 			c.each(waiting, func(*caller) {})
-			busy = busy || len(c.calls) > 0
+			anybody = anybody || len(c.calls) > 0
 		}
 		w.check()
 		if w.failure != "" {
 			return
 		}
-		if !busy && len(w.wire) == 0 {
+		if !anybody && len(w.wire) == 0 {
 			break
 		}
 		if len(w.wire) == 0 {
@@ -424,25 +511,32 @@ func (w *world) recover() {
 }
 
 func (w *world) nothingLeft() {
-	for range 40 { // ghosts, idle grants, leases of the dead
+	for range 100 { // cancels that go on, idle grants, leases of the dead
 		w.advance(time.Second)
 		for len(w.wire) > 0 {
 			w.deliver(99)
 		}
+		if w.left() == "" {
+			return
+		}
 	}
+	w.fail("%s", w.left())
+}
+
+// left says what is left of all schedules' work, "" if nothing is.
+func (w *world) left() string {
 	for _, c := range w.clients {
-		if !c.dead && (!c.lock.idle() || len(c.ghosts) > 0 || len(c.left) > 0) {
-			w.fail("%s is not idle: state %d, %d ghosts, %d in Unlock", c.name, c.lock.grant.state, len(c.ghosts), len(c.left))
+		if !c.dead && (!c.lock.idle() || !c.cancel.idle() || len(c.left) > 0) {
+			return fmt.Sprintf("%s is not idle: %s, %d in Unlock, cancels of %v", c.name, c.lock.grant.name(), len(c.left), c.cancel)
 		}
 	}
-	w.mini.SetTime(w.now.Add(w.offset))
 	for _, k := range w.mini.Keys() {
-		if k == w.keys.meta() {
-			if w.mini.TTL(k) <= 0 {
-				w.fail("%s lives for ever", k)
-			}
-			continue
+		switch left, _ := w.server.do("PTTL", k).(int); {
+		case left == -1:
+			return fmt.Sprintf("%s lives for ever", k)
+		case left >= 0 && k != w.keys.meta():
+			return fmt.Sprintf("key %s is left", k)
 		}
-		w.fail("key %s is left", k)
 	}
+	return ""
 }

@@ -2,6 +2,7 @@ package leased
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -19,31 +20,35 @@ import (
 // scripts on one embedded server, and a network between them that can do all
 // that networks do. One goroutine, one seed: a failing seed replays to the letter.
 type world struct {
-	t       testing.TB
-	rng     *rand.Rand
-	seed    int64
-	now     time.Time
-	offset  time.Duration // of the server's clock from ours
-	mini    *miniredis.Miniredis
-	server  *simServer
-	rdb     *redis.Client
-	srv     *redisServer
-	keys    keys
-	modes   bool            // readers too
-	slow    bool            // scripts run in miniredis itself
-	deny    bool            // PUBLISH is refused
-	lazy    map[string]int  // percent of deliveries of a kind that wait
-	unheard map[string]bool // told that they were granted, but nobody listens
-	clients []*simClient
-	wire    []*packet
-	log     []logLine
-	calm    bool
-	failure string
+	t        testing.TB
+	rng      *rand.Rand
+	seed     int64
+	now      time.Time
+	offset   time.Duration // of the server's clock from the world's, by jumps
+	rate     int64         // ppm by which the server's clock is fast
+	mini     *miniredis.Miniredis
+	server   *simServer
+	rdb      *redis.Client
+	srv      *redisServer
+	keys     keys
+	modes    bool // readers too
+	slow     bool // scripts run in miniredis itself
+	deny     bool // PUBLISH is refused
+	denyAsk  bool // PUBSUB is refused
+	has      map[trouble]bool
+	lazy     map[string]int  // percent of deliveries of a kind that wait
+	unheard  map[string]bool // told that they were granted, but nobody listens
+	clients  []*simClient
+	wire     []*packet
+	log      []logLine
+	calm     bool
+	failure  string
+	refusing bool // commands get no further than the connection, or the server's door
 
 	foreign     string // value of the foreign owner that is inside, "" if none
 	foreignTill time.Time
-	excused     map[string]bool // requests whose grants an accident took
-	copied      map[string]bool // requests that a late copy of an acquire was about
+	excused     map[string]time.Time // requests whose grants an accident took, and when it did
+	copied      map[string]bool      // requests that a late copy of an acquire was about
 	jumpedBack  bool
 	unclean     bool     // a grant ended without release while it may have been in use
 	owners      []string // as the server had them last
@@ -51,7 +56,13 @@ type world struct {
 	top         uint64   // by anybody
 	seq         int
 	menu        [6]int
-	lowered     map[*caller]bool // who asked for a downgrade
+	lowered     map[*caller]bool   // who asked for a downgrade
+	intruded    map[*caller]string // who else owned while one was inside
+	saved       []savedKey         // an older state of the server
+	longest     time.Duration      // the longest TTL so far
+	outage      time.Time          // commands fail until then
+	outageErr   error
+	counts      map[string]int // what happened so far, in all schedules
 }
 
 // simClient is one process.
@@ -62,8 +73,18 @@ type simClient struct {
 	lock   lock
 	dead   bool
 	paused bool
+	asleep bool          // paused, and its monotonic clock stands still
+	slept  time.Duration // by which its monotonic clock is behind
+	woke   time.Time     // when it ran again, the world's time
+	rate   int64         // ppm by which its clock is fast
+	asked  time.Time     // when it last sent a command about its grant, the world's time
 	inbox  simInbox
-	ghosts []*ghost
+	echo   simEcho
+	cancel simCanceler
+	pauses time.Duration // last pause after an error
+	ttls   []time.Duration
+	tries  int // one call in so many
+	idles  int
 	calls  []*caller // waiting or inside
 	left   []departure
 	order  map[*caller]int
@@ -74,6 +95,7 @@ type simClient struct {
 type departure struct {
 	caller *caller
 	ids    []string // that its grant may have had in Redis
+	asked  bool     // Redis was asked
 }
 
 type simInbox uint8
@@ -81,7 +103,8 @@ type simInbox uint8
 const (
 	inboxUp simInbox = iota
 	inboxDown
-	inboxHalfOpen // counted, never delivered
+	inboxHalfOpen  // counted, never delivered
+	inboxElsewhere // delivered, not counted: it is subscribed to a replica
 )
 
 // packet is something under way.
@@ -95,34 +118,28 @@ type packet struct {
 	g      *ghost
 	m      message
 	orphan bool // the sender has given up on it: its answer goes nowhere
+	sent   time.Time
 }
 
 func (c *simClient) newRequest(m mode, ttl time.Duration) request {
-	const digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
-	var b [16]byte
-	for i := range b {
-		b[i] = digits[c.w.rng.IntN(len(digits))]
-	}
 	flag := "u"
 	if c.inbox != inboxDown {
 		flag = "c"
 	}
-	return request{fmt.Sprintf("leased1:%c:%d:%s:%s:%s", m, ttl.Milliseconds(), flag, b, c.id), m, ttl}
+	return request{fmt.Sprintf("leased1:%c:%d:%s:%s:%s", m, ttl.Milliseconds(), flag, randomText(c.w.rng), c.id), m, ttl}
 }
 
 func (c *simClient) jitter() float64  { return c.w.rng.Float64() }
 func (c *simClient) pushed() bool     { return !c.w.deny }
-func (c *simClient) start() time.Time { return simEpoch }
-
-var simEpoch = time.UnixMilli(1_700_000_000_000)
+func (c *simClient) start() time.Time { return simTime(0, 0) }
 
 func newWorld(t testing.TB, modes bool, change ...func(*world)) *world {
-	w := &world{t: t, modes: modes, now: simEpoch, mini: miniredis.NewMiniRedis(), slow: *simSlow}
+	w := &world{t: t, modes: modes, now: simEpoch, mini: miniredis.NewMiniRedis(), slow: *simSlow, counts: map[string]int{}}
 	for _, f := range change {
 		f(w)
 	}
 	w.mini.ClockTTL(true)
-	w.mini.SetTime(w.now)
+	w.mini.SetTime(simEpoch)
 	conn, err := w.mini.Dial() // which makes its server
 	if err != nil {
 		t.Fatal(err)
@@ -131,9 +148,8 @@ func newWorld(t testing.TB, modes bool, change ...func(*world)) *world {
 	w.mini.Server().SetPreHook(w.publish)
 	w.server = newSimServer(w.mini)
 	w.rdb = redis.NewClient(redistest.MiniOptions(w.mini))
-	if !w.slow {
-		w.rdb.AddHook(w.server)
-	}
+	w.server.slow = w.slow
+	w.rdb.AddHook(w.server)
 	w.srv = &redisServer{rdb: w.rdb, inboxes: inboxChannel("", "")}
 	w.keys, _ = newKeys("", "x")
 	return w
@@ -146,13 +162,12 @@ func inMiniredis(w *world) { w.slow = true }
 func (w *world) begin(seed int64) {
 	w.seed, w.rng = seed, rand.New(rand.NewPCG(uint64(seed), 0))
 	w.now, w.offset = simEpoch, 0
-	w.mini.FlushAll()
-	w.mini.SetTime(w.now)
-	w.clients, w.wire, w.log, w.calm, w.failure = nil, nil, nil, false, ""
-	w.foreign, w.excused, w.jumpedBack, w.unclean = "", map[string]bool{}, false, false
-	w.owners, w.lowered, w.copied = nil, map[*caller]bool{}, map[string]bool{}
-	w.topWriter, w.top, w.seq = 0, 0, 0
-	w.deny = w.rng.IntN(20) == 0
+	w.clients, w.wire, w.log, w.calm, w.failure = nil, nil, w.log[:0], false, ""
+	w.foreign, w.excused, w.jumpedBack, w.unclean = "", map[string]time.Time{}, false, false
+	w.owners, w.lowered, w.copied, w.intruded = nil, map[*caller]bool{}, map[string]bool{}, map[*caller]string{}
+	w.topWriter, w.top, w.seq, w.saved, w.outage = 0, 0, 0, nil, time.Time{}
+	w.longest = 2 * time.Second
+	w.deny, w.denyAsk = w.rng.IntN(20) == 0, w.rng.IntN(20) == 0
 	// Each world has its own temper (swarm testing): what is rare in all is
 	// never seen together.
 	w.lazy = map[string]int{}
@@ -163,13 +178,33 @@ func (w *world) begin(seed int64) {
 	for i := range w.menu {
 		w.menu[i] = []int{1, 1, 1, 4, 0}[w.rng.IntN(5)]
 	}
+	w.chooseTroubles()
+	w.rate = 0
+	if w.has[rates] {
+		w.rate = w.ppm()
+	}
+	w.mini.FlushAll()
+	w.mini.SetTime(w.serverNow())
 	for i := range 2 + w.rng.IntN(2) {
-		c := &simClient{w: w, name: string(rune('A' + i)), order: map[*caller]int{}}
+		c := &simClient{w: w, name: string(rune('A' + i)), order: map[*caller]int{}, woke: w.now, asked: w.now}
 		c.id = strings.Repeat(c.name, 16) + ":sim"
 		c.lock.env = c
+		c.ttls, c.tries, c.idles = []time.Duration{300 * time.Millisecond, time.Second, 2 * time.Second}, 8, 4
+		if w.has[unlike] {
+			c.ttls = [][]time.Duration{{100 * time.Millisecond}, {300 * time.Millisecond, time.Second}, {5 * time.Second}, {2 * time.Second, 10 * time.Second}}[w.rng.IntN(4)]
+			c.tries, c.idles = []int{1, 4, 100}[w.rng.IntN(3)], []int{1, 2, 100}[w.rng.IntN(3)]
+		}
+		if w.has[rates] {
+			c.rate = w.ppm()
+		}
 		w.clients = append(w.clients, c)
 	}
+	if w.has[deadQueue] {
+		w.seedDead(150 + w.rng.IntN(451))
+	}
 }
+
+func (w *world) ppm() int64 { return int64(w.rng.IntN(3)-1) * 1000 }
 
 func (w *world) close() {
 	w.rdb.Close()
@@ -203,64 +238,123 @@ func (w *world) fail(format string, args ...any) {
 	}
 }
 
-// publish stands in for the server's own PUBLISH: it counts receivers as the
-// inboxes are, and puts messages on the wire.
+// publish stands in for the server's own PUBLISH and PUBSUB NUMSUB: it counts
+// receivers as the inboxes are, and puts messages on the wire.
 func (w *world) publish(p *mini.Peer, cmd string, args ...string) bool {
-	if cmd != "PUBLISH" {
-		return false
-	}
-	if w.deny {
-		p.WriteError("NOPERM this user has no permissions to access one of the channels used as arguments")
-		return true
-	}
-	for _, c := range w.clients {
-		if args[0] != inboxChannel("", c.id) {
-			continue
+	const denied = "NOPERM this user has no permissions to access one of the channels used as arguments"
+	switch {
+	case cmd == "PUBSUB" && strings.EqualFold(args[0], "NUMSUB"):
+		if w.deny || w.denyAsk {
+			p.WriteError(denied)
+			return true
 		}
-		m, ok := parseMessage(args[1])
-		if !ok {
-			w.fail("malformed message %q", args[1])
-		}
-		if c.dead || c.inbox == inboxDown {
-			if m.kind == "granted" && strings.Contains(m.id, ":c:") {
-				w.unheard[m.id] = true
+		p.WriteLen(2 * len(args[1:]))
+		for _, channel := range args[1:] {
+			p.WriteBulk(channel)
+			n := 0
+			if c := w.inboxOf(channel); c != nil && c.counted() {
+				n = 1
 			}
-			break
+			p.WriteInt(n)
 		}
-		if c.inbox == inboxUp && m.kind != "echo" {
-			w.wire = append(w.wire, &packet{kind: "message", c: c, m: m})
-		}
-		p.WriteInt(1)
+		return true
+	case cmd != "PUBLISH":
+		return false
+	case w.deny:
+		p.WriteError(denied)
 		return true
 	}
-	p.WriteInt(0)
+	m, ok := parseMessage(args[1])
+	if !ok {
+		w.fail("malformed message %q", args[1])
+	}
+	c := w.inboxOf(args[0])
+	if c == nil {
+		p.WriteInt(0)
+		return true
+	}
+	if !c.counted() && m.kind == "granted" && strings.Contains(m.id, ":c:") {
+		w.unheard[m.id] = true
+	}
+	if !c.dead && (c.inbox == inboxUp || c.inbox == inboxElsewhere) {
+		w.put(&packet{kind: "message", c: c, m: m})
+	}
+	if c.counted() {
+		p.WriteInt(1)
+	} else {
+		p.WriteInt(0)
+	}
 	return true
 }
 
+func (w *world) inboxOf(channel string) *simClient {
+	for _, c := range w.clients {
+		if channel == inboxChannel("", c.id) {
+			return c
+		}
+	}
+	return nil
+}
+
+// counted reports whether the server counts its subscription.
+func (c *simClient) counted() bool {
+	return !c.dead && (c.inbox == inboxUp || c.inbox == inboxHalfOpen)
+}
+
+// put sends a packet.
+func (w *world) put(p *packet) {
+	p.sent = w.now
+	w.wire = append(w.wire, p)
+}
+
 // step gives a client's lock an event and performs the effects.
-func (c *simClient) step(event func(now time.Time, fx *effects)) {
+func (c *simClient) step(what string, event func(now time.Time, fx *effects)) {
 	var fx effects
+	w := c.w
 	before := c.lock.grant
-	event(c.w.now, &fx)
-	c.w.losses(c, before, &fx)
-	c.w.released(c)
+	w.counts[before.name()+" × "+what]++
+	event(c.now(), &fx)
+	w.losses(c, before, &fx)
+	w.released(c)
 	c.perform(&fx)
+	if w.has[anew] && c.lock.idle() && c.lock.trouble != errSimForgotten {
+		// As the client forgets a lock that nobody uses.
+		w.counts["a lock made anew"]++
+		c.lock = lock{env: c, trouble: errSimForgotten}
+	}
+}
+
+// errSimForgotten marks a lock that is new: there is none in the client's table.
+var errSimForgotten = errors.New("simulated: no such entry")
+
+// name is the row of the table in design.md §5.
+func (g *grant) name() string {
+	switch {
+	case g.lowering():
+		return "lowering"
+	case g.reserving():
+		return "reserving"
+	}
+	return [...]string{"none", "asking", "queued", "held", "letting go"}[g.state]
 }
 
 func (c *simClient) perform(fx *effects) {
 	w := c.w
 	for x := fx.woken; x != nil; x = x.then {
 		if !x.entered {
+			w.counts["turned away"]++
 			w.logf("%s turned away: %v", c.name, x.err)
 			continue
 		}
-		w.logf("%s in: token %d, %v, %s, trust %v", c.name, x.token, x.mode, x.via, c.lock.grant.trust().Sub(simEpoch))
+		w.counts["entered, "+x.via.String()]++
+		w.logf("%s in: token %d, %v, %s, trust %v", c.name, x.token, x.mode, x.via, c.lock.grant.trust().Sub(c.start()))
 		if x.ahead > 0 {
-			w.advance(x.ahead)
+			w.advance(x.ahead + x.ahead/500)
 		}
 		w.admitted(c, x)
 	}
 	for _, l := range fx.ended {
+		w.counts["lost: "+l.why]++
 		w.logf("%s lost token %d: %s", c.name, l.caller.token, l.why)
 	}
 	for _, done := range fx.done {
@@ -271,29 +365,37 @@ func (c *simClient) perform(fx *effects) {
 		c.haunt(&g)
 	}
 	if fx.send.verb != nothing {
-		w.logf("%s sends %s", c.name, told(fx.send))
-		w.wire = append(w.wire, &packet{kind: "request", c: c, cmd: fx.send})
+		c.asked = w.now
+		cmd := fx.send
+		if cmd.check {
+			cmd.echo = c.echo.challenge(c.now(), c.inbox != inboxDown)
+		}
+		w.logf("%s sends %s", c.name, told(cmd))
+		w.put(&packet{kind: "request", c: c, cmd: cmd})
 	}
 	if fx.renew {
 		if c.lock.grant.state != held {
 			w.fail("%s renews what it does not hold", c.name)
 		}
+		c.asked = w.now
 		req := c.lock.grant.req
 		w.logf("%s renews %s", c.name, short(req.id))
-		w.wire = append(w.wire, &packet{kind: "renew", c: c, r: renewal{req: req, at: w.now}})
+		w.put(&packet{kind: "renew", c: c, r: renewal{req: req, at: c.now()}})
 	}
 }
 
-// haunt is the reaper.
+// haunt has a request cancelled.
 func (c *simClient) haunt(g *ghost) {
 	c.w.logf("%s cancels %s", c.name, short(g.id))
-	g.giveUp = c.w.now.Add(10 * time.Second)
-	if g.until.After(g.giveUp) {
-		g.giveUp = g.until
+	c.cancel.add(g, c.now())
+	c.cancelDue()
+}
+
+// cancelDue sends the cancels that are due.
+func (c *simClient) cancelDue() {
+	for _, g := range c.cancel.take(c.now()) {
+		c.w.put(&packet{kind: "cancel", c: c, g: g})
 	}
-	g.nextAt = c.w.now.Add(time.Second)
-	c.ghosts = append(c.ghosts, g)
-	c.w.wire = append(c.w.wire, &packet{kind: "cancel", c: c, g: g})
 }
 
 // told is a command in a log.
@@ -322,23 +424,23 @@ func (id short) String() string {
 // advance moves time, ringing each client's alarm when it is due.
 func (w *world) advance(d time.Duration) {
 	end := w.now.Add(d)
-	for range 1000 {
+	for range 5000 {
 		next := end
 		for _, c := range w.clients {
 			if c.dead || c.paused {
 				continue
 			}
-			if due := c.due(); !due.IsZero() && due.Before(next) {
+			if due, ok := c.due(); ok && due.Before(next) {
 				next = due
 			}
 		}
 		if next.After(w.now) {
 			w.now = next
-			w.mini.SetTime(w.now.Add(w.offset))
+			w.mini.SetTime(w.serverNow())
 		}
 		rang := false
 		for _, c := range w.clients {
-			if due := c.due(); !c.dead && !c.paused && !due.IsZero() && !due.After(w.now) {
+			if due, ok := c.due(); ok && !c.dead && !c.paused && !due.After(w.now) {
 				rang = true
 				c.ring()
 			}
@@ -350,30 +452,27 @@ func (w *world) advance(d time.Duration) {
 	w.fail("alarms do not come to rest")
 }
 
-func (c *simClient) due() time.Time {
+// due returns when the client's next alarm rings, by the world's time.
+func (c *simClient) due() (time.Time, bool) {
 	due := c.lock.due()
-	for _, g := range c.ghosts {
-		if due.IsZero() || g.nextAt.Before(due) {
-			due = g.nextAt
+	for _, t := range []time.Time{c.cancel.due(), c.echo.alarm, c.echo.rejoinAt} {
+		if !t.IsZero() && (due.IsZero() || t.Before(due)) {
+			due = t
 		}
 	}
-	return due
+	if due.IsZero() {
+		return due, false
+	}
+	return c.world(due), true
 }
 
 func (c *simClient) ring() {
-	c.step(c.lock.tick)
-	keep := c.ghosts[:0]
-	for _, g := range c.ghosts {
-		if !g.nextAt.After(c.w.now) {
-			if !c.w.now.Before(g.giveUp) {
-				continue
-			}
-			g.nextAt = c.w.now.Add(time.Second)
-			c.w.wire = append(c.w.wire, &packet{kind: "cancel", c: c, g: g})
-		}
-		keep = append(keep, g)
+	now := c.now()
+	if due := c.lock.due(); !due.IsZero() && !due.After(now) {
+		c.step("tick", c.lock.tick)
 	}
-	c.ghosts = keep
+	c.cancelDue()
+	c.echo.ring(c, now)
 }
 
 // execute has the server run what a packet asks for and returns the answer.
@@ -383,42 +482,42 @@ func (w *world) execute(p *packet) *packet {
 	w.unheard = map[string]bool{}
 	ctx := context.Background()
 	var reply *packet
+	var err error
 	switch p.kind {
 	case "request":
 		cmd := p.cmd
-		a, err := w.srv.do(ctx, &w.keys, &cmd)
-		if err != nil {
-			w.fail("%s: %v", told(cmd), err)
-		}
-		w.logf("server: %s of %s -> %s", told(cmd), p.c.name, a)
-		reply = &packet{kind: "reply", c: p.c, cmd: cmd, a: a}
+		var a answer
+		a, err = w.srv.do(ctx, &w.keys, &cmd)
+		w.logf("server: %s of %s -> %s, %v", told(cmd), p.c.name, a, err)
+		reply = &packet{kind: "reply", c: p.c, cmd: cmd, a: a, err: err}
 	case "renew":
 		batch := []renewal{p.r}
 		batch[0].entry = &entry{keys: w.keys}
 		w.srv.renew(ctx, batch)
-		if batch[0].err != nil {
-			w.fail("renew: %v", batch[0].err)
-		}
-		w.logf("server: renew %s -> %d", short(p.r.req.id), batch[0].outcome)
+		err = batch[0].err
+		w.logf("server: renew %s -> %d, %v", short(p.r.req.id), batch[0].outcome, err)
 		reply = &packet{kind: "renewed", c: p.c, r: batch[0]}
 	case "cancel":
 		p.g.keys = &w.keys
-		if errs := w.srv.cancel(ctx, []*ghost{p.g}); errs[0] != nil {
-			w.fail("cancel: %v", errs[0])
-		}
-		w.logf("server: cancel %s", short(p.g.id))
-		reply = &packet{kind: "cancelled", c: p.c, g: p.g}
+		err = w.srv.cancel(ctx, []*ghost{p.g})[0]
+		w.logf("server: cancel %s: %v", short(p.g.id), err)
+		reply = &packet{kind: "cancelled", c: p.c, g: p.g, err: err}
 	}
+	reply.sent = p.sent
 	after := w.look()
+	if err != nil && !w.refusing && !before.odd {
+		w.fail("%s: %v", p.kind, err)
+	}
 	w.changed(before, after)
 	w.compare(before, after, p)
-	w.served(before, after, p)
+	if err == nil && !w.refusing {
+		w.served(before, after, p)
+	}
 	return reply
 }
 
 func (a answer) String() string {
-	names := [...]string{"?", "granted", "queued", "refused", "not ours", "done"}
-	return fmt.Sprintf("%s token %d place %d left %v", names[a.outcome], a.token, a.place, a.left)
+	return fmt.Sprintf("%s token %d place %d left %v", a.outcome.name(), a.token, a.place, a.left)
 }
 
 // arrive gives a client what was sent to it.
@@ -433,37 +532,96 @@ func (w *world) arrive(p *packet) {
 			return
 		}
 		w.logf("%s hears the answer to %s (%v)", c.name, told(p.cmd), p.err)
-		c.step(func(now time.Time, fx *effects) { c.lock.answered(&p.cmd, p.a, p.err, 20*time.Millisecond, now, fx) })
+		w.learned(p.cmd.id, p.a.outcome, p)
+		c.echo.answered(c, &p.cmd, p.a, p.err)
+		var pause time.Duration
+		what := fmt.Sprintf("%s %s", verbName(p.cmd.verb), p.a.outcome.name())
+		if p.err != nil {
+			pause = c.pause()
+			what = verbName(p.cmd.verb) + " failed: " + kindOf(p.err)
+		} else {
+			c.pauses = 0
+		}
+		c.step(what, func(now time.Time, fx *effects) { c.lock.answered(&p.cmd, p.a, p.err, pause, now, fx) })
 	case "renewed":
 		r := p.r
-		c.step(func(now time.Time, fx *effects) { c.lock.renewed(&r, now, fx) })
+		w.learned(r.req.id, r.outcome, p)
+		if r.err != nil {
+			c.echo.suspect(r.err)
+		}
+		what := "renewal " + r.outcome.name()
+		if r.outcome == granted {
+			what = "renewed"
+		}
+		c.step(what, func(now time.Time, fx *effects) { c.lock.renewed(&r, now, fx) })
 	case "cancelled":
-		if gone := p.g.gone; p.err == nil && gone != nil {
-			p.g.gone = nil
-			c.step(func(_ time.Time, fx *effects) {
+		gone, next := c.cancel.answered(p.g, p.err, c.now())
+		if len(gone) > 0 {
+			c.step("cancelled", func(_ time.Time, fx *effects) {
 				for _, x := range gone {
 					x.settle(nil, fx)
 				}
 			})
 		}
-		if next := p.g.then; p.err == nil && next != nil {
-			p.g.then = nil
+		if next != nil {
 			c.haunt(next)
 		}
-		if p.err == nil && (p.g.until.IsZero() || !w.now.Before(p.g.until)) {
-			for i, g := range c.ghosts {
-				if g == p.g {
-					c.ghosts = append(c.ghosts[:i], c.ghosts[i+1:]...)
-					break
-				}
-			}
-		}
+		c.cancelDue()
 	case "message":
-		if c.inbox != inboxUp {
+		if c.inbox != inboxUp && c.inbox != inboxElsewhere {
 			return
 		}
 		m := p.m
 		w.logf("%s gets %s %s token %d", c.name, m.kind, short(m.id), m.token)
-		c.step(func(now time.Time, fx *effects) { c.lock.receive(&m, now, fx) })
+		c.echo.heard(c.now())
+		if m.kind == "echo" {
+			c.echo.arrived(c, m.nonce)
+			return
+		}
+		if c.lock.trouble == errSimForgotten { // no lock of that name is in use
+			w.counts["a message for no lock"]++
+			if m.kind == "granted" || m.kind == "wanted" {
+				c.haunt(&ghost{id: m.id})
+			}
+			return
+		}
+		g := &c.lock.grant
+		late := m.kind == "wanted" && m.id == g.req.id && g.state == asking && g.inFlight == nothing
+		c.step(m.kind, func(now time.Time, fx *effects) { c.lock.receive(&m, now, fx) })
+		if late && w.has[heeds] && g.state == asking && g.inFlight == nothing && c.lock.waiting.first != nil && c.lock.due().Sub(c.now()) > 100*time.Millisecond {
+			w.fail("%s is wanted, and will not ask about its grant for %v", c.name, c.lock.due().Sub(c.now()))
+		}
 	}
+}
+
+// pause is how long the client leaves Redis alone after an error.
+func (c *simClient) pause() time.Duration {
+	if !c.w.has[backOff] {
+		return 20 * time.Millisecond
+	}
+	c.pauses = min(max(50*time.Millisecond, 2*c.pauses), simLongestPause)
+	return c.pauses/2 + time.Duration(c.w.rng.Int64N(int64(c.pauses)))
+}
+
+// simLongestPause is the longest pause of the client's back-off.
+const simLongestPause = maxRetryDelay
+
+func verbName(v verb) string {
+	return [...]string{"nothing", "acquire", "yield", "release", "downgrade"}[v]
+}
+
+func (o outcome) name() string {
+	return [...]string{"unanswered", "granted", "queued", "refused", "not ours", "done"}[o]
+}
+
+func kindOf(err error) string {
+	switch {
+	case unsent(err):
+		return "never sent"
+	case mendable(err):
+		return "an operator's"
+	case definite(err):
+		return "refused"
+	}
+	return "no answer"
 }
