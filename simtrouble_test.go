@@ -200,10 +200,31 @@ func (w *world) refused(p *packet, err error, silent bool) {
 	w.server.stop, w.refusing = nil, false
 }
 
+// fall has all commands fail for a while. Sometimes the rest of the world stands
+// still meanwhile, and pauses grow until they outlive the outage.
+func (w *world) fall() {
+	d := time.Duration(w.rng.IntN(20000)) * time.Millisecond
+	w.outageErr = nil
+	if k := w.rng.IntN(len(simRefusals) + 1); k < len(simRefusals) {
+		w.outageErr = simRefusals[k]
+	}
+	w.count("an outage")
+	w.logf("an outage of %v: %v", d, w.outageErr)
+	w.outage = w.now.Add(d)
+	if w.has[backOff] && w.rng.IntN(2) == 0 {
+		w.pass(d)
+	}
+}
+
 // quiet lets d pass without trouble, and nobody unlocks.
 func (w *world) quiet(d time.Duration) {
 	w.logf("a quiet time of %v", d)
 	w.count("a long hold")
+	w.pass(d)
+}
+
+// pass lets d go by, with each packet delivered at once.
+func (w *world) pass(d time.Duration) {
 	was := w.calm
 	w.calm = true
 	for end := w.now.Add(d); w.now.Before(end) && w.failure == ""; {

@@ -181,6 +181,9 @@ func (c *simClient) enter() {
 	w.longest = max(w.longest, o.ttl)
 	if w.rng.IntN(c.idles) == 0 {
 		o.idleHold = 300 * time.Millisecond
+		if w.has[longHolds] {
+			o.idleHold = 20 * time.Second
+		}
 	}
 	x := &caller{mode: exclusive, opts: o, try: w.rng.IntN(c.tries) == 0, patient: w.rng.IntN(4) > 0}
 	if w.modes && w.rng.IntN(2) == 0 {
@@ -245,6 +248,9 @@ func (w *world) deliver(luck int) bool {
 	if p.c.paused && (p.kind == "reply" || p.kind == "renewed" || p.kind == "cancelled" || p.kind == "message") {
 		return false
 	}
+	if p.orphan && w.now.Before(w.outage) {
+		return false // it waits somewhere
+	}
 	w.wire = append(w.wire[:i], w.wire[i+1:]...)
 	if w.calm {
 		luck = 99
@@ -276,10 +282,8 @@ func (w *world) carry(p *packet, luck int) {
 		c: p.c, cmd: p.cmd, r: p.r, g: p.g, err: errLost, sent: p.sent}
 	failed.r.outcome, failed.r.err = unanswered, errLost
 	piped := p.kind != "request"
-	out := !w.calm && w.now.Before(w.outage)
+	out := w.now.Before(w.outage)
 	switch {
-	case p.orphan && out:
-		w.wire = append(w.wire, p) // it waits somewhere
 	case p.orphan:
 		w.count("a late copy arrives")
 		w.logf("a late copy arrives")
@@ -443,13 +447,7 @@ func (w *world) disaster() {
 		}
 	case 8:
 		if w.has[outages] {
-			d := time.Duration(w.rng.IntN(20000)) * time.Millisecond
-			w.outage, w.outageErr = w.now.Add(d), nil
-			if k := w.rng.IntN(len(simRefusals) + 1); k < len(simRefusals) {
-				w.outageErr = simRefusals[k]
-			}
-			w.count("an outage")
-			w.logf("an outage of %v: %v", d, w.outageErr)
+			w.fall()
 		}
 	case 9:
 		if w.has[otherType] {
@@ -466,13 +464,13 @@ func (w *world) disaster() {
 // and one re-check, and then nothing is left.
 func (w *world) recover() {
 	w.logf("--- calm")
-	w.calm = true
+	w.calm, w.outage = true, time.Time{}
 	for _, c := range w.clients {
 		if c.paused {
 			c.wake()
 			c.ring()
 		}
-		if c.inbox == inboxDown {
+		if c.inbox == inboxDown || w.has[longHolds] { // who idles for long need not find out soon
 			c.join() // what else is wrong with it the inbox has to find out
 		}
 	}

@@ -2,7 +2,6 @@ package leased
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -67,28 +66,29 @@ type world struct {
 
 // simClient is one process.
 type simClient struct {
-	w      *world
-	name   string
-	id     string
-	lock   lock
-	dead   bool
-	paused bool
-	asleep bool          // paused, and its monotonic clock stands still
-	slept  time.Duration // by which its monotonic clock is behind
-	woke   time.Time     // when it ran again, the world's time
-	rate   int64         // ppm by which its clock is fast
-	asked  time.Time     // when it last sent a command about its grant, the world's time
-	inbox  simInbox
-	echo   simEcho
-	cancel simCanceler
-	pauses time.Duration // last pause after an error
-	ttls   []time.Duration
-	tries  int // one call in so many
-	idles  int
-	calls  []*caller // waiting or inside
-	left   []departure
-	order  map[*caller]int
-	lastIn int
+	w         *world
+	name      string
+	id        string
+	lock      lock
+	forgotten bool // the lock is new: there is none in the client's table
+	dead      bool
+	paused    bool
+	asleep    bool          // paused, and its monotonic clock stands still
+	slept     time.Duration // by which its monotonic clock is behind
+	woke      time.Time     // when it ran again, the world's time
+	rate      int64         // ppm by which its clock is fast
+	asked     time.Time     // when it last sent a command about its grant, the world's time
+	inbox     simInbox
+	echo      simEcho
+	cancel    simCanceler
+	pauses    time.Duration // last pause after an error
+	ttls      []time.Duration
+	tries     int // one call in so many
+	idles     int
+	calls     []*caller // waiting or inside
+	left      []departure
+	order     map[*caller]int
+	lastIn    int
 }
 
 // departure is an Unlock that has not returned yet.
@@ -312,20 +312,18 @@ func (c *simClient) step(what string, event func(now time.Time, fx *effects)) {
 	var fx effects
 	w := c.w
 	before := c.lock.grant
+	c.forgotten = false
 	w.counts[before.name()+" × "+what]++
 	event(c.now(), &fx)
 	w.losses(c, before, &fx)
 	w.released(c)
 	c.perform(&fx)
-	if w.has[anew] && c.lock.idle() && c.lock.trouble != errSimForgotten {
+	if w.has[anew] && c.lock.idle() {
 		// As the client forgets a lock that nobody uses.
 		w.counts["a lock made anew"]++
-		c.lock = lock{env: c, trouble: errSimForgotten}
+		c.lock, c.forgotten = lock{env: c}, true
 	}
 }
-
-// errSimForgotten marks a lock that is new: there is none in the client's table.
-var errSimForgotten = errors.New("simulated: no such entry")
 
 // name is the row of the table in design.md §5.
 func (g *grant) name() string {
@@ -578,7 +576,7 @@ func (w *world) arrive(p *packet) {
 			c.echo.arrived(c, m.nonce)
 			return
 		}
-		if c.lock.trouble == errSimForgotten { // no lock of that name is in use
+		if c.forgotten { // no lock of that name is in use
 			w.counts["a message for no lock"]++
 			if m.kind == "granted" || m.kind == "wanted" {
 				c.haunt(&ghost{id: m.id})
