@@ -42,10 +42,12 @@ var troubles = []struct {
 	name    trouble
 	percent int
 }{
-	{uncounted, 25}, {rates, 30}, {longHolds, 15}, {deadQueue, 10}, {olderState, 25}, {refusals, 40}, {silently, 30},
+	{uncounted, 25}, {rates, 30}, {longHolds, 20}, {deadQueue, 10}, {olderState, 40}, {refusals, 40}, {silently, 30},
 	{outages, 25}, {backOff, 30}, {suspensions, 25}, {anew, 50}, {unlike, 30}, {busy, 20}, {otherType, 20},
 	{excuses, 100}, {intruders, 100}, {heeds, 100}, {tokensAhead, 100},
 }
+
+var simWith = flag.String("simulate.with", "", "kinds of trouble that every world has")
 
 var simWithout = flag.String("simulate.without", "", "kinds of trouble to leave out, with commas between; see troubles")
 
@@ -55,6 +57,9 @@ func (w *world) chooseTroubles() {
 	w.has = map[trouble]bool{}
 	for _, each := range troubles {
 		w.has[each.name] = w.rng.IntN(100) < each.percent
+	}
+	for _, name := range strings.Split(*simWith, ",") {
+		w.has[trouble(name)] = true
 	}
 	for _, name := range strings.Split(*simWithout, ",") {
 		delete(w.has, trouble(name))

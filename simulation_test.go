@@ -46,11 +46,19 @@ func simulate(t *testing.T, name string, modes bool, n int) {
 	var mu sync.Mutex
 	next, ran, bad := 0, 0, n // index of the next seed, how many are through, the first that failed
 	var failure, story string
+	counts := map[string]int{}
 	var wg sync.WaitGroup
 	for range min(n, max(1, *simJobs)) {
 		w := newWorld(t, modes)
 		wg.Go(func() { // waited for below; ends with the last seed
 			defer w.close()
+			defer func() {
+				mu.Lock()
+				defer mu.Unlock()
+				for what, n := range w.counts {
+					counts[what] += n
+				}
+			}()
 			for {
 				mu.Lock()
 				i, last := next, bad
@@ -80,6 +88,9 @@ func simulate(t *testing.T, name string, modes bool, n int) {
 		t.Fatalf("seed %d:\n%s\nseed %d: %s", *simFirst+int64(bad), story, *simFirst+int64(bad), failure)
 	} else if *simTrace {
 		t.Logf("seed %d:\n%s", *simFirst, story)
+	}
+	if n >= 100 {
+		reached(t, name, counts, n)
 	}
 }
 
@@ -181,7 +192,7 @@ func (c *simClient) enter() {
 	w.longest = max(w.longest, o.ttl)
 	if w.rng.IntN(c.idles) == 0 {
 		o.idleHold = 300 * time.Millisecond
-		if w.has[longHolds] {
+		if w.has[longHolds] && !w.deny {
 			o.idleHold = 20 * time.Second
 		}
 	}
@@ -440,6 +451,8 @@ func (w *world) disaster() {
 	case 6:
 		if w.has[olderState] && len(w.saved) > 0 {
 			w.restore()
+		} else if w.has[olderState] {
+			w.save()
 		}
 	case 7:
 		if w.has[olderState] {

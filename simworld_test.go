@@ -57,6 +57,7 @@ type world struct {
 	menu        [6]int
 	lowered     map[*caller]bool   // who asked for a downgrade
 	intruded    map[*caller]string // who else owned while one was inside
+	struck      map[string]bool    // requests whose excuse has ended
 	saved       []savedKey         // an older state of the server
 	longest     time.Duration      // the longest TTL so far
 	outage      time.Time          // commands fail until then
@@ -165,6 +166,7 @@ func (w *world) begin(seed int64) {
 	w.clients, w.wire, w.log, w.calm, w.failure = nil, nil, w.log[:0], false, ""
 	w.foreign, w.excused, w.jumpedBack, w.unclean = "", map[string]time.Time{}, false, false
 	w.owners, w.lowered, w.copied, w.intruded = nil, map[*caller]bool{}, map[string]bool{}, map[*caller]string{}
+	w.struck = map[string]bool{}
 	w.topWriter, w.top, w.seq, w.saved, w.outage = 0, 0, 0, nil, time.Time{}
 	w.longest = 2 * time.Second
 	w.deny, w.denyAsk = w.rng.IntN(20) == 0, w.rng.IntN(20) == 0
@@ -352,7 +354,7 @@ func (c *simClient) perform(fx *effects) {
 		w.admitted(c, x)
 	}
 	for _, l := range fx.ended {
-		w.counts["lost: "+l.why]++
+		w.count("a lease is lost")
 		w.logf("%s lost token %d: %s", c.name, l.caller.token, l.why)
 	}
 	for _, done := range fx.done {
