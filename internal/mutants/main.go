@@ -36,8 +36,10 @@ func main() {
 	only := flag.String("only", "", "run only mutants whose name contains this")
 	verbose := flag.Bool("v", false, "show the output of the test that noticed")
 	jobs := flag.Int("jobs", 2, "how many at once")
+	first := flag.Int("from", 0, "run only mutants from this place of the list on")
 	flag.StringVar(&without, "without", "", "as -simulate.without of the tests: what of the simulation to leave out")
 	flag.Parse()
+	mutants = mutants[min(*first, len(mutants)):]
 	if err := run(*only, *verbose, *jobs); err != nil {
 		fmt.Fprintln(os.Stderr, "mutants:", err)
 		os.Exit(1)
