@@ -37,6 +37,7 @@ func main() {
 	verbose := flag.Bool("v", false, "show the output of the test that noticed")
 	jobs := flag.Int("jobs", 2, "how many at once")
 	first := flag.Int("from", 0, "run only mutants from this place of the list on")
+	flag.BoolVar(&quick, "quick", false, "only the tests named for a mutant")
 	flag.StringVar(&without, "without", "", "as -simulate.without of the tests: what of the simulation to leave out")
 	flag.Parse()
 	mutants = mutants[min(*first, len(mutants)):]
@@ -46,7 +47,10 @@ func main() {
 	}
 }
 
-var without string
+var (
+	quick   bool
+	without string
+)
 
 func run(only string, verbose bool, jobs int) error {
 	root, err := moduleRoot()
@@ -131,7 +135,7 @@ func try(root string, m mutant) result {
 	} {
 		r = test(root, binary, args)
 		r.took = time.Since(began)
-		if r.killer != "" || r.err != nil {
+		if r.killer != "" || r.err != nil || quick {
 			return r
 		}
 	}
