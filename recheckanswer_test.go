@@ -57,3 +57,26 @@ func TestATryThatInheritsAQueuedRequestIsTurnedAway(t *testing.T) {
 	h.answer(h.queue())
 	h.turned(b, ErrLocked)
 }
+
+func TestAReCheckWhereNobodyWillTellComesLaterEachTime(t *testing.T) {
+	h := drive(t)
+	h.polling = true
+	h.enter(writer())
+	for _, want := range []time.Duration{firstPoll, 2 * firstPoll, 4 * firstPoll, 8 * firstPoll} {
+		h.sends(acquire)
+		h.answer(h.queue())
+		if got := h.l.due().Sub(h.now); got != want {
+			t.Fatalf("looks again after %v, want %v", got, want)
+		}
+		h.pass(want)
+	}
+}
+
+func TestAPlaceIsCancelledWithTheReadersGrantThatIsLost(t *testing.T) {
+	h := holding(t, reader())
+	h.enter(writer())
+	place := h.sends(acquire)
+	h.answer(h.queue())
+	h.renewed(renewal{req: h.l.grant.req, at: h.now}, notOurs)
+	h.cancels(place.id)
+}
