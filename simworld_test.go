@@ -82,6 +82,7 @@ type simClient struct {
 	inbox     simInbox
 	hearing   hearing
 	rejoinAt  time.Time // it subscribes anew then
+	byToken   bool      // the cancel being heard did not find its id as owner
 	cancel    cancelSchedule
 	pauses    time.Duration // last pause after an error
 	ttls      []time.Duration
@@ -531,7 +532,7 @@ func (w *world) execute(p *packet) *packet {
 	w.changed(before, after)
 	w.compare(before, after, p)
 	if err == nil && !w.refusing {
-		w.served(before, after, p)
+		w.served(before, after, p, reply.a.unfinished)
 	}
 	return reply
 }
@@ -577,7 +578,9 @@ func (w *world) arrive(p *packet) {
 		c.step(what, func(now time.Time, fx *effects) { c.lock.renewed(&r, now, fx) })
 	case "cancelled":
 		if s := c.cancel.answered(p.g, p.ended, c.now()); len(s.callers) > 0 {
+			c.byToken = !p.ended.owned
 			c.step("cancelled", func(now time.Time, fx *effects) { c.lock.cancelled(&s, now, fx) })
+			c.byToken = false
 		}
 		c.cancelDue()
 	case "message":
