@@ -56,6 +56,10 @@ func (l *lock) acquired(c *command, a answer, fail *failure, pause time.Duration
 	}
 	switch a.outcome {
 	case granted:
+		if g.state == held && !a.extended && a.token > g.token {
+			l.replaced(now, fx)
+			return
+		}
 		how := viaFree
 		if c.check {
 			how = viaCheck
@@ -66,7 +70,10 @@ func (l *lock) acquired(c *command, a answer, fail *failure, pause time.Duration
 		}
 	case enqueued:
 		if g.state == held {
-			return // a message was faster than this
+			if a.token >= g.token { // else a message was faster than this
+				l.replaced(now, fx)
+			}
+			return
 		}
 		if !a.unfinished { // else the lock may be free behind the dead
 			l.rejectTries(ErrLocked, fx)
@@ -277,6 +284,15 @@ func (l *lock) haunt(last, proof uint64, now time.Time, fx *effects, ids ...requ
 		end.gone = append(end.gone, c)
 	}
 	fx.ghosts = append(fx.ghosts, chain[0])
+}
+
+// replaced: the server granted the request of the held grant anew, or has it wait. So
+// the grant was gone before, and another process may have had the lock meanwhile: who
+// is inside is told, and what came in its place serves nobody.
+func (l *lock) replaced(now time.Time, fx *effects) {
+	id := l.grant.req.id
+	l.lose("it was gone, and Redis gave the lock anew", now, fx)
+	l.disown(id, time.Time{}, fx)
 }
 
 const lostUnproved = "its release had no answer, and the lock may have been another's meanwhile"

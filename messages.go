@@ -30,6 +30,8 @@ func (l *lock) heard(id string, a answer, now time.Time, fx *effects) {
 		} else {
 			l.hold(a, g.ask.basis, viaDirect, now)
 		}
+	case id == g.req.id && g.state == held && a.token > g.token:
+		l.replaced(now, fx)
 	case id == g.req.id && g.state == held:
 		return
 	case id == g.req.id && g.state == lettingGo && a.token <= g.token:

@@ -25,16 +25,17 @@ func parseAnswer(reply []any) (answer, error) {
 	switch o := number(0); {
 	case o <= 3 && !validToken(number(1)):
 		return answer{}, malformed(reply)
-	case o == 1 && (len(reply) == 6 || len(reply) == 7):
+	case o == 1 && (len(reply) == 7 || len(reply) == 8):
 		return answer{
 			outcome: granted,
 			token:   uint64(number(1)),
 			clock:   uint64(number(2)),
 			more:    number(3) == 1,
 			handed:  int(number(4)),
-			gone:    len(reply) == 7,
+			gone:    len(reply) == 8,
 
 			unfinished: number(5) == 1,
+			extended:   number(6) == 1,
 		}, nil
 	case (o == 2 || o == 3) && (len(reply) == 11 || len(reply) == 12):
 		blocker, _ := reply[5].(string)

@@ -62,6 +62,7 @@ type answer struct {
 	// One call does only so much. More who wait may be dead, or may enter: somebody has
 	// to go on at once.
 	unfinished bool
+	extended   bool     // granted: it owned already, and goes on
 	link       *spanRef // granted, by a message: hold span of the lease that let go
 }
 

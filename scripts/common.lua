@@ -344,9 +344,10 @@ end
 
 local GRANTED, QUEUED, REFUSED, NOT_OURS, DONE = 1, 2, 3, 4, 5
 
--- {GRANTED, token, time, others wait, how many others were made owner, unfinished}
-local function granted_reply(token)
-  return { GRANTED, token, us, redis.call('EXISTS', queue), handed, unfinished }
+-- {GRANTED, token, time, others wait, how many others were made owner, unfinished, 1
+-- if it owned already and was extended}
+local function granted_reply(token, extended)
+  return { GRANTED, token, us, redis.call('EXISTS', queue), handed, unfinished, extended or 0 }
 end
 
 -- {QUEUED or REFUSED, last token, time, place, remaining ms of the owner (-1
