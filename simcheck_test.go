@@ -240,7 +240,6 @@ func (w *world) losses(c *simClient, before grant, fx *effects) {
 // released checks each Unlock that returns without an error: what it let go of is
 // free or somebody else's, unless others of its process go on with it.
 func (w *world) released(c *simClient) {
-	g := &c.lock.grant
 	still := c.left[:0]
 	for _, d := range c.left {
 		if !d.caller.settled {
@@ -262,18 +261,27 @@ func (w *world) released(c *simClient) {
 		if !strings.HasPrefix(who, formatTag) && c.byToken {
 			who = ""
 		}
-		if who != "" && d.asked && w.has[intruders] {
+		goesOn := false // with another caller of the process, so that nothing was to be asked
+		for _, id := range d.ids {
+			goesOn = goesOn || c.lock.keepsOn(id)
+		}
+		if who != "" && d.asked && !goesOn && w.has[intruders] {
 			w.fail("%s: Unlock of token %d says nil, but %s owned while it was inside", c.name, d.caller.token, short(who))
 		}
 		v := w.look()
 		for _, id := range d.ids {
-			kept := g.state == held && (id == g.req.id || g.lowering() && id == g.hand.next.id)
-			if !kept && !w.copied[id] && v.owns(id) {
+			if !c.lock.keepsOn(id) && !w.copied[id] && v.owns(id) {
 				w.fail("%s is told that %s was released, which owns", c.name, short(id))
 			}
 		}
 	}
 	c.left = still
+}
+
+// keepsOn reports whether id may be that of the grant that is held.
+func (l *lock) keepsOn(id string) bool {
+	g := &l.grant
+	return g.state == held && (id == g.req.id || g.lowering() && id == g.hand.next.id)
 }
 
 func sortedKeys(m map[string]bool) []string {

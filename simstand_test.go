@@ -6,7 +6,7 @@ import (
 )
 
 // What the client's goroutines do around the pure parts, on the world's time: its
-// inbox here, its cancels in cancelDue.
+// inbox and its probes of an outage here, its cancels in cancelDue.
 
 // challenged: a command was answered, or failed, that may have asked for an echo.
 func (c *simClient) challenged(cmd *command, a answer, err error) {
@@ -69,6 +69,31 @@ func (c *simClient) listen(now time.Time) {
 	if !c.rejoinAt.IsZero() && !c.rejoinAt.After(now) {
 		c.rejoinAt = time.Time{}
 		c.join()
+	}
+}
+
+// troubled is how a client with one lock hears of an outage: it probes every 2 s,
+// whatever the pause of that lock.
+func (c *simClient) troubled(err error) {
+	c.refused = mendable(err)
+	if !c.refused && c.probeAt.IsZero() {
+		c.probeAt = c.now().Add(probeEvery)
+	}
+}
+
+func (c *simClient) probe(now time.Time) {
+	if c.probeAt.IsZero() || c.probeAt.After(now) {
+		return
+	}
+	c.probeAt = time.Time{}
+	if c.pauses == 0 || c.lock.grant.inFlight != nothing {
+		return
+	}
+	asked := false
+	c.step("reachable", func(now time.Time, fx *effects) { asked = c.lock.reachable(now, fx) })
+	if asked {
+		c.w.count("an outage is probed")
+		c.probeAt = now.Add(probeEvery)
 	}
 }
 

@@ -494,6 +494,11 @@ func (w *world) recover() {
 	}
 	began := w.now
 	bound := w.longest + longestPoll + 2*time.Second
+	for _, c := range w.clients {
+		if c.refused && c.pauses > 0 { // the longest pause may begin in this moment
+			bound = max(bound, simLongestPause+simLongestPause/2+w.longest+longestPoll)
+		}
+	}
 	for range 5000 {
 		for len(w.wire) > 0 && w.failure == "" {
 			w.deliver(99)

@@ -85,6 +85,8 @@ type simClient struct {
 	byToken   bool      // the cancel being heard did not find its id as owner
 	cancel    cancelSchedule
 	pauses    time.Duration // last pause after an error
+	probeAt   time.Time     // when it looks whether an outage is over
+	refused   bool          // its last error was one that only an operator mends: no such look
 	ttls      []time.Duration
 	tries     int // one call in so many
 	idles     int
@@ -317,7 +319,7 @@ func (c *simClient) counted() bool {
 func (w *world) skipped(id string) bool {
 	proof := strings.Contains(id, ":c:") || strings.Contains(id, ":ci:")
 	c := w.clientOf(id)
-	return c == nil || proof && !c.counted() && !w.deny && !w.denyAsk
+	return proof && (c == nil || !c.counted()) && !w.deny && !w.denyAsk
 }
 
 // put sends a packet.
@@ -340,7 +342,7 @@ func (c *simClient) step(what string, event func(now time.Time, fx *effects)) {
 	if w.has[anew] && c.lock.idle() {
 		// As the client forgets a lock that nobody uses.
 		w.counts["a lock made anew"]++
-		c.lock, c.forgotten = lock{env: c}, true
+		c.lock, c.forgotten, c.pauses = lock{env: c}, true, 0
 	}
 }
 
@@ -474,7 +476,7 @@ func (w *world) advance(d time.Duration) {
 // due returns when the client's next alarm rings, by the world's time.
 func (c *simClient) due() (time.Time, bool) {
 	due := c.lock.due()
-	for _, t := range []time.Time{c.cancel.next(), c.hearing.due, c.rejoinAt} {
+	for _, t := range []time.Time{c.cancel.next(), c.hearing.due, c.rejoinAt, c.probeAt} {
 		if !t.IsZero() && (due.IsZero() || t.Before(due)) {
 			due = t
 		}
@@ -492,6 +494,7 @@ func (c *simClient) ring() {
 	}
 	c.cancelDue()
 	c.listen(now)
+	c.probe(now)
 }
 
 // execute has the server run what a packet asks for and returns the answer.
@@ -559,9 +562,10 @@ func (w *world) arrive(p *packet) {
 		what := fmt.Sprintf("%s %s", verbName(p.cmd.verb), p.a.outcome.name())
 		if p.err != nil {
 			pause = c.pause()
+			c.troubled(p.err)
 			what = verbName(p.cmd.verb) + " failed: " + failureName(p.err)
 		} else {
-			c.pauses = 0
+			c.pauses, c.probeAt, c.refused = 0, time.Time{}, false
 		}
 		c.step(what, func(now time.Time, fx *effects) { c.lock.answered(&p.cmd, p.a, classify(p.err), pause, now, fx) })
 	case "renewed":
