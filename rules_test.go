@@ -10,7 +10,7 @@ import (
 
 func TestRule2AGrantedMessageMayOvertakeTheAnswer(t *testing.T) {
 	for name, late := range map[string]func(h *hand) answer{
-		"queued":  func(h *hand) answer { return h.queue() },
+		"queued":  func(h *hand) answer { a := h.queue(); a.token = h.top - 1; return a }, // the last token before
 		"granted": func(h *hand) answer { a := h.grant(); a.token = h.top; return a },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -35,12 +35,13 @@ func TestRule2AnUnlockBeforeTheAnswerWaitsForIt(t *testing.T) {
 	h := drive(t)
 	c := h.enter(writer())
 	id := h.sends(acquire).id
+	earlier := h.queue()
 	h.hears("granted", id, h.token())
 	h.leave(c)
 	if c.settled {
 		t.Fatal("settled although the lock is not given back")
 	}
-	h.answer(h.queue())
+	h.answer(earlier)
 	if cmd := h.sends(release); cmd.id != id {
 		t.Fatalf("releases %s, not %s", cmd.id, id)
 	}

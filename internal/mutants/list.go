@@ -315,4 +315,11 @@ var mutants = []mutant{
 	{"a release does not say when readers end", "scripts/release.lua", "  hasten()\n", "", sloppy},
 	{"a try waits beside readers that admit nobody", "lock.go", "	if c.try && c.phase == waiting && l.inside.first != nil {", "	if false {", sloppy},
 	{"an Unlock after a loss says nil", "caller.go", "	if c.ended == byLoss {", "	if false {", sloppy},
+
+	// a grant given anew under the same id
+	{"a grant that was given anew is kept", "answers.go", "		if g.state == held && !a.extended && a.token > g.token {", "		if false {", "TestAGrantThat"},
+	{"an answer that has a held grant wait is ignored", "answers.go", "			if a.token >= g.token { // else", "			if false { // else", "TestAGrantThat"},
+	{"a message of a later grant is ignored", "messages.go", "g.state == held && a.token > g.token:", "g.state == held && false:", "TestAMessageOfALater"},
+	{"what comes in place of a lost grant is left in Redis", "answers.go", "	l.lose(\"it was gone, and Redis gave the lock anew\", now, fx)\n	l.disown(id, time.Time{}, fx)\n", "	l.lose(\"it was gone, and Redis gave the lock anew\", now, fx)\n	_ = id\n", "TestAGrantThat|TestAMessageOfALater"},
+	{"acquire does not say that it extended", "scripts/acquire.lua", "extend(id, mode, ttl), 1)", "extend(id, mode, ttl))", "TestAcquireSays"},
 }
