@@ -42,8 +42,8 @@ var troubles = []struct {
 	name    trouble
 	percent int
 }{
-	{uncounted, 25}, {rates, 30}, {longHolds, 20}, {deadQueue, 10}, {olderState, 40}, {refusals, 40}, {silently, 30},
-	{outages, 25}, {backOff, 30}, {suspensions, 25}, {anew, 50}, {unlike, 30}, {busy, 20}, {hashes, 20},
+	{uncounted, 35}, {rates, 30}, {longHolds, 20}, {deadQueue, 10}, {olderState, 40}, {refusals, 50}, {silently, 30},
+	{outages, 35}, {backOff, 30}, {suspensions, 25}, {anew, 50}, {unlike, 30}, {busy, 20}, {hashes, 20},
 	{excuses, 100}, {intruders, 100}, {heeds, 100}, {tokensAhead, 100},
 }
 
@@ -187,6 +187,7 @@ var simRefusals = []error{
 	simAnswer("LOADING Redis is loading the dataset in memory"),
 	&net.OpError{Op: "dial", Net: "tcp", Err: errors.New("connection refused")},
 	redis.ErrPoolTimeout,
+	errWrongPassword,
 }
 
 var errWrongPassword = simAnswer("WRONGPASS invalid username-password pair or user is disabled.")
@@ -210,8 +211,8 @@ func (w *world) refused(p *packet, err error, silent bool) {
 func (w *world) fall() {
 	d := time.Duration(w.rng.IntN(20000)) * time.Millisecond
 	w.outageErr = nil
-	if k := w.rng.IntN(len(simRefusals) + 1); k < len(simRefusals) {
-		w.outageErr = simRefusals[k]
+	if w.rng.IntN(3) > 0 {
+		w.outageErr = simRefusals[w.rng.IntN(len(simRefusals))]
 	}
 	w.count("an outage")
 	w.logf("an outage of %v: %v", d, w.outageErr)

@@ -179,7 +179,7 @@ func (w *world) act() {
 		w.advance(time.Duration(w.rng.IntN(3000)) * time.Millisecond)
 	case n < 92:
 		w.foreigner()
-	case n < 97:
+	case n < 96:
 		w.mischief(c)
 	default:
 		w.disaster()
@@ -323,7 +323,7 @@ func (w *world) carry(p *packet, luck int) {
 		late := *p
 		late.orphan = true
 		w.wire = append(w.wire, w.execute(p), &late)
-	case luck < 30 && w.has[refusals]:
+	case luck < 32 && w.has[refusals]:
 		w.refused(p, simRefusals[w.rng.IntN(len(simRefusals))], false)
 	case luck < 40 && piped && w.has[silently]:
 		w.refused(p, errWrongPassword, true)
@@ -426,7 +426,7 @@ func (c *simClient) join() {
 func (w *world) disaster() {
 	ctx := context.Background()
 	w.advance(5 * time.Microsecond)
-	switch w.rng.IntN(10) {
+	switch w.rng.IntN(14) {
 	case 0:
 		w.accident("the server is flushed")
 		w.mini.FlushAll()
@@ -443,7 +443,7 @@ func (w *world) disaster() {
 		w.jumpedBack = true
 		w.offset -= time.Duration(w.rng.IntN(2000)) * time.Millisecond
 		w.mini.SetTime(w.serverNow())
-	case 4:
+	case 4, 10:
 		w.accident("an operator evicts the owner")
 		if _, err := w.srv.evict(ctx, &w.keys); err != nil && !w.look().odd {
 			w.fail("evict: %v", err)
@@ -453,7 +453,7 @@ func (w *world) disaster() {
 		w.logf("the scripts are flushed")
 		w.server.do("SCRIPT", "FLUSH")
 		clear(w.server.known)
-	case 6:
+	case 6, 11, 12:
 		if w.has[olderState] && len(w.saved) > 0 {
 			w.restore()
 		} else if w.has[olderState] {
@@ -463,7 +463,7 @@ func (w *world) disaster() {
 		if w.has[olderState] {
 			w.save()
 		}
-	case 8:
+	case 8, 13:
 		if w.has[outages] {
 			w.fall()
 		}
