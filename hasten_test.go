@@ -12,18 +12,18 @@ import (
 // after early.
 func overtaken(t *testing.T, early func(c *simClient, id string)) *simClient {
 	t.Helper()
-	w := newWorld(t, 1, true)
+	w := newWorld(t, true)
 	t.Cleanup(w.close)
 	w.begin(1)
 	w.deny = false
 	c := w.clients[0]
-	c.step(func(now time.Time, fx *effects) {
+	c.step("test", func(now time.Time, fx *effects) {
 		c.lock.enter(&caller{mode: exclusive, opts: &lockOptions{ttl: 30 * time.Second}}, now, fx)
 	})
 	id := c.lock.grant.req.id
 	early(c, id)
 	answered := answer{outcome: enqueued, token: 7, left: time.Minute, echo: noEcho}
-	c.step(func(now time.Time, fx *effects) {
+	c.step("test", func(now time.Time, fx *effects) {
 		c.lock.answered(&command{verb: acquire, id: id, at: now}, answered, nil, 0, now, fx)
 	})
 	return c
@@ -32,9 +32,9 @@ func overtaken(t *testing.T, early func(c *simClient, id string)) *simClient {
 // The head of the queue is told when the last reader's lease ends by itself.
 func TestAMessageAboutTheEndOfTheOwnerMayOvertakeTheAnswer(t *testing.T) {
 	c := overtaken(t, func(c *simClient, id string) {
-		c.step(func(now time.Time, fx *effects) { c.lock.ends(id, 500*time.Millisecond, now, fx) })
+		c.step("test", func(now time.Time, fx *effects) { c.lock.ends(id, 500*time.Millisecond, now, fx) })
 	})
-	if due := c.lock.due().Sub(c.w.now); due > 500*time.Millisecond+afterExpiry {
+	if due := c.lock.due().Sub(c.now()); due > 500*time.Millisecond+afterExpiry {
 		t.Errorf("it looks again after %v", due)
 	}
 }
@@ -42,8 +42,8 @@ func TestAMessageAboutTheEndOfTheOwnerMayOvertakeTheAnswer(t *testing.T) {
 // Rule 3. What let the request in may have been published before the subscription
 // stood.
 func TestRule3ASubscriptionMayOvertakeTheAnswer(t *testing.T) {
-	c := overtaken(t, func(c *simClient, _ string) { c.step(c.lock.subscribed) })
+	c := overtaken(t, func(c *simClient, _ string) { c.step("subscribed", c.lock.subscribed) })
 	if c.lock.grant.inFlight != acquire {
-		t.Errorf("it looks again after %v", c.lock.due().Sub(c.w.now))
+		t.Errorf("it looks again after %v", c.lock.due().Sub(c.now()))
 	}
 }

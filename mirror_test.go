@@ -26,6 +26,13 @@ type mirror struct {
 	others, crossed float64
 }
 
+// All its grants have one token, for it remembers none: so none looks like a later one
+// of the same request. The tokens of leases go by the clock then.
+const (
+	mirrorFloor = 1
+	mirrorToken = 2
+)
+
 func (m *mirror) prompt() bool { return rand.IntN(2) == 0 } // both ways of sending
 
 func (m *mirror) do(_ context.Context, k *keys, c *command) (answer, error) {
@@ -38,19 +45,19 @@ func (m *mirror) do(_ context.Context, k *keys, c *command) (answer, error) {
 		id = c.next
 	}
 	if m.reads(k, id) {
-		return answer{outcome: enqueued, token: now, clock: now, left: time.Minute}, nil
+		return answer{outcome: enqueued, token: mirrorFloor, clock: now, left: time.Minute}, nil
 	}
 	if token, ok := m.holds(k, id); ok {
 		return answer{outcome: granted, token: token, clock: now, kept: true}, nil
 	}
 	if c.wait && rand.Float64() < m.crossed {
-		msg := message{kind: "granted", id: id, key: k.lock, token: now + 1, clock: now}
+		msg := message{kind: "granted", id: id, key: k.lock, token: mirrorToken, clock: now}
 		if !m.client.crew.start(func() { m.tell(&msg) }) {
 			return answer{}, ErrClosed
 		}
-		return answer{outcome: enqueued, token: now, clock: now, left: time.Minute}, nil
+		return answer{outcome: enqueued, token: mirrorFloor, clock: now, left: time.Minute}, nil
 	}
-	return answer{outcome: granted, token: now, clock: now, more: rand.Float64() < m.others}, nil
+	return answer{outcome: granted, token: mirrorToken, clock: now, more: rand.Float64() < m.others}, nil
 }
 
 // reads reports whether id asks for a place behind readers of the client, which is

@@ -1,7 +1,7 @@
 package leased
 
 import (
-	"context"
+	"errors"
 	"strconv"
 	"strings"
 	"time"
@@ -10,6 +10,7 @@ import (
 // view is the lock as the server has it.
 type view struct {
 	value   string
+	odd     bool // the key has another type
 	left    time.Duration
 	readers map[string]bool
 	queue   []string
@@ -17,23 +18,63 @@ type view struct {
 }
 
 func (w *world) look() view {
-	ctx := context.Background()
 	v := view{readers: map[string]bool{}, dead: map[string]bool{}}
-	v.value = w.rdb.Get(ctx, w.keys.lock).Val()
-	v.left = w.rdb.PTTL(ctx, w.keys.lock).Val()
-	now := w.now.Add(w.offset).UnixMilli()
-	for _, z := range w.rdb.ZRangeWithScores(ctx, w.keys.readers(), 0, -1).Val() {
-		if int64(z.Score) > now {
-			v.readers[z.Member.(string)] = true
+	switch got := w.server.do("GET", w.keys.lock).(type) {
+	case string:
+		v.value = got
+	case simAnswer:
+		v.value, v.odd = "(a hash)", true
+	}
+	ms, _ := w.server.do("PTTL", w.keys.lock).(int)
+	v.left = time.Duration(ms) * time.Millisecond
+	now := w.serverNow().UnixMilli()
+	ends := w.scores(w.keys.readers())
+	for _, z := range ends {
+		if int64(z.score) > now {
+			v.readers[z.member] = true
 		}
 	}
-	for _, id := range w.rdb.ZRange(ctx, w.keys.queue(), 0, -1).Val() {
-		v.queue = append(v.queue, id)
-		if ends := w.rdb.ZScore(ctx, w.keys.waiters(), id).Val(); int64(ends) <= now {
-			v.dead[id] = true
-		}
+	v.queue = w.queued()
+	if len(v.queue) == 0 {
+		return v
+	}
+	alive := map[string]bool{}
+	for _, z := range w.scores(w.keys.waiters()) {
+		alive[z.member] = int64(z.score) > now
+	}
+	for _, id := range v.queue {
+		v.dead[id] = !alive[id]
 	}
 	return v
+}
+
+type scored struct {
+	member string
+	score  float64
+}
+
+// scores returns a sorted set.
+func (w *world) scores(key string) []scored {
+	all, _ := w.server.do("ZRANGE", key, "0", "-1", "WITHSCORES").([]any)
+	var some []scored
+	for i := 0; i+1 < len(all); i += 2 {
+		n, _ := strconv.ParseFloat(all[i+1].(string), 64)
+		some = append(some, scored{all[i].(string), n})
+	}
+	return some
+}
+
+// queued returns the queue's ids in order, be it a list or a sorted set.
+func (w *world) queued() []string {
+	all, ok := w.server.do("LRANGE", w.keys.queue(), "0", "-1").([]any)
+	if !ok {
+		all, _ = w.server.do("ZRANGE", w.keys.queue(), "0", "-1").([]any)
+	}
+	var ids []string
+	for _, id := range all {
+		ids = append(ids, id.(string))
+	}
+	return ids
 }
 
 // changed notes whether a grant of ours ended without a word to the server.
@@ -46,6 +87,39 @@ func (w *world) changed(before, after view) {
 		w.owners = append(w.owners, after.value)
 	}
 	w.owners = append(w.owners, sortedKeys(after.readers)...)
+	w.intrude(after)
+}
+
+// intrude notes who is inside while another process owns the lock.
+func (w *world) intrude(v view) {
+	owner := func(id string, m mode) {
+		for _, c := range w.clients {
+			if strings.Contains(id, ":"+c.id) {
+				continue
+			}
+			for _, x := range c.calls {
+				if x.phase == inside && (m == exclusive || x.mode == exclusive && !w.lowered[x]) && w.intruded[x] == "" {
+					w.intruded[x] = id
+				}
+			}
+		}
+	}
+	if v.value == markerValue {
+		for id := range v.readers {
+			owner(id, shared)
+		}
+	} else if v.value != "" {
+		owner(v.value, exclusive)
+	}
+}
+
+func (w *world) clientOf(id string) *simClient {
+	for _, c := range w.clients {
+		if strings.HasSuffix(id, ":"+c.id) {
+			return c
+		}
+	}
+	return nil
 }
 
 func (v *view) owns(id string) bool {
@@ -62,6 +136,9 @@ func (w *world) compare(before, after view, p *packet) {
 	owners := []string{before.value}
 	if before.value == markerValue {
 		owners = sortedKeys(before.readers)
+	}
+	if before.odd {
+		owners = nil
 	}
 	for _, id := range owners {
 		if id != "" && !mine[id] && !after.owns(id) {
@@ -91,6 +168,12 @@ func (w *world) compare(before, after view, p *packet) {
 		got = append(got, after.value)
 	}
 	for _, id := range got {
+		if before.dead[id] && id != p.cmd.id && id != p.cmd.next {
+			w.fail("%s was served, whose waiting lease is over", short(id))
+		}
+		if c := w.clientOf(id); c != p.c && w.skipped(id) {
+			w.fail("%s owns, but nobody listens", short(id))
+		}
 		if p.cmd.verb == downgrade && id == p.cmd.next {
 			continue // its process was owner before
 		}
@@ -107,21 +190,25 @@ func (w *world) compare(before, after view, p *packet) {
 
 // served checks what every script must have seen to: nobody alive was dropped,
 // and nobody waits for a free lock.
-func (w *world) served(before, after view, p *packet) {
+func (w *world) served(before, after view, p *packet, unfinished bool) {
 	still := map[string]bool{}
 	for _, id := range after.queue {
 		still[id] = true
 	}
 	for _, id := range before.queue {
-		if !before.dead[id] && !still[id] && !after.owns(id) && !w.unlistened(id) && (p.kind != "cancel" || p.g.id != id) {
+		if !before.dead[id] && !still[id] && !after.owns(id) && !w.skipped(id) && (p.kind != "cancel" || p.g.id != id) {
 			w.fail("%s was dropped from the queue alive", short(id))
 		}
 	}
-	if p.kind == "cancel" && (after.owns(p.g.id) || still[p.g.id]) {
+	// Where another program's hash is in the key's place a cancel ends as if it had
+	// found nothing: nobody can get the lock, and what waits is disowned later.
+	if p.kind == "cancel" && !before.odd && (after.owns(p.g.id) || still[p.g.id]) {
 		w.fail("%s outlived its cancel", short(p.g.id))
 	}
 	looked := p.kind == "cancel" || p.kind == "request" && (p.cmd.verb == acquire) != before.owns(p.cmd.id)
-	if !looked || len(after.queue) == 0 {
+	// Of a long queue one call looks at so much; its answer has somebody go on at once,
+	// or all would not be served in time.
+	if !looked || len(after.queue) == 0 || before.odd || unfinished {
 		return
 	}
 	head := after.queue[0]
@@ -138,8 +225,11 @@ func (w *world) served(before, after view, p *packet) {
 // losses checks that no lease is given up without reason.
 func (w *world) losses(c *simClient, before grant, fx *effects) {
 	for _, l := range fx.ended {
-		inTime := w.now.Before(before.trust()) && before.state == held
-		if inTime && !c.dead && !w.excused[before.req.id] && !strings.Contains(l.why, "maximum") && l.why != lostUnproved {
+		if l.why == lostUnproved {
+			continue // of a caller who left; what is held by now is another grant, or none
+		}
+		inTime := c.now().Before(before.trust()) && before.state == held && !before.drifted(c.now())
+		if inTime && !c.dead && !w.excuse(before.req.id) && !w.struck[before.req.id] && !strings.Contains(l.why, "maximum") {
 			if v := w.look(); v.owns(before.req.id) {
 				w.fail("%s gave up %s, which it owns: %s", c.name, short(before.req.id), l.why)
 			}
@@ -150,7 +240,6 @@ func (w *world) losses(c *simClient, before grant, fx *effects) {
 // released checks each Unlock that returns without an error: what it let go of is
 // free or somebody else's, unless others of its process go on with it.
 func (w *world) released(c *simClient) {
-	g := &c.lock.grant
 	still := c.left[:0]
 	for _, d := range c.left {
 		if !d.caller.settled {
@@ -158,17 +247,41 @@ func (w *world) released(c *simClient) {
 			continue
 		}
 		if d.caller.err != nil {
+			if errors.Is(d.caller.err, ErrLeaseLost) {
+				w.count("Unlock: lost")
+			} else {
+				w.count("Unlock: " + d.caller.err.Error())
+			}
 			continue
+		}
+		w.count("Unlock: nil")
+		// Others leave no token: one that came after the key was deleted, and went before
+		// the cancel of a release without answer, is not seen (design.md §2, Unlock).
+		who := w.intruded[d.caller]
+		if !strings.HasPrefix(who, formatTag) && c.byToken {
+			who = ""
+		}
+		goesOn := false // with another caller of the process, so that nothing was to be asked
+		for _, id := range d.ids {
+			goesOn = goesOn || c.lock.keepsOn(id)
+		}
+		if who != "" && d.asked && !goesOn && w.has[intruders] {
+			w.fail("%s: Unlock of token %d says nil, but %s owned while it was inside", c.name, d.caller.token, short(who))
 		}
 		v := w.look()
 		for _, id := range d.ids {
-			kept := g.state == held && (id == g.req.id || g.lowering() && id == g.hand.next.id)
-			if !kept && !w.copied[id] && v.owns(id) {
+			if !c.lock.keepsOn(id) && !w.copied[id] && v.owns(id) {
 				w.fail("%s is told that %s was released, which owns", c.name, short(id))
 			}
 		}
 	}
 	c.left = still
+}
+
+// keepsOn reports whether id may be that of the grant that is held.
+func (l *lock) keepsOn(id string) bool {
+	g := &l.grant
+	return g.state == held && (id == g.req.id || g.lowering() && id == g.hand.next.id)
 }
 
 func sortedKeys(m map[string]bool) []string {
@@ -186,8 +299,14 @@ func sortedKeys(m map[string]bool) []string {
 
 // believes reports whether x, who is inside, may take the lock for its own now.
 func (c *simClient) believes(x *caller) bool {
-	return x.phase == inside && x.ended == notYet && c.lock.grant.state == held && c.w.now.Before(c.lock.grant.trust())
+	return x.phase == inside && x.ended == notYet && c.lock.grant.state == held && c.now().Before(c.lock.grant.trust()) && !c.drowsy()
 }
+
+// simTokensAhead is by how many µs a reader's token may be ahead of the server's
+// clock. The server gives it the lock's last token + 1, and a reader does not wait for
+// the clock, as a writer does: no store keeps its token. What the world does in 5 µs
+// takes longer in ours.
+const simTokensAhead = 5
 
 // admitted checks a new lease's token and its place in its process' FIFO.
 func (w *world) admitted(c *simClient, x *caller) {
@@ -196,11 +315,18 @@ func (w *world) admitted(c *simClient, x *caller) {
 	} else {
 		c.lastIn = n
 	}
-	if !w.now.Before(c.lock.grant.trust()) && x.ahead == 0 {
+	if !c.now().Before(c.lock.grant.trust()) && x.ahead == 0 {
 		w.fail("%s let a caller in outside of the trust window", c.name)
 	}
-	if w.excused[c.lock.grant.req.id] || !c.believes(x) {
+	if w.excuse(c.lock.grant.req.id) || !c.believes(x) {
 		return
+	}
+	clock := uint64(w.serverNow().UnixMicro())
+	if x.mode == shared {
+		clock += simTokensAhead
+	}
+	if w.has[tokensAhead] && w.has[rates] && !w.jumpedBack && x.token > clock {
+		w.fail("token %d of %s is %v ahead of the server's clock", x.token, c.name, time.Duration(x.token-clock)*time.Microsecond)
 	}
 	bound := w.topWriter
 	if x.mode == exclusive {
@@ -208,7 +334,8 @@ func (w *world) admitted(c *simClient, x *caller) {
 	}
 	// Who had the lock can have given out tokens that the server has not heard
 	// of. They are behind its clock, unless that went back.
-	if x.token <= bound && !(w.jumpedBack && w.unclean) {
+	apart := w.has[rates] && !w.has[tokensAhead]
+	if x.token <= bound && !((w.jumpedBack || apart) && w.unclean) {
 		w.fail("token %d of %s is not above %d", x.token, c.name, bound)
 	}
 	if x.token >= 1<<53 {
@@ -226,7 +353,11 @@ func (w *world) check() {
 	writers, readers := 0, 0
 	who := ""
 	for _, c := range w.clients {
-		if c.dead || w.excused[c.lock.grant.req.id] {
+		if c.dead {
+			continue
+		}
+		if w.excuse(c.lock.grant.req.id) {
+			w.overdue(c)
 			continue
 		}
 		in := 0
@@ -252,7 +383,7 @@ func (w *world) check() {
 			}
 		}
 	}
-	if w.foreign != "" && w.now.Before(w.foreignTill) && !w.excused[w.foreign] {
+	if w.foreign != "" && w.now.Before(w.foreignTill) {
 		writers++
 		who += " foreign"
 	}
@@ -261,27 +392,68 @@ func (w *world) check() {
 	}
 }
 
+// excuse reports whether an accident took the grant, and its process cannot know.
+func (w *world) excuse(id string) bool {
+	_, ok := w.excused[id]
+	return ok
+}
+
+// learned ends the excuse for a grant when Redis was asked about it after the
+// accident, and its process hears the answer.
+func (w *world) learned(id string, o outcome, p *packet) {
+	since, ok := w.excused[id]
+	if !ok || !w.has[excuses] || p.sent.Before(since) {
+		return
+	}
+	g := &p.c.lock.grant
+	switch {
+	case o == granted && p.err == nil:
+	case o == notOurs && p.kind == "renewed" && !g.lowering() && !p.r.at.Before(g.proved):
+	default:
+		return
+	}
+	w.count("an excuse ends")
+	w.struck[id] = true // a loss has had a reason nevertheless
+	delete(w.excused, id)
+}
+
+// overdue checks that a process whose grant an accident took asks about it in time.
+func (w *world) overdue(c *simClient) {
+	g := &c.lock.grant
+	since := w.excused[g.req.id]
+	if since.Before(c.woke) {
+		since = c.woke
+	}
+	limit := g.req.ttl/3 + g.req.ttl/300 + 10*time.Millisecond
+	late := w.now.Sub(since) > limit && c.now().Sub(g.since) > limit
+	due := c.lock.due() // that alarm may be about to ring
+	if w.has[excuses] && late && !c.paused && due.After(c.now()) && g.state == held && c.lock.keeps() && c.asked.Before(since) {
+		w.fail("%s has not asked about %s for %v after an accident", c.name, short(g.req.id), w.now.Sub(since))
+	}
+}
+
 // accident excuses every grant there is: it was taken by what no lock can see.
 func (w *world) accident(what string) {
+	w.count("accident: " + what)
 	w.logf("ACCIDENT: %s", what)
 	w.unclean = true
 	v := w.look()
 	if v.value != "" {
-		w.excused[v.value] = true
+		w.excused[v.value] = w.now
 	}
 	for id := range v.readers {
-		w.excused[id] = true
+		w.excused[id] = w.now
 	}
 	for _, c := range w.clients {
 		if c.lock.grant.state == held || c.lock.grant.state == lettingGo {
-			w.excused[c.lock.grant.req.id] = true
+			w.excused[c.lock.grant.req.id] = w.now
 		}
 		for _, p := range w.wire { // told, but not yet heard
 			if p.kind == "message" && p.m.kind == "granted" {
-				w.excused[p.m.id] = true
+				w.excused[p.m.id] = w.now
 			}
 			if p.kind == "reply" && p.a.outcome == granted {
-				w.excused[p.cmd.id], w.excused[p.cmd.next] = true, true
+				w.excused[p.cmd.id], w.excused[p.cmd.next] = w.now, w.now
 			}
 		}
 	}

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"strings"
+	"runtime"
+	"strconv"
+	"sync"
 	"testing"
 	"time"
 )
@@ -14,6 +16,9 @@ var (
 	simSeeds = flag.Int("simulate.seeds", 0, "how many schedules to simulate for each kind (0: a short run)")
 	simFirst = flag.Int64("simulate.first", 1, "the first seed")
 	simTrace = flag.Bool("simulate.trace", false, "print the schedule of the first seed")
+	simJobs  = flag.Int("simulate.jobs", runtime.GOMAXPROCS(0), "how many schedules to simulate at once")
+	simAll   = flag.Bool("simulate.all", false, "do not stop at a failure, and list all seeds that fail")
+	simSlow  = flag.Bool("simulate.slow", false, "run the scripts in miniredis itself, over connections")
 )
 
 // TestSimulation runs schedules of a whole world; see world. A failing one is
@@ -30,24 +35,77 @@ func TestSimulation(t *testing.T) {
 	}
 	for _, modes := range []bool{false, true} {
 		name := map[bool]string{false: "writers", true: "readers and writers"}[modes]
-		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, 0, modes)
+		t.Run(name, func(t *testing.T) { simulate(t, name, modes, n) })
+	}
+}
+
+// simulate runs n schedules on several worlds at once and reports the first seed
+// that fails. What a seed does is the same in any world.
+func simulate(t *testing.T, name string, modes bool, n int) {
+	began := time.Now()
+	var mu sync.Mutex
+	next, ran, bad := 0, 0, n // index of the next seed, how many are through, the first that failed
+	var failure, story string
+	counts := map[string]int{}
+	var wg sync.WaitGroup
+	for range min(n, max(1, *simJobs)) {
+		w := newWorld(t, modes)
+		wg.Go(func() { // waited for below; ends with the last seed
 			defer w.close()
-			began := time.Now()
-			for i := range n {
-				seed := *simFirst + int64(i)
-				w.run(seed)
-				if w.failure != "" || *simTrace && i == 0 {
-					t.Logf("seed %d:\n%s", seed, strings.Join(w.log, "\n"))
+			defer func() {
+				mu.Lock()
+				defer mu.Unlock()
+				for what, n := range w.counts {
+					counts[what] += n
 				}
-				if w.failure != "" {
-					t.Fatalf("seed %d: %s", seed, w.failure)
+			}()
+			for {
+				mu.Lock()
+				i, last := next, bad
+				next++
+				mu.Unlock()
+				if i >= n || i > last {
+					return
 				}
-				if n >= 5000 && (i+1)%5000 == 0 {
-					fmt.Printf("%s: %d schedules, %v\n", name, i+1, time.Since(began).Round(time.Second))
+				w.run(*simFirst + int64(i))
+				mu.Lock()
+				if ran++; n >= 5000 && ran%5000 == 0 {
+					fmt.Printf("%s: %d schedules, %v\n", name, ran, time.Since(began).Round(time.Second))
 				}
+				if w.failure != "" && *simAll {
+					t.Errorf("seed %d: %s", *simFirst+int64(i), w.failure)
+				} else if w.failure != "" && i < bad {
+					bad, failure, story = i, w.failure, w.story()
+				} else if *simTrace && i == 0 {
+					story = w.story()
+				}
+				mu.Unlock()
 			}
 		})
+	}
+	wg.Wait()
+	if bad < n {
+		t.Fatalf("seed %d:\n%s\nseed %d: %s", *simFirst+int64(bad), story, *simFirst+int64(bad), failure)
+	} else if *simTrace {
+		t.Logf("seed %d:\n%s", *simFirst, story)
+	}
+	if n >= 100 {
+		reached(t, name, counts, n)
+	}
+}
+
+// TestTheSimulatedServerAnswersLikeTheEmbeddedOne replays schedules with the
+// scripts run by miniredis itself: not a letter of what happens may differ.
+func TestTheSimulatedServerAnswersLikeTheEmbeddedOne(t *testing.T) {
+	fast, slow := newWorld(t, true), newWorld(t, true, inMiniredis)
+	defer fast.close()
+	defer slow.close()
+	for seed := range int64(20) {
+		fast.run(seed)
+		slow.run(seed)
+		if fast.story() != slow.story() {
+			t.Fatalf("seed %d:\n%s\nand in miniredis:\n%s", seed, fast.story(), slow.story())
+		}
 	}
 }
 
@@ -57,7 +115,7 @@ var errLost = errors.New("simulated: connection lost")
 // be served and nothing be left.
 func (w *world) run(seed int64) {
 	w.begin(seed)
-	for range 30 + w.rng.Intn(120) {
+	for range 30 + w.rng.IntN(120) {
 		w.act()
 		w.check()
 		if w.failure != "" {
@@ -68,7 +126,7 @@ func (w *world) run(seed int64) {
 }
 
 func (w *world) client() *simClient {
-	c := w.clients[w.rng.Intn(len(w.clients))]
+	c := w.clients[w.rng.IntN(len(w.clients))]
 	if c.dead || c.paused {
 		return nil
 	}
@@ -78,10 +136,14 @@ func (w *world) client() *simClient {
 // act does one thing that can happen.
 func (w *world) act() {
 	c := w.client()
-	n := w.rng.Intn(100)
+	if w.has[busy] && c != nil && w.rng.IntN(100) < 30 {
+		c.each(inside, c.leave)
+		return
+	}
+	n := w.rng.IntN(100)
 	if n >= 72 { // of trouble and time as much as this world likes
 		kind := []int{0, 0, 0, 0, 0, 0, 1, 2, 2, 2, 3, 3, 4, 4}[(n-72)/2]
-		if kind > 0 && w.rng.Intn(4) >= w.menu[kind] {
+		if kind > 0 && w.rng.IntN(4) >= w.menu[kind] {
 			return
 		}
 	}
@@ -94,30 +156,30 @@ func (w *world) act() {
 		if c != nil {
 			c.each(waiting, func(x *caller) {
 				w.logf("%s gives up", c.name)
-				c.step(func(now time.Time, fx *effects) { c.lock.abandon(x, now, fx) })
+				c.step("abandon", func(now time.Time, fx *effects) { c.lock.abandon(x, now, fx) })
 			})
 		}
 	case n < 30:
 		if c != nil {
 			c.each(inside, func(x *caller) {
-				if w.modes && x.mode == exclusive && w.rng.Intn(3) == 0 {
+				if w.modes && x.mode == exclusive && w.rng.IntN(3) == 0 {
 					w.logf("%s downgrades", c.name)
 					w.lowered[x] = true // it does not write from here on
-					c.step(func(now time.Time, fx *effects) { c.lock.downgrade(x, make(chan struct{}), now, fx) })
+					c.step("downgrade", func(now time.Time, fx *effects) { c.lock.downgrade(x, make(chan struct{}), now, fx) })
 					return
 				}
 				c.leave(x)
 			})
 		}
 	case n < 72:
-		w.deliver(w.rng.Intn(100))
+		w.deliver(w.rng.IntN(100))
 	case n < 84:
-		w.advance(time.Duration(w.rng.Intn(400)) * time.Millisecond)
+		w.advance(time.Duration(w.rng.IntN(400)) * time.Millisecond)
 	case n < 86:
-		w.advance(time.Duration(w.rng.Intn(3000)) * time.Millisecond)
+		w.advance(time.Duration(w.rng.IntN(3000)) * time.Millisecond)
 	case n < 92:
 		w.foreigner()
-	case n < 97:
+	case n < 96:
 		w.mischief(c)
 	default:
 		w.disaster()
@@ -126,23 +188,26 @@ func (w *world) act() {
 
 func (c *simClient) enter() {
 	w := c.w
-	ttls := []time.Duration{300 * time.Millisecond, time.Second, 2 * time.Second}
-	o := &lockOptions{ttl: ttls[w.rng.Intn(3)], handoffs: 2, tenure: 50 * time.Millisecond, releaseTimeout: time.Second}
-	if w.rng.Intn(4) == 0 {
+	o := &lockOptions{ttl: c.ttls[w.rng.IntN(len(c.ttls))], handoffs: 2, tenure: 50 * time.Millisecond, releaseTimeout: time.Second}
+	w.longest = max(w.longest, o.ttl)
+	if w.rng.IntN(c.idles) == 0 {
 		o.idleHold = 300 * time.Millisecond
+		if w.has[longHolds] && !w.deny {
+			o.idleHold = 20 * time.Second
+		}
 	}
-	x := &caller{mode: exclusive, opts: o, try: w.rng.Intn(8) == 0, patient: true}
-	if w.modes && w.rng.Intn(2) == 0 {
+	x := &caller{mode: exclusive, opts: o, try: w.rng.IntN(c.tries) == 0, patient: w.rng.IntN(4) > 0}
+	if w.modes && w.rng.IntN(2) == 0 {
 		x.mode = shared
 	}
-	if w.rng.Intn(10) == 0 {
+	if w.rng.IntN(10) == 0 {
 		o.maxHold = 500 * time.Millisecond
 	}
 	w.seq++
 	c.order[x] = w.seq
 	c.calls = append(c.calls, x)
 	w.logf("%s wants it, %v, TTL %v, try %v", c.name, x.mode, o.ttl, x.try)
-	c.step(func(now time.Time, fx *effects) { c.lock.enter(x, now, fx) })
+	c.step("enter", func(now time.Time, fx *effects) { c.lock.enter(x, now, fx) })
 }
 
 func (c *simClient) leave(x *caller) {
@@ -154,8 +219,11 @@ func (c *simClient) leave(x *caller) {
 			d.ids = append(d.ids, g.hand.next.id)
 		}
 	}
-	c.left = append(c.left, d)
-	c.step(func(now time.Time, fx *effects) { c.lock.leave(x, now, fx) })
+	c.step("leave", func(now time.Time, fx *effects) {
+		c.lock.leave(x, now, fx)
+		d.asked = !x.settled
+		c.left = append(c.left, d)
+	})
 }
 
 // each calls f for one random call in that phase; calls that are over go.
@@ -174,22 +242,25 @@ func (c *simClient) each(ph phase, f func(*caller)) {
 	}
 	c.calls = keep
 	if len(some) > 0 {
-		f(some[c.w.rng.Intn(len(some))])
+		f(some[c.w.rng.IntN(len(some))])
 	}
 }
 
 // deliver moves one packet, in any order, and by luck not as it should.
-func (w *world) deliver(luck int) {
+func (w *world) deliver(luck int) bool {
 	if len(w.wire) == 0 {
-		return
+		return false
 	}
-	i := w.rng.Intn(len(w.wire))
+	i := w.rng.IntN(len(w.wire))
 	p := w.wire[i]
-	if !w.calm && w.rng.Intn(100) < w.lazy[p.kind] {
-		return
+	if !w.calm && w.rng.IntN(100) < w.lazy[p.kind] {
+		return false
 	}
 	if p.c.paused && (p.kind == "reply" || p.kind == "renewed" || p.kind == "cancelled" || p.kind == "message") {
-		return
+		return false
+	}
+	if p.orphan && w.now.Before(w.outage) {
+		return false // it waits somewhere
 	}
 	w.wire = append(w.wire[:i], w.wire[i+1:]...)
 	if w.calm {
@@ -200,10 +271,12 @@ func (w *world) deliver(luck int) {
 		w.carry(p, luck)
 	case "message":
 		if luck < 8 {
+			w.count("a message is lost")
 			w.logf("lost: %s to %s", p.m.kind, p.c.name)
-			return
+			return true
 		}
 		if luck < 14 {
+			w.count("a message is doubled")
 			again := *p
 			w.wire = append(w.wire, &again)
 		}
@@ -211,32 +284,49 @@ func (w *world) deliver(luck int) {
 	default:
 		w.arrive(p)
 	}
+	return true
 }
 
 // carry brings a command to the server, or half of the way, or twice.
 func (w *world) carry(p *packet, luck int) {
 	failed := &packet{kind: map[string]string{"request": "reply", "renew": "renewed", "cancel": "cancelled"}[p.kind],
-		c: p.c, cmd: p.cmd, r: p.r, g: p.g, err: errLost}
+		c: p.c, cmd: p.cmd, r: p.r, g: p.g, ended: cancelled{fail: classify(errLost)}, err: errLost, sent: p.sent}
 	failed.r.outcome, failed.r.err = unanswered, errLost
+	piped := p.kind != "request"
+	out := w.now.Before(w.outage)
 	switch {
 	case p.orphan:
+		w.count("a late copy arrives")
 		w.logf("a late copy arrives")
 		w.copied[p.cmd.id] = w.copied[p.cmd.id] || p.cmd.verb == acquire
 		w.execute(p)
+	case out && w.outageErr != nil:
+		w.refused(p, w.outageErr, false)
+	case out:
+		w.count("an outage loses a command")
+		w.wire = append(w.wire, failed)
 	case luck < 5: // never arrives
+		w.count("a command is lost")
 		w.logf("lost: %s of %s", p.kind, p.c.name)
 		w.wire = append(w.wire, failed)
 	case luck < 10: // runs, but nobody hears the answer
+		w.count("an answer is lost")
 		w.execute(p)
 		w.wire = append(w.wire, failed)
 	case luck < 15: // is given up, and arrives later
+		w.count("a command is late")
 		late := *p
 		late.orphan = true
 		w.wire = append(w.wire, failed, &late)
 	case luck < 20: // runs, and a copy arrives later
+		w.count("a command is doubled")
 		late := *p
 		late.orphan = true
 		w.wire = append(w.wire, w.execute(p), &late)
+	case luck < 32 && w.has[refusals]:
+		w.refused(p, simRefusals[w.rng.IntN(len(simRefusals))], false)
+	case luck < 40 && piped && w.has[silently]:
+		w.refused(p, errWrongPassword, true)
 	default:
 		w.wire = append(w.wire, w.execute(p))
 	}
@@ -244,10 +334,9 @@ func (w *world) carry(p *packet, luck int) {
 
 // foreigner speaks SET NX PX and compare-and-delete.
 func (w *world) foreigner() {
-	ctx := context.Background()
 	if w.foreign != "" {
-		if w.rdb.Get(ctx, w.keys.lock).Val() == w.foreign {
-			w.rdb.Del(ctx, w.keys.lock)
+		if w.server.do("GET", w.keys.lock) == any(w.foreign) {
+			w.server.do("DEL", w.keys.lock)
 		}
 		w.logf("the foreigner lets go")
 		w.foreign = ""
@@ -255,20 +344,22 @@ func (w *world) foreigner() {
 	}
 	w.seq++
 	value := fmt.Sprintf("foreign-%d", w.seq)
-	ttl := time.Duration(100+w.rng.Intn(1500)) * time.Millisecond
-	if ok, _ := w.rdb.SetNX(ctx, w.keys.lock, value, ttl).Result(); ok {
-		w.foreign, w.foreignTill = value, w.now.Add(ttl)
+	ttl := time.Duration(100+w.rng.IntN(1500)) * time.Millisecond
+	if w.server.do("SET", w.keys.lock, value, "NX", "PX", milliseconds(ttl)) != nil {
+		w.count("a foreigner takes it")
+		w.foreign, w.foreignTill = value, w.now.Add(ttl-ttl/50)
+		w.intrude(w.look())
 		w.logf("the foreigner takes it for %v", ttl)
 	}
 }
 
 // mischief is what happens to one client.
 func (w *world) mischief(c *simClient) {
-	if w.rng.Intn(3) == 0 {
+	if w.rng.IntN(3) == 0 {
 		for _, p := range w.clients {
 			if p.paused {
 				w.logf("%s goes on", p.name)
-				p.paused = false // its watchdog may be the last to run
+				p.wake() // its watchdog may be the last to run
 				return
 			}
 		}
@@ -276,19 +367,45 @@ func (w *world) mischief(c *simClient) {
 	if c == nil {
 		return
 	}
-	switch w.rng.Intn(8) {
+	switch w.rng.IntN(11) {
 	case 0:
+		w.count("a process is killed")
 		w.logf("%s is killed", c.name)
 		c.dead = true
 	case 1, 2:
+		w.count("a process stops")
 		w.logf("%s stops", c.name)
 		c.paused = true
 	case 3:
+		w.count("an inbox is lost")
 		w.logf("%s loses its inbox", c.name)
 		c.inbox = inboxDown
+		c.hearing.over(c.now())
+		if c.joins { // its first subscription fails
+			c.joins = false
+			c.step("messageless", c.lock.messageless)
+		}
 	case 4:
+		w.count("an inbox is half open")
 		w.logf("the inbox of %s is half open", c.name)
 		c.inbox = inboxHalfOpen
+	case 5:
+		if w.has[uncounted] {
+			w.count("an inbox is elsewhere")
+			w.logf("the inbox of %s is at a replica", c.name)
+			c.join()
+			c.inbox = inboxElsewhere
+		}
+	case 6:
+		if w.has[suspensions] {
+			w.count("a machine sleeps")
+			w.logf("the machine of %s sleeps", c.name)
+			c.sleep()
+		}
+	case 7:
+		if w.has[longHolds] {
+			w.quiet(w.longest * time.Duration(3+w.rng.IntN(12)))
+		}
 	default:
 		c.join()
 	}
@@ -298,75 +415,109 @@ func (c *simClient) join() {
 	if c.inbox == inboxUp {
 		return
 	}
+	c.w.count("an inbox comes back")
 	c.w.logf("%s has an inbox again", c.name)
-	c.inbox, c.joins = inboxUp, false
-	c.step(c.lock.subscribed)
+	c.inbox, c.joins, c.rejoinAt = inboxUp, false, time.Time{}
+	c.hearing.enter(joined, c.now())
+	c.step("subscribed", c.lock.subscribed)
 }
 
 // disaster is what happens to the server.
 func (w *world) disaster() {
 	ctx := context.Background()
 	w.advance(5 * time.Microsecond)
-	switch w.rng.Intn(6) {
+	switch w.rng.IntN(14) {
 	case 0:
 		w.accident("the server is flushed")
 		w.mini.FlushAll()
 	case 1:
 		w.accident("somebody deletes the key")
-		w.rdb.Del(ctx, w.keys.lock)
+		w.server.do("DEL", w.keys.lock)
 	case 2:
 		w.accident("the server's clock jumps ahead")
-		w.offset += time.Duration(w.rng.Intn(2000)) * time.Millisecond
-		w.mini.SetTime(w.now.Add(w.offset))
+		w.offset += time.Duration(w.rng.IntN(2000)) * time.Millisecond
+		w.mini.SetTime(w.serverNow())
 	case 3:
+		w.count("the server's clock jumps back")
 		w.logf("the server's clock jumps back")
 		w.jumpedBack = true
-		w.offset -= time.Duration(w.rng.Intn(2000)) * time.Millisecond
-		w.mini.SetTime(w.now.Add(w.offset))
-	case 4:
+		w.offset -= time.Duration(w.rng.IntN(2000)) * time.Millisecond
+		w.mini.SetTime(w.serverNow())
+	case 4, 10:
 		w.accident("an operator evicts the owner")
-		if _, err := w.srv.evict(ctx, &w.keys); err != nil {
+		if _, err := w.srv.evict(ctx, &w.keys); err != nil && !w.look().odd {
 			w.fail("evict: %v", err)
 		}
 	case 5:
+		w.count("the scripts are flushed")
 		w.logf("the scripts are flushed")
-		w.rdb.ScriptFlush(ctx)
+		w.server.do("SCRIPT", "FLUSH")
+		clear(w.server.known)
+	case 6, 11, 12:
+		if w.has[olderState] && len(w.saved) > 0 {
+			w.restore()
+		} else if w.has[olderState] {
+			w.save()
+		}
+	case 7:
+		if w.has[olderState] {
+			w.save()
+		}
+	case 8, 13:
+		if w.has[outages] {
+			w.fall()
+		}
+	case 9:
+		if w.has[hashes] {
+			w.accident("somebody puts a hash in its place")
+			w.server.do("DEL", w.keys.lock)
+			w.server.do("HSET", w.keys.lock, "field", "value")
+			w.server.do("PEXPIRE", w.keys.lock, strconv.Itoa(100+w.rng.IntN(1500)))
+		}
 	}
+	w.intrude(w.look())
 }
 
 // recover ends all trouble: everybody alive is served within the longest TTL
 // and one re-check, and then nothing is left.
 func (w *world) recover() {
 	w.logf("--- calm")
-	w.calm = true
+	w.calm, w.outage = true, time.Time{}
 	for _, c := range w.clients {
 		if c.paused {
-			c.paused = false
+			c.wake()
 			c.ring()
 		}
-		c.join()
+		if c.inbox == inboxDown || w.has[longHolds] { // who idles for long need not find out soon
+			c.join() // what else is wrong with it the inbox has to find out
+		}
 	}
 	began := w.now
-	const bound = 2*time.Second + longestPoll + time.Second
+	bound := w.longest + longestPoll + 2*time.Second
+	for _, c := range w.clients {
+		if c.refused && c.pauses > 0 { // the longest pause may begin in this moment
+			bound = max(bound, simLongestPause+simLongestPause/2+w.longest+longestPoll)
+		}
+	}
 	for range 5000 {
 		for len(w.wire) > 0 && w.failure == "" {
 			w.deliver(99)
 			w.check()
 		}
-		busy := false
+		anybody := false
 		for _, c := range w.clients {
 			if c.dead {
 				continue
 			}
 			c.each(inside, c.leave)
 			c.each(waiting, func(*caller) {})
-			busy = busy || len(c.calls) > 0
+			anybody = anybody || len(c.calls) > 0
 		}
 		w.check()
 		if w.failure != "" {
 			return
 		}
-		if !busy && len(w.wire) == 0 {
+		if !anybody && len(w.wire) == 0 {
 			break
 		}
 		if len(w.wire) == 0 {
@@ -381,25 +532,32 @@ func (w *world) recover() {
 }
 
 func (w *world) nothingLeft() {
-	for range 40 { // ghosts, idle grants, leases of the dead
+	for range 100 { // cancels that go on, idle grants, leases of the dead
 		w.advance(time.Second)
 		for len(w.wire) > 0 {
 			w.deliver(99)
 		}
+		if w.left() == "" {
+			return
+		}
 	}
+	w.fail("%s", w.left())
+}
+
+// left says what is left of all schedules' work, "" if nothing is.
+func (w *world) left() string {
 	for _, c := range w.clients {
-		if !c.dead && (!c.lock.idle() || len(c.ghosts) > 0 || len(c.left) > 0) {
-			w.fail("%s is not idle: state %d, %d ghosts, %d in Unlock", c.name, c.lock.grant.state, len(c.ghosts), len(c.left))
+		if !c.dead && (!c.lock.idle() || len(c.cancel.pending) > 0 || len(c.left) > 0) {
+			return fmt.Sprintf("%s is not idle: %s, %d in Unlock, cancels of %v", c.name, c.lock.grant.name(), len(c.left), c.cancels())
 		}
 	}
-	w.mini.SetTime(w.now.Add(w.offset))
 	for _, k := range w.mini.Keys() {
-		if k == w.keys.meta() {
-			if w.mini.TTL(k) <= 0 {
-				w.fail("%s lives for ever", k)
-			}
-			continue
+		switch left, _ := w.server.do("PTTL", k).(int); {
+		case left == -1:
+			return fmt.Sprintf("%s lives for ever", k)
+		case left >= 0 && k != w.keys.meta():
+			return fmt.Sprintf("key %s is left", k)
 		}
-		w.fail("key %s is left", k)
 	}
+	return ""
 }

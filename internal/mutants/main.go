@@ -27,7 +27,7 @@ type mutant struct {
 	name     string
 	file     string
 	old, new string
-	tests    string // which tests to try first, as for -run; then all of the package, then a long simulation
+	tests    string // which tests to try first, as for -run; then a long simulation, then all of the package
 }
 
 const patience = 4 * time.Minute
@@ -36,12 +36,21 @@ func main() {
 	only := flag.String("only", "", "run only mutants whose name contains this")
 	verbose := flag.Bool("v", false, "show the output of the test that noticed")
 	jobs := flag.Int("jobs", 2, "how many at once")
+	first := flag.Int("from", 0, "run only mutants from this place of the list on")
+	flag.BoolVar(&quick, "quick", false, "only the tests named for a mutant")
+	flag.StringVar(&without, "without", "", "as -simulate.without of the tests: what of the simulation to leave out")
 	flag.Parse()
+	mutants = mutants[min(*first, len(mutants)):]
 	if err := run(*only, *verbose, *jobs); err != nil {
 		fmt.Fprintln(os.Stderr, "mutants:", err)
 		os.Exit(1)
 	}
 }
+
+var (
+	quick   bool
+	without string
+)
 
 func run(only string, verbose bool, jobs int) error {
 	root, err := moduleRoot()
@@ -113,19 +122,34 @@ func try(root string, m mutant) result {
 	if err != nil {
 		return result{err: err}
 	}
+	// One binary for all stages: linking takes as long as many a test.
+	binary := filepath.Join(dir, "broken.test")
+	if err := build(root, overlay, binary); err != nil {
+		return result{err: err}
+	}
 	var r result
 	for _, args := range [][]string{
-		{"-short", "-run=" + m.tests},
-		{"-short", "-run=."},
-		{"-run=TestSimulation", "-simulate.seeds=5000"},
+		{"-test.short", "-test.run=" + m.tests},
+		{"-test.run=^TestSimulation$", "-simulate.seeds=5000"},
+		{"-test.short", "-test.skip=^TestSimulation$"},
 	} {
-		r = test(root, overlay, args)
+		r = test(root, binary, args)
 		r.took = time.Since(began)
-		if r.killer != "" || r.err != nil {
+		if r.killer != "" || r.err != nil || quick {
 			return r
 		}
 	}
 	return r
+}
+
+// build makes the test binary of the root package with the overlay.
+func build(root, overlay, binary string) error {
+	cmd := exec.Command("go", "test", "-c", "-o", binary, "-overlay="+overlay, ".")
+	cmd.Dir = root
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("it does not compile: %v\n%s", err, out)
+	}
+	return nil
 }
 
 // lay writes the broken file and the overlay that puts it over the real one.
@@ -156,19 +180,15 @@ var (
 )
 
 // test runs tests of the root package and returns the innermost one that failed.
-func test(root, overlay string, args []string) result {
+func test(root, binary string, args []string) result {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	args = append([]string{"test", "-count=1", "-failfast", "-timeout=3m", "-overlay=" + overlay, "."}, args...)
-	cmd := exec.CommandContext(ctx, "go", args...)
+	args = append([]string{"-test.failfast", "-test.timeout=3m", "-simulate.without=" + without}, args...)
+	cmd := exec.CommandContext(ctx, binary, args...)
 	cmd.Dir = root
 	out, err := cmd.CombinedOutput()
 	r := result{output: string(out)}
 	if err == nil {
-		return r
-	}
-	if strings.Contains(r.output, "[build failed]") {
-		r.err = fmt.Errorf("it does not compile")
 		return r
 	}
 	names := failed.FindAllStringSubmatch(r.output, -1)
