@@ -13,7 +13,7 @@ local mode, ttl, _, client = parse(id)
 check()
 local echoed = -1
 if ARGV[4] ~= '' then echoed = publish(client, 'echo ' .. ARGV[4]) or -2 end
-if owns(id, mode) then return granted_reply(extend(id, mode, ttl), 1) end
+if owns(id, mode) then return granted_reply(extend(id, mode, ttl)) end
 if mode == 'r' and redis.call('ZSCORE', readers, id) then redis.call('ZREM', readers, id) end -- its marker is gone, so it owns no more
 
 clamp()

@@ -20,5 +20,5 @@ if owns(old, mode) then
   grant_next(nil)
   return granted_reply(token)
 end
-if owns(new, new_mode) then return granted_reply(extend(new, new_mode, new_ttl), 1) end
+if owns(new, new_mode) then return granted_reply(extend(new, new_mode, new_ttl)) end
 return refuse(old)

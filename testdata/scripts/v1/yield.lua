@@ -23,7 +23,7 @@ if owns(old, mode) then
 end
 local reply = refuse(old)
 if owns(new, new_mode) then
-  reply = granted_reply(extend(new, new_mode, new_ttl), 1)
+  reply = granted_reply(extend(new, new_mode, new_ttl))
 elseif redis.call('ZRANK', queue, new) then
   local place = enqueue(new, new_ttl)
   reply = waiting_reply(QUEUED, place, -1, 0)
