@@ -20,7 +20,7 @@ var mutants = []mutant{
 		"      publish(client, 'granted ' .. int(math.max(last_token() + 1, us)) .. ' ' .. int(us) .. ' 0 - ' .. id .. ' ' .. lock)\n      granted[#granted + 1] = { id, client, record", "Record|Publish|Granted"},
 	{"a waiter whose inbox is gone is granted", "scripts/common.lua", "local here = id == caller or not proof or not gone(client)", "local here = true", "Gone|Inbox|" + simulation},
 	{"a refused PUBLISH is not told", "scripts/common.lua", "    denied = true\n", "", "Denied|Publish"},
-	{"own expiry not extended for one who asks again (B4)", "scripts/acquire.lua", "return granted_reply(extend(id, mode, ttl))", "return granted_reply(last_token())", simulation},
+	{"own expiry not extended for one who asks again (B4)", "scripts/acquire.lua", "return granted_reply(extend(id, mode, ttl), 1)", "return granted_reply(last_token(), 1)", simulation},
 	{"a granted waiter gets the releaser's TTL (P3)", "scripts/common.lua", "record(id, mode, ttl) }", "record(id, mode, 100000) }", "OnlyTheGone|TTL|" + simulation},
 	{"dead head not dropped (B8)", "scripts/common.lua", "      if ends > now then", "      if true then", simulation},
 	{"token by counting only", "scripts/common.lua", "  last = math.max(last_token() + 1, us)", "  last = last_token() + 1", simulation},
@@ -90,7 +90,7 @@ var mutants = []mutant{
 	{"granted for an unknown id ignored (rule 5)", "messages.go", "	default:\n		l.disown(id, time.Time{}, fx)\n	}", "	}", "Unknown|Ghost|" + simulation},
 	{"wanted for an unknown id ignored (B11)", "messages.go", "	case g.state == none || id != g.req.id:\n		l.disown(id, time.Time{}, fx)", "	case g.state == none || id != g.req.id:", "Unknown|Ghost|Wanted"},
 	{"granted for a held id is cancelled (B3)", "messages.go", "	case id == g.req.id && g.state == held:\n		return\n", "", simulation},
-	{"late queued answer unmakes a held grant (B3)", "answers.go", "		if g.state == held {\n			return // a message was faster than this\n		}\n", "		if g.state == held {\n			g.ask = &inquiry{}\n		}\n", simulation},
+	{"late queued answer unmakes a held grant (B3)", "answers.go", "				l.replaced(now, fx)\n			}\n			return\n", "				l.replaced(now, fx)\n			}\n			g.ask = &inquiry{}\n", simulation},
 	{"tokens go back after a re-check (B13)", "grant.go", "	token = max(token, l.last+1)", "", simulation},
 	{"tokens not carried by a release", "rules.go", "	if l.last > g.token {\n		cmd.last = l.last\n	}\n", "", simulation},
 	{"unanswered yield is not cleaned up", "answers.go", "		l.haunt(c.last, proof, now, fx, old)\n		l.failed(fail, pause, now, fx)", "		_, _ = old, proof\n		l.depart(fx)\n		l.failed(fail, pause, now, fx)", simulation},
@@ -228,7 +228,7 @@ var mutants = []mutant{
 	{"a first request without answer goes on under its id", "rules.go", "g.ask.probe && !l.env.joining() {\n		l.drop", "false {\n		l.drop", "FirstRequest"},
 	{"an early owner does not ask whether it is wanted", "rules.go", "	if g.state == held && g.early &&", "	if false && g.state == held && g.early &&", "BeforeMessagesWereHeard|HasJustStarted"},
 	{"a refused early owner goes on for a third of its TTL", "answers.go", "			g.renewAt = now // that tells\n", "", "BeforeMessagesWereHeard"},
-	{"what an early owner asks turns others away", "answers.go", "		if g.state != held {\n			l.failed(fail, pause, now, fx)\n		}\n", "		l.failed(fail, pause, now, fx)\n", "BeforeMessagesWereHeard"},
+	{"what an early owner asks turns others away", "answers.go", "		if g.state != held {\n			l.failed(fail, pause, now, fx)\n		} else if fail", "		l.failed(fail, pause, now, fx)\n		if fail", "BeforeMessagesWereHeard"},
 	{"a refused subscription tells nobody", "notify.go", "				e.step(e.lock.messageless)\n", "				_ = e.lock.messageless\n", "SubscriptionThatIsRefused"},
 
 	// the scripts: leftovers
