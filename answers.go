@@ -47,6 +47,8 @@ func (l *lock) acquired(c *command, a answer, fail *failure, pause time.Duration
 	if fail != nil {
 		if g.state != held {
 			l.failed(fail, pause, now, fx)
+		} else if fail.mayRun() {
+			g.late = arrives(now, c.ttl)
 		}
 		return
 	}
@@ -148,6 +150,9 @@ func (l *lock) failed(fail *failure, pause time.Duration, now time.Time, fx *eff
 func (l *lock) hold(a answer, from time.Time, how via, now time.Time) {
 	g := &l.grant
 	if g.state != held {
+		if g.ask != nil && g.ask.late.After(g.late) {
+			g.late = g.ask.late
+		}
 		g.early = l.env.joining() || g.ask != nil && g.ask.probe
 		g.state, g.fresh, g.ask = held, true, nil
 		g.via, g.since, g.served = how, now, 0
@@ -217,6 +222,9 @@ func (l *lock) yielded(c *command, a answer, fail *failure, pause time.Duration,
 		return
 	}
 	old, proof, placed := g.req, max(c.last, g.token), g.hand.ask.known
+	if fail == nil {
+		l.outlive(now, fx)
+	}
 	*g = g.hand.inherit(nothing)
 	if a.gone && placed {
 		// New is known by the place that was reserved, not by this yield: old was
@@ -251,6 +259,9 @@ func (l *lock) yielded(c *command, a answer, fail *failure, pause time.Duration,
 func (l *lock) released(c *command, a answer, fail *failure, now time.Time, fx *effects) {
 	g := &l.grant
 	old, proof := g.req, max(c.last, g.token)
+	if fail == nil {
+		l.outlive(now, fx)
+	}
 	*g = grant{}
 	switch {
 	case fail != nil:
@@ -277,6 +288,14 @@ func (l *lock) grantedAnew(now time.Time, fx *effects) {
 func (l *lock) goOn(a answer, id string, fx *effects) {
 	if a.unfinished {
 		fx.ghosts = append(fx.ghosts, ghost{id: id, last: l.last, link: l.passed})
+	}
+}
+
+// outlive has the id of a grant that ends cancelled while an acquire of it may still
+// arrive: it would own, or wait, for nobody.
+func (l *lock) outlive(now time.Time, fx *effects) {
+	if g := &l.grant; g.late.After(now) {
+		l.disown(g.req.id, g.late, fx)
 	}
 }
 
@@ -384,5 +403,6 @@ func (l *lock) lose(why string, now time.Time, fx *effects) {
 	if l.grant.lowering() {
 		fx.done = append(fx.done, l.grant.hand.done...)
 	}
+	l.outlive(now, fx)
 	l.grant = grant{inFlight: l.grant.inFlight}
 }

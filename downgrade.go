@@ -100,6 +100,7 @@ func (l *lock) lowered(c *command, a answer, fail *failure, pause time.Duration,
 	default:
 		since := g.since
 		l.goOn(a, c.id, fx)
+		l.outlive(now, fx)
 		*g = hand.inherit(nothing)
 		a.link = c.link
 		l.hold(a, c.at, viaFree, now)

@@ -24,6 +24,7 @@ type grant struct {
 	since    time.Time // it has been in use without a break
 	renewAt  time.Time
 	touchAt  time.Time
+	late     time.Time // until then an acquire of it that had no answer may still arrive
 	idleTill time.Time
 	wanted   bool   // somebody is queued behind the grant
 	early    bool   // it came before messages were heard, so that may have been missed

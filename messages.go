@@ -53,6 +53,7 @@ func (l *lock) heard(id string, a answer, now time.Time, fx *effects) {
 			l.missed = true // too late to be believed: ask, if the answer is older
 			return
 		}
+		l.outlive(now, fx)
 		*g = next
 		l.depart(fx) // the yield was done
 		l.hold(a, g.ask.basis, viaDirect, now)

@@ -228,7 +228,7 @@ var mutants = []mutant{
 	{"a first request without answer goes on under its id", "rules.go", "g.ask.probe && !l.env.joining() {\n		l.drop", "false {\n		l.drop", "FirstRequest"},
 	{"an early owner does not ask whether it is wanted", "rules.go", "	if g.state == held && g.early &&", "	if false && g.state == held && g.early &&", "BeforeMessagesWereHeard|HasJustStarted"},
 	{"a refused early owner goes on for a third of its TTL", "answers.go", "			g.renewAt = now // that tells\n", "", "BeforeMessagesWereHeard"},
-	{"what an early owner asks turns others away", "answers.go", "		if g.state != held {\n			l.failed(fail, pause, now, fx)\n		}\n", "		l.failed(fail, pause, now, fx)\n", "BeforeMessagesWereHeard"},
+	{"what an early owner asks turns others away", "answers.go", "		if g.state != held {\n			l.failed(fail, pause, now, fx)\n		} else if fail", "		l.failed(fail, pause, now, fx)\n		if fail", "BeforeMessagesWereHeard"},
 	{"a refused subscription tells nobody", "notify.go", "				e.step(e.lock.messageless)\n", "				_ = e.lock.messageless\n", "SubscriptionThatIsRefused"},
 
 	// the scripts: leftovers
@@ -326,4 +326,11 @@ var mutants = []mutant{
 	{"an Unlock after a loss says nil", "caller.go", "	if c.ended == byLoss {", "	if false {", sloppy},
 
 	{"acquire does not say that it extended", "scripts/acquire.lua", "granted_reply(extend(id, mode, ttl))", "granted_reply((extend(id, mode, ttl)))", "TestAcquireSays"},
+
+	// an acquire that arrives after its grant was let go
+	{"a late acquire is forgotten when its request is granted", "answers.go", "		if g.ask != nil && g.ask.late.After(g.late) {", "		if false {", "TestALateAcquire"},
+	{"a release forgets a late acquire", "answers.go", "	old, proof := g.req, max(c.last, g.token)\n	if fail == nil {\n", "	old, proof := g.req, max(c.last, g.token)\n	if false {\n", "TestALateAcquire"},
+	{"a yield forgets a late acquire", "answers.go", "g.hand.ask.known\n	if fail == nil {\n", "g.hand.ask.known\n	if false {\n", "TestALateAcquire"},
+	{"a loss forgets a late acquire", "answers.go", "	l.outlive(now, fx)\n	l.grant = grant{", "	l.grant = grant{", "TestALateAcquire"},
+	{"a downgrade forgets a late acquire", "downgrade.go", "		l.outlive(now, fx)\n", "", "TestALateAcquire"},
 }
