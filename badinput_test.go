@@ -177,6 +177,7 @@ func TestAKeyOfAnotherTypeIsToldAtOnceAndLeftAlone(t *testing.T) {
 				owner := newClient(t, s)
 				var l *leased.Lease
 				if held {
+					warm(t, s, owner) // else it asks once more, which may write the key anew
 					l = lock(t, owner.Mutex("x"))
 				}
 				s.rdb.Del(ctx, key)
