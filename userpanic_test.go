@@ -100,6 +100,7 @@ func TestACommandWhoseUserPanicsInItHoldsUpNobody(t *testing.T) {
 		},
 		"Unlock": func(s place, mu *leased.Mutex) {
 			mu.Lock()
+			synctest.Wait() // a client that has just begun asks once more
 			s.Mini.SetError("LOADING for a moment")
 			mu.Unlock()
 		},

@@ -3,6 +3,7 @@ package redistest
 import (
 	"context"
 	"net"
+	"sync"
 	"testing"
 	"time"
 
@@ -59,8 +60,58 @@ func MiniTCP(tb testing.TB) *miniredis.Miniredis {
 func MiniOptions(m *miniredis.Miniredis) *redis.Options {
 	// The address is never dialled, but a host name in its place would be resolved.
 	o := Options("127.0.0.1:0")
-	o.Dialer = func(context.Context, string, string) (net.Conn, error) { return m.Dial() }
+	o.Dialer = func(context.Context, string, string) (net.Conn, error) {
+		conn, err := m.Dial()
+		if err != nil {
+			return nil, err
+		}
+		return newBuffered(conn), nil
+	}
 	return o
+}
+
+// buffered gives a connection without a network what a socket has: room for what was
+// written and not read yet. Without it a long pipeline and the answers to its first
+// commands wait for each other.
+type buffered struct {
+	net.Conn
+
+	mu      sync.Mutex // guards what follows
+	written []byte     // but not sent yet
+	sending bool
+	err     error // of sending
+}
+
+func newBuffered(conn net.Conn) *buffered { return &buffered{Conn: conn} }
+
+func (b *buffered) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.err != nil {
+		return 0, b.err
+	}
+	b.written = append(b.written, p...)
+	if !b.sending {
+		b.sending = true
+		go b.send()
+	}
+	return len(p), nil
+}
+
+// send is owned by the connection, and ended by having sent all, or by the
+// connection's end. Nobody waits for it.
+func (b *buffered) send() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for len(b.written) > 0 && b.err == nil {
+		p := b.written
+		b.written = nil
+		b.mu.Unlock()
+		_, err := b.Conn.Write(p)
+		b.mu.Lock()
+		b.err = err
+	}
+	b.sending = false
 }
 
 // MiniClient returns a client that reaches m without a network, with options
