@@ -174,6 +174,9 @@ func (w *world) restore() {
 		w.server.do(s.write...)
 		w.server.do("PEXPIRE", s.name, fmt.Sprint(left))
 	}
+	// Who came and went since is forgotten with what they wrote: to the server an owner
+	// of that state has owned throughout.
+	clear(w.intruded)
 	v := w.look()
 	for _, id := range append(sortedKeys(v.readers), append(v.queue, v.value)...) {
 		w.copied[id] = true // it can own again after its release
