@@ -42,7 +42,7 @@ var troubles = []struct {
 	name    trouble
 	percent int
 }{
-	{uncounted, 35}, {rates, 30}, {longHolds, 20}, {deadQueue, 10}, {olderState, 40}, {refusals, 50}, {silently, 30},
+	{uncounted, 45}, {rates, 30}, {longHolds, 20}, {deadQueue, 10}, {olderState, 40}, {refusals, 50}, {silently, 30},
 	{outages, 35}, {backOff, 30}, {suspensions, 25}, {anew, 50}, {unlike, 30}, {busy, 20}, {hashes, 20},
 	{excuses, 100}, {intruders, 100}, {heeds, 100}, {tokensAhead, 100},
 }
