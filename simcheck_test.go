@@ -255,10 +255,12 @@ func (w *world) released(c *simClient) {
 			continue
 		}
 		w.count("Unlock: nil")
-		// Others leave no token: one that came after the key was deleted, and went before
-		// the cancel of a release without answer, is not seen (design.md §2, Unlock).
+		// Foreign owners leave no token: one that came after the key was deleted, and went
+		// before the cancel of a release without answer, is not seen (design.md §2,
+		// Unlock). Nor is one between readers, whose leases stand beside the key: the next
+		// reader's marker makes the others owners again.
 		who := w.intruded[d.caller]
-		if !strings.HasPrefix(who, formatTag) && c.byToken {
+		if !strings.HasPrefix(who, formatTag) && (c.byToken || d.caller.mode == shared) {
 			who = ""
 		}
 		goesOn := false // with another caller of the process, so that nothing was to be asked
