@@ -1,6 +1,9 @@
 package leased
 
-import "testing"
+import (
+	"testing"
+	"time"
+)
 
 // While a held grant is asked about, as by a re-check that a message overtook, the
 // server may have lost it and given the lock to another process in between. What it
@@ -88,4 +91,33 @@ func TestAcquireSaysWhetherItExtended(t *testing.T) {
 			s.is(s.release(id, 0), done)
 		}
 	})
+}
+
+func TestAReleaseProvesNothingWhileAnAcquireOfItsGrantHadNoAnswer(t *testing.T) {
+	for name, token := range map[string]uint64{"and another had the lock": 1, "and nobody had": 0} {
+		t.Run(name, func(t *testing.T) {
+			c := writer()
+			h, req := queueing(t, c)
+			h.step(h.l.subscribed)
+			h.hears("granted", req.id, h.token())
+			h.in(c)
+			h.reply(answer{}, errSilence, 0) // it may have run, and may run yet
+			h.leave(c)
+			h.sends(release)
+			h.answer(answer{outcome: done})
+			if c.settled {
+				t.Fatal("Unlock said how it went before that was known")
+			}
+			var s cancelSchedule
+			for i := range h.ghosts {
+				g := h.ghosts[i]
+				s.add(&g, h.now)
+				r := s.answered(s.take(h.now)[0], cancelled{token: c.token + token}, h.now)
+				h.step(func(now time.Time, fx *effects) { h.l.cancelled(&r, now, fx) })
+			}
+			if lost := c.err != nil; !c.settled || lost != (token > 0) {
+				t.Errorf("settled %v: %v", c.settled, c.err)
+			}
+		})
+	}
 }
