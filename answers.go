@@ -49,6 +49,7 @@ func (l *lock) acquired(c *command, a answer, fail *failure, pause time.Duration
 			l.failed(fail, pause, now, fx)
 		} else if fail.mayRun() {
 			g.late = arrives(now, c.ttl)
+			g.doubt = g.late
 		}
 		return
 	}
@@ -222,10 +223,14 @@ func (l *lock) yielded(c *command, a answer, fail *failure, pause time.Duration,
 		return
 	}
 	old, proof, placed := g.req, max(c.last, g.token), g.hand.ask.known
+	doubted := l.doubted()
 	if fail == nil {
 		l.outlive(now, fx)
 	}
 	*g = g.hand.inherit(nothing)
+	if fail == nil && a.outcome != notOurs && doubted {
+		l.haunt(c.last, proof, now, fx, old)
+	}
 	if a.gone && placed {
 		// New is known by the place that was reserved, not by this yield: old was
 		// lost before. Nobody has looked yet whether the lock is free now.
@@ -259,6 +264,7 @@ func (l *lock) yielded(c *command, a answer, fail *failure, pause time.Duration,
 func (l *lock) released(c *command, a answer, fail *failure, now time.Time, fx *effects) {
 	g := &l.grant
 	old, proof := g.req, max(c.last, g.token)
+	doubted := l.doubted()
 	if fail == nil {
 		l.outlive(now, fx)
 	}
@@ -269,6 +275,9 @@ func (l *lock) released(c *command, a answer, fail *failure, now time.Time, fx *
 	case a.outcome == notOurs:
 		l.departLost(now, fx)
 	default:
+		if doubted {
+			l.haunt(c.last, proof, now, fx, old)
+		}
 		l.depart(fx)
 		l.goOn(a, old.id, fx)
 	}
@@ -289,6 +298,19 @@ func (l *lock) goOn(a answer, id string, fx *effects) {
 	if a.unfinished {
 		fx.ghosts = append(fx.ghosts, ghost{id: id, last: l.last, link: l.passed})
 	}
+}
+
+// doubted reports that letting the grant go proves nothing for who left: an acquire of
+// it had no answer while it was held, and may have had the lock granted anew after
+// another had it. The lock's last token tells, as after a release without answer.
+func (l *lock) doubted() bool {
+	till := l.grant.doubt.Sub(l.env.start())
+	for c := l.departing.first; c != nil && !l.grant.doubt.IsZero(); c = c.next {
+		if c.since < till {
+			return true
+		}
+	}
+	return false
 }
 
 // outlive has the id of a grant that ends cancelled while an acquire of it may still

@@ -180,8 +180,14 @@ func TestAKeyOfAnotherTypeIsToldAtOnceAndLeftAlone(t *testing.T) {
 					warm(t, s, owner) // else it asks once more, which may write the key anew
 					l = lock(t, owner.Mutex("x"))
 				}
-				s.rdb.Del(ctx, key)
-				s.rdb.HSet(ctx, key, "field", "value")
+				_, err := s.rdb.TxPipelined(ctx, func(p redis.Pipeliner) error { // the owner may write in between
+					p.Del(ctx, key)
+					p.HSet(ctx, key, "field", "value")
+					return nil
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
 				before := s.photo(t)
 				c := newClient(t, s)
 				began := time.Now()

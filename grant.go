@@ -25,6 +25,7 @@ type grant struct {
 	renewAt  time.Time
 	touchAt  time.Time
 	late     time.Time // until then an acquire of it that had no answer may still arrive
+	doubt    time.Time // one that was under way while held had no answer, and may arrive until then
 	idleTill time.Time
 	wanted   bool   // somebody is queued behind the grant
 	early    bool   // it came before messages were heard, so that may have been missed

@@ -54,6 +54,9 @@ func (l *lock) heard(id string, a answer, now time.Time, fx *effects) {
 			return
 		}
 		l.outlive(now, fx)
+		if l.doubted() {
+			l.haunt(l.last, max(l.last, g.token), now, fx, g.req)
+		}
 		*g = next
 		l.depart(fx) // the yield was done
 		l.hold(a, g.ask.basis, viaDirect, now)

@@ -310,7 +310,6 @@ var simEvents = map[string]map[int][]string{
 			"none × renewal unanswered",
 			"none × renewed",
 			"none × wanted",
-			"queued × acquire failed: an operator's",
 			"queued × acquire failed: no answer",
 			"queued × renewal not ours",
 			"queued × subscribed",
@@ -320,6 +319,7 @@ var simEvents = map[string]map[int][]string{
 			"world: suspensions",
 		},
 		5000: {
+			"queued × acquire failed: an operator's",
 			"an inbox counts no receiver",
 			"an outage is probed",
 			"asking × reachable",
@@ -352,7 +352,6 @@ var simEvents = map[string]map[int][]string{
 			"letting go × subscribed",
 			"letting go × yield failed: no answer",
 			"letting go × yield not ours",
-			"none × acquire queued",
 			"none × cancelled",
 			"none × granted",
 			"none × subscribed",

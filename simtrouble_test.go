@@ -42,7 +42,7 @@ var troubles = []struct {
 	name    trouble
 	percent int
 }{
-	{uncounted, 35}, {rates, 30}, {longHolds, 20}, {deadQueue, 10}, {olderState, 40}, {refusals, 50}, {silently, 30},
+	{uncounted, 45}, {rates, 30}, {longHolds, 20}, {deadQueue, 10}, {olderState, 40}, {refusals, 50}, {silently, 30},
 	{outages, 35}, {backOff, 30}, {suspensions, 25}, {anew, 50}, {unlike, 30}, {busy, 20}, {hashes, 20},
 	{excuses, 100}, {intruders, 100}, {heeds, 100}, {tokensAhead, 100},
 }
@@ -174,6 +174,9 @@ func (w *world) restore() {
 		w.server.do(s.write...)
 		w.server.do("PEXPIRE", s.name, fmt.Sprint(left))
 	}
+	// Who came and went since is forgotten with what they wrote: to the server an owner
+	// of that state has owned throughout.
+	clear(w.intruded)
 	v := w.look()
 	for _, id := range append(sortedKeys(v.readers), append(v.queue, v.value)...) {
 		w.copied[id] = true // it can own again after its release

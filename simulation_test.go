@@ -494,11 +494,6 @@ func (w *world) recover() {
 	}
 	began := w.now
 	bound := w.longest + longestPoll + 2*time.Second
-	for _, c := range w.clients {
-		if c.refused && c.pauses > 0 { // the longest pause may begin in this moment
-			bound = max(bound, simLongestPause+simLongestPause/2+w.longest+longestPoll)
-		}
-	}
 	for range 5000 {
 		for len(w.wire) > 0 && w.failure == "" {
 			w.deliver(99)
@@ -508,6 +503,9 @@ func (w *world) recover() {
 		for _, c := range w.clients {
 			if c.dead {
 				continue
+			}
+			if c.refused && c.pauses > 0 { // the longest pause may begin in this moment
+				bound = max(bound, w.now.Sub(began)+simLongestPause+simLongestPause/2+w.longest+longestPoll)
 			}
 			c.each(inside, c.leave)
 			c.each(waiting, func(*caller) {})

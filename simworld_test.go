@@ -524,6 +524,9 @@ func (w *world) execute(p *packet) *packet {
 		if r.fail != nil {
 			err = r.fail.err
 		}
+		// A message for a lost lease's id can come when the client has forgotten the lock,
+		// and with it the last token: the hole of design.md §3, Token.
+		w.unclean = w.unclean || r.owned && p.g.last == 0
 		w.logf("server: cancel %s -> owned %v, token %d, %v", short(p.g.id), r.owned, r.token, err)
 		reply = &packet{kind: "cancelled", c: p.c, g: p.g, ended: r, err: err}
 	}

@@ -279,10 +279,10 @@ var mutants = []mutant{
 	{"an early owner takes its own writer for another", "answers.go", "	if !g.reserving() { // else", "	if true { // else", "AnEarlyOwnersOwnWriter"},
 
 	// slips that a hurried change might make
-	{"an idle grant's tenure is not begun anew", "rules.go", "c.via, g.since, g.served = viaIdle, now, 0", "c.via, g.served = viaIdle, 0", sloppy},
+	{"an idle grant's tenure is not begun anew", "rules.go", "c.via, g.since, g.served = viaIdle, now, 0", "c.via, g.served = viaIdle, 0", "TestAGrantThatIdled"},
 	{"a caller enters on a grant of the other mode", "rules.go", "g.req.mode != c.mode || !l.compatible(c.mode)", "!l.compatible(c.mode)", sloppy},
 	{"a request for the other mode is kept", "rules.go", "if g.state != none && (head == nil || g.req.mode != head.mode) {", "if g.state != none && head == nil {", sloppy},
-	{"a pause after an error is not kept", "rules.go", "	if now.Before(g.ask.checkAt) {", "	if g.state == queued && now.Before(g.ask.checkAt) {", sloppy},
+	{"a pause after an error is not kept", "rules.go", "	if now.Before(g.ask.checkAt) {", "	if g.state == queued && now.Before(g.ask.checkAt) {", "TestARequestWithoutAnswer"},
 	{"an idle grant outlives Close", "rules.go", " || l.closed || !now.Before(g.idleTill)", " || !now.Before(g.idleTill)", sloppy},
 	{"an idle grant that nobody vouches for is kept", "rules.go", "!now.Before(g.idleTill) || !g.trusted(now):", "!now.Before(g.idleTill):", sloppy},
 	{"a lost grant is cancelled under its holder", "rules.go", "	if l.strays == 0 {", "	if true {", sloppy},
@@ -329,8 +329,9 @@ var mutants = []mutant{
 
 	// an acquire that arrives after its grant was let go
 	{"a late acquire is forgotten when its request is granted", "answers.go", "		if g.ask != nil && g.ask.late.After(g.late) {", "		if false {", "TestALateAcquire"},
-	{"a release forgets a late acquire", "answers.go", "	old, proof := g.req, max(c.last, g.token)\n	if fail == nil {\n", "	old, proof := g.req, max(c.last, g.token)\n	if false {\n", "TestALateAcquire"},
-	{"a yield forgets a late acquire", "answers.go", "g.hand.ask.known\n	if fail == nil {\n", "g.hand.ask.known\n	if false {\n", "TestALateAcquire"},
+	{"a release forgets a late acquire", "answers.go", "		l.outlive(now, fx)\n	}\n	*g = grant{}\n", "	}\n	*g = grant{}\n", "TestALateAcquire"},
+	{"a yield forgets a late acquire", "answers.go", "		l.outlive(now, fx)\n	}\n	*g = g.hand", "	}\n	*g = g.hand", "TestALateAcquire"},
 	{"a loss forgets a late acquire", "answers.go", "	l.outlive(now, fx)\n	l.grant = grant{", "	l.grant = grant{", "TestALateAcquire"},
 	{"a downgrade forgets a late acquire", "downgrade.go", "		l.outlive(now, fx)\n", "", "TestALateAcquire"},
+	{"a release proves that a grant was ours though it may have been given anew", "answers.go", "		if doubted {\n", "		if false && doubted {\n", "TestAReleaseProvesNothing"},
 }
