@@ -333,4 +333,5 @@ var mutants = []mutant{
 	{"a yield forgets a late acquire", "answers.go", "g.hand.ask.known\n	if fail == nil {\n", "g.hand.ask.known\n	if false {\n", "TestALateAcquire"},
 	{"a loss forgets a late acquire", "answers.go", "	l.outlive(now, fx)\n	l.grant = grant{", "	l.grant = grant{", "TestALateAcquire"},
 	{"a downgrade forgets a late acquire", "downgrade.go", "		l.outlive(now, fx)\n", "", "TestALateAcquire"},
+	{"an idle grant that is asked about forgets a late acquire", "rules.go", "known: true, late: g.late, basis", "known: true, basis", "TestALateAcquire"},
 }
