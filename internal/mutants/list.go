@@ -334,4 +334,5 @@ var mutants = []mutant{
 	{"a loss forgets a late acquire", "answers.go", "	l.outlive(now, fx)\n	l.grant = grant{", "	l.grant = grant{", "TestALateAcquire"},
 	{"a downgrade forgets a late acquire", "downgrade.go", "		l.outlive(now, fx)\n", "", "TestALateAcquire"},
 	{"an idle grant that is asked about forgets a late acquire", "rules.go", "known: true, late: g.late, basis", "known: true, basis", "TestALateAcquire"},
+	{"an early owner that was refused goes on idling", "answers.go", "			if l.member() == nil {\n				g.idleTill = time.Time{}\n			}\n", "", "TestAnOwnerFromBefore"},
 }
