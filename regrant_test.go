@@ -112,3 +112,17 @@ func TestAReadersGrantThatIsExtendedGoesOn(t *testing.T) {
 	h.state(held)
 	h.cancels()
 }
+
+func TestAGrantThatIsToldAnewWhileItIsLetGoWasLost(t *testing.T) {
+	c := writer()
+	h := drive(t)
+	h.enter(c)
+	id := h.sends(acquire).id
+	h.answer(h.grant())
+	h.leave(c)
+	h.sends(release)
+	h.hears("granted", id, h.top+1) // by a late acquire: another was inside before
+	h.answer(answer{outcome: done})
+	h.lost(c)
+	h.settled(c, ErrLeaseLost)
+}
