@@ -336,4 +336,5 @@ var mutants = []mutant{
 	{"an idle grant that is asked about forgets a late acquire", "rules.go", "known: true, late: g.late, basis", "known: true, basis", "TestALateAcquire"},
 	{"an early owner that was refused goes on idling", "answers.go", "			if l.member() == nil {\n				g.idleTill = time.Time{}\n			}\n", "", "TestAnOwnerFromBefore"},
 	{"a grant that is told anew while it is let go was kept", "messages.go", "		l.loseDeparting(lostAtRelease, now, fx) // and what", "		// and what", "TestAGrantThatIsToldAnewWhile"},
+	{"a lowering grant that ends forgets what is under way", "downgrade.go", "*g = grant{inFlight: g.inFlight}", "*g = grant{}", "AskedAboutWhileItIsLowered"},
 }
