@@ -102,7 +102,10 @@ func (l *lock) acquired(c *command, a answer, fail *failure, pause time.Duration
 		}
 		switch {
 		case g.state == held:
-			g.renewAt = now // that tells
+			g.renewAt = now // that tells, or the release
+			if l.member() == nil {
+				g.idleTill = time.Time{}
+			}
 		case g.ask.probe && !before:
 			*g = grant{}
 		case !g.ask.probe && l.waiting.first != nil && l.waiting.first.attends(): // asks again, to wait

@@ -124,5 +124,5 @@ func (l *lock) forsake(now time.Time, fx *effects) {
 		return
 	}
 	l.haunt(l.last, max(l.last, g.token), now, fx, g.req, hand.next)
-	*g = grant{}
+	*g = grant{inFlight: g.inFlight}
 }

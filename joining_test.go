@@ -130,6 +130,19 @@ func TestAnOwnerFromBeforeMessagesWereHeardAsksOnceWhetherItIsWanted(t *testing.
 		h.renewed(h.renewals[0], notOurs)
 		h.lost(c)
 	})
+	t.Run("it is not the owner any more and has left", func(t *testing.T) {
+		c := writer(func(o *lockOptions) { o.idleHold = time.Hour })
+		h := early(t, c)
+		h.step(h.l.subscribed)
+		h.leave(c) // while it is asked about
+		h.answer(h.refused(busysID, 0))
+		if c.settled {
+			t.Fatalf("Unlock returned %v although it may have been lost", c.err)
+		}
+		h.sends(release)
+		h.answer(answer{outcome: notOurs})
+		h.lost(c)
+	})
 	t.Run("there was no answer", func(t *testing.T) {
 		c := writer()
 		h := early(t, c)

@@ -12,6 +12,7 @@ import (
 func TestALateAcquireOfAGrantThatWasLetGoIsCancelled(t *testing.T) {
 	again := func(t *testing.T, c *caller) (*hand, string) {
 		h := drive(t)
+		h.now = time.Now() // which has both clocks
 		h.enter(c)
 		id := h.sends(acquire).id
 		h.reply(answer{}, errors.New("no answer"), time.Millisecond)
@@ -62,6 +63,19 @@ func TestALateAcquireOfAGrantThatWasLetGoIsCancelled(t *testing.T) {
 		c := writer()
 		h, id := again(t, c)
 		h.hears("revoked", id, 0)
+		late(t, h, id)
+	})
+	t.Run("as nobody waits any more for an idle one that was asked about", func(t *testing.T) {
+		c := writer(func(o *lockOptions) { o.idleHold = time.Hour })
+		h, id := again(t, c)
+		h.leave(c)
+		h.sendsNothing()
+		h.slept(handMargin + 1) // so that it cannot be entered on without asking
+		next := h.enter(writer())
+		h.sends(acquire)
+		h.abandon(next)
+		h.answer(h.queue())
+		h.state(none)
 		late(t, h, id)
 	})
 	t.Run("but not where every acquire was answered", func(t *testing.T) {

@@ -41,6 +41,8 @@ func (l *lock) heard(id string, a answer, now time.Time, fx *effects) {
 		}
 	case id == g.req.id && g.state == lettingGo && a.token <= g.token:
 		return // of the grant that is being let go
+	case id == g.req.id && g.state == lettingGo:
+		l.loseDeparting(lostAtRelease, now, fx) // and what came in its place is let go
 	case g.reserves(id):
 		l.overtaken(now, fx)
 	case g.state == lettingGo && g.hand != nil && id == g.hand.next.id:

@@ -112,3 +112,42 @@ func TestAReadersGrantThatIsExtendedGoesOn(t *testing.T) {
 	h.state(held)
 	h.cancels()
 }
+
+func TestAGrantThatIsToldAnewWhileItIsLetGoWasLost(t *testing.T) {
+	c := writer()
+	h := drive(t)
+	h.enter(c)
+	id := h.sends(acquire).id
+	h.answer(h.grant())
+	h.leave(c)
+	h.sends(release)
+	h.hears("granted", id, h.top+1) // by a late acquire: another was inside before
+	h.answer(answer{outcome: done})
+	h.lost(c)
+	h.settled(c, ErrLeaseLost)
+}
+
+// One command at a time, also where a lowering grant is asked about when its lease ends.
+func TestAGrantThatIsAskedAboutWhileItIsLoweredSendsNothingBesides(t *testing.T) {
+	c := writer()
+	h := drive(t)
+	h.connects = true // so it asks once whether it is wanted
+	h.enter(c)
+	id := h.sends(acquire).id
+	h.answer(h.grant())
+	h.step(func(now time.Time, fx *effects) { h.l.downgrade(c, make(chan struct{}), now, fx) })
+	next := h.sends(downgrade).next
+	h.reply(answer{}, errSilence, time.Second)
+	h.connects = false
+	h.step(h.l.subscribed)
+	h.sends(acquire)
+	h.leave(c)
+	h.enter(writer())
+	if cmd := h.sends(acquire); cmd.id != id {
+		t.Errorf("asks about %s", cmd.id)
+	}
+	h.answer(answer{outcome: granted, token: h.top, clock: h.clock(), kept: true})
+	if cmd := h.sends(acquire); cmd.id == id || cmd.id == next {
+		t.Errorf("asks about %s", cmd.id)
+	}
+}

@@ -77,7 +77,7 @@ func (l *lock) ask(now time.Time, fx *effects) {
 		// An idle grant that nobody vouches for any more is confirmed under its id
 		// before anybody enters on it.
 		g.state, g.wanted = asking, false
-		g.ask = &inquiry{known: true, basis: now, floor: g.token}
+		g.ask = &inquiry{known: true, late: g.late, basis: now, floor: g.token}
 	}
 	if g.state != none && (head == nil || g.req.mode != head.mode) {
 		l.drop(now, fx)

@@ -30,6 +30,7 @@ func TestAReaderWithAShortTTLDoesNotShortenTheLeasesOfOthers(t *testing.T) {
 		look := newClient(t, s)
 		long, longWire := onLine(t, s, leased.WithOwner("long"), leased.WithTTL(time.Minute))
 		short, shortWire := onLine(t, s, leased.WithOwner("short"), leased.WithTTL(3*time.Second))
+		warm(t, s, long, short) // clients that have just begun ask once more
 		l := take(t, long.RWMutex("x").RLockContext)
 		longWire.cut() // its lease lasts as long as it was given
 		want := renewedTill(t, look, "long")

@@ -227,7 +227,7 @@ var mutants = []mutant{
 	{"who waits for messages waits for ever", "rules.go", "l.env.joining() && now.Before(l.deafTill) {", "l.env.joining() {", "MessagesAreHeard"},
 	{"a first request without answer goes on under its id", "rules.go", "g.ask.probe && !l.env.joining() {\n		l.drop", "false {\n		l.drop", "FirstRequest"},
 	{"an early owner does not ask whether it is wanted", "rules.go", "	if g.state == held && g.early &&", "	if false && g.state == held && g.early &&", "BeforeMessagesWereHeard|HasJustStarted"},
-	{"a refused early owner goes on for a third of its TTL", "answers.go", "			g.renewAt = now // that tells\n", "", "BeforeMessagesWereHeard"},
+	{"a refused early owner goes on for a third of its TTL", "answers.go", "			g.renewAt = now // that tells, or the release\n", "", "BeforeMessagesWereHeard"},
 	{"what an early owner asks turns others away", "answers.go", "		if g.state != held {\n			l.failed(fail, pause, now, fx)\n		} else if fail", "		l.failed(fail, pause, now, fx)\n		if fail", "BeforeMessagesWereHeard"},
 	{"a refused subscription tells nobody", "notify.go", "				e.step(e.lock.messageless)\n", "				_ = e.lock.messageless\n", "SubscriptionThatIsRefused"},
 
@@ -334,4 +334,8 @@ var mutants = []mutant{
 	{"a loss forgets a late acquire", "answers.go", "	l.outlive(now, fx)\n	l.grant = grant{", "	l.grant = grant{", "TestALateAcquire"},
 	{"a downgrade forgets a late acquire", "downgrade.go", "		l.outlive(now, fx)\n", "", "TestALateAcquire"},
 	{"a release proves that a grant was ours though it may have been given anew", "answers.go", "		if doubted {\n", "		if false && doubted {\n", "TestAReleaseProvesNothing"},
+	{"an idle grant that is asked about forgets a late acquire", "rules.go", "known: true, late: g.late, basis", "known: true, basis", "TestALateAcquire"},
+	{"an early owner that was refused goes on idling", "answers.go", "			if l.member() == nil {\n				g.idleTill = time.Time{}\n			}\n", "", "TestAnOwnerFromBefore"},
+	{"a grant that is told anew while it is let go was kept", "messages.go", "		l.loseDeparting(lostAtRelease, now, fx) // and what", "		// and what", "TestAGrantThatIsToldAnewWhile"},
+	{"a lowering grant that ends forgets what is under way", "downgrade.go", "*g = grant{inFlight: g.inFlight}", "*g = grant{}", "AskedAboutWhileItIsLowered"},
 }
