@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
 	sdk "go.opentelemetry.io/otel/sdk/trace"
@@ -191,5 +192,47 @@ func TestACallWhoseContextPanicsLeavesOthersWaiting(t *testing.T) {
 		}
 		unlock(t, first)
 		unlock(t, closesSoon(t, "who waits gets in", next))
+	})
+}
+
+// faulty is a hook of the Redis client that panics at the first pipelines once it is armed.
+type faulty struct{ panics atomic.Int32 }
+
+func (f *faulty) DialHook(next redis.DialHook) redis.DialHook          { return next }
+func (f *faulty) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+func (f *faulty) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if f.panics.Add(-1) >= 0 {
+			panic("a hook's bug")
+		}
+		return next(ctx, cmds)
+	}
+}
+
+// Cancels are sent in a goroutine of the client's, where nobody could recover.
+func TestACancelWhoseHookPanicsIsSentAgain(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		hook := &faulty{}
+		rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+		rdb.AddHook(hook)
+		c := clientOn(t, s, rdb)
+		held := lock(t, newClient(t, s).Mutex("x"))
+		ctx, cancel := context.WithCancel(context.Background())
+		var waiting sync.WaitGroup
+		waiting.Go(func() { _, _ = c.Mutex("x").LockContext(ctx) })
+		synctest.Wait()
+		queued := func() int64 { return s.rdb.ZCard(context.Background(), "x:{x}:queue").Val() }
+		if n := queued(); n != 1 {
+			t.Fatalf("%d wait in Redis", n)
+		}
+		hook.panics.Store(1)
+		cancel()
+		waiting.Wait()
+		time.Sleep(3 * time.Second)
+		if n := queued(); n != 0 || hook.panics.Load() >= 0 {
+			t.Errorf("%d are left waiting in Redis; panics left: %d", n, hook.panics.Load())
+		}
+		unlock(t, held)
 	})
 }

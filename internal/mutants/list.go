@@ -333,4 +333,7 @@ var mutants = []mutant{
 	{"a yield forgets a late acquire", "answers.go", "g.hand.ask.known\n	if fail == nil {\n", "g.hand.ask.known\n	if false {\n", "TestALateAcquire"},
 	{"a loss forgets a late acquire", "answers.go", "	l.outlive(now, fx)\n	l.grant = grant{", "	l.grant = grant{", "TestALateAcquire"},
 	{"a downgrade forgets a late acquire", "downgrade.go", "		l.outlive(now, fx)\n", "", "TestALateAcquire"},
+
+	// code of the user's, and losses, as a late review saw them
+	{"a cancel does not survive a hook's panic", "reaper.go", "	defer r.client.survive(\"a hook of the Redis client\")\n", "", "WhoseHookPanics"},
 }
