@@ -2,6 +2,7 @@ package leased_test
 
 import (
 	"context"
+	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -234,5 +235,49 @@ func TestACancelWhoseHookPanicsIsSentAgain(t *testing.T) {
 			t.Errorf("%d are left waiting in Redis; panics left: %d", n, hook.panics.Load())
 		}
 		unlock(t, held)
+	})
+}
+
+// brokenDial panics at the next dial once it is armed.
+type brokenDial struct{ armed atomic.Bool }
+
+func (b *brokenDial) DialHook(next redis.DialHook) redis.DialHook {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if b.armed.CompareAndSwap(true, false) {
+			panic("a dialler's bug")
+		}
+		return next(ctx, network, addr)
+	}
+}
+
+func (b *brokenDial) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+func (b *brokenDial) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+// The inbox dials in a goroutine of the client's, where nobody could recover.
+func TestAnInboxWhoseDiallerPanicsIsMadeAnew(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		hook := &brokenDial{}
+		rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+		rdb.AddHook(hook)
+		must(t, rdb.Ping(context.Background()).Err()) // a connection for the commands
+		c := clientOn(t, s, rdb)
+		other := newClient(t, s)
+		hook.armed.Store(true)
+		unlock(t, lock(t, c.Mutex("x"))) // has the inbox dial
+		time.Sleep(3 * time.Second)
+		if hook.armed.Load() {
+			t.Fatal("nothing was dialled")
+		}
+		held := lock(t, other.Mutex("x"))
+		next := locking(t, c.Mutex("x"))
+		synctest.Wait()
+		began := time.Now()
+		unlock(t, held)
+		unlock(t, closesSoon(t, "who waits gets in", next))
+		if took := time.Since(began); took > 10*time.Millisecond {
+			t.Errorf("heard of the hand-off after %v", took)
+		}
 	})
 }

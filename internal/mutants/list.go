@@ -336,4 +336,5 @@ var mutants = []mutant{
 
 	// code of the user's, and losses, as a late review saw them
 	{"a cancel does not survive a hook's panic", "reaper.go", "	defer r.client.survive(\"a hook of the Redis client\")\n", "", "WhoseHookPanics"},
+	{"the inbox does not survive a dialler's panic", "notify.go", "	defer in.client.survive(\"a hook of the Redis client, or an error of one,\")\n", "", "WhoseDiallerPanics"},
 }
