@@ -149,11 +149,12 @@ func (e *entry) run(cmd *command, limit time.Duration) {
 		}
 		c.inbox.challenged(cmd.echo, receivers)
 	}
+	fail := classify(err) // here, where nothing is locked
 	var pause time.Duration
-	if err != nil {
+	if fail != nil {
 		pause = e.pause()
-		c.inbox.suspect(err)
-		c.outage.failed(err)
+		c.inbox.suspect(fail)
+		c.outage.failed(fail)
 		c.journal.trouble(e.keys.name, err)
 	} else {
 		c.outage.answered(e.pauses != nil)
@@ -167,7 +168,6 @@ func (e *entry) run(cmd *command, limit time.Duration) {
 		}
 		c.stats.handed(a.handed)
 	}
-	fail := classify(err) // here, where nothing is locked
 	told = true
 	e.answered(cmd, a, fail, pause)
 }

@@ -284,10 +284,10 @@ func (in *inbox) silent() {
 	}
 }
 
-// suspect: a command failed with err, so the subscription has to prove its life
-// with the next command that can ask for it.
-func (in *inbox) suspect(err error) {
-	if mendable(err) {
+// suspect: a command failed, so the subscription has to prove its life with the next
+// command that can ask for it; unless Redis itself said that it refuses us.
+func (in *inbox) suspect(fail *failure) {
+	if fail.lasts() {
 		return
 	}
 	in.mu.Lock()

@@ -337,4 +337,6 @@ var mutants = []mutant{
 	// code of the user's, and losses, as a late review saw them
 	{"a cancel does not survive a hook's panic", "reaper.go", "	defer r.client.survive(\"a hook of the Redis client\")\n", "", "WhoseHookPanics"},
 	{"the inbox does not survive a dialler's panic", "notify.go", "	defer in.client.survive(\"a hook of the Redis client, or an error of one,\")\n", "", "WhoseDiallerPanics"},
+	{"a closed Redis client is an outage", "outage.go", "	if fail.lasts() {", "	if fail.lasts() && fail.kind != clientClosed {", "FailureThatLasts"},
+	{"a closed Redis client has the inbox suspected", "notify.go", "	if fail.lasts() {", "	if fail.lasts() && fail.kind != clientClosed {", "FailureThatLasts"},
 }
