@@ -215,11 +215,15 @@ func (e *entry) ring(now time.Time, batch []renewal) []renewal {
 // end tells of a lease that ended before its Unlock: its context first, and then, in
 // goroutines that nobody waits for, the user's code.
 func (e *entry) end(l loss) {
+	lost, cause := l.why != "", ErrLeaseLost // the caller's state may say more: of a later step
+	if !lost {
+		cause = ErrClosed
+	}
 	e.mu.Lock()
-	cause, cancel, token := l.caller.ended.cause(), l.caller.cancel, l.caller.token
+	cancel, token := l.caller.cancel, l.caller.token
 	var held released
 	var first bool
-	if errors.Is(cause, ErrLeaseLost) {
+	if lost {
 		how := holdLost
 		if l.why == evicted {
 			how = holdForced
@@ -230,7 +234,7 @@ func (e *entry) end(l loss) {
 	if cancel != nil {
 		cancel(cause)
 	}
-	if errors.Is(cause, ErrClosed) {
+	if !lost {
 		return
 	}
 	c := e.client

@@ -339,4 +339,5 @@ var mutants = []mutant{
 	{"the inbox does not survive a dialler's panic", "notify.go", "	defer in.client.survive(\"a hook of the Redis client, or an error of one,\")\n", "", "WhoseDiallerPanics"},
 	{"a closed Redis client is an outage", "outage.go", "	if fail.lasts() {", "	if fail.lasts() && fail.kind != clientClosed {", "FailureThatLasts"},
 	{"a closed Redis client has the inbox suspected", "notify.go", "	if fail.lasts() {", "	if fail.lasts() && fail.kind != clientClosed {", "FailureThatLasts"},
+	{"the end by a close is told as a loss found meanwhile", "entry.go", "	lost, cause := l.why != \"\", ErrLeaseLost", "	lost, cause := l.caller.ended == byLoss, ErrLeaseLost", "LossBesideAClose"},
 }
