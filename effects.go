@@ -27,7 +27,7 @@ func (fx *effects) wake(c *caller) {
 // loss is a lease that ended before its Unlock.
 type loss struct {
 	caller *caller
-	why    string
+	why    string // "": the client was closed
 }
 
 // ghost is a request that may still wait or own in Redis although nobody wants

@@ -149,11 +149,12 @@ func (e *entry) run(cmd *command, limit time.Duration) {
 		}
 		c.inbox.challenged(cmd.echo, receivers)
 	}
+	fail := classify(err) // here, where nothing is locked
 	var pause time.Duration
-	if err != nil {
+	if fail != nil {
 		pause = e.pause()
-		c.inbox.suspect(err)
-		c.outage.failed(err)
+		c.inbox.suspect(fail)
+		c.outage.failed(fail)
 		c.journal.trouble(e.keys.name, err)
 	} else {
 		c.outage.answered(e.pauses != nil)
@@ -167,7 +168,6 @@ func (e *entry) run(cmd *command, limit time.Duration) {
 		}
 		c.stats.handed(a.handed)
 	}
-	fail := classify(err) // here, where nothing is locked
 	told = true
 	e.answered(cmd, a, fail, pause)
 }
@@ -215,11 +215,15 @@ func (e *entry) ring(now time.Time, batch []renewal) []renewal {
 // end tells of a lease that ended before its Unlock: its context first, and then, in
 // goroutines that nobody waits for, the user's code.
 func (e *entry) end(l loss) {
+	lost, cause := l.why != "", ErrLeaseLost // the caller's state may say more: of a later step
+	if !lost {
+		cause = ErrClosed
+	}
 	e.mu.Lock()
-	cause, cancel, token := l.caller.ended.cause(), l.caller.cancel, l.caller.token
+	cancel, token := l.caller.cancel, l.caller.token
 	var held released
 	var first bool
-	if errors.Is(cause, ErrLeaseLost) {
+	if lost {
 		how := holdLost
 		if l.why == evicted {
 			how = holdForced
@@ -230,7 +234,7 @@ func (e *entry) end(l loss) {
 	if cancel != nil {
 		cancel(cause)
 	}
-	if errors.Is(cause, ErrClosed) {
+	if !lost {
 		return
 	}
 	c := e.client

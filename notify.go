@@ -64,9 +64,8 @@ func (in *inbox) run() {
 		}
 	}()
 	for in.quit.Err() == nil {
-		err := in.listen()
-		if forbids(err) && !in.denied() {
-			in.client.journal.deaf(err)
+		if refusal := in.attempt(); refusal != nil && !in.denied() {
+			in.client.journal.deaf(refusal)
 			in.enter(forbidden)
 		}
 		in.mu.Lock()
@@ -125,15 +124,36 @@ func forbids(err error) bool {
 	return true
 }
 
-// listen subscribes and hands messages on until the subscription breaks. It
-// never calls Redis for them and never blocks: a subscriber that does not read
-// holds up the server.
-func (in *inbox) listen() error {
+// attempt listens for as long as that goes well, and returns what refused the
+// subscription, if something did. Dialling calls code of the user's, which may panic,
+// and so may the errors it makes.
+func (in *inbox) attempt() (refusal error) {
 	sub := in.rdb.Subscribe(in.quit)
-	defer sub.Close()
+	returned := false
+	defer func() {
+		if !returned { // then nobody is to close it: go-redis may have left it locked
+			in.mu.Lock()
+			in.sub = nil
+			in.mu.Unlock()
+		}
+	}()
+	defer in.client.survive("a hook of the Redis client, or an error of one,")
 	in.mu.Lock()
 	in.sub, in.broken = sub, false
 	in.mu.Unlock()
+	err := in.listen(sub)
+	if forbids(err) {
+		refusal = err
+	}
+	_ = sub.Close()
+	returned = true
+	return refusal
+}
+
+// listen subscribes and hands messages on until the subscription breaks. It
+// never calls Redis for them and never blocks: a subscriber that does not read
+// holds up the server.
+func (in *inbox) listen(sub *redis.PubSub) error {
 	// Whoever halts the inbox closes the subscription it finds here; one made
 	// too late for that is refused its connection.
 	if err := sub.Subscribe(in.quit, in.channel); err != nil {
@@ -264,10 +284,10 @@ func (in *inbox) silent() {
 	}
 }
 
-// suspect: a command failed with err, so the subscription has to prove its life
-// with the next command that can ask for it.
-func (in *inbox) suspect(err error) {
-	if mendable(err) {
+// suspect: a command failed, so the subscription has to prove its life with the next
+// command that can ask for it; unless Redis itself said that it refuses us.
+func (in *inbox) suspect(fail *failure) {
+	if fail.lasts() {
 		return
 	}
 	in.mu.Lock()

@@ -42,10 +42,10 @@ func (o *outage) setLocked(at time.Time) {
 	o.client.dog.set(&o.alarm, at)
 }
 
-// failed: a command of a lock, or a renewal, failed with err. What only an operator
-// can mend concerns one lock or one user of Redis, not the server.
-func (o *outage) failed(err error) {
-	if mendable(err) {
+// failed: a command of a lock, or a renewal, failed. What only an operator can mend
+// concerns one lock or one user of Redis, not the server; nothing mends a closed client.
+func (o *outage) failed(fail *failure) {
+	if fail.lasts() {
 		return
 	}
 	now := time.Now()

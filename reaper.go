@@ -63,11 +63,21 @@ func (r *reaper) reap() {
 		if len(batch) == 0 {
 			return
 		}
-		ctx, stop := context.WithTimeout(r.client.base, commandTimeout)
-		results := r.client.server.cancel(ctx, batch)
-		stop()
-		r.answered(batch, results)
+		r.answered(batch, r.send(batch))
 	}
+}
+
+// send cancels. What a panic of the user's code leaves without answer has none.
+func (r *reaper) send(batch []*ghost) (results []cancelled) {
+	ctx, stop := context.WithTimeout(r.client.base, commandTimeout)
+	defer stop()
+	defer func() {
+		for len(results) < len(batch) {
+			results = append(results, cancelled{fail: &failure{errPanicked, noAnswer}})
+		}
+	}()
+	defer r.client.survive("a hook of the Redis client")
+	return r.client.server.cancel(ctx, batch)
 }
 
 // take returns ghosts that are due. With none left it sets the alarm for the next

@@ -48,7 +48,7 @@ func (c *simClient) prove() {
 }
 
 func (c *simClient) suspect(err error) {
-	if !mendable(err) {
+	if !classify(err).lasts() {
 		c.hearing.suspect()
 	}
 }

@@ -2,12 +2,14 @@ package leased_test
 
 import (
 	"context"
+	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
 	sdk "go.opentelemetry.io/otel/sdk/trace"
@@ -192,5 +194,91 @@ func TestACallWhoseContextPanicsLeavesOthersWaiting(t *testing.T) {
 		}
 		unlock(t, first)
 		unlock(t, closesSoon(t, "who waits gets in", next))
+	})
+}
+
+// faulty is a hook of the Redis client that panics at the first pipelines once it is armed.
+type faulty struct{ panics atomic.Int32 }
+
+func (f *faulty) DialHook(next redis.DialHook) redis.DialHook          { return next }
+func (f *faulty) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+func (f *faulty) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if f.panics.Add(-1) >= 0 {
+			panic("a hook's bug")
+		}
+		return next(ctx, cmds)
+	}
+}
+
+// Cancels are sent in a goroutine of the client's, where nobody could recover.
+func TestACancelWhoseHookPanicsIsSentAgain(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		hook := &faulty{}
+		rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+		rdb.AddHook(hook)
+		c := clientOn(t, s, rdb)
+		held := lock(t, newClient(t, s).Mutex("x"))
+		ctx, cancel := context.WithCancel(context.Background())
+		var waiting sync.WaitGroup
+		waiting.Go(func() { _, _ = c.Mutex("x").LockContext(ctx) })
+		synctest.Wait()
+		queued := func() int64 { return s.rdb.ZCard(context.Background(), "x:{x}:queue").Val() }
+		if n := queued(); n != 1 {
+			t.Fatalf("%d wait in Redis", n)
+		}
+		hook.panics.Store(1)
+		cancel()
+		waiting.Wait()
+		time.Sleep(3 * time.Second)
+		if n := queued(); n != 0 || hook.panics.Load() >= 0 {
+			t.Errorf("%d are left waiting in Redis; panics left: %d", n, hook.panics.Load())
+		}
+		unlock(t, held)
+	})
+}
+
+// brokenDial panics at the next dial once it is armed.
+type brokenDial struct{ armed atomic.Bool }
+
+func (b *brokenDial) DialHook(next redis.DialHook) redis.DialHook {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if b.armed.CompareAndSwap(true, false) {
+			panic("a dialler's bug")
+		}
+		return next(ctx, network, addr)
+	}
+}
+
+func (b *brokenDial) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+func (b *brokenDial) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+// The inbox dials in a goroutine of the client's, where nobody could recover.
+func TestAnInboxWhoseDiallerPanicsIsMadeAnew(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		hook := &brokenDial{}
+		rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+		rdb.AddHook(hook)
+		must(t, rdb.Ping(context.Background()).Err()) // a connection for the commands
+		c := clientOn(t, s, rdb)
+		other := newClient(t, s)
+		hook.armed.Store(true)
+		unlock(t, lock(t, c.Mutex("x"))) // has the inbox dial
+		time.Sleep(3 * time.Second)
+		if hook.armed.Load() {
+			t.Fatal("nothing was dialled")
+		}
+		held := lock(t, other.Mutex("x"))
+		next := locking(t, c.Mutex("x"))
+		synctest.Wait()
+		began := time.Now()
+		unlock(t, held)
+		unlock(t, closesSoon(t, "who waits gets in", next))
+		if took := time.Since(began); took > 10*time.Millisecond {
+			t.Errorf("heard of the hand-off after %v", took)
+		}
 	})
 }

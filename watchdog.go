@@ -170,13 +170,14 @@ func (c *Client) renew(batch []renewal) {
 	}
 	for i := range batch {
 		if r := &batch[i]; r.err != nil {
-			c.inbox.suspect(r.err)
-			c.outage.failed(r.err)
+			fail := classify(r.err)
+			c.inbox.suspect(fail)
+			c.outage.failed(fail)
 			c.journal.trouble(r.entry.keys.name, r.err)
 		}
 	}
 	if err := c.server.touch(ctx, batch); err != nil {
-		c.inbox.suspect(err)
+		c.inbox.suspect(classify(err))
 		c.journal.trouble(batch[0].entry.keys.name, err)
 	}
 	c.inbox.prove(ctx)

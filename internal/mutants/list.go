@@ -155,7 +155,7 @@ var mutants = []mutant{
 	{"a link past a lease without a span", "lock.go", "	l.passed = c.trail.ref()", "	if ref := c.trail.ref(); ref != nil {\n		l.passed = ref\n	}", "TestTrace"},
 	{"the hand-off does not carry the span", "rules.go", "	cmd := command{id: g.req.id, link: l.passed, at: now}", "	cmd := command{id: g.req.id, at: now}", "TestTrace"},
 	{"a downgrade does not carry the span", "downgrade.go", "link: l.member().trail.ref(), at: now}", "at: now}", "TestTrace"},
-	{"a lost lease's span goes on", "entry.go", "	if errors.Is(cause, ErrLeaseLost) {", "	if false {", "TestTrace"},
+	{"a lost lease's span goes on", "entry.go", "	if lost {", "	if false {", "TestTrace"},
 	{"a hold is told of twice", "held.go", "	if w.since < 0 {", "	if false {", "TestTrace|TestMetrics"},
 	{"who is waited for without a span gets none", "held.go", "\tt.later(func() { t.hold(context.Background(), e, c, since) })", "\t_, _ = t, since", "TestTrace"},
 	{"notes of the wait go with the hold", "trail.go", "	n := t.own\n", "	n := 0\n", "TestEverySpan"},
@@ -251,7 +251,7 @@ var mutants = []mutant{
 	{"a panic of the user's code ends the program", "backlog.go", "p := recover(); p != nil &&", "p := any(nil); p != nil &&", "CodeOfTheUsersThatPanics"},
 	{"Shutdown waits for commands for ever", "client.go", "c.crew.wait)", "func(context.Context) bool { return c.crew.wait(context.Background()) })", "AHookOrPolicy"},
 	{"a later Close forgets what the first returned", "client.go", "\t\treturn c.outcome\n\t}\n\tclose(c.closing)", "\t\treturn nil\n\t}\n\tclose(c.closing)", "ShutdownEnds|TTLByClose"},
-	{"back-off outlives an outage", "outage.go", "\tif mendable(err) {", "\tif true {", "EndOfAnOutage"},
+	{"back-off outlives an outage", "outage.go", "\tif fail.lasts() {", "\tif true {", "EndOfAnOutage"},
 	{"after an outage only who probed goes on", "outage.go", "\t\to.wake = true\n", "", "EndOfAnOutage"},
 	{"any answer wakes all who wait out a pause", "outage.go", "\tif troubled {", "\tif true {", "HalfBroken"},
 	{"nobody probes but by its own policy", "outage.go", "\t\to.setLocked(now.Add(probeEvery))\n\t}\n\to.mu.Unlock()", "\t}\n\to.mu.Unlock()", "OneLockOfAClient|ALockProbes"},
@@ -338,4 +338,11 @@ var mutants = []mutant{
 	{"an early owner that was refused goes on idling", "answers.go", "			if l.member() == nil {\n				g.idleTill = time.Time{}\n			}\n", "", "TestAnOwnerFromBefore"},
 	{"a grant that is told anew while it is let go was kept", "messages.go", "		l.loseDeparting(lostAtRelease, now, fx) // and what", "		// and what", "TestAGrantThatIsToldAnewWhile"},
 	{"a lowering grant that ends forgets what is under way", "downgrade.go", "*g = grant{inFlight: g.inFlight}", "*g = grant{}", "AskedAboutWhileItIsLowered"},
+
+	// code of the user's, and losses, as a late review saw them
+	{"a cancel does not survive a hook's panic", "reaper.go", "	defer r.client.survive(\"a hook of the Redis client\")\n", "", "WhoseHookPanics"},
+	{"the inbox does not survive a dialler's panic", "notify.go", "	defer in.client.survive(\"a hook of the Redis client, or an error of one,\")\n", "", "WhoseDiallerPanics"},
+	{"a closed Redis client is an outage", "outage.go", "	if fail.lasts() {", "	if fail.lasts() && fail.kind != clientClosed {", "FailureThatLasts"},
+	{"a closed Redis client has the inbox suspected", "notify.go", "	if fail.lasts() {", "	if fail.lasts() && fail.kind != clientClosed {", "FailureThatLasts"},
+	{"the end by a close is told as a loss found meanwhile", "entry.go", "	lost, cause := l.why != \"\", ErrLeaseLost", "	lost, cause := l.caller.ended == byLoss, ErrLeaseLost", "LossBesideAClose"},
 }
