@@ -48,6 +48,7 @@ func TestAFreeLockBehindDeadWaitersIsGotAtOnce(t *testing.T) {
 		} {
 			inVirtualTime(t, func(t *testing.T, s place) {
 				c := newClient(t, s)
+				warm(t, s, c) // a client that has just begun asks once more
 				s.deadWaiters(t, "x", dead)
 				began, before := time.Now(), c.Stats().Commands
 				l, err := take(c)

@@ -30,7 +30,8 @@ func TestAReaderWithAShortTTLDoesNotShortenTheLeasesOfOthers(t *testing.T) {
 		look := newClient(t, s)
 		long, longWire := onLine(t, s, leased.WithOwner("long"), leased.WithTTL(time.Minute))
 		short, shortWire := onLine(t, s, leased.WithOwner("short"), leased.WithTTL(3*time.Second))
-		warm(t, s, long, short) // clients that have just begun ask once more
+		warm(t, s, long, short)                                                                // clients that have just begun ask once more
+		time.Sleep(time.Millisecond - time.Duration(time.Now().Nanosecond())%time.Millisecond) // a PTTL is in whole ms
 		l := take(t, long.RWMutex("x").RLockContext)
 		longWire.cut() // its lease lasts as long as it was given
 		want := renewedTill(t, look, "long")
