@@ -79,16 +79,18 @@
 // An owner can lose its lease between its read and its write, and not know it yet. So
 // the protected resource keeps the greatest token it has seen, and every access presents
 // the token of its lease ([Lease.Token]), the first one included: the read raises the
-// stored token, and is refused if the stored one is greater; the write is made only if
-// the stored token is still its own. In SQL, with $2 the token:
+// stored token, and is refused if the stored one is not smaller; the write is made only
+// if the stored token is still its own. In SQL, with $2 the token:
 //
-//	UPDATE item SET token = $2 WHERE id = $1 AND token <= $2 RETURNING stock
+//	UPDATE item SET token = $2 WHERE id = $1 AND token < $2 RETURNING stock
 //	UPDATE item SET stock = $3 WHERE id = $1 AND token = $2
 //
 // No row means that another lease was here; nothing was written. To compare the token at
 // the write only is not enough: two owners that have both read 50 then write 49 one
 // after the other, in the order of their tokens, both are accepted, and two pieces are
-// sold for one. The examples of Lease.Token have both sequences as Redis scripts.
+// sold for one. Nor may the first access accept an equal token: while two processes own
+// the lock, as after a FLUSHALL, both draw tokens from the same clock, and can draw the
+// same one. The examples of Lease.Token have both sequences as Redis scripts.
 //
 // The token of a reader is greater than that of every earlier writer and smaller than
 // that of every later one. Readers of one process that share a grant have it in common;

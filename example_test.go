@@ -313,10 +313,11 @@ func ExampleLease_Context() {
 }
 
 // present is the first access to an item under a lease: it presents the lease's token,
-// which the store keeps, and reads. It answers nil if a later lease was here before.
+// which the store keeps, and reads. It answers nil if another lease was here before that
+// has no smaller token.
 var present = redis.NewScript(`
 	local seen = tonumber(redis.call('HGET', KEYS[1], 'token') or '0')
-	if seen > tonumber(ARGV[1]) then return false end
+	if seen >= tonumber(ARGV[1]) then return false end
 	redis.call('HSET', KEYS[1], 'token', ARGV[1])
 	return redis.call('HGET', KEYS[1], 'stock')`)
 

@@ -55,7 +55,9 @@ func (e *entry) collected(w *caller) {
 // A resource is safe from owners that do not know yet that they lost the lock if it
 // keeps the greatest token of a writer, and every access presents the lease's: the
 // first access of a writer raises the kept token, its writes require that token to be
-// the kept one still, and whatever comes with a smaller one is refused. Comparing at
+// the kept one still, and whatever comes with a smaller one is refused. So is a first
+// access with an equal one: while two own the lock, as after a FLUSHALL, both draw tokens
+// from one clock, and can draw the same. Comparing at
 // the write only does not protect what was read before. A reader's token is compared and
 // never kept; after Downgrade the lease has a reader's token.
 func (l *Lease) Token() uint64 {

@@ -33,9 +33,9 @@ type recipe struct {
 // recipes has what to do (first-access, as-read) and what not to do.
 var recipes = map[string]recipe{
 	"first-access": {
-		// The first access presents the token and reads. No row: a later lease was here.
+		// The first access presents the token and reads. No row: another lease was here.
 		read: `
-			UPDATE item SET token = $2 WHERE id = $1 AND token <= $2 RETURNING stock
+			UPDATE item SET token = $2 WHERE id = $1 AND token < $2 RETURNING stock
 		`,
 		// The write is made under that token only. No row: another lease was here since.
 		write: `

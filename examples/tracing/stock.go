@@ -73,12 +73,12 @@ func (s *stock) reserve(ctx context.Context, item string, pieces int) (left int,
 }
 
 // present is the first access to an item under a lease: it keeps the lease's token and
-// reads, unless a later lease was here before. This is where a fencing token earns its
+// reads, unless another lease was here before that has no smaller token. This is where a fencing token earns its
 // keep: whoever has read before is refused from now on. To compare tokens at the write
 // only would let two owners that have read the same number both write.
 var present = redis.NewScript(`
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
-if tonumber(redis.call('HGET', KEYS[1], 'token') or '0') > tonumber(ARGV[1]) then return -1 end
+if tonumber(redis.call('HGET', KEYS[1], 'token') or '0') >= tonumber(ARGV[1]) then return -1 end
 redis.call('HSET', KEYS[1], 'token', ARGV[1])
 return tonumber(redis.call('HGET', KEYS[1], 'left') or '0')`)
 

@@ -48,9 +48,10 @@ type shelf struct {
 }
 
 var (
-	// seeAndPresent is the first access under a lease: it keeps the token and reads.
+	// seeAndPresent is the first access under a lease: it keeps the token and reads. An
+	// equal token is another lease's: two owners at once can draw the same one.
 	seeAndPresent = redis.NewScript(`
-		if tonumber(redis.call('HGET', KEYS[1], 'token') or '0') > tonumber(ARGV[1]) then return -1 end
+		if tonumber(redis.call('HGET', KEYS[1], 'token') or '0') >= tonumber(ARGV[1]) then return -1 end
 		redis.call('HSET', KEYS[1], 'token', ARGV[1])
 		return tonumber(redis.call('HGET', KEYS[1], 'left'))`)
 	// sellUnder writes if no other lease was here since.
@@ -327,5 +328,20 @@ func TestASaleThatComparesTokensAtTheWriteOnlySellsOnePieceTwice(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// Two that own the lock at once, as after a FLUSHALL, draw their tokens from one clock,
+// and can draw the same one.
+func TestTheFirstAccessOfASaleRefusesTheTokenOfAnotherLeaseAlsoIfItIsEqual(t *testing.T) {
+	st := newStand(t, tokenFirst, "s:", 50)
+	if left, err := st.shelf.see(t.Context(), 7); left != 50 || err != nil {
+		t.Fatalf("the first reads %d, %v", left, err)
+	}
+	if _, err := st.shelf.see(t.Context(), 7); !errors.Is(err, errOtherLease) {
+		t.Errorf("the second reads, too: %v", err)
+	}
+	if err := st.shelf.sell(t.Context(), 7, 50); err != nil {
+		t.Errorf("the first does not sell: %v", err)
 	}
 }
