@@ -15,10 +15,12 @@ help: ## list these targets
 
 # The race detector multiplies the time of every test, so its pass is the short one;
 # what -short leaves out is long because of its numbers, not because of other code.
+# Tests that run in parallel mostly wait, so more of them run at once than there are
+# processors.
 test: ## vet, then all tests: short ones under the race detector, all without it
 	$(GO) vet ./...
-	$(GO) test -race -short -timeout 10m ./...
-	$(GO) test -timeout 10m ./...
+	$(GO) test -race -short -parallel 8 -timeout 10m ./...
+	$(GO) test -parallel 8 -timeout 10m ./...
 
 # Its own target, because the first run builds Jaeger. -v shows how long it takes.
 test-jaeger: ## two processes and a real Jaeger, which is built first: 2 to 5 minutes, once
@@ -43,7 +45,7 @@ measure: ## print figures of this machine; never fails
 	-$(GO) run ./internal/measure
 
 simulate: ## random schedules of the protocol on virtual time: SEEDS=how many
-	$(GO) test -run '^TestSimulation' -count 1 -timeout 0 . -simulate.seeds=$(SEEDS)
+	$(GO) test -run '^TestSimulation' -count 1 -timeout 0 ./internal/simulation -simulate.seeds=$(SEEDS)
 
 mutants: ## remove each rule of the protocol in turn; a test has to notice
 	$(GO) run ./internal/mutants

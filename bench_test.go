@@ -9,6 +9,9 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	sdk "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/leasedmutex/leased"
 	"github.com/leasedmutex/leased/internal/redistest"
@@ -66,7 +69,7 @@ func newTextbook(s *redistest.Instance) *textbook {
 	return &textbook{rdb: s.Client(), owner: "owner-of-the-baseline"}
 }
 
-// lock polls, as those who use this lock do.
+// lock polls, as users of the textbook lock do.
 func (l *textbook) lock(b *testing.B, name string, poll time.Duration) (unlock func()) {
 	ctx := b.Context()
 	value := fmt.Sprint(l.owner, l.next.Add(1))
@@ -100,6 +103,21 @@ func cycle(b *testing.B, look *redis.Client, mu sync.Locker) {
 	report()
 }
 
+// cycleContext is cycle with LockContext and the lease's Unlock.
+func cycleContext(b *testing.B, mu *leased.Mutex) {
+	ctx := b.Context()
+	b.ReportAllocs()
+	for b.Loop() {
+		l, err := mu.LockContext(ctx)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := l.Unlock(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
 func BenchmarkUncontended(b *testing.B) {
 	s := redistest.Server(b)
 	look := s.Client()
@@ -117,18 +135,8 @@ func BenchmarkUncontended(b *testing.B) {
 	mu := c.Mutex("uncontended")
 	b.Run("lock=leased/call=Lock", func(b *testing.B) { cycle(b, look, mu) })
 	b.Run("lock=leased/call=LockContext", func(b *testing.B) {
-		ctx := b.Context()
-		b.ReportAllocs()
 		report := commands(b, look, "evalsha")
-		for b.Loop() {
-			l, err := mu.LockContext(ctx)
-			if err != nil {
-				b.Fatal(err)
-			}
-			if err := l.Unlock(); err != nil {
-				b.Fatal(err)
-			}
-		}
+		cycleContext(b, mu)
 		report()
 	})
 }
@@ -319,4 +327,41 @@ func BenchmarkIdleHold(b *testing.B) {
 	b.Run("lock=leased", func(b *testing.B) {
 		cycle(b, look, benchClient(b, s).Mutex("idle", leased.WithIdleHold(time.Minute)))
 	})
+}
+
+// What tracing and metrics cost, on a lock that the process has kept, so that no
+// round trip hides it. The baseline is otel=none.
+func BenchmarkTelemetry(b *testing.B) {
+	s := redistest.Server(b)
+	traced := func(sampler sdk.Sampler) leased.Option {
+		tp := sdk.NewTracerProvider(sdk.WithSampler(sampler), sdk.WithBatcher(tracetest.NewNoopExporter()))
+		b.Cleanup(func() { _ = tp.Shutdown(context.Background()) })
+		return leased.WithTracerProvider(tp)
+	}
+	measured := func() leased.Option {
+		mp := sdkmetric.NewMeterProvider(sdkmetric.WithReader(sdkmetric.NewManualReader()))
+		b.Cleanup(func() { _ = mp.Shutdown(context.Background()) })
+		return leased.WithMeterProvider(mp)
+	}
+	for _, otel := range []struct {
+		name string
+		opts []leased.Option
+	}{
+		{"none", nil},
+		{"unsampled", []leased.Option{traced(sdk.NeverSample())}},
+		{"sampled", []leased.Option{traced(sdk.AlwaysSample())}},
+		{"metrics", []leased.Option{measured()}},
+	} {
+		c := benchClient(b, s, append(otel.opts, leased.WithIdleHold(time.Hour))...)
+		b.Run("call=Lock/otel="+otel.name, func(b *testing.B) {
+			mu := c.Mutex("x")
+			b.ReportAllocs()
+			for b.Loop() {
+				mu.Lock()
+				mu.Unlock() //nolint:staticcheck // the pair is what is measured
+			}
+		})
+		b.Run("call=LockContext/otel="+otel.name, func(b *testing.B) { cycleContext(b, c.Mutex("x")) })
+		_ = c.Close() // or it would keep the lock
+	}
 }

@@ -10,66 +10,113 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased/internal/lockstate"
+	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
-// Client gives out locks that live in one Redis deployment. It is one owner in
-// Redis' eyes: its locks exclude those of other clients, and its callers exclude
-// each other as users of sync.Mutex do. Create one for a process and keep it; it
-// is safe for concurrent use.
+// The client: what it consists of, the table of locks in use, and the shutdown, which
+// waits for every goroutine that the client has started:
 //
-// It runs two goroutines of its own: the watchdog, which has every lease
-// renewed, and the inbox, through which Redis tells of grants. Both begin with
-// the first lock that is asked for and end in Close.
-type Client struct {
-	server  server
-	opts    clientOptions
-	id      string
-	began   time.Time
-	counts  bool // PUBLISH's count tells whether a client is there
-	once    sync.Once
-	inbox   *inbox
-	dog     *watchdog
-	reaper  *reaper
-	outage  *outage
-	journal *journal
-	losses  backlog[LossEvent]
-	tracing *tracing
-	metrics *metrics
-	crew    crew
-	stats   counters
+//	goroutine         runs                          ends with                waited for by
+//	watchdog          from the first lock on        watchdog.halt            group.wait
+//	inbox             from the first lock on        inbox.halt               group.wait
+//	senders           for a command or a batch      the reply or a time-out  group.wait
+//	closers           of a broken subscription      its closing              group.wait
+//	async queues      while they have items         an empty queue           asyncQueue.wait
+//	last measurement  during Shutdown               a collection under way   metrics.stop
 
-	// Calls of Unlock that wait. Shutdown waits for them, also where their lock is
-	// forgotten and only a cancel is to be confirmed.
+// Client creates locks that live in one Redis deployment. To Redis it is one owner: its
+// locks exclude those of other clients, and its callers exclude each other as users of
+// sync.Mutex do. Create one per process and keep it; it is safe for concurrent use.
+//
+// It runs two goroutines: the watchdog, which has every lease renewed, and the inbox,
+// which receives notifications from Redis. Both begin with the first lock that is asked
+// for and end in Close.
+type Client struct {
+	server   server
+	opts     clientOptions
+	id       string
+	began    time.Time
+	counts   bool           // PUBLISH's count tells whether a client is there
+	proof    protocol.Proof // in ids, once the inbox is confirmed
+	once     sync.Once      // starts the watchdog and the inbox
+	inbox    *inbox
+	watchdog *watchdog
+	canceler *canceler
+	outage   *outage
+	slotMap  *slotMap
+	log      *throttledLog
+	losses   asyncQueue[LossEvent]
+	tracing  *tracing
+	metrics  *metrics
+	slow     *slowWatch
+	group    group
+	stats    counters
+
+	// unlocks counts the calls of Unlock that are waiting. Shutdown waits for them, also if
+	// their lock is removed already and only a cancel has yet to be confirmed.
 	unlocks atomic.Int32
 
-	base context.Context // of every command; ends when the client has stopped
+	base context.Context // of every command; Shutdown ends it by stop
 	stop context.CancelFunc
 
-	// mu guards what follows. Lock order: mu, entry.mu, watchdog.mu. None is
-	// held during network calls, logging or calls of the user's code.
+	// mu guards what follows. The order in which mutexes are locked:
+	//
+	//	Client.mu or Lease.mu -> entry.mu -> inbox.mu -> watchdog.mu
+	//	canceler.mu or outage.mu -> watchdog.mu
+	//	entry.mu -> asyncQueue.mu, of the queue of spans or of log lines
+	//
+	// group.mu and metrics.mu are locked with no other. None is held during network
+	// calls, logging or calls of user code.
 	mu      sync.Mutex
-	table   map[string]*entry // locks in use by key in Redis
-	closing chan struct{}     // closed by Close
+	table   map[string]*entry // locks in use, by their key in Redis
+	closing chan struct{}     // closed when Shutdown begins
 	drained chan struct{}     // closed when closing, and no lock is in use and no Unlock waits
-	stopped chan struct{}     // closed when Close is through
-	outcome error             // what it returned; written before that
+	stopped chan struct{}     // closed when Shutdown is done
+	outcome error             // what Shutdown returned; written before stopped is closed
+}
+
+// server is where locks live: one Redis deployment. Its methods block on the network and
+// are safe for concurrent use.
+type server interface {
+	// HonorsDeadlines reports whether commands end at their context's deadline, whatever
+	// the network does.
+	HonorsDeadlines() bool
+	// Commands returns how many commands were sent.
+	Commands() int64
+	// Do runs one command. After an error its outcome is unknown.
+	Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) (protocol.Answer, error)
+	// Renew renews many grants in one round trip, and notes the outcome in batch.
+	Renew(ctx context.Context, batch []protocol.Renewal)
+	// Touch extends the life of the last token of locks that are held for long, where a
+	// renewal that was granted asks for it. No lease depends on it: a token only has to
+	// outlive the lock when the server's clock is set back, and three more tries follow
+	// before it expires.
+	Touch(ctx context.Context, batch []protocol.Renewal) error
+	// Cancel ends many requests in one round trip; results[i] is about batch[i].
+	Cancel(ctx context.Context, batch []protocol.CancelRequest) (results []protocol.Cancelled)
+	// Echo publishes a nonce to an inbox and returns the number of its receivers.
+	Echo(ctx context.Context, k *protocol.Keys, channel, nonce string) (int, error)
+	Evict(ctx context.Context, k *protocol.Keys) (evicted []string, err error)
+	Inspect(ctx context.Context, k *protocol.Keys) (protocol.Snapshot, error)
 }
 
 // New returns a client for the deployment that rdb talks to: a node, one behind
 // Sentinel, or a Cluster. It does no I/O, so it works while Redis is down, and it
-// never closes rdb. A *redis.Ring is refused: its shards are chosen by name, so
+// never closes rdb. A *redis.Ring is refused: it chooses shards by name, so
 // messages would not arrive. Errors match ErrInvalidOption.
 //
 // A *redis.Client should have ContextTimeoutEnabled set. Otherwise its commands
-// cannot be bounded one by one, and the locks use a clone of it on the same pool
-// of connections, with time-outs of their own; hooks that were added to rdb are
-// not called for the commands of a clone, but for dialling.
+// cannot be bounded one by one, and the locks use a clone of it on the same connection
+// pool, with separate time-outs; hooks that were added to rdb are called for
+// dialling, but not for the commands of the clone.
 //
-// rdb may also be a type of your own around one of these. Where it has the method
-// Options of a *redis.Client, as it does if it embeds one, it counts as one; it is
-// never cloned, so ContextTimeoutEnabled should be set. Of any other type nothing is
-// known: its commands are not bounded, a waiter that died is not skipped, and that is
-// logged.
+// rdb may also be your own type around one of these. If it has the method Options of
+// a *redis.Client, as it does if it embeds one, it is treated as one; it is never
+// cloned, so ContextTimeoutEnabled should be set. Nothing is known of any other type:
+// its commands are not bounded, a waiter that died is not skipped, and that is logged.
 func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	o, err := newClientOptions(opts)
 	if err != nil {
@@ -79,34 +126,46 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	server := newRedisServer(rdb, o.prefix)
+	server := redisserver.New(rdb, o.prefix)
 	c := &Client{
-		server:  server,
+		server:  confirming(server, &o),
 		opts:    o,
-		id:      newClientID(o.owner),
+		id:      protocol.NewClientID(o.owner),
 		began:   time.Now(),
 		counts:  kind == oneNode,
+		proof:   kind.proof(),
 		table:   map[string]*entry{},
 		closing: make(chan struct{}),
 		drained: make(chan struct{}),
 		stopped: make(chan struct{}),
 	}
 	c.base, c.stop = context.WithCancel(context.Background())
-	c.journal = newJournal(o.logger)
-	c.inbox = newInbox(c, server.rdb)
-	c.dog = newWatchdog(c)
-	c.reaper = newReaper(c)
+	c.log = newThrottledLog(&o)
+	c.inbox = newInbox(c, server.Rdb)
+	c.watchdog = newWatchdog(c)
+	c.canceler = newCanceler(c)
 	c.outage = newOutage(c)
-	c.losses.deliver, c.losses.most, c.losses.what = c.tellLoss, mostLosses, "the loss handler"
+	c.slotMap = newSlotMap(c, rdb)
+	c.losses.deliver, c.losses.most, c.losses.what = o.onLoss, mostLosses, "the loss handler"
+	if o.onLoss == nil {
+		c.losses.deliverAll = c.log.lost
+	}
 	c.tracing = newTracing(c, &c.opts)
 	c.metrics = newMetrics(c, &c.opts)
+	c.slow = newSlowWatch(c, o.slow)
 	if kind == unknownKind {
-		c.journal.unknownClient()
-	} else if kind == oneNode && !server.prompt() {
-		c.journal.unbounded()
+		c.log.unknownClient()
+	} else if kind == oneNode && !server.HonorsDeadlines() {
+		c.log.unbounded()
 	}
 	return c, nil
 }
+
+// unmade reports whether c is nil or the zero value, which New does not return.
+func (c *Client) unmade() bool { return c == nil || c.server == nil }
+
+// mostLosses is how many losses may be queued for a loss handler that blocks.
+const mostLosses = 100_000
 
 // kindOfRedis is what can be known of a Redis client.
 type kindOfRedis uint8
@@ -117,7 +176,7 @@ const (
 	clustered
 )
 
-// kindOf goes by the method Options, which a type that embeds a client has too.
+// kindOf decides by the method Options, which a type that embeds a client has too.
 func kindOf(rdb redis.UniversalClient) (kindOfRedis, error) {
 	if isNil(rdb) {
 		return 0, invalid("the Redis client is nil")
@@ -134,38 +193,79 @@ func kindOf(rdb redis.UniversalClient) (kindOfRedis, error) {
 	return unknownKind, nil
 }
 
+// proof says what can tell others that a client whose inbox was confirmed is gone. Of a
+// Cluster's nodes none counts the subscribers of all.
+func (k kindOfRedis) proof() protocol.Proof {
+	switch k {
+	case oneNode:
+		return protocol.Counted
+	case clustered:
+		return protocol.Provisionally
+	}
+	return protocol.Unproved
+}
+
 // begin starts the goroutines that last as long as the client.
 func (c *Client) begin() {
 	c.once.Do(func() {
-		c.crew.start(c.dog.run)
-		c.crew.start(c.inbox.run)
+		c.group.start(c.watchdog.run)
+		c.group.start(c.inbox.run)
 	})
 }
 
-func (c *Client) newRequest(m mode, ttl time.Duration, idles bool) request {
-	return newRequest(c.id, m, ttl, idles, c.counts && c.inbox.confirmed())
+// environment is the client as its locks' state machines see it, under entry.mu. It is a
+// type apart so that these methods are not part of Client's API.
+type environment Client
+
+var _ lockstate.Environment = (*environment)(nil)
+
+// NewRequest returns a request under a new id. It carries the proof that messages reach
+// this client, if there is one.
+func (c *environment) NewRequest(m protocol.Mode, ttl time.Duration, idles bool) protocol.Request {
+	proof := protocol.Unproved
+	if c.inbox.confirmed() {
+		proof = c.proof
+	}
+	return protocol.NewRequest(c.id, m, ttl, idles, proof)
 }
 
-// Where PUBLISH's count proves nothing, there is no proof to wait for.
-func (c *Client) joining() bool { return c.counts && !c.inbox.settled.Load() }
+// InboxPending reports whether messages do not arrive yet but soon will. Where ids never
+// carry a proof, there is none to wait for.
+func (c *environment) InboxPending() bool {
+	return c.proof != protocol.Unproved && !c.inbox.settled.Load()
+}
 
-func (c *Client) jitter() float64  { return rand.Float64() }
-func (c *Client) pushed() bool     { return !c.inbox.denied() }
-func (c *Client) start() time.Time { return c.began }
+// HasInbox reports whether messages reach this client, so that waiting needs no polling.
+func (c *environment) HasInbox() bool { return !c.inbox.denied() }
 
-// find returns the entry for k, making it if need be; nil after Close, when no
-// new ones are made.
-func (c *Client) find(k *keys) *entry {
+// Jitter returns a random number in [0, 1).
+func (c *environment) Jitter() float64 { return rand.Float64() }
+
+// Start returns the instant from which the grid of renewals is counted.
+func (c *environment) Start() time.Time { return c.began }
+
+// find returns the entry for k, and makes it if there is none; nil after Close, when none
+// is made any more.
+func (c *Client) find(k *protocol.Keys) *entry {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	e := c.table[k.lock]
+	e := c.table[k.Lock]
 	if e == nil && !c.closedLocked() {
 		e = &entry{client: c, keys: *k}
-		e.lock.env = c
-		e.alarm.owner = e
-		c.table[k.lock] = e
+		e.lock.Init((*environment)(c))
+		e.alarm.target = e
+		c.table[k.Lock] = e
+		c.metrics.used()
+		c.slow.used()
 	}
 	return e
+}
+
+// anyInUse reports whether any lock is in the table.
+func (c *Client) anyInUse() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.table) > 0
 }
 
 func (c *Client) lookup(key string) *entry {
@@ -174,18 +274,18 @@ func (c *Client) lookup(key string) *entry {
 	return c.table[key]
 }
 
-// retire takes e out of the table if nothing would be forgotten with it.
+// retire removes e from the table if it is idle still.
 func (c *Client) retire(e *entry) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.dead || !e.lock.idle() {
+	if e.dead || !e.lock.Idle() {
 		return
 	}
 	e.dead = true
-	c.dog.remove(&e.alarm)
-	delete(c.table, e.keys.lock)
+	c.watchdog.remove(&e.alarm)
+	delete(c.table, e.keys.Lock)
 	c.drainLocked()
 }
 
@@ -199,37 +299,7 @@ func (c *Client) entries() []*entry {
 	return all
 }
 
-func (c *Client) closedLocked() bool {
-	select {
-	case <-c.closing:
-		return true
-	default:
-		return false
-	}
-}
-
-// unlocked: one that was counted in unlocks does not wait any more.
-func (c *Client) unlocked() {
-	c.unlocks.Add(-1)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.drainLocked()
-}
-
-func (c *Client) drainLocked() {
-	if c.closedLocked() && len(c.table) == 0 && c.unlocks.Load() == 0 {
-		select {
-		case <-c.drained:
-		default:
-			close(c.drained)
-		}
-	}
-}
-
-// mostLosses is how many losses may wait for a loss handler that blocks.
-const mostLosses = 100_000
-
-// Close shuts the client down, waiting up to 5 s for leases to be unlocked; see
+// Close shuts the client down and waits up to 5 s for leases to be unlocked; see
 // Shutdown.
 func (c *Client) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), closeWait)
@@ -237,26 +307,32 @@ func (c *Client) Close() error {
 	return c.Shutdown(ctx)
 }
 
-// Shutdown admits no new callers, turns away those who wait with ErrClosed, ends
-// the contexts of all leases with that cause, and waits until ctx ends for their
-// Unlock, during which they go on being renewed. A lease that nobody unlocked is
-// not released, since somebody may still be working under it: its TTL ends it.
-// Idle grants are released. rdb stays open.
+// Shutdown admits no new callers, rejects waiters with ErrClosed, ends the contexts
+// of all leases with that cause, and waits for their Unlock until ctx ends; meanwhile
+// they are still renewed. A lease that is not unlocked by then is not released, since
+// its holder may still be working under it; it is left to expire. Idle grants are
+// released. rdb stays open.
 //
-// The goroutines of the client are stopped and waited for, and so is what the
-// logger, the loss handler and OpenTelemetry are being told: until ctx ends, and
-// 100 ms at least. What lasts longer, as a command may that gets no answer or a
-// handler that blocks, ends by itself when it can. So Shutdown may be called from
-// anywhere, such as a loss handler, which then waits for itself until ctx ends.
+// The goroutines of the client are stopped and waited for, and so are the calls of the
+// logger, the loss handler and OpenTelemetry: until ctx ends, and for at least 100 ms.
+// What takes longer, such as a command without a reply or a handler that blocks,
+// ends when it can. So Shutdown may be called from anywhere, even from a loss handler,
+// which then waits for itself until ctx ends.
 //
-// The error, which matches ErrClosed, says what was not unlocked and what was not
-// waited for. Later calls, and concurrent ones, wait for the first and return the
-// same, or the error of their ctx if that ends before.
+// The error, which matches ErrClosed, says how many leases were not unlocked and of which
+// locks, at most three by name, and what was not waited for. Later and concurrent calls wait for the first and return the same error,
+// or that of their ctx if it ends before.
 func (c *Client) Shutdown(ctx context.Context) error {
+	switch {
+	case c.unmade():
+		return errClientUnmade
+	case ctx == nil:
+		return errNilContext
+	}
 	c.mu.Lock()
 	if c.closedLocked() {
 		c.mu.Unlock()
-		if !endsBefore(ctx, c.stopped) {
+		if !waitFor(ctx, c.stopped) {
 			return ended(ctx)
 		}
 		return c.outcome
@@ -267,42 +343,101 @@ func (c *Client) Shutdown(ctx context.Context) error {
 	defer close(c.stopped)
 
 	for _, e := range c.entries() {
-		e.step(func(now time.Time, fx *effects) { e.lock.finish(now, fx) })
+		e.step(func(now time.Time, fx *lockstate.Effects) { e.lock.Close(now, fx) })
 	}
 	var left []string
-	if endsBefore(ctx, c.drained) {
-		c.reaper.drain(ctx)
+	if waitFor(ctx, c.drained) {
+		c.canceler.drain(ctx)
 	} else {
 		left = c.abandoned()
 	}
 	c.stop()
-	c.dog.halt()
+	c.watchdog.halt()
 	c.inbox.halt()
-	c.crew.close()
-	last, cancel := atLeast(ctx, lastWords)
+	c.group.close()
+	last, cancel := atLeast(ctx, finalWait)
 	defer cancel()
-	waitFor := func(what string, wait func(context.Context) bool) {
+	await := func(what string, wait func(context.Context) bool) {
 		if !wait(last) {
 			left = append(left, "not waited for: "+what)
 		}
 	}
-	waitFor("commands under way, or hooks of the Redis client", c.crew.wait)
-	c.reaper.giveUp()
-	waitFor("metrics being collected", c.metrics.stop)
-	waitFor("the loss handler", c.losses.wait)
-	waitFor("spans and measurements being told", c.tracing.told.wait)
-	waitFor("the logger", c.journal.lines.wait)
+	// In this order, for each may give work to those after it: what ends a lease calls the
+	// loss handler, and nearly all may log.
+	await("commands under way, or hooks of the Redis client", c.group.wait)
+	c.canceler.giveUp()
+	await("metrics being collected", c.metrics.stop)
+	await("the loss handler", c.losses.wait)
+	await("spans and measurements being told", c.tracing.queue.wait)
+	await("the logger", c.log.lines.wait)
 	if left != nil {
 		c.outcome = fmt.Errorf("%w, but %s", ErrClosed, strings.Join(left, "; "))
 	}
 	return c.outcome
 }
 
-// lastWords is how long goroutines, handlers and processors are waited for at least:
-// where a lease is given up, ctx has ended before these had their turn.
-const lastWords = 100 * time.Millisecond
+func (c *Client) closedLocked() bool {
+	select {
+	case <-c.closing:
+		return true
+	default:
+		return false
+	}
+}
 
-// atLeast returns a context that ends when parent has ended and d is over.
+// unlocked ends the waiting of an Unlock that was counted in unlocks.
+func (c *Client) unlocked() {
+	c.unlocks.Add(-1)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.drainLocked()
+}
+
+// drainLocked closes drained when its condition holds.
+func (c *Client) drainLocked() {
+	if c.closedLocked() && len(c.table) == 0 && c.unlocks.Load() == 0 {
+		select {
+		case <-c.drained:
+		default:
+			close(c.drained)
+		}
+	}
+}
+
+// abandoned says what was not released, and records the holds that this ends.
+func (c *Client) abandoned() (left []string) {
+	held, releasing := 0, 0
+	var names []string
+	for _, e := range c.entries() {
+		e.mu.Lock()
+		_, inside := e.lock.Counts()
+		held += inside
+		if inside == 0 {
+			releasing++
+		} else {
+			names = append(names, e.keys.Name)
+		}
+		for w := e.lock.Holders(); w != nil; w = w.NextHolder() {
+			if r, first := e.takeHoldLocked(callOf(w), holdAbandoned, time.Now()); first {
+				c.tracing.later(func() { c.recordHold(&r) })
+			}
+		}
+		e.mu.Unlock()
+	}
+	if held > 0 {
+		left = append(left, fmt.Sprintf("%d leases were not unlocked, of %s: they are not renewed any more, and their TTL ends them", held, someNames(names)))
+	}
+	if n := max(releasing, int(c.unlocks.Load())); n > 0 {
+		left = append(left, fmt.Sprintf("%d releases were not confirmed: unless they were done, their TTL ends them", n))
+	}
+	return left
+}
+
+// finalWait is the least time that Shutdown waits for goroutines, handlers and processors:
+// if leases were not unlocked, ctx has ended before their turn.
+const finalWait = 100 * time.Millisecond
+
+// atLeast returns a context that ends when parent has ended and d has passed.
 func atLeast(parent context.Context, d time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(parent))
 	began := time.Now()
@@ -313,27 +448,86 @@ func atLeast(parent context.Context, d time.Duration) (context.Context, context.
 	}
 }
 
-// abandoned says how much was not given back.
-func (c *Client) abandoned() (left []string) {
-	held, releasing := 0, 0
-	for _, e := range c.entries() {
-		e.mu.Lock()
-		held += e.lock.inside.n
-		if e.lock.inside.n == 0 {
-			releasing++
+// group is a set of goroutines with one owner, who waits for all of them. Unlike
+// sync.WaitGroup it can be closed, and waiting for it has a bound.
+type group struct {
+	mu   sync.Mutex
+	n    int
+	done chan struct{} // made by close; closed when n is 0
+}
+
+// start runs f in a goroutine of the group, or returns false after close.
+func (g *group) start(f func()) bool {
+	if !g.add() {
+		return false
+	}
+	go func() {
+		defer g.finished()
+		f()
+	}()
+	return true
+}
+
+// add counts the calling goroutine until it calls finished, or returns false after close.
+func (g *group) add() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.done != nil {
+		return false
+	}
+	g.n++
+	return true
+}
+
+func (g *group) finished() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.n--
+	if g.n == 0 && g.done != nil {
+		close(g.done)
+	}
+}
+
+// close has start and add refuse from now on.
+func (g *group) close() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.done == nil {
+		g.done = make(chan struct{})
+		if g.n == 0 {
+			close(g.done)
 		}
-		for w := e.lock.inside.first; w != nil; w = w.next {
-			if r, first := e.closedLocked(w, holdAbandoned, time.Now()); first {
-				c.tracing.later(func() { c.left(&r) })
-			}
-		}
-		e.mu.Unlock()
 	}
-	if held > 0 {
-		left = append(left, fmt.Sprintf("%d leases were not unlocked: they are not renewed any more, and their TTL ends them", held))
+}
+
+// wait, after close, waits until all goroutines have finished or ctx ends, and reports
+// whether they have.
+func (g *group) wait(ctx context.Context) bool {
+	g.mu.Lock()
+	done := g.done
+	g.mu.Unlock()
+	return waitFor(ctx, done)
+}
+
+// waitFor waits for done or ctx, and reports whether done came; if both have, it did.
+func waitFor(ctx context.Context, done <-chan struct{}) bool {
+	select {
+	case <-done:
+		return true
+	case <-ctx.Done():
 	}
-	if n := max(releasing, int(c.unlocks.Load())); n > 0 {
-		left = append(left, fmt.Sprintf("%d releases were not confirmed: unless they were done, their TTL ends them", n))
+	select {
+	case <-done:
+		return true
+	default:
+		return false
 	}
-	return left
+}
+
+// confirming returns the server that the options ask for.
+func confirming(s *redisserver.Server, o *clientOptions) server {
+	if o.replicas > 0 {
+		return redisserver.Replicated(s, o.replicas, o.replicasWait)
+	}
+	return s
 }

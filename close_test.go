@@ -3,12 +3,17 @@ package leased_test
 import (
 	"context"
 	"errors"
+	"log/slog"
+	"net"
 	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/redistest"
 )
 
 func TestCloseEndsLeasesAndWaitsForTheirUnlock(t *testing.T) {
@@ -132,7 +137,7 @@ func TestALeaseThatNobodyUnlocksIsLeftToItsTTLByClose(t *testing.T) {
 		case <-time.After(time.Minute):
 			t.Error("Unlock after Close hangs")
 		}
-		if again := c.Close(); again != err { //nolint:errorlint // the very same
+		if again := c.Close(); again != err { // the very same
 			t.Errorf("second Close: %v", again)
 		}
 	})
@@ -227,5 +232,64 @@ func TestCloseWhileRedisIsUnreachableIsBounded(t *testing.T) {
 		if took := time.Since(began); took > 8*time.Second { // 5 s, and a command under way
 			t.Errorf("took %v", took)
 		}
+	})
+}
+
+func TestCloseIsBoundedWhenTheSubscriptionGetsNoAnswer(t *testing.T) {
+	t.Parallel()
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	o := redistest.Options(silent.Addr().String())
+	o.ReadTimeout = time.Hour
+	rdb := redis.NewClient(o)
+	defer rdb.Close()
+	c, err := leased.New(rdb, leased.WithLogger(slog.New(slog.DiscardHandler)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Mutex("x").TryLock()
+	closed := make(chan error, 1)
+	go func() { closed <- c.Close() }()
+	closesSoon(t, "Close returns, without an answer that would take an hour", closed)
+}
+
+func TestAnUnlockAfterCloseSaysThatTheLockIsNotReleased(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s)
+		l := lock(t, c.Mutex("x"))
+		if err := c.Close(); err == nil {
+			t.Error("Close with a lease inside returned nil")
+		}
+		isAll(t, l.Unlock(), leased.ErrNotReleased, leased.ErrClosed)
+	})
+}
+
+func TestVirtualCloseWaitsFiveSecondsForHoldersAndNotLonger(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c, err := leased.New(s.connect(t), leased.WithLogger(slog.New(slog.DiscardHandler)), leased.WithTTL(6*time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		l := lock(t, c.Mutex("x"))
+		began := time.Now()
+		isAll(t, c.Close(), leased.ErrClosed)
+		if d := time.Since(began); d != 5*time.Second {
+			t.Errorf("waited %v", d)
+		}
+		// Renewed until then, and not released: another may not enter before the
+		// last renewal's TTL ends.
+		if left := s.rdb.PTTL(context.Background(), "x").Val(); left < 4*time.Second || left > 6*time.Second {
+			t.Errorf("its TTL goes on for %v", left)
+		}
+		if n := c.Stats().Renewals; n != 2 {
+			t.Errorf("renewed %d times while Close waited", n)
+		}
+		if c.Stats().Lost != 0 {
+			t.Error("the lease was taken for lost")
+		}
+		_ = l.Unlock()
 	})
 }

@@ -13,12 +13,12 @@ import (
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
-// A lock may be free behind hundreds of requests whose processes are gone. One call
-// of a script drops only so many; whoever asks goes on at once, in a few commands
-// and without sleeping. In virtual time any sleep would show, but those until the
-// server's clock has reached a token, which take µs.
+// A lock may be free behind hundreds of requests whose processes are gone. One call of a
+// script drops a bounded number of them; the client then asks again at once, so that the
+// lock takes a few commands and no sleep. Virtual time would show any sleep, except those
+// until the server's clock has reached a token, which take microseconds.
 
-// deadWaiters puts n requests into the queue whose waiting leases are over.
+// deadWaiters queues n requests whose waiting leases have expired.
 func (s place) deadWaiters(t *testing.T, name string, n int) {
 	t.Helper()
 	queue, _, waiters, _ := s.helperKeys(name)
@@ -69,7 +69,7 @@ func TestAFreeLockBehindDeadWaitersIsGotAtOnce(t *testing.T) {
 	}
 }
 
-// Neither the one who waits behind the dead nor the owner that lets go sleeps.
+// Neither the waiter behind the dead requests nor the owner that releases sleeps.
 func TestAReleasedLockPassesDeadWaitersAtOnce(t *testing.T) {
 	for _, shared := range []bool{false, true} {
 		inVirtualTime(t, func(t *testing.T, s place) {
@@ -114,7 +114,7 @@ func TestManyReadersBehindAWriterEnterAtOnce(t *testing.T) {
 		if took := time.Since(began); took > time.Millisecond {
 			t.Errorf("the last of %d readers entered after %v", readers, took)
 		}
-		// And all of them are told at once that a writer waits.
+		// All of them are notified at once that a writer waits.
 		writer := locking(t, newClient(t, s).Mutex("x"))
 		for _, r := range in {
 			unlock(t, r)
@@ -126,7 +126,7 @@ func TestManyReadersBehindAWriterEnterAtOnce(t *testing.T) {
 	})
 }
 
-// Readers of many processes keep the lock idle until they hear that it is wanted.
+// Readers of many processes keep the lock idle until a notification says that it is wanted.
 func TestAWriterGetsTheLockThatManyReadersKeepIdleAtOnce(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		for range 250 {
@@ -141,9 +141,10 @@ func TestAWriterGetsTheLockThatManyReadersKeepIdleAtOnce(t *testing.T) {
 	})
 }
 
-// In real time, for a pipeline of many messages is more than a pipe of the virtual
-// network takes. Those who are not told learn at their renewal, after ten seconds.
+// In real time, because a pipe of the virtual network cannot take a pipeline of so many
+// messages. A reader without a message would notice at its renewal, after ten seconds.
 func TestForceUnlockTellsManyReadersAtOnce(t *testing.T) {
+	t.Parallel()
 	onBoth(t, func(t *testing.T, s place) {
 		var in []*leased.Lease
 		for range 250 {

@@ -39,7 +39,7 @@ func (s place) universal(t *testing.T) redis.UniversalClient {
 func leastRights(t *testing.T) []string {
 	t.Helper()
 	rights := []string{"+hello", "+ping", "+evalsha", "+eval", "+subscribe", "+publish", "+pexpire"}
-	files, err := filepath.Glob("scripts/*.lua")
+	files, err := filepath.Glob("internal/redisserver/scripts/*.lua")
 	if err != nil || len(files) == 0 {
 		t.Fatal("no scripts", err)
 	}
@@ -61,3 +61,18 @@ func leastRights(t *testing.T) []string {
 }
 
 var calls = regexp.MustCompile(`call\('([A-Z]+)'`)
+
+func TestTheDocumentedRightsAreThoseThatAreNeeded(t *testing.T) {
+	_, block, _ := strings.Cut(readText(t, "docs/deployments.md"), "```\n")
+	block, _, _ = strings.Cut(block, "```")
+	var got []string
+	for _, word := range strings.Fields(block) {
+		if strings.HasPrefix(word, "+") {
+			got = append(got, word)
+		}
+	}
+	slices.Sort(got)
+	if want := leastRights(t); !slices.Equal(got, want) {
+		t.Errorf("docs/deployments.md has\n%v, needed are\n%v", got, want)
+	}
+}

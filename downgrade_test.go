@@ -28,6 +28,7 @@ func downgrade(t *testing.T, l *leased.Lease) {
 // Two other clients try to write in between, one by spinning and one from the
 // queue; both write in the breaks, which shows that they would have.
 func TestADowngradeLeavesNoGapForAWriter(t *testing.T) {
+	t.Parallel()
 	onBoth(t, func(t *testing.T, s place) {
 		const turns = 60
 		const free, writing, reading = 0, 1, 2
@@ -247,7 +248,7 @@ func TestADowngradeWhoseReplyIsLostIsRepeated(t *testing.T) {
 		c := clientOn(t, s, s.connect(t, func(o *redis.Options) { o.Addr, o.ReadTimeout = wire.Addr, 100*time.Millisecond }))
 		l := take(t, c.RWMutex("x").LockContext)
 		was, look := l.Token(), newClient(t, s)
-		warm(t, s, look) // a server that does not know the script would say so, and not be heard
+		warm(t, s, look) // otherwise the reply NOSCRIPT would be lost
 		wire.DropReplies()
 		done := make(chan error, 1)
 		go func() { done <- l.Downgrade(context.Background()) }() // ended by its answer, waited for through done

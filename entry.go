@@ -7,228 +7,167 @@ import (
 	"runtime/debug"
 	"sync"
 	"time"
+
+	"github.com/leasedmutex/leased/internal/lockstate"
+	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/redisserver"
 )
+
+// One lock in use, and how its state machine runs: an event enters under the entry's
+// mutex and the effects are performed after unlocking, which is the order of this file:
+// step, perform, run, and answered, which is the next step.
+//
+// Its goroutine is the sender: one for each command, started by dispatch, owned by the
+// client, ended by the reply or the command's time-out, waited for by Shutdown. A caller
+// who would wait for the reply anyway runs the command in its own goroutine instead.
 
 // entry is one lock in use.
 type entry struct {
 	client *Client
-	keys   keys
+	keys   protocol.Keys
 	alarm  alarm
-	pauses BackOff // touched only by the command in flight
-	warned bool    // likewise: that the owner will not tell us
 
-	mu     sync.Mutex // guards what follows, and alarm.due
-	lock   lock
-	dead   bool // taken out of the table
-	sought bool // somebody waited for who is inside, after the last step
+	// These two belong to the command in flight; while there is none, to the holder of mu.
+	pauses BackOff // nil unless the last command failed
+	warned bool    // whether the warning about a foreign owner was logged
+
+	mu        sync.Mutex // guards what follows, and alarm.due; for its order see Client.mu
+	lock      lockstate.Lock
+	dead      bool // removed from the table; find makes another entry
+	contended bool // whether callers or other processes waited for the holders after the last step
 }
 
 // step gives the lock an event and performs what follows from it.
-func (e *entry) step(event func(now time.Time, fx *effects)) {
+func (e *entry) step(event func(now time.Time, fx *lockstate.Effects)) {
 	now := time.Now()
-	var fx effects
+	var fx lockstate.Effects
 	e.mu.Lock()
 	event(now, &fx)
-	spent := e.settledLocked()
+	idle := e.rearmLocked()
 	e.mu.Unlock()
-	e.perform(&fx, spent, 0)
+	e.perform(&fx, idle, 0)
 }
 
-// settledLocked sets the alarm that the lock's state asks for and reports
-// whether the entry can be forgotten.
-func (e *entry) settledLocked() (spent bool) {
-	e.showAllLocked()
-	// An alarm that comes too early costs one look; moving it costs as much.
-	due := e.lock.due()
+// rearmLocked ends every step: it sets the alarm that the lock's state asks for, and
+// reports whether the lock is idle, so that the entry can be removed.
+func (e *entry) rearmLocked() (idle bool) {
+	e.traceHoldersLocked()
+	// An alarm that is early costs one look at the lock; moving it costs as much.
+	due := e.lock.Due()
 	if at := e.alarm.due; !due.IsZero() && (at.IsZero() || due.Before(at)) {
-		e.client.dog.set(&e.alarm, due)
+		e.client.watchdog.set(&e.alarm, due)
 	}
-	return e.lock.idle()
+	return e.lock.Idle()
 }
 
-// perform does what a step decided. Nothing is locked, and no code of the user's is
-// called but that of a command which the caller sends in its own goroutine: watchdog,
-// inbox and renewals perform steps too, and nothing may hold them up. A caller who would wait
-// for the command's answer anyway may lend its goroutine for so long: switching
-// to another costs as much as the command.
-func (e *entry) perform(fx *effects, spent bool, lent time.Duration) {
-	c := e.client
-	for w := fx.woken; w != nil; {
-		next := w.then
-		w.then = nil
-		if w.entered {
-			c.stats.admitted(w.via)
-		}
-		if w.ready != nil {
-			close(w.ready)
-		}
-		w = next
-	}
-	for _, l := range fx.ended {
-		e.end(l)
-	}
-	e.finish(fx, spent, lent)
-}
-
-// finish is the part of perform that may send a command.
-func (e *entry) finish(fx *effects, spent bool, lent time.Duration) {
-	for _, g := range fx.gone {
-		close(g.gone)
-	}
-	for _, done := range fx.done {
-		close(done)
-	}
-	for i := range fx.ghosts {
-		g := fx.ghosts[i]
-		for each := &g; each != nil; each = each.then {
-			each.keys, each.entry = &e.keys, e
-		}
-		e.client.reaper.add(&g)
-	}
-	if fx.send.verb != nothing {
-		e.dispatch(fx.send, lent)
-	} else if spent {
-		e.client.retire(e)
-	}
-}
-
-// dispatch has a command sent, in the caller's goroutine if that was lent, in
-// one of its own otherwise.
-func (e *entry) dispatch(cmd command, lent time.Duration) {
-	c := e.client
-	var sending bool
-	if lent > 0 && c.server.prompt() {
-		if sending = c.crew.enter(); sending {
-			defer c.crew.leave()
-			e.run(&cmd, min(lent, commandTimeout))
-		}
-	} else {
-		sending = c.crew.start(func() {
-			defer c.survive("a hook of the Redis client or the back-off policy")
-			e.run(&cmd, commandTimeout)
-		})
-	}
-	if !sending {
-		e.answered(&cmd, answer{}, &failure{ErrClosed, noAnswer}, maxRetryDelay)
-	}
-}
-
-// survive, deferred, reports a panic of the user's code in a goroutine of the
-// client's: nobody else could recover it.
-func (c *Client) survive(what string) {
-	if p := recover(); p != nil {
-		stack := string(debug.Stack())
-		c.journal.write(slog.LevelError, "panic", what+" panicked; locks go on", "panic", p, "stack", stack)
-	}
-}
-
-// run sends a command and gives the lock the answer. It is a sender: owned by
-// the client, ended by the answer or the command's time-out, waited for by Close.
-//
-// It calls code of the user's: hooks of the Redis client, the back-off policy. If
-// that panics in a goroutine that a caller lent, and is recovered there, or in one of
-// the client's, the lock goes on as after a command without answer.
-func (e *entry) run(cmd *command, limit time.Duration) {
-	c := e.client
-	ctx, stop := context.WithTimeout(c.base, limit)
-	defer stop()
-	told := false
-	defer func() {
-		if !told {
-			e.answered(cmd, answer{}, &failure{errPanicked, noAnswer}, time.Second)
-		}
-	}()
-	if cmd.check {
-		cmd.echo = c.inbox.challenge(cmd.at, echoWait)
-	}
-	a, err := c.server.do(ctx, &e.keys, cmd)
-	if cmd.echo != "" {
-		receivers := noEcho
-		if err == nil && a.outcome == enqueued {
-			receivers = a.echo
-		}
-		c.inbox.challenged(cmd.echo, receivers)
-	}
-	fail := classify(err) // here, where nothing is locked
-	var pause time.Duration
-	if fail != nil {
-		pause = e.pause()
-		c.inbox.suspect(fail)
-		c.outage.failed(fail)
-		c.journal.trouble(e.keys.name, err)
-	} else {
-		c.outage.answered(e.pauses != nil)
-		e.pauses = nil
-		if a.mute && !e.warned {
-			e.warned = true
-			c.journal.mute(e.keys.name, a.blocker, a.left)
-		}
-		if a.echo == echoDenied {
-			c.journal.denied()
-		}
-		c.stats.handed(a.handed)
-	}
-	told = true
-	e.answered(cmd, a, fail, pause)
-}
-
-var errPanicked = errors.New("leased: what a command called panicked")
-
-func (e *entry) answered(cmd *command, a answer, fail *failure, pause time.Duration) {
-	e.step(func(now time.Time, fx *effects) { e.lock.answered(cmd, a, fail, pause, now, fx) })
-}
-
-// pause is how long to leave Redis alone after a failure.
-func (e *entry) pause() time.Duration {
-	if e.pauses == nil {
-		if e.pauses = e.client.opts.backOff(); isNil(e.pauses) {
-			e.client.journal.noPolicy()
-			e.pauses = defaultBackOff()
-		}
-	}
-	d := e.pauses.NextBackOff()
-	if d < 0 || d > maxRetryDelay {
-		d = maxRetryDelay
-	}
-	return d
-}
-
-// ring is the alarm's call.
-func (e *entry) ring(now time.Time, batch []renewal) []renewal {
-	var fx effects
+// fire takes the step of the entry's alarm, and adds to batch the renewal that the lock
+// asks for.
+func (e *entry) fire(now time.Time, batch []protocol.Renewal) []protocol.Renewal {
+	var fx lockstate.Effects
 	e.mu.Lock()
 	if e.dead {
 		e.mu.Unlock()
 		return batch
 	}
-	e.client.dog.remove(&e.alarm) // it rang, but may be set again already
-	e.lock.tick(now, &fx)
-	if fx.renew {
-		batch = append(batch, renewal{entry: e, req: e.lock.grant.req, at: now, touch: fx.touch})
+	e.client.watchdog.remove(&e.alarm) // it fired, but may be set again already
+	e.lock.Tick(now, &fx)
+	if fx.Renew {
+		batch = append(batch, protocol.Renewal{Owner: e, Keys: &e.keys, Req: e.lock.Request(), At: now, Touch: fx.Touch})
 	}
-	spent := e.settledLocked()
+	idle := e.rearmLocked()
 	e.mu.Unlock()
-	e.perform(&fx, spent, 0)
+	e.perform(&fx, idle, 0)
 	return batch
 }
 
-// end tells of a lease that ended before its Unlock: its context first, and then, in
-// goroutines that nobody waits for, the user's code.
-func (e *entry) end(l loss) {
-	lost, cause := l.why != "", ErrLeaseLost // the caller's state may say more: of a later step
-	if !lost {
-		cause = ErrClosed
+// perform does what a step decided, after e.mu was unlocked. (A renewal that nobody waits for
+// is no part of it: it leaves in the watchdog's batch, see fire.) The effects are performed in this order:
+//
+//  1. Woken: callers admitted or rejected return from their wait. First, for this is a
+//     hand-off inside the process, and what follows would delay it.
+//  2. Ended: leases that ended before their Unlock. Before the next, so that an Unlock or
+//     a Downgrade that returns the loss does so when the context has ended, the loss is
+//     counted and the hold is recorded with its reason.
+//  3. Gone and Done: an Unlock, a Downgrade or a Check that was waiting returns.
+//  4. Cancels: requests go to the canceler. Before the entry is removed, for once the
+//     table is empty Shutdown waits for the canceler to have tried all it has.
+//  5. Check: a renewal that a caller waits for is sent, on a goroutine of the client.
+//  6. Send: the lock's next command. Last, because it may run here, for as long as
+//     inlineFor: zero starts a goroutine instead. A caller who would wait for the reply
+//     anyway runs it here, for switching to another goroutine costs as much as the
+//     command.
+//  7. With nothing to send, an idle entry is removed from the table, if it still is idle.
+//
+// Several goroutines may perform steps of one lock at once, and a later step may overtake
+// an earlier one. So no effect depends on another step's, but that a command is sent only
+// after the reply to the one before was a step itself.
+//
+// Nothing is locked, and no user code is called except by a command that runs here: the
+// watchdog, the inbox and renewals perform steps too, and nothing may hold them up.
+func (e *entry) perform(fx *lockstate.Effects, idle bool, inlineFor time.Duration) {
+	for caller := fx.Woken; caller != nil; {
+		w, next := callOf(caller), caller.Then
+		caller.Then = nil
+		if w.Entered {
+			e.client.stats.admitted(w.Via)
+		}
+		if w.ready != nil {
+			close(w.ready)
+		}
+		caller = next
 	}
+	for _, loss := range fx.Ended {
+		e.end(loss)
+	}
+	for _, caller := range fx.Gone {
+		close(callOf(caller).gone)
+	}
+	for _, done := range fx.Done {
+		close(done)
+	}
+	for i := range fx.Cancels {
+		cancel := fx.Cancels[i] // a copy that outlives fx
+		for each := &cancel; each != nil; each = each.Then {
+			each.Owner = e
+		}
+		e.client.canceler.add(&cancel)
+	}
+	if fx.Check != nil {
+		e.sendCheck(*fx.Check)
+	}
+	if fx.Send.Verb != protocol.None {
+		e.dispatch(fx.Send, inlineFor)
+	} else if idle {
+		e.client.retire(e)
+	}
+}
+
+// sendCheck sends a renewal that a caller waits for.
+func (e *entry) sendCheck(r protocol.Renewal) {
+	r.Owner, r.Keys = e, &e.keys
+	if !e.client.group.start(func() { e.client.renew([]protocol.Renewal{r}) }) {
+		r.Err = ErrClosed
+		e.step(func(now time.Time, fx *lockstate.Effects) { e.lock.Renewed(&r, now, fx) })
+	}
+}
+
+// end ends the context of a lease that ended before its Unlock. If the lease was lost, it
+// is counted and recorded too; the loss handler and OpenTelemetry, which are user code,
+// are called in goroutines that nothing else depends on.
+func (e *entry) end(loss lockstate.Loss) {
+	lost, cause := loss.Why != "", error(ErrClosed) // Caller.Ended may come from a later step
 	e.mu.Lock()
-	cancel, token := l.caller.cancel, l.caller.token
-	var held released
+	w := callOf(loss.Caller)
+	cancel, token := w.cancel, w.Token
+	var held holdRecord
 	var first bool
 	if lost {
+		cause = e.lostLocked(w, nil)
 		how := holdLost
-		if l.why == evicted {
+		if loss.Why == lockstate.Evicted {
 			how = holdForced
 		}
-		held, first = e.closedLocked(l.caller, how, time.Now())
+		held, first = e.takeHoldLocked(w, how, time.Now())
 	}
 	e.mu.Unlock()
 	if cancel != nil {
@@ -239,10 +178,118 @@ func (e *entry) end(l loss) {
 	}
 	c := e.client
 	c.stats.lost.Add(1)
-	if !c.losses.add(LossEvent{Name: e.keys.name, Token: token, Reason: l.why}) {
-		c.journal.untold()
+	if !c.losses.add(LossEvent{Name: e.keys.Name, Token: token, Reason: loss.Why}) {
+		c.log.lossesDropped()
 	}
 	if first {
-		c.tracing.later(func() { c.left(&held) })
+		c.tracing.later(func() { c.recordHold(&held) })
+	}
+}
+
+// dispatch has a command run: in the caller's goroutine if inlineFor is positive, in a
+// goroutine of the client otherwise. A command that does not honor deadlines could hold
+// its caller for longer than that, so it never runs inline.
+func (e *entry) dispatch(cmd protocol.Command, inlineFor time.Duration) {
+	c := e.client
+	var sending bool
+	if inlineFor > 0 && c.server.HonorsDeadlines() {
+		if sending = c.group.add(); sending {
+			defer c.group.finished()
+			e.run(&cmd, min(inlineFor, protocol.CommandTimeout))
+		}
+	} else {
+		sending = c.group.start(func() {
+			defer c.recoverPanic("a hook of the Redis client or the back-off policy")
+			e.run(&cmd, protocol.CommandTimeout)
+		})
+	}
+	if !sending {
+		e.answered(&cmd, protocol.Answer{}, &protocol.Failure{Err: ErrClosed, Kind: protocol.NoAnswer}, maxRetryDelay)
+	}
+}
+
+// run sends a command and gives the lock the reply.
+//
+// It calls user code: hooks of the Redis client and the back-off policy. If that panics,
+// the lock continues as after a command without a reply. The panic goes on: it is the
+// caller's in the caller's goroutine, and is logged in one of the client's.
+func (e *entry) run(cmd *protocol.Command, limit time.Duration) {
+	c := e.client
+	ctx, stop := context.WithTimeout(c.base, limit)
+	defer stop()
+	returned := false
+	defer func() {
+		if !returned {
+			e.answered(cmd, protocol.Answer{}, &protocol.Failure{Err: errPanicked, Kind: protocol.NoAnswer}, time.Second)
+		}
+	}()
+	if cmd.Check {
+		cmd.Echo = c.inbox.startProbe(cmd.At, lockstate.EchoWait)
+	}
+	c.slotMap.await(ctx)
+	a, err := c.server.Do(ctx, &e.keys, cmd)
+	if cmd.Echo != "" {
+		receivers := protocol.NoEcho
+		if err == nil && a.Outcome == protocol.Enqueued {
+			receivers = a.Echo
+		}
+		c.inbox.probeSent(cmd.Echo, receivers)
+	}
+	fail := redisserver.Classify(err) // here, where nothing is locked: it calls methods of the error
+	var pause time.Duration
+	if fail != nil {
+		pause = e.pause()
+		c.inbox.requireProbe(fail)
+		c.log.commandFailed(e.keys.Name, err)
+	} else {
+		c.outage.answered(e.pauses != nil)
+		e.pauses = nil
+		if a.NoNotify && !e.warned {
+			e.warned = true
+			c.log.foreignOwner(e.keys.Name, a.Blocker, a.Left)
+		}
+		if a.Echo == protocol.EchoDenied {
+			c.log.publishDenied()
+		}
+		c.stats.handed(a.Handed)
+	}
+	returned = true
+	c.slotMap.commandFailed(fail) // before the step, whose commands are to find the right node
+	e.answered(cmd, a, fail, pause)
+	if fail != nil {
+		// After the step: the outage ends when a probe finds no lock that waits out a pause,
+		// and a probe in between would not find this one.
+		c.outage.failed(fail)
+	}
+}
+
+var errPanicked = errors.New("leased: what a command called panicked")
+
+// answered is the step that ends a command; fail is nil if there was a reply.
+func (e *entry) answered(cmd *protocol.Command, a protocol.Answer, fail *protocol.Failure, pause time.Duration) {
+	e.step(func(now time.Time, fx *lockstate.Effects) { e.lock.Answered(cmd, a, fail, pause, now, fx) })
+}
+
+// pause returns how long the lock leaves Redis alone after a failure.
+func (e *entry) pause() time.Duration {
+	if e.pauses == nil {
+		if e.pauses = e.client.opts.backOff(); isNil(e.pauses) {
+			e.client.log.noPolicy()
+			e.pauses = defaultBackOff()
+		}
+	}
+	d := e.pauses.NextBackOff()
+	if d < 0 || d > maxRetryDelay {
+		d = maxRetryDelay
+	}
+	return d
+}
+
+// recoverPanic, deferred, logs a panic of user code in a goroutine of the client, where
+// the user could not recover it.
+func (c *Client) recoverPanic(what string) {
+	if p := recover(); p != nil {
+		stack := string(debug.Stack())
+		c.log.write(slog.LevelError, "panic", what+" panicked; locks go on", "panic", p, "stack", stack)
 	}
 }

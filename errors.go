@@ -1,74 +1,102 @@
 package leased
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"net"
 	"strings"
 	"time"
 
-	"github.com/redis/go-redis/v9"
+	"github.com/leasedmutex/leased/internal/lockstate"
+	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// Compare with errors.Is: what the library returns wraps these together with
-// the cause, which is usually a context's error or Redis' own.
+// Compare errors with errors.Is: the errors that the library returns wrap one of these
+// together with the cause, which is usually the error of a context or of Redis.
 var (
-	// ErrNotAcquired is matched by every error of LockContext and
-	// TryLockContext. The caller holds nothing and has nothing to undo.
-	ErrNotAcquired = errors.New("leased: lock not acquired")
+	// ErrNotAcquired is matched by every error of LockContext and TryLockContext. The
+	// caller holds nothing and has nothing to undo.
+	ErrNotAcquired = lockstate.ErrNotAcquired
 
-	// ErrLocked is returned by TryLockContext when somebody else holds the
-	// lock or waits for it. It is an ErrNotAcquired; trying again later is fine.
-	ErrLocked error = &kind{"leased: lock is held by another", ErrNotAcquired}
+	// ErrLocked is returned by TryLockContext when another caller holds the lock or
+	// waits for it. Such an error matches ErrNotAcquired too. The caller may try again
+	// later.
+	ErrLocked = lockstate.ErrLocked
 
-	// ErrLeaseLost is the cause of an ended Lease.Context, the error of Unlock
-	// and part of the error of Do when the lock stopped being ours before
-	// Unlock, or could no longer be proved ours. Somebody else may have been
-	// inside: check or repeat what was done, by fencing token if the resource
+	// ErrLeaseLost is matched by the cause of an ended Lease.Context and by the errors of
+	// Unlock and Do when the lock stopped being ours before Unlock, or could no longer be
+	// proved ours; the text has the lock, the token and the reason. Another process may
+	// have been inside: check or repeat the work, by the fencing token if the resource
 	// compares it.
-	ErrLeaseLost = errors.New("leased: lease lost")
+	ErrLeaseLost = lockstate.ErrLeaseLost
 
-	// ErrNotReleased is returned by Unlock when Redis did not confirm the
-	// release in time. The client goes on trying; the error's text says when
-	// the lock ends by itself.
-	ErrNotReleased = errors.New("leased: release not confirmed")
+	// ErrMaxHold is matched as well where a lease ended because it was held for as long as
+	// WithMaxHold allows. Such an error matches ErrLeaseLost too: work that goes on then may
+	// overlap another owner's.
+	ErrMaxHold = lockstate.ErrMaxHold
 
-	// ErrNoReplicas is reserved for locks that must reach replicas.
-	ErrNoReplicas = errors.New("leased: too few replicas confirmed the grant")
+	// ErrNotReleased is returned by Unlock and UnlockContext when Redis did not confirm the
+	// release in time. The client keeps retrying; the error's text says when the lock expires.
+	ErrNotReleased = lockstate.ErrNotReleased
 
-	// ErrClosed is returned after Client.Close, and is the cause that ends the
-	// contexts of leases still held then.
-	ErrClosed error = &kind{"leased: client is closed", nil}
+	// ErrNoReplicas is part of the error of LockContext, and the last error of others,
+	// where WithReplicas is set and fewer replicas than it asks for have the grant. The
+	// caller does not hold the lock; a grant that was known to be unconfirmed was
+	// canceled.
+	ErrNoReplicas = protocol.ErrNoReplicas
 
-	// ErrInvalidName is returned for a name that cannot be a lock: empty,
-	// longer than 512 bytes, not UTF-8, with braces that would put its keys into
-	// different cluster slots, or one that is a key beside another lock.
-	ErrInvalidName = errors.New("leased: invalid lock name")
+	// ErrNotLocked is returned by UnlockContext and RUnlockContext if no caller of the client
+	// holds the lock so. Unlock and RUnlock panic then.
+	ErrNotLocked = errors.New("leased: not locked by this client")
 
-	// ErrInvalidOption is returned for an option out of its range. Options are
-	// never mended silently.
+	// ErrClosed is returned after Client.Close. It is also the cause of the contexts
+	// of leases that were held when the client was closed.
+	ErrClosed = protocol.ErrClosed
+
+	// ErrInvalidName is returned for a name that cannot be that of a lock: one that is
+	// empty, longer than 512 bytes, not UTF-8, has control characters, has braces that
+	// would put its keys into different Cluster slots, or is an auxiliary key of another
+	// lock.
+	ErrInvalidName = protocol.ErrInvalidName
+
+	// ErrInvalidOption is returned for an option out of its range. Options are never
+	// corrected silently.
 	ErrInvalidOption = errors.New("leased: invalid option")
 )
 
-// kind is a sentinel that is also another one.
-type kind struct {
+// What a caller did wrong that has no sentinel, because no program can do anything about
+// it. Methods that return no error panic with these.
+var (
+	errMutexUnmade   = errors.New("leased: Mutex was not made by Client.Mutex")
+	errRWMutexUnmade = errors.New("leased: RWMutex was not made by Client.RWMutex")
+	errLeaseUnmade   = errors.New("leased: Lease is nil, or was not returned by LockContext")
+	errClientUnmade  = invalid("the Client is nil, or was not made by New")
+	errNilContext    = errors.New("leased: the context is nil")
+	errNilFunc       = errors.New("leased: the function is nil")
+	errLeaseOver     = errors.New("leased: its lease is over")
+)
+
+// about is an error with a text of its own that matches others.
+type about struct {
 	text string
-	is   error
+	is   []error
 }
 
-func (k *kind) Error() string { return k.text }
-func (k *kind) Unwrap() error { return k.is }
+func (e *about) Error() string   { return e.text }
+func (e *about) Unwrap() []error { return e.is }
 
-// notAcquired says why a caller was not admitted. It matches ErrNotAcquired,
-// the reason (a context's error, ErrLocked, ErrClosed, an answer of Redis) and
-// the last trouble that Redis gave while the caller waited.
+// bare returns the text of err without the name of the package, to stand behind another.
+func bare(err error) string { return strings.TrimPrefix(err.Error(), "leased: ") }
+
+// notAcquired says why a caller was not admitted. It matches ErrNotAcquired, the reason
+// (a context's error, ErrLocked, ErrClosed, or an error reply of Redis) and the last
+// error of Redis while the caller waited.
 type notAcquired struct {
 	name    string
 	waited  time.Duration
 	reason  error
-	trouble error  // last error of Redis, may be nil
+	lastErr error  // last error of Redis, may be nil
 	blocker string // readable id of the client that had the lock, may be empty
+	here    bool   // a caller of this process was inside
 }
 
 func (e *notAcquired) Error() string {
@@ -78,20 +106,24 @@ func (e *notAcquired) Error() string {
 		fmt.Fprintf(&b, " after %v", e.waited.Round(time.Millisecond))
 	}
 	if e.reason != nil {
-		fmt.Fprintf(&b, ": %s", strings.TrimPrefix(e.reason.Error(), "leased: "))
+		fmt.Fprintf(&b, ": %s", bare(e.reason))
 	}
-	if e.blocker != "" {
+	switch {
+	case e.here && !errors.Is(e.reason, ErrLocked):
+		b.WriteString(" (held by another caller of this process)")
+	case e.here:
+	case e.blocker != "":
 		fmt.Fprintf(&b, " (held by %s)", e.blocker)
 	}
-	if e.trouble != nil && !errors.Is(e.reason, e.trouble) {
-		fmt.Fprintf(&b, " (last trouble with Redis: %v)", e.trouble)
+	if e.lastErr != nil && !errors.Is(e.reason, e.lastErr) {
+		fmt.Fprintf(&b, " (last error of Redis: %v)", e.lastErr)
 	}
 	return b.String()
 }
 
 func (e *notAcquired) Unwrap() []error {
 	errs := []error{ErrNotAcquired}
-	for _, err := range []error{e.reason, e.trouble} {
+	for _, err := range []error{e.reason, e.lastErr} {
 		if err != nil {
 			errs = append(errs, err)
 		}
@@ -99,11 +131,40 @@ func (e *notAcquired) Unwrap() []error {
 	return errs
 }
 
-// notReleased says until when an unconfirmed release may keep others out.
+// leaseLost says which lease ended before its Unlock, and why. It matches ErrLeaseLost, at
+// the end of a maximum hold ErrMaxHold, and what went wrong at the release.
+type leaseLost struct {
+	name    string
+	token   uint64
+	why     string
+	release error // may be nil
+}
+
+func (e *leaseLost) Error() string {
+	s := fmt.Sprintf("leased: lock %q lost (token %d): %s", e.name, e.token, e.why)
+	if e.release != nil {
+		s += "; " + bare(e.release)
+	}
+	return s
+}
+
+func (e *leaseLost) Unwrap() []error {
+	errs := []error{ErrLeaseLost}
+	if e.why == lockstate.Overlong {
+		errs[0] = ErrMaxHold
+	}
+	if e.release != nil {
+		errs = append(errs, e.release)
+	}
+	return errs
+}
+
+// notReleased says until when an unconfirmed release may keep other processes out.
 type notReleased struct {
 	name    string
-	ends    time.Time
-	trouble error
+	ends    time.Time // when the lock expires; zero if only Redis knows
+	lastErr error     // last error of Redis, may be nil
+	ended   error     // of the context that the caller waited with, may be nil
 }
 
 func (e *notReleased) Error() string {
@@ -113,161 +174,20 @@ func (e *notReleased) Error() string {
 	} else {
 		s += " at " + e.ends.Format(time.RFC3339Nano)
 	}
-	if e.trouble != nil {
-		s += ": " + e.trouble.Error()
+	for _, err := range []error{e.ended, e.lastErr} {
+		if err != nil {
+			s += ": " + err.Error()
+		}
 	}
 	return s
 }
 
 func (e *notReleased) Unwrap() []error {
-	if e.trouble == nil {
-		return []error{ErrNotReleased}
-	}
-	return []error{ErrNotReleased, e.trouble}
-}
-
-// errRedisClosed is what becomes of a command through a *redis.Client that was closed,
-// which no waiting mends.
-var errRedisClosed error = redisClosed{}
-
-type redisClosed struct{}
-
-func (redisClosed) Error() string {
-	return "the Redis client is closed, so its locks cannot be used any more; close it after the leased.Client"
-}
-func (redisClosed) Unwrap() []error { return []error{ErrClosed, redis.ErrClosed} }
-
-// errPoolExhausted is one that no connection came free for.
-type errPoolExhausted struct{ size int }
-
-func (e errPoolExhausted) Error() string {
-	return fmt.Sprintf("no connection to Redis came free in time: the Redis client's pool of %d is exhausted", e.size)
-}
-func (errPoolExhausted) Unwrap() error { return redis.ErrPoolTimeout }
-
-// otherTypeError says in words what WRONGTYPE means here.
-type otherTypeError struct{ answer error }
-
-func (e *otherTypeError) Error() string {
-	return "the lock's Redis key, or one beside it, holds another type of value: " +
-		"another program, such as Redisson, uses this name: " + e.answer.Error()
-}
-func (e *otherTypeError) Unwrap() error { return e.answer }
-
-// inWords makes an error of Redis say what it means where its own text does not.
-func inWords(err error) error {
-	if wrongType(err) {
-		return &otherTypeError{err}
-	}
-	return err
-}
-
-var errUnproved = errors.New("leased: " + lostUnproved)
-
-// lostToo is what Unlock returns of a lease that had ended before, where err, nil if
-// Redis confirmed, is what came of its release.
-func lostToo(err error) error {
-	if err == nil {
-		return ErrLeaseLost
-	}
-	return errors.Join(ErrLeaseLost, err)
-}
-
-// failure is an error of a command and what it means for the lock. It is made
-// once, before the lock hears of it: the methods of err can be a user's, from a
-// hook of the Redis client, and nothing of a user's is called while a mutex is held.
-type failure struct {
-	err  error
-	kind failureKind
-}
-
-type failureKind uint8
-
-const (
-	noAnswer      failureKind = iota // the command may have run, or may run yet
-	neverSent                        // there was no connection to send it on
-	refusedNow                       // Redis refused it and did nothing; later it may not
-	needsOperator                    // likewise, and it will refuse it until somebody changes it
-	otherType                        // likewise: a key of the lock holds another type of value
-	clientClosed                     // no command is sent any more
-)
-
-// classify returns nil for no error.
-func classify(err error) *failure {
-	switch {
-	case err == nil:
-		return nil
-	case errors.Is(err, errRedisClosed):
-		return &failure{err, clientClosed}
-	case wrongType(err):
-		return &failure{err, otherType}
-	case mendable(err):
-		return &failure{err, needsOperator}
-	case definite(err):
-		return &failure{err, refusedNow}
-	case unsent(err) && !errors.As(err, new(errPoolExhausted)): // that is what we make of it
-		return &failure{err, neverSent}
-	}
-	return &failure{err, noAnswer}
-}
-
-// mayRun reports whether the command may have run or may yet run.
-func (f *failure) mayRun() bool { return f != nil && f.kind == noAnswer }
-
-// lasts reports whether repeating the command soon is pointless.
-func (f *failure) lasts() bool { return f.kind >= needsOperator }
-
-// hopeless reports whether nothing will ever mend it, so that even Lock gives up.
-func (f *failure) hopeless() bool { return f.kind == clientClosed }
-
-// mendable reports whether err is an answer of Redis that only an operator can
-// change: repeating the command soon is pointless. The markers are searched
-// anywhere in the text, for Redis moves them behind a prefix of its own when
-// the command that failed was inside a script, and differently in each version.
-func mendable(err error) bool {
-	if err == nil {
-		return false
-	}
-	for _, mark := range [...]string{
-		"NOAUTH", "WRONGPASS", "NOPERM", "WRONGTYPE", "unauthenticated",
-		"Operation against a key holding the wrong kind of value",
-		"can't run this command", "can't access at least one of the", // inside a script, up to Redis 7.0
-		"ACL failure in script", // from Redis 7.2 on, and Valkey
-		"running in protected mode",
-	} {
-		if strings.Contains(err.Error(), mark) {
-			return true
+	errs := []error{ErrNotReleased}
+	for _, err := range []error{e.ended, e.lastErr} {
+		if err != nil {
+			errs = append(errs, err)
 		}
 	}
-	return false
-}
-
-// wrongType reports whether a key turned out to hold another type.
-func wrongType(err error) bool {
-	return err != nil && strings.Contains(err.Error(), "wrong kind of value")
-}
-
-// definite reports whether err is an answer of Redis, which then did nothing,
-// and not the lack of one, after which the command may have run or may yet run.
-func definite(err error) bool {
-	var answer redis.Error
-	return errors.As(err, &answer)
-}
-
-// unsent reports whether the command cannot have left: there was no connection.
-func unsent(err error) bool {
-	var op *net.OpError
-	return errors.As(err, &op) && op.Op == "dial" || errors.Is(err, redis.ErrPoolTimeout)
-}
-
-// ofNetwork makes of an error of the network one that does not match a context's error
-// even where one of ours ended it: a caller would take it for its own.
-func ofNetwork(err error) error {
-	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
-		if unsent(err) {
-			return &net.OpError{Op: "dial", Err: errors.New(err.Error())}
-		}
-		return fmt.Errorf("leased: no answer from Redis: %v", err) //nolint:errorlint // on purpose
-	}
-	return err
+	return errs
 }

@@ -33,7 +33,7 @@ func embeddedRedis() (rdb *redis.Client, stop func()) {
 	}
 }
 
-// mustNew returns a client as another process would have.
+// mustNew returns a client. Each stands for a process.
 func mustNew(rdb *redis.Client, opts ...leased.Option) *leased.Client {
 	client, err := leased.New(rdb, opts...)
 	if err != nil {
@@ -136,7 +136,7 @@ func ExampleMutex_LockContext_timeout() {
 }
 
 // TryLockContext does not wait for the present owner. ErrLocked means that the lock is
-// taken; any other error means trouble with Redis.
+// taken; any other error is a failure.
 func ExampleMutex_TryLockContext() {
 	rdb, stop := embeddedRedis()
 	defer stop()
@@ -214,8 +214,8 @@ func ExampleRWMutex() {
 	// a reader beside a writer: false
 }
 
-// RDo runs a function beside other readers. To write after having read, let go,
-// lock for writing, and look again: a reader cannot become a writer.
+// RDo runs a function beside other readers. A reader cannot become a writer: to write
+// what depends on what was read, unlock, lock for writing, and read again.
 func ExampleRWMutex_RDo() {
 	rdb, stop := embeddedRedis()
 	defer stop()
@@ -232,7 +232,7 @@ func ExampleRWMutex_RDo() {
 	})
 	if err == nil && missing {
 		err = rw.Do(ctx, func(context.Context) error {
-			if pears == 0 { // nobody else did it meanwhile
+			if pears == 0 { // no other writer did it meanwhile
 				pears = 3
 			}
 			return nil
@@ -273,7 +273,7 @@ func ExampleLease_Downgrade() {
 		if err := lease.Downgrade(ctx); err != nil {
 			return err // the lease was lost, or ctx ended first
 		}
-		return publish(lease.Context()) // others may read too, nobody writes
+		return publish(lease.Context()) // others may read, none may write
 	}
 	fmt.Println(renew(context.Background(), here))
 	// Output:
@@ -290,15 +290,15 @@ func ExampleLease_Context() {
 	client := mustNew(rdb)
 	defer client.Close()
 
-	// Should the message about it be lost, the next renewal tells: after a third
-	// of the TTL.
+	// If the message about that is lost, the loss is noticed by the next renewal, after a
+	// third of the TTL.
 	mu := client.Mutex("import", leased.WithTTL(600*time.Millisecond))
 	lease, err := mu.LockContext(context.Background())
 	if err != nil {
 		log.Panic(err)
 	}
 	work := func(ctx context.Context) error {
-		<-ctx.Done() // a batch after another, until there are none or ctx ends
+		<-ctx.Done() // stands for batches of work, done until ctx ends
 		return context.Cause(ctx)
 	}
 
@@ -312,23 +312,23 @@ func ExampleLease_Context() {
 	// true
 }
 
-// present is the first access to an item under a lease: it presents the lease's token,
-// which the store keeps, and reads. It answers nil if another lease was here before that
-// has no smaller token.
+// present is the first access to an item under a lease: it stores the lease's token and
+// reads. It returns nil, and stores nothing, if a lease whose token is not smaller was here
+// before.
 var present = redis.NewScript(`
 	local seen = tonumber(redis.call('HGET', KEYS[1], 'token') or '0')
 	if seen >= tonumber(ARGV[1]) then return false end
 	redis.call('HSET', KEYS[1], 'token', ARGV[1])
 	return redis.call('HGET', KEYS[1], 'stock')`)
 
-// put writes only if no other lease was here since present: it answers 0 if one was.
+// put writes only if no other lease was here since present. It returns 0 if one was.
 var put = redis.NewScript(`
 	if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then return 0 end
 	redis.call('HSET', KEYS[1], 'stock', ARGV[2])
 	return 1`)
 
 // The token is presented at the first access, and the write is made under that token
-// only. Whoever lost the lock between its read and its write is refused.
+// only. An owner that lost the lock between its read and its write is refused.
 func ExampleLease_Token() {
 	rdb, stop := embeddedRedis()
 	defer stop()
@@ -371,8 +371,8 @@ func ExampleLease_Token() {
 	// <nil>
 }
 
-// What fails: the token is compared at the write only. Two owners that have both
-// read 50 write 49 in the order of their tokens, both are taken, and two pieces are sold
+// A mistake: the token is compared at the write only. Two owners that have both read 50
+// write 49 in the order of their tokens, both writes are accepted, and two pieces are sold
 // for one. ExampleLease_Token is the right way.
 func ExampleLease_Token_atTheWriteOnly() {
 	rdb, stop := embeddedRedis()
@@ -406,7 +406,7 @@ func ExampleLease_Token_atTheWriteOnly() {
 	more, _ := putOnly.Run(ctx, rdb, []string{"item:42"}, second.Token(), sees-1).Int()
 	fmt.Println(sold+more, "sold,", rdb.HGet(ctx, "item:42", "stock").Val(), "of 50 left")
 
-	// Here is the only sign of it, and only if the error is looked at.
+	// The error of Unlock is the only sign of it.
 	fmt.Println(errors.Is(first.Unlock(), leased.ErrLeaseLost), second.Unlock())
 	// Output:
 	// 2 sold, 49 of 50 left
@@ -526,7 +526,7 @@ func ExampleLockOption() {
 	// refused: true
 }
 
-// Inspect shows who has a lock and who waits, and takes nothing.
+// Inspect shows who owns a lock and who waits for it, and acquires nothing.
 func ExampleClient_Inspect() {
 	rdb, stop := embeddedRedis()
 	defer stop()

@@ -164,7 +164,7 @@ func TestTheFencingRecipeRefusesStaleReadersAndWriters(t *testing.T) {
 }
 
 // After a downgrade a lease has a reader's token: a store that kept it would refuse
-// readers who joined before.
+// readers that joined earlier.
 func TestTheTokenOfADowngradedLeaseIsNotToBeStored(t *testing.T) {
 	onBoth(t, func(t *testing.T, s place) {
 		store := newFencedStore(t, s)

@@ -9,21 +9,24 @@ import (
 	"testing/synctest"
 	"time"
 
+	mini "github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
 )
 
-// What a client costs and misses with the first lock of its life, which it asks for
-// before its inbox is confirmed.
+// What the first lock of a client costs, and which messages it misses: the client asks
+// for it before its inbox is confirmed.
 
 func TestAWaiterThatDiesWaitingForItsFirstLockCostsItsSuccessorNothing(t *testing.T) {
 	onBoth(t, func(t *testing.T, s place) {
 		const ttl = time.Hour // patience is far less
+		var g gate
+		// Not in a Cluster, where no count proves that the dead is gone: it is made owner.
+		way := s.connect(t, g.change)
 		owner := newClient(t, s)
 		l := lock(t, owner.Mutex("x"))
-		var g gate
-		dies, err := leased.New(s.connect(t, g.change), leased.WithKeyPrefix(s.Prefix), leased.WithTTL(ttl))
+		dies, err := leased.New(way, leased.WithKeyPrefix(s.Prefix), leased.WithTTL(ttl))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -40,10 +43,10 @@ func TestAWaiterThatDiesWaitingForItsFirstLockCostsItsSuccessorNothing(t *testin
 		s.queued(t, "x", 1)
 		next := locking(t, newClient(t, s).Mutex("x"))
 		s.queued(t, "x", 2)
-		g.shut.Store(true) // as good as dead: nobody subscribes for it any more
+		g.shut.Store(true) // as good as dead: it can no longer subscribe
 		g.cutInbox()
 		eventually(t, "its inbox is gone", func() bool {
-			return len(s.rdb.PubSubChannels(context.Background(), s.Prefix+"leased:inbox:*").Val()) == 2
+			return len(s.inboxes(t)) == 2
 		})
 		unlock(t, l)
 		l = closesSoon(t, "the successor enters", next)
@@ -90,7 +93,7 @@ func TestVirtualAnOwnerThatHasJustStartedHearsThatItIsWanted(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		starts := clientOn(t, s, s.connect(t, lateInbox), leased.WithLocalHandoffs(1, 0))
 		l := lock(t, starts.Mutex("x"))
-		next := locking(t, newClient(t, s).Mutex("x")) // which tells those who listen
+		next := locking(t, newClient(t, s).Mutex("x")) // which notifies subscribed owners
 		mine := locking(t, starts.Mutex("x"))
 		time.Sleep(500 * time.Millisecond)
 		unlock(t, l) // before a tenure of 1 s, that ends in any case
@@ -122,4 +125,38 @@ func (c late) Write(p []byte) (int, error) {
 		time.Sleep(100 * time.Millisecond)
 	}
 	return c.Conn.Write(p)
+}
+
+func TestVirtualWithASubscriptionThatIsRefusedTheFirstLockIsWaitedForAtOnce(t *testing.T) {
+	firstSubscription(t, func(p *mini.Peer) {
+		p.WriteError("NOPERM this user has no permissions to access one of the channels used as arguments")
+	})
+}
+
+func TestVirtualWithASubscriptionThatIsRefusedByCuttingItOffTheFirstLockIsWaitedForAtOnce(t *testing.T) {
+	firstSubscription(t, func(p *mini.Peer) { p.Close() })
+}
+
+// firstSubscription has each SUBSCRIBE answered so, and the first lock of a client be
+// waited for.
+func firstSubscription(t *testing.T, answer func(p *mini.Peer)) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		l := lock(t, newClient(t, s).Mutex("x"))
+		s.Mini.Server().SetPreHook(func(p *mini.Peer, cmd string, _ ...string) bool {
+			if cmd != "SUBSCRIBE" {
+				return false
+			}
+			time.Sleep(time.Millisecond) // after the first answer
+			answer(p)
+			return true
+		})
+		next := locking(t, newClient(t, s).Mutex("x"))
+		time.Sleep(10 * time.Millisecond)
+		queue, _, _, _ := s.helperKeys("x")
+		if n := s.rdb.ZCard(context.Background(), queue).Val(); n != 1 {
+			t.Errorf("%d wait", n)
+		}
+		unlock(t, l)
+		unlock(t, <-next)
+	})
 }

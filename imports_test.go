@@ -1,6 +1,7 @@
 package leased
 
 import (
+	"go/ast"
 	"go/parser"
 	"go/token"
 	"os/exec"
@@ -11,11 +12,17 @@ import (
 	"testing"
 )
 
-// A lock library is everywhere in a program: it brings along what it needs to talk
-// to Redis and OpenTelemetry's API, and neither an SDK nor an exporter.
+const module = "github.com/leasedmutex/leased"
 
-func TestTheLibraryImportsOnlyRedisBackoffAndTheOpenTelemetryAPI(t *testing.T) {
-	allowed := []string{
+// allowedImports is what each package of the library may import besides the standard
+// library. A lock library ends up everywhere in a program, so it brings along what it
+// needs to talk to Redis and OpenTelemetry's API, and neither an SDK nor an exporter. The
+// state machine knows neither: that it does no I/O is its worth.
+var allowedImports = map[string][]string{
+	".": {
+		module + "/internal/lockstate",
+		module + "/internal/protocol",
+		module + "/internal/redisserver",
 		"github.com/redis/go-redis/v9",
 		"github.com/cenkalti/backoff/v4",
 		"go.opentelemetry.io/otel",
@@ -25,46 +32,99 @@ func TestTheLibraryImportsOnlyRedisBackoffAndTheOpenTelemetryAPI(t *testing.T) {
 		"go.opentelemetry.io/otel/metric/noop",
 		"go.opentelemetry.io/otel/trace",
 		"go.opentelemetry.io/otel/trace/noop",
-	}
-	files, err := filepath.Glob("*.go")
-	if err != nil || len(files) == 0 {
-		t.Fatal(err, files)
-	}
-	used := map[string]bool{}
-	for _, file := range files {
-		if strings.HasSuffix(file, "_test.go") {
-			continue
-		}
-		f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ImportsOnly)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, spec := range f.Imports {
-			path, err := strconv.Unquote(spec.Path.Value)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if host, _, _ := strings.Cut(path, "/"); strings.Contains(host, ".") {
-				used[path] = true
-				if !slices.Contains(allowed, path) {
-					t.Errorf("%s imports %s", file, path)
+	},
+	"internal/lockstate":   {module + "/internal/protocol"},
+	"internal/protocol":    nil,
+	"internal/redisserver": {module + "/internal/protocol", "github.com/redis/go-redis/v9"},
+}
+
+func TestEachPackageImportsOnlyWhatItMay(t *testing.T) {
+	for dir, allowed := range allowedImports {
+		used := map[string]bool{}
+		for name, f := range sources(t, dir) {
+			for _, spec := range f.Imports {
+				path, err := strconv.Unquote(spec.Path.Value)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if host, _, _ := strings.Cut(path, "/"); strings.Contains(host, ".") {
+					used[path] = true
+					if !slices.Contains(allowed, path) {
+						t.Errorf("%s imports %s", name, path)
+					}
 				}
 			}
 		}
-	}
-	for _, path := range allowed {
-		if !used[path] {
-			t.Errorf("%s is allowed and not used", path)
+		for _, path := range allowed {
+			if !used[path] {
+				t.Errorf("%s may import %s and does not", dir, path)
+			}
 		}
 	}
 }
 
-func TestNoSDKOrExporterIsAmongTheLibrarysDependencies(t *testing.T) {
-	out, err := exec.Command("go", "list", "-deps", ".").Output()
+// The state machine is given the time with each event, and nothing in it waits, locks,
+// logs or runs beside its caller.
+func TestTheStateMachineHasNoClockAndNoGoroutine(t *testing.T) {
+	for name, f := range sources(t, "internal/lockstate") {
+		for _, spec := range f.Imports {
+			switch spec.Path.Value {
+			case `"sync"`, `"context"`, `"log/slog"`, `"os"`, `"net"`, `"math/rand"`, `"math/rand/v2"`, `"crypto/rand"`:
+				t.Errorf("%s imports %s", name, spec.Path.Value)
+			}
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.GoStmt, *ast.SelectStmt, *ast.SendStmt:
+				t.Errorf("%s starts a goroutine or uses a channel", name)
+			case *ast.SelectorExpr:
+				if x, ok := n.X.(*ast.Ident); ok && x.Name == "time" {
+					switch n.Sel.Name {
+					case "Now", "Since", "Until", "After", "AfterFunc", "Sleep", "NewTimer", "NewTicker", "Tick":
+						t.Errorf("%s uses time.%s", name, n.Sel.Name)
+					}
+				}
+			}
+			return true
+		})
+	}
+}
+
+// sources returns the files of a package, without its tests.
+func sources(t *testing.T, dir string) map[string]*ast.File {
+	t.Helper()
+	names, err := filepath.Glob(filepath.Join(dir, "*.go"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	deps := strings.Fields(string(out))
+	files := map[string]*ast.File{}
+	for _, name := range names {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[name] = f
+	}
+	if len(files) == 0 {
+		t.Fatalf("there is nothing in %s", dir)
+	}
+	return files
+}
+
+func dependencies(t *testing.T, args ...string) []string {
+	t.Helper()
+	out, err := exec.Command("go", append([]string{"list", "-deps"}, args...)...).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Fields(string(out))
+}
+
+func TestNoSDKOrExporterIsAmongTheLibrarysDependencies(t *testing.T) {
+	deps := dependencies(t, ".")
 	if !slices.Contains(deps, "go.opentelemetry.io/otel/trace") {
 		t.Fatalf("these cannot be all: %v", deps)
 	}
@@ -72,6 +132,17 @@ func TestNoSDKOrExporterIsAmongTheLibrarysDependencies(t *testing.T) {
 		for _, heavy := range []string{"go.opentelemetry.io/otel/sdk", "go.opentelemetry.io/otel/exporters", "google.golang.org/grpc", "github.com/alicebob"} {
 			if strings.HasPrefix(dep, heavy) {
 				t.Errorf("it depends on %s", dep)
+			}
+		}
+	}
+}
+
+// Its tests are the ones that are run after each line, so they are quick to build.
+func TestTheStateMachinesTestsNeedNoServerAndNoSDK(t *testing.T) {
+	for _, dep := range dependencies(t, "-test", "./internal/lockstate") {
+		for _, heavy := range []string{"github.com/redis", "github.com/alicebob", "go.opentelemetry.io"} {
+			if strings.HasPrefix(dep, heavy) {
+				t.Errorf("they depend on %s", dep)
 			}
 		}
 	}

@@ -3,10 +3,12 @@ package leased_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,14 +16,15 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/redistest"
 )
 
-// Subscriptions that are refused, break again and again, or hear nothing.
+// Subscriptions that are refused, break again and again, or cannot reconnect.
 
-// unsubscribable is a way to the server whose middle does not know SUBSCRIBE.
+// unsubscribable is a connection through a proxy that does not know SUBSCRIBE.
 type unsubscribable struct {
 	net.Conn
-	answer []byte // touched by who writes, then reads
+	answer []byte // used by the goroutine that writes and then reads
 }
 
 func (c *unsubscribable) Write(p []byte) (int, error) {
@@ -148,36 +151,142 @@ func TestVirtualASubscriptionThatBreaksAllTheTimeCostsFewCommandsAndIsQuickOnceS
 	})
 }
 
-// A half-open inbox is found out although commands of another lock go on failing.
-func TestVirtualErrorsOfAnotherLockDoNotHideAHalfOpenInbox(t *testing.T) {
-	inVirtualTime(t, func(t *testing.T, s place) {
-		var way wards
-		rdb := s.connect(t, func(o *redis.Options) {
-			way.change(o)
-			o.ContextTimeoutEnabled = true
-		})
-		rdb.AddHook(half{func(args []any) bool { return len(args) > 3 && fmt.Sprint(args[3]) == "lost" }})
-		c := clientOn(t, s, rdb, leased.WithBackOff(func() leased.BackOff { return hasty{} }))
-		theirs := lock(t, newClient(t, s).Mutex("x"))
-		mine := locking(t, c.Mutex("x"))
-		ctx, cancel := context.WithCancel(context.Background())
-		var failing sync.WaitGroup
-		failing.Go(func() { _, _ = c.Mutex("lost").LockContext(ctx) })
-		time.Sleep(10 * time.Second)
-		way.frozen.Add(1)
-		time.Sleep(20 * time.Second)
-		began := time.Now()
-		unlock(t, theirs)
-		unlock(t, <-mine)
-		if took := time.Since(began); took > 100*time.Millisecond {
-			t.Errorf("entered %v after the release: the inbox hears nothing", took)
+// gate is a way to the server through which, once shut, no new connection comes.
+type gate struct {
+	wards
+	mu    sync.Mutex
+	conns []net.Conn
+	shut  atomic.Bool
+	open  chan struct{}
+}
+
+func (g *gate) change(o *redis.Options) {
+	g.open = make(chan struct{})
+	if o.Dialer == nil {
+		o.Dialer = redis.NewDialer(o)
+	}
+	g.wards.change(o)
+	direct := o.Dialer
+	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if g.shut.Load() {
+			select {
+			case <-g.open:
+			case <-ctx.Done():
+			}
+			return nil, errors.New("nobody there")
 		}
-		cancel()
-		failing.Wait()
-		time.Sleep(time.Minute)
+		conn, err := direct(ctx, network, addr)
+		if err == nil {
+			g.mu.Lock()
+			g.conns = append(g.conns, conn)
+			g.mu.Unlock()
+		}
+		return conn, err
+	}
+}
+
+// cutInbox closes the connections that listen.
+func (g *gate) cutInbox() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, conn := range g.conns {
+		if conn.(*ward).listens.Load() {
+			_ = conn.Close()
+		}
+	}
+}
+
+func TestAnInboxThatCannotReconnectHoldsUpNoDeadline(t *testing.T) {
+	t.Parallel()
+	redistest.OnBoth(t, func(t *testing.T, target redistest.Target) {
+		s := place{target, target.NewClient(t)}
+		const ttl = 6 * time.Second
+		strain := redistest.NewStrain(t)
+		another := newClient(t, s)
+		theirs := lock(t, another.Mutex("x"))
+		var g gate
+		rdb := s.connect(t, g.change)
+		c, err := leased.New(rdb, leased.WithKeyPrefix(s.Prefix), leased.WithTTL(ttl), leased.WithLogger(slog.New(slog.DiscardHandler)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		mine := lock(t, c.Mutex("mine"))
+		work := mine.Context()
+		waiter := locking(t, c.Mutex("x"))
+		s.queued(t, "x", 1)
+		eventually(t, "subscribed", func() bool {
+			return len(s.inboxes(t)) >= 2
+		})
+		// From go-redis 9.23 on, pipelines have connections of their own. The first
+		// renewal dials one.
+		eventually(t, "renewed", func() bool { return c.Stats().Renewals > 0 })
+		g.shut.Store(true)
+		g.cutInbox()
+		// Commands go on over the connections that are there, for a TTL.
+		renewed := c.Stats().Renewals
+		held := func() bool {
+			until := mine.TrustedUntil()
+			late := time.Since(until)
+			if late <= 200*time.Millisecond+strain.Since(until) || work.Err() != nil {
+				return true
+			}
+			t.Errorf("the lease's context is alive %v after its trust has ended", late)
+			if another.Mutex("mine").TryLock() {
+				t.Error("and another is inside")
+				another.Mutex("mine").Unlock()
+			}
+			return false
+		}
+		eventually(t, "renewals go on", func() bool {
+			return !held() || work.Err() != nil || c.Stats().Renewals >= renewed+3
+		})
+		if work.Err() != nil {
+			t.Errorf("lost although Redis answers: %v", context.Cause(work))
+		}
+		close(g.open)
+		_ = theirs.Unlock()
+		_ = (<-waiter).Unlock()
+		_ = mine.Unlock()
+		_ = c.Close()
 	})
 }
 
-type hasty struct{}
+func TestVirtualAnInboxThatRejoinsHasItsWaitersLookAgainAtOnce(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		l := lock(t, newClient(t, s).Mutex("x"))
+		c, wire := onLine(t, s)
+		waiter := locking(t, c.Mutex("x"))
+		time.Sleep(time.Minute)
+		began := time.Now()
+		wire.cut()
+		synctest.Wait()
+		unlock(t, l) // no subscriber is notified
+		wire.mend()
+		unlock(t, <-waiter)
+		if d := time.Since(began); d > 100*time.Millisecond { // the pace alone has it look after 2 to 3 s
+			t.Errorf("looked again after %v", d)
+		}
+	})
+}
 
-func (hasty) NextBackOff() time.Duration { return 300 * time.Millisecond }
+// A server that is frozen accepts connections, and answers nothing.
+func TestVirtualASubscriptionThatIsNotMadeIsGivenUpAfter2s(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var way hung
+		way.shut.Store(true)
+		c := clientOn(t, s, s.connect(t, way.change))
+		began := time.Now()
+		got := locking(t, c.Mutex("x"))
+		time.Sleep(time.Second)
+		way.shut.Store(false)
+		for len(s.rdb.PubSubChannels(context.Background(), "leased:inbox:*").Val()) == 0 {
+			if time.Sleep(10 * time.Millisecond); time.Since(began) > time.Minute {
+				t.Fatal("no inbox")
+			}
+		}
+		if took := time.Since(began); took > 2100*time.Millisecond {
+			t.Errorf("subscribed after %v", took)
+		}
+		unlock(t, <-got)
+	})
+}

@@ -6,167 +6,134 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
-// Info is what Redis knew of a lock at one instant.
+// Info is the state of a lock in Redis at one instant.
 type Info struct {
 	Name    string
-	Owners  []Owner   // one writer, or readers; empty if the lock is free
+	Owners  []Owner   // one writer, or any number of readers; empty if the lock is free
 	Waiting []Waiting // in the order in which they will be served; the first 1,000
-	Queue   int       // how many processes wait
-	Token   uint64    // last fencing token known to Redis, 0 if none is remembered
+	Queue   int       // number of waiting processes
+	Token   uint64    // last fencing token known to Redis, 0 if it knows none
 }
 
-// Owner is a process that has a lock.
+// Owner is a process that owns a lock.
 type Owner struct {
 	Client string        // its readable id; empty for a foreign owner
-	Shared bool          // it reads
-	TTL    time.Duration // until Redis takes the lock away if nobody renews it; negative if never
-	Since  time.Time     // by Redis' clock, when it was made owner; zero where that is not kept
-	Token  uint64        // of the grant, 0 where that is not kept
-	Value  string        // what stands in the lock's key, for foreign owners and later versions only
+	Shared bool          // whether it is a reader
+	TTL    time.Duration // until the lock expires unless it is renewed; negative if it never does
+	Since  time.Time     // when it became the owner, by Redis' clock; zero if not recorded
+	Token  uint64        // of the grant, 0 if not recorded
+	Value  string        // the value of the lock's key, for foreign owners and later versions only
 }
 
 // Waiting is a process that waits for a lock.
 type Waiting struct {
-	Client string
-	Shared bool
+	Client string // its readable id; empty if the entry is not one of ours
+	Shared bool   // whether it waits for reading
 }
 
-// Inspect returns what Redis knows of a lock. It takes nothing, changes nothing
-// and does not need the lock to exist.
+// Inspect returns what Redis knows of a lock. It acquires and changes nothing, and the
+// lock need not exist.
 func (c *Client) Inspect(ctx context.Context, name string) (Info, error) {
-	k, err := c.operate(name)
+	k, err := c.operate(ctx, name)
 	if err != nil {
 		return Info{}, err
 	}
-	s, err := c.server.inspect(ctx, &k)
+	s, err := c.server.Inspect(ctx, &k)
 	if err != nil {
 		return Info{}, fmt.Errorf("leased: inspecting lock %q: %w", name, err)
 	}
-	return s.info(name), nil
+	return infoOf(name, &s), nil
 }
 
-// ForceUnlock evicts whoever owns the lock, foreign owners included, and lets
-// the next waiter in. Owners of ours are told at once: their leases' contexts
-// end with ErrLeaseLost; but they may still be at work, so this is for people
-// who know that the owner is gone or wrong. It is no error if nobody owns it.
+// ForceUnlock evicts the owners of the lock, foreign ones included, and lets the next
+// waiter in. Owners of ours are notified at once, and the contexts of their leases
+// end with ErrLeaseLost; but they may still be at work, so ForceUnlock is for operators
+// who know that the owner is gone or wrong. It is no error if the lock is free.
 func (c *Client) ForceUnlock(ctx context.Context, name string) error {
-	k, err := c.operate(name)
+	k, err := c.operate(ctx, name)
 	if err != nil {
 		return err
 	}
-	if _, err := c.server.evict(ctx, &k); err != nil {
+	if _, err := c.server.Evict(ctx, &k); err != nil {
 		return fmt.Errorf("leased: forcing lock %q: %w", name, err)
 	}
 	return nil
 }
 
-func (c *Client) operate(name string) (keys, error) {
+// operate returns the keys of a lock that an operator names.
+func (c *Client) operate(ctx context.Context, name string) (protocol.Keys, error) {
+	switch {
+	case c.unmade():
+		return protocol.Keys{}, errClientUnmade
+	case ctx == nil:
+		return protocol.Keys{}, errNilContext
+	}
 	c.mu.Lock()
 	closed := c.closedLocked()
 	c.mu.Unlock()
 	if closed {
-		return keys{}, ErrClosed
+		return protocol.Keys{}, ErrClosed
 	}
-	return newKeys(c.opts.prefix, name)
+	return protocol.NewKeys(c.opts.prefix, name)
 }
 
-// snapshot is the answer of inspect.lua.
-type snapshot struct {
-	value   string
-	left    time.Duration
-	clock   uint64 // µs
-	meta    string
-	readers []string // id, expiry in ms, …
-	queue   []string
-	length  int
-}
-
-func parseSnapshot(reply []any) (snapshot, error) {
-	if len(reply) != 7 {
-		return snapshot{}, fmt.Errorf("leased: malformed answer %.200q", fmt.Sprint(reply))
-	}
-	text := func(v any) string { s, _ := v.(string); return s }
-	number := func(v any) int64 { n, _ := v.(int64); return n }
-	list := func(v any) []string {
-		all, _ := v.([]any)
-		out := make([]string, 0, len(all))
-		for _, x := range all {
-			switch x := x.(type) {
-			case string:
-				out = append(out, x)
-			case int64:
-				out = append(out, strconv.FormatInt(x, 10))
-			case float64:
-				out = append(out, strconv.FormatFloat(x, 'f', 0, 64))
-			case []any: // RESP3: a pair
-				for _, y := range x {
-					out = append(out, fmt.Sprintf("%v", y))
-				}
-			}
-		}
-		return out
-	}
-	return snapshot{
-		value:   text(reply[0]),
-		left:    remaining(number(reply[1])),
-		clock:   uint64(number(reply[2])),
-		meta:    text(reply[3]),
-		readers: list(reply[4]),
-		queue:   list(reply[5]),
-		length:  int(number(reply[6])),
-	}, nil
-}
-
-func (s *snapshot) info(name string) Info {
-	info := Info{Name: name, Queue: s.length}
+// infoOf parses a snapshot. Anything that can write to Redis may have written it, so no
+// part of it is taken to be well-formed.
+func infoOf(name string, s *protocol.Snapshot) Info {
+	info := Info{Name: name, Queue: s.Length}
 	var since time.Time
-	if rest, ok := strings.CutPrefix(s.meta, formatTag); ok {
+	if rest, ok := strings.CutPrefix(s.Meta, protocol.FormatTag); ok {
 		token, at, _ := strings.Cut(rest, ":")
 		info.Token, _ = strconv.ParseUint(token, 10, 53)
+		at, _, _ = strings.Cut(at, ":")
 		if us, err := strconv.ParseInt(at, 10, 64); err == nil {
 			since = time.UnixMicro(us)
 		}
 	}
-	switch who, err := parseID(s.value); {
-	case s.value == "":
-	case s.value == markerValue:
-		for i := 0; i+1 < len(s.readers); i += 2 {
-			ends, _ := strconv.ParseFloat(s.readers[i+1], 64)
-			left := max(-1<<52, min(ends-float64(s.clock/1000), 1<<52)) // a score can be anything, even inf
-			reader := Owner{Shared: true, TTL: remaining(int64(left))}
-			if who, err := parseID(s.readers[i]); err == nil {
-				reader.Client = who.label
+	switch id, err := protocol.ParseID(s.Value); {
+	case s.Value == "":
+	case s.Value == protocol.MarkerValue:
+		for i := 0; i+1 < len(s.Readers); i += 2 {
+			ends, _ := strconv.ParseFloat(s.Readers[i+1], 64)
+			left := max(-1<<52, min(ends-float64(s.Clock/1000), 1<<52)) // a score can be anything, even inf
+			reader := Owner{Shared: true, TTL: redisserver.Remaining(int64(left))}
+			if id, err := protocol.ParseID(s.Readers[i]); err == nil {
+				reader.Client = id.Label
 			} else {
-				reader.Value = s.readers[i]
+				reader.Value = s.Readers[i]
 			}
 			info.Owners = append(info.Owners, reader)
 		}
 	case err != nil:
-		info.Owners = []Owner{{TTL: s.left, Value: s.value}}
+		info.Owners = []Owner{{TTL: s.Left, Value: s.Value}}
 	default:
-		info.Owners = []Owner{{Client: who.label, TTL: s.left, Since: since, Token: info.Token}}
+		info.Owners = []Owner{{Client: id.Label, TTL: s.Left, Since: since, Token: info.Token}}
 	}
-	for _, id := range s.queue {
+	for _, entry := range s.Queue {
 		w := Waiting{}
-		if who, err := parseID(id); err == nil {
-			w = Waiting{Client: who.label, Shared: who.mode == shared}
+		if id, err := protocol.ParseID(entry); err == nil {
+			w = Waiting{Client: id.Label, Shared: id.Mode == protocol.Shared}
 		}
 		info.Waiting = append(info.Waiting, w)
 	}
 	return info
 }
 
-// blockerName returns the readable part of what blocked a caller.
+// blockerName returns the readable part of the value that a caller found in the lock's
+// key, empty if the value does not say who the owner is.
 func blockerName(value string) string {
-	who, err := parseID(value)
+	id, err := protocol.ParseID(value)
 	switch {
-	case value == "" || value == markerValue:
+	case value == "" || value == protocol.MarkerValue:
 		return ""
 	case err == nil:
-		return who.label
-	case newerFormat(value):
+		return id.Label
+	case protocol.NewerFormat(value):
 		return "a later version of leased"
 	}
 	return "a foreign client"

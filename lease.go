@@ -2,21 +2,25 @@ package leased
 
 import (
 	"context"
+	"fmt"
 	"runtime"
 	"sync"
 	"time"
+
+	"github.com/leasedmutex/leased/internal/lockstate"
+	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// Lease is what a caller of LockContext holds until Unlock. It is safe for
-// concurrent use.
+// Lease is what a caller of LockContext holds until Unlock. It is safe for concurrent
+// use.
 //
-// Keep it reachable while the work goes on: a lease that is garbage-collected
-// together with its contexts, without Unlock, is not renewed any more, which is
-// logged, and keeps the callers of this process out until Mutex.Unlock.
+// Keep the lease, or one of its contexts, reachable while the work goes on. If all of
+// them are garbage-collected before Unlock, the lease is no longer renewed, which is
+// logged, and the callers of this process are kept out until Mutex.Unlock.
 type Lease struct {
 	entry  *entry
-	caller *caller
-	parent context.Context // values and trace of the context it was asked with
+	call   *call
+	parent context.Context // values and trace of the context given to LockContext
 	once   sync.Once
 	result error
 	guard  runtime.Cleanup
@@ -25,72 +29,87 @@ type Lease struct {
 	ctx context.Context
 }
 
-func newLease(ctx context.Context, e *entry, w *caller) *Lease {
-	l := &Lease{entry: e, caller: w, parent: ctx}
-	l.guard = runtime.AddCleanup(l, func(o orphan) { o.entry.collected(o.caller) }, orphan{e, w})
+// made returns l if LockContext, or a method like it, returned it, and panics otherwise.
+func (l *Lease) made() *Lease {
+	if l.unmade() {
+		panic(errLeaseUnmade)
+	}
 	return l
 }
 
-// orphan is what remains of a lease that nobody can reach.
-type orphan struct {
-	entry  *entry
-	caller *caller
+// unmade reports whether l is nil or the zero value, as after an error of LockContext.
+func (l *Lease) unmade() bool { return l == nil || l.entry == nil }
+
+func newLease(ctx context.Context, e *entry, w *call) *Lease {
+	l := &Lease{entry: e, call: w, parent: ctx}
+	l.guard = runtime.AddCleanup(l, func(o collectedLease) { o.entry.collected(o.call) }, collectedLease{e, w})
+	return l
 }
 
-func (e *entry) collected(w *caller) {
+// collectedLease is what is kept of a lease to clean up after it is garbage-collected.
+// It must not refer to the Lease.
+type collectedLease struct {
+	entry *entry
+	call  *call
+}
+
+// collected stops the renewal of a lease that can no longer be unlocked through its
+// Lease.
+func (e *entry) collected(w *call) {
 	e.mu.Lock()
-	mine := e.lock.abandoned(w)
+	mine := e.lock.Abandoned(&w.Caller)
 	e.mu.Unlock()
 	if mine {
-		e.client.journal.collected()
+		e.client.log.collected(e.keys.Name)
 	}
 }
 
-// Token returns the lease's fencing token, positive and below 2^53, so it fits a
-// BIGINT and a JSON number. A writer's token is greater than that of every earlier
-// lease of the lock. A reader's is greater than that of every earlier writer and
-// smaller than that of every later one; the tokens of readers in different processes
-// are in no order, so compare a reader's with a writer's only.
+// Token returns the lease's fencing token. It is positive and below 2^53, so it fits a
+// BIGINT and a JSON number. A writer's token is greater than that of every earlier lease
+// of the lock. A reader's token is greater than that of every earlier writer and smaller
+// than that of every later one; the tokens of readers in different processes are in no
+// order, so compare a reader's token with a writer's only.
 //
 // A resource is safe from owners that do not know yet that they lost the lock if it
-// keeps the greatest token of a writer, and every access presents the lease's: the
-// first access of a writer raises the kept token, its writes require that token to be
-// the kept one still, and whatever comes with a smaller one is refused. So is a first
-// access with an equal one: while two own the lock, as after a FLUSHALL, both draw tokens
-// from one clock, and can draw the same. Comparing at
-// the write only does not protect what was read before. A reader's token is compared and
-// never kept; after Downgrade the lease has a reader's token.
+// stores the greatest token of a writer and every access presents the token of its lease.
+// The first access of a writer raises the stored token, its writes require the stored
+// token to be its own still, and any access with a smaller token is refused. So is a
+// first access with an equal token: while two processes own the lock, as after a
+// FLUSHALL, both draw tokens from the same clock, and can draw the same one. Comparing
+// tokens at the write only does not protect what was read before. A reader's token is
+// compared and never stored; after Downgrade the lease has a reader's token.
 func (l *Lease) Token() uint64 {
-	l.entry.mu.Lock() // a downgrade changes it
+	l.made().entry.mu.Lock() // a downgrade changes the token
 	defer l.entry.mu.Unlock()
-	return l.caller.token
+	return l.call.Token
 }
 
-// TrustedUntil returns until when the lease may be believed on this machine's
-// clock, as far as is known now: each renewal moves it. After the end of the
-// lease it is not in the future.
+// TrustedUntil returns the time, on this machine's clock, until which the lease may be
+// believed, as far as is known now: each renewal moves it. After the end of the lease it
+// is not in the future.
 func (l *Lease) TrustedUntil() time.Time {
-	l.entry.mu.Lock()
+	l.made().entry.mu.Lock()
 	defer l.entry.mu.Unlock()
-	return l.entry.lock.trustedUntil(l.caller, time.Now())
+	return l.entry.lock.TrustedUntil(&l.call.Caller, time.Now())
 }
 
-// Context returns a context for the work done under the lease. It has the values
-// of the context given to LockContext, not its cancellation or deadline, and ends
-// when the lease does: at Unlock, or with cause ErrLeaseLost (see the package's
-// limits for how soon), or with cause ErrClosed when the client is closed.
+// Context returns a context for the work done under the lease. It has the values of the
+// context given to LockContext, but not its cancellation or deadline. It ends when the
+// lease does: at Unlock, with a cause that matches ErrLeaseLost and has the reason if the
+// lease is lost (see the package's limits for how soon), or with cause ErrClosed when the
+// client is closed.
 func (l *Lease) Context() context.Context {
-	return leaseContext{l.base(), l}
+	return leaseContext{l.made().base(), l}
 }
 
-// leaseContext keeps its lease from being collected.
+// leaseContext keeps its lease from being garbage-collected.
 type leaseContext struct {
 	context.Context
 	lease *Lease
 }
 
-// base is the lease's context without a reference to the lease, made when it is
-// first asked for.
+// base returns the lease's context without a reference to the lease. The context is made
+// by the first call.
 func (l *Lease) base() context.Context {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -99,11 +118,16 @@ func (l *Lease) base() context.Context {
 	}
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(l.parent))
 	l.ctx = ctx
-	w := l.caller
+	w := l.call
 	l.entry.mu.Lock()
 	w.cancel = cancel
-	cause := w.ended.cause()
-	if cause == nil && w.phase == left {
+	var cause error
+	switch {
+	case w.Ended == lockstate.ByLoss:
+		cause = l.entry.lostLocked(w, nil)
+	case w.Ended != lockstate.NotYet:
+		cause = ErrClosed
+	case w.Phase == lockstate.Left:
 		cause = context.Canceled
 	}
 	l.entry.mu.Unlock()
@@ -113,13 +137,17 @@ func (l *Lease) base() context.Context {
 	return l.ctx
 }
 
-// With returns a context that ends with ctx, and with the lease, for work that
-// belongs to another request than the one that locked. The cause says which; for
-// a lost lease it is ErrLeaseLost. Its spans are children of the lease's if ctx has
-// the span that LockContext was called in. Call the function returned when the work
-// is done.
+// With returns a context that ends with ctx or with the lease, for work that belongs to
+// another request than the one that locked. The cause says which of them ended; for a
+// lost lease it matches ErrLeaseLost. Spans started with the context are children of the
+// lease's span if ctx carries the span that LockContext was called in. Call the returned
+// function when the work is done.
 func (l *Lease) With(ctx context.Context) (context.Context, context.CancelFunc) {
-	inner, cancel := context.WithCancelCause(l.caller.trail.context(ctx))
+	l.made()
+	if ctx == nil {
+		panic(errNilContext)
+	}
+	inner, cancel := context.WithCancelCause(l.call.trace.context(ctx))
 	base := l.base()
 	if base.Err() != nil {
 		cancel(context.Cause(base))
@@ -131,18 +159,25 @@ func (l *Lease) With(ctx context.Context) (context.Context, context.CancelFunc) 
 	}
 }
 
-// Unlock ends the lease. It waits for Redis at most WithReleaseTimeout, and not
-// at all if the lock goes to another caller of this process. It returns
-// ErrLeaseLost if the lease ended before, or if the release had no answer and it could
-// not be proved afterwards that the lock was ours until it was let go; ErrNotReleased
-// if Redis did not confirm in time (or, with ErrClosed, never will, as the client is
-// closed); and both where both happened. The caller has left the lock in all cases. Do
-// not drop the error: it may be the only sign that another process was inside. Later
-// calls do nothing and return the same, also after Mutex.Unlock.
+// Unlock ends the lease. It waits for Redis at most as long as WithReleaseTimeout says,
+// and not at all if the lock goes to another caller of this process. It returns
+//
+//   - ErrLeaseLost, with the reason, if the lease ended before, or if the release had no reply and it
+//     could not be proved afterwards that the lock was ours until it was released;
+//   - ErrNotReleased if Redis did not confirm the release in time or, together
+//     with ErrClosed, never will because the client is closed;
+//   - both if both happened.
+//
+// In all cases the caller no longer holds the lock. Do not drop the error: it may be the
+// only sign that another process was inside. Later calls do nothing and return the same
+// error, also after Mutex.Unlock.
 func (l *Lease) Unlock() error {
+	if l.unmade() {
+		return errLeaseUnmade
+	}
 	l.once.Do(func() {
 		l.guard.Stop()
-		_, l.result = l.entry.unlock(func(*lock) *caller { return l.caller })
+		_, l.result = l.entry.unlock(nil, func(*lockstate.Lock) *lockstate.Caller { return &l.call.Caller })
 	})
 	return l.result
 }
@@ -151,14 +186,100 @@ func (l *Lease) Unlock() error {
 type LossEvent struct {
 	Name   string // of the lock
 	Token  uint64 // of the lease
-	Reason string // for people
+	Reason string // human-readable
 }
 
-// tellLoss is the loss handler, or what stands for it.
-func (c *Client) tellLoss(ev LossEvent) {
-	if c.opts.onLoss != nil {
-		c.opts.onLoss(ev)
-	} else {
-		c.journal.lost(ev)
+// Check asks Redis now whether the lock is still ours, for work that should not wait for
+// the next renewal to learn that, such as a write that cannot present the token. It costs
+// a round trip; checks of a lock that are made together share one.
+//
+// nil says that the lock was ours when Redis answered, and the lease is trusted anew from
+// the time before Check asked. It is no promise for the time after: the token is. If the
+// lock is not ours, the lease is lost, and so are all leases that the process has by the
+// same grant; the error then matches ErrLeaseLost and has the reason. So does the error of
+// a lease that has ended before. Check waits for Redis until ctx ends; that error, or one
+// that Redis returned instead of an answer, says nothing about the lease: it goes on until
+// its trust window ends.
+func (l *Lease) Check(ctx context.Context) error {
+	if l.unmade() {
+		return errLeaseUnmade
 	}
+	if ctx == nil {
+		return errNilContext
+	}
+	w, e := l.call, l.entry
+	failed := func(why error, is ...error) error {
+		return &about{fmt.Sprintf("leased: lock %q not checked: %s", e.keys.Name, bare(why)), append(is, why)}
+	}
+	if ctx.Err() != nil {
+		return failed(ended(ctx))
+	}
+	var k lockstate.Check
+	done := make(chan struct{})
+	e.step(func(now time.Time, fx *lockstate.Effects) { e.lock.Check(&k, &w.Caller, done, now, fx) })
+	if !waitFor(ctx, done) {
+		return failed(ended(ctx))
+	}
+	e.mu.Lock()
+	var lost error
+	if w.Ended == lockstate.ByLoss {
+		lost = e.lostLocked(w, nil)
+	}
+	e.mu.Unlock()
+	switch {
+	case lost != nil:
+		return lost
+	case k.Over:
+		return failed(errLeaseOver, ErrLeaseLost)
+	case k.Err != nil:
+		return failed(k.Err)
+	}
+	return nil
+}
+
+// Downgrade turns a lease for writing into one for reading: no writer gets the lock in
+// between, and readers that wait right behind may enter. From then on the lease is a
+// reader's, and its token is that of the shared grant, which is greater. The lease is
+// renewed throughout.
+//
+// Downgrade waits for Redis until ctx ends; the error then matches ctx's error and the
+// last one of Redis. A downgrade cannot be undone: the client keeps retrying it as long
+// as the lease lasts. Downgrade returns ErrLeaseLost if the lease is lost or has ended,
+// and nil at once if it is already a reader's.
+//
+// There is no upgrade, as in sync.RWMutex: two readers that both upgraded would wait for
+// each other for ever. Unlock, lock for writing, and read again what was read.
+func (l *Lease) Downgrade(ctx context.Context) error {
+	if l.unmade() {
+		return errLeaseUnmade
+	}
+	if ctx == nil {
+		return errNilContext
+	}
+	w, e := l.call, l.entry
+	done := make(chan struct{})
+	e.step(func(now time.Time, fx *lockstate.Effects) { e.lock.Downgrade(&w.Caller, done, now, fx) })
+	select {
+	case <-done:
+	case <-e.client.base.Done(): // a closed client does not retry
+		return fmt.Errorf("leased: downgrade of lock %q not confirmed: %w", e.keys.Name, ErrClosed)
+	case <-ctx.Done():
+		e.mu.Lock()
+		lastErr := e.lock.LastErr()
+		e.mu.Unlock()
+		err := fmt.Errorf("leased: downgrade of lock %q not confirmed: %w", e.keys.Name, ended(ctx))
+		if lastErr != nil {
+			err = fmt.Errorf("%w (last error of Redis: %w)", err, lastErr)
+		}
+		return err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if w.Mode != protocol.Shared {
+		if w.Ended == lockstate.ByLoss {
+			return e.lostLocked(w, nil)
+		}
+		return &about{fmt.Sprintf("leased: lock %q not downgraded: %s", e.keys.Name, bare(errLeaseOver)), []error{ErrLeaseLost}}
+	}
+	return nil
 }

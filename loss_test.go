@@ -4,14 +4,12 @@ import (
 	"context"
 	"log/slog"
 	"runtime"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/redistest"
 )
 
 // taken are the ways in which a lock's key stops being ours without a message.
@@ -63,18 +61,18 @@ func TestALeaseIsLostWithinARenewalPeriodOfItsKey(t *testing.T) {
 	}
 }
 
-// hearing waits until the one client there is hears messages.
-func hearing(t *testing.T, s place) {
+// inboxHealth waits until the inbox of the only client is subscribed.
+func inboxHealth(t *testing.T, s place) {
 	t.Helper()
 	eventually(t, "its inbox hears", func() bool {
-		return len(s.rdb.PubSubChannels(context.Background(), s.Prefix+"*").Val()) == 1
+		return len(s.inboxes(t)) == 1
 	})
 }
 
 func TestALeaseEndsAtOnceOnForceUnlock(t *testing.T) {
 	onBoth(t, func(t *testing.T, s place) {
 		l := lock(t, newClient(t, s, leased.WithTTL(time.Hour)).Mutex("x"))
-		hearing(t, s)
+		inboxHealth(t, s)
 		if err := newClient(t, s).ForceUnlock(context.Background(), "x"); err != nil {
 			t.Fatal(err)
 		}
@@ -114,77 +112,8 @@ func TestALeaseEndsBeforeTheServersTTLWhenRedisIsUnreachable(t *testing.T) {
 	})
 }
 
-// hanging is a hook that has commands of one name hang until their context ends.
-type hanging struct {
-	name string
-	hung atomic.Int32
-}
-
-func (h *hanging) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (h *hanging) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if err := h.wait(ctx, cmd); err != nil {
-			return err
-		}
-		return next(ctx, cmd)
-	}
-}
-
-func (h *hanging) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		if err := h.wait(ctx, cmds[0]); err != nil {
-			return err
-		}
-		return next(ctx, cmds)
-	}
-}
-
-func (h *hanging) wait(ctx context.Context, cmd redis.Cmder) error {
-	if cmd.Name() != h.name {
-		return nil
-	}
-	h.hung.Add(1)
-	<-ctx.Done()
-	cmd.SetErr(ctx.Err())
-	return ctx.Err()
-}
-
-// What follows a renewal may hang while it passes: the server froze in between, or
-// its commands wait for a connection of another pool.
-func TestVirtualWhatFollowsARenewalHoldsUpNoOutcome(t *testing.T) {
-	for name, after := range map[string]time.Duration{
-		"publish": 20 * time.Second,  // an echo is demanded
-		"pexpire": 150 * time.Second, // the last token is kept alive
-	} {
-		inVirtualTime(t, func(t *testing.T, s place) {
-			rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true }) // hooks see all then
-			hook := hanging{name: name}
-			rdb.AddHook(&hook)
-			c := clientOn(t, s, rdb, leased.WithTTL(30*time.Second))
-			began := time.Now()
-			kept, l := lock(t, c.Mutex("kept")), lock(t, c.Mutex("x"))
-			work := l.Context()
-			time.Sleep(after - time.Second)
-			if n := hook.hung.Load(); n != 0 {
-				t.Fatalf("%d times %s after %v", n, name, time.Since(began))
-			}
-			s.rdb.Del(context.Background(), "x")
-			<-work.Done()
-			if took := time.Since(began); took != after {
-				t.Errorf("with a %s that hangs the loss was told after %v", name, took)
-			}
-			synctest.Wait()
-			if n := hook.hung.Load(); n != 1 {
-				t.Errorf("%d times %s", n, name)
-			}
-			isAll(t, l.Unlock(), leased.ErrLeaseLost)
-			unlock(t, kept)
-		})
-	}
-}
-
 func TestACollectedLeaseEndsWithItsTTLAndKeepsLocalCallersOut(t *testing.T) {
+	t.Parallel()
 	onBoth(t, func(t *testing.T, s place) {
 		var out logs
 		const ttl = 6 * time.Second // a renewal may be late
@@ -284,7 +213,7 @@ func TestALossHandlerMayUseTheLockThatWasLost(t *testing.T) {
 			t.Fatal(err)
 		}
 		l := lock(t, c.Mutex("x"))
-		hearing(t, s)
+		inboxHealth(t, s)
 		if err := newClient(t, s).ForceUnlock(context.Background(), "x"); err != nil {
 			t.Fatal(err)
 		}
@@ -297,5 +226,104 @@ func TestALossHandlerMayUseTheLockThatWasLost(t *testing.T) {
 		if err := c.Close(); err != nil {
 			t.Error(err)
 		}
+	})
+}
+
+// The limits that the package comment opens with, where no other test has them.
+
+func TestALeaseEndsWithinARenewalPeriodOfAForceUnlockWhoseMessageIsLost(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		const ttl = 30 * time.Second
+		var lines wards
+		c := clientOn(t, s, s.connect(t, lines.change), leased.WithTTL(ttl))
+		l := lock(t, c.Mutex("x"))
+		time.Sleep(time.Second) // the inbox is there
+		lines.frozen.Add(1)
+		work, began := l.Context(), time.Now()
+		if err := newClient(t, s).ForceUnlock(context.Background(), "x"); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if work.Err() != nil {
+			t.Fatal("the message was heard: nothing is shown")
+		}
+		<-work.Done()
+		isAll(t, context.Cause(work), leased.ErrLeaseLost)
+		if d := time.Since(began); d > ttl/3 {
+			t.Errorf("it ended after %v", d)
+		}
+		isAll(t, l.Unlock(), leased.ErrLeaseLost)
+	})
+}
+
+func TestALeaseEndsWithinARenewalPeriodOfAServersClockThatIsSetAhead(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		const ttl = 30 * time.Second
+		l := lock(t, newClient(t, s, leased.WithTTL(ttl)).Mutex("x"))
+		work, began := l.Context(), time.Now()
+		s.Mini.SetTime(began.Add(time.Minute))
+		// Two owners: this is the time that the limits speak of.
+		next := lock(t, newClient(t, s).Mutex("x"))
+		if next.Token() <= l.Token() {
+			t.Errorf("token %d after %d", next.Token(), l.Token())
+		}
+		<-work.Done()
+		isAll(t, context.Cause(work), leased.ErrLeaseLost)
+		if d := time.Since(began); d > ttl/3 {
+			t.Errorf("it ended after %v", d)
+		}
+		isAll(t, l.Unlock(), leased.ErrLeaseLost)
+		unlock(t, next)
+	})
+}
+
+func TestALossHandlerMayCloseTheClient(t *testing.T) {
+	redistest.OnBoth(t, func(t *testing.T, target redistest.Target) {
+		s := place{target, target.NewClient(t)}
+		strain := redistest.NewStrain(t)
+		var c *leased.Client
+		closed := make(chan error, 1)
+		c, err := leased.New(s.connect(t), leased.WithKeyPrefix(s.Prefix), leased.WithLossHandler(func(leased.LossEvent) {
+			ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+			defer cancel()
+			closed <- c.Shutdown(ctx)
+		}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		l := lock(t, c.Mutex("x"))
+		work := l.Context()
+		inboxHealth(t, s)
+		if err := newClient(t, s).ForceUnlock(context.Background(), "x"); err != nil {
+			t.Fatal(err)
+		}
+		go func() { // ended by the loss; not waited for, because it may be what hangs
+			<-work.Done()
+			_ = l.Unlock()
+		}()
+		began := time.Now()
+		closesSoon(t, "Shutdown returns", closed)
+		if took := time.Since(began); took > 4*time.Second+strain.Since(began) {
+			t.Errorf("Shutdown, bounded by 100 ms, took %v", took)
+		}
+	})
+}
+
+func TestVirtualALeaseEndsWithItsTrustWhileRedisLoads(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		const ttl = 30 * time.Second
+		l := lock(t, newClient(t, s, leased.WithTTL(ttl)).Mutex("x"))
+		began := time.Now()
+		work := l.Context()
+		time.Sleep(25 * time.Second)
+		s.Mini.SetError("LOADING Redis is loading the dataset in memory")
+		<-work.Done()
+		// Confirmed last by the renewal sent after 20 s.
+		if took := time.Since(began); took != 20*time.Second+ttl-ttl/100-2*time.Millisecond {
+			t.Errorf("ended after %v", took)
+		}
+		isAll(t, context.Cause(work), leased.ErrLeaseLost)
+		s.Mini.SetError("")
+		isAll(t, l.Unlock(), leased.ErrLeaseLost)
 	})
 }

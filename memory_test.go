@@ -36,10 +36,10 @@ func TestUnlockSynchronizesBeforeTheNextLockOfManyGoroutines(t *testing.T) {
 	})
 }
 
-// With one caller at a time the lock is forgotten after each Unlock and made
-// anew by the next Lock: the order goes through the table.
+// With one caller at a time the lock is forgotten after each Unlock and made anew by the
+// next Lock: what orders them is the table.
 func TestUnlockSynchronizesBeforeTheNextLockOfAForgottenLock(t *testing.T) {
-	c := onMirror(t, 0, 0)
+	c := onStub(t, 0, 0)
 	g := newGuarded()
 	n := rounds(2000)
 	together(2, func(who int) {
@@ -54,7 +54,7 @@ func TestUnlockSynchronizesBeforeTheNextLockOfAForgottenLock(t *testing.T) {
 }
 
 func TestAnIdleGrantsNextLockSeesWhatWasWrittenBefore(t *testing.T) {
-	c := onMirror(t, 0, 0, WithIdleHold(time.Hour))
+	c := onStub(t, 0, 0, WithIdleHold(time.Hour))
 	g := newGuarded()
 	n := rounds(2000)
 	together(4, func(who int) {
@@ -80,7 +80,7 @@ func TestAnIdleGrantsNextLockSeesWhatWasWrittenBefore(t *testing.T) {
 }
 
 func TestAnotherGoroutinesUnlockSynchronizesToo(t *testing.T) {
-	c := onMirror(t, 0, 0)
+	c := onStub(t, 0, 0)
 	g := newGuarded()
 	n := rounds(1000)
 	together(8, func(who int) {
@@ -124,8 +124,8 @@ func TestTryLockThatSucceedsSynchronizesLikeLock(t *testing.T) {
 	})
 }
 
-// A cancellation that crosses with the hand-over leaves the lock to the next:
-// nobody enters twice, nobody is forgotten.
+// A cancellation that crosses the hand-over leaves the lock to the next caller: no caller
+// enters twice, and none is forgotten.
 func TestACancellationThatCrossesTheHandoverKeepsTheOrder(t *testing.T) {
 	underTraffic(t, func(t *testing.T, c *Client) {
 		g := newGuarded()
@@ -230,10 +230,11 @@ func TestADowngradedLeaseSeesItsOwnWritesUntilItIsUnlocked(t *testing.T) {
 	})
 }
 
-// Close while many come and go: whoever got in is alone, whoever did not is told.
+// Close while many callers come and go: a caller that got in is alone, and any other gets
+// an error.
 func TestCloseAmongManyCallersKeepsTheExclusion(t *testing.T) {
 	for range rounds(20) {
-		c := onMirror(t, 0.3, 0.3)
+		c := onStub(t, 0.3, 0.3)
 		g := newGuarded()
 		var got atomic.Int64
 		together(16, func(who int) {
@@ -257,4 +258,78 @@ func TestCloseAmongManyCallersKeepsTheExclusion(t *testing.T) {
 		})
 		g.check(t, int(got.Load()))
 	}
+}
+
+// guarded is what a lock guards: plain memory, and an atomic count of the holders.
+type guarded struct {
+	n       int
+	entries []int
+	by      map[int]int
+	tokens  []uint64
+	holders atomic.Int32
+	readers atomic.Int32
+}
+
+func newGuarded() *guarded { return &guarded{by: map[int]int{}} }
+
+func (g *guarded) write(t *testing.T, who int) {
+	if n := g.holders.Add(1); n != 1 || g.readers.Load() != 0 {
+		t.Errorf("%d writers and %d readers inside", n, g.readers.Load())
+	}
+	g.n++
+	g.entries = append(g.entries, who)
+	g.by[who]++
+	g.holders.Add(-1)
+}
+
+func (g *guarded) read(t *testing.T) {
+	g.readers.Add(1)
+	if n := g.holders.Load(); n != 0 {
+		t.Errorf("%d writers inside with a reader", n)
+	}
+	if len(g.entries) != g.n {
+		t.Errorf("%d entries, count %d", len(g.entries), g.n)
+	}
+	g.readers.Add(-1)
+}
+
+func (g *guarded) check(t *testing.T, n int) {
+	t.Helper()
+	if g.n != n || len(g.entries) != n {
+		t.Errorf("%d and %d entries, want %d", g.n, len(g.entries), n)
+	}
+}
+
+// traffic is what the stub server may say, by name.
+var traffic = map[string]struct{ others, crossed float64 }{
+	"alone":              {0, 0},
+	"others wait":        {0.5, 0},
+	"messages cross":     {0, 0.7},
+	"both":               {0.5, 0.5},
+	"all by a message":   {1, 1},
+	"always others wait": {1, 0},
+}
+
+func underTraffic(t *testing.T, f func(t *testing.T, c *Client)) {
+	for name, tr := range traffic {
+		t.Run(name, func(t *testing.T) {
+			f(t, onStub(t, tr.others, tr.crossed, WithLocalHandoffs(4, time.Millisecond)))
+		})
+	}
+}
+
+// together has callers do something at once, and waits for all of them.
+func together(callers int, f func(who int)) {
+	var all sync.WaitGroup
+	for who := range callers {
+		all.Go(func() { f(who) })
+	}
+	all.Wait()
+}
+
+func rounds(n int) int {
+	if testing.Short() {
+		return n / 10
+	}
+	return n
 }

@@ -3,18 +3,25 @@ package leased
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased/internal/lockstate"
+	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
 const confirmWait = 2 * time.Second
 
 // inbox is the one subscription through which a client hears from Redis and
-// other processes: granted, wanted, revoked, and echoes of its own. Messages can
+// other processes: granted, wanted, ends, revoked, and echoes of its own. Messages can
 // be lost, so each confirmation of the subscription has every waiting lock look
 // again. A connection whose peer vanished looks alive for very long; so re-checks
 // have the server publish an echo, and where none comes the subscription is
@@ -29,26 +36,27 @@ type inbox struct {
 	settled atomic.Bool // the first subscription was confirmed, or failed
 
 	mu      sync.Mutex // guards what follows; only watchdog.mu is locked under it
-	hearing hearing
+	hearing lockstate.InboxHealth
 	sub     *redis.PubSub
-	broken  bool // sub is to be rebuilt
+	broken  bool   // sub is to be rebuilt
+	node    string // of a Cluster, that sub was made at; written by run only
 }
 
 func newInbox(c *Client, rdb redis.UniversalClient) *inbox {
-	in := &inbox{client: c, rdb: rdb, channel: inboxChannel(c.opts.prefix, c.id), hearing: hearing{counts: c.counts}}
+	in := &inbox{client: c, rdb: rdb, channel: protocol.InboxChannel(c.opts.prefix, c.id), hearing: lockstate.InboxHealth{Counts: c.counts}}
 	in.quit, in.halt = context.WithCancel(context.Background())
-	in.alarm.owner = in
+	in.alarm.target = in
 	return in
 }
 
-func (in *inbox) is(s inboxState) bool {
+func (in *inbox) is(s lockstate.InboxState) bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	return in.hearing.state == s
+	return in.hearing.State == s
 }
 
-func (in *inbox) confirmed() bool { return in.is(joined) }
-func (in *inbox) denied() bool    { return in.is(forbidden) }
+func (in *inbox) confirmed() bool { return in.is(lockstate.Joined) }
+func (in *inbox) denied() bool    { return in.is(lockstate.Forbidden) }
 
 // run is the inbox: owned by the client, ended by halt, waited for by Close.
 func (in *inbox) run() {
@@ -65,15 +73,16 @@ func (in *inbox) run() {
 	}()
 	for in.quit.Err() == nil {
 		if refusal := in.attempt(); refusal != nil && !in.denied() {
-			in.client.journal.deaf(refusal)
-			in.enter(forbidden)
+			in.client.log.subscribeDenied(refusal)
+			in.enter(lockstate.Forbidden)
 		}
+		in.client.slotMap.reload() // the node may have left its Cluster
 		in.mu.Lock()
-		pause := in.hearing.over(time.Now())
+		pause := in.hearing.Over(time.Now())
 		in.mu.Unlock()
 		if in.settled.CompareAndSwap(false, true) {
 			for _, e := range in.client.entries() {
-				e.step(e.lock.messageless)
+				e.step(e.lock.SubscribeFailed)
 			}
 		}
 		timer := time.NewTimer(pause)
@@ -87,13 +96,13 @@ func (in *inbox) run() {
 
 // enter: the subscription is confirmed, or refused. Every lock looks again: with
 // the one messages may have been missed, with the other none will come.
-func (in *inbox) enter(s inboxState) {
+func (in *inbox) enter(s lockstate.InboxState) {
 	in.mu.Lock()
-	in.hearing.enter(s, time.Now())
+	in.hearing.Enter(s, time.Now())
 	in.mu.Unlock()
 	in.settled.Store(true)
 	for _, e := range in.client.entries() {
-		e.step(e.lock.subscribed)
+		e.step(e.lock.Subscribed)
 	}
 }
 
@@ -124,11 +133,55 @@ func forbids(err error) bool {
 	return true
 }
 
+// clusterNodes is a *redis.ClusterClient, or what embeds one.
+type clusterNodes interface {
+	MasterForKey(ctx context.Context, key string) (*redis.Client, error)
+}
+
+// newSubscription returns one to nothing as yet. In a Cluster every node passes on what is
+// published at any of them. go-redis takes the one that serves the channel's slot, and
+// goes on with it where it is dead or frozen and no replica takes its place, so each
+// subscription is made at another master than the one before.
+func (in *inbox) newSubscription() *redis.PubSub {
+	if cluster, ok := in.rdb.(clusterNodes); ok {
+		if node := in.otherMaster(cluster); node != nil {
+			in.setNode(node.Options().Addr)
+			return node.Subscribe(in.quit)
+		}
+	}
+	in.setNode("")
+	return in.rdb.Subscribe(in.quit)
+}
+
+func (in *inbox) setNode(addr string) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.node = addr
+}
+
+// otherMaster returns nil if it finds none: there may be no other, or no answer. Asking
+// for the slots dials, which calls code of the user's.
+func (in *inbox) otherMaster(cluster clusterNodes) *redis.Client {
+	defer in.client.recoverPanic("MasterForKey of the Redis client")
+	key := in.channel
+	for range 10 { // the key of another master is found by chance
+		node, err := cluster.MasterForKey(in.quit, key)
+		if err != nil {
+			return nil
+		}
+		if node.Options().Addr != in.node {
+			return node
+		}
+		key = in.channel + strconv.FormatUint(rand.Uint64(), 36)
+	}
+	return nil
+}
+
 // attempt listens for as long as that goes well, and returns what refused the
 // subscription, if something did. Dialling calls code of the user's, which may panic,
 // and so may the errors it makes.
 func (in *inbox) attempt() (refusal error) {
-	sub := in.rdb.Subscribe(in.quit)
+	sub := in.newSubscription()
 	returned := false
 	defer func() {
 		if !returned { // then nobody is to close it: go-redis may have left it locked
@@ -137,7 +190,7 @@ func (in *inbox) attempt() (refusal error) {
 			in.mu.Unlock()
 		}
 	}()
-	defer in.client.survive("a hook of the Redis client, or an error of one,")
+	defer in.client.recoverPanic("a hook of the Redis client, or an error of one,")
 	in.mu.Lock()
 	in.sub, in.broken = sub, false
 	in.mu.Unlock()
@@ -156,7 +209,10 @@ func (in *inbox) attempt() (refusal error) {
 func (in *inbox) listen(sub *redis.PubSub) error {
 	// Whoever halts the inbox closes the subscription it finds here; one made
 	// too late for that is refused its connection.
-	if err := sub.Subscribe(in.quit, in.channel); err != nil {
+	// A server that is frozen accepts connections and answers nothing.
+	ctx, cancel := context.WithTimeout(in.quit, confirmWait)
+	defer cancel()
+	if err := sub.Subscribe(ctx, in.channel); err != nil {
 		return err
 	}
 	for in.quit.Err() == nil {
@@ -167,14 +223,14 @@ func (in *inbox) listen(sub *redis.PubSub) error {
 		}
 		got, err := sub.ReceiveTimeout(in.quit, patience)
 		if err != nil {
-			if patience > 0 && definite(err) {
+			if patience > 0 && redisserver.IsServerReply(err) {
 				return notSubscribed{err}
 			}
 			return err
 		}
 		switch got := got.(type) {
 		case *redis.Subscription:
-			in.enter(joined)
+			in.enter(lockstate.Joined)
 		case *redis.Message:
 			in.receive(got.Payload)
 		}
@@ -192,66 +248,69 @@ func (in *inbox) listen(sub *redis.PubSub) error {
 // lock knows is cancelled: that ends what a late copy of a command had begun.
 func (in *inbox) receive(text string) {
 	c := in.client
-	m, ok := parseMessage(text)
+	m, ok := protocol.ParseMessage(text)
 	in.mu.Lock()
-	in.hearing.message(m.nonce, time.Now())
+	in.hearing.Message(m.Nonce, time.Now())
 	in.mu.Unlock()
 	if !ok {
-		c.journal.garbage(text)
+		c.log.garbage(text)
 		return
 	}
-	if m.kind == "echo" {
+	if m.Kind == "echo" {
 		return
 	}
-	if who, err := parseID(m.id); err != nil || who.client != c.id {
-		c.journal.garbage(text)
+	if who, err := protocol.ParseID(m.ID); err != nil || who.Client != c.id {
+		c.log.garbage(text)
 		return
 	}
-	if e := c.lookup(m.key); e != nil {
-		e.step(func(now time.Time, fx *effects) { e.lock.receive(&m, now, fx) })
+	if e := c.lookup(m.Key); e != nil {
+		e.step(func(now time.Time, fx *lockstate.Effects) { e.lock.Receive(&m, now, fx) })
 		return
 	}
-	name, ok := strings.CutPrefix(m.key, c.opts.prefix)
-	if k, err := newKeys(c.opts.prefix, name); ok && err == nil && (m.kind == "granted" || m.kind == "wanted") {
-		c.reaper.add(&ghost{keys: &k, id: m.id})
+	name, ok := strings.CutPrefix(m.Key, c.opts.prefix)
+	if k, err := protocol.NewKeys(c.opts.prefix, name); ok && err == nil && (m.Kind == "granted" || m.Kind == "wanted") {
+		c.canceler.add(&lockstate.Cancellation{Owner: &k, ID: m.ID})
 	}
 }
 
-// challenge returns the nonce of an echo that a command should ask for, or "" if
+// startProbe returns the nonce of an echo that a command should ask for, or "" if
 // there is no need.
-func (in *inbox) challenge(now time.Time, silence time.Duration) string {
+func (in *inbox) startProbe(now time.Time, silence time.Duration) string {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if in.broken {
 		return ""
 	}
-	nonce := in.hearing.challenge(now, silence)
+	nonce := in.hearing.StartProbe(now, silence)
 	if nonce != "" {
-		in.client.dog.set(&in.alarm, in.hearing.due)
+		in.client.watchdog.set(&in.alarm, in.hearing.Due)
 	}
 	return nonce
 }
 
-// prove has the inbox prove its life while its client owns locks, as re-checks do
+// probe has the inbox prove its life while its client owns locks, as re-checks do
 // while it waits: an owner that is deaf would not hear that it is wanted.
-func (in *inbox) prove(ctx context.Context) {
-	nonce := in.challenge(time.Now(), ownerSilence)
+//
+// The server of one of those locks publishes it: in a Cluster another node may be cut off
+// together with the inbox, and deliver to it what it publishes itself.
+func (in *inbox) probe(ctx context.Context, k *protocol.Keys) {
+	nonce := in.startProbe(time.Now(), lockstate.OwnerSilence)
 	if nonce == "" {
 		return
 	}
-	n, err := in.client.server.echo(ctx, in.channel, nonce)
+	n, err := in.client.server.Echo(ctx, k, in.channel, nonce)
 	if err != nil {
-		n = noEcho
+		n = protocol.NoEcho
 	}
-	in.challenged(nonce, n)
+	in.probeSent(nonce, n)
 }
 
-// challenged: the server has published the echo to so many receivers.
-func (in *inbox) challenged(nonce string, receivers int) {
+// probeSent says that the server has published the echo to so many receivers.
+func (in *inbox) probeSent(nonce string, receivers int) {
 	in.mu.Lock()
-	deaf := in.hearing.published(nonce, receivers, time.Now())
-	if due := in.hearing.due; !deaf && !due.IsZero() {
-		in.client.dog.set(&in.alarm, due)
+	deaf := in.hearing.ProbeCounted(nonce, receivers, time.Now())
+	if due := in.hearing.Due; !deaf && !due.IsZero() {
+		in.client.watchdog.set(&in.alarm, due)
 	}
 	in.mu.Unlock()
 	if deaf {
@@ -259,10 +318,11 @@ func (in *inbox) challenged(nonce string, receivers int) {
 	}
 }
 
-// ring: an echo was awaited for long enough, unless it came or the alarm was moved.
-func (in *inbox) ring(now time.Time, batch []renewal) []renewal {
+// fire is called when an echo was awaited for long enough, unless it came or the alarm was
+// moved.
+func (in *inbox) fire(now time.Time, batch []protocol.Renewal) []protocol.Renewal {
 	in.mu.Lock()
-	lost := in.hearing.overdue(now)
+	lost := in.hearing.Overdue(now)
 	in.mu.Unlock()
 	if lost {
 		in.silent()
@@ -270,29 +330,48 @@ func (in *inbox) ring(now time.Time, batch []renewal) []renewal {
 	return batch
 }
 
-// silent has the subscription made anew, for it proved deaf. Closing one can wait
-// for its dialling: the watchdog and a command's caller wait for neither.
+// silent has the subscription made anew, for it proved deaf.
 func (in *inbox) silent() {
+	if in.leave() {
+		in.client.log.noEcho()
+	}
+}
+
+// mastersAre is told of a Cluster's masters when commands had failed. A node that another
+// has taken the place of is left at once: it is dead or frozen, and to wait for an echo
+// would take a second.
+func (in *inbox) mastersAre(addrs []string) {
+	in.mu.Lock()
+	replaced := in.node != "" && !slices.Contains(addrs, in.node)
+	in.mu.Unlock()
+	if replaced {
+		in.leave()
+	}
+}
+
+// leave has the subscription made anew, and returns false if it is about to be anyway.
+// Closing one can wait for its dialling: the watchdog and a command's caller wait for neither.
+func (in *inbox) leave() bool {
 	in.mu.Lock()
 	sub := in.sub
 	again := in.broken || sub == nil
 	in.broken = true
 	in.mu.Unlock()
 	if !again {
-		in.client.journal.silent()
-		in.client.crew.start(func() { sub.Close() }) // ends Receive
+		in.client.group.start(func() { sub.Close() }) // ends Receive
 	}
+	return !again
 }
 
-// suspect: a command failed, so the subscription has to prove its life with the next
-// command that can ask for it; unless Redis itself said that it refuses us.
-func (in *inbox) suspect(fail *failure) {
-	if fail.lasts() {
+// requireProbe says that a command failed, so the subscription has to prove its life with the
+// next command that can ask for it; unless Redis itself said that it refuses us.
+func (in *inbox) requireProbe(fail *protocol.Failure) {
+	if fail.Lasts() {
 		return
 	}
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	in.hearing.suspect()
+	in.hearing.RequireProbe()
 }
 
 // rebuild breaks the subscription; run makes another.

@@ -63,8 +63,10 @@ func must(t *testing.T, err error) {
 }
 
 func TestWhatOnlyAnOperatorCanMendIsReturnedAtOnceAndWaitedForByLock(t *testing.T) {
+	t.Parallel()
 	for what, c := range refusals {
 		t.Run(what, func(t *testing.T) {
+			t.Parallel()
 			server := redistest.Server(t, c.args...)
 			admin := server.Client(func(o *redis.Options) {
 				if c.args != nil {
@@ -123,6 +125,7 @@ type every time.Duration
 func (e every) NextBackOff() time.Duration { return time.Duration(e) }
 
 func TestWithoutChannelPermissionWaitingMeansPolling(t *testing.T) {
+	t.Parallel()
 	server := redistest.Server(t)
 	admin := server.Client()
 	must(t, admin.Do(context.Background(), "ACL", "SETUSER", "app", "on", ">pw", "~*", "resetchannels", "+@all").Err())
@@ -171,8 +174,8 @@ func TestWithoutChannelPermissionWaitingMeansPolling(t *testing.T) {
 	unlock(t, closesSoon(t, "the later reader finds out", later))
 }
 
-// onAppServer has a server of its own with a user "app" who may do everything,
-// and acl to change that.
+// onAppServer starts a server with a user "app" who may do everything, and returns acl,
+// which changes that.
 func onAppServer(t *testing.T) (s place, acl func(rules ...any), app func(*redis.Options)) {
 	t.Helper()
 	server := redistest.Server(t)
@@ -188,6 +191,7 @@ func onAppServer(t *testing.T) (s place, acl func(rules ...any), app func(*redis
 }
 
 func TestADowngradeThatOnlyAnOperatorCanMendIsWaitedForAsLongAsItsContextAndItsLeaseLast(t *testing.T) {
+	t.Parallel()
 	for what, c := range map[string]struct {
 		forbid, allow []any
 		renewed       bool // renewals are not forbidden
@@ -198,6 +202,7 @@ func TestADowngradeThatOnlyAnOperatorCanMendIsWaitedForAsLongAsItsContextAndItsL
 		"no ZADD":        {forbid: []any{"-zadd"}, allow: []any{"+zadd"}, renewed: true},
 	} {
 		t.Run(what, func(t *testing.T) {
+			t.Parallel()
 			s, acl, app := onAppServer(t)
 			ttl := 20 * time.Second
 			if c.renewed {
@@ -245,10 +250,12 @@ func TestADowngradeThatOnlyAnOperatorCanMendIsWaitedForAsLongAsItsContextAndItsL
 	}
 }
 
-// Until it is mended: here nobody mends it while the lease lasts.
+// Here the permission stays away for as long as the lease lasts.
 func TestALeaseWhoseDowngradeIsForbiddenIsUnlockedAllTheSame(t *testing.T) {
+	t.Parallel()
 	for what, forbid := range map[string]string{"half-way": "-zadd", "from the start": "-zcard"} {
 		t.Run(what, func(t *testing.T) {
+			t.Parallel()
 			s, acl, app := onAppServer(t)
 			client := clientOn(t, s, s.connect(t, app), leased.WithReleaseTimeout(time.Second))
 			l := take(t, client.RWMutex("x").LockContext)
@@ -267,8 +274,9 @@ func TestALeaseWhoseDowngradeIsForbiddenIsUnlockedAllTheSame(t *testing.T) {
 	}
 }
 
-// The readers behind it are owners, and are not told so.
+// The readers behind it become owners and get no message.
 func TestWithoutChannelPermissionReadersFindOutThatAWriterBecameAReader(t *testing.T) {
+	t.Parallel()
 	s, acl, app := onAppServer(t)
 	acl("resetchannels")
 	mute, hearing := clientOn(t, s, s.connect(t, app), leased.WithTTL(time.Hour)), newClient(t, s, leased.WithTTL(time.Hour))

@@ -13,33 +13,33 @@ import (
 	"github.com/cenkalti/backoff/v4"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/leasedmutex/leased/internal/lockstate"
+	"github.com/leasedmutex/leased/internal/protocol"
 )
 
 const (
 	minTTL          = 100 * time.Millisecond
-	maxTTL          = 30 * 24 * time.Hour
 	maxRetryDelay   = 30 * time.Second
 	maxOwnerBytes   = 128
 	maxPrefixBytes  = 256
 	closeWait       = 5 * time.Second
 	tryLockWait     = time.Second
-	commandTimeout  = 2 * time.Second
-	longestTenure   = time.Second // pace of hand-overs that nobody was heard to want
 	defaultTTL      = 30 * time.Second
 	defaultRelease  = time.Second
 	defaultHandoffs = 64
 	defaultTenure   = 10 * time.Millisecond
 )
 
-// BackOff decides the pauses between attempts after Redis failed. The policies
-// of github.com/cenkalti/backoff/v4 satisfy it. A negative pause (backoff.Stop)
-// and any longer than 30 s counts as 30 s: a lock does not give up on its own.
+// BackOff decides the pauses between attempts after Redis failed. The policies of
+// github.com/cenkalti/backoff/v4 satisfy it. A negative pause (backoff.Stop), and any
+// longer than 30 s, counts as 30 s: a lock never stops retrying because of its policy.
 type BackOff interface {
 	NextBackOff() time.Duration
 }
 
-// Option configures a Client. Each [LockOption] given to New is also an Option:
-// the default of that client's locks.
+// Option configures a Client. A [LockOption] is also an Option: given to New, it sets the
+// default of that client's locks.
 type Option interface{ applyClient(*clientOptions) error }
 
 // LockOption configures one handle of a lock. Handles of one name may differ.
@@ -49,26 +49,29 @@ type LockOption interface {
 }
 
 type clientOptions struct {
-	prefix  string
-	owner   string
-	logger  *slog.Logger
-	onLoss  func(LossEvent)
+	prefix string
+	owner  string
+	logger *slog.Logger
+	onLoss func(LossEvent)
+
+	secretNames bool // no log line has one
+
 	backOff func() BackOff
 	lock    lockOptions
 
+	replicas     int // that must have a grant; 0: none
+	replicasWait time.Duration
+
 	tracers       trace.TracerProvider // nil: the global one
-	meters        metric.MeterProvider // likewise
+	meters        metric.MeterProvider // nil: the global one
 	everySpan     bool
 	nameInMetrics bool
+	slow          time.Duration // 0: slow callers are not logged
 }
 
 type lockOptions struct {
-	ttl            time.Duration
-	maxHold        time.Duration // 0: none
-	idleHold       time.Duration
+	lockstate.Terms
 	releaseTimeout time.Duration
-	handoffs       int
-	tenure         time.Duration
 }
 
 type clientOption func(*clientOptions) error
@@ -84,31 +87,32 @@ func invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{ErrInvalidOption}, args...)...)
 }
 
-// WithKeyPrefix puts prefix before every key and channel, so that several
-// applications, or an ACL pattern, can share one Redis. At most 256 bytes, and
-// with braces only as one Redis Cluster hash tag, or the beginning of one.
-// The default is no prefix.
+// WithKeyPrefix puts prefix before every key and channel, so that several applications
+// can share one Redis, or an ACL pattern can match them. A prefix has at most 256 bytes,
+// and braces only as one Redis Cluster hash tag, or the beginning of one. The default is
+// no prefix.
 func WithKeyPrefix(prefix string) Option {
 	return clientOption(func(o *clientOptions) error {
 		if len(prefix) > maxPrefixBytes || !utf8.ValidString(prefix) {
 			return invalid("key prefix must be UTF-8 of at most %d bytes, got %d bytes", maxPrefixBytes, len(prefix))
 		}
-		// An open brace may be closed by the names; nothing else can be mended by them.
-		_, err := newKeys(prefix, "x")
+		// The names may close an open brace; they can make no other bad prefix valid.
+		_, err := protocol.NewKeys(prefix, "x")
 		if err != nil {
-			_, err = newKeys(prefix, "x}")
+			_, err = protocol.NewKeys(prefix, "x}")
 		}
 		if err != nil {
-			return invalid("no name is valid after the key prefix %q: %v", prefix, err) //nolint:errorlint // of no name yet
+			// Not %w: no name was given yet, so it must not match ErrInvalidName.
+			return invalid("no name is valid after the key prefix %q: %v", prefix, err)
 		}
 		o.prefix = prefix
 		return nil
 	})
 }
 
-// WithOwner sets the readable part of this client's id, which Inspect, errors
-// and traces of other processes show. At most 128 bytes, printable, no spaces.
-// The default is host:pid.
+// WithOwner sets the readable part of this client's id, which Inspect, errors and traces
+// of other processes show. A label has at most 128 bytes, all characters printable, and no
+// spaces. The default is host:pid.
 func WithOwner(label string) Option {
 	return clientOption(func(o *clientOptions) error {
 		if label == "" || len(label) > maxOwnerBytes || ownerLabel(label) != label {
@@ -120,9 +124,9 @@ func WithOwner(label string) Option {
 }
 
 // WithLogger sets where the client reports errors. Nothing is logged while there are
-// none, and at most one line a minute for each cause, except that every lost lease is
-// logged if there is no loss handler. Lock names are logged at level Debug only. The
-// logger is called on a goroutine of its own, so no lock waits for it. The default is
+// none, and at most one line a minute for each cause, but every loss of a lease is logged
+// if there is no loss handler. Lines about a lock name it; see WithoutLockNamesInLogs. The
+// logger is called on a separate goroutine, so no lock waits for it. The default is
 // [slog.Default].
 func WithLogger(logger *slog.Logger) Option {
 	return clientOption(func(o *clientOptions) error {
@@ -134,9 +138,20 @@ func WithLogger(logger *slog.Logger) Option {
 	})
 }
 
-// WithLossHandler sets what is called when a lease is lost, which users of
-// Lock and Unlock learn in no other way. Calls come one at a time, and under no mutex
-// of this package. The default logs at level Error.
+// WithoutLockNamesInLogs keeps the names of locks out of all log lines, for names that are
+// secrets. Errors, spans and LossEvent have them all the same. The default is that lines
+// about a lock name it.
+func WithoutLockNamesInLogs() Option {
+	return clientOption(func(o *clientOptions) error {
+		o.secretNames = true
+		return nil
+	})
+}
+
+// WithLossHandler sets the function that is called when a lease is lost. Users of Lock
+// and Unlock learn of a loss in no other way. Calls are made one at a time, and under no
+// mutex of this package. The default logs at level Error; losses that come together and
+// have one reason are one line, with their number.
 func WithLossHandler(handler func(LossEvent)) Option {
 	return clientOption(func(o *clientOptions) error {
 		if handler == nil {
@@ -147,8 +162,8 @@ func WithLossHandler(handler func(LossEvent)) Option {
 	})
 }
 
-// WithBackOff sets how long to pause after Redis failed. newPolicy is called
-// for each lock in trouble, never shared. The default is backoff v4's
+// WithBackOff sets how long to pause after Redis failed. newPolicy is called for each
+// lock whose commands fail; locks never share a policy. The default is backoff v4's
 // exponential policy from 50 ms to 30 s, jittered.
 func WithBackOff(newPolicy func() BackOff) Option {
 	return clientOption(func(o *clientOptions) error {
@@ -163,69 +178,132 @@ func WithBackOff(newPolicy func() BackOff) Option {
 	})
 }
 
-// isNil is for interfaces, which an option left out upstream fills with a nil pointer.
+// WithTracerProvider sets the provider of the spans of waits and holds. Close the client
+// before the provider is shut down: spans are ended a moment after their locks. The
+// default is the global provider, also one that is set after New.
+func WithTracerProvider(p trace.TracerProvider) Option {
+	return clientOption(func(o *clientOptions) error {
+		if isNil(p) {
+			return invalid("tracer provider is nil; leave the option out for the global one")
+		}
+		o.tracers = p
+		return nil
+	})
+}
+
+// WithMeterProvider sets the provider of the instruments. The default is the global
+// provider, also one that is set after New.
+func WithMeterProvider(p metric.MeterProvider) Option {
+	return clientOption(func(o *clientOptions) error {
+		if isNil(p) {
+			return invalid("meter provider is nil; leave the option out for the global one")
+		}
+		o.meters = p
+		return nil
+	})
+}
+
+// WithUncontendedSpans makes spans for every call of Lock, RLock and their Try forms.
+// These calls have no context and so no parent span. The default is to make spans for
+// them only if they waited for another caller, if another caller waited for them, or if
+// their lease did not end well.
+func WithUncontendedSpans() Option {
+	return clientOption(func(o *clientOptions) error {
+		o.everySpan = true
+		return nil
+	})
+}
+
+// WithLockNameInMetrics adds the lock's name to the metrics, as the attribute
+// leased.lock. Each name costs the backend additional series, so use it where names are
+// few. Spans always have the name. The default is to leave it out.
+func WithLockNameInMetrics() Option {
+	return clientOption(func(o *clientOptions) error {
+		o.nameInMetrics = true
+		return nil
+	})
+}
+
+// WithSlowThreshold has each caller that has waited for a lock for d, and each that has held
+// one for d, logged at Warn while it still does, once, with the lock's name (unless
+// WithoutLockNamesInLogs keeps it out) and who owns it; its span gets the event "slow". Of
+// one lock the caller that has waited longest and the one that has held longest are looked
+// at. d must be at least 10 ms; the log line comes up to a quarter of d late. The default
+// is to log none. The metrics leased.wait.oldest and leased.hold.oldest need no threshold.
+func WithSlowThreshold(d time.Duration) Option {
+	return clientOption(func(o *clientOptions) error {
+		if d < 10*time.Millisecond {
+			return invalid("threshold %v for slow callers must be at least 10ms", d)
+		}
+		o.slow = d
+		return nil
+	})
+}
+
+// isNil reports whether p is nil or holds a nil pointer, as it does when a caller passes on
+// a value that was never set.
 func isNil(p any) bool {
 	v := reflect.ValueOf(p)
 	return !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil()
 }
 
-// WithTTL sets the lease's length: how long others wait when the owner dies.
-// The watchdog extends it at a third of its length, so it bounds neither the
-// wait nor the hold. At least 100 ms, at most 30 days, whole milliseconds. The
-// default is 30 s.
+// WithTTL sets the length of a lease, which is how long others wait when the owner dies.
+// Leases are renewed after a third of it, so it bounds neither the wait nor the hold. It
+// must be at least 100 ms, at most 30 days, and in whole milliseconds. The default is
+// 30 s.
 func WithTTL(ttl time.Duration) LockOption {
 	return lockOption(func(o *lockOptions) error {
-		if ttl < minTTL || ttl > maxTTL || ttl%time.Millisecond != 0 {
-			return invalid("TTL %v must be whole milliseconds between %v and %v", ttl, minTTL, maxTTL)
+		if ttl < minTTL || ttl > protocol.MaxTTL || ttl%time.Millisecond != 0 {
+			return invalid("TTL %v must be whole milliseconds between %v and %v", ttl, minTTL, protocol.MaxTTL)
 		}
-		o.ttl = ttl
+		o.TTL = ttl
 		return nil
 	})
 }
 
 // WithMaxHold bounds how long one lease is held: after d its context ends with
-// ErrLeaseLost and it is no longer renewed, so a stuck holder keeps others out for at
-// most one more TTL. 0 means no bound, which is the default.
+// ErrMaxHold, which is an ErrLeaseLost, and it is no longer renewed, so a stuck holder keeps others out for at
+// most one more TTL. The default is 0, which means no bound.
 func WithMaxHold(d time.Duration) LockOption {
 	return lockOption(func(o *lockOptions) error {
 		if d < 0 {
 			return invalid("maximum hold %v is negative", d)
 		}
-		o.maxHold = d
+		o.MaxHold = d
 		return nil
 	})
 }
 
-// WithIdleHold lets the process keep the lock for d after the last Unlock if
-// no other process wants it, so that the next local Lock costs no round trip. A process
-// that wants it, also one that only tries, asks for it by a message and gets it as soon
-// as that arrives; if the lock is in use, a try waits 50 ms in vain. If the message is
-// lost, a waiter's next re-check asks again. It counts for a grant that was asked for by
+// WithIdleHold lets the process keep the lock for d after the last Unlock if no other
+// process wants it, so that the next local Lock costs no round trip. A process that wants
+// it, also one that only tries, asks for it by a message and gets it as soon as that
+// arrives; if the lock is in use, a try waits 50 ms in vain. If the message is lost, a
+// waiter's next re-check asks again. The option applies to a grant that was requested by
 // a caller with this option. The default is 0.
 func WithIdleHold(d time.Duration) LockOption {
 	return lockOption(func(o *lockOptions) error {
-		if d < 0 || d > maxTTL {
-			return invalid("idle hold %v must be between 0 and %v", d, maxTTL)
+		if d < 0 || d > protocol.MaxTTL {
+			return invalid("idle hold %v must be between 0 and %v", d, protocol.MaxTTL)
 		}
-		o.idleHold = d
+		o.IdleHold = d
 		return nil
 	})
 }
 
-// WithLocalHandoffs bounds how long one process may pass the lock among its own
-// callers while another process waits: at most n leases, and none begins after
-// tenure. The default is 64 leases and 10 ms.
+// WithLocalHandoffs bounds how long one process may pass the lock among its own callers
+// while another process waits: at most n leases, and none begins after tenure. The
+// default is 64 leases and 10 ms.
 func WithLocalHandoffs(n int, tenure time.Duration) LockOption {
 	return lockOption(func(o *lockOptions) error {
 		if n < 1 || tenure < 0 {
 			return invalid("local hand-offs %d must be at least 1, tenure %v not negative", n, tenure)
 		}
-		o.handoffs, o.tenure = n, tenure
+		o.Handoffs, o.Tenure = n, tenure
 		return nil
 	})
 }
 
-// WithReleaseTimeout bounds how long Unlock waits for Redis to confirm. The
+// WithReleaseTimeout bounds how long Unlock waits for Redis to confirm the release. The
 // default is 1 s.
 func WithReleaseTimeout(d time.Duration) LockOption {
 	return lockOption(func(o *lockOptions) error {
@@ -237,16 +315,43 @@ func WithReleaseTimeout(d time.Duration) LockOption {
 	})
 }
 
+// WithReplicas has a lease count only when n replicas have it too, so that it is not lost
+// with its primary: Redis replicates asynchronously, and a lease that was granted just
+// before a failover may otherwise be granted to another process again. Grants, grants by
+// another process' release, and renewals are confirmed with WAIT, which waits for the
+// replicas at most timeout: whole milliseconds, from 1 ms to 1 s.
+//
+// Where fewer replicas confirm, the grant is canceled; LockContext tries again until its
+// context ends, with an error that matches ErrNoReplicas, and TryLockContext returns that
+// at once. A renewal that they do not confirm does not prolong the lease. A lock costs no
+// more round trips, but for one where another process handed it over; each grant takes
+// as long as the replication to the n'th replica.
+//
+// WAIT makes loss unlikely, not impossible: the replica that is promoted need not be one
+// of those counted. Set n to at least half of the replicas, and check tokens at the
+// resource. The default is no confirmation.
+func WithReplicas(n int, timeout time.Duration) Option {
+	return clientOption(func(o *clientOptions) error {
+		if n < 1 {
+			return invalid("replicas %d must be at least 1", n)
+		}
+		if timeout < time.Millisecond || timeout > time.Second || timeout%time.Millisecond != 0 {
+			return invalid("time-out %v for replicas must be whole milliseconds between 1 ms and 1 s", timeout)
+		}
+		o.replicas, o.replicasWait, o.lock.Confirm = n, timeout, true
+		return nil
+	})
+}
+
+// newClientOptions combines the defaults with opts, and checks them.
 func newClientOptions(opts []Option) (clientOptions, error) {
 	o := clientOptions{
 		owner:   defaultOwner(),
 		logger:  nil, // slog.Default() at the time of use
 		backOff: defaultBackOff,
 		lock: lockOptions{
-			ttl:            defaultTTL,
+			Terms:          lockstate.Terms{TTL: defaultTTL, Handoffs: defaultHandoffs, Tenure: defaultTenure},
 			releaseTimeout: defaultRelease,
-			handoffs:       defaultHandoffs,
-			tenure:         defaultTenure,
 		},
 	}
 	for _, opt := range opts {
@@ -260,7 +365,7 @@ func newClientOptions(opts []Option) (clientOptions, error) {
 	return o, nil
 }
 
-// with returns o as the handle's options change it.
+// with returns o as changed by the options of a handle.
 func (o lockOptions) with(opts []LockOption) (lockOptions, error) {
 	for _, opt := range opts {
 		if opt == nil {
@@ -289,8 +394,8 @@ func defaultOwner() string {
 	return ownerLabel(fmt.Sprintf("%.*s:%d", maxOwnerBytes-12, host, os.Getpid()))
 }
 
-// ownerLabel drops what may not be part of a request's id: ids are fields of
-// messages that are separated by spaces.
+// ownerLabel removes the characters that a request's id must not contain: ids are fields
+// of messages, and fields are separated by spaces.
 func ownerLabel(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r == utf8.RuneError || unicode.IsSpace(r) || !unicode.IsPrint(r) {

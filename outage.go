@@ -4,69 +4,83 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/leasedmutex/leased/internal/lockstate"
+	"github.com/leasedmutex/leased/internal/protocol"
 )
+
+// How a client notices that Redis is well again. The outage has no goroutine: it is called
+// by senders with the outcome of their commands, and by the watchdog when its alarm fires.
 
 const (
-	probeEvery = 2 * time.Second // one lock of a client looks whether Redis is well again
-	wakeEvery  = time.Second     // a deployment that is half broken must not have all locks ask all the time
+	probeEvery = 2 * time.Second // how often one lock of a client asks whether Redis is well again
+	wakeEvery  = time.Second     // all locks ask at most this often, for a deployment may be half broken
 )
 
-// outage ends the locks' pauses when Redis is well again. Each lock that fails backs
-// off by itself, for up to 30 s; left alone, a lock that became free with Redis would
-// stay so for as long. So while the server as a whole is in trouble, one lock that
-// waits out a pause asks every 2 s, or as soon as anything is answered, and when a
-// lock that had failed is answered all others that wait out a pause ask too.
+// outage ends the locks' pauses when Redis is well again. Each lock that fails backs off
+// separately, for up to 30 s, so otherwise a free lock could go unused for that long after
+// Redis is back. While the server as a whole fails, one lock that waits out a pause asks
+// every 2 s, or sooner once any command gets a reply; and when a lock that had failed gets
+// a reply, all others that wait out a pause ask too.
 //
-// An answer to another lock or a renewal is only a reason to probe: in a Cluster it
-// may come from another node, and a full server goes on renewing.
+// A reply to another lock or to a renewal is only a reason to probe: in a Cluster it may
+// come from another node, and a full server still renews.
 type outage struct {
 	client *Client
 	alarm  alarm
-	on     atomic.Bool // a command failed for a reason that concerns the server; none was answered to a lock in trouble since
+
+	// on is set when a command fails for a reason that concerns the server, and cleared when
+	// a lock that had failed gets a reply or no lock waits out a pause any more. It is
+	// written under mu.
+	on atomic.Bool
 
 	mu     sync.Mutex // guards what follows; only watchdog.mu is locked under it
-	next   time.Time  // when the alarm rings, zero if it is not set
-	wake   bool       // all are to ask then
-	woken  time.Time  // when they were last
-	probed time.Time  // when one was, or a command failed
+	next   time.Time  // when the alarm fires, zero if it is not set
+	wake   bool       // whether all locks ask then
+	woken  time.Time  // when they last did
+	probed time.Time  // when one lock last asked, or a command failed
+	began  time.Time  // of the outage: when the first command failed
+	heard  time.Time  // when a command last got a reply since one failed, zero if none did
 }
 
 func newOutage(c *Client) *outage {
 	o := &outage{client: c}
-	o.alarm.owner = o
+	o.alarm.target = o
 	return o
 }
 
-func (o *outage) setLocked(at time.Time) {
-	o.next = at
-	o.client.dog.set(&o.alarm, at)
-}
-
-// failed: a command of a lock, or a renewal, failed. What only an operator can mend
-// concerns one lock or one user of Redis, not the server; nothing mends a closed client.
-func (o *outage) failed(fail *failure) {
-	if fail.lasts() {
+// failed takes note that a command of a lock, or a renewal, failed. What only an operator
+// can fix concerns one lock or one user of Redis, not the server; and nothing fixes a
+// closed client.
+func (o *outage) failed(fail *protocol.Failure) {
+	if fail.Lasts() {
 		return
 	}
 	now := time.Now()
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.on.Store(true)
-	o.probed = now
-	if o.next.IsZero() { // else failures of others, such as renewals, could put the probe off for ever
+	if !o.on.Swap(true) {
+		o.began = now
+	}
+	o.probed, o.heard = now, time.Time{}
+	if o.next.IsZero() { // else other failures, such as those of renewals, could postpone the probe for ever
 		o.setLocked(now.Add(probeEvery))
 	}
 }
 
-// answered: a command was, of a lock that was in trouble or of another.
-func (o *outage) answered(troubled bool) {
+// answered takes note that a command got a reply, and whether it was one of a lock whose
+// last command had failed.
+func (o *outage) answered(hadFailed bool) {
 	if !o.on.Load() {
 		return
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if troubled {
-		o.on.Store(false)
+	if o.heard.IsZero() {
+		o.heard = time.Now()
+	}
+	if hadFailed {
+		o.endLocked()
 		o.wake = true
 		o.setLocked(o.woken.Add(wakeEvery))
 	} else if at := o.probed.Add(wakeEvery); !o.wake && at.Before(o.next) {
@@ -74,8 +88,32 @@ func (o *outage) answered(troubled bool) {
 	}
 }
 
-// ring has one lock probe, or all ask.
-func (o *outage) ring(now time.Time, batch []renewal) []renewal {
+// endLocked ends the outage, and says so if a command got a reply: else nobody has asked.
+func (o *outage) endLocked() {
+	if o.on.Swap(false) && !o.heard.IsZero() {
+		o.client.log.answersAgain(o.heard.Sub(o.began))
+	}
+}
+
+func (o *outage) setLocked(at time.Time) {
+	o.next = at
+	o.client.watchdog.set(&o.alarm, at)
+}
+
+// probeSoon: commands may reach another server than those that failed did.
+func (o *outage) probeSoon(at time.Time) {
+	if !o.on.Load() {
+		return
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.wake && at.Before(o.next) {
+		o.setLocked(at)
+	}
+}
+
+// fire has one lock probe, or all locks ask.
+func (o *outage) fire(now time.Time, batch []protocol.Renewal) []protocol.Renewal {
 	o.mu.Lock()
 	wake, on := o.wake, o.on.Load()
 	o.next, o.wake = time.Time{}, false
@@ -98,35 +136,36 @@ func (o *outage) ring(now time.Time, batch []renewal) []renewal {
 		}
 	}
 	if !asked && !wake {
-		o.over(now)
+		o.endIfQuiet(now)
 	}
 	return batch
 }
 
-// over: at that time no lock waited out a pause. Whichever fails next begins anew.
-func (o *outage) over(then time.Time) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.probed.Equal(then) && !o.wake { // nothing has failed meanwhile
-		o.on.Store(false)
-		o.next = time.Time{}
-		o.client.dog.remove(&o.alarm)
-	}
-}
-
-// retry ends the pause of a lock whose last command failed, and reports whether it
-// asks.
+// retry ends the pause of a lock whose last command failed, and reports whether the lock
+// sends a command.
 func (e *entry) retry() (asks bool) {
 	now := time.Now()
-	var fx effects
+	var fx lockstate.Effects
 	e.mu.Lock()
-	if e.dead || e.lock.grant.inFlight != nothing || e.pauses == nil { // pauses is nobody's then
+	if e.dead || e.lock.CommandInFlight() || e.pauses == nil {
 		e.mu.Unlock()
 		return false
 	}
-	asks = e.lock.reachable(now, &fx)
-	spent := e.settledLocked()
+	asks = e.lock.Reachable(now, &fx)
+	idle := e.rearmLocked()
 	e.mu.Unlock()
-	e.perform(&fx, spent, 0)
+	e.perform(&fx, idle, 0)
 	return asks
+}
+
+// endIfQuiet ends the outage, because at the time of that probe no lock waited out a
+// pause, unless a command has failed since. The next failure begins another outage.
+func (o *outage) endIfQuiet(probed time.Time) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.probed.Equal(probed) && !o.wake {
+		o.endLocked()
+		o.next = time.Time{}
+		o.client.watchdog.remove(&o.alarm)
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -16,11 +17,11 @@ import (
 	"github.com/leasedmutex/leased"
 )
 
-// After a trouble of the server's that has lasted, back-off would have each lock wait
-// for up to 30 s more.
+// After a long outage of the server, back-off alone would have each lock wait for up to
+// 30 s more.
 
-// hung is a way to the server on which nothing comes back while it is shut, but for
-// what a subscription hears.
+// hung is a connection to the server on which, while it is shut, nothing arrives but the
+// messages of a subscription.
 type hung struct{ shut atomic.Bool }
 
 type hungConn struct {
@@ -66,7 +67,9 @@ func TestVirtualAFreeLockIsEnteredWithin2sOfTheEndOfAnOutage(t *testing.T) {
 					var way hung
 					c := clientOn(t, s, s.connect(t, func(o *redis.Options) {
 						way.change(o)
-						o.PoolSize = 200
+						// After as many failed dials go-redis fails at once, until a dial of its
+						// own, one a second and perhaps still hanging, succeeds.
+						o.PoolSize = 1500
 					}))
 					unlock(t, lock(t, c.Mutex("warm")))
 					synctest.Wait()
@@ -106,29 +109,40 @@ type leisurely struct{}
 
 func (leisurely) NextBackOff() time.Duration { return 30 * time.Second }
 
+// A probe that hangs is not waited for: another lock asks 2 s after it.
 func TestVirtualOneLockOfAClientAsksEvery2sWhetherRedisIsWellAgain(t *testing.T) {
-	inVirtualTime(t, func(t *testing.T, s place) {
-		c := newClient(t, s, leased.WithBackOff(func() leased.BackOff { return leisurely{} }))
-		unlock(t, lock(t, c.Mutex("warm")))
-		synctest.Wait()
-		s.Mini.SetError("LOADING Redis is loading")
-		ctx, cancel := context.WithCancel(context.Background())
-		var all sync.WaitGroup
-		const locks = 20
-		for i := range locks {
-			all.Go(func() { _, _ = c.Mutex(fmt.Sprint("x", i)).LockContext(ctx) })
-		}
-		synctest.Wait()
-		before := c.Stats().Commands
-		time.Sleep(29 * time.Second) // nobody asks by itself
-		if n := c.Stats().Commands - before; n < 13 || n > 14 {
-			t.Errorf("%d probes in 29 s", n)
-		}
-		cancel()
-		all.Wait()
-		s.Mini.SetError("")
-		time.Sleep(time.Minute)
-	})
+	for _, refusal := range []string{"LOADING Redis is loading", "no answer"} {
+		t.Run(refusal, func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, s place) {
+				var way hung
+				c := clientOn(t, s, s.connect(t, way.change), leased.WithBackOff(func() leased.BackOff { return leisurely{} }))
+				unlock(t, lock(t, c.Mutex("warm")))
+				synctest.Wait()
+				if refusal == "no answer" {
+					way.shut.Store(true)
+				} else {
+					s.Mini.SetError(refusal)
+				}
+				ctx, cancel := context.WithCancel(context.Background())
+				var all sync.WaitGroup
+				const locks = 20
+				for i := range locks {
+					all.Go(func() { _, _ = c.Mutex(fmt.Sprint("x", i)).LockContext(ctx) })
+				}
+				time.Sleep(2*time.Second + time.Millisecond) // until every lock has failed
+				before := c.Stats().Commands
+				time.Sleep(27 * time.Second) // no lock asks at its own pace in this time
+				if n := c.Stats().Commands - before; n != 13 {
+					t.Errorf("%d probes in 27 s", n)
+				}
+				cancel()
+				all.Wait()
+				s.Mini.SetError("")
+				way.shut.Store(false)
+				time.Sleep(time.Minute)
+			})
+		})
+	}
 }
 
 // Whoever probed gives up; the next has to.
@@ -160,6 +174,7 @@ type half struct{ broken func(args []any) bool }
 
 func (h half) DialHook(next redis.DialHook) redis.DialHook                               { return next }
 func (h half) ProcessPipelineHook(n redis.ProcessPipelineHook) redis.ProcessPipelineHook { return n }
+
 func (h half) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		if h.broken(cmd.Args()) {
@@ -206,5 +221,116 @@ func TestVirtualAClusterThatIsHalfBrokenIsNotAskedByAllAllTheTime(t *testing.T) 
 		cancel()
 		all.Wait()
 		time.Sleep(time.Minute)
+	})
+}
+
+// hang makes connections to an embedded server that can hold back what is sent, also on
+// connections closed meanwhile, and deliver all of it later.
+type hang struct {
+	mu    sync.Mutex // guards what follows
+	hangs bool
+	conns []*hangingConn
+}
+
+type hangingConn struct {
+	net.Conn
+	way    *hang
+	held   []byte
+	closed bool
+}
+
+func (w *hang) change(o *redis.Options) {
+	direct := o.Dialer
+	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := direct(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		c := &hangingConn{Conn: conn, way: w}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.conns = append(w.conns, c)
+		return c, nil
+	}
+}
+
+func (c *hangingConn) Write(p []byte) (int, error) {
+	c.way.mu.Lock()
+	if c.way.hangs {
+		c.held = append(c.held, p...)
+		c.way.mu.Unlock()
+		return len(p), nil
+	}
+	c.way.mu.Unlock()
+	return c.Conn.Write(p)
+}
+
+func (c *hangingConn) Close() error {
+	c.way.mu.Lock()
+	defer c.way.mu.Unlock()
+	if c.closed = true; len(c.held) > 0 {
+		return nil
+	}
+	return c.Conn.Close()
+}
+
+func (w *hang) start() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.hangs = true
+}
+
+// end delivers what was held back.
+func (w *hang) end(t *testing.T) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.hangs = false
+	for _, c := range w.conns {
+		if len(c.held) == 0 {
+			continue
+		}
+		_ = c.SetDeadline(time.Time{}) // it may have passed
+		if c.closed {                  // its replies are no longer read
+			t.Cleanup(func() { _ = c.Conn.Close() })
+			go func() { _, _ = io.Copy(io.Discard, c.Conn) }() // ends with the connection
+		}
+		if _, err := c.Conn.Write(c.held); err != nil {
+			t.Errorf("what was held up does not arrive: %v", err)
+		}
+		c.held = nil
+	}
+}
+
+func TestVirtualAnOwnerThatAHangingServerMadeHearsThatOthersWait(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var way hang
+		a := clientOn(t, s, s.connect(t, way.change))
+		unlock(t, lock(t, a.Mutex("another"))) // its inbox is confirmed
+		time.Sleep(time.Second)
+		way.start()
+		owner := locking(t, a.Mutex("x"))
+		time.Sleep(3*time.Minute + 11*time.Second) // its pauses have grown by then
+		way.end(t)
+		time.Sleep(time.Millisecond) // an acquire that was given up is carried out
+		if s.value(t, "x") == "" {
+			t.Fatal("nobody was made owner")
+		}
+		began := time.Now()
+		waiters := []<-chan *leased.Lease{locking(t, newClient(t, s).Mutex("x")), locking(t, newClient(t, s).Mutex("x"))}
+		unlock(t, <-owner)
+		first, second := waiters[0], waiters[1]
+		for range waiters {
+			select {
+			case l := <-first:
+				unlock(t, l)
+				first = nil
+			case l := <-second:
+				unlock(t, l)
+				second = nil
+			}
+		}
+		if d := time.Since(began); d > 10*time.Millisecond {
+			t.Errorf("two others waited %v for an owner that did not know of it", d)
+		}
 	})
 }

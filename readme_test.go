@@ -9,10 +9,10 @@ import (
 	"testing"
 )
 
-var pages = []string{"README.md", "docs/design.md", "docs/reliability.md", "CHANGELOG.md", "CONTRIBUTING.md"}
+var pages = []string{"README.md", "docs/architecture.md", "docs/design.md", "docs/reliability.md", "docs/deployments.md", "CHANGELOG.md", "CONTRIBUTING.md"}
 
-// A snippet that nobody compiles is wrong sooner or later. So the README's are
-// parts of example_test.go, which is compiled and run.
+// A snippet that is never compiled is wrong sooner or later. So the README's are parts
+// of example_test.go, which is compiled and run.
 func TestReadmeShowsOnlyCodeFromTheExamples(t *testing.T) {
 	readme, examples := readText(t, "README.md"), readText(t, "example_test.go")
 	blocks := fenced(readme, "go")
@@ -67,7 +67,7 @@ func TestReadmeCheckNoticesOneChangedLine(t *testing.T) {
 	const code = "func f() {\n\tif a {\n\t\tb()\n\t}\n\tc()\n}\n"
 	for _, c := range []struct {
 		block string
-		want  string // the diff, "" if the block is to be found
+		want  string // the diff, "" if the block is found
 	}{
 		{"if a {\n\tb()\n}\nc()", ""},
 		{"    if a {\n    \tb()\n    }", ""}, // indented otherwise as a whole
@@ -158,7 +158,7 @@ func TestReadmeAndDocsNameEveryFileOfThePackage(t *testing.T) {
 // So are tests, whose names say what they prove.
 func TestReadmeAndDocsNameTestsThatExist(t *testing.T) {
 	var tests strings.Builder
-	for _, dir := range []string{".", "internal/faults", "internal/syncsuite", "examples/tracing", "examples/flashsale"} {
+	for _, dir := range []string{".", "internal/faults", "internal/lockstate", "internal/protocol", "internal/redisserver", "internal/simulation", "internal/syncsuite", "examples/tracing", "examples/flashsale"} {
 		files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
 		if err != nil {
 			t.Fatal(err)

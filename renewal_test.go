@@ -1,218 +1,144 @@
-package leased
+package leased_test
 
 import (
+	"context"
+	"strconv"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased"
 )
 
-// Rule 7: renewals and what ends them.
+// Hours of leases in milliseconds: the whole client on an embedded server, where
+// time passes only while everybody waits, so that instants and counts are exact.
 
-func TestRule7AHeldGrantIsRenewedEachThirdOfItsTTLAndTrustedFromTheSending(t *testing.T) {
-	c := writer()
-	h := holding(t, c)
-	for i := 1; i <= 100; i++ {
-		h.pass(handTTL/3 - h.now.Sub(noon)%(handTTL/3))
-		if len(h.renewals) != i {
-			t.Fatalf("%d renewals after %v", len(h.renewals), h.now.Sub(noon))
+func TestVirtualALeaseOfThreeHoursIsRenewedEachThirdOfItsTTLAndNeverLost(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s, leased.WithTTL(30*time.Second))
+		began := time.Now()
+		l := lock(t, c.Mutex("x"))
+		work := l.Context()
+		for range 1080 {
+			time.Sleep(10*time.Second - time.Millisecond)
+			before := c.Stats().Renewals
+			time.Sleep(time.Millisecond)
+			synctest.Wait()
+			if n := c.Stats().Renewals; n != before+1 || n != int64(time.Since(began)/(10*time.Second)) {
+				t.Fatalf("%d renewals %v after the beginning, %d a moment before", n, time.Since(began), before)
+			}
+			if left := time.Until(l.TrustedUntil()); left != 30*time.Second-302*time.Millisecond {
+				t.Fatalf("trusted for %v after a renewal", left)
+			}
 		}
-		sent := h.renewals[i-1].at
-		h.now = h.now.Add(time.Second)
-		h.renewed(h.renewals[i-1], granted)
-		h.trust(sent.Sub(noon) + handWindow)
-	}
-	h.lost()
-}
-
-func TestRule7AnUnknownRenewalIsRepeatedUntilTheWindowEnds(t *testing.T) {
-	c := writer()
-	h := holding(t, c)
-	h.onRenew = func(r renewal) { h.renewed(r, unanswered) }
-	h.pass(handWindow - 1)
-	h.lost()
-	h.in(c)
-	if n := len(h.renewals); n < 6 || n > 20 {
-		t.Errorf("%d renewals in a window", n)
-	}
-	for i := 1; i < len(h.renewals); i++ {
-		if pause := h.renewals[i].at.Sub(h.renewals[i-1].at); pause > time.Second {
-			t.Errorf("renewal %d is sent after %v", i, pause)
+		if work.Err() != nil || c.Stats().Lost != 0 {
+			t.Errorf("lost: %v", context.Cause(work))
 		}
-	}
-	h.pass(1)
-	h.lost(c)
-	n := len(h.renewals)
-	h.pass(time.Hour)
-	if len(h.renewals) != n {
-		t.Error("a lost grant is renewed")
-	}
-	h.cancels() // somebody still works under it
-	h.leave(c)
-	h.settled(c, ErrLeaseLost)
-	if len(h.ghosts) != 1 || h.ghosts[0].until.Sub(h.now) != handTTL {
-		t.Errorf("cancels %+v", h.ghosts)
-	}
-}
-
-func TestRule7AnUnknownRenewalIsForgottenAfterASuccessfulOne(t *testing.T) {
-	c := writer()
-	h := holding(t, c)
-	h.pass(handTTL / 3)
-	h.renewed(h.renewals[0], unanswered)
-	h.pass(time.Second)
-	h.renewed(h.renewals[1], granted)
-	h.trust(h.renewals[1].at.Sub(noon) + handWindow)
-	h.pass(handTTL/3 - handTTL/30 - time.Millisecond)
-	if len(h.renewals) != 2 {
-		t.Errorf("renewed %d times", len(h.renewals))
-	}
-}
-
-func TestRule7ALateRenewalDoesNotShortenTheWindow(t *testing.T) {
-	c := writer()
-	h := holding(t, c)
-	h.pass(handTTL / 3)
-	h.renewed(h.renewals[0], unanswered)
-	h.pass(time.Second)
-	h.renewed(h.renewals[1], granted)
-	h.renewed(h.renewals[0], granted)
-	h.trust(h.renewals[1].at.Sub(noon) + handWindow)
-}
-
-func TestRule7NotOursIsALossAtOnce(t *testing.T) {
-	a, b := writer(), writer()
-	h := holding(t, a)
-	h.pass(handTTL / 3)
-	h.enter(b)
-	h.renewed(h.renewals[0], notOurs)
-	h.lost(a)
-	h.sendsNothing()
-	h.out(b) // until a unlocks, as in sync.Mutex
-	h.pass(time.Hour)
-	h.out(b)
-	h.leave(a)
-	h.settled(a, ErrLeaseLost)
-	h.cancels() // Redis said that there is nothing to cancel
-	h.sends(acquire)
-	h.answer(h.grant())
-	h.in(b)
-	h.lost(a)
-}
-
-func TestRule7RenewedAfterTheWindowsEndRevivesNothing(t *testing.T) {
-	t.Run("before the watchdog saw it", func(t *testing.T) {
-		a, b := writer(), writer()
-		h := holding(t, a)
-		h.pass(handTTL / 3)
-		h.enter(b)
-		h.now = noon.Add(handWindow)
-		h.renewed(h.renewals[0], granted)
-		h.lost(a)
-		h.leave(a)
-		h.out(b)
+		unlock(t, l)
 	})
-	t.Run("after it", func(t *testing.T) {
-		a := writer()
-		h := holding(t, a)
-		h.pass(handTTL / 3)
-		h.pass(handWindow)
-		h.lost(a)
-		h.renewed(h.renewals[0], granted)
-		h.lost(a)
-		h.state(none)
-		if a.ended != byLoss {
-			t.Error("revived")
+}
+
+func TestVirtualAThousandLeasesOfMixedTTLsAreRenewedTogetherAndInTime(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var sent stamps
+		c := clientOn(t, s, s.connect(t, onRoomyLines, func(o *redis.Options) { o.Limiter = &sent }))
+		ttls := []time.Duration{3 * time.Second, 10 * time.Second, 30 * time.Second, time.Hour}
+		var held []*leased.Lease
+		for i := range 1000 {
+			held = append(held, lock(t, c.Mutex("x"+strconv.Itoa(i), leased.WithTTL(ttls[i%4]))))
+		}
+		before, trips := c.Stats(), len(sent.all())
+		time.Sleep(30*time.Second + time.Millisecond)
+		synctest.Wait()
+		if n := c.Stats().Renewals - before.Renewals; n != 250*(30+9+3) {
+			t.Errorf("%d renewals", n)
+		}
+		// 30 + 9 instants, and three at which another 250 are due; a few more for
+		// the script that the server did not know and for further connections.
+		if n := len(sent.all()) - trips; n < 30+9+3 || n > 50 {
+			t.Errorf("%d round trips", n)
+		}
+		for _, l := range held {
+			if l.Context().Err() != nil {
+				t.Fatal(context.Cause(l.Context()))
+			}
+			unlock(t, l)
+		}
+		if n := c.Stats().Lost; n != 0 {
+			t.Errorf("%d lost", n)
 		}
 	})
 }
 
-func TestRule7NoRenewalIsSentAfterUnlock(t *testing.T) {
-	for name, v := range map[string]verb{"release": release, "yield": yield} {
-		t.Run(name, func(t *testing.T) {
-			a, b := writer(), writer()
-			h := holding(t, a)
-			if v == yield {
-				h.hears("wanted", h.l.grant.req.id, 0)
-				h.enter(b)
-				h.pass(20 * time.Millisecond)
-			}
-			h.leave(a)
-			h.sends(v)
-			h.pass(time.Hour) // the answer takes its time
-			h.step(h.l.tick)
-			if len(h.renewals) != 0 {
-				t.Errorf("renewed %d times while letting go", len(h.renewals))
-			}
-		})
+// hanging is a hook that has commands of one name hang until their context ends.
+type hanging struct {
+	name string
+	hung atomic.Int32
+}
+
+func (h *hanging) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (h *hanging) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if err := h.wait(ctx, cmd); err != nil {
+			return err
+		}
+		return next(ctx, cmd)
 	}
 }
 
-// An idle hold that ends on a renewal's instant is the usual case: both are
-// round numbers.
-func TestRule7AGrantIsNotRenewedInTheStepThatLetsItGo(t *testing.T) {
-	c := writer(func(o *lockOptions) { o.ttl, o.idleHold = 9*time.Second, 3*time.Second })
-	h := holding(t, c)
-	h.leave(c)
-	h.pass(3 * time.Second)
-	h.sends(release)
-	if len(h.renewals) != 0 {
-		t.Error("renewed and released at once")
+func (h *hanging) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if err := h.wait(ctx, cmds[0]); err != nil {
+			return err
+		}
+		return next(ctx, cmds)
 	}
 }
 
-func TestALostGrantIsNotCancelledWhileSomebodyWorksUnderIt(t *testing.T) {
-	for name, a := range map[string]func(h *hand) (answer, error){
-		"granted":  func(h *hand) (answer, error) { return h.grant(), nil },
-		"no reply": func(h *hand) (answer, error) { return answer{}, errSilence },
+func (h *hanging) wait(ctx context.Context, cmd redis.Cmder) error {
+	if cmd.Name() != h.name {
+		return nil
+	}
+	h.hung.Add(1)
+	<-ctx.Done()
+	cmd.SetErr(ctx.Err())
+	return ctx.Err()
+}
+
+// What follows a renewal may hang while it passes: the server froze in between, or
+// its commands wait for a connection of another pool.
+func TestVirtualWhatFollowsARenewalHoldsUpNoOutcome(t *testing.T) {
+	for name, after := range map[string]time.Duration{
+		"publish": 20 * time.Second,  // an echo is demanded
+		"pexpire": 150 * time.Second, // the last token is kept alive
 	} {
-		t.Run(name, func(t *testing.T) {
-			c := writer()
-			h := drive(t)
-			h.enter(c)
-			id := h.sends(acquire).id
-			h.hears("granted", id, h.token())
-			h.in(c)
-			h.pass(handTTL) // no answer, and no renewal is confirmed
-			h.lost(c)
-			h.hears("wanted", id, 0)
-			h.hears("granted", id, h.token())
-			h.cancels()
-			ans, err := a(h)
-			h.reply(ans, err, time.Second)
-			h.cancels()
-			h.leave(c)
-			if len(h.ghosts) == 0 || h.ghosts[0].id != id {
-				t.Errorf("after Unlock cancels %+v", h.ghosts)
+		inVirtualTime(t, func(t *testing.T, s place) {
+			rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true }) // hooks see all then
+			hook := hanging{name: name}
+			rdb.AddHook(&hook)
+			c := clientOn(t, s, rdb, leased.WithTTL(30*time.Second))
+			began := time.Now()
+			kept, l := lock(t, c.Mutex("kept")), lock(t, c.Mutex("x"))
+			work := l.Context()
+			time.Sleep(after - time.Second)
+			if n := hook.hung.Load(); n != 0 {
+				t.Fatalf("%d times %s after %v", n, name, time.Since(began))
 			}
+			s.rdb.Del(context.Background(), "x")
+			<-work.Done()
+			if took := time.Since(began); took != after {
+				t.Errorf("with a %s that hangs the loss was told after %v", name, took)
+			}
+			synctest.Wait()
+			if n := hook.hung.Load(); n != 1 {
+				t.Errorf("%d times %s", n, name)
+			}
+			isAll(t, l.Unlock(), leased.ErrLeaseLost)
+			unlock(t, kept)
 		})
 	}
-}
-
-// The watchdog sends renewals for what a tick asks for, and for nothing else.
-func TestOnlyATickAsksForARenewal(t *testing.T) {
-	t.Run("the watchdog is late", func(t *testing.T) {
-		c := writer()
-		h := holding(t, c)
-		h.pass(handTTL / 3)
-		h.now = h.now.Add(handTTL / 3) // the next is due
-		h.renewed(h.renewals[0], granted)
-		if len(h.renewals) != 1 {
-			t.Error("an answer asked for a renewal, which nobody sends")
-		}
-		h.ring()
-		if len(h.renewals) != 2 {
-			t.Errorf("%d renewals after the tick", len(h.renewals))
-		}
-	})
-	t.Run("the machine slept", func(t *testing.T) {
-		h := drive(t)
-		h.now = time.Now()
-		h.enter(writer())
-		h.answer(h.grant())
-		h.pass(handTTL / 2)
-		h.slept(time.Hour)
-		h.renewed(h.renewals[0], granted)
-		if len(h.renewals) != 1 {
-			t.Error("an answer asked for a renewal, which nobody sends")
-		}
-	})
 }

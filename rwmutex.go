@@ -3,34 +3,37 @@ package leased
 import (
 	"context"
 	"sync"
+
+	"github.com/leasedmutex/leased/internal/lockstate"
+	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// RWMutex is a reader/writer mutual exclusion lock among all processes that use
-// its name in one Redis: held by any number of readers or by one writer. All
-// that Mutex says holds here too; the two are one lock if they have one name.
+// RWMutex is a reader/writer mutual exclusion lock among all processes that use its
+// name in one Redis: it can be held by any number of readers or by one writer. The
+// comment on Mutex applies here too; an RWMutex and a Mutex of the same name are one
+// lock.
 //
-// While a call of Lock waits, later calls of RLock wait behind it, in every process
-// that has heard of it, so neither readers nor writers starve: a writer waits for the
-// readers that are inside when it comes, of its own process and of others. RLock
-// must not be called while holding RLock: a writer may have come in between.
+// While a call of Lock waits, later calls of RLock wait behind it, in every process that
+// has learned of it, so neither readers nor writers starve: a writer waits for the
+// readers that are inside when it comes, in its own process and in others. A caller that
+// holds RLock must not call RLock again: a writer may have come in between.
 //
-// All readers that wait right behind a writer enter together. The readers of
-// one process share one grant, so that a further RLock costs no round trip; once a
-// writer of another process is known to wait, the grant admits no new readers. The
-// readers of each process have an expiry of their own: those of a crashed process delay
-// a writer by their own TTL at most, whatever other readers do.
+// All readers that wait right behind a writer enter together. The readers of one process
+// share one grant, so that a further RLock costs no round trip; once a writer of another
+// process is known to wait, the grant admits no new readers. The readers of each process
+// have an expiry of their own: those of a crashed process delay a writer by their own TTL
+// at most, whatever other readers do.
 //
 // The fencing tokens of readers are in no order among processes; see Lease.Token.
 //
-// There is no upgrade from reader to writer, as in sync.RWMutex: two readers
-// that both wanted it would wait for each other for ever. Unlock, Lock, and look
-// again at what was read.
+// There is no upgrade from reader to writer, as in sync.RWMutex: two readers that both
+// upgraded would wait for each other for ever. Unlock, Lock, and read again what was
+// read.
 //
-// In the terminology of the Go memory model, the n'th call of Unlock
-// synchronizes before the m'th return of Lock of the same Client for any n < m;
-// and for any call of RLock there is an n such that the n'th Unlock synchronizes
-// before the return of RLock, and the RUnlock belonging to it before the return
-// of the n+1'th Lock.
+// In the terminology of the Go memory model, the n'th call of Unlock synchronizes before
+// the m'th return of Lock of the same Client for any n < m; and for any call of RLock
+// there is an n such that the n'th Unlock synchronizes before the return of RLock, and
+// the matching RUnlock before the return of the n+1'th Lock.
 type RWMutex struct {
 	_      noCopy
 	handle handle
@@ -38,32 +41,50 @@ type RWMutex struct {
 
 var _ sync.Locker = (*RWMutex)(nil)
 
+// use returns rw's handle, or one with an error if Client.RWMutex has not made rw.
+func (rw *RWMutex) use() *handle {
+	if rw == nil || rw.handle.unmade() {
+		return &handle{err: errRWMutexUnmade}
+	}
+	return &rw.handle
+}
+
 // RWMutex returns a handle of the lock called name; see Client.Mutex.
 func (c *Client) RWMutex(name string, opts ...LockOption) *RWMutex {
 	return &RWMutex{handle: c.handle(name, opts)}
 }
 
 // Lock locks rw for writing, waiting as long as it takes; see Mutex.Lock.
-func (rw *RWMutex) Lock() { rw.handle.lock(exclusive) }
+func (rw *RWMutex) Lock() { rw.use().lock(protocol.Exclusive) }
 
 // RLock locks rw for reading, waiting as long as it takes; see Mutex.Lock.
-func (rw *RWMutex) RLock() { rw.handle.lock(shared) }
+func (rw *RWMutex) RLock() { rw.use().lock(protocol.Shared) }
 
 // TryLock locks rw for writing if it is free and not waited for; see Mutex.TryLock.
-func (rw *RWMutex) TryLock() bool { return rw.handle.tryLock(exclusive) }
+func (rw *RWMutex) TryLock() bool { return rw.use().tryLock(protocol.Exclusive) }
 
-// TryRLock locks rw for reading if no writer has it or waits for it; see
+// TryRLock locks rw for reading if no writer holds it or waits for it; see
 // Mutex.TryLock.
-func (rw *RWMutex) TryRLock() bool { return rw.handle.tryLock(shared) }
+func (rw *RWMutex) TryRLock() bool { return rw.use().tryLock(protocol.Shared) }
 
-// Unlock unlocks rw for writing. It panics if rw is not locked for writing in
-// this client; see Mutex.Unlock.
-func (rw *RWMutex) Unlock() { rw.handle.unlock(exclusive) }
+// Unlock unlocks rw for writing. It panics if rw is not locked for writing in this
+// client; see Mutex.Unlock.
+func (rw *RWMutex) Unlock() { rw.use().unlock(protocol.Exclusive) }
 
-// RUnlock undoes one RLock. It panics if rw is not locked for reading in this
-// client; see Mutex.Unlock. While leases of RLockContext are held too, it ends the
-// reading of a caller of RLock.
-func (rw *RWMutex) RUnlock() { rw.handle.unlock(shared) }
+// RUnlock undoes one RLock. It panics if rw is not locked for reading in this client;
+// see Mutex.Unlock. While leases of RLockContext are held too, it ends the hold of a
+// caller of RLock.
+func (rw *RWMutex) RUnlock() { rw.use().unlock(protocol.Shared) }
+
+// UnlockContext unlocks rw for writing; see Mutex.UnlockContext.
+func (rw *RWMutex) UnlockContext(ctx context.Context) error {
+	return rw.use().unlockContext(ctx, protocol.Exclusive)
+}
+
+// RUnlockContext undoes one RLock; see RUnlock and Mutex.UnlockContext.
+func (rw *RWMutex) RUnlockContext(ctx context.Context) error {
+	return rw.use().unlockContext(ctx, protocol.Shared)
+}
 
 // RLocker returns a sync.Locker whose Lock and Unlock are RLock and RUnlock.
 func (rw *RWMutex) RLocker() sync.Locker { return (*rlocker)(rw) }
@@ -75,32 +96,32 @@ func (r *rlocker) Unlock() { (*RWMutex)(r).RUnlock() }
 
 // LockContext locks rw for writing; see Mutex.LockContext.
 func (rw *RWMutex) LockContext(ctx context.Context) (*Lease, error) {
-	return rw.handle.lease(ctx, &caller{mode: exclusive})
+	return rw.use().lease(ctx, &call{Caller: lockstate.Caller{Mode: protocol.Exclusive}})
 }
 
 // TryLockContext locks rw for writing if it is free and not waited for; see
 // Mutex.TryLockContext.
 func (rw *RWMutex) TryLockContext(ctx context.Context) (*Lease, error) {
-	return rw.handle.lease(ctx, &caller{mode: exclusive, try: true})
+	return rw.use().lease(ctx, &call{Caller: lockstate.Caller{Mode: protocol.Exclusive, Try: true}})
 }
 
 // RLockContext locks rw for reading; see Mutex.LockContext.
 func (rw *RWMutex) RLockContext(ctx context.Context) (*Lease, error) {
-	return rw.handle.lease(ctx, &caller{mode: shared})
+	return rw.use().lease(ctx, &call{Caller: lockstate.Caller{Mode: protocol.Shared}})
 }
 
-// TryRLockContext locks rw for reading if no writer has it or waits for it; see
+// TryRLockContext locks rw for reading if no writer holds it or waits for it; see
 // Mutex.TryLockContext.
 func (rw *RWMutex) TryRLockContext(ctx context.Context) (*Lease, error) {
-	return rw.handle.lease(ctx, &caller{mode: shared, try: true})
+	return rw.use().lease(ctx, &call{Caller: lockstate.Caller{Mode: protocol.Shared, Try: true}})
 }
 
 // Do runs f while rw is locked for writing; see Mutex.Do.
 func (rw *RWMutex) Do(ctx context.Context, f func(context.Context) error) error {
-	return rw.handle.do(ctx, exclusive, f)
+	return rw.use().do(ctx, protocol.Exclusive, f)
 }
 
 // RDo runs f while rw is locked for reading; see Mutex.Do.
 func (rw *RWMutex) RDo(ctx context.Context, f func(context.Context) error) error {
-	return rw.handle.do(ctx, shared, f)
+	return rw.use().do(ctx, protocol.Shared, f)
 }

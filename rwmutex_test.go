@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/leasedmutex/leased"
@@ -73,7 +74,7 @@ func TestAnRWMutexHasTheMethodsOfSyncRWMutex(t *testing.T) {
 	}
 }
 
-// Who may enter beside whom, whether they are of one client or of two.
+// Which callers may be inside together, whether they are of one client or of two.
 func TestReadersEnterBesideReadersAndNobodyElseBesideAnybody(t *testing.T) {
 	for what, c := range map[string]struct{ owner, asker string }{
 		"a reader beside a reader": {"read", "read"},
@@ -334,5 +335,34 @@ func TestWritersAreAloneAmongClientsAndGoroutinesThatReadWriteAndGiveUp(t *testi
 			t.Errorf("%d writes, %d reads, a writer was not alone: %v", h.writes, h.reads.Load(), h.crowded.Load())
 		}
 		eventually(t, "nobody owns or waits", func() bool { return s.clean(t, "x") })
+	})
+}
+
+func TestRUnlockSparesALeaseThatIsJustBeingHandedOver(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s)
+		rw := c.RWMutex("x")
+		turns := 300
+		if testing.Short() {
+			turns = 100
+		}
+		for range turns {
+			w := take(t, rw.LockContext)
+			r := taking(t, rw.RLockContext)
+			synctest.Wait()
+			var plain sync.WaitGroup
+			plain.Go(func() {
+				rw.RLock()
+				rw.RUnlock() //nolint:staticcheck // that it comes in or does not is the point
+			})
+			synctest.Wait()
+			unlock(t, w)
+			l := <-r
+			plain.Wait()
+			if err := l.Context().Err(); err != nil {
+				t.Fatalf("RUnlock ended the lease of RLockContext: %v", err)
+			}
+			unlock(t, l)
+		}
 	})
 }

@@ -1,109 +1,178 @@
-package leased
+package leased_test
 
 import (
-	"context"
-	"errors"
-	"sync/atomic"
+	"bytes"
+	"log/slog"
+	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+
+	"github.com/leasedmutex/leased"
 )
 
-// slow is a mirror that takes its time with renewals.
-type slow struct {
-	mirror
-	takes   time.Duration
-	renewed atomic.Int64
+// seconds returns the value of a gauge under these labels, -1 if it has none.
+func seconds(t *testing.T, m metricdata.Metrics, labels ...string) float64 {
+	t.Helper()
+	data, ok := m.Data.(metricdata.Gauge[float64])
+	if !ok || m.Unit != "s" {
+		t.Fatalf("%s is a %T in %q", m.Name, m.Data, m.Unit)
+	}
+	for _, p := range data.DataPoints {
+		if matches(p.Attributes, labels) {
+			return p.Value
+		}
+	}
+	return -1
 }
 
-func (s *slow) renew(ctx context.Context, batch []renewal) {
-	s.renewed.Add(int64(len(batch)))
-	time.Sleep(s.takes)
-	s.mirror.renew(ctx, batch)
+// The measurements of a wait and of a hold come when they end. One that does not end shows in
+// the gauges.
+func TestMetricsShowALockThatIsStuck(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		m, named := newMeter(t), newMeter(t)
+		c := newClient(t, s, leased.WithMeterProvider(m))
+		byName := newClient(t, s, leased.WithMeterProvider(named), leased.WithLockNameInMetrics())
+		if got := m.collect(t); seconds(t, got["leased.wait.oldest"]) != 0 || seconds(t, got["leased.hold.oldest"]) != 0 {
+			t.Error("something is old though no lock is in use")
+		}
+		held := lock(t, c.Mutex("x"))
+		time.Sleep(10 * time.Second)
+		unlock(t, lock(t, c.Mutex("y")))
+		inside := locking(t, c.Mutex("x"))
+		outside := locking(t, byName.Mutex("x"))
+		other := lock(t, byName.Mutex("z"))
+		time.Sleep(14 * time.Second)
+		later := locking(t, c.Mutex("x"))
+		time.Sleep(time.Second)
+		got, gotNamed := m.collect(t), named.collect(t)
+		if wait, hold := seconds(t, got["leased.wait.oldest"]), seconds(t, got["leased.hold.oldest"]); !near(wait, 15) || !near(hold, 25) {
+			t.Errorf("the oldest wait %v s, the oldest hold %v s", wait, hold)
+		}
+		for name, want := range map[string][2]float64{"x": {15, 0}, "z": {0, 15}} {
+			wait := seconds(t, gotNamed["leased.wait.oldest"], "leased.lock", name)
+			hold := seconds(t, gotNamed["leased.hold.oldest"], "leased.lock", name)
+			if !near(wait, want[0]) || !near(hold, want[1]) {
+				t.Errorf("%s: the oldest wait %v s, the oldest hold %v s", name, wait, hold)
+			}
+		}
+		unlock(t, held)
+		unlock(t, other)
+		var all sync.WaitGroup
+		for _, l := range []<-chan *leased.Lease{inside, later, outside} {
+			all.Go(func() { unlock(t, <-l) })
+		}
+		all.Wait()
+	})
 }
 
-// Answers that take just as long as the pause between renewals arrive together
-// with the next alarm, before or after it.
-func TestVirtualAnswersThatArriveWithTheNextAlarmDoNotCostARenewal(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const ttl = 3 * time.Second
-		c := onMirror(t, 0, 0, WithTTL(ttl))
-		s := &slow{mirror: mirror{client: c}, takes: ttl / 3}
-		c.server = s
-		l, err := c.Mutex("x").LockContext(context.Background())
-		if err != nil {
-			t.Fatal(err)
+// An SDK calls no callback whose instruments are all dropped.
+func TestCountersGoOnWhereViewsDropAllGauges(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		reader := sdkmetric.NewManualReader()
+		var views []sdkmetric.Option
+		for _, name := range []string{"leased.waiting", "leased.held", "leased.*.oldest"} {
+			views = append(views, sdkmetric.WithView(sdkmetric.NewView(sdkmetric.Instrument{Name: name}, sdkmetric.Stream{Aggregation: sdkmetric.AggregationDrop{}})))
 		}
-		const periods = 1000
-		time.Sleep(periods*ttl/3 + time.Millisecond)
-		synctest.Wait()
-		if n := s.renewed.Load(); n != periods {
-			t.Errorf("%d renewals in %d periods", n, periods)
+		m := meter{sdkmetric.NewMeterProvider(append(views, sdkmetric.WithReader(reader))...), reader}
+		c := newClient(t, s, leased.WithMeterProvider(m))
+		l := lock(t, c.Mutex("x"))
+		time.Sleep(time.Minute)
+		if n := sum(t, m.collect(t)["leased.renewals"], "leased.outcome", "renewed"); n < 4 || n > 6 {
+			t.Errorf("%d renewals in a minute", n)
 		}
-		if err := l.Unlock(); err != nil {
-			t.Error(err)
+		unlock(t, l)
+		for range 7 {
+			unlock(t, lock(t, c.Mutex("x")))
+		}
+		time.Sleep(11 * time.Second)
+		got := m.collect(t)
+		if n := sum(t, got["leased.leases"], "leased.via", "free"); n != 8 {
+			t.Errorf("%d leases", n)
+		}
+		if _, ok := got["leased.waiting"]; ok {
+			t.Error("the view drops nothing")
 		}
 	})
 }
 
-// distant is a mirror that takes its time with a request, and answers no downgrade.
-type distant struct{ mirror }
-
-func (d *distant) prompt() bool { return true }
-
-func (d *distant) do(ctx context.Context, k *keys, c *command) (answer, error) {
-	switch c.verb {
-	case acquire:
-		time.Sleep(500 * time.Millisecond)
-	case downgrade:
-		return answer{}, errSilence
-	}
-	return d.mirror.do(ctx, k, c)
+// logLines is what a logger wrote.
+type logLines struct {
+	mu   sync.Mutex
+	text bytes.Buffer
 }
 
-// When somebody leaves after a loss, or after a downgrade without answer, no release
-// is sent; but the next may ask, which had to wait for that.
-func TestVirtualWhoLeavesDoesNotWaitForWhatTheNextAsks(t *testing.T) {
-	for what, c := range map[string]struct {
-		end  func(d *distant, l *Lease)
-		want error
-	}{
-		"after a loss": {func(d *distant, l *Lease) {
-			d.tell(&message{kind: "revoked", id: l.entry.lock.grant.req.id, key: "x", token: l.Token()})
-		}, ErrLeaseLost},
-		"after a downgrade without answer": {func(_ *distant, l *Lease) {
-			ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
-			defer cancel()
-			_ = l.Downgrade(ctx)
-		}, nil},
-	} {
-		t.Run(what, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				client := onMirror(t, 0, 0)
-				d := &distant{mirror{client: client}}
-				client.server = d
-				rw := client.RWMutex("x")
-				first, err := rw.LockContext(context.Background())
-				if err != nil {
-					t.Fatal(err)
-				}
-				c.end(d, first)
-				done := make(chan struct{})
-				go func() { // ended by the lock, waited for through done
-					defer close(done)
-					rw.Lock()
-					rw.Unlock() //nolint:staticcheck // it had to be let in, no more
-				}()
-				synctest.Wait()
-				began := time.Now()
-				if err := first.Unlock(); !errors.Is(err, c.want) {
-					t.Errorf("Unlock: %v", err)
-				}
-				if took := time.Since(began); took != 0 {
-					t.Errorf("Unlock took %v", took)
-				}
-				<-done
-			})
-		})
-	}
+func (l *logLines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *logLines) take() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	defer l.text.Reset()
+	return l.text.String()
+}
+
+func TestACallerThatWaitsOrHoldsForLongIsLoggedOnce(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var out logLines
+		logged := func() (lines []string) {
+			synctest.Wait()
+			for line := range strings.Lines(out.take()) {
+				_, line, _ = strings.Cut(line, "level=")
+				lines = append(lines, strings.TrimSpace(line))
+			}
+			return lines
+		}
+		want := func(what string, lines ...string) {
+			t.Helper()
+			got := logged()
+			if strings.Join(got, "\n") != strings.Join(lines, "\n") {
+				t.Errorf("%s:\n%s\nwant\n%s", what, strings.Join(got, "\n"), strings.Join(lines, "\n"))
+			}
+		}
+		logger := leased.WithLogger(slog.New(slog.NewTextHandler(&out, nil)))
+		c := newClient(t, s, logger, leased.WithSlowThreshold(20*time.Second), leased.WithOwner("a"))
+		b := newClient(t, s, leased.WithOwner("b"))
+		first := lock(t, c.Mutex("x"))
+		second := locking(t, c.Mutex("x"))
+		elsewhere := lock(t, b.Mutex("y"))
+		third := locking(t, c.Mutex("y"))
+		time.Sleep(19 * time.Second)
+		want("after 19 s")
+		time.Sleep(6 * time.Second)
+		got := logged()
+		if len(got) != 3 {
+			t.Errorf("%d lines: %q", len(got), got)
+		}
+		for _, line := range []string{
+			`WARN msg="leased: a lock has been held for long" lock=x held=20s token=`,
+			`WARN msg="leased: a caller has waited for a lock for long" lock=x waited=20s owner="this process" waiting=1`,
+			`WARN msg="leased: a caller has waited for a lock for long" lock=y waited=20s owner=b waiting=1`,
+		} {
+			if !strings.Contains(strings.Join(got, "\n"), line) {
+				t.Errorf("%q is not logged, but %q", line, got)
+			}
+		}
+		time.Sleep(time.Minute)
+		want("later")
+		unlock(t, first)
+		unlock(t, <-second)
+		time.Sleep(time.Minute)
+		want("with one who waits still")
+		unlock(t, elsewhere)
+		l := <-third
+		time.Sleep(25 * time.Second)
+		if got := logged(); len(got) != 1 || !strings.Contains(got[0], "held for long") || !strings.Contains(got[0], "lock=y held=20s") {
+			t.Errorf("who waited for long and then held for long: %q", got)
+		}
+		unlock(t, l)
+		want("at the end")
+	})
 }

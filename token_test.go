@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/leasedmutex/leased"
@@ -131,7 +132,7 @@ func TestTokensGrowWhenTheServersClockJumps(t *testing.T) {
 				var k tokens
 				a, b := newClient(t, s), newClient(t, s)
 				use := func(when string) {
-					// A new client has no memory of its own: the server's counts.
+					// A new client remembers no token: the server's count.
 					for _, c := range []*leased.Client{newClient(t, s), a, b, b, a} {
 						l := lock(t, c.Mutex("x"))
 						k.next(t, when, l.Token())
@@ -161,5 +162,29 @@ func TestTokensOfAnEvictedOwnerAreBelowThoseOfTheNext(t *testing.T) {
 		}
 		unlock(t, next)
 		isAll(t, evicted.Unlock(), leased.ErrLeaseLost)
+	})
+}
+
+func TestVirtualTheLastTokenIsKeptAliveEachQuarterOfItsLife(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s, leased.WithTTL(30*time.Second))
+		l := lock(t, c.Mutex("x"))
+		time.Sleep(time.Minute + time.Millisecond)
+		synctest.Wait()
+		before := c.Stats().Commands
+		_, _, _, meta := s.helperKeys("x")
+		const life = 10 * time.Minute
+		for range 2 * 360 {
+			time.Sleep(10 * time.Second)
+			if left := s.rdb.PTTL(context.Background(), meta).Val(); left < life*3/4-10*time.Second || left > life {
+				t.Fatalf("the token lives on for %v", left)
+			}
+		}
+		synctest.Wait()
+		// A renewal each 10 s, a touch each 150 s, an echo each 20 or 30 s.
+		if n := c.Stats().Commands - before; n < 720+48+240 || n > 720+48+360 {
+			t.Errorf("%d commands in two hours", n)
+		}
+		unlock(t, l)
 	})
 }

@@ -13,12 +13,15 @@ import (
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
+
+	"github.com/leasedmutex/leased/internal/lockstate"
+	"github.com/leasedmutex/leased/internal/protocol"
 )
 
 const modulePath = "github.com/leasedmutex/leased"
 
-// What spans say. A name that ends in .wait or .hold is all there is, so that
-// backends can group by it; which lock it was is an attribute.
+// The names of spans and attributes. There are two span names only, so that backends can
+// group by them; which lock it was is an attribute.
 const (
 	spanWait = "leased.wait"
 	spanHold = "leased.hold"
@@ -32,44 +35,35 @@ const (
 	attrBlocker = attribute.Key("leased.blocker")
 	attrReason  = attribute.Key("leased.reason")
 	attrKind    = attribute.Key("leased.kind")
+	attrOwner   = attribute.Key("leased.owner") // the label of the client whose span it is
+
+	attrErrorType = attribute.Key("error.type") // of a span whose status is an error: its outcome
 )
 
-// tracing makes spans of the trails of callers. A caller's own goroutine begins the
-// spans of its call, for its context needs them; all else that calls an SDK, which
-// is its samplers, span processors and instruments, is done in a goroutine of its
-// own, in order: one that is slow, or blocks, holds up no lock's release, renewal or
-// end.
+// tracing makes spans from the event logs of callers. The spans of a call are started on
+// the caller's own goroutine, because its context needs them. Everything else that calls
+// an SDK, which means its samplers, span processors and instruments, is done in order on
+// a separate goroutine: an SDK that is slow, or blocks, delays no release, renewal or
+// deadline of a lock.
 type tracing struct {
 	client *Client
-	given  trace.TracerProvider // nil: the global one of the moment
-	every  bool                 // Lock has spans even if nobody waited
+	given  trace.TracerProvider // nil: the global one at the time of use
+	every  bool                 // Lock and its like have spans even if nothing waited
 	cache  atomic.Pointer[providersTracer]
-	told   backlog[telling]
+	queue  asyncQueue[delivery]
 }
 
-// providersTracer is our tracer of a provider; nil if that provider makes no spans.
-type providersTracer struct {
-	provider trace.TracerProvider
-	tracer   trace.Tracer
-}
-
-// telling is what an SDK is yet to be told: that a span ended, or what f says.
-type telling struct {
-	f    func()
-	span trace.Span
-	at   time.Time
-}
-
-const mostTold = 8192
+// maxDeliveries bounds the queue; further deliveries are dropped.
+const maxDeliveries = 8192
 
 func newTracing(c *Client, o *clientOptions) *tracing {
 	t := &tracing{client: c, given: o.tracers, every: o.everySpan}
-	t.told.most, t.told.what = mostTold, "a sampler, span processor or instrument"
-	t.told.deliver = func(it telling) {
-		if it.f != nil {
-			it.f()
+	t.queue.most, t.queue.what = maxDeliveries, "a sampler, span processor or instrument"
+	t.queue.deliver = func(d delivery) {
+		if d.f != nil {
+			d.f()
 		} else {
-			it.span.End(trace.WithTimestamp(it.at))
+			d.span.End(trace.WithTimestamp(d.at))
 		}
 	}
 	if t.given != nil {
@@ -78,7 +72,21 @@ func newTracing(c *Client, o *clientOptions) *tracing {
 	return t
 }
 
-// tracer returns nil while no SDK is there to make spans.
+// providersTracer is a provider with the tracer that it made for this package.
+type providersTracer struct {
+	provider trace.TracerProvider
+	tracer   trace.Tracer // nil if the provider makes no spans
+}
+
+func newProvidersTracer(p trace.TracerProvider) *providersTracer {
+	c := &providersTracer{provider: p}
+	if _, none := p.(noop.TracerProvider); !none {
+		c.tracer = p.Tracer(modulePath, trace.WithInstrumentationVersion(moduleVersion()))
+	}
+	return c
+}
+
+// tracer returns nil while there is no SDK that makes spans.
 func (t *tracing) tracer() trace.Tracer {
 	if t.given != nil {
 		return t.cache.Load().tracer
@@ -97,190 +105,330 @@ func (t *tracing) tracer() trace.Tracer {
 	return c.tracer
 }
 
-func newProvidersTracer(p trace.TracerProvider) *providersTracer {
-	c := &providersTracer{provider: p}
-	if _, none := p.(noop.TracerProvider); !none {
-		c.tracer = p.Tracer(modulePath, trace.WithInstrumentationVersion(moduleVersion()))
-	}
-	return c
-}
-
-// placeholder reports whether p is what the API has until an SDK is set. It has
-// no name outside the API; if it were not recognized, spans that record nothing
-// would be begun, at their small cost.
+// placeholder reports whether p is the provider that the API has until an SDK is set. Its
+// type is not exported. If it were not recognized, spans that record nothing would be
+// started, at their small cost.
 func placeholder(p trace.TracerProvider) bool {
 	typ := reflect.TypeOf(p)
 	return typ.Kind() == reflect.Pointer && typ.Elem().PkgPath() == "go.opentelemetry.io/otel/internal/global"
 }
 
-// moduleVersion is what the program's build says of this module.
+// moduleVersion returns this module's version as recorded in the program's build, "" if it is
+// not, as in a build of a working copy.
 var moduleVersion = sync.OnceValue(func() string {
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, m := range append(info.Deps, &info.Main) {
-			// One that was replaced by a directory has a version that names nothing.
-			if m.Path == modulePath && m.Version != "" && m.Replace == nil {
+			// The version of a module that was replaced by a directory is not that of its code.
+			if m.Path == modulePath && m.Version != "(devel)" && m.Replace == nil {
 				return m.Version
 			}
 		}
 	}
-	return "(devel)"
+	return ""
 })
 
-// begin starts the wait span of w, who asks for the lock with ctx. It returns nil
-// for a caller who is not traced, and for one of Lock and its like: these have no
-// parent, and have spans only if it turns out that they waited.
-func (t *tracing) begin(ctx context.Context, w *caller, began time.Time) trace.Span {
+// begin starts the wait span of w, which asks for the lock with ctx. It returns nil for a
+// caller that is not traced, and for one of Lock and its like: these have no parent, and
+// get spans only if it turns out that they waited.
+func (t *tracing) begin(ctx context.Context, name string, w *call, began time.Time) trace.Span {
 	tracer := t.tracer()
 	if tracer == nil {
 		return nil
 	}
-	if !w.leased {
-		w.trail = &trail{untold: true}
+	if !w.Leased {
+		w.startTrace(trace.SpanContext{})
 		return nil
 	}
-	_, span := tracer.Start(ctx, spanWait, trace.WithTimestamp(began))
+	_, span := tracer.Start(ctx, spanWait, trace.WithTimestamp(began), t.attributes(name, w.Mode))
 	if !span.IsRecording() {
 		return nil
 	}
-	w.trail = &trail{untold: true, parent: trace.SpanContextFromContext(ctx)}
+	w.startTrace(trace.SpanContextFromContext(ctx))
 	return span
 }
 
-// waited is what there is to tell of a wait that has ended.
-type waited struct {
+// attributes returns what a span has from its start on, so that samplers see it.
+func (t *tracing) attributes(lock string, m protocol.Mode) trace.SpanStartEventOption {
+	return trace.WithAttributes(attrLock.String(lock), attrMode.String(m.String()), attrOwner.String(t.client.opts.owner))
+}
+
+// waitRecord describes a wait that has ended.
+type waitRecord struct {
 	handle *handle
-	entry  *entry // nil if it ended before there was one
-	caller *caller
+	entry  *entry // nil if the wait ended before the caller had one
+	call   *call
 	err    error
 	began  time.Time
 	ended  time.Time
 }
 
-// waited ends the wait span of w's caller and, if he was let in, begins the hold
-// span. He may have left already: who unlocks need not be who locked.
-func (t *tracing) waited(ctx context.Context, span trace.Span, w *waited) {
-	c := w.caller
-	notes, from, blocker := w.look()
+// waited ends the wait span of w's caller and, if the caller was admitted, starts its hold
+// span. By then the hold may have ended: any goroutine may unlock.
+func (t *tracing) waited(ctx context.Context, span trace.Span, w *waitRecord) {
+	c := w.call
+	events, from, blocker := w.takeEvents()
 	tracer := t.tracer()
-	if span == nil && tracer != nil && (t.every || len(notes) > 0) {
-		if _, span = tracer.Start(ctx, spanWait, trace.WithTimestamp(w.began)); !span.IsRecording() {
+	if span == nil && tracer != nil && (t.every || len(events) > 0) {
+		if _, span = tracer.Start(ctx, spanWait, trace.WithTimestamp(w.began), t.attributes(w.handle.keys.Name, c.Mode)); !span.IsRecording() {
 			span = nil
 		}
 	}
 	if span == nil {
-		w.spanless() // the trail stays: somebody may come to wait for this one
+		w.withoutSpan() // the event log stays: another caller may yet wait for this one
 		return
 	}
-	span.SetAttributes(attrLock.String(w.handle.keys.name), attrMode.String(c.mode.String()),
-		attrOutcome.String(waitOutcome(w.err).String()))
+	outcome := waitOutcome(w.err)
+	span.SetAttributes(attrOutcome.String(outcome.String()))
 	if w.err == nil {
-		span.SetAttributes(attrVia.String(c.via.String()), attrToken.Int64(int64(c.token)))
+		span.SetAttributes(attrVia.String(c.Via.String()), attrToken.Int64(int64(c.Token)))
 	}
-	for _, n := range notes {
-		if n.what == noteQueued || n.what == noteQueuedInRedis {
-			span.SetAttributes(attrPlace.Int(n.place))
+	for _, ev := range events {
+		if ev.What == lockstate.EventQueued || ev.What == lockstate.EventQueuedInRedis {
+			span.SetAttributes(attrPlace.Int(ev.Place))
 		}
 	}
 	if from != nil {
-		span.AddLink(trace.Link{SpanContext: *from})
+		span.AddLink(trace.Link{SpanContext: spanContextOf(from)})
 	} else if w.err != nil && blocker != "" {
 		span.SetAttributes(attrBlocker.String(blocker))
 	}
-	if waitOutcome(w.err).bad() {
+	if outcome.bad() {
 		span.SetStatus(codes.Error, w.err.Error())
+		span.SetAttributes(attrErrorType.String(outcome.String()))
 	}
-	tell(span, notes)
+	addEvents(span, events)
 	t.end(span, w.ended)
 	if w.err != nil {
 		return
 	}
-	if !c.trail.parent.IsValid() {
-		ctx = trace.ContextWithSpan(ctx, span) // one trace, not two
+	if !c.trace.parent.IsValid() {
+		ctx = trace.ContextWithSpan(ctx, span) // so that wait and hold are in one trace
 	}
 	w.entry.mu.Lock()
-	mine := c.trail.claim()
-	c.trail.untold = false
+	mine := c.trace.claimHoldSpan()
+	c.trace.waitUnreported = false
 	w.entry.mu.Unlock()
 	if mine {
 		t.hold(ctx, w.entry, c, w.ended)
 	}
 }
 
-// spanless: the wait has no span. If somebody waits for its caller, its hold gets one.
-func (w *waited) spanless() {
+// withoutSpan notes that the wait gets no span. The hold gets one if another caller waits
+// for it already.
+func (w *waitRecord) withoutSpan() {
 	if w.err != nil {
 		return
 	}
 	w.entry.mu.Lock()
 	defer w.entry.mu.Unlock()
-	w.caller.trail.untold = false
-	if w.entry.lock.sought() {
-		w.entry.showLocked(w.caller)
+	w.call.trace.waitUnreported = false
+	if w.entry.lock.Contended() {
+		w.entry.traceHolderLocked(w.call)
 	}
 }
 
-// look takes the notes of the wait off the trail.
-func (w *waited) look() (notes []note, from *spanRef, blocker string) {
-	trail := w.caller.trail
+// takeEvents removes the events of the wait from the caller's log. It also returns what
+// the wait span refers to: the hold span that let the caller in or, if the caller was not
+// admitted, the one that blocked it; or the name of the owner that blocked it, if that has
+// no span here.
+func (w *waitRecord) takeEvents() (events []lockstate.Event, from *protocol.Span, blocker string) {
+	log := w.call.trace
 	if w.entry == nil {
-		return trail.notes, nil, ""
+		return log.List, nil, ""
 	}
 	w.entry.mu.Lock()
 	defer w.entry.mu.Unlock()
-	n := len(trail.notes)
-	if w.err == nil {
-		n = trail.own
-	}
-	notes, trail.notes, trail.own = trail.notes[:n:n], trail.notes[n:], 0
-	from = trail.from
+	events, from = log.TakeWaitEvents(w.err == nil), log.From
 	if w.err != nil {
-		if owner := w.entry.lock.inside.first; owner != nil {
-			from = owner.trail.ref()
+		if owner := w.entry.lock.Holders(); owner != nil {
+			from = owner.Events.HoldSpan()
 		} else {
-			blocker = blockerName(w.entry.lock.blocker)
+			value := w.entry.lock.Blocker()
+			blocker = blockerName(value)
 		}
 	}
-	return notes, from, blocker
+	return events, from, blocker
 }
 
-// tell makes events of notes.
-func tell(span trace.Span, notes []note) {
-	for _, n := range notes {
+// traceHoldersLocked has the hold spans of all holders started when the lock becomes
+// contended. It is called after every step.
+func (e *entry) traceHoldersLocked() {
+	contended := e.lock.Contended()
+	if contended && !e.contended {
+		for c := e.lock.Holders(); c != nil; c = c.NextHolder() {
+			e.traceHolderLocked(callOf(c))
+		}
+	}
+	e.contended = contended
+}
+
+// traceHolderLocked has the hold span of c started, so that the waiter's span can link to
+// it, unless c has one or its own caller will start it. The waiter does not depend on it:
+// if the hold ends before its span has started, the waiter's span has no link.
+func (e *entry) traceHolderLocked(c *call) {
+	if c.Phase != lockstate.Inside || c.Leased || c.reported || c.trace == nil || c.trace.waitUnreported || !c.trace.claimHoldSpan() {
+		return
+	}
+	t, since := e.client.tracing, e.client.began.Add(c.Since)
+	t.later(func() { t.hold(context.Background(), e, c, since) })
+}
+
+// hold starts the hold span of a caller that was admitted at since. Only the goroutine
+// that claimed the span calls it. If the hold has ended meanwhile, hold ends the span too.
+func (t *tracing) hold(ctx context.Context, e *entry, c *call, since time.Time) {
+	span := t.newHold(ctx, &holdRecord{entry: e, since: since, mode: c.Mode, via: c.Via, token: c.Token})
+	if span == nil {
+		return
+	}
+	ref := spanRefOf(span.SpanContext())
+	e.mu.Lock()
+	log := c.trace
+	log.span = span
+	if span.SpanContext().IsSampled() {
+		log.Hold = ref
+	}
+	over := !log.ended.IsZero()
+	r := holdRecord{mode: c.Mode, token: c.Token, how: log.how, at: log.ended, span: span}
+	if over {
+		r.events = log.TakeHoldEvents()
+	}
+	e.mu.Unlock()
+	if over {
+		if r.at.Before(since) {
+			r.at = since
+		}
+		t.released(&r)
+	}
+}
+
+// newHold starts a hold span as of h.since. It returns nil if the span would not be
+// recorded.
+func (t *tracing) newHold(ctx context.Context, h *holdRecord) trace.Span {
+	tracer := t.tracer()
+	if tracer == nil {
+		return nil
+	}
+	_, span := tracer.Start(ctx, spanHold, trace.WithTimestamp(h.since), t.attributes(h.entry.keys.Name, h.mode))
+	if !span.IsRecording() {
+		return nil
+	}
+	span.SetAttributes(attrVia.String(h.via.String()), attrToken.Int64(int64(h.token)))
+	return span
+}
+
+// holdRecord describes a hold that has ended.
+type holdRecord struct {
+	entry  *entry
+	since  time.Time
+	mode   protocol.Mode
+	via    lockstate.Via
+	token  uint64
+	how    holdResult
+	at     time.Time  // when it ended
+	late   bool       // it has no span, but must get one because it did not end well
+	span   trace.Span // nil if there is none
+	events []lockstate.Event
+}
+
+// takeHoldLocked returns the record of w's hold, once: ok is false in later calls. If the
+// hold span is still to be started, the goroutine that starts it ends it too.
+func (e *entry) takeHoldLocked(w *call, how holdResult, at time.Time) (r holdRecord, ok bool) {
+	if w.reported {
+		return r, false
+	}
+	r = holdRecord{entry: e, since: e.client.began.Add(w.Since), mode: w.Mode, via: w.Via, token: w.Token, how: how, at: at}
+	w.reported = true
+	if t := w.trace; t != nil {
+		t.how, t.ended = how, at
+		switch {
+		case t.span != nil:
+			r.span, r.events = t.span, t.TakeHoldEvents()
+		case how != holdReleased && !w.Leased && t.claimHoldSpan():
+			r.late, r.events = true, t.TakeHoldEvents()
+		}
+	}
+	return r, true
+}
+
+// recordHold measures a hold that has ended, and ends its span.
+func (c *Client) recordHold(r *holdRecord) {
+	if r.late {
+		r.span = c.tracing.newHold(context.Background(), r)
+	}
+	c.metrics.released(r)
+	if r.span != nil {
+		c.tracing.released(r)
+	}
+}
+
+// released ends a hold span.
+func (t *tracing) released(r *holdRecord) {
+	r.span.SetAttributes(attrOutcome.String(r.how.String()), attrMode.String(r.mode.String()), attrToken.Int64(int64(r.token)))
+	addEvents(r.span, r.events)
+	if r.how != holdReleased {
+		r.span.SetStatus(codes.Error, r.how.String())
+		r.span.SetAttributes(attrErrorType.String(r.how.String()))
+	}
+	t.end(r.span, r.at)
+}
+
+// addEvents adds the events of a caller's log to a span.
+func addEvents(span trace.Span, events []lockstate.Event) {
+	for _, ev := range events {
 		var more []attribute.KeyValue
-		if n.what == noteQueued || n.what == noteQueuedInRedis {
-			more = append(more, attrPlace.Int(n.place))
+		if ev.What == lockstate.EventQueued || ev.What == lockstate.EventQueuedInRedis {
+			more = append(more, attrPlace.Int(ev.Place))
 		}
-		if n.err != nil {
-			n.text = n.err.Error()
+		if ev.Err != nil {
+			ev.Text = ev.Err.Error()
 		}
-		if n.text != "" {
-			more = append(more, n.what.key().String(n.text))
+		if ev.What == lockstate.EventQueuedInRedis {
+			ev.Text = blockerName(ev.Text)
 		}
-		span.AddEvent(n.what.String(), trace.WithTimestamp(n.at), trace.WithAttributes(more...))
+		if ev.Text != "" {
+			more = append(more, textKey(ev.What).String(ev.Text))
+		}
+		span.AddEvent(ev.What.String(), trace.WithTimestamp(ev.At), trace.WithAttributes(more...))
 	}
 }
 
-func (k noteKind) String() string {
-	return [...]string{"queued", "queued in Redis", "trouble", "woken", "wanted", "downgraded", "lost"}[k]
-}
-
-// key is the attribute that a note's text becomes.
-func (k noteKind) key() attribute.Key {
-	if k == noteQueuedInRedis {
+// textKey returns the attribute that holds the text of an event.
+func textKey(k lockstate.EventKind) attribute.Key {
+	if k == lockstate.EventQueuedInRedis {
 		return attrBlocker
 	}
 	return attrReason
 }
 
-// end has a span ended as of then. Where processors are so slow that thousands
-// wait for them, it is dropped.
-func (t *tracing) end(span trace.Span, at time.Time) { t.tell(telling{span: span, at: at}) }
+// delivery is a call of the SDK that the queue's goroutine makes: f, or else the end of a
+// span.
+type delivery struct {
+	f    func()
+	span trace.Span
+	at   time.Time
+}
 
-// later has f called, which calls an SDK.
-func (t *tracing) later(f func()) { t.tell(telling{f: f}) }
+// end has a span ended as of at. The span is dropped if span processors are so slow that
+// the queue is full.
+func (t *tracing) end(span trace.Span, at time.Time) { t.enqueue(delivery{span: span, at: at}) }
 
-func (t *tracing) tell(it telling) {
-	if !t.told.add(it) {
-		t.client.journal.dropped()
+// later has f called, which calls the SDK, on the queue's goroutine.
+func (t *tracing) later(f func()) { t.enqueue(delivery{f: f}) }
+
+func (t *tracing) enqueue(d delivery) {
+	if !t.queue.add(d) {
+		t.client.log.spansDropped()
 	}
+}
+
+// spanRefOf converts a span context to the form that lockstate and protocol know.
+func spanRefOf(s trace.SpanContext) *protocol.Span {
+	return &protocol.Span{TraceID: s.TraceID(), SpanID: s.SpanID(), Flags: byte(s.TraceFlags()), Remote: s.IsRemote()}
+}
+
+// spanContextOf is the inverse of spanRefOf.
+func spanContextOf(s *protocol.Span) trace.SpanContext {
+	return trace.NewSpanContext(trace.SpanContextConfig{
+		TraceID: s.TraceID, SpanID: s.SpanID, TraceFlags: trace.TraceFlags(s.Flags), Remote: s.Remote,
+	})
 }

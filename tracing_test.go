@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -31,7 +32,7 @@ func newRecorder(t *testing.T, opts ...sdk.TracerProviderOption) recorder {
 	return recorder{tp, kept}
 }
 
-// under returns a context with a span of somebody who uses the lock.
+// under returns a context with a span of a user of the lock.
 func (r recorder) under(t *testing.T, name string) context.Context {
 	t.Helper()
 	ctx, span := r.Tracer("test").Start(context.Background(), name)
@@ -84,6 +85,14 @@ func events(s tracetest.SpanStub) (names []string) {
 	return names
 }
 
+// noError fails t if the span is marked as failed: contention is not an error.
+func noError(t *testing.T, s tracetest.SpanStub) {
+	t.Helper()
+	if s.Status.Code != codes.Unset {
+		t.Errorf("contention is no error: %v", s.Status)
+	}
+}
+
 // links checks that s has one link, to the span to.
 func links(t *testing.T, s tracetest.SpanStub, to tracetest.SpanStub, remote bool) {
 	t.Helper()
@@ -125,7 +134,7 @@ func TestTraceOfAFreeLockHasAWaitAndAHoldUnderTheCallersSpan(t *testing.T) {
 			if span.Parent.SpanID() != parent.SpanID() {
 				t.Errorf("%s is a child of %v", span.Name, span.Parent)
 			}
-			if span.InstrumentationScope.Name != "github.com/leasedmutex/leased" || span.InstrumentationScope.Version == "" {
+			if span.InstrumentationScope.Name != "github.com/leasedmutex/leased" || span.InstrumentationScope.Version == "(devel)" {
 				t.Errorf("scope %+v", span.InstrumentationScope)
 			}
 			if span.Status.Code != codes.Unset || len(span.Events) != 0 || len(span.Links) != 0 {
@@ -221,7 +230,7 @@ func TestTraceEventsOfAWaitForAnotherProcess(t *testing.T) {
 		unlock(t, <-second)
 		synctest.Wait()
 		wait := r.last(t, "leased.wait")
-		if got := events(wait); !slices.Equal(got, []string{"queued in Redis", "woken"}) {
+		if got := events(wait); !slices.Equal(got, []string{"queued_in_redis", "woken"}) {
 			t.Fatalf("events %v", got)
 		}
 		queued := attribute.NewSet(wait.Events[0].Attributes...)
@@ -237,8 +246,75 @@ func TestTraceEventsOfAWaitForAnotherProcess(t *testing.T) {
 	})
 }
 
-// What it waits for is handed on inside a process whose leases have no spans: then
-// nothing is linked, for the lease before would be the wrong one.
+// seen is what a sampler is told of the spans that it decides about.
+type seen struct {
+	mu   sync.Mutex
+	seen map[string][]attribute.Set
+}
+
+func (*seen) Description() string { return "all, and what it saw of them" }
+
+func (s *seen) ShouldSample(p sdk.SamplingParameters) sdk.SamplingResult {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.seen[p.Name] = append(s.seen[p.Name], attribute.NewSet(p.Attributes...))
+	return sdk.AlwaysSample().ShouldSample(p)
+}
+
+func TestSamplersSeeLockModeAndOwner(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		sampler := &seen{seen: map[string][]attribute.Set{}}
+		r := newRecorder(t, sdk.WithSampler(sampler))
+		c := newClient(t, s, leased.WithTracerProvider(r), leased.WithOwner("me"), leased.WithUncontendedSpans())
+		l, err := c.RWMutex("x").RLockContext(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		unlock(t, l)
+		mu := c.RWMutex("x")
+		mu.RLock()
+		mu.RUnlock()
+		synctest.Wait()
+		want := attribute.NewSet(attribute.String("leased.lock", "x"), attribute.String("leased.mode", "shared"), attribute.String("leased.owner", "me"))
+		sampler.mu.Lock()
+		defer sampler.mu.Unlock()
+		for _, name := range []string{"leased.wait", "leased.hold"} {
+			if len(sampler.seen[name]) != 2 {
+				t.Errorf("%d spans %s", len(sampler.seen[name]), name)
+			}
+			for _, got := range sampler.seen[name] {
+				if !got.Equals(&want) {
+					t.Errorf("the sampler saw %v of %s", got.ToSlice(), name)
+				}
+			}
+		}
+	})
+}
+
+func TestSpansOfErrorsHaveAType(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		r := newRecorder(t)
+		c := newClient(t, s, leased.WithTracerProvider(r), leased.WithLossHandler(func(leased.LossEvent) {}))
+		l := lockUnder(t, r.under(t, "user"), c.Mutex("x"))
+		synctest.Wait()
+		has(t, r.last(t, "leased.wait"), "error.type", nil)
+		s.rdb.Del(context.Background(), "x")
+		<-l.Context().Done()
+		_ = l.Unlock()
+		synctest.Wait()
+		has(t, r.last(t, "leased.hold"), "error.type", "lost", "leased.outcome", "lost")
+		s.Mini.SetError("NOAUTH Authentication required.")
+		if _, err := c.Mutex("y").LockContext(r.under(t, "user")); err == nil {
+			t.Error("locked")
+		}
+		synctest.Wait()
+		has(t, r.last(t, "leased.wait"), "error.type", "refused", "leased.outcome", "refused")
+		s.Mini.SetError("")
+	})
+}
+
+// The lock is handed on inside a process whose leases have no spans: then nothing is
+// linked, because the lease before would be the wrong one.
 func TestTraceDoesNotLinkPastALeaseWithoutASpan(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		r := newRecorder(t, sdk.WithSampler(sdk.ParentBased(sdk.NeverSample())))
@@ -305,9 +381,7 @@ func TestTraceOfOneThatGivesUpLinksTheHoldThatBlocksItOrNamesTheBlocker(t *testi
 		synctest.Wait()
 		for _, wait := range here {
 			links(t, wait, r.spans("leased.hold")[0], false)
-			if wait.Status.Code != codes.Unset {
-				t.Errorf("contention is no error: %v", wait.Status)
-			}
+			noError(t, wait)
 		}
 	})
 }
@@ -318,7 +392,7 @@ func TestTraceOfLockHasSpansOnlyWhereSomebodyWaited(t *testing.T) {
 		c := newClient(t, s, leased.WithTracerProvider(r))
 		mu := c.Mutex("x")
 		mu.Lock()
-		mu.Unlock() //nolint:staticcheck // nothing else is to be seen
+		mu.Unlock() //nolint:staticcheck // an empty section is enough
 		if !mu.TryLock() {
 			t.Error("TryLock of a free lock")
 		}

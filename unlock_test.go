@@ -4,13 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"net"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/redistest"
 )
 
 // What Unlock returns where Redis answers with errors, or too late.
@@ -54,7 +61,7 @@ func TestAnUnlockAfterTheMaximumHoldTellsOfTheLossThoughTheReleaseFails(t *testi
 	})
 }
 
-// Only the reaper knows of the lock by then.
+// Only the canceler knows of the lock by then.
 func TestShutdownWaitsForAnUnlockThatWaitsForItsCancel(t *testing.T) {
 	const away, limit = time.Second, 3 * time.Second
 	for _, back := range []bool{true, false} {
@@ -93,7 +100,7 @@ func TestShutdownWaitsForAnUnlockThatWaitsForItsCancel(t *testing.T) {
 	}
 }
 
-// The second one asks when the first has put it into the reaper's hands.
+// The second one asks when the first has handed it to the canceler.
 func TestASecondUnlockOfWhatWasNotReleasedNamesNoTimeItDoesNotKnow(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		c := newClient(t, s)
@@ -109,5 +116,272 @@ func TestASecondUnlockOfWhatWasNotReleasedNamesNoTimeItDoesNotKnow(t *testing.T)
 		}
 		s.Mini.SetError("")
 		time.Sleep(time.Minute)
+	})
+}
+
+// answerLosing is a hook that loses the next commands, or the answers to them.
+type answerLosing struct {
+	commands atomic.Int32 // are not sent
+	answers  atomic.Int32 // single commands whose answers are lost
+	batches  atomic.Int32 // pipelines whose answers are lost
+}
+
+func (h *answerLosing) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+// counts takes one of n, if there is one.
+func (h *answerLosing) counts(n *atomic.Int32) bool {
+	for {
+		left := n.Load()
+		if left == 0 || n.CompareAndSwap(left, left-1) {
+			return left > 0
+		}
+	}
+}
+
+func (h *answerLosing) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if cmd.Name() != "evalsha" && cmd.Name() != "eval" {
+			return next(ctx, cmd)
+		}
+		if h.counts(&h.commands) {
+			cmd.SetErr(io.ErrUnexpectedEOF)
+			return io.ErrUnexpectedEOF
+		}
+		err := next(ctx, cmd)
+		if (err == nil || !redis.HasErrorPrefix(err, "NOSCRIPT")) && h.counts(&h.answers) {
+			cmd.SetErr(io.ErrUnexpectedEOF)
+			return io.ErrUnexpectedEOF
+		}
+		return err
+	}
+}
+
+func (h *answerLosing) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		err := next(ctx, cmds)
+		if (err == nil || !redis.HasErrorPrefix(err, "NOSCRIPT")) && h.counts(&h.batches) {
+			for _, cmd := range cmds {
+				cmd.SetErr(io.ErrUnexpectedEOF)
+			}
+			return io.ErrUnexpectedEOF
+		}
+		return err
+	}
+}
+
+// onLosing returns a client whose commands can be lost.
+func onLosing(t *testing.T, s place, opts ...leased.Option) (*leased.Client, *answerLosing) {
+	rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+	var h answerLosing
+	rdb.AddHook(&h)
+	c := clientOn(t, s, rdb, opts...)
+	warm(t, s, c) // a client that has just begun asks once more than the tests count
+	return c, &h
+}
+
+func TestAnUnlockWithoutAnswerIsNilWhereItIsProvedThatTheLockWasOurs(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		for what, lose := range map[string]func(*answerLosing){
+			"the release ran":                  func(h *answerLosing) { h.answers.Store(1) },
+			"the release was lost":             func(h *answerLosing) { h.commands.Store(1) },
+			"an answer to the cancel was lost": func(h *answerLosing) { h.commands.Store(1); h.batches.Store(1) },
+		} {
+			for how, acquire := range map[string]func(c *leased.Client) *leased.Lease{
+				"a writer": func(c *leased.Client) *leased.Lease { return take(t, c.RWMutex("x").LockContext) },
+				"a reader": func(c *leased.Client) *leased.Lease { return take(t, c.RWMutex("x").RLockContext) },
+				"a writer of the process after another": func(c *leased.Client) *leased.Lease {
+					first := take(t, c.RWMutex("x").LockContext)
+					next := taking(t, c.RWMutex("x").LockContext)
+					unlock(t, first)
+					return <-next
+				},
+			} {
+				c, h := onLosing(t, s)
+				l := acquire(c)
+				lose(h)
+				if err := l.Unlock(); err != nil {
+					t.Errorf("%s, %s: %v", how, what, err)
+				}
+				if h.commands.Load()+h.answers.Load()+h.batches.Load() != 0 {
+					t.Errorf("%s, %s: nothing was lost", how, what)
+				}
+				eventually(t, "nobody owns or waits", func() bool { return s.clean(t, "x") })
+			}
+		}
+	})
+}
+
+func TestAnUnlockWithoutAnswerIsALossWhereTheLockMayHaveBeenAnothers(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var another *leased.Lease
+		for what, meanwhile := range map[string]func(){
+			"nobody remembers": func() {},
+			"another owns it":  func() { another = lock(t, newClient(t, s).Mutex("x")) },
+			"another had it":   func() { unlock(t, lock(t, newClient(t, s).Mutex("x"))) },
+			"a foreign owner has it": func() {
+				unlock(t, lock(t, newClient(t, s).Mutex("x")))
+				s.rdb.Set(context.Background(), "x", "somebody", 0)
+			},
+		} {
+			for _, lose := range []func(*answerLosing){
+				func(h *answerLosing) { h.answers.Store(1) }, func(h *answerLosing) { h.commands.Store(1) }, func(h *answerLosing) { h.answers.Store(1); h.batches.Store(2) },
+			} {
+				lost := make(chan leased.LossEvent, 10)
+				c, h := onLosing(t, s, leased.WithLossHandler(func(ev leased.LossEvent) { lost <- ev }))
+				l := lock(t, c.Mutex("x"))
+				time.Sleep(time.Millisecond) // no two grants are of one microsecond
+				s.rdb.FlushAll(context.Background())
+				meanwhile()
+				value := s.value(t, "x")
+				synctest.Wait() // or a command of another cause would be lost instead
+				lose(h)
+				err := l.Unlock()
+				isAll(t, err, leased.ErrLeaseLost)
+				if err != nil && (errors.Is(err, leased.ErrNotReleased) || !strings.Contains(err.Error(), "had no answer")) {
+					t.Errorf("%s: %v", what, err)
+				}
+				if now := s.value(t, "x"); now != value {
+					t.Errorf("%s: %q owns after %q", what, now, value)
+				}
+				time.Sleep(time.Millisecond)
+				if len(lost) != 1 {
+					t.Fatalf("%s: told of %d losses", what, len(lost))
+				}
+				if ev := <-lost; ev.Token != l.Token() || !strings.Contains(ev.Reason, "had no answer") {
+					t.Errorf("%s: told of %+v", what, ev)
+				}
+				if another != nil {
+					unlock(t, another)
+					another = nil
+				}
+				s.rdb.FlushAll(context.Background())
+			}
+		}
+	})
+}
+
+// Mutex.Unlock returns no error, so the loss handler is called as for any loss.
+func TestAMutexWhoseUnlockProvedNothingTellsTheLossHandler(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		lost := make(chan leased.LossEvent, 10)
+		c, h := onLosing(t, s, leased.WithLossHandler(func(ev leased.LossEvent) { lost <- ev }))
+		mu := c.Mutex("x")
+		mu.Lock()
+		time.Sleep(time.Millisecond)
+		s.rdb.FlushAll(context.Background())
+		unlock(t, lock(t, newClient(t, s).Mutex("x")))
+		h.answers.Store(1)
+		mu.Unlock()
+		time.Sleep(time.Millisecond)
+		if len(lost) != 1 {
+			t.Fatalf("told of %d losses", len(lost))
+		}
+		if n := c.Stats().Lost; n != 1 {
+			t.Errorf("%d lost", n)
+		}
+	})
+}
+
+func TestUnlockInAnOutageSaysNotReleasedAndTheClientReleasesLater(t *testing.T) {
+	t.Parallel()
+	onBoth(t, func(t *testing.T, s place) {
+		strain := redistest.NewStrain(t)
+		wire := redistest.NewProxy(t, s.Addr)
+		rdb := s.connect(t, func(o *redis.Options) { o.Addr = wire.Addr })
+		c := clientOn(t, s, rdb, leased.WithTTL(time.Hour), leased.WithReleaseTimeout(150*time.Millisecond))
+		for what, unlock := range map[string]func(l *leased.Lease) error{
+			"Lease.Unlock": (*leased.Lease).Unlock,
+			"Mutex.Unlock": func(l *leased.Lease) error { c.Mutex("x").Unlock(); return l.Unlock() },
+		} {
+			l := lock(t, c.Mutex("x"))
+			wire.BlackHole()
+			began := time.Now()
+			err := unlock(l)
+			if what == "Lease.Unlock" && !errors.Is(err, leased.ErrNotReleased) {
+				t.Errorf("%s: %v", what, err)
+			}
+			if took := time.Since(began); took < 150*time.Millisecond || took > time.Second+strain.Since(began) {
+				t.Errorf("%s took %v", what, took)
+			}
+			if s.value(t, "x") == "" {
+				t.Fatal("the lock was released all the same: the test proves nothing")
+			}
+			if l.Context().Err() == nil {
+				t.Errorf("%s: the lease's context goes on", what)
+			}
+			wire.Heal()
+			wire.Cut()
+			eventually(t, "the lock is released", func() bool { return s.value(t, "x") == "" })
+		}
+	})
+}
+
+func TestAnUnconfirmedReleaseThatRedisCarriedOutHarmsNobody(t *testing.T) {
+	t.Parallel()
+	onBoth(t, func(t *testing.T, s place) {
+		wire := redistest.NewProxy(t, s.Addr)
+		rdb := s.connect(t, func(o *redis.Options) { o.Addr = wire.Addr })
+		c := clientOn(t, s, rdb, leased.WithReleaseTimeout(150*time.Millisecond))
+		// The server knows the scripts then, however long it takes to learn them.
+		unlock(t, lock(t, c.Mutex("x", leased.WithReleaseTimeout(patience))))
+		l := lock(t, c.Mutex("x"))
+		// A connection that is new would have no answer even to its greeting.
+		eventually(t, "a connection is free for the release", func() bool { return rdb.PoolStats().IdleConns > 0 })
+		wire.DropReplies()
+		isAll(t, l.Unlock(), leased.ErrNotReleased)
+		next := lock(t, newClient(t, s).Mutex("x"))
+		untouched := s.unchanged(t, "x")
+		wire.Heal()
+		wire.Cut()
+		if err := c.Close(); err != nil { // whatever it repeats, it has repeated
+			t.Error(err)
+		}
+		untouched()
+		unlock(t, next)
+	})
+}
+
+// The pool has a connection that looks free, and finds it closed when it takes it.
+func TestUnlockIsBoundedWhenItsConnectionIsDeadAndDiallingHangs(t *testing.T) {
+	t.Parallel()
+	redistest.OnBoth(t, func(t *testing.T, target redistest.Target) {
+		s := place{target, target.NewClient(t)}
+		wire := redistest.NewProxy(t, s.Addr)
+		var shut atomic.Bool
+		var once sync.Once
+		noticed, open := make(chan struct{}), make(chan struct{})
+		c, err := leased.New(s.connect(t, func(o *redis.Options) {
+			o.Addr = wire.Addr
+			direct := redis.NewDialer(o)
+			o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				if shut.Load() {
+					once.Do(func() { close(noticed) })
+					select {
+					case <-open:
+					case <-ctx.Done():
+					}
+					return nil, errors.New("nobody there")
+				}
+				return direct(ctx, network, addr)
+			}
+		}), leased.WithKeyPrefix(s.Prefix), leased.WithReleaseTimeout(200*time.Millisecond), leased.WithLogger(slog.New(slog.DiscardHandler)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		l := lock(t, c.Mutex("x"))
+		shut.Store(true)
+		wire.Cut()
+		// The inbox's connection ends with those of the pool, and shows it by dialling anew.
+		// If the others ended later, Unlock would notice one step later, with the same bound.
+		closesSoon(t, "the inbox finds its connection closed", noticed)
+		strain, began := redistest.NewStrain(t), time.Now()
+		done := make(chan error, 1)
+		go func() { done <- l.Unlock() }()
+		isAll(t, closesSoon(t, "Unlock returns", done), leased.ErrNotReleased)
+		if took := time.Since(began); took > 3*time.Second+strain.Since(began) { // dialling may take 5 s
+			t.Errorf("Unlock, bounded by 200 ms, took %v", took)
+		}
+		close(open)
+		_ = c.Close()
 	})
 }

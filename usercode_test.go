@@ -46,6 +46,7 @@ func (u usersSampler) ShouldSample(p sdk.SamplingParameters) sdk.SamplingResult 
 	u.call()
 	return sdk.AlwaysSample().ShouldSample(p)
 }
+
 func (usersSampler) Description() string { return "the user's" }
 
 func (u usersProcessor) OnStart(context.Context, sdk.ReadWriteSpan) { u.call() }
@@ -68,8 +69,7 @@ type usersHistogram struct {
 	code *usersCode
 }
 
-func (usersHistogram) Enabled(context.Context) bool { return true }
-
+func (usersHistogram) Enabled(context.Context) bool                              { return true }
 func (h usersHistogram) Record(context.Context, float64, ...metric.RecordOption) { h.code.call() }
 
 // As a log handler.
@@ -113,7 +113,7 @@ func losing(t *testing.T, s place, c *leased.Client, u *usersCode) (kept []*leas
 	t.Helper()
 	for _, name := range []string{"a", "b", "c", "d"} {
 		if name == "b" {
-			c.Mutex(name).Lock() // has no span until there is something to tell
+			c.Mutex(name).Lock() // has no span until there is something to record
 		} else {
 			kept = append(kept, lock(t, c.Mutex(name)))
 		}
@@ -191,8 +191,8 @@ func TestCodeOfTheUsersThatPanicsWhenALossIsToldEndsNothing(t *testing.T) {
 	}
 }
 
-// A lease that nobody waited for has no span; one begins when somebody does, and
-// the next owner does not wait for that.
+// A lease without waiters has no span; the first waiter begins one, and the next owner
+// does not wait for that.
 func TestASpanProcessorThatIsSlowAtTheStartOfAHoldDelaysNoHandOver(t *testing.T) {
 	for what, code := range usersCodes {
 		if code.name != "spans" {
@@ -250,7 +250,7 @@ func TestShutdownEndsWithItsContextWhateverBlocksAndSaysWhat(t *testing.T) {
 				if !errors.Is(err, leased.ErrClosed) || !strings.Contains(err.Error(), code.name) {
 					t.Errorf("it does not say that it did not wait for %s: %v", code.name, err)
 				}
-				if errs[0] != err && errs[1] != err { //nolint:errorlint // the very same
+				if errs[0] != err && errs[1] != err { // the very same
 					t.Errorf("%v and %v; a later Close: %v", errs[0], errs[1], err)
 				}
 				close(freed)
@@ -263,6 +263,7 @@ func TestShutdownEndsWithItsContextWhateverBlocksAndSaysWhat(t *testing.T) {
 type hooked struct{ *usersCode }
 
 func (h hooked) DialHook(next redis.DialHook) redis.DialHook { return next }
+
 func (h hooked) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		h.call()
@@ -350,10 +351,49 @@ func TestCloseFromInsideWhatItWaitsForEndsWithItsTime(t *testing.T) {
 				if took := time.Since(began); took > 6*time.Second {
 					t.Errorf("Close took %v", took)
 				}
-				if again := c.Close(); again != err { //nolint:errorlint // the very same
+				if again := c.Close(); again != err { // the very same
 					t.Errorf("%v, and then %v", err, again)
 				}
 			})
 		})
 	}
+}
+
+// stuck is a log handler whose output is no longer read.
+type stuck struct {
+	slog.Handler
+	on   string
+	free chan struct{}
+}
+
+func (h stuck) Enabled(context.Context, slog.Level) bool { return true }
+
+func (h stuck) Handle(_ context.Context, r slog.Record) error {
+	if strings.Contains(r.Message, h.on) {
+		<-h.free
+	}
+	return nil
+}
+
+func TestALoggerThatBlocksHoldsUpNoDeadline(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		theirs := lock(t, newClient(t, s).Mutex("x"))
+		var lines wards
+		logger := stuck{slog.DiscardHandler, "does not hear", make(chan struct{})}
+		c := clientOn(t, s, s.connect(t, lines.change), leased.WithTTL(3*time.Second), leased.WithLogger(slog.New(logger)))
+		mine := lock(t, c.Mutex("mine"))
+		work := mine.Context()
+		waiter := locking(t, c.Mutex("x"))
+		time.Sleep(10 * time.Second)
+		lines.frozen.Add(1)
+		time.Sleep(20 * time.Second)
+		synctest.Wait()
+		if late := time.Since(mine.TrustedUntil()); late > 0 && work.Err() == nil {
+			t.Errorf("the lease's context is alive %v after its trust has ended", late)
+		}
+		close(logger.free)
+		unlock(t, theirs)
+		unlock(t, <-waiter)
+		_ = mine.Unlock()
+	})
 }

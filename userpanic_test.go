@@ -17,11 +17,11 @@ import (
 	"github.com/leasedmutex/leased"
 )
 
-// A lock calls code of its user's in the middle of Lock and Unlock: samplers,
-// span processors, instruments. Whoever recovers from their panic, as net/http
-// does, has no lease to unlock.
+// A lock calls the user's code in the middle of Lock and Unlock: samplers, span
+// processors, instruments. A caller that recovers from their panic, as net/http does, has
+// no lease to unlock.
 
-// broken panics when it is asked about spans of that name.
+// broken is a sampler that panics for spans of that name.
 type broken struct{ name string }
 
 func (b broken) ShouldSample(p sdk.SamplingParameters) sdk.SamplingResult {
@@ -61,15 +61,15 @@ func TestALockWhoseUserPanicsInItIsLeft(t *testing.T) {
 	}
 }
 
-// A lease that had no span gets one when somebody waits for it, in a goroutine where
-// nobody could recover a panic.
+// A lease that had no span gets one when a caller waits for it, in a goroutine where no
+// user code could recover a panic.
 func TestALockWhoseSpanPanicsWhileItIsHeldIsUnlocked(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		r := newRecorder(t, sdk.WithSampler(broken{"leased.hold"}))
 		c := newClient(t, s, leased.WithTracerProvider(r))
 		mu := c.Mutex("x")
 		mu.Lock()
-		synctest.Wait() // subscribed: it will hear that it is wanted
+		synctest.Wait() // subscribed: it will be notified that the lock is wanted
 		var next *leased.Lease
 		var waiting sync.WaitGroup
 		waiting.Go(func() { next = lock(t, newClient(t, s).Mutex("x")) })
@@ -129,8 +129,8 @@ func TestACommandWhoseUserPanicsInItHoldsUpNobody(t *testing.T) {
 	}
 }
 
-// A loss is found by a release for the next, and told in a goroutine that holds up
-// nobody.
+// A release for the next caller finds the loss, and a goroutine that holds up no caller
+// reports it.
 func TestAPanicWhenALossIsToldHoldsUpNobody(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		m := &brokenMeter{}
@@ -181,16 +181,15 @@ func (b brokenHistogram) Record(context.Context, float64, ...metric.RecordOption
 	}
 }
 
-// A caller that never came to wait takes nobody's place with it when it goes.
+// A caller that fails before it waits takes no other caller's place with it.
 func TestACallWhoseContextPanicsLeavesOthersWaiting(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		c := newClient(t, s)
 		first := lock(t, c.Mutex("x"))
 		next := locking(t, c.Mutex("x"))
 		synctest.Wait()
-		var none context.Context
-		if panics(func() { _, _ = c.Mutex("x").LockContext(none) }) == nil {
-			t.Error("no context is a context")
+		if panics(func() { _, _ = c.Mutex("x").LockContext(struct{ context.Context }{}) }) == nil {
+			t.Error("a context without methods is a context")
 		}
 		unlock(t, first)
 		unlock(t, closesSoon(t, "who waits gets in", next))
@@ -212,7 +211,7 @@ func (f *faulty) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proce
 	}
 }
 
-// Cancels are sent in a goroutine of the client's, where nobody could recover.
+// Cancels are sent in a goroutine of the client, where no user code could recover.
 func TestACancelWhoseHookPanicsIsSentAgain(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		hook := &faulty{}
@@ -256,7 +255,7 @@ func (b *brokenDial) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.P
 	return next
 }
 
-// The inbox dials in a goroutine of the client's, where nobody could recover.
+// The inbox dials in a goroutine of the client, where no user code could recover.
 func TestAnInboxWhoseDiallerPanicsIsMadeAnew(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		hook := &brokenDial{}

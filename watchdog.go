@@ -5,55 +5,67 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
+
+	"github.com/leasedmutex/leased/internal/lockstate"
+	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
-// renewalsPerBatch bounds one pipeline: a larger one would keep the server from
-// others for longer than a lock's hand-off takes.
+// All that happens at a time: alarms, the goroutine that fires them, and the renewals that
+// this leads to.
+//
+// Its goroutines are the watchdog, see run, and a sender for each batch of renewals, which
+// is owned by the client, ended by the replies or the command's time-out, and waited for
+// by Shutdown.
+
+// renewalsPerBatch bounds one pipeline: a larger one would occupy the server for longer
+// than a lock's hand-off takes.
 const renewalsPerBatch = 250
 
-// A timer stands still while the machine sleeps, and then rings late by the sleep: one
-// for the end of an eight-hour window by eight hours. So the watchdog compares the
-// clocks this often while anything is to be watched, once for all locks.
+// A timer stands still while the machine sleeps, and then fires late by the sleep: one
+// for the end of an eight-hour window by eight hours. So while any alarm is set the
+// watchdog compares the clocks this often, once for all locks.
 const (
-	clocksCompared = time.Second
-	shortestSleep  = 10 * time.Millisecond
+	compareEvery  = time.Second
+	shortestSleep = 10 * time.Millisecond
 )
 
-// watchdog is the one goroutine that knows what time it is: it has every grant
-// renewed before its TTL ends, ends leases whose trust window closed, and wakes
-// locks that want to look again. It never waits for Redis. Renewals that are due
-// together leave together, in batches, each with a goroutine of its own, so that
-// a batch that hangs delays no other and no deadline.
+// watchdog is the client's timer goroutine: it has every grant renewed before its TTL
+// ends, ends leases whose trust window closed, and wakes locks that want to look again.
+// It never waits for Redis. Renewals that are due together leave together, in batches,
+// each in a separate goroutine, so that a batch that hangs delays no other and no
+// deadline.
 type watchdog struct {
 	client *Client
 	wake   chan struct{} // an earlier alarm was set
 	quit   chan struct{}
 	once   sync.Once
 
-	mu     sync.Mutex // guards what follows; nothing else is locked under it
-	alarms alarmHeap
-	looked time.Time // when the clocks were last compared
-	next   time.Time // when the goroutine looks again, zero for not by itself
+	mu       sync.Mutex // guards what follows; nothing else is locked under it
+	alarms   alarmHeap
+	compared time.Time // when the clocks were last compared
+	next     time.Time // when the goroutine wakes up next, zero if only an alarm will wake it
 }
 
-// alarm is a call of its owner at some time.
+// alarm is a call of its target at some time.
 type alarm struct {
-	due   time.Time // written under the owner's lock as well, while it is set
-	index int       // place in the heap + 1, 0 if not set
-	owner ringer
+	due    time.Time // written under both watchdog.mu and the target's mutex: either is enough to read it
+	index  int       // place in the heap + 1, 0 if not set
+	target timerTarget
 }
 
-// ringer is what an alarm calls. It adds to batch what it wants renewed.
-type ringer interface {
-	ring(now time.Time, batch []renewal) []renewal
+// timerTarget is what an alarm calls. It adds to batch what it wants renewed.
+type timerTarget interface {
+	fire(now time.Time, batch []protocol.Renewal) []protocol.Renewal
 }
 
 func newWatchdog(c *Client) *watchdog {
 	return &watchdog{client: c, wake: make(chan struct{}, 1), quit: make(chan struct{})}
 }
 
-// set has a ring at due, instead of any other time.
+// set has a fire at due, instead of any other time.
 func (w *watchdog) set(a *alarm, due time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -81,10 +93,41 @@ func (w *watchdog) remove(a *alarm) {
 	a.due = time.Time{}
 }
 
-// halt ends the goroutine. Alarms set later never ring.
+// ticker calls do every so often while locks are in use, and once after that, in the
+// watchdog's goroutine.
+type ticker struct {
+	client *Client
+	alarm  alarm
+	every  time.Duration
+	do     func(now time.Time)
+	set    atomic.Bool // whether the alarm is
+}
+
+func (t *ticker) init(c *Client, every time.Duration, do func(time.Time)) {
+	t.client, t.every, t.do, t.alarm.target = c, every, do, t
+}
+
+// start is called when a lock comes into use.
+func (t *ticker) start() {
+	if !t.set.Load() && t.set.CompareAndSwap(false, true) {
+		t.client.watchdog.set(&t.alarm, time.Now().Add(t.every))
+	}
+}
+
+func (t *ticker) fire(now time.Time, batch []protocol.Renewal) []protocol.Renewal {
+	t.do(now)
+	t.set.Store(false)
+	if t.client.anyInUse() { // looked at after that, or a lock that comes now would find it set
+		t.start()
+	}
+	return batch
+}
+
+// halt ends the goroutine. Alarms set later never fire.
 func (w *watchdog) halt() { w.once.Do(func() { close(w.quit) }) }
 
-// run is the watchdog: owned by the client, ended by halt, waited for by Close.
+// run is the watchdog's goroutine: owned by the client, ended by halt, waited for by
+// Shutdown.
 func (w *watchdog) run() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -98,12 +141,12 @@ func (w *watchdog) run() {
 		}
 		now := time.Now()
 		due = w.take(now, due[:0])
-		var batch []renewal
+		var batch []protocol.Renewal
 		for _, a := range due {
-			batch = a.owner.ring(now, batch)
+			batch = a.target.fire(now, batch)
 		}
 		for part := range slices.Chunk(batch, renewalsPerBatch) {
-			w.client.crew.start(func() { w.client.renew(part) })
+			w.client.group.start(func() { w.client.renew(part) })
 		}
 		if next := w.plan(now); !next.IsZero() {
 			timer.Reset(time.Until(next))
@@ -111,14 +154,14 @@ func (w *watchdog) run() {
 	}
 }
 
-// take returns the alarms that are due, which are no longer set: those of all locks,
-// if the machine has slept, for a window may have ended meanwhile.
+// take returns the alarms that are due, which then are no longer set. After the machine
+// has slept these are the alarms of all locks, for a window may have ended meanwhile.
 func (w *watchdog) take(now time.Time, due []*alarm) []*alarm {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !w.looked.IsZero() && gain(w.looked, now) > shortestSleep {
+	if !w.compared.IsZero() && lockstate.Gain(w.compared, now) > shortestSleep {
 		for _, a := range w.alarms {
-			if _, ok := a.owner.(*entry); ok {
+			if _, ok := a.target.(*entry); ok {
 				due = append(due, a)
 			}
 		}
@@ -126,78 +169,82 @@ func (w *watchdog) take(now time.Time, due []*alarm) []*alarm {
 			heap.Remove(&w.alarms, a.index-1)
 		}
 	}
-	w.looked = now
+	w.compared = now
 	for len(w.alarms) > 0 && !w.alarms[0].due.After(now) {
 		due = append(due, heap.Pop(&w.alarms).(*alarm))
 	}
 	return due
 }
 
-// plan returns when to look again, zero for not by itself.
+// plan returns when the goroutine wakes up next, zero if only an alarm will wake it.
 func (w *watchdog) plan(now time.Time) time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.next = time.Time{}
 	if len(w.alarms) > 0 {
-		w.next = earlier(w.alarms[0].due, now.Add(clocksCompared))
+		w.next = lockstate.Earlier(w.alarms[0].due, now.Add(compareEvery))
 	}
 	return w.next
 }
 
-// renew sends a batch and tells the locks what came of it. It is a sender, like
-// entry.run. Only the pipeline itself, which has hooks, calls code of the user's
-// before all locks have been told.
-func (c *Client) renew(batch []renewal) {
-	ctx, stop := context.WithTimeout(c.base, commandTimeout)
+// renew sends a batch and gives each lock the outcome. Of user code, only the hooks of the
+// Redis client are called before all locks have it.
+func (c *Client) renew(batch []protocol.Renewal) {
+	ctx, stop := context.WithTimeout(c.base, protocol.CommandTimeout)
 	defer stop()
+	c.slotMap.await(ctx)
 	c.sendRenewals(ctx, batch)
 	answered := false
 	for i := range batch {
 		r := &batch[i]
-		answered = answered || r.err == nil
-		r.entry.step(func(now time.Time, fx *effects) {
-			// "Not ours" of what was unlocked meanwhile is no loss.
-			if r.outcome != notOurs || r.entry.lock.holds(r.req.id) {
-				c.stats.renewed(r.outcome)
+		answered = answered || r.Err == nil
+		e := r.Owner.(*entry)
+		e.step(func(now time.Time, fx *lockstate.Effects) {
+			// If the lock was let go meanwhile, "not ours" is no loss.
+			if r.Outcome != protocol.NotOurs || e.lock.Holds(r.Req.ID) {
+				c.stats.renewed(r.Outcome)
 			}
-			r.entry.lock.renewed(r, now, fx)
+			e.lock.Renewed(r, now, fx)
 		})
 	}
-	// Last, for these can hang, and no lock may wait for that.
-	defer c.survive("a hook of the Redis client, or an error of one,")
+	// Last, because what follows can hang, and no lock may wait for it.
+	defer c.recoverPanic("a hook of the Redis client, or an error of one,")
 	if answered {
 		c.outage.answered(false)
 	}
 	for i := range batch {
-		if r := &batch[i]; r.err != nil {
-			fail := classify(r.err)
-			c.inbox.suspect(fail)
+		if r := &batch[i]; r.Err != nil {
+			fail := redisserver.Classify(r.Err)
+			c.inbox.requireProbe(fail)
 			c.outage.failed(fail)
-			c.journal.trouble(r.entry.keys.name, r.err)
+			c.slotMap.commandFailed(fail)
+			c.log.commandFailed(r.Keys.Name, r.Err)
 		}
 	}
-	if err := c.server.touch(ctx, batch); err != nil {
-		c.inbox.suspect(classify(err))
-		c.journal.trouble(batch[0].entry.keys.name, err)
+	if err := c.server.Touch(ctx, batch); err != nil {
+		c.inbox.requireProbe(redisserver.Classify(err))
+		c.log.commandFailed(batch[0].Keys.Name, err)
 	}
-	c.inbox.prove(ctx)
+	c.inbox.probe(ctx, batch[0].Keys)
 }
 
-// sendRenewals renews. What a panic leaves without outcome has none.
-func (c *Client) sendRenewals(ctx context.Context, batch []renewal) {
+// sendRenewals sends a batch. If user code panics, the renewals that have no outcome yet
+// count as sent without a reply.
+func (c *Client) sendRenewals(ctx context.Context, batch []protocol.Renewal) {
 	returned := false
 	defer func() {
 		for i := range batch {
-			if r := &batch[i]; !returned && r.outcome == unanswered && r.err == nil {
-				r.err = errPanicked
+			if r := &batch[i]; !returned && r.Outcome == protocol.Unanswered && r.Err == nil {
+				r.Err = errPanicked
 			}
 		}
 	}()
-	defer c.survive("a hook of the Redis client")
-	c.server.renew(ctx, batch)
+	defer c.recoverPanic("a hook of the Redis client")
+	c.server.Renew(ctx, batch)
 	returned = true
 }
 
+// alarmHeap is the heap.Interface of alarms, the earliest first.
 type alarmHeap []*alarm
 
 func (h alarmHeap) Len() int           { return len(h) }

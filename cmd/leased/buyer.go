@@ -13,7 +13,7 @@ import (
 
 const (
 	lockName = "stock"
-	// A demo that was itself killed leaves nothing for ever.
+	// The keys of a demo that was killed expire after this time.
 	keyLife = 10 * time.Minute
 )
 
@@ -21,7 +21,7 @@ func stockKey(prefix string) string   { return prefix + "stock" }
 func victimKey(prefix string) string  { return prefix + "victim" }
 func lockPrefix(prefix string) string { return prefix + "lock:" }
 
-// keys lists everything that a demo may have in Redis.
+// keys returns all keys that a demo may leave in Redis.
 func keys(prefix string) []string {
 	lock := lockPrefix(prefix) + lockName
 	all := []string{stockKey(prefix), victimKey(prefix), lock}
@@ -31,10 +31,10 @@ func keys(prefix string) []string {
 	return all
 }
 
-// errSoldOut is what a buyer who comes too late is told.
+// errSoldOut is the error for a buyer who comes too late.
 var errSoldOut = errors.New("sold out")
 
-// buyer is the shop's code, run by every buyer of a process.
+// buyer is the shop's code, which every buyer of a process runs.
 type buyer struct {
 	rdb    *redis.Client
 	prefix string
@@ -54,10 +54,10 @@ func (b *buyer) visit(ctx context.Context, o order) error {
 		return err
 	}
 	m := message{Wait: time.Since(start), Token: lease.Token()}
-	work, cancel := lease.With(ctx) // ends when the lease is lost, too
+	work, cancel := lease.With(ctx) // work ends when the lease is lost, too
 	defer cancel()
-	// Reported before Unlock: the messages of one process are in order of sale,
-	// and who kills a process knows all that it sold.
+	// Report before Unlock, so that the messages of a process are in the order of the
+	// sales, and the parent knows all that a process sold before it killed it.
 	err = b.report(m, b.buy(work, func(seen int) error { return b.hold(work, o, m, seen) }))
 	return errors.Join(err, lease.Unlock())
 }
@@ -102,8 +102,8 @@ func (b *buyer) report(m message, p purchase) error {
 	return nil
 }
 
-// hold keeps the first buyer, of all processes, who read the stock of the order
-// inside the lock until somebody kills its process.
+// hold keeps the first buyer of all processes who read the stock o.HoldAt inside the lock
+// until its process is killed.
 func (b *buyer) hold(ctx context.Context, o order, m message, seen int) error {
 	if seen != o.HoldAt {
 		return nil

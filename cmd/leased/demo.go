@@ -22,8 +22,8 @@ type demo struct {
 	prefix  string
 	server  *miniredis.Miniredis // nil with a real one
 	rdb     *redis.Client        // for the stock
-	client  *leased.Client       // to look at the lock; it never takes it
-	crew    *crew
+	client  *leased.Client       // to inspect the lock; it never acquires it
+	workers *workers
 	screen  *screen
 }
 
@@ -40,18 +40,18 @@ func runDemo(ctx context.Context, std streams, args []string) error {
 	err = errors.Join(err, d.end())
 	if ctx.Err() != nil {
 		d.screen.wipe()
-		return errInterrupted // whatever it broke on its way
+		return errInterrupted // any other error is a consequence
 	}
 	return err
 }
 
-// begin connects to a server and starts the processes. After an error, too, end
-// has to be called.
+// begin connects to a server and starts the processes. end must be called afterwards, even
+// if begin failed.
 func (d *demo) begin(ctx context.Context, stderr io.Writer) error {
 	d.prefix = "leased-demo:" + strings.ToLower(rand.Text()[:12]) + ":"
 	address, where := d.options.url, ""
 	if address == "" {
-		// It listens on loopback: the workers are programs of their own.
+		// It listens on loopback, because the workers are separate processes.
 		d.server = miniredis.NewMiniRedis()
 		d.server.ClockTTL(true)
 		if err := d.server.Start(); err != nil {
@@ -75,22 +75,22 @@ func (d *demo) begin(ctx context.Context, stderr io.Writer) error {
 			Process: i + 1, Buyers: d.options.buyers, TTL: d.options.ttl,
 		})
 	}
-	if d.crew, err = newCrew(ctx, stderr, setups); err != nil {
+	if d.workers, err = startWorkers(ctx, stderr, setups); err != nil {
 		return err
 	}
-	return d.gather(ctx)
+	return d.awaitWorkers(ctx)
 }
 
-// gather waits until all processes are ready.
-func (d *demo) gather(ctx context.Context) error {
-	for waiting := len(d.crew.processes); waiting > 0; waiting-- {
+// awaitWorkers waits until all processes are ready.
+func (d *demo) awaitWorkers(ctx context.Context) error {
+	for waiting := len(d.workers.processes); waiting > 0; waiting-- {
 		d.screen.progress("   starting %s", count(waiting, "process", "processes"))
 		select {
 		case <-ctx.Done():
 			return errInterrupted
-		case n := <-d.crew.news:
+		case n := <-d.workers.events:
 			if n.Kind != ready {
-				return n.trouble()
+				return n.failure()
 			}
 		}
 	}
@@ -98,25 +98,26 @@ func (d *demo) gather(ctx context.Context) error {
 	return nil
 }
 
-// end ends the processes first, so that nobody writes a key after its deletion.
+// end ends the processes, and then deletes the keys, so that no process writes a key after
+// its deletion.
 func (d *demo) end() error {
 	if d.server != nil {
 		defer d.server.Close()
 	}
-	if d.crew != nil {
-		d.crew.dismiss()
+	if d.workers != nil {
+		d.workers.shutDown()
 	}
 	if d.client != nil {
-		d.client.Close() // it took nothing, so nothing can go wrong
+		d.client.Close() // it holds nothing, so there is no error to report
 	}
 	if d.rdb == nil {
 		return nil
 	}
 	defer d.rdb.Close()
-	// The user may have interrupted everything else, not this.
+	// An interrupt stops everything else, but not the cleanup.
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
-	for _, key := range keys(d.prefix) { // one by one: a cluster's node refuses several
+	for _, key := range keys(d.prefix) { // one by one: a node of a Cluster refuses a command with several
 		if err := d.rdb.Del(ctx, key).Err(); err != nil {
 			return fmt.Errorf("cannot delete the keys under %s, which expire within %v: %w", d.prefix, keyLife, err)
 		}
@@ -124,7 +125,7 @@ func (d *demo) end() error {
 	return nil
 }
 
-// perform is the demo.
+// perform runs both sales.
 func (d *demo) perform(ctx context.Context) error {
 	d.screen.beat(ctx)
 	d.heading("1", "Without a lock")
@@ -148,35 +149,35 @@ func (d *demo) perform(ctx context.Context) error {
 	return d.withLock(locked)
 }
 
-// sell lets all processes sell one stock, and returns when each is done or dead.
+// sell has all processes sell one stock, and returns when each is done or dead.
 func (d *demo) sell(ctx context.Context, o order) (*sale, error) {
 	s := newSale(d.options.stock, d.options.workers, d.options.buyers)
 	if err := d.rdb.Set(ctx, stockKey(d.prefix), s.stock, keyLife).Err(); err != nil {
 		return nil, err
 	}
-	for _, p := range d.crew.processes {
+	for _, p := range d.workers.processes {
 		if err := p.send(o); err != nil {
 			return nil, err
 		}
 	}
-	tick := time.NewTicker(100 * time.Millisecond) // for the time that a killed lease has left
+	tick := time.NewTicker(100 * time.Millisecond) // to show the time that a killed lease has left
 	defer tick.Stop()
-	for working := len(d.crew.processes); working > 0; {
+	for working := len(d.workers.processes); working > 0; {
 		select {
 		case <-ctx.Done():
 			return nil, errInterrupted
 		case <-tick.C:
-		case n := <-d.crew.news:
+		case n := <-d.workers.events:
 			switch {
 			case n.Kind == done, n.ended && s.killed != nil && s.killed.process == n.from.number:
 				working--
 			case n.Kind == inside:
-				if err := d.murder(ctx, s, n); err != nil {
+				if err := d.killWorker(ctx, s, n); err != nil {
 					return nil, err
 				}
 				continue
 			case n.Kind != sold && n.Kind != refused:
-				return nil, n.trouble()
+				return nil, n.failure()
 			}
 			waiting := s.killed != nil && s.killed.next == 0
 			s.add(n.from.number, n.message)
@@ -193,12 +194,12 @@ func (d *demo) sell(ctx context.Context, o order) (*sale, error) {
 	return s, nil
 }
 
-// murder kills a process that has just said that it is inside the lock.
-func (d *demo) murder(ctx context.Context, s *sale, n news) error {
+// killWorker kills a process that has just reported that it is inside the lock.
+func (d *demo) killWorker(ctx context.Context, s *sale, n event) error {
 	if err := n.from.kill(); err != nil {
 		return fmt.Errorf("cannot kill process %d: %w", n.from.number, err)
 	}
-	s.killed = &killing{process: n.from.number, pid: n.from.pid(), token: n.Token, at: time.Now()}
+	s.killed = &killRecord{process: n.from.number, pid: n.from.pid(), token: n.Token, at: time.Now()}
 	info, err := d.client.Inspect(ctx, lockName)
 	if err != nil {
 		return err
@@ -212,8 +213,8 @@ func (d *demo) murder(ctx context.Context, s *sale, n news) error {
 	return nil
 }
 
-// trouble is what to say of a process that did not do its part.
-func (n news) trouble() error {
+// failure returns the error for a process that did not do its part.
+func (n event) failure() error {
 	switch {
 	case n.Kind == failed:
 		return fmt.Errorf("process %d: %s", n.from.number, n.Error)
@@ -222,5 +223,5 @@ func (n news) trouble() error {
 	case n.ended:
 		return fmt.Errorf("process %d ended too early", n.from.number)
 	}
-	return fmt.Errorf("process %d said %q, which was not its turn to say", n.from.number, n.Kind)
+	return fmt.Errorf("process %d sent %q out of turn", n.from.number, n.Kind)
 }

@@ -15,10 +15,10 @@ type demoOptions struct {
 
 const (
 	usualTTL = 30 * time.Second
-	killTTL  = 2 * time.Second // somebody watches it end
+	killTTL  = 2 * time.Second // short enough to watch it expire
 )
 
-// parseDemo returns the options, or done if the user asked for help and got it.
+// parseDemo returns the options. done means that the user asked for help and got it.
 func parseDemo(out io.Writer, args []string) (o demoOptions, done bool, err error) {
 	flags := newFlags("demo")
 	flags.StringVar(&o.url, "redis", "", "`URL` of a real server (default: one inside this program)")
@@ -39,8 +39,8 @@ func parseDemo(out io.Writer, args []string) (o demoOptions, done bool, err erro
 	return o, false, o.check()
 }
 
-// check returns the first mistake. The upper limits are what a small machine
-// still does in seconds.
+// check returns the first mistake. The upper limits are what a small machine can do within
+// seconds.
 func (o *demoOptions) check() error {
 	for _, n := range []struct {
 		name       string
@@ -58,7 +58,7 @@ func (o *demoOptions) check() error {
 	case o.ttl < 100*time.Millisecond || o.ttl > time.Minute || o.ttl%time.Millisecond != 0:
 		return usagef("--ttl must be whole milliseconds from 100ms to 1m, not %v", o.ttl)
 	case o.kill && o.workers < 2:
-		return usagef("--kill needs --workers 2 or more: somebody has to survive")
+		return usagef("--kill needs --workers 2 or more: a process has to survive")
 	}
 	return nil
 }

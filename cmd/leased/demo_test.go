@@ -175,7 +175,7 @@ func TestTheKillingIsToldStepByStep(t *testing.T) {
 func TestAProcessThatDiesByItselfEndsTheDemo(t *testing.T) {
 	redistest.CheckLeaks(t, nil, "")
 	d, _ := begun(t, []string{"--workers", "2", "--ttl", "2s"})
-	if err := d.crew.processes[1].kill(); err != nil {
+	if err := d.workers.processes[1].kill(); err != nil {
 		t.Fatal(err)
 	}
 	_, err := d.sell(t.Context(), order{Lock: true})

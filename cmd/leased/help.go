@@ -54,11 +54,11 @@ func runVersion(_ context.Context, std streams, args []string) error {
 	return nil
 }
 
-// flagSet is a flag.FlagSet that admits flags after arguments, returns its
-// errors, and shows itself as people type it.
+// flagSet is a flag.FlagSet that allows flags after arguments, returns its errors, and
+// prints flags with two dashes.
 type flagSet struct {
 	*flag.FlagSet
-	words []string // what is no flag; Args has only what stood behind the last flag
+	words []string // the arguments; Args has only those after the last flag
 }
 
 func newFlags(name string) *flagSet {
@@ -67,7 +67,7 @@ func newFlags(name string) *flagSet {
 	return f
 }
 
-// parse reads args. It is done if that was a request for help, which it answers.
+// parse parses args. done means that they asked for help, which parse has printed.
 func (f *flagSet) parse(out io.Writer, args []string) (done bool, err error) {
 	for {
 		switch err := f.Parse(args); {
@@ -77,7 +77,7 @@ func (f *flagSet) parse(out io.Writer, args []string) (done bool, err error) {
 		case err != nil:
 			return false, usagef("%s: %v", f.Name(), err)
 		}
-		// Parse stops at the first word, or behind "--", after which all are words.
+		// Parse stops at the first argument, or after "--", which only arguments follow.
 		rest := f.Args()
 		if len(rest) == 0 {
 			return false, nil
@@ -91,7 +91,7 @@ func (f *flagSet) parse(out io.Writer, args []string) (done bool, err error) {
 	}
 }
 
-// given reports whether a flag stood on the command line.
+// given reports whether a flag was set on the command line.
 func (f *flagSet) given(name string) bool {
 	found := false
 	f.Visit(func(g *flag.Flag) { found = found || g.Name == name })

@@ -30,7 +30,7 @@ func runInspect(ctx context.Context, std streams, args []string) error {
 	if err != nil {
 		return usagef("inspect: %v", err)
 	}
-	defer client.Close() // it took nothing, so nothing can go wrong
+	defer client.Close() // it holds nothing, so there is no error to report
 
 	info, err := client.Inspect(ctx, flags.words[0])
 	switch {
@@ -43,8 +43,8 @@ func runInspect(ctx context.Context, std streams, args []string) error {
 	return nil
 }
 
-// describe prints what is known of a lock, for people. Text that other programs
-// put into Redis is quoted, since it goes to a terminal.
+// describe prints the state of a lock for people. Text that other programs put into Redis
+// is quoted, because it is printed on a terminal.
 func describe(out io.Writer, info leased.Info) {
 	row := func(label, format string, args ...any) {
 		fmt.Fprintf(out, "%-8s%s\n", label, fmt.Sprintf(format, args...))
@@ -102,7 +102,7 @@ func clientText(client string) string {
 	return fmt.Sprintf("%q", client)
 }
 
-// seconds formats what people wait for; milliseconds below formats what they measure.
+// seconds formats durations that people wait for; milliseconds, those that are measured.
 func seconds(d time.Duration) string { return fmt.Sprintf("%.2f s", d.Seconds()) }
 
 func milliseconds(d time.Duration) string { return fmt.Sprintf("%.1f ms", d.Seconds()*1000) }

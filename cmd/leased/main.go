@@ -19,7 +19,7 @@ import (
 const (
 	statusFailed      = 1
 	statusUsage       = 2
-	statusInterrupted = 130 // what shells say of a program ended by Ctrl-C
+	statusInterrupted = 130 // what shells report for a program ended by Ctrl-C
 )
 
 // streams are the standard streams, for tests to replace.
@@ -36,7 +36,8 @@ type command struct {
 	run     func(ctx context.Context, std streams, args []string) error
 }
 
-// commands is a function, because help is one of them and lists them all.
+// commands is a function rather than a variable, because help is a command and lists them
+// all.
 func commands() []command {
 	return []command{
 		{"demo", "[flags]", "sell a stock to buyers in several processes, without a lock and with it", runDemo},
@@ -51,20 +52,20 @@ func main() {
 	quietRedis()
 	std := streams{os.Stdin, os.Stdout, os.Stderr}
 	if len(os.Args) > 1 && os.Args[1] == workerCommand {
-		os.Exit(run(context.Background(), std, os.Args[1:])) // its parent says when to end
+		os.Exit(run(context.Background(), std, os.Args[1:])) // its parent decides when it ends
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	// After the first signal a second one ends the process at once, as without us.
+	// After the first signal, a second one ends the process at once, as by default.
 	context.AfterFunc(ctx, stop)
 	os.Exit(run(ctx, std, os.Args[1:]))
 }
 
-// run carries out a command line and returns the exit status.
+// run executes a command line and returns the exit status.
 func run(ctx context.Context, std streams, args []string) int {
 	return conclude(std, dispatch(ctx, std, args))
 }
 
-// conclude tells the user of err and returns the exit status for it.
+// conclude prints err, if any, and returns the exit status for it.
 func conclude(std streams, err error) int {
 	var usage *usageError
 	switch {
@@ -109,5 +110,5 @@ func usagef(format string, args ...any) error {
 	return &usageError{fmt.Sprintf(format, args...)}
 }
 
-// errInterrupted says that the user asked us to stop.
+// errInterrupted is returned when the user interrupted the command.
 var errInterrupted = errors.New("interrupted")

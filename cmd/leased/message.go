@@ -6,12 +6,12 @@ import (
 	"github.com/leasedmutex/leased"
 )
 
-// The parent and its workers talk in lines of JSON: a setup and then orders on
-// the worker's stdin, messages on its stdout. The end of stdin ends the worker,
-// also when the parent died.
+// The parent and its workers exchange lines of JSON: a setup and then orders on the
+// worker's stdin, messages on its stdout. The end of stdin ends the worker, also when the
+// parent died.
 
-// setup is the first line to a worker. It does not go through the command line,
-// which everybody on the machine can read, because a URL may have a password.
+// setup is the first line to a worker. It is not passed on the command line, which every
+// user of the machine can read, because a URL may contain a password.
 type setup struct {
 	URL     string
 	Prefix  string
@@ -23,17 +23,17 @@ type setup struct {
 // order starts a sale.
 type order struct {
 	Lock bool
-	// HoldAt makes the first buyer who reads this stock stay inside the lock
-	// until its process is killed. 0 means nobody.
+	// HoldAt makes the first buyer who reads this stock stay inside the lock until its
+	// process is killed. With 0 no buyer stays.
 	HoldAt int
 }
 
-// message is what a worker says.
+// message is a line from a worker.
 type message struct {
 	Kind  kind
 	Seen  int           // sold, inside: the stock that the buyer read
 	Token uint64        // sold, inside: of the buyer's lease, 0 without a lock
-	Wait  time.Duration // sold, refused: for the lock
+	Wait  time.Duration // sold, refused: how long the buyer waited for the lock
 	Stats leased.Stats  // done
 	Error string        // failed
 }
@@ -42,9 +42,9 @@ type kind string
 
 const (
 	ready   kind = "ready"   // connected, waiting for orders
-	sold    kind = "sold"    // a buyer got a piece; said before it leaves the lock
+	sold    kind = "sold"    // a buyer got a piece; sent before it unlocks
 	refused kind = "refused" // a buyer was told "sold out"
 	inside  kind = "inside"  // a buyer holds the lock and stays, to be killed
-	done    kind = "done"    // the sale is over here
-	failed  kind = "failed"  // and not as it should
+	done    kind = "done"    // this process' part of the sale is over
+	failed  kind = "failed"  // an error ended it
 )

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// What the demo says, in the order in which it says it.
+// What the demo prints, in the order in which it does.
 
 func (d *demo) introduce(server string) {
 	o := &d.options
@@ -21,11 +21,11 @@ func (d *demo) heading(number, text string) {
 	d.screen.line("%s", d.screen.bold(number+"  "+text))
 }
 
-// watch shows how a sale goes on.
+// watch shows the progress of a sale.
 func (d *demo) watch(s *sale) {
 	if k := s.killed; k != nil && k.next == 0 {
 		left := max(0, k.left-time.Since(k.at))
-		d.screen.progress("   the others wait for the dead process's lease to end: %.1f s", left.Seconds())
+		d.screen.progress("   the others wait for the dead process's lease to expire: %.1f s", left.Seconds())
 		return
 	}
 	d.screen.progress("   %d sold, %d refused, %d to come", s.soldCount(), s.refusedCount(), s.died())
@@ -54,16 +54,16 @@ func (d *demo) killedInside(s *sale, seen int) {
 }
 
 func (d *demo) recovered(s *sale) {
-	d.screen.line("   The lease ended by itself: %s %s after the kill.",
+	d.screen.line("   The lease expired: %s %s after the kill.",
 		d.screen.good("next sale"), seconds(s.killed.next))
 	d.screen.line("")
 }
 
-// withLock returns an error if the lock did not keep its promise.
+// withLock reports the sale with the lock. It returns an error if the lock failed.
 func (d *demo) withLock(s *sale) error {
 	if err := s.verdict(); err != nil {
 		d.table(s)
-		return err // which run prints
+		return err // run prints it
 	}
 	d.screen.line("   %s, %d told \"sold out\". Redis says %d are left.",
 		d.screen.good(fmt.Sprintf("%d sold from a stock of %d", s.soldCount(), s.stock)), s.refusedCount(), s.left)
@@ -105,7 +105,7 @@ func (d *demo) totals(s *sale) {
 	d.screen.line("   %5d  direct hand-offs: to the next process, by the unlock itself", t.Direct)
 	d.screen.line("   %5d  by asking Redis", t.Leases-local-t.Direct)
 	if s.killed != nil {
-		d.screen.line("          in the processes that live; the dead one cannot tell")
+		d.screen.line("          in the surviving processes; the dead one cannot report")
 	}
 	d.screen.line("   %s in all. Fencing tokens grew with every sale.",
 		count(int(t.Commands), "Redis command", "Redis commands"))

@@ -9,13 +9,13 @@ import (
 	"github.com/leasedmutex/leased"
 )
 
-// sale is what became of one stock.
+// sale is the outcome of selling one stock.
 type sale struct {
 	stock  int // at the beginning
-	left   int // at the end, says Redis
+	left   int // at the end, according to Redis
 	buyers int // in all processes
 	parts  []part
-	killed *killing
+	killed *killRecord
 }
 
 // part is one process's share of a sale.
@@ -27,14 +27,14 @@ type part struct {
 	stats   leased.Stats    // zero for a process that was killed
 }
 
-// killing is the death of a process that was inside the lock.
-type killing struct {
+// killRecord describes how a process was killed inside the lock.
+type killRecord struct {
 	process int
 	pid     int
-	token   uint64        // of the lease it had
+	token   uint64        // of its lease
 	at      time.Time     // when it was killed
-	left    time.Duration // of the lease, in Redis, just after
-	next    time.Duration // from its death to the next sale, 0 if there was none yet
+	left    time.Duration // remaining TTL of the lease in Redis, just after the kill
+	next    time.Duration // from the kill to the next sale, 0 if there was none yet
 }
 
 func newSale(stock, processes, buyers int) *sale {
@@ -45,7 +45,7 @@ func newSale(stock, processes, buyers int) *sale {
 	return s
 }
 
-// add counts what a process said.
+// add counts a message of a process.
 func (s *sale) add(process int, m message) {
 	p := &s.parts[process-1]
 	switch m.Kind {
@@ -81,7 +81,7 @@ func (s *sale) refusedCount() int {
 	return n
 }
 
-// died counts the buyers who ended with their process.
+// died returns how many buyers died with their process.
 func (s *sale) died() int { return s.buyers - s.soldCount() - s.refusedCount() }
 
 func (s *sale) waits() []time.Duration {
@@ -92,7 +92,7 @@ func (s *sale) waits() []time.Duration {
 	return all
 }
 
-// stats adds up what the processes counted.
+// stats adds up the counters of the processes.
 func (s *sale) stats() leased.Stats {
 	var sum leased.Stats
 	for _, p := range s.parts {
@@ -105,7 +105,7 @@ func (s *sale) stats() leased.Stats {
 	return sum
 }
 
-// verdict returns what a lock should have prevented, if anything happened.
+// verdict returns an error if the sale shows that the lock failed.
 func (s *sale) verdict() error {
 	number, died := s.soldCount(), s.died()
 	switch want := min(s.stock, s.buyers-died); {
@@ -121,8 +121,8 @@ func (s *sale) verdict() error {
 	return s.orderVerdict()
 }
 
-// orderVerdict compares tokens with the order of sale, which no clock has to
-// tell: each buyer read how many pieces were left.
+// orderVerdict compares the tokens with the order of the sales. That order is known without
+// a clock: each buyer read how many pieces were left.
 func (s *sale) orderVerdict() error {
 	var all []message
 	for _, p := range s.parts {
@@ -142,7 +142,7 @@ func (s *sale) orderVerdict() error {
 	return nil
 }
 
-// quantile returns the smallest wait that a share q of all did not exceed.
+// quantile returns the smallest wait that a share q of all waits did not exceed.
 func quantile(waits []time.Duration, q float64) time.Duration {
 	if len(waits) == 0 {
 		return 0

@@ -21,7 +21,7 @@ func TestAnHonestSaleIsAccepted(t *testing.T) {
 
 	killed := honest()
 	killed.parts[1].refused = 0
-	killed.killed = &killing{process: 2}
+	killed.killed = &killRecord{process: 2}
 	if err := killed.verdict(); err != nil {
 		t.Errorf("a buyer who died with its process: %v", err)
 	}
@@ -70,7 +70,7 @@ func TestAWrongSaleEndsWithStatusOne(t *testing.T) {
 
 func TestOnlyAGreaterTokenIsTheNextSaleAfterAKilling(t *testing.T) {
 	s := newSale(10, 2, 5)
-	s.killed = &killing{process: 1, token: 50, at: time.Now().Add(-time.Second)}
+	s.killed = &killRecord{process: 1, token: 50, at: time.Now().Add(-time.Second)}
 	s.add(2, message{Kind: sold, Token: 49}) // was under way when the process died
 	if s.killed.next != 0 {
 		t.Fatal("a sale before the killed lease counts as the next one")

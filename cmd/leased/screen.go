@@ -11,13 +11,12 @@ import (
 	"unicode/utf8"
 )
 
-// screen prints lines, and one line about what is going on, which on a terminal
-// is rewritten in place and elsewhere repeated now and then. It belongs to one
-// goroutine.
+// screen prints lines and a progress line. On a terminal the progress line is rewritten in
+// place; elsewhere it is printed again once a second. Only one goroutine may use a screen.
 type screen struct {
 	out   io.Writer
 	live  bool      // out is a terminal
-	color bool      // and shows colors
+	color bool      // out shows colors
 	shown int       // width of the progress line on display
 	next  time.Time // when progress is due again
 }
@@ -31,12 +30,12 @@ func newScreen(out io.Writer) *screen {
 	// Older Windows consoles print escape sequences as text.
 	s.color = s.live && os.Getenv("NO_COLOR") == "" && runtime.GOOS != "windows"
 	if !s.live {
-		s.next = time.Now().Add(time.Second) // short work needs no progress lines
+		s.next = time.Now().Add(time.Second) // short work shows no progress
 	}
 	return s
 }
 
-// line prints a line for good, in place of the progress line.
+// line prints a line that stays, in place of the progress line.
 func (s *screen) line(format string, args ...any) {
 	s.wipe()
 	fmt.Fprintf(s.out, format+"\n", args...)
@@ -49,7 +48,7 @@ func (s *screen) wipe() {
 	}
 }
 
-// progress tells what is going on, if it is time for that.
+// progress prints the progress line, unless it was printed too recently.
 func (s *screen) progress(format string, args ...any) {
 	now := time.Now()
 	if now.Before(s.next) {
@@ -67,7 +66,8 @@ func (s *screen) progress(format string, args ...any) {
 	s.shown = width
 }
 
-// beat gives a person time to read what was printed last; nobody else waits.
+// beat gives a person time to read what was printed last. It returns at once if out is not
+// a terminal.
 func (s *screen) beat(ctx context.Context) {
 	if !s.live {
 		return

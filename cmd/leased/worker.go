@@ -16,9 +16,9 @@ import (
 const workerCommand = "demo-worker"
 
 func runWorker(ctx context.Context, std streams, _ []string) error {
-	// Ctrl-C in a terminal reaches every process of the demo. Only the parent
-	// acts on it, by closing our stdin. Swallowed, not ignored: Windows would
-	// end the process.
+	// Ctrl-C in a terminal reaches every process of the demo. Only the parent acts on it,
+	// by closing our stdin. The signal is received and dropped; if it were ignored,
+	// Windows would end the process.
 	signal.Notify(make(chan os.Signal, 1), os.Interrupt)
 
 	ctx, cancel := context.WithCancel(ctx)
@@ -29,8 +29,8 @@ func runWorker(ctx context.Context, std streams, _ []string) error {
 		return fmt.Errorf("%s is started by 'leased demo' only: %w", workerCommand, err)
 	}
 	orders := make(chan order)
-	// Owned by the process and ended by the end of stdin, or with the process:
-	// nothing can interrupt its reading, so nobody waits for it.
+	// Owned by the process; ends with stdin or the process. It is not waited for, because
+	// nothing can interrupt its read.
 	go func() {
 		defer cancel()
 		for {
@@ -53,18 +53,18 @@ func runWorker(ctx context.Context, std streams, _ []string) error {
 type worker struct {
 	setup setup
 
-	mu  sync.Mutex // guards out: lines must not mix
+	mu  sync.Mutex // guards out, so that lines do not mix
 	out *json.Encoder
 }
 
 func (w *worker) say(m message) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	// Without a parent to hear it, stdin has ended too, and so do we.
+	// An error means that the parent is gone; then stdin ends, and the worker too.
 	_ = w.out.Encode(m)
 }
 
-// work carries out orders until ctx ends.
+// work executes orders until ctx ends.
 func (w *worker) work(ctx context.Context, orders <-chan order) error {
 	rdb, err := connect(ctx, w.setup.URL)
 	if err != nil {
@@ -96,7 +96,7 @@ func (w *worker) work(ctx context.Context, orders <-chan order) error {
 	}
 }
 
-// sale sends all buyers at once and waits for the last. It returns the first error.
+// sale starts all buyers at once and waits for all of them. It returns the first error.
 func (w *worker) sale(ctx context.Context, b *buyer, o order) error {
 	failures := make(chan error, w.setup.Buyers)
 	var group sync.WaitGroup
@@ -113,7 +113,7 @@ func (w *worker) sale(ctx context.Context, b *buyer, o order) error {
 	return nil
 }
 
-// ownerLabel is how a process of the demo appears in Redis.
+// ownerLabel returns the name under which a process of the demo appears in Redis.
 func ownerLabel(process, pid int) string { return fmt.Sprintf("demo-process-%d:%d", process, pid) }
 
 // shutdown bounds how long a process of the demo takes to end.

@@ -112,6 +112,7 @@ func TestAWaitGivenUpWhileTheConnectionIsRefusedLeavesTheQueueAfterwards(t *test
 }
 
 func TestRenewalsWhoseConnectionIsRefusedSayWhyAndGoOn(t *testing.T) {
+	t.Parallel()
 	for _, r := range revocations {
 		t.Run(r.name, func(t *testing.T) {
 			t.Parallel()

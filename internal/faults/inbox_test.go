@@ -195,7 +195,7 @@ func TestAGrantThatADeafInboxMissedIsFoundByTheReCheck(t *testing.T) {
 // its TTL passes. Flooded meanwhile, it is cut off, and hears of nothing.
 func TestASlowSubscriberHoldsUpNobodyAndFindsItsWayBack(t *testing.T) {
 	t.Parallel()
-	s := redistest.Server(t, "--client-output-buffer-limit", "pubsub 64kb 64kb 1")
+	s := redistest.Server(t, "--client-output-buffer-limit", "pubsub", "64kb", "64kb", "1")
 	redistest.CheckLeaks(t, nil, "")
 	strain := redistest.NewStrain(t)
 	ctx, rdb := t.Context(), s.Client()

@@ -123,6 +123,9 @@ func TestAFullServerStillHandsOverRenewsReleasesAndCancels(t *testing.T) {
 	s := redistest.Server(t, "--maxmemory-policy", "noeviction")
 	redistest.CheckLeaks(t, nil, "")
 	ctx, rdb := t.Context(), s.Client()
+	if v := version(t, rdb); strings.HasPrefix(v, "6.") {
+		t.Skipf("Redis %s counts a refusal inside a script as any other error", v)
+	}
 	const ttl = 6 * time.Second
 	first := newClient(t, rdb, "", leased.WithTTL(ttl))
 	second := newClient(t, s.Client(), "", leased.WithTTL(ttl))
@@ -230,6 +233,18 @@ func TestAFullServerCarriesOutADowngradeAndLetsTheReadersBehindItIn(t *testing.T
 func isOOM(err error) bool {
 	var answer redis.Error
 	return errors.As(err, &answer) && redis.HasErrorPrefix(answer, "OOM")
+}
+
+// version returns the version of Redis that the server is, or says to be like.
+func version(t *testing.T, rdb *redis.Client) string {
+	t.Helper()
+	info, err := rdb.Info(t.Context(), "server").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(info, "redis_version:")
+	v, _, _ := strings.Cut(rest, "\r\n")
+	return v
 }
 
 // refusals returns how often the server was too full for something.

@@ -113,6 +113,7 @@ func TestLeasesEndBeforeTheirTTLWhileRenewalsHang(t *testing.T) {
 }
 
 func TestUnlockAndCloseAreBounded(t *testing.T) {
+	t.Parallel()
 	for i, o := range outages {
 		t.Run(o.name, func(t *testing.T) {
 			if testing.Short() && i%2 == 1 {

@@ -104,6 +104,7 @@ func recovering(t *testing.T, opts ...leased.Option) (*redistest.Instance, *redi
 }
 
 func TestAFreeLockIsEnteredSoonAfterAnOutageWhateverTheBackOffHasBecome(t *testing.T) {
+	t.Parallel()
 	for _, o := range troubles {
 		t.Run(o.name, func(t *testing.T) {
 			t.Parallel()

@@ -150,7 +150,7 @@ func clerk(a *actor) error {
 	}
 	all.Wait()
 	if ctx.Err() != nil {
-		return fmt.Errorf("not sold out in time; the last trouble: %v", last.Load())
+		return fmt.Errorf("not sold out in time; the last error: %v", last.Load())
 	}
 	say("sold %d", sold.Load())
 	return nil

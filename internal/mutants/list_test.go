@@ -3,6 +3,8 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -25,5 +27,28 @@ func TestEveryMutantsTextStandsExactlyOnce(t *testing.T) {
 	}
 	if len(mutants) < 25 {
 		t.Errorf("only %d mutants", len(mutants))
+	}
+}
+
+// Those that a run begins with; without one it is in error.
+func TestEveryMutantNamesATest(t *testing.T) {
+	all := map[string][]string{} // the tests of a package
+	for _, m := range mutants {
+		run, err := regexp.Compile(m.tests)
+		if err != nil {
+			t.Errorf("%s: %v", m.name, err)
+			continue
+		}
+		if !slices.ContainsFunc(testedBy(m.file), func(pkg string) bool {
+			if all[pkg] == nil {
+				all[pkg], err = testNames(filepath.Join("..", ".."), pkg)
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			return slices.ContainsFunc(all[pkg], run.MatchString)
+		}) {
+			t.Errorf("%s: no test is called like %q", m.name, m.tests)
+		}
 	}
 }

@@ -3,6 +3,9 @@
 //
 //	go run ./internal/mutants [-only text] [-v]
 //
+// An error is no verdict: the mutant does not compile, its text or its tests are not found,
+// or the tests crash without it as well.
+//
 // Nothing in the tree is changed: the broken file is laid over the real one for
 // the compiler only (go test -overlay).
 package main
@@ -10,12 +13,14 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -27,7 +32,7 @@ type mutant struct {
 	name     string
 	file     string
 	old, new string
-	tests    string // which tests to try first, as for -run; then a long simulation, then all of the package
+	tests    string // which tests to try first, as for -run; then a long simulation, then all of the packages
 }
 
 const patience = 4 * time.Minute
@@ -77,24 +82,34 @@ func run(only string, verbose bool, jobs int) error {
 		}()
 	}
 	wg.Wait()
-	var alive []string
+	var alive, untried []string
 	for i, r := range results {
-		if r.killer == "" {
+		switch {
+		case r.err != nil:
+			untried = append(untried, chosen[i].name)
+		case r.killer == "":
 			alive = append(alive, chosen[i].name)
 		}
 	}
-	fmt.Printf("%d mutants, %d killed\n", len(chosen), len(chosen)-len(alive))
-	if len(alive) > 0 {
-		return fmt.Errorf("survived: %s", strings.Join(alive, "; "))
+	fmt.Printf("%d mutants, %d killed\n", len(chosen), len(chosen)-len(alive)-len(untried))
+	switch {
+	case len(chosen) == 0:
+		err = fmt.Errorf("no mutant is called like %q", only)
+	case len(alive) > 0:
+		err = fmt.Errorf("survived: %s", strings.Join(alive, "; "))
 	}
-	return nil
+	if len(untried) > 0 {
+		err = errors.Join(err, fmt.Errorf("no verdict on: %s", strings.Join(untried, "; ")))
+	}
+	return err
 }
 
 type result struct {
-	killer string // the test that noticed
-	output string
-	took   time.Duration
-	err    error
+	killer  string // the test that noticed, or the crash
+	crashed bool   // no test says that it failed
+	output  string
+	took    time.Duration
+	err     error
 }
 
 func (r result) print(m mutant, verbose bool) {
@@ -122,32 +137,125 @@ func try(root string, m mutant) result {
 	if err != nil {
 		return result{err: err}
 	}
-	// One binary for all stages: linking takes as long as many a test.
-	binary := filepath.Join(dir, "broken.test")
-	if err := build(root, overlay, binary); err != nil {
+	binaries := map[string]string{} // of a package; linking one takes as long as many a test
+	stage := func(pkgs []string, args ...string) (r result) {
+		for _, pkg := range pkgs {
+			if binaries[pkg] == "" {
+				binary := filepath.Join(dir, strings.ReplaceAll(pkg, "/", "_")+".test")
+				if err := build(root, overlay, pkg, binary); err != nil {
+					return result{err: err}
+				}
+				binaries[pkg] = binary
+			}
+			with := args
+			if pkg == simulator {
+				with = append(slices.Clone(args), "-simulate.without="+without)
+			}
+			r = test(filepath.Join(root, pkg), binaries[pkg], with)
+			if r.crashed {
+				if err := crashes(root, dir, pkg, with); err != nil {
+					r = result{err: err, output: r.output}
+				}
+			}
+			r.took = time.Since(began)
+			if r.killer != "" || r.err != nil {
+				break
+			}
+		}
+		return r
+	}
+	pkgs := testedBy(m.file)
+	named, err := withTests(root, pkgs, m.tests)
+	if err != nil {
 		return result{err: err}
 	}
-	var r result
-	for _, args := range [][]string{
-		{"-test.short", "-test.run=" + m.tests},
-		{"-test.run=^TestSimulation$", "-simulate.seeds=5000"},
-		{"-test.short", "-test.skip=^TestSimulation$"},
-	} {
-		r = test(root, binary, args)
-		r.took = time.Since(began)
-		if r.killer != "" || r.err != nil || quick {
-			return r
-		}
+	r := stage(named, "-test.short", "-test.run="+m.tests)
+	if r.killer == "" && r.err == nil && !quick && slices.Contains(pkgs, simulator) {
+		r = stage([]string{simulator}, "-test.run=^TestSimulation$", "-simulate.seeds=5000")
+	}
+	if r.killer == "" && r.err == nil && !quick {
+		r = stage(pkgs, "-test.short", "-test.skip=^TestSimulation$")
 	}
 	return r
 }
 
-// build makes the test binary of the root package with the overlay.
-func build(root, overlay, binary string) error {
-	cmd := exec.Command("go", "test", "-c", "-o", binary, "-overlay="+overlay, ".")
+// withTests returns those of pkgs that have a test of that name: others need not be built.
+func withTests(root string, pkgs []string, pattern string) (found []string, err error) {
+	run, err := regexp.Compile(pattern)
+	if err != nil {
+		return nil, err
+	}
+	for _, pkg := range pkgs {
+		names, err := testNames(root, pkg)
+		if err != nil {
+			return nil, err
+		}
+		if slices.ContainsFunc(names, run.MatchString) {
+			found = append(found, pkg)
+		}
+	}
+	if len(found) == 0 {
+		return nil, fmt.Errorf("no test is called like %q", pattern)
+	}
+	return found, nil
+}
+
+// testNames returns the tests that a package's files name.
+func testNames(root, pkg string) (names []string, err error) {
+	files, err := filepath.Glob(filepath.Join(root, pkg, "*_test.go"))
+	if err != nil {
+		return nil, err
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		for _, m := range testFunc.FindAllSubmatch(text, -1) {
+			names = append(names, string(m[1]))
+		}
+	}
+	return names, nil
+}
+
+var testFunc = regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+
+const simulator = "internal/simulation"
+
+// testedBy returns the packages whose tests can notice a change of file, the quickest
+// first.
+func testedBy(file string) []string {
+	switch filepath.ToSlash(filepath.Dir(file)) {
+	case ".":
+		return []string{"."}
+	case "internal/lockstate":
+		return []string{"internal/lockstate", simulator, "."}
+	case "internal/protocol":
+		return []string{"internal/protocol", "internal/lockstate", simulator, "internal/redisserver", "."}
+	}
+	return []string{"internal/redisserver", simulator, "."}
+}
+
+// crashes returns an error if the tests do not pass without the mutant: then their crash
+// says nothing about it.
+func crashes(root, dir, pkg string, args []string) error {
+	binary := filepath.Join(dir, "unbroken.test")
+	if err := build(root, "", pkg, binary); err != nil {
+		return err
+	}
+	r := test(filepath.Join(root, pkg), binary, args)
+	if r.err == nil && r.killer != "" {
+		r.err = fmt.Errorf("the tests fail without it, too: %s", r.killer)
+	}
+	return r.err
+}
+
+// build makes the test binary of a package with the overlay.
+func build(root, overlay, pkg, binary string) error {
+	cmd := exec.Command("go", "test", "-c", "-o", binary, "-overlay="+overlay, "./"+pkg)
 	cmd.Dir = root
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("it does not compile: %v\n%s", err, out)
+		return fmt.Errorf("it does not compile: %w\n%s", err, out)
 	}
 	return nil
 }
@@ -175,32 +283,41 @@ func lay(root, dir string, m mutant) (string, error) {
 }
 
 var (
-	failed    = regexp.MustCompile(`(?m)^\s*--- FAIL: (\S+)`)
-	panicking = regexp.MustCompile(`(?m)^panic: .*`)
+	failed = regexp.MustCompile(`(?m)^\s*--- FAIL: (\S+)`)
+	crash  = regexp.MustCompile(`(?m)^(panic|fatal error): .*`)
 )
 
-// test runs tests of the root package and returns the innermost one that failed.
-func test(root, binary string, args []string) result {
+// test runs tests of the package in dir.
+func test(dir, binary string, args []string) result {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	args = append([]string{"-test.failfast", "-test.timeout=3m", "-simulate.without=" + without}, args...)
+	args = append([]string{"-test.failfast", "-test.timeout=3m"}, args...)
 	cmd := exec.CommandContext(ctx, binary, args...)
-	cmd.Dir = root
+	cmd.Dir = dir
 	out, err := cmd.CombinedOutput()
-	r := result{output: string(out)}
+	return verdict(string(out), err)
+}
+
+// verdict reads what tests printed, which ended with err. Of the tests that failed it names the
+// innermost one.
+func verdict(output string, err error) result {
+	r := result{output: output}
 	if err == nil {
+		if strings.Contains(output, "testing: warning: no tests to run") {
+			r.err = errors.New("no tests to run")
+		}
 		return r
 	}
-	names := failed.FindAllStringSubmatch(r.output, -1)
+	names := failed.FindAllStringSubmatch(output, -1)
 	switch {
 	case len(names) > 0:
 		r.killer = names[len(names)-1][1]
-	case strings.Contains(r.output, "test timed out"):
-		r.killer = "a test that hangs"
-	case panicking.MatchString(r.output):
-		r.killer = panicking.FindString(r.output)
-	default:
-		r.killer = "exit status"
+	case strings.Contains(output, "test timed out"):
+		r.killer, r.crashed = "a test that hangs", true
+	case crash.MatchString(output):
+		r.killer, r.crashed = crash.FindString(output), true
+	default: // no test says so: the runner is wrong, or the tests
+		r.err = fmt.Errorf("the tests failed without naming one: %w", err)
 	}
 	return r
 }

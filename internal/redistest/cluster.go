@@ -166,7 +166,16 @@ func (c *Cluster) NewClient(tb testing.TB, change ...func(*redis.ClusterOptions)
 // Slot is the one of a key.
 func (c *Cluster) Slot(key string) int {
 	c.tb.Helper()
+	return c.slot(key, nil)
+}
+
+// slot does not ask the node old, which may be frozen and take its time.
+func (c *Cluster) slot(key string, old *Instance) int {
+	c.tb.Helper()
 	for _, in := range c.Nodes {
+		if in == old {
+			continue
+		}
 		if reply, err := in.ask("CLUSTER", "KEYSLOT", key); err == nil {
 			return number(fmt.Sprint(reply))
 		}
@@ -185,7 +194,7 @@ func (c *Cluster) Owner(key string) *Instance {
 // AwaitOwner waits until a master other than old serves the key.
 func (c *Cluster) AwaitOwner(key string, old *Instance) *Instance {
 	c.tb.Helper()
-	slot := c.Slot(key)
+	slot := c.slot(key, old)
 	var found *Instance
 	await(c.tb, fmt.Sprintf("a master for slot %d", slot), func() error {
 		for _, in := range c.Nodes {
@@ -229,4 +238,25 @@ func (c *Cluster) Failover(key string) *Instance {
 	old.awaitSync()
 	c.Settled()
 	return next
+}
+
+// AwaitReplica waits until a node that was replaced, and runs again, has what its new
+// master has, and all nodes agree.
+func (c *Cluster) AwaitReplica(in *Instance) {
+	c.tb.Helper()
+	in.awaitSync()
+	c.Settled()
+}
+
+// Expel takes a node out of the cluster that serves no slots: it goes on running, on its
+// own, and the others do not know it any more.
+func (c *Cluster) Expel(in *Instance) {
+	c.tb.Helper()
+	id := in.mustAsk("CLUSTER", "MYID")
+	in.mustAsk("CLUSTER", "RESET", "SOFT")
+	for _, other := range c.Nodes {
+		if other != in {
+			other.mustAsk("CLUSTER", "FORGET", id)
+		}
+	}
 }

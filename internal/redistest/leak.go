@@ -105,19 +105,29 @@ func leakedGoroutines(mark string) error {
 }
 
 func leakedChannels(rdb redis.UniversalClient, prefix string) error {
-	var leaked []string
-	err := eachMaster(context.Background(), rdb, func(ctx context.Context, node redis.Cmdable) error {
-		channels, err := node.PubSubChannels(ctx, literal(prefix)+"*").Result()
-		leaked = append(leaked, channels...)
-		return err
-	})
+	leaked, err := Channels(context.Background(), rdb, prefix)
 	if err != nil {
-		return fmt.Errorf("redistest: list channels: %w", err)
+		return err
 	}
 	if leaked != nil {
 		return fmt.Errorf("redistest: channels left behind: %q", leaked)
 	}
 	return nil
+}
+
+// Channels lists the pub/sub channels that start with prefix and have a subscriber. A node
+// of a Cluster knows of its own subscribers only, so all masters are asked.
+func Channels(ctx context.Context, rdb redis.UniversalClient, prefix string) ([]string, error) {
+	var all []string
+	err := eachMaster(ctx, rdb, func(ctx context.Context, node redis.Cmdable) error {
+		channels, err := node.PubSubChannels(ctx, literal(prefix)+"*").Result()
+		all = append(all, channels...)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("redistest: list channels: %w", err)
+	}
+	return all, nil
 }
 
 func leakedKeys(rdb redis.UniversalClient, prefix string, lasting []string) error {

@@ -26,7 +26,6 @@ func inSpy(t *testing.T, s Target, within time.Duration, lasting []string, f fun
 func TestCheckLeaksFindsWhatIsLeftBehind(t *testing.T) {
 	t.Parallel()
 	OnBoth(t, func(t *testing.T, s Target) {
-		t.Parallel()
 		rdb, ctx := s.NewClient(t), t.Context()
 		stop := make(chan struct{})
 		defer close(stop)

@@ -29,15 +29,35 @@ type Target struct {
 	Deployment *Deployment
 }
 
-// OnBoth runs f as the subtests "miniredis" and "redis". The embedded server is
-// f's own; the real one is [Shared], and where there is none its subtest is skipped.
+// OnBoth runs f as the subtests "miniredis" and "redis", side by side. The embedded
+// server is f's own; the real one is [Shared], and where there is none its subtest is
+// skipped. Because both start when the function that calls OnBoth has returned, the
+// call is its last statement.
 func OnBoth(t *testing.T, f func(t *testing.T, s Target)) {
 	t.Helper()
+	onBoth(t, f, true)
+}
+
+// InTurn is [OnBoth] with one subtest after the other, for tests that count what the
+// whole process has.
+func InTurn(t *testing.T, f func(t *testing.T, s Target)) {
+	t.Helper()
+	onBoth(t, f, false)
+}
+
+func onBoth(t *testing.T, f func(t *testing.T, s Target), parallel bool) {
+	t.Helper()
 	t.Run("miniredis", func(t *testing.T) {
+		if parallel {
+			t.Parallel()
+		}
 		m := MiniTCP(t)
 		f(t, Target{Name: "miniredis", Addr: m.Addr(), Prefix: Prefix(t), Mini: m})
 	})
 	t.Run("redis", func(t *testing.T) {
+		if parallel {
+			t.Parallel()
+		}
 		in := Shared(t)
 		f(t, Target{Name: "redis", Real: true, Addr: in.Addr, Prefix: Prefix(t), Server: in})
 	})

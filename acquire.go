@@ -1,0 +1,356 @@
+package leased
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/leasedmutex/leased/internal/lockstate"
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// What every locking method does, in the order in which it happens: a caller enters the
+// lock's FIFO, waits, perhaps gives up, and later unlocks. All of it runs in the caller's
+// own goroutine; nothing is started here.
+
+// handle is what Mutex and RWMutex are made of: a name and options.
+type handle struct {
+	client *Client
+	keys   protocol.Keys
+	opts   *lockOptions // shared by all handles that were given no options
+	err    error        // of the name or the options; returned on use
+}
+
+func (c *Client) handle(name string, opts []LockOption) handle {
+	if c.unmade() {
+		return handle{err: errClientUnmade}
+	}
+	h := handle{client: c}
+	h.keys, h.err = protocol.NewKeys(c.opts.prefix, name)
+	if h.err != nil {
+		h.keys.Name = name[:min(len(name), maxShownName)]
+	} else {
+		h.opts = &c.opts.lock
+		if len(opts) > 0 {
+			own, err := c.opts.lock.with(opts)
+			h.opts, h.err = &own, err
+		}
+	}
+	return h
+}
+
+// maxShownName is how much of a bad name an error shows.
+const maxShownName = 512
+
+// unmade reports whether h is the zero value: no method of a client has made it.
+func (h *handle) unmade() bool { return h.client == nil && h.err == nil }
+
+// misused is the error of a call that has done nothing, because err says that the handle
+// or an argument is bad. It matches err and is.
+func (h *handle) misused(what string, err error, is ...error) error {
+	text := err.Error()
+	if h.client != nil {
+		text = fmt.Sprintf("leased: lock %q not %s: %s", h.keys.Name, what, bare(err))
+	}
+	return &about{text, append(is, err)}
+}
+
+// call is a caller, with what the lock's state machine does not need to know of it. The
+// entry's mutex guards it, as it does the caller; ready belongs to the waiting goroutine.
+type call struct {
+	lockstate.Caller
+	limit    time.Duration // for how long Unlock waits for Redis
+	ready    chan struct{} // closed when the wait is over; nil if there was none
+	gone     chan struct{} // closed when the release is settled; nil if no Unlock waits for that
+	cancel   func(error)   // ends the lease's context; nil until that is asked for
+	trace    *callTrace    // nil if it is not traced
+	reported bool          // whether its hold was recorded
+}
+
+func callOf(c *lockstate.Caller) *call { return c.Owner.(*call) }
+
+// acquire waits for the lock, and measures and traces the wait.
+func (h *handle) acquire(ctx context.Context, w *call) (*entry, error) {
+	if h.err != nil {
+		return nil, h.misused("acquired", h.err, ErrNotAcquired)
+	}
+	if ctx == nil {
+		return nil, h.misused("acquired", errNilContext, ErrNotAcquired)
+	}
+	c := h.client
+	began := time.Now()
+	span := c.tracing.begin(ctx, h.keys.Name, w, began)
+	e, err := h.wait(ctx, w, began)
+	now := time.Now()
+	e.leaveOnPanic(w, func() {
+		c.metrics.waited(ctx, span, h.keys.Name, w, waitOutcome(err), now.Sub(began))
+		if w.trace != nil {
+			c.tracing.waited(ctx, span, &waitRecord{h, e, w, err, began, now})
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+// wait waits until the caller is admitted or rejected, or ctx ends. If ctx ends while the
+// lease is being handed over, the hand-over happened: the lease is given back, without
+// waiting for Redis, and ctx's error is returned. Beside an error the entry is returned
+// too, if the caller had entered one.
+func (h *handle) wait(ctx context.Context, w *call, began time.Time) (*entry, error) {
+	if ctx.Err() != nil {
+		return nil, h.refusal(nil, ended(ctx), began)
+	}
+	done := ctx.Done()
+	var inlineFor time.Duration
+	if done == nil {
+		inlineFor = protocol.CommandTimeout // no cancellation has to interrupt the command
+	}
+	e, err := h.enter(w, inlineFor)
+	if err != nil {
+		return nil, h.refusal(nil, err, began)
+	}
+	if w.ready != nil {
+		select {
+		case <-w.ready:
+			w.ready = nil // not needed any more, and a lease is kept small
+		case <-done:
+			known := e.giveUp(w)
+			return e, h.refusal(&known, ended(ctx), began)
+		}
+	}
+	if !w.Entered {
+		e.mu.Lock()
+		known := e.lastKnownLocked()
+		e.mu.Unlock()
+		return e, h.refusal(&known, w.Err, began)
+	}
+	if w.ClockLead > 0 {
+		w.waitForClock()
+	}
+	return e, nil
+}
+
+// enter puts a caller into the lock's FIFO, or admits or rejects it at once. A command
+// that follows may run in the caller's goroutine for as long as inlineFor.
+func (h *handle) enter(w *call, inlineFor time.Duration) (*entry, error) {
+	w.Opts, w.limit, w.Owner = &h.opts.Terms, h.opts.releaseTimeout, w
+	h.client.begin()
+	for {
+		e := h.client.find(&h.keys)
+		if e == nil {
+			return nil, ErrClosed
+		}
+		now := time.Now()
+		var fx lockstate.Effects
+		e.mu.Lock()
+		if e.dead { // removed since it was found
+			e.mu.Unlock()
+			continue
+		}
+		e.lock.Enter(&w.Caller, now, &fx)
+		if w.Phase == lockstate.Waiting {
+			w.ready = make(chan struct{})
+		}
+		idle := e.rearmLocked()
+		e.mu.Unlock()
+		e.leaveOnPanic(w, func() { e.perform(&fx, idle, inlineFor) })
+		return e, nil
+	}
+}
+
+// giveUp takes w out of the FIFO or, if it was admitted already, releases its lease at
+// once. When thousands give up together they queue for the entry's mutex, so it is locked
+// once only.
+func (e *entry) giveUp(w *call) (known lastKnown) {
+	e.step(func(now time.Time, fx *lockstate.Effects) {
+		known = e.lastKnownLocked()
+		if !e.lock.Abandon(&w.Caller, now, fx) {
+			e.lock.Leave(&w.Caller, now, fx)
+		}
+	})
+	return known
+}
+
+// leaveOnPanic runs f, which calls user code. If that panics, or ends the goroutine, w
+// leaves the lock, because its caller will never unlock it.
+func (e *entry) leaveOnPanic(w *call, f func()) {
+	returned := false
+	defer func() {
+		if !returned && e != nil {
+			e.giveUp(w)
+		}
+	}()
+	f()
+	returned = true
+}
+
+// waitForClock waits until the server's clock has reached the caller's token, so that
+// tokens stay behind that clock and keep growing after a flush.
+func (w *call) waitForClock() {
+	end := time.Now().Add(w.ClockLead)
+	for i := 0; time.Now().Before(end); i++ {
+		if i > 100 {
+			time.Sleep(time.Microsecond)
+		}
+	}
+}
+
+// lastKnown is what a lock knew from Redis when a caller's wait ended.
+type lastKnown struct {
+	err     error  // the last error, nil after a reply
+	blocker string // the value of the key's owner
+	here    bool   // a caller of this process was inside
+}
+
+func (e *entry) lastKnownLocked() (known lastKnown) {
+	known.err, known.blocker = e.lock.LastErr(), e.lock.Blocker()
+	_, inside := e.lock.Counts()
+	known.here = inside > 0
+	return known
+}
+
+// refusal is the error of a caller that was not admitted; known is nil if it had not
+// entered the lock.
+func (h *handle) refusal(known *lastKnown, reason error, began time.Time) error {
+	r := &notAcquired{name: h.keys.Name, waited: time.Since(began), reason: reason}
+	if known != nil {
+		r.lastErr, r.blocker, r.here = known.err, blockerName(known.blocker), known.here
+	}
+	return r
+}
+
+// ended returns the error of a context that has ended, with its cause if that is another
+// error.
+func ended(ctx context.Context) error {
+	err, cause := ctx.Err(), context.Cause(ctx)
+	if errors.Is(err, cause) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", err, cause)
+}
+
+// unlock ends the lease of the caller that pick chooses, and waits for Redis to confirm
+// if the outcome depends on Redis: until ctx ends or, if that is nil, as long as the
+// caller's options say. It returns false if pick chooses none.
+func (e *entry) unlock(ctx context.Context, pick func(*lockstate.Lock) *lockstate.Caller) (bool, error) {
+	var fx lockstate.Effects
+	now := time.Now()
+	e.mu.Lock()
+	caller := pick(&e.lock)
+	if caller == nil {
+		e.mu.Unlock()
+		return false, nil
+	}
+	w := callOf(caller)
+	ends := e.lock.EndsBy(caller)
+	e.lock.Leave(caller, now, &fx)
+	if w.gone == nil && caller.Await() {
+		w.gone = make(chan struct{})
+	}
+	gone, cancel := w.gone, w.cancel
+	if gone != nil {
+		e.client.unlocks.Add(1) // before the entry can be removed
+		defer e.client.unlocked()
+	}
+	idle := e.rearmLocked()
+	e.mu.Unlock()
+	if cancel != nil {
+		cancel(context.Canceled)
+	}
+	inlineFor := w.limit
+	if ctx != nil && ctx.Done() == nil {
+		inlineFor = protocol.CommandTimeout
+	}
+	if gone == nil || fx.Send.Verb == protocol.Acquire || ctx != nil && ctx.Done() != nil {
+		inlineFor = 0 // this caller does not wait for the command, or may have to stop waiting
+	}
+	e.perform(&fx, idle, inlineFor)
+	if gone != nil {
+		select {
+		case <-gone: // as a rule, after a command that ran here: no timer is needed
+			gone = nil
+		default:
+		}
+	}
+	var late error
+	if gone != nil && ctx != nil {
+		if !waitFor(ctx, gone) {
+			late = ended(ctx)
+		}
+	} else if gone != nil {
+		timer := time.NewTimer(max(0, w.limit-time.Since(now)))
+		defer timer.Stop()
+		select {
+		case <-gone:
+		case <-timer.C:
+		}
+	}
+	e.mu.Lock()
+	err := w.Err
+	if w.LeaveUnsettled() {
+		err = &notReleased{name: e.keys.Name, ends: ends, lastErr: e.lastKnownLocked().err, ended: late}
+	}
+	if w.Ended == lockstate.ByLoss {
+		err = e.lostLocked(w, err)
+	}
+	held, first := e.takeHoldLocked(w, holdOutcome(w, err), now)
+	e.mu.Unlock()
+	if first {
+		e.client.recordHold(&held)
+	}
+	return true, err
+}
+
+// lostLocked returns the error of a lease that was lost; err is that of its release so far,
+// nil if it has not been released or that went well.
+func (e *entry) lostLocked(w *call, err error) error {
+	lost := &leaseLost{name: e.keys.Name, token: w.Token, why: w.Why}
+	switch too := err.(type) { //nolint:errorlint // methods of err can be user code, and e.mu is locked
+	case *lockstate.LostToo:
+		lost.release = too.Release
+	case *notReleased:
+		lost.release = too
+	}
+	return lost
+}
+
+// callTrace is what is traced of a call: the lock's events, and the spans made from them.
+type callTrace struct {
+	lockstate.EventLog
+	parent         trace.SpanContext // of the spans
+	span           trace.Span        // of the hold, nil until it has begun
+	waitUnreported bool              // the caller has not reported its wait yet, and may begin the span then
+	spanClaimed    bool              // a goroutine begins, or has begun, the span of the hold
+	how            holdResult        // how a hold ended that was over before it had a span
+	ended          time.Time         // when it ended, zero if it did not
+}
+
+// startTrace has the events of w recorded, for spans under parent.
+func (w *call) startTrace(parent trace.SpanContext) {
+	w.trace = &callTrace{parent: parent, waitUnreported: true}
+	w.Events = &w.trace.EventLog
+}
+
+// context returns ctx with the hold span as the current one, if ctx carries the span
+// that the call was made under.
+func (t *callTrace) context(ctx context.Context) context.Context {
+	if t == nil || t.span == nil || !trace.SpanContextFromContext(ctx).Equal(t.parent) {
+		return ctx
+	}
+	return trace.ContextWithSpan(ctx, t.span)
+}
+
+// claimHoldSpan reports whether the calling goroutine begins the span of the hold:
+// exactly one does.
+func (t *callTrace) claimHoldSpan() bool {
+	if t == nil || t.spanClaimed {
+		return false
+	}
+	t.spanClaimed = true
+	return true
+}

@@ -1,0 +1,200 @@
+package leased
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/leasedmutex/leased/internal/lockstate"
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// How requests are cancelled: add schedules a cancel, and a flush sends those that are due
+// and schedules the rest, until nothing is due.
+//
+// Its goroutine is the flush, of which there is one at most: started by add or by the
+// alarm, owned by the client, ended when nothing is due, waited for by Shutdown.
+
+// canceler cancels requests that are not wanted any more and that may still wait or own
+// in Redis, so that nothing is left behind there: after a caller gave up, after a release
+// without a reply, after a message about an unknown request. It sends one cancel per
+// request, many in a round trip, one round trip at a time; the schedule says when.
+type canceler struct {
+	client *Client
+	alarm  alarm
+
+	mu       sync.Mutex // guards what follows; only watchdog.mu is locked under it
+	schedule lockstate.CancelSchedule
+	awaited  map[string]bool // ids that Unlock waits to have cancelled
+	flushing bool
+	flushed  chan struct{} // made by drain; closed when all that is due was tried
+}
+
+func newCanceler(client *Client) *canceler {
+	c := &canceler{client: client, awaited: map[string]bool{}}
+	c.alarm.target = c
+	return c
+}
+
+// add has a request cancelled, from now on. If an Unlock waits for a cancel of that id, that
+// one does: the answer of another would prove that the lock was ours, and leave none to the
+// one that is waited for.
+func (c *canceler) add(cancel *lockstate.Cancellation) {
+	c.mu.Lock()
+	last := cancel
+	for last.Then != nil {
+		last = last.Then
+	}
+	switch {
+	case len(last.Callers) > 0:
+		for each := cancel; each != nil; each = each.Then {
+			c.awaited[each.ID] = true
+		}
+	case c.awaited[cancel.ID] && cancel.Then == nil:
+		c.mu.Unlock()
+		return
+	}
+	added := c.schedule.Add(cancel, time.Now())
+	c.mu.Unlock()
+	if added {
+		c.begin()
+	}
+}
+
+// fire begins a flush when the next cancel is due.
+func (c *canceler) fire(_ time.Time, batch []protocol.Renewal) []protocol.Renewal {
+	c.begin()
+	return batch
+}
+
+// begin starts a flush unless one is under way.
+func (c *canceler) begin() {
+	c.mu.Lock()
+	if c.flushing {
+		c.mu.Unlock()
+		return
+	}
+	c.flushing = true
+	c.mu.Unlock()
+	if !c.client.group.start(c.flush) {
+		c.giveUp()
+	}
+}
+
+// flush sends what is due until nothing is.
+func (c *canceler) flush() {
+	for {
+		batch := c.take()
+		if len(batch) == 0 {
+			return
+		}
+		c.answered(batch, c.send(batch))
+	}
+}
+
+// take returns the cancels to be sent now. If there are none it sets the alarm for the
+// next, and the flush has ended.
+func (c *canceler) take() []*lockstate.Cancellation {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	batch := c.schedule.Take(time.Now())
+	if len(batch) > 0 {
+		return batch
+	}
+	c.flushing = false
+	if c.flushed != nil {
+		close(c.flushed)
+		c.flushed = nil
+	}
+	if next := c.schedule.Next(); !next.IsZero() {
+		c.client.watchdog.set(&c.alarm, next)
+	}
+	return nil
+}
+
+// send sends a batch. If user code panics, the cancels count as sent without a reply.
+func (c *canceler) send(batch []*lockstate.Cancellation) (results []protocol.Cancelled) {
+	ctx, stop := context.WithTimeout(c.client.base, protocol.CommandTimeout)
+	defer stop()
+	defer func() {
+		for len(results) < len(batch) {
+			results = append(results, protocol.Cancelled{Fail: &protocol.Failure{Err: errPanicked, Kind: protocol.NoAnswer}})
+		}
+	}()
+	defer c.client.recoverPanic("a hook of the Redis client")
+	requests := make([]protocol.CancelRequest, len(batch))
+	for i, cancel := range batch {
+		requests[i] = protocol.CancelRequest{Keys: keysOf(cancel), ID: cancel.ID, Last: cancel.Last, Link: cancel.Link}
+	}
+	c.client.slotMap.await(ctx)
+	return c.client.server.Cancel(ctx, requests)
+}
+
+// answered gives the outcomes to the schedule, and to the callers that wait for them.
+func (c *canceler) answered(batch []*lockstate.Cancellation, results []protocol.Cancelled) {
+	var settled []lockstate.Settlement
+	now := time.Now()
+	c.mu.Lock()
+	for i, cancel := range batch {
+		if s := c.schedule.Answered(cancel, results[i], now); len(s.Callers) > 0 {
+			settled = append(settled, s)
+			delete(c.awaited, cancel.ID)
+		} else if results[i].Fail == nil {
+			delete(c.awaited, cancel.ID)
+		}
+	}
+	c.mu.Unlock()
+	for _, s := range settled {
+		s.Owner.(*entry).cancelled(&s)
+	}
+	for i, cancel := range batch {
+		if fail := results[i].Fail; fail != nil {
+			c.client.slotMap.commandFailed(fail)
+			c.client.log.commandFailed(keysOf(cancel).Name, fail.Err)
+		}
+	}
+}
+
+func (e *entry) cancelled(s *lockstate.Settlement) {
+	e.step(func(now time.Time, fx *lockstate.Effects) { e.lock.Cancelled(s, now, fx) })
+}
+
+// keysOf returns the keys of the lock that the cancel is about: one in use, or one that
+// this client knows from a message only.
+func keysOf(cancel *lockstate.Cancellation) *protocol.Keys {
+	if e, ok := cancel.Owner.(*entry); ok {
+		return &e.keys
+	}
+	return cancel.Owner.(*protocol.Keys)
+}
+
+// drain waits until all that is due was tried, or ctx ends.
+func (c *canceler) drain(ctx context.Context) {
+	c.mu.Lock()
+	if !c.flushing {
+		c.mu.Unlock()
+		return
+	}
+	if c.flushed == nil {
+		c.flushed = make(chan struct{})
+	}
+	flushed := c.flushed
+	c.mu.Unlock()
+	waitFor(ctx, flushed)
+}
+
+// giveUp drops all cancels, for the client has stopped: TTLs end what is left in Redis.
+func (c *canceler) giveUp() {
+	c.mu.Lock()
+	all := c.schedule.Pending
+	c.schedule, c.flushing = lockstate.CancelSchedule{}, false
+	clear(c.awaited)
+	c.mu.Unlock()
+	for _, cancel := range all {
+		for ; cancel != nil; cancel = cancel.Then {
+			if s := (lockstate.Settlement{Owner: cancel.Owner, Callers: cancel.Callers, Fail: &protocol.Failure{Err: ErrClosed, Kind: protocol.ClientClosed}}); len(s.Callers) > 0 {
+				s.Owner.(*entry).cancelled(&s)
+			}
+		}
+	}
+}

@@ -1,0 +1,79 @@
+package leased
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// tryingAgain refuses releases, as a slot on its way does, and cancels as well until it is
+// there. Then the first cancel finds that the id owns.
+type tryingAgain struct {
+	*stubServer
+	mu        sync.Mutex
+	there     bool
+	cancelled int
+	id        string
+}
+
+func (s *tryingAgain) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) (protocol.Answer, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c.Verb == protocol.Release {
+		return protocol.Answer{}, answer("TRYAGAIN Multiple keys request during rehashing of slot")
+	}
+	s.id = c.ID
+	return s.stubServer.Do(ctx, k, c)
+}
+
+func (s *tryingAgain) Cancel(_ context.Context, batch []protocol.CancelRequest) []protocol.Cancelled {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	results := make([]protocol.Cancelled, len(batch))
+	for i := range batch {
+		if !s.there {
+			results[i].Fail = &protocol.Failure{Err: errors.New("TRYAGAIN"), Kind: protocol.RefusedNow}
+			continue
+		}
+		results[i].Owned = s.cancelled == 0
+		s.cancelled++
+	}
+	return results
+}
+
+// A waiter looks again, and has the server say that the lock is wanted, while an Unlock
+// whose release was refused is still to be proved by a cancel. That message is about an id
+// that no lock knows, which is cancelled as well.
+func TestVirtualAMessageWhileAnUnlockIsProvedTakesItNoProof(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := onStub(t, 0, 0)
+		s := &tryingAgain{stubServer: c.server.(*stubServer)}
+		c.server = s
+		l, err := c.Mutex("x").LockContext(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		unlocked := make(chan error, 1)
+		go func() { unlocked <- l.Unlock() }()
+		time.Sleep(time.Second)
+		s.mu.Lock()
+		s.there = true
+		id := s.id
+		s.mu.Unlock()
+		c.inbox.receive("leased1:wanted " + id + " x")
+		if err := <-unlocked; err != nil {
+			t.Errorf("Unlock returned %v", err)
+		}
+		time.Sleep(time.Minute)
+		c.canceler.mu.Lock()
+		defer c.canceler.mu.Unlock()
+		if len(c.canceler.awaited) > 0 {
+			t.Errorf("remembered for ever: %v", c.canceler.awaited)
+		}
+	})
+}

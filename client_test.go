@@ -1,0 +1,193 @@
+package leased_test
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/redistest"
+)
+
+func TestNewAndHandlesDoNoIO(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var dials atomic.Int32
+		c := clientOn(t, s, s.connect(t, func(o *redis.Options) {
+			direct := o.Dialer
+			o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				dials.Add(1)
+				return direct(ctx, network, addr)
+			}
+		}))
+		mu := c.Mutex("x")
+		c.RWMutex("y").RLocker()
+		time.Sleep(time.Hour)
+		if n := dials.Load(); n != 0 {
+			t.Errorf("%d connections before the first lock", n)
+		}
+		unlock(t, lock(t, mu))
+		if dials.Load() == 0 {
+			t.Error("no connection after it: nothing is shown")
+		}
+	})
+}
+
+// Without ContextTimeoutEnabled the commands of locks go through a clone of the
+// Redis client, which go-redis makes without its hooks.
+func TestHooksOfARedisClientThatHeedsDeadlinesSeeTheCommandsOfLocks(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+		var seen redistest.Counter
+		rdb.AddHook(&seen)
+		c := clientOn(t, s, rdb)
+		unlock(t, lock(t, c.Mutex("x")))
+		if n := seen.Commands(); n["evalsha"] < 2 {
+			t.Errorf("an acquire and a release were seen as %v", n)
+		}
+	})
+}
+
+type wrapsNode struct{ *redis.Client }
+
+type wrapsAny struct{ redis.UniversalClient }
+
+type wrapsRing struct{ *redis.Ring }
+
+func TestATypeAroundARedisClientKeepsProofAndDeadlinesOrThatIsLogged(t *testing.T) {
+	for what, c := range map[string]struct {
+		wrap   func(*redis.Client) redis.UniversalClient
+		bounds bool // ContextTimeoutEnabled
+		flag   string
+		logged int
+	}{
+		"a node's":                       {func(c *redis.Client) redis.UniversalClient { return wrapsNode{c} }, true, ":c:", 0},
+		"a node's that ignores contexts": {func(c *redis.Client) redis.UniversalClient { return wrapsNode{c} }, false, ":c:", 1},
+		"one of which nothing is known":  {func(c *redis.Client) redis.UniversalClient { return wrapsAny{c} }, true, ":u:", 1},
+	} {
+		t.Run(what, func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, s place) {
+				var out logs
+				rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = c.bounds })
+				client := clientOn(t, s, c.wrap(rdb), out.option())
+				unlock(t, lock(t, client.Mutex("warm")))
+				synctest.Wait()
+				l := lock(t, client.Mutex("x"))
+				if id := s.value(t, "x"); !strings.Contains(id, c.flag) {
+					t.Errorf("the id %q does not say %q", id, c.flag)
+				}
+				unlock(t, l)
+				if n := out.count(slog.LevelWarn, "bounded"); n != c.logged {
+					t.Errorf("logged %d times: %q", n, out.messages())
+				}
+			})
+		})
+	}
+}
+
+func TestATypeAroundARingIsRefused(t *testing.T) {
+	if _, err := leased.New(wrapsRing{redis.NewRing(&redis.RingOptions{})}); err == nil {
+		t.Error("accepted")
+	}
+}
+
+func TestAKeyPrefixMayBeginAHashTagThatNamesEnd(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		for prefix, name := range map[string]string{"{app}:": "x", "{app:": "x}", "app{": "x}y"} {
+			unlock(t, lock(t, newClient(t, s, leased.WithKeyPrefix(prefix)).Mutex(name)))
+		}
+	})
+}
+
+func TestAPolicyThatIsMissingLaterIsLoggedAndReplaced(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var out logs
+		made := 0
+		c := newClient(t, s, out.option(), leased.WithBackOff(func() leased.BackOff {
+			if made++; made > 1 {
+				return nil
+			}
+			return leisurely{}
+		}))
+		s.Mini.SetError("LOADING Redis is loading")
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		if _, err := c.Mutex("x").LockContext(ctx); err == nil {
+			t.Error("there is no Redis")
+		}
+		s.Mini.SetError("")
+		if n := out.count(slog.LevelError, "factory returned nil"); n != 1 {
+			t.Errorf("logged %d times: %q", n, out.messages())
+		}
+	})
+}
+
+func TestAClosedRedisClientIsAnErrorAtOnce(t *testing.T) {
+	for _, own := range []bool{true, false} {
+		inVirtualTime(t, func(t *testing.T, s place) {
+			var out logs
+			rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = own })
+			c, err := leased.New(rdb, out.option(), leased.WithReleaseTimeout(time.Minute))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			l := lock(t, c.Mutex("held"))
+			began := time.Now()
+			must(t, rdb.Close())
+			_, err = c.Mutex("x").LockContext(context.Background())
+			isAll(t, err, leased.ErrNotAcquired, leased.ErrClosed, redis.ErrClosed)
+			if err != nil && !strings.Contains(err.Error(), "the Redis client is closed") {
+				t.Error(err)
+			}
+			_, err = c.Mutex("x").TryLockContext(context.Background())
+			isAll(t, err, redis.ErrClosed)
+			for _, f := range []func(){c.Mutex("x").Lock, c.RWMutex("x").RLock, func() { c.Mutex("x").TryLock() }} {
+				got, _ := panics(f).(error)
+				isAll(t, got, redis.ErrClosed)
+			}
+			isAll(t, l.Unlock(), leased.ErrNotReleased, redis.ErrClosed)
+			_, err = c.Inspect(context.Background(), "x")
+			isAll(t, err, redis.ErrClosed)
+			if took := time.Since(began); took != 0 {
+				t.Errorf("took %v", took)
+			}
+			synctest.Wait() // a separate goroutine writes the log
+			if n := out.count(slog.LevelError, "closed before"); n != 1 {
+				t.Errorf("logged %q", out.messages())
+			}
+		})
+	}
+}
+
+func TestAnExhaustedPoolIsSaidToBeExhausted(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		rdb := s.connect(t, func(o *redis.Options) { o.PoolSize = 2 })
+		c := clientOn(t, s, rdb)
+		unlock(t, lock(t, c.Mutex("x")))
+		time.Sleep(time.Second)
+		var taken []*redis.Conn
+		for range 2 {
+			conn := rdb.Conn()
+			must(t, conn.Ping(context.Background()).Err())
+			taken = append(taken, conn)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		_, err := c.Mutex("x").LockContext(ctx)
+		isAll(t, err, context.DeadlineExceeded, redis.ErrPoolTimeout)
+		if err != nil && !strings.Contains(err.Error(), "pool of 2 is exhausted") {
+			t.Error(err)
+		}
+		for _, conn := range taken {
+			must(t, conn.Close())
+		}
+		time.Sleep(time.Minute)
+	})
+}

@@ -1,0 +1,132 @@
+package leased
+
+import (
+	"context"
+	"errors"
+	"math"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased/internal/lockstate"
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// Close ends a lease, and before that is reported another goroutine finds the lease
+// lost: that is one loss, with one reason.
+func TestALossBesideACloseIsToldOnce(t *testing.T) {
+	told := make(chan LossEvent, 10)
+	c, err := New(redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), WithLossHandler(func(ev LossEvent) { told <- ev }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	k, err := protocol.NewKeys("", "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := c.find(&k)
+	w := &call{Caller: lockstate.Caller{Mode: protocol.Exclusive, Opts: &c.opts.lock.Terms}}
+	w.Owner = w
+	var byClosing, byLosing lockstate.Effects
+	now := time.Now()
+	e.mu.Lock()
+	var fx lockstate.Effects
+	e.lock.Enter(&w.Caller, now, &fx)
+	cmd := fx.Send
+	e.lock.Answered(&cmd, protocol.Answer{Outcome: protocol.Granted, Token: 1, Clock: 1}, nil, 0, now, &fx)
+	e.lock.Close(now, &byClosing)
+	e.lock.Revoked(e.lock.Request().ID, 1, now, &byLosing)
+	e.lock.Leave(&w.Caller, now, &fx)
+	e.mu.Unlock()
+	for _, fx := range []*lockstate.Effects{&byClosing, &byLosing} {
+		for _, l := range fx.Ended {
+			e.end(l)
+		}
+	}
+	c.losses.wait(t.Context())
+	if n := len(told); n != 1 {
+		t.Fatalf("told %d times", n)
+	}
+	if ev := <-told; ev.Reason != lockstate.Evicted {
+		t.Errorf("told %+v", ev)
+	}
+	c.retire(e)
+}
+
+// distant is a stub server that takes its time with a request, and answers no downgrade.
+type distant struct{ stubServer }
+
+func (d *distant) HonorsDeadlines() bool { return true }
+
+func (d *distant) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) (protocol.Answer, error) {
+	switch c.Verb {
+	case protocol.Acquire:
+		time.Sleep(500 * time.Millisecond)
+	case protocol.Downgrade:
+		return protocol.Answer{}, errNoAnswer
+	}
+	return d.stubServer.Do(ctx, k, c)
+}
+
+// An Unlock after a loss, or after a downgrade without reply, sends no release; but the
+// next caller may now send a request, and the Unlock must not wait for it.
+func TestVirtualWhoLeavesDoesNotWaitForWhatTheNextAsks(t *testing.T) {
+	for what, c := range map[string]struct {
+		end  func(d *distant, l *Lease)
+		want error
+	}{
+		"after a loss": {func(d *distant, l *Lease) {
+			d.tell(&protocol.Message{Kind: "revoked", ID: l.entry.lock.Request().ID, Key: "x", Token: l.Token()})
+		}, ErrLeaseLost},
+		"after a downgrade without answer": {func(_ *distant, l *Lease) {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
+			defer cancel()
+			_ = l.Downgrade(ctx)
+		}, nil},
+	} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				client := onStub(t, 0, 0)
+				d := &distant{stubServer{client: client}}
+				client.server = d
+				rw := client.RWMutex("x")
+				first, err := rw.LockContext(context.Background())
+				if err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(5 * time.Second) // a client that has just begun asks once more
+				c.end(d, first)
+				done := make(chan struct{})
+				go func() { // ended by the lock, waited for through done
+					defer close(done)
+					rw.Lock()
+					rw.Unlock() //nolint:staticcheck // it had to be let in, no more
+				}()
+				synctest.Wait()
+				began := time.Now()
+				if err := first.Unlock(); !errors.Is(err, c.want) {
+					t.Errorf("Unlock: %v", err)
+				}
+				if took := time.Since(began); took != 0 {
+					t.Errorf("Unlock took %v", took)
+				}
+				<-done
+			})
+		})
+	}
+}
+
+// Whoever may write to Redis can give a reader any expiry.
+func TestAReadersExpiryCanBeAnything(t *testing.T) {
+	for ends, want := range map[string]time.Duration{
+		"inf": 90 * 365 * 24 * time.Hour, "x": 0, "-inf": math.MinInt64, "9e300": 90 * 365 * 24 * time.Hour,
+	} {
+		s := protocol.Snapshot{Value: protocol.MarkerValue, Clock: 1, Readers: []string{"x", ends}}
+		if owners := infoOf("x", &s).Owners; len(owners) != 1 || owners[0].TTL < want {
+			t.Errorf("%s: owners %+v", ends, owners)
+		}
+	}
+}

@@ -1,0 +1,131 @@
+package leased_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/leasedmutex/leased"
+)
+
+// A loss says what was lost and why, wherever the user learns of it.
+func TestALossExplainsItself(t *testing.T) {
+	for what, c := range map[string]struct {
+		opts []leased.LockOption
+		lose func(s place, c *leased.Client)
+		why  string
+		is   error // nil: only a loss
+	}{
+		"evicted": {nil, func(_ place, c *leased.Client) { _ = c.ForceUnlock(context.Background(), "flash") },
+			"an operator evicted its owner", nil},
+		"deleted": {nil, func(s place, _ *leased.Client) { s.rdb.Del(context.Background(), "flash") },
+			"Redis says that it is not ours any more", nil},
+		"maximum hold": {[]leased.LockOption{leased.WithMaxHold(time.Second)}, func(place, *leased.Client) {},
+			"it was held for its maximum", leased.ErrMaxHold},
+	} {
+		t.Run(what, func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, s place) {
+				client := newClient(t, s)
+				check := func(where string, err error, token uint64) {
+					t.Helper()
+					want := fmt.Sprintf(`leased: lock "flash" lost (token %d): %s`, token, c.why)
+					if err == nil || err.Error() != want {
+						t.Errorf("%s: %v, want %s", where, err, want)
+					}
+					if !errors.Is(err, leased.ErrLeaseLost) || errors.Is(err, leased.ErrMaxHold) != (c.is != nil) {
+						t.Errorf("%s: %v matches the wrong sentinels", where, err)
+					}
+				}
+				l := lock(t, client.Mutex("flash", c.opts...))
+				work, stop := l.With(context.Background())
+				defer stop()
+				time.Sleep(100 * time.Millisecond) // until the client hears messages
+				c.lose(s, client)
+				<-l.Context().Done()
+				<-work.Done()
+				check("cause", context.Cause(l.Context()), l.Token())
+				check("cause of With", context.Cause(work), l.Token())
+				check("Downgrade", l.Downgrade(context.Background()), l.Token())
+				check("Unlock", l.Unlock(), l.Token())
+				late := lock(t, client.Mutex("flash", c.opts...))
+				c.lose(s, client)
+				time.Sleep(time.Minute)
+				check("cause of a context that is asked for later", context.Cause(late.Context()), late.Token())
+				check("Unlock", late.Unlock(), late.Token())
+
+				var token uint64
+				err := client.Mutex("flash", c.opts...).Do(context.Background(), func(ctx context.Context) error {
+					token = inspect(t, client, "flash").Token
+					c.lose(s, client)
+					<-ctx.Done()
+					check("cause in Do", context.Cause(ctx), token)
+					return nil
+				})
+				check("Do", err, token)
+			})
+		})
+	}
+}
+
+func TestWhoIsKeptOutByItsOwnProcessIsToldSo(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c, elsewhere := newClient(t, s), newClient(t, s, leased.WithOwner("elsewhere"))
+		mu := c.Mutex("x")
+		says := func(err error, want string) {
+			t.Helper()
+			if err == nil || err.Error() != want {
+				t.Errorf("%v, want %s", err, want)
+			}
+		}
+		tries := func() error { _, err := mu.TryLockContext(context.Background()); return err }
+		waits := func() error {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			defer cancel()
+			_, err := mu.LockContext(ctx)
+			return err
+		}
+		l := lock(t, mu)
+		says(tries(), `leased: lock "x" not acquired: lock is held by another caller of this process`)
+		isAll(t, tries(), leased.ErrLocked, leased.ErrNotAcquired)
+		says(waits(), `leased: lock "x" not acquired after 1s: context deadline exceeded (held by another caller of this process)`)
+		unlock(t, l)
+
+		l = lock(t, elsewhere.Mutex("x"))
+		if err := waits(); !strings.HasSuffix(err.Error(), "(held by elsewhere)") {
+			t.Errorf("beside another process: %v", err)
+		}
+		waiter := locking(t, mu)
+		synctest.Wait()
+		says(tries(), `leased: lock "x" not acquired: another caller of this process waits for the lock (held by elsewhere)`)
+		unlock(t, l)
+		l = closesSoon(t, "it gets in", waiter)
+		says(waits(), `leased: lock "x" not acquired after 1s: context deadline exceeded (held by another caller of this process)`)
+		unlock(t, l)
+	})
+}
+
+func TestShutdownNamesSomeOfTheLocksThatWereNotUnlocked(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s)
+		var leases []*leased.Lease
+		for _, name := range []string{"e", "b", "d", "a", "c"} {
+			leases = append(leases, lock(t, c.Mutex(name)))
+		}
+		leases = append(leases, lock(t, c.Mutex("r")))
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		err := c.Shutdown(ctx)
+		isAll(t, err, leased.ErrClosed)
+		if want := `6 leases were not unlocked, of "a", "b", "c" and 3 more: they`; !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+		for _, l := range leases {
+			_ = l.Unlock()
+		}
+		s.Mini.FlushAll()
+	})
+}

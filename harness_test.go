@@ -1,0 +1,327 @@
+package leased_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/redistest"
+)
+
+func TestMain(m *testing.M) {
+	redis.SetLogger(silence{}) // of dialling what a test has broken
+	os.Exit(redistest.Main(m))
+}
+
+type silence struct{}
+
+func (silence) Printf(context.Context, string, ...any) {}
+
+// patience bounds what must happen at no particular time.
+const patience = 30 * time.Second
+
+// place is where a test's locks live: a server, the test's own key prefix, and a
+// connection for looking and for interfering.
+type place struct {
+	redistest.Target // in virtual time only Prefix and Mini are set
+	rdb              redis.UniversalClient
+}
+
+// onBoth runs f on the embedded and on a real server side by side, in real time, and
+// where else LEASED_SERVERS says, and fails it for what it leaves behind. It is the last
+// call of its test: see redistest.OnBoth.
+func onBoth(t *testing.T, f func(t *testing.T, s place)) {
+	t.Helper()
+	redistest.OnBoth(t, placed(f))
+	onDeployments(t, f)
+}
+
+// inTurn is onBoth with one server after the other, for tests that count what the whole
+// process has.
+func inTurn(t *testing.T, f func(t *testing.T, s place)) {
+	t.Helper()
+	redistest.InTurn(t, placed(f))
+	onDeployments(t, f)
+}
+
+func placed(f func(t *testing.T, s place)) func(t *testing.T, target redistest.Target) {
+	return func(t *testing.T, target redistest.Target) {
+		s := place{target, target.NewClient(t)}
+		redistest.CheckLeaks(t, s.rdb, s.Prefix)
+		f(t, s)
+	}
+}
+
+// inVirtualTime runs f on the embedded server, where time passes only while all
+// goroutines wait, and to the nanosecond.
+func inVirtualTime(t *testing.T, f func(t *testing.T, s place)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		redistest.LastInBubble(t)
+		m := redistest.Mini(t)
+		s := place{redistest.Target{Name: "virtual", Mini: m}, redistest.MiniClient(t, m)}
+		redistest.CheckLeaks(t, s.rdb, "")
+		f(t, s)
+	})
+}
+
+// connect returns connections that end with the test. Where there is more than one
+// server to connect to, the test is skipped: see universal.
+func (s place) connect(t *testing.T, change ...func(*redis.Options)) *redis.Client {
+	t.Helper()
+	if s.Addr == "" {
+		return redistest.MiniClient(t, s.Mini, change...)
+	}
+	if s.Deployment != nil {
+		rdb, one := s.Deployment.Connect(t, change...).(*redis.Client)
+		if !one {
+			t.Skip("about a client of one server")
+		}
+		return rdb
+	}
+	return s.NewClient(t, change...)
+}
+
+// newClient returns a client with separate connections, as another process would
+// have.
+func newClient(t *testing.T, s place, opts ...leased.Option) *leased.Client {
+	t.Helper()
+	return clientOn(t, s, s.universal(t), opts...)
+}
+
+// clientOn returns a client on rdb that is closed at the end of the test, when
+// all its leases must have been unlocked. It discards its log unless opts say otherwise.
+// In real time a release may take as long as it needs: on a busy machine a second passes
+// easily.
+func clientOn(t *testing.T, s place, rdb redis.UniversalClient, opts ...leased.Option) *leased.Client {
+	t.Helper()
+	opts = append([]leased.Option{
+		leased.WithKeyPrefix(s.Prefix),
+		leased.WithLogger(slog.New(slog.DiscardHandler)),
+	}, opts...)
+	if s.Addr != "" {
+		opts = append([]leased.Option{leased.WithReleaseTimeout(patience)}, opts...)
+	}
+	c, err := leased.New(rdb, opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		closed := leased.Closed(c) // by the test, which knows what it returned
+		if err := c.Close(); err != nil && !closed {
+			t.Errorf("Close at the end of the test: %v", err)
+		}
+	})
+	return c
+}
+
+// helperKeys are the keys beside the lock's own, as docs/design.md names them.
+func (s place) helperKeys(name string) (queue, readers, waiters, meta string) {
+	key := s.Prefix + name
+	stem := key + ":{" + key + "}:"
+	return stem + "queue", stem + "readers", stem + "waiters", stem + "meta"
+}
+
+// value returns what stands in the lock's key, "" if nothing does.
+func (s place) value(t *testing.T, name string) string {
+	t.Helper()
+	v, err := s.rdb.Get(context.Background(), s.Prefix+name).Result()
+	if err != nil && !errors.Is(err, redis.Nil) {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// unchanged notes what stands in the lock's key. The function it returns fails t if
+// something else stands there: a late command touched the key of the next owner.
+func (s place) unchanged(t *testing.T, name string) func() {
+	t.Helper()
+	before := s.value(t, name)
+	return func() {
+		t.Helper()
+		if after := s.value(t, name); after != before {
+			t.Errorf("the next owner's key changed from %q to %q", before, after)
+		}
+	}
+}
+
+// inboxes are the channels of all clients that listen.
+func (s place) inboxes(t *testing.T) []string {
+	t.Helper()
+	all, err := redistest.Channels(context.Background(), s.rdb, s.Prefix+"leased:inbox:")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// clean reports whether the lock has neither an owner nor a waiter.
+func (s place) clean(t *testing.T, name string) bool {
+	t.Helper()
+	queue, readers, waiters, _ := s.helperKeys(name)
+	n, err := s.rdb.Exists(context.Background(), s.Prefix+name, queue, readers, waiters).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n == 0
+}
+
+// queued returns when n processes wait for the lock.
+func (s place) queued(t *testing.T, name string, n int64) {
+	t.Helper()
+	queue, _, _, _ := s.helperKeys(name)
+	eventually(t, "the queue has its length", func() bool {
+		return s.rdb.ZCard(context.Background(), queue).Val() == n
+	})
+}
+
+// eventually polls for a condition that no event announces.
+func eventually(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for until := time.Now().Add(patience); !holds(); time.Sleep(time.Millisecond) {
+		if time.Now().After(until) {
+			t.Fatalf("not within %v: %s", patience, what)
+		}
+	}
+}
+
+// closesSoon waits for an event.
+func closesSoon[T any](t *testing.T, what string, ch <-chan T) T {
+	t.Helper()
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case v := <-ch:
+		return v
+	case <-timer.C:
+		t.Fatalf("not within %v: %s", patience, what)
+		panic("unreachable")
+	}
+}
+
+// open reports whether nothing has come through ch and it is not closed.
+func open[T any](ch <-chan T) bool {
+	select {
+	case <-ch:
+		return false
+	default:
+		return true
+	}
+}
+
+func lock(t *testing.T, mu *leased.Mutex) *leased.Lease {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer cancel()
+	l, err := mu.LockContext(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func unlock(t *testing.T, l *leased.Lease) {
+	t.Helper()
+	if err := l.Unlock(); err != nil {
+		t.Fatalf("Unlock: %v", err)
+	}
+}
+
+// locking locks in a goroutine, which sends the lease.
+func locking(t *testing.T, mu *leased.Mutex) <-chan *leased.Lease {
+	ch := make(chan *leased.Lease, 1)
+	go func() {
+		l, err := mu.LockContext(context.Background())
+		if err != nil {
+			t.Error(err)
+		}
+		ch <- l
+	}()
+	return ch
+}
+
+// isAll fails t unless err matches every one of wants.
+func isAll(t *testing.T, err error, wants ...error) {
+	t.Helper()
+	for _, want := range wants {
+		if !errors.Is(err, want) {
+			t.Errorf("%v does not match %v", err, want)
+		}
+	}
+}
+
+// panics returns what f panics with, nil if it does not.
+func panics(f func()) (with any) {
+	defer func() { with = recover() }()
+	f()
+	return nil
+}
+
+// room notices when two callers are inside. The plain counter is for the race detector
+// and shows lost updates.
+type room struct {
+	inside  atomic.Int32
+	crowded atomic.Bool
+	visits  int
+}
+
+func (r *room) visit(f func()) {
+	if r.inside.Add(1) != 1 {
+		r.crowded.Store(true)
+	}
+	r.visits++
+	f()
+	r.inside.Add(-1)
+}
+
+// logs keeps what a client logs above Debug.
+type logs struct {
+	mu    sync.Mutex // guards lines
+	lines []slog.Record
+}
+
+func (l *logs) option() leased.Option                            { return leased.WithLogger(slog.New(l)) }
+func (l *logs) Enabled(_ context.Context, level slog.Level) bool { return level > slog.LevelDebug }
+func (l *logs) WithAttrs([]slog.Attr) slog.Handler               { return l }
+func (l *logs) WithGroup(string) slog.Handler                    { return l }
+
+func (l *logs) Handle(_ context.Context, r slog.Record) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lines = append(l.lines, r)
+	return nil
+}
+
+// count returns how many lines of that level contain text.
+func (l *logs) count(level slog.Level, text string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := 0
+	for _, r := range l.lines {
+		if r.Level == level && strings.Contains(r.Message, text) {
+			n++
+		}
+	}
+	return n
+}
+
+// messages returns all lines.
+func (l *logs) messages() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var all []string
+	for _, r := range l.lines {
+		all = append(all, r.Level.String()+" "+r.Message)
+	}
+	return all
+}

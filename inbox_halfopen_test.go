@@ -1,0 +1,184 @@
+package leased_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased"
+)
+
+// deaf is a connection on which nothing arrives after SUBSCRIBE.
+type deaf struct {
+	net.Conn
+	on atomic.Bool
+}
+
+func (c *deaf) Write(p []byte) (int, error) {
+	if bytes.Contains(bytes.ToLower(p), []byte("\r\nsubscribe\r\n")) {
+		c.on.Store(true)
+	}
+	return c.Conn.Write(p)
+}
+
+func (c *deaf) Read(p []byte) (int, error) {
+	for {
+		n, err := c.Conn.Read(p)
+		if err != nil || !c.on.Load() {
+			return n, err
+		}
+	}
+}
+
+func newClientDeaf(t *testing.T, s place, healed *atomic.Bool) *leased.Client {
+	return clientOn(t, s, s.connect(t, func(o *redis.Options) {
+		direct := o.Dialer
+		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := direct(ctx, network, addr)
+			if err != nil || healed.Load() {
+				return conn, err
+			}
+			return &deaf{Conn: conn}, nil
+		}
+	}))
+}
+
+func TestVirtualASubscriptionThatIsNeverConfirmedIsMadeAnew(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		l := lock(t, newClient(t, s).Mutex("x"))
+		var healed atomic.Bool
+		waiter := locking(t, newClientDeaf(t, s, &healed).Mutex("x"))
+		time.Sleep(time.Second)
+		healed.Store(true) // for connections made from now on
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		began := time.Now()
+		unlock(t, l)
+		unlock(t, <-waiter)
+		if d := time.Since(began); d != 0 {
+			t.Errorf("entered %v after the release", d)
+		}
+	})
+}
+
+// An owner does not poll, so no command makes it notice that its inbox is half-open.
+func TestVirtualAnIdleOwnerWhoseInboxIsHalfOpenLetsGo(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var lines wards
+		c := clientOn(t, s, s.connect(t, lines.change), leased.WithIdleHold(time.Hour))
+		unlock(t, lock(t, c.Mutex("x")))
+		time.Sleep(time.Minute)
+		lines.frozen.Add(1)
+		began := time.Now()
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Hour)
+		defer cancel()
+		l, err := newClient(t, s).Mutex("x").LockContext(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		unlock(t, l)
+		if d := time.Since(began); d > time.Minute {
+			t.Errorf("entered after %v", d)
+		}
+	})
+}
+
+func TestVirtualAWriterIsNotStarvedByReadersWhoseInboxIsHalfOpen(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var lines wards
+		rw := clientOn(t, s, s.connect(t, lines.change)).RWMutex("x")
+		l := take(t, rw.RLockContext)
+		time.Sleep(time.Minute)
+		lines.frozen.Add(1)
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+		defer cancel()
+		done := make(chan struct{})
+		go func() { // ended by ctx, waited for through done
+			defer close(done)
+			w, err := newClient(t, s).RWMutex("x").LockContext(ctx)
+			if err != nil {
+				t.Errorf("readers of one process, each inside for 2 s, kept a writer out: %v", err)
+				return
+			}
+			unlock(t, w)
+		}()
+		for i := 0; i < 600 && open(done); i++ { // there is always one inside
+			time.Sleep(time.Second)
+			next := taking(t, rw.RLockContext)
+			synctest.Wait()
+			unlock(t, l)
+			l = <-next
+		}
+		unlock(t, l)
+		<-done
+	})
+}
+
+func TestVirtualAHalfOpenInboxIsNoticedASecondAfterARecheckAndRebuilt(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var lines wards
+		var out logs
+		l := lock(t, newClient(t, s).Mutex("x"))
+		waiter := locking(t, clientOn(t, s, s.connect(t, lines.change), out.option()).Mutex("x"))
+		time.Sleep(time.Hour)
+		if n := len(out.messages()); n != 0 {
+			t.Errorf("an hour of echoes made it say %q", out.messages())
+		}
+		lines.frozen.Add(1)
+		// A re-check within 3 s, its echo within 1 s, another subscription 20 ms later.
+		time.Sleep(4*time.Second + 20*time.Millisecond)
+		synctest.Wait()
+		if n := out.count(slog.LevelWarn, "does not hear"); n != 1 {
+			t.Errorf("it says %q", out.messages())
+		}
+		began := time.Now()
+		unlock(t, l)
+		unlock(t, <-waiter)
+		if d := time.Since(began); d != 0 {
+			t.Errorf("the new inbox heard of the release after %v", d)
+		}
+	})
+}
+
+// A half-open inbox is found out although commands of another lock go on failing.
+func TestVirtualErrorsOfAnotherLockDoNotHideAHalfOpenInbox(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var way wards
+		rdb := s.connect(t, func(o *redis.Options) {
+			way.change(o)
+			o.ContextTimeoutEnabled = true
+		})
+		rdb.AddHook(half{func(args []any) bool { return len(args) > 3 && fmt.Sprint(args[3]) == "lost" }})
+		c := clientOn(t, s, rdb, leased.WithBackOff(func() leased.BackOff { return hasty{} }))
+		theirs := lock(t, newClient(t, s).Mutex("x"))
+		mine := locking(t, c.Mutex("x"))
+		ctx, cancel := context.WithCancel(context.Background())
+		var failing sync.WaitGroup
+		failing.Go(func() { _, _ = c.Mutex("lost").LockContext(ctx) })
+		time.Sleep(10 * time.Second)
+		way.frozen.Add(1)
+		time.Sleep(20 * time.Second)
+		began := time.Now()
+		unlock(t, theirs)
+		unlock(t, <-mine)
+		if took := time.Since(began); took > 100*time.Millisecond {
+			t.Errorf("entered %v after the release: the inbox hears nothing", took)
+		}
+		cancel()
+		failing.Wait()
+		time.Sleep(time.Minute)
+	})
+}
+
+type hasty struct{}
+
+func (hasty) NextBackOff() time.Duration { return 300 * time.Millisecond }

@@ -1,0 +1,94 @@
+package leased
+
+import (
+	"context"
+	"hash/fnv"
+	"log/slog"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// threeMasters are a Cluster's, none of which runs: which key is whose is made up.
+type threeMasters struct {
+	*redis.ClusterClient
+	nodes [3]*redis.Client
+}
+
+func (m threeMasters) MasterForKey(_ context.Context, key string) (*redis.Client, error) {
+	h := fnv.New32()
+	_, _ = h.Write([]byte(key))
+	return m.nodes[h.Sum32()%3], nil
+}
+
+func TestEachSubscriptionIsMadeAtAnotherMasterThanTheOneBefore(t *testing.T) {
+	rdb := threeMasters{ClusterClient: redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}})}
+	defer rdb.Close()
+	for i, addr := range []string{"127.0.0.1:2", "127.0.0.1:3", "127.0.0.1:4"} {
+		rdb.nodes[i] = redis.NewClient(&redis.Options{Addr: addr})
+		defer rdb.nodes[i].Close()
+	}
+	c, err := New(rdb)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	same, seen := 0, map[string]bool{}
+	for range 100 {
+		before := c.inbox.node
+		_ = c.inbox.newSubscription().Close()
+		seen[c.inbox.node] = true
+		if c.inbox.node == before {
+			same++
+		}
+	}
+	if same > 0 || len(seen) < 3 {
+		t.Errorf("%d of 100 subscriptions at the same master again; at %v", same, seen)
+	}
+}
+
+// Whoever knows that a replica has taken the place of its node does not wait for an echo.
+func TestTheInboxLeavesANodeThatIsNoMasterAnyMore(t *testing.T) {
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+	defer rdb.Close()
+	c, err := New(rdb)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for what, test := range map[string]struct {
+		node    string
+		masters []string
+		want    bool
+	}{
+		"still a master":  {"a:1", []string{"b:1", "a:1"}, false},
+		"replaced":        {"a:1", []string{"b:1", "c:1"}, true},
+		"not a Cluster's": {"", []string{"b:1"}, false},
+	} {
+		c.inbox.sub, c.inbox.broken, c.inbox.node = rdb.Subscribe(t.Context()), false, test.node
+		c.inbox.mastersAre(test.masters)
+		if c.inbox.broken != test.want {
+			t.Errorf("%s: left %v", what, c.inbox.broken)
+		}
+	}
+}
+
+// panicking is a Cluster whose dialler or ClusterSlots panics.
+type panicking struct{ *redis.ClusterClient }
+
+func (panicking) MasterForKey(context.Context, string) (*redis.Client, error) { panic("a hook") }
+
+func TestTheInboxSurvivesAPanicWhileItLooksForAMaster(t *testing.T) {
+	rdb := panicking{redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}})}
+	defer rdb.Close()
+	c, err := New(rdb, WithLogger(slog.New(slog.DiscardHandler)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if sub := c.inbox.newSubscription(); sub == nil {
+		t.Error("no subscription")
+	} else {
+		_ = sub.Close()
+	}
+}

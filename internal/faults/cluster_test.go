@@ -1,0 +1,151 @@
+//go:build unix
+
+package faults
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/redistest"
+)
+
+// wrapped is a client of a Cluster inside a type of its user's.
+type wrapped struct{ *redis.ClusterClient }
+
+// afterPromotion is a bound for what follows the promotion of a replica. go-redis alone reads
+// the slots again a minute after it last did.
+const afterPromotion = 5 * time.Second
+
+// A holder renews, a waiter waits, and a newcomer asks while the master of their lock is
+// dead or frozen, and until the others have put its replica in its place.
+func TestLocksOfAClusterGoOnSoonAfterAReplicaIsPromoted(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes a failover of a Cluster")
+	}
+	for what, strike := range map[string]func(in *redistest.Instance){
+		"dead":   (*redistest.Instance).Kill,
+		"frozen": (*redistest.Instance).Stop,
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			c := redistest.NewCluster(t)
+			strain := redistest.NewStrain(t)
+			// go-redis reads the slots from a node chosen by chance, with its own time-out of
+			// 5 s by default: the frozen one may be asked.
+			prompt := func(o *redis.ClusterOptions) { o.ContextTimeoutEnabled, o.ReadTimeout = true, time.Second }
+			client := func() *leased.Client {
+				return newClient(t, wrapped{c.NewClient(t, prompt)}, "", leased.WithTTL(15*time.Second))
+			}
+			holder, waiter, newcomer := client(), client(), client()
+			for _, one := range []*leased.Client{holder, waiter, newcomer} {
+				mustUnlock(t, mustLock(t, one.Mutex("x")))
+			}
+			l := mustLock(t, holder.Mutex("x"))
+			got := wait(within(t, time.Minute), waiter.Mutex("x"))
+			queued(t, newcomer, "x", 1)
+			old := c.Owner("x")
+			if n := old.Client().Wait(t.Context(), 1, patience).Val(); n != 1 {
+				t.Fatalf("%d replicas have the lock", n)
+			}
+
+			strike(old)
+			c.AwaitOwner("x", old)
+			promoted := time.Now()
+			mustUnlock(t, mustLock(t, newcomer.Mutex("new{x}"))) // a hash tag: the same slot
+			if took := time.Since(promoted); took > afterPromotion+strain.Since(promoted) {
+				t.Errorf("a newcomer locked %v after the promotion", took)
+			}
+			renewed := holder.Stats().Renewals
+			eventually(t, "the holder renews at the new master", func() bool { return holder.Stats().Renewals > renewed })
+			if err := l.Context().Err(); err != nil {
+				t.Fatalf("the holder's lease ended: %v", context.Cause(l.Context()))
+			}
+			began := time.Now()
+			mustUnlock(t, l)
+			o := entered(t, got)
+			if took := o.at.Sub(began); took > afterPromotion+strain.Since(began) {
+				t.Errorf("the waiter entered %v after the release", took)
+			}
+			mustUnlock(t, o.lease)
+			t.Logf("renewed %v after the promotion", began.Sub(promoted))
+		})
+	}
+}
+
+// Two clients of a Cluster: one holds a lock, the other waits for it with its inbox at
+// another node than the lock's, and then that node is no good any more.
+func TestTheInboxOfAClusterLeavesANodeThatIsNoGood(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds, and a Cluster each")
+	}
+	for what, strike := range map[string]func(c *redistest.Cluster, in *redistest.Instance){
+		"dead":     func(_ *redistest.Cluster, in *redistest.Instance) { in.Kill() },
+		"frozen":   func(_ *redistest.Cluster, in *redistest.Instance) { in.Stop() },
+		"expelled": func(c *redistest.Cluster, in *redistest.Instance) { c.Expel(in) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			c := redistest.NewCluster(t)
+			strain := redistest.NewStrain(t)
+			prompt := func(o *redis.ClusterOptions) { o.ContextTimeoutEnabled = true }
+			waiter := newClient(t, c.NewClient(t, prompt), "")
+			mustUnlock(t, mustLock(t, waiter.Mutex("warm")))
+			var at *redistest.Instance
+			var inbox string
+			eventually(t, "its inbox is somewhere", func() bool {
+				for _, in := range c.Nodes {
+					if all := in.Client().PubSubChannels(t.Context(), "leased:inbox:*").Val(); len(all) == 1 {
+						at, inbox = in, all[0]
+					}
+				}
+				return at != nil
+			})
+			listens := func(in *redistest.Instance) bool {
+				return len(in.Client().PubSubChannels(t.Context(), inbox).Val()) == 1
+			}
+			name := "x"
+			for i := 0; c.Owner(name) == at; i++ {
+				name = fmt.Sprint("x", i)
+			}
+			if what == "expelled" { // a master that serves slots cannot be
+				for i := 0; ; i++ {
+					if key := fmt.Sprint("its", i); c.Owner(key) == at {
+						c.Failover(key)
+						break
+					}
+				}
+			}
+			holder := newClient(t, c.NewClient(t, prompt), "")
+			l := mustLock(t, holder.Mutex(name))
+			got := wait(within(t, time.Minute), waiter.Mutex(name))
+			queued(t, holder, name, 1)
+			asked := waiter.Stats().Commands
+			eventually(t, "it looks again", func() bool { return waiter.Stats().Commands > asked })
+
+			began := time.Now()
+			strike(c, at)
+			eventually(t, "its inbox is elsewhere", func() bool {
+				return slices.ContainsFunc(c.Nodes, func(in *redistest.Instance) bool { return in != at && listens(in) })
+			})
+			left := time.Since(began)
+			// It looks again after 3 s at most, and awaits the echo for one more.
+			if left > 6*time.Second+strain.Since(began) {
+				t.Errorf("it left the node after %v", left)
+			}
+			t.Logf("it left the node after %v", left)
+			unlocked := time.Now()
+			mustUnlock(t, l)
+			o := entered(t, got)
+			if took := o.at.Sub(unlocked); took > time.Second+strain.Since(unlocked) {
+				t.Errorf("a waiter entered %v after the release", took)
+			}
+			mustUnlock(t, o.lease)
+		})
+	}
+}

@@ -1,0 +1,70 @@
+//go:build unix
+
+package faults
+
+import (
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased/internal/redistest"
+)
+
+// documentedRights are the rules of docs/deployments.md, those for a Cluster included.
+func documentedRights(t *testing.T) []any {
+	t.Helper()
+	text, err := os.ReadFile("../../docs/deployments.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rules []any
+	for _, block := range regexp.MustCompile("(?s)```\n(.*?)```").FindAllSubmatch(text, -1) {
+		for _, word := range strings.Fields(string(block[1])) {
+			rules = append(rules, word)
+		}
+	}
+	if len(rules) < 30 {
+		t.Fatalf("docs/deployments.md has these rules: %v", rules)
+	}
+	return rules
+}
+
+func TestAClustersClientNeedsTheDocumentedRights(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes a Cluster")
+	}
+	t.Parallel()
+	c := redistest.NewCluster(t)
+	strain := redistest.NewStrain(t)
+	for _, in := range c.Nodes {
+		if err := in.Client().Do(t.Context(), documentedRights(t)...).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	user := func(o *redis.ClusterOptions) { o.Username, o.Password = "app", "secret" }
+	holder, waiter := newClient(t, c.NewClient(t, user), "app:"), newClient(t, c.NewClient(t, user), "app:")
+	mustUnlock(t, mustLock(t, waiter.Mutex("warm")))
+	eventually(t, "it listens", func() bool {
+		inboxes, err := redistest.Channels(t.Context(), c.NewClient(t), "app:leased:inbox:")
+		return err == nil && len(inboxes) == 1
+	})
+	l := mustLock(t, holder.Mutex("x"))
+	got := wait(within(t, time.Minute), waiter.Mutex("x"))
+	queued(t, holder, "x", 1)
+	began := time.Now()
+	mustUnlock(t, l)
+	o := entered(t, got)
+	if took := o.at.Sub(began); took > time.Second+strain.Since(began) { // by its re-check it would be 2 s
+		t.Errorf("the waiter entered %v after the release", took)
+	}
+	mustUnlock(t, o.lease)
+	for _, in := range c.Nodes {
+		if log, err := in.Client().Do(t.Context(), "ACL", "LOG").Slice(); err != nil || len(log) > 0 {
+			t.Errorf("%s refused %v, %v", in.Addr, log, err)
+		}
+	}
+}

@@ -1,0 +1,158 @@
+//go:build unix
+
+package faults
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/redistest"
+)
+
+// The slot of a lock that is held and waited for, and of one that five clients take in
+// turn, moves from master to master and back all the time, key by key: what names several
+// keys is refused with TRYAGAIN while only some have moved, and asked for elsewhere when all
+// have.
+func TestLocksWhoseSlotMovesToAndFroAreNeitherLostNorStuck(t *testing.T) {
+	t.Parallel()
+	moving := 30 * time.Second
+	if testing.Short() {
+		moving = 3 * time.Second
+	}
+	c := redistest.NewCluster(t)
+	var refusals [3]atomic.Int32 // TRYAGAIN, ASK, MOVED
+	var workers []*worker
+	for range 5 {
+		rdb := c.NewClient(t, func(o *redis.ClusterOptions) { o.ContextTimeoutEnabled = true })
+		rdb.OnNewNode(func(node *redis.Client) { node.AddHook(counting{&refusals}) })
+		workers = append(workers, &worker{client: newClient(t, rdb, "", leased.WithTTL(15*time.Second))})
+	}
+	holder := workers[0].client
+	l := mustLock(t, holder.Mutex("held{x}"))
+	waiting := wait(within(t, 2*time.Minute), workers[1].client.Mutex("held{x}"))
+	queued(t, holder, "held{x}", 1)
+	busy := &till{}
+	stop := start(t, workers, "busy{x}", busy)
+	turns(t, workers)
+
+	moves := 0
+	for began := time.Now(); time.Since(began) < moving; moves++ {
+		from := c.Owner("{x}")
+		to := c.Nodes[0]
+		if from == to {
+			to = c.Nodes[1]
+		}
+		m := c.BeginMove("{x}", to)
+		for range 6 { // some keys go, commands meet what is half gone, and make new ones
+			m.Keys(1)
+			time.Sleep(20 * time.Millisecond)
+		}
+		m.End()
+		turns(t, workers[:1])
+	}
+	turns(t, workers) // nobody is stuck
+
+	stop()
+	if err := l.Context().Err(); err != nil {
+		t.Errorf("the lease ended: %v", context.Cause(l.Context()))
+	}
+	mustUnlock(t, l)
+	mustUnlock(t, entered(t, waiting).lease)
+	entries, lost := int32(0), int64(0)
+	for _, w := range workers {
+		entries += w.entries.Load()
+		lost += w.client.Stats().Lost + int64(w.lost.Load())
+	}
+	if lost > 0 {
+		t.Errorf("%d leases were lost", lost)
+	}
+	if busy.refused > 0 {
+		t.Errorf("%d writes were refused: two were inside", busy.refused)
+	}
+	busy.check(t, "busy")
+	if refusals[0].Load() == 0 || refusals[1].Load() == 0 {
+		t.Errorf("the test is no test: %d TRYAGAIN, %d ASK", refusals[0].Load(), refusals[1].Load())
+	}
+	t.Logf("%d moves, %d entries; %d TRYAGAIN, %d ASK, %d MOVED", moves, entries, refusals[0].Load(), refusals[1].Load(), refusals[2].Load())
+	nothingLeft(t, holder, "held{x}")
+	nothingLeft(t, holder, "busy{x}")
+}
+
+// counting counts what a node refuses.
+type counting struct{ refusals *[3]atomic.Int32 }
+
+func (h counting) count(err error) {
+	for i, prefix := range []string{"TRYAGAIN", "ASK ", "MOVED "} {
+		if err != nil && strings.HasPrefix(err.Error(), prefix) {
+			h.refusals[i].Add(1)
+		}
+	}
+}
+
+func (h counting) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (h counting) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		h.count(err)
+		return err
+	}
+}
+
+func (h counting) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		err := next(ctx, cmds)
+		for _, cmd := range cmds {
+			h.count(cmd.Err())
+		}
+		return err
+	}
+}
+
+// A subscription to each lock, or to each node, would be many.
+func TestAThousandContendedLocksOfAClusterNeedOneSubscriptionAClient(t *testing.T) {
+	t.Parallel()
+	locks := 1000
+	if testing.Short() {
+		locks = 200
+	}
+	c := redistest.NewCluster(t)
+	client := func() *leased.Client {
+		return newClient(t, c.NewClient(t, func(o *redis.ClusterOptions) { o.ContextTimeoutEnabled = true }), "")
+	}
+	holder, waiter := client(), client()
+	var held []*leased.Lease
+	var waiting []<-chan outcome
+	ctx := within(t, 2*time.Minute)
+	for i := range locks {
+		name := fmt.Sprint("lock", i)
+		held = append(held, mustLock(t, holder.Mutex(name)))
+		waiting = append(waiting, wait(ctx, waiter.Mutex(name)))
+	}
+	for i := range locks {
+		queued(t, holder, fmt.Sprint("lock", i), 1)
+	}
+	subscriptions := func() (n int) {
+		for _, in := range c.Nodes {
+			n += in.Subscribers()
+		}
+		return n
+	}
+	if n := subscriptions(); n != 2 {
+		t.Errorf("2 clients have %d subscription connections while %d locks are waited for", n, locks)
+	}
+	for i, l := range held {
+		mustUnlock(t, l)
+		mustUnlock(t, entered(t, waiting[i]).lease)
+	}
+	if n := subscriptions(); n != 2 {
+		t.Errorf("2 clients have %d subscription connections afterwards", n)
+	}
+}

@@ -1,0 +1,65 @@
+//go:build unix
+
+package faults
+
+import (
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/redistest"
+)
+
+// A primary that its sentinels replace: the holder keeps its lease, and the waiter's inbox
+// leaves the server of before within the time of a re-check, and of the echo that it asks
+// for. A frozen one keeps its connections open, and go-redis stays on them.
+func TestBehindSentinelTheInboxLeavesAPrimaryThatWasReplaced(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes a failover by sentinels")
+	}
+	for what, strike := range map[string]func(in *redistest.Instance){
+		"dead":   (*redistest.Instance).Kill,
+		"frozen": (*redistest.Instance).Stop,
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			s := redistest.NewSentinels(t)
+			strain := redistest.NewStrain(t)
+			client := func() *leased.Client {
+				o := s.FailoverOptions()
+				o.ContextTimeoutEnabled = true
+				rdb := redis.NewFailoverClient(o)
+				t.Cleanup(func() { _ = rdb.Close() })
+				return newClient(t, rdb, "", leased.WithTTL(15*time.Second))
+			}
+			holder, waiter := client(), client()
+			l := mustLock(t, holder.Mutex("x"))
+			got := wait(within(t, time.Minute), waiter.Mutex("x"))
+			queued(t, holder, "x", 1)
+			old := s.Primary()
+			inboxesAt(t, old, 2)
+			if n := old.Client().Wait(t.Context(), 2, patience).Val(); n != 2 {
+				t.Fatalf("%d replicas have the lock", n)
+			}
+
+			strike(old)
+			next := s.AwaitPrimary(old)
+			promoted := time.Now()
+			eventually(t, "the waiter's inbox is at the new primary", func() bool { return next.Subscribers() > 0 })
+			left := time.Since(promoted)
+			if left > 5*time.Second+strain.Since(promoted) {
+				t.Errorf("an inbox arrived %v after the promotion", left)
+			}
+			t.Logf("an inbox arrived %v after the promotion", left)
+			unlocked := time.Now()
+			mustUnlock(t, l)
+			o := entered(t, got)
+			if took := o.at.Sub(unlocked); took > 4*time.Second+strain.Since(unlocked) {
+				t.Errorf("the waiter entered %v after the release", took)
+			}
+			mustUnlock(t, o.lease)
+		})
+	}
+}

@@ -1,0 +1,144 @@
+package lockstate
+
+import (
+	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// Phase is how far a call has come.
+type Phase uint8
+
+const (
+	Waiting  Phase = iota
+	Inside         // admitted, and not unlocked; its lease may have ended
+	Left           // unlocked
+	Rejected       // not admitted, or given up
+)
+
+// Caller is one call of Lock or of a method like it, from its arrival until its Unlock is
+// settled. The code that makes it sets Mode, Try, RetryFatal, Leased, Opts, Events and Owner;
+// all other fields belong to the lock.
+type Caller struct {
+	Mode       protocol.Mode
+	Try        bool // does not wait for other holders
+	RetryFatal bool // keeps waiting through errors that only an operator can fix
+	noRenew    bool // inside, but needs no renewal of the grant
+	Settled    bool // left, and its outcome is known
+	Entered    bool // was admitted; never changes again
+	Phase      Phase
+	Leased     bool // it has a Lease
+	Orphaned   bool // inside, but the grant it entered on is gone
+	awaited    bool // its Unlock waits until it is settled, see Await
+	unheard    bool // its Unlock has returned before it was settled, see LeaveUnsettled
+	slow       bool // how long it waits, or is inside, was reported, see TakeSlow
+	Via        Via
+	Ended      ending
+	Opts       *Terms
+	Err        error  // rejected: why; left: what Unlock returns
+	Why        string // the lease was lost: the reason
+	Token      uint64
+	Since      time.Duration // waiting: when it came; then when it was admitted; counted from Environment.Start
+	ClockLead  time.Duration // how far the token is ahead of the server's clock
+
+	// tryUntil is until when a caller that only tries waits for an owner that may be idle,
+	// counted from Environment.Start; 0 if it does not.
+	tryUntil     time.Duration
+	trustedUntil time.Time // lost or left: end of its trust window
+
+	prev, next *Caller
+	Then       *Caller // the next in Effects.Woken
+
+	Owner  any       // whatever its maker wants to find again in effects
+	Events *EventLog // for its spans; nil if it is not traced
+}
+
+// awaitsIdleOwner reports whether c only tries, and waits for an owner that may be idle.
+func (c *Caller) awaitsIdleOwner() bool { return c.Try && c.tryUntil != 0 }
+
+// ending says whether a lease ended before its Unlock.
+type ending uint8
+
+const (
+	NotYet ending = iota
+	byClose
+	ByLoss // also if a Close had ended it before
+)
+
+// callers is a FIFO from which any member can leave.
+type callers struct {
+	first, last *Caller
+	n           int
+}
+
+func (q *callers) push(c *Caller) {
+	q.n++
+	c.prev, c.next = q.last, nil
+	if q.last == nil {
+		q.first = c
+	} else {
+		q.last.next = c
+	}
+	q.last = c
+}
+
+func (q *callers) remove(c *Caller) {
+	q.n--
+	if c.prev == nil {
+		q.first = c.next
+	} else {
+		c.prev.next = c.next
+	}
+	if c.next == nil {
+		q.last = c.prev
+	} else {
+		c.next.prev = c.prev
+	}
+	c.prev, c.next = nil, nil
+}
+
+// settle fixes the outcome of c, which left. err is what its Unlock returns, joined with the
+// loss of the lease if it was lost.
+func (c *Caller) settle(err error, fx *Effects) {
+	if c.Settled {
+		return
+	}
+	c.Settled = true
+	c.Err = err
+	if c.Ended == ByLoss {
+		c.Err = ErrLeaseLost
+		if err != nil {
+			c.Err = &LostToo{err}
+		}
+	}
+	if c.awaited {
+		fx.Gone = append(fx.Gone, c)
+	}
+}
+
+// Await asks for an effect when c, which left, is settled. It returns false if it is settled
+// already.
+func (c *Caller) Await() bool {
+	if c.Settled {
+		return false
+	}
+	c.awaited = true
+	return true
+}
+
+// LeaveUnsettled says that the Unlock of c returns now. It reports whether c is not settled
+// yet; a loss that is found later is then an effect, for no Unlock returns it.
+func (c *Caller) LeaveUnsettled() bool {
+	c.unheard = !c.Settled
+	return c.unheard
+}
+
+// Terms are the options of a lock that matter to its state.
+type Terms struct {
+	TTL      time.Duration
+	MaxHold  time.Duration // 0: none
+	IdleHold time.Duration
+	Handoffs int           // leases that one grant may give before others are served
+	Tenure   time.Duration // for how long one grant is handed on before others are served
+	Confirm  bool          // a message alone makes no owner: the answer to an acquire does
+}

@@ -1,0 +1,103 @@
+package lockstate
+
+// A check: a caller inside asks Redis now whether its grant is still ours, instead of waiting
+// for the next renewal. It is a renewal that a caller waits for.
+
+import (
+	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// Check is the question of one caller. Only a command that was sent after the caller asked
+// answers it, be it sent for this question, for another one, or by the watchdog.
+type Check struct {
+	caller *Caller
+	at     time.Time
+	sent   bool // the renewal under way was sent for it
+	done   chan struct{}
+
+	// Valid when done is closed. It was ours if neither is set.
+	Over bool  // the lease had ended, or ended meanwhile
+	Err  error // why Redis did not answer
+}
+
+// checking is what a lock knows of its checks.
+type checking struct {
+	waiting []*Check
+	asked   string    // id that the renewal under way is about, empty if none is under way
+	sent    time.Time // when that was sent
+}
+
+// Check is the event that c asks whether the lock is still ours. done is closed as an effect
+// when k has the answer.
+func (l *Lock) Check(k *Check, c *Caller, done chan struct{}, now time.Time, fx *Effects) {
+	k.caller, k.at, k.done = c, now, done
+	if l.checking == nil {
+		l.checking = &checking{}
+	}
+	l.checking.waiting = append(l.checking.waiting, k)
+	l.applyRules(now, fx)
+}
+
+// settleChecks answers the checks that can be answered, and asks Redis for the others: one
+// renewal at a time, which answers all that were waiting when it was sent.
+func (l *Lock) settleChecks(now time.Time, fx *Effects) {
+	if l.checking == nil {
+		return
+	}
+	g := &l.grant
+	l.answerChecks(fx, func(k *Check) bool {
+		k.Over = k.caller.Phase != Inside || k.caller.Ended == ByLoss
+		return k.Over || g.proved.After(k.at) // whose lease is not over is a member
+	})
+	if l.checking == nil || g.role() == byDowngrade { // its answer is a proof, under another id
+		return
+	}
+	if l.checking.asked != g.req.ID {
+		l.checking.asked, l.checking.sent = g.req.ID, now
+		for _, k := range l.checking.waiting {
+			k.sent = true
+		}
+		fx.Check = &protocol.Renewal{Req: g.req, At: now}
+	}
+}
+
+// endsCheck reports whether r, which has an outcome, is the renewal that was sent for checks.
+func (l *Lock) endsCheck(r *protocol.Renewal) bool {
+	if l.checking == nil || l.checking.asked != r.Req.ID || !l.checking.sent.Equal(r.At) {
+		return false
+	}
+	l.checking.asked = ""
+	return true
+}
+
+// checked answers the checks that waited for a command sent at sent, which found that the
+// lock is ours, or had no answer because of err; own says that it was sent for checks.
+func (l *Lock) checked(sent time.Time, own bool, err error, fx *Effects) {
+	l.answerChecks(fx, func(k *Check) bool {
+		if own && k.sent || sent.After(k.at) {
+			k.Err = err
+			return true
+		}
+		return false
+	})
+}
+
+// answerChecks settles the checks that answer answers.
+func (l *Lock) answerChecks(fx *Effects, answer func(*Check) bool) {
+	if l.checking == nil {
+		return
+	}
+	var left []*Check
+	for _, k := range l.checking.waiting {
+		if answer(k) {
+			fx.Done = append(fx.Done, k.done)
+		} else {
+			left = append(left, k)
+		}
+	}
+	if l.checking.waiting = left; left == nil {
+		l.checking = nil
+	}
+}

@@ -1,0 +1,176 @@
+package lockstate
+
+import (
+	"testing"
+	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+func (h *hand) downgrade(c *Caller) chan struct{} {
+	h.t.Helper()
+	done := make(chan struct{})
+	h.step(func(now time.Time, fx *Effects) { h.l.Downgrade(c, done, now, fx) })
+	return done
+}
+
+func closed(ch chan struct{}) bool {
+	select {
+	case <-ch:
+		return true
+	default:
+		return false
+	}
+}
+
+// The message was faster than the answer to the acquire, so the downgrade cannot
+// be sent yet; and its caller leaves before it can.
+func TestADowngradeThatWasNeverSentDiesWithItsLease(t *testing.T) {
+	a, b := writer(), writer()
+	h, _ := overtaken(t, a)
+	h.enter(b)
+	done := h.downgrade(a)
+	h.leave(a)
+	if !closed(done) {
+		t.Error("Downgrade waits on for a lease that is over")
+	}
+	h.in(b)
+	h.answer(h.queue())
+	h.sendsNothing() // b did not ask for it
+	if b.Mode != protocol.Exclusive {
+		t.Error("another's lease became a reader's")
+	}
+}
+
+func TestADowngradeUnderWayIsNotTheNextLeases(t *testing.T) {
+	for name, a := range map[string]protocol.Answer{
+		"granted":  {Outcome: protocol.Granted, Token: uint64(noon.UnixMicro()) + 9, Clock: uint64(noon.UnixMicro())},
+		"not ours": {Outcome: protocol.NotOurs},
+	} {
+		t.Run(name, func(t *testing.T) {
+			first, next := writer(), writer()
+			h := holding(t, first)
+			h.enter(next)
+			done := h.downgrade(first)
+			h.sends(protocol.Downgrade)
+			h.leave(first)
+			h.out(next) // which of the two ids owns is not known
+			h.answer(a)
+			if !closed(done) {
+				t.Error("Downgrade waits on")
+			}
+			if next.Mode != protocol.Exclusive || next.Ended != NotYet {
+				t.Errorf("the next caller is %v, ended %v", next.Mode, next.Ended)
+			}
+		})
+	}
+}
+
+func TestADowngradeKeepsTheGrantUnderAnotherIDAndLetsLocalReadersIn(t *testing.T) {
+	a, r, w := writer(), reader(), writer()
+	h := holding(t, a)
+	old := h.l.grant.req.ID
+	h.enter(r, w)
+	done := h.downgrade(a)
+	cmd := h.sends(protocol.Downgrade)
+	if cmd.ID != old || cmd.Next == old {
+		t.Errorf("downgrades %s to %s", cmd.ID, cmd.Next)
+	}
+	h.out(r)
+	token := h.token() + 5
+	h.answer(protocol.Answer{Outcome: protocol.Granted, Token: token, Clock: h.clock()})
+	h.in(a, r)
+	h.out(w)
+	if !closed(done) || a.Mode != protocol.Shared || a.Token != token || r.Token != token {
+		t.Errorf("mode %v, tokens %d and %d, want %d", a.Mode, a.Token, r.Token, token)
+	}
+	place := h.sends(protocol.Acquire).ID // for w, behind them
+	h.answer(h.queue())
+	h.leave(a)
+	h.leave(r)
+	if cmd := h.sends(protocol.Yield); cmd.ID == old || cmd.Next != place {
+		t.Error("lets go under the old id")
+	}
+	h.cancels()
+}
+
+func TestADowngradeWithoutAnswerIsRepeatedUnderTheSameIDsWhileTheLeaseLasts(t *testing.T) {
+	c := writer()
+	h := holding(t, c).keep()
+	done := h.downgrade(c)
+	cmd := h.sends(protocol.Downgrade)
+	for range 20 {
+		h.reply(protocol.Answer{}, errSilence, time.Second)
+		h.sendsNothing()
+		h.pass(time.Second)
+		if again := h.sends(protocol.Downgrade); again.ID != cmd.ID || again.Next != cmd.Next {
+			t.Errorf("first %s to %s, then %s to %s", cmd.ID, cmd.Next, again.ID, again.Next)
+		}
+	}
+	h.reply(protocol.Answer{}, errSilence, time.Second)
+	if closed(done) {
+		t.Error("taken for done")
+	}
+	h.leave(c)
+	if !closed(done) {
+		t.Error("Downgrade waits on for a lease that is over")
+	}
+	// A copy that is still under way must not find the old id after the new one was
+	// cancelled. Either may own; Unlock waits for both.
+	h.cancels(cmd.ID)
+	old := h.ghosts[0]
+	h.cancelled(old)
+	if c.Settled || old.Then == nil || old.Then.ID != cmd.Next {
+		t.Fatalf("its Unlock does not wait for the cancel of the other id: %+v", old.Then)
+	}
+	h.cancelled(*old.Then)
+	h.settled(c, nil)
+}
+
+// Either may own by the time that the lease is lost for want of a proof. Its caller may go on
+// using what the lock protects until its Unlock, so neither is cancelled before.
+func TestBothIDsOfADowngradeWithoutAnswerAreCancelledWhenItsLostLeaseIsUnlocked(t *testing.T) {
+	c := writer()
+	h := holding(t, c)
+	done := h.downgrade(c)
+	cmd := h.sends(protocol.Downgrade)
+	h.reply(protocol.Answer{}, errSilence, time.Minute)
+	h.pass(handWindow)
+	h.lost(c)
+	if !closed(done) {
+		t.Error("Downgrade waits on for a lease that is over")
+	}
+	h.cancels()
+	h.leave(c)
+	h.cancels(cmd.Next, cmd.ID)
+	for _, g := range h.ghosts {
+		if until := g.until.Sub(h.now); until != handTTL {
+			t.Errorf("%s is cancelled for %v, late copies may arrive for %v", g.ID, until, handTTL)
+		}
+	}
+}
+
+func TestADowngradeOfALostLeaseSaysSo(t *testing.T) {
+	c := writer()
+	h := holding(t, c)
+	done := h.downgrade(c)
+	h.answer(protocol.Answer{Outcome: protocol.NotOurs})
+	h.lost(c)
+	if !closed(done) || c.Mode != protocol.Exclusive {
+		t.Errorf("done %v, mode %v", closed(done), c.Mode)
+	}
+}
+
+// The new id may own already, so messages about it are about the grant.
+func TestADowngradesNewIDIsHeededBeforeItsAnswer(t *testing.T) {
+	a := writer()
+	h := holding(t, a)
+	h.downgrade(a)
+	id := h.sends(protocol.Downgrade).Next
+	h.hears("wanted", id, 0)
+	if h.cancels(); !h.l.Contended() {
+		t.Error("a message that the new id is wanted is ignored")
+	}
+	h.hears("revoked", id, h.token())
+	h.lost(a)
+}

@@ -1,0 +1,60 @@
+package lockstate
+
+import (
+	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// Effects are what follows from an event. The lock's owner performs them when it has unlocked
+// the lock.
+type Effects struct {
+	Send    protocol.Command // to be sent, unless its verb is None; its answer is an event
+	Woken   *Caller          // first of the callers admitted or rejected, linked by Then
+	tail    *Caller
+	Ended   []Loss            // leases that ended before their Unlock
+	Gone    []*Caller         // settled, and awaited by their Unlock
+	Cancels []Cancellation    // requests to be cancelled
+	Done    []chan struct{}   // downgrades and checks that are settled: to be closed
+	Check   *protocol.Renewal // to be sent at once, unless nil; its outcome is the event Renewed
+	Renew   bool              // the grant is to be renewed, in the next batch
+	Touch   time.Duration     // with Renew: TTL for the lock's last token, 0 for none
+}
+
+func (fx *Effects) wake(c *Caller) {
+	if fx.Woken == nil {
+		fx.Woken = c
+	} else {
+		fx.tail.Then = c
+	}
+	fx.tail = c
+}
+
+// Loss is a lease that ended before its Unlock.
+type Loss struct {
+	Caller *Caller
+	Why    string // "" if the client was closed
+}
+
+// Cancellation is a request that may still wait or own in Redis although no caller needs it.
+// It is cancelled until Redis acknowledges that, and then until no earlier command about it
+// can still arrive.
+type Cancellation struct {
+	Owner   any // whatever the sender wants to find again in a settlement
+	ID      string
+	Last    uint64         // last token given out under it
+	proof   uint64         // while it is the lock's last token, no other owner has come in between; 0 if none is known
+	Link    *protocol.Span // hold span of the lease that was released
+	until   time.Time      // when earlier commands cannot arrive any more; zero if one answer is enough
+	Callers []*Caller      // that left, and are settled when it is cancelled
+	Then    *Cancellation  // to be cancelled when this one is
+	giveUp  time.Time      // without an answer; zero for after its TTL, or a minute if that is longer
+
+	// The schedule's own:
+	nextAt   time.Time
+	sentAt   time.Time
+	pause    time.Duration // since the last try, if that had no answer
+	rare     bool          // counted in CancelSchedule.rare
+	repeated bool          // was sent again although it had been answered
+	proved   bool          // that the lock was ours when it was released
+}

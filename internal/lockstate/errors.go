@@ -1,0 +1,36 @@
+package lockstate
+
+import "errors"
+
+// The root package exports these errors and documents them.
+var (
+	ErrNotAcquired       = errors.New("leased: lock not acquired")
+	ErrLocked      error = &kind{"leased: lock is held by another", ErrNotAcquired}
+	ErrLeaseLost         = errors.New("leased: lease lost")
+	ErrMaxHold     error = &kind{"leased: lease held for its maximum", ErrLeaseLost}
+	ErrNotReleased       = errors.New("leased: release not confirmed")
+)
+
+// Why a caller that only tries was rejected without asking Redis. Both match ErrLocked.
+var (
+	errHeldHere   error = &kind{"leased: lock is held by another caller of this process", ErrLocked}
+	errWantedHere error = &kind{"leased: another caller of this process waits for the lock", ErrLocked}
+)
+
+// kind is a sentinel that wraps another one.
+type kind struct {
+	text string
+	is   error
+}
+
+func (k *kind) Error() string { return k.text }
+func (k *kind) Unwrap() error { return k.is }
+
+// LostToo is what Unlock returns for a lease that had ended before, if Redis did not confirm
+// the release either.
+type LostToo struct {
+	Release error // the outcome of the release
+}
+
+func (e *LostToo) Error() string   { return ErrLeaseLost.Error() + "; " + e.Release.Error() }
+func (e *LostToo) Unwrap() []error { return []error{ErrLeaseLost, e.Release} }

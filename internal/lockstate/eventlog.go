@@ -1,0 +1,107 @@
+package lockstate
+
+import (
+	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// EventLog collects what happens to one caller, for its spans. The lock only appends to it, so
+// that it calls no user code and reads no clock; spans are made from the log afterwards. A nil
+// log drops everything: most callers have none.
+type EventLog struct {
+	List       []Event
+	waitEvents int            // how many of List belong to the wait
+	From       *protocol.Span // hold span of the lease that this one follows, nil if unknown
+	Hold       *protocol.Span // the caller's own hold span, nil if it is not sampled
+}
+
+// Event is one entry of an EventLog.
+type Event struct {
+	At    time.Time
+	What  EventKind
+	Place int // queued: how many waiters are ahead of it
+	Text  string
+	Err   error // its message is read later, for its method may be the user's code
+}
+
+// EventKind is what an Event is about.
+type EventKind uint8
+
+const (
+	EventQueued        EventKind = iota // behind other callers of this process
+	EventQueuedInRedis                  // behind other processes; Text is the value of the owner's key
+	eventError                          // Redis did not do what was asked
+	eventWoken
+	eventWanted // another process waits for the lock
+	eventDowngraded
+	eventLost
+	eventSlow // it has lasted for longer than the user thinks right
+)
+
+// maxEvents bounds a log: errors can go on for long. All other events are rare.
+const maxEvents = 64
+
+// add appends n, unless the log has enough errors.
+func (t *EventLog) add(n Event) {
+	if t != nil && (n.What != eventError || len(t.List) < maxEvents) {
+		t.List = append(t.List, n)
+	}
+}
+
+// admitted ends the events of the wait: the caller enters, after the lease whose hold span is
+// prev.
+func (t *EventLog) admitted(how Via, prev *protocol.Span, now time.Time) {
+	if t == nil || len(t.List) == 0 && how != ViaDirect {
+		return // it waited only for the answer of Redis
+	}
+	t.add(Event{At: now, What: eventWoken})
+	t.waitEvents = len(t.List)
+	if how == ViaLocal || how == ViaDirect {
+		t.From = prev
+	}
+}
+
+// HoldSpan returns the caller's hold span, nil if it has none.
+func (t *EventLog) HoldSpan() *protocol.Span {
+	if t == nil {
+		return nil
+	}
+	return t.Hold
+}
+
+// TakeWaitEvents removes and returns the events of a wait that has ended: all of them
+// if the caller was not admitted.
+func (t *EventLog) TakeWaitEvents(admitted bool) []Event {
+	n := len(t.List)
+	if admitted {
+		n = t.waitEvents
+	}
+	var wait []Event
+	wait, t.List, t.waitEvents = t.List[:n:n], t.List[n:], 0
+	return wait
+}
+
+// TakeHoldEvents removes and returns the events of the hold. Those of the wait stay:
+// another goroutine may unlock before the caller has reported its wait.
+func (t *EventLog) TakeHoldEvents() []Event {
+	n := t.waitEvents
+	rest := t.List[n:]
+	t.List = t.List[:n:n]
+	return rest
+}
+
+// Contended reports whether another caller or process waits for the lock.
+func (l *Lock) Contended() bool { return l.waiting.first != nil || l.grant.wanted }
+
+// addEventInside adds an event to the log of every caller whose lease depends on the
+// grant.
+func (l *Lock) addEventInside(n Event) {
+	for c := l.members; c != nil; c = c.next {
+		c.Events.add(n)
+	}
+}
+
+func (k EventKind) String() string {
+	return [...]string{"queued", "queued_in_redis", "error", "woken", "wanted", "downgraded", "lost", "slow"}[k]
+}

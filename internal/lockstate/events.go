@@ -1,0 +1,651 @@
+package lockstate
+
+// Events from Redis: answers to commands, messages of the inbox, outcomes of renewals and
+// cancels; and, between them, the ways in which a grant ends.
+
+import (
+	"errors"
+	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// Answered is the event that the command in flight was answered, or that it failed. After a
+// failure nothing is tried again for pause.
+func (l *Lock) Answered(c *protocol.Command, a protocol.Answer, fail *protocol.Failure, pause time.Duration, now time.Time, fx *Effects) {
+	l.lastErr = nil
+	if fail != nil {
+		l.lastErr = fail.Err
+	}
+	switch c.Verb {
+	case protocol.Acquire:
+		l.acquired(c, a, fail, pause, now, fx)
+	case protocol.Yield:
+		l.yielded(c, a, fail, pause, now, fx)
+	case protocol.Release:
+		l.released(c, a, fail, now, fx)
+	case protocol.Downgrade:
+		l.downgraded(c, a, fail, pause, now, fx)
+	}
+	l.pending = pending{}
+	l.applyRules(now, fx)
+}
+
+// acquired takes the answer to an acquire.
+func (l *Lock) acquired(c *protocol.Command, a protocol.Answer, fail *protocol.Failure, pause time.Duration, now time.Time, fx *Effects) {
+	g := &l.grant
+	if g.role() == byPlace && c.ID == g.next.req.ID { // about the place behind the grant that is held
+		l.reserved(c, a, fail, pause, now, fx)
+		return
+	}
+	if c.ID != g.req.ID || g.state == none {
+		// The request was lost meanwhile. What the command gave it, or may still give it,
+		// has no user.
+		switch {
+		case fail.MayRun():
+			l.cancelUnknown(c.ID, arrives(now, c.TTL), fx)
+		case a.Outcome == protocol.Granted || a.Outcome == protocol.Enqueued:
+			l.cancelUnknown(c.ID, time.Time{}, fx)
+		}
+		return
+	}
+	if fail != nil {
+		if g.state != Held {
+			l.failed(&g.ticket, fail, pause, now, fx)
+		} else if fail.MayRun() {
+			g.lateUntil = arrives(now, c.TTL)
+			g.doubtUntil = g.lateUntil
+		}
+		return
+	}
+	before := g.sent
+	g.sent = true
+	switch a.Outcome {
+	case protocol.Granted:
+		how := viaFree
+		if c.Check {
+			how = viaCheck
+		}
+		greater := a.Token > g.token && !(a.Kept && (g.req.Mode == protocol.Shared || a.Forgot))
+		if g.state == Held && (greater || c.Held && !a.Kept) {
+			// The held grant was given anew. A greater token alone does not say so: the
+			// answer to an extension carries the token of the last reader that entered, or
+			// a new token if Redis had forgotten the old one. Nor does a smaller token deny
+			// it: Redis may have forgotten the last token and its clock gone back.
+			l.lostAndGrantedAnew(now, fx)
+			return
+		}
+		l.hold(a, c.At, how, now)
+		if a.Unfinished {
+			l.continueGranting(a, l.env.NewRequest(g.req.Mode, g.req.TTL, false).ID, fx)
+		}
+	case protocol.Enqueued:
+		if g.state == Held {
+			// A message was faster than this answer. But if the lock's last token was ours
+			// already when Redis answered, we had lost the lock, and wait again.
+			if a.Token >= g.token {
+				l.lostAndGrantedAnew(now, fx)
+			}
+			return
+		}
+		if !a.Unfinished { // else only dead entries may be in the way
+			l.rejectTries(ErrLocked, fx)
+		}
+		l.wait(a, c.At, now)
+	case protocol.Refused:
+		l.blocker = a.Blocker
+		if a.Unfinished && g.state != Held {
+			g.sent, g.checkAt = before, now
+			return
+		}
+		l.tryIdleOwner(a, now)
+		l.rejectTries(ErrLocked, fx)
+		if g.state == Asking && g.probe {
+			l.probed = true
+			if l.env.InboxPending() {
+				l.inboxWaitUntil = now.Add(longestInboxWait)
+			}
+		}
+		switch {
+		case g.state == Held:
+			g.renewAt = now // the renewal, or the release, tells whether it is still ours
+			if l.members == nil {
+				g.idleTill = time.Time{}
+			}
+		case g.probe && !before:
+			l.becomeNone()
+		case !g.probe && l.waiting.first != nil && l.waiting.first.awaitsIdleOwner(): // it asks again, and queues
+		case before: // an earlier command may have queued the request
+			l.cancelRequest(now, fx)
+		default:
+			l.becomeNone()
+		}
+	}
+}
+
+// failed takes the failure of an acquire of t, or of the yield that t came from: it had no
+// answer, or the server as a whole refused it.
+func (l *Lock) failed(t *ticket, fail *protocol.Failure, pause time.Duration, now time.Time, fx *Effects) {
+	if l.pending.stale {
+		pause = 0
+	}
+	t.checkAt = now.Add(pause)
+	if fail.MayRun() {
+		t.sent = true
+		t.lateUntil = arrives(now, t.req.TTL)
+	}
+	if head := l.waiting.first; head != nil {
+		head.Events.add(Event{At: now, What: eventError, Err: fail.Err})
+	}
+	l.rejectTries(fail.Err, fx)
+	if fail.Lasts() {
+		for w := l.waiting.first; w != nil; {
+			next := w.next
+			if !w.RetryFatal || fail.Hopeless() {
+				l.reject(w, fail.Err, fx)
+			}
+			w = next
+		}
+	}
+}
+
+// hold takes a proof of ownership that was sent at from. A grant that is held already is
+// extended, for the server has given it its full TTL again.
+func (l *Lock) hold(a protocol.Answer, from time.Time, how Via, now time.Time) {
+	g := &l.grant
+	switch {
+	case g.state != Held:
+		l.becomeHeld(a, from, how, now)
+	case !g.notified.IsZero() && (a.Token < g.token || g.over(now)):
+		// It is about an earlier grant of the id, whose full TTL says nothing about the
+		// provisional one; or that one can have ended, and be followed by another.
+	case from.After(g.proved):
+		g.prove(from)
+		g.rebase(a.Clock, from, now)
+	}
+	if g.role() != byPlace { // else the waiter may be our own writer
+		g.wanted = g.wanted || a.More
+	}
+	switch {
+	case !g.notified.IsZero():
+		g.renewAt = now
+	case how == ViaDirect:
+		// It is confirmed by the next regular renewal, or earlier if less than half of
+		// the TTL is left.
+		g.renewAt = Earlier(l.onGrid(now.Add(g.req.TTL/3)), from.Add(g.req.TTL/2))
+	default:
+		g.renewAt = l.onGrid(from.Add(g.req.TTL / 3))
+	}
+}
+
+// wait takes the answer that the request is in the queue, to a command that was sent at from.
+func (l *Lock) wait(a protocol.Answer, from, now time.Time) {
+	g := &l.grant
+	if head := l.waiting.first; head != nil && head.Events != nil && g.state != queued {
+		head.Events.add(Event{At: now, What: EventQueuedInRedis, Place: a.Place, Text: a.Blocker})
+	}
+	l.becomeQueued(a, from)
+	pause := min(g.req.TTL/3, LongestPoll)
+	if g.req.Provisional && a.Place == 0 {
+		pause = min(pause, headPoll)
+	}
+	polls := a.Echo == protocol.EchoDenied || !l.env.HasInbox()
+	if polls || a.NoNotify && a.Place == 0 { // those behind the head are notified by its release
+		if a.Blocker != l.blocker {
+			g.poll = 0 // owners that alternate may do so again
+		}
+		pause = min(pause, max(firstPoll, 2*g.poll))
+		g.poll = pause
+	} else {
+		g.poll = 0
+	}
+	l.blocker = a.Blocker
+	pause -= time.Duration(float64(pause) / 3 * l.env.Jitter())
+	if a.Left >= 0 {
+		pause = min(pause, a.Left+AfterExpiry+time.Duration(a.Place)*perPlace)
+	}
+	if l.pending.stale || a.Unfinished || a.Told > 0 {
+		pause = 0
+	}
+	g.told = a.Told
+	g.checkAt = now.Add(pause)
+	if g.endsAt.After(now) {
+		g.checkAt = Earlier(g.checkAt, g.endsAt)
+	}
+}
+
+// yielded takes the answer to a yield.
+func (l *Lock) yielded(c *protocol.Command, a protocol.Answer, fail *protocol.Failure, pause time.Duration, now time.Time, fx *Effects) {
+	g := &l.grant
+	if g.state != Releasing { // a message was faster, and settled the callers that left
+		if g.state == Held && fail == nil && a.Outcome == protocol.Granted {
+			l.hold(a, c.At, viaFree, now)
+		}
+		return
+	}
+	old, own, placed := g.req, g.token, g.next.sent
+	doubted := l.inDoubt()
+	if fail == nil {
+		l.cancelLate(now, fx)
+	}
+	l.becomeNext()
+	if fail == nil && a.Outcome != protocol.NotOurs && doubted {
+		l.cancelUnconfirmed(own, c.Last, now, fx, old)
+	}
+	if a.Gone && placed {
+		// Redis knew the successor by its reserved place, not by this yield: the old
+		// grant was lost before. The script has not checked whether the lock is free now.
+		l.settleLost(now, fx)
+		l.pending.stale = true
+	}
+	switch {
+	case fail != nil:
+		// The old request may still own the lock and the new one may wait: the old one is
+		// cancelled, and the new one is asked about. A late copy of the yield harms
+		// neither.
+		l.cancelUnconfirmed(own, c.Last, now, fx, old)
+		l.failed(&g.ticket, fail, pause, now, fx)
+	case a.Outcome == protocol.NotOurs:
+		l.settleLost(now, fx)
+		g.sent = g.lateUntil.After(now) // an acquire for the reserved place may still arrive
+		l.cancelRequest(now, fx)
+	case a.Outcome == protocol.Granted:
+		l.settleLeaving(fx)
+		a.Link = c.Link
+		l.hold(a, c.At, ViaLocal, now) // no other process wanted it
+		l.continueGranting(a, old.ID, fx)
+	default:
+		l.settleLeaving(fx)
+		if !a.Unfinished {
+			l.rejectTries(ErrLocked, fx)
+		}
+		l.wait(a, c.At, now)
+	}
+}
+
+// released takes the answer to a release.
+func (l *Lock) released(c *protocol.Command, a protocol.Answer, fail *protocol.Failure, now time.Time, fx *Effects) {
+	g := &l.grant
+	old, own := g.req, g.token
+	doubted := l.inDoubt()
+	if fail == nil {
+		l.cancelLate(now, fx)
+	}
+	l.becomeNone()
+	switch {
+	case fail != nil:
+		l.cancelUnconfirmed(own, c.Last, now, fx, old)
+	case a.Outcome == protocol.NotOurs:
+		l.settleLost(now, fx)
+	default:
+		if doubted {
+			l.cancelUnconfirmed(own, c.Last, now, fx, old)
+		}
+		l.settleLeaving(fx)
+		l.continueGranting(a, old.ID, fx)
+	}
+}
+
+// lostAndGrantedAnew ends a held grant whose id was given the lock, or a place in the queue,
+// as if it did not own. Others may have had the lock in between: the grant is lost, and what
+// came in its place is given back.
+func (l *Lock) lostAndGrantedAnew(now time.Time, fx *Effects) {
+	id := l.grant.req.ID
+	l.lose("Redis had not kept it for us", now, fx)
+	l.cancelUnknown(id, time.Time{}, fx)
+}
+
+// continueGranting cancels id, which Redis does not know, if the command answered a could
+// not admit all waiters that may enter: the cancel's script admits more of them.
+func (l *Lock) continueGranting(a protocol.Answer, id string, fx *Effects) {
+	if a.Unfinished {
+		fx.Cancels = append(fx.Cancels, Cancellation{ID: id, Last: l.last, Link: l.prevHoldSpan})
+	}
+}
+
+// inDoubt reports that a successful release proves nothing for the callers that left: an
+// acquire of the held grant had no answer, and may have been given the lock anew after
+// another owner. The lock's last token then decides, as after a release without answer.
+func (l *Lock) inDoubt() bool {
+	till := l.grant.doubtUntil.Sub(l.env.Start())
+	for c := l.leaving.first; c != nil && !l.grant.doubtUntil.IsZero(); c = c.next {
+		if c.Since < till {
+			return true
+		}
+	}
+	return false
+}
+
+// cancelLate cancels the id of a grant that ends, if an acquire of it may still arrive: that
+// acquire would own the lock, or wait for it, without a user.
+func (l *Lock) cancelLate(now time.Time, fx *Effects) {
+	if g := &l.grant; g.lateUntil.After(now) {
+		l.cancelUnknown(g.req.ID, g.lateUntil, fx)
+	}
+}
+
+// cancelUnconfirmed cancels a grant whose release had no answer; the callers that left are
+// settled when that succeeds. If either of several ids may own, they are cancelled one after
+// the other, in the order in which a late command may turn one into the next. own is the
+// token of the first, last the last token given out under it, 0 if that is own.
+func (l *Lock) cancelUnconfirmed(own, last uint64, now time.Time, fx *Effects, ids ...protocol.Request) {
+	chain := make([]Cancellation, len(ids))
+	for i, req := range ids {
+		chain[i] = Cancellation{ID: req.ID, Last: last, Link: l.prevHoldSpan, until: arrives(now, req.TTL), giveUp: now.Add(req.TTL)}
+		if i > 0 {
+			chain[i-1].Then = &chain[i]
+		}
+	}
+	chain[0].proof = max(own, last)
+	end := &chain[len(ids)-1]
+	for c := l.leaving.first; c != nil; c = l.leaving.first {
+		l.leaving.remove(c)
+		end.Callers = append(end.Callers, c)
+	}
+	fx.Cancels = append(fx.Cancels, chain[0])
+}
+
+// LostUnproved is the reason of a loss that is found out by a release without answer.
+const LostUnproved = "its release had no answer, and the lock may have been another's meanwhile"
+
+// Cancelled is the event that a grant whose release had no answer was cancelled, or that its
+// cancellation was given up. Unlock reports success only if the lock is proved to have been
+// ours until the release: its id owned when it was cancelled, or the lock's last token is
+// still the last that we gave out, so that no other owner came in between.
+func (l *Lock) Cancelled(s *Settlement, now time.Time, fx *Effects) {
+	for _, c := range s.Callers {
+		var err error
+		switch {
+		case s.proved:
+		case s.Fail != nil && s.Fail.Kind == protocol.ClientClosed:
+			err = errors.Join(ErrNotReleased, s.Fail.Err)
+		case c.Ended == ByLoss:
+			if s.Fail != nil {
+				err = errors.Join(ErrNotReleased, s.Fail.Err)
+			}
+		default:
+			c.Ended, c.Why = ByLoss, LostUnproved
+			if s.Fail != nil {
+				err = s.Fail.Err
+			}
+			if !c.unheard { // else its Unlock has reported this
+				c.Events.add(Event{At: now, What: eventLost, Text: LostUnproved})
+				fx.Ended = append(fx.Ended, Loss{c, LostUnproved})
+			}
+		}
+		c.settle(err, fx)
+	}
+}
+
+const lostAtRelease = "the lock was not ours any more at its release"
+
+// settleLost settles the callers that left, when the release found the grant lost.
+func (l *Lock) settleLost(now time.Time, fx *Effects) {
+	l.loseLeaving(lostAtRelease, now, fx)
+	l.settleLeaving(fx)
+}
+
+// loseLeaving ends the leases of callers that left and are not settled.
+func (l *Lock) loseLeaving(why string, now time.Time, fx *Effects) {
+	for c := l.leaving.first; c != nil; c = c.next {
+		if c.Ended != ByLoss {
+			c.Ended, c.Why = ByLoss, why
+			c.Events.add(Event{At: now, What: eventLost, Text: why})
+			fx.Ended = append(fx.Ended, Loss{c, why})
+		}
+	}
+}
+
+// cancelRequest gives up the request, which has no waiter any more.
+func (l *Lock) cancelRequest(now time.Time, fx *Effects) {
+	l.cancelIfSent(&l.grant.ticket, now, fx)
+	l.becomeNone()
+}
+
+// cancelIfSent cancels t if Redis may know of it.
+func (l *Lock) cancelIfSent(t *ticket, now time.Time, fx *Effects) {
+	if t.sent {
+		until := t.lateUntil
+		if !until.After(now) {
+			until = time.Time{}
+		}
+		fx.Cancels = append(fx.Cancels, Cancellation{ID: t.req.ID, Last: l.last, until: until})
+	}
+}
+
+// lose ends a held grant that is not ours, or cannot be believed any more. Callers stay
+// inside until Unlock, as in sync.Mutex.
+func (l *Lock) lose(why string, now time.Time, fx *Effects) {
+	for c := l.members; c != nil; c = c.next {
+		l.end(c, why, now, fx)
+		c.Orphaned = true
+	}
+	l.members = nil
+	l.loseLeaving(why, now, fx) // their grant was still to be released
+	l.cancelPlace(now, fx)
+	if next := l.grant.next; next != nil {
+		fx.Done = append(fx.Done, next.done...)
+	}
+	l.cancelLate(now, fx)
+	l.becomeNone()
+}
+
+// Receive is the event of a message about one of this lock's requests.
+func (l *Lock) Receive(m *protocol.Message, now time.Time, fx *Effects) {
+	switch m.Kind {
+	case "granted":
+		l.grantedByMessage(m.ID, protocol.Answer{Outcome: protocol.Granted, Token: m.Token, Clock: m.Clock, More: m.More, Link: m.Link}, now, fx)
+	case "wanted":
+		l.wanted(m.ID, now, fx)
+	case "ends":
+		l.Ends(m.ID, m.Left, now, fx)
+	case "revoked":
+		l.Revoked(m.ID, m.Token, now, fx)
+	}
+}
+
+// grantedByMessage takes the message that id was granted. An id that neither waits nor holds
+// is cancelled.
+func (l *Lock) grantedByMessage(id string, a protocol.Answer, now time.Time, fx *Effects) {
+	g := &l.grant
+	switch {
+	case id == g.req.ID && g.requested():
+		if a.Token <= g.token {
+			return
+		}
+		if g.opts.Confirm || g.late(now) {
+			l.askAgain(&g.ticket, now) // not to be believed alone, or too late
+		} else {
+			l.hold(a, g.proved, ViaDirect, now)
+		}
+	case id == g.req.ID && g.state == Held:
+		if a.Token <= g.token {
+			return // it is about the grant that is held
+		}
+		if g.req.Mode == protocol.Exclusive {
+			g.early = true // an acquire follows, for messages can be forged
+		} else {
+			l.lostAndGrantedAnew(now, fx)
+		}
+	case id == g.req.ID && g.state == Releasing && a.Token <= g.token:
+		return // it is about the grant that is being released
+	case id == g.req.ID && g.state == Releasing:
+		l.loseLeaving(lostAtRelease, now, fx) // the release gives back what came in its place
+	case g.role() == byPlace && id == g.next.req.ID:
+		l.placeGranted(now, fx)
+	case g.role() == byYield && id == g.next.req.ID:
+		if g.next.sent {
+			l.pending.stale = true // the place may have been served before the yield: its answer says so
+			return
+		}
+		g.next.sent = true
+		if g.next.opts.Confirm || g.next.late(now) {
+			l.pending.stale = true // too late to be believed: ask again if the answer is older
+			return
+		}
+		l.cancelLate(now, fx)
+		if l.inDoubt() {
+			l.cancelUnconfirmed(g.token, l.drawn(), now, fx, g.req)
+		}
+		l.becomeNext()
+		l.settleLeaving(fx) // the yield was done
+		l.hold(a, g.proved, ViaDirect, now)
+	default:
+		l.cancelUnknown(id, time.Time{}, fx)
+	}
+	l.applyRules(now, fx)
+}
+
+// cancelUnknown cancels an id of ours that the lock does not know: a late copy of a command
+// made the request. A lost grant is not cancelled here, but when its last caller has left.
+// If until is not zero, earlier commands about id may arrive until then.
+func (l *Lock) cancelUnknown(id string, until time.Time, fx *Effects) {
+	for lost := l.lost; lost != nil; lost = lost.next {
+		if lost.req.ID == id {
+			return
+		}
+	}
+	fx.Cancels = append(fx.Cancels, Cancellation{ID: id, Last: l.last, until: until})
+}
+
+// askAgain has t asked for at once, because the server did something for it that we do not
+// know. The answer to a command in flight may be older than that.
+func (l *Lock) askAgain(t *ticket, now time.Time) {
+	t.sent, t.checkAt = true, now
+	l.pending.stale = l.pending.verb != protocol.None
+}
+
+// wanted takes the message that a request is queued behind id. If id only waits, the server
+// considers it the owner: a message was lost, or a command was executed that we gave up.
+func (l *Lock) wanted(id string, now time.Time, fx *Effects) {
+	g := &l.grant
+	switch {
+	case g.state == Releasing && id == g.req.ID:
+		return
+	case g.role() == byYield && id == g.next.req.ID:
+		l.pending.stale = true
+		return
+	case g.role() == byDowngrade && id == g.next.req.ID:
+		g.wanted = true
+	case g.role() == byPlace && id == g.req.ID:
+		return // the cancel of our writer's place tells whether it is wanted then
+	case g.role() == byPlace && id == g.next.req.ID:
+		l.askAgain(&g.next.ticket, now)
+	case g.state == none || id != g.req.ID:
+		l.cancelUnknown(id, time.Time{}, fx)
+	case g.state == queued:
+		l.askAgain(&g.ticket, now)
+	case g.state == Asking:
+		l.askAgain(&g.ticket, now)
+		g.wanted = true // the answer may be older, and not say so
+	default:
+		if !g.wanted {
+			l.addEventInside(Event{At: now, What: eventWanted})
+		}
+		g.wanted = true
+	}
+	l.applyRules(now, fx)
+}
+
+// Ends is the event of the message that the lease of the owner ahead of id expires in left,
+// possibly sooner than expected.
+func (l *Lock) Ends(id string, left time.Duration, now time.Time, fx *Effects) {
+	g := &l.grant
+	if !g.requested() || id != g.req.ID {
+		return
+	}
+	g.endsAt = now.Add(left + AfterExpiry) // also holds for an answer that this overtakes
+	if g.state == queued {
+		g.checkAt = Earlier(g.checkAt, g.endsAt)
+		l.applyRules(now, fx)
+	}
+}
+
+// Evicted is the reason of a loss by ForceUnlock.
+const Evicted = "an operator evicted its owner"
+
+// Revoked is the event of the message that the grant of id was taken away, if its token is
+// not greater than token. A token of 0 means that Redis had forgotten the lock's last one.
+func (l *Lock) Revoked(id string, token uint64, now time.Time, fx *Effects) {
+	g := &l.grant
+	mine := id == g.req.ID || g.role() == byDowngrade && id == g.next.req.ID
+	if g.state == Held && mine && (token == 0 || token >= g.token) {
+		l.lose(Evicted, now, fx)
+		l.applyRules(now, fx)
+	}
+}
+
+// Subscribed is the event that the inbox was confirmed, for the first time or again. Messages
+// may have been missed, and the answer to a command in flight may be older than that.
+func (l *Lock) Subscribed(now time.Time, fx *Effects) {
+	l.pending.stale = l.pending.verb != protocol.None
+	if g := &l.grant; g.requested() {
+		g.checkAt = now
+	}
+	l.applyRules(now, fx)
+}
+
+// Reachable is the event that Redis answers again, or may. A command that waits out a pause
+// after a failure is sent at once. It reports whether one is sent.
+func (l *Lock) Reachable(now time.Time, fx *Effects) bool {
+	g := &l.grant
+	t := &g.ticket
+	if g.state == Held && g.next != nil {
+		t = &g.next.ticket
+	} else if !g.requested() {
+		return false
+	}
+	if l.pending.verb != protocol.None || !t.checkAt.After(now) {
+		return false
+	}
+	t.checkAt = now
+	l.applyRules(now, fx)
+	return fx.Send.Verb != protocol.None
+}
+
+// SubscribeFailed is the event that the inbox's first subscription was refused, or had no
+// answer.
+func (l *Lock) SubscribeFailed(now time.Time, fx *Effects) { l.applyRules(now, fx) }
+
+// Holds reports whether the lock is held under id.
+func (l *Lock) Holds(id string) bool { return l.grant.state == Held && l.grant.req.ID == id }
+
+// Renewed is the event of a renewal's outcome. It is about the request that was renewed, not
+// about whatever the lock holds now; and an outcome after the trust window revives nothing.
+func (l *Lock) Renewed(r *protocol.Renewal, now time.Time, fx *Effects) {
+	g := &l.grant
+	own := l.endsCheck(r)
+	if !l.Holds(r.Req.ID) {
+		return
+	}
+	switch r.Outcome {
+	case protocol.NotOurs:
+		if g.role() == byDowngrade {
+			break // the new id may own by now; the downgrade's answer decides
+		}
+		if r.At.Before(g.proved) || r.At.Before(g.notified) {
+			g.renewAt = now // ownership was proved after this was sent: ask again
+			break
+		}
+		l.lose("Redis says that it is not ours any more", now, fx)
+	case protocol.Granted:
+		if g.over(now) || r.At.Before(g.notified) { // the latter may be about an earlier grant of the id
+			break
+		}
+		if r.At.After(g.proved) || !g.notified.IsZero() {
+			g.prove(r.At)
+			if next := l.onGrid(r.At.Add(g.req.TTL / 3)); next.After(g.renewAt) {
+				g.renewAt = next
+			}
+		}
+		g.rebase(r.Clock, r.At, now)
+		l.checked(r.At, own, nil, fx)
+		l.lastErr = nil
+	default:
+		l.lastErr = r.Err
+		l.checked(r.At, own, r.Err, fx)
+		l.addEventInside(Event{At: now, What: eventError, Err: r.Err})
+		g.renewAt = Earlier(g.renewAt, now.Add(min(g.ttl()/10, time.Second)))
+	}
+	l.applyRules(now, fx)
+}

@@ -1,0 +1,159 @@
+package lockstate
+
+// Successors that are prepared while the grant is held: a place in the queue behind our own
+// readers, and a downgrade.
+
+import (
+	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// reserve takes a place in the queue for a writer that waits for readers of its own process.
+// Without it, readers of other processes would keep entering until ours have left. The request
+// is the one that the yield of the last of them queues; a yield enqueues once, so the place is
+// kept.
+//
+// The place cannot be served while our readers own the lock. So it is asked for again only to
+// extend its lease in the queue, whatever TTL ends earlier. While there is a place, "wanted"
+// messages to our readers are ignored: our writer keeps all newcomers out anyway, and the
+// cancel of its place sends "wanted" again if others still wait.
+func (l *Lock) reserve(now time.Time, fx *Effects) {
+	g, head := &l.grant, l.waiting.first
+	if g.state != Held || g.req.Mode != protocol.Shared || l.pending.verb != protocol.None {
+		return
+	}
+	if head == nil || head.Mode != protocol.Exclusive || l.anyOrphans() {
+		l.cancelPlace(now, fx)
+		return
+	}
+	if l.members == nil {
+		return // the yield comes next
+	}
+	if g.next == nil {
+		if l.env.InboxPending() {
+			return // its id must say that the client can be notified
+		}
+		g.next = &successor{ticket: l.newTicket(head, now), role: byPlace}
+	}
+	place := g.next
+	if now.Before(place.checkAt) {
+		return
+	}
+	l.pending = pending{verb: protocol.Acquire}
+	fx.Send = protocol.Command{Verb: protocol.Acquire, ID: place.req.ID, TTL: place.req.TTL, Wait: true, Own: g.req.ID, Told: place.told, Check: place.sent, At: now}
+}
+
+// cancelPlace gives up the place, if there is one: the writer does not wait any more, or does
+// not get the lock from this grant.
+func (l *Lock) cancelPlace(now time.Time, fx *Effects) {
+	if g := &l.grant; g.role() == byPlace {
+		l.cancelIfSent(&g.next.ticket, now, fx)
+		g.next = nil
+	}
+}
+
+// reserved takes the answer to the acquire for the place.
+func (l *Lock) reserved(c *protocol.Command, a protocol.Answer, fail *protocol.Failure, pause time.Duration, now time.Time, fx *Effects) {
+	place := l.grant.next
+	if fail != nil {
+		l.failed(&place.ticket, fail, pause, now, fx)
+		return
+	}
+	place.sent = true
+	if a.Outcome == protocol.Granted {
+		l.placeGranted(now, fx)
+		return
+	}
+	// A message that overtakes the answer to the yield is trusted from here.
+	place.proved, place.token = c.At, a.Token
+	every := min(place.req.TTL/3, LongestPoll)
+	place.checkAt = now.Add(every - time.Duration(float64(every)/3*l.env.Jitter()))
+	if place.told = a.Told; a.Told > 0 || l.pending.stale { // the remaining readers have not been sent wanted
+		place.checkAt = now
+	}
+}
+
+// placeGranted takes the news that the place was served. Redis grants no writer the lock beside
+// readers, so ours do not own it any more. They stay inside, and the writer waits for them; so
+// the place is given up, and others may have the lock meanwhile.
+func (l *Lock) placeGranted(now time.Time, fx *Effects) {
+	l.grant.next.sent = true
+	l.lose("Redis gave the lock to a writer", now, fx)
+}
+
+// Downgrade is the event that c, which is inside, wants to continue as a reader. done is closed
+// when that is settled, whether it succeeded or not.
+func (l *Lock) Downgrade(c *Caller, done chan struct{}, now time.Time, fx *Effects) {
+	g := &l.grant
+	switch {
+	case c.Mode == protocol.Shared || c.Phase != Inside || c.Ended == ByLoss || g.state != Held:
+		fx.Done = append(fx.Done, done)
+		return
+	case g.next == nil:
+		g.next = &successor{ticket: ticket{req: l.env.NewRequest(protocol.Shared, g.req.TTL, g.opts.IdleHold > 0), opts: g.opts}, role: byDowngrade}
+	}
+	g.next.done = append(g.next.done, done)
+	l.applyRules(now, fx)
+}
+
+// sendDowngrade sends a downgrade that was asked for, and sends it again after a failure.
+// Until it is answered either id may own, so no caller is admitted, and a renewal that finds the
+// old id gone is no loss.
+func (l *Lock) sendDowngrade(now time.Time, fx *Effects) {
+	g := &l.grant
+	if g.role() != byDowngrade || l.pending.verb != protocol.None || l.members == nil || now.Before(g.next.checkAt) {
+		return
+	}
+	l.pending = pending{verb: protocol.Downgrade}
+	g.next.sent = true
+	fx.Send = protocol.Command{Verb: protocol.Downgrade, ID: g.req.ID, Next: g.next.req.ID, Last: l.drawn(), Link: l.members.Events.HoldSpan(), At: now}
+}
+
+// downgraded takes the answer to a downgrade.
+func (l *Lock) downgraded(c *protocol.Command, a protocol.Answer, fail *protocol.Failure, pause time.Duration, now time.Time, fx *Effects) {
+	g := &l.grant
+	if g.role() != byDowngrade || c.ID != g.req.ID {
+		return // the grant was lost meanwhile, and both ids are cancelled
+	}
+	next := g.next
+	switch {
+	case fail != nil && l.members != nil:
+		next.checkAt = now.Add(pause)
+		l.checked(c.At, false, fail.Err, fx)
+		return
+	case fail != nil:
+		l.abortDowngrade(now, fx)
+		return
+	case a.Outcome != protocol.Granted:
+		l.lose("the lock was not ours any more when it was to be downgraded", now, fx)
+		return
+	default:
+		since := g.since
+		l.continueGranting(a, c.ID, fx)
+		l.cancelLate(now, fx)
+		l.becomeNext()
+		a.Link = c.Link
+		l.hold(a, c.At, viaFree, now)
+		g.since, g.served = since, 1
+		if w := l.members; w != nil {
+			w.Mode, w.Token = protocol.Shared, g.readers
+			w.Events.add(Event{At: now, What: eventDowngraded})
+		}
+	}
+	fx.Done = append(fx.Done, next.done...)
+}
+
+// abortDowngrade ends a downgrade whose lease was unlocked. If it was sent and had no answer,
+// it is not known which of its ids owns, and both are cancelled.
+func (l *Lock) abortDowngrade(now time.Time, fx *Effects) {
+	g := &l.grant
+	next := g.next
+	g.next = nil
+	fx.Done = append(fx.Done, next.done...)
+	if !next.sent {
+		return
+	}
+	l.cancelUnconfirmed(g.token, l.drawn(), now, fx, g.req, next.req)
+	l.becomeNone()
+}

@@ -1,0 +1,126 @@
+package lockstate
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+const (
+	// EchoWait is how long an echo may take before the subscription is rebuilt.
+	EchoWait = time.Second
+	// OwnerSilence is how long a client that owns a lock goes without an echo before it
+	// asks for one.
+	OwnerSilence = 20 * time.Second
+
+	firstRejoin   = 20 * time.Millisecond
+	longestRejoin = 2 * time.Second
+	deniedRejoin  = 30 * time.Second
+	steadyLife    = 5 * time.Second // a subscription that lived so long was sound
+)
+
+// InboxHealth decides whether the inbox can be relied on to receive messages, and what to do
+// if not. It has no goroutine and no clock and sends nothing: notify.go reports to it what
+// happened, under inbox.mu, and does what it returns.
+//
+// A connection whose peer has vanished looks alive for a very long time, so the inbox is
+// probed: a command makes the server publish an echo, and if none arrives the subscription is
+// rebuilt. On a server that counts receivers, a count of 0 says the same at once. It does so
+// even if the echo arrives: then the subscription is on another server, a replica of the one
+// that published. That happens after a planned failover behind a fixed name: commands follow
+// the name, and a subscription stays where it was.
+type InboxHealth struct {
+	Counts bool // PUBLISH counts every subscriber of the server it is sent to
+	State  InboxState
+
+	since         time.Time // when State was entered
+	heard         time.Time // when the last message arrived
+	echoed        time.Time // the last proof: an echo, or the confirmation
+	ProbeRequired bool      // a command failed since the last proof: the next command probes
+
+	sent  int
+	nonce string    // of the echo that is awaited, "" if none is
+	came  string    // of the last echo that arrived; its count may still be on its way
+	Due   time.Time // when the awaited echo is overdue
+
+	pause time.Duration // before the next subscription
+}
+
+// InboxState is the state of the inbox's subscription.
+type InboxState uint8
+
+const (
+	joining   InboxState = iota
+	Joined               // confirmed
+	Forbidden            // refused: waiting means polling
+)
+
+// Enter is the event that the subscription was confirmed or refused, or that it ended.
+func (h *InboxHealth) Enter(s InboxState, now time.Time) {
+	h.State, h.since = s, now
+	h.heard, h.echoed, h.ProbeRequired = now, now, false
+	h.nonce, h.came, h.Due = "", "", time.Time{}
+}
+
+// Over is the event that the subscription ended, or could not be made. It returns the pause
+// before the next: all locks of a client re-check after each subscription, so the pause grows
+// until one has lived for a while.
+func (h *InboxHealth) Over(now time.Time) (pause time.Duration) {
+	if h.State == Joined && now.Sub(h.since) >= steadyLife {
+		h.pause = 0
+	}
+	h.pause = min(max(2*h.pause, firstRejoin), longestRejoin)
+	pause = h.pause
+	if h.State == Forbidden {
+		return deniedRejoin
+	}
+	h.Enter(joining, now)
+	return pause
+}
+
+// StartProbe returns the nonce of an echo that a command should ask for, or "" if there is no
+// need: a message came just now, or an echo is awaited already. The echo is overdue EchoWait
+// after the command's own timeout.
+func (h *InboxHealth) StartProbe(now time.Time, silence time.Duration) string {
+	calm := !h.ProbeRequired && now.Sub(h.heard) < silence && now.Sub(h.echoed) < OwnerSilence
+	if h.State != Joined || h.nonce != "" || calm {
+		return ""
+	}
+	h.sent++
+	h.nonce, h.Due = strconv.Itoa(h.sent), now.Add(protocol.CommandTimeout+EchoWait)
+	return h.nonce
+}
+
+// ProbeCounted is the event that the server published an echo to so many receivers; less than 0
+// if it did not, or if that is not known. It reports whether the subscription must be rebuilt.
+func (h *InboxHealth) ProbeCounted(nonce string, receivers int, now time.Time) (rebuild bool) {
+	awaited := nonce == h.nonce
+	switch {
+	case !awaited && nonce != h.came: // of an earlier subscription
+	case receivers == 0 && h.Counts:
+		return true
+	case awaited && receivers < 0:
+		h.nonce, h.Due = "", time.Time{}
+	case awaited:
+		h.Due = Earlier(h.Due, now.Add(EchoWait))
+	}
+	return false
+}
+
+// Message is the event that a message arrived. nonce is that of an echo, else "".
+func (h *InboxHealth) Message(nonce string, now time.Time) {
+	h.heard = now
+	if nonce != "" && nonce == h.nonce {
+		h.nonce, h.came, h.Due = "", nonce, time.Time{}
+		h.echoed, h.ProbeRequired = now, false
+	}
+}
+
+// Overdue reports whether the awaited echo has not arrived in time.
+func (h *InboxHealth) Overdue(now time.Time) bool { return h.nonce != "" && !now.Before(h.Due) }
+
+// RequireProbe is the event that a command failed, so the subscription may have broken too, or
+// the server may have changed roles. An echo that is awaited already stays awaited, and no
+// longer than before: otherwise errors could hide for ever that none arrives.
+func (h *InboxHealth) RequireProbe() { h.ProbeRequired = true }

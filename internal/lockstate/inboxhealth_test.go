@@ -1,0 +1,149 @@
+package lockstate
+
+import (
+	"testing"
+	"time"
+)
+
+// What the inbox makes of what it hears and does not hear, by hand.
+
+// heardAt returns an inbox that was confirmed at t0, on a server that counts.
+func heardAt(t0 time.Time) *InboxHealth {
+	h := &InboxHealth{Counts: true}
+	h.Enter(Joined, t0)
+	return h
+}
+
+func TestAnEchoThatNobodyReceivedHasTheInboxRebuiltWhicheverComesFirst(t *testing.T) {
+	t0 := time.Now()
+	at := func(d time.Duration) time.Time { return t0.Add(d) }
+	for what, deaf := range map[string]func(h *InboxHealth, nonce string) bool{
+		"the count alone": func(h *InboxHealth, nonce string) bool { return h.ProbeCounted(nonce, 0, at(3*time.Second)) },
+		"the echo, from a replica, before the count": func(h *InboxHealth, nonce string) bool {
+			h.Message(nonce, at(3*time.Second))
+			return h.ProbeCounted(nonce, 0, at(3*time.Second))
+		},
+		"the count before the echo": func(h *InboxHealth, nonce string) bool {
+			deaf := h.ProbeCounted(nonce, 0, at(3*time.Second))
+			h.Message(nonce, at(3*time.Second))
+			return deaf
+		},
+	} {
+		h := heardAt(t0)
+		if !deaf(h, h.StartProbe(at(2*time.Second), EchoWait)) {
+			t.Errorf("%s: the inbox is believed", what)
+		}
+	}
+}
+
+func TestACountOfNobodyProvesNothing(t *testing.T) {
+	t0 := time.Now()
+	for what, h := range map[string]*InboxHealth{
+		"where the server does not count subscribers": {},
+		"of an echo for an earlier subscription":      {Counts: true},
+	} {
+		h.Enter(Joined, t0)
+		nonce := h.StartProbe(t0.Add(2*time.Second), EchoWait)
+		h.Message(nonce, t0.Add(2*time.Second))
+		if h.Counts {
+			h.Enter(Joined, t0.Add(3*time.Second))
+		}
+		if h.ProbeCounted(nonce, 0, t0.Add(4*time.Second)) {
+			t.Errorf("%s", what)
+		}
+	}
+}
+
+func TestAnEchoIsAwaitedForASecondAfterItWasPublished(t *testing.T) {
+	t0 := time.Now()
+	h := heardAt(t0)
+	nonce := h.StartProbe(t0.Add(2*time.Second), EchoWait)
+	if h.ProbeCounted(nonce, 1, t0.Add(2*time.Second)) || h.Overdue(t0.Add(3*time.Second-1)) || !h.Overdue(t0.Add(3*time.Second)) {
+		t.Errorf("overdue at %v", h.Due.Sub(t0))
+	}
+}
+
+// A command that was to ask for it may never say what became of that.
+func TestAnEchoWhoseCommandIsNeverAnsweredIsOverdueAllTheSame(t *testing.T) {
+	t0 := time.Now()
+	h := heardAt(t0)
+	h.StartProbe(t0.Add(2*time.Second), EchoWait)
+	if h.Overdue(t0.Add(5*time.Second-1)) || !h.Overdue(t0.Add(5*time.Second)) {
+		t.Errorf("overdue at %v", h.Due.Sub(t0))
+	}
+}
+
+func TestErrorsOfOtherCommandsDoNotHideThatAnEchoIsMissing(t *testing.T) {
+	t0 := time.Now()
+	h := heardAt(t0)
+	now := t0.Add(2 * time.Second)
+	h.ProbeCounted(h.StartProbe(now, EchoWait), 1, now)
+	for end := now.Add(EchoWait); now.Before(end); now = now.Add(100 * time.Millisecond) {
+		h.RequireProbe()
+		if nonce := h.StartProbe(now, EchoWait); nonce != "" {
+			t.Fatal("the echo that is awaited was forgotten")
+		}
+	}
+	if !h.Overdue(now) {
+		t.Errorf("overdue at %v", h.Due.Sub(t0))
+	}
+}
+
+func TestTroubleHasTheInboxProveItselfAlthoughMessagesCome(t *testing.T) {
+	t0 := time.Now()
+	h := heardAt(t0)
+	now := t0.Add(100 * time.Millisecond)
+	if h.StartProbe(now, EchoWait) != "" {
+		t.Error("an echo is demanded of an inbox that was just confirmed")
+	}
+	h.RequireProbe()
+	h.Message("", now)
+	nonce := h.StartProbe(now, OwnerSilence)
+	if nonce == "" {
+		t.Fatal("no echo is demanded")
+	}
+	h.Message(nonce, now)
+	if h.StartProbe(now, EchoWait) != "" {
+		t.Error("it has proved itself, and has to again")
+	}
+}
+
+// Messages come from a replica too.
+func TestAnInboxThatHearsMessagesHasToProveItselfNowAndThen(t *testing.T) {
+	t0 := time.Now()
+	h := heardAt(t0)
+	now := t0
+	for now.Sub(t0) < OwnerSilence {
+		if h.StartProbe(now, EchoWait) != "" {
+			t.Fatalf("an echo is demanded after %v", now.Sub(t0))
+		}
+		now = now.Add(100 * time.Millisecond)
+		h.Message("", now)
+	}
+	if h.StartProbe(now, EchoWait) == "" {
+		t.Error("no echo is demanded")
+	}
+}
+
+func TestThePauseBetweenSubscriptionsGrowsUntilOneHasLived(t *testing.T) {
+	now := time.Now()
+	h := heardAt(now)
+	for _, want := range []int{20, 40, 80, 160, 320, 640, 1280, 2000, 2000} {
+		now = now.Add(60 * time.Millisecond)
+		if got := h.Over(now); got != time.Duration(want)*time.Millisecond {
+			t.Errorf("a pause of %v, want %d ms", got, want)
+		}
+		h.Enter(Joined, now)
+	}
+	if got := h.Over(now.Add(steadyLife - 1)); got != longestRejoin {
+		t.Errorf("%v after one that lived too short", got)
+	}
+	h.Enter(Joined, now)
+	if got := h.Over(now.Add(steadyLife)); got != firstRejoin {
+		t.Errorf("%v after one that lived", got)
+	}
+	h.Enter(Forbidden, now)
+	if got := h.Over(now); got != deniedRejoin || h.State != Forbidden {
+		t.Errorf("%v after a refusal, state %v", got, h.State)
+	}
+}

@@ -1,0 +1,238 @@
+package lockstate
+
+import (
+	"testing"
+	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// Until a client's inbox is confirmed for the first time, no message reaches it, and
+// its requests cannot say that a count of 0 receivers proves it gone.
+
+func connecting(t *testing.T) *hand {
+	h := drive(t)
+	h.connects = true
+	return h
+}
+
+func TestAFreeLockIsTakenBeforeMessagesAreHeard(t *testing.T) {
+	h := connecting(t)
+	c := h.enter(writer())
+	if h.sends(protocol.Acquire).Wait {
+		t.Error("it would queue")
+	}
+	h.answer(h.grant())
+	h.in(c)
+}
+
+func TestNobodyQueuesBeforeMessagesAreHeard(t *testing.T) {
+	for name, heard := range map[string]func(h *hand){
+		"confirmed":   func(h *hand) { h.step(h.l.Subscribed) },
+		"refused":     func(h *hand) { h.polling = true; h.step(h.l.SubscribeFailed) },
+		"no response": nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := connecting(t)
+			a := h.enter(writer())
+			first := h.sends(protocol.Acquire)
+			h.answer(h.refused(busysID, 3))
+			h.pass(time.Second)
+			h.enter(writer())
+			h.out(a)
+			h.sendsNothing()
+			if heard != nil {
+				h.connects = false
+				heard(h)
+			} else {
+				h.pass(time.Second - 1)
+				h.sendsNothing()
+				h.pass(1)
+			}
+			if second := h.sends(protocol.Acquire); second.ID == first.ID || !second.Wait {
+				t.Errorf("asks with %+v after %+v", second, first)
+			}
+			h.answer(h.queue())
+			h.state(queued)
+			h.cancels() // the first never queued
+		})
+	}
+}
+
+func TestASubscriptionMayOvertakeTheFirstAnswer(t *testing.T) {
+	h := connecting(t)
+	h.enter(writer())
+	first := h.sends(protocol.Acquire)
+	h.connects = false
+	h.step(h.l.Subscribed)
+	h.answer(h.refused(busysID, 0))
+	if second := h.sends(protocol.Acquire); second.ID == first.ID || !second.Wait {
+		t.Errorf("asks with %+v", second)
+	}
+	h.cancels()
+}
+
+// The first may have been granted, or be so later.
+func TestAFirstRequestWithoutAnswerIsCancelledWhenMessagesAreHeard(t *testing.T) {
+	h := connecting(t)
+	h.enter(writer())
+	first := h.sends(protocol.Acquire)
+	h.reply(protocol.Answer{}, errSilence, time.Second)
+	h.pass(time.Second)
+	if again := h.sends(protocol.Acquire); again.ID != first.ID || again.Wait {
+		t.Errorf("asks with %+v", again)
+	}
+	h.connects = false
+	h.step(h.l.Subscribed)
+	h.reply(protocol.Answer{}, errSilence, time.Second)
+	if second := h.sends(protocol.Acquire); second.ID == first.ID || !second.Wait {
+		t.Errorf("asks with %+v", second)
+	}
+	h.cancels(first.ID)
+}
+
+func TestAnOwnerFromBeforeMessagesWereHeardAsksOnceWhetherItIsWanted(t *testing.T) {
+	early := func(t *testing.T, c *Caller) *hand {
+		h := connecting(t)
+		h.enter(c)
+		h.answer(h.grant())
+		h.in(c)
+		h.pass(10 * time.Millisecond)
+		h.sendsNothing()
+		h.connects = false
+		return h
+	}
+	t.Run("it is", func(t *testing.T) {
+		c := writer()
+		h := early(t, c)
+		id := h.l.grant.req.ID
+		h.step(h.l.Subscribed)
+		if cmd := h.sends(protocol.Acquire); cmd.ID != id || cmd.Wait {
+			t.Errorf("asks with %+v", cmd)
+		}
+		a := h.kept(c.Token)
+		a.More = true
+		h.answer(a)
+		if h.in(c); !h.l.grant.wanted {
+			t.Error("it does not know that it is wanted")
+		}
+		h.step(h.l.Subscribed)
+		h.sendsNothing()
+	})
+	t.Run("it is not the owner any more", func(t *testing.T) {
+		c := writer()
+		h := early(t, c)
+		h.step(h.l.Subscribed)
+		h.answer(h.refused(busysID, 0))
+		h.lost()
+		h.ring()
+		if len(h.renewals) != 1 {
+			t.Fatalf("%d renewals", len(h.renewals))
+		}
+		h.renewed(h.renewals[0], protocol.NotOurs)
+		h.lost(c)
+	})
+	t.Run("it is not the owner any more and has left", func(t *testing.T) {
+		c := writer(func(o *Terms) { o.IdleHold = time.Hour })
+		h := early(t, c)
+		h.step(h.l.Subscribed)
+		h.leave(c) // while it is asked about
+		h.answer(h.refused(busysID, 0))
+		if c.Settled {
+			t.Fatalf("Unlock returned %v although it may have been lost", c.Err)
+		}
+		h.sends(protocol.Release)
+		h.answer(protocol.Answer{Outcome: protocol.NotOurs})
+		h.lost(c)
+	})
+	t.Run("there was no answer", func(t *testing.T) {
+		c := writer()
+		h := early(t, c)
+		waits := h.enter(writer())
+		h.step(h.l.Subscribed)
+		h.reply(protocol.Answer{}, refusal("NOPERM no"), time.Second)
+		h.out(waits)
+		h.sendsNothing()
+	})
+	t.Run("it has gone", func(t *testing.T) {
+		c := writer()
+		h := early(t, c)
+		h.leave(c)
+		h.sends(protocol.Release)
+		h.answer(protocol.Answer{Outcome: protocol.Done})
+		h.step(h.l.Subscribed)
+		h.sendsNothing()
+	})
+	t.Run("the answer came after the confirmation", func(t *testing.T) {
+		h := connecting(t)
+		h.enter(writer())
+		h.connects = false
+		h.step(h.l.Subscribed)
+		h.answer(h.grant())
+		h.sends(protocol.Acquire) // what was published in between went to nobody
+	})
+}
+
+func TestATryWaitsForMessagesNoLongerThanForAnIdleOwner(t *testing.T) {
+	h := connecting(t)
+	c := h.enter(trying(writer()))
+	h.answer(h.refused(idlersID, 0))
+	h.sendsNothing()
+	h.pass(idleOwnersTime - 1)
+	h.out(c)
+	h.connects = false
+	h.step(h.l.Subscribed)
+	h.sends(protocol.Acquire)
+	h.answer(h.queue())
+	h.pass(idleOwnersTime - 1)
+	h.out(c)
+	h.pass(1)
+	h.turned(c, ErrLocked)
+
+	h = connecting(t)
+	c = h.enter(trying(writer()))
+	h.answer(h.refused(idlersID, 0))
+	h.pass(idleOwnersTime)
+	h.turned(c, ErrLocked)
+	h.sendsNothing()
+}
+
+func TestAPlaceBehindReadersIsTakenWhenMessagesAreHeard(t *testing.T) {
+	h := connecting(t)
+	r := h.enter(reader())
+	h.answer(h.grant())
+	h.in(r)
+	h.enter(writer())
+	h.sendsNothing()
+	h.connects = false
+	h.step(h.l.Subscribed)
+	if place := h.sends(protocol.Acquire); place.Own != h.l.grant.req.ID || !place.Wait {
+		t.Errorf("asks with %+v", place)
+	}
+	h.answer(h.queue())
+	if cmd := h.sends(protocol.Acquire); cmd.ID != h.l.grant.req.ID {
+		t.Errorf("asks with %+v whether its readers are wanted", cmd)
+	}
+}
+
+func TestAnEarlyOwnersOwnWriterIsNotSomebodyWhoWantsIt(t *testing.T) {
+	h := connecting(t)
+	c := h.enter(reader())
+	h.sends(protocol.Acquire)
+	h.answer(h.grant())
+	h.in(c)
+	w := h.enter(writer())
+	h.connects = false
+	h.step(h.l.Subscribed)
+	h.sends(protocol.Acquire) // a place for the writer
+	h.answer(h.queue())
+	own := h.sends(protocol.Acquire) // whether the lock is wanted
+	a := h.kept(h.top)
+	a.More = true
+	h.answer(a)
+	if own.ID != h.l.grant.req.ID {
+		t.Fatalf("asks about %s", own.ID)
+	}
+	h.abandon(w)
+	h.in(h.enter(reader()))
+}

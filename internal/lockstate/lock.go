@@ -1,0 +1,447 @@
+// Package lockstate decides which caller enters a lock, and what to ask Redis. It does no I/O,
+// has no goroutine and reads no clock: events go in, with the time, and effects come out.
+package lockstate
+
+import (
+	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// Lock is the state of one lock in one client: which callers wait, which are inside, and
+// what the client has with Redis (grant.go). Each method takes an event and the time, and
+// adds to effects what follows from it. The caller of these methods serializes the calls,
+// and performs the effects afterwards.
+//
+// After every event these rules are applied in this order; nothing else decides anything:
+//
+//	admit      The grant is held, trusted and of the caller's mode, and its tenure is
+//	           not over: the head of the FIFO enters. This is hand-off inside the process,
+//	           entry of further readers, and re-use of an idle grant.
+//	reserve    A writer waits for readers of its own process: it takes a place in the
+//	           queue meanwhile (handover.go).
+//	ask        Callers wait and there is no grant: ask for one.
+//	downgrade  A writer wants to continue as a reader (handover.go).
+//	release    No member is inside and no caller can be admitted, and the grant is wanted
+//	           or its idle time is over: release it, or yield it if callers wait.
+//
+// At most one command of a lock is in flight, apart from renewals and cancels. The request
+// belongs to the lock, not to the caller that caused it: a caller that gives up leaves it
+// to the next.
+//
+// This file has the events that callers cause, and the rules. What Redis answers and what
+// messages say is in events.go, what time does in timers.go.
+type Lock struct {
+	env            Environment
+	waiting        callers
+	inside         callers // those whose grant is gone, then the members of the present grant
+	members        *Caller // first of the latter, nil if there is none
+	leaving        callers // unlocked, until the outcome of the release is known
+	closed         bool
+	probed         bool // it was asked for once without queueing, see ask
+	pending        pending
+	lastErr        error     // last error of Redis, nil after an answer
+	blocker        string    // value of the owner's key when Redis was last asked
+	last           uint64    // last token given to a caller; never decreases
+	inboxWaitUntil time.Time // no request queues until the inbox is confirmed, or until then
+	grant          grant
+	maxHoldAt      time.Time      // earliest end of a maximum hold inside, zero if there is none
+	checking       *checking      // what Redis is asked about at once, nil if nothing is
+	lost           *lostGrant     // grants that ended unproved while callers were inside
+	prevHoldSpan   *protocol.Span // hold span of the lease that the next caller follows
+}
+
+// Environment is what a lock needs besides events.
+type Environment interface {
+	// NewRequest returns a request under a new id. idles says that its grant may be kept
+	// with no caller inside.
+	NewRequest(m protocol.Mode, ttl time.Duration, idles bool) protocol.Request
+	// Jitter returns a random number in [0, 1).
+	Jitter() float64
+	// HasInbox reports whether messages reach this client, so that waiting needs no
+	// polling.
+	HasInbox() bool
+	// InboxPending reports that messages do not reach this client yet, but will soon:
+	// Subscribed or SubscribeFailed follows. Requests made until then carry no proof that
+	// the client lives.
+	InboxPending() bool
+	// Start is some fixed instant. Renewals fall on a grid counted from it, so that those
+	// of many locks leave together.
+	Start() time.Time
+}
+
+// Init prepares a lock for use.
+func (l *Lock) Init(env Environment) { l.env = env }
+
+// Enter is the event that c wants the lock.
+func (l *Lock) Enter(c *Caller, now time.Time, fx *Effects) {
+	switch {
+	case l.closed:
+		l.finishRejected(c, protocol.ErrClosed, fx)
+		return
+	case c.Try && !l.compatible(c.Mode):
+		l.finishRejected(c, errHeldHere, fx)
+		return
+	case c.Try && l.waiting.first != nil:
+		l.finishRejected(c, errWantedHere, fx)
+		return
+	}
+	c.Since = now.Sub(l.env.Start())
+	l.waiting.push(c)
+	ahead, others := l.waiting.n-1, l.inside.n
+	l.applyRules(now, fx)
+	if c.Phase == Waiting && ahead+others > 0 {
+		c.Events.add(Event{At: now, What: EventQueued, Place: ahead})
+	}
+	if c.Try && c.Phase == Waiting && l.inside.first != nil {
+		l.reject(c, ErrLocked, fx) // readers are inside, but no more are admitted
+	}
+}
+
+// Abandon is the event that c gives up. It returns false if c was admitted or rejected first.
+func (l *Lock) Abandon(c *Caller, now time.Time, fx *Effects) bool {
+	if c.Phase != Waiting {
+		return false
+	}
+	l.waiting.remove(c)
+	c.Phase = Rejected
+	l.applyRules(now, fx)
+	return true
+}
+
+// Leave is the event that c unlocks. If the lock is then given back to Redis, c is settled
+// when Redis has answered; otherwise c is settled on return.
+func (l *Lock) Leave(c *Caller, now time.Time, fx *Effects) {
+	if c.Phase != Inside {
+		return
+	}
+	if c == l.members {
+		l.members = c.next
+	}
+	l.inside.remove(c)
+	c.Phase, c.trustedUntil = Left, Earlier(now, l.TrustedUntil(c, now))
+	if c.Orphaned {
+		c.settle(nil, fx) // its grant is gone
+	} else {
+		l.leaving.push(c)
+		l.prevHoldSpan = c.Events.HoldSpan()
+		if l.grant.opts.IdleHold > 0 { // its id says whether it may idle
+			l.grant.idleTill = now.Add(c.Opts.IdleHold)
+		}
+	}
+	if l.members == nil && l.grant.role() == byDowngrade && l.pending.verb != protocol.Downgrade {
+		l.abortDowngrade(now, fx)
+	}
+	l.applyRules(now, fx)
+}
+
+// Close is the event that the client is closed. Waiters are rejected; holders are notified
+// and keep the grant until Unlock.
+func (l *Lock) Close(now time.Time, fx *Effects) {
+	if l.closed {
+		return
+	}
+	l.closed = true
+	for l.waiting.first != nil {
+		l.reject(l.waiting.first, protocol.ErrClosed, fx)
+	}
+	for c := l.inside.first; c != nil; c = c.next {
+		if c.Ended == NotYet {
+			c.Ended = byClose
+			fx.Ended = append(fx.Ended, Loss{Caller: c})
+		}
+	}
+	l.applyRules(now, fx)
+}
+
+// PickHolder returns a caller of mode m that is inside, nil if there is none. It is for an
+// Unlock that does not say whose lease it ends, so it prefers a caller without a Lease.
+func (l *Lock) PickHolder(m protocol.Mode) *Caller {
+	if l.inside.first == nil || l.inside.first.Mode != m {
+		return nil
+	}
+	for c := l.inside.first; c != nil; c = c.next {
+		if !c.Leased {
+			return c
+		}
+	}
+	return l.inside.first
+}
+
+// anyOrphans reports whether callers are inside whose grant is gone. They entered before
+// all members.
+func (l *Lock) anyOrphans() bool { return l.inside.first != l.members }
+
+// Idle reports whether the lock has no state worth keeping.
+func (l *Lock) Idle() bool {
+	return l.waiting.first == nil && l.inside.first == nil && l.grant.state == none &&
+		l.pending.verb == protocol.None && l.leaving.first == nil && l.lost == nil
+}
+
+// compatible reports whether a caller of mode m may join the callers inside, as in
+// sync.Mutex and sync.RWMutex. Orphans count too: a lost lease ends with its Unlock.
+func (l *Lock) compatible(m protocol.Mode) bool {
+	return l.inside.first == nil || (m == protocol.Shared && l.inside.first.Mode == protocol.Shared)
+}
+
+// TrustedUntil returns the end of the trust window of c's lease.
+func (l *Lock) TrustedUntil(c *Caller, now time.Time) time.Time {
+	if c.Phase == Inside && c.Ended != ByLoss {
+		l.grant.watch(now)
+		return l.grant.trust()
+	}
+	return c.trustedUntil
+}
+
+// reject ends the wait of c with err.
+func (l *Lock) reject(c *Caller, err error, fx *Effects) {
+	l.waiting.remove(c)
+	l.finishRejected(c, err, fx)
+}
+
+// finishRejected ends the call of c, which is in no list, with err.
+func (l *Lock) finishRejected(c *Caller, err error, fx *Effects) {
+	c.Phase, c.Err = Rejected, err
+	fx.wake(c)
+}
+
+// rejectTries rejects callers of the Try methods, except one that waits for an idle owner
+// when the lock is merely taken.
+func (l *Lock) rejectTries(err error, fx *Effects) {
+	for c := l.waiting.first; c != nil; {
+		next := c.next
+		if c.Try && !(c.awaitsIdleOwner() && err == ErrLocked) {
+			l.reject(c, err, fx)
+		}
+		c = next
+	}
+}
+
+// tryIdleOwner lets a caller that only tries wait for an owner that may be idle. An idle
+// owner releases the lock as soon as it learns that the lock is wanted, and only a queued
+// request tells it.
+func (l *Lock) tryIdleOwner(a protocol.Answer, now time.Time) {
+	// A caller that only tries is always the head: it is rejected if others wait.
+	if c := l.waiting.first; c != nil && c.Try && !c.awaitsIdleOwner() && a.Place == 0 {
+		if who, err := protocol.ParseID(a.Blocker); err == nil && who.Idles {
+			l.awaitIdleOwner(c, now)
+		}
+	}
+}
+
+// end ends the lease of c. The caller stays inside until Unlock.
+func (l *Lock) end(c *Caller, why string, now time.Time, fx *Effects) {
+	if c.Ended != ByLoss {
+		c.trustedUntil, c.Ended, c.Why = Earlier(now, l.grant.trust()), ByLoss, why
+		c.Events.add(Event{At: now, What: eventLost, Text: why})
+		fx.Ended = append(fx.Ended, Loss{c, why})
+	}
+}
+
+// LastErr returns the last error of Redis, nil after an answer.
+func (l *Lock) LastErr() error { return l.lastErr }
+
+// Blocker returns the value of the owner's key when Redis was last asked.
+func (l *Lock) Blocker() string { return l.blocker }
+
+// EndsBy returns when the lease of c expires in Redis, zero if that is not known or c is not
+// inside.
+func (l *Lock) EndsBy(c *Caller) time.Time {
+	if c.Phase != Inside {
+		return time.Time{}
+	}
+	return l.grant.ends()
+}
+
+// Request returns the present request, the zero value if there is none.
+func (l *Lock) Request() protocol.Request { return l.grant.req }
+
+// CommandInFlight reports whether a command awaits its answer.
+func (l *Lock) CommandInFlight() bool { return l.pending.verb != protocol.None }
+
+// applyRules ends what is over and applies the rules in the order of Lock's comment. Then
+// callers that left are settled, unless the outcome is still to come from Redis.
+func (l *Lock) applyRules(now time.Time, fx *Effects) {
+	l.endInboxWait(now)
+	l.expire(now, fx)
+	l.admit(now, fx)
+	l.reserve(now, fx)
+	l.ask(now, fx)
+	l.sendDowngrade(now, fx)
+	l.releaseGrant(now, fx)
+	l.settleLeft(now, fx)
+	l.settleChecks(now, fx)
+	g := &l.grant
+	g.fresh, g.idle = false, g.state == Held && l.members == nil && l.pending.verb == protocol.None
+	g.watch(now)
+}
+
+// admit lets callers from the head of the FIFO enter while the grant allows it.
+func (l *Lock) admit(now time.Time, fx *Effects) {
+	g := &l.grant
+	for c := l.waiting.first; c != nil; c = l.waiting.first {
+		if l.closed || g.state != Held || g.role() == byDowngrade || g.req.Mode != c.Mode || !l.compatible(c.Mode) ||
+			!g.trusted(now) || l.tenureOver(now) {
+			return
+		}
+		l.waiting.remove(c)
+		c.Phase, c.Entered = Inside, true
+		switch {
+		case g.idle:
+			c.Via, g.since, g.served = ViaIdle, now, 0
+		case g.served > 0:
+			c.Via = ViaLocal
+		default:
+			c.Via = g.via
+		}
+		g.idle = false
+		c.Token, c.ClockLead = l.nextToken(now)
+		c.Since, c.slow = now.Sub(l.env.Start()), false
+		l.watchMaxHold(c)
+		g.served++
+		passed := l.prevHoldSpan
+		if c.Mode == protocol.Shared && !g.fresh {
+			passed = nil // it follows no lease: a writer before it gave up
+		}
+		c.Events.admitted(c.Via, passed, now)
+		l.inside.push(c)
+		if l.members == nil {
+			l.members = c
+		}
+		fx.wake(c)
+	}
+}
+
+// ask sends an acquire if there is something to ask for, and gives up a request that no caller
+// waits for.
+func (l *Lock) ask(now time.Time, fx *Effects) {
+	g := &l.grant
+	if l.pending.verb != protocol.None {
+		return
+	}
+	head := l.waiting.first
+	if g.state == Held && g.early && !l.env.InboxPending() && (l.members != nil || now.Before(g.idleTill)) {
+		// A message that it is wanted could not be received so far.
+		g.early, l.pending = false, pending{verb: protocol.Acquire}
+		fx.Send = protocol.Command{Verb: protocol.Acquire, ID: g.req.ID, TTL: g.req.TTL, Held: true, At: now}
+		return
+	}
+	if g.state == Held {
+		// Callers that left still wait for the outcome of the release, which an
+		// acquire does not tell.
+		if l.members != nil || head == nil || g.trusted(now) || l.leaving.first != nil {
+			return
+		}
+		// An idle grant outside its trust window is confirmed under its id before the
+		// next caller enters. The old proof and token stay: a message may be about a
+		// grant that is later than the one proved, and earlier than this command.
+		l.becomeAsking(ticket{req: g.req, opts: g.opts, sent: true,
+			lateUntil: g.lateUntil, doubtUntil: g.doubtUntil, proved: g.proved, token: g.token})
+	}
+	if g.state != none && (head == nil || g.req.Mode != head.Mode) {
+		l.cancelRequest(now, fx)
+	}
+	if g.state == Asking && g.probe && !l.env.InboxPending() {
+		l.cancelRequest(now, fx) // it had no answer; a request that may queue gets another id
+	}
+	if head == nil || !l.compatible(head.Mode) || g.state == none && !l.inboxWaitUntil.IsZero() {
+		return
+	}
+	if g.state == none {
+		// A request made before the inbox is confirmed may take a free lock, but does not
+		// queue: its id could not prove that its process has died. If it is refused it
+		// ends, and another id is asked for later; see endInboxWait.
+		l.becomeAsking(l.newTicket(head, now))
+		g.probe = l.env.InboxPending() && !l.probed
+	}
+	if now.Before(g.checkAt) {
+		return
+	}
+	l.pending = pending{verb: protocol.Acquire}
+	fx.Send = protocol.Command{Verb: protocol.Acquire, ID: g.req.ID, TTL: g.req.TTL, Wait: l.anyoneWaits() && !g.probe, Told: g.told,
+		Check: g.state == queued, At: now}
+}
+
+// newRequest returns a request with a new id for what head asks for.
+func (l *Lock) newRequest(head *Caller) protocol.Request {
+	return l.env.NewRequest(head.Mode, head.Opts.TTL, head.Opts.IdleHold > 0)
+}
+
+// newTicket returns a ticket for what head asks for, to be sent at now or later.
+func (l *Lock) newTicket(head *Caller, now time.Time) ticket {
+	return ticket{req: l.newRequest(head), opts: head.Opts, proved: now}
+}
+
+// endInboxWait lets callers queue once the inbox is confirmed or refused, or has been
+// waited for long enough.
+func (l *Lock) endInboxWait(now time.Time) {
+	if l.inboxWaitUntil.IsZero() || l.env.InboxPending() && now.Before(l.inboxWaitUntil) {
+		return
+	}
+	l.inboxWaitUntil = time.Time{}
+	if c := l.waiting.first; c != nil && c.awaitsIdleOwner() {
+		l.awaitIdleOwner(c, now)
+	}
+}
+
+// awaitIdleOwner lets c, which only tries, wait a little for an owner that may be idle.
+func (l *Lock) awaitIdleOwner(c *Caller, now time.Time) {
+	c.tryUntil = now.Add(idleOwnersTime).Sub(l.env.Start())
+}
+
+// anyoneWaits reports whether a caller waits that may queue in Redis.
+func (l *Lock) anyoneWaits() bool {
+	for c := l.waiting.first; c != nil; c = c.next {
+		if !c.Try || c.awaitsIdleOwner() {
+			return true
+		}
+	}
+	return false
+}
+
+// releaseGrant gives the grant up if it has no members and there is a reason to.
+func (l *Lock) releaseGrant(now time.Time, fx *Effects) {
+	g := &l.grant
+	if g.state != Held || l.pending.verb != protocol.None || l.members != nil {
+		return
+	}
+	cmd := protocol.Command{ID: g.req.ID, Last: l.drawn(), Link: l.prevHoldSpan, At: now}
+	switch head := l.waiting.first; {
+	case head != nil && l.compatible(head.Mode): // and could not be admitted
+		if g.next == nil { // no place is reserved
+			g.next = &successor{ticket: l.newTicket(head, now)}
+		}
+		g.next.role = byYield
+		cmd.Verb, cmd.Next = protocol.Yield, g.next.req.ID
+	case head != nil || g.wanted || l.closed || !now.Before(g.idleTill) || !g.trusted(now):
+		cmd.Verb = protocol.Release
+	default:
+		return
+	}
+	l.becomeReleasing(cmd.Verb)
+	fx.Send = cmd
+}
+
+// settleLeft settles callers that left when no outcome is awaited for them: the grant serves
+// others, or idles, or is gone. Lost grants are cancelled when no caller works under one any
+// more.
+func (l *Lock) settleLeft(now time.Time, fx *Effects) {
+	g := &l.grant
+	if awaited := g.state == Releasing || (g.state == Held && l.members == nil && l.pending.verb != protocol.None); !awaited {
+		l.settleLeaving(fx)
+	}
+	if !l.anyOrphans() {
+		for ; l.lost != nil; l.lost = l.lost.next {
+			req := l.lost.req
+			fx.Cancels = append(fx.Cancels, Cancellation{ID: req.ID, Last: l.last, until: arrives(now, req.TTL), giveUp: now.Add(req.TTL)})
+		}
+	}
+}
+
+// settleLeaving settles the callers that left.
+func (l *Lock) settleLeaving(fx *Effects) {
+	for c := l.leaving.first; c != nil; c = l.leaving.first {
+		l.leaving.remove(c)
+		c.settle(nil, fx)
+	}
+}

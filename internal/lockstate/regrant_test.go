@@ -1,0 +1,194 @@
+package lockstate
+
+import (
+	"testing"
+	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// What Redis gives an id a second time, it has taken from it in between.
+
+func TestAGrantThatIsAnsweredAnewWasLost(t *testing.T) {
+	c := writer()
+	h, id := overtaken(t, c)
+	h.answer(h.grant())
+	h.lost(c)
+	h.leave(c)
+	h.cancels(id)
+}
+
+func TestAGrantThatIsToldAnewWasLost(t *testing.T) {
+	c := writer()
+	h := holding(t, c)
+	id := h.l.grant.req.ID
+	h.hears("granted", id, h.top+1)
+	h.in(c)
+	if cmd := h.sends(protocol.Acquire); cmd.ID != id {
+		t.Fatalf("asks about %s", cmd.ID)
+	}
+	h.answer(h.kept(h.top + 1))
+	h.lost(c)
+	h.leave(c)
+	h.cancels(id)
+}
+
+func TestAGrantThatIsFalselyToldAnewGoesOn(t *testing.T) {
+	c := writer()
+	h := holding(t, c)
+	id := h.l.grant.req.ID
+	h.hears("granted", id, h.top+1)
+	h.sends(protocol.Acquire)
+	h.answer(h.kept(h.top))
+	h.in(c)
+	h.state(Held)
+	h.cancels()
+}
+
+func TestAReadersGrantThatIsToldAnewWasLost(t *testing.T) {
+	c := reader()
+	h := holding(t, c)
+	id := h.l.grant.req.ID
+	h.hears("granted", id, h.top+1)
+	h.lost(c)
+	h.leave(c)
+	h.cancels(id)
+}
+
+func TestAnOwnerThatIsAnsweredThatItWaitsLostItsGrant(t *testing.T) {
+	c := writer()
+	h, id := overtaken(t, c)
+	a := h.queue()
+	a.Token = h.top + 1 // another's, since
+	h.answer(a)
+	h.lost(c)
+	h.leave(c)
+	h.cancels(id)
+}
+
+func TestAGrantThatIsExtendedGoesOn(t *testing.T) {
+	c := writer()
+	h, _ := overtaken(t, c)
+	h.pass(time.Millisecond)
+	h.answer(h.kept(h.top))
+	h.in(c)
+	h.state(Held)
+	h.cancels()
+}
+
+// A key that was evicted, or deleted by hand, says nothing of the lock.
+func TestAGrantWhoseTokenWasForgottenGoesOn(t *testing.T) {
+	c := writer()
+	h, _ := overtaken(t, c)
+	a := h.kept(h.top + 1)
+	a.Forgot = true
+	h.answer(a)
+	h.in(c)
+	h.state(Held)
+	h.cancels()
+}
+
+func TestAReadersGrantThatIsExtendedGoesOn(t *testing.T) {
+	c := reader()
+	h, _ := overtaken(t, c)
+	h.answer(h.kept(h.top + 1)) // another reader's
+	h.in(c)
+	h.state(Held)
+	h.cancels()
+}
+
+func TestAGrantThatIsToldAnewWhileItIsLetGoWasLost(t *testing.T) {
+	c := writer()
+	h := holding(t, c)
+	id := h.l.grant.req.ID
+	h.leave(c)
+	h.sends(protocol.Release)
+	h.hears("granted", id, h.top+1) // by a late acquire: another was inside before
+	h.answer(protocol.Answer{Outcome: protocol.Done})
+	h.lost(c)
+	h.settled(c, ErrLeaseLost)
+}
+
+// One command at a time, also where a grant that is being downgraded is asked about when its lease ends.
+func TestAGrantThatIsAskedAboutWhileItIsDowngradedSendsNothingBesides(t *testing.T) {
+	c := writer()
+	h := drive(t)
+	h.connects = true // so it asks once whether it is wanted
+	h.enter(c)
+	id := h.sends(protocol.Acquire).ID
+	h.answer(h.grant())
+	h.downgrade(c)
+	next := h.sends(protocol.Downgrade).Next
+	h.reply(protocol.Answer{}, errSilence, time.Second)
+	h.connects = false
+	h.step(h.l.Subscribed)
+	h.sends(protocol.Acquire)
+	h.leave(c)
+	h.enter(writer())
+	if cmd := h.sends(protocol.Acquire); cmd.ID != id {
+		t.Errorf("asks about %s", cmd.ID)
+	}
+	h.answer(h.kept(h.top))
+	if cmd := h.sends(protocol.Acquire); cmd.ID == id || cmd.ID == next {
+		t.Errorf("asks about %s", cmd.ID)
+	}
+}
+
+// Redis can have restarted from an older state, in which this owned; others had the lock
+// since that token was given.
+func TestAGrantOfAnOlderStateOfTheServerGivesTokensOfNow(t *testing.T) {
+	for name, c := range map[string]*Caller{"writer": writer(), "reader": reader()} {
+		t.Run(name, func(t *testing.T) {
+			h, _ := queueing(t, c)
+			before := h.grant()
+			before.Kept = true
+			h.now = h.now.Add(time.Second)
+			h.top = h.clock() - 1 // another's, since
+			before.Clock = h.clock()
+			h.step(h.l.Subscribed)
+			h.answer(before)
+			h.in(c)
+			h.leave(c)
+			if cmd := h.sends(protocol.Release); cmd.Last != c.Token {
+				t.Errorf("released with %d, its token was %d", cmd.Last, c.Token)
+			}
+		})
+	}
+}
+
+// Everything is forgotten, and the server's clock went back.
+func TestAGrantThatIsAnsweredAnewWithASmallerTokenWasLost(t *testing.T) {
+	c := writer()
+	h := holding(t, c)
+	id := h.l.grant.req.ID
+	h.hears("granted", id, h.top+1)
+	h.sends(protocol.Acquire)
+	h.answer(protocol.Answer{Outcome: protocol.Granted, Token: h.top - 3_600_000_000, Clock: h.clock() - 3_600_000_000})
+	h.lost(c)
+	h.leave(c)
+	h.cancels(id)
+}
+
+// A late copy had the request queue, and granted, again. When that is heard the grant is
+// over, and another process may have the lock, though the request was repeated since.
+func TestAGrantFromBeforeARequestWasRepeatedIsNotBelievedForLonger(t *testing.T) {
+	c := writer()
+	h := drive(t)
+	h.enter(c)
+	id := h.sends(protocol.Acquire).ID
+	first := h.grant()
+	h.now = h.now.Add(handTTL)
+	second := h.token()
+	h.now = h.now.Add(handTTL)
+	h.answer(first)
+	h.out(c)
+	if cmd := h.sends(protocol.Acquire); cmd.ID != id {
+		t.Fatalf("asks for %s", cmd.ID)
+	}
+	h.hears("granted", id, second)
+	h.out(c)
+	h.answer(h.queue())
+	h.out(c)
+	h.hears("granted", id, h.token())
+	h.in(c)
+}

@@ -1,0 +1,240 @@
+package lockstate
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// Release and yield: what their answers, or none, lead to.
+
+// yielding returns a lock that gave the lock away with a caller waiting.
+func yielding(t testing.TB) (h *hand, a, b *Caller, cmd protocol.Command) {
+	t.Helper()
+	a, b = writer(), writer()
+	h = holding(t, a)
+	h.hears("wanted", h.l.grant.req.ID, 0)
+	h.enter(b)
+	h.pass(20 * time.Millisecond) // over the tenure
+	h.leave(a)
+	cmd = h.sends(protocol.Yield)
+	if cmd.Next == cmd.ID || cmd.Next == "" {
+		t.Fatalf("waits under %q after %q", cmd.Next, cmd.ID)
+	}
+	if a.Settled {
+		t.Fatal("settled although the lock is not given back")
+	}
+	return h, a, b, cmd
+}
+
+func TestAMessageMayOvertakeTheAnswerToAYield(t *testing.T) {
+	h, a, b, cmd := yielding(t)
+	sent := h.now
+	h.pass(time.Second)
+	h.hears("granted", cmd.Next, h.token())
+	h.in(b)
+	h.trust(sent.Sub(noon) + handWindow)
+	h.answer(h.queue())
+	h.in(b)
+	h.settled(a, nil)
+	h.cancels()
+	h.leave(b)
+	if again := h.sends(protocol.Release); again.ID != cmd.Next {
+		t.Errorf("releases %s, not %s", again.ID, cmd.Next)
+	}
+}
+
+func TestAMessageThatOvertookTheAnswerToAYieldTooLateIsNotBelieved(t *testing.T) {
+	h, _, b, cmd := yielding(t)
+	h.pass(handWindow)
+	h.hears("granted", cmd.Next, h.token())
+	h.out(b)
+	h.answer(h.queue())
+	h.out(b)
+	h.cancels()
+	if again := h.sends(protocol.Acquire); again.ID != cmd.Next { // no other message will come
+		t.Errorf("asks as %s, not as %s", again.ID, cmd.Next)
+	}
+}
+
+func TestAYieldWithoutAnswerHasTheOldCancelledAndTheNewAskedFor(t *testing.T) {
+	h, a, b, cmd := yielding(t)
+	h.reply(protocol.Answer{}, errSilence, time.Second)
+	h.out(b)
+	h.cancels(cmd.ID)
+	if until := h.ghosts[0].until; until.Sub(h.now) != handTTL {
+		t.Errorf("cancelled for %v, late copies may arrive for %v", until.Sub(h.now), handTTL)
+	}
+	if len(h.ghosts[0].Callers) != 1 || h.ghosts[0].Callers[0] != a || a.Settled {
+		t.Error("the cancel will not tell who left")
+	}
+	h.sendsNothing()
+	h.pass(time.Second)
+	if again := h.sends(protocol.Acquire); again.ID != cmd.Next {
+		t.Errorf("asks as %s, not as %s", again.ID, cmd.Next)
+	}
+	h.answer(h.grant())
+	h.in(b)
+}
+
+func TestAYieldOfALostGrantTellsTheLossAndAsksAnew(t *testing.T) {
+	h, a, b, cmd := yielding(t)
+	h.answer(protocol.Answer{Outcome: protocol.NotOurs})
+	h.settled(a, ErrLeaseLost)
+	h.lost(a)
+	h.cancels()
+	if again := h.sends(protocol.Acquire); again.ID == cmd.ID || again.ID == cmd.Next {
+		t.Errorf("asks under a used id, %s", again.ID)
+	}
+	h.answer(h.grant())
+	h.in(b)
+}
+
+func TestAReleaseWithoutAnswerIsFollowedByCancelWithTheLastToken(t *testing.T) {
+	a, b := writer(), writer()
+	h := holding(t, a)
+	id := h.l.grant.req.ID
+	h.enter(b)
+	h.leave(a)
+	h.in(b) // a token of its own
+	h.leave(b)
+	cmd := h.sends(protocol.Release)
+	h.reply(protocol.Answer{}, errSilence, time.Second)
+	h.cancels(id)
+	if got := h.ghosts[0].Last; got != b.Token || cmd.Last != b.Token {
+		t.Errorf("release tells of token %d, cancel of %d, the last was %d", cmd.Last, got, b.Token)
+	}
+	if until := h.ghosts[0].until; until.Sub(h.now) != handTTL {
+		t.Errorf("cancelled for %v, late copies may arrive for %v", until.Sub(h.now), handTTL)
+	}
+	h.settled(a, nil)
+	if b.Settled {
+		t.Error("settled before anybody knows")
+	}
+	h.state(none)
+	if !h.l.Idle() {
+		t.Error("the lock is kept for what is to be cancelled")
+	}
+}
+
+// The re-check that the message overtook has no answer: if it arrives after the grant was
+// lost, another may have owned before the lock was granted anew, under the same id. So a
+// release or yield that finds the id owning proves nothing; the cancel that follows does.
+func TestAReleaseProvesNothingWhereTheGrantMayHaveBeenGivenAnew(t *testing.T) {
+	doubtful := func(t *testing.T, c *Caller) (h *hand, id string) {
+		t.Helper()
+		h, id = overtaken(t, c)
+		h.reply(protocol.Answer{}, errSilence, time.Second)
+		return h, id
+	}
+	for name, release := range map[string]func(h *hand){
+		"released": func(h *hand) {
+			h.sends(protocol.Release)
+			h.answer(protocol.Answer{Outcome: protocol.Done})
+		},
+		"yielded":             func(h *hand) { h.sends(protocol.Yield); h.answer(h.queue()) },
+		"yielded to nobody":   func(h *hand) { h.sends(protocol.Yield); h.answer(h.grant()) },
+		"yielded, by message": func(h *hand) { h.hears("granted", h.sends(protocol.Yield).Next, h.token()) },
+	} {
+		for what, proved := range map[string]bool{"its token is still the last": true, "another had it": false} {
+			t.Run(name+", "+what, func(t *testing.T) {
+				c := writer(func(o *Terms) { o.Handoffs = 1 })
+				h, id := doubtful(t, c)
+				if name != "released" {
+					h.enter(writer())
+					h.hears("wanted", id, 0)
+				}
+				h.leave(c)
+				release(h)
+				if c.Settled {
+					t.Fatalf("its Unlock returned %v before there was a proof", c.Err)
+				}
+				h.cancels(id, id) // the first because the acquire may still arrive
+				last := h.ghosts[1]
+				if len(last.Callers) != 1 || last.Callers[0] != c || last.proof != c.Token {
+					t.Fatalf("the cancel that is to prove it: %+v", last)
+				}
+				h.step(func(now time.Time, fx *Effects) {
+					h.l.Cancelled(&Settlement{Callers: last.Callers, proved: proved}, now, fx)
+				})
+				if proved {
+					h.settled(c, nil)
+					return
+				}
+				h.lost(c)
+				if !errors.Is(c.Err, ErrLeaseLost) {
+					t.Errorf("its Unlock returned %v", c.Err)
+				}
+			})
+		}
+	}
+	t.Run("but for who entered when no acquire could arrive any more", func(t *testing.T) {
+		c, next := writer(func(o *Terms) { o.Tenure = time.Hour }), writer()
+		h, _ := doubtful(t, c)
+		h.keep().enter(next)
+		h.pass(handTTL)
+		h.leave(c)
+		h.settled(c, nil) // Redis was not asked
+		h.in(next)
+		h.leave(next)
+		h.sends(protocol.Release)
+		h.answer(protocol.Answer{Outcome: protocol.Done})
+		h.settled(next, nil)
+	})
+}
+
+func TestAReleaseOfALostGrantTellsTheLoss(t *testing.T) {
+	c := writer()
+	h := holding(t, c)
+	h.leave(c)
+	h.answer(protocol.Answer{Outcome: protocol.NotOurs})
+	h.settled(c, ErrLeaseLost)
+	h.lost(c)
+	h.cancels()
+}
+
+// It left while another command was under way, so the release was still to come.
+func TestALossBeforeTheReleaseWasSentIsToldToWhoLeft(t *testing.T) {
+	t.Run("evicted", func(t *testing.T) {
+		h := drive(t)
+		c := h.enter(writer())
+		id := h.sends(protocol.Acquire).ID
+		h.hears("granted", id, h.token())
+		h.leave(c)
+		h.hears("revoked", id, h.top)
+		h.settled(c, ErrLeaseLost)
+		h.lost(c)
+	})
+	t.Run("not ours at the downgrade", func(t *testing.T) {
+		c := writer()
+		h := holding(t, c)
+		h.downgrade(c)
+		h.leave(c)
+		h.answer(protocol.Answer{Outcome: protocol.NotOurs})
+		h.settled(c, ErrLeaseLost)
+		h.lost(c)
+	})
+}
+
+func TestALossWhileARecheckIsUnderWayCancelsWhatItBrings(t *testing.T) {
+	for name, a := range map[string]func(h *hand) protocol.Answer{"queued": (*hand).queue, "granted": (*hand).grant} {
+		t.Run(name, func(t *testing.T) {
+			x, y := writer(), writer()
+			h, id := overtaken(t, x)
+			h.enter(y)
+			h.hears("revoked", id, h.top)
+			h.lost(x)
+			h.leave(x)
+			h.out(y) // one command at a time
+			h.answer(a(h))
+			h.cancels(id)
+			if again := h.sends(protocol.Acquire); again.ID == id {
+				t.Error("asks under the id that was lost")
+			}
+			h.answer(h.grant())
+			h.in(y)
+		})
+	}
+}

@@ -1,0 +1,93 @@
+package lockstate
+
+import (
+	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// Status is a copy of a lock's state, for code that must not change it.
+type Status struct {
+	State       grantState
+	InFlight    protocol.Verb
+	Req         protocol.Request
+	Next        string // id of the request that takes the place of Req, if there is one
+	Token       uint64
+	Proved      time.Time
+	Since       time.Time
+	Trust       time.Time
+	Downgrading bool // a downgrade is asked for
+	Reserving   bool // it has a place in the queue behind itself, or asks for one
+	Renewed     bool // it needs renewals
+
+	ttl time.Duration // for which it was proved
+}
+
+// Status returns the lock's status.
+func (l *Lock) Status() Status {
+	g := &l.grant
+	v := Status{
+		State: g.state, InFlight: l.pending.verb, Req: g.req, Token: g.token, Proved: g.proved, Since: g.since,
+		Trust: g.trust(), Downgrading: g.role() == byDowngrade, Reserving: g.role() == byPlace, Renewed: l.needsRenewal(), ttl: g.ttl(),
+	}
+	if g.next != nil {
+		v.Next = g.next.req.ID
+	}
+	return v
+}
+
+// MayOwn reports whether the grant is held and, as far as is known, under id.
+func (v *Status) MayOwn(id string) bool {
+	return v.State == Held && (id == v.Req.ID || v.Downgrading && id == v.Next)
+}
+
+func (v *Status) String() string {
+	switch {
+	case v.Downgrading:
+		return "downgrading"
+	case v.Reserving:
+		return "reserving"
+	}
+	return [...]string{"none", "asking", "queued", "held", "releasing"}[v.State]
+}
+
+// Counts returns how many callers wait and how many are inside.
+func (l *Lock) Counts() (outside, within int) { return l.waiting.n, l.inside.n }
+
+// Oldest returns since when, counted from Environment.Start, the caller has waited that has
+// waited the longest, and the one has been inside that has been so the longest; -1 for none.
+func (l *Lock) Oldest() (waiting, inside time.Duration) {
+	waiting, inside = -1, -1
+	if c := l.waiting.first; c != nil {
+		waiting = c.Since
+	}
+	if c := l.inside.first; c != nil {
+		inside = c.Since
+	}
+	return waiting, inside
+}
+
+// TakeSlow returns the caller that has waited the longest, and the one that has been inside
+// the longest, if that began at since or earlier; each once, and nil otherwise. Their event
+// logs say so.
+func (l *Lock) TakeSlow(since time.Duration, now time.Time) (waiting, inside *Caller) {
+	take := func(c *Caller) *Caller {
+		if c == nil || c.slow || c.Since > since {
+			return nil
+		}
+		c.slow = true
+		c.Events.add(Event{At: now, What: eventSlow})
+		return c
+	}
+	return take(l.waiting.first), take(l.inside.first)
+}
+
+// Holders returns the first caller inside, nil if there is none. NextHolder leads to the
+// others.
+func (l *Lock) Holders() *Caller { return l.inside.first }
+
+// NextHolder returns the caller inside that entered after c, nil if there is none.
+func (c *Caller) NextHolder() *Caller { return c.next }
+
+// Drifted reports that wall and monotonic time have moved apart since ownership was proved.
+func (v *Status) Drifted(now time.Time) bool { return Gain(v.Proved, now).Abs() > margin(v.ttl) }

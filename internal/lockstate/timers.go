@@ -1,0 +1,133 @@
+package lockstate
+
+// What time does to a lock: when it needs a tick, and what a tick ends or renews.
+
+import (
+	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// Tick is the event that time has passed. Only a tick asks for renewals.
+func (l *Lock) Tick(now time.Time, fx *Effects) {
+	l.applyRules(now, fx)
+	// The rules come first, so that nothing is renewed that is being released.
+	g := &l.grant
+	if g.state == Held && l.needsRenewal() && (!now.Before(g.renewAt) || g.drifted(now)) {
+		fx.Renew = true
+		fx.Touch = g.touch(now)
+		g.renewAt = l.onGrid(now.Add(g.req.TTL / 3))
+		if !g.notified.IsZero() {
+			g.renewAt = now.Add(confirmTime)
+		}
+	}
+}
+
+// expire ends maximum holds, waits and trust windows that are over, by whichever clock says
+// so first.
+func (l *Lock) expire(now time.Time, fx *Effects) {
+	if !l.maxHoldAt.IsZero() && !now.Before(l.maxHoldAt) {
+		l.endOverlong(now, fx)
+	}
+	if c := l.waiting.first; c != nil && c.awaitsIdleOwner() && now.Sub(l.env.Start()) >= c.tryUntil {
+		l.reject(c, ErrLocked, fx) // the owner is in use
+	}
+	if g := &l.grant; g.state == Held && l.members != nil && g.over(now) {
+		l.lost = &lostGrant{g.req, l.lost}
+		if g.role() == byDowngrade {
+			l.lost = &lostGrant{g.next.req, l.lost}
+		}
+		l.lose("Redis did not confirm it in time", now, fx)
+	}
+}
+
+// Due returns when Tick must be called next, zero for never.
+func (l *Lock) Due() time.Time {
+	g := &l.grant
+	due := l.maxHoldAt
+	earliest := func(t time.Time) {
+		if !t.IsZero() && (due.IsZero() || t.Before(due)) {
+			due = t
+		}
+	}
+	if c := l.waiting.first; c != nil && c.awaitsIdleOwner() {
+		earliest(l.env.Start().Add(c.tryUntil))
+	}
+	switch {
+	case g.state == Held:
+		if l.needsRenewal() {
+			earliest(g.renewAt)
+		}
+		if l.members != nil {
+			earliest(g.trust())
+		} else if l.pending.verb == protocol.None {
+			earliest(g.trust())
+			earliest(g.idleTill)
+		}
+		if g.next != nil && l.pending.verb == protocol.None {
+			earliest(g.next.checkAt)
+		}
+	case g.state == none && l.waiting.first != nil:
+		earliest(l.inboxWaitUntil)
+	case l.pending.verb == protocol.None && g.requested():
+		earliest(g.checkAt)
+	}
+	return due
+}
+
+// Overlong is the reason of a loss by a maximum hold.
+const Overlong = "it was held for its maximum"
+
+// endOverlong ends the leases that were held for their maximum. The grant is renewed as long as
+// it has another lease that is within its own maximum.
+func (l *Lock) endOverlong(now time.Time, fx *Effects) {
+	l.maxHoldAt = time.Time{}
+	for c := l.members; c != nil; c = c.next {
+		switch {
+		case c.noRenew || c.Ended == ByLoss || c.Opts.MaxHold == 0:
+		case !now.Before(l.maxHoldOf(c)):
+			c.noRenew = true
+			l.end(c, Overlong, now, fx)
+		default:
+			l.watchMaxHold(c)
+		}
+	}
+}
+
+// watchMaxHold makes sure that a tick comes at the end of c's maximum hold, if it has one.
+func (l *Lock) watchMaxHold(c *Caller) {
+	if c.Opts.MaxHold == 0 {
+		return
+	}
+	if end := l.maxHoldOf(c); l.maxHoldAt.IsZero() || end.Before(l.maxHoldAt) {
+		l.maxHoldAt = end
+	}
+}
+
+// maxHoldOf returns when the lease of c has been held for its maximum.
+func (l *Lock) maxHoldOf(c *Caller) time.Time {
+	return l.env.Start().Add(c.Since + c.Opts.MaxHold)
+}
+
+// needsRenewal reports whether a lease, or the process, needs the grant renewed.
+func (l *Lock) needsRenewal() bool {
+	if l.members == nil {
+		return true // idle, or to be released when the command in flight is answered
+	}
+	for c := l.members; c != nil; c = c.next {
+		if !c.noRenew {
+			return true
+		}
+	}
+	return false
+}
+
+// Abandoned is the event that the Lease of c was garbage-collected. It is not renewed any more,
+// though it can still be unlocked through the mutex. It returns false if that changes nothing.
+func (l *Lock) Abandoned(c *Caller) bool {
+	if c.Phase != Inside || c.noRenew {
+		return false
+	}
+	c.noRenew = true
+	return true
+}

@@ -1,0 +1,248 @@
+package lockstate
+
+import (
+	"testing"
+	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// Ends that come with time: maximum and idle holds, collected leases.
+
+func TestAMaximumHoldEndsTheLeaseAndRenewalOnceNoOtherLeaseIsWithinItsOwn(t *testing.T) {
+	bound := func(d time.Duration) func(*Terms) { return func(o *Terms) { o.MaxHold = d } }
+	short, long, free := reader(bound(time.Minute)), reader(bound(2*time.Minute)), reader()
+	h := drive(t).keep()
+	h.enter(short, long)
+	h.answer(h.grant())
+	h.enter(free)
+	h.in(short, long, free)
+
+	h.pass(time.Minute - 1)
+	h.lost()
+	h.pass(1)
+	h.lost(short)
+	h.pass(time.Minute - 1)
+	h.lost(short)
+	h.pass(1)
+	h.lost(short, long)
+	h.pass(time.Hour)
+	h.lost(short, long) // the third has no maximum
+	n := len(h.renewals)
+	h.leave(free)
+	h.settled(free, nil)
+	h.pass(handTTL)
+	if len(h.renewals) != n {
+		t.Error("renewed for leases that are over")
+	}
+	h.leave(short)
+	h.leave(long)
+	h.settled(long, ErrLeaseLost)
+	h.lost(short, long)
+}
+
+func TestTheNextLeaseIsRenewedAfterAMaximumHold(t *testing.T) {
+	a, b := writer(func(o *Terms) { o.MaxHold = time.Minute }), writer()
+	h := holding(t, a).keep()
+	h.enter(b)
+	h.pass(time.Minute + time.Second)
+	h.lost(a)
+	h.leave(a)
+	h.sends(protocol.Yield) // the tenure was long
+	h.answer(h.grant())
+	h.in(b)
+	n := len(h.renewals)
+	h.pass(time.Hour)
+	h.lost(a)
+	if len(h.renewals) == n {
+		t.Error("the next lease is not renewed")
+	}
+}
+
+func TestACollectedLeaseIsNotRenewedAndEndsWithItsWindow(t *testing.T) {
+	c := writer()
+	h := holding(t, c).keep()
+	h.pass(time.Hour)
+	h.lost()
+	if !h.l.Abandoned(c) {
+		t.Error("the lease was not taken for abandoned")
+	}
+	if h.l.Abandoned(c) {
+		t.Error("abandoned twice")
+	}
+	n := len(h.renewals)
+	h.pass(handTTL)
+	if len(h.renewals) != n {
+		t.Error("an abandoned lease is renewed")
+	}
+	h.lost(c)
+}
+
+func TestAnIdleGrantIsKeptForItsTimeAndGivenUpAtTheFirstWish(t *testing.T) {
+	idle := func(o *Terms) { o.IdleHold = time.Minute }
+	t.Run("its time", func(t *testing.T) {
+		a, b := writer(idle), writer(idle)
+		h := holding(t, a).keep()
+		h.leave(a)
+		h.settled(a, nil)
+		h.pass(time.Minute - 1)
+		h.sendsNothing()
+		h.enter(b)
+		h.in(b)
+		if b.Via != ViaIdle {
+			t.Errorf("came %v", b.Via)
+		}
+		h.leave(b)
+		h.pass(time.Minute - 1)
+		h.sendsNothing()
+		h.pass(1)
+		h.sends(protocol.Release)
+	})
+	t.Run("a wish", func(t *testing.T) {
+		a := writer(idle)
+		h := holding(t, a)
+		h.leave(a)
+		h.hears("wanted", h.l.grant.req.ID, 0)
+		h.sends(protocol.Release)
+	})
+	t.Run("a wish before", func(t *testing.T) {
+		a := writer(idle)
+		h := holding(t, a)
+		h.hears("wanted", h.l.grant.req.ID, 0)
+		h.leave(a)
+		h.sends(protocol.Release)
+	})
+	t.Run("no renewal confirmed", func(t *testing.T) {
+		a := writer(idle)
+		h := holding(t, a)
+		h.leave(a)
+		h.pass(handWindow - 1)
+		h.sendsNothing()
+		h.pass(1)
+		h.sends(protocol.Release)
+		h.lost()
+	})
+	t.Run("another mode", func(t *testing.T) {
+		a, b := writer(idle), reader()
+		h := holding(t, a)
+		h.leave(a)
+		h.enter(b)
+		h.out(b)
+		h.sends(protocol.Yield)
+		h.answer(h.grant())
+		h.in(b)
+	})
+}
+
+// Nothing renews it, so it ends with its trust window, once.
+func TestACollectedLeaseIsNotEndedForItsMaximumHold(t *testing.T) {
+	bound := func(o *Terms) { o.MaxHold = time.Second }
+	a, b := reader(bound), reader(func(o *Terms) { o.MaxHold = 2 * time.Second })
+	h := holding(t, a)
+	h.enter(b)
+	h.in(b)
+	h.l.Abandoned(a)
+	h.pass(time.Second)
+	h.lost()
+	h.pass(time.Second)
+	h.lost(b)
+	h.pass(handWindow)
+	h.lost(b, a)
+}
+
+// Whoever came last, and whichever ends first.
+func TestEachMaximumHoldEndsItsOwnLease(t *testing.T) {
+	bound := func(d time.Duration) func(*Terms) { return func(o *Terms) { o.MaxHold = d } }
+	for _, order := range [][]time.Duration{{1, 2, 3}, {3, 2, 1}, {2, 3, 1}, {3, 1, 2}, {1, 3, 2}} {
+		h := drive(t).keep()
+		byEnd := make([]*Caller, 4)
+		for i, m := range order {
+			c := reader(bound(m * time.Minute))
+			h.enter(c)
+			if i == 0 {
+				h.answer(h.grant())
+			}
+			h.in(c)
+			byEnd[m] = c
+		}
+		for m := 1; m <= 3; m++ {
+			h.pass(time.Minute - 1)
+			h.lost(byEnd[1:m]...)
+			h.pass(1)
+			h.lost(byEnd[1 : m+1]...)
+		}
+	}
+}
+
+// A tenure begins when an idle grant is used again, whatever was given out before.
+func TestAnIdleGrantThatIsUsedAgainGivesOutAllLeasesOfATenure(t *testing.T) {
+	own := func(o *Terms) { o.IdleHold, o.Handoffs, o.Tenure = time.Minute, 3, time.Hour }
+	h := holding(t, writer(own)).keep()
+	c := h.l.inside.first
+	for range 5 { // nobody wants it so far
+		next := writer(own)
+		h.enter(next)
+		h.leave(c)
+		h.in(next)
+		c = next
+	}
+	h.leave(c)
+	h.pass(time.Second)
+	cs := []*Caller{writer(own), writer(own), writer(own), writer(own)}
+	h.enter(cs...)
+	h.in(cs[0])
+	h.hears("wanted", h.l.grant.req.ID, 0)
+	for i := range 2 {
+		h.leave(cs[i])
+		h.in(cs[i+1])
+	}
+	h.leave(cs[2])
+	h.out(cs[3])
+	h.sends(protocol.Yield)
+}
+
+func TestALeaseThatIsOverIsNotTrustedForTheFuture(t *testing.T) {
+	for how, end := range map[string]func(h *hand, c *Caller){
+		"unlocked": func(h *hand, c *Caller) { h.leave(c) },
+		"revoked":  func(h *hand, _ *Caller) { h.hears("revoked", h.l.grant.req.ID, h.l.grant.token) },
+		"not ours": func(h *hand, _ *Caller) {
+			h.renewed(protocol.Renewal{Req: h.l.grant.req, At: h.now}, protocol.NotOurs)
+		},
+		"maximum hold": func(h *hand, _ *Caller) { h.pass(time.Second) },
+	} {
+		t.Run(how, func(t *testing.T) {
+			c := writer(func(o *Terms) { o.MaxHold = time.Second })
+			h := holding(t, c)
+			h.pass(time.Millisecond)
+			end(h, c)
+			if until := h.l.TrustedUntil(c, h.now); until.After(h.now) {
+				t.Errorf("trusted for %v more", until.Sub(h.now))
+			}
+		})
+	}
+}
+
+func TestAReCheckWhereNobodyWillTellComesLaterEachTime(t *testing.T) {
+	h := drive(t)
+	h.polling = true
+	h.enter(writer())
+	for _, want := range []time.Duration{firstPoll, 2 * firstPoll, 4 * firstPoll, 8 * firstPoll} {
+		h.sends(protocol.Acquire)
+		h.answer(h.queue())
+		if got := h.l.Due().Sub(h.now); got != want {
+			t.Fatalf("looks again after %v, want %v", got, want)
+		}
+		h.pass(want)
+	}
+}
+
+func TestARequestWithoutAnswerIsAskedAboutAfterThePauseOnly(t *testing.T) {
+	h := drive(t)
+	h.enter(writer())
+	h.sends(protocol.Acquire)
+	h.reply(protocol.Answer{}, errSilence, time.Second)
+	h.pass(time.Second - time.Millisecond)
+	h.sendsNothing()
+	h.pass(time.Millisecond)
+	h.sends(protocol.Acquire)
+}

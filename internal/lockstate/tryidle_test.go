@@ -1,0 +1,192 @@
+package lockstate
+
+import (
+	"testing"
+	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// One who only tries, beside a process that may keep its grant idle. See
+// TestATryGetsAnIdleGrantOfAnotherProcess for both sides of it.
+
+const (
+	idlersID = "leased1:w:10000:ci:0000000000000000:BBBBBBBBBBBBBBBB:other"
+	busysID  = "leased1:w:10000:c:0000000000000000:BBBBBBBBBBBBBBBB:other"
+)
+
+// refused is the answer that another has the lock, with so many queued behind it.
+func (h *hand) refused(blocker string, queued int) protocol.Answer {
+	a := h.queue()
+	a.Outcome, a.Blocker, a.Place = protocol.Refused, blocker, queued
+	return a
+}
+
+func TestATryWaitsShortlyForAnOwnerThatMayBeIdle(t *testing.T) {
+	h := drive(t)
+	c := h.enter(trying(writer()))
+	if first := h.sends(protocol.Acquire); first.Wait {
+		t.Error("it queues before it knows who has the lock")
+	}
+	h.answer(h.refused(idlersID, 0))
+	h.out(c)
+	cmd := h.sends(protocol.Acquire)
+	if !cmd.Wait {
+		t.Error("it does not queue, so the owner hears nothing")
+	}
+	h.answer(h.queue())
+	h.pass(idleOwnersTime - 1)
+	h.out(c)
+	h.pass(1)
+	h.turned(c, ErrLocked)
+	h.cancels(cmd.ID)
+}
+
+func TestATryEntersWhenAnIdleOwnerLetsGo(t *testing.T) {
+	h := drive(t).keep()
+	c := h.enter(trying(reader()))
+	h.answer(h.refused(idlersID, 0))
+	h.answer(h.queue())
+	h.hears("granted", h.l.grant.req.ID, h.token())
+	h.in(c)
+	bound := h.enter(reader(func(o *Terms) { o.MaxHold = time.Minute }))
+	h.in(bound)
+	h.pass(time.Minute)
+	h.lost(bound) // the other's patience was no maximum of its hold
+}
+
+func TestATryIsTurnedAwayAtOnceByAnyOtherOwner(t *testing.T) {
+	for name, c := range map[string]struct {
+		blocker string
+		queued  int
+	}{
+		"that is not idle":            {busysID, 0},
+		"for whom others wait":        {idlersID, 1},
+		"that is foreign":             {"foreign:ci:", 0},
+		"that is of a later format":   {"leased2:w:10000:ci:0000000000000000:BBBBBBBBBBBBBBBB:other", 0},
+		"that nobody can name":        {"", 0},
+		"whose flags are not of ours": {"leased1:w:10000:cii:0000000000000000:BBBBBBBBBBBBBBBB:other", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := drive(t)
+			x := h.enter(trying(writer()))
+			h.answer(h.refused(c.blocker, c.queued))
+			h.turned(x, ErrLocked)
+			h.sendsNothing()
+			h.cancels()
+			h.state(none)
+		})
+	}
+}
+
+func TestATryThatWaitsForAnIdleOwnerIsTurnedAwayByTrouble(t *testing.T) {
+	h := drive(t)
+	c := h.enter(trying(writer()))
+	h.answer(h.refused(idlersID, 0))
+	h.reply(protocol.Answer{}, errSilence, time.Minute)
+	h.turned(c, errSilence)
+}
+
+func TestAnAnswerThatTakesLongDoesNotKeepATry(t *testing.T) {
+	h := drive(t)
+	c := h.enter(trying(writer()))
+	h.answer(h.refused(idlersID, 0))
+	id := h.sends(protocol.Acquire).ID
+	h.pass(idleOwnersTime)
+	h.turned(c, ErrLocked)
+	h.cancels()
+	h.answer(h.queue())
+	h.cancels(id)
+}
+
+// Others read the id to know whether the grant may be idle.
+func TestAGrantIsKeptIdleOnlyIfItsIdSaysSo(t *testing.T) {
+	idle := func(o *Terms) { o.IdleHold = time.Minute }
+	says := func(id string) bool {
+		who, err := protocol.ParseID(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return who.Idles
+	}
+	t.Run("of the caller it was asked for", func(t *testing.T) {
+		for _, idles := range []bool{false, true} {
+			a := writer()
+			if idles {
+				idle(a.Opts)
+			}
+			h := drive(t)
+			h.enter(a)
+			if id := h.sends(protocol.Acquire).ID; says(id) != idles {
+				t.Errorf("idle hold %v: %s", a.Opts.IdleHold, id)
+			}
+			h.answer(h.grant())
+			h.enter(writer(idle))
+			b := h.l.waiting.first
+			h.leave(a)
+			h.leave(b)
+			if !idles {
+				h.sends(protocol.Release)
+			} else {
+				h.sendsNothing()
+			}
+		}
+	})
+	t.Run("of a yield", func(t *testing.T) {
+		a, b := writer(), writer(idle)
+		h := holding(t, a)
+		h.hears("wanted", h.l.grant.req.ID, 0)
+		h.enter(b)
+		h.pass(20 * time.Millisecond)
+		h.leave(a)
+		if next := h.sends(protocol.Yield).Next; !says(next) {
+			t.Error(next)
+		}
+	})
+	t.Run("of a place", func(t *testing.T) {
+		h := holding(t, reader())
+		h.enter(writer(idle))
+		if id := h.sends(protocol.Acquire).ID; !says(id) {
+			t.Error(id)
+		}
+	})
+	t.Run("of a downgrade", func(t *testing.T) {
+		c := writer(idle)
+		h := holding(t, c)
+		h.downgrade(c)
+		if next := h.sends(protocol.Downgrade).Next; !says(next) {
+			t.Error(next)
+		}
+	})
+}
+
+func TestATryIsRefusedWhereItsYieldIsQueued(t *testing.T) {
+	r := reader(func(o *Terms) { o.IdleHold = time.Minute })
+	h := holding(t, r)
+	h.leave(r)
+	h.sendsNothing() // it idles
+	w := h.enter(trying(writer()))
+	id := h.sends(protocol.Yield).Next // another's writer queues at this time
+	h.answer(h.queue())
+	h.turned(w, ErrLocked)
+	h.cancels(id)
+}
+
+func TestARefusedTryLeavesNoRequestInTheQueue(t *testing.T) {
+	r := reader(func(o *Terms) { o.IdleHold = time.Minute })
+	h := holding(t, r)
+	h.leave(r)
+	w := h.enter(trying(writer()))
+	id := h.sends(protocol.Yield).Next
+	h.answer(h.queue()) // the yield has put it into the queue
+	for range 10 {
+		if h.flight != nil {
+			a := h.queue()
+			a.Outcome = protocol.Refused
+			h.answer(a)
+		}
+		h.pass(time.Second)
+	}
+	h.turned(w, ErrLocked)
+	h.cancels(id)
+}

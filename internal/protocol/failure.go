@@ -1,0 +1,41 @@
+package protocol
+
+import "errors"
+
+// The root package re-exports and documents these errors.
+var (
+	ErrClosed      = errors.New("leased: client is closed")
+	ErrInvalidName = errors.New("leased: invalid lock name")
+	ErrNoReplicas  = errors.New("leased: too few replicas have the grant")
+)
+
+// Failure is the error of a command, and what it means for the lock. An error is
+// classified once, before the state machine sees it: its methods can be user code, from a
+// hook of the Redis client, which must not run while a mutex is held.
+type Failure struct {
+	Err  error
+	Kind FailureKind
+}
+
+// FailureKind says what a command's error means. The kinds from NeedsOperator on do not
+// pass with time.
+type FailureKind uint8
+
+// The kinds of failures.
+const (
+	NoAnswer      FailureKind = iota // the command may have run, or may run yet
+	NeverSent                        // there was no connection to send it on
+	RefusedNow                       // Redis refused it and did nothing, and may accept it later
+	NeedsOperator                    // Redis refuses it, and does nothing, until an operator intervenes
+	OtherType                        // the same, because a key of the lock holds another type of value
+	ClientClosed                     // the Redis client is closed, so no command can be sent any more
+)
+
+// MayRun reports whether the command may have run or may run later.
+func (f *Failure) MayRun() bool { return f != nil && f.Kind == NoAnswer }
+
+// Lasts reports whether repeating the command soon is pointless.
+func (f *Failure) Lasts() bool { return f.Kind >= NeedsOperator }
+
+// Hopeless reports whether no command can ever succeed again, so that even Lock gives up.
+func (f *Failure) Hopeless() bool { return f.Kind == ClientClosed }

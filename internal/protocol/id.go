@@ -1,0 +1,176 @@
+package protocol
+
+import (
+	"crypto/rand"
+	"encoding/base64"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+)
+
+// Mode says how a lock is owned. Its letter is part of every request id.
+type Mode byte
+
+const (
+	Exclusive Mode = 'w'
+	Shared    Mode = 'r'
+)
+
+func (m Mode) String() string {
+	if m == Shared {
+		return "shared"
+	}
+	return "exclusive"
+}
+
+// FormatTag is the prefix of everything this version writes into Redis. A higher number
+// marks a value of a later version, which is left alone; a value without such a tag is
+// foreign.
+const FormatTag = "leased1:"
+
+// MarkerValue is the value of the lock's key while readers own the lock.
+const MarkerValue = FormatTag + "readers"
+
+// Request is one process's request for a grant. Its id is never reused and contains
+// everything that scripts and other processes need to know about it:
+//
+//	leased1:<mode>:<ttl ms>:<c|p|u>[i]:<96 random bits>:<client>
+//
+// The letter is a Proof. i: the owner may keep the grant without a holder until it is
+// notified that others want the lock.
+type Request struct {
+	ID   string
+	Mode Mode
+	TTL  time.Duration
+
+	// Provisional says that a grant by message is for ProvisionalTTL only, until the owner
+	// has renewed it or asked for it again.
+	Provisional bool
+}
+
+// Proof says in an id what tells others that the client is gone.
+type Proof byte
+
+const (
+	// Unproved: nothing does. The client's inbox was not confirmed when the id was made.
+	Unproved Proof = 'u'
+	// Counted: its inbox was confirmed on a server that counts every subscriber, so a count
+	// of 0 does.
+	Counted Proof = 'c'
+	// Provisionally: its inbox was confirmed where such a count proves nothing. A client
+	// that is granted such a request by message and is alive says so within ProvisionalTTL.
+	Provisionally Proof = 'p'
+)
+
+// ProvisionalTTL is for how long scripts record an owner that is notified of its grant and
+// whose id says Provisionally, at most: common.lua and release_fast.lua say the same. In a
+// queue whose dead nothing else tells apart, one of them costs so much instead of its TTL.
+const ProvisionalTTL = 2 * time.Second
+
+// provisional reports whether ProvisionalTTL is less than the request's own TTL.
+func provisional(p Proof, ttl time.Duration) bool {
+	return p == Provisionally && ttl > ProvisionalTTL
+}
+
+// NewClientID returns a unique name for a client: 96 random bits, and a label for people to
+// read.
+func NewClientID(label string) string { return randomBits() + ":" + label }
+
+// NewRequest returns a request with a fresh id. idles sets the flag i that is described at
+// Request.
+func NewRequest(client string, m Mode, ttl time.Duration, idles bool, p Proof) Request {
+	flag := string(rune(p))
+	if idles {
+		flag += "i"
+	}
+	return Request{
+		ID:   FormatTag + string(rune(m)) + ":" + strconv.FormatInt(ttl.Milliseconds(), 10) + ":" + flag + ":" + randomBits() + ":" + client,
+		Mode: m,
+		TTL:  ttl,
+
+		Provisional: provisional(p, ttl),
+	}
+}
+
+func randomBits() string {
+	var b [12]byte
+	_, _ = rand.Read(b[:]) // never fails: crypto/rand
+	return base64.RawURLEncoding.EncodeToString(b[:])
+}
+
+// Identity holds the fields of a request id.
+type Identity struct {
+	Mode   Mode
+	TTL    time.Duration
+	Proof  Proof
+	Idles  bool
+	Client string // random part and label
+	Label  string
+}
+
+// ParseID parses an id found in Redis. Nothing in Redis is trusted to be well-formed.
+func ParseID(id string) (Identity, error) {
+	malformed := func() (Identity, error) { return Identity{}, fmt.Errorf("leased: %.80q is not a request id", id) }
+	rest, ok := strings.CutPrefix(id, FormatTag)
+	if !ok || len(rest) < 2 || (rest[0] != byte(Exclusive) && rest[0] != byte(Shared)) || rest[1] != ':' {
+		return malformed()
+	}
+	who := Identity{Mode: Mode(rest[0])}
+	ttl, rest, _ := strings.Cut(rest[2:], ":")
+	ms, err := strconv.ParseUint(ttl, 10, 40)
+	if err != nil || ms == 0 || ttl[0] == '+' {
+		return malformed()
+	}
+	who.TTL = time.Duration(ms) * time.Millisecond
+	flags, rest, _ := strings.Cut(rest, ":")
+	flags, who.Idles = strings.CutSuffix(flags, "i")
+	const bits = 17 // 16 characters and a colon, for the request and again for the client
+	switch flags {
+	case "c", "p", "u":
+		who.Proof = Proof(flags[0])
+	default:
+		return malformed()
+	}
+	if len(rest) < 2*bits || !randomPart(rest[:bits]) || !randomPart(rest[bits:2*bits]) {
+		return malformed()
+	}
+	who.Client = rest[bits:]
+	who.Label = rest[2*bits:]
+	if strings.ContainsFunc(who.Label, unicode.IsSpace) {
+		return malformed()
+	}
+	return who, nil
+}
+
+// randomPart reports whether s is an output of randomBits followed by a colon.
+func randomPart(s string) bool {
+	for i := range len(s) - 1 {
+		c := s[i]
+		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '-' && c != '_' {
+			return false
+		}
+	}
+	return s[len(s)-1] == ':'
+}
+
+// RequestOf returns the request with this id.
+func RequestOf(id string) (Request, error) {
+	who, err := ParseID(id)
+	return Request{ID: id, Mode: who.Mode, TTL: who.TTL, Provisional: provisional(who.Proof, who.TTL)}, err
+}
+
+// NewerFormat reports whether a later version of leased wrote v.
+func NewerFormat(v string) bool {
+	rest, ok := strings.CutPrefix(v, "leased")
+	if !ok {
+		return false
+	}
+	number, _, ok := strings.Cut(rest, ":")
+	if !ok {
+		return false
+	}
+	n, err := strconv.ParseUint(number, 10, 32)
+	return err == nil && n > 1
+}

@@ -1,0 +1,70 @@
+package protocol
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestAnIDSaysWhatItWasMadeOf(t *testing.T) {
+	client := NewClientID("host:1")
+	for _, m := range []Mode{Exclusive, Shared} {
+		for _, ttl := range []time.Duration{100 * time.Millisecond, ProvisionalTTL, 30 * time.Second, MaxTTL} {
+			for _, idles := range []bool{false, true} {
+				for _, p := range []Proof{Unproved, Counted, Provisionally} {
+					made := NewRequest(client, m, ttl, idles, p)
+					who, err := ParseID(made.ID)
+					if want := (Identity{Mode: m, TTL: ttl, Proof: p, Idles: idles, Client: client, Label: "host:1"}); err != nil || who != want {
+						t.Errorf("%q: %+v, %v", made.ID, who, err)
+					}
+					if parsed, err := RequestOf(made.ID); err != nil || parsed != made {
+						t.Errorf("%+v, %v, want %+v", parsed, err, made)
+					}
+					if want := p == Provisionally && ttl > ProvisionalTTL; made.Provisional != want {
+						t.Errorf("%q: provisional %v", made.ID, made.Provisional)
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestAnIDWithOtherFlagsIsMalformed(t *testing.T) {
+	const good = "leased1:w:30000:p:AAAAAAAAAAAAAAAA:BBBBBBBBBBBBBBBB:o"
+	if _, err := ParseID(good); err != nil {
+		t.Fatal(err)
+	}
+	for _, flags := range []string{"", "i", "x", "P", "pp", "cp", "pc", "up", "ip", "pii", "p ", "pi "} {
+		if who, err := ParseID(strings.Replace(good, ":p:", ":"+flags+":", 1)); err == nil {
+			t.Errorf("flags %q: %+v", flags, who)
+		}
+	}
+}
+
+// What is accepted is what NewRequest could have made: the fields give the same text again.
+func FuzzParseID(f *testing.F) {
+	for _, flags := range []string{"c", "u", "p", "ci", "ui", "pi", "x", ""} {
+		f.Add("leased1:w:30000:" + flags + ":AAAAAAAAAAAAAAAA:BBBBBBBBBBBBBBBB:o")
+		f.Add("leased1:r:1:" + flags + ":AAAAAAAAAAAAAAA_:BBBBBBBBBBBBBBB-:")
+	}
+	for _, id := range []string{"", "leased1:w:0:u:a:b", "leased1:w:99999999999999:u:a:b", "leased1:x:1:u:a:b", "leased1:w:-1:u:a:b", "leased2:w:1:u:a:b", "leased1:w:1:u:"} {
+		f.Add(id)
+	}
+	f.Fuzz(func(t *testing.T, id string) {
+		who, err := ParseID(id)
+		if err != nil {
+			return
+		}
+		flags := string(rune(who.Proof))
+		if who.Idles {
+			flags += "i"
+		}
+		parts := strings.SplitN(id, ":", 6)
+		if parts[1] != string(rune(who.Mode)) || parts[3] != flags || parts[5] != who.Client || who.TTL <= 0 {
+			t.Errorf("%q was read as %+v", id, who)
+		}
+		if r, err := RequestOf(id); err != nil || r.Provisional && (who.Proof != Provisionally || r.TTL <= ProvisionalTTL) {
+			t.Errorf("%q: %+v, %v", id, r, err)
+		}
+	})
+}

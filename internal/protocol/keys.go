@@ -1,0 +1,108 @@
+package protocol
+
+import (
+	"fmt"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+const maxNameBytes = 512
+
+// Keys are the Redis keys of one lock. All are in one cluster slot, and an ACL pattern
+// with a trailing * that admits the lock's own key admits the others. Only that key is
+// stored, and the others are derived when needed: a client may hold very many locks.
+type Keys struct {
+	Lock   string // the lock's own key: holds the owner's id, or MarkerValue while readers own
+	Name   string // without prefix
+	tagged bool   // the prefix or the name contains a hash tag
+}
+
+// NewKeys returns the keys of the lock name, or an error that matches ErrInvalidName.
+func NewKeys(prefix, name string) (Keys, error) {
+	if err := validName(prefix, name); err != nil {
+		return Keys{}, err
+	}
+	key := prefix + name
+	return Keys{Lock: key, Name: key[len(prefix):], tagged: strings.Contains(key, "{")}, nil
+}
+
+// helper returns the key beside the lock's own that is called what.
+func (k *Keys) helper(what string) string {
+	if k.tagged {
+		// Two colons: with one, the helper keys of the name N:{N} would be those of N.
+		return k.Lock + "::" + what
+	}
+	return k.Lock + ":{" + k.Lock + "}:" + what
+}
+
+// Queue is the sorted set of waiting requests by place.
+func (k *Keys) Queue() string { return k.helper("queue") }
+
+// Readers is the sorted set of owning readers by expiry.
+func (k *Keys) Readers() string { return k.helper("readers") }
+
+// Waiters is the sorted set of waiting requests by expiry.
+func (k *Keys) Waiters() string { return k.helper("waiters") }
+
+// Meta holds the lock's last token.
+func (k *Keys) Meta() string { return k.helper("meta") }
+
+// All returns the keys in the order that the scripts expect, boxed for go-redis. The four
+// derived ones share one string, which saves allocations on every command.
+func (k *Keys) All() [5]any {
+	queue, readers, waiters, meta := k.Queue(), "readers", "waiters", "meta"
+	stem := queue[:len(queue)-len("queue")]
+	text := queue + stem + readers + stem + waiters + stem + meta
+	next := func(n int) string {
+		key := text[:n]
+		text = text[n:]
+		return key
+	}
+	return [5]any{
+		k.Lock,
+		next(len(queue)),
+		next(len(stem) + len(readers)),
+		next(len(stem) + len(waiters)),
+		next(len(stem) + len(meta)),
+	}
+}
+
+// validName accepts names of printable text with one hash tag or none. Control characters
+// would garble the logs and terminals that names are written to. A cluster hashes the text between the
+// first brace and the next closing one unless it is empty; any other use of braces would
+// spread a lock's keys over several slots.
+func validName(prefix, name string) error {
+	switch {
+	case name == "":
+		return fmt.Errorf("%w: it is empty", ErrInvalidName)
+	case len(name) > maxNameBytes:
+		return fmt.Errorf("%w: %.32q… has %d bytes, at most %d are allowed", ErrInvalidName, name, len(name), maxNameBytes)
+	case !utf8.ValidString(name):
+		return fmt.Errorf("%w: %q is not UTF-8", ErrInvalidName, name)
+	}
+	key := prefix + name
+	if strings.ContainsFunc(key, unicode.IsControl) {
+		return fmt.Errorf("%w: %q has control characters", ErrInvalidName, key)
+	}
+	open, shut := strings.IndexByte(key, '{'), strings.IndexByte(key, '}')
+	switch {
+	case open < 0 && shut < 0:
+		return nil
+	case open < 0 || (shut >= 0 && shut < open):
+		return fmt.Errorf("%w: %q has a } without a { before it", ErrInvalidName, key)
+	case shut < 0:
+		return fmt.Errorf("%w: %q has a { that is not closed", ErrInvalidName, key)
+	case shut == open+1:
+		return fmt.Errorf("%w: %q has an empty hash tag {}", ErrInvalidName, key)
+	}
+	for _, helper := range [...]string{":queue", ":readers", ":waiters", ":meta"} {
+		if strings.HasSuffix(key, helper) {
+			return fmt.Errorf("%w: %q ends as the keys beside another lock do", ErrInvalidName, key)
+		}
+	}
+	return nil
+}
+
+// InboxChannel returns the channel on which a client receives its messages.
+func InboxChannel(prefix, client string) string { return prefix + "leased:inbox:" + client }

@@ -1,0 +1,42 @@
+package protocol
+
+import (
+	"math/rand"
+	"strings"
+	"testing"
+)
+
+// If two locks shared a key, one would wait for the other or be deleted with it. The names are
+// made of the pieces that keys are made of.
+func TestNoKeyOfALockIsAKeyOfAnother(t *testing.T) {
+	pieces := []string{"N", "M", ":", ":", "{", "}", "{N}", "{M}", ":{N}", "N:{N}", "queue", "readers", "waiters", "meta", ":queue", "::queue", ":meta", "::meta"}
+	rng := rand.New(rand.NewSource(1))
+	random := func(most int) string {
+		var b strings.Builder
+		for range rng.Intn(most + 1) {
+			b.WriteString(pieces[rng.Intn(len(pieces))])
+		}
+		return b.String()
+	}
+	tags := [2]int{}
+	owner := map[string]string{} // key → the lock's own key
+	for range 200_000 {
+		k, err := NewKeys(random(2), random(4))
+		if err != nil {
+			continue
+		}
+		if owner[k.Lock] == k.Lock {
+			continue // seen
+		}
+		tags[map[bool]int{true: 1}[k.tagged]]++
+		for _, key := range k.All() {
+			if other, taken := owner[key.(string)]; taken && other != k.Lock {
+				t.Fatalf("%q is a key of lock %q and of lock %q", key, k.Lock, other)
+			}
+			owner[key.(string)] = k.Lock
+		}
+	}
+	if tags[0] < 1_000 || tags[1] < 1_000 {
+		t.Errorf("only %d names without a hash tag and %d with one were tried", tags[0], tags[1])
+	}
+}

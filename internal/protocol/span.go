@@ -1,0 +1,57 @@
+package protocol
+
+import "encoding/hex"
+
+// Span identifies a span of this or another process, as the traceparent header of W3C
+// Trace Context does. So neither this package nor the state machine depends on
+// OpenTelemetry.
+type Span struct {
+	TraceID [16]byte
+	SpanID  [8]byte
+	Flags   byte
+	Remote  bool // it belongs to another process
+}
+
+// noSpan is written where a command or message carries no span.
+const noSpan = "-"
+
+func (s *Span) valid() bool {
+	return s.TraceID != [16]byte{} && s.SpanID != [8]byte{}
+}
+
+// FormatSpan formats a span like the traceparent header, and nil as noSpan.
+func FormatSpan(s *Span) string {
+	if s == nil || !s.valid() {
+		return noSpan
+	}
+	b := make([]byte, 0, 55)
+	b = append(b, "00-"...)
+	b = hex.AppendEncode(b, s.TraceID[:])
+	b = append(b, '-')
+	b = hex.AppendEncode(b, s.SpanID[:])
+	b = append(b, '-')
+	b = hex.AppendEncode(b, []byte{s.Flags})
+	return string(b)
+}
+
+// parseSpan parses what FormatSpan wrote, and returns nil for anything else: every client
+// that may publish can have sent the text.
+func parseSpan(text string) *Span {
+	if len(text) != 55 || text[:3] != "00-" || text[35] != '-' || text[52] != '-' {
+		return nil
+	}
+	s := Span{Remote: true}
+	var flags [1]byte
+	for _, part := range []struct {
+		to   []byte
+		from string
+	}{{s.TraceID[:], text[3:35]}, {s.SpanID[:], text[36:52]}, {flags[:], text[53:]}} {
+		if _, err := hex.Decode(part.to, []byte(part.from)); err != nil {
+			return nil
+		}
+	}
+	if s.Flags = flags[0]; !s.valid() {
+		return nil
+	}
+	return &s
+}

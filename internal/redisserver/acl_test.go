@@ -1,0 +1,136 @@
+package redisserver
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/redistest"
+)
+
+// neededCommands are the rights that a user needs besides its keys and channels. On Redis
+// 6.2 write "+pubsub" instead of "+pubsub|numsub". go-redis also sends CLIENT SETINFO,
+// which may be refused.
+var neededCommands = []any{
+	"-@all", "+eval", "+evalsha", "+ping", "+hello", "+subscribe", "+unsubscribe", "+publish", "+pubsub|numsub",
+	"+get", "+set", "+del", "+exists", "+pexpire", "+pexpireat", "+pttl", "+time",
+	"+zadd", "+zcard", "+zcount", "+zrange", "+zrangebyscore", "+zrank", "+zrem", "+zremrangebyscore", "+zrevrange", "+zscore",
+}
+
+func TestAUserWithTheNeededCommandsCanDoAll(t *testing.T) {
+	in := redistest.Server(t)
+	admin := in.Client()
+	redistest.CheckLeaks(t, admin, "")
+	acl := append([]any{"ACL", "SETUSER", "app", "on", ">pass", "resetkeys", "~p:*", "resetchannels", "&p:leased:inbox:*"}, neededCommands...)
+	if err := admin.Do(context.Background(), acl...).Err(); err != nil {
+		t.Fatal(err)
+	}
+	rdb := in.Client(func(o *redis.Options) { o.Username, o.Password = "app", "pass" })
+	for _, name := range []string{"x", "{x}y"} {
+		s := newScene(t, rdb, "p:", name)
+		inbox := s.listen("B")
+		a, b, c, r := s.writer("A"), counted(s.writer("B")), s.writer("C"), s.reader("D")
+		s.gets(s.acquire(a))
+		s.waits(s.acquire(b), 0)
+		for range 3 {
+			s.acquire(s.id("C", protocol.Shared, long))
+		}
+		s.is(s.release(a, 1), protocol.Done)
+		s.owned(b)
+		if m := inbox.received(); len(m) != 1 || m[0].Kind != "granted" {
+			t.Errorf("received %+v", m)
+		}
+		if !s.renew(b) {
+			t.Error("not renewed")
+		}
+		s.is(s.yield(b, c, 1), protocol.Enqueued)
+		s.cancel(c, 0)
+		s.gets(s.acquire(r))
+		if !s.renew(r) {
+			t.Error("reader not renewed")
+		}
+		s.evict()
+		s.gets(s.acquire(a))
+		s.gets(s.downgrade(a, s.reader("A"), 1))
+		for range 110 { // more than one call notifies
+			s.gets(s.acquire(s.id("D", protocol.Shared, long+time.Duration(s.made)*time.Second)))
+		}
+		if w := s.acquire(s.writer("B")); w.Told == 0 || w.Echo == protocol.EchoDenied {
+			t.Errorf("%+v", w)
+		}
+		if _, err := s.srv.Inspect(context.Background(), &s.keys); err != nil {
+			t.Error(err)
+		}
+		s.evict()
+	}
+	admin.FlushAll(context.Background())
+}
+
+// A denied PUBLISH returns an error and no count, so the waiter is made owner and finds out
+// at its re-check.
+func TestADeniedPublishIsNoProofThatTheWaiterIsGone(t *testing.T) {
+	in := redistest.Server(t)
+	admin := in.Client()
+	redistest.CheckLeaks(t, admin, "")
+	if err := admin.Do(context.Background(), "ACL", "SETUSER", "nopublish", "on", ">pass", "~*", "resetchannels", "+@all").Err(); err != nil {
+		t.Fatal(err)
+	}
+	s := newScene(t, in.Client(func(o *redis.Options) { o.Username, o.Password = "nopublish", "pass" }), "", "x")
+	newScene(t, admin, "", "x").listen("B")
+	for _, m := range []protocol.Mode{protocol.Exclusive, protocol.Shared} {
+		owner, next, last := s.writer("A"), counted(s.id("B", m, long)), s.writer("C")
+		s.gets(s.acquire(owner))
+		c := s.acquireOf(next)
+		c.Echo = "nonce"
+		if a := s.must(s.do(c)); a.Echo != protocol.EchoDenied {
+			t.Errorf("%v: an echo that is denied says %d", m, a.Echo)
+		}
+		if a := s.acquire(last); a.Echo != protocol.EchoDenied { // wanted was to be published
+			t.Errorf("%v: a denied wanted says %d", m, a.Echo)
+		}
+		if a := s.release(owner, 0); a.Handed != 1 {
+			t.Errorf("%v: %d were made owner", m, a.Handed)
+		}
+		s.owned(next)
+		s.queued(last)
+		s.gets(s.acquire(next))
+		if owners := s.evict(); !slices.Equal(owners, []string{next}) {
+			t.Errorf("%v: evicted %q", m, owners)
+		}
+		s.owned(last)
+		s.clear()
+	}
+	owner, behind, mine := s.writer("A"), counted(s.reader("B")), s.reader("A")
+	s.gets(s.acquire(owner))
+	s.waits(s.acquire(behind), 0)
+	s.gets(s.downgrade(owner, mine, 0))
+	s.owned(mine, behind)
+	s.clear()
+}
+
+// An error from PUBSUB NUMSUB proves nothing either.
+func TestWhereNobodyMayAskWhoListensAWaiterIsNotTakenForGone(t *testing.T) {
+	in := redistest.Server(t)
+	admin := in.Client()
+	redistest.CheckLeaks(t, admin, "")
+	if err := admin.Do(context.Background(), "ACL", "SETUSER", "noask", "on", ">pass", "~*", "&*", "+@all", "-pubsub").Err(); err != nil {
+		t.Fatal(err)
+	}
+	s := newScene(t, in.Client(func(o *redis.Options) { o.Username, o.Password = "noask", "pass" }), "", "x")
+	for _, m := range []protocol.Mode{protocol.Exclusive, protocol.Shared} {
+		owner, next, last := s.writer("A"), counted(s.id("B", m, long)), s.writer("C")
+		s.gets(s.acquire(owner))
+		s.waits(s.acquire(next), 0)
+		s.waits(s.acquire(last), 1)
+		if a := s.release(owner, 0); a.Handed != 1 {
+			t.Errorf("%v: %d were made owner", m, a.Handed)
+		}
+		s.owned(next)
+		s.queued(last)
+		s.clear()
+	}
+}

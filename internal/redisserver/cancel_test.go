@@ -1,0 +1,144 @@
+package redisserver
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+func TestCancelAnswersWhetherTheIDOwnedAndTheLastTokenBeforeTheNextOwners(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		s.listen("B")
+		for _, request := range []func(string) string{s.writer, s.reader} {
+			first, waiter := request("A"), s.writer("B")
+			token := s.gets(s.acquire(first))
+			if r := s.answerOf(waiter, 0); r.Owned || r.Token != token {
+				t.Errorf("a stranger's cancel: %+v, the token is %d", r, token)
+			}
+			s.waits(s.acquire(waiter), 0)
+			if r := s.answerOf(first, token+5); !r.Owned || r.Token != token+5 {
+				t.Errorf("the owner's cancel: %+v, the last token was %d", r, token+5)
+			}
+			// The waiter owns by now.
+			if r := s.answerOf(first, token+5); r.Owned || r.Token == token+5 {
+				t.Errorf("the next owner's token is not told of: %+v", r)
+			}
+			if r := s.answerOf(waiter, 0); !r.Owned {
+				t.Errorf("the next owner's cancel: %+v", r)
+			}
+		}
+	})
+}
+
+func TestCancelAnswersNoTokenWhereItProvesNothing(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		id := s.writer("A")
+		if r := s.answerOf(id, 7); r.Owned || r.Token != 0 {
+			t.Errorf("of a lock that nobody had: %+v", r)
+		}
+		token := s.gets(s.acquire(id))
+		s.raw("SET", s.keys.Lock, "foreign")
+		if r := s.answerOf(id, 0); r.Owned || r.Token != 0 {
+			t.Errorf("beside a foreign owner: %+v", r)
+		}
+		s.raw("DEL", s.keys.Lock)
+		if r := s.answerOf(id, 0); r.Owned || r.Token != token {
+			t.Errorf("of a lock that was deleted: %+v, the token was %d", r, token)
+		}
+		s.raw("SET", s.keys.Meta(), "leased2:9:9", "PX", 60_000)
+		if r := s.answerOf(id, 0); r.Owned || r.Token != 0 {
+			t.Errorf("of a lock whose token a later version keeps: %+v", r)
+		}
+	})
+}
+
+// An owner assigns tokens to its local callers. While the server's clock is behind, the next
+// owner can get the same number.
+func TestATokenDrawnByItsOwnerProvesARealReleaseOnly(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		s.listen("B")
+		first, second := s.writer("A"), s.writer("B")
+		drawn := s.gets(s.acquire(first)) + 3_600_000_000
+		s.raw("DEL", s.keys.Lock)
+		s.raw("SET", s.keys.Meta(), fmt.Sprintf("leased1:%d:1", drawn-1), "PX", 600_000)
+		if token := s.gets(s.acquire(second)); token != drawn {
+			t.Fatalf("token %d, want %d", token, drawn)
+		}
+		if r := s.answerOf(first, drawn); r.Owned || r.Token != 0 {
+			t.Errorf("another owner got that token: %+v", r)
+		}
+		s.release(second, drawn+1)
+		if r := s.answerOf(first, drawn+1); r.Owned || r.Token != 0 {
+			t.Errorf("another owner drew that token: %+v", r)
+		}
+		if r := s.answerOf(second, drawn+1); r.Owned || r.Token != drawn+1 {
+			t.Errorf("of a release that was carried out: %+v", r)
+		}
+	})
+}
+
+func TestCancelGivesBackWhatWasGrantedMeanwhile(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		for _, m := range []protocol.Mode{protocol.Exclusive, protocol.Shared} {
+			id, next := s.id("A", m, long), s.writer("B")
+			s.gets(s.acquire(id))
+			s.waits(s.acquire(next), 0)
+			s.cancel(id, 0)
+			s.owned(next)
+			s.release(next, 0)
+		}
+	})
+}
+
+// A message about an owner that has just released is answered with cancel (docs/design.md,
+// section 9, 13). If that cancel notified the next owner, which may have released too by
+// then, it could go on without end.
+func TestACancelThatFindsNothingTellsNobodyAndOneOfAPlaceTellsTheOwnersThatOthersWait(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		for _, m := range []protocol.Mode{protocol.Exclusive, protocol.Shared} {
+			gone, owner, place, other := s.writer("B"), s.id("A", m, long), s.writer("B"), s.writer("C")
+			a := s.listen("A")
+			s.gets(s.acquire(owner))
+			s.acquire(place)
+			s.acquire(other)
+			a.received()
+			s.cancel(gone, 0)
+			a.receives("")
+			s.cancel(place, 0)
+			a.receives(owner, "wanted")
+			s.cancel(place, 0)
+			a.receives("")
+			s.clear()
+		}
+	})
+}
+
+// They need not wait for their re-check.
+func TestCancellingAWaitingWriterLetsReadersBehindItIn(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		inbox := s.listen("C")
+		a, w, c := s.reader("A"), s.writer("B"), counted(s.reader("C"))
+		s.gets(s.acquire(a))
+		s.waits(s.acquire(w), 0)
+		s.waits(s.acquire(c), 1)
+		inbox.receives("")
+		s.cancel(w, 0)
+		s.owned(a, c)
+		s.queued()
+		inbox.receives(c, "granted")
+	})
+}
+
+func TestACancelledReaderWhoseMarkerIsGoneLeavesNothing(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		reader := s.reader("A")
+		s.gets(s.acquire(reader))
+		s.raw("DEL", s.keys.Lock)
+		s.cancel(reader, 0)
+		if st := s.look(); len(st.readers) != 0 {
+			t.Errorf("readers: %v", st.readers)
+		}
+		s.clear()
+	})
+}

@@ -1,0 +1,170 @@
+package redisserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// ErrRedisClosed is the error of a command through a *redis.Client that was closed. It is
+// permanent. It matches ErrClosed and redis.ErrClosed.
+var ErrRedisClosed error = redisClosed{}
+
+type redisClosed struct{}
+
+func (redisClosed) Error() string {
+	return "the Redis client is closed, so its locks cannot be used any more; close it after the leased.Client"
+}
+func (redisClosed) Unwrap() []error { return []error{protocol.ErrClosed, redis.ErrClosed} }
+
+// errPoolExhausted is the error of a command that got no connection in time. It matches
+// redis.ErrPoolTimeout.
+type errPoolExhausted struct{ size int }
+
+func (e errPoolExhausted) Error() string {
+	return fmt.Sprintf("no connection to Redis came free in time: the Redis client's pool of %d is exhausted", e.size)
+}
+func (errPoolExhausted) Unwrap() error { return redis.ErrPoolTimeout }
+
+// OtherTypeError is a WRONGTYPE error, with a message that says what it means for a lock.
+type OtherTypeError struct{ Answer error }
+
+func (e *OtherTypeError) Error() string {
+	return "the lock's Redis key, or one beside it, holds another type of value: " +
+		"another program, such as Redisson, uses this name: " + e.Answer.Error()
+}
+
+// Unwrap returns the error as Redis sent it.
+func (e *OtherTypeError) Unwrap() error { return e.Answer }
+
+// inWords replaces an error of Redis whose text does not say what it means for a lock.
+func inWords(err error) error {
+	if wrongType(err) {
+		return &OtherTypeError{err}
+	}
+	if what, missing := lacking(err); missing {
+		return &LackingError{what, err}
+	}
+	return err
+}
+
+// LackingError is the answer of a server, or of a proxy before it, that cannot run the
+// scripts of locks. Its text says what is missing and what to do.
+type LackingError struct {
+	what   string
+	Answer error
+}
+
+func (e *LackingError) Error() string {
+	return "this server cannot keep locks: " + e.what + " (docs/deployments.md lists servers): " + e.Answer.Error()
+}
+
+// Unwrap returns the error as the server sent it.
+func (e *LackingError) Unwrap() error { return e.Answer }
+
+// lacking returns what a server lacks that answers so.
+func lacking(err error) (what string, missing bool) {
+	if err == nil {
+		return "", false
+	}
+	text := strings.ToLower(err.Error())
+	for _, l := range [...]struct{ mark, what string }{
+		{"write commands not allowed after non deterministic", // Redis 5 and 6
+			"its scripts may not write once they have read the clock; set lua-replicate-commands to yes, or take Redis 7 or later"},
+		{"not allowed from script", // also "... from scripts"
+			"it refuses a command inside scripts, of which TIME is needed on every server; take one that allows it"},
+		{"unknown redis command called from", // a script, or "Lua script"
+			"it does not know a command that the scripts call; take Redis 6.2 or later, or Valkey"},
+		{"passed using the keys array", // a proxy that reads the scripts
+			"a proxy refuses how the scripts name their keys; have it not check scripts, or connect to the servers themselves"},
+		{"unknown command 'eval", "it runs no Lua scripts; take a server, or a proxy, that has EVAL and EVALSHA"},
+		{"unknown command `eval", "it runs no Lua scripts; take a server, or a proxy, that has EVAL and EVALSHA"},
+		{"unsupported command 'eval", "it runs no Lua scripts; take a server, or a proxy, that has EVAL and EVALSHA"},
+	} {
+		if strings.Contains(text, l.mark) {
+			return l.what, true
+		}
+	}
+	return "", false
+}
+
+// Classify says what the error of a command means. It returns nil for no error. It calls
+// methods of err, which can be user code, so no mutex may be held.
+func Classify(err error) *protocol.Failure {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, ErrRedisClosed):
+		return &protocol.Failure{Err: err, Kind: protocol.ClientClosed}
+	case wrongType(err):
+		return &protocol.Failure{Err: err, Kind: protocol.OtherType}
+	case OnlyOperatorHelps(err):
+		return &protocol.Failure{Err: err, Kind: protocol.NeedsOperator}
+	case IsServerReply(err):
+		return &protocol.Failure{Err: err, Kind: protocol.RefusedNow}
+	case notSent(err) && !errors.As(err, new(errPoolExhausted)): // this one is a guess
+		return &protocol.Failure{Err: err, Kind: protocol.NeverSent}
+	}
+	return &protocol.Failure{Err: err, Kind: protocol.NoAnswer}
+}
+
+// OnlyOperatorHelps reports whether err is a reply of Redis that only an operator can change,
+// so that repeating the command soon is pointless. It looks for the markers anywhere in the
+// text: if the command that failed was inside a script, Redis puts a prefix before them,
+// which differs from version to version.
+func OnlyOperatorHelps(err error) bool {
+	if err == nil {
+		return false
+	}
+	for _, mark := range [...]string{
+		"NOAUTH", "WRONGPASS", "NOPERM", "WRONGTYPE", "unauthenticated",
+		"Operation against a key holding the wrong kind of value",
+		"can't run this command", "can't access at least one of the", // inside a script, up to Redis 7.0
+		"ACL failure in script", // from Redis 7.2 on, and Valkey
+		"running in protected mode",
+	} {
+		if strings.Contains(err.Error(), mark) {
+			return true
+		}
+	}
+	if _, missing := lacking(err); missing {
+		return true
+	}
+	return false
+}
+
+// wrongType reports whether err says that a key holds another type of value.
+func wrongType(err error) bool {
+	return err != nil && strings.Contains(err.Error(), "wrong kind of value")
+}
+
+// IsServerReply reports whether err is a reply of Redis, which then did nothing. Without a
+// reply, the command may have run or may run later.
+func IsServerReply(err error) bool {
+	var answer redis.Error
+	return errors.As(err, &answer)
+}
+
+// notSent reports whether the command was certainly not sent, for lack of a connection.
+func notSent(err error) bool {
+	var op *net.OpError
+	return errors.As(err, &op) && op.Op == "dial" || errors.Is(err, redis.ErrPoolTimeout)
+}
+
+// ofNetwork replaces a network error that matches a context's error: the context was an
+// internal one, and a caller would take the error for that of its own context.
+func ofNetwork(err error) error {
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		if notSent(err) {
+			return &net.OpError{Op: "dial", Err: errors.New(err.Error())}
+		}
+		return fmt.Errorf("leased: no answer from Redis: %v", err) //nolint:errorlint // %v on purpose: see above
+	}
+	return err
+}

@@ -1,0 +1,72 @@
+package redisserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// answerError is an error of Redis as go-redis returns it.
+type answerError string
+
+func (e answerError) Error() string { return string(e) }
+func (answerError) RedisError()     {}
+
+func TestAnErrorSaysWhetherWaitingMendsIt(t *testing.T) {
+	for text, want := range map[string]protocol.FailureKind{
+		"LOADING Redis is loading the dataset in memory":                         protocol.RefusedNow,
+		"OOM command not allowed when used memory > 'maxmemory'.":                protocol.RefusedNow,
+		"READONLY You can't write against a read only replica.":                  protocol.RefusedNow,
+		"NOREPLICAS Not enough good replicas to write.":                          protocol.RefusedNow,
+		"BUSY Redis is busy running a script.":                                   protocol.RefusedNow,
+		"NOAUTH Authentication required.":                                        protocol.NeedsOperator,
+		"WRONGPASS invalid username-password pair or user is disabled.":          protocol.NeedsOperator,
+		"NOPERM this user has no permissions to run the 'evalsha' command":       protocol.NeedsOperator,
+		"NOPERM User u has no permissions to run the 'evalsha' command":          protocol.NeedsOperator,
+		"ERR unauthenticated multibulk length":                                   protocol.NeedsOperator,
+		"DENIED Redis is running in protected mode because protected mode is on": protocol.NeedsOperator,
+		// inside a script, Redis 6.2
+		"ERR Error running script (call to f_6b): @user_script:1: @user_script: 1: The user executing the script can't run this command or subcommand ":                                         protocol.NeedsOperator,
+		"ERR Error running script (call to f_6b): @user_script:1: @user_script: 1: The user executing the script can't access at least one of the keys mentioned in the command arguments ":     protocol.NeedsOperator,
+		"ERR Error running script (call to f_6b): @user_script:1: @user_script: 1: The user executing the script can't access at least one of the channels mentioned in the command arguments ": protocol.NeedsOperator,
+		// 7.0
+		"ERR The user executing the script can't run this command or subcommand script: 6b, on @user_script:1.":                                     protocol.NeedsOperator,
+		"ERR The user executing the script can't access at least one of the keys mentioned in the command arguments script: 6b, on @user_script:1.": protocol.NeedsOperator,
+		// 7.2 and later, Valkey
+		"ERR ACL failure in script: User u has no permissions to run the 'set' command script: 6b, on @user_script:1.": protocol.NeedsOperator,
+		"ERR ACL failure in script: User u has no permissions to access the 'x' key script: 6b, on @user_script:1.":    protocol.NeedsOperator,
+		"NOPERM ACL failure in script: No permissions to access a key":                                                 protocol.NeedsOperator,
+		"WRONGTYPE Operation against a key holding the wrong kind of value":                                            protocol.OtherType,
+		"ERR WRONGTYPE Operation against a key holding the wrong kind of value script: 6b, on @user_script:20.":        protocol.OtherType,
+	} {
+		if got := Classify(fmt.Errorf("wrapped: %w", answerError(text))); got.Kind != want {
+			t.Errorf("%q is of kind %d, want %d", text, got.Kind, want)
+		}
+	}
+	for _, c := range []struct {
+		err  error
+		want protocol.FailureKind
+	}{
+		{io.EOF, protocol.NoAnswer},
+		{context.DeadlineExceeded, protocol.NoAnswer},
+		{&net.OpError{Op: "read", Err: errors.New("reset")}, protocol.NoAnswer},
+		{&net.OpError{Op: "dial", Err: errors.New("refused")}, protocol.NeverSent},
+		{redis.ErrPoolTimeout, protocol.NeverSent},
+		{errPoolExhausted{3}, protocol.NoAnswer}, // a guess
+		{ErrRedisClosed, protocol.ClientClosed},
+	} {
+		if got := Classify(c.err); got.Kind != c.want {
+			t.Errorf("%v is of kind %d, want %d", c.err, got.Kind, c.want)
+		}
+	}
+	if Classify(nil) != nil {
+		t.Error("no error is a failure")
+	}
+}

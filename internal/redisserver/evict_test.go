@@ -1,0 +1,72 @@
+package redisserver
+
+import (
+	"testing"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// The token shows whether a late message is about an earlier grant.
+func TestRevokedCarriesTheTokenOfTheEvictedGrant(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		inbox := s.listen("A")
+		id, next := s.writer("A"), s.writer("B")
+		token := s.gets(s.acquire(id))
+		s.waits(s.acquire(next), 0)
+		inbox.receives(id, "wanted")
+		if owners := s.evict(); len(owners) != 1 || owners[0] != id {
+			t.Errorf("evicted %q", owners)
+		}
+		if m := inbox.receives(id, "revoked")[0]; m.Token != token {
+			t.Errorf("revoked token %d, want %d", m.Token, token)
+		}
+		s.owned(next)
+		if st := s.look(); st.token() <= token {
+			t.Errorf("the next owner has token %d, the evicted one %d", st.token(), token)
+		}
+	})
+}
+
+func TestAllReadersAreEvictedAndTold(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		inboxA, inboxB := s.listen("A"), s.listen("B")
+		a, b := s.reader("A"), s.reader("B")
+		s.gets(s.acquire(a))
+		token := s.gets(s.acquire(b))
+		if owners := s.evict(); len(owners) != 2 {
+			t.Errorf("evicted %q", owners)
+		}
+		if m := inboxA.receives(a, "revoked")[0]; m.Token < token {
+			t.Errorf("revoked token %d below %d", m.Token, token)
+		}
+		inboxB.receives(b, "revoked")
+		s.owned()
+	})
+}
+
+func TestAllOfManyEvictedReadersAreTold(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		inbox := s.listen("A")
+		var readers []string
+		for range 250 {
+			readers = append(readers, s.id("A", protocol.Shared, ample))
+			s.gets(s.acquire(readers[len(readers)-1]))
+		}
+		s.raw("ZADD", s.keys.Readers(), s.now()+500_000, "leased2:another") // of a later version, which is not notified
+		token := s.look().token()
+		if owners := s.evict(); len(owners) != 251 {
+			t.Errorf("%d were evicted", len(owners))
+		}
+		told := map[string]bool{}
+		for _, m := range inbox.received() {
+			if m.Kind != "revoked" || m.Token != token || m.Key != s.keys.Lock {
+				t.Fatalf("%+v, want token %d", m, token)
+			}
+			told[m.ID] = true
+		}
+		if len(told) != 250 {
+			t.Errorf("%d of 250 were told", len(told))
+		}
+		s.owned()
+	})
+}

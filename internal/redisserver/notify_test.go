@@ -1,0 +1,331 @@
+package redisserver
+
+import (
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	mini "github.com/alicebob/miniredis/v2/server"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/redistest"
+)
+
+// Rule 12: a client that receives granted finds itself recorded as owner. The hook of the
+// embedded server is called before each command of a script.
+func TestTheOwnerIsRecordedBeforeItIsTold(t *testing.T) {
+	for m, want := range map[protocol.Mode][]string{
+		protocol.Exclusive: {"SET lock", "SET meta", "PUBLISH"},
+		protocol.Shared:    {"ZADD readers", "SET lock", "SET meta", "PUBLISH"},
+	} {
+		server := redistest.MiniTCP(t)
+		s := newScene(t, clientOf(t, server.Addr()), "", "x")
+		owner, next := s.writer("A"), s.id("B", m, long)
+		s.gets(s.acquire(owner))
+		s.acquire(next)
+		var mu sync.Mutex // guards steps: the hook runs in the server's goroutine
+		var steps []string
+		server.Server().SetPreHook(func(_ *mini.Peer, cmd string, args ...string) bool {
+			mu.Lock()
+			defer mu.Unlock()
+			switch cmd {
+			case "PUBLISH":
+				steps = append(steps, cmd)
+			case "SET", "ZADD":
+				what := map[string]string{s.keys.Lock: "lock", s.keys.Meta(): "meta", s.keys.Readers(): "readers"}[args[0]]
+				steps = append(steps, cmd+" "+what)
+			}
+			return false
+		})
+		s.is(s.release(owner, 0), protocol.Done)
+		mu.Lock()
+		if !slices.Equal(steps, want) {
+			t.Errorf("%v: %q, want %q", m, steps, want)
+		}
+		mu.Unlock()
+	}
+}
+
+// The next owner has to know that it must not keep the lock.
+func TestGrantedSaysWhetherOthersWait(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		inboxB, inboxC := s.listen("B"), s.listen("C")
+		a, b, c := s.writer("A"), s.writer("B"), s.writer("C")
+		s.gets(s.acquire(a))
+		s.acquire(b)
+		s.acquire(c)
+		inboxB.received()
+		s.release(a, 0)
+		if m := inboxB.receives(b, "granted")[0]; !m.More {
+			t.Errorf("%+v, but C waits", m)
+		}
+		s.release(b, 0)
+		if m := inboxC.receives(c, "granted")[0]; m.More {
+			t.Errorf("%+v, but nobody waits", m)
+		}
+		if a := s.acquire(c); a.More {
+			t.Errorf("%+v, but nobody waits", a)
+		}
+		s.acquire(a)
+		if a := s.acquire(c); !a.More {
+			t.Errorf("%+v, but A waits", a)
+		}
+	})
+}
+
+// The request that grant_next is called for is present, whatever PUBSUB NUMSUB would return.
+func TestACallerIsGrantedByItsReplyThoughItsInboxIsDown(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		owner, id, behind := s.writer("A"), counted(s.writer("B")), s.writer("C")
+		s.gets(s.acquire(owner))
+		s.waits(s.acquire(id), 0)
+		s.acquire(behind)
+		s.raw("DEL", s.keys.Lock)
+		if a := s.acquire(id); s.gets(a) == 0 || !a.More {
+			t.Errorf("others wait, and the reply does not say so: %+v", a)
+		}
+		s.owned(id)
+		s.queued(behind)
+
+		next := counted(s.writer("B"))
+		s.release(behind, 0)
+		s.cancel(behind, 0)
+		s.gets(s.yield(id, next, 0))
+		s.owned(next)
+	})
+}
+
+// A count of 0 listeners proves the client of a "c" id gone, and nothing for a "u" id
+// (docs/design.md, section 3).
+func TestAWaiterWithoutInboxIsSkippedIfTheCountIsProof(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		inbox := s.listen("D")
+		owner, gone, goneReader, next := s.writer("A"), counted(s.writer("B")), counted(s.reader("C")), counted(s.writer("D"))
+		s.gets(s.acquire(owner))
+		for i, id := range []string{gone, goneReader, next} {
+			s.waits(s.acquire(id), i)
+		}
+		if a := s.release(owner, 0); a.Handed != 1 {
+			t.Errorf("%d were made owner, want 1", a.Handed)
+		}
+		s.owned(next)
+		if st := s.look(); len(st.queue)+len(st.waiters)+len(st.readers) != 0 {
+			t.Errorf("left behind: %+v", st)
+		}
+		if m := inbox.receives(next, "granted")[0]; m.Token != s.look().token() || m.More {
+			t.Errorf("told %+v, want token %d and that nobody waits", m, s.look().token())
+		}
+	})
+}
+
+func TestAWaiterWithoutInboxIsMadeOwnerIfTheCountIsNoProof(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		for _, m := range []protocol.Mode{protocol.Exclusive, protocol.Shared} {
+			owner, id, behind := s.writer("A"), s.id("B", m, long), s.writer("C")
+			s.gets(s.acquire(owner))
+			s.acquire(id)
+			s.acquire(behind)
+			s.release(owner, 0)
+			s.owned(id)
+			s.queued(behind)
+			s.clear()
+		}
+	})
+}
+
+// A reader next to one that is gone is granted, and the other leaves nothing behind.
+func TestOnlyTheGoneReaderIsSkipped(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		s.listen("C")
+		owner, gone, here := s.writer("A"), counted(s.id("B", protocol.Shared, 2*long)), counted(s.reader("C"))
+		s.gets(s.acquire(owner))
+		s.acquire(gone)
+		s.acquire(here)
+		s.release(owner, 0)
+		s.owned(here)
+		if st := s.look(); len(st.readers) != 1 || st.left(st.ends[0]) > long.Milliseconds() {
+			t.Errorf("readers %v, marker for %d ms", st.readers, st.left(st.ends[0]))
+		}
+	})
+}
+
+// counting makes the embedded server claim that so many listen to client B's inbox and that
+// so many received a message. published returns what was published to it since the last
+// call.
+func counting(t *testing.T, listen, receivers int) (s *scene, published func() []string) {
+	t.Helper()
+	server := redistest.MiniTCP(t)
+	s = newScene(t, clientOf(t, server.Addr()), "", "x")
+	channel := s.srv.Inboxes + inboxOf("B")
+	var mu sync.Mutex // guards texts: the hook runs in the server's goroutine
+	var texts []string
+	server.Server().SetPreHook(func(p *mini.Peer, cmd string, args ...string) bool {
+		switch {
+		case cmd == "PUBSUB" && args[1] == channel:
+			p.WriteLen(2)
+			p.WriteBulk(channel)
+			p.WriteInt(listen)
+		case cmd == "PUBLISH" && args[0] == channel:
+			mu.Lock()
+			defer mu.Unlock()
+			texts = append(texts, args[1])
+			p.WriteInt(receivers)
+		default:
+			return false
+		}
+		return true
+	})
+	return s, func() []string {
+		mu.Lock()
+		defer mu.Unlock()
+		all := texts
+		texts = nil
+		return all
+	}
+}
+
+// PUBLISH also reaches subscribers of replicas, and counts only those of its own server: after
+// a failover a waiter may have received a message with a count of 0.
+func TestAWaiterThatWasToldStaysOwnerThoughNobodyWasCounted(t *testing.T) {
+	for _, m := range []protocol.Mode{protocol.Exclusive, protocol.Shared} {
+		for _, behind := range []bool{false, true} {
+			s, published := counting(t, 1, 0)
+			owner, next, last := s.writer("A"), counted(s.id("B", m, long)), s.writer("C")
+			s.gets(s.acquire(owner))
+			s.acquire(next)
+			if behind {
+				s.acquire(last)
+			}
+			published()
+			if a := s.release(owner, 0); a.Handed != 1 {
+				t.Errorf("%v: %+v", m, a)
+			}
+			if all := published(); len(all) != 1 || !strings.HasPrefix(all[0], protocol.FormatTag+"granted ") {
+				t.Errorf("%v: told %q", m, all)
+			}
+			s.owned(next)
+		}
+	}
+}
+
+// A grant that was not announced need not be undone.
+func TestNothingIsSaidToAWaiterWhoIsPassedOver(t *testing.T) {
+	for _, m := range []protocol.Mode{protocol.Exclusive, protocol.Shared} {
+		for verb, let := range map[string]func(s *scene, owner string){
+			"release": func(s *scene, owner string) { s.release(owner, 0) },
+			"yield":   func(s *scene, owner string) { s.yield(owner, s.writer("A"), 0) },
+			"cancel":  func(s *scene, owner string) { s.cancel(owner, 0) },
+			"evict":   func(s *scene, owner string) { s.evict() },
+			"acquire": func(s *scene, owner string) { s.raw("DEL", s.keys.Lock); s.acquire(s.writer("A")) },
+		} {
+			s, published := counting(t, 0, 1) // a message would arrive all the same
+			owner, gone, next := s.writer("A"), counted(s.id("B", m, long)), s.writer("C")
+			s.gets(s.acquire(owner))
+			s.acquire(gone)
+			s.acquire(next)
+			published()
+			let(s, owner)
+			if all := published(); len(all) > 0 {
+				t.Errorf("%v, %s: told %q", m, verb, all)
+			}
+			s.owned(next)
+		}
+	}
+}
+
+// Each of several readers may be the one that keeps the lock.
+func TestEveryReaderHearsWantedOnceAndAgainAtTheHeadsRecheck(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		inboxA, inboxB := s.listen("A"), s.listen("B")
+		a, b, w, later := s.reader("A"), s.reader("B"), s.writer("C"), s.writer("D")
+		s.gets(s.acquire(a))
+		s.gets(s.acquire(b))
+		inboxA.receives(a)
+		s.acquire(w)
+		inboxA.receives(a, "wanted")
+		inboxB.receives(b, "wanted")
+		s.acquire(later) // a new waiter notifies once
+		inboxA.receives(a, "wanted")
+		s.acquire(later) // its re-check does not, as it is not the head
+		inboxA.receives(a)
+		s.acquire(w) // the head's re-check does, since a message may have been lost
+		inboxA.receives(a, "wanted")
+		inboxB.received()
+	})
+}
+
+// The message could arrive after the writer gave up, and keep new readers out in vain.
+func TestAReaderIsNotToldWantedByAWriterOfItsOwnProcess(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		r, other, place := s.reader("A"), s.reader("B"), s.writer("A")
+		s.gets(s.acquire(r))
+		s.gets(s.acquire(other))
+		a, b := s.listen("A"), s.listen("B")
+		ask := s.acquireOf(place)
+		ask.Own = r
+		for range 2 {
+			s.waits(s.must(s.do(ask)), 0)
+			a.receives("")
+			b.receives(other, "wanted")
+		}
+		s.acquire(s.writer("C"))
+		a.receives(r, "wanted")
+		b.receives(other, "wanted")
+	})
+}
+
+// The head planned its re-check by the lease of a reader that has left meanwhile.
+func TestTheHeadHearsWhenTheRemainingReadersEnd(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		inbox := s.listen("C")
+		for _, leave := range []func(id string){func(id string) { s.release(id, 0) }, func(id string) { s.cancel(id, 0) }} {
+			patient, brief, w := s.id("A", protocol.Shared, 2*long), s.reader("B"), s.writer("C")
+			s.gets(s.acquire(patient))
+			s.gets(s.acquire(brief))
+			s.waits(s.acquire(w), 0)
+			leave(patient)
+			if m := inbox.receives(w, "ends")[0]; m.Left <= 0 || m.Left > long {
+				t.Errorf("told %v of a reader with %v", m.Left, long)
+			}
+			s.release(brief, 0)
+			inbox.receives(w, "granted")
+			s.release(w, 0)
+		}
+	})
+}
+
+// Rule 11.
+func TestARecheckEchoesToTheAskersInboxAlone(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		inbox, other := s.listen("A"), s.listen("B")
+		owner, id := s.writer("B"), s.writer("A")
+		s.gets(s.acquire(owner))
+		c := s.acquireOf(id)
+		c.Echo = "nonce"
+		if a := s.must(s.do(c)); a.Echo != 1 {
+			t.Errorf("%d received the echo: %+v", a.Echo, a)
+		}
+		if all := inbox.received(); len(all) != 1 || all[0].Kind != "echo" || all[0].Nonce != "nonce" {
+			t.Errorf("received %+v", all)
+		}
+		other.receives(owner, "wanted")
+		if a := s.acquire(id); a.Echo != protocol.NoEcho {
+			t.Errorf("no echo was asked for: %+v", a)
+		}
+	})
+}
+
+func TestNothingIsPublishedUnlessSomebodyWaits(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		inbox := s.listen("A")
+		a, b := s.writer("A"), s.writer("A")
+		s.gets(s.acquire(a))
+		s.renew(a)
+		s.acquire(a)
+		s.gets(s.yield(a, b, 0))
+		s.release(b, 0)
+		s.cancel(a, 0)
+		inbox.receives("")
+	})
+}

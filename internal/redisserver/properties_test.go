@@ -1,0 +1,240 @@
+package redisserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// scatterings is the number of random states on which each property is checked.
+func scatterings() int64 {
+	if testing.Short() {
+		return 150
+	}
+	return 800
+}
+
+// All scripts can run twice, except evict, whose copy evicts the next owner. What is behind a
+// writer that was just granted is cleaned up by the next call, so the comparison ignores it.
+func TestEachScriptRunTwiceHasTheEffectOfOnce(t *testing.T) {
+	t.Parallel()
+	onScripts(t, func(t *testing.T, s *scene) {
+		for seed := range scatterings() {
+			began := time.Now()
+			x := scatter(seed, s.now())
+			st := x.step(rand.New(rand.NewSource(seed)))
+			s.put(x)
+			before := s.look()
+			if before.value == "" && len(before.readers) > 0 {
+				// The marker was deleted. The first run may restore it, and only then can
+				// the second one see readers whose lease has to be cut.
+				continue
+			}
+			one := s.take(st)
+			mid := s.look().settled()
+			two := s.take(step{what: st.what, id: st.id, next: st.next, used: min(st.used, 1)})
+			after := s.look().settled()
+			if provisionalEnds(began) {
+				continue
+			}
+			if mid.shape(&ranks{}) != after.shape(&ranks{}) || mid.token() != after.token() {
+				t.Fatalf("seed %d: %+v\nstate\n%s\nonce (%+v)\n%s\ntwice (%+v)\n%s", seed, st, before.shape(&ranks{}), one, mid.shape(&ranks{}), two, after.shape(&ranks{}))
+			}
+			if d := mid.drift(after, after.clock-before.clock+5); d != "" {
+				t.Fatalf("seed %d: %+v: %s\nstate\n%s\nonce (%+v)\n%s", seed, st, d, before.shape(&ranks{}), one, mid.shape(&ranks{}))
+			}
+			// A reader that asks again may get a later reader's token.
+			asked := st.id
+			if st.what == "yield" || st.what == "downgrade" {
+				asked = st.next
+			}
+			token := one.Token == two.Token || strings.HasPrefix(asked, "leased1:r") && one.Token < two.Token
+			token = token || protocol.NewerFormat(before.meta) // a later format wrote it, and the answer's is the time
+			same := one.Outcome == two.Outcome && token && one.Blocker == two.Blocker && one.Place >= two.Place
+			if gone := st.what == "release" && one.Outcome == protocol.Done && two.Outcome == protocol.NotOurs; !same && !gone {
+				t.Fatalf("seed %d: %+v\nstate\n%s\nanswers %+v, then %+v", seed, st, before.shape(&ranks{}), one, two)
+			}
+		}
+	})
+}
+
+// acquire_fast.lua and release_fast.lua do the same as the scripts that follow them, in fewer
+// calls: the answers, messages and keys are equal.
+func TestTheShortcutsDoWhatTheLongWayDoes(t *testing.T) {
+	t.Parallel()
+	quick := map[string]Script{"acquire": AcquireScript, "release": ReleaseScript}
+	slow := map[string]Script{"acquire": loadScript("common", "acquire"), "release": loadScript("common", "release")}
+	onScripts(t, func(t *testing.T, s *scene) {
+		inboxes := []*listener{s.listen("A"), s.listen("B")} // C has none
+		shortcuts := map[string]int{}
+		for seed := range 3 * scatterings() {
+			began, started := s.now(), time.Now()
+			x := scatter(seed, began)
+			rng := rand.New(rand.NewSource(seed))
+			what := []string{"acquire", "release"}[rng.Intn(2)]
+			id := x.ids[rng.Intn(len(x.ids))]
+			switch rng.Intn(4) { // the common cases are too rare in random states
+			case 0:
+				x.only(map[string]int{"acquire": 4, "release": 0}[what], 4)
+				id = x.ids[0]
+			case 1:
+				x.contested(rng, began)
+				id = x.ids[0]
+			}
+			used := []uint64{0, 0, 1, 7_200_000_000}[rng.Intn(4)]
+			var got [2]string
+			var errs [2]error
+			var after [2]*state
+			for i, sc := range []Script{quick[what], slow[what]} {
+				s.put(x)
+				var names ranks
+				last := s.look().token()
+				names.name(last)
+				names.name(last + used) // later tokens must be above it
+				r, short := s.runScript(what, &sc, id, map[bool]uint64{true: last + used}[used > 0])
+				if short {
+					shortcuts[fmt.Sprint(what, " handed ", r.Handed)]++
+				}
+				after[i] = s.look()
+				got[i] = r.meaning(&names)
+				for _, l := range inboxes {
+					for _, m := range l.received() {
+						got[i] += fmt.Sprint("\ntold ", m.Kind, " ", m.ID, " ", names.name(m.Token), " ", m.Token >= m.Clock, " ", m.More, " ", m.Link)
+					}
+				}
+				got[i] += "\n" + after[i].shape(&names)
+				errs[i] = r.err
+			}
+			if provisionalEnds(started) {
+				continue
+			}
+			if got[0] != got[1] {
+				t.Fatalf("seed %d: %s %s\nquick %s\nslow  %s\nerrors %v and %v", seed, what, id, got[0], got[1], errs[0], errs[1])
+			}
+			if d := after[0].drift(after[1], after[1].clock-began+fuzz); d != "" {
+				t.Fatalf("seed %d: %s %s: %s", seed, what, id, d)
+			}
+		}
+		for _, usual := range []string{"acquire handed 0", "release handed 0", "release handed 1"} {
+			if shortcuts[usual] < 5 {
+				t.Errorf("the shortcuts were hardly used: %v", shortcuts)
+			}
+		}
+	})
+}
+
+// runScript runs a script with the arguments of acquire or release, and reports whether it
+// took the shortcut, whose reply is a single number.
+func (s *scene) runScript(what string, sc *Script, id string, last uint64) (r result, short bool) {
+	s.t.Helper()
+	all := s.keys.All()
+	args := []any{s.srv.Inboxes, id, strconv.FormatUint(last, 10), "span"}
+	if what == "acquire" {
+		ttl := ttlOf(s.t, id)
+		args = []any{s.srv.Inboxes, id, "1", "", Milliseconds(ttl), Milliseconds(protocol.TokenLife(ttl))}
+	}
+	cmd, err := s.srv.run(context.Background(), sc, all[:], args...)
+	if err != nil {
+		return result{failed: true, err: err}, false
+	}
+	switch reply := cmd.Val().(type) {
+	case int64:
+		r.Answer = protocol.Answer{Outcome: protocol.Done, Handed: int(reply)}
+		if what == "acquire" {
+			r.Answer = protocol.Answer{Outcome: protocol.Granted, Token: uint64(reply), Clock: uint64(reply)}
+		}
+		return r, true
+	case []any:
+		r.Answer, err = parseAnswer(reply)
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return r, false
+}
+
+// A script finds a key of another type before it writes anything. One that does not use that
+// key may do all of its work, and leaves it alone.
+func TestAKeyOfAnotherTypeStopsAScriptBeforeItsFirstWrite(t *testing.T) {
+	t.Parallel()
+	onScripts(t, func(t *testing.T, s *scene) {
+		stopped := 0
+		for seed := range scatterings() {
+			rng := rand.New(rand.NewSource(seed))
+			x := scatter(seed, s.now())
+			st := x.step(rng)
+			if rng.Intn(8) == 0 {
+				st = step{what: "evict"}
+			}
+			st.used = 0
+			s.put(x)
+			broken := s.keys.All()[rng.Intn(5)]
+			s.raw("DEL", broken)
+			s.raw("HSET", broken, "a", "b")
+			s.raw("PEXPIRE", broken, 60_000)
+			before := s.photo()
+			if r := s.take(st); r.failed || st.what == "renew" && r.Outcome == protocol.NotOurs && broken == s.keys.Lock {
+				stopped++
+				if after := s.photo(); after != before {
+					t.Errorf("seed %d: %+v with %v of another type: %v, after it had made of\n%s\nthis\n%s", seed, st, broken, r.err, before, after)
+				}
+			}
+			if v, err := s.rdb.HGet(context.Background(), broken.(string), "a").Result(); v != "b" {
+				t.Errorf("seed %d: %+v changed the key of another type: %v", seed, st, err)
+			}
+		}
+		if stopped < int(scatterings()/4) {
+			t.Errorf("only %d scripts met the key", stopped)
+		}
+		s.clear()
+	})
+}
+
+func TestInspectWritesNothing(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		for seed := range scatterings() / 4 {
+			s.put(scatter(seed, s.now()))
+			before := s.photo()
+			if _, err := s.srv.Inspect(context.Background(), &s.keys); err != nil && !errors.Is(err, redis.Nil) {
+				t.Fatal(err)
+			}
+			if after := s.photo(); after != before {
+				t.Fatalf("seed %d: made of\n%s\nthis\n%s", seed, before, after)
+			}
+		}
+	})
+}
+
+// photo returns the content of every key of the lock, of whatever type, and whether it has an
+// expiry.
+func (s *scene) photo() string {
+	s.t.Helper()
+	var b strings.Builder
+	ctx := context.Background()
+	for _, k := range s.keys.All() {
+		key := k.(string)
+		kind := s.rdb.Type(ctx, key).Val()
+		var content any
+		switch kind {
+		case "string":
+			content = s.rdb.Get(ctx, key).Val()
+		case "list":
+			content = s.rdb.LRange(ctx, key, 0, -1).Val()
+		case "zset":
+			content = s.rdb.ZRangeWithScores(ctx, key, 0, -1).Val()
+		case "hash":
+			content = s.rdb.HGetAll(ctx, key).Val()
+		}
+		fmt.Fprintln(&b, key, kind, content, s.rdb.PTTL(ctx, key).Val() > 0)
+	}
+	return b.String()
+}

@@ -1,0 +1,193 @@
+package redisserver
+
+import (
+	"testing"
+	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// Every call drops dead entries at the head, also while the lock is not free.
+func TestADeadHeadIsDroppedAlsoWhileTheLockIsNotFree(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		reader, dead, behind := s.reader("A"), s.writer("B"), s.reader("C")
+		leaving, fresh := s.reader("D"), s.reader("E")
+		visits := map[string]func(){
+			"acquire":  func() { s.gets(s.acquire(fresh)) },
+			"try":      func() { s.gets(s.try(fresh)) },
+			"re-check": func() { s.gets(s.acquire(behind)) },
+			"cancel":   func() { s.cancel(fresh, 0) },
+			"release":  func() { s.is(s.release(leaving, 0), protocol.Done) },
+			"yield":    func() { s.gets(s.yield(leaving, fresh, 0)) },
+		}
+		for what, visit := range visits {
+			s.clear()
+			s.gets(s.acquire(reader))
+			s.gets(s.acquire(leaving))
+			s.waits(s.acquire(dead), 0)
+			s.waits(s.acquire(behind), 1)
+			s.dies(dead)
+			visit()
+			st := s.look()
+			if len(st.queue) != 0 || len(st.waiters) != 0 || st.readers[behind] <= st.clock || st.readers[reader] <= st.clock {
+				t.Errorf("%s: queue %q, waiters %v, readers %v", what, st.queue, st.waiters, st.readers)
+			}
+		}
+	})
+}
+
+// Dead waiters must not refuse a free lock for as long as the queue lives.
+func TestTryGetsAFreeLockBesideDeadWaiters(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		owner, dead, id := s.writer("A"), s.writer("B"), s.writer("C")
+		s.gets(s.acquire(owner))
+		s.acquire(dead)
+		s.dies(dead)
+		s.raw("DEL", s.keys.Lock)
+		s.gets(s.try(id))
+		s.owned(id)
+		s.queued()
+	})
+}
+
+func TestTryLetsALiveWaiterInFirst(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		owner, first, id := s.writer("A"), s.writer("B"), s.writer("C")
+		s.gets(s.acquire(owner))
+		s.acquire(first)
+		s.raw("DEL", s.keys.Lock) // the owner's TTL ended
+		s.is(s.try(id), protocol.Refused)
+		s.owned(first)
+		s.queued()
+	})
+}
+
+// An entry without a lease is as dead as one whose lease has ended.
+func TestAWaiterWithoutALeaseIsDead(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		owner, dead, id := s.writer("A"), s.writer("B"), s.writer("C")
+		s.gets(s.acquire(owner))
+		s.acquire(dead)
+		s.raw("DEL", s.keys.Waiters())
+		s.waits(s.acquire(id), 0)
+		s.queued(id)
+	})
+}
+
+func TestARecheckRefreshesTheWaitersLeaseAndKeepsItsPlace(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		owner, first, second := s.writer("A"), s.writer("B"), s.writer("C")
+		s.gets(s.acquire(owner))
+		s.acquire(first)
+		s.acquire(second)
+		s.raw("ZADD", s.keys.Waiters(), "XX", s.now()+20_000, first)
+		before := s.now()
+		s.waits(s.acquire(first), 0)
+		if st := s.look(); st.waiters[first] < before+long.Milliseconds() {
+			t.Errorf("the lease ends in %d ms", st.left(st.waiters[first]))
+		}
+		s.queued(first, second)
+	})
+}
+
+// A waiter with a short TTL must not shorten the place of one with a long TTL.
+func TestTheQueueLivesAsLongAsItsLongestWaiter(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		owner, patient, brief := s.writer("A"), s.id("B", protocol.Exclusive, 50*time.Second), s.id("C", protocol.Exclusive, time.Second)
+		s.gets(s.acquire(owner))
+		s.acquire(patient)
+		before := s.look()
+		for range 2 {
+			s.waits(s.acquire(brief), 1)
+			after := s.look()
+			for i, what := range map[int]string{1: "queue", 3: "waiters"} {
+				if d := after.ends[i] - before.ends[i]; d < -fuzz || d > fuzz || before.left(before.ends[i]) < 140_000 {
+					t.Errorf("the %s ended in %d ms, and then %d ms later", what, before.left(before.ends[i]), d)
+				}
+			}
+		}
+	})
+}
+
+// Rule 13, for waiting leases: the clock went back, so a dead head would stay.
+func TestAWaitingLeaseIsClampedByItsOwnTTL(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		owner, head, id := s.writer("A"), s.writer("B"), s.writer("C")
+		s.gets(s.acquire(owner))
+		s.acquire(head)
+		s.raw("ZADD", s.keys.Waiters(), "XX", s.now()+3_600_000, head)
+		s.acquire(id)
+		if st := s.look(); st.left(st.waiters[head]) > 30_000 || st.left(st.waiters[head]) < 20_000 {
+			t.Errorf("%d ms left of a TTL of 30 s", st.left(st.waiters[head]))
+		}
+	})
+}
+
+func TestAReleaseGrantsNobodyWhoseWaitingLeaseIsOver(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		owner, dead, alive := s.writer("A"), s.writer("B"), s.writer("C")
+		s.gets(s.acquire(owner))
+		s.waits(s.acquire(dead), 0)
+		s.waits(s.acquire(alive), 1)
+		s.dies(dead)
+		s.is(s.release(owner, 0), protocol.Done)
+		if st := s.look(); st.value != alive || len(st.queue) != 0 {
+			t.Errorf("the owner is %q, queued are %q", st.value, st.queue)
+		}
+		s.clear()
+	})
+}
+
+// Such as the waiter of a late copy of acquire, which does not ask again.
+func TestThoseWhoWaitNoMoreAreForgottenWhileTheLockIsBusy(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		s.gets(s.acquire(s.writer("A")))
+		first, gone, last := s.writer("B"), s.writer("C"), s.writer("D")
+		s.waits(s.acquire(first), 0)
+		s.waits(s.acquire(gone), 1)
+		s.dies(gone)
+		s.acquire(last)
+		if s.raw("ZSCORE", s.keys.Waiters(), gone) != nil {
+			t.Error("still among those who wait")
+		}
+		for _, id := range []string{first, last} {
+			if s.raw("ZSCORE", s.keys.Waiters(), id) == nil {
+				t.Errorf("%s is not among those who wait any more", id)
+			}
+		}
+	})
+}
+
+// After a reader, grant_next goes on with the readers right behind it, and no further.
+func TestAReleaseLetsInAllReadersBeforeTheNextWriter(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		owner, r1, r2, w, r3 := s.writer("A"), s.reader("B"), s.reader("C"), s.writer("D"), s.reader("E")
+		s.gets(s.acquire(owner))
+		for i, id := range []string{r1, r2, w, r3} {
+			s.waits(s.acquire(id), i)
+		}
+		if a := s.release(owner, 0); a.Handed != 2 {
+			t.Errorf("%d were made owner, want 2", a.Handed)
+		}
+		s.owned(r1, r2)
+		s.queued(w, r3)
+		s.release(r1, 0)
+		s.owned(r2)
+		if a := s.release(r2, 0); a.Handed != 1 {
+			t.Errorf("%d were made owner, want 1", a.Handed)
+		}
+		s.owned(w)
+		s.queued(r3)
+	})
+}
+
+func TestAReaderDoesNotOvertakeAWaitingWriter(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		a, w, c := s.reader("A"), s.writer("B"), s.reader("C")
+		s.gets(s.acquire(a))
+		s.waits(s.acquire(w), 0)
+		s.is(s.try(c), protocol.Refused)
+		s.waits(s.acquire(c), 1)
+		s.owned(a)
+	})
+}

@@ -1,0 +1,156 @@
+package redisserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// ReplicatedServer is a Server whose grants count only when enough replicas have
+// them. Replication is asynchronous: without this, a lease that was granted just before
+// its primary failed may be unknown to the replica that is promoted, and granted again.
+//
+// A command that makes its sender an owner is sent with WAIT behind it, on one
+// connection and in one round trip: WAIT counts the replicas that have that connection's
+// last write. Where they are too few, the grant is canceled at once and the command
+// fails. A grant that another process' release made is confirmed in the same way, by the
+// acquire that its process sends when the message arrives. Renewals are confirmed
+// together; what replicas do not have does not prolong a lease.
+//
+// WAIT does not make Redis strongly consistent: it can count replicas of which none is
+// promoted. It takes n of at least half of all replicas, and a Sentinel or Cluster that
+// promotes the most advanced one, to make the loss of a grant unlikely.
+type ReplicatedServer struct {
+	*Server
+	n       int
+	timeout time.Duration
+}
+
+// Replicated returns s with confirmation by n replicas, which are waited for that long.
+func Replicated(s *Server, n int, timeout time.Duration) *ReplicatedServer {
+	return &ReplicatedServer{Server: s, n: n, timeout: timeout}
+}
+
+// tooFewReplicas is what becomes of a grant that too few replicas have.
+type tooFewReplicas struct {
+	got, want int
+	timeout   time.Duration
+}
+
+func (e *tooFewReplicas) Error() string {
+	return fmt.Sprintf("%d of %d replicas had the grant within %v", e.got, e.want, e.timeout)
+}
+
+func (e *tooFewReplicas) Unwrap() error { return protocol.ErrNoReplicas }
+
+// canceledGrant is tooFewReplicas where the grant is known to be gone from Redis, which
+// makes it an answer: the command did nothing.
+type canceledGrant struct{ tooFewReplicas }
+
+func (*canceledGrant) RedisError() {}
+
+// noWAIT says what is missing on a server that refuses WAIT.
+type noWAIT struct{ answer error }
+
+func (e *noWAIT) Error() string {
+	return "this server, or its proxy, refuses WAIT, which WithReplicas needs: " + e.answer.Error()
+}
+
+func (e *noWAIT) Unwrap() []error { return []error{protocol.ErrNoReplicas, e.answer} }
+
+// Do runs one command. A grant that too few replicas have is an error.
+func (s *ReplicatedServer) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) (protocol.Answer, error) {
+	if c.Verb != protocol.Acquire && c.Verb != protocol.Downgrade {
+		a, err := s.Server.Do(ctx, k, c)
+		if c.Verb == protocol.Yield && err == nil && a.Outcome == protocol.Granted {
+			// The new request owns at once. It is to ask once more, and be confirmed by that.
+			a = protocol.Answer{
+				Outcome: protocol.Enqueued, Token: a.Token - 1, Clock: a.Clock, Left: protocol.Ownerless,
+				Handed: a.Handed, Gone: a.Gone, Unfinished: true,
+			}
+		}
+		return a, err
+	}
+	node, err := s.nodeOf(ctx, k)
+	if err != nil {
+		return protocol.Answer{}, s.explain(err)
+	}
+	confirmed, wait := s.confirming(ctx, node)
+	a, err := confirmed.Do(ctx, k, c)
+	if err != nil || a.Outcome != protocol.Granted {
+		return a, err
+	}
+	if err = s.counted(wait); err == nil {
+		return a, nil
+	}
+	id := c.ID
+	if c.Verb == protocol.Downgrade {
+		id = c.Next
+	}
+	few := new(tooFewReplicas)
+	if c.Held || c.Verb == protocol.Downgrade || !errors.As(err, &few) {
+		return protocol.Answer{}, err // what may be in use is not taken away
+	}
+	if r := s.Cancel(ctx, []protocol.CancelRequest{{Keys: k, ID: id}}); r[0].Fail == nil {
+		err = &canceledGrant{*few}
+	}
+	return protocol.Answer{}, err
+}
+
+// confirming returns the server with WAIT behind each command, and that WAIT. The commands
+// go to one node; what their errors mean is still a matter of the whole client: a Cluster's
+// says of a node that left that it is closed.
+func (s *ReplicatedServer) confirming(ctx context.Context, node redis.UniversalClient) (*Server, *redis.IntCmd) {
+	wait := redis.NewIntCmd(ctx, "wait", s.n, s.timeout.Milliseconds())
+	one := *s.Server
+	one.trailer, one.node = wait, node
+	return &one, wait
+}
+
+// counted reports what WAIT answered.
+func (s *ReplicatedServer) counted(wait *redis.IntCmd) error {
+	got, err := wait.Result()
+	switch {
+	case err == nil && got >= int64(s.n):
+		return nil
+	case err == nil:
+		return &tooFewReplicas{int(got), s.n, s.timeout}
+	case strings.HasPrefix(err.Error(), "ERR"):
+		return &noWAIT{err}
+	}
+	return s.explain(err)
+}
+
+// Renew keeps grants, those of each node in one round trip. What too few replicas have
+// was not renewed.
+func (s *ReplicatedServer) Renew(ctx context.Context, batch []protocol.Renewal) {
+	byNode := map[redis.UniversalClient][]int{}
+	for i := range batch {
+		node, err := s.nodeOf(ctx, batch[i].Keys)
+		if err != nil {
+			batch[i].Outcome, batch[i].Err = protocol.Unanswered, s.explain(err)
+			continue
+		}
+		byNode[node] = append(byNode[node], i)
+	}
+	for node, places := range byNode {
+		part := make([]protocol.Renewal, len(places))
+		for j, i := range places {
+			part[j] = batch[i]
+		}
+		confirmed, wait := s.confirming(ctx, node)
+		confirmed.Renew(ctx, part)
+		err := s.counted(wait)
+		for j, i := range places {
+			if batch[i] = part[j]; err != nil && part[j].Outcome == protocol.Granted {
+				batch[i].Outcome, batch[i].Err = protocol.Unanswered, err
+			}
+		}
+	}
+}

@@ -1,0 +1,136 @@
+package redisserver
+
+import (
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// malformed returns an error that quotes a reply that no script of ours gives.
+func malformed(reply any) error {
+	return fmt.Errorf("leased: malformed answer %.200q", fmt.Sprint(reply))
+}
+
+// parseAnswer parses granted_reply, waiting_reply, {NOT_OURS, 0} and release's {DONE, …};
+// see common.lua and release.lua.
+func parseAnswer(reply []any) (protocol.Answer, error) {
+	number := func(i int) int64 {
+		n, ok := reply[i].(int64)
+		if !ok {
+			return -1
+		}
+		return n
+	}
+	if len(reply) < 2 {
+		return protocol.Answer{}, malformed(reply)
+	}
+	switch o := number(0); {
+	case o <= 3 && !validToken(number(1)):
+		return protocol.Answer{}, malformed(reply)
+	case o == 1 && len(reply) == 8:
+		return protocol.Answer{
+			Outcome: protocol.Granted,
+			Token:   uint64(number(1)),
+			Clock:   uint64(number(2)),
+			More:    number(3) == 1,
+			Handed:  int(number(4)),
+			Kept:    number(6) > 0,
+			Forgot:  number(6) == 2,
+			Gone:    number(7) == 1,
+
+			Unfinished: number(5) == 1,
+		}, nil
+	case (o == 2 || o == 3) && len(reply) == 12:
+		blocker, _ := reply[5].(string)
+		return protocol.Answer{
+			Outcome:  protocol.Enqueued + protocol.Outcome(o-2),
+			Token:    uint64(number(1)),
+			Clock:    uint64(number(2)),
+			Place:    int(number(3)),
+			Left:     Remaining(number(4)),
+			Blocker:  blocker,
+			NoNotify: number(6) == 1,
+			Echo:     int(number(7)),
+			Handed:   int(number(8)),
+			Gone:     number(11) == 1,
+			Told:     uint64(max(0, number(10))),
+
+			Unfinished: number(9) == 1,
+		}, nil
+	case o == 4:
+		return protocol.Answer{Outcome: protocol.NotOurs}, nil
+	case o == 5:
+		return protocol.Answer{Outcome: protocol.Done, Handed: int(number(1)), Unfinished: len(reply) > 2 && number(2) == 1}, nil
+	}
+	return protocol.Answer{}, malformed(reply)
+}
+
+// Remaining converts ms to a duration of at most 100 years, because a foreign client can
+// set an expiry that does not fit.
+func Remaining(ms int64) time.Duration {
+	const century = 100 * 365 * 24 * 3600 * 1000
+	return time.Duration(max(-century, min(ms, century))) * time.Millisecond
+}
+
+// parseEviction parses the reply of evict.lua.
+func parseEviction(reply any) (token int64, notified int, unfinished bool, evicted []string, err error) {
+	all, _ := reply.([]any)
+	if len(all) != 4 {
+		return 0, 0, false, nil, malformed(reply)
+	}
+	token, _ = all[0].(int64)
+	n, _ := all[1].(int64)
+	more, _ := all[2].(int64)
+	owners, _ := all[3].([]any)
+	for _, owner := range owners {
+		id, _ := owner.(string)
+		evicted = append(evicted, id)
+	}
+	if n < 0 || n > int64(len(evicted)) {
+		return 0, 0, false, nil, malformed(reply)
+	}
+	return token, int(n), more == 1, evicted, nil
+}
+
+// validToken reports whether n can be a token, which is below 2^53, or 0: the floor of a
+// lock that has never assigned one.
+func validToken(n int64) bool { return n >= 0 && n < 1<<53 }
+
+// parseSnapshot parses the reply of inspect.lua.
+func parseSnapshot(reply []any) (protocol.Snapshot, error) {
+	if len(reply) != 7 {
+		return protocol.Snapshot{}, malformed(reply)
+	}
+	text := func(v any) string { s, _ := v.(string); return s }
+	number := func(v any) int64 { n, _ := v.(int64); return n }
+	list := func(v any) []string {
+		all, _ := v.([]any)
+		out := make([]string, 0, len(all))
+		for _, x := range all {
+			switch x := x.(type) {
+			case string:
+				out = append(out, x)
+			case int64:
+				out = append(out, strconv.FormatInt(x, 10))
+			case float64:
+				out = append(out, strconv.FormatFloat(x, 'f', 0, 64))
+			case []any: // RESP3: a pair
+				for _, y := range x {
+					out = append(out, fmt.Sprintf("%v", y))
+				}
+			}
+		}
+		return out
+	}
+	return protocol.Snapshot{
+		Value:   text(reply[0]),
+		Left:    Remaining(number(reply[1])),
+		Clock:   uint64(number(reply[2])),
+		Meta:    text(reply[3]),
+		Readers: list(reply[4]),
+		Queue:   list(reply[5]),
+		Length:  int(number(reply[6])),
+	}, nil
+}

@@ -1,0 +1,73 @@
+package redisserver
+
+import (
+	"context"
+	"crypto/sha1" //nolint:gosec // the name Redis gives a script, no secret
+	"embed"
+	"encoding/hex"
+
+	"github.com/redis/go-redis/v9"
+)
+
+//go:embed scripts/*.lua
+var scriptFiles embed.FS
+
+// Script is one operation of the protocol, which the server runs atomically. Both fields
+// are strings, boxed once for go-redis.
+type Script struct {
+	Text any
+	Sha  any // by which Redis knows the text
+}
+
+// The scripts. The header of each .lua file says what it takes, returns and guarantees.
+var (
+	AcquireScript     = loadScript("acquire_fast", "common", "acquire")
+	ReleaseScript     = loadScript("release_fast", "common", "release")
+	YieldScript       = loadScript("common", "yield")
+	DowngradeScript   = loadScript("common", "downgrade")
+	CancelScript      = loadScript("common", "cancel")
+	EvictScript       = loadScript("common", "evict")
+	InspectScript     = loadScript("common", "inspect")
+	RenewScript       = loadScript("renew")
+	RenewSharedScript = loadScript("renew_shared")
+)
+
+// loadScript joins the given files, in this order, to one script.
+func loadScript(parts ...string) Script {
+	var text []byte
+	for _, part := range parts {
+		b, err := scriptFiles.ReadFile("scripts/" + part + ".lua")
+		if err != nil {
+			panic(err) // embedded: cannot happen
+		}
+		text = append(text, b...)
+	}
+	sum := sha1.Sum(text)
+	return Script{string(text), hex.EncodeToString(sum[:])}
+}
+
+// onceCmd is a command that go-redis never repeats. The client repeats commands itself,
+// under the same id, because it has to know that an earlier copy may still arrive.
+type onceCmd struct{ *redis.Cmd }
+
+// NoRetry tells go-redis not to repeat the command.
+func (onceCmd) NoRetry() bool { return true }
+
+// call returns the command that runs the script, by its hash or, for a server that does not
+// know it yet, by its text.
+func (s *Script) call(ctx context.Context, byText bool, keys []any, args ...any) onceCmd {
+	all := make([]any, 0, 3+len(keys)+len(args))
+	if byText {
+		all = append(all, "eval", s.Text, len(keys))
+	} else {
+		all = append(all, "evalsha", s.Sha, len(keys))
+	}
+	all = append(all, keys...)
+	cmd := redis.NewCmd(ctx, append(all, args...)...)
+	cmd.SetFirstKeyPos(3)
+	return onceCmd{cmd}
+}
+
+// unknownScript reports whether the server did nothing because it does not know the script:
+// it is new, restarted, or its scripts were flushed.
+func unknownScript(err error) bool { return redis.HasErrorPrefix(err, "NOSCRIPT") }

@@ -1,0 +1,27 @@
+-- evict(): takes the lock from whatever owns it, also from a foreign owner.
+--
+-- KEYS  as in common.lua
+-- Returns {last token, how many of the evicted were notified, unfinished, the ids or values
+-- that were evicted}. Owners of this format are notified, with the token that distinguishes
+-- this from an eviction of an earlier grant: the first 100 here, the others by the client.
+-- Repeated, it evicts whatever owns by then. It never removes a waiter that is alive.
+
+check_types()
+local owners = {}
+if value == MARK or not value then
+  live_readers()
+  owners = redis.call('ZRANGE', KEYS[3], 0, -1)
+else
+  owners = { value }
+end
+redis.call('DEL', KEYS[1])
+redis.call('DEL', KEYS[3])
+value = false
+local revoked = last_token()
+local notified = math.min(#owners, 100)
+for i = 1, notified do
+  local mode, _, _, client = parse_id(owners[i])
+  if mode then publish(client, 'revoked ' .. int(revoked) .. ' ' .. owners[i] .. ' ' .. lock) end
+end
+grant_next(nil)
+return { revoked, notified, unfinished, owners }

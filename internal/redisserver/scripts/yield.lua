@@ -1,0 +1,33 @@
+-- yield(old, new, last token): the owner gives the lock back and waits again, under a new
+-- id, behind all that wait already.
+--
+-- KEYS  as in common.lua
+-- ARGV  2 old id, 3 new id, which has never owned and may wait already, 4 last token the
+--       owner assigned, 0 if only the grant's own, 5 span
+-- Returns granted_reply or waiting_reply for new, with old_gone set if old does not own, or
+-- {NOT_OURS, 0} if in addition new neither owns nor waits.
+-- Repeated, it finds that old does not own: then it answers the state of new, and enqueues
+-- or grants nothing.
+
+local old, new = ARGV[2], ARGV[3]
+local mode, ttl = parse_id(old)
+local new_mode, new_ttl = parse_id(new)
+span = ARGV[5]
+
+check_types()
+if owns(old, mode) then
+  clear_owner(old, mode)
+  adopt_token(ARGV[4], ttl, old)
+  local place = enqueue(new, new_ttl)
+  local token = grant_next(new)
+  if token then return granted_reply(token) end
+  place = redis.call('ZRANK', KEYS[2], new) or place
+  return waiting_reply(QUEUED, place, -1, notify_owners('wanted'))
+end
+local not_ours = refuse(old)
+old_gone = 1
+if owns(new, new_mode) then return granted_reply(extend(new, new_mode, new_ttl)) end
+if redis.call('ZRANK', KEYS[2], new) then
+  return waiting_reply(QUEUED, enqueue(new, new_ttl), -1, 0)
+end
+return not_ours

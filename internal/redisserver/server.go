@@ -1,0 +1,401 @@
+// Package redisserver runs the protocol on one Redis deployment. Each command is one
+// script, called through a typed method.
+package redisserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// Server runs commands on one deployment. It is safe for concurrent use.
+type Server struct {
+	Rdb       redis.UniversalClient
+	Inboxes   string // prefix of inbox channels, before a client's name
+	deadlines bool
+	sent      *atomic.Int64 // commands sent so far
+	trailer   redis.Cmder   // sent behind the commands, on their connection, to node; nil for none
+	node      redis.UniversalClient
+}
+
+// HonorsDeadlines reports whether a command ends when its context does.
+func (s *Server) HonorsDeadlines() bool { return s.deadlines }
+
+// Commands returns how many commands were sent.
+func (s *Server) Commands() int64 { return s.sent.Load() }
+
+// New returns a Server that uses rdb. Of a plain *redis.Client it uses a
+// clone that honors deadlines.
+func New(rdb redis.UniversalClient, prefix string) *Server {
+	s := &Server{sent: new(atomic.Int64), Rdb: rdb, Inboxes: protocol.InboxChannel(prefix, "")}
+	node, ok := rdb.(interface{ Options() *redis.Options }) // a *redis.Client, or a type that embeds one
+	c, plain := rdb.(*redis.Client)
+	switch {
+	case ok && node.Options().ContextTimeoutEnabled:
+		s.deadlines = true
+	case plain:
+		// The clone shares the pool of connections. Its timeout is short, because a
+		// command without an answer is repeated under the same id on another
+		// connection.
+		limit := protocol.CommandTimeout
+		if t := c.Options().ReadTimeout; t > 0 {
+			limit = min(limit, t)
+		}
+		own := c.WithTimeout(limit)
+		own.Options().ContextTimeoutEnabled = true // the clone has its own copy
+		s.Rdb, s.deadlines = own, true
+	}
+	return s
+}
+
+// explain turns an error of go-redis into one that names the cause.
+func (s *Server) explain(err error) error {
+	own, ok := s.Rdb.(*redis.Client)
+	switch {
+	case err == nil:
+		return nil
+	case ok && errors.Is(err, redis.ErrClosed): // a cluster client also returns it for a node that left
+		return ErrRedisClosed
+	case ok && errors.Is(err, context.DeadlineExceeded) && !notSent(err):
+		// Waiting for a connection ends with the context, and the error does not say
+		// so. All connections being in use is the best evidence left.
+		if pool, size := own.PoolStats(), own.Options().PoolSize; int(pool.TotalConns)-int(pool.IdleConns) >= size {
+			return errPoolExhausted{size}
+		}
+	}
+	return inWords(ofNetwork(err))
+}
+
+// run sends a script once, by its hash. A server that does not know it has done nothing, and
+// is sent the text.
+func (s *Server) run(ctx context.Context, script *Script, keys []any, args ...any) (*redis.Cmd, error) {
+	s.sent.Add(1)
+	cmd := script.call(ctx, false, keys, args...)
+	err := s.process(ctx, cmd)
+	if unknownScript(err) {
+		s.sent.Add(1)
+		cmd = script.call(ctx, true, keys, args...)
+		err = s.process(ctx, cmd)
+	}
+	return cmd.Cmd, s.explain(err)
+}
+
+// process sends one command, and the trailer behind it.
+func (s *Server) process(ctx context.Context, cmd onceCmd) error {
+	if s.trailer == nil {
+		return s.Rdb.Process(ctx, cmd)
+	}
+	s.together(ctx, []onceCmd{cmd})
+	return cmd.Err()
+}
+
+// Do runs a command of the state machine. An error means that it was refused, or that there
+// is no answer; Classify says which.
+func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) (protocol.Answer, error) {
+	k5 := k.All()
+	last := decimal(c.Last)
+	var cmd *redis.Cmd
+	var err error
+	switch c.Verb {
+	case protocol.Acquire:
+		var wait any = "0"
+		if c.Wait {
+			wait = "1"
+		}
+		args := []any{s.Inboxes, c.ID, wait, c.Echo, Milliseconds(c.TTL), Milliseconds(protocol.TokenLife(c.TTL)), c.Own}
+		if c.Told > 0 {
+			args = append(args, decimal(c.Told))
+		}
+		cmd, err = s.run(ctx, &AcquireScript, k5[:], args...)
+	case protocol.Release:
+		cmd, err = s.run(ctx, &ReleaseScript, k5[:], s.Inboxes, c.ID, last, protocol.FormatSpan(c.Link))
+	case protocol.Yield:
+		cmd, err = s.run(ctx, &YieldScript, k5[:], s.Inboxes, c.ID, c.Next, last, protocol.FormatSpan(c.Link))
+	case protocol.Downgrade:
+		cmd, err = s.run(ctx, &DowngradeScript, k5[:], s.Inboxes, c.ID, c.Next, last, protocol.FormatSpan(c.Link))
+	default:
+		return protocol.Answer{}, fmt.Errorf("leased: no such command: %d", c.Verb)
+	}
+	if wrongType(err) && c.Verb != protocol.Acquire && s.overwritten(ctx, k) {
+		return protocol.Answer{Outcome: protocol.NotOurs}, nil
+	}
+	if err != nil {
+		return protocol.Answer{}, err
+	}
+	switch reply := cmd.Val().(type) {
+	case int64: // acquire_fast.lua or release_fast.lua
+		if c.Verb == protocol.Acquire {
+			return protocol.Answer{Outcome: protocol.Granted, Token: uint64(reply), Clock: uint64(reply)}, nil
+		}
+		return protocol.Answer{Outcome: protocol.Done, Handed: int(reply)}, nil
+	case []any:
+		return parseAnswer(reply)
+	}
+	return protocol.Answer{}, malformed(cmd.Val())
+}
+
+// decimal formats n as an argument. 0 is the most common one, and is not allocated.
+func decimal(n uint64) any {
+	if n == 0 {
+		return "0"
+	}
+	return strconv.FormatUint(n, 10)
+}
+
+// overwritten reports whether it is the lock's own key that holds another type of value,
+// so that there is no owner. It sends a renewal for an id that does not exist, which names
+// no other key and changes nothing.
+func (s *Server) overwritten(ctx context.Context, k *protocol.Keys) bool {
+	_, err := s.run(ctx, &RenewScript, []any{k.Lock}, protocol.FormatTag+"nobody", "1")
+	return wrongType(err)
+}
+
+// Milliseconds formats d as an argument.
+func Milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
+
+// pipeline sends calls in one round trip, and in another one, by their text, those whose
+// scripts the server did not know. Each command returned has a reply or an error.
+func (s *Server) pipeline(ctx context.Context, n int, call func(i int, byText bool) onceCmd) []onceCmd {
+	cmds := make([]onceCmd, n)
+	for i := range cmds {
+		cmds[i] = call(i, false)
+	}
+	s.together(ctx, cmds)
+	var again []onceCmd
+	var places []int
+	for i, cmd := range cmds {
+		if unknownScript(cmd.Err()) {
+			again, places = append(again, call(i, true)), append(places, i)
+		}
+	}
+	s.together(ctx, again)
+	for i, cmd := range again {
+		cmds[places[i]] = cmd
+	}
+	return cmds
+}
+
+// together sends commands in one round trip. If the connection itself was refused, go-redis
+// returns that as the pipeline's error and does not set it on the commands.
+func (s *Server) together(ctx context.Context, cmds []onceCmd) {
+	if len(cmds) == 0 {
+		return
+	}
+	s.sent.Add(int64(len(cmds)))
+	rdb := s.Rdb
+	if s.trailer != nil {
+		rdb = s.node
+		s.sent.Add(1)
+	}
+	_, err := rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
+		for _, cmd := range cmds {
+			_ = p.Process(ctx, cmd)
+		}
+		if s.trailer != nil {
+			_ = p.Process(ctx, s.trailer)
+		}
+		return nil
+	})
+	for _, cmd := range cmds {
+		if cmd.Err() != nil || cmd.Val() != nil {
+			err = nil // err is that of one command, and does not apply to the others
+			break
+		}
+	}
+	if err == nil {
+		err = errNoReply
+	}
+	for _, cmd := range cmds {
+		if cmd.Err() == nil && cmd.Val() == nil {
+			cmd.SetErr(err)
+		}
+	}
+}
+
+var errNoReply = errors.New("leased: no reply to a command in a pipeline")
+
+// Renew renews a batch of grants in one round trip, and sets the result of each.
+func (s *Server) Renew(ctx context.Context, batch []protocol.Renewal) {
+	cmds := s.pipeline(ctx, len(batch), func(i int, byText bool) onceCmd {
+		k, req := batch[i].Keys, &batch[i].Req
+		ttl := Milliseconds(req.TTL)
+		if req.Mode == protocol.Shared {
+			return RenewSharedScript.call(ctx, byText, []any{k.Lock, k.Readers()}, req.ID, ttl)
+		}
+		return RenewScript.call(ctx, byText, []any{k.Lock}, req.ID, ttl)
+	})
+	for i, cmd := range cmds {
+		us, err := cmd.Int64()
+		switch {
+		case err == nil && us > 0:
+			batch[i].Outcome, batch[i].Clock = protocol.Granted, uint64(us)
+		case err == nil || wrongType(err): // another client replaced the key
+			batch[i].Outcome = protocol.NotOurs
+		default:
+			batch[i].Outcome, batch[i].Err = protocol.Unanswered, s.explain(err)
+		}
+	}
+}
+
+// Touch extends the last tokens of the renewed grants for which that is due.
+func (s *Server) Touch(ctx context.Context, batch []protocol.Renewal) error {
+	var due []*protocol.Renewal
+	for i := range batch {
+		if batch[i].Touch > 0 && batch[i].Outcome == protocol.Granted {
+			due = append(due, &batch[i])
+		}
+	}
+	if len(due) == 0 {
+		return nil
+	}
+	s.sent.Add(int64(len(due)))
+	_, err := s.Rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
+		for _, r := range due {
+			p.PExpire(ctx, r.Keys.Meta(), r.Touch)
+		}
+		return nil
+	})
+	return s.explain(err) // this includes a refusal of the first command
+}
+
+// Cancel cancels a batch of requests, and returns the result of each. It repeats the
+// unfinished ones until ctx is done.
+func (s *Server) Cancel(ctx context.Context, batch []protocol.CancelRequest) []protocol.Cancelled {
+	call := func(i int, byText bool) onceCmd {
+		g := batch[i]
+		k := g.Keys.All()
+		return CancelScript.call(ctx, byText, k[:], s.Inboxes, g.ID, strconv.FormatUint(g.Last, 10), protocol.FormatSpan(g.Link))
+	}
+	cmds := s.pipeline(ctx, len(batch), call)
+	s.continueCancels(ctx, cmds, call)
+	results := make([]protocol.Cancelled, len(cmds))
+	for i, cmd := range cmds {
+		results[i] = s.parseCancelled(cmd)
+		if fail := results[i].Fail; fail != nil && fail.Kind == protocol.OtherType && s.overwritten(ctx, batch[i].Keys) {
+			results[i] = protocol.Cancelled{}
+		}
+	}
+	return results
+}
+
+// parseCancelled parses the reply of cancel.lua.
+func (s *Server) parseCancelled(cmd onceCmd) protocol.Cancelled {
+	if err := cmd.Err(); err != nil {
+		return protocol.Cancelled{Fail: Classify(s.explain(err))}
+	}
+	reply, _ := cmd.Val().([]any)
+	if len(reply) < 5 {
+		return protocol.Cancelled{Fail: Classify(malformed(cmd.Val()))}
+	}
+	owned, _ := reply[2].(int64)
+	token, _ := reply[3].(int64)
+	if !validToken(token) {
+		token = 0
+	}
+	return protocol.Cancelled{Owned: owned == 1, Token: uint64(token)}
+}
+
+// continueCancels repeats the cancels whose reply ends with unfinished. Each round makes
+// progress, and ctx bounds them. If one fails, the waiters' own re-checks do the rest.
+func (s *Server) continueCancels(ctx context.Context, cmds []onceCmd, call func(i int, byText bool) onceCmd) {
+	for {
+		var again []int
+		for i, cmd := range cmds {
+			if reply, _ := cmd.Val().([]any); cmd.Err() == nil && len(reply) > 2 && reply[len(reply)-1] == int64(1) {
+				again = append(again, i)
+			}
+		}
+		if len(again) == 0 {
+			return
+		}
+		all := call
+		call = func(i int, byText bool) onceCmd { return all(again[i], byText) }
+		cmds = s.pipeline(ctx, len(again), call)
+	}
+}
+
+// Echo publishes nonce to an inbox channel and returns how many received it.
+//
+// In a Cluster the node that serves the lock publishes it: go-redis would take any.
+func (s *Server) Echo(ctx context.Context, k *protocol.Keys, channel, nonce string) (int, error) {
+	s.sent.Add(1)
+	node, err := s.nodeOf(ctx, k)
+	if err != nil {
+		node = s.Rdb
+	}
+	n, err := node.Publish(ctx, channel, protocol.FormatTag+"echo "+nonce).Result()
+	return int(n), s.explain(err)
+}
+
+// nodeOf returns the one node that has the keys, for a command that names none of them:
+// a Cluster's client would send it to any.
+func (s *Server) nodeOf(ctx context.Context, k *protocol.Keys) (redis.UniversalClient, error) {
+	if cluster, ok := s.Rdb.(clusterNodes); ok {
+		return cluster.MasterForKey(ctx, k.Lock)
+	}
+	return s.Rdb, nil
+}
+
+// clusterNodes is a *redis.ClusterClient, or what embeds one.
+type clusterNodes interface {
+	MasterForKey(ctx context.Context, key string) (*redis.Client, error)
+}
+
+// Evict ends the ownership of the lock and notifies its owners, whose ids or values it
+// returns. With an error they were evicted all the same if there are any.
+func (s *Server) Evict(ctx context.Context, k *protocol.Keys) ([]string, error) {
+	k5 := k.All()
+	cmd, err := s.run(ctx, &EvictScript, k5[:], s.Inboxes)
+	if err != nil {
+		return nil, err
+	}
+	token, notified, unfinished, evicted, err := parseEviction(cmd.Val())
+	if err != nil {
+		return nil, err
+	}
+	if unfinished { // any cancel grants the next; if it fails, the waiters' re-checks do
+		_ = s.Cancel(ctx, []protocol.CancelRequest{{ID: "nobody", Keys: k}})
+	}
+	for rest := evicted[notified:]; len(rest) > 0 && err == nil; {
+		some := rest[:min(len(rest), notifiedAtOnce)]
+		rest = rest[len(some):]
+		s.sent.Add(int64(len(some)))
+		_, err = s.Rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
+			for _, id := range some {
+				if who, err := protocol.ParseID(id); err == nil {
+					p.Publish(ctx, s.Inboxes+who.Client, fmt.Sprint(protocol.FormatTag, "revoked ", token, " ", id, " ", k.Lock))
+				}
+			}
+			return nil
+		})
+	}
+	if err != nil && !redis.HasErrorPrefix(err, "NOPERM") { // without the right to publish, owners find out when they renew
+		err = fmt.Errorf("its owners were evicted, but not all could be told: %w", ofNetwork(err))
+		return evicted, err
+	}
+	return evicted, nil
+}
+
+// notifiedAtOnce is how many owners are notified in one round trip.
+const notifiedAtOnce = 100
+
+// Inspect returns what Redis holds of the lock.
+func (s *Server) Inspect(ctx context.Context, k *protocol.Keys) (protocol.Snapshot, error) {
+	k5 := k.All()
+	cmd, err := s.run(ctx, &InspectScript, k5[:], s.Inboxes)
+	if err != nil {
+		return protocol.Snapshot{}, err
+	}
+	reply, err := cmd.Slice()
+	if err != nil {
+		return protocol.Snapshot{}, err
+	}
+	return parseSnapshot(reply)
+}

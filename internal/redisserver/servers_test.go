@@ -1,0 +1,117 @@
+package redisserver
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/redistest"
+)
+
+var (
+	callOfCommand = regexp.MustCompile(`\bp?call\('([A-Z]+)'(?:, ([^,)]+))?`)
+	namedKey      = regexp.MustCompile(`^KEYS\[[1-5]\]$`)
+)
+
+// Proxies of managed clusters read a script before they run it and want each key written as
+// KEYS[n]. A channel, the only other thing that a command is about, is no key: it is built
+// of ARGV[1] and a client's name.
+func TestKeysAreNamedInScriptsAsProxiesWantThem(t *testing.T) {
+	files, err := fs.Glob(scriptFiles, "scripts/*.lua")
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
+	}
+	seen := 0
+	for _, file := range files {
+		text, err := scriptFiles.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, line := range strings.Split(string(text), "\n") {
+			for _, m := range callOfCommand.FindAllStringSubmatch(line, -1) {
+				command, about := m[1], m[2]
+				switch {
+				case command == "TIME" && about == "":
+				case (command == "PUBLISH" && about == "ARGV[1] .. client") || (command == "PUBSUB" && about == "'NUMSUB'"):
+				case namedKey.MatchString(about):
+					seen++
+				default:
+					t.Errorf("%s:%d: %s is about %s, which is not written KEYS[n]", file, i+1, command, about)
+				}
+			}
+			// Dragonfly answers TIME with integers, which have no length.
+			if strings.Contains(line, "#t[") {
+				t.Errorf("%s:%d: takes TIME's answer for text", file, i+1)
+			}
+		}
+	}
+	if seen < 80 {
+		t.Errorf("%d calls about keys were found: the pattern misses some", seen)
+	}
+}
+
+// answers is a hook that stands in for a server: it answers each script with one error.
+type answers struct{ text string }
+
+type refusal string
+
+func (r refusal) Error() string { return string(r) }
+func (refusal) RedisError()     {}
+
+func (h answers) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (h answers) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if strings.HasPrefix(cmd.Name(), "eval") {
+			cmd.SetErr(refusal(h.text))
+			return refusal(h.text)
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (h answers) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func TestTheFirstAnswerOfAServerThatLacksSomethingSaysWhat(t *testing.T) {
+	keys, err := protocol.NewKeys("", "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ answer, says string }{
+		{"ERR Error running script (call to f_1): @user_script:14: @user_script: 14: Write commands not allowed after non deterministic commands. Call redis.replicate_commands() at the start of your script in order to switch to single commands replication mode.", "lua-replicate-commands"},
+		{"ERR Error running script (call to f_1): @user_script:11: @user_script: 11: This Redis command is not allowed from scripts", "TIME"},
+		{"ERR This Redis command is not allowed from script script: 5d9bf0, on @user_script:13.", "TIME"},
+		{"ERR Error running script (call to f_1): @user_script:30: @user_script: 30: Unknown Redis command called from Lua script", "does not know a command"},
+		{"ERR Unknown Redis command called from script script: 5d9bf0, on @user_script:30.", "does not know a command"},
+		{"ERR unknown command 'evalsha', with args beginning with: 'x'", "EVAL"},
+		{"ERR unknown command `EVALSHA`, with args beginning with: `x`, ", "EVAL"},
+		{"ERR bad lua script for redis cluster, all the keys that the script uses should be passed using the KEYS array, and KEYS should not be in expression", "proxy"},
+	} {
+		rdb := redis.NewClient(redistest.Options("127.0.0.1:1"))
+		rdb.AddHook(answers{c.answer})
+		s := New(rdb, "")
+		s.Rdb = rdb // go-redis clones without hooks
+		_, err := s.Do(t.Context(), &keys, &protocol.Command{Verb: protocol.Acquire, ID: "leased1:w:1000:u:AAAAAAAAAAAAAAAA:BBBBBBBBBBBBBBBB:here", Wait: true})
+		var lacks *LackingError
+		if !errors.As(err, &lacks) || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), c.answer) {
+			t.Errorf("%q: %v", c.answer, err)
+		}
+		if fail := Classify(err); fail == nil || fail.Kind != protocol.NeedsOperator {
+			t.Errorf("%q is waited for: %+v", c.answer, fail)
+		}
+		_ = rdb.Close()
+	}
+	for _, passing := range []string{"LOADING Redis is loading the dataset in memory", "BUSY Redis is busy running a script", "TRYAGAIN Multiple keys request during rehashing of slot"} {
+		if _, missing := lacking(refusal(passing)); missing {
+			t.Errorf("%q is taken for something that a server lacks", passing)
+		}
+	}
+}

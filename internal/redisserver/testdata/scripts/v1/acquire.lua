@@ -1,0 +1,32 @@
+-- acquire(id, wait): become owner, or wait in the queue.
+--
+-- KEYS  as in common.lua
+-- ARGV  2 id, 3 '1' to wait, 4 nonce for an echo to the caller's inbox or '',
+--       5 the id's TTL in ms, 6 for how many ms to remember the token (both for
+--       acquire_fast.lua only), 7 id of the caller's own readers, which are not notified
+--       that it waits, or '', 8 the time up to which the previous call notified readers;
+--       left out if that one notified all
+-- Returns granted_reply or waiting_reply (common.lua), or what acquire_fast.lua returns.
+-- Repeated by an owner, it keeps the lock and extends it to the full TTL; repeated by a
+-- waiter, it keeps the place and extends its waiting lease. It never passes a live waiter.
+
+local id = ARGV[2]
+local mode, ttl, _, client = parse_id(id)
+
+check_types()
+local echoed = -1
+if ARGV[4] ~= '' then echoed = publish(client, 'echo ' .. ARGV[4]) or -2 end
+if owns(id, mode) then return granted_reply(extend(id, mode, ttl)) end
+-- The marker is gone, so a reader that is still listed does not own any more.
+if mode == 'r' and redis.call('ZSCORE', KEYS[3], id) then redis.call('ZREM', KEYS[3], id) end
+
+clamp()
+local token = grant_next(id)
+if not token and free(mode) and head() == false then token = make_owner(id, mode, ttl) end
+if token then return granted_reply(token) end
+if ARGV[3] ~= '1' then return waiting_reply(REFUSED, redis.call('ZCARD', KEYS[2]), echoed, 0) end
+
+local place, new = enqueue(id, ttl)
+local upto, after = 0, tonumber(ARGV[8]) or 0
+if new or place == 0 or after > 0 then upto = notify_owners('wanted', ARGV[7], after) end
+return waiting_reply(QUEUED, place, echoed, upto)

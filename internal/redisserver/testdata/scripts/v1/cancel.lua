@@ -1,0 +1,39 @@
+-- cancel(id, last token): the request ends, whether it waits, owns or was never received.
+--
+-- KEYS  as in common.lua
+-- ARGV  2 id, 3 last token its owner assigned, 0 if only the grant's own, 4 span
+-- Returns {DONE, how many were made owner, 1 if the id owned the lock until now, the lock's
+-- last token before others were made owner, unfinished}. The token is 0 where it proves
+-- nothing: it is not remembered, a foreign owner is there, which assigns none, or it may
+-- be another owner's although it is the same number. unfinished: cancel has to be sent
+-- again at once.
+-- It always grants the next: readers behind a cancelled writer may enter now. If id had a
+-- place in the queue, owners are notified again that others wait, since readers of id's
+-- process ignored such messages while it had that place. If it had none, they are not
+-- notified: such a message often crosses with its owner's release, is answered with a
+-- cancel, and that cancel would send the next message.
+-- Repeated, it finds nothing of id and only grants the next.
+
+local id = ARGV[2]
+local mode, ttl = parse_id(id)
+span = ARGV[4]
+
+check_types()
+redis.call('ZREM', KEYS[4], id)
+local waited = redis.call('ZREM', KEYS[2], id) > 0
+local owned = owns(id, mode)
+if owned then
+  clear_owner(id, mode)
+  adopt_token(ARGV[3], ttl, id)
+elseif mode == 'r' then
+  redis.call('ZREM', KEYS[3], id)
+end
+local token = last_token()
+if value and value ~= MARK and not parse_id(value) then token = 0 end
+-- A token that an owner assigned locally can have been assigned to others as well.
+local drawn_by = string.match(redis.call('GET', KEYS[5]) or '', '^leased1:%d+:%d+:(.+)$')
+if (drawn_by or ARGV[3] ~= '0') and drawn_by ~= id then token = 0 end
+grant_next(nil)
+notify_head_of_expiry()
+if waited and redis.call('EXISTS', KEYS[2]) == 1 then notify_owners('wanted') end
+return { DONE, handed, owned and 1 or 0, token, unfinished }

@@ -1,0 +1,394 @@
+-- Prepended to every script but the renewals, after the script's shortcut if it has one.
+--
+-- KEYS  1 lock, 2 queue, 3 readers, 4 waiters, 5 meta (all in one slot)
+-- ARGV  1 the prefix of inbox channels, before a client's name; the rest is the script's own
+--
+-- Invariants:
+--   An owner is recorded before it is notified, and a grant that was announced is never
+--   undone: PUBLISH also reaches subscribers of replicas, which its count leaves out.
+--   A script ends or extends only the ownership of the ids it is called with (evict and
+--   clamp excepted).
+--   The first write of a script that gives something back, or keeps what a client has, is
+--   one that a full server admits (DEL, ZREM, ZREMRANGEBYSCORE, PEXPIRE); after it, the
+--   server admits the others.
+--   What a later format wrote is neither parsed nor overwritten.
+--   Every script can run twice.
+--
+-- The queue is a sorted set scored by a growing number, so finding, adding and removing an
+-- entry stays cheap however long it is. The expiry of each entry is its score in waiters.
+
+local lock = KEYS[1] -- in messages; calls name KEYS[n], which proxies of managed clusters look for
+local MARK = 'leased1:readers'
+
+local value = redis.call('GET', KEYS[1])
+local t = redis.call('TIME') -- once: on Redis 7.0 the clock moves while a script runs
+local us = t[1] * 1000000 + t[2]
+local now = math.floor(us / 1000)
+local last, meta_is_newer = nil, false -- set by last_token; meta_is_newer: a later format wrote meta
+local span = '-' -- span of the lease that is given back, sent along with granted
+-- A call drops at most 500 dead entries or grants 100 requests, so that it stays short.
+-- unfinished is 1 if the budget ran out first: the client must continue at once.
+local budget, unfinished = 500, 0
+local handed = 0 -- how many requests other than the caller's were made owner
+local denied = false -- whether a PUBLISH was refused
+local PROVISIONAL = 2000 -- for how many ms a "p" id is made owner by a message, see parse_id
+local old_gone = 0 -- 1 if a yield found that its old id no longer owned
+
+-- int formats a number. tostring would lose digits from 1e14 on.
+local function int(n) return string.format('%.0f', n) end
+
+-- parse_id returns mode, TTL, proof and the client; nil if id is not one of this format. The
+-- proof says what tells that the client is gone: 'c' a count of zero listeners; 'p' that it
+-- lets a grant end of which it was notified and which it neither renews nor asks for again;
+-- 'u' nothing.
+local function parse_id(id)
+  local mode, ttl, proof, client = string.match(id, '^leased1:([wr]):(%d+):([cpu])i?:[%w_-]+:(%S+)$')
+  if not mode or #ttl > 12 or tonumber(ttl) < 1 then return nil end
+  return mode, tonumber(ttl), proof, client
+end
+
+-- is_newer reports whether a later format wrote v.
+local function is_newer(v)
+  local format = v and string.match(v, '^leased(%d+):')
+  return format and tonumber(format) > 1
+end
+
+-- last_token returns the highest token that was assigned, 0 if it is not remembered.
+local function last_token()
+  if not last then
+    local m = redis.call('GET', KEYS[5])
+    meta_is_newer = is_newer(m)
+    local digits = m and string.match(m, '^leased1:(%d+):')
+    last = digits and #digits <= 16 and tonumber(digits) or 0
+    if last > 9007199254740000 then last = 0 end
+  end
+  return last
+end
+
+-- remember stores the last token, followed by the id of the owner that assigned it if it
+-- was not assigned by this server. It is kept for four TTLs, at least ten minutes.
+local function remember(ttl, drawn_by)
+  if meta_is_newer then return end
+  redis.call('SET', KEYS[5], 'leased1:' .. int(last) .. ':' .. int(us) .. (drawn_by and ':' .. drawn_by or ''),
+    'PX', int(math.max(600000, 4 * ttl)))
+end
+
+-- adopt_token takes over the last token that the owner id assigned locally.
+local function adopt_token(token, ttl, id)
+  token = tonumber(token) or 0
+  if token > 0 and token > last_token() and token < 9007199254740000 then
+    last = token
+    remember(ttl, id)
+  end
+end
+
+-- check_types fails on a key of another type before anything is written.
+local function check_types()
+  redis.call('ZCARD', KEYS[2])
+  redis.call('ZCARD', KEYS[4])
+  redis.call('ZCARD', KEYS[3])
+  last_token()
+end
+
+-- live_readers removes expired readers and returns how many are left.
+local function live_readers()
+  redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', int(now))
+  return redis.call('ZCARD', KEYS[3])
+end
+
+-- sync_marker makes the readers' marker expire with the last live reader, and deletes it
+-- if there is none. renew_shared.lua has a shorter copy for a reader that is known to own.
+local function sync_marker()
+  live_readers()
+  local top = redis.call('ZREVRANGE', KEYS[3], '0', '0', 'WITHSCORES')
+  if not top[1] then
+    if value == MARK then
+      redis.call('DEL', KEYS[1])
+      value = false
+    end
+    return
+  end
+  local ends = int(math.min(tonumber(top[2]), now + 1e12)) -- a foreign score can be anything, even inf
+  if value ~= MARK then
+    redis.call('SET', KEYS[1], MARK, 'PX', int(math.max(1, tonumber(ends) - now)))
+    value = MARK
+  end
+  redis.call('PEXPIREAT', KEYS[1], ends)
+  redis.call('PEXPIREAT', KEYS[3], ends)
+end
+
+local function owns(id, mode)
+  if mode == 'w' then return value == id end
+  if value ~= MARK then return false end
+  local ends = redis.call('ZSCORE', KEYS[3], id)
+  return ends and tonumber(ends) > now
+end
+
+-- record_owner writes id as owner and returns its new token. The caller has to call
+-- remember, and for a reader sync_marker before it: once for any number of readers.
+local function record_owner(id, mode, ttl)
+  last = math.max(last_token() + 1, us)
+  if mode == 'w' then
+    redis.call('SET', KEYS[1], id, 'PX', int(ttl))
+    value = id
+  else
+    redis.call('ZADD', KEYS[3], int(now + ttl), id)
+  end
+  return last
+end
+
+-- make_owner makes a single id the owner and returns its token.
+local function make_owner(id, mode, ttl)
+  local token = record_owner(id, mode, ttl)
+  if mode == 'r' then sync_marker() end
+  remember(ttl)
+  return token
+end
+
+-- clear_owner ends the ownership of id, of which owns(id, mode) is true.
+local function clear_owner(id, mode)
+  if mode == 'w' then
+    redis.call('DEL', KEYS[1])
+    value = false
+  else
+    redis.call('ZREM', KEYS[3], id)
+    sync_marker()
+  end
+end
+
+-- extend gives the owner id its full TTL again, because a client trusts a repeated request
+-- from the moment it sent it. It returns the last token, and 1, or 2 if the token was not
+-- remembered and is a new one.
+local function extend(id, mode, ttl)
+  if mode == 'w' then
+    redis.call('PEXPIRE', KEYS[1], int(ttl))
+  else
+    redis.call('PEXPIRE', KEYS[3], int(math.max(redis.call('PTTL', KEYS[3]), ttl)))
+    redis.call('ZADD', KEYS[3], int(now + ttl), id)
+    sync_marker()
+  end
+  if last_token() ~= 0 then return last, 1 end
+  last = us
+  remember(ttl)
+  return last, 2
+end
+
+-- free reports whether a request of this mode can own the lock now. It does not look at
+-- the queue.
+local function free(mode)
+  if value and value ~= MARK then return false end
+  last_token()
+  if meta_is_newer then return false end
+  return mode == 'r' or live_readers() == 0
+end
+
+-- drop removes ids from the queue.
+local function drop(ids)
+  if #ids == 0 then return end
+  redis.call('ZREM', KEYS[2], unpack(ids))
+  redis.call('ZREM', KEYS[4], unpack(ids))
+  budget = budget - #ids
+end
+
+-- head drops dead entries at the head of the queue and returns the first live one: id,
+-- mode (nil if a later format wrote it), TTL, proof, client. It returns false if the queue
+-- is empty, and nil if the budget ran out first.
+local function head()
+  local batch = redis.call('ZRANGE', KEYS[2], '0', '0') -- most often the first one is alive
+  while batch[1] do
+    local dead = {}
+    for _, id in ipairs(batch) do
+      local ends = tonumber(redis.call('ZSCORE', KEYS[4], id) or 0) or 0
+      if ends > now then
+        local mode, ttl, proof, client = parse_id(id)
+        if mode or is_newer(id) then
+          drop(dead)
+          if mode and ends - now > ttl then -- the clock went back
+            redis.call('PEXPIRE', KEYS[4], int(math.max(redis.call('PTTL', KEYS[4]), ttl)))
+            redis.call('ZADD', KEYS[4], int(now + ttl), id)
+          end
+          return id, mode, ttl, proof, client
+        end
+      end
+      dead[#dead + 1] = id
+    end
+    drop(dead)
+    if budget <= 0 then
+      unfinished = redis.call('EXISTS', KEYS[2])
+      if unfinished == 1 then return nil end
+    end
+    batch = redis.call('ZRANGE', KEYS[2], 0, math.min(math.max(budget, 1), 100) - 1)
+  end
+  return false
+end
+
+-- publish sends text to a client's inbox and returns how many received it, nil if the
+-- server refused.
+local function publish(client, text)
+  local n = redis.pcall('PUBLISH', ARGV[1] .. client, 'leased1:' .. text)
+  if type(n) == 'table' then
+    denied = true
+    return nil
+  end
+  return n
+end
+
+-- inbox_gone reports whether it is certain that a client does not listen any more. It is
+-- called before anything is published to the client: the count that PUBLISH returns leaves
+-- out subscribers of replicas, which receive the message all the same. An error, for
+-- example from an ACL that forbids the question, proves nothing.
+local function inbox_gone(client)
+  local n = redis.pcall('PUBSUB', 'NUMSUB', ARGV[1] .. client)
+  return n[2] == 0
+end
+
+-- grant_next makes the head of the queue the owner for as long as the lock is free for it:
+-- one writer, or readers together. It returns the token of caller if that id was among
+-- them, else nil. The others are notified; those with a "p" id own for PROVISIONAL at most
+-- until they say that they are there.
+local function grant_next(caller)
+  local granted, longest, shared = {}, 0, false
+  repeat
+    local id, mode, ttl, proof, client = head()
+    if not id or not mode or not free(mode) then break end
+    if budget <= 0 then
+      unfinished = 1
+      break
+    end
+    redis.call('ZREM', KEYS[2], id)
+    redis.call('ZREM', KEYS[4], id)
+    budget = budget - 5
+    local present = id == caller or proof ~= 'c' or not inbox_gone(client)
+    if present then
+      local lease = id ~= caller and proof == 'p' and math.min(ttl, PROVISIONAL) or ttl
+      granted[#granted + 1] = { id, client, record_owner(id, mode, lease) }
+      longest, shared = math.max(longest, ttl), mode == 'r'
+    end
+  until present and mode == 'w'
+  if #granted == 0 then return nil end
+  if shared then sync_marker() end
+  remember(longest)
+  local token, more = nil, redis.call('EXISTS', KEYS[2])
+  for _, g in ipairs(granted) do
+    if g[1] == caller then
+      token = g[3]
+    else
+      handed = handed + 1
+      publish(g[2], 'granted ' .. int(g[3]) .. ' ' .. int(us) .. ' ' .. more .. ' ' .. span .. ' ' .. g[1] .. ' ' .. lock)
+    end
+  end
+  return token
+end
+
+-- notify_owners sends a message to every owner except the id except. Of many readers it
+-- notifies about 100, those whose leases end first after the time after, and returns the
+-- time up to which it got, from where the next call continues, or 0 if there are no more.
+-- It continues by time and not by rank: readers that were notified leave, which shifts the
+-- ranks of the others.
+local function notify_owners(what, except, after)
+  if value == MARK then
+    local ids = redis.call('ZRANGEBYSCORE', KEYS[3], '(' .. int(math.max(after or 0, now)), '+inf', 'LIMIT', 0, 100)
+    local upto = 0
+    if #ids == 100 then
+      local ends = redis.call('ZSCORE', KEYS[3], ids[100])
+      for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], ends, ends)) do ids[#ids + 1] = id end
+      if (tonumber(ends) or math.huge) < 9007199254740000 and redis.call('ZCOUNT', KEYS[3], '(' .. ends, '+inf') > 0 then
+        upto = math.ceil(tonumber(ends))
+      end
+    end
+    local notified = {}
+    for _, id in ipairs(ids) do
+      local mode, _, _, client = parse_id(id)
+      if mode and id ~= except and not notified[id] then publish(client, what .. ' ' .. id .. ' ' .. lock) end
+      notified[id] = true
+    end
+    return upto
+  end
+  if value then
+    local mode, _, _, client = parse_id(value)
+    if mode then publish(client, what .. ' ' .. value .. ' ' .. lock) end
+  end
+  return 0
+end
+
+-- notify_head_of_expiry sends the head of the queue the time at which the last reader's
+-- lease expires: it may have planned its re-check by a later one that was given back.
+local function notify_head_of_expiry()
+  if value ~= MARK then return end
+  local id, mode, _, _, client = head()
+  if mode then publish(client, 'ends ' .. redis.call('PTTL', KEYS[1]) .. ' ' .. id .. ' ' .. lock) end
+end
+
+-- clamp cuts leases of owners that are longer than the TTL in the owner's own id, which
+-- means that the server's clock went back. The expiry of a foreign owner is left alone.
+local function clamp()
+  if value == MARK or not value then
+    local cut = false
+    local all = redis.call('ZREVRANGE', KEYS[3], 0, 99, 'WITHSCORES')
+    for i = 1, #all, 2 do
+      local _, ttl = parse_id(all[i])
+      if ttl and tonumber(all[i + 1]) - now > ttl then
+        redis.call('ZREM', KEYS[3], all[i]) -- a first write that a full server admits
+        redis.call('ZADD', KEYS[3], int(now + ttl), all[i])
+        cut = true
+      elseif not ttl and not is_newer(all[i]) then
+        redis.call('ZREM', KEYS[3], all[i])
+        cut = true
+      end
+    end
+    if cut then sync_marker() end
+  else
+    local _, ttl = parse_id(value)
+    if ttl and redis.call('PTTL', KEYS[1]) > ttl then redis.call('PEXPIRE', KEYS[1], int(ttl)) end
+  end
+end
+
+-- enqueue adds id at the tail of the queue unless it waits already, and gives it one more
+-- TTL to wait. It returns the place and whether id is new.
+local function enqueue(id, ttl)
+  local place = redis.call('ZRANK', KEYS[2], id)
+  local new = not place
+  if new then
+    local top = redis.call('ZREVRANGE', KEYS[2], '0', '0', 'WITHSCORES')[2]
+    redis.call('ZADD', KEYS[2], int((tonumber(top or 0) or 0) + 1), id)
+    place = redis.call('ZCARD', KEYS[2]) - 1
+  end
+  -- For an id that waits already, a full server must admit the first write: one of these.
+  if redis.call('PTTL', KEYS[2]) < 3 * ttl then redis.call('PEXPIRE', KEYS[2], int(3 * ttl)) end
+  redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', int(now)) -- expired entries
+  redis.call('ZADD', KEYS[4], int(now + ttl), id)
+  if redis.call('PTTL', KEYS[4]) < 3 * ttl then redis.call('PEXPIRE', KEYS[4], int(3 * ttl)) end
+  return place, new
+end
+
+local GRANTED, QUEUED, REFUSED, NOT_OURS, DONE = 1, 2, 3, 4, 5
+
+-- granted_reply returns {GRANTED, token, time, 1 if others wait, how many others were made
+-- owner, unfinished, kept, old_gone}. kept is 1 if the id owned already and was extended,
+-- 2 if in addition its token was not remembered.
+local function granted_reply(token, kept)
+  return { GRANTED, token, us, redis.call('EXISTS', KEYS[2]), handed, unfinished, kept or 0, old_gone }
+end
+
+-- waiting_reply returns {QUEUED or REFUSED, last token, time, place, remaining ms of the
+-- owner (-1 endless, -2 none), who blocks, 1 if the blocker will not notify us, echo, how
+-- many were made owner, unfinished, upto, old_gone}. echo is how many received the echo to
+-- the inbox, -1 if none was requested, -2 if it was denied; upto is what notify_owners
+-- returned.
+local function waiting_reply(kind, place, echoed, upto)
+  local blocker = value
+  if blocker == MARK then blocker = redis.call('ZREVRANGE', KEYS[3], '0', '0')[1] end
+  blocker = blocker or redis.call('ZRANGE', KEYS[2], '0', '0')[1] or ''
+  last_token()
+  local no_notify = (value and value ~= MARK and not parse_id(value)) or is_newer(blocker) or meta_is_newer
+  return { kind, last, us, place, redis.call('PTTL', KEYS[1]), blocker, no_notify and 1 or 0,
+    denied and -2 or echoed, handed, unfinished, upto, old_gone }
+end
+
+-- refuse answers a request about an id that does not own. Its write changes nothing, but a
+-- read-only server refuses it: a demoted primary may be behind, and must not say whether
+-- the id owns.
+local function refuse(id)
+  redis.call('ZREM', KEYS[3], id)
+  return { NOT_OURS, 0 }
+end

@@ -1,0 +1,127 @@
+package redisserver
+
+import (
+	"testing"
+	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// If an owner could keep the lock under the same id, a late copy would give it away.
+func TestALateCopyOfYieldGivesNothingAway(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		old, next, other := s.writer("A"), s.writer("A"), s.writer("B")
+		token := s.gets(s.acquire(old))
+		kept := s.gets(s.yield(old, next, 0)) // the queue is empty, so it is granted at once
+		if kept <= token {
+			t.Errorf("token %d after %d", kept, token)
+		}
+		s.waits(s.acquire(other), 0)
+		if late := s.gets(s.yield(old, next, 0)); late != kept {
+			t.Errorf("the copy says token %d, want %d", late, kept)
+		}
+		s.owned(next)
+		s.queued(other)
+
+		s.release(next, 0)
+		s.is(s.yield(old, next, 0), protocol.NotOurs) // later still
+		s.owned(other)
+		s.queued()
+	})
+}
+
+// The client asked for new before the late yield arrived.
+func TestYieldAndAcquireEnqueueOnce(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		old, next, other := s.writer("A"), s.writer("A"), s.writer("B")
+		s.gets(s.acquire(old))
+		s.waits(s.acquire(next), 0) // before the yield that was sent earlier
+		s.waits(s.acquire(next), 0)
+		s.waits(s.acquire(other), 1)
+		s.gets(s.yield(old, next, 0))
+		s.owned(next)
+		s.queued(other)
+		s.waits(s.acquire(other), 0)
+		s.queued(other)
+	})
+}
+
+// As a writer behind readers of its own process has one.
+func TestAYieldToARequestThatWaitsAlreadyKeepsItsPlace(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		old, elsewhere := s.reader("A"), s.reader("B")
+		place, behind, later := s.writer("A"), s.writer("C"), s.reader("D")
+		s.gets(s.acquire(old))
+		s.gets(s.acquire(elsewhere))
+		s.waits(s.acquire(place), 0)
+		s.waits(s.acquire(behind), 1)
+		s.waits(s.acquire(later), 2)
+		s.waits(s.yield(old, place, 0), 0)
+		s.waits(s.yield(old, place, 0), 0) // a late copy
+		s.queued(place, behind, later)
+		s.release(elsewhere, 0)
+		s.owned(place)
+		s.queued(behind, later)
+	})
+}
+
+func TestAYieldToAReservedPlaceSaysThatTheOldRequestDidNotOwn(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		old, place, other := s.reader("A"), s.writer("A"), s.writer("B")
+		s.gets(s.acquire(old))
+		s.waits(s.acquire(place), 0)
+		s.evict() // and the place is granted
+		if a := s.yield(old, place, 0); s.gets(a) == 0 || !a.Gone {
+			t.Errorf("answers %+v", a)
+		}
+		s.clear()
+		s.gets(s.acquire(old))
+		s.waits(s.acquire(other), 0)
+		s.waits(s.acquire(place), 1)
+		s.evict()
+		if a := s.waits(s.yield(old, place, 0), 0); !a.Gone {
+			t.Errorf("answers %+v", a)
+		}
+		s.clear()
+		s.gets(s.acquire(old))
+		s.waits(s.acquire(place), 0)
+		if a := s.yield(old, place, 0); s.gets(a) == 0 || a.Gone {
+			t.Errorf("answers %+v", a)
+		}
+	})
+}
+
+func TestYieldGoesBehindAllWhoWait(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		old, next, b, c := s.writer("A"), s.writer("A"), s.writer("B"), s.writer("C")
+		s.gets(s.acquire(old))
+		s.acquire(b)
+		s.acquire(c)
+		a := s.waits(s.yield(old, next, 0), 1)
+		if a.Blocker != b {
+			t.Errorf("blocked by %q, want %q", a.Blocker, b)
+		}
+		s.owned(b)
+		s.queued(c, next)
+	})
+}
+
+func TestAYieldSaysUpToWhereReadersWereTold(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		var readers []string
+		for i := range 150 {
+			readers = append(readers, s.id("A", protocol.Shared, ample+time.Duration(i)*time.Second))
+			s.gets(s.acquire(readers[i]))
+		}
+		inbox, w := s.listen("A"), s.id("B", protocol.Exclusive, ample)
+		ask := s.acquireOf(w)
+		if ask.Told = s.waits(s.yield(readers[0], w, 0), 0).Told; ask.Told == 0 {
+			t.Error("all are told, it says")
+		}
+		s.must(s.do(ask))
+		if n := len(inbox.received()); n != 149 {
+			t.Errorf("%d of 149 were told", n)
+		}
+		s.evict()
+	})
+}

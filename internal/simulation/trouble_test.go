@@ -1,0 +1,273 @@
+package simulation
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased/internal/redisserver"
+)
+
+// trouble is a kind of trouble that some worlds have, or a check that goes with it.
+// Each can be left out by name: -simulate.without='uncounted,rates'.
+type trouble string
+
+const (
+	uncounted   trouble = "uncounted"   // inboxes at a replica: messages are delivered and not counted
+	rates       trouble = "rates"       // clocks are fast and slow by 1e-3
+	longHolds   trouble = "long holds"  // grants are renewed many times
+	deadQueue   trouble = "dead queue"  // the queue begins with 150 to 600 dead
+	olderState  trouble = "older state" // the server restarts from one
+	refusals    trouble = "refusals"    // commands are answered with errors, or never sent
+	silently    trouble = "silently"    // a pipeline's connection is refused, which its commands do not say
+	outages     trouble = "outages"     // for a while all commands fail
+	backOff     trouble = "back-off"    // pauses after errors grow as the client's do
+	suspensions trouble = "suspensions" // machines sleep: the monotonic clock stands still
+	anew        trouble = "anew"        // a lock that is not used is forgotten and made anew
+	unlike      trouble = "unlike"      // clients differ in TTLs, tries and idle grants
+	busy        trouble = "busy"        // callers unlock five times as often
+	hashes      trouble = "other type"  // somebody puts a hash in the key's place
+	uncounting  trouble = "uncounting"  // as in a Cluster: no count proves anything, and waiters die
+	excuses     trouble = "excuses"     // check: the excuse for a loss ends when the loser can know
+	intruders   trouble = "intruders"   // check: no Unlock says nil after somebody else owned
+	heeds       trouble = "heeds"       // check: who is wanted and does not know whether it owns asks at once
+	checks      trouble = "checks"      // callers check their leases
+	tokensAhead trouble = "ahead"       // check: no token is ahead of the server's clock
+)
+
+// troubles are all kinds, and how many of a hundred worlds have each.
+var troubles = []struct {
+	name    trouble
+	percent int
+}{
+	{uncounted, 45}, {rates, 30}, {longHolds, 20}, {deadQueue, 10}, {olderState, 40}, {refusals, 50}, {silently, 30},
+	{outages, 35}, {backOff, 30}, {suspensions, 25}, {anew, 50}, {unlike, 30}, {busy, 20}, {hashes, 20},
+	{excuses, 100}, {intruders, 100}, {heeds, 100}, {tokensAhead, 100},
+}
+
+// uncountingPercent is how many worlds are like a Cluster. They are chosen apart from the
+// kinds above, so that a seed whose world is not does what it did before there were any.
+const uncountingPercent = 30
+
+var simWith = flag.String("simulate.with", "", "kinds of trouble that every world has")
+
+var simWithout = flag.String("simulate.without", "", "kinds of trouble to leave out, with commas between; see troubles")
+
+// chooseTroubles gives the world its kinds of trouble. Leaving one out does not
+// change which others a seed has.
+func (w *world) chooseTroubles() {
+	w.has = map[trouble]bool{}
+	for _, each := range troubles {
+		w.has[each.name] = w.rng.IntN(100) < each.percent
+	}
+	w.apart = rand.New(rand.NewPCG(uint64(w.seed), 1))
+	w.has[uncounting] = w.apart.IntN(100) < uncountingPercent
+	w.chooseChecks()
+	for _, name := range strings.Split(*simWith, ",") {
+		w.has[trouble(name)] = true
+	}
+	for _, name := range strings.Split(*simWithout, ",") {
+		delete(w.has, trouble(name))
+	}
+	if w.has[rates] {
+		// The margin that a trust window has is for one of the two: clocks that
+		// run apart, or a sleep that is too short to be noticed.
+		delete(w.has, suspensions)
+	}
+	for name := range w.has {
+		if w.has[name] && name != "" {
+			w.count("world: " + string(name))
+		}
+	}
+}
+
+func (w *world) count(what string) { w.counts[what]++ }
+
+// seedDead puts n requests into the queue whose processes are gone.
+func (w *world) seedDead(n int) {
+	// How the scripts keep a queue is theirs to know: they make one to copy.
+	owner, waiter := w.deadID(), w.deadID()
+	for _, id := range []string{owner, waiter} {
+		w.server.do(append([]string{"EVAL", redisserver.AcquireScript.Text.(string), "5"}, append(w.fiveKeys(),
+			w.srv.Inboxes, id, "1", "", "1000", "600000", "")...)...)
+	}
+	sorted := w.server.do("TYPE", w.keys.Queue()) == any(simStatus("zset"))
+	w.mini.FlushAll()
+	w.clearWire()
+	past := fmt.Sprint(w.serverNow().Add(-time.Second).UnixMilli())
+	for i := range n {
+		id := w.deadID()
+		if sorted {
+			w.server.do("ZADD", w.keys.Queue(), fmt.Sprint(i-n), id)
+		} else {
+			w.server.do("RPUSH", w.keys.Queue(), id)
+		}
+		if w.rng.IntN(2) == 0 {
+			w.server.do("ZADD", w.keys.Waiters(), past, id)
+		}
+	}
+	w.server.do("PEXPIRE", w.keys.Queue(), "20000")
+	w.server.do("PEXPIRE", w.keys.Waiters(), "20000")
+	w.logf("%d dead requests are queued", n)
+}
+
+func (w *world) fiveKeys() []string {
+	var keys []string
+	for _, k := range w.keys.All() {
+		keys = append(keys, k.(string))
+	}
+	return keys
+}
+
+func (w *world) clearWire() { w.wire = nil }
+
+// killed puts n requests into the queue whose processes were killed just now.
+func (w *world) killed(n int) {
+	w.longest = max(w.longest, 10*time.Second) // who finds the lock free owns it for that
+	for range n {
+		w.count("a waiter is killed")
+		id := fmt.Sprintf("leased1:%c:10000:p:%s:%s:dead", "wr"[w.apart.IntN(2)], randomText(w.apart), strings.Repeat("K", 16))
+		w.server.do(append([]string{"EVAL", redisserver.AcquireScript.Text.(string), "5"}, append(w.fiveKeys(),
+			w.srv.Inboxes, id, "1", "", "10000", "600000", "")...)...)
+		w.logf("%s is queued, and killed", short(id))
+	}
+}
+
+func (w *world) deadID() string {
+	return "leased1:w:1000:c:" + randomText(w.rng) + ":" + strings.Repeat("D", 16) + ":dead"
+}
+
+func randomText(rng *rand.Rand) string {
+	const digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+	var b [16]byte
+	for i := range b {
+		b[i] = digits[rng.IntN(len(digits))]
+	}
+	return string(b[:])
+}
+
+// savedKey is a key as it was.
+type savedKey struct {
+	name  string
+	write []string
+	ends  time.Time // by the server's clock
+}
+
+// save keeps the server's state, as its disk would.
+func (w *world) save() {
+	w.saved = nil
+	for _, k := range w.mini.Keys() {
+		s := savedKey{name: k}
+		switch kind := w.server.do("TYPE", k); kind {
+		case any(simStatus("string")):
+			s.write = []string{"SET", k, w.server.do("GET", k).(string)}
+		case any(simStatus("list")):
+			s.write = append([]string{"RPUSH", k}, w.queued()...)
+		case any(simStatus("zset")):
+			s.write = []string{"ZADD", k}
+			for _, z := range w.scores(k) {
+				s.write = append(s.write, fmt.Sprintf("%.0f", z.score), z.member)
+			}
+		default:
+			continue
+		}
+		s.ends = w.serverNow().Add(time.Duration(w.server.do("PTTL", k).(int)) * time.Millisecond)
+		w.saved = append(w.saved, s)
+	}
+	w.logf("the server saves its state")
+}
+
+// restore starts the server from its disk.
+func (w *world) restore() {
+	w.accident("the server restarts from an older state")
+	w.mini.FlushAll()
+	clear(w.server.known)
+	w.server.do("SCRIPT", "FLUSH")
+	for _, s := range w.saved {
+		left := s.ends.Sub(w.serverNow()).Milliseconds()
+		if left <= 0 {
+			continue
+		}
+		w.server.do(s.write...)
+		w.server.do("PEXPIRE", s.name, fmt.Sprint(left))
+	}
+	// Who came and went since is forgotten with what they wrote: to the server an owner
+	// of that state has owned throughout.
+	clear(w.intruded)
+	v := w.look()
+	for _, id := range append(sortedKeys(v.readers), append(v.queue, v.value)...) {
+		w.copied[id] = true // it can own again after its release
+	}
+}
+
+var simRefusals = []error{
+	simAnswer("READONLY You can't write against a read only replica."),
+	simAnswer("OOM command not allowed when used memory > 'maxmemory'."),
+	simAnswer("NOPERM User u has no permissions to run the 'evalsha' command"),
+	simAnswer("LOADING Redis is loading the dataset in memory"),
+	&net.OpError{Op: "dial", Net: "tcp", Err: errors.New("connection refused")},
+	redis.ErrPoolTimeout,
+	errWrongPassword,
+}
+
+var errWrongPassword = simAnswer("WRONGPASS invalid username-password pair or user is disabled.")
+
+// refused has a command or a pipeline fail before the server carries it out.
+func (w *world) refused(p *packet, err error, silent bool) {
+	if silent {
+		w.count("a pipeline is refused silently")
+	} else {
+		w.count("error: " + strings.Fields(err.Error())[0])
+	}
+	w.logf("refused: %s of %s: %v", p.kind, p.c.name, err)
+	w.refusing = true
+	w.server.stop = func() (error, bool) { return err, silent }
+	w.wire = append(w.wire, w.execute(p))
+	w.server.stop, w.refusing = nil, false
+}
+
+// fall has all commands fail for a while. Sometimes the rest of the world stands
+// still meanwhile, and pauses grow until they outlive the outage.
+func (w *world) fall() {
+	d := time.Duration(w.rng.IntN(20000)) * time.Millisecond
+	w.outageErr = nil
+	if w.rng.IntN(3) > 0 {
+		w.outageErr = simRefusals[w.rng.IntN(len(simRefusals))]
+	}
+	w.count("an outage")
+	w.logf("an outage of %v: %v", d, w.outageErr)
+	w.outage = w.now.Add(d)
+	if w.has[backOff] && w.rng.IntN(2) == 0 {
+		w.pass(d)
+	}
+}
+
+// quiet lets d pass without trouble, and nobody unlocks.
+func (w *world) quiet(d time.Duration) {
+	w.logf("a quiet time of %v", d)
+	w.count("a long hold")
+	w.pass(d)
+}
+
+// pass lets d go by, with each packet delivered at once.
+func (w *world) pass(d time.Duration) {
+	was := w.calm
+	w.calm = true
+	for end := w.now.Add(d); w.now.Before(end) && w.failure == ""; {
+		for len(w.wire) > 0 && w.failure == "" {
+			if !w.deliver(99) {
+				break
+			}
+			w.check()
+		}
+		w.advance(10 * time.Millisecond)
+		w.check()
+	}
+	w.calm = was
+}

@@ -1,0 +1,672 @@
+package simulation
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	mini "github.com/alicebob/miniredis/v2/server"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased/internal/redistest"
+
+	"github.com/leasedmutex/leased/internal/lockstate"
+	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/redisserver"
+)
+
+// world is the exact simulation: some clients' pure locks of one name, the real
+// scripts on one embedded server, and a network between them that can do all
+// that networks do. One goroutine, one seed: a failing seed replays to the letter.
+type world struct {
+	t        testing.TB
+	rng      *rand.Rand
+	apart    *rand.Rand // what is drawn from it changes nothing in worlds that do not draw
+	seed     int64
+	now      time.Time
+	offset   time.Duration // of the server's clock from the world's, by jumps
+	rate     int64         // ppm by which the server's clock is fast
+	mini     *miniredis.Miniredis
+	server   *simServer
+	rdb      *redis.Client
+	srv      *redisserver.Server
+	keys     protocol.Keys
+	modes    bool // readers too
+	slow     bool // scripts run in miniredis itself
+	deny     bool // PUBLISH is refused
+	denyAsk  bool // PUBSUB is refused
+	has      map[trouble]bool
+	lazy     map[string]int // percent of deliveries of a kind that wait
+	clients  []*simClient
+	wire     []*packet
+	log      []logLine
+	calm     bool
+	failure  string
+	refusing bool // commands get no further than the connection, or the server's door
+
+	foreign     string // value of the foreign owner that is inside, "" if none
+	foreignTill time.Time
+	excused     map[string]time.Time // requests whose grants an accident took, and when it did
+	copied      map[string]bool      // requests that a late copy of an acquire was about
+	jumpedBack  bool
+	unclean     bool     // a grant ended without release while it may have been in use
+	forgot      bool     // the server forgot tokens
+	owners      []string // as the server had them last
+	topWriter   uint64   // greatest token used by a writer
+	top         uint64   // by anybody
+	seq         int
+	menu        [6]int
+	downgraded  map[*lockstate.Caller]bool   // who asked for a downgrade
+	intruded    map[*lockstate.Caller]string // who else owned while one was inside
+	struck      map[string]bool              // requests whose excuse has ended
+	saved       []savedKey                   // an older state of the server
+	checkUps    []*checkUp                   // checks that have not returned
+	luck        *rand.Rand                   // decides who checks, and nothing else
+	longest     time.Duration                // the longest TTL so far
+	outage      time.Time                    // commands fail until then
+	outageErr   error
+	counts      map[string]int // what happened so far, in all schedules
+}
+
+// simClient is one process.
+type simClient struct {
+	w         *world
+	name      string
+	id        string
+	lock      lockstate.Lock
+	forgotten bool // the lock is new: there is none in the client's table
+	dead      bool
+	paused    bool
+	joins     bool          // its inbox was not confirmed yet
+	asleep    bool          // paused, and its monotonic clock stands still
+	slept     time.Duration // by which its monotonic clock is behind
+	woke      time.Time     // when it ran again, the world's time
+	rate      int64         // ppm by which its clock is fast
+	asked     time.Time     // when it last sent a command about its grant, the world's time
+	inbox     simInbox
+	hearing   lockstate.InboxHealth
+	rejoinAt  time.Time // it subscribes anew then
+	byToken   bool      // the cancel being heard did not find its id as owner
+	cancel    lockstate.CancelSchedule
+	pauses    time.Duration // last pause after an error
+	probeAt   time.Time     // when it looks whether an outage is over
+	refused   bool          // its last error was one that only an operator mends: no such look
+	ttls      []time.Duration
+	tries     int // one call in so many
+	idles     int
+	calls     []*lockstate.Caller // waiting or inside
+	left      []departure
+	order     map[*lockstate.Caller]int
+	lastIn    int
+}
+
+// departure is an Unlock that has not returned yet.
+type departure struct {
+	caller *lockstate.Caller
+	ids    []string // that its grant may have had in Redis
+	asked  bool     // Redis was asked
+}
+
+type simInbox uint8
+
+const (
+	inboxUp simInbox = iota
+	inboxDown
+	inboxHalfOpen  // counted, never delivered
+	inboxElsewhere // delivered, not counted: it is subscribed to a replica
+)
+
+// packet is something under way.
+type packet struct {
+	kind   string // request, reply, renew, renewed, cancel, cancelled, message
+	c      *simClient
+	cmd    protocol.Command
+	a      protocol.Answer
+	err    error
+	r      protocol.Renewal
+	g      *lockstate.Cancellation
+	ended  protocol.Cancelled
+	m      protocol.Message
+	orphan bool // the sender has given up on it: its answer goes nowhere
+	sent   time.Time
+}
+
+func (c *simClient) NewRequest(m protocol.Mode, ttl time.Duration, idles bool) protocol.Request {
+	flag := "u"
+	if c.inbox != inboxDown {
+		flag = "c"
+		if c.w.has[uncounting] {
+			flag = "p"
+		}
+	}
+	if idles {
+		flag += "i"
+	}
+	req, err := protocol.RequestOf(fmt.Sprintf("leased1:%c:%d:%s:%s:%s", m, ttl.Milliseconds(), flag, randomText(c.w.rng), c.id))
+	if err != nil {
+		panic(err)
+	}
+	return req
+}
+
+func (c *simClient) Jitter() float64    { return c.w.rng.Float64() }
+func (c *simClient) HasInbox() bool     { return !c.w.deny }
+func (c *simClient) InboxPending() bool { return c.joins }
+func (c *simClient) Start() time.Time   { return simTime(0, 0) }
+
+func newWorld(t testing.TB, modes bool, change ...func(*world)) *world {
+	w := &world{t: t, modes: modes, now: simEpoch, mini: miniredis.NewMiniRedis(), slow: *simSlow, counts: map[string]int{}}
+	for _, f := range change {
+		f(w)
+	}
+	w.mini.ClockTTL(true)
+	w.mini.SetTime(simEpoch)
+	conn, err := w.mini.Dial() // which makes its server
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn.Close()
+	w.mini.Server().SetPreHook(w.publish)
+	w.server = newSimServer(w.mini)
+	w.rdb = redis.NewClient(redistest.MiniOptions(w.mini))
+	w.server.slow = w.slow
+	w.rdb.AddHook(w.server)
+	w.srv = redisserver.New(w.rdb, "")
+	w.srv.Rdb = w.rdb // whose hook is the server; a clone has none
+	w.keys, _ = protocol.NewKeys("", "x")
+	return w
+}
+
+// inMiniredis has the scripts run there, over connections.
+func inMiniredis(w *world) { w.slow = true }
+
+// begin makes clients for one more run on the same server.
+func (w *world) begin(seed int64) {
+	w.seed, w.rng = seed, rand.New(rand.NewPCG(uint64(seed), 0))
+	w.now, w.offset = simEpoch, 0
+	w.clients, w.wire, w.log, w.calm, w.failure = nil, nil, w.log[:0], false, ""
+	w.foreign, w.excused, w.jumpedBack, w.unclean, w.forgot = "", map[string]time.Time{}, false, false, false
+	w.owners, w.downgraded, w.copied, w.intruded = nil, map[*lockstate.Caller]bool{}, map[string]bool{}, map[*lockstate.Caller]string{}
+	w.struck = map[string]bool{}
+	w.topWriter, w.top, w.seq, w.saved, w.outage = 0, 0, 0, nil, time.Time{}
+	w.longest = 2 * time.Second
+	w.deny, w.denyAsk = w.rng.IntN(20) == 0, w.rng.IntN(20) == 0
+	// Each world has its own temper (swarm testing): what is rare in all is
+	// never seen together.
+	w.lazy = map[string]int{}
+	for _, kind := range []string{"request", "reply", "renew", "renewed", "cancel", "cancelled", "message"} {
+		w.lazy[kind] = []int{0, 0, 0, 60, 90}[w.rng.IntN(5)]
+	}
+	w.menu = [6]int{} // acts of each kind
+	for i := range w.menu {
+		w.menu[i] = []int{1, 1, 1, 4, 0}[w.rng.IntN(5)]
+	}
+	w.chooseTroubles()
+	if w.has[uncounting] && w.apart.IntN(2) == 0 { // confirmations are late for most of a provisional grant, or for longer
+		w.lazy["renew"], w.lazy["renewed"] = 97, 60
+	}
+	w.rate = 0
+	if w.has[rates] {
+		w.rate = w.ppm()
+	}
+	w.mini.FlushAll()
+	w.mini.SetTime(w.serverNow())
+	for i := range 2 + w.rng.IntN(2) {
+		c := &simClient{w: w, name: string(rune('A' + i)), order: map[*lockstate.Caller]int{}, woke: w.now, asked: w.now}
+		c.id = strings.Repeat(c.name, 16) + ":sim"
+		c.lock.Init(c)
+		c.hearing = lockstate.InboxHealth{Counts: !w.has[uncounting]}
+		if w.rng.IntN(2) == 0 {
+			c.joins, c.inbox = true, inboxDown
+		} else {
+			c.hearing.Enter(lockstate.Joined, c.now())
+		}
+		c.ttls, c.tries, c.idles = []time.Duration{300 * time.Millisecond, time.Second, 2 * time.Second}, 8, 4
+		if w.has[unlike] {
+			c.ttls = [][]time.Duration{{100 * time.Millisecond}, {300 * time.Millisecond, time.Second}, {5 * time.Second}, {2 * time.Second, 10 * time.Second}}[w.rng.IntN(4)]
+			c.tries, c.idles = []int{1, 4, 100}[w.rng.IntN(3)], []int{1, 2, 100}[w.rng.IntN(3)]
+		}
+		if w.has[uncounting] {
+			c.ttls = [][]time.Duration{{3 * time.Second}, {5 * time.Second, 10 * time.Second}, {300 * time.Millisecond, 5 * time.Second}}[w.apart.IntN(3)]
+		}
+		if w.has[rates] {
+			c.rate = w.ppm()
+		}
+		w.clients = append(w.clients, c)
+	}
+	if w.has[deadQueue] {
+		w.seedDead(150 + w.rng.IntN(451))
+	}
+}
+
+func (w *world) ppm() int64 { return int64(w.rng.IntN(3)-1) * 1000 }
+
+func (w *world) close() {
+	w.rdb.Close()
+	w.server.close()
+	w.mini.Close()
+}
+
+// logLine is a line of the log. It is not formatted unless somebody reads it.
+type logLine struct {
+	at     time.Time
+	format string
+	args   []any
+}
+
+func (w *world) logf(format string, args ...any) {
+	w.log = append(w.log, logLine{w.now, format, args})
+}
+
+func (w *world) story() string {
+	var b strings.Builder
+	for _, l := range w.log {
+		fmt.Fprintf(&b, "%8v  %s\n", l.at.Sub(simEpoch), fmt.Sprintf(l.format, l.args...))
+	}
+	return b.String()
+}
+
+func (w *world) fail(format string, args ...any) {
+	if w.failure == "" {
+		w.failure = fmt.Sprintf(format, args...)
+		w.logf("VIOLATION: %s", w.failure)
+	}
+}
+
+// publish stands in for the server's own PUBLISH and PUBSUB NUMSUB: it counts
+// receivers as the inboxes are, and puts messages on the wire.
+func (w *world) publish(p *mini.Peer, cmd string, args ...string) bool {
+	const denied = "NOPERM this user has no permissions to access one of the channels used as arguments"
+	switch {
+	case cmd == "PUBSUB" && strings.EqualFold(args[0], "NUMSUB"):
+		if w.deny || w.denyAsk {
+			p.WriteError(denied)
+			return true
+		}
+		p.WriteLen(2 * len(args[1:]))
+		for _, channel := range args[1:] {
+			p.WriteBulk(channel)
+			n := 0
+			if c := w.inboxOf(channel); c != nil && c.counted() {
+				n = 1
+			}
+			p.WriteInt(n)
+		}
+		return true
+	case cmd != "PUBLISH":
+		return false
+	case w.deny:
+		p.WriteError(denied)
+		return true
+	}
+	m, ok := protocol.ParseMessage(args[1])
+	if !ok {
+		w.fail("malformed message %q", args[1])
+	}
+	c := w.inboxOf(args[0])
+	if c == nil {
+		p.WriteInt(0)
+		return true
+	}
+	if !c.dead && (c.inbox == inboxUp || c.inbox == inboxElsewhere) {
+		w.put(&packet{kind: "message", c: c, m: m})
+	}
+	if c.counted() {
+		p.WriteInt(1)
+	} else {
+		p.WriteInt(0)
+	}
+	return true
+}
+
+func (w *world) inboxOf(channel string) *simClient {
+	for _, c := range w.clients {
+		if channel == protocol.InboxChannel("", c.id) {
+			return c
+		}
+	}
+	return nil
+}
+
+// counted reports whether the server counts its subscription.
+func (c *simClient) counted() bool {
+	return !c.dead && (c.inbox == inboxUp || c.inbox == inboxHalfOpen)
+}
+
+// skipped reports whether the server can know that nobody listens for id.
+func (w *world) skipped(id string) bool {
+	proof := strings.Contains(id, ":c:") || strings.Contains(id, ":ci:")
+	c := w.clientOf(id)
+	return proof && (c == nil || !c.counted()) && !w.deny && !w.denyAsk
+}
+
+// put sends a packet.
+func (w *world) put(p *packet) {
+	p.sent = w.now
+	w.wire = append(w.wire, p)
+}
+
+// step gives a client's lock an event and performs the effects.
+func (c *simClient) step(what string, event func(now time.Time, fx *lockstate.Effects)) {
+	var fx lockstate.Effects
+	w := c.w
+	before := c.status()
+	c.forgotten = false
+	w.counts[before.String()+" × "+what]++
+	event(c.now(), &fx)
+	w.losses(c, before, &fx)
+	w.released(c)
+	c.perform(&fx)
+	if w.has[anew] && c.lock.Idle() {
+		// As the client forgets a lock that nobody uses.
+		w.counts["a lock made anew"]++
+		c.lock, c.forgotten, c.pauses = lockstate.Lock{}, true, 0
+		c.lock.Init(c)
+	}
+}
+
+func (c *simClient) status() *lockstate.Status {
+	v := c.lock.Status()
+	return &v
+}
+
+func (c *simClient) anyoneWaits() bool {
+	outside, _ := c.lock.Counts()
+	return outside > 0
+}
+
+func (c *simClient) perform(fx *lockstate.Effects) {
+	w := c.w
+	for x := fx.Woken; x != nil; x = x.Then {
+		if !x.Entered {
+			w.counts["turned away"]++
+			w.logf("%s turned away: %v", c.name, x.Err)
+			continue
+		}
+		w.counts["entered, "+x.Via.String()]++
+		w.logf("%s in: token %d, %v, %s, trust %v", c.name, x.Token, x.Mode, x.Via, c.status().Trust.Sub(c.Start()))
+		if x.ClockLead > 0 {
+			w.advance(x.ClockLead + x.ClockLead/500)
+		}
+		w.admitted(c, x)
+	}
+	for _, l := range fx.Ended {
+		w.count("a lease is lost")
+		w.logf("%s lost token %d: %s", c.name, l.Caller.Token, l.Why)
+	}
+	for _, done := range fx.Done {
+		close(done)
+	}
+	for i := range fx.Cancels {
+		g := fx.Cancels[i]
+		c.haunt(&g)
+	}
+	if fx.Send.Verb != protocol.None {
+		c.asked = w.now
+		cmd := fx.Send
+		if cmd.Check {
+			cmd.Echo = c.hearing.StartProbe(c.now(), lockstate.EchoWait)
+		}
+		w.logf("%s sends %s", c.name, told(cmd))
+		w.put(&packet{kind: "request", c: c, cmd: cmd})
+	}
+	if fx.Check != nil {
+		w.logf("%s asks about %s", c.name, short(fx.Check.Req.ID))
+		w.put(&packet{kind: "renew", c: c, r: *fx.Check})
+	}
+	if fx.Renew {
+		if c.status().State != lockstate.Held {
+			w.fail("%s renews what it does not hold", c.name)
+		}
+		c.asked = w.now
+		req := c.status().Req
+		w.logf("%s renews %s", c.name, short(req.ID))
+		w.put(&packet{kind: "renew", c: c, r: protocol.Renewal{Req: req, At: c.now()}})
+	}
+}
+
+// haunt has a request cancelled.
+func (c *simClient) haunt(g *lockstate.Cancellation) {
+	c.w.logf("%s cancels %s", c.name, short(g.ID))
+	c.cancel.Add(g, c.now())
+	c.cancelDue()
+}
+
+// cancelDue sends the cancels that are due.
+func (c *simClient) cancelDue() {
+	for batch := c.cancel.Take(c.now()); len(batch) > 0; batch = c.cancel.Take(c.now()) {
+		for _, g := range batch {
+			c.w.put(&packet{kind: "cancel", c: c, g: g})
+		}
+	}
+}
+
+// told is a command in a log.
+type told protocol.Command
+
+func (cmd told) String() string {
+	verbs := map[protocol.Verb]string{protocol.Acquire: "acquire", protocol.Yield: "yield", protocol.Release: "release", protocol.Downgrade: "downgrade"}
+	s := verbs[cmd.Verb] + " " + short(cmd.ID).String()
+	if cmd.Next != "" {
+		s += " to " + short(cmd.Next).String()
+	}
+	return s
+}
+
+// short tells ids apart for people: client and four random letters.
+type short string
+
+func (id short) String() string {
+	f := strings.Split(string(id), ":")
+	if len(f) < 6 {
+		return string(id)
+	}
+	return f[5][:1] + "." + f[4][:4] + f[1]
+}
+
+// advance moves time, ringing each client's alarm when it is due.
+func (w *world) advance(d time.Duration) {
+	end := w.now.Add(d)
+	for range 5000 {
+		next := end
+		for _, c := range w.clients {
+			if c.dead || c.paused {
+				continue
+			}
+			if due, ok := c.due(); ok && due.Before(next) {
+				next = due
+			}
+		}
+		if next.After(w.now) {
+			w.now = next
+			w.mini.SetTime(w.serverNow())
+		}
+		rang := false
+		for _, c := range w.clients {
+			if due, ok := c.due(); ok && !c.dead && !c.paused && !due.After(w.now) {
+				rang = true
+				c.ring()
+			}
+		}
+		if !rang && !w.now.Before(end) {
+			return
+		}
+	}
+	w.fail("alarms do not come to rest")
+}
+
+// due returns when the client's next alarm rings, by the world's time.
+func (c *simClient) due() (time.Time, bool) {
+	due := c.lock.Due()
+	for _, t := range []time.Time{c.cancel.Next(), c.hearing.Due, c.rejoinAt, c.probeAt} {
+		if !t.IsZero() && (due.IsZero() || t.Before(due)) {
+			due = t
+		}
+	}
+	if due.IsZero() {
+		return due, false
+	}
+	return c.world(due), true
+}
+
+func (c *simClient) ring() {
+	now := c.now()
+	if due := c.lock.Due(); !due.IsZero() && !due.After(now) {
+		c.step("tick", c.lock.Tick)
+	}
+	c.cancelDue()
+	c.listen(now)
+	c.probe(now)
+}
+
+// execute has the server run what a packet asks for and returns the answer.
+func (w *world) execute(p *packet) *packet {
+	w.advance(5 * time.Microsecond)
+	before := w.look()
+	ctx := context.Background()
+	var reply *packet
+	var err error
+	switch p.kind {
+	case "request":
+		cmd := p.cmd
+		var a protocol.Answer
+		a, err = w.srv.Do(ctx, &w.keys, &cmd)
+		w.logf("server: %s of %s -> %s, %v", told(cmd), p.c.name, answerText(a), err)
+		reply = &packet{kind: "reply", c: p.c, cmd: cmd, a: a, err: err}
+	case "renew":
+		batch := []protocol.Renewal{p.r}
+		batch[0].Keys = &w.keys
+		w.srv.Renew(ctx, batch)
+		err = batch[0].Err
+		w.logf("server: renew %s -> %d, %v", short(p.r.Req.ID), batch[0].Outcome, err)
+		reply = &packet{kind: "renewed", c: p.c, r: batch[0]}
+	case "cancel":
+		r := w.srv.Cancel(ctx, []protocol.CancelRequest{{Keys: &w.keys, ID: p.g.ID, Last: p.g.Last, Link: p.g.Link}})[0]
+		if r.Fail != nil {
+			err = r.Fail.Err
+		}
+		// A message for a lost lease's id can come when the client has forgotten the lock,
+		// and with it the last token: the hole of design.md §3, Token.
+		w.unclean = w.unclean || r.Owned && p.g.Last == 0
+		w.logf("server: cancel %s -> owned %v, token %d, %v", short(p.g.ID), r.Owned, r.Token, err)
+		reply = &packet{kind: "cancelled", c: p.c, g: p.g, ended: r, err: err}
+	}
+	reply.sent = p.sent
+	after := w.look()
+	if err != nil && !w.refusing && !before.odd {
+		w.fail("%s: %v", p.kind, err)
+	}
+	w.changed(before, after)
+	w.compare(before, after, p)
+	if err == nil && !w.refusing {
+		w.served(before, after, p, reply.a.Unfinished)
+	}
+	return reply
+}
+
+func answerText(a protocol.Answer) string {
+	return fmt.Sprintf("%s token %d place %d left %v", outcomeText(a.Outcome), a.Token, a.Place, a.Left)
+}
+
+// arrive gives a client what was sent to it.
+func (w *world) arrive(p *packet) {
+	c := p.c
+	if c.dead {
+		return
+	}
+	switch p.kind {
+	case "reply":
+		if p.orphan {
+			return
+		}
+		w.logf("%s hears the answer to %s (%v)", c.name, told(p.cmd), p.err)
+		w.learned(p.cmd.ID, p.a.Outcome, p)
+		c.challenged(&p.cmd, p.a, p.err)
+		var pause time.Duration
+		what := fmt.Sprintf("%s %s", verbName(p.cmd.Verb), outcomeText(p.a.Outcome))
+		if p.err != nil {
+			pause = c.pause()
+			c.troubled(p.err)
+			what = verbName(p.cmd.Verb) + " failed: " + failureName(p.err)
+		} else {
+			c.pauses, c.probeAt, c.refused = 0, time.Time{}, false
+		}
+		c.step(what, func(now time.Time, fx *lockstate.Effects) {
+			c.lock.Answered(&p.cmd, p.a, redisserver.Classify(p.err), pause, now, fx)
+		})
+	case "renewed":
+		r := p.r
+		w.learned(r.Req.ID, r.Outcome, p)
+		if r.Err != nil {
+			c.suspect(r.Err)
+		}
+		c.prove()
+		what := "renewal " + outcomeText(r.Outcome)
+		if r.Outcome == protocol.Granted {
+			what = "renewed"
+		}
+		c.step(what, func(now time.Time, fx *lockstate.Effects) { c.lock.Renewed(&r, now, fx) })
+	case "cancelled":
+		if s := c.cancel.Answered(p.g, p.ended, c.now()); len(s.Callers) > 0 {
+			c.byToken = !p.ended.Owned
+			c.step("cancelled", func(now time.Time, fx *lockstate.Effects) { c.lock.Cancelled(&s, now, fx) })
+			c.byToken = false
+		}
+		c.cancelDue()
+	case "message":
+		if c.inbox != inboxUp && c.inbox != inboxElsewhere {
+			return
+		}
+		m := p.m
+		w.logf("%s gets %s %s token %d", c.name, m.Kind, short(m.ID), m.Token)
+		c.hearing.Message(m.Nonce, c.now())
+		if m.Kind == "echo" {
+			return
+		}
+		if c.forgotten { // no lock of that name is in use
+			w.counts["a message for no lock"]++
+			if m.Kind == "granted" || m.Kind == "wanted" {
+				c.haunt(&lockstate.Cancellation{ID: m.ID})
+			}
+			return
+		}
+		g := c.status()
+		late := m.Kind == "wanted" && m.ID == g.Req.ID && g.State == lockstate.Asking && g.InFlight == protocol.None
+		c.step(m.Kind, func(now time.Time, fx *lockstate.Effects) { c.lock.Receive(&m, now, fx) })
+		if g = c.status(); late && w.has[heeds] && g.State == lockstate.Asking && g.InFlight == protocol.None && c.anyoneWaits() && c.lock.Due().Sub(c.now()) > 100*time.Millisecond {
+			w.fail("%s is wanted, and will not ask about its grant for %v", c.name, c.lock.Due().Sub(c.now()))
+		}
+	}
+}
+
+// pause is how long the client leaves Redis alone after an error.
+func (c *simClient) pause() time.Duration {
+	if !c.w.has[backOff] {
+		return 20 * time.Millisecond
+	}
+	c.pauses = min(max(50*time.Millisecond, 2*c.pauses), simLongestPause)
+	return c.pauses/2 + time.Duration(c.w.rng.Int64N(int64(c.pauses)))
+}
+
+// simLongestPause is the longest pause of the client's back-off.
+const (
+	simLongestPause = 30 * time.Second // as a client's, after a policy that ended
+	simProbeEvery   = 2 * time.Second  // as outage's
+)
+
+func verbName(v protocol.Verb) string {
+	return [...]string{"nothing", "acquire", "yield", "release", "downgrade"}[v]
+}
+
+func outcomeText(o protocol.Outcome) string {
+	return [...]string{"unanswered", "granted", "queued", "refused", "not ours", "done"}[o]
+}
+
+// failureName says how a failure is classified.
+func failureName(err error) string {
+	return [...]string{"no answer", "never sent", "refused", "an operator's", "another type", "closed"}[redisserver.Classify(err).Kind]
+}

@@ -1,0 +1,176 @@
+package leased_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/redistest"
+)
+
+func TestCheckFindsOutAtOnceThatALeaseIsLost(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		c := newClient(t, s, leased.WithLossHandler(func(leased.LossEvent) {}))
+		background := context.Background()
+		rw := c.RWMutex("x")
+		a, err := rw.RLockContext(background)
+		must(t, err)
+		b, err := rw.RLockContext(background)
+		must(t, err)
+		must(t, a.Check(background))
+		must(t, s.rdb.Del(background, s.Prefix+"x").Err())
+		err = a.Check(background)
+		isAll(t, err, leased.ErrLeaseLost)
+		if !strings.HasPrefix(err.Error(), `leased: lock "x" lost (token `) {
+			t.Errorf("Check: %v", err)
+		}
+		for _, l := range []*leased.Lease{a, b} { // both were on that grant
+			if l.Context().Err() == nil {
+				t.Error("a lease goes on")
+			}
+			isAll(t, l.Check(background), leased.ErrLeaseLost)
+			isAll(t, l.Unlock(), leased.ErrLeaseLost)
+			isAll(t, l.Check(background), leased.ErrLeaseLost)
+		}
+	})
+}
+
+// A process that hands a lock on among its callers does not ask Redis each time; the first
+// caller that does saves the others from a grant that is gone.
+func TestAfterACheckNobodyIsHandedADeadGrant(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s, leased.WithLocalHandoffs(1000, time.Hour), leased.WithLossHandler(func(leased.LossEvent) {}))
+		mu := c.Mutex("x")
+		l := lock(t, mu)
+		var all sync.WaitGroup
+		dead := 0
+		for range 57 {
+			all.Go(func() {
+				next, err := mu.LockContext(context.Background())
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if s.value(t, "x") == "" {
+					dead++
+				}
+				_ = next.Unlock()
+			})
+		}
+		synctest.Wait()
+		s.Mini.FlushAll()
+		isAll(t, l.Check(context.Background()), leased.ErrLeaseLost)
+		isAll(t, l.Unlock(), leased.ErrLeaseLost)
+		all.Wait()
+		if dead > 0 {
+			t.Errorf("%d callers were handed a lock that Redis knew nothing of", dead)
+		}
+	})
+}
+
+func TestCheckTrustsTheLeaseFromItsSending(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s, leased.WithTTL(time.Minute))
+		l := lock(t, c.Mutex("x"))
+		until := l.TrustedUntil()
+		time.Sleep(7 * time.Second)
+		must(t, l.Check(context.Background()))
+		if moved := l.TrustedUntil().Sub(until); moved != 7*time.Second {
+			t.Errorf("the end of the trust window moved by %v", moved)
+		}
+		unlock(t, l)
+		err := l.Check(context.Background())
+		isAll(t, err, leased.ErrLeaseLost)
+		if want := `leased: lock "x" not checked: its lease is over`; err.Error() != want {
+			t.Errorf("after Unlock: %v, want %s", err, want)
+		}
+	})
+}
+
+func TestACheckThatRedisDoesNotAnswerLeavesTheLeaseAlone(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s, leased.WithTTL(time.Minute))
+		l := lock(t, c.Mutex("x"))
+		s.Mini.SetError("LOADING Redis is loading the dataset in memory")
+		err := l.Check(context.Background())
+		if want := `leased: lock "x" not checked: LOADING Redis is loading the dataset in memory`; err == nil || err.Error() != want {
+			t.Errorf("Check: %v, want %s", err, want)
+		}
+		over, cancel := context.WithCancel(context.Background())
+		cancel()
+		isAll(t, l.Check(over), context.Canceled)
+		if err := l.Context().Err(); err != nil || errors.Is(err, leased.ErrLeaseLost) {
+			t.Errorf("the lease has ended: %v", err)
+		}
+		s.Mini.SetError("")
+		must(t, l.Check(context.Background()))
+		unlock(t, l)
+	})
+}
+
+func TestCheckReturnsWhenItsContextEnds(t *testing.T) {
+	inTurn(t, func(t *testing.T, s place) {
+		wire := redistest.NewProxy(t, s.Addr)
+		c := clientOn(t, s, s.connect(t, func(o *redis.Options) { o.Addr = wire.Addr }))
+		l := lock(t, c.Mutex("x"))
+		wire.BlackHole()
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
+		defer cancel()
+		began := time.Now()
+		isAll(t, l.Check(ctx), context.DeadlineExceeded)
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("it took %v", took)
+		}
+		if err := l.Context().Err(); err != nil {
+			t.Errorf("the lease has ended: %v", err)
+		}
+		wire.Heal()
+		wire.Cut()
+		unlock(t, l)
+	})
+}
+
+func TestChecksMadeTogetherShareCommands(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s)
+		rw := c.RWMutex("x")
+		var leases []*leased.Lease
+		for range 100 {
+			l, err := rw.RLockContext(context.Background())
+			must(t, err)
+			leases = append(leases, l)
+		}
+		before := c.Stats().Commands
+		var all sync.WaitGroup
+		for _, l := range leases {
+			all.Go(func() { must(t, l.Check(context.Background())) })
+		}
+		all.Wait()
+		if n := c.Stats().Commands - before; n < 1 || n > 50 {
+			t.Errorf("100 checks took %d commands", n)
+		}
+		for _, l := range leases {
+			unlock(t, l)
+		}
+	})
+}
+
+func TestCheckOfAClosedClientReturns(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s)
+		l := lock(t, c.Mutex("x"))
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		_ = c.Shutdown(ctx)
+		isAll(t, l.Check(context.Background()), leased.ErrClosed)
+		_ = l.Unlock()
+		s.Mini.FlushAll()
+	})
+}

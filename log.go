@@ -1,0 +1,267 @@
+package leased
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/redisserver"
+)
+
+// What the client logs: first how a line is written, then every line there is.
+
+const (
+	quiet     = time.Minute // between two lines of one cause
+	mostLines = 1024        // that may be queued for a logger that is slow or blocks
+
+	mostCauses = 100 // that are told apart by the lock; so a thousand locks do not have a thousand lines
+)
+
+// throttledLog writes what an operator should know, at most one line a minute for each
+// cause; a cause that is one lock's counts for each lock. Lines about a lock name it, unless
+// WithoutLockNamesInLogs says that names are secrets. The
+// logger, and the methods of errors, which can be user code, are called in the goroutine
+// of lines, in order; nothing waits for them but Shutdown.
+type throttledLog struct {
+	logger *slog.Logger // nil: whatever slog.Default returns at the time
+	secret bool         // lock names are
+	lines  asyncQueue[func()]
+
+	last map[string]time.Time // when each cause last had a line; used by that goroutine only
+}
+
+func newThrottledLog(o *clientOptions) *throttledLog {
+	l := &throttledLog{logger: o.logger, secret: o.secretNames, last: map[string]time.Time{}}
+	l.lines.most, l.lines.what = mostLines, "the logger"
+	l.lines.deliver = func(line func()) {
+		line()
+		if n := l.lines.dropped.Swap(0); n > 0 {
+			l.log().Warn("leased: the logger is too slow; lines were dropped", "lines", n)
+		}
+	}
+	return l
+}
+
+// later has f called in the goroutine that may log.
+func (l *throttledLog) later(f func()) { l.lines.add(f) }
+
+// write logs a line, unless its cause had one within the last minute.
+func (l *throttledLog) write(level slog.Level, cause, text string, args ...any) {
+	l.later(func() { l.print(level, cause, text, args...) })
+}
+
+// print is write, called in the goroutine of lines.
+func (l *throttledLog) print(level slog.Level, cause, text string, args ...any) {
+	now := time.Now()
+	if last, ok := l.last[cause]; ok && now.Sub(last) < quiet {
+		return
+	}
+	if len(l.last) >= mostCauses {
+		maps.DeleteFunc(l.last, func(_ string, last time.Time) bool { return now.Sub(last) >= quiet })
+	}
+	l.last[cause] = now
+	l.log().Log(context.Background(), level, "leased: "+text, args...)
+}
+
+// causeOf returns the cause of a line about one lock: the lock's own, or that of all locks
+// once there are too many.
+func (l *throttledLog) causeOf(cause, name string) string {
+	if len(l.last) >= mostCauses {
+		return cause
+	}
+	return cause + " of " + name
+}
+
+// about returns args with the name of the lock that a line is about.
+func (l *throttledLog) about(name string, args ...any) []any {
+	if l.secret {
+		return args
+	}
+	return append([]any{"lock", name}, args...)
+}
+
+func (l *throttledLog) log() *slog.Logger {
+	if l.logger != nil {
+		return l.logger
+	}
+	return slog.Default()
+}
+
+// commandFailed logs that a command failed, with what that means for the locks.
+func (l *throttledLog) commandFailed(name string, err error) {
+	l.later(func() {
+		fail := redisserver.Classify(err)
+		if fail.Kind != protocol.ClientClosed && errors.Is(err, ErrClosed) {
+			return // the client itself is closed, which it need not report
+		}
+		level, cause, text := slog.LevelWarn, "network", "Redis does not answer; trying again"
+		var other *redisserver.OtherTypeError
+		if errors.As(err, &other) {
+			err = other.Answer // the text below says what it means
+		}
+		switch fail.Kind {
+		case protocol.ClientClosed:
+			level, cause, text = slog.LevelError, "closed", "the Redis client was closed before the leased.Client; its locks are not released"
+		case protocol.OtherType:
+			level, cause = slog.LevelError, l.causeOf(firstWord(err), name)
+			text = "another program, such as Redisson, keeps another type of value under a lock's name; an operator has to mend that"
+		case protocol.NeedsOperator:
+			level, cause = slog.LevelError, firstWord(err)
+			text = "Redis refuses lock commands; an operator has to mend that"
+		case protocol.RefusedNow:
+			cause, text = firstWord(err), "Redis cannot run lock commands now; trying again"
+		}
+		l.print(level, cause, text, l.about(name, "error", err)...)
+		if log := l.log(); log.Enabled(context.Background(), slog.LevelDebug) {
+			log.Debug("leased: command failed", l.about(name, "error", err)...)
+		}
+	})
+}
+
+// foreignOwner logs that the owner of a lock will not publish its release.
+func (l *throttledLog) foreignOwner(name, blocker string, left time.Duration) {
+	cause, text := "newer", "a lock is in use by a later version of this library; polling for it"
+	switch {
+	case protocol.NewerFormat(blocker):
+	case left == protocol.Endless:
+		cause, text = "endless", "a lock's key holds a foreign value without expiry; it is never taken over, "+
+			"delete it or use ForceUnlock if its owner is gone"
+	default:
+		return
+	}
+	l.later(func() {
+		l.print(slog.LevelWarn, l.causeOf(cause, name), text, l.about(name)...)
+	})
+}
+
+// answersAgain logs that an outage is over.
+func (l *throttledLog) answersAgain(after time.Duration) {
+	l.write(slog.LevelInfo, "again", "Redis answers again after "+seconds(after))
+}
+
+func (l *throttledLog) subscribeDenied(err error) {
+	l.write(slog.LevelWarn, "subscribe denied", "Redis does not let this client subscribe; waiting means polling until that is mended", "error", err)
+}
+
+func (l *throttledLog) spansDropped() {
+	l.write(slog.LevelWarn, "spans", "the tracer's span processors, or instruments, are too slow; spans and measurements of locks are dropped")
+}
+
+func (l *throttledLog) publishDenied() {
+	l.write(slog.LevelWarn, "publish denied", "Redis does not let lock scripts publish; waiting means polling until that is mended")
+}
+
+func (l *throttledLog) noEcho() {
+	l.write(slog.LevelWarn, "no echo", "the inbox does not hear from Redis; subscribing again")
+}
+
+func (l *throttledLog) garbage(text string) {
+	l.write(slog.LevelWarn, "garbage", "the inbox got a message that is not for it", "begins", firstBytes(text, 24))
+}
+
+func (l *throttledLog) collected(name string) {
+	l.write(slog.LevelError, "collected", "a lease was garbage-collected without Unlock; it is not renewed any more, "+
+		"and this process keeps its callers out until Mutex.Unlock", l.about(name)...)
+}
+
+func (l *throttledLog) unconfirmed(name string, err error) {
+	var unconfirmed *notReleased
+	if errors.As(err, &unconfirmed) {
+		err = unconfirmed.lastErr // the text of the whole names the lock
+	}
+	l.write(slog.LevelWarn, "unconfirmed", "a release was not confirmed; still trying", l.about(name, "error", err)...)
+}
+
+// lost is the default loss handler. It is never silent, because the work under each lease
+// may have overlapped another owner's; but losses that come together and have one reason,
+// such as those of an outage, are one line. It is called in the goroutine of the losses.
+func (l *throttledLog) lost(events []LossEvent) {
+	log := l.log()
+	for len(events) > 0 {
+		ev := events[0]
+		var same, others []LossEvent
+		for _, each := range events {
+			if each.Reason == ev.Reason {
+				same = append(same, each)
+			} else {
+				others = append(others, each)
+			}
+		}
+		events = others
+		if len(same) == 1 {
+			log.Error("leased: lease lost before Unlock", l.about(ev.Name, "token", ev.Token, "reason", ev.Reason)...)
+			continue
+		}
+		args := []any{"leases", len(same), "reason", ev.Reason}
+		if !l.secret {
+			names := make([]string, len(same))
+			for i := range same {
+				names[i] = same[i].Name
+			}
+			args = append(args, "locks", someNames(names))
+		}
+		log.Error("leased: leases lost before Unlock", args...)
+		for i := 0; i < len(same) && log.Enabled(context.Background(), slog.LevelDebug); i++ {
+			log.Debug("leased: lease lost before Unlock", l.about(same[i].Name, "token", same[i].Token, "reason", ev.Reason)...)
+		}
+	}
+}
+
+// someNames returns the first of some locks' names, and how many more there are.
+func someNames(names []string) string {
+	slices.Sort(names)
+	names = slices.Compact(names)
+	shown := make([]string, min(len(names), 3))
+	for i := range shown {
+		shown[i] = strconv.Quote(names[i])
+	}
+	text := strings.Join(shown, ", ")
+	if more := len(names) - len(shown); more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}
+
+// seconds returns a duration as people say it.
+func seconds(d time.Duration) string {
+	if d < 10*time.Second {
+		return fmt.Sprintf("%.1f s", d.Seconds())
+	}
+	return fmt.Sprintf("%.0f s", d.Seconds())
+}
+
+func (l *throttledLog) noPolicy() {
+	l.write(slog.LevelError, "policy", "the back-off factory returned nil; the default policy is used")
+}
+
+func (l *throttledLog) lossesDropped() {
+	l.write(slog.LevelError, "losses dropped", "the loss handler is too slow; it is not told of every loss")
+}
+
+func (l *throttledLog) unknownClient() {
+	l.write(slog.LevelWarn, "unknown", "nothing is known of this type of Redis client: its commands are not bounded one by one, "+
+		"and a waiter that died is not skipped; give it the method Options of the client that it wraps")
+}
+
+func (l *throttledLog) unbounded() {
+	l.write(slog.LevelWarn, "unbounded", "the commands of this Redis client cannot be bounded one by one; set its ContextTimeoutEnabled")
+}
+
+func firstWord(err error) string {
+	word, _, _ := strings.Cut(err.Error(), " ")
+	return word
+}
+
+func firstBytes(s string, n int) string {
+	if len(s) > n {
+		s = s[:n]
+	}
+	return strings.ToValidUTF8(s, "?")
+}

@@ -1,0 +1,162 @@
+package leased
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/redisserver"
+)
+
+// What only an operator can mend is no outage of the server, and nothing ends one of a
+// closed client: its locks would be probed every 2 s for ever.
+func TestAFailureThatLastsIsNoOutage(t *testing.T) {
+	for what, c := range map[string]struct {
+		err  error
+		lost bool
+	}{
+		"a closed client":      {redisserver.ErrRedisClosed, false},
+		"another type":         {otherTypeAnswer{}, false},
+		"no answer":            {io.ErrUnexpectedEOF, true},
+		"no answer by our own": {context.DeadlineExceeded, true},
+	} {
+		client, err := New(redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		client.outage.failed(redisserver.Classify(c.err))
+		client.inbox.requireProbe(redisserver.Classify(c.err))
+		if on, suspected := client.outage.on.Load(), client.inbox.hearing.ProbeRequired; on != c.lost || suspected != c.lost {
+			t.Errorf("%s: outage %v, inbox suspected %v", what, on, suspected)
+		}
+		_ = client.Close()
+	}
+}
+
+type otherTypeAnswer struct{}
+
+func (otherTypeAnswer) Error() string {
+	return "WRONGTYPE Operation against a key holding the wrong kind of value"
+}
+
+func (otherTypeAnswer) RedisError() {}
+
+// unrenewing answers everything but renewals.
+type unrenewing struct{ *stubServer }
+
+func (unrenewing) Renew(_ context.Context, batch []protocol.Renewal) {
+	for i := range batch {
+		batch[i].Err = errNoAnswer
+	}
+}
+
+// Renewals have no pauses: when they fail and no lock waits, no probe is needed, and the
+// client does not check every 2 s for ever whether one is.
+func TestVirtualATroubleThatNoLockWaitsOutIsForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := onStub(t, 0, 0)
+		well := c.server.(*stubServer)
+		c.server = unrenewing{well}
+		mu := c.Mutex("x")
+		mu.Lock()
+		time.Sleep(15 * time.Second)
+		if !c.outage.on.Load() {
+			t.Error("the failure of a renewal was not noticed")
+		}
+		mu.Unlock()
+		time.Sleep(10 * time.Second)
+		c.outage.mu.Lock()
+		defer c.outage.mu.Unlock()
+		if c.outage.on.Load() || !c.outage.next.IsZero() {
+			t.Error("the trouble goes on though no lock is in it")
+		}
+	})
+}
+
+func TestCancelledCallsDuringAnOutageLeaveNothingPiledUp(t *testing.T) {
+	t.Parallel()
+	rdb := redis.NewClient(&redis.Options{
+		Addr: "127.0.0.1:1", DialerRetries: 1, MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+		Dialer: func(context.Context, string, string) (net.Conn, error) {
+			return nil, &net.OpError{Op: "dial", Err: errors.New("connection refused")}
+		},
+	})
+	defer rdb.Close()
+	c, err := New(rdb, WithLogger(slog.New(slog.DiscardHandler)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for range 1000 {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
+		_, _ = c.Mutex("x").LockContext(ctx)
+		cancel()
+	}
+	c.canceler.mu.Lock()
+	n := len(c.canceler.schedule.Pending)
+	c.canceler.mu.Unlock()
+	if n > 10 {
+		t.Errorf("%d requests are being cancelled, each every second for a TTL; %d commands were sent", n, c.Stats().Commands)
+	}
+}
+
+// slowAnswer is an error of Redis whose text takes a while.
+type slowAnswer struct{}
+
+func (slowAnswer) Error() string {
+	time.Sleep(1500 * time.Millisecond)
+	return "LOADING Redis is loading the dataset in memory"
+}
+
+func (slowAnswer) RedisError() {}
+
+// refusingOnce fails the next request once it is told to.
+type refusingOnce struct {
+	*stubServer
+	next atomic.Bool
+}
+
+func (s *refusingOnce) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) (protocol.Answer, error) {
+	if s.next.CompareAndSwap(true, false) {
+		return protocol.Answer{}, slowAnswer{}
+	}
+	return s.stubServer.Do(ctx, k, c)
+}
+
+// A probe may be due between the failure of a command and the pause of its lock. It finds no
+// lock that waits out a pause, but that is not the end of the outage.
+func TestVirtualAProbeThatOvertakesAFailureEndsNoOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := onStub(t, 0, 0, WithBackOff(func() BackOff { return eachMinute{} }))
+		server := &refusingOnce{stubServer: c.server.(*stubServer)}
+		c.server = server
+		c.group.start(c.watchdog.run)
+		c.Mutex("other").Lock()
+		time.Sleep(time.Minute) // until there is no inbox to wait for
+		server.next.Store(true)
+		began := time.Now()
+		mu := c.Mutex("x")
+		mu.Lock()
+		entered := time.Since(began)
+		time.Sleep(time.Minute) // until all is logged
+		mu.Unlock()
+		c.Mutex("other").Unlock()
+		if entered > 25*time.Second {
+			t.Errorf("entered %v after the failure", entered)
+		}
+	})
+}
+
+type eachMinute struct{}
+
+func (eachMinute) NextBackOff() time.Duration { return time.Minute }

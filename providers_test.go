@@ -1,0 +1,116 @@
+package leased_test
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"go.opentelemetry.io/otel"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	sdk "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/leasedmutex/leased"
+)
+
+func TestAProviderThatIsANilPointerIsRefused(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		for name, opt := range map[string]leased.Option{
+			"tracer": leased.WithTracerProvider((*sdk.TracerProvider)(nil)),
+			"meter":  leased.WithMeterProvider((*sdkmetric.MeterProvider)(nil)),
+		} {
+			var err error
+			if with := panics(func() { _, err = leased.New(s.connect(t), opt) }); with != nil {
+				t.Errorf("%s: panics: %v", name, with)
+			} else if !errors.Is(err, leased.ErrInvalidOption) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	})
+}
+
+// wrapped is comparable as a type, and not as a value.
+type wrapped struct {
+	trace.TracerProvider
+	more any
+}
+
+func TestAGlobalProviderThatCannotBeComparedMakesSpans(t *testing.T) {
+	if !alone(t) {
+		return
+	}
+	inVirtualTime(t, func(t *testing.T, s place) {
+		r := newRecorder(t)
+		otel.SetTracerProvider(wrapped{r, []string{"a slice"}})
+		c := newClient(t, s)
+		for range 2 {
+			unlock(t, lock(t, c.Mutex("x")))
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+		if n := len(r.kept.GetSpans()); n != 4 {
+			t.Errorf("%d spans", n)
+		}
+	})
+}
+
+// Telemetry is not what a program should fail for.
+func TestAViewThatNoInstrumentFitsLeavesLocksAlone(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var told []error
+		otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { told = append(told, err) }))
+		defer otel.SetErrorHandler(otel.ErrorHandlerFunc(func(error) {}))
+		all := sdkmetric.NewView(sdkmetric.Instrument{Name: "*"}, sdkmetric.Stream{Aggregation: sdkmetric.AggregationLastValue{}})
+		mp := sdkmetric.NewMeterProvider(sdkmetric.WithReader(sdkmetric.NewManualReader()), sdkmetric.WithView(all))
+		unlock(t, lock(t, newClient(t, s, leased.WithMeterProvider(mp)).Mutex("x")))
+		if len(told) == 0 {
+			t.Error("nobody was told")
+		}
+	})
+}
+
+// alone runs t in a separate process, because the global providers can be set only once
+// in a process. It reports whether this is that process.
+func alone(t *testing.T) bool {
+	t.Helper()
+	const child = "LEASED_TEST_GLOBAL_PROVIDERS"
+	if os.Getenv(child) != "" {
+		return true
+	}
+	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+	cmd.Env = append(os.Environ(), child+"=1")
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return false
+}
+
+func TestProvidersThatAreSetAfterNewAreHonoured(t *testing.T) {
+	if !alone(t) {
+		return
+	}
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s)
+		unlock(t, lock(t, c.Mutex("x"))) // without a provider
+		kept := tracetest.NewInMemoryExporter()
+		tp := sdk.NewTracerProvider(sdk.WithSyncer(kept))
+		m := newMeter(t)
+		otel.SetTracerProvider(tp)
+		otel.SetMeterProvider(m)
+		unlock(t, lock(t, c.Mutex("x")))
+		synctest.Wait()
+		if n := len(kept.GetSpans()); n != 2 {
+			t.Errorf("%d spans", n)
+		}
+		if n := times(t, m.collect(t)["leased.wait.duration"], "leased.mode", "exclusive", "leased.outcome", "acquired",
+			"leased.via", "free").Count; n != 1 {
+			t.Errorf("%d waits measured", n)
+		}
+	})
+}

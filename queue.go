@@ -1,0 +1,123 @@
+package leased
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// How user code is called about what happens in goroutines that others depend on: the
+// logger, the loss handler and OpenTelemetry each have a queue.
+
+// gathering is for how long a queue waits for more items that are delivered together. It is
+// shorter than what Shutdown grants the queues at least.
+const gathering = 50 * time.Millisecond
+
+// asyncQueue hands items to deliver, in order, in its own goroutine, which lives while
+// there are items. A call that blocks delays the later ones and nothing else, and one
+// that panics is reported, once, and ends nothing.
+type asyncQueue[T any] struct {
+	deliver func(T)
+
+	// deliverAll, if not nil, is called instead of deliver, with what has come within
+	// gathering.
+	deliverAll func([]T)
+
+	most int    // further items are dropped and counted; 0: none are
+	what string // is called, for the report of a panic
+
+	dropped  atomic.Int64
+	reported atomic.Bool
+
+	mu    sync.Mutex // guards what follows; nothing else is locked under it
+	items []T
+	done  chan struct{} // closed when the goroutine ends; nil if there is none
+}
+
+// add queues an item, and reports whether there was room.
+func (q *asyncQueue[T]) add(item T) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.most > 0 && len(q.items) >= q.most {
+		q.dropped.Add(1)
+		return false
+	}
+	q.items = append(q.items, item)
+	if q.done == nil {
+		q.done = make(chan struct{})
+		go q.run(q.done)
+	}
+	return true
+}
+
+// run is the queue's goroutine: owned by the client, ended by an empty queue, and waited
+// for by Shutdown only until its context ends, for deliver may be what called Shutdown.
+func (q *asyncQueue[T]) run(done chan struct{}) {
+	var batch []T
+	next, ended := 0, false
+	defer func() {
+		if ended {
+			return
+		}
+		// A delivery ended this goroutine, as testing.T.FailNow does: another continues.
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		q.items = append(batch[next:], q.items...)
+		go q.run(done)
+	}()
+	if q.deliverAll != nil {
+		time.Sleep(gathering)
+	}
+	for {
+		q.mu.Lock()
+		if len(q.items) == 0 {
+			q.done, ended = nil, true
+			close(done)
+			q.mu.Unlock()
+			return
+		}
+		batch, q.items = q.items, batch[:0]
+		q.mu.Unlock()
+		if next = len(batch); q.deliverAll != nil {
+			q.call(func() { q.deliverAll(batch) })
+			clear(batch)
+			continue
+		}
+		for next = 0; next < len(batch); {
+			item := batch[next]
+			next++
+			q.call(func() { q.deliver(item) })
+		}
+		clear(batch)
+		next = len(batch)
+	}
+}
+
+// call calls user code, and reports the first panic.
+func (q *asyncQueue[T]) call(f func()) {
+	defer func() {
+		if p := recover(); p != nil && q.reported.CompareAndSwap(false, true) {
+			reportPanic(q.what, p)
+		}
+	}()
+	f()
+}
+
+// wait waits until all items were delivered or ctx ends, and reports whether they were.
+func (q *asyncQueue[T]) wait(ctx context.Context) bool {
+	q.mu.Lock()
+	done := q.done
+	q.mu.Unlock()
+	return done == nil || waitFor(ctx, done)
+}
+
+// reportPanic writes to the default log that user code panicked where the user could not
+// recover it. That log may be what panics.
+func reportPanic(what string, p any) {
+	defer func() { _ = recover() }()
+	slog.Default().Error("leased: "+what+" panicked; locks go on", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+}

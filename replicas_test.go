@@ -1,0 +1,227 @@
+package leased_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/redistest"
+)
+
+// replicated returns a client whose leases need a replica, and its deployment.
+func replicated(t *testing.T, opts ...leased.Option) (*leased.Client, *redistest.Replication) {
+	t.Helper()
+	r := redistest.NewReplication(t, 1)
+	return confirmed(t, r.Primary().Client(), opts...), r
+}
+
+func confirmed(t *testing.T, rdb redis.UniversalClient, opts ...leased.Option) *leased.Client {
+	t.Helper()
+	c, err := leased.New(rdb, append([]leased.Option{leased.WithReplicas(1, 100*time.Millisecond)}, opts...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func TestALeaseThatItsReplicasHaveIsGranted(t *testing.T) {
+	c, r := replicated(t)
+	ctx := t.Context()
+	m := c.Mutex("x")
+	m.Lock()   // the first of a client asks more
+	m.Unlock() //nolint:staticcheck // that it comes in is the point
+	before := c.Stats().Commands
+	l, err := m.LockContext(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := c.Stats().Commands - before; n > 3 { // with a cancel, or a probe, of before
+		t.Errorf("%d commands, want the script, WAIT and not much more", n)
+	}
+	on := r.Replicas()[0].Client()
+	if n, err := on.Exists(ctx, "x").Result(); n != 1 || err != nil {
+		t.Fatalf("the replica has %d keys, %v", n, err)
+	}
+	// By another process' release: the message is not enough.
+	other := confirmed(t, r.Primary().Client())
+	waiter := make(chan *leased.Lease)
+	go func() {
+		next, err := other.Mutex("x").LockContext(ctx)
+		if err != nil {
+			t.Error(err)
+		}
+		waiter <- next
+	}()
+	eventually(t, "it waits", func() bool { return inspect(t, c, "x").Queue == 1 })
+	unlock(t, l)
+	next := <-waiter
+	if next.Token() <= l.Token() {
+		t.Errorf("token %d after %d", next.Token(), l.Token())
+	}
+	unlock(t, next)
+}
+
+func TestALeaseThatNoReplicaHasIsNotGranted(t *testing.T) {
+	c, r := replicated(t)
+	m := c.Mutex("x")
+	m.Lock()
+	m.Unlock() //nolint:staticcheck // that it comes in is the point
+	replica := r.Replicas()[0]
+	replica.Stop()
+	defer replica.Cont()
+	_, err := m.TryLockContext(t.Context())
+	if !errors.Is(err, leased.ErrNoReplicas) || !errors.Is(err, leased.ErrNotAcquired) || errors.Is(err, leased.ErrLocked) {
+		t.Fatalf("TryLockContext: %v", err)
+	}
+	if !strings.Contains(err.Error(), "0 of 1 replicas") {
+		t.Errorf("the error does not say how many: %v", err)
+	}
+	if owners := inspect(t, c, "x").Owners; len(owners) != 0 {
+		t.Errorf("it was not let go: %+v", owners)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 600*time.Millisecond)
+	defer cancel()
+	if _, err := m.LockContext(ctx); !errors.Is(err, leased.ErrNoReplicas) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("LockContext: %v", err)
+	}
+	// It does not keep others out while it tries again.
+	waiting, done := context.WithCancel(t.Context())
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		_, _ = m.LockContext(waiting)
+	}()
+	plain, err := leased.New(r.Primary().Client())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer plain.Close()
+	for range 3 {
+		soon, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		l, err := plain.Mutex("x").LockContext(soon)
+		cancel()
+		if err != nil {
+			t.Fatal(err)
+		}
+		unlock(t, l)
+	}
+	done()
+	<-gone
+	replica.Cont()
+	l, err := m.LockContext(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	unlock(t, l)
+}
+
+func TestALeaseWhoseRenewalNoReplicaHasIsLost(t *testing.T) {
+	c, r := replicated(t, leased.WithTTL(time.Second), leased.WithLossHandler(func(leased.LossEvent) {}))
+	l, err := c.Mutex("x").LockContext(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	replica := r.Replicas()[0]
+	replica.Stop()
+	defer replica.Cont()
+	select {
+	case <-l.Context().Done():
+	case <-time.After(5 * time.Second):
+		t.Fatal("it goes on")
+	}
+	if err := context.Cause(l.Context()); !errors.Is(err, leased.ErrLeaseLost) {
+		t.Errorf("ended by %v", err)
+	}
+	if err := l.Unlock(); !errors.Is(err, leased.ErrLeaseLost) {
+		t.Errorf("Unlock: %v", err)
+	}
+}
+
+// The lease that a replica has survives the loss of the primary.
+func TestALeaseSurvivesItsPrimary(t *testing.T) {
+	r := redistest.NewReplication(t, 1)
+	primary, replica := r.Primary(), r.Replicas()[0]
+	c := confirmed(t, primary.Client(), leased.WithLossHandler(func(leased.LossEvent) {}))
+	l, err := c.Mutex("x").LockContext(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	primary.Kill()
+	replica.Promote()
+	other, err := leased.New(replica.Client())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if _, err := other.Mutex("x").TryLockContext(t.Context()); !errors.Is(err, leased.ErrLocked) {
+		t.Errorf("with token %d held: %v", l.Token(), err)
+	}
+}
+
+func TestAServerWithoutWAITSaysSo(t *testing.T) {
+	in := redistest.Server(t, "--rename-command", "WAIT", "")
+	c := confirmed(t, in.Client())
+	_, err := c.Mutex("x").TryLockContext(t.Context())
+	if !errors.Is(err, leased.ErrNoReplicas) || !strings.Contains(err.Error(), "WAIT, which WithReplicas needs") {
+		t.Errorf("TryLockContext: %v", err)
+	}
+}
+
+func TestReplicasInACluster(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a Cluster")
+	}
+	cluster := redistest.NewCluster(t)
+	a, b := confirmed(t, cluster.NewClient(t)), confirmed(t, cluster.NewClient(t))
+	for _, name := range []string{"a", "b", "c", "d", "e", "f", "g", "h"} {
+		l := lock(t, a.Mutex(name))
+		waiter := locking(t, b.Mutex(name))
+		eventually(t, "it waits", func() bool { return inspect(t, a, name).Queue == 1 })
+		unlock(t, l)
+		unlock(t, closesSoon(t, "it gets in", waiter))
+	}
+}
+
+// WAIT is sent to one node with its command, and go-redis does not send on what it sends to
+// one node. By itself it reads the slots again after a minute.
+func TestReplicasFollowASlotThatMoves(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a Cluster")
+	}
+	cluster := redistest.NewCluster(t)
+	c := confirmed(t, cluster.NewClient(t))
+	m := c.Mutex("x")
+	unlock(t, lock(t, m))
+	home := cluster.Owner("x")
+	away := cluster.Nodes[slices.IndexFunc(cluster.Nodes, func(in *redistest.Instance) bool { return in != home })]
+	for _, to := range []*redistest.Instance{away, home} {
+		cluster.MoveSlot("x", to)
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		l, err := m.LockContext(ctx)
+		cancel()
+		if err != nil {
+			t.Fatal(err)
+		}
+		unlock(t, l)
+	}
+}
+
+func TestReplicasHaveBounds(t *testing.T) {
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+	defer rdb.Close()
+	for _, o := range []leased.Option{
+		leased.WithReplicas(0, time.Second), leased.WithReplicas(1, 0), leased.WithReplicas(1, 2*time.Second),
+		leased.WithReplicas(1, 1500*time.Microsecond), leased.WithReplicas(-1, time.Second),
+	} {
+		if c, err := leased.New(rdb, o); c != nil || !errors.Is(err, leased.ErrInvalidOption) {
+			t.Errorf("%v", err)
+		}
+	}
+}

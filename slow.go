@@ -1,0 +1,100 @@
+package leased
+
+import (
+	"log/slog"
+	"time"
+)
+
+// Waits and holds that have not ended yet: a span or a measurement tells of them only when
+// they do, which for a lock that is stuck may be never.
+
+// mostSlowLines bounds the lines that one look at all locks logs.
+const mostSlowLines = 10
+
+// slowWatch logs callers that have waited, or have been inside, for longer than threshold,
+// each once. It looks while locks are in use.
+type slowWatch struct {
+	client    *Client
+	threshold time.Duration
+	looks     ticker
+}
+
+func newSlowWatch(c *Client, threshold time.Duration) *slowWatch {
+	s := &slowWatch{client: c, threshold: threshold}
+	s.looks.init(c, threshold/4, s.look)
+	return s
+}
+
+// used is called when a lock comes into use.
+func (s *slowWatch) used() {
+	if s.threshold > 0 {
+		s.looks.start()
+	}
+}
+
+// slowLock is what one look finds at a lock.
+type slowLock struct {
+	name     string
+	wait     time.Duration // 0: nobody has waited for long
+	hold     time.Duration // 0: nobody has been inside for long
+	token    uint64        // of the one inside for long
+	waiting  int           // callers of this process
+	blocker  string        // the owner, if that is another process
+	ownOwner bool          // whether a caller of this process is inside
+}
+
+func (s *slowWatch) look(now time.Time) {
+	c := s.client
+	since := now.Add(-s.threshold).Sub(c.began)
+	more := 0
+	var found []slowLock
+	for _, e := range c.entries() {
+		e.mu.Lock()
+		wait, hold := e.lock.TakeSlow(since, now)
+		if wait == nil && hold == nil {
+			e.mu.Unlock()
+			continue
+		}
+		waiting, within := e.lock.Counts()
+		one := slowLock{name: e.keys.Name, waiting: waiting, blocker: blockerName(e.lock.Blocker()), ownOwner: within > 0}
+		if wait != nil {
+			one.wait = now.Sub(c.began.Add(wait.Since))
+		}
+		if hold != nil {
+			one.hold, one.token = now.Sub(c.began.Add(hold.Since)), hold.Token
+		}
+		e.mu.Unlock()
+		if found = append(found, one); len(found) > mostSlowLines {
+			found, more = found[:mostSlowLines], more+1
+		}
+	}
+	for i := range found {
+		c.log.slow(&found[i])
+	}
+	if more > 0 {
+		c.log.moreSlow(more)
+	}
+}
+
+// slow says that a caller has waited, or has been inside, for long.
+func (l *throttledLog) slow(s *slowLock) {
+	l.later(func() {
+		if s.hold > 0 {
+			l.log().Warn("leased: a lock has been held for long", l.about(s.name, "held", s.hold, "token", s.token, "waiting", s.waiting)...)
+		}
+		if s.wait > 0 {
+			owner := s.blocker
+			switch {
+			case s.ownOwner:
+				owner = "this process"
+			case owner == "":
+				owner = "unknown"
+			}
+			l.log().Warn("leased: a caller has waited for a lock for long", l.about(s.name, "waited", s.wait, "owner", owner, "waiting", s.waiting)...)
+		}
+	})
+}
+
+func (l *throttledLog) moreSlow(n int) {
+	l.write(slog.LevelWarn, "more slow", "more locks have been held or waited for for long", "locks", n)
+}

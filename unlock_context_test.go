@@ -1,0 +1,96 @@
+package leased_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/redistest"
+)
+
+func TestUnlockContextSaysWhatUnlockPanicsWith(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		c, other := newClient(t, s), newClient(t, s)
+		background := context.Background()
+		rw := c.RWMutex("x")
+		notLocked := func(err error) {
+			t.Helper()
+			isAll(t, err, leased.ErrNotLocked)
+			if want := `leased: lock "x" not unlocked: not locked by this client`; err.Error() != want {
+				t.Errorf("%v, want %s", err, want)
+			}
+		}
+		notLocked(rw.UnlockContext(background))
+		notLocked(rw.RUnlockContext(background))
+		notLocked(c.Mutex("x").UnlockContext(background))
+
+		rw.Lock()
+		notLocked(rw.RUnlockContext(background))
+		notLocked(other.Mutex("x").UnlockContext(background))
+		must(t, rw.UnlockContext(background))
+		rw.RLock()
+		notLocked(rw.UnlockContext(background))
+		must(t, rw.RUnlockContext(background))
+		notLocked(rw.RUnlockContext(background))
+		unlock(t, lock(t, other.Mutex("x"))) // it is free
+
+		l := lock(t, c.Mutex("x"))
+		must(t, c.Mutex("x").UnlockContext(background))
+		if l.Context().Err() == nil {
+			t.Error("the lease goes on")
+		}
+		must(t, l.Unlock())
+		var none context.Context
+		rw.Lock()
+		if err := rw.UnlockContext(none); err == nil || errors.Is(err, leased.ErrNotLocked) {
+			t.Errorf("without a context: %v", err)
+		}
+		rw.Unlock()
+	})
+}
+
+func TestUnlockContextSaysThatTheLeaseWasLost(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s, leased.WithLossHandler(func(leased.LossEvent) {}))
+		mu := c.Mutex("x")
+		mu.Lock()
+		s.Mini.FlushAll()
+		err := mu.UnlockContext(context.Background())
+		isAll(t, err, leased.ErrLeaseLost)
+		if !strings.HasPrefix(err.Error(), `leased: lock "x" lost (token `) {
+			t.Errorf("UnlockContext: %v", err)
+		}
+	})
+}
+
+func TestUnlockContextWaitsUntilItsContextEnds(t *testing.T) {
+	for _, option := range []time.Duration{time.Millisecond, time.Minute} { // which does not matter
+		inTurn(t, func(t *testing.T, s place) { unlockContextWaits(t, s, option) })
+	}
+}
+
+func unlockContextWaits(t *testing.T, s place, option time.Duration) {
+	wire := redistest.NewProxy(t, s.Addr)
+	rdb := s.connect(t, func(o *redis.Options) { o.Addr = wire.Addr; o.ContextTimeoutEnabled = true })
+	c := clientOn(t, s, rdb, leased.WithReleaseTimeout(option))
+	mu := c.Mutex("x")
+	mu.Lock()
+	wire.BlackHole()
+	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+	defer cancel()
+	began := time.Now()
+	err := mu.UnlockContext(ctx)
+	isAll(t, err, leased.ErrNotReleased, context.DeadlineExceeded)
+	if took := time.Since(began); took < 100*time.Millisecond || took > time.Second {
+		t.Errorf("it took %v", took)
+	}
+	isAll(t, mu.UnlockContext(ctx), leased.ErrNotLocked) // it was unlocked all the same
+	wire.Heal()
+	wire.Cut()
+	unlock(t, lock(t, newClient(t, s).Mutex("x")))
+}

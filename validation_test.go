@@ -1,0 +1,296 @@
+package leased_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased"
+)
+
+func TestABadNameIsRefusedWithoutACommand(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		c := newClient(t, s)
+		for _, name := range []string{
+			"", strings.Repeat("n", 513), "a}b", "}", "{}", "a{}b", "{a", "a{", "}a{b}", "\xff", "a\xc3", "{}{a}",
+			"new\nline", "\x00", "a\x1b[2J", "a\u0085b", "\x7f",
+		} {
+			refusesAll(t, c.Mutex(name), leased.ErrInvalidName)
+		}
+		if n := c.Stats().Commands; n != 0 {
+			t.Errorf("sent %d commands", n)
+		}
+	})
+}
+
+// refusesAll checks that every way to lock fails with want, as an error where
+// there is one to return and as a panic where not.
+func refusesAll(t *testing.T, mu *leased.Mutex, want error) {
+	t.Helper()
+	_, err := mu.LockContext(context.Background())
+	if isAll(t, err, leased.ErrNotAcquired, want); t.Failed() {
+		return
+	}
+	_, err = mu.TryLockContext(context.Background())
+	isAll(t, err, leased.ErrNotAcquired, want)
+	err = mu.Do(context.Background(), func(context.Context) error { t.Error("it ran"); return nil })
+	isAll(t, err, leased.ErrNotAcquired, want)
+	oneLine(t, err)
+	for what, f := range map[string]func(){"Lock": mu.Lock, "TryLock": func() { mu.TryLock() }, "Unlock": mu.Unlock} {
+		if got, ok := panics(f).(error); !ok || !errors.Is(got, want) {
+			t.Errorf("%s panicked with %v, not with %v", what, got, want)
+		}
+	}
+}
+
+// oneLine checks that an error reads as one line that says its package once.
+func oneLine(t *testing.T, err error) {
+	t.Helper()
+	if text := err.Error(); strings.Contains(text, "\n") || !strings.HasPrefix(text, "leased: ") || strings.Count(text, "leased: ") != 1 {
+		t.Errorf("the error reads %q", text)
+	}
+}
+
+func TestAMisuseIsExplainedInOneLine(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		c := newClient(t, s)
+		background := context.Background()
+		nothing := func(context.Context) error { t.Error("it ran"); return nil }
+		var noContext context.Context
+		for want, err := range map[string]error{
+			`leased: lock "a}b" not acquired: invalid lock name: "` + s.Prefix + `a}b" has a } without a { before it`:     c.Mutex("a}b").Do(background, nothing),
+			`leased: lock "x" not acquired: invalid option: TTL 0s must be whole milliseconds between 100ms and 720h0m0s`: c.RWMutex("x", leased.WithTTL(0)).RDo(background, nothing),
+			`leased: lock "x" not acquired: the context is nil`:                                                           c.Mutex("x").Do(noContext, nothing),
+			`leased: lock "x" not acquired: the function is nil`:                                                          c.Mutex("x").Do(background, nil),
+			"leased: Mutex was not made by Client.Mutex":                                                                  new(leased.Mutex).Do(background, nothing),
+			"leased: RWMutex was not made by Client.RWMutex":                                                              new(leased.RWMutex).RDo(background, nothing),
+			"leased: invalid option: the Client is nil, or was not made by New":                                           new(leased.Client).Mutex("x").Do(background, nothing),
+			"leased: Lease is nil, or was not returned by LockContext":                                                    (*leased.Lease)(nil).Unlock(),
+			"leased: the context is nil":                                                                                  c.Shutdown(noContext),
+		} {
+			if err == nil || err.Error() != want {
+				t.Errorf("got %v, want %s", err, want)
+			}
+		}
+		if got, ok := panics(c.Mutex("x", leased.WithTTL(0)).Unlock).(error); !ok || !strings.HasPrefix(got.Error(), `leased: lock "x" not unlocked: invalid option: TTL 0s`) {
+			t.Errorf("Unlock panicked with %v", got)
+		}
+		if n := c.Stats().Commands; n != 0 {
+			t.Errorf("sent %d commands", n)
+		}
+	})
+}
+
+func TestWhatWasNotMadeByTheLibraryExplainsItself(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		c := newClient(t, s)
+		l := lock(t, c.Mutex("x"))
+		defer unlock(t, l)
+		background := context.Background()
+		var noContext context.Context
+		panicking := map[string][]func(){
+			"leased: Mutex was not made by Client.Mutex":               nil,
+			"leased: RWMutex was not made by Client.RWMutex":           nil,
+			"leased: Lease is nil, or was not returned by LockContext": nil,
+			"leased: the context is nil":                               {func() { l.With(noContext) }},
+		}
+		failing := map[string][]func() error{
+			"leased: the context is nil": {
+				func() error { return l.Downgrade(noContext) },
+				func() error { return l.Check(noContext) },
+				func() error { _, err := c.Inspect(noContext, "x"); return err },
+				func() error { return c.ForceUnlock(noContext, "x") },
+				func() error { return c.Shutdown(noContext) },
+			},
+		}
+		for _, mu := range []*leased.Mutex{nil, {}} {
+			text := "leased: Mutex was not made by Client.Mutex"
+			panicking[text] = append(panicking[text], mu.Lock, mu.Unlock, func() { mu.TryLock() })
+			failing[text] = append(failing[text],
+				func() error { _, err := mu.LockContext(background); return err },
+				func() error { _, err := mu.TryLockContext(background); return err },
+				func() error { return mu.Do(background, func(context.Context) error { return nil }) },
+				func() error { return mu.UnlockContext(background) })
+		}
+		for _, rw := range []*leased.RWMutex{nil, {}} {
+			text := "leased: RWMutex was not made by Client.RWMutex"
+			panicking[text] = append(panicking[text], rw.Lock, rw.Unlock, rw.RLock, rw.RUnlock, rw.RLocker().Lock,
+				func() { rw.TryLock() }, func() { rw.TryRLock() })
+			failing[text] = append(failing[text],
+				func() error { _, err := rw.LockContext(background); return err },
+				func() error { _, err := rw.TryLockContext(background); return err },
+				func() error { _, err := rw.RLockContext(background); return err },
+				func() error { _, err := rw.TryRLockContext(background); return err },
+				func() error { return rw.Do(background, func(context.Context) error { return nil }) },
+				func() error { return rw.RDo(background, func(context.Context) error { return nil }) },
+				func() error { return rw.UnlockContext(background) },
+				func() error { return rw.RUnlockContext(background) })
+		}
+		for _, l := range []*leased.Lease{nil, {}} {
+			text := "leased: Lease is nil, or was not returned by LockContext"
+			panicking[text] = append(panicking[text], func() { l.Token() }, func() { l.TrustedUntil() }, func() { l.Context() },
+				func() { l.With(background) })
+			failing[text] = append(failing[text], l.Unlock,
+				func() error { return l.Downgrade(background) }, func() error { return l.Check(background) })
+		}
+		for _, c := range []*leased.Client{nil, {}} {
+			text := "leased: invalid option: the Client is nil, or was not made by New"
+			panicking[text] = append(panicking[text], c.Mutex("x").Lock, c.RWMutex("x").RUnlock)
+			failing[text] = append(failing[text], c.Close,
+				func() error { return c.Shutdown(background) },
+				func() error { _, err := c.Inspect(background, "x"); return err },
+				func() error { return c.ForceUnlock(background, "x") },
+				func() error { _, err := c.Mutex("x").LockContext(background); return err })
+			if c.Stats() != (leased.Stats{}) {
+				t.Error("a client that was not made counts")
+			}
+		}
+		for want, all := range panicking {
+			for i, f := range all {
+				if err, ok := panics(f).(error); !ok || err.Error() != want {
+					t.Errorf("%d of %q panicked with %v", i, want, err)
+				}
+			}
+		}
+		for want, all := range failing {
+			for i, f := range all {
+				if err := f(); err == nil || err.Error() != want {
+					t.Errorf("%d of %q: %v", i, want, err)
+				}
+			}
+		}
+	})
+}
+
+func TestAnyOtherNameIsALock(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		c, other := newClient(t, s), newClient(t, s)
+		for _, name := range []string{
+			"n", strings.Repeat("n", 512), "with space", "{tag}", "a{tag}b", "{a}}", "{a}{b}", "{a}{}", "{{a}",
+			"ключ", "🔒", "*?[a]", `"`, "%s%n",
+		} {
+			l := lock(t, c.Mutex(name))
+			if _, err := other.Mutex(name).TryLockContext(context.Background()); !errors.Is(err, leased.ErrLocked) {
+				t.Errorf("%q: %v", name, err)
+			}
+			waiter := locking(t, other.Mutex(name))
+			eventually(t, "it waits", func() bool { return inspect(t, c, name).Queue == 1 })
+			unlock(t, l)
+			unlock(t, closesSoon(t, "it gets in", waiter))
+		}
+	})
+}
+
+func TestABadOptionIsRefused(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		c := newClient(t, s)
+		for what, o := range map[string]leased.LockOption{
+			"nil option":           nil,
+			"TTL zero":             leased.WithTTL(0),
+			"TTL negative":         leased.WithTTL(-time.Second),
+			"TTL below 100 ms":     leased.WithTTL(99 * time.Millisecond),
+			"TTL in microseconds":  leased.WithTTL(time.Second + time.Microsecond),
+			"TTL huge":             leased.WithTTL(1<<63 - 1),
+			"maximum hold":         leased.WithMaxHold(-1),
+			"idle hold":            leased.WithIdleHold(-1),
+			"idle hold huge":       leased.WithIdleHold(1<<63 - 1),
+			"no hand-off":          leased.WithLocalHandoffs(0, time.Second),
+			"negative tenure":      leased.WithLocalHandoffs(1, -1),
+			"release time-out":     leased.WithReleaseTimeout(0),
+			"release time-out < 0": leased.WithReleaseTimeout(-1),
+		} {
+			refusesAll(t, c.Mutex("x", o), leased.ErrInvalidOption)
+			if _, err := leased.New(s.rdb, o); !errors.Is(err, leased.ErrInvalidOption) {
+				t.Errorf("New with %s: %v", what, err)
+			}
+		}
+		for what, o := range map[string]leased.Option{
+			"long prefix":      leased.WithKeyPrefix(strings.Repeat("p", 257)),
+			"prefix not UTF-8": leased.WithKeyPrefix("\xff"),
+			"empty owner":      leased.WithOwner(""),
+			"owner with space": leased.WithOwner("a b"),
+			"owner with line":  leased.WithOwner("a\nb"),
+			"long owner":       leased.WithOwner(strings.Repeat("o", 129)),
+			"logger":           leased.WithLogger(nil),
+			"loss handler":     leased.WithLossHandler(nil),
+			"back-off":         leased.WithBackOff(nil),
+			"no policy":        leased.WithBackOff(func() leased.BackOff { return nil }),
+			"nil policy":       leased.WithBackOff(func() leased.BackOff { return (*once)(nil) }),
+			"empty hash tag":   leased.WithKeyPrefix("app{}:"),
+			"brace shut first": leased.WithKeyPrefix("app}:"),
+		} {
+			if got, err := leased.New(s.rdb, o); got != nil || !errors.Is(err, leased.ErrInvalidOption) {
+				t.Errorf("New with %s: %v", what, err)
+			}
+		}
+		if n := c.Stats().Commands; n != 0 {
+			t.Errorf("sent %d commands", n)
+		}
+	})
+}
+
+func TestARedisClientThatCannotKeepLocksIsRefused(t *testing.T) {
+	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}})
+	defer ring.Close()
+	for what, rdb := range map[string]redis.UniversalClient{
+		"nil":         nil,
+		"nil Client":  (*redis.Client)(nil),
+		"nil Cluster": (*redis.ClusterClient)(nil),
+		"nil Ring":    (*redis.Ring)(nil),
+		"Ring":        ring,
+	} {
+		if c, err := leased.New(rdb); c != nil || !errors.Is(err, leased.ErrInvalidOption) {
+			t.Errorf("%s: %v, %v", what, c, err)
+		}
+	}
+	var none *leased.Client
+	refusesAll(t, none.Mutex("x"), leased.ErrInvalidOption)
+}
+
+func TestLocksWhoseNamesLookLikeAnothersHelpersAreRefusedOrApart(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		tried := 0
+		for _, end := range []string{"queue", "readers", "waiters", "meta"} {
+			for _, names := range [][2]string{
+				{"job:{42}", "job:{42}:" + end}, {"job", "job:{job}:" + end}, {"job", "job:{job}"}, {"job:", "job:{job}"},
+				{"job:{42}", "job:{42}:" + end + "s"}, {"job", "job:" + end}, {"job", "job:{job}:"},
+			} {
+				for _, shared := range []bool{false, true} {
+					c, second := newClient(t, s), newClient(t, s).RWMutex(names[1])
+					take := second.LockContext
+					if shared {
+						take = second.RLockContext
+					}
+					ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+					l, err := take(ctx)
+					if errors.Is(err, leased.ErrInvalidName) {
+						cancel()
+						continue
+					}
+					if err != nil {
+						t.Fatal(err)
+					}
+					tried++
+					other, err := c.Mutex(names[0]).LockContext(ctx)
+					if err != nil {
+						t.Errorf("with %q locked, %q cannot be: %v", names[1], names[0], err)
+					} else {
+						unlock(t, other)
+					}
+					if err := l.Unlock(); err != nil {
+						t.Errorf("locking %q took %q away: %v", names[0], names[1], err)
+					}
+					cancel()
+					s.Mini.FlushAll()
+				}
+			}
+		}
+		if tried < 40 {
+			t.Errorf("only %d pairs of names were tried", tried)
+		}
+	})
+}

@@ -1,0 +1,191 @@
+package leased_test
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased"
+)
+
+func TestVirtualAReleaseWakesTheNextProcessAtOnce(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		waits := newClient(t, s)
+		l := lock(t, newClient(t, s).Mutex("x"))
+		for range 20 {
+			waiter := locking(t, waits.Mutex("x"))
+			time.Sleep(time.Minute)
+			began := time.Now()
+			unlock(t, l)
+			l = <-waiter
+			if d := time.Since(began); d != 0 {
+				t.Errorf("entered after %v", d)
+			}
+			waits = newClient(t, s)
+		}
+		unlock(t, l)
+	})
+}
+
+func TestVirtualAWaiterEntersWhenAVanishedOwnersTTLEnds(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		const ttl = 47 * time.Second
+		s.rdb.Set(context.Background(), "x", "leased1:w:47000:c:AAAAAAAAAAAAAAAA:BBBBBBBBBBBBBBBB:gone", ttl)
+		began := time.Now()
+		unlock(t, lock(t, newClient(t, s).Mutex("x")))
+		if d := time.Since(began) - ttl; d <= 0 || d > time.Millisecond {
+			t.Errorf("entered %v after the end of the TTL", d)
+		}
+	})
+}
+
+func TestVirtualAHundredWaitingClientsLookAtTheirPace(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		const clients, span = 100, time.Minute
+		l := lock(t, newClient(t, s).Mutex("x"))
+		ctx, cancel := context.WithCancel(context.Background())
+		var all sync.WaitGroup
+		looks := make([]stamps, clients)
+		for i := range looks {
+			c := clientOn(t, s, s.connect(t, func(o *redis.Options) { o.Limiter = &looks[i] }))
+			all.Go(func() {
+				_, err := c.Mutex("x").LockContext(ctx)
+				isAll(t, err, context.Canceled)
+			})
+		}
+		began := time.Now()
+		time.Sleep(span)
+		synctest.Wait()
+		for i := range looks {
+			times := looks[i].all()
+			last := began // all that is asked in the beginning is asked then
+			n := 0
+			for _, at := range times {
+				if at.Equal(began) {
+					continue
+				}
+				if pause := at.Sub(last); pause < 2*time.Second || pause > 3*time.Second {
+					t.Errorf("client %d looked after %v", i, pause)
+				}
+				last = at
+				n++
+			}
+			if most := int(span/time.Second) / 2; n > most || n < int(span/time.Second)/3 {
+				t.Errorf("client %d sent %d commands in %v", i, n, span)
+			}
+		}
+		cancel()
+		all.Wait()
+		unlock(t, l)
+	})
+}
+
+func TestVirtualLockBacksOffUpTo30sAndSaysSoOnceAMinute(t *testing.T) {
+	for text, want := range map[string]struct {
+		level       slog.Level
+		long, after time.Duration // how long pauses become, and the last
+	}{
+		"NOAUTH Authentication required.":                {slog.LevelError, 10 * time.Second, 30 * time.Second},
+		"LOADING Redis is loading the dataset in memory": {slog.LevelWarn, 2 * time.Second, 2 * time.Second},
+	} {
+		inVirtualTime(t, func(t *testing.T, s place) {
+			var sent stamps
+			var out logs
+			c := clientOn(t, s, s.connect(t, func(o *redis.Options) { o.Limiter = &sent }), out.option())
+			unlock(t, lock(t, c.Mutex("other"))) // it was well once
+			time.Sleep(time.Second)              // and the inbox is subscribed, whose attempts count too
+			before := len(sent.all())
+			s.Mini.SetError(text)
+			in := make(chan struct{})
+			go func() {
+				c.Mutex("x").Lock()
+				close(in)
+			}()
+			time.Sleep(time.Hour)
+			synctest.Wait()
+			times := sent.all()[before:]
+			for i := 1; i < len(times); i++ {
+				pause := times[i].Sub(times[i-1])
+				if pause > want.after {
+					t.Errorf("%.7s: pause %d is %v", text, i, pause)
+					break
+				}
+				if i > 30 && pause < want.long {
+					t.Errorf("%.7s: pause %d is still %v", text, i, pause)
+					break
+				}
+			}
+			if len(times) < 120 {
+				t.Errorf("%.7s: tried %d times in an hour", text, len(times))
+			}
+			if n := out.count(want.level, "lock commands"); n < 30 || n > 61 { // at both ends of the hour
+				t.Errorf("%.7s: said so %d times in an hour", text, n)
+			}
+			s.Mini.SetError("")
+			mended := time.Now()
+			<-in
+			if d := time.Since(mended); d > want.after {
+				t.Errorf("%.7s: entered %v after it was mended", text, d)
+			}
+			c.Mutex("x").Unlock()
+		})
+	}
+}
+
+// stops is a policy that gives up at once.
+type stops struct{}
+
+func (stops) NextBackOff() time.Duration { return -1 } // backoff.Stop
+
+func TestVirtualAPolicyThatStopsIsAskedAgainEach30Seconds(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var sent stamps
+		c := clientOn(t, s, s.connect(t, func(o *redis.Options) { o.Limiter = &sent }),
+			leased.WithBackOff(func() leased.BackOff { return stops{} }))
+		unlock(t, lock(t, c.Mutex("another")))
+		time.Sleep(time.Second)
+		// An error that an operator has to fix: in an outage one lock asks each 2 s.
+		s.Mini.SetError("NOPERM this user has no permissions to run the 'evalsha' command")
+		before := len(sent.all())
+		mu, in := c.Mutex("x"), make(chan struct{})
+		go func() { // Lock waits for an operator, LockContext does not; ended below
+			mu.Lock()
+			close(in)
+		}()
+		time.Sleep(5*time.Minute + time.Second)
+		times := sent.all()[before:]
+		if len(times) != 11 {
+			t.Errorf("asked %d times in five minutes", len(times))
+		}
+		for i := 1; i < len(times); i++ {
+			if pause := times[i].Sub(times[i-1]); pause != 30*time.Second {
+				t.Errorf("asked again after %v", pause)
+			}
+		}
+		s.Mini.SetError("")
+		<-in
+		mu.Unlock()
+	})
+}
+
+func TestVirtualTryLockReturnsAfterASecondWhateverRedisIsDoing(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var way hang
+		c := clientOn(t, s, s.connect(t, way.change))
+		unlock(t, lock(t, c.Mutex("another")))
+		way.start()
+		began := time.Now()
+		if c.Mutex("x").TryLock() {
+			t.Error("it got a lock without an answer")
+		}
+		if d := time.Since(began); d != time.Second {
+			t.Errorf("it took %v", d)
+		}
+		way.end(t)
+	})
+}
