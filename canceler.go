@@ -20,8 +20,8 @@ import (
 // without a reply, after a message about an unknown request. It sends one cancel per
 // request, many in a round trip, one round trip at a time; the schedule says when.
 type canceler struct {
+	alarm
 	client *Client
-	alarm  alarm
 
 	mu       sync.Mutex // guards what follows; only watchdog.mu is locked under it
 	schedule lockstate.CancelSchedule
@@ -31,9 +31,7 @@ type canceler struct {
 }
 
 func newCanceler(client *Client) *canceler {
-	c := &canceler{client: client, awaited: map[string]bool{}}
-	c.alarm.target = c
-	return c
+	return &canceler{client: client, awaited: map[string]bool{}}
 }
 
 // add has a request cancelled, from now on. If an Unlock waits for a cancel of that id, that
@@ -107,7 +105,7 @@ func (c *canceler) take() []*lockstate.Cancellation {
 		c.flushed = nil
 	}
 	if next := c.schedule.Next(); !next.IsZero() {
-		c.client.watchdog.set(&c.alarm, next)
+		c.client.watchdog.set(c, next)
 	}
 	return nil
 }

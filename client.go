@@ -253,7 +253,6 @@ func (c *Client) find(k *protocol.Keys) *entry {
 	if e == nil && !c.closedLocked() {
 		e = &entry{client: c, keys: *k}
 		e.lock.Init((*environment)(c))
-		e.alarm.target = e
 		c.table[k.Lock] = e
 		c.metrics.used()
 		c.slow.used()

@@ -23,18 +23,18 @@ import (
 
 // entry is one lock in use.
 type entry struct {
+	alarm
 	client *Client
 	keys   protocol.Keys
-	alarm  alarm
-
-	// These two belong to the command in flight; while there is none, to the holder of mu.
-	pauses BackOff // nil unless the last command failed
-	warned bool    // whether the warning about a foreign owner was logged
 
 	mu        sync.Mutex // guards what follows, and alarm.due; for its order see Client.mu
 	lock      lockstate.Lock
 	dead      bool // removed from the table; find makes another entry
 	contended bool // whether callers or other processes waited for the holders after the last step
+
+	// These two belong to the command in flight; while there is none, to the holder of mu.
+	warned bool    // whether the warning about a foreign owner was logged
+	pauses BackOff // nil unless the last command failed
 }
 
 // step gives the lock an event and performs what follows from it.
@@ -54,8 +54,8 @@ func (e *entry) rearmLocked() (idle bool) {
 	e.traceHoldersLocked()
 	// An alarm that is early costs one look at the lock; moving it costs as much.
 	due := e.lock.Due()
-	if at := e.alarm.due; !due.IsZero() && (at.IsZero() || due.Before(at)) {
-		e.client.watchdog.set(&e.alarm, due)
+	if at := e.alarm.due; due != 0 && (at == 0 || due < at) {
+		e.client.watchdog.setInstant(e, due)
 	}
 	return e.lock.Idle()
 }
@@ -155,7 +155,7 @@ func (e *entry) sendCheck(r protocol.Renewal) {
 // is counted and recorded too; the loss handler and OpenTelemetry, which are user code,
 // are called in goroutines that nothing else depends on.
 func (e *entry) end(loss lockstate.Loss) {
-	lost, cause := loss.Why != "", error(ErrClosed) // Caller.Ended may come from a later step
+	lost, cause := loss.Why != 0, error(ErrClosed) // Caller.Ended may come from a later step
 	e.mu.Lock()
 	w := callOf(loss.Caller)
 	cancel, token := w.cancel, w.Token
@@ -178,7 +178,7 @@ func (e *entry) end(loss lockstate.Loss) {
 	}
 	c := e.client
 	c.stats.lost.Add(1)
-	if !c.losses.add(LossEvent{Name: e.keys.Name, Token: token, Reason: loss.Why}) {
+	if !c.losses.add(LossEvent{Name: e.keys.Name, Token: token, Reason: loss.Why.String()}) {
 		c.log.lossesDropped()
 	}
 	if first {

@@ -50,7 +50,7 @@ func TestALossBesideACloseIsToldOnce(t *testing.T) {
 	if n := len(told); n != 1 {
 		t.Fatalf("told %d times", n)
 	}
-	if ev := <-told; ev.Reason != lockstate.Evicted {
+	if ev := <-told; ev.Reason != lockstate.Evicted.String() {
 		t.Errorf("told %+v", ev)
 	}
 	c.retire(e)

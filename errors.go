@@ -136,7 +136,7 @@ func (e *notAcquired) Unwrap() []error {
 type leaseLost struct {
 	name    string
 	token   uint64
-	why     string
+	why     lockstate.Reason
 	release error // may be nil
 }
 

@@ -20,13 +20,13 @@ import (
 type Lease struct {
 	entry  *entry
 	call   *call
-	parent context.Context // values and trace of the context given to LockContext
 	once   sync.Once
 	result error
 	guard  runtime.Cleanup
 
-	mu  sync.Mutex // guards ctx
-	ctx context.Context
+	mu    sync.Mutex // guards what follows
+	asked bool       // for the lease's context, which is made then
+	ctx   context.Context
 }
 
 // made returns l if LockContext, or a method like it, returned it, and panics otherwise.
@@ -41,7 +41,7 @@ func (l *Lease) made() *Lease {
 func (l *Lease) unmade() bool { return l == nil || l.entry == nil }
 
 func newLease(ctx context.Context, e *entry, w *call) *Lease {
-	l := &Lease{entry: e, call: w, parent: ctx}
+	l := &Lease{entry: e, call: w, ctx: ctx}
 	l.guard = runtime.AddCleanup(l, func(o collectedLease) { o.entry.collected(o.call) }, collectedLease{e, w})
 	return l
 }
@@ -113,11 +113,12 @@ type leaseContext struct {
 func (l *Lease) base() context.Context {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.ctx != nil {
+	if l.asked {
 		return l.ctx
 	}
-	ctx, cancel := context.WithCancelCause(context.WithoutCancel(l.parent))
-	l.ctx = ctx
+	// Until then ctx is the one given to LockContext, for its values and trace.
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(l.ctx))
+	l.asked, l.ctx = true, ctx
 	w := l.call
 	l.entry.mu.Lock()
 	w.cancel = cancel

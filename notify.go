@@ -27,10 +27,10 @@ const confirmWait = 2 * time.Second
 // have the server publish an echo, and where none comes the subscription is
 // built anew.
 type inbox struct {
+	alarm
 	client  *Client
 	rdb     redis.UniversalClient
 	channel string
-	alarm   alarm
 	quit    context.Context
 	halt    context.CancelFunc
 	settled atomic.Bool // the first subscription was confirmed, or failed
@@ -45,7 +45,6 @@ type inbox struct {
 func newInbox(c *Client, rdb redis.UniversalClient) *inbox {
 	in := &inbox{client: c, rdb: rdb, channel: protocol.InboxChannel(c.opts.prefix, c.id), hearing: lockstate.InboxHealth{Counts: c.counts}}
 	in.quit, in.halt = context.WithCancel(context.Background())
-	in.alarm.target = in
 	return in
 }
 
@@ -283,7 +282,7 @@ func (in *inbox) startProbe(now time.Time, silence time.Duration) string {
 	}
 	nonce := in.hearing.StartProbe(now, silence)
 	if nonce != "" {
-		in.client.watchdog.set(&in.alarm, in.hearing.Due)
+		in.client.watchdog.set(in, in.hearing.Due)
 	}
 	return nonce
 }
@@ -310,7 +309,7 @@ func (in *inbox) probeSent(nonce string, receivers int) {
 	in.mu.Lock()
 	deaf := in.hearing.ProbeCounted(nonce, receivers, time.Now())
 	if due := in.hearing.Due; !deaf && !due.IsZero() {
-		in.client.watchdog.set(&in.alarm, due)
+		in.client.watchdog.set(in, due)
 	}
 	in.mu.Unlock()
 	if deaf {

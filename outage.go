@@ -26,8 +26,8 @@ const (
 // A reply to another lock or to a renewal is only a reason to probe: in a Cluster it may
 // come from another node, and a full server still renews.
 type outage struct {
+	alarm
 	client *Client
-	alarm  alarm
 
 	// on is set when a command fails for a reason that concerns the server, and cleared when
 	// a lock that had failed gets a reply or no lock waits out a pause any more. It is
@@ -44,9 +44,7 @@ type outage struct {
 }
 
 func newOutage(c *Client) *outage {
-	o := &outage{client: c}
-	o.alarm.target = o
-	return o
+	return &outage{client: c}
 }
 
 // failed takes note that a command of a lock, or a renewal, failed. What only an operator
@@ -97,7 +95,7 @@ func (o *outage) endLocked() {
 
 func (o *outage) setLocked(at time.Time) {
 	o.next = at
-	o.client.watchdog.set(&o.alarm, at)
+	o.client.watchdog.set(o, at)
 }
 
 // probeSoon: commands may reach another server than those that failed did.

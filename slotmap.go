@@ -37,9 +37,9 @@ const (
 // reload does not come back another one is begun. (A deadline would not do: when it ends no
 // node is left to ask, and go-redis forgets all but the addresses it was made with.)
 type slotMap struct {
+	alarm
 	client *Client
 	rdb    stateReloader // nil where there are no slots
-	alarm  alarm
 
 	stale atomic.Bool // fresh is not nil; written under mu
 
@@ -63,7 +63,6 @@ type masterVisitor interface {
 func newSlotMap(c *Client, rdb redis.UniversalClient) *slotMap {
 	m := &slotMap{client: c}
 	m.rdb, _ = rdb.(stateReloader)
-	m.alarm.target = m
 	return m
 }
 
@@ -100,7 +99,7 @@ func (m *slotMap) reload() {
 		m.stale.Store(true)
 	}
 	if !m.until.After(now) { // else the alarm is set
-		m.client.watchdog.set(&m.alarm, at)
+		m.client.watchdog.set(m, at)
 	}
 	m.until = now.Add(reloadFor)
 }
@@ -155,7 +154,7 @@ func (m *slotMap) fire(now time.Time, batch []protocol.Renewal) []protocol.Renew
 	}
 	number := m.number
 	if next.Before(m.until) {
-		m.client.watchdog.set(&m.alarm, next)
+		m.client.watchdog.set(m, next)
 	} else {
 		m.until = time.Time{}
 	}

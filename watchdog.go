@@ -45,19 +45,23 @@ type watchdog struct {
 
 	mu       sync.Mutex // guards what follows; nothing else is locked under it
 	alarms   alarmHeap
-	compared time.Time // when the clocks were last compared
-	next     time.Time // when the goroutine wakes up next, zero if only an alarm will wake it
+	compared time.Time         // when the clocks were last compared
+	next     lockstate.Instant // when the goroutine wakes up next, 0 if only an alarm will wake it
 }
 
-// alarm is a call of its target at some time.
+// alarm is embedded in what the watchdog calls at some time.
 type alarm struct {
-	due    time.Time // written under both watchdog.mu and the target's mutex: either is enough to read it
-	index  int       // place in the heap + 1, 0 if not set
-	target timerTarget
+	// due is when, 0 if not set. It is written under both watchdog.mu and the target's
+	// mutex: either is enough to read it.
+	due   lockstate.Instant
+	index int // place in the heap + 1, 0 if not set
 }
 
-// timerTarget is what an alarm calls. It adds to batch what it wants renewed.
+func (a *alarm) ownAlarm() *alarm { return a }
+
+// timerTarget is what embeds an alarm. When it is due it adds to batch what it wants renewed.
 type timerTarget interface {
+	ownAlarm() *alarm
 	fire(now time.Time, batch []protocol.Renewal) []protocol.Renewal
 }
 
@@ -65,17 +69,25 @@ func newWatchdog(c *Client) *watchdog {
 	return &watchdog{client: c, wake: make(chan struct{}, 1), quit: make(chan struct{})}
 }
 
-// set has a fire at due, instead of any other time.
-func (w *watchdog) set(a *alarm, due time.Time) {
+// instant returns t as an instant of the client's locks.
+func (w *watchdog) instant(t time.Time) lockstate.Instant {
+	return lockstate.InstantOf(t, w.client.began)
+}
+
+// set has t fire at due, instead of any other time.
+func (w *watchdog) set(t timerTarget, due time.Time) { w.setInstant(t, w.instant(due)) }
+
+func (w *watchdog) setInstant(t timerTarget, due lockstate.Instant) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	a := t.ownAlarm()
 	a.due = due
 	if a.index == 0 {
-		heap.Push(&w.alarms, a)
+		heap.Push(&w.alarms, t)
 	} else {
 		heap.Fix(&w.alarms, a.index-1)
 	}
-	if w.next.IsZero() || due.Before(w.next) {
+	if w.next == 0 || due < w.next {
 		w.next = due
 		select {
 		case w.wake <- struct{}{}:
@@ -90,27 +102,27 @@ func (w *watchdog) remove(a *alarm) {
 	if a.index != 0 {
 		heap.Remove(&w.alarms, a.index-1)
 	}
-	a.due = time.Time{}
+	a.due = 0
 }
 
 // ticker calls do every so often while locks are in use, and once after that, in the
 // watchdog's goroutine.
 type ticker struct {
+	alarm
 	client *Client
-	alarm  alarm
 	every  time.Duration
 	do     func(now time.Time)
 	set    atomic.Bool // whether the alarm is
 }
 
 func (t *ticker) init(c *Client, every time.Duration, do func(time.Time)) {
-	t.client, t.every, t.do, t.alarm.target = c, every, do, t
+	t.client, t.every, t.do = c, every, do
 }
 
 // start is called when a lock comes into use.
 func (t *ticker) start() {
 	if !t.set.Load() && t.set.CompareAndSwap(false, true) {
-		t.client.watchdog.set(&t.alarm, time.Now().Add(t.every))
+		t.client.watchdog.set(t, time.Now().Add(t.every))
 	}
 }
 
@@ -131,7 +143,7 @@ func (w *watchdog) halt() { w.once.Do(func() { close(w.quit) }) }
 func (w *watchdog) run() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	var due []*alarm
+	var due []timerTarget
 	for {
 		select {
 		case <-timer.C:
@@ -142,47 +154,47 @@ func (w *watchdog) run() {
 		now := time.Now()
 		due = w.take(now, due[:0])
 		var batch []protocol.Renewal
-		for _, a := range due {
-			batch = a.target.fire(now, batch)
+		for _, t := range due {
+			batch = t.fire(now, batch)
 		}
 		for part := range slices.Chunk(batch, renewalsPerBatch) {
 			w.client.group.start(func() { w.client.renew(part) })
 		}
-		if next := w.plan(now); !next.IsZero() {
-			timer.Reset(time.Until(next))
+		if next := w.plan(now); next != 0 {
+			timer.Reset(time.Until(next.Time(w.client.began)))
 		}
 	}
 }
 
-// take returns the alarms that are due, which then are no longer set. After the machine
-// has slept these are the alarms of all locks, for a window may have ended meanwhile.
-func (w *watchdog) take(now time.Time, due []*alarm) []*alarm {
+// take returns what is due, whose alarms then are no longer set. After the machine has slept
+// these are all locks, for a window may have ended meanwhile.
+func (w *watchdog) take(now time.Time, due []timerTarget) []timerTarget {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if !w.compared.IsZero() && lockstate.Gain(w.compared, now) > shortestSleep {
-		for _, a := range w.alarms {
-			if _, ok := a.target.(*entry); ok {
-				due = append(due, a)
+		for _, t := range w.alarms {
+			if _, ok := t.(*entry); ok {
+				due = append(due, t)
 			}
 		}
-		for _, a := range due {
-			heap.Remove(&w.alarms, a.index-1)
+		for _, t := range due {
+			heap.Remove(&w.alarms, t.ownAlarm().index-1)
 		}
 	}
 	w.compared = now
-	for len(w.alarms) > 0 && !w.alarms[0].due.After(now) {
-		due = append(due, heap.Pop(&w.alarms).(*alarm))
+	for len(w.alarms) > 0 && w.alarms[0].ownAlarm().due <= w.instant(now) {
+		due = append(due, heap.Pop(&w.alarms).(timerTarget))
 	}
 	return due
 }
 
-// plan returns when the goroutine wakes up next, zero if only an alarm will wake it.
-func (w *watchdog) plan(now time.Time) time.Time {
+// plan returns when the goroutine wakes up next, 0 if only an alarm will wake it.
+func (w *watchdog) plan(now time.Time) lockstate.Instant {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.next = time.Time{}
+	w.next = 0
 	if len(w.alarms) > 0 {
-		w.next = lockstate.Earlier(w.alarms[0].due, now.Add(compareEvery))
+		w.next = min(w.alarms[0].ownAlarm().due, w.instant(now.Add(compareEvery)))
 	}
 	return w.next
 }
@@ -244,27 +256,27 @@ func (c *Client) sendRenewals(ctx context.Context, batch []protocol.Renewal) {
 	returned = true
 }
 
-// alarmHeap is the heap.Interface of alarms, the earliest first.
-type alarmHeap []*alarm
+// alarmHeap is the heap.Interface of what has an alarm, the earliest first.
+type alarmHeap []timerTarget
 
 func (h alarmHeap) Len() int           { return len(h) }
-func (h alarmHeap) Less(i, j int) bool { return h[i].due.Before(h[j].due) }
+func (h alarmHeap) Less(i, j int) bool { return h[i].ownAlarm().due < h[j].ownAlarm().due }
 func (h alarmHeap) Swap(i, j int) {
 	h[i], h[j] = h[j], h[i]
-	h[i].index, h[j].index = i+1, j+1
+	h[i].ownAlarm().index, h[j].ownAlarm().index = i+1, j+1
 }
 
 func (h *alarmHeap) Push(x any) {
-	a := x.(*alarm)
-	*h = append(*h, a)
-	a.index = len(*h)
+	t := x.(timerTarget)
+	*h = append(*h, t)
+	t.ownAlarm().index = len(*h)
 }
 
 func (h *alarmHeap) Pop() any {
 	old := *h
-	a := old[len(old)-1]
+	t := old[len(old)-1]
 	old[len(old)-1] = nil
 	*h = old[:len(old)-1]
-	a.index = 0
-	return a
+	t.ownAlarm().index = 0
+	return t
 }

@@ -50,19 +50,18 @@ func TestVirtualAnswersThatArriveWithTheNextAlarmDoNotCostARenewal(t *testing.T)
 
 // An alarm is late by the sleep; what else the watchdog has to do has it look first.
 func TestTheWatchdogLooksAtAllLocksWithinASecondOfWaking(t *testing.T) {
-	w := newWatchdog(nil)
-	var locks [3]entry
 	now := time.Now()
+	w := newWatchdog(&Client{began: now})
+	var locks [3]entry
 	for i := range locks {
-		locks[i].alarm.target = &locks[i]
-		w.set(&locks[i].alarm, now.Add(time.Duration(i+8)*time.Hour))
+		w.set(&locks[i], now.Add(time.Duration(i+8)*time.Hour))
 	}
-	another := alarm{target: &inbox{}}
-	w.set(&another, now.Add(time.Hour)) // an echo is not late because the machine slept
+	another := &inbox{}
+	w.set(another, now.Add(time.Hour)) // an echo is not late because the machine slept
 	if due := w.take(now, nil); len(due) != 0 {
 		t.Fatalf("%d alarms rang", len(due))
 	}
-	if next := w.plan(now); next.Sub(now) > time.Second {
+	if next := w.plan(now).Time(w.client.began); next.Sub(now) > time.Second {
 		t.Errorf("the clocks are compared after %v", next.Sub(now))
 	}
 	now = clocktest.Asleep(t, now, -time.Hour)
@@ -76,7 +75,7 @@ func TestTheWatchdogLooksAtAllLocksWithinASecondOfWaking(t *testing.T) {
 	if another.index == 0 || len(w.alarms) != 1 {
 		t.Errorf("%d alarms are left", len(w.alarms))
 	}
-	if w.remove(&another); !w.plan(now).IsZero() {
+	if w.remove(&another.alarm); w.plan(now) != 0 {
 		t.Error("the clocks are compared for nothing")
 	}
 }

@@ -34,9 +34,9 @@ type Caller struct {
 	slow       bool // how long it waits, or is inside, was reported, see TakeSlow
 	Via        Via
 	Ended      ending
+	Why        Reason // the lease was lost
 	Opts       *Terms
-	Err        error  // rejected: why; left: what Unlock returns
-	Why        string // the lease was lost: the reason
+	Err        error // rejected: why; left: what Unlock returns
 	Token      uint64
 	Since      time.Duration // waiting: when it came; then when it was admitted; counted from Environment.Start
 	ClockLead  time.Duration // how far the token is ahead of the server's clock
@@ -44,7 +44,7 @@ type Caller struct {
 	// tryUntil is until when a caller that only tries waits for an owner that may be idle,
 	// counted from Environment.Start; 0 if it does not.
 	tryUntil     time.Duration
-	trustedUntil time.Time // lost or left: end of its trust window
+	trustedUntil Instant // lost or left: end of its trust window
 
 	prev, next *Caller
 	Then       *Caller // the next in Effects.Woken

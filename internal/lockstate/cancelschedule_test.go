@@ -313,8 +313,7 @@ func TestAWallClockThatIsSetBackDelaysNoCancel(t *testing.T) {
 
 func TestALateAcquireOfAGrantThatWasLetGoIsCancelled(t *testing.T) {
 	again := func(t *testing.T, c *Caller) (*hand, string) {
-		h := drive(t)
-		h.now = time.Now() // which has both clocks
+		h := driveFrom(t, time.Now()) // which has both clocks
 		h.enter(c)
 		id := h.sends(protocol.Acquire).ID
 		h.reply(protocol.Answer{}, errors.New("no answer"), time.Millisecond)
@@ -326,12 +325,12 @@ func TestALateAcquireOfAGrantThatWasLetGoIsCancelled(t *testing.T) {
 	}
 	late := func(t *testing.T, h *hand, id string) {
 		t.Helper()
-		for _, g := range h.ghosts {
+		for _, g := range h.unwanted {
 			if g.ID == id && g.until.After(h.now.Add(handTTL/2)) {
 				return
 			}
 		}
-		t.Errorf("it is not cancelled for as long as the acquire may arrive, but %+v", h.ghosts)
+		t.Errorf("it is not cancelled for as long as the acquire may arrive, but %+v", h.unwanted)
 	}
 	t.Run("by a release", func(t *testing.T) {
 		c := writer()

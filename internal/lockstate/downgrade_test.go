@@ -118,7 +118,7 @@ func TestADowngradeWithoutAnswerIsRepeatedUnderTheSameIDsWhileTheLeaseLasts(t *t
 	// A copy that is still under way must not find the old id after the new one was
 	// cancelled. Either may own; Unlock waits for both.
 	h.cancels(cmd.ID)
-	old := h.ghosts[0]
+	old := h.unwanted[0]
 	h.cancelled(old)
 	if c.Settled || old.Then == nil || old.Then.ID != cmd.Next {
 		t.Fatalf("its Unlock does not wait for the cancel of the other id: %+v", old.Then)
@@ -143,7 +143,7 @@ func TestBothIDsOfADowngradeWithoutAnswerAreCancelledWhenItsLostLeaseIsUnlocked(
 	h.cancels()
 	h.leave(c)
 	h.cancels(cmd.Next, cmd.ID)
-	for _, g := range h.ghosts {
+	for _, g := range h.unwanted {
 		if until := g.until.Sub(h.now); until != handTTL {
 			t.Errorf("%s is cancelled for %v, late copies may arrive for %v", g.ID, until, handTTL)
 		}

@@ -33,7 +33,7 @@ func (fx *Effects) wake(c *Caller) {
 // Loss is a lease that ended before its Unlock.
 type Loss struct {
 	Caller *Caller
-	Why    string // "" if the client was closed
+	Why    Reason // 0 if the client was closed
 }
 
 // Cancellation is a request that may still wait or own in Redis although no caller needs it.

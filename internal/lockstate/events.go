@@ -53,7 +53,7 @@ func (l *Lock) acquired(c *protocol.Command, a protocol.Answer, fail *protocol.F
 		if g.state != Held {
 			l.failed(&g.ticket, fail, pause, now, fx)
 		} else if fail.MayRun() {
-			g.lateUntil = arrives(now, c.TTL)
+			g.lateUntil = l.instant(arrives(now, c.TTL))
 			g.doubtUntil = g.lateUntil
 		}
 		return
@@ -95,7 +95,7 @@ func (l *Lock) acquired(c *protocol.Command, a protocol.Answer, fail *protocol.F
 	case protocol.Refused:
 		l.blocker = a.Blocker
 		if a.Unfinished && g.state != Held {
-			g.sent, g.checkAt = before, now
+			g.sent, g.checkAt = before, l.instant(now)
 			return
 		}
 		l.tryIdleOwner(a, now)
@@ -103,14 +103,14 @@ func (l *Lock) acquired(c *protocol.Command, a protocol.Answer, fail *protocol.F
 		if g.state == Asking && g.probe {
 			l.probed = true
 			if l.env.InboxPending() {
-				l.inboxWaitUntil = now.Add(longestInboxWait)
+				l.inboxWaitUntil = l.instant(now).add(longestInboxWait)
 			}
 		}
 		switch {
 		case g.state == Held:
-			g.renewAt = now // the renewal, or the release, tells whether it is still ours
+			g.renewAt = l.instant(now) // the renewal, or the release, tells whether it is still ours
 			if l.members == nil {
-				g.idleTill = time.Time{}
+				g.idleTill = 0
 			}
 		case g.probe && !before:
 			l.becomeNone()
@@ -129,10 +129,10 @@ func (l *Lock) failed(t *ticket, fail *protocol.Failure, pause time.Duration, no
 	if l.pending.stale {
 		pause = 0
 	}
-	t.checkAt = now.Add(pause)
+	t.checkAt = l.instant(now).add(pause)
 	if fail.MayRun() {
 		t.sent = true
-		t.lateUntil = arrives(now, t.req.TTL)
+		t.lateUntil = l.instant(arrives(now, t.req.TTL))
 	}
 	if head := l.waiting.first; head != nil {
 		head.Events.add(Event{At: now, What: eventError, Err: fail.Err})
@@ -156,25 +156,25 @@ func (l *Lock) hold(a protocol.Answer, from time.Time, how Via, now time.Time) {
 	switch {
 	case g.state != Held:
 		l.becomeHeld(a, from, how, now)
-	case !g.notified.IsZero() && (a.Token < g.token || g.over(now)):
+	case g.notified != 0 && (a.Token < g.token || g.over(now)):
 		// It is about an earlier grant of the id, whose full TTL says nothing about the
 		// provisional one; or that one can have ended, and be followed by another.
 	case from.After(g.proved):
 		g.prove(from)
-		g.rebase(a.Clock, from, now)
+		g.rebase(a.Clock, l.instant(from), l.instant(now))
 	}
 	if g.role() != byPlace { // else the waiter may be our own writer
 		g.wanted = g.wanted || a.More
 	}
 	switch {
-	case !g.notified.IsZero():
-		g.renewAt = now
+	case g.notified != 0:
+		g.renewAt = l.instant(now)
 	case how == ViaDirect:
 		// It is confirmed by the next regular renewal, or earlier if less than half of
 		// the TTL is left.
-		g.renewAt = Earlier(l.onGrid(now.Add(g.req.TTL/3)), from.Add(g.req.TTL/2))
+		g.renewAt = min(l.onGrid(l.instant(now).add(g.req.TTL/3)), l.instant(from).add(g.req.TTL/2))
 	default:
-		g.renewAt = l.onGrid(from.Add(g.req.TTL / 3))
+		g.renewAt = l.onGrid(l.instant(from).add(g.req.TTL / 3))
 	}
 }
 
@@ -208,9 +208,9 @@ func (l *Lock) wait(a protocol.Answer, from, now time.Time) {
 		pause = 0
 	}
 	g.told = a.Told
-	g.checkAt = now.Add(pause)
-	if g.endsAt.After(now) {
-		g.checkAt = Earlier(g.checkAt, g.endsAt)
+	g.checkAt = l.instant(now).add(pause)
+	if g.endsAt > l.instant(now) {
+		g.checkAt = min(g.checkAt, g.endsAt)
 	}
 }
 
@@ -247,7 +247,7 @@ func (l *Lock) yielded(c *protocol.Command, a protocol.Answer, fail *protocol.Fa
 		l.failed(&g.ticket, fail, pause, now, fx)
 	case a.Outcome == protocol.NotOurs:
 		l.settleLost(now, fx)
-		g.sent = g.lateUntil.After(now) // an acquire for the reserved place may still arrive
+		g.sent = g.lateUntil > l.instant(now) // an acquire for the reserved place may still arrive
 		l.cancelRequest(now, fx)
 	case a.Outcome == protocol.Granted:
 		l.settleLeaving(fx)
@@ -291,7 +291,7 @@ func (l *Lock) released(c *protocol.Command, a protocol.Answer, fail *protocol.F
 // came in its place is given back.
 func (l *Lock) lostAndGrantedAnew(now time.Time, fx *Effects) {
 	id := l.grant.req.ID
-	l.lose("Redis had not kept it for us", now, fx)
+	l.lose(notKept, now, fx)
 	l.cancelUnknown(id, time.Time{}, fx)
 }
 
@@ -307,9 +307,9 @@ func (l *Lock) continueGranting(a protocol.Answer, id string, fx *Effects) {
 // acquire of the held grant had no answer, and may have been given the lock anew after
 // another owner. The lock's last token then decides, as after a release without answer.
 func (l *Lock) inDoubt() bool {
-	till := l.grant.doubtUntil.Sub(l.env.Start())
-	for c := l.leaving.first; c != nil && !l.grant.doubtUntil.IsZero(); c = c.next {
-		if c.Since < till {
+	till := l.grant.doubtUntil
+	for c := l.leaving.first; c != nil && till != 0; c = c.next {
+		if c.Since < till.sub(start) {
 			return true
 		}
 	}
@@ -319,8 +319,8 @@ func (l *Lock) inDoubt() bool {
 // cancelLate cancels the id of a grant that ends, if an acquire of it may still arrive: that
 // acquire would own the lock, or wait for it, without a user.
 func (l *Lock) cancelLate(now time.Time, fx *Effects) {
-	if g := &l.grant; g.lateUntil.After(now) {
-		l.cancelUnknown(g.req.ID, g.lateUntil, fx)
+	if g := &l.grant; g.lateUntil > l.instant(now) {
+		l.cancelUnknown(g.req.ID, l.time(g.lateUntil), fx)
 	}
 }
 
@@ -345,9 +345,6 @@ func (l *Lock) cancelUnconfirmed(own, last uint64, now time.Time, fx *Effects, i
 	fx.Cancels = append(fx.Cancels, chain[0])
 }
 
-// LostUnproved is the reason of a loss that is found out by a release without answer.
-const LostUnproved = "its release had no answer, and the lock may have been another's meanwhile"
-
 // Cancelled is the event that a grant whose release had no answer was cancelled, or that its
 // cancellation was given up. Unlock reports success only if the lock is proved to have been
 // ours until the release: its id owned when it was cancelled, or the lock's last token is
@@ -369,15 +366,13 @@ func (l *Lock) Cancelled(s *Settlement, now time.Time, fx *Effects) {
 				err = s.Fail.Err
 			}
 			if !c.unheard { // else its Unlock has reported this
-				c.Events.add(Event{At: now, What: eventLost, Text: LostUnproved})
+				c.Events.add(Event{At: now, What: eventLost, Text: LostUnproved.String()})
 				fx.Ended = append(fx.Ended, Loss{c, LostUnproved})
 			}
 		}
 		c.settle(err, fx)
 	}
 }
-
-const lostAtRelease = "the lock was not ours any more at its release"
 
 // settleLost settles the callers that left, when the release found the grant lost.
 func (l *Lock) settleLost(now time.Time, fx *Effects) {
@@ -386,11 +381,11 @@ func (l *Lock) settleLost(now time.Time, fx *Effects) {
 }
 
 // loseLeaving ends the leases of callers that left and are not settled.
-func (l *Lock) loseLeaving(why string, now time.Time, fx *Effects) {
+func (l *Lock) loseLeaving(why Reason, now time.Time, fx *Effects) {
 	for c := l.leaving.first; c != nil; c = c.next {
 		if c.Ended != ByLoss {
 			c.Ended, c.Why = ByLoss, why
-			c.Events.add(Event{At: now, What: eventLost, Text: why})
+			c.Events.add(Event{At: now, What: eventLost, Text: why.String()})
 			fx.Ended = append(fx.Ended, Loss{c, why})
 		}
 	}
@@ -405,9 +400,9 @@ func (l *Lock) cancelRequest(now time.Time, fx *Effects) {
 // cancelIfSent cancels t if Redis may know of it.
 func (l *Lock) cancelIfSent(t *ticket, now time.Time, fx *Effects) {
 	if t.sent {
-		until := t.lateUntil
-		if !until.After(now) {
-			until = time.Time{}
+		var until time.Time
+		if t.lateUntil > l.instant(now) {
+			until = l.time(t.lateUntil)
 		}
 		fx.Cancels = append(fx.Cancels, Cancellation{ID: t.req.ID, Last: l.last, until: until})
 	}
@@ -415,7 +410,7 @@ func (l *Lock) cancelIfSent(t *ticket, now time.Time, fx *Effects) {
 
 // lose ends a held grant that is not ours, or cannot be believed any more. Callers stay
 // inside until Unlock, as in sync.Mutex.
-func (l *Lock) lose(why string, now time.Time, fx *Effects) {
+func (l *Lock) lose(why Reason, now time.Time, fx *Effects) {
 	for c := l.members; c != nil; c = c.next {
 		l.end(c, why, now, fx)
 		c.Orphaned = true
@@ -511,7 +506,7 @@ func (l *Lock) cancelUnknown(id string, until time.Time, fx *Effects) {
 // askAgain has t asked for at once, because the server did something for it that we do not
 // know. The answer to a command in flight may be older than that.
 func (l *Lock) askAgain(t *ticket, now time.Time) {
-	t.sent, t.checkAt = true, now
+	t.sent, t.checkAt = true, l.instant(now)
 	l.pending.stale = l.pending.verb != protocol.None
 }
 
@@ -554,15 +549,12 @@ func (l *Lock) Ends(id string, left time.Duration, now time.Time, fx *Effects) {
 	if !g.requested() || id != g.req.ID {
 		return
 	}
-	g.endsAt = now.Add(left + AfterExpiry) // also holds for an answer that this overtakes
+	g.endsAt = l.instant(now).add(left + AfterExpiry) // also holds for an answer that this overtakes
 	if g.state == queued {
-		g.checkAt = Earlier(g.checkAt, g.endsAt)
+		g.checkAt = min(g.checkAt, g.endsAt)
 		l.applyRules(now, fx)
 	}
 }
-
-// Evicted is the reason of a loss by ForceUnlock.
-const Evicted = "an operator evicted its owner"
 
 // Revoked is the event of the message that the grant of id was taken away, if its token is
 // not greater than token. A token of 0 means that Redis had forgotten the lock's last one.
@@ -580,7 +572,7 @@ func (l *Lock) Revoked(id string, token uint64, now time.Time, fx *Effects) {
 func (l *Lock) Subscribed(now time.Time, fx *Effects) {
 	l.pending.stale = l.pending.verb != protocol.None
 	if g := &l.grant; g.requested() {
-		g.checkAt = now
+		g.checkAt = l.instant(now)
 	}
 	l.applyRules(now, fx)
 }
@@ -595,10 +587,10 @@ func (l *Lock) Reachable(now time.Time, fx *Effects) bool {
 	} else if !g.requested() {
 		return false
 	}
-	if l.pending.verb != protocol.None || !t.checkAt.After(now) {
+	if l.pending.verb != protocol.None || t.checkAt <= l.instant(now) {
 		return false
 	}
-	t.checkAt = now
+	t.checkAt = l.instant(now)
 	l.applyRules(now, fx)
 	return fx.Send.Verb != protocol.None
 }
@@ -614,6 +606,7 @@ func (l *Lock) Holds(id string) bool { return l.grant.state == Held && l.grant.r
 // about whatever the lock holds now; and an outcome after the trust window revives nothing.
 func (l *Lock) Renewed(r *protocol.Renewal, now time.Time, fx *Effects) {
 	g := &l.grant
+	sent := l.instant(r.At)
 	own := l.endsCheck(r)
 	if !l.Holds(r.Req.ID) {
 		return
@@ -623,29 +616,27 @@ func (l *Lock) Renewed(r *protocol.Renewal, now time.Time, fx *Effects) {
 		if g.role() == byDowngrade {
 			break // the new id may own by now; the downgrade's answer decides
 		}
-		if r.At.Before(g.proved) || r.At.Before(g.notified) {
-			g.renewAt = now // ownership was proved after this was sent: ask again
+		if r.At.Before(g.proved) || sent < g.notified {
+			g.renewAt = l.instant(now) // ownership was proved after this was sent: ask again
 			break
 		}
-		l.lose("Redis says that it is not ours any more", now, fx)
+		l.lose(notOurs, now, fx)
 	case protocol.Granted:
-		if g.over(now) || r.At.Before(g.notified) { // the latter may be about an earlier grant of the id
+		if g.over(now) || sent < g.notified { // the latter may be about an earlier grant of the id
 			break
 		}
-		if r.At.After(g.proved) || !g.notified.IsZero() {
+		if r.At.After(g.proved) || g.notified != 0 {
 			g.prove(r.At)
-			if next := l.onGrid(r.At.Add(g.req.TTL / 3)); next.After(g.renewAt) {
-				g.renewAt = next
-			}
+			g.renewAt = max(g.renewAt, l.onGrid(sent.add(g.req.TTL/3)))
 		}
-		g.rebase(r.Clock, r.At, now)
+		g.rebase(r.Clock, sent, l.instant(now))
 		l.checked(r.At, own, nil, fx)
 		l.lastErr = nil
 	default:
 		l.lastErr = r.Err
 		l.checked(r.At, own, r.Err, fx)
 		l.addEventInside(Event{At: now, What: eventError, Err: r.Err})
-		g.renewAt = Earlier(g.renewAt, now.Add(min(g.ttl()/10, time.Second)))
+		g.renewAt = min(g.renewAt, l.instant(now).add(min(g.ttl()/10, time.Second)))
 	}
 	l.applyRules(now, fx)
 }

@@ -65,12 +65,12 @@ func (h *hand) lost(cs ...*Caller) {
 // cancels fails unless these requests, and no others, were to be cancelled.
 func (h *hand) cancels(ids ...string) {
 	h.t.Helper()
-	if len(h.ghosts) != len(ids) {
-		h.t.Fatalf("cancels %+v, want %v", h.ghosts, ids)
+	if len(h.unwanted) != len(ids) {
+		h.t.Fatalf("cancels %+v, want %v", h.unwanted, ids)
 	}
 	for i, id := range ids {
-		if h.ghosts[i].ID != id {
-			h.t.Fatalf("cancels %s, want %s", h.ghosts[i].ID, id)
+		if h.unwanted[i].ID != id {
+			h.t.Fatalf("cancels %s, want %s", h.unwanted[i].ID, id)
 		}
 	}
 }

@@ -24,23 +24,23 @@ type grant struct {
 
 	// held:
 	via      Via
-	wanted   bool      // another process waits for the lock
-	early    bool      // it came before the inbox was confirmed, so "wanted" may have been missed
-	fresh    bool      // it came in this very step
-	idle     bool      // no caller was inside after the last step, and no command in flight
-	served   int       // leases it has given since it came or was last idle
-	since    time.Time // it has been in use without a break
-	renewAt  time.Time
-	touchAt  time.Time // when the lock's last token is given a new TTL
-	idleTill time.Time
+	wanted   bool    // another process waits for the lock
+	early    bool    // it came before the inbox was confirmed, so "wanted" may have been missed
+	fresh    bool    // it came in this very step
+	idle     bool    // no caller was inside after the last step, and no command in flight
+	served   int32   // leases it has given since it came or was last idle
+	since    Instant // it has been in use without a break
+	renewAt  Instant
+	touchAt  Instant // when the lock's last token is given a new TTL
+	idleTill Instant
 	readers  uint64 // token of the leases of a shared grant
 	clock    uint64 // what the server's clock showed, µs, at clockAt or before
-	clockAt  time.Time
+	clockAt  Instant
 	gained   time.Duration // by the wall clock on the monotonic one since proved, see watch
 
 	// notified is when a message gave us the grant for protocol.ProvisionalTTL; zero if none
 	// did, or a renewal or an acquire has been answered since, which gave it its full TTL.
-	notified time.Time
+	notified Instant
 }
 
 // ticket is one request for the lock, and what is known of it in Redis.
@@ -59,14 +59,14 @@ type ticket struct {
 	// is greater, else it is about an earlier grant of the same id.
 	token uint64
 
-	sent       bool      // Redis may have seen it
-	probe      bool      // it must not queue, see Lock.ask
-	lateUntil  time.Time // until then an acquire of it that had no answer may still arrive
-	doubtUntil time.Time // likewise, one that was sent while the grant was held
+	sent       bool    // Redis may have seen it
+	probe      bool    // it must not queue, see Lock.ask
+	lateUntil  Instant // until then an acquire of it that had no answer may still arrive
+	doubtUntil Instant // likewise, one that was sent while the grant was held
 
 	// Until it is granted:
-	checkAt time.Time     // when to ask again
-	endsAt  time.Time     // when the owner's lease ends, as a message said; zero if none did
+	checkAt Instant       // when to ask again
+	endsAt  Instant       // when the owner's lease ends, as a message said; zero if none did
 	told    uint64        // up to which end of a lease readers were sent wanted for it, 0 if all were
 	poll    time.Duration // pause between checks where no notification comes
 }
@@ -163,8 +163,9 @@ func (l *Lock) becomeHeld(a protocol.Answer, from time.Time, how Via, now time.T
 	g := &l.grant
 	g.early = l.env.InboxPending() || g.probe
 	g.state, g.fresh = Held, true
-	g.via, g.since, g.served = how, now, 0
-	g.token, g.clock, g.clockAt = a.Token, a.Clock, now
+	at := l.instant(now)
+	g.via, g.since, g.served = how, at, 0
+	g.token, g.clock, g.clockAt = a.Token, a.Clock, at
 	if a.Kept {
 		// Others may have had the lock since that token was given: Redis can have gone
 		// back to a state in which we owned. So it counts as given out.
@@ -179,11 +180,11 @@ func (l *Lock) becomeHeld(a protocol.Answer, from time.Time, how Via, now time.T
 	}
 	g.prove(from)
 	if how == ViaDirect && g.req.Provisional {
-		g.notified = now
+		g.notified = at
 	}
-	g.idleTill = time.Time{}
+	g.idleTill = 0
 	l.prevHoldSpan = a.Link
-	g.touchAt = now.Add(protocol.TokenLife(g.req.TTL) / 4)
+	g.touchAt = at.add(protocol.TokenLife(g.req.TTL) / 4)
 }
 
 // becomeReleasing: the grant has no members any more, and a release or yield is sent.
@@ -269,7 +270,7 @@ func (t *ticket) late(now time.Time) bool {
 
 // ttl is for how long Redis keeps the grant from its last proof on.
 func (g *grant) ttl() time.Duration {
-	if !g.notified.IsZero() {
+	if g.notified != 0 {
 		return protocol.ProvisionalTTL
 	}
 	return g.req.TTL
@@ -280,7 +281,7 @@ func (g *grant) over(now time.Time) bool { return tooOld(g.ttl(), g.proved, now)
 
 // prove takes a proof of ownership for the full TTL that was sent at from.
 func (g *grant) prove(from time.Time) {
-	g.proved, g.notified = from, time.Time{}
+	g.proved, g.notified = from, 0
 }
 
 // Gain returns by how much the wall clock moved further than the monotonic one did. The
@@ -325,7 +326,7 @@ func (g *grant) drifted(now time.Time) bool {
 // wanted, for that message can be lost.
 func (l *Lock) tenureOver(now time.Time) bool {
 	g := &l.grant
-	since := now.Sub(g.since)
+	since := l.instant(now).sub(g.since)
 	slow := since >= max(longestTenure, g.opts.Tenure)
 	switch {
 	case g.served == 0 || g.idle:
@@ -333,24 +334,24 @@ func (l *Lock) tenureOver(now time.Time) bool {
 	case g.req.Mode == protocol.Shared:
 		return !g.fresh && (g.wanted || slow && !l.env.HasInbox())
 	}
-	return slow || g.wanted && (g.served >= g.opts.Handoffs || since >= g.opts.Tenure)
+	return slow || g.wanted && (int(g.served) >= g.opts.Handoffs || since >= g.opts.Tenure)
 }
 
 // touch returns the TTL that the lock's last token needs now, 0 if it has been given one
 // recently.
-func (g *grant) touch(now time.Time) time.Duration {
-	if now.Before(g.touchAt) {
+func (g *grant) touch(now Instant) time.Duration {
+	if now < g.touchAt {
 		return 0
 	}
 	life := protocol.TokenLife(g.req.TTL)
-	g.touchAt = now.Add(life / 4)
+	g.touchAt = now.add(life / 4)
 	return life
 }
 
 // serverClock estimates the server's clock in µs. The estimate is never ahead of it: the reply
 // arrived after the server had read its clock, and ours may be the faster one.
-func (g *grant) serverClock(now time.Time) uint64 {
-	since := max(0, now.Sub(g.clockAt))
+func (g *grant) serverClock(now Instant) uint64 {
+	since := max(0, now.sub(g.clockAt))
 	return g.clock + uint64((since - since/rateSlack).Microseconds())
 }
 
@@ -358,8 +359,8 @@ func (g *grant) serverClock(now time.Time) uint64 {
 // now it shows at least that, and at most as much more as has passed since sent. An estimate
 // in between is better than the answer, for the answer was delayed. An estimate outside was
 // wrong: the clocks differ by more than assumed, or one was set.
-func (g *grant) rebase(clock uint64, sent, now time.Time) {
-	since := max(0, now.Sub(sent))
+func (g *grant) rebase(clock uint64, sent, now Instant) {
+	since := max(0, now.sub(sent))
 	most := clock + uint64((since + since/rateSlack).Microseconds())
 	if estimate := g.serverClock(now); estimate < clock || estimate > most {
 		g.clock, g.clockAt = clock, now
@@ -384,7 +385,7 @@ func (l *Lock) nextToken(now time.Time) (token uint64, ahead time.Duration) {
 		return g.readers, 0
 	}
 	token = g.token
-	clock := g.serverClock(now)
+	clock := g.serverClock(l.instant(now))
 	if l.last >= g.token { // it was given out
 		token = clock
 	}
@@ -399,12 +400,12 @@ func (l *Lock) nextToken(now time.Time) (token uint64, ahead time.Duration) {
 }
 
 // onGrid moves a renewal to the last instant before it that all locks with the same TTL share.
-func (l *Lock) onGrid(t time.Time) time.Time {
+func (l *Lock) onGrid(t Instant) Instant {
 	grid := l.grant.req.TTL / 30
 	if grid <= 0 {
 		return t
 	}
-	return t.Add(-(t.Sub(l.env.Start()) % grid))
+	return t.add(-(t.sub(start) % grid))
 }
 
 // Earlier returns the earlier of two instants.

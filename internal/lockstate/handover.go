@@ -37,7 +37,7 @@ func (l *Lock) reserve(now time.Time, fx *Effects) {
 		g.next = &successor{ticket: l.newTicket(head, now), role: byPlace}
 	}
 	place := g.next
-	if now.Before(place.checkAt) {
+	if l.instant(now) < place.checkAt {
 		return
 	}
 	l.pending = pending{verb: protocol.Acquire}
@@ -68,9 +68,9 @@ func (l *Lock) reserved(c *protocol.Command, a protocol.Answer, fail *protocol.F
 	// A message that overtakes the answer to the yield is trusted from here.
 	place.proved, place.token = c.At, a.Token
 	every := min(place.req.TTL/3, LongestPoll)
-	place.checkAt = now.Add(every - time.Duration(float64(every)/3*l.env.Jitter()))
+	place.checkAt = l.instant(now).add(every - time.Duration(float64(every)/3*l.env.Jitter()))
 	if place.told = a.Told; a.Told > 0 || l.pending.stale { // the remaining readers have not been sent wanted
-		place.checkAt = now
+		place.checkAt = l.instant(now)
 	}
 }
 
@@ -79,7 +79,7 @@ func (l *Lock) reserved(c *protocol.Command, a protocol.Answer, fail *protocol.F
 // the place is given up, and others may have the lock meanwhile.
 func (l *Lock) placeGranted(now time.Time, fx *Effects) {
 	l.grant.next.sent = true
-	l.lose("Redis gave the lock to a writer", now, fx)
+	l.lose(givenToWriter, now, fx)
 }
 
 // Downgrade is the event that c, which is inside, wants to continue as a reader. done is closed
@@ -102,7 +102,7 @@ func (l *Lock) Downgrade(c *Caller, done chan struct{}, now time.Time, fx *Effec
 // old id gone is no loss.
 func (l *Lock) sendDowngrade(now time.Time, fx *Effects) {
 	g := &l.grant
-	if g.role() != byDowngrade || l.pending.verb != protocol.None || l.members == nil || now.Before(g.next.checkAt) {
+	if g.role() != byDowngrade || l.pending.verb != protocol.None || l.members == nil || l.instant(now) < g.next.checkAt {
 		return
 	}
 	l.pending = pending{verb: protocol.Downgrade}
@@ -119,14 +119,14 @@ func (l *Lock) downgraded(c *protocol.Command, a protocol.Answer, fail *protocol
 	next := g.next
 	switch {
 	case fail != nil && l.members != nil:
-		next.checkAt = now.Add(pause)
+		next.checkAt = l.instant(now).add(pause)
 		l.checked(c.At, false, fail.Err, fx)
 		return
 	case fail != nil:
 		l.abortDowngrade(now, fx)
 		return
 	case a.Outcome != protocol.Granted:
-		l.lose("the lock was not ours any more when it was to be downgraded", now, fx)
+		l.lose(notDowngraded, now, fx)
 		return
 	default:
 		since := g.since

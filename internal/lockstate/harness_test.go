@@ -17,13 +17,14 @@ import (
 type hand struct {
 	t        testing.TB
 	l        Lock
+	began    time.Time
 	now      time.Time
 	ids      int
 	luck     float64 // what jitter returns
 	polling  bool    // messages do not reach us
 	flight   *protocol.Command
-	woken    []*Caller // admitted or turned away so far
-	ghosts   []Cancellation
+	woken    []*Caller      // admitted or turned away so far
+	unwanted []Cancellation // what was to be cancelled
 	losses   []Loss
 	told     []*Caller // whose leaving was settled after it was waited for
 	renewals []protocol.Renewal
@@ -45,8 +46,10 @@ var (
 	noon       = time.UnixMilli(1_700_000_000_000)
 )
 
-func drive(t testing.TB) *hand {
-	h := &hand{t: t, now: noon, proof: protocol.Counted}
+func drive(t testing.TB) *hand { return driveFrom(t, noon) }
+
+func driveFrom(t testing.TB, began time.Time) *hand {
+	h := &hand{t: t, began: began, now: began, proof: protocol.Counted}
 	h.l.env = h
 	return h
 }
@@ -70,7 +73,10 @@ func (h *hand) HasInbox() bool { return !h.polling }
 
 func (h *hand) InboxPending() bool { return h.connects }
 
-func (h *hand) Start() time.Time { return noon }
+func (h *hand) Start() time.Time { return h.began }
+
+// due is when the alarm rings next, the zero value for never.
+func (h *hand) due() time.Time { return h.l.Due().Time(h.began) }
 
 // step gives the lock an event and takes its effects.
 func (h *hand) step(event func(now time.Time, fx *Effects)) {
@@ -85,7 +91,7 @@ func (h *hand) step(event func(now time.Time, fx *Effects)) {
 		c, c.Then = c.Then, nil
 	}
 	h.losses = append(h.losses, fx.Ended...)
-	h.ghosts = append(h.ghosts, fx.Cancels...)
+	h.unwanted = append(h.unwanted, fx.Cancels...)
 	h.told = append(h.told, fx.Gone...)
 	for _, done := range fx.Done {
 		close(done)
@@ -146,7 +152,7 @@ func (h *hand) sound() {
 	if l.leaving.first != nil && flying == protocol.None {
 		h.t.Fatal("one who left waits for nothing")
 	}
-	if c := l.waiting.first; c != nil && flying == protocol.None && l.Due().IsZero() && l.compatible(c.Mode) {
+	if c := l.waiting.first; c != nil && flying == protocol.None && l.Due() == 0 && l.compatible(c.Mode) {
 		h.t.Fatal("one who waits waits for nothing")
 	}
 }
@@ -156,7 +162,7 @@ func (h *hand) pass(d time.Duration) {
 	h.t.Helper()
 	end := h.now.Add(d)
 	for {
-		due := h.l.Due()
+		due := h.due()
 		if due.IsZero() || due.After(end) {
 			h.now = h.now.Add(max(0, end.Sub(h.now)))
 			return
@@ -170,7 +176,7 @@ func (h *hand) pass(d time.Duration) {
 func (h *hand) ring() {
 	h.t.Helper()
 	h.step(h.l.Tick)
-	if due := h.l.Due(); !due.IsZero() && !due.After(h.now) {
+	if due := h.due(); !due.IsZero() && !due.After(h.now) {
 		h.t.Fatalf("after a tick the next is due %v ago, in state %d", h.now.Sub(due), h.l.grant.state)
 	}
 }

@@ -40,12 +40,12 @@ type Lock struct {
 	closed         bool
 	probed         bool // it was asked for once without queueing, see ask
 	pending        pending
-	lastErr        error     // last error of Redis, nil after an answer
-	blocker        string    // value of the owner's key when Redis was last asked
-	last           uint64    // last token given to a caller; never decreases
-	inboxWaitUntil time.Time // no request queues until the inbox is confirmed, or until then
+	lastErr        error   // last error of Redis, nil after an answer
+	blocker        string  // value of the owner's key when Redis was last asked
+	last           uint64  // last token given to a caller; never decreases
+	inboxWaitUntil Instant // no request queues until the inbox is confirmed, or until then
 	grant          grant
-	maxHoldAt      time.Time      // earliest end of a maximum hold inside, zero if there is none
+	maxHoldAt      Instant        // earliest end of a maximum hold inside, zero if there is none
 	checking       *checking      // what Redis is asked about at once, nil if nothing is
 	lost           *lostGrant     // grants that ended unproved while callers were inside
 	prevHoldSpan   *protocol.Span // hold span of the lease that the next caller follows
@@ -119,14 +119,14 @@ func (l *Lock) Leave(c *Caller, now time.Time, fx *Effects) {
 		l.members = c.next
 	}
 	l.inside.remove(c)
-	c.Phase, c.trustedUntil = Left, Earlier(now, l.TrustedUntil(c, now))
+	c.Phase, c.trustedUntil = Left, l.instant(Earlier(now, l.TrustedUntil(c, now)))
 	if c.Orphaned {
 		c.settle(nil, fx) // its grant is gone
 	} else {
 		l.leaving.push(c)
 		l.prevHoldSpan = c.Events.HoldSpan()
 		if l.grant.opts.IdleHold > 0 { // its id says whether it may idle
-			l.grant.idleTill = now.Add(c.Opts.IdleHold)
+			l.grant.idleTill = l.instant(now).add(c.Opts.IdleHold)
 		}
 	}
 	if l.members == nil && l.grant.role() == byDowngrade && l.pending.verb != protocol.Downgrade {
@@ -190,7 +190,7 @@ func (l *Lock) TrustedUntil(c *Caller, now time.Time) time.Time {
 		l.grant.watch(now)
 		return l.grant.trust()
 	}
-	return c.trustedUntil
+	return l.time(c.trustedUntil)
 }
 
 // reject ends the wait of c with err.
@@ -230,10 +230,10 @@ func (l *Lock) tryIdleOwner(a protocol.Answer, now time.Time) {
 }
 
 // end ends the lease of c. The caller stays inside until Unlock.
-func (l *Lock) end(c *Caller, why string, now time.Time, fx *Effects) {
+func (l *Lock) end(c *Caller, why Reason, now time.Time, fx *Effects) {
 	if c.Ended != ByLoss {
-		c.trustedUntil, c.Ended, c.Why = Earlier(now, l.grant.trust()), ByLoss, why
-		c.Events.add(Event{At: now, What: eventLost, Text: why})
+		c.trustedUntil, c.Ended, c.Why = l.instant(Earlier(now, l.grant.trust())), ByLoss, why
+		c.Events.add(Event{At: now, What: eventLost, Text: why.String()})
 		fx.Ended = append(fx.Ended, Loss{c, why})
 	}
 }
@@ -288,7 +288,7 @@ func (l *Lock) admit(now time.Time, fx *Effects) {
 		c.Phase, c.Entered = Inside, true
 		switch {
 		case g.idle:
-			c.Via, g.since, g.served = ViaIdle, now, 0
+			c.Via, g.since, g.served = ViaIdle, l.instant(now), 0
 		case g.served > 0:
 			c.Via = ViaLocal
 		default:
@@ -320,7 +320,7 @@ func (l *Lock) ask(now time.Time, fx *Effects) {
 		return
 	}
 	head := l.waiting.first
-	if g.state == Held && g.early && !l.env.InboxPending() && (l.members != nil || now.Before(g.idleTill)) {
+	if g.state == Held && g.early && !l.env.InboxPending() && (l.members != nil || l.instant(now) < g.idleTill) {
 		// A message that it is wanted could not be received so far.
 		g.early, l.pending = false, pending{verb: protocol.Acquire}
 		fx.Send = protocol.Command{Verb: protocol.Acquire, ID: g.req.ID, TTL: g.req.TTL, Held: true, At: now}
@@ -344,7 +344,7 @@ func (l *Lock) ask(now time.Time, fx *Effects) {
 	if g.state == Asking && g.probe && !l.env.InboxPending() {
 		l.cancelRequest(now, fx) // it had no answer; a request that may queue gets another id
 	}
-	if head == nil || !l.compatible(head.Mode) || g.state == none && !l.inboxWaitUntil.IsZero() {
+	if head == nil || !l.compatible(head.Mode) || g.state == none && l.inboxWaitUntil != 0 {
 		return
 	}
 	if g.state == none {
@@ -354,7 +354,7 @@ func (l *Lock) ask(now time.Time, fx *Effects) {
 		l.becomeAsking(l.newTicket(head, now))
 		g.probe = l.env.InboxPending() && !l.probed
 	}
-	if now.Before(g.checkAt) {
+	if l.instant(now) < g.checkAt {
 		return
 	}
 	l.pending = pending{verb: protocol.Acquire}
@@ -375,10 +375,10 @@ func (l *Lock) newTicket(head *Caller, now time.Time) ticket {
 // endInboxWait lets callers queue once the inbox is confirmed or refused, or has been
 // waited for long enough.
 func (l *Lock) endInboxWait(now time.Time) {
-	if l.inboxWaitUntil.IsZero() || l.env.InboxPending() && now.Before(l.inboxWaitUntil) {
+	if l.inboxWaitUntil == 0 || l.env.InboxPending() && l.instant(now) < l.inboxWaitUntil {
 		return
 	}
-	l.inboxWaitUntil = time.Time{}
+	l.inboxWaitUntil = 0
 	if c := l.waiting.first; c != nil && c.awaitsIdleOwner() {
 		l.awaitIdleOwner(c, now)
 	}
@@ -413,7 +413,7 @@ func (l *Lock) releaseGrant(now time.Time, fx *Effects) {
 		}
 		g.next.role = byYield
 		cmd.Verb, cmd.Next = protocol.Yield, g.next.req.ID
-	case head != nil || g.wanted || l.closed || !now.Before(g.idleTill) || !g.trusted(now):
+	case head != nil || g.wanted || l.closed || l.instant(now) >= g.idleTill || !g.trusted(now):
 		cmd.Verb = protocol.Release
 	default:
 		return

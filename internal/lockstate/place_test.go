@@ -171,7 +171,7 @@ func TestAPlaceOfAWriterWhoGivesUpIsCancelledAndReadersBehindEnterAtOnce(t *test
 				return
 			}
 			h.cancels(place)
-			if until := h.ghosts[0].until; c.till == 0 != until.IsZero() || c.till > 0 && until.Sub(h.now) != c.till {
+			if until := h.unwanted[0].until; c.till == 0 != until.IsZero() || c.till > 0 && until.Sub(h.now) != c.till {
 				t.Errorf("cancelled until %v", until)
 			}
 		})
@@ -227,7 +227,7 @@ func TestTheYieldWaitsForTheAnswerAboutThePlace(t *testing.T) {
 				return
 			}
 			h.cancels(place)
-			if until := h.ghosts[0].until; until.Sub(h.now) != handTTL/2 {
+			if until := h.unwanted[0].until; until.Sub(h.now) != handTTL/2 {
 				t.Errorf("cancelled until %v, late copies may arrive for %v", until.Sub(h.now), handTTL/2)
 			}
 		})
@@ -257,7 +257,7 @@ func TestAPlaceThatIsServedEndsTheReadersLeasesAndTheWriterStaysBehindThem(t *te
 			h.sendsNothing()
 			h.hears("granted", place, h.token()) // another copy
 			h.out(w)
-			for _, g := range h.ghosts { // again for each that could still bring it
+			for _, g := range h.unwanted { // again for each that could still bring it
 				if g.ID != place {
 					t.Errorf("cancels %s, not the place", g.ID)
 				}
@@ -432,7 +432,7 @@ func TestAStrayDoesNotWaitForTheReleaseOfALaterGrant(t *testing.T) {
 	h.leave(stray)
 	h.settled(stray, ErrLeaseLost)
 	h.reply(protocol.Answer{}, errSilence, time.Second)
-	if n := len(h.ghosts[0].Callers); n != 1 {
+	if n := len(h.unwanted[0].Callers); n != 1 {
 		t.Errorf("the cancel will tell %d callers", n)
 	}
 }
@@ -500,8 +500,8 @@ func TestAReaderWhoLeavesWhileAPlaceIsAskedForHearsOfALossUntilTheAnswer(t *test
 			lose(h, place)
 			h.settled(r, ErrLeaseLost)
 			h.lost(r)
-			if !r.trustedUntil.Equal(till) {
-				t.Errorf("was trusted until %v, it left at %v", r.trustedUntil, till)
+			if !h.l.time(r.trustedUntil).Equal(till) {
+				t.Errorf("was trusted until %v, it left at %v", h.l.time(r.trustedUntil), till)
 			}
 		})
 	}

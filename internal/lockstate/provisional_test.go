@@ -103,7 +103,7 @@ func TestAProvisionalGrantOfWhichTooLittleIsLeftIsAskedForFirst(t *testing.T) {
 	} {
 		c := writer()
 		h, req := provisionally(t, c)
-		h.l.grant.checkAt = noon.Add(time.Hour) // it was kept from asking again
+		h.l.grant.checkAt = h.l.instant(noon.Add(time.Hour)) // it was kept from asking again
 		h.pass(age)
 		token := h.token()
 		h.hears("granted", req.ID, token)
@@ -310,9 +310,8 @@ func TestAProvisionalGrantThatIsDowngradedIsConfirmedByThat(t *testing.T) {
 func TestAProvisionalGrantEndsWhileTheMachineSleeps(t *testing.T) {
 	for name, d := range map[string]time.Duration{"slept": protocol.ProvisionalTTL, "set back": -time.Hour, "barely": 22*time.Millisecond + 1} {
 		a, b := writer(), writer()
-		h := drive(t)
+		h := driveFrom(t, time.Now()) // which has both clocks
 		h.proof = protocol.Provisionally
-		h.now = time.Now() // which has both clocks
 		h.enter(a, b)
 		h.answer(h.queue())
 		h.hears("granted", h.l.grant.req.ID, h.token())

@@ -250,8 +250,8 @@ func (c *chance) end() {
 		c.t.Errorf("something is left: %+v", c.l)
 	}
 	reaped := map[*Caller]bool{}
-	for i := range c.ghosts {
-		for g := &c.ghosts[i]; g != nil; g = g.Then {
+	for i := range c.unwanted {
+		for g := &c.unwanted[i]; g != nil; g = g.Then {
 			for _, w := range g.Callers {
 				reaped[w] = true
 			}

@@ -64,10 +64,10 @@ func TestAYieldWithoutAnswerHasTheOldCancelledAndTheNewAskedFor(t *testing.T) {
 	h.reply(protocol.Answer{}, errSilence, time.Second)
 	h.out(b)
 	h.cancels(cmd.ID)
-	if until := h.ghosts[0].until; until.Sub(h.now) != handTTL {
+	if until := h.unwanted[0].until; until.Sub(h.now) != handTTL {
 		t.Errorf("cancelled for %v, late copies may arrive for %v", until.Sub(h.now), handTTL)
 	}
-	if len(h.ghosts[0].Callers) != 1 || h.ghosts[0].Callers[0] != a || a.Settled {
+	if len(h.unwanted[0].Callers) != 1 || h.unwanted[0].Callers[0] != a || a.Settled {
 		t.Error("the cancel will not tell who left")
 	}
 	h.sendsNothing()
@@ -103,10 +103,10 @@ func TestAReleaseWithoutAnswerIsFollowedByCancelWithTheLastToken(t *testing.T) {
 	cmd := h.sends(protocol.Release)
 	h.reply(protocol.Answer{}, errSilence, time.Second)
 	h.cancels(id)
-	if got := h.ghosts[0].Last; got != b.Token || cmd.Last != b.Token {
+	if got := h.unwanted[0].Last; got != b.Token || cmd.Last != b.Token {
 		t.Errorf("release tells of token %d, cancel of %d, the last was %d", cmd.Last, got, b.Token)
 	}
-	if until := h.ghosts[0].until; until.Sub(h.now) != handTTL {
+	if until := h.unwanted[0].until; until.Sub(h.now) != handTTL {
 		t.Errorf("cancelled for %v, late copies may arrive for %v", until.Sub(h.now), handTTL)
 	}
 	h.settled(a, nil)
@@ -152,7 +152,7 @@ func TestAReleaseProvesNothingWhereTheGrantMayHaveBeenGivenAnew(t *testing.T) {
 					t.Fatalf("its Unlock returned %v before there was a proof", c.Err)
 				}
 				h.cancels(id, id) // the first because the acquire may still arrive
-				last := h.ghosts[1]
+				last := h.unwanted[1]
 				if len(last.Callers) != 1 || last.Callers[0] != c || last.proof != c.Token {
 					t.Fatalf("the cancel that is to prove it: %+v", last)
 				}

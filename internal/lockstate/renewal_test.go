@@ -50,8 +50,8 @@ func TestRule7AnUnknownRenewalIsRepeatedUntilTheWindowEnds(t *testing.T) {
 	h.cancels() // somebody still works under it
 	h.leave(c)
 	h.settled(c, ErrLeaseLost)
-	if len(h.ghosts) != 1 || h.ghosts[0].until.Sub(h.now) != handTTL {
-		t.Errorf("cancels %+v", h.ghosts)
+	if len(h.unwanted) != 1 || h.unwanted[0].until.Sub(h.now) != handTTL {
+		t.Errorf("cancels %+v", h.unwanted)
 	}
 }
 
@@ -182,8 +182,8 @@ func TestALostGrantIsNotCancelledWhileSomebodyWorksUnderIt(t *testing.T) {
 			h.reply(ans, err, time.Second)
 			h.cancels()
 			h.leave(c)
-			if len(h.ghosts) == 0 || h.ghosts[0].ID != id {
-				t.Errorf("after Unlock cancels %+v", h.ghosts)
+			if len(h.unwanted) == 0 || h.unwanted[0].ID != id {
+				t.Errorf("after Unlock cancels %+v", h.unwanted)
 			}
 		})
 	}
@@ -206,8 +206,7 @@ func TestOnlyATickAsksForARenewal(t *testing.T) {
 		}
 	})
 	t.Run("the machine slept", func(t *testing.T) {
-		h := drive(t)
-		h.now = time.Now()
+		h := driveFrom(t, time.Now())
 		h.enter(writer())
 		h.answer(h.grant())
 		h.pass(handTTL / 2)

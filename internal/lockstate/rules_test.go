@@ -106,7 +106,7 @@ func TestRule3AWaiterLooksAgainAtAPaceJitteredDownwards(t *testing.T) {
 				a.Left = time.Hour
 				h.answer(a)
 				want := pace - time.Duration(float64(pace)/3*luck)
-				if got := h.l.Due().Sub(h.now); got != want {
+				if got := h.due().Sub(h.now); got != want {
 					t.Errorf("TTL %v, luck %v: looks after %v, want %v", ttl, luck, got, want)
 				}
 				h.pass(want)
@@ -231,14 +231,14 @@ func TestRule14ARequestIsCancelledOnlyAfterItsCommandReturned(t *testing.T) {
 			h.cancels()
 			h.reply(c.a, c.err, time.Second)
 			h.sendsNothing()
-			if len(h.ghosts) != c.want {
-				t.Fatalf("cancels %+v", h.ghosts)
+			if len(h.unwanted) != c.want {
+				t.Fatalf("cancels %+v", h.unwanted)
 			}
 			if c.want == 0 {
 				return
 			}
 			h.cancels(id)
-			switch until := h.ghosts[0].until; {
+			switch until := h.unwanted[0].until; {
 			case c.till == 0 && !until.IsZero():
 				t.Errorf("an answered request is cancelled until %v", until)
 			case c.till != 0 && until.Sub(h.now) != c.till:
@@ -259,7 +259,7 @@ func TestRule14AnUnansweredCommandOfAnEvictedRequestIsCancelledForAsLongAsItMayA
 	h.lost(c)
 	h.reply(protocol.Answer{}, errSilence, time.Second)
 	h.cancels(id)
-	if until := h.ghosts[0].until; until.Sub(h.now) < handTTL-time.Second {
+	if until := h.unwanted[0].until; until.Sub(h.now) < handTTL-time.Second {
 		t.Errorf("cancelled until %v only, although the acquire may still arrive", until)
 	}
 }
@@ -278,7 +278,7 @@ func TestRule14ACommandWithoutAnswerIsRememberedThroughALaterRefusal(t *testing.
 	h.reply(protocol.Answer{}, refusal("NOPERM no"), time.Second)
 	h.turned(c, refusal("NOPERM no"))
 	h.cancels(id)
-	if until := h.ghosts[0].until; until.Sub(noon) != handTTL {
+	if until := h.unwanted[0].until; until.Sub(noon) != handTTL {
 		t.Errorf("cancelled until %v after the first command", until.Sub(noon))
 	}
 }

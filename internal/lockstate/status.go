@@ -27,7 +27,7 @@ type Status struct {
 func (l *Lock) Status() Status {
 	g := &l.grant
 	v := Status{
-		State: g.state, InFlight: l.pending.verb, Req: g.req, Token: g.token, Proved: g.proved, Since: g.since,
+		State: g.state, InFlight: l.pending.verb, Req: g.req, Token: g.token, Proved: g.proved, Since: l.time(g.since),
 		Trust: g.trust(), Downgrading: g.role() == byDowngrade, Reserving: g.role() == byPlace, Renewed: l.needsRenewal(), ttl: g.ttl(),
 	}
 	if g.next != nil {

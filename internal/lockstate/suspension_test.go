@@ -11,8 +11,7 @@ import (
 func TestAGrantIsConfirmedAfterASuspensionBeforeAnybodyIsAdmitted(t *testing.T) {
 	for name, d := range map[string]time.Duration{"slept": time.Hour, "set back": -time.Hour, "barely": handMargin + 1} {
 		t.Run(name, func(t *testing.T) {
-			h := drive(t)
-			h.now = time.Now() // which has both clocks
+			h := driveFrom(t, time.Now()) // which has both clocks
 			a, b, c := writer(), writer(func(o *Terms) { o.IdleHold = time.Hour }), writer()
 			h.enter(a, b)
 			h.answer(h.grant())
@@ -39,8 +38,7 @@ func TestAGrantIsConfirmedAfterASuspensionBeforeAnybodyIsAdmitted(t *testing.T) 
 }
 
 func TestADriftWithinTheMarginCostsNothing(t *testing.T) {
-	h := drive(t)
-	h.now = time.Now()
+	h := driveFrom(t, time.Now())
 	a, b := writer(), writer()
 	h.enter(a, b)
 	h.answer(h.grant())
@@ -70,8 +68,7 @@ func TestALeaseEndsWithItsWindowByWhicheverClockMovedFurther(t *testing.T) {
 			"a renewal's answer": func(h *hand) { h.renewed(protocol.Renewal{Req: h.l.grant.req, At: h.now}, protocol.Unanswered) },
 		} {
 			t.Run(name+"/"+event, func(t *testing.T) {
-				h := drive(t)
-				h.now = time.Now()
+				h := driveFrom(t, time.Now())
 				w := writer()
 				h.enter(w)
 				h.answer(h.grant())
@@ -98,8 +95,7 @@ func TestALeaseEndsWithItsWindowByWhicheverClockMovedFurther(t *testing.T) {
 
 // What was drawn from the window is drawn from the alarm, too.
 func TestALeaseIsLookedAtAgainWhenItsWindowEndsAfterASleep(t *testing.T) {
-	h := drive(t)
-	h.now = time.Now()
+	h := driveFrom(t, time.Now())
 	w := writer()
 	h.enter(w)
 	h.answer(h.grant())
@@ -117,8 +113,7 @@ func TestALeaseIsLookedAtAgainWhenItsWindowEndsAfterASleep(t *testing.T) {
 
 func TestAMessageThatASleepMadeOldIsNotBelieved(t *testing.T) {
 	t.Run("of a request", func(t *testing.T) {
-		h := drive(t)
-		h.now = time.Now()
+		h := driveFrom(t, time.Now())
 		w := writer()
 		h.enter(w)
 		h.answer(h.queue())
@@ -128,8 +123,7 @@ func TestAMessageThatASleepMadeOldIsNotBelieved(t *testing.T) {
 		h.sends(protocol.Acquire)
 	})
 	t.Run("of a yield", func(t *testing.T) {
-		h := drive(t)
-		h.now = time.Now()
+		h := driveFrom(t, time.Now())
 		a, b := writer(), writer()
 		h.enter(a)
 		h.answer(h.grant())
@@ -143,8 +137,7 @@ func TestAMessageThatASleepMadeOldIsNotBelieved(t *testing.T) {
 		h.out(b)
 	})
 	t.Run("of a renewal", func(t *testing.T) {
-		h := drive(t)
-		h.now = time.Now()
+		h := driveFrom(t, time.Now())
 		w := writer()
 		h.enter(w)
 		h.answer(h.grant())

@@ -13,12 +13,12 @@ func (l *Lock) Tick(now time.Time, fx *Effects) {
 	l.applyRules(now, fx)
 	// The rules come first, so that nothing is renewed that is being released.
 	g := &l.grant
-	if g.state == Held && l.needsRenewal() && (!now.Before(g.renewAt) || g.drifted(now)) {
+	if g.state == Held && l.needsRenewal() && (l.instant(now) >= g.renewAt || g.drifted(now)) {
 		fx.Renew = true
-		fx.Touch = g.touch(now)
-		g.renewAt = l.onGrid(now.Add(g.req.TTL / 3))
-		if !g.notified.IsZero() {
-			g.renewAt = now.Add(confirmTime)
+		fx.Touch = g.touch(l.instant(now))
+		g.renewAt = l.onGrid(l.instant(now).add(g.req.TTL / 3))
+		if g.notified != 0 {
+			g.renewAt = l.instant(now).add(confirmTime)
 		}
 	}
 }
@@ -26,7 +26,7 @@ func (l *Lock) Tick(now time.Time, fx *Effects) {
 // expire ends maximum holds, waits and trust windows that are over, by whichever clock says
 // so first.
 func (l *Lock) expire(now time.Time, fx *Effects) {
-	if !l.maxHoldAt.IsZero() && !now.Before(l.maxHoldAt) {
+	if l.maxHoldAt != 0 && l.instant(now) >= l.maxHoldAt {
 		l.endOverlong(now, fx)
 	}
 	if c := l.waiting.first; c != nil && c.awaitsIdleOwner() && now.Sub(l.env.Start()) >= c.tryUntil {
@@ -37,21 +37,21 @@ func (l *Lock) expire(now time.Time, fx *Effects) {
 		if g.role() == byDowngrade {
 			l.lost = &lostGrant{g.next.req, l.lost}
 		}
-		l.lose("Redis did not confirm it in time", now, fx)
+		l.lose(notConfirmed, now, fx)
 	}
 }
 
-// Due returns when Tick must be called next, zero for never.
-func (l *Lock) Due() time.Time {
+// Due returns when Tick must be called next, 0 for never.
+func (l *Lock) Due() Instant {
 	g := &l.grant
 	due := l.maxHoldAt
-	earliest := func(t time.Time) {
-		if !t.IsZero() && (due.IsZero() || t.Before(due)) {
+	earliest := func(t Instant) {
+		if t != 0 && (due == 0 || t < due) {
 			due = t
 		}
 	}
 	if c := l.waiting.first; c != nil && c.awaitsIdleOwner() {
-		earliest(l.env.Start().Add(c.tryUntil))
+		earliest(start.add(c.tryUntil))
 	}
 	switch {
 	case g.state == Held:
@@ -59,9 +59,9 @@ func (l *Lock) Due() time.Time {
 			earliest(g.renewAt)
 		}
 		if l.members != nil {
-			earliest(g.trust())
+			earliest(l.instant(g.trust()))
 		} else if l.pending.verb == protocol.None {
-			earliest(g.trust())
+			earliest(l.instant(g.trust()))
 			earliest(g.idleTill)
 		}
 		if g.next != nil && l.pending.verb == protocol.None {
@@ -75,17 +75,14 @@ func (l *Lock) Due() time.Time {
 	return due
 }
 
-// Overlong is the reason of a loss by a maximum hold.
-const Overlong = "it was held for its maximum"
-
 // endOverlong ends the leases that were held for their maximum. The grant is renewed as long as
 // it has another lease that is within its own maximum.
 func (l *Lock) endOverlong(now time.Time, fx *Effects) {
-	l.maxHoldAt = time.Time{}
+	l.maxHoldAt = 0
 	for c := l.members; c != nil; c = c.next {
 		switch {
 		case c.noRenew || c.Ended == ByLoss || c.Opts.MaxHold == 0:
-		case !now.Before(l.maxHoldOf(c)):
+		case l.instant(now) >= l.maxHoldOf(c):
 			c.noRenew = true
 			l.end(c, Overlong, now, fx)
 		default:
@@ -99,14 +96,14 @@ func (l *Lock) watchMaxHold(c *Caller) {
 	if c.Opts.MaxHold == 0 {
 		return
 	}
-	if end := l.maxHoldOf(c); l.maxHoldAt.IsZero() || end.Before(l.maxHoldAt) {
+	if end := l.maxHoldOf(c); l.maxHoldAt == 0 || end < l.maxHoldAt {
 		l.maxHoldAt = end
 	}
 }
 
 // maxHoldOf returns when the lease of c has been held for its maximum.
-func (l *Lock) maxHoldOf(c *Caller) time.Time {
-	return l.env.Start().Add(c.Since + c.Opts.MaxHold)
+func (l *Lock) maxHoldOf(c *Caller) Instant {
+	return start.add(c.Since + c.Opts.MaxHold)
 }
 
 // needsRenewal reports whether a lease, or the process, needs the grant renewed.

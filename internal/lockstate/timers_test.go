@@ -229,7 +229,7 @@ func TestAReCheckWhereNobodyWillTellComesLaterEachTime(t *testing.T) {
 	for _, want := range []time.Duration{firstPoll, 2 * firstPoll, 4 * firstPoll, 8 * firstPoll} {
 		h.sends(protocol.Acquire)
 		h.answer(h.queue())
-		if got := h.l.Due().Sub(h.now); got != want {
+		if got := h.due().Sub(h.now); got != want {
 			t.Fatalf("looks again after %v, want %v", got, want)
 		}
 		h.pass(want)

@@ -101,7 +101,7 @@ func TestAnEstimateOfTheClockThatAnAnswerRefutesIsReplaced(t *testing.T) {
 		h.renewing(time.Millisecond)
 		h.server = func() uint64 { return uint64(h.now.Add(-back).UnixMicro()) }
 		h.pass(handTTL / 3)
-		if est := h.l.grant.serverClock(h.now); len(h.renewals) != 1 || est > h.clock() {
+		if est := h.l.grant.serverClock(h.l.instant(h.now)); len(h.renewals) != 1 || est > h.clock() {
 			t.Errorf("set back by %v: the estimate is %d µs ahead after %d renewals", back, est-h.clock(), len(h.renewals))
 		}
 	}
@@ -112,15 +112,15 @@ func TestAnEstimateOfTheClockIsKeptIfTheAnswerCannotRefuteIt(t *testing.T) {
 	c := writer()
 	h := holding(t, c)
 	h.pass(handTTL / 3)
-	before := h.l.grant.serverClock(h.now)
+	before := h.l.grant.serverClock(h.l.instant(h.now))
 	r := h.renewals[0]
 	r.Clock, r.Outcome = h.clock(), protocol.Granted
 	h.now = h.now.Add(time.Second) // its way back
-	if est := h.l.grant.serverClock(h.now); est <= r.Clock {
+	if est := h.l.grant.serverClock(h.l.instant(h.now)); est <= r.Clock {
 		t.Fatalf("the estimate %d is no better than the answer %d", est, r.Clock)
 	}
 	h.step(func(now time.Time, fx *Effects) { h.l.Renewed(&r, now, fx) })
-	if est := h.l.grant.serverClock(h.now); est < before+990_000 {
+	if est := h.l.grant.serverClock(h.l.instant(h.now)); est < before+990_000 {
 		t.Errorf("the estimate went back to %d", est)
 	}
 }

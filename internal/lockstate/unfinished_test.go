@@ -43,8 +43,8 @@ func TestATryIsRefusedOnlyWhenTheWorkIsFinished(t *testing.T) {
 	}
 	h.answer(protocol.Answer{Outcome: protocol.Refused, Token: h.clock()})
 	h.turned(w, ErrLocked)
-	if len(h.ghosts) > 0 {
-		t.Errorf("cancels %+v, which was never enqueued", h.ghosts)
+	if len(h.unwanted) > 0 {
+		t.Errorf("cancels %+v, which was never enqueued", h.unwanted)
 	}
 }
 
@@ -66,8 +66,8 @@ func TestATryBeforeAWaiterIsNotRefusedByUnfinishedWork(t *testing.T) {
 func TestWhoLetsGoHasACancelGoOnWithUnfinishedWork(t *testing.T) {
 	gone := func(h *hand, want string) {
 		t.Helper()
-		if len(h.ghosts) != 1 || h.ghosts[0].ID != want && want != "" || h.ghosts[0].ID == h.l.grant.req.ID || !h.ghosts[0].until.IsZero() {
-			t.Errorf("cancels %+v, want %q", h.ghosts, want)
+		if len(h.unwanted) != 1 || h.unwanted[0].ID != want && want != "" || h.unwanted[0].ID == h.l.grant.req.ID || !h.unwanted[0].until.IsZero() {
+			t.Errorf("cancels %+v, want %q", h.unwanted, want)
 		}
 	}
 	w := writer()

@@ -41,9 +41,10 @@ const MarkerValue = FormatTag + "readers"
 // The letter is a Proof. i: the owner may keep the grant without a holder until it is
 // notified that others want the lock.
 type Request struct {
-	ID   string
+	ID  string
+	TTL time.Duration
+
 	Mode Mode
-	TTL  time.Duration
 
 	// Provisional says that a grant by message is for ProvisionalTTL only, until the owner
 	// has renewed it or asked for it again.

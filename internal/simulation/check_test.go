@@ -251,7 +251,7 @@ func (w *world) losses(c *simClient, before *lockstate.Status, fx *lockstate.Eff
 			continue // of a caller who left; what is held by now is another grant, or none
 		}
 		inTime := c.now().Before(before.Trust) && before.State == lockstate.Held && !before.Drifted(c.now())
-		if inTime && !c.dead && !w.excuse(before.Req.ID) && !w.struck[before.Req.ID] && !strings.Contains(l.Why, "maximum") {
+		if inTime && !c.dead && !w.excuse(before.Req.ID) && !w.struck[before.Req.ID] && l.Why != lockstate.Overlong {
 			if v := w.look(); v.owns(before.Req.ID) {
 				w.fail("%s gave up %s, which it owns: %s", c.name, short(before.Req.ID), l.Why)
 			}
@@ -452,7 +452,7 @@ func (w *world) overdue(c *simClient) {
 	}
 	limit := g.Req.TTL/3 + g.Req.TTL/300 + 10*time.Millisecond
 	late := w.now.Sub(since) > limit && c.now().Sub(g.Since) > limit
-	due := c.lock.Due() // that alarm may be about to ring
+	due := c.lock.Due().Time(c.Start()) // that alarm may be about to ring
 	if w.has[excuses] && late && !c.paused && due.After(c.now()) && g.State == lockstate.Held && g.Renewed && c.asked.Before(since) {
 		w.fail("%s has not asked about %s for %v after an accident", c.name, short(g.Req.ID), w.now.Sub(since))
 	}

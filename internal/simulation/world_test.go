@@ -501,7 +501,7 @@ func (w *world) advance(d time.Duration) {
 
 // due returns when the client's next alarm rings, by the world's time.
 func (c *simClient) due() (time.Time, bool) {
-	due := c.lock.Due()
+	due := c.lock.Due().Time(c.Start())
 	for _, t := range []time.Time{c.cancel.Next(), c.hearing.Due, c.rejoinAt, c.probeAt} {
 		if !t.IsZero() && (due.IsZero() || t.Before(due)) {
 			due = t
@@ -515,7 +515,7 @@ func (c *simClient) due() (time.Time, bool) {
 
 func (c *simClient) ring() {
 	now := c.now()
-	if due := c.lock.Due(); !due.IsZero() && !due.After(now) {
+	if due := c.lock.Due().Time(c.Start()); !due.IsZero() && !due.After(now) {
 		c.step("tick", c.lock.Tick)
 	}
 	c.cancelDue()
@@ -637,8 +637,8 @@ func (w *world) arrive(p *packet) {
 		g := c.status()
 		late := m.Kind == "wanted" && m.ID == g.Req.ID && g.State == lockstate.Asking && g.InFlight == protocol.None
 		c.step(m.Kind, func(now time.Time, fx *lockstate.Effects) { c.lock.Receive(&m, now, fx) })
-		if g = c.status(); late && w.has[heeds] && g.State == lockstate.Asking && g.InFlight == protocol.None && c.anyoneWaits() && c.lock.Due().Sub(c.now()) > 100*time.Millisecond {
-			w.fail("%s is wanted, and will not ask about its grant for %v", c.name, c.lock.Due().Sub(c.now()))
+		if g = c.status(); late && w.has[heeds] && g.State == lockstate.Asking && g.InFlight == protocol.None && c.anyoneWaits() && c.lock.Due().Time(c.Start()).Sub(c.now()) > 100*time.Millisecond {
+			w.fail("%s is wanted, and will not ask about its grant for %v", c.name, c.lock.Due().Time(c.Start()).Sub(c.now()))
 		}
 	}
 }

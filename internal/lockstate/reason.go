@@ -1,0 +1,31 @@
+package lockstate
+
+// Reason says why a lease was lost. 0 is none.
+type Reason uint8
+
+const (
+	notKept       Reason = iota + 1
+	notConfirmed         // in time
+	notOurs              // as a renewal found
+	notDowngraded        // as a downgrade found
+	lostAtRelease        // as the release found
+	LostUnproved
+	givenToWriter
+	Evicted
+	Overlong
+)
+
+func (r Reason) String() string {
+	return [...]string{
+		0:             "",
+		notKept:       "Redis had not kept it for us",
+		notConfirmed:  "Redis did not confirm it in time",
+		notOurs:       "Redis says that it is not ours any more",
+		notDowngraded: "the lock was not ours any more when it was to be downgraded",
+		lostAtRelease: "the lock was not ours any more at its release",
+		LostUnproved:  "its release had no answer, and the lock may have been another's meanwhile",
+		givenToWriter: "Redis gave the lock to a writer",
+		Evicted:       "an operator evicted its owner",
+		Overlong:      "it was held for its maximum",
+	}[r]
+}
