@@ -170,7 +170,7 @@ func (e *entry) giveUp(w *call) (known lastKnown) {
 	e.step(func(now time.Time, fx *lockstate.Effects) {
 		known = e.lastKnownLocked()
 		if !e.lock.Abandon(&w.Caller, now, fx) {
-			e.lock.Leave(&w.Caller, now, fx)
+			e.lock.GiveBack(&w.Caller, now, fx)
 		}
 	})
 	return known
@@ -220,6 +220,7 @@ func (h *handle) refusal(known *lastKnown, reason error, began time.Time) error 
 	r := &notAcquired{name: h.keys.Name, waited: time.Since(began), reason: reason}
 	if known != nil {
 		r.lastErr, r.blocker, r.here = known.err, blockerName(known.blocker), known.here
+		_, r.minHold = protocol.ParseCooldown(known.blocker)
 	}
 	return r
 }

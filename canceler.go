@@ -120,9 +120,10 @@ func (c *canceler) send(batch []*lockstate.Cancellation) (results []protocol.Can
 		}
 	}()
 	defer c.client.recoverPanic("a hook of the Redis client")
+	now := time.Now()
 	requests := make([]protocol.CancelRequest, len(batch))
 	for i, cancel := range batch {
-		requests[i] = protocol.CancelRequest{Keys: keysOf(cancel), ID: cancel.ID, Last: cancel.Last, Link: cancel.Link}
+		requests[i] = protocol.CancelRequest{Keys: keysOf(cancel), ID: cancel.ID, Last: cancel.Last, Link: cancel.Link, Cooldown: cancel.Cooldown(now)}
 	}
 	c.client.slotMap.await(ctx)
 	return c.client.server.Cancel(ctx, requests)

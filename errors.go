@@ -96,6 +96,7 @@ type notAcquired struct {
 	reason  error
 	lastErr error  // last error of Redis, may be nil
 	blocker string // readable id of the client that had the lock, may be empty
+	minHold bool   // which has unlocked, and the lock is kept until the end of its minimum hold
 	here    bool   // a caller of this process was inside
 }
 
@@ -112,6 +113,8 @@ func (e *notAcquired) Error() string {
 	case e.here && !errors.Is(e.reason, ErrLocked):
 		b.WriteString(" (held by another caller of this process)")
 	case e.here:
+	case e.minHold:
+		fmt.Fprintf(&b, " (kept until the end of the minimum hold of %s)", e.blocker)
 	case e.blocker != "":
 		fmt.Fprintf(&b, " (held by %s)", e.blocker)
 	}

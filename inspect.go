@@ -22,12 +22,13 @@ type Info struct {
 
 // Owner is a process that owns a lock.
 type Owner struct {
-	Client string        // its readable id; empty for a foreign owner
-	Shared bool          // whether it is a reader
-	TTL    time.Duration // until the lock expires unless it is renewed; negative if it never does
-	Since  time.Time     // when it became the owner, by Redis' clock; zero if not recorded
-	Token  uint64        // of the grant, 0 if not recorded
-	Value  string        // the value of the lock's key, for foreign owners and later versions only
+	Client   string        // its readable id; empty for a foreign owner
+	Shared   bool          // whether it is a reader
+	TTL      time.Duration // until the lock expires unless it is renewed; negative if it never does
+	Since    time.Time     // when it became the owner, by Redis' clock; zero if not recorded
+	Token    uint64        // of the grant, 0 if not recorded
+	Unlocked bool          // it does not hold it any more; the lock is kept from all others for TTL, until its WithMinHold is over
+	Value    string        // the value of the lock's key, for foreign owners and later versions only
 }
 
 // Waiting is a process that waits for a lock.
@@ -110,6 +111,10 @@ func infoOf(name string, s *protocol.Snapshot) Info {
 			info.Owners = append(info.Owners, reader)
 		}
 	case err != nil:
+		if who, ok := protocol.ParseCooldown(s.Value); ok {
+			info.Owners = []Owner{{Client: who.Label, TTL: s.Left, Since: since, Token: info.Token, Unlocked: true}}
+			break
+		}
 		info.Owners = []Owner{{TTL: s.Left, Value: s.Value}}
 	default:
 		info.Owners = []Owner{{Client: id.Label, TTL: s.Left, Since: since, Token: info.Token}}
@@ -128,6 +133,9 @@ func infoOf(name string, s *protocol.Snapshot) Info {
 // key, empty if the value does not say who the owner is.
 func blockerName(value string) string {
 	id, err := protocol.ParseID(value)
+	if who, ok := protocol.ParseCooldown(value); ok {
+		return who.Label
+	}
 	switch {
 	case value == "" || value == protocol.MarkerValue:
 		return ""

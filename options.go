@@ -274,6 +274,32 @@ func WithMaxHold(d time.Duration) LockOption {
 	})
 }
 
+// WithMinHold keeps the lock from everybody for d after a writer has got it, however soon it
+// unlocks, for work that is to be done at most once in d: cron jobs on machines whose clocks
+// differ. Unlock returns as ever, and does not wait; Redis keeps the lock, owned by nobody,
+// until d is over, also when this process has ended by then. Then the next waiter gets it.
+// Callers of this process wait as those of others do: a lease with a minimum hold is not
+// handed on inside the process before, and no idle hold begins.
+//
+// d is measured from when the caller got the lock, on this machine's monotonic clock until
+// Unlock and on Redis' clock from then on. It may be longer than the TTL. It is for leases
+// that are unlocked: where the process dies, or closes its client without Unlock, the lock
+// is free when the TTL ends, as without this option; a TTL of d covers that as well. A
+// caller that gives up at the moment in which it gets the lock, so that LockContext returns
+// an error, has no minimum hold. Readers have none, and Downgrade ends that of its lease.
+// ForceUnlock frees the lock at once. A maximum hold must not be shorter than d.
+//
+// d must be in whole milliseconds, at most 30 days. The default is 0, which means none.
+func WithMinHold(d time.Duration) LockOption {
+	return lockOption(func(o *lockOptions) error {
+		if d < 0 || d > protocol.MaxTTL || d%time.Millisecond != 0 {
+			return invalid("minimum hold %v must be whole milliseconds between 0 and %v", d, protocol.MaxTTL)
+		}
+		o.MinHold = d
+		return nil
+	})
+}
+
 // WithIdleHold lets the process keep the lock for d after the last Unlock if no other
 // process wants it, so that the next local Lock costs no round trip. A process that wants
 // it, also one that only tries, asks for it by a message and gets it as soon as that
@@ -362,7 +388,15 @@ func newClientOptions(opts []Option) (clientOptions, error) {
 			return o, err
 		}
 	}
-	return o, nil
+	return o, o.lock.contradiction()
+}
+
+// contradiction returns an error if two options exclude each other.
+func (o *lockOptions) contradiction() error {
+	if o.MaxHold > 0 && o.MinHold > o.MaxHold {
+		return invalid("minimum hold %v is longer than the maximum hold %v", o.MinHold, o.MaxHold)
+	}
+	return nil
 }
 
 // with returns o as changed by the options of a handle.
@@ -375,7 +409,7 @@ func (o lockOptions) with(opts []LockOption) (lockOptions, error) {
 			return o, err
 		}
 	}
-	return o, nil
+	return o, o.contradiction()
 }
 
 func defaultBackOff() BackOff {

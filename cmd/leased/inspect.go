@@ -55,6 +55,8 @@ func describe(out io.Writer, info leased.Info) {
 		row("state", "free")
 	case info.Owners[0].Shared:
 		row("state", "shared by readers of %s", count(len(info.Owners), "process", "processes"))
+	case info.Owners[0].Unlocked:
+		row("state", "unlocked, and kept until the end of its minimum hold")
 	default:
 		row("state", "held")
 	}

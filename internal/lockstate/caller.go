@@ -138,6 +138,7 @@ type Terms struct {
 	TTL      time.Duration
 	MaxHold  time.Duration // 0: none
 	IdleHold time.Duration
+	MinHold  time.Duration // of an exclusive lease, see grant.minHoldUntil; 0: none
 	Handoffs int           // leases that one grant may give before others are served
 	Tenure   time.Duration // for how long one grant is handed on before others are served
 	Confirm  bool          // a message alone makes no owner: the answer to an acquire does

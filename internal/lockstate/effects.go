@@ -45,6 +45,7 @@ type Cancellation struct {
 	Last    uint64         // last token given out under it
 	proof   uint64         // while it is the lock's last token, no other owner has come in between; 0 if none is known
 	Link    *protocol.Span // hold span of the lease that was released
+	Keep    time.Time      // until when the lock is kept from all others if the request owned it; zero for no longer
 	until   time.Time      // when earlier commands cannot arrive any more; zero if one answer is enough
 	Callers []*Caller      // that left, and are settled when it is cancelled
 	Then    *Cancellation  // to be cancelled when this one is
@@ -58,3 +59,7 @@ type Cancellation struct {
 	repeated bool          // was sent again although it had been answered
 	proved   bool          // that the lock was ours when it was released
 }
+
+// Cooldown returns for how long, from now on, the lock is kept from all others if the request
+// owned it.
+func (g *Cancellation) Cooldown(now time.Time) time.Duration { return cooldown(g.Keep, now) }

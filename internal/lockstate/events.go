@@ -223,14 +223,14 @@ func (l *Lock) yielded(c *protocol.Command, a protocol.Answer, fail *protocol.Fa
 		}
 		return
 	}
-	old, own, placed := g.req, g.token, g.next.sent
+	old, own, keep, placed := g.req, g.token, l.time(g.minHoldUntil), g.next.sent
 	doubted := l.inDoubt()
 	if fail == nil {
 		l.cancelLate(now, fx)
 	}
 	l.becomeNext()
 	if fail == nil && a.Outcome != protocol.NotOurs && doubted {
-		l.cancelUnconfirmed(own, c.Last, now, fx, old)
+		l.cancelUnconfirmed(own, c.Last, keep, now, fx, old)
 	}
 	if a.Gone && placed {
 		// Redis knew the successor by its reserved place, not by this yield: the old
@@ -243,7 +243,7 @@ func (l *Lock) yielded(c *protocol.Command, a protocol.Answer, fail *protocol.Fa
 		// The old request may still own the lock and the new one may wait: the old one is
 		// cancelled, and the new one is asked about. A late copy of the yield harms
 		// neither.
-		l.cancelUnconfirmed(own, c.Last, now, fx, old)
+		l.cancelUnconfirmed(own, c.Last, keep, now, fx, old)
 		l.failed(&g.ticket, fail, pause, now, fx)
 	case a.Outcome == protocol.NotOurs:
 		l.settleLost(now, fx)
@@ -266,7 +266,7 @@ func (l *Lock) yielded(c *protocol.Command, a protocol.Answer, fail *protocol.Fa
 // released takes the answer to a release.
 func (l *Lock) released(c *protocol.Command, a protocol.Answer, fail *protocol.Failure, now time.Time, fx *Effects) {
 	g := &l.grant
-	old, own := g.req, g.token
+	old, own, keep := g.req, g.token, l.time(g.minHoldUntil)
 	doubted := l.inDoubt()
 	if fail == nil {
 		l.cancelLate(now, fx)
@@ -274,12 +274,12 @@ func (l *Lock) released(c *protocol.Command, a protocol.Answer, fail *protocol.F
 	l.becomeNone()
 	switch {
 	case fail != nil:
-		l.cancelUnconfirmed(own, c.Last, now, fx, old)
+		l.cancelUnconfirmed(own, c.Last, keep, now, fx, old)
 	case a.Outcome == protocol.NotOurs:
 		l.settleLost(now, fx)
 	default:
 		if doubted {
-			l.cancelUnconfirmed(own, c.Last, now, fx, old)
+			l.cancelUnconfirmed(own, c.Last, keep, now, fx, old)
 		}
 		l.settleLeaving(fx)
 		l.continueGranting(a, old.ID, fx)
@@ -327,8 +327,9 @@ func (l *Lock) cancelLate(now time.Time, fx *Effects) {
 // cancelUnconfirmed cancels a grant whose release had no answer; the callers that left are
 // settled when that succeeds. If either of several ids may own, they are cancelled one after
 // the other, in the order in which a late command may turn one into the next. own is the
-// token of the first, last the last token given out under it, 0 if that is own.
-func (l *Lock) cancelUnconfirmed(own, last uint64, now time.Time, fx *Effects, ids ...protocol.Request) {
+// token of the first, last the last token given out under it, 0 if that is own; keep is the end
+// of its minimum hold.
+func (l *Lock) cancelUnconfirmed(own, last uint64, keep, now time.Time, fx *Effects, ids ...protocol.Request) {
 	chain := make([]Cancellation, len(ids))
 	for i, req := range ids {
 		chain[i] = Cancellation{ID: req.ID, Last: last, Link: l.prevHoldSpan, until: arrives(now, req.TTL), giveUp: now.Add(req.TTL)}
@@ -336,7 +337,7 @@ func (l *Lock) cancelUnconfirmed(own, last uint64, now time.Time, fx *Effects, i
 			chain[i-1].Then = &chain[i]
 		}
 	}
-	chain[0].proof = max(own, last)
+	chain[0].proof, chain[0].Keep = max(own, last), keep
 	end := &chain[len(ids)-1]
 	for c := l.leaving.first; c != nil; c = l.leaving.first {
 		l.leaving.remove(c)
@@ -480,7 +481,7 @@ func (l *Lock) grantedByMessage(id string, a protocol.Answer, now time.Time, fx 
 		}
 		l.cancelLate(now, fx)
 		if l.inDoubt() {
-			l.cancelUnconfirmed(g.token, l.drawn(), now, fx, g.req)
+			l.cancelUnconfirmed(g.token, l.drawn(), l.time(g.minHoldUntil), now, fx, g.req)
 		}
 		l.becomeNext()
 		l.settleLeaving(fx) // the yield was done

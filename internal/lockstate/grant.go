@@ -33,10 +33,16 @@ type grant struct {
 	renewAt  Instant
 	touchAt  Instant // when the lock's last token is given a new TTL
 	idleTill Instant
-	readers  uint64 // token of the leases of a shared grant
-	clock    uint64 // what the server's clock showed, µs, at clockAt or before
-	clockAt  Instant
-	gained   time.Duration // by the wall clock on the monotonic one since proved, see watch
+
+	// minHoldUntil is the end of the minimum hold of the caller inside, or of the one that
+	// was last inside; 0 if it has none. No caller enters before, so the grant is given
+	// back when that caller leaves, and Redis keeps the lock from everybody until then.
+	minHoldUntil Instant
+
+	readers uint64 // token of the leases of a shared grant
+	clock   uint64 // what the server's clock showed, µs, at clockAt or before
+	clockAt Instant
+	gained  time.Duration // by the wall clock on the monotonic one since proved, see watch
 
 	// notified is when a message gave us the grant for protocol.ProvisionalTTL; zero if none
 	// did, or a renewal or an acquire has been answered since, which gave it its full TTL.
@@ -109,6 +115,7 @@ type pending struct {
 // under it any more.
 type lostGrant struct {
 	req  protocol.Request
+	keep time.Time // the end of its minimum hold
 	next *lostGrant
 }
 
@@ -266,6 +273,15 @@ func (t *ticket) late(now time.Time) bool {
 		return tooOld(protocol.ProvisionalTTL, t.proved, now.Add(confirmTime))
 	}
 	return tooOld(t.req.TTL, t.proved, now)
+}
+
+// cooldown returns for how long, from now on, a lock that is given back is kept until keep. It
+// is measured by the monotonic clock: one that is set must not shorten it.
+func cooldown(keep, now time.Time) time.Duration {
+	if keep.IsZero() {
+		return 0
+	}
+	return max(0, keep.Sub(now))
 }
 
 // ttl is for how long Redis keeps the grant from its last proof on.

@@ -22,8 +22,9 @@ import (
 //	           queue meanwhile (handover.go).
 //	ask        Callers wait and there is no grant: ask for one.
 //	downgrade  A writer wants to continue as a reader (handover.go).
-//	release    No member is inside and no caller can be admitted, and the grant is wanted
-//	           or its idle time is over: release it, or yield it if callers wait.
+//	release    No member is inside and no caller can be admitted, and the grant is wanted,
+//	           its idle time is over, or a minimum hold is not: release it, or yield it if
+//	           callers wait.
 //
 // At most one command of a lock is in flight, apart from renewals and cancels. The request
 // belongs to the lock, not to the caller that caused it: a caller that gives up leaves it
@@ -107,6 +108,15 @@ func (l *Lock) Abandon(c *Caller, now time.Time, fx *Effects) bool {
 	c.Phase = Rejected
 	l.applyRules(now, fx)
 	return true
+}
+
+// GiveBack is the event that c, which was admitted, does not take the lock: nothing was done
+// under it, so it has no minimum hold.
+func (l *Lock) GiveBack(c *Caller, now time.Time, fx *Effects) {
+	if c.Phase == Inside && !c.Orphaned {
+		l.grant.minHoldUntil = 0
+	}
+	l.Leave(c, now, fx)
 }
 
 // Leave is the event that c unlocks. If the lock is then given back to Redis, c is settled
@@ -250,7 +260,10 @@ func (l *Lock) EndsBy(c *Caller) time.Time {
 	if c.Phase != Inside {
 		return time.Time{}
 	}
-	return l.grant.ends()
+	if ends := l.grant.ends(); ends.IsZero() || l.time(l.grant.minHoldUntil).Before(ends) {
+		return ends
+	}
+	return l.time(l.grant.minHoldUntil)
 }
 
 // Request returns the present request, the zero value if there is none.
@@ -280,7 +293,7 @@ func (l *Lock) applyRules(now time.Time, fx *Effects) {
 func (l *Lock) admit(now time.Time, fx *Effects) {
 	g := &l.grant
 	for c := l.waiting.first; c != nil; c = l.waiting.first {
-		if l.closed || g.state != Held || g.role() == byDowngrade || g.req.Mode != c.Mode || !l.compatible(c.Mode) ||
+		if l.closed || g.state != Held || l.instant(now) < g.minHoldUntil || g.role() == byDowngrade || g.req.Mode != c.Mode || !l.compatible(c.Mode) ||
 			!g.trusted(now) || l.tenureOver(now) {
 			return
 		}
@@ -298,6 +311,9 @@ func (l *Lock) admit(now time.Time, fx *Effects) {
 		c.Token, c.ClockLead = l.nextToken(now)
 		c.Since, c.slow = now.Sub(l.env.Start()), false
 		l.watchMaxHold(c)
+		if c.Mode == protocol.Exclusive && c.Opts.MinHold > 0 {
+			g.minHoldUntil = l.instant(now).add(c.Opts.MinHold)
+		}
 		g.served++
 		passed := l.prevHoldSpan
 		if c.Mode == protocol.Shared && !g.fresh {
@@ -405,7 +421,7 @@ func (l *Lock) releaseGrant(now time.Time, fx *Effects) {
 	if g.state != Held || l.pending.verb != protocol.None || l.members != nil {
 		return
 	}
-	cmd := protocol.Command{ID: g.req.ID, Last: l.drawn(), Link: l.prevHoldSpan, At: now}
+	cmd := protocol.Command{ID: g.req.ID, Last: l.drawn(), Link: l.prevHoldSpan, Cooldown: cooldown(l.time(g.minHoldUntil), now), At: now}
 	switch head := l.waiting.first; {
 	case head != nil && l.compatible(head.Mode): // and could not be admitted
 		if g.next == nil { // no place is reserved
@@ -413,7 +429,7 @@ func (l *Lock) releaseGrant(now time.Time, fx *Effects) {
 		}
 		g.next.role = byYield
 		cmd.Verb, cmd.Next = protocol.Yield, g.next.req.ID
-	case head != nil || g.wanted || l.closed || l.instant(now) >= g.idleTill || !g.trusted(now):
+	case head != nil || g.wanted || l.closed || cmd.Cooldown > 0 || l.instant(now) >= g.idleTill || !g.trusted(now):
 		cmd.Verb = protocol.Release
 	default:
 		return
@@ -433,7 +449,7 @@ func (l *Lock) settleLeft(now time.Time, fx *Effects) {
 	if !l.anyOrphans() {
 		for ; l.lost != nil; l.lost = l.lost.next {
 			req := l.lost.req
-			fx.Cancels = append(fx.Cancels, Cancellation{ID: req.ID, Last: l.last, until: arrives(now, req.TTL), giveUp: now.Add(req.TTL)})
+			fx.Cancels = append(fx.Cancels, Cancellation{ID: req.ID, Last: l.last, Keep: l.lost.keep, until: arrives(now, req.TTL), giveUp: now.Add(req.TTL)})
 		}
 	}
 }

@@ -155,6 +155,9 @@ func (c *chance) come() {
 		if c.rng.Intn(6) == 0 {
 			o.MaxHold = 700 * time.Millisecond
 		}
+		if c.rng.Intn(6) == 0 {
+			o.MinHold = 600 * time.Millisecond
+		}
 	})
 	if c.rng.Intn(2) == 0 {
 		w.Mode = protocol.Shared

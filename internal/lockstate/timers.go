@@ -33,9 +33,9 @@ func (l *Lock) expire(now time.Time, fx *Effects) {
 		l.reject(c, ErrLocked, fx) // the owner is in use
 	}
 	if g := &l.grant; g.state == Held && l.members != nil && g.over(now) {
-		l.lost = &lostGrant{g.req, l.lost}
+		l.lost = &lostGrant{g.req, l.time(g.minHoldUntil), l.lost}
 		if g.role() == byDowngrade {
-			l.lost = &lostGrant{g.next.req, l.lost}
+			l.lost = &lostGrant{g.next.req, time.Time{}, l.lost}
 		}
 		l.lose(notConfirmed, now, fx)
 	}

@@ -31,7 +31,11 @@ type Command struct {
 	Echo  string        // acquire: nonce for that echo, set on sending
 	Told  uint64        // acquire: the time up to which the previous call notified readers, 0 if all
 	Link  *Span         // release, yield, downgrade: hold span of the lease that is given back
-	At    time.Time     // when it was decided, which is before it is sent
+	// release, yield: for how long the lock is kept from all others, although it is given
+	// back; 0 for no longer
+	Cooldown time.Duration
+
+	At time.Time // when it was decided, which is before it is sent
 }
 
 // Outcome is the kind of a server's answer.
@@ -97,6 +101,9 @@ type CancelRequest struct {
 	ID   string
 	Last uint64 // last token assigned under ID, 0 if only the grant's own
 	Link *Span  // hold span of the lease that is given back
+	// Cooldown is for how long the lock is kept from all others if ID owned it; 0 for no
+	// longer.
+	Cooldown time.Duration
 }
 
 // Cancelled is the result of a cancel.

@@ -156,6 +156,18 @@ func randomPart(s string) bool {
 	return s[len(s)-1] == ':'
 }
 
+// ParseCooldown parses the value that a lock's key has from the release of a writer with a
+// minimum hold until the end of that. It returns who released it.
+func ParseCooldown(value string) (Identity, bool) {
+	rest, ok := strings.CutPrefix(value, FormatTag+"cooldown:")
+	if !ok {
+		return Identity{}, false
+	}
+	_, id, _ := strings.Cut(rest, ":") // the milliseconds are for scripts
+	who, err := ParseID(id)
+	return who, err == nil
+}
+
 // RequestOf returns the request with this id.
 func RequestOf(id string) (Request, error) {
 	who, err := ParseID(id)

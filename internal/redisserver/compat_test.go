@@ -159,14 +159,16 @@ func (c *speaker) take(st step, last uint64) (protocol.Outcome, uint64) {
 			return protocol.Granted, uint64(n)
 		}
 	case "release":
-		reply = run("release", all, inboxes, id, token, "-")
+		reply = run("release", all, withCooldown(st.cool, inboxes, id, token, "-")...)
 		if _, ok := reply.(int64); ok {
 			return protocol.Done, 0
 		}
-	case "yield", "downgrade":
+	case "yield":
+		reply = run(st.what, all, withCooldown(st.cool, inboxes, id, st.next, token, "-")...)
+	case "downgrade":
 		reply = run(st.what, all, inboxes, id, st.next, token, "-")
 	case "cancel":
-		reply = run("cancel", all, inboxes, id, token, "-")
+		reply = run("cancel", all, withCooldown(st.cool, inboxes, id, token, "-")...)
 	case "renew":
 		name, keys := "renew", all[:1]
 		if strings.HasPrefix(id, "leased1:r") {
@@ -195,13 +197,13 @@ func (c *speaker) today(st step, last uint64) (protocol.Outcome, uint64) {
 		ask.Wait = st.what == "acquire"
 		a, err = c.s.do(ask)
 	case "release":
-		a, err = c.s.do(protocol.Command{Verb: protocol.Release, ID: st.id, Last: last})
+		a, err = c.s.do(protocol.Command{Verb: protocol.Release, ID: st.id, Last: last, Cooldown: st.cool})
 	case "yield":
-		a, err = c.s.do(protocol.Command{Verb: protocol.Yield, ID: st.id, Next: st.next, Last: last})
+		a, err = c.s.do(protocol.Command{Verb: protocol.Yield, ID: st.id, Next: st.next, Last: last, Cooldown: st.cool})
 	case "downgrade":
 		a, err = c.s.do(protocol.Command{Verb: protocol.Downgrade, ID: st.id, Next: st.next, Last: last})
 	case "cancel":
-		err = c.s.tryCancel(st.id, last)
+		err = c.s.tryCancel(st.id, last, st.cool)
 		a.Outcome = protocol.Done
 	case "renew":
 		r := c.s.renewal(st.id)

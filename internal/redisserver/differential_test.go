@@ -122,6 +122,7 @@ func (d *twins) act() bool {
 			what: []string{"acquire", "try", "release", "release", "yield", "cancel", "renew", "downgrade"}[d.rng.Intn(8)],
 			id:   d.known(),
 			used: []uint64{0, 0, 2, 7_200_000_000}[d.rng.Intn(4)],
+			cool: someCooldown(d.rng),
 		}
 		if st.what == "yield" {
 			st.next = d.fresh()

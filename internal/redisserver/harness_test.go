@@ -173,8 +173,8 @@ func (s *scene) renew(id string) bool {
 	return r.Outcome == protocol.Granted
 }
 
-func (s *scene) tryCancel(id string, last uint64) error {
-	if fail := s.srv.Cancel(context.Background(), []protocol.CancelRequest{{ID: id, Keys: &s.keys, Last: last}})[0].Fail; fail != nil {
+func (s *scene) tryCancel(id string, last uint64, cool time.Duration) error {
+	if fail := s.srv.Cancel(context.Background(), []protocol.CancelRequest{{ID: id, Keys: &s.keys, Last: last, Cooldown: cool}})[0].Fail; fail != nil {
 		return fail.Err
 	}
 	return nil
@@ -182,7 +182,7 @@ func (s *scene) tryCancel(id string, last uint64) error {
 
 func (s *scene) cancel(id string, last uint64) {
 	s.t.Helper()
-	if err := s.tryCancel(id, last); err != nil {
+	if err := s.tryCancel(id, last, 0); err != nil {
 		s.t.Fatal(err)
 	}
 }

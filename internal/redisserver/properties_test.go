@@ -41,7 +41,7 @@ func TestEachScriptRunTwiceHasTheEffectOfOnce(t *testing.T) {
 			}
 			one := s.take(st)
 			mid := s.look().settled()
-			two := s.take(step{what: st.what, id: st.id, next: st.next, used: min(st.used, 1)})
+			two := s.take(step{what: st.what, id: st.id, next: st.next, used: min(st.used, 1), cool: st.cool})
 			after := s.look().settled()
 			if provisionalEnds(began) {
 				continue
@@ -91,6 +91,10 @@ func TestTheShortcutsDoWhatTheLongWayDoes(t *testing.T) {
 				id = x.ids[0]
 			}
 			used := []uint64{0, 0, 1, 7_200_000_000}[rng.Intn(4)]
+			var cool time.Duration // which takes the long way
+			if rng.Intn(4) == 0 {
+				cool = someCooldown(rng)
+			}
 			var got [2]string
 			var errs [2]error
 			var after [2]*state
@@ -100,7 +104,7 @@ func TestTheShortcutsDoWhatTheLongWayDoes(t *testing.T) {
 				last := s.look().token()
 				names.name(last)
 				names.name(last + used) // later tokens must be above it
-				r, short := s.runScript(what, &sc, id, map[bool]uint64{true: last + used}[used > 0])
+				r, short := s.runScript(what, &sc, id, map[bool]uint64{true: last + used}[used > 0], cool)
 				if short {
 					shortcuts[fmt.Sprint(what, " handed ", r.Handed)]++
 				}
@@ -134,10 +138,10 @@ func TestTheShortcutsDoWhatTheLongWayDoes(t *testing.T) {
 
 // runScript runs a script with the arguments of acquire or release, and reports whether it
 // took the shortcut, whose reply is a single number.
-func (s *scene) runScript(what string, sc *Script, id string, last uint64) (r result, short bool) {
+func (s *scene) runScript(what string, sc *Script, id string, last uint64, cool time.Duration) (r result, short bool) {
 	s.t.Helper()
 	all := s.keys.All()
-	args := []any{s.srv.Inboxes, id, strconv.FormatUint(last, 10), "span"}
+	args := withCooldown(cool, s.srv.Inboxes, id, strconv.FormatUint(last, 10), "span")
 	if what == "acquire" {
 		ttl := ttlOf(s.t, id)
 		args = []any{s.srv.Inboxes, id, "1", "", Milliseconds(ttl), Milliseconds(protocol.TokenLife(ttl))}

@@ -59,7 +59,7 @@ func TestAReadOnlyServerDoesNotSayThatAnOwnerOwnsNoMore(t *testing.T) {
 					_, err := s.do(protocol.Command{Verb: protocol.Downgrade, ID: id, Next: s.reader("A")})
 					return err
 				},
-				"cancel": func() error { return s.tryCancel(id, 0) },
+				"cancel": func() error { return s.tryCancel(id, 0, 0) },
 			}
 			for verb, run := range verbs {
 				if verb == "downgrade" && id == reader {

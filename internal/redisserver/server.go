@@ -115,9 +115,9 @@ func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) 
 		}
 		cmd, err = s.run(ctx, &AcquireScript, k5[:], args...)
 	case protocol.Release:
-		cmd, err = s.run(ctx, &ReleaseScript, k5[:], s.Inboxes, c.ID, last, protocol.FormatSpan(c.Link))
+		cmd, err = s.run(ctx, &ReleaseScript, k5[:], withCooldown(c.Cooldown, s.Inboxes, c.ID, last, protocol.FormatSpan(c.Link))...)
 	case protocol.Yield:
-		cmd, err = s.run(ctx, &YieldScript, k5[:], s.Inboxes, c.ID, c.Next, last, protocol.FormatSpan(c.Link))
+		cmd, err = s.run(ctx, &YieldScript, k5[:], withCooldown(c.Cooldown, s.Inboxes, c.ID, c.Next, last, protocol.FormatSpan(c.Link))...)
 	case protocol.Downgrade:
 		cmd, err = s.run(ctx, &DowngradeScript, k5[:], s.Inboxes, c.ID, c.Next, last, protocol.FormatSpan(c.Link))
 	default:
@@ -155,6 +155,15 @@ func decimal(n uint64) any {
 func (s *Server) overwritten(ctx context.Context, k *protocol.Keys) bool {
 	_, err := s.run(ctx, &RenewScript, []any{k.Lock}, protocol.FormatTag+"nobody", "1")
 	return wrongType(err)
+}
+
+// withCooldown appends a cool-down to the arguments of a script, unless it is 0. It ends no
+// earlier than d, so part of a millisecond counts as a whole one.
+func withCooldown(d time.Duration, args ...any) []any {
+	if d <= 0 {
+		return args
+	}
+	return append(args, Milliseconds(d+time.Millisecond-1))
 }
 
 // Milliseconds formats d as an argument.
@@ -271,7 +280,7 @@ func (s *Server) Cancel(ctx context.Context, batch []protocol.CancelRequest) []p
 	call := func(i int, byText bool) onceCmd {
 		g := batch[i]
 		k := g.Keys.All()
-		return CancelScript.call(ctx, byText, k[:], s.Inboxes, g.ID, strconv.FormatUint(g.Last, 10), protocol.FormatSpan(g.Link))
+		return CancelScript.call(ctx, byText, k[:], withCooldown(g.Cooldown, s.Inboxes, g.ID, strconv.FormatUint(g.Last, 10), protocol.FormatSpan(g.Link))...)
 	}
 	cmds := s.pipeline(ctx, len(batch), call)
 	s.continueCancels(ctx, cmds, call)

@@ -16,8 +16,9 @@ import (
 type step struct {
 	what string // acquire, try, release, yield, downgrade, cancel, renew, evict
 	id   string
-	next string // yield, downgrade
-	used uint64 // release, yield, downgrade, cancel: the last token minus the server's, 0 for none
+	next string        // yield, downgrade
+	used uint64        // release, yield, downgrade, cancel: the last token minus the server's, 0 for none
+	cool time.Duration // release, yield, cancel: the cool-down
 }
 
 // result is the result of a step. The texts of errors are not compared, because those of the
@@ -43,13 +44,13 @@ func (s *scene) take(st step) (r result) {
 		c.Wait = false
 		r.Answer, r.err = s.do(c)
 	case "release":
-		r.Answer, r.err = s.do(protocol.Command{Verb: protocol.Release, ID: st.id, Last: last})
+		r.Answer, r.err = s.do(protocol.Command{Verb: protocol.Release, ID: st.id, Last: last, Cooldown: st.cool})
 	case "yield":
-		r.Answer, r.err = s.do(protocol.Command{Verb: protocol.Yield, ID: st.id, Next: st.next, Last: last})
+		r.Answer, r.err = s.do(protocol.Command{Verb: protocol.Yield, ID: st.id, Next: st.next, Last: last, Cooldown: st.cool})
 	case "downgrade":
 		r.Answer, r.err = s.do(protocol.Command{Verb: protocol.Downgrade, ID: st.id, Next: st.next, Last: last})
 	case "cancel":
-		r.err = s.tryCancel(st.id, last)
+		r.err = s.tryCancel(st.id, last, st.cool)
 	case "renew":
 		batch := s.renewal(st.id)
 		r.Outcome, r.Clock, r.err = batch.Outcome, batch.Clock, batch.Err
@@ -122,7 +123,7 @@ func scatter(seed, now int64) *scattering {
 	case 0, 1:
 		put("SET", 0, id("w"), "PX", []int{80_000, 7_200_000}[rng.Intn(2)])
 	case 2:
-		put("SET", 0, []string{"foreign", "leased2:w:1"}[rng.Intn(2)], "PX", 80_000)
+		put("SET", 0, []string{"foreign", "leased2:w:1", "leased1:cooldown:90000:" + id("w")}[rng.Intn(3)], "PX", []int{80_000, 7_200_000}[rng.Intn(2)])
 	case 3, 4, 5:
 		for range 1 + rng.Intn(3) {
 			put("ZADD", 2, ends(), member("rrrrrrw"))
@@ -207,5 +208,11 @@ func (x *scattering) step(rng *rand.Rand) step {
 		id:   id,
 		next: maker.id("A", next, scatterTTLs[rng.Intn(3)]),
 		used: []uint64{0, 0, 1, 7_200_000_000}[rng.Intn(4)],
+		cool: someCooldown(rng),
 	}
+}
+
+// someCooldown returns a cool-down that does not end during a test, or none.
+func someCooldown(rng *rand.Rand) time.Duration {
+	return []time.Duration{0, 0, 80 * time.Second, time.Hour}[rng.Intn(4)]
 }

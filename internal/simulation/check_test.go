@@ -86,7 +86,7 @@ func (w *world) changed(before, after view) {
 		w.unclean = w.unclean || !before.owns(id)
 	}
 	w.owners = w.owners[:0]
-	if strings.HasPrefix(after.value, protocol.FormatTag) && after.value != protocol.MarkerValue {
+	if strings.HasPrefix(after.value, protocol.FormatTag) && after.value != protocol.MarkerValue && !after.cools() {
 		w.owners = append(w.owners, after.value)
 	}
 	w.owners = append(w.owners, sortedKeys(after.readers)...)
@@ -111,7 +111,7 @@ func (w *world) intrude(v view) {
 		for id := range v.readers {
 			owner(id, protocol.Shared)
 		}
-	} else if v.value != "" {
+	} else if v.value != "" && !v.cools() {
 		owner(v.value, protocol.Exclusive)
 	}
 }
@@ -123,6 +123,12 @@ func (w *world) clientOf(id string) *simClient {
 		}
 	}
 	return nil
+}
+
+// cools reports that a minimum hold goes on although its lease was unlocked.
+func (v *view) cools() bool {
+	_, ok := protocol.ParseCooldown(v.value)
+	return ok
 }
 
 func (v *view) owns(id string) bool {
@@ -149,7 +155,7 @@ func (w *world) compare(before, after view, p *packet) {
 		}
 	}
 	if before.value != "" && before.value != protocol.MarkerValue && !mine[before.value] && after.left < before.left {
-		if who, err := protocol.RequestOf(before.value); err != nil || after.left != who.TTL {
+		if who, err := protocol.RequestOf(before.value); (err != nil || after.left != who.TTL) && !clamped(before.value, after.left) {
 			w.fail("%s of %s shortened the lease of %s", p.kind, p.c.name, short(before.value))
 		}
 	}
@@ -167,7 +173,7 @@ func (w *world) compare(before, after view, p *packet) {
 				got = append(got, id)
 			}
 		}
-	} else if strings.HasPrefix(after.value, protocol.FormatTag) && after.value != before.value {
+	} else if strings.HasPrefix(after.value, protocol.FormatTag) && after.value != before.value && !after.cools() {
 		got = append(got, after.value)
 	}
 	for _, id := range got {
@@ -268,6 +274,7 @@ func (w *world) released(c *simClient) {
 			still = append(still, d)
 			continue
 		}
+		w.promised(d.caller)
 		if d.caller.Err != nil {
 			if errors.Is(d.caller.Err, lockstate.ErrLeaseLost) {
 				w.count("Unlock: lost")
@@ -335,6 +342,7 @@ const simTokensAhead = 5
 
 // admitted checks a new lease's token and its place in its process' FIFO.
 func (w *world) admitted(c *simClient, x *lockstate.Caller) {
+	w.entered(x)
 	if n := c.order[x]; n < c.lastIn {
 		w.fail("%s admitted caller %d after %d", c.name, n, c.lastIn)
 	} else {
@@ -462,7 +470,7 @@ func (w *world) overdue(c *simClient) {
 func (w *world) accident(what string) {
 	w.count("accident: " + what)
 	w.logf("ACCIDENT: %s", what)
-	w.unclean = true
+	w.unclean, w.accidentAt = true, w.now
 	w.forgot = w.forgot || strings.HasPrefix(what, "the server")
 	v := w.look()
 	if v.value != "" {

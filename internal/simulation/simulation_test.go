@@ -213,6 +213,9 @@ func (c *simClient) enter() {
 	if w.rng.IntN(10) == 0 {
 		o.MaxHold = 500 * time.Millisecond
 	}
+	if w.has[minHolds] && w.cron.IntN(3) == 0 {
+		o.MinHold = time.Duration(1+w.cron.IntN(30)) * longestMinHold / 30
+	}
 	w.seq++
 	c.order[x] = w.seq
 	c.calls = append(c.calls, x)
@@ -222,6 +225,13 @@ func (c *simClient) enter() {
 
 func (c *simClient) leave(x *lockstate.Caller) {
 	c.w.logf("%s unlocks", c.name)
+	w := c.w
+	if p, ok := w.promises[x]; ok && (x.Orphaned || x.Ended == lockstate.ByLoss || w.downgraded[x]) {
+		delete(w.promises, x) // others may have had the lock, or may have it now
+	} else if ok {
+		p.left = w.now
+		w.promises[x] = p
+	}
 	d := departure{caller: x}
 	if g := c.status(); !x.Orphaned {
 		d.ids = append(d.ids, g.Req.ID)
@@ -357,6 +367,7 @@ func (w *world) foreigner() {
 	ttl := time.Duration(100+w.rng.IntN(1500)) * time.Millisecond
 	if w.server.do("SET", w.keys.Lock, value, "NX", "PX", redisserver.Milliseconds(ttl)) != nil {
 		w.count("a foreigner takes it")
+		w.entered(nil)
 		w.foreign, w.foreignTill = value, w.now.Add(ttl-ttl/50)
 		w.intrude(w.look())
 		w.logf("the foreigner takes it for %v", ttl)
@@ -518,6 +529,16 @@ func (w *world) recover() {
 		}
 	}
 	bound := time.Duration(turns)*w.longest + lockstate.LongestPoll + 2*time.Second
+	for _, c := range w.clients {
+		for _, x := range c.calls {
+			if x.Opts.MinHold > 0 {
+				bound += x.Opts.MinHold + 100*time.Millisecond
+			}
+		}
+	}
+	if w.has[minHolds] {
+		bound += 2 * longestMinHold // of one who has left, and of a late copy of its release
+	}
 	if v := w.look(); w.has[uncounting] {
 		for _, id := range v.queue {
 			if c := w.clientOf(id); !v.dead[id] && (c == nil || c.dead) {

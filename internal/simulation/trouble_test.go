@@ -38,6 +38,7 @@ const (
 	intruders   trouble = "intruders"   // check: no Unlock says nil after somebody else owned
 	heeds       trouble = "heeds"       // check: who is wanted and does not know whether it owns asks at once
 	checks      trouble = "checks"      // callers check their leases
+	minHolds    trouble = "min holds"   // callers have minimum holds
 	tokensAhead trouble = "ahead"       // check: no token is ahead of the server's clock
 )
 
@@ -55,6 +56,9 @@ var troubles = []struct {
 // kinds above, so that a seed whose world is not does what it did before there were any.
 const uncountingPercent = 30
 
+// minHoldPercent is in how many worlds callers have minimum holds.
+const minHoldPercent = 30
+
 var simWith = flag.String("simulate.with", "", "kinds of trouble that every world has")
 
 var simWithout = flag.String("simulate.without", "", "kinds of trouble to leave out, with commas between; see troubles")
@@ -69,6 +73,8 @@ func (w *world) chooseTroubles() {
 	w.apart = rand.New(rand.NewPCG(uint64(w.seed), 1))
 	w.has[uncounting] = w.apart.IntN(100) < uncountingPercent
 	w.chooseChecks()
+	w.cron = rand.New(rand.NewPCG(uint64(w.seed), 3))
+	w.has[minHolds] = w.cron.IntN(100) < minHoldPercent
 	for _, name := range strings.Split(*simWith, ",") {
 		w.has[trouble(name)] = true
 	}

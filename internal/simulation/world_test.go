@@ -66,8 +66,12 @@ type world struct {
 	saved       []savedKey                   // an older state of the server
 	checkUps    []*checkUp                   // checks that have not returned
 	luck        *rand.Rand                   // decides who checks, and nothing else
-	longest     time.Duration                // the longest TTL so far
-	outage      time.Time                    // commands fail until then
+	cron        *rand.Rand                   // chooses minimum holds, and nothing else
+	promises    map[*lockstate.Caller]promise
+	accidentAt  time.Time     // when the last accident was, the world's time
+	lastEntry   time.Time     // when somebody last got the lock, a foreigner too
+	longest     time.Duration // the longest TTL so far
+	outage      time.Time     // commands fail until then
 	outageErr   error
 	counts      map[string]int // what happened so far, in all schedules
 }
@@ -129,6 +133,7 @@ type packet struct {
 	err    error
 	r      protocol.Renewal
 	g      *lockstate.Cancellation
+	cool   time.Duration // of the cancel
 	ended  protocol.Cancelled
 	m      protocol.Message
 	orphan bool // the sender has given up on it: its answer goes nowhere
@@ -192,6 +197,7 @@ func (w *world) begin(seed int64) {
 	w.foreign, w.excused, w.jumpedBack, w.unclean, w.forgot = "", map[string]time.Time{}, false, false, false
 	w.owners, w.downgraded, w.copied, w.intruded = nil, map[*lockstate.Caller]bool{}, map[string]bool{}, map[*lockstate.Caller]string{}
 	w.struck = map[string]bool{}
+	w.promises, w.accidentAt, w.lastEntry = map[*lockstate.Caller]promise{}, time.Time{}, time.Time{}
 	w.topWriter, w.top, w.seq, w.saved, w.outage = 0, 0, 0, nil, time.Time{}
 	w.longest = 2 * time.Second
 	w.deny, w.denyAsk = w.rng.IntN(20) == 0, w.rng.IntN(20) == 0
@@ -440,7 +446,7 @@ func (c *simClient) haunt(g *lockstate.Cancellation) {
 func (c *simClient) cancelDue() {
 	for batch := c.cancel.Take(c.now()); len(batch) > 0; batch = c.cancel.Take(c.now()) {
 		for _, g := range batch {
-			c.w.put(&packet{kind: "cancel", c: c, g: g})
+			c.w.put(&packet{kind: "cancel", c: c, g: g, cool: g.Cooldown(c.now())})
 		}
 	}
 }
@@ -545,7 +551,7 @@ func (w *world) execute(p *packet) *packet {
 		w.logf("server: renew %s -> %d, %v", short(p.r.Req.ID), batch[0].Outcome, err)
 		reply = &packet{kind: "renewed", c: p.c, r: batch[0]}
 	case "cancel":
-		r := w.srv.Cancel(ctx, []protocol.CancelRequest{{Keys: &w.keys, ID: p.g.ID, Last: p.g.Last, Link: p.g.Link}})[0]
+		r := w.srv.Cancel(ctx, []protocol.CancelRequest{{Keys: &w.keys, ID: p.g.ID, Last: p.g.Last, Link: p.g.Link, Cooldown: p.cool}})[0]
 		if r.Fail != nil {
 			err = r.Fail.Err
 		}

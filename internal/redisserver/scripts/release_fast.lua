@@ -1,6 +1,6 @@
 -- The common cases of release in fewer calls, and with fewer conversions of numbers, which
 -- cost as much: a writer gives the lock back, and nothing waits or a live writer is next.
--- In any other case it writes nothing, and release.lua follows.
+-- In any other case, a cool-down too, it writes nothing, and release.lua follows.
 --
 -- KEYS, ARGV  as in release.lua
 -- Returns how many were made owner.
@@ -12,7 +12,7 @@
 local call, pcall = redis.call, redis.pcall
 local waiting = call('ZCARD', KEYS[2])
 -- mode: the byte after 'leased1:'
-if call('GET', KEYS[1]) ~= ARGV[2] or string.sub(ARGV[2], 9, 9) ~= 'w' then -- release.lua follows
+if call('GET', KEYS[1]) ~= ARGV[2] or string.sub(ARGV[2], 9, 9) ~= 'w' or ARGV[5] then -- release.lua follows
 elseif waiting == 0 then
   if ARGV[3] == '0' then
     call('DEL', KEYS[1])

@@ -1,7 +1,8 @@
 -- cancel(id, last token): the request ends, whether it waits, owns or was never received.
 --
 -- KEYS  as in common.lua
--- ARGV  2 id, 3 last token its owner assigned, 0 if only the grant's own, 4 span
+-- ARGV  2 id, 3 last token its owner assigned, 0 if only the grant's own, 4 span, 5 for how
+--       many ms a writer's lock is kept from all others; left out for none
 -- Returns {DONE, how many were made owner, 1 if the id owned the lock until now, the lock's
 -- last token before others were made owner, unfinished}. The token is 0 where it proves
 -- nothing: it is not remembered, a foreign owner is there, which assigns none, or it may
@@ -23,13 +24,12 @@ redis.call('ZREM', KEYS[4], id)
 local waited = redis.call('ZREM', KEYS[2], id) > 0
 local owned = owns(id, mode)
 if owned then
-  clear_owner(id, mode)
-  adopt_token(ARGV[3], ttl, id)
+  give_back(id, mode, ttl, ARGV[3], ARGV[5])
 elseif mode == 'r' then
   redis.call('ZREM', KEYS[3], id)
 end
 local token = last_token()
-if value and value ~= MARK and not parse_id(value) then token = 0 end
+if value and value ~= MARK and not parse_id(value) and not cooldown_of(value) then token = 0 end
 -- A token that an owner assigned locally can have been assigned to others as well.
 local drawn_by = string.match(redis.call('GET', KEYS[5]) or '', '^leased1:%d+:%d+:(.+)$')
 if (drawn_by or ARGV[3] ~= '0') and drawn_by ~= id then token = 0 end

@@ -53,6 +53,13 @@ local function is_newer(v)
   return format and tonumber(format) > 1
 end
 
+-- cooldown_of returns for how many ms a writer that released the lock had it kept from all
+-- others, if v says that, else nil: leased1:cooldown:<ms>:<its id>.
+local function cooldown_of(v)
+  local ms = v and string.match(v, '^leased1:cooldown:(%d+):')
+  return ms and #ms <= 12 and tonumber(ms) or nil
+end
+
 -- last_token returns the highest token that was assigned, 0 if it is not remembered.
 local function last_token()
   if not last then
@@ -153,6 +160,24 @@ local function clear_owner(id, mode)
   else
     redis.call('ZREM', KEYS[3], id)
     sync_marker()
+  end
+end
+
+-- give_back ends the ownership of id, of which owns(id, mode) is true; token is the last
+-- one that it assigned locally. With a cool-down, in ms, a writer's lock is not free before
+-- that is over, and nobody owns it until then.
+local function give_back(id, mode, ttl, token, cooldown)
+  if mode == 'r' or not cooldown then
+    clear_owner(id, mode)
+    adopt_token(token, ttl, id)
+    return
+  end
+  redis.call('PEXPIRE', KEYS[1], cooldown) -- a first write that a full server admits
+  value = 'leased1:cooldown:' .. cooldown .. ':' .. id
+  redis.call('SET', KEYS[1], value, 'PX', cooldown)
+  adopt_token(token, ttl, id)
+  if last_token() ~= 0 and redis.call('PTTL', KEYS[5]) < cooldown + 600000 then
+    redis.call('PEXPIRE', KEYS[5], int(cooldown + 600000))
   end
 end
 
@@ -311,16 +336,17 @@ local function notify_owners(what, except, after)
   return 0
 end
 
--- notify_head_of_expiry sends the head of the queue the time at which the last reader's
--- lease expires: it may have planned its re-check by a later one that was given back.
-local function notify_head_of_expiry()
-  if value ~= MARK then return end
+-- notify_head_of_expiry sends the head of the queue, unless that is the id except, the time
+-- at which the last reader's lease or a cool-down ends: it may have planned its re-check by
+-- a lease that was given back.
+local function notify_head_of_expiry(except)
+  if value ~= MARK and not cooldown_of(value) then return end
   local id, mode, _, _, client = head()
-  if mode then publish(client, 'ends ' .. redis.call('PTTL', KEYS[1]) .. ' ' .. id .. ' ' .. lock) end
+  if mode and id ~= except then publish(client, 'ends ' .. redis.call('PTTL', KEYS[1]) .. ' ' .. id .. ' ' .. lock) end
 end
 
--- clamp cuts leases of owners that are longer than the TTL in the owner's own id, which
--- means that the server's clock went back. The expiry of a foreign owner is left alone.
+-- clamp cuts leases of owners that are longer than the TTL in the owner's own id, and a
+-- cool-down that is longer than its value says, which means that the server's clock went back. The expiry of a foreign owner is left alone.
 local function clamp()
   if value == MARK or not value then
     local cut = false
@@ -339,6 +365,7 @@ local function clamp()
     if cut then sync_marker() end
   else
     local _, ttl = parse_id(value)
+    ttl = ttl or cooldown_of(value)
     if ttl and redis.call('PTTL', KEYS[1]) > ttl then redis.call('PEXPIRE', KEYS[1], int(ttl)) end
   end
 end
@@ -380,7 +407,7 @@ local function waiting_reply(kind, place, echoed, upto)
   if blocker == MARK then blocker = redis.call('ZREVRANGE', KEYS[3], '0', '0')[1] end
   blocker = blocker or redis.call('ZRANGE', KEYS[2], '0', '0')[1] or ''
   last_token()
-  local no_notify = (value and value ~= MARK and not parse_id(value)) or is_newer(blocker) or meta_is_newer
+  local no_notify = (value and value ~= MARK and not parse_id(value) and not cooldown_of(value)) or is_newer(blocker) or meta_is_newer
   return { kind, last, us, place, redis.call('PTTL', KEYS[1]), blocker, no_notify and 1 or 0,
     denied and -2 or echoed, handed, unfinished, upto, old_gone }
 end

@@ -3,7 +3,8 @@
 --
 -- KEYS  as in common.lua
 -- ARGV  2 old id, 3 new id, which has never owned and may wait already, 4 last token the
---       owner assigned, 0 if only the grant's own, 5 span
+--       owner assigned, 0 if only the grant's own, 5 span, 6 for how many ms a writer's lock
+--       is kept from all others; left out for none
 -- Returns granted_reply or waiting_reply for new, with old_gone set if old does not own, or
 -- {NOT_OURS, 0} if in addition new neither owns nor waits.
 -- Repeated, it finds that old does not own: then it answers the state of new, and enqueues
@@ -16,12 +17,12 @@ span = ARGV[5]
 
 check_types()
 if owns(old, mode) then
-  clear_owner(old, mode)
-  adopt_token(ARGV[4], ttl, old)
+  give_back(old, mode, ttl, ARGV[4], ARGV[6])
   local place = enqueue(new, new_ttl)
   local token = grant_next(new)
   if token then return granted_reply(token) end
   place = redis.call('ZRANK', KEYS[2], new) or place
+  if ARGV[6] then notify_head_of_expiry(new) end
   return waiting_reply(QUEUED, place, -1, notify_owners('wanted'))
 end
 local not_ours = refuse(old)

@@ -1,0 +1,166 @@
+package redisserver
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// A cool-down: a writer that gives the lock back has it kept from all others for a while.
+
+const cool = 20 * time.Second
+
+// cooling fails unless the lock cools down after id had it, for about left.
+func (s *scene) cooling(id string, left time.Duration) {
+	s.t.Helper()
+	st := s.look()
+	who, ok := protocol.ParseCooldown(st.value)
+	want, err := protocol.ParseID(id)
+	if err != nil || !ok || who != want {
+		s.t.Fatalf("the key holds %q after %q", st.value, id)
+	}
+	if got := time.Duration(st.ends[0]-st.clock) * time.Millisecond; got > left || got < left-patient {
+		s.t.Fatalf("it cools down for %v, want %v", got, left)
+	}
+}
+
+// patient is how long a test may take between two steps.
+const patient = 15 * time.Second
+
+// giveBacks are the ways in which a writer gives the lock back with a cool-down.
+func (s *scene) giveBacks() map[string]func(id string, cool time.Duration) {
+	give := func(c protocol.Command) { s.must(s.do(c)) }
+	return map[string]func(string, time.Duration){
+		"release": func(id string, cool time.Duration) {
+			give(protocol.Command{Verb: protocol.Release, ID: id, Cooldown: cool})
+		},
+		"yield": func(id string, cool time.Duration) {
+			give(protocol.Command{Verb: protocol.Yield, ID: id, Next: s.writer("C"), Cooldown: cool})
+		},
+		"cancel": func(id string, cool time.Duration) {
+			if err := s.tryCancel(id, 0, cool); err != nil {
+				s.t.Fatal(err)
+			}
+		},
+	}
+}
+
+func TestAWriterCanHaveTheLockKeptWhenItGivesItBack(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		b := s.listen("B")
+		for what, giveBack := range s.giveBacks() {
+			for _, waiter := range []func(string) string{s.writer, s.reader} {
+				s.clear()
+				owner, next := s.writer("A"), waiter("B")
+				token := s.gets(s.acquire(owner))
+				s.waits(s.acquire(next), 0)
+				giveBack(owner, cool)
+				s.cooling(owner, cool)
+				all := b.received()
+				if len(all) != 1 || all[0].Kind != "ends" || all[0].ID != next || all[0].Left > cool || all[0].Left < cool-patient {
+					t.Errorf("%s: the head of the queue was told %+v", what, all)
+				}
+				again := s.waits(s.acquire(next), 0)
+				if again.NoNotify || again.Left <= 0 || again.Left > cool || again.Blocker != s.look().value {
+					t.Errorf("%s: answered %+v", what, again)
+				}
+				if got := s.try(s.writer("D")); got.Outcome != protocol.Refused {
+					t.Errorf("%s: a try is answered %+v", what, got)
+				}
+				if taken := s.raw("SET", s.keys.Lock, "foreign", "NX", "PX", 1000); taken != nil {
+					t.Errorf("%s: a foreign client took it", what)
+				}
+				if r := s.answerOf(owner, 0); r.Owned || r.Token != token {
+					t.Errorf("%s: the cancel that proves the release is answered %+v, want token %d", what, r, token)
+				}
+				s.cooling(owner, cool)
+				b.received()   // the cancel has told it again
+				s.renew(owner) // late copies
+				s.release(owner, 0)
+				s.cooling(owner, cool)
+				s.raw("PEXPIRE", s.keys.Lock, 1)
+				for s.raw("EXISTS", s.keys.Lock) != int64(0) {
+					time.Sleep(time.Millisecond)
+				}
+				if s.gets(s.acquire(next)) <= token {
+					t.Errorf("%s: the next token is not above %d", what, token)
+				}
+			}
+		}
+	})
+}
+
+func TestACooldownIsKeptWithItsTokenForAsLongAsItLasts(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		owner := s.writer("A")
+		token := s.gets(s.acquire(owner))
+		s.must(s.do(protocol.Command{Verb: protocol.Release, ID: owner, Last: token + 7, Cooldown: 24 * time.Hour}))
+		s.cooling(owner, 24*time.Hour)
+		if st := s.look(); st.token() != token+7 || st.ends[4] < st.ends[0] {
+			t.Errorf("token %d, forgotten %d ms before the end", st.token(), st.ends[0]-st.ends[4])
+		}
+	})
+}
+
+func TestAReaderGivesTheLockBackAtOnce(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		s.listen("B")
+		for what, giveBack := range s.giveBacks() {
+			if what == "yield" {
+				continue // for the writer of its own that it brings in
+			}
+			owner, next := s.reader("A"), s.writer("B")
+			s.gets(s.acquire(owner))
+			s.waits(s.acquire(next), 0)
+			giveBack(owner, cool)
+			s.owned(next)
+			s.release(next, 0)
+		}
+	})
+}
+
+func TestACooldownIsClampedWhenTheClockWentBackAndEndedByAnEviction(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		s.listen("B")
+		owner, next := s.writer("A"), s.writer("B")
+		s.gets(s.acquire(owner))
+		s.must(s.do(protocol.Command{Verb: protocol.Release, ID: owner, Cooldown: cool}))
+		s.raw("PEXPIRE", s.keys.Lock, 3_600_000)
+		s.waits(s.acquire(next), 0)
+		s.cooling(owner, cool)
+		if evicted := s.evict(); len(evicted) != 1 {
+			t.Errorf("evicted %q", evicted)
+		}
+		s.owned(next)
+	})
+}
+
+// Part of a millisecond counts as a whole one.
+func TestACooldownDoesNotEndEarly(t *testing.T) {
+	args := withCooldown(3*time.Millisecond+time.Nanosecond, "x")
+	if len(args) != 2 || args[1] != "4" {
+		t.Errorf("%v", args)
+	}
+}
+
+// A full server admits it: its first write is a PEXPIRE.
+func TestAFullServerAdmitsACooldown(t *testing.T) {
+	onOwnServer(t, func(t *testing.T, s *scene) {
+		ctx := context.Background()
+		for what, giveBack := range s.giveBacks() {
+			s.clear()
+			owner := s.writer("A")
+			s.gets(s.acquire(owner))
+			if err := s.rdb.ConfigSet(ctx, "maxmemory", "1").Err(); err != nil {
+				t.Fatal(err)
+			}
+			giveBack(owner, cool)
+			if err := s.rdb.ConfigSet(ctx, "maxmemory", "0").Err(); err != nil {
+				t.Fatal(what, err)
+			}
+			s.cooling(owner, cool)
+		}
+	})
+}

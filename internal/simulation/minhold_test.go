@@ -1,0 +1,69 @@
+package simulation
+
+import (
+	"strings"
+	"time"
+
+	"github.com/leasedmutex/leased/internal/lockstate"
+	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/redisserver"
+)
+
+// That a minimum hold is kept: once an Unlock has said that the lock was its caller's until
+// then, nobody has got it before the caller's minimum hold is over, nor gets it, foreign
+// clients included.
+
+const longestMinHold = 3 * time.Second
+
+// promise is the minimum hold of a caller that was admitted.
+type promise struct {
+	since, until time.Time
+	left         time.Time // when its caller unlocked, zero if it has not
+	kept         bool      // Unlock returned nil
+}
+
+// entered checks that x, or a foreign client if x is nil, gets the lock after all minimum
+// holds, and begins x's own.
+func (w *world) entered(x *lockstate.Caller) {
+	for who, p := range w.promises {
+		switch {
+		case !w.now.Before(p.until):
+			delete(w.promises, who)
+		case p.kept && !w.accidentAt.After(p.since):
+			w.fail("somebody got the lock %v before the end of the minimum hold of token %d", p.until.Sub(w.now), who.Token)
+		}
+	}
+	w.lastEntry = w.now
+	if x != nil && x.Mode == protocol.Exclusive && x.Opts.MinHold > 0 {
+		d := x.Opts.MinHold
+		if w.has[rates] {
+			d -= d / 400 // by its client's clock and the server's, which are both fast
+		}
+		w.promises[x] = promise{since: w.now, until: w.now.Add(d)}
+	}
+}
+
+// promised is called when the Unlock of x has returned.
+func (w *world) promised(x *lockstate.Caller) {
+	p, ok := w.promises[x]
+	switch {
+	case !ok:
+	case x.Err != nil || p.left.IsZero() || w.accidentAt.After(p.since) || !w.now.Before(p.until) && !w.lastEntry.After(p.left):
+		delete(w.promises, x)
+	case w.lastEntry.After(p.left) && w.lastEntry.Before(p.until):
+		w.fail("somebody got the lock %v before the end of the minimum hold of token %d, which was unlocked %v earlier",
+			p.until.Sub(w.lastEntry), x.Token, w.lastEntry.Sub(p.left))
+	default:
+		w.count("a minimum hold outlasts its Unlock")
+		p.kept = true
+		w.promises[x] = p
+	}
+}
+
+// clamped reports that a cool-down was cut to what its value says, because the server's clock
+// had gone back.
+func clamped(value string, left time.Duration) bool {
+	rest, ok := strings.CutPrefix(value, protocol.FormatTag+"cooldown:")
+	ms, _, _ := strings.Cut(rest, ":")
+	return ok && ms == redisserver.Milliseconds(left)
+}
