@@ -494,6 +494,36 @@ func ExampleWithLossHandler() {
 	// Output: no longer: leader
 }
 
+// A cron job that every machine starts each minute, by its own clock, runs on the first one
+// only: the lock is kept for 50 s although the job takes a moment.
+func ExampleWithMinHold() {
+	rdb, stop := embeddedRedis()
+	defer stop()
+	a, b := mustNew(rdb), mustNew(rdb) // on two machines
+	defer a.Close()
+	defer b.Close()
+
+	everyMinute := func(ctx context.Context, client *leased.Client) error {
+		lease, err := client.Mutex("cleanup", leased.WithMinHold(50*time.Second)).TryLockContext(ctx)
+		if errors.Is(err, leased.ErrLocked) {
+			return nil // another machine does it, or has done it in this minute
+		}
+		if err != nil {
+			return err
+		}
+		fmt.Println("cleaning up")
+		return lease.Unlock()
+	}
+	ctx := context.Background()
+	for _, client := range []*leased.Client{a, b, a} {
+		if err := everyMinute(ctx, client); err != nil {
+			log.Panic(err)
+		}
+	}
+	// Output:
+	// cleaning up
+}
+
 // Options of a lock can be the client's default, be kept in a slice for several
 // locks, and be overridden by later ones. A bad one is reported on first use.
 func ExampleLockOption() {

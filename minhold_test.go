@@ -193,6 +193,24 @@ func TestAMinimumHoldOutlivesItsProcess(t *testing.T) {
 	}
 }
 
+func TestAReleaseWithoutAnswerKeepsTheMinimumHold(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		const hold = time.Minute
+		job, other := newClient(t, s), newClient(t, s)
+		warm(t, s, job, other)
+		began := time.Now()
+		l := lock(t, job.Mutex("x", leased.WithMinHold(hold)))
+		s.Mini.SetError(outOfOrder)
+		isAll(t, l.Unlock(), leased.ErrNotReleased)
+		time.Sleep(5 * time.Second)
+		s.Mini.SetError("")
+		unlock(t, lock(t, other.Mutex("x")))
+		if at := time.Since(began); at < hold || at > hold+soonAfter {
+			t.Errorf("free after %v", at)
+		}
+	})
+}
+
 // The TTL alone covers a process that does not unlock.
 func TestAMinimumHoldIsForLeasesThatAreUnlocked(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {

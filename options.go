@@ -284,7 +284,8 @@ func WithMaxHold(d time.Duration) LockOption {
 // d is measured from when the caller got the lock, on this machine's monotonic clock until
 // Unlock and on Redis' clock from then on. It may be longer than the TTL. It is for leases
 // that are unlocked: where the process dies, or closes its client without Unlock, the lock
-// is free when the TTL ends, as without this option; a TTL of d covers that as well. A
+// is free when the TTL ends, as without this option; so is it where Redis cannot be reached
+// from Unlock until then. A TTL of d covers both. A
 // caller that gives up at the moment in which it gets the lock, so that LockContext returns
 // an error, has no minimum hold. Readers have none, and Downgrade ends that of its lease.
 // ForceUnlock frees the lock at once. A maximum hold must not be shorter than d.

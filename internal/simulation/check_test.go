@@ -82,6 +82,9 @@ func (w *world) queued() []string {
 
 // changed notes whether a grant of ours ended without a word to the server.
 func (w *world) changed(before, after view) {
+	if after.cools() {
+		w.cooled[after.value[strings.Index(after.value, ":"+protocol.FormatTag)+1:]] = true
+	}
 	for _, id := range w.owners {
 		w.unclean = w.unclean || !before.owns(id)
 	}
@@ -274,7 +277,7 @@ func (w *world) released(c *simClient) {
 			still = append(still, d)
 			continue
 		}
-		w.promised(d.caller)
+		w.promised(c, &d)
 		if d.caller.Err != nil {
 			if errors.Is(d.caller.Err, lockstate.ErrLeaseLost) {
 				w.count("Unlock: lost")
@@ -342,7 +345,9 @@ const simTokensAhead = 5
 
 // admitted checks a new lease's token and its place in its process' FIFO.
 func (w *world) admitted(c *simClient, x *lockstate.Caller) {
-	w.entered(x)
+	if !w.excuse(c.status().Req.ID) {
+		w.entered(x)
+	}
 	if n := c.order[x]; n < c.lastIn {
 		w.fail("%s admitted caller %d after %d", c.name, n, c.lastIn)
 	} else {

@@ -43,11 +43,20 @@ func (w *world) entered(x *lockstate.Caller) {
 	}
 }
 
-// promised is called when the Unlock of x has returned.
-func (w *world) promised(x *lockstate.Caller) {
+// promised is called when an Unlock has returned.
+func (w *world) promised(c *simClient, d *departure) {
+	x := d.caller
 	p, ok := w.promises[x]
+	// Where the lease had expired before a cancel proved that it was not another's, no
+	// release has reached Redis.
+	expired := c.byToken
+	for _, id := range d.ids {
+		expired = expired && !w.cooled[id]
+	}
 	switch {
 	case !ok:
+	case expired:
+		delete(w.promises, x)
 	case x.Err != nil || p.left.IsZero() || w.accidentAt.After(p.since) || !w.now.Before(p.until) && !w.lastEntry.After(p.left):
 		delete(w.promises, x)
 	case w.lastEntry.After(p.left) && w.lastEntry.Before(p.until):

@@ -68,10 +68,11 @@ type world struct {
 	luck        *rand.Rand                   // decides who checks, and nothing else
 	cron        *rand.Rand                   // chooses minimum holds, and nothing else
 	promises    map[*lockstate.Caller]promise
-	accidentAt  time.Time     // when the last accident was, the world's time
-	lastEntry   time.Time     // when somebody last got the lock, a foreigner too
-	longest     time.Duration // the longest TTL so far
-	outage      time.Time     // commands fail until then
+	cooled      map[string]bool // requests that were given back with a cool-down
+	accidentAt  time.Time       // when the last accident was, the world's time
+	lastEntry   time.Time       // when somebody last got the lock, a foreigner too
+	longest     time.Duration   // the longest TTL so far
+	outage      time.Time       // commands fail until then
 	outageErr   error
 	counts      map[string]int // what happened so far, in all schedules
 }
@@ -197,6 +198,7 @@ func (w *world) begin(seed int64) {
 	w.foreign, w.excused, w.jumpedBack, w.unclean, w.forgot = "", map[string]time.Time{}, false, false, false
 	w.owners, w.downgraded, w.copied, w.intruded = nil, map[*lockstate.Caller]bool{}, map[string]bool{}, map[*lockstate.Caller]string{}
 	w.struck = map[string]bool{}
+	w.cooled = map[string]bool{}
 	w.promises, w.accidentAt, w.lastEntry = map[*lockstate.Caller]promise{}, time.Time{}, time.Time{}
 	w.topWriter, w.top, w.seq, w.saved, w.outage = 0, 0, 0, nil, time.Time{}
 	w.longest = 2 * time.Second
