@@ -139,7 +139,7 @@ func (c *chance) act() {
 		c.note("close")
 		c.close()
 	default:
-		d := time.Duration(c.rng.Intn(1 << (10 + c.rng.Intn(24))))
+		d := time.Duration(c.rng.Int63n(1 << (10 + c.rng.Intn(24))))
 		c.note("%v pass", d)
 		c.pass(d)
 	}

@@ -111,7 +111,7 @@ func TestAForeignOwnerWithoutExpiryIsToldSoAndGivenNone(t *testing.T) {
 
 func TestAnExpiryBeyondAllTimeIsReadAs100Years(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
-		const ms = 1 << 53 // does not fit in a time.Duration
+		const ms = int64(1) << 53 // does not fit in a time.Duration
 		s.raw("SET", s.keys.Lock, "foreign", "PX", ms)
 		if a := s.waits(s.acquire(s.writer("A")), 0); a.Left < 90*365*24*time.Hour {
 			t.Errorf("the owner has %v left", a.Left)
