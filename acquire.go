@@ -293,13 +293,18 @@ func (e *entry) unlock(ctx context.Context, pick func(*lockstate.Lock) *lockstat
 	}
 	e.mu.Lock()
 	err := w.Err
+	why := err
 	if w.LeaveUnsettled() {
-		err = &notReleased{name: e.keys.Name, ends: ends, lastErr: e.lastKnownLocked().err, ended: late}
+		lastErr := e.lastKnownLocked().err
+		err = &notReleased{name: e.keys.Name, ends: ends, lastErr: lastErr, ended: late}
+		if why = lastErr; lastErr == nil {
+			why = late
+		}
 	}
 	if w.Ended == lockstate.ByLoss {
 		err = e.lostLocked(w, err)
 	}
-	held, first := e.takeHoldLocked(w, holdOutcome(w, err), now)
+	held, first := e.takeHoldLocked(w, holdOutcome(w, err), why, now)
 	e.mu.Unlock()
 	if first {
 		e.client.recordHold(&held)
@@ -327,6 +332,7 @@ type callTrace struct {
 	span           trace.Span        // of the hold, nil until it has begun
 	waitUnreported bool              // the caller has not reported its wait yet, and may begin the span then
 	spanClaimed    bool              // a goroutine begins, or has begun, the span of the hold
+	why            error             // its cause, if it was not released
 	how            holdResult        // how a hold ended that was over before it had a span
 	ended          time.Time         // when it ended, zero if it did not
 }

@@ -221,12 +221,12 @@ var _ lockstate.Environment = (*environment)(nil)
 
 // NewRequest returns a request under a new id. It carries the proof that messages reach
 // this client, if there is one.
-func (c *environment) NewRequest(m protocol.Mode, ttl time.Duration, idles bool) protocol.Request {
+func (c *environment) NewRequest(m protocol.Mode, ttl time.Duration, idles bool, from protocol.Origin) protocol.Request {
 	proof := protocol.Unproved
 	if c.inbox.confirmed() {
 		proof = c.proof
 	}
-	return protocol.NewRequest(c.id, m, ttl, idles, proof)
+	return protocol.NewRequest(c.id, m, ttl, idles, proof, from)
 }
 
 // InboxPending reports whether messages do not arrive yet but soon will. Where ids never
@@ -417,7 +417,7 @@ func (c *Client) abandoned() (left []string) {
 			names = append(names, e.keys.Name)
 		}
 		for w := e.lock.Holders(); w != nil; w = w.NextHolder() {
-			if r, first := e.takeHoldLocked(callOf(w), holdAbandoned, time.Now()); first {
+			if r, first := e.takeHoldLocked(callOf(w), holdAbandoned, nil, time.Now()); first {
 				c.tracing.later(func() { c.recordHold(&r) })
 			}
 		}

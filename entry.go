@@ -167,7 +167,7 @@ func (e *entry) end(loss lockstate.Loss) {
 		if loss.Why == lockstate.Evicted {
 			how = holdForced
 		}
-		held, first = e.takeHoldLocked(w, how, time.Now())
+		held, first = e.takeHoldLocked(w, how, nil, time.Now())
 	}
 	e.mu.Unlock()
 	if cancel != nil {

@@ -105,6 +105,9 @@ func infoOf(name string, s *protocol.Snapshot) Info {
 			reader := Owner{Shared: true, TTL: redisserver.Remaining(int64(left))}
 			if id, err := protocol.ParseID(s.Readers[i]); err == nil {
 				reader.Client = id.Label
+				if id.Origin.Token > 0 { // a writer that was downgraded
+					reader.Token, reader.Since = id.Origin.Token, time.UnixMicro(int64(id.Origin.Token))
+				}
 			} else {
 				reader.Value = s.Readers[i]
 			}
@@ -132,14 +135,11 @@ func infoOf(name string, s *protocol.Snapshot) Info {
 // blockerName returns the readable part of the value that a caller found in the lock's
 // key, empty if the value does not say who the owner is.
 func blockerName(value string) string {
-	id, err := protocol.ParseID(value)
-	if who, ok := protocol.ParseCooldown(value); ok {
-		return who.Label
-	}
+	id, ok := protocol.OwnerOf(value)
 	switch {
 	case value == "" || value == protocol.MarkerValue:
 		return ""
-	case err == nil:
+	case ok:
 		return id.Label
 	case protocol.NewerFormat(value):
 		return "a later version of leased"

@@ -31,7 +31,7 @@ func TestTheProofInAnIDIsThatOfTheDeployment(t *testing.T) {
 		defer client.Close()
 		env := (*environment)(client)
 		made := func() protocol.Proof {
-			who, err := protocol.ParseID(env.NewRequest(protocol.Exclusive, 1e9, false).ID)
+			who, err := protocol.ParseID(env.NewRequest(protocol.Exclusive, 1e9, false, protocol.Origin{}).ID)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -144,6 +144,9 @@ func (t *tracing) begin(ctx context.Context, name string, w *call, began time.Ti
 		return nil
 	}
 	w.startTrace(trace.SpanContextFromContext(ctx))
+	if span.SpanContext().IsSampled() {
+		w.trace.Wait = spanRefOf(span.SpanContext())
+	}
 	return span
 }
 
@@ -189,8 +192,11 @@ func (t *tracing) waited(ctx context.Context, span trace.Span, w *waitRecord) {
 	}
 	if from != nil {
 		span.AddLink(trace.Link{SpanContext: spanContextOf(from)})
-	} else if w.err != nil && blocker != "" {
-		span.SetAttributes(attrBlocker.String(blocker))
+	} else if name := blockerName(blocker); name != "" {
+		span.SetAttributes(attrBlocker.String(name))
+		if who, ok := protocol.OwnerOf(blocker); ok && who.Origin.Span.Valid() {
+			span.AddLink(trace.Link{SpanContext: spanContextOf(&who.Origin.Span)})
+		}
 	}
 	if outcome.bad() {
 		span.SetStatus(codes.Error, w.err.Error())
@@ -229,8 +235,8 @@ func (w *waitRecord) withoutSpan() {
 
 // takeEvents removes the events of the wait from the caller's log. It also returns what
 // the wait span refers to: the hold span that let the caller in or, if the caller was not
-// admitted, the one that blocked it; or the name of the owner that blocked it, if that has
-// no span here.
+// admitted, the one that blocked it; or the value of the owner's key that blocked it, if
+// that has no span here.
 func (w *waitRecord) takeEvents() (events []lockstate.Event, from *protocol.Span, blocker string) {
 	log := w.call.trace
 	if w.entry == nil {
@@ -238,13 +244,12 @@ func (w *waitRecord) takeEvents() (events []lockstate.Event, from *protocol.Span
 	}
 	w.entry.mu.Lock()
 	defer w.entry.mu.Unlock()
-	events, from = log.TakeWaitEvents(w.err == nil), log.From
+	events, from, blocker = log.TakeWaitEvents(w.err == nil), log.From, log.Blocker
 	if w.err != nil {
 		if owner := w.entry.lock.Holders(); owner != nil {
 			from = owner.Events.HoldSpan()
 		} else {
-			value := w.entry.lock.Blocker()
-			blocker = blockerName(value)
+			blocker = w.entry.lock.Blocker()
 		}
 	}
 	return events, from, blocker
@@ -288,7 +293,7 @@ func (t *tracing) hold(ctx context.Context, e *entry, c *call, since time.Time) 
 		log.Hold = ref
 	}
 	over := !log.ended.IsZero()
-	r := holdRecord{mode: c.Mode, token: c.Token, how: log.how, at: log.ended, span: span}
+	r := holdRecord{mode: c.Mode, token: c.Token, how: log.how, why: log.why, at: log.ended, span: span}
 	if over {
 		r.events = log.TakeHoldEvents()
 	}
@@ -324,6 +329,7 @@ type holdRecord struct {
 	via    lockstate.Via
 	token  uint64
 	how    holdResult
+	why    error      // not released: the cause, which can be user code
 	at     time.Time  // when it ended
 	late   bool       // it has no span, but must get one because it did not end well
 	span   trace.Span // nil if there is none
@@ -332,14 +338,14 @@ type holdRecord struct {
 
 // takeHoldLocked returns the record of w's hold, once: ok is false in later calls. If the
 // hold span is still to be started, the goroutine that starts it ends it too.
-func (e *entry) takeHoldLocked(w *call, how holdResult, at time.Time) (r holdRecord, ok bool) {
+func (e *entry) takeHoldLocked(w *call, how holdResult, why error, at time.Time) (r holdRecord, ok bool) {
 	if w.reported {
 		return r, false
 	}
-	r = holdRecord{entry: e, since: e.client.began.Add(w.Since), mode: w.Mode, via: w.Via, token: w.Token, how: how, at: at}
+	r = holdRecord{entry: e, since: e.client.began.Add(w.Since), mode: w.Mode, via: w.Via, token: w.Token, how: how, why: why, at: at}
 	w.reported = true
 	if t := w.trace; t != nil {
-		t.how, t.ended = how, at
+		t.how, t.why, t.ended = how, why, at
 		switch {
 		case t.span != nil:
 			r.span, r.events = t.span, t.TakeHoldEvents()
@@ -365,6 +371,9 @@ func (c *Client) recordHold(r *holdRecord) {
 func (t *tracing) released(r *holdRecord) {
 	r.span.SetAttributes(attrOutcome.String(r.how.String()), attrMode.String(r.mode.String()), attrToken.Int64(int64(r.token)))
 	addEvents(r.span, r.events)
+	if r.how == holdUnconfirmed && r.why != nil {
+		r.span.SetAttributes(attrReason.String(r.why.Error()))
+	}
 	if r.how != holdReleased {
 		r.span.SetStatus(codes.Error, r.how.String())
 		r.span.SetAttributes(attrErrorType.String(r.how.String()))
@@ -378,6 +387,9 @@ func addEvents(span trace.Span, events []lockstate.Event) {
 		var more []attribute.KeyValue
 		if ev.What == lockstate.EventQueued || ev.What == lockstate.EventQueuedInRedis {
 			more = append(more, attrPlace.Int(ev.Place))
+		}
+		if ev.What == lockstate.EventDowngraded {
+			more = append(more, attrToken.Int64(int64(ev.Token)))
 		}
 		if ev.Err != nil {
 			ev.Text = ev.Err.Error()

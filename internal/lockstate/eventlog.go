@@ -14,6 +14,12 @@ type EventLog struct {
 	waitEvents int            // how many of List belong to the wait
 	From       *protocol.Span // hold span of the lease that this one follows, nil if unknown
 	Hold       *protocol.Span // the caller's own hold span, nil if it is not sampled
+	Wait       *protocol.Span // its wait span, nil if it is not sampled, or was not begun
+
+	// Blocker is the value that the owner's key had when Redis was last asked, if the caller
+	// waited behind another process and followed no lease that is known by From: the owner
+	// died, was evicted, or is not traced.
+	Blocker string
 }
 
 // Event is one entry of an EventLog.
@@ -21,6 +27,7 @@ type Event struct {
 	At    time.Time
 	What  EventKind
 	Place int // queued: how many waiters are ahead of it
+	Token uint64
 	Text  string
 	Err   error // its message is read later, for its method may be the user's code
 }
@@ -33,8 +40,8 @@ const (
 	EventQueuedInRedis                  // behind other processes; Text is the value of the owner's key
 	eventError                          // Redis did not do what was asked
 	eventWoken
-	eventWanted // another process waits for the lock
-	eventDowngraded
+	eventWanted     // another process waits for the lock
+	EventDowngraded // Token is the writer's
 	eventLost
 	eventSlow // it has lasted for longer than the user thinks right
 )
@@ -50,8 +57,8 @@ func (t *EventLog) add(n Event) {
 }
 
 // admitted ends the events of the wait: the caller enters, after the lease whose hold span is
-// prev.
-func (t *EventLog) admitted(how Via, prev *protocol.Span, now time.Time) {
+// prev. blocker is the value of the owner's key when Redis was last asked.
+func (t *EventLog) admitted(how Via, prev *protocol.Span, blocker string, now time.Time) {
 	if t == nil || len(t.List) == 0 && how != ViaDirect {
 		return // it waited only for the answer of Redis
 	}
@@ -59,6 +66,14 @@ func (t *EventLog) admitted(how Via, prev *protocol.Span, now time.Time) {
 	t.waitEvents = len(t.List)
 	if how == ViaLocal || how == ViaDirect {
 		t.From = prev
+	}
+	if t.From != nil {
+		return
+	}
+	for _, n := range t.List {
+		if n.What == EventQueuedInRedis {
+			t.Blocker = blocker
+		}
 	}
 }
 

@@ -77,7 +77,7 @@ func (l *Lock) acquired(c *protocol.Command, a protocol.Answer, fail *protocol.F
 		}
 		l.hold(a, c.At, how, now)
 		if a.Unfinished {
-			l.continueGranting(a, l.env.NewRequest(g.req.Mode, g.req.TTL, false).ID, fx)
+			l.continueGranting(a, l.env.NewRequest(g.req.Mode, g.req.TTL, false, protocol.Origin{}).ID, fx)
 		}
 	case protocol.Enqueued:
 		if g.state == Held {

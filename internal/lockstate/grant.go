@@ -197,6 +197,7 @@ func (l *Lock) becomeHeld(a protocol.Answer, from time.Time, how Via, now time.T
 // becomeReleasing: the grant has no members any more, and a release or yield is sent.
 func (l *Lock) becomeReleasing(verb protocol.Verb) {
 	l.grant.state, l.pending = Releasing, pending{verb: verb}
+	l.blocker = "" // who blocked this grant is of no use to those who wait for the next
 }
 
 // becomeNone: the request is over. What Redis may still know of it was released, or its

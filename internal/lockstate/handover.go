@@ -91,7 +91,11 @@ func (l *Lock) Downgrade(c *Caller, done chan struct{}, now time.Time, fx *Effec
 		fx.Done = append(fx.Done, done)
 		return
 	case g.next == nil:
-		g.next = &successor{ticket: ticket{req: l.env.NewRequest(protocol.Shared, g.req.TTL, g.opts.IdleHold > 0), opts: g.opts}, role: byDowngrade}
+		from := protocol.Origin{Token: c.Token}
+		if hold := c.Events.HoldSpan(); hold != nil {
+			from.Span = *hold
+		}
+		g.next = &successor{ticket: ticket{req: l.env.NewRequest(protocol.Shared, g.req.TTL, g.opts.IdleHold > 0, from), opts: g.opts}, role: byDowngrade}
 	}
 	g.next.done = append(g.next.done, done)
 	l.applyRules(now, fx)
@@ -137,8 +141,8 @@ func (l *Lock) downgraded(c *protocol.Command, a protocol.Answer, fail *protocol
 		l.hold(a, c.At, viaFree, now)
 		g.since, g.served = since, 1
 		if w := l.members; w != nil {
+			w.Events.add(Event{At: now, What: EventDowngraded, Token: w.Token})
 			w.Mode, w.Token = protocol.Shared, g.readers
-			w.Events.add(Event{At: now, What: eventDowngraded})
 		}
 	}
 	fx.Done = append(fx.Done, next.done...)

@@ -54,7 +54,7 @@ func driveFrom(t testing.TB, began time.Time) *hand {
 	return h
 }
 
-func (h *hand) NewRequest(m protocol.Mode, ttl time.Duration, idles bool) protocol.Request {
+func (h *hand) NewRequest(m protocol.Mode, ttl time.Duration, idles bool, from protocol.Origin) protocol.Request {
 	h.ids++
 	flags := string(rune(h.proof))
 	if idles {

@@ -55,8 +55,8 @@ type Lock struct {
 // Environment is what a lock needs besides events.
 type Environment interface {
 	// NewRequest returns a request under a new id. idles says that its grant may be kept
-	// with no caller inside.
-	NewRequest(m protocol.Mode, ttl time.Duration, idles bool) protocol.Request
+	// with no caller inside; from is what it is made for.
+	NewRequest(m protocol.Mode, ttl time.Duration, idles bool, from protocol.Origin) protocol.Request
 	// Jitter returns a random number in [0, 1).
 	Jitter() float64
 	// HasInbox reports whether messages reach this client, so that waiting needs no
@@ -319,7 +319,7 @@ func (l *Lock) admit(now time.Time, fx *Effects) {
 		if c.Mode == protocol.Shared && !g.fresh {
 			passed = nil // it follows no lease: a writer before it gave up
 		}
-		c.Events.admitted(c.Via, passed, now)
+		c.Events.admitted(c.Via, passed, l.blocker, now)
 		l.inside.push(c)
 		if l.members == nil {
 			l.members = c
@@ -378,9 +378,16 @@ func (l *Lock) ask(now time.Time, fx *Effects) {
 		Check: g.state == queued, At: now}
 }
 
-// newRequest returns a request with a new id for what head asks for.
+// newRequest returns a request with a new id for what head asks for. The id leads to the trace
+// of head, for those who wait behind the request; not if its grant may idle, for then it can
+// serve callers long after head.
 func (l *Lock) newRequest(head *Caller) protocol.Request {
-	return l.env.NewRequest(head.Mode, head.Opts.TTL, head.Opts.IdleHold > 0)
+	var from protocol.Origin
+	idles := head.Opts.IdleHold > 0
+	if head.Events != nil && head.Events.Wait != nil && !idles {
+		from.Span = *head.Events.Wait
+	}
+	return l.env.NewRequest(head.Mode, head.Opts.TTL, idles, from)
 }
 
 // newTicket returns a ticket for what head asks for, to be sent at now or later.

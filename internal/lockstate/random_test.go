@@ -199,7 +199,7 @@ func (c *chance) any(cmd *protocol.Command) (protocol.Answer, error) {
 
 // gossip is a message about any request, known or not.
 func (c *chance) gossip() {
-	id := c.NewRequest(protocol.Exclusive, handTTL, false).ID
+	id := c.NewRequest(protocol.Exclusive, handTTL, false, protocol.Origin{}).ID
 	if next := c.l.grant.next; next != nil && c.rng.Intn(2) == 0 {
 		id = next.req.ID
 	} else if len(c.ids) > 0 {

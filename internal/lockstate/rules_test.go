@@ -77,7 +77,7 @@ func TestRule3AWaiterLooksAgainWhenTheOwnersTTLEndsTheLaterTheFurtherBehind(t *t
 
 func TestRule3AMessageThatTheOwnersLeaseEndsIsHeededByTheRequestItNamesOnly(t *testing.T) {
 	h, req := queueing(t, writer())
-	another := h.NewRequest(protocol.Exclusive, handTTL, false).ID
+	another := h.NewRequest(protocol.Exclusive, handTTL, false, protocol.Origin{}).ID
 	ends := func(id string) {
 		h.step(func(now time.Time, fx *Effects) { h.l.Ends(id, time.Second, now, fx) })
 	}

@@ -93,11 +93,23 @@ var mutants = []mutant{
 	{"an idle hold begins during a minimum hold", "internal/lockstate/lock.go", " || cmd.Cooldown > 0 ||", " ||", "TheRestKept|" + simulation},
 	{"a release without answer ends the minimum hold", "internal/lockstate/events.go", "chain[0].proof, chain[0].Keep = max(own, last), keep", "chain[0].proof = max(own, last)", "WithTheRestOfTheMinimumHold|" + simulation},
 	{"a lost grant's cancel ends the minimum hold", "internal/lockstate/lock.go", "Keep: l.lost.keep, ", "", "NotProvedInTime"},
-	{"the canceler forgets the minimum hold", "canceler.go", ", Cooldown: cancel.Cooldown(now)", "", "AReleaseWithoutAnswerKeeps"},
 	{"who gives up at its admission has a minimum hold", "internal/lockstate/lock.go", "		l.grant.minHoldUntil = 0\n", "", "WhoDoesNotTakeTheLock"},
+	{"the canceler forgets the minimum hold", "canceler.go", "Cooldown: cancel.Cooldown(now)", "Cooldown: 0 * cancel.Cooldown(now)", "AReleaseWithoutAnswerKeeps"},
 	{"readers have a minimum hold", "internal/lockstate/lock.go", "		if c.Mode == protocol.Exclusive && c.Opts.MinHold > 0 {", "		if c.Opts.MinHold > 0 {", "AReaderHasNoMinimumHold"},
 	{"a cool-down is a foreign owner to operators", "inspect.go", "		if who, ok := protocol.ParseCooldown(s.Value); ok {", "		if who, ok := protocol.ParseCooldown(s.Value); ok && false {", "IsSeenByOperators"},
 	{"a minimum hold may be longer than the maximum", "options.go", "	if o.MaxHold > 0 && o.MinHold > o.MaxHold {", "	if false {", "OutOfRange"},
+
+	// who waited is led to who had the lock
+	{"an id does not refer to its caller's span", "internal/lockstate/lock.go", "		from.Span = *head.Events.Wait\n", "", "TraceOfOneThatGivesUp|RefersToNoSpan"},
+	{"a grant that may idle refers to its first caller", "internal/lockstate/lock.go", " && head.Events.Wait != nil && !idles {", " && head.Events.Wait != nil {", "RefersToNoSpan"},
+	{"a successor does not know who blocked it", "internal/lockstate/eventlog.go", "			t.Blocker = blocker\n", "", "TraceOfASuccessor"},
+	{"who follows a hand-off has a blocker too", "internal/lockstate/eventlog.go", "	if t.From != nil {\n		return\n	}\n", "", "TheBlockerOfAHandOff"},
+	{"a blocker is remembered after its turn", "internal/lockstate/grant.go", "	l.blocker = \"\" // who", "	// who", "TheBlockerIsForgotten"},
+	{"a downgrade forgets the writer's token and time", "internal/lockstate/handover.go", "protocol.Origin{Token: c.Token}", "protocol.Origin{}", "KeepsTheWritersToken"},
+	{"a downgrade's event has the reader's token", "internal/lockstate/handover.go", "What: EventDowngraded, Token: w.Token}", "What: EventDowngraded, Token: g.readers}", "KeepsTheWritersToken"},
+	{"those who wait behind a downgrade are not led to its hold", "internal/lockstate/handover.go", "			from.Span = *hold\n", "", "KeepsTheWritersToken"},
+	{"an unconfirmed release does not say why", "tracing.go", "	if r.how == holdUnconfirmed && r.why != nil {", "	if false {", "SaysWhy"},
+	{"anything may follow a request's random part", "internal/protocol/id.go", "	return o, o.format() == whole", "	return o, true", "AnotherOrigin"},
 
 	// the state machine
 	{"stale granted believed (B1)", "internal/lockstate/events.go", "g.requested():\n		if a.Token <= g.token {", "g.requested():\n		if false {", simulation},

@@ -36,10 +36,10 @@ const MarkerValue = FormatTag + "readers"
 // Request is one process's request for a grant. Its id is never reused and contains
 // everything that scripts and other processes need to know about it:
 //
-//	leased1:<mode>:<ttl ms>:<c|p|u>[i]:<96 random bits>:<client>
+//	leased1:<mode>:<ttl ms>:<c|p|u>[i]:<96 random bits>[t<token>][s<span>]:<client>
 //
 // The letter is a Proof. i: the owner may keep the grant without a holder until it is
-// notified that others want the lock.
+// notified that others want the lock. t and s are its Origin.
 type Request struct {
 	ID  string
 	TTL time.Duration
@@ -49,6 +49,54 @@ type Request struct {
 	// Provisional says that a grant by message is for ProvisionalTTL only, until the owner
 	// has renewed it or asked for it again.
 	Provisional bool
+}
+
+// Origin is what a request was made for, in its id for others to read. Both fields may be
+// zero.
+type Origin struct {
+	// Span is the wait of the caller that it was made for, or the hold that a downgrade
+	// continues. It leads to the trace that has the lock, for those who wait behind it.
+	Span Span
+	// Token is the writer's, if the request is that of its downgrade: its lease is still the
+	// same. A token is the server's time in µs when it was given, or little more.
+	Token uint64
+}
+
+// format formats o with a length and characters that no random part has: a letter, then 11
+// digits of base 36; another one, then 24 bytes in base64url.
+func (o *Origin) format() string {
+	var b []byte
+	if o.Token > 0 {
+		digits := strconv.FormatUint(o.Token, 36)
+		b = append(append(b, 't'), "00000000000"[:tokenDigits-len(digits)]...)
+		b = append(b, digits...)
+	}
+	if o.Span.Valid() {
+		both := append(o.Span.TraceID[:], o.Span.SpanID[:]...)
+		b = base64.RawURLEncoding.AppendEncode(append(b, 's'), both)
+	}
+	return string(b)
+}
+
+const (
+	tokenDigits = 11 // of 2^53 in base 36
+	spanChars   = 32
+)
+
+// parseOrigin is the inverse of Origin.format. It reports whether text is one of its outputs.
+func parseOrigin(text string) (o Origin, ok bool) {
+	whole := text
+	if len(text) > tokenDigits && text[0] == 't' {
+		o.Token, _ = strconv.ParseUint(text[1:1+tokenDigits], 36, 53)
+		text = text[1+tokenDigits:]
+	}
+	if len(text) == 1+spanChars && text[0] == 's' {
+		if b, err := base64.RawURLEncoding.DecodeString(text[1:]); err == nil {
+			// Only spans that are sampled are referred to.
+			o.Span = Span{TraceID: [16]byte(b[:16]), SpanID: [8]byte(b[16:]), Flags: 1, Remote: true}
+		}
+	}
+	return o, o.format() == whole
 }
 
 // Proof says in an id what tells others that the client is gone.
@@ -81,13 +129,13 @@ func NewClientID(label string) string { return randomBits() + ":" + label }
 
 // NewRequest returns a request with a fresh id. idles sets the flag i that is described at
 // Request.
-func NewRequest(client string, m Mode, ttl time.Duration, idles bool, p Proof) Request {
+func NewRequest(client string, m Mode, ttl time.Duration, idles bool, p Proof, from Origin) Request {
 	flag := string(rune(p))
 	if idles {
 		flag += "i"
 	}
 	return Request{
-		ID:   FormatTag + string(rune(m)) + ":" + strconv.FormatInt(ttl.Milliseconds(), 10) + ":" + flag + ":" + randomBits() + ":" + client,
+		ID:   FormatTag + string(rune(m)) + ":" + strconv.FormatInt(ttl.Milliseconds(), 10) + ":" + flag + ":" + randomBits() + from.format() + ":" + client,
 		Mode: m,
 		TTL:  ttl,
 
@@ -107,6 +155,7 @@ type Identity struct {
 	TTL    time.Duration
 	Proof  Proof
 	Idles  bool
+	Origin Origin
 	Client string // random part and label
 	Label  string
 }
@@ -128,6 +177,12 @@ func ParseID(id string) (Identity, error) {
 	flags, rest, _ := strings.Cut(rest, ":")
 	flags, who.Idles = strings.CutSuffix(flags, "i")
 	const bits = 17 // 16 characters and a colon, for the request and again for the client
+	if end := strings.IndexByte(rest, ':'); end >= bits {
+		if who.Origin, ok = parseOrigin(rest[bits-1 : end]); !ok {
+			return malformed()
+		}
+		rest = rest[:bits-1] + rest[end:]
+	}
 	switch flags {
 	case "c", "p", "u":
 		who.Proof = Proof(flags[0])
@@ -166,6 +221,14 @@ func ParseCooldown(value string) (Identity, bool) {
 	_, id, _ := strings.Cut(rest, ":") // the milliseconds are for scripts
 	who, err := ParseID(id)
 	return who, err == nil
+}
+
+// OwnerOf parses the value of a lock's key: of its owner, or of the last one in a cool-down.
+func OwnerOf(value string) (Identity, bool) {
+	if who, err := ParseID(value); err == nil {
+		return who, true
+	}
+	return ParseCooldown(value)
 }
 
 // RequestOf returns the request with this id.

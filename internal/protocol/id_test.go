@@ -11,10 +11,11 @@ func TestAnIDSaysWhatItWasMadeOf(t *testing.T) {
 	for _, m := range []Mode{Exclusive, Shared} {
 		for _, ttl := range []time.Duration{100 * time.Millisecond, ProvisionalTTL, 30 * time.Second, MaxTTL} {
 			for _, idles := range []bool{false, true} {
-				for _, p := range []Proof{Unproved, Counted, Provisionally} {
-					made := NewRequest(client, m, ttl, idles, p)
+				for i, p := range []Proof{Unproved, Counted, Provisionally, Counted} {
+					from := []Origin{{}, {Token: 1<<53 - 1}, {Span: aSpan}, {Token: 1_800_000_000_000_000, Span: aSpan}}[i]
+					made := NewRequest(client, m, ttl, idles, p, from)
 					who, err := ParseID(made.ID)
-					if want := (Identity{Mode: m, TTL: ttl, Proof: p, Idles: idles, Client: client, Label: "host:1"}); err != nil || who != want {
+					if want := (Identity{Mode: m, TTL: ttl, Proof: p, Idles: idles, Origin: from, Client: client, Label: "host:1"}); err != nil || who != want {
 						t.Errorf("%q: %+v, %v", made.ID, who, err)
 					}
 					if parsed, err := RequestOf(made.ID); err != nil || parsed != made {
@@ -25,6 +26,22 @@ func TestAnIDSaysWhatItWasMadeOf(t *testing.T) {
 					}
 				}
 			}
+		}
+	}
+}
+
+var aSpan = Span{TraceID: [16]byte{0: 0xff, 15: 1}, SpanID: [8]byte{7: 2}, Flags: 1, Remote: true}
+
+func TestAnIDWithAnotherOriginIsMalformed(t *testing.T) {
+	const good = "leased1:w:30000:p:AAAAAAAAAAAAAAAA:BBBBBBBBBBBBBBBB:o"
+	span := "B" + strings.Repeat("A", 30) + "Q"
+	for origin, ok := range map[string]bool{
+		"": true, "t0000000000z": true, "s" + span: true, "t0000000000zs" + span: true,
+		"t": false, "s": false, "x": false, "t000000000z": false, "t00000000000": false, "t0000000000Z": false, "tzzzzzzzzzzz": false,
+		"s" + strings.Repeat("A", 32): false, "s" + span + "A": false, "s" + span[1:]: false, "s" + span + "t0000000000z": false, "t0000000000zt0000000000z": false,
+	} {
+		if who, err := ParseID(strings.Replace(good, "A:B", "A"+origin+":B", 1)); (err == nil) != ok {
+			t.Errorf("origin %q: %+v, %v", origin, who, err)
 		}
 	}
 }

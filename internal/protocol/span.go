@@ -15,13 +15,14 @@ type Span struct {
 // noSpan is written where a command or message carries no span.
 const noSpan = "-"
 
-func (s *Span) valid() bool {
+// Valid reports whether s identifies a span, as the zero value does not.
+func (s *Span) Valid() bool {
 	return s.TraceID != [16]byte{} && s.SpanID != [8]byte{}
 }
 
 // FormatSpan formats a span like the traceparent header, and nil as noSpan.
 func FormatSpan(s *Span) string {
-	if s == nil || !s.valid() {
+	if s == nil || !s.Valid() {
 		return noSpan
 	}
 	b := make([]byte, 0, 55)
@@ -50,7 +51,7 @@ func parseSpan(text string) *Span {
 			return nil
 		}
 	}
-	if s.Flags = flags[0]; !s.valid() {
+	if s.Flags = flags[0]; !s.Valid() {
 		return nil
 	}
 	return &s

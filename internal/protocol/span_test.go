@@ -36,7 +36,7 @@ func FuzzParseSpan(f *testing.F) {
 		if s == nil {
 			return
 		}
-		if !s.valid() || !s.Remote {
+		if !s.Valid() || !s.Remote {
 			t.Errorf("%q is read as %v", text, s)
 		}
 		if again := FormatSpan(s); !strings.EqualFold(again, text) {

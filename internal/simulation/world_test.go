@@ -141,7 +141,7 @@ type packet struct {
 	sent   time.Time
 }
 
-func (c *simClient) NewRequest(m protocol.Mode, ttl time.Duration, idles bool) protocol.Request {
+func (c *simClient) NewRequest(m protocol.Mode, ttl time.Duration, idles bool, from protocol.Origin) protocol.Request {
 	flag := "u"
 	if c.inbox != inboxDown {
 		flag = "c"

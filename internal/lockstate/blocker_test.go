@@ -1,0 +1,57 @@
+package lockstate
+
+import (
+	"testing"
+	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// What is known of who blocked a caller that waited behind another process.
+
+var aSpan = protocol.Span{TraceID: [16]byte{1}, SpanID: [8]byte{2}, Flags: 1}
+
+// blocked returns a lock whose caller waits behind the owner "other".
+func blocked(t testing.TB) (h *hand, c *Caller, id string) {
+	t.Helper()
+	h, c = drive(t), writer()
+	c.Events = &EventLog{}
+	h.enter(c)
+	id = h.sends(protocol.Acquire).ID
+	a := h.queue()
+	a.Blocker = "other"
+	h.answer(a)
+	return h, c, id
+}
+
+func TestASuccessorThatNoReleaseLetInKnowsItsBlocker(t *testing.T) {
+	h, c, id := blocked(t)
+	h.hears("granted", id, h.token()) // by an eviction
+	h.in(c)
+	if c.Events.Blocker != "other" || c.Events.From != nil {
+		t.Errorf("blocked by %q, after %v", c.Events.Blocker, c.Events.From)
+	}
+}
+
+func TestTheBlockerOfAHandOffIsTheLeaseThatItFollows(t *testing.T) {
+	h, c, id := blocked(t)
+	h.step(func(now time.Time, fx *Effects) {
+		h.l.Receive(&protocol.Message{Kind: "granted", ID: id, Token: h.token(), Clock: h.clock(), Link: &aSpan}, now, fx)
+	})
+	h.in(c)
+	if c.Events.Blocker != "" || c.Events.From != &aSpan {
+		t.Errorf("blocked by %q, after %v", c.Events.Blocker, c.Events.From)
+	}
+}
+
+func TestTheBlockerIsForgottenWhenTheLockIsGivenBack(t *testing.T) {
+	h, c, id := blocked(t)
+	h.hears("granted", id, h.token())
+	h.in(c)
+	h.leave(c)
+	h.sends(protocol.Release)
+	h.answer(protocol.Answer{Outcome: protocol.Done})
+	if who := h.l.Blocker(); who != "" {
+		t.Errorf("blocked by %q", who)
+	}
+}
