@@ -333,6 +333,8 @@ func TestAMinimumHoldOutOfRangeIsAnError(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = c.Mutex("x", leased.WithMaxHold(time.Second)).LockContext(context.Background())
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_, err = c.Mutex("x", leased.WithMaxHold(time.Second)).LockContext(ctx)
 	isAll(t, err, leased.ErrInvalidOption, leased.ErrNotAcquired)
 }

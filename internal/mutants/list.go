@@ -212,7 +212,7 @@ var mutants = []mutant{
 	{"a hold is told of twice", "tracing.go", "	if w.reported {", "	if false {", "TestTrace|TestMetrics"},
 	{"who is waited for without a span gets none", "tracing.go", "	t.later(func() { t.hold(context.Background(), e, c, since) })", "	_, _ = t, since", "TestTrace"},
 	{"notes of the wait go with the hold", "internal/lockstate/eventlog.go", "	n := t.waitEvents\n", "	n := 0\n", "TestEverySpan"},
-	{"a span is begun for a hold that is over", "tracing.go", "		t.how, t.ended = how, at\n", "", "TestEverySpan"},
+	{"a span is begun for a hold that is over", "tracing.go", "		t.how, t.why, t.ended = how, why, at\n", "", "TestEverySpan"},
 	{"contention is an error", "metrics.go", "return r == waitClosed || r == waitRefused", "return r != waitAcquired", "TestTrace"},
 	{"what was sent for another span is linked", "internal/protocol/span.go", "	if len(text) != 55 ||", "	if len(text) < 55 ||", "Span"},
 

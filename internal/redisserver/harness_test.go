@@ -85,8 +85,18 @@ func counted(id string) string { return strings.Replace(id, ":u:", ":c:", 1) }
 // provisional makes of id one whose client confirms a grant that it was notified of.
 func provisional(id string) string { return strings.Replace(id, ":u:", ":p:", 1) }
 
-// proved makes of id one with any proof.
+// traced makes of id one that refers to a span, and has the token of a downgrade.
+func traced(id string) string {
+	parts := strings.SplitN(id, ":", 6)
+	parts[4] += "t0000000000zsAAECAwQFBgcICQoLDA0ODxAREhMUFRYX"
+	return strings.Join(parts, ":")
+}
+
+// proved makes of id one with any proof, traced or not.
 func proved(rng *rand.Rand, id string) string {
+	if rng.Intn(4) == 0 {
+		id = traced(id)
+	}
 	switch rng.Intn(5) {
 	case 0:
 		return provisional(id)
@@ -362,4 +372,11 @@ func clientOf(t *testing.T, addr string) *redis.Client {
 	rdb := redis.NewClient(redistest.Options(addr))
 	t.Cleanup(func() { rdb.Close() })
 	return rdb
+}
+
+func TestTheIDsOfTestsAreOnesThatClientsMake(t *testing.T) {
+	var s scene
+	if who, err := protocol.ParseID(traced(s.writer("A"))); err != nil || !who.Origin.Span.Valid() || who.Origin.Token != 35 {
+		t.Errorf("%+v, %v", who, err)
+	}
 }
