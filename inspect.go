@@ -25,8 +25,8 @@ type Owner struct {
 	Client   string        // its readable id; empty for a foreign owner
 	Shared   bool          // whether it is a reader
 	TTL      time.Duration // until the lock expires unless it is renewed; negative if it never does
-	Since    time.Time     // when it became the owner, by Redis' clock; zero if not recorded
-	Token    uint64        // of the grant, 0 if not recorded
+	Since    time.Time     // when it became the owner, by Redis' clock, of a downgraded writer when it became the writer; zero if not recorded
+	Token    uint64        // of the grant, of a downgraded writer that which it had as the writer; 0 if not recorded
 	Unlocked bool          // it does not hold it any more; the lock is kept from all others for TTL, until its WithMinHold is over
 	Value    string        // the value of the lock's key, for foreign owners and later versions only
 }
