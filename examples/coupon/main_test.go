@@ -1,0 +1,164 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/examples/internal/testclient"
+)
+
+// active is a partner that keeps for whom each code is active.
+type active struct {
+	during func(code, user string) // called while a code is being activated; may be nil
+
+	mu    sync.Mutex
+	users map[string][]string
+}
+
+func (p *active) Activate(_ context.Context, code, user string) error {
+	p.mu.Lock()
+	if p.users == nil {
+		p.users = map[string][]string{}
+	}
+	p.users[code] = append(p.users[code], user)
+	p.mu.Unlock()
+	if p.during != nil {
+		p.during(code, user)
+	}
+	return nil
+}
+
+func (p *active) Deactivate(_ context.Context, code, user string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var left []string
+	for _, u := range p.users[code] {
+		if u != user {
+			left = append(left, u)
+		}
+	}
+	p.users[code] = left
+	return nil
+}
+
+// soldAsWritten fails the test unless each code that was given is active for its user and
+// for no other, and no other code is active.
+func soldAsWritten(t *testing.T, s *shop, p *active, want int) {
+	t.Helper()
+	owners, err := s.rdb.HGetAll(t.Context(), given).Result()
+	if err != nil || len(owners) != want {
+		t.Errorf("%d coupons were given, want %d (%v)", len(owners), want, err)
+	}
+	for code, users := range p.users {
+		if owner := owners[code]; owner == "" && len(users) > 0 || owner != "" && (len(users) != 1 || users[0] != owner) {
+			t.Errorf("%s was given to %q and is active for %q", code, owner, users)
+		}
+	}
+}
+
+func TestEachCouponGoesToOneUserOfThreeServers(t *testing.T) {
+	_, rdb := testclient.Redis(t)
+	p := &active{}
+	var shops []*shop
+	for range 3 {
+		shops = append(shops, &shop{locks: testclient.Process(t, rdb), rdb: rdb, partner: p, pause: shortPause})
+	}
+	if err := shops[0].open(t.Context(), []string{"A", "B", "C", "D", "E", "F", "G", "H"}); err != nil {
+		t.Fatal(err)
+	}
+	var all sync.WaitGroup
+	for i := range 12 {
+		all.Go(func() {
+			for {
+				switch _, err := shops[i%3].grab(t.Context(), fmt.Sprint("user-", i)); {
+				case err == nil, errors.Is(err, errNoneLeft):
+					return
+				case !errors.Is(err, leased.ErrLocked):
+					t.Errorf("user %d: %v", i, err)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	soldAsWritten(t, shops[0], p, 8)
+}
+
+func TestAGrabWhoseLeaseIsLostIsRolledBack(t *testing.T) {
+	_, rdb := testclient.Redis(t)
+	slow, quick := testclient.Process(t, rdb), testclient.Process(t, rdb)
+	p := &active{}
+	second := &shop{locks: quick, rdb: rdb, partner: p, pause: shortPause}
+	first := &shop{locks: slow, rdb: rdb, partner: p, pause: shortPause}
+	p.during = func(_, user string) {
+		if user != "first" {
+			return
+		}
+		// While the first user's code is being activated, its lock is taken away, and
+		// another user gets the same code.
+		if err := quick.ForceUnlock(context.Background(), "coupon"); err != nil {
+			t.Error(err)
+		}
+		if code, err := second.grab(context.Background(), "second"); err != nil || code != "A" {
+			t.Errorf("the second user got %q, %v", code, err)
+		}
+	}
+	if err := first.open(t.Context(), []string{"A"}); err != nil {
+		t.Fatal(err)
+	}
+	code, err := first.grab(t.Context(), "first")
+	if code != "" || !errors.Is(err, leased.ErrLeaseLost) {
+		t.Errorf("the first user got %q, %v", code, err)
+	}
+	soldAsWritten(t, first, p, 1)
+	if owner := rdb.HGet(t.Context(), given, "A").Val(); owner != "second" {
+		t.Errorf("the coupon is %q's", owner)
+	}
+}
+
+func TestABusyShopIsTriedFiveTimes(t *testing.T) {
+	_, rdb := testclient.Redis(t)
+	other := testclient.Process(t, rdb)
+	lease, err := other.Mutex("coupon").LockContext(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := lease.Unlock(); err != nil {
+			t.Error(err)
+		}
+	}()
+	pauses := 0
+	s := &shop{locks: testclient.Process(t, rdb), rdb: rdb, partner: &active{}, pause: func() time.Duration {
+		pauses++
+		return time.Millisecond
+	}}
+	if _, err := s.grab(t.Context(), "user"); !errors.Is(err, leased.ErrLocked) || pauses != tries-1 {
+		t.Errorf("after %d pauses: %v", pauses, err)
+	}
+}
+
+func TestAGiveThatArrivesAfterItsRollBackIsRefused(t *testing.T) {
+	_, rdb := testclient.Redis(t)
+	p := &active{}
+	s := &shop{rdb: rdb, partner: p}
+	if err := s.open(t.Context(), []string{"A"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.next(t.Context(), 7); err != nil {
+		t.Fatal(err)
+	}
+	_ = p.Activate(t.Context(), "A", "user")
+	if err := s.rollBack(t.Context(), 7, "A", "user"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.give(t.Context(), 7, "A", "user"); !errors.Is(err, errStale) {
+		t.Errorf("it was accepted: %v", err)
+	}
+	soldAsWritten(t, s, p, 0)
+}
