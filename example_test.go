@@ -44,15 +44,19 @@ func mustNew(rdb *redis.Client, opts ...leased.Option) *leased.Client {
 
 // serve is a process that pays one invoice and ends.
 func serve(ctx context.Context, rdb redis.UniversalClient) error {
-	client, err := leased.New(rdb) // one for a process; no I/O yet
+	locks, err := leased.New(rdb) // one for a process; no I/O yet
 	if err != nil {
 		return err
 	}
-	defer client.Close() // leaves rdb open
+	defer locks.Close() // leaves rdb open
 
-	return client.Mutex("invoice:42").Do(ctx, func(ctx context.Context) error {
-		return pay(ctx) // ctx now ends with the lease, too
+	err = locks.Mutex("invoice:42").Do(ctx, func(ctx context.Context) error {
+		return pay(ctx)
 	})
+	if errors.Is(err, leased.ErrLeaseLost) {
+		log.Print("another process may have been in here meanwhile")
+	}
+	return err
 }
 
 func pay(ctx context.Context) error { return ctx.Err() }
@@ -99,7 +103,7 @@ func ExampleMutex_LockContext() {
 	client := mustNew(rdb)
 	defer client.Close()
 
-	work := func(context.Context, uint64) error { return nil }
+	write := func(context.Context, uint64) error { return nil }
 	report := func(ctx context.Context) (err error) {
 		lease, err := client.Mutex("report").LockContext(ctx) // ctx bounds the wait, not the hold
 		if err != nil {
@@ -107,7 +111,9 @@ func ExampleMutex_LockContext() {
 		}
 		defer func() { err = errors.Join(err, lease.Unlock()) }()
 
-		return work(lease.Context(), lease.Token()) // a context that ends when the lease does
+		work, cancel := lease.With(ctx) // ends with the request or with the lease
+		defer cancel()
+		return write(work, lease.Token())
 	}
 	fmt.Println(report(context.Background()))
 	// Output: <nil>

@@ -3,42 +3,103 @@ package leased_test
 import (
 	"fmt"
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
 
-var pages = []string{"README.md", "docs/architecture.md", "docs/design.md", "docs/reliability.md", "docs/deployments.md", "CHANGELOG.md", "CONTRIBUTING.md"}
-
-// A snippet that is never compiled is wrong sooner or later. So the README's are parts
-// of example_test.go, which is compiled and run.
-func TestReadmeShowsOnlyCodeFromTheExamples(t *testing.T) {
-	readme, examples := readText(t, "README.md"), readText(t, "example_test.go")
-	blocks := fenced(readme, "go")
-	if len(blocks) == 0 {
-		t.Fatal("README.md has no ```go block, or they are no longer found")
+// pages are what a user reads: the files at the root, everything in docs, and what stands
+// beside the examples.
+var pages = func() []string {
+	var all []string
+	for _, pattern := range []string{"*.md", "docs/*.md", "examples/*.md", "examples/*/*.md"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil {
+			panic(err)
+		}
+		for _, name := range files {
+			all = append(all, filepath.ToSlash(name))
+		}
 	}
-	for _, block := range blocks {
-		if diff := missing(block, examples); diff != "" {
-			t.Errorf("README.md:%d: not in example_test.go; nearest (- README, + example):\n%s", block.line, diff)
+	return all
+}()
+
+// shownCode is the text of the files that snippets in a language may come from. Each of
+// them is compiled or run: example_test.go by this package's tests, the others by those of
+// the modules under examples.
+func shownCode(t *testing.T, extension string, files ...string) string {
+	t.Helper()
+	var code strings.Builder
+	for _, name := range files {
+		code.WriteString(readText(t, name) + "\n")
+	}
+	found, err := filepath.Glob("examples/*/*" + extension)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range found {
+		code.WriteString(readText(t, name) + "\n")
+	}
+	return code.String()
+}
+
+// A snippet that is never compiled is wrong sooner or later. So those of every page are
+// parts of example_test.go and of the programs in examples.
+func TestReadmeAndDocsShowOnlyCodeFromTheExamples(t *testing.T) {
+	for _, language := range []struct {
+		name, code string
+		least      int // blocks, else they are no longer found
+	}{
+		{"go", shownCode(t, ".go", "example_test.go"), 10},
+		{"python", shownCode(t, ".py"), 1},
+		{"yaml", shownCode(t, ".yaml"), 1},
+	} {
+		n := 0
+		for _, page := range pages {
+			for _, block := range fenced(readText(t, page), language.name) {
+				n++
+				if diff := missing(block, language.code); diff != "" {
+					t.Errorf("%s:%d: not in the examples; nearest (- page, + example):\n%s", page, block.line, diff)
+				}
+			}
+		}
+		if n < language.least {
+			t.Errorf("%d blocks of %s were found, want at least %d", n, language.name, language.least)
 		}
 	}
 }
 
-// The statements, the right ones and the wrong ones, are run against PostgreSQL there.
-func TestReadmeShowsOnlySQLFromTheFlashSale(t *testing.T) {
-	readme, store := readText(t, "README.md"), readText(t, "examples/flashsale/store.go")
-	blocks := fenced(readme, "sql")
-	if len(blocks) == 0 {
-		t.Fatal("README.md has no ```sql block, or they are no longer found")
+// What comes first in the README is a program that can be pasted and run, for whoever does
+// not read on. The test in examples/start runs it.
+func TestReadmeHasAWholeProgramInItsFirst40Lines(t *testing.T) {
+	first := fenced(readText(t, "README.md"), "go")[0]
+	want := strings.TrimSuffix(readText(t, "examples/start/main.go"), "\n")
+	if got := strings.Join(first.lines, "\n"); got != want {
+		t.Errorf("the README's first program is not examples/start/main.go:\n%s", missing(first, want))
 	}
-	for _, block := range blocks {
-		for i, line := range block.lines {
-			if line = strings.TrimSpace(strings.Replace(line, "--", "//", 1)); !strings.Contains(store, line) {
-				t.Errorf("README.md:%d: not in examples/flashsale/store.go: %s", block.line+i, line)
+	if last := first.line + len(first.lines); last > 40 {
+		t.Errorf("it ends in line %d", last)
+	}
+}
+
+// The statements, the right ones and the wrong ones, are run against PostgreSQL there.
+func TestDocsShowOnlySQLFromTheFlashSale(t *testing.T) {
+	store, n := readText(t, "examples/flashsale/store.go"), 0
+	for _, page := range pages {
+		for _, block := range fenced(readText(t, page), "sql") {
+			n++
+			for i, line := range block.lines {
+				if line = strings.TrimSpace(strings.Replace(line, "--", "//", 1)); !strings.Contains(store, line) {
+					t.Errorf("%s:%d: not in examples/flashsale/store.go: %s", page, block.line+i, line)
+				}
 			}
 		}
+	}
+	if n == 0 {
+		t.Error("no page has a ```sql block, or they are no longer found")
 	}
 }
 
@@ -46,7 +107,12 @@ func TestReadmeShowsOnlySQLFromTheFlashSale(t *testing.T) {
 // comment or example drops it by a bare defer. Locks of the sync API have no error to drop.
 func TestReadmeAndExamplesKeepTheErrorOfEveryUnlock(t *testing.T) {
 	dropped := regexp.MustCompile(`(?m)^.*defer (lease|l|first|second|writer)\.Unlock\(\).*$`)
-	files := append([]string{"example_test.go", "examples/tracing/stock.go", "examples/flashsale/server.go"}, pages...)
+	files := append([]string{"example_test.go"}, pages...)
+	examples, err := filepath.Glob("examples/*/*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files = append(files, examples...)
 	library, err := filepath.Glob("*.go")
 	if err != nil {
 		t.Fatal(err)
@@ -97,35 +163,61 @@ func TestReadmeNamesTheInstrumentsAndAttributesThatExist(t *testing.T) {
 			library.WriteString(readText(t, name))
 		}
 	}
-	named := regexp.MustCompile("`(leased\\.[a-z_.]+)`").FindAllStringSubmatch(readText(t, "README.md"), -1)
-	if len(named) < 10 {
-		t.Fatalf("only %d names were found", len(named))
-	}
-	for _, m := range named {
-		if !strings.Contains(library.String(), `"`+m[1]+`"`) {
-			t.Errorf("README.md names %s, which the library does not", m[1])
+	n := 0
+	for _, page := range pages {
+		for _, m := range regexp.MustCompile("`(leased\\.[a-z_.]+)`").FindAllStringSubmatch(readText(t, page), -1) {
+			n++
+			if !strings.Contains(library.String(), `"`+m[1]+`"`) {
+				t.Errorf("%s names %s, which the library does not", page, m[1])
+			}
 		}
+	}
+	if n < 10 {
+		t.Fatalf("only %d names were found", n)
 	}
 }
 
 // Pages name files of this tree; one that was renamed leaves a dead link.
 func TestReadmeAndDocsLinkToFilesThatExist(t *testing.T) {
-	link := regexp.MustCompile(`\]\(([^)#\s]+)[^)]*\)`)
-	seen := 0
+	link := regexp.MustCompile(`\]\(([^)#\s]*)(?:#([^)\s]*))?[^)]*\)`)
+	files, headings := 0, 0
 	for _, page := range pages {
-		for _, m := range link.FindAllStringSubmatch(readText(t, page), -1) {
+		prose := regexp.MustCompile("(?ms)^ *```.*?^ *```$").ReplaceAllString(readText(t, page), "")
+		for _, m := range link.FindAllStringSubmatch(prose, -1) {
 			if strings.Contains(m[1], "://") {
 				continue
 			}
-			seen++
-			if _, err := os.Stat(filepath.Join(filepath.Dir(page), filepath.FromSlash(m[1]))); err != nil {
+			files++
+			target := page
+			if m[1] != "" {
+				target = path.Join(path.Dir(page), m[1])
+			}
+			if _, err := os.Stat(filepath.FromSlash(target)); err != nil {
 				t.Errorf("%s links to %s: %v", page, m[1], err)
+				continue
+			}
+			if m[2] != "" && strings.HasSuffix(target, ".md") {
+				headings++
+				if !slices.Contains(anchors(readText(t, target)), m[2]) {
+					t.Errorf("%s links to %s#%s, and there is no such heading", page, m[1], m[2])
+				}
 			}
 		}
 	}
-	if seen == 0 {
-		t.Error("no links were found")
+	if files < 100 || headings < 20 {
+		t.Errorf("only %d links were found, %d of them to headings", files, headings)
 	}
+}
+
+// anchors returns what a page's headings are called in links.
+func anchors(text string) []string {
+	var all []string
+	for _, m := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(text, -1) {
+		words := regexp.MustCompile(`\]\([^)]*\)`).ReplaceAllString(strings.ToLower(m[1]), "")
+		words = regexp.MustCompile(`[^\p{L}\p{N} _-]`).ReplaceAllString(words, "")
+		all = append(all, strings.ReplaceAll(words, " ", "-"))
+	}
+	return all
 }
 
 // The design's table of files is how a newcomer finds the way.
@@ -158,7 +250,7 @@ func TestReadmeAndDocsNameEveryFileOfThePackage(t *testing.T) {
 // So are tests, whose names say what they prove.
 func TestReadmeAndDocsNameTestsThatExist(t *testing.T) {
 	var tests strings.Builder
-	for _, dir := range []string{".", "internal/faults", "internal/lockstate", "internal/protocol", "internal/redisserver", "internal/simulation", "internal/syncsuite", "examples/tracing", "examples/flashsale"} {
+	for _, dir := range []string{".", "internal/faults", "internal/lockstate", "internal/protocol", "internal/redisserver", "internal/simulation", "internal/syncsuite", "examples/*"} {
 		files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
 		if err != nil {
 			t.Fatal(err)
