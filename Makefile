@@ -5,7 +5,7 @@ COUNT   ?= 1
 SYSTEMS := linux darwin windows
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-jaeger check bench measure simulate mutants
+.PHONY: help test test-jaeger check bench measure simulate mutants docs
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,11 @@ measure: ## print figures of this machine; never fails
 
 simulate: ## random schedules of the protocol on virtual time: SEEDS=how many
 	$(GO) test -run '^TestSimulation' -count 1 -timeout 0 ./internal/simulation -simulate.seeds=$(SEEDS)
+
+# --strict makes an error of a link that leads to no page or no heading.
+docs: ## the pages of docs as a web site in .site/build, with all links checked; wants Python
+	@test -x .site/venv/bin/mkdocs || { python3 -m venv .site/venv && .site/venv/bin/pip install -q -r .site/requirements.txt; }
+	NO_MKDOCS_2_WARNING=1 .site/venv/bin/mkdocs build --strict -f .site/mkdocs.yml
 
 mutants: ## remove each rule of the protocol in turn; a test has to notice
 	$(GO) run ./internal/mutants

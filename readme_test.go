@@ -209,6 +209,23 @@ func TestReadmeAndDocsLinkToFilesThatExist(t *testing.T) {
 	}
 }
 
+// A page that the index does not have is found by nobody.
+func TestDocsIndexNamesEveryPage(t *testing.T) {
+	index, site := readText(t, "docs/README.md"), readText(t, ".site/mkdocs.yml")
+	for _, page := range pages {
+		name, found := strings.CutPrefix(page, "docs/")
+		if !found || name == "README.md" {
+			continue
+		}
+		if !strings.Contains(index, "]("+name) {
+			t.Errorf("docs/README.md does not link to %s", name)
+		}
+		if !strings.Contains(site, "- "+name+"\n") {
+			t.Errorf(".site/mkdocs.yml does not name %s", name)
+		}
+	}
+}
+
 // anchors returns what a page's headings are called in links.
 func anchors(text string) []string {
 	var all []string
