@@ -89,3 +89,34 @@ func TestOldAndNewExcludeEachOther(t *testing.T) {
 		}
 	}
 }
+
+// Three new processes use the lock without a pause, and the old one gets its turns among
+// them. With withLeased in place of besideOld it gets none.
+func TestAnOldProcessGetsItsTurnsBesideBusyNewOnes(t *testing.T) {
+	_, rdb := testclient.Redis(t)
+	ctx, stop := context.WithTimeout(t.Context(), testclient.Patience)
+	defer stop()
+	work := func(context.Context) error {
+		time.Sleep(2 * time.Millisecond)
+		return nil
+	}
+	var all sync.WaitGroup
+	for range 3 {
+		locks := testclient.Process(t, rdb)
+		all.Go(func() {
+			for ctx.Err() == nil {
+				if err := besideOld(ctx, locks, work); err != nil && ctx.Err() == nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	for n := range turns {
+		if err := withRedislock(ctx, rdb, work); err != nil {
+			t.Errorf("turn %d of the old one: %v", n, err)
+			break
+		}
+	}
+	stop()
+	all.Wait()
+}
