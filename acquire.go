@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/pprof"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -67,6 +68,7 @@ type call struct {
 	gone     chan struct{} // closed when the release is settled; nil if no Unlock waits for that
 	cancel   func(error)   // ends the lease's context; nil until that is asked for
 	trace    *callTrace    // nil if it is not traced
+	under    trace.Span    // that commands for it are sent under: of its wait, then of its hold; nil if there is none
 	reported bool          // whether its hold was recorded
 }
 
@@ -115,10 +117,13 @@ func (h *handle) wait(ctx context.Context, w *call, began time.Time) (*entry, er
 		return nil, h.refusal(nil, err, began)
 	}
 	if w.ready != nil {
-		select {
-		case <-w.ready:
-			w.ready = nil // not needed any more, and a lease is kept small
-		case <-done:
+		admitted := false
+		if h.client.opts.profileLabels {
+			admitted = h.awaitLabelled(ctx, w)
+		} else {
+			admitted = w.await(done)
+		}
+		if !admitted {
 			known := e.giveUp(w)
 			return e, h.refusal(&known, ended(ctx), began)
 		}
@@ -133,6 +138,26 @@ func (h *handle) wait(ctx context.Context, w *call, began time.Time) (*entry, er
 		w.waitForClock()
 	}
 	return e, nil
+}
+
+// await waits until the caller is admitted or rejected, or done is closed, and reports
+// whether it was the former.
+func (w *call) await(done <-chan struct{}) bool {
+	select {
+	case <-w.ready:
+		w.ready = nil // not needed any more, and a lease is kept small
+		return true
+	case <-done:
+		return false
+	}
+}
+
+// awaitLabelled is await with the lock's name on the goroutine.
+func (h *handle) awaitLabelled(ctx context.Context, w *call) (admitted bool) {
+	pprof.Do(ctx, pprof.Labels(string(attrLock), h.keys.Name, string(attrMode), w.Mode.String()), func(context.Context) {
+		admitted = w.await(ctx.Done())
+	})
+	return admitted
 }
 
 // enter puts a caller into the lock's FIFO, or admits or rejects it at once. A command
@@ -156,7 +181,7 @@ func (h *handle) enter(w *call, inlineFor time.Duration) (*entry, error) {
 		if w.Phase == lockstate.Waiting {
 			w.ready = make(chan struct{})
 		}
-		idle := e.rearmLocked()
+		idle := e.rearmLocked(&fx)
 		e.mu.Unlock()
 		e.leaveOnPanic(w, func() { e.perform(&fx, idle, inlineFor) })
 		return e, nil
@@ -171,6 +196,9 @@ func (e *entry) giveUp(w *call) (known lastKnown) {
 		known = e.lastKnownLocked()
 		if !e.lock.Abandon(&w.Caller, now, fx) {
 			e.lock.GiveBack(&w.Caller, now, fx)
+		}
+		for i := range fx.Cancels {
+			fx.Cancels[i].Under = w.under
 		}
 	})
 	return known
@@ -258,7 +286,7 @@ func (e *entry) unlock(ctx context.Context, pick func(*lockstate.Lock) *lockstat
 		e.client.unlocks.Add(1) // before the entry can be removed
 		defer e.client.unlocked()
 	}
-	idle := e.rearmLocked()
+	idle := e.rearmLocked(&fx)
 	e.mu.Unlock()
 	if cancel != nil {
 		cancel(context.Canceled)

@@ -81,6 +81,7 @@ func (c *canceler) begin() {
 
 // flush sends what is due until nothing is.
 func (c *canceler) flush() {
+	unlabelled()
 	for {
 		batch := c.take()
 		if len(batch) == 0 {
@@ -112,7 +113,7 @@ func (c *canceler) take() []*lockstate.Cancellation {
 
 // send sends a batch. If user code panics, the cancels count as sent without a reply.
 func (c *canceler) send(batch []*lockstate.Cancellation) (results []protocol.Cancelled) {
-	ctx, stop := context.WithTimeout(c.client.base, protocol.CommandTimeout)
+	ctx, stop := context.WithTimeout(c.client.under(cancelledUnder(batch)), protocol.CommandTimeout)
 	defer stop()
 	defer func() {
 		for len(results) < len(batch) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"runtime/pprof"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -455,7 +456,9 @@ type group struct {
 	done chan struct{} // made by close; closed when n is 0
 }
 
-// start runs f in a goroutine of the group, or returns false after close.
+// start runs f in a goroutine of the group, or returns false after close. The goroutine has
+// the profiler labels of the one that starts it; those that serve more than this caller
+// begin with unlabelled.
 func (g *group) start(f func()) bool {
 	if !g.add() {
 		return false
@@ -466,6 +469,10 @@ func (g *group) start(f func()) bool {
 	}()
 	return true
 }
+
+// unlabelled removes the profiler labels of the calling goroutine. It had them from the
+// caller that happened to start it, and what it does for others would be put down to that.
+func unlabelled() { pprof.SetGoroutineLabels(context.Background()) }
 
 // add counts the calling goroutine until it calls finished, or returns false after close.
 func (g *group) add() bool {

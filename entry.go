@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/leasedmutex/leased/internal/lockstate"
 	"github.com/leasedmutex/leased/internal/protocol"
 	"github.com/leasedmutex/leased/internal/redisserver"
@@ -32,9 +34,10 @@ type entry struct {
 	dead      bool // removed from the table; find makes another entry
 	contended bool // whether callers or other processes waited for the holders after the last step
 
-	// These two belong to the command in flight; while there is none, to the holder of mu.
-	warned bool    // whether the warning about a foreign owner was logged
-	pauses BackOff // nil unless the last command failed
+	// These belong to the command in flight; while there is none, to the holder of mu.
+	warned bool       // whether the warning about a foreign owner was logged
+	pauses BackOff    // nil unless the last command failed
+	under  trace.Span // of the caller that the command is for, nil if it has none
 }
 
 // step gives the lock an event and performs what follows from it.
@@ -43,15 +46,22 @@ func (e *entry) step(event func(now time.Time, fx *lockstate.Effects)) {
 	var fx lockstate.Effects
 	e.mu.Lock()
 	event(now, &fx)
-	idle := e.rearmLocked()
+	idle := e.rearmLocked(&fx)
 	e.mu.Unlock()
 	e.perform(&fx, idle, 0)
 }
 
-// rearmLocked ends every step: it sets the alarm that the lock's state asks for, and
-// reports whether the lock is idle, so that the entry can be removed.
-func (e *entry) rearmLocked() (idle bool) {
+// rearmLocked ends every step: it notes under which span its command is to be sent, sets
+// the alarm that the lock's state asks for, and reports whether the lock is idle, so that
+// the entry can be removed.
+func (e *entry) rearmLocked(fx *lockstate.Effects) (idle bool) {
 	e.traceHoldersLocked()
+	if fx.Send.Verb != protocol.None {
+		e.under = nil
+		if c := e.lock.Served(); c != nil {
+			e.under = callOf(c).under
+		}
+	}
 	// An alarm that is early costs one look at the lock; moving it costs as much.
 	due := e.lock.Due()
 	if at := e.alarm.due; due != 0 && (at == 0 || due < at) {
@@ -74,7 +84,7 @@ func (e *entry) fire(now time.Time, batch []protocol.Renewal) []protocol.Renewal
 	if fx.Renew {
 		batch = append(batch, protocol.Renewal{Owner: e, Keys: &e.keys, Req: e.lock.Request(), At: now, Touch: fx.Touch})
 	}
-	idle := e.rearmLocked()
+	idle := e.rearmLocked(&fx)
 	e.mu.Unlock()
 	e.perform(&fx, idle, 0)
 	return batch
@@ -215,7 +225,7 @@ func (e *entry) dispatch(cmd protocol.Command, inlineFor time.Duration) {
 // caller's in the caller's goroutine, and is logged in one of the client's.
 func (e *entry) run(cmd *protocol.Command, limit time.Duration) {
 	c := e.client
-	ctx, stop := context.WithTimeout(c.base, limit)
+	ctx, stop := context.WithTimeout(c.under(e.under), limit)
 	defer stop()
 	returned := false
 	defer func() {

@@ -59,6 +59,7 @@ func (in *inbox) denied() bool    { return in.is(lockstate.Forbidden) }
 
 // run is the inbox: owned by the client, ended by halt, waited for by Close.
 func (in *inbox) run() {
+	unlabelled()
 	// Receive ends on Close only, not with a context.
 	closed := make(chan struct{})
 	stop := context.AfterFunc(in.quit, func() {

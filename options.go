@@ -67,6 +67,7 @@ type clientOptions struct {
 	everySpan     bool
 	nameInMetrics bool
 	slow          time.Duration // 0: slow callers are not logged
+	profileLabels bool          // goroutines that wait have labels
 }
 
 type lockOptions struct {
@@ -236,6 +237,19 @@ func WithSlowThreshold(d time.Duration) Option {
 			return invalid("threshold %v for slow callers must be at least 10ms", d)
 		}
 		o.slow = d
+		return nil
+	})
+}
+
+// WithProfileLabels gives each goroutine that waits for a lock profiler labels for as long
+// as it does: leased.lock, the lock's name, and leased.mode. A goroutine profile (such as
+// /debug/pprof/goroutine?debug=1) then says how many goroutines wait for which lock.
+// Afterwards the goroutine has the labels of the context that was given to LockContext or
+// RLockContext, and none after a Lock or RLock that waited: the runtime does not tell which
+// it had. Labels are visible to whoever may read profiles. The default is no labels.
+func WithProfileLabels() Option {
+	return clientOption(func(o *clientOptions) error {
+		o.profileLabels = true
 		return nil
 	})
 }

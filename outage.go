@@ -150,7 +150,7 @@ func (e *entry) retry() (asks bool) {
 		return false
 	}
 	asks = e.lock.Reachable(now, &fx)
-	idle := e.rearmLocked()
+	idle := e.rearmLocked(&fx)
 	e.mu.Unlock()
 	e.perform(&fx, idle, 0)
 	return asks

@@ -57,6 +57,7 @@ func (q *asyncQueue[T]) add(item T) bool {
 // run is the queue's goroutine: owned by the client, ended by an empty queue, and waited
 // for by Shutdown only until its context ends, for deliver may be what called Shutdown.
 func (q *asyncQueue[T]) run(done chan struct{}) {
+	unlabelled()
 	var batch []T
 	next, ended := 0, false
 	defer func() {

@@ -128,18 +128,19 @@ var moduleVersion = sync.OnceValue(func() string {
 })
 
 // begin starts the wait span of w, which asks for the lock with ctx. It returns nil for a
-// caller that is not traced, and for one of Lock and its like: these have no parent, and
-// get spans only if it turns out that they waited.
+// caller that is not traced, and for one of Lock and its like, unless all of them have
+// spans: these have no parent, and get spans only if it turns out that they waited.
 func (t *tracing) begin(ctx context.Context, name string, w *call, began time.Time) trace.Span {
 	tracer := t.tracer()
 	if tracer == nil {
 		return nil
 	}
-	if !w.Leased {
+	if !w.Leased && !t.every {
 		w.startTrace(trace.SpanContext{})
 		return nil
 	}
 	_, span := tracer.Start(ctx, spanWait, trace.WithTimestamp(began), t.attributes(name, w.Mode))
+	w.under = span // also if it is not sampled: then its commands are not either
 	if !span.IsRecording() {
 		return nil
 	}
@@ -171,7 +172,7 @@ func (t *tracing) waited(ctx context.Context, span trace.Span, w *waitRecord) {
 	c := w.call
 	events, from, blocker := w.takeEvents()
 	tracer := t.tracer()
-	if span == nil && tracer != nil && (t.every || len(events) > 0) {
+	if span == nil && tracer != nil && len(events) > 0 {
 		if _, span = tracer.Start(ctx, spanWait, trace.WithTimestamp(w.began), t.attributes(w.handle.keys.Name, c.Mode)); !span.IsRecording() {
 			span = nil
 		}
@@ -288,7 +289,7 @@ func (t *tracing) hold(ctx context.Context, e *entry, c *call, since time.Time) 
 	ref := spanRefOf(span.SpanContext())
 	e.mu.Lock()
 	log := c.trace
-	log.span = span
+	log.span, c.under = span, span
 	if span.SpanContext().IsSampled() {
 		log.Hold = ref
 	}
@@ -410,6 +411,45 @@ func textKey(k lockstate.EventKind) attribute.Key {
 		return attrBlocker
 	}
 	return attrReason
+}
+
+// under returns the context of a command that is sent under span, which may be nil: what
+// instruments the Redis client makes the command's span a child of that.
+func (c *Client) under(span trace.Span) context.Context {
+	if span == nil {
+		return c.base
+	}
+	return trace.ContextWithSpan(c.base, span)
+}
+
+// renewedUnder returns the span that a batch of renewals is sent under: that of a caller inside
+// if the batch is about one lock. What is about several is no part of one's trace.
+func renewedUnder(batch []protocol.Renewal) trace.Span {
+	if len(batch) != 1 {
+		return nil
+	}
+	e := batch[0].Owner.(*entry)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if c := e.lock.Holders(); c != nil {
+		return callOf(c).under
+	}
+	return nil
+}
+
+// cancelledUnder returns the span that a batch of cancels is sent under: if there is one only,
+// that of the caller that gave up, or whose Unlock waits for it.
+func cancelledUnder(batch []*lockstate.Cancellation) trace.Span {
+	if len(batch) != 1 {
+		return nil
+	}
+	if e, ok := batch[0].Owner.(*entry); ok && len(batch[0].Callers) > 0 {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return callOf(batch[0].Callers[0]).under
+	}
+	span, _ := batch[0].Under.(trace.Span)
+	return span
 }
 
 // delivery is a call of the SDK that the queue's goroutine makes: f, or else the end of a

@@ -141,6 +141,7 @@ func (w *watchdog) halt() { w.once.Do(func() { close(w.quit) }) }
 // run is the watchdog's goroutine: owned by the client, ended by halt, waited for by
 // Shutdown.
 func (w *watchdog) run() {
+	unlabelled()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	var due []timerTarget
@@ -202,7 +203,7 @@ func (w *watchdog) plan(now time.Time) lockstate.Instant {
 // renew sends a batch and gives each lock the outcome. Of user code, only the hooks of the
 // Redis client are called before all locks have it.
 func (c *Client) renew(batch []protocol.Renewal) {
-	ctx, stop := context.WithTimeout(c.base, protocol.CommandTimeout)
+	ctx, stop := context.WithTimeout(c.under(renewedUnder(batch)), protocol.CommandTimeout)
 	defer stop()
 	c.slotMap.await(ctx)
 	c.sendRenewals(ctx, batch)

@@ -41,6 +41,7 @@ type Loss struct {
 // can still arrive.
 type Cancellation struct {
 	Owner   any // whatever the sender wants to find again in a settlement
+	Under   any // whatever the sender wants to send it under
 	ID      string
 	Last    uint64         // last token given out under it
 	proof   uint64         // while it is the lock's last token, no other owner has come in between; 0 if none is known

@@ -82,6 +82,19 @@ func (l *Lock) TakeSlow(since time.Duration, now time.Time) (waiting, inside *Ca
 	return take(l.waiting.first), take(l.inside.first)
 }
 
+// Served returns the caller that the command in flight is for: the last one that unlocked, one
+// that is inside and keeps the grant, or the first that waits; nil if it is for none, as the
+// release of an idle grant is.
+func (l *Lock) Served() *Caller {
+	switch {
+	case l.pending.verb == protocol.Release || l.pending.verb == protocol.Yield:
+		return l.leaving.last
+	case l.members != nil:
+		return l.members
+	}
+	return l.waiting.first
+}
+
 // Holders returns the first caller inside, nil if there is none. NextHolder leads to the
 // others.
 func (l *Lock) Holders() *Caller { return l.inside.first }

@@ -205,6 +205,11 @@ var mutants = []mutant{
 
 	// tracing
 	{"spans are ended by who unlocks", "tracing.go", "{ t.enqueue(delivery{span: span, at: at}) }", "{ span.End(trace.WithTimestamp(at)) }", "Exporter"},
+	{"commands are sent under no span", "tracing.go", "	return trace.ContextWithSpan(c.base, span)\n", "	return c.base\n", "TestTraceHasCommands"},
+	{"a release is sent under the first waiter's span", "internal/lockstate/status.go", "	case l.pending.verb == protocol.Release || l.pending.verb == protocol.Yield:\n		return l.leaving.last\n", "", "TestTraceHasCommands"},
+	{"commands of a call that is not sampled begin traces", "tracing.go", "	w.under = span // also if it is not sampled: then its commands are not either\n	if !span.IsRecording() {\n		return nil\n	}\n", "	if !span.IsRecording() {\n		return nil\n	}\n	w.under = span\n", "TestTrace"},
+	{"a batch of renewals is sent under the first lock's span", "tracing.go", "	if len(batch) != 1 {\n		return nil\n	}\n	e := batch", "	e := batch", "TestTrace"},
+	{"the client's goroutines have the first caller's labels", "client.go", "func unlabelled() { pprof.SetGoroutineLabels(context.Background()) }", "func unlabelled() { _ = pprof.SetGoroutineLabels }", "TestGoroutines"},
 	{"a link past a lease without a span", "internal/lockstate/lock.go", "	l.prevHoldSpan = c.Events.HoldSpan()", "	if HoldSpan := c.Events.HoldSpan(); HoldSpan != nil {\n		l.prevHoldSpan = HoldSpan\n	}", "TestTrace"},
 	{"the hand-off does not carry the span", "internal/lockstate/lock.go", "	cmd := protocol.Command{ID: g.req.ID, Last: l.drawn(), Link: l.prevHoldSpan, ", "	cmd := protocol.Command{ID: g.req.ID, Last: l.drawn(), ", "TestTrace"},
 	{"a downgrade does not carry the span", "internal/lockstate/handover.go", "Link: l.members.Events.HoldSpan(), At: now}", "At: now}", "TestTrace"},
