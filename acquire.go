@@ -88,10 +88,12 @@ func (h *handle) acquire(ctx context.Context, w *call) (*entry, error) {
 	e, err := h.wait(ctx, w, began)
 	now := time.Now()
 	e.leaveOnPanic(w, func() {
-		c.metrics.waited(ctx, span, h.keys.Name, w, waitOutcome(err), now.Sub(began))
+		var told told
 		if w.trace != nil {
-			c.tracing.waited(ctx, span, &waitRecord{h, e, w, err, began, now})
+			span, told = c.tracing.waited(ctx, span, &waitRecord{h, e, w, err, began, now})
 		}
+		c.metrics.waited(ctx, span, h.keys.Name, w, waitOutcome(err), now.Sub(began))
+		c.tracing.await(told)
 	})
 	if err != nil {
 		return nil, err
@@ -282,6 +284,7 @@ func (e *entry) unlock(ctx context.Context, pick func(*lockstate.Lock) *lockstat
 		w.gone = make(chan struct{})
 	}
 	gone, cancel := w.gone, w.cancel
+	waits := gone != nil
 	if gone != nil {
 		e.client.unlocks.Add(1) // before the entry can be removed
 		defer e.client.unlocked()
@@ -332,10 +335,14 @@ func (e *entry) unlock(ctx context.Context, pick func(*lockstate.Lock) *lockstat
 	if w.Ended == lockstate.ByLoss {
 		err = e.lostLocked(w, err)
 	}
-	held, first := e.takeHoldLocked(w, holdOutcome(w, err), why, now)
+	var settled time.Time
+	if waits {
+		settled = time.Now()
+	}
+	held, first := e.takeHoldLocked(w, holdOutcome(w, err), why, now, settled)
 	e.mu.Unlock()
 	if first {
-		e.client.recordHold(&held)
+		e.client.tracing.await(e.client.recordHold(&held))
 	}
 	return true, err
 }
@@ -363,6 +370,7 @@ type callTrace struct {
 	why            error             // its cause, if it was not released
 	how            holdResult        // how a hold ended that was over before it had a span
 	ended          time.Time         // when it ended, zero if it did not
+	settled        time.Time         // when its Unlock had waited for Redis, zero if it did not wait
 }
 
 // startTrace has the events of w recorded, for spans under parent.

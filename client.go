@@ -418,7 +418,7 @@ func (c *Client) abandoned() (left []string) {
 			names = append(names, e.keys.Name)
 		}
 		for w := e.lock.Holders(); w != nil; w = w.NextHolder() {
-			if r, first := e.takeHoldLocked(callOf(w), holdAbandoned, nil, time.Now()); first {
+			if r, first := e.takeHoldLocked(callOf(w), holdAbandoned, nil, time.Now(), time.Time{}); first {
 				c.tracing.later(func() { c.recordHold(&r) })
 			}
 		}

@@ -177,7 +177,7 @@ func (e *entry) end(loss lockstate.Loss) {
 		if loss.Why == lockstate.Evicted {
 			how = holdForced
 		}
-		held, first = e.takeHoldLocked(w, how, nil, time.Now())
+		held, first = e.takeHoldLocked(w, how, nil, time.Now(), time.Time{})
 	}
 	e.mu.Unlock()
 	if cancel != nil {

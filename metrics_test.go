@@ -213,6 +213,31 @@ func TestMetricsKeepTheTraceAsExemplar(t *testing.T) {
 	})
 }
 
+// The span of a Lock is made when it has waited, and still is what its measurement refers to.
+func TestMetricsKeepTheTraceOfAContendedLockAsExemplar(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		m, r := newMeter(t), newRecorder(t)
+		c := newClient(t, s, leased.WithMeterProvider(m), leased.WithTracerProvider(r))
+		mu := c.Mutex("x")
+		mu.Lock()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			mu.Lock()
+			mu.Unlock() //nolint:staticcheck // its measurements are what is tested
+		}()
+		synctest.Wait()
+		time.Sleep(time.Second)
+		mu.Unlock()
+		<-done
+		wait := r.last(t, "leased.wait").SpanContext.SpanID()
+		p := times(t, m.collect(t)["leased.wait.duration"], "leased.mode", "exclusive", "leased.outcome", "acquired", "leased.via", "local")
+		if len(p.Exemplars) != 1 || string(p.Exemplars[0].SpanID) != string(wait[:]) {
+			t.Errorf("exemplars %+v, want span %v", p.Exemplars, wait)
+		}
+	})
+}
+
 func TestMetricsOfAClosedClientAreNotCollected(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		m := newMeter(t)

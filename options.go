@@ -179,9 +179,11 @@ func WithBackOff(newPolicy func() BackOff) Option {
 	})
 }
 
-// WithTracerProvider sets the provider of the spans of waits and holds. Close the client
-// before the provider is shut down: spans are ended a moment after their locks. The
-// default is the global provider, also one that is set after New.
+// WithTracerProvider sets the provider of the spans of waits and holds. Spans are ended on
+// a separate goroutine, for which Unlock waits, and so does a call that did not get its
+// lock, but for 5 ms at most and only while the provider's span processors keep up. Close
+// the client before the provider is shut down. The default is the global provider, also one
+// that is set after New.
 func WithTracerProvider(p trace.TracerProvider) Option {
 	return clientOption(func(o *clientOptions) error {
 		if isNil(p) {

@@ -20,11 +20,12 @@ import (
 
 const modulePath = "github.com/leasedmutex/leased"
 
-// The names of spans and attributes. There are two span names only, so that backends can
+// The names of spans and attributes. There are three span names only, so that backends can
 // group by them; which lock it was is an attribute.
 const (
-	spanWait = "leased.wait"
-	spanHold = "leased.hold"
+	spanWait    = "leased.wait"
+	spanHold    = "leased.hold"
+	spanRelease = "leased.release"
 
 	attrLock    = attribute.Key("leased.lock")
 	attrMode    = attribute.Key("leased.mode")
@@ -51,6 +52,7 @@ type tracing struct {
 	every  bool                 // Lock and its like have spans even if nothing waited
 	cache  atomic.Pointer[providersTracer]
 	queue  asyncQueue[delivery]
+	behind atomic.Bool // a call has waited for its delivery in vain, which is still to come
 }
 
 // maxDeliveries bounds the queue; further deliveries are dropped.
@@ -60,9 +62,11 @@ func newTracing(c *Client, o *clientOptions) *tracing {
 	t := &tracing{client: c, given: o.tracers, every: o.everySpan}
 	t.queue.most, t.queue.what = maxDeliveries, "a sampler, span processor or instrument"
 	t.queue.deliver = func(d delivery) {
+		defer t.delivered(d.told)
 		if d.f != nil {
 			d.f()
-		} else {
+		}
+		if d.span != nil {
 			d.span.End(trace.WithTimestamp(d.at))
 		}
 	}
@@ -167,8 +171,9 @@ type waitRecord struct {
 }
 
 // waited ends the wait span of w's caller and, if the caller was admitted, starts its hold
-// span. By then the hold may have ended: any goroutine may unlock.
-func (t *tracing) waited(ctx context.Context, span trace.Span, w *waitRecord) {
+// span. By then the hold may have ended: any goroutine may unlock. It returns the wait span,
+// nil if there is none, and for a caller that was not admitted what tells when it has ended.
+func (t *tracing) waited(ctx context.Context, span trace.Span, w *waitRecord) (trace.Span, told) {
 	c := w.call
 	events, from, blocker := w.takeEvents()
 	tracer := t.tracer()
@@ -179,7 +184,7 @@ func (t *tracing) waited(ctx context.Context, span trace.Span, w *waitRecord) {
 	}
 	if span == nil {
 		w.withoutSpan() // the event log stays: another caller may yet wait for this one
-		return
+		return nil, nil
 	}
 	outcome := waitOutcome(w.err)
 	span.SetAttributes(attrOutcome.String(outcome.String()))
@@ -204,10 +209,12 @@ func (t *tracing) waited(ctx context.Context, span trace.Span, w *waitRecord) {
 		span.SetAttributes(attrErrorType.String(outcome.String()))
 	}
 	addEvents(span, events)
-	t.end(span, w.ended)
 	if w.err != nil {
-		return
+		told := newTold()
+		t.end(span, w.ended, told)
+		return span, told
 	}
+	t.end(span, w.ended, nil)
 	if !c.trace.parent.IsValid() {
 		ctx = trace.ContextWithSpan(ctx, span) // so that wait and hold are in one trace
 	}
@@ -218,6 +225,7 @@ func (t *tracing) waited(ctx context.Context, span trace.Span, w *waitRecord) {
 	if mine {
 		t.hold(ctx, w.entry, c, w.ended)
 	}
+	return span, nil
 }
 
 // withoutSpan notes that the wait gets no span. The hold gets one if another caller waits
@@ -294,7 +302,7 @@ func (t *tracing) hold(ctx context.Context, e *entry, c *call, since time.Time) 
 		log.Hold = ref
 	}
 	over := !log.ended.IsZero()
-	r := holdRecord{mode: c.Mode, token: c.Token, how: log.how, why: log.why, at: log.ended, span: span}
+	r := holdRecord{entry: e, mode: c.Mode, token: c.Token, how: log.how, why: log.why, at: log.ended, settled: log.settled, span: span}
 	if over {
 		r.events = log.TakeHoldEvents()
 	}
@@ -303,7 +311,7 @@ func (t *tracing) hold(ctx context.Context, e *entry, c *call, since time.Time) 
 		if r.at.Before(since) {
 			r.at = since
 		}
-		t.released(&r)
+		t.released(&r, nil)
 	}
 }
 
@@ -333,43 +341,56 @@ type holdRecord struct {
 	why    error      // not released: the cause, which can be user code
 	at     time.Time  // when it ended
 	late   bool       // it has no span, but must get one because it did not end well
+	later  bool       // its span begins, and ends, on the queue's goroutine
 	span   trace.Span // nil if there is none
 	events []lockstate.Event
+
+	settled time.Time // when Unlock had waited for Redis, zero if it did not wait
 }
 
 // takeHoldLocked returns the record of w's hold, once: ok is false in later calls. If the
 // hold span is still to be started, the goroutine that starts it ends it too.
-func (e *entry) takeHoldLocked(w *call, how holdResult, why error, at time.Time) (r holdRecord, ok bool) {
+func (e *entry) takeHoldLocked(w *call, how holdResult, why error, at, settled time.Time) (r holdRecord, ok bool) {
 	if w.reported {
 		return r, false
 	}
-	r = holdRecord{entry: e, since: e.client.began.Add(w.Since), mode: w.Mode, via: w.Via, token: w.Token, how: how, why: why, at: at}
+	r = holdRecord{entry: e, since: e.client.began.Add(w.Since), mode: w.Mode, via: w.Via, token: w.Token, how: how, why: why, at: at, settled: settled}
 	w.reported = true
 	if t := w.trace; t != nil {
-		t.how, t.why, t.ended = how, why, at
+		t.how, t.why, t.ended, t.settled = how, why, at, settled
 		switch {
 		case t.span != nil:
 			r.span, r.events = t.span, t.TakeHoldEvents()
 		case how != holdReleased && !w.Leased && t.claimHoldSpan():
 			r.late, r.events = true, t.TakeHoldEvents()
+		default:
+			r.later = t.spanClaimed
 		}
 	}
 	return r, true
 }
 
-// recordHold measures a hold that has ended, and ends its span.
-func (c *Client) recordHold(r *holdRecord) {
+// recordHold measures a hold that has ended, and ends its span. It returns what tells when the
+// span has ended, nil if there is none.
+func (c *Client) recordHold(r *holdRecord) told {
 	if r.late {
 		r.span = c.tracing.newHold(context.Background(), r)
 	}
 	c.metrics.released(r)
-	if r.span != nil {
-		c.tracing.released(r)
+	if r.span == nil && !r.later {
+		return nil
 	}
+	told := newTold()
+	if r.span != nil {
+		c.tracing.released(r, told)
+	} else {
+		c.tracing.enqueue(delivery{told: told})
+	}
+	return told
 }
 
 // released ends a hold span.
-func (t *tracing) released(r *holdRecord) {
+func (t *tracing) released(r *holdRecord, told told) {
 	r.span.SetAttributes(attrOutcome.String(r.how.String()), attrMode.String(r.mode.String()), attrToken.Int64(int64(r.token)))
 	addEvents(r.span, r.events)
 	if r.how == holdUnconfirmed && r.why != nil {
@@ -379,7 +400,27 @@ func (t *tracing) released(r *holdRecord) {
 		r.span.SetStatus(codes.Error, r.how.String())
 		r.span.SetAttributes(attrErrorType.String(r.how.String()))
 	}
-	t.end(r.span, r.at)
+	if !r.settled.IsZero() {
+		t.later(func() { t.release(r) })
+	}
+	t.end(r.span, r.at, told)
+}
+
+// release makes the span of the time for which Unlock waited for Redis. It is made afterwards:
+// to start it before would call a sampler before the lock is released.
+func (t *tracing) release(r *holdRecord) {
+	tracer := t.tracer()
+	if tracer == nil {
+		return
+	}
+	_, span := tracer.Start(trace.ContextWithSpan(context.Background(), r.span), spanRelease, trace.WithTimestamp(r.at),
+		t.attributes(r.entry.keys.Name, r.mode))
+	span.SetAttributes(attrOutcome.String(r.how.String()), attrToken.Int64(int64(r.token)))
+	if r.how != holdReleased {
+		span.SetStatus(codes.Error, r.how.String())
+		span.SetAttributes(attrErrorType.String(r.how.String()))
+	}
+	span.End(trace.WithTimestamp(r.settled))
 }
 
 // addEvents adds the events of a caller's log to a span.
@@ -452,17 +493,60 @@ func cancelledUnder(batch []*lockstate.Cancellation) trace.Span {
 	return span
 }
 
-// delivery is a call of the SDK that the queue's goroutine makes: f, or else the end of a
-// span.
+// delivery is a call of the SDK that the queue's goroutine makes: f, or the end of a span.
 type delivery struct {
 	f    func()
 	span trace.Span
 	at   time.Time
+	told told // closed afterwards; may be nil
+}
+
+// told is closed when a delivery has been made, or was dropped.
+type told chan struct{}
+
+func newTold() told { return make(told) }
+
+// tellingTime is for how long Unlock, and a call that did not get its lock, wait until their
+// spans have ended, so that a flush of the provider finds them.
+const tellingTime = 5 * time.Millisecond
+
+// await waits for a delivery, unless span processors are slow: once it has waited in vain, it
+// does not wait before that delivery was made. The lock was given back before.
+func (t *tracing) await(told told) {
+	if told == nil || t.behind.Load() {
+		return
+	}
+	select {
+	case <-told:
+		return
+	default:
+	}
+	timer := time.NewTimer(tellingTime)
+	defer timer.Stop()
+	select {
+	case <-told:
+	case <-timer.C:
+		t.behind.Store(true)
+		select {
+		case <-told: // it came meanwhile, and has found behind false
+			t.behind.Store(false)
+		default:
+		}
+	}
+}
+
+func (t *tracing) delivered(told told) {
+	if told != nil {
+		close(told)
+		t.behind.Store(false)
+	}
 }
 
 // end has a span ended as of at. The span is dropped if span processors are so slow that
 // the queue is full.
-func (t *tracing) end(span trace.Span, at time.Time) { t.enqueue(delivery{span: span, at: at}) }
+func (t *tracing) end(span trace.Span, at time.Time, told told) {
+	t.enqueue(delivery{span: span, at: at, told: told})
+}
 
 // later has f called, which calls the SDK, on the queue's goroutine.
 func (t *tracing) later(f func()) { t.enqueue(delivery{f: f}) }
@@ -470,6 +554,9 @@ func (t *tracing) later(f func()) { t.enqueue(delivery{f: f}) }
 func (t *tracing) enqueue(d delivery) {
 	if !t.queue.add(d) {
 		t.client.log.spansDropped()
+		if d.told != nil {
+			close(d.told) // there is nothing to wait for
+		}
 	}
 }
 

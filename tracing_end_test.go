@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	sdk "go.opentelemetry.io/otel/sdk/trace"
@@ -149,6 +150,64 @@ func TestTraceOfALeaseThatRedisDoesNotConfirmTheReleaseOf(t *testing.T) {
 			t.Errorf("status %v", hold.Status)
 		}
 	})
+}
+
+func TestTraceShowsForHowLongUnlockWaitedForRedis(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		r := newRecorder(t)
+		rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+		c := clientOn(t, s, rdb, leased.WithTracerProvider(r), leased.WithOwner("me"))
+		warm(t, s, c)
+		l := lockUnder(t, r.under(t, "holder"), c.Mutex("x"))
+		time.Sleep(time.Second)
+		rdb.AddHook(distant(30 * time.Millisecond))
+		unlock(t, l)
+		hold, release := r.last(t, "leased.hold"), r.last(t, "leased.release")
+		if took := release.EndTime.Sub(release.StartTime); took != 30*time.Millisecond || !release.StartTime.Equal(hold.EndTime) {
+			t.Errorf("it took %v from %v on, and the hold ended %v", took, release.StartTime, hold.EndTime)
+		}
+		if release.Parent.SpanID() != hold.SpanContext.SpanID() {
+			t.Error("it is no child of the hold")
+		}
+		has(t, release, "leased.lock", "x", "leased.owner", "me", "leased.outcome", "released", "leased.token", int64(l.Token()))
+		noError(t, release)
+		l = lockUnder(t, r.under(t, "holder"), c.Mutex("x"))
+		s.Mini.SetError("LOADING Redis is loading the dataset in memory")
+		if err := l.Unlock(); !errors.Is(err, leased.ErrNotReleased) {
+			t.Error(err)
+		}
+		s.Mini.SetError("")
+		if release = r.last(t, "leased.release"); release.Status.Code != codes.Error || release.EndTime.Sub(release.StartTime) != time.Second {
+			t.Errorf("not confirmed: status %v after %v", release.Status, release.EndTime.Sub(release.StartTime))
+		}
+		time.Sleep(time.Minute)
+
+		n := len(r.spans("leased.release"))
+		first := lockUnder(t, r.under(t, "holder"), c.Mutex("y"))
+		second := locking(t, c.Mutex("y"))
+		synctest.Wait()
+		unlock(t, first)
+		if more := len(r.spans("leased.release")) - n; more != 0 {
+			t.Errorf("%d spans of releases that went to another caller here", more)
+		}
+		unlock(t, <-second)
+	})
+}
+
+// distant is a hook that makes each command's round trip as long.
+type distant time.Duration
+
+func (d distant) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (d distant) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		time.Sleep(time.Duration(d))
+		return next(ctx, cmd)
+	}
+}
+
+func (d distant) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
 }
 
 func TestTraceOfALeaseThatCloseAbandoned(t *testing.T) {

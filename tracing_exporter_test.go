@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	sdk "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/leasedmutex/leased"
 )
@@ -44,7 +46,7 @@ func TestAnExporterThatBlocksDelaysNoLock(t *testing.T) {
 		other := newClient(t, s, leased.WithTracerProvider(tp))
 		began := time.Now()
 		const leases = 1000
-		for range leases / 2 {
+		for range leases / 2 { // of which only the first waits for its spans
 			unlock(t, lock(t, c.Mutex("x")))
 			unlock(t, lock(t, other.Mutex("x")))
 		}
@@ -67,9 +69,81 @@ func TestAnExporterThatBlocksDelaysNoLock(t *testing.T) {
 		}
 		close(blocked.freed)
 		synctest.Wait()
-		if n := blocked.ended.Load(); n != 2*(leases+1) {
+		if n := blocked.ended.Load(); n != 3*leases+2 { // the lost one had no release to wait for
 			t.Errorf("%d spans exported in the end", n)
 		}
+	})
+}
+
+// A short job unlocks, flushes and is gone.
+func TestAFlushAfterUnlockFindsTheSpans(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		kept := tracetest.NewInMemoryExporter()
+		tp := sdk.NewTracerProvider(sdk.WithBatcher(kept))
+		t.Cleanup(func() { _ = tp.Shutdown(context.Background()) })
+		c := newClient(t, s, leased.WithTracerProvider(tp))
+		mu := c.Mutex("x")
+		flushed := func(what string, want ...string) {
+			t.Helper()
+			if err := tp.ForceFlush(context.Background()); err != nil {
+				t.Fatal(err)
+			}
+			var names []string
+			for _, span := range kept.GetSpans() {
+				names = append(names, span.Name)
+			}
+			if slices.Sort(names); !slices.Equal(names, want) {
+				t.Errorf("%s: found %v, want %v", what, names, want)
+			}
+			kept.Reset()
+		}
+		for range 100 {
+			began := time.Now()
+			unlock(t, lock(t, mu))
+			flushed("LockContext", "leased.hold", "leased.release", "leased.wait")
+			if took := time.Since(began); took > time.Millisecond {
+				t.Fatalf("it took %v", took)
+			}
+		}
+		held := lock(t, newClient(t, s).Mutex("x"))
+		if _, err := mu.TryLockContext(context.Background()); err == nil {
+			t.Error("two inside")
+		}
+		flushed("TryLockContext in vain", "leased.wait")
+		unlock(t, held)
+		mu.Lock()
+		entered := locking(t, newClient(t, s).Mutex("x"))
+		synctest.Wait()
+		mu.Unlock()
+		flushed("Lock that was waited for", "leased.hold", "leased.release")
+		unlock(t, <-entered)
+	})
+}
+
+// Once Unlock has waited for a processor in vain, it does not wait again before that has
+// come to an end; then it does.
+func TestUnlockWaitsOnceForASpanProcessorThatBlocks(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		blocked := &clogged{freed: make(chan struct{})}
+		c := newClient(t, s, leased.WithTracerProvider(sdk.NewTracerProvider(sdk.WithSpanProcessor(blocked))))
+		once := func(want time.Duration) {
+			t.Helper()
+			l := lock(t, c.Mutex("x"))
+			began := time.Now()
+			unlock(t, l)
+			if took := time.Since(began); took != want {
+				t.Errorf("Unlock took %v, want %v", took, want)
+			}
+		}
+		once(5 * time.Millisecond)
+		once(0)
+		close(blocked.freed)
+		synctest.Wait()
+		once(0)
+		blocked.freed = make(chan struct{})
+		once(5 * time.Millisecond)
+		once(0)
+		close(blocked.freed)
 	})
 }
 
@@ -86,7 +160,7 @@ func TestSpansThatNobodyTakesAreDroppedAndThatIsLogged(t *testing.T) {
 		synctest.Wait()
 		close(blocked.freed)
 		synctest.Wait()
-		if n := blocked.ended.Load(); n >= 2*leases || n < 8192 {
+		if n := blocked.ended.Load(); n >= 2*leases || n < 8192 { // a lock that is kept idle is not released
 			t.Errorf("%d spans of %d were exported", n, 2*leases)
 		}
 		if n := strings.Count(log.String(), "spans and measurements of locks are dropped"); n != 1 {

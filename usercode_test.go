@@ -209,10 +209,17 @@ func TestASpanProcessorThatIsSlowAtTheStartOfAHoldDelaysNoHandOver(t *testing.T)
 				next := locking(t, newClient(t, s).Mutex("x"))
 				synctest.Wait()
 				began := time.Now()
-				mu.Unlock()
+				unlocked := make(chan time.Duration)
+				go func() {
+					mu.Unlock()
+					unlocked <- time.Since(began)
+				}()
 				unlock(t, <-next)
 				if took := time.Since(began); took > time.Millisecond { // tokens do not run ahead of the clock
 					t.Errorf("handed over after %v", took)
+				}
+				if took := <-unlocked; took > 5*time.Millisecond {
+					t.Errorf("Unlock took %v", took)
 				}
 				time.Sleep(time.Second)
 				if u.calls.Load() == 0 {

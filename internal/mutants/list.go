@@ -204,12 +204,17 @@ var mutants = []mutant{
 	{"an outcome is asked of an error under the lock", "metrics.go", "	case c.Ended == lockstate.ByLoss:\n", "	case errors.Is(err, ErrLeaseLost):\n", "ErrorsOfTheUsersHooks"},
 
 	// tracing
-	{"spans are ended by who unlocks", "tracing.go", "{ t.enqueue(delivery{span: span, at: at}) }", "{ span.End(trace.WithTimestamp(at)) }", "Exporter"},
+	{"spans are ended by who unlocks", "tracing.go", "	t.enqueue(delivery{span: span, at: at, told: told})\n", "	span.End(trace.WithTimestamp(at))\n	t.delivered(told)\n", "Exporter"},
 	{"commands are sent under no span", "tracing.go", "	return trace.ContextWithSpan(c.base, span)\n", "	return c.base\n", "TestTraceHasCommands"},
 	{"a release is sent under the first waiter's span", "internal/lockstate/status.go", "	case l.pending.verb == protocol.Release || l.pending.verb == protocol.Yield:\n		return l.leaving.last\n", "", "TestTraceHasCommands"},
 	{"commands of a call that is not sampled begin traces", "tracing.go", "	w.under = span // also if it is not sampled: then its commands are not either\n	if !span.IsRecording() {\n		return nil\n	}\n", "	if !span.IsRecording() {\n		return nil\n	}\n	w.under = span\n", "TestTrace"},
 	{"a batch of renewals is sent under the first lock's span", "tracing.go", "	if len(batch) != 1 {\n		return nil\n	}\n	e := batch", "	e := batch", "TestTrace"},
 	{"the client's goroutines have the first caller's labels", "client.go", "func unlabelled() { pprof.SetGoroutineLabels(context.Background()) }", "func unlabelled() { _ = pprof.SetGoroutineLabels }", "TestGoroutines"},
+	{"Unlock does not wait for its spans' end", "acquire.go", "		e.client.tracing.await(e.client.recordHold(&held))\n", "		e.client.recordHold(&held)\n", "TestAFlush"},
+	{"who does not get the lock does not wait for its span's end", "acquire.go", "		c.tracing.await(told)\n", "", "TestAFlush"},
+	{"each Unlock waits for a processor that blocks", "tracing.go", "		t.behind.Store(true)\n", "", "TestUnlockWaits"},
+	{"Unlock never waits for a processor again that has blocked", "tracing.go", "		close(told)\n		t.behind.Store(false)\n", "		close(told)\n", "TestUnlockWaits"},
+	{"the wait of a contended Lock is recorded without its span", "acquire.go", "			span, told = c.tracing.waited(", "			_, told = c.tracing.waited(", "TestMetricsKeep"},
 	{"a link past a lease without a span", "internal/lockstate/lock.go", "	l.prevHoldSpan = c.Events.HoldSpan()", "	if HoldSpan := c.Events.HoldSpan(); HoldSpan != nil {\n		l.prevHoldSpan = HoldSpan\n	}", "TestTrace"},
 	{"the hand-off does not carry the span", "internal/lockstate/lock.go", "	cmd := protocol.Command{ID: g.req.ID, Last: l.drawn(), Link: l.prevHoldSpan, ", "	cmd := protocol.Command{ID: g.req.ID, Last: l.drawn(), ", "TestTrace"},
 	{"a downgrade does not carry the span", "internal/lockstate/handover.go", "Link: l.members.Events.HoldSpan(), At: now}", "At: now}", "TestTrace"},
