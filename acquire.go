@@ -21,6 +21,7 @@ import (
 type handle struct {
 	client *Client
 	keys   protocol.Keys
+	label  string       // what stands for the lock in metrics
 	opts   *lockOptions // shared by all handles that were given no options
 	err    error        // of the name or the options; returned on use
 }
@@ -34,6 +35,7 @@ func (c *Client) handle(name string, opts []LockOption) handle {
 	if h.err != nil {
 		h.keys.Name = name[:min(len(name), maxShownName)]
 	} else {
+		h.label = c.labelOf(name)
 		h.opts = &c.opts.lock
 		if len(opts) > 0 {
 			own, err := c.opts.lock.with(opts)
@@ -41,6 +43,16 @@ func (c *Client) handle(name string, opts []LockOption) handle {
 		}
 	}
 	return h
+}
+
+// labelOf returns what stands for a lock in metrics. It calls user code, on the goroutine of
+// the user who makes a handle.
+func (c *Client) labelOf(name string) (label string) {
+	if c.opts.lockLabel == nil {
+		return ""
+	}
+	defer c.recoverPanic("the function of WithLockLabelInMetrics")
+	return c.opts.lockLabel(name)
 }
 
 // maxShownName is how much of a bad name an error shows.
@@ -92,7 +104,7 @@ func (h *handle) acquire(ctx context.Context, w *call) (*entry, error) {
 		if w.trace != nil {
 			span, told = c.tracing.waited(ctx, span, &waitRecord{h, e, w, err, began, now})
 		}
-		c.metrics.waited(ctx, span, h.keys.Name, w, waitOutcome(err), now.Sub(began))
+		c.metrics.waited(ctx, span, h.label, w, waitOutcome(err), now.Sub(began))
 		c.tracing.await(told)
 	})
 	if err != nil {
@@ -168,7 +180,7 @@ func (h *handle) enter(w *call, inlineFor time.Duration) (*entry, error) {
 	w.Opts, w.limit, w.Owner = &h.opts.Terms, h.opts.releaseTimeout, w
 	h.client.begin()
 	for {
-		e := h.client.find(&h.keys)
+		e := h.client.find(&h.keys, h.label)
 		if e == nil {
 			return nil, ErrClosed
 		}

@@ -127,7 +127,16 @@ func (c *canceler) send(batch []*lockstate.Cancellation) (results []protocol.Can
 		requests[i] = protocol.CancelRequest{Keys: keysOf(cancel), ID: cancel.ID, Last: cancel.Last, Link: cancel.Link, Cooldown: cancel.Cooldown(now)}
 	}
 	c.client.slotMap.await(ctx)
-	return c.client.server.Cancel(ctx, requests)
+	began := c.client.metrics.commandBegins(ctx)
+	results = c.client.server.Cancel(ctx, requests)
+	var failed *protocol.Failure
+	for i := range results {
+		if results[i].Fail != nil {
+			failed = results[i].Fail
+		}
+	}
+	c.client.metrics.commanded(ctx, commandCancel, began.ended(), failed)
+	return results
 }
 
 // answered gives the outcomes to the schedule, and to the callers that wait for them.

@@ -245,14 +245,14 @@ func (c *environment) Jitter() float64 { return rand.Float64() }
 // Start returns the instant from which the grid of renewals is counted.
 func (c *environment) Start() time.Time { return c.began }
 
-// find returns the entry for k, and makes it if there is none; nil after Close, when none
+// find returns the entry for k, and makes it, with a label for metrics, if there is none; nil after Close, when none
 // is made any more.
-func (c *Client) find(k *protocol.Keys) *entry {
+func (c *Client) find(k *protocol.Keys, label string) *entry {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	e := c.table[k.Lock]
 	if e == nil && !c.closedLocked() {
-		e = &entry{client: c, keys: *k}
+		e = &entry{client: c, keys: *k, label: label}
 		e.lock.Init((*environment)(c))
 		c.table[k.Lock] = e
 		c.metrics.used()

@@ -28,6 +28,7 @@ type entry struct {
 	alarm
 	client *Client
 	keys   protocol.Keys
+	label  string // what stands for it in metrics
 
 	mu        sync.Mutex // guards what follows, and alarm.due; for its order see Client.mu
 	lock      lockstate.Lock
@@ -237,7 +238,9 @@ func (e *entry) run(cmd *protocol.Command, limit time.Duration) {
 		cmd.Echo = c.inbox.startProbe(cmd.At, lockstate.EchoWait)
 	}
 	c.slotMap.await(ctx)
+	began := c.metrics.commandBegins(ctx)
 	a, err := c.server.Do(ctx, &e.keys, cmd)
+	took := began.ended()
 	if cmd.Echo != "" {
 		receivers := protocol.NoEcho
 		if err == nil && a.Outcome == protocol.Enqueued {
@@ -266,6 +269,7 @@ func (e *entry) run(cmd *protocol.Command, limit time.Duration) {
 	returned = true
 	c.slotMap.commandFailed(fail) // before the step, whose commands are to find the right node
 	e.answered(cmd, a, fail, pause)
+	c.metrics.commanded(ctx, commandOf(cmd.Verb), took, fail)
 	if fail != nil {
 		// After the step: the outage ends when a probe finds no lock that waits out a pause,
 		// and a probe in between would not find this one.

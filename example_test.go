@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
+	"go.opentelemetry.io/otel/attribute"
 
 	"github.com/leasedmutex/leased"
 )
@@ -528,6 +530,27 @@ func ExampleWithMinHold() {
 	}
 	// Output:
 	// cleaning up
+}
+
+// Each order has a lock of its own. In metrics all of them are "order", so that they cost
+// the backend no more series than one lock; every span and metric says which shard it is of.
+func ExampleWithLockLabelInMetrics() {
+	rdb, stop := embeddedRedis()
+	defer stop()
+	kind := func(name string) string {
+		label, _, _ := strings.Cut(name, ":")
+		return label
+	}
+	client := mustNew(rdb,
+		leased.WithLockLabelInMetrics(kind),
+		leased.WithAttributes(attribute.String("shard", "eu-1")))
+	defer client.Close()
+
+	if err := client.Mutex("order:42").Do(context.Background(), pay); err != nil {
+		log.Panic(err)
+	}
+	fmt.Println("measured as:", kind("order:42"))
+	// Output: measured as: order
 }
 
 // Options of a lock can be the client's default, be kept in a slice for several

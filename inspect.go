@@ -44,7 +44,9 @@ func (c *Client) Inspect(ctx context.Context, name string) (Info, error) {
 	if err != nil {
 		return Info{}, err
 	}
+	began := c.metrics.commandBegins(ctx)
 	s, err := c.server.Inspect(ctx, &k)
+	c.metrics.commanded(ctx, commandInspect, began.ended(), redisserver.Classify(err))
 	if err != nil {
 		return Info{}, fmt.Errorf("leased: inspecting lock %q: %w", name, err)
 	}
@@ -60,7 +62,10 @@ func (c *Client) ForceUnlock(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := c.server.Evict(ctx, &k); err != nil {
+	began := c.metrics.commandBegins(ctx)
+	_, err = c.server.Evict(ctx, &k)
+	c.metrics.commanded(ctx, commandEvict, began.ended(), redisserver.Classify(err))
+	if err != nil {
 		return fmt.Errorf("leased: forcing lock %q: %w", name, err)
 	}
 	return nil

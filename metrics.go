@@ -27,9 +27,11 @@ var buckets = []float64{
 // of Stats when the metrics are collected, and costs the locks nothing.
 type metrics struct {
 	client  *Client
-	byName  bool // the lock's name is an attribute
 	wait    metric.Float64Histogram
 	hold    metric.Float64Histogram
+	command metric.Float64Histogram
+	more    []attribute.KeyValue // that every series has
+	options *measureOptions
 	collect metric.Registration // nil if the callback could not be registered
 	refresh ticker
 
@@ -54,9 +56,13 @@ func newMetrics(c *Client, o *clientOptions) *metrics {
 		provider = otel.GetMeterProvider() // it delegates to a provider that is set later
 	}
 	i := instruments{provider.Meter(modulePath, metric.WithInstrumentationVersion(moduleVersion()))}
-	m := &metrics{client: c, byName: o.nameInMetrics}
+	m := &metrics{client: c, more: o.attributes}
+	if m.options = plainOptions(); len(m.more) > 0 {
+		m.options = newMeasureOptions(m.more)
+	}
 	m.wait = i.histogram("leased.wait.duration", "From the call for a lock until it was acquired or given up.")
 	m.hold = i.histogram("leased.hold.duration", "From acquired until released or lost.")
+	m.command = i.histogram("leased.command.duration", "Round trips of commands to Redis, by command, and by what failed.")
 	leases := i.counter("leased.leases", "{lease}", "Callers that were let in, by how the lock came.")
 	handoffs := i.counter("leased.handoffs", "{handoff}", "Local: callers let in by or beside another of their process. Direct: releases that made another process owner.")
 	losses := i.counter("leased.losses", "{lease}", "Leases that ended before their Unlock.")
@@ -64,6 +70,7 @@ func newMetrics(c *Client, o *clientOptions) *metrics {
 	commands := i.counter("leased.commands", "{command}", "Commands sent to Redis.")
 	waiting := i.upDownCounter("leased.waiting", "{caller}", "Callers that wait, for others or for Redis.")
 	held := i.upDownCounter("leased.held", "{lease}", "Leases held.")
+	clients := i.upDownCounter("leased.clients", "{client}", "Clients, by how messages of other processes reach them: subscribed, connecting, polling, unused.")
 	oldestWait := i.gauge("leased.wait.oldest", "For how long the caller has waited that has waited the longest; 0 if none waits.")
 	oldestHold := i.gauge("leased.hold.oldest", "For how long the lease has been held that has been held the longest; 0 if none is.")
 	for v := range c.stats.by {
@@ -73,14 +80,15 @@ func newMetrics(c *Client, o *clientOptions) *metrics {
 	m.count(handoffs, c.stats.given.Load, attrKind.String("direct"))
 	m.count(losses, c.stats.lost.Load)
 	for r := range c.stats.renewals {
-		m.count(renewals, c.stats.renewals[r].Load, attrOutcome.String(renewalResult(r).String()))
+		m.count(renewals, c.stats.renewals[r].Load, attrRenewalOutcome.String(renewalResult(r).String()))
 	}
 	m.count(commands, func() int64 { return c.Stats().Commands })
 	collect, err := i.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		m.update()
 		m.observeLocks(o, &gauges{waiting, held, oldestWait, oldestHold})
+		m.observeInbox(o, clients)
 		return nil
-	}, waiting, held, oldestWait, oldestHold)
+	}, waiting, held, oldestWait, oldestHold, clients)
 	if err != nil {
 		otel.Handle(err)
 	} else {
@@ -100,7 +108,7 @@ func (m *metrics) used() { m.refresh.start() }
 
 // count adds a series whose value is read by now.
 func (m *metrics) count(counter metric.Int64Counter, now func() int64, attrs ...attribute.KeyValue) {
-	with := []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(attrs...))}
+	with := []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(append(attrs, m.more...)...))}
 	m.totals = append(m.totals, total{counter: counter, labels: with, now: now})
 }
 
@@ -129,18 +137,26 @@ type usage struct {
 	oldestWait, oldestHold time.Duration
 }
 
-func (g *gauges) observe(o metric.Observer, u *usage, name ...metric.ObserveOption) {
-	o.ObserveInt64(g.waiting, u.waiting, name...)
-	o.ObserveInt64(g.held, u.held, name...)
-	o.ObserveFloat64(g.oldestWait, u.oldestWait.Seconds(), name...)
-	o.ObserveFloat64(g.oldestHold, u.oldestHold.Seconds(), name...)
+func (g *gauges) observe(o metric.Observer, u *usage, with metric.ObserveOption) {
+	o.ObserveInt64(g.waiting, u.waiting, with)
+	o.ObserveInt64(g.held, u.held, with)
+	o.ObserveFloat64(g.oldestWait, u.oldestWait.Seconds(), with)
+	o.ObserveFloat64(g.oldestHold, u.oldestHold.Seconds(), with)
 }
 
-// observeLocks observes the callers that wait and those that hold, for each lock if the name
-// is an attribute.
+func (u *usage) add(v usage) {
+	u.waiting, u.held = u.waiting+v.waiting, u.held+v.held
+	u.oldestWait, u.oldestHold = max(u.oldestWait, v.oldestWait), max(u.oldestHold, v.oldestHold)
+}
+
+// observeLocks observes the callers that wait and those that hold: of all locks together or,
+// where locks have labels, of each label.
 func (m *metrics) observeLocks(o metric.Observer, g *gauges) {
 	now := time.Since(m.client.began)
-	var all usage
+	all := map[string]usage{}
+	if m.client.opts.lockLabel == nil {
+		all[""] = usage{} // it is there, and 0, while no lock is in use
+	}
 	for _, e := range m.client.entries() {
 		e.mu.Lock()
 		outside, within := e.lock.Counts()
@@ -153,27 +169,64 @@ func (m *metrics) observeLocks(o metric.Observer, g *gauges) {
 		if hold >= 0 {
 			one.oldestHold = now - hold
 		}
-		if m.byName {
-			g.observe(o, &one, labels(attrLock.String(e.keys.Name)))
-		}
-		all.waiting, all.held = all.waiting+one.waiting, all.held+one.held
-		all.oldestWait, all.oldestHold = max(all.oldestWait, one.oldestWait), max(all.oldestHold, one.oldestHold)
+		one.add(all[e.label])
+		all[e.label] = one
 	}
-	if !m.byName {
-		g.observe(o, &all)
+	for label, u := range all {
+		g.observe(o, &u, metric.WithAttributes(m.labelled(label)...))
 	}
 }
 
-// waited measures a wait. span is its span or nil; the SDK may keep the measurement as an
-// exemplar that refers to it.
-func (m *metrics) waited(ctx context.Context, span trace.Span, name string, c *call, r waitResult, took time.Duration) {
+// labelled returns the attributes of a series: those of all series, those given, and the
+// label of a lock, if it has one.
+func (m *metrics) labelled(label string, attrs ...attribute.KeyValue) []attribute.KeyValue {
+	all := append(attrs, m.more...)
+	if label != "" {
+		all = append(all, attrLock.String(label))
+		if prefix := m.client.opts.prefix; prefix != "" {
+			all = append(all, attrPrefix.String(prefix))
+		}
+	}
+	return all
+}
+
+// inboxReach is how messages of other processes reach a client.
+type inboxReach uint8
+
+const (
+	inboxUnused inboxReach = iota // no lock was asked for yet
+	inboxConnecting
+	inboxSubscribed
+	inboxPolling // Redis refuses the subscription: waiters ask again and again
+	inboxReaches
+)
+
+func (r inboxReach) String() string {
+	return [...]string{"unused", "connecting", "subscribed", "polling"}[r]
+}
+
+// observeInbox observes how messages reach the client: 1 for that way, 0 for the others.
+func (m *metrics) observeInbox(o metric.Observer, clients metric.Int64Observable) {
+	reach := m.client.inbox.reach()
+	for r := range inboxReaches {
+		var n int64
+		if r == reach {
+			n = 1
+		}
+		o.ObserveInt64(clients, n, metric.WithAttributes(m.labelled("", attrInbox.String(r.String()))...))
+	}
+}
+
+// waited measures a wait for a lock of a label. span is its span or nil; the SDK may keep the
+// measurement as an exemplar that refers to it.
+func (m *metrics) waited(ctx context.Context, span trace.Span, label string, c *call, r waitResult, took time.Duration) {
 	if span != nil {
 		ctx = trace.ContextWithSpan(ctx, span)
 	}
-	if !m.byName {
-		m.wait.Record(ctx, took.Seconds(), waitOptions()[r][c.Via][modeIndex(c.Mode)]...)
+	if label == "" {
+		m.wait.Record(ctx, took.Seconds(), m.options.wait[r][c.Via][modeIndex(c.Mode)]...)
 	} else if m.wait.Enabled(ctx) {
-		m.wait.Record(ctx, took.Seconds(), labels(append(waitAttributes(r, c.Via, c.Mode), attrLock.String(name))...))
+		m.wait.Record(ctx, took.Seconds(), metric.WithAttributes(m.labelled(label, waitAttributes(r, c.Via, c.Mode)...)...))
 	}
 }
 
@@ -184,11 +237,44 @@ func (m *metrics) released(h *holdRecord) {
 	if h.span != nil {
 		ctx = trace.ContextWithSpan(ctx, h.span)
 	}
-	if !m.byName {
-		m.hold.Record(ctx, took.Seconds(), holdOptions()[h.how][modeIndex(h.mode)]...)
+	if label := h.entry.label; label == "" {
+		m.hold.Record(ctx, took.Seconds(), m.options.hold[h.how][modeIndex(h.mode)]...)
 	} else if m.hold.Enabled(ctx) {
-		m.hold.Record(ctx, took.Seconds(), labels(append(holdAttributes(h.how, h.mode), attrLock.String(h.entry.keys.Name))...))
+		m.hold.Record(ctx, took.Seconds(), metric.WithAttributes(m.labelled(label, holdAttributes(h.how, h.mode)...)...))
 	}
+}
+
+// commandStart is when a command was sent, zero if it is not measured.
+type commandStart time.Time
+
+// commandBegins is called before a command is sent.
+func (m *metrics) commandBegins(ctx context.Context) commandStart {
+	if !m.command.Enabled(ctx) {
+		return commandStart{}
+	}
+	return commandStart(time.Now())
+}
+
+// ended returns how long the command took, less than 0 if it is not measured.
+func (s commandStart) ended() time.Duration {
+	if time.Time(s).IsZero() {
+		return -1
+	}
+	return time.Since(time.Time(s))
+}
+
+// commanded measures a command that failed with fail, or with nothing if that is nil. The
+// instrument is called on the queue of spans: locks depend on goroutines that send commands.
+func (m *metrics) commanded(ctx context.Context, k commandKind, took time.Duration, fail *protocol.Failure) {
+	if took < 0 {
+		return
+	}
+	with := m.options.command[k][0]
+	if fail != nil {
+		with = m.options.command[k][1+fail.Kind]
+	}
+	ctx = context.WithoutCancel(ctx)
+	m.client.tracing.later(func() { m.command.Record(ctx, took.Seconds(), with...) })
 }
 
 // stop brings the counters up to date and unregisters the callback, and reports whether
@@ -334,36 +420,74 @@ func orNoop[T any](i T, err error, none T) T {
 	return i
 }
 
-func labels(attrs ...attribute.KeyValue) metric.MeasurementOption {
-	return metric.WithAttributes(attrs...)
+// measureOptions are the options of all measurements of locks that have no label, built once.
+type measureOptions struct {
+	wait    [waitResults][lockstate.Vias][2][]metric.RecordOption
+	hold    [holdResults][2][]metric.RecordOption
+	command [commandKinds][1 + protocol.FailureKinds][]metric.RecordOption // without failure, and by its kind
 }
 
-// The options of all measurements without the lock's name, built once.
-var (
-	waitOptions = sync.OnceValue(func() *[waitResults][lockstate.Vias][2][]metric.RecordOption {
-		var all [waitResults][lockstate.Vias][2][]metric.RecordOption
+// plainOptions are those of clients without attributes of their own.
+var plainOptions = sync.OnceValue(func() *measureOptions { return newMeasureOptions(nil) })
+
+func newMeasureOptions(more []attribute.KeyValue) *measureOptions {
+	o := &measureOptions{}
+	with := func(attrs ...attribute.KeyValue) []metric.RecordOption {
+		return []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(append(attrs, more...)...))}
+	}
+	for i, mode := range [...]protocol.Mode{protocol.Exclusive, protocol.Shared} {
 		for r := range waitResults {
 			for v := range lockstate.Vias {
-				for i, m := range [...]protocol.Mode{protocol.Exclusive, protocol.Shared} {
-					all[r][v][i] = []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(waitAttributes(r, v, m)...))}
-				}
+				o.wait[r][v][i] = with(waitAttributes(r, v, mode)...)
 			}
 		}
-		return &all
-	})
-	holdOptions = sync.OnceValue(func() *[holdResults][2][]metric.RecordOption {
-		var all [holdResults][2][]metric.RecordOption
 		for r := range holdResults {
-			for i, m := range [...]protocol.Mode{protocol.Exclusive, protocol.Shared} {
-				all[r][i] = []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(holdAttributes(r, m)...))}
-			}
+			o.hold[r][i] = with(holdAttributes(r, mode)...)
 		}
-		return &all
-	})
+	}
+	for k := range commandKinds {
+		o.command[k][0] = with(attrCommand.String(k.String()))
+		for f := range protocol.FailureKinds {
+			o.command[k][1+f] = with(attrCommand.String(k.String()), attrErrorType.String(f.String()))
+		}
+	}
+	return o
+}
+
+// commandKind is a kind of command, or of round trip with several, as metrics name it.
+type commandKind uint8
+
+const (
+	commandAcquire commandKind = iota
+	commandYield
+	commandRelease
+	commandDowngrade
+	commandRenew
+	commandCancel
+	commandEcho
+	commandInspect
+	commandEvict
+	commandKinds
 )
 
+func (k commandKind) String() string {
+	return [...]string{"acquire", "yield", "release", "downgrade", "renew", "cancel", "echo", "inspect", "evict"}[k]
+}
+
+func commandOf(v protocol.Verb) commandKind {
+	switch v {
+	case protocol.Yield:
+		return commandYield
+	case protocol.Release:
+		return commandRelease
+	case protocol.Downgrade:
+		return commandDowngrade
+	}
+	return commandAcquire
+}
+
 func waitAttributes(r waitResult, v lockstate.Via, m protocol.Mode) []attribute.KeyValue {
-	all := []attribute.KeyValue{attrMode.String(m.String()), attrOutcome.String(r.String())}
+	all := []attribute.KeyValue{attrMode.String(m.String()), attrWaitOutcome.String(r.String())}
 	if r == waitAcquired {
 		all = append(all, attrVia.String(v.String()))
 	}
@@ -371,7 +495,7 @@ func waitAttributes(r waitResult, v lockstate.Via, m protocol.Mode) []attribute.
 }
 
 func holdAttributes(r holdResult, m protocol.Mode) []attribute.KeyValue {
-	return []attribute.KeyValue{attrMode.String(m.String()), attrOutcome.String(r.String())}
+	return []attribute.KeyValue{attrMode.String(m.String()), attrHoldOutcome.String(r.String())}
 }
 
 // modeIndex returns the index of a mode in the arrays of options.

@@ -123,24 +123,24 @@ func TestMetricsOfWaitsAndHoldsByOutcome(t *testing.T) {
 
 		got := m.collect(t)
 		waits, holds := got["leased.wait.duration"], got["leased.hold.duration"]
-		local := times(t, waits, "leased.mode", "exclusive", "leased.outcome", "acquired", "leased.via", "local")
+		local := times(t, waits, "leased.mode", "exclusive", "leased.wait.outcome", "acquired", "leased.via", "local")
 		if local.Count != 1 || !near(local.Sum, 0.5) {
 			t.Errorf("waited %d times, %v s", local.Count, local.Sum)
 		}
-		late := times(t, waits, "leased.mode", "exclusive", "leased.outcome", "timeout")
+		late := times(t, waits, "leased.mode", "exclusive", "leased.wait.outcome", "timeout")
 		if late.Count != 1 || !near(late.Sum, 0.1) {
 			t.Errorf("timed out %d times, %v s", late.Count, late.Sum)
 		}
-		if n := times(t, waits, "leased.mode", "shared", "leased.outcome", "acquired", "leased.via", "free").Count; n != 1 {
+		if n := times(t, waits, "leased.mode", "shared", "leased.wait.outcome", "acquired", "leased.via", "free").Count; n != 1 {
 			t.Errorf("%d waits of readers", n)
 		}
-		if h := times(t, holds, "leased.mode", "exclusive", "leased.outcome", "released"); h.Count != 1 || !near(h.Sum, 0.5) {
+		if h := times(t, holds, "leased.mode", "exclusive", "leased.hold.outcome", "released"); h.Count != 1 || !near(h.Sum, 0.5) {
 			t.Errorf("held %d times, %v s", h.Count, h.Sum)
 		}
-		if h := times(t, holds, "leased.mode", "exclusive", "leased.outcome", "lost"); h.Count != 1 || h.Sum > 11 {
+		if h := times(t, holds, "leased.mode", "exclusive", "leased.hold.outcome", "lost"); h.Count != 1 || h.Sum > 11 {
 			t.Errorf("lost %d times, %v s", h.Count, h.Sum)
 		}
-		h := times(t, holds, "leased.mode", "shared", "leased.outcome", "released")
+		h := times(t, holds, "leased.mode", "shared", "leased.hold.outcome", "released")
 		if h.Count != 1 || !near(h.Sum, 60) {
 			t.Errorf("read %d times, %v s", h.Count, h.Sum)
 		}
@@ -158,9 +158,9 @@ func TestMetricsOfWaitsAndHoldsByOutcome(t *testing.T) {
 			{"leased.handoffs", 1, []string{"leased.kind", "local"}},
 			{"leased.handoffs", 0, []string{"leased.kind", "direct"}},
 			{"leased.losses", 1, nil},
-			{"leased.renewals", stats.Renewals, []string{"leased.outcome", "renewed"}},
-			{"leased.renewals", 1, []string{"leased.outcome", "lost"}},
-			{"leased.renewals", 0, []string{"leased.outcome", "failed"}},
+			{"leased.renewals", stats.Renewals, []string{"leased.renewal.outcome", "renewed"}},
+			{"leased.renewals", 1, []string{"leased.renewal.outcome", "lost"}},
+			{"leased.renewals", 0, []string{"leased.renewal.outcome", "failed"}},
 			{"leased.commands", stats.Commands, nil},
 			{"leased.waiting", 0, nil},
 			{"leased.held", 0, nil},
@@ -183,11 +183,11 @@ func TestMetricsHaveTheLocksNameIfAskedFor(t *testing.T) {
 		unlock(t, l)
 		got := m.collect(t)
 		if n := times(t, got["leased.wait.duration"], "leased.lock", "x", "leased.mode", "exclusive",
-			"leased.outcome", "acquired", "leased.via", "free").Count; n != 1 {
+			"leased.wait.outcome", "acquired", "leased.via", "free").Count; n != 1 {
 			t.Errorf("%d waits", n)
 		}
 		if n := times(t, got["leased.hold.duration"], "leased.lock", "x", "leased.mode", "exclusive",
-			"leased.outcome", "released").Count; n != 1 {
+			"leased.hold.outcome", "released").Count; n != 1 {
 			t.Errorf("%d holds", n)
 		}
 	})
@@ -231,7 +231,7 @@ func TestMetricsKeepTheTraceOfAContendedLockAsExemplar(t *testing.T) {
 		mu.Unlock()
 		<-done
 		wait := r.last(t, "leased.wait").SpanContext.SpanID()
-		p := times(t, m.collect(t)["leased.wait.duration"], "leased.mode", "exclusive", "leased.outcome", "acquired", "leased.via", "local")
+		p := times(t, m.collect(t)["leased.wait.duration"], "leased.mode", "exclusive", "leased.wait.outcome", "acquired", "leased.via", "local")
 		if len(p.Exemplars) != 1 || string(p.Exemplars[0].SpanID) != string(wait[:]) {
 			t.Errorf("exemplars %+v, want span %v", p.Exemplars, wait)
 		}

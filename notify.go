@@ -33,6 +33,7 @@ type inbox struct {
 	channel string
 	quit    context.Context
 	halt    context.CancelFunc
+	began   atomic.Bool // a lock was asked for, so run has begun
 	settled atomic.Bool // the first subscription was confirmed, or failed
 
 	mu      sync.Mutex // guards what follows; only watchdog.mu is locked under it
@@ -57,9 +58,25 @@ func (in *inbox) is(s lockstate.InboxState) bool {
 func (in *inbox) confirmed() bool { return in.is(lockstate.Joined) }
 func (in *inbox) denied() bool    { return in.is(lockstate.Forbidden) }
 
+// reach says how messages of other processes reach this one.
+func (in *inbox) reach() inboxReach {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	switch {
+	case in.hearing.State == lockstate.Joined:
+		return inboxSubscribed
+	case in.hearing.State == lockstate.Forbidden:
+		return inboxPolling
+	case in.began.Load():
+		return inboxConnecting
+	}
+	return inboxUnused
+}
+
 // run is the inbox: owned by the client, ended by halt, waited for by Close.
 func (in *inbox) run() {
 	unlabelled()
+	in.began.Store(true)
 	// Receive ends on Close only, not with a context.
 	closed := make(chan struct{})
 	stop := context.AfterFunc(in.quit, func() {
@@ -298,7 +315,9 @@ func (in *inbox) probe(ctx context.Context, k *protocol.Keys) {
 	if nonce == "" {
 		return
 	}
+	began := in.client.metrics.commandBegins(ctx)
 	n, err := in.client.server.Echo(ctx, k, in.channel, nonce)
+	in.client.metrics.commanded(ctx, commandEcho, began.ended(), redisserver.Classify(err))
 	if err != nil {
 		n = protocol.NoEcho
 	}

@@ -5,12 +5,14 @@ import (
 	"log/slog"
 	"os"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 	"unicode"
 	"unicode/utf8"
 
 	"github.com/cenkalti/backoff/v4"
+	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
@@ -65,9 +67,10 @@ type clientOptions struct {
 	tracers       trace.TracerProvider // nil: the global one
 	meters        metric.MeterProvider // nil: the global one
 	everySpan     bool
-	nameInMetrics bool
-	slow          time.Duration // 0: slow callers are not logged
-	profileLabels bool          // goroutines that wait have labels
+	attributes    []attribute.KeyValue     // that all spans and metrics have
+	lockLabel     func(name string) string // what stands for a lock in metrics; nil: nothing does
+	slow          time.Duration            // 0: slow callers are not logged
+	profileLabels bool                     // goroutines that wait have labels
 }
 
 type lockOptions struct {
@@ -217,12 +220,49 @@ func WithUncontendedSpans() Option {
 	})
 }
 
-// WithLockNameInMetrics adds the lock's name to the metrics, as the attribute
-// leased.lock. Each name costs the backend additional series, so use it where names are
-// few. Spans always have the name. The default is to leave it out.
+// WithLockNameInMetrics adds the lock's name to the metrics of waits and holds, as the
+// attribute leased.lock, and the key prefix, if there is one, as leased.prefix. Each name
+// costs the backend additional series: a histogram has about 25 for each outcome. So use
+// it where names are few, and WithLockLabelInMetrics where they are not. Spans always have
+// the name. The default is to leave it out.
 func WithLockNameInMetrics() Option {
+	return WithLockLabelInMetrics(func(name string) string { return name })
+}
+
+// WithLockLabelInMetrics is WithLockNameInMetrics with what label returns in place of the
+// lock's name: for instance the kind of thing that a name locks, where each thing has a
+// lock of its own. Locks of one label are measured together. What has the label "" has no
+// attribute.
+//
+// label must be a function of the name alone, and safe for concurrent use. It is called
+// when a handle is made, by Mutex or RWMutex, on that caller's goroutine and under no
+// mutex; the handle keeps the label. If it panics, that is logged, and the label is "".
+// The later of the two options counts. The default is no label.
+func WithLockLabelInMetrics(label func(name string) string) Option {
 	return clientOption(func(o *clientOptions) error {
-		o.nameInMetrics = true
+		if label == nil {
+			return invalid("label function is nil; leave the option out for no label")
+		}
+		o.lockLabel = label
+		return nil
+	})
+}
+
+// WithAttributes adds attributes to every span and every metric of the client, such as the
+// name of the tenant or of the shard that it is for. Keys must not be empty, nor be names
+// of this package's, which begin with "leased.", nor "error.type". Further calls add to the
+// earlier ones; of attributes with one key the last counts. The default is none.
+func WithAttributes(attributes ...attribute.KeyValue) Option {
+	return clientOption(func(o *clientOptions) error {
+		for _, a := range attributes {
+			if !a.Valid() {
+				return invalid("attribute %q has no key or no value", a.Key)
+			}
+			if strings.HasPrefix(string(a.Key), "leased.") || a.Key == attrErrorType {
+				return invalid("attribute %q is one of this package's", a.Key)
+			}
+		}
+		o.attributes = append(slices.Clip(o.attributes), attributes...)
 		return nil
 	})
 }

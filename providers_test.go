@@ -108,7 +108,7 @@ func TestProvidersThatAreSetAfterNewAreHonoured(t *testing.T) {
 		if n := len(kept.GetSpans()); n != 3 {
 			t.Errorf("%d spans", n)
 		}
-		if n := times(t, m.collect(t)["leased.wait.duration"], "leased.mode", "exclusive", "leased.outcome", "acquired",
+		if n := times(t, m.collect(t)["leased.wait.duration"], "leased.mode", "exclusive", "leased.wait.outcome", "acquired",
 			"leased.via", "free").Count; n != 1 {
 			t.Errorf("%d waits measured", n)
 		}

@@ -82,7 +82,7 @@ func TestCountersGoOnWhereViewsDropAllGauges(t *testing.T) {
 		c := newClient(t, s, leased.WithMeterProvider(m))
 		l := lock(t, c.Mutex("x"))
 		time.Sleep(time.Minute)
-		if n := sum(t, m.collect(t)["leased.renewals"], "leased.outcome", "renewed"); n < 4 || n > 6 {
+		if n := sum(t, m.collect(t)["leased.renewals"], "leased.renewal.outcome", "renewed"); n < 4 || n > 6 {
 			t.Errorf("%d renewals in a minute", n)
 		}
 		unlock(t, l)

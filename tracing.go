@@ -27,18 +27,24 @@ const (
 	spanHold    = "leased.hold"
 	spanRelease = "leased.release"
 
-	attrLock    = attribute.Key("leased.lock")
-	attrMode    = attribute.Key("leased.mode")
-	attrOutcome = attribute.Key("leased.outcome")
-	attrVia     = attribute.Key("leased.via")
-	attrToken   = attribute.Key("leased.token")
-	attrPlace   = attribute.Key("leased.place")
-	attrBlocker = attribute.Key("leased.blocker")
-	attrReason  = attribute.Key("leased.reason")
-	attrKind    = attribute.Key("leased.kind")
-	attrOwner   = attribute.Key("leased.owner") // the label of the client whose span it is
+	attrLock           = attribute.Key("leased.lock")   // its name, without the prefix; in metrics, what stands for it
+	attrPrefix         = attribute.Key("leased.prefix") // of the keys, only if there is one
+	attrMode           = attribute.Key("leased.mode")
+	attrWaitOutcome    = attribute.Key("leased.wait.outcome")
+	attrHoldOutcome    = attribute.Key("leased.hold.outcome")
+	attrRenewalOutcome = attribute.Key("leased.renewal.outcome")
+	attrVia            = attribute.Key("leased.via")
+	attrToken          = attribute.Key("leased.token")
+	attrPlace          = attribute.Key("leased.place")       // how many callers of its process were ahead
+	attrRedisPlace     = attribute.Key("leased.redis_place") // how many requests of other processes were
+	attrBlocker        = attribute.Key("leased.blocker")
+	attrReason         = attribute.Key("leased.reason")
+	attrKind           = attribute.Key("leased.kind")
+	attrCommand        = attribute.Key("leased.command")
+	attrInbox          = attribute.Key("leased.inbox")
+	attrOwner          = attribute.Key("leased.owner") // the label of the client whose span it is
 
-	attrErrorType = attribute.Key("error.type") // of a span whose status is an error: its outcome
+	attrErrorType = attribute.Key("error.type") // of a span whose status is an error: its outcome; of a command: what failed
 )
 
 // tracing makes spans from the event logs of callers. The spans of a call are started on
@@ -50,6 +56,7 @@ type tracing struct {
 	client *Client
 	given  trace.TracerProvider // nil: the global one at the time of use
 	every  bool                 // Lock and its like have spans even if nothing waited
+	more   []attribute.KeyValue // that every span has
 	cache  atomic.Pointer[providersTracer]
 	queue  asyncQueue[delivery]
 	behind atomic.Bool // a call has waited for its delivery in vain, which is still to come
@@ -59,7 +66,7 @@ type tracing struct {
 const maxDeliveries = 8192
 
 func newTracing(c *Client, o *clientOptions) *tracing {
-	t := &tracing{client: c, given: o.tracers, every: o.everySpan}
+	t := &tracing{client: c, given: o.tracers, every: o.everySpan, more: spanAttributes(o)}
 	t.queue.most, t.queue.what = maxDeliveries, "a sampler, span processor or instrument"
 	t.queue.deliver = func(d delivery) {
 		defer t.delivered(d.told)
@@ -157,7 +164,17 @@ func (t *tracing) begin(ctx context.Context, name string, w *call, began time.Ti
 
 // attributes returns what a span has from its start on, so that samplers see it.
 func (t *tracing) attributes(lock string, m protocol.Mode) trace.SpanStartEventOption {
-	return trace.WithAttributes(attrLock.String(lock), attrMode.String(m.String()), attrOwner.String(t.client.opts.owner))
+	all := make([]attribute.KeyValue, 0, len(t.more)+2)
+	return trace.WithAttributes(append(append(all, attrLock.String(lock), attrMode.String(m.String())), t.more...)...)
+}
+
+// spanAttributes returns what every span of a client has.
+func spanAttributes(o *clientOptions) []attribute.KeyValue {
+	all := []attribute.KeyValue{attrOwner.String(o.owner)}
+	if o.prefix != "" {
+		all = append(all, attrPrefix.String(o.prefix))
+	}
+	return append(all, o.attributes...)
 }
 
 // waitRecord describes a wait that has ended.
@@ -187,13 +204,13 @@ func (t *tracing) waited(ctx context.Context, span trace.Span, w *waitRecord) (t
 		return nil, nil
 	}
 	outcome := waitOutcome(w.err)
-	span.SetAttributes(attrOutcome.String(outcome.String()))
+	span.SetAttributes(attrWaitOutcome.String(outcome.String()))
 	if w.err == nil {
 		span.SetAttributes(attrVia.String(c.Via.String()), attrToken.Int64(int64(c.Token)))
 	}
 	for _, ev := range events {
-		if ev.What == lockstate.EventQueued || ev.What == lockstate.EventQueuedInRedis {
-			span.SetAttributes(attrPlace.Int(ev.Place))
+		if key := placeKey(ev.What); key != "" {
+			span.SetAttributes(key.Int(ev.Place))
 		}
 	}
 	if from != nil {
@@ -391,7 +408,7 @@ func (c *Client) recordHold(r *holdRecord) told {
 
 // released ends a hold span.
 func (t *tracing) released(r *holdRecord, told told) {
-	r.span.SetAttributes(attrOutcome.String(r.how.String()), attrMode.String(r.mode.String()), attrToken.Int64(int64(r.token)))
+	r.span.SetAttributes(attrHoldOutcome.String(r.how.String()), attrMode.String(r.mode.String()), attrToken.Int64(int64(r.token)))
 	addEvents(r.span, r.events)
 	if r.how == holdUnconfirmed && r.why != nil {
 		r.span.SetAttributes(attrReason.String(r.why.Error()))
@@ -415,7 +432,7 @@ func (t *tracing) release(r *holdRecord) {
 	}
 	_, span := tracer.Start(trace.ContextWithSpan(context.Background(), r.span), spanRelease, trace.WithTimestamp(r.at),
 		t.attributes(r.entry.keys.Name, r.mode))
-	span.SetAttributes(attrOutcome.String(r.how.String()), attrToken.Int64(int64(r.token)))
+	span.SetAttributes(attrHoldOutcome.String(r.how.String()), attrToken.Int64(int64(r.token)))
 	if r.how != holdReleased {
 		span.SetStatus(codes.Error, r.how.String())
 		span.SetAttributes(attrErrorType.String(r.how.String()))
@@ -427,8 +444,8 @@ func (t *tracing) release(r *holdRecord) {
 func addEvents(span trace.Span, events []lockstate.Event) {
 	for _, ev := range events {
 		var more []attribute.KeyValue
-		if ev.What == lockstate.EventQueued || ev.What == lockstate.EventQueuedInRedis {
-			more = append(more, attrPlace.Int(ev.Place))
+		if key := placeKey(ev.What); key != "" {
+			more = append(more, key.Int(ev.Place))
 		}
 		if ev.What == lockstate.EventDowngraded {
 			more = append(more, attrToken.Int64(int64(ev.Token)))
@@ -444,6 +461,17 @@ func addEvents(span trace.Span, events []lockstate.Event) {
 		}
 		span.AddEvent(ev.What.String(), trace.WithTimestamp(ev.At), trace.WithAttributes(more...))
 	}
+}
+
+// placeKey returns the attribute that holds the place of an event, "" if it has none.
+func placeKey(k lockstate.EventKind) attribute.Key {
+	switch k {
+	case lockstate.EventQueued:
+		return attrPlace
+	case lockstate.EventQueuedInRedis:
+		return attrRedisPlace
+	}
+	return ""
 }
 
 // textKey returns the attribute that holds the text of an event.

@@ -31,7 +31,7 @@ func TestTraceOfATryThatFindsTheLockHeld(t *testing.T) {
 		unlock(t, held)
 		synctest.Wait()
 		wait := r.last(t, "leased.wait")
-		has(t, wait, "leased.outcome", "locked", "leased.blocker", "other")
+		has(t, wait, "leased.wait.outcome", "locked", "leased.blocker", "other")
 		noError(t, wait)
 	})
 }
@@ -54,8 +54,8 @@ func TestTraceOfAWaitThatRedisOrCloseRefuses(t *testing.T) {
 		}
 		synctest.Wait()
 		closed := r.last(t, "leased.wait")
-		has(t, refused, "leased.outcome", "refused")
-		has(t, closed, "leased.outcome", "closed")
+		has(t, refused, "leased.wait.outcome", "refused")
+		has(t, closed, "leased.wait.outcome", "closed")
 		for _, wait := range []tracetest.SpanStub{refused, closed} {
 			if wait.Status.Code != codes.Error || wait.Status.Description == "" {
 				t.Errorf("status %v", wait.Status)
@@ -87,7 +87,7 @@ func TestTraceOfALostLeaseEndsAtTheLossWithAnError(t *testing.T) {
 			<-l.Context().Done()
 			time.Sleep(time.Hour)
 		})
-		has(t, hold, "leased.outcome", "lost")
+		has(t, hold, "leased.hold.outcome", "lost")
 		if !slices.Equal(events(hold), []string{"lost"}) || hold.Status.Code != codes.Error {
 			t.Errorf("events %v, status %v", events(hold), hold.Status)
 		}
@@ -104,7 +104,7 @@ func TestTraceOfALeaseLostInAnOutageTellsOfTheErrorBefore(t *testing.T) {
 			<-l.Context().Done()
 			s.Mini.SetError("")
 		})
-		has(t, hold, "leased.outcome", "lost")
+		has(t, hold, "leased.hold.outcome", "lost")
 		names := events(hold)
 		if len(names) < 2 || names[0] != "error" || names[len(names)-1] != "lost" {
 			t.Fatalf("events %v", names)
@@ -128,7 +128,7 @@ func TestTraceOfALeaseThatAnOperatorForced(t *testing.T) {
 			}
 			<-l.Context().Done()
 		})
-		has(t, hold, "leased.outcome", "forced")
+		has(t, hold, "leased.hold.outcome", "forced")
 		if hold.Status.Code != codes.Error {
 			t.Errorf("status %v", hold.Status)
 		}
@@ -145,7 +145,7 @@ func TestTraceOfALeaseThatRedisDoesNotConfirmTheReleaseOf(t *testing.T) {
 			s.Mini.SetError("")
 			time.Sleep(time.Minute)
 		})
-		has(t, hold, "leased.outcome", "not_released")
+		has(t, hold, "leased.hold.outcome", "not_released")
 		if hold.Status.Code != codes.Error {
 			t.Errorf("status %v", hold.Status)
 		}
@@ -169,7 +169,7 @@ func TestTraceShowsForHowLongUnlockWaitedForRedis(t *testing.T) {
 		if release.Parent.SpanID() != hold.SpanContext.SpanID() {
 			t.Error("it is no child of the hold")
 		}
-		has(t, release, "leased.lock", "x", "leased.owner", "me", "leased.outcome", "released", "leased.token", int64(l.Token()))
+		has(t, release, "leased.lock", "x", "leased.owner", "me", "leased.hold.outcome", "released", "leased.token", int64(l.Token()))
 		noError(t, release)
 		l = lockUnder(t, r.under(t, "holder"), c.Mutex("x"))
 		s.Mini.SetError("LOADING Redis is loading the dataset in memory")
@@ -219,7 +219,7 @@ func TestTraceOfALeaseThatCloseAbandoned(t *testing.T) {
 			t.Error("the lease was abandoned, and Close does not say so")
 		}
 		synctest.Wait()
-		has(t, r.last(t, "leased.hold"), "leased.outcome", "abandoned")
+		has(t, r.last(t, "leased.hold"), "leased.hold.outcome", "abandoned")
 		_ = l.Unlock()
 		if n := len(r.spans("leased.hold")); n != 1 {
 			t.Errorf("%d holds", n)
@@ -253,7 +253,7 @@ func TestTraceOfADowngradedLeaseIsOneHoldThatBecomesShared(t *testing.T) {
 		unlock(t, l)
 		synctest.Wait()
 		hold := r.last(t, "leased.hold")
-		has(t, hold, "leased.mode", "shared", "leased.outcome", "released", "leased.token", int64(l.Token()))
+		has(t, hold, "leased.mode", "shared", "leased.hold.outcome", "released", "leased.token", int64(l.Token()))
 		if got := events(hold); !slices.Equal(got, []string{"wanted", "downgraded"}) {
 			t.Errorf("events %v", got)
 		}
@@ -317,7 +317,7 @@ func TestTraceOfALeaseOfLockThatIsLostTellsOfItThoughNobodyWaited(t *testing.T) 
 		if len(holds) != 2 {
 			t.Fatalf("%d holds", len(holds))
 		}
-		has(t, holds[0], "leased.outcome", "lost", "leased.lock", "x", "leased.via", "free")
+		has(t, holds[0], "leased.hold.outcome", "lost", "leased.lock", "x", "leased.via", "free")
 		if took := holds[0].EndTime.Sub(began); took != 10*time.Second || !slices.Equal(events(holds[0]), []string{"lost"}) {
 			t.Errorf("it ended after %v, events %v", took, events(holds[0]))
 		}

@@ -41,7 +41,7 @@ func (a *ledger) OnEnd(s sdk.ReadOnlySpan) {
 	defer a.mu.Unlock()
 	delete(a.open, s.SpanContext().SpanID())
 	for _, kv := range s.Attributes() {
-		if kv.Key == attrOutcome {
+		if kv.Key == attrWaitOutcome || kv.Key == attrHoldOutcome {
 			return
 		}
 	}

@@ -142,8 +142,8 @@ func TestTraceOfAFreeLockHasAWaitAndAHoldUnderTheCallersSpan(t *testing.T) {
 			}
 			has(t, span, "leased.lock", "x", "leased.mode", "exclusive", "leased.via", "free", "leased.token", int64(l.Token()))
 		}
-		has(t, wait, "leased.outcome", "acquired", "leased.place", nil)
-		has(t, hold, "leased.outcome", "released")
+		has(t, wait, "leased.wait.outcome", "acquired", "leased.place", nil)
+		has(t, hold, "leased.hold.outcome", "released")
 		if held := hold.EndTime.Sub(hold.StartTime); held != time.Second {
 			t.Errorf("held for %v", held)
 		}
@@ -176,12 +176,15 @@ func TestTraceLinksAWaiterToTheLeaseOfItsProcessThatLetItIn(t *testing.T) {
 		}
 		wait := waits[1]
 		links(t, wait, holds[0], false)
-		has(t, wait, "leased.via", "local", "leased.outcome", "acquired", "leased.place", int64(0))
+		has(t, wait, "leased.via", "local", "leased.wait.outcome", "acquired", "leased.place", int64(0))
 		if got := events(wait); !slices.Equal(got, []string{"queued", "woken"}) {
 			t.Errorf("events %v", got)
 		}
 		if took := wait.EndTime.Sub(wait.StartTime); took != 2*time.Second {
 			t.Errorf("waited for %v", took)
+		}
+		if got := events(holds[0]); !slices.Equal(got, []string{"wanted_here"}) {
+			t.Errorf("events of the hold %v", got)
 		}
 		if woken := wait.Events[1].Time; !woken.Equal(holds[0].EndTime) {
 			t.Errorf("woken at %v, let go at %v", woken, holds[0].EndTime)
@@ -302,13 +305,13 @@ func TestSpansOfErrorsHaveAType(t *testing.T) {
 		<-l.Context().Done()
 		_ = l.Unlock()
 		synctest.Wait()
-		has(t, r.last(t, "leased.hold"), "error.type", "lost", "leased.outcome", "lost")
+		has(t, r.last(t, "leased.hold"), "error.type", "lost", "leased.hold.outcome", "lost")
 		s.Mini.SetError("NOAUTH Authentication required.")
 		if _, err := c.Mutex("y").LockContext(r.under(t, "user")); err == nil {
 			t.Error("locked")
 		}
 		synctest.Wait()
-		has(t, r.last(t, "leased.wait"), "error.type", "refused", "leased.outcome", "refused")
+		has(t, r.last(t, "leased.wait"), "error.type", "refused", "leased.wait.outcome", "refused")
 		s.Mini.SetError("")
 	})
 }
@@ -369,10 +372,10 @@ func TestTraceOfOneThatGivesUpLinksTheHoldThatBlocksItOrNamesTheBlocker(t *testi
 			return ctx, cancel
 		}
 		here := []tracetest.SpanStub{give("x", timeout), give("x", canceled)}
-		has(t, here[0], "leased.outcome", "timeout", "leased.via", nil, "leased.token", nil)
-		has(t, here[1], "leased.outcome", "canceled")
+		has(t, here[0], "leased.wait.outcome", "timeout", "leased.via", nil, "leased.token", nil)
+		has(t, here[1], "leased.wait.outcome", "canceled")
 		away := give("y", timeout)
-		has(t, away, "leased.outcome", "timeout", "leased.blocker", "other")
+		has(t, away, "leased.wait.outcome", "timeout", "leased.blocker", "other")
 		if len(away.Links) != 0 || away.EndTime.Sub(away.StartTime) != time.Second {
 			t.Errorf("%d links after %v", len(away.Links), away.EndTime.Sub(away.StartTime))
 		}
@@ -446,7 +449,7 @@ func TestTraceOfLockHasSpansAlwaysIfAskedFor(t *testing.T) {
 			t.Fatalf("%d waits, %d holds", len(waits), len(holds))
 		}
 		for _, hold := range holds {
-			has(t, hold, "leased.mode", "shared", "leased.outcome", "released")
+			has(t, hold, "leased.mode", "shared", "leased.hold.outcome", "released")
 		}
 	})
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"go.opentelemetry.io/otel/attribute"
 
 	"github.com/leasedmutex/leased"
 )
@@ -222,6 +223,11 @@ func TestABadOptionIsRefused(t *testing.T) {
 			"nil policy":       leased.WithBackOff(func() leased.BackOff { return (*once)(nil) }),
 			"empty hash tag":   leased.WithKeyPrefix("app{}:"),
 			"brace shut first": leased.WithKeyPrefix("app}:"),
+			"no label":         leased.WithLockLabelInMetrics(nil),
+			"no key":           leased.WithAttributes(attribute.String("", "x")),
+			"no attribute":     leased.WithAttributes(attribute.KeyValue{}),
+			"our attribute":    leased.WithAttributes(attribute.String("a", "x"), attribute.String("leased.lock", "x")),
+			"error type":       leased.WithAttributes(attribute.String("error.type", "x")),
 		} {
 			if got, err := leased.New(s.rdb, o); got != nil || !errors.Is(err, leased.ErrInvalidOption) {
 				t.Errorf("New with %s: %v", what, err)

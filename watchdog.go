@@ -206,7 +206,7 @@ func (c *Client) renew(batch []protocol.Renewal) {
 	ctx, stop := context.WithTimeout(c.under(renewedUnder(batch)), protocol.CommandTimeout)
 	defer stop()
 	c.slotMap.await(ctx)
-	c.sendRenewals(ctx, batch)
+	took := c.sendRenewals(ctx, batch)
 	answered := false
 	for i := range batch {
 		r := &batch[i]
@@ -225,9 +225,12 @@ func (c *Client) renew(batch []protocol.Renewal) {
 	if answered {
 		c.outage.answered(false)
 	}
+	var failed *protocol.Failure
+	defer func() { c.metrics.commanded(ctx, commandRenew, took, failed) }()
 	for i := range batch {
 		if r := &batch[i]; r.Err != nil {
 			fail := redisserver.Classify(r.Err)
+			failed = fail
 			c.inbox.requireProbe(fail)
 			c.outage.failed(fail)
 			c.slotMap.commandFailed(fail)
@@ -242,9 +245,11 @@ func (c *Client) renew(batch []protocol.Renewal) {
 }
 
 // sendRenewals sends a batch. If user code panics, the renewals that have no outcome yet
-// count as sent without a reply.
-func (c *Client) sendRenewals(ctx context.Context, batch []protocol.Renewal) {
+// count as sent without a reply. It returns how long the round trip took, less than 0 if that
+// is not measured.
+func (c *Client) sendRenewals(ctx context.Context, batch []protocol.Renewal) (took time.Duration) {
 	returned := false
+	took = -1
 	defer func() {
 		for i := range batch {
 			if r := &batch[i]; !returned && r.Outcome == protocol.Unanswered && r.Err == nil {
@@ -253,8 +258,11 @@ func (c *Client) sendRenewals(ctx context.Context, batch []protocol.Renewal) {
 		}
 	}()
 	defer c.recoverPanic("a hook of the Redis client")
+	began := c.metrics.commandBegins(ctx)
 	c.server.Renew(ctx, batch)
+	took = began.ended()
 	returned = true
+	return took
 }
 
 // alarmHeap is the heap.Interface of what has an alarm, the earliest first.

@@ -90,10 +90,10 @@ func TestAWaitInJaegerLinksToTheHoldOfAnotherProcess(t *testing.T) {
 		if o.hold.Took() < think {
 			t.Errorf("%s: held for %v, but was thought about for %v", o.who, o.hold.Took(), think)
 		}
-		if got := o.wait.Tag("leased.outcome"); got != "acquired" {
+		if got := o.wait.Tag("leased.wait.outcome"); got != "acquired" {
 			t.Errorf("%s: wait ended %q, want acquired", o.who, got)
 		}
-		if got := o.hold.Tag("leased.outcome"); got != "released" {
+		if got := o.hold.Tag("leased.hold.outcome"); got != "released" {
 			t.Errorf("%s: hold ended %q, want released", o.who, got)
 		}
 	}

@@ -157,7 +157,7 @@ func remark(p query.Pair, span *query.Span) string {
 	case query.Wait:
 		words = append(words, span.Tag("leased.via"))
 	case query.Hold:
-		words = append(words, span.Tag("leased.outcome"))
+		words = append(words, span.Tag("leased.hold.outcome"))
 	}
 	if span == p.Wait {
 		words = append(words, "⮡")

@@ -40,7 +40,8 @@ const (
 	EventQueuedInRedis                  // behind other processes; Text is the value of the owner's key
 	eventError                          // Redis did not do what was asked
 	eventWoken
-	eventWanted     // another process waits for the lock
+	eventWantedHere // a caller of this process waits for the lock, the first to do so
+	eventWanted     // another process does
 	EventDowngraded // Token is the writer's
 	eventLost
 	eventSlow // it has lasted for longer than the user thinks right
@@ -118,5 +119,5 @@ func (l *Lock) addEventInside(n Event) {
 }
 
 func (k EventKind) String() string {
-	return [...]string{"queued", "queued_in_redis", "error", "woken", "wanted", "downgraded", "lost", "slow"}[k]
+	return [...]string{"queued", "queued_in_redis", "error", "woken", "wanted_here", "wanted", "downgraded", "lost", "slow"}[k]
 }

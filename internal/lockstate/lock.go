@@ -97,6 +97,9 @@ func (l *Lock) Enter(c *Caller, now time.Time, fx *Effects) {
 	if c.Try && c.Phase == Waiting && l.inside.first != nil {
 		l.reject(c, ErrLocked, fx) // readers are inside, but no more are admitted
 	}
+	if c.Phase == Waiting && l.waiting.n == 1 {
+		l.addEventInside(Event{At: now, What: eventWantedHere})
+	}
 }
 
 // Abandon is the event that c gives up. It returns false if c was admitted or rejected first.

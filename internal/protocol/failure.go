@@ -29,7 +29,13 @@ const (
 	NeedsOperator                    // Redis refuses it, and does nothing, until an operator intervenes
 	OtherType                        // the same, because a key of the lock holds another type of value
 	ClientClosed                     // the Redis client is closed, so no command can be sent any more
+	FailureKinds
 )
+
+// String returns the kind as metrics name it.
+func (k FailureKind) String() string {
+	return [...]string{"no_answer", "not_sent", "refused", "needs_operator", "wrong_type", "closed"}[k]
+}
 
 // MayRun reports whether the command may have run or may run later.
 func (f *Failure) MayRun() bool { return f != nil && f.Kind == NoAnswer }

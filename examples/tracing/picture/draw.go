@@ -169,7 +169,7 @@ func remark(s *query.Span) string {
 	case query.Wait:
 		text += ", " + s.Tag("leased.via")
 	case query.Hold:
-		text += ", " + s.Tag("leased.outcome")
+		text += ", " + s.Tag("leased.hold.outcome")
 	}
 	return text
 }
