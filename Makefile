@@ -34,7 +34,8 @@ check: ## formatting, vet for three systems, linter if installed, go.mod tidy
 	done
 	@if command -v golangci-lint >/dev/null; then \
 		echo "golangci-lint"; golangci-lint run ./... && (cd examples/tracing && golangci-lint run ./...) && \
-		(cd examples/flashsale && golangci-lint run ./...) && (cd examples && golangci-lint run ./...); \
+		(cd examples/flashsale && golangci-lint run ./...) && (cd examples/metrics && golangci-lint run ./...) && \
+		(cd examples && golangci-lint run ./...); \
 	else echo "golangci-lint: not installed, skipped"; fi
 	@echo "go mod tidy"; $(GO) mod tidy -diff
 
