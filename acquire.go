@@ -21,7 +21,7 @@ import (
 type handle struct {
 	client *Client
 	keys   protocol.Keys
-	label  string       // what stands for the lock in metrics
+	label  *string      // what stands for the lock in metrics; nil: nothing does
 	opts   *lockOptions // shared by all handles that were given no options
 	err    error        // of the name or the options; returned on use
 }
@@ -47,12 +47,15 @@ func (c *Client) handle(name string, opts []LockOption) handle {
 
 // labelOf returns what stands for a lock in metrics. It calls user code, on the goroutine of
 // the user who makes a handle.
-func (c *Client) labelOf(name string) (label string) {
+func (c *Client) labelOf(name string) *string {
 	if c.opts.lockLabel == nil {
-		return ""
+		return nil
 	}
 	defer c.recoverPanic("the function of WithLockLabelInMetrics")
-	return c.opts.lockLabel(name)
+	if label := c.opts.lockLabel(name); label != "" {
+		return &label
+	}
+	return nil
 }
 
 // maxShownName is how much of a bad name an error shows.

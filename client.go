@@ -247,7 +247,7 @@ func (c *environment) Start() time.Time { return c.began }
 
 // find returns the entry for k, and makes it, with a label for metrics, if there is none; nil after Close, when none
 // is made any more.
-func (c *Client) find(k *protocol.Keys, label string) *entry {
+func (c *Client) find(k *protocol.Keys, label *string) *entry {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	e := c.table[k.Lock]

@@ -28,17 +28,16 @@ type entry struct {
 	alarm
 	client *Client
 	keys   protocol.Keys
-	label  string // what stands for it in metrics
+	label  *string // what stands for it in metrics; nil: nothing does
 
 	mu        sync.Mutex // guards what follows, and alarm.due; for its order see Client.mu
 	lock      lockstate.Lock
 	dead      bool // removed from the table; find makes another entry
 	contended bool // whether callers or other processes waited for the holders after the last step
 
-	// These belong to the command in flight; while there is none, to the holder of mu.
-	warned bool       // whether the warning about a foreign owner was logged
-	pauses BackOff    // nil unless the last command failed
-	under  trace.Span // of the caller that the command is for, nil if it has none
+	// These two belong to the command in flight; while there is none, to the holder of mu.
+	warned bool     // whether the warning about a foreign owner was logged
+	pauses *BackOff // nil unless the last command failed; a pointer, for a lock in use is kept small
 }
 
 // step gives the lock an event and performs what follows from it.
@@ -58,9 +57,8 @@ func (e *entry) step(event func(now time.Time, fx *lockstate.Effects)) {
 func (e *entry) rearmLocked(fx *lockstate.Effects) (idle bool) {
 	e.traceHoldersLocked()
 	if fx.Send.Verb != protocol.None {
-		e.under = nil
-		if c := e.lock.Served(); c != nil {
-			e.under = callOf(c).under
+		if c := e.lock.Served(); c != nil && callOf(c).under != nil {
+			fx.Send.Under = callOf(c).under
 		}
 	}
 	// An alarm that is early costs one look at the lock; moving it costs as much.
@@ -226,7 +224,8 @@ func (e *entry) dispatch(cmd protocol.Command, inlineFor time.Duration) {
 // caller's in the caller's goroutine, and is logged in one of the client's.
 func (e *entry) run(cmd *protocol.Command, limit time.Duration) {
 	c := e.client
-	ctx, stop := context.WithTimeout(c.under(e.under), limit)
+	under, _ := cmd.Under.(trace.Span)
+	ctx, stop := context.WithTimeout(c.under(under), limit)
 	defer stop()
 	returned := false
 	defer func() {
@@ -287,12 +286,14 @@ func (e *entry) answered(cmd *protocol.Command, a protocol.Answer, fail *protoco
 // pause returns how long the lock leaves Redis alone after a failure.
 func (e *entry) pause() time.Duration {
 	if e.pauses == nil {
-		if e.pauses = e.client.opts.backOff(); isNil(e.pauses) {
+		policy := e.client.opts.backOff()
+		if isNil(policy) {
 			e.client.log.noPolicy()
-			e.pauses = defaultBackOff()
+			policy = defaultBackOff()
 		}
+		e.pauses = &policy
 	}
-	d := e.pauses.NextBackOff()
+	d := (*e.pauses).NextBackOff()
 	if d < 0 || d > maxRetryDelay {
 		d = maxRetryDelay
 	}

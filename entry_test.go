@@ -27,7 +27,7 @@ func TestALossBesideACloseIsToldOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := c.find(&k, "")
+	e := c.find(&k, nil)
 	w := &call{Caller: lockstate.Caller{Mode: protocol.Exclusive, Opts: &c.opts.lock.Terms}}
 	w.Owner = w
 	var byClosing, byLosing lockstate.Effects

@@ -169,8 +169,12 @@ func (m *metrics) observeLocks(o metric.Observer, g *gauges) {
 		if hold >= 0 {
 			one.oldestHold = now - hold
 		}
-		one.add(all[e.label])
-		all[e.label] = one
+		var label string
+		if e.label != nil {
+			label = *e.label
+		}
+		one.add(all[label])
+		all[label] = one
 	}
 	for label, u := range all {
 		g.observe(o, &u, metric.WithAttributes(m.labelled(label)...))
@@ -219,14 +223,14 @@ func (m *metrics) observeInbox(o metric.Observer, clients metric.Int64Observable
 
 // waited measures a wait for a lock of a label. span is its span or nil; the SDK may keep the
 // measurement as an exemplar that refers to it.
-func (m *metrics) waited(ctx context.Context, span trace.Span, label string, c *call, r waitResult, took time.Duration) {
+func (m *metrics) waited(ctx context.Context, span trace.Span, label *string, c *call, r waitResult, took time.Duration) {
 	if span != nil {
 		ctx = trace.ContextWithSpan(ctx, span)
 	}
-	if label == "" {
+	if label == nil {
 		m.wait.Record(ctx, took.Seconds(), m.options.wait[r][c.Via][modeIndex(c.Mode)]...)
 	} else if m.wait.Enabled(ctx) {
-		m.wait.Record(ctx, took.Seconds(), metric.WithAttributes(m.labelled(label, waitAttributes(r, c.Via, c.Mode)...)...))
+		m.wait.Record(ctx, took.Seconds(), metric.WithAttributes(m.labelled(*label, waitAttributes(r, c.Via, c.Mode)...)...))
 	}
 }
 
@@ -237,10 +241,10 @@ func (m *metrics) released(h *holdRecord) {
 	if h.span != nil {
 		ctx = trace.ContextWithSpan(ctx, h.span)
 	}
-	if label := h.entry.label; label == "" {
+	if label := h.entry.label; label == nil {
 		m.hold.Record(ctx, took.Seconds(), m.options.hold[h.how][modeIndex(h.mode)]...)
 	} else if m.hold.Enabled(ctx) {
-		m.hold.Record(ctx, took.Seconds(), metric.WithAttributes(m.labelled(label, holdAttributes(h.how, h.mode)...)...))
+		m.hold.Record(ctx, took.Seconds(), metric.WithAttributes(m.labelled(*label, holdAttributes(h.how, h.mode)...)...))
 	}
 }
 

@@ -219,7 +219,7 @@ var mutants = []mutant{
 	{"commands are measured where locks depend on it", "metrics.go", "	m.client.tracing.later(func() { m.command.Record(ctx, took.Seconds(), with...) })", "	m.command.Record(ctx, took.Seconds(), with...)", "TestMetricsOfCommands"},
 	{"commands that failed are measured like others", "metrics.go", "		with = m.options.command[k][1+fail.Kind]\n", "", "TestMetricsOfCommands"},
 	{"the panic of a label function is the user's", "acquire.go", "	defer c.recoverPanic(\"the function of WithLockLabelInMetrics\")\n", "", "TestALabel"},
-	{"each lock of a label is observed alone", "metrics.go", "		one.add(all[e.label])\n", "", "TestMetricsOfLocks"},
+	{"each lock of a label is observed alone", "metrics.go", "		one.add(all[label])\n", "", "TestMetricsOfLocks"},
 	{"a user's attributes are not on counters", "metrics.go", "attribute.NewSet(append(attrs, m.more...)...))}\n	m.totals", "attribute.NewSet(attrs...))}\n	m.totals", "TestAttributesOfTheUser"},
 	{"a link past a lease without a span", "internal/lockstate/lock.go", "	l.prevHoldSpan = c.Events.HoldSpan()", "	if HoldSpan := c.Events.HoldSpan(); HoldSpan != nil {\n		l.prevHoldSpan = HoldSpan\n	}", "TestTrace"},
 	{"the hand-off does not carry the span", "internal/lockstate/lock.go", "	cmd := protocol.Command{ID: g.req.ID, Last: l.drawn(), Link: l.prevHoldSpan, ", "	cmd := protocol.Command{ID: g.req.ID, Last: l.drawn(), ", "TestTrace"},

@@ -31,6 +31,7 @@ type Command struct {
 	Echo  string        // acquire: nonce for that echo, set on sending
 	Told  uint64        // acquire: the time up to which the previous call notified readers, 0 if all
 	Link  *Span         // release, yield, downgrade: hold span of the lease that is given back
+	Under any           // whatever its sender wants to send it under
 	// release, yield: for how long the lock is kept from all others, although it is given
 	// back; 0 for no longer
 	Cooldown time.Duration
