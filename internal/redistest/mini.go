@@ -39,13 +39,13 @@ func Mini(tb testing.TB) *miniredis.Miniredis {
 }
 
 // Needs64Bits skips a test that needs the embedded server where an int has 32 bits. There
-// that server refuses PEXPIREAT, which it reads its argument of as an int, in milliseconds
-// since 1970; the scripts need it for readers. A real server is not concerned, so what has
+// that server cuts the numbers that scripts return, tokens and clocks, to 32 bits, and refuses
+// PEXPIREAT, whose argument it reads as an int. A real server is not concerned, so what has
 // to hold on such machines is tested on one.
 func Needs64Bits(tb testing.TB) {
 	tb.Helper()
 	if strconv.IntSize < 64 {
-		tb.Skip("the embedded server, miniredis, reads the time of PEXPIREAT as an int, which has 32 bits here")
+		tb.Skip("the embedded server, miniredis, cuts what scripts return to an int, which has 32 bits here")
 	}
 }
 
