@@ -56,6 +56,21 @@ func TestDocsHaveARowForEverySentinel(t *testing.T) {
 	}
 }
 
+// What Prometheus calls the metrics is not in the code. The dashboard has it, and is
+// compared with what an exporter exports.
+func TestDocsAlertOnWhatTheDashboardQueries(t *testing.T) {
+	dashboard, n := readText(t, "docs/grafana-dashboard.json"), 0
+	for _, name := range regexp.MustCompile(`\bleased_[a-z_]+`).FindAllString(readText(t, "docs/operating.md"), -1) {
+		n++
+		if !regexp.MustCompile(`\b` + name + `(_bucket|_count|_sum)?\b`).MatchString(dashboard) {
+			t.Errorf("docs/operating.md names %s, which the dashboard does not", name)
+		}
+	}
+	if n < 5 {
+		t.Errorf("only %d names were found", n)
+	}
+}
+
 // rowsOf returns the table of a page's section by the code in its first column.
 func rowsOf(t *testing.T, page, section string) map[string][]string {
 	t.Helper()
