@@ -162,3 +162,13 @@ func TestAGiveThatArrivesAfterItsRollBackIsRefused(t *testing.T) {
 	}
 	soldAsWritten(t, s, p, 0)
 }
+
+func TestTheProgramRuns(t *testing.T) {
+	server, rdb := testclient.Redis(t)
+	if err := run(t.Context(), server.Addr); err != nil {
+		t.Error(err)
+	}
+	if n := rdb.HLen(t.Context(), given).Val(); n == 0 {
+		t.Error("it gave out no coupon")
+	}
+}

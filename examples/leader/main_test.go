@@ -94,3 +94,12 @@ func TestALeaderThatEndsOrLosesTheLockIsFollowedByAnother(t *testing.T) {
 	}
 	all.Wait()
 }
+
+func TestTheProgramRunsUntilItIsTold(t *testing.T) {
+	server, _ := testclient.Redis(t)
+	ctx, stop := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer stop()
+	if err := run(ctx, server.Addr); err != nil {
+		t.Error(err)
+	}
+}
