@@ -3,6 +3,8 @@ SEEDS   ?= 1000
 BENCH   ?= .
 COUNT   ?= 1
 SYSTEMS := linux darwin windows
+# What is in the workspace: the library, and the command line, a module of its own.
+ALL     := ./... ./cmd/leased/...
 
 .DEFAULT_GOAL := help
 .PHONY: help test test-jaeger check bench measure simulate mutants docs
@@ -18,9 +20,9 @@ help: ## list these targets
 # Tests that run in parallel mostly wait, so more of them run at once than there are
 # processors.
 test: ## vet, then all tests: short ones under the race detector, all without it
-	$(GO) vet ./...
-	$(GO) test -race -short -parallel 8 -timeout 10m ./...
-	$(GO) test -parallel 8 -timeout 10m ./...
+	$(GO) vet $(ALL)
+	$(GO) test -race -short -parallel 8 -timeout 10m $(ALL)
+	$(GO) test -parallel 8 -timeout 10m $(ALL)
 
 # Its own target, because the first run builds Jaeger. -v shows how long it takes.
 test-jaeger: ## two processes and a real Jaeger, which is built first: 2 to 5 minutes, once
@@ -30,14 +32,19 @@ check: ## formatting, vet for three systems, linter if installed, go.mod tidy
 	@echo "gofmt"; unformatted=$$(gofmt -l .); \
 	if [ -n "$$unformatted" ]; then echo "gofmt -w is needed for:"; echo "$$unformatted"; exit 1; fi
 	@for system in $(SYSTEMS); do \
-		echo "go vet for $$system"; GOOS=$$system CGO_ENABLED=0 $(GO) vet ./... || exit 1; \
+		echo "go vet for $$system"; GOOS=$$system CGO_ENABLED=0 $(GO) vet $(ALL) || exit 1; \
 	done
 	@if command -v golangci-lint >/dev/null; then \
-		echo "golangci-lint"; golangci-lint run ./... && (cd examples/tracing && golangci-lint run ./...) && \
-		(cd examples/flashsale && golangci-lint run ./...) && (cd examples/metrics && golangci-lint run ./...) && \
-		(cd examples && golangci-lint run ./...); \
+		echo "golangci-lint"; golangci-lint run $(ALL) || exit 1; \
+		for dir in examples examples/*/go.mod; do \
+			dir=$${dir%/go.mod}; echo "golangci-lint in $$dir"; (cd $$dir && golangci-lint run ./...) || exit 1; \
+		done; \
 	else echo "golangci-lint: not installed, skipped"; fi
 	@echo "go mod tidy"; $(GO) mod tidy -diff
+	@echo "go mod tidy in cmd/leased"; scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
+	cp cmd/leased/go.mod cmd/leased/go.sum "$$scratch" && \
+	$(GO) mod edit -replace github.com/leasedmutex/leased="$$PWD" "$$scratch/go.mod" && \
+	cd cmd/leased && GOWORK=off $(GO) mod tidy -diff -modfile "$$scratch/go.mod"
 
 bench: ## benchmarks against a real server: BENCH=pattern COUNT=repetitions
 	LEASED_REQUIRE_REDIS=1 $(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -count $(COUNT) .

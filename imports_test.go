@@ -137,6 +137,43 @@ func TestNoSDKOrExporterIsAmongTheLibrarysDependencies(t *testing.T) {
 	}
 }
 
+// The command line has libraries of its own, so it is a module of its own: its requirements
+// do not become those of every program that imports the library. The workspace builds both,
+// and must not build the library with newer versions than its own go.mod names.
+func TestTheCommandsLibrariesStayOutOfTheLibrarysModule(t *testing.T) {
+	list := func(work string) map[string]string {
+		cmd := exec.Command("go", "list", "-m", "all")
+		cmd.Env = append(cmd.Environ(), "GOFLAGS=-mod=readonly", "GOWORK="+work)
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		versions := map[string]string{}
+		for line := range strings.Lines(string(out)) {
+			path, version, _ := strings.Cut(strings.TrimSpace(line), " ")
+			versions[path] = version
+		}
+		return versions
+	}
+	work, err := filepath.Abs("go.work")
+	if err != nil {
+		t.Fatal(err)
+	}
+	alone, together := list("off"), list(work)
+	const cli = "github.com/spf13/cobra"
+	if _, in := alone[cli]; in {
+		t.Errorf("the library requires %s", cli)
+	}
+	if _, in := together[cli]; !in {
+		t.Fatalf("the workspace has no %s, so this test compares nothing: %v", cli, together)
+	}
+	for path, version := range alone {
+		if together[path] != version {
+			t.Errorf("the workspace builds %s %s, the library wants %s", path, together[path], version)
+		}
+	}
+}
+
 // Its tests are the ones that are run after each line, so they are quick to build.
 func TestTheStateMachinesTestsNeedNoServerAndNoSDK(t *testing.T) {
 	for _, dep := range dependencies(t, "-test", "./internal/lockstate") {

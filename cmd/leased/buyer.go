@@ -36,7 +36,7 @@ var errSoldOut = errors.New("sold out")
 
 // buyer is the shop's code, which every buyer of a process runs.
 type buyer struct {
-	rdb    *redis.Client
+	rdb    redis.UniversalClient
 	prefix string
 	lock   *leased.Mutex
 	say    func(message)

@@ -20,20 +20,16 @@ import (
 type demo struct {
 	options demoOptions
 	prefix  string
-	server  *miniredis.Miniredis // nil with a real one
-	rdb     *redis.Client        // for the stock
-	client  *leased.Client       // to inspect the lock; it never acquires it
+	server  *miniredis.Miniredis  // nil with a real one
+	rdb     redis.UniversalClient // for the stock
+	client  *leased.Client        // to inspect the lock; it never acquires it
 	workers *workers
 	screen  *screen
 }
 
-func runDemo(ctx context.Context, std streams, args []string) error {
-	options, finished, err := parseDemo(std.out, args)
-	if finished || err != nil {
-		return err
-	}
+func runDemo(ctx context.Context, std streams, options demoOptions) error {
 	d := &demo{options: options, screen: newScreen(std.out)}
-	err = d.begin(ctx, std.err)
+	err := d.begin(ctx, std.err)
 	if err == nil {
 		err = d.perform(ctx)
 	}
@@ -48,30 +44,33 @@ func runDemo(ctx context.Context, std streams, args []string) error {
 // begin connects to a server and starts the processes. end must be called afterwards, even
 // if begin failed.
 func (d *demo) begin(ctx context.Context, stderr io.Writer) error {
-	d.prefix = "leased-demo:" + strings.ToLower(rand.Text()[:12]) + ":"
-	address, where := d.options.url, ""
-	if address == "" {
+	d.prefix = demoPrefix()
+	at, place := d.options.at, ""
+	if at.Redis == "" {
 		// It listens on loopback, because the workers are separate processes.
-		d.server = miniredis.NewMiniRedis()
-		d.server.ClockTTL(true)
-		if err := d.server.Start(); err != nil {
-			return fmt.Errorf("cannot start the embedded Redis: %w", err)
+		var err error
+		if d.server, err = embeddedRedis(); err != nil {
+			return err
 		}
-		address, where = "redis://"+d.server.Addr(), ", inside this program"
+		at, place = address{Redis: d.server.Addr()}, ", inside this program"
 	}
 	var err error
-	if d.rdb, err = connect(ctx, address); err != nil {
+	if d.rdb, err = at.connect(ctx); err != nil {
 		return err
 	}
 	if d.client, err = leased.New(d.rdb, leased.WithKeyPrefix(lockPrefix(d.prefix))); err != nil {
 		return err
 	}
-	d.introduce(d.rdb.Options().Addr + where)
+	options, err := at.options()
+	if err != nil {
+		return err
+	}
+	d.introduce(where(options) + place)
 
 	var setups []setup
 	for i := range d.options.workers {
 		setups = append(setups, setup{
-			URL: address, Prefix: d.prefix,
+			At: at, Prefix: d.prefix,
 			Process: i + 1, Buyers: d.options.buyers, TTL: d.options.ttl,
 		})
 	}
@@ -79,6 +78,19 @@ func (d *demo) begin(ctx context.Context, stderr io.Writer) error {
 		return err
 	}
 	return d.awaitWorkers(ctx)
+}
+
+// demoPrefix returns a prefix for the keys of one demo.
+func demoPrefix() string { return "leased-demo:" + strings.ToLower(rand.Text()[:12]) + ":" }
+
+// embeddedRedis starts a server on loopback.
+func embeddedRedis() (*miniredis.Miniredis, error) {
+	m := miniredis.NewMiniRedis()
+	m.ClockTTL(true)
+	if err := m.Start(); err != nil {
+		return nil, fmt.Errorf("cannot start the embedded Redis: %w", err)
+	}
+	return m, nil
 }
 
 // awaitWorkers waits until all processes are ready.

@@ -1,16 +1,19 @@
 package main
 
 import (
-	"io"
+	"context"
 	"time"
+
+	"github.com/spf13/cobra"
 )
 
 // demoOptions are the demo's flags.
 type demoOptions struct {
-	url                    string // empty: the embedded server
+	at                     address // its Redis is empty for the embedded server
 	workers, buyers, stock int
 	ttl                    time.Duration
 	kill                   bool
+	fence                  bool
 }
 
 const (
@@ -18,25 +21,46 @@ const (
 	killTTL  = 2 * time.Second // short enough to watch it expire
 )
 
-// parseDemo returns the options. done means that the user asked for help and got it.
-func parseDemo(out io.Writer, args []string) (o demoOptions, done bool, err error) {
-	flags := newFlags("demo")
-	flags.StringVar(&o.url, "redis", "", "`URL` of a real server (default: one inside this program)")
-	flags.IntVar(&o.workers, "workers", 5, "`N` processes (default 5)")
-	flags.IntVar(&o.buyers, "buyers", 10, "`N` buyers in each process (default 10)")
-	flags.IntVar(&o.stock, "stock", 10, "`N` pieces to sell (default 10)")
-	flags.DurationVar(&o.ttl, "ttl", usualTTL, "`LENGTH` of a lease (default 30s, with --kill 2s)")
-	flags.BoolVar(&o.kill, "kill", false, "kill a process while it is inside the lock")
-	if done, err := flags.parse(out, args); done || err != nil {
-		return o, done, err
+func demoCommand(std streams) *cobra.Command {
+	var o demoOptions
+	c := &cobra.Command{
+		Use:   "demo",
+		Short: "Sell a stock to buyers in several processes, without a lock and with it",
+		Long: "Sells a stock to buyers in several processes, without a lock and with it. It needs no Redis: one is inside this program. " +
+			"With --fence it makes two owners of one lock on purpose, and shows what fencing tokens do about that.",
+		Args: noArguments,
 	}
-	if len(flags.words) > 0 {
-		return o, false, usagef("demo takes no arguments, only flags: what is %q?", flags.words[0])
-	}
-	if o.kill && !flags.given("ttl") {
-		o.ttl = killTTL
-	}
-	return o, false, o.check()
+	c.RunE = interruptible(func(ctx context.Context, _ []string) error {
+		if o.kill && !c.Flags().Changed("ttl") {
+			o.ttl = killTTL
+		}
+		if err := o.check(); err != nil {
+			return err
+		}
+		if !o.fence {
+			return runDemo(ctx, std, o)
+		}
+		for _, name := range []string{"kill", "workers", "buyers", "ttl"} {
+			if c.Flags().Changed(name) {
+				return usagef("--fence has two processes that take turns, so --%s has no meaning with it", name)
+			}
+		}
+		return runFenceDemo(ctx, std, o)
+	})
+	o.bind(c)
+	return c
+}
+
+func (o *demoOptions) bind(c *cobra.Command) {
+	// The environment is not asked: a demonstration is no reason to write to somebody's Redis.
+	o.at.bindServer(c, "`ADDRESS` of a real server; the default is one inside this program")
+	f := c.Flags()
+	f.IntVar(&o.workers, "workers", 5, "`N` processes (default 5)")
+	f.IntVar(&o.buyers, "buyers", 10, "`N` buyers in each process (default 10)")
+	f.IntVar(&o.stock, "stock", 10, "`N` pieces to sell (default 10)")
+	f.DurationVar(&o.ttl, "ttl", usualTTL, "`LENGTH` of a lease (default 30s, with --kill 2s)")
+	f.BoolVar(&o.kill, "kill", false, "kill a process while it is inside the lock")
+	f.BoolVar(&o.fence, "fence", false, "two owners at once, without fencing tokens and with them")
 }
 
 // check returns the first mistake. The upper limits are what a small machine can do within

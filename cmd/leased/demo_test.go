@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
@@ -82,8 +84,10 @@ func TestTheDemoOversellsWithoutTheLockAndNotWithIt(t *testing.T) {
 func begun(t *testing.T, args []string) (d *demo, finish func()) {
 	t.Helper()
 	std := discard()
-	options, _, err := parseDemo(std.out, args)
-	if err != nil {
+	var options demoOptions
+	c := &cobra.Command{}
+	options.bind(c)
+	if err := c.ParseFlags(args); err != nil {
 		t.Fatal(err)
 	}
 	d = &demo{options: options, screen: newScreen(std.out)}

@@ -2,64 +2,123 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/leasedmutex/leased"
 )
 
-func runInspect(ctx context.Context, std streams, args []string) error {
-	flags := newFlags("inspect")
-	address := flags.String("redis", "redis://localhost:6379", "`URL` of the server (default redis://localhost:6379)")
-	prefix := flags.String("prefix", "", "key `prefix` that the application gives to leased.WithKeyPrefix")
-	if done, err := flags.parse(std.out, args); done || err != nil {
-		return err
+func inspectCommand(std streams) *cobra.Command {
+	var at address
+	var asJSON, watch bool
+	var interval time.Duration
+	c := &cobra.Command{
+		Use:   "inspect NAME",
+		Short: "Show who owns a lock and who waits for it",
+		Long:  "Shows who owns a lock, since when and for how long yet, and who waits for it. It takes nothing and changes nothing.",
+		Args:  oneName,
+		RunE: interruptible(func(ctx context.Context, args []string) error {
+			if err := checkInterval(interval); err != nil {
+				return err
+			}
+			client, done, err := at.client(ctx)
+			if err != nil {
+				return err
+			}
+			defer done()
+			show := func() error {
+				info, err := client.Inspect(ctx, args[0])
+				if err != nil {
+					return operatorError("inspect", err)
+				}
+				if asJSON {
+					return json.NewEncoder(std.out).Encode(jsonOf(info, time.Now()))
+				}
+				describe(std.out, info)
+				return nil
+			}
+			if !watch {
+				return show()
+			}
+			return repeat(ctx, std.out, interval, !asJSON, show)
+		}),
 	}
-	if len(flags.words) != 1 {
-		return usagef("inspect takes the name of one lock")
-	}
+	at.bind(c)
+	c.ValidArgsFunction = at.completeNames
+	c.Flags().BoolVar(&asJSON, "json", false, "print one line of JSON; durations are in seconds")
+	c.Flags().BoolVar(&watch, "watch", false, "again and again, until interrupted")
+	c.Flags().DurationVar(&interval, "interval", time.Second, "`PERIOD` of --watch")
+	return c
+}
 
-	rdb, err := connect(ctx, *address)
+// client returns a client of the library, which holds nothing by itself, and what ends it.
+func (a *address) client(ctx context.Context, opts ...leased.Option) (*leased.Client, func(), error) {
+	rdb, err := a.connect(ctx)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
-	defer rdb.Close()
-	client, err := leased.New(rdb, leased.WithKeyPrefix(*prefix))
+	client, err := leased.New(rdb, append(opts, leased.WithKeyPrefix(a.prefix))...)
 	if err != nil {
-		return usagef("inspect: %v", err)
+		rdb.Close()
+		return nil, nil, usagef("--prefix: %s", bare(err))
 	}
-	defer client.Close() // it holds nothing, so there is no error to report
+	return client, func() {
+		client.Close() // it holds nothing, so there is no error to report
+		rdb.Close()
+	}, nil
+}
 
-	info, err := client.Inspect(ctx, flags.words[0])
-	switch {
-	case errors.Is(err, leased.ErrInvalidName):
-		return usagef("inspect: %v", err)
-	case err != nil:
-		return err
+// operatorError tells a mistake in a name from trouble with Redis.
+func operatorError(command string, err error) error {
+	if errors.Is(err, leased.ErrInvalidName) {
+		return usagef("%s: %s", command, bare(err))
 	}
-	describe(std.out, info)
+	return inPlainWords(err)
+}
+
+func checkInterval(d time.Duration) error {
+	if d < 50*time.Millisecond {
+		return usagef("--interval must be 50ms or more, not %v", d)
+	}
 	return nil
+}
+
+// repeat calls show until ctx ends. On a terminal each picture replaces the last one.
+func repeat(ctx context.Context, out io.Writer, interval time.Duration, clear bool, show func() error) error {
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for {
+		if clear && isTerminal(out) {
+			fmt.Fprint(out, "\x1b[H\x1b[2J")
+		}
+		if clear {
+			fmt.Fprintln(out, instant(time.Now()))
+		}
+		if err := show(); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
 }
 
 // describe prints the state of a lock for people. Text that other programs put into Redis
 // is quoted, because it is printed on a terminal.
 func describe(out io.Writer, info leased.Info) {
+	width := widthOf(out)
 	row := func(label, format string, args ...any) {
-		fmt.Fprintf(out, "%-8s%s\n", label, fmt.Sprintf(format, args...))
+		hang(out, fmt.Sprintf("%-8s", label), fmt.Sprintf(format, args...), width)
 	}
 	row("lock", "%q", info.Name)
-	switch {
-	case len(info.Owners) == 0:
-		row("state", "free")
-	case info.Owners[0].Shared:
-		row("state", "shared by readers of %s", count(len(info.Owners), "process", "processes"))
-	case info.Owners[0].Unlocked:
-		row("state", "unlocked, and kept until the end of its minimum hold")
-	default:
-		row("state", "held")
-	}
+	row("state", "%s", state(info))
 	for _, owner := range info.Owners {
 		row("owner", "%s", ownerText(owner))
 	}
@@ -81,6 +140,18 @@ func describe(out io.Writer, info leased.Info) {
 	}
 }
 
+func state(info leased.Info) string {
+	switch {
+	case len(info.Owners) == 0:
+		return "free"
+	case info.Owners[0].Shared:
+		return "shared by readers of " + count(len(info.Owners), "process", "processes")
+	case info.Owners[0].Unlocked:
+		return "unlocked, and kept until the end of its minimum hold"
+	}
+	return "held"
+}
+
 func ownerText(owner leased.Owner) string {
 	text := clientText(owner.Client)
 	if owner.Value != "" {
@@ -92,7 +163,7 @@ func ownerText(owner leased.Owner) string {
 		text += fmt.Sprintf(", %s left", seconds(owner.TTL))
 	}
 	if !owner.Since.IsZero() {
-		text += ", since " + owner.Since.Local().Format("2006-01-02 15:04:05.000")
+		text += ", since " + instant(owner.Since)
 	}
 	return text
 }
@@ -104,14 +175,50 @@ func clientText(client string) string {
 	return fmt.Sprintf("%q", client)
 }
 
-// seconds formats durations that people wait for; milliseconds, those that are measured.
-func seconds(d time.Duration) string { return fmt.Sprintf("%.2f s", d.Seconds()) }
+// jsonInfo is a lock as programs read it. Its names are kept: fields are added only.
+type jsonInfo struct {
+	Name    string       `json:"name"`
+	State   string       `json:"state"` // free, held, shared
+	At      time.Time    `json:"at"`    // when this was printed, by the local clock
+	Token   uint64       `json:"token,omitempty"`
+	Owners  []jsonOwner  `json:"owners"`
+	Queue   int          `json:"queue"`
+	Waiting []jsonWaiter `json:"waiting"`
+}
 
-func milliseconds(d time.Duration) string { return fmt.Sprintf("%.1f ms", d.Seconds()*1000) }
+type jsonOwner struct {
+	Client string     `json:"client"` // empty if another library owns the lock
+	Shared bool       `json:"shared"`
+	Left   *float64   `json:"left"` // seconds; null if it never expires
+	Since  *time.Time `json:"since,omitempty"`
+	Token  uint64     `json:"token,omitempty"`
+	Value  string     `json:"value,omitempty"`
+}
 
-func count(n int, one, many string) string {
-	if n == 1 {
-		return "1 " + one
+type jsonWaiter struct {
+	Client string `json:"client"`
+	Shared bool   `json:"shared"`
+}
+
+func jsonOf(info leased.Info, now time.Time) jsonInfo {
+	j := jsonInfo{Name: info.Name, State: "free", At: now, Token: info.Token, Queue: info.Queue, Owners: []jsonOwner{}, Waiting: []jsonWaiter{}}
+	for _, o := range info.Owners {
+		j.State = "held"
+		if o.Shared {
+			j.State = "shared"
+		}
+		owner := jsonOwner{Client: o.Client, Shared: o.Shared, Token: o.Token, Value: o.Value}
+		if o.TTL >= 0 {
+			left := o.TTL.Seconds()
+			owner.Left = &left
+		}
+		if !o.Since.IsZero() {
+			owner.Since = &o.Since
+		}
+		j.Owners = append(j.Owners, owner)
 	}
-	return fmt.Sprintf("%d %s", n, many)
+	for _, w := range info.Waiting {
+		j.Waiting = append(j.Waiting, jsonWaiter(w))
+	}
+	return j
 }

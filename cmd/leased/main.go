@@ -1,8 +1,10 @@
-// Command leased shows what the library does, and what a lock in Redis is doing.
+// Command leased runs commands under a lock in Redis, and shows what such locks are doing.
 //
-//	go run github.com/leasedmutex/leased/cmd/leased@latest demo
+//	leased run backup -- /usr/local/bin/backup.sh
+//	leased inspect backup
+//	leased demo
 //
-// "leased help" lists its commands.
+// "leased help" lists its commands, docs/cli.md explains them.
 package main
 
 import (
@@ -11,11 +13,10 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
-	"syscall"
+	"strings"
 )
 
-// Exit statuses; success is 0.
+// Exit statuses; success is 0. Those of run are beside it.
 const (
 	statusFailed      = 1
 	statusUsage       = 2
@@ -28,41 +29,20 @@ type streams struct {
 	out, err io.Writer
 }
 
-// command is one word after "leased".
-type command struct {
-	name    string
-	args    string // for its usage line
-	summary string // one line; a command without one is not listed
-	run     func(ctx context.Context, std streams, args []string) error
-}
-
-// commands is a function rather than a variable, because help is a command and lists them
-// all.
-func commands() []command {
-	return []command{
-		{"demo", "[flags]", "sell a stock to buyers in several processes, without a lock and with it", runDemo},
-		{"inspect", "NAME [flags]", "show who owns a lock and who waits for it", runInspect},
-		{"version", "", "print the version", runVersion},
-		{"help", "[COMMAND]", "explain a command", runHelp},
-		{workerCommand, "", "", runWorker},
-	}
-}
-
 func main() {
 	quietRedis()
-	std := streams{os.Stdin, os.Stdout, os.Stderr}
-	if len(os.Args) > 1 && os.Args[1] == workerCommand {
-		os.Exit(run(context.Background(), std, os.Args[1:])) // its parent decides when it ends
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	// After the first signal, a second one ends the process at once, as by default.
-	context.AfterFunc(ctx, stop)
-	os.Exit(run(ctx, std, os.Args[1:]))
+	os.Exit(run(context.Background(), streams{os.Stdin, os.Stdout, os.Stderr}, os.Args[1:]))
 }
 
 // run executes a command line and returns the exit status.
 func run(ctx context.Context, std streams, args []string) int {
-	return conclude(std, dispatch(ctx, std, args))
+	root := newRoot(std)
+	root.SetArgs(args)
+	c, err := root.ExecuteContextC(ctx)
+	if c != nil && c.Name() == "run" {
+		return concludeRun(std, err)
+	}
+	return conclude(std, err)
 }
 
 // conclude prints err, if any, and returns the exit status for it.
@@ -72,34 +52,24 @@ func conclude(std streams, err error) int {
 	case err == nil:
 		return 0
 	case errors.As(err, &usage):
-		fmt.Fprintf(std.err, "leased: %v\nRun 'leased help' for usage.\n", err)
+		complain(std, err)
+		fmt.Fprintln(std.err, "Run 'leased help' for usage.")
 		return statusUsage
 	case errors.Is(err, errInterrupted):
 		fmt.Fprintln(std.err, "leased: stopped")
 		return statusInterrupted
+	case errors.Is(err, errReported):
+		return statusFailed
 	}
-	fmt.Fprintf(std.err, "leased: %v\n", err)
+	complain(std, err)
 	return statusFailed
 }
 
-func dispatch(ctx context.Context, std streams, args []string) error {
-	if len(args) == 0 {
-		return usagef("no command given")
-	}
-	name := args[0]
-	switch name {
-	case "-h", "-help", "--help":
-		name = "help"
-	case "-v", "-version", "--version":
-		name = "version"
-	}
-	for _, c := range commands() {
-		if c.name == name {
-			return c.run(ctx, std, args[1:])
-		}
-	}
-	return usagef("there is no command %q", name)
-}
+// complain prints err. The library's errors begin with "leased: " as this program's lines do.
+func complain(std streams, err error) { fmt.Fprintf(std.err, "leased: %s\n", bare(err)) }
+
+// bare returns the text of an error without the library's name.
+func bare(err error) string { return strings.TrimPrefix(err.Error(), "leased: ") }
 
 // usageError is a mistake in the command line.
 type usageError struct{ text string }
@@ -110,5 +80,9 @@ func usagef(format string, args ...any) error {
 	return &usageError{fmt.Sprintf(format, args...)}
 }
 
-// errInterrupted is returned when the user interrupted the command.
-var errInterrupted = errors.New("interrupted")
+var (
+	// errInterrupted is returned when the user interrupted the command.
+	errInterrupted = errors.New("interrupted")
+	// errReported is returned when the command has said itself what is wrong.
+	errReported = errors.New("reported")
+)

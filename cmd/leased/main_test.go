@@ -72,11 +72,11 @@ func (s *shared) String() string {
 
 func TestMistakesInTheCommandLineAreToldWithStatusTwo(t *testing.T) {
 	for _, c := range []struct{ line, want string }{
-		{"", "no command"},
 		{"sell", `no command "sell"`},
 		{"help sell", `no command "sell"`},
 		{"help demo inspect", "one command"},
 		{"version 1", "no arguments"},
+		{"inspekt", `is it "inspect"?`},
 		{"demo --workers 0", "--workers must be from 1 to 50, not 0"},
 		{"demo --workers 51", "--workers must be from 1 to 50, not 51"},
 		{"demo --buyers 201", "--buyers must be from 1 to 200, not 201"},
@@ -91,7 +91,15 @@ func TestMistakesInTheCommandLineAreToldWithStatusTwo(t *testing.T) {
 		{"demo --redis http://localhost", "--redis is no Redis URL"},
 		{"inspect", "the name of one lock"},
 		{"inspect a b", "the name of one lock"},
-		{"inspect a --redis localhost:6379", "--redis is no Redis URL"},
+		{"inspect a --redis localhost:6379:1", "neither a Redis URL"},
+		{"inspect a --redis a:1,b:2", "--cluster or --sentinel"},
+		{"inspect a --cluster --sentinel x", "exclude each other"},
+		{"inspect a --cacert /nowhere", "--cacert"},
+		{"inspect a --watch --interval 1ms", "--interval"},
+		{"ls a b", "one pattern"},
+		{"ls --limit 0", "--limit"},
+		{"unlock a", "--force"},
+		{"unlock --force a", "--yes"},
 	} {
 		got := invoke(t, strings.Fields(c.line)...)
 		if got.status != 2 || !strings.Contains(got.err, c.want) || got.out != "" {
@@ -102,17 +110,19 @@ func TestMistakesInTheCommandLineAreToldWithStatusTwo(t *testing.T) {
 
 func TestHelpGoesToStandardOutputAndIsNoMistake(t *testing.T) {
 	for _, c := range []struct{ line, want string }{
-		{"help", "leased inspect"},
-		{"--help", "leased inspect"},
-		{"-h", "leased inspect"},
+		{"", "\n  inspect "},
+		{"help", "\n  inspect "},
+		{"--help", "\n  inspect "},
+		{"-h", "\n  inspect "},
 		{"help demo", "--kill"},
 		{"demo --help", "--kill"},
 		{"demo --workers 3 -h", "--kill"},
-		{"inspect --help", "--redis URL"},
-		{"help inspect", "--redis URL"},
-		{"help help", "leased inspect"},
+		{"inspect --help", "--redis ADDRESS"},
+		{"help inspect", "--redis ADDRESS"},
+		{"help help", "Explain a command"},
 		{"version", "leased "},
 		{"--version", "leased "},
+		{"completion bash", "leased"},
 	} {
 		got := invoke(t, strings.Fields(c.line)...)
 		if got.status != 0 || !strings.Contains(got.out, c.want) || got.err != "" {

@@ -13,7 +13,7 @@ import (
 // setup is the first line to a worker. It is not passed on the command line, which every
 // user of the machine can read, because a URL may contain a password.
 type setup struct {
-	URL     string
+	At      address
 	Prefix  string
 	Process int
 	Buyers  int

@@ -123,7 +123,7 @@ func TestAWorkerLeavesCtrlCToItsParent(t *testing.T) {
 	}
 
 	server.Set("p:stock", "1")
-	say.Encode(setup{URL: "redis://" + server.Addr(), Prefix: "p:", Process: 1, Buyers: 1, TTL: time.Minute})
+	say.Encode(setup{At: address{Redis: server.Addr()}, Prefix: "p:", Process: 1, Buyers: 1, TTL: time.Minute})
 	expect(ready)
 	if err := cmd.Process.Signal(os.Interrupt); err != nil {
 		t.Fatal(err)

@@ -78,11 +78,21 @@ func (d *demo) withLock(s *sale) error {
 }
 
 func (d *demo) table(s *sale) {
-	d.screen.line("%s", d.screen.faint("   process   bought   refused   wait p50   wait p99"))
+	// A narrow terminal has no room for the waits.
+	narrow := d.screen.live && widthOf(d.screen.out) < 60
+	if narrow {
+		d.screen.line("%s", d.screen.faint("   process  bought  refused"))
+	} else {
+		d.screen.line("%s", d.screen.faint("   process   bought   refused   wait p50   wait p99"))
+	}
 	row := func(name string, bought, refused int, waits []time.Duration, note string) {
 		p50, p99 := "-", "-"
 		if len(waits) > 0 {
 			p50, p99 = milliseconds(quantile(waits, 0.50)), milliseconds(quantile(waits, 0.99))
+		}
+		if narrow {
+			d.screen.line("   %7s  %6d  %7d%s", name, bought, refused, note)
+			return
 		}
 		d.screen.line("   %7s   %6d   %7d   %8s   %8s%s", name, bought, refused, p50, p99, note)
 	}

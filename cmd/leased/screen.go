@@ -8,7 +8,6 @@ import (
 	"runtime"
 	"strings"
 	"time"
-	"unicode/utf8"
 )
 
 // screen prints lines and a progress line. On a terminal the progress line is rewritten in
@@ -23,10 +22,7 @@ type screen struct {
 
 func newScreen(out io.Writer) *screen {
 	s := &screen{out: out}
-	if f, ok := out.(*os.File); ok && os.Getenv("TERM") != "dumb" {
-		info, err := f.Stat()
-		s.live = err == nil && info.Mode()&os.ModeCharDevice != 0
-	}
+	s.live = isTerminal(out) && os.Getenv("TERM") != "dumb"
 	// Older Windows consoles print escape sequences as text.
 	s.color = s.live && os.Getenv("NO_COLOR") == "" && runtime.GOOS != "windows"
 	if !s.live {
@@ -35,10 +31,52 @@ func newScreen(out io.Writer) *screen {
 	return s
 }
 
-// line prints a line that stays, in place of the progress line.
+// line prints a line that stays, in place of the progress line. On a terminal that is
+// narrower than the line, it is broken where there are spaces, and keeps its indentation.
 func (s *screen) line(format string, args ...any) {
 	s.wipe()
-	fmt.Fprintf(s.out, format+"\n", args...)
+	text := fmt.Sprintf(format, args...)
+	width := widthOf(s.out)
+	if !s.live || columns(bareOfColor(text)) <= width {
+		fmt.Fprintln(s.out, text)
+		return
+	}
+	plain := strings.TrimLeft(text, " ")
+	indent := text[:len(text)-len(plain)]
+	for _, line := range wrapColored(plain, max(width-len(indent), 20)) {
+		fmt.Fprintln(s.out, indent+line)
+	}
+}
+
+// bareOfColor removes what paint adds.
+func bareOfColor(text string) string {
+	for {
+		before, rest, found := strings.Cut(text, "\x1b[")
+		if !found {
+			return text
+		}
+		_, after, _ := strings.Cut(rest, "m")
+		text = before + after
+	}
+}
+
+// wrapColored is wrap for text with colors, which take no columns. A color that a line ends
+// in goes on in the next one by itself, as terminals do.
+func wrapColored(text string, width int) []string {
+	var lines []string
+	line := ""
+	for _, word := range strings.Fields(text) {
+		switch {
+		case line == "":
+			line = word
+		case columns(bareOfColor(line))+1+columns(bareOfColor(word)) <= width:
+			line += " " + word
+		default:
+			lines = append(lines, line)
+			line = word
+		}
+	}
+	return append(lines, line)
 }
 
 func (s *screen) wipe() {
@@ -61,7 +99,8 @@ func (s *screen) progress(format string, args ...any) {
 		return
 	}
 	s.next = now.Add(40 * time.Millisecond)
-	width := utf8.RuneCountInString(text)
+	text = cut(text, widthOf(s.out)-1) // a line that breaks cannot be rewritten
+	width := columns(text)
 	fmt.Fprintf(s.out, "\r%s%s", text, strings.Repeat(" ", max(0, s.shown-width)))
 	s.shown = width
 }

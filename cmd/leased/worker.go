@@ -9,13 +9,22 @@ import (
 	"sync"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/leasedmutex/leased"
 )
 
 // workerCommand makes this program one of the demo's processes.
 const workerCommand = "demo-worker"
 
-func runWorker(ctx context.Context, std streams, _ []string) error {
+func workerCommandOf(std streams) *cobra.Command {
+	return &cobra.Command{
+		Use: workerCommand, Hidden: true, Args: noArguments,
+		RunE: func(c *cobra.Command, _ []string) error { return runWorker(c.Context(), std) },
+	}
+}
+
+func runWorker(ctx context.Context, std streams) error {
 	// Ctrl-C in a terminal reaches every process of the demo. Only the parent acts on it,
 	// by closing our stdin. The signal is received and dropped; if it were ignored,
 	// Windows would end the process.
@@ -66,7 +75,7 @@ func (w *worker) say(m message) {
 
 // work executes orders until ctx ends.
 func (w *worker) work(ctx context.Context, orders <-chan order) error {
-	rdb, err := connect(ctx, w.setup.URL)
+	rdb, err := w.setup.At.connect(ctx)
 	if err != nil {
 		return err
 	}

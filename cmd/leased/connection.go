@@ -1,0 +1,259 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+	"github.com/spf13/cobra"
+)
+
+// quietRedis keeps go-redis from writing its own log lines between ours. What matters is
+// returned as errors.
+func quietRedis() { redis.SetLogger(silence{}) }
+
+type silence struct{}
+
+func (silence) Printf(context.Context, string, ...any) {}
+
+const (
+	connectTime    = 5 * time.Second // for the first answer of a server
+	completionTime = time.Second     // for the names that a shell completes
+)
+
+// address says where Redis is, as the command line and the environment do. Its exported
+// fields are what a process of the demo is told.
+type address struct {
+	Redis    string // a URL, or HOST:PORT, or several with commas between them
+	Cluster  bool
+	Sentinel string // the name of the primary that Redis, which are sentinels then, watch
+	TLS      bool
+	CACert   string
+	Cert     string
+	Key      string
+
+	prefix string // of keys, which is the application's
+}
+
+// bind adds the flags of an address to a command.
+func (a *address) bind(c *cobra.Command) {
+	a.bindServer(c, "`ADDRESS` of Redis: a URL such as rediss://user@host:6379/0, or HOST:PORT, or several with "+
+		"commas between them; default: $LEASED_REDIS, then $REDIS_URL, then localhost:6379")
+	c.Flags().StringVar(&a.prefix, "prefix", "", "key `PREFIX` that the application gives to leased.WithKeyPrefix")
+}
+
+func (a *address) bindServer(c *cobra.Command, usage string) {
+	f := c.Flags()
+	f.StringVar(&a.Redis, "redis", "", usage)
+	f.BoolVar(&a.Cluster, "cluster", false, "the address is that of nodes of a Cluster")
+	f.StringVar(&a.Sentinel, "sentinel", "", "the address is that of sentinels, which watch the primary of this `NAME`")
+	f.BoolVar(&a.TLS, "tls", false, "use TLS, as a URL that begins with rediss:// does")
+	f.StringVar(&a.CACert, "cacert", "", "`FILE` with the certificates to trust, instead of the system's")
+	f.StringVar(&a.Cert, "cert", "", "`FILE` with the certificate to present")
+	f.StringVar(&a.Key, "key", "", "`FILE` with the key of --cert")
+	c.MarkFlagsRequiredTogether("cert", "key")
+}
+
+// fill takes what the command line did not say from the environment.
+func (a *address) fill() {
+	for _, name := range []string{"LEASED_REDIS", "REDIS_URL"} {
+		if a.Redis == "" {
+			a.Redis = os.Getenv(name)
+		}
+	}
+	if a.Redis == "" {
+		a.Redis = "localhost:6379"
+	}
+}
+
+// options returns what go-redis makes a client of.
+func (a *address) options() (*redis.UniversalOptions, error) {
+	if a.Cluster && a.Sentinel != "" {
+		return nil, usagef("--cluster and --sentinel exclude each other")
+	}
+	o := &redis.UniversalOptions{
+		MasterName:    a.Sentinel,
+		IsClusterMode: a.Cluster,
+		// Commands end with their context, and a missing server is reported soon.
+		ContextTimeoutEnabled:    true,
+		DialerRetries:            1,
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+	}
+	if strings.Contains(a.Redis, "://") {
+		if err := a.fromURL(o); err != nil {
+			return nil, err
+		}
+	} else {
+		for host := range strings.SplitSeq(a.Redis, ",") {
+			host, err := a.withPort(host)
+			if err != nil {
+				return nil, err
+			}
+			o.Addrs = append(o.Addrs, host)
+		}
+	}
+	if len(o.Addrs) > 1 && !a.Cluster && o.MasterName == "" {
+		return nil, usagef("--redis names several servers: add --cluster or --sentinel NAME")
+	}
+	if a.TLS || a.CACert != "" || a.Cert != "" {
+		if o.TLSConfig == nil {
+			o.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12}
+			if len(o.Addrs) == 1 {
+				o.TLSConfig.ServerName, _, _ = net.SplitHostPort(o.Addrs[0])
+			}
+		}
+		if err := a.certificates(o.TLSConfig); err != nil {
+			return nil, err
+		}
+	}
+	return o, nil
+}
+
+// fromURL takes what go-redis reads from a URL. It may name sentinels as well:
+// ?master_name=main&addr=host:26379.
+func (a *address) fromURL(o *redis.UniversalOptions) error {
+	fail := func(err error) error {
+		// net/url's error repeats the whole URL, which may contain a password.
+		var quoted *url.Error
+		if errors.As(err, &quoted) {
+			err = quoted.Err
+		}
+		return usagef("--redis is no Redis URL such as redis://localhost:6379/0: %s", strings.TrimPrefix(err.Error(), "redis: "))
+	}
+	u, err := url.Parse(a.Redis)
+	if err != nil {
+		return fail(err)
+	}
+	query := u.Query()
+	switch {
+	case a.Cluster:
+		from, err := redis.ParseClusterURL(a.Redis)
+		if err != nil {
+			return fail(err)
+		}
+		o.Addrs, o.Username, o.Password, o.TLSConfig = from.Addrs, from.Username, from.Password, from.TLSConfig
+	case a.Sentinel != "" || query.Has("master_name"):
+		if a.Sentinel != "" {
+			query.Set("master_name", a.Sentinel)
+			u.RawQuery = query.Encode()
+		}
+		from, err := redis.ParseFailoverURL(u.String())
+		if err != nil {
+			return fail(err)
+		}
+		o.MasterName, o.Addrs, o.DB, o.TLSConfig = from.MasterName, from.SentinelAddrs, from.DB, from.TLSConfig
+		o.Username, o.Password = from.Username, from.Password
+		o.SentinelUsername, o.SentinelPassword = from.SentinelUsername, from.SentinelPassword
+	default:
+		from, err := redis.ParseURL(a.Redis)
+		if err != nil {
+			return fail(err)
+		}
+		o.Addrs, o.DB, o.Username, o.Password, o.TLSConfig = []string{from.Addr}, from.DB, from.Username, from.Password, from.TLSConfig
+		if from.Network == "unix" {
+			o.Dialer = func(ctx context.Context, _, addr string) (net.Conn, error) {
+				return (&net.Dialer{}).DialContext(ctx, "unix", addr)
+			}
+		}
+	}
+	return nil
+}
+
+// withPort completes HOST to HOST:PORT.
+func (a *address) withPort(host string) (string, error) {
+	host = strings.TrimSpace(host)
+	port := "6379"
+	if a.Sentinel != "" {
+		port = "26379"
+	}
+	if host == "" || strings.ContainsAny(host, "/@ ") {
+		return "", usagef("--redis is neither a Redis URL such as redis://localhost:6379/0 nor HOST:PORT")
+	}
+	if !strings.Contains(host, ":") || strings.HasSuffix(host, "]") {
+		return net.JoinHostPort(strings.Trim(host, "[]"), port), nil
+	}
+	if _, _, err := net.SplitHostPort(host); err != nil {
+		return "", usagef("--redis is neither a Redis URL such as redis://localhost:6379/0 nor HOST:PORT: %v", err)
+	}
+	return host, nil
+}
+
+func (a *address) certificates(c *tls.Config) error {
+	if a.CACert != "" {
+		text, err := os.ReadFile(a.CACert)
+		if err != nil {
+			return usagef("--cacert: %v", err)
+		}
+		c.RootCAs = x509.NewCertPool()
+		if !c.RootCAs.AppendCertsFromPEM(text) {
+			return usagef("--cacert: there is no certificate in %s", a.CACert)
+		}
+	}
+	if a.Cert != "" {
+		pair, err := tls.LoadX509KeyPair(a.Cert, a.Key)
+		if err != nil {
+			return usagef("--cert: %v", err)
+		}
+		c.Certificates = []tls.Certificate{pair}
+	}
+	return nil
+}
+
+// connect returns a client, after the server has answered. change, if any, alters its
+// options first.
+func (a *address) connect(ctx context.Context, change ...func(*redis.UniversalOptions)) (redis.UniversalClient, error) {
+	a.fill()
+	o, err := a.options()
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range change {
+		f(o)
+	}
+	rdb := redis.NewUniversalClient(o)
+	ctx, cancel := context.WithTimeout(ctx, connectTime)
+	defer cancel()
+	if err := rdb.Ping(ctx).Err(); err != nil {
+		rdb.Close()
+		return nil, fmt.Errorf("no Redis at %s: %w", where(o), inPlainWords(err))
+	}
+	return rdb, nil
+}
+
+// where names the servers, without a password.
+func where(o *redis.UniversalOptions) string {
+	text := strings.Join(o.Addrs, ",")
+	if o.MasterName != "" {
+		text = fmt.Sprintf("%q of the sentinels %s", o.MasterName, text)
+	}
+	return text
+}
+
+// inPlainWords says what to do about an error of a connection that has an easy cause.
+func inPlainWords(err error) error {
+	text := err.Error()
+	for _, hint := range [...]struct{ mark, advice string }{
+		{"NOAUTH", "it wants a password: give it in the URL, in $LEASED_REDIS rather than on the command line"},
+		{"WRONGPASS", "it does not take this user or password"},
+		{"CLUSTERDOWN", "the Cluster does not serve all slots"},
+		{"cluster support disabled", "it is no Cluster: leave out --cluster"},
+		{"MOVED ", "it is a node of a Cluster: add --cluster"},
+		{"unknown command 'sentinel'", "it is no sentinel: leave out --sentinel"},
+		{"first record does not look like a TLS handshake", "it does not speak TLS: begin the URL with redis:// and leave out --tls"},
+		{"context deadline exceeded", "it did not answer in time"},
+	} {
+		if strings.Contains(text, hint.mark) {
+			return fmt.Errorf("%s (%w)", hint.advice, err)
+		}
+	}
+	return err
+}

@@ -1,0 +1,200 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"golang.org/x/term"
+)
+
+// How text is fitted to a terminal.
+
+// widthOf returns how many columns out has: a terminal's, else those of $COLUMNS, else 80.
+func widthOf(out io.Writer) int {
+	if f, ok := out.(*os.File); ok {
+		if width, _, err := term.GetSize(int(f.Fd())); err == nil && width > 0 {
+			return max(width, 20)
+		}
+	}
+	if n, err := strconv.Atoi(os.Getenv("COLUMNS")); err == nil && n > 0 {
+		return max(n, 20)
+	}
+	return 80
+}
+
+// heightOf returns how many lines out has, 24 where it is no terminal.
+func heightOf(out io.Writer) int {
+	if f, ok := out.(*os.File); ok {
+		if _, height, err := term.GetSize(int(f.Fd())); err == nil && height > 0 {
+			return height
+		}
+	}
+	return 24
+}
+
+func isTerminal(stream any) bool {
+	f, ok := stream.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// wrap breaks text into lines of at most width columns, where there are spaces.
+func wrap(text string, width int) []string {
+	var lines []string
+	line := ""
+	for _, word := range strings.Fields(text) {
+		switch {
+		case line == "":
+			line = word
+		case columns(line)+1+columns(word) <= width:
+			line += " " + word
+		default:
+			lines = append(lines, line)
+			line = word
+		}
+	}
+	return append(lines, line)
+}
+
+// hang prints text behind a label, and its further lines below its first.
+func hang(out io.Writer, label, text string, width int) {
+	indent := columns(label)
+	for i, line := range wrap(text, max(width-indent, 20)) {
+		if i > 0 {
+			label = strings.Repeat(" ", indent)
+		}
+		fmt.Fprintln(out, strings.TrimRight(label+line, " "))
+	}
+}
+
+// columns counts characters; names of locks are rarely in scripts of double width.
+func columns(text string) int { return utf8.RuneCountInString(text) }
+
+// cut shortens text to width columns.
+func cut(text string, width int) string {
+	if columns(text) <= width {
+		return text
+	}
+	if width < 1 {
+		return ""
+	}
+	return string([]rune(text)[:width-1]) + "…"
+}
+
+// column is one of a table. Those whose cells are numbers are aligned to the right.
+type column struct {
+	title string
+	right bool
+	// least is how narrow the column may become where the table does not fit; 0 means that
+	// it keeps its width. Columns that still do not fit are left out, from the last one on.
+	least int
+}
+
+// table lays rows out in width columns of text.
+func table(head []column, rows [][]string, width int) []string {
+	const gap = 2
+	wide := make([]int, len(head))
+	for i, c := range head {
+		wide[i] = columns(c.title)
+		for _, row := range rows {
+			wide[i] = max(wide[i], columns(row[i]))
+		}
+	}
+	total := func(n int) int {
+		sum := gap * (n - 1)
+		for _, w := range wide[:n] {
+			sum += w
+		}
+		return sum
+	}
+	shown := len(head)
+	// The widest of those that may shrink becomes narrower, a column at a time, as long as
+	// that helps; then a column is left out.
+	for shown > 1 && total(shown) > width {
+		widest := -1
+		for i, c := range head[:shown] {
+			if c.least > 0 && wide[i] > c.least && (widest < 0 || wide[i] > wide[widest]) {
+				widest = i
+			}
+		}
+		if widest < 0 {
+			shown--
+			continue
+		}
+		wide[widest]--
+	}
+	if shown == 1 {
+		wide[0] = min(wide[0], width)
+	}
+	line := func(cells []string) string {
+		var b strings.Builder
+		for i, cell := range cells[:shown] {
+			cell = cut(cell, wide[i])
+			pad := strings.Repeat(" ", wide[i]-columns(cell))
+			if i > 0 {
+				b.WriteString(strings.Repeat(" ", gap))
+			}
+			if head[i].right {
+				b.WriteString(pad + cell)
+			} else {
+				b.WriteString(cell + pad)
+			}
+		}
+		return strings.TrimRight(b.String(), " ")
+	}
+	titles := make([]string, len(head))
+	for i, c := range head {
+		titles[i] = c.title
+	}
+	lines := []string{line(titles)}
+	for _, row := range rows {
+		lines = append(lines, line(row))
+	}
+	return lines
+}
+
+// seconds formats durations that people wait for; milliseconds, those that are measured.
+func seconds(d time.Duration) string { return fmt.Sprintf("%.2f s", d.Seconds()) }
+
+func milliseconds(d time.Duration) string { return fmt.Sprintf("%.1f ms", d.Seconds()*1000) }
+
+// instant formats a time with its zone, for a log or a colleague elsewhere.
+func instant(t time.Time) string { return t.Local().Format("2006-01-02 15:04:05.000 -07:00") }
+
+// brief formats a duration in few columns.
+func brief(d time.Duration) string {
+	switch {
+	case d < 0:
+		return "never"
+	case d < 10*time.Second:
+		return fmt.Sprintf("%.1fs", d.Seconds())
+	case d < 2*time.Minute:
+		return fmt.Sprintf("%.0fs", d.Seconds())
+	case d < 2*time.Hour:
+		return fmt.Sprintf("%dm%02ds", int(d.Minutes()), int(d.Seconds())%60)
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh%02dm", int(d.Hours()), int(d.Minutes())%60)
+	}
+	return fmt.Sprintf("%dd%02dh", int(d.Hours())/24, int(d.Hours())%24)
+}
+
+func count(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
+}
+
+// printable quotes text that other programs wrote if printing it as it is would garble a
+// terminal or a table.
+func printable(text string) string {
+	quoted := strconv.Quote(text)
+	if quoted == `"`+text+`"` && !strings.ContainsAny(text, " \u00a0") && text != "" {
+		return text
+	}
+	return quoted
+}

@@ -1,0 +1,369 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/spf13/cobra"
+
+	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// scanCount is how many keys of the server one call of SCAN looks at, which is its only
+// bound on the time that the server is blocked: some 50 µs.
+const scanCount = 250
+
+func listCommand(std streams) *cobra.Command {
+	var at address
+	var asJSON, all bool
+	var limit int
+	c := &cobra.Command{
+		Use:   "ls [PATTERN]",
+		Short: "List the locks that are held or waited for",
+		Long: "Lists the locks that are held or waited for, whose names match PATTERN: * stands for any text, ? for one character, " +
+			"[a-z] for one of several. Redis is read with SCAN, in small steps. Locks that only clients of other libraries have " +
+			"used are not known; inspect shows those.",
+		Example: "  leased ls 'invoice:*'",
+		Args: func(c *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return usagef("ls takes one pattern at most; put it in quotes")
+			}
+			return nil
+		},
+		RunE: interruptible(func(ctx context.Context, args []string) error {
+			if limit < 1 {
+				return usagef("--limit must be 1 or more, not %d", limit)
+			}
+			pattern := "*"
+			if len(args) == 1 {
+				pattern = args[0]
+			}
+			return list(ctx, std, &at, pattern, limit, all, asJSON)
+		}),
+	}
+	at.bind(c)
+	c.Flags().BoolVar(&asJSON, "json", false, "print a line of JSON for each lock")
+	c.Flags().BoolVar(&all, "all", false, "also locks that are free, as long as Redis remembers them")
+	c.Flags().IntVar(&limit, "limit", 1000, "list `N` locks at most")
+	return c
+}
+
+func list(ctx context.Context, std streams, at *address, pattern string, limit int, all, asJSON bool) error {
+	rdb, err := at.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer rdb.Close()
+	client, err := leased.New(rdb, leased.WithKeyPrefix(at.prefix))
+	if err != nil {
+		return usagef("--prefix: %s", bare(err))
+	}
+	defer client.Close() // it holds nothing, so there is no error to report
+
+	var infos []leased.Info
+	more := false
+	var batch []string
+	// Locks are looked at while others are searched for, so that the limit counts those that
+	// are shown.
+	flush := func() error {
+		found, err := inspectAll(ctx, client, batch)
+		batch = batch[:0]
+		for _, info := range found {
+			if all || len(info.Owners) > 0 || info.Queue > 0 {
+				infos = append(infos, info)
+			}
+		}
+		return err
+	}
+	seen := map[string]bool{}
+	var trouble error
+	err = scanLocks(ctx, rdb, at.prefix, pattern, func(name string) bool {
+		if seen[name] { // SCAN may return a key twice
+			return true
+		}
+		seen[name] = true
+		if batch = append(batch, name); len(batch) == 64 {
+			trouble = flush()
+		}
+		more = len(infos) > limit
+		return trouble == nil && !more
+	})
+	if err = errors.Join(err, trouble); err == nil {
+		err = flush()
+	}
+	if err != nil {
+		return inPlainWords(err)
+	}
+	slices.SortFunc(infos, func(a, b leased.Info) int { return strings.Compare(a.Name, b.Name) })
+	if more = len(infos) > limit; more {
+		infos = infos[:limit]
+	}
+	if asJSON {
+		out := json.NewEncoder(std.out)
+		for _, info := range infos {
+			if err := out.Encode(jsonOf(info, time.Now())); err != nil {
+				return err
+			}
+		}
+	} else if len(infos) > 0 {
+		now := time.Now()
+		rows := make([][]string, len(infos))
+		for i, info := range infos {
+			rows[i] = lockRow(info, now)
+		}
+		for _, line := range table(lockColumns, rows, widthOf(std.out)) {
+			fmt.Fprintln(std.out, line)
+		}
+	}
+	if more {
+		fmt.Fprintf(std.err, "leased: there are more than %d: give a pattern, or --limit\n", limit)
+	}
+	return nil
+}
+
+var lockColumns = []column{
+	{title: "NAME", least: 10},
+	{title: "STATE"},
+	{title: "OWNER", least: 8},
+	{title: "QUEUE", right: true},
+	{title: "LEFT", right: true},
+	{title: "HELD", right: true},
+	{title: "SINCE"},
+}
+
+// lockRow is a lock in one line. held is by our clock and Redis' own, so it is not exact.
+func lockRow(info leased.Info, now time.Time) []string {
+	row := []string{printable(info.Name), "free", "-", fmt.Sprint(info.Queue), "-", "-", "-"}
+	if len(info.Owners) == 0 {
+		return row
+	}
+	owner := info.Owners[0]
+	row[1], row[2], row[4] = "held", ownerName(owner), brief(owner.TTL)
+	if owner.Shared {
+		row[1] = "shared"
+		if n := len(info.Owners); n > 1 {
+			row[2] = fmt.Sprintf("%s and %d more", row[2], n-1)
+		}
+	}
+	if !owner.Since.IsZero() {
+		row[5], row[6] = brief(max(0, now.Sub(owner.Since))), owner.Since.Local().Format("2006-01-02 15:04:05 -07:00")
+	}
+	return row
+}
+
+func ownerName(owner leased.Owner) string {
+	if owner.Client == "" {
+		return "(another library)"
+	}
+	return printable(owner.Client)
+}
+
+// inspectAll asks for several locks, eight at a time. Locks whose keys are of other types
+// are left out.
+func inspectAll(ctx context.Context, client *leased.Client, names []string) ([]leased.Info, error) {
+	infos := make([]leased.Info, len(names))
+	failures := make([]error, len(names))
+	var group sync.WaitGroup
+	next := make(chan int)
+	for range min(8, len(names)) {
+		group.Go(func() { // ended by the end of next, waited for below
+			for i := range next {
+				infos[i], failures[i] = client.Inspect(ctx, names[i])
+			}
+		})
+	}
+	for i := range names {
+		next <- i
+	}
+	close(next)
+	group.Wait()
+	var found []leased.Info
+	for i, info := range infos {
+		switch {
+		case failures[i] == nil:
+			found = append(found, info)
+		case !redis.HasErrorPrefix(failures[i], "WRONGTYPE"):
+			return found, failures[i]
+		}
+	}
+	return found, nil
+}
+
+// scanLocks calls f with the names of the locks that Redis remembers, until it returns
+// false. A lock that was held has a key with its last token, and that key's name says which
+// lock it belongs to. A name may come twice.
+func scanLocks(ctx context.Context, rdb redis.UniversalClient, prefix, pattern string, f func(name string) bool) error {
+	s := newScan(prefix, pattern)
+	for !s.over() {
+		names, err := s.step(ctx, rdb)
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			if !f(name) {
+				return nil
+			}
+		}
+	}
+	return nil
+}
+
+// scan is a walk over the keys of all masters, a step of which is one call of SCAN.
+type scan struct {
+	prefix, pattern string
+	nodes           []redis.Cmdable // nil before the first step
+	cursor          uint64
+	begun, ended    bool
+}
+
+func newScan(prefix, pattern string) *scan { return &scan{prefix: prefix, pattern: pattern} }
+
+func (s *scan) over() bool { return s.ended }
+
+func (s *scan) step(ctx context.Context, rdb redis.UniversalClient) ([]string, error) {
+	if !s.begun {
+		nodes, err := masters(ctx, rdb)
+		if err != nil {
+			return nil, err
+		}
+		s.nodes, s.begun = nodes, true
+	}
+	keys, cursor, err := s.nodes[0].Scan(ctx, s.cursor, globQuote(s.prefix)+s.pattern+":*:meta", scanCount).Result()
+	if err != nil {
+		return nil, err
+	}
+	if s.cursor = cursor; cursor == 0 {
+		s.nodes = s.nodes[1:]
+		s.ended = len(s.nodes) == 0
+	}
+	var names []string
+	for _, key := range keys {
+		if name, ok := lockOfMeta(s.prefix, key); ok && globMatch(s.pattern, name) {
+			names = append(names, name)
+		}
+	}
+	return names, nil
+}
+
+// masters returns those of a Cluster, or the one server that there is.
+func masters(ctx context.Context, rdb redis.UniversalClient) ([]redis.Cmdable, error) {
+	cluster, ok := rdb.(*redis.ClusterClient)
+	if !ok {
+		return []redis.Cmdable{rdb}, nil
+	}
+	var mu sync.Mutex // guards nodes: ForEachMaster calls beside each other
+	var nodes []redis.Cmdable
+	err := cluster.ForEachMaster(ctx, func(_ context.Context, node *redis.Client) error {
+		mu.Lock()
+		defer mu.Unlock()
+		nodes = append(nodes, node)
+		return nil
+	})
+	if err == nil && len(nodes) == 0 {
+		err = errors.New("the Cluster has no masters")
+	}
+	return nodes, err
+}
+
+// lockOfMeta returns the lock whose last token a key holds: <key>:{<key>}:meta, or
+// <key>::meta where the key has a hash tag of its own.
+func lockOfMeta(prefix, key string) (name string, ok bool) {
+	stem, ok := strings.CutSuffix(key, ":meta")
+	if !ok {
+		return "", false
+	}
+	lock, tagged := strings.CutSuffix(stem, ":")
+	if !tagged {
+		// <lock>:{<lock>} has an odd number of bytes, 2n+3.
+		n := (len(stem) - 3) / 2
+		if n < 1 {
+			return "", false
+		}
+		lock = stem[:n]
+	}
+	if name, ok = strings.CutPrefix(lock, prefix); !ok {
+		return "", false
+	}
+	keys, err := protocol.NewKeys(prefix, name)
+	return name, err == nil && keys.Meta() == key
+}
+
+// globQuote escapes text so that it stands for itself in a pattern of Redis.
+func globQuote(text string) string {
+	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`).Replace(text)
+}
+
+// globMatch reports whether name matches a pattern as Redis matches it. Redis itself is
+// asked for more, because names have other text behind them in keys.
+func globMatch(pattern, name string) bool {
+	for pattern != "" {
+		switch pattern[0] {
+		case '*':
+			rest := strings.TrimLeft(pattern, "*")
+			if rest == "" {
+				return true
+			}
+			for i := range len(name) + 1 {
+				if globMatch(rest, name[i:]) {
+					return true
+				}
+			}
+			return false
+		case '?':
+			if name == "" {
+				return false
+			}
+			pattern, name = pattern[1:], name[1:]
+		case '[':
+			if name == "" {
+				return false
+			}
+			rest, in := globClass(pattern[1:], name[0])
+			if !in {
+				return false
+			}
+			pattern, name = rest, name[1:]
+		default:
+			if pattern[0] == '\\' && len(pattern) > 1 {
+				pattern = pattern[1:]
+			}
+			if name == "" || pattern[0] != name[0] {
+				return false
+			}
+			pattern, name = pattern[1:], name[1:]
+		}
+	}
+	return name == ""
+}
+
+// globClass reports whether c is in the class whose text, without its opening bracket,
+// begins pattern, and returns what follows it.
+func globClass(pattern string, c byte) (rest string, in bool) {
+	negated := strings.HasPrefix(pattern, "^")
+	if negated {
+		pattern = pattern[1:]
+	}
+	for pattern != "" && pattern[0] != ']' {
+		switch {
+		case pattern[0] == '\\' && len(pattern) > 1:
+			in = in || pattern[1] == c
+			pattern = pattern[2:]
+		case len(pattern) > 2 && pattern[1] == '-':
+			low, high := min(pattern[0], pattern[2]), max(pattern[0], pattern[2])
+			in = in || low <= c && c <= high
+			pattern = pattern[3:]
+		default:
+			in = in || pattern[0] == c
+			pattern = pattern[1:]
+		}
+	}
+	return strings.TrimPrefix(pattern, "]"), in != negated
+}

@@ -1,0 +1,248 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// newRoot returns the command "leased" with all others below it. It keeps nothing between
+// calls.
+func newRoot(std streams) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "leased",
+		Short: "Locks in Redis, on the command line",
+		Long: "Leased is a distributed mutex on Redis. This program runs commands under its locks, " +
+			"and shows and repairs locks that programs hold.",
+		SilenceErrors: true, // run prints them
+		SilenceUsage:  true,
+		Args:          noArguments,
+		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
+		Version:       version(),
+
+		SuggestionsMinimumDistance: 2,
+	}
+	root.SetIn(std.in)
+	root.SetOut(std.out)
+	root.SetErr(std.err)
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		return usagef("%s: %v", c.Name(), err)
+	})
+	root.AddCommand(
+		runCommand(std), inspectCommand(std), listCommand(std), topCommand(std), unlockCommand(std),
+		doctorCommand(std), benchCommand(std), demoCommand(std), versionCommand(std),
+		workerCommandOf(std), guardCommand(std), manCommand(std),
+	)
+	root.SetVersionTemplate(versionLine())
+	root.SetHelpFunc(explain)
+	root.SetHelpCommand(helpCommand())
+	root.InitDefaultCompletionCmd()
+	for _, c := range root.Commands() {
+		if c.Name() == "completion" {
+			c.Short = "Print a completion script for a shell"
+		}
+	}
+	return root
+}
+
+// interruptible makes a command end when the user presses Ctrl-C. After the first signal, a
+// second one ends the process at once, as by default. It is not for run, which passes
+// signals on, nor for the processes that this program starts for itself.
+func interruptible(f func(ctx context.Context, args []string) error) func(*cobra.Command, []string) error {
+	return func(c *cobra.Command, args []string) error {
+		ctx, stop := signal.NotifyContext(c.Context(), os.Interrupt, syscall.SIGTERM)
+		defer stop()
+		context.AfterFunc(ctx, stop)
+		err := f(ctx, args)
+		if ctx.Err() != nil && (err != nil || c.Context().Err() != nil) {
+			return errInterrupted // any other error is a consequence
+		}
+		return err
+	}
+}
+
+func noArguments(c *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	if !c.HasParent() {
+		suggestion := ""
+		if near := c.SuggestionsFor(args[0]); len(near) > 0 {
+			suggestion = fmt.Sprintf("; is it %q?", near[0])
+		}
+		return usagef("there is no command %q%s", args[0], suggestion)
+	}
+	return usagef("%s takes no arguments, only flags: what is %q?", c.Name(), args[0])
+}
+
+func oneName(c *cobra.Command, args []string) error {
+	if len(args) != 1 {
+		return usagef("%s takes the name of one lock", c.Name())
+	}
+	return nil
+}
+
+func helpCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [COMMAND]",
+		Short: "Explain a command",
+		ValidArgsFunction: func(c *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			var names []string
+			for _, other := range c.Root().Commands() {
+				if other.IsAvailableCommand() && len(args) == 0 {
+					names = append(names, other.Name()+"\t"+other.Short)
+				}
+			}
+			return names, cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(c *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return usagef("help takes one command at most")
+			}
+			about := c.Root()
+			for _, other := range c.Root().Commands() {
+				if len(args) == 1 && other.Name() == args[0] && (other.IsAvailableCommand() || other.Name() == "help") {
+					about = other
+				}
+			}
+			if len(args) == 1 && about == c.Root() {
+				return usagef("there is no command %q", args[0])
+			}
+			return about.Help()
+		},
+	}
+}
+
+// explain prints help, in lines that fit the terminal.
+func explain(c *cobra.Command, _ []string) {
+	out := c.OutOrStdout()
+	width := min(widthOf(out), 100)
+	c.InitDefaultHelpFlag()
+	about := c.Long
+	if about == "" {
+		about = c.Short + "."
+	}
+	fmt.Fprintln(out, "usage: "+usageLine(c))
+	for _, paragraph := range strings.Split(about, "\n") {
+		fmt.Fprintln(out)
+		for _, line := range wrap(paragraph, width) {
+			fmt.Fprintln(out, line)
+		}
+	}
+	if c.Example != "" {
+		fmt.Fprintf(out, "\nexamples:\n%s\n", c.Example)
+	}
+	if c.HasAvailableSubCommands() {
+		fmt.Fprintln(out, "\ncommands:")
+		for _, other := range c.Commands() {
+			if !other.IsAvailableCommand() && other.Name() != "help" {
+				continue
+			}
+			hang(out, fmt.Sprintf("  %-11s", other.Name()), other.Short, width)
+		}
+		if !c.HasParent() {
+			fmt.Fprintln(out, "\n'leased help COMMAND' lists a command's flags.")
+		}
+	}
+	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+	c.LocalFlags().VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden {
+			flags.AddFlag(f)
+		}
+	})
+	if flags.HasFlags() {
+		fmt.Fprintln(out, "\nflags:")
+		explainFlags(out, flags, width)
+	}
+}
+
+func usageLine(c *cobra.Command) string {
+	use := c.CommandPath() + strings.TrimPrefix(c.Use, c.Name())
+	switch {
+	case !c.HasParent():
+		return use + " COMMAND"
+	case c.Name() == "help" || c.HasAvailableSubCommands():
+		return use
+	}
+	return use + " [flags]"
+}
+
+// explainFlags lists flags. pflag's own list is as wide as its longest flag, and breaks
+// words on a narrow terminal.
+func explainFlags(out io.Writer, flags *pflag.FlagSet, width int) {
+	flags.VisitAll(func(f *pflag.Flag) {
+		fmt.Fprintln(out, "  "+flagName(f))
+		_, usage := pflag.UnquoteUsage(f)
+		hang(out, "        ", usage, width)
+	})
+}
+
+// flagName is the flag as it is written, with the name of its value.
+func flagName(f *pflag.Flag) string {
+	var text bytes.Buffer
+	if f.Shorthand != "" {
+		fmt.Fprintf(&text, "-%s, ", f.Shorthand)
+	}
+	text.WriteString("--" + f.Name)
+	if value, _ := pflag.UnquoteUsage(f); value != "" {
+		text.WriteString(" " + value)
+	}
+	return text.String()
+}
+
+func versionCommand(std streams) *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Args:  noArguments,
+		RunE: func(*cobra.Command, []string) error {
+			_, err := io.WriteString(std.out, versionLine())
+			return err
+		},
+	}
+}
+
+func versionLine() string {
+	return fmt.Sprintf("leased %s %s %s/%s\n", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+}
+
+func version() string {
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
+		return info.Main.Version
+	}
+	return "(unknown)"
+}
+
+// completeNames completes the name of a lock with those that Redis knows.
+func (a *address) completeNames(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveDefault
+	}
+	ctx, cancel := context.WithTimeout(c.Context(), completionTime)
+	defer cancel()
+	rdb, err := a.connect(ctx)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	defer rdb.Close()
+	var names []string
+	err = scanLocks(ctx, rdb, a.prefix, globQuote(typed)+"*", func(name string) bool {
+		names = append(names, name)
+		return len(names) < 200
+	})
+	if err != nil && !errors.Is(err, context.DeadlineExceeded) {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}

@@ -1,0 +1,96 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/leasedmutex/leased"
+)
+
+func unlockCommand(std streams) *cobra.Command {
+	var at address
+	var force, yes bool
+	c := &cobra.Command{
+		Use:   "unlock --force NAME",
+		Short: "Take a lock from its owner",
+		Long: "Takes a lock from its owner and lets the next waiter in. The owner is told, and its work's context ends; but it may still " +
+			"be at work, so this is for owners that are known to be gone or wrong. Unless --yes is given, it asks.",
+		Example: "  leased unlock --force migrations",
+		Args:    oneName,
+		RunE: interruptible(func(ctx context.Context, args []string) error {
+			if !force {
+				return usagef("unlock takes a lock from its owner, so it wants --force")
+			}
+			if !yes && !isTerminal(std.in) {
+				return usagef("unlock cannot ask, as its input is no terminal: give --yes")
+			}
+			client, done, err := at.client(ctx)
+			if err != nil {
+				return err
+			}
+			defer done()
+			info, err := client.Inspect(ctx, args[0])
+			if err != nil {
+				return operatorError("unlock", err)
+			}
+			if len(info.Owners) == 0 {
+				fmt.Fprintf(std.out, "%q is free.\n", info.Name)
+				return nil
+			}
+			if !yes {
+				describe(std.out, info)
+				if sure, err := asks(ctx, std, "Take it from its owner, who may still be at work? [y/N] "); err != nil || !sure {
+					return err
+				}
+			}
+			if err := client.ForceUnlock(ctx, args[0]); err != nil {
+				return operatorError("unlock", err)
+			}
+			fmt.Fprintf(std.out, "%q was taken from %s.\n", info.Name, ownersText(info.Owners))
+			return nil
+		}),
+	}
+	at.bind(c)
+	c.ValidArgsFunction = at.completeNames
+	c.Flags().BoolVar(&force, "force", false, "required, because the owner may still be at work")
+	c.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	return c
+}
+
+func ownersText(owners []leased.Owner) string {
+	var names []string
+	for _, o := range owners {
+		names = append(names, clientText(o.Client))
+	}
+	if len(names) > 3 {
+		names = append(names[:3:3], fmt.Sprintf("%d more", len(owners)-3))
+	}
+	return strings.Join(names, ", ")
+}
+
+// asks puts a question. Anything but yes is no.
+func asks(ctx context.Context, std streams, question string) (bool, error) {
+	fmt.Fprint(std.out, question)
+	answer := make(chan string, 1)
+	// Owned by the process, and not waited for: nothing interrupts its read.
+	go func() {
+		line, _ := bufio.NewReader(std.in).ReadString('\n') // no answer is no
+		answer <- line
+	}()
+	select {
+	case <-ctx.Done():
+		fmt.Fprintln(std.out)
+		return false, errInterrupted
+	case line := <-answer:
+		yes := slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(line)))
+		if !yes {
+			fmt.Fprintln(std.out, "Nothing was changed.")
+		}
+		return yes, nil
+	}
+}
