@@ -1,0 +1,466 @@
+//go:build unix
+
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/creack/pty"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/redistest"
+)
+
+// runResult runs "leased run" as a process and waits for it.
+func runResult(t *testing.T, addr string, args ...string) (status int, out, errs string) {
+	t.Helper()
+	cmd := program(t, append([]string{"run", "--redis", addr}, args...)...)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil && cmd.ProcessState == nil {
+		t.Fatal(err)
+	}
+	return cmd.ProcessState.ExitCode(), stdout.String(), stderr.String()
+}
+
+// begin starts a process, which the end of the test kills if need be.
+func begin(t *testing.T, cmd *exec.Cmd) *exec.Cmd {
+	t.Helper()
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	return cmd
+}
+
+// until waits for what another process does, which is not told to this one.
+func until(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); !is(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within 30 s: %s", what)
+		}
+	}
+}
+
+// scratch returns the name of a file for the command to write, which is not there yet.
+func scratch(t *testing.T) string { return filepath.Join(t.TempDir(), "file") }
+
+func exists(name string) bool { _, err := os.Stat(name); return err == nil }
+
+func pidIn(t *testing.T, file string) int {
+	t.Helper()
+	var pid int
+	until(t, "the command writes its process id", func() bool {
+		text, err := os.ReadFile(file)
+		if err != nil || !strings.HasSuffix(string(text), "\n") {
+			return false
+		}
+		pid, err = strconv.Atoi(strings.TrimSpace(string(text)))
+		return err == nil
+	})
+	return pid
+}
+
+// gone reports whether a process has ended; a zombie has.
+func gone(pid int) bool {
+	if syscall.Kill(pid, 0) != nil {
+		return true
+	}
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	_, state, _ := strings.Cut(string(text), ") ")
+	return err == nil && strings.HasPrefix(state, "Z")
+}
+
+// holder takes a lock in this process.
+func holder(t *testing.T, addr, name string, read bool) *leased.Lease {
+	t.Helper()
+	rdb := redis.NewClient(redistest.Options(addr))
+	client, err := leased.New(rdb)
+	if err != nil {
+		t.Fatal(err)
+	}
+	call := client.RWMutex(name).LockContext
+	if read {
+		call = client.RWMutex(name).RLockContext
+	}
+	lease, err := call(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		lease.Unlock() // unless the test has
+		client.Close()
+		rdb.Close()
+	})
+	return lease
+}
+
+func TestRunHasTheCommandsOutputStatusAndEnvironment(t *testing.T) {
+	addr := redistest.MiniTCP(t).Addr()
+	status, out, errs := runResult(t, addr, "job:1", "--", "sh", "-c", `echo "$LEASED_NAME"; test "$LEASED_TOKEN" -gt 0; exit $((7 + $?))`)
+	if status != 7 || out != "job:1\n" || errs != "" {
+		t.Errorf("status %d, stdout %q, stderr %q", status, out, errs)
+	}
+	if status, out, errs := runResult(t, addr, "a", "--", "sh", "-c", "kill -TERM $$"); status != 128+15 || out+errs != "" {
+		t.Errorf("of a command ended by SIGTERM: status %d, %q %q", status, out, errs)
+	}
+	if status, out, errs := runResult(t, addr, "a", "--", "true"); status != 0 || out+errs != "" {
+		t.Errorf("of true: status %d, %q %q", status, out, errs)
+	}
+}
+
+func TestRunHasTheExitStatusesOfFlock(t *testing.T) {
+	addr := redistest.MiniTCP(t).Addr()
+	holder(t, addr, "taken", false)
+	holder(t, addr, "read", true)
+	for _, c := range []struct {
+		line   string
+		status int
+		errs   string
+	}{
+		{"taken -n -- true", 1, ""},
+		{"taken -n -E 9 -- true", 9, ""},
+		{"taken -E 0 -w 0 -- true", 0, ""},
+		{"taken -w 0.05 -E 9 -- true", 9, ""},
+		{"-n -s taken -- true", 1, ""},
+		{"-n -s read -- true", 0, ""},
+		{"-n read -- true", 1, ""},
+		{"free -n -- true", 0, ""},
+		{"free -n -- no-such-command", 69, "no-such-command"},
+		{"free -- /", 69, ""},
+		{"free true", 64, `"--"`},
+		{"free", 64, `"--"`},
+		{"-- true", 64, "name of one lock"},
+		{"a b -- true", 64, "name of one lock"},
+		{"free --", 64, "needs a command"},
+		{"free -w -3 -- true", 64, "--wait"},
+		{"free -w NaN -- true", 64, "--wait"},
+		{"free -E 256 -- true", 64, "--conflict-exit-code"},
+		{"free --ttl 10ms -- true", 64, "--ttl"},
+		{"a}b -- true", 64, "invalid"},
+		{"free --colour -- true", 64, "colour"},
+		{"free --redis 127.0.0.1:1 -- true", 69, "no Redis at 127.0.0.1:1"},
+	} {
+		status, out, errs := runResult(t, addr, strings.Fields(c.line)...)
+		if status != c.status || out != "" || !strings.Contains(errs, c.errs) || c.errs == "" && c.status < 60 && errs != "" {
+			t.Errorf("leased run %s: status %d, stdout %q, stderr %q; want status %d and %q", c.line, status, out, errs, c.status, c.errs)
+		}
+	}
+}
+
+func TestTheLockIsHeldWhileTheCommandRunsAndFreeAfterwards(t *testing.T) {
+	m := redistest.MiniTCP(t)
+	file := scratch(t)
+	cmd := begin(t, program(t, "run", "--redis", m.Addr(), "job", "--", "sh", "-c", "echo $$ >"+file+"; exec sleep 60"))
+	pidIn(t, file)
+	if status, _, _ := runResult(t, m.Addr(), "-n", "job", "--", "true"); status != 1 {
+		t.Errorf("a second run: status %d", status)
+	}
+	cmd.Process.Signal(syscall.SIGTERM)
+	cmd.Wait()
+	if got := cmd.ProcessState.ExitCode(); got != 128+15 {
+		t.Errorf("after a signal that was passed on: status %d", got)
+	}
+	if m.Exists("job") {
+		t.Error("the lock is still held")
+	}
+}
+
+func TestASignalWhileItWaitsEndsTheRunAndLeavesNothing(t *testing.T) {
+	m := redistest.MiniTCP(t)
+	lease := holder(t, m.Addr(), "job", false)
+	file := scratch(t)
+	cmd := begin(t, program(t, "run", "--redis", m.Addr(), "job", "--", "touch", file))
+	until(t, "the run queues", func() bool { return m.Exists("job:{job}:queue") })
+	cmd.Process.Signal(syscall.SIGINT)
+	cmd.Wait()
+	if got := cmd.ProcessState.ExitCode(); got != 130 || exists(file) {
+		t.Errorf("status %d, command run: %v", got, exists(file))
+	}
+	if err := lease.Unlock(); err != nil {
+		t.Error(err)
+	}
+	until(t, "the queue is empty", func() bool { return !m.Exists("job:{job}:queue") })
+}
+
+// counterScript loses increments unless it is alone, which is what it is for.
+const counterScript = `n=$(cat "$0"); sleep 0.003; echo $((n + 1)) >"$0"`
+
+func counter(t *testing.T) (file string, value func() int) {
+	file = scratch(t)
+	if err := os.WriteFile(file, []byte("0\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file, func() int {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := strconv.Atoi(strings.TrimSpace(string(text)))
+		if err != nil {
+			t.Fatalf("the counter is %q", text)
+		}
+		return n
+	}
+}
+
+func TestAHundredRunsOfACounterLoseNothing(t *testing.T) {
+	runs := 100
+	if testing.Short() {
+		runs = 20
+	}
+	in := redistest.Server(t)
+	file, value := counter(t)
+	var group sync.WaitGroup
+	for range runs {
+		group.Go(func() { // ended by its run, waited for below
+			cmd := program(t, "run", "--redis", in.Addr, "counter", "--", "sh", "-c", counterScript, file)
+			if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
+				t.Errorf("%v: %s", err, out)
+			}
+		})
+	}
+	group.Wait()
+	if n := value(); n != runs {
+		t.Errorf("the counter is %d after %d runs", n, runs)
+	}
+}
+
+func TestWhenTheRunIsKilledSoIsAllThatItStarted(t *testing.T) {
+	m := redistest.MiniTCP(t)
+	file := scratch(t)
+	// A process of the command's own, which ignores what it can, is what must not survive.
+	cmd := begin(t, program(t, "run", "--redis", m.Addr(), "job", "--", "sh", "-c",
+		`trap "" TERM HUP INT; sh -c 'trap "" TERM HUP INT; echo $$ >`+file+`; while :; do sleep 0.1; done'; true`))
+	pid := pidIn(t, file)
+	cmd.Process.Kill()
+	cmd.Wait()
+	until(t, "the command's process is gone", func() bool { return gone(pid) })
+	if !m.Exists("job") {
+		t.Error("the lock is free, although nobody can have given it back")
+	}
+}
+
+func TestWhenTheRunIsStoppedTheCommandIsGoneBeforeTheLeaseEnds(t *testing.T) {
+	t.Parallel()
+	in := redistest.Server(t)
+	rdb := in.Client()
+	file := scratch(t)
+	cmd := begin(t, program(t, "run", "--redis", in.Addr, "--ttl", "5s", "job", "--", "sh", "-c", "echo $$ >"+file+"; sleep 60"))
+	pid := pidIn(t, file)
+	cmd.Process.Signal(syscall.SIGSTOP)
+	until(t, "the command is gone", func() bool { return gone(pid) })
+	if left := rdb.PTTL(t.Context(), "job").Val(); left <= 0 {
+		t.Errorf("the lease had %v left when the command was gone", left)
+	}
+	cmd.Process.Signal(syscall.SIGCONT)
+	cmd.Wait()
+	if status := cmd.ProcessState.ExitCode(); status != statusRunLost && status != 128+9 {
+		t.Errorf("status %d", status)
+	}
+}
+
+func TestAKilledCommandIsNotedAndTheLockIsFree(t *testing.T) {
+	m := redistest.MiniTCP(t)
+	status, _, errs := runResult(t, m.Addr(), "job", "--", "sh", "-c", "kill -KILL $$")
+	if status != 128+9 || errs != "" || m.Exists("job") {
+		t.Errorf("status %d, stderr %q, lock held: %v", status, errs, m.Exists("job"))
+	}
+}
+
+// frozen and killed: the server's end of the two ways in which Redis does not answer.
+func TestWithoutRedisTheCommandIsGoneBeforeTheLeaseEnds(t *testing.T) {
+	for _, how := range []string{"frozen", "killed"} {
+		for _, stubborn := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/stubborn=%v", how, stubborn), func(t *testing.T) {
+				t.Parallel()
+				in := redistest.Server(t)
+				rdb := in.Client()
+				file, told := scratch(t), scratch(t)
+				script := `trap "echo told >>` + told + `" TERM; `
+				if !stubborn {
+					script = `trap "echo told >>` + told + `; exit 3" TERM; `
+				}
+				cmd := program(t, "run", "--redis", in.Addr, "--ttl", "5s", "job", "--", "sh", "-c",
+					script+"echo $$ >"+file+"; while :; do sleep 0.05; done")
+				var errs bytes.Buffer
+				cmd.Stderr = &errs
+				begin(t, cmd)
+				pid := pidIn(t, file)
+				// What Redis promised last, on our clock, read before it is known to be so late.
+				before := time.Now()
+				left, err := rdb.PTTL(t.Context(), "job").Result()
+				if err != nil {
+					t.Fatal(err)
+				}
+				end := before.Add(left)
+				if how == "frozen" {
+					in.Stop()
+				} else {
+					in.Kill()
+				}
+				until(t, "the command is gone", func() bool { return gone(pid) })
+				// A renewal in between would only have moved the end.
+				if now := time.Now(); now.After(end) {
+					t.Errorf("the command was gone %v after the end of its lease", now.Sub(end))
+				}
+				cmd.Wait()
+				if got := cmd.ProcessState.ExitCode(); got != statusRunLost || !strings.Contains(errs.String(), "could not be renewed") {
+					t.Errorf("status %d, stderr %q", got, errs.String())
+				}
+				if !exists(told) {
+					t.Error("the command was killed without being told")
+				}
+			})
+		}
+	}
+}
+
+func TestALockThatIsTakenAwayEndsTheCommand(t *testing.T) {
+	m := redistest.MiniTCP(t)
+	file := scratch(t)
+	cmd := program(t, "run", "--redis", m.Addr(), "job", "--", "sh", "-c", "trap 'exit 0' TERM; echo $$ >"+file+"; while :; do sleep 0.05; done")
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
+	begin(t, cmd)
+	pidIn(t, file)
+	if got := invoke(t, "unlock", "--force", "--yes", "job", "--redis", m.Addr()); got.status != 0 || !strings.Contains(got.out, "was taken from") {
+		t.Errorf("unlock: %+v", got)
+	}
+	cmd.Wait()
+	if got := cmd.ProcessState.ExitCode(); got != statusRunLost || !strings.Contains(errs.String(), "leased: lock \"job\" lost") || strings.Contains(errs.String(), "leased: leased:") {
+		t.Errorf("status %d, stderr %q", got, errs.String())
+	}
+}
+
+// console is a terminal with a process of its own session in it.
+type console struct {
+	t    *testing.T
+	pty  *os.File
+	seen *shared
+	cmd  *exec.Cmd
+	over chan struct{}
+}
+
+func onConsole(t *testing.T, size *pty.Winsize, cmd *exec.Cmd) *console {
+	t.Helper()
+	file, err := pty.StartWithSize(cmd, size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &console{t: t, pty: file, seen: &shared{}, cmd: cmd, over: make(chan struct{})}
+	// Ended by the end of the terminal's last process, waited for in the cleanup.
+	go func() {
+		defer close(c.over)
+		buf := make([]byte, 4096)
+		for {
+			n, err := file.Read(buf)
+			c.seen.Write(buf[:n])
+			if err != nil {
+				return
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+		file.Close()
+		<-c.over
+	})
+	return c
+}
+
+func (c *console) types(text string) {
+	c.t.Helper()
+	if _, err := c.pty.WriteString(text); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+func (c *console) awaits(text string) {
+	c.t.Helper()
+	until(c.t, fmt.Sprintf("%q on the terminal, which shows %q", text, c.seen.String()), func() bool { return strings.Contains(c.seen.String(), text) })
+}
+
+func TestCtrlCEndsTheCommandAndGivesTheTerminalBack(t *testing.T) {
+	m := redistest.MiniTCP(t)
+	// The script's shell waits for the run, as a deployment script would.
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	script := `trap 'echo script interrupted' INT; "$0" run --redis "$1" job -- sh -c 'trap "echo command interrupted; exit 4" INT; echo up; while :; do sleep 0.05; done'
+		echo "status $?"; read line; echo "read $line"`
+	cmd := exec.Command("sh", "-c", script, self, m.Addr())
+	cmd.Env = append(os.Environ(), asCommand)
+	c := onConsole(t, &pty.Winsize{Rows: 24, Cols: 80}, cmd)
+	c.awaits("up")
+	c.types("\x03")
+	c.awaits("command interrupted")
+	c.awaits("status 4")
+	c.types("hello\n")
+	c.awaits("read hello")
+}
+
+func TestACommandReadsFromTheTerminalAndIsKilledByCtrlC(t *testing.T) {
+	m := redistest.MiniTCP(t)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	script := `trap 'echo script interrupted' INT; "$0" run --redis "$1" job -- sh -c 'stty raw -echo; read line; stty -raw; echo "got $line"; exec sleep 60'
+		echo "status $?"; stty -a | grep -q -- "-icanon" || echo sane; stty -a | grep -q -- "-echo " || echo echoes`
+	cmd := exec.Command("sh", "-c", script, self, m.Addr())
+	cmd.Env = append(os.Environ(), asCommand)
+	c := onConsole(t, &pty.Winsize{Rows: 24, Cols: 80}, cmd)
+	until(t, "the lock is taken", func() bool { return m.Exists("job") })
+	c.types("words\n")
+	c.awaits("got words")
+	c.types("\x03")
+	c.awaits("script interrupted") // as without leased run in between
+	c.awaits("status 130")
+	c.awaits("sane")
+	c.awaits("echoes")
+}
+
+func TestAStoppedJobReturnsToItsShellAndContinues(t *testing.T) {
+	bash, err := exec.LookPath("bash")
+	if err != nil {
+		t.Skip(err)
+	}
+	m := redistest.MiniTCP(t)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(bash, "--norc", "--noprofile", "-i")
+	cmd.Env = append(os.Environ(), asCommand, "PS1=ready> ", "SELF="+self, "ADDR="+m.Addr())
+	c := onConsole(t, &pty.Winsize{Rows: 24, Cols: 200}, cmd)
+	c.awaits("ready> ")
+	c.types(`"$SELF" run --redis "$ADDR" job -- sh -c 'echo u""p; read line; echo "got: $line"'` + "\n")
+	c.awaits("up\r\n")
+	c.types("\x1a")
+	c.awaits("Stopped")
+	c.types("echo shell a\"\"live\n")
+	c.awaits("shell alive")
+	c.types("fg\n")
+	c.types("words\n")
+	c.awaits("got: words")
+	c.types("echo a\"\"gain\n")
+	c.awaits("again")
+}

@@ -1,0 +1,429 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"golang.org/x/term"
+
+	"github.com/leasedmutex/leased"
+)
+
+// A run is three processes: this one, which holds the lease; the guard; and the command. The
+// command runs in the process group of the guard, so one signal reaches all that it starts,
+// and if this process dies or is stopped, the guard, which ignores signals, kills the group:
+// at once, or when the lease is about to end. The group exists before the command does, so
+// there is no moment in which the command runs without it, or without the terminal.
+
+// When the lease has less left than this and still cannot be renewed, the command is told to
+// end, and then killed. A lease is renewed after a third of its TTL, so renewals fail for a
+// third of the TTL before anything is told.
+func termMargin(ttl time.Duration) time.Duration { return ttl / 3 }
+func killMargin(ttl time.Duration) time.Duration { return ttl / 10 }
+
+// forwarded are the signals that are passed on to the command.
+var forwarded = []os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2}
+
+func runUnder(ctx context.Context, std streams, o *runOptions) error {
+	program, err := exec.LookPath(o.argv[0])
+	if err != nil {
+		return err // before the lock is taken
+	}
+	signals := make(chan os.Signal, 16)
+	for _, s := range forwarded {
+		if !signal.Ignored(s) { // by nohup, say; the command is to inherit that
+			signal.Notify(signals, s)
+		}
+	}
+	defer signal.Stop(signals)
+
+	rdb, err := o.at.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer rdb.Close()
+	client, err := leased.New(rdb, leased.WithKeyPrefix(o.at.prefix), leased.WithTTL(o.ttl),
+		leased.WithLogger(slog.New(slog.DiscardHandler))) // what matters is an error here
+	if err != nil {
+		return usagef("run: %s", bare(err))
+	}
+	defer client.Close() // the lease is unlocked before
+
+	g, err := startGuard()
+	if err != nil {
+		return fmt.Errorf("cannot start the guard of the command: %w", err)
+	}
+	defer g.end()
+	lease, err := o.acquire(ctx, client, signals)
+	if err != nil {
+		var s caught
+		switch {
+		case errors.As(err, &s):
+			return &exitStatus{128 + int(s), nil}
+		case errors.Is(err, leased.ErrInvalidName):
+			return usagef("run: %s", bare(err))
+		case errors.Is(err, leased.ErrLocked):
+			return &exitStatus{o.conflict, nil}
+		case errors.Is(err, context.DeadlineExceeded):
+			// Was the lock taken all the time, or is there no Redis to say so?
+			ask, cancel := context.WithTimeout(ctx, time.Second)
+			defer cancel()
+			if rdb.Ping(ask).Err() == nil {
+				return &exitStatus{o.conflict, nil}
+			}
+		}
+		return err
+	}
+	r := &running{options: o, lease: lease, guard: g, signals: signals}
+	err = r.perform(program)
+	unlocked := lease.Unlock()
+	switch {
+	case r.lost != nil:
+	case errors.Is(unlocked, leased.ErrLeaseLost):
+		r.lost = unlocked
+	case unlocked != nil:
+		complain(std, unlocked) // the command has ended, so nobody is in danger
+	}
+	if r.lost != nil {
+		return &exitStatus{statusRunLost, r.lost}
+	}
+	return err
+}
+
+// caught is the signal that ended the wait for the lock.
+type caught syscall.Signal
+
+func (s caught) Error() string { return syscall.Signal(s).String() }
+
+// acquire waits for the lock. The lease that it returns is believed for most of its TTL.
+func (o *runOptions) acquire(ctx context.Context, client *leased.Client, signals <-chan os.Signal) (*leased.Lease, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if o.wait > 0 && !o.noWait {
+		ctx, cancel = context.WithTimeout(ctx, time.Duration(o.wait*float64(time.Second)))
+		defer cancel()
+	}
+	lock := client.RWMutex(o.name)
+	call := lock.LockContext
+	switch {
+	case o.noWait && o.shared:
+		call = lock.TryRLockContext
+	case o.noWait:
+		call = lock.TryLockContext
+	case o.shared:
+		call = lock.RLockContext
+	}
+	type result struct {
+		lease *leased.Lease
+		err   error
+	}
+	done := make(chan result, 1)
+	// Ended by cancel, waited for below.
+	go func() {
+		lease, err := call(ctx)
+		// A lease that came by message in a Cluster is believed for two seconds only until it
+		// is renewed. The command must not be told to end because of that.
+		for err == nil && time.Until(lease.TrustedUntil()) < o.ttl*2/3 {
+			err = lease.Check(ctx)
+			if err != nil {
+				_ = lease.Unlock() // the error of Check says why
+			}
+			if errors.Is(err, leased.ErrLeaseLost) {
+				lease, err = call(ctx)
+			}
+		}
+		done <- result{lease, err}
+	}()
+	select {
+	case r := <-done:
+		return r.lease, r.err
+	case s := <-signals:
+		cancel()
+		if r := <-done; r.err == nil {
+			_ = r.lease.Unlock() // unused; what Unlock cannot do, the TTL does
+		}
+		return nil, caught(s.(syscall.Signal))
+	}
+}
+
+// running is a command that runs under a lease.
+type running struct {
+	options *runOptions
+	lease   *leased.Lease
+	guard   *guard
+	signals <-chan os.Signal
+
+	tty    *terminal // nil if the command has none
+	lost   error     // why the command was told to end, nil if it was not
+	killAt time.Time // set with lost
+}
+
+// perform starts the command and returns when it has ended and nothing that it must not
+// leave behind is at work.
+func (r *running) perform(program string) error {
+	o := r.options
+	r.guard.until(r.lease.TrustedUntil().Add(-killMargin(o.ttl)))
+	r.tty = openTerminal()
+	r.tty.give(r.guard.pid)
+	env := append(os.Environ(), "LEASED_NAME="+o.name, "LEASED_TOKEN="+strconv.FormatUint(r.lease.Token(), 10))
+	child, err := os.StartProcess(program, o.argv, &os.ProcAttr{
+		Env:   env,
+		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
+		Sys:   &syscall.SysProcAttr{Setpgid: true, Pgid: r.guard.pid},
+	})
+	if err != nil {
+		r.tty.takeBack(false)
+		return err
+	}
+	// From here on this process is in the background of its terminal, where it may not take
+	// that back unless it ignores this signal. The command does not inherit that any more.
+	signal.Ignore(syscall.SIGTTOU)
+	defer signal.Reset(syscall.SIGTTOU)
+	resumed := make(chan os.Signal, 1)
+	signal.Notify(resumed, syscall.SIGCONT)
+	defer signal.Stop(resumed)
+
+	changes := make(chan syscall.WaitStatus)
+	// Owned by this call, ended by the end of the command, which is the last it sends.
+	go func() {
+		for {
+			var status syscall.WaitStatus
+			_, err := syscall.Wait4(child.Pid, &status, syscall.WUNTRACED, nil)
+			if errors.Is(err, syscall.EINTR) {
+				continue
+			}
+			changes <- status
+			if err != nil || !status.Stopped() {
+				return
+			}
+		}
+	}()
+	tick := time.NewTicker(o.ttl / 30)
+	defer tick.Stop()
+	over := r.lease.Context().Done()
+	for {
+		select {
+		case <-over:
+			over = nil
+			r.tellToEnd(context.Cause(r.lease.Context()))
+		case <-tick.C:
+			r.watchLease()
+		case s := <-r.signals:
+			r.guard.signal(s.(syscall.Signal))
+			if s != syscall.SIGUSR1 && s != syscall.SIGUSR2 {
+				r.guard.signal(syscall.SIGCONT) // a stopped process does not hear it
+			}
+		case <-resumed:
+			r.tty.giveIfOurs(r.guard.pid)
+			r.guard.signal(syscall.SIGCONT)
+		case status := <-changes:
+			if status.Stopped() {
+				r.stopped(status.StopSignal())
+				continue
+			}
+			return r.ended(status)
+		}
+	}
+}
+
+// watchLease has the command end in time.
+func (r *running) watchLease() {
+	now, ttl := time.Now(), r.options.ttl
+	until := r.lease.TrustedUntil()
+	switch {
+	case r.lost != nil:
+		if now.After(r.killAt) {
+			r.guard.signal(syscall.SIGKILL)
+		}
+	case until.Sub(now) < termMargin(ttl):
+		r.tellToEnd(fmt.Errorf("the lease of lock %q could not be renewed, and the command was told to end before it ends", r.options.name))
+	default:
+		r.guard.until(until.Add(-killMargin(ttl)))
+	}
+}
+
+func (r *running) tellToEnd(why error) {
+	if r.lost != nil {
+		return
+	}
+	r.lost = why
+	now, ttl := time.Now(), r.options.ttl
+	r.killAt = now.Add(termMargin(ttl) - killMargin(ttl))
+	if end := r.lease.TrustedUntil().Add(-killMargin(ttl)); end.After(now) && end.Before(r.killAt) {
+		r.killAt = end
+	}
+	r.guard.until(r.killAt)
+	r.guard.signal(syscall.SIGTERM)
+	r.guard.signal(syscall.SIGCONT)
+}
+
+// stopped passes on that the command was stopped from its terminal: the shell that waits
+// for us has to get the terminal back. Everyone in our own group is stopped, as if the
+// terminal had done it. If the lease ends meanwhile, the guard kills the command.
+func (r *running) stopped(by syscall.Signal) {
+	if r.tty == nil || by != syscall.SIGTSTP && by != syscall.SIGTTIN && by != syscall.SIGTTOU {
+		return
+	}
+	r.tty.takeBack(false)
+	_ = syscall.Kill(0, syscall.SIGTSTP) // cannot fail: it is our own group
+}
+
+// ended returns the status of the command.
+func (r *running) ended(status syscall.WaitStatus) error {
+	if r.lost != nil {
+		r.guard.signal(syscall.SIGKILL) // what the command started and did not end
+	}
+	fromTerminal := r.tty.takeBack(status.Signaled())
+	r.guard.end()
+	switch {
+	case status.Signaled():
+		if fromTerminal && status.Signal() == syscall.SIGINT {
+			// Without us, Ctrl-C would have reached the script that we were started by.
+			_ = syscall.Kill(0, syscall.SIGINT)
+		}
+		return &exitStatus{128 + int(status.Signal()), nil}
+	case status.ExitStatus() != 0:
+		return &exitStatus{status.ExitStatus(), nil}
+	}
+	return nil
+}
+
+// terminal is the controlling terminal, if this process is in the foreground of it and both
+// its input and its output are terminals. In a pipeline (leased run … | less) the others
+// need the foreground too, so the command stays in the background there; signals of the
+// terminal are passed on like any other. The methods work on nil.
+type terminal struct {
+	file   *os.File
+	own    int // our process group
+	before *term.State
+	given  int // the group that has the foreground, 0 if it is ours
+}
+
+func openTerminal() *terminal {
+	if !isTerminal(os.Stdin) || !isTerminal(os.Stdout) {
+		return nil
+	}
+	file, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
+	if err != nil {
+		return nil
+	}
+	t := &terminal{file: file, own: syscall.Getpgrp()}
+	if t.foreground() != t.own {
+		file.Close()
+		return nil
+	}
+	t.before, _ = term.GetState(int(file.Fd())) // nil: there is nothing to restore
+	return t
+}
+
+func (t *terminal) foreground() int {
+	group, err := unix.IoctlGetInt(int(t.file.Fd()), unix.TIOCGPGRP)
+	if err != nil {
+		return 0
+	}
+	return group
+}
+
+// give makes group the foreground, which only a process of the foreground may do.
+func (t *terminal) give(group int) {
+	if t == nil {
+		return
+	}
+	if unix.IoctlSetPointerInt(int(t.file.Fd()), unix.TIOCSPGRP, group) == nil {
+		t.given = group
+	}
+}
+
+func (t *terminal) giveIfOurs(group int) {
+	if t != nil && t.foreground() == t.own {
+		t.give(group)
+	}
+}
+
+// takeBack makes our own group the foreground again if the command's is, and reports
+// whether it was. restore sets the terminal as it was before the command, which a command
+// that was killed could not.
+func (t *terminal) takeBack(restore bool) bool {
+	if t == nil || t.given == 0 || t.foreground() != t.given {
+		return false
+	}
+	_ = unix.IoctlSetPointerInt(int(t.file.Fd()), unix.TIOCSPGRP, t.own) // the terminal may be gone
+	t.given = 0
+	if restore && t.before != nil {
+		_ = term.Restore(int(t.file.Fd()), t.before) // likewise
+	}
+	return true
+}
+
+// guard is the process that leads the command's process group.
+type guard struct {
+	pid   int
+	cmd   *exec.Cmd
+	lines *os.File // its stdin
+	ended bool
+}
+
+// startGuard returns when the guard ignores signals.
+func startGuard() (*guard, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(self, guardName) //nolint:noctx // ended by end, or by the end of this process
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	theirs, ours, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer theirs.Close()
+	cmd.Stdin = theirs
+	ready, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		ours.Close()
+		return nil, err
+	}
+	g := &guard{pid: cmd.Process.Pid, cmd: cmd, lines: ours}
+	if _, err := ready.Read(make([]byte, 1)); err != nil {
+		g.end()
+		return nil, err
+	}
+	return g, nil
+}
+
+// until tells the guard when to kill the group unless it hears otherwise.
+func (g *guard) until(t time.Time) { fmt.Fprintf(g.lines, "%d\n", t.UnixNano()) }
+
+// signal sends s to the command and all that it started. No other group can have the number
+// while the guard was not waited for.
+func (g *guard) signal(s syscall.Signal) {
+	if !g.ended {
+		_ = syscall.Kill(-g.pid, s) // an error says that it has ended
+	}
+}
+
+// end ends the guard, and leaves its group alone. It may be called twice.
+func (g *guard) end() {
+	if g.ended {
+		return
+	}
+	g.ended = true
+	fmt.Fprintln(g.lines, guardDone)
+	g.lines.Close()
+	_ = g.cmd.Wait() // it may have been killed with its group
+}
+
+const guardDone = "done"
