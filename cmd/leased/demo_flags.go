@@ -42,7 +42,7 @@ func demoCommand(std streams) *cobra.Command {
 		}
 		for _, name := range []string{"kill", "workers", "buyers", "ttl"} {
 			if c.Flags().Changed(name) {
-				return usagef("--fence has two processes that take turns, so --%s has no meaning with it", name)
+				return usagef("--fence has two owners that take turns, so --%s has no meaning with it", name)
 			}
 		}
 		return runFenceDemo(ctx, std, o)

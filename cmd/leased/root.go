@@ -172,10 +172,19 @@ func usageLine(c *cobra.Command) string {
 	switch {
 	case !c.HasParent():
 		return use + " COMMAND"
-	case c.Name() == "help" || c.HasAvailableSubCommands():
+	case c.HasAvailableSubCommands():
+		return use + " SHELL"
+	case strings.Contains(use, "[flags]") || !hasFlags(c):
 		return use
 	}
 	return use + " [flags]"
+}
+
+// hasFlags reports whether a command has flags besides --help.
+func hasFlags(c *cobra.Command) bool {
+	has := false
+	c.LocalFlags().VisitAll(func(f *pflag.Flag) { has = has || !f.Hidden && f.Name != "help" })
+	return has
 }
 
 // explainFlags lists flags. pflag's own list is as wide as its longest flag, and breaks

@@ -33,7 +33,7 @@ const leastRunTTL = time.Second // a tenth of it is the margin in which a comman
 func runCommand(std streams) *cobra.Command {
 	o := runOptions{}
 	c := &cobra.Command{
-		Use:   "run NAME -- COMMAND [ARGUMENT...]",
+		Use:   "run [flags] NAME -- COMMAND [ARGUMENT...]",
 		Short: "Run a command while holding a lock",
 		Long: "Waits for the lock NAME, runs COMMAND, and gives the lock back. As flock(1) does, but for all machines that use one Redis.\n" +
 			"The lock is held on lease. If it cannot be renewed, COMMAND and the processes it started are told to end (TERM) when a third of " +

@@ -1,0 +1,326 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/spf13/cobra"
+
+	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+func doctorCommand(std streams) *cobra.Command {
+	var at address
+	c := &cobra.Command{
+		Use:   "doctor",
+		Short: "Check whether a Redis is fit for locks",
+		Long: "Checks whether a Redis is fit for locks, says what each finding means for them, and what to change. It takes a lock of its own " +
+			"under the prefix and hands it from one client to another. The exit status is 1 if anything is bad.",
+		Args: noArguments,
+		RunE: interruptible(func(ctx context.Context, _ []string) error { return examine(ctx, std, &at) }),
+	}
+	at.bind(c)
+	return c
+}
+
+// finding is the result of one check.
+type finding struct {
+	verdict string // ok, note, bad, or ? where Redis would not say
+	what    string
+	found   string
+	means   string // for locks
+	change  string // what to do about it
+}
+
+func examine(ctx context.Context, std streams, at *address) error {
+	rdb, err := at.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer rdb.Close()
+	s := newScreen(std.out)
+	bad := 0
+	tell := func(f finding) {
+		if f.verdict == "bad" {
+			bad++
+		}
+		paint := map[string]func(string) string{"ok": s.good, "bad": s.bad}[f.verdict]
+		if paint == nil {
+			paint = s.bold
+		}
+		width := widthOf(std.out)
+		label := fmt.Sprintf("%-5s %-12s ", f.verdict, f.what)
+		lines := wrap(f.found, max(width-len(label), 20))
+		fmt.Fprintf(std.out, "%s%s%s\n", paint(f.verdict), label[len(f.verdict):], lines[0])
+		for _, line := range lines[1:] {
+			fmt.Fprintf(std.out, "%19s%s\n", "", line)
+		}
+		indent := strings.Repeat(" ", min(len(label), width/4))
+		if f.means != "" {
+			hang(std.out, indent, f.means, width)
+		}
+		if f.change != "" {
+			hang(std.out, indent+"-> ", f.change, width)
+		}
+	}
+
+	nodes, err := masters(ctx, rdb)
+	if err != nil {
+		return inPlainWords(err)
+	}
+	for i, node := range nodes {
+		if len(nodes) > 1 {
+			fmt.Fprintf(std.out, "%smaster %d of %d: %v\n", map[bool]string{true: "\n"}[i > 0], i+1, len(nodes), node)
+		}
+		info, refused := serverInfo(ctx, node)
+		if refused != nil {
+			tell(finding{"?", "INFO", "this user may not read it: " + refused.Error(),
+				"Version, eviction, persistence and replication are not checked.", "allow +info, for this check only"})
+		} else {
+			tell(versionFinding(info))
+			tell(roleFinding(info))
+			tell(evictionFinding(info))
+			tell(persistenceFinding(info))
+			tell(replicationFinding(info))
+		}
+		tell(clockFinding(ctx, node))
+	}
+	if len(nodes) > 1 {
+		fmt.Fprintln(std.out)
+	}
+	tell(roundTripFinding(ctx, rdb))
+	for _, f := range lockFindings(ctx, rdb, at) {
+		tell(f)
+	}
+	if ctx.Err() != nil {
+		return errInterrupted
+	}
+	if bad > 0 {
+		return errReported
+	}
+	return nil
+}
+
+// serverInfo returns the fields of INFO.
+func serverInfo(ctx context.Context, node redis.Cmdable) (map[string]string, error) {
+	text, err := node.Info(ctx).Result()
+	if err != nil {
+		return nil, err
+	}
+	fields := map[string]string{}
+	for line := range strings.Lines(text) {
+		if name, value, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
+			fields[name] = value
+		}
+	}
+	return fields, nil
+}
+
+func versionFinding(info map[string]string) finding {
+	name, version := "Redis", info["redis_version"]
+	for _, other := range []struct{ field, name string }{{"valkey_version", "Valkey"}, {"dragonfly_version", "Dragonfly"}} {
+		if v := info[other.field]; v != "" {
+			name, version = other.name, v
+		}
+	}
+	f := finding{"ok", "version", name + " " + version, "", ""}
+	major, _, _ := strings.Cut(info["redis_version"], ".")
+	if n, err := strconv.Atoi(major); err != nil {
+		f.verdict, f.means = "?", "The version is not one that was tested."
+	} else if n < 5 {
+		f.verdict, f.means, f.change = "bad", "Its scripts may not read the clock and then write, as those of locks do.", "take Redis 6.2 or later, or Valkey"
+	}
+	return f
+}
+
+func roleFinding(info map[string]string) finding {
+	if info["role"] == "slave" {
+		return finding{"bad", "role", "a replica", "It admits no writes, so no lock.", "connect to the primary, or by --sentinel NAME"}
+	}
+	mode := info["redis_mode"]
+	if mode == "" {
+		mode = "standalone"
+	}
+	return finding{"ok", "role", "a primary, " + mode, "", ""}
+}
+
+func evictionFinding(info map[string]string) finding {
+	policy, limit := info["maxmemory_policy"], info["maxmemory"]
+	switch {
+	case policy == "":
+		return finding{"?", "eviction", "the server does not tell", "A server that evicts keys evicts locks.", ""}
+	case policy == "noeviction":
+		return finding{"ok", "eviction", policy, "", ""}
+	case limit == "0" || limit == "":
+		return finding{"note", "eviction", policy + ", but maxmemory is not set", "Once it is, locks are evicted: then two processes own one.", "set maxmemory-policy noeviction"}
+	}
+	return finding{"bad", "eviction", policy, "When memory is full, keys of locks are evicted as any others: then two processes own one lock.",
+		"set maxmemory-policy noeviction, or give locks a server of their own"}
+}
+
+func persistenceFinding(info map[string]string) finding {
+	if info["aof_enabled"] == "1" {
+		return finding{"ok", "persistence", "append-only file", "A crash loses at most what was not yet written to disk (appendfsync).", ""}
+	}
+	return finding{"note", "persistence", "no append-only file", "A restart loses the locks taken since the last snapshot, or all: others get them while the " +
+		"old owners, who learn of it at their next renewal, still work. Tokens go on growing.", "set appendonly yes, or have resources compare tokens"}
+}
+
+func replicationFinding(info map[string]string) finding {
+	n, _ := strconv.Atoi(info["connected_slaves"])
+	if n == 0 {
+		return finding{"note", "replication", "no replicas", "If this server is lost, locks wait until it is back.", ""}
+	}
+	f := finding{"ok", "replication", count(n, "replica", "replicas"), "Replication is asynchronous: a failover can lose the newest locks, and then two processes " +
+		"own one until the next renewal.", "have resources compare tokens; leased.WithReplicas makes a lock wait for replicas"}
+	for i := range n {
+		if state := info["slave"+strconv.Itoa(i)]; !strings.Contains(state, "state=online") {
+			f.verdict, f.found = "note", f.found+", not all of them online"
+			break
+		}
+	}
+	return f
+}
+
+func clockFinding(ctx context.Context, node redis.Cmdable) finding {
+	before := time.Now()
+	there, err := node.Time(ctx).Result()
+	took := time.Since(before)
+	if err != nil {
+		return finding{"bad", "clock", "TIME is refused: " + err.Error(), "Scripts of locks call it.", "allow +time"}
+	}
+	ahead := there.Sub(before.Add(took / 2))
+	f := finding{"ok", "clock", fmt.Sprintf("%s, %s this machine's", instant(there), aheadText(ahead, took)), "", ""}
+	if ahead.Abs() > time.Second+took {
+		f.verdict = "note"
+		f.means = "Leases do not suffer, as only lengths of time are compared. Tokens follow the server's clock; after a failover to a server whose clock is behind, they can go back."
+		f.change = "have all servers keep their clocks by NTP"
+	}
+	return f
+}
+
+func aheadText(ahead, took time.Duration) string {
+	switch {
+	case ahead.Abs() <= max(took, 10*time.Millisecond):
+		return "the same as"
+	case ahead > 0:
+		return brief(ahead) + " ahead of"
+	}
+	return brief(-ahead) + " behind"
+}
+
+func roundTripFinding(ctx context.Context, rdb redis.UniversalClient) finding {
+	var trips []time.Duration
+	for range 20 {
+		start := time.Now()
+		if err := rdb.Ping(ctx).Err(); err != nil {
+			return finding{"bad", "round trip", err.Error(), "", ""}
+		}
+		trips = append(trips, time.Since(start))
+	}
+	p50, most := quantile(trips, 0.5), slices.Max(trips)
+	f := finding{"ok", "round trip", fmt.Sprintf("%s, at most %s of 20", milliseconds(p50), milliseconds(most)), "", ""}
+	if most > 100*time.Millisecond {
+		f.verdict, f.means, f.change = "note", "Each lock and unlock that needs Redis takes as long.", "choose a TTL of at least "+brief(max(30*most, time.Second))
+	}
+	return f
+}
+
+// lockFindings takes a lock and hands it from one client to another, which uses most of the
+// rights that locks need.
+func lockFindings(ctx context.Context, rdb redis.UniversalClient, at *address) []finding {
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	const rights = "allow the commands, keys and channels that docs/deployments.md lists under “Least rights”"
+	refused := func(what string, err error) []finding {
+		return []finding{{"bad", what, bare(err), "", rights}}
+	}
+	name := "leased-doctor:" + strings.ToLower(rand.Text()[:12])
+	var clients [2]*leased.Client
+	for i := range clients {
+		c, err := leased.New(rdb, leased.WithKeyPrefix(at.prefix), leased.WithTTL(5*time.Second), leased.WithOwner("leased-doctor"))
+		if err != nil {
+			return refused("prefix", err)
+		}
+		defer c.Close()
+		clients[i] = c
+	}
+	defer func() {
+		if keys, err := protocol.NewKeys(at.prefix, name); err == nil {
+			clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+			defer cancel()
+			for _, key := range keys.All() {
+				rdb.Del(clean, key.(string)) // they expire otherwise
+			}
+		}
+	}()
+
+	start := time.Now()
+	lease, err := clients[0].Mutex(name).LockContext(ctx)
+	if err != nil {
+		return refused("lock", err)
+	}
+	took := time.Since(start)
+	if err := lease.Check(ctx); err != nil {
+		return append(refused("renewal", err), unlockFinding(lease)...)
+	}
+	findings := []finding{{"ok", "lock", "taken in " + milliseconds(took) + ", renewed", "", ""}}
+	got := make(chan error, 1)
+	var second *leased.Lease
+	// Ended by ctx or the lock, waited for below.
+	go func() {
+		var err error
+		second, err = clients[1].Mutex(name).LockContext(ctx)
+		got <- err
+	}()
+	// Until the other client is in the queue there is nothing to hand over.
+	for ctx.Err() == nil {
+		info, err := clients[0].Inspect(ctx, name)
+		if err != nil || info.Queue > 0 {
+			break
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+	start = time.Now()
+	findings = append(findings, unlockFinding(lease)...)
+	if err := <-got; err != nil {
+		return append(findings, refused("hand-off", err)...)
+	}
+	took = time.Since(start)
+	if clients[1].Stats().Direct > 0 {
+		findings = append(findings, finding{"ok", "hand-off", "by message, in " + milliseconds(took), "", ""})
+	} else {
+		findings = append(findings, finding{"bad", "hand-off", "without a message, in " + milliseconds(took),
+			"Messages do not arrive, so those who wait poll, and are not served in order.",
+			"allow SUBSCRIBE and PUBLISH and the channels " + protocol.InboxChannel(at.prefix, "*") + "; do without a proxy that sends them to another server"})
+	}
+	findings = append(findings, unlockFinding(second)...)
+	if err := rdb.PubSubNumSub(ctx, protocol.InboxChannel(at.prefix, "nobody")).Err(); err != nil && ctx.Err() == nil {
+		findings = append(findings, finding{"note", "PUBSUB", err.Error(), "A waiter that died costs the next one up to its TTL.", "allow +pubsub|numsub (Redis 6.2: +pubsub)"})
+	}
+	return findings
+}
+
+// unlockFinding unlocks, and returns something only if that failed.
+func unlockFinding(lease *leased.Lease) []finding {
+	err := lease.Unlock()
+	if err == nil {
+		return nil
+	}
+	f := finding{"bad", "unlock", bare(err), "", ""}
+	if errors.Is(err, leased.ErrLeaseLost) {
+		f.means = "The lease was lost within seconds: the server drops keys, or another one answers now."
+	}
+	return []finding{f}
+}

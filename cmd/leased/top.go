@@ -1,0 +1,273 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/spf13/cobra"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/redisserver"
+)
+
+// What top asks of Redis for one picture is bounded, however many keys and locks there are.
+const (
+	topScans = 200 // calls of SCAN, so some 10 ms of the server's time in all
+	topLooks = 200 // locks, one script each
+)
+
+func topCommand(std streams) *cobra.Command {
+	var at address
+	var interval time.Duration
+	var times int
+	c := &cobra.Command{
+		Use:   "top [PATTERN]",
+		Short: "Watch locks, owners, queues and waits",
+		Long: "Shows the locks that are held or waited for, those with the longest queues first, again and again until interrupted. WAIT is how " +
+			"long top has seen the longest of the waiting processes wait; Redis does not know when they came. Each picture costs Redis a " +
+			"bounded number of small commands: with very many keys, new locks appear only after some pictures.",
+		Args: func(c *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return usagef("top takes one pattern at most; put it in quotes")
+			}
+			return nil
+		},
+		RunE: interruptible(func(ctx context.Context, args []string) error {
+			if err := checkInterval(interval); err != nil {
+				return err
+			}
+			if times < 0 {
+				return usagef("--count must not be negative, as %d is", times)
+			}
+			pattern := "*"
+			if len(args) == 1 {
+				pattern = args[0]
+			}
+			rdb, err := at.connect(ctx)
+			if err != nil {
+				return err
+			}
+			defer rdb.Close()
+			t := newTop(rdb, at.prefix, pattern)
+			ctx, stop := context.WithCancelCause(ctx)
+			defer stop(nil)
+			shown := 0
+			err = repeat(ctx, std.out, interval, true, func() error {
+				if err := t.refresh(ctx, time.Now()); err != nil {
+					return inPlainWords(err)
+				}
+				rows := 0
+				if isTerminal(std.out) {
+					rows = max(heightOf(std.out)-5, 3)
+				}
+				t.show(std.out, time.Now(), rows)
+				if shown++; shown == times {
+					stop(errEnough)
+				}
+				return nil
+			})
+			if context.Cause(ctx) == errEnough {
+				return nil
+			}
+			return err
+		}),
+	}
+	at.bind(c)
+	c.Flags().DurationVar(&interval, "interval", 2*time.Second, "`PERIOD` between pictures (default 2s)")
+	c.Flags().IntVar(&times, "count", 0, "end after `N` pictures")
+	return c
+}
+
+var errEnough = fmt.Errorf("enough pictures were shown")
+
+// top knows the locks it has found so far. Only one goroutine may use it.
+type top struct {
+	rdb     redis.UniversalClient
+	server  *redisserver.Server
+	prefix  string
+	pattern string
+	scan    *scan
+	locks   map[string]*watched
+	walked  bool // all keys were seen once
+	partial bool // there were more locks than are looked at for one picture
+}
+
+// watched is a lock as it was when top looked last.
+type watched struct {
+	name    string
+	looked  time.Time
+	state   string // free, held, shared
+	owner   string
+	left    time.Duration
+	since   time.Time // zero if it is not known
+	queue   int
+	waiting map[string]time.Time // when each request was seen first
+}
+
+func newTop(rdb redis.UniversalClient, prefix, pattern string) *top {
+	return &top{
+		rdb: rdb, server: redisserver.New(rdb, prefix), prefix: prefix, pattern: pattern,
+		scan: newScan(prefix, pattern), locks: map[string]*watched{},
+	}
+}
+
+// refresh continues the walk over the keys and looks at the locks that it knows.
+func (t *top) refresh(ctx context.Context, now time.Time) error {
+	for range topScans {
+		if t.scan.over() {
+			t.scan, t.walked = newScan(t.prefix, t.pattern), true
+			break
+		}
+		names, err := t.scan.step(ctx, t.rdb)
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			if t.locks[name] == nil {
+				t.locks[name] = &watched{name: name, state: "free"}
+			}
+		}
+	}
+	// Those that were busy come first, then those that were not looked at for longest.
+	all := make([]*watched, 0, len(t.locks))
+	for _, w := range t.locks {
+		all = append(all, w)
+	}
+	slices.SortFunc(all, func(a, b *watched) int {
+		if x, y := min(a.queue, 1), min(b.queue, 1); x != y {
+			return y - x
+		}
+		return cmp.Or(a.looked.Compare(b.looked), strings.Compare(a.name, b.name))
+	})
+	t.partial = len(all) > topLooks
+	for _, w := range all[:min(len(all), topLooks)] {
+		keys, err := protocol.NewKeys(t.prefix, w.name)
+		if err != nil {
+			return err
+		}
+		s, err := t.server.Inspect(ctx, &keys)
+		switch {
+		case err == nil:
+			w.look(&s, now)
+		case redis.HasErrorPrefix(err, "WRONGTYPE"):
+			delete(t.locks, w.name)
+			continue
+		default:
+			return err
+		}
+		if w.state == "free" && w.queue == 0 && s.Meta == "" {
+			delete(t.locks, w.name) // forgotten by Redis
+		}
+	}
+	return nil
+}
+
+// look takes over what Redis says. Nothing of it is trusted to be well-formed.
+func (w *watched) look(s *protocol.Snapshot, now time.Time) {
+	w.looked, w.left, w.queue, w.since, w.owner = now, s.Left, s.Length, time.Time{}, "-"
+	id, err := protocol.ParseID(s.Value)
+	switch {
+	case s.Value == "":
+		w.state = "free"
+	case s.Value == protocol.MarkerValue:
+		w.state, w.owner = "shared", "(readers)"
+		if n := len(s.Readers) / 2; n > 0 {
+			if id, err := protocol.ParseID(s.Readers[0]); err == nil {
+				w.owner = printable(id.Label)
+			}
+			if n > 1 {
+				w.owner += fmt.Sprintf(" and %d more", n-1)
+			}
+		}
+	case err != nil:
+		w.state, w.owner = "held", "(another library)"
+	default:
+		w.state, w.owner = "held", printable(id.Label)
+		// meta is leased1:<token>:<µs since 1970>…
+		if parts := strings.Split(s.Meta, ":"); len(parts) > 2 {
+			if us, err := strconv.ParseInt(parts[2], 10, 64); err == nil {
+				w.since = time.UnixMicro(us)
+			}
+		}
+	}
+	waiting := make(map[string]time.Time, len(s.Queue))
+	for _, id := range s.Queue {
+		waiting[id] = now
+		if first, seen := w.waiting[id]; seen {
+			waiting[id] = first
+		}
+	}
+	w.waiting = waiting
+}
+
+// wait is how long the longest waiter was seen.
+func (w *watched) wait(now time.Time) time.Duration {
+	longest := time.Duration(0)
+	for _, first := range w.waiting {
+		longest = max(longest, now.Sub(first))
+	}
+	return longest
+}
+
+var topColumns = []column{
+	{title: "NAME", least: 10},
+	{title: "STATE"},
+	{title: "OWNER", least: 8},
+	{title: "QUEUE", right: true},
+	{title: "WAIT", right: true},
+	{title: "HELD", right: true},
+	{title: "LEFT", right: true},
+}
+
+// show prints the picture, of most rows if that is not 0.
+func (t *top) show(out io.Writer, now time.Time, most int) {
+	var busy []*watched
+	waiting := 0
+	for _, w := range t.locks {
+		if w.state != "free" || w.queue > 0 {
+			busy = append(busy, w)
+			waiting += w.queue
+		}
+	}
+	slices.SortFunc(busy, func(a, b *watched) int {
+		return cmp.Or(b.queue-a.queue, strings.Compare(a.name, b.name))
+	})
+	width := widthOf(out)
+	summary := fmt.Sprintf("%s held or waited for, %s waiting", count(len(busy), "lock", "locks"), count(waiting, "process", "processes"))
+	switch {
+	case !t.walked:
+		summary += "; still looking for more"
+	case t.partial:
+		summary += fmt.Sprintf("; %d are looked at for each picture", topLooks)
+	}
+	hang(out, "", summary, width)
+	if most > 0 && len(busy) > most {
+		busy = busy[:most]
+	}
+	rows := make([][]string, len(busy))
+	for i, w := range busy {
+		row := []string{printable(w.name), w.state, w.owner, strconv.Itoa(w.queue), "-", "-", "-"}
+		if w.queue > 0 {
+			row[4] = brief(w.wait(now))
+		}
+		if w.state != "free" {
+			row[6] = brief(w.left)
+		}
+		if !w.since.IsZero() {
+			row[5] = brief(max(0, now.Sub(w.since)))
+		}
+		rows[i] = row
+	}
+	if len(rows) > 0 {
+		for _, line := range table(topColumns, rows, width) {
+			fmt.Fprintln(out, line)
+		}
+	}
+}
