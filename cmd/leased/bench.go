@@ -47,8 +47,8 @@ func bench(ctx context.Context, std streams, at *address, length time.Duration) 
 	defer rdb.Close()
 	var clients [2]*leased.Client
 	for i := range clients {
-		if clients[i], err = leased.New(rdb, leased.WithKeyPrefix(at.prefix)); err != nil {
-			return usagef("--prefix: %s", bare(err))
+		if clients[i], err = newClient(rdb, at.prefix); err != nil {
+			return err
 		}
 		defer clients[i].Close()
 	}

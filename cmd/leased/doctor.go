@@ -246,7 +246,7 @@ func lockFindings(ctx context.Context, rdb redis.UniversalClient, at *address) [
 	name := "leased-doctor:" + strings.ToLower(rand.Text()[:12])
 	var clients [2]*leased.Client
 	for i := range clients {
-		c, err := leased.New(rdb, leased.WithKeyPrefix(at.prefix), leased.WithTTL(5*time.Second), leased.WithOwner("leased-doctor"))
+		c, err := newClient(rdb, at.prefix, leased.WithTTL(5*time.Second), leased.WithOwner("leased-doctor"))
 		if err != nil {
 			return refused("prefix", err)
 		}

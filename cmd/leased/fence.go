@@ -163,7 +163,7 @@ func sellFenced(ctx context.Context, at address, stock int, screen *screen) (sal
 		defer rdbs[i].Close()
 	}
 	for i := range clients {
-		if clients[i], err = leased.New(rdbs[i], leased.WithKeyPrefix(lockPrefix(prefix)), leased.WithLossHandler(func(leased.LossEvent) {})); err != nil {
+		if clients[i], err = newClient(rdbs[i], lockPrefix(prefix)); err != nil {
 			return nil, err
 		}
 		defer clients[i].Close() // its leases are unlocked

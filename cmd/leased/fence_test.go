@@ -96,7 +96,7 @@ func drawFencing(sales []*fenceSale) string {
 		if i > 0 {
 			line(`<line class="split" x1="%d" y1="48" x2="%d" y2="%d"/>`, x, x, height-20)
 		}
-		line(`<text class="text lane" x="%d" y="60">%s</text>`, x+10, sale.title)
+		line(`<text class="text lane" x="%d" y="60">%s</text>`, x+10, strings.Replace(sale.title, "With the t", "T", 1))
 		for n, name := range []string{"A", "stock", "B"} {
 			at := x + []int{a, s, b}[n]
 			line(`<text class="faint small" x="%d" y="80" text-anchor="middle">%s</text>`, at, name)

@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
 	"github.com/leasedmutex/leased"
@@ -62,15 +64,24 @@ func (a *address) client(ctx context.Context, opts ...leased.Option) (*leased.Cl
 	if err != nil {
 		return nil, nil, err
 	}
-	client, err := leased.New(rdb, append(opts, leased.WithKeyPrefix(a.prefix))...)
+	client, err := newClient(rdb, a.prefix, opts...)
 	if err != nil {
 		rdb.Close()
-		return nil, nil, usagef("--prefix: %s", bare(err))
+		return nil, nil, err
 	}
 	return client, func() {
 		client.Close() // it holds nothing, so there is no error to report
 		rdb.Close()
 	}, nil
+}
+
+// newClient returns a client that logs nothing: what matters is an error here.
+func newClient(rdb redis.UniversalClient, prefix string, opts ...leased.Option) (*leased.Client, error) {
+	client, err := leased.New(rdb, append(opts, leased.WithKeyPrefix(prefix), leased.WithLogger(slog.New(slog.DiscardHandler)))...)
+	if err != nil {
+		return nil, usagef("--prefix: %s", bare(err))
+	}
+	return client, nil
 }
 
 // operatorError tells a mistake in a name from trouble with Redis.

@@ -133,7 +133,7 @@ func explain(c *cobra.Command, _ []string) {
 	if about == "" {
 		about = c.Short + "."
 	}
-	fmt.Fprintln(out, "usage: "+usageLine(c))
+	hang(out, "usage: ", usageLine(c), width)
 	for _, paragraph := range strings.Split(about, "\n") {
 		fmt.Fprintln(out)
 		for _, line := range wrap(paragraph, width) {
@@ -152,7 +152,8 @@ func explain(c *cobra.Command, _ []string) {
 			hang(out, fmt.Sprintf("  %-11s", other.Name()), other.Short, width)
 		}
 		if !c.HasParent() {
-			fmt.Fprintln(out, "\n'leased help COMMAND' lists a command's flags.")
+			fmt.Fprintln(out)
+			hang(out, "", "'leased help COMMAND' lists a command's flags.", width)
 		}
 	}
 	flags := pflag.NewFlagSet("", pflag.ContinueOnError)

@@ -42,7 +42,7 @@ func runCommand(std streams) *cobra.Command {
 			"The exit status is COMMAND's, or 128 + the number of the signal that ended it. Without COMMAND's: 1 (or that of -E) if the lock was " +
 			"not free in time, 64 for a mistake in this command line, 69 if there is no Redis or no such command, 75 if the lease was lost " +
 			"while COMMAND ran.",
-		Example: "  leased run nightly -n -- backup.sh\n  leased run deploy -w 300 -- make deploy",
+		Example: "  leased run nightly -n -- backup.sh\n  leased run deploy -w 300 -- ./deploy",
 	}
 	c.Args = func(c *cobra.Command, args []string) error {
 		switch dash := c.ArgsLenAtDash(); {

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -53,10 +52,9 @@ func runUnder(ctx context.Context, std streams, o *runOptions) error {
 		return err
 	}
 	defer rdb.Close()
-	client, err := leased.New(rdb, leased.WithKeyPrefix(o.at.prefix), leased.WithTTL(o.ttl),
-		leased.WithLogger(slog.New(slog.DiscardHandler))) // what matters is an error here
+	client, err := newClient(rdb, o.at.prefix, leased.WithTTL(o.ttl))
 	if err != nil {
-		return usagef("run: %s", bare(err))
+		return err
 	}
 	defer client.Close() // the lease is unlocked before
 

@@ -19,7 +19,7 @@ import (
 
 // What top asks of Redis for one picture is bounded, however many keys and locks there are.
 const (
-	topScans = 200 // calls of SCAN, so some 10 ms of the server's time in all
+	topScans = 300 // calls of SCAN, so some 15 ms of the server's time in all
 	topLooks = 200 // locks, one script each
 )
 

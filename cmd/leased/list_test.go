@@ -1,0 +1,468 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/creack/pty"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/redistest"
+)
+
+// take acquires locks and keeps them until the test ends.
+func take(t *testing.T, rdb redis.UniversalClient, prefix string, names ...string) {
+	t.Helper()
+	client, err := leased.New(rdb, leased.WithKeyPrefix(prefix), leased.WithOwner("worker-1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var leases []*leased.Lease
+	for _, name := range names {
+		lease, err := client.Mutex(name).LockContext(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		leases = append(leases, lease)
+	}
+	t.Cleanup(func() {
+		for _, lease := range leases {
+			lease.Unlock()
+		}
+		client.Close()
+	})
+}
+
+// names returns the first column of a table without its head.
+func names(out string) []string {
+	var found []string
+	for i, line := range strings.Split(strings.TrimSpace(out), "\n") {
+		if i > 0 && line != "" {
+			found = append(found, strings.Fields(line)[0])
+		}
+	}
+	return found
+}
+
+func TestLsListsTheLocksOfAPrefixThatMatch(t *testing.T) {
+	redistest.OnBoth(t, func(t *testing.T, s redistest.Target) {
+		rdb := s.NewClient(t)
+		take(t, rdb, s.Prefix, "invoice:1", "invoice:2", "{cart}:7", "invoice", "job*")
+		free, err := leased.New(rdb, leased.WithKeyPrefix(s.Prefix))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer free.Close()
+		if err := free.Mutex("free").Do(t.Context(), func(context.Context) error { return nil }); err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range []struct{ args, want string }{
+			{"", "invoice invoice:1 invoice:2 job* {cart}:7"},
+			{"*", "invoice invoice:1 invoice:2 job* {cart}:7"},
+			{"invoice", "invoice"},
+			{"invoice:*", "invoice:1 invoice:2"},
+			{"invoice:[2-9]", "invoice:2"},
+			{"*cart*", "{cart}:7"},
+			{`job\*`, "job*"},
+			{"f*", ""},
+			{"--all f*", "free"},
+		} {
+			got := invoke(t, append([]string{"ls", "--redis", s.Addr, "--prefix", s.Prefix}, strings.Fields(c.args)...)...)
+			if found := strings.Join(names(got.out), " "); got.status != 0 || got.err != "" || found != c.want {
+				t.Errorf("leased ls %s: status %d, %q, %q; want %q", c.args, got.status, found, got.err, c.want)
+			}
+		}
+		got := invoke(t, "ls", "--limit", "2", "--redis", s.Addr, "--prefix", s.Prefix)
+		if len(names(got.out)) != 2 || !strings.Contains(got.err, "more than 2") {
+			t.Errorf("with a limit: %q, %q", got.out, got.err)
+		}
+		var one jsonInfo
+		got = invoke(t, "ls", "--json", "{cart}*", "--redis", s.Addr, "--prefix", s.Prefix)
+		if err := json.Unmarshal([]byte(got.out), &one); err != nil || one.Name != "{cart}:7" || one.State != "held" ||
+			len(one.Owners) != 1 || one.Owners[0].Client != "worker-1" || one.Owners[0].Left == nil || *one.Owners[0].Left < 20 || one.Owners[0].Since == nil || one.Token == 0 {
+			t.Errorf("as JSON: %q, %v", got.out, err)
+		}
+	})
+}
+
+func TestAPatternIsThatOfRedis(t *testing.T) {
+	rdb := redistest.Server(t).Client()
+	words := []string{"", "a", "b", "ab", "abc", "a*c", "a]c", "a-c", "axxc", "héé"}
+	for _, pattern := range []string{"", "*", "a", "a*", "*c", "a*c", "a?c", "[ab]", "[^a]", "[a-b]*", "a[]x]c", `a\*c`, "**", "a**c", "[", "[a", `\`, "a[x-]c", "[b-a]", "h??", "h????"} {
+		for _, word := range words {
+			if word == "" {
+				continue // no key is empty
+			}
+			ctx := t.Context()
+			rdb.FlushAll(ctx)
+			rdb.Set(ctx, word, 1, 0)
+			found, err := rdb.Keys(ctx, pattern).Result()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want := len(found) == 1; globMatch(pattern, word) != want {
+				t.Errorf("globMatch(%q, %q) is %v, and Redis says %v", pattern, word, !want, want)
+			}
+		}
+	}
+}
+
+// commandStats returns the calls of a command and the microseconds they took on average.
+func commandStats(t *testing.T, rdb *redis.Client, command string) (calls int, each float64) {
+	t.Helper()
+	info, err := rdb.Info(t.Context(), "commandstats").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(info) {
+		if rest, ok := strings.CutPrefix(line, "cmdstat_"+command+":"); ok {
+			for field := range strings.SplitSeq(strings.TrimSpace(rest), ",") {
+				name, value, _ := strings.Cut(field, "=")
+				switch name {
+				case "calls":
+					calls, _ = strconv.Atoi(value)
+				case "usec_per_call":
+					each, _ = strconv.ParseFloat(value, 64)
+				}
+			}
+		}
+	}
+	return calls, each
+}
+
+func TestAMillionOtherKeysAreReadInSmallSteps(t *testing.T) {
+	others := 1_000_000
+	if testing.Short() {
+		others = 100_000
+	}
+	in := redistest.Server(t)
+	rdb := in.Client()
+	fill := redis.NewScript(`for i = ARGV[1], ARGV[2] do redis.call('SET', 'other:' .. i, 'x') end return 1`)
+	for from := 0; from < others; from += 20_000 {
+		if err := fill.Run(t.Context(), rdb, nil, from, from+19_999).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	take(t, rdb, "", "a", "b", "c")
+	const slow = 1000 // µs
+	for _, args := range [][]string{{"ls"}, {"top", "--count", "2", "--interval", "50ms"}} {
+		rdb.ConfigSet(t.Context(), "slowlog-log-slower-than", strconv.Itoa(slow))
+		rdb.ConfigSet(t.Context(), "slowlog-max-len", "10000")
+		rdb.Do(t.Context(), "SLOWLOG", "RESET")
+		rdb.ConfigResetStat(t.Context())
+		got := invoke(t, append(args, "--redis", in.Addr)...)
+		if got.status != 0 {
+			t.Fatalf("%v: %+v", args, got)
+		}
+		calls, each := commandStats(t, rdb, "scan")
+		keys, _ := commandStats(t, rdb, "keys")
+		if args[0] == "ls" && (calls < others/scanCount*3/4 || strings.Join(names(got.out), " ") != "a b c") {
+			t.Errorf("ls: %d calls of SCAN, printed %q", calls, got.out)
+		}
+		if args[0] == "top" && (calls < 2 || calls > 2*topScans) {
+			t.Errorf("top: %d calls of SCAN for two pictures, at most %d are allowed for one", calls, topScans)
+		}
+		if keys > 0 || each > slow/2 {
+			t.Errorf("%v: KEYS was called %d times, SCAN took %.0f µs", args, keys, each)
+		}
+		// The server's thread may have lost the processor in between, which the log does not
+		// tell from work. Work of that length would show in nearly every call.
+		logged, err := rdb.SlowLogGet(t.Context(), -1).Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%v: %d calls of SCAN of %.0f µs, %d commands of more than %d µs", args, calls, each, len(logged), slow)
+		if len(logged) > 5+calls/20 {
+			t.Errorf("%v: of %d commands %d took more than %d µs, such as %v", args, calls, len(logged), slow, logged[0].Args)
+		}
+	}
+}
+
+func TestTopShowsQueuesAndHowLongTheyWereSeen(t *testing.T) {
+	m := redistest.MiniTCP(t)
+	rdb := redistest.MiniClient(t, m)
+	take(t, rdb, "", "busy", "quiet")
+	other, err := leased.New(rdb, leased.WithOwner("waiter"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	// Ended by cancel, waited for below.
+	go func() {
+		defer close(done)
+		other.Mutex("busy").LockContext(ctx)
+	}()
+	defer func() {
+		cancel()
+		<-done
+		other.Close()
+	}()
+	until(t, "the waiter queues", func() bool { return m.Exists("busy:{busy}:queue") })
+	top := newTop(rdb, "", "*")
+	now := time.Now()
+	if err := top.refresh(t.Context(), now); err != nil {
+		t.Fatal(err)
+	}
+	if err := top.refresh(t.Context(), now.Add(90*time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	top.show(&out, now.Add(90*time.Second), 0)
+	lines := strings.Split(out.String(), "\n")
+	if lines[0] != "2 locks held or waited for, 1 process waiting" || len(lines) != 5 {
+		t.Fatalf("printed:\n%s", out.String())
+	}
+	first, second := strings.Fields(lines[2]), strings.Fields(lines[3])
+	if first[0] != "busy" || first[2] != "worker-1" || first[3] != "1" || first[4] != "90s" || second[0] != "quiet" || second[4] != "-" {
+		t.Errorf("printed:\n%s", out.String())
+	}
+}
+
+func TestListsAreTidyAtAnyWidth(t *testing.T) {
+	m := redistest.MiniTCP(t)
+	rdb := redistest.MiniClient(t, m)
+	t.Parallel()
+	take(t, rdb, "", "a", "a-name-that-is-rather-long-for-a-lock-and-still-allowed", "with space", "über")
+	for _, width := range []int{40, 80, 200} {
+		for _, line := range []string{"ls", "top --count 1", "help", "help run", "help ls", "inspect a", "doctor", "demo --workers 2 --buyers 2 --stock 2", "demo --fence --stock 2"} {
+			args := strings.Fields(line)
+			switch args[0] {
+			case "demo":
+				if width != 40 {
+					continue // they give people time to read
+				}
+			case "help":
+			default:
+				args = append(args, "--redis", m.Addr())
+			}
+			t.Run(fmt.Sprint(width, " ", line), func(t *testing.T) {
+				t.Parallel()
+				tidy(t, width, args)
+			})
+		}
+	}
+}
+
+func tidy(t *testing.T, width int, args []string) {
+	cmd := program(t, args...)
+	cmd.Env = append(cmd.Env, "NO_COLOR=1", "TERM=xterm")
+	c := onConsole(t, &pty.Winsize{Rows: 50, Cols: uint16(width)}, cmd)
+	cmd.Wait()
+	<-c.over
+	for text := range strings.SplitSeq(strings.ReplaceAll(c.seen.String(), "\x1b[H\x1b[2J", ""), "\r\n") {
+		for shown := range strings.SplitSeq(text, "\r") { // a line of progress is rewritten
+			if columns(shown) > width {
+				t.Errorf("%d columns: %q", columns(shown), shown)
+			}
+		}
+		if strings.Contains(text, "\x1b") {
+			t.Errorf("with NO_COLOR: %q", text)
+		}
+		if !strings.Contains(text, "\r") && strings.TrimRight(text, " ") != text {
+			t.Errorf("spaces at the end of %q", text)
+		}
+	}
+}
+
+func TestInAPipeNothingIsColoredOrRewritten(t *testing.T) {
+	m := redistest.MiniTCP(t)
+	take(t, redistest.MiniClient(t, m), "", "a")
+	t.Setenv("COLUMNS", "40")
+	for _, line := range []string{"ls", "top --count 2 --interval 50ms", "inspect a", "doctor"} {
+		got := invoke(t, append(strings.Fields(line), "--redis", m.Addr())...)
+		if got.status != 0 || strings.ContainsAny(got.out, "\r\x1b") {
+			t.Errorf("leased %s: %+v", line, got)
+		}
+		for text := range strings.Lines(got.out) {
+			if columns(strings.TrimSpace(text)) > 40 {
+				t.Errorf("leased %s with COLUMNS=40 prints %q", line, text)
+			}
+		}
+	}
+}
+
+func TestTimesHaveTheirZone(t *testing.T) {
+	local := time.Local
+	t.Cleanup(func() { time.Local = local })
+	time.Local = time.FixedZone("somewhere", 5*3600+1800)
+	if got := instant(time.Unix(0, 0)); got != "1970-01-01 05:30:00.000 +05:30" {
+		t.Error(got)
+	}
+}
+
+func TestUnlockAsksOnATerminal(t *testing.T) {
+	m := redistest.MiniTCP(t)
+	for _, c := range []struct {
+		answer string
+		free   bool
+	}{{"n\n", false}, {"\n", false}, {"yes\n", true}} {
+		m.Set("job", "mine")
+		console := onConsole(t, &pty.Winsize{Rows: 24, Cols: 80}, program(t, "unlock", "--force", "job", "--redis", m.Addr()))
+		console.awaits("[y/N]")
+		console.types(c.answer)
+		console.cmd.Wait()
+		if m.Exists("job") == c.free {
+			t.Errorf("after the answer %q: %s", c.answer, console.seen.String())
+		}
+	}
+	if got := invoke(t, "unlock", "--force", "--yes", "job", "--redis", m.Addr()); got.status != 0 || got.out != "\"job\" is free.\n" {
+		t.Errorf("of a free lock: %+v", got)
+	}
+}
+
+func TestAKeyOfAnotherTypeIsToldInWords(t *testing.T) {
+	m := redistest.MiniTCP(t)
+	m.HSet("job", "field", "value")
+	for _, args := range [][]string{{"inspect", "job"}, {"unlock", "--force", "--yes", "job"}} {
+		got := invoke(t, append(args, "--redis", m.Addr())...)
+		if got.status != 1 || !strings.Contains(got.err, "another program") || strings.Contains(got.err, "leased: leased:") {
+			t.Errorf("%v: %+v", args, got)
+		}
+	}
+	if got := invoke(t, "ls", "--redis", m.Addr()); got.status != 0 || got.out+got.err != "" {
+		t.Errorf("ls: %+v", got)
+	}
+}
+
+func TestNamesOfLocksAreCompleted(t *testing.T) {
+	m := redistest.MiniTCP(t)
+	take(t, redistest.MiniClient(t, m), "p:", "job:1", "job:2", "other")
+	for _, command := range []string{"run", "inspect", "unlock"} {
+		got := invoke(t, "__complete", command, "--redis", m.Addr(), "--prefix", "p:", "job")
+		if !strings.Contains(got.out, "job:1\n") || !strings.Contains(got.out, "job:2\n") || strings.Contains(got.out, "other") {
+			t.Errorf("%s: %q", command, got.out)
+		}
+	}
+}
+
+func TestInspectWatchesUntilInterrupted(t *testing.T) {
+	m := redistest.MiniTCP(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	var out, errs shared
+	done := make(chan int)
+	// Ended by cancel, waited for below.
+	go func() {
+		done <- run(ctx, streams{strings.NewReader(""), &out, &errs}, []string{"inspect", "--watch", "--json", "--interval", "50ms", "job", "--redis", m.Addr()})
+	}()
+	until(t, "a free lock", func() bool { return strings.Contains(out.String(), `"state":"free"`) })
+	m.Set("job", "mine")
+	until(t, "a held lock", func() bool { return strings.Contains(out.String(), `"state":"held"`) })
+	cancel()
+	if status := <-done; status != statusInterrupted {
+		t.Errorf("status %d, %s", status, errs.String())
+	}
+}
+
+func TestTheAddressComesFromTheFlagOrTheEnvironment(t *testing.T) {
+	m := redistest.MiniTCP(t)
+	m.Set("job", "mine")
+	held := func(args ...string) bool {
+		t.Helper()
+		got := invoke(t, append([]string{"inspect", "job"}, args...)...)
+		return got.status == 0 && strings.Contains(got.out, "state   held")
+	}
+	t.Setenv("LEASED_REDIS", "")
+	t.Setenv("REDIS_URL", "redis://"+m.Addr())
+	if !held() {
+		t.Error("REDIS_URL is not heeded")
+	}
+	t.Setenv("LEASED_REDIS", m.Addr())
+	t.Setenv("REDIS_URL", "redis://127.0.0.1:1")
+	if !held() {
+		t.Error("LEASED_REDIS does not come before REDIS_URL")
+	}
+	t.Setenv("LEASED_REDIS", "127.0.0.1:1")
+	if !held("--redis", m.Addr()) || held() {
+		t.Error("--redis does not come before LEASED_REDIS")
+	}
+}
+
+func TestDeploymentsAreReached(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a Cluster, sentinels and TLS take seconds to start")
+	}
+	reached := func(t *testing.T, args ...string) {
+		t.Helper()
+		got := invoke(t, append([]string{"doctor"}, args...)...)
+		if got.status != 0 || !strings.Contains(got.out, "hand-off") {
+			t.Errorf("doctor %v: %+v", args, got)
+		}
+		if got := invoke(t, append([]string{"inspect", "job"}, args...)...); got.status != 0 {
+			t.Errorf("inspect %v: %+v", args, got)
+		}
+	}
+	t.Run("cluster", func(t *testing.T) {
+		c := redistest.NewCluster(t)
+		rdb := c.NewClient(t)
+		take(t, rdb, "", "a", "b", "c", "d", "e")
+		addrs := strings.Join(c.ClusterOptions().Addrs, ",")
+		reached(t, "--cluster", "--redis", addrs)
+		reached(t, "--cluster", "--redis", "redis://"+c.ClusterOptions().Addrs[0])
+		if got := invoke(t, "ls", "--cluster", "--redis", addrs); strings.Join(names(got.out), " ") != "a b c d e" {
+			t.Errorf("ls of a Cluster: %+v", got)
+		}
+		// A node by itself owns some of the slots only.
+		told := false
+		for i := range 20 {
+			got := invoke(t, "inspect", fmt.Sprint("lock", i), "--redis", c.ClusterOptions().Addrs[0])
+			told = told || strings.Contains(got.err, "add --cluster")
+		}
+		if !told {
+			t.Error("that --cluster is missing is not told")
+		}
+	})
+	t.Run("sentinel", func(t *testing.T) {
+		o := redistest.NewSentinels(t).FailoverOptions()
+		reached(t, "--sentinel", o.MasterName, "--redis", strings.Join(o.SentinelAddrs, ","))
+		reached(t, "--redis", "redis://"+o.SentinelAddrs[0]+"?master_name="+o.MasterName)
+	})
+}
+
+func TestDoctorSaysWhatIsBadForLocks(t *testing.T) {
+	in := redistest.Server(t, "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")
+	got := invoke(t, "doctor", "--redis", in.Addr)
+	if got.status != 1 || !strings.Contains(got.out, "bad   eviction") || !strings.Contains(got.out, "noeviction") || got.err != "" {
+		t.Errorf("of a server that evicts: %+v", got)
+	}
+	rdb := in.Client()
+	if keys, err := redistest.Keys(t.Context(), rdb, ""); err != nil || len(keys) > 0 {
+		t.Errorf("doctor left %q, %v", keys, err)
+	}
+	if err := rdb.Do(t.Context(), "ACL", "SETUSER", "few", "on", ">pass", "~*", "resetchannels", "+@all", "-info", "-subscribe").Err(); err != nil {
+		t.Fatal(err)
+	}
+	got = invoke(t, "doctor", "--redis", "redis://few:pass@"+in.Addr)
+	if got.status != 1 || !strings.Contains(got.out, "bad   hand-off") || !strings.Contains(got.out, "leased:inbox:*") || !strings.Contains(got.out, "allow +info") {
+		t.Errorf("of a user with few rights: %+v", got)
+	}
+	if err := rdb.Do(t.Context(), "ACL", "SETUSER", "none", "on", ">pass", "~x:*", "+@all").Err(); err != nil {
+		t.Fatal(err)
+	}
+	got = invoke(t, "doctor", "--redis", "redis://none:pass@"+in.Addr)
+	if got.status != 1 || !strings.Contains(got.out, "bad   lock") || !strings.Contains(got.out, "Least rights") {
+		t.Errorf("of a user without keys: %+v", got)
+	}
+	got = invoke(t, "inspect", "a", "--redis", "redis://few:wrong@"+in.Addr)
+	if got.status != 1 || !strings.Contains(got.err, "does not take this user or password") || strings.Contains(got.err, "wrong@") {
+		t.Errorf("with a wrong password: %+v", got)
+	}
+}
+
+func TestBenchMeasuresAndLeavesNothing(t *testing.T) {
+	in := redistest.Server(t)
+	got := invoke(t, "bench", "--for", "20ms", "--redis", in.Addr)
+	if got.status != 0 || strings.Count(got.out, "\n") != 6 || !strings.Contains(got.out, "lock and unlock, uncontended") {
+		t.Errorf("%+v", got)
+	}
+	until(t, "nothing is left", func() bool {
+		keys, err := redistest.Keys(t.Context(), in.Client(), "")
+		return err == nil && len(keys) == 0
+	})
+}
