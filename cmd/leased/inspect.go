@@ -189,7 +189,7 @@ func clientText(client string) string {
 // jsonInfo is a lock as programs read it. Its names are kept: fields are added only.
 type jsonInfo struct {
 	Name    string       `json:"name"`
-	State   string       `json:"state"` // free, held, shared
+	State   string       `json:"state"` // free, held, shared, kept
 	At      time.Time    `json:"at"`    // when this was printed, by the local clock
 	Token   uint64       `json:"token,omitempty"`
 	Owners  []jsonOwner  `json:"owners"`
@@ -198,12 +198,14 @@ type jsonInfo struct {
 }
 
 type jsonOwner struct {
-	Client string     `json:"client"` // empty if another library owns the lock
-	Shared bool       `json:"shared"`
-	Left   *float64   `json:"left"` // seconds; null if it never expires
-	Since  *time.Time `json:"since,omitempty"`
-	Token  uint64     `json:"token,omitempty"`
-	Value  string     `json:"value,omitempty"`
+	Client string `json:"client"` // empty if another library owns the lock
+	Shared bool   `json:"shared"`
+	// Unlocked says that it does not hold the lock any more, which is kept by a minimum hold.
+	Unlocked bool       `json:"unlocked,omitempty"`
+	Left     *float64   `json:"left"` // seconds; null if it never expires
+	Since    *time.Time `json:"since,omitempty"`
+	Token    uint64     `json:"token,omitempty"`
+	Value    string     `json:"value,omitempty"`
 }
 
 type jsonWaiter struct {
@@ -215,10 +217,13 @@ func jsonOf(info leased.Info, now time.Time) jsonInfo {
 	j := jsonInfo{Name: info.Name, State: "free", At: now, Token: info.Token, Queue: info.Queue, Owners: []jsonOwner{}, Waiting: []jsonWaiter{}}
 	for _, o := range info.Owners {
 		j.State = "held"
-		if o.Shared {
+		switch {
+		case o.Shared:
 			j.State = "shared"
+		case o.Unlocked:
+			j.State = "kept"
 		}
-		owner := jsonOwner{Client: o.Client, Shared: o.Shared, Token: o.Token, Value: o.Value}
+		owner := jsonOwner{Client: o.Client, Shared: o.Shared, Unlocked: o.Unlocked, Token: o.Token, Value: o.Value}
 		if o.TTL >= 0 {
 			left := o.TTL.Seconds()
 			owner.Left = &left

@@ -147,6 +147,9 @@ func lockRow(info leased.Info, now time.Time) []string {
 	}
 	owner := info.Owners[0]
 	row[1], row[2], row[4] = "held", ownerName(owner), brief(owner.TTL)
+	if owner.Unlocked {
+		row[1] = "kept" // by a minimum hold
+	}
 	if owner.Shared {
 		row[1] = "shared"
 		if n := len(info.Owners); n > 1 {

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/creack/pty"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
@@ -225,52 +224,6 @@ func TestTopShowsQueuesAndHowLongTheyWereSeen(t *testing.T) {
 	}
 }
 
-func TestListsAreTidyAtAnyWidth(t *testing.T) {
-	m := redistest.MiniTCP(t)
-	rdb := redistest.MiniClient(t, m)
-	t.Parallel()
-	take(t, rdb, "", "a", "a-name-that-is-rather-long-for-a-lock-and-still-allowed", "with space", "über")
-	for _, width := range []int{40, 80, 200} {
-		for _, line := range []string{"ls", "top --count 1", "help", "help run", "help ls", "inspect a", "doctor", "demo --workers 2 --buyers 2 --stock 2", "demo --fence --stock 2"} {
-			args := strings.Fields(line)
-			switch args[0] {
-			case "demo":
-				if width != 40 {
-					continue // they give people time to read
-				}
-			case "help":
-			default:
-				args = append(args, "--redis", m.Addr())
-			}
-			t.Run(fmt.Sprint(width, " ", line), func(t *testing.T) {
-				t.Parallel()
-				tidy(t, width, args)
-			})
-		}
-	}
-}
-
-func tidy(t *testing.T, width int, args []string) {
-	cmd := program(t, args...)
-	cmd.Env = append(cmd.Env, "NO_COLOR=1", "TERM=xterm")
-	c := onConsole(t, &pty.Winsize{Rows: 50, Cols: uint16(width)}, cmd)
-	cmd.Wait()
-	<-c.over
-	for text := range strings.SplitSeq(strings.ReplaceAll(c.seen.String(), "\x1b[H\x1b[2J", ""), "\r\n") {
-		for shown := range strings.SplitSeq(text, "\r") { // a line of progress is rewritten
-			if columns(shown) > width {
-				t.Errorf("%d columns: %q", columns(shown), shown)
-			}
-		}
-		if strings.Contains(text, "\x1b") {
-			t.Errorf("with NO_COLOR: %q", text)
-		}
-		if !strings.Contains(text, "\r") && strings.TrimRight(text, " ") != text {
-			t.Errorf("spaces at the end of %q", text)
-		}
-	}
-}
-
 func TestInAPipeNothingIsColoredOrRewritten(t *testing.T) {
 	m := redistest.MiniTCP(t)
 	take(t, redistest.MiniClient(t, m), "", "a")
@@ -294,26 +247,6 @@ func TestTimesHaveTheirZone(t *testing.T) {
 	time.Local = time.FixedZone("somewhere", 5*3600+1800)
 	if got := instant(time.Unix(0, 0)); got != "1970-01-01 05:30:00.000 +05:30" {
 		t.Error(got)
-	}
-}
-
-func TestUnlockAsksOnATerminal(t *testing.T) {
-	m := redistest.MiniTCP(t)
-	for _, c := range []struct {
-		answer string
-		free   bool
-	}{{"n\n", false}, {"\n", false}, {"yes\n", true}} {
-		m.Set("job", "mine")
-		console := onConsole(t, &pty.Winsize{Rows: 24, Cols: 80}, program(t, "unlock", "--force", "job", "--redis", m.Addr()))
-		console.awaits("[y/N]")
-		console.types(c.answer)
-		console.cmd.Wait()
-		if m.Exists("job") == c.free {
-			t.Errorf("after the answer %q: %s", c.answer, console.seen.String())
-		}
-	}
-	if got := invoke(t, "unlock", "--force", "--yes", "job", "--redis", m.Addr()); got.status != 0 || got.out != "\"job\" is free.\n" {
-		t.Errorf("of a free lock: %+v", got)
 	}
 }
 

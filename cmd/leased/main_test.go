@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/leasedmutex/leased/internal/redistest"
 )
@@ -167,3 +168,13 @@ func TestAnInterruptedCommandSaysSo(t *testing.T) {
 
 // discard is for tests that look at nothing printed.
 func discard() streams { return streams{strings.NewReader(""), io.Discard, io.Discard} }
+
+// until waits for what another process does, which is not told to this one.
+func until(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); !is(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within 30 s: %s", what)
+		}
+	}
+}

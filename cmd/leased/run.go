@@ -26,6 +26,7 @@ type runOptions struct {
 	conflict int
 	shared   bool
 	ttl      time.Duration
+	atLeast  time.Duration
 }
 
 const leastRunTTL = time.Second // a tenth of it is the margin in which a command is killed
@@ -62,6 +63,10 @@ func runCommand(std streams) *cobra.Command {
 			return usagef("--wait must be from 0 to 1e9 seconds, not %v", o.wait)
 		case o.conflict < 0 || o.conflict > 255:
 			return usagef("--conflict-exit-code must be from 0 to 255, not %d", o.conflict)
+		case o.atLeast < 0 || o.atLeast > 30*24*time.Hour || o.atLeast%time.Millisecond != 0:
+			return usagef("--at-least must be whole milliseconds up to 720h, not %v", o.atLeast)
+		case o.atLeast > 0 && o.shared:
+			return usagef("--at-least is for writers: it has no meaning with --shared")
 		case o.ttl < leastRunTTL || o.ttl > 24*time.Hour || o.ttl%time.Millisecond != 0:
 			return usagef("--ttl must be whole milliseconds from %v to 24h, not %v", leastRunTTL, o.ttl)
 		}
@@ -77,6 +82,8 @@ func runCommand(std streams) *cobra.Command {
 	f.Float64VarP(&o.wait, "wait", "w", -1, "wait this many `SECONDS` at most")
 	f.IntVarP(&o.conflict, "conflict-exit-code", "E", 1, "exit `STATUS` if the lock was not free in time (default 1)")
 	f.BoolVarP(&o.shared, "shared", "s", false, "a reader's lock, which others have at the same time, but no writer")
+	f.DurationVar(&o.atLeast, "at-least", 0, "keep the lock for this `LENGTH`, however soon the command ends: for jobs that several machines start by "+
+		"clocks that differ")
 	f.DurationVar(&o.ttl, "ttl", 30*time.Second, "`LENGTH` of the lease, which is renewed: how long the lock stays taken if this machine dies (default 30s)")
 	return c
 }

@@ -47,16 +47,6 @@ func begin(t *testing.T, cmd *exec.Cmd) *exec.Cmd {
 	return cmd
 }
 
-// until waits for what another process does, which is not told to this one.
-func until(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !is(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not within 30 s: %s", what)
-		}
-	}
-}
-
 // scratch returns the name of a file for the command to write, which is not there yet.
 func scratch(t *testing.T) string { return filepath.Join(t.TempDir(), "file") }
 
@@ -152,6 +142,8 @@ func TestRunHasTheExitStatusesOfFlock(t *testing.T) {
 		{"free -w NaN -- true", 64, "--wait"},
 		{"free -E 256 -- true", 64, "--conflict-exit-code"},
 		{"free --ttl 10ms -- true", 64, "--ttl"},
+		{"free --at-least -1s -- true", 64, "--at-least"},
+		{"free -s --at-least 1s -- true", 64, "--at-least"},
 		{"a}b -- true", 64, "invalid"},
 		{"free --colour -- true", 64, "colour"},
 		{"free --redis 127.0.0.1:1 -- true", 69, "no Redis at 127.0.0.1:1"},
@@ -179,6 +171,38 @@ func TestTheLockIsHeldWhileTheCommandRunsAndFreeAfterwards(t *testing.T) {
 	if m.Exists("job") {
 		t.Error("the lock is still held")
 	}
+}
+
+func TestAtLeastKeepsTheLockAfterTheCommand(t *testing.T) {
+	redistest.InTurn(t, func(t *testing.T, s redistest.Target) {
+		name := "nightly"
+		ran := func() int {
+			status, out, errs := runResult(t, s.Addr, "--prefix", s.Prefix, "-n", "--at-least", "1m", name, "--", "true")
+			if out+errs != "" {
+				t.Errorf("printed %q, %q", out, errs)
+			}
+			return status
+		}
+		if first, second := ran(), ran(); first != 0 || second != 1 {
+			t.Errorf("the first run has status %d, the second %d; want 0 and 1", first, second)
+		}
+		got := invoke(t, "inspect", name, "--redis", s.Addr, "--prefix", s.Prefix)
+		if !strings.Contains(got.out, "unlocked, and kept") {
+			t.Errorf("inspect: %s", got.out)
+		}
+		if got := invoke(t, "ls", "--redis", s.Addr, "--prefix", s.Prefix); !strings.Contains(got.out, "kept") {
+			t.Errorf("ls: %+v", got)
+		}
+		if got := invoke(t, "top", "--count", "1", "--redis", s.Addr, "--prefix", s.Prefix); !strings.Contains(got.out, "kept") {
+			t.Errorf("top: %+v", got)
+		}
+		if got := invoke(t, "unlock", "--force", "--yes", name, "--redis", s.Addr, "--prefix", s.Prefix); got.status != 0 {
+			t.Errorf("unlock: %+v", got)
+		}
+		if status := ran(); status != 0 {
+			t.Errorf("after unlock --force: status %d", status)
+		}
+	})
 }
 
 func TestASignalWhileItWaitsEndsTheRunAndLeavesNothing(t *testing.T) {
@@ -346,55 +370,6 @@ func TestALockThatIsTakenAwayEndsTheCommand(t *testing.T) {
 	if got := cmd.ProcessState.ExitCode(); got != statusRunLost || !strings.Contains(errs.String(), "leased: lock \"job\" lost") || strings.Contains(errs.String(), "leased: leased:") {
 		t.Errorf("status %d, stderr %q", got, errs.String())
 	}
-}
-
-// console is a terminal with a process of its own session in it.
-type console struct {
-	t    *testing.T
-	pty  *os.File
-	seen *shared
-	cmd  *exec.Cmd
-	over chan struct{}
-}
-
-func onConsole(t *testing.T, size *pty.Winsize, cmd *exec.Cmd) *console {
-	t.Helper()
-	file, err := pty.StartWithSize(cmd, size)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := &console{t: t, pty: file, seen: &shared{}, cmd: cmd, over: make(chan struct{})}
-	// Ended by the end of the terminal's last process, waited for in the cleanup.
-	go func() {
-		defer close(c.over)
-		buf := make([]byte, 4096)
-		for {
-			n, err := file.Read(buf)
-			c.seen.Write(buf[:n])
-			if err != nil {
-				return
-			}
-		}
-	}()
-	t.Cleanup(func() {
-		cmd.Process.Kill()
-		cmd.Wait()
-		file.Close()
-		<-c.over
-	})
-	return c
-}
-
-func (c *console) types(text string) {
-	c.t.Helper()
-	if _, err := c.pty.WriteString(text); err != nil {
-		c.t.Fatal(err)
-	}
-}
-
-func (c *console) awaits(text string) {
-	c.t.Helper()
-	until(c.t, fmt.Sprintf("%q on the terminal, which shows %q", text, c.seen.String()), func() bool { return strings.Contains(c.seen.String(), text) })
 }
 
 func TestCtrlCEndsTheCommandAndGivesTheTerminalBack(t *testing.T) {

@@ -52,7 +52,7 @@ func runUnder(ctx context.Context, std streams, o *runOptions) error {
 		return err
 	}
 	defer rdb.Close()
-	client, err := newClient(rdb, o.at.prefix, leased.WithTTL(o.ttl))
+	client, err := newClient(rdb, o.at.prefix, leased.WithTTL(o.ttl), leased.WithMinHold(o.atLeast))
 	if err != nil {
 		return err
 	}

@@ -103,7 +103,7 @@ type top struct {
 type watched struct {
 	name    string
 	looked  time.Time
-	state   string // free, held, shared
+	state   string // free, held, shared, kept
 	owner   string
 	left    time.Duration
 	since   time.Time // zero if it is not known
@@ -188,6 +188,9 @@ func (w *watched) look(s *protocol.Snapshot, now time.Time) {
 		}
 	case err != nil:
 		w.state, w.owner = "held", "(another library)"
+		if who, ok := protocol.ParseCooldown(s.Value); ok {
+			w.state, w.owner = "kept", printable(who.Label) // by a minimum hold
+		}
 	default:
 		w.state, w.owner = "held", printable(id.Label)
 		// meta is leased1:<token>:<µs since 1970>…
