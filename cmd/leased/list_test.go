@@ -2,8 +2,12 @@ package main
 
 import (
 	"context"
+	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -349,6 +353,31 @@ func TestDeploymentsAreReached(t *testing.T) {
 		}
 		if !told {
 			t.Error("that --cluster is missing is not told")
+		}
+	})
+	t.Run("tls", func(t *testing.T) {
+		in := redistest.TLSServer(t)
+		ca, err := in.Client().ConfigGet(t.Context(), "tls-ca-cert-file").Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		own := in.Options().TLSConfig.Certificates[0]
+		key, err := x509.MarshalPKCS8PrivateKey(own.PrivateKey)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir := t.TempDir()
+		certFile, keyFile := filepath.Join(dir, "client.crt"), filepath.Join(dir, "client.key")
+		for file, block := range map[string]*pem.Block{certFile: {Type: "CERTIFICATE", Bytes: own.Certificate[0]}, keyFile: {Type: "PRIVATE KEY", Bytes: key}} {
+			if err := os.WriteFile(file, pem.EncodeToMemory(block), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		files := []string{"--cacert", ca["tls-ca-cert-file"], "--cert", certFile, "--key", keyFile}
+		reached(t, append(files, "--tls", "--redis", in.Addr)...)
+		reached(t, append(files, "--redis", "rediss://"+in.Addr)...)
+		if got := invoke(t, "inspect", "a", "--redis", "rediss://"+in.Addr); got.status != 1 || !strings.Contains(got.err, "certificate") {
+			t.Errorf("without the authority's certificate: %+v", got)
 		}
 	})
 	t.Run("sentinel", func(t *testing.T) {

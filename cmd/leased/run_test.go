@@ -265,6 +265,61 @@ func TestAHundredRunsOfACounterLoseNothing(t *testing.T) {
 	}
 }
 
+// What a killed run has not written is not there, and nobody writes what it read: no number
+// is written twice.
+func TestRunsThatAreKilledLetNobodyWriteTwice(t *testing.T) {
+	if testing.Short() {
+		t.Skip("each kill costs a TTL")
+	}
+	t.Parallel()
+	in := redistest.Server(t)
+	file, value := counter(t)
+	// $PPID is leased run. The new value appears at once, and is noted then.
+	const script = `n=$(cat "$0"); echo $PPID >"$0.$$"; mv "$0.$$" "$0.inside"; sleep 0.1
+		echo $((n + 1)) >"$0.$$"; mv "$0.$$" "$0"; echo $((n + 1)) >>"$0.log"`
+	const runs, kills = 20, 3
+	var mu sync.Mutex // guards completed
+	completed := 0
+	var group sync.WaitGroup
+	for range runs {
+		group.Go(func() { // ended by its run, waited for below
+			cmd := program(t, "run", "--redis", in.Addr, "--ttl", "1s", "counter", "--", "sh", "-c", script, file)
+			if cmd.Run() == nil {
+				mu.Lock()
+				defer mu.Unlock()
+				completed++
+			}
+		})
+	}
+	for killed := map[int]bool{}; len(killed) < kills; {
+		until(t, "another run is inside", func() bool {
+			text, _ := os.ReadFile(file + ".inside")
+			pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+			if err != nil || killed[pid] {
+				return false
+			}
+			killed[pid] = true
+			return syscall.Kill(pid, syscall.SIGKILL) == nil
+		})
+	}
+	group.Wait()
+	text, err := os.ReadFile(file + ".log")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]bool{}
+	for _, n := range strings.Fields(string(text)) {
+		if seen[n] {
+			t.Errorf("%s was written twice: %s", n, strings.Fields(string(text)))
+		}
+		seen[n] = true
+	}
+	// A run that was killed may have written before.
+	if n := value(); completed < runs-kills || n < completed || n > runs {
+		t.Errorf("%d of %d runs completed, and the counter is %d", completed, runs, n)
+	}
+}
+
 func TestWhenTheRunIsKilledSoIsAllThatItStarted(t *testing.T) {
 	m := redistest.MiniTCP(t)
 	file := scratch(t)
