@@ -11,18 +11,50 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased/internal/redistest"
+	"github.com/leasedmutex/leased/leasedtest"
 )
 
-// onDeployments runs f wherever LEASED_SERVERS says: LEASED_SERVERS=cluster,sentinel,acl,tls.
+// inMemory is the server of package leasedtest. Each test has one of its own.
+const inMemory = "leasedtest"
+
+// onDeployments runs f wherever LEASED_SERVERS says:
+// LEASED_SERVERS=cluster,sentinel,acl,tls,leasedtest.
 func onDeployments(t *testing.T, f func(t *testing.T, s place)) {
 	t.Helper()
-	for _, d := range redistest.Deployments(t, leastRights(t)...) {
+	if slices.Contains(strings.Split(os.Getenv("LEASED_SERVERS"), ","), inMemory) {
+		t.Run(inMemory, func(t *testing.T) {
+			server := leasedtest.NewServer(t)
+			d := &redistest.Deployment{
+				Name:  inMemory,
+				Admin: func(testing.TB) redis.UniversalClient { return server.Redis() },
+				Connect: func(tb testing.TB, change ...func(*redis.Options)) redis.UniversalClient {
+					return connectInMemory(tb, server, change)
+				},
+			}
+			s := place{redistest.Target{Name: inMemory, Addr: "in memory", Prefix: redistest.Prefix(t), Deployment: d}, d.Admin(t)}
+			redistest.CheckLeaks(t, s.rdb, s.Prefix)
+			f(t, s)
+		})
+	}
+	for _, d := range redistest.Deployments(t, []string{inMemory}, leastRights(t)...) {
 		t.Run(d.Name, func(t *testing.T) {
 			s := place{d.Target(t), d.Admin(t)}
 			redistest.CheckLeaks(t, s.rdb, s.Prefix)
 			f(t, s)
 		})
 	}
+}
+
+// connectInMemory returns a client like those of server.Redis, with options changed as
+// told.
+func connectInMemory(tb testing.TB, server *leasedtest.Server, change []func(*redis.Options)) redis.UniversalClient {
+	o := *server.Redis().Options()
+	for _, f := range change {
+		f(&o)
+	}
+	rdb := redis.NewClient(&o)
+	tb.Cleanup(func() { _ = rdb.Close() })
+	return rdb
 }
 
 // universal returns what connects a client of the library to wherever the test runs.

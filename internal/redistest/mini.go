@@ -4,13 +4,14 @@ import (
 	"context"
 	"net"
 	"strconv"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"github.com/leasedmutex/leased/internal/memconn"
 )
 
 // Options returns fresh options for a client of the server at addr. Maintenance
@@ -79,53 +80,9 @@ func MiniOptions(m *miniredis.Miniredis) *redis.Options {
 		if err != nil {
 			return nil, err
 		}
-		return newBuffered(conn), nil
+		return memconn.Buffered(conn), nil
 	}
 	return o
-}
-
-// buffered gives a connection without a network what a socket has: room for what was
-// written and not read yet. Without it a long pipeline and the answers to its first
-// commands wait for each other.
-type buffered struct {
-	net.Conn
-
-	mu      sync.Mutex // guards what follows
-	written []byte     // but not sent yet
-	sending bool
-	err     error // of sending
-}
-
-func newBuffered(conn net.Conn) *buffered { return &buffered{Conn: conn} }
-
-func (b *buffered) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.err != nil {
-		return 0, b.err
-	}
-	b.written = append(b.written, p...)
-	if !b.sending {
-		b.sending = true
-		go b.send()
-	}
-	return len(p), nil
-}
-
-// send is owned by the connection, and ended by having sent all, or by the
-// connection's end. Nobody waits for it.
-func (b *buffered) send() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for len(b.written) > 0 && b.err == nil {
-		p := b.written
-		b.written = nil
-		b.mu.Unlock()
-		_, err := b.Conn.Write(p)
-		b.mu.Lock()
-		b.err = err
-	}
-	b.sending = false
 }
 
 // MiniClient returns a client that reaches m without a network, with options

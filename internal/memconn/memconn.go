@@ -1,0 +1,51 @@
+// Package memconn gives connections within a process what sockets have.
+package memconn
+
+import (
+	"net"
+	"sync"
+)
+
+// Buffered returns conn, which is one end of a net.Pipe, with room for what was written
+// and not read yet. Without it a long pipeline and the answers to its first commands wait
+// for each other.
+func Buffered(conn net.Conn) net.Conn { return &buffered{Conn: conn} }
+
+type buffered struct {
+	net.Conn
+
+	mu      sync.Mutex // guards what follows
+	written []byte     // but not sent yet
+	sending bool
+	err     error // of sending
+}
+
+func (b *buffered) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.err != nil {
+		return 0, b.err
+	}
+	b.written = append(b.written, p...)
+	if !b.sending {
+		b.sending = true
+		go b.send()
+	}
+	return len(p), nil
+}
+
+// send is owned by the connection, and ended by having sent all, or by the
+// connection's end. Nobody waits for it.
+func (b *buffered) send() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for len(b.written) > 0 && b.err == nil {
+		p := b.written
+		b.written = nil
+		b.mu.Unlock()
+		_, err := b.Conn.Write(p)
+		b.mu.Lock()
+		b.err = err
+	}
+	b.sending = false
+}

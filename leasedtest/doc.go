@@ -1,0 +1,47 @@
+// Package leasedtest tests code that locks with package leased, without Redis.
+//
+//	func TestPay(t *testing.T) {
+//		client := leasedtest.New(t) // a *leased.Client with a server of its own, in memory
+//		if err := payInvoice(t.Context(), client, 42); err != nil {
+//			t.Fatal(err)
+//		}
+//	}
+//
+// Nothing of the library is imitated: the client is what [leased.New] returns, and the
+// embedded server, miniredis, runs the same scripts as a Redis does. The library's own
+// behaviour tests run on it. The client is closed at the end of the test, which fails if
+// a lease was not unlocked by then.
+//
+// # Trouble
+//
+// A [Server] makes happen what code that locks should be tested for:
+//
+//	what happens                                          in a test
+//	the lease is lost while the code works                Lose
+//	the lease cannot be renewed and ends by itself        Server.FreezeRenewals
+//	Redis cannot be reached                               Server.Stop
+//	messages are lost, so that waiters have to re-check   Server.DropMessages
+//	another process took the lock over meanwhile          Server.Advance
+//	another process holds the lock                        another Server.Client
+//
+// # Virtual time
+//
+// All of it works inside a bubble of testing/synctest, because the server has no sockets.
+// There a TTL of 30 s passes at once, and synctest.Wait waits until everything that can
+// happen has happened. Call [New] or [NewServer] inside the bubble, with the bubble's t:
+//
+//	synctest.Test(t, func(t *testing.T) {
+//		server := leasedtest.NewServer(t)
+//		client := server.Client()
+//		...
+//	})
+//
+// Such tests must not be parallel: go-redis keeps timers for later use, and one of another
+// bubble is fatal.
+//
+// # What it is not
+//
+// The server is one node: no replicas, so [leased.WithReplicas] refuses every lease, and
+// no Cluster. It takes about ten times as long for a command as Redis does. Figures about
+// speed come from a real server.
+package leasedtest
