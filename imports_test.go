@@ -4,6 +4,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -135,6 +136,48 @@ func TestNoSDKOrExporterIsAmongTheLibrarysDependencies(t *testing.T) {
 			}
 		}
 	}
+}
+
+// What a build imports is what go mod tidy writes into a user's go.mod. docs/design.md
+// says of each of these why it is there.
+func TestUsersGetNoFurtherModule(t *testing.T) {
+	wanted := []string{
+		module,
+		"github.com/cenkalti/backoff/v4",
+		"github.com/cespare/xxhash/v2",
+		"github.com/go-logr/logr",
+		"github.com/go-logr/stdr",
+		"github.com/redis/go-redis/v9",
+		"go.opentelemetry.io/auto/sdk",
+		"go.opentelemetry.io/otel",
+		"go.opentelemetry.io/otel/metric",
+		"go.opentelemetry.io/otel/trace",
+		"go.uber.org/atomic",
+		"golang.org/x/sys",
+	}
+	got := slices.Compact(slices.Sorted(slices.Values(dependencies(t, "-f", "{{with .Module}}{{.Path}}{{end}}", "."))))
+	slices.Sort(wanted)
+	if !slices.Equal(got, wanted) {
+		t.Errorf("users get %v, want %v", got, wanted)
+	}
+	page := readDesign(t)
+	for _, path := range wanted[1:] {
+		for _, host := range []string{"github.com/", "go.opentelemetry.io/otel/"} {
+			path = strings.TrimPrefix(path, host)
+		}
+		if !strings.Contains(page, path) {
+			t.Errorf("docs/design.md does not say why users get %s", path)
+		}
+	}
+}
+
+func readDesign(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile("docs/design.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
 
 // The command line has libraries of its own, so it is a module of its own: its requirements

@@ -53,7 +53,7 @@ func TestReadmeAndDocsShowOnlyCodeFromTheExamples(t *testing.T) {
 		name, code string
 		least      int // blocks, else they are no longer found
 	}{
-		{"go", shownCode(t, ".go", "example_test.go"), 10},
+		{"go", shownCode(t, ".go", "example_test.go", "leasedtest/example_test.go"), 10},
 		{"python", shownCode(t, ".py"), 1},
 		{"yaml", shownCode(t, ".yaml"), 1},
 	} {
@@ -107,7 +107,7 @@ func TestDocsShowOnlySQLFromTheFlashSale(t *testing.T) {
 // comment or example drops it by a bare defer. Locks of the sync API have no error to drop.
 func TestReadmeAndExamplesKeepTheErrorOfEveryUnlock(t *testing.T) {
 	dropped := regexp.MustCompile(`(?m)^.*defer (lease|l|first|second|writer)\.Unlock\(\).*$`)
-	files := append([]string{"example_test.go"}, pages...)
+	files := append([]string{"example_test.go", "leasedtest/example_test.go"}, pages...)
 	examples, err := filepath.Glob("examples/*/*.go")
 	if err != nil {
 		t.Fatal(err)
@@ -267,7 +267,7 @@ func TestReadmeAndDocsNameEveryFileOfThePackage(t *testing.T) {
 // So are tests, whose names say what they prove.
 func TestReadmeAndDocsNameTestsThatExist(t *testing.T) {
 	var tests strings.Builder
-	for _, dir := range []string{".", "internal/faults", "internal/lockstate", "internal/protocol", "internal/redisserver", "internal/simulation", "internal/syncsuite", "cmd/leased", "examples/*"} {
+	for _, dir := range []string{".", "internal/faults", "internal/lockstate", "internal/protocol", "internal/redisserver", "internal/simulation", "internal/syncsuite", "cmd/leased", "leasedtest", "examples/*"} {
 		files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
 		if err != nil {
 			t.Fatal(err)
