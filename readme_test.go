@@ -29,19 +29,21 @@ var pages = func() []string {
 
 // shownCode is the text of the files that snippets in a language may come from. Each of
 // them is compiled or run: example_test.go by this package's tests, the others by those of
-// the modules under examples.
+// the modules under examples and adapters.
 func shownCode(t *testing.T, extension string, files ...string) string {
 	t.Helper()
 	var code strings.Builder
 	for _, name := range files {
 		code.WriteString(readText(t, name) + "\n")
 	}
-	found, err := filepath.Glob("examples/*/*" + extension)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range found {
-		code.WriteString(readText(t, name) + "\n")
+	for _, pattern := range []string{"examples/*/*", "adapters/*/example_test"} {
+		found, err := filepath.Glob(pattern + extension)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range found {
+			code.WriteString(readText(t, name) + "\n")
+		}
 	}
 	return code.String()
 }
@@ -267,7 +269,7 @@ func TestReadmeAndDocsNameEveryFileOfThePackage(t *testing.T) {
 // So are tests, whose names say what they prove.
 func TestReadmeAndDocsNameTestsThatExist(t *testing.T) {
 	var tests strings.Builder
-	for _, dir := range []string{".", "internal/faults", "internal/lockstate", "internal/protocol", "internal/redisserver", "internal/simulation", "internal/syncsuite", "cmd/leased", "leasedtest", "examples/*"} {
+	for _, dir := range []string{".", "internal/faults", "internal/lockstate", "internal/protocol", "internal/redisserver", "internal/simulation", "internal/syncsuite", "cmd/leased", "leasedtest", "examples/*", "adapters/*"} {
 		files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
 		if err != nil {
 			t.Fatal(err)

@@ -1,6 +1,8 @@
 //go:build unix
 
-package main
+// Package pgtest starts a PostgreSQL for a test. Its caller imports a driver that calls
+// itself "pgx", so that this module needs none.
+package pgtest
 
 import (
 	"bytes"
@@ -19,10 +21,10 @@ import (
 	"time"
 )
 
-// postgres starts a PostgreSQL on the loopback that ends with the test, and returns its
+// Start starts a PostgreSQL on the loopback that ends with the test, and returns its
 // URL. Where none is installed the test is skipped, or fails when the environment has
 // LEASED_REQUIRE_POSTGRES=1.
-func postgres(t *testing.T) string {
+func Start(t *testing.T) string {
 	t.Helper()
 	programs, err := findPostgres()
 	switch {
@@ -33,7 +35,7 @@ func postgres(t *testing.T) string {
 		t.Skip(err)
 	}
 	// Not t.TempDir, whose parents only their owner may enter.
-	dir, err := os.MkdirTemp("", "flashsale") //nolint:usetesting // see above
+	dir, err := os.MkdirTemp("", "pgtest") //nolint:usetesting // see above
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +147,7 @@ func findPostgres() (string, error) {
 func unprivileged(t *testing.T, dir string) (attr *syscall.SysProcAttr, owner string) {
 	t.Helper()
 	if os.Getuid() != 0 {
-		return &syscall.SysProcAttr{}, "sale"
+		return &syscall.SysProcAttr{}, "tester"
 	}
 	for _, name := range []string{"postgres", "nobody"} {
 		u, err := user.Lookup(name)
@@ -163,7 +165,7 @@ func unprivileged(t *testing.T, dir string) (attr *syscall.SysProcAttr, owner st
 		if err := os.Chown(dir, int(uid), int(gid)); err != nil {
 			t.Fatal(err)
 		}
-		return &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}}, "sale"
+		return &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}}, "tester"
 	}
 	const why = "PostgreSQL refuses to run as root, and there is neither a user postgres nor nobody"
 	if os.Getenv("LEASED_REQUIRE_POSTGRES") == "1" {

@@ -1,0 +1,70 @@
+// Package gocronlock has jobs of github.com/go-co-op/gocron run in one process at a time.
+//
+// Give each process' scheduler a locker on the same Redis:
+//
+//	scheduler, err := gocron.NewScheduler(
+//		gocron.WithDistributedLocker(gocronlock.New(client, 5*time.Second)))
+//
+// The lock of a job has the job's name, so name jobs with gocron.WithName; key prefixes
+// keep them apart from other locks (leased.WithKeyPrefix).
+//
+// gocron gives a job no context of its lock, so a job does not notice that its lease was
+// lost. A job that must not run twice at once takes a lock itself, with leased.Mutex.Do,
+// and works under the context that it is given.
+package gocronlock
+
+import (
+	"context"
+	"time"
+
+	"github.com/go-co-op/gocron/v2"
+
+	"github.com/leasedmutex/leased"
+)
+
+// New returns a locker for gocron.WithDistributedLocker and WithDistributedJobLocker. A
+// process that finds the lock of a job taken skips this run.
+//
+// A lock is kept for atLeast, also if the job has ended before: the run of that process
+// lasts until then. Otherwise a process whose clock is behind would run a short job once
+// more. Make it longer than clocks differ, and shorter than the time between two runs; 5 s
+// is a good choice.
+//
+// The locker may be used by several schedulers, and is safe for concurrent use.
+func New(client *leased.Client, atLeast time.Duration, opts ...leased.LockOption) gocron.Locker {
+	return &locker{client, atLeast, opts}
+}
+
+type locker struct {
+	client  *leased.Client
+	atLeast time.Duration
+	opts    []leased.LockOption
+}
+
+// Lock implements gocron.Locker. The error matches leased.ErrLocked if another process
+// runs the job.
+func (l *locker) Lock(ctx context.Context, job string) (gocron.Lock, error) {
+	earliest := time.Now().Add(l.atLeast)
+	lease, err := l.client.Mutex(job, l.opts...).TryLockContext(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &lock{lease, earliest}, nil
+}
+
+type lock struct {
+	lease    *leased.Lease
+	earliest time.Time // of its end
+}
+
+// Unlock implements gocron.Lock. It waits until the lock has been kept for as long as it
+// has to, or ctx ends, as it does when the scheduler is shut down.
+func (l *lock) Unlock(ctx context.Context) error {
+	rest := time.NewTimer(time.Until(l.earliest))
+	defer rest.Stop()
+	select {
+	case <-rest.C:
+	case <-ctx.Done():
+	}
+	return l.lease.Unlock()
+}

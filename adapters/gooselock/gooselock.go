@@ -1,0 +1,69 @@
+// Package gooselock has github.com/pressly/goose migrate a database from one process at a
+// time, by a lock of package leased. That is of use where the database has no lock that
+// goose could take, or where connections go through a pooler that breaks advisory locks:
+//
+//	goose.NewProvider(goose.DialectClickHouse, db, migrations,
+//		goose.WithSessionLocker(gooselock.New(client.Mutex("migrations"))))
+//
+// goose does not work under the context of a lease. If the lock is lost while it migrates,
+// it notices that at the end only, when Up returns an error that matches
+// leased.ErrLeaseLost: then look at what was applied.
+package gooselock
+
+import (
+	"context"
+	"database/sql"
+	"sync"
+
+	"github.com/pressly/goose/v3/lock"
+
+	"github.com/leasedmutex/leased"
+)
+
+// Locker is a lock.SessionLocker for goose.WithSessionLocker, and a lock.Locker for
+// goose.WithLocker. Both wait for the lock until the context of the migration ends. It may
+// be used by several providers and is safe for concurrent use.
+type Locker struct {
+	mutex *leased.Mutex
+	held  sync.Map // leases by connection or database
+}
+
+var (
+	_ lock.SessionLocker = (*Locker)(nil)
+	_ lock.Locker        = (*Locker)(nil)
+)
+
+// New returns a locker that locks mutex, whose name all processes that migrate a database
+// have to agree on.
+func New(mutex *leased.Mutex) *Locker { return &Locker{mutex: mutex} }
+
+// SessionLock implements lock.SessionLocker. The error is that of leased.Mutex.LockContext.
+func (l *Locker) SessionLock(ctx context.Context, conn *sql.Conn) error { return l.lock(ctx, conn) }
+
+// SessionUnlock implements lock.SessionLocker. It waits for Redis until ctx ends. The error
+// matches leased.ErrLeaseLost if the lock was lost while it was held.
+func (l *Locker) SessionUnlock(ctx context.Context, conn *sql.Conn) error {
+	return l.unlock(ctx, conn)
+}
+
+// Lock implements lock.Locker as SessionLock does.
+func (l *Locker) Lock(ctx context.Context, db *sql.DB) error { return l.lock(ctx, db) }
+
+// Unlock implements lock.Locker as SessionUnlock does.
+func (l *Locker) Unlock(ctx context.Context, db *sql.DB) error { return l.unlock(ctx, db) }
+
+// lock keeps the lease: one that nobody refers to is not renewed.
+func (l *Locker) lock(ctx context.Context, by any) error {
+	lease, err := l.mutex.LockContext(ctx)
+	if err == nil {
+		l.held.Store(by, lease)
+	}
+	return err
+}
+
+func (l *Locker) unlock(ctx context.Context, by any) error {
+	if _, held := l.held.LoadAndDelete(by); !held {
+		return leased.ErrNotLocked
+	}
+	return l.mutex.UnlockContext(ctx)
+}

@@ -1,0 +1,88 @@
+// Package migratelock has github.com/golang-migrate/migrate migrate a database from one
+// process at a time, by a lock of package leased. It wraps a database driver of migrate,
+// whose own lock is not used: that is of use for a database without locks, and where
+// connections go through a pooler that breaks advisory locks.
+//
+//	driver = migratelock.New(driver, client.Mutex("migrations"), 10*time.Second)
+//	m, err := migrate.NewWithInstance("iofs", source, "shop", driver)
+package migratelock
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/golang-migrate/migrate/v4/database"
+
+	"github.com/leasedmutex/leased"
+)
+
+// New returns driver with the lock mutex, whose name all processes that migrate a database
+// have to agree on. Lock waits for that long at most. Make it shorter than
+// migrate.Migrate.LockTimeout (15 s by default): when that ends, migrate gives up without
+// telling the driver, which would get the lock later, for nobody.
+func New(driver database.Driver, mutex *leased.Mutex, wait time.Duration) database.Driver {
+	return &locked{Driver: driver, mutex: mutex, wait: wait}
+}
+
+type locked struct {
+	database.Driver
+
+	mutex *leased.Mutex
+	wait  time.Duration
+
+	mu    sync.Mutex    // guards lease
+	lease *leased.Lease // nil while not locked
+}
+
+// Open opens another driver. It shares the lock.
+func (d *locked) Open(url string) (database.Driver, error) {
+	driver, err := d.Driver.Open(url)
+	if err != nil {
+		return nil, err
+	}
+	return New(driver, d.mutex, d.wait), nil
+}
+
+// Lock implements database.Driver. If another process holds the lock for too long, the
+// error matches database.ErrLocked and leased.ErrNotAcquired.
+func (d *locked) Lock() error {
+	ctx, cancel := context.WithTimeout(context.Background(), d.wait)
+	defer cancel()
+	lease, err := d.mutex.LockContext(ctx)
+	if ctx.Err() != nil && err != nil {
+		return errors.Join(database.ErrLocked, err)
+	} else if err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.lease = lease
+	return nil
+}
+
+// Unlock implements database.Driver. The error matches leased.ErrLeaseLost if the lock was
+// lost while it was held, and database.ErrNotLocked if it was not held.
+func (d *locked) Unlock() error {
+	d.mu.Lock()
+	lease := d.lease
+	d.lease = nil
+	d.mu.Unlock()
+	if lease == nil {
+		return database.ErrNotLocked
+	}
+	return lease.Unlock()
+}
+
+// Run implements database.Driver. It does not begin a migration if the lock was lost.
+func (d *locked) Run(migration io.Reader) error {
+	d.mu.Lock()
+	lease := d.lease
+	d.mu.Unlock()
+	if lease != nil && lease.Context().Err() != nil {
+		return context.Cause(lease.Context())
+	}
+	return d.Driver.Run(migration)
+}

@@ -1,0 +1,153 @@
+//go:build unix
+
+package migratelock_test
+
+import (
+	"database/sql"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/fstest"
+	"testing/synctest"
+	"time"
+
+	"github.com/golang-migrate/migrate/v4"
+	"github.com/golang-migrate/migrate/v4/database"
+	pgx "github.com/golang-migrate/migrate/v4/database/pgx/v5"
+	"github.com/golang-migrate/migrate/v4/database/stub"
+	contract "github.com/golang-migrate/migrate/v4/database/testing"
+	"github.com/golang-migrate/migrate/v4/source/iofs"
+
+	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/adapters/migratelock"
+	"github.com/leasedmutex/leased/internal/pgtest"
+	"github.com/leasedmutex/leased/leasedtest"
+)
+
+const wait = 10 * time.Second
+
+func stubDriver(t *testing.T, client *leased.Client) (database.Driver, *stub.Stub) {
+	t.Helper()
+	inner, err := stub.WithInstance(nil, &stub.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return migratelock.New(inner, client.Mutex("migrations"), wait), inner.(*stub.Stub)
+}
+
+func postgresDriver(t *testing.T, url string, client *leased.Client) database.Driver {
+	t.Helper()
+	db, err := sql.Open("pgx", url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	inner, err := pgx.WithInstance(db, &pgx.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return migratelock.New(inner, client.Mutex("migrations"), wait)
+}
+
+// The test of migrate that all database drivers must pass.
+func TestTheContractOfDriversHolds(t *testing.T) {
+	t.Run("stub", func(t *testing.T) {
+		t.Parallel()
+		d, _ := stubDriver(t, leasedtest.New(t))
+		contract.Test(t, d, []byte("migration"))
+	})
+	t.Run("PostgreSQL", func(t *testing.T) {
+		t.Parallel()
+		d := postgresDriver(t, pgtest.Start(t), leasedtest.New(t))
+		contract.Test(t, d, []byte("SELECT 1"))
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestSeveralProcessesMigrateOneAfterTheOther(t *testing.T) {
+	files := fstest.MapFS{}
+	for i := range 5 { // each fails if two apply it at once, or one applies it twice
+		files[fmt.Sprintf("%d_step.up.sql", i+1)] = &fstest.MapFile{
+			Data: fmt.Appendf(nil, "CREATE TABLE step%d (n int); SELECT pg_sleep(0.02);", i)}
+	}
+	url, server := pgtest.Start(t), leasedtest.NewServer(t)
+	var processes sync.WaitGroup
+	applied := make(chan struct{}, 5)
+	for range 5 {
+		source, err := iofs.New(files, ".")
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := migrate.NewWithInstance("iofs", source, "pgx5", postgresDriver(t, url, server.Client()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		processes.Go(func() {
+			switch err := m.Up(); {
+			case err == nil:
+				applied <- struct{}{}
+			case !errors.Is(err, migrate.ErrNoChange):
+				t.Error(err)
+			}
+			if version, dirty, err := m.Version(); version != 5 || dirty || err != nil {
+				t.Errorf("the version is %d, dirty %v, %v", version, dirty, err)
+			}
+			if a, b := m.Close(); a != nil || b != nil {
+				t.Error(a, b)
+			}
+		})
+	}
+	processes.Wait()
+	if n := len(applied); n != 1 {
+		t.Errorf("%d processes applied migrations", n)
+	}
+}
+
+func TestALockThatAnotherProcessHoldsIsRefusedInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := leasedtest.NewServer(t)
+		here, _ := stubDriver(t, server.Client())
+		there, _ := stubDriver(t, server.Client())
+		if err := here.Lock(); err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		err := there.Lock()
+		if took := time.Since(began); !errors.Is(err, database.ErrLocked) || !errors.Is(err, leased.ErrNotAcquired) || took > wait+time.Second {
+			t.Errorf("after %v it returned %v", took, err)
+		}
+		if err := there.Unlock(); !errors.Is(err, database.ErrNotLocked) {
+			t.Errorf("Unlock returned %v, want ErrNotLocked", err)
+		}
+		if err := here.Unlock(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestNoMigrationBeginsOnceTheLockWasLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := leasedtest.NewServer(t)
+		d, inner := stubDriver(t, server.Client())
+		if err := d.Lock(); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Run(strings.NewReader("first")); err != nil {
+			t.Fatal(err)
+		}
+		leasedtest.Lose(t, server.Client(), "migrations")
+		synctest.Wait()
+		if err := d.Run(strings.NewReader("second")); !errors.Is(err, leased.ErrLeaseLost) {
+			t.Errorf("it returned %v, want ErrLeaseLost", err)
+		}
+		if !inner.EqualSequence([]string{"first"}) {
+			t.Errorf("these were run: %q", inner.MigrationSequence)
+		}
+		if err := d.Unlock(); !errors.Is(err, leased.ErrLeaseLost) {
+			t.Errorf("Unlock returned %v, want ErrLeaseLost", err)
+		}
+	})
+}
