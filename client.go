@@ -300,7 +300,8 @@ func (c *Client) entries() []*entry {
 }
 
 // Close shuts the client down and waits up to 5 s for leases to be unlocked; see
-// Shutdown.
+// Shutdown. It returns nil if all were and nothing else was left. It may be called from any goroutine, and more than
+// once.
 func (c *Client) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), closeWait)
 	defer cancel()

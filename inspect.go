@@ -38,7 +38,8 @@ type Waiting struct {
 }
 
 // Inspect returns what Redis knows of a lock. It acquires and changes nothing, and the
-// lock need not exist.
+// lock need not exist. It asks Redis once, until ctx ends. The error matches ErrClosed or
+// ErrInvalidName, or is that of Redis or of ctx.
 func (c *Client) Inspect(ctx context.Context, name string) (Info, error) {
 	k, err := c.operate(ctx, name)
 	if err != nil {
@@ -56,7 +57,10 @@ func (c *Client) Inspect(ctx context.Context, name string) (Info, error) {
 // ForceUnlock evicts the owners of the lock, foreign ones included, and lets the next
 // waiter in. Owners of ours are notified at once, and the contexts of their leases
 // end with ErrLeaseLost; but they may still be at work, so ForceUnlock is for operators
-// who know that the owner is gone or wrong. It is no error if the lock is free.
+// who know that the owner is gone or wrong. It is no error if the lock is free. It asks
+// Redis once, until ctx ends. The error matches ErrClosed or ErrInvalidName, or is that of
+// Redis or of ctx: the owners may be evicted all the same, and trying again does no harm
+// unless the next owner is one to keep.
 func (c *Client) ForceUnlock(ctx context.Context, name string) error {
 	k, err := c.operate(ctx, name)
 	if err != nil {

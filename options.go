@@ -319,7 +319,7 @@ func WithTTL(ttl time.Duration) LockOption {
 
 // WithMaxHold bounds how long one lease is held: after d its context ends with
 // ErrMaxHold, which is an ErrLeaseLost, and it is no longer renewed, so a stuck holder keeps others out for at
-// most one more TTL. The default is 0, which means no bound.
+// most one more TTL. d must not be negative. The default is 0, which means no bound.
 func WithMaxHold(d time.Duration) LockOption {
 	return lockOption(func(o *lockOptions) error {
 		if d < 0 {
@@ -362,7 +362,7 @@ func WithMinHold(d time.Duration) LockOption {
 // it, also one that only tries, asks for it by a message and gets it as soon as that
 // arrives; if the lock is in use, a try waits 50 ms in vain. If the message is lost, a
 // waiter's next re-check asks again. The option applies to a grant that was requested by
-// a caller with this option. The default is 0.
+// a caller with this option. d must be from 0 to 30 days. The default is 0.
 func WithIdleHold(d time.Duration) LockOption {
 	return lockOption(func(o *lockOptions) error {
 		if d < 0 || d > protocol.MaxTTL {
@@ -374,7 +374,8 @@ func WithIdleHold(d time.Duration) LockOption {
 }
 
 // WithLocalHandoffs bounds how long one process may pass the lock among its own callers
-// while another process waits: at most n leases, and none begins after tenure. The
+// while another process waits: at most n leases, and none begins after tenure. Then the
+// lock goes to the other process. n must be at least 1, and tenure not negative. The
 // default is 64 leases and 10 ms.
 func WithLocalHandoffs(n int, tenure time.Duration) LockOption {
 	return lockOption(func(o *lockOptions) error {
@@ -386,8 +387,9 @@ func WithLocalHandoffs(n int, tenure time.Duration) LockOption {
 	})
 }
 
-// WithReleaseTimeout bounds how long Unlock waits for Redis to confirm the release. The
-// default is 1 s.
+// WithReleaseTimeout bounds how long Unlock waits for Redis to confirm the release: after
+// that it returns ErrNotReleased, and the client keeps retrying in the background. It has
+// no effect on UnlockContext. d must be positive. The default is 1 s.
 func WithReleaseTimeout(d time.Duration) LockOption {
 	return lockOption(func(o *lockOptions) error {
 		if d <= 0 {

@@ -109,7 +109,7 @@ func TestDocsShowOnlySQLFromTheFlashSale(t *testing.T) {
 // comment or example drops it by a bare defer. Locks of the sync API have no error to drop.
 func TestReadmeAndExamplesKeepTheErrorOfEveryUnlock(t *testing.T) {
 	dropped := regexp.MustCompile(`(?m)^.*defer (lease|l|first|second|writer)\.Unlock\(\).*$`)
-	files := append([]string{"example_test.go", "leasedtest/example_test.go"}, pages...)
+	files := append([]string{"example_test.go", "example_options_test.go", "leasedtest/example_test.go"}, pages...)
 	examples, err := filepath.Glob("examples/*/*.go")
 	if err != nil {
 		t.Fatal(err)
@@ -127,6 +127,20 @@ func TestReadmeAndExamplesKeepTheErrorOfEveryUnlock(t *testing.T) {
 	for _, name := range files {
 		for _, line := range dropped.FindAllString(readText(t, name), -1) {
 			t.Errorf("%s drops the error: %s", name, strings.TrimSpace(line))
+		}
+	}
+}
+
+// go doc shows examples beside what they are of, and nobody looks for them elsewhere.
+func TestEachOptionIsUsedInAnExample(t *testing.T) {
+	examples := readText(t, "example_test.go") + readText(t, "example_options_test.go")
+	options := regexp.MustCompile(`(?m)^func (With\w+)\(`).FindAllStringSubmatch(readText(t, "options.go"), -1)
+	if len(options) < 10 {
+		t.Fatalf("only %d options were found", len(options))
+	}
+	for _, m := range options {
+		if !strings.Contains(examples, "leased."+m[1]+"(") {
+			t.Errorf("no example uses %s", m[1])
 		}
 	}
 }

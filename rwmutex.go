@@ -86,7 +86,8 @@ func (rw *RWMutex) RUnlockContext(ctx context.Context) error {
 	return rw.use().unlockContext(ctx, protocol.Shared)
 }
 
-// RLocker returns a sync.Locker whose Lock and Unlock are RLock and RUnlock.
+// RLocker returns a sync.Locker whose Lock and Unlock are RLock and RUnlock, with their
+// panics.
 func (rw *RWMutex) RLocker() sync.Locker { return (*rlocker)(rw) }
 
 type rlocker RWMutex

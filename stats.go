@@ -7,7 +7,7 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// Stats counts what a client has done since it was made.
+// Stats counts what a client has done since it was made. Counters only grow.
 type Stats struct {
 	Leases   int64 // callers that were admitted
 	Local    int64 // of Leases, by another caller of this process; Redis is asked only once a second whether others wait

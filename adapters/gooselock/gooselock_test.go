@@ -93,7 +93,9 @@ func TestUpSaysThatTheLockWasLost(t *testing.T) {
 	server, db := leasedtest.NewServer(t), database(t)
 	client := server.Client()
 	p := provider(t, db, goose.WithSessionLocker(gooselock.New(client.Mutex("migrations"))))
+	done := make(chan struct{})
 	go func() {
+		defer close(done)
 		for {
 			if info, err := client.Inspect(t.Context(), "migrations"); err != nil || len(info.Owners) > 0 {
 				break
@@ -105,6 +107,7 @@ func TestUpSaysThatTheLockWasLost(t *testing.T) {
 	if _, err := p.Up(t.Context()); !errors.Is(err, leased.ErrLeaseLost) {
 		t.Errorf("it returned %v, want ErrLeaseLost", err)
 	}
+	<-done
 }
 
 func TestUnlockWithoutALockIsAnError(t *testing.T) {
