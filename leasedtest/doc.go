@@ -43,5 +43,6 @@
 //
 // The server is one node: no replicas, so [leased.WithReplicas] refuses every lease, and
 // no Cluster. It takes about ten times as long for a command as Redis does. Figures about
-// speed come from a real server.
+// speed come from a real server. Where an int has 32 bits it does not work, and [NewServer]
+// skips the test.
 package leasedtest

@@ -25,46 +25,32 @@ import (
 // New returns a locker for gocron.WithDistributedLocker and WithDistributedJobLocker. A
 // process that finds the lock of a job taken skips this run.
 //
-// A lock is kept for atLeast, also if the job has ended before: the run of that process
-// lasts until then. Otherwise a process whose clock is behind would run a short job once
-// more. Make it longer than clocks differ, and shorter than the time between two runs; 5 s
-// is a good choice.
+// A lock is kept for atLeast, also if the job ends before (leased.WithMinHold): otherwise a
+// process whose clock is behind would run a short job once more. Make it longer than clocks
+// differ, and shorter than the time between two runs.
 //
 // The locker may be used by several schedulers, and is safe for concurrent use.
 func New(client *leased.Client, atLeast time.Duration, opts ...leased.LockOption) gocron.Locker {
-	return &locker{client, atLeast, opts}
+	return &locker{client, append([]leased.LockOption{leased.WithMinHold(atLeast)}, opts...)}
 }
 
 type locker struct {
-	client  *leased.Client
-	atLeast time.Duration
-	opts    []leased.LockOption
+	client *leased.Client
+	opts   []leased.LockOption
 }
 
 // Lock implements gocron.Locker. The error matches leased.ErrLocked if another process
-// runs the job.
+// runs the job, or has just done so.
 func (l *locker) Lock(ctx context.Context, job string) (gocron.Lock, error) {
-	earliest := time.Now().Add(l.atLeast)
 	lease, err := l.client.Mutex(job, l.opts...).TryLockContext(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return &lock{lease, earliest}, nil
+	return lock{lease}, nil
 }
 
-type lock struct {
-	lease    *leased.Lease
-	earliest time.Time // of its end
-}
+type lock struct{ lease *leased.Lease }
 
-// Unlock implements gocron.Lock. It waits until the lock has been kept for as long as it
-// has to, or ctx ends, as it does when the scheduler is shut down.
-func (l *lock) Unlock(ctx context.Context) error {
-	rest := time.NewTimer(time.Until(l.earliest))
-	defer rest.Stop()
-	select {
-	case <-rest.C:
-	case <-ctx.Done():
-	}
-	return l.lease.Unlock()
-}
+// Unlock implements gocron.Lock. It waits for Redis as long as leased.WithReleaseTimeout
+// says, also if ctx has ended, as it has when the scheduler is shut down.
+func (l lock) Unlock(context.Context) error { return l.lease.Unlock() }
