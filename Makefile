@@ -36,7 +36,7 @@ check: ## formatting, vet for three systems, linter if installed, go.mod tidy
 	done
 	@if command -v golangci-lint >/dev/null; then \
 		echo "golangci-lint"; golangci-lint run $(ALL) || exit 1; \
-		for dir in examples examples/*/go.mod; do \
+		for dir in examples/go.mod examples/*/go.mod adapters/*/go.mod; do \
 			dir=$${dir%/go.mod}; echo "golangci-lint in $$dir"; (cd $$dir && golangci-lint run ./...) || exit 1; \
 		done; \
 	else echo "golangci-lint: not installed, skipped"; fi

@@ -7,6 +7,7 @@ import (
 	"log"
 	"log/slog"
 	"os"
+	"runtime/pprof"
 	"strings"
 	"sync"
 	"time"
@@ -434,4 +435,33 @@ func ExampleClient_Stats() {
 	s := client.Stats()
 	fmt.Println(s.Leases, "lease, of which", s.Local, "were handed on locally;", s.Lost, "lost")
 	// Output: 1 lease, of which 0 were handed on locally; 0 lost
+}
+
+// A goroutine profile says which goroutines wait for which lock.
+func ExampleWithProfileLabels() {
+	rdb, stop := embeddedRedis()
+	defer stop()
+	client := mustNew(rdb, leased.WithProfileLabels())
+	defer client.Close()
+
+	mu := client.Mutex("report")
+	mu.Lock()
+	waiting := make(chan struct{})
+	go func() {
+		defer close(waiting)
+		mu.Lock()
+		mu.Unlock() //nolint:staticcheck // that it waits is the point
+	}()
+	var profile strings.Builder
+	for !strings.Contains(profile.String(), `"leased.lock":"report"`) {
+		time.Sleep(time.Millisecond) // until the goroutine waits
+		profile.Reset()
+		if err := pprof.Lookup("goroutine").WriteTo(&profile, 1); err != nil {
+			log.Fatal(err)
+		}
+	}
+	fmt.Println("somebody waits for report")
+	mu.Unlock()
+	<-waiting
+	// Output: somebody waits for report
 }
