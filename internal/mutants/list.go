@@ -185,7 +185,7 @@ var mutants = []mutant{
 	{"echo not demanded", "internal/lockstate/inboxhealth.go", "	if h.State != Joined || h.nonce != \"\" || calm {", "	if calm || true {", "Echo|HalfOpen"},
 	{"go-redis repeats commands (rule 6)", "internal/redisserver/script.go", "func (onceCmd) NoRetry() bool { return true }", "func (onceCmd) NoRetry() bool { return false }", "Retry|Once|Resent|Repeat"},
 	{"Close releases what nobody unlocked", "client.go", "		left = c.abandoned()\n", "		left = c.abandoned()\n		for _, e := range c.entries() {\n			_, _ = c.server.Evict(c.base, &e.keys)\n		}\n", "Close|Shutdown"},
-	{"waiting is not given up with the context", "acquire.go", "		case <-done:\n			known := e.giveUp(w)", "		case <-make(chan int):\n			known := e.giveUp(w)", "Cancel|Context"},
+	{"waiting is not given up with the context", "acquire.go", "	case <-done:\n		return false\n", "	case <-make(chan int):\n		return false\n", "Cancel|Context"},
 	{"loss handler called under the lock", "entry.go", "	if !c.losses.add(LossEvent{Name: e.keys.Name, Token: token, Reason: loss.Why.String()}) {", "	e.mu.Lock()\n	defer e.mu.Unlock()\n	if handler := c.opts.onLoss; handler != nil {\n		handler(LossEvent{Name: e.keys.Name, Token: token, Reason: loss.Why.String()})\n	} else {", "LossHandler"},
 
 	// what reviews found
@@ -228,7 +228,7 @@ var mutants = []mutant{
 	{"a hold is told of twice", "tracing.go", "	if w.reported {", "	if false {", "TestTrace|TestMetrics"},
 	{"who is waited for without a span gets none", "tracing.go", "	t.later(func() { t.hold(context.Background(), e, c, since) })", "	_, _ = t, since", "TestTrace"},
 	{"notes of the wait go with the hold", "internal/lockstate/eventlog.go", "	n := t.waitEvents\n", "	n := 0\n", "TestEverySpan"},
-	{"a span is begun for a hold that is over", "tracing.go", "		t.how, t.why, t.ended = how, why, at\n", "", "TestEverySpan"},
+	{"a span is begun for a hold that is over", "tracing.go", "		t.how, t.why, t.ended, t.settled = how, why, at, settled\n", "", "TestEverySpan"},
 	{"contention is an error", "metrics.go", "return r == waitClosed || r == waitRefused", "return r != waitAcquired", "TestTrace"},
 	{"what was sent for another span is linked", "internal/protocol/span.go", "	if len(text) != 55 ||", "	if len(text) < 55 ||", "Span"},
 
@@ -329,9 +329,9 @@ var mutants = []mutant{
 	{"back-off outlives an outage", "outage.go", "	if fail.Lasts() {", "	if true {", "EndOfAnOutage"},
 	{"after an outage only who probed goes on", "outage.go", "		o.wake = true\n", "", "EndOfAnOutage"},
 	{"any answer wakes all who wait out a pause", "outage.go", "	if hadFailed {", "	if true {", "HalfBroken"},
-	{"a failure is reported before its lock pauses", "entry.go", "\tc.slotMap.commandFailed(fail) // before the step, whose commands are to find the right node\n\te.answered(cmd, a, fail, pause)\n\tif fail != nil {\n\t\t// After the step: the outage ends when a probe finds no lock that waits out a pause,\n\t\t// and a probe in between would not find this one.\n\t\tc.outage.failed(fail)\n\t}\n", "\tif fail != nil {\n\t\tc.outage.failed(fail)\n\t}\n\tc.slotMap.commandFailed(fail) // before the step, whose commands are to find the right node\n\te.answered(cmd, a, fail, pause)\n", "OvertakesAFailure"},
+	{"a failure is reported before its lock pauses", "entry.go", "\tc.slotMap.commandFailed(fail) // before the step, whose commands are to find the right node\n\te.answered(cmd, a, fail, pause)\n\tc.metrics.commanded(ctx, commandOf(cmd.Verb), took, fail)\n\tif fail != nil {\n\t\t// After the step: the outage ends when a probe finds no lock that waits out a pause,\n\t\t// and a probe in between would not find this one.\n\t\tc.outage.failed(fail)\n\t}\n", "\tif fail != nil {\n\t\tc.outage.failed(fail)\n\t}\n\tc.slotMap.commandFailed(fail) // before the step, whose commands are to find the right node\n\te.answered(cmd, a, fail, pause)\n\tc.metrics.commanded(ctx, commandOf(cmd.Verb), took, fail)\n", "OvertakesAFailure"},
 	{"no lock probes until the last probe has failed", "outage.go", "		o.setLocked(now.Add(probeEvery))\n	}\n	o.mu.Unlock()", "	}\n	o.mu.Unlock()", "OneLockOfAClient"},
-	{"samplers do not see which lock it is", "tracing.go", "	return trace.WithAttributes(attrLock.String(lock), attrMode", "	return trace.WithAttributes(attrMode", "SamplersSee"},
+	{"samplers do not see which lock it is", "tracing.go", "append(append(all, attrLock.String(lock), attrMode.String(m.String())), t.more...)", "append(append(all, attrMode.String(m.String())), t.more...)", "SamplersSee"},
 	{"a lost hold has no error type", "tracing.go", "		r.span.SetAttributes(attrErrorType.String(r.how.String()))\n", "", "ErrorsHaveAType"},
 	{"a refused wait has no error type", "tracing.go", "		span.SetAttributes(attrErrorType.String(outcome.String()))\n", "", "ErrorsHaveAType"},
 	{"counters wait for a callback that views may drop", "metrics.go", "func (m *metrics) used() { m.refresh.start() }", "func (m *metrics) used() {}", "CountersGoOn"},
