@@ -40,6 +40,9 @@ func (c *Client) handle(name string, opts []LockOption) handle {
 		if len(opts) > 0 {
 			own, err := c.opts.lock.with(opts)
 			h.opts, h.err = &own, err
+			if q := c.opts.quarantine; err == nil && q > 0 && own.TTL > q {
+				h.err = invalid("TTL %v is longer than the quarantine of %v", own.TTL, q)
+			}
 		}
 	}
 	return h

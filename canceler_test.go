@@ -65,7 +65,7 @@ func TestVirtualAMessageWhileAnUnlockIsProvedTakesItNoProof(t *testing.T) {
 		s.there = true
 		id := s.id
 		s.mu.Unlock()
-		c.inbox.receive("leased1:wanted " + id + " x")
+		c.inbox[0].receive("leased1:wanted " + id + " x")
 		if err := <-unlocked; err != nil {
 			t.Errorf("Unlock returned %v", err)
 		}

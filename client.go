@@ -14,6 +14,7 @@ import (
 
 	"github.com/leasedmutex/leased/internal/lockstate"
 	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/quorum"
 	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
@@ -43,7 +44,9 @@ type Client struct {
 	counts   bool           // PUBLISH's count tells whether a client is there
 	proof    protocol.Proof // in ids, once the inbox is confirmed
 	once     sync.Once      // starts the watchdog and the inbox
-	inbox    *inbox
+	inbox    inboxes
+	quorum   *quorum.Server // nil for a single deployment, else the same as server
+	members  group          // goroutines that send to a quorum's servers
 	watchdog *watchdog
 	canceler *canceler
 	outage   *outage
@@ -123,13 +126,29 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
+	if o.quarantine > 0 {
+		return nil, invalid("WithQuarantine is for NewQuorum")
+	}
 	kind, err := kindOf(rdb)
 	if err != nil {
 		return nil, err
 	}
 	server := redisserver.New(rdb, o.prefix)
+	c := newClient(o, kind)
+	c.server = confirming(server, &o)
+	c.inbox = inboxes{newInbox(c, server.Rdb)}
+	c.slotMap = newSlotMap(c, rdb)
+	if kind == unknownKind {
+		c.log.unknownClient()
+	} else if kind == oneNode && !server.HonorsDeadlines() {
+		c.log.unbounded()
+	}
+	return c, nil
+}
+
+// newClient returns a client without a server.
+func newClient(o clientOptions, kind kindOfRedis) *Client {
 	c := &Client{
-		server:  confirming(server, &o),
 		opts:    o,
 		id:      protocol.NewClientID(o.owner),
 		began:   time.Now(),
@@ -142,11 +161,9 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	}
 	c.base, c.stop = context.WithCancel(context.Background())
 	c.log = newThrottledLog(&o)
-	c.inbox = newInbox(c, server.Rdb)
 	c.watchdog = newWatchdog(c)
 	c.canceler = newCanceler(c)
 	c.outage = newOutage(c)
-	c.slotMap = newSlotMap(c, rdb)
 	c.losses.deliver, c.losses.most, c.losses.what = o.onLoss, mostLosses, "the loss handler"
 	if o.onLoss == nil {
 		c.losses.deliverAll = c.log.lost
@@ -154,12 +171,7 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	c.tracing = newTracing(c, &c.opts)
 	c.metrics = newMetrics(c, &c.opts)
 	c.slow = newSlowWatch(c, o.slow)
-	if kind == unknownKind {
-		c.log.unknownClient()
-	} else if kind == oneNode && !server.HonorsDeadlines() {
-		c.log.unbounded()
-	}
-	return c, nil
+	return c
 }
 
 // unmade reports whether c is nil or the zero value, which New does not return.
@@ -210,7 +222,9 @@ func (k kindOfRedis) proof() protocol.Proof {
 func (c *Client) begin() {
 	c.once.Do(func() {
 		c.group.start(c.watchdog.run)
-		c.group.start(c.inbox.run)
+		for _, in := range c.inbox {
+			c.group.start(in.run)
+		}
 	})
 }
 
@@ -233,7 +247,7 @@ func (c *environment) NewRequest(m protocol.Mode, ttl time.Duration, idles bool,
 // InboxPending reports whether messages do not arrive yet but soon will. Where ids never
 // carry a proof, there is none to wait for.
 func (c *environment) InboxPending() bool {
-	return c.proof != protocol.Unproved && !c.inbox.settled.Load()
+	return c.proof != protocol.Unproved && !c.inbox.settled()
 }
 
 // HasInbox reports whether messages reach this client, so that waiting needs no polling.
@@ -349,6 +363,7 @@ func (c *Client) Shutdown(ctx context.Context) error {
 	var left []string
 	if waitFor(ctx, c.drained) {
 		c.canceler.drain(ctx)
+		c.drainQuorum(ctx)
 	} else {
 		left = c.abandoned()
 	}
@@ -356,6 +371,7 @@ func (c *Client) Shutdown(ctx context.Context) error {
 	c.watchdog.halt()
 	c.inbox.halt()
 	c.group.close()
+	c.haltQuorum()
 	last, cancel := atLeast(ctx, finalWait)
 	defer cancel()
 	await := func(what string, wait func(context.Context) bool) {
@@ -366,6 +382,7 @@ func (c *Client) Shutdown(ctx context.Context) error {
 	// In this order, for each may give work to those after it: what ends a lease calls the
 	// loss handler, and nearly all may log.
 	await("commands under way, or hooks of the Redis client", c.group.wait)
+	c.leaveMembers()
 	c.canceler.giveUp()
 	await("metrics being collected", c.metrics.stop)
 	await("the loss handler", c.losses.wait)

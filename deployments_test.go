@@ -21,6 +21,9 @@ const inMemory = "leasedtest"
 // LEASED_SERVERS=cluster,sentinel,acl,tls,leasedtest.
 func onDeployments(t *testing.T, f func(t *testing.T, s place)) {
 	t.Helper()
+	if wantsQuorum() {
+		t.Run("quorum", func(t *testing.T) { f(t, quorumPlace(t, false)) })
+	}
 	if slices.Contains(strings.Split(os.Getenv("LEASED_SERVERS"), ","), inMemory) {
 		t.Run(inMemory, func(t *testing.T) {
 			server := leasedtest.NewServer(t)
@@ -31,14 +34,14 @@ func onDeployments(t *testing.T, f func(t *testing.T, s place)) {
 					return connectInMemory(tb, server, change)
 				},
 			}
-			s := place{redistest.Target{Name: inMemory, Addr: "in memory", Prefix: redistest.Prefix(t), Deployment: d}, d.Admin(t)}
+			s := place{Target: redistest.Target{Name: inMemory, Addr: "in memory", Prefix: redistest.Prefix(t), Deployment: d}, rdb: d.Admin(t)}
 			redistest.CheckLeaks(t, s.rdb, s.Prefix)
 			f(t, s)
 		})
 	}
-	for _, d := range redistest.Deployments(t, []string{inMemory}, leastRights(t)...) {
+	for _, d := range redistest.Deployments(t, []string{inMemory, "quorum"}, leastRights(t)...) {
 		t.Run(d.Name, func(t *testing.T) {
-			s := place{d.Target(t), d.Admin(t)}
+			s := place{Target: d.Target(t), rdb: d.Admin(t)}
 			redistest.CheckLeaks(t, s.rdb, s.Prefix)
 			f(t, s)
 		})

@@ -8,6 +8,7 @@ import (
 
 	"github.com/leasedmutex/leased/internal/lockstate"
 	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/quorum"
 )
 
 // Compare errors with errors.Is: the errors that the library returns wrap one of these
@@ -43,6 +44,11 @@ var (
 	// caller does not hold the lock; a grant that was known to be unconfirmed was
 	// canceled.
 	ErrNoReplicas = protocol.ErrNoReplicas
+
+	// ErrNoQuorum is part of the error of LockContext, and the last error of others, where too
+	// few servers of a client of NewQuorum answered, or may vote. The caller does not hold the
+	// lock, and what the others had granted is given back.
+	ErrNoQuorum = quorum.ErrNoQuorum
 
 	// ErrNotLocked is returned by UnlockContext and RUnlockContext if no caller of the client
 	// holds the lock so. Unlock and RUnlock panic then.

@@ -69,7 +69,7 @@ func TestAfterAPlannedFailoverBehindAFixedNameTheInboxMovesToTheNewPrimary(t *te
 
 	var name fixedName
 	name.leadsTo.Store(&first.Addr)
-	s := place{redistest.Target{Addr: first.Addr, Prefix: "failover:"}, old}
+	s := place{Target: redistest.Target{Addr: first.Addr, Prefix: "failover:"}, rdb: old}
 	owner := clientOn(t, s, first.Client(name.change))
 	// The echo arrives over another connection, before the count of its receivers.
 	slow := first.Client(name.change, func(o *redis.Options) { o.ContextTimeoutEnabled = true })

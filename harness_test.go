@@ -35,6 +35,7 @@ const patience = 30 * time.Second
 type place struct {
 	redistest.Target // in virtual time only Prefix and Mini are set
 	rdb              redis.UniversalClient
+	members          *members // of a quorum, else nil
 }
 
 // onBoth runs f on the embedded and on a real server side by side, in real time, and
@@ -56,7 +57,7 @@ func inTurn(t *testing.T, f func(t *testing.T, s place)) {
 
 func placed(f func(t *testing.T, s place)) func(t *testing.T, target redistest.Target) {
 	return func(t *testing.T, target redistest.Target) {
-		s := place{target, target.NewClient(t)}
+		s := place{Target: target, rdb: target.NewClient(t)}
 		redistest.CheckLeaks(t, s.rdb, s.Prefix)
 		f(t, s)
 	}
@@ -66,10 +67,18 @@ func placed(f func(t *testing.T, s place)) func(t *testing.T, target redistest.T
 // goroutines wait, and to the nanosecond.
 func inVirtualTime(t *testing.T, f func(t *testing.T, s place)) {
 	t.Helper()
+	if wantsQuorum() {
+		t.Run("quorum", func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				redistest.LastInBubble(t)
+				f(t, quorumPlace(t, true))
+			})
+		})
+	}
 	synctest.Test(t, func(t *testing.T) {
 		redistest.LastInBubble(t)
 		m := redistest.Mini(t)
-		s := place{redistest.Target{Name: "virtual", Mini: m}, redistest.MiniClient(t, m)}
+		s := place{Target: redistest.Target{Name: "virtual", Mini: m}, rdb: redistest.MiniClient(t, m)}
 		redistest.CheckLeaks(t, s.rdb, "")
 		f(t, s)
 	})
@@ -79,6 +88,9 @@ func inVirtualTime(t *testing.T, f func(t *testing.T, s place)) {
 // server to connect to, the test is skipped: see universal.
 func (s place) connect(t *testing.T, change ...func(*redis.Options)) *redis.Client {
 	t.Helper()
+	if s.members != nil {
+		return s.members.connect(t, change)
+	}
 	if s.Addr == "" {
 		return redistest.MiniClient(t, s.Mini, change...)
 	}
@@ -112,7 +124,13 @@ func clientOn(t *testing.T, s place, rdb redis.UniversalClient, opts ...leased.O
 	if s.Addr != "" {
 		opts = append([]leased.Option{leased.WithReleaseTimeout(patience)}, opts...)
 	}
-	c, err := leased.New(rdb, opts...)
+	open := leased.New
+	if s.members != nil {
+		open = func(rdb redis.UniversalClient, opts ...leased.Option) (*leased.Client, error) {
+			return s.members.open(t, rdb, opts)
+		}
+	}
+	c, err := open(rdb, opts...)
 	if err != nil {
 		t.Fatal(err)
 	}

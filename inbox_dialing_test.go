@@ -18,7 +18,7 @@ import (
 // no echo arrived meanwhile, the watchdog, on which the deadlines of all locks depend, has
 // the subscription closed.
 func TestTheWatchdogDoesNotWaitForTheDialingOfASubscription(t *testing.T) {
-	in := onStub(t, 0, 0).inbox
+	in := onStub(t, 0, 0).inbox[0]
 	dials, answer := make(chan struct{}), make(chan struct{})
 	var first sync.Once
 	rdb := redis.NewClient(&redis.Options{

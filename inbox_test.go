@@ -199,7 +199,7 @@ func (g *gate) cutInbox() {
 func TestAnInboxThatCannotReconnectHoldsUpNoDeadline(t *testing.T) {
 	t.Parallel()
 	redistest.OnBoth(t, func(t *testing.T, target redistest.Target) {
-		s := place{target, target.NewClient(t)}
+		s := place{Target: target, rdb: target.NewClient(t)}
 		const ttl = 6 * time.Second
 		strain := redistest.NewStrain(t)
 		another := newClient(t, s)

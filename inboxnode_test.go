@@ -35,10 +35,10 @@ func TestEachSubscriptionIsMadeAtAnotherMasterThanTheOneBefore(t *testing.T) {
 	defer c.Close()
 	same, seen := 0, map[string]bool{}
 	for range 100 {
-		before := c.inbox.node
-		_ = c.inbox.newSubscription().Close()
-		seen[c.inbox.node] = true
-		if c.inbox.node == before {
+		before := c.inbox[0].node
+		_ = c.inbox[0].newSubscription().Close()
+		seen[c.inbox[0].node] = true
+		if c.inbox[0].node == before {
 			same++
 		}
 	}
@@ -65,10 +65,10 @@ func TestTheInboxLeavesANodeThatIsNoMasterAnyMore(t *testing.T) {
 		"replaced":        {"a:1", []string{"b:1", "c:1"}, true},
 		"not a Cluster's": {"", []string{"b:1"}, false},
 	} {
-		c.inbox.sub, c.inbox.broken, c.inbox.node = rdb.Subscribe(t.Context()), false, test.node
-		c.inbox.mastersAre(test.masters)
-		if c.inbox.broken != test.want {
-			t.Errorf("%s: left %v", what, c.inbox.broken)
+		c.inbox[0].sub, c.inbox[0].broken, c.inbox[0].node = rdb.Subscribe(t.Context()), false, test.node
+		c.inbox[0].mastersAre(test.masters)
+		if c.inbox[0].broken != test.want {
+			t.Errorf("%s: left %v", what, c.inbox[0].broken)
 		}
 	}
 }
@@ -86,7 +86,7 @@ func TestTheInboxSurvivesAPanicWhileItLooksForAMaster(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if sub := c.inbox.newSubscription(); sub == nil {
+	if sub := c.inbox[0].newSubscription(); sub == nil {
 		t.Error("no subscription")
 	} else {
 		_ = sub.Close()

@@ -279,7 +279,7 @@ func TestALeaseEndsWithinARenewalPeriodOfAServersClockThatIsSetAhead(t *testing.
 
 func TestALossHandlerMayCloseTheClient(t *testing.T) {
 	redistest.OnBoth(t, func(t *testing.T, target redistest.Target) {
-		s := place{target, target.NewClient(t)}
+		s := place{Target: target, rdb: target.NewClient(t)}
 		strain := redistest.NewStrain(t)
 		var c *leased.Client
 		closed := make(chan error, 1)

@@ -31,10 +31,11 @@ type inbox struct {
 	client  *Client
 	rdb     redis.UniversalClient
 	channel string
+	place   int // of its server among those of a quorum
 	quit    context.Context
 	halt    context.CancelFunc
 	began   atomic.Bool // a lock was asked for, so run has begun
-	settled atomic.Bool // the first subscription was confirmed, or failed
+	settles atomic.Bool // the first subscription was confirmed, or failed
 
 	mu      sync.Mutex // guards what follows; only watchdog.mu is locked under it
 	hearing lockstate.InboxHealth
@@ -97,7 +98,7 @@ func (in *inbox) run() {
 		in.mu.Lock()
 		pause := in.hearing.Over(time.Now())
 		in.mu.Unlock()
-		if in.settled.CompareAndSwap(false, true) {
+		if in.settles.CompareAndSwap(false, true) {
 			for _, e := range in.client.entries() {
 				e.step(e.lock.SubscribeFailed)
 			}
@@ -117,7 +118,7 @@ func (in *inbox) enter(s lockstate.InboxState) {
 	in.mu.Lock()
 	in.hearing.Enter(s, time.Now())
 	in.mu.Unlock()
-	in.settled.Store(true)
+	in.settles.Store(true)
 	for _, e := range in.client.entries() {
 		e.step(e.lock.Subscribed)
 	}
@@ -278,6 +279,10 @@ func (in *inbox) receive(text string) {
 	}
 	if who, err := protocol.ParseID(m.ID); err != nil || who.Client != c.id {
 		c.log.garbage(text)
+		return
+	}
+	if c.quorum != nil {
+		in.receiveOfQuorum(&m)
 		return
 	}
 	if e := c.lookup(m.Key); e != nil {

@@ -76,7 +76,7 @@ func TestWhatOnlyAnOperatorCanMendIsReturnedAtOnceAndWaitedForByLock(t *testing.
 			if c.user != nil {
 				must(t, admin.Do(context.Background(), append([]any{"ACL", "SETUSER", "app"}, c.user...)...).Err())
 			}
-			s := place{redistest.Target{Name: what, Addr: server.Addr, Real: true, Prefix: "p:"}, admin}
+			s := place{Target: redistest.Target{Name: what, Addr: server.Addr, Real: true, Prefix: "p:"}, rdb: admin}
 			redistest.CheckLeaks(t, nil, s.Prefix)
 			var out logs
 			var change []func(*redis.Options)
@@ -129,7 +129,7 @@ func TestWithoutChannelPermissionWaitingMeansPolling(t *testing.T) {
 	server := redistest.Server(t)
 	admin := server.Client()
 	must(t, admin.Do(context.Background(), "ACL", "SETUSER", "app", "on", ">pw", "~*", "resetchannels", "+@all").Err())
-	s := place{redistest.Target{Name: "acl", Addr: server.Addr, Real: true, Prefix: "p:"}, admin}
+	s := place{Target: redistest.Target{Name: "acl", Addr: server.Addr, Real: true, Prefix: "p:"}, rdb: admin}
 	redistest.CheckLeaks(t, admin, s.Prefix)
 	var out logs
 	deaf := func() *leased.Client {
@@ -185,7 +185,7 @@ func onAppServer(t *testing.T) (s place, acl func(rules ...any), app func(*redis
 		must(t, admin.Do(context.Background(), append([]any{"ACL", "SETUSER", "app"}, rules...)...).Err())
 	}
 	acl("on", ">pw", "~*", "&*", "+@all")
-	s = place{redistest.Target{Name: "acl", Addr: server.Addr, Real: true, Prefix: "p:"}, admin}
+	s = place{Target: redistest.Target{Name: "acl", Addr: server.Addr, Real: true, Prefix: "p:"}, rdb: admin}
 	redistest.CheckLeaks(t, admin, s.Prefix)
 	return s, acl, func(o *redis.Options) { o.Username, o.Password = "app", "pw" }
 }

@@ -64,6 +64,8 @@ type clientOptions struct {
 	replicas     int // that must have a grant; 0: none
 	replicasWait time.Duration
 
+	quarantine time.Duration // of a quorum's servers; 0: there is no quorum
+
 	tracers       trace.TracerProvider // nil: the global one
 	meters        metric.MeterProvider // nil: the global one
 	everySpan     bool

@@ -36,7 +36,7 @@ func TestAFailureThatLastsIsNoOutage(t *testing.T) {
 		}
 		client.outage.failed(redisserver.Classify(c.err))
 		client.inbox.requireProbe(redisserver.Classify(c.err))
-		if on, suspected := client.outage.on.Load(), client.inbox.hearing.ProbeRequired; on != c.lost || suspected != c.lost {
+		if on, suspected := client.outage.on.Load(), client.inbox[0].hearing.ProbeRequired; on != c.lost || suspected != c.lost {
 			t.Errorf("%s: outage %v, inbox suspected %v", what, on, suspected)
 		}
 		_ = client.Close()

@@ -43,7 +43,7 @@ func TestTheProofInAnIDIsThatOfTheDeployment(t *testing.T) {
 		if pending := env.InboxPending(); pending != (c.want != protocol.Unproved) {
 			t.Errorf("%s: waits for its inbox: %v", what, pending)
 		}
-		client.inbox.hearing.State = lockstate.Joined
+		client.inbox[0].hearing.State = lockstate.Joined
 		if p := made(); p != c.want {
 			t.Errorf("%s: %c, want %c", what, p, c.want)
 		}

@@ -53,7 +53,7 @@ func TestFurtherReadersOfAProcessCostNoCommand(t *testing.T) {
 func TestTheServerSeesTwoScriptsForAThousandReaders(t *testing.T) {
 	s := redistest.Server(t)
 	redistest.CheckLeaks(t, nil, "")
-	here := place{redistest.Target{Name: "redis", Real: true, Addr: s.Addr, Server: s}, s.Client()}
+	here := place{Target: redistest.Target{Name: "redis", Real: true, Addr: s.Addr, Server: s}, rdb: s.Client()}
 	c := newClient(t, here, leased.WithTTL(time.Hour))
 	warm(t, here, c)
 	rw := c.RWMutex("x")

@@ -345,7 +345,7 @@ func TestAnUnconfirmedReleaseThatRedisCarriedOutHarmsNobody(t *testing.T) {
 func TestUnlockIsBoundedWhenItsConnectionIsDeadAndDiallingHangs(t *testing.T) {
 	t.Parallel()
 	redistest.OnBoth(t, func(t *testing.T, target redistest.Target) {
-		s := place{target, target.NewClient(t)}
+		s := place{Target: target, rdb: target.NewClient(t)}
 		wire := redistest.NewProxy(t, s.Addr)
 		var shut atomic.Bool
 		var once sync.Once

@@ -46,7 +46,7 @@ func (w *curiosity) look() {
 	w.meet()
 	c := w.client
 	for whose, mu := range map[string]*sync.Mutex{
-		"the client's": &c.mu, "the inbox's": &c.inbox.mu, "the watchdog's": &c.watchdog.mu, "the canceler's": &c.canceler.mu,
+		"the client's": &c.mu, "the inbox's": &c.inbox[0].mu, "the watchdog's": &c.watchdog.mu, "the canceler's": &c.canceler.mu,
 		"the log's": &c.log.lines.mu,
 	} {
 		w.free(whose, mu)

@@ -2,7 +2,11 @@
 // answers and messages, and their text formats.
 package protocol
 
-import "time"
+import (
+	"strconv"
+	"strings"
+	"time"
+)
 
 // Verb is an operation of the protocol. Each is one script, which the server runs
 // atomically and which may run twice.
@@ -72,6 +76,9 @@ type Answer struct {
 	// enter, so the client must continue at once.
 	Unfinished bool
 	Link       *Span // granted by a message: hold span of the lease that was given back
+	// Mark is, on a server of a quorum, what its clock showed, µs, when it was first seen
+	// without data.
+	Mark uint64
 }
 
 // Special values of Answer.Left and Answer.Echo.
@@ -123,6 +130,23 @@ type Snapshot struct {
 	Readers []string // id, expiry in ms, …
 	Queue   []string // its first 1,000 entries
 	Length  int      // of the whole queue
+
+	// Of a quorum: how many servers answered, and how many of them name the owner.
+	Servers, Behind int
+}
+
+// LastToken returns the token that a lock's meta key names, 0 if it names none.
+func LastToken(meta string) uint64 {
+	rest, ok := strings.CutPrefix(meta, FormatTag)
+	if !ok {
+		return 0
+	}
+	digits, _, _ := strings.Cut(rest, ":")
+	token, err := strconv.ParseUint(digits, 10, 53)
+	if err != nil {
+		return 0
+	}
+	return token
 }
 
 // TokenLife is how long a lock's last token is remembered after its last use. The scripts

@@ -97,9 +97,16 @@ func lacking(err error) (what string, missing bool) {
 // Classify says what the error of a command means. It returns nil for no error. It calls
 // methods of err, which can be user code, so no mutex may be held.
 func Classify(err error) *protocol.Failure {
-	switch {
-	case err == nil:
+	if err == nil {
 		return nil
+	}
+	var known interface {
+		error
+		FailureKind() protocol.FailureKind
+	}
+	switch {
+	case errors.As(err, &known): // of a quorum, which has looked at the errors of its servers
+		return &protocol.Failure{Err: err, Kind: known.FailureKind()}
 	case errors.Is(err, ErrRedisClosed):
 		return &protocol.Failure{Err: err, Kind: protocol.ClientClosed}
 	case wrongType(err):

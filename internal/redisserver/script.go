@@ -30,6 +30,12 @@ var (
 	InspectScript     = loadScript("common", "inspect")
 	RenewScript       = loadScript("renew")
 	RenewSharedScript = loadScript("renew_shared")
+
+	// Of a quorum's servers: see vote_before.lua and adopt.lua.
+	VoteAcquireScript   = loadScript("vote_before", "acquire_fast", "common", "acquire", "vote_after")
+	VoteYieldScript     = loadScript("vote_before", "common", "yield", "vote_after")
+	VoteDowngradeScript = loadScript("vote_before", "common", "downgrade", "vote_after")
+	AdoptScript         = loadScript("common", "adopt")
 )
 
 // loadScript joins the given files, in this order, to one script.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -23,6 +24,7 @@ type Server struct {
 	sent      *atomic.Int64 // commands sent so far
 	trailer   redis.Cmder   // sent behind the commands, on their connection, to node; nil for none
 	node      redis.UniversalClient
+	mark      string // key of a quorum's mark, see vote_before.lua; "" if it is none of its servers
 }
 
 // HonorsDeadlines reports whether a command ends when its context does.
@@ -53,6 +55,58 @@ func New(rdb redis.UniversalClient, prefix string) *Server {
 		s.Rdb, s.deadlines = own, true
 	}
 	return s
+}
+
+// NewMember returns the Server that uses rdb as one of a quorum's servers.
+func NewMember(rdb redis.UniversalClient, prefix string) *Server {
+	s := New(rdb, prefix)
+	s.mark = prefix + MarkName
+	return s
+}
+
+// MarkName, behind the prefix, is the key by which a quorum's server shows that it has kept
+// its data.
+const MarkName = "leased:quorum:mark"
+
+// vote runs the script that has the server vote, if it is one of a quorum's, and returns its
+// mark.
+func (s *Server) vote(ctx context.Context, script, voting *Script, keys []any, args ...any) (any, uint64, error) {
+	if s.mark == "" {
+		cmd, err := s.run(ctx, script, keys, args...)
+		return cmd.Val(), 0, err
+	}
+	cmd, err := s.run(ctx, voting, append(slices.Clip(keys), s.mark), args...)
+	if err != nil {
+		return nil, 0, err
+	}
+	reply, _ := cmd.Val().([]any)
+	if len(reply) != 2 {
+		return nil, 0, malformed(cmd.Val())
+	}
+	text, _ := reply[0].(string)
+	mark, err := strconv.ParseUint(text, 10, 53)
+	if err != nil {
+		return nil, 0, malformed(cmd.Val())
+	}
+	return reply[1], mark, nil
+}
+
+// Adopt has the server keep a token that another one gave the owner. It answers NotOurs if
+// id does not own the lock there.
+func (s *Server) Adopt(ctx context.Context, k *protocol.Keys, id string, token uint64) (protocol.Answer, error) {
+	k5 := k.All()
+	cmd, err := s.run(ctx, &AdoptScript, k5[:], s.Inboxes, id, decimal(token))
+	if err != nil {
+		return protocol.Answer{}, err
+	}
+	reply, _ := cmd.Val().([]any)
+	return parseAnswer(reply)
+}
+
+// Ping asks for an answer, and nothing else.
+func (s *Server) Ping(ctx context.Context) error {
+	s.sent.Add(1)
+	return s.explain(s.Rdb.Ping(ctx).Err())
 }
 
 // explain turns an error of go-redis into one that names the cause.
@@ -101,7 +155,8 @@ func (s *Server) process(ctx context.Context, cmd onceCmd) error {
 func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) (protocol.Answer, error) {
 	k5 := k.All()
 	last := decimal(c.Last)
-	var cmd *redis.Cmd
+	var val any
+	var mark uint64
 	var err error
 	switch c.Verb {
 	case protocol.Acquire:
@@ -113,13 +168,15 @@ func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) 
 		if c.Told > 0 {
 			args = append(args, decimal(c.Told))
 		}
-		cmd, err = s.run(ctx, &AcquireScript, k5[:], args...)
+		val, mark, err = s.vote(ctx, &AcquireScript, &VoteAcquireScript, k5[:], args...)
 	case protocol.Release:
+		var cmd *redis.Cmd
 		cmd, err = s.run(ctx, &ReleaseScript, k5[:], withCooldown(c.Cooldown, s.Inboxes, c.ID, last, protocol.FormatSpan(c.Link))...)
+		val = cmd.Val()
 	case protocol.Yield:
-		cmd, err = s.run(ctx, &YieldScript, k5[:], withCooldown(c.Cooldown, s.Inboxes, c.ID, c.Next, last, protocol.FormatSpan(c.Link))...)
+		val, mark, err = s.vote(ctx, &YieldScript, &VoteYieldScript, k5[:], withCooldown(c.Cooldown, s.Inboxes, c.ID, c.Next, last, protocol.FormatSpan(c.Link))...)
 	case protocol.Downgrade:
-		cmd, err = s.run(ctx, &DowngradeScript, k5[:], s.Inboxes, c.ID, c.Next, last, protocol.FormatSpan(c.Link))
+		val, mark, err = s.vote(ctx, &DowngradeScript, &VoteDowngradeScript, k5[:], s.Inboxes, c.ID, c.Next, last, protocol.FormatSpan(c.Link))
 	default:
 		return protocol.Answer{}, fmt.Errorf("leased: no such command: %d", c.Verb)
 	}
@@ -129,16 +186,18 @@ func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) 
 	if err != nil {
 		return protocol.Answer{}, err
 	}
-	switch reply := cmd.Val().(type) {
+	switch reply := val.(type) {
 	case int64: // acquire_fast.lua or release_fast.lua
 		if c.Verb == protocol.Acquire {
-			return protocol.Answer{Outcome: protocol.Granted, Token: uint64(reply), Clock: uint64(reply)}, nil
+			return protocol.Answer{Outcome: protocol.Granted, Token: uint64(reply), Clock: uint64(reply), Mark: mark}, nil
 		}
 		return protocol.Answer{Outcome: protocol.Done, Handed: int(reply)}, nil
 	case []any:
-		return parseAnswer(reply)
+		a, err := parseAnswer(reply)
+		a.Mark = mark
+		return a, err
 	}
-	return protocol.Answer{}, malformed(cmd.Val())
+	return protocol.Answer{}, malformed(val)
 }
 
 // decimal formats n as an argument. 0 is the most common one, and is not allocated.
@@ -360,8 +419,13 @@ type clusterNodes interface {
 // Evict ends the ownership of the lock and notifies its owners, whose ids or values it
 // returns. With an error they were evicted all the same if there are any.
 func (s *Server) Evict(ctx context.Context, k *protocol.Keys) ([]string, error) {
+	return s.EvictAbove(ctx, k, 0)
+}
+
+// EvictAbove is Evict; the next owner's token is above the given one.
+func (s *Server) EvictAbove(ctx context.Context, k *protocol.Keys, least uint64) ([]string, error) {
 	k5 := k.All()
-	cmd, err := s.run(ctx, &EvictScript, k5[:], s.Inboxes)
+	cmd, err := s.run(ctx, &EvictScript, k5[:], s.Inboxes, decimal(least))
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,675 @@
+// Package quorum runs the protocol on several independent servers. Owning a majority of
+// them is owning the lock. To the state machine it looks like one server: it offers the
+// same commands, and makes one answer, or one message, of those of the servers.
+//
+// This file and ops.go decide, without I/O, clock or goroutine: events go in, with the
+// time, and effects come out. server.go and member.go perform them.
+package quorum
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// Config is what the locks of a client share.
+type Config struct {
+	N    int // number of servers
+	Need int // how many are a majority
+	// NewID returns a request id that was never used.
+	NewID func(like protocol.Identity) string
+	// Proof is the letter that ids for a server carry now.
+	Proof func(server int) protocol.Proof
+	// Away reports that a server is known not to answer, so that nothing is sent to it.
+	Away func(server int) bool
+}
+
+// Majority returns how many of n servers are one.
+func Majority(n int) int { return n/2 + 1 }
+
+// Lock is what one client has with the servers about one lock. The caller serializes the
+// calls of its methods, and performs the effects afterwards.
+type Lock struct {
+	cfg   *Config
+	keys  *protocol.Keys
+	reqs  map[string]*request // by the id that the state machine knows
+	parts map[string]*request // by the ids that the servers know
+	lanes []lane
+	dueAt time.Time // when partial grants are looked at, zero for never
+}
+
+// lane is what is sent to one server about the lock: one command at a time, so that none
+// overtakes another.
+type lane struct {
+	busy  bool
+	queue []*Send
+}
+
+// request is one request of the state machine.
+type request struct {
+	id    string
+	base  string // the id of the parts, but for those that had to get another
+	who   protocol.Identity
+	parts []part
+	basis time.Time // what the state machine trusts a message from
+	token uint64    // of the grant; 0 until the state machine was told of it
+	whole bool      // it has owned a majority without a break since it was granted
+	last  uint64    // last token that it says was given out under the request
+	op    *Op       // the command of the state machine about it, that awaits its answer
+	poked bool      // the state machine was asked to ask again
+	over  bool      // the state machine does not know it any more
+}
+
+// part is a request on one server.
+type part struct {
+	id    string // "" if the server has never been sent one
+	state partState
+	// proved is the sending of the last command that proved ownership; until it is
+	// granted, that of the first acquire, or of the last one that was answered queued.
+	proved time.Time
+	floor  uint64 // queued: the lock's last token there
+	token  uint64 // owned: the grant's
+	known  uint64 // owned: the greatest token of the lock that the server is known to keep
+	clock  uint64 // the server's, µs, when it last said that we own
+	told   uint64 // up to which end of a lease readers were notified
+	more   bool   // owned: others wait there
+	since  time.Time
+	young  time.Time // until then a grant of the server does not count for a majority
+	asking bool      // an acquire is on its way or waits in the lane
+	adopts  bool     // an adopt is on its way
+	forgets bool     // an adopt failed
+	lost   bool      // a renewal found it lost, and it is asked for again
+
+	blocker  string
+	left     time.Time // when the owner's lease ends there; zero if unknown
+	endless  bool
+	place    int
+	noNotify bool
+
+	ended     bool // released or cancelled, as the server has answered
+	confirmed bool // it was ours until then
+}
+
+type partState uint8
+
+const (
+	absent partState = iota // the server does not know it, or nothing is known
+	asked                   // sent, no answer yet
+	queued
+	owned
+	ending // a release, yield or cancel is on its way
+)
+
+// Send is a command for one server. Its outcome is the event Answered.
+type Send struct {
+	Server int
+	Kind   Kind
+	Cmd    protocol.Command       // Do
+	Cancel protocol.CancelRequest // Cancel
+	Renew  protocol.Renewal       // Renew
+	Keys   *protocol.Keys
+	ID     string // Adopt: the owner
+	Token  uint64 // Adopt
+	Probes bool   // Do: the server's inbox may be probed by this command
+
+	req, next *request
+	op        *Op
+	gaveUp    bool // nothing waits for it any more
+}
+
+// Kind is what a Send is.
+type Kind uint8
+
+// The kinds of sends.
+const (
+	Do Kind = iota
+	Cancel
+	Renew
+	Adopt // keep a token, if the id is still owner
+)
+
+// Result is a server's answer to a Send.
+type Result struct {
+	Answer    protocol.Answer
+	Cancelled protocol.Cancelled
+	Renewed   protocol.Outcome
+	Clock     uint64
+	Young     time.Duration // for so long the server's grants do not count
+	Fail      *protocol.Failure
+}
+
+// Effects are what follows from an event.
+type Effects struct {
+	Sends    []*Send
+	Done     []*Op              // decided
+	Messages []protocol.Message // for the state machine
+	Strays   []Stray            // requests that a server may still have
+}
+
+// Stray is a request that one server may still keep, though its lock is done with it.
+type Stray struct {
+	Server int
+	Keys   *protocol.Keys
+	ID     string
+	Last   uint64
+	TTL    time.Duration
+}
+
+// NewLock returns a lock without requests.
+func NewLock(cfg *Config, keys *protocol.Keys) *Lock {
+	k := *keys
+	return &Lock{cfg: cfg, keys: &k, reqs: map[string]*request{}, parts: map[string]*request{}, lanes: make([]lane, cfg.N)}
+}
+
+// Idle reports whether the lock has nothing worth keeping.
+func (l *Lock) Idle() bool {
+	if len(l.reqs) > 0 {
+		return false
+	}
+	for i := range l.lanes {
+		if l.lanes[i].busy {
+			return false
+		}
+	}
+	return true
+}
+
+// Due returns when Tick must be called, zero for never.
+func (l *Lock) Due() time.Time { return l.dueAt }
+
+// request returns the request with that id, which is made if there is none. The servers never
+// see that id: the state machine may ask for it again after its parts were cancelled, and no
+// id that a server has seen is used twice.
+func (l *Lock) request(id string) *request {
+	r := l.reqs[id]
+	if r == nil {
+		who, _ := protocol.ParseID(id)
+		r = &request{id: id, who: who, parts: make([]part, l.cfg.N)}
+		r.base = l.cfg.NewID(who)
+		l.reqs[id] = r
+	}
+	return r
+}
+
+// identify returns the part, with an id under which its server can be asked.
+func (l *Lock) identify(r *request, i int) *part {
+	p := &r.parts[i]
+	if p.id != "" && p.state != ending && !p.ended {
+		return p
+	}
+	old := *p
+	*p = part{young: old.young}
+	if old.id == "" && l.cfg.Proof(i) == r.who.Proof {
+		p.id = r.base
+	} else {
+		p.id = l.newID(r, i)
+	}
+	l.forgetPart(old.id, r)
+	l.parts[p.id] = r
+	return p
+}
+
+func (l *Lock) newID(r *request, i int) string {
+	like := r.who
+	like.Proof = l.cfg.Proof(i)
+	return l.cfg.NewID(like)
+}
+
+// forgetPart removes an id unless a part of r has it.
+func (l *Lock) forgetPart(id string, r *request) {
+	if l.parts[id] == r && !slices.ContainsFunc(r.parts, func(p part) bool { return p.id == id }) {
+		delete(l.parts, id)
+	}
+}
+
+// drop forgets a request that the state machine is done with. What servers may still have
+// of it and are not being told now is left to the strays.
+func (l *Lock) drop(r *request, fx *Effects) {
+	if r.over {
+		return
+	}
+	r.over = true
+	delete(l.reqs, r.id)
+	for i := range r.parts {
+		p := &r.parts[i]
+		if p.id == "" {
+			continue
+		}
+		if !p.ended && p.state != ending {
+			fx.Strays = append(fx.Strays, l.stray(r, i))
+		}
+		if l.parts[p.id] == r {
+			delete(l.parts, p.id)
+		}
+	}
+}
+
+func (l *Lock) stray(r *request, i int) Stray {
+	p := &r.parts[i]
+	return Stray{Server: i, Keys: l.keys, ID: p.id, Last: p.lastFor(r), TTL: r.who.TTL}
+}
+
+// lastFor returns the last token that a release tells the server of: none if it knows it.
+func (p *part) lastFor(r *request) uint64 {
+	last := max(r.last, r.token)
+	if last > p.known {
+		return last
+	}
+	return 0
+}
+
+// send puts a command into the server's lane.
+func (l *Lock) send(s *Send, fx *Effects) {
+	s.Keys = l.keys
+	if s.Kind == Renew {
+		fx.Sends = append(fx.Sends, s)
+		return
+	}
+	ln := &l.lanes[s.Server]
+	if ln.busy {
+		ln.queue = append(ln.queue, s)
+		return
+	}
+	ln.busy = true
+	fx.Sends = append(fx.Sends, s)
+}
+
+// Answered is the event that a server answered, or did not. The next command of its lane
+// follows.
+func (l *Lock) Answered(s *Send, res Result, now time.Time, fx *Effects) {
+	l.take(s, res, now, fx)
+	if s.Kind == Renew {
+		return
+	}
+	ln := &l.lanes[s.Server]
+	if len(ln.queue) == 0 {
+		ln.busy = false
+		return
+	}
+	next := ln.queue[0]
+	ln.queue = slices.Delete(ln.queue, 0, 1)
+	fx.Sends = append(fx.Sends, next)
+}
+
+// take gives a server's answer to the request it is about.
+func (l *Lock) take(s *Send, res Result, now time.Time, fx *Effects) {
+	i := s.Server
+	if a := &res.Answer; s.Kind == Do && a.Unfinished && a.Outcome != protocol.Enqueued && a.Outcome != protocol.Refused {
+		// More may enter there: any cancel admits them.
+		fx.Strays = append(fx.Strays, Stray{Server: i, Keys: l.keys, ID: l.newID(s.req, i), TTL: time.Second})
+		a.Unfinished = false
+	}
+	switch s.Kind {
+	case Cancel:
+		l.cancelled(s, res, now, fx)
+	case Renew:
+		l.renewed(s, res, now, fx)
+	case Adopt:
+		p := &s.req.parts[i]
+		if p.id == s.ID {
+			p.adopts = false
+			if p.forgets = res.Fail != nil || res.Answer.Outcome != protocol.Done; !p.forgets {
+				p.known = max(p.known, s.Token)
+			}
+		}
+		l.review(s.req, now, fx)
+	default:
+		switch s.Cmd.Verb {
+		case protocol.Acquire:
+			l.acquired(s, res, now, fx)
+		case protocol.Release:
+			l.released(s, res, now, fx)
+		case protocol.Yield, protocol.Downgrade:
+			l.moved(s, res, now, fx)
+		}
+	}
+}
+
+// part returns the part that the send is about, nil if it has another id by now.
+func (s *Send) part() *part {
+	p := &s.req.parts[s.Server]
+	if p.id != s.Cmd.ID {
+		return nil
+	}
+	return p
+}
+
+// acquired takes a server's answer to an acquire.
+func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
+	r, i, a := s.req, s.Server, res.Answer
+	p := s.part()
+	if p == nil {
+		// The part has another id by now; this one has no user.
+		if res.Fail.MayRun() || a.Outcome == protocol.Granted || a.Outcome == protocol.Enqueued {
+			fx.Strays = append(fx.Strays, Stray{Server: i, Keys: l.keys, ID: s.Cmd.ID, TTL: r.who.TTL})
+		}
+		return
+	}
+	wasLost := p.lost
+	p.asking, p.lost = false, false
+	if res.Young > 0 {
+		p.young = now.Add(res.Young)
+	} else if res.Fail == nil {
+		p.young = time.Time{}
+	}
+	outcome := outcomeFailed
+	switch {
+	case p.state == ending: // what follows in the lane ends it
+	case res.Fail != nil:
+		if s.op != nil {
+			s.op.fail(i, res.Fail)
+		}
+	case a.Outcome == protocol.Granted:
+		outcome = outcomeYes
+		if (wasLost || p.state == owned && !a.Kept && a.Token != p.token) && res.Young == 0 {
+			// Granted anew: others may have had it there in between. Not if the server has
+			// just restarted empty, for then nobody else could count it.
+			outcome = outcomeLost
+		}
+		l.own(p, a, s.Cmd.At, now)
+	case a.Outcome == protocol.Enqueued:
+		outcome = outcomeNo
+		if p.state == owned && a.Token < p.token {
+			outcome = outcomeOvertaken // a message was faster
+			break
+		}
+		if p.state == owned {
+			outcome = outcomeLost
+		}
+		p.state, p.proved, p.floor, p.token, p.known = queued, s.Cmd.At, a.Token, 0, 0
+		p.told = a.Told
+		p.blockedBy(&a, now)
+	case a.Outcome == protocol.Refused:
+		outcome = outcomeNo
+		if p.state == owned {
+			outcome = outcomeLost
+		}
+		p.state = absent
+		p.ended = true // it was never queued there, or is not any more
+		p.blockedBy(&a, now)
+	}
+	if r.over {
+		if p.state == owned || p.state == queued || res.Fail.MayRun() {
+			fx.Strays = append(fx.Strays, l.stray(r, i))
+		}
+		return
+	}
+	if s.op != nil {
+		s.op.handed = max(s.op.handed, a.Handed)
+		s.op.unfinished = s.op.unfinished || a.Unfinished
+		s.op.settle(i, outcome)
+		l.evaluate(s.op, now, fx)
+	}
+	l.review(r, now, fx)
+}
+
+// own takes the news that the part's server made us owner, or extended that.
+func (l *Lock) own(p *part, a protocol.Answer, from, now time.Time) {
+	if p.state != owned {
+		p.since = now
+	}
+	if p.state != owned || !a.Kept {
+		p.token, p.known = a.Token, a.Token
+	}
+	if p.state != owned || from.After(p.proved) {
+		p.proved = from
+	}
+	p.state, p.ended = owned, false
+	p.clock, p.more = max(p.clock, a.Clock), p.more || a.More
+}
+
+func (p *part) blockedBy(a *protocol.Answer, now time.Time) {
+	p.blocker, p.place, p.noNotify = a.Blocker, a.Place, a.NoNotify
+	p.endless, p.left = a.Left == protocol.Endless, time.Time{}
+	if a.Left >= 0 {
+		p.left = now.Add(a.Left)
+	}
+}
+
+// counts reports whether a part may count for a majority: its server is not in quarantine,
+// or the request has owned the lock without a break since before the server restarted, so
+// that nobody else can have owned it.
+func (r *request) counts(p *part, now time.Time) bool {
+	return p.state == owned && (r.whole || !now.Before(p.young))
+}
+
+// majority reports whether the parts proved since from are enough. A set of servers of
+// which all are young, and all granted, is new and counts.
+func (l *Lock) majority(r *request, from, now time.Time) bool {
+	n, all := 0, 0
+	for i := range r.parts {
+		p := &r.parts[i]
+		if p.state != owned || p.proved.Before(from) {
+			continue
+		}
+		if r.counts(p, now) {
+			n++
+		}
+		if now.Before(p.young) {
+			all++
+		}
+	}
+	return n >= l.cfg.Need || all == l.cfg.N
+}
+
+// slack is how far the servers' tokens may be apart without being written back; see tokenOf.
+func slack(ttl time.Duration) uint64 {
+	return uint64((ttl/200 + time.Millisecond).Microseconds())
+}
+
+// tokenOf returns the token of a grant, the servers' clock, and whether a majority keeps the
+// token, or is sure to give a greater one to the next owner.
+//
+// The token is the greatest that the servers gave. The next owner's majority has a server in
+// common with ours. If that server is told of our release it is told of our token, too. Else
+// it gives the lock to others when our lease has ended there, by its own clock, and its token
+// is at least that clock. So a token that is ahead of the clocks of a majority by much less
+// than the TTL is kept by them as it were; one that is further ahead is written back first.
+func (l *Lock) tokenOf(r *request) (token, clock uint64, kept bool) {
+	clocks := make([]uint64, 0, l.cfg.N)
+	for i := range r.parts {
+		if p := &r.parts[i]; p.state == owned {
+			token = max(token, p.token)
+			clocks = append(clocks, p.clock)
+		}
+	}
+	if len(clocks) < l.cfg.Need {
+		return token, 0, false
+	}
+	near := slack(r.who.TTL)
+	n := 0
+	for i := range r.parts {
+		if p := &r.parts[i]; p.state == owned && (p.known >= token || p.clock+near >= token) {
+			n++
+		}
+	}
+	slices.Sort(clocks)
+	if clock = clocks[len(clocks)-l.cfg.Need]; clock+near >= token {
+		clock = max(clock, token)
+	}
+	return token, clock, n >= l.cfg.Need
+}
+
+// writeBack has the servers that do not know the token keep it, where we are owner.
+func (l *Lock) writeBack(r *request, token uint64, fx *Effects) {
+	for i := range r.parts {
+		if p := &r.parts[i]; p.state == owned && p.known < token && !p.adopts && !p.forgets {
+			p.adopts = true
+			l.send(&Send{Server: i, Kind: Adopt, ID: p.id, Token: token, req: r}, fx)
+		}
+	}
+}
+
+// review announces a request to the state machine if messages, or answers that came late,
+// made us own a majority; and plans what becomes of grants that are no majority.
+func (l *Lock) review(r *request, now time.Time, fx *Effects) {
+	if r.over {
+		return
+	}
+	if r.op != nil {
+		l.evaluate(r.op, now, fx)
+	}
+	if r.token != 0 || r.basis.IsZero() {
+		return
+	}
+	if l.majority(r, r.basis, now) && (r.op == nil || r.op.verb == protocol.Acquire) {
+		token, clock, kept := l.tokenOf(r)
+		if !kept {
+			l.writeBack(r, token, fx)
+			return
+		}
+		r.token, r.whole = token, true
+		fx.Messages = append(fx.Messages, protocol.Message{Kind: "granted", ID: r.id, Key: l.keys.Lock, Token: token, Clock: clock, More: r.anyMore()})
+		return
+	}
+	if r.op == nil && !r.poked && l.majority(r, now.Add(-r.who.TTL), now) {
+		// Proofs older than what the state machine would trust a message from: it asks.
+		r.poked = true
+		fx.Messages = append(fx.Messages, protocol.Message{Kind: "wanted", ID: r.id, Key: l.keys.Lock})
+		return
+	}
+	l.plan(r, now)
+}
+
+func (r *request) anyMore() bool {
+	return slices.ContainsFunc(r.parts, func(p part) bool { return p.state == owned && p.more })
+}
+
+// Receive is the event of a message from a server.
+func (l *Lock) Receive(server int, m *protocol.Message, now time.Time, fx *Effects) {
+	r := l.parts[m.ID]
+	var p *part
+	if r != nil {
+		if p = &r.parts[server]; p.id != m.ID {
+			p = nil
+		}
+	}
+	if p == nil {
+		if m.Kind == "granted" || m.Kind == "wanted" {
+			who, _ := protocol.ParseID(m.ID)
+			fx.Strays = append(fx.Strays, Stray{Server: server, Keys: l.keys, ID: m.ID, TTL: who.TTL})
+		}
+		return
+	}
+	if p.state == ending || p.ended {
+		return
+	}
+	switch m.Kind {
+	case "granted":
+		if p.state == owned || m.Token <= p.floor || p.proved.IsZero() {
+			return
+		}
+		a := protocol.Answer{Token: m.Token, Clock: m.Clock, More: m.More}
+		l.own(p, a, p.proved, now)
+		l.review(r, now, fx)
+		if n := len(fx.Messages); n > 0 && fx.Messages[n-1].Kind == "granted" && fx.Messages[n-1].ID == r.id {
+			fx.Messages[n-1].Link = m.Link
+		}
+	case "wanted":
+		switch {
+		case p.state != owned: // the server takes us for the owner: a message was lost
+			l.pass(r, m, fx)
+		case r.token == 0:
+			p.more = true
+			l.plan(r, now)
+		default:
+			l.pass(r, m, fx)
+		}
+	case "ends":
+		l.pass(r, m, fx)
+	case "revoked":
+		if p.state != owned || m.Token != 0 && m.Token < p.token {
+			return
+		}
+		p.state, p.ended = absent, true
+		n := 0
+		for i := range r.parts {
+			if r.parts[i].state == owned {
+				n++
+			}
+		}
+		if r.token != 0 && n < l.cfg.Need {
+			fx.Messages = append(fx.Messages, protocol.Message{Kind: "revoked", ID: r.id, Key: l.keys.Lock})
+		}
+	}
+}
+
+// pass hands a message on under the id that the state machine knows.
+func (l *Lock) pass(r *request, m *protocol.Message, fx *Effects) {
+	copied := *m
+	copied.ID = r.id
+	fx.Messages = append(fx.Messages, copied)
+}
+
+// patience is how long a grant that is no majority is kept although others wait behind it.
+const patience = 2 * time.Millisecond
+
+// plan has partial grants looked at, if there are some that may have to be given back.
+func (l *Lock) plan(r *request, now time.Time) {
+	for i := range r.parts {
+		if l.blocks(r, i) {
+			at := r.parts[i].since.Add(patience)
+			if at.Before(now) {
+				at = now.Add(patience)
+			}
+			if l.dueAt.IsZero() || at.Before(l.dueAt) {
+				l.dueAt = at
+			}
+			return
+		}
+	}
+}
+
+// blocks reports whether others wait behind a partial grant that is held while a lower
+// server refuses. Waiting while holding is allowed only upwards in the order of the servers,
+// or clients that hold some each would wait for each other.
+func (l *Lock) blocks(r *request, i int) bool {
+	p := &r.parts[i]
+	if r.over || r.token != 0 || p.state != owned || !p.more {
+		return false
+	}
+	for j := range i {
+		if s := r.parts[j].state; s == queued {
+			return true
+		}
+	}
+	return false
+}
+
+// Tick is the event that Due has come.
+func (l *Lock) Tick(now time.Time, fx *Effects) {
+	if l.dueAt.IsZero() || now.Before(l.dueAt) {
+		return
+	}
+	l.dueAt = time.Time{}
+	for _, id := range slices.Sorted(maps.Keys(l.reqs)) {
+		r := l.reqs[id]
+		if r.op != nil && r.op.verb != protocol.Acquire {
+			continue
+		}
+		for i := range r.parts {
+			p := &r.parts[i]
+			if !l.blocks(r, i) || p.asking || p.adopts {
+				continue
+			}
+			if now.Sub(p.since) < patience {
+				l.plan(r, now)
+				continue
+			}
+			l.giveBack(r, i, now, fx)
+		}
+	}
+}
+
+// giveBack gives a partial grant to the next in its server's queue, and queues behind it.
+func (l *Lock) giveBack(r *request, i int, now time.Time, fx *Effects) {
+	p := &r.parts[i]
+	old, young := p.id, p.young
+	*p = part{id: l.newID(r, i), young: young, state: asked, proved: now, asking: true}
+	l.forgetPart(old, r)
+	l.parts[p.id] = r
+	l.send(&Send{Server: i, Kind: Do, req: r, next: r,
+		Cmd: protocol.Command{Verb: protocol.Yield, ID: old, Next: p.id, At: now}}, fx)
+}

@@ -1,0 +1,304 @@
+package quorum
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/leasedmutex/leased/internal/lockstate"
+	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/redisserver"
+)
+
+// member is one server of the quorum: whether it answers, and what it may still have of
+// requests that their locks are done with.
+//
+// Its goroutines are a prober while it does not answer, ended by its answer or by the
+// client's end, and a sweeper while strays are due. Both are the client's, as are those
+// that send its commands.
+type member struct {
+	srv   *redisserver.Server
+	owner *Server
+	inbox Inbox
+
+	mu       sync.Mutex // guards what follows; nothing else is locked under it
+	away     bool
+	out      int       // commands without answer so far
+	heard    time.Time // when the last answer came, or a command was sent while none was out
+	strays   lockstate.CancelSchedule
+	sweeping bool
+	timer    *time.Timer
+	swept    chan struct{} // made by drain; closed when no stray is due
+}
+
+const (
+	firstPing   = 50 * time.Millisecond
+	longestPing = time.Second
+	pingTime    = 500 * time.Millisecond
+	// mostPatience bounds for how long a decision waits for a server that does not answer.
+	mostPatience  = 500 * time.Millisecond
+	leastPatience = 20 * time.Millisecond
+)
+
+// patienceFor returns for how long a decision about a lock with that TTL waits for answers.
+func patienceFor(ttl time.Duration) time.Duration {
+	return max(leastPatience, min(ttl/10, mostPatience))
+}
+
+// isAway reports that the server does not answer. One that has been silent for longer than a
+// decision would wait counts as such until it is heard of again.
+func (m *member) isAway() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.away && m.out > 0 && time.Since(m.heard) > mostPatience {
+		m.leaveLocked()
+	}
+	return m.away
+}
+
+// leaveLocked: the server does not answer; it is probed until it does.
+func (m *member) leaveLocked() {
+	if m.away {
+		return
+	}
+	m.away = true
+	m.owner.start(m.probe)
+}
+
+// probe asks the server for an answer until one comes.
+func (m *member) probe() {
+	for pause := firstPing; ; pause = min(2*pause, longestPing) {
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-m.owner.base.Done():
+			timer.Stop()
+			return
+		}
+		ctx, cancel := context.WithTimeout(m.owner.base, pingTime)
+		err := m.srv.Ping(ctx)
+		cancel()
+		if err == nil || redisserver.IsServerReply(err) {
+			m.mu.Lock()
+			m.away, m.heard = false, time.Now()
+			m.mu.Unlock()
+			m.sweep()
+			m.owner.returned()
+			return
+		}
+	}
+}
+
+func (m *member) sending() {
+	m.mu.Lock()
+	if m.out++; m.out == 1 {
+		m.heard = time.Now()
+	}
+	m.mu.Unlock()
+}
+
+// heardOf takes note of how a command went.
+func (m *member) heardOf(fail *protocol.Failure) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.out--
+	if fail == nil || fail.Lasts() || fail.Kind == protocol.RefusedNow {
+		m.heard = time.Now()
+		return
+	}
+	if m.owner.base.Err() == nil {
+		m.leaveLocked()
+	}
+}
+
+// do sends one command.
+func (m *member) do(s *Send) Result {
+	ctx, cancel := context.WithTimeout(m.owner.base, protocol.CommandTimeout)
+	defer cancel()
+	m.sending()
+	var res Result
+	var err error
+	switch s.Kind {
+	case Do:
+		cmd := s.Cmd
+		if s.Probes {
+			cmd.Echo = m.inbox.StartProbe(cmd.At, lockstate.EchoWait)
+		}
+		res.Answer, err = m.srv.Do(ctx, s.Keys, &cmd)
+		if cmd.Echo != "" {
+			receivers := protocol.NoEcho
+			if err == nil && res.Answer.Outcome == protocol.Enqueued {
+				receivers = res.Answer.Echo
+			}
+			m.inbox.ProbeSent(cmd.Echo, receivers)
+		}
+		res.Fail = redisserver.Classify(err)
+		res.Young = m.owner.young(&res.Answer)
+	case Adopt:
+		res.Answer, err = m.srv.Adopt(ctx, s.Keys, s.ID, s.Token)
+		res.Fail = redisserver.Classify(err)
+	case Cancel:
+		res.Cancelled = m.srv.Cancel(ctx, []protocol.CancelRequest{s.Cancel})[0]
+		res.Fail = res.Cancelled.Fail
+	case Renew:
+		batch := []protocol.Renewal{s.Renew}
+		m.srv.Renew(ctx, batch)
+		res = renewedAs(&batch[0])
+	}
+	m.heardOf(res.Fail)
+	if res.Fail != nil {
+		m.inbox.RequireProbe(res.Fail)
+	}
+	return res
+}
+
+func renewedAs(r *protocol.Renewal) Result {
+	return Result{Renewed: r.Outcome, Clock: r.Clock, Fail: redisserver.Classify(r.Err)}
+}
+
+// young returns for how long the grants of a server with that answer do not count yet.
+func (s *Server) young(a *protocol.Answer) time.Duration {
+	if a.Mark == 0 || a.Clock == 0 {
+		return 0
+	}
+	age := time.Duration(int64(a.Clock)-int64(a.Mark)) * time.Microsecond
+	return max(0, min(s.quarantine, s.quarantine-age))
+}
+
+// renew sends renewals in one round trip.
+func (m *member) renew(sends []*Send) []Result {
+	ctx, cancel := context.WithTimeout(m.owner.base, protocol.CommandTimeout)
+	defer cancel()
+	batch := make([]protocol.Renewal, len(sends))
+	for i, s := range sends {
+		batch[i] = s.Renew
+	}
+	m.sending()
+	m.srv.Renew(ctx, batch)
+	results := make([]Result, len(batch))
+	var fail *protocol.Failure
+	answered := false
+	for i := range batch {
+		results[i] = renewedAs(&batch[i])
+		if fail = results[i].Fail; fail == nil {
+			answered = true
+		}
+	}
+	if answered {
+		fail = nil
+	}
+	m.heardOf(fail)
+	return results
+}
+
+// keepTokens extends the last tokens that are due, and probes the inbox.
+func (m *member) keepTokens(sends []*Send, results []Result) {
+	ctx, cancel := context.WithTimeout(m.owner.base, protocol.CommandTimeout)
+	defer cancel()
+	var due []protocol.Renewal
+	for i, s := range sends {
+		if r := s.Renew; r.Touch > 0 && results[i].Renewed == protocol.Granted {
+			r.Outcome = protocol.Granted
+			due = append(due, r)
+		}
+	}
+	if len(due) > 0 {
+		_ = m.srv.Touch(ctx, due) // three more tries follow
+	}
+	if nonce := m.inbox.StartProbe(time.Now(), lockstate.OwnerSilence); nonce != "" {
+		n, err := m.srv.Echo(ctx, sends[0].Keys, m.inbox.Channel(), nonce)
+		if err != nil {
+			n = protocol.NoEcho
+		}
+		m.inbox.ProbeSent(nonce, n)
+	}
+}
+
+// stray has a request cancelled that the server may still have.
+func (m *member) stray(s Stray) {
+	k := s.Keys
+	m.mu.Lock()
+	m.strays.Add(&lockstate.Cancellation{Owner: k, ID: s.ID, Last: s.Last}, time.Now())
+	m.mu.Unlock()
+	m.sweep()
+}
+
+// sweep cancels the strays that are due, unless that is going on.
+func (m *member) sweep() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.sweeping || m.away || m.owner.base.Err() != nil {
+		return
+	}
+	m.sweeping = true
+	if !m.owner.start(m.sweepDue) {
+		m.sweeping = false
+	}
+}
+
+func (m *member) sweepDue() {
+	for {
+		m.mu.Lock()
+		batch := m.strays.Take(time.Now())
+		if len(batch) == 0 || m.away {
+			for _, g := range batch {
+				m.strays.Answered(g, protocol.Cancelled{Fail: &protocol.Failure{Err: errAway, Kind: protocol.NeverSent}}, time.Now())
+			}
+			m.sweeping = false
+			if m.swept != nil {
+				close(m.swept)
+				m.swept = nil
+			}
+			if next := m.strays.Next(); !next.IsZero() && !m.away {
+				if m.timer != nil {
+					m.timer.Stop()
+				}
+				m.timer = time.AfterFunc(time.Until(next), m.sweep)
+			}
+			m.mu.Unlock()
+			return
+		}
+		m.mu.Unlock()
+		requests := make([]protocol.CancelRequest, len(batch))
+		for i, g := range batch {
+			requests[i] = protocol.CancelRequest{Keys: g.Owner.(*protocol.Keys), ID: g.ID, Last: g.Last}
+		}
+		ctx, cancel := context.WithTimeout(m.owner.base, protocol.CommandTimeout)
+		m.sending()
+		results := m.srv.Cancel(ctx, requests)
+		cancel()
+		m.heardOf(results[0].Fail)
+		m.mu.Lock()
+		for i, g := range batch {
+			m.strays.Answered(g, results[i], time.Now())
+		}
+		m.mu.Unlock()
+	}
+}
+
+// drain waits until the strays that are due were tried, or ctx ends.
+func (m *member) drain(ctx context.Context) {
+	m.mu.Lock()
+	if !m.sweeping || m.away {
+		m.mu.Unlock()
+		return
+	}
+	if m.swept == nil {
+		m.swept = make(chan struct{})
+	}
+	swept := m.swept
+	m.mu.Unlock()
+	select {
+	case <-swept:
+	case <-ctx.Done():
+	}
+}
+
+// halt ends what has no goroutine.
+func (m *member) halt() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.timer != nil {
+		m.timer.Stop()
+	}
+}

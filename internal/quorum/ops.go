@@ -1,0 +1,830 @@
+package quorum
+
+// The commands of the state machine: each becomes commands for the servers, and is decided
+// by their answers as soon as these leave no doubt.
+
+import (
+	"slices"
+	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// Op is a command, a cancel or a renewal of the state machine that awaits its decision. Once
+// it is among the Effects' Done, its results are set.
+type Op struct {
+	Answer    protocol.Answer
+	Cancelled protocol.Cancelled
+	Renewed   protocol.Outcome
+	Clock     uint64
+	Err       error // if nothing could be decided
+
+	Tag any // the caller's
+
+	kind       Kind
+	verb       protocol.Verb
+	cmd        protocol.Command
+	at         time.Time
+	req, next  *request
+	outcomes   []outcome // of the question that the command asks
+	stood      []bool    // where the request owned before
+	olds       []outcome // yield, downgrade: whether the old request owned
+	held       bool      // the request was granted before
+	fails      []*protocol.Failure
+	handed     int
+	unfinished bool
+	decided    bool
+	expired    bool
+	sending    bool // its commands are being sent: no decision yet
+}
+
+type outcome uint8
+
+const (
+	outcomePending   outcome = iota
+	outcomeYes               // granted, renewed, released or cancelled as its owner
+	outcomeNo                // an answer, but not that
+	outcomeLost              // no, or anew, although it was ours
+	outcomeOvertaken         // an answer that is older than what is known
+	outcomeFailed            // no answer
+	outcomeSkipped           // the server was not asked, because there is nothing to ask it
+)
+
+func (l *Lock) newOp(kind Kind, verb protocol.Verb, r *request, at time.Time) *Op {
+	op := &Op{kind: kind, verb: verb, req: r, at: at, held: r != nil && r.token != 0,
+		outcomes: make([]outcome, l.cfg.N), fails: make([]*protocol.Failure, l.cfg.N), sending: true}
+	if op.held {
+		op.stood = make([]bool, l.cfg.N)
+		for i := range r.parts {
+			op.stood[i] = r.parts[i].state == owned
+		}
+	}
+	return op
+}
+
+func (op *Op) settle(i int, o outcome) {
+	if op.outcomes[i] == outcomePending {
+		op.outcomes[i] = o
+	}
+}
+
+func (op *Op) settleOld(i int, o outcome) {
+	if op.olds[i] == outcomePending {
+		op.olds[i] = o
+	}
+}
+
+// fail notes why a server did not answer.
+func (op *Op) fail(i int, f *protocol.Failure) { op.fails[i] = f }
+
+func (op *Op) away(i int, err error) {
+	op.fail(i, &protocol.Failure{Err: err, Kind: protocol.NeverSent})
+	op.settle(i, outcomeFailed)
+	if op.olds != nil {
+		op.settleOld(i, outcomeFailed)
+	}
+}
+
+func count(all []outcome, which ...outcome) int {
+	n := 0
+	for _, o := range all {
+		if slices.Contains(which, o) {
+			n++
+		}
+	}
+	return n
+}
+
+// Do is the event that the state machine sends a command.
+func (l *Lock) Do(c *protocol.Command, now time.Time, fx *Effects) *Op {
+	r := l.request(c.ID)
+	op := l.newOp(Do, c.Verb, r, c.At)
+	op.cmd = *c
+	r.op = op
+	switch c.Verb {
+	case protocol.Acquire:
+		if r.basis.IsZero() {
+			r.basis = c.At
+		}
+		r.poked, r.whole = false, r.whole && c.Held
+		for i := range r.parts {
+			l.ask(op, r, i, fx)
+		}
+	case protocol.Release:
+		r.last = max(r.last, c.Last)
+		for i := range r.parts {
+			l.release(op, i, fx)
+		}
+	default:
+		r.last = max(r.last, c.Last)
+		op.next = l.request(c.Next)
+		op.next.op = op
+		if op.next.basis.IsZero() {
+			op.next.basis = c.At
+		}
+		op.olds = make([]outcome, l.cfg.N)
+		for i := range r.parts {
+			l.move(op, i, fx)
+		}
+	}
+	op.sending = false
+	l.evaluate(op, now, fx)
+	return op
+}
+
+// ask sends an acquire for a part.
+func (l *Lock) ask(op *Op, r *request, i int, fx *Effects) {
+	if l.cfg.Away(i) {
+		op.away(i, errAway)
+		return
+	}
+	p := l.identify(r, i)
+	if p.asking {
+		op.away(i, errBusy)
+		return
+	}
+	if p.state == absent {
+		p.state = asked
+	}
+	if p.proved.IsZero() {
+		p.proved = op.at
+	}
+	p.asking, p.forgets = true, false
+	c := protocol.Command{Verb: protocol.Acquire, ID: p.id, TTL: r.who.TTL, Wait: op.cmd.Wait || op.kind == Renew || op.cmd.Verb != protocol.Acquire, Told: p.told, At: op.at}
+	if own := l.reqs[op.cmd.Own]; op.cmd.Own != "" && own != nil {
+		c.Own = own.parts[i].id
+	}
+	l.send(&Send{Server: i, Kind: Do, Cmd: c, Probes: op.cmd.Check, req: r, op: op}, fx)
+}
+
+// release sends a release for a part that owns, and a cancel for one that may.
+func (l *Lock) release(op *Op, i int, fx *Effects) {
+	r := op.req
+	p := &r.parts[i]
+	switch {
+	case p.id == "" || p.ended || p.state == absent && !p.asking:
+		op.settle(i, outcomeSkipped)
+	case l.cfg.Away(i):
+		op.away(i, errAway)
+	case p.state == owned:
+		p.state = ending
+		l.send(&Send{Server: i, Kind: Do, req: r, op: op, Cmd: protocol.Command{
+			Verb: protocol.Release, ID: p.id, Last: p.lastFor(r), Link: op.cmd.Link, At: op.at}}, fx)
+	default:
+		l.cancel(op, r, i, op.cmd.Link, fx)
+		op.settle(i, outcomeNo)
+	}
+}
+
+// cancel sends a cancel for a part.
+func (l *Lock) cancel(op *Op, r *request, i int, link *protocol.Span, fx *Effects) {
+	p := &r.parts[i]
+	p.state = ending
+	s := &Send{Server: i, Kind: Cancel, req: r, op: op,
+		Cancel: protocol.CancelRequest{Keys: l.keys, ID: p.id, Last: p.lastFor(r), Link: link}}
+	s.Cmd.ID = p.id
+	l.send(s, fx)
+}
+
+// move sends a yield or a downgrade for a part that owns. One that does not is cancelled, and
+// the new request is asked for there.
+func (l *Lock) move(op *Op, i int, fx *Effects) {
+	r := op.req
+	p, q := &r.parts[i], &op.next.parts[i]
+	if l.cfg.Away(i) {
+		op.away(i, errAway)
+		return
+	}
+	again := op.verb == protocol.Downgrade && p.state == asked && p.id != "" && !p.ended && !p.asking // it had no answer
+	if p.state != owned && !again {
+		op.settleOld(i, outcomeNo)
+		if p.id != "" && !p.ended && p.state != absent && p.state != ending {
+			l.cancel(nil, r, i, nil, fx)
+		}
+		if op.verb == protocol.Yield || q.state == owned {
+			l.ask(op, op.next, i, fx)
+		} else {
+			op.settle(i, outcomeNo)
+		}
+		return
+	}
+	p.state = ending
+	q = l.identify(op.next, i)
+	if q.proved.IsZero() {
+		q.proved = op.at
+	}
+	if q.state == absent {
+		q.state = asked
+	}
+	q.asking = true
+	l.send(&Send{Server: i, Kind: Do, req: r, next: op.next, op: op, Cmd: protocol.Command{
+		Verb: op.verb, ID: p.id, Next: q.id, Last: p.lastFor(r), Link: op.cmd.Link, At: op.at}}, fx)
+}
+
+// released takes a server's answer to a release.
+func (l *Lock) released(s *Send, res Result, now time.Time, fx *Effects) {
+	p := s.part()
+	if p == nil {
+		return
+	}
+	switch {
+	case res.Fail != nil:
+		s.op.fail(s.Server, res.Fail)
+		s.op.settle(s.Server, outcomeFailed)
+		p.state = asked
+		if s.req.over {
+			fx.Strays = append(fx.Strays, l.stray(s.req, s.Server))
+		}
+	case res.Answer.Outcome == protocol.Done:
+		p.ended, p.confirmed = true, true
+		s.op.settle(s.Server, outcomeYes)
+		s.op.unfinished = s.op.unfinished || res.Answer.Unfinished
+	default:
+		p.ended = true
+		s.op.settle(s.Server, outcomeLost)
+	}
+	s.op.handed = max(s.op.handed, res.Answer.Handed)
+	l.evaluate(s.op, now, fx)
+}
+
+// moved takes a server's answer to a yield or a downgrade: of the state machine, or a yield
+// by which a partial grant was given back.
+func (l *Lock) moved(s *Send, res Result, now time.Time, fx *Effects) {
+	i, a, op := s.Server, res.Answer, s.op
+	r, q := s.next, &s.next.parts[i]
+	if q.id != s.Cmd.Next {
+		q = nil
+	}
+	var p *part
+	if op != nil {
+		p = s.part()
+	}
+	old, outcome := outcomeNo, outcomeNo
+	if q != nil {
+		q.asking = false
+	}
+	switch {
+	case res.Fail != nil:
+		old, outcome = outcomeFailed, outcomeFailed
+		if op != nil {
+			op.fail(i, res.Fail)
+		} else {
+			// Partial: the old id may own, the new one may wait.
+			fx.Strays = append(fx.Strays, Stray{Server: i, Keys: l.keys, ID: s.Cmd.ID, TTL: r.who.TTL})
+		}
+		if p != nil {
+			p.state = asked
+		}
+		if p != nil && s.req.over {
+			fx.Strays = append(fx.Strays, l.stray(s.req, i))
+		}
+	case a.Outcome == protocol.NotOurs:
+		old = outcomeLost
+		if q != nil && q.state == asked {
+			q.state = absent
+		}
+		if p != nil {
+			p.ended = true
+		}
+	default:
+		old = outcomeYes
+		if a.Gone {
+			old = outcomeLost
+		}
+		if p != nil {
+			p.ended, p.confirmed = true, !a.Gone
+		}
+		if q == nil {
+			break
+		}
+		if res.Young > 0 {
+			q.young = now.Add(res.Young)
+		}
+		if a.Outcome == protocol.Granted {
+			outcome = outcomeYes
+			l.own(q, a, s.Cmd.At, now)
+		} else if q.state != owned || a.Token >= q.token {
+			q.state, q.proved, q.floor, q.token, q.known = queued, s.Cmd.At, a.Token, 0, 0
+			q.blockedBy(&a, now)
+		}
+	}
+	if r.over && q != nil && (q.state == owned || q.state == queued || res.Fail.MayRun()) {
+		fx.Strays = append(fx.Strays, l.stray(r, i))
+	}
+	if op == nil {
+		if !r.over {
+			l.review(r, now, fx)
+		}
+		return
+	}
+	op.handed = max(op.handed, a.Handed)
+	op.unfinished = op.unfinished || a.Unfinished
+	op.settleOld(i, old)
+	if old == outcomeLost && a.Outcome == protocol.NotOurs && op.verb == protocol.Yield && !op.decided && !r.over {
+		l.ask(op, r, i, fx) // the new request waits there, too
+	} else {
+		op.settle(i, outcome)
+	}
+	l.evaluate(op, now, fx)
+	if !r.over {
+		l.review(r, now, fx)
+	}
+}
+
+// CancelRequest is the event that the state machine cancels a request.
+func (l *Lock) CancelRequest(g *protocol.CancelRequest, now time.Time, fx *Effects) *Op {
+	r := l.reqs[g.ID]
+	op := l.newOp(Cancel, protocol.None, r, now)
+	if r == nil { // it was never sent, or all is done that can be
+		op.decided = true
+		fx.Done = append(fx.Done, op)
+		return op
+	}
+	r.op = op
+	r.last = max(r.last, g.Last)
+	for i := range r.parts {
+		p := &r.parts[i]
+		switch {
+		case p.confirmed:
+			op.settle(i, outcomeYes)
+		case p.id == "" || p.ended:
+			op.settle(i, outcomeNo)
+		case l.cfg.Away(i):
+			op.away(i, errAway)
+		default:
+			l.cancel(op, r, i, g.Link, fx)
+		}
+	}
+	op.sending = false
+	l.evaluate(op, now, fx)
+	return op
+}
+
+// cancelled takes a server's answer to a cancel.
+func (l *Lock) cancelled(s *Send, res Result, now time.Time, fx *Effects) {
+	r, i := s.req, s.Server
+	p := s.part()
+	c := res.Cancelled
+	switch {
+	case p == nil:
+		if c.Fail != nil {
+			fx.Strays = append(fx.Strays, Stray{Server: i, Keys: l.keys, ID: s.Cmd.ID, Last: s.Cancel.Last, TTL: r.who.TTL})
+		}
+	case c.Fail != nil:
+		p.state = asked
+		if s.op != nil {
+			s.op.fail(i, c.Fail)
+			s.op.settle(i, outcomeFailed)
+		}
+		if r.over {
+			fx.Strays = append(fx.Strays, l.stray(r, i))
+		}
+	default:
+		// It was ours until then if it still was, or if the lock's last token is still the
+		// last that we gave out.
+		proof := max(p.known, s.Cancel.Last)
+		p.ended, p.confirmed = true, c.Owned || c.Token != 0 && c.Token == proof && p.known != 0
+		if s.op != nil && s.op.kind == Cancel {
+			if p.confirmed {
+				s.op.settle(i, outcomeYes)
+			} else {
+				s.op.settle(i, outcomeNo)
+			}
+		}
+	}
+	if s.op != nil {
+		l.evaluate(s.op, now, fx)
+	}
+}
+
+// Renew is the event that the state machine renews a grant. Servers that do not know it, or
+// have lost it, are asked for it.
+func (l *Lock) Renew(b *protocol.Renewal, now time.Time, fx *Effects) *Op {
+	r := l.reqs[b.Req.ID]
+	op := l.newOp(Renew, protocol.None, r, b.At)
+	if r == nil {
+		op.decided, op.Renewed = true, protocol.NotOurs
+		fx.Done = append(fx.Done, op)
+		return op
+	}
+	for i := range r.parts {
+		p := &r.parts[i]
+		switch {
+		case p.state == ending:
+			op.settle(i, outcomeSkipped)
+		case l.cfg.Away(i):
+			op.away(i, errAway)
+		case p.state == owned:
+			s := &Send{Server: i, Kind: Renew, req: r, op: op}
+			s.Cmd.ID = p.id
+			s.Renew = protocol.Renewal{Keys: l.keys, At: b.At, Touch: b.Touch,
+				Req: protocol.Request{ID: p.id, Mode: r.who.Mode, TTL: r.who.TTL}}
+			l.send(s, fx)
+		case p.asking:
+			op.settle(i, outcomeSkipped)
+		default:
+			l.ask(op, r, i, fx)
+		}
+	}
+	op.sending = false
+	l.evaluate(op, now, fx)
+	return op
+}
+
+// renewed takes a server's answer to a renewal.
+func (l *Lock) renewed(s *Send, res Result, now time.Time, fx *Effects) {
+	p := s.part()
+	i, op := s.Server, s.op
+	switch {
+	case p == nil || p.state != owned:
+		op.settle(i, outcomeSkipped)
+	case res.Renewed == protocol.Granted:
+		if s.Renew.At.After(p.proved) {
+			p.proved = s.Renew.At
+		}
+		p.clock = max(p.clock, res.Clock)
+		op.settle(i, outcomeYes)
+	case res.Renewed == protocol.NotOurs:
+		if s.Renew.At.Before(p.proved) { // ownership was proved after this was sent
+			op.settle(i, outcomeOvertaken)
+			break
+		}
+		p.state, p.ended = absent, true
+		if s.req.over || op.decided || l.cfg.Away(i) {
+			op.settle(i, outcomeLost)
+			break
+		}
+		l.ask(op, s.req, i, fx)
+		s.req.parts[i].lost = true
+	default:
+		op.fail(i, res.Fail)
+		op.settle(i, outcomeFailed)
+	}
+	l.evaluate(op, now, fx)
+}
+
+// Expire is the event that a command has waited for its answers for long enough.
+func (l *Lock) Expire(op *Op, now time.Time, fx *Effects) {
+	op.expired = true
+	for i := range op.outcomes {
+		if op.outcomes[i] == outcomePending || op.olds != nil && op.olds[i] == outcomePending {
+			if op.fails[i] == nil {
+				op.fail(i, &protocol.Failure{Err: errAway, Kind: protocol.NoAnswer})
+			}
+			op.settle(i, outcomeFailed)
+			if op.olds != nil {
+				op.settleOld(i, outcomeFailed)
+			}
+		}
+	}
+	l.evaluate(op, now, fx)
+}
+
+// evaluate decides an op if the answers leave no doubt.
+func (l *Lock) evaluate(op *Op, now time.Time, fx *Effects) {
+	if op.decided || op.sending {
+		return
+	}
+	switch {
+	case op.kind == Cancel:
+		l.evaluateCancel(op, fx)
+	case op.kind == Renew:
+		l.evaluateRenewal(op, now, fx)
+	case op.verb == protocol.Acquire:
+		l.evaluateAcquire(op, op.req, now, fx)
+	case op.verb == protocol.Release:
+		l.evaluateRelease(op, fx)
+	default:
+		l.evaluateMove(op, now, fx)
+	}
+}
+
+func (l *Lock) decide(op *Op, fx *Effects) {
+	op.decided = true
+	for _, r := range []*request{op.req, op.next} {
+		if r != nil && r.op == op {
+			r.op = nil
+		}
+	}
+	op.Answer.Handed, op.Answer.Unfinished = op.handed, op.unfinished
+	fx.Done = append(fx.Done, op)
+}
+
+// lacksQuorum decides that too few servers answered.
+func (l *Lock) lacksQuorum(op *Op, fx *Effects) {
+	e := &noQuorum{n: l.cfg.N, need: l.cfg.Need, kind: protocol.NeverSent}
+	lasting := map[protocol.FailureKind]int{}
+	for _, f := range op.fails {
+		switch {
+		case f == nil:
+			e.answered++
+			continue
+		case f.Lasts():
+			lasting[f.Kind]++
+		case f.Kind == protocol.NoAnswer:
+			e.kind = protocol.NoAnswer
+		case f.Kind == protocol.RefusedNow && e.kind == protocol.NeverSent:
+			e.kind = protocol.RefusedNow
+		}
+		e.why = append(e.why, f.Err)
+	}
+	for kind, n := range lasting { // so many that no majority can be left
+		if n > l.cfg.N-l.cfg.Need {
+			e.kind = kind
+		}
+	}
+	op.Err = e
+	l.decide(op, fx)
+}
+
+// open returns how many answers to the op's question are still to come.
+func open(all []outcome) int { return count(all, outcomePending) }
+
+func (l *Lock) evaluateAcquire(op *Op, r *request, now time.Time, fx *Effects) {
+	if l.granted(op, r, now, fx) {
+		return
+	}
+	pending := open(op.outcomes)
+	no := count(op.outcomes, outcomeNo, outcomeLost, outcomeOvertaken)
+	switch {
+	case r.writing() && !op.expired:
+		return
+	case no > l.cfg.N-l.cfg.Need: // no majority can be had now
+	case pending > 0:
+		return
+	default:
+		answered := no + count(op.outcomes, outcomeYes)
+		if answered >= l.cfg.Need && no > 0 {
+			break
+		}
+		l.noMajority(op, r, now, fx)
+		return
+	}
+	held := op.held && r == op.req
+	switch {
+	case held && op.standing(r) >= l.cfg.Need: // others may answer that it is ours
+		l.lacksQuorum(op, fx)
+	case held && op.cmd.Wait: // lost, and it waits again
+		op.Answer = protocol.Answer{Outcome: protocol.Enqueued, Token: r.token}
+		l.waits(&op.Answer, r, now)
+		r.token, r.whole, r.basis = 0, false, op.at
+		l.decide(op, fx)
+	case held:
+		op.Answer = protocol.Answer{Outcome: protocol.Refused}
+		l.waits(&op.Answer, r, now)
+		l.decide(op, fx)
+	case r.token != 0: // a message was faster
+		op.Answer = protocol.Answer{Outcome: protocol.Enqueued}
+		l.waits(&op.Answer, r, now)
+		l.decide(op, fx)
+	case op.cmd.Wait || op.verb != protocol.Acquire:
+		op.Answer = protocol.Answer{Outcome: protocol.Enqueued}
+		l.waits(&op.Answer, r, now)
+		r.basis = op.at
+		l.decide(op, fx)
+		l.plan(r, now)
+	default:
+		op.Answer = protocol.Answer{Outcome: protocol.Refused}
+		l.waits(&op.Answer, r, now)
+		l.decide(op, fx)
+		l.retreat(r, fx)
+		l.drop(r, fx)
+	}
+}
+
+// writing reports that a majority granted, and the token is being written back.
+func (r *request) writing() bool {
+	return slices.ContainsFunc(r.parts, func(p part) bool { return p.adopts })
+}
+
+// standing returns on how many servers a request that was held before the op still owns, or
+// may own, without a break. Those that did not answer count: what they granted lasts for its
+// TTL, and the state machine ends the lease before that.
+func (op *Op) standing(r *request) int {
+	n := 0
+	for i, stood := range op.stood {
+		if o := op.outcomes[i]; stood && o != outcomeLost && o != outcomeNo && o != outcomeSkipped {
+			n++
+		}
+	}
+	return n
+}
+
+// granted decides an op by which a majority has granted r.
+func (l *Lock) granted(op *Op, r *request, now time.Time, fx *Effects) bool {
+	if !l.majority(r, op.at, now) {
+		return false
+	}
+	a := protocol.Answer{Outcome: protocol.Granted, More: r.anyMore(), Kept: r.token != 0}
+	if op.held && r == op.req {
+		kept := 0
+		for i, stood := range op.stood {
+			if stood && op.outcomes[i] == outcomeYes {
+				kept++
+			}
+		}
+		if kept < l.cfg.Need && open(op.outcomes) > 0 {
+			return false
+		}
+		a.Kept = op.standing(r) >= l.cfg.Need
+	}
+	token, clock, kept := l.tokenOf(r)
+	if a.Kept {
+		token = r.token
+	} else if !kept {
+		l.writeBack(r, token, fx)
+		return false
+	}
+	a.Token, a.Clock = token, clock
+	r.token, r.whole = token, true
+	op.Answer = a
+	l.decide(op, fx)
+	return true
+}
+
+// noMajority decides an acquire that too few servers answered, or could vote for. What the
+// others gave is given back: a client that cannot own must not keep out those that can.
+func (l *Lock) noMajority(op *Op, r *request, now time.Time, fx *Effects) {
+	l.lacksQuorum(op, fx)
+	e := op.Err.(*noQuorum)
+	for i := range r.parts {
+		if p := &r.parts[i]; p.state == owned && now.Before(p.young) {
+			e.young = max(e.young, p.young.Sub(now))
+		}
+	}
+	if e.answered < l.cfg.Need {
+		e.young = 0
+	}
+	if r.token == 0 {
+		l.retreat(r, fx)
+		l.drop(r, fx) // the state machine may ask under its id again: see request
+	}
+}
+
+// retreat gives back what servers gave to a request that is no majority.
+func (l *Lock) retreat(r *request, fx *Effects) {
+	for i := range r.parts {
+		p := &r.parts[i]
+		if p.id != "" && !p.ended && (p.state == owned || p.state == queued || p.asking) && p.state != ending {
+			l.cancel(nil, r, i, nil, fx)
+		}
+	}
+}
+
+// waits describes what a request waits for: the server with which it may get a majority
+// first.
+func (l *Lock) waits(a *protocol.Answer, r *request, now time.Time) {
+	lacking := l.cfg.Need
+	var in []*part
+	for i := range r.parts {
+		p := &r.parts[i]
+		if p.state == owned {
+			lacking--
+		} else if p.blocker != "" || p.state == queued {
+			in = append(in, p)
+		}
+	}
+	slices.SortStableFunc(in, func(x, y *part) int {
+		if x.endless != y.endless {
+			if x.endless {
+				return 1
+			}
+			return -1
+		}
+		return x.left.Compare(y.left)
+	})
+	if len(in) == 0 {
+		a.Left = protocol.Ownerless
+		return
+	}
+	p := in[min(max(lacking, 1), len(in))-1]
+	a.Blocker, a.Place, a.NoNotify = p.blocker, p.place, p.noNotify
+	switch {
+	case p.endless:
+		a.Left = protocol.Endless
+	case p.left.IsZero():
+		a.Left = protocol.Ownerless
+	default:
+		a.Left = max(0, p.left.Sub(now))
+	}
+	a.Echo = protocol.NoEcho
+	for _, p := range in {
+		a.Place = min(a.Place, p.place)
+		if p.told > 0 {
+			a.Told = max(a.Told, p.told)
+		}
+	}
+}
+
+func (l *Lock) evaluateRelease(op *Op, fx *Effects) {
+	yes := count(op.outcomes, outcomeYes)
+	never := count(op.outcomes, outcomeLost, outcomeNo, outcomeSkipped)
+	switch {
+	case yes >= l.cfg.Need:
+		op.Answer = protocol.Answer{Outcome: protocol.Done}
+	case never > l.cfg.N-l.cfg.Need:
+		op.Answer = protocol.Answer{Outcome: protocol.NotOurs}
+	case open(op.outcomes) > 0:
+		return
+	default:
+		l.lacksQuorum(op, fx) // a cancel follows
+		return
+	}
+	l.decide(op, fx)
+	l.drop(op.req, fx)
+}
+
+func (l *Lock) evaluateMove(op *Op, now time.Time, fx *Effects) {
+	yes := count(op.olds, outcomeYes)
+	never := count(op.olds, outcomeLost, outcomeNo, outcomeSkipped)
+	if op.verb == protocol.Downgrade { // a repeated one finds that the new request owns
+		yes = 0
+		for i := range op.next.parts {
+			if op.olds[i] == outcomeYes || op.next.parts[i].state == owned && op.olds[i] == outcomeNo {
+				yes++
+			}
+		}
+		never = count(op.olds, outcomeLost, outcomeNo, outcomeSkipped)
+		for i := range op.next.parts {
+			if op.next.parts[i].state == owned && op.olds[i] == outcomeNo {
+				never--
+			}
+		}
+	}
+	switch {
+	case never > l.cfg.N-l.cfg.Need:
+		op.Answer = protocol.Answer{Outcome: protocol.NotOurs}
+		l.decide(op, fx)
+		l.drop(op.req, fx)
+		l.retreat(op.next, fx)
+		l.drop(op.next, fx)
+		return
+	case yes >= l.cfg.Need:
+	case open(op.olds) > 0:
+		return
+	default:
+		l.lacksQuorum(op, fx)
+		return
+	}
+	if op.verb == protocol.Downgrade && op.next.token == 0 {
+		op.next.whole = true // the old request owned a majority until now
+	}
+	l.evaluateAcquire(op, op.next, now, fx)
+	if op.decided && op.Err == nil {
+		l.drop(op.req, fx)
+	}
+}
+
+func (l *Lock) evaluateCancel(op *Op, fx *Effects) {
+	r := op.req
+	yes := count(op.outcomes, outcomeYes)
+	no := count(op.outcomes, outcomeNo)
+	pending := open(op.outcomes)
+	owned := r.token != 0
+	switch {
+	case owned && yes >= l.cfg.Need:
+		op.Cancelled = protocol.Cancelled{Owned: true}
+	case owned && no > l.cfg.N-l.cfg.Need, !owned && yes+no >= l.cfg.Need:
+	case pending > 0:
+		return
+	default:
+		l.lacksQuorum(op, fx)
+		op.Cancelled = protocol.Cancelled{Fail: &protocol.Failure{Err: op.Err, Kind: op.Err.(*noQuorum).kind}}
+		return
+	}
+	l.decide(op, fx)
+	l.drop(r, fx)
+}
+
+// evaluateRenewal decides a renewal: granted if a majority has renewed it or granted it now,
+// and a majority of those that owned before have not been found to have lost it. Otherwise
+// another client may have owned the lock in between.
+func (l *Lock) evaluateRenewal(op *Op, now time.Time, fx *Effects) {
+	r := op.req
+	renewed, n := 0, 0
+	for i := range r.parts {
+		if p := &r.parts[i]; p.state == owned && !p.proved.Before(op.at) {
+			n++
+			if op.held && op.stood[i] && op.outcomes[i] == outcomeYes {
+				renewed++
+			}
+		}
+	}
+	switch {
+	case !op.held || op.standing(r) < l.cfg.Need:
+		op.Renewed = protocol.NotOurs
+	case renewed >= l.cfg.Need, n >= l.cfg.Need && open(op.outcomes) == 0:
+		op.Renewed = protocol.Granted
+		_, op.Clock, _ = l.tokenOf(r)
+	case open(op.outcomes) > 0:
+		return
+	default:
+		op.Renewed = protocol.Unanswered
+		l.lacksQuorum(op, fx)
+		return
+	}
+	l.decide(op, fx)
+}
+
+// Decided reports whether the op's results are set.
+func (op *Op) Decided() bool { return op.decided }

@@ -1,0 +1,490 @@
+package quorum
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/redisserver"
+)
+
+// Inbox is the subscription of the client at one server.
+type Inbox interface {
+	Channel() string
+	// Confirmed reports whether messages of the server arrive.
+	Confirmed() bool
+	// StartProbe returns the nonce of an echo that a command should ask for, or "".
+	StartProbe(now time.Time, silence time.Duration) string
+	// ProbeSent says that the server has published the echo to so many receivers.
+	ProbeSent(nonce string, receivers int)
+	// RequireProbe says that a command failed.
+	RequireProbe(fail *protocol.Failure)
+}
+
+// Server is a quorum of servers, as the client sees it: one. It is safe for concurrent use.
+type Server struct {
+	cfg        Config
+	members    []*member
+	quarantine time.Duration
+	start      func(func()) bool       // starts a goroutine of the client's
+	deliver    func(*protocol.Message) // gives a lock a message
+	base       context.Context         // of all commands
+
+	mu    sync.Mutex // guards what follows; only a member's mu is locked under it
+	locks map[string]*handle
+}
+
+// handle is a lock in use.
+type handle struct {
+	*Lock
+	timer *time.Timer
+	at    time.Time // when it fires, zero if it does not
+}
+
+// Options are what a quorum needs of its client.
+type Options struct {
+	Members    []*redisserver.Server
+	Inboxes    []Inbox
+	Quarantine time.Duration
+	Client     string                  // its id
+	Base       context.Context         // of all commands; ends with the client
+	Start      func(func()) bool       // starts a goroutine, unless the client is closed
+	Deliver    func(*protocol.Message) // gives a lock's state machine a message
+}
+
+// New returns a quorum.
+func New(o Options) *Server {
+	s := &Server{quarantine: o.Quarantine, base: o.Base, start: o.Start, deliver: o.Deliver, locks: map[string]*handle{}}
+	for i, srv := range o.Members {
+		s.members = append(s.members, &member{srv: srv, owner: s, inbox: o.Inboxes[i]})
+	}
+	s.cfg = Config{
+		N: len(s.members), Need: Majority(len(s.members)),
+		NewID: func(like protocol.Identity) string {
+			return protocol.NewRequest(o.Client, like.Mode, like.TTL, like.Idles, like.Proof).ID
+		},
+		Proof: func(i int) protocol.Proof {
+			if s.members[i].inbox.Confirmed() {
+				return protocol.Counted
+			}
+			return protocol.Unproved
+		},
+		Away: func(i int) bool { return s.members[i].isAway() },
+	}
+	return s
+}
+
+// HonorsDeadlines reports that no command waits longer than its context, or for long.
+func (s *Server) HonorsDeadlines() bool { return true }
+
+// Commands returns how many commands were sent to the servers.
+func (s *Server) Commands() int64 {
+	n := int64(0)
+	for _, m := range s.members {
+		n += m.srv.Commands()
+	}
+	return n
+}
+
+// lockOf returns the lock, which is made if there is none. s.mu is locked.
+func (s *Server) lockOf(k *protocol.Keys) *handle {
+	h := s.locks[k.Lock]
+	if h == nil {
+		h = &handle{Lock: NewLock(&s.cfg, k)}
+		s.locks[k.Lock] = h
+	}
+	return h
+}
+
+// step gives a lock an event and performs what follows from it.
+func (s *Server) step(k *protocol.Keys, event func(l *Lock, now time.Time, fx *Effects)) {
+	var fx Effects
+	s.mu.Lock()
+	h := s.lockOf(k)
+	event(h.Lock, time.Now(), &fx)
+	s.settleLocked(h)
+	s.mu.Unlock()
+	s.perform(&fx)
+}
+
+// settleLocked ends every step: it sets the lock's timer, or forgets the lock.
+func (s *Server) settleLocked(h *handle) {
+	if h.Idle() {
+		delete(s.locks, h.keys.Lock)
+		if h.timer != nil {
+			h.timer.Stop()
+		}
+		return
+	}
+	due := h.Due()
+	if due.IsZero() || !h.at.IsZero() && !due.Before(h.at) {
+		return
+	}
+	h.at = due
+	fire := func() { s.start(func() { s.fire(h) }) }
+	if h.timer == nil {
+		h.timer = time.AfterFunc(time.Until(due), fire)
+	} else {
+		h.timer.Reset(time.Until(due))
+	}
+}
+
+// fire is called when the lock's timer is due.
+func (s *Server) fire(h *handle) {
+	var fx Effects
+	s.mu.Lock()
+	h.at = time.Time{}
+	if s.locks[h.keys.Lock] == h {
+		h.Tick(time.Now(), &fx)
+		s.settleLocked(h)
+	}
+	s.mu.Unlock()
+	s.perform(&fx)
+}
+
+// perform does what a step decided. Nothing is locked.
+func (s *Server) perform(fx *Effects) {
+	for _, op := range fx.Done {
+		if w, ok := op.Tag.(*waiting); ok {
+			w.settled()
+		}
+	}
+	for i := range fx.Messages {
+		s.deliver(&fx.Messages[i])
+	}
+	for _, send := range fx.Sends {
+		if !s.start(func() { s.run(send) }) {
+			s.answered(send, Result{Fail: closed, Cancelled: protocol.Cancelled{Fail: closed}})
+		}
+	}
+	for _, stray := range fx.Strays {
+		s.members[stray.Server].stray(stray)
+	}
+}
+
+var closed = &protocol.Failure{Err: protocol.ErrClosed, Kind: protocol.NoAnswer}
+
+// run sends a command, and what follows it in its lane.
+func (s *Server) run(send *Send) {
+	res := Result{Fail: panicked, Cancelled: protocol.Cancelled{Fail: panicked}}
+	defer func() { s.answered(send, res) }()
+	res = s.members[send.Server].do(send)
+}
+
+var panicked = &protocol.Failure{Err: fmt.Errorf("leased: what a command called panicked"), Kind: protocol.NoAnswer}
+
+func (s *Server) answered(send *Send, res Result) {
+	s.step(send.Keys, func(l *Lock, now time.Time, fx *Effects) { l.Answered(send, res, now, fx) })
+}
+
+// waiting is a call that waits for ops.
+type waiting struct {
+	mu   sync.Mutex
+	left int
+	done chan struct{}
+}
+
+func (w *waiting) settled() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.left--; w.left == 0 {
+		close(w.done)
+	}
+}
+
+// await waits for the ops to be decided. What the servers have not answered when patience is
+// over is decided without them.
+func (s *Server) await(ctx context.Context, w *waiting, ops []*Op, keys []*protocol.Keys, patience time.Duration) {
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case <-w.done:
+		return
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	for i, op := range ops {
+		s.step(keys[i], func(l *Lock, now time.Time, fx *Effects) {
+			if !op.Decided() {
+				l.Expire(op, now, fx)
+			}
+		})
+	}
+	<-w.done
+}
+
+// Do runs a command of the state machine.
+func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) (protocol.Answer, error) {
+	w := &waiting{left: 1, done: make(chan struct{})}
+	var op *Op
+	var ttl time.Duration
+	s.step(k, func(l *Lock, now time.Time, fx *Effects) {
+		op = l.Do(c, now, fx)
+		op.Tag = w
+		ttl = op.req.who.TTL
+	})
+	s.await(ctx, w, []*Op{op}, []*protocol.Keys{k}, patienceFor(ttl))
+	return op.Answer, op.Err
+}
+
+// Renew renews grants, and notes the outcome of each.
+func (s *Server) Renew(ctx context.Context, batch []protocol.Renewal) {
+	w := &waiting{left: len(batch), done: make(chan struct{})}
+	ops, keys := make([]*Op, len(batch)), make([]*protocol.Keys, len(batch))
+	byMember := make([][]*Send, len(s.members))
+	var all Effects
+	var shortest time.Duration
+	s.mu.Lock()
+	for i := range batch {
+		b := &batch[i]
+		h := s.lockOf(b.Keys)
+		var fx Effects
+		ops[i], keys[i] = h.Renew(b, time.Now(), &fx), b.Keys
+		ops[i].Tag = w
+		if shortest == 0 || b.Req.TTL < shortest {
+			shortest = b.Req.TTL
+		}
+		for _, send := range fx.Sends {
+			if send.Kind == Renew {
+				byMember[send.Server] = append(byMember[send.Server], send)
+			} else {
+				all.Sends = append(all.Sends, send)
+			}
+		}
+		all.Done = append(all.Done, fx.Done...)
+		all.Strays = append(all.Strays, fx.Strays...)
+		s.settleLocked(h)
+	}
+	s.mu.Unlock()
+	s.perform(&all)
+	for i, sends := range byMember {
+		if len(sends) == 0 {
+			continue
+		}
+		m := s.members[i]
+		if !s.start(func() { s.renew(m, sends) }) {
+			for _, send := range sends {
+				s.answered(send, Result{Renewed: protocol.Unanswered, Fail: closed})
+			}
+		}
+	}
+	s.await(ctx, w, ops, keys, patienceFor(shortest))
+	for i, op := range ops {
+		batch[i].Outcome, batch[i].Clock, batch[i].Err = op.Renewed, op.Clock, op.Err
+	}
+}
+
+// renew sends the renewals of one server.
+func (s *Server) renew(m *member, sends []*Send) {
+	var results []Result
+	defer func() {
+		for i, send := range sends {
+			res := Result{Renewed: protocol.Unanswered, Fail: panicked}
+			if i < len(results) {
+				res = results[i]
+			}
+			s.answered(send, res)
+		}
+		if len(results) > 0 {
+			m.keepTokens(sends, results)
+		}
+	}()
+	results = m.renew(sends)
+}
+
+// Touch does nothing: Renew keeps tokens on each server.
+func (s *Server) Touch(context.Context, []protocol.Renewal) error { return nil }
+
+// Cancel ends requests.
+func (s *Server) Cancel(ctx context.Context, batch []protocol.CancelRequest) []protocol.Cancelled {
+	w := &waiting{left: len(batch), done: make(chan struct{})}
+	ops, keys := make([]*Op, len(batch)), make([]*protocol.Keys, len(batch))
+	for i := range batch {
+		keys[i] = batch[i].Keys
+		s.step(keys[i], func(l *Lock, now time.Time, fx *Effects) {
+			ops[i] = l.CancelRequest(&batch[i], now, fx)
+			ops[i].Tag = w
+		})
+	}
+	s.await(ctx, w, ops, keys, mostPatience)
+	results := make([]protocol.Cancelled, len(batch))
+	for i, op := range ops {
+		results[i] = op.Cancelled
+	}
+	return results
+}
+
+// Echo is not asked of a quorum: its servers' inboxes are probed one by one.
+func (s *Server) Echo(context.Context, *protocol.Keys, string, string) (int, error) {
+	return protocol.NoEcho, nil
+}
+
+// Receive takes a message of one server.
+func (s *Server) Receive(server int, m *protocol.Message, k *protocol.Keys) {
+	var fx Effects
+	s.mu.Lock()
+	if h := s.locks[m.Key]; h != nil {
+		h.Receive(server, m, time.Now(), &fx)
+		s.settleLocked(h)
+	} else if m.Kind == "granted" || m.Kind == "wanted" {
+		who, _ := protocol.ParseID(m.ID)
+		fx.Strays = append(fx.Strays, Stray{Server: server, Keys: k, ID: m.ID, TTL: who.TTL})
+	}
+	s.mu.Unlock()
+	s.perform(&fx)
+}
+
+// returned is called when a server answers again.
+func (s *Server) returned() {}
+
+// Drain waits until what servers may still have was cancelled where they answer, or ctx ends.
+func (s *Server) Drain(ctx context.Context) {
+	for _, m := range s.members {
+		m.drain(ctx)
+	}
+}
+
+// Halt ends timers. The base context has ended.
+func (s *Server) Halt() {
+	for _, m := range s.members {
+		m.halt()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, h := range s.locks {
+		if h.timer != nil {
+			h.timer.Stop()
+		}
+	}
+}
+
+// each runs f for all servers at once and returns when it has returned for all, or when
+// patience is over; what has returned by then counts.
+func each[T any](s *Server, f func(ctx context.Context, srv *redisserver.Server) (T, error)) (results []T, errs []error) {
+	type outcome struct {
+		i   int
+		val T
+		err error
+	}
+	ch := make(chan outcome, len(s.members))
+	n := 0
+	for i, m := range s.members {
+		if m.isAway() {
+			errs = append(errs, errAway)
+			continue
+		}
+		if s.start(func() {
+			ctx, cancel := context.WithTimeout(s.base, protocol.CommandTimeout)
+			defer cancel()
+			m.sending()
+			val, err := f(ctx, m.srv)
+			m.heardOf(redisserver.Classify(err))
+			ch <- outcome{i, val, err}
+		}) {
+			n++
+		}
+	}
+	timer := time.NewTimer(mostPatience)
+	defer timer.Stop()
+	for range n {
+		select {
+		case o := <-ch:
+			if o.err != nil {
+				errs = append(errs, o.err)
+			} else {
+				results = append(results, o.val)
+			}
+		case <-timer.C:
+			errs = append(errs, errAway)
+			return results, errs
+		}
+	}
+	return results, errs
+}
+
+func (s *Server) lacking(answered int, errs []error) error {
+	e := &noQuorum{answered: answered, n: s.cfg.N, need: s.cfg.Need, why: errs, kind: protocol.NoAnswer}
+	for _, err := range errs {
+		if f := redisserver.Classify(err); f.Lasts() && len(errs) > s.cfg.N-s.cfg.Need {
+			e.kind = f.Kind
+		}
+	}
+	return e
+}
+
+// Evict ends the ownership of the lock and notifies its owners, whose ids or values it
+// returns. The next owner's token is above all that the servers know of.
+func (s *Server) Evict(ctx context.Context, k *protocol.Keys) ([]string, error) {
+	seen, errs := each(s, func(ctx context.Context, srv *redisserver.Server) (protocol.Snapshot, error) { return srv.Inspect(ctx, k) })
+	if len(seen) < s.cfg.Need {
+		return nil, s.lacking(len(seen), errs)
+	}
+	least := uint64(0)
+	for i := range seen {
+		least = max(least, protocol.LastToken(seen[i].Meta), seen[i].Clock)
+	}
+	evicted, errs := each(s, func(ctx context.Context, srv *redisserver.Server) ([]string, error) { return srv.EvictAbove(ctx, k, least) })
+	var all []string
+	for _, some := range evicted {
+		for _, id := range some {
+			if !slices.Contains(all, id) {
+				all = append(all, id)
+			}
+		}
+	}
+	if len(evicted) < s.cfg.Need {
+		return all, s.lacking(len(evicted), errs)
+	}
+	return all, nil
+}
+
+// Inspect returns what the servers hold of the lock: the owner that most of them name, as the
+// one of them shows it on which its lease ends last but for those that are not needed.
+func (s *Server) Inspect(ctx context.Context, k *protocol.Keys) (protocol.Snapshot, error) {
+	seen, errs := each(s, func(ctx context.Context, srv *redisserver.Server) (protocol.Snapshot, error) { return srv.Inspect(ctx, k) })
+	if len(seen) < s.cfg.Need {
+		return protocol.Snapshot{}, s.lacking(len(seen), errs)
+	}
+	return merged(seen, s.cfg.Need), nil
+}
+
+// ownerOf tells owners apart: the ids of one client's request may differ between servers.
+func ownerOf(sn *protocol.Snapshot) string {
+	who, err := protocol.ParseID(sn.Value)
+	if err != nil {
+		return sn.Value
+	}
+	return who.Client
+}
+
+// merged makes one snapshot of those of the servers.
+func merged(seen []protocol.Snapshot, need int) protocol.Snapshot {
+	votes := map[string][]protocol.Snapshot{}
+	var most []protocol.Snapshot
+	for _, sn := range seen {
+		who := ownerOf(&sn)
+		votes[who] = append(votes[who], sn)
+		if all := votes[who]; len(all) > len(most) || len(all) == len(most) && who != "" {
+			most = all
+		}
+	}
+	slices.SortStableFunc(most, func(x, y protocol.Snapshot) int { return cmp.Compare(y.Left, x.Left) })
+	sn := most[min(need, len(most))-1]
+	sn.Servers, sn.Behind = len(seen), len(most)
+	if sn.Value == "" {
+		sn.Behind = 0
+	}
+	for i := range seen {
+		if t := protocol.LastToken(seen[i].Meta); t > protocol.LastToken(sn.Meta) {
+			sn.Meta = seen[i].Meta
+		}
+		if seen[i].Length > sn.Length {
+			sn.Queue, sn.Length = seen[i].Queue, seen[i].Length
+		}
+	}
+	return sn
+}

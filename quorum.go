@@ -1,0 +1,218 @@
+package leased
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased/internal/lockstate"
+	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/quorum"
+	"github.com/leasedmutex/leased/internal/redisserver"
+)
+
+// A client on several independent servers. The state machine does not know of them: what it
+// calls the server is internal/quorum, which sends each command to all of them. Here are
+// the client's parts of which there is one for each server: its inboxes, and the goroutines
+// that send commands.
+
+const defaultQuarantine = time.Minute
+
+// NewQuorum returns a client whose locks live on several independent Redis servers, of
+// which a majority has to grant each lease: the algorithm called Redlock. There must be 3,
+// 5 or 7, none of them a replica of another. Locks go on while a majority of them answers.
+// Like New it does no I/O and never closes the clients. Errors match ErrInvalidOption.
+//
+// Each of rdbs must be a client of one server: a *redis.Client, or a type that embeds one.
+// Give all processes the same servers in the same order.
+//
+// A server that comes back without its data may have forgotten owners, so its vote does not
+// count for the time of WithQuarantine. When a lock is asked for the first time on servers
+// that are all new, all of them must answer, or that time must pass.
+//
+// Errors of commands that too few servers answered match ErrNoQuorum.
+func NewQuorum(rdbs []redis.UniversalClient, opts ...Option) (*Client, error) {
+	o, err := newClientOptions(opts)
+	if err != nil {
+		return nil, err
+	}
+	if o.quarantine == 0 {
+		o.quarantine = defaultQuarantine
+	}
+	switch n := len(rdbs); {
+	case n != 3 && n != 5 && n != 7:
+		return nil, invalid("a quorum has 3, 5 or 7 servers, and not %d", n)
+	case o.replicas > 0:
+		return nil, invalid("WithReplicas is for a client of one deployment, not for a quorum")
+	case o.lock.TTL > o.quarantine:
+		return nil, invalid("TTL %v is longer than the quarantine of %v", o.lock.TTL, o.quarantine)
+	}
+	for i, rdb := range rdbs {
+		kind, err := kindOf(rdb)
+		if err != nil {
+			return nil, err
+		}
+		if kind != oneNode {
+			return nil, invalid("server %d of the quorum: the Redis client is not one of a single server", i+1)
+		}
+		for _, other := range rdbs[:i] {
+			if other == rdb {
+				return nil, invalid("server %d of the quorum is there twice", i+1)
+			}
+		}
+	}
+	c := newClient(o, oneNode)
+	c.slotMap = newSlotMap(c, nil)
+	q := quorum.Options{Quarantine: o.quarantine, Client: c.id, Base: c.base, Start: c.startMember, Deliver: c.deliver}
+	for i, rdb := range rdbs {
+		srv := redisserver.NewMember(rdb, o.prefix)
+		in := newInbox(c, srv.Rdb)
+		in.place = i
+		c.inbox = append(c.inbox, in)
+		q.Members, q.Inboxes = append(q.Members, srv), append(q.Inboxes, memberInbox{in})
+	}
+	c.quorum = quorum.New(q)
+	c.server = c.quorum
+	return c, nil
+}
+
+// WithQuarantine sets for how long a server of a quorum that came back without its data may
+// not vote. It must be at least the longest TTL of any lock, of all processes, and is 1
+// minute by default. It is for NewQuorum only.
+func WithQuarantine(d time.Duration) Option {
+	return clientOption(func(o *clientOptions) error {
+		if d < minTTL || d > protocol.MaxTTL {
+			return invalid("quarantine %v must be between %v and %v", d, minTTL, protocol.MaxTTL)
+		}
+		o.quarantine = d
+		return nil
+	})
+}
+
+// startMember starts a goroutine that sends to a quorum's servers. Those that a server keeps
+// waiting when the client is shut down are not waited for: they end with their time-outs.
+func (c *Client) startMember(f func()) bool {
+	return c.members.start(func() {
+		defer c.recoverPanic("a hook of the Redis client")
+		f()
+	})
+}
+
+// deliver gives a lock a message that the quorum has made of those of its servers.
+func (c *Client) deliver(m *protocol.Message) {
+	if e := c.lookup(m.Key); e != nil {
+		e.step(func(now time.Time, fx *lockstate.Effects) { e.lock.Receive(m, now, fx) })
+		return
+	}
+	if k, ok := c.keysOf(m.Key); ok && m.Kind == "granted" {
+		c.canceler.add(&lockstate.Cancellation{Owner: k, ID: m.ID})
+	}
+}
+
+// keysOf returns the keys of the lock whose own key that is.
+func (c *Client) keysOf(key string) (*protocol.Keys, bool) {
+	name, ok := strings.CutPrefix(key, c.opts.prefix)
+	k, err := protocol.NewKeys(c.opts.prefix, name)
+	return &k, ok && err == nil
+}
+
+func (in *inbox) receiveOfQuorum(m *protocol.Message) {
+	if k, ok := in.client.keysOf(m.Key); ok {
+		in.client.quorum.Receive(in.place, m, k)
+	}
+}
+
+// drainQuorum has what servers may still keep of ended requests cancelled, where they answer.
+func (c *Client) drainQuorum(ctx context.Context) {
+	if c.quorum != nil {
+		c.quorum.Drain(ctx)
+	}
+}
+
+// haltQuorum admits no more goroutines of a quorum.
+func (c *Client) haltQuorum() {
+	if c.quorum != nil {
+		c.members.close()
+		c.quorum.Halt()
+	}
+}
+
+// leaveMembers waits for the goroutines of a quorum, but not for servers that do not answer.
+func (c *Client) leaveMembers() {
+	if c.quorum == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), finalWait)
+	defer cancel()
+	c.members.wait(ctx)
+}
+
+// inboxes are those of a client: one, or one for each server of a quorum, of which a majority
+// decides what the client knows of them as a whole.
+type inboxes []*inbox
+
+func (all inboxes) most(is func(*inbox) bool) bool {
+	n := 0
+	for _, in := range all {
+		if is(in) {
+			n++
+		}
+	}
+	return n >= quorum.Majority(len(all))
+}
+
+func (all inboxes) confirmed() bool { return all.most((*inbox).confirmed) }
+func (all inboxes) denied() bool    { return all.most((*inbox).denied) }
+func (all inboxes) settled() bool   { return all.most((*inbox).hasSettled) }
+
+func (in *inbox) hasSettled() bool { return in.settles.Load() }
+
+func (all inboxes) halt() {
+	for _, in := range all {
+		in.halt()
+	}
+}
+
+// Those of a quorum are probed and doubted by internal/quorum, one by one.
+
+func (all inboxes) startProbe(now time.Time, silence time.Duration) string {
+	if len(all) > 1 {
+		return ""
+	}
+	return all[0].startProbe(now, silence)
+}
+
+func (all inboxes) probeSent(nonce string, receivers int) { all[0].probeSent(nonce, receivers) }
+
+func (all inboxes) requireProbe(fail *protocol.Failure) {
+	if len(all) == 1 {
+		all[0].requireProbe(fail)
+	}
+}
+
+func (all inboxes) probe(ctx context.Context, k *protocol.Keys) {
+	if len(all) == 1 {
+		all[0].probe(ctx, k)
+	}
+}
+
+func (all inboxes) mastersAre(addrs []string) {
+	for _, in := range all {
+		in.mastersAre(addrs)
+	}
+}
+
+// memberInbox is an inbox as internal/quorum sees it.
+type memberInbox struct{ in *inbox }
+
+var _ quorum.Inbox = memberInbox{}
+
+func (m memberInbox) Channel() string { return m.in.channel }
+func (m memberInbox) Confirmed() bool { return m.in.confirmed() }
+func (m memberInbox) StartProbe(now time.Time, silence time.Duration) string {
+	return m.in.startProbe(now, silence)
+}
+func (m memberInbox) ProbeSent(nonce string, receivers int) { m.in.probeSent(nonce, receivers) }
+func (m memberInbox) RequireProbe(fail *protocol.Failure)   { m.in.requireProbe(fail) }
