@@ -67,13 +67,12 @@ func placed(f func(t *testing.T, s place)) func(t *testing.T, target redistest.T
 // goroutines wait, and to the nanosecond.
 func inVirtualTime(t *testing.T, f func(t *testing.T, s place)) {
 	t.Helper()
-	if wantsQuorum() {
-		t.Run("quorum", func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				redistest.LastInBubble(t)
-				f(t, quorumPlace(t, true))
-			})
+	if wantsQuorum() { // instead: a bubble of its own beside this one is too much for go-redis
+		synctest.Test(t, func(t *testing.T) {
+			redistest.LastInBubble(t)
+			f(t, quorumPlace(t, true))
 		})
+		return
 	}
 	synctest.Test(t, func(t *testing.T) {
 		redistest.LastInBubble(t)
@@ -187,6 +186,11 @@ func (s place) inboxes(t *testing.T) []string {
 func (s place) clean(t *testing.T, name string) bool {
 	t.Helper()
 	queue, readers, waiters, _ := s.helperKeys(name)
+	if s.members != nil { // a majority has released it; the others follow
+		for until := time.Now().Add(time.Second); time.Now().Before(until) && s.rdb.Exists(context.Background(), s.Prefix+name, queue, readers, waiters).Val() > 0; {
+			time.Sleep(time.Millisecond)
+		}
+	}
 	n, err := s.rdb.Exists(context.Background(), s.Prefix+name, queue, readers, waiters).Result()
 	if err != nil {
 		t.Fatal(err)

@@ -23,6 +23,7 @@ var allowedImports = map[string][]string{
 	".": {
 		module + "/internal/lockstate",
 		module + "/internal/protocol",
+		module + "/internal/quorum",
 		module + "/internal/redisserver",
 		"github.com/redis/go-redis/v9",
 		"github.com/cenkalti/backoff/v4",
@@ -36,6 +37,7 @@ var allowedImports = map[string][]string{
 	},
 	"internal/lockstate":   {module + "/internal/protocol"},
 	"internal/protocol":    nil,
+	"internal/quorum":      {module + "/internal/lockstate", module + "/internal/protocol", module + "/internal/redisserver"},
 	"internal/redisserver": {module + "/internal/protocol", "github.com/redis/go-redis/v9"},
 }
 

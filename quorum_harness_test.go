@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
@@ -23,7 +24,7 @@ import (
 type members struct {
 	minis   []*miniredis.Miniredis
 	virtual bool
-	mu      sync.Mutex                                // guards made
+	mu      sync.Mutex                               // guards made
 	made    map[*redis.Client][]func(*redis.Options) // clients of the first server, and how they were made
 }
 
@@ -37,6 +38,10 @@ func wantsQuorum() bool {
 // quorumPlace returns five embedded servers.
 func quorumPlace(t *testing.T, virtual bool) place {
 	t.Helper()
+	prefix := ""
+	if !virtual {
+		prefix = redistest.Prefix(t)
+	}
 	m := &members{virtual: virtual, made: map[*redis.Client][]func(*redis.Options){}}
 	for range suiteMembers {
 		if virtual {
@@ -45,9 +50,14 @@ func quorumPlace(t *testing.T, virtual bool) place {
 			m.minis = append(m.minis, redistest.MiniTCP(t))
 		}
 	}
+	for _, mini := range m.minis { // old enough to vote
+		if err := mini.Set(prefix+"leased:quorum:mark", "1"); err != nil {
+			t.Fatal(err)
+		}
+	}
 	s := place{Target: redistest.Target{Name: "quorum", Mini: m.minis[0]}, members: m}
 	if !virtual {
-		s.Addr, s.Prefix = m.minis[0].Addr(), redistest.Prefix(t)
+		s.Addr, s.Prefix = m.minis[0].Addr(), prefix
 	}
 	// The test's own client acts on all servers.
 	rdb := m.client(t, 0)
@@ -57,7 +67,7 @@ func quorumPlace(t *testing.T, virtual bool) place {
 	}
 	rdb.AddHook(everywhere{others})
 	s.rdb = rdb
-	redistest.CheckLeaks(t, s.rdb, s.Prefix, s.Prefix+"leased:quorum:mark")
+	redistest.CheckLeaks(t, s.rdb, s.Prefix)
 	return s
 }
 
@@ -100,7 +110,7 @@ func (m *members) open(t *testing.T, rdb redis.UniversalClient, opts []leased.Op
 	for i := 1; i < suiteMembers; i++ {
 		all = append(all, m.client(t, i, change...))
 	}
-	return leased.NewQuorum(all, opts...)
+	return leased.NewQuorum(all, append([]leased.Option{leased.WithQuarantine(30 * 24 * time.Hour)}, opts...)...)
 }
 
 // everywhere repeats commands on other servers.

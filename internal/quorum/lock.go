@@ -68,19 +68,19 @@ type part struct {
 	state partState
 	// proved is the sending of the last command that proved ownership; until it is
 	// granted, that of the first acquire, or of the last one that was answered queued.
-	proved time.Time
-	floor  uint64 // queued: the lock's last token there
-	token  uint64 // owned: the grant's
-	known  uint64 // owned: the greatest token of the lock that the server is known to keep
-	clock  uint64 // the server's, µs, when it last said that we own
-	told   uint64 // up to which end of a lease readers were notified
-	more   bool   // owned: others wait there
-	since  time.Time
-	young  time.Time // until then a grant of the server does not count for a majority
-	asking bool      // an acquire is on its way or waits in the lane
-	adopts  bool     // an adopt is on its way
-	forgets bool     // an adopt failed
-	lost   bool      // a renewal found it lost, and it is asked for again
+	proved  time.Time
+	floor   uint64 // queued: the lock's last token there
+	token   uint64 // owned: the grant's
+	known   uint64 // owned: the greatest token of the lock that the server is known to keep
+	clock   uint64 // the server's, µs, when it last said that we own
+	told    uint64 // up to which end of a lease readers were notified
+	more    bool   // owned: others wait there
+	since   time.Time
+	young   time.Time // until then a grant of the server does not count for a majority
+	asking  bool      // an acquire is on its way or waits in the lane
+	adopts  bool      // an adopt is on its way
+	forgets bool      // an adopt failed
+	lost    bool      // a renewal found it lost, and it is asked for again
 
 	blocker  string
 	left     time.Time // when the owner's lease ends there; zero if unknown
@@ -363,10 +363,11 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 		}
 	case a.Outcome == protocol.Granted:
 		outcome = outcomeYes
-		if (wasLost || p.state == owned && !a.Kept && a.Token != p.token) && res.Young == 0 {
-			// Granted anew: others may have had it there in between. Not if the server has
-			// just restarted empty, for then nobody else could count it.
-			outcome = outcomeLost
+		if wasLost || p.state == owned && !a.Kept && a.Token != p.token {
+			// Granted anew: others may have had it there in between.
+			if outcome = outcomeLost; res.Young > 0 {
+				outcome = outcomeAgain
+			}
 		}
 		l.own(p, a, s.Cmd.At, now)
 	case a.Outcome == protocol.Enqueued:

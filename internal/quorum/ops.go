@@ -45,6 +45,7 @@ const (
 	outcomeYes               // granted, renewed, released or cancelled as its owner
 	outcomeNo                // an answer, but not that
 	outcomeLost              // no, or anew, although it was ours
+	outcomeAgain             // granted anew by a server that has restarted without its data
 	outcomeOvertaken         // an answer that is older than what is known
 	outcomeFailed            // no answer
 	outcomeSkipped           // the server was not asked, because there is nothing to ask it
@@ -562,7 +563,7 @@ func (l *Lock) evaluateAcquire(op *Op, r *request, now time.Time, fx *Effects) {
 	}
 	held := op.held && r == op.req
 	switch {
-	case held && op.standing(r) >= l.cfg.Need: // others may answer that it is ours
+	case held && op.standing() >= l.cfg.Need: // others may answer that it is ours
 		l.lacksQuorum(op, fx)
 	case held && op.cmd.Wait: // lost, and it waits again
 		op.Answer = protocol.Answer{Outcome: protocol.Enqueued, Token: r.token}
@@ -600,12 +601,28 @@ func (r *request) writing() bool {
 // standing returns on how many servers a request that was held before the op still owns, or
 // may own, without a break. Those that did not answer count: what they granted lasts for its
 // TTL, and the state machine ends the lease before that.
-func (op *Op) standing(r *request) int {
-	n := 0
+//
+// So do servers that have restarted without their data and granted anew, if one has not: then
+// nobody else could count them, which takes all.
+func (op *Op) standing() int {
+	n, again, kept := 0, 0, 0
 	for i, stood := range op.stood {
-		if o := op.outcomes[i]; stood && o != outcomeLost && o != outcomeNo && o != outcomeSkipped {
+		if !stood {
+			continue
+		}
+		switch op.outcomes[i] {
+		case outcomeLost, outcomeNo, outcomeSkipped:
+		case outcomeAgain:
+			again++
+		case outcomeYes:
+			kept++
+			n++
+		default:
 			n++
 		}
+	}
+	if kept > 0 {
+		n += again
 	}
 	return n
 }
@@ -626,7 +643,7 @@ func (l *Lock) granted(op *Op, r *request, now time.Time, fx *Effects) bool {
 		if kept < l.cfg.Need && open(op.outcomes) > 0 {
 			return false
 		}
-		a.Kept = op.standing(r) >= l.cfg.Need
+		a.Kept = op.standing() >= l.cfg.Need
 	}
 	token, clock, kept := l.tokenOf(r)
 	if a.Kept {
@@ -811,7 +828,7 @@ func (l *Lock) evaluateRenewal(op *Op, now time.Time, fx *Effects) {
 		}
 	}
 	switch {
-	case !op.held || op.standing(r) < l.cfg.Need:
+	case !op.held || op.standing() < l.cfg.Need:
 		op.Renewed = protocol.NotOurs
 	case renewed >= l.cfg.Need, n >= l.cfg.Need && open(op.outcomes) == 0:
 		op.Renewed = protocol.Granted

@@ -419,7 +419,9 @@ func (s *Server) lacking(answered int, errs []error) error {
 // Evict ends the ownership of the lock and notifies its owners, whose ids or values it
 // returns. The next owner's token is above all that the servers know of.
 func (s *Server) Evict(ctx context.Context, k *protocol.Keys) ([]string, error) {
-	seen, errs := each(s, func(ctx context.Context, srv *redisserver.Server) (protocol.Snapshot, error) { return srv.Inspect(ctx, k) })
+	seen, errs := each(s, func(ctx context.Context, srv *redisserver.Server) (protocol.Snapshot, error) {
+		return srv.Inspect(ctx, k)
+	})
 	if len(seen) < s.cfg.Need {
 		return nil, s.lacking(len(seen), errs)
 	}
@@ -427,7 +429,9 @@ func (s *Server) Evict(ctx context.Context, k *protocol.Keys) ([]string, error) 
 	for i := range seen {
 		least = max(least, protocol.LastToken(seen[i].Meta), seen[i].Clock)
 	}
-	evicted, errs := each(s, func(ctx context.Context, srv *redisserver.Server) ([]string, error) { return srv.EvictAbove(ctx, k, least) })
+	evicted, errs := each(s, func(ctx context.Context, srv *redisserver.Server) ([]string, error) {
+		return srv.EvictAbove(ctx, k, least)
+	})
 	var all []string
 	for _, some := range evicted {
 		for _, id := range some {
@@ -445,7 +449,9 @@ func (s *Server) Evict(ctx context.Context, k *protocol.Keys) ([]string, error) 
 // Inspect returns what the servers hold of the lock: the owner that most of them name, as the
 // one of them shows it on which its lease ends last but for those that are not needed.
 func (s *Server) Inspect(ctx context.Context, k *protocol.Keys) (protocol.Snapshot, error) {
-	seen, errs := each(s, func(ctx context.Context, srv *redisserver.Server) (protocol.Snapshot, error) { return srv.Inspect(ctx, k) })
+	seen, errs := each(s, func(ctx context.Context, srv *redisserver.Server) (protocol.Snapshot, error) {
+		return srv.Inspect(ctx, k)
+	})
 	if len(seen) < s.cfg.Need {
 		return protocol.Snapshot{}, s.lacking(len(seen), errs)
 	}
