@@ -40,6 +40,9 @@ type Command struct {
 	// back; 0 for no longer
 	Cooldown time.Duration
 
+	// Ticket is, on a server of a quorum, what places the request in the queue.
+	Ticket uint64
+
 	At time.Time // when it was decided, which is before it is sent
 }
 

@@ -22,6 +22,9 @@ type Config struct {
 	NewID func(like protocol.Identity) string
 	// Proof is the letter that ids for a server carry now.
 	Proof func(server int) protocol.Proof
+	// Ticket returns what a request that is made now is placed by in the queues of all
+	// servers: the first server's clock, µs, as far as that is known.
+	Ticket func() uint64
 	// Away reports that a server is known not to answer, so that nothing is sent to it.
 	Away func(server int) bool
 }
@@ -53,13 +56,16 @@ type request struct {
 	base  string // the id of the parts, but for those that had to get another
 	who   protocol.Identity
 	parts []part
-	basis time.Time // what the state machine trusts a message from
-	token uint64    // of the grant; 0 until the state machine was told of it
-	whole bool      // it has owned a majority without a break since it was granted
-	last  uint64    // last token that it says was given out under the request
-	op    *Op       // the command of the state machine about it, that awaits its answer
-	poked bool      // the state machine was asked to ask again
-	over  bool      // the state machine does not know it any more
+	// ticket places it in the queue of each server. Since it is the same on all, they let the
+	// same request in next, and few grants are no majority.
+	ticket uint64
+	basis  time.Time // what the state machine trusts a message from
+	token  uint64    // of the grant; 0 until the state machine was told of it
+	whole  bool      // it has owned a majority without a break since it was granted
+	last   uint64    // last token that it says was given out under the request
+	op     *Op       // the command of the state machine about it, that awaits its answer
+	poked  bool      // the state machine was asked to ask again
+	over   bool      // the state machine does not know it any more
 }
 
 // part is a request on one server.
@@ -68,19 +74,20 @@ type part struct {
 	state partState
 	// proved is the sending of the last command that proved ownership; until it is
 	// granted, that of the first acquire, or of the last one that was answered queued.
-	proved  time.Time
-	floor   uint64 // queued: the lock's last token there
-	token   uint64 // owned: the grant's
-	known   uint64 // owned: the greatest token of the lock that the server is known to keep
-	clock   uint64 // the server's, µs, when it last said that we own
-	told    uint64 // up to which end of a lease readers were notified
-	more    bool   // owned: others wait there
-	since   time.Time
-	young   time.Time // until then a grant of the server does not count for a majority
-	asking  bool      // an acquire is on its way or waits in the lane
-	adopts  bool      // an adopt is on its way
-	forgets bool      // an adopt failed
-	lost    bool      // a renewal found it lost, and it is asked for again
+	proved   time.Time
+	floor    uint64 // queued: the lock's last token there
+	token    uint64 // owned: the grant's
+	known    uint64 // owned: the greatest token of the lock that the server is known to keep
+	clock    uint64 // the server's, µs, when it last said that we own
+	told     uint64 // up to which end of a lease readers were notified
+	more     bool   // owned: others wait there
+	since    time.Time
+	regrants int       // how often it was given back
+	young    time.Time // until then a grant of the server does not count for a majority
+	asking   bool      // an acquire is on its way or waits in the lane
+	adopts   bool      // an adopt is on its way
+	forgets  bool      // an adopt failed
+	lost     bool      // a renewal found it lost, and it is asked for again
 
 	blocker  string
 	left     time.Time // when the owner's lease ends there; zero if unknown
@@ -187,7 +194,7 @@ func (l *Lock) request(id string) *request {
 	if r == nil {
 		who, _ := protocol.ParseID(id)
 		r = &request{id: id, who: who, parts: make([]part, l.cfg.N)}
-		r.base = l.cfg.NewID(who)
+		r.base, r.ticket = l.cfg.NewID(who), l.cfg.Ticket()
 		l.reqs[id] = r
 	}
 	return r
@@ -604,39 +611,43 @@ func (l *Lock) pass(r *request, m *protocol.Message, fx *Effects) {
 	fx.Messages = append(fx.Messages, copied)
 }
 
-// patience is how long a grant that is no majority is kept although others wait behind it.
-const patience = 2 * time.Millisecond
+// A grant that is no majority is given back after a while if others wait behind it. The first
+// of these, by their tickets, gets it; if that is the request itself, it may be asked to give
+// it back again only after twice as long.
+const (
+	patience        = 2 * time.Millisecond
+	longestPatience = time.Second
+)
 
 // plan has partial grants looked at, if there are some that may have to be given back.
 func (l *Lock) plan(r *request, now time.Time) {
 	for i := range r.parts {
-		if l.blocks(r, i) {
-			at := r.parts[i].since.Add(patience)
-			if at.Before(now) {
-				at = now.Add(patience)
-			}
-			if l.dueAt.IsZero() || at.Before(l.dueAt) {
-				l.dueAt = at
-			}
-			return
+		if !l.blocks(r, i) {
+			continue
+		}
+		at := r.parts[i].since.Add(r.parts[i].patience())
+		if at.Before(now) {
+			at = now
+		}
+		if l.dueAt.IsZero() || at.Before(l.dueAt) {
+			l.dueAt = at
 		}
 	}
 }
 
-// blocks reports whether others wait behind a partial grant that is held while a lower
-// server refuses. Waiting while holding is allowed only upwards in the order of the servers,
-// or clients that hold some each would wait for each other.
+func (p *part) patience() time.Duration {
+	return min(patience<<min(p.regrants, 20), longestPatience)
+}
+
+// blocks reports whether others wait behind a grant that is no majority, while the request
+// waits for other servers. Without an end to that, clients that hold some each would wait for
+// each other. It comes to an end because all servers prefer the smallest ticket.
 func (l *Lock) blocks(r *request, i int) bool {
 	p := &r.parts[i]
-	if r.over || r.token != 0 || p.state != owned || !p.more {
+	if r.over || r.token != 0 || p.state != owned || !p.more || p.asking || p.adopts {
 		return false
 	}
-	for j := range i {
-		if s := r.parts[j].state; s == queued {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(r.parts, func(q part) bool { return q.state == queued })
 }
 
 // Tick is the event that Due has come.
@@ -651,26 +662,21 @@ func (l *Lock) Tick(now time.Time, fx *Effects) {
 			continue
 		}
 		for i := range r.parts {
-			p := &r.parts[i]
-			if !l.blocks(r, i) || p.asking || p.adopts {
-				continue
+			if p := &r.parts[i]; l.blocks(r, i) && now.Sub(p.since) >= p.patience() {
+				l.giveBack(r, i, now, fx)
 			}
-			if now.Sub(p.since) < patience {
-				l.plan(r, now)
-				continue
-			}
-			l.giveBack(r, i, now, fx)
 		}
+		l.plan(r, now)
 	}
 }
 
 // giveBack gives a partial grant to the next in its server's queue, and queues behind it.
 func (l *Lock) giveBack(r *request, i int, now time.Time, fx *Effects) {
 	p := &r.parts[i]
-	old, young := p.id, p.young
-	*p = part{id: l.newID(r, i), young: young, state: asked, proved: now, asking: true}
+	old, young, regrants := p.id, p.young, p.regrants+1
+	*p = part{id: l.newID(r, i), young: young, state: asked, proved: now, asking: true, regrants: regrants}
 	l.forgetPart(old, r)
 	l.parts[p.id] = r
 	l.send(&Send{Server: i, Kind: Do, req: r, next: r,
-		Cmd: protocol.Command{Verb: protocol.Yield, ID: old, Next: p.id, At: now}}, fx)
+		Cmd: protocol.Command{Verb: protocol.Yield, ID: old, Next: p.id, At: now, Ticket: r.ticket}}, fx)
 }

@@ -151,7 +151,7 @@ func (l *Lock) ask(op *Op, r *request, i int, fx *Effects) {
 		p.proved = op.at
 	}
 	p.asking, p.forgets = true, false
-	c := protocol.Command{Verb: protocol.Acquire, ID: p.id, TTL: r.who.TTL, Wait: op.cmd.Wait || op.kind == Renew || op.cmd.Verb != protocol.Acquire, Told: p.told, At: op.at}
+	c := protocol.Command{Verb: protocol.Acquire, ID: p.id, TTL: r.who.TTL, Wait: op.cmd.Wait || op.kind == Renew || op.cmd.Verb != protocol.Acquire, Told: p.told, At: op.at, Ticket: r.ticket}
 	if own := l.reqs[op.cmd.Own]; op.cmd.Own != "" && own != nil {
 		c.Own = own.parts[i].id
 	}
@@ -219,7 +219,7 @@ func (l *Lock) move(op *Op, i int, fx *Effects) {
 	}
 	q.asking = true
 	l.send(&Send{Server: i, Kind: Do, req: r, next: op.next, op: op, Cmd: protocol.Command{
-		Verb: op.verb, ID: p.id, Next: q.id, Last: p.lastFor(r), Link: op.cmd.Link, At: op.at}}, fx)
+		Verb: op.verb, ID: p.id, Next: q.id, Last: p.lastFor(r), Link: op.cmd.Link, At: op.at, Ticket: op.next.ticket}}, fx)
 }
 
 // released takes a server's answer to a release.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/leasedmutex/leased/internal/protocol"
@@ -33,6 +34,10 @@ type Server struct {
 	start      func(func()) bool       // starts a goroutine of the client's
 	deliver    func(*protocol.Message) // gives a lock a message
 	base       context.Context         // of all commands
+
+	// clockOffset is by how many µs the clock of the first server that answers is ahead of
+	// ours. It only orders those that wait.
+	clockOffset atomic.Int64
 
 	mu    sync.Mutex // guards what follows; only a member's mu is locked under it
 	locks map[string]*handle
@@ -73,7 +78,8 @@ func New(o Options) *Server {
 			}
 			return protocol.Unproved
 		},
-		Away: func(i int) bool { return s.members[i].isAway() },
+		Ticket: func() uint64 { return uint64(time.Now().UnixMicro() + s.clockOffset.Load()) },
+		Away:   func(i int) bool { return s.members[i].isAway() },
 	}
 	return s
 }
@@ -173,6 +179,26 @@ func (s *Server) run(send *Send) {
 	res := Result{Fail: panicked, Cancelled: protocol.Cancelled{Fail: panicked}}
 	defer func() { s.answered(send, res) }()
 	res = s.members[send.Server].do(send)
+	s.compareClocks(send.Server, res.Answer.Clock)
+}
+
+// compareClocks takes what a server's clock showed. An answer that took longer shows an older
+// time, so a greater offset is the better one; a smaller one counts a little, because clocks
+// drift and are set.
+func (s *Server) compareClocks(server int, clock uint64) {
+	if clock == 0 {
+		return
+	}
+	for i := range server {
+		if !s.members[i].isAway() {
+			return
+		}
+	}
+	offset, known := int64(clock)-time.Now().UnixMicro(), s.clockOffset.Load()
+	if offset < known {
+		offset = known + (offset-known)/32
+	}
+	s.clockOffset.Store(offset)
 }
 
 var panicked = &protocol.Failure{Err: fmt.Errorf("leased: what a command called panicked"), Kind: protocol.NoAnswer}

@@ -70,12 +70,12 @@ const MarkName = "leased:quorum:mark"
 
 // vote runs the script that has the server vote, if it is one of a quorum's, and returns its
 // mark.
-func (s *Server) vote(ctx context.Context, script, voting *Script, keys []any, args ...any) (any, uint64, error) {
+func (s *Server) vote(ctx context.Context, script, voting *Script, keys []any, ticket uint64, args ...any) (any, uint64, error) {
 	if s.mark == "" {
 		cmd, err := s.run(ctx, script, keys, args...)
 		return cmd.Val(), 0, err
 	}
-	cmd, err := s.run(ctx, voting, append(slices.Clip(keys), s.mark), args...)
+	cmd, err := s.run(ctx, voting, append(slices.Clip(keys), s.mark), append(slices.Clip(args), strconv.FormatUint(ticket, 10))...)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -168,15 +168,15 @@ func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) 
 		if c.Told > 0 {
 			args = append(args, decimal(c.Told))
 		}
-		val, mark, err = s.vote(ctx, &AcquireScript, &VoteAcquireScript, k5[:], args...)
+		val, mark, err = s.vote(ctx, &AcquireScript, &VoteAcquireScript, k5[:], c.Ticket, args...)
 	case protocol.Release:
 		var cmd *redis.Cmd
 		cmd, err = s.run(ctx, &ReleaseScript, k5[:], withCooldown(c.Cooldown, s.Inboxes, c.ID, last, protocol.FormatSpan(c.Link))...)
 		val = cmd.Val()
 	case protocol.Yield:
-		val, mark, err = s.vote(ctx, &YieldScript, &VoteYieldScript, k5[:], withCooldown(c.Cooldown, s.Inboxes, c.ID, c.Next, last, protocol.FormatSpan(c.Link))...)
+		val, mark, err = s.vote(ctx, &YieldScript, &VoteYieldScript, k5[:], c.Ticket, withCooldown(c.Cooldown, s.Inboxes, c.ID, c.Next, last, protocol.FormatSpan(c.Link))...)
 	case protocol.Downgrade:
-		val, mark, err = s.vote(ctx, &DowngradeScript, &VoteDowngradeScript, k5[:], s.Inboxes, c.ID, c.Next, last, protocol.FormatSpan(c.Link))
+		val, mark, err = s.vote(ctx, &DowngradeScript, &VoteDowngradeScript, k5[:], c.Ticket, s.Inboxes, c.ID, c.Next, last, protocol.FormatSpan(c.Link))
 	default:
 		return protocol.Answer{}, fmt.Errorf("leased: no such command: %d", c.Verb)
 	}

@@ -375,7 +375,10 @@ end
 local function enqueue(id, ttl)
   local place = redis.call('ZRANK', KEYS[2], id)
   local new = not place
-  if new then
+  if new and KEYS.ticket then -- on a server of a quorum, see vote_before.lua
+    redis.call('ZADD', KEYS[2], KEYS.ticket, id)
+    place = redis.call('ZRANK', KEYS[2], id)
+  elseif new then
     local top = redis.call('ZREVRANGE', KEYS[2], '0', '0', 'WITHSCORES')[2]
     redis.call('ZADD', KEYS[2], int((tonumber(top or 0) or 0) + 1), id)
     place = redis.call('ZCARD', KEYS[2]) - 1

@@ -1,0 +1,240 @@
+// Command redlock measures locks on a quorum of five servers beside redsync on the same five,
+// and beside a single server, in one run. It is a module of its own, so that redsync is no
+// dependency of the library:
+//
+//	cd internal/measure/redlock && go run . [-seconds 3]
+//
+// The clients are in one process, with separate connections. Read ratios, not times.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/go-redsync/redsync/v4"
+	redsyncredis "github.com/go-redsync/redsync/v4/redis"
+	"github.com/go-redsync/redsync/v4/redis/goredis/v9"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/redistest"
+)
+
+var seconds = flag.Float64("seconds", 3, "for how long each case runs")
+
+const servers = 5
+
+// locker is a client that locks one name.
+type locker interface {
+	lock() (unlock func())
+}
+
+type ours struct{ mu *leased.Mutex }
+
+func (o ours) lock() func() {
+	o.mu.Lock()
+	return o.mu.Unlock
+}
+
+type theirs struct {
+	rs   *redsync.Redsync
+	name string
+	opts []redsync.Option
+}
+
+func (r theirs) lock() func() {
+	for {
+		m := r.rs.NewMutex(r.name, r.opts...)
+		if m.Lock() == nil {
+			return func() { _, _ = m.Unlock() }
+		}
+	}
+}
+
+func main() {
+	flag.Parse()
+	slog.SetDefault(slog.New(slog.NewTextHandler(io.Discard, nil)))
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func run() error {
+	var all []*redistest.Instance
+	for range servers {
+		in, err := redistest.Start()
+		if err != nil {
+			return err
+		}
+		defer in.Close()
+		if err := redis.NewClient(in.Options()).Set(context.Background(), "leased:quorum:mark", "1", 0).Err(); err != nil {
+			return err
+		}
+		all = append(all, in)
+	}
+	connect := func(in *redistest.Instance) *redis.Client {
+		o := in.Options()
+		o.ContextTimeoutEnabled = true
+		return redis.NewClient(o)
+	}
+	var clients []*leased.Client
+	onQuorum := func(name string) ours {
+		var rdbs []redis.UniversalClient
+		for _, in := range all {
+			rdbs = append(rdbs, connect(in))
+		}
+		c, err := leased.NewQuorum(rdbs)
+		if err != nil {
+			panic(err)
+		}
+		clients = append(clients, c)
+		return ours{c.Mutex(name)}
+	}
+	onOne := func(name string) ours {
+		c, err := leased.New(connect(all[0]))
+		if err != nil {
+			panic(err)
+		}
+		clients = append(clients, c)
+		return ours{c.Mutex(name)}
+	}
+	onRedsync := func(name string, opts ...redsync.Option) theirs {
+		var pools []redsyncredis.Pool
+		for _, in := range all {
+			pools = append(pools, goredis.NewPool(connect(in)))
+		}
+		return theirs{redsync.New(pools...), name, opts}
+	}
+	commands := func() (n int64) {
+		for _, in := range all {
+			tally, err := redistest.Calls(context.Background(), in.Client())
+			if err == nil {
+				n += tally.Total()
+			}
+		}
+		return n
+	}
+
+	fmt.Println("uncontended, one client: lock and unlock")
+	one, quorum, peer := onOne("free1"), onQuorum("freeq"), onRedsync("freer")
+	for _, l := range []locker{one, quorum, peer} { // connects
+		for range 50 {
+			l.lock()()
+		}
+	}
+	for round := range 3 {
+		for _, c := range []struct {
+			name string
+			l    locker
+		}{{"one server", one}, {"quorum of five", quorum}, {"redsync on five", peer}} {
+			var locks, both []time.Duration
+			for until := time.Now().Add(time.Duration(*seconds / 3 * float64(time.Second))); time.Now().Before(until); {
+				began := time.Now()
+				unlock := c.l.lock()
+				locks = append(locks, time.Since(began))
+				unlock()
+				both = append(both, time.Since(began))
+			}
+			fmt.Printf("  round %d %-16s lock p50 %v p99 %v, cycle p50 %v\n", round+1, c.name, at(locks, 50), at(locks, 99), at(both, 50))
+		}
+	}
+
+	fmt.Println("hand-off between two clients: from the call of Unlock to the return of Lock")
+	for round := range 3 {
+		for _, c := range []struct {
+			name string
+			pair [2]locker
+		}{
+			{"one server", [2]locker{onOne("hand1"), onOne("hand1")}},
+			{"quorum of five", [2]locker{onQuorum("handq"), onQuorum("handq")}},
+		} {
+			fmt.Printf("  round %d %-16s p50 %v\n", round+1, c.name, at(handoffs(c.pair, 400), 50))
+		}
+	}
+
+	fmt.Println("contended: 8 clients lock and unlock as fast as they can")
+	for _, c := range []struct {
+		name string
+		make func() locker
+	}{
+		{"one server", func() locker { return onOne("crowd1") }},
+		{"quorum of five", func() locker { return onQuorum("crowdq") }},
+		{"redsync, defaults", func() locker { return onRedsync("crowdr") }},
+		{"redsync, retry 2 ms", func() locker {
+			return onRedsync("crowds", redsync.WithRetryDelay(2*time.Millisecond), redsync.WithTries(1<<30))
+		}},
+	} {
+		var crowd []locker
+		for range 8 {
+			l := c.make()
+			l.lock()()
+			crowd = append(crowd, l)
+		}
+		before := commands()
+		counts := make([]int, len(crowd))
+		var wg sync.WaitGroup
+		until := time.Now().Add(time.Duration(*seconds * float64(time.Second)))
+		for i, l := range crowd {
+			wg.Go(func() {
+				for time.Now().Before(until) {
+					unlock := l.lock()
+					counts[i]++
+					unlock()
+				}
+			})
+		}
+		wg.Wait()
+		n := 0
+		for _, each := range counts {
+			n += each
+		}
+		spent := commands() - before
+		fmt.Printf("  %-20s %7.0f leases/s, %5.1f commands a lease, turns %v to %v\n", c.name, float64(n)/(*seconds), float64(spent)/float64(max(n, 1)), slices.Min(counts), slices.Max(counts))
+	}
+	for _, c := range clients {
+		_ = c.Close()
+	}
+	return nil
+}
+
+// handoffs measures n hand-offs, of a lock that the other has begun to wait for.
+func handoffs(pair [2]locker, n int) []time.Duration {
+	var times []time.Duration
+	unlock := pair[0].lock()
+	pairOf := func(i int) locker { return pair[(i+1)%2] }
+	for i := range n {
+		type entered struct {
+			at     time.Time
+			unlock func()
+		}
+		ch := make(chan entered, 1)
+		go func() {
+			u := pairOf(i).lock()
+			ch <- entered{time.Now(), u}
+		}()
+		time.Sleep(3 * time.Millisecond) // it waits by then
+		began := time.Now()
+		go unlock()
+		e := <-ch
+		times = append(times, e.at.Sub(began))
+		unlock = e.unlock
+	}
+	unlock()
+	return times[n/10:]
+}
+
+func at(all []time.Duration, percent int) time.Duration {
+	slices.Sort(all)
+	if len(all) == 0 {
+		return 0
+	}
+	return all[len(all)*percent/100].Round(time.Microsecond)
+}
