@@ -14,6 +14,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"runtime/pprof"
 	"slices"
 	"sync"
 	"time"
@@ -27,6 +28,8 @@ import (
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
+var profile = flag.String("profile", "", "file for a CPU profile")
+
 var seconds = flag.Float64("seconds", 3, "for how long each case runs")
 
 const servers = 5
@@ -36,7 +39,10 @@ type locker interface {
 	lock() (unlock func())
 }
 
-type ours struct{ mu *leased.Mutex }
+type ours struct {
+	mu     *leased.Mutex
+	client *leased.Client
+}
 
 func (o ours) lock() func() {
 	o.mu.Lock()
@@ -60,6 +66,13 @@ func (r theirs) lock() func() {
 
 func main() {
 	flag.Parse()
+	if *profile != "" {
+		f, err := os.Create(*profile)
+		if err == nil {
+			_ = pprof.StartCPUProfile(f)
+			defer pprof.StopCPUProfile()
+		}
+	}
 	slog.SetDefault(slog.New(slog.NewTextHandler(io.Discard, nil)))
 	if err := run(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -96,7 +109,7 @@ func run() error {
 			panic(err)
 		}
 		clients = append(clients, c)
-		return ours{c.Mutex(name)}
+		return ours{c.Mutex(name), c}
 	}
 	onOne := func(name string) ours {
 		c, err := leased.New(connect(all[0]))
@@ -104,7 +117,7 @@ func run() error {
 			panic(err)
 		}
 		clients = append(clients, c)
-		return ours{c.Mutex(name)}
+		return ours{c.Mutex(name), c}
 	}
 	onRedsync := func(name string, opts ...redsync.Option) theirs {
 		var pools []redsyncredis.Pool
@@ -197,6 +210,18 @@ func run() error {
 			n += each
 		}
 		spent := commands() - before
+		var own leased.Stats
+		for _, l := range crowd {
+			if o, ok := l.(ours); ok {
+				st := o.client.Stats()
+				own.Leases += st.Leases
+				own.Direct += st.Direct
+				own.Commands += st.Commands
+			}
+		}
+		if own.Leases > 0 {
+			fmt.Printf("  %-20s %.1f scripts sent a lease, %.1f%% of the leases by hand-off\n", "", float64(own.Commands)/float64(own.Leases), 100*float64(own.Direct)/float64(own.Leases))
+		}
 		fmt.Printf("  %-20s %7.0f leases/s, %5.1f commands a lease, turns %v to %v\n", c.name, float64(n)/(*seconds), float64(spent)/float64(max(n, 1)), slices.Min(counts), slices.Max(counts))
 	}
 	for _, c := range clients {
