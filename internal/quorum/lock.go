@@ -7,6 +7,7 @@
 package quorum
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -63,6 +64,7 @@ type request struct {
 	token  uint64    // of the grant; 0 until the state machine was told of it
 	whole  bool      // it has owned a majority without a break since it was granted
 	last   uint64    // last token that it says was given out under the request
+	until  time.Time // its release or cancel failed: it is forgotten then; else zero
 	op     *Op       // the command of the state machine about it, that awaits its answer
 	poked  bool      // the state machine was asked to ask again
 	over   bool      // the state machine does not know it any more
@@ -629,10 +631,23 @@ func (l *Lock) plan(r *request, now time.Time) {
 		if at.Before(now) {
 			at = now
 		}
-		if l.dueAt.IsZero() || at.Before(l.dueAt) {
-			l.dueAt = at
-		}
+		l.dueBy(at)
 	}
+}
+
+func (l *Lock) dueBy(at time.Time) {
+	if l.dueAt.IsZero() || at.Before(l.dueAt) {
+		l.dueAt = at
+	}
+}
+
+// forgetLater has a request forgotten whose release or cancel failed, if the state machine
+// does not succeed in cancelling it before it gives up.
+func (l *Lock) forgetLater(r *request, now time.Time) {
+	if r.until.IsZero() {
+		r.until = now.Add(max(r.who.TTL, time.Minute))
+	}
+	l.dueBy(r.until)
 }
 
 func (p *part) patience() time.Duration {
@@ -658,6 +673,14 @@ func (l *Lock) Tick(now time.Time, fx *Effects) {
 	l.dueAt = time.Time{}
 	for _, id := range slices.Sorted(maps.Keys(l.reqs)) {
 		r := l.reqs[id]
+		if !r.until.IsZero() && r.op == nil {
+			if !now.Before(r.until) {
+				l.drop(r, fx)
+			} else {
+				l.dueBy(r.until)
+			}
+			continue
+		}
 		if r.op != nil && r.op.verb != protocol.Acquire {
 			continue
 		}
@@ -679,4 +702,20 @@ func (l *Lock) giveBack(r *request, i int, now time.Time, fx *Effects) {
 	l.parts[p.id] = r
 	l.send(&Send{Server: i, Kind: Do, req: r, next: r,
 		Cmd: protocol.Command{Verb: protocol.Yield, ID: old, Next: p.id, At: now, Ticket: r.ticket}}, fx)
+}
+
+// String describes the requests, for tests.
+func (l *Lock) String() string {
+	text := ""
+	for id, r := range l.reqs {
+		text += fmt.Sprintf("%s token %d op %v:", id, r.token, r.op != nil)
+		for i := range r.parts {
+			text += fmt.Sprintf(" %d/ended %v/asking %v", r.parts[i].state, r.parts[i].ended, r.parts[i].asking)
+		}
+		text += "; "
+	}
+	for i := range l.lanes {
+		text += fmt.Sprintf(" lane %v %d", l.lanes[i].busy, len(l.lanes[i].queue))
+	}
+	return text
 }

@@ -170,19 +170,19 @@ func (l *Lock) release(op *Op, i int, fx *Effects) {
 	case p.state == owned:
 		p.state = ending
 		l.send(&Send{Server: i, Kind: Do, req: r, op: op, Cmd: protocol.Command{
-			Verb: protocol.Release, ID: p.id, Last: p.lastFor(r), Link: op.cmd.Link, At: op.at}}, fx)
+			Verb: protocol.Release, ID: p.id, Last: p.lastFor(r), Link: op.cmd.Link, Cooldown: op.cmd.Cooldown, At: op.at}}, fx)
 	default:
-		l.cancel(op, r, i, op.cmd.Link, fx)
+		l.cancel(op, r, i, op.cmd.Link, 0, fx)
 		op.settle(i, outcomeNo)
 	}
 }
 
 // cancel sends a cancel for a part.
-func (l *Lock) cancel(op *Op, r *request, i int, link *protocol.Span, fx *Effects) {
+func (l *Lock) cancel(op *Op, r *request, i int, link *protocol.Span, cooldown time.Duration, fx *Effects) {
 	p := &r.parts[i]
 	p.state = ending
 	s := &Send{Server: i, Kind: Cancel, req: r, op: op,
-		Cancel: protocol.CancelRequest{Keys: l.keys, ID: p.id, Last: p.lastFor(r), Link: link}}
+		Cancel: protocol.CancelRequest{Keys: l.keys, ID: p.id, Last: p.lastFor(r), Link: link, Cooldown: cooldown}}
 	s.Cmd.ID = p.id
 	l.send(s, fx)
 }
@@ -200,7 +200,7 @@ func (l *Lock) move(op *Op, i int, fx *Effects) {
 	if p.state != owned && !again {
 		op.settleOld(i, outcomeNo)
 		if p.id != "" && !p.ended && p.state != absent && p.state != ending {
-			l.cancel(nil, r, i, nil, fx)
+			l.cancel(nil, r, i, nil, 0, fx)
 		}
 		if op.verb == protocol.Yield || q.state == owned {
 			l.ask(op, op.next, i, fx)
@@ -219,7 +219,7 @@ func (l *Lock) move(op *Op, i int, fx *Effects) {
 	}
 	q.asking = true
 	l.send(&Send{Server: i, Kind: Do, req: r, next: op.next, op: op, Cmd: protocol.Command{
-		Verb: op.verb, ID: p.id, Next: q.id, Last: p.lastFor(r), Link: op.cmd.Link, At: op.at, Ticket: op.next.ticket}}, fx)
+		Verb: op.verb, ID: p.id, Next: q.id, Last: p.lastFor(r), Link: op.cmd.Link, Cooldown: op.cmd.Cooldown, At: op.at, Ticket: op.next.ticket}}, fx)
 }
 
 // released takes a server's answer to a release.
@@ -353,7 +353,7 @@ func (l *Lock) CancelRequest(g *protocol.CancelRequest, now time.Time, fx *Effec
 		case l.cfg.Away(i):
 			op.away(i, errAway)
 		default:
-			l.cancel(op, r, i, g.Link, fx)
+			l.cancel(op, r, i, g.Link, g.Cooldown, fx)
 		}
 	}
 	op.sending = false
@@ -488,13 +488,13 @@ func (l *Lock) evaluate(op *Op, now time.Time, fx *Effects) {
 	}
 	switch {
 	case op.kind == Cancel:
-		l.evaluateCancel(op, fx)
+		l.evaluateCancel(op, now, fx)
 	case op.kind == Renew:
 		l.evaluateRenewal(op, now, fx)
 	case op.verb == protocol.Acquire:
 		l.evaluateAcquire(op, op.req, now, fx)
 	case op.verb == protocol.Release:
-		l.evaluateRelease(op, fx)
+		l.evaluateRelease(op, now, fx)
 	default:
 		l.evaluateMove(op, now, fx)
 	}
@@ -683,7 +683,7 @@ func (l *Lock) retreat(r *request, fx *Effects) {
 	for i := range r.parts {
 		p := &r.parts[i]
 		if p.id != "" && !p.ended && (p.state == owned || p.state == queued || p.asking) && p.state != ending {
-			l.cancel(nil, r, i, nil, fx)
+			l.cancel(nil, r, i, nil, 0, fx)
 		}
 	}
 }
@@ -733,7 +733,7 @@ func (l *Lock) waits(a *protocol.Answer, r *request, now time.Time) {
 	}
 }
 
-func (l *Lock) evaluateRelease(op *Op, fx *Effects) {
+func (l *Lock) evaluateRelease(op *Op, now time.Time, fx *Effects) {
 	yes := count(op.outcomes, outcomeYes)
 	never := count(op.outcomes, outcomeLost, outcomeNo, outcomeSkipped)
 	switch {
@@ -745,6 +745,7 @@ func (l *Lock) evaluateRelease(op *Op, fx *Effects) {
 		return
 	default:
 		l.lacksQuorum(op, fx) // a cancel follows
+		l.forgetLater(op.req, now)
 		return
 	}
 	l.decide(op, fx)
@@ -781,6 +782,9 @@ func (l *Lock) evaluateMove(op *Op, now time.Time, fx *Effects) {
 		return
 	default:
 		l.lacksQuorum(op, fx)
+		if op.verb == protocol.Yield {
+			l.forgetLater(op.req, now)
+		}
 		return
 	}
 	if op.verb == protocol.Downgrade && op.next.token == 0 {
@@ -792,7 +796,7 @@ func (l *Lock) evaluateMove(op *Op, now time.Time, fx *Effects) {
 	}
 }
 
-func (l *Lock) evaluateCancel(op *Op, fx *Effects) {
+func (l *Lock) evaluateCancel(op *Op, now time.Time, fx *Effects) {
 	r := op.req
 	yes := count(op.outcomes, outcomeYes)
 	no := count(op.outcomes, outcomeNo)
@@ -806,6 +810,7 @@ func (l *Lock) evaluateCancel(op *Op, fx *Effects) {
 		return
 	default:
 		l.lacksQuorum(op, fx)
+		l.forgetLater(r, now)
 		op.Cancelled = protocol.Cancelled{Fail: &protocol.Failure{Err: op.Err, Kind: op.Err.(*noQuorum).kind}}
 		return
 	}

@@ -70,7 +70,7 @@ func New(o Options) *Server {
 	s.cfg = Config{
 		N: len(s.members), Need: Majority(len(s.members)),
 		NewID: func(like protocol.Identity) string {
-			return protocol.NewRequest(o.Client, like.Mode, like.TTL, like.Idles, like.Proof).ID
+			return protocol.NewRequest(o.Client, like.Mode, like.TTL, like.Idles, like.Proof, like.Origin).ID
 		},
 		Proof: func(i int) protocol.Proof {
 			if s.members[i].inbox.Confirmed() {
