@@ -358,7 +358,7 @@ func (o *qOp) done() {
 			w.counts["no quorum"]++
 		}
 		c.step(func(now time.Time, fx *lockstate.Effects) {
-			c.lock.Answered(o.cmd, o.op.Answer, fail, 20*time.Millisecond, now, fx)
+			c.lock.Answered(o.cmd, o.op.Answer, fail, 300*time.Millisecond, now, fx)
 		})
 	case o.r != nil:
 		o.r.Outcome, o.r.Clock, o.r.Err = o.op.Renewed, o.op.Clock, o.op.Err
