@@ -167,6 +167,17 @@ func (all inboxes) confirmed() bool { return all.most((*inbox).confirmed) }
 func (all inboxes) denied() bool    { return all.most((*inbox).denied) }
 func (all inboxes) settled() bool   { return all.most((*inbox).hasSettled) }
 
+// reach says how messages reach the client: the way in which they do from a majority, else
+// that of the first server.
+func (all inboxes) reach() inboxReach {
+	for r := range inboxReaches {
+		if all.most(func(in *inbox) bool { return in.reach() == r }) {
+			return r
+		}
+	}
+	return all[0].reach()
+}
+
 func (in *inbox) hasSettled() bool { return in.settles.Load() }
 
 func (all inboxes) halt() {

@@ -602,6 +602,7 @@ func (l *Lock) Receive(server int, m *protocol.Message, now time.Time, fx *Effec
 		}
 		if r.token != 0 && n < l.cfg.Need {
 			fx.Messages = append(fx.Messages, protocol.Message{Kind: "revoked", ID: r.id, Key: l.keys.Lock})
+			l.abandon(r, fx)
 		}
 	}
 }

@@ -678,6 +678,15 @@ func (l *Lock) noMajority(op *Op, r *request, now time.Time, fx *Effects) {
 	}
 }
 
+// abandon ends a request that the state machine was told is not ours any more: it does not
+// cancel it.
+func (l *Lock) abandon(r *request, fx *Effects) {
+	if r.op == nil {
+		l.retreat(r, fx)
+		l.drop(r, fx)
+	}
+}
+
 // retreat gives back what servers gave to a request that is no majority.
 func (l *Lock) retreat(r *request, fx *Effects) {
 	for i := range r.parts {
@@ -835,6 +844,9 @@ func (l *Lock) evaluateRenewal(op *Op, now time.Time, fx *Effects) {
 	switch {
 	case !op.held || op.standing() < l.cfg.Need:
 		op.Renewed = protocol.NotOurs
+		l.decide(op, fx)
+		l.abandon(r, fx)
+		return
 	case renewed >= l.cfg.Need, n >= l.cfg.Need && open(op.outcomes) == 0:
 		op.Renewed = protocol.Granted
 		_, op.Clock, _ = l.tokenOf(r)

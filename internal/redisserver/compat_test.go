@@ -41,6 +41,11 @@ var frozenParts = map[string][]string{
 	"inspect":      {"common", "inspect"},
 	"renew":        {"renew"},
 	"renew_shared": {"renew_shared"},
+
+	"adopt":          {"common", "adopt"},
+	"vote_acquire":   {"vote_before", "acquire_fast", "common", "acquire", "vote_after"},
+	"vote_yield":     {"vote_before", "common", "yield", "vote_after"},
+	"vote_downgrade": {"vote_before", "common", "downgrade", "vote_after"},
 }
 
 // TestFreezeScripts does nothing without its flag:
@@ -53,6 +58,7 @@ func TestFreezeScripts(t *testing.T) {
 	todays := map[string]Script{
 		"acquire": AcquireScript, "release": ReleaseScript, "yield": YieldScript, "downgrade": DowngradeScript, "cancel": CancelScript,
 		"evict": EvictScript, "inspect": InspectScript, "renew": RenewScript, "renew_shared": RenewSharedScript,
+		"adopt": AdoptScript, "vote_acquire": VoteAcquireScript, "vote_yield": VoteYieldScript, "vote_downgrade": VoteDowngradeScript,
 	}
 	var lines strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(frozenParts)) {
@@ -120,8 +126,8 @@ func TestTheFrozenScriptsAreWhatWasFrozen(t *testing.T) {
 		}
 	}
 	files, err := filepath.Glob(frozenDir + "/*.lua")
-	if err != nil || len(files) != 12 {
-		t.Errorf("%d files, want 12: %v", len(files), err)
+	if err != nil || len(files) != 15 {
+		t.Errorf("%d files, want 15: %v", len(files), err)
 	}
 }
 

@@ -85,7 +85,8 @@ type qWorld struct {
 	top     uint64
 	readers uint64 // greatest token of a reader
 	calm    bool
-	restart time.Time // when a server last lost its data
+	lowered map[*lockstate.Caller]bool // who asked for a downgrade
+	restart time.Time                  // when a server last lost its data
 	counts  map[string]int
 	lazy    int
 }
@@ -144,7 +145,7 @@ func (w *qWorld) begin(seed int64) {
 	w.rng = rand.New(rand.NewPCG(uint64(seed), 7))
 	w.now = simEpoch
 	w.wire, w.ops, w.log, w.failure, w.top, w.readers, w.calm = nil, nil, nil, "", 0, 0, false
-	w.restart = time.Time{}
+	w.restart, w.lowered = time.Time{}, map[*lockstate.Caller]bool{}
 	w.lazy = []int{0, 30, 70, 95}[w.rng.IntN(4)]
 	skew := []time.Duration{0, 0, time.Millisecond, 300 * time.Millisecond}[w.rng.IntN(4)]
 	for _, s := range w.servers {
@@ -383,8 +384,8 @@ func (w *qWorld) admitted(c *qClient, x *lockstate.Caller) {
 			if y == x || y.Phase != lockstate.Inside || other == c && (x.Mode == protocol.Shared || y.Ended == lockstate.ByLoss) {
 				continue
 			}
-			if x.Mode == protocol.Shared && y.Mode == protocol.Shared {
-				continue
+			if x.Mode == protocol.Shared && (y.Mode == protocol.Shared || w.lowered[y]) {
+				continue // a downgrade may have been done whose answer is under way
 			}
 			if y.Ended == lockstate.NotYet && w.now.Before(other.lock.TrustedUntil(y, w.now)) {
 				w.fail("%s enters beside %s, which has token %d", c.name, other.name, y.Token)
@@ -622,6 +623,7 @@ func (w *qWorld) act(readers bool) {
 		if readers {
 			for _, x := range c.calls {
 				if x.Phase == lockstate.Inside && x.Mode == protocol.Exclusive {
+					w.lowered[x] = true
 					done := make(chan struct{})
 					c.step(func(now time.Time, fx *lockstate.Effects) { c.lock.Downgrade(x, done, now, fx) })
 					break

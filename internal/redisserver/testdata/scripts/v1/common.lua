@@ -375,7 +375,14 @@ end
 local function enqueue(id, ttl)
   local place = redis.call('ZRANK', KEYS[2], id)
   local new = not place
-  if new then
+  if new and KEYS.ticket then -- on a server of a quorum, see vote_before.lua
+    local ticket = tonumber(KEYS.ticket)
+    local top = tonumber(redis.call('ZREVRANGE', KEYS[2], '0', '0', 'WITHSCORES')[2] or 0) or 0
+    -- Of tickets of the same instant, the first one to come is the first.
+    if top >= ticket and top - ticket < 2 then ticket = top + 0.25 end
+    redis.call('ZADD', KEYS[2], string.format('%.2f', ticket), id)
+    place = redis.call('ZRANK', KEYS[2], id)
+  elseif new then
     local top = redis.call('ZREVRANGE', KEYS[2], '0', '0', 'WITHSCORES')[2]
     redis.call('ZADD', KEYS[2], int((tonumber(top or 0) or 0) + 1), id)
     place = redis.call('ZCARD', KEYS[2]) - 1

@@ -1,6 +1,7 @@
 -- evict(): takes the lock from whatever owns it, also from a foreign owner.
 --
 -- KEYS  as in common.lua
+-- ARGV  2 token that the next owner's has to be above, of another server of a quorum, or '0'
 -- Returns {last token, how many of the evicted were notified, unfinished, the ids or values
 -- that were evicted}. Owners of this format are notified, with the token that distinguishes
 -- this from an eviction of an earlier grant: the first 100 here, the others by the client.
@@ -18,6 +19,10 @@ redis.call('DEL', KEYS[1])
 redis.call('DEL', KEYS[3])
 value = false
 local revoked = last_token()
+if (tonumber(ARGV[2]) or 0) > last then
+  last = tonumber(ARGV[2])
+  remember(0)
+end
 local notified = math.min(#owners, 100)
 for i = 1, notified do
   local mode, _, _, client = parse_id(owners[i])
