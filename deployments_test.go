@@ -22,7 +22,10 @@ const inMemory = "leasedtest"
 func onDeployments(t *testing.T, f func(t *testing.T, s place)) {
 	t.Helper()
 	if wantsQuorum() {
-		t.Run("quorum", func(t *testing.T) { f(t, quorumPlace(t, false)) })
+		t.Run("quorum", func(t *testing.T) {
+			skipOnQuorum(t)
+			f(t, quorumPlace(t, false))
+		})
 	}
 	if slices.Contains(strings.Split(os.Getenv("LEASED_SERVERS"), ","), inMemory) {
 		t.Run(inMemory, func(t *testing.T) {

@@ -61,6 +61,24 @@ func serve(ctx context.Context, rdb redis.UniversalClient) error {
 	return err
 }
 
+// Locks on five servers that share nothing go on while any two of them are down.
+func ExampleNewQuorum() {
+	var servers []redis.UniversalClient
+	for range 5 {
+		rdb, stop := embeddedRedis()
+		defer stop()
+		servers = append(servers, rdb)
+	}
+
+	locks, err := leased.NewQuorum(servers, leased.WithQuarantine(time.Minute))
+	if err != nil {
+		log.Panic(err)
+	}
+	defer locks.Close()
+	fmt.Println(locks.Mutex("invoice:42").Do(context.Background(), pay))
+	// Output: <nil>
+}
+
 func pay(ctx context.Context) error { return ctx.Err() }
 
 // A process has one client. Do is the shortest way to use a lock, and the safest:

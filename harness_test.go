@@ -68,6 +68,7 @@ func placed(f func(t *testing.T, s place)) func(t *testing.T, target redistest.T
 func inVirtualTime(t *testing.T, f func(t *testing.T, s place)) {
 	t.Helper()
 	if wantsQuorum() { // instead: a bubble of its own beside this one is too much for go-redis
+		skipOnQuorum(t)
 		synctest.Test(t, func(t *testing.T) {
 			redistest.LastInBubble(t)
 			f(t, quorumPlace(t, true))

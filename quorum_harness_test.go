@@ -30,6 +30,39 @@ type members struct {
 
 const suiteMembers = 5
 
+// notOnQuorum are tests that say nothing about a quorum, by the reason.
+var notOnQuorum = map[string][]string{
+	"it disturbs one server only, and a quorum goes on": {
+		"TestAPolicyThatIsMissingLaterIsLoggedAndReplaced", "TestAnExhaustedPoolIsSaidToBeExhausted",
+		"TestAnUnlockBetweenTheTriesOfADowngradeSaysWhetherRedisConfirmed", "TestVirtualASubscriptionThatIsNeverConfirmedIsMadeAnew",
+		"TestVirtualAHalfOpenInboxIsNoticedASecondAfterARecheckAndRebuilt", "TestVirtualAnInboxThatRejoinsHasItsWaitersLookAgainAtOnce",
+		"TestAfterACheckNobodyIsHandedADeadGrant", "TestACheckThatRedisDoesNotAnswerLeavesTheLeaseAlone",
+		"TestWithoutLockNamesLogsOfAnUnconfirmedReleaseDoNotNameTheLock", "TestLogsNameTheLock", "TestTheEndOfAnOutageIsLogged",
+		"TestVirtualNoTimerLiesBetweenAContextsEndAndTheReturnOfItsWait", "TestVirtualALeaseEndsWithItsTrustWhileRedisLoads",
+	},
+	"another client locks on one server only": {
+		"TestForeignAndOwnClientsExcludeEachOther", "TestAForeignOwnerIsPolledFrom50msToAThirdOfTheTTLOr3s", "TestWhoIsKeptOutByItsOwnProcessIsToldSo",
+	},
+	"it counts commands, connections or keys of one server": {
+		"TestCloseStopsEveryGoroutine", "TestAFreeLockBehindDeadWaitersIsGotAtOnce", "TestADowngradeLetsReadersInWhoWaitRightBehindAndNobodyElse",
+		"TestVirtualTheFirstLockOfAClientCostsOneMoreCommandIfItIsTakenAndNoneThereafter", "TestLocalHandoffsAreNotBoundedWhenNobodyElseWaits",
+		"TestHandlesOfOneLockMayDifferInOptions", "TestVirtualATryTakesNoTimeWhereNobodyIdlesAndLittleWhereTheOwnerIsBusy",
+		"TestInspectOfAFreeLockShowsNobodyAndMakesNothing", "TestForceUnlockLetsTheNextWaiterIn", "TestCloseEndsLeasesAndWaitsForTheirUnlock",
+		"TestALeaseCanBeDowngradedWhileItsClientCloses",
+	},
+}
+
+// skipOnQuorum skips those.
+func skipOnQuorum(t *testing.T) {
+	t.Helper()
+	name, _, _ := strings.Cut(t.Name(), "/")
+	for why, names := range notOnQuorum {
+		if slices.Contains(names, name) {
+			t.Skip(why)
+		}
+	}
+}
+
 // wantsQuorum reports whether LEASED_SERVERS names quorum.
 func wantsQuorum() bool {
 	return slices.Contains(strings.Split(os.Getenv("LEASED_SERVERS"), ","), "quorum")
