@@ -39,6 +39,8 @@ var notOnQuorum = map[string][]string{
 		"TestAfterACheckNobodyIsHandedADeadGrant", "TestACheckThatRedisDoesNotAnswerLeavesTheLeaseAlone",
 		"TestWithoutLockNamesLogsOfAnUnconfirmedReleaseDoNotNameTheLock", "TestLogsNameTheLock", "TestTheEndOfAnOutageIsLogged",
 		"TestVirtualNoTimerLiesBetweenAContextsEndAndTheReturnOfItsWait", "TestVirtualALeaseEndsWithItsTrustWhileRedisLoads",
+		"TestMetricsOfCommandsByWhatFailed", "TestMetricsSayThatAClientPolls", "TestVirtualALockProbesInTheStepsOfOneThatGaveUp",
+		"TestVirtualAClusterThatIsHalfBrokenIsNotAskedByAllAllTheTime",
 	},
 	"another client locks on one server only": {
 		"TestForeignAndOwnClientsExcludeEachOther", "TestAForeignOwnerIsPolledFrom50msToAThirdOfTheTTLOr3s", "TestWhoIsKeptOutByItsOwnProcessIsToldSo",
@@ -48,7 +50,8 @@ var notOnQuorum = map[string][]string{
 		"TestVirtualTheFirstLockOfAClientCostsOneMoreCommandIfItIsTakenAndNoneThereafter", "TestLocalHandoffsAreNotBoundedWhenNobodyElseWaits",
 		"TestHandlesOfOneLockMayDifferInOptions", "TestVirtualATryTakesNoTimeWhereNobodyIdlesAndLittleWhereTheOwnerIsBusy",
 		"TestInspectOfAFreeLockShowsNobodyAndMakesNothing", "TestForceUnlockLetsTheNextWaiterIn", "TestCloseEndsLeasesAndWaitsForTheirUnlock",
-		"TestALeaseCanBeDowngradedWhileItsClientCloses",
+		"TestALeaseCanBeDowngradedWhileItsClientCloses", "TestWhoWaitsForTheEndOfAMinimumHoldIsServedInOrderAndDoesNotPoll",
+		"TestAMinimumHoldIsSeenByOperatorsAndForeignersAndEndedByForceUnlock", "TestVirtualAHandOffWhereNoCountIsProofCostsOneCommandMore",
 	},
 }
 

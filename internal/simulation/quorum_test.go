@@ -147,7 +147,7 @@ func (w *qWorld) begin(seed int64) {
 	w.wire, w.ops, w.log, w.failure, w.top, w.readers, w.calm = nil, nil, nil, "", 0, 0, false
 	w.restart, w.lowered = time.Time{}, map[*lockstate.Caller]bool{}
 	w.lazy = []int{0, 30, 70, 95}[w.rng.IntN(4)]
-	skew := []time.Duration{0, 0, time.Millisecond, 300 * time.Millisecond}[w.rng.IntN(4)]
+	skew := []time.Duration{0, 0, time.Millisecond, 300 * time.Millisecond, 3 * time.Second}[w.rng.IntN(5)]
 	for _, s := range w.servers {
 		s.offset = time.Duration(w.rng.Float64() * float64(skew))
 		s.mini.FlushAll()
