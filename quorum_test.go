@@ -6,6 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/leasedmutex/leased"
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
@@ -33,6 +34,7 @@ func TestAQuorumLocksAndHandsOver(t *testing.T) {
 		if !open(waiter) {
 			t.Fatal("two owners")
 		}
+		synctest.Wait() // a re-check may be under way
 		before := b.Stats().Commands
 		unlock(t, first)
 		second := <-waiter
@@ -47,5 +49,42 @@ func TestAQuorumLocksAndHandsOver(t *testing.T) {
 		if !s.clean(t, "x") {
 			t.Error("keys are left")
 		}
+	})
+}
+
+func TestAQuorumsLeaseIsLostWithinARenewalPeriodOfItsKeys(t *testing.T) {
+	onQuorum(t, func(t *testing.T, s place) {
+		l := lock(t, newClient(t, s, leased.WithTTL(30*time.Second)).Mutex("x"))
+		time.Sleep(25 * time.Second)
+		s.rdb.Del(context.Background(), "x")
+		began := time.Now()
+		closesSoon(t, "the loss is noticed", l.Context().Done())
+		if took := time.Since(began); took > 10*time.Second {
+			t.Errorf("noticed after %v", took)
+		}
+		isAll(t, l.Unlock(), leased.ErrLeaseLost)
+	})
+}
+
+func TestServersOfAQuorumThatLoseTheirDataWhileALeaseIsHeldGiveItToNobodyElse(t *testing.T) {
+	onQuorum(t, func(t *testing.T, s place) {
+		a, b := newClient(t, s), newClient(t, s)
+		l := lock(t, a.Mutex("x"))
+		for range 3 { // each time a majority, and never all
+			for _, mini := range s.members.minis[:3] {
+				mini.FlushAll()
+			}
+			if _, err := b.Mutex("x").TryLockContext(t.Context()); err == nil {
+				t.Fatal("two owners")
+			}
+			time.Sleep(time.Minute)
+			if err := l.Context().Err(); err != nil {
+				t.Fatalf("lost, though nobody else can have owned it: %v", context.Cause(l.Context()))
+			}
+			if _, err := b.Mutex("x").TryLockContext(t.Context()); err == nil {
+				t.Fatal("two owners")
+			}
+		}
+		unlock(t, l)
 	})
 }

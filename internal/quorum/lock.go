@@ -373,10 +373,7 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 	case a.Outcome == protocol.Granted:
 		outcome = outcomeYes
 		if wasLost || p.state == owned && !a.Kept && a.Token != p.token {
-			// Granted anew: others may have had it there in between.
-			if outcome = outcomeLost; res.Young > 0 {
-				outcome = outcomeAgain
-			}
+			outcome = lostUnless(res.Young > 0) // granted anew: others may have had it there in between
 		}
 		l.own(p, a, s.Cmd.At, now)
 	case a.Outcome == protocol.Enqueued:
@@ -385,16 +382,16 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 			outcome = outcomeOvertaken // a message was faster
 			break
 		}
-		if p.state == owned {
-			outcome = outcomeLost
+		if p.state == owned || wasLost {
+			outcome = lostUnless(res.Young > 0)
 		}
 		p.state, p.proved, p.floor, p.token, p.known = queued, s.Cmd.At, a.Token, 0, 0
 		p.told = a.Told
 		p.blockedBy(&a, now)
 	case a.Outcome == protocol.Refused:
 		outcome = outcomeNo
-		if p.state == owned {
-			outcome = outcomeLost
+		if p.state == owned || wasLost {
+			outcome = lostUnless(res.Young > 0)
 		}
 		p.state = absent
 		p.ended = true // it was never queued there, or is not any more
@@ -413,6 +410,15 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 		l.evaluate(s.op, now, fx)
 	}
 	l.review(r, now, fx)
+}
+
+// lostUnless is the outcome of asking a server that does not own what it had granted: it lost
+// its data if it is young, and then whoever it granted since cannot count it.
+func lostUnless(young bool) outcome {
+	if young {
+		return outcomeAgain
+	}
+	return outcomeLost
 }
 
 // own takes the news that the part's server made us owner, or extended that.

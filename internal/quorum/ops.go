@@ -45,7 +45,7 @@ const (
 	outcomeYes               // granted, renewed, released or cancelled as its owner
 	outcomeNo                // an answer, but not that
 	outcomeLost              // no, or anew, although it was ours
-	outcomeAgain             // granted anew by a server that has restarted without its data
+	outcomeAgain             // the server has restarted without its data, whatever it answers now
 	outcomeOvertaken         // an answer that is older than what is known
 	outcomeFailed            // no answer
 	outcomeSkipped           // the server was not asked, because there is nothing to ask it
@@ -614,8 +614,8 @@ func (op *Op) standing() int {
 		case outcomeLost, outcomeNo, outcomeSkipped:
 		case outcomeAgain:
 			again++
-		case outcomeYes:
-			kept++
+		case outcomeYes, outcomePending:
+			kept++ // or may be
 			n++
 		default:
 			n++

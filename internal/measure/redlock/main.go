@@ -2,7 +2,7 @@
 // and beside a single server, in one run. It is a module of its own, so that redsync is no
 // dependency of the library:
 //
-//	cd internal/measure/redlock && go run . [-seconds 3]
+//	cd internal/measure/redlock && go run . [-seconds 3] [-profile file]
 //
 // The clients are in one process, with separate connections. Read ratios, not times.
 package main
