@@ -16,7 +16,7 @@ import (
 
 var (
 	callOfCommand = regexp.MustCompile(`\bp?call\('([A-Z]+)'(?:, ([^,)]+))?`)
-	namedKey      = regexp.MustCompile(`^KEYS\[[1-5]\]$`)
+	namedKey      = regexp.MustCompile(`^KEYS\[[1-6]\]$`)
 )
 
 // Proxies of managed clusters read a script before they run it and want each key written as
