@@ -498,7 +498,7 @@ var mutants = []mutant{
 	// a quorum
 	{"a quorum: one server less is a majority", "internal/quorum/lock.go", "func Majority(n int) int { return n/2 + 1 }", "func Majority(n int) int { return n / 2 }", "TestQuorumSimulation"},
 	{"a quorum: a server that restarted empty votes at once", "internal/quorum/lock.go", "(r.whole || !now.Before(p.young))", "(r.whole || true)", "TestServersOfAQuorum"},
-	{"a quorum: a token is believed before a majority keeps it", "internal/quorum/lock.go", "return token, clock, n >= l.cfg.Need", "return token, clock, true", "TestQuorumSimulation"},
+	{"a quorum: a token is believed before a majority keeps it", "internal/quorum/lock.go", "return token, clock, n >= l.cfg.Need", "return token, clock, true", "TestATokenFarAhead"},
 	{"a quorum: a renewal forgets where it was found lost", "internal/quorum/ops.go", "case !op.held || op.standing() < l.cfg.Need:", "case !op.held:", "TestAQuorumsLeaseIsLost"},
 	{"a quorum: grants that are no majority are kept", "internal/quorum/lock.go", "				l.giveBack(r, i, now, fx)\n", "", "TestQuorumSimulation"},
 	{"a quorum: what was given without a majority stays", "internal/quorum/ops.go", "		l.retreat(r, fx)\n		l.drop(r, fx) // the state machine may ask", "		l.drop(r, fx) // the state machine may ask", "TestAQuorumGoesOn|TestQuorumSimulation"},
