@@ -228,6 +228,8 @@ func testedBy(file string) []string {
 	switch filepath.ToSlash(filepath.Dir(file)) {
 	case ".":
 		return []string{"."}
+	case "internal/quorum":
+		return []string{"internal/quorum", simulator, "."}
 	case "internal/lockstate":
 		return []string{"internal/lockstate", simulator, "."}
 	case "internal/protocol":
