@@ -87,6 +87,7 @@ type call struct {
 	cancel   func(error)   // ends the lease's context; nil until that is asked for
 	trace    *callTrace    // nil if it is not traced
 	under    trace.Span    // that commands for it are sent under: of its wait, then of its hold; nil if there is none
+	site     string        // file and line of the user's call, with WithSlowThreshold
 	reported bool          // whether its hold was recorded
 }
 
@@ -101,6 +102,9 @@ func (h *handle) acquire(ctx context.Context, w *call) (*entry, error) {
 		return nil, h.misused("acquired", errNilContext, ErrNotAcquired)
 	}
 	c := h.client
+	if c.slow.threshold > 0 {
+		w.site = callSite()
+	}
 	began := time.Now()
 	span := c.tracing.begin(ctx, h.keys.Name, w, began)
 	e, err := h.wait(ctx, w, began)

@@ -271,7 +271,8 @@ func WithAttributes(attributes ...attribute.KeyValue) Option {
 
 // WithSlowThreshold has each caller that has waited for a lock for d, and each that has held
 // one for d, logged at Warn while it still does, once, with the lock's name (unless
-// WithoutLockNamesInLogs keeps it out) and who owns it; its span gets the event "slow". Of
+// WithoutLockNamesInLogs keeps it out), who owns it, and the file and line of the call that
+// waits or has locked; its span gets the event "slow". Of
 // one lock the caller that has waited longest and the one that has held longest are looked
 // at. d must be at least 10 ms; the log line comes up to a quarter of d late. The default
 // is to log none. The metrics leased.wait.oldest and leased.hold.oldest need no threshold.

@@ -1,7 +1,10 @@
 package leased
 
 import (
+	"fmt"
 	"log/slog"
+	"runtime"
+	"strings"
 	"time"
 )
 
@@ -38,6 +41,8 @@ type slowLock struct {
 	wait     time.Duration // 0: nobody has waited for long
 	hold     time.Duration // 0: nobody has been inside for long
 	token    uint64        // of the one inside for long
+	waitSite string        // where the one that waits called
+	holdSite string        // where the one inside did
 	waiting  int           // callers of this process
 	blocker  string        // the owner, if that is another process
 	ownOwner bool          // whether a caller of this process is inside
@@ -58,10 +63,10 @@ func (s *slowWatch) look(now time.Time) {
 		waiting, within := e.lock.Counts()
 		one := slowLock{name: e.keys.Name, waiting: waiting, blocker: blockerName(e.lock.Blocker()), ownOwner: within > 0}
 		if wait != nil {
-			one.wait = now.Sub(c.began.Add(wait.Since))
+			one.wait, one.waitSite = now.Sub(c.began.Add(wait.Since)), callOf(wait).site
 		}
 		if hold != nil {
-			one.hold, one.token = now.Sub(c.began.Add(hold.Since)), hold.Token
+			one.hold, one.token, one.holdSite = now.Sub(c.began.Add(hold.Since)), hold.Token, callOf(hold).site
 		}
 		e.mu.Unlock()
 		if found = append(found, one); len(found) > mostSlowLines {
@@ -76,11 +81,27 @@ func (s *slowWatch) look(now time.Time) {
 	}
 }
 
+// callSite returns file and line of the innermost call on the stack that is not this
+// package's; "" if there is none within reach.
+func callSite() string {
+	var pcs [16]uintptr
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])
+	for {
+		f, more := frames.Next()
+		if f.File != "" && !strings.HasPrefix(f.Function, modulePath+".") {
+			return fmt.Sprintf("%s:%d", f.File, f.Line)
+		}
+		if !more {
+			return ""
+		}
+	}
+}
+
 // slow says that a caller has waited, or has been inside, for long.
 func (l *throttledLog) slow(s *slowLock) {
 	l.later(func() {
 		if s.hold > 0 {
-			l.log().Warn("leased: a lock has been held for long", l.about(s.name, "held", s.hold, "token", s.token, "waiting", s.waiting)...)
+			l.log().Warn("leased: a lock has been held for long", l.about(s.name, "held", s.hold, "token", s.token, "waiting", s.waiting, "locked_at", s.holdSite)...)
 		}
 		if s.wait > 0 {
 			owner := s.blocker
@@ -90,7 +111,7 @@ func (l *throttledLog) slow(s *slowLock) {
 			case owner == "":
 				owner = "unknown"
 			}
-			l.log().Warn("leased: a caller has waited for a lock for long", l.about(s.name, "waited", s.wait, "owner", owner, "waiting", s.waiting)...)
+			l.log().Warn("leased: a caller has waited for a lock for long", l.about(s.name, "waited", s.wait, "owner", owner, "waiting", s.waiting, "called_at", s.waitSite)...)
 		}
 	})
 }

@@ -3,6 +3,7 @@ package leased_test
 import (
 	"bytes"
 	"log/slog"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -150,6 +151,11 @@ func TestACallerThatWaitsOrHoldsForLongIsLoggedOnce(t *testing.T) {
 		got := logged()
 		if len(got) != 3 {
 			t.Errorf("%d lines: %q", len(got), got)
+		}
+		for _, line := range got {
+			if !regexp.MustCompile(`(locked|called)_at=\S+_test\.go:\d+$`).MatchString(line) {
+				t.Errorf("it does not say which line of this test has called: %s", line)
+			}
 		}
 		for _, line := range []string{
 			`WARN msg="leased: a lock has been held for long" lock=x held=20s token=`,

@@ -496,6 +496,7 @@ var mutants = []mutant{
 	{"the inbox does not survive a panic while it looks for a master", "notify.go", "	defer in.client.recoverPanic(\"MasterForKey of the Redis client\")\n", "", "SurvivesAPanic"},
 
 	// a quorum
+	{"a slow caller's line is the library's own", "slow.go", "f.File != \"\" && !strings.HasPrefix(f.Function, modulePath+\".\")", "f.File != \"\"", "LoggedOnce"},
 	{"a quorum: one server less is a majority", "internal/quorum/lock.go", "func Majority(n int) int { return n/2 + 1 }", "func Majority(n int) int { return n / 2 }", "TestQuorumSimulation"},
 	{"a quorum: a server that restarted empty votes at once", "internal/quorum/lock.go", "(r.whole || !now.Before(p.young))", "(r.whole || true)", "TestServersOfAQuorum"},
 	{"a quorum: a token is believed before a majority keeps it", "internal/quorum/lock.go", "return token, clock, n >= l.cfg.Need", "return token, clock, true", "TestATokenFarAhead"},
