@@ -34,6 +34,7 @@ const (
 // fields are what a process of the demo is told.
 type address struct {
 	Redis    string // a URL, or HOST:PORT, or several with commas between them
+	Quorum   bool   // they are independent of each other
 	Cluster  bool
 	Sentinel string // the name of the primary that Redis, which are sentinels then, watch
 	TLS      bool
@@ -41,19 +42,21 @@ type address struct {
 	Cert     string
 	Key      string
 
-	prefix string // of keys, which is the application's
+	prefix string   // of keys, which is the application's
+	said   []string // each --redis
 }
 
 // bind adds the flags of an address to a command.
 func (a *address) bind(c *cobra.Command) {
 	a.bindServer(c, "`ADDRESS` of Redis: a URL such as rediss://user@host:6379/0, or HOST:PORT, or several with "+
 		"commas between them; default: $LEASED_REDIS, then $REDIS_URL, then localhost:6379")
+	c.Flags().BoolVar(&a.Quorum, "quorum", false, "the addresses are those of independent servers, as for leased.NewQuorum: 3, 5 or 7")
 	c.Flags().StringVar(&a.prefix, "prefix", "", "key `PREFIX` that the application gives to leased.WithKeyPrefix")
 }
 
 func (a *address) bindServer(c *cobra.Command, usage string) {
 	f := c.Flags()
-	f.StringVar(&a.Redis, "redis", "", usage)
+	f.Var((*addressFlag)(a), "redis", usage)
 	f.BoolVar(&a.Cluster, "cluster", false, "the address is that of nodes of a Cluster")
 	f.StringVar(&a.Sentinel, "sentinel", "", "the address is that of sentinels, which watch the primary of this `NAME`")
 	f.BoolVar(&a.TLS, "tls", false, "use TLS, as a URL that begins with rediss:// does")
@@ -61,6 +64,17 @@ func (a *address) bindServer(c *cobra.Command, usage string) {
 	f.StringVar(&a.Cert, "cert", "", "`FILE` with the certificate to present")
 	f.StringVar(&a.Key, "key", "", "`FILE` with the key of --cert")
 	c.MarkFlagsRequiredTogether("cert", "key")
+}
+
+// addressFlag is --redis. With --quorum all that are said count, otherwise the last one.
+type addressFlag address
+
+func (f *addressFlag) String() string { return "" }
+func (f *addressFlag) Type() string   { return "string" }
+
+func (f *addressFlag) Set(s string) error {
+	f.Redis, f.said = s, append(f.said, s)
+	return nil
 }
 
 // fill takes what the command line did not say from the environment.
@@ -102,7 +116,7 @@ func (a *address) options() (*redis.UniversalOptions, error) {
 		}
 	}
 	if len(o.Addrs) > 1 && !a.Cluster && o.MasterName == "" {
-		return nil, usagef("--redis names several servers: add --cluster or --sentinel NAME")
+		return nil, usagef("--redis names several servers: add --cluster, --sentinel NAME or --quorum")
 	}
 	if a.TLS || a.CACert != "" || a.Cert != "" {
 		if o.TLSConfig == nil {
@@ -212,6 +226,9 @@ func (a *address) certificates(c *tls.Config) error {
 // options first.
 func (a *address) connect(ctx context.Context, change ...func(*redis.UniversalOptions)) (redis.UniversalClient, error) {
 	a.fill()
+	if a.Quorum {
+		return nil, usagef("this command looks at one server: name one of the quorum's, without --quorum")
+	}
 	o, err := a.options()
 	if err != nil {
 		return nil, err

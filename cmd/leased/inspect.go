@@ -60,6 +60,9 @@ func inspectCommand(std streams) *cobra.Command {
 
 // client returns a client of the library, which holds nothing by itself, and what ends it.
 func (a *address) client(ctx context.Context, opts ...leased.Option) (*leased.Client, func(), error) {
+	if a.Quorum {
+		return a.quorumClient(ctx, opts...)
+	}
 	rdb, err := a.connect(ctx)
 	if err != nil {
 		return nil, nil, err

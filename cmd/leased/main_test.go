@@ -93,7 +93,7 @@ func TestMistakesInTheCommandLineAreToldWithStatusTwo(t *testing.T) {
 		{"inspect", "the name of one lock"},
 		{"inspect a b", "the name of one lock"},
 		{"inspect a --redis localhost:6379:1", "neither a Redis URL"},
-		{"inspect a --redis a:1,b:2", "--cluster or --sentinel"},
+		{"inspect a --redis a:1,b:2", "--cluster, --sentinel NAME or --quorum"},
 		{"inspect a --cluster --sentinel x", "exclude each other"},
 		{"inspect a --cacert /nowhere", "--cacert"},
 		{"inspect a --watch --interval 1ms", "--interval"},

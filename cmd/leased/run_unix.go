@@ -47,16 +47,11 @@ func runUnder(ctx context.Context, std streams, o *runOptions) error {
 	}
 	defer signal.Stop(signals)
 
-	rdb, err := o.at.connect(ctx)
+	client, closeClient, err := o.at.client(ctx, leased.WithTTL(o.ttl), leased.WithMinHold(o.atLeast))
 	if err != nil {
 		return err
 	}
-	defer rdb.Close()
-	client, err := newClient(rdb, o.at.prefix, leased.WithTTL(o.ttl), leased.WithMinHold(o.atLeast))
-	if err != nil {
-		return err
-	}
-	defer client.Close() // the lease is unlocked before
+	defer closeClient() // the lease is unlocked before
 
 	g, err := startGuard()
 	if err != nil {
@@ -77,7 +72,7 @@ func runUnder(ctx context.Context, std streams, o *runOptions) error {
 			// Was the lock taken all the time, or is there no Redis to say so?
 			ask, cancel := context.WithTimeout(ctx, time.Second)
 			defer cancel()
-			if rdb.Ping(ask).Err() == nil {
+			if _, err := client.Inspect(ask, o.name); err == nil {
 				return &exitStatus{o.conflict, nil}
 			}
 		}

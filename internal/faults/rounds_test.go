@@ -158,8 +158,10 @@ var strikes = []struct {
 	}, func(*redistest.Instance) {}},
 }
 
-// goesOnWithin bounds what follows the promotion of a replica.
-const goesOnWithin = 3 * time.Second
+// goesOnWithin bounds what follows the promotion of a replica. It takes 3 s at most on a machine
+// that does nothing else, as the log of this test says; what it must not take is the minute
+// after which go-redis looks for the new master by itself.
+const goesOnWithin = 10 * time.Second
 
 // In each round a lock is held, with two waiters, and another one in its slot is taken by
 // five clients in turn, while the master of both is struck. The lease is held or lost, and

@@ -1,0 +1,81 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased"
+)
+
+// quorumClient is client for several independent servers, of which a majority has answered.
+func (a *address) quorumClient(ctx context.Context, opts ...leased.Option) (*leased.Client, func(), error) {
+	a.fill()
+	if a.Cluster || a.Sentinel != "" {
+		return nil, nil, usagef("--quorum excludes --cluster and --sentinel")
+	}
+	var rdbs []redis.UniversalClient
+	closeAll := func() {
+		for _, rdb := range rdbs {
+			rdb.Close()
+		}
+	}
+	servers := a.Redis
+	if len(a.said) > 1 {
+		servers = strings.Join(a.said, ",")
+	}
+	for server := range strings.SplitSeq(servers, ",") {
+		one := *a
+		one.Redis = strings.TrimSpace(server)
+		o, err := one.options()
+		if err != nil {
+			closeAll()
+			return nil, nil, err
+		}
+		rdbs = append(rdbs, redis.NewUniversalClient(o))
+	}
+	opts = append(opts, leased.WithKeyPrefix(a.prefix), leased.WithLogger(slog.New(slog.DiscardHandler)))
+	client, err := leased.NewQuorum(rdbs, opts...)
+	if err != nil {
+		closeAll()
+		return nil, nil, usagef("--quorum: %s", bare(err))
+	}
+	if err := majorityAnswers(ctx, rdbs); err != nil {
+		client.Close() // it holds nothing
+		closeAll()
+		return nil, nil, err
+	}
+	return client, func() {
+		client.Close() // it holds nothing, so there is no error to report
+		closeAll()
+	}, nil
+}
+
+// majorityAnswers returns an error that says why not, if too few servers answer.
+func majorityAnswers(ctx context.Context, rdbs []redis.UniversalClient) error {
+	ctx, cancel := context.WithTimeout(ctx, connectTime)
+	defer cancel()
+	errs := make([]error, len(rdbs))
+	var all sync.WaitGroup
+	for i, rdb := range rdbs {
+		all.Go(func() { errs[i] = rdb.Ping(ctx).Err() })
+	}
+	all.Wait()
+	answered := 0
+	var last error
+	for _, err := range errs {
+		if err == nil {
+			answered++
+		} else {
+			last = err
+		}
+	}
+	if answered <= len(rdbs)/2 {
+		return fmt.Errorf("%d of the %d servers answered, which is no majority: %w", answered, len(rdbs), inPlainWords(last))
+	}
+	return nil
+}
