@@ -745,6 +745,7 @@ func (w *qWorld) settle() {
 }
 
 func TestQuorumSimulation(t *testing.T) {
+	redistest.Needs64Bits(t)
 	for _, n := range []int{3, 5} {
 		for _, readers := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%d servers, readers %v", n, readers), func(t *testing.T) {
