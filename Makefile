@@ -4,7 +4,7 @@ BENCH   ?= .
 COUNT   ?= 1
 SYSTEMS := linux darwin windows
 # What is in the workspace: the library, and the command line, a module of its own.
-ALL     := ./... ./cmd/leased/...
+ALL     := ./cmd/leased/... ./...
 
 .DEFAULT_GOAL := help
 .PHONY: help test test-jaeger check bench measure simulate mutants docs

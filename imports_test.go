@@ -143,6 +143,7 @@ func TestNoSDKOrExporterIsAmongTheLibrarysDependencies(t *testing.T) {
 // What a build imports is what go mod tidy writes into a user's go.mod. docs/design.md
 // says of each of these why it is there.
 func TestUsersGetNoFurtherModule(t *testing.T) {
+	t.Setenv("GOFLAGS", "-mod=readonly") // with the versions that go.mod names, also where CI tests newer ones
 	wanted := []string{
 		module,
 		"github.com/cenkalti/backoff/v4",
