@@ -453,8 +453,12 @@ func ExampleWithProfileLabels() {
 		mu.Unlock() //nolint:staticcheck // that it waits is the point
 	}()
 	var profile strings.Builder
+	until := time.Now().Add(30 * time.Second)
 	for !strings.Contains(profile.String(), `"leased.lock":"report"`) {
-		time.Sleep(time.Millisecond) // until the goroutine waits
+		if time.Now().After(until) {
+			log.Fatal("nobody waits for report")
+		}
+		time.Sleep(time.Millisecond) // nothing tells that a goroutine waits
 		profile.Reset()
 		if err := pprof.Lookup("goroutine").WriteTo(&profile, 1); err != nil {
 			log.Fatal(err)
