@@ -90,6 +90,11 @@ type part struct {
 	adopts   bool      // an adopt is on its way
 	forgets  bool      // an adopt failed
 	lost     bool      // a renewal found it lost, and it is asked for again
+	// until is for a part that was owned when its server lost its data: up to then the server
+	// is in quarantine, so that no other client can count its vote. late is set if it granted
+	// again only after that.
+	until time.Time
+	late  bool
 
 	blocker  string
 	left     time.Time // when the owner's lease ends there; zero if unknown
@@ -209,7 +214,7 @@ func (l *Lock) identify(r *request, i int) *part {
 		return p
 	}
 	old := *p
-	*p = part{young: old.young}
+	*p = part{young: old.young, until: old.until}
 	if old.id == "" && l.cfg.Proof(i) == r.who.Proof {
 		p.id = r.base
 	} else {
@@ -356,6 +361,8 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 		}
 		return
 	}
+	// Whether the server had granted it before it answered.
+	had := p.state == owned && !a.Kept || p.lost || !p.until.IsZero()
 	wasLost := p.lost
 	p.asking, p.lost = false, false
 	if res.Young > 0 {
@@ -370,28 +377,31 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 		if s.op != nil {
 			s.op.fail(i, res.Fail)
 		}
+		if wasLost {
+			outcome = outcomeLost
+		}
 	case a.Outcome == protocol.Granted:
 		outcome = outcomeYes
-		if wasLost || p.state == owned && !a.Kept && a.Token != p.token {
+		if had && (p.state != owned || a.Token != p.token) {
 			outcome = lostUnless(res.Young > 0) // granted anew: others may have had it there in between
 		}
-		l.own(p, a, s.Cmd.At, now)
+		l.own(p, a, s.Cmd.At, now, res.Young > 0)
 	case a.Outcome == protocol.Enqueued:
 		outcome = outcomeNo
 		if p.state == owned && a.Token < p.token {
 			outcome = outcomeOvertaken // a message was faster
 			break
 		}
-		if p.state == owned || wasLost {
-			outcome = lostUnless(res.Young > 0)
+		if had || p.state == owned {
+			outcome = p.displaced(s, res)
 		}
 		p.state, p.proved, p.floor, p.token, p.known = queued, s.Cmd.At, a.Token, 0, 0
 		p.told = a.Told
 		p.blockedBy(&a, now)
 	case a.Outcome == protocol.Refused:
 		outcome = outcomeNo
-		if p.state == owned || wasLost {
-			outcome = lostUnless(res.Young > 0)
+		if had || p.state == owned {
+			outcome = p.displaced(s, res)
 		}
 		p.state = absent
 		p.ended = true // it was never queued there, or is not any more
@@ -421,11 +431,30 @@ func lostUnless(young bool) outcome {
 	return outcomeLost
 }
 
-// own takes the news that the part's server made us owner, or extended that.
-func (l *Lock) own(p *part, a protocol.Answer, from, now time.Time) {
+// displaced takes the answer of a server that had granted the part and does not own it now.
+// The quarantine is counted from the sending, which is earlier than any other client's view of it.
+func (p *part) displaced(s *Send, res Result) outcome {
+	p.until = time.Time{}
+	if res.Young > 0 && s.req.token != 0 {
+		p.until = s.Cmd.At.Add(res.Young)
+	}
+	return lostUnless(res.Young > 0)
+}
+
+// stands reports whether no other client can have counted the server's vote since the part was
+// granted there first.
+func (p *part) stands(now time.Time) bool {
+	return p.state == owned && !p.late || now.Before(p.until)
+}
+
+// own takes the news that the part's server made us owner, or extended that. With inQuarantine
+// the server was still in quarantine when it said so.
+func (l *Lock) own(p *part, a protocol.Answer, from, now time.Time, inQuarantine bool) {
 	if p.state != owned {
 		p.since = now
+		p.late = !p.until.IsZero() && !inQuarantine && !now.Before(p.until)
 	}
+	p.until = time.Time{}
 	if p.state != owned || !a.Kept {
 		p.token, p.known = a.Token, a.Token
 	}
@@ -536,7 +565,8 @@ func (l *Lock) review(r *request, now time.Time, fx *Effects) {
 			l.writeBack(r, token, fx)
 			return
 		}
-		r.token, r.whole = token, true
+		r.token = token
+		r.keeps()
 		fx.Messages = append(fx.Messages, protocol.Message{Kind: "granted", ID: r.id, Key: l.keys.Lock, Token: token, Clock: clock, More: r.anyMore()})
 		return
 	}
@@ -578,7 +608,7 @@ func (l *Lock) Receive(server int, m *protocol.Message, now time.Time, fx *Effec
 			return
 		}
 		a := protocol.Answer{Token: m.Token, Clock: m.Clock, More: m.More}
-		l.own(p, a, p.proved, now)
+		l.own(p, a, p.proved, now, false)
 		l.review(r, now, fx)
 		if n := len(fx.Messages); n > 0 && fx.Messages[n-1].Kind == "granted" && fx.Messages[n-1].ID == r.id {
 			fx.Messages[n-1].Link = m.Link

@@ -51,13 +51,13 @@ const (
 	outcomeSkipped           // the server was not asked, because there is nothing to ask it
 )
 
-func (l *Lock) newOp(kind Kind, verb protocol.Verb, r *request, at time.Time) *Op {
+func (l *Lock) newOp(kind Kind, verb protocol.Verb, r *request, at, now time.Time) *Op {
 	op := &Op{kind: kind, verb: verb, req: r, at: at, held: r != nil && r.token != 0,
 		outcomes: make([]outcome, l.cfg.N), fails: make([]*protocol.Failure, l.cfg.N), sending: true}
 	if op.held {
 		op.stood = make([]bool, l.cfg.N)
 		for i := range r.parts {
-			op.stood[i] = r.parts[i].state == owned
+			op.stood[i] = r.parts[i].stands(now)
 		}
 	}
 	return op
@@ -99,7 +99,7 @@ func count(all []outcome, which ...outcome) int {
 // Do is the event that the state machine sends a command.
 func (l *Lock) Do(c *protocol.Command, now time.Time, fx *Effects) *Op {
 	r := l.request(c.ID)
-	op := l.newOp(Do, c.Verb, r, c.At)
+	op := l.newOp(Do, c.Verb, r, c.At, now)
 	op.cmd = *c
 	r.op = op
 	switch c.Verb {
@@ -114,7 +114,7 @@ func (l *Lock) Do(c *protocol.Command, now time.Time, fx *Effects) *Op {
 	case protocol.Release:
 		r.last = max(r.last, c.Last)
 		for i := range r.parts {
-			l.release(op, i, fx)
+			l.release(op, i, now, fx)
 		}
 	default:
 		r.last = max(r.last, c.Last)
@@ -125,7 +125,7 @@ func (l *Lock) Do(c *protocol.Command, now time.Time, fx *Effects) *Op {
 		}
 		op.olds = make([]outcome, l.cfg.N)
 		for i := range r.parts {
-			l.move(op, i, fx)
+			l.move(op, i, now, fx)
 		}
 	}
 	op.sending = false
@@ -159,7 +159,7 @@ func (l *Lock) ask(op *Op, r *request, i int, fx *Effects) {
 }
 
 // release sends a release for a part that owns, and a cancel for one that may.
-func (l *Lock) release(op *Op, i int, fx *Effects) {
+func (l *Lock) release(op *Op, i int, now time.Time, fx *Effects) {
 	r := op.req
 	p := &r.parts[i]
 	switch {
@@ -172,6 +172,9 @@ func (l *Lock) release(op *Op, i int, fx *Effects) {
 		l.send(&Send{Server: i, Kind: Do, req: r, op: op, Cmd: protocol.Command{
 			Verb: protocol.Release, ID: p.id, Last: p.lastFor(r), Link: op.cmd.Link, Cooldown: op.cmd.Cooldown, At: op.at}}, fx)
 	default:
+		if op.held && p.stands(now) {
+			op.settle(i, outcomeYes) // its server lost its data and let nobody else in
+		}
 		l.cancel(op, r, i, op.cmd.Link, 0, fx)
 		op.settle(i, outcomeNo)
 	}
@@ -189,7 +192,7 @@ func (l *Lock) cancel(op *Op, r *request, i int, link *protocol.Span, cooldown t
 
 // move sends a yield or a downgrade for a part that owns. One that does not is cancelled, and
 // the new request is asked for there.
-func (l *Lock) move(op *Op, i int, fx *Effects) {
+func (l *Lock) move(op *Op, i int, now time.Time, fx *Effects) {
 	r := op.req
 	p, q := &r.parts[i], &op.next.parts[i]
 	if l.cfg.Away(i) {
@@ -198,6 +201,9 @@ func (l *Lock) move(op *Op, i int, fx *Effects) {
 	}
 	again := op.verb == protocol.Downgrade && p.state == asked && p.id != "" && !p.ended && !p.asking // it had no answer
 	if p.state != owned && !again {
+		if op.held && p.stands(now) {
+			op.settleOld(i, outcomeYes)
+		}
 		op.settleOld(i, outcomeNo)
 		if p.id != "" && !p.ended && p.state != absent && p.state != ending {
 			l.cancel(nil, r, i, nil, 0, fx)
@@ -303,7 +309,7 @@ func (l *Lock) moved(s *Send, res Result, now time.Time, fx *Effects) {
 		}
 		if a.Outcome == protocol.Granted {
 			outcome = outcomeYes
-			l.own(q, a, s.Cmd.At, now)
+			l.own(q, a, s.Cmd.At, now, res.Young > 0)
 		} else if q.state != owned || a.Token >= q.token {
 			q.state, q.proved, q.floor, q.token, q.known = queued, s.Cmd.At, a.Token, 0, 0
 			q.blockedBy(&a, now)
@@ -335,7 +341,7 @@ func (l *Lock) moved(s *Send, res Result, now time.Time, fx *Effects) {
 // CancelRequest is the event that the state machine cancels a request.
 func (l *Lock) CancelRequest(g *protocol.CancelRequest, now time.Time, fx *Effects) *Op {
 	r := l.reqs[g.ID]
-	op := l.newOp(Cancel, protocol.None, r, now)
+	op := l.newOp(Cancel, protocol.None, r, now, now)
 	if r == nil { // it was never sent, or all is done that can be
 		op.decided = true
 		fx.Done = append(fx.Done, op)
@@ -384,7 +390,7 @@ func (l *Lock) cancelled(s *Send, res Result, now time.Time, fx *Effects) {
 		// It was ours until then if it still was, or if the lock's last token is still the
 		// last that we gave out.
 		proof := max(p.known, s.Cancel.Last)
-		p.ended, p.confirmed = true, c.Owned || c.Token != 0 && c.Token == proof && p.known != 0
+		p.ended, p.confirmed = true, c.Owned || now.Before(p.until) || c.Token != 0 && c.Token == proof && p.known != 0
 		if s.op != nil && s.op.kind == Cancel {
 			if p.confirmed {
 				s.op.settle(i, outcomeYes)
@@ -402,7 +408,7 @@ func (l *Lock) cancelled(s *Send, res Result, now time.Time, fx *Effects) {
 // have lost it, are asked for it.
 func (l *Lock) Renew(b *protocol.Renewal, now time.Time, fx *Effects) *Op {
 	r := l.reqs[b.Req.ID]
-	op := l.newOp(Renew, protocol.None, r, b.At)
+	op := l.newOp(Renew, protocol.None, r, b.At, now)
 	if r == nil {
 		op.decided, op.Renewed = true, protocol.NotOurs
 		fx.Done = append(fx.Done, op)
@@ -456,7 +462,7 @@ func (l *Lock) renewed(s *Send, res Result, now time.Time, fx *Effects) {
 			break
 		}
 		l.ask(op, s.req, i, fx)
-		s.req.parts[i].lost = true
+		p.lost = true
 	default:
 		op.fail(i, res.Fail)
 		op.settle(i, outcomeFailed)
@@ -471,6 +477,9 @@ func (l *Lock) Expire(op *Op, now time.Time, fx *Effects) {
 		if op.outcomes[i] == outcomePending || op.olds != nil && op.olds[i] == outcomePending {
 			if op.fails[i] == nil {
 				op.fail(i, &protocol.Failure{Err: errAway, Kind: protocol.NoAnswer})
+			}
+			if op.held && op.req.parts[i].lost {
+				op.settle(i, outcomeLost)
 			}
 			op.settle(i, outcomeFailed)
 			if op.olds != nil {
@@ -563,12 +572,15 @@ func (l *Lock) evaluateAcquire(op *Op, r *request, now time.Time, fx *Effects) {
 	}
 	held := op.held && r == op.req
 	switch {
-	case held && op.standing() >= l.cfg.Need: // others may answer that it is ours
+	case held && op.standing(now) >= l.cfg.Need: // others may answer that it is ours
 		l.lacksQuorum(op, fx)
 	case held && op.cmd.Wait: // lost, and it waits again
 		op.Answer = protocol.Answer{Outcome: protocol.Enqueued, Token: r.token}
 		l.waits(&op.Answer, r, now)
 		r.token, r.whole, r.basis = 0, false, op.at
+		for i := range r.parts {
+			r.parts[i].until, r.parts[i].late = time.Time{}, false
+		}
 		l.decide(op, fx)
 	case held:
 		op.Answer = protocol.Answer{Outcome: protocol.Refused}
@@ -604,10 +616,11 @@ func (r *request) writing() bool {
 //
 // So do servers that have restarted without their data and granted anew, if one has not: then
 // nobody else could count them, which takes all.
-func (op *Op) standing() int {
+func (op *Op) standing(now time.Time) int {
 	n, again, kept := 0, 0, 0
 	for i, stood := range op.stood {
-		if !stood {
+		p := &op.req.parts[i]
+		if !stood || !p.until.IsZero() && !now.Before(p.until) {
 			continue
 		}
 		switch op.outcomes[i] {
@@ -643,7 +656,7 @@ func (l *Lock) granted(op *Op, r *request, now time.Time, fx *Effects) bool {
 		if kept < l.cfg.Need && open(op.outcomes) > 0 {
 			return false
 		}
-		a.Kept = op.standing() >= l.cfg.Need
+		a.Kept = op.standing(now) >= l.cfg.Need
 	}
 	token, clock, kept := l.tokenOf(r)
 	if a.Kept {
@@ -653,10 +666,20 @@ func (l *Lock) granted(op *Op, r *request, now time.Time, fx *Effects) bool {
 		return false
 	}
 	a.Token, a.Clock = token, clock
-	r.token, r.whole = token, true
+	r.token = token
+	r.keeps()
 	op.Answer = a
 	l.decide(op, fx)
 	return true
+}
+
+// keeps notes that the request owns a majority, and that nobody else can have owned one since
+// it was granted.
+func (r *request) keeps() {
+	r.whole = true
+	for i := range r.parts {
+		r.parts[i].late = false
+	}
 }
 
 // noMajority decides an acquire that too few servers answered, or could vote for. What the
@@ -842,7 +865,7 @@ func (l *Lock) evaluateRenewal(op *Op, now time.Time, fx *Effects) {
 		}
 	}
 	switch {
-	case !op.held || op.standing() < l.cfg.Need:
+	case !op.held || op.standing(now) < l.cfg.Need:
 		op.Renewed = protocol.NotOurs
 		l.decide(op, fx)
 		l.abandon(r, fx)
@@ -850,6 +873,7 @@ func (l *Lock) evaluateRenewal(op *Op, now time.Time, fx *Effects) {
 	case renewed >= l.cfg.Need, n >= l.cfg.Need && open(op.outcomes) == 0:
 		op.Renewed = protocol.Granted
 		_, op.Clock, _ = l.tokenOf(r)
+		r.keeps()
 	case open(op.outcomes) > 0:
 		return
 	default:
