@@ -504,7 +504,7 @@ var mutants = []mutant{
 	{"a quorum: grants that are no majority are kept", "internal/quorum/lock.go", "				l.giveBack(r, i, now, fx)\n", "", "TestQuorumSimulation"},
 	{"a quorum: what was given without a majority stays", "internal/quorum/ops.go", "		l.retreat(r, fx)\n		l.drop(r, fx) // the state machine may ask", "		l.drop(r, fx) // the state machine may ask", "TestAQuorumGoesOn|TestQuorumSimulation"},
 	{"a quorum: where a restarted server lets others in first, the lease is over", "internal/quorum/lock.go", "		p.until = s.Cmd.At.Add(res.Young)\n", "", "TestAnOwnerWaits"},
-	{"a quorum: a quarantine that is over still protects", "internal/quorum/ops.go", "if !stood || !p.until.IsZero() && !now.Before(p.until) {", "if !stood || p == nil {", "TestAnOwnerWaits"},
+	{"a quorum: a quarantine that is over still protects", "internal/quorum/ops.go", "if !stood || !p.until.IsZero() && !now.Before(p.until) {", "if !stood || p == nil {", "TestAQuarantineThatEnds"},
 	{"a quorum: a grant after the quarantine speaks for the old lease", "internal/quorum/lock.go", "return p.state == owned && !p.late || now", "return p.state == owned || now", "TestAServerThatAdmits"},
 	{"a quorum: who lost a grant and is silent then counts as silent", "internal/quorum/ops.go", "				op.settle(i, outcomeLost)\n			}\n			op.settle(i, outcomeFailed)", "			}\n			op.settle(i, outcomeFailed)", "TestAServerThatLostAGrant"},
 }

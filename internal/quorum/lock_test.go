@@ -126,6 +126,31 @@ func TestAnOwnerWaitsOnServersInQuarantineWithoutLosingItsLease(t *testing.T) {
 	}
 }
 
+// Nor does a quarantine that ends while the owner waits for the server's answer protect it.
+func TestAQuarantineThatEndsDuringARenewalProtectsNobody(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.own(true, true, true)
+	s.renew()
+	sends := s.fx.Sends
+	for _, send := range sends[:2] {
+		s.answer(s.answer(send, notOurs)[0], young(protocol.Enqueued, 5, 100*time.Millisecond))
+	}
+	s.answer(sends[2], renewed)
+	s.now = s.now.Add(80 * time.Millisecond)
+	op := s.renew()
+	for _, send := range s.fx.Sends {
+		if send.Kind == Renew {
+			s.answer(send, renewed)
+		}
+	}
+	s.now = s.now.Add(50 * time.Millisecond)
+	s.fx = Effects{}
+	s.lock.Expire(op, s.now, &s.fx)
+	if op.Renewed != protocol.NotOurs {
+		t.Errorf("renewed: %v", op.Renewed)
+	}
+}
+
 // The same, where a message says that the server let us in.
 func TestAServerThatAdmitsItsOldOwnerAfterItsQuarantineDoesNotSpeakForItsLease(t *testing.T) {
 	for _, within := range []bool{true, false} {
