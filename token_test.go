@@ -125,6 +125,25 @@ func TestTheLastTokenIsKeptWhileALockIsHeld(t *testing.T) {
 	})
 }
 
+// A token that is ahead of the server's clock is the only thing that the next one is counted
+// from until the clock has reached it.
+func TestALastTokenAheadOfTheClockIsKeptUntilTheClockHasReachedIt(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s)
+		unlock(t, lock(t, c.Mutex("x")))
+		s.Mini.SetTime(time.Now().Add(-time.Hour))
+		l := lock(t, newClient(t, s).Mutex("x"))
+		_, _, _, meta := s.helperKeys("x")
+		for _, when := range []time.Duration{0, 5 * time.Minute} { // as acquired, and as kept alive by the holder
+			time.Sleep(when)
+			if left := s.rdb.PTTL(context.Background(), meta).Val(); left < time.Hour+when-10*time.Minute {
+				t.Errorf("after %v its key has the TTL %v", when, left)
+			}
+		}
+		unlock(t, l)
+	})
+}
+
 func TestTokensGrowWhenTheServersClockJumps(t *testing.T) {
 	for what, jump := range map[string]time.Duration{"back": -30 * time.Second, "forward": time.Minute} {
 		t.Run(what, func(t *testing.T) {

@@ -355,15 +355,23 @@ func (l *Lock) tenureOver(now time.Time) bool {
 }
 
 // touch returns the TTL that the lock's last token needs now, 0 if it has been given one
-// recently.
-func (g *grant) touch(now Instant) time.Duration {
+// recently. A token that is ahead of the server's clock, which was set back, must outlive the
+// time until the clock has reached it.
+func (g *grant) touch(last uint64, now Instant) time.Duration {
 	if now < g.touchAt {
 		return 0
 	}
 	life := protocol.TokenLife(g.req.TTL)
 	g.touchAt = now.add(life / 4)
+	if last, clock := max(last, g.token), g.serverClock(now); last > clock {
+		life += time.Duration(min(last-clock, maxAhead)) * time.Microsecond
+	}
 	return life
 }
+
+// maxAhead bounds by how much longer than usual a token is kept, in µs: about 30 years, as in
+// the scripts.
+const maxAhead = 1e15
 
 // serverClock estimates the server's clock in µs. The estimate is never ahead of it: the reply
 // arrived after the server had read its clock, and ours may be the faster one.

@@ -15,7 +15,7 @@ func (l *Lock) Tick(now time.Time, fx *Effects) {
 	g := &l.grant
 	if g.state == Held && l.needsRenewal() && (l.instant(now) >= g.renewAt || g.drifted(now)) {
 		fx.Renew = true
-		fx.Touch = g.touch(l.instant(now))
+		fx.Touch = g.touch(l.last, l.instant(now))
 		g.renewAt = l.onGrid(l.instant(now).add(g.req.TTL / 3))
 		if g.notified != 0 {
 			g.renewAt = l.instant(now).add(confirmTime)

@@ -495,6 +495,8 @@ var mutants = []mutant{
 	{"an echo is published by the inbox's own node", "internal/redisserver/server.go", "	if cluster, ok := s.Rdb.(clusterNodes); ok {", "	if cluster, ok := s.Rdb.(clusterNodes); ok && false {", "AnEchoIsPublishedByTheNode"},
 	{"the inbox does not survive a panic while it looks for a master", "notify.go", "	defer in.client.recoverPanic(\"MasterForKey of the Redis client\")\n", "", "SurvivesAPanic"},
 
+	{"a token ahead of the clock is forgotten before the clock has reached it", "internal/redisserver/scripts/common.lua", "    'PX', int(ahead + math.max(", "    'PX', int(math.max(", "TestTokensGoOnByOne"},
+	{"a token ahead of the clock is kept alive for the usual time", "internal/lockstate/grant.go", "last > clock {", "last > clock && false {", "TestALastTokenAhead"},
 	// a quorum
 	{"a slow caller's line is the library's own", "slow.go", "f.File != \"\" && !strings.HasPrefix(f.Function, modulePath+\".\")", "f.File != \"\"", "LoggedOnce"},
 	{"a quorum: one server less is a majority", "internal/quorum/lock.go", "func Majority(n int) int { return n/2 + 1 }", "func Majority(n int) int { return n / 2 }", "TestQuorumSimulation"},

@@ -73,11 +73,13 @@ local function last_token()
 end
 
 -- remember stores the last token, followed by the id of the owner that assigned it if it
--- was not assigned by this server. It is kept for four TTLs, at least ten minutes.
+-- was not assigned by this server. It is kept for four TTLs, at least ten minutes. Where it
+-- is ahead of the clock, which was set back, that time starts when the clock has reached it.
 local function remember(ttl, drawn_by)
   if meta_is_newer then return end
+  local ahead = math.min(math.max(0, (last - us) / 1000), 1e12)
   redis.call('SET', KEYS[5], 'leased1:' .. int(last) .. ':' .. int(us) .. (drawn_by and ':' .. drawn_by or ''),
-    'PX', int(math.max(600000, 4 * ttl)))
+    'PX', int(ahead + math.max(600000, 4 * ttl)))
 end
 
 -- adopt_token takes over the last token that the owner id assigned locally.
