@@ -18,7 +18,7 @@ import (
 // scatterings is the number of random states on which each property is checked.
 func scatterings() int64 {
 	if testing.Short() {
-		return 150
+		return 50
 	}
 	return 800
 }

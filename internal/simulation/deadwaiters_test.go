@@ -13,7 +13,11 @@ import (
 func TestTheSuccessorOfDeadWaitersWaitsForAShortTimeWhereNoCountIsProof(t *testing.T) {
 	w := newWorld(t, true)
 	defer w.close()
-	for seed := range int64(300) {
+	seeds := int64(300)
+	if testing.Short() {
+		seeds = 40
+	}
+	for seed := range seeds {
 		w.begin(seed)
 		w.mini.FlushAll() // as it was before its troubles
 		w.has, w.deny, w.denyAsk, w.calm, w.wire = map[trouble]bool{uncounting: true}, false, false, true, nil

@@ -34,7 +34,7 @@ func TestSimulation(t *testing.T) {
 	if n == 0 {
 		n = 600
 		if testing.Short() {
-			n = 150
+			n = 80
 		}
 	}
 	for _, modes := range []bool{false, true} {
