@@ -68,6 +68,7 @@ type request struct {
 	op     *Op       // the command of the state machine about it, that awaits its answer
 	poked  bool      // the state machine was asked to ask again
 	over   bool      // the state machine does not know it any more
+	ends   bool      // the state machine was told that it is lost: it is over when its op is decided
 }
 
 // part is a request on one server.
@@ -87,9 +88,14 @@ type part struct {
 	regrants int       // how often it was given back
 	young    time.Time // until then a grant of the server does not count for a majority
 	asking   bool      // an acquire is on its way or waits in the lane
-	adopts   bool      // an adopt is on its way
-	forgets  bool      // an adopt failed
-	lost     bool      // a renewal found it lost, and it is asked for again
+	// unsure: a command that had no answer may arrive yet, or may have been executed after a
+	// restart of the server that we do not know of. unheard: a message said that we own, and
+	// the server has not told us since whether it is in quarantine.
+	unsure  bool
+	unheard bool
+	adopts  bool // an adopt is on its way
+	forgets bool // an adopt failed
+	lost    bool // a renewal found it lost, and it is asked for again
 	// until is for a part that was owned when its server lost its data: up to then the server
 	// is in quarantine, so that no other client can count its vote. late is set if it granted
 	// again only after that.
@@ -370,6 +376,7 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 	} else if res.Fail == nil {
 		p.young = time.Time{}
 	}
+	p.heard(a.Outcome, res.Fail)
 	outcome := outcomeFailed
 	switch {
 	case p.state == ending: // what follows in the lane ends it
@@ -447,6 +454,19 @@ func (p *part) stands(now time.Time) bool {
 	return p.state == owned && !p.late || now.Before(p.until)
 }
 
+// heard notes that a command which may place the part was answered, or was not. An answer
+// shows whether the server is in quarantine, but a message may be of a later restart if an
+// earlier command is under way still.
+func (p *part) heard(o protocol.Outcome, fail *protocol.Failure) {
+	switch {
+	case fail.MayRun():
+		p.unsure = true
+	case fail != nil:
+	case o == protocol.Granted || !p.unsure:
+		p.unheard = false
+	}
+}
+
 // own takes the news that the part's server made us owner, or extended that. With inQuarantine
 // the server was still in quarantine when it said so.
 func (l *Lock) own(p *part, a protocol.Answer, from, now time.Time, inQuarantine bool) {
@@ -473,11 +493,11 @@ func (p *part) blockedBy(a *protocol.Answer, now time.Time) {
 	}
 }
 
-// counts reports whether a part may count for a majority: its server is not in quarantine,
-// or the request has owned the lock without a break since before the server restarted, so
-// that nobody else can have owned it.
+// counts reports whether a part may count for a majority: its server is known not to be in
+// quarantine, or the request has owned the lock without a break since before the server
+// restarted, so that nobody else can have owned it.
 func (r *request) counts(p *part, now time.Time) bool {
-	return p.state == owned && (r.whole || !now.Before(p.young))
+	return p.state == owned && (r.whole || !now.Before(p.young) && !p.unheard)
 }
 
 // majority reports whether the parts proved since from are enough. A set of servers of
@@ -497,6 +517,18 @@ func (l *Lock) majority(r *request, from, now time.Time) bool {
 		}
 	}
 	return n >= l.cfg.Need || all == l.cfg.N
+}
+
+// announced reports whether messages and answers together may have made the request the owner
+// of a majority, so that it is worth asking.
+func (l *Lock) announced(r *request, now time.Time) bool {
+	n := 0
+	for i := range r.parts {
+		if p := &r.parts[i]; p.state == owned && !p.asking && !now.Before(p.young) && now.Sub(p.proved) <= r.who.TTL {
+			n++
+		}
+	}
+	return n >= l.cfg.Need
 }
 
 // slack is how far the servers' tokens may be apart without being written back; see tokenOf.
@@ -570,8 +602,9 @@ func (l *Lock) review(r *request, now time.Time, fx *Effects) {
 		fx.Messages = append(fx.Messages, protocol.Message{Kind: "granted", ID: r.id, Key: l.keys.Lock, Token: token, Clock: clock, More: r.anyMore()})
 		return
 	}
-	if r.op == nil && !r.poked && l.majority(r, now.Add(-r.who.TTL), now) {
-		// Proofs older than what the state machine would trust a message from: it asks.
+	if r.op == nil && !r.poked && l.announced(r, now) {
+		// Proofs older than what the state machine would trust a message from, or of servers
+		// that may be in quarantine: it asks.
 		r.poked = true
 		fx.Messages = append(fx.Messages, protocol.Message{Kind: "wanted", ID: r.id, Key: l.keys.Lock})
 		return
@@ -609,6 +642,7 @@ func (l *Lock) Receive(server int, m *protocol.Message, now time.Time, fx *Effec
 		}
 		a := protocol.Answer{Token: m.Token, Clock: m.Clock, More: m.More}
 		l.own(p, a, p.proved, now, false)
+		p.unheard = p.asking || p.unsure
 		l.review(r, now, fx)
 		if n := len(fx.Messages); n > 0 && fx.Messages[n-1].Kind == "granted" && fx.Messages[n-1].ID == r.id {
 			fx.Messages[n-1].Link = m.Link

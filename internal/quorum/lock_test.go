@@ -227,3 +227,286 @@ func TestATokenFarAheadIsWrittenBackFirst(t *testing.T) {
 		t.Errorf("decided %v: %+v", op.Decided(), op.Answer)
 	}
 }
+
+// enqueue gives the answers by which the request waits, but for server 0, which granted, and
+// server 1, which was silent. It returns the id for server 1.
+func (s *stand) enqueue() string {
+	s.t.Helper()
+	op := s.acquire()
+	sends := s.fx.Sends
+	s.answer(sends[0], granted(1))
+	s.answer(sends[1], Result{Fail: silent})
+	for _, send := range sends[2:] {
+		s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Enqueued, Token: 1, Clock: 1}})
+	}
+	if !op.Decided() || op.Answer.Outcome != protocol.Enqueued {
+		s.t.Fatalf("it does not wait: %+v %v", op.Answer, op.Err)
+	}
+	return sends[1].Cmd.ID
+}
+
+func (s *stand) receive(server int, id string, token uint64) string {
+	s.fx = Effects{}
+	s.lock.Receive(server, &protocol.Message{Kind: "granted", ID: id, Token: token, Clock: token}, s.now, &s.fx)
+	kinds := ""
+	for _, m := range s.fx.Messages {
+		kinds += m.Kind
+	}
+	return kinds
+}
+
+// A message does not say whether its server is in quarantine. Where an answer is missing, the
+// server may have restarted before it placed the request: it is asked first.
+func TestAMessageCountsOnlyIfTheServersAnswersAreKnown(t *testing.T) {
+	for _, restarted := range []bool{true, false} {
+		s := newStand(t, 3, time.Second)
+		id := s.enqueue()
+		if told := s.receive(1, id, 6); told != "wanted" {
+			t.Fatalf("told %q", told)
+		}
+		op := s.acquire()
+		sends := s.fx.Sends
+		s.answer(sends[0], Result{Answer: protocol.Answer{Outcome: protocol.Granted, Token: 1, Clock: 1, Kept: true}})
+		s.answer(sends[2], Result{Answer: protocol.Answer{Outcome: protocol.Enqueued, Token: 1, Clock: 1}})
+		res := Result{Answer: protocol.Answer{Outcome: protocol.Granted, Token: 6, Clock: 6, Kept: true}}
+		if restarted {
+			res.Young = 10 * time.Second
+		}
+		s.answer(sends[1], res)
+		if got := op.Answer.Outcome == protocol.Granted; !op.Decided() || got == restarted {
+			t.Errorf("restarted %v: decided %v, %+v", restarted, op.Decided(), op.Answer)
+		}
+	}
+}
+
+// Nor does a message that overtakes the answer to the command that placed the request.
+func TestAMessageThatOvertakesItsAnswerWaitsForIt(t *testing.T) {
+	for _, restarted := range []bool{true, false} {
+		s := newStand(t, 3, time.Second)
+		op := s.acquire()
+		sends := s.fx.Sends
+		s.answer(sends[0], granted(1))
+		if told := s.receive(1, sends[1].Cmd.ID, 6); told != "" || op.Decided() {
+			t.Fatalf("told %q, decided %v", told, op.Decided())
+		}
+		res := Result{Answer: protocol.Answer{Outcome: protocol.Enqueued, Token: 5, Clock: 5}}
+		if restarted {
+			res.Young = 10 * time.Second
+		}
+		s.answer(sends[1], res)
+		s.answer(sends[2], Result{Answer: protocol.Answer{Outcome: protocol.Enqueued, Token: 1, Clock: 1}})
+		if got := op.Answer.Outcome == protocol.Granted; !op.Decided() || got == restarted {
+			t.Errorf("restarted %v: decided %v, %+v", restarted, op.Decided(), op.Answer)
+		}
+	}
+}
+
+// What a silent server granted does not speak for the owner for longer than it lasts: then it
+// may have granted the lock to somebody else.
+func TestASilentServerCountsForATTLOnly(t *testing.T) {
+	for _, renewals := range []int{1, 4} {
+		s := newStand(t, 5, time.Second)
+		s.own(true, true, true, false, false)
+		round := func(first Result) *Op {
+			s.now = s.now.Add(300 * time.Millisecond)
+			op := s.renew()
+			for _, send := range s.fx.Sends {
+				switch {
+				case send.Server == 0:
+					for _, ask := range s.answer(send, first) {
+						s.answer(ask, granted(8))
+					}
+				case send.Server > 2 && send.Kind == Renew:
+					s.answer(send, renewed)
+				case send.Server > 2:
+					s.answer(send, granted(7))
+				}
+			}
+			s.fx = Effects{}
+			s.lock.Expire(op, s.now, &s.fx)
+			return op
+		}
+		for range renewals {
+			if op := round(renewed); op.Renewed != protocol.Granted {
+				t.Fatalf("renewed: %v %v", op.Renewed, op.Err)
+			}
+		}
+		want := protocol.Granted
+		if renewals > 3 { // another may have owned the servers 0 to 2
+			want = protocol.NotOurs
+		}
+		if op := round(notOurs); op.Renewed != want {
+			t.Errorf("after %d renewals: %v", renewals, op.Renewed)
+		}
+	}
+}
+
+// Servers that lost their data, and a silent one, cost the owner nothing: others would have
+// needed all servers without data. If all have lost it, the lease is over.
+func TestOnlyIfAllServersRestartedOthersCanHaveOwnedIt(t *testing.T) {
+	for _, all := range []bool{true, false} {
+		s := newStand(t, 3, time.Second)
+		s.own(true, true, true)
+		op := s.renew()
+		sends := s.fx.Sends
+		for _, send := range sends {
+			if send.Server < 2 || all {
+				s.answer(s.answer(send, notOurs)[0], young(protocol.Granted, 7, 10*time.Second))
+			}
+		}
+		s.fx = Effects{}
+		if !op.Decided() {
+			s.lock.Expire(op, s.now, &s.fx)
+		}
+		want := protocol.Granted
+		if all {
+			want = protocol.NotOurs
+		}
+		if op.Renewed != want {
+			t.Errorf("all %v: renewed %v, %v", all, op.Renewed, op.Err)
+		}
+	}
+	s := newStand(t, 5, time.Second) // all that granted, and not all
+	s.own(true, true, true, false, false)
+	op := s.renew()
+	for _, send := range s.fx.Sends {
+		if send.Server < 3 {
+			s.answer(s.answer(send, notOurs)[0], young(protocol.Granted, 7, 10*time.Second))
+		}
+	}
+	s.fx = Effects{}
+	s.lock.Expire(op, s.now, &s.fx)
+	if op.Renewed != protocol.Granted {
+		t.Errorf("renewed %v, %v", op.Renewed, op.Err)
+	}
+}
+
+// displacedOn has the servers 0 and 1 of three restart and let somebody else in; they are in
+// quarantine for left. It returns the ids under which the owner waits there.
+func displacedOn(t *testing.T, left time.Duration) (s *stand, ids []string) {
+	t.Helper()
+	s = newStand(t, 3, time.Second)
+	s.own(true, true, true)
+	s.renew()
+	sends := s.fx.Sends
+	for _, send := range sends[:2] {
+		ask := s.answer(send, notOurs)[0]
+		ids = append(ids, ask.Cmd.ID)
+		s.answer(ask, young(protocol.Enqueued, 5, left))
+	}
+	s.answer(sends[2], renewed)
+	return s, ids
+}
+
+// Where an earlier question has no answer yet, a server in quarantine goes on protecting the
+// owner.
+func TestAServerInQuarantineProtectsTheOwnerWhileItIsSlow(t *testing.T) {
+	s, _ := displacedOn(t, 10*time.Second)
+	for i := range 3 {
+		s.now = s.now.Add(100 * time.Millisecond)
+		op := s.renew()
+		for _, send := range s.fx.Sends {
+			if send.Kind == Renew {
+				s.answer(send, renewed)
+			}
+		}
+		s.fx = Effects{}
+		if !op.Decided() {
+			s.lock.Expire(op, s.now, &s.fx)
+		}
+		if op.Renewed != protocol.Unanswered {
+			t.Fatalf("renewal %d: %v", i, op.Renewed)
+		}
+	}
+}
+
+// A server that let its old owner in again after its quarantine, when others may have been in,
+// speaks for nothing: not in a renewal that began before, in a release or in a cancel.
+func TestAServerThatLetOthersInDoesNotSpeakForTheOldOwner(t *testing.T) {
+	admit := func(s *stand, ids []string) {
+		for i, id := range ids {
+			s.receive(i, id, 6)
+		}
+	}
+	t.Run("a renewal", func(t *testing.T) {
+		s, ids := displacedOn(t, 100*time.Millisecond)
+		s.now = s.now.Add(80 * time.Millisecond)
+		op := s.renew()
+		sends := s.fx.Sends
+		s.now = s.now.Add(50 * time.Millisecond)
+		admit(s, ids)
+		for _, send := range sends {
+			if send.Kind == Renew {
+				s.answer(send, renewed)
+			} else {
+				s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Granted, Token: 6, Clock: 6, Kept: true}})
+			}
+		}
+		if op.Renewed != protocol.NotOurs {
+			t.Errorf("renewed: %v", op.Renewed)
+		}
+	})
+	for _, late := range []bool{true, false} {
+		left := 100 * time.Millisecond
+		if !late {
+			left = time.Hour
+		}
+		t.Run("a release", func(t *testing.T) {
+			s, ids := displacedOn(t, left)
+			s.now = s.now.Add(200 * time.Millisecond)
+			admit(s, ids)
+			s.fx = Effects{}
+			op := s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.id, At: s.now}, s.now, &s.fx)
+			for _, send := range s.fx.Sends {
+				s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Done}})
+			}
+			if ours := op.Answer.Outcome == protocol.Done; !op.Decided() || ours == late {
+				t.Errorf("late %v: decided %v, %v", late, op.Decided(), op.Answer.Outcome)
+			}
+		})
+		t.Run("a cancel", func(t *testing.T) {
+			s, ids := displacedOn(t, left)
+			s.now = s.now.Add(200 * time.Millisecond)
+			admit(s, ids)
+			s.fx = Effects{}
+			op := s.lock.CancelRequest(&protocol.CancelRequest{ID: s.id}, s.now, &s.fx)
+			for _, send := range s.fx.Sends {
+				s.answer(send, Result{Cancelled: protocol.Cancelled{Owned: true}})
+			}
+			if !op.Decided() || op.Cancelled.Owned == late {
+				t.Errorf("late %v: decided %v, %+v", late, op.Decided(), op.Cancelled)
+			}
+		})
+	}
+}
+
+// A lease that a renewal finds lost while an acquire is asked about it leaves nothing, although
+// the state machine cancels only what an acquire may have given it.
+func TestALeaseThatIsLostDuringACheckLeavesNothing(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.own(true, true, true)
+	s.now = s.now.Add(100 * time.Millisecond)
+	check := s.acquire()
+	asks := s.fx.Sends
+	op := s.renew()
+	for _, send := range s.fx.Sends {
+		s.answer(send, notOurs)
+	}
+	s.fx = Effects{}
+	s.lock.Expire(op, s.now, &s.fx)
+	if op.Renewed != protocol.NotOurs {
+		t.Fatalf("renewed: %v", op.Renewed)
+	}
+	for left := asks; len(left) > 0; left = left[1:] {
+		unsent := &protocol.Failure{Err: errAway, Kind: protocol.NeverSent}
+		left = append(left, s.answer(left[0], Result{Fail: unsent, Cancelled: protocol.Cancelled{Fail: unsent}})...)
+		if !check.Decided() {
+			s.fx = Effects{}
+			s.lock.Expire(check, s.now, &s.fx)
+			left = append(left, s.fx.Sends...)
+		}
+	}
+	if !s.lock.Idle() {
+		t.Errorf("it keeps %s", s.lock)
+	}
+}

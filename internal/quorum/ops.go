@@ -243,7 +243,10 @@ func (l *Lock) released(s *Send, res Result, now time.Time, fx *Effects) {
 			fx.Strays = append(fx.Strays, l.stray(s.req, s.Server))
 		}
 	case res.Answer.Outcome == protocol.Done:
-		p.ended, p.confirmed = true, true
+		p.ended, p.confirmed = true, !p.late
+		if p.late { // it was ours again, and another's before
+			s.op.settle(s.Server, outcomeLost)
+		}
 		s.op.settle(s.Server, outcomeYes)
 		s.op.unfinished = s.op.unfinished || res.Answer.Unfinished
 	default:
@@ -272,6 +275,9 @@ func (l *Lock) moved(s *Send, res Result, now time.Time, fx *Effects) {
 	}
 	switch {
 	case res.Fail != nil:
+		if q != nil {
+			q.heard(a.Outcome, res.Fail)
+		}
 		old, outcome = outcomeFailed, outcomeFailed
 		if op != nil {
 			op.fail(i, res.Fail)
@@ -307,6 +313,7 @@ func (l *Lock) moved(s *Send, res Result, now time.Time, fx *Effects) {
 		if res.Young > 0 {
 			q.young = now.Add(res.Young)
 		}
+		q.heard(a.Outcome, nil)
 		if a.Outcome == protocol.Granted {
 			outcome = outcomeYes
 			l.own(q, a, s.Cmd.At, now, res.Young > 0)
@@ -390,7 +397,8 @@ func (l *Lock) cancelled(s *Send, res Result, now time.Time, fx *Effects) {
 		// It was ours until then if it still was, or if the lock's last token is still the
 		// last that we gave out.
 		proof := max(p.known, s.Cancel.Last)
-		p.ended, p.confirmed = true, c.Owned || now.Before(p.until) || c.Token != 0 && c.Token == proof && p.known != 0
+		p.ended = true
+		p.confirmed = !p.late && (c.Owned || now.Before(p.until) || c.Token != 0 && c.Token == proof && p.known != 0)
 		if s.op != nil && s.op.kind == Cancel {
 			if p.confirmed {
 				s.op.settle(i, outcomeYes)
@@ -428,7 +436,7 @@ func (l *Lock) Renew(b *protocol.Renewal, now time.Time, fx *Effects) *Op {
 				Req: protocol.Request{ID: p.id, Mode: r.who.Mode, TTL: r.who.TTL}}
 			l.send(s, fx)
 		case p.asking:
-			op.settle(i, outcomeSkipped)
+			op.away(i, errBusy)
 		default:
 			l.ask(op, r, i, fx)
 		}
@@ -514,6 +522,9 @@ func (l *Lock) decide(op *Op, fx *Effects) {
 	for _, r := range []*request{op.req, op.next} {
 		if r != nil && r.op == op {
 			r.op = nil
+			if r.ends {
+				l.abandon(r, fx)
+			}
 		}
 	}
 	op.Answer.Handed, op.Answer.Unfinished = op.handed, op.unfinished
@@ -611,16 +622,19 @@ func (r *request) writing() bool {
 }
 
 // standing returns on how many servers a request that was held before the op still owns, or
-// may own, without a break. Those that did not answer count: what they granted lasts for its
-// TTL, and the state machine ends the lease before that.
+// may own, without a break. Those that did not answer count as long as what they granted lasts,
+// for a TTL since it was proved there.
 //
-// So do servers that have restarted without their data and granted anew, if one has not: then
-// nobody else could count them, which takes all.
+// So do servers that have restarted without their data and granted anew, unless all N have: only
+// then can others have counted them.
 func (op *Op) standing(now time.Time) int {
-	n, again, kept := 0, 0, 0
+	n, again, young := 0, 0, 0
 	for i, stood := range op.stood {
 		p := &op.req.parts[i]
-		if !stood || !p.until.IsZero() && !now.Before(p.until) {
+		if op.outcomes[i] == outcomeAgain || now.Before(p.young) {
+			young++
+		}
+		if !stood || p.late || !p.until.IsZero() && !now.Before(p.until) {
 			continue
 		}
 		switch op.outcomes[i] {
@@ -628,13 +642,14 @@ func (op *Op) standing(now time.Time) int {
 		case outcomeAgain:
 			again++
 		case outcomeYes, outcomePending:
-			kept++ // or may be
 			n++
 		default:
-			n++
+			if !p.until.IsZero() || now.Sub(p.proved) < op.req.who.TTL {
+				n++
+			}
 		}
 	}
-	if kept > 0 {
+	if n > 0 || young < len(op.stood) {
 		n += again
 	}
 	return n
@@ -704,10 +719,12 @@ func (l *Lock) noMajority(op *Op, r *request, now time.Time, fx *Effects) {
 // abandon ends a request that the state machine was told is not ours any more: it does not
 // cancel it.
 func (l *Lock) abandon(r *request, fx *Effects) {
-	if r.op == nil {
-		l.retreat(r, fx)
-		l.drop(r, fx)
+	if r.op != nil {
+		r.ends = r.op.verb == protocol.Acquire // else the state machine still has to do with it
+		return
 	}
+	l.retreat(r, fx)
+	l.drop(r, fx)
 }
 
 // retreat gives back what servers gave to a request that is no majority.
