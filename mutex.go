@@ -50,7 +50,8 @@ func (*noCopy) Unlock() {}
 //
 // A name has 1 to 512 bytes of UTF-8 without control characters, and braces only as one
 // Redis Cluster hash tag. A name with a tag must not end like the auxiliary keys of a
-// lock (:queue, :readers, :waiters, :meta). A bad name or option is reported on first
+// lock (:queue, :readers, :waiters, :meta), and none like the key in which a server of a
+// quorum keeps its age (leased:quorum:mark). A bad name or option is reported on first
 // use: by LockContext as an error, by Lock as a panic.
 func (c *Client) Mutex(name string, opts ...LockOption) *Mutex {
 	return &Mutex{handle: c.handle(name, opts)}

@@ -18,7 +18,7 @@ func TestABadNameIsRefusedWithoutACommand(t *testing.T) {
 		c := newClient(t, s)
 		for _, name := range []string{
 			"", strings.Repeat("n", 513), "a}b", "}", "{}", "a{}b", "{a", "a{", "}a{b}", "\xff", "a\xc3", "{}{a}",
-			"new\nline", "\x00", "a\x1b[2J", "a\u0085b", "\x7f",
+			"leased:quorum:mark", "x:leased:quorum:mark", "new\nline", "\x00", "a\x1b[2J", "a\u0085b", "\x7f",
 		} {
 			refusesAll(t, c.Mutex(name), leased.ErrInvalidName)
 		}
@@ -63,15 +63,16 @@ func TestAMisuseIsExplainedInOneLine(t *testing.T) {
 		nothing := func(context.Context) error { t.Error("it ran"); return nil }
 		var noContext context.Context
 		for want, err := range map[string]error{
-			`leased: lock "a}b" not acquired: invalid lock name: "` + s.Prefix + `a}b" has a } without a { before it`:     c.Mutex("a}b").Do(background, nothing),
-			`leased: lock "x" not acquired: invalid option: TTL 0s must be whole milliseconds between 100ms and 720h0m0s`: c.RWMutex("x", leased.WithTTL(0)).RDo(background, nothing),
-			`leased: lock "x" not acquired: the context is nil`:                                                           c.Mutex("x").Do(noContext, nothing),
-			`leased: lock "x" not acquired: the function is nil`:                                                          c.Mutex("x").Do(background, nil),
-			"leased: Mutex was not made by Client.Mutex":                                                                  new(leased.Mutex).Do(background, nothing),
-			"leased: RWMutex was not made by Client.RWMutex":                                                              new(leased.RWMutex).RDo(background, nothing),
-			"leased: invalid option: the Client is nil, or was not made by New":                                           new(leased.Client).Mutex("x").Do(background, nothing),
-			"leased: Lease is nil, or was not returned by LockContext":                                                    (*leased.Lease)(nil).Unlock(),
-			"leased: the context is nil":                                                                                  c.Shutdown(noContext),
+			`leased: lock "a}b" not acquired: invalid lock name: "` + s.Prefix + `a}b" has a } without a { before it`:                                                                                   c.Mutex("a}b").Do(background, nothing),
+			`leased: lock "leased:quorum:mark" not acquired: invalid lock name: "` + s.Prefix + `leased:quorum:mark" ends with "leased:quorum:mark", which is where a server of a quorum keeps its age`: c.Mutex("leased:quorum:mark").Do(background, nothing),
+			`leased: lock "x" not acquired: invalid option: TTL 0s must be whole milliseconds between 100ms and 720h0m0s`:                                                                               c.RWMutex("x", leased.WithTTL(0)).RDo(background, nothing),
+			`leased: lock "x" not acquired: the context is nil`:                 c.Mutex("x").Do(noContext, nothing),
+			`leased: lock "x" not acquired: the function is nil`:                c.Mutex("x").Do(background, nil),
+			"leased: Mutex was not made by Client.Mutex":                        new(leased.Mutex).Do(background, nothing),
+			"leased: RWMutex was not made by Client.RWMutex":                    new(leased.RWMutex).RDo(background, nothing),
+			"leased: invalid option: the Client is nil, or was not made by New": new(leased.Client).Mutex("x").Do(background, nothing),
+			"leased: Lease is nil, or was not returned by LockContext":          (*leased.Lease)(nil).Unlock(),
+			"leased: the context is nil":                                        c.Shutdown(noContext),
 		} {
 			if err == nil || err.Error() != want {
 				t.Errorf("got %v, want %s", err, want)

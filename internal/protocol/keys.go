@@ -82,6 +82,9 @@ func validName(prefix, name string) error {
 		return fmt.Errorf("%w: %q is not UTF-8", ErrInvalidName, name)
 	}
 	key := prefix + name
+	if strings.HasSuffix(key, markName) {
+		return fmt.Errorf("%w: %q ends with %q, which is where a server of a quorum keeps its age", ErrInvalidName, key, markName)
+	}
 	if strings.ContainsFunc(key, unicode.IsControl) {
 		return fmt.Errorf("%w: %q has control characters", ErrInvalidName, key)
 	}
@@ -103,6 +106,12 @@ func validName(prefix, name string) error {
 	}
 	return nil
 }
+
+const markName = "leased:quorum:mark"
+
+// MarkKey returns the key by which a server of a quorum shows since when it has kept its data.
+// No lock of any prefix has it for its own.
+func MarkKey(prefix string) string { return prefix + markName }
 
 // InboxChannel returns the channel on which a client receives its messages.
 func InboxChannel(prefix, client string) string { return prefix + "leased:inbox:" + client }

@@ -9,7 +9,7 @@ import (
 // If two locks shared a key, one would wait for the other or be deleted with it. The names are
 // made of the pieces that keys are made of.
 func TestNoKeyOfALockIsAKeyOfAnother(t *testing.T) {
-	pieces := []string{"N", "M", ":", ":", "{", "}", "{N}", "{M}", ":{N}", "N:{N}", "queue", "readers", "waiters", "meta", ":queue", "::queue", ":meta", "::meta"}
+	pieces := []string{"N", "M", "leased:quorum:mark", "leased:quorum:mark", ":", ":", "{", "}", "{N}", "{M}", ":{N}", "N:{N}", "queue", "readers", "waiters", "meta", ":queue", "::queue", ":meta", "::meta"}
 	rng := rand.New(rand.NewSource(1))
 	random := func(most int) string {
 		var b strings.Builder
@@ -20,6 +20,7 @@ func TestNoKeyOfALockIsAKeyOfAnother(t *testing.T) {
 	}
 	tags := [2]int{}
 	owner := map[string]string{} // key → the lock's own key
+	marks := map[string]bool{}   // those of clients with other prefixes
 	for range 200_000 {
 		k, err := NewKeys(random(2), random(4))
 		if err != nil {
@@ -29,11 +30,17 @@ func TestNoKeyOfALockIsAKeyOfAnother(t *testing.T) {
 			continue // seen
 		}
 		tags[map[bool]int{true: 1}[k.tagged]]++
+		marks[MarkKey(random(2))] = true
 		for _, key := range k.All() {
 			if other, taken := owner[key.(string)]; taken && other != k.Lock {
 				t.Fatalf("%q is a key of lock %q and of lock %q", key, k.Lock, other)
 			}
 			owner[key.(string)] = k.Lock
+		}
+	}
+	for key := range owner {
+		if marks[key] {
+			t.Errorf("%q is a key of lock %q, and where a server keeps its age", key, owner[key])
 		}
 	}
 	if tags[0] < 1_000 || tags[1] < 1_000 {

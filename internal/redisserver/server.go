@@ -60,13 +60,9 @@ func New(rdb redis.UniversalClient, prefix string) *Server {
 // NewMember returns the Server that uses rdb as one of a quorum's servers.
 func NewMember(rdb redis.UniversalClient, prefix string) *Server {
 	s := New(rdb, prefix)
-	s.mark = prefix + MarkName
+	s.mark = protocol.MarkKey(prefix)
 	return s
 }
-
-// MarkName, behind the prefix, is the key by which a quorum's server shows that it has kept
-// its data.
-const MarkName = "leased:quorum:mark"
 
 // vote runs the script that has the server vote, if it is one of a quorum's, and returns its
 // mark.
