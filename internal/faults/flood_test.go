@@ -86,12 +86,8 @@ func TestAFloodOfForgedMessagesChangesNothingAndPilesNothingUp(t *testing.T) {
 		t.Errorf("token %d after %d", next.lease.Token(), l.Token())
 	}
 	mustUnlock(t, next.lease)
-	lost := int64(0)
-	for _, w := range workers {
-		lost += w.client.Stats().Lost + int64(w.lost.Load())
-	}
-	if lost > 0 || busy.refused > 0 {
-		t.Errorf("%d leases lost, %d writes refused", lost, busy.refused)
+	if lost, unproved := losses(workers); lost > 0 || unproved > 2 || busy.refused > 0 {
+		t.Errorf("%d leases lost, %d releases without answer, %d writes refused", lost, unproved, busy.refused)
 	}
 	busy.check(t, "busy")
 	t.Logf("%d messages, at most %d goroutines, %d before", batches*100, most, before)

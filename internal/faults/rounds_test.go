@@ -4,8 +4,10 @@ package faults
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -64,8 +66,8 @@ func (r *till) check(t *testing.T, name string) {
 }
 
 // visit reads, thinks, writes and unlocks. Whoever's write is refused has to be told that
-// the lease was lost: by Unlock at the latest.
-func (r *till) visit(t *testing.T, l *leased.Lease, think time.Duration) (lost bool) {
+// the lease was lost: by Unlock at the latest, whose error visit returns.
+func (r *till) visit(t *testing.T, l *leased.Lease, think time.Duration) error {
 	sum, ok := r.see(l.Token())
 	time.Sleep(think)
 	ok = ok && r.put(l.Token(), sum+1)
@@ -73,15 +75,33 @@ func (r *till) visit(t *testing.T, l *leased.Lease, think time.Duration) (lost b
 	if !ok && err == nil {
 		t.Errorf("the write under token %d was refused, and Unlock returned nil", l.Token())
 	}
-	return err != nil
+	return err
+}
+
+// isUnproved reports that an Unlock had no answer, and nobody can say any more whether the lease
+// had been lost before it. On a machine that is busy enough that can happen without a fault.
+func isUnproved(err error) bool {
+	return errors.Is(err, leased.ErrLeaseLost) && strings.Contains(err.Error(), "its release had no answer")
 }
 
 // worker locks and unlocks until it is stopped, and keeps when it was last inside.
 type worker struct {
-	client  *leased.Client
-	entered atomic.Pointer[time.Time]
-	lost    atomic.Int32
-	entries atomic.Int32
+	client   *leased.Client
+	entered  atomic.Pointer[time.Time]
+	lost     atomic.Int32
+	unproved atomic.Int32
+	entries  atomic.Int32
+}
+
+// losses is how many leases the workers lost, or their clients say that they did, without those
+// whose release is unproved: how many are these.
+func losses(workers []*worker) (lost, unproved int64) {
+	for _, w := range workers {
+		n := int64(w.unproved.Load())
+		lost += w.client.Stats().Lost - n + int64(w.lost.Load())
+		unproved += n
+	}
+	return lost, unproved
 }
 
 func (w *worker) run(ctx context.Context, t *testing.T, name string, r *till) {
@@ -96,7 +116,10 @@ func (w *worker) run(ctx context.Context, t *testing.T, name string, r *till) {
 		now := time.Now()
 		w.entered.Store(&now)
 		w.entries.Add(1)
-		if r.visit(t, l, 2*time.Millisecond) {
+		switch err := r.visit(t, l, 2*time.Millisecond); {
+		case isUnproved(err):
+			w.unproved.Add(1)
+		case err != nil:
 			w.lost.Add(1)
 		}
 	}
@@ -229,7 +252,7 @@ func TestAStruckMasterOfAClusterLeavesOneOwnerAndItsLocksGoOn(t *testing.T) {
 			for _, got := range waiting {
 				o := entered(t, got)
 				took(since, o.at)
-				if held.visit(t, o.lease, 0) {
+				if held.visit(t, o.lease, 0) != nil {
 					lost++
 				}
 				since = time.Now()
@@ -252,7 +275,7 @@ func TestAStruckMasterOfAClusterLeavesOneOwnerAndItsLocksGoOn(t *testing.T) {
 		entries, short := int32(0), int32(0) // of all rounds so far
 		for _, w := range workers {
 			entries += w.entries.Load()
-			short += w.lost.Load()
+			short += w.lost.Load() + w.unproved.Load()
 		}
 		t.Logf("%s: %d rounds, longest wait beyond the promotion %v, leases lost of the held lock: %d; so far %d entries and %d losses of the other",
 			s.name, *faultRounds, longest.Round(time.Millisecond), lost, entries, short)
