@@ -108,6 +108,7 @@ type part struct {
 	place    int
 	noNotify bool
 
+	sent      bool // a command with its id has left its lane
 	ended     bool // released or cancelled, as the server has answered
 	confirmed bool // it was ours until then
 }
@@ -136,7 +137,6 @@ type Send struct {
 
 	req, next *request
 	op        *Op
-	gaveUp    bool // nothing waits for it any more
 }
 
 // Kind is what a Send is.
@@ -293,7 +293,39 @@ func (l *Lock) send(s *Send, fx *Effects) {
 		return
 	}
 	ln.busy = true
+	s.leave(fx)
+}
+
+// leave has a command sent.
+func (s *Send) leave(fx *Effects) {
+	for _, r := range []*request{s.req, s.next} {
+		if r == nil {
+			continue
+		}
+		if p := &r.parts[s.Server]; p.id == s.Cmd.ID || p.id == s.Cmd.Next {
+			p.sent = true
+		}
+	}
 	fx.Sends = append(fx.Sends, s)
+}
+
+// withdraw removes the acquires of a part that have not left the lane. So a server that answers
+// slowly, and its lane, are not given more than one request at a time, however many are made and
+// ended on the others meanwhile. It reports whether the server has been sent the part's id, or
+// will be.
+func (l *Lock) withdraw(r *request, i int) bool {
+	ln, p := &l.lanes[i], &r.parts[i]
+	ln.queue = slices.DeleteFunc(ln.queue, func(s *Send) bool {
+		if s.req != r || s.Kind != Do || s.Cmd.Verb != protocol.Acquire || s.Cmd.ID != p.id {
+			return false
+		}
+		p.asking = false
+		if s.op != nil {
+			s.op.away(i, errBusy)
+		}
+		return true
+	})
+	return p.sent || slices.ContainsFunc(ln.queue, func(s *Send) bool { return s.Cmd.Next == p.id })
 }
 
 // Answered is the event that a server answered, or did not. The next command of its lane
@@ -310,7 +342,7 @@ func (l *Lock) Answered(s *Send, res Result, now time.Time, fx *Effects) {
 	}
 	next := ln.queue[0]
 	ln.queue = slices.Delete(ln.queue, 0, 1)
-	fx.Sends = append(fx.Sends, next)
+	next.leave(fx)
 }
 
 // take gives a server's answer to the request it is about.
@@ -449,10 +481,8 @@ func (p *part) displaced(s *Send, res Result) outcome {
 }
 
 // stands reports whether no other client can have counted the server's vote since the part was
-// granted there first.
-func (p *part) stands(now time.Time) bool {
-	return p.state == owned && !p.late || now.Before(p.until)
-}
+// granted there first, unless it is late.
+func (p *part) stands(now time.Time) bool { return p.state == owned || now.Before(p.until) }
 
 // heard notes that a command which may place the part was answered, or was not. An answer
 // shows whether the server is in quarantine, but a message may be of a later restart if an

@@ -1,6 +1,7 @@
 package quorum
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -508,5 +509,64 @@ func TestALeaseThatIsLostDuringACheckLeavesNothing(t *testing.T) {
 	}
 	if !s.lock.Idle() {
 		t.Errorf("it keeps %s", s.lock)
+	}
+}
+
+// Locking goes on while a server is slow, and what is made and ended meanwhile does not pile up
+// before it.
+func TestNothingPilesUpBeforeASlowServer(t *testing.T) {
+	for _, granting := range []bool{true, false} { // or without a majority
+		s := newStand(t, 3, time.Second)
+		var slow []*Send
+		sorted := func(sends []*Send) (fast []*Send) {
+			for _, send := range sends {
+				if send.Server == 2 || send.Server == 1 && !granting {
+					slow = append(slow, send)
+				} else {
+					fast = append(fast, send)
+				}
+			}
+			return fast
+		}
+		for i := range 100 {
+			s.now = s.now.Add(10 * time.Millisecond)
+			s.id = s.id[:len("leased1:w:1000:u:")] + fmt.Sprintf("%016d", i) + s.id[len("leased1:w:1000:u:")+16:]
+			op := s.acquire()
+			for _, send := range sorted(s.fx.Sends) {
+				sorted(s.answer(send, granted(uint64(2*i+1))))
+			}
+			s.fx = Effects{}
+			if !op.Decided() {
+				s.lock.Expire(op, s.now, &s.fx)
+			}
+			for _, send := range sorted(s.fx.Sends) {
+				s.answer(send, Result{})
+			}
+			if op.Err == nil {
+				s.fx = Effects{}
+				s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.id, At: s.now}, s.now, &s.fx)
+				for _, send := range sorted(s.fx.Sends) {
+					s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Done}})
+				}
+			}
+			if n := len(s.lock.lanes[2].queue); n > 3 {
+				t.Fatalf("granting %v: %d commands wait after %d leases", granting, n, i+1)
+			}
+		}
+		for n := 0; len(slow) > 0; n++ {
+			if n > 10 {
+				t.Fatalf("granting %v: so many were left", granting)
+			}
+			send := slow[0]
+			slow = slow[1:]
+			res := granted(1)
+			if send.Kind == Cancel {
+				res = Result{}
+			}
+			slow = append(slow, s.answer(send, res)...)
+		}
+		if !s.lock.Idle() {
+			t.Errorf("granting %v: it keeps %s", granting, s.lock)
+		}
 	}
 }

@@ -168,6 +168,7 @@ func (l *Lock) release(op *Op, i int, now time.Time, fx *Effects) {
 	case l.cfg.Away(i):
 		op.away(i, errAway)
 	case p.state == owned:
+		l.withdraw(r, i)
 		p.state = ending
 		l.send(&Send{Server: i, Kind: Do, req: r, op: op, Cmd: protocol.Command{
 			Verb: protocol.Release, ID: p.id, Last: p.lastFor(r), Link: op.cmd.Link, Cooldown: op.cmd.Cooldown, At: op.at}}, fx)
@@ -180,9 +181,16 @@ func (l *Lock) release(op *Op, i int, now time.Time, fx *Effects) {
 	}
 }
 
-// cancel sends a cancel for a part.
+// cancel sends a cancel for a part, unless its server has not been sent anything about it.
 func (l *Lock) cancel(op *Op, r *request, i int, link *protocol.Span, cooldown time.Duration, fx *Effects) {
 	p := &r.parts[i]
+	if !l.withdraw(r, i) {
+		p.state, p.ended = absent, true
+		if op != nil {
+			op.settle(i, outcomeNo)
+		}
+		return
+	}
 	p.state = ending
 	s := &Send{Server: i, Kind: Cancel, req: r, op: op,
 		Cancel: protocol.CancelRequest{Keys: l.keys, ID: p.id, Last: p.lastFor(r), Link: link, Cooldown: cooldown}}
