@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -23,31 +24,38 @@ import (
 // The simulation of a quorum: the state machines of some clients, internal/quorum's
 // decisions, and the real scripts on several embedded servers, each with its clock. Between
 // them a network that loses, delays and repeats, and that lets some clients reach some
-// servers only; servers that restart without their data, and clocks that are set.
+// servers only. Which of the other troubles there are, quorumtrouble_test.go draws for each
+// seed.
 
-var quorumSeeds = flag.Int("quorum.seeds", 24, "schedules of TestQuorumSimulation on three servers, and a fifth of that on five")
+var quorumSeeds = flag.Int("quorum.seeds", 64, "schedules of TestQuorumSimulation on three servers; fewer on five and seven")
 var quorumFirst = flag.Int64("quorum.first", 1, "first seed of TestQuorumSimulation")
 var quorumTrace = flag.Bool("quorum.trace", false, "print each schedule")
 
 type qServer struct {
-	w      *qWorld
-	i      int
-	mini   *miniredis.Miniredis
-	sim    *simServer
-	rdb    *redis.Client
-	srv    *redisserver.Server
-	offset time.Duration
+	w         *qWorld
+	i         int
+	mini      *miniredis.Miniredis
+	sim       *simServer
+	rdb       *redis.Client
+	srv       *redisserver.Server
+	offset    time.Duration // of its clock from the world's, by skew and jumps
+	rate      int64         // ppm by which its clock is fast
+	restarted time.Time     // when it last lost its data
+	faultAt   time.Time     // when its clock was last set, or its keys were written by others
+	slowTill  time.Time
 }
 
 type qPacket struct {
-	kind   string // request, reply, message
+	kind   string // request, reply, message, stray
 	c      *qClient
 	server int
 	send   *quorum.Send
 	res    quorum.Result
 	m      protocol.Message
-	copied bool
-	sent   time.Time
+	g      *lockstate.Cancellation
+	copied bool      // nobody waits for its answer
+	sent   time.Time // the command
+	ready  time.Time // it arrives no earlier
 }
 
 type qOp struct {
@@ -63,35 +71,51 @@ type qClient struct {
 	w      *qWorld
 	name   string
 	id     string
+	rate   int64 // ppm by which its clock is fast
 	lock   lockstate.Lock
 	q      *quorum.Lock
 	cancel lockstate.CancelSchedule
+	strays []lockstate.CancelSchedule // by server
 	calls  []*lockstate.Caller
 	reach  []bool
+	proofs []protocol.Proof
+	away   []time.Time // until when it takes a server for one that does not answer
+	hurt   []time.Time // when the last thing went wrong between it and a server
+	made   map[string]time.Time
 	dead   bool
+	wakeAt time.Time // it is paused until then; zero if it is not
+	excuse time.Time // its requests that are older may be lost, or exclude nobody
 }
 
 type qWorld struct {
-	t       testing.TB
-	rng     *rand.Rand
-	now     time.Time
-	servers []*qServer
-	clients []*qClient
-	wire    []*qPacket
-	ops     []*qOp
-	keys    protocol.Keys
-	log     []string
-	failure string
-	top     uint64
-	readers uint64 // greatest token of a reader
-	calm    bool
-	lowered map[*lockstate.Caller]bool // who asked for a downgrade
-	restart time.Time                  // when a server last lost its data
-	counts  map[string]int
-	lazy    int
+	t          testing.TB
+	rng        *rand.Rand
+	now        time.Time
+	servers    []*qServer
+	clients    []*qClient
+	wire       []*qPacket
+	ops        []*qOp
+	keys       protocol.Keys
+	trace      bool
+	log        []string
+	failure    string
+	has        [qTroubles]bool
+	quarantine time.Duration
+	ttls       []time.Duration
+	top        uint64
+	readers    uint64 // greatest token of a reader
+	loose      bool   // tokens need not grow any more
+	calm       bool
+	lowered    map[*lockstate.Caller]bool      // who asked for a downgrade
+	under      map[*lockstate.Caller]string    // the request that a caller entered under
+	entered    map[*lockstate.Caller]time.Time // when it did
+	promises   []qPromise
+	checks     []chan struct{}
+	restart    time.Time // when a server last lost its data
+	restarts   int       // of data, in this schedule
+	counts     map[string]int
+	lazy       int
 }
-
-const qQuarantine = 3 * time.Second
 
 func newQWorld(t testing.TB, n int) *qWorld {
 	w := &qWorld{t: t, counts: map[string]int{}}
@@ -124,8 +148,11 @@ func (w *qWorld) close() {
 	}
 }
 
+// logf writes a line of the schedule. Only a schedule that failed is run again with a log.
 func (w *qWorld) logf(format string, args ...any) {
-	w.log = append(w.log, fmt.Sprintf("%8v  ", w.now.Sub(simEpoch))+fmt.Sprintf(format, args...))
+	if w.trace {
+		w.log = append(w.log, fmt.Sprintf("%8v  ", w.now.Sub(simEpoch))+fmt.Sprintf(format, args...))
+	}
 }
 
 func (w *qWorld) fail(format string, args ...any) {
@@ -135,21 +162,28 @@ func (w *qWorld) fail(format string, args ...any) {
 	}
 }
 
+func (s *qServer) setTime() {
+	s.mini.SetTime(simEpoch.Add(faster(s.w.now.Sub(simEpoch), s.rate)).Add(s.offset))
+}
+
 func (w *qWorld) setTime() {
 	for _, s := range w.servers {
-		s.mini.SetTime(w.now.Add(s.offset))
+		s.setTime()
 	}
 }
 
 func (w *qWorld) begin(seed int64) {
 	w.rng = rand.New(rand.NewPCG(uint64(seed), 7))
 	w.now = simEpoch
-	w.wire, w.ops, w.log, w.failure, w.top, w.readers, w.calm = nil, nil, nil, "", 0, 0, false
-	w.restart, w.lowered = time.Time{}, map[*lockstate.Caller]bool{}
+	w.wire, w.ops, w.log, w.failure, w.top, w.readers, w.loose, w.calm = nil, nil, nil, "", 0, 0, false, false
+	w.restart, w.restarts, w.lowered, w.under, w.entered = time.Time{}, 0, map[*lockstate.Caller]bool{}, map[*lockstate.Caller]string{}, map[*lockstate.Caller]time.Time{}
+	w.promises, w.checks = nil, nil
 	w.lazy = []int{0, 30, 70, 95}[w.rng.IntN(4)]
+	w.chooseTroubles()
 	skew := []time.Duration{0, 0, time.Millisecond, 300 * time.Millisecond, 3 * time.Second}[w.rng.IntN(5)]
 	for _, s := range w.servers {
 		s.offset = time.Duration(w.rng.Float64() * float64(skew))
+		s.rate, s.restarted, s.faultAt, s.slowTill = w.ppm(), time.Time{}, time.Time{}, time.Time{}
 		s.mini.FlushAll()
 	}
 	w.setTime()
@@ -157,34 +191,64 @@ func (w *qWorld) begin(seed int64) {
 		_ = s.mini.Set("leased:quorum:mark", "1")
 	}
 	w.clients = nil
+	n := len(w.servers)
 	for i := range 2 + w.rng.IntN(3) {
-		c := &qClient{w: w, name: string(rune('A' + i)), reach: make([]bool, len(w.servers))}
+		c := &qClient{w: w, name: string(rune('A' + i)), rate: w.ppm(), reach: make([]bool, n), proofs: make([]protocol.Proof, n), away: make([]time.Time, n),
+			hurt: make([]time.Time, n), strays: make([]lockstate.CancelSchedule, n), made: map[string]time.Time{}}
 		c.id = strings.Repeat(c.name, 16) + ":sim"
 		for i := range c.reach {
-			c.reach[i] = true
+			c.reach[i], c.proofs[i] = true, protocol.Counted
 		}
 		c.lock.Init(c)
-		cfg := &quorum.Config{N: len(w.servers), Need: quorum.Majority(len(w.servers)),
-			NewID:  func(like protocol.Identity) string { return c.newID(like.Mode, like.TTL, like.Idles) },
-			Proof:  func(int) protocol.Proof { return protocol.Counted },
+		cfg := &quorum.Config{N: n, Need: quorum.Majority(n),
+			NewID:  c.newID,
+			Proof:  func(i int) protocol.Proof { return c.proofs[i] },
 			Ticket: func() uint64 { return uint64(w.now.UnixMicro() + w.rng.Int64N(2000)) },
-			Away:   func(i int) bool { return !c.reach[i] && w.rng.IntN(2) == 0 },
+			Away:   c.isAway,
 		}
 		c.q = quorum.NewLock(cfg, &w.keys)
 		w.clients = append(w.clients, c)
 	}
 }
 
-func (c *qClient) newID(m protocol.Mode, ttl time.Duration, idles bool) string {
-	flag := "c"
-	if idles {
+// local is the client's clock.
+func (c *qClient) local() time.Time { return simEpoch.Add(faster(c.w.now.Sub(simEpoch), c.rate)) }
+
+// world returns when the client's clock shows t, by the world's time; zero for zero.
+func (c *qClient) world(t time.Time) time.Time {
+	if t.IsZero() || c.rate == 0 {
+		return t
+	}
+	d := t.Sub(simEpoch)
+	at := simEpoch.Add(faster(d, -c.rate))
+	for wall := faster(at.Sub(simEpoch), c.rate); wall < d; wall = faster(at.Sub(simEpoch), c.rate) {
+		at = at.Add(d - wall)
+	}
+	return at
+}
+
+// isAway reports that the client knows that a server does not answer.
+func (c *qClient) isAway(i int) bool {
+	w := c.w
+	away := !c.reach[i] && w.rng.IntN(2) == 0 || w.now.Before(c.away[i]) && !w.calm
+	if away {
+		c.hurt[i] = w.now
+	}
+	return away
+}
+
+func (c *qClient) newID(like protocol.Identity) string {
+	flag := string(like.Proof)
+	if like.Idles {
 		flag += "i"
 	}
-	return fmt.Sprintf("leased1:%c:%d:%s:%s:%s", m, ttl.Milliseconds(), flag, randomText(c.w.rng), c.id)
+	id := fmt.Sprintf("leased1:%c:%d:%s:%s:%s", like.Mode, like.TTL.Milliseconds(), flag, randomText(c.w.rng), c.id)
+	c.made[id] = c.w.now
+	return id
 }
 
 func (c *qClient) NewRequest(m protocol.Mode, ttl time.Duration, idles bool, _ protocol.Origin) protocol.Request {
-	req, err := protocol.RequestOf(c.newID(m, ttl, idles))
+	req, err := protocol.RequestOf(c.newID(protocol.Identity{Mode: m, TTL: ttl, Idles: idles, Proof: protocol.Counted}))
 	if err != nil {
 		panic(err)
 	}
@@ -236,14 +300,19 @@ func (s *qServer) publish(p *mini.Peer, cmd string, args ...string) bool {
 }
 
 func (w *qWorld) put(p *qPacket) {
-	p.sent = w.now
+	if p.sent.IsZero() {
+		p.sent = w.now
+	}
+	if s := w.servers[p.server]; w.now.Before(s.slowTill) && !w.calm {
+		p.ready = w.now.Add(time.Duration(w.rng.Int64N(int64(commandTimeout))))
+	}
 	w.wire = append(w.wire, p)
 }
 
 // step gives a client's state machine an event.
 func (c *qClient) step(event func(now time.Time, fx *lockstate.Effects)) {
 	var fx lockstate.Effects
-	event(c.w.now, &fx)
+	event(c.local(), &fx)
 	c.perform(&fx)
 }
 
@@ -258,6 +327,7 @@ func (c *qClient) perform(fx *lockstate.Effects) {
 	for _, l := range fx.Ended {
 		w.counts["lost"]++
 		w.logf("%s lost token %d: %v", c.name, l.Caller.Token, l.Why)
+		w.judgeLoss(c, l)
 	}
 	for _, done := range fx.Done {
 		close(done)
@@ -265,19 +335,19 @@ func (c *qClient) perform(fx *lockstate.Effects) {
 	for i := range fx.Cancels {
 		g := fx.Cancels[i]
 		w.logf("%s cancels %s", c.name, short(g.ID))
-		c.cancel.Add(&g, w.now)
+		c.cancel.Add(&g, c.local())
 	}
 	if fx.Check != nil {
 		c.renew(fx.Check)
 	}
 	if fx.Renew {
-		c.renew(&protocol.Renewal{Req: c.lock.Request(), At: w.now})
+		c.renew(&protocol.Renewal{Req: c.lock.Request(), At: c.local()})
 	}
 	if fx.Send.Verb != protocol.None {
 		cmd := fx.Send
 		w.logf("%s does %v", c.name, told(cmd))
 		c.qstep(func(q *quorum.Lock, now time.Time, qfx *quorum.Effects) {
-			op := &qOp{c: c, cmd: &cmd, expire: now.Add(50 * time.Millisecond)}
+			op := &qOp{c: c, cmd: &cmd, expire: w.now.Add(patienceOf(cmd.ID))}
 			op.op = q.Do(&cmd, now, qfx)
 			op.op.Tag = op
 			w.ops = append(w.ops, op)
@@ -290,7 +360,7 @@ func (c *qClient) renew(r *protocol.Renewal) {
 	w := c.w
 	copied := *r
 	c.qstep(func(q *quorum.Lock, now time.Time, fx *quorum.Effects) {
-		op := &qOp{c: c, r: &copied, expire: now.Add(50 * time.Millisecond)}
+		op := &qOp{c: c, r: &copied, expire: w.now.Add(patienceOf(copied.Req.ID))}
 		op.op = q.Renew(&copied, now, fx)
 		op.op.Tag = op
 		w.ops = append(w.ops, op)
@@ -299,11 +369,23 @@ func (c *qClient) renew(r *protocol.Renewal) {
 
 func (c *qClient) flush() {
 	w := c.w
-	for batch := c.cancel.Take(w.now); len(batch) > 0; batch = c.cancel.Take(w.now) {
+	now := c.local()
+	for i := range c.strays {
+		if s := &c.strays[i]; !s.Next().After(now) && !s.Next().IsZero() && !c.isAway(i) {
+			for _, g := range s.Take(now) {
+				w.put(&qPacket{kind: "stray", c: c, server: i, g: g})
+			}
+		}
+	}
+	for batch := c.cancel.Take(now); len(batch) > 0; batch = c.cancel.Take(now) {
 		for _, g := range batch {
+			cool := time.Duration(0)
+			if !g.Keep.IsZero() {
+				cool = max(0, g.Keep.Sub(now))
+			}
 			c.qstep(func(q *quorum.Lock, now time.Time, fx *quorum.Effects) {
-				op := &qOp{c: c, g: g, expire: now.Add(50 * time.Millisecond)}
-				op.op = q.CancelRequest(&protocol.CancelRequest{Keys: &w.keys, ID: g.ID, Last: g.Last}, now, fx)
+				op := &qOp{c: c, g: g, expire: w.now.Add(longestPatience)}
+				op.op = q.CancelRequest(&protocol.CancelRequest{Keys: &w.keys, ID: g.ID, Last: g.Last, Cooldown: cool}, now, fx)
 				op.op.Tag = op
 				w.ops = append(w.ops, op)
 			})
@@ -315,14 +397,13 @@ func (c *qClient) flush() {
 func (c *qClient) qstep(event func(q *quorum.Lock, now time.Time, fx *quorum.Effects)) {
 	var fx quorum.Effects
 	w := c.w
-	event(c.q, w.now, &fx)
+	event(c.q, c.local(), &fx)
 	for _, send := range fx.Sends {
 		w.put(&qPacket{kind: "request", c: c, server: send.Server, send: send})
 	}
 	for _, stray := range fx.Strays {
-		if w.rng.IntN(3) > 0 && c.reach[stray.Server] {
-			w.servers[stray.Server].srv.Cancel(context.Background(), []protocol.CancelRequest{{Keys: &w.keys, ID: stray.ID, Last: stray.Last}})
-		}
+		w.counts["stray"]++
+		c.strays[stray.Server].Add(&lockstate.Cancellation{ID: stray.ID, Last: stray.Last}, c.local())
 	}
 	for i := range fx.Messages {
 		m := fx.Messages[i]
@@ -333,7 +414,6 @@ func (c *qClient) qstep(event func(q *quorum.Lock, now time.Time, fx *quorum.Eff
 		if o, ok := op.Tag.(*qOp); ok {
 			o.done()
 		} else {
-			w.t.Helper()
 			defer func() { op.Tag.(*qOp).done() }() // decided at once: its tag comes after this
 		}
 	}
@@ -342,12 +422,7 @@ func (c *qClient) qstep(event func(q *quorum.Lock, now time.Time, fx *quorum.Eff
 func (o *qOp) done() {
 	c := o.c
 	w := c.w
-	for i, other := range w.ops {
-		if other == o {
-			w.ops = append(w.ops[:i], w.ops[i+1:]...)
-			break
-		}
-	}
+	w.ops = slices.DeleteFunc(w.ops, func(other *qOp) bool { return other == o })
 	var fail *protocol.Failure
 	if o.op.Err != nil {
 		fail = redisserver.Classify(o.op.Err)
@@ -359,7 +434,11 @@ func (o *qOp) done() {
 			w.counts["no quorum"]++
 		}
 		c.step(func(now time.Time, fx *lockstate.Effects) {
-			c.lock.Answered(o.cmd, o.op.Answer, fail, 300*time.Millisecond, now, fx)
+			pause := 300 * time.Millisecond
+			if w.calm {
+				pause = 2 * time.Second
+			}
+			c.lock.Answered(o.cmd, o.op.Answer, fail, pause, now, fx)
 		})
 	case o.r != nil:
 		o.r.Outcome, o.r.Clock, o.r.Err = o.op.Renewed, o.op.Clock, o.op.Err
@@ -367,15 +446,22 @@ func (o *qOp) done() {
 		w.counts[fmt.Sprint("renewal ", o.r.Outcome)]++
 		c.step(func(now time.Time, fx *lockstate.Effects) { c.lock.Renewed(o.r, now, fx) })
 	default:
-		if s := c.cancel.Answered(o.g, o.op.Cancelled, w.now); len(s.Callers) > 0 {
+		if s := c.cancel.Answered(o.g, o.op.Cancelled, c.local()); len(s.Callers) > 0 {
 			c.step(func(now time.Time, fx *lockstate.Effects) { c.lock.Cancelled(&s, now, fx) })
 		}
 	}
 }
 
+// excused reports that an accident may have taken the lock from the request.
+func (c *qClient) excused(id string) bool { return !c.made[id].After(c.excuse) && !c.excuse.IsZero() }
+
 // admitted checks a caller that enters against all that believe to be inside.
 func (w *qWorld) admitted(c *qClient, x *lockstate.Caller) {
 	w.logf("%s enters with token %d, %v", c.name, x.Token, x.Via)
+	w.under[x], w.entered[x] = c.lock.Request().ID, w.now
+	if c.excused(w.under[x]) {
+		return
+	}
 	for _, other := range w.clients {
 		if other.dead {
 			continue
@@ -387,18 +473,19 @@ func (w *qWorld) admitted(c *qClient, x *lockstate.Caller) {
 			if x.Mode == protocol.Shared && (y.Mode == protocol.Shared || w.lowered[y]) {
 				continue // a downgrade may have been done whose answer is under way
 			}
-			if y.Ended == lockstate.NotYet && w.now.Before(other.lock.TrustedUntil(y, w.now)) {
+			if y.Ended == lockstate.NotYet && !other.excused(w.under[y]) && other.local().Before(other.lock.TrustedUntil(y, other.local())) {
 				w.fail("%s enters beside %s, which has token %d", c.name, other.name, y.Token)
 			}
 		}
 	}
+	w.keepPromises(c, x)
 	if x.Mode == protocol.Exclusive {
-		if x.Token <= w.top || x.Token <= w.readers {
+		if (x.Token <= w.top || x.Token <= w.readers) && !w.loose {
 			w.fail("%s has token %d after %d, and a reader's %d", c.name, x.Token, w.top, w.readers)
 		}
 		w.top = max(w.top, x.Token)
 	} else {
-		if x.Token <= w.top {
+		if x.Token <= w.top && !w.loose {
 			w.fail("reader %s has token %d after the writer's %d", c.name, x.Token, w.top)
 		}
 		w.readers = max(w.readers, x.Token)
@@ -408,16 +495,17 @@ func (w *qWorld) admitted(c *qClient, x *lockstate.Caller) {
 // deliver carries a packet out.
 func (w *qWorld) deliver(p *qPacket) {
 	s := w.servers[p.server]
+	lost := func(percent int) bool { return !p.c.reach[p.server] || !w.calm && w.rng.IntN(100) < percent }
 	switch p.kind {
 	case "request":
 		if !p.c.reach[p.server] {
-			if !p.copied {
-				w.answer(p, quorum.Result{Fail: noAnswer, Cancelled: protocol.Cancelled{Fail: noAnswer}})
-			}
+			w.silent(p)
 			return
 		}
 		res := s.execute(p.send)
-		w.logf("  server %d: %s %s: %d, token %d, young %v, renewed %d", p.server+1, p.c.name, sentTo(p.send), res.Answer.Outcome, res.Answer.Token, res.Young, res.Renewed)
+		if w.trace {
+			w.logf("  server %d: %s %s: %d, token %d, young %v, renewed %d", p.server+1, p.c.name, sentTo(p.send), res.Answer.Outcome, res.Answer.Token, res.Young, res.Renewed)
+		}
 		if p.copied {
 			return
 		}
@@ -426,18 +514,44 @@ func (w *qWorld) deliver(p *qPacket) {
 			c.copied = true
 			w.put(&c)
 		}
-		w.put(&qPacket{kind: "reply", c: p.c, server: p.server, send: p.send, res: res})
+		w.put(&qPacket{kind: "reply", c: p.c, server: p.server, send: p.send, res: res, sent: p.sent})
 	case "reply":
-		res := p.res
-		if !p.c.reach[p.server] || !w.calm && w.rng.IntN(100) < 3 {
-			res = quorum.Result{Fail: noAnswer, Cancelled: protocol.Cancelled{Fail: noAnswer}}
+		if lost(3) {
+			w.silent(p)
+			return
 		}
-		w.answer(p, res)
+		w.answer(p, p.res)
 	case "message":
-		if p.c.reach[p.server] && (w.calm || w.rng.IntN(100) >= 3) && !p.c.dead {
+		if !lost(3) && !p.c.dead {
 			p.c.qstep(func(q *quorum.Lock, now time.Time, fx *quorum.Effects) { q.Receive(p.server, &p.m, now, fx) })
 		}
+	case "stray":
+		if p.c.dead {
+			return
+		}
+		res := protocol.Cancelled{Fail: noAnswer}
+		if !lost(3) {
+			res = s.srv.Cancel(context.Background(), []protocol.CancelRequest{{Keys: &w.keys, ID: p.g.ID, Last: p.g.Last}})[0]
+			w.logf("  server %d: %s stray %v: %v", p.server+1, p.c.name, short(p.g.ID), res.Owned)
+			if lost(3) {
+				res = protocol.Cancelled{Fail: noAnswer}
+			}
+		}
+		p.c.strays[p.server].Answered(p.g, res, p.c.local())
 	}
+}
+
+// silent is the end of a command without answer.
+func (w *qWorld) silent(p *qPacket) {
+	if p.copied {
+		return
+	}
+	p.copied = true
+	p.c.hurt[p.server] = w.now
+	if w.rng.IntN(2) == 0 {
+		p.c.away[p.server] = w.now.Add(time.Duration(w.rng.Int64N(int64(time.Second))))
+	}
+	w.answer(p, quorum.Result{Fail: noAnswer, Cancelled: protocol.Cancelled{Fail: noAnswer}})
 }
 
 var noAnswer = &protocol.Failure{Err: context.DeadlineExceeded, Kind: protocol.NoAnswer}
@@ -471,7 +585,7 @@ func (s *qServer) execute(send *quorum.Send) (res quorum.Result) {
 		res.Fail = redisserver.Classify(err)
 		if a := &res.Answer; a.Mark != 0 && a.Clock != 0 {
 			age := time.Duration(int64(a.Clock)-int64(a.Mark)) * time.Microsecond
-			res.Young = max(0, min(qQuarantine, qQuarantine-age))
+			res.Young = max(0, min(s.w.quarantine, s.w.quarantine-age))
 		}
 	case quorum.Adopt:
 		s.w.counts["token written back"]++
@@ -502,72 +616,167 @@ func (w *qWorld) advance(d time.Duration) {
 			}
 		}
 		for _, c := range w.clients {
-			if !c.dead {
-				consider(c.lock.Due().Time(c.Start()))
-				consider(c.q.Due())
-				consider(c.cancel.Next())
+			switch {
+			case c.dead:
+			case !c.wakeAt.IsZero():
+				consider(c.wakeAt)
+			default:
+				consider(c.due())
 			}
 		}
 		for _, o := range w.ops {
-			consider(o.expire)
+			if o.c.wakeAt.IsZero() {
+				consider(o.expire)
+			}
+		}
+		for _, p := range w.wire {
+			if p.times() {
+				consider(p.sent.Add(commandTimeout))
+			}
 		}
 		if next.After(w.now) {
 			w.now = next
 			w.setTime()
 		}
-		rang := false
-		for _, c := range w.clients {
-			if c.dead {
-				continue
-			}
-			if due := c.lock.Due().Time(c.Start()); !due.IsZero() && !due.After(w.now) {
-				rang = true
-				c.step(c.lock.Tick)
-			}
-			if due := c.q.Due(); !due.IsZero() && !due.After(w.now) {
-				rang = true
-				w.counts["looked at partial grants"]++
-				c.qstep(func(q *quorum.Lock, now time.Time, fx *quorum.Effects) { q.Tick(now, fx) })
-			}
-			if due := c.cancel.Next(); !due.IsZero() && !due.After(w.now) {
-				rang = true
-				c.flush()
-			}
-		}
-		for _, o := range append([]*qOp(nil), w.ops...) {
-			if !o.expire.After(w.now) && !o.op.Decided() && !o.c.dead {
-				rang = true
-				o.c.qstep(func(q *quorum.Lock, now time.Time, fx *quorum.Effects) { q.Expire(o.op, now, fx) })
-				if !o.op.Decided() {
-					w.fail("an op is not decided when its patience is over")
-				}
-			}
-		}
+		rang := w.ring()
 		if w.calm && len(w.wire) > 0 {
 			return
 		}
-		if !rang && !w.now.Before(end) {
+		if !rang && !w.now.Before(end) || w.failure != "" {
 			return
 		}
 	}
 	w.fail("alarms do not come to rest")
 }
 
+// times reports that the packet's command ends without answer, if it has none in time.
+func (p *qPacket) times() bool {
+	return !p.copied && (p.kind == "request" || p.kind == "reply") && p.c.wakeAt.IsZero()
+}
+
+// due returns when the client has something to do, by the world's time.
+func (c *qClient) due() (due time.Time) {
+	consider := func(t time.Time) {
+		if !t.IsZero() && (due.IsZero() || t.Before(due)) {
+			due = t
+		}
+	}
+	consider(c.lock.Due().Time(c.Start()))
+	consider(c.q.Due())
+	consider(c.cancel.Next())
+	for i := range c.strays {
+		if c.reach[i] && !c.w.now.Before(c.away[i]) {
+			consider(c.strays[i].Next())
+		}
+	}
+	return c.world(due)
+}
+
+// ring does what is due. It reports whether there was something.
+func (w *qWorld) ring() bool {
+	rang := false
+	for _, c := range w.clients {
+		if c.dead {
+			continue
+		}
+		if !c.wakeAt.IsZero() {
+			if w.now.Before(c.wakeAt) {
+				continue
+			}
+			w.logf("%s goes on", c.name)
+			c.wakeAt, rang = time.Time{}, true
+			for i := range c.hurt {
+				c.hurt[i] = w.now
+			}
+		}
+		now := c.local()
+		is := func(due time.Time) bool { return !due.IsZero() && !due.After(now) }
+		if is(c.lock.Due().Time(c.Start())) {
+			rang = true
+			c.step(c.lock.Tick)
+		}
+		if is(c.q.Due()) {
+			rang = true
+			w.counts["looked at partial grants"]++
+			c.qstep(func(q *quorum.Lock, now time.Time, fx *quorum.Effects) { q.Tick(now, fx) })
+		}
+		swept := false
+		for i := range c.strays {
+			swept = swept || c.reach[i] && is(c.strays[i].Next())
+		}
+		if is(c.cancel.Next()) || swept {
+			rang = rang || is(c.cancel.Next())
+			c.flush()
+		}
+	}
+	for _, o := range slices.Clone(w.ops) {
+		if o.expire.After(w.now) || o.op.Decided() || o.c.dead || !o.c.wakeAt.IsZero() {
+			continue
+		}
+		rang = true
+		for _, p := range w.wire {
+			if p.c == o.c && (p.kind == "request" || p.kind == "reply") {
+				p.c.hurt[p.server] = w.now
+			}
+		}
+		o.c.qstep(func(q *quorum.Lock, now time.Time, fx *quorum.Effects) { q.Expire(o.op, now, fx) })
+		if !o.op.Decided() {
+			w.fail("an op is not decided when its patience is over")
+		}
+	}
+	for _, p := range slices.Clone(w.wire) {
+		if p.times() && w.now.Sub(p.sent) >= commandTimeout {
+			rang = true
+			if p.kind == "reply" {
+				w.wire = slices.DeleteFunc(w.wire, func(q *qPacket) bool { return q == p })
+			}
+			w.silent(p)
+		}
+	}
+	return rang
+}
+
+const (
+	commandTimeout  = 2 * time.Second // protocol.CommandTimeout
+	longestPatience = 500 * time.Millisecond
+)
+
+// patienceOf is for how long a decision about the request waits for answers.
+func patienceOf(id string) time.Duration {
+	who, _ := protocol.ParseID(id)
+	return max(20*time.Millisecond, min(who.TTL/10, longestPatience))
+}
+
 func (c *qClient) enter(mode protocol.Mode, try bool) *lockstate.Caller {
-	ttl := []time.Duration{300 * time.Millisecond, time.Second, 2 * time.Second}[c.w.rng.IntN(3)]
+	w := c.w
+	ttl := w.ttls[w.rng.IntN(len(w.ttls))]
 	x := &lockstate.Caller{Mode: mode, Try: try, Opts: &lockstate.Terms{TTL: ttl, Handoffs: 3, Tenure: 10 * time.Millisecond}}
-	if c.w.rng.IntN(5) == 0 {
+	if w.rng.IntN(5) == 0 {
 		x.Opts.IdleHold = 100 * time.Millisecond
 	}
+	if w.has[qMinHolds] && !w.calm && w.rng.IntN(3) == 0 {
+		x.Opts.MinHold = time.Duration(1+w.rng.IntN(800)) * time.Millisecond
+	}
+	c.calls = slices.DeleteFunc(c.calls, func(x *lockstate.Caller) bool { return x.Phase != lockstate.Waiting && x.Phase != lockstate.Inside })
 	c.calls = append(c.calls, x)
 	c.step(func(now time.Time, fx *lockstate.Effects) { c.lock.Enter(x, now, fx) })
 	return x
 }
 
+// leave unlocks.
+func (c *qClient) leave(x *lockstate.Caller) {
+	w := c.w
+	w.logf("%s unlocks token %d", c.name, x.Token)
+	if x.Opts.MinHold > 0 && x.Mode == protocol.Exclusive && x.Ended == lockstate.NotYet && !w.lowered[x] {
+		w.promises = append(w.promises, qPromise{c: c, x: x, until: w.entered[x].Add(x.Opts.MinHold), id: w.under[x]})
+	}
+	c.step(func(now time.Time, fx *lockstate.Effects) { c.lock.Leave(x, now, fx) })
+}
+
 // act does something at random.
 func (w *qWorld) act(readers bool) {
 	c := w.clients[w.rng.IntN(len(w.clients))]
-	if c.dead {
+	if c.dead || !c.wakeAt.IsZero() {
 		return
 	}
 	switch w.rng.IntN(14) {
@@ -582,8 +791,7 @@ func (w *qWorld) act(readers bool) {
 	case 4, 5, 6, 7:
 		for _, x := range c.calls {
 			if x.Phase == lockstate.Inside {
-				w.logf("%s unlocks token %d", c.name, x.Token)
-				c.step(func(now time.Time, fx *lockstate.Effects) { c.lock.Leave(x, now, fx) })
+				c.leave(x)
 				break
 			}
 		}
@@ -595,30 +803,19 @@ func (w *qWorld) act(readers bool) {
 			}
 		}
 	case 9:
-		i := w.rng.IntN(len(w.servers))
-		c.reach[i] = !c.reach[i]
-		w.logf("%s reaches server %d: %v", c.name, i+1, c.reach[i])
+		if w.has[qPartitions] {
+			i := w.rng.IntN(len(w.servers))
+			c.reach[i] = !c.reach[i]
+			c.hurt[i] = w.now
+			w.logf("%s reaches server %d: %v", c.name, i+1, c.reach[i])
+		}
 	case 10:
 		for i := range c.reach {
 			c.reach[i] = true
 		}
 		c.step(c.lock.Subscribed)
-	case 11:
-		// Empty restarts further apart than the quarantine, or of a minority.
-		if w.rng.IntN(4) == 0 && (w.restart.IsZero() || w.now.Sub(w.restart) > qQuarantine+2*time.Second) {
-			w.restart = w.now
-			for _, i := range w.rng.Perm(len(w.servers))[:1+w.rng.IntN(len(w.servers)-1)] {
-				w.servers[i].mini.FlushAll()
-				w.counts["restart"]++
-				w.logf("server %d restarts empty", i+1)
-			}
-		}
-	case 12:
-		s := w.servers[w.rng.IntN(len(w.servers))]
-		if w.rng.IntN(4) == 0 { // ahead: leases end early there, as on one server; only a little
-			s.offset += time.Duration(w.rng.IntN(2)) * time.Millisecond
-			w.setTime()
-		}
+	case 11, 12:
+		w.strike(c)
 	case 13:
 		if readers {
 			for _, x := range c.calls {
@@ -642,17 +839,26 @@ func (w *qWorld) inside(c *qClient, phase lockstate.Phase) (n int) {
 	return n
 }
 
-// some delivers something under way.
+// some delivers something under way that can arrive now.
 func (w *qWorld) some() {
-	if len(w.wire) == 0 {
+	at, n := -1, 0
+	any := w.rng.IntN(100) < w.lazy
+	for i, p := range w.wire {
+		if p.ready.After(w.now) || p.kind != "request" && !p.c.wakeAt.IsZero() {
+			continue
+		}
+		if n++; n == 1 || any && w.rng.IntN(n) == 0 {
+			at = i
+		}
+		if !any {
+			break
+		}
+	}
+	if at < 0 {
 		return
 	}
-	i := w.rng.IntN(len(w.wire))
-	if w.rng.IntN(100) >= w.lazy {
-		i = 0
-	}
-	p := w.wire[i]
-	w.wire = append(w.wire[:i:i], w.wire[i+1:]...)
+	p := w.wire[at]
+	w.wire = slices.Delete(w.wire, at, at+1)
 	w.deliver(p)
 }
 
@@ -675,91 +881,105 @@ func (w *qWorld) run(seed int64, readers bool) {
 	w.settle()
 }
 
-// settle lets everything come to rest: then each client gets the lock.
-func (w *qWorld) settle() {
-	w.calm = true
-	w.logf("calm")
-	rest := func(d time.Duration) {
-		for end := w.now.Add(d); w.now.Before(end) && w.failure == ""; {
-			for len(w.wire) > 0 && w.failure == "" {
-				p := w.wire[0]
-				w.wire = w.wire[1:]
-				w.deliver(p)
-			}
-			w.advance(min(50*time.Millisecond, end.Sub(w.now)))
+// until lets things happen in calm, until done says so or it takes too long. Whoever is inside
+// unlocks.
+func (w *qWorld) until(longest time.Duration, done func() bool) bool {
+	for end := w.now.Add(longest); w.failure == ""; {
+		for len(w.wire) > 0 && w.failure == "" {
+			p := w.wire[0]
+			w.wire = w.wire[1:]
+			w.deliver(p)
 		}
-	}
-	for _, c := range w.clients {
-		for i := range c.reach {
-			c.reach[i] = true
+		if done() {
+			return true
 		}
-		c.step(c.lock.Subscribed)
-	}
-	for range 30 {
+		if !w.now.Before(end) {
+			return false
+		}
 		for _, c := range w.clients {
 			for _, x := range c.calls {
-				if x.Phase == lockstate.Inside {
-					c.step(func(now time.Time, fx *lockstate.Effects) { c.lock.Leave(x, now, fx) })
+				if x.Phase == lockstate.Inside && !c.dead {
+					c.leave(x)
 				}
 			}
 		}
-		rest(500 * time.Millisecond)
-		if w.failure != "" {
-			return
+		if len(w.wire) == 0 {
+			w.advance(50 * time.Millisecond)
+		}
+	}
+	return true
+}
+
+// settle lets everything come to rest: then each client gets the lock, and nothing is left.
+func (w *qWorld) settle() {
+	w.calm = true
+	w.logf("calm")
+	for _, c := range w.clients {
+		if c.dead {
+			continue
+		}
+		c.wakeAt = time.Time{}
+		for i := range c.reach {
+			c.reach[i], c.proofs[i] = true, protocol.Counted
 		}
 	}
 	for _, c := range w.clients {
-		if n := w.inside(c, lockstate.Waiting); n > 0 {
-			w.fail("%s still waits", c.name)
-			return
+		if !c.dead {
+			c.step(c.lock.Subscribed)
 		}
-		x := c.enter(protocol.Exclusive, false)
-		for range 100 {
-			rest(100 * time.Millisecond)
-			if x.Phase != lockstate.Waiting || w.failure != "" {
-				break
+	}
+	long := 3*(w.quarantine+w.ttls[len(w.ttls)-1]) + 10*time.Second
+	if !w.until(long, func() bool {
+		for _, c := range w.clients {
+			if !c.dead && w.inside(c, lockstate.Waiting)+w.inside(c, lockstate.Inside) > 0 {
+				return false
 			}
 		}
-		if w.failure != "" {
-			return
+		return len(w.ops) == 0
+	}) {
+		w.fail("somebody still waits")
+	}
+	for _, c := range w.clients {
+		if w.failure != "" || c.dead {
+			continue
 		}
-		if x.Phase != lockstate.Inside {
+		x := c.enter(protocol.Exclusive, false)
+		if !w.until(long, func() bool { return x.Phase != lockstate.Waiting && x.Phase != lockstate.Inside }) {
 			w.fail("%s does not get a free lock", c.name)
-			return
 		}
-		c.step(func(now time.Time, fx *lockstate.Effects) { c.lock.Leave(x, now, fx) })
-		rest(time.Second)
-		if x.Err != nil && w.failure == "" {
+		if w.entered[x].IsZero() {
+			w.fail("%s does not enter: %v", c.name, x.Err)
+		}
+		w.until(time.Second, func() bool { return len(w.ops) == 0 })
+		if x.Err != nil {
 			w.fail("%s unlocks in calm: %v", c.name, x.Err)
 		}
 	}
-	for range 70 {
-		w.advance(time.Second)
-	}
-	rest(time.Second)
-	for _, c := range w.clients {
-		if !c.q.Idle() && w.failure == "" {
-			w.fail("%s keeps requests: %s", c.name, c.q)
-		}
-	}
+	w.until(3*time.Second, func() bool { return false })
+	w.nothingOwned()
+	w.until(10*time.Minute, func() bool { return w.idle() })
+	w.nothingLeft()
 }
 
 func TestQuorumSimulation(t *testing.T) {
 	redistest.Needs64Bits(t)
-	for _, n := range []int{3, 5} {
+	for _, n := range []int{3, 5, 7} {
 		for _, readers := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%d servers, readers %v", n, readers), func(t *testing.T) {
 				w := newQWorld(t, n)
 				defer w.close()
-				for i := range *quorumSeeds * 3 / (n * (n - 2)) {
+				for i := range max(1, *quorumSeeds*3/(n*(n-2))) {
 					seed := *quorumFirst + int64(i)
+					w.trace = *quorumTrace
 					w.run(seed, readers)
-					if *quorumTrace {
+					if w.trace {
 						t.Log("\n" + strings.Join(w.log, "\n"))
 					}
-					if w.failure != "" {
+					if failure := w.failure; failure != "" {
+						w.trace = true
+						w.run(seed, readers)
 						tail := w.log[max(0, len(w.log)-120):]
-						t.Fatalf("seed %d: %s\n%s", seed, w.failure, strings.Join(tail, "\n"))
+						t.Fatalf("seed %d (-quorum.first=%d -quorum.seeds=1): %s\n%s", seed, seed, failure, strings.Join(tail, "\n"))
 					}
 				}
 				t.Logf("%v", w.counts)

@@ -1,0 +1,360 @@
+package simulation
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/leasedmutex/leased/internal/lockstate"
+	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/quorum"
+)
+
+// What goes wrong on a quorum besides its network, and what is to hold all the same.
+
+type qTrouble int
+
+const (
+	qPartitions qTrouble = iota // clients that reach some servers only
+	qRestarts                   // servers that lose their data
+	qBounces                    // servers that restart with it, so that what is under way is lost
+	qJumps                      // clocks that are set, of a minority
+	qRates                      // clocks that run at different rates
+	qPauses                     // clients that stand still
+	qDeaths                     // clients that die
+	qSlow                       // servers that are slow
+	qEvictions                  // ForceUnlock
+	qForeign                    // others write or delete keys, on a minority
+	qMinHolds                   // minimum holds
+	qChecks                     // renewals that callers ask for
+	qLetters                    // inboxes that are confirmed, and are not
+	qLong                       // long TTLs: what is left shows
+	qTroubles
+)
+
+var qPercent = [qTroubles]int{70, 60, 20, 25, 40, 30, 30, 30, 20, 20, 30, 30, 30, 15}
+
+func (w *qWorld) chooseTroubles() {
+	for i := range w.has {
+		w.has[i] = w.rng.IntN(100) < qPercent[i]
+	}
+	w.quarantine, w.ttls = 3*time.Second, []time.Duration{300 * time.Millisecond, time.Second, 2 * time.Second}
+	if w.has[qLong] {
+		w.quarantine, w.ttls = 40*time.Second, []time.Duration{30 * time.Second}
+	}
+}
+
+// ppm is by how much a clock is fast.
+func (w *qWorld) ppm() int64 {
+	if !w.has[qRates] {
+		return 0
+	}
+	return w.rng.Int64N(6001) - 3000
+}
+
+// strike has some trouble happen.
+func (w *qWorld) strike(c *qClient) {
+	s := w.servers[w.rng.IntN(len(w.servers))]
+	trouble := qTrouble(w.rng.IntN(int(qTroubles)))
+	if !w.has[trouble] {
+		return
+	}
+	w.counts[qNames[trouble]]++
+	switch trouble {
+	case qRestarts:
+		// Further apart than the quarantine and a lease. At least one keeps its data.
+		if w.restart.IsZero() || w.now.Sub(w.restart) > w.quarantine+2*time.Second+w.ttls[len(w.ttls)-1] {
+			w.restart = w.now
+			for _, i := range w.rng.Perm(len(w.servers))[:1+w.rng.IntN(len(w.servers)-1)] {
+				w.servers[i].mini.FlushAll()
+				w.servers[i].restarted = w.now
+				w.restarts++
+				w.logf("server %d restarts empty", i+1)
+			}
+		}
+	case qBounces:
+		w.logf("server %d restarts", s.i+1)
+		for _, p := range slices.Clone(w.wire) {
+			if p.server != s.i || p.kind == "stray" {
+				continue
+			}
+			if p.kind == "request" && w.rng.IntN(2) == 0 { // it is executed, and nobody hears of it
+				w.silent(p)
+				continue
+			}
+			w.wire = slices.DeleteFunc(w.wire, func(q *qPacket) bool { return q == p })
+			if p.kind != "message" {
+				w.silent(p)
+			}
+		}
+		for _, c := range w.clients {
+			c.hurt[s.i] = w.now
+			if !c.dead && c.wakeAt.IsZero() {
+				c.step(c.lock.Subscribed)
+			}
+		}
+	case qJumps:
+		if !w.fault(s) {
+			return
+		}
+		by := time.Duration(w.rng.Int64N(int64(2500 * time.Millisecond)))
+		if w.rng.IntN(2) == 0 {
+			by = -by
+			w.loose = true // as documented
+		}
+		s.offset += by
+		s.setTime()
+		w.logf("the clock of server %d is set by %v", s.i+1, by)
+	case qPauses:
+		c.wakeAt = w.now.Add(time.Duration(w.rng.Int64N(int64(3 * time.Second))))
+		w.logf("%s stands still until %v", c.name, c.wakeAt.Sub(simEpoch))
+	case qDeaths:
+		alive := 0
+		for _, c := range w.clients {
+			if !c.dead {
+				alive++
+			}
+		}
+		if alive > 1 && w.rng.IntN(2) == 0 {
+			c.dead = true
+			w.ops = slices.DeleteFunc(w.ops, func(o *qOp) bool { return o.c == c })
+			w.logf("%s dies", c.name)
+		}
+	case qSlow:
+		s.slowTill = w.now.Add(time.Duration(w.rng.Int64N(int64(3 * time.Second))))
+		w.logf("server %d is slow until %v", s.i+1, s.slowTill.Sub(simEpoch))
+	case qEvictions:
+		w.evict()
+	case qForeign:
+		if !w.fault(s) {
+			return
+		}
+		switch w.rng.IntN(3) {
+		case 0:
+			s.sim.do("DEL", w.keys.Lock)
+		case 1:
+			s.sim.do("SET", w.keys.Lock, "foreign", "PX", "300")
+		case 2:
+			s.sim.do("DEL", w.keys.Lock, w.keys.Queue(), w.keys.Readers(), w.keys.Waiters())
+		}
+		w.logf("others write to server %d", s.i+1)
+	case qChecks:
+		for _, x := range c.calls {
+			if x.Phase == lockstate.Inside {
+				done := make(chan struct{})
+				w.checks = append(w.checks, done)
+				w.logf("%s checks", c.name)
+				c.step(func(now time.Time, fx *lockstate.Effects) { c.lock.Check(&lockstate.Check{}, x, done, now, fx) })
+				break
+			}
+		}
+	case qLetters:
+		c.proofs[s.i] = protocol.Counted + protocol.Unproved - c.proofs[s.i]
+	}
+}
+
+var qNames = [qTroubles]string{"partition", "restart", "bounce", "jump", "rate", "pause", "death", "slow", "eviction", "foreign", "min hold", "check", "letter", "long"}
+
+// fault reports whether s may fail in a way that takes a vote from leases: at most a minority
+// does within the time of a lease and a quarantine. Whoever has no majority beside the servers
+// that did is excused: its lease may be lost, and another client may be beside it.
+func (w *qWorld) fault(s *qServer) bool {
+	recent := map[int]bool{s.i: true}
+	for _, other := range w.servers {
+		if !other.faultAt.IsZero() && w.now.Sub(other.faultAt) < w.quarantine+w.ttls[len(w.ttls)-1] {
+			recent[other.i] = true
+		}
+	}
+	if need := quorum.Majority(len(w.servers)); len(recent) > len(w.servers)-need {
+		return false
+	}
+	s.faultAt = w.now
+	for _, c := range w.clients {
+		n := 0
+		for _, other := range w.servers {
+			if !recent[other.i] && other.keeps(c) {
+				n++
+			}
+		}
+		if n < quorum.Majority(len(w.servers)) {
+			w.logf("%s is excused", c.name)
+			c.excuse = w.now
+		}
+		if w.now.After(c.hurt[s.i]) {
+			c.hurt[s.i] = w.now
+		}
+	}
+	return true
+}
+
+// keeps reports whether the client owns the lock on the server for at least as long as it
+// believes.
+func (s *qServer) keeps(c *qClient) bool {
+	w := s.w
+	need := w.ttls[len(w.ttls)-1] // of what it does not know yet
+	for _, x := range c.calls {
+		if x.Phase == lockstate.Inside {
+			need = c.lock.TrustedUntil(x, c.local()).Sub(c.local())
+		}
+	}
+	owner, _ := s.sim.do("GET", w.keys.Lock).(string)
+	if left, _ := s.sim.do("PTTL", w.keys.Lock).(int); time.Duration(left)*time.Millisecond < need {
+		return false
+	}
+	if owner != protocol.MarkerValue {
+		return strings.HasSuffix(owner, ":"+c.id)
+	}
+	ids, _ := s.sim.do("ZRANGE", w.keys.Readers(), "0", "-1").([]any)
+	for _, id := range ids {
+		if id, _ := id.(string); strings.HasSuffix(id, ":"+c.id) {
+			return true
+		}
+	}
+	return false
+}
+
+// evict is ForceUnlock of an operator that reaches at least a majority.
+func (w *qWorld) evict() {
+	need := quorum.Majority(len(w.servers))
+	some := w.rng.Perm(len(w.servers))[:need+w.rng.IntN(len(w.servers)-need+1)]
+	w.logf("an operator evicts on %v", some)
+	for _, c := range w.clients {
+		c.excuse = w.now
+	}
+	least := uint64(0)
+	for _, i := range some {
+		sn, err := w.servers[i].srv.Inspect(context.Background(), &w.keys)
+		if err != nil {
+			w.fail("inspect: %v", err)
+		}
+		least = max(least, protocol.LastToken(sn.Meta), sn.Clock)
+	}
+	for _, i := range some {
+		if _, err := w.servers[i].srv.EvictAbove(context.Background(), &w.keys, least); err != nil {
+			w.fail("evict: %v", err)
+		}
+	}
+}
+
+// judgeLoss fails if a lease is over although no other client can have owned the lock, as far
+// as its owner can know.
+//
+// If nothing went wrong between a client and the servers since its request was made, and none
+// lost its data, its lease cannot be lost. If servers lost their data, at least they do not say
+// that others have owned it, as long as the client hears all that they answer: nobody counts
+// them before the quarantine is over. (They may keep a majority from it until its TTL ends.)
+func (w *qWorld) judgeLoss(c *qClient, l lockstate.Loss) {
+	id := w.under[l.Caller]
+	made, known := c.made[id]
+	if !known || c.excused(id) || l.Why == lockstate.Evicted {
+		return
+	}
+	clean, restarts, deaf := true, false, false
+	for _, s := range w.servers {
+		if !s.faultAt.Before(made) {
+			return // it took a vote
+		}
+		clean = clean && c.hurt[s.i].Before(made)
+		if !s.restarted.Before(made) {
+			restarts = true
+			deaf = deaf || !c.hurt[s.i].Before(s.restarted)
+		}
+	}
+	switch {
+	case clean && !restarts:
+		w.fail("%s lost token %d for nothing: %v", c.name, l.Caller.Token, l.Why)
+	case strings.HasPrefix(l.Why.String(), "Redis says that it is not ours") && !deaf:
+		w.fail("%s lost token %d to servers in quarantine: %v", c.name, l.Caller.Token, l.Why)
+	}
+}
+
+// qPromise is a minimum hold that was given back early: nobody enters before it is over.
+type qPromise struct {
+	c     *qClient
+	x     *lockstate.Caller
+	id    string
+	until time.Time
+}
+
+func (w *qWorld) keepPromises(c *qClient, x *lockstate.Caller) {
+	for _, p := range w.promises {
+		slack := p.x.Opts.MinHold/50 + 2*time.Millisecond // clocks run at different rates
+		if p.x.Phase != lockstate.Inside && p.x.Ended != lockstate.ByLoss && p.x.Err == nil && !p.c.dead && p.c.excuse.IsZero() && w.now.Before(p.until.Add(-slack)) {
+			w.fail("%s enters at %v, and %s was to keep others out until %v", c.name, w.now.Sub(simEpoch), p.c.name, p.until.Sub(simEpoch))
+		}
+	}
+}
+
+// nothingOwned fails if a server keeps the lock, or a place in the queue, although everybody
+// has left and nobody died: waiting for the TTL is for crashes.
+func (w *qWorld) nothingOwned() {
+	for _, c := range w.clients {
+		if c.dead {
+			return
+		}
+	}
+	for _, s := range w.servers {
+		for _, key := range []string{w.keys.Lock, w.keys.Queue(), w.keys.Readers()} {
+			if s.sim.do("EXISTS", key) == 1 {
+				w.fail("server %d keeps %s: %v %v", s.i+1, key, s.sim.do("GET", w.keys.Lock), s.sim.do("ZRANGE", w.keys.Queue(), "0", "-1"))
+			}
+		}
+	}
+}
+
+// idle reports that no client has anything to do.
+func (w *qWorld) idle() bool {
+	for _, c := range w.clients {
+		if c.dead {
+			continue
+		}
+		if !c.q.Idle() || len(c.cancel.Pending) > 0 {
+			return false
+		}
+		for i := range c.strays {
+			if len(c.strays[i].Pending) > 0 {
+				return false
+			}
+		}
+	}
+	return len(w.ops) == 0
+}
+
+// nothingLeft fails if something is left in the clients or, after the last TTL, in Redis.
+func (w *qWorld) nothingLeft() {
+	for _, c := range w.clients {
+		if c.dead {
+			continue
+		}
+		if !c.q.Idle() {
+			w.fail("%s keeps requests: %s", c.name, c.q)
+		}
+		for i := range c.strays {
+			if n := len(c.strays[i].Pending); n > 0 {
+				w.fail("%s keeps %d strays of server %d", c.name, n, i+1)
+			}
+		}
+	}
+	for _, done := range w.checks {
+		select {
+		case <-done:
+		default:
+			if !slices.ContainsFunc(w.clients, func(c *qClient) bool { return c.dead }) {
+				w.fail("a check was never answered")
+			}
+		}
+	}
+	if w.failure != "" {
+		return
+	}
+	w.now = w.now.Add(3*w.ttls[len(w.ttls)-1] + 10*time.Second)
+	w.setTime()
+	for _, s := range w.servers {
+		for _, key := range s.mini.Keys() {
+			if key != w.keys.Meta() && key != "leased:quorum:mark" {
+				w.fail("server %d keeps %s", s.i+1, key)
+			}
+		}
+	}
+}
