@@ -521,4 +521,5 @@ var mutants = []mutant{
 	{"a quorum: a late grant speaks for the old lease in a cancel", "internal/quorum/ops.go", "p.confirmed = !p.late && (", "p.confirmed = (", "TestAServerThatLetOthersIn"},
 	{"a quorum: a lease that is lost during a check stays", "internal/quorum/ops.go", "		r.ends = r.op.verb == protocol.Acquire //", "		r.ends = false //", "TestALeaseThatIsLostDuring"},
 	{"a quorum: what a slow server has not been sent piles up", "internal/quorum/lock.go", "		if s.req != r || s.Kind != Do", "		if true || s.Kind != Do", "TestNothingPilesUp"},
+	{"a quorum: a late answer to a downgrade is a grant", "internal/quorum/lock.go", "r.basis.IsZero() || r.lowers {", "r.basis.IsZero() {", "TestAnAnswerToADowngrade"},
 }

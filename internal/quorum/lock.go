@@ -67,6 +67,7 @@ type request struct {
 	until  time.Time // its release or cancel failed: it is forgotten then; else zero
 	op     *Op       // the command of the state machine about it, that awaits its answer
 	poked  bool      // the state machine was asked to ask again
+	lowers bool      // it is that of a downgrade, of which only the downgrade's answer tells the state machine
 	over   bool      // the state machine does not know it any more
 	ends   bool      // the state machine was told that it is lost: it is over when its op is decided
 }
@@ -618,7 +619,7 @@ func (l *Lock) review(r *request, now time.Time, fx *Effects) {
 	if r.op != nil {
 		l.evaluate(r.op, now, fx)
 	}
-	if r.token != 0 || r.basis.IsZero() {
+	if r.token != 0 || r.basis.IsZero() || r.lowers {
 		return
 	}
 	if l.majority(r, r.basis, now) && (r.op == nil || r.op.verb == protocol.Acquire) {

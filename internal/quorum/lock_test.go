@@ -570,3 +570,36 @@ func TestNothingPilesUpBeforeASlowServer(t *testing.T) {
 		}
 	}
 }
+
+// Answers to a downgrade that come when it was decided without them say nothing to the state
+// machine, which would take the new request for one that it does not know and cancel it, while
+// its lease goes on under the old one: it sends the downgrade again.
+func TestAnAnswerToADowngradeThatComesLateIsNoGrant(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.own(true, true, true)
+	next := "leased1:r" + s.id[len("leased1:w"):]
+	downgrade := func() *Op {
+		s.fx = Effects{}
+		return s.lock.Do(&protocol.Command{Verb: protocol.Downgrade, ID: s.id, Next: next, At: s.now}, s.now, &s.fx)
+	}
+	op := downgrade()
+	sends := s.fx.Sends
+	s.fx = Effects{}
+	s.lock.Expire(op, s.now, &s.fx)
+	if op.Err == nil {
+		t.Fatalf("decided without answers: %+v", op.Answer)
+	}
+	for _, send := range sends {
+		s.answer(send, granted(7))
+		if len(s.fx.Messages) > 0 {
+			t.Fatalf("told %+v", s.fx.Messages[0])
+		}
+	}
+	op = downgrade()
+	for _, send := range s.fx.Sends {
+		s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Granted, Token: 7, Clock: 7, Kept: true}})
+	}
+	if !op.Decided() || op.Answer.Outcome != protocol.Granted {
+		t.Errorf("the second downgrade: decided %v, %+v %v", op.Decided(), op.Answer, op.Err)
+	}
+}

@@ -119,7 +119,7 @@ func (l *Lock) Do(c *protocol.Command, now time.Time, fx *Effects) *Op {
 	default:
 		r.last = max(r.last, c.Last)
 		op.next = l.request(c.Next)
-		op.next.op = op
+		op.next.op, op.next.lowers = op, c.Verb == protocol.Downgrade
 		if op.next.basis.IsZero() {
 			op.next.basis = c.At
 		}

@@ -29,6 +29,7 @@ import (
 
 var quorumSeeds = flag.Int("quorum.seeds", 64, "schedules of TestQuorumSimulation on three servers; fewer on five and seven")
 var quorumFirst = flag.Int64("quorum.first", 1, "first seed of TestQuorumSimulation")
+var quorumFor = flag.Duration("quorum.for", 0, "instead of a number of schedules: for how long to go on, on each number of servers, with readers and without")
 var quorumTrace = flag.Bool("quorum.trace", false, "print each schedule")
 
 type qServer struct {
@@ -115,6 +116,7 @@ type qWorld struct {
 	restarts   int       // of data, in this schedule
 	counts     map[string]int
 	lazy       int
+	ran        int // schedules so far
 }
 
 func newQWorld(t testing.TB, n int) *qWorld {
@@ -864,6 +866,7 @@ func (w *qWorld) some() {
 
 func (w *qWorld) run(seed int64, readers bool) {
 	w.begin(seed)
+	w.ran++
 	for range 150 + w.rng.IntN(150) {
 		switch w.rng.IntN(10) {
 		case 0, 1:
@@ -968,8 +971,8 @@ func TestQuorumSimulation(t *testing.T) {
 			t.Run(fmt.Sprintf("%d servers, readers %v", n, readers), func(t *testing.T) {
 				w := newQWorld(t, n)
 				defer w.close()
-				for i := range max(1, *quorumSeeds*3/(n*(n-2))) {
-					seed := *quorumFirst + int64(i)
+				last, end := *quorumFirst+int64(max(1, *quorumSeeds*3/(n*(n-2)))), time.Now().Add(*quorumFor)
+				for seed := *quorumFirst; *quorumFor == 0 && seed < last || time.Now().Before(end); seed++ {
 					w.trace = *quorumTrace
 					w.run(seed, readers)
 					if w.trace {
@@ -982,7 +985,7 @@ func TestQuorumSimulation(t *testing.T) {
 						t.Fatalf("seed %d (-quorum.first=%d -quorum.seeds=1): %s\n%s", seed, seed, failure, strings.Join(tail, "\n"))
 					}
 				}
-				t.Logf("%v", w.counts)
+				t.Logf("%d schedules: %v", w.ran, w.counts)
 			})
 		}
 	}
