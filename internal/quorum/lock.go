@@ -94,9 +94,10 @@ type part struct {
 	// the server has not told us since whether it is in quarantine.
 	unsure  bool
 	unheard bool
-	adopts  bool // an adopt is on its way
-	forgets bool // an adopt failed
-	lost    bool // a renewal found it lost, and it is asked for again
+	adopts  bool  // an adopt is on its way
+	forgets bool  // an adopt failed
+	lost    bool  // a renewal found it lost, and what it is asked then has no answer yet
+	also    []*Op // renewals that wait for the answer to an acquire of another one
 	// until is for a part that was owned when its server lost its data: up to then the server
 	// is in quarantine, so that no other client can count its vote. late is set if it granted
 	// again only after that.
@@ -221,7 +222,7 @@ func (l *Lock) identify(r *request, i int) *part {
 		return p
 	}
 	old := *p
-	*p = part{young: old.young, until: old.until}
+	*p = part{young: old.young, until: old.until, lost: old.lost}
 	if old.id == "" && l.cfg.Proof(i) == r.who.Proof {
 		p.id = r.base
 	} else {
@@ -402,8 +403,11 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 	}
 	// Whether the server had granted it before it answered.
 	had := p.state == owned && !a.Kept || p.lost || !p.until.IsZero()
-	wasLost := p.lost
-	p.asking, p.lost = false, false
+	wasLost, ops := p.lost, p.also
+	p.asking, p.lost, p.also = false, false, nil
+	if s.op != nil {
+		ops = append(ops, s.op)
+	}
 	if res.Young > 0 {
 		p.young = now.Add(res.Young)
 	} else if res.Fail == nil {
@@ -414,8 +418,8 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 	switch {
 	case p.state == ending: // what follows in the lane ends it
 	case res.Fail != nil:
-		if s.op != nil {
-			s.op.fail(i, res.Fail)
+		for _, op := range ops {
+			op.fail(i, res.Fail)
 		}
 		if wasLost {
 			outcome = outcomeLost
@@ -453,11 +457,11 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 		}
 		return
 	}
-	if s.op != nil {
-		s.op.handed = max(s.op.handed, a.Handed)
-		s.op.unfinished = s.op.unfinished || a.Unfinished
-		s.op.settle(i, outcome)
-		l.evaluate(s.op, now, fx)
+	for _, op := range ops {
+		op.handed = max(op.handed, a.Handed)
+		op.unfinished = op.unfinished || a.Unfinished
+		op.settle(i, outcome)
+		l.evaluate(op, now, fx)
 	}
 	l.review(r, now, fx)
 }

@@ -603,3 +603,76 @@ func TestAnAnswerToADowngradeThatComesLateIsNoGrant(t *testing.T) {
 		t.Errorf("the second downgrade: decided %v, %+v %v", op.Decided(), op.Answer, op.Err)
 	}
 }
+
+// A renewal that was decided without a server's answer asks nothing when it comes. The next one
+// does.
+func TestARestartThatALateAnswerShowsKeepsTheLease(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.own(true, true, true)
+	first := s.renew()
+	late := s.fx.Sends
+	s.fx = Effects{}
+	s.lock.Expire(first, s.now, &s.fx)
+	s.now = s.now.Add(100 * time.Millisecond)
+	op := s.renew()
+	sends := s.fx.Sends
+	for _, send := range late[:2] {
+		if asks := s.answer(send, notOurs); len(asks) > 0 {
+			t.Fatalf("asked %d", len(asks))
+		}
+	}
+	s.answer(sends[2], renewed)
+	for _, send := range sends[:2] {
+		s.answer(s.answer(send, notOurs)[0], young(protocol.Granted, 7, 10*time.Second))
+	}
+	if !op.Decided() || op.Renewed != protocol.Granted {
+		t.Errorf("decided %v, %v", op.Decided(), op.Renewed)
+	}
+}
+
+// Two renewals under way, as when the first one waits for a slow server, find the same: that
+// servers have restarted. The answer to what the first one asks then is the second one's, too.
+func TestTwoRenewalsThatFindARestartKeepTheLease(t *testing.T) {
+	for _, before := range []bool{true, false} { // the second one begins before the first finds it
+		s := newStand(t, 3, time.Second)
+		s.own(true, true, true)
+		var ops []*Op
+		begin := func() (sends []*Send) {
+			s.now = s.now.Add(100 * time.Millisecond)
+			ops = append(ops, s.renew())
+			return s.fx.Sends
+		}
+		first := begin()
+		var second, asks []*Send
+		if before {
+			second = begin()
+		}
+		for _, send := range first[:2] {
+			asks = append(asks, s.answer(send, notOurs)...)
+		}
+		if !before {
+			second = begin()
+		}
+		for _, send := range second {
+			if send.Server == 2 {
+				s.answer(send, renewed)
+			} else {
+				asks = append(asks, s.answer(send, notOurs)...)
+			}
+		}
+		for _, ask := range asks {
+			s.answer(ask, young(protocol.Granted, 7, 10*time.Second))
+		}
+		for i, op := range ops {
+			if s.fx = (Effects{}); !op.Decided() {
+				s.lock.Expire(op, s.now, &s.fx)
+			}
+			if op.Renewed == protocol.NotOurs {
+				t.Errorf("before %v: renewal %d found it lost", before, i+1)
+			}
+		}
+		if len(asks) != 2 {
+			t.Errorf("before %v: asked %d times", before, len(asks))
+		}
+	}
+}

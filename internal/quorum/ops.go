@@ -57,7 +57,7 @@ func (l *Lock) newOp(kind Kind, verb protocol.Verb, r *request, at, now time.Tim
 	if op.held {
 		op.stood = make([]bool, l.cfg.N)
 		for i := range r.parts {
-			op.stood[i] = r.parts[i].stands(now)
+			op.stood[i] = r.parts[i].stands(now) || r.parts[i].lost // the answer that it waits for decides
 		}
 	}
 	return op
@@ -444,7 +444,7 @@ func (l *Lock) Renew(b *protocol.Renewal, now time.Time, fx *Effects) *Op {
 				Req: protocol.Request{ID: p.id, Mode: r.who.Mode, TTL: r.who.TTL}}
 			l.send(s, fx)
 		case p.asking:
-			op.away(i, errBusy)
+			p.also = append(p.also, op)
 		default:
 			l.ask(op, r, i, fx)
 		}
@@ -460,7 +460,7 @@ func (l *Lock) renewed(s *Send, res Result, now time.Time, fx *Effects) {
 	i, op := s.Server, s.op
 	switch {
 	case p == nil || p.state != owned:
-		op.settle(i, outcomeSkipped)
+		l.askLost(op, i, fx) // another renewal may have found it lost
 	case res.Renewed == protocol.Granted:
 		if s.Renew.At.After(p.proved) {
 			p.proved = s.Renew.At
@@ -472,18 +472,30 @@ func (l *Lock) renewed(s *Send, res Result, now time.Time, fx *Effects) {
 			op.settle(i, outcomeOvertaken)
 			break
 		}
-		p.state, p.ended = absent, true
-		if s.req.over || op.decided || l.cfg.Away(i) {
-			op.settle(i, outcomeLost)
-			break
-		}
-		l.ask(op, s.req, i, fx)
-		p.lost = true
+		p.state, p.ended, p.lost = absent, true, true
+		l.askLost(op, i, fx)
 	default:
 		op.fail(i, res.Fail)
 		op.settle(i, outcomeFailed)
 	}
 	l.evaluate(op, now, fx)
+}
+
+// askLost has a renewal wait for the answer of a server that does not own what it had granted:
+// whether it lost its data.
+func (l *Lock) askLost(op *Op, i int, fx *Effects) {
+	p := &op.req.parts[i]
+	switch {
+	case op.decided || op.req.over:
+	case p.asking && p.state != ending:
+		p.also = append(p.also, op)
+	case !p.lost:
+		op.settle(i, outcomeSkipped)
+	default:
+		if l.ask(op, op.req, i, fx); !p.asking {
+			op.outcomes[i] = outcomeLost
+		}
+	}
 }
 
 // Expire is the event that a command has waited for its answers for long enough.
@@ -652,7 +664,7 @@ func (op *Op) standing(now time.Time) int {
 		case outcomeYes, outcomePending:
 			n++
 		default:
-			if !p.until.IsZero() || now.Sub(p.proved) < op.req.who.TTL {
+			if !p.until.IsZero() || !p.lost && now.Sub(p.proved) < op.req.who.TTL {
 				n++
 			}
 		}
