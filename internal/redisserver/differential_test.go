@@ -21,6 +21,14 @@ var differentialSeeds = flag.Int("differential.seeds", 60, "random sequences tha
 // answers, messages and keys after each. What other tests prove on the embedded server holds
 // on a real one as far as the two agree. To run a failed seed alone, use -differential.from.
 func TestTheEmbeddedServerAnswersLikeARealOne(t *testing.T) {
+	for _, quorum := range []bool{false, true} {
+		t.Run(fmt.Sprintf("of a quorum %v", quorum), func(t *testing.T) { testDifferences(t, quorum) })
+	}
+}
+
+// testDifferences does so on a server of its own, or on one of a quorum, where requests are
+// placed by tickets, tokens are written back, and answers come with the server's mark.
+func testDifferences(t *testing.T, quorum bool) {
 	t.Parallel()
 	in := redistest.Shared(t)
 	server := redistest.MiniTCP(t)
@@ -29,10 +37,13 @@ func TestTheEmbeddedServerAnswersLikeARealOne(t *testing.T) {
 	if testing.Short() {
 		seeds = min(seeds, 10)
 	}
-	d := &twins{t: t}
+	d := &twins{t: t, quorum: quorum}
 	for i, rdb := range []*redis.Client{clientOf(t, server.Addr()), in.Client()} {
 		redistest.CheckLeaks(t, rdb, prefix)
 		d.sides[i] = newScene(t, rdb, prefix, "x")
+		if quorum {
+			d.sides[i].srv = NewMember(d.sides[i].srv.Rdb, prefix)
+		}
 	}
 	// C has no inbox on either side, so its "c" ids are proved gone.
 	for i, s := range d.sides {
@@ -45,6 +56,9 @@ func TestTheEmbeddedServerAnswersLikeARealOne(t *testing.T) {
 		}
 	}
 	d.clear()
+	for _, s := range d.sides {
+		s.raw("DEL", prefix+MarkName)
+	}
 }
 
 var differentialFrom = flag.Int64("differential.from", 1, "first seed of the sequences")
@@ -55,6 +69,8 @@ type twins struct {
 	sides   [2]*scene
 	inboxes [2][]*listener
 	names   [2]ranks
+	quorum  bool
+	marks   [2]uint64
 	quick   bool  // some grants are provisional
 	slack   int64 // the longest time in ms between the same step on the two servers
 	carried int64 // how many steps may have set an expiry to what PTTL said
@@ -113,16 +129,44 @@ func (d *twins) known() string {
 	return d.ids[max(0, len(d.ids)-1-d.rng.Intn(8))]
 }
 
+// ticket places a request on a server of a quorum. Some are equal.
+func (d *twins) ticket() uint64 {
+	if !d.quorum {
+		return 0
+	}
+	return 1_700_000_000_000_000 + uint64(d.rng.Intn(8))
+}
+
+// mark does to the mark what a restart without data, and others, can do.
+func (d *twins) mark() {
+	n := d.rng.Intn(3)
+	d.log = append(d.log, fmt.Sprintf("mischief %d of the mark", n))
+	for _, s := range d.sides {
+		switch key := strings.TrimSuffix(s.keys.Lock, "x") + MarkName; n {
+		case 0:
+			s.raw("DEL", key)
+		case 1:
+			s.raw("SET", key, "1")
+		case 2: // ahead of the clock, which was set back
+			s.raw("SET", key, "9000000000000000")
+		}
+	}
+}
+
 func (d *twins) act() bool {
 	switch n := d.rng.Intn(20); {
 	case n < 5:
-		return d.take(step{what: []string{"acquire", "acquire", "try"}[d.rng.Intn(3)], id: d.fresh()})
+		return d.take(step{what: []string{"acquire", "acquire", "try"}[d.rng.Intn(3)], id: d.fresh(), ticket: d.ticket()})
 	case n < 16:
 		st := step{
-			what: []string{"acquire", "try", "release", "release", "yield", "cancel", "renew", "downgrade"}[d.rng.Intn(8)],
-			id:   d.known(),
-			used: []uint64{0, 0, 2, 7_200_000_000}[d.rng.Intn(4)],
-			cool: someCooldown(d.rng),
+			what:   []string{"acquire", "try", "release", "release", "yield", "cancel", "renew", "downgrade"}[d.rng.Intn(8)],
+			id:     d.known(),
+			used:   []uint64{0, 0, 2, 7_200_000_000}[d.rng.Intn(4)],
+			cool:   someCooldown(d.rng),
+			ticket: d.ticket(),
+		}
+		if d.quorum && d.rng.Intn(6) == 0 {
+			st.what, st.used = "adopt", max(1, st.used)
 		}
 		if st.what == "yield" {
 			st.next = d.fresh()
@@ -138,7 +182,13 @@ func (d *twins) act() bool {
 	case n == 16 && len(d.past) > 0: // a late copy
 		return d.take(d.past[d.rng.Intn(len(d.past))])
 	case n == 17:
-		return d.take(step{what: "evict"})
+		st := step{what: "evict"}
+		if d.quorum {
+			st.used = []uint64{0, 2, 7_200_000_000}[d.rng.Intn(3)]
+		}
+		return d.take(st)
+	case n == 18 && d.quorum:
+		d.mark()
 	}
 	return d.mischief()
 }
@@ -205,6 +255,10 @@ func (d *twins) take(st step) bool {
 	for i, s := range d.sides {
 		r := s.take(st)
 		got[i] = r.meaning(&d.names[i])
+		if r.Mark != 0 {
+			got[i] += fmt.Sprint(" marked anew ", r.Mark != d.marks[i], " long ago ", r.Mark == 1)
+			d.marks[i] = r.Mark
+		}
 		if r.failed {
 			d.log = append(d.log, r.err.Error())
 		}

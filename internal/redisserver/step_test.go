@@ -14,11 +14,13 @@ import (
 
 // step is one call of a script, which can be repeated and sent to several servers.
 type step struct {
-	what string // acquire, try, release, yield, downgrade, cancel, renew, evict
+	what string // acquire, try, release, yield, downgrade, cancel, renew, evict, adopt
 	id   string
 	next string        // yield, downgrade
 	used uint64        // release, yield, downgrade, cancel: the last token minus the server's, 0 for none
 	cool time.Duration // release, yield, cancel: the cool-down
+
+	ticket uint64 // on a server of a quorum: acquire, try, yield, downgrade
 }
 
 // result is the result of a step. The texts of errors are not compared, because those of the
@@ -38,24 +40,28 @@ func (s *scene) take(st step) (r result) {
 	}
 	switch st.what {
 	case "acquire":
-		r.Answer, r.err = s.do(s.acquireOf(st.id))
+		c := s.acquireOf(st.id)
+		c.Ticket = st.ticket
+		r.Answer, r.err = s.do(c)
 	case "try":
 		c := s.acquireOf(st.id)
-		c.Wait = false
+		c.Wait, c.Ticket = false, st.ticket
 		r.Answer, r.err = s.do(c)
 	case "release":
 		r.Answer, r.err = s.do(protocol.Command{Verb: protocol.Release, ID: st.id, Last: last, Cooldown: st.cool})
 	case "yield":
-		r.Answer, r.err = s.do(protocol.Command{Verb: protocol.Yield, ID: st.id, Next: st.next, Last: last, Cooldown: st.cool})
+		r.Answer, r.err = s.do(protocol.Command{Verb: protocol.Yield, ID: st.id, Next: st.next, Last: last, Cooldown: st.cool, Ticket: st.ticket})
 	case "downgrade":
-		r.Answer, r.err = s.do(protocol.Command{Verb: protocol.Downgrade, ID: st.id, Next: st.next, Last: last})
+		r.Answer, r.err = s.do(protocol.Command{Verb: protocol.Downgrade, ID: st.id, Next: st.next, Last: last, Ticket: st.ticket})
 	case "cancel":
 		r.err = s.tryCancel(st.id, last, st.cool)
 	case "renew":
 		batch := s.renewal(st.id)
 		r.Outcome, r.Clock, r.err = batch.Outcome, batch.Clock, batch.Err
 	case "evict":
-		r.evicted, r.err = s.srv.Evict(context.Background(), &s.keys)
+		r.evicted, r.err = s.srv.EvictAbove(context.Background(), &s.keys, last)
+	case "adopt":
+		r.Answer, r.err = s.srv.Adopt(context.Background(), &s.keys, st.id, last)
 	}
 	r.failed = r.err != nil
 	return r
