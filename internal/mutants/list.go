@@ -524,4 +524,6 @@ var mutants = []mutant{
 	{"a quorum: a late answer to a downgrade is a grant", "internal/quorum/lock.go", "r.basis.IsZero() || r.lowers {", "r.basis.IsZero() {", "TestAnAnswerToADowngrade"},
 	{"a quorum: a renewal does not wait for what another one asked", "internal/quorum/ops.go", "	case p.asking && p.state != ending:\n		p.also = append(p.also, op)\n", "	case p.asking && p.state != ending:\n		op.settle(i, outcomeSkipped)\n", "TestTwoRenewals"},
 	{"a quorum: a renewal does not ask what an earlier one found lost", "internal/quorum/ops.go", "	case !p.lost:\n		op.settle(i, outcomeSkipped)\n", "	case p != nil:\n		op.settle(i, outcomeSkipped)\n", "TestARestartThatALateAnswerShows"},
+	{"a quorum: a downgrade whose token is not kept is given back", "internal/quorum/ops.go", "	if r.token == 0 && op.verb != protocol.Downgrade {", "	if r.token == 0 {", "TestADowngradeWhoseToken"},
+	{"a quorum: a downgrade whose token is not kept waits", "internal/quorum/ops.go", "	case op.verb == protocol.Downgrade: // done", "	case false: // done", "TestADowngradeWhoseToken"},
 }

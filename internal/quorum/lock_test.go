@@ -630,6 +630,47 @@ func TestARestartThatALateAnswerShowsKeepsTheLease(t *testing.T) {
 	}
 }
 
+// A downgrade whose token a majority does not keep in time is neither refused nor given back: it
+// is what is left of the lease. It is repeated.
+func TestADowngradeWhoseTokenIsNotKeptYetIsRepeated(t *testing.T) {
+	for _, silentThird := range []bool{true, false} {
+		s := newStand(t, 3, time.Second)
+		s.own(true, true, false)
+		next := "leased1:r" + s.id[len("leased1:w"):]
+		downgrade := func() (*Op, []*Send) {
+			s.fx = Effects{}
+			op := s.lock.Do(&protocol.Command{Verb: protocol.Downgrade, ID: s.id, Next: next, At: s.now}, s.now, &s.fx)
+			return op, s.fx.Sends
+		}
+		op, sends := downgrade()
+		var adopts []*Send
+		for i, token := range []uint64{9_000_000, 1_000_000} {
+			adopts = append(adopts, s.answer(sends[i], granted(token))...)
+		}
+		if len(adopts) != 1 || adopts[0].Kind != Adopt {
+			t.Fatalf("sent %+v", adopts)
+		}
+		if !silentThird && len(sends) > 2 {
+			s.answer(sends[2], Result{Answer: protocol.Answer{Outcome: protocol.NotOurs}})
+		}
+		s.fx = Effects{}
+		s.lock.Expire(op, s.now, &s.fx)
+		if op.Err == nil || len(s.fx.Sends) > 0 || len(s.fx.Strays) > 0 {
+			t.Fatalf("decided %v, %v, sent %v, strays %v", op.Answer.Outcome, op.Err, s.fx.Sends, s.fx.Strays)
+		}
+		s.answer(adopts[0], Result{Answer: protocol.Answer{Outcome: protocol.Done}})
+		op, sends = downgrade()
+		for _, send := range sends {
+			if send.Kind == Do && send.Cmd.Verb == protocol.Acquire {
+				s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Granted, Token: 9_000_000, Clock: 1_000_000, Kept: true}})
+			}
+		}
+		if !op.Decided() || op.Answer.Outcome != protocol.Granted || op.Answer.Token != 9_000_000 {
+			t.Errorf("repeated: decided %v, %+v %v", op.Decided(), op.Answer, op.Err)
+		}
+	}
+}
+
 // Two renewals under way, as when the first one waits for a slow server, find the same: that
 // servers have restarted. The answer to what the first one asks then is the second one's, too.
 func TestTwoRenewalsThatFindARestartKeepTheLease(t *testing.T) {

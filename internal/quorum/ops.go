@@ -501,7 +501,14 @@ func (l *Lock) askLost(op *Op, i int, fx *Effects) {
 // Expire is the event that a command has waited for its answers for long enough.
 func (l *Lock) Expire(op *Op, now time.Time, fx *Effects) {
 	op.expired = true
+	asks := op.req
+	if op.next != nil {
+		asks = op.next
+	}
 	for i := range op.outcomes {
+		if asks.parts[i].adopts && op.fails[i] == nil {
+			op.fail(i, &protocol.Failure{Err: errAway, Kind: protocol.NoAnswer})
+		}
 		if op.outcomes[i] == outcomePending || op.olds != nil && op.olds[i] == outcomePending {
 			if op.fails[i] == nil {
 				op.fail(i, &protocol.Failure{Err: errAway, Kind: protocol.NoAnswer})
@@ -621,6 +628,8 @@ func (l *Lock) evaluateAcquire(op *Op, r *request, now time.Time, fx *Effects) {
 		op.Answer = protocol.Answer{Outcome: protocol.Enqueued}
 		l.waits(&op.Answer, r, now)
 		l.decide(op, fx)
+	case op.verb == protocol.Downgrade: // done, and not known to be: it is repeated
+		l.lacksQuorum(op, fx)
 	case op.cmd.Wait || op.verb != protocol.Acquire:
 		op.Answer = protocol.Answer{Outcome: protocol.Enqueued}
 		l.waits(&op.Answer, r, now)
@@ -718,7 +727,8 @@ func (r *request) keeps() {
 }
 
 // noMajority decides an acquire that too few servers answered, or could vote for. What the
-// others gave is given back: a client that cannot own must not keep out those that can.
+// others gave is given back: a client that cannot own must not keep out those that can. But
+// what a downgrade gave is what is left of a lease.
 func (l *Lock) noMajority(op *Op, r *request, now time.Time, fx *Effects) {
 	l.lacksQuorum(op, fx)
 	e := op.Err.(*noQuorum)
@@ -730,7 +740,7 @@ func (l *Lock) noMajority(op *Op, r *request, now time.Time, fx *Effects) {
 	if e.answered < l.cfg.Need {
 		e.young = 0
 	}
-	if r.token == 0 {
+	if r.token == 0 && op.verb != protocol.Downgrade {
 		l.retreat(r, fx)
 		l.drop(r, fx) // the state machine may ask under its id again: see request
 	}
