@@ -57,7 +57,7 @@ func testDifferences(t *testing.T, quorum bool) {
 	}
 	d.clear()
 	for _, s := range d.sides {
-		s.raw("DEL", prefix+MarkName)
+		s.raw("DEL", protocol.MarkKey(prefix))
 	}
 }
 
@@ -142,7 +142,7 @@ func (d *twins) mark() {
 	n := d.rng.Intn(3)
 	d.log = append(d.log, fmt.Sprintf("mischief %d of the mark", n))
 	for _, s := range d.sides {
-		switch key := strings.TrimSuffix(s.keys.Lock, "x") + MarkName; n {
+		switch key := protocol.MarkKey(strings.TrimSuffix(s.keys.Lock, "x")); n {
 		case 0:
 			s.raw("DEL", key)
 		case 1:
