@@ -59,6 +59,9 @@ type Client struct {
 	group    group
 	stats    counters
 
+	// publishDenied is whether scripts may not publish, as the last answer about it said.
+	publishDenied atomic.Bool
+
 	// unlocks counts the calls of Unlock that are waiting. Shutdown waits for them, also if
 	// their lock is removed already and only a cancel has yet to be confirmed.
 	unlocks atomic.Int32
@@ -251,7 +254,7 @@ func (c *environment) InboxPending() bool {
 }
 
 // HasInbox reports whether messages reach this client, so that waiting needs no polling.
-func (c *environment) HasInbox() bool { return !c.inbox.denied() }
+func (c *environment) HasInbox() bool { return !c.inbox.denied() && !c.publishDenied.Load() }
 
 // Jitter returns a random number in [0, 1).
 func (c *environment) Jitter() float64 { return rand.Float64() }

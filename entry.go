@@ -261,7 +261,10 @@ func (e *entry) run(cmd *protocol.Command, limit time.Duration) {
 			c.log.foreignOwner(e.keys.Name, a.Blocker, a.Left)
 		}
 		if a.Echo == protocol.EchoDenied {
+			c.publishDenied.Store(true)
 			c.log.publishDenied()
+		} else if a.Echo > 0 {
+			c.publishDenied.Store(false)
 		}
 		c.stats.handed(a.Handed)
 	}

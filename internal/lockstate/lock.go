@@ -377,7 +377,7 @@ func (l *Lock) ask(now time.Time, fx *Effects) {
 		return
 	}
 	l.pending = pending{verb: protocol.Acquire}
-	fx.Send = protocol.Command{Verb: protocol.Acquire, ID: g.req.ID, TTL: g.req.TTL, Wait: l.anyoneWaits() && !g.probe, Told: g.told,
+	fx.Send = protocol.Command{Verb: protocol.Acquire, ID: g.req.ID, TTL: g.req.TTL, Wait: l.anyoneWaits() && !g.probe, First: !g.sent, Told: g.told,
 		Check: g.state == queued, At: now}
 }
 

@@ -109,3 +109,22 @@ func TestAGrantThatIsWantedBeforeItsAnswerCameIsWanted(t *testing.T) {
 		t.Error("it is not taken for wanted")
 	}
 }
+
+// The server joins an id to the queue in fewer calls if it was never sent before.
+func TestOnlyTheFirstAcquireOfARequestIsCalledThat(t *testing.T) {
+	h := drive(t)
+	h.enter(writer())
+	if !h.sends(protocol.Acquire).First {
+		t.Error("the first one is not")
+	}
+	h.reply(protocol.Answer{}, errSilence, time.Second)
+	h.pass(time.Second)
+	if h.sends(protocol.Acquire).First {
+		t.Error("one after a silence is")
+	}
+	h.answer(h.queue())
+	h.pass(LongestPoll)
+	if h.sends(protocol.Acquire).First {
+		t.Error("a re-check is")
+	}
+}

@@ -29,6 +29,7 @@ type Command struct {
 	Next  string        // yield, downgrade: the request that replaces it
 	Last  uint64        // release, yield, downgrade: last token assigned under id, 0 if only the grant's own
 	Wait  bool          // acquire: enqueue if the lock is taken
+	First bool          // acquire: the id was never sent before
 	Own   string        // acquire: id of this process's own readers, which are not notified that it waits
 	Check bool          // acquire: a re-check, which also tests the inbox by an echo
 	Held  bool          // acquire: about a grant that is held

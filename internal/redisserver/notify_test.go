@@ -5,6 +5,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	mini "github.com/alicebob/miniredis/v2/server"
 
@@ -252,6 +253,46 @@ func TestEveryReaderHearsWantedOnceAndAgainAtTheHeadsRecheck(t *testing.T) {
 		s.acquire(w) // the head's re-check does, since a message may have been lost
 		inboxA.receives(a, "wanted")
 		inboxB.received()
+	})
+}
+
+// A writer that owns knows from the first that waits, or from granted, that others do. Only the
+// head of the queue says so again, and who comes while the head may be dead.
+func TestAWriterHearsWantedFromTheFirstWaiterAndFromTheHead(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		inbox := s.listen("A")
+		ask := func(id string, first bool, place int) {
+			t.Helper()
+			c := s.acquireOf(id)
+			c.First = first
+			s.waits(s.must(s.do(c)), place)
+		}
+		for _, first := range []bool{true, false} {
+			owner, head := s.writer("A"), s.writer("B")
+			s.gets(s.acquire(owner))
+			ask(head, first, 0)
+			inbox.receives(owner, "wanted")
+			ask(s.writer("C"), first, 1)
+			inbox.receives(owner)
+			ask(head, false, 0)
+			inbox.receives(owner, "wanted")
+			s.raw("ZADD", s.keys.Waiters(), s.now()+(long-6*time.Second).Milliseconds(), head)
+			ask(s.writer("C"), first, 2)
+			inbox.receives(owner, "wanted")
+			s.clear()
+		}
+	})
+}
+
+// A yield has those hear that others wait that stay owners: readers of other processes.
+func TestAReaderHearsWantedFromAYieldBesideIt(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		inbox := s.listen("A")
+		stays, leaves, writer := s.reader("A"), s.reader("B"), s.writer("B")
+		s.gets(s.acquire(stays))
+		s.gets(s.acquire(leaves))
+		s.waits(s.yield(leaves, writer, 0), 0)
+		inbox.receives(stays, "wanted")
 	})
 }
 

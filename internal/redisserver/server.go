@@ -157,7 +157,10 @@ func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) 
 	switch c.Verb {
 	case protocol.Acquire:
 		var wait any = "0"
-		if c.Wait {
+		switch {
+		case c.Wait && c.First:
+			wait = "2"
+		case c.Wait:
 			wait = "1"
 		}
 		args := []any{s.Inboxes, c.ID, wait, c.Echo, Milliseconds(c.TTL), Milliseconds(protocol.TokenLife(c.TTL)), c.Own}

@@ -32,6 +32,16 @@ type result struct {
 	err     error
 }
 
+// first picks half of all ids. An acquire of one says that it is the first: where that is not
+// true, it is a late copy.
+func first(id string) bool {
+	sum := 0
+	for _, b := range []byte(id) {
+		sum += int(b)
+	}
+	return sum%2 == 0
+}
+
 func (s *scene) take(st step) (r result) {
 	s.t.Helper()
 	var last uint64
@@ -42,6 +52,7 @@ func (s *scene) take(st step) (r result) {
 	case "acquire":
 		c := s.acquireOf(st.id)
 		c.Ticket = st.ticket
+		c.First = first(st.id)
 		r.Answer, r.err = s.do(c)
 	case "try":
 		c := s.acquireOf(st.id)
@@ -185,6 +196,38 @@ func (x *scattering) contested(rng *rand.Rand, now int64) {
 		x.commands = append(x.commands, []any{"ZADD", 1, len(x.commands), waiter}, []any{"ZADD", 3, now + 90_000, waiter})
 	}
 	x.commands = append(x.commands, []any{"PEXPIRE", 1, 900_000}, []any{"PEXPIRE", 3, 900_000})
+}
+
+// joined is contested, with the TTL of the last of x.ids for nearly all, waiting leases as
+// they are when the head of the queue has asked lately, or has not, and keys of the queue that
+// expire late enough, or not. That last id waits for the first time, or has a place already.
+func (x *scattering) joined(rng *rand.Rand, now int64) {
+	x.contested(rng, now)
+	x.only(4)
+	ttl := scatterTTLs[rng.Intn(len(scatterTTLs))]
+	maker := scene{made: 600_000}
+	id := func(modes string) string {
+		of := ttl
+		if rng.Intn(12) == 0 {
+			of = scatterTTLs[rng.Intn(len(scatterTTLs))]
+		}
+		return proved(rng, maker.id(string("ABC"[rng.Intn(3)]), protocol.Mode(modes[rng.Intn(len(modes))]), of))
+	}
+	x.ids = []string{id("w"), id("wwwwwwr")}
+	if !first(x.ids[1]) {
+		x.ids[1] = id("wwwwwwr")
+	}
+	left := ttl.Milliseconds() - []int64{0, 1_000, 2_000, 3_000, 7_000, ttl.Milliseconds() - 1_000, -3_000}[rng.Intn(7)]
+	x.commands = append(x.commands, []any{"SET", 0, x.ids[0], "PX", []int64{left, ttl.Milliseconds() + 60_000}[rng.Intn(8)/7]})
+	for i := range min(3, rng.Intn(8)) {
+		waiter := id("wwwwwwr")
+		x.commands = append(x.commands, []any{"ZADD", 1, i, waiter}, []any{"ZADD", 3, now + left, waiter})
+		if rng.Intn(12) == 0 {
+			x.ids[1] = waiter
+		}
+	}
+	lasts := []int64{3, 2, 2, 1}[rng.Intn(4)]*ttl.Milliseconds() + 500
+	x.commands = append(x.commands, []any{"PEXPIRE", 1, lasts}, []any{"PEXPIRE", 3, lasts})
 }
 
 // put sets the lock to the state x.

@@ -1,7 +1,8 @@
 -- acquire(id, wait): become owner, or wait in the queue.
 --
 -- KEYS  as in common.lua
--- ARGV  2 id, 3 '1' to wait, 4 nonce for an echo to the caller's inbox or '',
+-- ARGV  2 id, 3 '0' not to wait, '1' to wait, '2' to wait with an id that was never sent
+--       before, 4 nonce for an echo to the caller's inbox or '',
 --       5 the id's TTL in ms, 6 for how many ms to remember the token (both for
 --       acquire_fast.lua only), 7 id of the caller's own readers, which are not notified
 --       that it waits, or '', 8 the time up to which the previous call notified readers;
@@ -24,9 +25,10 @@ clamp()
 local token = grant_next(id)
 if not token and free(mode) and head() == false then token = make_owner(id, mode, ttl) end
 if token then return granted_reply(token) end
-if ARGV[3] ~= '1' then return waiting_reply(REFUSED, redis.call('ZCARD', KEYS[2]), echoed, 0) end
+if ARGV[3] == '0' then return waiting_reply(REFUSED, redis.call('ZCARD', KEYS[2]), echoed, 0) end
 
 local place, new = enqueue(id, ttl)
 local upto, after = 0, tonumber(ARGV[8]) or 0
-if new or place == 0 or after > 0 then upto = notify_owners('wanted', ARGV[7], after) end
+-- A writer that owns was notified by granted, or when the queue was empty. The head repeats it.
+if place == 0 or after > 0 or new and (value == MARK or not asked_lately()) then upto = notify_owners('wanted', ARGV[7], after) end
 return waiting_reply(QUEUED, place, echoed, upto)

@@ -389,12 +389,26 @@ local function enqueue(id, ttl)
     redis.call('ZADD', KEYS[2], int((tonumber(top or 0) or 0) + 1), id)
     place = redis.call('ZCARD', KEYS[2]) - 1
   end
-  -- For an id that waits already, a full server must admit the first write: one of these.
-  if redis.call('PTTL', KEYS[2]) < 3 * ttl then redis.call('PEXPIRE', KEYS[2], int(3 * ttl)) end
-  redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', int(now)) -- expired entries
+  -- For an id that waits already, a full server must admit the first write: one that changes
+  -- nothing.
+  if not new then redis.call('ZREM', KEYS[2], '') end
   redis.call('ZADD', KEYS[4], int(now + ttl), id)
-  if redis.call('PTTL', KEYS[4]) < 3 * ttl then redis.call('PEXPIRE', KEYS[4], int(3 * ttl)) end
+  if redis.call('PTTL', KEYS[2]) < 2 * ttl or redis.call('PTTL', KEYS[4]) < 2 * ttl then
+    redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', int(now)) -- expired entries
+    redis.call('PEXPIRE', KEYS[2], int(math.max(redis.call('PTTL', KEYS[2]), 3 * ttl)))
+    redis.call('PEXPIRE', KEYS[4], int(math.max(redis.call('PTTL', KEYS[4]), 3 * ttl)))
+  end
   return place, new
+end
+
+-- asked_lately reports whether the request at the head of the queue has asked within the time
+-- after which a live one asks again, so that its process lives and the owner of a lock that is
+-- a writer's was notified that others wait.
+local function asked_lately()
+  local id = redis.call('ZRANGE', KEYS[2], '0', '0')[1]
+  local _, ttl = parse_id(id)
+  local left = (tonumber(redis.call('ZSCORE', KEYS[4], id) or 0) or 0) - now
+  return ttl and left > ttl - math.min(ttl / 2, 5000)
 end
 
 local GRANTED, QUEUED, REFUSED, NOT_OURS, DONE = 1, 2, 3, 4, 5

@@ -23,7 +23,8 @@ if owns(old, mode) then
   if token then return granted_reply(token) end
   place = redis.call('ZRANK', KEYS[2], new) or place
   if ARGV[6] then notify_head_of_expiry(new) end
-  return waiting_reply(QUEUED, place, -1, notify_owners('wanted'))
+  -- Who was made owner here knows from granted that others wait.
+  return waiting_reply(QUEUED, place, -1, handed == 0 and notify_owners('wanted') or 0)
 end
 local not_ours = refuse(old)
 old_gone = 1

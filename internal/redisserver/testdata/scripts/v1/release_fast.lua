@@ -10,18 +10,19 @@
 -- granted message of grant_next. TestTheShortcutsDoWhatTheLongWayDoes compares the two.
 
 local call, pcall = redis.call, redis.pcall
-local waiting = call('ZCARD', KEYS[2])
+local both = call('MGET', KEYS[1], KEYS[5])
+local queue = call('ZRANGE', KEYS[2], '0', '1')
+local id = queue[1]
 -- mode: the byte after 'leased1:'
-if call('GET', KEYS[1]) ~= ARGV[2] or string.sub(ARGV[2], 9, 9) ~= 'w' or ARGV[5] then -- release.lua follows
-elseif waiting == 0 then
+if both[1] ~= ARGV[2] or string.sub(ARGV[2], 9, 9) ~= 'w' or ARGV[5] then -- release.lua follows
+elseif not id then
   if ARGV[3] == '0' then
     call('DEL', KEYS[1])
     return 0
   end
 else
-  local id = call('ZRANGE', KEYS[2], '0', '0')[1]
   local ttl, proof, client = string.match(id, '^leased1:w:([1-9]%d*):([cpu])i?:[%w_-]+:(%S+)$')
-  local last = string.match(call('GET', KEYS[5]) or '', '^leased1:(%d+):')
+  local last = string.match(both[2] or '', '^leased1:(%d+):')
   if last and ttl and #ttl <= 9 then
     local t = call('TIME')
     local micros = tostring(t[2]) -- Dragonfly's are integers
@@ -36,7 +37,7 @@ else
       call('SET', KEYS[1], id, 'PX', proof == 'p' and ttl - 2000 > 0 and '2000' or ttl) -- PROVISIONAL of common.lua
       call('SET', KEYS[5], 'leased1:' .. s .. ':' .. s, 'PX', #ttl < 6 and '600000' or math.max(600000, 4 * ttl))
       pcall('PUBLISH', ARGV[1] .. client, 'leased1:granted ' .. s .. ' ' .. s .. ' '
-        .. (waiting > 1 and '1' or '0') .. ' ' .. ARGV[4] .. ' ' .. id .. ' ' .. KEYS[1])
+        .. (queue[2] and '1' or '0') .. ' ' .. ARGV[4] .. ' ' .. id .. ' ' .. KEYS[1])
       return 1
     end
   end
