@@ -284,6 +284,24 @@ func TestAWriterHearsWantedFromTheFirstWaiterAndFromTheHead(t *testing.T) {
 	})
 }
 
+// On a server of a quorum the ticket decides where in the queue a request is placed.
+func TestTheShortcutOfAcquireLeavesTheOrderToTickets(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		member := NewMember(s.rdb, "")
+		ask := func(id string, ticket uint64) protocol.Answer {
+			c := s.acquireOf(id)
+			c.First, c.Ticket = true, ticket
+			return s.must(member.Do(t.Context(), &s.keys, &c))
+		}
+		s.gets(ask(s.writer("A"), 1))
+		s.waits(ask(s.writer("B"), 300), 0)
+		s.waits(ask(s.writer("C"), 200), 0)
+		s.waits(ask(s.writer("D"), 400), 2)
+		s.clear()
+		s.raw("DEL", MarkName)
+	})
+}
+
 // A yield has those hear that others wait that stay owners: readers of other processes.
 func TestAReaderHearsWantedFromAYieldBesideIt(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
