@@ -298,7 +298,7 @@ func TestTheShortcutOfAcquireLeavesTheOrderToTickets(t *testing.T) {
 		s.waits(ask(s.writer("C"), 200), 0)
 		s.waits(ask(s.writer("D"), 400), 2)
 		s.clear()
-		s.raw("DEL", MarkName)
+		s.raw("DEL", protocol.MarkKey(""))
 	})
 }
 
