@@ -346,12 +346,24 @@ func (l *Lock) tenureOver(now time.Time) bool {
 	since := l.instant(now).sub(g.since)
 	slow := since >= max(longestTenure, g.opts.Tenure)
 	switch {
+	case g.served > 0 && g.req.Mode == protocol.Exclusive && l.aheadOfServers(now):
+		return true
 	case g.served == 0 || g.idle:
 		return false
 	case g.req.Mode == protocol.Shared:
 		return !g.fresh && (g.wanted || slow && !l.env.HasInbox())
 	}
 	return slow || g.wanted && (int(g.served) >= g.opts.Handoffs || since >= g.opts.Tenure)
+}
+
+// aheadOfServers reports that the next token of the grant would be so far ahead of the server's
+// clock that the server does not give a greater one when the lease ends there without a release:
+// the clock was set back, or, on a quorum, another server's is fast. Each lease then needs a token
+// that Redis has given.
+func (l *Lock) aheadOfServers(now time.Time) bool {
+	g := &l.grant
+	near := uint64((g.req.TTL/(2*rateSlack) + longestAhead).Microseconds())
+	return l.last >= g.token && l.last >= g.serverClock(l.instant(now))+near
 }
 
 // touch returns the TTL that the lock's last token needs now, 0 if it has been given one

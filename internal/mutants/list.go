@@ -536,4 +536,5 @@ var mutants = []mutant{
 	{"a quorum: a renewal does not ask what an earlier one found lost", "internal/quorum/ops.go", "	case !p.lost:\n		op.settle(i, outcomeSkipped)\n", "	case p != nil:\n		op.settle(i, outcomeSkipped)\n", "TestARestartThatALateAnswerShows"},
 	{"a quorum: a downgrade whose token is not kept is given back", "internal/quorum/ops.go", "	if r.token == 0 && op.verb != protocol.Downgrade {", "	if r.token == 0 {", "TestADowngradeWhoseToken"},
 	{"a quorum: a downgrade whose token is not kept waits", "internal/quorum/ops.go", "	case op.verb == protocol.Downgrade: // done", "	case false: // done", "TestADowngradeWhoseToken"},
+	{"tokens are drawn far ahead of the server's clock", "internal/lockstate/grant.go", "	case g.served > 0 && g.req.Mode == protocol.Exclusive && l.aheadOfServers(now):\n		return true\n", "", "TestTokensGrowOnAQuorum"},
 }

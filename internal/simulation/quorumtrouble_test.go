@@ -4,11 +4,13 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"testing"
 	"time"
 
 	"github.com/leasedmutex/leased/internal/lockstate"
 	"github.com/leasedmutex/leased/internal/protocol"
 	"github.com/leasedmutex/leased/internal/quorum"
+	"github.com/leasedmutex/leased/internal/redistest"
 )
 
 // What goes wrong on a quorum besides its network, and what is to hold all the same.
@@ -356,5 +358,65 @@ func (w *qWorld) nothingLeft() {
 				w.fail("server %d keeps %s", s.i+1, key)
 			}
 		}
+	}
+}
+
+// A server whose clock is fast gives tokens far ahead of the others' clocks. If the owner, which
+// handed its lock on inside the process, dies then and only the others are left, they must not
+// give those tokens again.
+func TestTokensGrowOnAQuorumWithAFastClockWhenTheOwnerDies(t *testing.T) {
+	redistest.Needs64Bits(t)
+	w := newQWorld(t, 3)
+	defer w.close()
+	w.begin(1)
+	w.trace, w.lazy, w.quarantine, w.ttls = true, 0, time.Second, []time.Duration{time.Second}
+	w.has = [qTroubles]bool{}
+	w.calm = true // nothing is lost
+	for i, s := range w.servers {
+		s.offset, s.rate = 0, 0
+		if i == 0 {
+			s.offset = 5 * time.Second
+		}
+	}
+	w.setTime()
+	deliver := func() {
+		for len(w.wire) > 0 {
+			p := w.wire[0]
+			w.wire = w.wire[1:]
+			w.deliver(p)
+		}
+	}
+	a, b := w.clients[0], w.clients[1]
+	a.rate, b.rate = 0, 0
+	a.reach[2], b.reach[0] = false, false
+	for range 4 {
+		a.enter(protocol.Exclusive, false)
+	}
+	deliver()
+	for range 3 {
+		for _, x := range a.calls {
+			if x.Phase == lockstate.Inside {
+				a.leave(x)
+				break
+			}
+		}
+		deliver()
+		for end := w.now.Add(100 * time.Millisecond); w.now.Before(end); deliver() {
+			w.advance(10 * time.Millisecond)
+		}
+	}
+	if n := len(w.entered); n < 4 {
+		t.Fatalf("%d callers have entered", n)
+	}
+	a.dead = true
+	b.enter(protocol.Exclusive, false)
+	for end := w.now.Add(5 * time.Second); w.now.Before(end); deliver() {
+		w.advance(10 * time.Millisecond)
+	}
+	if w.inside(b, lockstate.Inside) != 1 {
+		w.fail("B does not enter")
+	}
+	if w.failure != "" {
+		t.Errorf("%s\n%s", w.failure, strings.Join(w.log, "\n"))
 	}
 }
