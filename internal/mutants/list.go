@@ -525,7 +525,7 @@ var mutants = []mutant{
 	{"a quorum: a silent server counts when its grant has ended", "internal/quorum/ops.go", "			if !p.until.IsZero() || !p.lost && now.Sub(p.proved) < op.req.who.TTL {", "			if p != nil {", "TestASilentServer"},
 	{"a quorum: servers that all restarted speak for the old owner", "internal/quorum/ops.go", "	if n > 0 || young < len(op.stood) {", "	if young >= 0 {", "TestOnlyIfAll"},
 	{"a quorum: servers that restarted speak for the owner beside one that did not, only", "internal/quorum/ops.go", "	if n > 0 || young < len(op.stood) {", "	if n > 0 {", "TestOnlyIfAll"},
-	{"a quorum: a slow server in quarantine does not protect the owner", "internal/quorum/ops.go", "		case p.asking:\n			p.also = append(p.also, op)\n		default:", "		case p.asking:\n			op.settle(i, outcomeSkipped)\n		default:", "TestAServerInQuarantine"},
+	{"a quorum: a slow server in quarantine does not protect the owner", "internal/quorum/ops.go", "		case p.asking:\n			p.also = append(p.also, op)\n", "		case p.asking:\n			op.settle(i, outcomeSkipped)\n", "TestAServerInQuarantine"},
 	{"a quorum: a late grant speaks for the old lease in a renewal under way", "internal/quorum/ops.go", "if !stood || p.late || ", "if !stood || ", "TestAServerThatLetOthersIn|TestAServerThatAdmits"},
 	{"a quorum: a late grant speaks for the old lease in a release", "internal/quorum/ops.go", "		if p.late { // it", "		if false { // it", "TestAServerThatLetOthersIn"},
 	{"a quorum: a late grant speaks for the old lease in a cancel", "internal/quorum/ops.go", "p.confirmed = !p.late && (", "p.confirmed = (", "TestAServerThatLetOthersIn"},
@@ -537,4 +537,8 @@ var mutants = []mutant{
 	{"a quorum: a downgrade whose token is not kept is given back", "internal/quorum/ops.go", "	if r.token == 0 && op.verb != protocol.Downgrade {", "	if r.token == 0 {", "TestADowngradeWhoseToken"},
 	{"a quorum: a downgrade whose token is not kept waits", "internal/quorum/ops.go", "	case op.verb == protocol.Downgrade: // done", "	case false: // done", "TestADowngradeWhoseToken"},
 	{"tokens are drawn far ahead of the server's clock", "internal/lockstate/grant.go", "	case g.served > 0 && g.req.Mode == protocol.Exclusive && l.aheadOfServers(now):\n		return true\n", "", "TestTokensGrowOnAQuorum"},
+	{"a quorum: a renewal during a downgrade gives back what is left", "internal/quorum/ops.go", "	if r.lowered {\n		return\n	}\n", "", "TestARenewalDuringADowngrade"},
+	{"a quorum: a downgrade that nobody repeats is kept", "internal/quorum/ops.go", "		if op.verb == protocol.Downgrade {\n			l.forgetLater(op.next, now)\n		}\n", "", "TestARenewalDuringADowngrade"},
+	{"a quorum: a downgrade that was repeated is forgotten", "internal/quorum/ops.go", "			r.until, op.next.until = time.Time{}, time.Time{}\n", "", "TestARenewalDuringADowngrade"},
+	{"a quorum: a renewal during a downgrade asks for the writer again", "internal/quorum/ops.go", "		case r.lowered: // the", "		case false: // the", "TestARenewalDuringADowngrade"},
 }

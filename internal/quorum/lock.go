@@ -59,17 +59,18 @@ type request struct {
 	parts []part
 	// ticket places it in the queue of each server. Since it is the same on all, they let the
 	// same request in next, and few grants are no majority.
-	ticket uint64
-	basis  time.Time // what the state machine trusts a message from
-	token  uint64    // of the grant; 0 until the state machine was told of it
-	whole  bool      // it has owned a majority without a break since it was granted
-	last   uint64    // last token that it says was given out under the request
-	until  time.Time // its release or cancel failed: it is forgotten then; else zero
-	op     *Op       // the command of the state machine about it, that awaits its answer
-	poked  bool      // the state machine was asked to ask again
-	lowers bool      // it is that of a downgrade, of which only the downgrade's answer tells the state machine
-	over   bool      // the state machine does not know it any more
-	ends   bool      // the state machine was told that it is lost: it is over when its op is decided
+	ticket  uint64
+	basis   time.Time // what the state machine trusts a message from
+	token   uint64    // of the grant; 0 until the state machine was told of it
+	whole   bool      // it has owned a majority without a break since it was granted
+	last    uint64    // last token that it says was given out under the request
+	until   time.Time // its release or cancel failed: it is forgotten then; else zero
+	op      *Op       // the command of the state machine about it, that awaits its answer
+	poked   bool      // the state machine was asked to ask again
+	lowers  bool      // it is that of a downgrade, of which only the downgrade's answer tells the state machine
+	lowered bool      // a downgrade of it was sent, whose answer decides what becomes of it
+	over    bool      // the state machine does not know it any more
+	ends    bool      // the state machine was told that it is lost: it is over when its op is decided
 }
 
 // part is a request on one server.

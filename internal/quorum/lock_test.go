@@ -671,6 +671,66 @@ func TestADowngradeWhoseTokenIsNotKeptYetIsRepeated(t *testing.T) {
 	}
 }
 
+// While a downgrade has no answer from a majority, a renewal finds neither request owning one. The
+// lease goes on all the same, so nothing is given back. If nobody repeats the downgrade, both
+// requests are forgotten.
+func TestARenewalDuringADowngradeGivesNothingBack(t *testing.T) {
+	for _, repeats := range []bool{true, false} {
+		s := newStand(t, 3, time.Second)
+		s.own(true, true, true)
+		next := "leased1:r" + s.id[len("leased1:w"):]
+		downgrade := func() (*Op, []*Send) {
+			s.fx = Effects{}
+			op := s.lock.Do(&protocol.Command{Verb: protocol.Downgrade, ID: s.id, Next: next, At: s.now}, s.now, &s.fx)
+			return op, s.fx.Sends
+		}
+		op, sends := downgrade()
+		s.answer(sends[0], granted(7))
+		for _, send := range sends[1:] {
+			s.answer(send, Result{Fail: silent})
+		}
+		if !op.Decided() || op.Err == nil {
+			t.Fatalf("decided %v: %+v", op.Decided(), op.Answer)
+		}
+		renewal := s.renew()
+		if !renewal.Decided() {
+			s.lock.Expire(renewal, s.now, &s.fx)
+		}
+		for _, send := range s.fx.Sends {
+			if send.Kind == Cancel {
+				t.Errorf("%s is cancelled", send.Cancel.ID)
+			}
+		}
+		if len(s.fx.Strays) > 0 {
+			t.Errorf("left: %+v", s.fx.Strays)
+		}
+		if !repeats {
+			s.now = s.now.Add(2 * time.Minute)
+			s.fx = Effects{}
+			s.lock.Tick(s.now, &s.fx)
+			for len(s.fx.Sends) > 0 {
+				s.answer(s.fx.Sends[0], Result{})
+			}
+			if !s.lock.Idle() {
+				t.Errorf("it keeps %s", s.lock)
+			}
+			continue
+		}
+		op, sends = downgrade()
+		for _, send := range sends {
+			s.answer(send, granted(8))
+		}
+		if !op.Decided() || op.Answer.Outcome != protocol.Granted {
+			t.Errorf("repeated: decided %v, %+v %v", op.Decided(), op.Answer, op.Err)
+		}
+		s.now = s.now.Add(2 * time.Minute)
+		s.lock.Tick(s.now, &s.fx)
+		if _, known := s.lock.reqs[next]; !known {
+			t.Errorf("it is forgotten")
+		}
+	}
+}
+
 // Two renewals under way, as when the first one waits for a slow server, find the same: that
 // servers have restarted. The answer to what the first one asks then is the second one's, too.
 func TestTwoRenewalsThatFindARestartKeepTheLease(t *testing.T) {

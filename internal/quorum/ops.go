@@ -119,7 +119,11 @@ func (l *Lock) Do(c *protocol.Command, now time.Time, fx *Effects) *Op {
 	default:
 		r.last = max(r.last, c.Last)
 		op.next = l.request(c.Next)
-		op.next.op, op.next.lowers = op, c.Verb == protocol.Downgrade
+		op.next.op = op
+		if c.Verb == protocol.Downgrade {
+			r.lowered, op.next.lowers = true, true
+			r.until, op.next.until = time.Time{}, time.Time{}
+		}
 		if op.next.basis.IsZero() {
 			op.next.basis = c.At
 		}
@@ -445,6 +449,8 @@ func (l *Lock) Renew(b *protocol.Renewal, now time.Time, fx *Effects) *Op {
 			l.send(s, fx)
 		case p.asking:
 			p.also = append(p.also, op)
+		case r.lowered: // the new request may own there
+			op.settle(i, outcomeSkipped)
 		default:
 			l.ask(op, r, i, fx)
 		}
@@ -487,6 +493,8 @@ func (l *Lock) askLost(op *Op, i int, fx *Effects) {
 	p := &op.req.parts[i]
 	switch {
 	case op.decided || op.req.over:
+	case op.req.lowered:
+		op.settle(i, outcomeLost)
 	case p.asking && p.state != ending:
 		p.also = append(p.also, op)
 	case !p.lost:
@@ -747,10 +755,14 @@ func (l *Lock) noMajority(op *Op, r *request, now time.Time, fx *Effects) {
 }
 
 // abandon ends a request that the state machine was told is not ours any more: it does not
-// cancel it.
+// cancel it. But during a downgrade the state machine does not heed that: the lease goes on, and
+// what is left of it must not be given back.
 func (l *Lock) abandon(r *request, fx *Effects) {
 	if r.op != nil {
 		r.ends = r.op.verb == protocol.Acquire // else the state machine still has to do with it
+		return
+	}
+	if r.lowered {
 		return
 	}
 	l.retreat(r, fx)
@@ -861,8 +873,9 @@ func (l *Lock) evaluateMove(op *Op, now time.Time, fx *Effects) {
 		return
 	default:
 		l.lacksQuorum(op, fx)
-		if op.verb == protocol.Yield {
-			l.forgetLater(op.req, now)
+		l.forgetLater(op.req, now)
+		if op.verb == protocol.Downgrade {
+			l.forgetLater(op.next, now)
 		}
 		return
 	}
@@ -870,8 +883,12 @@ func (l *Lock) evaluateMove(op *Op, now time.Time, fx *Effects) {
 		op.next.whole = true // the old request owned a majority until now
 	}
 	l.evaluateAcquire(op, op.next, now, fx)
-	if op.decided && op.Err == nil {
+	switch {
+	case op.decided && op.Err == nil:
 		l.drop(op.req, fx)
+	case op.decided && op.verb == protocol.Downgrade:
+		l.forgetLater(op.req, now)
+		l.forgetLater(op.next, now)
 	}
 }
 
