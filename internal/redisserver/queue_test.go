@@ -138,6 +138,21 @@ func TestAReleaseGrantsNobodyWhoseWaitingLeaseIsOver(t *testing.T) {
 	})
 }
 
+func TestALateCopyOfTheFirstAcquireKeepsThePlace(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		s.gets(s.acquire(s.writer("A")))
+		ids := []string{s.writer("B"), s.writer("C"), s.writer("D")}
+		for range 2 {
+			for place, id := range ids {
+				c := s.acquireOf(id)
+				c.First = true
+				s.waits(s.must(s.do(c)), place)
+			}
+		}
+		s.queued(ids...)
+	})
+}
+
 // Such as the waiter of a late copy of acquire, which does not ask again.
 func TestThoseWhoWaitNoMoreAreForgottenWhileTheLockIsBusy(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
