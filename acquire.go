@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"runtime/pprof"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -24,13 +26,17 @@ type handle struct {
 	label  *string      // what stands for the lock in metrics; nil: nothing does
 	opts   *lockOptions // shared by all handles that were given no options
 	err    error        // of the name or the options; returned on use
+
+	kept atomic.Pointer[entry] // for reenter; nil until the process was seen to keep the lock
 }
 
-func (c *Client) handle(name string, opts []LockOption) handle {
+// init makes h a handle of the lock called name.
+func (h *handle) init(c *Client, name string, opts []LockOption) {
 	if c.unmade() {
-		return handle{err: errClientUnmade}
+		h.err = errClientUnmade
+		return
 	}
-	h := handle{client: c}
+	h.client = c
 	h.keys, h.err = protocol.NewKeys(c.opts.prefix, name)
 	if h.err != nil {
 		h.keys.Name = name[:min(len(name), maxShownName)]
@@ -45,7 +51,6 @@ func (c *Client) handle(name string, opts []LockOption) handle {
 			}
 		}
 	}
-	return h
 }
 
 // labelOf returns what stands for a lock in metrics. It calls user code, on the goroutine of
@@ -89,9 +94,88 @@ type call struct {
 	under    trace.Span    // that commands for it are sent under: of its wait, then of its hold; nil if there is none
 	site     string        // file and line of the user's call, with WithSlowThreshold
 	reported bool          // whether its hold was recorded
+	again    bool          // it entered by reenter, so nothing refers to it once it has left
 }
 
 func callOf(c *lockstate.Caller) *call { return c.Owner.(*call) }
+
+// Calls of Lock and RLock on a lock that the process keeps have a short cut, reenter, and their
+// Unlock has one, leaveKept. Neither allocates, nor looks the lock up in the client's table.
+// They apply only where nobody has to be told of each call: no tracer or meter records, and no
+// threshold is set for slow callers.
+
+// keeps notes e for calls to come, if w, which it admitted, has found the lock kept.
+func (h *handle) keeps(e *entry, w *call) {
+	if w.Via == lockstate.ViaIdle || w.Via == lockstate.ViaLocal {
+		h.kept.Store(e)
+	}
+}
+
+// reenter has a caller without a lease enter at once, and reports whether it did.
+func (h *handle) reenter(m protocol.Mode) bool {
+	e := h.kept.Load()
+	if e == nil || h.client.observed() {
+		return false
+	}
+	now := time.Now()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.dead {
+		return false
+	}
+	w := callsAgain.Get().(*call)
+	w.Mode, w.Opts, w.limit, w.again = m, &h.opts.Terms, h.opts.releaseTimeout, true
+	if !e.lock.Reenter(&w.Caller, now) {
+		w.recycle()
+		return false
+	}
+	e.setAlarmLocked()
+	h.client.stats.admitted(w.Via)
+	return true
+}
+
+// leaveKept has a caller without a lease leave where nothing follows from it, and reports
+// whether it did.
+func (h *handle) leaveKept(m protocol.Mode) bool {
+	e := h.kept.Load()
+	if e == nil || h.client.observed() {
+		return false
+	}
+	now := time.Now()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	c := e.lock.PickHolder(m) // a dead entry has none
+	if c == nil || c.Leased || c.Events != nil || !e.lock.LeaveKept(c, now) {
+		return false
+	}
+	e.setAlarmLocked()
+	if w := callOf(c); w.again {
+		w.recycle()
+	}
+	return true
+}
+
+// callsAgain has calls for reenter. One that entered by it and left by leaveKept is referred to
+// by nothing any more: its goroutine has not looked at it since it entered, it was in no effect,
+// and whoever else looks at callers finds them in the lock, under the entry's mutex.
+var callsAgain = sync.Pool{New: func() any {
+	w := &call{}
+	w.Owner = w
+	return w
+}}
+
+func (w *call) recycle() {
+	*w = call{}
+	w.Owner = w
+	callsAgain.Put(w)
+}
+
+// observed reports whether each call has to be told: to a tracer, a meter, or the watch for
+// slow callers.
+func (c *Client) observed() bool {
+	ctx := context.Background()
+	return c.slow.threshold > 0 || c.tracing.tracer() != nil || c.metrics.wait.Enabled(ctx) || c.metrics.hold.Enabled(ctx)
+}
 
 // acquire waits for the lock, and measures and traces the wait.
 func (h *handle) acquire(ctx context.Context, w *call) (*entry, error) {

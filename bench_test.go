@@ -329,6 +329,47 @@ func BenchmarkIdleHold(b *testing.B) {
 	})
 }
 
+// BenchmarkKeptLock and BenchmarkKeptRLock lock what the process keeps. Calls without a lease
+// take a short cut; LockContext, beside them, does not.
+func BenchmarkKeptLock(b *testing.B) {
+	var plain sync.Mutex
+	b.Run("lock=sync", func(b *testing.B) { keptCycle(b, plain.Lock, plain.Unlock) })
+	mu := benchClient(b, redistest.Server(b)).Mutex("kept", leased.WithIdleHold(time.Hour))
+	b.Run("lock=leased", func(b *testing.B) { keptCycle(b, mu.Lock, mu.Unlock) })
+	b.Run("lock=leased/call=LockContext", func(b *testing.B) { cycleContext(b, mu) })
+}
+
+func BenchmarkKeptRLock(b *testing.B) {
+	var plain sync.RWMutex
+	b.Run("lock=sync", func(b *testing.B) { keptCycle(b, plain.RLock, plain.RUnlock) })
+	b.Run("lock=sync/goroutines=parallel", func(b *testing.B) { keptParallel(b, plain.RLock, plain.RUnlock) })
+	rw := benchClient(b, redistest.Server(b)).RWMutex("kept", leased.WithIdleHold(time.Hour))
+	b.Run("lock=leased", func(b *testing.B) { keptCycle(b, rw.RLock, rw.RUnlock) })
+	b.Run("lock=leased/goroutines=parallel", func(b *testing.B) { keptParallel(b, rw.RLock, rw.RUnlock) })
+}
+
+func keptCycle(b *testing.B, lock, unlock func()) {
+	for range 3 { // the first asks Redis, the second finds the lock kept
+		lock()
+		unlock()
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		lock()
+		unlock()
+	}
+}
+
+func keptParallel(b *testing.B, lock, unlock func()) {
+	b.ReportAllocs()
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			lock()
+			unlock()
+		}
+	})
+}
+
 // What tracing and metrics cost, on a lock that the process has kept, so that no
 // round trip hides it. The baseline is otel=none.
 func BenchmarkTelemetry(b *testing.B) {

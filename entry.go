@@ -61,12 +61,17 @@ func (e *entry) rearmLocked(fx *lockstate.Effects) (idle bool) {
 			fx.Send.Under = callOf(c).under
 		}
 	}
-	// An alarm that is early costs one look at the lock; moving it costs as much.
+	e.setAlarmLocked()
+	return e.lock.Idle()
+}
+
+// setAlarmLocked sets the alarm that the lock's state asks for. An alarm that is early costs one
+// look at the lock; moving it costs as much.
+func (e *entry) setAlarmLocked() {
 	due := e.lock.Due()
 	if at := e.alarm.due; due != 0 && (at == 0 || due < at) {
 		e.client.watchdog.setInstant(e, due)
 	}
-	return e.lock.Idle()
 }
 
 // fire takes the step of the entry's alarm, and adds to batch the renewal that the lock

@@ -54,7 +54,9 @@ func (*noCopy) Unlock() {}
 // quorum keeps its age (leased:quorum:mark). A bad name or option is reported on first
 // use: by LockContext as an error, by Lock as a panic.
 func (c *Client) Mutex(name string, opts ...LockOption) *Mutex {
-	return &Mutex{handle: c.handle(name, opts)}
+	m := &Mutex{}
+	m.handle.init(c, name, opts)
+	return m
 }
 
 // Lock locks m, waiting as long as it takes. While Redis cannot be reached or refuses
@@ -63,9 +65,15 @@ func (c *Client) Mutex(name string, opts ...LockOption) *Mutex {
 func (m *Mutex) Lock() { m.use().lock(protocol.Exclusive) }
 
 func (h *handle) lock(m protocol.Mode) {
-	if _, err := h.acquire(context.Background(), &call{Caller: lockstate.Caller{Mode: m, RetryFatal: true}}); err != nil {
+	if h.reenter(m) {
+		return
+	}
+	w := &call{Caller: lockstate.Caller{Mode: m, RetryFatal: true}}
+	e, err := h.acquire(context.Background(), w)
+	if err != nil {
 		panic(err)
 	}
+	h.keeps(e, w)
 }
 
 // TryLock locks m if it is free and no request waits for it, and reports whether it did.
@@ -75,9 +83,16 @@ func (h *handle) lock(m protocol.Mode) {
 func (m *Mutex) TryLock() bool { return m.use().tryLock(protocol.Exclusive) }
 
 func (h *handle) tryLock(m protocol.Mode) bool {
+	if h.reenter(m) {
+		return true
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), tryLockWait)
 	defer cancel()
-	_, err := h.acquire(ctx, &call{Caller: lockstate.Caller{Mode: m, Try: true}})
+	w := &call{Caller: lockstate.Caller{Mode: m, Try: true}}
+	e, err := h.acquire(ctx, w)
+	if err == nil {
+		h.keeps(e, w)
+	}
 	if h.err != nil || errors.Is(err, ErrClosed) {
 		panic(err)
 	}
@@ -90,6 +105,9 @@ func (h *handle) tryLock(m protocol.Mode) bool {
 func (m *Mutex) Unlock() { m.use().unlock(protocol.Exclusive) }
 
 func (h *handle) unlock(m protocol.Mode) {
+	if h.leaveKept(m) {
+		return
+	}
 	if h.err != nil {
 		panic(h.misused("unlocked", h.err))
 	}

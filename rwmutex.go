@@ -51,7 +51,9 @@ func (rw *RWMutex) use() *handle {
 
 // RWMutex returns a handle of the lock called name; see Client.Mutex.
 func (c *Client) RWMutex(name string, opts ...LockOption) *RWMutex {
-	return &RWMutex{handle: c.handle(name, opts)}
+	rw := &RWMutex{}
+	rw.handle.init(c, name, opts)
+	return rw
 }
 
 // Lock locks rw for writing, waiting as long as it takes; see Mutex.Lock.

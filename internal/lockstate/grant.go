@@ -262,9 +262,7 @@ func window(ttl time.Duration) time.Duration { return ttl - margin(ttl) }
 
 // tooOld reports whether a proof of ownership for ttl that was sent at from cannot be believed
 // any more.
-func tooOld(ttl time.Duration, from, now time.Time) bool {
-	return now.Sub(from)+max(0, Gain(from, now)) >= window(ttl)
-}
+func tooOld(ttl time.Duration, from, now time.Time) bool { return between(from, now).tooLong(ttl) }
 
 // late reports whether a message that t was granted comes too late for a caller to enter
 // before Redis was asked. What is left of a provisional grant has to last until its renewal is
@@ -304,13 +302,34 @@ func (g *grant) prove(from time.Time) {
 // Gain returns by how much the wall clock moved further than the monotonic one did. The
 // monotonic clock stands still while a machine sleeps, but the lease's TTL does not; the wall
 // clock can be set back. So the longer of the two is taken for what has passed.
-func Gain(from, now time.Time) time.Duration {
-	return now.Round(0).Sub(from.Round(0)) - now.Sub(from)
+func Gain(from, now time.Time) time.Duration { return between(from, now).gain }
+
+// interval is the time between two readings of the clocks.
+type interval struct {
+	passed time.Duration // by the monotonic clock
+	gain   time.Duration // of the wall clock on that
 }
+
+func between(from, now time.Time) interval {
+	passed := now.Sub(from)
+	return interval{passed, time.Duration(now.UnixNano()-from.UnixNano()) - passed}
+}
+
+// tooLong reports whether a proof of ownership for ttl is not believed any more after i.
+func (i interval) tooLong(ttl time.Duration) bool { return i.passed+max(0, i.gain) >= window(ttl) }
+
+// drifted reports whether the clocks have moved apart in i by more than a TTL's margin.
+func (i interval) drifted(ttl time.Duration) bool { return i.gain.Abs() > margin(ttl) }
 
 // trust returns the end of the trust window, given what the wall clock had gained on the
 // monotonic one after the last event.
 func (g *grant) trust() time.Time { return g.proved.Add(window(g.ttl()) - g.gained) }
+
+// trustEnds is trust as an instant.
+func (l *Lock) trustEnds() Instant {
+	g := &l.grant
+	return l.instant(g.proved).add(window(g.ttl()) - g.gained)
+}
 
 // watch notes whether the machine has slept, or its clock was set.
 func (g *grant) watch(now time.Time) {
@@ -329,21 +348,24 @@ func (g *grant) ends() time.Time {
 
 // trusted reports whether the grant may be believed. It is tested before every admission,
 // those inside the process included.
-func (g *grant) trusted(now time.Time) bool { return !g.over(now) && !g.drifted(now) }
+func (g *grant) trusted(now time.Time) bool {
+	since, ttl := between(g.proved, now), g.ttl() // once: over and drifted would each read it
+	return !since.tooLong(ttl) && !since.drifted(ttl)
+}
 
 // drifted reports that wall and monotonic time have moved apart since ownership was proved:
 // the machine slept, or its wall clock was set. Only another proof tells which.
 func (g *grant) drifted(now time.Time) bool {
-	return Gain(g.proved, now).Abs() > margin(g.ttl())
+	return between(g.proved, now).drifted(g.ttl())
 }
 
 // tenureOver reports that other processes are served next, although callers of this process
 // wait. A shared grant that is wanted admits the callers that waited when it came, and none
 // after them. An exclusive one is yielded once in a while even if it is not known to be
 // wanted, for that message can be lost.
-func (l *Lock) tenureOver(now time.Time) bool {
+func (l *Lock) tenureOver(now Instant) bool {
 	g := &l.grant
-	since := l.instant(now).sub(g.since)
+	since := now.sub(g.since)
 	slow := since >= max(longestTenure, g.opts.Tenure)
 	switch {
 	case g.served > 0 && g.req.Mode == protocol.Exclusive && l.aheadOfServers(now):

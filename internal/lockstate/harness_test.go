@@ -33,6 +33,8 @@ type hand struct {
 	server   func() uint64 // its clock, if that is not ours
 	connects bool          // the inbox was not confirmed yet
 	proof    protocol.Proof
+	cutIn    int // who entered by the short cut
+	cutOut   int // who left by it
 }
 
 const (
@@ -216,6 +218,32 @@ func (h *hand) enter(cs ...*Caller) *Caller {
 		h.step(func(now time.Time, fx *Effects) { h.l.Enter(c, now, fx) })
 	}
 	return cs[len(cs)-1]
+}
+
+// reenter has c come by the short cut, and reports whether it is inside. It may have no token.
+func (h *hand) reenter(c *Caller) bool {
+	h.t.Helper()
+	if !h.l.Reenter(c, h.now) {
+		return false
+	}
+	h.cutIn++
+	h.woken = append(h.woken, c)
+	if c.Token != 0 {
+		h.admitted(c)
+	}
+	h.sound()
+	return true
+}
+
+// leaveKept has c leave by the short cut, and reports whether it did.
+func (h *hand) leaveKept(c *Caller) bool {
+	h.t.Helper()
+	left := h.l.LeaveKept(c, h.now)
+	if left {
+		h.cutOut++
+	}
+	h.sound()
+	return left
 }
 
 func (h *hand) leave(c *Caller) {

@@ -128,10 +128,8 @@ func (l *Lock) Leave(c *Caller, now time.Time, fx *Effects) {
 	if c.Phase != Inside {
 		return
 	}
-	if c == l.members {
-		l.members = c.next
-	}
-	l.inside.remove(c)
+	l.drawToken(c, now)
+	l.letOut(c)
 	c.Phase, c.trustedUntil = Left, l.instant(Earlier(now, l.TrustedUntil(c, now)))
 	if c.Orphaned {
 		c.settle(nil, fx) // its grant is gone
@@ -146,6 +144,73 @@ func (l *Lock) Leave(c *Caller, now time.Time, fx *Effects) {
 		l.abortDowngrade(now, fx)
 	}
 	l.applyRules(now, fx)
+}
+
+// letOut takes c out of the list of those inside.
+func (l *Lock) letOut(c *Caller) {
+	if c == l.members {
+		l.members = c.next
+	}
+	l.inside.remove(c)
+}
+
+// Most locks that a process keeps are locked and unlocked over and over with nothing else to
+// decide. Reenter and LeaveKept are Enter and Leave of that case: they find that no rule but
+// admit applies, and no effect follows, without looking at each.
+
+// Reenter is the event that c, which has no lease and no event log, wants the lock. It returns
+// false, and has changed nothing, unless c is inside at once and nothing else follows: then
+// Enter decides.
+//
+// Nobody sees the token of such a caller unless its lease is lost, so it draws none before that,
+// or before an event of another kind than LeaveKept ends its hold; see drawToken. So it does not
+// wait for the server's clock either, which tokens must not overtake.
+func (l *Lock) Reenter(c *Caller, now time.Time) bool {
+	if !l.settled() || c.Opts.MaxHold != 0 || c.Opts.MinHold != 0 || !l.mayEnter(c.Mode, now) {
+		return false
+	}
+	l.letIn(c, now)
+	if c.Mode == protocol.Shared {
+		c.Token = l.grant.readers
+	}
+	return true
+}
+
+// LeaveKept is the event that c, which is inside and has no event log, unlocks. It returns
+// false, and has changed nothing, unless the grant stays, because others are inside or because
+// it may idle, and nothing else follows: then Leave decides. Otherwise c is settled.
+func (l *Lock) LeaveKept(c *Caller, now time.Time) bool {
+	g, at := &l.grant, l.instant(now)
+	if !l.settled() || c.Ended != NotYet || l.closed || g.state != Held || !g.trusted(now) {
+		return false
+	}
+	last := c == l.members && c.next == nil
+	if last && (g.wanted || g.opts.IdleHold == 0 || c.Opts.IdleHold == 0 || at < g.minHoldUntil) {
+		return false
+	}
+	l.letOut(c)
+	c.Phase, c.trustedUntil, c.Settled = Left, at, true
+	l.prevHoldSpan = nil
+	g.idle = last
+	if g.opts.IdleHold > 0 {
+		g.idleTill = at.add(c.Opts.IdleHold)
+	}
+	return true
+}
+
+// settled reports that no rule applies before the next event: nobody waits, for the lock or for
+// an answer, and all who are inside are members without a maximum hold.
+func (l *Lock) settled() bool {
+	g := &l.grant
+	return l.waiting.first == nil && l.leaving.first == nil && !l.anyOrphans() && l.pending.verb == protocol.None &&
+		g.next == nil && !g.early && l.maxHoldAt == 0 && l.checking == nil
+}
+
+// drawToken gives c, which is inside, its token if it entered without one.
+func (l *Lock) drawToken(c *Caller, now time.Time) {
+	if c.Token == 0 {
+		c.Token, _ = l.nextToken(now)
+	}
 }
 
 // Close is the event that the client is closed. Waiters are rejected; holders are notified
@@ -245,6 +310,7 @@ func (l *Lock) tryIdleOwner(a protocol.Answer, now time.Time) {
 // end ends the lease of c. The caller stays inside until Unlock.
 func (l *Lock) end(c *Caller, why Reason, now time.Time, fx *Effects) {
 	if c.Ended != ByLoss {
+		l.drawToken(c, now)
 		c.trustedUntil, c.Ended, c.Why = l.instant(Earlier(now, l.grant.trust())), ByLoss, why
 		c.Events.add(Event{At: now, What: eventLost, Text: why.String()})
 		fx.Ended = append(fx.Ended, Loss{c, why})
@@ -294,40 +360,48 @@ func (l *Lock) applyRules(now time.Time, fx *Effects) {
 
 // admit lets callers from the head of the FIFO enter while the grant allows it.
 func (l *Lock) admit(now time.Time, fx *Effects) {
-	g := &l.grant
-	for c := l.waiting.first; c != nil; c = l.waiting.first {
-		if l.closed || g.state != Held || l.instant(now) < g.minHoldUntil || g.role() == byDowngrade || g.req.Mode != c.Mode || !l.compatible(c.Mode) ||
-			!g.trusted(now) || l.tenureOver(now) {
-			return
-		}
+	for c := l.waiting.first; c != nil && l.mayEnter(c.Mode, now); c = l.waiting.first {
 		l.waiting.remove(c)
-		c.Phase, c.Entered = Inside, true
-		switch {
-		case g.idle:
-			c.Via, g.since, g.served = ViaIdle, l.instant(now), 0
-		case g.served > 0:
-			c.Via = ViaLocal
-		default:
-			c.Via = g.via
-		}
-		g.idle = false
+		l.letIn(c, now)
 		c.Token, c.ClockLead = l.nextToken(now)
-		c.Since, c.slow = now.Sub(l.env.Start()), false
-		l.watchMaxHold(c)
-		if c.Mode == protocol.Exclusive && c.Opts.MinHold > 0 {
-			g.minHoldUntil = l.instant(now).add(c.Opts.MinHold)
-		}
-		g.served++
-		passed := l.prevHoldSpan
-		if c.Mode == protocol.Shared && !g.fresh {
-			passed = nil // it follows no lease: a writer before it gave up
-		}
-		c.Events.admitted(c.Via, passed, l.blocker, now)
-		l.inside.push(c)
-		if l.members == nil {
-			l.members = c
-		}
 		fx.wake(c)
+	}
+}
+
+// mayEnter reports whether the grant lets a caller of mode m enter now.
+func (l *Lock) mayEnter(m protocol.Mode, now time.Time) bool {
+	g, at := &l.grant, l.instant(now)
+	return !l.closed && g.state == Held && at >= g.minHoldUntil && g.role() != byDowngrade && g.req.Mode == m && l.compatible(m) &&
+		g.trusted(now) && !l.tenureOver(at)
+}
+
+// letIn makes c, which may enter, a member. Its token is the caller's to give.
+func (l *Lock) letIn(c *Caller, now time.Time) {
+	g, at := &l.grant, l.instant(now)
+	c.Phase, c.Entered = Inside, true
+	switch {
+	case g.idle:
+		c.Via, g.since, g.served = ViaIdle, at, 0
+	case g.served > 0:
+		c.Via = ViaLocal
+	default:
+		c.Via = g.via
+	}
+	g.idle = false
+	c.Since, c.slow = at.sub(start), false
+	l.watchMaxHold(c)
+	if c.Mode == protocol.Exclusive && c.Opts.MinHold > 0 {
+		g.minHoldUntil = at.add(c.Opts.MinHold)
+	}
+	g.served++
+	passed := l.prevHoldSpan
+	if c.Mode == protocol.Shared && !g.fresh {
+		passed = nil // it follows no lease: a writer before it gave up
+	}
+	c.Events.admitted(c.Via, passed, l.blocker, now)
+	l.inside.push(c)
+	if l.members == nil {
+		l.members = c
 	}
 }
 

@@ -103,4 +103,4 @@ func (l *Lock) Holders() *Caller { return l.inside.first }
 func (c *Caller) NextHolder() *Caller { return c.next }
 
 // Drifted reports that wall and monotonic time have moved apart since ownership was proved.
-func (v *Status) Drifted(now time.Time) bool { return Gain(v.Proved, now).Abs() > margin(v.ttl) }
+func (v *Status) Drifted(now time.Time) bool { return between(v.Proved, now).drifted(v.ttl) }

@@ -59,9 +59,9 @@ func (l *Lock) Due() Instant {
 			earliest(g.renewAt)
 		}
 		if l.members != nil {
-			earliest(l.instant(g.trust()))
+			earliest(l.trustEnds())
 		} else if l.pending.verb == protocol.None {
-			earliest(l.instant(g.trust()))
+			earliest(l.trustEnds())
 			earliest(g.idleTill)
 		}
 		if g.next != nil && l.pending.verb == protocol.None {

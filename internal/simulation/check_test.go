@@ -356,7 +356,7 @@ func (w *world) admitted(c *simClient, x *lockstate.Caller) {
 	if !c.now().Before(c.status().Trust) && x.ClockLead == 0 {
 		w.fail("%s let a caller in outside of the trust window", c.name)
 	}
-	if w.excuse(c.status().Req.ID) || !c.believes(x) {
+	if w.excuse(c.status().Req.ID) || !c.believes(x) || x.Token == 0 { // it may draw a token when it leaves
 		return
 	}
 	clock := uint64(w.serverNow().UnixMicro())
@@ -366,6 +366,11 @@ func (w *world) admitted(c *simClient, x *lockstate.Caller) {
 	if w.has[tokensAhead] && w.has[rates] && !w.jumpedBack && x.Token > clock {
 		w.fail("token %d of %s is %v ahead of the server's clock", x.Token, c.name, time.Duration(x.Token-clock)*time.Microsecond)
 	}
+	w.drew(c, x)
+}
+
+// drew checks the token that a caller was given.
+func (w *world) drew(c *simClient, x *lockstate.Caller) {
 	bound := w.topWriter
 	if x.Mode == protocol.Exclusive {
 		bound = w.top

@@ -64,6 +64,8 @@ var simEvents = map[string]map[int][]string{
 			"releasing × release done",
 			"releasing × release not ours",
 			"releasing × yield queued",
+			"reentered",
+			"the grant is kept",
 			"turned away",
 			"world: anew",
 			"world: back-off",
