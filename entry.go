@@ -286,9 +286,16 @@ func (e *entry) run(cmd *protocol.Command, limit time.Duration) {
 
 var errPanicked = errors.New("leased: what a command called panicked")
 
-// answered is the step that ends a command; fail is nil if there was a reply.
+// answered is the step that ends a command; fail is nil if there was a reply. It is written out,
+// because the effects of a step whose event is a function value go to the heap.
 func (e *entry) answered(cmd *protocol.Command, a protocol.Answer, fail *protocol.Failure, pause time.Duration) {
-	e.step(func(now time.Time, fx *lockstate.Effects) { e.lock.Answered(cmd, a, fail, pause, now, fx) })
+	now := time.Now()
+	var fx lockstate.Effects
+	e.mu.Lock()
+	e.lock.Answered(cmd, a, fail, pause, now, &fx)
+	idle := e.rearmLocked(&fx)
+	e.mu.Unlock()
+	e.perform(&fx, idle, 0)
 }
 
 // pause returns how long the lock leaves Redis alone after a failure.

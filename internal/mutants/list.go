@@ -211,7 +211,7 @@ var mutants = []mutant{
 	{"a panic of the user's leaves the lock held", "acquire.go", "		if !returned && e != nil {", "		if !returned && e == nil {", "WhoseUserPanics"},
 
 	// errors and cancels
-	{"an error is classified under the lock", "entry.go", "	e.step(func(now time.Time, fx *lockstate.Effects) { e.lock.Answered(cmd, a, fail,", "	e.step(func(now time.Time, fx *lockstate.Effects) {\n		if fail != nil {\n			fail = redisserver.Classify(fail.Err)\n		}\n		e.lock.Answered(cmd, a, fail,", "ErrorsOfTheUsersHooks"},
+	{"an error is classified under the lock", "entry.go", "	e.lock.Answered(cmd, a, fail,", "	if fail != nil {\n		fail = redisserver.Classify(fail.Err)\n	}\n	e.lock.Answered(cmd, a, fail,", "ErrorsOfTheUsersHooks"},
 	{"an outcome is asked of an error under the lock", "metrics.go", "	case c.Ended == lockstate.ByLoss:\n", "	case errors.Is(err, ErrLeaseLost):\n", "ErrorsOfTheUsersHooks"},
 
 	// tracing

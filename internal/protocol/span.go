@@ -12,18 +12,18 @@ type Span struct {
 	Remote  bool // it belongs to another process
 }
 
-// noSpan is written where a command or message carries no span.
-const noSpan = "-"
+// NoSpan is written where a command or message carries no span.
+const NoSpan = "-"
 
 // Valid reports whether s identifies a span, as the zero value does not.
 func (s *Span) Valid() bool {
 	return s.TraceID != [16]byte{} && s.SpanID != [8]byte{}
 }
 
-// FormatSpan formats a span like the traceparent header, and nil as noSpan.
+// FormatSpan formats a span like the traceparent header, and nil as NoSpan.
 func FormatSpan(s *Span) string {
 	if s == nil || !s.Valid() {
-		return noSpan
+		return NoSpan
 	}
 	b := make([]byte, 0, 55)
 	b = append(b, "00-"...)

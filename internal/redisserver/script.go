@@ -76,4 +76,4 @@ func (s *Script) call(ctx context.Context, byText bool, keys []any, args ...any)
 
 // unknownScript reports whether the server did nothing because it does not know the script:
 // it is new, restarted, or its scripts were flushed.
-func unknownScript(err error) bool { return redis.HasErrorPrefix(err, "NOSCRIPT") }
+func unknownScript(err error) bool { return err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") }

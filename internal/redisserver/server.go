@@ -20,6 +20,7 @@ import (
 type Server struct {
 	Rdb       redis.UniversalClient
 	Inboxes   string // prefix of inbox channels, before a client's name
+	args      *arguments
 	deadlines bool
 	sent      *atomic.Int64 // commands sent so far
 	trailer   redis.Cmder   // sent behind the commands, on their connection, to node; nil for none
@@ -37,6 +38,7 @@ func (s *Server) Commands() int64 { return s.sent.Load() }
 // clone that honors deadlines.
 func New(rdb redis.UniversalClient, prefix string) *Server {
 	s := &Server{sent: new(atomic.Int64), Rdb: rdb, Inboxes: protocol.InboxChannel(prefix, "")}
+	s.args = newArguments(s.Inboxes)
 	node, ok := rdb.(interface{ Options() *redis.Options }) // a *redis.Client, or a type that embeds one
 	c, plain := rdb.(*redis.Client)
 	switch {
@@ -91,7 +93,7 @@ func (s *Server) vote(ctx context.Context, script, voting *Script, keys []any, t
 // id does not own the lock there.
 func (s *Server) Adopt(ctx context.Context, k *protocol.Keys, id string, token uint64) (protocol.Answer, error) {
 	k5 := k.All()
-	cmd, err := s.run(ctx, &AdoptScript, k5[:], s.Inboxes, id, decimal(token))
+	cmd, err := s.run(ctx, &AdoptScript, k5[:], s.args.inboxes, id, decimal(token))
 	if err != nil {
 		return protocol.Answer{}, err
 	}
@@ -149,7 +151,7 @@ func (s *Server) process(ctx context.Context, cmd onceCmd) error {
 // Do runs a command of the state machine. An error means that it was refused, or that there
 // is no answer; Classify says which.
 func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) (protocol.Answer, error) {
-	k5 := k.All()
+	keys := s.args.keys(k)
 	last := decimal(c.Last)
 	var val any
 	var mark uint64
@@ -163,19 +165,19 @@ func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) 
 		case c.Wait:
 			wait = "1"
 		}
-		args := []any{s.Inboxes, c.ID, wait, c.Echo, Milliseconds(c.TTL), Milliseconds(protocol.TokenLife(c.TTL)), c.Own}
+		args := []any{s.args.inboxes, c.ID, wait, c.Echo, s.args.milliseconds(c.TTL), s.args.milliseconds(protocol.TokenLife(c.TTL)), c.Own}
 		if c.Told > 0 {
 			args = append(args, decimal(c.Told))
 		}
-		val, mark, err = s.vote(ctx, &AcquireScript, &VoteAcquireScript, k5[:], c.Ticket, args...)
+		val, mark, err = s.vote(ctx, &AcquireScript, &VoteAcquireScript, keys, c.Ticket, args...)
 	case protocol.Release:
 		var cmd *redis.Cmd
-		cmd, err = s.run(ctx, &ReleaseScript, k5[:], withCooldown(c.Cooldown, s.Inboxes, c.ID, last, protocol.FormatSpan(c.Link))...)
+		cmd, err = s.run(ctx, &ReleaseScript, keys, withCooldown(c.Cooldown, s.args.inboxes, c.ID, last, spanArgument(c.Link))...)
 		val = cmd.Val()
 	case protocol.Yield:
-		val, mark, err = s.vote(ctx, &YieldScript, &VoteYieldScript, k5[:], c.Ticket, withCooldown(c.Cooldown, s.Inboxes, c.ID, c.Next, last, protocol.FormatSpan(c.Link))...)
+		val, mark, err = s.vote(ctx, &YieldScript, &VoteYieldScript, keys, c.Ticket, withCooldown(c.Cooldown, s.args.inboxes, c.ID, c.Next, last, spanArgument(c.Link))...)
 	case protocol.Downgrade:
-		val, mark, err = s.vote(ctx, &DowngradeScript, &VoteDowngradeScript, k5[:], c.Ticket, s.Inboxes, c.ID, c.Next, last, protocol.FormatSpan(c.Link))
+		val, mark, err = s.vote(ctx, &DowngradeScript, &VoteDowngradeScript, keys, c.Ticket, s.args.inboxes, c.ID, c.Next, last, spanArgument(c.Link))
 	default:
 		return protocol.Answer{}, fmt.Errorf("leased: no such command: %d", c.Verb)
 	}
@@ -338,7 +340,7 @@ func (s *Server) Cancel(ctx context.Context, batch []protocol.CancelRequest) []p
 	call := func(i int, byText bool) onceCmd {
 		g := batch[i]
 		k := g.Keys.All()
-		return CancelScript.call(ctx, byText, k[:], withCooldown(g.Cooldown, s.Inboxes, g.ID, strconv.FormatUint(g.Last, 10), protocol.FormatSpan(g.Link))...)
+		return CancelScript.call(ctx, byText, k[:], withCooldown(g.Cooldown, s.args.inboxes, g.ID, strconv.FormatUint(g.Last, 10), protocol.FormatSpan(g.Link))...)
 	}
 	cmds := s.pipeline(ctx, len(batch), call)
 	s.continueCancels(ctx, cmds, call)
@@ -424,7 +426,7 @@ func (s *Server) Evict(ctx context.Context, k *protocol.Keys) ([]string, error) 
 // EvictAbove is Evict; the next owner's token is above the given one.
 func (s *Server) EvictAbove(ctx context.Context, k *protocol.Keys, least uint64) ([]string, error) {
 	k5 := k.All()
-	cmd, err := s.run(ctx, &EvictScript, k5[:], s.Inboxes, decimal(least))
+	cmd, err := s.run(ctx, &EvictScript, k5[:], s.args.inboxes, decimal(least))
 	if err != nil {
 		return nil, err
 	}
@@ -461,7 +463,7 @@ const notifiedAtOnce = 100
 // Inspect returns what Redis holds of the lock.
 func (s *Server) Inspect(ctx context.Context, k *protocol.Keys) (protocol.Snapshot, error) {
 	k5 := k.All()
-	cmd, err := s.run(ctx, &InspectScript, k5[:], s.Inboxes)
+	cmd, err := s.run(ctx, &InspectScript, k5[:], s.args.inboxes)
 	if err != nil {
 		return protocol.Snapshot{}, err
 	}
