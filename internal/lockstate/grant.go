@@ -382,10 +382,10 @@ func (l *Lock) tenureOver(now Instant) bool {
 // clock that the server does not give a greater one when the lease ends there without a release:
 // the clock was set back, or, on a quorum, another server's is fast. Each lease then needs a token
 // that Redis has given.
-func (l *Lock) aheadOfServers(now time.Time) bool {
+func (l *Lock) aheadOfServers(now Instant) bool {
 	g := &l.grant
 	near := uint64((g.req.TTL/(2*rateSlack) + longestAhead).Microseconds())
-	return l.last >= g.token && l.last >= g.serverClock(l.instant(now))+near
+	return l.last >= g.token && l.last >= g.serverClock(now)+near
 }
 
 // touch returns the TTL that the lock's last token needs now, 0 if it has been given one
