@@ -41,8 +41,21 @@ type Lock struct {
 	reqs  map[string]*request // by the id that the state machine knows
 	parts map[string]*request // by the ids that the servers know
 	lanes []lane
-	dueAt time.Time // when partial grants are looked at, zero for never
+	dueAt time.Time    // when partial grants are looked at, zero for never
+	past  [32]pastPart // a ring
+	ended int          // how many were put into past
 }
+
+// pastPart is a part that was released, cancelled or yielded lately. What its server has sent
+// about it before it heard of that is no reason to cancel it.
+type pastPart struct {
+	id     string
+	server int
+	at     time.Time
+}
+
+// crossing is for how long a message about a part may have crossed with its end.
+const crossing = time.Second
 
 // lane is what is sent to one server about the lock: one command at a time, so that none
 // overtakes another.
@@ -249,7 +262,7 @@ func (l *Lock) forgetPart(id string, r *request) {
 
 // drop forgets a request that the state machine is done with. What servers may still have
 // of it and are not being told now is left to the strays.
-func (l *Lock) drop(r *request, fx *Effects) {
+func (l *Lock) drop(r *request, now time.Time, fx *Effects) {
 	if r.over {
 		return
 	}
@@ -262,11 +275,27 @@ func (l *Lock) drop(r *request, fx *Effects) {
 		}
 		if !p.ended && p.state != ending {
 			fx.Strays = append(fx.Strays, l.stray(r, i))
+		} else if !p.unsure {
+			l.remember(p.id, i, now)
 		}
 		if l.parts[p.id] == r {
 			delete(l.parts, p.id)
 		}
 	}
+}
+
+// remember notes that a part has ended, or that its end is on its way: if that fails, it
+// becomes a stray.
+func (l *Lock) remember(id string, server int, now time.Time) {
+	l.past[l.ended%len(l.past)] = pastPart{id, server, now}
+	l.ended++
+}
+
+// crossed reports whether a message is about a part that has just ended.
+func (l *Lock) crossed(id string, server int, now time.Time) bool {
+	return slices.ContainsFunc(l.past[:], func(p pastPart) bool {
+		return p.id == id && p.server == server && now.Sub(p.at) < crossing
+	})
 }
 
 func (l *Lock) stray(r *request, i int) Stray {
@@ -662,7 +691,7 @@ func (l *Lock) Receive(server int, m *protocol.Message, now time.Time, fx *Effec
 		}
 	}
 	if p == nil {
-		if m.Kind == "granted" || m.Kind == "wanted" {
+		if (m.Kind == "granted" || m.Kind == "wanted") && !l.crossed(m.ID, server, now) {
 			who, _ := protocol.ParseID(m.ID)
 			fx.Strays = append(fx.Strays, Stray{Server: server, Keys: l.keys, ID: m.ID, TTL: who.TTL})
 		}
@@ -708,7 +737,7 @@ func (l *Lock) Receive(server int, m *protocol.Message, now time.Time, fx *Effec
 		}
 		if r.token != 0 && n < l.cfg.Need {
 			fx.Messages = append(fx.Messages, protocol.Message{Kind: "revoked", ID: r.id, Key: l.keys.Lock})
-			l.abandon(r, fx)
+			l.abandon(r, now, fx)
 		}
 	}
 }
@@ -782,7 +811,7 @@ func (l *Lock) Tick(now time.Time, fx *Effects) {
 		r := l.reqs[id]
 		if !r.until.IsZero() && r.op == nil {
 			if !now.Before(r.until) {
-				l.drop(r, fx)
+				l.drop(r, now, fx)
 			} else {
 				l.dueBy(r.until)
 			}
@@ -803,6 +832,9 @@ func (l *Lock) Tick(now time.Time, fx *Effects) {
 // giveBack gives a partial grant to the next in its server's queue, and queues behind it.
 func (l *Lock) giveBack(r *request, i int, now time.Time, fx *Effects) {
 	p := &r.parts[i]
+	if !p.unsure {
+		l.remember(p.id, i, now)
+	}
 	old, young, regrants := p.id, p.young, p.regrants+1
 	*p = part{id: l.newID(r, i), young: young, state: asked, proved: now, asking: true, regrants: regrants}
 	l.forgetPart(old, r)

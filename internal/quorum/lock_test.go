@@ -777,3 +777,35 @@ func TestTwoRenewalsThatFindARestartKeepTheLease(t *testing.T) {
 		}
 	}
 }
+
+// What a server said about a request before it heard of its end is no reason to cancel it
+// there. If an acquire of it may still arrive, or later, it is: the request may own.
+func TestAMessageThatCrossesWithAReleaseIsIgnored(t *testing.T) {
+	strays := func(silence bool, after time.Duration) int {
+		s := newStand(t, 3, time.Second)
+		s.own(true, true, !silence)
+		s.fx = Effects{}
+		s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.id, At: s.now}, s.now, &s.fx)
+		sends := s.fx.Sends
+		for _, send := range sends {
+			s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Done}})
+		}
+		s.now = s.now.Add(after)
+		s.fx = Effects{}
+		for _, send := range sends {
+			for _, kind := range []string{"wanted", "granted", "ends"} {
+				s.lock.Receive(send.Server, &protocol.Message{Kind: kind, ID: send.Cmd.ID, Token: 2}, s.now, &s.fx)
+			}
+		}
+		return len(s.fx.Strays)
+	}
+	if n := strays(false, crossing/2); n != 0 {
+		t.Errorf("%d strays of messages that crossed", n)
+	}
+	if n := strays(false, crossing); n != 6 {
+		t.Errorf("%d strays of messages that came later", n)
+	}
+	if n := strays(true, crossing/2); n != 2 {
+		t.Errorf("%d strays where an acquire may still arrive", n)
+	}
+}

@@ -552,13 +552,13 @@ func (l *Lock) evaluate(op *Op, now time.Time, fx *Effects) {
 	}
 }
 
-func (l *Lock) decide(op *Op, fx *Effects) {
+func (l *Lock) decide(op *Op, now time.Time, fx *Effects) {
 	op.decided = true
 	for _, r := range []*request{op.req, op.next} {
 		if r != nil && r.op == op {
 			r.op = nil
 			if r.ends {
-				l.abandon(r, fx)
+				l.abandon(r, now, fx)
 			}
 		}
 	}
@@ -567,7 +567,7 @@ func (l *Lock) decide(op *Op, fx *Effects) {
 }
 
 // lacksQuorum decides that too few servers answered.
-func (l *Lock) lacksQuorum(op *Op, fx *Effects) {
+func (l *Lock) lacksQuorum(op *Op, now time.Time, fx *Effects) {
 	e := &noQuorum{n: l.cfg.N, need: l.cfg.Need, kind: protocol.NeverSent}
 	lasting := map[protocol.FailureKind]int{}
 	for _, f := range op.fails {
@@ -590,7 +590,7 @@ func (l *Lock) lacksQuorum(op *Op, fx *Effects) {
 		}
 	}
 	op.Err = e
-	l.decide(op, fx)
+	l.decide(op, now, fx)
 }
 
 // open returns how many answers to the op's question are still to come.
@@ -619,7 +619,7 @@ func (l *Lock) evaluateAcquire(op *Op, r *request, now time.Time, fx *Effects) {
 	held := op.held && r == op.req
 	switch {
 	case held && op.standing(now) >= l.cfg.Need: // others may answer that it is ours
-		l.lacksQuorum(op, fx)
+		l.lacksQuorum(op, now, fx)
 	case held && op.cmd.Wait: // lost, and it waits again
 		op.Answer = protocol.Answer{Outcome: protocol.Enqueued, Token: r.token}
 		l.waits(&op.Answer, r, now)
@@ -627,29 +627,29 @@ func (l *Lock) evaluateAcquire(op *Op, r *request, now time.Time, fx *Effects) {
 		for i := range r.parts {
 			r.parts[i].until, r.parts[i].late = time.Time{}, false
 		}
-		l.decide(op, fx)
+		l.decide(op, now, fx)
 	case held:
 		op.Answer = protocol.Answer{Outcome: protocol.Refused}
 		l.waits(&op.Answer, r, now)
-		l.decide(op, fx)
+		l.decide(op, now, fx)
 	case r.token != 0: // a message was faster
 		op.Answer = protocol.Answer{Outcome: protocol.Enqueued}
 		l.waits(&op.Answer, r, now)
-		l.decide(op, fx)
+		l.decide(op, now, fx)
 	case op.verb == protocol.Downgrade: // done, and not known to be: it is repeated
-		l.lacksQuorum(op, fx)
+		l.lacksQuorum(op, now, fx)
 	case op.cmd.Wait || op.verb != protocol.Acquire:
 		op.Answer = protocol.Answer{Outcome: protocol.Enqueued}
 		l.waits(&op.Answer, r, now)
 		r.basis = op.at
-		l.decide(op, fx)
+		l.decide(op, now, fx)
 		l.plan(r, now)
 	default:
 		op.Answer = protocol.Answer{Outcome: protocol.Refused}
 		l.waits(&op.Answer, r, now)
-		l.decide(op, fx)
+		l.decide(op, now, fx)
 		l.retreat(r, fx)
-		l.drop(r, fx)
+		l.drop(r, now, fx)
 	}
 }
 
@@ -721,7 +721,7 @@ func (l *Lock) granted(op *Op, r *request, now time.Time, fx *Effects) bool {
 	r.token = token
 	r.keeps()
 	op.Answer = a
-	l.decide(op, fx)
+	l.decide(op, now, fx)
 	return true
 }
 
@@ -738,7 +738,7 @@ func (r *request) keeps() {
 // others gave is given back: a client that cannot own must not keep out those that can. But
 // what a downgrade gave is what is left of a lease.
 func (l *Lock) noMajority(op *Op, r *request, now time.Time, fx *Effects) {
-	l.lacksQuorum(op, fx)
+	l.lacksQuorum(op, now, fx)
 	e := op.Err.(*noQuorum)
 	for i := range r.parts {
 		if p := &r.parts[i]; p.state == owned && now.Before(p.young) {
@@ -750,14 +750,14 @@ func (l *Lock) noMajority(op *Op, r *request, now time.Time, fx *Effects) {
 	}
 	if r.token == 0 && op.verb != protocol.Downgrade {
 		l.retreat(r, fx)
-		l.drop(r, fx) // the state machine may ask under its id again: see request
+		l.drop(r, now, fx) // the state machine may ask under its id again: see request
 	}
 }
 
 // abandon ends a request that the state machine was told is not ours any more: it does not
 // cancel it. But during a downgrade the state machine does not heed that: the lease goes on, and
 // what is left of it must not be given back.
-func (l *Lock) abandon(r *request, fx *Effects) {
+func (l *Lock) abandon(r *request, now time.Time, fx *Effects) {
 	if r.op != nil {
 		r.ends = r.op.verb == protocol.Acquire // else the state machine still has to do with it
 		return
@@ -766,7 +766,7 @@ func (l *Lock) abandon(r *request, fx *Effects) {
 		return
 	}
 	l.retreat(r, fx)
-	l.drop(r, fx)
+	l.drop(r, now, fx)
 }
 
 // retreat gives back what servers gave to a request that is no majority.
@@ -835,12 +835,12 @@ func (l *Lock) evaluateRelease(op *Op, now time.Time, fx *Effects) {
 	case open(op.outcomes) > 0:
 		return
 	default:
-		l.lacksQuorum(op, fx) // a cancel follows
+		l.lacksQuorum(op, now, fx) // a cancel follows
 		l.forgetLater(op.req, now)
 		return
 	}
-	l.decide(op, fx)
-	l.drop(op.req, fx)
+	l.decide(op, now, fx)
+	l.drop(op.req, now, fx)
 }
 
 func (l *Lock) evaluateMove(op *Op, now time.Time, fx *Effects) {
@@ -863,16 +863,16 @@ func (l *Lock) evaluateMove(op *Op, now time.Time, fx *Effects) {
 	switch {
 	case never > l.cfg.N-l.cfg.Need:
 		op.Answer = protocol.Answer{Outcome: protocol.NotOurs}
-		l.decide(op, fx)
-		l.drop(op.req, fx)
+		l.decide(op, now, fx)
+		l.drop(op.req, now, fx)
 		l.retreat(op.next, fx)
-		l.drop(op.next, fx)
+		l.drop(op.next, now, fx)
 		return
 	case yes >= l.cfg.Need:
 	case open(op.olds) > 0:
 		return
 	default:
-		l.lacksQuorum(op, fx)
+		l.lacksQuorum(op, now, fx)
 		l.forgetLater(op.req, now)
 		if op.verb == protocol.Downgrade {
 			l.forgetLater(op.next, now)
@@ -885,7 +885,7 @@ func (l *Lock) evaluateMove(op *Op, now time.Time, fx *Effects) {
 	l.evaluateAcquire(op, op.next, now, fx)
 	switch {
 	case op.decided && op.Err == nil:
-		l.drop(op.req, fx)
+		l.drop(op.req, now, fx)
 	case op.decided && op.verb == protocol.Downgrade:
 		l.forgetLater(op.req, now)
 		l.forgetLater(op.next, now)
@@ -905,13 +905,13 @@ func (l *Lock) evaluateCancel(op *Op, now time.Time, fx *Effects) {
 	case pending > 0:
 		return
 	default:
-		l.lacksQuorum(op, fx)
+		l.lacksQuorum(op, now, fx)
 		l.forgetLater(r, now)
 		op.Cancelled = protocol.Cancelled{Fail: &protocol.Failure{Err: op.Err, Kind: op.Err.(*noQuorum).kind}}
 		return
 	}
-	l.decide(op, fx)
-	l.drop(r, fx)
+	l.decide(op, now, fx)
+	l.drop(r, now, fx)
 }
 
 // evaluateRenewal decides a renewal: granted if a majority has renewed it or granted it now,
@@ -931,8 +931,8 @@ func (l *Lock) evaluateRenewal(op *Op, now time.Time, fx *Effects) {
 	switch {
 	case !op.held || op.standing(now) < l.cfg.Need:
 		op.Renewed = protocol.NotOurs
-		l.decide(op, fx)
-		l.abandon(r, fx)
+		l.decide(op, now, fx)
+		l.abandon(r, now, fx)
 		return
 	case renewed >= l.cfg.Need, n >= l.cfg.Need && open(op.outcomes) == 0:
 		op.Renewed = protocol.Granted
@@ -942,10 +942,10 @@ func (l *Lock) evaluateRenewal(op *Op, now time.Time, fx *Effects) {
 		return
 	default:
 		op.Renewed = protocol.Unanswered
-		l.lacksQuorum(op, fx)
+		l.lacksQuorum(op, now, fx)
 		return
 	}
-	l.decide(op, fx)
+	l.decide(op, now, fx)
 }
 
 // Decided reports whether the op's results are set.

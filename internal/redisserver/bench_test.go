@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -52,6 +53,25 @@ func BenchmarkScripts(b *testing.B) {
 		})
 		s.clear()
 	})
+	b.Run("op=acquire and release/quorum", func(b *testing.B) {
+		s := benchMember(b, rdb)
+		s.cost(b, 100, nil, func() {
+			id := s.writer("A")
+			s.release(id, s.acquire(id).Token+1)
+		})
+		s.clear()
+	})
+	b.Run("op=enqueue/quorum", func(b *testing.B) {
+		s := benchMember(b, rdb)
+		s.acquire(s.writer("A"))
+		s.acquire(s.writer("B"))
+		c := s.acquireOf(s.writer("C"))
+		s.cost(b, 1, func() {
+			s.cancel(c.ID, 0)
+			c.ID, c.Ticket = s.writer("C"), uint64(time.Now().UnixMicro())
+		}, func() { s.must(s.do(c)) })
+		s.clear()
+	})
 	for _, proof := range []bool{false, true} {
 		b.Run(fmt.Sprint("op=hand-off/proof=", proof), func(b *testing.B) {
 			s := benchScene(b, rdb)
@@ -87,6 +107,14 @@ func benchScene(b *testing.B, rdb *redis.Client) *scene {
 		b.Fatal(err)
 	}
 	return &scene{t: b, rdb: rdb, srv: New(rdb, ""), keys: k, real: true}
+}
+
+// benchMember is benchScene on a quorum's server.
+func benchMember(b *testing.B, rdb *redis.Client) *scene {
+	s := benchScene(b, rdb)
+	s.srv = NewMember(rdb, "")
+	s.raw("SET", s.srv.mark, "1")
+	return s
 }
 
 // cost reports what a call of run costs the server, averaged over size calls. prepare runs

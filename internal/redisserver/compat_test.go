@@ -43,9 +43,11 @@ var frozenParts = map[string][]string{
 	"renew_shared": {"renew_shared"},
 
 	"adopt":          {"common", "adopt"},
-	"vote_acquire":   {"vote_before", "acquire_fast", "common", "acquire", "vote_after"},
+	"vote_acquire":   {"vote_fast", "vote_before", "common", "acquire", "vote_after"},
 	"vote_yield":     {"vote_before", "common", "yield", "vote_after"},
 	"vote_downgrade": {"vote_before", "common", "downgrade", "vote_after"},
+	"keep_release":   {"keep_fast", "release_fast", "common", "release"},
+	"keep_cancel":    {"keep_fast", "release_fast", "common", "cancel"},
 }
 
 // TestFreezeScripts does nothing without its flag:
@@ -59,6 +61,7 @@ func TestFreezeScripts(t *testing.T) {
 		"acquire": AcquireScript, "release": ReleaseScript, "yield": YieldScript, "downgrade": DowngradeScript, "cancel": CancelScript,
 		"evict": EvictScript, "inspect": InspectScript, "renew": RenewScript, "renew_shared": RenewSharedScript,
 		"adopt": AdoptScript, "vote_acquire": VoteAcquireScript, "vote_yield": VoteYieldScript, "vote_downgrade": VoteDowngradeScript,
+		"keep_release": KeepReleaseScript, "keep_cancel": KeepCancelScript,
 	}
 	var lines strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(frozenParts)) {
@@ -126,8 +129,8 @@ func TestTheFrozenScriptsAreWhatWasFrozen(t *testing.T) {
 		}
 	}
 	files, err := filepath.Glob(frozenDir + "/*.lua")
-	if err != nil || len(files) != 15 {
-		t.Errorf("%d files, want 15: %v", len(files), err)
+	if err != nil || len(files) != 17 {
+		t.Errorf("%d files, want 17: %v", len(files), err)
 	}
 }
 

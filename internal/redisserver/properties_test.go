@@ -150,6 +150,173 @@ func TestTheShortcutsDoWhatTheLongWayDoes(t *testing.T) {
 	})
 }
 
+// vote_fast.lua and keep_fast.lua, and release_fast.lua before a cancel, do the same as the
+// scripts that follow them, except that vote_fast.lua does not notify the owner of a request
+// that is not the first, and lets the queue's keys live for two TTLs at least instead of three.
+func TestTheShortcutsOfAVoteDoWhatTheLongWayDoes(t *testing.T) {
+	t.Parallel()
+	quick := map[string]Script{"acquire": VoteAcquireScript, "release": KeepReleaseScript, "cancel": KeepCancelScript}
+	slow := map[string]Script{"acquire": loadScript("vote_before", "common", "acquire", "vote_after"),
+		"release": loadScript("common", "release"), "cancel": loadScript("common", "cancel")}
+	onScripts(t, func(t *testing.T, s *scene) {
+		inboxes := []*listener{s.listen("A"), s.listen("B")} // C has none
+		mark := s.keys.Lock + ":mark"
+		shortcuts := map[string]int{}
+		for seed := range 3 * scatterings() {
+			began, started := s.now(), time.Now()
+			x := scatter(seed, began)
+			rng := rand.New(rand.NewSource(seed))
+			what := []string{"acquire", "release", "cancel"}[rng.Intn(3)]
+			id := x.ids[rng.Intn(len(x.ids))]
+			ticket := []uint64{uint64(began * 1000), uint64(rng.Intn(6))}[rng.Intn(2)]
+			used := []uint64{0, 1, ^uint64(4), 1_000_000, 7_200_000_000}[rng.Intn(5)] // one is less than the last
+
+			switch rng.Intn(4) { // the common cases are too rare in random states
+			case 0:
+				x.only(map[string]int{"acquire": 4}[what], 4)
+				id = x.ids[0]
+			case 1, 2:
+				x.contested(rng, began)
+				id = x.ids[0]
+				if rng.Intn(2) == 0 {
+					x.only(0, 4) // nobody waits
+				}
+				if rng.Intn(3) == 0 { // the clock was set back
+					x.commands = append(x.commands, []any{"PEXPIRE", 0, 7_200_000})
+				}
+				if what == "acquire" {
+					id = (&scene{made: 900_000}).writer("A")
+				}
+			}
+			marked := []string{"1", "1", "1", "", "9007199254740000", "nonsense"}[rng.Intn(6)]
+			var got [2]string
+			var errs [2]error
+			var after [2]*state
+			for i, sc := range []Script{quick[what], slow[what]} {
+				s.put(x)
+				if s.raw("DEL", mark); marked != "" {
+					s.raw("SET", mark, marked)
+				}
+				var names ranks
+				last := max(s.look().token(), 10)
+				names.name(last)
+				names.name(last + used) // later tokens must be above it
+				var r result
+				if what == "acquire" {
+					r = s.runVote(&sc, id, mark, ticket, func(text string) { got[i] += text }, func() { shortcuts[fmt.Sprint("acquire ", owned(s))]++ })
+				} else {
+					r = s.runEnd(what, &sc, id, map[bool]uint64{true: last + used}[used > 0], func() { shortcuts[what]++ })
+				}
+				after[i] = s.look()
+				expired := 0
+				for waiter, ends := range after[i].settled().waiters {
+					if ends <= after[i].clock {
+						delete(after[i].waiters, waiter)
+						expired++
+					}
+				}
+				if expired > 0 && len(after[i].waiters) == 0 {
+					after[i].ends[3] = 0
+				}
+				got[i] += r.meaning(&names)
+				for _, l := range inboxes {
+					for _, m := range l.received() {
+						if what == "acquire" && m.Kind == "wanted" && r.Place > 0 {
+							continue
+						}
+						got[i] += fmt.Sprint("\ntold ", m.Kind, " ", m.ID, " ", names.name(m.Token), " ", m.Token >= m.Clock, " ", m.More, " ", m.Link)
+					}
+				}
+				got[i] += "\n" + after[i].shape(&names)
+				errs[i] = r.err
+			}
+			if provisionalEnds(started) {
+				continue
+			}
+			if got[0] != got[1] {
+				t.Fatalf("seed %d: %s %s\nquick %s\nslow  %s\nerrors %v and %v", seed, what, id, got[0], got[1], errs[0], errs[1])
+			}
+			for _, key := range []int{1, 3} {
+				if least := 2*ttlOf(t, id).Milliseconds() - fuzz; what == "acquire" && after[0].left(after[0].ends[key]) >= least {
+					after[0].ends[key] = after[1].ends[key]
+				}
+			}
+			if d := after[0].drift(after[1], after[1].clock-began+fuzz); d != "" {
+				t.Fatalf("seed %d: %s %s: %s", seed, what, id, d)
+			}
+		}
+		s.raw("DEL", mark)
+		for _, usual := range []string{"acquire free", "acquire taken", "release", "cancel"} {
+			if shortcuts[usual] < 3 {
+				t.Errorf("the shortcuts were hardly used: %v", shortcuts)
+			}
+		}
+	})
+}
+
+// owned says, after an acquire, whether it found the lock free.
+func owned(s *scene) string {
+	if s.look().queue == nil || len(s.look().queue) == 0 {
+		return "free"
+	}
+	return "taken"
+}
+
+// runVote runs a script with the arguments of acquire on a quorum's server. It passes on what
+// the script says of the mark, and calls shortcut if that was taken, whose reply is not nested.
+func (s *scene) runVote(sc *Script, id, mark string, ticket uint64, say func(string), shortcut func()) (r result) {
+	s.t.Helper()
+	all, ttl := s.keys.All(), ttlOf(s.t, id)
+	cmd, err := s.srv.run(context.Background(), sc, append(all[:], mark), s.srv.Inboxes, id, "1", "", Milliseconds(ttl), Milliseconds(protocol.TokenLife(ttl)), "", strconv.FormatUint(ticket, 10))
+	if err != nil {
+		return result{failed: true, err: err}
+	}
+	reply := cmd.Val().([]any)
+	said := "no mark "
+	if n, err := strconv.ParseUint(reply[0].(string), 10, 53); err == nil {
+		said = fmt.Sprint("mark set anew ", n > 1, " ")
+	}
+	say(said)
+	if nested, ok := reply[1].([]any); ok {
+		reply = nested
+	} else {
+		shortcut()
+		if reply = reply[1:]; len(reply) == 1 {
+			token := uint64(reply[0].(int64))
+			r.Answer = protocol.Answer{Outcome: protocol.Granted, Token: token, Clock: token}
+			return r
+		}
+	}
+	if r.Answer, err = parseAnswer(reply); err != nil {
+		s.t.Fatal(err)
+	}
+	return r
+}
+
+// runEnd runs a script with the arguments of release or cancel, and calls shortcut if that
+// was taken, whose reply is a number.
+func (s *scene) runEnd(what string, sc *Script, id string, last uint64, shortcut func()) (r result) {
+	s.t.Helper()
+	all := s.keys.All()
+	cmd, err := s.srv.run(context.Background(), sc, all[:], s.srv.Inboxes, id, strconv.FormatUint(last, 10), "span")
+	if err != nil {
+		return result{failed: true, err: err}
+	}
+	if n, ok := cmd.Val().(int64); ok {
+		shortcut()
+		r.Answer = protocol.Answer{Outcome: protocol.Done, Handed: int(n)}
+		return r
+	}
+	reply := cmd.Val().([]any)
+	if r.Answer, err = parseAnswer(reply); err != nil {
+		s.t.Fatal(err)
+	}
+	if what == "cancel" && reply[2] == int64(0) { // it did not own
+		r.Answer.Outcome, r.Answer.Token = protocol.NotOurs, uint64(reply[3].(int64))
+	}
+	return r
+}
+
 // runScript runs a script with the arguments of acquire or release, and reports whether its
 // reply is a single number, which only the shortcuts return.
 func (s *scene) runScript(what string, sc *Script, id string, last uint64, cool time.Duration) (r result, short bool) {

@@ -26,6 +26,21 @@ func parseAnswer(reply []any) (protocol.Answer, error) {
 	if len(reply) < 2 {
 		return protocol.Answer{}, malformed(reply)
 	}
+	if len(reply) == 6 { // vote_fast.lua
+		blocker, _ := reply[4].(string)
+		if !validToken(number(0)) || !validToken(number(1)) {
+			return protocol.Answer{}, malformed(reply)
+		}
+		return protocol.Answer{
+			Outcome: protocol.Enqueued,
+			Token:   uint64(number(0)),
+			Clock:   uint64(number(1)),
+			Place:   int(number(2)),
+			Left:    Remaining(number(3)),
+			Blocker: blocker,
+			Echo:    int(number(5)),
+		}, nil
+	}
 	switch o := number(0); {
 	case o <= 3 && !validToken(number(1)):
 		return protocol.Answer{}, malformed(reply)

@@ -78,13 +78,16 @@ func (s *Server) vote(ctx context.Context, script, voting *Script, keys []any, t
 		return nil, 0, err
 	}
 	reply, _ := cmd.Val().([]any)
-	if len(reply) != 2 {
+	if len(reply) < 2 {
 		return nil, 0, malformed(cmd.Val())
 	}
 	text, _ := reply[0].(string)
 	mark, err := strconv.ParseUint(text, 10, 53)
 	if err != nil {
 		return nil, 0, malformed(cmd.Val())
+	}
+	if len(reply) > 2 { // vote_fast.lua
+		return reply[1:], mark, nil
 	}
 	return reply[1], mark, nil
 }
@@ -172,7 +175,11 @@ func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) 
 		val, mark, err = s.vote(ctx, &AcquireScript, &VoteAcquireScript, keys, c.Ticket, args...)
 	case protocol.Release:
 		var cmd *redis.Cmd
-		cmd, err = s.run(ctx, &ReleaseScript, keys, withCooldown(c.Cooldown, s.args.inboxes, c.ID, last, spanArgument(c.Link))...)
+		script := &ReleaseScript
+		if s.mark != "" {
+			script = &KeepReleaseScript
+		}
+		cmd, err = s.run(ctx, script, keys, withCooldown(c.Cooldown, s.args.inboxes, c.ID, last, spanArgument(c.Link))...)
 		val = cmd.Val()
 	case protocol.Yield:
 		val, mark, err = s.vote(ctx, &YieldScript, &VoteYieldScript, keys, c.Ticket, withCooldown(c.Cooldown, s.args.inboxes, c.ID, c.Next, last, spanArgument(c.Link))...)
@@ -188,7 +195,7 @@ func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) 
 		return protocol.Answer{}, err
 	}
 	switch reply := val.(type) {
-	case int64: // acquire_fast.lua or release_fast.lua
+	case int64: // acquire_fast.lua, release_fast.lua, or those of a quorum
 		if c.Verb == protocol.Acquire {
 			return protocol.Answer{Outcome: protocol.Granted, Token: uint64(reply), Clock: uint64(reply), Mark: mark}, nil
 		}
@@ -337,10 +344,14 @@ func (s *Server) Touch(ctx context.Context, batch []protocol.Renewal) error {
 // Cancel cancels a batch of requests, and returns the result of each. It repeats the
 // unfinished ones until ctx is done.
 func (s *Server) Cancel(ctx context.Context, batch []protocol.CancelRequest) []protocol.Cancelled {
+	script := &CancelScript
+	if s.mark != "" {
+		script = &KeepCancelScript
+	}
 	call := func(i int, byText bool) onceCmd {
 		g := batch[i]
 		k := g.Keys.All()
-		return CancelScript.call(ctx, byText, k[:], withCooldown(g.Cooldown, s.args.inboxes, g.ID, strconv.FormatUint(g.Last, 10), protocol.FormatSpan(g.Link))...)
+		return script.call(ctx, byText, k[:], withCooldown(g.Cooldown, s.args.inboxes, g.ID, strconv.FormatUint(g.Last, 10), protocol.FormatSpan(g.Link))...)
 	}
 	cmds := s.pipeline(ctx, len(batch), call)
 	s.continueCancels(ctx, cmds, call)
@@ -358,6 +369,9 @@ func (s *Server) Cancel(ctx context.Context, batch []protocol.CancelRequest) []p
 func (s *Server) parseCancelled(cmd onceCmd) protocol.Cancelled {
 	if err := cmd.Err(); err != nil {
 		return protocol.Cancelled{Fail: Classify(s.explain(err))}
+	}
+	if _, ok := cmd.Val().(int64); ok { // keep_fast.lua or release_fast.lua: it owned
+		return protocol.Cancelled{Owned: true}
 	}
 	reply, _ := cmd.Val().([]any)
 	if len(reply) < 5 {

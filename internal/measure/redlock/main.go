@@ -16,7 +16,10 @@ import (
 	"os"
 	"runtime/pprof"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/go-redsync/redsync/v4"
@@ -126,6 +129,25 @@ func run() error {
 		}
 		return theirs{redsync.New(pools...), name, opts}
 	}
+	// CPU time tells more than the clock on a machine that does other things, too.
+	serverCPU := func() (sum time.Duration) {
+		for _, in := range all {
+			text, _ := in.Client().Info(context.Background(), "cpu").Result()
+			for _, line := range strings.Split(text, "\r\n") {
+				k, v, _ := strings.Cut(line, ":")
+				if k == "used_cpu_sys" || k == "used_cpu_user" {
+					f, _ := strconv.ParseFloat(v, 64)
+					sum += time.Duration(f * float64(time.Second))
+				}
+			}
+		}
+		return sum
+	}
+	ownCPU := func() time.Duration {
+		var ru syscall.Rusage
+		_ = syscall.Getrusage(syscall.RUSAGE_SELF, &ru)
+		return time.Duration(ru.Utime.Nano() + ru.Stime.Nano())
+	}
 	commands := func() (n int64) {
 		for _, in := range all {
 			tally, err := redistest.Calls(context.Background(), in.Client())
@@ -192,6 +214,7 @@ func run() error {
 			crowd = append(crowd, l)
 		}
 		before := commands()
+		cpu1, cpu2 := serverCPU(), ownCPU()
 		counts := make([]int, len(crowd))
 		var wg sync.WaitGroup
 		until := time.Now().Add(time.Duration(*seconds * float64(time.Second)))
@@ -210,6 +233,7 @@ func run() error {
 			n += each
 		}
 		spent := commands() - before
+		cpu1, cpu2 = serverCPU()-cpu1, ownCPU()-cpu2
 		var own leased.Stats
 		for _, l := range crowd {
 			if o, ok := l.(ours); ok {
@@ -222,7 +246,10 @@ func run() error {
 		if own.Leases > 0 {
 			fmt.Printf("  %-20s %.1f scripts sent a lease, %.1f%% of the leases by hand-off\n", "", float64(own.Commands)/float64(own.Leases), 100*float64(own.Direct)/float64(own.Leases))
 		}
-		fmt.Printf("  %-20s %7.0f leases/s, %5.1f commands a lease, turns %v to %v\n", c.name, float64(n)/(*seconds), float64(spent)/float64(max(n, 1)), slices.Min(counts), slices.Max(counts))
+		each := time.Duration(max(n, 1))
+		fmt.Printf("  %-20s %7.0f leases/s, turns %v to %v, %5.1f commands a lease and those in scripts, CPU a lease: servers %v, clients %v\n",
+			c.name, float64(n)/(*seconds), slices.Min(counts), slices.Max(counts), float64(spent)/float64(max(n, 1)),
+			(cpu1 / each).Round(time.Microsecond), (cpu2 / each).Round(time.Microsecond))
 	}
 	for _, c := range clients {
 		_ = c.Close()
