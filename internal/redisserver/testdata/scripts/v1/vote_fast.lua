@@ -27,7 +27,7 @@ if mark and string.sub(id, 9, 9) == 'w' and not ARGV[9] then
       call('SET', KEYS[5], 'leased1:' .. s .. ':' .. s, 'PX', ARGV[6])
       return { mark, us }
     end
-  elseif m and owner ~= id and ARGV[3] == '1' and ARGV[4] == '' then
+  elseif m and owner ~= id and ARGV[3] ~= '0' and ARGV[4] == '' then
     local longest, client = match(owner, '^leased1:w:([1-9]%d*):[cpu]i?:[%w_-]+:(%S+)$')
     local left, ttl, ticket, now = call('PTTL', KEYS[1]), ARGV[5], ARGV[8], string.sub(s, 1, 13)
     if longest and #longest <= 9 and left >= 0 and left - longest <= 0
