@@ -80,7 +80,7 @@ func TestAnEndedContextTakesNothing(t *testing.T) {
 			_, err = c.Mutex("x").TryLockContext(ctx)
 			isAll(t, err, leased.ErrNotAcquired, want)
 		}
-		if n := c.Stats().Commands; n != 0 {
+		if n := s.commands(c); n != 0 {
 			t.Errorf("sent %d commands", n)
 		}
 	})
@@ -121,7 +121,7 @@ func TestTheErrorOfACancelledWaitNamesTheLastTroubleOfRedis(t *testing.T) {
 func TestAWaitEndsWithItsContextWhateverRedisDoes(t *testing.T) {
 	inTurn(t, func(t *testing.T, s place) {
 		strain := redistest.NewStrain(t)
-		wire := redistest.NewProxy(t, s.Addr)
+		wire := s.proxy(t)
 		c := clientOn(t, s, s.connect(t, func(o *redis.Options) { o.Addr = wire.Addr }))
 		unlock(t, lock(t, c.Mutex("x")))
 		wire.BlackHole()

@@ -45,7 +45,7 @@ func TestHooksOfARedisClientThatHeedsDeadlinesSeeTheCommandsOfLocks(t *testing.T
 	onBoth(t, func(t *testing.T, s place) {
 		rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
 		var seen redistest.Counter
-		rdb.AddHook(&seen)
+		s.hook(rdb, &seen)
 		c := clientOn(t, s, rdb)
 		unlock(t, lock(t, c.Mutex("x")))
 		if n := seen.Commands(); n["evalsha"] < 2 {
@@ -133,14 +133,16 @@ func TestAClosedRedisClientIsAnErrorAtOnce(t *testing.T) {
 		inVirtualTime(t, func(t *testing.T, s place) {
 			var out logs
 			rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = own })
-			c, err := leased.New(rdb, out.option(), leased.WithReleaseTimeout(time.Minute))
+			c, err := s.open(t, rdb, out.option(), leased.WithReleaseTimeout(time.Minute))
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer c.Close()
 			l := lock(t, c.Mutex("held"))
 			began := time.Now()
-			must(t, rdb.Close())
+			for _, one := range s.alike(rdb) {
+				must(t, one.Close())
+			}
 			_, err = c.Mutex("x").LockContext(context.Background())
 			isAll(t, err, leased.ErrNotAcquired, leased.ErrClosed, redis.ErrClosed)
 			if err != nil && !strings.Contains(err.Error(), "the Redis client is closed") {
@@ -173,10 +175,12 @@ func TestAnExhaustedPoolIsSaidToBeExhausted(t *testing.T) {
 		unlock(t, lock(t, c.Mutex("x")))
 		time.Sleep(time.Second)
 		var taken []*redis.Conn
-		for range 2 {
-			conn := rdb.Conn()
-			must(t, conn.Ping(context.Background()).Err())
-			taken = append(taken, conn)
+		for _, one := range s.alike(rdb) {
+			for range 2 {
+				conn := one.Conn()
+				must(t, conn.Ping(context.Background()).Err())
+				taken = append(taken, conn)
+			}
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()

@@ -269,7 +269,7 @@ func TestAnUnlockAfterCloseSaysThatTheLockIsNotReleased(t *testing.T) {
 
 func TestVirtualCloseWaitsFiveSecondsForHoldersAndNotLonger(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
-		c, err := leased.New(s.connect(t), leased.WithLogger(slog.New(slog.DiscardHandler)), leased.WithTTL(6*time.Second))
+		c, err := s.open(t, s.connect(t), leased.WithLogger(slog.New(slog.DiscardHandler)), leased.WithTTL(6*time.Second))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -50,9 +50,9 @@ func TestAFreeLockBehindDeadWaitersIsGotAtOnce(t *testing.T) {
 				c := newClient(t, s)
 				warm(t, s, c) // a client that has just begun asks once more
 				s.deadWaiters(t, "x", dead)
-				began, before := time.Now(), c.Stats().Commands
+				began, before := time.Now(), s.commands(c)
 				l, err := take(c)
-				took, sent := time.Since(began), c.Stats().Commands-before
+				took, sent := time.Since(began), s.commands(c)-before
 				if err != nil {
 					t.Fatalf("%s behind %d dead: %v", what, dead, err)
 				}

@@ -11,7 +11,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
-	"github.com/leasedmutex/leased/internal/redistest"
 )
 
 // A downgrade and what may end the lease, or the client, meanwhile.
@@ -120,7 +119,7 @@ func TestAnUnlockDuringAnUnansweredDowngradeLeavesNothing(t *testing.T) {
 	onBoth(t, func(t *testing.T, s place) {
 		warm(t, s, newClient(t, s))
 		for what, carriedOut := range map[string]bool{"replies lost": true, "black hole": false} {
-			wire := redistest.NewProxy(t, s.Addr)
+			wire := s.proxy(t)
 			c := clientOn(t, s, s.connect(t, func(o *redis.Options) { o.Addr, o.ReadTimeout = wire.Addr, 100*time.Millisecond }),
 				leased.WithReleaseTimeout(200*time.Millisecond), leased.WithTTL(time.Hour))
 			l := take(t, c.RWMutex("x").LockContext)

@@ -13,7 +13,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
-	"github.com/leasedmutex/leased/internal/redistest"
 )
 
 func downgrade(t *testing.T, l *leased.Lease) {
@@ -95,7 +94,7 @@ func TestADowngradeLetsReadersInWhoWaitRightBehindAndNobodyElse(t *testing.T) {
 		synctest.Wait()
 		behind := taking(t, e.RWMutex("x").RLockContext)
 		synctest.Wait()
-		before := a.Stats().Commands
+		before := s.commands(a)
 		began := time.Now()
 		downgrade(t, owner)
 		var leases []*leased.Lease
@@ -105,7 +104,7 @@ func TestADowngradeLetsReadersInWhoWaitRightBehindAndNobodyElse(t *testing.T) {
 		if waited := time.Since(began); waited != 0 {
 			t.Errorf("the readers behind it entered after %v", waited)
 		}
-		if n := a.Stats().Commands - before; n > 2 { // by hash, then by text
+		if n := s.commands(a) - before; n > 2 { // by hash, then by text
 			t.Errorf("it took %d commands", n)
 		}
 		late := taking(t, a.RWMutex("x").RLockContext)
@@ -185,10 +184,10 @@ func TestADowngradeOfAReadersLeaseCostsNothing(t *testing.T) {
 		for _, call := range []func(context.Context) (*leased.Lease, error){c.RWMutex("x").LockContext, c.RWMutex("x").RLockContext} {
 			l := take(t, call)
 			downgrade(t, l)
-			token, before := l.Token(), c.Stats().Commands
+			token, before := l.Token(), s.commands(c)
 			downgrade(t, l)
 			downgrade(t, l)
-			if n := c.Stats().Commands - before; n != 0 || l.Token() != token {
+			if n := s.commands(c) - before; n != 0 || l.Token() != token {
 				t.Errorf("took %d commands, token %d became %d", n, token, l.Token())
 			}
 			unlock(t, l)
@@ -224,9 +223,9 @@ func TestAnOverLeaseIsNotDowngraded(t *testing.T) {
 		c := newClient(t, s)
 		l := take(t, c.RWMutex("x").LockContext)
 		unlock(t, l)
-		before := c.Stats().Commands
+		before := s.commands(c)
 		isAll(t, l.Downgrade(context.Background()), leased.ErrLeaseLost)
-		if n := c.Stats().Commands - before; n != 0 {
+		if n := s.commands(c) - before; n != 0 {
 			t.Errorf("took %d commands", n)
 		}
 		l = take(t, c.RWMutex("x").LockContext)
@@ -244,7 +243,7 @@ func TestAnOverLeaseIsNotDowngraded(t *testing.T) {
 
 func TestADowngradeWhoseReplyIsLostIsRepeated(t *testing.T) {
 	onBoth(t, func(t *testing.T, s place) {
-		wire := redistest.NewProxy(t, s.Addr)
+		wire := s.proxy(t)
 		c := clientOn(t, s, s.connect(t, func(o *redis.Options) { o.Addr, o.ReadTimeout = wire.Addr, 100*time.Millisecond }))
 		l := take(t, c.RWMutex("x").LockContext)
 		was, look := l.Token(), newClient(t, s)

@@ -26,7 +26,7 @@ func TestAWaiterThatDiesWaitingForItsFirstLockCostsItsSuccessorNothing(t *testin
 		way := s.connect(t, g.change)
 		owner := newClient(t, s)
 		l := lock(t, owner.Mutex("x"))
-		dies, err := leased.New(way, leased.WithKeyPrefix(s.Prefix), leased.WithTTL(ttl))
+		dies, err := s.open(t, way, leased.WithKeyPrefix(s.Prefix), leased.WithTTL(ttl))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -68,10 +68,10 @@ func TestVirtualTheFirstLockOfAClientCostsOneMoreCommandIfItIsTakenAndNoneTherea
 		owner, waits := newClient(t, s), newClient(t, s)
 		for i, want := range []int64{2, 1, 1} {
 			l := lock(t, owner.Mutex("x"))
-			before := waits.Stats().Commands
+			before := s.commands(waits)
 			next := locking(t, waits.Mutex("x"))
 			synctest.Wait()
-			if n := waits.Stats().Commands - before; n > want+scripts(i) {
+			if n := s.commands(waits) - before; n > want+scripts(i) {
 				t.Errorf("wait %d took %d commands", i, n)
 			}
 			unlock(t, l)
@@ -142,7 +142,7 @@ func TestVirtualWithASubscriptionThatIsRefusedByCuttingItOffTheFirstLockIsWaited
 func firstSubscription(t *testing.T, answer func(p *mini.Peer)) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		l := lock(t, newClient(t, s).Mutex("x"))
-		s.Mini.Server().SetPreHook(func(p *mini.Peer, cmd string, _ ...string) bool {
+		s.Mini.SetPreHook(func(p *mini.Peer, cmd string, _ ...string) bool {
 			if cmd != "SUBSCRIBE" {
 				return false
 			}

@@ -3,8 +3,10 @@ package leased_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -12,6 +14,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
+	mini "github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
@@ -33,9 +37,46 @@ const patience = 30 * time.Second
 // place is where a test's locks live: a server, the test's own key prefix, and a
 // connection for looking and for interfering.
 type place struct {
-	redistest.Target // in virtual time only Prefix and Mini are set
+	redistest.Target       // in virtual time only Prefix is set
+	Mini             minis // the embedded servers, none on a real one
 	rdb              redis.UniversalClient
 	members          *members // of a quorum, else nil
+}
+
+// minis are one embedded server, or those of a quorum. What a test does to the server is
+// done to all.
+type minis []*miniredis.Miniredis
+
+func (all minis) SetError(text string) {
+	for _, m := range all {
+		m.SetError(text)
+	}
+}
+
+func (all minis) FlushAll() {
+	for _, m := range all {
+		m.FlushAll()
+	}
+}
+
+func (all minis) SetTime(at time.Time) {
+	for _, m := range all {
+		m.SetTime(at)
+	}
+}
+
+func (all minis) SetPreHook(f func(p *mini.Peer, cmd string, args ...string) bool) {
+	for _, m := range all {
+		m.Server().SetPreHook(f)
+	}
+}
+
+func placeAt(target redistest.Target, rdb redis.UniversalClient) place {
+	s := place{Target: target, rdb: rdb}
+	if target.Mini != nil {
+		s.Mini = minis{target.Mini}
+	}
+	return s
 }
 
 // onBoth runs f on the embedded and on a real server side by side, in real time, and
@@ -57,7 +98,7 @@ func inTurn(t *testing.T, f func(t *testing.T, s place)) {
 
 func placed(f func(t *testing.T, s place)) func(t *testing.T, target redistest.Target) {
 	return func(t *testing.T, target redistest.Target) {
-		s := place{Target: target, rdb: target.NewClient(t)}
+		s := placeAt(target, target.NewClient(t))
 		redistest.CheckLeaks(t, s.rdb, s.Prefix)
 		f(t, s)
 	}
@@ -78,7 +119,7 @@ func inVirtualTime(t *testing.T, f func(t *testing.T, s place)) {
 	synctest.Test(t, func(t *testing.T) {
 		redistest.LastInBubble(t)
 		m := redistest.Mini(t)
-		s := place{Target: redistest.Target{Name: "virtual", Mini: m}, rdb: redistest.MiniClient(t, m)}
+		s := placeAt(redistest.Target{Name: "virtual", Mini: m}, redistest.MiniClient(t, m))
 		redistest.CheckLeaks(t, s.rdb, "")
 		f(t, s)
 	})
@@ -92,7 +133,7 @@ func (s place) connect(t *testing.T, change ...func(*redis.Options)) *redis.Clie
 		return s.members.connect(t, change)
 	}
 	if s.Addr == "" {
-		return redistest.MiniClient(t, s.Mini, change...)
+		return redistest.MiniClient(t, s.Mini[0], change...)
 	}
 	if s.Deployment != nil {
 		rdb, one := s.Deployment.Connect(t, change...).(*redis.Client)
@@ -124,13 +165,7 @@ func clientOn(t *testing.T, s place, rdb redis.UniversalClient, opts ...leased.O
 	if s.Addr != "" {
 		opts = append([]leased.Option{leased.WithReleaseTimeout(patience)}, opts...)
 	}
-	open := leased.New
-	if s.members != nil {
-		open = func(rdb redis.UniversalClient, opts ...leased.Option) (*leased.Client, error) {
-			return s.members.open(t, rdb, opts)
-		}
-	}
-	c, err := open(rdb, opts...)
+	c, err := s.open(t, rdb, opts...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -143,6 +178,79 @@ func clientOn(t *testing.T, s place, rdb redis.UniversalClient, opts ...leased.O
 	return c
 }
 
+// open returns a client on rdb that the test closes.
+func (s place) open(t *testing.T, rdb redis.UniversalClient, opts ...leased.Option) (*leased.Client, error) {
+	t.Helper()
+	if s.members != nil {
+		return s.members.open(t, rdb, opts)
+	}
+	return leased.New(rdb, opts...)
+}
+
+// alike are the connections that rdb stands for: rdb, or on a quorum one like it to each server.
+func (s place) alike(rdb *redis.Client) []*redis.Client {
+	if s.members != nil {
+		return s.members.alike(rdb)
+	}
+	return []*redis.Client{rdb}
+}
+
+// hook adds a hook to them.
+func (s place) hook(rdb *redis.Client, h redis.Hook) {
+	for _, one := range s.alike(rdb) {
+		one.AddHook(h)
+	}
+}
+
+// commands returns how many commands the client has sent to a server.
+func (s place) commands(c *leased.Client) int64 {
+	return s.share(c.Stats().Commands)
+}
+
+// share returns how much of n one server has.
+func (s place) share(n int64) int64 {
+	if s.members != nil {
+		return (n + suiteMembers - 1) / suiteMembers
+	}
+	return n
+}
+
+// saying is the text of an error that the servers answer.
+func (s place) saying(text string) string {
+	if s.members != nil {
+		return fmt.Sprintf("0 of %d servers answered, and %d are needed; %s", suiteMembers, suiteMembers/2+1, text)
+	}
+	return text
+}
+
+// wires are a proxy in front of each server. A client whose address is Addr goes through them.
+type wires struct {
+	*redistest.Proxy // of the first
+	others           []*redistest.Proxy
+}
+
+func (s place) proxy(t *testing.T) *wires {
+	w := &wires{Proxy: redistest.NewProxy(t, s.Addr)}
+	if s.members != nil {
+		s.members.addProxies(t, w)
+	}
+	return w
+}
+
+func (w *wires) each(f func(p *redistest.Proxy)) {
+	f(w.Proxy)
+	for _, p := range w.others {
+		f(p)
+	}
+}
+
+func (w *wires) BlackHole()   { w.each((*redistest.Proxy).BlackHole) }
+func (w *wires) DropReplies() { w.each((*redistest.Proxy).DropReplies) }
+func (w *wires) Heal()        { w.each((*redistest.Proxy).Heal) }
+func (w *wires) Cut()         { w.each((*redistest.Proxy).Cut) }
+func (w *wires) Refuse()      { w.each((*redistest.Proxy).Refuse) }
+func (w *wires) Accept()      { w.each((*redistest.Proxy).Accept) }
+
 // helperKeys are the keys beside the lock's own, as docs/design.md names them.
 func (s place) helperKeys(name string) (queue, readers, waiters, meta string) {
 	key := s.Prefix + name
@@ -153,7 +261,7 @@ func (s place) helperKeys(name string) (queue, readers, waiters, meta string) {
 // value returns what stands in the lock's key, "" if nothing does.
 func (s place) value(t *testing.T, name string) string {
 	t.Helper()
-	s.settle()
+	s.settle(name)
 	v, err := s.rdb.Get(context.Background(), s.Prefix+name).Result()
 	if err != nil && !errors.Is(err, redis.Nil) {
 		t.Fatal(err)
@@ -163,13 +271,9 @@ func (s place) value(t *testing.T, name string) string {
 
 // settle lets the servers of a quorum do what callers do not wait for: a majority is enough
 // for them.
-func (s place) settle() {
-	switch {
-	case s.members == nil:
-	case s.members.virtual:
-		time.Sleep(time.Microsecond) // passes when all goroutines wait
-	default:
-		time.Sleep(20 * time.Millisecond)
+func (s place) settle(name string) {
+	if s.members != nil {
+		s.members.settle(s, name)
 	}
 }
 
@@ -196,11 +300,30 @@ func (s place) inboxes(t *testing.T) []string {
 	return all
 }
 
+// lockKeys are all keys that locks have made.
+func (s place) lockKeys(t *testing.T) []string {
+	t.Helper()
+	all, err := redistest.Keys(context.Background(), s.rdb, s.Prefix)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.DeleteFunc(all, func(key string) bool { return s.members != nil && strings.HasSuffix(key, "leased:quorum:mark") })
+}
+
+// lead is by how many µs a token may be ahead of the server's clock: on a quorum, where that
+// is much less than a TTL, which is 30 s unless a test says otherwise.
+func (s place) lead() uint64 {
+	if s.members != nil {
+		return uint64((30*time.Second/200 + time.Millisecond).Microseconds())
+	}
+	return 0
+}
+
 // clean reports whether the lock has neither an owner nor a waiter.
 func (s place) clean(t *testing.T, name string) bool {
 	t.Helper()
 	queue, readers, waiters, _ := s.helperKeys(name)
-	s.settle()
+	s.settle(name)
 	n, err := s.rdb.Exists(context.Background(), s.Prefix+name, queue, readers, waiters).Result()
 	if err != nil {
 		t.Fatal(err)
@@ -213,6 +336,9 @@ func (s place) queued(t *testing.T, name string, n int64) {
 	t.Helper()
 	queue, _, _, _ := s.helperKeys(name)
 	eventually(t, "the queue has its length", func() bool {
+		if s.members != nil {
+			return s.members.queued(queue, n)
+		}
 		return s.rdb.ZCard(context.Background(), queue).Val() == n
 	})
 }

@@ -142,13 +142,15 @@ func TestLocalHandoffsAreNotBoundedWhenNobodyElseWaits(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		c := newClient(t, s, leased.WithLocalHandoffs(2, time.Millisecond))
 		warm(t, s, c)
-		before := c.Stats()
+		s.settle("x")
+		before, sent := c.Stats(), s.commands(c)
 		var order []string
 		var all sync.WaitGroup
 		busy(c, "A", 10, 20*time.Millisecond, &order, &all)
 		all.Wait()
+		s.settle("x")
 		// One acquire and one release.
-		if st := c.Stats(); st.Local-before.Local != 9 || st.Commands-before.Commands != 2 {
+		if st := c.Stats(); st.Local-before.Local != 9 || s.commands(c)-sent != 2 {
 			t.Errorf("%+v after %+v", st, before)
 		}
 	})
@@ -213,7 +215,7 @@ func TestVirtualATryTakesNoTimeWhereNobodyIdlesAndLittleWhereTheOwnerIsBusy(t *t
 			}
 			unlock(t, lock(t, tries.Mutex("another")))
 			synctest.Wait() // the inboxes are confirmed
-			before, began := tries.Stats().Commands, time.Now()
+			before, began := s.commands(tries), time.Now()
 			got, err := tries.Mutex("x").TryLockContext(context.Background())
 			if d := time.Since(began); d < c.waits || d > c.waits+10*time.Microsecond {
 				t.Errorf("%+v: it took %v", c, d)
@@ -221,7 +223,7 @@ func TestVirtualATryTakesNoTimeWhereNobodyIdlesAndLittleWhereTheOwnerIsBusy(t *t
 			if c.enters != (err == nil) {
 				t.Errorf("%+v: %v", c, err)
 			}
-			if n := tries.Stats().Commands - before; !c.idle && n != 1 {
+			if n := s.commands(tries) - before; !c.idle && n != 1 {
 				t.Errorf("%+v: %d commands", c, n)
 			}
 			if err == nil {

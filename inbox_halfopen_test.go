@@ -157,7 +157,7 @@ func TestVirtualErrorsOfAnotherLockDoNotHideAHalfOpenInbox(t *testing.T) {
 			way.change(o)
 			o.ContextTimeoutEnabled = true
 		})
-		rdb.AddHook(half{func(args []any) bool { return len(args) > 3 && fmt.Sprint(args[3]) == "lost" }})
+		s.hook(rdb, half{func(args []any) bool { return len(args) > 3 && fmt.Sprint(args[3]) == "lost" }})
 		c := clientOn(t, s, rdb, leased.WithBackOff(func() leased.BackOff { return hasty{} }))
 		theirs := lock(t, newClient(t, s).Mutex("x"))
 		mine := locking(t, c.Mutex("x"))

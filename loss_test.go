@@ -196,7 +196,7 @@ func TestALossHandlerMayUseTheLockThatWasLost(t *testing.T) {
 	onBoth(t, func(t *testing.T, s place) {
 		var c *leased.Client
 		handled := make(chan struct{})
-		c, err := leased.New(s.universal(t), leased.WithKeyPrefix(s.Prefix), leased.WithLossHandler(func(ev leased.LossEvent) {
+		c, err := s.open(t, s.universal(t), leased.WithKeyPrefix(s.Prefix), leased.WithLossHandler(func(ev leased.LossEvent) {
 			defer close(handled)
 			mu := c.Mutex(ev.Name)
 			if _, err := c.Inspect(context.Background(), ev.Name); err != nil {
@@ -279,11 +279,11 @@ func TestALeaseEndsWithinARenewalPeriodOfAServersClockThatIsSetAhead(t *testing.
 
 func TestALossHandlerMayCloseTheClient(t *testing.T) {
 	redistest.OnBoth(t, func(t *testing.T, target redistest.Target) {
-		s := place{Target: target, rdb: target.NewClient(t)}
+		s := placeAt(target, target.NewClient(t))
 		strain := redistest.NewStrain(t)
 		var c *leased.Client
 		closed := make(chan error, 1)
-		c, err := leased.New(s.connect(t), leased.WithKeyPrefix(s.Prefix), leased.WithLossHandler(func(leased.LossEvent) {
+		c, err := s.open(t, s.connect(t), leased.WithKeyPrefix(s.Prefix), leased.WithLossHandler(func(leased.LossEvent) {
 			ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 			defer cancel()
 			closed <- c.Shutdown(ctx)

@@ -48,7 +48,7 @@ func TestMetricsOfCommandsByWhatFailed(t *testing.T) {
 		warm(t, s, c)
 		synctest.Wait()
 		before := m.commands(t, "acquire")
-		rdb.AddHook(distant(20 * time.Millisecond))
+		s.hook(rdb, distant(20*time.Millisecond))
 		l := lock(t, c.Mutex("x"))
 		time.Sleep(11 * time.Second)
 		unlock(t, l)

@@ -139,7 +139,7 @@ func TestWhoWaitsForTheEndOfAMinimumHoldIsServedInOrderAndDoesNotPoll(t *testing
 		}
 		for i, c := range all {
 			// A re-check each 2 to 3 s and, for each, an echo that is no command of ours.
-			if sent := c.Stats().Commands; sent > 14 {
+			if sent := s.commands(c); sent > 14 {
 				t.Errorf("waiter %d sent %d commands", i, sent)
 			}
 		}
@@ -215,7 +215,7 @@ func TestAReleaseWithoutAnswerKeepsTheMinimumHold(t *testing.T) {
 func TestAMinimumHoldIsForLeasesThatAreUnlocked(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		const ttl = 10 * time.Second
-		job, err := leased.New(s.connect(t), leased.WithTTL(ttl), leased.WithMinHold(time.Hour), leased.WithLogger(slog.New(slog.DiscardHandler)))
+		job, err := s.open(t, s.connect(t), leased.WithTTL(ttl), leased.WithMinHold(time.Hour), leased.WithLogger(slog.New(slog.DiscardHandler)))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -14,7 +14,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
-	"github.com/leasedmutex/leased/internal/redistest"
 )
 
 func TestFiftyBuyersOfTenTicketsGetTen(t *testing.T) {
@@ -294,7 +293,7 @@ func TestACrashedOwnersLockPassesOnWhenItsTTLEnds(t *testing.T) {
 
 func TestAStalledOwnerDoesNotDeleteTheNextOwnersLock(t *testing.T) {
 	onBoth(t, func(t *testing.T, s place) {
-		wire := redistest.NewProxy(t, s.Addr)
+		wire := s.proxy(t)
 		stalled := clientOn(t, s, s.connect(t, func(o *redis.Options) { o.Addr = wire.Addr }), leased.WithTTL(400*time.Millisecond))
 		l := lock(t, stalled.Mutex("x"))
 		wire.BlackHole()

@@ -87,7 +87,7 @@ func TestVirtualAFreeLockIsEnteredWithin2sOfTheEndOfAnOutage(t *testing.T) {
 						entered.Go(func() { unlock(t, lock(t, c.Mutex(fmt.Sprint("x", i)))) })
 					}
 					time.Sleep(outage)
-					sent := c.Stats().Commands
+					sent := s.commands(c)
 					s.Mini.SetError("")
 					way.shut.Store(false)
 					began := time.Now()
@@ -134,9 +134,9 @@ func TestVirtualOneLockOfAClientAsksEvery2sWhetherRedisIsWellAgain(t *testing.T)
 					all.Go(func() { _, _ = c.Mutex(fmt.Sprint("x", i)).LockContext(ctx) })
 				}
 				time.Sleep(2*time.Second + time.Millisecond) // until every lock has failed
-				before := c.Stats().Commands
+				before := s.commands(c)
 				time.Sleep(27 * time.Second) // no lock asks at its own pace in this time
-				if n := c.Stats().Commands - before; n != 13 {
+				if n := s.commands(c) - before; n != 13 {
 					t.Errorf("%d probes in 27 s", n)
 				}
 				cancel()
@@ -194,7 +194,7 @@ func TestVirtualAClusterThatIsHalfBrokenIsNotAskedByAllAllTheTime(t *testing.T) 
 	inVirtualTime(t, func(t *testing.T, s place) {
 		var refused atomic.Int64
 		rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
-		rdb.AddHook(half{func(args []any) bool {
+		s.hook(rdb, half{func(args []any) bool {
 			if len(args) < 4 || len(fmt.Sprint(args[3])) < 4 || fmt.Sprint(args[3])[:4] != "lost" {
 				return false
 			}
@@ -209,7 +209,7 @@ func TestVirtualAClusterThatIsHalfBrokenIsNotAskedByAllAllTheTime(t *testing.T) 
 			all.Go(func() { _, _ = c.Mutex(fmt.Sprint("lost", i)).LockContext(ctx) })
 		}
 		time.Sleep(time.Minute) // until their pauses are long
-		before := refused.Load()
+		before := s.share(refused.Load())
 		all.Go(func() { // the other half is well
 			for ctx.Err() == nil {
 				unlock(t, lock(t, c.Mutex("well")))
@@ -219,7 +219,7 @@ func TestVirtualAClusterThatIsHalfBrokenIsNotAskedByAllAllTheTime(t *testing.T) 
 		const watched = time.Minute
 		time.Sleep(watched)
 		// Each by its own policy, which pauses for 10 s at least, and one probe a second.
-		if n := refused.Load() - before; n > locks*int64(watched/(10*time.Second))+int64(watched/time.Second) {
+		if n := s.share(refused.Load()) - before; n > locks*int64(watched/(10*time.Second))+int64(watched/time.Second) {
 			t.Errorf("%d commands in %v", n, watched)
 		}
 		cancel()

@@ -42,21 +42,21 @@ func TestVirtualAHandOffWhereNoCountIsProofCostsOneCommandMore(t *testing.T) {
 			l := lock(t, owner.Mutex("x"))
 			next := locking(t, waits.Mutex("x"))
 			synctest.Wait()
-			before := waits.Stats().Commands
+			before := s.commands(waits)
 			unlock(t, l)
 			got := <-next
 			synctest.Wait()
 			time.Sleep(5 * time.Second) // no more until the regular renewal
-			if n := waits.Stats().Commands - before; n != want {
+			if n := s.commands(waits) - before; n != want {
 				t.Errorf("with proof %v: %d commands", proof, n)
 			}
 			if left := time.Until(got.TrustedUntil()); left < 20*time.Second {
 				t.Errorf("with proof %v: believed for %v", proof, left)
 			}
 			unlock(t, got)
-			before = waits.Stats().Commands
+			before = s.commands(waits)
 			unlock(t, lock(t, waits.Mutex("x")))
-			if n := waits.Stats().Commands - before; n != 2 {
+			if n := s.commands(waits) - before; n != 2 {
 				t.Errorf("with proof %v: an uncontended use took %d commands", proof, n)
 			}
 		}
@@ -71,7 +71,7 @@ func TestVirtualALeaseThatIsHandedOnWhereNoCountIsProofEndsSoonIfRedisDoesNotCon
 		next := locking(t, waits.Mutex("x"))
 		synctest.Wait()
 		var away atomic.Bool
-		s.Mini.Server().SetPreHook(func(p *mini.Peer, cmd string, _ ...string) bool {
+		s.Mini.SetPreHook(func(p *mini.Peer, cmd string, _ ...string) bool {
 			if cmd == "PUBLISH" { // of the release
 				away.Store(true)
 			}
@@ -92,7 +92,7 @@ func TestVirtualALeaseThatIsHandedOnWhereNoCountIsProofEndsSoonIfRedisDoesNotCon
 			t.Errorf("it ended with %v", cause)
 		}
 		away.Store(false)
-		s.Mini.Server().SetPreHook(nil)
+		s.Mini.SetPreHook(nil)
 		isAll(t, got.Unlock(), leased.ErrLeaseLost)
 	})
 }

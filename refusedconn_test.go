@@ -104,7 +104,7 @@ func TestACommandWithoutReplyAndWithoutErrorHadNoAnswer(t *testing.T) {
 		rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
 		c := clientOn(t, s, rdb, leased.WithTTL(30*time.Second))
 		l := lock(t, c.Mutex("x"))
-		rdb.AddHook(bare{})
+		s.hook(rdb, bare{})
 		began := time.Now()
 		<-l.Context().Done()
 		if took := time.Since(began); took != 30*time.Second-302*time.Millisecond {

@@ -123,7 +123,7 @@ func TestVirtualWhatFollowsARenewalHoldsUpNoOutcome(t *testing.T) {
 		inVirtualTime(t, func(t *testing.T, s place) {
 			rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true }) // hooks see all then
 			hook := hanging{name: name}
-			rdb.AddHook(&hook)
+			s.hook(rdb, &hook)
 			c := clientOn(t, s, rdb, leased.WithTTL(30*time.Second))
 			began := time.Now()
 			kept, l := lock(t, c.Mutex("kept")), lock(t, c.Mutex("x"))
@@ -138,7 +138,7 @@ func TestVirtualWhatFollowsARenewalHoldsUpNoOutcome(t *testing.T) {
 				t.Errorf("with a %s that hangs the loss was told after %v", name, took)
 			}
 			synctest.Wait()
-			if n := hook.hung.Load(); n != 1 {
+			if n := s.share(int64(hook.hung.Load())); n != 1 {
 				t.Errorf("%d times %s", n, name)
 			}
 			isAll(t, l.Unlock(), leased.ErrLeaseLost)

@@ -22,9 +22,9 @@ func TestFurtherReadersOfAProcessCostNoCommand(t *testing.T) {
 		c := newClient(t, s, leased.WithTTL(time.Hour)) // no renewal meanwhile
 		warm(t, s, c)
 		rw := c.RWMutex("x")
-		before := c.Stats().Commands
+		before := s.commands(c)
 		rw.RLock()
-		first := c.Stats().Commands
+		first := s.commands(c)
 		if first-before != 1 {
 			t.Errorf("the first RLock took %d commands", first-before)
 		}
@@ -36,14 +36,14 @@ func TestFurtherReadersOfAProcessCostNoCommand(t *testing.T) {
 		for range readers - 1 {
 			rw.RUnlock()
 		}
-		if n := c.Stats().Commands - first; n != 0 {
+		if n := s.commands(c) - first; n != 0 {
 			t.Errorf("%d further readers took %d commands", readers-1, n)
 		}
 		if s.value(t, "x") == "" {
 			t.Error("given back while a reader is inside")
 		}
 		rw.RUnlock()
-		if n := c.Stats().Commands - first; n != 1 || !s.clean(t, "x") {
+		if n := s.commands(c) - first; n != 1 || !s.clean(t, "x") {
 			t.Errorf("the last RUnlock took %d commands and left %q", n, s.value(t, "x"))
 		}
 	})

@@ -68,7 +68,7 @@ func TestTraceOfASuccessorLeadsToTheOwnerThatDidNotHandOver(t *testing.T) {
 				r, far := newRecorder(t), newRecorder(t)
 				c := newClient(t, s, leased.WithTracerProvider(r))
 				warm(t, s, c)
-				other, err := leased.New(s.connect(t), leased.WithTracerProvider(far), leased.WithOwner("other"), leased.WithTTL(ttl),
+				other, err := s.open(t, s.connect(t), leased.WithTracerProvider(far), leased.WithOwner("other"), leased.WithTTL(ttl),
 					leased.WithLogger(slog.New(slog.DiscardHandler)))
 				if err != nil {
 					t.Fatal(err)
@@ -211,6 +211,6 @@ func TestTraceOfAnUnconfirmedReleaseSaysWhy(t *testing.T) {
 			s.Mini.SetError("")
 			time.Sleep(time.Minute)
 		})
-		has(t, hold, "leased.hold.outcome", "not_released", "leased.reason", "LOADING Redis is loading the dataset in memory")
+		has(t, hold, "leased.hold.outcome", "not_released", "leased.reason", s.saying("LOADING Redis is loading the dataset in memory"))
 	})
 }

@@ -62,7 +62,7 @@ func observed(t *testing.T, s place, opts ...leased.Option) (*leased.Client, *in
 	t.Helper()
 	rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
 	seen := &instrumented{}
-	rdb.AddHook(seen)
+	s.hook(rdb, seen)
 	c := clientOn(t, s, rdb, opts...)
 	warm(t, s, c)
 	synctest.Wait()
@@ -72,7 +72,7 @@ func observed(t *testing.T, s place, opts ...leased.Option) (*leased.Client, *in
 
 // under fails t unless all commands were sent under one span of this id, the zero value
 // for none. It returns how many there were.
-func (i *instrumented) under(t *testing.T, what string, id trace.SpanID) int {
+func (i *instrumented) under(t *testing.T, what string, id trace.SpanID) int64 {
 	t.Helper()
 	all := i.take()
 	for _, got := range all {
@@ -80,7 +80,7 @@ func (i *instrumented) under(t *testing.T, what string, id trace.SpanID) int {
 			t.Errorf("%s: sent under %v, want %v", what, got.SpanID(), id)
 		}
 	}
-	return len(all)
+	return int64(len(all))
 }
 
 func TestTraceHasCommandsUnderTheWaitOrTheHoldTheyServe(t *testing.T) {
@@ -93,16 +93,17 @@ func TestTraceHasCommandsUnderTheWaitOrTheHoldTheyServe(t *testing.T) {
 		l := lockUnder(t, r.under(t, "holder"), mu)
 		synctest.Wait()
 		wait := r.last(t, "leased.wait").SpanContext.SpanID()
-		if n := seen.under(t, "acquire", wait); n != 1 {
+		if n := s.share(seen.under(t, "acquire", wait)); n != 1 {
 			t.Errorf("%d commands to acquire", n)
 		}
 		hold := trace.SpanContextFromContext(l.Context()).SpanID()
 		time.Sleep(11 * time.Second)
-		if n := seen.under(t, "renewal", hold); n == 0 {
+		if n := s.share(seen.under(t, "renewal", hold)); n == 0 {
 			t.Error("no renewal")
 		}
 		unlock(t, l)
-		if n := seen.under(t, "release", hold); n != 1 {
+		synctest.Wait()
+		if n := s.share(seen.under(t, "release", hold)); n != 1 {
 			t.Errorf("%d commands to release", n)
 		}
 
@@ -114,7 +115,7 @@ func TestTraceHasCommandsUnderTheWaitOrTheHoldTheyServe(t *testing.T) {
 		}
 		synctest.Wait()
 		wait = r.last(t, "leased.wait").SpanContext.SpanID()
-		if n := seen.under(t, "acquire and cancel", wait); n < 2 {
+		if n := s.share(seen.under(t, "acquire and cancel", wait)); n < 2 {
 			t.Errorf("%d commands of a wait in vain", n)
 		}
 		unlock(t, held)
@@ -164,16 +165,18 @@ func TestTraceOfLockHasItsCommandsUnderItsSpansIfThereAreSome(t *testing.T) {
 		mu := c.Mutex("x")
 		mu.Lock()
 		mu.Unlock() //nolint:staticcheck // its commands are what is tested
-		if n := seen.under(t, "an uncontended Lock", trace.SpanID{}); n != 2 {
+		synctest.Wait()
+		if n := s.share(seen.under(t, "an uncontended Lock", trace.SpanID{})); n != 2 {
 			t.Errorf("%d commands", n)
 		}
 		mu.Lock()
+		synctest.Wait()
 		seen.take()
 		entered := locking(t, newClient(t, s).Mutex("x")) // who is waited for gets a span
 		synctest.Wait()
 		mu.Unlock()
 		synctest.Wait()
-		if n := seen.under(t, "a contended Unlock", r.last(t, "leased.hold").SpanContext.SpanID()); n != 1 {
+		if n := s.share(seen.under(t, "a contended Unlock", r.last(t, "leased.hold").SpanContext.SpanID())); n != 1 {
 			t.Errorf("%d commands", n)
 		}
 		unlock(t, <-entered)

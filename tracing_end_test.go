@@ -160,7 +160,7 @@ func TestTraceShowsForHowLongUnlockWaitedForRedis(t *testing.T) {
 		warm(t, s, c)
 		l := lockUnder(t, r.under(t, "holder"), c.Mutex("x"))
 		time.Sleep(time.Second)
-		rdb.AddHook(distant(30 * time.Millisecond))
+		s.hook(rdb, distant(30*time.Millisecond))
 		unlock(t, l)
 		hold, release := r.last(t, "leased.hold"), r.last(t, "leased.release")
 		if took := release.EndTime.Sub(release.StartTime); took != 30*time.Millisecond || !release.StartTime.Equal(hold.EndTime) {

@@ -10,7 +10,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
-	"github.com/leasedmutex/leased/internal/redistest"
 )
 
 func TestUnlockContextSaysWhatUnlockPanicsWith(t *testing.T) {
@@ -59,6 +58,7 @@ func TestUnlockContextSaysThatTheLeaseWasLost(t *testing.T) {
 		c := newClient(t, s, leased.WithLossHandler(func(leased.LossEvent) {}))
 		mu := c.Mutex("x")
 		mu.Lock()
+		s.settle("x")
 		s.Mini.FlushAll()
 		err := mu.UnlockContext(context.Background())
 		isAll(t, err, leased.ErrLeaseLost)
@@ -75,7 +75,7 @@ func TestUnlockContextWaitsUntilItsContextEnds(t *testing.T) {
 }
 
 func unlockContextWaits(t *testing.T, s place, option time.Duration) {
-	wire := redistest.NewProxy(t, s.Addr)
+	wire := s.proxy(t)
 	rdb := s.connect(t, func(o *redis.Options) { o.Addr = wire.Addr; o.ContextTimeoutEnabled = true })
 	c := clientOn(t, s, rdb, leased.WithReleaseTimeout(option))
 	mu := c.Mutex("x")

@@ -119,17 +119,32 @@ func TestASecondUnlockOfWhatWasNotReleasedNamesNoTimeItDoesNotKnow(t *testing.T)
 	})
 }
 
-// answerLosing is a hook that loses the next commands, or the answers to them.
+// answerLosing loses the next commands to each server, or the answers to them.
 type answerLosing struct {
-	commands atomic.Int32 // are not sent
-	answers  atomic.Int32 // single commands whose answers are lost
-	batches  atomic.Int32 // pipelines whose answers are lost
+	commands atServers // are not sent
+	answers  atServers // single commands whose answers are lost
+	batches  atServers // pipelines whose answers are lost
 }
 
-func (h *answerLosing) DialHook(next redis.DialHook) redis.DialHook { return next }
+type atServers [suiteMembers]atomic.Int32
+
+func (at *atServers) Store(n int32) {
+	for i := range at {
+		at[i].Store(n)
+	}
+}
+
+// losingAt is the hook of one server's client.
+type losingAt struct {
+	*answerLosing
+	server int
+}
+
+func (h losingAt) DialHook(next redis.DialHook) redis.DialHook { return next }
 
 // counts takes one of n, if there is one.
-func (h *answerLosing) counts(n *atomic.Int32) bool {
+func (h losingAt) counts(at *atServers) bool {
+	n := &at[h.server]
 	for {
 		left := n.Load()
 		if left == 0 || n.CompareAndSwap(left, left-1) {
@@ -138,7 +153,7 @@ func (h *answerLosing) counts(n *atomic.Int32) bool {
 	}
 }
 
-func (h *answerLosing) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+func (h losingAt) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		if cmd.Name() != "evalsha" && cmd.Name() != "eval" {
 			return next(ctx, cmd)
@@ -156,7 +171,7 @@ func (h *answerLosing) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-func (h *answerLosing) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+func (h losingAt) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, cmds []redis.Cmder) error {
 		err := next(ctx, cmds)
 		if (err == nil || !redis.HasErrorPrefix(err, "NOSCRIPT")) && h.counts(&h.batches) {
@@ -173,7 +188,9 @@ func (h *answerLosing) ProcessPipelineHook(next redis.ProcessPipelineHook) redis
 func onLosing(t *testing.T, s place, opts ...leased.Option) (*leased.Client, *answerLosing) {
 	rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
 	var h answerLosing
-	rdb.AddHook(&h)
+	for i, one := range s.alike(rdb) {
+		one.AddHook(losingAt{&h, i})
+	}
 	c := clientOn(t, s, rdb, opts...)
 	warm(t, s, c) // a client that has just begun asks once more than the tests count
 	return c, &h
@@ -202,7 +219,7 @@ func TestAnUnlockWithoutAnswerIsNilWhereItIsProvedThatTheLockWasOurs(t *testing.
 				if err := l.Unlock(); err != nil {
 					t.Errorf("%s, %s: %v", how, what, err)
 				}
-				if h.commands.Load()+h.answers.Load()+h.batches.Load() != 0 {
+				if h.commands[0].Load()+h.answers[0].Load()+h.batches[0].Load() != 0 {
 					t.Errorf("%s, %s: nothing was lost", how, what)
 				}
 				eventually(t, "nobody owns or waits", func() bool { return s.clean(t, "x") })
@@ -286,7 +303,7 @@ func TestUnlockInAnOutageSaysNotReleasedAndTheClientReleasesLater(t *testing.T) 
 	t.Parallel()
 	onBoth(t, func(t *testing.T, s place) {
 		strain := redistest.NewStrain(t)
-		wire := redistest.NewProxy(t, s.Addr)
+		wire := s.proxy(t)
 		rdb := s.connect(t, func(o *redis.Options) { o.Addr = wire.Addr })
 		c := clientOn(t, s, rdb, leased.WithTTL(time.Hour), leased.WithReleaseTimeout(150*time.Millisecond))
 		for what, unlock := range map[string]func(l *leased.Lease) error{
@@ -319,7 +336,7 @@ func TestUnlockInAnOutageSaysNotReleasedAndTheClientReleasesLater(t *testing.T) 
 func TestAnUnconfirmedReleaseThatRedisCarriedOutHarmsNobody(t *testing.T) {
 	t.Parallel()
 	onBoth(t, func(t *testing.T, s place) {
-		wire := redistest.NewProxy(t, s.Addr)
+		wire := s.proxy(t)
 		rdb := s.connect(t, func(o *redis.Options) { o.Addr = wire.Addr })
 		c := clientOn(t, s, rdb, leased.WithReleaseTimeout(150*time.Millisecond))
 		// The server knows the scripts then, however long it takes to learn them.
@@ -345,12 +362,12 @@ func TestAnUnconfirmedReleaseThatRedisCarriedOutHarmsNobody(t *testing.T) {
 func TestUnlockIsBoundedWhenItsConnectionIsDeadAndDiallingHangs(t *testing.T) {
 	t.Parallel()
 	redistest.OnBoth(t, func(t *testing.T, target redistest.Target) {
-		s := place{Target: target, rdb: target.NewClient(t)}
-		wire := redistest.NewProxy(t, s.Addr)
+		s := placeAt(target, target.NewClient(t))
+		wire := s.proxy(t)
 		var shut atomic.Bool
 		var once sync.Once
 		noticed, open := make(chan struct{}), make(chan struct{})
-		c, err := leased.New(s.connect(t, func(o *redis.Options) {
+		c, err := s.open(t, s.connect(t, func(o *redis.Options) {
 			o.Addr = wire.Addr
 			direct := redis.NewDialer(o)
 			o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {

@@ -297,7 +297,7 @@ func TestAHookOrPolicyThatBlocksHoldsUpShutdownNoLongerThanItsContext(t *testing
 	for what, begin := range map[string]func(t *testing.T, s place, u *usersCode) *leased.Client{
 		"hook": func(t *testing.T, s place, u *usersCode) *leased.Client {
 			rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
-			rdb.AddHook(hooked{u})
+			s.hook(rdb, hooked{u})
 			return clientOn(t, s, rdb)
 		},
 		"policy": func(t *testing.T, s place, u *usersCode) *leased.Client {

@@ -216,7 +216,7 @@ func TestACancelWhoseHookPanicsIsSentAgain(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		hook := &faulty{}
 		rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
-		rdb.AddHook(hook)
+		s.hook(rdb, hook)
 		c := clientOn(t, s, rdb)
 		held := lock(t, newClient(t, s).Mutex("x"))
 		ctx, cancel := context.WithCancel(context.Background())
@@ -260,7 +260,7 @@ func TestAnInboxWhoseDiallerPanicsIsMadeAnew(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		hook := &brokenDial{}
 		rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
-		rdb.AddHook(hook)
+		s.hook(rdb, hook)
 		must(t, rdb.Ping(context.Background()).Err()) // a connection for the commands
 		c := clientOn(t, s, rdb)
 		other := newClient(t, s)

@@ -22,7 +22,7 @@ func TestABadNameIsRefusedWithoutACommand(t *testing.T) {
 		} {
 			refusesAll(t, c.Mutex(name), leased.ErrInvalidName)
 		}
-		if n := c.Stats().Commands; n != 0 {
+		if n := s.commands(c); n != 0 {
 			t.Errorf("sent %d commands", n)
 		}
 	})
@@ -81,7 +81,7 @@ func TestAMisuseIsExplainedInOneLine(t *testing.T) {
 		if got, ok := panics(c.Mutex("x", leased.WithTTL(0)).Unlock).(error); !ok || !strings.HasPrefix(got.Error(), `leased: lock "x" not unlocked: invalid option: TTL 0s`) {
 			t.Errorf("Unlock panicked with %v", got)
 		}
-		if n := c.Stats().Commands; n != 0 {
+		if n := s.commands(c); n != 0 {
 			t.Errorf("sent %d commands", n)
 		}
 	})
@@ -234,7 +234,7 @@ func TestABadOptionIsRefused(t *testing.T) {
 				t.Errorf("New with %s: %v", what, err)
 			}
 		}
-		if n := c.Stats().Commands; n != 0 {
+		if n := s.commands(c); n != 0 {
 			t.Errorf("sent %d commands", n)
 		}
 	})

@@ -183,7 +183,7 @@ func TestVirtualTryLockReturnsAfterASecondWhateverRedisIsDoing(t *testing.T) {
 		if c.Mutex("x").TryLock() {
 			t.Error("it got a lock without an answer")
 		}
-		if d := time.Since(began); d != time.Second {
+		if d := time.Since(began); d > time.Second || s.members == nil && d < time.Second {
 			t.Errorf("it took %v", d)
 		}
 		way.end(t)

@@ -28,6 +28,8 @@ type Config struct {
 	Ticket func() uint64
 	// Away reports that a server is known not to answer, so that nothing is sent to it.
 	Away func(server int) bool
+	// Why returns why a server is away. It may be nil.
+	Why func(server int) error
 }
 
 // Majority returns how many of n servers are one.
@@ -125,6 +127,7 @@ type part struct {
 	noNotify bool
 
 	sent      bool // a command with its id has left its lane
+	unsure    bool // an acquire had no answer
 	ended     bool // released or cancelled, as the server has answered
 	confirmed bool // it was ours until then
 }
@@ -453,6 +456,10 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 		}
 		if wasLost {
 			outcome = outcomeLost
+		}
+		// Refused, and never sent without an answer: the server does not know it.
+		if p.unsure = p.unsure || res.Fail.MayRun(); !p.unsure && p.state == asked {
+			p.state, p.ended = absent, true
 		}
 	case a.Outcome == protocol.Granted:
 		outcome = outcomeYes

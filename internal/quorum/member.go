@@ -25,6 +25,7 @@ type member struct {
 	away     bool
 	out      int       // commands without answer so far
 	heard    time.Time // when the last answer came, or a command was sent while none was out
+	trouble  error     // why the last command had no answer
 	strays   lockstate.CancelSchedule
 	sweeping bool
 	timer    *time.Timer
@@ -56,6 +57,16 @@ func (m *member) isAway() bool {
 	return m.away
 }
 
+// whyAway returns why nothing is sent to the server.
+func (m *member) whyAway() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.trouble != nil {
+		return m.trouble
+	}
+	return errAway
+}
+
 // leaveLocked: the server does not answer; it is probed until it does.
 func (m *member) leaveLocked() {
 	if m.away {
@@ -80,7 +91,7 @@ func (m *member) probe() {
 		cancel()
 		if err == nil || redisserver.IsServerReply(err) {
 			m.mu.Lock()
-			m.away, m.heard = false, time.Now()
+			m.away, m.heard, m.trouble = false, time.Now(), nil
 			m.mu.Unlock()
 			m.sweep()
 			m.owner.returned()
@@ -106,14 +117,15 @@ func (m *member) heardOf(fail *protocol.Failure) {
 		m.heard = time.Now()
 		return
 	}
+	m.trouble = fail.Err
 	if m.owner.base.Err() == nil {
 		m.leaveLocked()
 	}
 }
 
 // do sends one command.
-func (m *member) do(s *Send) Result {
-	ctx, cancel := context.WithTimeout(m.owner.base, protocol.CommandTimeout)
+func (m *member) do(ctx context.Context, s *Send) Result {
+	ctx, cancel := context.WithTimeout(ctx, protocol.CommandTimeout)
 	defer cancel()
 	m.sending()
 	var res Result
@@ -167,7 +179,7 @@ func (s *Server) young(a *protocol.Answer) time.Duration {
 
 // renew sends renewals in one round trip.
 func (m *member) renew(sends []*Send) []Result {
-	ctx, cancel := context.WithTimeout(m.owner.base, protocol.CommandTimeout)
+	ctx, cancel := context.WithTimeout(m.owner.contextOf(sends[0].op), protocol.CommandTimeout)
 	defer cancel()
 	batch := make([]protocol.Renewal, len(sends))
 	for i, s := range sends {

@@ -86,6 +86,13 @@ func (op *Op) away(i int, err error) {
 	}
 }
 
+func (l *Lock) whyAway(server int) error {
+	if l.cfg.Why == nil {
+		return errAway
+	}
+	return l.cfg.Why(server)
+}
+
 func count(all []outcome, which ...outcome) int {
 	n := 0
 	for _, o := range all {
@@ -140,7 +147,7 @@ func (l *Lock) Do(c *protocol.Command, now time.Time, fx *Effects) *Op {
 // ask sends an acquire for a part.
 func (l *Lock) ask(op *Op, r *request, i int, fx *Effects) {
 	if l.cfg.Away(i) {
-		op.away(i, errAway)
+		op.away(i, l.whyAway(i))
 		return
 	}
 	p := l.identify(r, i)
@@ -170,7 +177,7 @@ func (l *Lock) release(op *Op, i int, now time.Time, fx *Effects) {
 	case p.id == "" || p.ended || p.state == absent && !p.asking:
 		op.settle(i, outcomeSkipped)
 	case l.cfg.Away(i):
-		op.away(i, errAway)
+		op.away(i, l.whyAway(i))
 	case p.state == owned:
 		l.withdraw(r, i)
 		p.state = ending
@@ -208,7 +215,7 @@ func (l *Lock) move(op *Op, i int, now time.Time, fx *Effects) {
 	r := op.req
 	p, q := &r.parts[i], &op.next.parts[i]
 	if l.cfg.Away(i) {
-		op.away(i, errAway)
+		op.away(i, l.whyAway(i))
 		return
 	}
 	again := op.verb == protocol.Downgrade && p.state == asked && p.id != "" && !p.ended && !p.asking // it had no answer
@@ -376,7 +383,7 @@ func (l *Lock) CancelRequest(g *protocol.CancelRequest, now time.Time, fx *Effec
 		case p.id == "" || p.ended:
 			op.settle(i, outcomeNo)
 		case l.cfg.Away(i):
-			op.away(i, errAway)
+			op.away(i, l.whyAway(i))
 		default:
 			l.cancel(op, r, i, g.Link, g.Cooldown, fx)
 		}
@@ -440,7 +447,7 @@ func (l *Lock) Renew(b *protocol.Renewal, now time.Time, fx *Effects) *Op {
 		case p.state == ending:
 			op.settle(i, outcomeSkipped)
 		case l.cfg.Away(i):
-			op.away(i, errAway)
+			op.away(i, l.whyAway(i))
 		case p.state == owned:
 			s := &Send{Server: i, Kind: Renew, req: r, op: op}
 			s.Cmd.ID = p.id

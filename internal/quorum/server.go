@@ -80,6 +80,7 @@ func New(o Options) *Server {
 		},
 		Ticket: func() uint64 { return uint64(time.Now().UnixMicro() + s.clockOffset.Load()) },
 		Away:   func(i int) bool { return s.members[i].isAway() },
+		Why:    func(i int) error { return s.members[i].whyAway() },
 	}
 	return s
 }
@@ -178,8 +179,32 @@ var closed = &protocol.Failure{Err: protocol.ErrClosed, Kind: protocol.NoAnswer}
 func (s *Server) run(send *Send) {
 	res := Result{Fail: panicked, Cancelled: protocol.Cancelled{Fail: panicked}}
 	defer func() { s.answered(send, res) }()
-	res = s.members[send.Server].do(send)
+	res = s.members[send.Server].do(s.contextOf(send.op), send)
 	s.compareClocks(send.Server, res.Answer.Clock)
+}
+
+// contextOf returns the context of what is sent for an op: that of all commands, with the
+// values, such as a span, of the call that the op is for.
+func (s *Server) contextOf(op *Op) context.Context {
+	if op != nil {
+		if w, ok := op.Tag.(*waiting); ok && w.values != nil {
+			return valued{s.base, w.values}
+		}
+	}
+	return s.base
+}
+
+// valued is a context with the values of another.
+type valued struct {
+	context.Context
+	values context.Context
+}
+
+func (c valued) Value(key any) any {
+	if v := c.Context.Value(key); v != nil { // what the context package itself looks for
+		return v
+	}
+	return c.values.Value(key)
 }
 
 // compareClocks takes what a server's clock showed. An answer that took longer shows an older
@@ -209,9 +234,11 @@ func (s *Server) answered(send *Send, res Result) {
 
 // waiting is a call that waits for ops.
 type waiting struct {
-	mu   sync.Mutex
+	values context.Context // of the call
+	done   chan struct{}
+
+	mu   sync.Mutex // guards left
 	left int
-	done chan struct{}
 }
 
 func (w *waiting) settled() {
@@ -245,7 +272,7 @@ func (s *Server) await(ctx context.Context, w *waiting, ops []*Op, keys []*proto
 
 // Do runs a command of the state machine.
 func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) (protocol.Answer, error) {
-	w := &waiting{left: 1, done: make(chan struct{})}
+	w := &waiting{values: ctx, left: 1, done: make(chan struct{})}
 	var op *Op
 	var ttl time.Duration
 	s.step(k, func(l *Lock, now time.Time, fx *Effects) {
@@ -259,7 +286,7 @@ func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) 
 
 // Renew renews grants, and notes the outcome of each.
 func (s *Server) Renew(ctx context.Context, batch []protocol.Renewal) {
-	w := &waiting{left: len(batch), done: make(chan struct{})}
+	w := &waiting{values: ctx, left: len(batch), done: make(chan struct{})}
 	ops, keys := make([]*Op, len(batch)), make([]*protocol.Keys, len(batch))
 	byMember := make([][]*Send, len(s.members))
 	var all Effects
@@ -327,7 +354,7 @@ func (s *Server) Touch(context.Context, []protocol.Renewal) error { return nil }
 
 // Cancel ends requests.
 func (s *Server) Cancel(ctx context.Context, batch []protocol.CancelRequest) []protocol.Cancelled {
-	w := &waiting{left: len(batch), done: make(chan struct{})}
+	w := &waiting{values: ctx, left: len(batch), done: make(chan struct{})}
 	ops, keys := make([]*Op, len(batch)), make([]*protocol.Keys, len(batch))
 	for i := range batch {
 		keys[i] = batch[i].Keys
@@ -390,7 +417,7 @@ func (s *Server) Halt() {
 
 // each runs f for all servers at once and returns when it has returned for all, or when
 // patience is over; what has returned by then counts.
-func each[T any](s *Server, f func(ctx context.Context, srv *redisserver.Server) (T, error)) (results []T, errs []error) {
+func each[T any](s *Server, f func(ctx context.Context, server int, srv *redisserver.Server) (T, error)) (results []T, errs []error) {
 	type outcome struct {
 		i   int
 		val T
@@ -400,14 +427,14 @@ func each[T any](s *Server, f func(ctx context.Context, srv *redisserver.Server)
 	n := 0
 	for i, m := range s.members {
 		if m.isAway() {
-			errs = append(errs, errAway)
+			errs = append(errs, m.whyAway())
 			continue
 		}
 		if s.start(func() {
 			ctx, cancel := context.WithTimeout(s.base, protocol.CommandTimeout)
 			defer cancel()
 			m.sending()
-			val, err := f(ctx, m.srv)
+			val, err := f(ctx, i, m.srv)
 			m.heardOf(redisserver.Classify(err))
 			ch <- outcome{i, val, err}
 		}) {
@@ -435,7 +462,7 @@ func each[T any](s *Server, f func(ctx context.Context, srv *redisserver.Server)
 func (s *Server) lacking(answered int, errs []error) error {
 	e := &noQuorum{answered: answered, n: s.cfg.N, need: s.cfg.Need, why: errs, kind: protocol.NoAnswer}
 	for _, err := range errs {
-		if f := redisserver.Classify(err); f.Lasts() && len(errs) > s.cfg.N-s.cfg.Need {
+		if f := redisserver.Classify(err); (f.Lasts() || f.Kind == protocol.RefusedNow) && len(errs) > s.cfg.N-s.cfg.Need {
 			e.kind = f.Kind
 		}
 	}
@@ -445,18 +472,38 @@ func (s *Server) lacking(answered int, errs []error) error {
 // Evict ends the ownership of the lock and notifies its owners, whose ids or values it
 // returns. The next owner's token is above all that the servers know of.
 func (s *Server) Evict(ctx context.Context, k *protocol.Keys) ([]string, error) {
-	seen, errs := each(s, func(ctx context.Context, srv *redisserver.Server) (protocol.Snapshot, error) {
-		return srv.Inspect(ctx, k)
+	shown := make([]atomic.Pointer[protocol.Snapshot], len(s.members))
+	seen, errs := each(s, func(ctx context.Context, i int, srv *redisserver.Server) (protocol.Snapshot, error) {
+		sn, err := srv.Inspect(ctx, k)
+		if err == nil {
+			shown[i].Store(&sn)
+		}
+		return sn, err
 	})
 	if len(seen) < s.cfg.Need {
 		return nil, s.lacking(len(seen), errs)
 	}
-	least := uint64(0)
+	least, owned := uint64(0), false
 	for i := range seen {
 		least = max(least, protocol.LastToken(seen[i].Meta), seen[i].Clock)
+		owned = owned || seen[i].Value != ""
 	}
-	evicted, errs := each(s, func(ctx context.Context, srv *redisserver.Server) ([]string, error) {
-		return srv.EvictAbove(ctx, k, least)
+	if !owned { // there is no token to be above, and nothing is to be kept of a lock that is free
+		least = 0
+	}
+	// What a client has on a few servers only, while another owns most, is not the lock. Nor is
+	// what the next owner has, which the evicted one lets in by giving back what it has left.
+	most := merged(slices.Clone(seen), s.cfg.Need)
+	owner := ownerOf(&most)
+	evicted, errs := each(s, func(ctx context.Context, i int, srv *redisserver.Server) ([]string, error) {
+		value := ""
+		if sn := shown[i].Load(); sn != nil && most.Behind >= s.cfg.Need {
+			if ownerOf(sn) != owner {
+				return nil, nil
+			}
+			value = sn.Value
+		}
+		return srv.EvictAbove(ctx, k, least, value)
 	})
 	var all []string
 	for _, some := range evicted {
@@ -475,7 +522,7 @@ func (s *Server) Evict(ctx context.Context, k *protocol.Keys) ([]string, error) 
 // Inspect returns what the servers hold of the lock: the owner that most of them name, as the
 // one of them shows it on which its lease ends last but for those that are not needed.
 func (s *Server) Inspect(ctx context.Context, k *protocol.Keys) (protocol.Snapshot, error) {
-	seen, errs := each(s, func(ctx context.Context, srv *redisserver.Server) (protocol.Snapshot, error) {
+	seen, errs := each(s, func(ctx context.Context, _ int, srv *redisserver.Server) (protocol.Snapshot, error) {
 		return srv.Inspect(ctx, k)
 	})
 	if len(seen) < s.cfg.Need {
@@ -486,11 +533,13 @@ func (s *Server) Inspect(ctx context.Context, k *protocol.Keys) (protocol.Snapsh
 
 // ownerOf tells owners apart: the ids of one client's request may differ between servers.
 func ownerOf(sn *protocol.Snapshot) string {
-	who, err := protocol.ParseID(sn.Value)
-	if err != nil {
-		return sn.Value
+	if who, err := protocol.ParseID(sn.Value); err == nil {
+		return who.Client
 	}
-	return who.Client
+	if who, ok := protocol.ParseCooldown(sn.Value); ok {
+		return "until the end of a minimum hold: " + who.Client
+	}
+	return sn.Value
 }
 
 // merged makes one snapshot of those of the servers.
@@ -510,10 +559,20 @@ func merged(seen []protocol.Snapshot, need int) protocol.Snapshot {
 	if sn.Value == "" {
 		sn.Behind = 0
 	}
+	// The lease's token is the greatest of those servers that granted it first, and at its
+	// release all servers are told of it. A server that granted later may have a greater one.
+	if sn.Behind < need {
+		most = seen
+	}
+	slices.SortStableFunc(most, func(x, y protocol.Snapshot) int {
+		return cmp.Compare(protocol.LastToken(x.Meta), protocol.LastToken(y.Meta))
+	})
+	last := len(most) - 1
+	if sn.Behind >= need {
+		last = need - 1
+	}
+	sn.Meta = most[last].Meta
 	for i := range seen {
-		if t := protocol.LastToken(seen[i].Meta); t > protocol.LastToken(sn.Meta) {
-			sn.Meta = seen[i].Meta
-		}
 		if seen[i].Length > sn.Length {
 			sn.Queue, sn.Length = seen[i].Queue, seen[i].Length
 		}

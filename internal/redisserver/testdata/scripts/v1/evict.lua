@@ -2,12 +2,15 @@
 --
 -- KEYS  as in common.lua
 -- ARGV  2 token that the next owner's has to be above, of another server of a quorum, or '0'
+--       3 what has to stand in the lock's own key, or '' for anything: nobody is evicted if it
+--         is something else
 -- Returns {last token, how many of the evicted were notified, unfinished, the ids or values
 -- that were evicted}. Owners of this format are notified, with the token that distinguishes
 -- this from an eviction of an earlier grant: the first 100 here, the others by the client.
 -- Repeated, it evicts whatever owns by then. It never removes a waiter that is alive.
 
 check_types()
+if ARGV[3] and ARGV[3] ~= '' and ARGV[3] ~= value then return { last_token(), 0, unfinished, {} } end
 local owners = {}
 if value == MARK or not value then
   live_readers()
