@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,6 +21,7 @@ import (
 type realQuorum struct {
 	servers []*redistest.Instance
 	proxies []*redistest.Proxy
+	made    []*redis.Client // of the last client
 }
 
 func newRealQuorum(t *testing.T) *realQuorum {
@@ -45,12 +48,13 @@ func (q *realQuorum) old(t *testing.T) {
 func (q *realQuorum) client(t *testing.T, opts ...leased.Option) *leased.Client {
 	t.Helper()
 	var all []redis.UniversalClient
+	q.made = nil
 	for _, p := range q.proxies {
 		o := redistest.Options(p.Addr)
 		o.ContextTimeoutEnabled = true
 		rdb := redis.NewClient(o)
 		t.Cleanup(func() { _ = rdb.Close() })
-		all = append(all, rdb)
+		all, q.made = append(all, rdb), append(q.made, rdb)
 	}
 	var out logs
 	c, err := leased.NewQuorum(all, append([]leased.Option{out.option()}, opts...)...)
@@ -215,4 +219,137 @@ func TestTheErrorOfAQuorumNamesHowManyAnswered(t *testing.T) {
 	_, err = c.Mutex("x").LockContext(ctx)
 	isAll(t, err, leased.ErrNoQuorum, leased.ErrNotAcquired, context.DeadlineExceeded)
 	t.Log(err)
+}
+
+// sentTo counts what a client sends to one server, other than to hear whether it answers.
+type sentTo struct{ n atomic.Int64 }
+
+func (s *sentTo) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (s *sentTo) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if cmd.Name() != "ping" {
+			s.n.Add(1)
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (s *sentTo) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		s.n.Add(1)
+		return next(ctx, cmds)
+	}
+}
+
+func TestFrozenServersOfAQuorumAreNotAskedOnceNoticed(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
+	q := newRealQuorum(t)
+	q.old(t)
+	var sent [5]sentTo
+	c := q.client(t)
+	for i := range sent {
+		q.made[i].AddHook(&sent[i])
+	}
+	const cycles = 100
+	cycle := func() time.Duration {
+		began := time.Now()
+		for range cycles {
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			l, err := c.Mutex("x").LockContext(ctx)
+			cancel()
+			if err != nil {
+				t.Fatal(err)
+			}
+			unlock(t, l)
+		}
+		return time.Since(began)
+	}
+	cycle()
+	healthy := cycle()
+	frozen := []int{0, 3}
+	for _, i := range frozen {
+		q.servers[i].Stop()
+		defer q.servers[i].Cont()
+	}
+	asked := func() (n int64) {
+		for _, i := range frozen {
+			n += sent[i].n.Load()
+		}
+		return n
+	}
+	eventually(t, "the frozen servers are asked no more", func() bool {
+		before := asked()
+		cycle()
+		return asked() == before
+	})
+	before := asked()
+	took := min(cycle(), cycle(), cycle())
+	if n := asked() - before; n != 0 {
+		t.Errorf("%d commands for frozen servers in %d acquisitions", n, 3*cycles)
+	}
+	t.Logf("%d leases took %v with all servers, and %v when two of five were known to be frozen: %.2f times", cycles, healthy, took, float64(took)/float64(healthy))
+}
+
+func TestCloseBesideServersOfAQuorumThatDoNotAnswer(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
+	for what, c := range map[string]struct {
+		fault int   // of memberFaults
+		at    []int // servers
+		known bool  // it was noticed before Close
+	}{
+		"a frozen one":          {1, []int{2}, false},
+		"a frozen one, noticed": {1, []int{2}, true},
+		"three dead":            {0, []int{0, 2, 3}, false},
+		"three dead, noticed":   {0, []int{0, 2, 3}, true},
+		"three frozen":          {1, []int{0, 2, 3}, false},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			q := newRealQuorum(t)
+			q.old(t)
+			redistest.CheckLeaks(t, nil, "")
+			client := q.client(t, leased.WithTTL(time.Minute))
+			// Nobody is inside, and it is owned until Close.
+			mu := client.Mutex("x", leased.WithIdleHold(time.Hour))
+			l, err := mu.LockContext(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			unlock(t, l)
+			for _, i := range c.at {
+				memberFaults[c.fault].begin(q, i)
+			}
+			if c.known {
+				ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+				if l, err := client.Mutex("another").LockContext(ctx); err == nil {
+					_ = l.Unlock()
+				}
+				cancel()
+			}
+			began := time.Now()
+			closed := make(chan error, 1)
+			go func() { closed <- client.Close() }()
+			err = closesSoon(t, "Close returns", closed)
+			t.Logf("Close took %v: %v", time.Since(began), err)
+			eventually(t, "nothing is left on the servers that answer", func() bool {
+				for i, in := range q.servers {
+					if slices.Contains(c.at, i) {
+						continue
+					}
+					if n, err := in.Client().Exists(context.Background(), "x").Result(); err != nil || n != 0 {
+						return false
+					}
+				}
+				return true
+			})
+			for _, i := range c.at {
+				memberFaults[c.fault].end(q, i)
+			}
+		})
+	}
 }
