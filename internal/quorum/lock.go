@@ -127,7 +127,6 @@ type part struct {
 	noNotify bool
 
 	sent      bool // a command with its id has left its lane
-	unsure    bool // an acquire had no answer
 	ended     bool // released or cancelled, as the server has answered
 	confirmed bool // it was ours until then
 }
@@ -458,7 +457,7 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 			outcome = outcomeLost
 		}
 		// Refused, and never sent without an answer: the server does not know it.
-		if p.unsure = p.unsure || res.Fail.MayRun(); !p.unsure && p.state == asked {
+		if !p.unsure && p.state == asked {
 			p.state, p.ended = absent, true
 		}
 	case a.Outcome == protocol.Granted:
