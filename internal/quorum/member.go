@@ -89,7 +89,7 @@ func (m *member) probe() {
 		ctx, cancel := context.WithTimeout(m.owner.base, pingTime)
 		err := m.srv.Ping(ctx)
 		cancel()
-		if err == nil || redisserver.IsServerReply(err) {
+		if f := redisserver.Classify(err); f == nil || f.Lasts() || redisserver.IsServerReply(err) { // or its client is closed, as commands are to say
 			m.mu.Lock()
 			m.away, m.heard, m.trouble = false, time.Now(), nil
 			m.mu.Unlock()

@@ -503,7 +503,7 @@ func (s *Server) Evict(ctx context.Context, k *protocol.Keys) ([]string, error) 
 			}
 			value = sn.Value
 		}
-		return srv.EvictAbove(ctx, k, least, value)
+		return srv.EvictOwner(ctx, k, least, value)
 	})
 	var all []string
 	for _, some := range evicted {

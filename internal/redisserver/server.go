@@ -434,12 +434,17 @@ type clusterNodes interface {
 // Evict ends the ownership of the lock and notifies its owners, whose ids or values it
 // returns. With an error they were evicted all the same if there are any.
 func (s *Server) Evict(ctx context.Context, k *protocol.Keys) ([]string, error) {
-	return s.EvictAbove(ctx, k, 0, "")
+	return s.EvictAbove(ctx, k, 0)
 }
 
-// EvictAbove is Evict; the next owner's token is above the given one. It evicts nobody if
-// something else than value stands in the lock's key, unless value is "".
-func (s *Server) EvictAbove(ctx context.Context, k *protocol.Keys, least uint64, value string) ([]string, error) {
+// EvictAbove is Evict; the next owner's token is above the given one.
+func (s *Server) EvictAbove(ctx context.Context, k *protocol.Keys, least uint64) ([]string, error) {
+	return s.EvictOwner(ctx, k, least, "")
+}
+
+// EvictOwner is EvictAbove, but evicts nobody if something else than value stands in the lock's
+// key, unless value is "".
+func (s *Server) EvictOwner(ctx context.Context, k *protocol.Keys, least uint64, value string) ([]string, error) {
 	k5 := k.All()
 	cmd, err := s.run(ctx, &EvictScript, k5[:], s.args.inboxes, decimal(least), value)
 	if err != nil {
