@@ -95,6 +95,7 @@ type call struct {
 	site     string        // file and line of the user's call, with WithSlowThreshold
 	reported bool          // whether its hold was recorded
 	again    bool          // it entered by reenter, so nothing refers to it once it has left
+	behind   int8          // servers of a quorum that stood behind it at its Unlock, 0 if not known
 }
 
 func callOf(c *lockstate.Caller) *call { return c.Owner.(*call) }
@@ -385,6 +386,7 @@ func (e *entry) unlock(ctx context.Context, pick func(*lockstate.Lock) *lockstat
 	}
 	w := callOf(caller)
 	ends := e.lock.EndsBy(caller)
+	e.noteBehindLocked(w)
 	e.lock.Leave(caller, now, &fx)
 	if w.gone == nil && caller.Await() {
 		w.gone = make(chan struct{})

@@ -146,6 +146,7 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	} else if kind == oneNode && !server.HonorsDeadlines() {
 		c.log.unbounded()
 	}
+	c.metrics.observe()
 	return c, nil
 }
 

@@ -17,7 +17,11 @@ type Info struct {
 	Owners  []Owner   // one writer, or any number of readers; empty if the lock is free
 	Waiting []Waiting // in the order in which they will be served; the first 1,000
 	Queue   int       // number of waiting processes
-	Token   uint64    // last fencing token known to Redis, 0 if it knows none
+	Token   uint64    // last fencing token known to Redis, 0 if it knows none; on a quorum, to any server
+
+	// Of NewQuorum only: how many servers answered, and how many of these name the owner. An
+	// owner that no majority of all servers names may have lost the lock, or not got it yet.
+	Servers, Behind int
 }
 
 // Owner is a process that owns a lock.
@@ -26,7 +30,7 @@ type Owner struct {
 	Shared   bool          // whether it is a reader
 	TTL      time.Duration // until the lock expires unless it is renewed; negative if it never does
 	Since    time.Time     // when it became the owner, by Redis' clock, of a downgraded writer when it became the writer; zero if not recorded
-	Token    uint64        // of the grant, of a downgraded writer that which it had as the writer; 0 if not recorded
+	Token    uint64        // of the grant, of a downgraded writer that which it had as the writer; 0 if not recorded; see Inspect for a quorum
 	Unlocked bool          // it does not hold it any more; the lock is kept from all others for TTL, until its WithMinHold is over
 	Value    string        // the value of the lock's key, for foreign owners and later versions only
 }
@@ -40,6 +44,12 @@ type Waiting struct {
 // Inspect returns what Redis knows of a lock. It acquires and changes nothing, and the
 // lock need not exist. It asks Redis once, until ctx ends. The error matches ErrClosed or
 // ErrInvalidName, or is that of Redis or of ctx.
+//
+// On a quorum it asks all servers, and shows the owner that most of them name. If fewer than
+// a majority answer, the error matches ErrNoQuorum and says how many did. Each server gives a
+// token of its own, from its clock, and the lease has the greatest that its owner knew of when
+// a majority had granted it. Owner.Token is that, or less by what the servers' clocks differ
+// by, where more than a majority granted it; it is never greater.
 func (c *Client) Inspect(ctx context.Context, name string) (Info, error) {
 	k, err := c.operate(ctx, name)
 	if err != nil {
@@ -61,6 +71,10 @@ func (c *Client) Inspect(ctx context.Context, name string) (Info, error) {
 // Redis once, until ctx ends. The error matches ErrClosed or ErrInvalidName, or is that of
 // Redis or of ctx: the owners may be evicted all the same, and trying again does no harm
 // unless the next owner is one to keep.
+//
+// On a quorum nil says that a majority evicted the owners. If fewer answered, the error
+// matches ErrNoQuorum and says how many did, and on how many they were evicted: the owners
+// keep the lock unless these were enough to end their majority.
 func (c *Client) ForceUnlock(ctx context.Context, name string) error {
 	k, err := c.operate(ctx, name)
 	if err != nil {
@@ -95,7 +109,7 @@ func (c *Client) operate(ctx context.Context, name string) (protocol.Keys, error
 // infoOf parses a snapshot. Anything that can write to Redis may have written it, so no
 // part of it is taken to be well-formed.
 func infoOf(name string, s *protocol.Snapshot) Info {
-	info := Info{Name: name, Queue: s.Length}
+	info := Info{Name: name, Queue: s.Length, Servers: s.Servers, Behind: s.Behind}
 	var since time.Time
 	if rest, ok := strings.CutPrefix(s.Meta, protocol.FormatTag); ok {
 		token, at, _ := strings.Cut(rest, ":")
@@ -105,6 +119,8 @@ func infoOf(name string, s *protocol.Snapshot) Info {
 			since = time.UnixMicro(us)
 		}
 	}
+	granted := info.Token
+	info.Token = max(info.Token, s.Last)
 	switch id, err := protocol.ParseID(s.Value); {
 	case s.Value == "":
 	case s.Value == protocol.MarkerValue:
@@ -124,12 +140,12 @@ func infoOf(name string, s *protocol.Snapshot) Info {
 		}
 	case err != nil:
 		if who, ok := protocol.ParseCooldown(s.Value); ok {
-			info.Owners = []Owner{{Client: who.Label, TTL: s.Left, Since: since, Token: info.Token, Unlocked: true}}
+			info.Owners = []Owner{{Client: who.Label, TTL: s.Left, Since: since, Token: granted, Unlocked: true}}
 			break
 		}
 		info.Owners = []Owner{{TTL: s.Left, Value: s.Value}}
 	default:
-		info.Owners = []Owner{{Client: id.Label, TTL: s.Left, Since: since, Token: info.Token}}
+		info.Owners = []Owner{{Client: id.Label, TTL: s.Left, Since: since, Token: granted}}
 	}
 	for _, entry := range s.Queue {
 		w := Waiting{}

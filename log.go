@@ -146,6 +146,24 @@ func (l *throttledLog) answersAgain(after time.Duration) {
 	l.write(slog.LevelInfo, "again", "Redis answers again after "+seconds(after))
 }
 
+// serverLeft logs that a server of a quorum does not answer any more.
+func (l *throttledLog) serverLeft(number int, addr string, answering, of int, why error) {
+	l.write(slog.LevelWarn, fmt.Sprint("away ", number), "a server of the quorum does not answer",
+		"server", number, "addr", addr, "answering", answering, "servers", of, "error", why)
+}
+
+// serverReturned logs that it does.
+func (l *throttledLog) serverReturned(number int, addr string, answering, of int, after time.Duration) {
+	l.write(slog.LevelInfo, fmt.Sprint("returned ", number), "a server of the quorum answers again after "+seconds(after),
+		"server", number, "addr", addr, "answering", answering, "servers", of)
+}
+
+// serverYoung logs that a server has restarted without its data, or is new.
+func (l *throttledLog) serverYoung(number int, addr string, left time.Duration) {
+	l.write(slog.LevelInfo, fmt.Sprint("young ", number), "a server of the quorum has no data from before, and its vote does not count yet",
+		"server", number, "addr", addr, "for", left)
+}
+
 func (l *throttledLog) subscribeDenied(err error) {
 	l.write(slog.LevelWarn, "subscribe denied", "Redis does not let this client subscribe; waiting means polling until that is mended", "error", err)
 }

@@ -30,8 +30,10 @@ type metrics struct {
 	wait    metric.Float64Histogram
 	hold    metric.Float64Histogram
 	command metric.Float64Histogram
+	behind  metric.Int64Histogram
 	more    []attribute.KeyValue // that every series has
 	options *measureOptions
+	observe func()              // registers the callback, once the client is complete
 	collect metric.Registration // nil if the callback could not be registered
 	refresh ticker
 
@@ -63,6 +65,7 @@ func newMetrics(c *Client, o *clientOptions) *metrics {
 	m.wait = i.histogram("leased.wait.duration", "From the call for a lock until it was acquired or given up.")
 	m.hold = i.histogram("leased.hold.duration", "From acquired until released or lost.")
 	m.command = i.histogram("leased.command.duration", "Round trips of commands to Redis, by command, and by what failed.")
+	m.behind = i.smallHistogram("leased.hold.servers", "{server}", "Servers of a quorum that stood behind a lease just before its Unlock.")
 	leases := i.counter("leased.leases", "{lease}", "Callers that were let in, by how the lock came.")
 	handoffs := i.counter("leased.handoffs", "{handoff}", "Local: callers let in by or beside another of their process. Direct: releases that made another process owner.")
 	losses := i.counter("leased.losses", "{lease}", "Leases that ended before their Unlock.")
@@ -71,6 +74,7 @@ func newMetrics(c *Client, o *clientOptions) *metrics {
 	waiting := i.upDownCounter("leased.waiting", "{caller}", "Callers that wait, for others or for Redis.")
 	held := i.upDownCounter("leased.held", "{lease}", "Leases held.")
 	clients := i.upDownCounter("leased.clients", "{client}", "Clients, by how messages of other processes reach them: subscribed, connecting, polling, unused.")
+	servers := i.upDownCounter("leased.servers", "{server}", "Servers of quorums, by whether they answer, for each client.")
 	oldestWait := i.gauge("leased.wait.oldest", "For how long the caller has waited that has waited the longest; 0 if none waits.")
 	oldestHold := i.gauge("leased.hold.oldest", "For how long the lease has been held that has been held the longest; 0 if none is.")
 	for v := range c.stats.by {
@@ -83,16 +87,19 @@ func newMetrics(c *Client, o *clientOptions) *metrics {
 		m.count(renewals, c.stats.renewals[r].Load, attrRenewalOutcome.String(renewalResult(r).String()))
 	}
 	m.count(commands, func() int64 { return c.Stats().Commands })
-	collect, err := i.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		m.update()
-		m.observeLocks(o, &gauges{waiting, held, oldestWait, oldestHold})
-		m.observeInbox(o, clients)
-		return nil
-	}, waiting, held, oldestWait, oldestHold, clients)
-	if err != nil {
-		otel.Handle(err)
-	} else {
-		m.collect = collect
+	m.observe = func() {
+		collect, err := i.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+			m.update()
+			m.observeLocks(o, &gauges{waiting, held, oldestWait, oldestHold})
+			m.observeInbox(o, clients)
+			m.observeServers(o, servers)
+			return nil
+		}, waiting, held, oldestWait, oldestHold, clients, servers)
+		if err != nil {
+			otel.Handle(err)
+		} else {
+			m.collect = collect
+		}
 	}
 	m.refresh.init(c, refreshEvery, func(time.Time) { c.tracing.later(m.update) })
 	return m
@@ -221,6 +228,16 @@ func (m *metrics) observeInbox(o metric.Observer, clients metric.Int64Observable
 	}
 }
 
+// observeServers observes how many servers of a quorum answer.
+func (m *metrics) observeServers(o metric.Observer, servers metric.Int64Observable) {
+	if m.client.quorum == nil {
+		return
+	}
+	answering, of := m.client.quorum.Answering()
+	o.ObserveInt64(servers, int64(answering), metric.WithAttributes(m.labelled("", attrServerState.String("answering"))...))
+	o.ObserveInt64(servers, int64(of-answering), metric.WithAttributes(m.labelled("", attrServerState.String("away"))...))
+}
+
 // waited measures a wait for a lock of a label. span is its span or nil; the SDK may keep the
 // measurement as an exemplar that refers to it.
 func (m *metrics) waited(ctx context.Context, span trace.Span, label *string, c *call, r waitResult, took time.Duration) {
@@ -245,6 +262,13 @@ func (m *metrics) released(h *holdRecord) {
 		m.hold.Record(ctx, took.Seconds(), m.options.hold[h.how][modeIndex(h.mode)]...)
 	} else if m.hold.Enabled(ctx) {
 		m.hold.Record(ctx, took.Seconds(), metric.WithAttributes(m.labelled(*label, holdAttributes(h.how, h.mode)...)...))
+	}
+	if h.behind > 0 && m.behind.Enabled(ctx) {
+		var label string
+		if h.entry.label != nil {
+			label = *h.entry.label
+		}
+		m.behind.Record(ctx, int64(h.behind), metric.WithAttributes(m.labelled(label, attrMode.String(h.mode.String()))...))
 	}
 }
 
@@ -396,6 +420,13 @@ func (m instruments) histogram(name, text string) metric.Float64Histogram {
 	i, err := m.Float64Histogram(name, metric.WithUnit("s"), metric.WithDescription(text),
 		metric.WithExplicitBucketBoundaries(buckets...))
 	return orNoop[metric.Float64Histogram](i, err, noop.Float64Histogram{})
+}
+
+// smallHistogram is one of numbers of servers.
+func (m instruments) smallHistogram(name, unit, text string) metric.Int64Histogram {
+	i, err := m.Int64Histogram(name, metric.WithUnit(unit), metric.WithDescription(text),
+		metric.WithExplicitBucketBoundaries(0, 1, 2, 3, 4, 5, 6, 7))
+	return orNoop[metric.Int64Histogram](i, err, noop.Int64Histogram{})
 }
 
 func (m instruments) counter(name, unit, text string) metric.Int64Counter {

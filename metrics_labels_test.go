@@ -289,6 +289,10 @@ func attributeSets(t *testing.T, m metricdata.Metrics) (sets []attribute.Set) {
 		for _, p := range data.DataPoints {
 			sets = append(sets, p.Attributes)
 		}
+	case metricdata.Histogram[int64]:
+		for _, p := range data.DataPoints {
+			sets = append(sets, p.Attributes)
+		}
 	default:
 		t.Fatalf("%s is a %T", m.Name, m.Data)
 	}

@@ -65,7 +65,7 @@ func NewQuorum(rdbs []redis.UniversalClient, opts ...Option) (*Client, error) {
 	}
 	c := newClient(o, oneNode)
 	c.slotMap = newSlotMap(c, nil)
-	q := quorum.Options{Quarantine: o.quarantine, Client: c.id, Base: c.base, Start: c.startMember, Deliver: c.deliver}
+	q := quorum.Options{Quarantine: o.quarantine, Client: c.id, Base: c.base, Start: c.startMember, Deliver: c.deliver, Reports: c.reports(rdbs)}
 	for i, rdb := range rdbs {
 		srv := redisserver.NewMember(rdb, o.prefix)
 		in := newInbox(c, srv.Rdb)
@@ -75,6 +75,7 @@ func NewQuorum(rdbs []redis.UniversalClient, opts ...Option) (*Client, error) {
 	}
 	c.quorum = quorum.New(q)
 	c.server = c.quorum
+	c.metrics.observe()
 	return c, nil
 }
 
@@ -89,6 +90,36 @@ func WithQuarantine(d time.Duration) Option {
 		o.quarantine = d
 		return nil
 	})
+}
+
+// reports has what becomes known of the servers logged.
+func (c *Client) reports(rdbs []redis.UniversalClient) quorum.Reports {
+	addrs := make([]string, len(rdbs))
+	for i, rdb := range rdbs {
+		if one, ok := rdb.(interface{ Options() *redis.Options }); ok {
+			addrs[i] = one.Options().Addr
+		}
+	}
+	return quorum.Reports{
+		Left: func(i, answering int, why error) {
+			c.log.serverLeft(i+1, addrs[i], answering, len(addrs), why)
+		},
+		Returned: func(i, answering int, after time.Duration) {
+			c.log.serverReturned(i+1, addrs[i], answering, len(addrs), after)
+		},
+		Young: func(i int, left time.Duration) { c.log.serverYoung(i+1, addrs[i], left) },
+	}
+}
+
+// noteBehindLocked notes how many servers of a quorum stand behind the lease of a caller that
+// unlocks now.
+func (e *entry) noteBehindLocked(w *call) {
+	q := e.client.quorum
+	if q == nil || w.Phase != lockstate.Inside || w.Orphaned || w.Ended == lockstate.ByLoss {
+		return
+	}
+	w.behind = int8(q.Behind(&e.keys, e.lock.Request().ID))
+	e.client.stats.behind[w.behind].Add(1)
 }
 
 // startMember starts a goroutine that sends to a quorum's servers. Those that a server keeps

@@ -17,6 +17,11 @@ type Stats struct {
 	Renewals int64 // confirmed renewals
 	Lost     int64 // leases that ended before their Unlock
 	Commands int64 // commands sent to Redis
+
+	// Behind counts, for a client of NewQuorum, the leases that were unlocked, by how many
+	// servers stood behind them just before: had granted or renewed them, and answered. A
+	// lease that is unlocked at once may be ahead of the answers of some.
+	Behind [8]int64
 }
 
 // Stats returns the client's counters. They are read one after another, so they need not
@@ -37,6 +42,9 @@ func (c *Client) Stats() Stats {
 	for i := range c.stats.by {
 		s.Leases += c.stats.by[i].Load()
 	}
+	for i := range c.stats.behind {
+		s.Behind[i] = c.stats.behind[i].Load()
+	}
 	return s
 }
 
@@ -44,6 +52,7 @@ func (c *Client) Stats() Stats {
 type counters struct {
 	by          [lockstate.Vias]atomic.Int64
 	renewals    [renewalResults]atomic.Int64
+	behind      [8]atomic.Int64 // leases, by the servers of a quorum that stood behind them
 	given, lost atomic.Int64
 }
 

@@ -2,6 +2,7 @@ package leased_test
 
 import (
 	"context"
+	"log/slog"
 	"maps"
 	"regexp"
 	"slices"
@@ -10,10 +11,12 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/redistest"
 )
 
 // telemetry is a set of names, each with what is said of it: of a span or an event nothing, of
@@ -100,6 +103,8 @@ func emitted(t *testing.T, r recorder, m meter) *telemetry {
 			if data.IsMonotonic {
 				kind = "counter"
 			}
+		case metricdata.Histogram[int64]:
+			kind = "histogram"
 		}
 		note(got.metrics, name, kind, one.Unit)
 		for _, set := range attributeSets(t, one) {
@@ -119,6 +124,7 @@ func TestTheTelemetryPageListsWhatIsEmitted(t *testing.T) {
 		a, b := newClient(t, s, opts...), newClient(t, s, opts...)
 		warm(t, s, a, b)
 		everything(t, s, a, b)
+		onThreeServers(t, append(opts, leased.WithKeyPrefix(s.Prefix)))
 		got, page := emitted(t, r, m), listed(t)
 		for what, sets := range map[string][2]map[string][]string{
 			"span": {got.spans, page.spans}, "event": {got.events, page.events},
@@ -141,7 +147,7 @@ func TestTheTelemetryPageListsWhatIsEmitted(t *testing.T) {
 			}
 		}
 		for _, key := range []string{"leased.mode", "leased.wait.outcome", "leased.hold.outcome", "leased.renewal.outcome",
-			"leased.via", "leased.kind", "leased.command", "leased.inbox", "error.type"} {
+			"leased.via", "leased.server.state", "leased.kind", "leased.command", "leased.inbox", "error.type"} {
 			for v := range strings.SplitSeq(strings.TrimSpace(got.values[key]), "\n") {
 				if outcome := key == "error.type" && strings.Contains(page.values["leased.wait.outcome"]+page.values["leased.hold.outcome"], "`"+v+"`"); !outcome &&
 					!strings.Contains(page.values[key], "`"+v+"`") {
@@ -224,4 +230,19 @@ func everything(t *testing.T, s place, a, b *leased.Client) {
 		unlock(t, held)
 		unlock(t, <-late)
 	})
+}
+
+// onThreeServers has a client of a quorum hold a lock.
+func onThreeServers(t *testing.T, opts []leased.Option) {
+	t.Helper()
+	var rdbs []redis.UniversalClient
+	for range 3 {
+		rdbs = append(rdbs, redistest.MiniClient(t, redistest.Mini(t)))
+	}
+	c, err := leased.NewQuorum(rdbs, append(opts, leased.WithLogger(slog.New(slog.DiscardHandler)))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	unlock(t, lock(t, c.Mutex("x")))
 }

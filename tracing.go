@@ -42,6 +42,9 @@ const (
 	attrKind           = attribute.Key("leased.kind")
 	attrCommand        = attribute.Key("leased.command")
 	attrInbox          = attribute.Key("leased.inbox")
+	attrServers        = attribute.Key("leased.servers")      // that the quorum has
+	attrHoldServers    = attribute.Key("leased.hold.servers") // of them, those behind a lease
+	attrServerState    = attribute.Key("leased.server.state")
 	attrOwner          = attribute.Key("leased.owner") // the label of the client whose span it is
 
 	attrErrorType = attribute.Key("error.type") // of a span whose status is an error: its outcome; of a command: what failed
@@ -319,7 +322,7 @@ func (t *tracing) hold(ctx context.Context, e *entry, c *call, since time.Time) 
 		log.Hold = ref
 	}
 	over := !log.ended.IsZero()
-	r := holdRecord{entry: e, mode: c.Mode, token: c.Token, how: log.how, why: log.why, at: log.ended, settled: log.settled, span: span}
+	r := holdRecord{entry: e, mode: c.Mode, token: c.Token, how: log.how, why: log.why, at: log.ended, settled: log.settled, span: span, behind: c.behind}
 	if over {
 		r.events = log.TakeHoldEvents()
 	}
@@ -363,6 +366,7 @@ type holdRecord struct {
 	events []lockstate.Event
 
 	settled time.Time // when Unlock had waited for Redis, zero if it did not wait
+	behind  int8      // servers of a quorum that stood behind it at its Unlock, 0 if not known
 }
 
 // takeHoldLocked returns the record of w's hold, once: ok is false in later calls. If the
@@ -371,7 +375,7 @@ func (e *entry) takeHoldLocked(w *call, how holdResult, why error, at, settled t
 	if w.reported {
 		return r, false
 	}
-	r = holdRecord{entry: e, since: e.client.began.Add(w.Since), mode: w.Mode, via: w.Via, token: w.Token, how: how, why: why, at: at, settled: settled}
+	r = holdRecord{entry: e, since: e.client.began.Add(w.Since), mode: w.Mode, via: w.Via, token: w.Token, how: how, why: why, at: at, settled: settled, behind: w.behind}
 	w.reported = true
 	if t := w.trace; t != nil {
 		t.how, t.why, t.ended, t.settled = how, why, at, settled
@@ -409,6 +413,10 @@ func (c *Client) recordHold(r *holdRecord) told {
 // released ends a hold span.
 func (t *tracing) released(r *holdRecord, told told) {
 	r.span.SetAttributes(attrHoldOutcome.String(r.how.String()), attrMode.String(r.mode.String()), attrToken.Int64(int64(r.token)))
+	if r.behind > 0 {
+		_, of := t.client.quorum.Answering()
+		r.span.SetAttributes(attrHoldServers.Int(int(r.behind)), attrServers.Int(of))
+	}
 	addEvents(r.span, r.events)
 	if r.how == holdUnconfirmed && r.why != nil {
 		r.span.SetAttributes(attrReason.String(r.why.Error()))

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -20,6 +21,7 @@ import (
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
 	"go.opentelemetry.io/otel/sdk/metric"
 
 	"github.com/leasedmutex/leased"
@@ -79,7 +81,7 @@ func TestPrometheusAnswersEveryPanelAndEveryRule(t *testing.T) {
 		}
 	}
 	for name := range names {
-		if metric := regexp.MustCompile(`^leased_\w+?(_bucket|_total|_oldest_seconds|held|waiting|clients)$`).FindString(name); metric != "" && !shown[name] {
+		if metric := regexp.MustCompile(`^leased_(\w+?(_bucket|_total|_oldest_seconds)|held|waiting|clients|servers)$`).FindString(name); metric != "" && !shown[name] {
 			t.Errorf("no panel and no rule shows %s", name)
 		}
 	}
@@ -120,9 +122,10 @@ func exporting(t *testing.T) *httptest.Server {
 	}
 	m := miniredis.RunT(t)
 	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 2)
+	ended := make(chan error, 3)
 	go func() { ended <- work(ctx, m.Addr(), provider) }()
 	go func() { ended <- trouble(ctx, t.Output(), provider) }()
+	go func() { ended <- quorum(ctx, provider) }()
 	web := httptest.NewServer(scrape)
 	t.Cleanup(func() {
 		web.Close()
@@ -167,6 +170,33 @@ func trouble(ctx context.Context, log io.Writer, provider *metric.MeterProvider)
 		_, _ = client.Mutex("trouble").TryLockContext(ctx)
 		m.SetError("")
 		time.Sleep(20 * time.Millisecond)
+	}
+	return nil
+}
+
+// quorum locks on three servers, until ctx ends.
+func quorum(ctx context.Context, provider *metric.MeterProvider) error {
+	var rdbs []redis.UniversalClient
+	for range 3 {
+		m := miniredis.NewMiniRedis()
+		if err := m.Start(); err != nil {
+			return err
+		}
+		defer m.Close()
+		rdb := redis.NewClient(&redis.Options{Addr: m.Addr(), ContextTimeoutEnabled: true})
+		defer rdb.Close()
+		rdbs = append(rdbs, rdb)
+	}
+	client, err := leased.NewQuorum(rdbs, leased.WithMeterProvider(provider), leased.WithLogger(slog.New(slog.DiscardHandler)))
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	for ctx.Err() == nil {
+		if lease, err := client.Mutex("quorum").LockContext(ctx); err == nil {
+			time.Sleep(10 * time.Millisecond)
+			_ = lease.Unlock()
+		}
 	}
 	return nil
 }

@@ -19,10 +19,14 @@ import (
 type member struct {
 	srv   *redisserver.Server
 	owner *Server
+	place int // among the servers
 	inbox Inbox
 
 	mu       sync.Mutex // guards what follows; nothing else is locked under it
 	away     bool
+	why      error     // it is away
+	left     time.Time // when it went
+	young    time.Time // end of the quarantine that was reported
 	out      int       // commands without answer so far
 	heard    time.Time // when the last answer came, or a command was sent while none was out
 	trouble  error     // why the last command had no answer
@@ -52,7 +56,7 @@ func (m *member) isAway() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.away && m.out > 0 && time.Since(m.heard) > mostPatience {
-		m.leaveLocked()
+		m.leaveLocked(errAway)
 	}
 	return m.away
 }
@@ -68,16 +72,24 @@ func (m *member) whyAway() error {
 }
 
 // leaveLocked: the server does not answer; it is probed until it does.
-func (m *member) leaveLocked() {
+func (m *member) leaveLocked(why error) {
 	if m.away {
 		return
 	}
-	m.away = true
+	m.away, m.why, m.left = true, why, time.Now()
 	m.owner.start(m.probe)
 }
 
 // probe asks the server for an answer until one comes.
 func (m *member) probe() {
+	m.mu.Lock()
+	why, left := m.why, m.left
+	m.mu.Unlock()
+	if m.owner.base.Err() != nil {
+		return
+	}
+	answering, _ := m.owner.Answering()
+	m.owner.reports.Left(m.place, answering, why)
 	for pause := firstPing; ; pause = min(2*pause, longestPing) {
 		timer := time.NewTimer(pause)
 		select {
@@ -94,7 +106,8 @@ func (m *member) probe() {
 			m.away, m.heard, m.trouble = false, time.Now(), nil
 			m.mu.Unlock()
 			m.sweep()
-			m.owner.returned()
+			answering, _ := m.owner.Answering()
+			m.owner.reports.Returned(m.place, answering, time.Since(left))
 			return
 		}
 	}
@@ -119,7 +132,7 @@ func (m *member) heardOf(fail *protocol.Failure) {
 	}
 	m.trouble = fail.Err
 	if m.owner.base.Err() == nil {
-		m.leaveLocked()
+		m.leaveLocked(fail.Err)
 	}
 }
 
@@ -146,6 +159,7 @@ func (m *member) do(ctx context.Context, s *Send) Result {
 		}
 		res.Fail = redisserver.Classify(err)
 		res.Young = m.owner.young(&res.Answer)
+		m.reportYoung(res.Young)
 	case Adopt:
 		res.Answer, err = m.srv.Adopt(ctx, s.Keys, s.ID, s.Token)
 		res.Fail = redisserver.Classify(err)
@@ -175,6 +189,24 @@ func (s *Server) young(a *protocol.Answer) time.Duration {
 	}
 	age := time.Duration(int64(a.Clock)-int64(a.Mark)) * time.Microsecond
 	return max(0, min(s.quarantine, s.quarantine-age))
+}
+
+// reportYoung takes note of a quarantine, and reports it once.
+func (m *member) reportYoung(left time.Duration) {
+	if left == 0 {
+		return
+	}
+	now := time.Now()
+	m.mu.Lock()
+	end := now.Add(left)
+	known := !end.After(m.young.Add(time.Second)) // else it restarted again
+	if !known {
+		m.young = end
+	}
+	m.mu.Unlock()
+	if !known {
+		m.owner.reports.Young(m.place, left)
+	}
 }
 
 // renew sends renewals in one round trip.

@@ -1,7 +1,6 @@
 package quorum
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -34,6 +33,7 @@ type Server struct {
 	start      func(func()) bool       // starts a goroutine of the client's
 	deliver    func(*protocol.Message) // gives a lock a message
 	base       context.Context         // of all commands
+	reports    Reports
 
 	// clockOffset is by how many µs the clock of the first server that answers is ahead of
 	// ours. It only orders those that wait.
@@ -59,13 +59,14 @@ type Options struct {
 	Base       context.Context         // of all commands; ends with the client
 	Start      func(func()) bool       // starts a goroutine, unless the client is closed
 	Deliver    func(*protocol.Message) // gives a lock's state machine a message
+	Reports    Reports
 }
 
 // New returns a quorum.
 func New(o Options) *Server {
-	s := &Server{quarantine: o.Quarantine, base: o.Base, start: o.Start, deliver: o.Deliver, locks: map[string]*handle{}}
+	s := &Server{quarantine: o.Quarantine, base: o.Base, start: o.Start, deliver: o.Deliver, reports: o.Reports, locks: map[string]*handle{}}
 	for i, srv := range o.Members {
-		s.members = append(s.members, &member{srv: srv, owner: s, inbox: o.Inboxes[i]})
+		s.members = append(s.members, &member{srv: srv, owner: s, place: i, inbox: o.Inboxes[i]})
 	}
 	s.cfg = Config{
 		N: len(s.members), Need: Majority(len(s.members)),
@@ -391,9 +392,6 @@ func (s *Server) Receive(server int, m *protocol.Message, k *protocol.Keys) {
 	s.perform(&fx)
 }
 
-// returned is called when a server answers again.
-func (s *Server) returned() {}
-
 // Drain waits until what servers may still have was cancelled where they answer, or ctx ends.
 func (s *Server) Drain(ctx context.Context) {
 	for _, m := range s.members {
@@ -514,13 +512,12 @@ func (s *Server) Evict(ctx context.Context, k *protocol.Keys) ([]string, error) 
 		}
 	}
 	if len(evicted) < s.cfg.Need {
-		return all, s.lacking(len(evicted), errs)
+		return all, fmt.Errorf("evicted on %d of %d servers: %w", len(evicted), s.cfg.N, s.lacking(len(evicted), errs))
 	}
 	return all, nil
 }
 
-// Inspect returns what the servers hold of the lock: the owner that most of them name, as the
-// one of them shows it on which its lease ends last but for those that are not needed.
+// Inspect returns what the servers hold of the lock together, see merged.
 func (s *Server) Inspect(ctx context.Context, k *protocol.Keys) (protocol.Snapshot, error) {
 	seen, errs := each(s, func(ctx context.Context, _ int, srv *redisserver.Server) (protocol.Snapshot, error) {
 		return srv.Inspect(ctx, k)
@@ -529,53 +526,4 @@ func (s *Server) Inspect(ctx context.Context, k *protocol.Keys) (protocol.Snapsh
 		return protocol.Snapshot{}, s.lacking(len(seen), errs)
 	}
 	return merged(seen, s.cfg.Need), nil
-}
-
-// ownerOf tells owners apart: the ids of one client's request may differ between servers.
-func ownerOf(sn *protocol.Snapshot) string {
-	if who, err := protocol.ParseID(sn.Value); err == nil {
-		return who.Client
-	}
-	if who, ok := protocol.ParseCooldown(sn.Value); ok {
-		return "until the end of a minimum hold: " + who.Client
-	}
-	return sn.Value
-}
-
-// merged makes one snapshot of those of the servers.
-func merged(seen []protocol.Snapshot, need int) protocol.Snapshot {
-	votes := map[string][]protocol.Snapshot{}
-	var most []protocol.Snapshot
-	for _, sn := range seen {
-		who := ownerOf(&sn)
-		votes[who] = append(votes[who], sn)
-		if all := votes[who]; len(all) > len(most) || len(all) == len(most) && who != "" {
-			most = all
-		}
-	}
-	slices.SortStableFunc(most, func(x, y protocol.Snapshot) int { return cmp.Compare(y.Left, x.Left) })
-	sn := most[min(need, len(most))-1]
-	sn.Servers, sn.Behind = len(seen), len(most)
-	if sn.Value == "" {
-		sn.Behind = 0
-	}
-	// The lease's token is the greatest of those servers that granted it first, and at its
-	// release all servers are told of it. A server that granted later may have a greater one.
-	if sn.Behind < need {
-		most = seen
-	}
-	slices.SortStableFunc(most, func(x, y protocol.Snapshot) int {
-		return cmp.Compare(protocol.LastToken(x.Meta), protocol.LastToken(y.Meta))
-	})
-	last := len(most) - 1
-	if sn.Behind >= need {
-		last = need - 1
-	}
-	sn.Meta = most[last].Meta
-	for i := range seen {
-		if seen[i].Length > sn.Length {
-			sn.Queue, sn.Length = seen[i].Queue, seen[i].Length
-		}
-	}
-	return sn
 }

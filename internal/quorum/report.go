@@ -1,0 +1,113 @@
+package quorum
+
+// What a quorum tells the users of its client: how many servers stand behind a grant, what
+// they hold of a lock together, and when one of them goes away, comes back or is in
+// quarantine.
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// Reports are called when something became known of a server, on a goroutine of the client
+// and with nothing locked. Servers are counted from 0.
+type Reports struct {
+	// Left says that a server does not answer, and how many of the others do.
+	Left func(server, answering int, why error)
+	// Returned says that it answers again, after how long.
+	Returned func(server, answering int, after time.Duration)
+	// Young says that it has no data from before, and for how long its vote does not count.
+	Young func(server int, left time.Duration)
+}
+
+// Behind returns how many servers stand behind the grant of a request of the state machine: 0
+// if it has none.
+func (s *Server) Behind(k *protocol.Keys, id string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if h := s.locks[k.Lock]; h != nil {
+		return h.behind(id, time.Now())
+	}
+	return 0
+}
+
+// behind counts the servers that are known to have the grant still, and that answer.
+func (l *Lock) behind(id string, now time.Time) int {
+	r := l.reqs[id]
+	if r == nil || r.token == 0 {
+		return 0
+	}
+	n := 0
+	for i := range r.parts {
+		if p := &r.parts[i]; r.counts(p, now) && now.Sub(p.proved) < r.who.TTL && !l.cfg.Away(i) {
+			n++
+		}
+	}
+	return n
+}
+
+// Answering returns how many of the servers are not known to be away.
+func (s *Server) Answering() (answering, of int) {
+	for _, m := range s.members {
+		if !m.isAway() {
+			answering++
+		}
+	}
+	return answering, len(s.members)
+}
+
+// ownerOf tells owners apart: the ids of one client's request may differ between servers.
+func ownerOf(sn *protocol.Snapshot) string {
+	if who, ok := protocol.OwnerOf(sn.Value); ok {
+		return who.Client
+	}
+	return sn.Value
+}
+
+// merged makes one snapshot of those of the servers: of the owner that most of them name, as
+// the one of them shows it on which its lease ends last but for those that are not needed.
+func merged(seen []protocol.Snapshot, need int) protocol.Snapshot {
+	votes := map[string][]protocol.Snapshot{}
+	var most []protocol.Snapshot
+	for _, sn := range seen {
+		who := ownerOf(&sn)
+		votes[who] = append(votes[who], sn)
+		if all := votes[who]; len(all) > len(most) || len(all) == len(most) && who != "" {
+			most = all
+		}
+	}
+	slices.SortStableFunc(most, func(x, y protocol.Snapshot) int { return cmp.Compare(y.Left, x.Left) })
+	sn := most[min(need, len(most))-1]
+	sn.Meta = metaOf(most, need)
+	sn.Servers, sn.Behind = len(seen), len(most)
+	if sn.Value == "" {
+		sn.Behind = 0
+	}
+	for i := range seen {
+		sn.Last = max(sn.Last, protocol.LastToken(seen[i].Meta))
+		if seen[i].Length > sn.Length {
+			sn.Queue, sn.Length = seen[i].Queue, seen[i].Length
+		}
+	}
+	return sn
+}
+
+// metaOf returns that of the owner. Each server gives a token of its own, and the grant's is
+// the greatest that the owner had when it had a majority, in whichever order they gave theirs.
+// So it is not less than the smallest but for those that a majority does not need, and that is
+// the grant's own where no more than a majority gave one, or the token was written back.
+func metaOf(most []protocol.Snapshot, need int) string {
+	metas := make([]string, len(most))
+	for i := range most {
+		metas[i] = most[i].Meta
+	}
+	metas = slices.DeleteFunc(metas, func(m string) bool { return protocol.LastToken(m) == 0 })
+	if len(metas) == 0 {
+		return ""
+	}
+	slices.SortFunc(metas, func(x, y string) int { return cmp.Compare(protocol.LastToken(x), protocol.LastToken(y)) })
+	return metas[min(need, len(metas))-1]
+}

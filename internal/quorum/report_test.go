@@ -1,0 +1,85 @@
+package quorum
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// shown is what a server says of a lock.
+func shown(value string, token uint64, left time.Duration) protocol.Snapshot {
+	meta := ""
+	if token > 0 {
+		meta = fmt.Sprintf("%s%d:%d", protocol.FormatTag, token, token)
+	}
+	return protocol.Snapshot{Value: value, Meta: meta, Left: left}
+}
+
+func TestWhatServersShowIsMerged(t *testing.T) {
+	a, b := protocol.NewClientID("a"), protocol.NewClientID("b")
+	of := func(client string) string {
+		return protocol.NewRequest(client, protocol.Exclusive, time.Minute, false, protocol.Counted, protocol.Origin{}).ID
+	}
+	kept := func(client string, ms int) string {
+		return fmt.Sprintf("%scooldown:%d:%s", protocol.FormatTag, ms, of(client))
+	}
+	for name, c := range map[string]struct {
+		seen        []protocol.Snapshot
+		owner       string
+		behind      int
+		token, last uint64
+		left        time.Duration
+	}{
+		"all name one owner, whose token is among the greatest three": {
+			[]protocol.Snapshot{shown(of(a), 14, 4), shown(of(a), 12, 5), shown(of(a), 11, 1), shown(of(a), 15, 2), shown(of(a), 13, 3)}, a, 5, 13, 15, 3},
+		"a majority does": {
+			[]protocol.Snapshot{shown(of(a), 12, 1), shown("", 99, 0), shown(of(a), 11, 2), shown(of(a), 13, 3), shown("", 10, 0)}, a, 3, 13, 99, 1},
+		"one has lost the last token": {
+			[]protocol.Snapshot{shown(of(a), 0, 1), shown(of(a), 12, 1), shown(of(a), 13, 1), shown(of(a), 14, 1)}, a, 4, 14, 14, 1},
+		"two owners": {
+			[]protocol.Snapshot{shown(of(b), 12, 1), shown(of(a), 11, 2), shown(of(a), 13, 3), shown(of(b), 20, 4), shown(of(a), 10, 5)}, a, 3, 13, 20, 2},
+		"free": {
+			[]protocol.Snapshot{shown("", 12, 0), shown(of(a), 11, 2), shown("", 13, 0), shown("", 0, 0), shown(of(b), 10, 5)}, "", 0, 13, 13, 0},
+		"kept by a minimum hold, until another time on each": {
+			[]protocol.Snapshot{shown(kept(a, 1), 12, 1), shown(kept(a, 2), 11, 2), shown(kept(a, 3), 13, 3)}, a, 3, 13, 13, 1},
+		"foreign": {
+			[]protocol.Snapshot{shown("mine", 0, 1), shown("yours", 0, 2), shown("mine", 0, 3)}, "mine", 2, 0, 0, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := merged(c.seen, 3)
+			if ownerOf(&got) != c.owner || got.Behind != c.behind || got.Servers != len(c.seen) ||
+				protocol.LastToken(got.Meta) != c.token || got.Last != c.last || got.Left != c.left {
+				t.Errorf("%q of %d of %d, token %d of %d, left %d: want %+v", ownerOf(&got), got.Behind, got.Servers, protocol.LastToken(got.Meta), got.Last, got.Left, c)
+			}
+		})
+	}
+}
+
+func TestServersThatHaveTheGrantAndAnswerStandBehindIt(t *testing.T) {
+	now := time.Now()
+	away := -1
+	l := NewLock(&Config{N: 5, Need: 3, Away: func(i int) bool { return i == away }}, &protocol.Keys{Lock: "x"})
+	aged := func(s partState, age time.Duration) part { return part{state: s, proved: now.Add(-age)} }
+	r := &request{id: "x", token: 1, whole: true, who: protocol.Identity{TTL: time.Minute},
+		parts: []part{aged(owned, 0), aged(owned, 59*time.Second), aged(owned, time.Minute), aged(asked, 0), aged(queued, 0)}}
+	l.reqs["x"] = r
+	behind := func(want int, why string) {
+		t.Helper()
+		if n := l.behind("x", now); n != want {
+			t.Errorf("%s: %d, want %d", why, n, want)
+		}
+	}
+	behind(2, "two have it, and it has expired on a third")
+	away = 1
+	behind(1, "one of them does not answer")
+	away = -1
+	r.whole, r.parts[0].young = false, now.Add(time.Second)
+	behind(1, "one of them is in quarantine")
+	r.token = 0
+	behind(0, "it is not granted yet")
+	if n := l.behind("y", now); n != 0 {
+		t.Errorf("another request: %d", n)
+	}
+}

@@ -1,0 +1,260 @@
+package leased_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+
+	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/memconn"
+	"github.com/leasedmutex/leased/internal/redistest"
+)
+
+// mortal is an embedded server that can die, and come back without its data.
+type mortal struct {
+	*miniredis.Miniredis
+	mu    sync.Mutex // guards what follows
+	dead  bool
+	dying bool // it dies when it has answered one more script
+	conns []net.Conn
+}
+
+var errDead = errors.New("nobody listens")
+
+func (m *mortal) dial(context.Context, string, string) (net.Conn, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.dead {
+		return nil, errDead
+	}
+	conn, err := m.Dial()
+	if err != nil {
+		return nil, err
+	}
+	conn = memconn.Buffered(conn)
+	m.conns = append(m.conns, conn)
+	return conn, nil
+}
+
+func (m *mortal) die() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.dead = true
+	for _, conn := range m.conns {
+		_ = conn.Close()
+	}
+	m.conns = nil
+}
+
+func (m *mortal) comeBackEmpty() {
+	m.FlushAll()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.dead = false
+}
+
+// afterScripts has it die after a script, if it is to.
+type afterScripts struct{ m *mortal }
+
+func (h afterScripts) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (h afterScripts) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+func (h afterScripts) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		h.m.mu.Lock()
+		dies := h.m.dying && err == nil && strings.HasPrefix(cmd.Name(), "eval")
+		h.m.mu.Unlock()
+		if dies {
+			h.m.die()
+		}
+		return err
+	}
+}
+
+// onMortals runs f on five of them in virtual time, which are old enough to vote. open
+// returns clients of the quorum.
+func onMortals(t *testing.T, f func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client)) {
+	synctest.Test(t, func(t *testing.T) {
+		redistest.LastInBubble(t)
+		var servers []*mortal
+		for range 5 {
+			m := &mortal{Miniredis: redistest.Mini(t)}
+			if err := m.Set("leased:quorum:mark", "1"); err != nil {
+				t.Fatal(err)
+			}
+			servers = append(servers, m)
+		}
+		f(t, servers, func(opts ...leased.Option) *leased.Client {
+			var rdbs []redis.UniversalClient
+			for _, m := range servers {
+				rdb := redistest.MiniClient(t, m.Miniredis, func(o *redis.Options) { o.Dialer, o.ContextTimeoutEnabled = m.dial, true })
+				rdb.AddHook(afterScripts{m})
+				rdbs = append(rdbs, rdb)
+			}
+			c, err := leased.NewQuorum(rdbs, append([]leased.Option{leased.WithLogger(slog.New(slog.DiscardHandler))}, opts...)...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = c.Close() })
+			return c
+		})
+	})
+}
+
+// stands checks what Inspect shows.
+func stands(t *testing.T, c *leased.Client, answered, behind int) leased.Info {
+	t.Helper()
+	info, err := c.Inspect(context.Background(), "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Servers != answered || info.Behind != behind {
+		t.Errorf("%d servers answered, and %d name the owner; want %d and %d", info.Servers, info.Behind, answered, behind)
+	}
+	return info
+}
+
+func TestAQuorumTellsHowManyServersStandBehindALease(t *testing.T) {
+	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		r, m, out := newRecorder(t), newMeter(t), &logs{}
+		c := open(leased.WithTracerProvider(r), leased.WithMeterProvider(m), out.option())
+		other := open()
+		answering := func(want, away int64) {
+			t.Helper()
+			got := m.collect(t)["leased.servers"]
+			if n := sum(t, got, "leased.server.state", "answering"); n != want {
+				t.Errorf("%d servers answer, want %d", n, want)
+			}
+			if n := sum(t, got, "leased.server.state", "away"); n != away {
+				t.Errorf("%d servers are away, want %d", n, away)
+			}
+		}
+		ended := func(l *leased.Lease, behind int) {
+			t.Helper()
+			was := c.Stats().Behind[behind]
+			unlock(t, l)
+			if n := c.Stats().Behind[behind] - was; n != 1 {
+				t.Errorf("%d leases more with %d servers behind them, want 1: %v", n, behind, c.Stats().Behind)
+			}
+			has(t, r.last(t, "leased.hold"), "leased.hold.servers", int64(behind), "leased.servers", int64(5))
+		}
+
+		stands(t, other, 5, 0)
+		l := lock(t, c.Mutex("x"))
+		time.Sleep(time.Second)
+		if info := stands(t, other, 5, 5); info.Owners[0].Token != l.Token() {
+			t.Errorf("token %d is shown as %d", l.Token(), info.Owners[0].Token)
+		}
+		ended(l, 5)
+		answering(5, 0)
+
+		l = lock(t, c.Mutex("x"))
+		servers[0].die()
+		servers[3].die()
+		time.Sleep(20 * time.Second) // two renewals
+		stands(t, other, 3, 3)
+		ended(l, 3)
+		answering(3, 2)
+		if n := out.count(slog.LevelWarn, "a server of the quorum does not answer"); n != 2 {
+			t.Errorf("%d lines say that a server is away: %q", n, out.messages())
+		}
+
+		servers[0].comeBackEmpty()
+		servers[3].comeBackEmpty()
+		time.Sleep(5 * time.Second)
+		answering(5, 0)
+		if n := out.count(slog.LevelInfo, "a server of the quorum answers again after "); n != 2 {
+			t.Errorf("%d lines say that a server is back: %q", n, out.messages())
+		}
+		for range 2 {
+			l = lock(t, c.Mutex("x"))
+			time.Sleep(time.Second)
+			stands(t, other, 5, 5)
+			unlock(t, l)
+		}
+		synctest.Wait()
+		if n := out.count(slog.LevelInfo, "has no data from before"); n != 2 {
+			t.Errorf("%d lines say that a server is in quarantine: %q", n, out.messages())
+		}
+
+		got := m.collect(t)["leased.hold.servers"]
+		data, ok := got.Data.(metricdata.Histogram[int64])
+		if !ok || len(data.DataPoints) != 1 || data.DataPoints[0].Sum != 5+3+5+5 || data.DataPoints[0].Count != 4 {
+			t.Errorf("the histogram is %+v", got.Data)
+		}
+	})
+}
+
+// An operator who forces a lock must not take "2 of 5" for done.
+func TestForceUnlockOnAQuorumTellsOnHowManyServersItEvicted(t *testing.T) {
+	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		c, operator := open(), open()
+		l := lock(t, c.Mutex("x"))
+		time.Sleep(time.Second)
+		for _, m := range servers[:3] {
+			m.mu.Lock()
+			m.dying = true
+			m.mu.Unlock()
+		}
+		err := operator.ForceUnlock(context.Background(), "x")
+		isAll(t, err, leased.ErrNoQuorum)
+		if oneLine(t, err); !strings.Contains(err.Error(), "evicted on 2 of 5 servers") || strings.Contains(err.Error(), "no redis") {
+			t.Errorf("the error reads %q", err)
+		}
+		t.Log(err)
+		_, err = operator.Inspect(context.Background(), "x")
+		isAll(t, err, leased.ErrNoQuorum)
+		if oneLine(t, err); !strings.Contains(err.Error(), "2 of 5 servers answered, and 3 are needed") {
+			t.Errorf("the error reads %q", err)
+		}
+		for _, m := range servers[:3] {
+			m.mu.Lock()
+			m.dying, m.dead = false, false
+			m.mu.Unlock()
+		}
+		time.Sleep(5 * time.Second)
+		if err := operator.ForceUnlock(context.Background(), "x"); err != nil {
+			t.Error(err)
+		}
+		closesSoon(t, "the owner is told", l.Context().Done())
+		_ = l.Unlock()
+	})
+}
+
+// eager collects as soon as it can.
+type eager struct{ noop.MeterProvider }
+
+func (eager) Meter(string, ...metric.MeterOption) metric.Meter { return eagerMeter{} }
+
+type eagerMeter struct{ noop.Meter }
+
+func (eagerMeter) RegisterCallback(f metric.Callback, _ ...metric.Observable) (metric.Registration, error) {
+	return noop.Registration{}, f(context.Background(), noop.Observer{})
+}
+
+func TestMetricsMayBeCollectedBeforeTheClientIsReturned(t *testing.T) {
+	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		unlock(t, lock(t, open(leased.WithMeterProvider(eager{})).Mutex("x")))
+		c, err := leased.New(redistest.MiniClient(t, servers[0].Miniredis), leased.WithMeterProvider(eager{}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
