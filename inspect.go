@@ -19,9 +19,10 @@ type Info struct {
 	Queue   int       // number of waiting processes
 	Token   uint64    // last fencing token known to Redis, 0 if it knows none; on a quorum, to any server
 
-	// Of NewQuorum only: how many servers answered, and how many of these name the owner. An
-	// owner that no majority of all servers names may have lost the lock, or not got it yet.
-	Servers, Behind int
+	// Of NewQuorum only: how many servers there are, how many answered, and how many of these
+	// name the owner. One that fewer than a majority of all name need not own the lock: it may
+	// have lost it, or not got it yet.
+	Servers, Answered, Behind int
 }
 
 // Owner is a process that owns a lock.
@@ -109,7 +110,7 @@ func (c *Client) operate(ctx context.Context, name string) (protocol.Keys, error
 // infoOf parses a snapshot. Anything that can write to Redis may have written it, so no
 // part of it is taken to be well-formed.
 func infoOf(name string, s *protocol.Snapshot) Info {
-	info := Info{Name: name, Queue: s.Length, Servers: s.Servers, Behind: s.Behind}
+	info := Info{Name: name, Queue: s.Length, Servers: s.Servers, Answered: s.Answered, Behind: s.Behind}
 	var since time.Time
 	if rest, ok := strings.CutPrefix(s.Meta, protocol.FormatTag); ok {
 		token, at, _ := strings.Cut(rest, ":")

@@ -122,8 +122,8 @@ func stands(t *testing.T, c *leased.Client, answered, behind int) leased.Info {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if info.Servers != answered || info.Behind != behind {
-		t.Errorf("%d servers answered, and %d name the owner; want %d and %d", info.Servers, info.Behind, answered, behind)
+	if info.Servers != 5 || info.Answered != answered || info.Behind != behind {
+		t.Errorf("%d of %d servers answered, and %d name the owner; want %d and %d", info.Answered, info.Servers, info.Behind, answered, behind)
 	}
 	return info
 }

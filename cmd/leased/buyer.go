@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -102,9 +103,15 @@ func (b *buyer) report(m message, p purchase) error {
 	return nil
 }
 
-// hold keeps the first buyer of all processes who read the stock o.HoldAt inside the lock
+// hold keeps a buyer inside the lock, if the order says so: those who read a stock in o.PauseAt
+// until they are told to go on, and the first buyer of all processes who read the stock o.HoldAt inside the lock
 // until its process is killed.
 func (b *buyer) hold(ctx context.Context, o order, m message, seen int) error {
+	if slices.Contains(o.PauseAt, seen) {
+		m.Kind, m.Seen = inside, seen
+		b.say(m)
+		return b.awaitGoOn(ctx, seen)
+	}
 	if seen != o.HoldAt {
 		return nil
 	}

@@ -69,7 +69,7 @@ func TestListsAreTidyAtAnyWidth(t *testing.T) {
 	t.Parallel()
 	take(t, rdb, "", "a", "a-name-that-is-rather-long-for-a-lock-and-still-allowed", "with space", "über")
 	for _, width := range []int{40, 80, 200} {
-		for _, line := range []string{"ls", "top --count 1", "help", "help run", "help ls", "inspect a", "doctor", "demo --workers 2 --buyers 2 --stock 2", "demo --fence --stock 2"} {
+		for _, line := range []string{"ls", "top --count 1", "help", "help run", "help ls", "inspect a", "doctor", "demo --workers 2 --buyers 2 --stock 2", "demo --fence --stock 2", "demo --quorum --stock 3"} {
 			args := strings.Fields(line)
 			switch args[0] {
 			case "demo":

@@ -23,6 +23,8 @@ type demo struct {
 	server  *miniredis.Miniredis  // nil with a real one
 	rdb     redis.UniversalClient // for the stock
 	client  *leased.Client        // to inspect the lock; it never acquires it
+	locks   *lockServers          // nil if the lock is in the Redis of the stock
+	done    func()                // closes the client's connections to them
 	workers *workers
 	screen  *screen
 }
@@ -58,7 +60,12 @@ func (d *demo) begin(ctx context.Context, stderr io.Writer) error {
 	if d.rdb, err = at.connect(ctx); err != nil {
 		return err
 	}
-	if d.client, err = leased.New(d.rdb, leased.WithKeyPrefix(lockPrefix(d.prefix))); err != nil {
+	if d.options.quorum {
+		if d.locks, err = startLockServers(lockPrefix(d.prefix)); err != nil {
+			return err
+		}
+	}
+	if d.client, d.done, err = lockClient(d.rdb, d.locks.addrs(), leased.WithKeyPrefix(lockPrefix(d.prefix))); err != nil {
 		return err
 	}
 	options, err := at.options()
@@ -71,7 +78,7 @@ func (d *demo) begin(ctx context.Context, stderr io.Writer) error {
 	for i := range d.options.workers {
 		setups = append(setups, setup{
 			At: at, Prefix: d.prefix,
-			Process: i + 1, Buyers: d.options.buyers, TTL: d.options.ttl,
+			Process: i + 1, Buyers: d.options.buyers, TTL: d.options.ttl, Locks: d.locks.addrs(),
 		})
 	}
 	if d.workers, err = startWorkers(ctx, stderr, setups); err != nil {
@@ -116,11 +123,17 @@ func (d *demo) end() error {
 	if d.server != nil {
 		defer d.server.Close()
 	}
+	if d.locks != nil {
+		defer d.locks.close()
+	}
 	if d.workers != nil {
 		d.workers.shutDown()
 	}
 	if d.client != nil {
 		d.client.Close() // it holds nothing, so there is no error to report
+	}
+	if d.done != nil {
+		d.done()
 	}
 	if d.rdb == nil {
 		return nil
@@ -137,8 +150,11 @@ func (d *demo) end() error {
 	return nil
 }
 
-// perform runs both sales.
+// perform runs both sales, or the one on a quorum.
 func (d *demo) perform(ctx context.Context) error {
+	if d.locks != nil {
+		return d.performOnQuorum(ctx)
+	}
 	d.screen.beat(ctx)
 	d.heading("1", "Without a lock")
 	free, err := d.sell(ctx, order{})
@@ -184,7 +200,11 @@ func (d *demo) sell(ctx context.Context, o order) (*sale, error) {
 			case n.Kind == done, n.ended && s.killed != nil && s.killed.process == n.from.number:
 				working--
 			case n.Kind == inside:
-				if err := d.killWorker(ctx, s, n); err != nil {
+				interfere := d.killWorker
+				if d.locks != nil {
+					interfere = d.disturb
+				}
+				if err := interfere(ctx, s, n); err != nil {
 					return nil, err
 				}
 				continue

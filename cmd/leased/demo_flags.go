@@ -14,11 +14,14 @@ type demoOptions struct {
 	ttl                    time.Duration
 	kill                   bool
 	fence                  bool
+	quorum                 bool
 }
 
 const (
 	usualTTL = 30 * time.Second
 	killTTL  = 2 * time.Second // short enough to watch it expire
+
+	quorumTTL = 6 * time.Second // its third, after which a lease is renewed, is short enough to wait for
 )
 
 func demoCommand(std streams) *cobra.Command {
@@ -27,12 +30,16 @@ func demoCommand(std streams) *cobra.Command {
 		Use:   "demo",
 		Short: "Sell a stock to buyers in several processes, without a lock and with it",
 		Long: "Sells a stock to buyers in several processes, without a lock and with it. It needs no Redis: one is inside this program. " +
-			"With --fence it makes two owners of one lock on purpose, and shows what fencing tokens do about that.",
+			"With --fence it makes two owners of one lock on purpose, and shows what fencing tokens do about that. " +
+			"With --quorum the lock is on five servers, two of which die in the middle of the sale, and come back empty.",
 		Args: noArguments,
 	}
 	c.RunE = interruptible(func(ctx context.Context, _ []string) error {
 		if o.kill && !c.Flags().Changed("ttl") {
 			o.ttl = killTTL
+		}
+		if o.quorum && !c.Flags().Changed("ttl") {
+			o.ttl = quorumTTL
 		}
 		if err := o.check(); err != nil {
 			return err
@@ -40,7 +47,7 @@ func demoCommand(std streams) *cobra.Command {
 		if !o.fence {
 			return runDemo(ctx, std, o)
 		}
-		for _, name := range []string{"kill", "workers", "buyers", "ttl"} {
+		for _, name := range []string{"kill", "quorum", "workers", "buyers", "ttl"} {
 			if c.Flags().Changed(name) {
 				return usagef("--fence has two owners that take turns, so --%s has no meaning with it", name)
 			}
@@ -58,8 +65,9 @@ func (o *demoOptions) bind(c *cobra.Command) {
 	f.IntVar(&o.workers, "workers", 5, "`N` processes (default 5)")
 	f.IntVar(&o.buyers, "buyers", 10, "`N` buyers in each process (default 10)")
 	f.IntVar(&o.stock, "stock", 10, "`N` pieces to sell (default 10)")
-	f.DurationVar(&o.ttl, "ttl", usualTTL, "`LENGTH` of a lease (default 30s, with --kill 2s)")
+	f.DurationVar(&o.ttl, "ttl", usualTTL, "`LENGTH` of a lease (default 30s, with --kill 2s, with --quorum 6s)")
 	f.BoolVar(&o.kill, "kill", false, "kill a process while it is inside the lock")
+	f.BoolVar(&o.quorum, "quorum", false, "the lock is on five servers, two of which die and come back empty")
 	f.BoolVar(&o.fence, "fence", false, "two owners at once, without fencing tokens and with them")
 }
 
@@ -83,6 +91,9 @@ func (o *demoOptions) check() error {
 		return usagef("--ttl must be whole milliseconds from 100ms to 1m, not %v", o.ttl)
 	case o.kill && o.workers < 2:
 		return usagef("--kill needs --workers 2 or more: a process has to survive")
+	}
+	if o.quorum {
+		return o.checkQuorum()
 	}
 	return nil
 }

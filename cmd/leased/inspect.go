@@ -136,6 +136,9 @@ func describe(out io.Writer, info leased.Info) {
 	for _, owner := range info.Owners {
 		row("owner", "%s", ownerText(owner))
 	}
+	if info.Servers > 0 {
+		row("servers", "%s", serversText(info))
+	}
 	if info.Queue > 0 {
 		row("queue", "%s", count(info.Queue, "process", "processes"))
 	}
@@ -152,6 +155,19 @@ func describe(out io.Writer, info leased.Info) {
 	if info.Token > 0 {
 		row("token", "%d", info.Token)
 	}
+}
+
+// serversText says how much of a quorum stands behind what is shown.
+func serversText(info leased.Info) string {
+	text := fmt.Sprintf("%d of %d answered", info.Answered, info.Servers)
+	if len(info.Owners) == 0 {
+		return text
+	}
+	text += fmt.Sprintf(", %d of these name the owner", info.Behind)
+	if info.Behind <= info.Servers/2 {
+		text += ", which is no majority"
+	}
+	return text
 }
 
 func state(info leased.Info) string {
@@ -198,6 +214,10 @@ type jsonInfo struct {
 	Owners  []jsonOwner  `json:"owners"`
 	Queue   int          `json:"queue"`
 	Waiting []jsonWaiter `json:"waiting"`
+	// Of a quorum: how many servers it has, how many answered, how many name the owner.
+	Servers  int  `json:"servers,omitempty"`
+	Answered int  `json:"answered,omitempty"`
+	Behind   *int `json:"behind,omitempty"`
 }
 
 type jsonOwner struct {
@@ -218,6 +238,9 @@ type jsonWaiter struct {
 
 func jsonOf(info leased.Info, now time.Time) jsonInfo {
 	j := jsonInfo{Name: info.Name, State: "free", At: now, Token: info.Token, Queue: info.Queue, Owners: []jsonOwner{}, Waiting: []jsonWaiter{}}
+	if info.Servers > 0 {
+		j.Servers, j.Answered, j.Behind = info.Servers, info.Answered, &info.Behind
+	}
 	for _, o := range info.Owners {
 		j.State = "held"
 		switch {

@@ -18,6 +18,7 @@ type setup struct {
 	Process int
 	Buyers  int
 	TTL     time.Duration
+	Locks   []string // addresses of the servers of a quorum, if the locks are on one
 }
 
 // order starts a sale.
@@ -26,6 +27,9 @@ type order struct {
 	// HoldAt makes the first buyer who reads this stock stay inside the lock until its
 	// process is killed. With 0 no buyer stays.
 	HoldAt int
+	// PauseAt makes the buyers who read one of these stocks stay inside until they are told
+	// to go on.
+	PauseAt []int
 }
 
 // message is a line from a worker.
@@ -44,7 +48,7 @@ const (
 	ready   kind = "ready"   // connected, waiting for orders
 	sold    kind = "sold"    // a buyer got a piece; sent before it unlocks
 	refused kind = "refused" // a buyer was told "sold out"
-	inside  kind = "inside"  // a buyer holds the lock and stays, to be killed
+	inside  kind = "inside"  // a buyer holds the lock and stays, to be killed or until it is told to go on
 	done    kind = "done"    // this process' part of the sale is over
 	failed  kind = "failed"  // an error ended it
 )

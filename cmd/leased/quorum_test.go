@@ -3,6 +3,7 @@
 package main
 
 import (
+	"regexp"
 	"strings"
 	"testing"
 
@@ -23,10 +24,15 @@ func TestRunInspectAndUnlockOnAQuorum(t *testing.T) {
 	status, out, errs := runResult(t, addrs[0], "--quorum", "--redis", addrs[1], "--redis", addrs[2], "job", "--", "sh", "-c", inspect, leased)
 	if status != 0 || !strings.Contains(out, "state   held") {
 		t.Errorf("status %d, stdout %q, stderr %q", status, out, errs)
+	} else if !regexp.MustCompile(`servers 3 of 3 answered, [23] of these name the owner\n`).MatchString(out) {
+		t.Errorf("not how many servers: %q", out)
 	}
 	file := scratch(t)
 	held := begin(t, program(t, "run", "--quorum", "--redis", all, "job", "--", "sh", "-c", "echo $$ > "+file+"; exec sleep 60"))
 	pidIn(t, file)
+	if got := invoke(t, "inspect", "job", "--json", "--quorum", "--redis", all); !regexp.MustCompile(`"servers":3,"answered":3,"behind":[23]\b`).MatchString(got.out) {
+		t.Errorf("inspect --json: %+v", got)
+	}
 	if got := invoke(t, "unlock", "--force", "--yes", "job", "--quorum", "--redis", all); got.status != 0 || !strings.Contains(got.out, "was taken from") {
 		t.Errorf("unlock: %+v", got)
 	}
@@ -35,6 +41,9 @@ func TestRunInspectAndUnlockOnAQuorum(t *testing.T) {
 		t.Errorf("status %d after unlock --force", got)
 	}
 	servers[0].Close()
+	if got := invoke(t, "inspect", "job", "--quorum", "--redis", all); !strings.Contains(got.out, "state   free\nservers 2 of 3 answered\n") {
+		t.Errorf("with two of three servers: %+v", got)
+	}
 	servers[1].Close()
 	if status, _, errs := runResult(t, all, "--quorum", "job", "--", "echo", "done"); status != statusRunUnavailable || !strings.Contains(errs, "1 of the 3 servers answered") {
 		t.Errorf("with one of three servers: status %d, stderr %q", status, errs)

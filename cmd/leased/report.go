@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -14,6 +15,11 @@ func (d *demo) introduce(server string) {
 		count(buyers, "buyer", "buyers"), count(o.workers, "process", "processes"))
 	d.screen.line("from Redis, thinks for 2 to 5 ms, and writes back one less.")
 	d.screen.line("%s", d.screen.faint("Redis at "+server))
+	if d.locks != nil {
+		d.screen.line("The lock around that is on five more servers, none of which knows of the others.")
+		d.screen.line("%s", d.screen.faint("Redis at "+strings.Join(d.locks.addrs(), ", ")))
+		d.screen.line("%s", d.screen.faint("They are taken to have run for longer than the quarantine of new servers."))
+	}
 }
 
 func (d *demo) heading(number, text string) {
@@ -119,4 +125,7 @@ func (d *demo) totals(s *sale) {
 	}
 	d.screen.line("   %s in all. Fencing tokens grew with every sale.",
 		count(int(t.Commands), "Redis command", "Redis commands"))
+	if d.locks != nil {
+		d.behind(t.Behind)
+	}
 }

@@ -16,6 +16,9 @@ type sale struct {
 	buyers int // in all processes
 	parts  []part
 	killed *killRecord
+
+	// Of a sale on a quorum: whether servers have died, and have come back.
+	without, returned bool
 }
 
 // part is one process's share of a sale.
@@ -101,6 +104,9 @@ func (s *sale) stats() leased.Stats {
 		sum.Idle += p.stats.Idle
 		sum.Direct += p.stats.Direct
 		sum.Commands += p.stats.Commands
+		for n := range sum.Behind {
+			sum.Behind[n] += p.stats.Behind[n]
+		}
 	}
 	return sum
 }

@@ -80,10 +80,11 @@ func (w *worker) work(ctx context.Context, orders <-chan order) error {
 		return err
 	}
 	defer rdb.Close()
-	client, err := leased.New(rdb,
+	client, disconnect, err := lockClient(rdb, w.setup.Locks,
 		leased.WithKeyPrefix(lockPrefix(w.setup.Prefix)),
 		leased.WithOwner(ownerLabel(w.setup.Process, os.Getpid())),
 		leased.WithTTL(w.setup.TTL))
+	defer disconnect()
 	if err != nil {
 		return err
 	}

@@ -135,10 +135,10 @@ type Snapshot struct {
 	Queue   []string // its first 1,000 entries
 	Length  int      // of the whole queue
 
-	// Of a quorum: how many servers answered, how many of them name the owner, and the last
-	// token that any of them gave.
-	Servers, Behind int
-	Last            uint64
+	// Of a quorum: how many servers it has, how many of them answered and how many of these
+	// name the owner, and the last token that any of them gave.
+	Servers, Answered, Behind int
+	Last                      uint64
 }
 
 // LastToken returns the token that a lock's meta key names, 0 if it names none.

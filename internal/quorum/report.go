@@ -67,9 +67,10 @@ func ownerOf(sn *protocol.Snapshot) string {
 	return sn.Value
 }
 
-// merged makes one snapshot of those of the servers: of the owner that most of them name, as
+// merged makes one snapshot of those of n servers that answered: of the owner that most of them name, as
 // the one of them shows it on which its lease ends last but for those that are not needed.
-func merged(seen []protocol.Snapshot, need int) protocol.Snapshot {
+func merged(seen []protocol.Snapshot, n int) protocol.Snapshot {
+	need := Majority(n)
 	votes := map[string][]protocol.Snapshot{}
 	var most []protocol.Snapshot
 	for _, sn := range seen {
@@ -82,7 +83,7 @@ func merged(seen []protocol.Snapshot, need int) protocol.Snapshot {
 	slices.SortStableFunc(most, func(x, y protocol.Snapshot) int { return cmp.Compare(y.Left, x.Left) })
 	sn := most[min(need, len(most))-1]
 	sn.Meta = metaOf(most, need)
-	sn.Servers, sn.Behind = len(seen), len(most)
+	sn.Servers, sn.Answered, sn.Behind = n, len(seen), len(most)
 	if sn.Value == "" {
 		sn.Behind = 0
 	}

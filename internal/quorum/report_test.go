@@ -48,10 +48,10 @@ func TestWhatServersShowIsMerged(t *testing.T) {
 			[]protocol.Snapshot{shown("mine", 0, 1), shown("yours", 0, 2), shown("mine", 0, 3)}, "mine", 2, 0, 0, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := merged(c.seen, 3)
-			if ownerOf(&got) != c.owner || got.Behind != c.behind || got.Servers != len(c.seen) ||
+			got := merged(c.seen, 5)
+			if ownerOf(&got) != c.owner || got.Behind != c.behind || got.Servers != 5 || got.Answered != len(c.seen) ||
 				protocol.LastToken(got.Meta) != c.token || got.Last != c.last || got.Left != c.left {
-				t.Errorf("%q of %d of %d, token %d of %d, left %d: want %+v", ownerOf(&got), got.Behind, got.Servers, protocol.LastToken(got.Meta), got.Last, got.Left, c)
+				t.Errorf("%q of %d of %d, token %d of %d, left %d: want %+v", ownerOf(&got), got.Behind, got.Answered, protocol.LastToken(got.Meta), got.Last, got.Left, c)
 			}
 		})
 	}

@@ -525,5 +525,5 @@ func (s *Server) Inspect(ctx context.Context, k *protocol.Keys) (protocol.Snapsh
 	if len(seen) < s.cfg.Need {
 		return protocol.Snapshot{}, s.lacking(len(seen), errs)
 	}
-	return merged(seen, s.cfg.Need), nil
+	return merged(seen, s.cfg.N), nil
 }
