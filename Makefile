@@ -7,7 +7,7 @@ SYSTEMS := linux darwin windows
 ALL     := ./cmd/leased/... ./...
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-jaeger check bench measure simulate mutants docs
+.PHONY: help test test-jaeger check bench measure compare simulate mutants docs
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,7 +36,7 @@ check: ## formatting, vet for three systems, linter if installed, go.mod tidy
 	done
 	@if command -v golangci-lint >/dev/null; then \
 		echo "golangci-lint"; golangci-lint run $(ALL) || exit 1; \
-		for dir in examples/go.mod examples/*/go.mod adapters/*/go.mod; do \
+		for dir in examples/go.mod examples/*/go.mod adapters/*/go.mod bench/go.mod; do \
 			dir=$${dir%/go.mod}; echo "golangci-lint in $$dir"; (cd $$dir && golangci-lint run ./...) || exit 1; \
 		done; \
 	else echo "golangci-lint: not installed, skipped"; fi
@@ -51,6 +51,11 @@ bench: ## benchmarks against a real server: BENCH=pattern COUNT=repetitions
 
 measure: ## print figures of this machine; never fails
 	-$(GO) run ./internal/measure
+
+# Ten minutes on a machine that does nothing else. The tag brings etcd in, whose packages
+# take a minute to build the first time.
+compare: ## other locks beside this one, into docs/performance.md; wants redis-server
+	cd bench && $(GO) run -tags etcd . -docs ../docs
 
 simulate: ## random schedules of the protocol on virtual time: SEEDS=how many
 	$(GO) test -run '^TestSimulation' -count 1 -timeout 0 ./internal/simulation -simulate.seeds=$(SEEDS)

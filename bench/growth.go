@@ -1,0 +1,72 @@
+package main
+
+import "time"
+
+// growth is how the cost of something grows with the number of others.
+type growth struct {
+	name       string
+	title      string // of the panel
+	across, up string // of its axes
+	figure     string // of that, in the unit of up times scale
+	scale      float64
+	contenders map[string]int // the most that each is asked for; 0 is any number
+	sizes      func(effort) []int
+	measure    func(*stage, int) (figures, error)
+}
+
+// A contender stops where it can no longer do what it is for: pollers load the server with
+// their number, and whoever wakes all waiters at once does so with its square.
+var growths = []growth{
+	{
+		name: "waiters", title: "Many clients want one lock",
+		across: "clients, in up to 10 processes", up: "µs, lease to lease", figure: "each", scale: 1e6,
+		contenders: map[string]int{ours: 0, "rueidislock": 1000, "redislock": 100, "PUBLISH": 1000},
+		sizes:      func(e effort) []int { return e.waiting },
+		measure:    (*stage).crowdOf,
+	},
+	{
+		name: "locks", title: "One process holds many locks",
+		across: "locks held", up: "server, ms a second", figure: "holding-server", scale: 1e3,
+		contenders: map[string]int{ours: 0, "rueidislock": 0},
+		sizes:      func(e effort) []int { return e.holding },
+		measure: func(s *stage, n int) (figures, error) {
+			s.renew, s.ttl = true, s.held
+			return s.hold(n, s.kept) // in one TTL each of them renews a whole number of times
+		},
+	},
+	{
+		name: "processes", title: "Many processes take turns",
+		across: "processes, one goroutine each", up: "µs, lease to lease", figure: "each", scale: 1e6,
+		contenders: map[string]int{ours: 0, "rueidislock": 0, "redislock": 0, "PUBLISH": 0},
+		sizes:      func(e effort) []int { return e.processes },
+		measure: func(s *stage, n int) (figures, error) {
+			s.contend = s.growing
+			return s.contended(n, 1)
+		},
+	},
+}
+
+// crowdOf has n clients wait behind an owner for a while, and then take turns.
+func (s *stage) crowdOf(n int) (figures, error) {
+	s.renew = true
+	processes := min(n, 10)
+	n -= n % processes
+	if s.floor { // a ring has no owner that leaves
+		ws, err := s.start(processes, n/processes, 0, n)
+		if err != nil {
+			return nil, err
+		}
+		return s.race(ws, order{Do: "contend", Name: "invoice", Goroutines: 1, For: s.growing}, nil)
+	}
+	owner, err := s.start(1, 1, n, n+1)
+	if err != nil {
+		return nil, err
+	}
+	others, err := s.start(processes, n/processes, 0, n+1)
+	if err != nil {
+		return nil, err
+	}
+	// Each has to ask for the lock before it waits.
+	settle := s.settle + time.Duration(n)*300*time.Microsecond
+	return s.crowd(owner[0], others, 1, settle, s.growing)
+}

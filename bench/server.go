@@ -1,0 +1,209 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// server is one redis-server on a loopback port, or the server that a contender brings along.
+// Each measurement has a new one, so none inherits keys, scripts or connections.
+type server struct {
+	addr string
+	dir  string
+	cmd  *exec.Cmd
+	rdb  *redis.Client // nil for another server than Redis
+	own  *worker       // the other server
+}
+
+// startServer starts it on one processor. The caller stops it.
+func startServer(ctx context.Context, c contender, cpu int) (*server, error) {
+	base := "/dev/shm" // memory, where there is such a thing: disks are not compared here
+	if _, err := os.Stat(base); err != nil {
+		base = ""
+	}
+	dir, err := os.MkdirTemp(base, "leased-bench")
+	if err != nil {
+		return nil, err
+	}
+	s := &server{dir: dir}
+	if c.serve != nil {
+		s.own, err = startWorker(role{Serve: true, Contender: c.name, Dir: dir}, cpu)
+		if err == nil {
+			var ready answer
+			if ready, err = s.own.hear(30 * time.Second); err == nil {
+				s.addr = ready.Addr
+				return s, nil
+			}
+		}
+		s.stop()
+		return nil, err
+	}
+	// A port that is free now can be taken before the server asks for it.
+	for try := 0; ; try++ {
+		if err = s.startRedis(ctx, cpu); err == nil || try == 3 || ctx.Err() != nil {
+			break
+		}
+	}
+	if err != nil {
+		s.stop()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *server) startRedis(ctx context.Context, cpu int) error {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	s.addr = l.Addr().String()
+	_, port, err := net.SplitHostPort(s.addr)
+	if err = errors.Join(err, l.Close()); err != nil {
+		return err
+	}
+	s.cmd = exec.Command(redisServer(), "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
+		"--dir", s.dir, "--maxclients", "30000", "--loglevel", "warning")
+	s.cmd.Stdout, s.cmd.Stderr = io.Discard, os.Stderr
+	if err := startOn(s.cmd, cpu); err != nil {
+		s.cmd = nil
+		return err
+	}
+	s.rdb = redis.NewClient(&redis.Options{Addr: s.addr, MaxRetries: -1})
+	for began := time.Now(); ; time.Sleep(5 * time.Millisecond) {
+		err := s.rdb.Ping(ctx).Err()
+		if err == nil {
+			return nil
+		}
+		if time.Since(began) > 10*time.Second || ctx.Err() != nil {
+			s.kill()
+			return err
+		}
+	}
+}
+
+// redisServer is the program, which may be another one than that in PATH.
+func redisServer() string {
+	if path := os.Getenv("LEASED_REDIS_SERVER"); path != "" {
+		return path
+	}
+	return "redis-server"
+}
+
+func (s *server) kill() {
+	if s.rdb != nil {
+		_ = s.rdb.Close()
+		s.rdb = nil
+	}
+	if s.cmd != nil {
+		_ = s.cmd.Process.Kill() // it keeps nothing
+		_ = s.cmd.Wait()
+		s.cmd = nil
+	}
+}
+
+func (s *server) stop() {
+	s.kill()
+	if s.own != nil {
+		s.own.kill()
+	}
+	_ = os.RemoveAll(s.dir)
+}
+
+// spent is what a server has done up to now.
+type spent struct {
+	at       time.Time
+	requests float64 // reads from its clients' sockets: a pipeline is one
+	cpu      time.Duration
+	dataset  float64 // bytes
+	keys     float64
+}
+
+func (s *server) spent(ctx context.Context) (spent, error) {
+	if s.rdb == nil {
+		return spent{at: time.Now()}, nil
+	}
+	keys, err := s.rdb.DBSize(ctx).Result()
+	if err != nil {
+		return spent{}, err
+	}
+	text, err := s.rdb.Info(ctx).Result()
+	if err != nil {
+		return spent{}, err
+	}
+	info := map[string]float64{}
+	for line := range strings.Lines(text) {
+		if name, value, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
+			if n, err := strconv.ParseFloat(value, 64); err == nil {
+				info[name] = n
+			}
+		}
+	}
+	return spent{
+		keys:     float64(keys),
+		at:       time.Now(),
+		requests: info["total_reads_processed"],
+		cpu:      time.Duration((info["used_cpu_user"] + info["used_cpu_sys"]) * 1e9),
+		dataset:  info["used_memory_dataset"],
+	}, nil
+}
+
+// since leaves out the two questions themselves.
+func (s spent) since(before spent) spent {
+	return spent{
+		at:       s.at,
+		requests: max(0, s.requests-before.requests-2),
+		cpu:      s.cpu - before.cpu,
+		dataset:  s.dataset - before.dataset,
+	}
+}
+
+// left is how long the lock of that name stays in Redis. Some libraries call the key otherwise; it is
+// then the one that ends first.
+func (s *server) left(ctx context.Context, name string) (time.Duration, error) {
+	if ttl, err := s.rdb.PTTL(ctx, name).Result(); err != nil || ttl > 0 {
+		return ttl, err
+	}
+	keys, err := s.rdb.Keys(ctx, "*").Result()
+	if err != nil {
+		return 0, err
+	}
+	var least time.Duration
+	for _, key := range keys {
+		ttl, err := s.rdb.PTTL(ctx, key).Result()
+		if err != nil {
+			return 0, err
+		}
+		if ttl > 0 && (least == 0 || ttl < least) {
+			least = ttl
+		}
+	}
+	if least == 0 {
+		return 0, fmt.Errorf("no key of %s has a TTL: %v", name, keys)
+	}
+	return least, nil
+}
+
+// version is Redis' own word for itself.
+func version(ctx context.Context) string {
+	out, err := exec.CommandContext(ctx, redisServer(), "--version").Output()
+	if err != nil {
+		return "unknown"
+	}
+	for _, word := range strings.Fields(string(out)) {
+		if v, ok := strings.CutPrefix(word, "v="); ok {
+			return filepath.Base(redisServer()) + " " + v
+		}
+	}
+	return strings.TrimSpace(string(out))
+}

@@ -1,0 +1,431 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/bits"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// A worker is this program, started once more: a process with clients of one contender. It
+// gets orders and answers them, each a line of JSON, one after the other. Times cross as wall
+// time, which the processes of one machine share.
+
+// roleVariable has what a worker is to be, and makes this program one.
+const roleVariable = "LEASED_BENCH_WORKER"
+
+type role struct {
+	Contender string
+	Serve     bool   // it is the contender's server, not a client
+	Dir       string // with what all workers of a measurement share
+
+	Addr    string
+	TTL     time.Duration
+	Renew   bool
+	First   int // of its clients
+	Clients int // here
+	All     int // in all processes
+}
+
+type order struct {
+	Do         string
+	Name       string        // of the lock
+	Names      bool          // cycle: another lock each time
+	For        time.Duration // how long it goes on
+	Count      int           // of locks
+	Goroutines int           // on each client
+}
+
+type answer struct {
+	Failed  string // what went wrong, "" if nothing
+	Addr    string
+	At      time.Time
+	Figures figures
+	Waits   histogram
+}
+
+// figures are what was measured, by name.
+type figures map[string]float64
+
+type worker struct {
+	cmd     *exec.Cmd
+	in      io.WriteCloser
+	answers chan answer
+}
+
+func startWorker(r role, cpu int) (*worker, error) {
+	program, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	text, err := json.Marshal(r)
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(program)
+	cmd.Env = append(os.Environ(), roleVariable+"="+string(text))
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := startOn(cmd, cpu); err != nil {
+		return nil, err
+	}
+	w := &worker{cmd, in, make(chan answer, 4)}
+	// It ends with the worker's output. Who kills the worker waits for it, by draining answers.
+	go func() {
+		defer close(w.answers)
+		for d := json.NewDecoder(bufio.NewReader(out)); ; {
+			var a answer
+			if d.Decode(&a) != nil {
+				return
+			}
+			w.answers <- a
+		}
+	}()
+	return w, nil
+}
+
+func (w *worker) tell(o order) error {
+	text, err := json.Marshal(o)
+	if err == nil {
+		_, err = w.in.Write(append(text, '\n'))
+	}
+	return err
+}
+
+func (w *worker) hear(within time.Duration) (answer, error) {
+	select {
+	case a, ok := <-w.answers:
+		switch {
+		case !ok:
+			return a, errors.New("a worker ended")
+		case a.Failed != "":
+			return a, errors.New("a worker failed: " + a.Failed)
+		}
+		return a, nil
+	case <-time.After(within):
+		return answer{}, fmt.Errorf("a worker has not answered for %v", within)
+	}
+}
+
+// kill ends it by SIGKILL: what its clients leave in Redis goes with the server.
+func (w *worker) kill() {
+	_ = w.cmd.Process.Kill()
+	_ = w.in.Close()
+	for range w.answers { // until its output has ended
+	}
+	_ = w.cmd.Wait()
+}
+
+// work is the main function of a worker. It ends with its input, so no worker outlives the
+// process that started it.
+func work(text string) error {
+	var r role
+	if err := json.Unmarshal([]byte(text), &r); err != nil {
+		return err
+	}
+	orders := make(chan order)
+	go func() {
+		for d := json.NewDecoder(os.Stdin); ; {
+			var o order
+			if d.Decode(&o) != nil {
+				os.Exit(0)
+			}
+			orders <- o
+		}
+	}()
+	out := json.NewEncoder(os.Stdout)
+	ready, serve, err := begin(r)
+	for {
+		if err != nil {
+			ready.Failed = err.Error()
+		}
+		if err := out.Encode(ready); err != nil {
+			return err
+		}
+		ready, err = serve(<-orders)
+	}
+}
+
+// begin makes what the role wants, and returns what carries out orders.
+func begin(r role) (answer, func(order) (answer, error), error) {
+	idle := func(order) (answer, error) { return answer{}, errors.New("it takes no orders") }
+	c, err := find(r.Contender)
+	if err != nil {
+		return answer{}, idle, err
+	}
+	if r.Serve {
+		addr, err := c.serve(r.Dir)
+		return answer{Addr: addr}, idle, err
+	}
+	inside, err := openInside(filepath.Join(r.Dir, "inside"))
+	if err != nil {
+		return answer{}, idle, err
+	}
+	p := &process{inside: inside}
+	rdb := connect(r.Addr)
+	for i := range r.Clients {
+		l, err := c.open(setup{Addr: r.Addr, TTL: r.TTL, Renew: r.Renew, Client: r.First + i, Clients: r.All, redis: rdb})
+		if err != nil {
+			return answer{}, idle, err
+		}
+		if !c.floor { // a ring knows one turn only
+			if err := cycle(l, fmt.Sprintf("warm:%d", r.First+i)); err != nil {
+				return answer{}, idle, err
+			}
+		}
+		p.clients = append(p.clients, l)
+	}
+	runtime.GC()
+	return answer{}, p.carryOut, nil
+}
+
+// process is what a worker has.
+type process struct {
+	clients []locker
+	inside  *atomic.Int64 // how many have the lock, in all processes
+	unlock  func() error  // of the lock that it was ordered to take
+	taken   []func() error
+}
+
+func (p *process) carryOut(o order) (answer, error) {
+	switch o.Do {
+	case "cycle":
+		return p.cycles(o)
+	case "lock":
+		unlock, err := p.clients[0].lock(context.Background(), o.Name)
+		p.unlock = unlock
+		return answer{At: time.Now()}, err
+	case "unlock":
+		at := time.Now()
+		return answer{At: at}, p.unlock()
+	case "contend":
+		return p.contend(o)
+	case "warm":
+		_, err := each(64, func(i int) error { return cycle(p.clients[0], "warm:"+strconv.Itoa(i)) })
+		return answer{}, err
+	case "take":
+		return p.take(o)
+	case "give":
+		return p.give(o)
+	}
+	return answer{}, errors.New("there is no order " + o.Do)
+}
+
+func cycle(l locker, name string) error {
+	unlock, err := l.lock(context.Background(), name)
+	if err != nil {
+		return err
+	}
+	return unlock()
+}
+
+// cycles locks and unlocks what nobody else wants.
+func (p *process) cycles(o order) (answer, error) {
+	l := p.clients[0]
+	names := []string{o.Name}
+	if o.Names {
+		names = make([]string, 10_000)
+		for i := range names {
+			names[i] = o.Name + ":" + strconv.Itoa(i)
+		}
+	}
+	for range 200 {
+		if err := cycle(l, o.Name); err != nil {
+			return answer{}, err
+		}
+	}
+	took := make([]time.Duration, 0, 100_000)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for began := time.Now(); time.Since(began) < o.For && len(took) < cap(took); {
+		at := time.Now()
+		if err := cycle(l, names[len(took)%len(names)]); err != nil {
+			return answer{}, err
+		}
+		took = append(took, time.Since(at))
+	}
+	runtime.ReadMemStats(&after)
+	slices.Sort(took)
+	n := float64(len(took))
+	return answer{Figures: figures{
+		"cycles": n,
+		"p50":    took[len(took)/2].Seconds(),
+		"p99":    took[len(took)*99/100].Seconds(),
+		"allocs": float64(after.Mallocs-before.Mallocs) / n,
+		"bytes":  float64(after.TotalAlloc-before.TotalAlloc) / n,
+	}}, nil
+}
+
+// contend has all clients lock and unlock one lock for a time, and checks that nobody else is inside.
+func (p *process) contend(o order) (answer, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), o.For)
+	defer cancel()
+	type seat struct {
+		leases, overlaps int64
+		longest          time.Duration
+		failed           error
+		_                [64]byte // another goroutine's figures are not on its cache line
+	}
+	seats := make([]seat, len(p.clients)*o.Goroutines)
+	var waits [bins]atomic.Int64
+	var all sync.WaitGroup
+	for i := range seats {
+		s, l := &seats[i], p.clients[i%len(p.clients)]
+		all.Go(func() {
+			for ctx.Err() == nil {
+				asked := time.Now()
+				unlock, err := l.lock(ctx, o.Name)
+				waited := time.Since(asked)
+				s.longest = max(s.longest, min(waited, o.For)) // also one that the end cut off
+				if err != nil {
+					if ctx.Err() == nil && s.failed == nil {
+						s.failed = err
+					}
+					continue
+				}
+				if p.inside.Add(1) != 1 {
+					s.overlaps++
+				}
+				s.leases++
+				waits[bin(waited)].Add(1)
+				p.inside.Add(-1)
+				if err := unlock(); err != nil && s.failed == nil {
+					s.failed = err
+				}
+			}
+		})
+	}
+	all.Wait()
+	f := figures{"least": float64(seats[0].leases)}
+	var failed error
+	for i := range seats {
+		s := &seats[i]
+		f["leases"] += float64(s.leases)
+		f["overlaps"] += float64(s.overlaps)
+		f["longest"] = max(f["longest"], s.longest.Seconds())
+		f["least"] = min(f["least"], float64(s.leases))
+		f["most"] = max(f["most"], float64(s.leases))
+		if failed == nil {
+			failed = s.failed
+		}
+	}
+	a := answer{Figures: f, Waits: histogram{}}
+	for i := range waits {
+		if n := waits[i].Load(); n > 0 {
+			a.Waits[i] = n
+		}
+	}
+	return a, failed
+}
+
+// each does something for 0 to n-1, from 64 goroutines.
+func each(n int, do func(i int) error) (time.Duration, error) {
+	var next atomic.Int64
+	errs := make([]error, 64)
+	began := time.Now()
+	var all sync.WaitGroup
+	for w := range errs {
+		all.Go(func() {
+			for errs[w] == nil {
+				i := int(next.Add(1)) - 1
+				if i >= n {
+					return
+				}
+				errs[w] = do(i)
+			}
+		})
+	}
+	all.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return time.Since(began), err
+		}
+	}
+	return time.Since(began), nil
+}
+
+// take locks many names and keeps them.
+func (p *process) take(o order) (answer, error) {
+	l := p.clients[0]
+	names := make([]string, o.Count)
+	for i := range names {
+		names[i] = o.Name + ":" + strconv.Itoa(i)
+	}
+	p.taken = make([]func() error, o.Count)
+	before := memory()
+	took, err := each(o.Count, func(i int) (err error) {
+		p.taken[i], err = l.lock(context.Background(), names[i])
+		return err
+	})
+	n := float64(o.Count)
+	return answer{Figures: figures{"seconds": took.Seconds(), "memory": (memory() - before) / n}}, err
+}
+
+func (p *process) give(o order) (answer, error) {
+	took, err := each(len(p.taken), func(i int) error { return p.taken[i]() })
+	return answer{Figures: figures{"seconds": took.Seconds(), "locks": float64(len(p.taken))}}, err
+}
+
+// memory is what lives, stacks included: a lock that has a goroutine pays for it.
+func memory() float64 {
+	debug.FreeOSMemory()
+	runtime.GC() // what had a finalizer or lay in a pool goes the second time
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return float64(m.HeapAlloc + m.StackInuse)
+}
+
+// histogram counts durations by bin.
+type histogram map[int]int64
+
+const bins = 64 * 8
+
+// bin is the power of two that a duration has reached, in eighths.
+func bin(d time.Duration) int {
+	n := uint64(max(d, 8))
+	power := bits.Len64(n)
+	return power<<3 | int(n>>(power-4)&7)
+}
+
+// upTo is the least duration that is in none of the bins up to i.
+func upTo(i int) time.Duration { return time.Duration(uint64(i&7+9) << (i>>3 - 4)) }
+
+func (h histogram) add(other histogram) {
+	for i, n := range other {
+		h[i] += n
+	}
+}
+
+// quantile is a bound that a share of all is below.
+func (h histogram) quantile(share float64) time.Duration {
+	var all, below int64
+	for _, n := range h {
+		all += n
+	}
+	for i := range bins {
+		if below += h[i]; float64(below) >= share*float64(all) && below > 0 {
+			return upTo(i)
+		}
+	}
+	return 0
+}
