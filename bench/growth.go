@@ -67,6 +67,6 @@ func (s *stage) crowdOf(n int) (figures, error) {
 		return nil, err
 	}
 	// Each has to ask for the lock before it waits.
-	settle := s.settle + time.Duration(n)*300*time.Microsecond
-	return s.crowd(owner[0], others, 1, settle, s.growing)
+	settle := s.settle + time.Duration(n)*time.Millisecond
+	return s.crowd(owner[0], others, n/processes, 1, settle, s.growing)
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -55,6 +56,7 @@ type answer struct {
 	At      time.Time
 	Figures figures
 	Waits   histogram
+	Trouble string // the first error of calls that failed while others went on
 }
 
 // figures are what was measured, by name.
@@ -189,9 +191,11 @@ func begin(r role) (answer, func(order) (answer, error), error) {
 			return answer{}, idle, err
 		}
 		if !c.floor { // a ring knows one turn only
-			if err := cycle(l, fmt.Sprintf("warm:%d", r.First+i)); err != nil {
+			unlock, err := l.lock(context.Background(), fmt.Sprintf("warm:%d", r.First+i))
+			if err != nil {
 				return answer{}, idle, err
 			}
+			_ = unlock() // nobody else wants it
 		}
 		p.clients = append(p.clients, l)
 	}
@@ -283,7 +287,8 @@ func (p *process) contend(o order) (answer, error) {
 	type seat struct {
 		leases, overlaps int64
 		longest          time.Duration
-		failed           error
+		failed           int64
+		trouble          error    // the first
 		_                [64]byte // another goroutine's figures are not on its cache line
 	}
 	seats := make([]seat, len(p.clients)*o.Goroutines)
@@ -298,8 +303,8 @@ func (p *process) contend(o order) (answer, error) {
 				waited := time.Since(asked)
 				s.longest = max(s.longest, min(waited, o.For)) // also one that the end cut off
 				if err != nil {
-					if ctx.Err() == nil && s.failed == nil {
-						s.failed = err
+					if ctx.Err() == nil {
+						s.failed, s.trouble = s.failed+1, cmp.Or(s.trouble, err)
 					}
 					continue
 				}
@@ -309,33 +314,33 @@ func (p *process) contend(o order) (answer, error) {
 				s.leases++
 				waits[bin(waited)].Add(1)
 				p.inside.Add(-1)
-				if err := unlock(); err != nil && s.failed == nil {
-					s.failed = err
+				if err := unlock(); err != nil {
+					s.failed, s.trouble = s.failed+1, cmp.Or(s.trouble, err)
 				}
 			}
 		})
 	}
 	all.Wait()
 	f := figures{"least": float64(seats[0].leases)}
-	var failed error
+	a := answer{Figures: f, Waits: histogram{}}
 	for i := range seats {
 		s := &seats[i]
+		f["failed"] += float64(s.failed)
 		f["leases"] += float64(s.leases)
 		f["overlaps"] += float64(s.overlaps)
 		f["longest"] = max(f["longest"], s.longest.Seconds())
 		f["least"] = min(f["least"], float64(s.leases))
 		f["most"] = max(f["most"], float64(s.leases))
-		if failed == nil {
-			failed = s.failed
+		if a.Trouble == "" && s.trouble != nil {
+			a.Trouble = s.trouble.Error()
 		}
 	}
-	a := answer{Figures: f, Waits: histogram{}}
 	for i := range waits {
 		if n := waits[i].Load(); n > 0 {
 			a.Waits[i] = n
 		}
 	}
-	return a, failed
+	return a, nil
 }
 
 // each does something for 0 to n-1, from 64 goroutines.
