@@ -288,7 +288,12 @@ func about(ctx context.Context, p plan) string {
 		parts = append(parts, "nothing bound to a processor")
 	}
 	if load, err := os.ReadFile("/proc/loadavg"); err == nil {
-		parts = append(parts, "load before the run "+strings.Fields(string(load))[0])
+		average := strings.Fields(string(load))[0]
+		busy := ""
+		if v, err := strconv.ParseFloat(average, 64); err == nil && v > 1.5*float64(runtime.NumCPU()) {
+			busy = ": busy with other work, so not even the ratios are to be relied on"
+		}
+		parts = append(parts, "load before the run "+average+busy)
 	}
 	return strings.Join(append(parts, version(ctx), runtime.Version()+" "+runtime.GOOS+"/"+runtime.GOARCH,
 		"go-redis "+strings.TrimPrefix(versionOf("github.com/redis/go-redis/v9"), "v")), ", ")
