@@ -60,7 +60,7 @@ var contenders = []contender{
 	},
 	{
 		name: "rueidislock", module: "github.com/redis/rueidis",
-		settings: "one key a lock (KeyMajority 1) and NoLoopTracking, as for one server; TryNextAfter 1 s, because with its 20 ms a reply that takes longer can leave the caller asleep; renews by itself",
+		settings: "one key a lock (KeyMajority 1) and NoLoopTracking, as for one server; TryNextAfter 10 s, because a reply that takes longer (than 20 ms, by default) can leave the caller asleep for good; renews by itself",
 		open:     openRueidislock,
 	},
 	{
@@ -131,7 +131,7 @@ func openRueidislock(s setup) (locker, error) {
 		KeyMajority:    1,
 		NoLoopTracking: true,
 		KeyValidity:    s.TTL,
-		TryNextAfter:   time.Second,
+		TryNextAfter:   10 * time.Second,
 	})
 	return rueidisLocker{l}, err
 }

@@ -114,12 +114,12 @@ func (s *stage) start(processes, clients, first, all int) ([]*worker, error) {
 	return some, nil
 }
 
-// ask gives an order and waits for its answer.
+// ask gives an order and waits for its answer, longer if it is about many locks.
 func (s *stage) ask(w *worker, o order) (answer, error) {
 	if err := w.tell(o); err != nil {
 		return answer{}, err
 	}
-	return w.hear(o.For + 2*time.Minute)
+	return w.hear(o.For + 30*time.Second + time.Duration(o.Count)*time.Millisecond)
 }
 
 // pause lets time pass for those that are measured, unless the program is to end.
