@@ -14,10 +14,13 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // Workers are this program once more, so the test's binary has to be able to be one.
 func TestMain(m *testing.M) {
+	redis.SetLogger(silence{})
 	if text := os.Getenv(roleVariable); text != "" {
 		if err := work(text); err != nil {
 			println(err.Error())
@@ -31,7 +34,7 @@ func TestMain(m *testing.M) {
 // moment is enough to see that something is measured.
 var moment = effort{
 	rounds: 1, cycles: 50 * time.Millisecond, handoffs: 3, contend: 500 * time.Millisecond,
-	settle: 100 * time.Millisecond, watch: 100 * time.Millisecond, waiters: 2, locks: 50, killed: time.Second,
+	settle: 100 * time.Millisecond, watch: 100 * time.Millisecond, waiters: 2, locks: 50, killed: 3 * time.Second,
 	growing: 500 * time.Millisecond, held: 30 * time.Second, kept: 100 * time.Millisecond,
 	waiting: []int{1, 10}, holding: []int{1, 50}, processes: []int{1, 2},
 }
@@ -88,7 +91,7 @@ var positive = map[string][]string{
 	"contend-4x16": {"leases", "rate", "each", "longest", "p99", "requests"},
 	"contend-8x1":  {"leases", "rate", "each", "longest", "p99", "requests"},
 	"waiting":      nil, // waiting may cost nothing
-	"many":         {"rate", "each", "memory", "redis", "keys"},
+	"many":         {"rate", "each", "keys"}, // fifty locks may be less than what the rest frees meanwhile
 	"killed":       {"left"},
 }
 
