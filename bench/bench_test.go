@@ -90,7 +90,7 @@ var positive = map[string][]string{
 	"contend-1x64": {"leases", "rate", "each", "longest", "p99"},
 	"contend-4x16": {"leases", "rate", "each", "longest", "p99", "requests"},
 	"contend-8x1":  {"leases", "rate", "each", "longest", "p99", "requests"},
-	"waiting":      nil, // waiting may cost nothing
+	"waiting":      nil,                      // waiting may cost nothing
 	"many":         {"rate", "each", "keys"}, // fifty locks may be less than what the rest frees meanwhile
 	"killed":       {"left"},
 }
