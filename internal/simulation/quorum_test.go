@@ -27,7 +27,7 @@ import (
 // servers only. Which of the other troubles there are, quorumtrouble_test.go draws for each
 // seed.
 
-var quorumSeeds = flag.Int("quorum.seeds", 64, "schedules of TestQuorumSimulation on three servers; fewer on five and seven")
+var quorumSeeds = flag.Int("quorum.seeds", 32, "schedules of TestQuorumSimulation on three servers; fewer on five and seven")
 var quorumFirst = flag.Int64("quorum.first", 1, "first seed of TestQuorumSimulation")
 var quorumFor = flag.Duration("quorum.for", 0, "instead of a number of schedules: for how long to go on, on each number of servers, with readers and without")
 var quorumTrace = flag.Bool("quorum.trace", false, "print each schedule")
