@@ -548,7 +548,7 @@ var mutants = []mutant{
 	{"a quorum: a message that does not count has nothing asked", "internal/quorum/lock.go", "		r.poked = true\n", "		r.poked = true\n		return\n", "TestAMessageCounts"},
 	{"a quorum: a silent server counts when its grant has ended", "internal/quorum/ops.go", "			if !p.until.IsZero() || !p.lost && now.Sub(p.proved) < op.req.who.TTL {", "			if p != nil {", "TestASilentServer"},
 	{"a quorum: servers that all restarted speak for the old owner", "internal/quorum/ops.go", "	if n > 0 || young < len(op.stood) {", "	if young >= 0 {", "TestOnlyIfAll"},
-	{"a quorum: servers that restarted speak for the owner beside one that did not, only", "internal/quorum/ops.go", "	if n > 0 || young < len(op.stood) {", "	if n > 0 {", "TestOnlyIfAll"},
+	{"a quorum: servers that restarted speak for the owner beside one that did not, only", "internal/quorum/ops.go", "	if n > 0 || young < len(op.stood) {", "	if n > 0 || young < 0 {", "TestOnlyIfAll"},
 	{"a quorum: a slow server in quarantine does not protect the owner", "internal/quorum/ops.go", "		case p.asking:\n			p.also = append(p.also, op)\n", "		case p.asking:\n			op.settle(i, outcomeSkipped)\n", "TestAServerInQuarantine"},
 	{"a quorum: a late grant speaks for the old lease in a renewal under way", "internal/quorum/ops.go", "if !stood || p.late || ", "if !stood || ", "TestAServerThatLetOthersIn|TestAServerThatAdmits"},
 	{"a quorum: a late grant speaks for the old lease in a release", "internal/quorum/ops.go", "		if p.late { // it", "		if false { // it", "TestAServerThatLetOthersIn"},

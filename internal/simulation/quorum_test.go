@@ -921,6 +921,11 @@ func (w *qWorld) settle() {
 		if c.dead {
 			continue
 		}
+		for i := range c.hurt {
+			if !c.wakeAt.IsZero() {
+				c.hurt[i] = w.now
+			}
+		}
 		c.wakeAt = time.Time{}
 		for i := range c.reach {
 			c.reach[i], c.proofs[i] = true, protocol.Counted
