@@ -542,7 +542,6 @@ var mutants = []mutant{
 	{"a quorum: who keeps a lock for a minimum hold is another on each server", "internal/quorum/report.go", "if who, ok := protocol.OwnerOf(sn.Value); ok {", "if who, err := protocol.ParseID(sn.Value); err == nil {", "TestWhatServersShow"},
 	{"a quorum: a server's return is not told", "internal/quorum/member.go", "			m.owner.reports.Returned(m.place, answering, time.Since(left))\n", "			_, _ = answering, left\n", "TestAQuorumTells"},
 	{"a quorum: how many servers stand behind a lease is looked for after its release", "acquire.go", "	e.noteBehindLocked(w)\n	e.lock.Leave(caller, now, &fx)\n", "	e.lock.Leave(caller, now, &fx)\n	e.noteBehindLocked(w)\n", "TestAQuorumTells"},
-	{"a quorum: who lost a grant and is silent then counts as silent", "internal/quorum/ops.go", "				op.settle(i, outcomeLost)\n			}\n			op.settle(i, outcomeFailed)", "			}\n			op.settle(i, outcomeFailed)", "TestAServerThatLostAGrant"},
 	{"a quorum: a message counts although the command before it had no answer", "internal/quorum/lock.go", "p.unheard = p.asking || p.unsure", "p.unheard = p.asking", "TestAMessageCounts"},
 	{"a quorum: a message counts before the answer that it overtook", "internal/quorum/lock.go", "p.unheard = p.asking || p.unsure", "p.unheard = p.unsure", "TestAMessageThatOvertakes"},
 	{"a quorum: a message that does not count has nothing asked", "internal/quorum/lock.go", "		r.poked = true\n", "		r.poked = true\n		return\n", "TestAMessageCounts"},
