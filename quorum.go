@@ -115,6 +115,7 @@ func (c *Client) reports(rdbs []redis.UniversalClient) quorum.Reports {
 // unlocks now.
 func (e *entry) noteBehindLocked(w *call) {
 	q := e.client.quorum
+	w.behind = 0 // a call may enter again
 	if q == nil || w.Phase != lockstate.Inside || w.Orphaned || w.Ended == lockstate.ByLoss {
 		return
 	}
