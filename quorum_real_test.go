@@ -221,23 +221,30 @@ func TestTheErrorOfAQuorumNamesHowManyAnswered(t *testing.T) {
 	t.Log(err)
 }
 
-// sentTo counts what a client sends to one server, other than to hear whether it answers.
+// sentTo counts what a client sends to one server, other than to hear whether it answers, for
+// which connections are made.
 type sentTo struct{ n atomic.Int64 }
+
+func (s *sentTo) count(cmd redis.Cmder) {
+	if !slices.Contains([]string{"ping", "hello", "client"}, cmd.Name()) {
+		s.n.Add(1)
+	}
+}
 
 func (s *sentTo) DialHook(next redis.DialHook) redis.DialHook { return next }
 
 func (s *sentTo) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
-		if cmd.Name() != "ping" {
-			s.n.Add(1)
-		}
+		s.count(cmd)
 		return next(ctx, cmd)
 	}
 }
 
 func (s *sentTo) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, cmds []redis.Cmder) error {
-		s.n.Add(1)
+		for _, cmd := range cmds {
+			s.count(cmd)
+		}
 		return next(ctx, cmds)
 	}
 }

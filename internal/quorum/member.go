@@ -33,7 +33,8 @@ type member struct {
 	strays   lockstate.CancelSchedule
 	sweeping bool
 	timer    *time.Timer
-	swept    chan struct{} // made by drain; closed when no stray is due
+	lanes    int           // commands of lanes that are under way
+	quiet    chan struct{} // made by drain; closed when nothing is under way
 }
 
 const (
@@ -77,6 +78,7 @@ func (m *member) leaveLocked(why error) {
 		return
 	}
 	m.away, m.why, m.left = true, why, time.Now()
+	m.quietLocked()
 	m.owner.start(m.probe)
 }
 
@@ -289,10 +291,7 @@ func (m *member) sweepDue() {
 				m.strays.Answered(g, protocol.Cancelled{Fail: &protocol.Failure{Err: errAway, Kind: protocol.NeverSent}}, time.Now())
 			}
 			m.sweeping = false
-			if m.swept != nil {
-				close(m.swept)
-				m.swept = nil
-			}
+			m.quietLocked()
 			if next := m.strays.Next(); !next.IsZero() && !m.away {
 				if m.timer != nil {
 					m.timer.Stop()
@@ -320,21 +319,54 @@ func (m *member) sweepDue() {
 	}
 }
 
-// drain waits until the strays that are due were tried, or ctx ends.
-func (m *member) drain(ctx context.Context) {
+// begun notes that a command of a lane is under way, and done that it has been answered and what
+// follows it has begun.
+func (m *member) begun() {
 	m.mu.Lock()
-	if !m.sweeping || m.away {
+	defer m.mu.Unlock()
+	m.lanes++
+}
+
+func (m *member) done() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.lanes--
+	m.quietLocked()
+}
+
+// quietLocked tells drain when nothing is under way, or the server is away.
+func (m *member) quietLocked() {
+	if m.quiet != nil && (m.away || m.lanes == 0 && !m.sweeping) {
+		close(m.quiet)
+		m.quiet = nil
+	}
+}
+
+// drain waits until what is under way to the server was answered, such as the release that a
+// majority needed no more, and the strays that are due were tried. It does not wait for a
+// server that does not answer, nor after the end of ctx.
+func (m *member) drain(ctx context.Context) {
+	for !m.isAway() {
+		m.mu.Lock()
+		if m.lanes == 0 && !m.sweeping {
+			m.mu.Unlock()
+			return
+		}
+		if m.quiet == nil {
+			m.quiet = make(chan struct{})
+		}
+		quiet := m.quiet
 		m.mu.Unlock()
-		return
-	}
-	if m.swept == nil {
-		m.swept = make(chan struct{})
-	}
-	swept := m.swept
-	m.mu.Unlock()
-	select {
-	case <-swept:
-	case <-ctx.Done():
+		silent := time.NewTimer(mostPatience)
+		select {
+		case <-quiet:
+		case <-silent.C: // isAway finds out
+		case <-ctx.Done():
+		}
+		silent.Stop()
+		if ctx.Err() != nil {
+			return
+		}
 	}
 }
 

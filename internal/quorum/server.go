@@ -165,8 +165,10 @@ func (s *Server) perform(fx *Effects) {
 		s.deliver(&fx.Messages[i])
 	}
 	for _, send := range fx.Sends {
+		s.members[send.Server].begun()
 		if !s.start(func() { s.run(send) }) {
 			s.answered(send, Result{Fail: closed, Cancelled: protocol.Cancelled{Fail: closed}})
+			s.members[send.Server].done()
 		}
 	}
 	for _, stray := range fx.Strays {
@@ -179,7 +181,10 @@ var closed = &protocol.Failure{Err: protocol.ErrClosed, Kind: protocol.NoAnswer}
 // run sends a command, and what follows it in its lane.
 func (s *Server) run(send *Send) {
 	res := Result{Fail: panicked, Cancelled: protocol.Cancelled{Fail: panicked}}
-	defer func() { s.answered(send, res) }()
+	defer func() {
+		s.answered(send, res)
+		s.members[send.Server].done() // what follows in the lane has begun
+	}()
 	res = s.members[send.Server].do(s.contextOf(send.op), send)
 	s.compareClocks(send.Server, res.Answer.Clock)
 }
