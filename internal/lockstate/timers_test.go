@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/leasedmutex/leased/internal/clocktest"
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
@@ -76,6 +77,18 @@ func TestACollectedLeaseIsNotRenewedAndEndsWithItsWindow(t *testing.T) {
 		t.Error("an abandoned lease is renewed")
 	}
 	h.lost(c)
+}
+
+// Where the clocks have moved apart, as after a machine's sleep, nobody knows whether the grant
+// still stands.
+func TestAGrantThatNobodyVouchesForDoesNotIdle(t *testing.T) {
+	a := writer(func(o *Terms) { o.IdleHold = time.Minute })
+	h := driveFrom(t, time.Now())
+	h.enter(a)
+	h.answer(h.grant())
+	h.now = clocktest.Asleep(h.t, h.now, handMargin+time.Millisecond)
+	h.leave(a)
+	h.sends(protocol.Release)
 }
 
 func TestAnIdleGrantIsKeptForItsTimeAndGivenUpAtTheFirstWish(t *testing.T) {
