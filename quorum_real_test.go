@@ -120,7 +120,9 @@ func TestAQuorumGoesOnWithoutAMinorityAndStopsWithoutAMajority(t *testing.T) {
 				}
 			}
 			t.Logf("100 cycles without two servers took %v", time.Since(began))
-			time.Sleep(4 * time.Second) // more than a TTL, on purpose
+			eventually(t, "it is renewed for longer than a TTL", func() bool {
+				return held.Context().Err() != nil || held.TrustedUntil().After(began.Add(6*time.Second))
+			})
 			if err := held.Context().Err(); err != nil {
 				t.Fatalf("a lease was lost with a minority of the servers: %v", context.Cause(held.Context()))
 			}
