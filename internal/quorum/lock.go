@@ -2,7 +2,7 @@
 // them is owning the lock. To the state machine it looks like one server: it offers the
 // same commands, and makes one answer, or one message, of those of the servers.
 //
-// This file and ops.go decide, without I/O, clock or goroutine: events go in, with the
+// This file, ops.go and decide.go decide, without I/O, clock or goroutine: events go in, with the
 // time, and effects come out. server.go and member.go perform them.
 package quorum
 
@@ -43,9 +43,9 @@ type Lock struct {
 	reqs  map[string]*request // by the id that the state machine knows
 	parts map[string]*request // by the ids that the servers know
 	lanes []lane
-	dueAt time.Time    // when partial grants are looked at, zero for never
-	past  [32]pastPart // a ring
-	ended int          // how many were put into past
+	dueAt time.Time  // when partial grants are looked at, zero for never
+	past  []pastPart // a ring of mostPast
+	ended int        // how many were put into past
 }
 
 // pastPart is a part that was released, cancelled or yielded lately. What its server has sent
@@ -55,6 +55,8 @@ type pastPart struct {
 	server int
 	at     time.Time
 }
+
+const mostPast = 32
 
 // crossing is for how long a message about a part may have crossed with its end.
 const crossing = time.Second
@@ -289,13 +291,17 @@ func (l *Lock) drop(r *request, now time.Time, fx *Effects) {
 // remember notes that a part has ended, or that its end is on its way: if that fails, it
 // becomes a stray.
 func (l *Lock) remember(id string, server int, now time.Time) {
-	l.past[l.ended%len(l.past)] = pastPart{id, server, now}
+	if p := (pastPart{id, server, now}); len(l.past) < mostPast {
+		l.past = append(l.past, p)
+	} else {
+		l.past[l.ended%mostPast] = p
+	}
 	l.ended++
 }
 
 // crossed reports whether a message is about a part that has just ended.
 func (l *Lock) crossed(id string, server int, now time.Time) bool {
-	return slices.ContainsFunc(l.past[:], func(p pastPart) bool {
+	return slices.ContainsFunc(l.past, func(p pastPart) bool {
 		return p.id == id && p.server == server && now.Sub(p.at) < crossing
 	})
 }

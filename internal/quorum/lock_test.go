@@ -42,6 +42,16 @@ func (s *stand) acquire() *Op {
 	return s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, Wait: true, At: s.now}, s.now, &s.fx)
 }
 
+// downgrade lets the request be a reader's; it may be repeated.
+func (s *stand) downgrade() (*Op, []*Send) {
+	s.fx = Effects{}
+	op := s.lock.Do(&protocol.Command{Verb: protocol.Downgrade, ID: s.id, Next: s.lower(), At: s.now}, s.now, &s.fx)
+	return op, s.fx.Sends
+}
+
+// lower is the id of the reader's request.
+func (s *stand) lower() string { return "leased1:r" + s.id[len("leased1:w"):] }
+
 func (s *stand) renew() *Op {
 	s.fx = Effects{}
 	return s.lock.Renew(&protocol.Renewal{Req: protocol.Request{ID: s.id, TTL: s.ttl}, At: s.now}, s.now, &s.fx)
@@ -577,13 +587,7 @@ func TestNothingPilesUpBeforeASlowServer(t *testing.T) {
 func TestAnAnswerToADowngradeThatComesLateIsNoGrant(t *testing.T) {
 	s := newStand(t, 3, time.Second)
 	s.own(true, true, true)
-	next := "leased1:r" + s.id[len("leased1:w"):]
-	downgrade := func() *Op {
-		s.fx = Effects{}
-		return s.lock.Do(&protocol.Command{Verb: protocol.Downgrade, ID: s.id, Next: next, At: s.now}, s.now, &s.fx)
-	}
-	op := downgrade()
-	sends := s.fx.Sends
+	op, sends := s.downgrade()
 	s.fx = Effects{}
 	s.lock.Expire(op, s.now, &s.fx)
 	if op.Err == nil {
@@ -595,8 +599,8 @@ func TestAnAnswerToADowngradeThatComesLateIsNoGrant(t *testing.T) {
 			t.Fatalf("told %+v", s.fx.Messages[0])
 		}
 	}
-	op = downgrade()
-	for _, send := range s.fx.Sends {
+	op, sends = s.downgrade()
+	for _, send := range sends {
 		s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Granted, Token: 7, Clock: 7, Kept: true}})
 	}
 	if !op.Decided() || op.Answer.Outcome != protocol.Granted {
@@ -636,13 +640,7 @@ func TestADowngradeWhoseTokenIsNotKeptYetIsRepeated(t *testing.T) {
 	for _, silentThird := range []bool{true, false} {
 		s := newStand(t, 3, time.Second)
 		s.own(true, true, false)
-		next := "leased1:r" + s.id[len("leased1:w"):]
-		downgrade := func() (*Op, []*Send) {
-			s.fx = Effects{}
-			op := s.lock.Do(&protocol.Command{Verb: protocol.Downgrade, ID: s.id, Next: next, At: s.now}, s.now, &s.fx)
-			return op, s.fx.Sends
-		}
-		op, sends := downgrade()
+		op, sends := s.downgrade()
 		var adopts []*Send
 		for i, token := range []uint64{9_000_000, 1_000_000} {
 			adopts = append(adopts, s.answer(sends[i], granted(token))...)
@@ -659,7 +657,7 @@ func TestADowngradeWhoseTokenIsNotKeptYetIsRepeated(t *testing.T) {
 			t.Fatalf("decided %v, %v, sent %v, strays %v", op.Answer.Outcome, op.Err, s.fx.Sends, s.fx.Strays)
 		}
 		s.answer(adopts[0], Result{Answer: protocol.Answer{Outcome: protocol.Done}})
-		op, sends = downgrade()
+		op, sends = s.downgrade()
 		for _, send := range sends {
 			if send.Kind == Do && send.Cmd.Verb == protocol.Acquire {
 				s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Granted, Token: 9_000_000, Clock: 1_000_000, Kept: true}})
@@ -678,13 +676,7 @@ func TestARenewalDuringADowngradeGivesNothingBack(t *testing.T) {
 	for _, repeats := range []bool{true, false} {
 		s := newStand(t, 3, time.Second)
 		s.own(true, true, true)
-		next := "leased1:r" + s.id[len("leased1:w"):]
-		downgrade := func() (*Op, []*Send) {
-			s.fx = Effects{}
-			op := s.lock.Do(&protocol.Command{Verb: protocol.Downgrade, ID: s.id, Next: next, At: s.now}, s.now, &s.fx)
-			return op, s.fx.Sends
-		}
-		op, sends := downgrade()
+		op, sends := s.downgrade()
 		s.answer(sends[0], granted(7))
 		for _, send := range sends[1:] {
 			s.answer(send, Result{Fail: silent})
@@ -716,7 +708,7 @@ func TestARenewalDuringADowngradeGivesNothingBack(t *testing.T) {
 			}
 			continue
 		}
-		op, sends = downgrade()
+		op, sends = s.downgrade()
 		for _, send := range sends {
 			s.answer(send, granted(8))
 		}
@@ -725,7 +717,7 @@ func TestARenewalDuringADowngradeGivesNothingBack(t *testing.T) {
 		}
 		s.now = s.now.Add(2 * time.Minute)
 		s.lock.Tick(s.now, &s.fx)
-		if _, known := s.lock.reqs[next]; !known {
+		if _, known := s.lock.reqs[s.lower()]; !known {
 			t.Errorf("it is forgotten")
 		}
 	}

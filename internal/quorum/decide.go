@@ -1,0 +1,429 @@
+package quorum
+
+// When the answers of the servers leave no doubt, and what a command of the state machine is
+// answered then.
+
+import (
+	"slices"
+	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// evaluate decides an op if the answers leave no doubt.
+func (l *Lock) evaluate(op *Op, now time.Time, fx *Effects) {
+	if op.decided || op.sending {
+		return
+	}
+	switch {
+	case op.kind == Cancel:
+		l.evaluateCancel(op, now, fx)
+	case op.kind == Renew:
+		l.evaluateRenewal(op, now, fx)
+	case op.verb == protocol.Acquire:
+		l.evaluateAcquire(op, op.req, now, fx)
+	case op.verb == protocol.Release:
+		l.evaluateRelease(op, now, fx)
+	default:
+		l.evaluateMove(op, now, fx)
+	}
+}
+
+func (l *Lock) decide(op *Op, now time.Time, fx *Effects) {
+	op.decided = true
+	for _, r := range []*request{op.req, op.next} {
+		if r != nil && r.op == op {
+			r.op = nil
+			if r.ends {
+				l.abandon(r, now, fx)
+			}
+		}
+	}
+	op.Answer.Handed, op.Answer.Unfinished = op.handed, op.unfinished
+	fx.Done = append(fx.Done, op)
+}
+
+// lacksQuorum decides that too few servers answered.
+func (l *Lock) lacksQuorum(op *Op, now time.Time, fx *Effects) {
+	e := &noQuorum{n: l.cfg.N, need: l.cfg.Need, kind: protocol.NeverSent}
+	lasting := map[protocol.FailureKind]int{}
+	for _, f := range op.fails {
+		switch {
+		case f == nil:
+			e.answered++
+			continue
+		case f.Lasts():
+			lasting[f.Kind]++
+		case f.Kind == protocol.NoAnswer:
+			e.kind = protocol.NoAnswer
+		case f.Kind == protocol.RefusedNow && e.kind == protocol.NeverSent:
+			e.kind = protocol.RefusedNow
+		}
+		e.why = append(e.why, f.Err)
+	}
+	for kind, n := range lasting { // so many that no majority can be left
+		if n > l.cfg.N-l.cfg.Need {
+			e.kind = kind
+		}
+	}
+	op.Err = e
+	l.decide(op, now, fx)
+}
+
+func count(all []outcome, which ...outcome) int {
+	n := 0
+	for _, o := range all {
+		if slices.Contains(which, o) {
+			n++
+		}
+	}
+	return n
+}
+
+// open returns how many answers to the op's question are still to come.
+func open(all []outcome) int { return count(all, outcomePending) }
+
+func (l *Lock) evaluateAcquire(op *Op, r *request, now time.Time, fx *Effects) {
+	if l.granted(op, r, now, fx) {
+		return
+	}
+	pending := open(op.outcomes)
+	no := count(op.outcomes, outcomeNo, outcomeLost, outcomeOvertaken)
+	switch {
+	case r.writing() && !op.expired:
+		return
+	case no > l.cfg.N-l.cfg.Need: // no majority can be had now
+	case pending > 0:
+		return
+	default:
+		answered := no + count(op.outcomes, outcomeYes)
+		if answered >= l.cfg.Need && no > 0 {
+			break
+		}
+		l.noMajority(op, r, now, fx)
+		return
+	}
+	held := op.held && r == op.req
+	switch {
+	case held && op.standing(now) >= l.cfg.Need: // others may answer that it is ours
+		l.lacksQuorum(op, now, fx)
+	case held && op.cmd.Wait: // lost, and it waits again
+		op.Answer = protocol.Answer{Outcome: protocol.Enqueued, Token: r.token}
+		l.waits(&op.Answer, r, now)
+		r.token, r.whole, r.basis = 0, false, op.at
+		for i := range r.parts {
+			r.parts[i].until, r.parts[i].late = time.Time{}, false
+		}
+		l.decide(op, now, fx)
+	case held:
+		op.Answer = protocol.Answer{Outcome: protocol.Refused}
+		l.waits(&op.Answer, r, now)
+		l.decide(op, now, fx)
+	case r.token != 0: // a message was faster
+		op.Answer = protocol.Answer{Outcome: protocol.Enqueued}
+		l.waits(&op.Answer, r, now)
+		l.decide(op, now, fx)
+	case op.verb == protocol.Downgrade: // done, and not known to be: it is repeated
+		l.lacksQuorum(op, now, fx)
+	case op.cmd.Wait || op.verb != protocol.Acquire:
+		op.Answer = protocol.Answer{Outcome: protocol.Enqueued}
+		l.waits(&op.Answer, r, now)
+		r.basis = op.at
+		l.decide(op, now, fx)
+		l.plan(r, now)
+	default:
+		op.Answer = protocol.Answer{Outcome: protocol.Refused}
+		l.waits(&op.Answer, r, now)
+		l.decide(op, now, fx)
+		l.retreat(r, fx)
+		l.drop(r, now, fx)
+	}
+}
+
+// writing reports that a majority granted, and the token is being written back.
+func (r *request) writing() bool {
+	return slices.ContainsFunc(r.parts, func(p part) bool { return p.adopts })
+}
+
+// standing returns on how many servers a request that was held before the op still owns, or
+// may own, without a break. Those that did not answer count as long as what they granted lasts,
+// for a TTL since it was proved there.
+//
+// So do servers that have restarted without their data and granted anew, unless all N have: only
+// then can others have counted them.
+func (op *Op) standing(now time.Time) int {
+	n, again, young := 0, 0, 0
+	for i, stood := range op.stood {
+		p := &op.req.parts[i]
+		if op.outcomes[i] == outcomeAgain || now.Before(p.young) {
+			young++
+		}
+		if !stood || p.late || !p.until.IsZero() && !now.Before(p.until) {
+			continue
+		}
+		switch op.outcomes[i] {
+		case outcomeLost, outcomeNo, outcomeSkipped:
+		case outcomeAgain:
+			again++
+		case outcomeYes, outcomePending:
+			n++
+		default:
+			if !p.until.IsZero() || !p.lost && now.Sub(p.proved) < op.req.who.TTL {
+				n++
+			}
+		}
+	}
+	if n > 0 || young < len(op.stood) {
+		n += again
+	}
+	return n
+}
+
+// granted decides an op by which a majority has granted r.
+func (l *Lock) granted(op *Op, r *request, now time.Time, fx *Effects) bool {
+	if !l.majority(r, op.at, now) {
+		return false
+	}
+	a := protocol.Answer{Outcome: protocol.Granted, More: r.anyMore(), Kept: r.token != 0}
+	if op.held && r == op.req {
+		kept := 0
+		for i, stood := range op.stood {
+			if stood && op.outcomes[i] == outcomeYes {
+				kept++
+			}
+		}
+		if kept < l.cfg.Need && open(op.outcomes) > 0 {
+			return false
+		}
+		a.Kept = op.standing(now) >= l.cfg.Need
+	}
+	token, clock, kept := l.tokenOf(r)
+	if a.Kept {
+		token = r.token
+	} else if !kept {
+		l.writeBack(r, token, fx)
+		return false
+	}
+	a.Token, a.Clock = token, clock
+	r.token = token
+	r.keeps()
+	op.Answer = a
+	l.decide(op, now, fx)
+	return true
+}
+
+// keeps notes that the request owns a majority, and that nobody else can have owned one since
+// it was granted.
+func (r *request) keeps() {
+	r.whole = true
+	for i := range r.parts {
+		r.parts[i].late = false
+	}
+}
+
+// noMajority decides an acquire that too few servers answered, or could vote for. What the
+// others gave is given back: a client that cannot own must not keep out those that can. But
+// what a downgrade gave is what is left of a lease.
+func (l *Lock) noMajority(op *Op, r *request, now time.Time, fx *Effects) {
+	l.lacksQuorum(op, now, fx)
+	e := op.Err.(*noQuorum)
+	for i := range r.parts {
+		if p := &r.parts[i]; p.state == owned && now.Before(p.young) {
+			e.young = max(e.young, p.young.Sub(now))
+		}
+	}
+	if e.answered < l.cfg.Need {
+		e.young = 0
+	}
+	if r.token == 0 && op.verb != protocol.Downgrade {
+		l.retreat(r, fx)
+		l.drop(r, now, fx) // the state machine may ask under its id again: see request
+	}
+}
+
+// abandon ends a request that the state machine was told is not ours any more: it does not
+// cancel it. But during a downgrade the state machine does not heed that: the lease goes on, and
+// what is left of it must not be given back.
+func (l *Lock) abandon(r *request, now time.Time, fx *Effects) {
+	if r.op != nil {
+		r.ends = r.op.verb == protocol.Acquire // else the state machine still has to do with it
+		return
+	}
+	if r.lowered {
+		return
+	}
+	l.retreat(r, fx)
+	l.drop(r, now, fx)
+}
+
+// retreat gives back what servers gave to a request that is no majority.
+func (l *Lock) retreat(r *request, fx *Effects) {
+	for i := range r.parts {
+		p := &r.parts[i]
+		if p.id != "" && !p.ended && (p.state == owned || p.state == queued || p.asking) && p.state != ending {
+			l.cancel(nil, r, i, nil, 0, fx)
+		}
+	}
+}
+
+// waits describes what a request waits for: the server with which it may get a majority
+// first.
+func (l *Lock) waits(a *protocol.Answer, r *request, now time.Time) {
+	lacking := l.cfg.Need
+	var in []*part
+	for i := range r.parts {
+		p := &r.parts[i]
+		if p.state == owned {
+			lacking--
+		} else if p.blocker != "" || p.state == queued {
+			in = append(in, p)
+		}
+	}
+	slices.SortStableFunc(in, func(x, y *part) int {
+		if x.endless != y.endless {
+			if x.endless {
+				return 1
+			}
+			return -1
+		}
+		return x.left.Compare(y.left)
+	})
+	if len(in) == 0 {
+		a.Left = protocol.Ownerless
+		return
+	}
+	p := in[min(max(lacking, 1), len(in))-1]
+	a.Blocker, a.Place, a.NoNotify = p.blocker, p.place, p.noNotify
+	switch {
+	case p.endless:
+		a.Left = protocol.Endless
+	case p.left.IsZero():
+		a.Left = protocol.Ownerless
+	default:
+		a.Left = max(0, p.left.Sub(now))
+	}
+	a.Echo = protocol.NoEcho
+	for _, p := range in {
+		a.Place = min(a.Place, p.place)
+		if p.told > 0 {
+			a.Told = max(a.Told, p.told)
+		}
+	}
+}
+
+func (l *Lock) evaluateRelease(op *Op, now time.Time, fx *Effects) {
+	yes := count(op.outcomes, outcomeYes)
+	never := count(op.outcomes, outcomeLost, outcomeNo, outcomeSkipped)
+	switch {
+	case yes >= l.cfg.Need:
+		op.Answer = protocol.Answer{Outcome: protocol.Done}
+	case never > l.cfg.N-l.cfg.Need:
+		op.Answer = protocol.Answer{Outcome: protocol.NotOurs}
+	case open(op.outcomes) > 0:
+		return
+	default:
+		l.lacksQuorum(op, now, fx) // a cancel follows
+		l.forgetLater(op.req, now)
+		return
+	}
+	l.decide(op, now, fx)
+	l.drop(op.req, now, fx)
+}
+
+func (l *Lock) evaluateMove(op *Op, now time.Time, fx *Effects) {
+	yes := count(op.olds, outcomeYes)
+	never := count(op.olds, outcomeLost, outcomeNo, outcomeSkipped)
+	if op.verb == protocol.Downgrade {
+		for i := range op.next.parts {
+			if op.next.parts[i].state == owned && op.olds[i] == outcomeNo { // done by an earlier try
+				yes, never = yes+1, never-1
+			}
+		}
+	}
+	switch {
+	case never > l.cfg.N-l.cfg.Need:
+		op.Answer = protocol.Answer{Outcome: protocol.NotOurs}
+		l.decide(op, now, fx)
+		l.drop(op.req, now, fx)
+		l.retreat(op.next, fx)
+		l.drop(op.next, now, fx)
+		return
+	case yes >= l.cfg.Need:
+	case open(op.olds) > 0:
+		return
+	default:
+		l.lacksQuorum(op, now, fx)
+		l.forgetLater(op.req, now)
+		if op.verb == protocol.Downgrade {
+			l.forgetLater(op.next, now)
+		}
+		return
+	}
+	if op.verb == protocol.Downgrade && op.next.token == 0 {
+		op.next.whole = true // the old request owned a majority until now
+	}
+	l.evaluateAcquire(op, op.next, now, fx)
+	switch {
+	case op.decided && op.Err == nil:
+		l.drop(op.req, now, fx)
+	case op.decided && op.verb == protocol.Downgrade:
+		l.forgetLater(op.req, now)
+		l.forgetLater(op.next, now)
+	}
+}
+
+func (l *Lock) evaluateCancel(op *Op, now time.Time, fx *Effects) {
+	r := op.req
+	yes := count(op.outcomes, outcomeYes)
+	no := count(op.outcomes, outcomeNo)
+	pending := open(op.outcomes)
+	owned := r.token != 0
+	switch {
+	case owned && yes >= l.cfg.Need:
+		op.Cancelled = protocol.Cancelled{Owned: true}
+	case owned && no > l.cfg.N-l.cfg.Need, !owned && yes+no >= l.cfg.Need:
+	case pending > 0:
+		return
+	default:
+		l.lacksQuorum(op, now, fx)
+		l.forgetLater(r, now)
+		op.Cancelled = protocol.Cancelled{Fail: &protocol.Failure{Err: op.Err, Kind: op.Err.(*noQuorum).kind}}
+		return
+	}
+	l.decide(op, now, fx)
+	l.drop(r, now, fx)
+}
+
+// evaluateRenewal decides a renewal: granted if a majority has renewed it or granted it now,
+// and a majority of those that owned before have not been found to have lost it. Otherwise
+// another client may have owned the lock in between.
+func (l *Lock) evaluateRenewal(op *Op, now time.Time, fx *Effects) {
+	r := op.req
+	renewed, n := 0, 0
+	for i := range r.parts {
+		if p := &r.parts[i]; p.state == owned && !p.proved.Before(op.at) {
+			n++
+			if op.held && op.stood[i] && op.outcomes[i] == outcomeYes {
+				renewed++
+			}
+		}
+	}
+	switch {
+	case !op.held || op.standing(now) < l.cfg.Need:
+		op.Renewed = protocol.NotOurs
+		l.decide(op, now, fx)
+		l.abandon(r, now, fx)
+		return
+	case renewed >= l.cfg.Need, n >= l.cfg.Need && open(op.outcomes) == 0:
+		op.Renewed = protocol.Granted
+		_, op.Clock, _ = l.tokenOf(r)
+		r.keeps()
+	case open(op.outcomes) > 0:
+		return
+	default:
+		op.Renewed = protocol.Unanswered
+		l.lacksQuorum(op, now, fx)
+		return
+	}
+	l.decide(op, now, fx)
+}
