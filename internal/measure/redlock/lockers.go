@@ -1,0 +1,155 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-redsync/redsync/v4"
+	redsyncredis "github.com/go-redsync/redsync/v4/redis"
+	"github.com/go-redsync/redsync/v4/redis/goredis/v9"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/redisserver"
+	"github.com/leasedmutex/leased/internal/redistest"
+)
+
+// What is measured. Each locker has connections of its own.
+
+// locker is a client that locks one name.
+type locker interface {
+	lock() (unlock func())
+}
+
+// The kinds of lockers.
+const (
+	onOne        = "one server"
+	onQuorum     = "quorum of five"
+	byRedsync    = "redsync, defaults"
+	byRedsync2ms = "redsync, retry 2 ms"
+)
+
+// attempts counts what the lockers of a process have sent to get a lock, for each server once.
+var attempts atomic.Int64
+
+type countAttempts struct{}
+
+func (countAttempts) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (countAttempts) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (countAttempts) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		switch args := cmd.Args(); cmd.Name() {
+		case "set", "setnx": // redsync
+			attempts.Add(1)
+		case "evalsha":
+			switch args[1] {
+			case redisserver.VoteAcquireScript.Sha, redisserver.VoteYieldScript.Sha, redisserver.AcquireScript.Sha, redisserver.YieldScript.Sha:
+				attempts.Add(1)
+			}
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func connect(addr string) *redis.Client {
+	o := redistest.Options(addr)
+	o.ContextTimeoutEnabled = true
+	rdb := redis.NewClient(o)
+	rdb.AddHook(countAttempts{})
+	return rdb
+}
+
+// open returns a locker of that kind. A quorum and redsync use all servers, a single one the
+// first.
+func open(kind, name string, addrs []string) (locker, error) {
+	switch kind {
+	case onOne:
+		c, err := leased.New(connect(addrs[0]))
+		if err != nil {
+			return nil, err
+		}
+		return ours{c.Mutex(name), c}, nil
+	case onQuorum:
+		var rdbs []redis.UniversalClient
+		for _, addr := range addrs {
+			rdbs = append(rdbs, connect(addr))
+		}
+		c, err := leased.NewQuorum(rdbs)
+		if err != nil {
+			return nil, err
+		}
+		return ours{c.Mutex(name), c}, nil
+	case byRedsync, byRedsync2ms:
+		var pools []redsyncredis.Pool
+		for _, addr := range addrs {
+			pools = append(pools, goredis.NewPool(connect(addr)))
+		}
+		var opts []redsync.Option
+		if kind == byRedsync2ms {
+			opts = []redsync.Option{redsync.WithRetryDelay(2 * time.Millisecond), redsync.WithTries(1 << 30)}
+		}
+		return theirs{redsync.New(pools...), name, opts}, nil
+	}
+	return nil, fmt.Errorf("no such kind: %q", kind)
+}
+
+type ours struct {
+	mu     *leased.Mutex
+	client *leased.Client
+}
+
+func (o ours) lock() func() {
+	o.mu.Lock()
+	return o.mu.Unlock
+}
+
+type theirs struct {
+	rs   *redsync.Redsync
+	name string
+	opts []redsync.Option
+}
+
+func (r theirs) lock() func() {
+	for {
+		m := r.rs.NewMutex(r.name, r.opts...)
+		if m.Lock() == nil {
+			return func() { _, _ = m.Unlock() }
+		}
+	}
+}
+
+// floor is the least that a lock on all servers costs: a script that does nothing, sent from
+// five goroutines, of which the third to return is waited for.
+type floor []*redis.Client
+
+func openFloor(addrs []string) floor {
+	var f floor
+	for _, addr := range addrs {
+		f = append(f, connect(addr))
+	}
+	return f
+}
+
+var nothing = redis.NewScript("return 1")
+
+func (f floor) lock() func() {
+	f.send()
+	return f.send
+}
+
+func (f floor) send() {
+	done := make(chan error, len(f))
+	for _, c := range f {
+		go func() { done <- nothing.Run(context.Background(), c, []string{"floor"}).Err() }()
+	}
+	for range len(f)/2 + 1 {
+		if err := <-done; err != nil {
+			panic(err)
+		}
+	}
+}

@@ -1,0 +1,312 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"time"
+)
+
+// A worker is this program, started once more: a process with one locker of each kind. It gets
+// orders and answers them, each a line of JSON, one after the other. Times cross as wall time,
+// which the processes of one machine share.
+
+// workerVariable has the servers' addresses and the locks' name, and makes this program a worker.
+const workerVariable = "LEASED_REDLOCK_WORKER"
+
+type role struct {
+	Addrs []string
+	Name  string
+	Kinds []string
+}
+
+type order struct {
+	Do   string // lock, unlock or contend
+	Kind string
+	From time.Time // contend: when it begins
+	For  time.Duration
+}
+
+type answer struct {
+	Failed   string
+	At       time.Time // when Lock had returned, or Unlock was called
+	Leases   int
+	Attempts int64
+	CPU      time.Duration
+	Direct   int64 // of the leases, those handed over by a message
+	Longest  time.Duration
+}
+
+type worker struct {
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *json.Decoder
+}
+
+func startWorker(r role) (*worker, error) {
+	program, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	text, err := json.Marshal(r)
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(program)
+	cmd.Env = append(os.Environ(), workerVariable+"="+string(text))
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	w := &worker{cmd, in, json.NewDecoder(bufio.NewReader(out))}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	_, err = w.hear() // it is ready
+	return w, err
+}
+
+func startWorkers(n int, r role) (all []*worker, err error) {
+	for range n {
+		w, err := startWorker(r)
+		if w != nil {
+			all = append(all, w)
+		}
+		if err != nil {
+			endAll(all)
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+func (w *worker) tell(o order) error {
+	text, err := json.Marshal(o)
+	if err == nil {
+		_, err = w.in.Write(append(text, '\n'))
+	}
+	return err
+}
+
+func (w *worker) hear() (a answer, err error) {
+	if err := w.out.Decode(&a); err != nil {
+		return a, errors.Join(errors.New("a worker ended"), err)
+	}
+	if a.Failed != "" {
+		return a, errors.New("a worker failed: " + a.Failed)
+	}
+	return a, nil
+}
+
+func (w *worker) ask(o order) (answer, error) {
+	if err := w.tell(o); err != nil {
+		return answer{}, err
+	}
+	return w.hear()
+}
+
+// endAll ends workers by the end of their input.
+func endAll(all []*worker) {
+	for _, w := range all {
+		_ = w.in.Close()
+		_ = w.cmd.Wait()
+	}
+}
+
+// work is the main function of a worker.
+func work(text string) error {
+	var r role
+	if err := json.Unmarshal([]byte(text), &r); err != nil {
+		return err
+	}
+	out := json.NewEncoder(os.Stdout)
+	lockers := map[string]locker{}
+	for _, kind := range r.Kinds {
+		l, err := open(kind, r.Name+kind, r.Addrs)
+		if err != nil {
+			return out.Encode(answer{Failed: err.Error()})
+		}
+		for range 20 { // connects
+			l.lock()()
+		}
+		lockers[kind] = l
+	}
+	if err := out.Encode(answer{}); err != nil {
+		return err
+	}
+	var unlock func()
+	for in := json.NewDecoder(os.Stdin); ; {
+		var o order
+		if err := in.Decode(&o); err != nil {
+			return nil // the parent is done
+		}
+		var a answer
+		switch l := lockers[o.Kind]; {
+		case l == nil:
+			a.Failed = fmt.Sprintf("no such kind: %q", o.Kind)
+		case o.Do == "lock":
+			unlock = l.lock()
+			a.At = time.Now()
+		case o.Do == "unlock":
+			a.At = time.Now()
+			unlock()
+		case o.Do == "contend":
+			a = contend(l, o)
+		}
+		if err := out.Encode(a); err != nil {
+			return err
+		}
+	}
+}
+
+// contend locks and unlocks as fast as it can.
+func contend(l locker, o order) (a answer) {
+	own, isOurs := l.(ours)
+	if isOurs {
+		a.Direct = -own.client.Stats().Direct
+	}
+	time.Sleep(time.Until(o.From))
+	a.Attempts, a.CPU = -attempts.Load(), -ownCPU()
+	for until := o.From.Add(o.For); ; {
+		began := time.Now()
+		if !began.Before(until) {
+			break
+		}
+		unlock := l.lock()
+		a.Longest = max(a.Longest, time.Since(began))
+		a.Leases++
+		unlock()
+	}
+	a.Attempts, a.CPU = a.Attempts+attempts.Load(), a.CPU+ownCPU()
+	if isOurs {
+		a.Direct += own.client.Stats().Direct
+	}
+	return a
+}
+
+// betweenProcesses measures hand-offs between two processes, and eight that contend.
+func betweenProcesses(s *servers) error {
+	fmt.Println("hand-off between two processes: from the call of Unlock to the return of Lock")
+	pair, err := startWorkers(2, role{s.addrs, "pair:", []string{onOne, onQuorum}})
+	if err != nil {
+		return err
+	}
+	defer endAll(pair)
+	for round := range 3 {
+		times := map[string][]time.Duration{}
+		for range 20 { // in turns, so that what else the machine does hits both
+			for _, kind := range []string{onOne, onQuorum} {
+				some, err := passOn(pair, kind, 20)
+				if err != nil {
+					return err
+				}
+				times[kind] = append(times[kind], some[2:]...)
+			}
+		}
+		one, five := times[onOne], times[onQuorum]
+		fmt.Printf("  round %d one server p50 %v p99 %v, quorum of five p50 %v p99 %v: %.2f times at p50\n", round+1,
+			at(one, 50), at(one, 99), at(five, 50), at(five, 99), float64(at(five, 50))/float64(at(one, 50)))
+	}
+
+	fmt.Println("contended: 8 processes lock and unlock as fast as they can")
+	kinds := []string{onOne, onQuorum, byRedsync, byRedsync2ms}
+	crowd, err := startWorkers(8, role{s.addrs, "crowd:", kinds})
+	if err != nil {
+		return err
+	}
+	defer endAll(crowd)
+	rates := map[string][]float64{}
+	for round := range 3 {
+		for _, kind := range kinds {
+			rate, err := s.contended(crowd, kind, round+1)
+			if err != nil {
+				return err
+			}
+			rates[kind] = append(rates[kind], rate)
+		}
+	}
+	fmt.Print("  leases of the quorum, redsync = 1:")
+	for _, kind := range kinds[2:] {
+		var ratios []float64
+		for i, rate := range rates[onQuorum] {
+			ratios = append(ratios, rate/rates[kind][i])
+		}
+		slices.Sort(ratios)
+		fmt.Printf(" %s %.2f (%.2f to %.2f)", kind, ratios[len(ratios)/2], ratios[0], ratios[len(ratios)-1])
+	}
+	fmt.Println()
+	return nil
+}
+
+// passOn measures n hand-offs, of a lock that the other process has begun to wait for.
+func passOn(pair []*worker, kind string, n int) ([]time.Duration, error) {
+	if _, err := pair[0].ask(order{Do: "lock", Kind: kind}); err != nil {
+		return nil, err
+	}
+	var times []time.Duration
+	for i := range n {
+		has, waits := pair[i%2], pair[(i+1)%2]
+		if err := waits.tell(order{Do: "lock", Kind: kind}); err != nil {
+			return nil, err
+		}
+		time.Sleep(3 * time.Millisecond) // it waits by then
+		left, err := has.ask(order{Do: "unlock", Kind: kind})
+		if err != nil {
+			return nil, err
+		}
+		entered, err := waits.hear()
+		if err != nil {
+			return nil, err
+		}
+		times = append(times, entered.At.Sub(left.At))
+	}
+	_, err := pair[n%2].ask(order{Do: "unlock", Kind: kind})
+	return times, err
+}
+
+// contended has all workers contend for a while, and returns the leases a second.
+func (s *servers) contended(crowd []*worker, kind string, round int) (float64, error) {
+	length := time.Duration(*seconds * float64(time.Second))
+	before, cpu := s.commands(), s.cpu()
+	o := order{Do: "contend", Kind: kind, From: time.Now().Add(100 * time.Millisecond), For: length}
+	for _, w := range crowd {
+		if err := w.tell(o); err != nil {
+			return 0, err
+		}
+	}
+	var sum answer
+	var turns []int
+	for _, w := range crowd {
+		a, err := w.hear()
+		if err != nil {
+			return 0, err
+		}
+		turns = append(turns, a.Leases)
+		sum.Leases += a.Leases
+		sum.Attempts += a.Attempts
+		sum.CPU += a.CPU
+		sum.Direct += a.Direct
+		sum.Longest = max(sum.Longest, a.Longest)
+	}
+	cpu, spent := s.cpu()-cpu, s.commands()-before
+	n := float64(max(sum.Leases, 1))
+	voters := float64(len(s.addrs))
+	if kind == onOne {
+		voters = 1
+	}
+	each := time.Duration(max(sum.Leases, 1))
+	fmt.Printf("  round %d %-20s %6.0f leases/s, turns %v to %v, longest wait %v, %.2f attempts a lease, %.1f commands a lease and those in scripts, %.1f%% by hand-off, CPU a lease: servers %v, clients %v\n",
+		round, kind, n/length.Seconds(), slices.Min(turns), slices.Max(turns), sum.Longest.Round(time.Millisecond), float64(sum.Attempts)/n/voters,
+		float64(spent)/n, 100*float64(sum.Direct)/n, (cpu / each).Round(time.Microsecond), (sum.CPU / each).Round(time.Microsecond))
+	return n / length.Seconds(), nil
+}
