@@ -46,8 +46,7 @@ var frozenParts = map[string][]string{
 	"vote_acquire":   {"vote_fast", "vote_before", "common", "acquire", "vote_after"},
 	"vote_yield":     {"vote_before", "common", "yield", "vote_after"},
 	"vote_downgrade": {"vote_before", "common", "downgrade", "vote_after"},
-	"keep_release":   {"keep_fast", "release_fast", "common", "release"},
-	"keep_cancel":    {"keep_fast", "release_fast", "common", "cancel"},
+	"vote_cancel":    {"release_fast", "common", "cancel"},
 }
 
 // TestFreezeScripts does nothing without its flag:
@@ -61,7 +60,7 @@ func TestFreezeScripts(t *testing.T) {
 		"acquire": AcquireScript, "release": ReleaseScript, "yield": YieldScript, "downgrade": DowngradeScript, "cancel": CancelScript,
 		"evict": EvictScript, "inspect": InspectScript, "renew": RenewScript, "renew_shared": RenewSharedScript,
 		"adopt": AdoptScript, "vote_acquire": VoteAcquireScript, "vote_yield": VoteYieldScript, "vote_downgrade": VoteDowngradeScript,
-		"keep_release": KeepReleaseScript, "keep_cancel": KeepCancelScript,
+		"vote_cancel": VoteCancelScript,
 	}
 	var lines strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(frozenParts)) {
@@ -129,8 +128,8 @@ func TestTheFrozenScriptsAreWhatWasFrozen(t *testing.T) {
 		}
 	}
 	files, err := filepath.Glob(frozenDir + "/*.lua")
-	if err != nil || len(files) != 17 {
-		t.Errorf("%d files, want 17: %v", len(files), err)
+	if err != nil || len(files) != 16 {
+		t.Errorf("%d files, want 16: %v", len(files), err)
 	}
 }
 

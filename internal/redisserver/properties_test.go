@@ -150,12 +150,12 @@ func TestTheShortcutsDoWhatTheLongWayDoes(t *testing.T) {
 	})
 }
 
-// vote_fast.lua and keep_fast.lua, and release_fast.lua before a cancel, do the same as the
-// scripts that follow them, except that vote_fast.lua does not notify the owner of a request
-// that is not the first, and lets the queue's keys live for two TTLs at least instead of three.
+// vote_fast.lua, and release_fast.lua before a cancel, do the same as the scripts that follow
+// them, except that vote_fast.lua does not notify the owner of a request that is not the first,
+// and lets the queue's keys live for two TTLs at least instead of three.
 func TestTheShortcutsOfAVoteDoWhatTheLongWayDoes(t *testing.T) {
 	t.Parallel()
-	quick := map[string]Script{"acquire": VoteAcquireScript, "release": KeepReleaseScript, "cancel": KeepCancelScript}
+	quick := map[string]Script{"acquire": VoteAcquireScript, "release": ReleaseScript, "cancel": VoteCancelScript}
 	slow := map[string]Script{"acquire": loadScript("vote_before", "common", "acquire", "vote_after"),
 		"release": loadScript("common", "release"), "cancel": loadScript("common", "cancel")}
 	onScripts(t, func(t *testing.T, s *scene) {

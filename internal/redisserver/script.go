@@ -31,14 +31,13 @@ var (
 	RenewScript       = loadScript("renew")
 	RenewSharedScript = loadScript("renew_shared")
 
-	// Of a quorum's servers: see vote_before.lua and adopt.lua. A release, or a cancel of what
-	// may own, keeps the token that another server gave.
+	// Of a quorum's servers: see vote_before.lua and adopt.lua. There a cancel often ends what
+	// owns, as a release does.
 	VoteAcquireScript   = loadScript("vote_fast", "vote_before", "common", "acquire", "vote_after")
 	VoteYieldScript     = loadScript("vote_before", "common", "yield", "vote_after")
 	VoteDowngradeScript = loadScript("vote_before", "common", "downgrade", "vote_after")
 	AdoptScript         = loadScript("common", "adopt")
-	KeepReleaseScript   = loadScript("keep_fast", "release_fast", "common", "release")
-	KeepCancelScript    = loadScript("keep_fast", "release_fast", "common", "cancel")
+	VoteCancelScript    = loadScript("release_fast", "common", "cancel")
 )
 
 // loadScript joins the given files, in this order, to one script.

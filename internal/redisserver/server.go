@@ -175,11 +175,7 @@ func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) 
 		val, mark, err = s.vote(ctx, &AcquireScript, &VoteAcquireScript, keys, c.Ticket, args...)
 	case protocol.Release:
 		var cmd *redis.Cmd
-		script := &ReleaseScript
-		if s.mark != "" {
-			script = &KeepReleaseScript
-		}
-		cmd, err = s.run(ctx, script, keys, withCooldown(c.Cooldown, s.args.inboxes, c.ID, last, spanArgument(c.Link))...)
+		cmd, err = s.run(ctx, &ReleaseScript, keys, withCooldown(c.Cooldown, s.args.inboxes, c.ID, last, spanArgument(c.Link))...)
 		val = cmd.Val()
 	case protocol.Yield:
 		val, mark, err = s.vote(ctx, &YieldScript, &VoteYieldScript, keys, c.Ticket, withCooldown(c.Cooldown, s.args.inboxes, c.ID, c.Next, last, spanArgument(c.Link))...)
@@ -346,7 +342,7 @@ func (s *Server) Touch(ctx context.Context, batch []protocol.Renewal) error {
 func (s *Server) Cancel(ctx context.Context, batch []protocol.CancelRequest) []protocol.Cancelled {
 	script := &CancelScript
 	if s.mark != "" {
-		script = &KeepCancelScript
+		script = &VoteCancelScript
 	}
 	call := func(i int, byText bool) onceCmd {
 		g := batch[i]
@@ -370,7 +366,7 @@ func (s *Server) parseCancelled(cmd onceCmd) protocol.Cancelled {
 	if err := cmd.Err(); err != nil {
 		return protocol.Cancelled{Fail: Classify(s.explain(err))}
 	}
-	if _, ok := cmd.Val().(int64); ok { // keep_fast.lua or release_fast.lua: it owned
+	if _, ok := cmd.Val().(int64); ok { // release_fast.lua: it owned
 		return protocol.Cancelled{Owned: true}
 	}
 	reply, _ := cmd.Val().([]any)

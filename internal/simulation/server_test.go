@@ -282,7 +282,7 @@ func (s *simServer) eval(args []any) (any, error) {
 func simSHA(text string) string {
 	for _, s := range []*redisserver.Script{&redisserver.AcquireScript, &redisserver.ReleaseScript, &redisserver.YieldScript, &redisserver.DowngradeScript, &redisserver.CancelScript, &redisserver.EvictScript,
 		&redisserver.InspectScript, &redisserver.VoteAcquireScript, &redisserver.VoteYieldScript, &redisserver.VoteDowngradeScript, &redisserver.AdoptScript,
-		&redisserver.KeepReleaseScript, &redisserver.KeepCancelScript, &redisserver.RenewScript, &redisserver.RenewSharedScript} {
+		&redisserver.VoteCancelScript, &redisserver.RenewScript, &redisserver.RenewSharedScript} {
 		if s.Text == text {
 			return s.Sha.(string)
 		}

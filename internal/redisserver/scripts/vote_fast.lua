@@ -13,35 +13,41 @@
 -- TestTheShortcutsOfAVoteDoWhatTheLongWayDoes compares the two.
 
 local call, match = redis.call, string.match
-local id, mark = ARGV[2], call('GET', KEYS[6])
+local id = ARGV[2]
 -- mode: the byte after 'leased1:'. The eighth argument is the ticket unless there is a ninth.
-if mark and string.sub(id, 9, 9) == 'w' and not ARGV[9] then
-  local owner, m, t = call('GET', KEYS[1]), call('GET', KEYS[5]), call('TIME')
+if string.sub(id, 9, 9) == 'w' and not ARGV[9] then
+  local all = call('MGET', KEYS[6], KEYS[1], KEYS[5]) -- no error for another type, so EXISTS is asked too
+  local mark, owner, m, t = all[1], all[2], all[3], call('TIME')
   local micros = tostring(t[2]) -- Dragonfly's are integers
   local s = t[1] .. (#micros == 6 and '' or string.rep('0', 6 - #micros)) .. micros
   local us, last = tonumber(s), m and match(m, '^leased1:(%d+):')
-  if (tonumber(mark) or us + 1) > us or m and not (last and #last == #s and last < s) then -- the long way follows
+  if not mark or (tonumber(mark) or us + 1) > us or m and not (last and #last == #s and last < s) then -- the long way follows
   elseif not owner then
-    if call('EXISTS', KEYS[2], KEYS[3]) == 0 then
+    if call('EXISTS', KEYS[1], KEYS[2], KEYS[3], m and KEYS[1] or KEYS[5]) == 0 then
       call('SET', KEYS[1], id, 'PX', ARGV[5])
       call('SET', KEYS[5], 'leased1:' .. s .. ':' .. s, 'PX', ARGV[6])
       return { mark, us }
     end
   elseif m and owner ~= id and ARGV[3] ~= '0' and ARGV[4] == '' then
     local longest, client = match(owner, '^leased1:w:([1-9]%d*):[cpu]i?:[%w_-]+:(%S+)$')
-    local left, ttl, ticket, now = call('PTTL', KEYS[1]), ARGV[5], ARGV[8], string.sub(s, 1, 13)
+    local left, place, now = call('PTTL', KEYS[1]), call('ZCARD', KEYS[2]), string.sub(s, 1, 13)
     if longest and #longest <= 9 and left >= 0 and left - longest <= 0
-      and call('ZCOUNT', KEYS[4], '(' .. now, '+inf') == call('ZCARD', KEYS[2]) -- none of the queue is dead
-      and call('ZCOUNT', KEYS[2], ticket, string.format('(%.0f', ticket + 2)) == 0 -- see enqueue
-      and call('ZADD', KEYS[4], 'NX', string.format('%.0f', now + ttl), id) == 1
-      and call('ZADD', KEYS[2], 'NX', ticket, id) == 1 then
-      if call('PTTL', KEYS[2]) < 2 * ttl then call('PEXPIRE', KEYS[2], 3 * ttl) end
-      if call('PTTL', KEYS[4]) < 2 * ttl then call('PEXPIRE', KEYS[4], 3 * ttl) end
-      local place, echoed = call('ZRANK', KEYS[2], id), -1
-      if place == 0 and type(redis.pcall('PUBLISH', ARGV[1] .. client, 'leased1:wanted ' .. owner .. ' ' .. KEYS[1])) == 'table' then
-        echoed = -2
+      and call('ZCOUNT', KEYS[4], '(' .. now, '+inf') == place then -- none of the queue is dead
+      local ttl, ticket = ARGV[5], ARGV[8]
+      -- Most often it has the greatest ticket, and is the last.
+      local among = place > 0 and ticket - call('ZREVRANGE', KEYS[2], '0', '0', 'WITHSCORES')[2] <= 0
+      if not (among and call('ZCOUNT', KEYS[2], ticket, string.format('(%.0f', ticket + 2)) > 0) -- see enqueue
+        and call('ZADD', KEYS[4], 'NX', string.format('%.0f', now + ttl), id) == 1
+        and call('ZADD', KEYS[2], 'NX', ticket, id) == 1 then
+        if call('PTTL', KEYS[2]) < 2 * ttl then call('PEXPIRE', KEYS[2], 3 * ttl) end
+        if call('PTTL', KEYS[4]) < 2 * ttl then call('PEXPIRE', KEYS[4], 3 * ttl) end
+        local echoed = -1
+        if among then place = call('ZRANK', KEYS[2], id) end
+        if place == 0 and type(redis.pcall('PUBLISH', ARGV[1] .. client, 'leased1:wanted ' .. owner .. ' ' .. KEYS[1])) == 'table' then
+          echoed = -2
+        end
+        return { mark, tonumber(last), us, place, left, owner, echoed }
       end
-      return { mark, tonumber(last), us, place, left, owner, echoed }
     end
   end
 end

@@ -1,6 +1,6 @@
 -- The common cases of release in fewer calls, and with fewer conversions of numbers, which
 -- cost as much: a writer gives the lock back, and nothing waits or a live writer is next.
--- In any other case, a cool-down too, it writes nothing, and release.lua follows.
+-- In any other case, a cool-down too, it writes nothing, and release.lua follows, or cancel.lua.
 --
 -- KEYS, ARGV  as in release.lua
 -- Returns how many were made owner.
@@ -18,6 +18,17 @@ if both[1] ~= ARGV[2] or string.sub(ARGV[2], 9, 9) ~= 'w' or ARGV[5] then -- rel
 elseif not id then
   if ARGV[3] == '0' then
     call('DEL', KEYS[1])
+    return 0
+  end
+  local ttl = string.match(ARGV[2], '^leased1:w:([1-9]%d*):')
+  local last = string.match(both[2] or '', '^leased1:(%d+):')
+  local t = call('TIME')
+  local us = t[1] * 1000000 + t[2]
+  -- equally long digits compare like numbers; a token ahead of the clock is kept for longer
+  if ttl and #ttl <= 9 and last and #last == 16 and #ARGV[3] == 16 and last < ARGV[3] and us - ARGV[3] > 0 then
+    call('DEL', KEYS[1])
+    call('SET', KEYS[5], string.format('leased1:%s:%.0f:%s', ARGV[3], us, ARGV[2]),
+      'PX', #ttl < 6 and '600000' or math.max(600000, 4 * ttl))
     return 0
   end
 else

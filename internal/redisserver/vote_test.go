@@ -1,0 +1,98 @@
+package redisserver
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/redistest"
+)
+
+// On a quorum each command runs on every server, so the calls within the scripts are what a
+// lease costs most of. A lock that is wanted by others takes the calls of "joins the queue" and
+// of "hands over" for each lease, and a free one those of "takes a free lock" and "gives back".
+func TestWhatALeaseOfAQuorumAsksOfEachServer(t *testing.T) {
+	onOwnServer(t, func(t *testing.T, s *scene) {
+		s.srv = NewMember(s.rdb, "")
+		s.raw("SET", s.srv.mark, "1")
+		s.listen("A")
+		s.listen("B")
+		calls := func(what string, atMost int64, run func()) {
+			t.Helper()
+			before, err := redistest.Calls(t.Context(), s.rdb)
+			if err != nil {
+				t.Fatal(err)
+			}
+			run()
+			after, err := redistest.Calls(t.Context(), s.rdb)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sent := after.Sub(before)
+			if n := sent.Total() - sent["evalsha"]; sent["evalsha"] != 1 || n > atMost {
+				t.Errorf("%s: %d calls, want %d: %v", what, n, atMost, sent)
+			}
+		}
+		ticket := uint64(1_000)
+		ask := func(id string) protocol.Answer {
+			c := s.acquireOf(id)
+			ticket += 100
+			c.Ticket = ticket
+			return s.must(s.do(c))
+		}
+		var all []string
+		for range 5 {
+			all = append(all, counted(s.writer("A")), counted(s.writer("B")))
+		}
+		for _, id := range all[:2] { // the server learns the scripts
+			s.gets(ask(id))
+			s.release(id, 0)
+		}
+		calls("takes a free lock", 5, func() { s.gets(ask(all[2])) })
+		calls("gives back", 3, func() { s.release(all[2], 0) })
+		token := s.gets(ask(all[3]))
+		calls("gives back, with another server's token", 5, func() { s.release(all[3], token+1) })
+		s.gets(ask(all[4]))
+		s.waits(ask(all[5]), 0)
+		s.waits(ask(all[6]), 1)
+		calls("joins the queue", 10, func() { s.waits(ask(all[7]), 2) })
+		calls("hands over", 10, func() { s.release(all[4], 0) })
+		last := s.look().token() + 1
+		calls("hands over, with another server's token", 10, func() { s.release(all[5], last) })
+		s.clear()
+		s.raw("DEL", s.srv.mark)
+	})
+}
+
+// A vote finds a key of another type before it writes anything, though its shortcut reads
+// several keys by a command that takes such a key for a missing one.
+func TestAKeyOfAnotherTypeStopsAVote(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		s.srv = NewMember(s.rdb, strings.TrimSuffix(s.srv.Inboxes, protocol.InboxChannel("", "")))
+		all := s.keys.All()
+		for _, key := range []any{all[0], all[1], all[2], all[4], s.srv.mark} {
+			for _, owned := range []bool{false, true} {
+				s.clear()
+				s.raw("DEL", s.srv.mark)
+				s.raw("SET", s.srv.mark, "1")
+				if owned {
+					s.gets(s.acquire(s.writer("A")))
+				}
+				s.raw("DEL", key)
+				s.raw("HSET", key, "a", "b")
+				s.raw("PEXPIRE", key, 60_000)
+				before := s.photo()
+				_, err := s.do(s.acquireOf(s.writer("B")))
+				if after := s.photo(); key != all[2] && (!wrongType(err) || after != before) {
+					t.Errorf("%v, owned %v: %v, after it had made of\n%s\nthis\n%s", key, owned, err, before, after)
+				}
+				if v, err := s.rdb.HGet(t.Context(), key.(string), "a").Result(); v != "b" {
+					t.Errorf("%v, owned %v: it changed the key of another type: %v", key, owned, err)
+				}
+				s.raw("DEL", key)
+			}
+		}
+		s.clear()
+		s.raw("DEL", s.srv.mark)
+	})
+}
