@@ -293,10 +293,13 @@ func TestTheShortcutOfAcquireLeavesTheOrderToTickets(t *testing.T) {
 			c.First, c.Ticket = true, ticket
 			return s.must(member.Do(t.Context(), &s.keys, &c))
 		}
+		made := s.writer("E") // first: it sorts before the others
 		s.gets(ask(s.writer("A"), 1))
 		s.waits(ask(s.writer("B"), 300), 0)
 		s.waits(ask(s.writer("C"), 200), 0)
 		s.waits(ask(s.writer("D"), 400), 2)
+		s.waits(ask(made, 400), 3) // of the same instant, and later
+		s.waits(ask(s.writer("F"), 250), 1)
 		s.clear()
 		s.raw("DEL", protocol.MarkKey(""))
 	})
