@@ -14,8 +14,8 @@ import (
 // requests that their locks are done with.
 //
 // Its goroutines are a prober while it does not answer, ended by its answer or by the
-// client's end, and a sweeper while strays are due. Both are the client's, as are those
-// that send its commands.
+// client's end, and a sweeper while strays are due. Both are the client's, as are the senders
+// of commands.
 type member struct {
 	srv   *redisserver.Server
 	owner *Server
@@ -140,8 +140,6 @@ func (m *member) heardOf(fail *protocol.Failure) {
 
 // do sends one command.
 func (m *member) do(ctx context.Context, s *Send) Result {
-	ctx, cancel := context.WithTimeout(ctx, protocol.CommandTimeout)
-	defer cancel()
 	m.sending()
 	var res Result
 	var err error
@@ -213,8 +211,7 @@ func (m *member) reportYoung(left time.Duration) {
 
 // renew sends renewals in one round trip.
 func (m *member) renew(sends []*Send) []Result {
-	ctx, cancel := context.WithTimeout(m.owner.contextOf(sends[0].op), protocol.CommandTimeout)
-	defer cancel()
+	ctx := m.owner.contextOf(sends[0].op)
 	batch := make([]protocol.Renewal, len(sends))
 	for i, s := range sends {
 		batch[i] = s.Renew

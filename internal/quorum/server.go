@@ -3,6 +3,7 @@ package quorum
 import (
 	"context"
 	"fmt"
+	"runtime/pprof"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -35,6 +36,9 @@ type Server struct {
 	base       context.Context         // of all commands
 	reports    Reports
 
+	sends   chan *Send            // taken by a sender that has nothing to do
+	current atomic.Pointer[limit] // see limited
+
 	// clockOffset is by how many µs the clock of the first server that answers is ahead of
 	// ours. It only orders those that wait.
 	clockOffset atomic.Int64
@@ -64,7 +68,8 @@ type Options struct {
 
 // New returns a quorum.
 func New(o Options) *Server {
-	s := &Server{quarantine: o.Quarantine, base: o.Base, start: o.Start, deliver: o.Deliver, reports: o.Reports, locks: map[string]*handle{}}
+	s := &Server{quarantine: o.Quarantine, base: o.Base, start: o.Start, deliver: o.Deliver, reports: o.Reports,
+		locks: map[string]*handle{}, sends: make(chan *Send)}
 	for i, srv := range o.Members {
 		s.members = append(s.members, &member{srv: srv, owner: s, place: i, inbox: o.Inboxes[i]})
 	}
@@ -166,9 +171,13 @@ func (s *Server) perform(fx *Effects) {
 	}
 	for _, send := range fx.Sends {
 		s.members[send.Server].begun()
-		if !s.start(func() { s.run(send) }) {
-			s.answered(send, Result{Fail: closed, Cancelled: protocol.Cancelled{Fail: closed}})
-			s.members[send.Server].done()
+		select {
+		case s.sends <- send:
+		default:
+			if !s.start(func() { s.sender(send) }) {
+				s.answered(send, Result{Fail: closed, Cancelled: protocol.Cancelled{Fail: closed}})
+				s.members[send.Server].done()
+			}
 		}
 	}
 	for _, stray := range fx.Strays {
@@ -177,6 +186,51 @@ func (s *Server) perform(fx *Effects) {
 }
 
 var closed = &protocol.Failure{Err: protocol.ErrClosed, Kind: protocol.NoAnswer}
+
+// senderIdle is for how long a sender waits for something to send.
+const senderIdle = time.Second
+
+// sender is a goroutine that sends a command and then others, of any lock to any server. A
+// goroutine for each would spend as much time on growing its stack as on all else that this
+// package does for a command. It ends when there has been nothing to send for a while, or with
+// the client; what a command calls may end it, too, by a panic.
+func (s *Server) sender(send *Send) {
+	pprof.SetGoroutineLabels(context.Background()) // they would be those of the caller that happened to start it
+	idle := time.NewTimer(senderIdle)
+	defer idle.Stop()
+	for {
+		s.run(send)
+		idle.Reset(senderIdle)
+		select {
+		case send = <-s.sends:
+		case <-idle.C:
+			return
+		case <-s.base.Done():
+			return
+		}
+	}
+}
+
+// limit is a context for the commands that are sent in some span of time.
+type limit struct {
+	context.Context
+	cancel context.CancelFunc // which base's end is as good as
+	from   time.Time
+}
+
+// limited returns a context for a command that is sent now. It ends after protocol.CommandTimeout
+// at the latest, and a sixteenth of that earlier at most: all commands of that time share it,
+// because five contexts with timers cost as much as a round trip's work for a lease.
+func (s *Server) limited() context.Context {
+	now := time.Now()
+	if l := s.current.Load(); l != nil && now.Sub(l.from) < protocol.CommandTimeout/16 {
+		return l.Context
+	}
+	l := &limit{from: now}
+	l.Context, l.cancel = context.WithTimeout(s.base, protocol.CommandTimeout)
+	s.current.Store(l)
+	return l.Context
+}
 
 // run sends a command, and what follows it in its lane.
 func (s *Server) run(send *Send) {
@@ -189,15 +243,15 @@ func (s *Server) run(send *Send) {
 	s.compareClocks(send.Server, res.Answer.Clock)
 }
 
-// contextOf returns the context of what is sent for an op: that of all commands, with the
-// values, such as a span, of the call that the op is for.
+// contextOf returns the context of what is sent for an op now: limited, with the values, such
+// as a span, of the call that the op is for.
 func (s *Server) contextOf(op *Op) context.Context {
 	if op != nil {
 		if w, ok := op.Tag.(*waiting); ok && w.values != nil {
-			return valued{s.base, w.values}
+			return valued{s.limited(), w.values}
 		}
 	}
-	return s.base
+	return s.limited()
 }
 
 // valued is a context with the values of another.
@@ -234,8 +288,16 @@ func (s *Server) compareClocks(server int, clock uint64) {
 
 var panicked = &protocol.Failure{Err: fmt.Errorf("leased: what a command called panicked"), Kind: protocol.NoAnswer}
 
+// answered is the step that ends a command. It and Do are written out, because the effects of a
+// step whose event is a function value go to the heap.
 func (s *Server) answered(send *Send, res Result) {
-	s.step(send.Keys, func(l *Lock, now time.Time, fx *Effects) { l.Answered(send, res, now, fx) })
+	var fx Effects
+	s.mu.Lock()
+	h := s.lockOf(send.Keys)
+	h.Answered(send, res, time.Now(), &fx)
+	s.settleLocked(h)
+	s.mu.Unlock()
+	s.perform(&fx)
 }
 
 // waiting is a call that waits for ops.
@@ -279,13 +341,15 @@ func (s *Server) await(ctx context.Context, w *waiting, ops []*Op, keys []*proto
 // Do runs a command of the state machine.
 func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) (protocol.Answer, error) {
 	w := &waiting{values: ctx, left: 1, done: make(chan struct{})}
-	var op *Op
-	var ttl time.Duration
-	s.step(k, func(l *Lock, now time.Time, fx *Effects) {
-		op = l.Do(c, now, fx)
-		op.Tag = w
-		ttl = op.req.who.TTL
-	})
+	fx := Effects{Sends: make([]*Send, 0, s.cfg.N)}
+	s.mu.Lock()
+	h := s.lockOf(k)
+	op := h.Do(c, time.Now(), &fx)
+	op.Tag = w
+	ttl := op.req.who.TTL
+	s.settleLocked(h)
+	s.mu.Unlock()
+	s.perform(&fx)
 	s.await(ctx, w, []*Op{op}, []*protocol.Keys{k}, patienceFor(ttl))
 	return op.Answer, op.Err
 }
