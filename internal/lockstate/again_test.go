@@ -8,6 +8,7 @@ import (
 
 	"github.com/leasedmutex/leased/internal/clocktest"
 	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/race"
 )
 
 // Reenter and LeaveKept are short cuts. The same events, at random, with the short cuts and
@@ -17,6 +18,9 @@ func TestTheShortCutsDoWhatTheLongWayDoes(t *testing.T) {
 	n := 500
 	if testing.Short() {
 		n = 100
+	}
+	if race.Enabled {
+		n = 20
 	}
 	entered, left := 0, 0
 	for seed := range int64(n) {

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/race"
 )
 
 // The callers' half of the state machine: tenure, those who only try, those who
@@ -188,6 +189,9 @@ func TestARequestOfAnotherModeThanTheHeadsIsDropped(t *testing.T) {
 
 // Thousands may give up together, and each holds the lock's mutex meanwhile.
 func TestGivingUpCostsTheSameHoweverManyWait(t *testing.T) {
+	if race.Enabled {
+		t.Skip("it compares times, of one goroutine")
+	}
 	cost := func(crowd int) time.Duration {
 		h := drive(t)
 		opts := with()

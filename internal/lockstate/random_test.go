@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/race"
 )
 
 // chance drives a lock with random events, and answers that need not make sense
@@ -33,6 +34,9 @@ func TestRandomEventsNeverBreakTheRulesOfTheLock(t *testing.T) {
 	n := 3000
 	if testing.Short() {
 		n = 300
+	}
+	if race.Enabled {
+		n = 60
 	}
 	for seed := range int64(n) {
 		c := &chance{hand: drive(t), rng: rand.New(rand.NewSource(seed)), order: map[*Caller]int{}}

@@ -12,10 +12,11 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/race"
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
-var differentialSeeds = flag.Int("differential.seeds", 60, "random sequences that the embedded and the real server have to agree on")
+var differentialSeeds = flag.Int("differential.seeds", 30, "random sequences that the embedded and the real server have to agree on")
 
 // TestTheEmbeddedServerAnswersLikeARealOne takes the same random steps on both, and compares
 // answers, messages and keys after each. What other tests prove on the embedded server holds
@@ -36,6 +37,9 @@ func testDifferences(t *testing.T, quorum bool) {
 	seeds := *differentialSeeds
 	if testing.Short() {
 		seeds = min(seeds, 10)
+	}
+	if race.Enabled {
+		seeds = min(seeds, 3)
 	}
 	d := &twins{t: t, quorum: quorum}
 	for i, rdb := range []*redis.Client{clientOf(t, server.Addr()), in.Client()} {

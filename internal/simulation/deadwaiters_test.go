@@ -6,6 +6,7 @@ import (
 
 	"github.com/leasedmutex/leased/internal/lockstate"
 	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/race"
 )
 
 // Where no count proves a waiter gone, each dead one costs its successor a provisional grant. The
@@ -16,6 +17,9 @@ func TestTheSuccessorOfDeadWaitersWaitsForAShortTimeWhereNoCountIsProof(t *testi
 	seeds := int64(300)
 	if testing.Short() {
 		seeds = 40
+	}
+	if race.Enabled {
+		seeds = 8
 	}
 	for seed := range seeds {
 		w.begin(seed)

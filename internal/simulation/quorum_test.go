@@ -17,6 +17,7 @@ import (
 	"github.com/leasedmutex/leased/internal/lockstate"
 	"github.com/leasedmutex/leased/internal/protocol"
 	"github.com/leasedmutex/leased/internal/quorum"
+	"github.com/leasedmutex/leased/internal/race"
 	"github.com/leasedmutex/leased/internal/redisserver"
 	"github.com/leasedmutex/leased/internal/redistest"
 )
@@ -27,7 +28,7 @@ import (
 // servers only. Which of the other troubles there are, quorumtrouble_test.go draws for each
 // seed.
 
-var quorumSeeds = flag.Int("quorum.seeds", 32, "schedules of TestQuorumSimulation on three servers; fewer on five and seven")
+var quorumSeeds = flag.Int("quorum.seeds", 0, "schedules of TestQuorumSimulation on three servers, fewer on five and seven (0: a short run)")
 var quorumFirst = flag.Int64("quorum.first", 1, "first seed of TestQuorumSimulation")
 var quorumFor = flag.Duration("quorum.for", 0, "instead of a number of schedules: for how long to go on, on each number of servers, with readers and without")
 var quorumTrace = flag.Bool("quorum.trace", false, "print each schedule")
@@ -978,12 +979,19 @@ func (w *qWorld) each(long time.Duration) {
 
 func TestQuorumSimulation(t *testing.T) {
 	redistest.Needs64Bits(t)
+	seeds := *quorumSeeds
+	if seeds == 0 {
+		seeds = 32
+		if race.Enabled {
+			seeds = 6
+		}
+	}
 	for _, n := range []int{3, 5, 7} {
 		for _, readers := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%d servers, readers %v", n, readers), func(t *testing.T) {
 				w := newQWorld(t, n)
 				defer w.close()
-				last, end := *quorumFirst+int64(max(1, *quorumSeeds*3/(n*(n-2)))), time.Now().Add(*quorumFor)
+				last, end := *quorumFirst+int64(max(1, seeds*3/(n*(n-2)))), time.Now().Add(*quorumFor)
 				for seed := *quorumFirst; *quorumFor == 0 && seed < last || time.Now().Before(end); seed++ {
 					w.trace = *quorumTrace
 					w.run(seed, readers)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/leasedmutex/leased/internal/lockstate"
 	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/race"
 	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
@@ -35,6 +36,9 @@ func TestSimulation(t *testing.T) {
 		n = 600
 		if testing.Short() {
 			n = 80
+		}
+		if race.Enabled {
+			n = 16
 		}
 	}
 	for _, modes := range []bool{false, true} {
@@ -104,7 +108,11 @@ func TestTheSimulatedServerAnswersLikeTheEmbeddedOne(t *testing.T) {
 	fast, slow := newWorld(t, true), newWorld(t, true, inMiniredis)
 	defer fast.close()
 	defer slow.close()
-	for seed := range int64(20) {
+	seeds := 20
+	if race.Enabled {
+		seeds = 4
+	}
+	for seed := range int64(seeds) {
 		fast.run(seed)
 		slow.run(seed)
 		if fast.story() != slow.story() {
