@@ -18,11 +18,12 @@ help: ## list these targets
 # The race detector multiplies the time of every test, so its pass is the short one;
 # what -short leaves out is long because of its numbers, not because of other code.
 # Tests that run in parallel mostly wait, so more of them run at once than there are
-# processors.
+# processors. By default a program with the race detector sleeps for a second before it
+# ends, each process that a test starts included.
 test: ## vet, then all tests: short ones under the race detector, all without it
 	$(GO) vet $(ALL)
-	$(GO) test -race -short -parallel 8 -timeout 10m $(ALL)
-	$(GO) test -parallel 8 -timeout 10m $(ALL)
+	GORACE='$(GORACE) atexit_sleep_ms=50' $(GO) test -race -vet=off -short -parallel 8 -timeout 10m $(ALL)
+	$(GO) test -vet=off -parallel 8 -timeout 10m $(ALL)
 
 # Its own target, because the first run builds Jaeger. -v shows how long it takes.
 test-jaeger: ## two processes and a real Jaeger, which is built first: 2 to 5 minutes, once

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/leasedmutex/leased/internal/race"
 )
 
 // sample is a module whose code can be broken in each way that the command tells apart.
@@ -38,6 +40,9 @@ func TestCrashAnyhow(t *testing.T) { new(sync.Mutex).Unlock() }
 }
 
 func TestAMutantIsKilledByATestOrByACrashOfItsOwnOnly(t *testing.T) {
+	if race.Enabled {
+		t.Skip("it builds and runs programs, one after the other")
+	}
 	root := t.TempDir()
 	for name, text := range sample {
 		if err := os.WriteFile(filepath.Join(root, name), []byte(text), 0o600); err != nil {
