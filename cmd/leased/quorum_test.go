@@ -33,8 +33,14 @@ func TestRunInspectAndUnlockOnAQuorum(t *testing.T) {
 	if got := invoke(t, "inspect", "job", "--json", "--quorum", "--redis", all); !regexp.MustCompile(`"servers":3,"answered":3,"behind":[23]\b`).MatchString(got.out) {
 		t.Errorf("inspect --json: %+v", got)
 	}
-	if got := invoke(t, "unlock", "--force", "--yes", "job", "--quorum", "--redis", all); got.status != 0 || !strings.Contains(got.out, "was taken from") {
-		t.Errorf("unlock: %+v", got)
+	// A machine under load may answer too late, after the owner was evicted.
+	for got := (result{status: 1}); got.status != 0; {
+		before := got
+		got = invoke(t, "unlock", "--force", "--yes", "job", "--quorum", "--redis", all)
+		late := strings.Contains(before.err, "servers answered")
+		if got.status != 0 && !strings.Contains(got.err, "servers answered") || got.status == 0 && !late && !strings.Contains(got.out, "was taken from") {
+			t.Fatalf("unlock: %+v, then %+v", before, got)
+		}
 	}
 	held.Wait()
 	if got := held.ProcessState.ExitCode(); got != statusRunLost {

@@ -83,7 +83,10 @@ func (w *worker) work(ctx context.Context, orders <-chan order) error {
 	client, disconnect, err := lockClient(rdb, w.setup.Locks,
 		leased.WithKeyPrefix(lockPrefix(w.setup.Prefix)),
 		leased.WithOwner(ownerLabel(w.setup.Process, os.Getpid())),
-		leased.WithTTL(w.setup.TTL))
+		leased.WithTTL(w.setup.TTL),
+		// An unlock that is not confirmed ends the demo, and a machine under load may need
+		// more than the second that is the default.
+		leased.WithReleaseTimeout(10*time.Second))
 	defer disconnect()
 	if err != nil {
 		return err

@@ -104,8 +104,9 @@ func TestLeasesEndBeforeTheirTTLWhileRenewalsHang(t *testing.T) {
 			if late > 0 {
 				t.Errorf("%d of %d ended after the TTL on the server, worst %v after the trust window", late, leases, worst)
 			}
-			// If the process gets to run then.
-			if kept := strain.Since(begun); vain < due && kept < ttl/10 {
+			// If the process gets to run then: being kept from it for less than a tenth of the TTL once
+			// halved the number.
+			if kept := strain.Since(begun); vain < due && kept < ttl/50 {
 				t.Errorf("%d of %d renewals were sent while none was answered, the process being kept from running for %v", vain, due, kept)
 			}
 		})
