@@ -86,19 +86,47 @@ func (h *handle) misused(what string, err error, is ...error) error {
 // entry's mutex guards it, as it does the caller; ready belongs to the waiting goroutine.
 type call struct {
 	lockstate.Caller
-	limit    time.Duration // for how long Unlock waits for Redis
 	ready    chan struct{} // closed when the wait is over; nil if there was none
 	gone     chan struct{} // closed when the release is settled; nil if no Unlock waits for that
 	cancel   func(error)   // ends the lease's context; nil until that is asked for
 	trace    *callTrace    // nil if it is not traced
-	under    trace.Span    // that commands for it are sent under: of its wait, then of its hold; nil if there is none
-	site     string        // file and line of the user's call, with WithSlowThreshold
+	seen     *seen         // nil if nobody watches it
 	reported bool          // whether its hold was recorded
 	again    bool          // it entered by reenter, so nothing refers to it once it has left
 	behind   int8          // servers of a quorum that stood behind it at its Unlock, 0 if not known
 }
 
 func callOf(c *lockstate.Caller) *call { return c.Owner.(*call) }
+
+// seen is what is noted of a call for those who watch it. Most calls have none.
+type seen struct {
+	under trace.Span // that commands for it are sent under: of its wait, then of its hold; nil if there is none
+	site  string     // file and line of the user's call, with WithSlowThreshold
+}
+
+// watched returns what is noted of w for those who watch it.
+func (w *call) watched() *seen {
+	if w.seen == nil {
+		w.seen = &seen{}
+	}
+	return w.seen
+}
+
+// under returns the span that commands for w are sent under, nil if there is none.
+func (w *call) under() trace.Span {
+	if w.seen == nil {
+		return nil
+	}
+	return w.seen.under
+}
+
+// site returns where the user called, "" if that is not known.
+func (w *call) site() string {
+	if w.seen == nil {
+		return ""
+	}
+	return w.seen.site
+}
 
 // Calls of Lock and RLock on a lock that the process keeps have a short cut, reenter, and their
 // Unlock has one, leaveKept. Neither allocates, nor looks the lock up in the client's table.
@@ -124,8 +152,9 @@ func (h *handle) reenter(m protocol.Mode) bool {
 	if e.dead {
 		return false
 	}
+	e.wakeLocked()
 	w := callsAgain.Get().(*call)
-	w.Mode, w.Opts, w.limit, w.again = m, &h.opts.Terms, h.opts.releaseTimeout, true
+	w.Mode, w.Opts, w.again = m, &h.opts.Terms, true
 	if !e.lock.Reenter(&w.Caller, now) {
 		w.recycle()
 		return false
@@ -145,7 +174,11 @@ func (h *handle) leaveKept(m protocol.Mode) bool {
 	now := time.Now()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	c := e.lock.PickHolder(m) // a dead entry has none
+	if e.dead {
+		return false
+	}
+	e.wakeLocked()
+	c := e.lock.PickHolder(m)
 	if c == nil || c.Leased || c.Events != nil || !e.lock.LeaveKept(c, now) {
 		return false
 	}
@@ -188,7 +221,7 @@ func (h *handle) acquire(ctx context.Context, w *call) (*entry, error) {
 	}
 	c := h.client
 	if c.slow.threshold > 0 {
-		w.site = callSite()
+		w.watched().site = callSite()
 	}
 	began := time.Now()
 	span := c.tracing.begin(ctx, h.keys.Name, w, began)
@@ -272,7 +305,7 @@ func (h *handle) awaitLabelled(ctx context.Context, w *call) (admitted bool) {
 // enter puts a caller into the lock's FIFO, or admits or rejects it at once. A command
 // that follows may run in the caller's goroutine for as long as inlineFor.
 func (h *handle) enter(w *call, inlineFor time.Duration) (*entry, error) {
-	w.Opts, w.limit, w.Owner = &h.opts.Terms, h.opts.releaseTimeout, w
+	w.Opts, w.Owner = &h.opts.Terms, w
 	h.client.begin()
 	for {
 		e := h.client.find(&h.keys, h.label)
@@ -286,6 +319,7 @@ func (h *handle) enter(w *call, inlineFor time.Duration) (*entry, error) {
 			e.mu.Unlock()
 			continue
 		}
+		e.wakeLocked()
 		e.lock.Enter(&w.Caller, now, &fx)
 		if w.Phase == lockstate.Waiting {
 			w.ready = make(chan struct{})
@@ -307,7 +341,7 @@ func (e *entry) giveUp(w *call) (known lastKnown) {
 			e.lock.GiveBack(&w.Caller, now, fx)
 		}
 		for i := range fx.Cancels {
-			fx.Cancels[i].Under = w.under
+			fx.Cancels[i].Under = w.under()
 		}
 	})
 	return known
@@ -345,6 +379,7 @@ type lastKnown struct {
 }
 
 func (e *entry) lastKnownLocked() (known lastKnown) {
+	e.wakeLocked()
 	known.err, known.blocker = e.lock.LastErr(), e.lock.Blocker()
 	_, inside := e.lock.Counts()
 	known.here = inside > 0
@@ -379,7 +414,8 @@ func (e *entry) unlock(ctx context.Context, pick func(*lockstate.Lock) *lockstat
 	var fx lockstate.Effects
 	now := time.Now()
 	e.mu.Lock()
-	caller := pick(&e.lock)
+	e.wakeLocked()
+	caller := pick(e.lock)
 	if caller == nil {
 		e.mu.Unlock()
 		return false, nil
@@ -388,12 +424,8 @@ func (e *entry) unlock(ctx context.Context, pick func(*lockstate.Lock) *lockstat
 	ends := e.lock.EndsBy(caller)
 	e.noteBehindLocked(w)
 	e.lock.Leave(caller, now, &fx)
-	if w.gone == nil && caller.Await() {
-		w.gone = make(chan struct{})
-	}
-	gone, cancel := w.gone, w.cancel
-	waits := gone != nil
-	if gone != nil {
+	waits, cancel := !w.Settled, w.cancel
+	if waits {
 		e.client.unlocks.Add(1) // before the entry can be removed
 		defer e.client.unlocked()
 	}
@@ -402,20 +434,22 @@ func (e *entry) unlock(ctx context.Context, pick func(*lockstate.Lock) *lockstat
 	if cancel != nil {
 		cancel(context.Canceled)
 	}
-	inlineFor := w.limit
+	inlineFor := w.Opts.ReleaseTimeout
 	if ctx != nil && ctx.Done() == nil {
 		inlineFor = protocol.CommandTimeout
 	}
-	if gone == nil || fx.Send.Verb == protocol.Acquire || ctx != nil && ctx.Done() != nil {
+	if !waits || fx.Send.Verb == protocol.Acquire || ctx != nil && ctx.Done() != nil {
 		inlineFor = 0 // this caller does not wait for the command, or may have to stop waiting
 	}
 	e.perform(&fx, idle, inlineFor)
-	if gone != nil {
-		select {
-		case <-gone: // as a rule, after a command that ran here: no timer is needed
-			gone = nil
-		default:
+	var gone chan struct{}
+	if waits {
+		e.mu.Lock()
+		if w.gone == nil && w.Await() { // it is settled by now, as a rule, after a command that ran here
+			w.gone = make(chan struct{})
 		}
+		gone = w.gone
+		e.mu.Unlock()
 	}
 	var late error
 	if gone != nil && ctx != nil {
@@ -423,7 +457,7 @@ func (e *entry) unlock(ctx context.Context, pick func(*lockstate.Lock) *lockstat
 			late = ended(ctx)
 		}
 	} else if gone != nil {
-		timer := time.NewTimer(max(0, w.limit-time.Since(now)))
+		timer := time.NewTimer(max(0, w.Opts.ReleaseTimeout-time.Since(now)))
 		defer timer.Stop()
 		select {
 		case <-gone:

@@ -71,7 +71,7 @@ type Client struct {
 
 	// mu guards what follows. The order in which mutexes are locked:
 	//
-	//	Client.mu or Lease.mu -> entry.mu -> inbox.mu -> watchdog.mu
+	//	Client.mu -> entry.mu -> inbox.mu -> watchdog.mu
 	//	canceler.mu or outage.mu -> watchdog.mu
 	//	entry.mu -> asyncQueue.mu, of the queue of spans or of log lines
 	//
@@ -248,6 +248,9 @@ func (c *environment) NewRequest(m protocol.Mode, ttl time.Duration, idles bool,
 	return protocol.NewRequest(c.id, m, ttl, idles, proof, from)
 }
 
+// Client returns the client's name in ids.
+func (c *environment) Client() string { return c.id }
+
 // InboxPending reports whether messages do not arrive yet but soon will. Where ids never
 // carry a proof, there is none to wait for.
 func (c *environment) InboxPending() bool {
@@ -271,7 +274,6 @@ func (c *Client) find(k *protocol.Keys, label *string) *entry {
 	e := c.table[k.Lock]
 	if e == nil && !c.closedLocked() {
 		e = &entry{client: c, keys: *k, label: label}
-		e.lock.Init((*environment)(c))
 		c.table[k.Lock] = e
 		c.metrics.used()
 		c.slow.used()
@@ -298,10 +300,14 @@ func (c *Client) retire(e *entry) {
 	defer c.mu.Unlock()
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.wakeLocked()
 	if e.dead || !e.lock.Idle() {
 		return
 	}
 	e.dead = true
+	if e.lastKnownLocked() == (lastKnown{}) { // else a caller that ends now may want to know it
+		e.sleepLocked()
+	}
 	c.watchdog.remove(&e.alarm)
 	delete(c.table, e.keys.Lock)
 	c.drainLocked()
@@ -432,6 +438,7 @@ func (c *Client) abandoned() (left []string) {
 	var names []string
 	for _, e := range c.entries() {
 		e.mu.Lock()
+		e.wakeLocked()
 		_, inside := e.lock.Counts()
 		held += inside
 		if inside == 0 {

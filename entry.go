@@ -30,8 +30,9 @@ type entry struct {
 	keys   protocol.Keys
 	label  *string // what stands for it in metrics; nil: nothing does
 
-	mu        sync.Mutex // guards what follows, and alarm.due; for its order see Client.mu
-	lock      lockstate.Lock
+	mu        sync.Mutex      // guards what follows, and alarm.due; for its order see Client.mu
+	lock      *lockstate.Lock // to be used after wakeLocked; nil while the lock rests
+	resting   lockstate.Resting
 	dead      bool // removed from the table; find makes another entry
 	contended bool // whether callers or other processes waited for the holders after the last step
 
@@ -40,13 +41,44 @@ type entry struct {
 	pauses *BackOff // nil unless the last command failed; a pointer, for a lock in use is kept small
 }
 
+// A client may hold very many locks, for most of which nobody waits. These rest between two
+// steps, and share the large state machines of those that do not.
+
+// awake has state machines for locks that wake up.
+var awake = sync.Pool{New: func() any { return new(lockstate.Lock) }}
+
+// wakeLocked makes e.lock ready for use.
+func (e *entry) wakeLocked() {
+	if e.lock == nil {
+		e.lock = awake.Get().(*lockstate.Lock)
+		e.lock.Wake(&e.resting, (*environment)(e.client))
+	}
+}
+
+// restLocked lets the lock rest, if it can. It follows what was done for Redis, for the time or
+// for someone who looks, but not what a caller of the lock has done: others come next.
+func (e *entry) restLocked() {
+	if e.lock != nil && e.lock.Rest(&e.resting) {
+		e.sleepLocked()
+	}
+}
+
+// sleepLocked gives the state machine to another lock.
+func (e *entry) sleepLocked() {
+	*e.lock = lockstate.Lock{}
+	awake.Put(e.lock)
+	e.lock = nil
+}
+
 // step gives the lock an event and performs what follows from it.
 func (e *entry) step(event func(now time.Time, fx *lockstate.Effects)) {
 	now := time.Now()
 	var fx lockstate.Effects
 	e.mu.Lock()
+	e.wakeLocked()
 	event(now, &fx)
 	idle := e.rearmLocked(&fx)
+	e.restLocked()
 	e.mu.Unlock()
 	e.perform(&fx, idle, 0)
 }
@@ -57,8 +89,8 @@ func (e *entry) step(event func(now time.Time, fx *lockstate.Effects)) {
 func (e *entry) rearmLocked(fx *lockstate.Effects) (idle bool) {
 	e.traceHoldersLocked()
 	if fx.Send.Verb != protocol.None {
-		if c := e.lock.Served(); c != nil && callOf(c).under != nil {
-			fx.Send.Under = callOf(c).under
+		if c := e.lock.Served(); c != nil && callOf(c).under() != nil {
+			fx.Send.Under = callOf(c).under()
 		}
 	}
 	e.setAlarmLocked()
@@ -84,11 +116,13 @@ func (e *entry) fire(now time.Time, batch []protocol.Renewal) []protocol.Renewal
 		return batch
 	}
 	e.client.watchdog.remove(&e.alarm) // it fired, but may be set again already
+	e.wakeLocked()
 	e.lock.Tick(now, &fx)
 	if fx.Renew {
 		batch = append(batch, protocol.Renewal{Owner: e, Keys: &e.keys, Req: e.lock.Request(), At: now, Touch: fx.Touch})
 	}
 	idle := e.rearmLocked(&fx)
+	e.restLocked()
 	e.mu.Unlock()
 	e.perform(&fx, idle, 0)
 	return batch
@@ -292,8 +326,10 @@ func (e *entry) answered(cmd *protocol.Command, a protocol.Answer, fail *protoco
 	now := time.Now()
 	var fx lockstate.Effects
 	e.mu.Lock()
+	e.wakeLocked()
 	e.lock.Answered(cmd, a, fail, pause, now, &fx)
 	idle := e.rearmLocked(&fx)
+	e.restLocked()
 	e.mu.Unlock()
 	e.perform(&fx, idle, 0)
 }

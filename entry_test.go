@@ -34,6 +34,7 @@ func TestALossBesideACloseIsToldOnce(t *testing.T) {
 	now := time.Now()
 	e.mu.Lock()
 	var fx lockstate.Effects
+	e.wakeLocked()
 	e.lock.Enter(&w.Caller, now, &fx)
 	cmd := fx.Send
 	e.lock.Answered(&cmd, protocol.Answer{Outcome: protocol.Granted, Token: 1, Clock: 1}, nil, 0, now, &fx)
@@ -79,7 +80,7 @@ func TestVirtualWhoLeavesDoesNotWaitForWhatTheNextAsks(t *testing.T) {
 		want error
 	}{
 		"after a loss": {func(d *distant, l *Lease) {
-			d.tell(&protocol.Message{Kind: "revoked", ID: l.entry.lock.Request().ID, Key: "x", Token: l.Token()})
+			d.tell(&protocol.Message{Kind: "revoked", ID: l.entry.request().ID, Key: "x", Token: l.Token()})
 		}, ErrLeaseLost},
 		"after a downgrade without answer": {func(_ *distant, l *Lease) {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)

@@ -21,12 +21,10 @@ type Lease struct {
 	entry  *entry
 	call   *call
 	once   sync.Once
+	asked  bool // for the lease's context, which is made then; the entry's mutex guards it, and ctx
 	result error
 	guard  runtime.Cleanup
-
-	mu    sync.Mutex // guards what follows
-	asked bool       // for the lease's context, which is made then
-	ctx   context.Context
+	ctx    context.Context
 }
 
 // made returns l if LockContext, or a method like it, returned it, and panics otherwise.
@@ -57,6 +55,7 @@ type collectedLease struct {
 // Lease.
 func (e *entry) collected(w *call) {
 	e.mu.Lock()
+	e.wakeLocked()
 	mine := e.lock.Abandoned(&w.Caller)
 	e.mu.Unlock()
 	if mine {
@@ -88,9 +87,12 @@ func (l *Lease) Token() uint64 {
 // believed, as far as is known now: each renewal moves it. After the end of the lease it
 // is not in the future.
 func (l *Lease) TrustedUntil() time.Time {
-	l.made().entry.mu.Lock()
-	defer l.entry.mu.Unlock()
-	return l.entry.lock.TrustedUntil(&l.call.Caller, time.Now())
+	e := l.made().entry
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.wakeLocked()
+	defer e.restLocked()
+	return e.lock.TrustedUntil(&l.call.Caller, time.Now())
 }
 
 // Context returns a context for the work done under the lease. It has the values of the
@@ -111,16 +113,16 @@ type leaseContext struct {
 // base returns the lease's context without a reference to the lease. The context is made
 // by the first call.
 func (l *Lease) base() context.Context {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.entry.mu.Lock()
+	defer l.entry.mu.Unlock()
 	if l.asked {
 		return l.ctx
 	}
-	// Until then ctx is the one given to LockContext, for its values and trace.
+	// Until then ctx is the one given to LockContext, for its values and trace; none of its
+	// methods is called here.
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(l.ctx))
 	l.asked, l.ctx = true, ctx
 	w := l.call
-	l.entry.mu.Lock()
 	w.cancel = cancel
 	var cause error
 	switch {
@@ -131,7 +133,6 @@ func (l *Lease) base() context.Context {
 	case w.Phase == lockstate.Left:
 		cause = context.Canceled
 	}
-	l.entry.mu.Unlock()
 	if cause != nil {
 		cancel(cause)
 	}
@@ -266,6 +267,7 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 		return fmt.Errorf("leased: downgrade of lock %q not confirmed: %w", e.keys.Name, ErrClosed)
 	case <-ctx.Done():
 		e.mu.Lock()
+		e.wakeLocked()
 		lastErr := e.lock.LastErr()
 		e.mu.Unlock()
 		err := fmt.Errorf("leased: downgrade of lock %q not confirmed: %w", e.keys.Name, ended(ctx))

@@ -166,8 +166,10 @@ func (m *metrics) observeLocks(o metric.Observer, g *gauges) {
 	}
 	for _, e := range m.client.entries() {
 		e.mu.Lock()
+		e.wakeLocked()
 		outside, within := e.lock.Counts()
 		wait, hold := e.lock.Oldest()
+		e.restLocked()
 		e.mu.Unlock()
 		one := usage{waiting: int64(outside), held: int64(within)}
 		if wait >= 0 {

@@ -100,7 +100,7 @@ func (in *inbox) run() {
 		in.mu.Unlock()
 		if in.settles.CompareAndSwap(false, true) {
 			for _, e := range in.client.entries() {
-				e.step(e.lock.SubscribeFailed)
+				e.step(func(now time.Time, fx *lockstate.Effects) { e.lock.SubscribeFailed(now, fx) })
 			}
 		}
 		timer := time.NewTimer(pause)
@@ -120,7 +120,7 @@ func (in *inbox) enter(s lockstate.InboxState) {
 	in.mu.Unlock()
 	in.settles.Store(true)
 	for _, e := range in.client.entries() {
-		e.step(e.lock.Subscribed)
+		e.step(func(now time.Time, fx *lockstate.Effects) { e.lock.Subscribed(now, fx) })
 	}
 }
 

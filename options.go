@@ -77,7 +77,6 @@ type clientOptions struct {
 
 type lockOptions struct {
 	lockstate.Terms
-	releaseTimeout time.Duration
 }
 
 type clientOption func(*clientOptions) error
@@ -398,7 +397,7 @@ func WithReleaseTimeout(d time.Duration) LockOption {
 		if d <= 0 {
 			return invalid("release time-out %v must be positive", d)
 		}
-		o.releaseTimeout = d
+		o.ReleaseTimeout = d
 		return nil
 	})
 }
@@ -438,8 +437,7 @@ func newClientOptions(opts []Option) (clientOptions, error) {
 		logger:  nil, // slog.Default() at the time of use
 		backOff: defaultBackOff,
 		lock: lockOptions{
-			Terms:          lockstate.Terms{TTL: defaultTTL, Handoffs: defaultHandoffs, Tenure: defaultTenure},
-			releaseTimeout: defaultRelease,
+			Terms: lockstate.Terms{TTL: defaultTTL, Handoffs: defaultHandoffs, Tenure: defaultTenure, ReleaseTimeout: defaultRelease},
 		},
 	}
 	for _, opt := range opts {

@@ -55,19 +55,22 @@ func (s *slowWatch) look(now time.Time) {
 	var found []slowLock
 	for _, e := range c.entries() {
 		e.mu.Lock()
+		e.wakeLocked()
 		wait, hold := e.lock.TakeSlow(since, now)
 		if wait == nil && hold == nil {
+			e.restLocked()
 			e.mu.Unlock()
 			continue
 		}
 		waiting, within := e.lock.Counts()
 		one := slowLock{name: e.keys.Name, waiting: waiting, blocker: blockerName(e.lock.Blocker()), ownOwner: within > 0}
 		if wait != nil {
-			one.wait, one.waitSite = now.Sub(c.began.Add(wait.Since)), callOf(wait).site
+			one.wait, one.waitSite = now.Sub(c.began.Add(wait.Since)), callOf(wait).site()
 		}
 		if hold != nil {
-			one.hold, one.token, one.holdSite = now.Sub(c.began.Add(hold.Since)), hold.Token, callOf(hold).site
+			one.hold, one.token, one.holdSite = now.Sub(c.began.Add(hold.Since)), hold.Token, callOf(hold).site()
 		}
+		e.restLocked()
 		e.mu.Unlock()
 		if found = append(found, one); len(found) > mostSlowLines {
 			found, more = found[:mostSlowLines], more+1

@@ -74,6 +74,7 @@ func (m *stubServer) reads(k *protocol.Keys, id string) bool {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.wakeLocked()
 	v := e.lock.Status()
 	return v.Reserving && v.Next == id
 }
@@ -87,6 +88,7 @@ func (m *stubServer) holds(k *protocol.Keys, id string) (uint64, bool) {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.wakeLocked()
 	return e.lock.Status().Token, e.lock.Holds(id)
 }
 
@@ -148,3 +150,11 @@ func onStub(t *testing.T, others, crossed float64, opts ...Option) *Client {
 }
 
 var errNoAnswer = errors.New("no answer came")
+
+// request returns what the lock has asked for, or holds.
+func (e *entry) request() protocol.Request {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.wakeLocked()
+	return e.lock.Request()
+}

@@ -154,7 +154,7 @@ func (t *tracing) begin(ctx context.Context, name string, w *call, began time.Ti
 		return nil
 	}
 	_, span := tracer.Start(ctx, spanWait, trace.WithTimestamp(began), t.attributes(name, w.Mode))
-	w.under = span // also if it is not sampled: then its commands are not either
+	w.watched().under = span // also if it is not sampled: then its commands are not either
 	if !span.IsRecording() {
 		return nil
 	}
@@ -257,6 +257,8 @@ func (w *waitRecord) withoutSpan() {
 	w.entry.mu.Lock()
 	defer w.entry.mu.Unlock()
 	w.call.trace.waitUnreported = false
+	w.entry.wakeLocked()
+	defer w.entry.restLocked()
 	if w.entry.lock.Contended() {
 		w.entry.traceHolderLocked(w.call)
 	}
@@ -275,6 +277,8 @@ func (w *waitRecord) takeEvents() (events []lockstate.Event, from *protocol.Span
 	defer w.entry.mu.Unlock()
 	events, from, blocker = log.TakeWaitEvents(w.err == nil), log.From, log.Blocker
 	if w.err != nil {
+		w.entry.wakeLocked()
+		defer w.entry.restLocked()
 		if owner := w.entry.lock.Holders(); owner != nil {
 			from = owner.Events.HoldSpan()
 		} else {
@@ -317,7 +321,7 @@ func (t *tracing) hold(ctx context.Context, e *entry, c *call, since time.Time) 
 	ref := spanRefOf(span.SpanContext())
 	e.mu.Lock()
 	log := c.trace
-	log.span, c.under = span, span
+	log.span, c.watched().under = span, span
 	if span.SpanContext().IsSampled() {
 		log.Hold = ref
 	}
@@ -508,8 +512,10 @@ func renewedUnder(batch []protocol.Renewal) trace.Span {
 	e := batch[0].Owner.(*entry)
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.wakeLocked()
+	defer e.restLocked()
 	if c := e.lock.Holders(); c != nil {
-		return callOf(c).under
+		return callOf(c).under()
 	}
 	return nil
 }
@@ -523,7 +529,7 @@ func cancelledUnder(batch []*lockstate.Cancellation) trace.Span {
 	if e, ok := batch[0].Owner.(*entry); ok && len(batch[0].Callers) > 0 {
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		return callOf(batch[0].Callers[0]).under
+		return callOf(batch[0].Callers[0]).under()
 	}
 	span, _ := batch[0].Under.(trace.Span)
 	return span

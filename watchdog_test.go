@@ -96,7 +96,7 @@ func TestARenewalThatCrossesAnUnlockIsNotCountedAsLost(t *testing.T) {
 	mu := c.Mutex("x")
 	mu.Lock()
 	e := c.lookup("x")
-	sent := protocol.Renewal{Owner: e, Keys: &e.keys, Req: e.lock.Request(), At: time.Now()}
+	sent := protocol.Renewal{Owner: e, Keys: &e.keys, Req: e.request(), At: time.Now()}
 	mu.Unlock()
 	c.renew([]protocol.Renewal{sent})
 	if n := c.stats.renewals[renewalLost].Load(); n != 0 {

@@ -133,7 +133,7 @@ func (c *Caller) LeaveUnsettled() bool {
 	return c.unheard
 }
 
-// Terms are the options of a lock that matter to its state.
+// Terms are the options of a lock.
 type Terms struct {
 	TTL      time.Duration
 	MaxHold  time.Duration // 0: none
@@ -142,4 +142,6 @@ type Terms struct {
 	Handoffs int           // leases that one grant may give before others are served
 	Tenure   time.Duration // for how long one grant is handed on before others are served
 	Confirm  bool          // a message alone makes no owner: the answer to an acquire does
+
+	ReleaseTimeout time.Duration // for how long Unlock waits for Redis; it does not matter to the lock's state
 }

@@ -70,7 +70,11 @@ type ticket struct {
 	lateUntil  Instant // until then an acquire of it that had no answer may still arrive
 	doubtUntil Instant // likewise, one that was sent while the grant was held
 
-	// Until it is granted:
+	wait // until it is granted
+}
+
+// wait is what is known of a ticket that is not granted yet.
+type wait struct {
 	checkAt Instant       // when to ask again
 	endsAt  Instant       // when the owner's lease ends, as a message said; zero if none did
 	told    uint64        // up to which end of a lease readers were sent wanted for it, 0 if all were
@@ -170,6 +174,7 @@ func (l *Lock) becomeHeld(a protocol.Answer, from time.Time, how Via, now time.T
 	g := &l.grant
 	g.early = l.env.InboxPending() || g.probe
 	g.state, g.fresh = Held, true
+	g.wait = wait{}
 	at := l.instant(now)
 	g.via, g.since, g.served = how, at, 0
 	g.token, g.clock, g.clockAt = a.Token, a.Clock, at

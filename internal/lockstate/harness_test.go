@@ -35,6 +35,7 @@ type hand struct {
 	proof    protocol.Proof
 	cutIn    int // who entered by the short cut
 	cutOut   int // who left by it
+	rested   int // after how many events the lock came to rest
 }
 
 const (
@@ -62,12 +63,14 @@ func (h *hand) NewRequest(m protocol.Mode, ttl time.Duration, idles bool, from p
 	if idles {
 		flags += "i"
 	}
-	req, err := protocol.RequestOf(fmt.Sprintf("leased1:%c:%d:%s:%016d:AAAAAAAAAAAAAAAA:hand", m, ttl.Milliseconds(), flags, h.ids))
+	req, err := protocol.RequestOf(fmt.Sprintf("leased1:%c:%d:%s:%016d:%s", m, ttl.Milliseconds(), flags, h.ids, h.Client()))
 	if err != nil {
 		h.t.Fatal(err)
 	}
 	return req
 }
+
+func (h *hand) Client() string { return "AAAAAAAAAAAAAAAA:hand" }
 
 func (h *hand) Jitter() float64 { return h.luck }
 
@@ -116,6 +119,12 @@ func (h *hand) step(event func(now time.Time, fx *Effects)) {
 		}
 	}
 	h.sound()
+	var r Resting
+	if h.l.Rest(&r) {
+		h.rested++
+		h.l = Lock{}
+		h.l.Wake(&r, h)
+	}
 }
 
 // admitted is checked for every caller that enters.

@@ -57,6 +57,8 @@ type Environment interface {
 	// NewRequest returns a request under a new id. idles says that its grant may be kept
 	// with no caller inside; from is what it is made for.
 	NewRequest(m protocol.Mode, ttl time.Duration, idles bool, from protocol.Origin) protocol.Request
+	// Client returns the client's name in ids.
+	Client() string
 	// Jitter returns a random number in [0, 1).
 	Jitter() float64
 	// HasInbox reports whether messages reach this client, so that waiting needs no
@@ -391,7 +393,7 @@ func (l *Lock) letIn(c *Caller, now time.Time) {
 	c.Since, c.slow = at.sub(start), false
 	l.watchMaxHold(c)
 	if c.Mode == protocol.Exclusive && c.Opts.MinHold > 0 {
-		g.minHoldUntil = at.add(c.Opts.MinHold)
+		g.minHoldUntil = minHoldOf(c)
 	}
 	g.served++
 	passed := l.prevHoldSpan

@@ -15,6 +15,7 @@ func (l *Lock) Tick(now time.Time, fx *Effects) {
 	g := &l.grant
 	if g.state == Held && l.needsRenewal() && (l.instant(now) >= g.renewAt || g.drifted(now)) {
 		fx.Renew = true
+		l.blocker = "" // it has been ours for long, and a lock with a blocker does not rest
 		fx.Touch = g.touch(l.last, l.instant(now))
 		g.renewAt = l.onGrid(l.instant(now).add(g.req.TTL / 3))
 		if g.notified != 0 {
@@ -105,6 +106,9 @@ func (l *Lock) watchMaxHold(c *Caller) {
 func (l *Lock) maxHoldOf(c *Caller) Instant {
 	return start.add(c.Since + c.Opts.MaxHold)
 }
+
+// minHoldOf returns the end of c's minimum hold.
+func minHoldOf(c *Caller) Instant { return start.add(c.Since + c.Opts.MinHold) }
 
 // needsRenewal reports whether a lease, or the process, needs the grant renewed.
 func (l *Lock) needsRenewal() bool {

@@ -99,7 +99,7 @@ func many(b *bench) error {
 	}
 	lost := c.Stats().Lost
 	renewals := float64(after.Sub(before)["evalsha"]) / (3 * ttl).Seconds()
-	b.rows.add(fmt.Sprintf("%d leases: heap bytes each", leases), fmt.Sprintf("%.0f", each), "", atMost("1024", each <= 1024))
+	b.rows.add(fmt.Sprintf("%d leases: heap bytes each", leases), fmt.Sprintf("%.0f", each), "", atMost("768", each <= 768))
 	b.rows.add("  goroutines more, at rest / at most", fmt.Sprintf("%d / %d", more, most), "", "")
 	b.rows.add("  lost in three TTLs of 3 s", fmt.Sprint(lost), "", "0: "+mark(lost == 0))
 	b.rows.add("  renewals per second", fmt.Sprintf("%.0f", renewals), fmt.Sprintf("3 each TTL: %.0f", leases/ttl.Seconds()*3), "")

@@ -120,7 +120,7 @@ var mutants = []mutant{
 	{"a downgrade's event has the reader's token", "internal/lockstate/handover.go", "What: EventDowngraded, Token: w.Token}", "What: EventDowngraded, Token: g.readers}", "KeepsTheWritersToken"},
 	{"those who wait behind a downgrade are not led to its hold", "internal/lockstate/handover.go", "			from.Span = *hold\n", "", "KeepsTheWritersToken"},
 	{"an unconfirmed release does not say why", "tracing.go", "	if r.how == holdUnconfirmed && r.why != nil {", "	if false {", "SaysWhy"},
-	{"anything may follow a request's random part", "internal/protocol/id.go", "	return o, o.format() == whole", "	return o, true", "AnotherOrigin"},
+	{"anything may follow a request's random part", "internal/protocol/id.go", "	return o, string(o.append(nil)) == whole", "	_ = whole\n	return o, true", "AnotherOrigin"},
 
 	// the state machine
 	{"stale granted believed (B1)", "internal/lockstate/events.go", "g.requested():\n		if a.Token <= g.token {", "g.requested():\n		if false {", simulation},
@@ -202,7 +202,7 @@ var mutants = []mutant{
 	// what reviews found
 	{"a subscription that overtakes an answer is forgotten (rule 3)", "internal/lockstate/events.go", "	l.pending.stale = l.pending.verb != protocol.None\n	if g :=", "	if g :=", "TestRule3"},
 
-	{"an Unlock waits for what others ask", "acquire.go", "	if gone == nil || fx.Send.Verb == protocol.Acquire || ctx != nil &&", "	if ctx != nil &&", "WhoLeavesDoesNotWait"},
+	{"an Unlock waits for what others ask", "acquire.go", "	if !waits || fx.Send.Verb == protocol.Acquire || ctx != nil &&", "	if ctx != nil &&", "WhoLeavesDoesNotWait"},
 	{"who gives a downgrade up is told that it is done", "internal/lockstate/events.go", "		end.Callers = append(end.Callers, c)\n", "		_ = end\n		c.settle(nil, fx)\n", "Downgrade"},
 	{"a cancel of one of two ids is enough for an Unlock", "internal/lockstate/events.go", "	end := &chain[len(ids)-1]\n", "	end := &chain[0]\n", "Downgrade|" + simulation},
 	{"who left hears nothing of a grant that nobody vouches for", "internal/lockstate/lock.go", "g.trusted(now) || l.leaving.first != nil {", "g.trusted(now) {", "TestRule15|" + simulation},
@@ -218,7 +218,7 @@ var mutants = []mutant{
 	{"spans are ended by who unlocks", "tracing.go", "	t.enqueue(delivery{span: span, at: at, told: told})\n", "	span.End(trace.WithTimestamp(at))\n	t.delivered(told)\n", "Exporter"},
 	{"commands are sent under no span", "tracing.go", "	return trace.ContextWithSpan(c.base, span)\n", "	return c.base\n", "TestTraceHasCommands"},
 	{"a release is sent under the first waiter's span", "internal/lockstate/status.go", "	case l.pending.verb == protocol.Release || l.pending.verb == protocol.Yield:\n		return l.leaving.last\n", "", "TestTraceHasCommands"},
-	{"commands of a call that is not sampled begin traces", "tracing.go", "	w.under = span // also if it is not sampled: then its commands are not either\n	if !span.IsRecording() {\n		return nil\n	}\n", "	if !span.IsRecording() {\n		return nil\n	}\n	w.under = span\n", "TestTrace"},
+	{"commands of a call that is not sampled begin traces", "tracing.go", "	w.watched().under = span // also if it is not sampled: then its commands are not either\n	if !span.IsRecording() {\n		return nil\n	}\n", "	if !span.IsRecording() {\n		return nil\n	}\n	w.watched().under = span\n", "TestTrace"},
 	{"a batch of renewals is sent under the first lock's span", "tracing.go", "	if len(batch) != 1 {\n		return nil\n	}\n	e := batch", "	e := batch", "TestTrace"},
 	{"the client's goroutines have the first caller's labels", "client.go", "func unlabelled() { pprof.SetGoroutineLabels(context.Background()) }", "func unlabelled() { _ = pprof.SetGoroutineLabels }", "TestGoroutines"},
 	{"Unlock does not wait for its spans' end", "acquire.go", "		e.client.tracing.await(e.client.recordHold(&held))\n", "		e.client.recordHold(&held)\n", "TestAFlush"},
@@ -304,7 +304,7 @@ var mutants = []mutant{
 	{"a refused request that is wanted is not cancelled", "internal/lockstate/events.go", "	t.sent, t.checkAt = true, l.instant(now)\n", "	t.checkAt = l.instant(now)\n", "RefusedBefore"},
 	{"polling does not begin anew for another owner", "internal/lockstate/events.go", "		if a.Blocker != l.blocker {", "		if false {", "TheHeadOfTheQueue"},
 	{"all poll a foreign owner", "internal/lockstate/events.go", "	if polls || a.NoNotify && a.Place == 0 {", "	if polls || a.NoNotify {", "TheHeadOfTheQueue"},
-	{"an idle grant is not offered to tries", "internal/protocol/id.go", "		flag += \"i\"\n", "		flag += \"\"\n", "ATry|IsKeptIdle"},
+	{"an idle grant is not offered to tries", "internal/protocol/id.go", "		b = append(b, 'i')\n", "", "ATry|IsKeptIdle"},
 	{"tries wait for any owner", "internal/lockstate/lock.go", "err == nil && who.Idles {", "err == nil && (who.Idles || true) {", "ATry"},
 	{"tries wait behind others", "internal/lockstate/lock.go", "c.Try && !c.awaitsIdleOwner() && a.Place == 0 {", "c.Try && !c.awaitsIdleOwner() {", "ATry"},
 	{"a try waits for ever", "internal/lockstate/timers.go", "c.awaitsIdleOwner() && now.Sub(l.env.Start()) >= c.tryUntil {", "false {", "ATry"},
@@ -315,7 +315,7 @@ var mutants = []mutant{
 	{"an early owner does not ask whether it is wanted", "internal/lockstate/lock.go", "	if g.state == Held && g.early &&", "	if false && g.state == Held && g.early &&", "BeforeMessagesWereHeard|HasJustStarted"},
 	{"a refused early owner goes on for a third of its TTL", "internal/lockstate/events.go", "			g.renewAt = l.instant(now) // the renewal, or the release, tells whether it is still ours\n", "", "BeforeMessagesWereHeard"},
 	{"what an early owner asks turns others away", "internal/lockstate/events.go", "		if g.state != Held {\n			l.failed(&g.ticket, fail, pause, now, fx)\n		} else if fail", "		l.failed(&g.ticket, fail, pause, now, fx)\n		if fail", "BeforeMessagesWereHeard"},
-	{"a refused subscription tells nobody", "notify.go", "				e.step(e.lock.SubscribeFailed)\n", "				_ = e.lock.SubscribeFailed\n", "SubscriptionThatIsRefused"},
+	{"a refused subscription tells nobody", "notify.go", "				e.step(func(now time.Time, fx *lockstate.Effects) { e.lock.SubscribeFailed(now, fx) })\n", "", "SubscriptionThatIsRefused"},
 
 	// the scripts: leftovers
 	{"the release shortcut grants a waiter whose waiting lease is over", "internal/redisserver/scripts/release_fast.lua", "if left > 0 and left", "if left", "WaitingLeaseIsOver"},
@@ -462,6 +462,9 @@ var mutants = []mutant{
 	{"acquire does not say that it extended", "internal/redisserver/scripts/acquire.lua", "granted_reply(extend(id, mode, ttl))", "granted_reply((extend(id, mode, ttl)))", "TestAcquireSays"},
 
 	// an acquire that arrives after its grant was let go
+	{"a lock rests that has more to remember", "internal/lockstate/resting.go", "	if same != *l {", "	if false {", "TestRandomEvents|TestRule|TestADowngrade"},
+	{"a held lock does not rest", "entry.go", "e.lock.Rest(&e.resting)", "false", "TestAHeldLock"},
+	{"a lock that was waited for never rests", "internal/lockstate/timers.go", "		l.blocker = \"\" // it has been ours", "		// it has been ours", "TestALockRests"},
 	{"a late acquire is forgotten when its request is granted", "internal/lockstate/grant.go", "	g.state, g.fresh = Held, true\n", "	g.state, g.fresh, g.lateUntil = Held, true, 0\n", "TestALateAcquire"},
 	{"a release forgets a late acquire", "internal/lockstate/events.go", "		l.cancelLate(now, fx)\n	}\n	l.becomeNone()\n", "	}\n	l.becomeNone()\n", "TestALateAcquire"},
 	{"a yield forgets a late acquire", "internal/lockstate/events.go", "		l.cancelLate(now, fx)\n	}\n	l.becomeNext()\n", "	}\n	l.becomeNext()\n", "TestALateAcquire"},

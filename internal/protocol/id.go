@@ -62,10 +62,9 @@ type Origin struct {
 	Token uint64
 }
 
-// format formats o with a length and characters that no random part has: a letter, then 11
+// append formats o with a length and characters that no random part has: a letter, then 11
 // digits of base 36; another one, then 24 bytes in base64url.
-func (o *Origin) format() string {
-	var b []byte
+func (o *Origin) append(b []byte) []byte {
 	if o.Token > 0 {
 		digits := strconv.FormatUint(o.Token, 36)
 		b = append(append(b, 't'), "00000000000"[:tokenDigits-len(digits)]...)
@@ -75,7 +74,7 @@ func (o *Origin) format() string {
 		both := append(o.Span.TraceID[:], o.Span.SpanID[:]...)
 		b = base64.RawURLEncoding.AppendEncode(append(b, 's'), both)
 	}
-	return string(b)
+	return b
 }
 
 const (
@@ -96,7 +95,7 @@ func parseOrigin(text string) (o Origin, ok bool) {
 			o.Span = Span{TraceID: [16]byte(b[:16]), SpanID: [8]byte(b[16:]), Flags: 1, Remote: true}
 		}
 	}
-	return o, o.format() == whole
+	return o, string(o.append(nil)) == whole
 }
 
 // Proof says in an id what tells others that the client is gone.
@@ -130,21 +129,56 @@ func NewClientID(label string) string { return randomBits() + ":" + label }
 // NewRequest returns a request with a fresh id. idles sets the flag i that is described at
 // Request.
 func NewRequest(client string, m Mode, ttl time.Duration, idles bool, p Proof, from Origin) Request {
-	flag := string(rune(p))
-	if idles {
-		flag += "i"
-	}
-	return Request{
-		ID:   FormatTag + string(rune(m)) + ":" + strconv.FormatInt(ttl.Milliseconds(), 10) + ":" + flag + ":" + randomBits() + from.format() + ":" + client,
-		Mode: m,
-		TTL:  ttl,
-
-		Provisional: provisional(p, ttl),
-	}
+	s := ShortID{proof: p, idles: idles}
+	_, _ = rand.Read(s.random[:]) // never fails: crypto/rand
+	return s.request(client, m, ttl, from)
 }
 
+// ShortID is what a request's id says that its client, mode and TTL do not.
+type ShortID struct {
+	random [randomBytes]byte
+	proof  Proof
+	idles  bool
+}
+
+// Short returns the short id of r, a request of client. ok is false if it has none, as if it has
+// an Origin.
+func (r *Request) Short(client string) (s ShortID, ok bool) {
+	who, err := ParseID(r.ID)
+	if err != nil || who.Origin != (Origin{}) || who.Client != client || who.Mode != r.Mode || who.TTL != r.TTL ||
+		provisional(who.Proof, who.TTL) != r.Provisional {
+		return ShortID{}, false
+	}
+	random := r.ID[len(r.ID)-len(client)-randomChars-1:][:randomChars]
+	_, err = base64.RawURLEncoding.Decode(s.random[:], []byte(random))
+	s.proof, s.idles = who.Proof, who.Idles
+	return s, err == nil
+}
+
+// Request is the inverse of Request.Short.
+func (s *ShortID) Request(client string, m Mode, ttl time.Duration) Request {
+	return s.request(client, m, ttl, Origin{})
+}
+
+func (s *ShortID) request(client string, m Mode, ttl time.Duration, from Origin) Request {
+	b := append(make([]byte, 0, 160), FormatTag...)
+	b = strconv.AppendInt(append(b, byte(m), ':'), ttl.Milliseconds(), 10)
+	b = append(b, ':', byte(s.proof))
+	if s.idles {
+		b = append(b, 'i')
+	}
+	b = base64.RawURLEncoding.AppendEncode(append(b, ':'), s.random[:])
+	b = append(append(from.append(b), ':'), client...)
+	return Request{ID: string(b), Mode: m, TTL: ttl, Provisional: provisional(s.proof, ttl)}
+}
+
+const (
+	randomBytes = 12
+	randomChars = 16 // of that in base64
+)
+
 func randomBits() string {
-	var b [12]byte
+	var b [randomBytes]byte
 	_, _ = rand.Read(b[:]) // never fails: crypto/rand
 	return base64.RawURLEncoding.EncodeToString(b[:])
 }
@@ -176,7 +210,7 @@ func ParseID(id string) (Identity, error) {
 	who.TTL = time.Duration(ms) * time.Millisecond
 	flags, rest, _ := strings.Cut(rest, ":")
 	flags, who.Idles = strings.CutSuffix(flags, "i")
-	const bits = 17 // 16 characters and a colon, for the request and again for the client
+	const bits = randomChars + 1 // and a colon, for the request and again for the client
 	if end := strings.IndexByte(rest, ':'); end >= bits {
 		if who.Origin, ok = parseOrigin(rest[bits-1 : end]); !ok {
 			return malformed()

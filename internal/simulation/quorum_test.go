@@ -257,6 +257,7 @@ func (c *qClient) NewRequest(m protocol.Mode, ttl time.Duration, idles bool, _ p
 	}
 	return req
 }
+func (c *qClient) Client() string     { return c.id }
 func (c *qClient) Jitter() float64    { return c.w.rng.Float64() }
 func (c *qClient) HasInbox() bool     { return true }
 func (c *qClient) InboxPending() bool { return false }

@@ -159,6 +159,7 @@ func (c *simClient) NewRequest(m protocol.Mode, ttl time.Duration, idles bool, f
 	return req
 }
 
+func (c *simClient) Client() string     { return c.id }
 func (c *simClient) Jitter() float64    { return c.w.rng.Float64() }
 func (c *simClient) HasInbox() bool     { return !c.w.deny }
 func (c *simClient) InboxPending() bool { return c.joins }

@@ -1,0 +1,72 @@
+package leased
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"testing"
+	"time"
+)
+
+// maxHeldBytes is what a held lock that nobody waits for may take of the heap. It takes 557, and
+// about twice that if it does not rest.
+const maxHeldBytes = 640
+
+func TestAHeldLockTakesLittleOfTheHeap(t *testing.T) {
+	writer := func(c *Client, name string) (*Lease, error) { return c.Mutex(name).LockContext(context.Background()) }
+	reader := func(c *Client, name string) (*Lease, error) {
+		return c.RWMutex(name).RLockContext(context.Background())
+	}
+	for _, m := range []struct {
+		name string
+		lock func(c *Client, name string) (*Lease, error)
+		opts []Option
+	}{
+		{"writers", writer, nil},
+		{"readers", reader, nil},
+		{"writers with limits", writer, []Option{WithMaxHold(time.Hour), WithMinHold(time.Millisecond)}},
+	} {
+		t.Run(m.name, func(t *testing.T) {
+			const n = 10_000
+			c := onStub(t, 0, 0, append(m.opts, WithTTL(time.Hour))...)
+			c.begin()
+			for range 1000 { // until its inbox is known not to be confirmed soon
+				if c.inbox.settled() {
+					break
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+			names := make([]string, n)
+			for i := range names {
+				names[i] = fmt.Sprintf("invoice:%08d", i)
+			}
+			held := make([]*Lease, n)
+			before := heapBytes()
+			for i := range held {
+				var err error
+				if held[i], err = m.lock(c, names[i]); err != nil {
+					t.Fatal(err)
+				}
+			}
+			each := (heapBytes() - before) / n
+			t.Logf("%d bytes", each)
+			if each > maxHeldBytes {
+				t.Errorf("a held lock takes %d bytes of the heap, at most %d are right", each, maxHeldBytes)
+			}
+			for _, l := range held {
+				if err := l.Unlock(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// heapBytes returns how much of the heap is in use.
+func heapBytes() int64 {
+	runtime.GC()
+	runtime.GC() // what had a finalizer or sat in a pool goes the second time
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
