@@ -54,9 +54,9 @@ measure: ## print figures of this machine; never fails
 	-$(GO) run ./internal/measure
 
 # Ten minutes on a machine that does nothing else. The tag brings etcd in, whose packages
-# take a minute to build the first time.
-compare: ## other locks beside this one, into docs/performance.md; wants redis-server
-	cd bench && $(GO) run -tags etcd . -docs ../docs
+# take a minute to build the first time. WITH=-redisson takes seven minutes more, Maven and a JDK.
+compare: ## other locks beside this one, into docs/performance.md: WITH=-redisson for that too; wants redis-server
+	cd bench && $(GO) run -tags etcd . $(WITH) -docs ../docs
 
 simulate: ## random schedules of the protocol on virtual time: SEEDS=how many
 	$(GO) test -run '^TestSimulation' -count 1 -timeout 0 ./internal/simulation -simulate.seeds=$(SEEDS)

@@ -22,18 +22,15 @@ import (
 func TestMain(m *testing.M) {
 	redis.SetLogger(silence{})
 	if text := os.Getenv(roleVariable); text != "" {
-		if err := work(text); err != nil {
-			println(err.Error())
-			os.Exit(1)
-		}
-		return
+		println(work(text).Error())
+		os.Exit(1)
 	}
 	os.Exit(m.Run())
 }
 
 // moment is enough to see that something is measured.
 var moment = effort{
-	rounds: 1, cycles: 50 * time.Millisecond, handoffs: 3, contend: 500 * time.Millisecond,
+	rounds: 1, warm: 500 * time.Millisecond, cycles: 50 * time.Millisecond, handoffs: 3, contend: 500 * time.Millisecond,
 	settle: 100 * time.Millisecond, watch: 100 * time.Millisecond, waiters: 2, locks: 50, killed: 3 * time.Second,
 	growing: 500 * time.Millisecond, held: 30 * time.Second, kept: 100 * time.Millisecond,
 	waiting: []int{1, 10}, holding: []int{1, 50}, processes: []int{1, 2},
@@ -86,10 +83,14 @@ func measured(t *testing.T, c contender, measure func(*stage) (figures, error), 
 var positive = map[string][]string{
 	"cycle":        {"cycles", "p50", "p99", "allocs", "bytes"},
 	"cycle-names":  {"cycles", "p50", "p99", "allocs", "bytes"},
+	"cycle-free":   {"cycles", "p50", "p99"},
 	"handoff":      {"p50", "p99"},
+	"handoff-free": {"p50", "p99"},
 	"contend-1x64": {"leases", "rate", "each", "longest", "p99"},
 	"contend-4x16": {"leases", "rate", "each", "longest", "p99", "requests"},
 	"contend-8x1":  {"leases", "rate", "each", "longest", "p99", "requests"},
+	"readers-1x64": {"leases", "rate", "reads", "longest", "p99"},
+	"readers-4x16": {"leases", "rate", "reads", "longest", "p99"},
 	"waiting":      nil,                      // waiting may cost nothing
 	"many":         {"rate", "each", "keys"}, // fifty locks may be less than what the rest frees meanwhile
 	"killed":       {"left"},
@@ -100,7 +101,7 @@ func TestEveryScenarioMeasuresEveryoneThatTakesPart(t *testing.T) {
 	for _, s := range scenarios {
 		for _, c := range contenders {
 			// Peers show by the short ones that they are used as they want to be.
-			if !c.takesPart(s.name) || c.floor && s.name == "waiting" || c.serve != nil ||
+			if !c.takesPart(s.name) || c.floor && s.name == "waiting" || c.serve != nil || c.optional != "" ||
 				!c.floor && c.name != ours && s.name != "cycle" && s.name != "handoff" && s.name != "many" {
 				continue
 			}
@@ -168,6 +169,31 @@ func TestOwnersInTwoProcessesAtOnceAreNoticed(t *testing.T) {
 	t.Error("a lock that lets everybody in at once was taken for one that works")
 }
 
+// A reader beside a writer is noticed, and readers beside each other are none of its business.
+func TestAReaderInsideWithAWriterIsNoticed(t *testing.T) {
+	needRedis(t)
+	t.Parallel()
+	for name, broken := range map[string]bool{brokenName: true, "package sync": false} {
+		c, err := find(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		overlaps := 0.0
+		for range 20 {
+			f, err := run(t.Context(), c, moment, false, func(s *stage) (figures, error) { return s.readersAndWriters(1, 8) })
+			if err != nil {
+				t.Fatal(err)
+			}
+			if overlaps += f["overlaps"]; overlaps > 0 || !broken {
+				break
+			}
+		}
+		if broken != (overlaps > 0) {
+			t.Errorf("%s: %v times two were inside who must not be", name, overlaps)
+		}
+	}
+}
+
 const brokenName = "no lock at all"
 
 func init() {
@@ -183,9 +209,41 @@ func (open) lock(context.Context, string) (func() error, error) {
 	return func() error { return nil }, nil
 }
 
+func (open) share(context.Context, string, bool) (func() error, error) {
+	return func() error { return nil }, nil
+}
+
+// Redisson's worker is asked the same as ours, and gives the same figures. Building it needs Maven, a JDK and
+// Maven's registry, so this is for those who ask for it.
+func TestRedissonMeasuresEveryScenario(t *testing.T) {
+	if os.Getenv("LEASED_BENCH_REDISSON") == "" {
+		t.Skip("LEASED_BENCH_REDISSON is not set")
+	}
+	needRedis(t)
+	if err := buildRedisson(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c, err := find("Redisson")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range scenarios {
+		t.Run(s.name, func(t *testing.T) {
+			wanted := slices.DeleteFunc(slices.Clone(positive[s.name]), func(figure string) bool {
+				return figure == "allocs" || figure == "bytes" // the JVM does not tell those of all threads
+			})
+			f := measured(t, c, s.measure, wanted...)
+			several := []string{"contend-4x16", "contend-8x1", "readers-4x16", "waiting"}
+			if shared := f["shared"] == 1; shared != slices.Contains(several, s.name) {
+				t.Errorf("clients share a JVM: %v", shared)
+			}
+		})
+	}
+}
+
 // invented has a figure for whatever is printed or drawn.
 func invented() *report {
-	r := &report{About: "invented", Settings: settings()}
+	r := &report{About: "invented", Settings: plan{}.settings()}
 	for i, c := range contenders {
 		for _, s := range scenarios {
 			for round := range 3 {
@@ -250,6 +308,20 @@ func TestFiguresHaveThreeDigits(t *testing.T) {
 	} {
 		if c.got != c.want {
 			t.Errorf("got %s, want %s", c.got, c.want)
+		}
+	}
+}
+
+func TestFiguresOfClientsInOneProcessAreMarked(t *testing.T) {
+	r := &report{Measurements: []measurement{
+		{Scenario: "contend-8x1", Contender: ours, Figures: figures{"rate": 1000}},
+		{Scenario: "contend-8x1", Contender: "Redisson", Figures: figures{"rate": 100, "shared": 1}},
+		{Scenario: "cycle", Contender: "Redisson", Figures: figures{"p50": 1e-3}},
+	}}
+	table := r.table(false)
+	for _, want := range []string{"| 1,000 | 100 † |", "|  |  | 1 ms |", "\n† in one process"} {
+		if !strings.Contains(table, want) {
+			t.Errorf("no %q in\n%s", want, table)
 		}
 	}
 }

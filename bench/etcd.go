@@ -21,7 +21,7 @@ import (
 func init() {
 	contenders = append(contenders, contender{
 		name: "etcd", module: "go.etcd.io/etcd/client/v3",
-		only:     []string{"cycle", "cycle-names", "handoff", "contend-1x64", "contend-4x16", "contend-8x1", "many"},
+		only:     []string{"cycle", "cycle-free", "cycle-names", "handoff", "handoff-free", "contend-1x64", "contend-4x16", "contend-8x1", "many"},
 		settings: "package concurrency on one embedded server, whose disk is memory where the system has /dev/shm; one session a process, and a Go channel before each name, because two mutexes of one session do not exclude each other",
 		open:     openEtcd,
 		serve:    serveEtcd,

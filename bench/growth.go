@@ -68,5 +68,5 @@ func (s *stage) crowdOf(n int) (figures, error) {
 	}
 	// Each has to ask for the lock before it waits.
 	settle := s.settle + time.Duration(n)*time.Millisecond
-	return s.crowd(owner[0], others, n/processes, 1, settle, s.growing)
+	return s.crowd(owner[0], others, n, 1, settle, s.growing)
 }

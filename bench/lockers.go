@@ -45,9 +45,17 @@ type contender struct {
 	module   string   // whose version is printed
 	settings string   // which choices were made for it, and why
 	floor    bool     // no lock that one could use: the least that one has to do
-	only     []string // the scenarios that it takes part in; nil is all
+	only     []string // the scenarios that it takes part in; nil is all that it can
+	shares   bool     // it has locks for readers, so its lockers are sharers
+	optional string   // the flag that it takes part with, if not always
 	open     func(setup) (locker, error)
 	serve    func(dir string) (addr string, err error) // starts its own server; nil: redis-server
+
+	// Of one that is not written in Go:
+	program  func() []string // of its workers
+	version  func() string
+	together bool // one process has all its clients that compete: see stage.contestants
+	warms    bool // it is compiled while it runs: see stage.warmUp
 }
 
 const ours = "Leased"
@@ -56,6 +64,7 @@ var contenders = []contender{
 	{
 		name: ours, module: "github.com/leasedmutex/leased",
 		settings: "its defaults",
+		shares:   true,
 		open:     openLeased,
 	},
 	{
@@ -74,14 +83,19 @@ var contenders = []contender{
 		open:     openRedsync,
 	},
 	{
-		name: "two commands", floor: true, only: []string{"cycle", "cycle-names", "many"},
+		name: "two commands", floor: true, only: []string{"cycle", "cycle-free", "cycle-names", "many"},
 		settings: "`SET NX PX` and a script that compares and deletes, by go-redis",
 		open:     openTwoCommands,
 	},
 	{
-		name: "PUBLISH", floor: true, only: []string{"handoff", "contend-4x16", "contend-8x1", "processes", "waiters"},
+		name: "PUBLISH", floor: true, only: []string{"handoff", "handoff-free", "contend-4x16", "contend-8x1", "processes", "waiters"},
 		settings: "processes in a ring: to unlock is to send one message to the next, whose first local waiter it wakes; no key, no TTL, by go-redis",
 		open:     openRing,
+	},
+	{
+		name: "package sync", floor: true, only: []string{"readers-1x64"},
+		settings: "a `sync.RWMutex`, in one process, without Redis",
+		open:     func(setup) (locker, error) { return &readersWriter{}, nil },
 	},
 	{
 		name: "channels", floor: true, only: []string{"contend-1x64"},
@@ -99,8 +113,14 @@ func find(name string) (contender, error) {
 	return contender{}, errors.New("there is no " + name)
 }
 
+// sharing are the scenarios with readers. Most libraries have no locks for them.
+var sharing = []string{"readers-1x64", "readers-4x16"}
+
 func (c contender) takesPart(scenario string) bool {
-	return c.only == nil || slices.Contains(c.only, scenario)
+	if c.only == nil {
+		return c.shares || !slices.Contains(sharing, scenario)
+	}
+	return slices.Contains(c.only, scenario)
 }
 
 // connect makes one go-redis client a process, however many clients of locks it has.
@@ -117,6 +137,19 @@ func openLeased(s setup) (locker, error) {
 
 func (l leasedLocker) lock(ctx context.Context, name string) (func() error, error) {
 	lease, err := l.client.Mutex(name).LockContext(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return lease.Unlock, nil
+}
+
+func (l leasedLocker) share(ctx context.Context, name string, read bool) (func() error, error) {
+	m := l.client.RWMutex(name)
+	take := m.LockContext
+	if read {
+		take = m.RLockContext
+	}
+	lease, err := take(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -323,4 +356,20 @@ func (l *channels) unlock() error {
 	l.waiters = l.waiters[1:]
 	close(next)
 	return nil
+}
+
+// readersWriter is what a process has for readers and writers without Redis.
+type readersWriter struct{ sync.RWMutex }
+
+func (l *readersWriter) lock(ctx context.Context, name string) (func() error, error) {
+	return l.share(ctx, name, false)
+}
+
+func (l *readersWriter) share(_ context.Context, _ string, read bool) (func() error, error) {
+	if read {
+		l.RLock()
+		return func() error { l.RUnlock(); return nil }, nil
+	}
+	l.Lock()
+	return func() error { l.Unlock(); return nil }, nil
 }

@@ -3,7 +3,7 @@
 //
 //	go run .                       all of it, about ten minutes
 //	go run . -quick                a look, about two minutes
-//	go run -tags etcd . -docs ../docs   what docs/performance.md shows
+//	go run -tags etcd . -redisson -docs ../docs   what docs/performance.md shows
 //
 // It starts a redis-server of its own on a loopback port for each measurement, and processes
 // that lock, and ends them. Where the system can, the server runs on one processor
@@ -11,7 +11,8 @@
 // one processor and now on two, which changes a round trip by a factor of five.
 //
 // In each round every contender is measured once in each scenario, in another order each time. Ratios are
-// those of one round, so what the machine does besides changes both of their parts; what is printed are
+// those of one round, so what the machine does besides changes both of their parts; round trips and hand-offs, which
+// it changes most, are measured in turns with the floor's, some milliseconds apart. What is printed are
 // medians of the rounds.
 package main
 
@@ -40,10 +41,7 @@ func main() {
 	log.SetFlags(0)
 	redis.SetLogger(silence{}) // it tells of connections that end with what is killed
 	if text := os.Getenv(roleVariable); text != "" {
-		if err := work(text); err != nil {
-			log.Fatal(err)
-		}
-		return
+		log.Fatal(work(text))
 	}
 	if err := compare(); err != nil {
 		log.Fatal(err)
@@ -56,6 +54,7 @@ type plan struct {
 	pin   bool
 	only  []string // scenarios; all if there are none
 	among []string // contenders; all if there are none
+	with  []string // the optional ones that take part
 }
 
 func compare() error {
@@ -68,6 +67,7 @@ func compare() error {
 		only   = flag.String("only", "", "comma-separated `scenarios`: "+strings.Join(names(), ", "))
 		among  = flag.String("lockers", "", "comma-separated `contenders`: "+strings.Join(contenderNames(), ", "))
 		pin    = flag.Bool("pin", true, "keep the server on one processor and all clients on another one")
+		java   = flag.Bool("redisson", false, "let Redisson take part, a library for Java: about seven minutes more; wants Maven and a JDK")
 	)
 	flag.Usage = func() {
 		fmt.Fprint(flag.CommandLine.Output(), `Compares Leased with other locks on a redis-server of its own, and shows what each costs
@@ -108,6 +108,12 @@ With "go run -tags etcd ." etcd takes part as well.
 		}
 	} else {
 		began := time.Now()
+		if *java {
+			if err := buildRedisson(ctx); err != nil {
+				return err
+			}
+			p.with = append(p.with, "redisson")
+		}
 		r, err = p.measure(ctx, func(format string, args ...any) {
 			fmt.Printf("%5.0f s  %s\n", time.Since(began).Seconds(), fmt.Sprintf(format, args...))
 		})
@@ -158,14 +164,16 @@ func contenderNames() []string {
 
 func (p plan) wants(scenario string) bool { return p.only == nil || slices.Contains(p.only, scenario) }
 
-func (p plan) includes(c contender) bool { return p.among == nil || slices.Contains(p.among, c.name) }
+func (p plan) includes(c contender) bool {
+	return (p.among == nil || slices.Contains(p.among, c.name)) && (c.optional == "" || slices.Contains(p.with, c.optional))
+}
 
 // measure runs everything. What one contender fails in is reported and left out.
 func (p plan) measure(ctx context.Context, progress func(string, ...any)) (*report, error) {
-	r := &report{About: about(ctx, p), Settings: settings()}
+	r := &report{About: about(ctx, p), Settings: p.settings()}
 	progress("%s", r.About)
-	one := func(c contender, scenario string, round, n int, do func(*stage) (figures, error)) error {
-		f, err := run(ctx, c, p.effort, p.pin, do)
+	one := func(c contender, scenario string, round, n int, pin bool, do func(*stage) (figures, error)) error {
+		f, err := run(ctx, c, p.effort, pin, do)
 		if ctx.Err() != nil {
 			return errors.New("interrupted")
 		}
@@ -188,7 +196,7 @@ func (p plan) measure(ctx context.Context, progress func(string, ...any)) (*repo
 				if c.floor && s.name == "waiting" || !c.takesPart(s.name) || !p.includes(c) {
 					continue
 				}
-				if err := one(c, s.name, round, 0, s.measure); err != nil {
+				if err := one(c, s.name, round, 0, p.pin && !s.free, s.measure); err != nil {
 					return r, err
 				}
 			}
@@ -205,7 +213,7 @@ func (p plan) measure(ctx context.Context, progress func(string, ...any)) (*repo
 				if !in || most > 0 && n > most || !p.includes(c) {
 					continue
 				}
-				if err := one(c, g.name, 0, n, func(s *stage) (figures, error) { return g.measure(s, n) }); err != nil {
+				if err := one(c, g.name, 0, n, p.pin, func(s *stage) (figures, error) { return g.measure(s, n) }); err != nil {
 					return r, err
 				}
 			}

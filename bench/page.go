@@ -52,9 +52,11 @@ type row struct {
 
 var rows = []row{
 	{"uncontended lock and unlock, one name", "cycle", "p50", duration, "two commands", false},
-	{"the same, another name each time", "cycle-names", "p50", duration, "two commands", false},
+	{"the same, nothing bound to a processor", "cycle-free", "p50", duration, "two commands", false},
+	{"another name each time", "cycle-names", "p50", duration, "two commands", false},
 	{"memory allocated for it", "cycle", "bytes", bytesOf, "two commands", false},
 	{"hand-off to a waiter in another process", "handoff", "p50", duration, "PUBLISH", false},
+	{"the same, nothing bound to a processor", "handoff-free", "p50", duration, "PUBLISH", false},
 	{"64 goroutines of one process: leases a second", "contend-1x64", "rate", count, "channels", true},
 	{"longest wait", "contend-1x64", "longest", duration, "", false},
 	{"16 goroutines in each of 4 processes: leases a second", "contend-4x16", "rate", count, "PUBLISH", true},
@@ -62,6 +64,10 @@ var rows = []row{
 	{"longest wait", "contend-4x16", "longest", duration, "", false},
 	{"one goroutine in each of 8 processes: leases a second", "contend-8x1", "rate", count, "PUBLISH", true},
 	{"longest wait", "contend-8x1", "longest", duration, "", false},
+	{"64 goroutines of one process, 90 % of locks for reading: reads a second", "readers-1x64", "reads", count, "package sync", true},
+	{"longest wait of a writer", "readers-1x64", "longest", duration, "", false},
+	{"16 goroutines in each of 4 processes, the same: reads a second", "readers-4x16", "reads", count, "", true},
+	{"longest wait of a writer", "readers-4x16", "longest", duration, "", false},
 	{"200 waiters in 10 processes, lock held: requests a second", "waiting", "waiting-requests", count, "", false},
 	{"10,000 locks in one process: acquired a second", "many", "rate", count, "two commands", true},
 	{"memory of the process, for each", "many", "memory", bytesOf, "two commands", false},
@@ -86,8 +92,14 @@ func (r *report) of(scenario, contender, figure string) []float64 {
 	return all
 }
 
+// ofFloor is behind the name of a figure that is divided by the floor's, for they were measured in turns.
+const ofFloor = " of the floor's"
+
 // against divides what a contender costs by what the floor did in the same round.
 func (r *report) against(line row, contender string) []float64 {
+	if ratios := slices.DeleteFunc(r.of(line.scenario, contender, line.figure+ofFloor), math.IsNaN); line.floor != "" && len(ratios) > 0 {
+		return ratios
+	}
 	var ratios []float64
 	mine, floor := r.of(line.scenario, contender, line.figure), r.of(line.scenario, line.floor, line.figure)
 	for i := range min(len(mine), len(floor)) {
@@ -129,6 +141,9 @@ func (r *report) cell(line row, contender string, spread bool) string {
 	return text + ")"
 }
 
+// sharedMark is at figures of clients that were to be in several processes and were in one.
+const sharedMark = " †"
+
 // table is the comparison in Markdown. With spread it says how far the rounds were apart.
 func (r *report) table(spread bool) string {
 	var columns []string
@@ -137,6 +152,7 @@ func (r *report) table(spread bool) string {
 			columns = append(columns, c.name)
 		}
 	}
+	shared := false
 	var b strings.Builder
 	b.WriteString("| | floor | " + strings.Join(columns, " | ") + " |\n|---" + strings.Repeat("|---", len(columns)+1) + "|\n")
 	for _, line := range rows {
@@ -148,12 +164,18 @@ func (r *report) table(spread bool) string {
 		}
 		for _, name := range columns {
 			text := r.cell(line, name, spread)
+			if text != "" && slices.Contains(r.of(line.scenario, name, "shared"), 1) {
+				text, shared = text+sharedMark, true
+			}
 			some = some || text != ""
 			cells = append(cells, text)
 		}
 		if some {
 			b.WriteString("| " + line.title + " | " + strings.Join(cells, " | ") + " |\n")
 		}
+	}
+	if shared {
+		b.WriteString("\n" + strings.TrimSpace(sharedMark) + " in one process, where the others had several.\n")
 	}
 	return b.String()
 }
@@ -174,10 +196,13 @@ func (r *report) growthTable(g growth) string {
 	switch g.name {
 	case "waiters":
 		percent := func(v float64) string { return number(100*v) + " %" }
-		columns = append(columns, column{"Leased: server, while all wait", ours, "waiting-server", percent},
-			column{"Leased: requests a lease", ours, "requests", number})
+		columns = append(columns, column{"Leased: share of the server's core while all wait", ours, "waiting-server", percent},
+			column{"requests a second while all wait", ours, "waiting-requests", number},
+			column{"requests a lease", ours, "requests", number})
 	case "locks":
-		columns = append(columns, column{"Leased: taken a second", ours, "rate", count}, column{"Leased: memory each", ours, "memory", bytesOf})
+		columns = append(columns, column{"Leased: requests a second", ours, "holding-requests", number},
+			column{"longest command", ours, "longest-command", atLeastSlow},
+			column{"taken a second", ours, "rate", count}, column{"memory each", ours, "memory", bytesOf})
 	case "processes":
 		columns = append(columns, column{"Leased: requests a lease", ours, "requests", number})
 	}
@@ -244,11 +269,18 @@ func (r *report) failures() error {
 }
 
 // settings says how each contender was used.
-func settings() string {
+func (p plan) settings() string {
 	var b strings.Builder
 	for _, c := range contenders {
+		if !p.includes(c) {
+			continue
+		}
+		v := versionOf(c.module)
+		if c.version != nil {
+			v = c.version()
+		}
 		fmt.Fprintf(&b, "- **%s**", c.name)
-		if v := versionOf(c.module); v != "" && v != "(devel)" {
+		if v != "" && v != "(devel)" {
 			b.WriteString(" " + v)
 		}
 		fmt.Fprintf(&b, ": %s.\n", c.settings)
@@ -381,6 +413,14 @@ func duration(seconds float64) string {
 		}
 	}
 	return number(seconds*1e9) + " ns"
+}
+
+// atLeastSlow is for what the server notes only where it takes that long.
+func atLeastSlow(seconds float64) string {
+	if seconds <= slow.Seconds() {
+		return "< " + duration(slow.Seconds())
+	}
+	return duration(seconds)
 }
 
 func times(ratio float64) string { return number(ratio) + "×" }

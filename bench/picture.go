@@ -39,12 +39,13 @@ var (
 		"redislock":   {rgb(0x8250DF), rgb(0xAB7DF8)},
 		"redsync":     {rgb(0x1A7F37), rgb(0x3FB950)},
 		"etcd":        {rgb(0xBF3989), rgb(0xDB61A2)},
+		"Redisson":    {rgb(0x9A6700), rgb(0xD29922)},
 	}
 	floors = paint{rgb(0x8C959F), rgb(0x6E7681)}
 
 	shapes = map[string]draw.GlyphDrawer{
 		ours: draw.CircleGlyph{}, "rueidislock": draw.SquareGlyph{}, "redislock": draw.TriangleGlyph{},
-		"redsync": draw.PyramidGlyph{}, "etcd": draw.CrossGlyph{},
+		"redsync": draw.PyramidGlyph{}, "etcd": draw.CrossGlyph{}, "Redisson": draw.BoxGlyph{},
 	}
 )
 
@@ -94,7 +95,7 @@ func sheet(title, across, up string) *plot.Plot {
 	p.Title.TextStyle.Color, p.Title.TextStyle.Font.Size = ink.light, 13
 	p.Legend.TextStyle.Color = ink.light
 	for _, axis := range []*plot.Axis{&p.X, &p.Y} {
-		axis.LineStyle.Color, axis.Tick.LineStyle.Color = faint.light, faint.light
+		axis.Color, axis.Tick.Color = faint.light, faint.light
 		axis.Padding = 4
 		axis.Tick.Length = 5
 	}
@@ -262,7 +263,7 @@ func (r *report) peersPicture() ([]byte, error) {
 	p.Y.Tick.Marker = plot.ConstantTicks(ticks)
 	p.Y.Tick.Label.Color = ink.light
 	// Room for a reader's font that is wider than the one the drawing library measures with.
-	p.Y.Tick.Length, p.Y.Tick.LineStyle.Color, p.Y.LineStyle.Color = 44, card.light, grid.light
+	p.Y.Tick.Length, p.Y.Tick.Color, p.Y.Color = 44, card.light, grid.light
 	const width, height, legend = 900, 340, 30
 	canvas := vgsvg.New(width, height)
 	all := draw.New(canvas)

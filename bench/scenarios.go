@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -12,6 +13,7 @@ import (
 // effort is how long and how large the measurements are.
 type effort struct {
 	rounds   int
+	warm     time.Duration // what is compiled while it runs runs that long before it is measured
 	cycles   time.Duration
 	handoffs int
 	contend  time.Duration
@@ -31,13 +33,13 @@ type effort struct {
 
 var (
 	full = effort{
-		rounds: 3, cycles: 700 * time.Millisecond, handoffs: 80, contend: time.Second,
+		rounds: 3, warm: 9 * time.Second, cycles: 700 * time.Millisecond, handoffs: 80, contend: time.Second,
 		settle: time.Second, watch: 1500 * time.Millisecond, waiters: 20, locks: 10_000, killed: 2 * time.Second,
 		growing: 1500 * time.Millisecond, held: 6 * time.Second, kept: 6 * time.Second, waiting: []int{1, 10, 100, 1000, 10_000},
 		holding: []int{1, 10, 100, 1000, 10_000, 100_000}, processes: []int{1, 2, 4, 8, 16, 32, 64},
 	}
 	quick = effort{
-		rounds: 1, cycles: 300 * time.Millisecond, handoffs: 30, contend: 500 * time.Millisecond,
+		rounds: 1, warm: 3 * time.Second, cycles: 300 * time.Millisecond, handoffs: 30, contend: 500 * time.Millisecond,
 		settle: 500 * time.Millisecond, watch: time.Second, waiters: 20, locks: 2000, killed: 2 * time.Second,
 		growing: 500 * time.Millisecond, held: 6 * time.Second, kept: 6 * time.Second, waiting: []int{1, 10, 100}, holding: []int{1, 100, 10_000}, processes: []int{1, 4, 16},
 	}
@@ -50,6 +52,7 @@ type stage struct {
 	contender
 	*server
 	workers    []*worker
+	shared     bool // competing clients are in one process, and should be in several
 	ttl        time.Duration
 	renew      bool
 	clientsCPU int
@@ -59,18 +62,23 @@ type stage struct {
 type scenario struct {
 	name, title string
 	measure     func(*stage) (figures, error)
+	free        bool // the system puts all processes where it likes
 }
 
 var scenarios = []scenario{
-	{"cycle", "uncontended, one lock", func(s *stage) (figures, error) { return s.uncontended(false) }},
-	{"cycle-names", "uncontended, another lock each time", func(s *stage) (figures, error) { return s.uncontended(true) }},
-	{"handoff", "hand-off to another process", (*stage).handOff},
-	{"contend-1x64", "64 goroutines of one process", func(s *stage) (figures, error) { return s.contended(1, 64) }},
-	{"contend-4x16", "16 goroutines in each of 4 processes", func(s *stage) (figures, error) { return s.contended(4, 16) }},
-	{"contend-8x1", "one goroutine in each of 8 processes", func(s *stage) (figures, error) { return s.contended(8, 1) }},
-	{"waiting", "waiting", (*stage).wait},
-	{"many", "many locks", (*stage).many},
-	{"killed", "the owner is killed", (*stage).kill9},
+	{"cycle", "uncontended, one lock", func(s *stage) (figures, error) { return s.uncontended(false) }, false},
+	{"cycle-free", "uncontended, nothing bound", func(s *stage) (figures, error) { return s.uncontended(false) }, true},
+	{"cycle-names", "uncontended, another lock each time", func(s *stage) (figures, error) { return s.uncontended(true) }, false},
+	{"handoff", "hand-off to another process", (*stage).handOff, false},
+	{"handoff-free", "hand-off, nothing bound", (*stage).handOff, true},
+	{"contend-1x64", "64 goroutines of one process", func(s *stage) (figures, error) { return s.contended(1, 64) }, false},
+	{"contend-4x16", "16 goroutines in each of 4 processes", func(s *stage) (figures, error) { return s.contended(4, 16) }, false},
+	{"contend-8x1", "one goroutine in each of 8 processes", func(s *stage) (figures, error) { return s.contended(8, 1) }, false},
+	{"readers-1x64", "readers and writers in one process", func(s *stage) (figures, error) { return s.readersAndWriters(1, 64) }, false},
+	{"readers-4x16", "readers and writers in 4 processes", func(s *stage) (figures, error) { return s.readersAndWriters(4, 16) }, false},
+	{"waiting", "waiting", (*stage).wait, false},
+	{"many", "many locks", (*stage).many, false},
+	{"killed", "the owner is killed", (*stage).kill9, false},
 }
 
 // run carries a measurement out, from the server's start to its end.
@@ -90,7 +98,11 @@ func run(ctx context.Context, c contender, e effort, pin bool, measure func(*sta
 			w.kill()
 		}
 	}()
-	return measure(s)
+	f, err := measure(s)
+	if s.shared && f != nil {
+		f["shared"] = 1
+	}
+	return f, err
 }
 
 // start starts processes with some clients in each. First is the number of their first client of all.
@@ -112,6 +124,56 @@ func (s *stage) start(processes, clients, first, all int) ([]*worker, error) {
 		}
 	}
 	return some, nil
+}
+
+// beside starts processes of a floor on the same server, one client in each, so that the two can
+// be measured in turns. There is none beside another floor, or on another server than Redis.
+func (s *stage) beside(floor string, processes int) ([]*worker, error) {
+	if s.floor || s.rdb == nil {
+		return nil, nil
+	}
+	c, err := find(floor)
+	if err != nil {
+		return nil, err
+	}
+	other := *s
+	other.contender = c
+	ws, err := other.start(processes, 1, 0, processes)
+	s.workers = other.workers
+	return ws, err
+}
+
+// turns is in how many parts a measurement is cut that is done in turns with the floor's. What a
+// busy machine does takes longer than one of them, so it hits both.
+const turns = 8
+
+// contestants starts processes with some clients in each that compete for a lock. A contender whose
+// processes are too large for that has all of the clients in one.
+func (s *stage) contestants(processes, clients, all int) ([]*worker, error) {
+	if s.together && processes > 1 {
+		s.shared = true
+		processes, clients = 1, processes*clients
+	}
+	return s.start(processes, clients, 0, all)
+}
+
+// warmUp has workers that are compiled while they run do for a while what is measured afterwards.
+func (s *stage) warmUp(ws []*worker, o order) error {
+	if !s.warms {
+		return nil
+	}
+	o.Name, o.For = "warm-up", s.warm
+	for _, w := range ws {
+		if err := w.tell(o); err != nil {
+			return err
+		}
+	}
+	for _, w := range ws {
+		if _, err := w.hear(o.For + time.Minute); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // ask gives an order and waits for its answer, longer if it is about many locks.
@@ -137,59 +199,157 @@ func (s *stage) uncontended(names bool) (figures, error) {
 	if err != nil {
 		return nil, err
 	}
-	a, err := s.ask(ws[0], order{Do: "cycle", Name: "invoice", Names: names, For: s.cycles})
-	return a.Figures, err
-}
-
-// handOff measures from before the owner's Unlock until the other process has the lock,
-// which by then has been waiting for some milliseconds.
-func (s *stage) handOff() (figures, error) {
-	ws, err := s.start(2, 1, 0, 2)
+	floor, err := s.beside("two commands", 1)
 	if err != nil {
 		return nil, err
 	}
-	owner, waiter := ws[0], ws[1]
-	if _, err := s.ask(owner, order{Do: "lock", Name: "invoice"}); err != nil {
+	o := order{Do: "cycle", Name: "invoice", Names: names, For: s.cycles / turns, Count: 200}
+	if err := s.warmUp(ws, o); err != nil {
 		return nil, err
 	}
-	const unmeasured = 5
+	parts, ratios := map[string][]float64{}, []float64(nil)
+	for range turns {
+		mine, err := s.ask(ws[0], o)
+		if err != nil {
+			return nil, err
+		}
+		for name, value := range mine.Figures {
+			parts[name] = append(parts[name], value)
+		}
+		if floor != nil {
+			its, err := s.ask(floor[0], o)
+			if err != nil {
+				return nil, err
+			}
+			ratios = append(ratios, mine.Figures["p50"]/its.Figures["p50"])
+		}
+		o.Count = 20
+	}
+	f := figures{}
+	for name, values := range parts {
+		f[name] = median(values)
+	}
+	if ratios != nil {
+		f["p50"+ofFloor] = median(ratios)
+	}
+	return f, nil
+}
+
+// pair is two processes, one of which has the lock.
+type pair struct{ owner, waiter *worker }
+
+// passOn has the owner hand the lock off some times, to and fro, and returns how long each took:
+// from before its Unlock until the other process has the lock, for which that has been waiting for some milliseconds.
+func (s *stage) passOn(p *pair, times int) ([]time.Duration, error) {
 	var took []time.Duration
-	for i := range s.handoffs + unmeasured {
-		if err := waiter.tell(order{Do: "lock", Name: "invoice"}); err != nil {
+	for range times {
+		if err := p.waiter.tell(order{Do: "lock", Name: "invoice"}); err != nil {
 			return nil, err
 		}
 		// Where polls fall must not depend on when the owner unlocks.
 		if err := s.pause(5*time.Millisecond + time.Duration(rand.Int64N(int64(2*time.Millisecond)))); err != nil {
 			return nil, err
 		}
-		from, err := s.ask(owner, order{Do: "unlock"})
+		from, err := s.ask(p.owner, order{Do: "unlock"})
 		if err != nil {
 			return nil, err
 		}
-		to, err := waiter.hear(30 * time.Second)
+		to, err := p.waiter.hear(30 * time.Second)
 		if err != nil {
 			return nil, err
 		}
-		if i >= unmeasured {
-			took = append(took, to.At.Sub(from.At))
-		}
-		owner, waiter = waiter, owner
+		took = append(took, to.At.Sub(from.At))
+		p.owner, p.waiter = p.waiter, p.owner
 	}
-	slices.Sort(took)
-	return figures{
-		"handoffs": float64(len(took)),
-		"p50":      took[len(took)/2].Seconds(),
-		"p99":      took[len(took)*99/100].Seconds(),
-	}, nil
+	return took, nil
+}
+
+func (s *stage) handOff() (figures, error) {
+	ws, err := s.start(2, 1, 0, 2)
+	if err != nil {
+		return nil, err
+	}
+	floor, err := s.beside("PUBLISH", 2)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.warmUp(ws, order{Do: "contend", Goroutines: 1}); err != nil {
+		return nil, err
+	}
+	pairs := []*pair{{ws[0], ws[1]}}
+	if floor != nil {
+		pairs = append(pairs, &pair{floor[0], floor[1]})
+	}
+	for _, p := range pairs {
+		if _, err := s.ask(p.owner, order{Do: "lock", Name: "invoice"}); err != nil {
+			return nil, err
+		}
+		if _, err := s.passOn(p, 5); err != nil { // unmeasured
+			return nil, err
+		}
+	}
+	var all []time.Duration
+	var ratios []float64
+	for i := range turns {
+		var middle [2]float64
+		for j, p := range pairs {
+			took, err := s.passOn(p, s.handoffs*(i+1)/turns-s.handoffs*i/turns)
+			if err != nil {
+				return nil, err
+			}
+			middle[j] = middleOf(took)
+			if j == 0 {
+				all = append(all, took...)
+			}
+		}
+		if ratio := middle[0] / middle[1]; ratio > 0 && !math.IsInf(ratio, 0) {
+			ratios = append(ratios, ratio)
+		}
+	}
+	slices.Sort(all)
+	f := figures{
+		"handoffs": float64(len(all)),
+		"p50":      all[len(all)/2].Seconds(),
+		"p99":      all[len(all)*99/100].Seconds(),
+	}
+	if ratios != nil {
+		f["p50"+ofFloor] = median(ratios)
+	}
+	return f, nil
+}
+
+// middleOf is the median, 0 of nothing.
+func middleOf(took []time.Duration) float64 {
+	if len(took) == 0 {
+		return 0
+	}
+	took = slices.Sorted(slices.Values(took))
+	return took[len(took)/2].Seconds()
 }
 
 // contended has goroutines of processes lock and unlock one lock as fast as they can.
 func (s *stage) contended(processes, goroutines int) (figures, error) {
-	ws, err := s.start(processes, 1, 0, processes)
+	return s.compete(processes, order{Do: "contend", Name: "invoice", Goroutines: goroutines, For: s.contend})
+}
+
+// readersAndWriters is the same with an RWMutex, where nine of ten locks are those of readers.
+func (s *stage) readersAndWriters(processes, goroutines int) (figures, error) {
+	f, err := s.compete(processes, order{Do: "contend", Name: "invoice", Goroutines: goroutines, Reads: 90, For: 2 * s.contend})
+	if f != nil {
+		f["reads"] /= f["seconds"]
+	}
+	return f, err
+}
+
+func (s *stage) compete(processes int, o order) (figures, error) {
+	ws, err := s.contestants(processes, 1, processes)
 	if err != nil {
 		return nil, err
 	}
-	return s.race(ws, order{Do: "contend", Name: "invoice", Goroutines: goroutines, For: s.contend}, nil)
+	if err := s.warmUp(ws, o); err != nil {
+		return nil, err
+	}
+	return s.race(ws, o, nil)
 }
 
 // race gives all workers one order and adds up what they answer. If there is an owner,
@@ -233,7 +393,7 @@ func (s *stage) race(ws []*worker, o order, release func() error) (figures, erro
 		if first == "" {
 			first = a.Trouble
 		}
-		for _, sum := range []string{"leases", "overlaps", "failed"} {
+		for _, sum := range []string{"leases", "reads", "overlaps", "failed"} {
 			f[sum] += a.Figures[sum]
 		}
 		for _, greatest := range []string{"longest", "most"} {
@@ -262,22 +422,26 @@ func (s *stage) race(ws []*worker, o order, release func() error) (figures, erro
 // wait measures what 200 waiters cost while the lock is held.
 func (s *stage) wait() (figures, error) {
 	s.renew = true
-	ws, err := s.start(11, 1, 0, 11)
+	owner, err := s.start(1, 1, 10, 11)
 	if err != nil {
 		return nil, err
 	}
-	return s.crowd(ws[0], ws[1:], 1, s.waiters, s.settle, 0)
+	others, err := s.contestants(10, 1, 11)
+	if err != nil {
+		return nil, err
+	}
+	return s.crowd(owner[0], others, 10*s.waiters, s.waiters, s.settle, 0)
 }
 
-// crowd measures those that wait behind an owner, and then, if after is not 0, how fast they
-// get through once it has unlocked.
-func (s *stage) crowd(owner *worker, others []*worker, clients, goroutines int, settle, after time.Duration) (figures, error) {
+// crowd measures those that wait behind an owner, some goroutines of each client, and then, if
+// after is not 0, how fast they get through once it has unlocked.
+func (s *stage) crowd(owner *worker, others []*worker, waiters, goroutines int, settle, after time.Duration) (figures, error) {
 	if _, err := s.ask(owner, order{Do: "lock", Name: "invoice"}); err != nil {
 		return nil, err
 	}
 	var idle figures
 	release := func() error {
-		if err := s.calm(settle, len(others)*clients*goroutines); err != nil {
+		if err := s.calm(settle, waiters); err != nil {
 			return err
 		}
 		before, err := s.spent(s)
@@ -351,6 +515,9 @@ func (s *stage) hold(locks int, keep time.Duration) (figures, error) {
 		return a.Figures, err
 	}
 	// Connections, buffers and goroutines that all locks share are no part of one.
+	if err := s.warmUp(ws, order{Do: "warm"}); err != nil {
+		return nil, err
+	}
 	if _, err := ask("warm"); err != nil {
 		return nil, err
 	}
@@ -373,9 +540,17 @@ func (s *stage) hold(locks int, keep time.Duration) (figures, error) {
 		f["redis"] = (held.dataset - before.dataset) / n
 	}
 	if keep > 0 {
+		if err := s.forgetSlow(s); err != nil {
+			return nil, err
+		}
 		if err := s.pause(keep); err != nil {
 			return nil, err
 		}
+		longest, err := s.longest(s)
+		if err != nil {
+			return nil, err
+		}
+		f["longest-command"] = longest.Seconds()
 		kept, err := s.spent(s)
 		if err != nil {
 			return nil, err

@@ -73,7 +73,8 @@ func (s *server) startRedis(ctx context.Context, cpu int) error {
 		return err
 	}
 	s.cmd = exec.Command(redisServer(), "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
-		"--dir", s.dir, "--maxclients", "30000", "--loglevel", "warning")
+		"--dir", s.dir, "--maxclients", "30000", "--loglevel", "warning",
+		"--slowlog-log-slower-than", strconv.FormatInt(slow.Microseconds(), 10), "--slowlog-max-len", "100000")
 	s.cmd.Stdout, s.cmd.Stderr = io.Discard, os.Stderr
 	if err := startOn(s.cmd, cpu); err != nil {
 		s.cmd = nil
@@ -166,6 +167,33 @@ func (s spent) since(before spent) spent {
 		cpu:      s.cpu - before.cpu,
 		dataset:  s.dataset - before.dataset,
 	}
+}
+
+// slow is what a command has to take for the server to note it.
+const slow = 50 * time.Microsecond
+
+// forgetSlow has longest begin anew.
+func (s *server) forgetSlow(ctx context.Context) error {
+	if s.rdb == nil {
+		return nil
+	}
+	return s.rdb.Do(ctx, "slowlog", "reset").Err()
+}
+
+// longest is how long the longest command has kept the server from all others, and slow if none
+// took that long. The questions of spent do not count.
+func (s *server) longest(ctx context.Context) (time.Duration, error) {
+	if s.rdb == nil {
+		return 0, nil
+	}
+	all, err := s.rdb.SlowLogGet(ctx, 100_000).Result()
+	most := slow
+	for _, one := range all {
+		if len(one.Args) > 0 && !strings.EqualFold(one.Args[0], "info") && !strings.EqualFold(one.Args[0], "slowlog") {
+			most = max(most, one.Duration)
+		}
+	}
+	return most, err
 }
 
 // left is how long the lock of that name stays in Redis. Some libraries call the key otherwise; it is

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"math/bits"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,9 +22,9 @@ import (
 	"time"
 )
 
-// A worker is this program, started once more: a process with clients of one contender. It
-// gets orders and answers them, each a line of JSON, one after the other. Times cross as wall
-// time, which the processes of one machine share.
+// A worker is a process with clients of one contender: this program, started once more, or one for
+// a library of another language. It gets orders and answers them, each a line of JSON, one after
+// the other. Times cross as wall time, which the processes of one machine share.
 
 // roleVariable has what a worker is to be, and makes this program one.
 const roleVariable = "LEASED_BENCH_WORKER"
@@ -46,8 +47,9 @@ type order struct {
 	Name       string        // of the lock
 	Names      bool          // cycle: another lock each time
 	For        time.Duration // how long it goes on
-	Count      int           // of locks
+	Count      int           // of locks; cycle: how many are not measured, at first
 	Goroutines int           // on each client
+	Reads      int           // contend: percent of them take the lock as readers
 }
 
 type answer struct {
@@ -73,11 +75,15 @@ func startWorker(r role, cpu int) (*worker, error) {
 	if err != nil {
 		return nil, err
 	}
+	argv := []string{program}
+	if c, err := find(r.Contender); err == nil && c.program != nil {
+		argv = c.program()
+	}
 	text, err := json.Marshal(r)
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.Command(program)
+	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Env = append(os.Environ(), roleVariable+"="+string(text))
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
@@ -138,8 +144,8 @@ func (w *worker) kill() {
 	_ = w.cmd.Wait()
 }
 
-// work is the main function of a worker. It ends with its input, so no worker outlives the
-// process that started it.
+// work is the main function of a worker, which returns only if something is wrong. It ends with its
+// input, so no worker outlives the process that started it.
 func work(text string) error {
 	var r role
 	if err := json.Unmarshal([]byte(text), &r); err != nil {
@@ -206,7 +212,7 @@ func begin(r role) (answer, func(order) (answer, error), error) {
 // process is what a worker has.
 type process struct {
 	clients []locker
-	inside  *atomic.Int64 // how many have the lock, in all processes
+	inside  *atomic.Int64 // how many have the lock, in all processes: see aWriter
 	unlock  func() error  // of the lock that it was ordered to take
 	taken   []func() error
 }
@@ -230,7 +236,7 @@ func (p *process) carryOut(o order) (answer, error) {
 	case "take":
 		return p.take(o)
 	case "give":
-		return p.give(o)
+		return p.give()
 	}
 	return answer{}, errors.New("there is no order " + o.Do)
 }
@@ -253,7 +259,7 @@ func (p *process) cycles(o order) (answer, error) {
 			names[i] = o.Name + ":" + strconv.Itoa(i)
 		}
 	}
-	for range 200 {
+	for range o.Count {
 		if err := cycle(l, o.Name); err != nil {
 			return answer{}, err
 		}
@@ -280,12 +286,31 @@ func (p *process) cycles(o order) (answer, error) {
 	}}, nil
 }
 
-// contend has all clients lock and unlock one lock for a time, and checks that nobody else is inside.
+// sharer is a locker that has locks for readers as well.
+type sharer interface {
+	// share is like lock, for a reader or for a writer.
+	share(ctx context.Context, name string, read bool) (unlock func() error, err error)
+}
+
+// aWriter is what a writer, or who wants to be alone, adds to the word that counts those inside:
+// no number of readers makes up for it.
+const aWriter = -1 << 40
+
+// contend has all clients lock and unlock one lock for a time, and checks that nobody is inside who
+// must not be. Waits are those of writers, if there are readers too.
 func (p *process) contend(o order) (answer, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), o.For)
 	defer cancel()
+	take := func(l locker, _ bool) (func() error, error) { return l.lock(ctx, o.Name) }
+	if o.Reads > 0 {
+		if _, ok := p.clients[0].(sharer); !ok {
+			return answer{}, errors.New("it has no lock for readers")
+		}
+		take = func(l locker, read bool) (func() error, error) { return l.(sharer).share(ctx, o.Name, read) }
+	}
 	type seat struct {
 		leases, overlaps int64
+		reads            int64 // of the leases
 		longest          time.Duration
 		failed           int64
 		trouble          error    // the first
@@ -298,22 +323,33 @@ func (p *process) contend(o order) (answer, error) {
 		s, l := &seats[i], p.clients[i%len(p.clients)]
 		all.Go(func() {
 			for ctx.Err() == nil {
+				read := o.Reads > 0 && rand.IntN(100) < o.Reads
 				asked := time.Now()
-				unlock, err := l.lock(ctx, o.Name)
+				unlock, err := take(l, read)
 				waited := time.Since(asked)
-				s.longest = max(s.longest, min(waited, o.For)) // also one that the end cut off
+				if !read {
+					s.longest = max(s.longest, min(waited, o.For)) // also one that the end cut off
+				}
 				if err != nil {
 					if ctx.Err() == nil {
 						s.failed, s.trouble = s.failed+1, cmp.Or(s.trouble, err)
 					}
 					continue
 				}
-				if p.inside.Add(1) != 1 {
-					s.overlaps++
-				}
 				s.leases++
-				waits[bin(waited)].Add(1)
-				p.inside.Add(-1)
+				if read {
+					if p.inside.Add(1) <= 0 {
+						s.overlaps++
+					}
+					s.reads++
+					p.inside.Add(-1)
+				} else {
+					if p.inside.Add(aWriter) != aWriter {
+						s.overlaps++
+					}
+					waits[bin(waited)].Add(1)
+					p.inside.Add(-aWriter)
+				}
 				if err := unlock(); err != nil {
 					s.failed, s.trouble = s.failed+1, cmp.Or(s.trouble, err)
 				}
@@ -327,6 +363,7 @@ func (p *process) contend(o order) (answer, error) {
 		s := &seats[i]
 		f["failed"] += float64(s.failed)
 		f["leases"] += float64(s.leases)
+		f["reads"] += float64(s.reads)
 		f["overlaps"] += float64(s.overlaps)
 		f["longest"] = max(f["longest"], s.longest.Seconds())
 		f["least"] = min(f["least"], float64(s.leases))
@@ -386,7 +423,7 @@ func (p *process) take(o order) (answer, error) {
 	return answer{Figures: figures{"seconds": took.Seconds(), "memory": (memory() - before) / n}}, err
 }
 
-func (p *process) give(o order) (answer, error) {
+func (p *process) give() (answer, error) {
 	took, err := each(len(p.taken), func(i int) error { return p.taken[i]() })
 	return answer{Figures: figures{"seconds": took.Seconds(), "locks": float64(len(p.taken))}}, err
 }
