@@ -366,7 +366,8 @@ func (r *report) write(dir string) error {
 		r.pictures(dir))
 }
 
-// publish renews what performance.md has between marks, and the pictures beside it.
+// publish renews what performance.md has between marks, and the pictures beside it. What this run has
+// not measured stays as it is.
 func (r *report) publish(docs string) error {
 	file := filepath.Join(docs, "performance.md")
 	text, err := os.ReadFile(file)
@@ -374,13 +375,14 @@ func (r *report) publish(docs string) error {
 		return err
 	}
 	page := string(text)
-	parts := map[string]string{
-		"about":    r.About + ".\n",
-		"peers":    r.table(false),
-		"settings": r.Settings,
+	parts := map[string]string{}
+	if r.compares() {
+		parts["about"], parts["peers"], parts["settings"] = r.About+".\n", r.table(false), r.Settings
 	}
 	for _, g := range growths {
-		parts[g.name] = r.growthTable(g)
+		if len(r.sizes(g)) > 0 {
+			parts[g.name] = r.growthTable(g)
+		}
 	}
 	for name, part := range parts {
 		if page, err = between(page, name, part); err != nil {
@@ -388,6 +390,13 @@ func (r *report) publish(docs string) error {
 		}
 	}
 	return errors.Join(os.WriteFile(file, []byte(page), 0o644), r.pictures(docs))
+}
+
+// compares reports whether there is a figure of the table, and not only of how cost grows.
+func (r *report) compares() bool {
+	return slices.ContainsFunc(scenarios, func(s scenario) bool {
+		return slices.ContainsFunc(r.Measurements, func(m measurement) bool { return m.Scenario == s.name })
+	})
 }
 
 // between replaces the lines between a part's two marks.

@@ -69,17 +69,21 @@ func shapeOf(c contender) draw.GlyphStyle {
 
 // pictures draws what was measured into a directory, with one name for each picture at all times.
 func (r *report) pictures(dir string) error {
-	growing, err := r.growthPicture()
-	if err != nil {
-		return err
+	save := func(name string, draw func() ([]byte, error)) error {
+		picture, err := draw()
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(filepath.Join(dir, name), picture, 0o644)
 	}
-	peers, err := r.peersPicture()
-	if err != nil {
-		return err
+	var errs []error
+	if slices.ContainsFunc(growths, func(g growth) bool { return len(r.sizes(g)) > 0 }) {
+		errs = append(errs, save("performance-growth.svg", r.growthPicture))
 	}
-	return errors.Join(
-		os.WriteFile(filepath.Join(dir, "performance-growth.svg"), growing, 0o644),
-		os.WriteFile(filepath.Join(dir, "performance-peers.svg"), peers, 0o644))
+	if r.compares() {
+		errs = append(errs, save("performance-peers.svg", r.peersPicture))
+	}
+	return errors.Join(errs...)
 }
 
 // sheet is a plot in our colours, with logarithmic scales if they are asked for.
@@ -264,7 +268,7 @@ func (r *report) peersPicture() ([]byte, error) {
 	p.Y.Tick.Label.Color = ink.light
 	// Room for a reader's font that is wider than the one the drawing library measures with.
 	p.Y.Tick.Length, p.Y.Tick.Color, p.Y.Color = 44, card.light, grid.light
-	const width, height, legend = 900, 340, 30
+	const width, height, legend = 900, 420, 30
 	canvas := vgsvg.New(width, height)
 	all := draw.New(canvas)
 	all.FillPolygon(card.light, corners(all.Rectangle))

@@ -8,6 +8,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"time"
+
+	"github.com/leasedmutex/leased"
 )
 
 // effort is how long and how large the measurements are.
@@ -34,13 +36,13 @@ type effort struct {
 var (
 	full = effort{
 		rounds: 3, warm: 9 * time.Second, cycles: 700 * time.Millisecond, handoffs: 80, contend: time.Second,
-		settle: time.Second, watch: 1500 * time.Millisecond, waiters: 20, locks: 10_000, killed: 2 * time.Second,
+		settle: 3 * time.Second, watch: 1500 * time.Millisecond, waiters: 20, locks: 10_000, killed: 2 * time.Second,
 		growing: 1500 * time.Millisecond, held: 6 * time.Second, kept: 6 * time.Second, waiting: []int{1, 10, 100, 1000, 10_000},
 		holding: []int{1, 10, 100, 1000, 10_000, 100_000}, processes: []int{1, 2, 4, 8, 16, 32, 64},
 	}
 	quick = effort{
 		rounds: 1, warm: 3 * time.Second, cycles: 300 * time.Millisecond, handoffs: 30, contend: 500 * time.Millisecond,
-		settle: 500 * time.Millisecond, watch: time.Second, waiters: 20, locks: 2000, killed: 2 * time.Second,
+		settle: time.Second, watch: time.Second, waiters: 20, locks: 2000, killed: 2 * time.Second,
 		growing: 500 * time.Millisecond, held: 6 * time.Second, kept: 6 * time.Second, waiting: []int{1, 10, 100}, holding: []int{1, 100, 10_000}, processes: []int{1, 4, 16},
 	}
 )
@@ -377,6 +379,9 @@ func (s *stage) race(ws []*worker, o order, release func() error) (figures, erro
 	} else {
 		f["seconds"] = o.For.Seconds()
 	}
+	if f["seconds"] < 0.1 {
+		return nil, fmt.Errorf("the machine was too slow: of %v there was no time left", o.For)
+	}
 	if err := s.pause(time.Until(began.Add(o.For))); err != nil {
 		return nil, err
 	}
@@ -430,18 +435,18 @@ func (s *stage) wait() (figures, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.crowd(owner[0], others, 10*s.waiters, s.waiters, s.settle, 0)
+	return s.crowd(owner[0], others, 10, s.waiters, s.settle, 0)
 }
 
 // crowd measures those that wait behind an owner, some goroutines of each client, and then, if
 // after is not 0, how fast they get through once it has unlocked.
-func (s *stage) crowd(owner *worker, others []*worker, waiters, goroutines int, settle, after time.Duration) (figures, error) {
+func (s *stage) crowd(owner *worker, others []*worker, clients, goroutines int, settle, after time.Duration) (figures, error) {
 	if _, err := s.ask(owner, order{Do: "lock", Name: "invoice"}); err != nil {
 		return nil, err
 	}
 	var idle figures
 	release := func() error {
-		if err := s.calm(settle, waiters); err != nil {
+		if err := s.calm(settle, clients, clients*goroutines); err != nil {
 			return err
 		}
 		before, err := s.spent(s)
@@ -460,7 +465,7 @@ func (s *stage) crowd(owner *worker, others []*worker, waiters, goroutines int, 
 		_, err = s.ask(owner, order{Do: "unlock"})
 		return err
 	}
-	o := order{Do: "contend", Name: "invoice", Goroutines: goroutines, For: settle + s.watch + max(after, 200*time.Millisecond)}
+	o := order{Do: "contend", Name: "invoice", Goroutines: goroutines, For: settle + s.watch + max(after, 500*time.Millisecond)}
 	f, err := s.race(others, o, release)
 	if err != nil {
 		return nil, err
@@ -469,11 +474,30 @@ func (s *stage) crowd(owner *worker, others []*worker, waiters, goroutines int, 
 	return f, nil
 }
 
-// calm waits until those that wait have all asked for the lock: until they send little, or for
-// as long as they may take. Pollers send as much as before.
-func (s *stage) calm(most time.Duration, waiters int) error {
+// calm waits until those that wait have all asked for the lock. Leased says when they have; others
+// send little then, or go on polling, and are given some time.
+func (s *stage) calm(most time.Duration, clients, waiters int) error {
 	const look = 500 * time.Millisecond
 	end := time.Now().Add(most)
+	if s.name == ours {
+		c, err := leased.New(s.rdb)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		for {
+			info, err := c.Inspect(s, "invoice")
+			if err != nil || info.Queue >= clients {
+				return err
+			}
+			if time.Now().After(end) {
+				return fmt.Errorf("after %v only %d of %d clients wait", most, info.Queue, clients)
+			}
+			if err := s.pause(look); err != nil {
+				return err
+			}
+		}
+	}
 	last, err := s.spent(s)
 	if err != nil {
 		return err
