@@ -62,7 +62,9 @@ func run(ctx context.Context, address, listen string) error {
 	case err = <-failed:
 	case <-ctx.Done():
 		err = finish(server)
-		<-failed
+		if ended := <-failed; !errors.Is(ended, http.ErrServerClosed) {
+			err = errors.Join(err, ended)
+		}
 	}
 	return errors.Join(err, giveBack(locks), rdb.Close())
 }
