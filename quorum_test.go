@@ -88,3 +88,31 @@ func TestServersOfAQuorumThatLoseTheirDataWhileALeaseIsHeldGiveItToNobodyElse(t 
 		unlock(t, l)
 	})
 }
+
+// What a server that did not answer carries out late is given back when it sends a message
+// about it, although it would be asked only later whether it answers.
+func TestAServerOfAQuorumThatSendsAMessageIsAskedAtOnceWhetherItAnswers(t *testing.T) {
+	onQuorum(t, func(t *testing.T, s place) {
+		var way hang
+		a, b := clientOn(t, s, s.connect(t, way.change)), newClient(t, s)
+		for _, c := range []*leased.Client{a, b} { // their inboxes are confirmed
+			unlock(t, lock(t, c.Mutex("another")))
+		}
+		time.Sleep(time.Second)
+		way.start()
+		late := locking(t, a.Mutex("x"))
+		time.Sleep(3*time.Minute + 11*time.Second)
+		way.end(t)
+		time.Sleep(time.Millisecond)
+		if s.value(t, "x") == "" {
+			t.Fatal("nothing was carried out late")
+		}
+		began := time.Now()
+		l := lock(t, b.Mutex("x"))
+		if took := time.Since(began); took > 10*time.Millisecond {
+			t.Errorf("it took %v to enter a lock that its owner does not know of", took)
+		}
+		unlock(t, l)
+		unlock(t, <-late)
+	})
+}

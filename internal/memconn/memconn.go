@@ -18,11 +18,35 @@ type buffered struct {
 	written []byte     // but not sent yet
 	sending bool
 	err     error // of sending
+	closed  bool
+}
+
+// Read says as a socket does that this end was closed, and not the other.
+func (b *buffered) Read(p []byte) (int, error) {
+	n, err := b.Conn.Read(p)
+	if err != nil {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if b.closed {
+			err = net.ErrClosed
+		}
+	}
+	return n, err
+}
+
+func (b *buffered) Close() error {
+	b.mu.Lock()
+	b.closed = true
+	b.mu.Unlock()
+	return b.Conn.Close()
 }
 
 func (b *buffered) Write(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.closed {
+		return 0, net.ErrClosed
+	}
 	if b.err != nil {
 		return 0, b.err
 	}

@@ -294,6 +294,9 @@ func (l *Lock) waits(a *protocol.Answer, r *request, now time.Time) {
 	}
 	p := in[min(max(lacking, 1), len(in))-1]
 	a.Blocker, a.Place, a.NoNotify = p.blocker, p.place, p.noNotify
+	if i := slices.IndexFunc(in, func(q *part) bool { return q.blocker != "" && !r.isOurs(q.blocker) }); i >= 0 && r.isOurs(p.blocker) {
+		a.Blocker = in[i].blocker // an earlier request of ours is still leaving the others
+	}
 	switch {
 	case p.endless:
 		a.Left = protocol.Endless
@@ -309,6 +312,12 @@ func (l *Lock) waits(a *protocol.Answer, r *request, now time.Time) {
 			a.Told = max(a.Told, p.told)
 		}
 	}
+}
+
+// isOurs reports whether what blocks the request is another one of the same client.
+func (r *request) isOurs(blocker string) bool {
+	who, err := protocol.ParseID(blocker)
+	return err == nil && who.Client == r.who.Client
 }
 
 func (l *Lock) evaluateRelease(op *Op, now time.Time, fx *Effects) {

@@ -2,10 +2,13 @@ package quorum
 
 import (
 	"fmt"
+	"io"
+	"net"
 	"testing"
 	"time"
 
 	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
 // stand is a lock whose servers' answers a test gives by hand.
@@ -799,5 +802,44 @@ func TestAMessageThatCrossesWithAReleaseIsIgnored(t *testing.T) {
 	}
 	if n := strays(true, crossing/2); n != 2 {
 		t.Errorf("%d strays where an acquire may still arrive", n)
+	}
+}
+
+// While an earlier request of the same client leaves the servers, who blocks the next one is the
+// lock's owner, and not that.
+func TestARequestIsNotSaidToWaitForAnEarlierOneOfItsClient(t *testing.T) {
+	s := newStand(t, 5, time.Second)
+	const client = "BBBBBBBBBBBBBBBB:owner"
+	owner := protocol.NewRequest(client, protocol.Exclusive, time.Second, false, protocol.Unproved, protocol.Origin{}).ID
+	earlier := s.lock.cfg.NewID(protocol.Identity{TTL: time.Second})
+	for _, blockers := range [][]string{{earlier, earlier, owner}, {owner, earlier, earlier}, {earlier, owner, owner}} {
+		op := s.acquire()
+		for i, send := range s.fx.Sends[:3] {
+			s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Enqueued, Token: 1, Clock: 1, Blocker: blockers[i], Left: time.Second}})
+		}
+		if !op.Decided() || op.Answer.Blocker != owner {
+			t.Errorf("blocked by %q: said %q", blockers, op.Answer.Blocker)
+		}
+		s = newStand(t, 5, time.Second)
+	}
+}
+
+// A connection that was closed here, as by closing the Redis client, says nothing about its server.
+func TestAServerIsNotAwayBecauseItsConnectionWasClosedHere(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		away bool
+	}{
+		{&net.OpError{Op: "read", Err: net.ErrClosed}, false},
+		{io.EOF, true},
+		{&net.OpError{Op: "dial", Err: net.ErrClosed}, true},
+	} {
+		owner := &Server{base: t.Context(), start: func(func()) bool { return true }}
+		m := &member{owner: owner}
+		m.sending()
+		m.heardOf(redisserver.Classify(c.err))
+		if m.isAway() != c.away {
+			t.Errorf("%v: away %v", c.err, m.isAway())
+		}
 	}
 }

@@ -2,6 +2,8 @@ package quorum
 
 import (
 	"context"
+	"errors"
+	"net"
 	"sync"
 	"time"
 
@@ -33,6 +35,7 @@ type member struct {
 	strays   lockstate.CancelSchedule
 	sweeping bool
 	timer    *time.Timer
+	stirred  chan struct{} // has room for one: the server has sent a message although it is away
 	lanes    int           // commands of lanes that are under way
 	quiet    chan struct{} // made by drain; closed when nothing is under way
 }
@@ -92,10 +95,15 @@ func (m *member) probe() {
 	}
 	answering, _ := m.owner.Answering()
 	m.owner.reports.Left(m.place, answering, why)
+	stirred := m.stirred
 	for pause := firstPing; ; pause = min(2*pause, longestPing) {
 		timer := time.NewTimer(pause)
 		select {
 		case <-timer.C:
+			stirred = m.stirred
+		case <-stirred:
+			timer.Stop()
+			stirred = nil // messages that come without answers cost one PING a pause
 		case <-m.owner.base.Done():
 			timer.Stop()
 			return
@@ -115,6 +123,19 @@ func (m *member) probe() {
 	}
 }
 
+// stirs notes that the server has sent a message. One that is away is asked at once: others may
+// wait for what it still has of us, and cancels are due when it answers.
+func (m *member) stirs() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.away {
+		select {
+		case m.stirred <- struct{}{}:
+		default:
+		}
+	}
+}
+
 func (m *member) sending() {
 	m.mu.Lock()
 	if m.out++; m.out == 1 {
@@ -125,9 +146,15 @@ func (m *member) sending() {
 
 // heardOf takes note of how a command went.
 func (m *member) heardOf(fail *protocol.Failure) {
+	// Closing the Redis client closes connections under commands. That says nothing about the
+	// server: the next command shows what is the matter.
+	closedHere := fail != nil && fail.Kind == protocol.NoAnswer && errors.Is(fail.Err, net.ErrClosed)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.out--
+	if closedHere {
+		return
+	}
 	if fail == nil || fail.Lasts() || fail.Kind == protocol.RefusedNow {
 		m.heard = time.Now()
 		return

@@ -71,7 +71,7 @@ func New(o Options) *Server {
 	s := &Server{quarantine: o.Quarantine, base: o.Base, start: o.Start, deliver: o.Deliver, reports: o.Reports,
 		locks: map[string]*handle{}, sends: make(chan *Send)}
 	for i, srv := range o.Members {
-		s.members = append(s.members, &member{srv: srv, owner: s, place: i, inbox: o.Inboxes[i]})
+		s.members = append(s.members, &member{srv: srv, owner: s, place: i, inbox: o.Inboxes[i], stirred: make(chan struct{}, 1)})
 	}
 	s.cfg = Config{
 		N: len(s.members), Need: Majority(len(s.members)),
@@ -459,6 +459,7 @@ func (s *Server) Receive(server int, m *protocol.Message, k *protocol.Keys) {
 	}
 	s.mu.Unlock()
 	s.perform(&fx)
+	s.members[server].stirs()
 }
 
 // Drain waits until what servers may still have was cancelled where they answer, or ctx ends.
