@@ -23,7 +23,6 @@ func onDeployments(t *testing.T, f func(t *testing.T, s place)) {
 	t.Helper()
 	if wantsQuorum() {
 		t.Run("quorum", func(t *testing.T) {
-			skipOnQuorum(t)
 			f(t, quorumPlace(t, false))
 		})
 	}

@@ -162,6 +162,7 @@ func TestHandlesOfOneLockMayDifferInOptions(t *testing.T) {
 		var lasting []time.Duration
 		for _, mu := range []*leased.Mutex{c.Mutex("x"), c.Mutex("x", leased.WithTTL(time.Minute))} {
 			l := lock(t, mu)
+			s.settle("x")
 			lasting = append(lasting, s.rdb.PTTL(context.Background(), "x").Val())
 			unlock(t, l)
 		}

@@ -320,11 +320,12 @@ func TestVirtualAnOwnerThatAHangingServerMadeHearsThatOthersWait(t *testing.T) {
 			t.Fatal("nobody was made owner")
 		}
 		began := time.Now()
-		waiters := []<-chan *leased.Lease{locking(t, newClient(t, s).Mutex("x")), locking(t, newClient(t, s).Mutex("x"))}
-		unlock(t, <-owner)
-		first, second := waiters[0], waiters[1]
-		for range waiters {
+		first, second := locking(t, newClient(t, s).Mutex("x")), locking(t, newClient(t, s).Mutex("x"))
+		for first != nil || second != nil { // a quorum's client has given back what it hears of late, and is not the first
 			select {
+			case l := <-owner:
+				unlock(t, l)
+				owner = nil
 			case l := <-first:
 				unlock(t, l)
 				first = nil
@@ -335,6 +336,12 @@ func TestVirtualAnOwnerThatAHangingServerMadeHearsThatOthersWait(t *testing.T) {
 		}
 		if d := time.Since(began); d > 10*time.Millisecond {
 			t.Errorf("two others waited %v for an owner that did not know of it", d)
+		}
+		if owner != nil {
+			if s.members == nil {
+				t.Error("others entered before it")
+			}
+			unlock(t, <-owner)
 		}
 	})
 }
