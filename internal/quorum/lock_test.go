@@ -805,6 +805,35 @@ func TestAMessageThatCrossesWithAReleaseIsIgnored(t *testing.T) {
 	}
 }
 
+// A release whose answers come after its decision was ours all the same, although the cancel
+// that follows finds that others have had the lock since.
+func TestAReleaseThatIsAnsweredLateProvesThatTheLockWasOurs(t *testing.T) {
+	for _, done := range []bool{true, false} {
+		s := newStand(t, 3, time.Second)
+		s.own(true, true, true)
+		s.fx = Effects{}
+		op := s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.id, At: s.now}, s.now, &s.fx)
+		releases := s.fx.Sends
+		s.fx = Effects{}
+		if s.lock.Expire(op, s.now, &s.fx); !op.Decided() || op.Err == nil {
+			t.Fatalf("decided %v: %v", op.Decided(), op.Err)
+		}
+		op = s.lock.CancelRequest(&protocol.CancelRequest{ID: s.id}, s.now, &s.fx)
+		for _, send := range releases {
+			answer := Result{Fail: silent}
+			if done {
+				answer = Result{Answer: protocol.Answer{Outcome: protocol.Done}}
+			}
+			for _, cancel := range s.answer(send, answer) {
+				s.answer(cancel, Result{Cancelled: protocol.Cancelled{Token: 99}})
+			}
+		}
+		if !op.Decided() || op.Cancelled.Owned != done {
+			t.Errorf("released %v: decided %v, said that it was ours: %v", done, op.Decided(), op.Cancelled.Owned)
+		}
+	}
+}
+
 // While an earlier request of the same client leaves the servers, who blocks the next one is the
 // lock's owner, and not that.
 func TestARequestIsNotSaidToWaitForAnEarlierOneOfItsClient(t *testing.T) {

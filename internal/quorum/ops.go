@@ -406,10 +406,10 @@ func (l *Lock) cancelled(s *Send, res Result, now time.Time, fx *Effects) {
 		}
 	default:
 		// It was ours until then if it still was, or if the lock's last token is still the
-		// last that we gave out.
+		// last that we gave out; or if a release before it, whose answer came late, said so.
 		proof := max(p.known, s.Cancel.Last)
 		p.ended = true
-		p.confirmed = !p.late && (c.Owned || now.Before(p.until) || c.Token != 0 && c.Token == proof && p.known != 0)
+		p.confirmed = p.confirmed || !p.late && (c.Owned || now.Before(p.until) || c.Token != 0 && c.Token == proof && p.known != 0)
 		if s.op != nil && s.op.kind == Cancel {
 			if p.confirmed {
 				s.op.settle(i, outcomeYes)
