@@ -84,7 +84,7 @@ func TestVirtualTheFirstLockOfAClientCostsOneMoreCommandIfItIsTakenAndNoneTherea
 // is confirmed after those of a majority, because messages may have been missed there.
 func (s place) late(i int) int64 {
 	if i == 0 && s.members != nil {
-		return suiteMembers - (suiteMembers/2 + 1)
+		return int64(suiteMembers - s.most())
 	}
 	return 0
 }

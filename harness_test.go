@@ -207,6 +207,14 @@ func (s place) commands(c *leased.Client) int64 {
 	return s.share(c.Stats().Commands)
 }
 
+// most is how many servers decide.
+func (s place) most() int {
+	if s.members != nil {
+		return suiteMembers/2 + 1
+	}
+	return 1
+}
+
 // share returns how much of n one server has.
 func (s place) share(n int64) int64 {
 	if s.members != nil {
@@ -218,7 +226,7 @@ func (s place) share(n int64) int64 {
 // saying is the text of an error that the servers answer.
 func (s place) saying(text string) string {
 	if s.members != nil {
-		return fmt.Sprintf("0 of %d servers answered, and %d are needed; %s", suiteMembers, suiteMembers/2+1, text)
+		return fmt.Sprintf("0 of %d servers answered, and %d are needed; %s", suiteMembers, s.most(), text)
 	}
 	return text
 }
