@@ -54,8 +54,10 @@ func TestVirtualAHandOffWhereNoCountIsProofCostsOneCommandMore(t *testing.T) {
 				t.Errorf("with proof %v: believed for %v", proof, left)
 			}
 			unlock(t, got)
+			synctest.Wait() // a majority of a quorum is enough for Unlock
 			before = s.commands(waits)
 			unlock(t, lock(t, waits.Mutex("x")))
+			synctest.Wait()
 			if n := s.commands(waits) - before; n != 2 {
 				t.Errorf("with proof %v: an uncontended use took %d commands", proof, n)
 			}
