@@ -86,7 +86,7 @@ func (h *handle) misused(what string, err error, is ...error) error {
 // entry's mutex guards it, as it does the caller; ready belongs to the waiting goroutine.
 type call struct {
 	lockstate.Caller
-	ready    chan struct{} // closed when the wait is over; nil if there was none
+	ready    chan struct{} // sent to when the wait is over; nil if there was none
 	gone     chan struct{} // closed when the release is settled; nil if no Unlock waits for that
 	cancel   func(error)   // ends the lease's context; nil until that is asked for
 	trace    *callTrace    // nil if it is not traced
@@ -127,6 +127,17 @@ func (w *call) site() string {
 	}
 	return w.seen.site
 }
+
+// newSignal returns a channel with room for one value, for what is sent to once and received from
+// once, by who then calls received. Who stops waiting leaves it to the garbage collector.
+func (c *Client) newSignal() chan struct{} {
+	if s, ok := c.signals.Get().(chan struct{}); ok {
+		return s
+	}
+	return make(chan struct{}, 1)
+}
+
+func (c *Client) received(signal chan struct{}) { c.signals.Put(signal) }
 
 // Calls of Lock and RLock on a lock that the process keeps have a short cut, reenter, and their
 // Unlock has one, leaveKept. Neither allocates, nor looks the lock up in the client's table.
@@ -263,7 +274,7 @@ func (h *handle) wait(ctx context.Context, w *call, began time.Time) (*entry, er
 		if h.client.opts.profileLabels {
 			admitted = h.awaitLabelled(ctx, w)
 		} else {
-			admitted = w.await(done)
+			admitted = w.await(h.client, done)
 		}
 		if !admitted {
 			known := e.giveUp(w)
@@ -284,9 +295,10 @@ func (h *handle) wait(ctx context.Context, w *call, began time.Time) (*entry, er
 
 // await waits until the caller is admitted or rejected, or done is closed, and reports
 // whether it was the former.
-func (w *call) await(done <-chan struct{}) bool {
+func (w *call) await(c *Client, done <-chan struct{}) bool {
 	select {
 	case <-w.ready:
+		c.received(w.ready)
 		w.ready = nil // not needed any more, and a lease is kept small
 		return true
 	case <-done:
@@ -297,7 +309,7 @@ func (w *call) await(done <-chan struct{}) bool {
 // awaitLabelled is await with the lock's name on the goroutine.
 func (h *handle) awaitLabelled(ctx context.Context, w *call) (admitted bool) {
 	pprof.Do(ctx, pprof.Labels(string(attrLock), h.keys.Name, string(attrMode), w.Mode.String()), func(context.Context) {
-		admitted = w.await(ctx.Done())
+		admitted = w.await(h.client, ctx.Done())
 	})
 	return admitted
 }
@@ -322,7 +334,7 @@ func (h *handle) enter(w *call, inlineFor time.Duration) (*entry, error) {
 		e.wakeLocked()
 		e.lock.Enter(&w.Caller, now, &fx)
 		if w.Phase == lockstate.Waiting {
-			w.ready = make(chan struct{})
+			w.ready = h.client.newSignal()
 		}
 		idle := e.rearmLocked(&fx)
 		e.mu.Unlock()

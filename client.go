@@ -58,6 +58,7 @@ type Client struct {
 	slow     *slowWatch
 	group    group
 	stats    counters
+	signals  sync.Pool // see newSignal; the client's own, because a test's bubble has channels of its own
 
 	// publishDenied is whether scripts may not publish, as the last answer about it said.
 	publishDenied atomic.Bool
@@ -66,8 +67,9 @@ type Client struct {
 	// their lock is removed already and only a cancel has yet to be confirmed.
 	unlocks atomic.Int32
 
-	base context.Context // of every command; Shutdown ends it by stop
-	stop context.CancelFunc
+	base      context.Context // of every command; Shutdown ends it by stop
+	stop      context.CancelFunc
+	deadlines deadlines // of the commands of locks
 
 	// mu guards what follows. The order in which mutexes are locked:
 	//
@@ -164,6 +166,7 @@ func newClient(o clientOptions, kind kindOfRedis) *Client {
 		stopped: make(chan struct{}),
 	}
 	c.base, c.stop = context.WithCancel(context.Background())
+	c.deadlines.base = c.base
 	c.log = newThrottledLog(&o)
 	c.watchdog = newWatchdog(c)
 	c.canceler = newCanceler(c)

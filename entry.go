@@ -1,7 +1,6 @@
 package leased
 
 import (
-	"context"
 	"errors"
 	"log/slog"
 	"runtime/debug"
@@ -160,7 +159,7 @@ func (e *entry) perform(fx *lockstate.Effects, idle bool, inlineFor time.Duratio
 			e.client.stats.admitted(w.Via)
 		}
 		if w.ready != nil {
-			close(w.ready)
+			w.ready <- struct{}{}
 		}
 		caller = next
 	}
@@ -237,24 +236,30 @@ func (e *entry) end(loss lockstate.Loss) {
 // dispatch has a command run: in the caller's goroutine if inlineFor is positive, in a
 // goroutine of the client otherwise. A command that does not honor deadlines could hold
 // its caller for longer than that, so it never runs inline.
-func (e *entry) dispatch(cmd protocol.Command, inlineFor time.Duration) {
+func (e *entry) dispatch(what protocol.Command, inlineFor time.Duration) {
 	c := e.client
 	var sending bool
+	cmd := commands.Get().(*protocol.Command)
+	*cmd = what
 	if inlineFor > 0 && c.server.HonorsDeadlines() {
 		if sending = c.group.add(); sending {
 			defer c.group.finished()
-			e.run(&cmd, min(inlineFor, protocol.CommandTimeout))
+			e.run(cmd, min(inlineFor, protocol.CommandTimeout))
 		}
 	} else {
 		sending = c.group.start(func() {
 			defer c.recoverPanic("a hook of the Redis client or the back-off policy")
-			e.run(&cmd, protocol.CommandTimeout)
+			e.run(cmd, protocol.CommandTimeout)
 		})
 	}
 	if !sending {
-		e.answered(&cmd, protocol.Answer{}, &protocol.Failure{Err: ErrClosed, Kind: protocol.NoAnswer}, maxRetryDelay)
+		e.answered(cmd, protocol.Answer{}, &protocol.Failure{Err: ErrClosed, Kind: protocol.NoAnswer}, maxRetryDelay)
 	}
 }
+
+// commands has commands for dispatch. Nothing refers to one that was answered: servers copy what
+// they keep of it.
+var commands = sync.Pool{New: func() any { return new(protocol.Command) }}
 
 // run sends a command and gives the lock the reply.
 //
@@ -264,8 +269,10 @@ func (e *entry) dispatch(cmd protocol.Command, inlineFor time.Duration) {
 func (e *entry) run(cmd *protocol.Command, limit time.Duration) {
 	c := e.client
 	under, _ := cmd.Under.(trace.Span)
-	ctx, stop := context.WithTimeout(c.under(under), limit)
-	defer stop()
+	ctx := c.deadlines.within(limit)
+	if under != nil {
+		ctx = trace.ContextWithSpan(ctx, under)
+	}
 	returned := false
 	defer func() {
 		if !returned {
@@ -316,6 +323,8 @@ func (e *entry) run(cmd *protocol.Command, limit time.Duration) {
 		// and a probe in between would not find this one.
 		c.outage.failed(fail)
 	}
+	*cmd = protocol.Command{}
+	commands.Put(cmd)
 }
 
 var errPanicked = errors.New("leased: what a command called panicked")

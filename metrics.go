@@ -274,6 +274,12 @@ func (m *metrics) released(h *holdRecord) {
 	}
 }
 
+// measuresHolds reports whether released records anything.
+func (m *metrics) measuresHolds() bool {
+	ctx := context.Background()
+	return m.hold.Enabled(ctx) || m.behind.Enabled(ctx)
+}
+
 // commandStart is when a command was sent, zero if it is not measured.
 type commandStart time.Time
 

@@ -397,7 +397,12 @@ func (e *entry) takeHoldLocked(w *call, how holdResult, why error, at, settled t
 
 // recordHold measures a hold that has ended, and ends its span. It returns what tells when the
 // span has ended, nil if there is none.
-func (c *Client) recordHold(r *holdRecord) told {
+func (c *Client) recordHold(of *holdRecord) told {
+	if of.span == nil && !of.late && !of.later && !c.metrics.measuresHolds() {
+		return nil // and the record has not escaped
+	}
+	r := new(holdRecord)
+	*r = *of
 	if r.late {
 		r.span = c.tracing.newHold(context.Background(), r)
 	}

@@ -194,6 +194,9 @@ var mutants = []mutant{
 
 	// the client
 	{"echo not demanded", "internal/lockstate/inboxhealth.go", "	if h.State != Joined || h.nonce != \"\" || calm {", "	if calm || true {", "Echo|HalfOpen"},
+	{"a command has the deadline of an earlier one, however old that is", "deadlines.go", " && now.Before(s.before) {", " && s.ctx.Err() == nil {", "ShareTheirDeadline"},
+	{"commands of all limits share a deadline", "deadlines.go", "s != nil && s.limit == limit && ", "s != nil && ", "ShareTheirDeadline"},
+	{"each command has a deadline of its own", "deadlines.go", "	slot.Store(s)\n", "", "ShareTheirDeadline"},
 	{"go-redis repeats commands (rule 6)", "internal/redisserver/script.go", "func (onceCmd) NoRetry() bool { return true }", "func (onceCmd) NoRetry() bool { return false }", "Retry|Once|Resent|Repeat"},
 	{"Close releases what nobody unlocked", "client.go", "		left = c.abandoned()\n", "		left = c.abandoned()\n		for _, e := range c.entries() {\n			_, _ = c.server.Evict(c.base, &e.keys)\n		}\n", "Close|Shutdown"},
 	{"waiting is not given up with the context", "acquire.go", "	case <-done:\n		return false\n", "	case <-make(chan int):\n		return false\n", "Cancel|Context"},
