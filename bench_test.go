@@ -141,9 +141,8 @@ func BenchmarkUncontended(b *testing.B) {
 	})
 }
 
-// share has 64 goroutines do b.N operations together.
-func share(b *testing.B, do func(goroutine int)) {
-	const goroutines = 64
+// share has goroutines do b.N operations together.
+func share(b *testing.B, goroutines int, do func(goroutine int)) {
 	var left atomic.Int64
 	left.Store(int64(b.N))
 	var all sync.WaitGroup
@@ -165,13 +164,13 @@ func BenchmarkContended(b *testing.B) {
 		l := newTextbook(s)
 		b.ReportAllocs()
 		report := commands(b, look, "setnx", "set", "evalsha")
-		share(b, func(int) { l.lock(b, "raw", time.Millisecond)() })
+		share(b, 64, func(int) { l.lock(b, "raw", time.Millisecond)() })
 		report()
 	})
 	b.Run("lock=sync/goroutines=64/clients=1", func(b *testing.B) {
 		var mu sync.Mutex
 		b.ReportAllocs()
-		share(b, func(int) {
+		share(b, 64, func(int) {
 			mu.Lock()
 			mu.Unlock() //nolint:staticcheck // an empty section is what is measured
 		})
@@ -184,7 +183,7 @@ func BenchmarkContended(b *testing.B) {
 			}
 			b.ReportAllocs()
 			report := commands(b, look, "evalsha")
-			share(b, func(i int) {
+			share(b, 64, func(i int) {
 				mu := all[i%clients]
 				mu.Lock()
 				mu.Unlock() //nolint:staticcheck // the same
@@ -268,34 +267,36 @@ func BenchmarkHandoff(b *testing.B) {
 	})
 }
 
+// BenchmarkManyLocks has each goroutine lock and unlock a lock of its own.
 func BenchmarkManyLocks(b *testing.B) {
 	s := redistest.Server(b)
 	look := s.Client()
-	var goroutines atomic.Int64
-	run := func(b *testing.B, cycle func(name string), what ...string) {
-		b.SetParallelism(16)
-		b.ReportAllocs()
-		report := commands(b, look, what...)
-		b.RunParallel(func(pb *testing.PB) {
-			name := fmt.Sprintf("many%d", goroutines.Add(1))
-			for pb.Next() {
-				cycle(name)
+	for _, goroutines := range []int{1, 8, 64} {
+		run := func(b *testing.B, cycle func(name string), what ...string) {
+			names := make([]string, goroutines)
+			for i := range names {
+				names[i] = fmt.Sprint("many", i)
+				cycle(names[i])
 			}
+			b.ReportAllocs()
+			report := commands(b, look, what...)
+			b.ResetTimer()
+			share(b, goroutines, func(i int) { cycle(names[i]) })
+			report()
+		}
+		b.Run(fmt.Sprint("lock=raw/goroutines=", goroutines), func(b *testing.B) {
+			l := newTextbook(s)
+			run(b, func(name string) { l.lock(b, name, 0)() }, "setnx", "set", "evalsha")
 		})
-		report()
+		b.Run(fmt.Sprint("lock=leased/goroutines=", goroutines), func(b *testing.B) {
+			c := benchClient(b, s)
+			run(b, func(name string) {
+				mu := c.Mutex(name)
+				mu.Lock()
+				mu.Unlock() //nolint:staticcheck // an empty section is what is measured
+			}, "evalsha") // SET is what our scripts call, not what we send
+		})
 	}
-	b.Run("lock=raw", func(b *testing.B) {
-		l := newTextbook(s)
-		run(b, func(name string) { l.lock(b, name, 0)() }, "setnx", "set", "evalsha")
-	})
-	b.Run("lock=leased", func(b *testing.B) {
-		c := benchClient(b, s)
-		run(b, func(name string) {
-			mu := c.Mutex(name)
-			mu.Lock()
-			mu.Unlock() //nolint:staticcheck // an empty section is what is measured
-		}, "evalsha") // SET is what our scripts call, not what we send
-	})
 }
 
 // BenchmarkLocal has two goroutines of one client pass the lock to each other.

@@ -3,12 +3,15 @@ package leased_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
@@ -234,6 +237,69 @@ func TestMetricsKeepTheTraceOfAContendedLockAsExemplar(t *testing.T) {
 		p := times(t, m.collect(t)["leased.wait.duration"], "leased.mode", "exclusive", "leased.wait.outcome", "acquired", "leased.via", "local")
 		if len(p.Exemplars) != 1 || string(p.Exemplars[0].SpanID) != string(wait[:]) {
 			t.Errorf("exemplars %+v, want span %v", p.Exemplars, wait)
+		}
+	})
+}
+
+// far is a hook of the Redis client that makes the way to the server a millisecond long, and notes
+// the longest pipeline.
+type far struct {
+	mu      sync.Mutex
+	longest int
+}
+
+func (f *far) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (f *far) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		time.Sleep(time.Millisecond)
+		return next(ctx, cmd)
+	}
+}
+
+func (f *far) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		f.mu.Lock()
+		f.longest = max(f.longest, len(cmds))
+		f.mu.Unlock()
+		time.Sleep(time.Millisecond)
+		return next(ctx, cmds)
+	}
+}
+
+func TestCommandsThatShareAPipelineAreMeasuredOneByOne(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		m := newMeter(t)
+		rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+		c := clientOn(t, s, rdb, leased.WithMeterProvider(m))
+		unlock(t, lock(t, c.Mutex("first"))) // which may ask twice, as the inbox begins
+		synctest.Wait()
+		before := m.collect(t)["leased.command.duration"]
+		way := &far{}
+		s.hook(rdb, way)
+		var all sync.WaitGroup
+		for i := range 20 {
+			all.Go(func() {
+				l, err := c.Mutex(fmt.Sprint(i)).LockContext(context.Background())
+				if err == nil {
+					err = l.Unlock()
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		synctest.Wait()
+		if way.longest < 2 {
+			t.Error("no commands have left together")
+		}
+		got := m.collect(t)["leased.command.duration"]
+		for _, command := range []string{"acquire", "release"} {
+			is, was := times(t, got, "leased.command", command), times(t, before, "leased.command", command)
+			if n, took := is.Count-was.Count, is.Sum-was.Sum; n != 20 || took < 0.020 || took > 0.080 {
+				t.Errorf("%d of %s were measured, %v s", n, command, took)
+			}
 		}
 	})
 }

@@ -29,7 +29,7 @@ func BenchmarkReaders(b *testing.B) {
 		b.ReportAllocs()
 		report := commands(b, look, "evalsha")
 		b.ResetTimer()
-		share(b, func(int) {
+		share(b, 64, func(int) {
 			rw.RLock()
 			rw.RUnlock() //nolint:staticcheck // the same
 		})
@@ -40,7 +40,7 @@ func BenchmarkReaders(b *testing.B) {
 		l := newTextbook(s) // which knows no readers
 		b.ReportAllocs()
 		report := commands(b, look, "setnx", "set", "evalsha")
-		share(b, func(int) { l.lock(b, "raw", time.Millisecond)() })
+		share(b, 64, func(int) { l.lock(b, "raw", time.Millisecond)() })
 		report()
 	})
 	for _, idle := range []time.Duration{0, 10 * time.Millisecond} {

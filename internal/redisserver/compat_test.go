@@ -151,11 +151,11 @@ func (c *speaker) take(st step, last uint64) (protocol.Outcome, uint64) {
 	token := strconv.FormatUint(last, 10)
 	run := func(name string, keys []any, args ...any) any {
 		sc := c.scripts[name]
-		cmd, err := c.s.srv.run(context.Background(), &sc, keys, args...)
+		val, err := c.s.srv.run(context.Background(), &sc, keys, args...)
 		if err != nil {
 			c.s.t.Fatalf("version 1: %+v: %v", st, err)
 		}
-		return cmd.Val()
+		return val
 	}
 	var reply any
 	switch inboxes := c.s.srv.Inboxes; st.what {
@@ -230,13 +230,13 @@ func (c *speaker) evict() []string {
 		return c.s.evict()
 	}
 	names, sc := c.s.keys.All(), c.scripts["evict"]
-	cmd, err := c.s.srv.run(context.Background(), &sc, names[:], c.s.srv.Inboxes)
+	val, err := c.s.srv.run(context.Background(), &sc, names[:], c.s.srv.Inboxes)
 	if err != nil {
 		c.s.t.Fatalf("version 1: evict: %v", err)
 	}
-	_, told, _, owners, err := parseEviction(cmd.Val())
+	_, told, _, owners, err := parseEviction(val)
 	if err != nil || told != len(owners) {
-		c.s.t.Fatalf("version 1: evict: malformed %v", cmd.Val())
+		c.s.t.Fatalf("version 1: evict: malformed %v", val)
 	}
 	return owners
 }

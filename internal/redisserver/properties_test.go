@@ -271,11 +271,11 @@ func owned(s *scene) string {
 func (s *scene) runVote(sc *Script, id, mark string, ticket uint64, say func(string), shortcut func()) (r result) {
 	s.t.Helper()
 	all, ttl := s.keys.All(), ttlOf(s.t, id)
-	cmd, err := s.srv.run(context.Background(), sc, append(all[:], mark), s.srv.Inboxes, id, "1", "", Milliseconds(ttl), Milliseconds(protocol.TokenLife(ttl)), "", strconv.FormatUint(ticket, 10))
+	val, err := s.srv.run(context.Background(), sc, append(all[:], mark), s.srv.Inboxes, id, "1", "", Milliseconds(ttl), Milliseconds(protocol.TokenLife(ttl)), "", strconv.FormatUint(ticket, 10))
 	if err != nil {
 		return result{failed: true, err: err}
 	}
-	reply := cmd.Val().([]any)
+	reply := val.([]any)
 	said := "no mark "
 	if n, err := strconv.ParseUint(reply[0].(string), 10, 53); err == nil {
 		said = fmt.Sprint("mark set anew ", n > 1, " ")
@@ -302,16 +302,16 @@ func (s *scene) runVote(sc *Script, id, mark string, ticket uint64, say func(str
 func (s *scene) runEnd(what string, sc *Script, id string, last uint64, shortcut func()) (r result) {
 	s.t.Helper()
 	all := s.keys.All()
-	cmd, err := s.srv.run(context.Background(), sc, all[:], s.srv.Inboxes, id, strconv.FormatUint(last, 10), "span")
+	val, err := s.srv.run(context.Background(), sc, all[:], s.srv.Inboxes, id, strconv.FormatUint(last, 10), "span")
 	if err != nil {
 		return result{failed: true, err: err}
 	}
-	if n, ok := cmd.Val().(int64); ok {
+	if n, ok := val.(int64); ok {
 		shortcut()
 		r.Answer = protocol.Answer{Outcome: protocol.Done, Handed: int(n)}
 		return r
 	}
-	reply := cmd.Val().([]any)
+	reply := val.([]any)
 	if r.Answer, err = parseAnswer(reply); err != nil {
 		s.t.Fatal(err)
 	}
@@ -331,11 +331,11 @@ func (s *scene) runScript(what string, sc *Script, id string, last uint64, cool 
 		ttl := ttlOf(s.t, id)
 		args = []any{s.srv.Inboxes, id, map[bool]string{true: "2", false: "1"}[first(id)], "", Milliseconds(ttl), Milliseconds(protocol.TokenLife(ttl))}
 	}
-	cmd, err := s.srv.run(context.Background(), sc, all[:], args...)
+	val, err := s.srv.run(context.Background(), sc, all[:], args...)
 	if err != nil {
 		return result{failed: true, err: err}, false
 	}
-	switch reply := cmd.Val().(type) {
+	switch reply := val.(type) {
 	case int64:
 		r.Answer = protocol.Answer{Outcome: protocol.Done, Handed: int(reply)}
 		if what == "acquire" {

@@ -21,6 +21,7 @@ type Server struct {
 	Rdb       redis.UniversalClient
 	Inboxes   string // prefix of inbox channels, before a client's name
 	args      *arguments
+	batches   *batcher // nil if each command is sent by itself
 	deadlines bool
 	sent      *atomic.Int64 // commands sent so far
 	trailer   redis.Cmder   // sent behind the commands, on their connection, to node; nil for none
@@ -56,6 +57,12 @@ func New(rdb redis.UniversalClient, prefix string) *Server {
 		own.Options().ContextTimeoutEnabled = true // the clone has its own copy
 		s.Rdb, s.deadlines = own, true
 	}
+	// A Cluster's pipeline waits for all nodes that it names, so one that hangs would hold up the
+	// locks of the others. And a user's type may do anything with single commands that it does not
+	// do with pipelines.
+	if plain {
+		s.batches = newBatcher(s)
+	}
 	return s
 }
 
@@ -70,21 +77,21 @@ func NewMember(rdb redis.UniversalClient, prefix string) *Server {
 // mark.
 func (s *Server) vote(ctx context.Context, script, voting *Script, keys []any, ticket uint64, args ...any) (any, uint64, error) {
 	if s.mark == "" {
-		cmd, err := s.run(ctx, script, keys, args...)
-		return cmd.Val(), 0, err
+		val, err := s.run(ctx, script, keys, args...)
+		return val, 0, err
 	}
-	cmd, err := s.run(ctx, voting, append(slices.Clip(keys), s.mark), append(slices.Clip(args), strconv.FormatUint(ticket, 10))...)
+	val, err := s.run(ctx, voting, append(slices.Clip(keys), s.mark), append(slices.Clip(args), strconv.FormatUint(ticket, 10))...)
 	if err != nil {
 		return nil, 0, err
 	}
-	reply, _ := cmd.Val().([]any)
+	reply, _ := val.([]any)
 	if len(reply) < 2 {
-		return nil, 0, malformed(cmd.Val())
+		return nil, 0, malformed(val)
 	}
 	text, _ := reply[0].(string)
 	mark, err := strconv.ParseUint(text, 10, 53)
 	if err != nil {
-		return nil, 0, malformed(cmd.Val())
+		return nil, 0, malformed(val)
 	}
 	if len(reply) > 2 { // vote_fast.lua
 		return reply[1:], mark, nil
@@ -96,11 +103,11 @@ func (s *Server) vote(ctx context.Context, script, voting *Script, keys []any, t
 // id does not own the lock there.
 func (s *Server) Adopt(ctx context.Context, k *protocol.Keys, id string, token uint64) (protocol.Answer, error) {
 	k5 := k.All()
-	cmd, err := s.run(ctx, &AdoptScript, k5[:], s.args.inboxes, id, decimal(token))
+	val, err := s.run(ctx, &AdoptScript, k5[:], s.args.inboxes, id, decimal(token))
 	if err != nil {
 		return protocol.Answer{}, err
 	}
-	reply, _ := cmd.Val().([]any)
+	reply, _ := val.([]any)
 	return parseAnswer(reply)
 }
 
@@ -124,13 +131,16 @@ func (s *Server) explain(err error) error {
 		if pool, size := own.PoolStats(), own.Options().PoolSize; int(pool.TotalConns)-int(pool.IdleConns) >= size {
 			return errPoolExhausted{size}
 		}
+		if late, ok := err.(errTooLate); ok { //nolint:errorlint // it is never wrapped
+			return late.asOfConnection()
+		}
 	}
 	return inWords(ofNetwork(err))
 }
 
-// run sends a script once, by its hash. A server that does not know it has done nothing, and
-// is sent the text.
-func (s *Server) run(ctx context.Context, script *Script, keys []any, args ...any) (*redis.Cmd, error) {
+// run sends a script once, by its hash, and returns its reply. A server that does not know it has
+// done nothing, and is sent the text. Where commands share pipelines, each repeats its own.
+func (s *Server) run(ctx context.Context, script *Script, keys []any, args ...any) (any, error) {
 	s.sent.Add(1)
 	cmd := script.call(ctx, false, keys, args...)
 	err := s.process(ctx, cmd)
@@ -139,16 +149,31 @@ func (s *Server) run(ctx context.Context, script *Script, keys []any, args ...an
 		cmd = script.call(ctx, true, keys, args...)
 		err = s.process(ctx, cmd)
 	}
-	return cmd.Cmd, s.explain(err)
+	if err != nil {
+		return nil, s.explain(err)
+	}
+	return cmd.Val(), nil
 }
 
-// process sends one command, and the trailer behind it.
+// alone returns the server for a command under a user's context, which must not end a pipeline that
+// others share.
+func (s *Server) alone() *Server {
+	one := *s
+	one.batches = nil
+	return &one
+}
+
+// process sends one command: with those of other locks, or with the trailer behind it, or by
+// itself.
 func (s *Server) process(ctx context.Context, cmd onceCmd) error {
-	if s.trailer == nil {
-		return s.Rdb.Process(ctx, cmd)
+	switch {
+	case s.trailer != nil:
+		s.together(ctx, []onceCmd{cmd})
+		return cmd.Err()
+	case s.batches != nil:
+		return s.batches.process(ctx, cmd)
 	}
-	s.together(ctx, []onceCmd{cmd})
-	return cmd.Err()
+	return s.Rdb.Process(ctx, cmd)
 }
 
 // Do runs a command of the state machine. An error means that it was refused, or that there
@@ -174,9 +199,7 @@ func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) 
 		}
 		val, mark, err = s.vote(ctx, &AcquireScript, &VoteAcquireScript, keys, c.Ticket, args...)
 	case protocol.Release:
-		var cmd *redis.Cmd
-		cmd, err = s.run(ctx, &ReleaseScript, keys, withCooldown(c.Cooldown, s.args.inboxes, c.ID, last, spanArgument(c.Link))...)
-		val = cmd.Val()
+		val, err = s.run(ctx, &ReleaseScript, keys, withCooldown(c.Cooldown, s.args.inboxes, c.ID, last, spanArgument(c.Link))...)
 	case protocol.Yield:
 		val, mark, err = s.vote(ctx, &YieldScript, &VoteYieldScript, keys, c.Ticket, withCooldown(c.Cooldown, s.args.inboxes, c.ID, c.Next, last, spanArgument(c.Link))...)
 	case protocol.Downgrade:
@@ -254,29 +277,37 @@ func (s *Server) pipeline(ctx context.Context, n int, call func(i int, byText bo
 	return cmds
 }
 
-// together sends commands in one round trip. If the connection itself was refused, go-redis
-// returns that as the pipeline's error and does not set it on the commands.
+// together sends commands in one round trip.
 func (s *Server) together(ctx context.Context, cmds []onceCmd) {
 	if len(cmds) == 0 {
 		return
 	}
 	s.sent.Add(int64(len(cmds)))
+	all := make([]redis.Cmder, 0, len(cmds)+1)
+	for _, cmd := range cmds {
+		all = append(all, cmd)
+	}
 	rdb := s.Rdb
 	if s.trailer != nil {
 		rdb = s.node
 		s.sent.Add(1)
+		all = append(all, s.trailer)
 	}
-	_, err := rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
-		for _, cmd := range cmds {
-			_ = p.Process(ctx, cmd)
-		}
-		if s.trailer != nil {
-			_ = p.Process(ctx, s.trailer)
-		}
-		return nil
-	})
+	settle(all[:len(cmds)], pipelined(ctx, rdb, all))
+}
+
+// pipelined sends commands in one round trip.
+func pipelined(ctx context.Context, rdb redis.UniversalClient, cmds []redis.Cmder) error {
+	_, err := rdb.Pipelined(ctx, func(p redis.Pipeliner) error { return p.BatchProcess(ctx, cmds...) })
+	return err
+}
+
+// settle sets an error on commands of a pipeline that have neither that nor a reply. If the
+// connection itself was refused, go-redis returns that as the pipeline's error, err, and does not
+// set it on the commands.
+func settle(cmds []redis.Cmder, err error) {
 	for _, cmd := range cmds {
-		if cmd.Err() != nil || cmd.Val() != nil {
+		if !unsettled(cmd) {
 			err = nil // err is that of one command, and does not apply to the others
 			break
 		}
@@ -285,11 +316,13 @@ func (s *Server) together(ctx context.Context, cmds []onceCmd) {
 		err = errNoReply
 	}
 	for _, cmd := range cmds {
-		if cmd.Err() == nil && cmd.Val() == nil {
+		if unsettled(cmd) {
 			cmd.SetErr(err)
 		}
 	}
 }
+
+func unsettled(cmd redis.Cmder) bool { return cmd.Err() == nil && cmd.(onceCmd).Val() == nil }
 
 var errNoReply = errors.New("leased: no reply to a command in a pipeline")
 
@@ -442,11 +475,11 @@ func (s *Server) EvictAbove(ctx context.Context, k *protocol.Keys, least uint64)
 // key, unless value is "".
 func (s *Server) EvictOwner(ctx context.Context, k *protocol.Keys, least uint64, value string) ([]string, error) {
 	k5 := k.All()
-	cmd, err := s.run(ctx, &EvictScript, k5[:], s.args.inboxes, decimal(least), value)
+	val, err := s.alone().run(ctx, &EvictScript, k5[:], s.args.inboxes, decimal(least), value)
 	if err != nil {
 		return nil, err
 	}
-	token, notified, unfinished, evicted, err := parseEviction(cmd.Val())
+	token, notified, unfinished, evicted, err := parseEviction(val)
 	if err != nil {
 		return nil, err
 	}
@@ -479,13 +512,13 @@ const notifiedAtOnce = 100
 // Inspect returns what Redis holds of the lock.
 func (s *Server) Inspect(ctx context.Context, k *protocol.Keys) (protocol.Snapshot, error) {
 	k5 := k.All()
-	cmd, err := s.run(ctx, &InspectScript, k5[:], s.args.inboxes)
+	val, err := s.alone().run(ctx, &InspectScript, k5[:], s.args.inboxes)
 	if err != nil {
 		return protocol.Snapshot{}, err
 	}
-	reply, err := cmd.Slice()
-	if err != nil {
-		return protocol.Snapshot{}, err
+	reply, ok := val.([]any)
+	if !ok {
+		return protocol.Snapshot{}, malformed(val)
 	}
 	return parseSnapshot(reply)
 }

@@ -1,0 +1,558 @@
+package redisserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/redistest"
+)
+
+// road is a hook that stands in for the way to a server: what is sent takes a while, and is
+// answered with its last argument. Its time is that of the test's bubble.
+type road struct {
+	takes func(trip []redis.Cmder) time.Duration // how long a round trip takes; nil: a millisecond
+	fails func(trip []redis.Cmder) error         // what becomes of it then; nil: it is answered
+	sees  func(ctx context.Context, n int)       // called with the context of n commands; or nil
+
+	mu    sync.Mutex // guards what follows
+	trips [][]string // what was sent together, each command by its last argument
+	most  int        // round trips under way at once
+	now   int
+}
+
+func (r *road) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (r *road) ProcessHook(redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error { return r.travel(ctx, []redis.Cmder{cmd}) }
+}
+
+func (r *road) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return r.travel
+}
+
+// travel is a round trip. Like a connection it ends with the context's deadline and does not heed
+// its cancellation.
+func (r *road) travel(ctx context.Context, trip []redis.Cmder) error {
+	var what []string
+	for _, cmd := range trip {
+		what = append(what, lastOf(cmd))
+	}
+	r.mu.Lock()
+	r.trips = append(r.trips, what)
+	r.now++
+	r.most = max(r.most, r.now)
+	r.mu.Unlock()
+	defer func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.now--
+	}()
+	if r.sees != nil {
+		r.sees(ctx, len(trip))
+	}
+	takes := time.Millisecond
+	if r.takes != nil {
+		takes = r.takes(trip)
+	}
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < takes {
+		time.Sleep(time.Until(deadline))
+		return &net.OpError{Op: "read", Net: "tcp", Err: os.ErrDeadlineExceeded}
+	}
+	time.Sleep(takes)
+	if r.fails != nil {
+		if err := r.fails(trip); err != nil {
+			return err
+		}
+	}
+	for _, cmd := range trip {
+		if once, ok := cmd.(onceCmd); ok && once.Err() == nil {
+			once.SetVal(lastOf(cmd))
+		}
+	}
+	return nil
+}
+
+func lastOf(cmd redis.Cmder) string { return fmt.Sprint(cmd.Args()[len(cmd.Args())-1]) }
+
+// sizes are those of all round trips so far.
+func (r *road) sizes() (all []int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, trip := range r.trips {
+		all = append(all, len(trip))
+	}
+	return all
+}
+
+// onRoad has f send over r, in virtual time.
+func onRoad(t *testing.T, r *road, f func(t *testing.T, s *Server)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		o := redistest.Options("127.0.0.1:0")
+		o.ContextTimeoutEnabled = true // so that it is used itself, with its hook
+		rdb := redis.NewClient(o)
+		defer rdb.Close()
+		rdb.AddHook(r)
+		f(t, New(rdb, ""))
+	})
+}
+
+// outcome is what a sender was told, and when.
+type outcome struct {
+	val      any
+	err      error
+	panicked any
+	at       time.Duration
+}
+
+// sender sends commands at once and collects their outcomes.
+type sender struct {
+	s     *Server
+	began time.Time
+	all   sync.WaitGroup
+	mu    sync.Mutex // guards got
+	got   map[string]outcome
+}
+
+func newSender(s *Server) *sender {
+	return &sender{s: s, began: time.Now(), got: map[string]outcome{}}
+}
+
+// send sends what in a goroutine, and returns when that waits.
+func (x *sender) send(what string, limit time.Duration) {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	x.under(ctx, what, cancel)
+}
+
+func (x *sender) under(ctx context.Context, what string, cancel context.CancelFunc) {
+	x.all.Go(func() {
+		defer cancel()
+		var o outcome
+		defer func() {
+			o.panicked, o.at = recover(), time.Since(x.began)
+			x.mu.Lock()
+			defer x.mu.Unlock()
+			x.got[what] = o
+		}()
+		o.err = errors.New("ended by the hook")
+		o.val, o.err = x.s.run(ctx, &RenewScript, []any{"key"}, what)
+	})
+	synctest.Wait()
+}
+
+func (x *sender) sendMany(n int, what string) {
+	for i := range n {
+		x.send(fmt.Sprint(what, i), protocol.CommandTimeout)
+	}
+}
+
+// answered fails the test unless what was answered, after took.
+func (x *sender) answered(t *testing.T, what string, took time.Duration) {
+	t.Helper()
+	x.all.Wait()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if o := x.got[what]; o.err != nil || o.panicked != nil || o.val != what || o.at != took {
+		t.Errorf("%s: %+v, want its own answer after %v", what, o, took)
+	}
+}
+
+// failed fails the test unless what has failed with text, after took.
+func (x *sender) failed(t *testing.T, what, text string, took time.Duration) {
+	t.Helper()
+	x.all.Wait()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if o := x.got[what]; o.err == nil || o.panicked != nil || !strings.Contains(o.err.Error(), text) || o.at != took {
+		t.Errorf("%s: %+v, want %q after %v", what, o, text, took)
+	}
+}
+
+func TestACommandThatIsAloneIsSentByItself(t *testing.T) {
+	r := &road{}
+	onRoad(t, r, func(t *testing.T, s *Server) {
+		for i := range 5 {
+			x, what := newSender(s), fmt.Sprint(i)
+			x.send(what, time.Second)
+			x.answered(t, what, time.Millisecond)
+		}
+	})
+	if want := []int{1, 1, 1, 1, 1}; !slices.Equal(r.sizes(), want) {
+		t.Errorf("sent %v", r.sizes())
+	}
+}
+
+func TestCommandsThatCameWhileFourWereUnderWayLeaveTogether(t *testing.T) {
+	r := &road{}
+	onRoad(t, r, func(t *testing.T, s *Server) {
+		x := newSender(s)
+		x.sendMany(20, "c")
+		for i := range 20 {
+			x.answered(t, fmt.Sprint("c", i), time.Duration(1+min(i/4, 1))*time.Millisecond)
+		}
+	})
+	if want := []int{1, 1, 1, 1, 16}; !slices.Equal(r.sizes(), want) {
+		t.Errorf("sent %v", r.sizes())
+	}
+}
+
+func TestABatchIsBounded(t *testing.T) {
+	r := &road{}
+	onRoad(t, r, func(t *testing.T, s *Server) {
+		x := newSender(s)
+		x.sendMany(4+mostTogether+10, "c")
+		for i := range 4 + mostTogether + 10 {
+			x.answered(t, fmt.Sprint("c", i), time.Duration(1+min(i/4, 1))*time.Millisecond)
+		}
+	})
+	got := r.sizes()
+	slices.Sort(got) // two batches leave at once
+	if want := []int{1, 1, 1, 1, 10, mostTogether}; !slices.Equal(got, want) {
+		t.Errorf("sent %v", got)
+	}
+}
+
+// The four that are under way take long, so that the others are queued for patience.
+func slowly(of string, takes time.Duration) func([]redis.Cmder) time.Duration {
+	return func(trip []redis.Cmder) time.Duration {
+		if strings.HasPrefix(lastOf(trip[0]), of) {
+			return takes
+		}
+		return time.Millisecond
+	}
+}
+
+func TestCommandsThatHangDoNotHoldUpOthers(t *testing.T) {
+	r := &road{takes: slowly("hangs", time.Hour)}
+	onRoad(t, r, func(t *testing.T, s *Server) {
+		x := newSender(s)
+		x.sendMany(4, "hangs")
+		x.sendMany(10, "c")
+		for i := range 10 {
+			o := func() outcome { x.mu.Lock(); defer x.mu.Unlock(); return x.got[fmt.Sprint("c", i)] }
+			time.Sleep(patience + time.Millisecond - time.Since(x.began))
+			synctest.Wait()
+			if got := o(); got.err != nil || got.val == nil || got.at != patience+time.Millisecond {
+				t.Errorf("c%d: %+v", i, got)
+			}
+		}
+		y := newSender(s) // what hangs does not count any more
+		y.sendMany(4, "d")
+		for i := range 4 {
+			y.answered(t, fmt.Sprint("d", i), time.Millisecond)
+			x.failed(t, fmt.Sprint("hangs", i), "i/o timeout", protocol.CommandTimeout)
+		}
+		if b := s.batches; b.underWay != 0 || len(b.queue) != 0 {
+			t.Errorf("%d are under way, and %d queued, when all have returned", b.underWay, len(b.queue))
+		}
+	})
+	if want := []int{1, 1, 1, 1, 10, 1, 1, 1, 1}; !slices.Equal(r.sizes(), want) {
+		t.Errorf("sent %v", r.sizes())
+	}
+}
+
+func TestEachCommandEndsWithItsOwnDeadline(t *testing.T) {
+	for what, takes := range map[string]time.Duration{"whose batch hangs": time.Hour, "whose batch is late": 50 * time.Millisecond} {
+		t.Run(what, func(t *testing.T) {
+			r := &road{takes: slowly("", takes)}
+			onRoad(t, r, func(t *testing.T, s *Server) {
+				x := newSender(s)
+				x.sendMany(4, "before")
+				x.send("short", 20*time.Millisecond)
+				x.send("long", time.Second)
+				x.send("middle", 30*time.Millisecond)
+				x.send("queued", time.Millisecond)
+				x.failed(t, "queued", "i/o timeout", time.Millisecond)
+				x.failed(t, "short", "i/o timeout", 20*time.Millisecond)
+				x.failed(t, "middle", "i/o timeout", 30*time.Millisecond)
+				if takes == time.Hour {
+					x.failed(t, "long", "i/o timeout", time.Second)
+				} else {
+					x.answered(t, "long", patience+takes)
+				}
+				for _, name := range []string{"queued", "short", "middle"} {
+					if err := x.got[name].err; Classify(err).Kind != protocol.NoAnswer || !errors.Is(err, os.ErrDeadlineExceeded) {
+						t.Errorf("%s: %v", name, err)
+					}
+				}
+			})
+			if want := []int{1, 1, 1, 1, 3}; !slices.Equal(r.sizes(), want) {
+				t.Errorf("sent %v", r.sizes())
+			}
+		})
+	}
+}
+
+// More commands hang than go-redis would have connections for: all are told in time.
+func TestAServerThatHangsTellsEachInItsTime(t *testing.T) {
+	r := &road{takes: slowly("", time.Hour)}
+	onRoad(t, r, func(t *testing.T, s *Server) {
+		x := newSender(s)
+		for i := range 300 {
+			x.send(fmt.Sprint("c", i), protocol.CommandTimeout)
+			time.Sleep(time.Millisecond)
+		}
+		for i := range 300 {
+			x.failed(t, fmt.Sprint("c", i), "i/o timeout", time.Duration(i)*time.Millisecond+protocol.CommandTimeout)
+		}
+	})
+}
+
+func TestACancelledCommandLeavesTheQueueAndNothingElse(t *testing.T) {
+	r := &road{}
+	onRoad(t, r, func(t *testing.T, s *Server) {
+		x := newSender(s)
+		x.sendMany(4, "before")
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		x.under(ctx, "cancelled", cancel)
+		x.send("other", time.Second)
+		cancel()
+		x.failed(t, "cancelled", "canceled", 0)
+		x.answered(t, "other", 2*time.Millisecond)
+		for i := range 4 {
+			x.answered(t, fmt.Sprint("before", i), time.Millisecond)
+		}
+	})
+	if n := len(r.sizes()); n != 5 {
+		t.Errorf("%d round trips", n)
+	}
+}
+
+func TestOnlyWhatTheServerDoesNotKnowIsSentAgain(t *testing.T) {
+	r := &road{fails: func(trip []redis.Cmder) error {
+		for _, cmd := range trip {
+			if strings.HasPrefix(lastOf(cmd), "new") && cmd.Name() == "evalsha" {
+				cmd.SetErr(replyError("NOSCRIPT No matching script"))
+			}
+		}
+		return nil
+	}}
+	onRoad(t, r, func(t *testing.T, s *Server) {
+		x := newSender(s)
+		x.sendMany(4, "before")
+		x.sendMany(2, "new")
+		x.sendMany(2, "known")
+		for i := range 2 {
+			x.answered(t, fmt.Sprint("known", i), 2*time.Millisecond)
+			x.answered(t, fmt.Sprint("new", i), 3*time.Millisecond)
+		}
+		if n := s.Commands(); n != 10 {
+			t.Errorf("counted %d commands", n)
+		}
+	})
+}
+
+// replyError is an error as Redis replies it.
+type replyError string
+
+func (e replyError) Error() string { return string(e) }
+func (replyError) RedisError()     {}
+
+func TestTheErrorOfAConnectionIsThatOfEachInTheBatch(t *testing.T) {
+	r := &road{}
+	r.fails = func(trip []redis.Cmder) error {
+		if len(trip) > 1 {
+			return errors.New("connection reset by peer")
+		}
+		return nil
+	}
+	onRoad(t, r, func(t *testing.T, s *Server) {
+		x := newSender(s)
+		x.sendMany(8, "c")
+		for i := range 4 {
+			x.answered(t, fmt.Sprint("c", i), time.Millisecond)
+			x.failed(t, fmt.Sprint("c", 4+i), "connection reset by peer", 2*time.Millisecond)
+		}
+	})
+}
+
+func TestTheRefusalOfOneCommandIsNotThatOfItsBatch(t *testing.T) {
+	r := &road{}
+	r.fails = func(trip []redis.Cmder) error {
+		for i, cmd := range trip {
+			if lastOf(cmd) == "refused" {
+				cmd.SetErr(replyError("WRONGTYPE Operation against a key holding the wrong kind of value"))
+			} else if i == len(trip)-1 {
+				for _, cmd := range trip {
+					if once := cmd.(onceCmd); once.Err() == nil {
+						once.SetVal(lastOf(cmd))
+					}
+				}
+			}
+		}
+		return trip[0].Err()
+	}
+	onRoad(t, r, func(t *testing.T, s *Server) {
+		x := newSender(s)
+		x.sendMany(4, "before")
+		x.send("refused", time.Second)
+		x.send("other", time.Second)
+		x.failed(t, "refused", "WRONGTYPE", 2*time.Millisecond)
+		x.answered(t, "other", 2*time.Millisecond)
+	})
+}
+
+func TestAPanicOfAHookIsThatOfEachInTheBatch(t *testing.T) {
+	for what, ends := range map[string]func(){"panic": func() { panic("ours") }, "Goexit": runtime.Goexit} {
+		t.Run(what, func(t *testing.T) {
+			r := &road{}
+			r.fails = func(trip []redis.Cmder) error {
+				if len(trip) > 1 {
+					ends()
+				}
+				return nil
+			}
+			onRoad(t, r, func(t *testing.T, s *Server) {
+				x := newSender(s)
+				x.sendMany(8, "c")
+				x.all.Wait()
+				for i := range 4 {
+					o := x.got[fmt.Sprint("c", 4+i)]
+					if what == "panic" && o.panicked != "ours" || what == "Goexit" && (o.panicked != nil || o.err == nil) || o.at != 2*time.Millisecond {
+						t.Errorf("c%d: %+v", 4+i, o)
+					}
+				}
+				y := newSender(s)
+				y.sendMany(4, "after")
+				for i := range 4 {
+					y.answered(t, fmt.Sprint("after", i), time.Millisecond)
+				}
+			})
+		})
+	}
+}
+
+func TestAUsersContextIsThatOfItsOwnCommandOnly(t *testing.T) {
+	r := &road{}
+	onRoad(t, r, func(t *testing.T, s *Server) {
+		x := newSender(s)
+		x.sendMany(4, "before")
+		k, err := protocol.NewKeys("", "x")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = s.Inspect(context.Background(), &k)
+		_, _ = s.Evict(context.Background(), &k)
+		if took := time.Since(x.began); took != 2*time.Millisecond {
+			t.Errorf("Inspect and Evict took %v behind four commands", took)
+		}
+		x.all.Wait()
+	})
+	if want := []int{1, 1, 1, 1, 1, 1}; !slices.Equal(r.sizes(), want) {
+		t.Errorf("sent %v", r.sizes())
+	}
+}
+
+// What is about several locks is under no span, and so under no values of a context.
+func TestABatchHasNoValuesOfOneCommand(t *testing.T) {
+	type key struct{}
+	var seen sync.Map
+	r := &road{sees: func(ctx context.Context, n int) { seen.Store(n, ctx.Value(key{})) }}
+	onRoad(t, r, func(t *testing.T, s *Server) {
+		x := newSender(s)
+		for i := range 8 {
+			ctx, cancel := context.WithTimeout(context.WithValue(context.Background(), key{}, "span"), time.Second)
+			x.under(ctx, fmt.Sprint("c", i), cancel)
+		}
+		x.all.Wait()
+	})
+	for n, want := range map[int]any{1: "span", 4: nil} {
+		if got, ok := seen.Load(n); !ok || got != want {
+			t.Errorf("%d together: %v", n, got)
+		}
+	}
+}
+
+func TestOnlyOneNodesOwnClientShares(t *testing.T) {
+	o := redistest.Options("127.0.0.1:0")
+	o.ContextTimeoutEnabled = true
+	node := redis.NewClient(o)
+	defer node.Close()
+	cluster := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:0"}, ContextTimeoutEnabled: true})
+	defer cluster.Close()
+	for what, c := range map[string]struct {
+		rdb  redis.UniversalClient
+		want bool
+	}{
+		"a client":         {node, true},
+		"its clone":        {redis.NewClient(redistest.Options("127.0.0.1:0")), true},
+		"a Cluster":        {cluster, false},
+		"a type of a user": {struct{ *redis.Client }{node}, false},
+	} {
+		s := New(c.rdb, "")
+		if got := s.batches != nil; got != c.want {
+			t.Errorf("%s shares: %v", what, got)
+		}
+		if confirmed, _ := Replicated(s, 1, time.Second).confirming(context.Background(), node); confirmed.trailer == nil {
+			t.Errorf("%s: a grant that replicas confirm is sent without WAIT", what)
+		}
+	}
+}
+
+// A command with WAIT behind it is on a connection with it alone: it counts that connection's last write.
+func TestACommandThatReplicasConfirmSharesNoPipeline(t *testing.T) {
+	r := &road{}
+	onRoad(t, r, func(t *testing.T, s *Server) {
+		x := newSender(s)
+		x.sendMany(4, "before")
+		confirmed, _ := Replicated(s, 1, time.Second).confirming(context.Background(), s.Rdb)
+		y := newSender(confirmed)
+		y.send("granted", time.Second)
+		x.all.Wait()
+		y.all.Wait()
+	})
+	if want := []int{1, 1, 1, 1, 2}; !slices.Equal(r.sizes(), want) {
+		t.Errorf("sent %v", r.sizes())
+	}
+}
+
+// In real time, because go-redis shares the timers of those that wait for a connection among all
+// clients, and so among bubbles. Each is told that the pool is exhausted, or was sent over a
+// connection for pipelines.
+func TestAnExhaustedPoolIsSaidToThoseThatQueue(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.MiniClient(t, redistest.Mini(t), func(o *redis.Options) {
+		o.PoolSize, o.PoolTimeout, o.ContextTimeoutEnabled = 1, time.Hour, true
+	})
+	conn := rdb.Conn()
+	defer conn.Close()
+	if err := conn.Ping(context.Background()).Err(); err != nil { // holds the only connection from now on
+		t.Fatal(err)
+	}
+	s := New(rdb, "")
+	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
+	defer cancel()
+	errs := make(chan error)
+	for i := range 10 {
+		go func() { // ends with ctx; its error is waited for
+			_, err := s.run(ctx, &RenewScript, []any{"key"}, fmt.Sprint(i))
+			errs <- err
+		}()
+	}
+	said := 0
+	for range 10 {
+		switch err := <-errs; {
+		case errors.Is(err, redis.ErrPoolTimeout) && strings.Contains(err.Error(), "pool of 1 is exhausted"):
+			said++
+		case err == nil || IsServerReply(err): // the script's arguments are nonsense
+		default:
+			t.Error(err)
+		}
+	}
+	if said < atOnce {
+		t.Errorf("said to %d", said)
+	}
+}
