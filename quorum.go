@@ -111,16 +111,26 @@ func (c *Client) reports(rdbs []redis.UniversalClient) quorum.Reports {
 	}
 }
 
+// behindLocked returns how many servers of a quorum stand behind the lease of a caller, 0 if it
+// has none.
+func (e *entry) behindLocked(w *call) int {
+	if q := e.client.quorum; q != nil && e.hasGrantLocked(w) {
+		return q.Behind(&e.keys, e.lock.Request().ID)
+	}
+	return 0
+}
+
+func (e *entry) hasGrantLocked(w *call) bool {
+	return w.Phase == lockstate.Inside && !w.Orphaned && w.Ended != lockstate.ByLoss
+}
+
 // noteBehindLocked notes how many servers of a quorum stand behind the lease of a caller that
 // unlocks now.
 func (e *entry) noteBehindLocked(w *call) {
-	q := e.client.quorum
-	w.behind = 0 // a call may enter again
-	if q == nil || w.Phase != lockstate.Inside || w.Orphaned || w.Ended == lockstate.ByLoss {
-		return
+	w.behind = int8(e.behindLocked(w)) // 0 on one server, and set anew, for a call may enter again
+	if e.client.quorum != nil && e.hasGrantLocked(w) {
+		e.client.stats.behind[w.behind].Add(1)
 	}
-	w.behind = int8(q.Behind(&e.keys, e.lock.Request().ID))
-	e.client.stats.behind[w.behind].Add(1)
 }
 
 // startMember starts a goroutine that sends to a quorum's servers. Those that a server keeps

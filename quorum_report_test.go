@@ -13,6 +13,7 @@ import (
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
+	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
@@ -155,6 +156,25 @@ func TestAQuorumTellsHowManyServersStandBehindALease(t *testing.T) {
 
 		stands(t, other, 5, 0)
 		l := lock(t, c.Mutex("x"))
+		waited := func(least, most int64) {
+			t.Helper()
+			synctest.Wait()
+			span := r.last(t, "leased.wait")
+			has(t, span, "leased.servers", int64(5), "leased.answering", nil)
+			set := attribute.NewSet(span.Attributes...)
+			if n, _ := set.Value("leased.wait.servers"); n.AsInt64() < least || n.AsInt64() > most {
+				t.Errorf("%d servers stood behind the lease when its wait ended", n.AsInt64())
+			}
+		}
+		failed := func(answering int64) {
+			t.Helper()
+			if _, err := c.Mutex("x").TryLockContext(context.Background()); !errors.Is(err, leased.ErrLocked) {
+				t.Errorf("a second owner: %v", err)
+			}
+			has(t, r.last(t, "leased.wait"), "leased.answering", answering, "leased.servers", int64(5), "leased.wait.servers", nil)
+		}
+		waited(3, 5)
+		failed(5)
 		time.Sleep(time.Second)
 		if info := stands(t, other, 5, 5); info.Owners[0].Token != l.Token() {
 			t.Errorf("token %d is shown as %d", l.Token(), info.Owners[0].Token)
@@ -167,7 +187,10 @@ func TestAQuorumTellsHowManyServersStandBehindALease(t *testing.T) {
 		servers[3].die()
 		time.Sleep(20 * time.Second) // two renewals
 		stands(t, other, 3, 3)
+		failed(3)
 		ended(l, 3)
+		unlock(t, lock(t, c.Mutex("y")))
+		waited(3, 3)
 		answering(3, 2)
 		if n := out.count(slog.LevelWarn, "a server of the quorum does not answer"); n != 2 {
 			t.Errorf("%d lines say that a server is away: %q", n, out.messages())
@@ -193,7 +216,7 @@ func TestAQuorumTellsHowManyServersStandBehindALease(t *testing.T) {
 
 		got := m.collect(t)["leased.hold.servers"]
 		data, ok := got.Data.(metricdata.Histogram[int64])
-		if !ok || len(data.DataPoints) != 1 || data.DataPoints[0].Sum != 5+3+5+5 || data.DataPoints[0].Count != 4 {
+		if !ok || len(data.DataPoints) != 1 || data.DataPoints[0].Sum != 5+3+3+5+5 || data.DataPoints[0].Count != 5 {
 			t.Errorf("the histogram is %+v", got.Data)
 		}
 	})
@@ -216,6 +239,9 @@ func TestForceUnlockOnAQuorumTellsOnHowManyServersItEvicted(t *testing.T) {
 			t.Errorf("the error reads %q", err)
 		}
 		t.Log(err)
+		if n := operator.Stats().Evicted; n != [8]int64{} {
+			t.Errorf("what failed is counted: %v", n)
+		}
 		_, err = operator.Inspect(context.Background(), "x")
 		isAll(t, err, leased.ErrNoQuorum)
 		if oneLine(t, err); !strings.Contains(err.Error(), "2 of 5 servers answered, and 3 are needed") {
@@ -230,8 +256,36 @@ func TestForceUnlockOnAQuorumTellsOnHowManyServersItEvicted(t *testing.T) {
 		if err := operator.ForceUnlock(context.Background(), "x"); err != nil {
 			t.Error(err)
 		}
+		if n := operator.Stats().Evicted[3]; n != 1 {
+			t.Errorf("ForceUnlock found an owner on so many servers: %v", operator.Stats().Evicted)
+		}
 		closesSoon(t, "the owner is told", l.Context().Done())
 		_ = l.Unlock()
+	})
+}
+
+func TestForceUnlockOnAQuorumThatSucceedsTellsHowManyServersHadAnOwner(t *testing.T) {
+	onMortals(t, func(t *testing.T, _ []*mortal, open func(...leased.Option) *leased.Client) {
+		out := &logs{}
+		c, operator := open(), open(out.option())
+		for i, name := range []string{"x", "y"} {
+			l := lock(t, c.Mutex(name))
+			time.Sleep(time.Second)
+			for range 2 { // the second time nobody owns it
+				if err := operator.ForceUnlock(context.Background(), name); err != nil {
+					t.Error(err)
+				}
+				time.Sleep(time.Second)
+			}
+			n := int64(i) + 1
+			if got := operator.Stats().Evicted; got != [8]int64{0: n, 5: n} {
+				t.Errorf("after %s: an owner on so many servers: %v", name, got)
+			}
+			_ = l.Unlock()
+		}
+		if n := out.count(slog.LevelInfo, "ForceUnlock took a lock on a quorum from its owner"); n != 2 { // one a minute for each lock
+			t.Errorf("%d lines: %q", n, out.messages())
+		}
 	})
 }
 

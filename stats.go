@@ -22,6 +22,10 @@ type Stats struct {
 	// servers stood behind them just before: had granted or renewed them, and answered. A
 	// lease that is unlocked at once may be ahead of the answers of some.
 	Behind [8]int64
+
+	// Evicted counts, for a client of NewQuorum, the calls of ForceUnlock that succeeded, by how
+	// many servers had an owner that was evicted there: 0 if the lock was free.
+	Evicted [8]int64
 }
 
 // Stats returns the client's counters. They are read one after another, so they need not
@@ -43,7 +47,7 @@ func (c *Client) Stats() Stats {
 		s.Leases += c.stats.by[i].Load()
 	}
 	for i := range c.stats.behind {
-		s.Behind[i] = c.stats.behind[i].Load()
+		s.Behind[i], s.Evicted[i] = c.stats.behind[i].Load(), c.stats.evicted[i].Load()
 	}
 	return s
 }
@@ -53,6 +57,7 @@ type counters struct {
 	by          [lockstate.Vias]atomic.Int64
 	renewals    [renewalResults]atomic.Int64
 	behind      [8]atomic.Int64 // leases, by the servers of a quorum that stood behind them
+	evicted     [8]atomic.Int64 // evictions, by the servers of a quorum that had an owner
 	given, lost atomic.Int64
 }
 

@@ -232,7 +232,7 @@ func everything(t *testing.T, s place, a, b *leased.Client) {
 	})
 }
 
-// onThreeServers has a client of a quorum hold a lock.
+// onThreeServers has a client of a quorum hold a lock, and wait for it in vain.
 func onThreeServers(t *testing.T, opts []leased.Option) {
 	t.Helper()
 	var rdbs []redis.UniversalClient
@@ -244,5 +244,9 @@ func onThreeServers(t *testing.T, opts []leased.Option) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.Close() })
-	unlock(t, lock(t, c.Mutex("x")))
+	l := lock(t, c.Mutex("x"))
+	if _, err := c.Mutex("x").TryLockContext(context.Background()); err == nil {
+		t.Error("locked")
+	}
+	unlock(t, l)
 }

@@ -43,7 +43,9 @@ const (
 	attrCommand        = attribute.Key("leased.command")
 	attrInbox          = attribute.Key("leased.inbox")
 	attrServers        = attribute.Key("leased.servers")      // that the quorum has
-	attrHoldServers    = attribute.Key("leased.hold.servers") // of them, those behind a lease
+	attrHoldServers    = attribute.Key("leased.hold.servers") // of them, those behind a lease at its Unlock
+	attrWaitServers    = attribute.Key("leased.wait.servers") // of them, those behind a lease when its wait ended
+	attrAnswering      = attribute.Key("leased.answering")    // of them, those that answered when a wait failed
 	attrServerState    = attribute.Key("leased.server.state")
 	attrOwner          = attribute.Key("leased.owner") // the label of the client whose span it is
 
@@ -195,7 +197,7 @@ type waitRecord struct {
 // nil if there is none, and for a caller that was not admitted what tells when it has ended.
 func (t *tracing) waited(ctx context.Context, span trace.Span, w *waitRecord) (trace.Span, told) {
 	c := w.call
-	events, from, blocker := w.takeEvents()
+	events, from, blocker, behind := w.takeEvents()
 	tracer := t.tracer()
 	if span == nil && tracer != nil && len(events) > 0 {
 		if _, span = tracer.Start(ctx, spanWait, trace.WithTimestamp(w.began), t.attributes(w.handle.keys.Name, c.Mode)); !span.IsRecording() {
@@ -210,6 +212,14 @@ func (t *tracing) waited(ctx context.Context, span trace.Span, w *waitRecord) (t
 	span.SetAttributes(attrWaitOutcome.String(outcome.String()))
 	if w.err == nil {
 		span.SetAttributes(attrVia.String(c.Via.String()), attrToken.Int64(int64(c.Token)))
+	}
+	if q := t.client.quorum; q != nil {
+		switch answering, of := q.Answering(); {
+		case w.err != nil:
+			span.SetAttributes(attrAnswering.Int(answering), attrServers.Int(of))
+		case behind > 0:
+			span.SetAttributes(attrWaitServers.Int(behind), attrServers.Int(of))
+		}
 	}
 	for _, ev := range events {
 		if key := placeKey(ev.What); key != "" {
@@ -267,11 +277,12 @@ func (w *waitRecord) withoutSpan() {
 // takeEvents removes the events of the wait from the caller's log. It also returns what
 // the wait span refers to: the hold span that let the caller in or, if the caller was not
 // admitted, the one that blocked it; or the value of the owner's key that blocked it, if
-// that has no span here.
-func (w *waitRecord) takeEvents() (events []lockstate.Event, from *protocol.Span, blocker string) {
+// that has no span here. And how many servers of a quorum stand behind the lease, 0 if that is
+// not known, or the lease is over.
+func (w *waitRecord) takeEvents() (events []lockstate.Event, from *protocol.Span, blocker string, behind int) {
 	log := w.call.trace
 	if w.entry == nil {
-		return log.List, nil, ""
+		return log.List, nil, "", 0
 	}
 	w.entry.mu.Lock()
 	defer w.entry.mu.Unlock()
@@ -285,7 +296,7 @@ func (w *waitRecord) takeEvents() (events []lockstate.Event, from *protocol.Span
 			blocker = w.entry.lock.Blocker()
 		}
 	}
-	return events, from, blocker
+	return events, from, blocker, w.entry.behindLocked(w.call)
 }
 
 // traceHoldersLocked has the hold spans of all holders started when the lock becomes

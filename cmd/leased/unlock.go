@@ -51,7 +51,7 @@ func unlockCommand(std streams) *cobra.Command {
 			if err := client.ForceUnlock(ctx, args[0]); err != nil {
 				return operatorError("unlock", err)
 			}
-			fmt.Fprintf(std.out, "%q was taken from %s.\n", info.Name, ownersText(info.Owners))
+			fmt.Fprintf(std.out, "%q was taken from %s%s.\n", info.Name, ownersText(info.Owners), evictedText(info.Servers, client.Stats()))
 			return nil
 		}),
 	}
@@ -60,6 +60,17 @@ func unlockCommand(std streams) *cobra.Command {
 	c.Flags().BoolVar(&force, "force", false, "required, because the owner may still be at work")
 	c.Flags().BoolVar(&yes, "yes", false, "do not ask")
 	return c
+}
+
+// evictedText says on how many of a quorum's servers the only ForceUnlock of a client found an
+// owner.
+func evictedText(servers int, s leased.Stats) string {
+	for on, times := range s.Evicted {
+		if times > 0 {
+			return fmt.Sprintf(" on %d of %d servers", on, servers)
+		}
+	}
+	return "" // no quorum
 }
 
 func ownersText(owners []leased.Owner) string {

@@ -537,9 +537,16 @@ func (s *Server) lacking(answered int, errs []error) error {
 	return e
 }
 
-// Evict ends the ownership of the lock and notifies its owners, whose ids or values it
-// returns. The next owner's token is above all that the servers know of.
+// Evict is EvictOn for a caller that does not ask where, and returns no ids: those of one owner
+// may differ between servers.
 func (s *Server) Evict(ctx context.Context, k *protocol.Keys) ([]string, error) {
+	_, err := s.EvictOn(ctx, k)
+	return nil, err
+}
+
+// EvictOn ends the ownership of the lock and notifies its owners. It returns on how many servers
+// there was one. The next owner's token is above all that the servers know of.
+func (s *Server) EvictOn(ctx context.Context, k *protocol.Keys) (on int, err error) {
 	shown := make([]atomic.Pointer[protocol.Snapshot], len(s.members))
 	seen, errs := each(s, func(ctx context.Context, i int, srv *redisserver.Server) (protocol.Snapshot, error) {
 		sn, err := srv.Inspect(ctx, k)
@@ -549,7 +556,7 @@ func (s *Server) Evict(ctx context.Context, k *protocol.Keys) ([]string, error) 
 		return sn, err
 	})
 	if len(seen) < s.cfg.Need {
-		return nil, s.lacking(len(seen), errs)
+		return 0, s.lacking(len(seen), errs)
 	}
 	least, owned := uint64(0), false
 	for i := range seen {
@@ -563,28 +570,27 @@ func (s *Server) Evict(ctx context.Context, k *protocol.Keys) ([]string, error) 
 	// what the next owner has, which the evicted one lets in by giving back what it has left.
 	most := merged(slices.Clone(seen), s.cfg.Need)
 	owner := ownerOf(&most)
-	evicted, errs := each(s, func(ctx context.Context, i int, srv *redisserver.Server) ([]string, error) {
-		value := ""
-		if sn := shown[i].Load(); sn != nil && most.Behind >= s.cfg.Need {
+	evicted, errs := each(s, func(ctx context.Context, i int, srv *redisserver.Server) (had bool, err error) {
+		value, sn := "", shown[i].Load()
+		if sn != nil && most.Behind >= s.cfg.Need {
 			if ownerOf(sn) != owner {
-				return nil, nil
+				return false, nil
 			}
 			value = sn.Value
 		}
-		return srv.EvictOwner(ctx, k, least, value)
+		ids, err := srv.EvictOwner(ctx, k, least, value)
+		// The owner may have given it back itself, since it was evicted on enough others.
+		return len(ids) > 0 || sn != nil && sn.Value != "", err
 	})
-	var all []string
-	for _, some := range evicted {
-		for _, id := range some {
-			if !slices.Contains(all, id) {
-				all = append(all, id)
-			}
+	for _, had := range evicted {
+		if had {
+			on++
 		}
 	}
 	if len(evicted) < s.cfg.Need {
-		return all, fmt.Errorf("evicted on %d of %d servers: %w", len(evicted), s.cfg.N, s.lacking(len(evicted), errs))
+		return on, fmt.Errorf("evicted on %d of %d servers: %w", on, s.cfg.N, s.lacking(len(evicted), errs))
 	}
-	return all, nil
+	return on, nil
 }
 
 // Inspect returns what the servers hold of the lock together, see merged.
