@@ -28,7 +28,8 @@ type mortal struct {
 	*miniredis.Miniredis
 	mu    sync.Mutex // guards what follows
 	dead  bool
-	dying bool // it dies when it has answered one more script
+	dying bool          // it dies when it has answered one more script
+	slow  time.Duration // for so long a script is on its way
 	conns []net.Conn
 }
 
@@ -59,8 +60,19 @@ func (m *mortal) die() {
 	m.conns = nil
 }
 
+// slowBy has scripts be on their way for so long.
+func (m *mortal) slowBy(d time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.slow = d
+}
+
 func (m *mortal) comeBackEmpty() {
 	m.FlushAll()
+	m.comeBack()
+}
+
+func (m *mortal) comeBack() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.dead = false
@@ -75,6 +87,12 @@ func (h afterScripts) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.
 }
 func (h afterScripts) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
+		h.m.mu.Lock()
+		slow := h.m.slow
+		h.m.mu.Unlock()
+		if slow > 0 && strings.HasPrefix(cmd.Name(), "eval") {
+			time.Sleep(slow)
+		}
 		err := next(ctx, cmd)
 		h.m.mu.Lock()
 		dies := h.m.dying && err == nil && strings.HasPrefix(cmd.Name(), "eval")
@@ -89,31 +107,50 @@ func (h afterScripts) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 // onMortals runs f on five of them in virtual time, which are old enough to vote. open
 // returns clients of the quorum.
 func onMortals(t *testing.T, f func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client)) {
+	t.Helper()
+	onSomeMortals(t, 5, f)
+}
+
+// onSomeMortals is onMortals with n of them.
+func onSomeMortals(t *testing.T, n int, f func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		redistest.LastInBubble(t)
 		var servers []*mortal
-		for range 5 {
+		for range n {
 			m := &mortal{Miniredis: redistest.Mini(t)}
 			if err := m.Set("leased:quorum:mark", "1"); err != nil {
 				t.Fatal(err)
 			}
 			servers = append(servers, m)
 		}
-		f(t, servers, func(opts ...leased.Option) *leased.Client {
-			var rdbs []redis.UniversalClient
-			for _, m := range servers {
-				rdb := redistest.MiniClient(t, m.Miniredis, func(o *redis.Options) { o.Dialer, o.ContextTimeoutEnabled = m.dial, true })
-				rdb.AddHook(afterScripts{m})
-				rdbs = append(rdbs, rdb)
-			}
-			c, err := leased.NewQuorum(rdbs, append([]leased.Option{leased.WithLogger(slog.New(slog.DiscardHandler))}, opts...)...)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { _ = c.Close() })
-			return c
-		})
+		f(t, servers, func(opts ...leased.Option) *leased.Client { return openMortals(t, servers, opts...) })
 	})
+}
+
+// openMortals returns a client of a quorum.
+func openMortals(t *testing.T, servers []*mortal, opts ...leased.Option) *leased.Client {
+	t.Helper()
+	var rdbs []redis.UniversalClient
+	for _, m := range servers {
+		rdb := redistest.MiniClient(t, m.Miniredis, func(o *redis.Options) { o.Dialer, o.ContextTimeoutEnabled = m.dial, true })
+		rdb.AddHook(afterScripts{m})
+		rdbs = append(rdbs, rdb)
+	}
+	c, err := leased.NewQuorum(rdbs, append([]leased.Option{leased.WithLogger(slog.New(slog.DiscardHandler))}, opts...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// viewed returns the servers as one client sees them: those that die do for it alone.
+func viewed(servers []*mortal) (own []*mortal) {
+	for _, m := range servers {
+		own = append(own, &mortal{Miniredis: m.Miniredis})
+	}
+	return own
 }
 
 // stands checks what Inspect shows.
@@ -286,6 +323,33 @@ func TestForceUnlockOnAQuorumThatSucceedsTellsHowManyServersHadAnOwner(t *testin
 		if n := out.count(slog.LevelInfo, "ForceUnlock took a lock on a quorum from its owner"); n != 2 { // one a minute for each lock
 			t.Errorf("%d lines: %q", n, out.messages())
 		}
+	})
+}
+
+// The evicted owner, which hears of it, gives back what it has left. That lets the next one in,
+// which the operator does not mean.
+func TestForceUnlockOnAQuorumLeavesTheNextOwnerAlone(t *testing.T) {
+	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		l := lock(t, open().Mutex("x"))
+		waiter := locking(t, open().Mutex("x"))
+		time.Sleep(time.Second)
+		own := viewed(servers)
+		operator := openMortals(t, own)
+		for _, m := range own[3:] {
+			m.slowBy(200 * time.Millisecond)
+		}
+		if err := operator.ForceUnlock(context.Background(), "x"); err != nil {
+			t.Error(err)
+		}
+		next := <-waiter
+		closesSoon(t, "the owner is told", l.Context().Done())
+		time.Sleep(time.Second)
+		stands(t, operator, 5, 5)
+		if err := next.Context().Err(); err != nil {
+			t.Errorf("the next lease is lost: %v", context.Cause(next.Context()))
+		}
+		unlock(t, next)
+		_ = l.Unlock()
 	})
 }
 

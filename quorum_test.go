@@ -2,11 +2,15 @@ package leased_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/redisserver"
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
@@ -114,5 +118,281 @@ func TestAServerOfAQuorumThatSendsAMessageIsAskedAtOnceWhetherItAnswers(t *testi
 		}
 		unlock(t, l)
 		unlock(t, <-late)
+	})
+}
+
+// ofThree makes a lease that three of five servers grant, because the other two do not answer.
+func ofThree(t *testing.T, servers []*mortal, c *leased.Client) *leased.Lease {
+	t.Helper()
+	for _, m := range servers[3:] {
+		m.die()
+	}
+	l := lock(t, c.Mutex("x", leased.WithTTL(30*time.Second)))
+	time.Sleep(time.Second) // what was on its way to them has failed
+	for _, m := range servers[3:] {
+		m.comeBack()
+	}
+	return l
+}
+
+// After the first renewal the servers that are back have granted it, too.
+func TestALeaseOfABareMajorityIsNotProvenWhenServersOfItDie(t *testing.T) {
+	for _, renewed := range []bool{false, true} {
+		onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+			l := ofThree(t, servers, open())
+			time.Sleep(5 * time.Second)
+			if renewed {
+				time.Sleep(10 * time.Second)
+			}
+			stands := 3
+			if renewed {
+				stands = 5
+			}
+			if info, err := open().Inspect(context.Background(), "x"); err != nil || info.Behind != stands {
+				t.Errorf("renewed %v: %d servers name the owner, want %d: %v", renewed, info.Behind, stands, err)
+			}
+			for _, m := range servers[:2] {
+				m.die()
+			}
+			err := l.Unlock()
+			if proven := err == nil; proven != renewed || !proven && !errors.Is(err, leased.ErrLeaseLost) && !errors.Is(err, leased.ErrNotReleased) {
+				t.Errorf("renewed %v: Unlock returned %v", renewed, err)
+			}
+		})
+	}
+}
+
+func TestServersOfAQuorumThatRefusedStandBehindALeaseBeforeItsFirstRenewal(t *testing.T) {
+	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		ctx, k := context.Background(), &protocol.Keys{Lock: "x"}
+		id := protocol.NewRequest(protocol.NewClientID("another"), protocol.Exclusive, time.Minute, false, protocol.Unproved, protocol.Origin{}).ID
+		var others []*redisserver.Server // where another's release has not arrived yet
+		for _, m := range servers[3:] {
+			srv := redisserver.NewMember(redistest.MiniClient(t, m.Miniredis), "")
+			if a, err := srv.Do(ctx, k, &protocol.Command{Verb: protocol.Acquire, ID: id, TTL: time.Minute}); err != nil || a.Outcome != protocol.Granted {
+				t.Fatal(a, err)
+			}
+			others = append(others, srv)
+		}
+		c := open()
+		l, err := c.Mutex("x", leased.WithTTL(30*time.Second)).TryLockContext(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		for _, srv := range others {
+			if a, err := srv.Do(ctx, k, &protocol.Command{Verb: protocol.Release, ID: id}); err != nil || a.Outcome != protocol.Done {
+				t.Fatal(a, err)
+			}
+		}
+		synctest.Wait()
+		stands(t, open(), 5, 5)
+		for _, m := range servers[:2] {
+			m.die()
+		}
+		unlock(t, l)
+	})
+}
+
+// Whatever has become of their data, nobody else can have had the lock.
+func TestServersOfAQuorumThatLoseTheirDataProveAnUnlock(t *testing.T) {
+	for _, all := range []bool{false, true} {
+		onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+			var l *leased.Lease
+			lose := servers[:2]
+			if all {
+				l, lose = lock(t, open().Mutex("x")), servers
+				synctest.Wait()
+			} else {
+				l = ofThree(t, servers, open())
+			}
+			for _, m := range lose {
+				m.FlushAll()
+			}
+			if err := l.Unlock(); errors.Is(err, leased.ErrLeaseLost) != all || !all && err != nil {
+				t.Errorf("all %v: %v", all, err)
+			}
+		})
+	}
+}
+
+// quorumLocks are the locks that a quorum has: how a writer locks them, and readers, if there are.
+var quorumLocks = map[string]func(c *leased.Client) (writer, reader func(context.Context) (*leased.Lease, error)){
+	"Mutex": func(c *leased.Client) (writer, reader func(context.Context) (*leased.Lease, error)) {
+		return c.Mutex("x").LockContext, nil
+	},
+	"RWMutex": func(c *leased.Client) (writer, reader func(context.Context) (*leased.Lease, error)) {
+		rw := c.RWMutex("x")
+		return rw.LockContext, rw.RLockContext
+	},
+}
+
+func TestAQuorumOfThreeFiveOrSevenServersGoesOnWithoutAMinority(t *testing.T) {
+	for _, n := range []int{3, 5, 7} {
+		for what, of := range quorumLocks {
+			t.Run(fmt.Sprintf("%s on %d", what, n), func(t *testing.T) {
+				onSomeMortals(t, n, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+					last := uint64(0)
+					grown := func(l *leased.Lease) *leased.Lease {
+						t.Helper()
+						if l.Token() <= last {
+							t.Errorf("token %d after %d", l.Token(), last)
+						}
+						last = l.Token()
+						return l
+					}
+					write, read := of(open())
+					writeToo, readToo := of(open())
+					inTurn := func() {
+						t.Helper()
+						for range 3 {
+							first := grown(take(t, write))
+							next := make(chan *leased.Lease, 1)
+							go func() { next <- take(t, writeToo) }()
+							time.Sleep(time.Second)
+							if len(next) > 0 {
+								t.Fatal("two owners")
+							}
+							unlock(t, first)
+							second := grown(<-next)
+							unlock(t, second)
+						}
+						if read == nil {
+							return
+						}
+						one, two := take(t, read), take(t, readToo) // together
+						if one.Token() <= last || two.Token() <= last {
+							t.Errorf("readers' tokens %d and %d after a writer's %d", one.Token(), two.Token(), last)
+						}
+						writing := make(chan *leased.Lease, 1)
+						go func() { writing <- take(t, writeToo) }()
+						time.Sleep(time.Second)
+						unlock(t, one)
+						time.Sleep(time.Second)
+						if len(writing) > 0 {
+							t.Fatal("a writer beside a reader")
+						}
+						unlock(t, two)
+						unlock(t, grown(<-writing))
+					}
+					inTurn()
+					held := grown(take(t, write))
+					synctest.Wait()
+					for _, m := range servers[:n/2] {
+						m.die()
+					}
+					time.Sleep(time.Minute) // two TTLs
+					if err := held.Context().Err(); err != nil {
+						t.Fatalf("lost without a minority: %v", context.Cause(held.Context()))
+					}
+					unlock(t, held)
+					inTurn()
+					servers[n-1].die()
+					ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+					defer cancel()
+					_, err := writeToo(ctx)
+					isAll(t, err, leased.ErrNoQuorum, leased.ErrNotAcquired)
+					for _, m := range servers {
+						m.comeBack()
+					}
+					time.Sleep(5 * time.Second)
+					inTurn()
+				})
+			})
+		}
+	}
+}
+
+// Clients that reach different majorities have a server in common.
+func TestClientsOfAQuorumThatReachDifferentServersExcludeEachOther(t *testing.T) {
+	onMortals(t, func(t *testing.T, servers []*mortal, _ func(...leased.Option) *leased.Client) {
+		first, last := viewed(servers), viewed(servers)
+		for _, m := range append(first[3:5:5], last[:2]...) {
+			m.die()
+		}
+		a, b := openMortals(t, first), openMortals(t, last)
+		token := uint64(0)
+		for range 5 {
+			l := lock(t, a.Mutex("x"))
+			waiter := locking(t, b.Mutex("x"))
+			time.Sleep(time.Minute)
+			if !open(waiter) {
+				t.Fatal("two owners")
+			}
+			began := time.Now()
+			unlock(t, l)
+			next := <-waiter
+			if d := time.Since(began); d > time.Second {
+				t.Errorf("handed over after %v", d)
+			}
+			if l.Token() <= token || next.Token() <= l.Token() {
+				t.Errorf("tokens %d, %d, %d", token, l.Token(), next.Token())
+			}
+			token = next.Token()
+			unlock(t, next)
+		}
+		first[2].die() // two of five are left to it
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		_, err := a.Mutex("x").LockContext(ctx)
+		isAll(t, err, leased.ErrNoQuorum)
+		unlock(t, lock(t, b.Mutex("x")))
+	})
+}
+
+func TestAQuorumIsAsFastAsItsFastestMajority(t *testing.T) {
+	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		a, b := open(), open()
+		for _, m := range servers[:2] {
+			m.slowBy(300 * time.Millisecond)
+		}
+		for range 20 {
+			began := time.Now()
+			l := lock(t, a.Mutex("x"))
+			waiter := locking(t, b.Mutex("x"))
+			synctest.Wait()
+			unlock(t, l)
+			unlock(t, <-waiter)
+			if d := time.Since(began); d > 100*time.Millisecond {
+				t.Fatalf("two leases took %v, where two servers take 300ms each time", d)
+			}
+		}
+	})
+}
+
+// For two minutes the clocks drift apart, by more than any clock does.
+func TestClocksOfAQuorumThatDriftEndNoLease(t *testing.T) {
+	onQuorum(t, func(t *testing.T, s place) {
+		a, b := newClient(t, s, leased.WithTTL(10*time.Second)), newClient(t, s, leased.WithTTL(10*time.Second))
+		show := make([]time.Time, suiteMembers)
+		for i := range show {
+			show[i] = time.Now()
+		}
+		last := uint64(0)
+		for range 4 {
+			l := lock(t, a.Mutex("x"))
+			for range 30 {
+				time.Sleep(time.Second)
+				for i, one := range s.members.minis { // from 2 % slow to 2 % fast
+					passed := time.Second + time.Duration(i-2)*10*time.Millisecond
+					show[i] = show[i].Add(passed)
+					one.SetTime(show[i])
+					one.FastForward(passed)
+				}
+				if _, err := b.Mutex("x").TryLockContext(t.Context()); !errors.Is(err, leased.ErrLocked) {
+					t.Fatalf("two owners: %v", err)
+				}
+			}
+			if err := l.Context().Err(); err != nil {
+				t.Fatalf("lost: %v", context.Cause(l.Context()))
+			}
+			unlock(t, l)
+			next := lock(t, b.Mutex("x"))
+			if l.Token() <= last || next.Token() <= l.Token() {
+				t.Errorf("tokens %d, %d, %d", last, l.Token(), next.Token())
+			}
+			last = next.Token()
+			unlock(t, next)
+		}
 	})
 }

@@ -122,6 +122,8 @@ type CancelRequest struct {
 type Cancelled struct {
 	Owned bool     // the request owned the lock until then
 	Token uint64   // the lock's last one before this cancel granted the next; 0 if it proves nothing
+	Clock uint64   // of a server of a quorum: its time, µs, 0 if it owned
+	Mark  uint64   // of a server of a quorum: see Answer.Mark
 	Fail  *Failure // if not nil, the cancel was refused or has no answer
 }
 

@@ -320,9 +320,30 @@ func (r *request) isOurs(blocker string) bool {
 	return err == nil && who.Client == r.who.Client
 }
 
+// until returns for how many servers it is proven that the request owned there until it was given
+// back, and for how many it cannot be. Those that have lost their data meanwhile count for it,
+// unless all N have: only then can others have counted them.
+func (op *Op) until(outcomes []outcome, now time.Time) (proven, not int) {
+	proven, not = count(outcomes, outcomeYes), count(outcomes, outcomeLost, outcomeNo, outcomeSkipped)
+	again, young := count(outcomes, outcomeAgain), 0
+	for i, o := range outcomes {
+		if o == outcomeAgain || now.Before(op.req.parts[i].young) {
+			young++
+		}
+	}
+	switch {
+	case proven > 0:
+		return proven + again, not
+	case young == len(outcomes):
+		return 0, not + again
+	case open(outcomes) > 0: // it may turn out that all have
+		return 0, not
+	}
+	return again, not
+}
+
 func (l *Lock) evaluateRelease(op *Op, now time.Time, fx *Effects) {
-	yes := count(op.outcomes, outcomeYes)
-	never := count(op.outcomes, outcomeLost, outcomeNo, outcomeSkipped)
+	yes, never := op.until(op.outcomes, now)
 	switch {
 	case yes >= l.cfg.Need:
 		op.Answer = protocol.Answer{Outcome: protocol.Done}
@@ -340,8 +361,7 @@ func (l *Lock) evaluateRelease(op *Op, now time.Time, fx *Effects) {
 }
 
 func (l *Lock) evaluateMove(op *Op, now time.Time, fx *Effects) {
-	yes := count(op.olds, outcomeYes)
-	never := count(op.olds, outcomeLost, outcomeNo, outcomeSkipped)
+	yes, never := op.until(op.olds, now)
 	if op.verb == protocol.Downgrade {
 		for i := range op.next.parts {
 			if op.next.parts[i].state == owned && op.olds[i] == outcomeNo { // done by an earlier try
@@ -383,8 +403,7 @@ func (l *Lock) evaluateMove(op *Op, now time.Time, fx *Effects) {
 
 func (l *Lock) evaluateCancel(op *Op, now time.Time, fx *Effects) {
 	r := op.req
-	yes := count(op.outcomes, outcomeYes)
-	no := count(op.outcomes, outcomeNo)
+	yes, no := op.until(op.outcomes, now)
 	pending := open(op.outcomes)
 	owned := r.token != 0
 	switch {

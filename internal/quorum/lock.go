@@ -112,6 +112,7 @@ type part struct {
 	// the server has not told us since whether it is in quarantine.
 	unsure  bool
 	unheard bool
+	refused bool  // its server had another owner, and the request did not wait
 	adopts  bool  // an adopt is on its way
 	forgets bool  // an adopt failed
 	lost    bool  // a renewal found it lost, and what it is asked then has no answer yet
@@ -131,6 +132,7 @@ type part struct {
 	sent      bool // a command with its id has left its lane
 	ended     bool // released or cancelled, as the server has answered
 	confirmed bool // it was ours until then
+	again     bool // its server had lost its data by then, and let nobody in who counts
 }
 
 type partState uint8
@@ -489,7 +491,7 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 		if had || p.state == owned {
 			outcome = p.displaced(s, res)
 		}
-		p.state = absent
+		p.state, p.refused = absent, true
 		p.ended = true // it was never queued there, or is not any more
 		p.blockedBy(&a, now)
 	}
@@ -665,7 +667,11 @@ func (l *Lock) review(r *request, now time.Time, fx *Effects) {
 	if r.op != nil {
 		l.evaluate(r.op, now, fx)
 	}
-	if r.token != 0 || r.basis.IsZero() || r.lowers {
+	if r.token != 0 {
+		l.askRefusing(r, now, fx)
+		return
+	}
+	if r.basis.IsZero() || r.lowers {
 		return
 	}
 	if l.majority(r, r.basis, now) && (r.op == nil || r.op.verb == protocol.Acquire) {
@@ -676,6 +682,7 @@ func (l *Lock) review(r *request, now time.Time, fx *Effects) {
 		}
 		r.token = token
 		r.keeps()
+		l.askRefusing(r, now, fx)
 		fx.Messages = append(fx.Messages, protocol.Message{Kind: "granted", ID: r.id, Key: l.keys.Lock, Token: token, Clock: clock, More: r.anyMore()})
 		return
 	}
@@ -687,6 +694,24 @@ func (l *Lock) review(r *request, now time.Time, fx *Effects) {
 		return
 	}
 	l.plan(r, now)
+}
+
+// askRefusing asks the servers that refused a request again when a majority has granted it. They
+// will grant it soon: whoever owned there has no majority, and most often its release was still
+// on its way. Until they do, each server more that fails may leave the lease without a majority.
+func (l *Lock) askRefusing(r *request, now time.Time, fx *Effects) {
+	if r.over || r.ends || r.lowered || r.op != nil && r.op.verb != protocol.Acquire {
+		return
+	}
+	for i := range r.parts {
+		if !r.parts[i].refused || l.cfg.Away(i) {
+			continue
+		}
+		r.parts[i].refused = false
+		op := l.newOp(Renew, protocol.None, r, now, now) // by which a renewal would ask
+		op.decided = true                                // nobody waits for it
+		l.ask(op, r, i, fx)
+	}
 }
 
 func (r *request) anyMore() bool {

@@ -834,6 +834,170 @@ func TestAReleaseThatIsAnsweredLateProvesThatTheLockWasOurs(t *testing.T) {
 	}
 }
 
+// A majority has granted it, and the others refused because the last owner's release was still on
+// its way to them: they are asked again, and wait for that.
+func TestServersThatRefusedAreAskedAgainWhenAMajorityHasGranted(t *testing.T) {
+	refused := Result{Answer: protocol.Answer{Outcome: protocol.Refused, Token: 1, Clock: 1, Blocker: "another"}}
+	for _, late := range []bool{false, true} { // the refusals come after the decision
+		s := newStand(t, 5, time.Second)
+		s.fx = Effects{}
+		op := s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, At: s.now}, s.now, &s.fx)
+		sends := s.fx.Sends
+		var asks []*Send
+		answers := []Result{refused, refused, granted(1), granted(1), granted(1)}
+		for i := range sends {
+			if late {
+				i = len(sends) - 1 - i
+			}
+			asks = append(asks, s.answer(sends[i], answers[i])...)
+		}
+		if !op.Decided() || op.Answer.Outcome != protocol.Granted {
+			t.Fatalf("late %v: decided %v, %+v %v", late, op.Decided(), op.Answer, op.Err)
+		}
+		if len(asks) != 2 {
+			t.Fatalf("late %v: asked %d times", late, len(asks))
+		}
+		for _, ask := range asks {
+			if ask.Server > 1 || ask.Kind != Do || ask.Cmd.Verb != protocol.Acquire || !ask.Cmd.Wait || ask.Cmd.ID == sends[ask.Server].Cmd.ID {
+				t.Errorf("late %v: sent %+v", late, ask)
+			}
+			// It waits there, and is let in.
+			if more := s.answer(ask, Result{Answer: protocol.Answer{Outcome: protocol.Enqueued, Token: 1, Clock: 1}}); len(more) != 0 {
+				t.Errorf("late %v: asked again", late)
+			}
+			s.receive(ask.Server, ask.Cmd.ID, 2)
+		}
+		if n := s.lock.behind(s.id, s.now); n != 5 {
+			t.Errorf("late %v: %d servers stand behind it", late, n)
+		}
+		// So two of those that granted first may die.
+		s.fx = Effects{}
+		op = s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.id, At: s.now}, s.now, &s.fx)
+		for _, send := range s.fx.Sends {
+			res := Result{Answer: protocol.Answer{Outcome: protocol.Done}}
+			if send.Server > 2 {
+				res = Result{Fail: silent}
+			}
+			s.answer(send, res)
+		}
+		if !op.Decided() || op.Answer.Outcome != protocol.Done {
+			t.Errorf("late %v: released: decided %v, %+v %v", late, op.Decided(), op.Answer, op.Err)
+		}
+	}
+}
+
+// Nobody asks for a request again that is over, or that a majority did not grant.
+func TestServersThatRefusedAreNotAskedAgainForNothing(t *testing.T) {
+	refused := Result{Answer: protocol.Answer{Outcome: protocol.Refused, Token: 1, Clock: 1, Blocker: "another"}}
+	s := newStand(t, 3, time.Second)
+	s.fx = Effects{}
+	op := s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, At: s.now}, s.now, &s.fx)
+	sends := s.fx.Sends
+	for i, res := range []Result{granted(1), refused, refused} {
+		for _, send := range s.answer(sends[i], res) {
+			if send.Kind != Cancel {
+				t.Errorf("sent %+v", send)
+			}
+		}
+	}
+	if !op.Decided() || op.Answer.Outcome != protocol.Refused {
+		t.Fatalf("decided %v, %+v %v", op.Decided(), op.Answer, op.Err)
+	}
+	s = newStand(t, 3, time.Second)
+	s.fx = Effects{}
+	s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, At: s.now}, s.now, &s.fx)
+	sends = s.fx.Sends
+	s.answer(sends[0], granted(1))
+	s.answer(sends[1], granted(1))
+	s.fx = Effects{}
+	s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.id, At: s.now}, s.now, &s.fx)
+	for _, send := range s.answer(sends[2], refused) {
+		if send.Kind == Do && send.Cmd.Verb == protocol.Acquire {
+			t.Error("asked for what is being released")
+		}
+	}
+}
+
+// A server that has lost its data does not know that the lock was ours. It was until then, and
+// others that it has let in since count for nobody, unless all servers have lost theirs.
+func TestServersThatRestartedProveAnUnlock(t *testing.T) {
+	forgotten := Result{Answer: protocol.Answer{Outcome: protocol.NotOurs}, Young: 10 * time.Second}
+	done := Result{Answer: protocol.Answer{Outcome: protocol.Done}}
+	lost := Result{Answer: protocol.Answer{Outcome: protocol.NotOurs}}
+	type answers []Result
+	for name, c := range map[string]struct {
+		of    answers
+		after time.Duration // since the grant
+		want  protocol.Outcome
+	}{
+		"two of three have restarted":           {answers{done, forgotten, forgotten}, 0, protocol.Done},
+		"one has, of a bare majority":           {answers{forgotten, done, {Fail: silent}}, 0, protocol.Done},
+		"two have, and one does not answer":     {answers{forgotten, forgotten, {Fail: silent}}, 0, protocol.Done},
+		"all have":                              {answers{forgotten, forgotten, forgotten}, 0, protocol.NotOurs},
+		"two have lost it otherwise":            {answers{done, lost, lost}, 0, protocol.NotOurs},
+		"one has, and one has lost it":          {answers{lost, forgotten, {Fail: silent}}, 0, protocol.Unanswered},
+		"what they granted may have ended then": {answers{done, forgotten, forgotten}, time.Second, protocol.NotOurs},
+	} {
+		for _, order := range [][]int{{0, 1, 2}, {2, 1, 0}, {1, 2, 0}} {
+			s := newStand(t, 3, time.Second)
+			s.own(true, true, true)
+			s.now = s.now.Add(c.after)
+			s.fx = Effects{}
+			op := s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.id, At: s.now}, s.now, &s.fx)
+			sends := s.fx.Sends
+			for _, i := range order {
+				s.answer(sends[i], c.of[i])
+			}
+			if !op.Decided() || op.Answer.Outcome != c.want {
+				t.Errorf("%s, in order %v: decided %v, %v %v, want %v", name, order, op.Decided(), op.Answer.Outcome, op.Err, c.want)
+			}
+		}
+	}
+}
+
+// The same of a cancel that follows a release without answer, and of a yield.
+func TestServersThatRestartedProveACancelAndAYield(t *testing.T) {
+	for _, all := range []bool{false, true} {
+		s := newStand(t, 3, time.Second)
+		s.own(true, true, true)
+		s.fx = Effects{}
+		s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.id, At: s.now}, s.now, &s.fx)
+		for _, send := range s.fx.Sends {
+			s.answer(send, Result{Fail: silent})
+		}
+		s.fx = Effects{}
+		op := s.lock.CancelRequest(&protocol.CancelRequest{ID: s.id}, s.now, &s.fx)
+		for _, send := range s.fx.Sends {
+			res := Result{Young: 10 * time.Second}
+			if send.Server == 2 && !all {
+				res = Result{Cancelled: protocol.Cancelled{Owned: true}}
+			}
+			s.answer(send, res)
+		}
+		if !op.Decided() || op.Cancelled.Owned == all {
+			t.Errorf("all %v: a cancel: decided %v, %+v", all, op.Decided(), op.Cancelled)
+		}
+
+		s = newStand(t, 3, time.Second)
+		s.own(true, true, true)
+		next := "leased1:w:1000:u:" + "BBBBBBBBBBBBBBBB" + s.id[len("leased1:w:1000:u:")+16:]
+		s.fx = Effects{}
+		op = s.lock.Do(&protocol.Command{Verb: protocol.Yield, ID: s.id, Next: next, At: s.now}, s.now, &s.fx)
+		sends := s.fx.Sends
+		for len(sends) > 0 {
+			send := sends[0]
+			res := Result{Answer: protocol.Answer{Outcome: protocol.Enqueued, Token: 1, Clock: 1}}
+			if send.Cmd.Verb == protocol.Yield && (send.Server < 2 || all) {
+				res = Result{Answer: protocol.Answer{Outcome: protocol.NotOurs}, Young: 10 * time.Second}
+			}
+			sends = append(sends[1:], s.answer(send, res)...)
+		}
+		if ours := op.Answer.Outcome == protocol.Enqueued; !op.Decided() || ours == all {
+			t.Errorf("all %v: a yield: decided %v, %v %v", all, op.Decided(), op.Answer.Outcome, op.Err)
+		}
+	}
+}
+
 // While an earlier request of the same client leaves the servers, who blocks the next one is the
 // lock's owner, and not that.
 func TestARequestIsNotSaidToWaitForAnEarlierOneOfItsClient(t *testing.T) {
@@ -870,5 +1034,23 @@ func TestAServerIsNotAwayBecauseItsConnectionWasClosedHere(t *testing.T) {
 		if m.isAway() != c.away {
 			t.Errorf("%v: away %v", c.err, m.isAway())
 		}
+	}
+}
+
+// A yield is no proof where others may have been in, as a release is none.
+func TestAYieldOnAServerThatLetOthersInProvesNothing(t *testing.T) {
+	s, ids := displacedOn(t, 100*time.Millisecond)
+	s.now = s.now.Add(200 * time.Millisecond)
+	for i, id := range ids {
+		s.receive(i, id, 6)
+	}
+	next := "leased1:w:1000:u:" + "BBBBBBBBBBBBBBBB" + s.id[len("leased1:w:1000:u:")+16:]
+	s.fx = Effects{}
+	op := s.lock.Do(&protocol.Command{Verb: protocol.Yield, ID: s.id, Next: next, At: s.now}, s.now, &s.fx)
+	for _, send := range s.fx.Sends {
+		s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Enqueued, Token: 6, Clock: 6}})
+	}
+	if !op.Decided() || op.Answer.Outcome != protocol.NotOurs {
+		t.Errorf("decided %v, %v", op.Decided(), op.Answer.Outcome)
 	}
 }

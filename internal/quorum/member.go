@@ -185,7 +185,7 @@ func (m *member) do(ctx context.Context, s *Send) Result {
 			m.inbox.ProbeSent(cmd.Echo, receivers)
 		}
 		res.Fail = redisserver.Classify(err)
-		res.Young = m.owner.young(&res.Answer)
+		res.Young = m.owner.young(res.Answer.Clock, res.Answer.Mark)
 		m.reportYoung(res.Young)
 	case Adopt:
 		res.Answer, err = m.srv.Adopt(ctx, s.Keys, s.ID, s.Token)
@@ -193,6 +193,7 @@ func (m *member) do(ctx context.Context, s *Send) Result {
 	case Cancel:
 		res.Cancelled = m.srv.Cancel(ctx, []protocol.CancelRequest{s.Cancel})[0]
 		res.Fail = res.Cancelled.Fail
+		res.Young = m.owner.young(res.Cancelled.Clock, res.Cancelled.Mark)
 	case Renew:
 		batch := []protocol.Renewal{s.Renew}
 		m.srv.Renew(ctx, batch)
@@ -209,12 +210,12 @@ func renewedAs(r *protocol.Renewal) Result {
 	return Result{Renewed: r.Outcome, Clock: r.Clock, Fail: redisserver.Classify(r.Err)}
 }
 
-// young returns for how long the grants of a server with that answer do not count yet.
-func (s *Server) young(a *protocol.Answer) time.Duration {
-	if a.Mark == 0 || a.Clock == 0 {
+// young returns for how long the grants of a server with that clock and mark do not count yet.
+func (s *Server) young(clock, mark uint64) time.Duration {
+	if mark == 0 || clock == 0 {
 		return 0
 	}
-	age := time.Duration(int64(a.Clock)-int64(a.Mark)) * time.Microsecond
+	age := time.Duration(int64(clock)-int64(mark)) * time.Microsecond
 	return max(0, min(s.quarantine, s.quarantine-age))
 }
 

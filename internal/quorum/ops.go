@@ -261,11 +261,18 @@ func (l *Lock) released(s *Send, res Result, now time.Time, fx *Effects) {
 		s.op.settle(s.Server, outcomeYes)
 		s.op.unfinished = s.op.unfinished || res.Answer.Unfinished
 	default:
-		p.ended = true
-		s.op.settle(s.Server, outcomeLost)
+		p.ended, p.again = true, p.forgotten(s.req, res, now)
+		s.op.settle(s.Server, lostUnless(p.again))
 	}
 	s.op.handed = max(s.op.handed, res.Answer.Handed)
 	l.evaluate(s.op, now, fx)
+}
+
+// forgotten reports whether a part that its server does not know to own any more was ours until
+// the server lost its data. If that is so, others can have had it there only since, in quarantine,
+// where it is not counted: what was granted had not ended yet.
+func (p *part) forgotten(r *request, res Result, now time.Time) bool {
+	return res.Young > 0 && p.known != 0 && !p.late && now.Sub(p.proved) < r.who.TTL
 }
 
 // moved takes a server's answer to a yield or a downgrade: of the state machine, or a yield
@@ -308,15 +315,16 @@ func (l *Lock) moved(s *Send, res Result, now time.Time, fx *Effects) {
 			q.state = absent
 		}
 		if p != nil {
-			p.ended = true
+			p.ended, p.again = true, op.verb == protocol.Yield && p.forgotten(s.req, res, now)
+			old = lostUnless(p.again)
 		}
 	default:
 		old = outcomeYes
-		if a.Gone {
+		if a.Gone || p != nil && p.late { // late: it was ours again, and another's before
 			old = outcomeLost
 		}
 		if p != nil {
-			p.ended, p.confirmed = true, !a.Gone
+			p.ended, p.confirmed = true, old == outcomeYes
 		}
 		if q == nil {
 			break
@@ -345,7 +353,7 @@ func (l *Lock) moved(s *Send, res Result, now time.Time, fx *Effects) {
 	op.handed = max(op.handed, a.Handed)
 	op.unfinished = op.unfinished || a.Unfinished
 	op.settleOld(i, old)
-	if old == outcomeLost && a.Outcome == protocol.NotOurs && op.verb == protocol.Yield && !op.decided && !r.over {
+	if a.Outcome == protocol.NotOurs && op.verb == protocol.Yield && !op.decided && !r.over {
 		l.ask(op, r, i, fx) // the new request waits there, too
 	} else {
 		op.settle(i, outcome)
@@ -372,6 +380,8 @@ func (l *Lock) CancelRequest(g *protocol.CancelRequest, now time.Time, fx *Effec
 		switch {
 		case p.confirmed:
 			op.settle(i, outcomeYes)
+		case p.again:
+			op.settle(i, outcomeAgain)
 		case p.id == "" || p.ended:
 			op.settle(i, outcomeNo)
 		case l.cfg.Away(i):
@@ -410,10 +420,14 @@ func (l *Lock) cancelled(s *Send, res Result, now time.Time, fx *Effects) {
 		proof := max(p.known, s.Cancel.Last)
 		p.ended = true
 		p.confirmed = p.confirmed || !p.late && (c.Owned || now.Before(p.until) || c.Token != 0 && c.Token == proof && p.known != 0)
+		p.again = !p.confirmed && (p.again || p.forgotten(r, res, now))
 		if s.op != nil && s.op.kind == Cancel {
-			if p.confirmed {
+			switch {
+			case p.confirmed:
 				s.op.settle(i, outcomeYes)
-			} else {
+			case p.again:
+				s.op.settle(i, outcomeAgain)
+			default:
 				s.op.settle(i, outcomeNo)
 			}
 		}

@@ -1,6 +1,7 @@
 package redisserver
 
 import (
+	"context"
 	"testing"
 
 	"github.com/leasedmutex/leased/internal/protocol"
@@ -66,6 +67,33 @@ func TestAllOfManyEvictedReadersAreTold(t *testing.T) {
 		}
 		if len(told) != 250 {
 			t.Errorf("%d of 250 were told", len(told))
+		}
+		s.owned()
+	})
+}
+
+// An owner that is evicted on a majority of a quorum gives back what it has left, and that lets
+// the next one in, which is not the one to be evicted.
+func TestTheNextOwnerIsNotEvictedForTheOneBefore(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		inbox := s.listen("B")
+		id, next := s.writer("A"), s.writer("B")
+		s.gets(s.acquire(id))
+		s.waits(s.acquire(next), 0)
+		s.release(id, 0)
+		s.owned(next)
+		before := s.look()
+		owners, err := s.srv.EvictOwner(context.Background(), &s.keys, before.token()+1_000_000_000, id)
+		if err != nil || len(owners) > 0 {
+			t.Errorf("evicted %q: %v", owners, err)
+		}
+		s.owned(next)
+		if st := s.look(); st.token() != before.token() {
+			t.Errorf("the last token was %d and is %d", before.token(), st.token())
+		}
+		inbox.receives(next, "granted")
+		if owners, err := s.srv.EvictOwner(context.Background(), &s.keys, 0, next); err != nil || len(owners) != 1 || owners[0] != next {
+			t.Errorf("evicted %q: %v", owners, err)
 		}
 		s.owned()
 	})

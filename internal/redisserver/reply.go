@@ -13,7 +13,7 @@ func malformed(reply any) error {
 	return fmt.Errorf("leased: malformed answer %.200q", fmt.Sprint(reply))
 }
 
-// parseAnswer parses granted_reply, waiting_reply, {NOT_OURS, 0} and release's {DONE, …};
+// parseAnswer parses granted_reply, waiting_reply, {NOT_OURS, 0, …} and release's {DONE, …};
 // see common.lua and release.lua.
 func parseAnswer(reply []any) (protocol.Answer, error) {
 	number := func(i int) int64 {
@@ -75,11 +75,25 @@ func parseAnswer(reply []any) (protocol.Answer, error) {
 			Unfinished: number(9) == 1,
 		}, nil
 	case o == 4:
-		return protocol.Answer{Outcome: protocol.NotOurs}, nil
+		a := protocol.Answer{Outcome: protocol.NotOurs}
+		if len(reply) > 3 {
+			a.Clock, a.Mark = clockAndMark(reply[2], reply[3])
+		}
+		return a, nil
 	case o == 5:
 		return protocol.Answer{Outcome: protocol.Done, Handed: int(number(1)), Unfinished: len(reply) > 2 && number(2) == 1}, nil
 	}
 	return protocol.Answer{}, malformed(reply)
+}
+
+// clockAndMark parses the time of a server of a quorum and its mark, both 0 if they cannot be.
+func clockAndMark(time, mark any) (uint64, uint64) {
+	t, _ := time.(int64)
+	m, _ := mark.(int64)
+	if !validToken(t) || !validToken(m) {
+		return 0, 0
+	}
+	return uint64(t), uint64(m)
 }
 
 // Remaining converts ms to a duration of at most 100 years, because a foreign client can

@@ -199,6 +199,9 @@ func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) 
 		}
 		val, mark, err = s.vote(ctx, &AcquireScript, &VoteAcquireScript, keys, c.Ticket, args...)
 	case protocol.Release:
+		if s.mark != "" {
+			keys = append(slices.Clip(keys), s.mark)
+		}
 		val, err = s.run(ctx, &ReleaseScript, keys, withCooldown(c.Cooldown, s.args.inboxes, c.ID, last, spanArgument(c.Link))...)
 	case protocol.Yield:
 		val, mark, err = s.vote(ctx, &YieldScript, &VoteYieldScript, keys, c.Ticket, withCooldown(c.Cooldown, s.args.inboxes, c.ID, c.Next, last, spanArgument(c.Link))...)
@@ -221,7 +224,7 @@ func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) 
 		return protocol.Answer{Outcome: protocol.Done, Handed: int(reply)}, nil
 	case []any:
 		a, err := parseAnswer(reply)
-		a.Mark = mark
+		a.Mark = max(a.Mark, mark)
 		return a, err
 	}
 	return protocol.Answer{}, malformed(val)
@@ -380,7 +383,11 @@ func (s *Server) Cancel(ctx context.Context, batch []protocol.CancelRequest) []p
 	call := func(i int, byText bool) onceCmd {
 		g := batch[i]
 		k := g.Keys.All()
-		return script.call(ctx, byText, k[:], withCooldown(g.Cooldown, s.args.inboxes, g.ID, strconv.FormatUint(g.Last, 10), protocol.FormatSpan(g.Link))...)
+		keys := k[:]
+		if s.mark != "" {
+			keys = append(keys, s.mark)
+		}
+		return script.call(ctx, byText, keys, withCooldown(g.Cooldown, s.args.inboxes, g.ID, strconv.FormatUint(g.Last, 10), protocol.FormatSpan(g.Link))...)
 	}
 	cmds := s.pipeline(ctx, len(batch), call)
 	s.continueCancels(ctx, cmds, call)
@@ -411,7 +418,11 @@ func (s *Server) parseCancelled(cmd onceCmd) protocol.Cancelled {
 	if !validToken(token) {
 		token = 0
 	}
-	return protocol.Cancelled{Owned: owned == 1, Token: uint64(token)}
+	c := protocol.Cancelled{Owned: owned == 1, Token: uint64(token)}
+	if len(reply) > 6 {
+		c.Clock, c.Mark = clockAndMark(reply[4], reply[5])
+	}
+	return c
 }
 
 // continueCancels repeats the cancels whose reply ends with unfinished. Each round makes

@@ -587,10 +587,7 @@ func (s *qServer) execute(send *quorum.Send) (res quorum.Result) {
 		cmd := send.Cmd
 		res.Answer, err = s.srv.Do(ctx, send.Keys, &cmd)
 		res.Fail = redisserver.Classify(err)
-		if a := &res.Answer; a.Mark != 0 && a.Clock != 0 {
-			age := time.Duration(int64(a.Clock)-int64(a.Mark)) * time.Microsecond
-			res.Young = max(0, min(s.w.quarantine, s.w.quarantine-age))
-		}
+		res.Young = s.young(res.Answer.Clock, res.Answer.Mark)
 	case quorum.Adopt:
 		s.w.counts["token written back"]++
 		res.Answer, err = s.srv.Adopt(ctx, send.Keys, send.ID, send.Token)
@@ -598,6 +595,7 @@ func (s *qServer) execute(send *quorum.Send) (res quorum.Result) {
 	case quorum.Cancel:
 		res.Cancelled = s.srv.Cancel(ctx, []protocol.CancelRequest{send.Cancel})[0]
 		res.Fail = res.Cancelled.Fail
+		res.Young = s.young(res.Cancelled.Clock, res.Cancelled.Mark)
 	case quorum.Renew:
 		batch := []protocol.Renewal{send.Renew}
 		s.srv.Renew(ctx, batch)
@@ -607,6 +605,15 @@ func (s *qServer) execute(send *quorum.Send) (res quorum.Result) {
 		s.w.fail("server %d: %v", s.i+1, res.Fail.Err)
 	}
 	return res
+}
+
+// young returns for how long the server is in quarantine yet.
+func (s *qServer) young(clock, mark uint64) time.Duration {
+	if mark == 0 || clock == 0 {
+		return 0
+	}
+	age := time.Duration(int64(clock)-int64(mark)) * time.Microsecond
+	return max(0, min(s.w.quarantine, s.w.quarantine-age))
 }
 
 // advance moves time to the next alarm, by d at most.

@@ -435,6 +435,13 @@ local function waiting_reply(kind, place, echoed, upto)
     denied and -2 or echoed, handed, unfinished, upto, old_gone }
 end
 
+-- mark_of_server returns when a server of a quorum was first seen without data, as vote_after.lua
+-- would set it.
+local function mark_of_server()
+  local mark = tonumber(redis.call('GET', KEYS[6]))
+  return mark and mark <= us and mark or us
+end
+
 -- refuse answers a request about an id that does not own. Its write changes nothing, but a
 -- read-only server refuses it: a demoted primary may be behind, and must not say whether
 -- the id owns.

@@ -1,10 +1,11 @@
 -- cancel(id, last token): the request ends, whether it waits, owns or was never received.
 --
--- KEYS  as in common.lua
+-- KEYS  as in common.lua, and on a server of a quorum 6 its mark, see vote_before.lua
 -- ARGV  2 id, 3 last token its owner assigned, 0 if only the grant's own, 4 span, 5 for how
 --       many ms a writer's lock is kept from all others; left out for none
 -- Returns {DONE, how many were made owner, 1 if the id owned the lock until now, the lock's
--- last token before others were made owner, unfinished}. The token is 0 where it proves
+-- last token before others were made owner, unfinished}, on a server of a quorum with its time
+-- and mark before unfinished. The token is 0 where it proves
 -- nothing: it is not remembered, a foreign owner is there, which assigns none, or it may
 -- be another owner's although it is the same number. unfinished: cancel has to be sent
 -- again at once.
@@ -36,4 +37,5 @@ if (drawn_by or ARGV[3] ~= '0') and drawn_by ~= id then token = 0 end
 grant_next(nil)
 notify_head_of_expiry()
 if waited and redis.call('EXISTS', KEYS[2]) == 1 then notify_owners('wanted') end
+if KEYS[6] then return { DONE, handed, owned and 1 or 0, token, us, mark_of_server(), unfinished } end
 return { DONE, handed, owned and 1 or 0, token, unfinished }

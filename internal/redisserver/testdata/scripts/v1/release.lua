@@ -1,10 +1,10 @@
 -- release(id, last token): the owner gives the lock back, and the head of the queue gets it.
 --
--- KEYS  as in common.lua
+-- KEYS  as in common.lua, and on a server of a quorum 6 its mark, see vote_before.lua
 -- ARGV  2 id, 3 last token the owner assigned, 0 if only the grant's own, 4 span, 5 for how
 --       many ms a writer's lock is kept from all others; left out for none
--- Returns {DONE, how many were made owner, unfinished} or {NOT_OURS, 0}, or what
--- release_fast.lua returns.
+-- Returns {DONE, how many were made owner, unfinished} or {NOT_OURS, 0}, on a server of a quorum
+-- {NOT_OURS, 0, time, mark}, or what release_fast.lua returns.
 -- Repeated, it finds that id does not own and changes nothing. It never releases what
 -- another id owns.
 
@@ -14,7 +14,11 @@ span = ARGV[4]
 
 local waiting = redis.call('EXISTS', KEYS[2]) == 1
 if waiting or ARGV[3] ~= '0' or ARGV[5] then check_types() end
-if not owns(id, mode) then return refuse(id) end
+if not owns(id, mode) then
+  local answer = refuse(id)
+  if KEYS[6] then answer[3], answer[4] = us, mark_of_server() end
+  return answer
+end
 give_back(id, mode, ttl, ARGV[3], ARGV[5])
 if waiting then
   grant_next(nil)
