@@ -682,7 +682,6 @@ func (l *Lock) review(r *request, now time.Time, fx *Effects) {
 		}
 		r.token = token
 		r.keeps()
-		l.askRefusing(r, now, fx)
 		fx.Messages = append(fx.Messages, protocol.Message{Kind: "granted", ID: r.id, Key: l.keys.Lock, Token: token, Clock: clock, More: r.anyMore()})
 		return
 	}
@@ -700,9 +699,6 @@ func (l *Lock) review(r *request, now time.Time, fx *Effects) {
 // will grant it soon: whoever owned there has no majority, and most often its release was still
 // on its way. Until they do, each server more that fails may leave the lease without a majority.
 func (l *Lock) askRefusing(r *request, now time.Time, fx *Effects) {
-	if r.over || r.ends || r.lowered || r.op != nil && r.op.verb != protocol.Acquire {
-		return
-	}
 	for i := range r.parts {
 		if !r.parts[i].refused || l.cfg.Away(i) {
 			continue

@@ -1054,3 +1054,176 @@ func TestAYieldOnAServerThatLetOthersInProvesNothing(t *testing.T) {
 		t.Errorf("decided %v, %v", op.Decided(), op.Answer.Outcome)
 	}
 }
+
+// A server that lost the grant, and has not answered what it was asked then, does not count as
+// silent when it goes away.
+func TestAServerThatLostAGrantDoesNotCountAsAway(t *testing.T) {
+	s := newStand(t, 5, time.Second)
+	away := false
+	s.lock.cfg.Away = func(i int) bool { return i == 0 && away }
+	s.own(true, true, true, true, true)
+	op := s.renew()
+	for _, send := range s.fx.Sends {
+		if send.Server == 0 {
+			s.answer(send, notOurs) // what follows has no answer yet
+		} else {
+			s.answer(send, renewed)
+		}
+	}
+	if !op.Decided() || op.Renewed != protocol.Granted {
+		t.Fatalf("decided %v, %v", op.Decided(), op.Renewed)
+	}
+	away = true
+	s.now = s.now.Add(100 * time.Millisecond)
+	op = s.renew()
+	for _, send := range s.fx.Sends {
+		if send.Server > 2 {
+			s.answer(send, renewed)
+			continue
+		}
+		for _, ask := range s.answer(send, notOurs) {
+			s.answer(ask, Result{Answer: protocol.Answer{Outcome: protocol.Enqueued, Token: 7, Clock: 7}})
+		}
+	}
+	if !op.Decided() || op.Renewed != protocol.NotOurs {
+		t.Errorf("three of five have lost it: decided %v, %v", op.Decided(), op.Renewed)
+	}
+}
+
+// What a renewal finds that arrived before a later one proved ownership says nothing.
+func TestARenewalThatWasOvertakenFindsNothingLost(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.own(true, true, true)
+	s.now = s.now.Add(100 * time.Millisecond)
+	s.renew()
+	late := s.fx.Sends
+	s.now = s.now.Add(100 * time.Millisecond)
+	op := s.renew()
+	for _, send := range s.fx.Sends {
+		s.answer(send, renewed)
+	}
+	if op.Renewed != protocol.Granted {
+		t.Fatalf("renewed: %v", op.Renewed)
+	}
+	for _, send := range late {
+		if asks := s.answer(send, notOurs); len(asks) > 0 {
+			t.Errorf("server %d is asked again", send.Server)
+		}
+	}
+	if n := s.lock.behind(s.id, s.now); n != 3 {
+		t.Errorf("%d servers stand behind it", n)
+	}
+}
+
+// A set of servers of which all are in quarantine is new, and grants if all do.
+func TestServersThatAreAllNewGrantTogether(t *testing.T) {
+	for _, all := range []bool{true, false} {
+		s := newStand(t, 3, time.Second)
+		op := s.acquire()
+		for i, send := range s.fx.Sends {
+			if i < 2 || all {
+				s.answer(send, young(protocol.Granted, 1, 10*time.Second))
+			} else {
+				s.answer(send, Result{Fail: silent})
+			}
+		}
+		if got := op.Answer.Outcome == protocol.Granted; !op.Decided() || got != all {
+			t.Errorf("all %v: decided %v, %+v %v", all, op.Decided(), op.Answer, op.Err)
+		}
+	}
+}
+
+// A message about a grant before the request was placed is of an earlier one.
+func TestAMessageWithAnOldTokenGrantsNothing(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	op := s.acquire()
+	sends := s.fx.Sends
+	s.answer(sends[0], granted(5))
+	for _, send := range sends[1:] {
+		s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Enqueued, Token: 5, Clock: 5}})
+	}
+	if !op.Decided() || op.Answer.Outcome != protocol.Enqueued {
+		t.Fatalf("decided %v, %+v %v", op.Decided(), op.Answer, op.Err)
+	}
+	if told := s.receive(1, sends[1].Cmd.ID, 5); told != "" {
+		t.Errorf("an old token: told %q", told)
+	}
+	if told := s.receive(1, sends[1].Cmd.ID, 6); told != "granted" {
+		t.Errorf("a new one: told %q", told)
+	}
+}
+
+// An eviction ends the lease when no majority is left, and one of an earlier grant ends nothing.
+func TestAnEvictionCountsServerByServer(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	op := s.acquire()
+	sends := s.fx.Sends
+	for _, send := range sends {
+		s.answer(send, granted(5))
+	}
+	if !op.Decided() || op.Answer.Outcome != protocol.Granted {
+		t.Fatalf("decided %v, %+v %v", op.Decided(), op.Answer, op.Err)
+	}
+	revoked := func(server int, token uint64) int {
+		s.fx = Effects{}
+		s.lock.Receive(server, &protocol.Message{Kind: "revoked", ID: sends[server].Cmd.ID, Token: token}, s.now, &s.fx)
+		return len(s.fx.Messages)
+	}
+	for i := range sends {
+		if n := revoked(i, 4); n > 0 {
+			t.Errorf("of an earlier grant on server %d: %d messages", i, n)
+		}
+	}
+	if n := revoked(0, 5); n > 0 || s.lock.behind(s.id, s.now) != 2 {
+		t.Errorf("on one server: %d messages, %d servers behind it", n, s.lock.behind(s.id, s.now))
+	}
+	if n := revoked(1, 5); n != 1 {
+		t.Errorf("on a majority: %d messages", n)
+	}
+}
+
+// A check that finds servers to have granted it anew says that others may have been inside.
+func TestACheckThatIsGrantedAnewSaysSo(t *testing.T) {
+	for _, lost := range []int{1, 2} {
+		s := newStand(t, 3, time.Second)
+		s.own(true, true, true)
+		s.now = s.now.Add(100 * time.Millisecond)
+		s.fx = Effects{}
+		op := s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, Wait: true, Held: true, At: s.now}, s.now, &s.fx)
+		for i, send := range s.fx.Sends {
+			res := granted(1)
+			if res.Answer.Kept = i >= lost; i < lost {
+				res = granted(9)
+			}
+			s.answer(send, res)
+		}
+		want := protocol.Granted
+		if lost > 1 { // it waits again
+			want = protocol.Enqueued
+		}
+		if !op.Decided() || op.Answer.Outcome != want || op.Answer.Kept != (lost < 2) {
+			t.Errorf("%d lost it: decided %v, %+v %v", lost, op.Decided(), op.Answer, op.Err)
+		}
+	}
+}
+
+// The last token that a server keeps is the one that it gave us: nobody has had it there since.
+func TestACancelThatFindsTheLastTokenProvesARelease(t *testing.T) {
+	for token, want := range map[uint64]bool{1: true, 2: false, 0: false} {
+		s := newStand(t, 3, time.Second)
+		s.own(true, true, true)
+		s.fx = Effects{}
+		s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.id, At: s.now}, s.now, &s.fx)
+		for _, send := range s.fx.Sends {
+			s.answer(send, Result{Fail: silent})
+		}
+		s.fx = Effects{}
+		op := s.lock.CancelRequest(&protocol.CancelRequest{ID: s.id}, s.now, &s.fx)
+		for _, send := range s.fx.Sends {
+			s.answer(send, Result{Cancelled: protocol.Cancelled{Token: token}})
+		}
+		if !op.Decided() || op.Cancelled.Owned != want {
+			t.Errorf("the last token is %d: decided %v, %+v", token, op.Decided(), op.Cancelled)
+		}
+	}
+}

@@ -37,5 +37,7 @@ if (drawn_by or ARGV[3] ~= '0') and drawn_by ~= id then token = 0 end
 grant_next(nil)
 notify_head_of_expiry()
 if waited and redis.call('EXISTS', KEYS[2]) == 1 then notify_owners('wanted') end
-if KEYS[6] then return { DONE, handed, owned and 1 or 0, token, us, mark_of_server(), unfinished } end
-return { DONE, handed, owned and 1 or 0, token, unfinished }
+local answer = { DONE, handed, owned and 1 or 0, token }
+if KEYS[6] then answer[5], answer[6] = us, mark_of_server() end
+answer[#answer + 1] = unfinished
+return answer
