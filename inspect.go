@@ -73,8 +73,8 @@ func (c *Client) Inspect(ctx context.Context, name string) (Info, error) {
 // Redis or of ctx: the owners may be evicted all the same, and trying again does no harm
 // unless the next owner is one to keep.
 //
-// On a quorum nil says that a majority answered and has no owner any more; on how many servers
-// there was one is logged, and counted by Stats.Evicted. If fewer answered, the error matches
+// On a quorum nil says that a majority answered and has no owner any more; Stats.Evicted counts
+// on how many servers there was one. If fewer answered, the error matches
 // ErrNoQuorum and says how many did, and on how many they were evicted: the owners keep the
 // lock unless these were enough to end their majority.
 func (c *Client) ForceUnlock(ctx context.Context, name string) error {
@@ -94,9 +94,7 @@ func (c *Client) ForceUnlock(ctx context.Context, name string) error {
 		return fmt.Errorf("leased: forcing lock %q: %w", name, err)
 	}
 	if c.quorum != nil {
-		_, of := c.quorum.Answering()
 		c.stats.evicted[on].Add(1)
-		c.log.evicted(name, on, of)
 	}
 	return nil
 }

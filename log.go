@@ -164,13 +164,6 @@ func (l *throttledLog) serverYoung(number int, addr string, left time.Duration) 
 		"server", number, "addr", addr, "for", left)
 }
 
-// evicted logs on how many servers of a quorum ForceUnlock evicted owners.
-func (l *throttledLog) evicted(name string, on, of int) {
-	l.later(func() {
-		l.print(slog.LevelInfo, l.causeOf("evicted", name), "ForceUnlock took a lock on a quorum from its owner", l.about(name, "evicted", on, "servers", of)...)
-	})
-}
-
 func (l *throttledLog) subscribeDenied(err error) {
 	l.write(slog.LevelWarn, "subscribe denied", "Redis does not let this client subscribe; waiting means polling until that is mended", "error", err)
 }
