@@ -223,7 +223,8 @@
 //
 // Messages can be lost, so waiters also re-check: when the subscription was renewed, when
 // the owner's TTL ends, and after a third of their own TTL or 3 s, whichever is less,
-// shortened at random by up to a third; in a Cluster the first in the queue after 1 s.
+// shortened at random by up to a third; in a Cluster the first in the queue after 1 s. In a
+// queue of hundreds those far behind wait longer, up to half of their TTL or 15 s.
 // Re-checks keep the place in the queue; a request
 // without them is dropped by those behind it. They also have the server send an echo, and
 // if none comes within 1 s the subscription is rebuilt.

@@ -190,6 +190,9 @@ func (l *Lock) wait(a protocol.Answer, from, now time.Time) {
 		pause = min(pause, headPoll)
 	}
 	polls := a.Echo == protocol.EchoDenied || !l.env.HasInbox()
+	if !polls && !g.req.Provisional { // which only a look finds out about, if the one ahead is dead
+		pause = farther(pause, a.Place, g.req.TTL)
+	}
 	if polls || a.NoNotify && a.Place == 0 { // those behind the head are notified by its release
 		if a.Blocker != l.blocker {
 			g.poll = 0 // owners that alternate may do so again
@@ -212,6 +215,14 @@ func (l *Lock) wait(a protocol.Answer, from, now time.Time) {
 	if g.endsAt > l.instant(now) {
 		g.checkAt = min(g.checkAt, g.endsAt)
 	}
+}
+
+// farther is the pause of the head of the queue made longer for a waiter with so many ahead of
+// it: all of them together would keep a server busy. Its waiting lease outlasts the pause, by as
+// much again at least, and half of the window of a grant is left when its message comes at the
+// end of the pause.
+func farther(pause time.Duration, place int, ttl time.Duration) time.Duration {
+	return min(pause+time.Duration(min(place, 1e6))*perPlace, ttl/2, FarthestPoll)
 }
 
 // yielded takes the answer to a yield.

@@ -227,10 +227,14 @@ func (v Via) String() string {
 
 const (
 	firstPoll = 50 * time.Millisecond
-	// LongestPoll is the longest pause between two re-checks of a waiter.
+	// LongestPoll is the longest pause between two re-checks of the head of the queue, and of
+	// a waiter that polls.
 	LongestPoll = 3 * time.Second
+	// FarthestPoll is the longest pause of all: it grows with the place in the queue.
+	FarthestPoll = 15 * time.Second
 	// AfterExpiry is how long after the owner's expiry the head of the queue checks. Each
-	// waiter behind it checks perPlace later, so that a crash does not start a herd.
+	// waiter behind it checks perPlace later, so that a crash does not start a herd. Its
+	// regular pause is longer by as much.
 	AfterExpiry = time.Millisecond
 	perPlace    = 5 * time.Millisecond
 	// headPoll is the longest pause between two re-checks of the head of the queue if its

@@ -1,6 +1,7 @@
 package lockstate
 
 import (
+	"math"
 	"testing"
 	"time"
 
@@ -247,6 +248,60 @@ func TestAReCheckWhereNobodyWillTellComesLaterEachTime(t *testing.T) {
 		}
 		h.pass(want)
 	}
+}
+
+// Those who come next look often, and so does everybody whom no message tells.
+func TestAWaiterFarBehindLooksMoreSeldom(t *testing.T) {
+	for what, c := range map[string]struct {
+		ttl     time.Duration
+		place   int
+		proof   protocol.Proof
+		polling bool
+		want    time.Duration
+	}{
+		"the head":                         {ttl: time.Minute, want: 3 * time.Second},
+		"the hundredth":                    {ttl: time.Minute, place: 100, want: 3500 * time.Millisecond},
+		"the thousandth":                   {ttl: time.Minute, place: 1000, want: 8 * time.Second},
+		"the last of ten thousand":         {ttl: time.Minute, place: 9999, want: 15 * time.Second},
+		"of a number that is none":         {ttl: time.Minute, place: math.MaxInt, want: 15 * time.Second},
+		"with half of its TTL":             {ttl: 10 * time.Second, place: 9999, want: 5 * time.Second},
+		"of a short TTL, the head":         {ttl: 3 * time.Second, want: time.Second},
+		"of a short TTL":                   {ttl: 3 * time.Second, place: 9999, want: 1500 * time.Millisecond},
+		"whose grant would be provisional": {ttl: time.Minute, place: 9999, proof: protocol.Provisionally, want: 3 * time.Second},
+		"whom no message reaches":          {ttl: time.Minute, place: 9999, polling: true, want: 3 * time.Second},
+	} {
+		h := drive(t)
+		h.polling = c.polling
+		if c.proof != 0 {
+			h.proof = c.proof
+		}
+		h.enter(writer(func(o *Terms) { o.TTL = c.ttl }))
+		a := h.queue()
+		a.Place, a.Left = c.place, protocol.Endless
+		h.answer(a)
+		for n := 0; c.polling && n < 10; n++ { // it slows down
+			h.pass(h.due().Sub(h.now))
+			h.answer(a)
+		}
+		if got := h.due().Sub(h.now); got != c.want {
+			t.Errorf("%s looks after %v, want %v", what, got, c.want)
+		}
+	}
+}
+
+// Its message comes just before it would have looked, when half of the window is left.
+func TestAGrantByMessageAfterTheLongestPauseIsBelieved(t *testing.T) {
+	h := drive(t)
+	w := writer(func(o *Terms) { o.TTL = 30 * time.Second })
+	h.enter(w)
+	a := h.queue()
+	a.Place, a.Left = 9999, 30*time.Second
+	h.answer(a)
+	h.pass(15*time.Second - 1)
+	h.sendsNothing()
+	h.hears("granted", h.l.grant.req.ID, a.Token+1)
+	h.in(w)
+	h.trust(30*time.Second - 302*time.Millisecond)
 }
 
 func TestARequestWithoutAnswerIsAskedAboutAfterThePauseOnly(t *testing.T) {

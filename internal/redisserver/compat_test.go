@@ -32,7 +32,7 @@ const (
 
 // frozenParts are the files that version 1 joined to each script.
 var frozenParts = map[string][]string{
-	"acquire":      {"acquire_fast", "common", "acquire"},
+	"acquire":      {"recheck_fast", "acquire_fast", "common", "acquire"},
 	"release":      {"release_fast", "common", "release"},
 	"yield":        {"common", "yield"},
 	"downgrade":    {"common", "downgrade"},
@@ -43,7 +43,7 @@ var frozenParts = map[string][]string{
 	"renew_shared": {"renew_shared"},
 
 	"adopt":          {"common", "adopt"},
-	"vote_acquire":   {"vote_fast", "vote_before", "common", "acquire", "vote_after"},
+	"vote_acquire":   {"vote_fast", "vote_before", "recheck_fast", "common", "acquire", "vote_after"},
 	"vote_yield":     {"vote_before", "common", "yield", "vote_after"},
 	"vote_downgrade": {"vote_before", "common", "downgrade", "vote_after"},
 	"vote_cancel":    {"release_fast", "common", "cancel"},
@@ -128,8 +128,8 @@ func TestTheFrozenScriptsAreWhatWasFrozen(t *testing.T) {
 		}
 	}
 	files, err := filepath.Glob(frozenDir + "/*.lua")
-	if err != nil || len(files) != 16 {
-		t.Errorf("%d files, want 16: %v", len(files), err)
+	if err != nil || len(files) != 17 {
+		t.Errorf("%d files, want 17: %v", len(files), err)
 	}
 }
 

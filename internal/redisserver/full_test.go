@@ -68,6 +68,16 @@ func TestAFullServerCarriesOutWhatGivesBackOrKeeps(t *testing.T) {
 						t.Errorf("the lease was not refreshed: %d ms", st.left(st.waiters[waiter]))
 					}
 				},
+				"acquire by one behind the waiter": func(_, _, fresh string) {
+					s.room()
+					s.waits(s.acquire(fresh), 1)
+					s.raw("ZADD", s.keys.Waiters(), "XX", s.now()+5000, fresh)
+					s.fill()
+					s.waits(s.acquire(fresh), 1)
+					if st := s.look(); st.left(st.waiters[fresh]) < 20_000 {
+						t.Errorf("the lease was not refreshed: %d ms", st.left(st.waiters[fresh]))
+					}
+				},
 				"acquire by the waiter whose turn it is": func(_, waiter, _ string) {
 					s.raw("DEL", s.keys.Lock, s.keys.Readers())
 					s.gets(s.acquire(waiter))

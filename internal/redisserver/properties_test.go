@@ -71,23 +71,28 @@ func TestEachScriptRunTwiceHasTheEffectOfOnce(t *testing.T) {
 	})
 }
 
-// acquire_fast.lua and release_fast.lua do the same as the scripts that follow them, in fewer
+// stalled is by how many ms more than fuzz an expiry may be off where two ways are compared: the
+// embedded server notes it wrongly if the machine stalls in the middle of a script. A rule that
+// is left out is off by a second or more.
+const stalled = 500
+
+// recheck_fast.lua, acquire_fast.lua and release_fast.lua do the same as the scripts that follow them, in fewer
 // calls: the answers, messages and keys are equal.
 func TestTheShortcutsDoWhatTheLongWayDoes(t *testing.T) {
 	t.Parallel()
 	quick := map[string]Script{"acquire": AcquireScript, "release": ReleaseScript}
-	alone := loadScript("acquire_fast")
+	alone := loadScript("recheck_fast", "acquire_fast")
 	slow := map[string]Script{"acquire": loadScript("common", "acquire"), "release": loadScript("common", "release")}
 	onScripts(t, func(t *testing.T, s *scene) {
 		inboxes := []*listener{s.listen("A"), s.listen("B")} // C has none
 		shortcuts := map[string]int{}
-		for seed := range 3 * scatterings() {
+		for seed := range 3*scatterings() + 300 {
 			began, started := s.now(), time.Now()
 			x := scatter(seed, began)
 			rng := rand.New(rand.NewSource(seed))
 			what := []string{"acquire", "release"}[rng.Intn(2)]
 			id := x.ids[rng.Intn(len(x.ids))]
-			switch rng.Intn(6) { // the common cases are too rare in random states
+			switch rng.Intn(8) { // the common cases are too rare in random states
 			case 0:
 				x.only(map[string]int{"acquire": 4, "release": 0}[what], 4)
 				id = x.ids[0]
@@ -97,6 +102,9 @@ func TestTheShortcutsDoWhatTheLongWayDoes(t *testing.T) {
 			case 2, 3:
 				x.joined(rng, began)
 				id = x.ids[map[string]int{"acquire": 1, "release": 0}[what]]
+			case 4, 5:
+				x.joined(rng, began)
+				id = x.ids[2+rng.Intn(len(x.ids)-2)]
 			}
 			used := []uint64{0, 0, 1, 7_200_000_000}[rng.Intn(4)]
 			var cool time.Duration // which takes the long way
@@ -107,7 +115,7 @@ func TestTheShortcutsDoWhatTheLongWayDoes(t *testing.T) {
 				s.put(x)
 				r, short := s.runScript(what, &alone, id, 0, 0)
 				if short || r.err == nil {
-					shortcuts[fmt.Sprint("acquire ", r.Outcome)]++
+					shortcuts[fmt.Sprint("acquire ", r.Outcome, map[bool]string{true: " again"}[!first(id) && r.Outcome == protocol.Enqueued])]++
 				}
 				for _, l := range inboxes {
 					l.received()
@@ -130,6 +138,9 @@ func TestTheShortcutsDoWhatTheLongWayDoes(t *testing.T) {
 				got[i] = r.meaning(&names)
 				for _, l := range inboxes {
 					for _, m := range l.received() {
+						if m.Kind == "echo" && r.Outcome == protocol.Granted {
+							continue // it proves nothing that the answer does not
+						}
 						got[i] += fmt.Sprint("\ntold ", m.Kind, " ", m.ID, " ", names.name(m.Token), " ", m.Token >= m.Clock, " ", m.More, " ", m.Link)
 					}
 				}
@@ -142,11 +153,11 @@ func TestTheShortcutsDoWhatTheLongWayDoes(t *testing.T) {
 			if got[0] != got[1] {
 				t.Fatalf("seed %d: %s %s\nquick %s\nslow  %s\nerrors %v and %v", seed, what, id, got[0], got[1], errs[0], errs[1])
 			}
-			if d := after[0].drift(after[1], after[1].clock-began+fuzz); d != "" {
+			if d := after[0].drift(after[1], after[1].clock-began+stalled); d != "" {
 				t.Fatalf("seed %d: %s %s: %s", seed, what, id, d)
 			}
 		}
-		for _, usual := range []string{"acquire 1", "acquire 2", "release handed 0", "release handed 1"} {
+		for _, usual := range []string{"acquire 1", "acquire 2", "acquire 2 again", "release handed 0", "release handed 1"} {
 			if shortcuts[usual] < 3 && !race.Enabled {
 				t.Errorf("the shortcuts were hardly used: %v", shortcuts)
 			}
@@ -179,6 +190,9 @@ func TestTheShortcutsOfAVoteDoWhatTheLongWayDoes(t *testing.T) {
 			case 0:
 				x.only(map[string]int{"acquire": 4}[what], 4)
 				id = x.ids[0]
+			case 3:
+				x.joined(rng, began)
+				id = x.ids[2+rng.Intn(len(x.ids)-2)]
 			case 1, 2:
 				x.contested(rng, began)
 				id = x.ids[0]
@@ -245,7 +259,7 @@ func TestTheShortcutsOfAVoteDoWhatTheLongWayDoes(t *testing.T) {
 					after[0].ends[key] = after[1].ends[key]
 				}
 			}
-			if d := after[0].drift(after[1], after[1].clock-began+fuzz); d != "" {
+			if d := after[0].drift(after[1], after[1].clock-began+stalled); d != "" {
 				t.Fatalf("seed %d: %s %s: %s", seed, what, id, d)
 			}
 		}
@@ -329,7 +343,10 @@ func (s *scene) runScript(what string, sc *Script, id string, last uint64, cool 
 	args := withCooldown(cool, s.srv.Inboxes, id, strconv.FormatUint(last, 10), "span")
 	if what == "acquire" {
 		ttl := ttlOf(s.t, id)
-		args = []any{s.srv.Inboxes, id, map[bool]string{true: "2", false: "1"}[first(id)], "", Milliseconds(ttl), Milliseconds(protocol.TokenLife(ttl))}
+		args = []any{s.srv.Inboxes, id, "2", "", Milliseconds(ttl), Milliseconds(protocol.TokenLife(ttl))}
+		if !first(id) {
+			args[2], args[3] = "1", []string{"", "7"}[id[len(id)-1]%2]
+		}
 	}
 	val, err := s.srv.run(context.Background(), sc, all[:], args...)
 	if err != nil {

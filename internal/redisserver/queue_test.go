@@ -1,6 +1,8 @@
 package redisserver
 
 import (
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -206,4 +208,41 @@ func TestAReaderDoesNotOvertakeAWaitingWriter(t *testing.T) {
 		s.waits(s.acquire(c), 1)
 		s.owned(a)
 	})
+}
+
+// In a long queue most of what the server does for those that wait are their re-checks.
+func TestAReCheckBehindAnotherWriterIsAFewCalls(t *testing.T) {
+	for _, quorum := range []bool{false, true} {
+		onOwnServer(t, func(t *testing.T, s *scene) {
+			if quorum {
+				s.srv = NewMember(s.srv.Rdb, "")
+			}
+			first := s.acquireOf(s.writer("A"))
+			first.Ticket = 1
+			s.gets(s.must(s.do(first)))
+			var c protocol.Command
+			for i := range uint64(3) {
+				c = s.acquireOf(s.writer("B"))
+				c.Ticket = 2 + 10*i
+				s.waits(s.must(s.do(c)), int(i))
+			}
+			c.Echo = "7"
+			s.rdb.ConfigResetStat(t.Context())
+			s.waits(s.must(s.do(c)), 2)
+			calls, most := 0, 11
+			if quorum {
+				most = 18 // the quorum's own shortcut looks first
+			}
+			for line := range strings.Lines(s.rdb.Info(t.Context(), "commandstats").Val()) {
+				name, rest, _ := strings.Cut(line, ":calls=")
+				n, _, _ := strings.Cut(rest, ",")
+				if made, err := strconv.Atoi(n); err == nil && !strings.HasPrefix(name, "cmdstat_eval") && !strings.HasPrefix(name, "cmdstat_config") {
+					calls += made
+				}
+			}
+			if calls == 0 || calls > most {
+				t.Errorf("quorum %v: %d calls, more than %d", quorum, calls, most)
+			}
+		})
+	}
 }

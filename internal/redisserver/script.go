@@ -21,7 +21,7 @@ type Script struct {
 
 // The scripts. The header of each .lua file says what it takes, returns and guarantees.
 var (
-	AcquireScript     = loadScript("acquire_fast", "common", "acquire")
+	AcquireScript     = loadScript("recheck_fast", "acquire_fast", "common", "acquire")
 	ReleaseScript     = loadScript("release_fast", "common", "release")
 	YieldScript       = loadScript("common", "yield")
 	DowngradeScript   = loadScript("common", "downgrade")
@@ -33,7 +33,7 @@ var (
 
 	// Of a quorum's servers: see vote_before.lua and adopt.lua. There a cancel often ends what
 	// owns, as a release does.
-	VoteAcquireScript   = loadScript("vote_fast", "vote_before", "common", "acquire", "vote_after")
+	VoteAcquireScript   = loadScript("vote_fast", "vote_before", "recheck_fast", "common", "acquire", "vote_after")
 	VoteYieldScript     = loadScript("vote_before", "common", "yield", "vote_after")
 	VoteDowngradeScript = loadScript("vote_before", "common", "downgrade", "vote_after")
 	AdoptScript         = loadScript("common", "adopt")

@@ -198,9 +198,10 @@ func (x *scattering) contested(rng *rand.Rand, now int64) {
 	x.commands = append(x.commands, []any{"PEXPIRE", 1, 900_000}, []any{"PEXPIRE", 3, 900_000})
 }
 
-// joined is contested, with the TTL of the last of x.ids for nearly all, waiting leases as
+// joined is contested, with one TTL for nearly all, waiting leases as
 // they are when the head of the queue has asked lately, or has not, and keys of the queue that
-// expire late enough, or not. That last id waits for the first time, or has a place already.
+// expire late enough, or not. x.ids[1] waits for the first time, or has a place already; those
+// after it are in the queue, or, if there are none, another one is not.
 func (x *scattering) joined(rng *rand.Rand, now int64) {
 	x.contested(rng, now)
 	x.only(4)
@@ -221,10 +222,14 @@ func (x *scattering) joined(rng *rand.Rand, now int64) {
 	x.commands = append(x.commands, []any{"SET", 0, x.ids[0], "PX", []int64{left, ttl.Milliseconds() + 60_000}[rng.Intn(8)/7]})
 	for i := range min(3, rng.Intn(8)) {
 		waiter := id("wwwwwwr")
+		x.ids = append(x.ids, waiter)
 		x.commands = append(x.commands, []any{"ZADD", 1, i, waiter}, []any{"ZADD", 3, now + left, waiter})
 		if rng.Intn(12) == 0 {
 			x.ids[1] = waiter
 		}
+	}
+	if len(x.ids) == 2 {
+		x.ids = append(x.ids, id("w"))
 	}
 	lasts := []int64{3, 2, 2, 1}[rng.Intn(4)]*ttl.Milliseconds() + 500
 	x.commands = append(x.commands, []any{"PEXPIRE", 1, lasts}, []any{"PEXPIRE", 3, lasts})
