@@ -118,7 +118,7 @@ func (e *entry) fire(now time.Time, batch []protocol.Renewal) []protocol.Renewal
 	e.wakeLocked()
 	e.lock.Tick(now, &fx)
 	if fx.Renew {
-		batch = append(batch, protocol.Renewal{Owner: e, Keys: &e.keys, Req: e.lock.Request(), At: now, Touch: fx.Touch})
+		batch = append(batch, protocol.Renewal{Owner: e, Keys: &e.keys, Req: e.lock.Request(), At: now, Spare: fx.Spare, Touch: fx.Touch})
 	}
 	idle := e.rearmLocked(&fx)
 	e.restLocked()

@@ -16,13 +16,13 @@ import (
 // All that happens at a time: alarms, the goroutine that fires them, and the renewals that
 // this leads to.
 //
-// Its goroutines are the watchdog, see run, and a sender for each batch of renewals, which
+// Its goroutines are the watchdog, see run; a sender for each batch of renewals, which
 // is owned by the client, ended by the replies or the command's time-out, and waited for
-// by Shutdown.
+// by Shutdown; and one that spreads batches, see spread.
 
-// renewalsPerBatch bounds one pipeline: a larger one would occupy the server for longer
-// than a lock's hand-off takes.
-const renewalsPerBatch = 250
+// renewalsPerBatch bounds one pipeline: in a third of a millisecond or so the server has carried
+// it out, and serves others.
+const renewalsPerBatch = 50
 
 // A timer stands still while the machine sleeps, and then fires late by the sleep: one
 // for the end of an eight-hour window by eight hours. So while any alarm is set the
@@ -35,8 +35,8 @@ const (
 // watchdog is the client's timer goroutine: it has every grant renewed before its TTL
 // ends, ends leases whose trust window closed, and wakes locks that want to look again.
 // It never waits for Redis. Renewals that are due together leave together, in batches,
-// each in a separate goroutine, so that a batch that hangs delays no other and no
-// deadline.
+// each in a separate goroutine, so that a batch that hangs delays no deadline. Many batches
+// leave one after the other.
 type watchdog struct {
 	client *Client
 	wake   chan struct{} // an earlier alarm was set
@@ -158,12 +158,73 @@ func (w *watchdog) run() {
 		for _, t := range due {
 			batch = t.fire(now, batch)
 		}
-		for part := range slices.Chunk(batch, renewalsPerBatch) {
-			w.client.group.start(func() { w.client.renew(part) })
-		}
+		w.send(batch)
 		if next := w.plan(now); next != 0 {
 			timer.Reset(time.Until(next.Time(w.client.began)))
 		}
+	}
+}
+
+// send has a batch renewed: what is urgent at once, and so is the rest if it is little.
+func (w *watchdog) send(batch []protocol.Renewal) {
+	var urgent, regular []protocol.Renewal
+	var spare time.Duration // of all that are regular
+	for _, r := range batch {
+		if r.Spare <= 0 {
+			urgent = append(urgent, r)
+			continue
+		}
+		if spare == 0 || r.Spare < spare {
+			spare = r.Spare
+		}
+		regular = append(regular, r)
+	}
+	for part := range slices.Chunk(urgent, renewalsPerBatch) {
+		w.client.group.start(func() { w.client.renew(part) })
+	}
+	switch parts := slices.Collect(slices.Chunk(regular, renewalsPerBatch)); len(parts) {
+	case 0:
+	case 1:
+		w.client.group.start(func() { w.client.renew(regular) })
+	default:
+		w.client.group.start(func() { w.spread(parts, spare) })
+	}
+}
+
+// spread sends batches evenly over a time, one after the other: the server would be busy with
+// nothing else for as long as many of them take it. What has not left at the end of that time,
+// because the server is slow or a batch hangs, leaves then.
+//
+// Its goroutine is owned by the client, ended by the end of that time or halt, and waited for
+// by Shutdown.
+func (w *watchdog) spread(parts [][]protocol.Renewal, over time.Duration) {
+	unlabelled()
+	ctx, stop := context.WithTimeout(context.Background(), over)
+	defer stop()
+	answered := make(chan struct{}) // to the batch before
+	close(answered)
+	turn := time.NewTicker(over / time.Duration(len(parts)))
+	defer turn.Stop()
+	for i, part := range parts {
+		if i > 0 {
+			select {
+			case <-turn.C:
+			case <-ctx.Done():
+			case <-w.quit:
+				return
+			}
+		}
+		select {
+		case <-answered:
+		case <-ctx.Done():
+		case <-w.quit:
+			return
+		}
+		done := make(chan struct{})
+		if !w.client.group.start(func() { defer close(done); w.client.renew(part) }) {
+			return
+		}
+		answered = done
 	}
 }
 

@@ -2,6 +2,8 @@ package leased
 
 import (
 	"context"
+	"strconv"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -102,4 +104,112 @@ func TestARenewalThatCrossesAnUnlockIsNotCountedAsLost(t *testing.T) {
 	if n := c.stats.renewals[renewalLost].Load(); n != 0 {
 		t.Errorf("%d renewals counted as lost", n)
 	}
+}
+
+// batches is a stub server that notes when renewals come, and of which the n-th hangs.
+type batches struct {
+	stubServer
+	hangs int
+	mu    sync.Mutex
+	at    []time.Time
+	sizes []int
+	now   int // how many are under way
+	most  int
+}
+
+func (s *batches) Renew(ctx context.Context, batch []protocol.Renewal) {
+	s.mu.Lock()
+	s.at, s.sizes = append(s.at, time.Now()), append(s.sizes, len(batch))
+	s.now++
+	s.most = max(s.most, s.now)
+	hangs := len(s.at) == s.hangs
+	s.mu.Unlock()
+	if time.Sleep(300 * time.Microsecond); hangs {
+		time.Sleep(1500 * time.Millisecond)
+	}
+	s.stubServer.Renew(ctx, batch)
+	s.mu.Lock()
+	s.now--
+	s.mu.Unlock()
+}
+
+// 20,000 leases that were taken together are renewed together each third of their TTL.
+func TestVirtualRenewalsOfManyLocksAreSpreadOverAThirtiethOfTheirTTL(t *testing.T) {
+	for what, hangs := range map[string]int{"all answered": 0, "one hangs": 3} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const ttl, locks = 30 * time.Second, 20_000
+				c := onStub(t, 0, 0, WithTTL(ttl))
+				s := &batches{stubServer: stubServer{client: c}, hangs: hangs}
+				c.server = s
+				var leases []*Lease
+				for i := range locks {
+					l, err := c.Mutex(strconv.Itoa(i)).LockContext(t.Context())
+					if err != nil {
+						t.Fatal(err)
+					}
+					leases = append(leases, l)
+				}
+				time.Sleep(ttl/2 - time.Second)
+				synctest.Wait()
+				s.mu.Lock()
+				sum, burst, first := 0, 0, s.at[0]
+				within := map[time.Duration]int{}
+				for i, n := range s.sizes {
+					if n > renewalsPerBatch {
+						t.Errorf("%d renewals in a batch", n)
+					}
+					sum += n
+					within[s.at[i].Sub(first)/(10*time.Millisecond)] += n
+				}
+				for _, n := range within {
+					burst = max(burst, n)
+				}
+				took := s.at[len(s.at)-1].Sub(first)
+				if sum != locks || took > ttl/30 || took < ttl/40 {
+					t.Errorf("%d renewals in %v", sum, took)
+				}
+				if hangs == 0 && (burst > 300 || s.most > 1) {
+					t.Errorf("%d renewals within 10 ms, %d batches at once", burst, s.most)
+				}
+				s.mu.Unlock()
+				for _, l := range leases {
+					if err := l.Context().Err(); err != nil {
+						t.Fatal(err)
+					}
+					if err := l.Unlock(); err != nil {
+						t.Fatal(err)
+					}
+				}
+			})
+		})
+	}
+}
+
+// One that had no answer until half of its TTL is over does not wait for others.
+func TestVirtualAnUrgentRenewalDoesNotWaitForOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := onStub(t, 0, 0)
+		s := &batches{stubServer: stubServer{client: c}}
+		c.server = s
+		var due []protocol.Renewal
+		mu := c.Mutex("x")
+		mu.Lock()
+		e := c.lookup("x")
+		for i := range 1000 {
+			due = append(due, protocol.Renewal{Owner: e, Keys: &e.keys, Req: e.lock.Request(), At: time.Now(), Spare: time.Second})
+			if i%2 == 0 {
+				due[i].Spare = 0
+			}
+		}
+		c.watchdog.send(due)
+		time.Sleep(time.Millisecond)
+		synctest.Wait()
+		s.mu.Lock()
+		if n := len(s.at); n != 500/renewalsPerBatch+1 {
+			t.Errorf("%d batches have left", n)
+		}
+		s.mu.Unlock()
+		mu.Unlock()
+	})
 }

@@ -18,6 +18,7 @@ type Effects struct {
 	Done    []chan struct{}   // downgrades and checks that are settled: to be closed
 	Check   *protocol.Renewal // to be sent at once, unless nil; its outcome is the event Renewed
 	Renew   bool              // the grant is to be renewed, in the next batch
+	Spare   time.Duration     // with Renew: for how long it may wait, so that many do not leave at once
 	Touch   time.Duration     // with Renew: TTL for the lock's last token, 0 for none
 }
 

@@ -467,9 +467,12 @@ func (l *Lock) nextToken(now time.Time) (token uint64, ahead time.Duration) {
 	return token, ahead
 }
 
+// grids is how many instants a TTL has at which renewals are due.
+const grids = 30
+
 // onGrid moves a renewal to the last instant before it that all locks with the same TTL share.
 func (l *Lock) onGrid(t Instant) Instant {
-	grid := l.grant.req.TTL / 30
+	grid := l.grant.req.TTL / grids
 	if grid <= 0 {
 		return t
 	}

@@ -100,6 +100,7 @@ type Renewal struct {
 	Keys  *Keys
 	Req   Request
 	At    time.Time     // when it was decided, which is before it is sent
+	Spare time.Duration // for how long it may wait, so that many do not leave at once
 	Touch time.Duration // if not 0: keep the lock's last token for that long from now
 
 	Outcome Outcome // Granted, NotOurs, Unanswered
