@@ -112,7 +112,7 @@ func (h *hand) step(event func(now time.Time, fx *Effects)) {
 		h.renewals = append(h.renewals, *fx.Check)
 	}
 	if fx.Renew {
-		r := protocol.Renewal{Req: h.l.grant.req, At: h.now}
+		r := protocol.Renewal{Req: h.l.grant.req, At: h.now, Spare: fx.Spare}
 		h.renewals = append(h.renewals, r)
 		if h.onRenew != nil {
 			h.onRenew(r)

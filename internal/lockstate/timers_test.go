@@ -314,3 +314,41 @@ func TestARequestWithoutAnswerIsAskedAboutAfterThePauseOnly(t *testing.T) {
 	h.pass(time.Millisecond)
 	h.sends(protocol.Acquire)
 }
+
+// The renewals of many locks that are due together are spread, which must not cost one its window.
+func TestARenewalMayWaitUnlessItIsUrgent(t *testing.T) {
+	last := func(h *hand) protocol.Renewal {
+		t.Helper()
+		if len(h.renewals) == 0 {
+			t.Fatal("nothing was renewed")
+		}
+		return h.renewals[len(h.renewals)-1]
+	}
+	h := holding(t, writer())
+	h.pass(handTTL / 3)
+	if r := last(h); r.Spare != handTTL/30 {
+		t.Errorf("a regular one may wait for %v", r.Spare)
+	}
+	for h.now.Sub(h.began) < handTTL-handTTL/10 {
+		h.renewed(last(h), protocol.Unanswered)
+		h.pass(handTTL / 10)
+		if r := last(h); r.At.Sub(h.began) > handTTL/2 && r.Spare != 0 {
+			t.Errorf("one after %v may wait for %v", r.At.Sub(h.began), r.Spare)
+		}
+	}
+
+	h = driveFrom(t, time.Now())
+	h.enter(writer())
+	h.answer(h.grant())
+	h.now = clocktest.Asleep(t, h.now, handMargin+time.Millisecond)
+	h.step(h.l.Tick)
+	if r := last(h); r.Spare != 0 {
+		t.Errorf("one after a sleep may wait for %v", r.Spare)
+	}
+
+	h, _ = granted(t, writer(func(o *Terms) { o.TTL = 3 * time.Second }))
+	h.pass(0)
+	if r := last(h); r.Spare != 0 {
+		t.Errorf("a provisional one may wait for %v", r.Spare)
+	}
+}

@@ -104,7 +104,15 @@ func TestTheShortcutsDoWhatTheLongWayDoes(t *testing.T) {
 				id = x.ids[map[string]int{"acquire": 1, "release": 0}[what]]
 			case 4, 5:
 				x.joined(rng, began)
-				id = x.ids[2+rng.Intn(len(x.ids)-2)]
+				if ends := []int64{-60_000, 0, 7_200_000}[rng.Intn(3)]; ends != 0 && len(x.ids) > 3 { // of the head
+					x.commands = append(x.commands, []any{"ZADD", 3, began + ends, x.ids[2]})
+				}
+				id = x.ids[2]
+				for _, waiter := range x.ids[3:] {
+					if !first(waiter) {
+						id = waiter
+					}
+				}
 			}
 			used := []uint64{0, 0, 1, 7_200_000_000}[rng.Intn(4)]
 			var cool time.Duration // which takes the long way
