@@ -618,7 +618,7 @@ var mutants = []mutant{
 	{"a quorum: a lost grant speaks for the owner when its server is away", "internal/quorum/decide.go", "!p.lost && now.Sub(p.proved) < op.req.who.TTL", "now.Sub(p.proved) < op.req.who.TTL", "TestAServerThatLostAGrant"},
 	{"a quorum: servers that refused are not asked again", "internal/quorum/lock.go", "		l.askRefusing(r, now, fx)\n", "", "TestServersThatRefused|TestServersOfAQuorumThatRefused"},
 	{"a quorum: a server that restarted does not confirm a release", "internal/quorum/ops.go", "p.ended, p.again = true, p.forgotten(s.req, res, now)", "p.ended, p.again = true, false", "TestServersThatRestarted|TestServersOfAQuorumThatLoseTheirDataProve"},
-	{"a quorum: a server that restarted does not confirm a cancel", "internal/quorum/ops.go", "p.again = !p.confirmed && p.forgotten(r, res, now)", "p.again = false", "TestServersThatRestarted"},
+	{"a quorum: a server that restarted does not confirm a cancel", "internal/quorum/ops.go", "p.again = !p.confirmed && (p.again || p.forgotten(r, res, now))", "p.again = false", "TestServersThatRestarted"},
 	{"a quorum: a server that restarted does not confirm a yield", "internal/quorum/ops.go", "op.verb == protocol.Yield && p.forgotten(s.req, res, now)", "false", "TestServersThatRestarted"},
 	{"a quorum: a server that restarted confirms what had ended there", "internal/quorum/ops.go", "!p.late && now.Sub(p.proved) < r.who.TTL", "!p.late", "TestServersThatRestarted"},
 	{"a quorum: servers that all restarted confirm a release", "internal/quorum/decide.go", "	case young == len(outcomes):\n		return 0, not + again\n", "", "TestServersThatRestarted|TestServersOfAQuorumThatLoseTheirDataProve"},
