@@ -163,10 +163,9 @@ func (h *handle) reenter(m protocol.Mode) bool {
 	if e.dead {
 		return false
 	}
-	e.wakeLocked()
 	w := callsAgain.Get().(*call)
 	w.Mode, w.Opts, w.again = m, &h.opts.Terms, true
-	if !e.lock.Reenter(&w.Caller, now) {
+	if !e.state().Reenter(&w.Caller, now) {
 		w.recycle()
 		return false
 	}
@@ -188,9 +187,8 @@ func (h *handle) leaveKept(m protocol.Mode) bool {
 	if e.dead {
 		return false
 	}
-	e.wakeLocked()
-	c := e.lock.PickHolder(m)
-	if c == nil || c.Leased || c.Events != nil || !e.lock.LeaveKept(c, now) {
+	c := e.state().PickHolder(m)
+	if c == nil || c.Leased || c.Events != nil || !e.state().LeaveKept(c, now) {
 		return false
 	}
 	e.setAlarmLocked()
@@ -331,8 +329,7 @@ func (h *handle) enter(w *call, inlineFor time.Duration) (*entry, error) {
 			e.mu.Unlock()
 			continue
 		}
-		e.wakeLocked()
-		e.lock.Enter(&w.Caller, now, &fx)
+		e.state().Enter(&w.Caller, now, &fx)
 		if w.Phase == lockstate.Waiting {
 			w.ready = h.client.newSignal()
 		}
@@ -349,8 +346,8 @@ func (h *handle) enter(w *call, inlineFor time.Duration) (*entry, error) {
 func (e *entry) giveUp(w *call) (known lastKnown) {
 	e.step(func(now time.Time, fx *lockstate.Effects) {
 		known = e.lastKnownLocked()
-		if !e.lock.Abandon(&w.Caller, now, fx) {
-			e.lock.GiveBack(&w.Caller, now, fx)
+		if !e.state().Abandon(&w.Caller, now, fx) {
+			e.state().GiveBack(&w.Caller, now, fx)
 		}
 		for i := range fx.Cancels {
 			fx.Cancels[i].Under = w.under()
@@ -391,9 +388,8 @@ type lastKnown struct {
 }
 
 func (e *entry) lastKnownLocked() (known lastKnown) {
-	e.wakeLocked()
-	known.err, known.blocker = e.lock.LastErr(), e.lock.Blocker()
-	_, inside := e.lock.Counts()
+	known.err, known.blocker = e.state().LastErr(), e.state().Blocker()
+	_, inside := e.state().Counts()
 	known.here = inside > 0
 	return known
 }
@@ -426,16 +422,15 @@ func (e *entry) unlock(ctx context.Context, pick func(*lockstate.Lock) *lockstat
 	var fx lockstate.Effects
 	now := time.Now()
 	e.mu.Lock()
-	e.wakeLocked()
-	caller := pick(e.lock)
+	caller := pick(e.state())
 	if caller == nil {
 		e.mu.Unlock()
 		return false, nil
 	}
 	w := callOf(caller)
-	ends := e.lock.EndsBy(caller)
+	ends := e.state().EndsBy(caller)
 	e.noteBehindLocked(w)
-	e.lock.Leave(caller, now, &fx)
+	e.state().Leave(caller, now, &fx)
 	waits, cancel := !w.Settled, w.cancel
 	if waits {
 		e.client.unlocks.Add(1) // before the entry can be removed

@@ -165,7 +165,7 @@ func (c *canceler) answered(batch []*lockstate.Cancellation, results []protocol.
 }
 
 func (e *entry) cancelled(s *lockstate.Settlement) {
-	e.step(func(now time.Time, fx *lockstate.Effects) { e.lock.Cancelled(s, now, fx) })
+	e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Cancelled(s, now, fx) })
 }
 
 // keysOf returns the keys of the lock that the cancel is about: one in use, or one that

@@ -303,8 +303,7 @@ func (c *Client) retire(e *entry) {
 	defer c.mu.Unlock()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.wakeLocked()
-	if e.dead || !e.lock.Idle() {
+	if e.dead || !e.state().Idle() {
 		return
 	}
 	e.dead = true
@@ -371,7 +370,7 @@ func (c *Client) Shutdown(ctx context.Context) error {
 	defer close(c.stopped)
 
 	for _, e := range c.entries() {
-		e.step(func(now time.Time, fx *lockstate.Effects) { e.lock.Close(now, fx) })
+		e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Close(now, fx) })
 	}
 	var left []string
 	if waitFor(ctx, c.drained) {
@@ -441,15 +440,14 @@ func (c *Client) abandoned() (left []string) {
 	var names []string
 	for _, e := range c.entries() {
 		e.mu.Lock()
-		e.wakeLocked()
-		_, inside := e.lock.Counts()
+		_, inside := e.state().Counts()
 		held += inside
 		if inside == 0 {
 			releasing++
 		} else {
 			names = append(names, e.keys.Name)
 		}
-		for w := e.lock.Holders(); w != nil; w = w.NextHolder() {
+		for w := e.state().Holders(); w != nil; w = w.NextHolder() {
 			if r, first := e.takeHoldLocked(callOf(w), holdAbandoned, nil, time.Now(), time.Time{}); first {
 				c.tracing.later(func() { c.recordHold(&r) })
 			}

@@ -30,7 +30,7 @@ type entry struct {
 	label  *string // what stands for it in metrics; nil: nothing does
 
 	mu        sync.Mutex      // guards what follows, and alarm.due; for its order see Client.mu
-	lock      *lockstate.Lock // to be used after wakeLocked; nil while the lock rests
+	awake     *lockstate.Lock // nil while the lock rests; for all else see state
 	resting   lockstate.Resting
 	dead      bool // removed from the table; find makes another entry
 	contended bool // whether callers or other processes waited for the holders after the last step
@@ -43,30 +43,32 @@ type entry struct {
 // A client may hold very many locks, for most of which nobody waits. These rest between two
 // steps, and share the large state machines of those that do not.
 
-// awake has state machines for locks that wake up.
-var awake = sync.Pool{New: func() any { return new(lockstate.Lock) }}
+// idleStates has state machines that no lock uses.
+var idleStates = sync.Pool{New: func() any { return new(lockstate.Lock) }}
 
-// wakeLocked makes e.lock ready for use.
-func (e *entry) wakeLocked() {
-	if e.lock == nil {
-		e.lock = awake.Get().(*lockstate.Lock)
-		e.lock.Wake(&e.resting, (*environment)(e.client))
+// state returns the state machine of the lock, which wakes up if it rests. It is for use under
+// e.mu only, and until restLocked.
+func (e *entry) state() *lockstate.Lock {
+	if e.awake == nil {
+		e.awake = idleStates.Get().(*lockstate.Lock)
+		e.awake.Wake(&e.resting, (*environment)(e.client))
 	}
+	return e.awake
 }
 
 // restLocked lets the lock rest, if it can. It follows what was done for Redis, for the time or
 // for someone who looks, but not what a caller of the lock has done: others come next.
 func (e *entry) restLocked() {
-	if e.lock != nil && e.lock.Rest(&e.resting) {
+	if e.awake != nil && e.awake.Rest(&e.resting) {
 		e.sleepLocked()
 	}
 }
 
 // sleepLocked gives the state machine to another lock.
 func (e *entry) sleepLocked() {
-	*e.lock = lockstate.Lock{}
-	awake.Put(e.lock)
-	e.lock = nil
+	*e.awake = lockstate.Lock{}
+	idleStates.Put(e.awake)
+	e.awake = nil
 }
 
 // step gives the lock an event and performs what follows from it.
@@ -74,7 +76,6 @@ func (e *entry) step(event func(now time.Time, fx *lockstate.Effects)) {
 	now := time.Now()
 	var fx lockstate.Effects
 	e.mu.Lock()
-	e.wakeLocked()
 	event(now, &fx)
 	idle := e.rearmLocked(&fx)
 	e.restLocked()
@@ -88,18 +89,18 @@ func (e *entry) step(event func(now time.Time, fx *lockstate.Effects)) {
 func (e *entry) rearmLocked(fx *lockstate.Effects) (idle bool) {
 	e.traceHoldersLocked()
 	if fx.Send.Verb != protocol.None {
-		if c := e.lock.Served(); c != nil && callOf(c).under() != nil {
+		if c := e.state().Served(); c != nil && callOf(c).under() != nil {
 			fx.Send.Under = callOf(c).under()
 		}
 	}
 	e.setAlarmLocked()
-	return e.lock.Idle()
+	return e.state().Idle()
 }
 
 // setAlarmLocked sets the alarm that the lock's state asks for. An alarm that is early costs one
 // look at the lock; moving it costs as much.
 func (e *entry) setAlarmLocked() {
-	due := e.lock.Due()
+	due := e.state().Due()
 	if at := e.alarm.due; due != 0 && (at == 0 || due < at) {
 		e.client.watchdog.setInstant(e, due)
 	}
@@ -115,10 +116,9 @@ func (e *entry) fire(now time.Time, batch []protocol.Renewal) []protocol.Renewal
 		return batch
 	}
 	e.client.watchdog.remove(&e.alarm) // it fired, but may be set again already
-	e.wakeLocked()
-	e.lock.Tick(now, &fx)
+	e.state().Tick(now, &fx)
 	if fx.Renew {
-		batch = append(batch, protocol.Renewal{Owner: e, Keys: &e.keys, Req: e.lock.Request(), At: now, Spare: fx.Spare, Touch: fx.Touch})
+		batch = append(batch, protocol.Renewal{Owner: e, Keys: &e.keys, Req: e.state().Request(), At: now, Spare: fx.Spare, Touch: fx.Touch})
 	}
 	idle := e.rearmLocked(&fx)
 	e.restLocked()
@@ -194,7 +194,7 @@ func (e *entry) sendCheck(r protocol.Renewal) {
 	r.Owner, r.Keys = e, &e.keys
 	if !e.client.group.start(func() { e.client.renew([]protocol.Renewal{r}) }) {
 		r.Err = ErrClosed
-		e.step(func(now time.Time, fx *lockstate.Effects) { e.lock.Renewed(&r, now, fx) })
+		e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Renewed(&r, now, fx) })
 	}
 }
 
@@ -335,8 +335,7 @@ func (e *entry) answered(cmd *protocol.Command, a protocol.Answer, fail *protoco
 	now := time.Now()
 	var fx lockstate.Effects
 	e.mu.Lock()
-	e.wakeLocked()
-	e.lock.Answered(cmd, a, fail, pause, now, &fx)
+	e.state().Answered(cmd, a, fail, pause, now, &fx)
 	idle := e.rearmLocked(&fx)
 	e.restLocked()
 	e.mu.Unlock()

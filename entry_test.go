@@ -34,13 +34,12 @@ func TestALossBesideACloseIsToldOnce(t *testing.T) {
 	now := time.Now()
 	e.mu.Lock()
 	var fx lockstate.Effects
-	e.wakeLocked()
-	e.lock.Enter(&w.Caller, now, &fx)
+	e.state().Enter(&w.Caller, now, &fx)
 	cmd := fx.Send
-	e.lock.Answered(&cmd, protocol.Answer{Outcome: protocol.Granted, Token: 1, Clock: 1}, nil, 0, now, &fx)
-	e.lock.Close(now, &byClosing)
-	e.lock.Revoked(e.lock.Request().ID, 1, now, &byLosing)
-	e.lock.Leave(&w.Caller, now, &fx)
+	e.state().Answered(&cmd, protocol.Answer{Outcome: protocol.Granted, Token: 1, Clock: 1}, nil, 0, now, &fx)
+	e.state().Close(now, &byClosing)
+	e.state().Revoked(e.state().Request().ID, 1, now, &byLosing)
+	e.state().Leave(&w.Caller, now, &fx)
 	e.mu.Unlock()
 	for _, fx := range []*lockstate.Effects{&byClosing, &byLosing} {
 		for _, l := range fx.Ended {

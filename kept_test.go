@@ -117,7 +117,7 @@ func TestTheLossOfAKeptLockIsTold(t *testing.T) {
 	rw.Lock()
 	e := rw.handle.kept.Load()
 	e.step(func(now time.Time, fx *lockstate.Effects) {
-		e.lock.Receive(&protocol.Message{Kind: "revoked", ID: e.lock.Request().ID}, now, fx)
+		e.state().Receive(&protocol.Message{Kind: "revoked", ID: e.state().Request().ID}, now, fx)
 	})
 	if err := rw.UnlockContext(context.Background()); err == nil || !strings.Contains(err.Error(), "evicted") {
 		t.Errorf("its Unlock returns %v", err)

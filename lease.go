@@ -55,8 +55,7 @@ type collectedLease struct {
 // Lease.
 func (e *entry) collected(w *call) {
 	e.mu.Lock()
-	e.wakeLocked()
-	mine := e.lock.Abandoned(&w.Caller)
+	mine := e.state().Abandoned(&w.Caller)
 	e.mu.Unlock()
 	if mine {
 		e.client.log.collected(e.keys.Name)
@@ -90,9 +89,8 @@ func (l *Lease) TrustedUntil() time.Time {
 	e := l.made().entry
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.wakeLocked()
 	defer e.restLocked()
-	return e.lock.TrustedUntil(&l.call.Caller, time.Now())
+	return e.state().TrustedUntil(&l.call.Caller, time.Now())
 }
 
 // Context returns a context for the work done under the lease. It has the values of the
@@ -218,7 +216,7 @@ func (l *Lease) Check(ctx context.Context) error {
 	}
 	var k lockstate.Check
 	done := make(chan struct{})
-	e.step(func(now time.Time, fx *lockstate.Effects) { e.lock.Check(&k, &w.Caller, done, now, fx) })
+	e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Check(&k, &w.Caller, done, now, fx) })
 	if !waitFor(ctx, done) {
 		return failed(ended(ctx))
 	}
@@ -260,15 +258,14 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 	}
 	w, e := l.call, l.entry
 	done := make(chan struct{})
-	e.step(func(now time.Time, fx *lockstate.Effects) { e.lock.Downgrade(&w.Caller, done, now, fx) })
+	e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Downgrade(&w.Caller, done, now, fx) })
 	select {
 	case <-done:
 	case <-e.client.base.Done(): // a closed client does not retry
 		return fmt.Errorf("leased: downgrade of lock %q not confirmed: %w", e.keys.Name, ErrClosed)
 	case <-ctx.Done():
 		e.mu.Lock()
-		e.wakeLocked()
-		lastErr := e.lock.LastErr()
+		lastErr := e.state().LastErr()
 		e.mu.Unlock()
 		err := fmt.Errorf("leased: downgrade of lock %q not confirmed: %w", e.keys.Name, ended(ctx))
 		if lastErr != nil {

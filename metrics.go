@@ -166,9 +166,8 @@ func (m *metrics) observeLocks(o metric.Observer, g *gauges) {
 	}
 	for _, e := range m.client.entries() {
 		e.mu.Lock()
-		e.wakeLocked()
-		outside, within := e.lock.Counts()
-		wait, hold := e.lock.Oldest()
+		outside, within := e.state().Counts()
+		wait, hold := e.state().Oldest()
 		e.restLocked()
 		e.mu.Unlock()
 		one := usage{waiting: int64(outside), held: int64(within)}

@@ -100,7 +100,7 @@ func (in *inbox) run() {
 		in.mu.Unlock()
 		if in.settles.CompareAndSwap(false, true) {
 			for _, e := range in.client.entries() {
-				e.step(func(now time.Time, fx *lockstate.Effects) { e.lock.SubscribeFailed(now, fx) })
+				e.step(func(now time.Time, fx *lockstate.Effects) { e.state().SubscribeFailed(now, fx) })
 			}
 		}
 		timer := time.NewTimer(pause)
@@ -120,7 +120,7 @@ func (in *inbox) enter(s lockstate.InboxState) {
 	in.mu.Unlock()
 	in.settles.Store(true)
 	for _, e := range in.client.entries() {
-		e.step(func(now time.Time, fx *lockstate.Effects) { e.lock.Subscribed(now, fx) })
+		e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Subscribed(now, fx) })
 	}
 }
 
@@ -286,7 +286,7 @@ func (in *inbox) receive(text string) {
 		return
 	}
 	if e := c.lookup(m.Key); e != nil {
-		e.step(func(now time.Time, fx *lockstate.Effects) { e.lock.Receive(&m, now, fx) })
+		e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Receive(&m, now, fx) })
 		return
 	}
 	name, ok := strings.CutPrefix(m.Key, c.opts.prefix)

@@ -145,13 +145,12 @@ func (e *entry) retry() (asks bool) {
 	now := time.Now()
 	var fx lockstate.Effects
 	e.mu.Lock()
-	e.wakeLocked()
-	if e.dead || e.lock.CommandInFlight() || e.pauses == nil {
+	if e.dead || e.state().CommandInFlight() || e.pauses == nil {
 		e.restLocked()
 		e.mu.Unlock()
 		return false
 	}
-	asks = e.lock.Reachable(now, &fx)
+	asks = e.state().Reachable(now, &fx)
 	idle := e.rearmLocked(&fx)
 	e.restLocked()
 	e.mu.Unlock()

@@ -115,7 +115,7 @@ func (c *Client) reports(rdbs []redis.UniversalClient) quorum.Reports {
 // has none.
 func (e *entry) behindLocked(w *call) int {
 	if q := e.client.quorum; q != nil && e.hasGrantLocked(w) {
-		return q.Behind(&e.keys, e.lock.Request().ID)
+		return q.Behind(&e.keys, e.state().Request().ID)
 	}
 	return 0
 }
@@ -145,7 +145,7 @@ func (c *Client) startMember(f func()) bool {
 // deliver gives a lock a message that the quorum has made of those of its servers.
 func (c *Client) deliver(m *protocol.Message) {
 	if e := c.lookup(m.Key); e != nil {
-		e.step(func(now time.Time, fx *lockstate.Effects) { e.lock.Receive(m, now, fx) })
+		e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Receive(m, now, fx) })
 		return
 	}
 	if k, ok := c.keysOf(m.Key); ok && m.Kind == "granted" {

@@ -55,15 +55,14 @@ func (s *slowWatch) look(now time.Time) {
 	var found []slowLock
 	for _, e := range c.entries() {
 		e.mu.Lock()
-		e.wakeLocked()
-		wait, hold := e.lock.TakeSlow(since, now)
+		wait, hold := e.state().TakeSlow(since, now)
 		if wait == nil && hold == nil {
 			e.restLocked()
 			e.mu.Unlock()
 			continue
 		}
-		waiting, within := e.lock.Counts()
-		one := slowLock{name: e.keys.Name, waiting: waiting, blocker: blockerName(e.lock.Blocker()), ownOwner: within > 0}
+		waiting, within := e.state().Counts()
+		one := slowLock{name: e.keys.Name, waiting: waiting, blocker: blockerName(e.state().Blocker()), ownOwner: within > 0}
 		if wait != nil {
 			one.wait, one.waitSite = now.Sub(c.began.Add(wait.Since)), callOf(wait).site()
 		}

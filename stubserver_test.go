@@ -74,8 +74,7 @@ func (m *stubServer) reads(k *protocol.Keys, id string) bool {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.wakeLocked()
-	v := e.lock.Status()
+	v := e.state().Status()
 	return v.Reserving && v.Next == id
 }
 
@@ -88,14 +87,13 @@ func (m *stubServer) holds(k *protocol.Keys, id string) (uint64, bool) {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.wakeLocked()
-	return e.lock.Status().Token, e.lock.Holds(id)
+	return e.state().Status().Token, e.state().Holds(id)
 }
 
 // tell delivers a message as the inbox does.
 func (m *stubServer) tell(msg *protocol.Message) {
 	if e := m.client.lookup(msg.Key); e != nil {
-		e.step(func(now time.Time, fx *lockstate.Effects) { e.lock.Receive(msg, now, fx) })
+		e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Receive(msg, now, fx) })
 	}
 }
 
@@ -155,6 +153,5 @@ var errNoAnswer = errors.New("no answer came")
 func (e *entry) request() protocol.Request {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.wakeLocked()
-	return e.lock.Request()
+	return e.state().Request()
 }

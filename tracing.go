@@ -267,9 +267,8 @@ func (w *waitRecord) withoutSpan() {
 	w.entry.mu.Lock()
 	defer w.entry.mu.Unlock()
 	w.call.trace.waitUnreported = false
-	w.entry.wakeLocked()
 	defer w.entry.restLocked()
-	if w.entry.lock.Contended() {
+	if w.entry.state().Contended() {
 		w.entry.traceHolderLocked(w.call)
 	}
 }
@@ -288,12 +287,11 @@ func (w *waitRecord) takeEvents() (events []lockstate.Event, from *protocol.Span
 	defer w.entry.mu.Unlock()
 	events, from, blocker = log.TakeWaitEvents(w.err == nil), log.From, log.Blocker
 	if w.err != nil {
-		w.entry.wakeLocked()
 		defer w.entry.restLocked()
-		if owner := w.entry.lock.Holders(); owner != nil {
+		if owner := w.entry.state().Holders(); owner != nil {
 			from = owner.Events.HoldSpan()
 		} else {
-			blocker = w.entry.lock.Blocker()
+			blocker = w.entry.state().Blocker()
 		}
 	}
 	return events, from, blocker, w.entry.behindLocked(w.call)
@@ -302,9 +300,9 @@ func (w *waitRecord) takeEvents() (events []lockstate.Event, from *protocol.Span
 // traceHoldersLocked has the hold spans of all holders started when the lock becomes
 // contended. It is called after every step.
 func (e *entry) traceHoldersLocked() {
-	contended := e.lock.Contended()
+	contended := e.state().Contended()
 	if contended && !e.contended {
-		for c := e.lock.Holders(); c != nil; c = c.NextHolder() {
+		for c := e.state().Holders(); c != nil; c = c.NextHolder() {
 			e.traceHolderLocked(callOf(c))
 		}
 	}
@@ -528,9 +526,8 @@ func renewedUnder(batch []protocol.Renewal) trace.Span {
 	e := batch[0].Owner.(*entry)
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.wakeLocked()
 	defer e.restLocked()
-	if c := e.lock.Holders(); c != nil {
+	if c := e.state().Holders(); c != nil {
 		return callOf(c).under()
 	}
 	return nil

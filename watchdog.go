@@ -275,10 +275,10 @@ func (c *Client) renew(batch []protocol.Renewal) {
 		e := r.Owner.(*entry)
 		e.step(func(now time.Time, fx *lockstate.Effects) {
 			// If the lock was let go meanwhile, "not ours" is no loss.
-			if r.Outcome != protocol.NotOurs || e.lock.Holds(r.Req.ID) {
+			if r.Outcome != protocol.NotOurs || e.state().Holds(r.Req.ID) {
 				c.stats.renewed(r.Outcome)
 			}
-			e.lock.Renewed(r, now, fx)
+			e.state().Renewed(r, now, fx)
 		})
 	}
 	// Last, because what follows can hang, and no lock may wait for it.

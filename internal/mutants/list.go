@@ -243,7 +243,7 @@ var mutants = []mutant{
 	{"a panic of the user's leaves the lock held", "acquire.go", "		if !returned && e != nil {", "		if !returned && e == nil {", "WhoseUserPanics"},
 
 	// errors and cancels
-	{"an error is classified under the lock", "entry.go", "	e.lock.Answered(cmd, a, fail,", "	if fail != nil {\n		fail = redisserver.Classify(fail.Err)\n	}\n	e.lock.Answered(cmd, a, fail,", "ErrorsOfTheUsersHooks"},
+	{"an error is classified under the lock", "entry.go", "	e.state().Answered(cmd, a, fail,", "	if fail != nil {\n		fail = redisserver.Classify(fail.Err)\n	}\n	e.state().Answered(cmd, a, fail,", "ErrorsOfTheUsersHooks"},
 	{"an outcome is asked of an error under the lock", "metrics.go", "	case c.Ended == lockstate.ByLoss:\n", "	case errors.Is(err, ErrLeaseLost):\n", "ErrorsOfTheUsersHooks"},
 
 	// tracing
@@ -354,7 +354,7 @@ var mutants = []mutant{
 	{"an early owner does not ask whether it is wanted", "internal/lockstate/lock.go", "	if g.state == Held && g.early &&", "	if false && g.state == Held && g.early &&", "BeforeMessagesWereHeard|HasJustStarted"},
 	{"a refused early owner goes on for a third of its TTL", "internal/lockstate/events.go", "			g.renewAt = l.instant(now) // the renewal, or the release, tells whether it is still ours\n", "", "BeforeMessagesWereHeard"},
 	{"what an early owner asks turns others away", "internal/lockstate/events.go", "		if g.state != Held {\n			l.failed(&g.ticket, fail, pause, now, fx)\n		} else if fail", "		l.failed(&g.ticket, fail, pause, now, fx)\n		if fail", "BeforeMessagesWereHeard"},
-	{"a refused subscription tells nobody", "notify.go", "				e.step(func(now time.Time, fx *lockstate.Effects) { e.lock.SubscribeFailed(now, fx) })\n", "", "SubscriptionThatIsRefused"},
+	{"a refused subscription tells nobody", "notify.go", "				e.step(func(now time.Time, fx *lockstate.Effects) { e.state().SubscribeFailed(now, fx) })\n", "", "SubscriptionThatIsRefused"},
 
 	// the scripts: leftovers
 	{"the release shortcut grants a waiter whose waiting lease is over", "internal/redisserver/scripts/release_fast.lua", "if left > 0 and left", "if left", "WaitingLeaseIsOver"},
@@ -412,7 +412,7 @@ var mutants = []mutant{
 	{"a check of a lease that is over waits", "internal/lockstate/check.go", "		k.Over = k.caller.Phase != Inside || k.caller.Ended == ByLoss\n", "		k.Over = false\n", "ACheckOfALease"},
 	{"a check asks under the old id during a downgrade", "internal/lockstate/check.go", " || g.role() == byDowngrade {", " {", "ACheckDuring"},
 	{"a check outlasts its context", "lease.go", "	if !waitFor(ctx, done) {", "	if !waitFor(context.Background(), done) {", "CheckReturns"},
-	{"a check of a closed client waits", "entry.go", "		e.step(func(now time.Time, fx *lockstate.Effects) { e.lock.Renewed(&r, now, fx) })\n	}\n}\n\n// end ends", "	}\n}\n\n// end ends", "CheckOfAClosed"},
+	{"a check of a closed client waits", "entry.go", "		e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Renewed(&r, now, fx) })\n	}\n}\n\n// end ends", "	}\n}\n\n// end ends", "CheckOfAClosed"},
 	{"a zero mutex is used", "mutex.go", "	if m == nil || m.handle.unmade() {", "	if m == nil {", "WasNotMadeByTheLibrary"},
 	{"a nil mutex is used", "mutex.go", "	if m == nil || m.handle.unmade() {", "	if m.handle.unmade() {", "WasNotMadeByTheLibrary"},
 	{"a zero lease is used", "lease.go", "return l == nil || l.entry == nil", "return l == nil", "WasNotMadeByTheLibrary"},
@@ -502,7 +502,7 @@ var mutants = []mutant{
 
 	// an acquire that arrives after its grant was let go
 	{"a lock rests that has more to remember", "internal/lockstate/resting.go", "	if same != *l {", "	if false {", "TestRandomEvents|TestRule|TestADowngrade"},
-	{"a held lock does not rest", "entry.go", "e.lock.Rest(&e.resting)", "false", "TestAHeldLock"},
+	{"a held lock does not rest", "entry.go", "e.awake.Rest(&e.resting)", "false", "TestAHeldLock"},
 	{"a lock that was waited for never rests", "internal/lockstate/timers.go", "		l.blocker = \"\" // it has been ours", "		// it has been ours", "TestALockRests"},
 	{"a late acquire is forgotten when its request is granted", "internal/lockstate/grant.go", "	g.state, g.fresh = Held, true\n", "	g.state, g.fresh, g.lateUntil = Held, true, 0\n", "TestALateAcquire"},
 	{"a release forgets a late acquire", "internal/lockstate/events.go", "		l.cancelLate(now, fx)\n	}\n	l.becomeNone()\n", "	}\n	l.becomeNone()\n", "TestALateAcquire"},
@@ -592,7 +592,7 @@ var mutants = []mutant{
 	{"a quorum: a request waits for an earlier one of its client", "internal/quorum/decide.go", "i >= 0 && r.isOurs(p.blocker) {", "i < 0 && r.isOurs(p.blocker) {", "TestARequestIsNotSaid"},
 	{"a quorum: a server that sends messages is asked late whether it answers", "internal/quorum/server.go", "	s.members[server].stirs()\n", "", "TestAServerOfAQuorumThatSends"},
 	{"a quorum: a server's return is not told", "internal/quorum/member.go", "			m.owner.reports.Returned(m.place, answering, time.Since(left))\n", "			_, _ = answering, left\n", "TestAQuorumTells"},
-	{"a quorum: how many servers stand behind a lease is looked for after its release", "acquire.go", "	e.noteBehindLocked(w)\n	e.lock.Leave(caller, now, &fx)\n", "	e.lock.Leave(caller, now, &fx)\n	e.noteBehindLocked(w)\n", "TestAQuorumTells"},
+	{"a quorum: how many servers stand behind a lease is looked for after its release", "acquire.go", "	e.noteBehindLocked(w)\n	e.state().Leave(caller, now, &fx)\n", "	e.state().Leave(caller, now, &fx)\n	e.noteBehindLocked(w)\n", "TestAQuorumTells"},
 	{"a quorum: a message counts although the command before it had no answer", "internal/quorum/lock.go", "p.unheard = p.asking || p.unsure", "p.unheard = p.asking", "TestAMessageCounts"},
 	{"a quorum: a message counts before the answer that it overtook", "internal/quorum/lock.go", "p.unheard = p.asking || p.unsure", "p.unheard = p.unsure", "TestAMessageThatOvertakes"},
 	{"a quorum: a message that does not count has nothing asked", "internal/quorum/lock.go", "		r.poked = true\n", "		r.poked = true\n		return\n", "TestAMessageCounts"},
