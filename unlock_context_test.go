@@ -81,9 +81,9 @@ func unlockContextWaits(t *testing.T, s place, option time.Duration) {
 	mu := c.Mutex("x")
 	mu.Lock()
 	wire.BlackHole()
+	began := time.Now()
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer cancel()
-	began := time.Now()
 	err := mu.UnlockContext(ctx)
 	isAll(t, err, leased.ErrNotReleased, context.DeadlineExceeded)
 	if took := time.Since(began); took < 100*time.Millisecond || took > time.Second {
