@@ -47,11 +47,12 @@ func (l *Lock) settleChecks(now time.Time, fx *Effects) {
 		return
 	}
 	g := &l.grant
+	asks := l.asksAsOwner()
 	l.answerChecks(fx, func(k *Check) bool {
 		k.Over = k.caller.Phase != Inside || k.caller.Ended == ByLoss
-		return k.Over || g.proved.After(k.at) // whose lease is not over is a member
+		return k.Over || !asks && g.proved.After(k.at) // whose lease is not over is a member
 	})
-	if l.checking == nil || g.role() == byDowngrade { // its answer is a proof, under another id
+	if l.checking == nil || asks || g.role() == byDowngrade { // its answer is a proof, under another id
 		return
 	}
 	if l.checking.asked != g.req.ID {
@@ -61,6 +62,12 @@ func (l *Lock) settleChecks(now time.Time, fx *Effects) {
 		}
 		fx.Check = &protocol.Renewal{Req: g.req, At: now}
 	}
+}
+
+// asksAsOwner reports whether an early owner's question is under way. It is an acquire, so if the
+// grant was gone it is made anew, and only the answer tells: no renewal proves anything before.
+func (l *Lock) asksAsOwner() bool {
+	return l.grant.state == Held && l.pending.verb == protocol.Acquire
 }
 
 // endsCheck reports whether r, which has an outcome, is the renewal that was sent for checks.

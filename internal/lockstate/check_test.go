@@ -176,3 +176,41 @@ func TestACheckDuringADowngradeIsAnsweredUnderTheNewID(t *testing.T) {
 		})
 	}
 }
+
+// The question is an acquire: where the grant is gone it makes it anew, and a renewal that comes
+// after it finds the lock ours. Only the answer to the question says that it was not.
+func TestACheckWaitsForAnEarlyOwnersQuestion(t *testing.T) {
+	for _, first := range []bool{true, false} { // the question is sent first
+		c := writer()
+		h := connecting(t)
+		h.enter(c)
+		h.answer(h.grant())
+		h.in(c)
+		h.pass(10 * time.Millisecond)
+		var k *Check
+		sent := 0
+		if !first {
+			k = h.check(c)
+			sent = 1
+			h.pass(time.Millisecond)
+		}
+		h.connects = false
+		h.step(h.l.Subscribed)
+		if first {
+			k = h.check(c)
+		} else {
+			h.renewed(h.asked(sent), protocol.Granted)
+		}
+		h.sends(protocol.Acquire)
+		h.unanswered(k)
+		if len(h.renewals) != sent {
+			t.Fatalf("%d renewals beside the question", len(h.renewals))
+		}
+		h.pass(time.Millisecond)
+		h.answer(h.kept(c.Token))
+		if first { // else the answer is to a command that was sent after the check
+			h.renewed(h.asked(1), protocol.Granted)
+		}
+		h.answeredWith(false, nil, k)
+	}
+}

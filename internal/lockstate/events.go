@@ -642,7 +642,9 @@ func (l *Lock) Renewed(r *protocol.Renewal, now time.Time, fx *Effects) {
 			g.renewAt = max(g.renewAt, l.onGrid(sent.add(g.req.TTL/3)))
 		}
 		g.rebase(r.Clock, sent, l.instant(now))
-		l.checked(r.At, own, nil, fx)
+		if !l.asksAsOwner() {
+			l.checked(r.At, own, nil, fx)
+		}
 		l.lastErr = nil
 	default:
 		l.lastErr = r.Err
