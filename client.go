@@ -69,7 +69,7 @@ type Client struct {
 
 	base      context.Context // of every command; Shutdown ends it by stop
 	stop      context.CancelFunc
-	deadlines deadlines // of the commands of locks
+	deadlines redisserver.Deadlines // of the commands of locks
 
 	// mu guards what follows. The order in which mutexes are locked:
 	//
@@ -166,7 +166,7 @@ func newClient(o clientOptions, kind kindOfRedis) *Client {
 		stopped: make(chan struct{}),
 	}
 	c.base, c.stop = context.WithCancel(context.Background())
-	c.deadlines.base = c.base
+	c.deadlines.Base = c.base
 	c.log = newThrottledLog(&o)
 	c.watchdog = newWatchdog(c)
 	c.canceler = newCanceler(c)

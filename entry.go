@@ -269,7 +269,7 @@ var commands = sync.Pool{New: func() any { return new(protocol.Command) }}
 func (e *entry) run(cmd *protocol.Command, limit time.Duration) {
 	c := e.client
 	under, _ := cmd.Under.(trace.Span)
-	ctx := c.deadlines.within(limit)
+	ctx := c.deadlines.Within(limit)
 	if under != nil {
 		ctx = trace.ContextWithSpan(ctx, under)
 	}

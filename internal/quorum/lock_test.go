@@ -955,9 +955,23 @@ func TestServersThatRestartedProveAnUnlock(t *testing.T) {
 	}
 }
 
-// The same of a cancel that follows a release without answer, and of a yield.
-func TestServersThatRestartedProveACancelAndAYield(t *testing.T) {
-	for _, all := range []bool{false, true} {
+// A cancel follows a release without answer. It proves the release where the server says that it
+// was ours until then, or keeps the token that it gave us as its last one: nobody has had the lock
+// there since. Servers that have restarted without their data prove it as they do a release.
+func TestWhatACancelFindsProvesTheReleaseBeforeIt(t *testing.T) {
+	owned := Result{Cancelled: protocol.Cancelled{Owned: true}}
+	forgotten := Result{Young: 10 * time.Second}
+	token := func(n uint64) Result { return Result{Cancelled: protocol.Cancelled{Token: n}} }
+	for name, c := range map[string]struct {
+		of   [3]Result
+		want bool
+	}{
+		"two of three have restarted":  {[3]Result{forgotten, forgotten, owned}, true},
+		"all have":                     {[3]Result{forgotten, forgotten, forgotten}, false},
+		"the last token is ours":       {[3]Result{token(1), token(1), token(1)}, true},
+		"the last token is another's":  {[3]Result{token(2), token(2), token(2)}, false},
+		"there is nothing of the lock": {[3]Result{token(0), token(0), token(0)}, false},
+	} {
 		s := newStand(t, 3, time.Second)
 		s.own(true, true, true)
 		s.fx = Effects{}
@@ -968,21 +982,22 @@ func TestServersThatRestartedProveACancelAndAYield(t *testing.T) {
 		s.fx = Effects{}
 		op := s.lock.CancelRequest(&protocol.CancelRequest{ID: s.id}, s.now, &s.fx)
 		for _, send := range s.fx.Sends {
-			res := Result{Young: 10 * time.Second}
-			if send.Server == 2 && !all {
-				res = Result{Cancelled: protocol.Cancelled{Owned: true}}
-			}
-			s.answer(send, res)
+			s.answer(send, c.of[send.Server])
 		}
-		if !op.Decided() || op.Cancelled.Owned == all {
-			t.Errorf("all %v: a cancel: decided %v, %+v", all, op.Decided(), op.Cancelled)
+		if !op.Decided() || op.Cancelled.Owned != c.want {
+			t.Errorf("%s: decided %v, %+v", name, op.Decided(), op.Cancelled)
 		}
+	}
+}
 
-		s = newStand(t, 3, time.Second)
+// Servers that have restarted prove a yield as they do a release.
+func TestServersThatRestartedProveAYield(t *testing.T) {
+	for _, all := range []bool{false, true} {
+		s := newStand(t, 3, time.Second)
 		s.own(true, true, true)
 		next := "leased1:w:1000:u:" + "BBBBBBBBBBBBBBBB" + s.id[len("leased1:w:1000:u:")+16:]
 		s.fx = Effects{}
-		op = s.lock.Do(&protocol.Command{Verb: protocol.Yield, ID: s.id, Next: next, At: s.now}, s.now, &s.fx)
+		op := s.lock.Do(&protocol.Command{Verb: protocol.Yield, ID: s.id, Next: next, At: s.now}, s.now, &s.fx)
 		sends := s.fx.Sends
 		for len(sends) > 0 {
 			send := sends[0]
@@ -1203,27 +1218,6 @@ func TestACheckThatIsGrantedAnewSaysSo(t *testing.T) {
 		}
 		if !op.Decided() || op.Answer.Outcome != want || op.Answer.Kept != (lost < 2) {
 			t.Errorf("%d lost it: decided %v, %+v %v", lost, op.Decided(), op.Answer, op.Err)
-		}
-	}
-}
-
-// The last token that a server keeps is the one that it gave us: nobody has had it there since.
-func TestACancelThatFindsTheLastTokenProvesARelease(t *testing.T) {
-	for token, want := range map[uint64]bool{1: true, 2: false, 0: false} {
-		s := newStand(t, 3, time.Second)
-		s.own(true, true, true)
-		s.fx = Effects{}
-		s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.id, At: s.now}, s.now, &s.fx)
-		for _, send := range s.fx.Sends {
-			s.answer(send, Result{Fail: silent})
-		}
-		s.fx = Effects{}
-		op := s.lock.CancelRequest(&protocol.CancelRequest{ID: s.id}, s.now, &s.fx)
-		for _, send := range s.fx.Sends {
-			s.answer(send, Result{Cancelled: protocol.Cancelled{Token: token}})
-		}
-		if !op.Decided() || op.Cancelled.Owned != want {
-			t.Errorf("the last token is %d: decided %v, %+v", token, op.Decided(), op.Cancelled)
 		}
 	}
 }

@@ -36,8 +36,8 @@ type Server struct {
 	base       context.Context         // of all commands
 	reports    Reports
 
-	sends   chan *Send            // taken by a sender that has nothing to do
-	current atomic.Pointer[limit] // see limited
+	sends     chan *Send            // taken by a sender that has nothing to do
+	deadlines redisserver.Deadlines // of commands
 
 	// clockOffset is by how many µs the clock of the first server that answers is ahead of
 	// ours. It only orders those that wait.
@@ -69,7 +69,7 @@ type Options struct {
 // New returns a quorum.
 func New(o Options) *Server {
 	s := &Server{quarantine: o.Quarantine, base: o.Base, start: o.Start, deliver: o.Deliver, reports: o.Reports,
-		locks: map[string]*handle{}, sends: make(chan *Send)}
+		deadlines: redisserver.Deadlines{Base: o.Base}, locks: map[string]*handle{}, sends: make(chan *Send)}
 	for i, srv := range o.Members {
 		s.members = append(s.members, &member{srv: srv, owner: s, place: i, inbox: o.Inboxes[i], stirred: make(chan struct{}, 1)})
 	}
@@ -211,27 +211,6 @@ func (s *Server) sender(send *Send) {
 	}
 }
 
-// limit is a context for the commands that are sent in some span of time.
-type limit struct {
-	context.Context
-	cancel context.CancelFunc // which base's end is as good as
-	from   time.Time
-}
-
-// limited returns a context for a command that is sent now. It ends after protocol.CommandTimeout
-// at the latest, and a sixteenth of that earlier at most: all commands of that time share it,
-// because five contexts with timers cost as much as a round trip's work for a lease.
-func (s *Server) limited() context.Context {
-	now := time.Now()
-	if l := s.current.Load(); l != nil && now.Sub(l.from) < protocol.CommandTimeout/16 {
-		return l.Context
-	}
-	l := &limit{from: now}
-	l.Context, l.cancel = context.WithTimeout(s.base, protocol.CommandTimeout)
-	s.current.Store(l)
-	return l.Context
-}
-
 // run sends a command, and what follows it in its lane.
 func (s *Server) run(send *Send) {
 	res := Result{Fail: panicked, Cancelled: protocol.Cancelled{Fail: panicked}}
@@ -243,15 +222,16 @@ func (s *Server) run(send *Send) {
 	s.compareClocks(send.Server, res.Answer.Clock)
 }
 
-// contextOf returns the context of what is sent for an op now: limited, with the values, such
-// as a span, of the call that the op is for.
+// contextOf returns the context of what is sent for an op now, with the values, such as a span, of
+// the call that the op is for.
 func (s *Server) contextOf(op *Op) context.Context {
+	ctx := s.deadlines.Within(protocol.CommandTimeout)
 	if op != nil {
 		if w, ok := op.Tag.(*waiting); ok && w.values != nil {
-			return valued{s.limited(), w.values}
+			return valued{ctx, w.values}
 		}
 	}
-	return s.limited()
+	return ctx
 }
 
 // valued is a context with the values of another.

@@ -1,4 +1,4 @@
-package leased
+package redisserver
 
 import (
 	"context"
@@ -6,13 +6,12 @@ import (
 	"time"
 )
 
-// The contexts that commands are sent under. One with a deadline costs five allocations and a
-// timer, and those of a lock and its unlock would be a third of what these allocate. So commands
-// that begin within a short time share one: all they have in common is when they are given up.
-
-// deadlines makes contexts that end with base.
-type deadlines struct {
-	base  context.Context
+// Deadlines makes the contexts that commands are sent under. A context with a deadline costs five
+// allocations and a timer, and those of a lock and its unlock would be a third of what these
+// allocate, on a quorum five times as many. So commands that begin within a short time share one:
+// all they have in common is when they are given up. It is safe for concurrent use.
+type Deadlines struct {
+	Base  context.Context                   // which they all end with
 	slots [7]atomic.Pointer[sharedDeadline] // by the limit: a client has few
 }
 
@@ -30,15 +29,15 @@ type sharedDeadline struct {
 // earlier one.
 const sharedPart = 32
 
-// within returns a context that ends when limit is over, or a little earlier, and not later.
-func (d *deadlines) within(limit time.Duration) context.Context {
+// Within returns a context that ends when limit is over, or a little earlier, and not later.
+func (d *Deadlines) Within(limit time.Duration) context.Context {
 	now := time.Now()
 	slot := &d.slots[uint64(limit)%uint64(len(d.slots))]
 	if s := slot.Load(); s != nil && s.limit == limit && now.Before(s.before) {
 		return s.ctx
 	}
 	s := &sharedDeadline{limit: limit, before: now.Add(limit / sharedPart)}
-	s.ctx, s.stop = context.WithDeadline(d.base, now.Add(limit))
+	s.ctx, s.stop = context.WithDeadline(d.Base, now.Add(limit))
 	slot.Store(s)
 	return s.ctx
 }
