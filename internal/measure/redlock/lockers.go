@@ -21,6 +21,7 @@ import (
 // locker is a client that locks one name.
 type locker interface {
 	lock() (unlock func())
+	close()
 }
 
 // The kinds of lockers.
@@ -31,18 +32,23 @@ const (
 	byRedsync2ms = "redsync, retry 2 ms"
 )
 
-// attempts counts what the lockers of a process have sent to get a lock, for each server once.
-var attempts atomic.Int64
+// attempts counts what the lockers of a process have sent to get a lock, for each server once, and
+// sent all that they have sent.
+var attempts, sent atomic.Int64
 
 type countAttempts struct{}
 
 func (countAttempts) DialHook(next redis.DialHook) redis.DialHook { return next }
 func (countAttempts) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		sent.Add(int64(len(cmds)))
+		return next(ctx, cmds)
+	}
 }
 
 func (countAttempts) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
+		sent.Add(1)
 		switch args := cmd.Args(); cmd.Name() {
 		case "set", "setnx": // redsync
 			attempts.Add(1)
@@ -56,10 +62,14 @@ func (countAttempts) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-func connect(addr string) *redis.Client {
+func connectOptions(addr string) *redis.Options {
 	o := redistest.Options(addr)
 	o.ContextTimeoutEnabled = true
-	rdb := redis.NewClient(o)
+	return o
+}
+
+func connect(addr string) *redis.Client {
+	rdb := redis.NewClient(connectOptions(addr))
 	rdb.AddHook(countAttempts{})
 	return rdb
 }
@@ -69,11 +79,12 @@ func connect(addr string) *redis.Client {
 func open(kind, name string, addrs []string) (locker, error) {
 	switch kind {
 	case onOne:
-		c, err := leased.New(connect(addrs[0]))
+		rdb := connect(addrs[0])
+		c, err := leased.New(rdb)
 		if err != nil {
 			return nil, err
 		}
-		return ours{c.Mutex(name), c}, nil
+		return ours{c.Mutex(name), c, []redis.UniversalClient{rdb}}, nil
 	case onQuorum:
 		var rdbs []redis.UniversalClient
 		for _, addr := range addrs {
@@ -83,17 +94,19 @@ func open(kind, name string, addrs []string) (locker, error) {
 		if err != nil {
 			return nil, err
 		}
-		return ours{c.Mutex(name), c}, nil
+		return ours{c.Mutex(name), c, rdbs}, nil
 	case byRedsync, byRedsync2ms:
 		var pools []redsyncredis.Pool
+		var rdbs []*redis.Client
 		for _, addr := range addrs {
-			pools = append(pools, goredis.NewPool(connect(addr)))
+			rdb := connect(addr)
+			rdbs, pools = append(rdbs, rdb), append(pools, goredis.NewPool(rdb))
 		}
 		var opts []redsync.Option
 		if kind == byRedsync2ms {
 			opts = []redsync.Option{redsync.WithRetryDelay(2 * time.Millisecond), redsync.WithTries(1 << 30)}
 		}
-		return theirs{redsync.New(pools...), name, opts}, nil
+		return theirs{redsync.New(pools...), name, opts, rdbs}, nil
 	}
 	return nil, fmt.Errorf("no such kind: %q", kind)
 }
@@ -101,6 +114,14 @@ func open(kind, name string, addrs []string) (locker, error) {
 type ours struct {
 	mu     *leased.Mutex
 	client *leased.Client
+	rdbs   []redis.UniversalClient
+}
+
+func (o ours) close() {
+	_ = o.client.Close()
+	for _, rdb := range o.rdbs {
+		_ = rdb.Close()
+	}
 }
 
 func (o ours) lock() func() {
@@ -112,6 +133,13 @@ type theirs struct {
 	rs   *redsync.Redsync
 	name string
 	opts []redsync.Option
+	rdbs []*redis.Client
+}
+
+func (r theirs) close() {
+	for _, rdb := range r.rdbs {
+		_ = rdb.Close()
+	}
 }
 
 func (r theirs) lock() func() {
@@ -140,6 +168,12 @@ var nothing = redis.NewScript("return 1")
 func (f floor) lock() func() {
 	f.send()
 	return f.send
+}
+
+func (f floor) close() {
+	for _, rdb := range f {
+		_ = rdb.Close()
+	}
 }
 
 func (f floor) send() {

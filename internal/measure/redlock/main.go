@@ -2,10 +2,12 @@
 // and beside a single server, in one run. It is a module of its own, so that redsync is no
 // dependency of the library:
 //
-//	cd internal/measure/redlock && go run . [-seconds 3] [-only uncontended,handoff,contended,processes] [-profile file]
+//	cd internal/measure/redlock && go run . [-seconds 3] [-rtt 0,500us,1ms] [-only uncontended,handoff,contended,processes] [-profile file]
 //
 // Clients have separate connections. In the first three parts they are in one process; in the
-// last each is a process of its own. Read ratios, not times.
+// last each is a process of its own. Everything is measured at each distance of -rtt, see
+// distance.go; at 0 the clients are connected with the servers themselves. It ends with the table
+// of docs/redlock.md. Read ratios, not times.
 package main
 
 import (
@@ -31,7 +33,8 @@ import (
 var (
 	profile = flag.String("profile", "", "file for a CPU profile of this process")
 	seconds = flag.Float64("seconds", 3, "for how long each case runs")
-	only    = flag.String("only", "uncontended,handoff,contended,processes", "what is measured")
+	only    = flag.String("only", "uncontended,handoff,processes", "what is measured; contended is 8 clients of one process")
+	rtts    = flag.String("rtt", "0,500us,1ms", "the times that a network between clients and servers adds to a round trip")
 )
 
 func main() {
@@ -39,6 +42,8 @@ func main() {
 	var err error
 	if text := os.Getenv(workerVariable); text != "" {
 		err = work(text)
+	} else if text := os.Getenv(proxyVariable); text != "" {
+		err = proxy(text)
 	} else {
 		flag.Parse()
 		err = measure()
@@ -53,7 +58,11 @@ func main() {
 type servers struct {
 	all   []*redistest.Instance
 	rdbs  []*redis.Client // to ask them
-	addrs []string
+	near  []string        // their addresses
+	addrs []string        // at which they are locked on: of far if there is one
+	far   *proxies
+	rtt   time.Duration // that far adds
+	table table
 }
 
 func (s *servers) start(n int) error {
@@ -63,7 +72,7 @@ func (s *servers) start(n int) error {
 			return err
 		}
 		rdb := in.Client()
-		s.all, s.rdbs, s.addrs = append(s.all, in), append(s.rdbs, rdb), append(s.addrs, in.Addr)
+		s.all, s.rdbs, s.near = append(s.all, in), append(s.rdbs, rdb), append(s.near, in.Addr)
 		// It has had its data for long: it may vote.
 		if err := rdb.Set(context.Background(), "leased:quorum:mark", "1", 0).Err(); err != nil {
 			return err
@@ -73,6 +82,9 @@ func (s *servers) start(n int) error {
 }
 
 func (s *servers) close() {
+	if s.far != nil {
+		s.far.end()
+	}
 	for _, in := range s.all {
 		in.Close()
 	}
@@ -121,6 +133,24 @@ func measure() error {
 	if err := s.start(5); err != nil {
 		return err
 	}
+	for text := range strings.SplitSeq(*rtts, ",") {
+		rtt, err := time.ParseDuration(text)
+		if err != nil {
+			return err
+		}
+		if err := s.at(rtt); err != nil {
+			return err
+		}
+		if err := s.measure(); err != nil {
+			return err
+		}
+	}
+	fmt.Printf("\n%v", &s.table)
+	return nil
+}
+
+// measure measures at one distance.
+func (s *servers) measure() error {
 	for _, part := range []struct {
 		name    string
 		measure func(*servers) error
@@ -148,6 +178,7 @@ func uncontended(s *servers) error {
 		locks, both []time.Duration
 		allocs      uint64
 		cpu         time.Duration
+		commands    int64
 	}
 	var cases []*contender
 	for _, kind := range []string{onOne, onQuorum, byRedsync} {
@@ -158,6 +189,11 @@ func uncontended(s *servers) error {
 		cases = append(cases, &contender{kind: kind, l: l})
 	}
 	cases = append(cases, &contender{kind: "floor: EVALSHA", l: openFloor(s.addrs)})
+	defer func() {
+		for _, c := range cases {
+			c.l.close()
+		}
+	}()
 	for _, c := range cases { // connects
 		for range 50 {
 			c.l.lock()()
@@ -166,18 +202,20 @@ func uncontended(s *servers) error {
 	for _, way := range []struct {
 		name  string
 		pause time.Duration
-	}{{"one after the other", 0}, {"1 ms apart", time.Millisecond}} {
+	}{{"1 ms apart", time.Millisecond}, {"one after the other", 0}} {
 		fmt.Printf("uncontended, one client locks and unlocks, %s\n", way.name)
+		var lock, cycle, cpu []float64
+		overFloor, commands := map[string][]float64{}, map[string][]float64{}
 		for round := range 3 {
 			for _, c := range cases {
-				c.locks, c.both, c.allocs, c.cpu = nil, nil, 0, 0
+				c.locks, c.both, c.allocs, c.cpu, c.commands = nil, nil, 0, 0, 0
 			}
 			// In turns, so that what else the machine does hits all.
 			for until := time.Now().Add(time.Duration(*seconds * float64(time.Second))); time.Now().Before(until); {
 				for _, c := range cases {
 					var before, after runtime.MemStats
 					runtime.ReadMemStats(&before)
-					spent := ownCPU() + s.cpu()
+					spent, ran := ownCPU()+s.cpu(), s.commands()
 					for range 50 {
 						time.Sleep(way.pause)
 						began := time.Now()
@@ -187,6 +225,7 @@ func uncontended(s *servers) error {
 						c.both = append(c.both, time.Since(began))
 					}
 					time.Sleep(time.Millisecond) // what is left over of the last one ends
+					c.commands += s.commands() - ran
 					c.cpu += ownCPU() + s.cpu() - spent
 					runtime.ReadMemStats(&after)
 					c.allocs += after.Mallocs - before.Mallocs
@@ -197,8 +236,23 @@ func uncontended(s *servers) error {
 				fmt.Printf("  round %d %-20s lock p50 %v p99 %v, cycle p50 %v, CPU of servers and client %v, allocations %.0f\n", round+1, c.kind,
 					at(c.locks, 50), at(c.locks, 99), at(c.both, 50), (c.cpu / time.Duration(n)).Round(time.Microsecond), float64(c.allocs)/float64(n))
 			}
-			fmt.Printf("  round %d quorum, redsync = 1: lock %.2f, cycle %.2f\n", round+1,
-				float64(at(cases[1].locks, 50))/float64(at(cases[2].locks, 50)), float64(at(cases[1].both, 50))/float64(at(cases[2].both, 50)))
+			five, redsync, floor := cases[1], cases[2], cases[3]
+			lock = append(lock, ratio(at(five.locks, 50), at(redsync.locks, 50)))
+			cycle = append(cycle, ratio(at(five.both, 50), at(redsync.both, 50)))
+			cpu = append(cpu, ratio(five.cpu/time.Duration(len(five.both)), redsync.cpu/time.Duration(len(redsync.both))))
+			for _, c := range []*contender{five, redsync} {
+				overFloor[c.kind] = append(overFloor[c.kind], ratio(at(c.both, 50), at(floor.both, 50)))
+				commands[c.kind] = append(commands[c.kind], float64(c.commands)/float64(len(c.both)*len(s.near)))
+			}
+			fmt.Printf("  round %d quorum, redsync = 1: lock %.2f, cycle %.2f, CPU %.2f\n", round+1, lock[round], cycle[round], cpu[round])
+		}
+		row := "lock and unlock a free lock " + way.name
+		s.table.set(row+", redsync = 1", s.rtt, "%s", spread(cycle))
+		s.table.set("the same, until Lock returns", s.rtt, "%s", spread(lock))
+		if way.pause > 0 {
+			s.table.set("the same, processor time of clients and servers", s.rtt, "%s", spread(cpu))
+			s.table.set("the same as a multiple of an empty script on all servers; redsync", s.rtt, "%.1f; %.1f", middle(overFloor[onQuorum]), middle(overFloor[byRedsync]))
+			s.table.set("commands that it runs on each server, within scripts or without; redsync", s.rtt, "%.0f; %.0f", middle(commands[onQuorum]), middle(commands[byRedsync]))
 		}
 	}
 	return nil
@@ -207,6 +261,7 @@ func uncontended(s *servers) error {
 // inOneProcess measures hand-offs between two clients of this process.
 func inOneProcess(s *servers) error {
 	fmt.Println("hand-off between two clients: from the call of Unlock to the return of Lock")
+	var ratios []float64
 	for round := range 3 {
 		kinds := []string{onOne, onQuorum}
 		var pairs [][2]locker
@@ -224,17 +279,26 @@ func inOneProcess(s *servers) error {
 		times := make([][]time.Duration, len(kinds))
 		for range 20 {
 			for i, pair := range pairs {
-				times[i] = append(times[i], handoffs(pair, 20)...)
+				times[i] = append(times[i], handoffs(pair, 20, s.rtt)...)
 			}
 		}
+		for _, pair := range pairs {
+			pair[0].close()
+			pair[1].close()
+		}
 		single, five := at(times[0], 50), at(times[1], 50)
+		ratios = append(ratios, ratio(five, single))
 		fmt.Printf("  round %d p50: one server %v, quorum of five %v, %.2f times\n", round+1, single, five, float64(five)/float64(single))
 	}
+	s.table.set("hand-off between two clients of one process, as a multiple of one server's", s.rtt, "%s", spread(ratios))
 	return nil
 }
 
+// untilItWaits is after how long a client is sure to be in the servers' queues.
+const untilItWaits = 3 * time.Millisecond
+
 // handoffs measures n hand-offs, of a lock that the other has begun to wait for.
-func handoffs(pair [2]locker, n int) []time.Duration {
+func handoffs(pair [2]locker, n int, distance time.Duration) []time.Duration {
 	var times []time.Duration
 	unlock := pair[0].lock()
 	pairOf := func(i int) locker { return pair[(i+1)%2] }
@@ -248,7 +312,7 @@ func handoffs(pair [2]locker, n int) []time.Duration {
 			u := pairOf(i).lock()
 			ch <- entered{time.Now(), u}
 		}()
-		time.Sleep(3 * time.Millisecond) // it waits by then
+		time.Sleep(untilItWaits + 2*distance)
 		began := time.Now()
 		go unlock()
 		e := <-ch
@@ -271,6 +335,7 @@ func contendedInOneProcess(s *servers) error {
 				return err
 			}
 			l.lock()()
+			defer l.close()
 			crowds[kind] = append(crowds[kind], l)
 		}
 	}
@@ -313,3 +378,5 @@ func at(all []time.Duration, percent int) time.Duration {
 	}
 	return all[len(all)*percent/100].Round(time.Microsecond)
 }
+
+func ratio(a, b time.Duration) float64 { return float64(a) / float64(max(b, 1)) }

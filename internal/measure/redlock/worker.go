@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -37,6 +39,7 @@ type answer struct {
 	At       time.Time // when Lock had returned, or Unlock was called
 	Leases   int
 	Attempts int64
+	Sent     int64
 	CPU      time.Duration
 	Direct   int64 // of the leases, those handed over by a message
 	Longest  time.Duration
@@ -176,7 +179,7 @@ func contend(l locker, o order) (a answer) {
 		a.Direct = -own.client.Stats().Direct
 	}
 	time.Sleep(time.Until(o.From))
-	a.Attempts, a.CPU = -attempts.Load(), -ownCPU()
+	a.Attempts, a.Sent, a.CPU = -attempts.Load(), -sent.Load(), -ownCPU()
 	for until := o.From.Add(o.For); ; {
 		began := time.Now()
 		if !began.Before(until) {
@@ -187,7 +190,7 @@ func contend(l locker, o order) (a answer) {
 		a.Leases++
 		unlock()
 	}
-	a.Attempts, a.CPU = a.Attempts+attempts.Load(), a.CPU+ownCPU()
+	a.Attempts, a.Sent, a.CPU = a.Attempts+attempts.Load(), a.Sent+sent.Load(), a.CPU+ownCPU()
 	if isOurs {
 		a.Direct += own.client.Stats().Direct
 	}
@@ -202,11 +205,13 @@ func betweenProcesses(s *servers) error {
 		return err
 	}
 	defer endAll(pair)
+	var ratios []float64
+	var both [][]time.Duration
 	for round := range 3 {
 		times := map[string][]time.Duration{}
 		for range 20 { // in turns, so that what else the machine does hits both
 			for _, kind := range []string{onOne, onQuorum} {
-				some, err := passOn(pair, kind, 20)
+				some, err := passOn(pair, kind, 20, s.rtt)
 				if err != nil {
 					return err
 				}
@@ -215,8 +220,13 @@ func betweenProcesses(s *servers) error {
 		}
 		one, five := times[onOne], times[onQuorum]
 		fmt.Printf("  round %d one server p50 %v p99 %v, quorum of five p50 %v p99 %v: %.2f times at p50\n", round+1,
-			at(one, 50), at(one, 99), at(five, 50), at(five, 99), float64(at(five, 50))/float64(at(one, 50)))
+			at(one, 50), at(one, 99), at(five, 50), at(five, 99), ratio(at(five, 50), at(one, 50)))
+		ratios = append(ratios, ratio(at(five, 50), at(one, 50)))
+		both = append(both, []time.Duration{at(five, 50), at(one, 50)})
 	}
+	s.table.set("hand-off to a waiter in another process, as a multiple of one server's", s.rtt, "%s", spread(ratios))
+	median := both[slices.Index(ratios, middle(ratios))]
+	s.table.set("the same; one server's", s.rtt, "%s; %s", duration(median[0]), duration(median[1]))
 
 	fmt.Println("contended: 8 processes lock and unlock as fast as they can")
 	kinds := []string{onOne, onQuorum, byRedsync, byRedsync2ms}
@@ -225,31 +235,52 @@ func betweenProcesses(s *servers) error {
 		return err
 	}
 	defer endAll(crowd)
-	rates := map[string][]float64{}
+	seen := map[string][]contest{}
 	for round := range 3 {
 		for _, kind := range kinds {
-			rate, err := s.contended(crowd, kind, round+1)
+			c, err := s.contended(crowd, kind, round+1)
 			if err != nil {
 				return err
 			}
-			rates[kind] = append(rates[kind], rate)
+			seen[kind] = append(seen[kind], c)
 		}
 	}
-	fmt.Print("  leases of the quorum, redsync = 1:")
-	for _, kind := range kinds[2:] {
-		var ratios []float64
-		for i, rate := range rates[onQuorum] {
-			ratios = append(ratios, rate/rates[kind][i])
-		}
-		slices.Sort(ratios)
-		fmt.Printf(" %s %.2f (%.2f to %.2f)", kind, ratios[len(ratios)/2], ratios[0], ratios[len(ratios)-1])
-	}
-	fmt.Println()
+	s.report(seen)
 	return nil
 }
 
+// report fills the table with what 8 processes did.
+func (s *servers) report(seen map[string][]contest) {
+	five, redsync, polling := seen[onQuorum], seen[byRedsync], seen[byRedsync2ms]
+	against := func(others []contest) string {
+		var ratios []float64
+		for i := range five {
+			ratios = append(ratios, five[i].rate/others[i].rate)
+		}
+		return spread(ratios)
+	}
+	all := func(figure func(c contest) string) string {
+		var texts []string
+		for _, rounds := range [][]contest{five, redsync, polling} {
+			slices.SortFunc(rounds, func(a, b contest) int { return cmp.Compare(a.rate, b.rate) })
+			texts = append(texts, figure(rounds[len(rounds)/2]))
+		}
+		return strings.Join(texts, "; ")
+	}
+	s.table.set("8 processes that lock all the time: leases, redsync with its defaults = 1", s.rtt, "%s", against(redsync))
+	s.table.set("the same, redsync polling every 2 ms = 1", s.rtt, "%s", against(polling))
+	const of = "; redsync's; polling every 2 ms"
+	s.table.set("leases a second"+of, s.rtt, "%s", all(func(c contest) string { return fmt.Sprintf("%.0f", c.rate) }))
+	s.table.set("leases of the process with the fewest and the most"+of, s.rtt, "%s", all(func(c contest) string { return fmt.Sprintf("%d–%d", slices.Min(c.turns), slices.Max(c.turns)) }))
+	s.table.set("longest wait"+of, s.rtt, "%s", all(func(c contest) string { return duration(c.longest) }))
+	s.table.set("attempts a lease"+of, s.rtt, "%s", all(func(c contest) string { return fmt.Sprintf("%.2f", c.attempts) }))
+	s.table.set("commands sent a lease"+of, s.rtt, "%s", all(func(c contest) string { return fmt.Sprintf("%.0f", c.sent) }))
+	s.table.set("the same, those within scripts counted"+of, s.rtt, "%s", all(func(c contest) string { return fmt.Sprintf("%.0f", c.commands) }))
+	s.table.set("processor time of a lease, servers and clients"+of, s.rtt, "%s", all(func(c contest) string { return duration(c.cpu) }))
+}
+
 // passOn measures n hand-offs, of a lock that the other process has begun to wait for.
-func passOn(pair []*worker, kind string, n int) ([]time.Duration, error) {
+func passOn(pair []*worker, kind string, n int, distance time.Duration) ([]time.Duration, error) {
 	if _, err := pair[0].ask(order{Do: "lock", Kind: kind}); err != nil {
 		return nil, err
 	}
@@ -259,7 +290,7 @@ func passOn(pair []*worker, kind string, n int) ([]time.Duration, error) {
 		if err := waits.tell(order{Do: "lock", Kind: kind}); err != nil {
 			return nil, err
 		}
-		time.Sleep(3 * time.Millisecond) // it waits by then
+		time.Sleep(untilItWaits + 2*distance)
 		left, err := has.ask(order{Do: "unlock", Kind: kind})
 		if err != nil {
 			return nil, err
@@ -274,14 +305,23 @@ func passOn(pair []*worker, kind string, n int) ([]time.Duration, error) {
 	return times, err
 }
 
-// contended has all workers contend for a while, and returns the leases a second.
-func (s *servers) contended(crowd []*worker, kind string, round int) (float64, error) {
+// contest is what 8 processes did in one round.
+type contest struct {
+	rate                     float64 // leases a second
+	turns                    []int   // leases of each
+	longest                  time.Duration
+	attempts, sent, commands float64 // a lease
+	cpu                      time.Duration
+}
+
+// contended has all workers contend for a while.
+func (s *servers) contended(crowd []*worker, kind string, round int) (c contest, err error) {
 	length := time.Duration(*seconds * float64(time.Second))
 	before, cpu := s.commands(), s.cpu()
 	o := order{Do: "contend", Kind: kind, From: time.Now().Add(100 * time.Millisecond), For: length}
 	for _, w := range crowd {
 		if err := w.tell(o); err != nil {
-			return 0, err
+			return c, err
 		}
 	}
 	var sum answer
@@ -289,11 +329,12 @@ func (s *servers) contended(crowd []*worker, kind string, round int) (float64, e
 	for _, w := range crowd {
 		a, err := w.hear()
 		if err != nil {
-			return 0, err
+			return c, err
 		}
 		turns = append(turns, a.Leases)
 		sum.Leases += a.Leases
 		sum.Attempts += a.Attempts
+		sum.Sent += a.Sent
 		sum.CPU += a.CPU
 		sum.Direct += a.Direct
 		sum.Longest = max(sum.Longest, a.Longest)
@@ -308,5 +349,5 @@ func (s *servers) contended(crowd []*worker, kind string, round int) (float64, e
 	fmt.Printf("  round %d %-20s %6.0f leases/s, turns %v to %v, longest wait %v, %.2f attempts a lease, %.1f commands a lease and those in scripts, %.1f%% by hand-off, CPU a lease: servers %v, clients %v\n",
 		round, kind, n/length.Seconds(), slices.Min(turns), slices.Max(turns), sum.Longest.Round(time.Millisecond), float64(sum.Attempts)/n/voters,
 		float64(spent)/n, 100*float64(sum.Direct)/n, (cpu / each).Round(time.Microsecond), (sum.CPU / each).Round(time.Microsecond))
-	return n / length.Seconds(), nil
+	return contest{n / length.Seconds(), turns, sum.Longest, float64(sum.Attempts) / n / voters, float64(sum.Sent) / n, float64(spent) / n, (cpu + sum.CPU) / each}, nil
 }
