@@ -22,10 +22,15 @@ elseif not id then
   end
   local ttl = string.match(ARGV[2], '^leased1:w:([1-9]%d*):')
   local last = string.match(both[2] or '', '^leased1:(%d+):')
+  -- equally long digits compare like numbers
+  if last and #last == 16 and #ARGV[3] == 16 and last >= ARGV[3] and last < '9007199254740000' then -- nothing to remember
+    call('DEL', KEYS[1])
+    return 0
+  end
   local t = call('TIME')
   local us = t[1] * 1000000 + t[2]
-  -- equally long digits compare like numbers; a token ahead of the clock is kept for longer
-  if ttl and #ttl <= 9 and last and #last == 16 and #ARGV[3] == 16 and last < ARGV[3] and us - ARGV[3] > 0 then
+  -- a token ahead of the clock is kept for longer
+  if ttl and #ttl <= 9 and last and #last == 16 and #ARGV[3] == 16 and us - ARGV[3] > 0 then
     call('DEL', KEYS[1])
     call('SET', KEYS[5], string.format('leased1:%s:%.0f:%s', ARGV[3], us, ARGV[2]),
       'PX', #ttl < 6 and '600000' or math.max(600000, 4 * ttl))
