@@ -226,12 +226,17 @@ func (s *Server) run(send *Send) {
 // the call that the op is for.
 func (s *Server) contextOf(op *Op) context.Context {
 	ctx := s.deadlines.Within(protocol.CommandTimeout)
-	if op != nil {
-		if w, ok := op.Tag.(*waiting); ok && w.values != nil {
-			return valued{ctx, w.values}
-		}
+	if op == nil {
+		return ctx
 	}
-	return ctx
+	w, ok := op.Tag.(*waiting)
+	switch {
+	case !ok || w.values == nil:
+		return ctx
+	case w.first.Context == ctx:
+		return &w.first
+	}
+	return &valued{ctx, w.values} // it has waited in its lane
 }
 
 // valued is a context with the values of another.
@@ -240,7 +245,7 @@ type valued struct {
 	values context.Context
 }
 
-func (c valued) Value(key any) any {
+func (c *valued) Value(key any) any {
 	if v := c.Context.Value(key); v != nil { // what the context package itself looks for
 		return v
 	}
@@ -283,6 +288,7 @@ func (s *Server) answered(send *Send, res Result) {
 // waiting is a call that waits for ops.
 type waiting struct {
 	values context.Context // of the call
+	first  valued          // what is sent at once is sent under, if it is set
 	done   chan struct{}
 
 	mu   sync.Mutex // guards left
@@ -320,7 +326,7 @@ func (s *Server) await(ctx context.Context, w *waiting, ops []*Op, keys []*proto
 
 // Do runs a command of the state machine.
 func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) (protocol.Answer, error) {
-	w := &waiting{values: ctx, left: 1, done: make(chan struct{})}
+	w := &waiting{values: ctx, first: valued{s.deadlines.Within(protocol.CommandTimeout), ctx}, left: 1, done: make(chan struct{})}
 	fx := Effects{Sends: make([]*Send, 0, s.cfg.N)}
 	s.mu.Lock()
 	h := s.lockOf(k)

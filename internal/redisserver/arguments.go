@@ -13,6 +13,7 @@ import (
 // slot holds is never changed, only replaced.
 type arguments struct {
 	inboxes any
+	mark    any // the key behind those of each lock, on a server of a quorum; else nil
 	seed    maphash.Seed
 	locks   [64]atomic.Pointer[keysArgument]     // by a hash of the lock's own key
 	times   [13]atomic.Pointer[durationArgument] // by the number of milliseconds: a client has few TTLs
@@ -20,7 +21,7 @@ type arguments struct {
 
 type keysArgument struct {
 	lock string
-	all  [5]any
+	all  []any
 }
 
 type durationArgument struct {
@@ -32,16 +33,20 @@ func newArguments(inboxes string) *arguments {
 	return &arguments{inboxes: inboxes, seed: maphash.MakeSeed()}
 }
 
-// keys returns the keys of a lock in the order that the scripts expect. A lock that is locked and
-// unlocked needs them twice at least. The slice is not to be written to.
+// keys returns the keys of a lock in the order that the scripts expect, with a quorum's mark behind
+// them if there is one. A lock that is locked and unlocked needs them twice at least. The slice is
+// not to be written to.
 func (a *arguments) keys(k *protocol.Keys) []any {
 	slot := &a.locks[maphash.String(a.seed, k.Lock)%uint64(len(a.locks))]
 	found := slot.Load()
 	if found == nil || found.lock != k.Lock {
-		found = &keysArgument{k.Lock, k.All()}
+		all := k.All()
+		if found = (&keysArgument{k.Lock, all[:]}); a.mark != nil {
+			found.all = append(found.all, a.mark)
+		}
 		slot.Store(found)
 	}
-	return found.all[:]
+	return found.all
 }
 
 // milliseconds formats d.

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -70,17 +69,18 @@ func New(rdb redis.UniversalClient, prefix string) *Server {
 func NewMember(rdb redis.UniversalClient, prefix string) *Server {
 	s := New(rdb, prefix)
 	s.mark = protocol.MarkKey(prefix)
+	s.args.mark = s.mark
 	return s
 }
 
 // vote runs the script that has the server vote, if it is one of a quorum's, and returns its
-// mark.
+// mark. It may write behind args, where there should be room for one more.
 func (s *Server) vote(ctx context.Context, script, voting *Script, keys []any, ticket uint64, args ...any) (any, uint64, error) {
 	if s.mark == "" {
 		val, err := s.run(ctx, script, keys, args...)
 		return val, 0, err
 	}
-	val, err := s.run(ctx, voting, append(slices.Clip(keys), s.mark), append(slices.Clip(args), strconv.FormatUint(ticket, 10))...)
+	val, err := s.run(ctx, voting, keys, append(args, strconv.FormatUint(ticket, 10))...)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -193,15 +193,12 @@ func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) 
 		case c.Wait:
 			wait = "1"
 		}
-		args := []any{s.args.inboxes, c.ID, wait, c.Echo, s.args.milliseconds(c.TTL), s.args.milliseconds(protocol.TokenLife(c.TTL)), c.Own}
+		args := append(make([]any, 0, 9), s.args.inboxes, c.ID, wait, c.Echo, s.args.milliseconds(c.TTL), s.args.milliseconds(protocol.TokenLife(c.TTL)), c.Own)
 		if c.Told > 0 {
 			args = append(args, decimal(c.Told))
 		}
 		val, mark, err = s.vote(ctx, &AcquireScript, &VoteAcquireScript, keys, c.Ticket, args...)
 	case protocol.Release:
-		if s.mark != "" {
-			keys = append(slices.Clip(keys), s.mark)
-		}
 		val, err = s.run(ctx, &ReleaseScript, keys, withCooldown(c.Cooldown, s.args.inboxes, c.ID, last, spanArgument(c.Link))...)
 	case protocol.Yield:
 		val, mark, err = s.vote(ctx, &YieldScript, &VoteYieldScript, keys, c.Ticket, withCooldown(c.Cooldown, s.args.inboxes, c.ID, c.Next, last, spanArgument(c.Link))...)
@@ -380,38 +377,46 @@ func (s *Server) Cancel(ctx context.Context, batch []protocol.CancelRequest) []p
 	if s.mark != "" {
 		script = &VoteCancelScript
 	}
-	call := func(i int, byText bool) onceCmd {
-		g := batch[i]
-		k := g.Keys.All()
-		keys := k[:]
-		if s.mark != "" {
-			keys = append(keys, s.mark)
-		}
-		return script.call(ctx, byText, keys, withCooldown(g.Cooldown, s.args.inboxes, g.ID, strconv.FormatUint(g.Last, 10), protocol.FormatSpan(g.Link))...)
+	arguments := func(g *protocol.CancelRequest) []any {
+		return withCooldown(g.Cooldown, s.args.inboxes, g.ID, decimal(g.Last), spanArgument(g.Link))
 	}
-	cmds := s.pipeline(ctx, len(batch), call)
-	s.continueCancels(ctx, cmds, call)
-	results := make([]protocol.Cancelled, len(cmds))
-	for i, cmd := range cmds {
-		results[i] = s.parseCancelled(cmd)
+	call := func(i int, byText bool) onceCmd {
+		return script.call(ctx, byText, s.args.keys(batch[i].Keys), arguments(&batch[i])...)
+	}
+	results := make([]protocol.Cancelled, len(batch))
+	var again []int
+	take := func(i int, val any, err error) {
+		if err == nil && unfinished(val) {
+			again = append(again, i)
+		}
+		results[i] = parseCancelled(val, err)
 		if fail := results[i].Fail; fail != nil && fail.Kind == protocol.OtherType && s.overwritten(ctx, batch[i].Keys) {
 			results[i] = protocol.Cancelled{}
 		}
 	}
+	if s.mark != "" && len(batch) == 1 { // most often, as part of an Unlock: a pipeline of one costs more than a command
+		val, err := s.run(ctx, script, s.args.keys(batch[0].Keys), arguments(&batch[0])...)
+		take(0, val, err)
+	} else {
+		for i, cmd := range s.pipeline(ctx, len(batch), call) {
+			take(i, cmd.Val(), s.explain(cmd.Err()))
+		}
+	}
+	s.continueCancels(ctx, again, call)
 	return results
 }
 
 // parseCancelled parses the reply of cancel.lua.
-func (s *Server) parseCancelled(cmd onceCmd) protocol.Cancelled {
-	if err := cmd.Err(); err != nil {
-		return protocol.Cancelled{Fail: Classify(s.explain(err))}
+func parseCancelled(val any, err error) protocol.Cancelled {
+	if err != nil {
+		return protocol.Cancelled{Fail: Classify(err)}
 	}
-	if _, ok := cmd.Val().(int64); ok { // release_fast.lua: it owned
+	if _, ok := val.(int64); ok { // release_fast.lua: it owned
 		return protocol.Cancelled{Owned: true}
 	}
-	reply, _ := cmd.Val().([]any)
+	reply, _ := val.([]any)
 	if len(reply) < 5 {
-		return protocol.Cancelled{Fail: Classify(malformed(cmd.Val()))}
+		return protocol.Cancelled{Fail: Classify(malformed(val))}
 	}
 	owned, _ := reply[2].(int64)
 	token, _ := reply[3].(int64)
@@ -425,22 +430,24 @@ func (s *Server) parseCancelled(cmd onceCmd) protocol.Cancelled {
 	return c
 }
 
-// continueCancels repeats the cancels whose reply ends with unfinished. Each round makes
-// progress, and ctx bounds them. If one fails, the waiters' own re-checks do the rest.
-func (s *Server) continueCancels(ctx context.Context, cmds []onceCmd, call func(i int, byText bool) onceCmd) {
-	for {
-		var again []int
+// unfinished reports whether cancel.lua has replied that it has to be sent again.
+func unfinished(val any) bool {
+	reply, _ := val.([]any)
+	return len(reply) > 2 && reply[len(reply)-1] == int64(1)
+}
+
+// continueCancels repeats the cancels whose replies were unfinished. Each round makes progress,
+// and ctx bounds them. If one fails, the waiters' own re-checks do the rest.
+func (s *Server) continueCancels(ctx context.Context, again []int, call func(i int, byText bool) onceCmd) {
+	for len(again) > 0 {
+		cmds := s.pipeline(ctx, len(again), func(i int, byText bool) onceCmd { return call(again[i], byText) })
+		var left []int
 		for i, cmd := range cmds {
-			if reply, _ := cmd.Val().([]any); cmd.Err() == nil && len(reply) > 2 && reply[len(reply)-1] == int64(1) {
-				again = append(again, i)
+			if cmd.Err() == nil && unfinished(cmd.Val()) {
+				left = append(left, again[i])
 			}
 		}
-		if len(again) == 0 {
-			return
-		}
-		all := call
-		call = func(i int, byText bool) onceCmd { return all(again[i], byText) }
-		cmds = s.pipeline(ctx, len(again), call)
+		again = left
 	}
 }
 
