@@ -125,6 +125,9 @@ func picture() (string, error) {
 	var b strings.Builder
 	b.WriteString(opening + "flowchart TB\n")
 	for _, pkg := range l.packages {
+		if !slices.ContainsFunc(all, func(name string) bool { return l.functions[name].pkg == pkg }) {
+			continue // neither way leads through it
+		}
 		title := "internal/" + pkg
 		if pkg == path.Base(module) {
 			title = pkg
@@ -156,6 +159,7 @@ type library struct {
 	packages  []string // by name, each before those that it imports
 	functions map[string]*function
 	names     map[string]bool // of all that is declared: functions, types, and their methods and fields
+	imports   map[string]bool // names of packages beyond the library that it imports
 }
 
 // leads reports whether from uses to. If no stop does, a helper of from's package that is
@@ -202,7 +206,7 @@ func load() (*library, error) {
 	if err != nil {
 		return nil, fmt.Errorf("go list: %w", err)
 	}
-	l := &library{functions: map[string]*function{}, names: map[string]bool{}}
+	l := &library{functions: map[string]*function{}, names: map[string]bool{}, imports: map[string]bool{}}
 	known := imported{}
 	abstract := map[string][]*function{} // who mentions a method of an interface, by the method's name
 	for line := range strings.Lines(string(out)) {
@@ -250,6 +254,11 @@ func load() (*library, error) {
 	for name := range l.functions {
 		for _, f := range abstract[name[strings.LastIndex(name, ".")+1:]] {
 			f.uses[name] = true
+		}
+	}
+	for name, pkg := range known {
+		if name != module && !strings.HasPrefix(name, module+"/") {
+			l.imports[pkg.Name()] = true
 		}
 	}
 	slices.Reverse(l.packages)
@@ -313,7 +322,8 @@ type imported map[string]*types.Package
 
 func (i imported) Import(name string) (*types.Package, error) {
 	if i[name] == nil {
-		i[name] = types.NewPackage(name, strings.TrimSuffix(path.Base(name), "/v9"))
+		own := path.Base(strings.TrimSuffix(name, "/v9"))
+		i[name] = types.NewPackage(name, strings.TrimPrefix(own, "go-")) // as package redis of go-redis
 		i[name].MarkComplete()
 	}
 	return i[name], nil

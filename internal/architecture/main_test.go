@@ -4,14 +4,16 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/leasedmutex/leased/internal/race"
 )
 
-func page(t *testing.T) string {
+func readPage(t *testing.T, name string) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.FromSlash("../../docs/architecture.md"))
+	text, err := os.ReadFile(filepath.Join("..", "..", "docs", name))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,7 +28,7 @@ func TestThePictureIsWhatTheCodeDoes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, got, _, err := split(page(t))
+	_, got, _, err := split(readPage(t, "architecture.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,8 +37,27 @@ func TestThePictureIsWhatTheCodeDoes(t *testing.T) {
 	}
 }
 
-// Functions are written as Type.method, fields as Type.Field.
-func TestThePageNamesFunctionsThatExist(t *testing.T) {
+// pages are those that say how the code works, and so have to change with it.
+var pages = []string{"architecture.md", "design.md"}
+
+// inCode calls f for each text that a page has in code spans, and fails if these are few. Blocks
+// of code, and the picture, are left out.
+func inCode(t *testing.T, name, pattern string, f func(groups []string)) {
+	t.Helper()
+	text := regexp.MustCompile("(?ms)^```.*?^```$").ReplaceAllString(readPage(t, name), "")
+	all := regexp.MustCompile("`"+pattern+"`").FindAllStringSubmatch(text, -1)
+	if len(all) < 20 {
+		t.Errorf("%s: only %d names were found", name, len(all))
+	}
+	for _, groups := range all {
+		f(groups)
+	}
+}
+
+// Functions are written as Type.method, fields as Type.Field, both with or without the package's
+// name before them; calls may follow with arguments. Names of telemetry begin with "leased." too:
+// a test of the root package compares them.
+func TestThePagesNameFunctionsThatExist(t *testing.T) {
 	if race.Enabled {
 		t.Skip("one goroutine reads the code")
 	}
@@ -44,43 +65,66 @@ func TestThePageNamesFunctionsThatExist(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	seen := 0
-	for _, m := range regexp.MustCompile("`([A-Za-z]+)\\.([A-Za-z]+)`").FindAllStringSubmatch(page(t), -1) {
-		typ, name := m[1], m[2]
-		switch {
-		case name == "go" || name == "lua" || name == "md" || typ == "time":
-			continue
-		}
-		seen++
-		found := false
-		for _, pkg := range l.packages {
-			found = found || l.names[pkg+"."+typ+"."+name] || pkg == typ && l.names[typ+"."+name]
-		}
-		if !found {
-			t.Errorf("the page names %s.%s, which does not exist", typ, name)
-		}
-	}
-	if seen < 20 {
-		t.Errorf("only %d names were found", seen)
+	others := map[string]bool{"mu": true, "error": true} // a variable of an example; the attribute error.type
+	for _, name := range pages {
+		inCode(t, name, `\*?([A-Za-z]+)\.([A-Za-z]+)(?:\([^`+"`"+`]*\))?`, func(m []string) {
+			typ, member := m[1], m[2]
+			switch {
+			case member == "go" || member == "lua" || member == "md" || member == "mod" || member == "work":
+				return
+			case l.imports[typ] || others[typ]:
+				return
+			case typ == "leased" && strings.ToLower(member) == member:
+				return
+			}
+			if !slices.ContainsFunc(l.packages, func(pkg string) bool {
+				return l.names[pkg+"."+typ+"."+member] || pkg == typ && l.names[typ+"."+member]
+			}) {
+				t.Errorf("%s names %s.%s, which does not exist", name, typ, member)
+			}
+		})
 	}
 }
 
-// Where a folder is plain from the text, the page names the file alone.
-func TestThePageNamesFilesThatExist(t *testing.T) {
-	folders := []string{".", "docs", "internal/lockstate", "internal/protocol", "internal/redisserver", "internal/redisserver/scripts", "internal/simulation"}
-	seen := 0
-	for _, m := range regexp.MustCompile("`([a-z0-9_/-]+\\.(?:go|lua|json|md))`").FindAllStringSubmatch(page(t), -1) {
-		seen++
-		found := false
-		for _, folder := range folders {
-			_, err := os.Stat(filepath.Join("..", "..", filepath.FromSlash(folder), filepath.FromSlash(m[1])))
-			found = found || err == nil
+// A word in a code span is the name of something: in Go, in a script, or of a value.
+func TestThePagesNameOnlyWhatTheCodeHas(t *testing.T) {
+	words := map[string]bool{}
+	for _, pattern := range []string{"*.go", "go.mod", "Makefile", "leasedtest/*.go", "internal/*/*.go", "internal/redisserver/scripts/*.lua"} {
+		files, err := filepath.Glob(filepath.Join("..", "..", filepath.FromSlash(pattern)))
+		if err != nil || len(files) == 0 {
+			t.Fatalf("%s: %d files, %v", pattern, len(files), err)
 		}
-		if !found {
-			t.Errorf("the page names %s, which does not exist", m[1])
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, word := range regexp.MustCompile(`\w+`).FindAllString(string(text), -1) {
+				words[word] = true
+			}
+			words[filepath.Base(file)] = true
 		}
 	}
-	if seen < 20 {
-		t.Errorf("only %d names were found", seen)
+	for _, name := range pages {
+		inCode(t, name, `(\w+)(?:\([^`+"`"+`]*\))?`, func(m []string) {
+			if !words[m[1]] {
+				t.Errorf("%s names %s, which no code has", name, m[1])
+			}
+		})
+	}
+}
+
+// Where a folder is plain from the text, a page names the file alone.
+func TestThePagesNameFilesThatExist(t *testing.T) {
+	folders := []string{".", "docs", "internal/lockstate", "internal/protocol", "internal/quorum", "internal/redisserver", "internal/redisserver/scripts", "internal/simulation"}
+	for _, name := range pages {
+		inCode(t, name, `([a-z0-9_/-]+\.(?:go|lua|json|md|yaml))`, func(m []string) {
+			if !slices.ContainsFunc(folders, func(folder string) bool {
+				_, err := os.Stat(filepath.Join("..", "..", filepath.FromSlash(folder), filepath.FromSlash(m[1])))
+				return err == nil
+			}) {
+				t.Errorf("%s names %s, which does not exist", name, m[1])
+			}
+		})
 	}
 }
