@@ -43,7 +43,6 @@ var mutants = []mutant{
 	{"the shortcut of acquire relies on a head that may be dead", "internal/redisserver/scripts/acquire_fast.lua", "left > ttl - math.min(ttl / 2, 5000)", "left > 0", "HearsWantedFrom|DoWhatTheLongWay"},
 	{"the shortcut of acquire lets the queue expire", "internal/redisserver/scripts/acquire_fast.lua", "\n        and call('PTTL', KEYS[2]) >= 2 * ttl", "", "LastsAsLong|DoWhatTheLongWay"},
 	{"the shortcut of acquire moves who waits already", "internal/redisserver/scripts/acquire_fast.lua", "call('ZADD', KEYS[2], 'NX', ", "call('ZADD', KEYS[2], 'CH', ", "KeepsThePlace"},
-	{"the shortcut of acquire passes the order of a quorum", "internal/redisserver/scripts/acquire_fast.lua", " and not KEYS.ticket", "", "OrderToTickets"},
 	{"who is far behind looks as often as the head", "internal/lockstate/events.go", "		pause = farther(pause, a.Place, g.req.TTL)\n", "", "TestAWaiterFarBehind"},
 	{"who polls far behind looks as seldom as others there", "internal/lockstate/events.go", "	if !polls && !g.req.Provisional { //", "	if !g.req.Provisional { //", "TestAWaiterFarBehind"},
 	{"who is far behind dead waiters of a Cluster looks seldom", "internal/lockstate/events.go", "	if !polls && !g.req.Provisional { //", "	if !polls { //", "TestAWaiterFarBehind"},

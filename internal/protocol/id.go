@@ -82,7 +82,7 @@ const (
 	spanChars   = 32
 )
 
-// parseOrigin is the inverse of Origin.format. It reports whether text is one of its outputs.
+// parseOrigin is the inverse of Origin.append. It reports whether text is one of its outputs.
 func parseOrigin(text string) (o Origin, ok bool) {
 	whole := text
 	if len(text) > tokenDigits && text[0] == 't' {

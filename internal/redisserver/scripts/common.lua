@@ -348,7 +348,8 @@ local function notify_head_of_expiry(except)
 end
 
 -- clamp cuts leases of owners that are longer than the TTL in the owner's own id, and a
--- cool-down that is longer than its value says, which means that the server's clock went back. The expiry of a foreign owner is left alone.
+-- cool-down that is longer than its value says: the server's clock went back. The expiry of
+-- a foreign owner is left alone.
 local function clamp()
   if value == MARK or not value then
     local cut = false
@@ -402,8 +403,9 @@ local function enqueue(id, ttl)
 end
 
 -- asked_lately reports whether the request at the head of the queue has asked within the time
--- after which a live one asks again, so that its process lives and the owner of a lock that is
--- a writer's was notified that others wait.
+-- after which a live head asks again, so that its process lives, and the owner of a lock that
+-- is a writer's was notified that others wait. One that came to the front of a long queue
+-- while it paused asks later: the owner is then notified once more than it needs.
 local function asked_lately()
   local id = redis.call('ZRANGE', KEYS[2], '0', '0')[1]
   local _, ttl = parse_id(id)

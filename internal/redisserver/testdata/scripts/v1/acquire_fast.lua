@@ -13,7 +13,7 @@ if string.sub(ARGV[2], 9, 9) == 'w' then
   local call = redis.call
   local both = call('MGET', KEYS[1], KEYS[5]) -- no error for another type, so EXISTS is asked too
   local value, last = both[1], both[2] and string.match(both[2], '^leased1:(%d+):')
-  local first = value and ARGV[3] == '2' and last and not KEYS.ticket and call('ZRANGE', KEYS[2], '0', '0')[1]
+  local first = value and ARGV[3] == '2' and last and call('ZRANGE', KEYS[2], '0', '0')[1]
   if first or not value and call('EXISTS', KEYS[1], KEYS[2], KEYS[3], both[2] and KEYS[1] or KEYS[5]) == 0 then
     local t = call('TIME')
     local micros = tostring(t[2]) -- Dragonfly's are integers

@@ -5,10 +5,10 @@
 --       many ms a writer's lock is kept from all others; left out for none
 -- Returns {DONE, how many were made owner, 1 if the id owned the lock until now, the lock's
 -- last token before others were made owner, unfinished}, on a server of a quorum with its time
--- and mark before unfinished. The token is 0 where it proves
--- nothing: it is not remembered, a foreign owner is there, which assigns none, or it may
--- be another owner's although it is the same number. unfinished: cancel has to be sent
--- again at once.
+-- and mark before unfinished; or what release_fast.lua returns, which precedes it there. The
+-- token is 0 where it proves nothing: it is not remembered, a foreign owner is there, which
+-- assigns none, or it may be another owner's although it is the same number. unfinished:
+-- cancel has to be sent again at once.
 -- It always grants the next: readers behind a cancelled writer may enter now. If id had a
 -- place in the queue, owners are notified again that others wait, since readers of id's
 -- process ignored such messages while it had that place. If it had none, they are not

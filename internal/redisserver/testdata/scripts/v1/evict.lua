@@ -1,9 +1,8 @@
 -- evict(): takes the lock from whatever owns it, also from a foreign owner.
 --
 -- KEYS  as in common.lua
--- ARGV  2 token that the next owner's has to be above, of another server of a quorum, or '0'
---       3 what has to stand in the lock's own key, or '' for anything: nobody is evicted if it
---         is something else
+-- ARGV  2 token that the next owner's has to be above, of another server of a quorum, or '0',
+--       3 the value that the lock's own key has to have, else nobody is evicted, or '' for any
 -- Returns {last token, how many of the evicted were notified, unfinished, the ids or values
 -- that were evicted}. Owners of this format are notified, with the token that distinguishes
 -- this from an eviction of an earlier grant: the first 100 here, the others by the client.
