@@ -253,7 +253,7 @@ var mutants = []mutant{
 	{"a batch of renewals is sent under the first lock's span", "tracing.go", "	if len(batch) != 1 {\n		return nil\n	}\n	e := batch", "	e := batch", "TestTrace"},
 	{"the client's goroutines have the first caller's labels", "client.go", "func unlabelled() { pprof.SetGoroutineLabels(context.Background()) }", "func unlabelled() { _ = pprof.SetGoroutineLabels }", "TestGoroutines"},
 	{"Unlock does not wait for its spans' end", "acquire.go", "		e.client.tracing.await(e.client.recordHold(&held))\n", "		e.client.recordHold(&held)\n", "TestAFlush"},
-	{"who does not get the lock does not wait for its span's end", "acquire.go", "		c.tracing.await(told)\n", "", "TestAFlush"},
+	{"who does not get the lock does not wait for its span's end", "acquire.go", "		c.tracing.await(told)\n", "		_ = told\n", "TestAFlush"},
 	{"each Unlock waits for a processor that blocks", "tracing.go", "		t.behind.Store(true)\n", "", "TestUnlockWaits"},
 	{"Unlock never waits for a processor again that has blocked", "tracing.go", "		close(told)\n		t.behind.Store(false)\n", "		close(told)\n", "TestUnlockWaits"},
 	{"the wait of a contended Lock is recorded without its span", "acquire.go", "			span, told = c.tracing.waited(", "			_, told = c.tracing.waited(", "TestMetricsKeep"},
@@ -353,7 +353,7 @@ var mutants = []mutant{
 	{"an early owner does not ask whether it is wanted", "internal/lockstate/lock.go", "	if g.state == Held && g.early &&", "	if false && g.state == Held && g.early &&", "BeforeMessagesWereHeard|HasJustStarted"},
 	{"a refused early owner goes on for a third of its TTL", "internal/lockstate/events.go", "			g.renewAt = l.instant(now) // the renewal, or the release, tells whether it is still ours\n", "", "BeforeMessagesWereHeard"},
 	{"what an early owner asks turns others away", "internal/lockstate/events.go", "		if g.state != Held {\n			l.failed(&g.ticket, fail, pause, now, fx)\n		} else if fail", "		l.failed(&g.ticket, fail, pause, now, fx)\n		if fail", "BeforeMessagesWereHeard"},
-	{"a refused subscription tells nobody", "notify.go", "				e.step(func(now time.Time, fx *lockstate.Effects) { e.state().SubscribeFailed(now, fx) })\n", "", "SubscriptionThatIsRefused"},
+	{"a refused subscription tells nobody", "notify.go", "				e.step(func(now time.Time, fx *lockstate.Effects) { e.state().SubscribeFailed(now, fx) })\n", "				_ = e\n", "SubscriptionThatIsRefused"},
 
 	// the scripts: leftovers
 	{"the release shortcut grants a waiter whose waiting lease is over", "internal/redisserver/scripts/release_fast.lua", "if left > 0 and left", "if left", "WaitingLeaseIsOver"},
@@ -639,5 +639,5 @@ var mutants = []mutant{
 	{"a quorum: a grant that is new counts as kept", "internal/quorum/lock.go", "outcome = lostUnless(res.Young > 0) // granted anew", "outcome = outcomeYes // granted anew", "TestACheckThatIsGrantedAnew"},
 	{"a quorum: the span of a wait does not say how many servers granted", "tracing.go", "		case behind > 0:\n", "		case behind > 9:\n", "TestAQuorumTells"},
 	{"a quorum: the span of a wait that failed does not say how many servers answered", "tracing.go", "		case w.err != nil:\n			span.SetAttributes(attrAnswering", "		case false:\n			span.SetAttributes(attrAnswering", "TestAQuorumTells"},
-	{"a quorum: ForceUnlock is not counted", "inspect.go", "		c.stats.evicted[on].Add(1)\n", "", "TestForceUnlockOnAQuorum"},
+	{"a quorum: ForceUnlock is not counted", "inspect.go", "		c.stats.evicted[on].Add(1)\n", "		_ = on\n", "TestForceUnlockOnAQuorum"},
 }

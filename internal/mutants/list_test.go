@@ -1,12 +1,20 @@
 package main
 
 import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"go/types"
 	"os"
+	"os/exec"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/leasedmutex/leased/internal/race"
 )
 
 // A mutant whose text is gone kills nothing and hides that; so the list is
@@ -51,4 +59,114 @@ func TestEveryMutantNamesATest(t *testing.T) {
 			t.Errorf("%s: no test is called like %q", m.name, m.tests)
 		}
 	}
+}
+
+// One that does not compile is in error when it is run, which may be long after it was listed. To
+// build them all takes an hour; their types are checked instead, of each only the functions of
+// the file that it changes, and against packages of others of which nothing is known.
+func TestEveryMutantCompiles(t *testing.T) {
+	if race.Enabled {
+		t.Skip("one goroutine reads the code")
+	}
+	all := readLibrary(t)
+	before := map[string][]string{} // what is found wrong with a file as it is, because little is known
+	for _, m := range mutants {
+		if !strings.HasSuffix(m.file, ".go") {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join("..", "..", filepath.FromSlash(m.file)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if before[m.file] == nil {
+			before[m.file] = append(all.wrong(t, m.file, string(text)), "")
+		}
+		for _, what := range all.wrong(t, m.file, strings.Replace(string(text), m.old, m.new, 1)) {
+			if !slices.Contains(before[m.file], what) && !ofOthers.MatchString(what) {
+				t.Errorf("%s: %s", m.name, what)
+			}
+		}
+	}
+}
+
+// ofOthers matches what the type checker says of a name in a package of which nothing is known.
+var ofOthers = regexp.MustCompile(`^undefined: [a-z]+\.[A-Z]\w*$`)
+
+// libraryCode is the library without the bodies of functions.
+type libraryCode struct {
+	set      *token.FileSet
+	files    map[string]map[string]*ast.File // by the package's folder and the file's name
+	packages map[string]*types.Package       // by import path, others than the library's empty
+}
+
+const libraryPath = "github.com/leasedmutex/leased"
+
+func readLibrary(t *testing.T) *libraryCode {
+	out, err := exec.Command("go", "list", "-deps", "-f", "{{.ImportPath}}\t{{.Dir}}\t{{join .GoFiles \",\"}}", libraryPath).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &libraryCode{set: token.NewFileSet(), files: map[string]map[string]*ast.File{}, packages: map[string]*types.Package{}}
+	for line := range strings.Lines(string(out)) {
+		field := strings.Split(strings.TrimSpace(line), "\t")
+		if field[0] != libraryPath && !strings.HasPrefix(field[0], libraryPath+"/") {
+			continue
+		}
+		files := map[string]*ast.File{}
+		for name := range strings.SplitSeq(field[2], ",") {
+			f, err := parser.ParseFile(l.set, filepath.Join(field[1], name), nil, parser.SkipObjectResolution)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, d := range f.Decls {
+				if f, ok := d.(*ast.FuncDecl); ok {
+					f.Body = nil
+				}
+			}
+			files[name] = f
+		}
+		l.files[path.Clean(strings.TrimPrefix(strings.TrimPrefix(field[0], libraryPath), "/"))] = files
+		l.packages[field[0]], _ = l.check(field[0], files)
+	}
+	return l
+}
+
+func (l *libraryCode) check(name string, files map[string]*ast.File) (pkg *types.Package, wrong []string) {
+	some := make([]*ast.File, 0, len(files))
+	for _, f := range files {
+		some = append(some, f)
+	}
+	c := types.Config{Importer: l, Error: func(err error) { wrong = append(wrong, err.(types.Error).Msg) }}
+	pkg, _ = c.Check(name, l.set, some, nil)
+	return pkg, wrong
+}
+
+// Import returns an empty package for what is not of the library.
+func (l *libraryCode) Import(name string) (*types.Package, error) {
+	if l.packages[name] == nil {
+		own := path.Base(strings.TrimSuffix(strings.TrimSuffix(name, "/v9"), "/v4"))
+		l.packages[name] = types.NewPackage(name, strings.TrimPrefix(own, "go-"))
+		l.packages[name].MarkComplete()
+	}
+	return l.packages[name], nil
+}
+
+// wrong returns what is wrong with a file that has that text.
+func (l *libraryCode) wrong(t *testing.T, file, text string) []string {
+	f, err := parser.ParseFile(l.set, file, text, parser.SkipObjectResolution)
+	if err != nil {
+		return []string{err.Error()}
+	}
+	dir := path.Dir(file)
+	if l.files[dir] == nil {
+		t.Fatalf("%s is not of the library", file)
+	}
+	files := map[string]*ast.File{path.Base(file): f}
+	for name, f := range l.files[dir] {
+		if name != path.Base(file) {
+			files[name] = f
+		}
+	}
+	_, wrong := l.check(path.Join(libraryPath, dir), files)
+	return wrong
 }

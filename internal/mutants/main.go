@@ -1,7 +1,7 @@
 // Command mutants breaks the library on purpose, one rule at a time, and shows
 // for each break the test that notices. It exits with status 1 if one survives.
 //
-//	go run ./internal/mutants [-only text] [-v]
+//	go run ./internal/mutants [-only text] [-quick] [-v]
 //
 // An error is no verdict: the mutant does not compile, its text or its tests are not found,
 // or the tests crash without it as well.
@@ -43,7 +43,6 @@ func main() {
 	jobs := flag.Int("jobs", 2, "how many at once")
 	first := flag.Int("from", 0, "run only mutants from this place of the list on")
 	flag.BoolVar(&quick, "quick", false, "only the tests named for a mutant")
-	flag.StringVar(&without, "without", "", "as -simulate.without of the tests: what of the simulation to leave out")
 	flag.Parse()
 	mutants = mutants[min(*first, len(mutants)):]
 	if err := run(*only, *verbose, *jobs); err != nil {
@@ -52,10 +51,7 @@ func main() {
 	}
 }
 
-var (
-	quick   bool
-	without string
-)
+var quick bool
 
 func run(only string, verbose bool, jobs int) error {
 	root, err := moduleRoot()
@@ -147,13 +143,9 @@ func try(root string, m mutant) result {
 				}
 				binaries[pkg] = binary
 			}
-			with := args
-			if pkg == simulator {
-				with = append(slices.Clone(args), "-simulate.without="+without)
-			}
-			r = test(filepath.Join(root, pkg), binaries[pkg], with)
+			r = test(filepath.Join(root, pkg), binaries[pkg], args)
 			if r.crashed {
-				if err := crashes(root, dir, pkg, with); err != nil {
+				if err := crashes(root, dir, pkg, args); err != nil {
 					r = result{err: err, output: r.output}
 				}
 			}
