@@ -73,9 +73,6 @@ type Environment interface {
 	Start() time.Time
 }
 
-// Init prepares a lock for use.
-func (l *Lock) Init(env Environment) { l.env = env }
-
 // Enter is the event that c wants the lock.
 func (l *Lock) Enter(c *Caller, now time.Time, fx *Effects) {
 	switch {

@@ -6,7 +6,8 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// Status is a copy of a lock's state, for code that must not change it.
+// Status is a copy of a lock's state, for the simulation and other tests, which compare it with
+// what Redis has.
 type Status struct {
 	State       grantState
 	InFlight    protocol.Verb

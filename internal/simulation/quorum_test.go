@@ -202,7 +202,7 @@ func (w *qWorld) begin(seed int64) {
 		for i := range c.reach {
 			c.reach[i], c.proofs[i] = true, protocol.Counted
 		}
-		c.lock.Init(c)
+		c.lock.Wake(new(lockstate.Resting), c)
 		cfg := &quorum.Config{N: n, Need: quorum.Majority(n),
 			NewID:  c.newID,
 			Proof:  func(i int) protocol.Proof { return c.proofs[i] },

@@ -228,7 +228,7 @@ func (w *world) begin(seed int64) {
 	for i := range 2 + w.rng.IntN(2) {
 		c := &simClient{w: w, name: string(rune('A' + i)), order: map[*lockstate.Caller]int{}, woke: w.now, asked: w.now}
 		c.id = strings.Repeat(c.name, 16) + ":sim"
-		c.lock.Init(c)
+		c.lock.Wake(new(lockstate.Resting), c)
 		c.hearing = lockstate.InboxHealth{Counts: !w.has[uncounting]}
 		if w.rng.IntN(2) == 0 {
 			c.joins, c.inbox = true, inboxDown
@@ -375,7 +375,7 @@ func (c *simClient) step(what string, event func(now time.Time, fx *lockstate.Ef
 		// As the client forgets a lock that nobody uses.
 		w.counts["a lock made anew"]++
 		c.lock, c.forgotten, c.pauses = lockstate.Lock{}, true, 0
-		c.lock.Init(c)
+		c.lock.Wake(new(lockstate.Resting), c)
 	}
 }
 
