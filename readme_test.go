@@ -283,7 +283,7 @@ func TestReadmeAndDocsNameEveryFileOfThePackage(t *testing.T) {
 // So are tests, whose names say what they prove.
 func TestReadmeAndDocsNameTestsThatExist(t *testing.T) {
 	var tests strings.Builder
-	for _, dir := range []string{".", "internal/faults", "internal/lockstate", "internal/protocol", "internal/redisserver", "internal/simulation", "internal/syncsuite", "cmd/leased", "leasedtest", "examples/*", "adapters/*", "bench"} {
+	for _, dir := range []string{".", "internal/faults", "internal/lockstate", "internal/protocol", "internal/quorum", "internal/redisserver", "internal/simulation", "internal/syncsuite", "cmd/leased", "leasedtest", "examples/*", "adapters/*", "bench"} {
 		files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
 		if err != nil {
 			t.Fatal(err)
