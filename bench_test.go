@@ -81,7 +81,7 @@ func (l *textbook) lock(b *testing.B, name string, poll time.Duration) (unlock f
 		if ok || err != nil {
 			break
 		}
-		time.Sleep(poll)
+		time.Sleep(poll) // between two tries
 	}
 	return func() {
 		if err := deleteOwn.Run(ctx, l.rdb, []string{name}, value).Err(); err != nil {

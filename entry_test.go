@@ -64,7 +64,7 @@ func (d *distant) HonorsDeadlines() bool { return true }
 func (d *distant) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) (protocol.Answer, error) {
 	switch c.Verb {
 	case protocol.Acquire:
-		time.Sleep(500 * time.Millisecond)
+		time.Sleep(500 * time.Millisecond) // of virtual time: the way to a distant server
 	case protocol.Downgrade:
 		return protocol.Answer{}, errNoAnswer
 	}

@@ -36,7 +36,7 @@ func (lateAnswers) ProcessPipelineHook(n redis.ProcessPipelineHook) redis.Proces
 
 func (lateAnswers) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
-		defer time.Sleep(50 * time.Millisecond)
+		defer time.Sleep(50 * time.Millisecond) // what makes them late
 		return next(ctx, cmd)
 	}
 }

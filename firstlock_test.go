@@ -131,7 +131,7 @@ func lateInbox(o *redis.Options) {
 
 func (c late) Write(p []byte) (int, error) {
 	if bytes.Contains(bytes.ToLower(p), []byte("\r\nsubscribe\r\n")) {
-		time.Sleep(100 * time.Millisecond)
+		time.Sleep(100 * time.Millisecond) // of virtual time: what makes it late
 	}
 	return c.Conn.Write(p)
 }

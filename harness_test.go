@@ -354,7 +354,7 @@ func (s place) queued(t *testing.T, name string, n int64) {
 // eventually polls for a condition that no event announces.
 func eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	for until := time.Now().Add(patience); !holds(); time.Sleep(time.Millisecond) {
+	for until := time.Now().Add(patience); !holds(); time.Sleep(time.Millisecond) { // between two looks
 		if time.Now().After(until) {
 			t.Fatalf("not within %v: %s", patience, what)
 		}

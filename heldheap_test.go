@@ -34,7 +34,7 @@ func TestAHeldLockTakesLittleOfTheHeap(t *testing.T) {
 				if c.inbox.settled() {
 					break
 				}
-				time.Sleep(10 * time.Millisecond)
+				time.Sleep(10 * time.Millisecond) // between two looks
 			}
 			names := make([]string, n)
 			for i := range names {

@@ -106,7 +106,7 @@ func busy(c *leased.Client, who string, n int, work time.Duration, order *[]stri
 			mu := c.Mutex("x")
 			mu.Lock()
 			*order = append(*order, who)
-			time.Sleep(work)
+			time.Sleep(work) // of virtual time
 			mu.Unlock()
 		})
 		synctest.Wait() // it waits, or works

@@ -22,7 +22,7 @@ import (
 func keptBy(t *testing.T, c *Client) *RWMutex {
 	t.Helper()
 	rw := c.RWMutex("x", WithIdleHold(time.Hour))
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) { // between two tries
 		for range 2 {
 			rw.Lock()
 			rw.Unlock() //nolint:staticcheck // an empty section is what keeps it
@@ -186,7 +186,7 @@ func TestASlowCallerOfAKeptLockIsLogged(t *testing.T) {
 	rw := keptBy(t, onStub(t, 0, 0, WithLogger(log), WithSlowThreshold(50*time.Millisecond)))
 	rw.Lock()
 	defer rw.Unlock()
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) { // between two looks
 		mu.Lock()
 		text := out.String()
 		mu.Unlock()

@@ -252,7 +252,7 @@ func (f *far) DialHook(next redis.DialHook) redis.DialHook { return next }
 
 func (f *far) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
-		time.Sleep(time.Millisecond)
+		time.Sleep(time.Millisecond) // of virtual time: the way
 		return next(ctx, cmd)
 	}
 }
@@ -262,7 +262,7 @@ func (f *far) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessP
 		f.mu.Lock()
 		f.longest = max(f.longest, len(cmds))
 		f.mu.Unlock()
-		time.Sleep(time.Millisecond)
+		time.Sleep(time.Millisecond) // of virtual time: the way
 		return next(ctx, cmds)
 	}
 }

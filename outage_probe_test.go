@@ -114,7 +114,7 @@ func TestCancelledCallsDuringAnOutageLeaveNothingPiledUp(t *testing.T) {
 type slowAnswer struct{}
 
 func (slowAnswer) Error() string {
-	time.Sleep(1500 * time.Millisecond)
+	time.Sleep(1500 * time.Millisecond) // of virtual time: what the text takes
 	return "LOADING Redis is loading the dataset in memory"
 }
 

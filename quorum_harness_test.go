@@ -166,7 +166,7 @@ func (m *members) settle(s place, name string) {
 		}
 		return fmt.Sprint(owner, one.Exists(queue), one.Exists(readers), one.Exists(waiters))
 	}
-	for until := time.Now().Add(5 * time.Second); time.Now().Before(until); time.Sleep(time.Millisecond) {
+	for until := time.Now().Add(5 * time.Second); time.Now().Before(until); time.Sleep(time.Millisecond) { // between two looks
 		first := says(m.minis[0])
 		if !slices.ContainsFunc(m.minis, func(one *miniredis.Miniredis) bool { return says(one) != first }) {
 			return

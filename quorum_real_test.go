@@ -187,7 +187,7 @@ func TestServersOfAQuorumThatRestartEmptyDoNotVote(t *testing.T) {
 		if err == nil {
 			_ = other.Unlock()
 		}
-		time.Sleep(20 * time.Millisecond)
+		time.Sleep(20 * time.Millisecond) // between two tries
 	}
 	_ = l.Unlock()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

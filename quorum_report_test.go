@@ -91,7 +91,7 @@ func (h afterScripts) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		slow := h.m.slow
 		h.m.mu.Unlock()
 		if slow > 0 && strings.HasPrefix(cmd.Name(), "eval") {
-			time.Sleep(slow)
+			time.Sleep(slow) // of virtual time: what makes the server slow
 		}
 		err := next(ctx, cmd)
 		h.m.mu.Lock()

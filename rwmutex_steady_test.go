@@ -36,14 +36,14 @@ func read(t *testing.T, processes []*leased.Client, length func(process int) tim
 		for turn := range readers {
 			s.all.Go(func() { // ended and waited for by stop
 				d := length(process)
-				time.Sleep(d * time.Duration(turn) / readers)
+				time.Sleep(d * time.Duration(turn) / readers) // of virtual time: they relieve each other
 				for ctx.Err() == nil {
 					l, err := c.RWMutex("x").RLockContext(ctx)
 					if err != nil {
 						return // stopped
 					}
 					from := time.Now()
-					time.Sleep(d)
+					time.Sleep(d) // of virtual time: it reads
 					s.mu.Lock()
 					s.stays = append(s.stays, stay{process, from, time.Now()})
 					s.mu.Unlock()

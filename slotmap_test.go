@@ -87,7 +87,7 @@ func (f *frozenNode) ForEachMaster(context.Context, func(context.Context, *redis
 	f.most = max(f.most, f.busy)
 	f.mu.Unlock()
 	if f.asks(n) {
-		time.Sleep(5 * time.Second)
+		time.Sleep(5 * time.Second) // of virtual time: until the client gives the frozen node up
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -311,7 +311,7 @@ func TestVirtualSlotsAreReloadedAfterAnyCommandWithoutAnswer(t *testing.T) {
 			if _, err := c.Mutex("x").TryLockContext(context.Background()); !errors.Is(err, errNoAnswer) {
 				t.Errorf("request: %v", err)
 			}
-			time.Sleep(time.Second)
+			time.Sleep(time.Second) // of virtual time
 		},
 		"renewal": func(c *Client) {
 			c.server = unrenewing{c.server.(*stubServer)}
@@ -327,7 +327,7 @@ func TestVirtualSlotsAreReloadedAfterAnyCommandWithoutAnswer(t *testing.T) {
 				t.Fatal(err)
 			}
 			c.canceler.add(&lockstate.Cancellation{Owner: &keys, ID: "unknown"})
-			time.Sleep(time.Second)
+			time.Sleep(time.Second) // of virtual time
 		},
 	} {
 		synctest.Test(t, func(t *testing.T) {

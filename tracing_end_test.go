@@ -202,7 +202,7 @@ func (d distant) DialHook(next redis.DialHook) redis.DialHook { return next }
 
 func (d distant) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
-		time.Sleep(time.Duration(d))
+		time.Sleep(time.Duration(d)) // of virtual time: the way
 		return next(ctx, cmd)
 	}
 }
@@ -329,7 +329,7 @@ func TestTraceOfALeaseOfLockThatIsLostTellsOfItThoughNobodyWaited(t *testing.T) 
 type slowly struct{ *tracetest.InMemoryExporter }
 
 func (s slowly) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) error {
-	time.Sleep(time.Millisecond)
+	time.Sleep(time.Millisecond) // of virtual time: the moment
 	return s.InMemoryExporter.ExportSpans(ctx, spans)
 }
 

@@ -69,7 +69,7 @@ func (a *ledger) balanced(t *testing.T) {
 type sometimes struct{}
 
 func (sometimes) ShouldSample(p sdk.SamplingParameters) sdk.SamplingResult {
-	time.Sleep(time.Duration(rand.IntN(20)) * time.Microsecond)
+	time.Sleep(time.Duration(rand.IntN(20)) * time.Microsecond) // user code takes its time
 	r := sdk.SamplingResult{Decision: sdk.RecordAndSample}
 	if rand.IntN(4) == 0 {
 		r.Decision = sdk.Drop

@@ -22,7 +22,7 @@ type slow struct {
 
 func (s *slow) Renew(ctx context.Context, batch []protocol.Renewal) {
 	s.renewed.Add(int64(len(batch)))
-	time.Sleep(s.takes)
+	time.Sleep(s.takes) // of virtual time: what it takes
 	s.stubServer.Renew(ctx, batch)
 }
 
@@ -124,8 +124,8 @@ func (s *batches) Renew(ctx context.Context, batch []protocol.Renewal) {
 	s.most = max(s.most, s.now)
 	hangs := len(s.at) == s.hangs
 	s.mu.Unlock()
-	if time.Sleep(300 * time.Microsecond); hangs {
-		time.Sleep(1500 * time.Millisecond)
+	if time.Sleep(300 * time.Microsecond); hangs { // of virtual time: the way to the server
+		time.Sleep(1500 * time.Millisecond) // likewise: it hangs
 	}
 	s.stubServer.Renew(ctx, batch)
 	s.mu.Lock()

@@ -55,7 +55,7 @@ func TestInspectShowsOwnerQueueAndToken(t *testing.T) {
 			if strings.Contains(got, "queue") {
 				break
 			}
-			time.Sleep(time.Millisecond)
+			time.Sleep(time.Millisecond) // between two looks
 			got = inspect()
 		}
 		for _, want := range []string{

@@ -172,7 +172,7 @@ func discard() streams { return streams{strings.NewReader(""), io.Discard, io.Di
 // until waits for what another process does, which is not told to this one.
 func until(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !is(); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); !is(); time.Sleep(2 * time.Millisecond) { // between two looks
 		if time.Now().After(end) {
 			t.Fatalf("not within 30 s: %s", what)
 		}

@@ -162,11 +162,11 @@ func (f *fixture) saleWithFaults(t *testing.T, how string) (left, sold int) {
 		{85, func() {
 			for range 5 {
 				flush()
-				time.Sleep(3 * time.Millisecond)
+				time.Sleep(3 * time.Millisecond) // the fault: five times in a row
 			}
 		}},
 	} {
-		for began := time.Now(); ; time.Sleep(time.Millisecond) {
+		for began := time.Now(); ; time.Sleep(time.Millisecond) { // between two looks
 			// A stopped server may hold the lock: then nothing is sold for a TTL.
 			if _, sold = f.count(t); sold >= fault.at || time.Since(began) > patience || ctx.Err() != nil {
 				break

@@ -169,7 +169,7 @@ func trouble(ctx context.Context, log io.Writer, provider *metric.MeterProvider)
 		m.SetError("NOAUTH Authentication required.")
 		_, _ = client.Mutex("trouble").TryLockContext(ctx)
 		m.SetError("")
-		time.Sleep(20 * time.Millisecond)
+		time.Sleep(20 * time.Millisecond) // so often trouble comes
 	}
 	return nil
 }
@@ -194,7 +194,7 @@ func quorum(ctx context.Context, provider *metric.MeterProvider) error {
 	defer client.Close()
 	for ctx.Err() == nil {
 		if lease, err := client.Mutex("quorum").LockContext(ctx); err == nil {
-			time.Sleep(10 * time.Millisecond)
+			time.Sleep(10 * time.Millisecond) // the work
 			_ = lease.Unlock()
 		}
 	}
@@ -323,7 +323,7 @@ type rule struct{ Name, Query, Health, LastError string }
 // rules returns those that Prometheus has, when it has evaluated them.
 func (p server) rules(t *testing.T) (all []rule) {
 	t.Helper()
-	for until := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
+	for until := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) { // between two looks
 		var answer struct {
 			Groups []struct{ Rules []rule }
 		}

@@ -97,7 +97,7 @@ func TestAnOldProcessGetsItsTurnsBesideBusyNewOnes(t *testing.T) {
 	ctx, stop := context.WithTimeout(t.Context(), testclient.Patience)
 	defer stop()
 	work := func(context.Context) error {
-		time.Sleep(2 * time.Millisecond)
+		time.Sleep(2 * time.Millisecond) // the work
 		return nil
 	}
 	var all sync.WaitGroup

@@ -48,7 +48,7 @@ func TestSpansOfRedisotelAreChildrenOfTheWaitAndTheHold(t *testing.T) {
 		}
 		return false
 	}
-	for end := time.Now().Add(time.Minute); !renewed(); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); !renewed(); time.Sleep(10 * time.Millisecond) { // between two looks
 		if time.Now().After(end) {
 			t.Fatal("there is no span of a renewal")
 		}

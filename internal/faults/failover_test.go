@@ -67,7 +67,7 @@ func (r *room) stay(d time.Duration) {
 		r.crowded.Add(1)
 	}
 	n := r.visits
-	time.Sleep(d)
+	time.Sleep(d) // the stay
 	r.visits = n + 1
 	r.inside.Add(-1)
 }

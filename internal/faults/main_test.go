@@ -97,7 +97,7 @@ func within(t *testing.T, d time.Duration) context.Context {
 // eventually polls, for there is no event: Redis tells nobody what happens in it.
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for until := time.Now().Add(patience); !is(); time.Sleep(time.Millisecond) {
+	for until := time.Now().Add(patience); !is(); time.Sleep(time.Millisecond) { // between two looks
 		if time.Now().After(until) {
 			t.Fatalf("after %v, still not: %s", patience, what)
 		}
@@ -133,7 +133,7 @@ func queued(t *testing.T, c *leased.Client, name string, n int) {
 func nothingLeft(t *testing.T, c *leased.Client, name string) {
 	t.Helper()
 	var info leased.Info
-	for until := time.Now().Add(patience); ; time.Sleep(2 * time.Millisecond) {
+	for until := time.Now().Add(patience); ; time.Sleep(2 * time.Millisecond) { // between two looks
 		var err error
 		if info, err = c.Inspect(t.Context(), name); err == nil && len(info.Owners) == 0 && info.Queue == 0 {
 			return

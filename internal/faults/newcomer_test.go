@@ -38,7 +38,7 @@ func TestAProcessKilledWhileItWaitsForItsFirstLockIsSkipped(t *testing.T) {
 	// Its first request went out before that. A client that asks anew, now that it could
 	// be proved gone, gets some time for it. Nothing else tells.
 	waiters := fmt.Sprintf("%[1]sx:{%[1]sx}:waiters", prefix)
-	for until := time.Now().Add(3 * time.Second); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
+	for until := time.Now().Add(3 * time.Second); time.Now().Before(until); time.Sleep(5 * time.Millisecond) { // between two looks
 		ids := rdb.ZRange(t.Context(), waiters, 0, -1).Val()
 		if len(ids) == 1 && strings.Contains(ids[0], ":c:") {
 			break

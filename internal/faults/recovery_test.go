@@ -167,7 +167,7 @@ func TestAfterAnOutageOfTwentySecondsEveryFreeLockIsEnteredSoon(t *testing.T) {
 	}
 	time.Sleep(outage / 2) // it is its length that matters
 	half := c.Stats().Commands
-	time.Sleep(time.Until(began.Add(outage)))
+	time.Sleep(time.Until(began.Add(outage))) // likewise
 	sent := c.Stats().Commands - half
 	s.Promote()
 	at := time.Now()

@@ -52,7 +52,7 @@ func TestLocksWhoseSlotMovesToAndFroAreNeitherLostNorStuck(t *testing.T) {
 		m := c.BeginMove("{x}", to)
 		for range 6 { // some keys go, commands meet what is half gone, and make new ones
 			m.Keys(1)
-			time.Sleep(20 * time.Millisecond)
+			time.Sleep(20 * time.Millisecond) // of work on slots that are half gone
 		}
 		m.End()
 		turns(t, workers[:1])

@@ -69,7 +69,7 @@ func (r *till) check(t *testing.T, name string) {
 // the lease was lost: by Unlock at the latest, whose error visit returns.
 func (r *till) visit(t *testing.T, l *leased.Lease, think time.Duration) error {
 	sum, ok := r.see(l.Token())
-	time.Sleep(think)
+	time.Sleep(think) // the work
 	ok = ok && r.put(l.Token(), sum+1)
 	err := l.Unlock()
 	if !ok && err == nil {

@@ -83,7 +83,7 @@ func readOften(a *actor) error {
 		if err != nil {
 			return err
 		}
-		err = inside(context.Background(), a, "readers", func() error { time.Sleep(time.Millisecond); return nil })
+		err = inside(context.Background(), a, "readers", func() error { time.Sleep(time.Millisecond); return nil }) // it reads
 		reads++
 		return errors.Join(err, l.Unlock())
 	})

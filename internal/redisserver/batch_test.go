@@ -68,10 +68,10 @@ func (r *road) travel(ctx context.Context, trip []redis.Cmder) error {
 		takes = r.takes(trip)
 	}
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < takes {
-		time.Sleep(time.Until(deadline))
+		time.Sleep(time.Until(deadline)) // of virtual time: as a read with a deadline does
 		return &net.OpError{Op: "read", Net: "tcp", Err: os.ErrDeadlineExceeded}
 	}
-	time.Sleep(takes)
+	time.Sleep(takes) // of virtual time: the trip
 	if r.fails != nil {
 		if err := r.fails(trip); err != nil {
 			return err

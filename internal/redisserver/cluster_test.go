@@ -56,7 +56,7 @@ func TestAllScriptsRunInClusterMode(t *testing.T) {
 // clusterReady polls until a cluster of one node is up, since there is no event to wait for.
 func clusterReady(t *testing.T, rdb *redis.Client) {
 	t.Helper()
-	for until := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for until := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) { // between two looks
 		info, err := rdb.ClusterInfo(context.Background()).Result()
 		if err == nil && strings.Contains(info, "cluster_state:ok") {
 			return

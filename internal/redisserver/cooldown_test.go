@@ -82,7 +82,7 @@ func TestAWriterCanHaveTheLockKeptWhenItGivesItBack(t *testing.T) {
 				s.cooling(owner, cool)
 				s.raw("PEXPIRE", s.keys.Lock, 1)
 				for s.raw("EXISTS", s.keys.Lock) != int64(0) {
-					time.Sleep(time.Millisecond)
+					time.Sleep(time.Millisecond) // between two looks
 				}
 				if s.gets(s.acquire(next)) <= token {
 					t.Errorf("%s: the next token is not above %d", what, token)

@@ -233,7 +233,7 @@ func (d *twins) mischief() bool {
 		case 6: // a real expiry, for which there is no event to wait for
 			s.raw("PEXPIRE", s.keys.Lock, 1)
 			for s.raw("EXISTS", s.keys.Lock) != int64(0) {
-				time.Sleep(time.Millisecond)
+				time.Sleep(time.Millisecond) // between two looks
 			}
 		case 7:
 			s.raw("DEL", s.keys.Meta())

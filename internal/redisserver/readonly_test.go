@@ -78,7 +78,7 @@ func TestAReadOnlyServerDoesNotSayThatAnOwnerOwnsNoMore(t *testing.T) {
 	// The same on a real replica that was cut off from its primary.
 	s.raw("REPLICAOF", host, port)
 	p := newScene(t, primary.Client(), "", "x")
-	for until := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for until := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) { // between two looks
 		if info := rdb.Info(context.Background(), "replication").Val(); strings.Contains(info, "master_link_status:up") {
 			break
 		}

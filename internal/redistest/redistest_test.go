@@ -34,7 +34,7 @@ func (s *spy) finish() {
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	const patience = 15 * time.Second
-	for until := time.Now().Add(patience); !ok(); time.Sleep(2 * time.Millisecond) {
+	for until := time.Now().Add(patience); !ok(); time.Sleep(2 * time.Millisecond) { // between two looks
 		if time.Now().After(until) {
 			t.Fatalf("not within %v: %s", patience, what)
 		}
