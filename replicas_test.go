@@ -133,7 +133,7 @@ func TestALeaseWhoseRenewalNoReplicaHasIsLost(t *testing.T) {
 	defer replica.Cont()
 	select {
 	case <-l.Context().Done():
-	case <-time.After(5 * time.Second):
+	case <-time.After(patience):
 		t.Fatal("it goes on")
 	}
 	if err := context.Cause(l.Context()); !errors.Is(err, leased.ErrLeaseLost) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,6 +20,9 @@ import (
 
 // The tests of this package run single scripts through Server, without a client or the
 // state machine. The rules that they name are those of docs/design.md, section 4.
+
+// One real server for all tests, but for those that change it.
+func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 
 // scene is one lock on one server.
 type scene struct {

@@ -4,6 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync"
@@ -19,7 +20,8 @@ var common struct {
 	err    error
 }
 
-// Main runs the tests and then ends the server of [Shared] and all [Deployments]:
+// Main runs the tests, collecting less often unless GOGC is set, and then ends the server of
+// [Shared] and all [Deployments]:
 //
 //	func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 func Main(m *testing.M) int {
@@ -27,6 +29,11 @@ func Main(m *testing.M) int {
 	common.inMain = true
 	common.Unlock()
 
+	// Each script makes the embedded server a new Lua state, so that by default a third of
+	// all processor time goes into the collection of garbage while little is in use.
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(400)
+	}
 	if strconv.IntSize < 64 { // see Needs64Bits; an example cannot skip itself
 		flag.Parse()
 		if skip := flag.Lookup("test.skip"); skip != nil && skip.Value.String() == "" {
