@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/race"
 )
 
 // Hours of leases in milliseconds: the whole client on an embedded server, where
@@ -50,6 +51,9 @@ func TestVirtualAThousandLeasesOfMixedTTLsAreRenewedTogetherAndInTime(t *testing
 		n := 1000
 		if testing.Short() {
 			n = 200
+		}
+		if race.Enabled {
+			n = 40
 		}
 		for i := range n {
 			held = append(held, lock(t, c.Mutex("x"+strconv.Itoa(i), leased.WithTTL(ttls[i%4]))))

@@ -11,6 +11,7 @@ import (
 
 	"github.com/leasedmutex/leased/internal/clocktest"
 	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/race"
 )
 
 // slow is a stub server whose renewals take long.
@@ -138,7 +139,11 @@ func TestVirtualRenewalsOfManyLocksAreSpreadOverAThirtiethOfTheirTTL(t *testing.
 	for what, hangs := range map[string]int{"all answered": 0, "one hangs": 3} {
 		t.Run(what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				const ttl, locks = 30 * time.Second, 20_000
+				const ttl = 30 * time.Second
+				locks := 20_000
+				if race.Enabled {
+					locks = 4_000
+				}
 				c := onStub(t, 0, 0, WithTTL(ttl))
 				s := &batches{stubServer: stubServer{client: c}, hangs: hangs}
 				c.server = s

@@ -17,7 +17,10 @@ import (
 const (
 	module    = "github.com/leasedmutex/leased"
 	leakLabel = "leased-test"
-	leakPace  = 2 * time.Millisecond
+
+	// The pauses between two looks, of which each reads what all goroutines do: they double,
+	// or in virtual time thousands of looks would wait for one timer.
+	firstLeakPause, longestLeakPause = 2 * time.Millisecond, 100 * time.Millisecond
 
 	// leakWithin is for goroutines that end by themselves: with a command under way,
 	// after 2 s. It costs a test that leaks, and no other.
@@ -72,7 +75,7 @@ func checkLeaks(tb testing.TB, within time.Duration, rdb redis.UniversalClient, 
 // goroutine has ended or that a server has noticed a closed connection.
 func patiently(tb testing.TB, until time.Time, find func() error) {
 	tb.Helper()
-	for ; ; time.Sleep(leakPace) {
+	for pause := firstLeakPause; ; pause = min(2*pause, longestLeakPause) {
 		err := find()
 		if err == nil {
 			return
@@ -81,6 +84,7 @@ func patiently(tb testing.TB, until time.Time, find func() error) {
 			tb.Error(err)
 			return
 		}
+		time.Sleep(pause)
 	}
 }
 
