@@ -32,6 +32,7 @@ type hand struct {
 	onRenew  func(protocol.Renewal)
 	server   func() uint64 // its clock, if that is not ours
 	connects bool          // the inbox was not confirmed yet
+	joins    bool          // and is at the very moment after the next id was made
 	proof    protocol.Proof
 	cutIn    int // who entered by the short cut
 	cutOut   int // who left by it
@@ -60,6 +61,9 @@ func driveFrom(t testing.TB, began time.Time) *hand {
 func (h *hand) NewRequest(m protocol.Mode, ttl time.Duration, idles bool, from protocol.Origin) protocol.Request {
 	h.ids++
 	flags := string(rune(h.proof))
+	if h.joins {
+		h.connects, h.joins = false, false
+	}
 	if idles {
 		flags += "i"
 	}

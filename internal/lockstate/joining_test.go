@@ -72,6 +72,23 @@ func TestASubscriptionMayOvertakeTheFirstAnswer(t *testing.T) {
 	h.cancels()
 }
 
+// Messages are heard from the moment on between the making of the first request, whose id does not
+// say so, and its sending.
+func TestARequestOfJustBeforeMessagesAreHeardDoesNotQueue(t *testing.T) {
+	h := connecting(t)
+	h.joins = true
+	h.enter(writer())
+	first := h.sends(protocol.Acquire)
+	if h.connects || first.Wait {
+		t.Errorf("asks with %+v", first)
+	}
+	h.answer(h.refused(busysID, 0))
+	if second := h.sends(protocol.Acquire); second.ID == first.ID || !second.Wait {
+		t.Errorf("asks with %+v after %+v", second, first)
+	}
+	h.cancels()
+}
+
 // The first may have been granted, or be so later.
 func TestAFirstRequestWithoutAnswerIsCancelledWhenMessagesAreHeard(t *testing.T) {
 	h := connecting(t)

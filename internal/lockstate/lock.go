@@ -442,9 +442,11 @@ func (l *Lock) ask(now time.Time, fx *Effects) {
 	if g.state == none {
 		// A request made before the inbox is confirmed may take a free lock, but does not
 		// queue: its id could not prove that its process has died. If it is refused it
-		// ends, and another id is asked for later; see endInboxWait.
+		// ends, and another id is asked for later; see endInboxWait. This is asked before the id
+		// is made, because the inbox may be confirmed in between.
+		unconfirmed := l.env.InboxPending()
 		l.becomeAsking(l.newTicket(head, now))
-		g.probe = l.env.InboxPending() && !l.probed
+		g.probe = unconfirmed && !l.probed
 	}
 	if l.instant(now) < g.checkAt {
 		return
