@@ -210,11 +210,7 @@ func (e *entry) end(loss lockstate.Loss) {
 	var first bool
 	if lost {
 		cause = e.lostLocked(w, nil)
-		how := holdLost
-		if loss.Why == lockstate.Evicted {
-			how = holdForced
-		}
-		held, first = e.takeHoldLocked(w, how, nil, time.Now(), time.Time{})
+		held, first = e.takeHoldLocked(w, holdOutcome(w, nil), nil, time.Now(), time.Time{})
 	}
 	e.mu.Unlock()
 	if cancel != nil {

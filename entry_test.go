@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"github.com/leasedmutex/leased/internal/lockstate"
 	"github.com/leasedmutex/leased/internal/protocol"
@@ -54,6 +56,55 @@ func TestALossBesideACloseIsToldOnce(t *testing.T) {
 		t.Errorf("told %+v", ev)
 	}
 	c.retire(e)
+}
+
+// An eviction is recorded as such by whoever records the hold: also by an Unlock that comes
+// between the message and what follows from it.
+func TestAnUnlockThatOvertakesAnEvictionRecordsThatTheLeaseWasForced(t *testing.T) {
+	reader := sdkmetric.NewManualReader()
+	c, err := New(redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), WithMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	k, err := protocol.NewKeys("", "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := c.find(&k, nil)
+	w := &call{Caller: lockstate.Caller{Mode: protocol.Exclusive, Opts: &c.opts.lock.Terms}}
+	w.Owner = w
+	now := time.Now()
+	var fx, evicted lockstate.Effects
+	e.mu.Lock()
+	e.state().Enter(&w.Caller, now, &fx)
+	cmd := fx.Send
+	e.state().Answered(&cmd, protocol.Answer{Outcome: protocol.Granted, Token: 1, Clock: 1}, nil, 0, now, &fx)
+	e.state().Revoked(e.state().Request().ID, 1, now, &evicted)
+	e.mu.Unlock()
+	if _, err := e.unlock(nil, func(*lockstate.Lock) *lockstate.Caller { return &w.Caller }); !errors.Is(err, ErrLeaseLost) {
+		t.Errorf("Unlock returned %v", err)
+	}
+	e.perform(&evicted, false, 0)
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	var got metricdata.ResourceMetrics
+	if err := reader.Collect(t.Context(), &got); err != nil {
+		t.Fatal(err)
+	}
+	outcomes := map[string]uint64{}
+	for _, m := range got.ScopeMetrics[0].Metrics {
+		if h, ok := m.Data.(metricdata.Histogram[float64]); ok && m.Name == "leased.hold.duration" {
+			for _, p := range h.DataPoints {
+				how, _ := p.Attributes.Value(attrHoldOutcome)
+				outcomes[how.AsString()] += p.Count
+			}
+		}
+	}
+	if len(outcomes) != 1 || outcomes["forced"] != 1 {
+		t.Errorf("recorded %v", outcomes)
+	}
 }
 
 // distant is a stub server that takes its time with a request, and answers no downgrade.

@@ -399,6 +399,8 @@ func (r holdResult) String() string {
 // may wrap an error of user code.
 func holdOutcome(c *call, err error) holdResult {
 	switch {
+	case c.Ended == lockstate.ByLoss && c.Why == lockstate.Evicted:
+		return holdForced
 	case c.Ended == lockstate.ByLoss:
 		return holdLost
 	case err == nil:

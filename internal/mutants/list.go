@@ -243,6 +243,7 @@ var mutants = []mutant{
 
 	// errors and cancels
 	{"an error is classified under the lock", "entry.go", "	e.state().Answered(cmd, a, fail,", "	if fail != nil {\n		fail = redisserver.Classify(fail.Err)\n	}\n	e.state().Answered(cmd, a, fail,", "ErrorsOfTheUsersHooks"},
+	{"an eviction that an Unlock records is any loss", "metrics.go", "	case c.Ended == lockstate.ByLoss && c.Why == lockstate.Evicted:\n		return holdForced\n", "", "OvertakesAnEviction"},
 	{"an outcome is asked of an error under the lock", "metrics.go", "	case c.Ended == lockstate.ByLoss:\n", "	case errors.Is(err, ErrLeaseLost):\n", "ErrorsOfTheUsersHooks"},
 
 	// tracing
