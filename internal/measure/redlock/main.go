@@ -248,9 +248,9 @@ func uncontended(s *servers) error {
 		}
 		row := "lock and unlock a free lock " + way.name
 		s.table.set(row+", redsync = 1", s.rtt, "%s", spread(cycle))
-		s.table.set("the same, until Lock returns", s.rtt, "%s", spread(lock))
+		s.table.set("the same until `Lock` returns, "+way.name, s.rtt, "%s", spread(lock))
 		if way.pause > 0 {
-			s.table.set("the same, processor time of clients and servers", s.rtt, "%s", spread(cpu))
+			s.table.set("the same, processor time of client and servers", s.rtt, "%s", spread(cpu))
 			s.table.set("the same as a multiple of an empty script on all servers; redsync", s.rtt, "%.1f; %.1f", middle(overFloor[onQuorum]), middle(overFloor[byRedsync]))
 			s.table.set("commands that it runs on each server, within scripts or without; redsync", s.rtt, "%.0f; %.0f", middle(commands[onQuorum]), middle(commands[byRedsync]))
 		}

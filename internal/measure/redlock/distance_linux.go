@@ -1,0 +1,192 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"runtime"
+	"syscall"
+	"time"
+	"unsafe"
+)
+
+// delay proxies to the addresses, calls ready with its own, and hands on what it reads, in order,
+// after oneWay. It returns only with an error.
+//
+// One thread does everything, without Go's network poller and timers. Those wake a process that is
+// at rest up to a millisecond late, and would hand each message from one goroutine to another on
+// the processors that are measured. The delay is the same for all, so what was read first is due
+// first: one queue keeps the order of every connection. The thread waits in epoll_pwait2 for
+// something to read or for the head of the queue, whose time the kernel keeps to a microsecond or
+// so once the thread has asked for no slack.
+//
+// What it writes to is a blocking socket: messages are far smaller than a socket's buffer.
+func delay(oneWay time.Duration, addrs []string, ready func(own []string) error) error {
+	runtime.LockOSThread()
+	const setTimerSlack = 29 // PR_SET_TIMERSLACK
+	if _, _, e := syscall.RawSyscall(syscall.SYS_PRCTL, setTimerSlack, 1, 0); e != 0 {
+		return fmt.Errorf("prctl: %w", e)
+	}
+	epoll, err := syscall.EpollCreate1(0)
+	if err != nil {
+		return err
+	}
+	p := &delayer{epoll: epoll, oneWay: oneWay, servers: map[int]syscall.SockaddrInet4{}, peers: map[int]int{}}
+	var own []string
+	for _, addr := range addrs {
+		at, err := p.listen(addr)
+		if err != nil {
+			return err
+		}
+		own = append(own, at)
+	}
+	if err := ready(own); err != nil {
+		return err
+	}
+	return p.run()
+}
+
+type delayer struct {
+	epoll   int
+	oneWay  time.Duration
+	servers map[int]syscall.SockaddrInet4 // by the listening socket
+	peers   map[int]int                   // by a connection, the other one
+	queue   []delayed
+	spare   [][]byte
+}
+
+// delayed is what was read from a connection and is due on its peer; without text, its end.
+type delayed struct {
+	at   time.Time
+	to   int
+	text []byte
+}
+
+func (p *delayer) listen(addr string) (string, error) {
+	server, err := net.ResolveTCPAddr("tcp4", addr)
+	if err != nil {
+		return "", err
+	}
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return "", err
+	}
+	here := syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}
+	if err := syscall.Bind(fd, &here); err != nil {
+		return "", err
+	}
+	if err := syscall.Listen(fd, 512); err != nil {
+		return "", err
+	}
+	bound, err := syscall.Getsockname(fd)
+	if err != nil {
+		return "", err
+	}
+	to := syscall.SockaddrInet4{Port: server.Port}
+	copy(to.Addr[:], server.IP.To4())
+	p.servers[fd] = to
+	return fmt.Sprintf("127.0.0.1:%d", bound.(*syscall.SockaddrInet4).Port), p.watch(fd)
+}
+
+func (p *delayer) watch(fd int) error {
+	return syscall.EpollCtl(p.epoll, syscall.EPOLL_CTL_ADD, fd, &syscall.EpollEvent{Events: syscall.EPOLLIN, Fd: int32(fd)})
+}
+
+// accept connects a client with its server.
+func (p *delayer) accept(listener int) error {
+	client, _, err := syscall.Accept4(listener, syscall.SOCK_CLOEXEC)
+	if err != nil {
+		return err
+	}
+	server, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	to := p.servers[listener]
+	if err := syscall.Connect(server, &to); err != nil {
+		return err
+	}
+	p.peers[client], p.peers[server] = server, client
+	for _, fd := range []int{client, server} {
+		if err := syscall.SetsockoptInt(fd, syscall.IPPROTO_TCP, syscall.TCP_NODELAY, 1); err != nil {
+			return err
+		}
+		if err := p.watch(fd); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *delayer) run() error {
+	events := make([]syscall.EpollEvent, 256)
+	for {
+		n, err := p.wait(events)
+		if err != nil {
+			return err
+		}
+		now := time.Now()
+		for _, e := range events[:n] {
+			if _, listens := p.servers[int(e.Fd)]; !listens {
+				p.read(int(e.Fd), now)
+			} else if err := p.accept(int(e.Fd)); err != nil {
+				return err
+			}
+		}
+		for len(p.queue) > 0 && !time.Now().Before(p.queue[0].at) {
+			p.write(p.queue[0])
+			p.queue = p.queue[1:]
+		}
+	}
+}
+
+// wait waits for something to read, or for what is due.
+func (p *delayer) wait(events []syscall.EpollEvent) (int, error) {
+	const epollPwait2 = 441 // the same on all architectures
+	var timeout *syscall.Timespec
+	if len(p.queue) > 0 {
+		left := syscall.NsecToTimespec(max(0, time.Until(p.queue[0].at).Nanoseconds()))
+		timeout = &left
+	}
+	// Raw: the runtime does not have to find the thread a processor again.
+	n, _, e := syscall.RawSyscall6(epollPwait2, uintptr(p.epoll), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)),
+		uintptr(unsafe.Pointer(timeout)), 0, 0)
+	switch {
+	case e == syscall.EINTR:
+		return 0, nil
+	case e != 0:
+		return 0, fmt.Errorf("epoll_pwait2: %w", e)
+	}
+	return int(n), nil
+}
+
+const mostAtOnce = 16 << 10
+
+func (p *delayer) read(fd int, now time.Time) {
+	var buffer []byte
+	if n := len(p.spare); n > 0 {
+		buffer, p.spare = p.spare[n-1], p.spare[:n-1]
+	} else {
+		buffer = make([]byte, mostAtOnce)
+	}
+	n, _, _ := syscall.RawSyscall(syscall.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(&buffer[0])), uintptr(len(buffer)))
+	if int(n) <= 0 { // its end, or an error, which is one
+		_ = syscall.EpollCtl(p.epoll, syscall.EPOLL_CTL_DEL, fd, nil)
+		n = 0
+	}
+	p.queue = append(p.queue, delayed{now.Add(p.oneWay), p.peers[fd], buffer[:n]})
+}
+
+func (p *delayer) write(d delayed) {
+	for text := d.text; len(text) > 0; {
+		n, _, e := syscall.RawSyscall6(syscall.SYS_SENDTO, uintptr(d.to), uintptr(unsafe.Pointer(&text[0])), uintptr(len(text)), syscall.MSG_NOSIGNAL, 0, 0)
+		if e != 0 {
+			break // its reader has gone
+		}
+		text = text[n:]
+	}
+	if len(d.text) == 0 {
+		// The sockets stay: a process that is ended with the run has no use for their numbers.
+		_ = syscall.Shutdown(d.to, syscall.SHUT_WR)
+	}
+	p.spare = append(p.spare, d.text[:cap(d.text)])
+}
