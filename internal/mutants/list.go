@@ -92,7 +92,7 @@ var mutants = []mutant{
 	{"a try before a waiter is refused by unfinished work", "internal/lockstate/events.go", "		if !a.Unfinished { // else", "		if true { // else", "BeforeAWaiter"},
 	{"nobody goes on after a release", "internal/lockstate/events.go", "	if a.Unfinished {\n		fx.Cancels", "	if false {\n		fx.Cancels", "Unfinished|ManyReaders"},
 	{"nobody goes on after a downgrade", "internal/lockstate/handover.go", "		l.continueGranting(a, c.ID, fx)\n", "", "Unfinished"},
-	{"a cancel does not go on", "internal/redisserver/server.go", "		if len(again) == 0 {\n			return\n		}\n		all := call", "		if true {\n			return\n		}\n		all := call", "GoesOnUntil"},
+	{"a cancel does not go on", "internal/redisserver/server.go", "	for len(again) > 0 {\n", "	for len(again) < 0 {\n", "GoesOnUntil"},
 	{"readers whose leases end together are passed over", "internal/redisserver/scripts/common.lua", "      for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], ends, ends)) do ids[#ids + 1] = id end\n", "", "EndTogether"},
 	{"readers are told by rank, though those told leave", "internal/redisserver/scripts/common.lua", "redis.call('ZRANGEBYSCORE', KEYS[3], '(' .. int(math.max(after or 0, now)), '+inf', 'LIMIT', 0, 100)", "redis.call('ZRANGE', KEYS[3], (after or 0) > 0 and 100 or 0, (after or 0) > 0 and 199 or 99)", "AllReadersAreTold"},
 	{"the rest of the evicted is not told", "internal/redisserver/server.go", "for rest := evicted[notified:];", "for rest := evicted[notified:notified];", "ManyEvicted"},
