@@ -577,6 +577,8 @@ var mutants = []mutant{
 	{"a quorum: the shortcut of acquire passes those that wait", "internal/redisserver/scripts/vote_fast.lua", "if call('EXISTS', KEYS[1], KEYS[2], KEYS[3], m and KEYS[1] or KEYS[5]) == 0 then", "if true then", "TestTheShortcutsOfAVote"},
 	{"a quorum: the shortcut of acquire believes a lease longer than its TTL", "internal/redisserver/scripts/vote_fast.lua", " and left - longest <= 0", "", "TestTheShortcutsOfAVote"},
 	{"a quorum: the shortcut of acquire believes a mark ahead of the clock", "internal/redisserver/scripts/vote_fast.lua", "(tonumber(mark) or us + 1) > us or ", "", "TestTheShortcutsOfAVote"},
+	{"a quorum: a cancel by itself leaves the rest of the readers", "internal/redisserver/server.go", "		if err == nil && unfinished(val) {\n			again", "		if err == nil && len(batch) > 1 && unfinished(val) {\n			again", "LetsAllReadersIn"},
+	{"a quorum: a release with an earlier token takes the long way", "internal/redisserver/scripts/release_fast.lua", " and last >= ARGV[3] and", " and false and", "TestWhatALeaseOfAQuorum"},
 	{"a quorum: each command has a goroutine of its own", "internal/quorum/server.go", "case s.sends <- send:", "case (chan *Send)(nil) <- send:", "SendersAreUsedAgain"},
 	{"a quorum: a sender waits for ever", "internal/quorum/server.go", "		idle.Reset(senderIdle)\n", "		idle.Stop()\n", "SendersAreUsedAgain"},
 	{"a quorum: the shortcut of acquire takes a token of another type for a missing one", "internal/redisserver/scripts/vote_fast.lua", "KEYS[3], m and KEYS[1] or KEYS[5])", "KEYS[3])", "AnotherTypeStopsAVote"},

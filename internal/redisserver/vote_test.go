@@ -47,11 +47,20 @@ func TestWhatALeaseOfAQuorumAsksOfEachServer(t *testing.T) {
 		for _, id := range all[:2] { // the server learns the scripts
 			s.gets(ask(id))
 			s.release(id, 0)
+			s.cancel(id, 0)
 		}
 		calls("takes a free lock", 5, func() { s.gets(ask(all[2])) })
 		calls("gives back", 3, func() { s.release(all[2], 0) })
 		token := s.gets(ask(all[3]))
 		calls("gives back, with another server's token", 5, func() { s.release(all[3], token+1) })
+		// The lease's token is that of the first servers to answer; the others draw a greater one.
+		token = s.gets(ask(all[8]))
+		calls("gives back, with an earlier token of another server", 3, func() { s.release(all[8], token-1) })
+		token = s.gets(ask(all[9]))
+		calls("is cancelled as the owner, with an earlier token", 3, func() { s.cancel(all[9], token-1) })
+		if last := s.look().token(); last != token {
+			t.Errorf("the last token is %d, it was %d", last, token)
+		}
 		s.gets(ask(all[4]))
 		s.waits(ask(all[5]), 0)
 		s.waits(ask(all[6]), 1)
@@ -60,6 +69,30 @@ func TestWhatALeaseOfAQuorumAsksOfEachServer(t *testing.T) {
 		last := s.look().token() + 1
 		calls("hands over, with another server's token", 10, func() { s.release(all[5], last) })
 		s.clear()
+		s.raw("DEL", s.srv.mark)
+	})
+}
+
+// A server does a bounded part of the work at a time. A cancel that goes to it as a single command
+// is repeated until all is done, as one in a pipeline is.
+func TestACancelOnAQuorumsServerLetsAllReadersIn(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		s.srv = NewMember(s.srv.Rdb, "")
+		s.listen("B")
+		owner := s.acquireOf(s.writer("A"))
+		owner.Ticket = 1
+		s.gets(s.must(s.do(owner)))
+		var readers []string
+		for i := range uint64(250) {
+			c := s.acquireOf(s.reader("B"))
+			c.Ticket = 10 + 10*i
+			s.must(s.do(c))
+			readers = append(readers, c.ID)
+		}
+		if r := s.answerOf(owner.ID, 0); !r.Owned {
+			t.Errorf("the owner's cancel: %+v", r)
+		}
+		s.owned(readers...)
 		s.raw("DEL", s.srv.mark)
 	})
 }
