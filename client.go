@@ -25,7 +25,12 @@ import (
 //	watchdog          from the first lock on        watchdog.halt            group.wait
 //	inbox             from the first lock on        inbox.halt               group.wait
 //	senders           for a command or a batch      the reply or a time-out  group.wait
+//	spreaders         while batches of renewals     the batches' time, halt  group.wait
+//	                  wait for their turn
+//	slot readers      after a command that failed   the reload's end         group.wait
 //	closers           of a broken subscription      its closing              group.wait
+//	members           of a quorum: senders, probes  idleness, an answer,     leaveMembers, which does not
+//	                  and cancels                   or the client's end      wait for servers that hang
 //	async queues      while they have items         an empty queue           asyncQueue.wait
 //	last measurement  during Shutdown               a collection under way   metrics.stop
 
@@ -74,11 +79,12 @@ type Client struct {
 	// mu guards what follows. The order in which mutexes are locked:
 	//
 	//	Client.mu -> entry.mu -> inbox.mu -> watchdog.mu
-	//	canceler.mu or outage.mu -> watchdog.mu
-	//	entry.mu -> asyncQueue.mu, of the queue of spans or of log lines
+	//	entry.mu -> quorum.Server.mu -> inbox.mu, or that of a member -> group.mu of members
+	//	canceler.mu, outage.mu or slotMap.mu -> watchdog.mu
+	//	entry.mu or outage.mu -> asyncQueue.mu, of the queue of spans or of log lines
 	//
-	// group.mu and metrics.mu are locked with no other. None is held during network
-	// calls, logging or calls of user code.
+	// The other group.mu and metrics.mu are locked with no other. None is held during
+	// network calls, logging or calls of user code.
 	mu      sync.Mutex
 	table   map[string]*entry // locks in use, by their key in Redis
 	closing chan struct{}     // closed when Shutdown begins
@@ -269,8 +275,8 @@ func (c *environment) Jitter() float64 { return rand.Float64() }
 // Start returns the instant from which the grid of renewals is counted.
 func (c *environment) Start() time.Time { return c.began }
 
-// find returns the entry for k, and makes it, with a label for metrics, if there is none; nil after Close, when none
-// is made any more.
+// find returns the entry for k, and makes it, with a label for metrics, if there is none. It
+// returns nil after Close, when none is made any more.
 func (c *Client) find(k *protocol.Keys, label *string) *entry {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -326,8 +332,8 @@ func (c *Client) entries() []*entry {
 }
 
 // Close shuts the client down and waits up to 5 s for leases to be unlocked; see
-// Shutdown. It returns nil if all were and nothing else was left. It may be called from any goroutine, and more than
-// once.
+// Shutdown. It returns nil if all were and nothing else was left. It may be called from any
+// goroutine, and more than once.
 func (c *Client) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), closeWait)
 	defer cancel()
@@ -347,8 +353,8 @@ func (c *Client) Close() error {
 // which then waits for itself until ctx ends.
 //
 // The error, which matches ErrClosed, says how many leases were not unlocked and of which
-// locks, at most three by name, and what was not waited for. Later and concurrent calls wait for the first and return the same error,
-// or that of their ctx if it ends before.
+// locks, at most three by name, and what was not waited for. Later and concurrent calls wait
+// for the first and return the same error, or that of their ctx if it ends before.
 func (c *Client) Shutdown(ctx context.Context) error {
 	switch {
 	case c.unmade():

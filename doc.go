@@ -64,9 +64,10 @@
 // instead. In a Cluster, where no such count proves anything, it costs 2 to 3 s: a waiter
 // that is notified of its turn owns for 2 s until it has confirmed that it is there. So a
 // lease that another process has just handed on is lost there if Redis does not answer for
-// the half second to 2 s that are left of it, whatever its TTL. Behind a proxy that sends the subscriptions and the commands of one client to
-// different servers, every waiter looks dead. The lock stays exclusive, but waiters then
-// poll, and FIFO order is lost. Behind such a proxy, connect to the server itself.
+// the half second to 2 s that are left of it, whatever its TTL. Behind a proxy that sends
+// the subscriptions and the commands of one client to different servers, every waiter looks
+// dead. The lock stays exclusive, but waiters then poll, and FIFO order is lost. Behind such
+// a proxy, connect to the server itself.
 //
 // Order is first come, first served among processes in Redis, and among the callers of
 // one process. It is not global across all callers: a process that has the lock may
@@ -201,9 +202,9 @@
 // believed for 2 s less the margin at most, until its first renewal, which is sent at once.
 //
 // Leases are renewed after a third of the TTL, those of a client together, and at once by
-// [Lease.Check]. A renewal has three outcomes. "Renewed" moves the window. "Not ours" ends the lease at once. No reply
-// is not a loss: the renewal is repeated until the window ends, and only then is the lease
-// lost. A late "renewed" does not revive it.
+// [Lease.Check]. A renewal has three outcomes. "Renewed" moves the window. "Not ours" ends
+// the lease at once. No reply is not a loss: the renewal is repeated until the window ends,
+// and only then is the lease lost. A late "renewed" does not revive it.
 //
 // The window is checked before every entry, also before those that need no Redis. The
 // time that a machine sleeps counts: the time passed is that of the wall clock or of the
@@ -224,10 +225,10 @@
 // Messages can be lost, so waiters also re-check: when the subscription was renewed, when
 // the owner's TTL ends, and after a third of their own TTL or 3 s, whichever is less,
 // shortened at random by up to a third; in a Cluster the first in the queue after 1 s. In a
-// queue of hundreds those far behind wait longer, up to half of their TTL or 15 s.
-// Re-checks keep the place in the queue; a request
-// without them is dropped by those behind it. They also have the server send an echo, and
-// if none comes within 1 s the subscription is rebuilt.
+// queue of hundreds those far behind wait longer, up to half of their TTL or 15 s. Re-checks
+// keep the place in the queue; a request without them is dropped by those behind it. They
+// also have the server send an echo, and if none comes within 1 s the subscription is
+// rebuilt.
 //
 // A client receives messages soon after it has asked for its first lock. Until then it
 // does not queue in Redis, where a process that dies could not be proved dead: a free lock

@@ -162,8 +162,8 @@ func (l *Lease) With(ctx context.Context) (context.Context, context.CancelFunc) 
 // Unlock ends the lease. It waits for Redis at most as long as WithReleaseTimeout says,
 // and not at all if the lock goes to another caller of this process. It returns
 //
-//   - ErrLeaseLost, with the reason, if the lease ended before, or if the release had no reply and it
-//     could not be proved afterwards that the lock was ours until it was released;
+//   - ErrLeaseLost, with the reason, if the lease ended before, or if the release had no
+//     reply and it could not be proved afterwards that the lock was ours until then;
 //   - ErrNotReleased if Redis did not confirm the release in time or, together
 //     with ErrClosed, never will because the client is closed;
 //   - both if both happened.

@@ -26,9 +26,9 @@ const (
 
 // throttledLog writes what an operator should know, at most one line a minute for each
 // cause; a cause that is one lock's counts for each lock. Lines about a lock name it, unless
-// WithoutLockNamesInLogs says that names are secrets. The
-// logger, and the methods of errors, which can be user code, are called in the goroutine
-// of lines, in order; nothing waits for them but Shutdown.
+// WithoutLockNamesInLogs says that names are secrets. The logger, and the methods of errors,
+// which can be user code, are called in the goroutine of lines, in order; nothing waits for
+// them but Shutdown.
 type throttledLog struct {
 	logger *slog.Logger // nil: whatever slog.Default returns at the time
 	secret bool         // lock names are

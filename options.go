@@ -268,13 +268,13 @@ func WithAttributes(attributes ...attribute.KeyValue) Option {
 	})
 }
 
-// WithSlowThreshold has each caller that has waited for a lock for d, and each that has held
-// one for d, logged at Warn while it still does, once, with the lock's name (unless
+// WithSlowThreshold logs each caller that has waited for a lock for d, and each that has held
+// one for d, while it still does: once, at Warn, with the lock's name (unless
 // WithoutLockNamesInLogs keeps it out), who owns it, and the file and line of the call that
-// waits or has locked; its span gets the event "slow". Of
-// one lock the caller that has waited longest and the one that has held longest are looked
-// at. d must be at least 10 ms; the log line comes up to a quarter of d late. The default
-// is to log none. The metrics leased.wait.oldest and leased.hold.oldest need no threshold.
+// waits or has locked. Its span gets the event "slow". Of one lock only the caller that has
+// waited longest and the one that has held longest are looked at. d must be at least 10 ms;
+// the log line comes up to a quarter of d late. The default is to log none. The metrics
+// leased.wait.oldest and leased.hold.oldest need no threshold.
 func WithSlowThreshold(d time.Duration) Option {
 	return clientOption(func(o *clientOptions) error {
 		if d < 10*time.Millisecond {
@@ -319,9 +319,9 @@ func WithTTL(ttl time.Duration) LockOption {
 	})
 }
 
-// WithMaxHold bounds how long one lease is held: after d its context ends with
-// ErrMaxHold, which is an ErrLeaseLost, and it is no longer renewed, so a stuck holder keeps others out for at
-// most one more TTL. d must not be negative. The default is 0, which means no bound.
+// WithMaxHold bounds how long one lease is held: after d its context ends with ErrMaxHold,
+// which is an ErrLeaseLost, and it is no longer renewed, so a stuck holder keeps others out
+// for at most one more TTL. d must not be negative. The default is 0, which means no bound.
 func WithMaxHold(d time.Duration) LockOption {
 	return lockOption(func(o *lockOptions) error {
 		if d < 0 {

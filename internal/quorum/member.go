@@ -24,7 +24,7 @@ type member struct {
 	place int // among the servers
 	inbox Inbox
 
-	mu       sync.Mutex // guards what follows; nothing else is locked under it
+	mu       sync.Mutex // guards what follows; only that of the client's goroutines is locked under it
 	away     bool
 	why      error     // it is away
 	left     time.Time // when it went

@@ -67,8 +67,8 @@ func ownerOf(sn *protocol.Snapshot) string {
 	return sn.Value
 }
 
-// merged makes one snapshot of those of n servers that answered: of the owner that most of them name, as
-// the one of them shows it on which its lease ends last but for those that are not needed.
+// merged makes one snapshot of those that some of n servers gave: of the owner that most of them
+// name, with its lease for as long as a majority keeps it.
 func merged(seen []protocol.Snapshot, n int) protocol.Snapshot {
 	need := Majority(n)
 	votes := map[string][]protocol.Snapshot{}

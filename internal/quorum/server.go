@@ -43,7 +43,7 @@ type Server struct {
 	// ours. It only orders those that wait.
 	clockOffset atomic.Int64
 
-	mu    sync.Mutex // guards what follows; only a member's mu is locked under it
+	mu    sync.Mutex // guards what follows; only those of members and inboxes are locked under it
 	locks map[string]*handle
 }
 
@@ -554,7 +554,7 @@ func (s *Server) EvictOn(ctx context.Context, k *protocol.Keys) (on int, err err
 	}
 	// What a client has on a few servers only, while another owns most, is not the lock. Nor is
 	// what the next owner has, which the evicted one lets in by giving back what it has left.
-	most := merged(slices.Clone(seen), s.cfg.Need)
+	most := merged(slices.Clone(seen), s.cfg.N)
 	owner := ownerOf(&most)
 	evicted, errs := each(s, func(ctx context.Context, i int, srv *redisserver.Server) (had bool, err error) {
 		value, sn := "", shown[i].Load()
