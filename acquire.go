@@ -90,7 +90,7 @@ type call struct {
 	gone     chan struct{} // closed when the release is settled; nil if no Unlock waits for that
 	cancel   func(error)   // ends the lease's context; nil until that is asked for
 	trace    *callTrace    // nil if it is not traced
-	seen     *seen         // nil if nobody watches it
+	seen     *seen         // nil if nothing is noted of it
 	reported bool          // whether its hold was recorded
 	again    bool          // it entered by reenter, so nothing refers to it once it has left
 	behind   int8          // servers of a quorum that stood behind it at its Unlock, 0 if not known
@@ -98,13 +98,13 @@ type call struct {
 
 func callOf(c *lockstate.Caller) *call { return c.Owner.(*call) }
 
-// seen is what is noted of a call for those who watch it. Most calls have none.
+// seen is what tracing and the watch for slow callers note of a call. Most calls have none.
 type seen struct {
 	under trace.Span // that commands for it are sent under: of its wait, then of its hold; nil if there is none
 	site  string     // file and line of the user's call, with WithSlowThreshold
 }
 
-// watched returns what is noted of w for those who watch it.
+// watched returns what is noted of w, for more to be added.
 func (w *call) watched() *seen {
 	if w.seen == nil {
 		w.seen = &seen{}
@@ -128,8 +128,8 @@ func (w *call) site() string {
 	return w.seen.site
 }
 
-// newSignal returns a channel with room for one value, for what is sent to once and received from
-// once, by who then calls received. Who stops waiting leaves it to the garbage collector.
+// newSignal returns a channel with room for one value, to be used once. The receiver gives it
+// back by received; one that stops waiting leaves it to the garbage collector.
 func (c *Client) newSignal() chan struct{} {
 	if s, ok := c.signals.Get().(chan struct{}); ok {
 		return s
@@ -141,10 +141,11 @@ func (c *Client) received(signal chan struct{}) { c.signals.Put(signal) }
 
 // Calls of Lock and RLock on a lock that the process keeps have a short cut, reenter, and their
 // Unlock has one, leaveKept. Neither allocates, nor looks the lock up in the client's table.
-// They apply only where nobody has to be told of each call: no tracer or meter records, and no
-// threshold is set for slow callers.
+// They apply only where calls need not be reported one by one: no tracer or meter records, and
+// no threshold is set for slow callers.
 
-// keeps notes e for calls to come, if w, which it admitted, has found the lock kept.
+// keeps remembers e for later calls if w, which it admitted, found that the process had kept
+// the lock.
 func (h *handle) keeps(e *entry, w *call) {
 	if w.Via == lockstate.ViaIdle || w.Via == lockstate.ViaLocal {
 		h.kept.Store(e)
@@ -198,9 +199,9 @@ func (h *handle) leaveKept(m protocol.Mode) bool {
 	return true
 }
 
-// callsAgain has calls for reenter. One that entered by it and left by leaveKept is referred to
-// by nothing any more: its goroutine has not looked at it since it entered, it was in no effect,
-// and whoever else looks at callers finds them in the lock, under the entry's mutex.
+// callsAgain is a pool of calls for reenter. Nothing refers to a call that entered by reenter
+// and left by leaveKept: its goroutine has not used it since it entered, it was part of no effect,
+// and all other code finds callers in the lock, under the entry's mutex.
 var callsAgain = sync.Pool{New: func() any {
 	w := &call{}
 	w.Owner = w
@@ -213,8 +214,8 @@ func (w *call) recycle() {
 	callsAgain.Put(w)
 }
 
-// observed reports whether each call has to be told: to a tracer, a meter, or the watch for
-// slow callers.
+// observed reports whether every call has to be reported: to a tracer, a meter, or the watch
+// for slow callers.
 func (c *Client) observed() bool {
 	ctx := context.Background()
 	return c.slow.threshold > 0 || c.tracing.tracer() != nil || c.metrics.wait.Enabled(ctx) || c.metrics.hold.Enabled(ctx)

@@ -63,7 +63,7 @@ type Client struct {
 	slow     *slowWatch
 	group    group
 	stats    counters
-	signals  sync.Pool // see newSignal; the client's own, because a test's bubble has channels of its own
+	signals  sync.Pool // see newSignal; not shared, because a channel belongs to one test's bubble
 
 	// publishDenied is whether scripts may not publish, as the last answer about it said.
 	publishDenied atomic.Bool

@@ -217,10 +217,10 @@ func (l *Lock) wait(a protocol.Answer, from, now time.Time) {
 	}
 }
 
-// farther is the pause of the head of the queue made longer for a waiter with so many ahead of
-// it: all of them together would keep a server busy. Its waiting lease outlasts the pause, by as
-// much again at least, and half of the window of a grant is left when its message comes at the
-// end of the pause.
+// farther returns the pause of a waiter that has place others ahead of it. It is longer than the
+// head's, which is pause, because thousands that look as often as the head keep a server busy. It
+// is half of the TTL at most: so the waiting lease lasts twice as long, and half of the window is
+// left where a message comes at the end of the pause.
 func farther(pause time.Duration, place int, ttl time.Duration) time.Duration {
 	return min(pause+time.Duration(min(place, 1e6))*perPlace, ttl/2, FarthestPoll)
 }

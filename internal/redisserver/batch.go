@@ -12,8 +12,8 @@ import (
 )
 
 // Commands about different locks that are ready while others are under way leave together, in
-// one pipeline. What is sent alone then costs what it did before, and what is sent by many
-// goroutines at once costs a fraction of the system calls, on both sides.
+// one pipeline. A command that is alone costs what it would without this, and those that many
+// goroutines send at once cost a fraction of the system calls, on both sides.
 //
 //	process -> fewer than atOnce under way -> sent at once, by itself
 //	        -> otherwise queued -> a round trip ends -> all that is queued leaves, led by one of them
@@ -39,13 +39,13 @@ import (
 // costs a lone caller an eighth.
 type batcher struct {
 	srv    *Server
-	unused sync.Pool // of *queued; one's own, because a test's bubble has channels of its own
+	unused sync.Pool // of *queued; not shared, because a channel belongs to one test's bubble
 
 	mu       sync.Mutex // guards what follows, and queued.state; nothing else is locked under it
 	underWay int        // round trips of this era
 	era      int        // ends when nothing has returned for patience
 	queue    []*queued  // empty if underWay is less than atOnce
-	moved    time.Time  // when a round trip has ended last, or the queue was empty
+	moved    time.Time  // when a round trip last ended, or the queue was last empty
 	timer    *time.Timer
 	timed    bool // whether timer is running
 }
@@ -93,10 +93,10 @@ func newBatcher(s *Server) *batcher {
 }
 
 // process sends cmd, by itself or with others. After an error that is the end of ctx, cmd must not
-// be looked at: it may be on its way still.
+// be read: it may still be under way.
 //
-// ctx has a deadline. It is not a user's: if it is cancelled before, those of all others are, too,
-// because the client of locks stops its commands by that.
+// ctx has a deadline. It is not a user's context: only the client's end cancels it earlier, and
+// with it those of all other commands.
 func (b *batcher) process(ctx context.Context, cmd onceCmd) error {
 	b.mu.Lock()
 	if b.underWay < atOnce {
@@ -260,8 +260,8 @@ func (b *batcher) stalled() {
 	}
 }
 
-// lead sends the batch of w, and tells the others that it has ended, after the next batch was told
-// to leave.
+// lead sends the batch of w. When it has ended, the next batch is told to leave first, and then
+// those that wait for this one.
 func (b *batcher) lead(w *queued) {
 	ended := false
 	defer func() {
@@ -277,7 +277,7 @@ func (b *batcher) lead(w *queued) {
 			}
 		}
 		if panics != nil {
-			panic(panics) // from here, where the stack has still what panicked
+			panic(panics) // from here, where the stack still has what panicked
 		}
 	}()
 	if len(w.batch) == 1 {
@@ -309,8 +309,8 @@ func tooLate(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// errTooLate matches context.DeadlineExceeded, for explain, which tells apart why a command had no
-// answer in time. To the user it is what a command is given that had a connection to itself.
+// errTooLate matches context.DeadlineExceeded, for explain, which finds out why a command had no
+// answer in time. Users get the error that a command with a connection of its own would have had.
 type errTooLate struct{}
 
 func (errTooLate) Error() string        { return "i/o timeout" }
