@@ -269,7 +269,7 @@ func (h *handle) wait(ctx context.Context, w *call, began time.Time) (*entry, er
 		return nil, h.refusal(nil, err, began)
 	}
 	if w.ready != nil {
-		admitted := false
+		var admitted bool
 		if h.client.opts.profileLabels {
 			admitted = h.awaitLabelled(ctx, w)
 		} else {
@@ -415,6 +415,9 @@ func ended(ctx context.Context) error {
 	}
 	return fmt.Errorf("%w: %w", err, cause)
 }
+
+// asOptionSays is given to unlock in place of a context.
+var asOptionSays context.Context
 
 // unlock ends the lease of the caller that pick chooses, and waits for Redis to confirm
 // if the outcome depends on Redis: until ctx ends or, if that is nil, as long as the

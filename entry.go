@@ -101,7 +101,7 @@ func (e *entry) rearmLocked(fx *lockstate.Effects) (idle bool) {
 // look at the lock; moving it costs as much.
 func (e *entry) setAlarmLocked() {
 	due := e.state().Due()
-	if at := e.alarm.due; due != 0 && (at == 0 || due < at) {
+	if at := e.due; due != 0 && (at == 0 || due < at) {
 		e.client.watchdog.setInstant(e, due)
 	}
 }
@@ -202,7 +202,7 @@ func (e *entry) sendCheck(r protocol.Renewal) {
 // is counted and recorded too; the loss handler and OpenTelemetry, which are user code,
 // are called in goroutines that nothing else depends on.
 func (e *entry) end(loss lockstate.Loss) {
-	lost, cause := loss.Why != 0, error(ErrClosed) // Caller.Ended may come from a later step
+	lost, cause := loss.Why != 0, ErrClosed // Caller.Ended may come from a later step
 	e.mu.Lock()
 	w := callOf(loss.Caller)
 	cancel, token := w.cancel, w.Token

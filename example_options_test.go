@@ -203,9 +203,10 @@ func ExampleWithIdleHold() {
 	client := mustNew(rdb, leased.WithIdleHold(time.Second))
 	defer client.Close()
 
-	mu := client.Mutex("counter")
+	mu, n := client.Mutex("counter"), 0
 	for range 3 {
 		mu.Lock()
+		n++
 		mu.Unlock()
 	}
 	fmt.Println(client.Stats().Idle, "of", client.Stats().Leases, "without asking Redis")
@@ -307,7 +308,7 @@ func ExampleRWMutex_RLocker() {
 	client := mustNew(rdb)
 	defer client.Close()
 
-	var readers sync.Locker = client.RWMutex("prices").RLocker()
+	readers := client.RWMutex("prices").RLocker() // a sync.Locker
 	readers.Lock()
 	fmt.Println("a writer beside it:", client.RWMutex("prices").TryLock())
 	readers.Unlock()
@@ -429,8 +430,9 @@ func ExampleClient_Stats() {
 	client := mustNew(rdb)
 	defer client.Close()
 
-	mu := client.Mutex("counter")
+	mu, n := client.Mutex("counter"), 0
 	mu.Lock()
+	n++
 	mu.Unlock()
 	s := client.Stats()
 	fmt.Println(s.Leases, "lease, of which", s.Local, "were handed on locally;", s.Lost, "lost")

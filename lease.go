@@ -177,7 +177,7 @@ func (l *Lease) Unlock() error {
 	}
 	l.once.Do(func() {
 		l.guard.Stop()
-		_, l.result = l.entry.unlock(nil, func(*lockstate.Lock) *lockstate.Caller { return &l.call.Caller })
+		_, l.result = l.entry.unlock(asOptionSays, func(*lockstate.Lock) *lockstate.Caller { return &l.call.Caller })
 	})
 	return l.result
 }

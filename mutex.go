@@ -114,7 +114,7 @@ func (h *handle) unlock(m protocol.Mode) {
 	var found bool
 	var err error
 	if e := h.client.lookup(h.keys.Lock); e != nil {
-		found, err = e.unlock(nil, func(l *lockstate.Lock) *lockstate.Caller { return l.PickHolder(m) })
+		found, err = e.unlock(asOptionSays, func(l *lockstate.Lock) *lockstate.Caller { return l.PickHolder(m) })
 	}
 	if !found {
 		panic(fmt.Sprintf("leased: %s of unlocked mutex %q", map[protocol.Mode]string{protocol.Exclusive: "unlock", protocol.Shared: "RUnlock"}[m], h.keys.Name))

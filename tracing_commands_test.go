@@ -166,7 +166,7 @@ func TestTraceOfLockHasItsCommandsUnderItsSpansIfThereAreSome(t *testing.T) {
 		mu := c.Mutex("x")
 		mu.Lock()
 		synctest.Wait() // else the last of a quorum's servers is asked once more, to cancel
-		mu.Unlock()     //nolint:staticcheck // its commands are what is tested
+		mu.Unlock()
 		synctest.Wait()
 		if n := s.share(seen.under(t, "an uncontended Lock", trace.SpanID{})); n != 2 {
 			t.Errorf("%d commands", n)

@@ -276,7 +276,7 @@ func TestSamplersSeeLockModeAndOwner(t *testing.T) {
 		unlock(t, l)
 		mu := c.RWMutex("x")
 		mu.RLock()
-		mu.RUnlock()
+		mu.RUnlock() //nolint:staticcheck // its spans are what is tested
 		synctest.Wait()
 		want := attribute.NewSet(attribute.String("leased.lock", "x"), attribute.String("leased.mode", "shared"), attribute.String("leased.owner", "me"))
 		sampler.mu.Lock()

@@ -310,7 +310,7 @@ func (c *Client) renew(batch []protocol.Renewal) {
 // is not measured.
 func (c *Client) sendRenewals(ctx context.Context, batch []protocol.Renewal) (took time.Duration) {
 	returned := false
-	took = -1
+	took = -1 //nolint:wastedassign // a panic on the way leaves it so
 	defer func() {
 		for i := range batch {
 			if r := &batch[i]; !returned && r.Outcome == protocol.Unanswered && r.Err == nil {

@@ -526,7 +526,7 @@ var mutants = []mutant{
 	{"the inbox does not survive a dialler's panic", "notify.go", "	defer in.client.recoverPanic(\"a hook of the Redis client, or an error of one,\")\n", "", "WhoseDiallerPanics"},
 	{"a closed Redis client is an outage", "outage.go", "	if fail.Lasts() {", "	if fail.Lasts() && fail.Kind != protocol.ClientClosed {", "FailureThatLasts"},
 	{"a closed Redis client has the inbox suspected", "notify.go", "	if fail.Lasts() {", "	if fail.Lasts() && fail.Kind != protocol.ClientClosed {", "FailureThatLasts"},
-	{"the end by a close is told as a loss found meanwhile", "entry.go", "	lost, cause := loss.Why != 0, error(ErrClosed)", "	lost, cause := loss.Caller.Ended == lockstate.ByLoss, error(ErrClosed)", "LossBesideAClose"},
+	{"the end by a close is told as a loss found meanwhile", "entry.go", "	lost, cause := loss.Why != 0, ErrClosed", "	lost, cause := loss.Caller.Ended == lockstate.ByLoss, ErrClosed", "LossBesideAClose"},
 
 	// Confirmation by replicas.
 	{"a message makes an owner that replicas may not have", "internal/lockstate/events.go", "g.opts.Confirm || g.late(now)", "g.late(now)", "ConfirmedGrants"},

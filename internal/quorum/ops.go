@@ -287,7 +287,8 @@ func (l *Lock) moved(s *Send, res Result, now time.Time, fx *Effects) {
 	if op != nil {
 		p = s.part()
 	}
-	old, outcome := outcomeNo, outcomeNo
+	var old outcome
+	outcome := outcomeNo
 	if q != nil {
 		q.asking = false
 	}

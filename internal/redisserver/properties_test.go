@@ -338,7 +338,7 @@ func (s *scene) runEnd(what string, sc *Script, id string, last uint64, shortcut
 		s.t.Fatal(err)
 	}
 	if what == "cancel" && reply[2] == int64(0) { // it did not own
-		r.Answer.Outcome, r.Answer.Token = protocol.NotOurs, uint64(reply[3].(int64))
+		r.Outcome, r.Token = protocol.NotOurs, uint64(reply[3].(int64))
 	}
 	return r
 }
