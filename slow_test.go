@@ -76,7 +76,7 @@ func TestCountersGoOnWhereViewsDropAllGauges(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		reader := sdkmetric.NewManualReader()
 		var views []sdkmetric.Option
-		for _, name := range []string{"leased.waiting", "leased.held", "leased.*.oldest"} {
+		for _, name := range []string{"leased.waiting", "leased.held", "leased.*.oldest", "leased.clients", "leased.servers"} {
 			views = append(views, sdkmetric.WithView(sdkmetric.NewView(sdkmetric.Instrument{Name: name}, sdkmetric.Stream{Aggregation: sdkmetric.AggregationDrop{}})))
 		}
 		m := meter{sdkmetric.NewMeterProvider(append(views, sdkmetric.WithReader(reader))...), reader}

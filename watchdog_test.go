@@ -107,7 +107,8 @@ func TestARenewalThatCrossesAnUnlockIsNotCountedAsLost(t *testing.T) {
 	}
 }
 
-// batches is a stub server that notes when renewals come, and of which the n-th hangs.
+// batches is a stub server that notes when renewals come, and of which the n-th hangs. Every tenth
+// batch takes longer than the pause between two.
 type batches struct {
 	stubServer
 	hangs int
@@ -123,11 +124,15 @@ func (s *batches) Renew(ctx context.Context, batch []protocol.Renewal) {
 	s.at, s.sizes = append(s.at, time.Now()), append(s.sizes, len(batch))
 	s.now++
 	s.most = max(s.most, s.now)
-	hangs := len(s.at) == s.hangs
-	s.mu.Unlock()
-	if time.Sleep(300 * time.Microsecond); hangs { // of virtual time: the way to the server
-		time.Sleep(1500 * time.Millisecond) // likewise: it hangs
+	takes := 300 * time.Microsecond
+	if len(s.at)%10 == 0 {
+		takes = 4 * time.Millisecond
 	}
+	if len(s.at) == s.hangs {
+		takes = 1500 * time.Millisecond
+	}
+	s.mu.Unlock()
+	time.Sleep(takes) // of virtual time: the way to the server
 	s.stubServer.Renew(ctx, batch)
 	s.mu.Lock()
 	s.now--

@@ -79,7 +79,7 @@ func (s *lockServers) close() {
 // die ends a server with all that it knew.
 func (s *lockServer) die() error {
 	s.redis.Close()
-	l, err := net.Listen("tcp", s.addr)
+	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", s.addr)
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -73,7 +74,7 @@ func topCommand(std streams) *cobra.Command {
 				}
 				return nil
 			})
-			if context.Cause(ctx) == errEnough {
+			if errors.Is(context.Cause(ctx), errEnough) {
 				return nil
 			}
 			return err

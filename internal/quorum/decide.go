@@ -43,8 +43,8 @@ func (l *Lock) decide(op *Op, now time.Time, fx *Effects) {
 	fx.Done = append(fx.Done, op)
 }
 
-// lacksQuorum decides that too few servers answered, and returns op's error.
-func (l *Lock) lacksQuorum(op *Op, now time.Time, fx *Effects) *noQuorum {
+// lacksQuorum decides that too few servers answered.
+func (l *Lock) lacksQuorum(op *Op, now time.Time, fx *Effects) {
 	e := &noQuorum{n: l.cfg.N, need: l.cfg.Need, kind: protocol.NeverSent}
 	lasting := map[protocol.FailureKind]int{}
 	for _, f := range op.fails {
@@ -68,7 +68,6 @@ func (l *Lock) lacksQuorum(op *Op, now time.Time, fx *Effects) *noQuorum {
 	}
 	op.Err = e
 	l.decide(op, now, fx)
-	return e
 }
 
 func count(all []outcome, which ...outcome) int {
@@ -226,7 +225,8 @@ func (r *request) keeps() {
 // others gave is given back: a client that cannot own must not keep out those that can. But
 // what a downgrade gave is what is left of a lease.
 func (l *Lock) noMajority(op *Op, r *request, now time.Time, fx *Effects) {
-	e := l.lacksQuorum(op, now, fx)
+	l.lacksQuorum(op, now, fx)
+	e := op.Err.(*noQuorum) //nolint:errorlint // as it was made a line before
 	for i := range r.parts {
 		if p := &r.parts[i]; p.state == owned && now.Before(p.young) {
 			e.young = max(e.young, p.young.Sub(now))
@@ -413,8 +413,9 @@ func (l *Lock) evaluateCancel(op *Op, now time.Time, fx *Effects) {
 	case pending > 0:
 		return
 	default:
-		e := l.lacksQuorum(op, now, fx)
+		l.lacksQuorum(op, now, fx)
 		l.forgetLater(r, now)
+		e := op.Err.(*noQuorum) //nolint:errorlint // as it was made two lines before
 		op.Cancelled = protocol.Cancelled{Fail: &protocol.Failure{Err: e, Kind: e.kind}}
 		return
 	}

@@ -1,5 +1,6 @@
 //go:build !race
 
+// Package race tells tests whether the race detector is on; see race.go.
 package race
 
 // Enabled reports that the race detector is on.
