@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/race"
 )
 
 // The work of one call is bounded, so that the server can serve others in between. The
@@ -19,9 +20,11 @@ const ample = 10 * time.Minute
 // deadHeads puts n requests with expired waiting leases at the head of the queue.
 func (s *scene) deadHeads(n int) {
 	s.t.Helper()
+	add := []any{"ZADD", s.keys.Queue()}
 	for i := range n {
-		s.raw("ZADD", s.keys.Queue(), -n+i, s.writer("D"))
+		add = append(add, -n+i, s.writer("D"))
 	}
+	s.raw(add...)
 	s.raw("PEXPIRE", s.keys.Queue(), 600_000)
 }
 
@@ -67,7 +70,11 @@ func TestACallLetsAtMost100InAndACancelGoesOnUntilAllAre(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		owner, down := s.id("A", protocol.Exclusive, ample), s.id("A", protocol.Shared, ample)
 		var readers []string
-		for range 250 {
+		crowd := 250
+		if race.Enabled {
+			crowd = 110 // still more than one call lets in
+		}
+		for range crowd {
 			readers = append(readers, s.id("B", protocol.Shared, ample))
 		}
 		last := s.id("C", protocol.Exclusive, ample)

@@ -86,7 +86,11 @@ func TestTheShortcutsDoWhatTheLongWayDoes(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		inboxes := []*listener{s.listen("A"), s.listen("B")} // C has none
 		shortcuts := map[string]int{}
-		for seed := range 3*scatterings() + 300 {
+		rounds := 3*scatterings() + 300
+		if race.Enabled {
+			rounds = 3 * scatterings()
+		}
+		for seed := range rounds {
 			began, started := s.now(), time.Now()
 			x := scatter(seed, began)
 			rng := rand.New(rand.NewSource(seed))
