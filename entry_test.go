@@ -62,7 +62,7 @@ func TestALossBesideACloseIsToldOnce(t *testing.T) {
 // between the message and what follows from it.
 func TestAnUnlockThatOvertakesAnEvictionRecordsThatTheLeaseWasForced(t *testing.T) {
 	reader := sdkmetric.NewManualReader()
-	c, err := New(redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), WithMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))))
+	c, err := New(redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), WithMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))), WithLossHandler(func(LossEvent) {}))
 	if err != nil {
 		t.Fatal(err)
 	}

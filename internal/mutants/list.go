@@ -224,6 +224,7 @@ var mutants = []mutant{
 	{"a command with WAIT shares a pipeline", "internal/redisserver/server.go", "	case s.trailer != nil:\n		s.together", "	case s.trailer != nil && s.batches == nil:\n		s.together", "ReplicasConfirm"},
 	{"a command has the deadline of an earlier one, however old that is", "internal/redisserver/deadlines.go", " && now.Before(s.before) {", " && s.ctx.Err() == nil {", "ShareTheirDeadline"},
 	{"commands of all limits share a deadline", "internal/redisserver/deadlines.go", "s != nil && s.limit == limit && ", "s != nil && ", "ShareTheirDeadline"},
+	{"limits of one remainder take turns in a slot", "internal/redisserver/deadlines.go", "	for i := range n {\n		slot := &d.slots[(home+i)%n]", "	for range n {\n		slot := &d.slots[home]", "TwoLimits"},
 	{"each command has a deadline of its own", "internal/redisserver/deadlines.go", "	slot.Store(s)\n", "", "ShareTheirDeadline"},
 	{"go-redis repeats commands (rule 6)", "internal/redisserver/script.go", "func (onceCmd) NoRetry() bool { return true }", "func (onceCmd) NoRetry() bool { return false }", "Retry|Once|Resent|Repeat"},
 	{"Close releases what nobody unlocked", "client.go", "		left = c.abandoned()\n", "		left = c.abandoned()\n		for _, e := range c.entries() {\n			_, _ = c.server.Evict(c.base, &e.keys)\n		}\n", "Close|Shutdown"},

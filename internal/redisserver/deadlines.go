@@ -12,7 +12,7 @@ import (
 // all they have in common is when they are given up. It is safe for concurrent use.
 type Deadlines struct {
 	Base  context.Context                   // which they all end with
-	slots [7]atomic.Pointer[sharedDeadline] // by the limit: a client has few
+	slots [7]atomic.Pointer[sharedDeadline] // see slot: a client has few limits
 }
 
 // sharedDeadline is the context of all commands that may take as long as limit and begin before a
@@ -32,7 +32,7 @@ const sharedPart = 32
 // Within returns a context that ends when limit is over, or a little earlier, and not later.
 func (d *Deadlines) Within(limit time.Duration) context.Context {
 	now := time.Now()
-	slot := &d.slots[uint64(limit)%uint64(len(d.slots))]
+	slot := d.slot(limit)
 	if s := slot.Load(); s != nil && s.limit == limit && now.Before(s.before) {
 		return s.ctx
 	}
@@ -40,4 +40,19 @@ func (d *Deadlines) Within(limit time.Duration) context.Context {
 	s.ctx, s.stop = context.WithDeadline(d.Base, now.Add(limit))
 	slot.Store(s)
 	return s.ctx
+}
+
+// slot returns that of limit: the first, from the one that its remainder says on, that has this
+// limit or none yet. Two limits in turn in one slot would have each command begin a context, which
+// nobody may end before its deadline.
+func (d *Deadlines) slot(limit time.Duration) *atomic.Pointer[sharedDeadline] {
+	n := uint64(len(d.slots))
+	home := uint64(limit) % n
+	for i := range n {
+		slot := &d.slots[(home+i)%n]
+		if s := slot.Load(); s == nil || s.limit == limit {
+			return slot
+		}
+	}
+	return &d.slots[home]
 }

@@ -38,3 +38,25 @@ func TestCommandsThatBeginTogetherShareTheirDeadline(t *testing.T) {
 		}
 	})
 }
+
+// Limits are told apart by slots, and two that would fall into one must not take turns in it: each
+// command would then begin a context that nothing ends before its deadline.
+func TestCommandsOfTwoLimitsDoNotTakeEachOthersContext(t *testing.T) {
+	base, stop := context.WithCancel(context.Background())
+	defer stop()
+	d := Deadlines{Base: base}
+	var limits []time.Duration
+	var ctxs []context.Context
+	for i := range d.slots {
+		limit := time.Hour + time.Duration(i*len(d.slots)) // the same remainder
+		limits, ctxs = append(limits, limit), append(ctxs, d.Within(limit))
+	}
+	for i, limit := range limits {
+		if d.Within(limit) != ctxs[i] {
+			t.Errorf("commands of limit %d do not share a context beside others", i)
+		}
+	}
+	if end, _ := d.Within(time.Minute).Deadline(); time.Until(end) > time.Minute {
+		t.Errorf("a command of one limit more has %v", time.Until(end))
+	}
+}
