@@ -5,8 +5,6 @@ COUNT   ?= 1
 SYSTEMS := linux darwin windows
 # What is in the workspace: the library, and the command line, a module of its own.
 ALL     := ./cmd/leased/... ./...
-# The packages of which the race detector's pass, the short one, leaves something out.
-LONG     = $(patsubst ././,.,$(sort $(patsubst %,./%,$(dir $(shell grep -lE 'testing[.]Short|race[.]Enabled' *_test.go cmd/*/*_test.go internal/*/*_test.go leasedtest/*_test.go)))))
 
 .DEFAULT_GOAL := help
 .PHONY: help test test-jaeger check bench measure compare simulate mutants docs
@@ -18,17 +16,16 @@ help: ## list these targets
 	@echo "with LEASED_REQUIRE_REDIS=1 they fail instead."
 
 # The race detector multiplies the time of every test, so its pass is the short one;
-# what -short leaves out is long because of its numbers, not because of other code. The
-# second pass runs the packages that left something out, and all of their tests.
+# what -short leaves out is long because of its numbers, not because of other code.
 # Tests that run in parallel mostly wait, so more of them run at once than there are
 # processors. By default a program with the race detector sleeps for a second before it
-# ends, each process that a test starts included. Collecting garbage less often takes a
-# fifth of the processor time from the compiler, and a quarter from the tests.
+# ends, each process that a test starts included. Collecting garbage less often saves
+# about a fifth of the processor time, of the compiler and of the tests.
 test: export GOGC ?= 400
-test: ## vet, then all tests: short ones under the race detector, long ones without it
+test: ## vet, then all tests: short ones under the race detector, all without it
 	$(GO) vet $(ALL)
 	GORACE='$(GORACE) atexit_sleep_ms=50' $(GO) test -race -vet=off -short -parallel 8 -timeout 10m $(ALL)
-	$(GO) test -vet=off -parallel 8 -timeout 10m $(LONG)
+	$(GO) test -vet=off -parallel 8 -timeout 10m $(ALL)
 
 # Its own target, because the first run builds Jaeger. -v shows how long it takes.
 test-jaeger: ## two processes and a real Jaeger, which is built first: 2 to 5 minutes, once
