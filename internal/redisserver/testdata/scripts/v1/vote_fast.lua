@@ -32,6 +32,7 @@ if string.sub(id, 9, 9) == 'w' and not ARGV[9] then
     local longest, client = match(owner, '^leased1:w:([1-9]%d*):[cpu]i?:[%w_-]+:(%S+)$')
     local left, place, now = call('PTTL', KEYS[1]), call('ZCARD', KEYS[2]), string.sub(s, 1, 13)
     if longest and #longest <= 9 and left >= 0 and left - longest <= 0
+      and call('EXISTS', KEYS[3]) == 0 -- beside a writer there are no readers, so it is of another type
       and call('ZCOUNT', KEYS[4], '(' .. now, '+inf') == place then -- none of the queue is dead
       local ttl, ticket = ARGV[5], ARGV[8]
       -- Most often it has the greatest ticket, and is the last.
