@@ -139,7 +139,6 @@ func TestAClosedRedisClientIsAnErrorAtOnce(t *testing.T) {
 			}
 			defer c.Close()
 			l := lock(t, c.Mutex("held"))
-			s.settle("held")
 			began := time.Now()
 			for _, one := range s.alike(rdb) {
 				must(t, one.Close())

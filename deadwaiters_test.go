@@ -98,7 +98,7 @@ func TestAReleasedLockPassesDeadWaitersAtOnce(t *testing.T) {
 
 // manyReaders is more than the 100 that one call of a script tells or lets in.
 func manyReaders() int {
-	if race.Enabled {
+	if race.Enabled || wantsQuorum() {
 		return 110
 	}
 	return 250

@@ -44,37 +44,39 @@ type place struct {
 }
 
 // minis are one embedded server, or those of a quorum. What a test does to the server is
-// done to all.
-type minis []*miniredis.Miniredis
+// done to all, once these have done what they were asked.
+type minis struct {
+	all    []*miniredis.Miniredis
+	settle func() // nil for one server
+}
 
-func (all minis) SetError(text string) {
-	for _, m := range all {
-		m.SetError(text)
+func (m minis) each(f func(one *miniredis.Miniredis)) {
+	if m.settle != nil {
+		m.settle()
+	}
+	for _, one := range m.all {
+		f(one)
 	}
 }
 
-func (all minis) FlushAll() {
-	for _, m := range all {
-		m.FlushAll()
-	}
+func (m minis) SetError(text string) {
+	m.each(func(one *miniredis.Miniredis) { one.SetError(text) })
 }
 
-func (all minis) SetTime(at time.Time) {
-	for _, m := range all {
-		m.SetTime(at)
-	}
+func (m minis) FlushAll() { m.each((*miniredis.Miniredis).FlushAll) }
+
+func (m minis) SetTime(at time.Time) {
+	m.each(func(one *miniredis.Miniredis) { one.SetTime(at) })
 }
 
-func (all minis) SetPreHook(f func(p *mini.Peer, cmd string, args ...string) bool) {
-	for _, m := range all {
-		m.Server().SetPreHook(f)
-	}
+func (m minis) SetPreHook(f func(p *mini.Peer, cmd string, args ...string) bool) {
+	m.each(func(one *miniredis.Miniredis) { one.Server().SetPreHook(f) })
 }
 
 func placeAt(target redistest.Target, rdb redis.UniversalClient) place {
 	s := place{Target: target, rdb: rdb}
 	if target.Mini != nil {
-		s.Mini = minis{target.Mini}
+		s.Mini = minis{all: []*miniredis.Miniredis{target.Mini}}
 	}
 	return s
 }
@@ -109,7 +111,6 @@ func placed(f func(t *testing.T, s place)) func(t *testing.T, target redistest.T
 func inVirtualTime(t *testing.T, f func(t *testing.T, s place)) {
 	t.Helper()
 	if wantsQuorum() { // instead: a bubble of its own beside this one is too much for go-redis
-		skipOnQuorum(t)
 		synctest.Test(t, func(t *testing.T) {
 			redistest.LastInBubble(t)
 			f(t, quorumPlace(t, true))
@@ -133,7 +134,7 @@ func (s place) connect(t *testing.T, change ...func(*redis.Options)) *redis.Clie
 		return s.members.connect(t, change)
 	}
 	if s.Addr == "" {
-		return redistest.MiniClient(t, s.Mini[0], change...)
+		return redistest.MiniClient(t, s.Mini.all[0], change...)
 	}
 	if s.Deployment != nil {
 		rdb, one := s.Deployment.Connect(t, change...).(*redis.Client)
@@ -187,8 +188,10 @@ func (s place) open(t *testing.T, rdb redis.UniversalClient, opts ...leased.Opti
 	return leased.New(rdb, opts...)
 }
 
-// alike are the connections that rdb stands for: rdb, or on a quorum one like it to each server.
+// alike are the connections that rdb stands for: rdb, or on a quorum one like it to each server,
+// for a test that does something to them.
 func (s place) alike(rdb *redis.Client) []*redis.Client {
+	s.settle()
 	if s.members != nil {
 		return s.members.alike(rdb)
 	}
@@ -204,6 +207,7 @@ func (s place) hook(rdb *redis.Client, h redis.Hook) {
 
 // commands returns how many commands the client has sent to a server.
 func (s place) commands(c *leased.Client) int64 {
+	s.settle()
 	return s.share(c.Stats().Commands)
 }
 
@@ -235,10 +239,11 @@ func (s place) saying(text string) string {
 type wires struct {
 	*redistest.Proxy // of the first
 	others           []*redistest.Proxy
+	settle           func()
 }
 
 func (s place) proxy(t *testing.T) *wires {
-	w := &wires{Proxy: redistest.NewProxy(t, s.Addr)}
+	w := &wires{Proxy: redistest.NewProxy(t, s.Addr), settle: s.settle}
 	if s.members != nil {
 		s.members.addProxies(t, w)
 	}
@@ -246,6 +251,7 @@ func (s place) proxy(t *testing.T) *wires {
 }
 
 func (w *wires) each(f func(p *redistest.Proxy)) {
+	w.settle()
 	f(w.Proxy)
 	for _, p := range w.others {
 		f(p)
@@ -269,7 +275,6 @@ func (s place) helperKeys(name string) (queue, readers, waiters, meta string) {
 // value returns what stands in the lock's key, "" if nothing does.
 func (s place) value(t *testing.T, name string) string {
 	t.Helper()
-	s.settle(name)
 	v, err := s.rdb.Get(context.Background(), s.Prefix+name).Result()
 	if err != nil && !errors.Is(err, redis.Nil) {
 		t.Fatal(err)
@@ -278,10 +283,22 @@ func (s place) value(t *testing.T, name string) string {
 }
 
 // settle lets the servers of a quorum do what callers do not wait for: a majority is enough
-// for them.
-func (s place) settle(name string) {
+// for them. What a test does to the servers by its place does this first.
+func (s place) settle() {
 	if s.members != nil {
-		s.members.settle(s, name)
+		s.members.settle()
+	}
+}
+
+// forget has the servers lose all that they have of locks. On a quorum they go on voting, as when
+// the keys are deleted: if all restarted without their data, Unlock would say otherwise, according
+// to how many answer (docs/redlock.md).
+func (s place) forget(t *testing.T) {
+	t.Helper()
+	ctx := context.Background()
+	must(t, s.rdb.FlushAll(ctx).Err())
+	if s.members != nil {
+		must(t, s.rdb.MSet(ctx, s.Prefix+"leased:quorum:mark", "1").Err())
 	}
 }
 
@@ -331,7 +348,6 @@ func (s place) lead() uint64 {
 func (s place) clean(t *testing.T, name string) bool {
 	t.Helper()
 	queue, readers, waiters, _ := s.helperKeys(name)
-	s.settle(name)
 	n, err := s.rdb.Exists(context.Background(), s.Prefix+name, queue, readers, waiters).Result()
 	if err != nil {
 		t.Fatal(err)

@@ -142,13 +142,11 @@ func TestLocalHandoffsAreNotBoundedWhenNobodyElseWaits(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		c := newClient(t, s, leased.WithLocalHandoffs(2, time.Millisecond))
 		warm(t, s, c)
-		s.settle("x")
 		before, sent := c.Stats(), s.commands(c)
 		var order []string
 		var all sync.WaitGroup
 		busy(c, "A", 10, 20*time.Millisecond, &order, &all)
 		all.Wait()
-		s.settle("x")
 		// One acquire and one release.
 		if st := c.Stats(); st.Local-before.Local != 9 || s.commands(c)-sent != 2 {
 			t.Errorf("%+v after %+v", st, before)
@@ -162,7 +160,6 @@ func TestHandlesOfOneLockMayDifferInOptions(t *testing.T) {
 		var lasting []time.Duration
 		for _, mu := range []*leased.Mutex{c.Mutex("x"), c.Mutex("x", leased.WithTTL(time.Minute))} {
 			l := lock(t, mu)
-			s.settle("x")
 			lasting = append(lasting, s.rdb.PTTL(context.Background(), "x").Val())
 			unlock(t, l)
 		}

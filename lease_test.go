@@ -144,7 +144,6 @@ func TestDoJoinsALossToTheFunctionsError(t *testing.T) {
 		failed := errors.New("failed")
 		for _, own := range []error{failed, nil} {
 			err := newClient(t, s).Mutex("x").Do(context.Background(), func(ctx context.Context) error {
-				s.settle("x")
 				s.rdb.Del(context.Background(), "x")
 				closesSoon(t, "the context ends", ctx.Done())
 				isAll(t, context.Cause(ctx), leased.ErrLeaseLost)

@@ -16,7 +16,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
-	"github.com/leasedmutex/leased/internal/protocol"
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
@@ -26,30 +25,16 @@ import (
 
 // members are the servers of a quorum.
 type members struct {
-	minis   minis
+	minis   []*miniredis.Miniredis
 	virtual bool
 
-	mu    sync.Mutex                        // guards what follows
-	made  map[*redis.Client][]*redis.Client // by a client of the first server: it, and those like it of the others
-	wires map[string]*wires                 // by their address
+	mu      sync.Mutex                        // guards what follows
+	made    map[*redis.Client][]*redis.Client // by a client of the first server: it, and those like it of the others
+	wires   map[string]*wires                 // by their address
+	clients []*leased.Client                  // of the library
 }
 
 const suiteMembers = 5
-
-// notOnQuorum are tests that do not hold on a quorum yet, by the reason.
-var notOnQuorum = map[string]string{
-	"TestVirtualASubscriptionThatBreaksAllTheTimeCostsFewCommandsAndIsQuickOnceSound": "an open fault: each of five inboxes that is confirmed anew has " +
-		"all locks ask all servers, which is twice the commands of a client of one server",
-}
-
-// skipOnQuorum skips those.
-func skipOnQuorum(t *testing.T) {
-	t.Helper()
-	name, _, _ := strings.Cut(t.Name(), "/")
-	if why, listed := notOnQuorum[name]; listed {
-		t.Skip(why)
-	}
-}
 
 // wantsQuorum reports whether LEASED_SERVERS names quorum.
 func wantsQuorum() bool {
@@ -76,7 +61,7 @@ func quorumPlace(t *testing.T, virtual bool) place {
 			t.Fatal(err)
 		}
 	}
-	s := place{Target: redistest.Target{Name: "quorum", Mini: m.minis[0]}, Mini: m.minis, members: m}
+	s := place{Target: redistest.Target{Name: "quorum", Mini: m.minis[0]}, Mini: minis{m.minis, m.settle}, members: m}
 	if !virtual {
 		s.Addr, s.Prefix = m.minis[0].Addr(), prefix
 	}
@@ -86,7 +71,7 @@ func quorumPlace(t *testing.T, virtual bool) place {
 	for i := 1; i < suiteMembers; i++ {
 		others = append(others, m.client(t, i))
 	}
-	rdb.AddHook(everywhere{others})
+	rdb.AddHook(everywhere{others, m.settle})
 	s.rdb = rdb
 	redistest.CheckLeaks(t, s.rdb, s.Prefix)
 	return s
@@ -149,27 +134,32 @@ func (m *members) open(t *testing.T, rdb redis.UniversalClient, opts []leased.Op
 	for i, one := range all {
 		servers[i] = one
 	}
-	return leased.NewQuorum(servers, append([]leased.Option{leased.WithQuarantine(30 * 24 * time.Hour)}, opts...)...)
+	c, err := leased.NewQuorum(servers, append([]leased.Option{leased.WithQuarantine(30 * 24 * time.Hour)}, opts...)...)
+	if err == nil {
+		m.mu.Lock()
+		m.clients = append(m.clients, c)
+		m.mu.Unlock()
+	}
+	return c, err
 }
 
-// settle returns when all servers say the same about a lock, or if they do not for long.
-func (m *members) settle(s place, name string) {
+// settle returns when nothing that the clients have sent is under way, so that what a test does
+// next concerns what all servers have. It does not wait for servers that do not answer, nor for
+// clients that have something under way all the time.
+func (m *members) settle() {
 	if m.virtual {
+		defer func() { _ = recover() }() // another goroutine waits, or this one is of no bubble
 		synctest.Wait()
 		return
 	}
-	queue, readers, waiters, _ := s.helperKeys(name)
-	says := func(one *miniredis.Miniredis) string {
-		owner, _ := one.Get(s.Prefix + name)
-		if who, err := protocol.ParseID(owner); err == nil {
-			owner = who.Client // the rest of its id may differ
-		}
-		return fmt.Sprint(owner, one.Exists(queue), one.Exists(readers), one.Exists(waiters))
-	}
-	for until := time.Now().Add(5 * time.Second); time.Now().Before(until); time.Sleep(time.Millisecond) { // between two looks
-		first := says(m.minis[0])
-		if !slices.ContainsFunc(m.minis, func(one *miniredis.Miniredis) bool { return says(one) != first }) {
-			return
+	m.mu.Lock()
+	clients := slices.Clone(m.clients)
+	m.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	for range 3 { // for an answer may have a command follow, to a server that was seen at rest
+		for _, c := range clients {
+			leased.Drain(ctx, c)
 		}
 	}
 }
@@ -187,13 +177,18 @@ func (m *members) queued(queue string, n int64) bool {
 }
 
 // everywhere repeats the commands of the first server's client on the others, for a test that
-// interferes, and makes of it one that locks as another quorum's client would.
-type everywhere struct{ others []*redis.Client }
+// interferes, and makes of it one that locks as another quorum's client would. Before it does, it
+// lets the servers settle.
+type everywhere struct {
+	others []*redis.Client
+	settle func()
+}
 
 func (h everywhere) DialHook(next redis.DialHook) redis.DialHook { return next }
 
 func (h everywhere) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
+		h.settle()
 		if taken, sets := cmd.(*redis.BoolCmd); sets && strings.HasPrefix(cmd.Name(), "set") {
 			return h.take(ctx, taken, next)
 		}
@@ -245,6 +240,7 @@ func (h everywhere) take(ctx context.Context, cmd *redis.BoolCmd, next redis.Pro
 
 func (h everywhere) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, cmds []redis.Cmder) error {
+		h.settle()
 		for _, other := range h.others {
 			for _, cmd := range cmds {
 				_ = other.Do(ctx, cmd.Args()...)

@@ -169,7 +169,6 @@ func TestADowngradedLeaseKeepsTheWritersTokenAndTimeForOperatorsAndTraces(t *tes
 			t.Fatal(err)
 		}
 		reader := take(t, newClient(t, s).RWMutex("x").RLockContext) // whose token and time are others
-		s.settle("x")
 		info, err := c.Inspect(context.Background(), "x")
 		if err != nil || len(info.Owners) != 2 {
 			t.Fatalf("%+v, %v", info, err)
@@ -207,7 +206,6 @@ func TestADowngradedLeaseKeepsTheWritersTokenAndTimeForOperatorsAndTraces(t *tes
 func TestTraceOfAnUnconfirmedReleaseSaysWhy(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		hold := ends(t, s, func(_ *testing.T, _ *leased.Client, l *leased.Lease) {
-			s.settle("x")
 			s.Mini.SetError("LOADING Redis is loading the dataset in memory")
 			_ = l.Unlock()
 			s.Mini.SetError("")

@@ -71,7 +71,6 @@ func ends(t *testing.T, s place, how func(t *testing.T, c *leased.Client, l *lea
 	r := newRecorder(t)
 	c := newClient(t, s, append(opts, leased.WithTracerProvider(r), leased.WithLossHandler(func(leased.LossEvent) {}))...)
 	l := lockUnder(t, r.under(t, "holder"), c.Mutex("x"))
-	s.settle("x")
 	how(t, c, l)
 	_ = l.Unlock()
 	synctest.Wait()

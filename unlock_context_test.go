@@ -58,7 +58,6 @@ func TestUnlockContextSaysThatTheLeaseWasLost(t *testing.T) {
 		c := newClient(t, s, leased.WithLossHandler(func(leased.LossEvent) {}))
 		mu := c.Mutex("x")
 		mu.Lock()
-		s.settle("x")
 		s.Mini.FlushAll()
 		err := mu.UnlockContext(context.Background())
 		isAll(t, err, leased.ErrLeaseLost)

@@ -52,6 +52,9 @@ func TestVirtualAHundredWaitingClientsLookAtTheirPace(t *testing.T) {
 		if race.Enabled {
 			clients = 25
 		}
+		if s.members != nil {
+			clients = 20 // each has five servers
+		}
 		longest := 3*time.Second + time.Duration(clients)*5*time.Millisecond // it grows with the place
 		l := lock(t, newClient(t, s).Mutex("x"))
 		ctx, cancel := context.WithCancel(context.Background())
