@@ -116,9 +116,14 @@ func (in *inbox) run() {
 // the one messages may have been missed, with the other none will come.
 func (in *inbox) enter(s lockstate.InboxState) {
 	in.mu.Lock()
+	again := s == lockstate.Joined && in.hearing.State != lockstate.Forbidden && in.client.inbox.settled()
 	in.hearing.Enter(s, time.Now())
 	in.mu.Unlock()
 	in.settles.Store(true)
+	if again && in.client.quorum != nil {
+		in.rejoined()
+		return
+	}
 	for _, e := range in.client.entries() {
 		e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Subscribed(now, fx) })
 	}

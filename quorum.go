@@ -160,6 +160,15 @@ func (c *Client) keysOf(key string) (*protocol.Keys, bool) {
 	return &k, ok && err == nil
 }
 
+// rejoined: what may have been missed are messages of one server, so only that is asked. Locks that
+// wait out a pause after a failure ask all.
+func (in *inbox) rejoined() {
+	in.client.quorum.Rejoined(in.place)
+	for _, e := range in.client.entries() {
+		e.retry()
+	}
+}
+
 func (in *inbox) receiveOfQuorum(m *protocol.Message) {
 	if k, ok := in.client.keysOf(m.Key); ok {
 		in.client.quorum.Receive(in.place, m, k)

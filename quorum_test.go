@@ -8,6 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/leasedmutex/leased"
 	"github.com/leasedmutex/leased/internal/protocol"
 	"github.com/leasedmutex/leased/internal/redisserver"
@@ -394,5 +396,40 @@ func TestClocksOfAQuorumThatDriftEndNoLease(t *testing.T) {
 			last = next.Token()
 			unlock(t, next)
 		}
+	})
+}
+
+// A server whose subscription broke may have sent messages that were missed; the others have not.
+func TestASubscriptionOfAQuorumThatBreaksHasItsServerAskedAlone(t *testing.T) {
+	onQuorum(t, func(t *testing.T, s place) {
+		ways := make([]listeners, suiteMembers)
+		next := 0
+		c := clientOn(t, s, s.connect(t, func(o *redis.Options) { ways[next].change(o); next++ }))
+		other := newClient(t, s)
+		for _, one := range []*leased.Client{c, other} { // their inboxes are confirmed
+			unlock(t, lock(t, one.Mutex("another")))
+		}
+		time.Sleep(time.Second)
+		l := lock(t, other.Mutex("x"))
+		s.settle()
+		mine := locking(t, c.Mutex("x"))
+		synctest.Wait()
+		before := c.Stats().Commands
+		ways[2].cut()
+		time.Sleep(200 * time.Millisecond)
+		synctest.Wait()
+		if n := c.Stats().Commands - before; n != 1 {
+			t.Errorf("%d commands after a break at one server", n)
+		}
+		for i := range ways {
+			ways[i].cut()
+		}
+		unlock(t, l)
+		began := time.Now()
+		l = <-mine
+		if took := time.Since(began); took > 100*time.Millisecond {
+			t.Errorf("entered %v after the release, across a break at all servers", took)
+		}
+		unlock(t, l)
 	})
 }

@@ -77,17 +77,18 @@ type request struct {
 	// ticket places it in the queue of each server. Since it is the same on all, they let the
 	// same request in next, and few grants are no majority.
 	ticket  uint64
-	basis   time.Time // what the state machine trusts a message from
-	token   uint64    // of the grant; 0 until the state machine was told of it
-	whole   bool      // it has owned a majority without a break since it was granted
-	last    uint64    // last token that it says was given out under the request
-	until   time.Time // its release or cancel failed: it is forgotten then; else zero
-	op      *Op       // the command of the state machine about it, that awaits its answer
-	poked   bool      // the state machine was asked to ask again
-	lowers  bool      // it is that of a downgrade, of which only the downgrade's answer tells the state machine
-	lowered bool      // a downgrade of it was sent, whose answer decides what becomes of it
-	over    bool      // the state machine does not know it any more
-	ends    bool      // the state machine was told that it is lost: it is over when its op is decided
+	basis   time.Time      // what the state machine trusts a message from
+	token   uint64         // of the grant; 0 until the state machine was told of it
+	whole   bool           // it has owned a majority without a break since it was granted
+	last    uint64         // last token that it says was given out under the request
+	link    *protocol.Span // hold span of the lease that made way for it on a server, by the last message
+	until   time.Time      // its release or cancel failed: it is forgotten then; else zero
+	op      *Op            // the command of the state machine about it, that awaits its answer
+	poked   bool           // the state machine was asked to ask again
+	lowers  bool           // it is that of a downgrade, of which only the downgrade's answer tells the state machine
+	lowered bool           // a downgrade of it was sent, whose answer decides what becomes of it
+	over    bool           // the state machine does not know it any more
+	ends    bool           // the state machine was told that it is lost: it is over when its op is decided
 }
 
 // part is a request on one server.
@@ -117,6 +118,10 @@ type part struct {
 	forgets bool  // an adopt failed
 	lost    bool  // a renewal found it lost, and what it is asked then has no answer yet
 	also    []*Op // renewals that wait for the answer to an acquire of another one
+	// looks is set while the acquire on its way is one of Rejoined, and later is what its server is
+	// asked for when that is answered.
+	looks bool
+	later *Op
 	// until is for a part that was owned when its server lost its data: up to then the server
 	// is in quarantine, so that no other client can count its vote. late is set if it granted
 	// again only after that.
@@ -242,6 +247,7 @@ func (l *Lock) identify(r *request, i int) *part {
 		return p
 	}
 	old := *p
+	old.putOff(i)
 	*p = part{young: old.young, until: old.until, lost: old.lost}
 	if old.id == "" && l.cfg.Proof(i) == r.who.Proof {
 		p.id = r.base
@@ -361,7 +367,8 @@ func (l *Lock) withdraw(r *request, i int) bool {
 		if s.req != r || s.Kind != Do || s.Cmd.Verb != protocol.Acquire || s.Cmd.ID != p.id {
 			return false
 		}
-		p.asking = false
+		p.asking, p.looks = false, false
+		p.putOff(i)
 		if s.op != nil {
 			s.op.away(i, errBusy)
 		}
@@ -443,8 +450,8 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 	}
 	// Whether the server had granted it before it answered.
 	had := p.state == owned && !a.Kept || p.lost || !p.until.IsZero()
-	wasLost, ops := p.lost, p.also
-	p.asking, p.lost, p.also = false, false, nil
+	wasLost, ops, later := p.lost, p.also, p.later
+	p.asking, p.looks, p.lost, p.also, p.later = false, false, false, nil, nil
 	if s.op != nil {
 		ops = append(ops, s.op)
 	}
@@ -507,7 +514,81 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 		op.settle(i, outcome)
 		l.evaluate(op, now, fx)
 	}
+	l.askLater(later, r, i, now, fx)
 	l.review(r, now, fx)
+}
+
+// askLater asks a server for what was put off until it had answered.
+func (l *Lock) askLater(op *Op, r *request, i int, now time.Time, fx *Effects) {
+	switch p := &r.parts[i]; {
+	case op == nil || r.over:
+	case op.decided && r.isWaiting():
+		l.lookAt(r, i, now, fx)
+	case op.decided:
+	case p.state == ending:
+		op.away(i, errBusy)
+		l.evaluate(op, now, fx)
+	default:
+		l.ask(op, r, i, fx)
+		l.evaluate(op, now, fx) // the server may be away by now
+	}
+}
+
+// Rejoined is the event that the client's subscription at one server was confirmed again. Messages
+// of that server may have been missed, so what waits there asks it, and it alone; the state
+// machine is told what follows from the answers, as if they were messages. What is asked already
+// may be answered as things were before, and is asked for once more then.
+func (l *Lock) Rejoined(server int, now time.Time, fx *Effects) {
+	for _, id := range slices.Sorted(maps.Keys(l.reqs)) {
+		r := l.reqs[id]
+		if !r.isWaiting() {
+			continue
+		}
+		p := &r.parts[server]
+		switch {
+		case p.state == ending || p.adopts:
+		case !p.asking:
+			l.lookAt(r, server, now, fx)
+		case p.later == nil:
+			p.later = l.look(r, now)
+		}
+	}
+}
+
+// isWaiting reports whether the state machine has asked for a request that it wants to wait, and
+// has not been told that it is granted, nor has given it up.
+func (r *request) isWaiting() bool {
+	if r.token != 0 || r.basis.IsZero() || r.lowers || !r.until.IsZero() {
+		return false
+	}
+	if r.op == nil {
+		return true
+	}
+	return r.op.verb == protocol.Acquire && r.op.cmd.Wait || r.op.verb == protocol.Yield && r.op.next == r
+}
+
+func (l *Lock) lookAt(r *request, i int, now time.Time, fx *Effects) {
+	p := &r.parts[i]
+	if !p.asking {
+		l.ask(l.look(r, now), r, i, fx)
+		p.looks = p.asking
+	}
+}
+
+// look returns an op by which a server is asked for a request again, as a renewal would. Nobody
+// waits for it.
+func (l *Lock) look(r *request, now time.Time) *Op {
+	op := l.newOp(Renew, protocol.None, r, now, now)
+	op.decided = true
+	return op
+}
+
+// putOff has what was to ask the part's server later do without it.
+func (p *part) putOff(i int) {
+	if p.later != nil {
+		p.later.away(i, errBusy)
+		p.later = nil
+	}
 }
 
 // lostUnless is the outcome of asking a server that does not own what it had granted: it lost
@@ -682,7 +763,7 @@ func (l *Lock) review(r *request, now time.Time, fx *Effects) {
 		}
 		r.token = token
 		r.keeps()
-		fx.Messages = append(fx.Messages, protocol.Message{Kind: "granted", ID: r.id, Key: l.keys.Lock, Token: token, Clock: clock, More: r.anyMore()})
+		fx.Messages = append(fx.Messages, protocol.Message{Kind: "granted", ID: r.id, Key: l.keys.Lock, Token: token, Clock: clock, More: r.anyMore(), Link: r.link})
 		return
 	}
 	if r.op == nil && !r.poked && l.announced(r, now) {
@@ -704,9 +785,7 @@ func (l *Lock) askRefusing(r *request, now time.Time, fx *Effects) {
 			continue
 		}
 		r.parts[i].refused = false
-		op := l.newOp(Renew, protocol.None, r, now, now) // by which a renewal would ask
-		op.decided = true                                // nobody waits for it
-		l.ask(op, r, i, fx)
+		l.ask(l.look(r, now), r, i, fx)
 	}
 }
 
@@ -741,10 +820,8 @@ func (l *Lock) Receive(server int, m *protocol.Message, now time.Time, fx *Effec
 		a := protocol.Answer{Token: m.Token, Clock: m.Clock, More: m.More}
 		l.own(p, a, p.proved, now, false)
 		p.unheard = p.asking || p.unsure
+		r.link = m.Link // also if an answer is awaited before the state machine is told
 		l.review(r, now, fx)
-		if n := len(fx.Messages); n > 0 && fx.Messages[n-1].Kind == "granted" && fx.Messages[n-1].ID == r.id {
-			fx.Messages[n-1].Link = m.Link
-		}
 	case "wanted":
 		switch {
 		case p.state != owned: // the server takes us for the owner: a message was lost

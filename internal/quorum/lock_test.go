@@ -1221,3 +1221,173 @@ func TestACheckThatIsGrantedAnewSaysSo(t *testing.T) {
 		}
 	}
 }
+
+var enqueued = Result{Answer: protocol.Answer{Outcome: protocol.Enqueued, Token: 1, Clock: 1}}
+
+func (s *stand) rejoined(server int) []*Send {
+	s.fx = Effects{}
+	s.lock.Rejoined(server, s.now, &s.fx)
+	return s.fx.Sends
+}
+
+// What may have been missed while a server's inbox was not heard are messages of that server: it
+// is asked, and it alone.
+func TestAServerWhoseInboxIsConfirmedAgainIsAskedAlone(t *testing.T) {
+	s := newStand(t, 5, time.Second)
+	op := s.acquire()
+	for _, send := range s.fx.Sends {
+		s.answer(send, enqueued)
+	}
+	if !op.Decided() || op.Answer.Outcome != protocol.Enqueued {
+		t.Fatalf("decided %v, %+v %v", op.Decided(), op.Answer, op.Err)
+	}
+	s.now = s.now.Add(100 * time.Millisecond)
+	for i := range 3 { // all have granted it meanwhile, and were not heard
+		asks := s.rejoined(i)
+		if len(asks) != 1 || asks[0].Server != i || asks[0].Cmd.Verb != protocol.Acquire || !asks[0].Cmd.Wait {
+			t.Fatalf("sent %+v", asks)
+		}
+		if more := s.answer(asks[0], granted(2)); len(more) != 0 {
+			t.Errorf("sent %+v", more[0])
+		}
+		if told := len(s.fx.Messages) == 1 && s.fx.Messages[0].Kind == "granted" && s.fx.Messages[0].ID == s.id; told != (i == 2) {
+			t.Errorf("after %d grants: %+v", i+1, s.fx.Messages)
+		}
+	}
+	if asks := s.rejoined(3); len(asks) != 0 {
+		t.Errorf("asked for what is held: %+v", asks[0])
+	}
+}
+
+// An answer that was on its way when the inbox was confirmed may be older than a message that was
+// missed.
+func TestAnAnswerFromBeforeAnInboxWasConfirmedIsAskedForAgain(t *testing.T) {
+	s := newStand(t, 5, time.Second)
+	op := s.acquire()
+	sends := s.fx.Sends
+	for range 2 { // also if it is confirmed twice meanwhile
+		if asks := s.rejoined(4); len(asks) != 0 {
+			t.Fatalf("sent %+v", asks[0])
+		}
+	}
+	for _, send := range sends[:4] {
+		s.answer(send, enqueued)
+	}
+	if !op.Decided() {
+		t.Fatal("not decided")
+	}
+	asks := s.answer(sends[4], enqueued)
+	if len(asks) != 1 || asks[0].Server != 4 || asks[0].Cmd.Verb != protocol.Acquire {
+		t.Fatalf("sent %+v", asks)
+	}
+	if more := s.answer(asks[0], enqueued); len(more) != 0 {
+		t.Errorf("asked for ever: %+v", more[0])
+	}
+}
+
+// The state machine's next command asks all servers. One that is being asked because its inbox was
+// confirmed is asked for the command then: it must not look as if it did not answer.
+func TestACommandWaitsForAServerThatIsAskedBecauseOfItsInbox(t *testing.T) {
+	for _, ends := range []bool{false, true} { // the request is cancelled meanwhile
+		s := newStand(t, 5, time.Second)
+		s.acquire()
+		for i, send := range s.fx.Sends {
+			if i < 3 {
+				s.answer(send, enqueued)
+			} else {
+				s.answer(send, Result{Fail: silent})
+			}
+		}
+		looks := s.rejoined(2)
+		s.now = s.now.Add(time.Millisecond)
+		op := s.acquire()
+		for _, send := range s.fx.Sends {
+			if send.Server == 2 {
+				t.Error("asked twice at once")
+			} else if send.Server < 2 {
+				s.answer(send, granted(2))
+			} else {
+				s.answer(send, Result{Fail: silent})
+			}
+		}
+		if op.Decided() {
+			t.Fatalf("decided without the third server: %v", op.Err)
+		}
+		if ends {
+			s.fx = Effects{}
+			s.lock.CancelRequest(&protocol.CancelRequest{ID: s.id}, s.now, &s.fx)
+			for _, send := range s.answer(looks[0], enqueued) {
+				if send.Kind == Do {
+					t.Errorf("asked for what is cancelled: %+v", send)
+				}
+			}
+			if open(op.outcomes) != 0 {
+				t.Error("the command waits for a server that is not asked")
+			}
+			continue
+		}
+		asks := s.answer(looks[0], enqueued)
+		if len(asks) != 1 || asks[0].Cmd.At.Before(op.at) {
+			t.Fatalf("sent %+v", asks)
+		}
+		s.answer(asks[0], granted(2))
+		if !op.Decided() || op.Answer.Outcome != protocol.Granted {
+			t.Errorf("decided %v, %+v %v", op.Decided(), op.Answer, op.Err)
+		}
+	}
+}
+
+// Who does not wait, or is about to leave, is not queued because an inbox is confirmed.
+func TestAnInboxThatIsConfirmedQueuesNobodyWhoDoesNotWait(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.fx = Effects{}
+	s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, At: s.now}, s.now, &s.fx)
+	sends := s.fx.Sends
+	s.rejoined(0)
+	if more := s.answer(sends[0], granted(1)); len(more) != 0 {
+		t.Errorf("of a try: sent %+v", more[0])
+	}
+	s = newStand(t, 3, time.Second)
+	s.acquire()
+	for _, send := range s.fx.Sends {
+		s.answer(send, enqueued)
+	}
+	s.fx = Effects{}
+	s.lock.CancelRequest(&protocol.CancelRequest{ID: s.id}, s.now, &s.fx)
+	for _, send := range s.fx.Sends { // nobody hears of it
+		s.answer(send, Result{Cancelled: protocol.Cancelled{Fail: silent}})
+	}
+	for i := range 3 {
+		if asks := s.rejoined(i); len(asks) != 0 {
+			t.Errorf("of a cancel without answer: sent %+v", asks[0])
+		}
+	}
+}
+
+// The lease that made way is told to the state machine also if the message of the last server that
+// was needed is not enough, because the token has to be written back first.
+func TestAGrantThatIsWrittenBackTellsWhoseLeaseItFollows(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	op := s.acquire()
+	sends := s.fx.Sends
+	for _, send := range sends {
+		s.answer(send, enqueued)
+	}
+	if !op.Decided() {
+		t.Fatal("not decided")
+	}
+	var adopts []*Send
+	for i, token := range []uint64{9_000_000, 1_000_000} {
+		s.fx = Effects{}
+		m := protocol.Message{Kind: "granted", ID: sends[i].Cmd.ID, Token: token, Clock: token, Link: &protocol.Span{Flags: 1}}
+		s.lock.Receive(i, &m, s.now, &s.fx)
+		adopts = append(adopts, s.fx.Sends...)
+	}
+	if len(adopts) != 1 || len(s.fx.Messages) != 0 {
+		t.Fatalf("sent %+v, told %+v", adopts, s.fx.Messages)
+	}
+	s.answer(adopts[0], Result{Answer: protocol.Answer{Outcome: protocol.Done}})
+	if len(s.fx.Messages) != 1 || s.fx.Messages[0].Kind != "granted" || s.fx.Messages[0].Link == nil {
+		t.Errorf("told %+v", s.fx.Messages)
+	}
+}

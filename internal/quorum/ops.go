@@ -143,6 +143,10 @@ func (l *Lock) ask(op *Op, r *request, i int, fx *Effects) {
 		return
 	}
 	p := l.identify(r, i)
+	if p.asking && p.looks && (p.later == nil || p.later.decided) {
+		p.later = op
+		return
+	}
 	if p.asking {
 		op.away(i, errBusy)
 		return
@@ -291,6 +295,10 @@ func (l *Lock) moved(s *Send, res Result, now time.Time, fx *Effects) {
 	outcome := outcomeNo
 	if q != nil {
 		q.asking = false
+		if later := q.later; later != nil {
+			q.later = nil
+			defer func() { l.askLater(later, r, i, now, fx) }()
+		}
 	}
 	switch {
 	case res.Fail != nil:

@@ -3,6 +3,7 @@ package quorum
 import (
 	"context"
 	"fmt"
+	"maps"
 	"runtime/pprof"
 	"slices"
 	"sync"
@@ -446,6 +447,23 @@ func (s *Server) Receive(server int, m *protocol.Message, k *protocol.Keys) {
 	s.mu.Unlock()
 	s.perform(&fx)
 	s.members[server].stirs()
+}
+
+// Rejoined says that the client's subscription at a server was confirmed again.
+func (s *Server) Rejoined(server int) {
+	s.mu.Lock()
+	all := slices.Collect(maps.Values(s.locks))
+	s.mu.Unlock()
+	for _, h := range all {
+		var fx Effects
+		s.mu.Lock()
+		if s.locks[h.keys.Lock] == h {
+			h.Rejoined(server, time.Now(), &fx)
+			s.settleLocked(h)
+		}
+		s.mu.Unlock()
+		s.perform(&fx)
+	}
 }
 
 // Drain waits until what servers may still have was cancelled where they answer, or ctx ends.

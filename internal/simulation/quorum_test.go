@@ -397,6 +397,23 @@ func (c *qClient) flush() {
 	}
 }
 
+// rejoins has the inboxes of some servers, or all, be confirmed: as when the client is new, and all
+// are asked, or again.
+func (c *qClient) rejoins(servers ...int) {
+	if len(servers) == 0 {
+		servers = c.w.rng.Perm(len(c.w.servers))
+		if c.w.rng.IntN(4) == 0 {
+			c.step(c.lock.Subscribed)
+			return
+		}
+	}
+	for _, i := range servers {
+		c.w.counts["rejoined"]++
+		c.qstep(func(q *quorum.Lock, now time.Time, fx *quorum.Effects) { q.Rejoined(i, now, fx) })
+		c.flush()
+	}
+}
+
 // qstep gives a client's quorum an event.
 func (c *qClient) qstep(event func(q *quorum.Lock, now time.Time, fx *quorum.Effects)) {
 	var fx quorum.Effects
@@ -824,7 +841,7 @@ func (w *qWorld) act(readers bool) {
 		for i := range c.reach {
 			c.reach[i] = true
 		}
-		c.step(c.lock.Subscribed)
+		c.rejoins()
 	case 11, 12:
 		w.strike(c)
 	case 13:
@@ -942,7 +959,7 @@ func (w *qWorld) settle() {
 	}
 	for _, c := range w.clients {
 		if !c.dead {
-			c.step(c.lock.Subscribed)
+			c.rejoins()
 		}
 	}
 	long := 3*(w.quarantine+w.ttls[len(w.ttls)-1]) + 10*time.Second

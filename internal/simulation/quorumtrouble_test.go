@@ -93,7 +93,7 @@ func (w *qWorld) strike(c *qClient) {
 		for _, c := range w.clients {
 			c.hurt[s.i] = w.now
 			if !c.dead && c.wakeAt.IsZero() {
-				c.step(c.lock.Subscribed)
+				c.rejoins(s.i)
 			}
 		}
 	case qJumps:
@@ -152,7 +152,9 @@ func (w *qWorld) strike(c *qClient) {
 			}
 		}
 	case qLetters:
-		c.proofs[s.i] = protocol.Counted + protocol.Unproved - c.proofs[s.i]
+		if c.proofs[s.i] = protocol.Counted + protocol.Unproved - c.proofs[s.i]; c.proofs[s.i] == protocol.Counted {
+			c.rejoins(s.i)
+		}
 	}
 }
 
