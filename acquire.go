@@ -39,7 +39,7 @@ func (h *handle) init(c *Client, name string, opts []LockOption) {
 	h.client = c
 	h.keys, h.err = protocol.NewKeys(c.opts.prefix, name)
 	if h.err != nil {
-		h.keys.Name = name[:min(len(name), maxShownName)]
+		h.keys.Lock = name[:min(len(name), maxShownName)]
 	} else {
 		h.label = c.labelOf(name)
 		h.opts = &c.opts.lock
@@ -77,56 +77,56 @@ func (h *handle) unmade() bool { return h.client == nil && h.err == nil }
 func (h *handle) misused(what string, err error, is ...error) error {
 	text := err.Error()
 	if h.client != nil {
-		text = fmt.Sprintf("leased: lock %q not %s: %s", h.keys.Name, what, bare(err))
+		text = fmt.Sprintf("leased: lock %q not %s: %s", h.keys.Name(), what, bare(err))
 	}
 	return &about{text, append(is, err)}
 }
 
-// call is a caller, with what the lock's state machine does not need to know of it. The
-// entry's mutex guards it, as it does the caller; ready belongs to the waiting goroutine.
-type call struct {
-	lockstate.Caller
-	ready    chan struct{} // sent to when the wait is over; nil if there was none
-	gone     chan struct{} // closed when the release is settled; nil if no Unlock waits for that
-	cancel   func(error)   // ends the lease's context; nil until that is asked for
-	trace    *callTrace    // nil if it is not traced
-	seen     *seen         // nil if nothing is noted of it
-	reported bool          // whether its hold was recorded
-	again    bool          // it entered by reenter, so nothing refers to it once it has left
-	behind   int8          // servers of a quorum that stood behind it at its Unlock, 0 if not known
+// call is a caller. It is a type apart because the lock's state machine does not need to know of
+// what these methods return, and the same piece of memory because a client may hold very many
+// leases. The entry's mutex guards it. Of the fields that are the maker's
+//
+//	Ready     is sent to when the wait is over; nil if there was none. It belongs to the
+//	          waiting goroutine.
+//	Reported  is whether its hold was recorded.
+//	Again     is whether it entered by reenter, so nothing refers to it once it has left.
+//	Behind    is how many servers of a quorum stood behind it at its Unlock, 0 if not known.
+//	More      is what else there is of it: an *extras, nil if nothing.
+type call lockstate.Caller
+
+func callOf(c *lockstate.Caller) *call { return (*call)(c) }
+
+func (w *call) caller() *lockstate.Caller { return (*lockstate.Caller)(w) }
+
+// extras are what most calls do not have.
+type extras struct {
+	gone   chan struct{} // closed when the release is settled; nil if no Unlock waits for that
+	cancel func(error)   // ends the lease's context; nil until that is asked for
+	under  trace.Span    // that commands for it are sent under: of its wait, then of its hold; nil if there is none
+	site   string        // file and line of the user's call, with WithSlowThreshold
 }
 
-func callOf(c *lockstate.Caller) *call { return c.Owner.(*call) }
-
-// seen is what tracing and the watch for slow callers note of a call. Most calls have none.
-type seen struct {
-	under trace.Span // that commands for it are sent under: of its wait, then of its hold; nil if there is none
-	site  string     // file and line of the user's call, with WithSlowThreshold
-}
-
-// watched returns what is noted of w, for more to be added.
-func (w *call) watched() *seen {
-	if w.seen == nil {
-		w.seen = &seen{}
+// extras returns a copy of what w has of them.
+func (w *call) extras() extras {
+	if x, ok := w.More.(*extras); ok {
+		return *x
 	}
-	return w.seen
+	return extras{}
+}
+
+// extend returns the extras of w, to be written to. Its caller has the entry's mutex, or w has
+// not entered the lock yet.
+func (w *call) extend() *extras {
+	x, ok := w.More.(*extras)
+	if !ok {
+		x = &extras{}
+		w.More = x
+	}
+	return x
 }
 
 // under returns the span that commands for w are sent under, nil if there is none.
-func (w *call) under() trace.Span {
-	if w.seen == nil {
-		return nil
-	}
-	return w.seen.under
-}
-
-// site returns where the user called, "" if that is not known.
-func (w *call) site() string {
-	if w.seen == nil {
-		return ""
-	}
-	return w.seen.site
-}
+func (w *call) under() trace.Span { return w.extras().under }
 
 // newSignal returns a channel with room for one value, to be used once. The receiver gives it
 // back by received; one that stops waiting leaves it to the garbage collector.
@@ -165,8 +165,8 @@ func (h *handle) reenter(m protocol.Mode) bool {
 		return false
 	}
 	w := callsAgain.Get().(*call)
-	w.Mode, w.Opts, w.again = m, &h.opts.Terms, true
-	if !e.state().Reenter(&w.Caller, now) {
+	w.Mode, w.Opts, w.Again = m, &h.opts.Terms, true
+	if !e.state().Reenter(w.caller(), now) {
 		w.recycle()
 		return false
 	}
@@ -193,24 +193,19 @@ func (h *handle) leaveKept(m protocol.Mode) bool {
 		return false
 	}
 	e.setAlarmLocked()
-	if w := callOf(c); w.again {
+	if w := callOf(c); w.Again {
 		w.recycle()
 	}
 	return true
 }
 
-// callsAgain is a pool of calls for reenter. Nothing refers to a call that entered by reenter
-// and left by leaveKept: its goroutine has not used it since it entered, it was part of no effect,
-// and all other code finds callers in the lock, under the entry's mutex.
-var callsAgain = sync.Pool{New: func() any {
-	w := &call{}
-	w.Owner = w
-	return w
-}}
+// callsAgain has calls for reenter. One that entered by it and left by leaveKept is referred to
+// by nothing any more: its goroutine has not looked at it since it entered, it was in no effect,
+// and whoever else looks at callers finds them in the lock, under the entry's mutex.
+var callsAgain = sync.Pool{New: func() any { return new(call) }}
 
 func (w *call) recycle() {
 	*w = call{}
-	w.Owner = w
 	callsAgain.Put(w)
 }
 
@@ -231,15 +226,15 @@ func (h *handle) acquire(ctx context.Context, w *call) (*entry, error) {
 	}
 	c := h.client
 	if c.slow.threshold > 0 {
-		w.watched().site = callSite()
+		w.extend().site = callSite()
 	}
 	began := time.Now()
-	span := c.tracing.begin(ctx, h.keys.Name, w, began)
+	span := c.tracing.begin(ctx, h.keys.Name(), w, began)
 	e, err := h.wait(ctx, w, began)
 	now := time.Now()
 	e.leaveOnPanic(w, func() {
 		var told told
-		if w.trace != nil {
+		if w.Events != nil {
 			span, told = c.tracing.waited(ctx, span, &waitRecord{h, e, w, err, began, now})
 		}
 		c.metrics.waited(ctx, span, h.label, w, waitOutcome(err), now.Sub(began))
@@ -268,7 +263,7 @@ func (h *handle) wait(ctx context.Context, w *call, began time.Time) (*entry, er
 	if err != nil {
 		return nil, h.refusal(nil, err, began)
 	}
-	if w.ready != nil {
+	if w.Ready != nil {
 		var admitted bool
 		if h.client.opts.profileLabels {
 			admitted = h.awaitLabelled(ctx, w)
@@ -284,10 +279,10 @@ func (h *handle) wait(ctx context.Context, w *call, began time.Time) (*entry, er
 		e.mu.Lock()
 		known := e.lastKnownLocked()
 		e.mu.Unlock()
-		return e, h.refusal(&known, w.Err, began)
+		return e, h.refusal(&known, w.caller().Outcome(), began)
 	}
-	if w.ClockLead > 0 {
-		w.waitForClock()
+	if lead := w.caller().ClockLead(); lead > 0 {
+		waitForClock(lead)
 	}
 	return e, nil
 }
@@ -296,9 +291,9 @@ func (h *handle) wait(ctx context.Context, w *call, began time.Time) (*entry, er
 // whether it was the former.
 func (w *call) await(c *Client, done <-chan struct{}) bool {
 	select {
-	case <-w.ready:
-		c.received(w.ready)
-		w.ready = nil // not needed any more, and a lease is kept small
+	case <-w.Ready:
+		c.received(w.Ready)
+		w.Ready = nil // not needed any more, and a lease is kept small
 		return true
 	case <-done:
 		return false
@@ -307,7 +302,7 @@ func (w *call) await(c *Client, done <-chan struct{}) bool {
 
 // awaitLabelled is await with the lock's name on the goroutine.
 func (h *handle) awaitLabelled(ctx context.Context, w *call) (admitted bool) {
-	pprof.Do(ctx, pprof.Labels(string(attrLock), h.keys.Name, string(attrMode), w.Mode.String()), func(context.Context) {
+	pprof.Do(ctx, pprof.Labels(string(attrLock), h.keys.Name(), string(attrMode), w.Mode.String()), func(context.Context) {
 		admitted = w.await(h.client, ctx.Done())
 	})
 	return admitted
@@ -316,7 +311,7 @@ func (h *handle) awaitLabelled(ctx context.Context, w *call) (admitted bool) {
 // enter puts a caller into the lock's FIFO, or admits or rejects it at once. A command
 // that follows may run in the caller's goroutine for as long as inlineFor.
 func (h *handle) enter(w *call, inlineFor time.Duration) (*entry, error) {
-	w.Opts, w.Owner = &h.opts.Terms, w
+	w.Opts = &h.opts.Terms
 	h.client.begin()
 	for {
 		e := h.client.find(&h.keys, h.label)
@@ -330,9 +325,9 @@ func (h *handle) enter(w *call, inlineFor time.Duration) (*entry, error) {
 			e.mu.Unlock()
 			continue
 		}
-		e.state().Enter(&w.Caller, now, &fx)
+		e.state().Enter(w.caller(), now, &fx)
 		if w.Phase == lockstate.Waiting {
-			w.ready = h.client.newSignal()
+			w.Ready = h.client.newSignal()
 		}
 		idle := e.rearmLocked(&fx)
 		e.mu.Unlock()
@@ -347,8 +342,8 @@ func (h *handle) enter(w *call, inlineFor time.Duration) (*entry, error) {
 func (e *entry) giveUp(w *call) (known lastKnown) {
 	e.step(func(now time.Time, fx *lockstate.Effects) {
 		known = e.lastKnownLocked()
-		if !e.state().Abandon(&w.Caller, now, fx) {
-			e.state().GiveBack(&w.Caller, now, fx)
+		if !e.state().Abandon(w.caller(), now, fx) {
+			e.state().GiveBack(w.caller(), now, fx)
 		}
 		for i := range fx.Cancels {
 			fx.Cancels[i].Under = w.under()
@@ -372,8 +367,8 @@ func (e *entry) leaveOnPanic(w *call, f func()) {
 
 // waitForClock waits until the server's clock has reached the caller's token, so that
 // tokens stay behind that clock and keep growing after a flush.
-func (w *call) waitForClock() {
-	end := time.Now().Add(w.ClockLead)
+func waitForClock(lead time.Duration) {
+	end := time.Now().Add(lead)
 	for i := 0; time.Now().Before(end); i++ {
 		if i > 100 {
 			time.Sleep(time.Microsecond)
@@ -398,7 +393,7 @@ func (e *entry) lastKnownLocked() (known lastKnown) {
 // refusal is the error of a caller that was not admitted; known is nil if it had not
 // entered the lock.
 func (h *handle) refusal(known *lastKnown, reason error, began time.Time) error {
-	r := &notAcquired{name: h.keys.Name, waited: time.Since(began), reason: reason}
+	r := &notAcquired{name: h.keys.Name(), waited: time.Since(began), reason: reason}
 	if known != nil {
 		r.lastErr, r.blocker, r.here = known.err, blockerName(known.blocker), known.here
 		_, r.minHold = protocol.ParseCooldown(known.blocker)
@@ -435,7 +430,7 @@ func (e *entry) unlock(ctx context.Context, pick func(*lockstate.Lock) *lockstat
 	ends := e.state().EndsBy(caller)
 	e.noteBehindLocked(w)
 	e.state().Leave(caller, now, &fx)
-	waits, cancel := !w.Settled, w.cancel
+	waits, cancel := !w.Settled, w.extras().cancel
 	if waits {
 		e.client.unlocks.Add(1) // before the entry can be removed
 		defer e.client.unlocked()
@@ -456,10 +451,10 @@ func (e *entry) unlock(ctx context.Context, pick func(*lockstate.Lock) *lockstat
 	var gone chan struct{}
 	if waits {
 		e.mu.Lock()
-		if w.gone == nil && w.Await() { // it is settled by now, as a rule, after a command that ran here
-			w.gone = make(chan struct{})
+		if gone = w.extras().gone; gone == nil && caller.Await() { // it is settled by now, as a rule, after a command that ran here
+			gone = make(chan struct{})
+			w.extend().gone = gone
 		}
-		gone = w.gone
 		e.mu.Unlock()
 	}
 	var late error
@@ -476,11 +471,11 @@ func (e *entry) unlock(ctx context.Context, pick func(*lockstate.Lock) *lockstat
 		}
 	}
 	e.mu.Lock()
-	err := w.Err
+	err := caller.Outcome()
 	why := err
-	if w.LeaveUnsettled() {
+	if caller.LeaveUnsettled() {
 		lastErr := e.lastKnownLocked().err
-		err = &notReleased{name: e.keys.Name, ends: ends, lastErr: lastErr, ended: late}
+		err = &notReleased{name: e.keys.Name(), ends: ends, lastErr: lastErr, ended: late}
 		if why = lastErr; lastErr == nil {
 			why = late
 		}
@@ -503,7 +498,7 @@ func (e *entry) unlock(ctx context.Context, pick func(*lockstate.Lock) *lockstat
 // lostLocked returns the error of a lease that was lost; err is that of its release so far,
 // nil if it has not been released or that went well.
 func (e *entry) lostLocked(w *call, err error) error {
-	lost := &leaseLost{name: e.keys.Name, token: w.Token, why: w.Why}
+	lost := &leaseLost{name: e.keys.Name(), token: w.Token, why: w.Why}
 	switch too := err.(type) { //nolint:errorlint // methods of err can be user code, and e.mu is locked
 	case *lockstate.LostToo:
 		lost.release = too.Release
@@ -528,8 +523,17 @@ type callTrace struct {
 
 // startTrace has the events of w recorded, for spans under parent.
 func (w *call) startTrace(parent trace.SpanContext) {
-	w.trace = &callTrace{parent: parent, waitUnreported: true}
-	w.Events = &w.trace.EventLog
+	t := &callTrace{parent: parent, waitUnreported: true}
+	t.Maker = t
+	w.Events = &t.EventLog
+}
+
+// trace returns what is traced of w, nil if it is not traced.
+func (w *call) trace() *callTrace {
+	if w.Events == nil {
+		return nil
+	}
+	return w.Events.Maker.(*callTrace)
 }
 
 // context returns ctx with the hold span as the current one, if ctx carries the span

@@ -159,7 +159,7 @@ func (c *canceler) answered(batch []*lockstate.Cancellation, results []protocol.
 	for i, cancel := range batch {
 		if fail := results[i].Fail; fail != nil {
 			c.client.slotMap.commandFailed(fail)
-			c.client.log.commandFailed(keysOf(cancel).Name, fail.Err)
+			c.client.log.commandFailed(keysOf(cancel).Name(), fail.Err)
 		}
 	}
 }

@@ -451,7 +451,7 @@ func (c *Client) abandoned() (left []string) {
 		if inside == 0 {
 			releasing++
 		} else {
-			names = append(names, e.keys.Name)
+			names = append(names, e.keys.Name())
 		}
 		for w := e.state().Holders(); w != nil; w = w.NextHolder() {
 			if r, first := e.takeHoldLocked(callOf(w), holdAbandoned, nil, time.Now(), time.Time{}); first {

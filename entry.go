@@ -29,44 +29,53 @@ type entry struct {
 	keys   protocol.Keys
 	label  *string // what stands for it in metrics; nil: nothing does
 
-	mu        sync.Mutex      // guards what follows, and alarm.due; for its order see Client.mu
-	awake     *lockstate.Lock // nil while the lock rests; for all else see state
-	resting   lockstate.Resting
-	dead      bool // removed from the table; find makes another entry
-	contended bool // whether callers or other processes waited for the holders after the last step
-
-	// These two belong to the command in flight; while there is none, to the holder of mu.
-	warned bool     // whether the warning about a foreign owner was logged
-	pauses *BackOff // nil unless the last command failed; a pointer, for a lock in use is kept small
+	mu      sync.Mutex // guards what follows, and alarm.due; for its order see Client.mu
+	awake   *awake     // nil while the lock rests; for all else see state
+	resting lockstate.Resting
+	dead    bool // removed from the table; find makes another entry
 }
 
 // A client may hold very many locks, for most of which nobody waits. These rest between two
 // steps, and share the large state machines of those that do not.
 
+// awake is what a lock has that does not rest.
+type awake struct {
+	lock      lockstate.Lock
+	contended bool // whether callers or other processes waited for the holders after the last step
+
+	// These two belong to the command in flight; while there is none, to the holder of the
+	// entry's mutex.
+	warned bool    // whether the warning about a foreign owner was logged
+	pauses BackOff // nil unless the last command failed
+}
+
 // idleStates has state machines that no lock uses.
-var idleStates = sync.Pool{New: func() any { return new(lockstate.Lock) }}
+var idleStates = sync.Pool{New: func() any { return new(awake) }}
 
 // state returns the state machine of the lock, which wakes up if it rests. It is for use under
 // e.mu only, and until restLocked.
 func (e *entry) state() *lockstate.Lock {
 	if e.awake == nil {
-		e.awake = idleStates.Get().(*lockstate.Lock)
-		e.awake.Wake(&e.resting, (*environment)(e.client))
+		e.awake = idleStates.Get().(*awake)
+		e.awake.lock.Wake(&e.resting, (*environment)(e.client))
 	}
-	return e.awake
+	return &e.awake.lock
 }
 
 // restLocked lets the lock rest, if it can. It follows what was done for Redis, for the time or
 // for someone who looks, but not what a caller of the lock has done: others come next.
 func (e *entry) restLocked() {
-	if e.awake != nil && e.awake.Rest(&e.resting) {
+	if e.awake == nil || e.awake.lock.CommandInFlight() { // the pauses are that command's
+		return
+	}
+	if e.awake.pauses == nil && e.awake.lock.Rest(&e.resting) {
 		e.sleepLocked()
 	}
 }
 
 // sleepLocked gives the state machine to another lock.
 func (e *entry) sleepLocked() {
-	*e.awake = lockstate.Lock{}
+	*e.awake = awake{}
 	idleStates.Put(e.awake)
 	e.awake = nil
 }
@@ -152,22 +161,19 @@ func (e *entry) fire(now time.Time, batch []protocol.Renewal) []protocol.Renewal
 // Nothing is locked, and no user code is called except by a command that runs here: the
 // watchdog, the inbox and renewals perform steps too, and nothing may hold them up.
 func (e *entry) perform(fx *lockstate.Effects, idle bool, inlineFor time.Duration) {
-	for caller := fx.Woken; caller != nil; {
-		w, next := callOf(caller), caller.Then
-		caller.Then = nil
+	for w := range fx.Woken.All {
 		if w.Entered {
 			e.client.stats.admitted(w.Via)
 		}
-		if w.ready != nil {
-			w.ready <- struct{}{}
+		if w.Ready != nil {
+			w.Ready <- struct{}{}
 		}
-		caller = next
 	}
 	for _, loss := range fx.Ended {
 		e.end(loss)
 	}
 	for _, caller := range fx.Gone {
-		close(callOf(caller).gone)
+		close(callOf(caller).extras().gone)
 	}
 	for _, done := range fx.Done {
 		close(done)
@@ -205,7 +211,7 @@ func (e *entry) end(loss lockstate.Loss) {
 	lost, cause := loss.Why != 0, ErrClosed // Caller.Ended may come from a later step
 	e.mu.Lock()
 	w := callOf(loss.Caller)
-	cancel, token := w.cancel, w.Token
+	cancel, token := w.extras().cancel, w.Token
 	var held holdRecord
 	var first bool
 	if lost {
@@ -221,7 +227,7 @@ func (e *entry) end(loss lockstate.Loss) {
 	}
 	c := e.client
 	c.stats.lost.Add(1)
-	if !c.losses.add(LossEvent{Name: e.keys.Name, Token: token, Reason: loss.Why.String()}) {
+	if !c.losses.add(LossEvent{Name: e.keys.Name(), Token: token, Reason: loss.Why.String()}) {
 		c.log.lossesDropped()
 	}
 	if first {
@@ -294,13 +300,13 @@ func (e *entry) run(cmd *protocol.Command, limit time.Duration) {
 	if fail != nil {
 		pause = e.pause()
 		c.inbox.requireProbe(fail)
-		c.log.commandFailed(e.keys.Name, err)
+		c.log.commandFailed(e.keys.Name(), err)
 	} else {
-		c.outage.answered(e.pauses != nil)
-		e.pauses = nil
-		if a.NoNotify && !e.warned {
-			e.warned = true
-			c.log.foreignOwner(e.keys.Name, a.Blocker, a.Left)
+		c.outage.answered(e.awake.pauses != nil) // it is awake, with a command in flight
+		e.awake.pauses = nil
+		if a.NoNotify && !e.awake.warned {
+			e.awake.warned = true
+			c.log.foreignOwner(e.keys.Name(), a.Blocker, a.Left)
 		}
 		if a.Echo == protocol.EchoDenied {
 			c.publishDenied.Store(true)
@@ -338,17 +344,17 @@ func (e *entry) answered(cmd *protocol.Command, a protocol.Answer, fail *protoco
 	e.perform(&fx, idle, 0)
 }
 
-// pause returns how long the lock leaves Redis alone after a failure.
+// pause returns how long the lock leaves Redis alone after the command in flight has failed.
 func (e *entry) pause() time.Duration {
-	if e.pauses == nil {
+	if e.awake.pauses == nil {
 		policy := e.client.opts.backOff()
 		if isNil(policy) {
 			e.client.log.noPolicy()
 			policy = defaultBackOff()
 		}
-		e.pauses = &policy
+		e.awake.pauses = policy
 	}
-	d := (*e.pauses).NextBackOff()
+	d := e.awake.pauses.NextBackOff()
 	if d < 0 || d > maxRetryDelay {
 		d = maxRetryDelay
 	}

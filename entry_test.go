@@ -30,18 +30,17 @@ func TestALossBesideACloseIsToldOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := c.find(&k, nil)
-	w := &call{Caller: lockstate.Caller{Mode: protocol.Exclusive, Opts: &c.opts.lock.Terms}}
-	w.Owner = w
+	w := &call{Mode: protocol.Exclusive, Opts: &c.opts.lock.Terms}
 	var byClosing, byLosing lockstate.Effects
 	now := time.Now()
 	e.mu.Lock()
 	var fx lockstate.Effects
-	e.state().Enter(&w.Caller, now, &fx)
+	e.state().Enter(w.caller(), now, &fx)
 	cmd := fx.Send
 	e.state().Answered(&cmd, protocol.Answer{Outcome: protocol.Granted, Token: 1, Clock: 1}, nil, 0, now, &fx)
 	e.state().Close(now, &byClosing)
 	e.state().Revoked(e.state().Request().ID, 1, now, &byLosing)
-	e.state().Leave(&w.Caller, now, &fx)
+	e.state().Leave(w.caller(), now, &fx)
 	e.mu.Unlock()
 	for _, fx := range []*lockstate.Effects{&byClosing, &byLosing} {
 		for _, l := range fx.Ended {
@@ -72,17 +71,16 @@ func TestAnUnlockThatOvertakesAnEvictionRecordsThatTheLeaseWasForced(t *testing.
 		t.Fatal(err)
 	}
 	e := c.find(&k, nil)
-	w := &call{Caller: lockstate.Caller{Mode: protocol.Exclusive, Opts: &c.opts.lock.Terms}}
-	w.Owner = w
+	w := &call{Mode: protocol.Exclusive, Opts: &c.opts.lock.Terms}
 	now := time.Now()
 	var fx, evicted lockstate.Effects
 	e.mu.Lock()
-	e.state().Enter(&w.Caller, now, &fx)
+	e.state().Enter(w.caller(), now, &fx)
 	cmd := fx.Send
 	e.state().Answered(&cmd, protocol.Answer{Outcome: protocol.Granted, Token: 1, Clock: 1}, nil, 0, now, &fx)
 	e.state().Revoked(e.state().Request().ID, 1, now, &evicted)
 	e.mu.Unlock()
-	if _, err := e.unlock(nil, func(*lockstate.Lock) *lockstate.Caller { return &w.Caller }); !errors.Is(err, ErrLeaseLost) {
+	if _, err := e.unlock(nil, func(*lockstate.Lock) *lockstate.Caller { return w.caller() }); !errors.Is(err, ErrLeaseLost) {
 		t.Errorf("Unlock returned %v", err)
 	}
 	e.perform(&evicted, false, 0)
@@ -104,6 +102,32 @@ func TestAnUnlockThatOvertakesAnEvictionRecordsThatTheLeaseWasForced(t *testing.
 	}
 	if len(outcomes) != 1 || outcomes["forced"] != 1 {
 		t.Errorf("recorded %v", outcomes)
+	}
+}
+
+// The pauses after failures go on growing, and the next reply ends the outage, if the lock was
+// granted by a message in between, and renewed.
+func TestALockWithPausesStaysAwake(t *testing.T) {
+	l, err := settled(onStub(t, 0, 0)).Mutex("x").LockContext(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := l.entry
+	e.mu.Lock()
+	e.state()
+	e.awake.pauses = defaultBackOff()
+	e.restLocked()
+	stays := e.awake != nil
+	e.state()
+	e.awake.pauses = nil
+	e.restLocked()
+	rests := e.awake == nil
+	e.mu.Unlock()
+	if !stays || !rests {
+		t.Errorf("with pauses it stays awake: %v; without them it rests: %v", stays, rests)
+	}
+	if err := l.Unlock(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -18,13 +18,19 @@ import (
 // them are garbage-collected before Unlock, the lease is no longer renewed, which is
 // logged, and the callers of this process are kept out until Mutex.Unlock.
 type Lease struct {
-	entry  *entry
-	call   *call
+	*held
 	once   sync.Once
-	asked  bool // for the lease's context, which is made then; the entry's mutex guards it, and ctx
-	result error
-	guard  runtime.Cleanup
+	asked  bool   // for the lease's context, which is made then; the entry's mutex guards it, and ctx
+	failed *error // what Unlock returned; nil for nil
 	ctx    context.Context
+}
+
+// held is what a lease has of the lock. It is an object of its own because it has the finalizer:
+// with that it takes less than a cleanup of the Lease does, and unlike the Lease it refers to
+// nothing of the user's that may refer to the lease.
+type held struct {
+	entry *entry
+	call  *call
 }
 
 // made returns l if LockContext, or a method like it, returned it, and panics otherwise.
@@ -36,29 +42,23 @@ func (l *Lease) made() *Lease {
 }
 
 // unmade reports whether l is nil or the zero value, as after an error of LockContext.
-func (l *Lease) unmade() bool { return l == nil || l.entry == nil }
+func (l *Lease) unmade() bool { return l == nil || l.held == nil }
 
 func newLease(ctx context.Context, e *entry, w *call) *Lease {
-	l := &Lease{entry: e, call: w, ctx: ctx}
-	l.guard = runtime.AddCleanup(l, func(o collectedLease) { o.entry.collected(o.call) }, collectedLease{e, w})
+	l := &Lease{held: &held{e, w}, ctx: ctx}
+	runtime.SetFinalizer(l.held, (*held).collected)
 	return l
 }
 
-// collectedLease is what is kept of a lease to clean up after it is garbage-collected.
-// It must not refer to the Lease.
-type collectedLease struct {
-	entry *entry
-	call  *call
-}
-
-// collected stops the renewal of a lease that can no longer be unlocked through its
-// Lease.
-func (e *entry) collected(w *call) {
+// collected, the finalizer, stops the renewal of a lease that can no longer be unlocked through
+// its Lease.
+func (h *held) collected() {
+	e := h.entry
 	e.mu.Lock()
-	mine := e.state().Abandoned(&w.Caller)
+	mine := e.state().Abandoned(h.call.caller())
 	e.mu.Unlock()
 	if mine {
-		e.client.log.collected(e.keys.Name)
+		e.client.log.collected(e.keys.Name())
 	}
 }
 
@@ -90,7 +90,7 @@ func (l *Lease) TrustedUntil() time.Time {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	defer e.restLocked()
-	return e.state().TrustedUntil(&l.call.Caller, time.Now())
+	return e.state().TrustedUntil(l.call.caller(), time.Now())
 }
 
 // Context returns a context for the work done under the lease. It has the values of the
@@ -121,7 +121,7 @@ func (l *Lease) base() context.Context {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(l.ctx))
 	l.asked, l.ctx = true, ctx
 	w := l.call
-	w.cancel = cancel
+	w.extend().cancel = cancel
 	var cause error
 	switch {
 	case w.Ended == lockstate.ByLoss:
@@ -147,7 +147,7 @@ func (l *Lease) With(ctx context.Context) (context.Context, context.CancelFunc) 
 	if ctx == nil {
 		panic(errNilContext)
 	}
-	inner, cancel := context.WithCancelCause(l.call.trace.context(ctx))
+	inner, cancel := context.WithCancelCause(l.call.trace().context(ctx))
 	base := l.base()
 	if base.Err() != nil {
 		cancel(context.Cause(base))
@@ -176,10 +176,17 @@ func (l *Lease) Unlock() error {
 		return errLeaseUnmade
 	}
 	l.once.Do(func() {
-		l.guard.Stop()
-		_, l.result = l.entry.unlock(asOptionSays, func(*lockstate.Lock) *lockstate.Caller { return &l.call.Caller })
+		runtime.SetFinalizer(l.held, nil)
+		_, err := l.entry.unlock(asOptionSays, func(*lockstate.Lock) *lockstate.Caller { return l.call.caller() })
+		if err != nil {
+			kept := err // which is allocated, and err is not
+			l.failed = &kept
+		}
 	})
-	return l.result
+	if l.failed != nil {
+		return *l.failed
+	}
+	return nil
 }
 
 // LossEvent describes a lease that ended before its Unlock.
@@ -209,14 +216,14 @@ func (l *Lease) Check(ctx context.Context) error {
 	}
 	w, e := l.call, l.entry
 	failed := func(why error, is ...error) error {
-		return &about{fmt.Sprintf("leased: lock %q not checked: %s", e.keys.Name, bare(why)), append(is, why)}
+		return &about{fmt.Sprintf("leased: lock %q not checked: %s", e.keys.Name(), bare(why)), append(is, why)}
 	}
 	if ctx.Err() != nil {
 		return failed(ended(ctx))
 	}
 	var k lockstate.Check
 	done := make(chan struct{})
-	e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Check(&k, &w.Caller, done, now, fx) })
+	e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Check(&k, w.caller(), done, now, fx) })
 	if !waitFor(ctx, done) {
 		return failed(ended(ctx))
 	}
@@ -258,16 +265,16 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 	}
 	w, e := l.call, l.entry
 	done := make(chan struct{})
-	e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Downgrade(&w.Caller, done, now, fx) })
+	e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Downgrade(w.caller(), done, now, fx) })
 	select {
 	case <-done:
 	case <-e.client.base.Done(): // a closed client does not retry
-		return fmt.Errorf("leased: downgrade of lock %q not confirmed: %w", e.keys.Name, ErrClosed)
+		return fmt.Errorf("leased: downgrade of lock %q not confirmed: %w", e.keys.Name(), ErrClosed)
 	case <-ctx.Done():
 		e.mu.Lock()
 		lastErr := e.state().LastErr()
 		e.mu.Unlock()
-		err := fmt.Errorf("leased: downgrade of lock %q not confirmed: %w", e.keys.Name, ended(ctx))
+		err := fmt.Errorf("leased: downgrade of lock %q not confirmed: %w", e.keys.Name(), ended(ctx))
 		if lastErr != nil {
 			err = fmt.Errorf("%w (last error of Redis: %w)", err, lastErr)
 		}
@@ -279,7 +286,7 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 		if w.Ended == lockstate.ByLoss {
 			return e.lostLocked(w, nil)
 		}
-		return &about{fmt.Sprintf("leased: lock %q not downgraded: %s", e.keys.Name, bare(errLeaseOver)), []error{ErrLeaseLost}}
+		return &about{fmt.Sprintf("leased: lock %q not downgraded: %s", e.keys.Name(), bare(errLeaseOver)), []error{ErrLeaseLost}}
 	}
 	return nil
 }

@@ -68,7 +68,7 @@ func (h *handle) lock(m protocol.Mode) {
 	if h.reenter(m) {
 		return
 	}
-	w := &call{Caller: lockstate.Caller{Mode: m, RetryFatal: true}}
+	w := &call{Mode: m, RetryFatal: true}
 	e, err := h.acquire(context.Background(), w)
 	if err != nil {
 		panic(err)
@@ -88,7 +88,7 @@ func (h *handle) tryLock(m protocol.Mode) bool {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), tryLockWait)
 	defer cancel()
-	w := &call{Caller: lockstate.Caller{Mode: m, Try: true}}
+	w := &call{Mode: m, Try: true}
 	e, err := h.acquire(ctx, w)
 	if err == nil {
 		h.keeps(e, w)
@@ -117,10 +117,10 @@ func (h *handle) unlock(m protocol.Mode) {
 		found, err = e.unlock(asOptionSays, func(l *lockstate.Lock) *lockstate.Caller { return l.PickHolder(m) })
 	}
 	if !found {
-		panic(fmt.Sprintf("leased: %s of unlocked mutex %q", map[protocol.Mode]string{protocol.Exclusive: "unlock", protocol.Shared: "RUnlock"}[m], h.keys.Name))
+		panic(fmt.Sprintf("leased: %s of unlocked mutex %q", map[protocol.Mode]string{protocol.Exclusive: "unlock", protocol.Shared: "RUnlock"}[m], h.keys.Name()))
 	}
 	if errors.Is(err, ErrNotReleased) {
-		h.client.log.unconfirmed(h.keys.Name, err)
+		h.client.log.unconfirmed(h.keys.Name(), err)
 	}
 }
 
@@ -158,7 +158,7 @@ func (h *handle) unlockContext(ctx context.Context, m protocol.Mode) error {
 // with an error that only an operator can fix (NOAUTH, NOPERM, WRONGTYPE: as Redis'
 // error), on a bad name or option, and with ErrClosed.
 func (m *Mutex) LockContext(ctx context.Context) (*Lease, error) {
-	return m.use().lease(ctx, &call{Caller: lockstate.Caller{Mode: protocol.Exclusive}})
+	return m.use().lease(ctx, &call{Mode: protocol.Exclusive})
 }
 
 // TryLockContext is LockContext without waiting for another owner: if the lock is held
@@ -167,7 +167,7 @@ func (m *Mutex) LockContext(ctx context.Context) (*Lease, error) {
 // and as long again if the client has only just begun. It returns on the first error of
 // Redis.
 func (m *Mutex) TryLockContext(ctx context.Context) (*Lease, error) {
-	return m.use().lease(ctx, &call{Caller: lockstate.Caller{Mode: protocol.Exclusive, Try: true}})
+	return m.use().lease(ctx, &call{Mode: protocol.Exclusive, Try: true})
 }
 
 func (h *handle) lease(ctx context.Context, w *call) (*Lease, error) {
@@ -176,7 +176,7 @@ func (h *handle) lease(ctx context.Context, w *call) (*Lease, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newLease(w.trace.context(ctx), e, w), nil
+	return newLease(w.trace().context(ctx), e, w), nil
 }
 
 // Do locks m, runs f, and unlocks, also when f panics. f's context has ctx's values, and
@@ -192,7 +192,7 @@ func (h *handle) do(ctx context.Context, m protocol.Mode, f func(context.Context
 	if f == nil && h.err == nil {
 		return h.misused("acquired", errNilFunc, ErrNotAcquired)
 	}
-	l, err := h.lease(ctx, &call{Caller: lockstate.Caller{Mode: m}})
+	l, err := h.lease(ctx, &call{Mode: m})
 	if err != nil {
 		return err
 	}
@@ -202,7 +202,7 @@ func (h *handle) do(ctx context.Context, m protocol.Mode, f func(context.Context
 		if e := l.Unlock(); errors.Is(e, ErrLeaseLost) {
 			err = errors.Join(err, e)
 		} else if e != nil {
-			h.client.log.unconfirmed(h.keys.Name, e)
+			h.client.log.unconfirmed(h.keys.Name(), e)
 		}
 	}()
 	return f(work)

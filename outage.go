@@ -145,7 +145,7 @@ func (e *entry) retry() (asks bool) {
 	now := time.Now()
 	var fx lockstate.Effects
 	e.mu.Lock()
-	if e.dead || e.state().CommandInFlight() || e.pauses == nil {
+	if e.dead || e.state().CommandInFlight() || e.awake.pauses == nil {
 		e.restLocked()
 		e.mu.Unlock()
 		return false

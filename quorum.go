@@ -127,9 +127,9 @@ func (e *entry) hasGrantLocked(w *call) bool {
 // noteBehindLocked notes how many servers of a quorum stand behind the lease of a caller that
 // unlocks now.
 func (e *entry) noteBehindLocked(w *call) {
-	w.behind = int8(e.behindLocked(w)) // 0 on one server, and set anew, for a call may enter again
+	w.Behind = int8(e.behindLocked(w)) // 0 on one server, and set anew, for a call may enter again
 	if e.client.quorum != nil && e.hasGrantLocked(w) {
-		e.client.stats.behind[w.behind].Add(1)
+		e.client.stats.behind[w.Behind].Add(1)
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"sync"
 
-	"github.com/leasedmutex/leased/internal/lockstate"
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
@@ -99,24 +98,24 @@ func (r *rlocker) Unlock() { (*RWMutex)(r).RUnlock() }
 
 // LockContext locks rw for writing; see Mutex.LockContext.
 func (rw *RWMutex) LockContext(ctx context.Context) (*Lease, error) {
-	return rw.use().lease(ctx, &call{Caller: lockstate.Caller{Mode: protocol.Exclusive}})
+	return rw.use().lease(ctx, &call{Mode: protocol.Exclusive})
 }
 
 // TryLockContext locks rw for writing if it is free and not waited for; see
 // Mutex.TryLockContext.
 func (rw *RWMutex) TryLockContext(ctx context.Context) (*Lease, error) {
-	return rw.use().lease(ctx, &call{Caller: lockstate.Caller{Mode: protocol.Exclusive, Try: true}})
+	return rw.use().lease(ctx, &call{Mode: protocol.Exclusive, Try: true})
 }
 
 // RLockContext locks rw for reading; see Mutex.LockContext.
 func (rw *RWMutex) RLockContext(ctx context.Context) (*Lease, error) {
-	return rw.use().lease(ctx, &call{Caller: lockstate.Caller{Mode: protocol.Shared}})
+	return rw.use().lease(ctx, &call{Mode: protocol.Shared})
 }
 
 // TryRLockContext locks rw for reading if no writer holds it or waits for it; see
 // Mutex.TryLockContext.
 func (rw *RWMutex) TryRLockContext(ctx context.Context) (*Lease, error) {
-	return rw.use().lease(ctx, &call{Caller: lockstate.Caller{Mode: protocol.Shared, Try: true}})
+	return rw.use().lease(ctx, &call{Mode: protocol.Shared, Try: true})
 }
 
 // Do runs f while rw is locked for writing; see Mutex.Do.

@@ -62,12 +62,12 @@ func (s *slowWatch) look(now time.Time) {
 			continue
 		}
 		waiting, within := e.state().Counts()
-		one := slowLock{name: e.keys.Name, waiting: waiting, blocker: blockerName(e.state().Blocker()), ownOwner: within > 0}
+		one := slowLock{name: e.keys.Name(), waiting: waiting, blocker: blockerName(e.state().Blocker()), ownOwner: within > 0}
 		if wait != nil {
-			one.wait, one.waitSite = now.Sub(c.began.Add(wait.Since)), callOf(wait).site()
+			one.wait, one.waitSite = now.Sub(c.began.Add(wait.Since)), callOf(wait).extras().site
 		}
 		if hold != nil {
-			one.hold, one.token, one.holdSite = now.Sub(c.began.Add(hold.Since)), hold.Token, callOf(hold).site()
+			one.hold, one.token, one.holdSite = now.Sub(c.began.Add(hold.Since)), hold.Token, callOf(hold).extras().site
 		}
 		e.restLocked()
 		e.mu.Unlock()

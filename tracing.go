@@ -156,13 +156,13 @@ func (t *tracing) begin(ctx context.Context, name string, w *call, began time.Ti
 		return nil
 	}
 	_, span := tracer.Start(ctx, spanWait, trace.WithTimestamp(began), t.attributes(name, w.Mode))
-	w.watched().under = span // also if it is not sampled: then its commands are not either
+	w.extend().under = span // also if it is not sampled: then its commands are not either
 	if !span.IsRecording() {
 		return nil
 	}
 	w.startTrace(trace.SpanContextFromContext(ctx))
 	if span.SpanContext().IsSampled() {
-		w.trace.Wait = spanRefOf(span.SpanContext())
+		w.Events.Wait = spanRefOf(span.SpanContext())
 	}
 	return span
 }
@@ -200,7 +200,7 @@ func (t *tracing) waited(ctx context.Context, span trace.Span, w *waitRecord) (t
 	events, from, blocker, behind := w.takeEvents()
 	tracer := t.tracer()
 	if span == nil && tracer != nil && len(events) > 0 {
-		if _, span = tracer.Start(ctx, spanWait, trace.WithTimestamp(w.began), t.attributes(w.handle.keys.Name, c.Mode)); !span.IsRecording() {
+		if _, span = tracer.Start(ctx, spanWait, trace.WithTimestamp(w.began), t.attributes(w.handle.keys.Name(), c.Mode)); !span.IsRecording() {
 			span = nil
 		}
 	}
@@ -245,12 +245,12 @@ func (t *tracing) waited(ctx context.Context, span trace.Span, w *waitRecord) (t
 		return span, told
 	}
 	t.end(span, w.ended, nil)
-	if !c.trace.parent.IsValid() {
+	if !c.trace().parent.IsValid() {
 		ctx = trace.ContextWithSpan(ctx, span) // so that wait and hold are in one trace
 	}
 	w.entry.mu.Lock()
-	mine := c.trace.claimHoldSpan()
-	c.trace.waitUnreported = false
+	mine := c.trace().claimHoldSpan()
+	c.trace().waitUnreported = false
 	w.entry.mu.Unlock()
 	if mine {
 		t.hold(ctx, w.entry, c, w.ended)
@@ -266,7 +266,7 @@ func (w *waitRecord) withoutSpan() {
 	}
 	w.entry.mu.Lock()
 	defer w.entry.mu.Unlock()
-	w.call.trace.waitUnreported = false
+	w.call.trace().waitUnreported = false
 	defer w.entry.restLocked()
 	if w.entry.state().Contended() {
 		w.entry.traceHolderLocked(w.call)
@@ -279,7 +279,7 @@ func (w *waitRecord) withoutSpan() {
 // that has no span here. And how many servers of a quorum stand behind the lease, 0 if that is
 // not known, or the lease is over.
 func (w *waitRecord) takeEvents() (events []lockstate.Event, from *protocol.Span, blocker string, behind int) {
-	log := w.call.trace
+	log := w.call.trace()
 	if w.entry == nil {
 		return log.List, nil, "", 0
 	}
@@ -301,19 +301,19 @@ func (w *waitRecord) takeEvents() (events []lockstate.Event, from *protocol.Span
 // contended. It is called after every step.
 func (e *entry) traceHoldersLocked() {
 	contended := e.state().Contended()
-	if contended && !e.contended {
+	if contended && !e.awake.contended {
 		for c := e.state().Holders(); c != nil; c = c.NextHolder() {
 			e.traceHolderLocked(callOf(c))
 		}
 	}
-	e.contended = contended
+	e.awake.contended = contended
 }
 
 // traceHolderLocked has the hold span of c started, so that the waiter's span can link to
 // it, unless c has one or its own caller will start it. The waiter does not depend on it:
 // if the hold ends before its span has started, the waiter's span has no link.
 func (e *entry) traceHolderLocked(c *call) {
-	if c.Phase != lockstate.Inside || c.Leased || c.reported || c.trace == nil || c.trace.waitUnreported || !c.trace.claimHoldSpan() {
+	if c.Phase != lockstate.Inside || c.Leased || c.Reported || c.Events == nil || c.trace().waitUnreported || !c.trace().claimHoldSpan() {
 		return
 	}
 	t, since := e.client.tracing, e.client.began.Add(c.Since)
@@ -329,13 +329,13 @@ func (t *tracing) hold(ctx context.Context, e *entry, c *call, since time.Time) 
 	}
 	ref := spanRefOf(span.SpanContext())
 	e.mu.Lock()
-	log := c.trace
-	log.span, c.watched().under = span, span
+	log := c.trace()
+	log.span, c.extend().under = span, span
 	if span.SpanContext().IsSampled() {
 		log.Hold = ref
 	}
 	over := !log.ended.IsZero()
-	r := holdRecord{entry: e, mode: c.Mode, token: c.Token, how: log.how, why: log.why, at: log.ended, settled: log.settled, span: span, behind: c.behind}
+	r := holdRecord{entry: e, mode: c.Mode, token: c.Token, how: log.how, why: log.why, at: log.ended, settled: log.settled, span: span, behind: c.Behind}
 	if over {
 		r.events = log.TakeHoldEvents()
 	}
@@ -355,7 +355,7 @@ func (t *tracing) newHold(ctx context.Context, h *holdRecord) trace.Span {
 	if tracer == nil {
 		return nil
 	}
-	_, span := tracer.Start(ctx, spanHold, trace.WithTimestamp(h.since), t.attributes(h.entry.keys.Name, h.mode))
+	_, span := tracer.Start(ctx, spanHold, trace.WithTimestamp(h.since), t.attributes(h.entry.keys.Name(), h.mode))
 	if !span.IsRecording() {
 		return nil
 	}
@@ -385,12 +385,12 @@ type holdRecord struct {
 // takeHoldLocked returns the record of w's hold, once: ok is false in later calls. If the
 // hold span is still to be started, the goroutine that starts it ends it too.
 func (e *entry) takeHoldLocked(w *call, how holdResult, why error, at, settled time.Time) (r holdRecord, ok bool) {
-	if w.reported {
+	if w.Reported {
 		return r, false
 	}
-	r = holdRecord{entry: e, since: e.client.began.Add(w.Since), mode: w.Mode, via: w.Via, token: w.Token, how: how, why: why, at: at, settled: settled, behind: w.behind}
-	w.reported = true
-	if t := w.trace; t != nil {
+	r = holdRecord{entry: e, since: e.client.began.Add(w.Since), mode: w.Mode, via: w.Via, token: w.Token, how: how, why: why, at: at, settled: settled, behind: w.Behind}
+	w.Reported = true
+	if t := w.trace(); t != nil {
 		t.how, t.why, t.ended, t.settled = how, why, at, settled
 		switch {
 		case t.span != nil:
@@ -457,7 +457,7 @@ func (t *tracing) release(r *holdRecord) {
 		return
 	}
 	_, span := tracer.Start(trace.ContextWithSpan(context.Background(), r.span), spanRelease, trace.WithTimestamp(r.at),
-		t.attributes(r.entry.keys.Name, r.mode))
+		t.attributes(r.entry.keys.Name(), r.mode))
 	span.SetAttributes(attrHoldOutcome.String(r.how.String()), attrToken.Int64(int64(r.token)))
 	if r.how != holdReleased {
 		span.SetStatus(codes.Error, r.how.String())

@@ -295,12 +295,12 @@ func (c *Client) renew(batch []protocol.Renewal) {
 			c.inbox.requireProbe(fail)
 			c.outage.failed(fail)
 			c.slotMap.commandFailed(fail)
-			c.log.commandFailed(r.Keys.Name, r.Err)
+			c.log.commandFailed(r.Keys.Name(), r.Err)
 		}
 	}
 	if err := c.server.Touch(ctx, batch); err != nil {
 		c.inbox.requireProbe(redisserver.Classify(err))
-		c.log.commandFailed(batch[0].Keys.Name, err)
+		c.log.commandFailed(batch[0].Keys.Name(), err)
 	}
 	c.inbox.probe(ctx, batch[0].Keys)
 }

@@ -17,8 +17,9 @@ const (
 )
 
 // Caller is one call of Lock or of a method like it, from its arrival until its Unlock is
-// settled. The code that makes it sets Mode, Try, RetryFatal, Leased, Opts, Events and Owner;
-// all other fields belong to the lock.
+// settled. The code that makes it sets Mode, Try, RetryFatal, Leased, Opts and Events; all other
+// fields but the maker's belong to the lock. It has 112 bytes, a size class of Go's allocator, for
+// a client may hold very many locks.
 type Caller struct {
 	Mode       protocol.Mode
 	Try        bool // does not wait for other holders
@@ -35,26 +36,48 @@ type Caller struct {
 	Via        Via
 	Ended      ending
 	Why        Reason // the lease was lost
+	Reported   bool   // its maker's, as are the next two
+	Again      bool
+	Behind     int8
+	clockLead  int32 // ns, see ClockLead
 	Opts       *Terms
-	Err        error // rejected: why; left: what Unlock returns
+	outcome    *error // see Outcome; nil for nil, as of nearly all
 	Token      uint64
 	Since      time.Duration // waiting: when it came; then when it was admitted; counted from Environment.Start
-	ClockLead  time.Duration // how far the token is ahead of the server's clock
 
-	// tryUntil is until when a caller that only tries waits for an owner that may be idle,
-	// counted from Environment.Start; 0 if it does not.
-	tryUntil     time.Duration
-	trustedUntil Instant // lost or left: end of its trust window
+	// until is, of one that waits and only tries, until when it waits for an owner that may be
+	// idle, 0 if it does not; of one that was lost or has left, the end of its trust window.
+	until Instant
 
 	prev, next *Caller
-	Then       *Caller // the next in Effects.Woken
+	Events     *EventLog // for its spans; nil if it is not traced
 
-	Owner  any       // whatever its maker wants to find again in effects
-	Events *EventLog // for its spans; nil if it is not traced
+	Ready chan struct{} // its maker's, and so is the next
+	More  any
 }
 
-// awaitsIdleOwner reports whether c only tries, and waits for an owner that may be idle.
-func (c *Caller) awaitsIdleOwner() bool { return c.Try && c.tryUntil != 0 }
+// Outcome returns, of a caller that was rejected, why; of one that has left, what its Unlock
+// returns.
+func (c *Caller) Outcome() error {
+	if c.outcome == nil {
+		return nil
+	}
+	return *c.outcome
+}
+
+func (c *Caller) setOutcome(err error) {
+	if c.outcome = nil; err != nil {
+		kept := err // which is allocated, and err is not
+		c.outcome = &kept
+	}
+}
+
+// ClockLead returns how far the token is ahead of the server's clock.
+func (c *Caller) ClockLead() time.Duration { return time.Duration(c.clockLead) }
+
+// awaitsIdleOwner reports whether c, which waits, only tries, and does so for an owner that may
+// be idle.
+func (c *Caller) awaitsIdleOwner() bool { return c.Try && c.until != 0 }
 
 // ending says whether a lease ended before its Unlock.
 type ending uint8
@@ -104,13 +127,14 @@ func (c *Caller) settle(err error, fx *Effects) {
 		return
 	}
 	c.Settled = true
-	c.Err = err
 	if c.Ended == ByLoss {
-		c.Err = ErrLeaseLost
-		if err != nil {
-			c.Err = &LostToo{err}
+		if err == nil {
+			err = ErrLeaseLost
+		} else {
+			err = &LostToo{err}
 		}
 	}
+	c.setOutcome(err)
 	if c.awaited {
 		fx.Gone = append(fx.Gone, c)
 	}

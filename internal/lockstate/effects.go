@@ -9,9 +9,8 @@ import (
 // Effects are what follows from an event. The lock's owner performs them when it has unlocked
 // the lock.
 type Effects struct {
-	Send    protocol.Command // to be sent, unless its verb is None; its answer is an event
-	Woken   *Caller          // first of the callers admitted or rejected, linked by Then
-	tail    *Caller
+	Send    protocol.Command  // to be sent, unless its verb is None; its answer is an event
+	Woken   Woken             // callers admitted or rejected
 	Ended   []Loss            // leases that ended before their Unlock
 	Gone    []*Caller         // settled, and awaited by their Unlock
 	Cancels []Cancellation    // requests to be cancelled
@@ -22,13 +21,30 @@ type Effects struct {
 	Touch   time.Duration     // with Renew: TTL for the lock's last token, 0 for none
 }
 
-func (fx *Effects) wake(c *Caller) {
-	if fx.Woken == nil {
-		fx.Woken = c
+// Woken is a list of callers. One, which is the usual case, costs no allocation.
+type Woken struct {
+	first *Caller
+	more  []*Caller
+}
+
+func (w *Woken) add(c *Caller) {
+	if w.first == nil {
+		w.first = c
 	} else {
-		fx.tail.Then = c
+		w.more = append(w.more, c)
 	}
-	fx.tail = c
+}
+
+// All has the callers in the order in which they were woken.
+func (w *Woken) All(yield func(*Caller) bool) {
+	if w.first == nil || !yield(w.first) {
+		return
+	}
+	for _, c := range w.more {
+		if !yield(c) {
+			return
+		}
+	}
 }
 
 // Loss is a lease that ended before its Unlock.

@@ -10,6 +10,7 @@ import (
 // that it calls no user code and reads no clock; spans are made from the log afterwards. A nil
 // log drops everything: most callers have none.
 type EventLog struct {
+	Maker      any // what makes spans of it
 	List       []Event
 	waitEvents int            // how many of List belong to the wait
 	From       *protocol.Span // hold span of the lease that this one follows, nil if unknown

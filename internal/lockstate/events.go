@@ -172,9 +172,9 @@ func (l *Lock) hold(a protocol.Answer, from time.Time, how Via, now time.Time) {
 	case how == ViaDirect:
 		// It is confirmed by the next regular renewal, or earlier if less than half of
 		// the TTL is left.
-		g.renewAt = min(l.onGrid(l.instant(now).add(g.req.TTL/3)), l.instant(from).add(g.req.TTL/2))
+		g.renewAt = min(g.onGrid(l.instant(now).add(g.req.TTL/3)), l.instant(from).add(g.req.TTL/2))
 	default:
-		g.renewAt = l.onGrid(l.instant(from).add(g.req.TTL / 3))
+		g.renewAt = g.onGrid(l.instant(from).add(g.req.TTL / 3))
 	}
 }
 
@@ -639,7 +639,7 @@ func (l *Lock) Renewed(r *protocol.Renewal, now time.Time, fx *Effects) {
 		}
 		if r.At.After(g.proved) || g.notified != 0 {
 			g.prove(r.At)
-			g.renewAt = max(g.renewAt, l.onGrid(sent.add(g.req.TTL/3)))
+			g.renewAt = max(g.renewAt, g.onGrid(sent.add(g.req.TTL/3)))
 		}
 		g.rebase(r.Clock, sent, l.instant(now))
 		if !l.asksAsOwner() {

@@ -27,7 +27,7 @@ func (h *hand) in(cs ...*Caller) {
 	h.t.Helper()
 	for i, c := range cs {
 		if c.Phase != Inside {
-			h.t.Fatalf("caller %d is not inside: phase %d, %v", i, c.Phase, c.Err)
+			h.t.Fatalf("caller %d is not inside: phase %d, %v", i, c.Phase, c.Outcome())
 		}
 	}
 }
@@ -36,7 +36,7 @@ func (h *hand) out(cs ...*Caller) {
 	h.t.Helper()
 	for i, c := range cs {
 		if c.Phase != Waiting {
-			h.t.Fatalf("caller %d does not wait: phase %d, %v", i, c.Phase, c.Err)
+			h.t.Fatalf("caller %d does not wait: phase %d, %v", i, c.Phase, c.Outcome())
 		}
 	}
 }
@@ -44,8 +44,8 @@ func (h *hand) out(cs ...*Caller) {
 // turned fails unless c was turned away with err.
 func (h *hand) turned(c *Caller, err error) {
 	h.t.Helper()
-	if c.Phase != Rejected || !errors.Is(c.Err, err) {
-		h.t.Fatalf("phase %d, %v, want to be turned away with %v", c.Phase, c.Err, err)
+	if c.Phase != Rejected || !errors.Is(c.Outcome(), err) {
+		h.t.Fatalf("phase %d, %v, want to be turned away with %v", c.Phase, c.Outcome(), err)
 	}
 }
 
@@ -88,8 +88,8 @@ func (h *hand) cancelled(g Cancellation) {
 // settled fails unless Unlock of c returned, with err.
 func (h *hand) settled(c *Caller, err error) {
 	h.t.Helper()
-	if !c.Settled || c.Err != err {
-		h.t.Fatalf("settled %v with %v, want %v", c.Settled, c.Err, err)
+	if !c.Settled || c.Outcome() != err {
+		h.t.Fatalf("settled %v with %v, want %v", c.Settled, c.Outcome(), err)
 	}
 }
 

@@ -31,7 +31,7 @@ type grant struct {
 	served   int32   // leases it has given since it came or was last idle
 	since    Instant // it has been in use without a break
 	renewAt  Instant
-	touchAt  Instant // when the lock's last token is given a new TTL
+	touchAt  Instant // when the lock's last token is given a new TTL, on the grid of renewals, which does it
 	idleTill Instant
 
 	// minHoldUntil is the end of the minimum hold of the caller inside, or of the one that
@@ -196,7 +196,7 @@ func (l *Lock) becomeHeld(a protocol.Answer, from time.Time, how Via, now time.T
 	}
 	g.idleTill = 0
 	l.prevHoldSpan = a.Link
-	g.touchAt = at.add(protocol.TokenLife(g.req.TTL) / 4)
+	g.touchAt = g.onGrid(at.add(protocol.TokenLife(g.req.TTL) / 4))
 }
 
 // becomeReleasing: the grant has no members any more, and a release or yield is sent.
@@ -405,7 +405,7 @@ func (g *grant) touch(last uint64, now Instant) time.Duration {
 		return 0
 	}
 	life := protocol.TokenLife(g.req.TTL)
-	g.touchAt = now.add(life / 4)
+	g.touchAt = g.onGrid(now.add(life / 4))
 	if last, clock := max(last, g.token), g.serverClock(now); last > clock {
 		life += time.Duration(min(last-clock, maxAhead)) * time.Microsecond
 	}
@@ -470,9 +470,12 @@ func (l *Lock) nextToken(now time.Time) (token uint64, ahead time.Duration) {
 // grids is how many instants a TTL has at which renewals are due.
 const grids = 30
 
+// grid is the time between two of them.
+func (g *grant) grid() time.Duration { return g.req.TTL / grids }
+
 // onGrid moves a renewal to the last instant before it that all locks with the same TTL share.
-func (l *Lock) onGrid(t Instant) Instant {
-	grid := l.grant.req.TTL / grids
+func (g *grant) onGrid(t Instant) Instant {
+	grid := g.grid()
 	if grid <= 0 {
 		return t
 	}

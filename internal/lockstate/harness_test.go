@@ -92,12 +92,11 @@ func (h *hand) step(event func(now time.Time, fx *Effects)) {
 	h.t.Helper()
 	var fx Effects
 	event(h.now, &fx)
-	for c := fx.Woken; c != nil; {
+	for c := range fx.Woken.All {
 		h.woken = append(h.woken, c)
 		if c.Entered {
 			h.admitted(c)
 		}
-		c, c.Then = c.Then, nil
 	}
 	h.losses = append(h.losses, fx.Ended...)
 	h.unwanted = append(h.unwanted, fx.Cancels...)

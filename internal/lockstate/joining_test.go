@@ -156,7 +156,7 @@ func TestAnOwnerFromBeforeMessagesWereHeardAsksOnceWhetherItIsWanted(t *testing.
 		h.leave(c) // while it is asked about
 		h.answer(h.refused(busysID, 0))
 		if c.Settled {
-			t.Fatalf("Unlock returned %v although it may have been lost", c.Err)
+			t.Fatalf("Unlock returned %v although it may have been lost", c.Outcome())
 		}
 		h.sends(protocol.Release)
 		h.answer(protocol.Answer{Outcome: protocol.NotOurs})

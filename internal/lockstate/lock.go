@@ -129,7 +129,7 @@ func (l *Lock) Leave(c *Caller, now time.Time, fx *Effects) {
 	}
 	l.drawToken(c, now)
 	l.letOut(c)
-	c.Phase, c.trustedUntil = Left, l.instant(Earlier(now, l.TrustedUntil(c, now)))
+	c.Phase, c.until = Left, l.instant(Earlier(now, l.TrustedUntil(c, now)))
 	if c.Orphaned {
 		c.settle(nil, fx) // its grant is gone
 	} else {
@@ -188,7 +188,7 @@ func (l *Lock) LeaveKept(c *Caller, now time.Time) bool {
 		return false
 	}
 	l.letOut(c)
-	c.Phase, c.trustedUntil, c.Settled = Left, at, true
+	c.Phase, c.until, c.Settled = Left, at, true
 	l.prevHoldSpan = nil
 	g.idle = last
 	if g.opts.IdleHold > 0 {
@@ -267,7 +267,7 @@ func (l *Lock) TrustedUntil(c *Caller, now time.Time) time.Time {
 		l.grant.watch(now)
 		return l.grant.trust()
 	}
-	return l.time(c.trustedUntil)
+	return l.time(c.until)
 }
 
 // reject ends the wait of c with err.
@@ -278,8 +278,9 @@ func (l *Lock) reject(c *Caller, err error, fx *Effects) {
 
 // finishRejected ends the call of c, which is in no list, with err.
 func (l *Lock) finishRejected(c *Caller, err error, fx *Effects) {
-	c.Phase, c.Err = Rejected, err
-	fx.wake(c)
+	c.Phase = Rejected
+	c.setOutcome(err)
+	fx.Woken.add(c)
 }
 
 // rejectTries rejects callers of the Try methods, except one that waits for an idle owner
@@ -310,7 +311,7 @@ func (l *Lock) tryIdleOwner(a protocol.Answer, now time.Time) {
 func (l *Lock) end(c *Caller, why Reason, now time.Time, fx *Effects) {
 	if c.Ended != ByLoss {
 		l.drawToken(c, now)
-		c.trustedUntil, c.Ended, c.Why = l.instant(Earlier(now, l.grant.trust())), ByLoss, why
+		c.until, c.Ended, c.Why = l.instant(Earlier(now, l.grant.trust())), ByLoss, why
 		c.Events.add(Event{At: now, What: eventLost, Text: why.String()})
 		fx.Ended = append(fx.Ended, Loss{c, why})
 	}
@@ -362,8 +363,10 @@ func (l *Lock) admit(now time.Time, fx *Effects) {
 	for c := l.waiting.first; c != nil && l.mayEnter(c.Mode, now); c = l.waiting.first {
 		l.waiting.remove(c)
 		l.letIn(c, now)
-		c.Token, c.ClockLead = l.nextToken(now)
-		fx.wake(c)
+		var lead time.Duration
+		c.Token, lead = l.nextToken(now)
+		c.clockLead = int32(lead) // a little more than longestAhead at most
+		fx.Woken.add(c)
 	}
 }
 
@@ -487,7 +490,7 @@ func (l *Lock) endInboxWait(now time.Time) {
 
 // awaitIdleOwner lets c, which only tries, wait a little for an owner that may be idle.
 func (l *Lock) awaitIdleOwner(c *Caller, now time.Time) {
-	c.tryUntil = now.Add(idleOwnersTime).Sub(l.env.Start())
+	c.until = l.instant(now.Add(idleOwnersTime))
 }
 
 // anyoneWaits reports whether a caller waits that may queue in Redis.

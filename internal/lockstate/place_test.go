@@ -308,7 +308,7 @@ func TestAMessageAboutAReservedPlaceWaitsForTheAnswerToTheYield(t *testing.T) {
 			h.hears("granted", place, h.token())
 			h.out(w)
 			if r.Settled {
-				t.Fatalf("told %v before the answer", r.Err)
+				t.Fatalf("told %v before the answer", r.Outcome())
 			}
 			a := c.answer(h)
 			h.answer(a)
@@ -500,8 +500,8 @@ func TestAReaderWhoLeavesWhileAPlaceIsAskedForHearsOfALossUntilTheAnswer(t *test
 			lose(h, place)
 			h.settled(r, ErrLeaseLost)
 			h.lost(r)
-			if !h.l.time(r.trustedUntil).Equal(till) {
-				t.Errorf("was trusted until %v, it left at %v", h.l.time(r.trustedUntil), till)
+			if !h.l.time(r.until).Equal(till) {
+				t.Errorf("was trusted until %v, it left at %v", h.l.time(r.until), till)
 			}
 		})
 	}

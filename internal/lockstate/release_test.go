@@ -149,7 +149,7 @@ func TestAReleaseProvesNothingWhereTheGrantMayHaveBeenGivenAnew(t *testing.T) {
 				h.leave(c)
 				release(h)
 				if c.Settled {
-					t.Fatalf("its Unlock returned %v before there was a proof", c.Err)
+					t.Fatalf("its Unlock returned %v before there was a proof", c.Outcome())
 				}
 				h.cancels(id, id) // the first because the acquire may still arrive
 				last := h.unwanted[1]
@@ -164,8 +164,8 @@ func TestAReleaseProvesNothingWhereTheGrantMayHaveBeenGivenAnew(t *testing.T) {
 					return
 				}
 				h.lost(c)
-				if !errors.Is(c.Err, ErrLeaseLost) {
-					t.Errorf("its Unlock returned %v", c.Err)
+				if !errors.Is(c.Outcome(), ErrLeaseLost) {
+					t.Errorf("its Unlock returned %v", c.Outcome())
 				}
 			})
 		}

@@ -175,8 +175,8 @@ func TestTrapB13TokensNeverGoBackWhateverAReplySays(t *testing.T) {
 		h.enter(d)
 		h.answer(protocol.Answer{Outcome: protocol.Granted, Token: 17, Clock: 17})
 		h.in(d)
-		if d.ClockLead != 0 {
-			t.Errorf("waits %v for a clock that went back", d.ClockLead)
+		if d.ClockLead() != 0 {
+			t.Errorf("waits %v for a clock that went back", d.ClockLead())
 		}
 	})
 }

@@ -21,7 +21,7 @@ func (l *Lock) Tick(now time.Time, fx *Effects) {
 			fx.Spare = g.req.TTL / grids
 		}
 		fx.Touch = g.touch(l.last, l.instant(now))
-		g.renewAt = l.onGrid(l.instant(now).add(g.req.TTL / 3))
+		g.renewAt = g.onGrid(l.instant(now).add(g.req.TTL / 3))
 		if g.notified != 0 {
 			g.renewAt = l.instant(now).add(confirmTime)
 		}
@@ -34,7 +34,7 @@ func (l *Lock) expire(now time.Time, fx *Effects) {
 	if l.maxHoldAt != 0 && l.instant(now) >= l.maxHoldAt {
 		l.endOverlong(now, fx)
 	}
-	if c := l.waiting.first; c != nil && c.awaitsIdleOwner() && now.Sub(l.env.Start()) >= c.tryUntil {
+	if c := l.waiting.first; c != nil && c.awaitsIdleOwner() && l.instant(now) >= c.until {
 		l.reject(c, ErrLocked, fx) // the owner is in use
 	}
 	if g := &l.grant; g.state == Held && l.members != nil && g.over(now) {
@@ -56,7 +56,7 @@ func (l *Lock) Due() Instant {
 		}
 	}
 	if c := l.waiting.first; c != nil && c.awaitsIdleOwner() {
-		earliest(start.add(c.tryUntil))
+		earliest(c.until)
 	}
 	switch {
 	case g.state == Held:

@@ -61,7 +61,7 @@ func TestTheLastTokenOfAnOwnerThatIsCutOffIsBelowTheServersClock(t *testing.T) {
 					h.in(next)
 					c = next
 				}
-				if h.now = h.now.Add(c.ClockLead); c.Token > h.clock() {
+				if h.now = h.now.Add(c.ClockLead()); c.Token > h.clock() {
 					t.Errorf("%s, TTL %v, %v to the server and back: the last token is %d µs ahead of the server's clock",
 						name, ttl, way, c.Token-h.clock())
 				}
@@ -87,7 +87,7 @@ func TestWhoWaitsForTheServersClockWaitsAsLongAsThatTakesAndHardlyLonger(t *test
 			h.enter(next)
 			h.leave(c)
 			h.in(next)
-			h.now = h.now.Add(next.ClockLead)
+			h.now = h.now.Add(next.ClockLead())
 			if next.Token > h.clock() {
 				t.Fatalf("rate %v: token %d when the server's clock shows %d", rate, next.Token, h.clock())
 			}

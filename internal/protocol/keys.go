@@ -14,9 +14,12 @@ const maxNameBytes = 512
 // stored, and the others are derived when needed: a client may hold very many locks.
 type Keys struct {
 	Lock   string // the lock's own key: holds the owner's id, or MarkerValue while readers own
-	Name   string // without prefix
+	prefix int32  // how much of it is the prefix
 	tagged bool   // the prefix or the name contains a hash tag
 }
+
+// Name is the lock's name: its key without the prefix.
+func (k *Keys) Name() string { return k.Lock[k.prefix:] }
 
 // NewKeys returns the keys of the lock name, or an error that matches ErrInvalidName.
 func NewKeys(prefix, name string) (Keys, error) {
@@ -24,7 +27,7 @@ func NewKeys(prefix, name string) (Keys, error) {
 		return Keys{}, err
 	}
 	key := prefix + name
-	return Keys{Lock: key, Name: key[len(prefix):], tagged: strings.Contains(key, "{")}, nil
+	return Keys{Lock: key, prefix: int32(len(prefix)), tagged: strings.Contains(key, "{")}, nil
 }
 
 // helper returns the key beside the lock's own that is called what.

@@ -278,11 +278,11 @@ func (w *world) released(c *simClient) {
 			continue
 		}
 		w.promised(c, &d)
-		if d.caller.Err != nil {
-			if errors.Is(d.caller.Err, lockstate.ErrLeaseLost) {
+		if d.caller.Outcome() != nil {
+			if errors.Is(d.caller.Outcome(), lockstate.ErrLeaseLost) {
 				w.count("Unlock: lost")
 			} else {
-				w.count("Unlock: " + d.caller.Err.Error())
+				w.count("Unlock: " + d.caller.Outcome().Error())
 			}
 			continue
 		}
@@ -353,7 +353,7 @@ func (w *world) admitted(c *simClient, x *lockstate.Caller) {
 	} else {
 		c.lastIn = n
 	}
-	if !c.now().Before(c.status().Trust) && x.ClockLead == 0 {
+	if !c.now().Before(c.status().Trust) && x.ClockLead() == 0 {
 		w.fail("%s let a caller in outside of the trust window", c.name)
 	}
 	if w.excuse(c.status().Req.ID) || !c.believes(x) || x.Token == 0 { // it may draw a token when it leaves

@@ -57,7 +57,7 @@ func (w *world) promised(c *simClient, d *departure) {
 	case !ok:
 	case expired:
 		delete(w.promises, x)
-	case x.Err != nil || p.left.IsZero() || w.accidentAt.After(p.since) || !w.now.Before(p.until) && !w.lastEntry.After(p.left):
+	case x.Outcome() != nil || p.left.IsZero() || w.accidentAt.After(p.since) || !w.now.Before(p.until) && !w.lastEntry.After(p.left):
 		delete(w.promises, x)
 	case w.lastEntry.After(p.left) && w.lastEntry.Before(p.until):
 		w.fail("somebody got the lock %v before the end of the minimum hold of token %d, which was unlocked %v earlier",

@@ -322,7 +322,7 @@ func (c *qClient) step(event func(now time.Time, fx *lockstate.Effects)) {
 
 func (c *qClient) perform(fx *lockstate.Effects) {
 	w := c.w
-	for x := fx.Woken; x != nil; x = x.Then {
+	for x := range fx.Woken.All {
 		if x.Entered {
 			w.counts["entered, "+x.Via.String()]++
 			w.admitted(c, x)
@@ -993,11 +993,11 @@ func (w *qWorld) each(long time.Duration) {
 			w.fail("%s does not get a free lock", c.name)
 		}
 		if w.entered[x].IsZero() {
-			w.fail("%s does not enter: %v", c.name, x.Err)
+			w.fail("%s does not enter: %v", c.name, x.Outcome())
 		}
 		w.until(time.Second, func() bool { return len(w.ops) == 0 })
-		if x.Err != nil {
-			w.fail("%s unlocks in calm: %v", c.name, x.Err)
+		if x.Outcome() != nil {
+			w.fail("%s unlocks in calm: %v", c.name, x.Outcome())
 		}
 	}
 }

@@ -285,7 +285,7 @@ type qPromise struct {
 func (w *qWorld) keepPromises(c *qClient, x *lockstate.Caller) {
 	for _, p := range w.promises {
 		slack := p.x.Opts.MinHold/50 + 2*time.Millisecond // clocks run at different rates
-		if p.x.Settled && p.x.Ended != lockstate.ByLoss && p.x.Err == nil && !p.c.dead && p.c.excuse.IsZero() && w.now.Before(p.until.Add(-slack)) {
+		if p.x.Settled && p.x.Ended != lockstate.ByLoss && p.x.Outcome() == nil && !p.c.dead && p.c.excuse.IsZero() && w.now.Before(p.until.Add(-slack)) {
 			w.fail("%s enters at %v, and %s was to keep others out until %v", c.name, w.now.Sub(simEpoch), p.c.name, p.until.Sub(simEpoch))
 		}
 	}

@@ -391,16 +391,16 @@ func (c *simClient) anyoneWaits() bool {
 
 func (c *simClient) perform(fx *lockstate.Effects) {
 	w := c.w
-	for x := fx.Woken; x != nil; x = x.Then {
+	for x := range fx.Woken.All {
 		if !x.Entered {
 			w.counts["turned away"]++
-			w.logf("%s turned away: %v", c.name, x.Err)
+			w.logf("%s turned away: %v", c.name, x.Outcome())
 			continue
 		}
 		w.counts["entered, "+x.Via.String()]++
 		w.logf("%s in: token %d, %v, %s, trust %v", c.name, x.Token, x.Mode, x.Via, c.status().Trust.Sub(c.Start()))
-		if x.ClockLead > 0 {
-			w.advance(x.ClockLead + x.ClockLead/500)
+		if x.ClockLead() > 0 {
+			w.advance(x.ClockLead() + x.ClockLead()/500)
 		}
 		w.admitted(c, x)
 	}
