@@ -170,7 +170,9 @@ func (h *handle) reenter(m protocol.Mode) bool {
 		w.recycle()
 		return false
 	}
-	e.setAlarmLocked()
+	if w.Via != lockstate.ViaIdle { // else the alarm is early enough, see Reenter
+		e.setAlarmLocked()
+	}
 	h.client.stats.admitted(w.Via)
 	return true
 }
@@ -192,7 +194,9 @@ func (h *handle) leaveKept(m protocol.Mode) bool {
 	if c == nil || c.Leased || c.Events != nil || !e.state().LeaveKept(c, now) {
 		return false
 	}
-	e.setAlarmLocked()
+	if e.state().Holders() == nil { // else the alarm is early enough, see LeaveKept
+		e.setAlarmLocked()
+	}
 	if w := callOf(c); w.Again {
 		w.recycle()
 	}

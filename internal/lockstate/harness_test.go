@@ -235,8 +235,12 @@ func (h *hand) enter(cs ...*Caller) *Caller {
 // reenter has c come by the short cut, and reports whether it is inside. It may have no token.
 func (h *hand) reenter(c *Caller) bool {
 	h.t.Helper()
+	before := h.l.Due()
 	if !h.l.Reenter(c, h.now) {
 		return false
+	}
+	if due := h.l.Due(); c.Via == ViaIdle && due != 0 && (before == 0 || due < before) {
+		h.t.Errorf("a tick is due at %d, and was at %d", due, before)
 	}
 	h.cutIn++
 	h.woken = append(h.woken, c)
@@ -250,8 +254,12 @@ func (h *hand) reenter(c *Caller) bool {
 // leaveKept has c leave by the short cut, and reports whether it did.
 func (h *hand) leaveKept(c *Caller) bool {
 	h.t.Helper()
+	before := h.l.Due()
 	left := h.l.LeaveKept(c, h.now)
 	if left {
+		if due := h.l.Due(); h.l.members != nil && due != 0 && (before == 0 || due < before) {
+			h.t.Errorf("a tick is due at %d, and was at %d", due, before)
+		}
 		h.cutOut++
 	}
 	h.sound()

@@ -163,12 +163,14 @@ func (l *Lock) letOut(c *Caller) {
 //
 // Nobody sees the token of such a caller unless its lease is lost, so it draws none before that,
 // or before an event of another kind than LeaveKept ends its hold; see drawToken. So it does not
-// wait for the server's clock either, which tokens must not overtake.
+// wait for the server's clock either, which tokens must not overtake. A caller that finds the
+// grant idle needs no tick that comes earlier than the next one did before.
 func (l *Lock) Reenter(c *Caller, now time.Time) bool {
-	if !l.settled() || c.Opts.MaxHold != 0 || c.Opts.MinHold != 0 || !l.mayEnter(c.Mode, now) {
+	at := l.instant(now)
+	if !l.settled() || c.Opts.MaxHold != 0 || c.Opts.MinHold != 0 || !l.mayEnter(c.Mode, at, now) {
 		return false
 	}
-	l.letIn(c, now)
+	l.letIn(c, at, now)
 	if c.Mode == protocol.Shared {
 		c.Token = l.grant.readers
 	}
@@ -177,7 +179,8 @@ func (l *Lock) Reenter(c *Caller, now time.Time) bool {
 
 // LeaveKept is the event that c, which is inside and has no event log, unlocks. It returns
 // false, and has changed nothing, unless the grant stays, because others are inside or because
-// it may idle, and nothing else follows: then Leave decides. Otherwise c is settled.
+// it may idle, and nothing else follows: then Leave decides. Otherwise c is settled. While others
+// are inside still, the next tick need not come earlier than it did before.
 func (l *Lock) LeaveKept(c *Caller, now time.Time) bool {
 	g, at := &l.grant, l.instant(now)
 	if !l.settled() || c.Ended != NotYet || l.closed || g.state != Held || !g.trusted(now) {
@@ -360,9 +363,13 @@ func (l *Lock) applyRules(now time.Time, fx *Effects) {
 
 // admit lets callers from the head of the FIFO enter while the grant allows it.
 func (l *Lock) admit(now time.Time, fx *Effects) {
-	for c := l.waiting.first; c != nil && l.mayEnter(c.Mode, now); c = l.waiting.first {
+	if l.waiting.first == nil {
+		return
+	}
+	at := l.instant(now)
+	for c := l.waiting.first; c != nil && l.mayEnter(c.Mode, at, now); c = l.waiting.first {
 		l.waiting.remove(c)
-		l.letIn(c, now)
+		l.letIn(c, at, now)
 		var lead time.Duration
 		c.Token, lead = l.nextToken(now)
 		c.clockLead = int32(lead) // a little more than longestAhead at most
@@ -370,16 +377,16 @@ func (l *Lock) admit(now time.Time, fx *Effects) {
 	}
 }
 
-// mayEnter reports whether the grant lets a caller of mode m enter now.
-func (l *Lock) mayEnter(m protocol.Mode, now time.Time) bool {
-	g, at := &l.grant, l.instant(now)
+// mayEnter reports whether the grant lets a caller of mode m enter now, which is at.
+func (l *Lock) mayEnter(m protocol.Mode, at Instant, now time.Time) bool {
+	g := &l.grant
 	return !l.closed && g.state == Held && at >= g.minHoldUntil && g.role() != byDowngrade && g.req.Mode == m && l.compatible(m) &&
 		g.trusted(now) && !l.tenureOver(at)
 }
 
 // letIn makes c, which may enter, a member. Its token is the caller's to give.
-func (l *Lock) letIn(c *Caller, now time.Time) {
-	g, at := &l.grant, l.instant(now)
+func (l *Lock) letIn(c *Caller, at Instant, now time.Time) {
+	g := &l.grant
 	c.Phase, c.Entered = Inside, true
 	switch {
 	case g.idle:
