@@ -282,7 +282,7 @@ func (e *entry) run(cmd *protocol.Command, limit time.Duration) {
 		}
 	}()
 	if cmd.Check {
-		cmd.Echo = c.inbox.startProbe(cmd.At, lockstate.EchoWait)
+		cmd.Echo = c.inbox.startProbe(cmd.At, lockstate.Silence(cmd.Place))
 	}
 	c.slotMap.await(ctx)
 	began := c.metrics.commandBegins(ctx)

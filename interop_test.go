@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/lockstate"
 )
 
 // deleteOwn ends what SET NX PX began, in the lock of the textbooks.
@@ -236,8 +237,8 @@ func TestVirtualTheHeadOfTheQueuePollsAnewForEachForeignOwnerAndThoseBehindAtThe
 			switch {
 			case i == 0 && (worst > turn || last.IsZero()):
 				t.Errorf("the head did not look for %v", worst)
-			// Those behind look each 3 s, less up to a third of it by chance, and 5 ms later for each ahead.
-			case i > 0 && (best < 2*time.Second || worst > 3*time.Second+time.Duration(i)*5*time.Millisecond):
+			// Those behind look each 3 s, less up to a third of it by chance, and later for each ahead.
+			case i > 0 && (best < 2*time.Second || worst > 3*time.Second+time.Duration(i)*lockstate.PausePerPlace):
 				t.Errorf("number %d looked after %v to %v", i, best, worst)
 			}
 		}

@@ -2,8 +2,11 @@ package leased_test
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/lockstate"
 	"github.com/leasedmutex/leased/internal/race"
 )
 
@@ -55,7 +59,7 @@ func TestVirtualAHundredWaitingClientsLookAtTheirPace(t *testing.T) {
 		if s.members != nil {
 			clients = 20 // each has five servers
 		}
-		longest := 3*time.Second + time.Duration(clients)*5*time.Millisecond // it grows with the place
+		longest := 3*time.Second + time.Duration(clients)*lockstate.PausePerPlace // it grows with the place
 		l := lock(t, newClient(t, s).Mutex("x"))
 		ctx, cancel := context.WithCancel(context.Background())
 		var all sync.WaitGroup
@@ -91,6 +95,67 @@ func TestVirtualAHundredWaitingClientsLookAtTheirPace(t *testing.T) {
 		cancel()
 		all.Wait()
 		unlock(t, l)
+	})
+}
+
+// Ten thousand of them are to take the server less than a twentieth of a core.
+func TestVirtualAWaiterFarBehindSendsThreeCommandsAMinute(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		ctx, stop := context.WithCancel(context.Background())
+		s.rdb.Set(ctx, "x", "leased1:w:3600000:c:AAAAAAAAAAAAAAAA:BBBBBBBBBBBBBBBB:owner", time.Hour)
+		s.rdb.Set(ctx, "x:{x}:meta", "leased1:1:1", time.Hour) // the last token, which an owner leaves
+		var ids, leases []redis.Z
+		for i := range 1000 { // who never ask again, nor are asked about while the lock is held
+			id := fmt.Sprintf("leased1:w:3600000:c:AAAAAAAAAAAAAAAA:%016d:ahead", i)
+			ids = append(ids, redis.Z{Score: float64(i), Member: id})
+			leases = append(leases, redis.Z{Score: float64(time.Now().Add(time.Hour).UnixMilli()), Member: id})
+		}
+		for name, all := range map[string][]redis.Z{"queue": ids, "waiters": leases} {
+			if err := s.rdb.ZAdd(ctx, "x:{x}:"+name, all...).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var sent stamps
+		c := clientOn(t, s, s.connect(t, func(o *redis.Options) { o.Limiter = &sent }))
+		echoes := s.rdb.PSubscribe(ctx, "*")
+		defer echoes.Close()
+		refused := make(chan error, 1)
+		go func() {
+			_, err := c.Mutex("x").LockContext(ctx)
+			refused <- err
+		}()
+		var heard atomic.Int64
+		counted := make(chan struct{})
+		go func() { // ends with the subscription
+			defer close(counted)
+			for {
+				m, err := echoes.Receive(ctx)
+				if err != nil {
+					return
+				}
+				if m, ok := m.(*redis.Message); ok && strings.HasPrefix(m.Payload, "leased1:echo ") {
+					heard.Add(1)
+				}
+			}
+		}()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		looks := len(sent.all())
+		for end := time.Now().Add(21 * time.Second); len(sent.all()) == looks && time.Now().Before(end); synctest.Wait() {
+			time.Sleep(time.Second / 10) // to begin after a look
+		}
+		looks, before := len(sent.all()), heard.Load()
+		time.Sleep(2*time.Minute + time.Second) // six pauses of at most 20 s, and less than seven of at least 19
+		synctest.Wait()
+		if err := echoes.Close(); err != nil {
+			t.Error(err)
+		}
+		<-counted
+		if n := len(sent.all()) - looks; n != 6 || heard.Load()-before != 3 {
+			t.Errorf("it looked %d times in two minutes, with %d echoes; want 6 and 3", n, heard.Load()-before)
+		}
+		stop()
+		isAll(t, <-refused, context.Canceled)
 	})
 }
 

@@ -70,6 +70,6 @@ func (s *stage) crowdOf(n int) (figures, error) {
 	settle := s.settle + time.Duration(n)*3*time.Millisecond
 	// The further behind it is, the less often a waiter of Leased looks whether its place is still there: see design.md.
 	// What that costs shows in a watch that is as long as the longest of these pauses.
-	s.watch = min(s.watch+time.Duration(n)*10*time.Millisecond, 16*time.Second)
+	s.watch = min(s.watch+time.Duration(n)*10*time.Millisecond, 21*time.Second)
 	return s.crowd(owner[0], others, n, 1, settle, s.growing)
 }

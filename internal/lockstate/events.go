@@ -184,15 +184,13 @@ func (l *Lock) wait(a protocol.Answer, from, now time.Time) {
 	if head := l.waiting.first; head != nil && head.Events != nil && g.state != queued {
 		head.Events.add(Event{At: now, What: EventQueuedInRedis, Place: a.Place, Text: a.Blocker})
 	}
+	hastened := g.hastened || g.state != queued
 	l.becomeQueued(a, from)
 	pause := min(g.req.TTL/3, LongestPoll)
 	if g.req.Provisional && a.Place == 0 {
 		pause = min(pause, headPoll)
 	}
 	polls := a.Echo == protocol.EchoDenied || !l.env.HasInbox()
-	if !polls && !g.req.Provisional { // which only a look finds out about, if the one ahead is dead
-		pause = farther(pause, a.Place, g.req.TTL)
-	}
 	if polls || a.NoNotify && a.Place == 0 { // those behind the head are notified by its release
 		if a.Blocker != l.blocker {
 			g.poll = 0 // owners that alternate may do so again
@@ -203,26 +201,33 @@ func (l *Lock) wait(a protocol.Answer, from, now time.Time) {
 		g.poll = 0
 	}
 	l.blocker = a.Blocker
-	pause -= time.Duration(float64(pause) / 3 * l.env.Jitter())
+	early, chance := pause/3, l.env.Jitter()
+	if !polls && !g.req.Provisional { // which only a look finds out about, if the one ahead is dead
+		near := pause
+		pause = farther(pause, a.Place, g.req.TTL)
+		if hastened { // as others may have been, which are to look at different times again
+			early += pause - near
+		}
+	}
+	pause -= time.Duration(float64(early) * chance)
 	if a.Left >= 0 {
 		pause = min(pause, a.Left+AfterExpiry+time.Duration(a.Place)*perPlace)
 	}
 	if l.pending.stale || a.Unfinished || a.Told > 0 {
 		pause = 0
 	}
-	g.told = a.Told
+	g.told, g.place, g.hastened = a.Told, a.Place, l.pending.stale
 	g.checkAt = l.instant(now).add(pause)
 	if g.endsAt > l.instant(now) {
 		g.checkAt = min(g.checkAt, g.endsAt)
 	}
 }
 
-// farther returns the pause of a waiter that has place others ahead of it. It is longer than the
-// head's, which is pause, because thousands that look as often as the head keep a server busy. It
-// is half of the TTL at most: so the waiting lease lasts twice as long, and half of the window is
-// left where a message comes at the end of the pause.
+// farther is the pause of the head of the queue made longer for a waiter with so many ahead of
+// it: all of them together would keep a server busy. Its waiting lease outlasts the pause, and so
+// does the window of a grant whose message comes at the end of the pause.
 func farther(pause time.Duration, place int, ttl time.Duration) time.Duration {
-	return min(pause+time.Duration(min(place, 1e6))*perPlace, ttl/2, FarthestPoll)
+	return min(pause+time.Duration(min(place, 1e6))*PausePerPlace, max(ttl/2, ttl-askInTime), FarthestPoll)
 }
 
 // yielded takes the answer to a yield.
@@ -585,6 +590,7 @@ func (l *Lock) Subscribed(now time.Time, fx *Effects) {
 	l.pending.stale = l.pending.verb != protocol.None
 	if g := &l.grant; g.requested() {
 		g.checkAt = l.instant(now)
+		g.hastened = true
 	}
 	l.applyRules(now, fx)
 }

@@ -79,6 +79,10 @@ type wait struct {
 	endsAt  Instant       // when the owner's lease ends, as a message said; zero if none did
 	told    uint64        // up to which end of a lease readers were sent wanted for it, 0 if all were
 	poll    time.Duration // pause between checks where no notification comes
+	place   int           // how many were ahead when it was asked about last
+	// hastened: it is asked about before its pause is over, as are all others that share its inbox
+	// or its server.
+	hastened bool
 }
 
 // successor is the request that takes the place of a grant's own.
@@ -230,11 +234,14 @@ const (
 	// LongestPoll is the longest pause between two re-checks of the head of the queue, and of
 	// a waiter that polls.
 	LongestPoll = 3 * time.Second
-	// FarthestPoll is the longest pause of all: it grows with the place in the queue.
-	FarthestPoll = 15 * time.Second
+	// FarthestPoll is the longest pause of all: it grows by PausePerPlace for each place ahead.
+	FarthestPoll  = 20 * time.Second
+	PausePerPlace = 25 * time.Millisecond
+	// askInTime is what is left of a waiting lease after the longest pause, to ask once more, or
+	// half of the lease if that is less.
+	askInTime = 10 * time.Second
 	// AfterExpiry is how long after the owner's expiry the head of the queue checks. Each
-	// waiter behind it checks perPlace later, so that a crash does not start a herd. Its
-	// regular pause is longer by as much.
+	// waiter behind it checks perPlace later, so that a crash does not start a herd.
 	AfterExpiry = time.Millisecond
 	perPlace    = 5 * time.Millisecond
 	// headPoll is the longest pause between two re-checks of the head of the queue if its

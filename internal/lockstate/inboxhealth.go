@@ -14,6 +14,9 @@ const (
 	// asks for one.
 	OwnerSilence = 20 * time.Second
 
+	// farBehind is from which place on a waiter's inbox may be as silent as an owner's.
+	farBehind = 100
+
 	firstRejoin   = 20 * time.Millisecond
 	longestRejoin = 2 * time.Second
 	deniedRejoin  = 30 * time.Second
@@ -55,6 +58,17 @@ const (
 	Joined               // confirmed
 	Forbidden            // refused: waiting means polling
 )
+
+// Silence returns for how long the inbox of a waiter with so many ahead of it goes without an echo
+// before it asks for one. What is next has to hear that it was granted. For one that is far
+// behind an echo would cost the server about as much as what it looks for; and should it come to
+// the front meanwhile, its next look finds a grant whose message was lost.
+func Silence(place int) time.Duration {
+	if place >= farBehind {
+		return OwnerSilence
+	}
+	return EchoWait
+}
 
 // Enter is the event that the subscription was confirmed or refused, or that it ended.
 func (h *InboxHealth) Enter(s InboxState, now time.Time) {

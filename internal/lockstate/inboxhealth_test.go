@@ -147,3 +147,20 @@ func TestThePauseBetweenSubscriptionsGrowsUntilOneHasLived(t *testing.T) {
 		t.Errorf("%v after a refusal, state %v", got, h.State)
 	}
 }
+
+// Who is next is not to wait for a message that does not come. The others ask when they would as
+// owners, too.
+func TestAWaiterFarBehindAsksForAnEchoAsSeldomAsAnOwner(t *testing.T) {
+	t0 := time.Now()
+	for place, silence := range map[int]time.Duration{0: EchoWait, 99: EchoWait, 100: OwnerSilence, 9999: OwnerSilence} {
+		h := heardAt(t0)
+		if h.StartProbe(t0.Add(silence-1), Silence(place)) != "" || h.StartProbe(t0.Add(silence), Silence(place)) == "" {
+			t.Errorf("number %d is not content for %v", place, silence)
+		}
+		h = heardAt(t0)
+		h.RequireProbe()
+		if h.StartProbe(t0, Silence(place)) == "" {
+			t.Errorf("number %d is content after an error", place)
+		}
+	}
+}

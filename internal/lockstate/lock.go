@@ -463,7 +463,7 @@ func (l *Lock) ask(now time.Time, fx *Effects) {
 	}
 	l.pending = pending{verb: protocol.Acquire}
 	fx.Send = protocol.Command{Verb: protocol.Acquire, ID: g.req.ID, TTL: g.req.TTL, Wait: l.anyoneWaits() && !g.probe, First: !g.sent, Told: g.told,
-		Check: g.state == queued, At: now}
+		Check: g.state == queued, Place: g.place, At: now}
 }
 
 // newRequest returns a request with a new id for what head asks for. The id leads to the trace

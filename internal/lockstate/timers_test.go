@@ -260,11 +260,12 @@ func TestAWaiterFarBehindLooksMoreSeldom(t *testing.T) {
 		want    time.Duration
 	}{
 		"the head":                         {ttl: time.Minute, want: 3 * time.Second},
-		"the hundredth":                    {ttl: time.Minute, place: 100, want: 3500 * time.Millisecond},
-		"the thousandth":                   {ttl: time.Minute, place: 1000, want: 8 * time.Second},
-		"the last of ten thousand":         {ttl: time.Minute, place: 9999, want: 15 * time.Second},
-		"of a number that is none":         {ttl: time.Minute, place: math.MaxInt, want: 15 * time.Second},
-		"with half of its TTL":             {ttl: 10 * time.Second, place: 9999, want: 5 * time.Second},
+		"the hundredth":                    {ttl: time.Minute, place: 100, want: 5500 * time.Millisecond},
+		"the six hundredth":                {ttl: time.Minute, place: 600, want: 18 * time.Second},
+		"the last of ten thousand":         {ttl: time.Minute, place: 9999, want: 20 * time.Second},
+		"of a number that is none":         {ttl: time.Minute, place: math.MaxInt, want: 20 * time.Second},
+		"with all but ten seconds of it":   {ttl: 25 * time.Second, place: 9999, want: 15 * time.Second},
+		"with half of its TTL":             {ttl: 16 * time.Second, place: 9999, want: 8 * time.Second},
 		"of a short TTL, the head":         {ttl: 3 * time.Second, want: time.Second},
 		"of a short TTL":                   {ttl: 3 * time.Second, place: 9999, want: 1500 * time.Millisecond},
 		"whose grant would be provisional": {ttl: time.Minute, place: 9999, proof: protocol.Provisionally, want: 3 * time.Second},
@@ -289,7 +290,36 @@ func TestAWaiterFarBehindLooksMoreSeldom(t *testing.T) {
 	}
 }
 
-// Its message comes just before it would have looked, when half of the window is left.
+// Where all look by the second, chance must not have one look twice as often; but where all have
+// looked at once, as after a subscription or when many processes begin, it sets them apart.
+func TestWaitersFarBehindLookAtTheirPaceUnlessAllDidAtOnce(t *testing.T) {
+	const longest, earliest = 20 * time.Second, 2 * time.Second
+	h := drive(t)
+	h.luck = 1
+	look := func(what string, want time.Duration) {
+		t.Helper()
+		a := h.queue()
+		a.Place, a.Left = 9999, protocol.Endless
+		h.answer(a)
+		if got := h.due().Sub(h.now); got != want {
+			t.Errorf("%s, it looks after %v, want %v", what, got, want)
+		}
+	}
+	h.enter(writer(func(o *Terms) { o.TTL = time.Minute }))
+	look("who begins to wait", earliest)
+	h.pass(earliest)
+	look("after the first look", longest-time.Second)
+	h.step(h.l.Subscribed)
+	look("after a subscription", earliest)
+	h.pass(earliest)
+	h.step(h.l.Subscribed) // the answer in flight may be older, and the next one counts
+	h.answer(h.queue())
+	look("after a subscription while it looked", earliest)
+	h.pass(earliest)
+	look("and from then on", longest-time.Second)
+}
+
+// Its message comes just before it would have looked, when a third of the window is left.
 func TestAGrantByMessageAfterTheLongestPauseIsBelieved(t *testing.T) {
 	h := drive(t)
 	w := writer(func(o *Terms) { o.TTL = 30 * time.Second })
@@ -297,11 +327,18 @@ func TestAGrantByMessageAfterTheLongestPauseIsBelieved(t *testing.T) {
 	a := h.queue()
 	a.Place, a.Left = 9999, 30*time.Second
 	h.answer(a)
-	h.pass(15*time.Second - 1)
+	h.pass(20*time.Second - 1)
 	h.sendsNothing()
 	h.hears("granted", h.l.grant.req.ID, a.Token+1)
 	h.in(w)
 	h.trust(30*time.Second - 302*time.Millisecond)
+	if len(h.renewals) != 0 {
+		t.Fatal("it was renewed before")
+	}
+	h.pass(0)
+	if len(h.renewals) != 1 || h.renewals[0].Spare != 0 {
+		t.Errorf("it is to be renewed at once, not %+v", h.renewals)
+	}
 }
 
 func TestARequestWithoutAnswerIsAskedAboutAfterThePauseOnly(t *testing.T) {

@@ -98,6 +98,15 @@ func play(role string) error {
 	switch role {
 	case "waiters":
 		return playWaiters(rdb, commands)
+	case "standing":
+		var name string
+		var n int
+		if commands.Scan() {
+			if _, err := fmt.Sscan(commands.Text(), &name, &n); err != nil {
+				return err
+			}
+		}
+		return playStanding(rdb, name, n)
 	case "owner":
 		c, err := leased.New(rdb, leased.WithLogger(quiet), leased.WithTTL(killedTTL))
 		if err != nil {

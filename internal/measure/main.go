@@ -36,6 +36,7 @@ var sections = []section{
 	{"handoff", handoff},
 	{"crowd", crowd},
 	{"waiting", waiting},
+	{"standing", standing},
 	{"killed", killed},
 	{"cancel", cancellation},
 	{"many", many},

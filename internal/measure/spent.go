@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -44,4 +45,20 @@ func (s spent) add(more spent) spent { return spent{s.calls + more.calls, s.time
 // each is the time spent for one of n.
 func (s spent) each(n int) string {
 	return fmt.Sprintf("%.1fµs", float64(s.time.Nanoseconds())/1000/float64(max(n, 1)))
+}
+
+// processorTime is what the server has used of its processor since it started.
+func processorTime(ctx context.Context, rdb *redis.Client) (used time.Duration, err error) {
+	info, err := rdb.Info(ctx, "cpu").Result()
+	for line := range strings.Lines(info) {
+		name, text, _ := strings.Cut(strings.TrimSpace(line), ":")
+		if name == "used_cpu_user" || name == "used_cpu_sys" {
+			seconds, err := strconv.ParseFloat(text, 64)
+			if err != nil {
+				return 0, err
+			}
+			used += time.Duration(seconds * float64(time.Second))
+		}
+	}
+	return used, err
 }

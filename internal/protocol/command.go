@@ -32,6 +32,7 @@ type Command struct {
 	First bool          // acquire: the id was never sent before
 	Own   string        // acquire: id of this process's own readers, which are not notified that it waits
 	Check bool          // acquire: a re-check, which also tests the inbox by an echo
+	Place int           // acquire: of a re-check, how many were ahead at the last one
 	Held  bool          // acquire: about a grant that is held
 	Echo  string        // acquire: nonce for that echo, set on sending
 	Told  uint64        // acquire: the time up to which the previous call notified readers, 0 if all

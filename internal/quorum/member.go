@@ -174,7 +174,7 @@ func (m *member) do(ctx context.Context, s *Send) Result {
 	case Do:
 		cmd := s.Cmd
 		if s.Probes {
-			cmd.Echo = m.inbox.StartProbe(cmd.At, lockstate.EchoWait)
+			cmd.Echo = m.inbox.StartProbe(cmd.At, lockstate.Silence(cmd.Place))
 		}
 		res.Answer, err = m.srv.Do(ctx, s.Keys, &cmd)
 		if cmd.Echo != "" {
