@@ -40,6 +40,7 @@ var sections = []section{
 	{"killed", killed},
 	{"cancel", cancellation},
 	{"many", many},
+	{"grants", grants},
 	{"readers", readers},
 }
 
