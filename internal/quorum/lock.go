@@ -820,7 +820,9 @@ func (l *Lock) Receive(server int, m *protocol.Message, now time.Time, fx *Effec
 		a := protocol.Answer{Token: m.Token, Clock: m.Clock, More: m.More}
 		l.own(p, a, p.proved, now, false)
 		p.unheard = p.asking || p.unsure
-		r.link = m.Link // also if an answer is awaited before the state machine is told
+		if m.Link != nil { // one is enough; kept, for an answer may be awaited before the state machine is told
+			r.link = m.Link
+		}
 		l.review(r, now, fx)
 	case "wanted":
 		switch {
