@@ -221,7 +221,11 @@ func TestVirtualATryTakesNoTimeWhereNobodyIdlesAndLittleWhereTheOwnerIsBusy(t *t
 			if c.enters != (err == nil) {
 				t.Errorf("%+v: %v", c, err)
 			}
-			if n := s.commands(tries) - before; !c.idle && n != 1 {
+			most := int64(1)
+			if s.members != nil {
+				most = 2 // what two servers may grant after three have refused is given back
+			}
+			if n := s.commands(tries) - before; !c.idle && (n == 0 || n > most) {
 				t.Errorf("%+v: %d commands", c, n)
 			}
 			if err == nil {

@@ -196,18 +196,29 @@ func TestACallWhoseContextPanicsLeavesOthersWaiting(t *testing.T) {
 	})
 }
 
-// faulty is a hook of the Redis client that panics at the first pipelines once it is armed.
+// faulty is a hook of the Redis client that panics at the first commands or pipelines once it is
+// armed.
 type faulty struct{ panics atomic.Int32 }
 
-func (f *faulty) DialHook(next redis.DialHook) redis.DialHook          { return next }
-func (f *faulty) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+func (f *faulty) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (f *faulty) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		f.count()
+		return next(ctx, cmd)
+	}
+}
 
 func (f *faulty) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, cmds []redis.Cmder) error {
-		if f.panics.Add(-1) >= 0 {
-			panic("a hook's bug")
-		}
+		f.count()
 		return next(ctx, cmds)
+	}
+}
+
+func (f *faulty) count() {
+	if f.panics.Add(-1) >= 0 {
+		panic("a hook's bug")
 	}
 }
 

@@ -116,6 +116,7 @@ func (m *member) probe() {
 			m.away, m.heard, m.trouble = false, time.Now(), nil
 			m.mu.Unlock()
 			m.sweep()
+			m.owner.rejoin(m.place)
 			answering, _ := m.owner.Answering()
 			m.owner.reports.Returned(m.place, answering, time.Since(left))
 			return
@@ -123,8 +124,8 @@ func (m *member) probe() {
 	}
 }
 
-// stirs notes that the server has sent a message. One that is away is asked at once: others may
-// wait for what it still has of us, and cancels are due when it answers.
+// stirs notes that the server has sent a message, or confirmed a subscription. One that is away is
+// asked at once: others may wait for what it still has of us, and cancels are due when it answers.
 func (m *member) stirs() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

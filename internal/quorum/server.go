@@ -449,8 +449,16 @@ func (s *Server) Receive(server int, m *protocol.Message, k *protocol.Keys) {
 	s.members[server].stirs()
 }
 
-// Rejoined says that the client's subscription at a server was confirmed again.
+// Rejoined says that the client's subscription at a server was confirmed again. One that is away is
+// asked for an answer at once, and for what waits there when it answers.
 func (s *Server) Rejoined(server int) {
+	s.rejoin(server)
+	s.members[server].stirs()
+}
+
+// rejoin has the locks ask a server for what waits there: messages of it were missed, or it was
+// not asked, because it was away.
+func (s *Server) rejoin(server int) {
 	s.mu.Lock()
 	all := slices.Collect(maps.Values(s.locks))
 	s.mu.Unlock()
