@@ -44,6 +44,8 @@ var errCut = errors.New("the line is cut")
 // line is the connection of a client to an embedded server, which a test can cut. It
 // works in virtual time, where a proxy does not.
 type line struct {
+	settle func() // of the place
+
 	mu    sync.Mutex // guards what follows
 	isCut bool
 	conns []net.Conn
@@ -52,7 +54,7 @@ type line struct {
 // onLine returns a client behind a line.
 func onLine(t *testing.T, s place, opts ...leased.Option) (*leased.Client, *line) {
 	t.Helper()
-	l := &line{}
+	l := &line{settle: s.settle}
 	rdb := s.connect(t, func(o *redis.Options) {
 		direct := o.Dialer
 		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -72,6 +74,7 @@ func onLine(t *testing.T, s place, opts ...leased.Option) (*leased.Client, *line
 }
 
 func (l *line) cut() {
+	l.settle()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.isCut = true

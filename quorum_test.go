@@ -433,3 +433,27 @@ func TestASubscriptionOfAQuorumThatBreaksHasItsServerAskedAlone(t *testing.T) {
 		unlock(t, l)
 	})
 }
+
+// While a server does not answer, it is not asked for what waits there, nor are its messages heard.
+// Its regular looks would have a waiter ask after 2 to 3 s, and one far behind after 20 s.
+func TestAServerOfAQuorumThatComesBackIsAskedForWhatWaitsThere(t *testing.T) {
+	onQuorum(t, func(t *testing.T, s place) {
+		c, way := onLine(t, s)
+		other := newClient(t, s)
+		for _, one := range []*leased.Client{c, other} { // their inboxes are confirmed
+			unlock(t, lock(t, one.Mutex("another")))
+		}
+		l := lock(t, other.Mutex("x"))
+		mine := locking(t, c.Mutex("x"))
+		time.Sleep(time.Minute)
+		way.cut()
+		synctest.Wait()
+		unlock(t, l) // which makes mine the owner, and nobody hears of that
+		way.mend()
+		began := time.Now()
+		unlock(t, <-mine)
+		if took := time.Since(began); took > 500*time.Millisecond {
+			t.Errorf("entered %v after the servers were back", took)
+		}
+	})
+}
