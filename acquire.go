@@ -106,12 +106,15 @@ type extras struct {
 	site   string        // file and line of the user's call, with WithSlowThreshold
 }
 
-// extras returns a copy of what w has of them.
-func (w *call) extras() extras {
+var noExtras extras
+
+// extras returns what w has of them, to be read only. It does not copy them: who has been told of
+// one, such as gone, reads it without the entry's mutex, while another is written.
+func (w *call) extras() *extras {
 	if x, ok := w.More.(*extras); ok {
-		return *x
+		return x
 	}
-	return extras{}
+	return &noExtras
 }
 
 // extend returns the extras of w, to be written to. Its caller has the entry's mutex, or w has
