@@ -181,6 +181,7 @@ func TestADowngradedLeaseGoesOnBeingRenewed(t *testing.T) {
 func TestADowngradeOfAReadersLeaseCostsNothing(t *testing.T) {
 	onBoth(t, func(t *testing.T, s place) {
 		c := newClient(t, s, leased.WithTTL(time.Hour))
+		warm(t, s, c) // a client that has just begun asks once more
 		for _, call := range []func(context.Context) (*leased.Lease, error){c.RWMutex("x").LockContext, c.RWMutex("x").RLockContext} {
 			l := take(t, call)
 			downgrade(t, l)
