@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -209,28 +210,31 @@ func TestAReadersExpiryCanBeAnything(t *testing.T) {
 // A message that others wait is not due for each that comes, so not every answer tells whether
 // scripts may publish: the client keeps what the last one said.
 func TestWhoMayNotPublishPolls(t *testing.T) {
-	c := onStub(t, 0, 0)
-	stub := &queueing{stubServer: c.server.(*stubServer)}
-	c.server = stub
-	for _, receivers := range []int{1, protocol.EchoDenied, protocol.NoEcho, 1} {
-		stub.receivers = receivers
-		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		if _, err := c.Mutex("x").LockContext(ctx); !errors.Is(err, ErrNotAcquired) {
-			t.Fatal(err)
+	synctest.Test(t, func(t *testing.T) {
+		c := onStub(t, 0, 0)
+		stub := &queueing{stubServer: c.server.(*stubServer)}
+		c.server = stub
+		for _, receivers := range []int32{1, protocol.EchoDenied, protocol.NoEcho, 1} {
+			stub.receivers.Store(receivers)
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			if _, err := c.Mutex("x").LockContext(ctx); !errors.Is(err, ErrNotAcquired) {
+				t.Fatal(err)
+			}
+			cancel()
+			synctest.Wait()
+			if reached := (*environment)(c).HasInbox(); reached != (receivers == 1) {
+				t.Errorf("%d: messages reach it: %v", receivers, reached)
+			}
 		}
-		cancel()
-		if reached := (*environment)(c).HasInbox(); reached != (receivers == 1) {
-			t.Errorf("%d: messages reach it: %v", receivers, reached)
-		}
-	}
+	})
 }
 
 // queueing is a server on which another process owns every lock, and an echo reaches so many.
 type queueing struct {
 	*stubServer
-	receivers int
+	receivers atomic.Int32
 }
 
 func (q *queueing) Do(context.Context, *protocol.Keys, *protocol.Command) (protocol.Answer, error) {
-	return protocol.Answer{Outcome: protocol.Enqueued, Token: stubFloor, Clock: uint64(time.Now().UnixMicro()), Left: time.Minute, Echo: q.receivers}, nil
+	return protocol.Answer{Outcome: protocol.Enqueued, Token: stubFloor, Clock: uint64(time.Now().UnixMicro()), Left: time.Minute, Echo: int(q.receivers.Load())}, nil
 }
