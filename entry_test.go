@@ -17,28 +17,38 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// Close ends a lease, and before that is reported another goroutine finds the lease
-// lost: that is one loss, with one reason.
-func TestALossBesideACloseIsToldOnce(t *testing.T) {
-	told := make(chan LossEvent, 10)
-	c, err := New(redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), WithLossHandler(func(ev LossEvent) { told <- ev }))
+// granted returns a client whose lock x was granted to one caller, without a command.
+func granted(t *testing.T, opts ...Option) (*Client, *entry, *call) {
+	t.Helper()
+	c, err := New(redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), opts...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close()
+	t.Cleanup(func() { _ = c.Close() })
 	k, err := protocol.NewKeys("", "x")
 	if err != nil {
 		t.Fatal(err)
 	}
 	e := c.find(&k, nil)
 	w := &call{Mode: protocol.Exclusive, Opts: &c.opts.lock.Terms}
-	var byClosing, byLosing lockstate.Effects
 	now := time.Now()
-	e.mu.Lock()
 	var fx lockstate.Effects
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	e.state().Enter(w.caller(), now, &fx)
 	cmd := fx.Send
 	e.state().Answered(&cmd, protocol.Answer{Outcome: protocol.Granted, Token: 1, Clock: 1}, nil, 0, now, &fx)
+	return c, e, w
+}
+
+// Close ends a lease, and before that is reported another goroutine finds the lease
+// lost: that is one loss, with one reason.
+func TestALossBesideACloseIsToldOnce(t *testing.T) {
+	told := make(chan LossEvent, 10)
+	c, e, w := granted(t, WithLossHandler(func(ev LossEvent) { told <- ev }))
+	var fx, byClosing, byLosing lockstate.Effects
+	now := time.Now()
+	e.mu.Lock()
 	e.state().Close(now, &byClosing)
 	e.state().Revoked(e.state().Request().ID, 1, now, &byLosing)
 	e.state().Leave(w.caller(), now, &fx)
@@ -62,24 +72,10 @@ func TestALossBesideACloseIsToldOnce(t *testing.T) {
 // between the message and what follows from it.
 func TestAnUnlockThatOvertakesAnEvictionRecordsThatTheLeaseWasForced(t *testing.T) {
 	reader := sdkmetric.NewManualReader()
-	c, err := New(redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), WithMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))), WithLossHandler(func(LossEvent) {}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	k, err := protocol.NewKeys("", "x")
-	if err != nil {
-		t.Fatal(err)
-	}
-	e := c.find(&k, nil)
-	w := &call{Mode: protocol.Exclusive, Opts: &c.opts.lock.Terms}
-	now := time.Now()
-	var fx, evicted lockstate.Effects
+	c, e, w := granted(t, WithMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))), WithLossHandler(func(LossEvent) {}))
+	var evicted lockstate.Effects
 	e.mu.Lock()
-	e.state().Enter(w.caller(), now, &fx)
-	cmd := fx.Send
-	e.state().Answered(&cmd, protocol.Answer{Outcome: protocol.Granted, Token: 1, Clock: 1}, nil, 0, now, &fx)
-	e.state().Revoked(e.state().Request().ID, 1, now, &evicted)
+	e.state().Revoked(e.state().Request().ID, 1, time.Now(), &evicted)
 	e.mu.Unlock()
 	if _, err := e.unlock(nil, func(*lockstate.Lock) *lockstate.Caller { return w.caller() }); !errors.Is(err, ErrLeaseLost) {
 		t.Errorf("Unlock returned %v", err)

@@ -1,14 +1,12 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -31,46 +29,23 @@ type proxyRole struct {
 
 // proxies are those before all servers.
 type proxies struct {
-	cmd   *exec.Cmd
-	in    io.WriteCloser
+	*child
 	addrs []string
 }
 
 func startProxies(rtt time.Duration, addrs []string) (*proxies, error) {
-	program, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	text, err := json.Marshal(proxyRole{rtt / 2, addrs})
-	if err != nil {
-		return nil, err
-	}
-	p := &proxies{cmd: exec.Command(program)}
 	// The thread that delays is in the kernel nearly always, where the runtime's requests to
 	// yield would only wake it.
-	p.cmd.Env = append(os.Environ(), proxyVariable+"="+string(text), "GODEBUG=asyncpreemptoff=1")
-	p.cmd.Stderr = os.Stderr
-	if p.in, err = p.cmd.StdinPipe(); err != nil {
-		return nil, err
-	}
-	out, err := p.cmd.StdoutPipe()
+	c, err := startChild(proxyVariable, proxyRole{rtt / 2, addrs}, "GODEBUG=asyncpreemptoff=1")
 	if err != nil {
 		return nil, err
 	}
-	if err := p.cmd.Start(); err != nil {
-		return nil, err
-	}
-	if err := json.NewDecoder(bufio.NewReader(out)).Decode(&p.addrs); err != nil {
+	p := &proxies{child: c}
+	if err := c.out.Decode(&p.addrs); err != nil {
 		p.end()
 		return nil, errors.Join(errors.New("the proxies ended"), err)
 	}
 	return p, nil
-}
-
-// end ends them by the end of their input.
-func (p *proxies) end() {
-	_ = p.in.Close()
-	_ = p.cmd.Wait()
 }
 
 // proxy is the main function of the proxies.

@@ -1,14 +1,11 @@
 package main
 
 import (
-	"bufio"
 	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"time"
@@ -45,36 +42,14 @@ type answer struct {
 	Longest  time.Duration
 }
 
-type worker struct {
-	cmd *exec.Cmd
-	in  io.WriteCloser
-	out *json.Decoder
-}
+type worker struct{ *child }
 
 func startWorker(r role) (*worker, error) {
-	program, err := os.Executable()
+	c, err := startChild(workerVariable, r)
 	if err != nil {
 		return nil, err
 	}
-	text, err := json.Marshal(r)
-	if err != nil {
-		return nil, err
-	}
-	cmd := exec.Command(program)
-	cmd.Env = append(os.Environ(), workerVariable+"="+string(text))
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		return nil, err
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	w := &worker{cmd, in, json.NewDecoder(bufio.NewReader(out))}
-	if err := cmd.Start(); err != nil {
-		return nil, err
-	}
+	w := &worker{c}
 	_, err = w.hear() // it is ready
 	return w, err
 }
@@ -121,8 +96,7 @@ func (w *worker) ask(o order) (answer, error) {
 // endAll ends workers by the end of their input.
 func endAll(all []*worker) {
 	for _, w := range all {
-		_ = w.in.Close()
-		_ = w.cmd.Wait()
+		w.end()
 	}
 }
 
