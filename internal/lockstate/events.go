@@ -245,7 +245,7 @@ func (l *Lock) yielded(c *protocol.Command, a protocol.Answer, fail *protocol.Fa
 		l.cancelLate(now, fx)
 	}
 	l.becomeNext()
-	if fail == nil && a.Outcome != protocol.NotOurs && doubted {
+	if fail == nil && a.Outcome != protocol.NotOurs && doubted && !a.Proved {
 		l.cancelUnconfirmed(own, c.Last, keep, now, fx, old)
 	}
 	if a.Gone && placed {
@@ -294,7 +294,7 @@ func (l *Lock) released(c *protocol.Command, a protocol.Answer, fail *protocol.F
 	case a.Outcome == protocol.NotOurs:
 		l.settleLost(now, fx)
 	default:
-		if doubted {
+		if doubted && !a.Proved {
 			l.cancelUnconfirmed(own, c.Last, keep, now, fx, old)
 		}
 		l.settleLeaving(fx)
@@ -321,7 +321,8 @@ func (l *Lock) continueGranting(a protocol.Answer, id string, fx *Effects) {
 
 // inDoubt reports that a successful release proves nothing for the callers that left: an
 // acquire of the held grant had no answer, and may have been given the lock anew after
-// another owner. The lock's last token then decides, as after a release without answer.
+// another owner. The lock's last token then decides, as after a release without answer. A quorum
+// has looked at it in its release, and says if it proves that there was none.
 func (l *Lock) inDoubt() bool {
 	till := l.grant.doubtUntil
 	for c := l.leaving.first; c != nil && till != 0; c = c.next {

@@ -205,7 +205,7 @@ func (c *chance) any(cmd *protocol.Command) (protocol.Answer, error) {
 	case protocol.Yield:
 		return []protocol.Answer{g, q, lost}[c.rng.Intn(3)], nil
 	case protocol.Release:
-		return []protocol.Answer{{Outcome: protocol.Done}, lost}[c.rng.Intn(2)], nil
+		return []protocol.Answer{{Outcome: protocol.Done}, {Outcome: protocol.Done, Proved: true}, lost}[c.rng.Intn(3)], nil
 	}
 	return []protocol.Answer{g, lost}[c.rng.Intn(2)], nil
 }

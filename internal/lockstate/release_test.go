@@ -185,6 +185,33 @@ func TestAReleaseProvesNothingWhereTheGrantMayHaveBeenGivenAnew(t *testing.T) {
 	})
 }
 
+// A quorum looks for that proof when it releases.
+func TestAReleaseThatSaysSoProvesAGrantThatMayHaveBeenGivenAnew(t *testing.T) {
+	proved := func(a protocol.Answer) protocol.Answer {
+		a.Proved = true
+		return a
+	}
+	for name, release := range map[string]func(h *hand){
+		"released":          func(h *hand) { h.sends(protocol.Release); h.answer(proved(protocol.Answer{Outcome: protocol.Done})) },
+		"yielded":           func(h *hand) { h.sends(protocol.Yield); h.answer(proved(h.queue())) },
+		"yielded to nobody": func(h *hand) { h.sends(protocol.Yield); h.answer(proved(h.grant())) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := writer(func(o *Terms) { o.Handoffs = 1 })
+			h, id := overtaken(t, c)
+			h.reply(protocol.Answer{}, errSilence, time.Second)
+			if name != "released" {
+				h.enter(writer())
+				h.hears("wanted", id, 0)
+			}
+			h.leave(c)
+			release(h)
+			h.settled(c, nil)
+			h.cancels(id) // because the acquire may still arrive
+		})
+	}
+}
+
 func TestAReleaseOfALostGrantTellsTheLoss(t *testing.T) {
 	c := writer()
 	h := holding(t, c)

@@ -76,6 +76,7 @@ type Answer struct {
 	Echo     int           // receivers of the echo; NoEcho, EchoDenied
 	Handed   int           // how many others were made owner and notified
 	Gone     bool          // of a yield: the old request did not own
+	Proved   bool          // of a release or yield, on a quorum: nobody else has owned since the grant, whatever had no answer
 	Told     uint64        // queued: the time up to which readers were notified, 0 if all were
 	// Unfinished says that the call reached its bound: more waiters may be dead, or may
 	// enter, so the client must continue at once.
@@ -118,6 +119,7 @@ type CancelRequest struct {
 	// Cooldown is for how long the lock is kept from all others if ID owned it; 0 for no
 	// longer.
 	Cooldown time.Duration
+	Prove    bool // a server of a quorum is to tell the lock's last token even if ID owned it
 }
 
 // Cancelled is the result of a cancel.

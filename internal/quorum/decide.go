@@ -39,7 +39,10 @@ func (l *Lock) decide(op *Op, now time.Time, fx *Effects) {
 			}
 		}
 	}
-	op.Answer.Handed, op.Answer.Unfinished = op.handed, op.unfinished
+	op.Answer.Handed, op.Answer.Unfinished, op.Answer.Proved = op.handed, op.unfinished, op.proved
+	if op.verb == protocol.Acquire && op.Err != nil && op.req.token != 0 {
+		op.req.doubted = true
+	}
 	fx.Done = append(fx.Done, op)
 }
 
@@ -112,7 +115,7 @@ func (l *Lock) evaluateAcquire(op *Op, r *request, now time.Time, fx *Effects) {
 		l.waits(&op.Answer, r, now)
 		r.token, r.whole, r.basis = 0, false, op.at
 		for i := range r.parts {
-			r.parts[i].until, r.parts[i].late = time.Time{}, false
+			r.parts[i].until, r.parts[i].late, r.parts[i].anew = time.Time{}, false, false
 		}
 		l.decide(op, now, fx)
 	case held:
@@ -217,7 +220,7 @@ func (l *Lock) granted(op *Op, r *request, now time.Time, fx *Effects) bool {
 func (r *request) keeps() {
 	r.whole = true
 	for i := range r.parts {
-		r.parts[i].late = false
+		r.parts[i].late, r.parts[i].anew = false, false
 	}
 }
 
@@ -324,7 +327,7 @@ func (r *request) isOurs(blocker string) bool {
 // back, and for how many it cannot be. Those that have lost their data meanwhile count for it,
 // unless all N have: only then can others have counted them.
 func (op *Op) until(outcomes []outcome, now time.Time) (proven, not int) {
-	proven, not = count(outcomes, outcomeYes), count(outcomes, outcomeLost, outcomeNo, outcomeSkipped)
+	proven, not = count(outcomes, outcomeYes, outcomeUnproved), count(outcomes, outcomeLost, outcomeNo, outcomeSkipped)
 	again, young := count(outcomes, outcomeAgain), 0
 	for i, o := range outcomes {
 		if o == outcomeAgain || now.Before(op.req.parts[i].young) {
@@ -342,9 +345,25 @@ func (op *Op) until(outcomes []outcome, now time.Time) (proven, not int) {
 	return again, not
 }
 
+// proves reports whether the servers that a request was given back to leave no doubt that no
+// other client has owned the lock since it was granted; see request.doubted.
+func (l *Lock) proves(op *Op, outcomes []outcome, now time.Time) bool {
+	sure := slices.Clone(outcomes)
+	for i, o := range sure {
+		if o == outcomeUnproved {
+			sure[i] = outcomeNo
+		}
+	}
+	yes, _ := op.until(sure, now)
+	return yes >= l.cfg.Need
+}
+
 func (l *Lock) evaluateRelease(op *Op, now time.Time, fx *Effects) {
 	yes, never := op.until(op.outcomes, now)
+	op.proved = op.req.doubted && l.proves(op, op.outcomes, now)
 	switch {
+	case yes >= l.cfg.Need && op.req.doubted && !op.proved && open(op.outcomes) > 0:
+		return // the others may prove it
 	case yes >= l.cfg.Need:
 		op.Answer = protocol.Answer{Outcome: protocol.Done}
 	case never > l.cfg.N-l.cfg.Need:
@@ -369,6 +388,7 @@ func (l *Lock) evaluateMove(op *Op, now time.Time, fx *Effects) {
 			}
 		}
 	}
+	op.proved = op.req.doubted && op.verb == protocol.Yield && l.proves(op, op.olds, now)
 	switch {
 	case never > l.cfg.N-l.cfg.Need:
 		op.Answer = protocol.Answer{Outcome: protocol.NotOurs}
@@ -377,6 +397,8 @@ func (l *Lock) evaluateMove(op *Op, now time.Time, fx *Effects) {
 		l.retreat(op.next, fx)
 		l.drop(op.next, now, fx)
 		return
+	case yes >= l.cfg.Need && op.req.doubted && op.verb == protocol.Yield && !op.proved && open(op.olds) > 0:
+		return // the others may prove it
 	case yes >= l.cfg.Need:
 	case open(op.olds) > 0:
 		return

@@ -76,19 +76,22 @@ type request struct {
 	parts []part
 	// ticket places it in the queue of each server. Since it is the same on all, they let the
 	// same request in next, and few grants are no majority.
-	ticket  uint64
-	basis   time.Time      // what the state machine trusts a message from
-	token   uint64         // of the grant; 0 until the state machine was told of it
-	whole   bool           // it has owned a majority without a break since it was granted
-	last    uint64         // last token that it says was given out under the request
-	link    *protocol.Span // hold span of the lease that made way for it on a server, by the last message
-	until   time.Time      // its release or cancel failed: it is forgotten then; else zero
-	op      *Op            // the command of the state machine about it, that awaits its answer
-	poked   bool           // the state machine was asked to ask again
-	lowers  bool           // it is that of a downgrade, of which only the downgrade's answer tells the state machine
-	lowered bool           // a downgrade of it was sent, whose answer decides what becomes of it
-	over    bool           // the state machine does not know it any more
-	ends    bool           // the state machine was told that it is lost: it is over when its op is decided
+	ticket uint64
+	basis  time.Time      // what the state machine trusts a message from
+	token  uint64         // of the grant; 0 until the state machine was told of it
+	whole  bool           // it has owned a majority without a break since it was granted
+	last   uint64         // last token that it says was given out under the request
+	link   *protocol.Span // hold span of the lease that made way for it on a server, by the last message
+	until  time.Time      // its release or cancel failed: it is forgotten then; else zero
+	op     *Op            // the command of the state machine about it, that awaits its answer
+	poked  bool           // the state machine was asked to ask again
+	lowers bool           // it is that of a downgrade, of which only the downgrade's answer tells the state machine
+	// doubted: the state machine had no answer to an acquire of what it held. So it believes a
+	// release only if that proves that no other client has owned the lock since the grant.
+	doubted bool
+	lowered bool // a downgrade of it was sent, whose answer decides what becomes of it
+	over    bool // the state machine does not know it any more
+	ends    bool // the state machine was told that it is lost: it is over when its op is decided
 }
 
 // part is a request on one server.
@@ -127,6 +130,7 @@ type part struct {
 	// again only after that.
 	until time.Time
 	late  bool
+	anew  bool // granted anew since a majority was last known to have kept the lease: others may have had it there in between
 
 	blocker  string
 	left     time.Time // when the owner's lease ends there; zero if unknown
@@ -248,7 +252,7 @@ func (l *Lock) identify(r *request, i int) *part {
 	}
 	old := *p
 	old.putOff(i)
-	*p = part{young: old.young, until: old.until, lost: old.lost}
+	*p = part{young: old.young, until: old.until, lost: old.lost, anew: old.anew}
 	if old.id == "" && l.cfg.Proof(i) == r.who.Proof {
 		p.id = r.base
 	} else {
@@ -479,6 +483,7 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 		outcome = outcomeYes
 		if had && (p.state != owned || a.Token != p.token) {
 			outcome = lostUnless(res.Young > 0) // granted anew: others may have had it there in between
+			p.anew = p.anew || outcome == outcomeLost
 		}
 		l.own(p, a, s.Cmd.At, now, res.Young > 0)
 	case a.Outcome == protocol.Enqueued:
@@ -607,6 +612,7 @@ func (p *part) displaced(s *Send, res Result) outcome {
 	if res.Young > 0 && s.req.token != 0 {
 		p.until = s.Cmd.At.Add(res.Young)
 	}
+	p.anew = p.anew || res.Young == 0
 	return lostUnless(res.Young > 0)
 }
 
@@ -840,7 +846,7 @@ func (l *Lock) Receive(server int, m *protocol.Message, now time.Time, fx *Effec
 		if p.state != owned || m.Token != 0 && m.Token < p.token {
 			return
 		}
-		p.state, p.ended = absent, true
+		p.state, p.ended, p.anew = absent, true, true
 		n := 0
 		for i := range r.parts {
 			if r.parts[i].state == owned {

@@ -990,6 +990,87 @@ func TestWhatACancelFindsProvesTheReleaseBeforeIt(t *testing.T) {
 	}
 }
 
+// An acquire of the lease had no answer, so it may have made us owner anew, after another one. A
+// release says whether it can have been so: where the answer is missing, the lock's last token tells.
+func TestAReleaseProvesThatNobodyElseHadALeaseInDoubt(t *testing.T) {
+	kept := Result{Answer: protocol.Answer{Outcome: protocol.Granted, Token: 1, Clock: 1, Kept: true}}
+	silence := Result{Fail: silent}
+	still := Result{Cancelled: protocol.Cancelled{Owned: true, Token: 1}}
+	another := Result{Cancelled: protocol.Cancelled{Owned: true, Token: 9}}
+	untold := Result{Cancelled: protocol.Cancelled{Owned: true}}
+	released := Result{Cancelled: protocol.Cancelled{Token: 1}}
+	done := Result{Answer: protocol.Answer{Outcome: protocol.Done}}
+	for name, c := range map[string]struct {
+		asked, ended [3]Result
+		proved       bool
+	}{
+		"the tokens are still the last":        {[3]Result{silence, silence, silence}, [3]Result{still, still, still}, true},
+		"an earlier try has released it":       {[3]Result{silence, silence, silence}, [3]Result{still, released, silence}, true},
+		"another had it on one":                {[3]Result{silence, silence, silence}, [3]Result{another, still, still}, true},
+		"another had it on most":               {[3]Result{silence, silence, silence}, [3]Result{another, another, still}, false},
+		"another had it on one, one is silent": {[3]Result{silence, silence, silence}, [3]Result{another, still, silence}, false},
+		"the tokens are not known":             {[3]Result{silence, silence, silence}, [3]Result{untold, untold, untold}, false},
+		"all answered too late":                {[3]Result{kept, kept, kept}, [3]Result{done, done, silence}, true},
+		"one had answered":                     {[3]Result{kept, silence, silence}, [3]Result{done, still, silence}, true},
+		"one had granted it anew":              {[3]Result{granted(5), silence, silence}, [3]Result{done, still, another}, false},
+		"one had granted it anew, two keep it": {[3]Result{granted(5), silence, silence}, [3]Result{done, still, still}, true},
+	} {
+		for _, order := range [][]int{{0, 1, 2}, {2, 1, 0}, {1, 0, 2}} {
+			for _, verb := range []protocol.Verb{protocol.Release, protocol.Yield} {
+				s := newStand(t, 3, time.Second)
+				s.own(true, true, true)
+				s.now = s.now.Add(time.Millisecond)
+				s.fx = Effects{}
+				asks := s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, Held: true, At: s.now}, s.now, &s.fx)
+				sends := s.fx.Sends
+				if c.asked[2] == kept {
+					s.fx = Effects{}
+					s.lock.Expire(asks, s.now, &s.fx)
+				}
+				for i, send := range sends {
+					s.answer(send, c.asked[i])
+				}
+				if !asks.Decided() || asks.Err == nil {
+					t.Fatalf("%s: the acquire had an answer: %+v", name, asks.Answer)
+				}
+				next := "leased1:w:1000:u:" + "BBBBBBBBBBBBBBBB" + s.id[len("leased1:w:1000:u:")+16:]
+				s.fx = Effects{}
+				op := s.lock.Do(&protocol.Command{Verb: verb, ID: s.id, Next: next, At: s.now}, s.now, &s.fx)
+				sends = s.fx.Sends
+				for _, i := range order {
+					res := c.ended[i]
+					if verb == protocol.Yield && res == done {
+						res = Result{Answer: protocol.Answer{Outcome: protocol.Enqueued, Token: 1, Clock: 1}}
+					}
+					for _, send := range s.answer(sends[i], res) { // of a yield: the next request
+						s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Enqueued, Token: 1, Clock: 1}})
+					}
+				}
+				want := protocol.Done
+				if verb == protocol.Yield {
+					want = protocol.Enqueued
+				}
+				if !op.Decided() || op.Answer.Outcome != want || op.Answer.Proved != c.proved {
+					t.Errorf("%s, in order %v, verb %v: decided %v, %+v %v", name, order, verb, op.Decided(), op.Answer, op.Err)
+				}
+			}
+		}
+	}
+}
+
+// A lease about which there is no doubt is released, which costs its servers less than a cancel.
+func TestALeaseThatIsNotInDoubtIsReleased(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.own(true, true, false)
+	s.fx = Effects{}
+	s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.id, At: s.now}, s.now, &s.fx)
+	for _, send := range s.fx.Sends[:2] {
+		if send.Kind != Do || send.Cmd.Verb != protocol.Release {
+			t.Errorf("sent %+v", send)
+		}
+	}
+}
+
 // Servers that have restarted prove a yield as they do a release.
 func TestServersThatRestartedProveAYield(t *testing.T) {
 	for _, all := range []bool{false, true} {

@@ -32,6 +32,7 @@ type Op struct {
 	fails      []*protocol.Failure
 	handed     int
 	unfinished bool
+	proved     bool // release, yield: see request.doubted
 	decided    bool
 	expired    bool
 	sending    bool // its commands are being sent: no decision yet
@@ -42,6 +43,7 @@ type outcome uint8
 const (
 	outcomePending   outcome = iota
 	outcomeYes               // granted, renewed, released or cancelled as its owner
+	outcomeUnproved          // released as its owner, but it may have been granted anew, see request.doubted
 	outcomeNo                // an answer, but not that
 	outcomeLost              // no, or anew, although it was ours
 	outcomeAgain             // the server has restarted without its data, whatever it answers now
@@ -69,6 +71,15 @@ func (op *Op) settle(i int, o outcome) {
 	if op.outcomes[i] == outcomePending {
 		op.outcomes[i] = o
 	}
+}
+
+// settleGiven notes whether a server had the request until it was given back.
+func (op *Op) settleGiven(i int, o outcome) {
+	if op.olds != nil {
+		op.settleOld(i, o)
+		return
+	}
+	op.settle(i, o)
 }
 
 func (op *Op) settleOld(i int, o outcome) {
@@ -175,7 +186,10 @@ func (l *Lock) release(op *Op, i int, now time.Time, fx *Effects) {
 	case l.cfg.Away(i):
 		op.away(i, l.whyAway(i))
 	case p.state == owned:
-		l.withdraw(r, i)
+		if l.withdraw(r, i); r.doubted && p.inDoubt() {
+			l.endDoubted(op, i, fx)
+			return
+		}
 		p.state = ending
 		l.send(&Send{Server: i, Kind: Do, req: r, op: op, Cmd: protocol.Command{
 			Verb: protocol.Release, ID: p.id, Last: p.lastFor(r), Link: op.cmd.Link, Cooldown: op.cmd.Cooldown, At: op.at}}, fx)
@@ -188,6 +202,17 @@ func (l *Lock) release(op *Op, i int, now time.Time, fx *Effects) {
 	}
 }
 
+// inDoubt reports whether an acquire of a part that owns had no answer. Then it can have been
+// granted anew, after another owner, so that being its owner does not prove that it was so all the
+// time.
+func (p *part) inDoubt() bool { return p.asking || p.unsure }
+
+// endDoubted gives back a part that is in doubt. It is cancelled, because a cancel tells the
+// lock's last token of before the next owner: if that is the grant's, nobody else has owned.
+func (l *Lock) endDoubted(op *Op, i int, fx *Effects) {
+	l.cancel(op, op.req, i, op.cmd.Link, op.cmd.Cooldown, fx)
+}
+
 // cancel sends a cancel for a part, unless its server has not been sent anything about it.
 func (l *Lock) cancel(op *Op, r *request, i int, link *protocol.Span, cooldown time.Duration, fx *Effects) {
 	p := &r.parts[i]
@@ -198,9 +223,10 @@ func (l *Lock) cancel(op *Op, r *request, i int, link *protocol.Span, cooldown t
 		}
 		return
 	}
+	proves := op != nil && op.kind == Do && p.state == owned
 	p.state = ending
 	s := &Send{Server: i, Kind: Cancel, req: r, op: op,
-		Cancel: protocol.CancelRequest{Keys: l.keys, ID: p.id, Last: p.lastFor(r), Link: link, Cooldown: cooldown}}
+		Cancel: protocol.CancelRequest{Keys: l.keys, ID: p.id, Last: p.lastFor(r), Link: link, Cooldown: cooldown, Prove: proves}}
 	s.Cmd.ID = p.id
 	l.send(s, fx)
 }
@@ -228,6 +254,11 @@ func (l *Lock) move(op *Op, i int, now time.Time, fx *Effects) {
 		} else {
 			op.settle(i, outcomeNo)
 		}
+		return
+	}
+	if op.verb == protocol.Yield && r.doubted && p.inDoubt() {
+		l.endDoubted(op, i, fx)
+		l.ask(op, op.next, i, fx)
 		return
 	}
 	p.state = ending
@@ -262,7 +293,7 @@ func (l *Lock) released(s *Send, res Result, now time.Time, fx *Effects) {
 		if p.late { // it was ours again, and another's before
 			s.op.settle(s.Server, outcomeLost)
 		}
-		s.op.settle(s.Server, outcomeYes)
+		s.op.settle(s.Server, p.givenBack(s.req))
 		s.op.unfinished = s.op.unfinished || res.Answer.Unfinished
 	default:
 		p.ended, p.again = true, p.forgotten(s.req, res, now)
@@ -270,6 +301,14 @@ func (l *Lock) released(s *Send, res Result, now time.Time, fx *Effects) {
 	}
 	s.op.handed = max(s.op.handed, res.Answer.Handed)
 	l.evaluate(s.op, now, fx)
+}
+
+// givenBack is the outcome of giving back a part that its server says was ours.
+func (p *part) givenBack(r *request) outcome {
+	if r.doubted && p.anew {
+		return outcomeUnproved
+	}
+	return outcomeYes
 }
 
 // forgotten reports whether a part that its server does not know to own any more was ours until
@@ -334,6 +373,9 @@ func (l *Lock) moved(s *Send, res Result, now time.Time, fx *Effects) {
 		}
 		if p != nil {
 			p.ended, p.confirmed = true, old == outcomeYes
+			if old == outcomeYes {
+				old = p.givenBack(s.req)
+			}
 		}
 		if q == nil {
 			break
@@ -418,7 +460,7 @@ func (l *Lock) cancelled(s *Send, res Result, now time.Time, fx *Effects) {
 		p.state = asked
 		if s.op != nil {
 			s.op.fail(i, c.Fail)
-			s.op.settle(i, outcomeFailed)
+			s.op.settleGiven(i, outcomeFailed)
 		}
 		if r.over {
 			fx.Strays = append(fx.Strays, l.stray(r, i))
@@ -427,17 +469,20 @@ func (l *Lock) cancelled(s *Send, res Result, now time.Time, fx *Effects) {
 		// It was ours until then if it still was, or if the lock's last token is still the
 		// last that we gave out; or if a release before it, whose answer came late, said so.
 		proof := max(p.known, s.Cancel.Last)
+		last := c.Token != 0 && c.Token == proof && p.known != 0
 		p.ended = true
-		p.confirmed = p.confirmed || !p.late && (c.Owned || now.Before(p.until) || c.Token != 0 && c.Token == proof && p.known != 0)
+		p.confirmed = p.confirmed || !p.late && (c.Owned || now.Before(p.until) || last)
 		p.again = !p.confirmed && (p.again || p.forgotten(r, res, now))
-		if s.op != nil && s.op.kind == Cancel {
+		if s.op != nil && (s.op.kind == Cancel || s.Cancel.Prove) {
 			switch {
+			case p.confirmed && s.Cancel.Prove && (!last || p.anew):
+				s.op.settleGiven(i, outcomeUnproved)
 			case p.confirmed:
-				s.op.settle(i, outcomeYes)
+				s.op.settleGiven(i, outcomeYes)
 			case p.again:
-				s.op.settle(i, outcomeAgain)
+				s.op.settleGiven(i, outcomeAgain)
 			default:
-				s.op.settle(i, outcomeNo)
+				s.op.settleGiven(i, outcomeNo)
 			}
 		}
 	}

@@ -374,8 +374,8 @@ func (s *Server) Touch(ctx context.Context, batch []protocol.Renewal) error {
 // unfinished ones until ctx is done.
 func (s *Server) Cancel(ctx context.Context, batch []protocol.CancelRequest) []protocol.Cancelled {
 	script := &CancelScript
-	if s.mark != "" {
-		script = &VoteCancelScript
+	if prove := len(batch) == 1 && batch[0].Prove; s.mark != "" && !prove {
+		script = &VoteCancelScript // whose shortcut does not tell the last token
 	}
 	arguments := func(g *protocol.CancelRequest) []any {
 		return withCooldown(g.Cooldown, s.args.inboxes, g.ID, decimal(g.Last), spanArgument(g.Link))

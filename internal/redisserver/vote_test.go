@@ -97,6 +97,32 @@ func TestACancelOnAQuorumsServerLetsAllReadersIn(t *testing.T) {
 	})
 }
 
+// Where an acquire had no answer, what a cancel says about its owner is to prove that nobody else
+// has owned since: the lock's last token as it was before the next one got the lock, also where the
+// owner's is another server's.
+func TestACancelThatIsToProveSomethingTellsTheLastToken(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		s.srv = NewMember(s.srv.Rdb, "")
+		for i, ahead := range []uint64{0, 1_000_000} {
+			owner, next := s.acquireOf(s.writer("A")), s.acquireOf(s.writer("B"))
+			owner.Ticket, next.Ticket = 1, 10
+			want, last := s.gets(s.must(s.do(owner))), uint64(0)
+			s.must(s.do(next))
+			if ahead > 0 {
+				want += ahead
+				last = want
+			}
+			r := s.srv.Cancel(t.Context(), []protocol.CancelRequest{{ID: owner.ID, Keys: &s.keys, Last: last, Prove: true}})[0]
+			if r.Fail != nil || !r.Owned || r.Token != want {
+				t.Errorf("%d: %+v, the token was %d", i, r, want)
+			}
+			s.owned(next.ID)
+			s.cancel(next.ID, 0)
+		}
+		s.raw("DEL", s.srv.mark)
+	})
+}
+
 // A vote finds a key of another type before it writes anything, though its shortcut reads
 // several keys by a command that takes such a key for a missing one.
 func TestAKeyOfAnotherTypeStopsAVote(t *testing.T) {

@@ -454,6 +454,9 @@ func (o *qOp) done() {
 		if o.op.Err != nil {
 			w.counts["no quorum"]++
 		}
+		if o.op.Answer.Proved {
+			w.counts["proved in doubt"]++
+		}
 		c.step(func(now time.Time, fx *lockstate.Effects) {
 			pause := 300 * time.Millisecond
 			if w.calm {
