@@ -96,7 +96,7 @@ func TestEverySpanEndsWithAnOutcomeWhateverCrosses(t *testing.T) {
 				select {
 				case <-stop:
 					return
-				case <-time.After(time.Duration(rand.IntN(300)) * time.Microsecond):
+				case <-time.After(time.Duration(rand.IntN(300)) * time.Microsecond): // at any moment
 				}
 				if e := c.lookup("x"); e != nil {
 					e.step(func(now time.Time, fx *lockstate.Effects) {

@@ -18,7 +18,8 @@ import (
 // In virtual time a sleep is exact: it ends when all else has come to rest. In real time one
 // that stands for "until it has happened" fails on a busy machine, and costs its time on
 // every other. What has to happen is waited for by an event or by polling; a sleep that is
-// the workload, or a poll's own pause, says so.
+// the workload, or a poll's own pause, says so. A wait for time.After is one too, unless the
+// test fails then.
 func TestEachSleepOfATestInRealTimeSaysWhy(t *testing.T) {
 	if race.Enabled {
 		t.Skip("one goroutine reads the code")
@@ -80,6 +81,19 @@ func TestOne(t *testing.T) {
 
 	time.Sleep(realWithACommentFarAbove)
 	time.AfterFunc(1, func() { clock.Sleep(notOfThisPackage) })
+	select {
+	case <-t.Context().Done():
+	case <-time.After(realAfter):
+	}
+	select {
+	case <-t.Context().Done():
+	case <-time.After(aBound):
+		t.Fatal("too late")
+	}
+	late := time.After(aBoundOfSeveral)
+	<-late
+	synctest.Test(t, func(*testing.T) { <-time.After(virtualAfter) })
+	<-time.After(realAfterWithAComment) // it is the work
 }
 `
 	folder := t.TempDir()
@@ -105,6 +119,9 @@ func TestOne(t *testing.T) {
 		"realWithAComment virtual=false explained=true",
 		"realWithACommentAbove virtual=false explained=true",
 		"realWithACommentFarAbove virtual=false explained=false",
+		"realAfter virtual=false explained=false",
+		"virtualAfter virtual=true explained=false",
+		"realAfterWithAComment virtual=false explained=true",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got  %s\nwant %s", strings.Join(got, "\n     "), strings.Join(want, "\n     "))
@@ -133,7 +150,7 @@ func testFolders(t *testing.T, root string) []string {
 	return folders
 }
 
-// sleep is one call of time.Sleep.
+// sleep is one call of time.Sleep, or of time.After whose end is waited for.
 type sleep struct {
 	at                 token.Position
 	text               string // its argument, if that is a name
@@ -150,7 +167,7 @@ type sleepReader struct {
 	inside  map[string]bool // declared functions of which all uses do
 }
 
-// readSleeps returns the calls of time.Sleep in a folder's tests, in their order.
+// readSleeps returns the sleeps in a folder's tests, in their order.
 func readSleeps(set *token.FileSet, folder string) ([]sleep, error) {
 	names, err := filepath.Glob(filepath.Join(folder, "*_test.go"))
 	if err != nil {
@@ -173,9 +190,24 @@ func readSleeps(set *token.FileSet, folder string) ([]sleep, error) {
 		for _, c := range f.Comments {
 			comments[set.Position(c.End()).Line] = true
 		}
+		bounds := map[ast.Expr]bool{}
 		r.visit(f, func(n ast.Node, virtual bool) {
-			call, ok := n.(*ast.CallExpr)
-			if !ok || called(call.Fun) != "time.Sleep" {
+			var call *ast.CallExpr
+			switch n := n.(type) {
+			case *ast.CommClause:
+				if s, ok := n.Comm.(*ast.ExprStmt); ok && fails(n.Body) {
+					bounds[s.X] = true
+				}
+			case *ast.UnaryExpr:
+				if c, ok := n.X.(*ast.CallExpr); ok && n.Op == token.ARROW && !bounds[n] && called(c.Fun) == "time.After" {
+					call = c
+				}
+			case *ast.CallExpr:
+				if called(n.Fun) == "time.Sleep" {
+					call = n
+				}
+			}
+			if call == nil {
 				return
 			}
 			s := sleep{at: set.Position(call.Pos()), virtual: virtual}
@@ -187,6 +219,22 @@ func readSleeps(set *token.FileSet, folder string) ([]sleep, error) {
 		})
 	}
 	return all, nil
+}
+
+// fails reports whether statements have a test fail.
+func fails(body []ast.Stmt) (fails bool) {
+	for _, s := range body {
+		ast.Inspect(s, func(n ast.Node) bool {
+			if call, ok := n.(*ast.CallExpr); ok {
+				switch called(call.Fun) {
+				case "Error", "Errorf", "Fatal", "Fatalf", "panic":
+					fails = true
+				}
+			}
+			return true
+		})
+	}
+	return fails
 }
 
 // learn adds to what is known, and reports whether it did.

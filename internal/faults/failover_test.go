@@ -5,6 +5,7 @@ package faults
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -35,6 +36,17 @@ func (n *fixedName) client(opts ...leased.Option) *leased.Client {
 	rdb := redis.NewClient(redistest.Options(n.proxy.Addr))
 	n.t.Cleanup(func() { _ = rdb.Close() })
 	return newClient(n.t, rdb, "", opts...)
+}
+
+// hooked returns what client would use, with a hook.
+func (n *fixedName) hooked(h redis.Hook) *redis.Client {
+	n.t.Helper()
+	o := redistest.Options(n.proxy.Addr)
+	o.ContextTimeoutEnabled = true // so that the client is used itself, with its hooks
+	rdb := redis.NewClient(o)
+	n.t.Cleanup(func() { _ = rdb.Close() })
+	rdb.AddHook(h)
+	return rdb
 }
 
 // failover makes the replica the primary, with no write lost. What the clients have
@@ -188,6 +200,50 @@ func TestProcessesGoOnOneAtATimeWhileServersChangePlaces(t *testing.T) {
 	nothingLeft(t, all[0], "x")
 }
 
+// readOnlyRefusals counts the scripts that a server refused because it is read-only. What makes an owner
+// or ends one names all five keys of the lock, a renewal fewer.
+type readOnlyRefusals struct {
+	mu sync.Mutex // guards n
+	n  map[string]int
+}
+
+func (r *readOnlyRefusals) count(cmd redis.Cmder, err error) {
+	args := cmd.Args()
+	if err == nil || !strings.Contains(err.Error(), "READONLY") || len(args) < 4 {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.n[fmt.Sprint(args[3], " and ", args[2], " keys")]++
+}
+
+// of returns how many scripts were refused that name so many keys, of which the first is lock.
+func (r *readOnlyRefusals) of(lock string, keys int) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.n[fmt.Sprint(lock, " and ", keys, " keys")]
+}
+
+func (r *readOnlyRefusals) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (r *readOnlyRefusals) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		r.count(cmd, err)
+		return err
+	}
+}
+
+func (r *readOnlyRefusals) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		err := next(ctx, cmds)
+		for _, cmd := range cmds {
+			r.count(cmd, cmd.Err())
+		}
+		return err
+	}
+}
+
 // A primary that was demoted lags behind, and does not know of the newest owner. It
 // must not say that the lock is another's, since it cannot know.
 func TestAStaleReadOnlyServerEndsNoLease(t *testing.T) {
@@ -195,7 +251,8 @@ func TestAStaleReadOnlyServerEndsNoLease(t *testing.T) {
 	n := newFixedName(t)
 	primary, stale := n.servers.Nodes[0], n.servers.Nodes[1]
 	const ttl = 9 * time.Second
-	c := n.client(leased.WithTTL(ttl), leased.WithLossHandler(func(leased.LossEvent) {}))
+	refused := &readOnlyRefusals{n: map[string]int{}}
+	c := newClient(t, n.hooked(refused), "", leased.WithTTL(ttl), leased.WithReleaseTimeout(patience), leased.WithLossHandler(func(leased.LossEvent) {}))
 	look := newClient(t, primary.Client(), "")
 	mustUnlock(t, mustLock(t, c.Mutex("warm")))
 	stale.Isolate()
@@ -203,9 +260,12 @@ func TestAStaleReadOnlyServerEndsNoLease(t *testing.T) {
 	justRenewed(t, c, 1)
 
 	n.proxy.Lead(stale.Addr, redistest.KeepNone)
-	asked := c.Stats().Commands
-	eventually(t, "renewals at the stale server", func() bool { return c.Stats().Commands >= asked+2 })
-	waited := wait(within(t, 100*time.Millisecond), c.Mutex("warm")) // its scripts are known there, too
+	eventually(t, "renewals at the stale server", func() bool { return refused.of("x", 1) > 0 && refused.of("r", 2) > 0 })
+	ctx, giveUp := context.WithCancel(t.Context())
+	defer giveUp()
+	waited := wait(ctx, c.Mutex("warm")) // its scripts are known there, too
+	eventually(t, "the stale server is asked for a lock", func() bool { return refused.of("warm", 5) > 0 || len(waited) > 0 })
+	giveUp()
 	if o := <-waited; o.err == nil {
 		t.Error("a server that is read-only gave a lock")
 	}
@@ -220,10 +280,9 @@ func TestAStaleReadOnlyServerEndsNoLease(t *testing.T) {
 	// Unlock is answered by the stale one, which knows of nothing to let go of.
 	n.proxy.Lead(stale.Addr, redistest.KeepNone)
 	left := calling(t.Context(), func(context.Context) (*leased.Lease, error) { return nil, l.Unlock() })
-	select {
-	case o := <-left:
-		t.Errorf("Unlock returned %v, and nobody let go", o.err)
-	case <-time.After(200 * time.Millisecond): // it has asked by now, and goes on
+	eventually(t, "Unlock asks the stale server again", func() bool { return refused.of("x", 5) >= 3 || len(left) > 0 })
+	if len(left) > 0 {
+		t.Fatalf("Unlock returned %v, and nobody let go", (<-left).err)
 	}
 	if info, err := look.Inspect(t.Context(), "x"); err != nil || len(info.Owners) != 1 {
 		t.Errorf("the primary's view: %+v, %v", info, err)

@@ -35,15 +35,12 @@ func TestAProcessKilledWhileItWaitsForItsFirstLockIsSkipped(t *testing.T) {
 		}
 		return here == 1
 	})
-	// Its first request went out before that. A client that asks anew, now that it could
-	// be proved gone, gets some time for it. Nothing else tells.
+	// Its first request went out before that, and nothing else tells that it has asked anew.
 	waiters := fmt.Sprintf("%[1]sx:{%[1]sx}:waiters", prefix)
-	for until := time.Now().Add(3 * time.Second); time.Now().Before(until); time.Sleep(5 * time.Millisecond) { // between two looks
+	eventually(t, "the newcomer waits under an id by which it can be proved gone", func() bool {
 		ids := rdb.ZRange(t.Context(), waiters, 0, -1).Val()
-		if len(ids) == 1 && strings.Contains(ids[0], ":c:") {
-			break
-		}
-	}
+		return len(ids) == 1 && strings.Contains(ids[0], ":c:")
+	})
 
 	got := wait(within(t, patience), next.Mutex("x"))
 	queued(t, holder, "x", 2)
