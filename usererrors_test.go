@@ -111,7 +111,7 @@ func TestErrorsOfTheUsersHooksAreAskedWhileNothingIsLocked(t *testing.T) {
 	m := redistest.MiniTCP(t)
 	rdb := redistest.MiniClient(t, m, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
 	w := &curiosity{t: t}
-	c, err := New(rdb, WithLogger(slog.New(slog.DiscardHandler)), WithReleaseTimeout(50*time.Millisecond), WithLossHandler(func(LossEvent) {}))
+	c, err := New(rdb, WithLogger(slog.New(slog.DiscardHandler)), WithReleaseTimeout(500*time.Millisecond), WithLossHandler(func(LossEvent) {}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +131,7 @@ func TestErrorsOfTheUsersHooksAreAskedWhileNothingIsLocked(t *testing.T) {
 	}
 	w.down.Store(true)
 	brief := func() context.Context {
-		brief, stop := context.WithTimeout(ctx, 50*time.Millisecond)
+		brief, stop := context.WithTimeout(ctx, 500*time.Millisecond) // for what takes some microseconds
 		t.Cleanup(stop)
 		return brief
 	}

@@ -533,7 +533,7 @@ func TestAnExhaustedPoolIsSaidToThoseThatQueue(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := New(rdb, "")
-	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second) // all ten wait by then
 	defer cancel()
 	errs := make(chan error)
 	for i := range 10 {
