@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime/pprof"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -167,10 +166,15 @@ func (h *handle) reenter(m protocol.Mode) bool {
 	if e.dead {
 		return false
 	}
-	w := callsAgain.Get().(*call)
-	w.Mode, w.Opts, w.Again = m, &h.opts.Terms, true
-	if !e.state().Reenter(w.caller(), now) {
-		w.recycle()
+	l := e.state()
+	w := e.awake.spare
+	if w == nil {
+		w = &call{}
+	}
+	e.awake.spare = nil
+	*w = call{Mode: m, Opts: &h.opts.Terms, Again: true}
+	if !l.Reenter(w.caller(), now) {
+		e.awake.spare = w
 		return false
 	}
 	if w.Via != lockstate.ViaIdle { // else the alarm is early enough, see Reenter
@@ -180,11 +184,11 @@ func (h *handle) reenter(m protocol.Mode) bool {
 	return true
 }
 
-// leaveKept has a caller without a lease leave where nothing follows from it, and reports
-// whether it did.
+// leaveKept has a caller that entered by reenter leave where nothing follows from it, and
+// reports whether it did. A tracer or meter that has come since is not told of that hold.
 func (h *handle) leaveKept(m protocol.Mode) bool {
 	e := h.kept.Load()
-	if e == nil || h.client.observed() {
+	if e == nil {
 		return false
 	}
 	now := time.Now()
@@ -193,27 +197,16 @@ func (h *handle) leaveKept(m protocol.Mode) bool {
 	if e.dead {
 		return false
 	}
-	c := e.state().PickHolder(m)
-	if c == nil || c.Leased || c.Events != nil || !e.state().LeaveKept(c, now) {
+	l := e.state()
+	c := l.PickHolder(m)
+	if c == nil || !c.Again || !l.LeaveKept(c, now) {
 		return false
 	}
-	if e.state().Holders() == nil { // else the alarm is early enough, see LeaveKept
+	if till := l.IdleUntil(); till != 0 && (e.due == 0 || till < e.due) { // else the alarm is early enough, see LeaveKept
 		e.setAlarmLocked()
 	}
-	if w := callOf(c); w.Again {
-		w.recycle()
-	}
+	e.awake.spare = callOf(c)
 	return true
-}
-
-// callsAgain has calls for reenter. One that entered by it and left by leaveKept is referred to
-// by nothing any more: its goroutine has not looked at it since it entered, it was in no effect,
-// and whoever else looks at callers finds them in the lock, under the entry's mutex.
-var callsAgain = sync.Pool{New: func() any { return new(call) }}
-
-func (w *call) recycle() {
-	*w = call{}
-	callsAgain.Put(w)
 }
 
 // observed reports whether every call has to be reported: to a tracer, a meter, or the watch

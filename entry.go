@@ -43,6 +43,11 @@ type awake struct {
 	lock      lockstate.Lock
 	contended bool // whether callers or other processes waited for the holders after the last step
 
+	// spare is for the next reenter, nil if there is none. A call that entered by it and left by
+	// leaveKept is referred to by nothing any more: its goroutine has not looked at it since it
+	// entered, it was in no effect, and whoever else looks at callers finds them in the lock.
+	spare *call
+
 	// These two belong to the command in flight; while there is none, to the holder of the
 	// entry's mutex.
 	warned bool    // whether the warning about a foreign owner was logged

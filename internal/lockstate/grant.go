@@ -369,6 +369,26 @@ func (g *grant) trusted(now time.Time) bool {
 	return !since.tooLong(ttl) && !since.drifted(ttl)
 }
 
+// proof is the last proof of ownership, in the form in which trusts needs it.
+type proof struct {
+	from           time.Time
+	ttl            time.Duration
+	at             Instant // on the monotonic clock
+	wall           int64   // on the wall clock, ns
+	window, margin time.Duration
+}
+
+// trusts is trusted at now, which is at, for those who ask over and over about the same proof.
+func (l *Lock) trusts(at Instant, now time.Time) bool {
+	p, from, ttl := &l.proof, l.grant.proved, l.grant.ttl()
+	if p.from != from || p.ttl != ttl {
+		*p = proof{from, ttl, l.instant(from), from.UnixNano(), window(ttl), margin(ttl)}
+	}
+	passed := at.sub(p.at)
+	gain := time.Duration(now.UnixNano()-p.wall) - passed
+	return passed+max(0, gain) < p.window && gain.Abs() <= p.margin
+}
+
 // drifted reports that wall and monotonic time have moved apart since ownership was proved:
 // the machine slept, or its wall clock was set. Only another proof tells which.
 func (g *grant) drifted(now time.Time) bool {

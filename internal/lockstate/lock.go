@@ -50,6 +50,7 @@ type Lock struct {
 	checking       *checking      // what Redis is asked about at once, nil if nothing is
 	lost           *lostGrant     // grants that ended unproved while callers were inside
 	prevHoldSpan   *protocol.Span // hold span of the lease that the next caller follows
+	proof          proof          // see trusts
 }
 
 // Environment is what a lock needs besides events.
@@ -183,7 +184,7 @@ func (l *Lock) Reenter(c *Caller, now time.Time) bool {
 // are inside still, the next tick need not come earlier than it did before.
 func (l *Lock) LeaveKept(c *Caller, now time.Time) bool {
 	g, at := &l.grant, l.instant(now)
-	if !l.settled() || c.Ended != NotYet || l.closed || g.state != Held || !g.trusted(now) {
+	if !l.settled() || c.Ended != NotYet || l.closed || g.state != Held || !l.trusts(at, now) {
 		return false
 	}
 	last := c == l.members && c.next == nil
@@ -198,6 +199,14 @@ func (l *Lock) LeaveKept(c *Caller, now time.Time) bool {
 		g.idleTill = at.add(c.Opts.IdleHold)
 	}
 	return true
+}
+
+// IdleUntil returns when the grant is given back if nobody comes, 0 if callers are inside.
+func (l *Lock) IdleUntil() Instant {
+	if l.members != nil {
+		return 0
+	}
+	return l.grant.idleTill
 }
 
 // settled reports that no rule applies before the next event: nobody waits, for the lock or for
@@ -381,7 +390,7 @@ func (l *Lock) admit(now time.Time, fx *Effects) {
 func (l *Lock) mayEnter(m protocol.Mode, at Instant, now time.Time) bool {
 	g := &l.grant
 	return !l.closed && g.state == Held && at >= g.minHoldUntil && g.role() != byDowngrade && g.req.Mode == m && l.compatible(m) &&
-		g.trusted(now) && !l.tenureOver(at)
+		l.trusts(at, now) && !l.tenureOver(at)
 }
 
 // letIn makes c, which may enter, a member. Its token is the caller's to give.

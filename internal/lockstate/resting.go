@@ -47,6 +47,7 @@ func (l *Lock) Rest(r *Resting) bool {
 	if grid := Instant(g.grid()); grid > 0 {
 		rest.renewAt, rest.touchAt = uint32((g.renewAt-start)/grid), uint32((g.touchAt-start)/grid)
 	}
+	l.proof = proof{} // which trusts makes again
 	var same Lock
 	if same.wake(&rest, nil, g.req, l.env); same != *l {
 		more := unusual{

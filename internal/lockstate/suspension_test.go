@@ -1,9 +1,11 @@
 package lockstate
 
 import (
+	"math/rand"
 	"testing"
 	"time"
 
+	"github.com/leasedmutex/leased/internal/clocktest"
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
@@ -146,4 +148,35 @@ func TestAMessageThatASleepMadeOldIsNotBelieved(t *testing.T) {
 		h.renewed(h.renewals[0], protocol.Granted)
 		h.lost(w)
 	})
+}
+
+// trusts keeps what it found out about a proof. It must say what trusted says, about each proof.
+func TestAGrantIsTrustedForThoseWhoAskOverAndOver(t *testing.T) {
+	rng := rand.New(rand.NewSource(1))
+	some := func(most time.Duration) time.Duration { return time.Duration(rng.Int63n(int64(most))) }
+	both := map[bool]int{}
+	for range 1000 {
+		h := driveFrom(t, time.Now()) // which has both clocks
+		g := &h.l.grant
+		g.req.TTL, g.proved = time.Second, h.now
+		for range 10 {
+			switch rng.Intn(4) {
+			case 0:
+				g.prove(h.now)
+			case 1:
+				g.notified = Instant(rng.Intn(2))
+			}
+			h.now = clocktest.Asleep(t, h.now.Add(some(600*time.Millisecond)), some(15*time.Millisecond))
+			if rng.Intn(4) == 0 { // it was set back
+				h.now = clocktest.Asleep(t, h.now, -some(15*time.Millisecond))
+			}
+			want := g.trusted(h.now)
+			if both[want]++; h.l.trusts(h.l.instant(h.now), h.now) != want {
+				t.Fatalf("%+v: trusted at %v: %v", g, h.now, want)
+			}
+		}
+	}
+	if both[true] < 1000 || both[false] < 1000 {
+		t.Errorf("trusted or not: %v", both)
+	}
 }
