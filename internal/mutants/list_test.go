@@ -222,3 +222,23 @@ func (l *libraryCode) wrong(t *testing.T, file, text string) []string {
 	_, wrong := l.check(path.Join(libraryPath, dir), files)
 	return wrong
 }
+
+// One that does not takes a minute or more to build, and all that do take as long as one.
+func TestNearlyAllMutantsShareBinaries(t *testing.T) {
+	if race.Enabled {
+		t.Skip("one goroutine reads the code")
+	}
+	x, err := combine(filepath.Join("..", ".."), t.TempDir(), mutants)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var alone []string
+	for _, m := range mutants {
+		if _, shares := x.numbers[m.name]; !shares && (!x.scripts || !isScript(m.file)) {
+			alone = append(alone, m.name)
+		}
+	}
+	if len(alone) > len(mutants)/20 {
+		t.Errorf("%d of %d mutants are built by themselves: %q", len(alone), len(mutants), alone)
+	}
+}

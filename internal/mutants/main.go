@@ -1,7 +1,7 @@
 // Command mutants breaks the library on purpose, one rule at a time, and shows
 // for each break the test that notices. It exits with status 1 if one survives.
 //
-//	go run ./internal/mutants [-only text] [-quick] [-v]
+//	go run ./internal/mutants [-only text] [-quick] [-alone] [-v]
 //
 // An error is no verdict: the mutant does not compile, its text or its tests are not found,
 // or the tests crash without it as well.
@@ -43,9 +43,10 @@ func main() {
 	jobs := flag.Int("jobs", 2, "how many at once")
 	first := flag.Int("from", 0, "run only mutants from this place of the list on")
 	flag.BoolVar(&quick, "quick", false, "only the tests named for a mutant")
+	alone := flag.Bool("alone", false, "build each mutant by itself, as is done with a few")
 	flag.Parse()
 	mutants = mutants[min(*first, len(mutants)):]
-	if err := run(*only, *verbose, *jobs); err != nil {
+	if err := run(*only, *verbose, *alone, *jobs); err != nil {
 		fmt.Fprintln(os.Stderr, "mutants:", err)
 		os.Exit(1)
 	}
@@ -53,7 +54,10 @@ func main() {
 
 var quick bool
 
-func run(only string, verbose bool, jobs int) error {
+// few mutants are built one by one: what they change is less than all that a binary for all has inside.
+const few = 5
+
+func run(only string, verbose, alone bool, jobs int) error {
 	root, err := moduleRoot()
 	if err != nil {
 		return err
@@ -62,6 +66,17 @@ func run(only string, verbose bool, jobs int) error {
 	for _, m := range mutants {
 		if strings.Contains(m.name, only) {
 			chosen = append(chosen, m)
+		}
+	}
+	var x *together
+	if !alone && len(chosen) > few {
+		dir, err := os.MkdirTemp("", "mutants")
+		if err != nil {
+			return err
+		}
+		defer os.RemoveAll(dir)
+		if x, err = combine(root, dir, chosen); err != nil {
+			return err
 		}
 	}
 	results := make([]result, len(chosen))
@@ -73,7 +88,7 @@ func run(only string, verbose bool, jobs int) error {
 		go func() { // owned by this function, ends with its mutant, waited for below
 			defer wg.Done()
 			defer func() { <-slots }()
-			results[i] = try(root, m)
+			results[i] = try(root, m, x)
 			results[i].print(m, verbose)
 		}()
 	}
@@ -122,28 +137,45 @@ func (r result) print(m mutant, verbose bool) {
 	}
 }
 
-func try(root string, m mutant) result {
+// try runs tests with a mutant, which is in the binaries of x or is built by itself.
+func try(root string, m mutant, x *together) result {
 	began := time.Now()
 	dir, err := os.MkdirTemp("", "mutant")
 	if err != nil {
 		return result{err: err}
 	}
 	defer os.RemoveAll(dir)
-	overlay, err := lay(root, dir, m)
+	env, shared, err := x.with(m)
 	if err != nil {
 		return result{err: err}
 	}
+	overlay := ""
+	if !shared {
+		if overlay, err = lay(root, dir, m); err != nil {
+			return result{err: err}
+		}
+	}
 	binaries := map[string]string{} // of a package; linking one takes as long as many a test
+	binaryOf := func(pkg string) (string, error) {
+		if shared {
+			return x.binary(pkg)
+		}
+		if binaries[pkg] == "" {
+			binary := filepath.Join(dir, strings.ReplaceAll(pkg, "/", "_")+".test")
+			if err := build(root, overlay, pkg, binary); err != nil {
+				return "", err
+			}
+			binaries[pkg] = binary
+		}
+		return binaries[pkg], nil
+	}
 	stage := func(pkgs []string, args ...string) (r result) {
 		for _, pkg := range pkgs {
-			if binaries[pkg] == "" {
-				binary := filepath.Join(dir, strings.ReplaceAll(pkg, "/", "_")+".test")
-				if err := build(root, overlay, pkg, binary); err != nil {
-					return result{err: err}
-				}
-				binaries[pkg] = binary
+			binary, err := binaryOf(pkg)
+			if err != nil {
+				return result{err: err}
 			}
-			r = test(filepath.Join(root, pkg), binaries[pkg], args)
+			r = test(filepath.Join(root, pkg), binary, env, args)
 			if r.crashed {
 				if err := crashes(root, dir, pkg, args); err != nil {
 					r = result{err: err, output: r.output}
@@ -237,7 +269,7 @@ func crashes(root, dir, pkg string, args []string) error {
 	if err := build(root, "", pkg, binary); err != nil {
 		return err
 	}
-	r := test(filepath.Join(root, pkg), binary, args)
+	r := test(filepath.Join(root, pkg), binary, "", args)
 	if r.err == nil && r.killer != "" {
 		r.err = fmt.Errorf("the tests fail without it, too: %s", r.killer)
 	}
@@ -257,23 +289,32 @@ func build(root, overlay, pkg, binary string) error {
 // lay writes the broken file and the overlay that puts it over the real one.
 func lay(root, dir string, m mutant) (string, error) {
 	path := filepath.Join(root, m.file)
-	text, err := os.ReadFile(path)
+	text, err := broken(root, m)
+	if err != nil {
+		return "", err
+	}
+	file := filepath.Join(dir, filepath.Base(m.file))
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		return "", err
+	}
+	overlay := filepath.Join(dir, "overlay.json")
+	b, err := json.Marshal(map[string]map[string]string{"Replace": {path: file}})
+	if err != nil {
+		return "", err
+	}
+	return overlay, os.WriteFile(overlay, b, 0o600)
+}
+
+// broken returns the text of a mutant's file with the mutant.
+func broken(root string, m mutant) (string, error) {
+	text, err := os.ReadFile(filepath.Join(root, m.file))
 	if err != nil {
 		return "", err
 	}
 	if n := strings.Count(string(text), m.old); n != 1 {
 		return "", fmt.Errorf("the text to break stands %d times in %s: bring the list up to date", n, m.file)
 	}
-	broken := filepath.Join(dir, filepath.Base(m.file))
-	if err := os.WriteFile(broken, []byte(strings.Replace(string(text), m.old, m.new, 1)), 0o600); err != nil {
-		return "", err
-	}
-	overlay := filepath.Join(dir, "overlay.json")
-	b, err := json.Marshal(map[string]map[string]string{"Replace": {path: broken}})
-	if err != nil {
-		return "", err
-	}
-	return overlay, os.WriteFile(overlay, b, 0o600)
+	return strings.Replace(string(text), m.old, m.new, 1), nil
 }
 
 var (
@@ -281,13 +322,16 @@ var (
 	crash  = regexp.MustCompile(`(?m)^(panic|fatal error): .*`)
 )
 
-// test runs tests of the package in dir.
-func test(dir, binary string, args []string) result {
+// test runs tests of the package in dir, with env in the environment if it is not "".
+func test(dir, binary, env string, args []string) result {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	args = append([]string{"-test.failfast", "-test.timeout=3m"}, args...)
 	cmd := exec.CommandContext(ctx, binary, args...)
 	cmd.Dir = dir
+	if env != "" {
+		cmd.Env = append(os.Environ(), env)
+	}
 	out, err := cmd.CombinedOutput()
 	return verdict(string(out), err)
 }

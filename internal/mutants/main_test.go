@@ -11,8 +11,9 @@ import (
 
 // sample is a module whose code can be broken in each way that the command tells apart.
 var sample = map[string]string{
-	"go.mod":  "module sample\n\ngo 1.24\n",
-	"code.go": "package sample\n\nfunc one() int { return 1 }\n\nfunc two() int { return 2 }\n",
+	"go.mod": "module sample\n\ngo 1.24\n",
+	"code.go": "package sample\n\nfunc one() int { return 1 }\n\nfunc two() int { return 2 }\n\nconst three = 3\n\n" +
+		"var four int\n\nfunc init() {\nloop:\n\tfor four < 4 {\n\t\tfour++\n\t\tcontinue loop\n\t}\n}\n\nvar five int\n\nfunc init() {\n\tfive = 5\n}\n",
 	"code_test.go": `package sample
 
 import (
@@ -35,22 +36,51 @@ func TestCrash(t *testing.T) {
 }
 
 func TestCrashAnyhow(t *testing.T) { new(sync.Mutex).Unlock() }
+
+func TestOthers(t *testing.T) {
+	if three != 3 || four != 4 || five != 5 {
+		t.Error(three, four, five)
+	}
+}
+`,
+	loader: "package redisserver\n\nimport (\n\t\"embed\"\n)\n\n//go:embed scripts/*.lua\nvar scriptFiles embed.FS\n",
+	"internal/redisserver/scripts/answer.lua": "return 1\n",
+	"internal/redisserver/script_test.go": `package redisserver
+
+import "testing"
+
+func TestAnswer(t *testing.T) {
+	if b, err := scriptFiles.ReadFile("scripts/answer.lua"); err != nil || string(b) != "return 1\n" {
+		t.Error(string(b), err)
+	}
+}
 `,
 	"other_test.go": "//go:build neverbuilt\n\npackage sample\n\nimport \"testing\"\n\nfunc TestNotBuilt(t *testing.T) {}\n",
+}
+
+// makeSample returns the folder of the sample, of which the tests named for a mutant are to run.
+func makeSample(t *testing.T) (root string) {
+	t.Helper()
+	root = t.TempDir()
+	for name, text := range sample {
+		file := filepath.Join(root, filepath.FromSlash(name))
+		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	quick = true
+	t.Cleanup(func() { quick = false })
+	return root
 }
 
 func TestAMutantIsKilledByATestOrByACrashOfItsOwnOnly(t *testing.T) {
 	if race.Enabled {
 		t.Skip("it builds and runs programs, one after the other")
 	}
-	root := t.TempDir()
-	for name, text := range sample {
-		if err := os.WriteFile(filepath.Join(root, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	quick = true
-	defer func() { quick = false }()
+	root := makeSample(t)
 	const (
 		breakOne = "return 1 => return 3"
 		breakTwo = "return 2 => return 3"
@@ -67,7 +97,7 @@ func TestAMutantIsKilledByATestOrByACrashOfItsOwnOnly(t *testing.T) {
 	} {
 		t.Run(tests, func(t *testing.T) {
 			before, after, _ := strings.Cut(c.edit, " => ")
-			r := try(root, mutant{name: "x", file: "code.go", old: before, new: after, tests: tests})
+			r := try(root, mutant{name: "x", file: "code.go", old: before, new: after, tests: tests}, nil)
 			switch {
 			case r.killer != c.killer:
 				t.Errorf("killed by %q, want %q; %v\n%s", r.killer, c.killer, r.err, r.output)
@@ -75,5 +105,45 @@ func TestAMutantIsKilledByATestOrByACrashOfItsOwnOnly(t *testing.T) {
 				t.Errorf("%v, want %q", r.err, c.err)
 			}
 		})
+	}
+}
+
+func TestMutantsThatShareABinaryAreToldApart(t *testing.T) {
+	if race.Enabled {
+		t.Skip("it builds and runs programs, one after the other")
+	}
+	root := makeSample(t)
+	cases := []struct {
+		mutant
+		shares bool
+		killer string
+	}{
+		{mutant{"one", "code.go", "return 1", "return 3", "TestOne"}, true, "TestOne/is_one"},
+		{mutant{"the same", "code.go", "return 1 ", "return 1 + 1 - 1 ", "TestOne"}, true, ""},
+		{mutant{"crash", "code.go", "return 2", "return 3", "TestCrash$"}, true, "fatal error: sync: unlock of unlocked mutex"},
+		{mutant{"not the tests'", "code.go", " return 2", " return 4", "TestOne"}, true, ""},
+		{mutant{"a constant", "code.go", "three = 3", "three = 4", "TestOthers"}, false, ""},
+		{mutant{"a loop with a label", "code.go", "four < 4", "four < 5", "TestOthers"}, false, ""},
+		{mutant{"no result", "code.go", "five = 5", "five = 6", "TestOthers"}, true, "TestOthers"},
+		{mutant{"a script", "internal/redisserver/scripts/answer.lua", "1", "2", "TestAnswer"}, true, "TestAnswer"},
+	}
+	var all []mutant
+	for _, c := range cases {
+		all = append(all, c.mutant)
+	}
+	x, err := combine(root, t.TempDir(), all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range cases {
+		if _, shares, err := x.with(c.mutant); shares != c.shares || err != nil {
+			t.Errorf("%s: shares a binary: %v, %v", c.name, shares, err)
+		}
+		if !c.shares {
+			continue
+		}
+		if r := try(root, c.mutant, x); r.killer != c.killer || r.err != nil {
+			t.Errorf("%s: killed by %q, want %q; %v\n%s", c.name, r.killer, c.killer, r.err, r.output)
+		}
 	}
 }

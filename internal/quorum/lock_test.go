@@ -1,6 +1,7 @@
 package quorum
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -1208,6 +1209,27 @@ func TestARenewalThatWasOvertakenFindsNothingLost(t *testing.T) {
 	}
 	if n := s.lock.behind(s.id, s.now); n != 3 {
 		t.Errorf("%d servers stand behind it", n)
+	}
+}
+
+// Who cannot own must not keep out those that can.
+func TestWhatIsGrantedWithoutAMajorityIsGivenBack(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	op := s.acquire()
+	back := 0
+	for _, send := range s.fx.Sends {
+		res := Result{Fail: silent}
+		if send.Server == 0 {
+			res = granted(1)
+		}
+		for _, more := range s.answer(send, res) {
+			if more.Kind == Cancel && more.Server == 0 {
+				back++
+			}
+		}
+	}
+	if !op.Decided() || !errors.Is(op.Err, ErrNoQuorum) || back != 1 {
+		t.Errorf("decided %v, %+v %v, and given back %d times", op.Decided(), op.Answer, op.Err, back)
 	}
 }
 

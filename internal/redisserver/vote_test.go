@@ -73,6 +73,30 @@ func TestWhatALeaseOfAQuorumAsksOfEachServer(t *testing.T) {
 	})
 }
 
+// An owner's TTL may end while others wait: the lock has no owner then, and is not free.
+func TestAVoteDoesNotPassThoseThatWait(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		s.srv = NewMember(s.srv.Rdb, "")
+		s.raw("SET", s.srv.mark, "1")
+		s.listen("A")
+		s.listen("B")
+		ticket := uint64(1_000)
+		ask := func(id string) protocol.Answer {
+			c := s.acquireOf(id)
+			ticket += 100
+			c.Ticket = ticket
+			return s.must(s.do(c))
+		}
+		waiter := s.writer("B")
+		s.gets(ask(s.writer("A")))
+		s.waits(ask(waiter), 0)
+		s.raw("DEL", s.keys.Lock)
+		s.waits(ask(s.writer("A")), 0)
+		s.owned(waiter)
+		s.raw("DEL", s.srv.mark)
+	})
+}
+
 // A server does a bounded part of the work at a time. A cancel that goes to it as a single command
 // is repeated until all is done, as one in a pipeline is.
 func TestACancelOnAQuorumsServerLetsAllReadersIn(t *testing.T) {

@@ -1,0 +1,229 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// To compile and link the tests takes many times as long as to run those that are named for a
+// mutant. So nearly all mutants share one test binary per package, of which a run switches one on:
+// each function that mutants change inside has, before its own statements, those of each of them
+// behind a condition; and scripts come from a folder, if one is named.
+
+// switched is the variable of the environment that has the mutant's number, or, for a script, the
+// folder above its scripts.
+const switched = "LEASED_MUTANT"
+
+// together is the mutants that share binaries.
+type together struct {
+	root, dir, overlay string
+	numbers            map[string]int // of those in Go files, by name
+	scripts            bool           // those of scripts are among them
+
+	mu       sync.Mutex // guards what follows, and is held while a binary is built
+	binaries map[string]string
+}
+
+// with returns what a run of m has in its environment, and false if m is built by itself.
+func (x *together) with(m mutant) (env string, ok bool, err error) {
+	if x == nil {
+		return "", false, nil
+	}
+	if n, ok := x.numbers[m.name]; ok {
+		return fmt.Sprint(switched, "=", n), true, nil
+	}
+	if !x.scripts || !isScript(m.file) {
+		return "", false, nil
+	}
+	above, err := os.MkdirTemp(x.dir, "scripts")
+	if err != nil {
+		return "", false, err
+	}
+	scripts := filepath.Join(above, filepath.Base(filepath.Dir(m.file)))
+	if err := os.CopyFS(scripts, os.DirFS(filepath.Join(x.root, filepath.Dir(m.file)))); err != nil {
+		return "", false, err
+	}
+	text, err := broken(x.root, m)
+	if err != nil {
+		return "", false, err
+	}
+	return switched + "=" + above, true, os.WriteFile(filepath.Join(scripts, filepath.Base(m.file)), []byte(text), 0o600)
+}
+
+// binary returns the tests of a package, with all mutants inside.
+func (x *together) binary(pkg string) (string, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.binaries[pkg] == "" {
+		name := filepath.Join(x.dir, strings.ReplaceAll(pkg, "/", "_")+".all.test")
+		if err := build(x.root, x.overlay, pkg, name); err != nil {
+			return "", fmt.Errorf("all mutants together (see -alone): %w", err)
+		}
+		x.binaries[pkg] = name
+	}
+	return x.binaries[pkg], nil
+}
+
+func isScript(file string) bool { return filepath.Ext(file) == ".lua" }
+
+// loader is the file that embeds the scripts, and the line that does.
+const (
+	loader     = "internal/redisserver/script.go"
+	loaderLine = "\nvar scriptFiles embed.FS\n"
+)
+
+// loadSwitched stands for loaderLine.
+const loadSwitched = `
+var embedded embed.FS
+
+var scriptFiles = func() (files interface {
+	Open(name string) (fs.File, error)
+	ReadFile(name string) ([]byte, error)
+}) {
+	files = embedded
+	if above := os.Getenv("` + switched + `"); strings.ContainsRune(above, os.PathSeparator) {
+		files = os.DirFS(above).(interface {
+			Open(name string) (fs.File, error)
+			ReadFile(name string) ([]byte, error)
+		})
+	}
+	return files
+}()
+`
+
+// combine writes the code with all mutants inside to dir. One whose text is not found, or not inside
+// one function, is left out.
+func combine(root, dir string, all []mutant) (*together, error) {
+	x := &together{root: root, dir: dir, numbers: map[string]int{}, binaries: map[string]string{}}
+	replace := map[string]string{}
+	write := func(file, text string) error {
+		name := filepath.Join(dir, strings.ReplaceAll(file, "/", "_"))
+		replace[filepath.Join(root, filepath.FromSlash(file))] = name
+		return os.WriteFile(name, []byte(text), 0o600)
+	}
+	changed := map[string]string{} // the new text of each file
+	packages := map[string]string{}
+	inserts := map[string]map[int]string{} // by file and offset
+	for i, m := range all {
+		if isScript(m.file) {
+			continue
+		}
+		b, err := os.ReadFile(filepath.Join(root, m.file))
+		if err != nil {
+			return nil, err
+		}
+		text := string(b)
+		name, at, body, err := variant(m, text)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", m.file, err)
+		}
+		if body == "" {
+			continue
+		}
+		x.numbers[m.name] = i
+		changed[m.file], packages[filepath.ToSlash(filepath.Dir(m.file))] = text, name
+		if inserts[m.file] == nil {
+			inserts[m.file] = map[int]string{}
+		}
+		inserts[m.file][at] += fmt.Sprintf("\nif mutantSwitched == %d {%s}\n", i, body)
+	}
+	for file, text := range changed {
+		var places []int
+		for at := range inserts[file] {
+			places = append(places, at)
+		}
+		slices.Sort(places)
+		for _, at := range slices.Backward(places) {
+			text = text[:at] + inserts[file][at] + text[at:]
+		}
+		changed[file] = text
+	}
+	if text, err := os.ReadFile(filepath.Join(root, loader)); err == nil && strings.Count(string(text), loaderLine) == 1 {
+		if changed[loader] == "" {
+			changed[loader] = string(text)
+		}
+		text := strings.Replace(changed[loader], loaderLine, loadSwitched, 1)
+		for _, path := range []string{"io/fs", "os", "strings"} {
+			if !strings.Contains(text, "\n\t\""+path+"\"\n") {
+				text = strings.Replace(text, "\nimport (\n", "\nimport (\n\t\""+path+"\"\n", 1)
+			}
+		}
+		changed[loader], x.scripts = text, true
+	}
+	for file, text := range changed {
+		if err := write(file, text); err != nil {
+			return nil, err
+		}
+	}
+	for folder, name := range packages {
+		if err := write(folder+"/mutant_switched.go", "package "+name+`
+
+import (
+	"os"
+	"strconv"
+)
+
+var mutantSwitched = func() int {
+	n, err := strconv.Atoi(os.Getenv("`+switched+`"))
+	if err != nil {
+		return -1
+	}
+	return n
+}()
+`); err != nil {
+			return nil, err
+		}
+	}
+	b, err := json.Marshal(map[string]map[string]string{"Replace": replace})
+	if err != nil {
+		return nil, err
+	}
+	x.overlay = filepath.Join(dir, "all.json")
+	return x, os.WriteFile(x.overlay, b, 0o600)
+}
+
+// variant returns the package's name, where the statements of the function begin that m changes,
+// and what they are with m, which end by a return. These are "" if m changes no function inside, or
+// one that has labels, which it cannot have twice.
+func variant(m mutant, text string) (pkg string, at int, body string, err error) {
+	set := token.NewFileSet()
+	f, err := parser.ParseFile(set, m.file, text, parser.SkipObjectResolution)
+	if err != nil || strings.Count(text, m.old) != 1 {
+		return "", 0, "", err
+	}
+	begins := strings.Index(text, m.old)
+	ends := begins + len(m.old)
+	for _, d := range f.Decls {
+		fn, ok := d.(*ast.FuncDecl)
+		if !ok || fn.Body == nil {
+			continue
+		}
+		first, last := set.Position(fn.Body.Lbrace).Offset+1, set.Position(fn.Body.Rbrace).Offset
+		if begins < first || ends > last {
+			continue
+		}
+		labels := false
+		ast.Inspect(fn.Body, func(n ast.Node) bool {
+			_, is := n.(*ast.LabeledStmt)
+			labels = labels || is
+			return true
+		})
+		if labels {
+			break
+		}
+		body = text[first:begins] + m.new + text[ends:last]
+		if fn.Type.Results == nil {
+			body += "\nreturn\n"
+		}
+		return f.Name.Name, first, body, nil
+	}
+	return "", 0, "", nil
+}
