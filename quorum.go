@@ -67,7 +67,7 @@ func NewQuorum(rdbs []redis.UniversalClient, opts ...Option) (*Client, error) {
 	c.slotMap = newSlotMap(c, nil)
 	q := quorum.Options{Quarantine: o.quarantine, Client: c.id, Base: c.base, Start: c.startMember, Deliver: c.deliver, Reports: c.reports(rdbs)}
 	for i, rdb := range rdbs {
-		srv := redisserver.NewMember(rdb, o.prefix)
+		srv := redisserver.NewMember(rdb, o.prefix, o.quarantine)
 		in := newInbox(c, srv.Rdb)
 		in.place = i
 		c.inbox = append(c.inbox, in)

@@ -170,7 +170,7 @@ func TestServersOfAQuorumThatRefusedStandBehindALeaseBeforeItsFirstRenewal(t *te
 		id := protocol.NewRequest(protocol.NewClientID("another"), protocol.Exclusive, time.Minute, false, protocol.Unproved, protocol.Origin{}).ID
 		var others []*redisserver.Server // where another's release has not arrived yet
 		for _, m := range servers[3:] {
-			srv := redisserver.NewMember(redistest.MiniClient(t, m.Miniredis), "")
+			srv := redisserver.NewMember(redistest.MiniClient(t, m.Miniredis), "", time.Minute)
 			if a, err := srv.Do(ctx, k, &protocol.Command{Verb: protocol.Acquire, ID: id, TTL: time.Minute}); err != nil || a.Outcome != protocol.Granted {
 				t.Fatal(a, err)
 			}

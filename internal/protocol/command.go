@@ -83,7 +83,7 @@ type Answer struct {
 	Unfinished bool
 	Link       *Span // granted by a message: hold span of the lease that was given back
 	// Mark is, on a server of a quorum, what its clock showed, µs, when it was first seen
-	// without data.
+	// without data; 0 if that was so long ago that it does not matter.
 	Mark uint64
 }
 

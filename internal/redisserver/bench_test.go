@@ -112,7 +112,7 @@ func benchScene(b *testing.B, rdb *redis.Client) *scene {
 // benchMember is benchScene on a quorum's server.
 func benchMember(b *testing.B, rdb *redis.Client) *scene {
 	s := benchScene(b, rdb)
-	s.srv = NewMember(rdb, "")
+	s.srv = NewMember(rdb, "", time.Minute)
 	s.raw("SET", s.srv.mark, "1")
 	return s
 }

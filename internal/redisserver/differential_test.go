@@ -46,7 +46,7 @@ func testDifferences(t *testing.T, quorum bool) {
 		redistest.CheckLeaks(t, rdb, prefix)
 		d.sides[i] = newScene(t, rdb, prefix, "x")
 		if quorum {
-			d.sides[i].srv = NewMember(d.sides[i].srv.Rdb, prefix)
+			d.sides[i].srv = NewMember(d.sides[i].srv.Rdb, prefix, time.Minute)
 		}
 	}
 	// C has no inbox on either side, so its "c" ids are proved gone.

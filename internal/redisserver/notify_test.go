@@ -287,7 +287,7 @@ func TestAWriterHearsWantedFromTheFirstWaiterAndFromTheHead(t *testing.T) {
 // On a server of a quorum the ticket decides where in the queue a request is placed.
 func TestTheShortcutOfAcquireLeavesTheOrderToTickets(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
-		member := NewMember(s.rdb, "")
+		member := NewMember(s.rdb, "", time.Minute)
 		ask := func(id string, ticket uint64) protocol.Answer {
 			c := s.acquireOf(id)
 			c.First, c.Ticket = true, ticket

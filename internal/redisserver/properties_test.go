@@ -301,6 +301,12 @@ func (s *scene) runVote(sc *Script, id, mark string, ticket uint64, say func(str
 	if err != nil {
 		return result{failed: true, err: err}
 	}
+	if token, ok := val.(int64); ok {
+		say("mark set anew false ")
+		shortcut()
+		r.Answer = protocol.Answer{Outcome: protocol.Granted, Token: uint64(token), Clock: uint64(token)}
+		return r
+	}
 	reply := val.([]any)
 	said := "no mark "
 	if n, err := strconv.ParseUint(reply[0].(string), 10, 53); err == nil {

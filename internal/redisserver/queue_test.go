@@ -215,7 +215,7 @@ func TestAReCheckBehindAnotherWriterIsAFewCalls(t *testing.T) {
 	for _, quorum := range []bool{false, true} {
 		onOwnServer(t, func(t *testing.T, s *scene) {
 			if quorum {
-				s.srv = NewMember(s.srv.Rdb, "")
+				s.srv = NewMember(s.srv.Rdb, "", time.Minute)
 			}
 			first := s.acquireOf(s.writer("A"))
 			first.Ticket = 1

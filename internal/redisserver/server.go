@@ -26,6 +26,8 @@ type Server struct {
 	trailer   redis.Cmder   // sent behind the commands, on their connection, to node; nil for none
 	node      redis.UniversalClient
 	mark      string // key of a quorum's mark, see vote_before.lua; "" if it is none of its servers
+
+	quarantine time.Duration // of the quorum
 }
 
 // HonorsDeadlines reports whether a command ends when its context does.
@@ -65,16 +67,19 @@ func New(rdb redis.UniversalClient, prefix string) *Server {
 	return s
 }
 
-// NewMember returns the Server that uses rdb as one of a quorum's servers.
-func NewMember(rdb redis.UniversalClient, prefix string) *Server {
+// NewMember returns the Server that uses rdb as one of a quorum's servers, whose age matters for
+// as long as the quarantine.
+func NewMember(rdb redis.UniversalClient, prefix string, quarantine time.Duration) *Server {
 	s := New(rdb, prefix)
+	s.quarantine = quarantine
 	s.mark = protocol.MarkKey(prefix)
 	s.args.mark = s.mark
 	return s
 }
 
 // vote runs the script that has the server vote, if it is one of a quorum's, and returns its
-// mark. It may write behind args, where there should be room for one more.
+// mark, 0 if that is older than the quarantine. It may write behind args, where there should be room
+// for one more.
 func (s *Server) vote(ctx context.Context, script, voting *Script, keys []any, ticket uint64, args ...any) (any, uint64, error) {
 	if s.mark == "" {
 		val, err := s.run(ctx, script, keys, args...)
@@ -83,6 +88,9 @@ func (s *Server) vote(ctx context.Context, script, voting *Script, keys []any, t
 	val, err := s.run(ctx, voting, keys, append(args, strconv.FormatUint(ticket, 10))...)
 	if err != nil {
 		return nil, 0, err
+	}
+	if _, old := val.(int64); old { // vote_fast.lua
+		return val, 0, nil
 	}
 	reply, _ := val.([]any)
 	if len(reply) < 2 {
@@ -193,7 +201,7 @@ func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) 
 		case c.Wait:
 			wait = "1"
 		}
-		args := append(make([]any, 0, 9), s.args.inboxes, c.ID, wait, c.Echo, s.args.milliseconds(c.TTL), s.args.milliseconds(protocol.TokenLife(c.TTL)), c.Own)
+		args := append(make([]any, 0, 9), s.args.inboxes, c.ID, wait, c.Echo, s.args.milliseconds(c.TTL), s.args.milliseconds(max(protocol.TokenLife(c.TTL), s.quarantine)), c.Own)
 		if c.Told > 0 {
 			args = append(args, decimal(c.Told))
 		}

@@ -1,8 +1,10 @@
 package redisserver
 
 import (
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/leasedmutex/leased/internal/protocol"
 	"github.com/leasedmutex/leased/internal/redistest"
@@ -13,7 +15,7 @@ import (
 // of "hands over" for each lease, and a free one those of "takes a free lock" and "gives back".
 func TestWhatALeaseOfAQuorumAsksOfEachServer(t *testing.T) {
 	onOwnServer(t, func(t *testing.T, s *scene) {
-		s.srv = NewMember(s.rdb, "")
+		s.srv = NewMember(s.rdb, "", time.Minute)
 		s.raw("SET", s.srv.mark, "1")
 		s.listen("A")
 		s.listen("B")
@@ -101,7 +103,7 @@ func TestAVoteDoesNotPassThoseThatWait(t *testing.T) {
 // is repeated until all is done, as one in a pipeline is.
 func TestACancelOnAQuorumsServerLetsAllReadersIn(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
-		s.srv = NewMember(s.srv.Rdb, "")
+		s.srv = NewMember(s.srv.Rdb, "", time.Minute)
 		s.listen("B")
 		owner := s.acquireOf(s.writer("A"))
 		owner.Ticket = 1
@@ -151,7 +153,7 @@ func TestACancelThatIsToProveSomethingTellsTheLastToken(t *testing.T) {
 // several keys by a command that takes such a key for a missing one.
 func TestAKeyOfAnotherTypeStopsAVote(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
-		s.srv = NewMember(s.rdb, strings.TrimSuffix(s.srv.Inboxes, protocol.InboxChannel("", "")))
+		s.srv = NewMember(s.rdb, strings.TrimSuffix(s.srv.Inboxes, protocol.InboxChannel("", "")), time.Minute)
 		all := s.keys.All()
 		for _, key := range []any{all[0], all[1], all[2], all[4], s.srv.mark} {
 			for _, owned := range []bool{false, true} {
@@ -176,6 +178,30 @@ func TestAKeyOfAnotherTypeStopsAVote(t *testing.T) {
 			}
 		}
 		s.clear()
+		s.raw("DEL", s.srv.mark)
+	})
+}
+
+// A vote leaves its mark out only where that is older than the quarantine, however long that is.
+func TestAVoteTellsTheMarkForAsLongAsTheQuarantine(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		prefix := strings.TrimSuffix(s.srv.Inboxes, protocol.InboxChannel("", ""))
+		for _, quarantine := range []time.Duration{time.Minute, 2 * time.Hour} {
+			s.srv = NewMember(s.rdb, prefix, quarantine)
+			for _, age := range []time.Duration{0, 50 * time.Second, 100 * time.Minute, 3 * time.Hour} {
+				mark := uint64((time.Duration(s.now())*time.Millisecond - age).Microseconds())
+				s.raw("SET", s.srv.mark, strconv.FormatUint(mark, 10))
+				id := s.writer("A")
+				a := s.must(s.do(s.acquireOf(id)))
+				if s.gets(a); a.Mark != mark && (age < quarantine || a.Mark != 0) {
+					t.Errorf("a mark of %v ago, quarantine %v: the answer says %d, want %d", age, quarantine, a.Mark, mark)
+				}
+				if a.Mark != 0 && age > max(quarantine, protocol.TokenLife(30*time.Second)) {
+					t.Errorf("a mark of %v ago, quarantine %v: the answer has it still", age, quarantine)
+				}
+				s.release(id, 0)
+			}
+		}
 		s.raw("DEL", s.srv.mark)
 	})
 }

@@ -136,7 +136,7 @@ func newQWorld(t testing.TB, n int) *qWorld {
 		s.sim = newSimServer(s.mini)
 		s.rdb = redis.NewClient(redistest.MiniOptions(s.mini))
 		s.rdb.AddHook(s.sim)
-		s.srv = redisserver.NewMember(s.rdb, "")
+		s.srv = redisserver.NewMember(s.rdb, "", time.Minute)
 		s.srv.Rdb = s.rdb
 		w.servers = append(w.servers, s)
 	}

@@ -10,9 +10,9 @@
 -- granted message of grant_next. TestTheShortcutsDoWhatTheLongWayDoes compares the two.
 
 local call, pcall = redis.call, redis.pcall
-local both = call('MGET', KEYS[1], KEYS[5])
 local queue = call('ZRANGE', KEYS[2], '0', '1')
 local id = queue[1]
+local both = (id or ARGV[3] ~= '0') and call('MGET', KEYS[1], KEYS[5]) or call('MGET', KEYS[1]) -- no error for another type
 -- mode: the byte after 'leased1:'
 if both[1] ~= ARGV[2] or string.sub(ARGV[2], 9, 9) ~= 'w' or ARGV[5] then -- release.lua follows
 elseif not id then

@@ -2,9 +2,10 @@
 -- lock for which nothing waits, or joins the queue of one that another writer owns. In any
 -- other case it makes no one owner or waiter, and vote_before.lua follows.
 --
--- KEYS, ARGV  as in acquire.lua and vote_before.lua
--- Returns {mark, token, which is also the server's time}, or {mark, last token, time, place,
--- remaining ms of the owner, owner, -2 if a PUBLISH was denied, else -1}.
+-- KEYS, ARGV  as in acquire.lua and vote_before.lua; 6 is no shorter than the client's quarantine
+-- Returns the token, which is also the server's time, if its mark is older than that, else {mark,
+-- token}; or {mark, last token, time, place, remaining ms of the owner, owner, -2 if a PUBLISH was
+-- denied, else -1}.
 -- It notifies the owner only if the request is first in the queue: it knows of the others
 -- from the first one, or from its grant.
 --
@@ -26,7 +27,7 @@ if string.sub(id, 9, 9) == 'w' and not ARGV[9] then
     if call('EXISTS', KEYS[1], KEYS[2], KEYS[3], m and KEYS[1] or KEYS[5]) == 0 then
       call('SET', KEYS[1], id, 'PX', ARGV[5])
       call('SET', KEYS[5], 'leased1:' .. s .. ':' .. s, 'PX', ARGV[6])
-      return { mark, us }
+      return us - mark > ARGV[6] * 1000 and us or { mark, us } -- an array costs as much as a call
     end
   elseif m and owner ~= id and ARGV[3] ~= '0' and ARGV[4] == '' then
     local longest, client = match(owner, '^leased1:w:([1-9]%d*):[cpu]i?:[%w_-]+:(%S+)$')
