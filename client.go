@@ -52,6 +52,7 @@ type Client struct {
 	inbox    inboxes
 	quorum   *quorum.Server // nil for a single deployment, else the same as server
 	members  group          // goroutines that send to a quorum's servers
+	late     lateInboxes    // of a quorum
 	watchdog *watchdog
 	canceler *canceler
 	outage   *outage
@@ -184,6 +185,7 @@ func newClient(o clientOptions, kind kindOfRedis) *Client {
 	c.tracing = newTracing(c, &c.opts)
 	c.metrics = newMetrics(c, &c.opts)
 	c.slow = newSlowWatch(c, o.slow)
+	c.late.client = c
 	return c
 }
 

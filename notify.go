@@ -98,7 +98,7 @@ func (in *inbox) run() {
 		in.mu.Lock()
 		pause := in.hearing.Over(time.Now())
 		in.mu.Unlock()
-		if in.settles.CompareAndSwap(false, true) {
+		if in.settle() {
 			for _, e := range in.client.entries() {
 				e.step(func(now time.Time, fx *lockstate.Effects) { e.state().SubscribeFailed(now, fx) })
 			}
@@ -119,7 +119,7 @@ func (in *inbox) enter(s lockstate.InboxState) {
 	again := s == lockstate.Joined && in.hearing.State != lockstate.Forbidden && in.client.inbox.settled()
 	in.hearing.Enter(s, time.Now())
 	in.mu.Unlock()
-	in.settles.Store(true)
+	in.settle()
 	if again && in.client.quorum != nil {
 		in.rejoined()
 		return

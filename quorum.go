@@ -3,6 +3,8 @@ package leased
 import (
 	"context"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -216,7 +218,17 @@ func (all inboxes) most(is func(*inbox) bool) bool {
 
 func (all inboxes) confirmed() bool { return all.most((*inbox).confirmed) }
 func (all inboxes) denied() bool    { return all.most((*inbox).denied) }
-func (all inboxes) settled() bool   { return all.most((*inbox).hasSettled) }
+
+// settled reports whether the first subscription of each inbox was confirmed, or failed, or took
+// too long, see lateInboxes.
+func (all inboxes) settled() bool {
+	for _, in := range all {
+		if !in.hasSettled() {
+			return in.client.late.over.Load()
+		}
+	}
+	return true
+}
 
 // reach says how messages reach the client: the way in which they do from a majority, else
 // that of the first server.
@@ -230,6 +242,50 @@ func (all inboxes) reach() inboxReach {
 }
 
 func (in *inbox) hasSettled() bool { return in.settles.Load() }
+
+// settle notes that the first subscription was confirmed, or failed. It reports whether that is
+// news.
+func (in *inbox) settle() bool {
+	news := in.settles.CompareAndSwap(false, true)
+	if news {
+		in.client.late.await()
+	}
+	return news
+}
+
+// inboxGrace is for how long the first inboxes of a minority of servers are waited for when
+// those of the others have settled: most often they do within a few ms of each other.
+const inboxGrace = 100 * time.Millisecond
+
+// lateInboxes is the wait of a quorum's client for the inboxes of a minority. A request that
+// queued before would have no proof, in its ids for their servers, that its process lives: were it
+// killed, those servers would make it owner when its turn comes, for a TTL. But a server that
+// hangs must not keep a new client from queueing.
+type lateInboxes struct {
+	alarm
+	client *Client
+	once   sync.Once
+	over   atomic.Bool // they are not waited for any more
+}
+
+// await begins the wait when the inboxes of a majority have settled, and not all.
+func (late *lateInboxes) await() {
+	if all := late.client.inbox; all.most((*inbox).hasSettled) && !all.settled() {
+		late.once.Do(func() { late.client.watchdog.set(late, time.Now().Add(inboxGrace)) })
+	}
+}
+
+// fire is called at the end of the wait. What it held up goes on.
+func (late *lateInboxes) fire(_ time.Time, batch []protocol.Renewal) []protocol.Renewal {
+	if late.client.inbox.settled() {
+		return batch
+	}
+	late.over.Store(true)
+	for _, e := range late.client.entries() {
+		e.step(func(now time.Time, fx *lockstate.Effects) { e.state().SubscribeFailed(now, fx) })
+	}
+	return batch
+}
 
 func (all inboxes) halt() {
 	for _, in := range all {

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	mini "github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
@@ -455,5 +456,73 @@ func TestAServerOfAQuorumThatComesBackIsAskedForWhatWaitsThere(t *testing.T) {
 		if took := time.Since(began); took > 500*time.Millisecond {
 			t.Errorf("entered %v after the servers were back", took)
 		}
+	})
+}
+
+// subscribingLate has a server answer SUBSCRIBE so much later.
+func (s place) subscribingLate(server int, by time.Duration) {
+	s.members.minis[server].Server().SetPreHook(func(_ *mini.Peer, cmd string, _ ...string) bool {
+		if cmd == "SUBSCRIBE" {
+			time.Sleep(by) // of virtual time: what makes it late
+		}
+		return false
+	})
+}
+
+// proofs returns the letter that the id of the only one that waits has on each server, '-' where
+// none does.
+func (s place) proofs() string {
+	queue, _, _, _ := s.helperKeys("x")
+	all := ""
+	for _, one := range s.members.minis {
+		letter := "-"
+		if ids, _ := one.ZMembers(queue); len(ids) == 1 {
+			who, _ := protocol.ParseID(ids[0])
+			letter = string(rune(who.Proof))
+		}
+		all += letter
+	}
+	return all
+}
+
+// Without that proof, a process that is killed while it waits for its first lock would be made
+// owner by those servers.
+func TestTheFirstRequestOfAQuorumsClientProvesOnEachServerThatItLives(t *testing.T) {
+	onQuorum(t, func(t *testing.T, s place) {
+		l := lock(t, newClient(t, s).Mutex("x"))
+		s.subscribingLate(3, 20*time.Millisecond)
+		s.subscribingLate(4, 30*time.Millisecond)
+		next := locking(t, newClient(t, s).Mutex("x"))
+		time.Sleep(30*time.Millisecond - 1)
+		if all := s.proofs(); all != "-----" {
+			t.Errorf("before its inboxes are confirmed: %s", all)
+		}
+		time.Sleep(1)
+		synctest.Wait()
+		if all := s.proofs(); all != "ccccc" {
+			t.Errorf("when its inboxes are confirmed: %s", all)
+		}
+		unlock(t, l)
+		unlock(t, <-next)
+	})
+}
+
+// But a server that hangs keeps a new client only for a moment.
+func TestANewClientOfAQuorumDoesNotWaitForTheInboxOfAServerThatHangs(t *testing.T) {
+	onQuorum(t, func(t *testing.T, s place) {
+		l := lock(t, newClient(t, s).Mutex("x"))
+		s.subscribingLate(1, time.Second)
+		next := locking(t, newClient(t, s).Mutex("x"))
+		time.Sleep(100*time.Millisecond - 1)
+		if all := s.proofs(); all != "-----" {
+			t.Errorf("before: %s", all)
+		}
+		time.Sleep(1)
+		synctest.Wait()
+		if all := s.proofs(); all != "cuccc" {
+			t.Errorf("after 100 ms: %s", all)
+		}
+		unlock(t, l)
+		unlock(t, <-next)
 	})
 }
