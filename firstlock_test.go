@@ -71,22 +71,13 @@ func TestVirtualTheFirstLockOfAClientCostsOneMoreCommandIfItIsTakenAndNoneTherea
 			before := s.commands(waits)
 			next := locking(t, waits.Mutex("x"))
 			synctest.Wait()
-			if n := s.commands(waits) - before; n > want+scripts(i)+s.late(i) {
+			if n := s.commands(waits) - before; n > want+scripts(i) {
 				t.Errorf("wait %d took %d commands", i, n)
 			}
 			unlock(t, l)
 			unlock(t, <-next)
 		}
 	})
-}
-
-// late is how many times a client of a quorum asks again at first: once for each inbox that
-// is confirmed after those of a majority, because messages may have been missed there.
-func (s place) late(i int) int64 {
-	if i == 0 && s.members != nil {
-		return int64(suiteMembers - s.most())
-	}
-	return 0
 }
 
 // scripts is how many commands a client sends in vain at first, for the server does not
