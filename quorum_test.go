@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -432,6 +433,57 @@ func TestASubscriptionOfAQuorumThatBreaksHasItsServerAskedAlone(t *testing.T) {
 			t.Errorf("entered %v after the release, across a break at all servers", took)
 		}
 		unlock(t, l)
+	})
+}
+
+// A connection may have been broken for long when it is used, and all of a client at once: where they
+// are encrypted, go-redis cannot see it before.
+func TestALockOfAQuorumWhoseConnectionsAllBrokeIsUnlockedAtOnce(t *testing.T) {
+	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		var lines logs
+		c := open(lines.option())
+		l := lock(t, c.Mutex("x"))
+		time.Sleep(time.Second)
+		for _, m := range servers {
+			m.die()
+			m.comeBack()
+		}
+		synctest.Wait()
+		began := time.Now()
+		unlock(t, l)
+		if took := time.Since(began); took != 0 {
+			t.Errorf("Unlock took %v", took)
+		}
+		synctest.Wait()
+		if n := lines.count(slog.LevelWarn, "a server of the quorum"); n != 0 {
+			t.Errorf("%d servers were said not to answer", n)
+		}
+	})
+}
+
+func TestAServerOfAQuorumWhoseConnectionBrokeIsAskedForWhatWaitsThere(t *testing.T) {
+	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		own := viewed(servers)
+		c := openMortals(t, own)
+		for _, one := range []*leased.Client{c, open()} { // their inboxes are confirmed
+			unlock(t, lock(t, one.Mutex("another")))
+		}
+		l := lock(t, open().Mutex("x"))
+		for _, m := range own[:2] {
+			m.die()
+			m.comeBack()
+		}
+		time.Sleep(time.Second)
+		mine := locking(t, c.Mutex("x"))
+		synctest.Wait()
+		queue := "x:{x}:queue"
+		for i, m := range servers {
+			if all, _ := m.ZMembers(queue); len(all) != 1 {
+				t.Errorf("%d wait at server %d", len(all), i+1)
+			}
+		}
+		unlock(t, l)
+		unlock(t, <-mine)
 	})
 }
 

@@ -1,10 +1,13 @@
 package quorum
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"os"
+	"syscall"
 	"testing"
 	"time"
 
@@ -1121,7 +1124,7 @@ func TestAServerIsNotAwayBecauseItsConnectionWasClosedHere(t *testing.T) {
 		away bool
 	}{
 		{&net.OpError{Op: "read", Err: net.ErrClosed}, false},
-		{io.EOF, true},
+		{context.DeadlineExceeded, true},
 		{&net.OpError{Op: "dial", Err: net.ErrClosed}, true},
 	} {
 		owner := &Server{base: t.Context(), start: func(func()) bool { return true }}
@@ -1130,6 +1133,24 @@ func TestAServerIsNotAwayBecauseItsConnectionWasClosedHere(t *testing.T) {
 		m.heardOf(redisserver.Classify(c.err))
 		if m.isAway() != c.away {
 			t.Errorf("%v: away %v", c.err, m.isAway())
+		}
+	}
+}
+
+// The server of a connection that broke is asked at once, and gets commands meanwhile. It is away
+// if one of them fails, too.
+func TestAServerIsNotAwayBecauseOneOfItsConnectionsBroke(t *testing.T) {
+	for _, err := range []error{io.EOF, io.ErrUnexpectedEOF, io.ErrClosedPipe,
+		&net.OpError{Op: "read", Err: os.NewSyscallError("read", syscall.ECONNRESET)},
+		&net.OpError{Op: "write", Err: os.NewSyscallError("write", syscall.EPIPE)}} {
+		started := 0
+		m := &member{owner: &Server{base: t.Context(), start: func(func()) bool { started++; return true }}}
+		for n, away := range []bool{false, true} {
+			m.sending()
+			m.heardOf(redisserver.Classify(err))
+			if m.isAway() != away || started != n+1 {
+				t.Errorf("%v, command %d: away %v, and %d goroutines to ask it", err, n+1, m.isAway(), started)
+			}
 		}
 	}
 }

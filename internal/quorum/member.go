@@ -3,8 +3,10 @@ package quorum
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/leasedmutex/leased/internal/lockstate"
@@ -16,8 +18,8 @@ import (
 // requests that their locks are done with.
 //
 // Its goroutines are a prober while it does not answer, ended by its answer or by the
-// client's end, and a sweeper while strays are due. Both are the client's, as are the senders
-// of commands.
+// client's end, one that checks it once when a connection broke, and a sweeper while strays
+// are due. All are the client's, as are the senders of commands.
 type member struct {
 	srv   *redisserver.Server
 	owner *Server
@@ -31,6 +33,7 @@ type member struct {
 	young    time.Time // end of the quarantine that was reported
 	out      int       // commands without answer so far
 	heard    time.Time // when the last answer came, or a command was sent while none was out
+	checking bool      // a connection broke, and check asks whether the server answers
 	trouble  error     // why the last command had no answer
 	strays   lockstate.CancelSchedule
 	sweeping bool
@@ -108,10 +111,7 @@ func (m *member) probe() {
 			timer.Stop()
 			return
 		}
-		ctx, cancel := context.WithTimeout(m.owner.base, pingTime)
-		err := m.srv.Ping(ctx)
-		cancel()
-		if f := redisserver.Classify(err); f == nil || f.Lasts() || redisserver.IsServerReply(err) { // or its client is closed, as commands are to say
+		if m.ping() == nil {
 			m.mu.Lock()
 			m.away, m.heard, m.trouble = false, time.Now(), nil
 			m.mu.Unlock()
@@ -122,6 +122,53 @@ func (m *member) probe() {
 			return
 		}
 	}
+}
+
+// ping returns why the server does not answer, nil if it does.
+func (m *member) ping() error {
+	ctx, cancel := context.WithTimeout(m.owner.base, pingTime)
+	defer cancel()
+	err := m.srv.Ping(ctx)
+	if f := redisserver.Classify(err); f == nil || f.Lasts() || redisserver.IsServerReply(err) { // or its client is closed, as commands are to say
+		return nil
+	}
+	return err
+}
+
+// check asks the server at once whether it answers, after a connection to it broke. Meanwhile it
+// is sent commands; it is away if this, or one of them, fails, too. What waits there is asked for,
+// as the command that failed may have been to do.
+func (m *member) check() {
+	err := m.ping()
+	m.mu.Lock()
+	m.checking = false
+	switch {
+	case m.away || m.owner.base.Err() != nil:
+	case err != nil:
+		m.trouble = err
+		m.leaveLocked(err)
+	default:
+		m.heard, m.trouble = time.Now(), nil
+	}
+	m.mu.Unlock()
+	if err == nil {
+		m.owner.rejoin(m.place)
+	}
+}
+
+// broke reports whether a command had no answer because its connection was closed. That may have
+// happened long before, and to all connections at once: go-redis looks at one that was idle before it
+// uses it, but cannot if it is encrypted.
+func broke(fail *protocol.Failure) bool {
+	if fail == nil || fail.Kind != protocol.NoAnswer {
+		return false
+	}
+	for _, end := range [...]error{io.EOF, io.ErrUnexpectedEOF, io.ErrClosedPipe, syscall.ECONNRESET, syscall.EPIPE} {
+		if errors.Is(fail.Err, end) {
+			return true
+		}
+	}
+	return false
 }
 
 // stirs notes that the server has sent a message, or confirmed a subscription. One that is away is
@@ -150,6 +197,7 @@ func (m *member) heardOf(fail *protocol.Failure) {
 	// Closing the Redis client closes connections under commands. That says nothing about the
 	// server: the next command shows what is the matter.
 	closedHere := fail != nil && fail.Kind == protocol.NoAnswer && errors.Is(fail.Err, net.ErrClosed)
+	broke := broke(fail) // calls methods of the error, so before anything is locked
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.out--
@@ -161,7 +209,11 @@ func (m *member) heardOf(fail *protocol.Failure) {
 		return
 	}
 	m.trouble = fail.Err
-	if m.owner.base.Err() == nil {
+	switch {
+	case m.owner.base.Err() != nil:
+	case broke && !m.away && !m.checking:
+		m.checking = m.owner.start(m.check)
+	default:
 		m.leaveLocked(fail.Err)
 	}
 }
