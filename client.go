@@ -65,6 +65,7 @@ type Client struct {
 	group    group
 	stats    counters
 	signals  sync.Pool // see newSignal; not shared, because a channel belongs to one test's bubble
+	recent   recentLocks
 
 	// publishDenied is whether scripts may not publish, as the last answer about it said.
 	publishDenied atomic.Bool

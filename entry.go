@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -33,6 +34,7 @@ type entry struct {
 	awake   *awake     // nil while the lock rests; for all else see state
 	resting lockstate.Resting
 	dead    bool // removed from the table; find makes another entry
+	recent  bool // among the client's recent locks, or about to be
 }
 
 // A client may hold very many locks, for most of which nobody waits. These rest between two
@@ -68,7 +70,8 @@ func (e *entry) state() *lockstate.Lock {
 }
 
 // restLocked lets the lock rest, if it can. It follows what was done for Redis, for the time or
-// for someone who looks, but not what a caller of the lock has done: others come next.
+// for someone who looks, but not what a caller of the lock has done, nor what has let one in:
+// others come next, or its Unlock; see recentLocks.
 func (e *entry) restLocked() {
 	if e.awake == nil || e.awake.lock.CommandInFlight() { // the pauses are that command's
 		return
@@ -76,6 +79,38 @@ func (e *entry) restLocked() {
 	if e.awake.pauses == nil && e.awake.lock.Rest(&e.resting) {
 		e.sleepLocked()
 	}
+}
+
+// restAfterLocked ends a step: the lock rests or, if a caller's wait has ended, is added by the
+// caller of this to the recent ones if it returns true.
+func (e *entry) restAfterLocked(ended bool) (isRecent bool) {
+	if !ended {
+		e.restLocked()
+		return false
+	}
+	isRecent, e.recent = !e.recent, true
+	return isRecent
+}
+
+// recentLocks are the locks that callers were let into last. They do not rest before others take
+// their places: most leases are short, and to put the state away and get it out again is a tenth of
+// what this package does for one. Who holds very many locks has few of them here.
+type recentLocks struct {
+	places [64]atomic.Pointer[entry]
+	next   atomic.Uint32
+}
+
+// add adds e, whose recent has been set, and lets the lock rest whose place it takes. No mutex of
+// an entry is held.
+func (r *recentLocks) add(e *entry) {
+	before := r.places[r.next.Add(1)%uint32(len(r.places))].Swap(e)
+	if before == nil {
+		return
+	}
+	before.mu.Lock()
+	before.recent = false
+	before.restLocked()
+	before.mu.Unlock()
 }
 
 // sleepLocked gives the state machine to another lock.
@@ -92,9 +127,12 @@ func (e *entry) step(event func(now time.Time, fx *lockstate.Effects)) {
 	e.mu.Lock()
 	event(now, &fx)
 	idle := e.rearmLocked(&fx)
-	e.restLocked()
+	isRecent := e.restAfterLocked(fx.Woken.Any())
 	e.mu.Unlock()
 	e.perform(&fx, idle, 0)
+	if isRecent {
+		e.client.recent.add(e)
+	}
 }
 
 // rearmLocked ends every step: it notes under which span its command is to be sent, sets
@@ -344,9 +382,12 @@ func (e *entry) answered(cmd *protocol.Command, a protocol.Answer, fail *protoco
 	e.mu.Lock()
 	e.state().Answered(cmd, a, fail, pause, now, &fx)
 	idle := e.rearmLocked(&fx)
-	e.restLocked()
+	isRecent := e.restAfterLocked(fx.Woken.Any())
 	e.mu.Unlock()
 	e.perform(&fx, idle, 0)
+	if isRecent {
+		e.client.recent.add(e)
+	}
 }
 
 // pause returns how long the lock leaves Redis alone after the command in flight has failed.

@@ -3,6 +3,7 @@ package leased
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"sync/atomic"
 	"testing"
@@ -233,4 +234,48 @@ type queueing struct {
 
 func (q *queueing) Do(context.Context, *protocol.Keys, *protocol.Command) (protocol.Answer, error) {
 	return protocol.Answer{Outcome: protocol.Enqueued, Token: stubFloor, Clock: uint64(time.Now().UnixMicro()), Left: time.Minute, Echo: int(q.receivers.Load())}, nil
+}
+
+// A lock that a caller was let into rests when others have taken its place among the recent ones,
+// of which it has one.
+func TestALockRestsWhenOthersAreMoreRecent(t *testing.T) {
+	c := settled(onStub(t, 0, 0))
+	var held []*Lease
+	lock := func() *entry {
+		l, err := c.Mutex(fmt.Sprint("lock ", len(held))).LockContext(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		held = append(held, l)
+		return l.entry
+	}
+	rests := func(e *entry) bool {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return e.awake == nil
+	}
+	first := lock()
+	first.mu.Lock()
+	if first.restAfterLocked(true) {
+		t.Error("a second place is asked for")
+	}
+	first.mu.Unlock()
+	for range len(c.recent.places) - 1 {
+		lock()
+	}
+	if rests(first) {
+		t.Error("it rests although it is among the recent ones")
+	}
+	second := lock()
+	if !rests(first) {
+		t.Error("it does not rest")
+	}
+	if rests(second) {
+		t.Error("the last one rests")
+	}
+	for _, l := range held {
+		if err := l.Unlock(); err != nil {
+			t.Error(err)
+		}
+	}
 }

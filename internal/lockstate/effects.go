@@ -35,6 +35,9 @@ func (w *Woken) add(c *Caller) {
 	}
 }
 
+// Any reports whether there are any.
+func (w *Woken) Any() bool { return w.first != nil }
+
 // All has the callers in the order in which they were woken.
 func (w *Woken) All(yield func(*Caller) bool) {
 	if w.first == nil || !yield(w.first) {
