@@ -534,7 +534,7 @@ func (l *Lock) releaseGrant(now time.Time, fx *Effects) {
 		g.next.role = byYield
 		cmd.Verb, cmd.Next = protocol.Yield, g.next.req.ID
 	case head != nil || g.wanted || l.closed || cmd.Cooldown > 0 || l.instant(now) >= g.idleTill || !g.trusted(now):
-		cmd.Verb = protocol.Release
+		cmd.Verb, cmd.Heard = protocol.Release, g.wanted
 	default:
 		return
 	}

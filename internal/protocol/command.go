@@ -36,6 +36,7 @@ type Command struct {
 	Held  bool          // acquire: about a grant that is held
 	Echo  string        // acquire: nonce for that echo, set on sending
 	Told  uint64        // acquire: the time up to which the previous call notified readers, 0 if all
+	Heard bool          // release: another process waits, and is to hear of it before its sender does
 	Link  *Span         // release, yield, downgrade: hold span of the lease that is given back
 	Under any           // whatever its sender wants to send it under
 	// release, yield: for how long the lock is kept from all others, although it is given

@@ -195,6 +195,44 @@ func TestACommandThatIsAloneIsSentByItself(t *testing.T) {
 	}
 }
 
+// A server writes an answer before a message that was published before it, unless the same client
+// has another answer coming.
+func TestAPingLeavesAheadOfACommandWhoseMessageIsWaitedFor(t *testing.T) {
+	r := &road{fails: func(trip []redis.Cmder) error {
+		if lastOf(trip[0]) != "ping" {
+			return nil
+		}
+		trip[0].SetErr(replyError("NOPERM this user has no permissions to run the 'ping' command"))
+		trip[1].(onceCmd).SetVal(lastOf(trip[1]))
+		return trip[0].Err()
+	}}
+	onRoad(t, r, func(t *testing.T, s *Server) {
+		send := func(heard bool, what string) {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			defer cancel()
+			if val, err := s.send(ctx, heard, &RenewScript, []any{"key"}, []any{what}); err != nil || val != what {
+				t.Errorf("%s: answered %v, %v", what, val, err)
+			}
+		}
+		send(false, "silent")
+		send(true, "heard")
+		if n := s.Commands(); n != 3 {
+			t.Errorf("counted %d commands", n)
+		}
+		x := newSender(s)
+		x.sendMany(4, "before")
+		send(true, "behind others")
+		x.all.Wait()
+	})
+	var sent []string
+	for _, trip := range r.trips {
+		sent = append(sent, strings.Join(trip, ", "))
+	}
+	if want := []string{"silent", "ping, heard", "before0", "before1", "before2", "before3", "behind others"}; !slices.Equal(sent, want) {
+		t.Errorf("sent %q", sent)
+	}
+}
+
 func TestCommandsThatCameWhileFourWereUnderWayLeaveTogether(t *testing.T) {
 	r := &road{}
 	onRoad(t, r, func(t *testing.T, s *Server) {

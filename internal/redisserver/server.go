@@ -149,13 +149,18 @@ func (s *Server) explain(err error) error {
 // run sends a script once, by its hash, and returns its reply. A server that does not know it has
 // done nothing, and is sent the text. Where commands share pipelines, each repeats its own.
 func (s *Server) run(ctx context.Context, script *Script, keys []any, args ...any) (any, error) {
+	return s.send(ctx, false, script, keys, args)
+}
+
+// send is run. If heard, somebody waits for a message that the script publishes.
+func (s *Server) send(ctx context.Context, heard bool, script *Script, keys, args []any) (any, error) {
 	s.sent.Add(1)
 	cmd := script.call(ctx, false, keys, args...)
-	err := s.process(ctx, cmd)
+	err := s.process(ctx, cmd, heard)
 	if unknownScript(err) {
 		s.sent.Add(1)
 		cmd = script.call(ctx, true, keys, args...)
-		err = s.process(ctx, cmd)
+		err = s.process(ctx, cmd, heard)
 	}
 	if err != nil {
 		return nil, s.explain(err)
@@ -173,13 +178,13 @@ func (s *Server) alone() *Server {
 
 // process sends one command: with those of other locks, or with the trailer behind it, or by
 // itself.
-func (s *Server) process(ctx context.Context, cmd onceCmd) error {
+func (s *Server) process(ctx context.Context, cmd onceCmd, heard bool) error {
 	switch {
 	case s.trailer != nil:
 		s.together(ctx, []onceCmd{cmd})
 		return cmd.Err()
 	case s.batches != nil:
-		return s.batches.process(ctx, cmd)
+		return s.batches.process(ctx, cmd, heard)
 	}
 	return s.Rdb.Process(ctx, cmd)
 }
@@ -207,7 +212,7 @@ func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) 
 		}
 		val, mark, err = s.vote(ctx, &AcquireScript, &VoteAcquireScript, keys, c.Ticket, args...)
 	case protocol.Release:
-		val, err = s.run(ctx, &ReleaseScript, keys, withCooldown(c.Cooldown, s.args.inboxes, c.ID, last, spanArgument(c.Link))...)
+		val, err = s.send(ctx, c.Heard, &ReleaseScript, keys, withCooldown(c.Cooldown, s.args.inboxes, c.ID, last, spanArgument(c.Link)))
 	case protocol.Yield:
 		val, mark, err = s.vote(ctx, &YieldScript, &VoteYieldScript, keys, c.Ticket, withCooldown(c.Cooldown, s.args.inboxes, c.ID, c.Next, last, spanArgument(c.Link))...)
 	case protocol.Downgrade:
