@@ -78,7 +78,7 @@ func TestWhatALeaseOfAQuorumAsksOfEachServer(t *testing.T) {
 // An owner's TTL may end while others wait: the lock has no owner then, and is not free.
 func TestAVoteDoesNotPassThoseThatWait(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
-		s.srv = NewMember(s.srv.Rdb, "")
+		s.srv = NewMember(s.srv.Rdb, "", time.Minute)
 		s.raw("SET", s.srv.mark, "1")
 		s.listen("A")
 		s.listen("B")
@@ -128,7 +128,7 @@ func TestACancelOnAQuorumsServerLetsAllReadersIn(t *testing.T) {
 // owner's is another server's.
 func TestACancelThatIsToProveSomethingTellsTheLastToken(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
-		s.srv = NewMember(s.srv.Rdb, "")
+		s.srv = NewMember(s.srv.Rdb, "", time.Minute)
 		for i, ahead := range []uint64{0, 1_000_000} {
 			owner, next := s.acquireOf(s.writer("A")), s.acquireOf(s.writer("B"))
 			owner.Ticket, next.Ticket = 1, 10
