@@ -192,8 +192,9 @@ func (w *watchdog) send(batch []protocol.Renewal) {
 }
 
 // spread sends batches evenly over a time, one after the other: the server would be busy with
-// nothing else for as long as many of them take it. What has not left at the end of that time,
-// because the server is slow or a batch hangs, leaves then.
+// nothing else for as long as many of them take it. After an answer that was late the rest have as
+// much less time each, so that they need not all leave at the end. What has not left by then, because
+// the server is slow or a batch hangs, leaves then.
 //
 // Its goroutine is owned by the client, ended by the end of that time or halt, and waited for
 // by Shutdown.
@@ -203,16 +204,15 @@ func (w *watchdog) spread(parts [][]protocol.Renewal, over time.Duration) {
 	defer stop()
 	answered := make(chan struct{}) // to the batch before
 	close(answered)
-	turn := time.NewTicker(over / time.Duration(len(parts)))
+	end := time.Now().Add(over)
+	turn := time.NewTimer(0)
 	defer turn.Stop()
 	for i, part := range parts {
-		if i > 0 {
-			select {
-			case <-turn.C:
-			case <-ctx.Done():
-			case <-w.quit:
-				return
-			}
+		select {
+		case <-turn.C:
+		case <-ctx.Done():
+		case <-w.quit:
+			return
 		}
 		select {
 		case <-answered:
@@ -225,6 +225,7 @@ func (w *watchdog) spread(parts [][]protocol.Renewal, over time.Duration) {
 			return
 		}
 		answered = done
+		turn.Reset(time.Until(end) / time.Duration(len(parts)-i))
 	}
 }
 

@@ -210,6 +210,9 @@ func (l *Lock) wait(a protocol.Answer, from, now time.Time) {
 		}
 	}
 	pause -= time.Duration(float64(early) * chance)
+	if a.Place >= farBehind {
+		pause = together(pause, a.Clock)
+	}
 	if a.Left >= 0 {
 		pause = min(pause, a.Left+AfterExpiry+time.Duration(a.Place)*perPlace)
 	}
@@ -228,6 +231,15 @@ func (l *Lock) wait(a protocol.Answer, from, now time.Time) {
 // does the window of a grant whose message comes at the end of the pause.
 func farther(pause time.Duration, place int, ttl time.Duration) time.Duration {
 	return min(pause+time.Duration(min(place, 1e6))*PausePerPlace, max(ttl/2, ttl-askInTime), FarthestPoll)
+}
+
+// together makes the pause of a waiter that is far behind end at an instant that others share, by
+// the server's clock, which showed clock when it began: looks that come together take the server a
+// part of what single ones do, for which it wakes up each time.
+func together(pause time.Duration, clock uint64) time.Duration {
+	const grid = LooksEvery
+	began := time.Duration(clock%uint64(grid.Microseconds())) * time.Microsecond
+	return max(0, pause-(began+pause)%grid)
 }
 
 // yielded takes the answer to a yield.

@@ -237,6 +237,8 @@ const (
 	// FarthestPoll is the longest pause of all: it grows by PausePerPlace for each place ahead.
 	FarthestPoll  = 20 * time.Second
 	PausePerPlace = 25 * time.Millisecond
+	// LooksEvery is how often waiters that are far behind look, all that are due together.
+	LooksEvery = 50 * time.Millisecond
 	// askInTime is what is left of a waiting lease after the longest pause, to ask once more, or
 	// half of the lease if that is less.
 	askInTime = 10 * time.Second
