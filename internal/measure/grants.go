@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -17,86 +19,41 @@ import (
 )
 
 // grants measures for how long the server is kept from all others by a client that takes, renews
-// and gives back a hundred thousand locks, and how evenly the renewals come.
+// and gives back a hundred thousand locks, and how evenly the renewals come; and by one that gives
+// up waiting for ten thousand.
 //
-// What keeps the server is what it reads of a pipeline at once: a batch, whose processor time tells.
-// SLOWLOG and the latency statistics tell of single commands, by the clock, which runs on while the
-// system has the server wait for a processor; so do a prober's waits, and it has the same
-// processors as the client.
+// What keeps the server is what it reads of a pipeline at once: a batch, or the 16 KB of it that
+// Redis reads at most, whose processor time tells. SLOWLOG and the latency statistics tell of single
+// commands, by the clock, which runs on while the system has the server wait for a processor. How
+// often it took that away is told too: a command is so short that it hardly ever loses it twice. A
+// prober's waits tell of the same, and it has the same processors as the client.
 func grants(b *bench) error {
 	ctx := context.Background()
 	locks, window := b.pick(100_000, 10_000), time.Duration(b.pick(20, 10))*time.Second
 	const (
 		workers = 64
-		batch   = 50 // renewals in a pipeline
-		limit   = time.Millisecond
+		bucket  = 100 * time.Millisecond
 	)
 	rdb := b.server.Client(func(o *redis.Options) { o.ReadTimeout = time.Minute })
-	c, err := b.client(leased.WithLossHandler(func(leased.LossEvent) {}))
-	if err != nil {
-		return err
-	}
-	defer shut(c)
-	if err := rdb.ConfigSet(ctx, "slowlog-log-slower-than", fmt.Sprint(limit.Microseconds())).Err(); err != nil {
+	if err := rdb.ConfigSet(ctx, "slowlog-log-slower-than", fmt.Sprint(blocked.Microseconds())).Err(); err != nil {
 		return err
 	}
 	if err := rdb.ConfigSet(ctx, "slowlog-max-len", "10000").Err(); err != nil {
 		return err
 	}
-
-	phase := func(what string, do func() error) error {
-		if err := errors.Join(rdb.Do(ctx, "SLOWLOG", "RESET").Err(), rdb.ConfigResetStat(ctx).Err()); err != nil {
-			return err
-		}
-		before, err := processorTime(ctx, rdb)
-		if err != nil {
-			return err
-		}
-		p := probe(ctx, b.server)
-		err = do()
-		waits := p.end()
-		if err != nil {
-			return err
-		}
-		after, err := processorTime(ctx, rdb)
-		if err != nil {
-			return err
-		}
-		slow, err := slowest(ctx, rdb)
-		if err != nil {
-			return err
-		}
-		s, err := spend(ctx, rdb, "evalsha")
-		if err != nil {
-			return err
-		}
-		p99, err := percentiles(ctx, rdb)
-		if err != nil {
-			return err
-		}
-		mean := (after - before) / time.Duration(max(1, s.calls))
-		b.rows.add(fmt.Sprintf("%s: %d commands take the server's processor", what, batch), short(batch*mean), "", atMost("1ms", batch*mean <= limit))
-		b.rows.add("  one by the clock, µs", p99, "", "")
-		b.rows.add("  commands of more than 1 ms", fmt.Sprintf("%d of %d", len(slow), s.calls), "longest "+short(slow.at(1)), "0: "+mark(len(slow) == 0))
-		b.rows.add("  a PING each ms", fmt.Sprintf("%v p99.9 %s max %s", waits, short(waits.at(.999)), short(waits.at(1))), "", "")
-		return nil
+	phase := func(what string, batch int, do func() error) error { return keeps(ctx, b, rdb, what, batch, do) }
+	if err := giveUps(ctx, b, rdb, b.pick(10_000, 1000), phase); err != nil {
+		return err
 	}
-	each := func(do func(i int) error) error {
-		errs := make([]error, workers)
-		var all sync.WaitGroup
-		for w := range errs {
-			all.Go(func() {
-				for i := w; i < locks && errs[w] == nil; i += workers {
-					errs[w] = do(i)
-				}
-			})
-		}
-		all.Wait()
-		return cmp.Or(errs...)
+	c, err := b.client(leased.WithLossHandler(func(leased.LossEvent) {}))
+	if err != nil {
+		return err
 	}
+	defer shut(c)
+	each := func(do func(i int) error) error { return byWorkers(workers, locks, do) }
 
 	held := make([]*leased.Lease, locks)
-	if err := phase(fmt.Sprintf("%d locks are taken by %d goroutines", locks, workers), func() error {
+	if err := phase(fmt.Sprintf("%d locks are taken by %d goroutines", locks, workers), together, func() error {
 		return each(func(i int) (err error) {
 			held[i], err = c.Mutex(fmt.Sprintf("invoice:%08d", i)).LockContext(ctx)
 			return err
@@ -107,21 +64,23 @@ func grants(b *bench) error {
 
 	time.Sleep(10 * time.Second) // the first renewals, which come as the locks were taken
 	var buckets []float64
-	if err := phase("they are renewed", func() error {
+	if err := phase("they are renewed", renewals, func() error {
 		before, err := redistest.Calls(ctx, rdb)
 		if err != nil {
 			return err
 		}
-		beat := time.NewTicker(100 * time.Millisecond)
+		beat := time.NewTicker(bucket)
 		defer beat.Stop()
-		for range int(window / (100 * time.Millisecond)) {
+		at := time.Now()
+		for range int(window / bucket) {
 			<-beat.C
 			after, err := redistest.Calls(ctx, rdb)
 			if err != nil {
 				return err
 			}
-			buckets = append(buckets, float64(after["evalsha"]-before["evalsha"]))
-			before = after
+			now := time.Now() // later than the beat on a busy machine
+			buckets = append(buckets, float64(after["evalsha"]-before["evalsha"])*float64(bucket)/float64(now.Sub(at)))
+			before, at = after, now
 		}
 		return nil
 	}); err != nil {
@@ -132,13 +91,13 @@ func grants(b *bench) error {
 		sum += n
 	}
 	if len(buckets) > 0 && sum > 0 {
-		most := slices.Max(buckets)
-		b.rows.add("  in 100 ms, mean / most", fmt.Sprintf("%.0f / %.0f", sum/float64(len(buckets)), most), "", "")
-		b.rows.add("  most / mean", fmt.Sprintf("%.1f", most/(sum/float64(len(buckets)))), "all at once: 100", "")
+		mean, most := sum/float64(len(buckets)), slices.Max(buckets)
+		b.rows.add("  in 100 ms, mean / most", fmt.Sprintf("%.0f / %.0f", mean, most), "", "")
+		b.rows.add("  most / mean", fmt.Sprintf("%.1f", most/mean), "all at once: 100", atMost("3", most <= 3*mean))
 	}
 	lost := c.Stats().Lost
 	b.rows.add("  lost", fmt.Sprint(lost), "", "0: "+mark(lost == 0))
-	return phase("they are given back", func() error {
+	return phase("they are given back", together, func() error {
 		return each(func(i int) error {
 			if err := held[i].Unlock(); !errors.Is(err, leased.ErrLeaseLost) { // which was counted
 				return err
@@ -146,6 +105,156 @@ func grants(b *bench) error {
 			return nil
 		})
 	})
+}
+
+const (
+	blocked = time.Millisecond // for how long the server may be kept from others
+
+	// How many commands leave together at most.
+	together = 32 // acquisitions, releases, cancels
+	renewals = 50
+)
+
+// giveUps has a client wait for n locks at once, and give up.
+func giveUps(ctx context.Context, b *bench, rdb *redis.Client, n int, phase func(string, int, func() error) error) error {
+	const calm = time.Hour // a TTL of which nothing is renewed, and nobody looks
+	owner, err := b.client(leased.WithTTL(calm))
+	if err != nil {
+		return err
+	}
+	defer shut(owner)
+	waiter, err := b.client(leased.WithTTL(calm))
+	if err != nil {
+		return err
+	}
+	defer shut(waiter)
+	name := func(i int) string { return fmt.Sprintf("order:%08d", i) }
+	held := make([]*leased.Lease, n)
+	if err := byWorkers(64, n, func(i int) (err error) {
+		held[i], err = owner.Mutex(name(i)).LockContext(ctx)
+		return err
+	}); err != nil {
+		return err
+	}
+	before, err := redistest.Calls(ctx, rdb)
+	if err != nil {
+		return err
+	}
+	waits, giveUp := context.WithCancel(ctx)
+	defer giveUp()
+	var all sync.WaitGroup
+	for i := range n {
+		all.Go(func() { _, _ = waiter.Mutex(name(i)).LockContext(waits) })
+	}
+	for until := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		now, err := redistest.Calls(ctx, rdb)
+		if err != nil {
+			return err
+		}
+		if now["evalsha"]-before["evalsha"] >= int64(n) {
+			break
+		}
+		if time.Now().After(until) {
+			return errors.New("not all wait")
+		}
+	}
+	return errors.Join(phase(fmt.Sprintf("%d callers give up at once", n), together, func() error {
+		before := waiter.Stats().Commands
+		giveUp()
+		all.Wait()
+		for waiter.Stats().Commands-before < int64(n) { // which they do not wait for
+			time.Sleep(time.Millisecond)
+		}
+		return nil
+	}), byWorkers(64, n, func(i int) error { return held[i].Unlock() }))
+}
+
+// byWorkers does n things, so many at once.
+func byWorkers(workers, n int, do func(i int) error) error {
+	errs := make([]error, workers)
+	var all sync.WaitGroup
+	for w := range errs {
+		all.Go(func() {
+			for i := w; i < n && errs[w] == nil; i += workers {
+				errs[w] = do(i)
+			}
+		})
+	}
+	all.Wait()
+	return cmp.Or(errs...)
+}
+
+// keeps measures for how long what do does keeps the server from others, where so many commands
+// are a batch.
+func keeps(ctx context.Context, b *bench, rdb *redis.Client, what string, batch int, do func() error) error {
+	if err := errors.Join(rdb.Do(ctx, "SLOWLOG", "RESET").Err(), rdb.ConfigResetStat(ctx).Err()); err != nil {
+		return err
+	}
+	before, err := processorTime(ctx, rdb)
+	if err != nil {
+		return err
+	}
+	interrupted := interruptions(ctx, rdb)
+	p := probe(ctx, b.server)
+	err = do()
+	waits := p.end()
+	if err != nil {
+		return err
+	}
+	after, err := processorTime(ctx, rdb)
+	if err != nil {
+		return err
+	}
+	often := "not known how often interrupted"
+	if n := interruptions(ctx, rdb); n >= 0 {
+		often = fmt.Sprintf("%d times interrupted", n-interrupted)
+	}
+	slow, err := slowest(ctx, rdb)
+	if err != nil {
+		return err
+	}
+	s, err := spend(ctx, rdb, "evalsha")
+	if err != nil {
+		return err
+	}
+	p99, err := percentiles(ctx, rdb)
+	if err != nil {
+		return err
+	}
+	mean := (after - before) / time.Duration(max(1, s.calls))
+	took := time.Duration(batch) * mean
+	b.rows.add(fmt.Sprintf("%s: %d commands take the server's processor", what, batch), short(took), "", atMost("1ms", took <= blocked))
+	b.rows.add("  one by the clock, µs", p99, "", "")
+	b.rows.add("  commands of more than 1 ms", fmt.Sprintf("%d of %d", len(slow), s.calls), often+", longest "+short(slow.at(1)), "0: "+mark(len(slow) == 0))
+	b.rows.add("  a PING each ms", fmt.Sprintf("%v p99.9 %s max %s", waits, short(waits.at(.999)), short(waits.at(1))), "", "")
+	return nil
+}
+
+// interruptions is how often the system took its processor away from the server, -1 if it does not
+// tell.
+func interruptions(ctx context.Context, rdb *redis.Client) int {
+	info, err := rdb.Info(ctx, "server").Result()
+	if err != nil {
+		return -1
+	}
+	for line := range strings.Lines(info) {
+		pid, ok := strings.CutPrefix(strings.TrimSpace(line), "process_id:")
+		if !ok {
+			continue
+		}
+		status, err := os.ReadFile("/proc/" + pid + "/status")
+		if err != nil {
+			return -1
+		}
+		for line := range strings.Lines(string(status)) {
+			if n, ok := strings.CutPrefix(line, "nonvoluntary_ctxt_switches:"); ok {
+				if n, err := strconv.Atoi(strings.TrimSpace(n)); err == nil {
+					return n
+				}
+			}
+		}
+	}
+	return -1
 }
 
 // percentiles tells what evalsha took, by the server's clock.
