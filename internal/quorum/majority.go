@@ -1,0 +1,150 @@
+package quorum
+
+// When the grants of single servers make the request the owner of the lock, and with which token.
+
+import (
+	"slices"
+	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// counts reports whether a part may count for a majority: its server is known not to be in
+// quarantine, or the request has owned the lock without a break since before the server
+// restarted, so that nobody else can have owned it.
+func (r *request) counts(p *part, now time.Time) bool {
+	return p.state == owned && (r.whole || !now.Before(p.young) && !p.unheard)
+}
+
+// majority reports whether the parts proved since from are enough. A set of servers of
+// which all are young, and all granted, is new and counts.
+func (l *Lock) majority(r *request, from, now time.Time) bool {
+	n, all := 0, 0
+	for i := range r.parts {
+		p := &r.parts[i]
+		if p.state != owned || p.proved.Before(from) {
+			continue
+		}
+		if r.counts(p, now) {
+			n++
+		}
+		if now.Before(p.young) {
+			all++
+		}
+	}
+	return n >= l.cfg.Need || all == l.cfg.N
+}
+
+// announced reports whether messages and answers together may have made the request the owner
+// of a majority, so that it is worth asking.
+func (l *Lock) announced(r *request, now time.Time) bool {
+	n := 0
+	for i := range r.parts {
+		if p := &r.parts[i]; p.state == owned && !p.asking && !now.Before(p.young) && now.Sub(p.proved) <= r.who.TTL {
+			n++
+		}
+	}
+	return n >= l.cfg.Need
+}
+
+// slack is how far the servers' tokens may be apart without being written back; see tokenOf.
+func slack(ttl time.Duration) uint64 {
+	return uint64((ttl/200 + time.Millisecond).Microseconds())
+}
+
+// tokenOf returns the token of a grant, the servers' clock, and whether a majority keeps the
+// token, or is sure to give a greater one to the next owner.
+//
+// The token is the greatest that the servers gave. The next owner's majority has a server in
+// common with ours. If that server is told of our release it is told of our token, too. Else
+// it gives the lock to others when our lease has ended there, by its own clock, and its token
+// is at least that clock. So a token that is ahead of the clocks of a majority by much less
+// than the TTL is kept by them as it were; one that is further ahead is written back first.
+func (l *Lock) tokenOf(r *request) (token, clock uint64, kept bool) {
+	clocks := make([]uint64, 0, l.cfg.N)
+	for i := range r.parts {
+		if p := &r.parts[i]; p.state == owned {
+			token = max(token, p.token)
+			clocks = append(clocks, p.clock)
+		}
+	}
+	if len(clocks) < l.cfg.Need {
+		return token, 0, false
+	}
+	near := slack(r.who.TTL)
+	n := 0
+	for i := range r.parts {
+		if p := &r.parts[i]; p.state == owned && (p.known >= token || p.clock+near >= token) {
+			n++
+		}
+	}
+	slices.Sort(clocks)
+	if clock = clocks[len(clocks)-l.cfg.Need]; clock+near >= token {
+		clock = max(clock, token)
+	}
+	return token, clock, n >= l.cfg.Need
+}
+
+// writeBack has the servers that do not know the token keep it, where we are owner.
+func (l *Lock) writeBack(r *request, token uint64, fx *Effects) {
+	for i := range r.parts {
+		if p := &r.parts[i]; p.state == owned && p.known < token && !p.adopts && !p.forgets {
+			p.adopts = true
+			l.send(&Send{Server: i, Kind: Adopt, ID: p.id, Token: token, req: r}, fx)
+		}
+	}
+}
+
+// review announces a request to the state machine if messages, or answers that came late,
+// made us own a majority; and plans what becomes of grants that are no majority.
+func (l *Lock) review(r *request, now time.Time, fx *Effects) {
+	if r.over {
+		return
+	}
+	if r.op != nil {
+		l.evaluate(r.op, now, fx)
+	}
+	if r.token != 0 {
+		l.askRefusing(r, now, fx)
+		return
+	}
+	if r.basis.IsZero() || r.lowers {
+		return
+	}
+	if l.majority(r, r.basis, now) && (r.op == nil || r.op.verb == protocol.Acquire) {
+		token, clock, kept := l.tokenOf(r)
+		if !kept {
+			l.writeBack(r, token, fx)
+			return
+		}
+		r.token = token
+		r.keeps()
+		fx.Messages = append(fx.Messages, protocol.Message{Kind: "granted", ID: r.id, Key: l.keys.Lock, Token: token, Clock: clock, More: r.anyMore(), Link: r.link})
+		return
+	}
+	if r.op == nil && !r.poked && l.announced(r, now) {
+		// Proofs older than what the state machine would trust a message from, or of servers
+		// that may be in quarantine: it asks.
+		r.poked = true
+		fx.Messages = append(fx.Messages, protocol.Message{Kind: "wanted", ID: r.id, Key: l.keys.Lock})
+		return
+	}
+	l.plan(r, now)
+}
+
+// askRefusing asks the servers that refused a request again when a majority has granted it. They
+// will grant it soon: whoever owned there has no majority, and most often its release was still
+// on its way. Until they do, each server more that fails may leave the lease without a majority.
+func (l *Lock) askRefusing(r *request, now time.Time, fx *Effects) {
+	for i := range r.parts {
+		if !r.parts[i].refused || l.cfg.Away(i) {
+			continue
+		}
+		r.parts[i].refused = false
+		l.ask(l.look(r, now), r, i, fx)
+	}
+}
+
+func (r *request) anyMore() bool {
+	return slices.ContainsFunc(r.parts, func(p part) bool { return p.state == owned && p.more })
+}

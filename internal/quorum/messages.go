@@ -1,0 +1,77 @@
+package quorum
+
+// Messages of the servers, and what follows from them.
+
+import (
+	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// Receive is the event of a message from a server.
+func (l *Lock) Receive(server int, m *protocol.Message, now time.Time, fx *Effects) {
+	r := l.parts[m.ID]
+	var p *part
+	if r != nil {
+		if p = &r.parts[server]; p.id != m.ID {
+			p = nil
+		}
+	}
+	if p == nil {
+		if (m.Kind == "granted" || m.Kind == "wanted") && !l.crossed(m.ID, server, now) {
+			who, _ := protocol.ParseID(m.ID)
+			fx.Strays = append(fx.Strays, Stray{Server: server, Keys: l.keys, ID: m.ID, TTL: who.TTL})
+		}
+		return
+	}
+	if p.state == ending || p.ended {
+		return
+	}
+	switch m.Kind {
+	case "granted":
+		if p.state == owned || m.Token <= p.floor || p.proved.IsZero() {
+			return
+		}
+		a := protocol.Answer{Token: m.Token, Clock: m.Clock, More: m.More}
+		l.own(p, a, p.proved, now, false)
+		p.unheard = p.asking || p.unsure
+		if m.Link != nil { // one is enough; kept, for an answer may be awaited before the state machine is told
+			r.link = m.Link
+		}
+		l.review(r, now, fx)
+	case "wanted":
+		switch {
+		case p.state != owned: // the server takes us for the owner: a message was lost
+			l.pass(r, m, fx)
+		case r.token == 0:
+			p.more = true
+			l.plan(r, now)
+		default:
+			l.pass(r, m, fx)
+		}
+	case "ends":
+		l.pass(r, m, fx)
+	case "revoked":
+		if p.state != owned || m.Token != 0 && m.Token < p.token {
+			return
+		}
+		p.state, p.ended, p.anew = absent, true, true
+		n := 0
+		for i := range r.parts {
+			if r.parts[i].state == owned {
+				n++
+			}
+		}
+		if r.token != 0 && n < l.cfg.Need {
+			fx.Messages = append(fx.Messages, protocol.Message{Kind: "revoked", ID: r.id, Key: l.keys.Lock})
+			l.abandon(r, now, fx)
+		}
+	}
+}
+
+// pass hands a message on under the id that the state machine knows.
+func (l *Lock) pass(r *request, m *protocol.Message, fx *Effects) {
+	copied := *m
+	copied.ID = r.id
+	fx.Messages = append(fx.Messages, copied)
+}
