@@ -172,7 +172,7 @@ func TestReadersRightBehindAWriterAreGrantedByOneCommandAndEnterTogether(t *test
 			leases = append(leases, closesSoon(t, "a reader enters", ch))
 		}
 		after := a.Stats()
-		if n := s.commands(a) - sent; n != 2 { // the script, and a PING ahead of it because they wait
+		if n := s.commands(a) - sent; n != 1 && n != 2 { // the script, and on one server a PING ahead of it because they wait
 			t.Errorf("the release took %d commands", n)
 		}
 		if n := after.Handed - before.Handed; n != processes {

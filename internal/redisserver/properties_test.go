@@ -297,7 +297,7 @@ func owned(s *scene) string {
 func (s *scene) runVote(sc *Script, id, mark string, ticket uint64, say func(string), shortcut func()) (r result) {
 	s.t.Helper()
 	all, ttl := s.keys.All(), ttlOf(s.t, id)
-	val, err := s.srv.run(context.Background(), sc, append(all[:], mark), s.srv.Inboxes, id, "1", "", Milliseconds(ttl), Milliseconds(protocol.TokenLife(ttl)), "", strconv.FormatUint(ticket, 10))
+	val, err := s.srv.run(context.Background(), sc, append(all[:], mark), s.srv.Inboxes, id, "1", "", Milliseconds(ttl), Milliseconds(protocol.TokenLife(ttl)), "", "60000", strconv.FormatUint(ticket, 10))
 	if err != nil {
 		return result{failed: true, err: err}
 	}

@@ -27,7 +27,7 @@ type Server struct {
 	node      redis.UniversalClient
 	mark      string // key of a quorum's mark, see vote_before.lua; "" if it is none of its servers
 
-	quarantine time.Duration // of the quorum
+	quarantine any // of the quorum, as an argument of its scripts
 }
 
 // HonorsDeadlines reports whether a command ends when its context does.
@@ -71,7 +71,7 @@ func New(rdb redis.UniversalClient, prefix string) *Server {
 // as long as the quarantine.
 func NewMember(rdb redis.UniversalClient, prefix string, quarantine time.Duration) *Server {
 	s := New(rdb, prefix)
-	s.quarantine = quarantine
+	s.quarantine = Milliseconds(quarantine)
 	s.mark = protocol.MarkKey(prefix)
 	s.args.mark = s.mark
 	return s
@@ -79,13 +79,13 @@ func NewMember(rdb redis.UniversalClient, prefix string, quarantine time.Duratio
 
 // vote runs the script that has the server vote, if it is one of a quorum's, and returns its
 // mark, 0 if that is older than the quarantine. It may write behind args, where there should be room
-// for one more.
+// for two more.
 func (s *Server) vote(ctx context.Context, script, voting *Script, keys []any, ticket uint64, args ...any) (any, uint64, error) {
 	if s.mark == "" {
 		val, err := s.run(ctx, script, keys, args...)
 		return val, 0, err
 	}
-	val, err := s.run(ctx, voting, keys, append(args, strconv.FormatUint(ticket, 10))...)
+	val, err := s.run(ctx, voting, keys, append(args, s.quarantine, strconv.FormatUint(ticket, 10))...)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -206,7 +206,7 @@ func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) 
 		case c.Wait:
 			wait = "1"
 		}
-		args := append(make([]any, 0, 9), s.args.inboxes, c.ID, wait, c.Echo, s.args.milliseconds(c.TTL), s.args.milliseconds(max(protocol.TokenLife(c.TTL), s.quarantine)), c.Own)
+		args := append(make([]any, 0, 10), s.args.inboxes, c.ID, wait, c.Echo, s.args.milliseconds(c.TTL), s.args.milliseconds(protocol.TokenLife(c.TTL)), c.Own)
 		if c.Told > 0 {
 			args = append(args, decimal(c.Told))
 		}

@@ -196,7 +196,7 @@ func TestAVoteTellsTheMarkForAsLongAsTheQuarantine(t *testing.T) {
 				if s.gets(a); a.Mark != mark && (age < quarantine || a.Mark != 0) {
 					t.Errorf("a mark of %v ago, quarantine %v: the answer says %d, want %d", age, quarantine, a.Mark, mark)
 				}
-				if a.Mark != 0 && age > max(quarantine, protocol.TokenLife(30*time.Second)) {
+				if a.Mark != 0 && age > quarantine {
 					t.Errorf("a mark of %v ago, quarantine %v: the answer has it still", age, quarantine)
 				}
 				s.release(id, 0)

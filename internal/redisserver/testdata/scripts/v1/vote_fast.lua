@@ -2,8 +2,8 @@
 -- lock for which nothing waits, or joins the queue of one that another writer owns. In any
 -- other case it makes no one owner or waiter, and vote_before.lua follows.
 --
--- KEYS, ARGV  as in acquire.lua and vote_before.lua; 6 is no shorter than the client's quarantine
--- Returns the token, which is also the server's time, if its mark is older than that, else {mark,
+-- KEYS, ARGV  as in acquire.lua and vote_before.lua
+-- Returns the token, which is also the server's time, if its mark is older than the quarantine, else {mark,
 -- token}; or {mark, last token, time, place, remaining ms of the owner, owner, -2 if a PUBLISH was
 -- denied, else -1}.
 -- It notifies the owner only if the request is first in the queue: it knows of the others
@@ -15,8 +15,8 @@
 
 local call, match = redis.call, string.match
 local id = ARGV[2]
--- mode: the byte after 'leased1:'. The eighth argument is the ticket unless there is a ninth.
-if string.sub(id, 9, 9) == 'w' and not ARGV[9] then
+-- mode: the byte after 'leased1:'. The ninth argument is the ticket unless there is a tenth.
+if string.sub(id, 9, 9) == 'w' and not ARGV[10] then
   local all = call('MGET', KEYS[6], KEYS[1], KEYS[5]) -- no error for another type, so EXISTS is asked too
   local mark, owner, m, t = all[1], all[2], all[3], call('TIME')
   local micros = tostring(t[2]) -- Dragonfly's are integers
@@ -27,7 +27,7 @@ if string.sub(id, 9, 9) == 'w' and not ARGV[9] then
     if call('EXISTS', KEYS[1], KEYS[2], KEYS[3], m and KEYS[1] or KEYS[5]) == 0 then
       call('SET', KEYS[1], id, 'PX', ARGV[5])
       call('SET', KEYS[5], 'leased1:' .. s .. ':' .. s, 'PX', ARGV[6])
-      return us - mark > ARGV[6] * 1000 and us or { mark, us } -- an array costs as much as a call
+      return us - mark > ARGV[8] * 1000 and us or { mark, us } -- an array costs as much as a call
     end
   elseif m and owner ~= id and ARGV[3] ~= '0' and ARGV[4] == '' then
     local longest, client = match(owner, '^leased1:w:([1-9]%d*):[cpu]i?:[%w_-]+:(%S+)$')
@@ -35,7 +35,7 @@ if string.sub(id, 9, 9) == 'w' and not ARGV[9] then
     if longest and #longest <= 9 and left >= 0 and left - longest <= 0
       and call('EXISTS', KEYS[3]) == 0 -- beside a writer there are no readers, so it is of another type
       and call('ZCOUNT', KEYS[4], '(' .. now, '+inf') == place then -- none of the queue is dead
-      local ttl, ticket = ARGV[5], ARGV[8]
+      local ttl, ticket = ARGV[5], ARGV[9]
       -- Most often it has the greatest ticket, and is the last.
       local among = place > 0 and ticket - call('ZREVRANGE', KEYS[2], '0', '0', 'WITHSCORES')[2] <= 0
       if not (among and call('ZCOUNT', KEYS[2], ticket, string.format('(%.0f', ticket + 2)) > 0) -- see enqueue
