@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/leasedmutex/leased/internal/protocol"
 	"github.com/leasedmutex/leased/internal/redisserver"
 )
@@ -1137,12 +1139,12 @@ func TestAServerIsNotAwayBecauseItsConnectionWasClosedHere(t *testing.T) {
 	}
 }
 
-// The server of a connection that broke is asked at once, and gets commands meanwhile. It is away
-// if one of them fails, too.
+// The server of a connection that broke, or for which the pool had none, is asked at once, and gets
+// commands meanwhile. It is away if one of them fails, too.
 func TestAServerIsNotAwayBecauseOneOfItsConnectionsBroke(t *testing.T) {
 	for _, err := range []error{io.EOF, io.ErrUnexpectedEOF, io.ErrClosedPipe,
 		&net.OpError{Op: "read", Err: os.NewSyscallError("read", syscall.ECONNRESET)},
-		&net.OpError{Op: "write", Err: os.NewSyscallError("write", syscall.EPIPE)}} {
+		&net.OpError{Op: "write", Err: os.NewSyscallError("write", syscall.EPIPE)}, redis.ErrPoolTimeout} {
 		started := 0
 		m := &member{owner: &Server{base: t.Context(), start: func(func()) bool { started++; return true }}}
 		for n, away := range []bool{false, true} {

@@ -18,7 +18,7 @@ import (
 // requests that their locks are done with.
 //
 // Its goroutines are a prober while it does not answer, ended by its answer or by the
-// client's end, one that checks it once when a connection broke, and a sweeper while strays
+// client's end, one that checks it once when a connection broke or there was none, and a sweeper while strays
 // are due. All are the client's, as are the senders of commands.
 type member struct {
 	srv   *redisserver.Server
@@ -33,7 +33,7 @@ type member struct {
 	young    time.Time // end of the quarantine that was reported
 	out      int       // commands without answer so far
 	heard    time.Time // when the last answer came, or a command was sent while none was out
-	checking bool      // a connection broke, and check asks whether the server answers
+	checking bool      // a command failed that proves little, and check asks whether the server answers
 	trouble  error     // why the last command had no answer
 	strays   lockstate.CancelSchedule
 	sweeping bool
@@ -135,7 +135,7 @@ func (m *member) ping() error {
 	return err
 }
 
-// check asks the server at once whether it answers, after a connection to it broke. Meanwhile it
+// check asks the server at once whether it answers, after a command that provesLittle. Meanwhile it
 // is sent commands; it is away if this, or one of them, fails, too. What waits there is asked for,
 // as the command that failed may have been to do.
 func (m *member) check() {
@@ -156,11 +156,17 @@ func (m *member) check() {
 	}
 }
 
-// broke reports whether a command had no answer because its connection was closed. That may have
-// happened long before, and to all connections at once: go-redis looks at one that was idle before it
-// uses it, but cannot if it is encrypted.
-func broke(fail *protocol.Failure) bool {
-	if fail == nil || fail.Kind != protocol.NoAnswer {
+// provesLittle reports whether a command had no answer for a reason that says little about its server.
+// Its connection may have been closed long before, with all others: go-redis looks at one that was idle
+// before it uses it, but cannot if it is encrypted. Or the client's pool had no connection for it.
+func provesLittle(fail *protocol.Failure) bool {
+	if fail == nil {
+		return false
+	}
+	if redisserver.PoolExhausted(fail.Err) {
+		return true
+	}
+	if fail.Kind != protocol.NoAnswer {
 		return false
 	}
 	for _, end := range [...]error{io.EOF, io.ErrUnexpectedEOF, io.ErrClosedPipe, syscall.ECONNRESET, syscall.EPIPE} {
@@ -197,7 +203,7 @@ func (m *member) heardOf(fail *protocol.Failure) {
 	// Closing the Redis client closes connections under commands. That says nothing about the
 	// server: the next command shows what is the matter.
 	closedHere := fail != nil && fail.Kind == protocol.NoAnswer && errors.Is(fail.Err, net.ErrClosed)
-	broke := broke(fail) // calls methods of the error, so before anything is locked
+	little := provesLittle(fail) // calls methods of the error, so before anything is locked
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.out--
@@ -211,7 +217,7 @@ func (m *member) heardOf(fail *protocol.Failure) {
 	m.trouble = fail.Err
 	switch {
 	case m.owner.base.Err() != nil:
-	case broke && !m.away && !m.checking:
+	case little && !m.away && !m.checking:
 		m.checking = m.owner.start(m.check)
 	default:
 		m.leaveLocked(fail.Err)

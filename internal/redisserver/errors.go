@@ -32,6 +32,10 @@ func (e errPoolExhausted) Error() string {
 }
 func (errPoolExhausted) Unwrap() error { return redis.ErrPoolTimeout }
 
+// PoolExhausted reports whether a command got no connection in time, which says more about its
+// client than about the server.
+func PoolExhausted(err error) bool { return errors.Is(err, redis.ErrPoolTimeout) }
+
 // OtherTypeError is a WRONGTYPE error, with a message that says what it means for a lock.
 type OtherTypeError struct{ Answer error }
 
