@@ -2,7 +2,6 @@ package leased
 
 import (
 	"context"
-	"slices"
 	"sync"
 	"time"
 
@@ -16,15 +15,10 @@ import (
 // Its goroutine is the flush, of which there is one at most: started by add or by the
 // alarm, owned by the client, ended when nothing is due, waited for by Shutdown.
 
-// cancelsPerBatch bounds one pipeline: in a millisecond or so the server has carried it out, and
-// serves others.
-const cancelsPerBatch = 32
-
 // canceler cancels requests that are not wanted any more and that may still wait or own
 // in Redis, so that nothing is left behind there: after a caller gave up, after a release
 // without a reply, after a message about an unknown request. It sends one cancel per
 // request, many in a round trip, one round trip at a time; the schedule says when.
-// What is due together leaves in batches, one after the other, as long as they are answered.
 type canceler struct {
 	alarm
 	client *Client
@@ -117,7 +111,7 @@ func (c *canceler) take() []*lockstate.Cancellation {
 	return nil
 }
 
-// send sends what is due. If user code panics, the cancels count as sent without a reply.
+// send sends a batch. If user code panics, the cancels count as sent without a reply.
 func (c *canceler) send(batch []*lockstate.Cancellation) (results []protocol.Cancelled) {
 	ctx, stop := context.WithTimeout(c.client.under(cancelledUnder(batch)), protocol.CommandTimeout)
 	defer stop()
@@ -133,27 +127,15 @@ func (c *canceler) send(batch []*lockstate.Cancellation) (results []protocol.Can
 		requests[i] = protocol.CancelRequest{Keys: keysOf(cancel), ID: cancel.ID, Last: cancel.Last, Link: cancel.Link, Cooldown: cancel.Cooldown(now)}
 	}
 	c.client.slotMap.await(ctx)
-	for part := range slices.Chunk(requests, cancelsPerBatch) {
-		began := c.client.metrics.commandBegins(ctx)
-		answers := c.client.server.Cancel(ctx, part)
-		results = append(results, answers...)
-		var failed *protocol.Failure
-		answered := false
-		for i := range answers {
-			if answers[i].Fail != nil {
-				failed = answers[i].Fail
-			} else {
-				answered = true
-			}
-		}
-		c.client.metrics.commanded(ctx, commandCancel, began.ended(), failed)
-		if !answered { // nor would the rest be
-			for len(results) < len(batch) {
-				results = append(results, protocol.Cancelled{Fail: failed})
-			}
-			break
+	began := c.client.metrics.commandBegins(ctx)
+	results = c.client.server.Cancel(ctx, requests)
+	var failed *protocol.Failure
+	for i := range results {
+		if results[i].Fail != nil {
+			failed = results[i].Fail
 		}
 	}
+	c.client.metrics.commanded(ctx, commandCancel, began.ended(), failed)
 	return results
 }
 

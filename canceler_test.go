@@ -8,7 +8,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/leasedmutex/leased/internal/lockstate"
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
@@ -77,50 +76,4 @@ func TestVirtualAMessageWhileAnUnlockIsProvedTakesItNoProof(t *testing.T) {
 			t.Errorf("remembered for ever: %v", c.canceler.awaited)
 		}
 	})
-}
-
-// pipelines is a stub server that notes how many cancels come at once, and refuses them from the
-// n-th time on.
-type pipelines struct {
-	stubServer
-	refuses int
-	sizes   []int
-}
-
-func (s *pipelines) Cancel(ctx context.Context, batch []protocol.CancelRequest) []protocol.Cancelled {
-	s.sizes = append(s.sizes, len(batch))
-	results := s.stubServer.Cancel(ctx, batch)
-	for i := range results {
-		if len(s.sizes) >= s.refuses {
-			results[i].Fail = &protocol.Failure{Err: errNoAnswer, Kind: protocol.NoAnswer}
-		}
-	}
-	return results
-}
-
-// The server would serve nobody else meanwhile. But a server that does not answer is asked once.
-func TestManyCancelsLeaveInBatchesAsLongAsTheyAreAnswered(t *testing.T) {
-	const n = 3*cancelsPerBatch + 1
-	for _, c := range []struct{ refuses, trips, answered int }{{9, 4, n}, {1, 1, 0}, {3, 3, 2 * cancelsPerBatch}} {
-		client := onStub(t, 0, 0)
-		s := &pipelines{stubServer: stubServer{client: client}, refuses: c.refuses}
-		client.server = s
-		keys, err := protocol.NewKeys("", "x")
-		if err != nil {
-			t.Fatal(err)
-		}
-		var batch []*lockstate.Cancellation
-		for range n {
-			batch = append(batch, &lockstate.Cancellation{Owner: &keys, ID: "x"})
-		}
-		answered := 0
-		for _, r := range client.canceler.send(batch) {
-			if r.Fail == nil {
-				answered++
-			}
-		}
-		if len(s.sizes) != c.trips || answered != c.answered || s.sizes[0] != cancelsPerBatch {
-			t.Errorf("%+v: %d answered in %v", c, answered, s.sizes)
-		}
-	}
 }

@@ -81,19 +81,19 @@ func (e *entry) restLocked() {
 	}
 }
 
-// restAfterLocked ends a step: the lock rests or, if a caller's wait has ended, is added by the
-// caller of this to the recent ones if it returns true.
-func (e *entry) restAfterLocked(ended bool) (isRecent bool) {
+// restAfterLocked ends a step: the lock rests, unless a caller's wait has ended. It returns true if
+// the lock has to be added to the recent ones when e.mu is unlocked.
+func (e *entry) restAfterLocked(ended bool) (becameRecent bool) {
 	if !ended {
 		e.restLocked()
 		return false
 	}
-	isRecent, e.recent = !e.recent, true
-	return isRecent
+	becameRecent, e.recent = !e.recent, true
+	return becameRecent
 }
 
-// recentLocks are the locks that callers were let into last. They do not rest before others take
-// their places: most leases are short, and to put the state away and get it out again is a tenth of
+// recentLocks are the locks that callers were let into last. Being let in does not have them rest before
+// others take their places: most leases are short, and to put the state away and get it out again is a tenth of
 // what this package does for one. Who holds very many locks has few of them here.
 type recentLocks struct {
 	places [64]atomic.Pointer[entry]
@@ -127,10 +127,10 @@ func (e *entry) step(event func(now time.Time, fx *lockstate.Effects)) {
 	e.mu.Lock()
 	event(now, &fx)
 	idle := e.rearmLocked(&fx)
-	isRecent := e.restAfterLocked(fx.Woken.Any())
+	becameRecent := e.restAfterLocked(fx.Woken.Any())
 	e.mu.Unlock()
 	e.perform(&fx, idle, 0)
-	if isRecent {
+	if becameRecent {
 		e.client.recent.add(e)
 	}
 }
@@ -382,10 +382,10 @@ func (e *entry) answered(cmd *protocol.Command, a protocol.Answer, fail *protoco
 	e.mu.Lock()
 	e.state().Answered(cmd, a, fail, pause, now, &fx)
 	idle := e.rearmLocked(&fx)
-	isRecent := e.restAfterLocked(fx.Woken.Any())
+	becameRecent := e.restAfterLocked(fx.Woken.Any())
 	e.mu.Unlock()
 	e.perform(&fx, idle, 0)
-	if isRecent {
+	if becameRecent {
 		e.client.recent.add(e)
 	}
 }

@@ -236,6 +236,15 @@ func (q *queueing) Do(context.Context, *protocol.Keys, *protocol.Command) (proto
 	return protocol.Answer{Outcome: protocol.Enqueued, Token: stubFloor, Clock: uint64(time.Now().UnixMicro()), Left: time.Minute, Echo: int(q.receivers.Load())}, nil
 }
 
+func (r *recentLocks) has(e *entry) bool {
+	for i := range r.places {
+		if r.places[i].Load() == e {
+			return true
+		}
+	}
+	return false
+}
+
 // A lock that a caller was let into rests when others have taken its place among the recent ones,
 // of which it has one.
 func TestALockRestsWhenOthersAreMoreRecent(t *testing.T) {
@@ -247,6 +256,9 @@ func TestALockRestsWhenOthersAreMoreRecent(t *testing.T) {
 			t.Fatal(err)
 		}
 		held = append(held, l)
+		for deadline := time.Now().Add(30 * time.Second); !c.recent.has(l.entry) && time.Now().Before(deadline); {
+			time.Sleep(time.Millisecond) // between two looks: who sent the command is about to put it there
+		}
 		return l.entry
 	}
 	rests := func(e *entry) bool {
@@ -268,7 +280,7 @@ func TestALockRestsWhenOthersAreMoreRecent(t *testing.T) {
 	}
 	second := lock()
 	for deadline := time.Now().Add(30 * time.Second); !rests(first) && time.Now().Before(deadline); {
-		time.Sleep(time.Millisecond) // between two looks: who sent the command is about to
+		time.Sleep(time.Millisecond) // between two looks: who put the second one there is about to
 	}
 	if !rests(first) {
 		t.Error("it does not rest")

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -454,6 +455,31 @@ func TestALockOfAQuorumWhoseConnectionsAllBrokeIsUnlockedAtOnce(t *testing.T) {
 		if took := time.Since(began); took != 0 {
 			t.Errorf("Unlock took %v", took)
 		}
+		synctest.Wait()
+		if n := lines.count(slog.LevelWarn, "a server of the quorum"); n != 0 {
+			t.Errorf("%d servers were said not to answer", n)
+		}
+	})
+}
+
+// The PING that asks a server whether it answers may meet connections that are broken, too.
+func TestALockOfAQuorumManyOfWhoseConnectionsBrokeIsUnlockedSoon(t *testing.T) {
+	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		var lines logs
+		c := open(lines.option())
+		l := lock(t, c.Mutex("x"))
+		var all sync.WaitGroup
+		for i := range 30 {
+			all.Go(func() { unlock(t, lock(t, c.Mutex(fmt.Sprint("other ", i)))) })
+		}
+		all.Wait()
+		time.Sleep(time.Second)
+		for _, m := range servers {
+			m.die()
+			m.comeBack()
+		}
+		synctest.Wait()
+		unlock(t, l)
 		synctest.Wait()
 		if n := lines.count(slog.LevelWarn, "a server of the quorum"); n != 0 {
 			t.Errorf("%d servers were said not to answer", n)

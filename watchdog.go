@@ -20,7 +20,7 @@ import (
 // is owned by the client, ended by the replies or the command's time-out, and waited for
 // by Shutdown; and one that spreads batches, see spread.
 
-// renewalsPerBatch bounds one pipeline: in a third of a millisecond or so the server has carried
+// renewalsPerBatch bounds one pipeline: in less than a millisecond the server has carried
 // it out, and serves others.
 const renewalsPerBatch = 50
 

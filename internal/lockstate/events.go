@@ -210,7 +210,7 @@ func (l *Lock) wait(a protocol.Answer, from, now time.Time) {
 		}
 	}
 	pause -= time.Duration(float64(early) * chance)
-	if a.Place >= farBehind {
+	if a.Place >= farBehind && !polls {
 		pause = together(pause, a.Clock)
 	}
 	if a.Left >= 0 {
@@ -235,11 +235,15 @@ func farther(pause time.Duration, place int, ttl time.Duration) time.Duration {
 
 // together makes the pause of a waiter that is far behind end at an instant that others share, by
 // the server's clock, which showed clock when it began: looks that come together take the server a
-// part of what single ones do, for which it wakes up each time.
+// part of what single ones do, for which it wakes up each time. A pause that is hardly longer than the
+// time between these instants stays as it is.
 func together(pause time.Duration, clock uint64) time.Duration {
 	const grid = LooksEvery
 	began := time.Duration(clock%uint64(grid.Microseconds())) * time.Microsecond
-	return max(0, pause-(began+pause)%grid)
+	if shorter := pause - (began+pause)%grid; shorter >= 2*grid {
+		return shorter
+	}
+	return pause
 }
 
 // yielded takes the answer to a yield.

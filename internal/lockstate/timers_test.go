@@ -317,6 +317,18 @@ func TestWaitersFarBehindLookTogether(t *testing.T) {
 	}
 }
 
+// A pause that is short stays what it is: made shorter, it could have one look again at once.
+func TestWaitersFarBehindThatLookOftenDoNotLookTogether(t *testing.T) {
+	for clock := uint64(1); clock < 100_000; clock += 1000 {
+		if got := together(99*time.Millisecond, clock); got != 99*time.Millisecond {
+			t.Errorf("at %d µs, a pause of 99 ms is %v", clock, got)
+		}
+		if got := together(149*time.Millisecond, clock); got < 99*time.Millisecond || got > 149*time.Millisecond {
+			t.Errorf("at %d µs, a pause of 149 ms is %v", clock, got)
+		}
+	}
+}
+
 // Where all look by the second, chance must not have one look twice as often; but where all have
 // looked at once, as after a subscription or when many processes begin, it sets them apart.
 func TestWaitersFarBehindLookAtTheirPaceUnlessAllDidAtOnce(t *testing.T) {

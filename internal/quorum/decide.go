@@ -468,7 +468,14 @@ func (l *Lock) evaluateRenewal(op *Op, now time.Time, fx *Effects) {
 	case renewed >= l.cfg.Need, n >= l.cfg.Need && open(op.outcomes) == 0:
 		op.Renewed = protocol.Granted
 		_, op.Clock, _ = l.tokenOf(r)
+		anew := make([]bool, len(r.parts))
+		for i := range r.parts {
+			anew[i] = r.parts[i].anew && renewed < l.cfg.Need
+		}
 		r.keeps()
+		for i := range r.parts { // a server that is silent has not said that it kept the lease
+			r.parts[i].anew = anew[i]
+		}
 	case open(op.outcomes) > 0:
 		return
 	default:

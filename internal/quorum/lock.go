@@ -474,7 +474,7 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 			op.fail(i, res.Fail)
 		}
 		if wasLost {
-			outcome = outcomeLost
+			outcome, p.anew = outcomeLost, true
 		}
 		// Refused, and never sent without an answer: the server does not know it.
 		if !p.unsure && p.state == asked {

@@ -1000,7 +1000,7 @@ func TestWhatACancelFindsProvesTheReleaseBeforeIt(t *testing.T) {
 // release says whether it can have been so: where the answer is missing, the lock's last token tells.
 func TestAReleaseProvesThatNobodyElseHadALeaseInDoubt(t *testing.T) {
 	kept := Result{Answer: protocol.Answer{Outcome: protocol.Granted, Token: 1, Clock: 1, Kept: true}}
-	silence := Result{Fail: silent}
+	silence := Result{Fail: silent, Cancelled: protocol.Cancelled{Fail: silent}}
 	still := Result{Cancelled: protocol.Cancelled{Owned: true, Token: 1}}
 	another := Result{Cancelled: protocol.Cancelled{Owned: true, Token: 9}}
 	untold := Result{Cancelled: protocol.Cancelled{Owned: true}}
@@ -1140,19 +1140,33 @@ func TestAServerIsNotAwayBecauseItsConnectionWasClosedHere(t *testing.T) {
 }
 
 // The server of a connection that broke, or for which the pool had none, is asked at once, and gets
-// commands meanwhile. It is away if one of them fails, too.
+// commands meanwhile. It is away if it does not answer.
 func TestAServerIsNotAwayBecauseOneOfItsConnectionsBroke(t *testing.T) {
 	for _, err := range []error{io.EOF, io.ErrUnexpectedEOF, io.ErrClosedPipe,
 		&net.OpError{Op: "read", Err: os.NewSyscallError("read", syscall.ECONNRESET)},
 		&net.OpError{Op: "write", Err: os.NewSyscallError("write", syscall.EPIPE)}, redis.ErrPoolTimeout} {
-		started := 0
-		m := &member{owner: &Server{base: t.Context(), start: func(func()) bool { started++; return true }}}
-		for n, away := range []bool{false, true} {
+		var started []func()
+		nobody := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
+		defer func() { _ = nobody.Close() }()
+		m := &member{owner: &Server{base: t.Context(), start: func(f func()) bool { started = append(started, f); return true }},
+			srv: redisserver.NewMember(nobody, "", time.Minute)}
+		fails := func(goroutines int) {
+			t.Helper()
 			m.sending()
 			m.heardOf(redisserver.Classify(err))
-			if m.isAway() != away || started != n+1 {
-				t.Errorf("%v, command %d: away %v, and %d goroutines to ask it", err, n+1, m.isAway(), started)
+			if m.isAway() || len(started) != goroutines {
+				t.Errorf("%v: away %v, and %d goroutines to ask it", err, m.isAway(), len(started))
 			}
+		}
+		fails(1)
+		fails(1) // the first one asks
+		m.checking = false
+		fails(1) // it has just answered
+		m.checked = m.checked.Add(-time.Minute)
+		fails(2)
+		started[1]()
+		if !m.isAway() || m.checking || len(started) != 3 {
+			t.Errorf("%v, and no answer: away %v, checking %v, %d goroutines", err, m.isAway(), m.checking, len(started))
 		}
 	}
 }
@@ -1515,5 +1529,91 @@ func TestAGrantThatIsWrittenBackTellsWhoseLeaseItFollows(t *testing.T) {
 	s.answer(adopts[0], Result{Answer: protocol.Answer{Outcome: protocol.Done}})
 	if len(s.fx.Messages) != 1 || s.fx.Messages[0].Kind != "granted" || s.fx.Messages[0].Link == nil {
 		t.Errorf("told %+v", s.fx.Messages)
+	}
+}
+
+// doubted is a stand whose lease was asked for once more, without an answer.
+func doubted(t *testing.T) *stand {
+	s := newStand(t, 3, time.Second)
+	s.own(true, true, true)
+	s.now = s.now.Add(time.Millisecond)
+	s.fx = Effects{}
+	asks := s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, Held: true, At: s.now}, s.now, &s.fx)
+	for _, send := range s.fx.Sends {
+		s.answer(send, Result{Fail: silent, Cancelled: protocol.Cancelled{Fail: silent}})
+	}
+	if asks.Err == nil {
+		t.Fatal("it was answered")
+	}
+	return s
+}
+
+// Two of three servers had another owner since. The release hears it of one, and the cancel that follows
+// must not take for a proof that the lease owned there again.
+func TestACancelAfterAReleaseInDoubtProvesNothingWhereOthersOwned(t *testing.T) {
+	silence := Result{Fail: silent, Cancelled: protocol.Cancelled{Fail: silent}}
+	another := Result{Cancelled: protocol.Cancelled{Owned: true, Token: 9}}
+	for _, late := range []bool{false, true} {
+		s := doubted(t)
+		s.fx = Effects{}
+		release := s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.id, At: s.now}, s.now, &s.fx)
+		sends := s.fx.Sends
+		s.answer(sends[0], another)
+		if late {
+			s.lock.Expire(release, s.now, &s.fx)
+		} else {
+			s.answer(sends[1], silence)
+			s.answer(sends[2], silence)
+		}
+		s.fx = Effects{}
+		cancel := s.lock.CancelRequest(&protocol.CancelRequest{ID: s.id}, s.now, &s.fx)
+		more := s.fx.Sends
+		if late {
+			more = append(more, s.answer(sends[1], another)...)
+		}
+		for _, send := range more {
+			if late {
+				s.answer(send, Result{Cancelled: protocol.Cancelled{Token: 9}})
+			} else {
+				s.answer(send, another)
+			}
+		}
+		if cancel.Decided() && cancel.Cancelled.Owned {
+			t.Errorf("late %v: proved, though others had owned two of three servers", late)
+		}
+	}
+}
+
+// A server did not own the lease, was asked for it without an answer, and grants it later.
+func TestAServerThatLostALeaseAndWasSilentThenProvesNothing(t *testing.T) {
+	silence := Result{Fail: silent, Cancelled: protocol.Cancelled{Fail: silent}}
+	s := doubted(t)
+	s.renew()
+	sends := s.fx.Sends
+	for _, ask := range s.answer(sends[0], notOurs) {
+		s.answer(ask, silence)
+	}
+	s.answer(sends[1], silence)
+	s.answer(sends[2], silence)
+	s.now = s.now.Add(time.Millisecond)
+	s.renew()
+	for _, send := range s.fx.Sends {
+		if send.Server == 0 {
+			s.answer(send, granted(9))
+		} else {
+			s.answer(send, silence)
+		}
+	}
+	s.fx = Effects{}
+	release := s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.id, At: s.now}, s.now, &s.fx)
+	for _, send := range s.fx.Sends {
+		if send.Server == 1 {
+			s.answer(send, silence)
+		} else {
+			s.answer(send, Result{Cancelled: protocol.Cancelled{Owned: true, Token: map[int]uint64{0: 9, 2: 1}[send.Server]}})
+		}
+	}
+	if release.Answer.Proved {
+		t.Error("proved with a server that had lost it")
 	}
 }

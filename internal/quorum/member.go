@@ -34,6 +34,7 @@ type member struct {
 	out      int       // commands without answer so far
 	heard    time.Time // when the last answer came, or a command was sent while none was out
 	checking bool      // a command failed that proves little, and check asks whether the server answers
+	checked  time.Time // when check began
 	trouble  error     // why the last command had no answer
 	strays   lockstate.CancelSchedule
 	sweeping bool
@@ -136,12 +137,22 @@ func (m *member) ping() error {
 }
 
 // check asks the server at once whether it answers, after a command that provesLittle. Meanwhile it
-// is sent commands; it is away if this, or one of them, fails, too. What waits there is asked for,
-// as the command that failed may have been to do.
+// is sent commands. If it answers, what waits there is asked for, as the command that failed may have
+// been to do. The pool may have more connections that are broken.
 func (m *member) check() {
+	defer func() { // also if a hook panics
+		m.mu.Lock()
+		m.checking = false
+		m.mu.Unlock()
+	}()
 	err := m.ping()
+	for tries := 0; broke(err) && tries < mostBroken; tries++ {
+		err = m.ping()
+	}
+	if err == nil {
+		m.stirs()
+	}
 	m.mu.Lock()
-	m.checking = false
 	switch {
 	case m.away || m.owner.base.Err() != nil:
 	case err != nil:
@@ -156,21 +167,20 @@ func (m *member) check() {
 	}
 }
 
+// mostBroken is how many connections check finds broken before it takes the server for away.
+const mostBroken = 100
+
 // provesLittle reports whether a command had no answer for a reason that says little about its server.
 // Its connection may have been closed long before, with all others: go-redis looks at one that was idle
 // before it uses it, but cannot if it is encrypted. Or the client's pool had no connection for it.
 func provesLittle(fail *protocol.Failure) bool {
-	if fail == nil {
-		return false
-	}
-	if redisserver.PoolExhausted(fail.Err) {
-		return true
-	}
-	if fail.Kind != protocol.NoAnswer {
-		return false
-	}
+	return fail != nil && (redisserver.PoolExhausted(fail.Err) || fail.Kind == protocol.NoAnswer && broke(fail.Err))
+}
+
+// broke reports whether err says that a connection was closed, and not by this process.
+func broke(err error) bool {
 	for _, end := range [...]error{io.EOF, io.ErrUnexpectedEOF, io.ErrClosedPipe, syscall.ECONNRESET, syscall.EPIPE} {
-		if errors.Is(fail.Err, end) {
+		if errors.Is(err, end) {
 			return true
 		}
 	}
@@ -217,7 +227,10 @@ func (m *member) heardOf(fail *protocol.Failure) {
 	m.trouble = fail.Err
 	switch {
 	case m.owner.base.Err() != nil:
-	case little && !m.away && !m.checking:
+	case little && m.checking: // which will tell
+	case little && !m.away && time.Since(m.checked) < firstPing: // it has just answered
+	case little && !m.away:
+		m.checked = time.Now()
 		m.checking = m.owner.start(m.check)
 	default:
 		m.leaveLocked(fail.Err)

@@ -223,7 +223,7 @@ func (l *Lock) cancel(op *Op, r *request, i int, link *protocol.Span, cooldown t
 		}
 		return
 	}
-	proves := op != nil && op.kind == Do && p.state == owned
+	proves := op != nil && r.doubted
 	p.state = ending
 	s := &Send{Server: i, Kind: Cancel, req: r, op: op,
 		Cancel: protocol.CancelRequest{Keys: l.keys, ID: p.id, Last: p.lastFor(r), Link: link, Cooldown: cooldown, Prove: proves}}
@@ -289,7 +289,7 @@ func (l *Lock) released(s *Send, res Result, now time.Time, fx *Effects) {
 			fx.Strays = append(fx.Strays, l.stray(s.req, s.Server))
 		}
 	case res.Answer.Outcome == protocol.Done:
-		p.ended, p.confirmed = true, !p.late
+		p.ended, p.confirmed = true, !p.late && p.givenBack(s.req) == outcomeYes
 		if p.late { // it was ours again, and another's before
 			s.op.settle(s.Server, outcomeLost)
 		}
@@ -372,10 +372,10 @@ func (l *Lock) moved(s *Send, res Result, now time.Time, fx *Effects) {
 			old = outcomeLost
 		}
 		if p != nil {
-			p.ended, p.confirmed = true, old == outcomeYes
 			if old == outcomeYes {
 				old = p.givenBack(s.req)
 			}
+			p.ended, p.confirmed = true, old == outcomeYes
 		}
 		if q == nil {
 			break
@@ -471,11 +471,12 @@ func (l *Lock) cancelled(s *Send, res Result, now time.Time, fx *Effects) {
 		proof := max(p.known, s.Cancel.Last)
 		last := c.Token != 0 && c.Token == proof && p.known != 0
 		p.ended = true
-		p.confirmed = p.confirmed || !p.late && (c.Owned || now.Before(p.until) || last)
+		owned := !p.late && (c.Owned || now.Before(p.until) || last)
+		p.confirmed = p.confirmed || owned && (!r.doubted || last && !p.anew)
 		p.again = !p.confirmed && (p.again || p.forgotten(r, res, now))
 		if s.op != nil && (s.op.kind == Cancel || s.Cancel.Prove) {
 			switch {
-			case p.confirmed && s.Cancel.Prove && (!last || p.anew):
+			case !p.confirmed && owned && s.op.kind == Do:
 				s.op.settleGiven(i, outcomeUnproved)
 			case p.confirmed:
 				s.op.settleGiven(i, outcomeYes)

@@ -147,7 +147,8 @@ func (b *batcher) process(ctx context.Context, cmd onceCmd, heard bool) error {
 // of a write, and where both share a processor the time that the sender takes for the answer. With
 // the answer to a PING the sender has something to be written before the message is there, so the
 // message is written first. On a server that writes in another order the PING changes nothing, nor
-// does it matter if it is refused.
+// does it matter if it is refused. go-redis looks at the first answer to tell whether a connection is
+// to be closed, so one to a server that has become read-only is kept until the next command.
 func (s *Server) behindPing(ctx context.Context, cmd onceCmd) error {
 	s.sent.Add(1)
 	both := []redis.Cmder{onceCmd{redis.NewCmd(ctx, "ping")}, cmd}

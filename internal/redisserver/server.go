@@ -78,7 +78,7 @@ func NewMember(rdb redis.UniversalClient, prefix string, quarantine time.Duratio
 }
 
 // vote runs the script that has the server vote, if it is one of a quorum's, and returns its
-// mark, 0 if that is older than the quarantine. It may write behind args, where there should be room
+// mark, 0 if the lock was free and the mark is older than the quarantine. It may write behind args, where there should be room
 // for two more.
 func (s *Server) vote(ctx context.Context, script, voting *Script, keys []any, ticket uint64, args ...any) (any, uint64, error) {
 	if s.mark == "" {
