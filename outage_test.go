@@ -96,6 +96,11 @@ func TestVirtualAFreeLockIsEnteredWithin2sOfTheEndOfAnOutage(t *testing.T) {
 					most := 2 * time.Second
 					if trouble == "" {
 						most += 2 * time.Second // a command may be waiting for its answer
+						// From go-redis 9.23 on pipelines have a pool of their own, of 10 connections, which
+						// fails at once as said above.
+						if locks > 1 {
+							most += 2 * time.Second
+						}
 					}
 					if took := time.Since(began); took > most+10*time.Millisecond {
 						t.Errorf("entered %v after the end", took)
