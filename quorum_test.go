@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -507,6 +509,45 @@ func TestAServerOfAQuorumWhoseConnectionBrokeIsAskedForWhatWaitsThere(t *testing
 			if all, _ := m.ZMembers(queue); len(all) != 1 {
 				t.Errorf("%d wait at server %d", len(all), i+1)
 			}
+		}
+		unlock(t, l)
+		unlock(t, <-mine)
+	})
+}
+
+// A client whose pools have no connection for a command of one lock does not ask for what waits for
+// others, which would take more connections: nothing that was sent to a server has been lost.
+func TestAQuorumWhosePoolsAreExhaustedIsNotAskedForWhatWaitsThere(t *testing.T) {
+	onQuorum(t, func(t *testing.T, s place) {
+		var refused, others atomic.Int64
+		rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+		s.hook(rdb, half{func(args []any) bool {
+			switch {
+			case len(args) < 4:
+			case strings.HasPrefix(fmt.Sprint(args[3]), "lost"):
+				refused.Add(1)
+				return true
+			case strings.HasPrefix(fmt.Sprint(args[3]), "x"):
+				others.Add(1)
+			}
+			return false
+		}})
+		c := clientOn(t, s, rdb)
+		unlock(t, lock(t, c.Mutex("another"))) // its inboxes are confirmed
+		l := lock(t, newClient(t, s).Mutex("x"))
+		mine := locking(t, c.Mutex("x"))
+		synctest.Wait()
+		before := others.Load()
+		if before == 0 {
+			t.Fatal("nothing was sent for the lock that is waited for")
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		defer cancel()
+		if _, err := c.Mutex("lost").LockContext(ctx); err == nil {
+			t.Fatal("locked without a connection")
+		}
+		if refused.Load() == 0 || others.Load() != before {
+			t.Errorf("%d commands had no connection, and %d were sent for another lock", refused.Load(), others.Load()-before)
 		}
 		unlock(t, l)
 		unlock(t, <-mine)

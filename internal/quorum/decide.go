@@ -210,6 +210,7 @@ func (l *Lock) granted(op *Op, r *request, now time.Time, fx *Effects) bool {
 	a.Token, a.Clock = token, clock
 	r.token = token
 	r.keeps()
+	r.kept()
 	op.Answer = a
 	l.decide(op, now, fx)
 	return true
@@ -220,7 +221,15 @@ func (l *Lock) granted(op *Op, r *request, now time.Time, fx *Effects) bool {
 func (r *request) keeps() {
 	r.whole = true
 	for i := range r.parts {
-		r.parts[i].late, r.parts[i].anew = false, false
+		r.parts[i].late = false
+	}
+}
+
+// kept notes that a majority of servers has said so. Without those words, a server that granted
+// anew proves nothing: the majority may be one by a server that is silent.
+func (r *request) kept() {
+	for i := range r.parts {
+		r.parts[i].anew = false
 	}
 }
 
@@ -468,13 +477,9 @@ func (l *Lock) evaluateRenewal(op *Op, now time.Time, fx *Effects) {
 	case renewed >= l.cfg.Need, n >= l.cfg.Need && open(op.outcomes) == 0:
 		op.Renewed = protocol.Granted
 		_, op.Clock, _ = l.tokenOf(r)
-		anew := make([]bool, len(r.parts))
-		for i := range r.parts {
-			anew[i] = r.parts[i].anew && renewed < l.cfg.Need
-		}
 		r.keeps()
-		for i := range r.parts { // a server that is silent has not said that it kept the lease
-			r.parts[i].anew = anew[i]
+		if renewed >= l.cfg.Need {
+			r.kept()
 		}
 	case open(op.outcomes) > 0:
 		return

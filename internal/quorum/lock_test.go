@@ -1617,3 +1617,39 @@ func TestAServerThatLostALeaseAndWasSilentThenProvesNothing(t *testing.T) {
 		t.Error("proved with a server that had lost it")
 	}
 }
+
+// A server did not own the lease and grants it anew, another is silent, the third renews it. That is
+// enough for the lease to go on, as the silent one may have kept it. It is no proof that it has.
+func TestARenewalThatASilentServerCarriesProvesNothing(t *testing.T) {
+	silence := Result{Fail: silent, Cancelled: protocol.Cancelled{Fail: silent}}
+	s := doubted(t)
+	renewal := s.renew()
+	sends := s.fx.Sends
+	asks := s.answer(sends[0], notOurs)
+	s.answer(sends[1], silence)
+	s.answer(sends[2], renewed)
+	for _, ask := range asks {
+		s.answer(ask, granted(9))
+	}
+	if !renewal.Decided() || renewal.Renewed != protocol.Granted {
+		t.Fatalf("not renewed: %+v", renewal)
+	}
+	s.fx = Effects{}
+	release := s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.id, At: s.now}, s.now, &s.fx)
+	for _, send := range s.fx.Sends {
+		switch {
+		case send.Server == 1:
+			s.answer(send, silence)
+		case send.Kind == Cancel:
+			s.answer(send, Result{Cancelled: protocol.Cancelled{Owned: true, Token: 1}})
+		default:
+			s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Done}})
+		}
+	}
+	if !release.Decided() {
+		t.Fatal("the release is not decided")
+	}
+	if release.Answer.Proved {
+		t.Error("proved with a server that had lost it")
+	}
+}

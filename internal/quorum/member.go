@@ -137,9 +137,11 @@ func (m *member) ping() error {
 }
 
 // check asks the server at once whether it answers, after a command that provesLittle. Meanwhile it
-// is sent commands. If it answers, what waits there is asked for, as the command that failed may have
-// been to do. The pool may have more connections that are broken.
-func (m *member) check() {
+// is sent commands. If the command was lost with its connection, and the server answers, what waits
+// there is asked for, as that command may have been to do. One for which the pool had no connection
+// was never sent, and a pool that is exhausted must not be asked for more. The pool may have more
+// connections that are broken.
+func (m *member) check(lost bool) {
 	defer func() { // also if a hook panics
 		m.mu.Lock()
 		m.checking = false
@@ -162,7 +164,7 @@ func (m *member) check() {
 		m.heard, m.trouble = time.Now(), nil
 	}
 	m.mu.Unlock()
-	if err == nil {
+	if err == nil && lost {
 		m.owner.rejoin(m.place)
 	}
 }
@@ -214,6 +216,7 @@ func (m *member) heardOf(fail *protocol.Failure) {
 	// server: the next command shows what is the matter.
 	closedHere := fail != nil && fail.Kind == protocol.NoAnswer && errors.Is(fail.Err, net.ErrClosed)
 	little := provesLittle(fail) // calls methods of the error, so before anything is locked
+	exhausted := little && redisserver.PoolExhausted(fail.Err)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.out--
@@ -231,7 +234,7 @@ func (m *member) heardOf(fail *protocol.Failure) {
 	case little && !m.away && time.Since(m.checked) < firstPing: // it has just answered
 	case little && !m.away:
 		m.checked = time.Now()
-		m.checking = m.owner.start(m.check)
+		m.checking = m.owner.start(func() { m.check(!exhausted) })
 	default:
 		m.leaveLocked(fail.Err)
 	}
