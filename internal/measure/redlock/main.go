@@ -177,7 +177,7 @@ func uncontended(s *servers) error {
 		l           locker
 		locks, both []time.Duration
 		allocs      uint64
-		cpu         time.Duration
+		cpu, served time.Duration // of all, and of the servers
 		commands    int64
 	}
 	var cases []*contender
@@ -208,14 +208,14 @@ func uncontended(s *servers) error {
 		overFloor, commands := map[string][]float64{}, map[string][]float64{}
 		for round := range 3 {
 			for _, c := range cases {
-				c.locks, c.both, c.allocs, c.cpu, c.commands = nil, nil, 0, 0, 0
+				c.locks, c.both, c.allocs, c.cpu, c.served, c.commands = nil, nil, 0, 0, 0, 0
 			}
 			// In turns, so that what else the machine does hits all.
 			for until := time.Now().Add(time.Duration(*seconds * float64(time.Second))); time.Now().Before(until); {
 				for _, c := range cases {
 					var before, after runtime.MemStats
 					runtime.ReadMemStats(&before)
-					spent, ran := ownCPU()+s.cpu(), s.commands()
+					own, spent, ran := ownCPU(), s.cpu(), s.commands()
 					for range 50 {
 						time.Sleep(way.pause)
 						began := time.Now()
@@ -226,15 +226,17 @@ func uncontended(s *servers) error {
 					}
 					time.Sleep(time.Millisecond) // what is left over of the last one ends
 					c.commands += s.commands() - ran
-					c.cpu += ownCPU() + s.cpu() - spent
+					spent = s.cpu() - spent
+					c.served += spent
+					c.cpu += spent + ownCPU() - own
 					runtime.ReadMemStats(&after)
 					c.allocs += after.Mallocs - before.Mallocs
 				}
 			}
 			for _, c := range cases {
 				n := len(c.both)
-				fmt.Printf("  round %d %-20s lock p50 %v p99 %v, cycle p50 %v, CPU of servers and client %v, allocations %.0f\n", round+1, c.kind,
-					at(c.locks, 50), at(c.locks, 99), at(c.both, 50), (c.cpu / time.Duration(n)).Round(time.Microsecond), float64(c.allocs)/float64(n))
+				fmt.Printf("  round %d %-20s lock p50 %v p99 %v, cycle p50 %v, CPU of servers and client %v, of the servers %v, allocations %.0f\n", round+1, c.kind,
+					at(c.locks, 50), at(c.locks, 99), at(c.both, 50), (c.cpu / time.Duration(n)).Round(time.Microsecond), (c.served / time.Duration(n)).Round(time.Microsecond), float64(c.allocs)/float64(n))
 			}
 			five, redsync, floor := cases[1], cases[2], cases[3]
 			lock = append(lock, ratio(at(five.locks, 50), at(redsync.locks, 50)))
