@@ -245,7 +245,7 @@ func TestAnOverLeaseIsNotDowngraded(t *testing.T) {
 func TestADowngradeWhoseReplyIsLostIsRepeated(t *testing.T) {
 	onBoth(t, func(t *testing.T, s place) {
 		wire := s.proxy(t)
-		c := clientOn(t, s, s.connect(t, func(o *redis.Options) { o.Addr, o.ReadTimeout = wire.Addr, 100*time.Millisecond }))
+		c := clientOn(t, s, s.connect(t, func(o *redis.Options) { o.Addr = wire.Addr }))
 		l := take(t, c.RWMutex("x").LockContext)
 		was, look := l.Token(), newClient(t, s)
 		warm(t, s, look) // otherwise the reply NOSCRIPT would be lost
