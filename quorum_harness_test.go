@@ -164,6 +164,20 @@ func (m *members) settle() {
 	}
 }
 
+// value returns what stands in a key on one of the servers, "" if most have nothing there.
+func (m *members) value(key string) string {
+	var values []string
+	for _, one := range m.minis {
+		if v, _ := one.Get(key); v != "" {
+			values = append(values, v)
+		}
+	}
+	if len(values) <= suiteMembers/2 {
+		return ""
+	}
+	return values[0]
+}
+
 // queued reports whether n wait on most servers. On a few it may be otherwise: what is granted
 // there alone is given back in time.
 func (m *members) queued(queue string, n int64) bool {
