@@ -360,7 +360,8 @@ func (s place) clean(t *testing.T, name string) bool {
 	return n == 0
 }
 
-// queued returns when n processes wait for the lock.
+// queued returns when n processes wait for the lock. On a quorum they have been told so by then: what
+// is granted to one that has not is an answer to it, for which it has not waited.
 func (s place) queued(t *testing.T, name string, n int64) {
 	t.Helper()
 	queue, _, _, _ := s.helperKeys(name)
@@ -370,6 +371,7 @@ func (s place) queued(t *testing.T, name string, n int64) {
 		}
 		return s.rdb.ZCard(context.Background(), queue).Val() == n
 	})
+	s.settle()
 }
 
 // eventually polls for a condition that no event announces.
