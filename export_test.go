@@ -12,3 +12,13 @@ func Closed(c *Client) bool {
 // Drain returns when nothing that c has sent to the servers of a quorum is under way, where they
 // answer, or when ctx ends.
 func Drain(ctx context.Context, c *Client) { c.drainQuorum(ctx) }
+
+// Subscribed reports whether messages of all servers reach c.
+func Subscribed(c *Client) bool {
+	for _, in := range c.inbox {
+		if !in.confirmed() {
+			return false
+		}
+	}
+	return true
+}

@@ -40,6 +40,7 @@ func hears(t *testing.T, s place, c *leased.Client) {
 	eventually(t, "the inbox is open", func() bool { return slices.Contains(s.inboxes(t), inbox) })
 	must(t, s.rdb.Publish(context.Background(), inbox, "leased1:wanted "+id+" "+s.Prefix+"marker").Err())
 	eventually(t, "the marker is heard", func() bool { return s.value(t, "marker") == "" })
+	eventually(t, "the messages of all servers are heard", func() bool { return leased.Subscribed(c) })
 }
 
 func TestAWaitingWriterStopsLaterReadersInWhateverProcess(t *testing.T) {
