@@ -311,6 +311,9 @@ func (s place) forget(t *testing.T) {
 // something else stands there: a late command touched the key of the next owner.
 func (s place) unchanged(t *testing.T, name string) func() {
 	t.Helper()
+	if s.members != nil {
+		return s.members.unchanged(t, s.Prefix+name)
+	}
 	before := s.value(t, name)
 	return func() {
 		t.Helper()

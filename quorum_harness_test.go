@@ -164,18 +164,54 @@ func (m *members) settle() {
 	}
 }
 
-// value returns what stands in a key on one of the servers, "" if most have nothing there.
-func (m *members) value(key string) string {
-	var values []string
+// held returns what stands in a key, by the server, where it is of the client that most servers have
+// as the lock's owner. It returns nothing if there is no such client.
+func (m *members) held(key string) map[*miniredis.Miniredis]string {
+	owners := map[string]map[*miniredis.Miniredis]string{}
 	for _, one := range m.minis {
-		if v, _ := one.Get(key); v != "" {
-			values = append(values, v)
+		v, _ := one.Get(key)
+		parts := strings.SplitN(v, ":", 6)
+		client := parts[len(parts)-1]
+		if owners[client] == nil {
+			owners[client] = map[*miniredis.Miniredis]string{}
+		}
+		owners[client][one] = v
+	}
+	delete(owners, "")
+	for _, held := range owners {
+		if len(held) > suiteMembers/2 {
+			return held
 		}
 	}
-	if len(values) <= suiteMembers/2 {
-		return ""
+	return nil
+}
+
+// value returns what stands in a key on one of the servers, "" if most have nothing there of one
+// client.
+func (m *members) value(key string) string {
+	for _, v := range m.held(key) {
+		return v
 	}
-	return values[0]
+	return ""
+}
+
+// unchanged is place.unchanged, for the servers on which the next owner has the lock.
+func (m *members) unchanged(t *testing.T, key string) func() {
+	t.Helper()
+	m.settle()
+	before := m.held(key)
+	if len(before) == 0 {
+		t.Error("nobody owns the lock")
+	}
+	return func() {
+		t.Helper()
+		m.settle()
+		for one, was := range before {
+			if is, _ := one.Get(key); is != was {
+				t.Errorf("the next owner's key changed from %q to %q", was, is)
+			}
+		}
+	}
 }
 
 // queued reports whether n wait on most servers. On a few it may be otherwise: what is granted
