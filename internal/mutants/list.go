@@ -620,6 +620,7 @@ var mutants = []mutant{
 	{"a quorum: a cancel forgets what the release before it proved", "internal/quorum/ops.go", "p.confirmed = p.confirmed || owned && (", "p.confirmed = owned && (", "TestAReleaseThatIsAnsweredLate"},
 	{"a quorum: a server is away whose connection was closed here", "internal/quorum/member.go", "	if closedHere {\n", "	if false && closedHere {\n", "TestAServerIsNotAway"},
 	{"a quorum: a server is away when one of its connections broke", "internal/quorum/member.go", "	case little && !m.away:\n", "	case false && little:\n", "OfItsConnectionsBroke|WhoseConnectionsAllBroke"},
+	{"a quorum: a server is away when Windows reset one of its connections", "internal/quorum/member.go", ", windowsConnReset, windowsConnAborted}", "}", "OfItsConnectionsBroke"},
 	{"a quorum: a server whose connections break is never away", "internal/quorum/member.go", "		m.trouble = err\n		m.leaveLocked(err)\n", "		m.trouble = err\n", "OfItsConnectionsBroke"},
 	{"a quorum: a server is away when its client's pool is exhausted", "internal/quorum/member.go", "redisserver.PoolExhausted(fail.Err) || ", "", "OfItsConnectionsBroke"},
 	{"a quorum: a server that answers is asked again and again whether it does", "internal/quorum/member.go", "time.Since(m.checked) < firstPing:", "false:", "OfItsConnectionsBroke"},

@@ -1144,7 +1144,10 @@ func TestAServerIsNotAwayBecauseItsConnectionWasClosedHere(t *testing.T) {
 func TestAServerIsNotAwayBecauseOneOfItsConnectionsBroke(t *testing.T) {
 	for _, err := range []error{io.EOF, io.ErrUnexpectedEOF, io.ErrClosedPipe,
 		&net.OpError{Op: "read", Err: os.NewSyscallError("read", syscall.ECONNRESET)},
-		&net.OpError{Op: "write", Err: os.NewSyscallError("write", syscall.EPIPE)}, redis.ErrPoolTimeout} {
+		&net.OpError{Op: "write", Err: os.NewSyscallError("write", syscall.EPIPE)},
+		&net.OpError{Op: "read", Err: os.NewSyscallError("wsarecv", syscall.Errno(10054))},  // Windows: reset
+		&net.OpError{Op: "write", Err: os.NewSyscallError("wsasend", syscall.Errno(10053))}, // and aborted
+		redis.ErrPoolTimeout} {
 		var started []func()
 		nobody := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
 		defer func() { _ = nobody.Close() }()

@@ -179,9 +179,17 @@ func provesLittle(fail *protocol.Failure) bool {
 	return fail != nil && (redisserver.PoolExhausted(fail.Err) || fail.Kind == protocol.NoAnswer && broke(fail.Err))
 }
 
+// What Windows says of a connection that was reset or aborted. The syscall package has these names on
+// Windows only, and ECONNRESET and EPIPE are numbers of its own there, which no error of a connection is.
+const (
+	windowsConnReset   = syscall.Errno(10054) // WSAECONNRESET
+	windowsConnAborted = syscall.Errno(10053) // WSAECONNABORTED
+)
+
 // broke reports whether err says that a connection was closed, and not by this process.
 func broke(err error) bool {
-	for _, end := range [...]error{io.EOF, io.ErrUnexpectedEOF, io.ErrClosedPipe, syscall.ECONNRESET, syscall.EPIPE} {
+	for _, end := range [...]error{io.EOF, io.ErrUnexpectedEOF, io.ErrClosedPipe,
+		syscall.ECONNRESET, syscall.EPIPE, windowsConnReset, windowsConnAborted} {
 		if errors.Is(err, end) {
 			return true
 		}
