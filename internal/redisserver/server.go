@@ -71,7 +71,7 @@ func New(rdb redis.UniversalClient, prefix string) *Server {
 // as long as the quarantine.
 func NewMember(rdb redis.UniversalClient, prefix string, quarantine time.Duration) *Server {
 	s := New(rdb, prefix)
-	s.quarantine = Milliseconds(quarantine)
+	s.quarantine = Milliseconds(quarantine + time.Millisecond - 1) // no shorter than the client takes it to be
 	s.mark = protocol.MarkKey(prefix)
 	s.args.mark = s.mark
 	return s

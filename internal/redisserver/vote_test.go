@@ -205,3 +205,24 @@ func TestAVoteTellsTheMarkForAsLongAsTheQuarantine(t *testing.T) {
 		s.raw("DEL", s.srv.mark)
 	})
 }
+
+// The scripts count in milliseconds, and the client in nanoseconds: it would take a mark that was left
+// out within the last part of the quarantine for one that is older.
+func TestAVoteTellsTheMarkUntilTheQuarantineIsOverToTheMicrosecond(t *testing.T) {
+	m := redistest.MiniTCP(t)
+	s := newScene(t, clientOf(t, m.Addr()), "", "x")
+	now := time.UnixMilli(1_700_000_000_000)
+	for _, quarantine := range []time.Duration{time.Minute, time.Minute + time.Microsecond, time.Minute + 999*time.Microsecond} {
+		now = now.Add(time.Hour) // past the last token, or the long way is taken, which always tells the mark
+		m.SetTime(now)
+		s.srv = NewMember(s.rdb, "", quarantine)
+		mark := uint64(now.Add(-quarantine).UnixMicro())
+		s.raw("SET", s.srv.mark, strconv.FormatUint(mark, 10))
+		id := s.writer("A")
+		a := s.must(s.do(s.acquireOf(id)))
+		if s.gets(a); a.Mark != mark {
+			t.Errorf("at the end of a quarantine of %v the answer says %d, want %d", quarantine, a.Mark, mark)
+		}
+		s.release(id, 0)
+	}
+}
