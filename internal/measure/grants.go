@@ -146,27 +146,36 @@ func giveUps(ctx context.Context, b *bench, rdb *redis.Client, n int, phase func
 	for i := range n {
 		all.Go(func() { _, _ = waiter.Mutex(name(i)).LockContext(waits) })
 	}
-	for until := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+	if err := until(100*time.Millisecond, "not all wait", func() (bool, error) {
 		now, err := redistest.Calls(ctx, rdb)
-		if err != nil {
-			return err
-		}
-		if now["evalsha"]-before["evalsha"] >= int64(n) {
-			break
-		}
-		if time.Now().After(until) {
-			return errors.New("not all wait")
-		}
+		return now["evalsha"]-before["evalsha"] >= int64(n), err
+	}); err != nil {
+		return err
 	}
 	return errors.Join(phase(fmt.Sprintf("%d callers give up at once", n), together, func() error {
 		before := waiter.Stats().Commands
 		giveUp()
 		all.Wait()
-		for waiter.Stats().Commands-before < int64(n) { // which they do not wait for
-			time.Sleep(time.Millisecond)
-		}
-		return nil
+		return until(time.Millisecond, "not all are cancelled", func() (bool, error) { // which they do not wait for
+			return waiter.Stats().Commands-before >= int64(n), nil
+		})
 	}), byWorkers(64, n, func(i int) error { return held[i].Unlock() }))
+}
+
+// longest is for how long until waits.
+const longest = time.Minute
+
+// until asks again and again, with that pause, whether something is done. After too long it returns
+// what is not, so that a measurement ends also where it finds a fault.
+func until(pause time.Duration, not string, done func() (bool, error)) error {
+	for began := time.Now(); ; time.Sleep(pause) {
+		if is, err := done(); is || err != nil {
+			return err
+		}
+		if time.Since(began) >= longest {
+			return fmt.Errorf("%s after %v", not, longest)
+		}
+	}
 }
 
 // byWorkers does n things, so many at once.
