@@ -46,7 +46,7 @@ var (
 	ErrNoReplicas = protocol.ErrNoReplicas
 
 	// ErrNoQuorum is part of the error of LockContext, and the last error of others, where too
-	// few servers of a client of NewQuorum answered, or may vote. The caller does not hold the
+	// few servers of a client of NewQuorum answered, agreed, or may vote. The caller does not hold the
 	// lock, and what the others had granted is given back.
 	ErrNoQuorum = quorum.ErrNoQuorum
 

@@ -633,6 +633,7 @@ var mutants = []mutant{
 	{"a quorum: a server whose connection broke is not asked for what waits there", "internal/quorum/member.go", "	if err == nil && lost {\n		m.owner.rejoin(m.place)\n	}\n", "", "WhoseConnectionBroke"},
 	{"a quorum: a request waits for an earlier one of its client", "internal/quorum/decide.go", "i >= 0 && r.isOurs(p.blocker) {", "i < 0 && r.isOurs(p.blocker) {", "TestARequestIsNotSaid"},
 	{"a quorum: a server that sends messages is asked late whether it answers", "internal/quorum/server.go", "	s.perform(&fx)\n	s.members[server].stirs()\n", "	s.perform(&fx)\n", "TestAServerOfAQuorumThatSends"},
+	{"a quorum: an error says that too few servers answered where enough did", "internal/quorum/errors.go", "	case e.answered < e.need:", "	case true:", "NothingCouldBeDecided"},
 	{"a quorum: a server's return is not told", "internal/quorum/member.go", "			m.owner.reports.Returned(m.place, answering, time.Since(left))\n", "			_, _ = answering, left\n", "TestAQuorumTells"},
 	{"a quorum: how many servers stand behind a lease is looked for after its release", "acquire.go", "	e.noteBehindLocked(w)\n	e.state().Leave(caller, now, &fx)\n", "	e.state().Leave(caller, now, &fx)\n	e.noteBehindLocked(w)\n", "TestAQuorumTells"},
 	{"a quorum: a message counts although the command before it had no answer", "internal/quorum/messages.go", "p.unheard = p.asking || p.unsure", "p.unheard = p.asking", "TestAMessageCounts"},

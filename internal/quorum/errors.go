@@ -3,6 +3,7 @@ package quorum
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/leasedmutex/leased/internal/protocol"
@@ -12,32 +13,46 @@ import (
 var ErrNoQuorum = errors.New("leased: too few servers answered")
 
 var (
-	errAway = errors.New("it does not answer")
+	errAway = errors.New("no answer in time")
 	errBusy = errors.New("an earlier command has no answer yet")
 )
 
-// noQuorum says how many servers answered, and why the others did not.
+// noQuorum says why a command was not decided: how many servers answered, or, if these were enough,
+// that they did not agree; and why the others did not answer.
 type noQuorum struct {
-	answered, n, need int
+	answered, n, need int           // answered: for which there is no error
 	young             time.Duration // > 0: enough granted, but for those in quarantine
 	why               []error
 	kind              protocol.FailureKind
 }
 
 func (e *noQuorum) Error() string {
-	text := fmt.Sprintf("%d of %d servers answered, and %d are needed", e.answered, e.n, e.need)
-	if e.young > 0 {
-		text = fmt.Sprintf("too few of %d servers may vote: those without data, as after a restart, are in quarantine for another %v",
+	var b strings.Builder
+	switch {
+	case e.young > 0:
+		fmt.Fprintf(&b, "too few of %d servers may vote: those without data, as after a restart, are in quarantine for another %v",
 			e.n, e.young.Round(time.Millisecond))
+	case e.answered < e.need:
+		fmt.Fprintf(&b, "%d of %d servers answered, and %d are needed", e.answered, e.n, e.need)
+	default:
+		// Some said no, and some were not asked, because they had nothing of the request. What is
+		// known is that too few said yes, and that those that failed might have.
+		fmt.Fprintf(&b, "fewer than %d of %d servers confirmed it", e.need, e.n)
+	}
+	sep := "; "
+	if failed := e.n - e.answered; failed > 0 && e.answered >= e.need {
+		fmt.Fprintf(&b, ", and %d failed", failed)
+		sep = ": "
 	}
 	seen := map[string]bool{}
 	for _, err := range e.why {
-		if t := err.Error(); !seen[t] {
-			seen[t] = true
-			text += "; " + t
+		if text := err.Error(); !seen[text] {
+			seen[text] = true
+			b.WriteString(sep + text)
+			sep = "; "
 		}
 	}
-	return text
+	return b.String()
 }
 
 func (e *noQuorum) Unwrap() []error { return append([]error{ErrNoQuorum}, e.why...) }
