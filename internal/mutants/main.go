@@ -3,8 +3,8 @@
 //
 //	go run ./internal/mutants [-only text] [-quick] [-alone] [-v]
 //
-// An error is no verdict: the mutant does not compile, its text or its tests are not found,
-// or the tests crash without it as well.
+// An error is no verdict: the mutant does not compile, its text or its tests are not found, or the
+// baseline fails, which is the test that noticed, run without the mutant.
 //
 // Nothing in the tree is changed: the broken file is laid over the real one for
 // the compiler only (go test -overlay).
@@ -43,7 +43,7 @@ func main() {
 	jobs := flag.Int("jobs", 2, "how many at once")
 	first := flag.Int("from", 0, "run only mutants from this place of the list on")
 	flag.BoolVar(&quick, "quick", false, "only the tests named for a mutant")
-	alone := flag.Bool("alone", false, "build each mutant by itself, as is done with a few")
+	alone := flag.Bool("alone", false, "build each mutant by itself")
 	flag.Parse()
 	mutants = mutants[min(*first, len(mutants)):]
 	if err := run(*only, *verbose, *alone, *jobs); err != nil {
@@ -53,9 +53,6 @@ func main() {
 }
 
 var quick bool
-
-// few mutants are built one by one: what they change is less than all that a binary for all has inside.
-const few = 5
 
 func run(only string, verbose, alone bool, jobs int) error {
 	root, err := moduleRoot()
@@ -68,16 +65,18 @@ func run(only string, verbose, alone bool, jobs int) error {
 			chosen = append(chosen, m)
 		}
 	}
-	var x *together
-	if !alone && len(chosen) > few {
-		dir, err := os.MkdirTemp("", "mutants")
-		if err != nil {
-			return err
-		}
-		defer os.RemoveAll(dir)
-		if x, err = combine(root, dir, chosen); err != nil {
-			return err
-		}
+	dir, err := os.MkdirTemp("", "mutants")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	shared := chosen
+	if alone {
+		shared = nil
+	}
+	x, err := combine(root, dir, shared)
+	if err != nil {
+		return err
 	}
 	results := make([]result, len(chosen))
 	slots := make(chan struct{}, max(1, jobs))
@@ -88,31 +87,48 @@ func run(only string, verbose, alone bool, jobs int) error {
 		go func() { // owned by this function, ends with its mutant, waited for below
 			defer wg.Done()
 			defer func() { <-slots }()
-			results[i] = try(root, m, x)
+			results[i] = try(m, x)
 			results[i].print(m, verbose)
 		}()
 	}
 	wg.Wait()
-	var alive, untried []string
+	x.verify(results)
+	for i, r := range results {
+		if errors.Is(r.err, errBaseline) {
+			r.print(chosen[i], verbose)
+		}
+	}
+	err = summary(chosen, results)
+	if len(chosen) == 0 {
+		err = fmt.Errorf("no mutant is called like %q", only)
+	}
+	return err
+}
+
+// summary prints how many were killed, and returns which were not, and why.
+func summary(chosen []mutant, results []result) error {
+	var alive, untried, unsound []string
 	for i, r := range results {
 		switch {
+		case errors.Is(r.err, errBaseline):
+			unsound = append(unsound, chosen[i].name)
 		case r.err != nil:
 			untried = append(untried, chosen[i].name)
 		case r.killer == "":
 			alive = append(alive, chosen[i].name)
 		}
 	}
-	fmt.Printf("%d mutants, %d killed\n", len(chosen), len(chosen)-len(alive)-len(untried))
-	switch {
-	case len(chosen) == 0:
-		err = fmt.Errorf("no mutant is called like %q", only)
-	case len(alive) > 0:
-		err = fmt.Errorf("survived: %s", strings.Join(alive, "; "))
+	fmt.Printf("%d mutants, %d killed\n", len(chosen), len(chosen)-len(alive)-len(untried)-len(unsound))
+	var errs []error
+	for _, of := range []struct {
+		what  string
+		names []string
+	}{{"survived", alive}, {"baseline fails", unsound}, {"no verdict on", untried}} {
+		if len(of.names) > 0 {
+			errs = append(errs, fmt.Errorf("%s: %s", of.what, strings.Join(of.names, "; ")))
+		}
 	}
-	if len(untried) > 0 {
-		err = errors.Join(err, fmt.Errorf("no verdict on: %s", strings.Join(untried, "; ")))
-	}
-	return err
+	return errors.Join(errs...)
 }
 
 type result struct {
@@ -121,6 +137,9 @@ type result struct {
 	output  string
 	took    time.Duration
 	err     error
+
+	pkg  string   // of the tests that noticed
+	args []string // with which they were run
 }
 
 func (r result) print(m mutant, verbose bool) {
@@ -138,8 +157,8 @@ func (r result) print(m mutant, verbose bool) {
 }
 
 // try runs tests with a mutant, which is in the binaries of x or is built by itself.
-func try(root string, m mutant, x *together) result {
-	began := time.Now()
+func try(m mutant, x *together) result {
+	root, began := x.root, time.Now()
 	dir, err := os.MkdirTemp("", "mutant")
 	if err != nil {
 		return result{err: err}
@@ -176,12 +195,7 @@ func try(root string, m mutant, x *together) result {
 				return result{err: err}
 			}
 			r = test(filepath.Join(root, pkg), binary, env, args)
-			if r.crashed {
-				if err := crashes(root, dir, pkg, args); err != nil {
-					r = result{err: err, output: r.output}
-				}
-			}
-			r.took = time.Since(began)
+			r.pkg, r.args, r.took = pkg, args, time.Since(began)
 			if r.killer != "" || r.err != nil {
 				break
 			}
@@ -262,19 +276,8 @@ func testedBy(file string) []string {
 	return []string{"internal/redisserver", simulator, "."}
 }
 
-// crashes returns an error if the tests do not pass without the mutant: then their crash
-// says nothing about it.
-func crashes(root, dir, pkg string, args []string) error {
-	binary := filepath.Join(dir, "unbroken.test")
-	if err := build(root, "", pkg, binary); err != nil {
-		return err
-	}
-	r := test(filepath.Join(root, pkg), binary, "", args)
-	if r.err == nil && r.killer != "" {
-		r.err = fmt.Errorf("the tests fail without it, too: %s", r.killer)
-	}
-	return r.err
-}
+// errBaseline is the error of a mutant that a test noticed which fails without it, too.
+var errBaseline = errors.New("baseline fails")
 
 // build makes the test binary of a package with the overlay.
 func build(root, overlay, pkg, binary string) error {

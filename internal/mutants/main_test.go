@@ -37,6 +37,10 @@ func TestCrash(t *testing.T) {
 
 func TestCrashAnyhow(t *testing.T) { new(sync.Mutex).Unlock() }
 
+func TestFailsAnyhow(t *testing.T) {
+	t.Run("always", func(t *testing.T) { t.Error("whatever the code does") })
+}
+
 func TestOthers(t *testing.T) {
 	if three != 3 || four != 4 || five != 5 {
 		t.Error(three, four, five)
@@ -80,7 +84,10 @@ func TestAMutantIsKilledByATestOrByACrashOfItsOwnOnly(t *testing.T) {
 	if race.Enabled {
 		t.Skip("it builds and runs programs, one after the other")
 	}
-	root := makeSample(t)
+	alone, err := combine(makeSample(t), t.TempDir(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
 	const (
 		breakOne = "return 1 => return 3"
 		breakTwo = "return 2 => return 3"
@@ -89,7 +96,8 @@ func TestAMutantIsKilledByATestOrByACrashOfItsOwnOnly(t *testing.T) {
 		"TestOne":          {edit: breakOne, killer: "TestOne/is_one"},
 		"TestOne$":         {edit: breakTwo}, // survives
 		"TestCrash$":       {edit: breakTwo, killer: "fatal error: sync: unlock of unlocked mutex"},
-		"TestCrashAnyhow":  {edit: breakTwo, err: "fail without it, too: fatal error: sync"},
+		"TestCrashAnyhow":  {edit: breakTwo, err: "baseline fails: without the mutant, too: fatal error: sync"},
+		"TestFailsAnyhow":  {edit: breakOne, err: "baseline fails: without the mutant, too: TestFailsAnyhow/always"},
 		"TestNoSuch":       {edit: breakOne, err: `no test is called like "TestNoSuch"`},
 		"TestNotBuilt":     {edit: breakOne, err: "no tests to run"},
 		"TestOne|TestNone": {edit: "return 1 => return 1 +", err: "does not compile"},
@@ -97,7 +105,9 @@ func TestAMutantIsKilledByATestOrByACrashOfItsOwnOnly(t *testing.T) {
 	} {
 		t.Run(tests, func(t *testing.T) {
 			before, after, _ := strings.Cut(c.edit, " => ")
-			r := try(root, mutant{name: "x", file: "code.go", old: before, new: after, tests: tests}, nil)
+			results := []result{try(mutant{name: "x", file: "code.go", old: before, new: after, tests: tests}, alone)}
+			alone.verify(results)
+			r := results[0]
 			switch {
 			case r.killer != c.killer:
 				t.Errorf("killed by %q, want %q; %v\n%s", r.killer, c.killer, r.err, r.output)
@@ -142,8 +152,55 @@ func TestMutantsThatShareABinaryAreToldApart(t *testing.T) {
 		if !c.shares {
 			continue
 		}
-		if r := try(root, c.mutant, x); r.killer != c.killer || r.err != nil {
+		if r := try(c.mutant, x); r.killer != c.killer || r.err != nil {
 			t.Errorf("%s: killed by %q, want %q; %v\n%s", c.name, r.killer, c.killer, r.err, r.output)
 		}
+	}
+}
+
+// One that always fails would count as noticing each mutant for which it is named.
+func TestATestThatFailsWithoutAMutantKillsNone(t *testing.T) {
+	if race.Enabled {
+		t.Skip("it builds and runs programs, one after the other")
+	}
+	all := []mutant{
+		{"a test fails anyhow", "code.go", "return 1", "return 3", "TestFailsAnyhow"},
+		{"the same", "code.go", "return 1 ", "return 4 ", "TestFails"},
+		{"a test crashes anyhow", "code.go", "return 2", "return 3", "TestCrashAnyhow"},
+		{"a script", "internal/redisserver/scripts/answer.lua", "1", "2", "TestFailsAnyhow"},
+		{"killed", "code.go", "return 1 }", "return 5 }", "TestOne"},
+		{"killed, too", "code.go", "return 1", "return 6", "TestO"},
+		{"not in the binary", "code.go", "three = 3", "three = 4", "TestOthers"},
+		{"survives", "code.go", "return 2 ", "return 2 + 1 - 1 ", "TestOne"},
+	}
+	x, err := combine(makeSample(t), t.TempDir(), all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	results := make([]result, len(all))
+	for i, m := range all {
+		results[i] = try(m, x)
+	}
+	x.verify(results)
+	const want = "survived: survives\nbaseline fails: a test fails anyhow; the same; a test crashes anyhow; a script"
+	if err := summary(all, results); err == nil || err.Error() != want {
+		t.Errorf("it says\n%v, want\n%s", err, want)
+		for i, r := range results {
+			t.Log(all[i].name, r.killer, r.err)
+		}
+	}
+	if x.baselines != 5 {
+		t.Errorf("%d baselines were run, want 5: one of all tests, and as that fails of each of them, and one of the crash", x.baselines)
+	}
+
+	x.baselines = 0
+	sound := []mutant{all[4], all[5], all[6]}
+	results = results[:0]
+	for _, m := range sound {
+		results = append(results, try(m, x))
+	}
+	x.verify(results)
+	if err := summary(sound, results); err != nil || x.baselines != 1 {
+		t.Errorf("where all noticed, %d baselines, want 1: %v", x.baselines, err)
 	}
 }

@@ -22,21 +22,21 @@ import (
 // folder above its scripts.
 const switched = "LEASED_MUTANT"
 
-// together is the mutants that share binaries.
+// together is the mutants that share binaries. Without one switched on, these binaries are the baseline of
+// all mutants: a test that fails there says nothing about a mutant.
 type together struct {
 	root, dir, overlay string
 	numbers            map[string]int // of those in Go files, by name
 	scripts            bool           // those of scripts are among them
 
-	mu       sync.Mutex // guards what follows, and is held while a binary is built
+	mu       sync.Mutex // guards binaries, and is held while one is built
 	binaries map[string]string
+
+	baselines int // how many were run
 }
 
 // with returns what a run of m has in its environment, and false if m is built by itself.
 func (x *together) with(m mutant) (env string, ok bool, err error) {
-	if x == nil {
-		return "", false, nil
-	}
 	if n, ok := x.numbers[m.name]; ok {
 		return fmt.Sprint(switched, "=", n), true, nil
 	}
@@ -65,11 +65,82 @@ func (x *together) binary(pkg string) (string, error) {
 	if x.binaries[pkg] == "" {
 		name := filepath.Join(x.dir, strings.ReplaceAll(pkg, "/", "_")+".all.test")
 		if err := build(x.root, x.overlay, pkg, name); err != nil {
-			return "", fmt.Errorf("all mutants together (see -alone): %w", err)
+			return "", fmt.Errorf("all mutants together (see -alone), or none: %w", err)
 		}
 		x.binaries[pkg] = name
 	}
 	return x.binaries[pkg], nil
+}
+
+// verify runs the tests that noticed a mutant without any, and gives those of which that fails an error.
+// Those of a package are run at once, for to start a binary takes longer than most of them do; if that fails,
+// one by one. Of a crash that no test reported, all that were to be run are.
+func (x *together) verify(results []result) {
+	const sep = "\x00"
+	names := map[string][]string{} // of tests, by package and the other arguments
+	for i := range results {
+		if key, name := results[i].baseline(sep); name != "" && !slices.Contains(names[key], name) {
+			names[key] = append(names[key], name)
+		}
+	}
+	known := map[string]error{} // by package and arguments
+	run := func(pkg string, args []string) error {
+		key := pkg + sep + strings.Join(args, sep)
+		err, is := known[key]
+		if !is {
+			err = x.unbroken(pkg, args)
+			known[key] = err
+		}
+		return err
+	}
+	for i := range results {
+		r := &results[i]
+		key, name := r.baseline(sep)
+		if key == "" {
+			continue
+		}
+		args := strings.Split(key, sep)[1:]
+		if name != "" {
+			if run(r.pkg, append([]string{"-test.run=^(" + strings.Join(names[key], "|") + ")$"}, args...)) == nil {
+				continue
+			}
+			args = append([]string{"-test.run=^" + name + "$"}, args...)
+		}
+		if err := run(r.pkg, args); err != nil {
+			*r = result{err: err, output: r.output}
+		}
+	}
+}
+
+// baseline returns the package and the arguments, as one text, of the run without the mutant that noticed
+// it, and the test that did, for which there is no argument, or "" if that is not known. The text is "" if
+// there is nothing to run.
+func (r *result) baseline(sep string) (key, test string) {
+	if r.killer == "" || r.err != nil {
+		return "", ""
+	}
+	args := r.args
+	if !r.crashed {
+		test, _, _ = strings.Cut(r.killer, "/")
+		args = slices.DeleteFunc(slices.Clone(args), func(arg string) bool {
+			return strings.HasPrefix(arg, "-test.run=") || strings.HasPrefix(arg, "-test.skip=")
+		})
+	}
+	return r.pkg + sep + strings.Join(args, sep), test
+}
+
+// unbroken returns an error if tests of a package do not pass without any mutant.
+func (x *together) unbroken(pkg string, args []string) error {
+	binary, err := x.binary(pkg)
+	if err != nil {
+		return err
+	}
+	x.baselines++
+	r := test(filepath.Join(x.root, pkg), binary, switched+"=", args)
+	if r.err == nil && r.killer != "" {
+		r.err = fmt.Errorf("%w: without the mutant, too: %s", errBaseline, r.killer)
+	}
+	return r.err
 }
 
 func isScript(file string) bool { return filepath.Ext(file) == ".lua" }
@@ -146,7 +217,8 @@ func combine(root, dir string, all []mutant) (*together, error) {
 		}
 		changed[file] = text
 	}
-	if text, err := os.ReadFile(filepath.Join(root, loader)); err == nil && strings.Count(string(text), loaderLine) == 1 {
+	scripts := slices.ContainsFunc(all, func(m mutant) bool { return isScript(m.file) })
+	if text, err := os.ReadFile(filepath.Join(root, loader)); scripts && err == nil && strings.Count(string(text), loaderLine) == 1 {
 		if changed[loader] == "" {
 			changed[loader] = string(text)
 		}
