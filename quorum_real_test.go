@@ -79,7 +79,7 @@ var memberFaults = []struct {
 
 func TestAQuorumGoesOnWithoutAMinorityAndStopsWithoutAMajority(t *testing.T) {
 	if testing.Short() {
-		t.Skip("takes seconds")
+		t.Skip("takes seconds; run it without -short")
 	}
 	for _, fault := range memberFaults {
 		t.Run(fault.name, func(t *testing.T) {
@@ -164,7 +164,7 @@ func TestAQuorumGoesOnWithoutAMinorityAndStopsWithoutAMajority(t *testing.T) {
 
 func TestServersOfAQuorumThatRestartEmptyDoNotVote(t *testing.T) {
 	if testing.Short() {
-		t.Skip("takes seconds")
+		t.Skip("takes seconds; run it without -short")
 	}
 	q := newRealQuorum(t)
 	q.old(t)
@@ -261,7 +261,7 @@ func (s *sentTo) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proce
 
 func TestFrozenServersOfAQuorumAreNotAskedOnceNoticed(t *testing.T) {
 	if testing.Short() {
-		t.Skip("takes seconds")
+		t.Skip("takes seconds; run it without -short")
 	}
 	q := newRealQuorum(t)
 	q.old(t)
@@ -312,7 +312,7 @@ func TestFrozenServersOfAQuorumAreNotAskedOnceNoticed(t *testing.T) {
 
 func TestCloseBesideServersOfAQuorumThatDoNotAnswer(t *testing.T) {
 	if testing.Short() {
-		t.Skip("takes seconds")
+		t.Skip("takes seconds; run it without -short")
 	}
 	for what, c := range map[string]struct {
 		fault int   // of memberFaults

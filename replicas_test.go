@@ -184,7 +184,7 @@ func TestAServerWithoutWAITSaysSo(t *testing.T) {
 
 func TestReplicasInACluster(t *testing.T) {
 	if testing.Short() {
-		t.Skip("starts a Cluster")
+		t.Skip("starts a Cluster; run it without -short")
 	}
 	cluster := redistest.NewCluster(t)
 	a, b := confirmed(t, cluster.NewClient(t)), confirmed(t, cluster.NewClient(t))
@@ -201,7 +201,7 @@ func TestReplicasInACluster(t *testing.T) {
 // one node. By itself it reads the slots again after a minute.
 func TestReplicasFollowASlotThatMoves(t *testing.T) {
 	if testing.Short() {
-		t.Skip("starts a Cluster")
+		t.Skip("starts a Cluster; run it without -short")
 	}
 	cluster := redistest.NewCluster(t)
 	c := confirmed(t, cluster.NewClient(t))

@@ -42,7 +42,7 @@ func needRedis(t *testing.T) {
 		if os.Getenv("LEASED_REQUIRE_REDIS") == "1" {
 			t.Fatal(err)
 		}
-		t.Skip(err)
+		t.Skipf("%v; install Debian's package redis-server, or its like", err)
 	}
 }
 
@@ -217,7 +217,7 @@ func (open) share(context.Context, string, bool) (func() error, error) {
 // Maven's registry, so this is for those who ask for it.
 func TestRedissonMeasuresEveryScenario(t *testing.T) {
 	if os.Getenv("LEASED_BENCH_REDISSON") == "" {
-		t.Skip("LEASED_BENCH_REDISSON is not set")
+		t.Skip("set LEASED_BENCH_REDISSON=1, where Maven and a JDK are installed, to have it built and run")
 	}
 	needRedis(t)
 	if err := buildRedisson(t.Context()); err != nil {

@@ -323,7 +323,7 @@ func TestTheAddressComesFromTheFlagOrTheEnvironment(t *testing.T) {
 
 func TestDeploymentsAreReached(t *testing.T) {
 	if testing.Short() {
-		t.Skip("a Cluster, sentinels and TLS take seconds to start")
+		t.Skip("a Cluster, sentinels and TLS take seconds to start; run it without -short")
 	}
 	reached := func(t *testing.T, args ...string) {
 		t.Helper()

@@ -65,7 +65,7 @@ func within(t *testing.T, c <-chan struct{}, what string) {
 
 func TestCtrlCEndsAllProcessesAndLeavesNothing(t *testing.T) {
 	if runtime.GOOS == "windows" {
-		t.Skip("Windows has no way to send Ctrl-C to one process")
+		t.Skip("Windows has no way to send Ctrl-C to one process; run it on another system")
 	}
 	in := redistest.Server(t)
 	cmd, gone, said := longDemo(t, "--redis", "redis://"+in.Addr)
@@ -97,7 +97,7 @@ func TestWorkersEndWithTheirParent(t *testing.T) {
 
 func TestAWorkerLeavesCtrlCToItsParent(t *testing.T) {
 	if runtime.GOOS == "windows" {
-		t.Skip("Windows has no way to send Ctrl-C to one process")
+		t.Skip("Windows has no way to send Ctrl-C to one process; run it on another system")
 	}
 	server := redistest.MiniTCP(t)
 	cmd := program(t, workerCommand)

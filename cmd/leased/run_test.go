@@ -269,7 +269,7 @@ func TestAHundredRunsOfACounterLoseNothing(t *testing.T) {
 // is written twice.
 func TestRunsThatAreKilledLetNobodyWriteTwice(t *testing.T) {
 	if testing.Short() {
-		t.Skip("each kill costs a TTL")
+		t.Skip("each kill costs a TTL; run it without -short")
 	}
 	t.Parallel()
 	in := redistest.Server(t)
@@ -480,7 +480,7 @@ func TestACommandReadsFromTheTerminalAndIsKilledByCtrlC(t *testing.T) {
 func TestAStoppedJobReturnsToItsShellAndContinues(t *testing.T) {
 	bash, err := exec.LookPath("bash")
 	if err != nil {
-		t.Skip(err)
+		t.Skipf("%v; install bash", err)
 	}
 	m := redistest.MiniTCP(t)
 	self, err := os.Executable()

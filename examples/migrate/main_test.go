@@ -27,7 +27,7 @@ func TestOldAndNewTakeTurnsOnOneKey(t *testing.T) {
 func TestRedisPyAndLeasedTakeTurnsOnOneKey(t *testing.T) {
 	python := os.Getenv("LEASED_PYTHON")
 	if python == "" {
-		t.Skip("LEASED_PYTHON is not set")
+		t.Skip("set LEASED_PYTHON to a Python that has the package redis, such as python3")
 	}
 	server, rdb := testclient.Redis(t)
 	locks := testclient.Process(t, rdb)

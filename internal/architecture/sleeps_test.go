@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -329,4 +330,33 @@ func called(fun ast.Expr) string {
 		return fun.Sel.Name
 	}
 	return ""
+}
+
+// Who reads that a test was skipped wants to know how to have it run.
+func TestATestThatShortRunsLeaveOutSaysSo(t *testing.T) {
+	if race.Enabled {
+		t.Skip("one goroutine reads the code")
+	}
+	skip := regexp.MustCompile(`if testing\.Short\(\) \{\n\s*\w+\.Skipf?\((.*)\)`)
+	found := 0
+	for _, folder := range testFolders(t, filepath.Join("..", "..")) {
+		files, err := filepath.Glob(filepath.Join(folder, "*_test.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, says := range skip.FindAllSubmatch(text, -1) {
+				if found++; !strings.Contains(string(says[1]), "run it without -short") {
+					t.Errorf("%s: a test that is skipped says %s, and not what to do", file, says[1])
+				}
+			}
+		}
+	}
+	if found < 10 {
+		t.Errorf("only %d tests were found that short runs leave out", found)
+	}
 }

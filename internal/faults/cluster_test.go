@@ -26,7 +26,7 @@ const afterPromotion = 5 * time.Second
 // dead or frozen, and until the others have put its replica in its place.
 func TestLocksOfAClusterGoOnSoonAfterAReplicaIsPromoted(t *testing.T) {
 	if testing.Short() {
-		t.Skip("takes a failover of a Cluster")
+		t.Skip("takes a failover of a Cluster; run it without -short")
 	}
 	for what, strike := range map[string]func(in *redistest.Instance){
 		"dead":   (*redistest.Instance).Kill,
@@ -82,7 +82,7 @@ func TestLocksOfAClusterGoOnSoonAfterAReplicaIsPromoted(t *testing.T) {
 // another node than the lock's, and then that node is no good any more.
 func TestTheInboxOfAClusterLeavesANodeThatIsNoGood(t *testing.T) {
 	if testing.Short() {
-		t.Skip("takes seconds, and a Cluster each")
+		t.Skip("takes seconds, and a Cluster each; run it without -short")
 	}
 	for what, strike := range map[string]func(c *redistest.Cluster, in *redistest.Instance){
 		"dead":     func(_ *redistest.Cluster, in *redistest.Instance) { in.Kill() },

@@ -35,7 +35,7 @@ func documentedRights(t *testing.T) []any {
 
 func TestAClustersClientNeedsTheDocumentedRights(t *testing.T) {
 	if testing.Short() {
-		t.Skip("takes a Cluster")
+		t.Skip("takes a Cluster; run it without -short")
 	}
 	t.Parallel()
 	c := redistest.NewCluster(t)

@@ -47,7 +47,7 @@ const deadTTL = 30 * time.Second
 // 2 s, and not for its TTL. It was their first lock, too.
 func TestThreeWaitersKilledInAClustersQueueCostTheFourthSomeSeconds(t *testing.T) {
 	if testing.Short() {
-		t.Skip("takes a Cluster, and seconds")
+		t.Skip("takes a Cluster, and seconds; run it without -short")
 	}
 	c := redistest.NewCluster(t)
 	var addrs []string
@@ -104,7 +104,7 @@ func TestThreeWaitersKilledInAClustersQueueCostTheFourthSomeSeconds(t *testing.T
 // Who is alive confirms its grant, and owns for its TTL from then on.
 func TestAHandOffInAClusterIsConfirmedAtOnce(t *testing.T) {
 	if testing.Short() {
-		t.Skip("takes a Cluster, and seconds")
+		t.Skip("takes a Cluster, and seconds; run it without -short")
 	}
 	c := redistest.NewCluster(t)
 	var clients []*leased.Client

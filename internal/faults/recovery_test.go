@@ -152,7 +152,7 @@ func TestAFreeLockIsEnteredSoonAfterAnOutageWhateverTheBackOffHasBecome(t *testi
 
 func TestAfterAnOutageOfTwentySecondsEveryFreeLockIsEnteredSoon(t *testing.T) {
 	if testing.Short() {
-		t.Skip("it takes that long")
+		t.Skip("it takes that long; run it without -short")
 	}
 	t.Parallel()
 	strain := redistest.NewStrain(t)

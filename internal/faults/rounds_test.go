@@ -191,7 +191,7 @@ const goesOnWithin = 10 * time.Second
 // whoever is inside twice is refused by the resource.
 func TestAStruckMasterOfAClusterLeavesOneOwnerAndItsLocksGoOn(t *testing.T) {
 	if testing.Short() {
-		t.Skip("takes failovers of a Cluster")
+		t.Skip("takes failovers of a Cluster; run it without -short")
 	}
 	t.Parallel()
 	c := redistest.NewCluster(t)

@@ -17,7 +17,7 @@ import (
 // for. A frozen one keeps its connections open, and go-redis stays on them.
 func TestBehindSentinelTheInboxLeavesAPrimaryThatWasReplaced(t *testing.T) {
 	if testing.Short() {
-		t.Skip("takes a failover by sentinels")
+		t.Skip("takes a failover by sentinels; run it without -short")
 	}
 	for what, strike := range map[string]func(in *redistest.Instance){
 		"dead":   (*redistest.Instance).Kill,
