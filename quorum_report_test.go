@@ -78,6 +78,14 @@ func (m *mortal) comeBack() {
 	m.dead = false
 }
 
+// breakConnections ends all that the servers have, and they take new ones.
+func breakConnections(servers []*mortal) {
+	for _, m := range servers {
+		m.die()
+		m.comeBack()
+	}
+}
+
 // afterScripts has it die after a script, if it is to.
 type afterScripts struct{ m *mortal }
 

@@ -30,6 +30,15 @@ func onQuorum(t *testing.T, f func(t *testing.T, s place)) {
 	})
 }
 
+// confirmInboxes has clients lock, and waits until messages reach them.
+func confirmInboxes(t *testing.T, clients ...*leased.Client) {
+	t.Helper()
+	for _, c := range clients {
+		unlock(t, lock(t, c.Mutex("another")))
+	}
+	synctest.Wait()
+}
+
 func TestAQuorumLocksAndHandsOver(t *testing.T) {
 	onQuorum(t, func(t *testing.T, s place) {
 		a, b := newClient(t, s), newClient(t, s)
@@ -106,9 +115,7 @@ func TestAServerOfAQuorumThatSendsAMessageIsAskedAtOnceWhetherItAnswers(t *testi
 	onQuorum(t, func(t *testing.T, s place) {
 		var way hang
 		a, b := clientOn(t, s, s.connect(t, way.change)), newClient(t, s)
-		for _, c := range []*leased.Client{a, b} { // their inboxes are confirmed
-			unlock(t, lock(t, c.Mutex("another")))
-		}
+		confirmInboxes(t, a, b)
 		time.Sleep(time.Second)
 		way.start()
 		late := locking(t, a.Mutex("x"))
@@ -411,9 +418,7 @@ func TestASubscriptionOfAQuorumThatBreaksHasItsServerAskedAlone(t *testing.T) {
 		next := 0
 		c := clientOn(t, s, s.connect(t, func(o *redis.Options) { ways[next].change(o); next++ }))
 		other := newClient(t, s)
-		for _, one := range []*leased.Client{c, other} { // their inboxes are confirmed
-			unlock(t, lock(t, one.Mutex("another")))
-		}
+		confirmInboxes(t, c, other)
 		time.Sleep(time.Second)
 		l := lock(t, other.Mutex("x"))
 		s.settle()
@@ -447,10 +452,7 @@ func TestALockOfAQuorumWhoseConnectionsAllBrokeIsUnlockedAtOnce(t *testing.T) {
 		c := open(lines.option())
 		l := lock(t, c.Mutex("x"))
 		time.Sleep(time.Second)
-		for _, m := range servers {
-			m.die()
-			m.comeBack()
-		}
+		breakConnections(servers)
 		synctest.Wait()
 		began := time.Now()
 		unlock(t, l)
@@ -476,10 +478,7 @@ func TestALockOfAQuorumManyOfWhoseConnectionsBrokeIsUnlockedSoon(t *testing.T) {
 		}
 		all.Wait()
 		time.Sleep(time.Second)
-		for _, m := range servers {
-			m.die()
-			m.comeBack()
-		}
+		breakConnections(servers)
 		synctest.Wait()
 		unlock(t, l)
 		synctest.Wait()
@@ -493,14 +492,9 @@ func TestAServerOfAQuorumWhoseConnectionBrokeIsAskedForWhatWaitsThere(t *testing
 	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
 		own := viewed(servers)
 		c := openMortals(t, own)
-		for _, one := range []*leased.Client{c, open()} { // their inboxes are confirmed
-			unlock(t, lock(t, one.Mutex("another")))
-		}
+		confirmInboxes(t, c, open())
 		l := lock(t, open().Mutex("x"))
-		for _, m := range own[:2] {
-			m.die()
-			m.comeBack()
-		}
+		breakConnections(own[:2])
 		time.Sleep(time.Second)
 		mine := locking(t, c.Mutex("x"))
 		synctest.Wait()
@@ -533,7 +527,7 @@ func TestAQuorumWhosePoolsAreExhaustedIsNotAskedForWhatWaitsThere(t *testing.T) 
 			return false
 		}})
 		c := clientOn(t, s, rdb)
-		unlock(t, lock(t, c.Mutex("another"))) // its inboxes are confirmed
+		confirmInboxes(t, c)
 		l := lock(t, newClient(t, s).Mutex("x"))
 		mine := locking(t, c.Mutex("x"))
 		time.Sleep(time.Second) // it waits at all servers, also where the inbox was confirmed late
@@ -560,9 +554,7 @@ func TestAServerOfAQuorumThatComesBackIsAskedForWhatWaitsThere(t *testing.T) {
 	onQuorum(t, func(t *testing.T, s place) {
 		c, way := onLine(t, s)
 		other := newClient(t, s)
-		for _, one := range []*leased.Client{c, other} { // their inboxes are confirmed
-			unlock(t, lock(t, one.Mutex("another")))
-		}
+		confirmInboxes(t, c, other)
 		l := lock(t, other.Mutex("x"))
 		mine := locking(t, c.Mutex("x"))
 		time.Sleep(time.Minute)
@@ -604,44 +596,37 @@ func (s place) proofs() string {
 	return all
 }
 
-// Without that proof, a process that is killed while it waits for its first lock would be made
-// owner by those servers.
-func TestTheFirstRequestOfAQuorumsClientProvesOnEachServerThatItLives(t *testing.T) {
+// firstRequest has a new client ask for a lock that is held, on servers of which some answer SUBSCRIBE late.
+// Its request queues after that time, and not before, with these proofs.
+func firstRequest(t *testing.T, late map[int]time.Duration, after time.Duration, proofs string) {
+	t.Helper()
 	onQuorum(t, func(t *testing.T, s place) {
 		l := lock(t, newClient(t, s).Mutex("x"))
-		s.subscribingLate(3, 20*time.Millisecond)
-		s.subscribingLate(4, 30*time.Millisecond)
+		for server, by := range late {
+			s.subscribingLate(server, by)
+		}
 		next := locking(t, newClient(t, s).Mutex("x"))
-		time.Sleep(30*time.Millisecond - 1)
+		time.Sleep(after - 1)
 		if all := s.proofs(); all != "-----" {
-			t.Errorf("before its inboxes are confirmed: %s", all)
+			t.Errorf("before %v: %s", after, all)
 		}
 		time.Sleep(1)
 		synctest.Wait()
-		if all := s.proofs(); all != "ccccc" {
-			t.Errorf("when its inboxes are confirmed: %s", all)
+		if all := s.proofs(); all != proofs {
+			t.Errorf("after %v: %s, want %s", after, all, proofs)
 		}
 		unlock(t, l)
 		unlock(t, <-next)
 	})
 }
 
+// Without that proof, a process that is killed while it waits for its first lock would be made
+// owner by those servers.
+func TestTheFirstRequestOfAQuorumsClientProvesOnEachServerThatItLives(t *testing.T) {
+	firstRequest(t, map[int]time.Duration{3: 20 * time.Millisecond, 4: 30 * time.Millisecond}, 30*time.Millisecond, "ccccc")
+}
+
 // But a server that hangs keeps a new client only for a moment.
 func TestANewClientOfAQuorumDoesNotWaitForTheInboxOfAServerThatHangs(t *testing.T) {
-	onQuorum(t, func(t *testing.T, s place) {
-		l := lock(t, newClient(t, s).Mutex("x"))
-		s.subscribingLate(1, time.Second)
-		next := locking(t, newClient(t, s).Mutex("x"))
-		time.Sleep(100*time.Millisecond - 1)
-		if all := s.proofs(); all != "-----" {
-			t.Errorf("before: %s", all)
-		}
-		time.Sleep(1)
-		synctest.Wait()
-		if all := s.proofs(); all != "cuccc" {
-			t.Errorf("after 100 ms: %s", all)
-		}
-		unlock(t, l)
-		unlock(t, <-next)
-	})
+	firstRequest(t, map[int]time.Duration{1: time.Second}, 100*time.Millisecond, "cuccc")
 }

@@ -52,9 +52,8 @@ func TestWhatIsSaidWhereNothingCouldBeDecided(t *testing.T) {
 			for i := range c.of {
 				s.answer(sends[i], c.of[i])
 			}
-			s.fx = Effects{}
 			if !op.Decided() {
-				s.lock.Expire(op, s.now, &s.fx)
+				s.expire(op)
 			}
 			if op.Err == nil || op.Err.Error() != c.want {
 				t.Errorf("it says %q, want %q", op.Err, c.want)

@@ -61,6 +61,23 @@ func (s *stand) downgrade() (*Op, []*Send) {
 // lower is the id of the reader's request.
 func (s *stand) lower() string { return "leased1:r" + s.id[len("leased1:w"):] }
 
+// next is the id of a request that follows the first one.
+func (s *stand) next() string {
+	const before = "leased1:w:1000:u:"
+	return before + "BBBBBBBBBBBBBBBB" + s.id[len(before)+16:]
+}
+
+func (s *stand) release() *Op {
+	s.fx = Effects{}
+	return s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.id, At: s.now}, s.now, &s.fx)
+}
+
+// expire has a command be decided without the answers that are missing.
+func (s *stand) expire(op *Op) {
+	s.fx = Effects{}
+	s.lock.Expire(op, s.now, &s.fx)
+}
+
 func (s *stand) renew() *Op {
 	s.fx = Effects{}
 	return s.lock.Renew(&protocol.Renewal{Req: protocol.Request{ID: s.id, TTL: s.ttl}, At: s.now}, s.now, &s.fx)
@@ -164,8 +181,7 @@ func TestAQuarantineThatEndsDuringARenewalProtectsNobody(t *testing.T) {
 		}
 	}
 	s.now = s.now.Add(50 * time.Millisecond)
-	s.fx = Effects{}
-	s.lock.Expire(op, s.now, &s.fx)
+	s.expire(op)
 	if op.Renewed != protocol.NotOurs {
 		t.Errorf("renewed: %v", op.Renewed)
 	}
@@ -222,8 +238,7 @@ func TestAServerThatLostAGrantDoesNotCountAsSilent(t *testing.T) {
 			s.answer(send, granted(7))
 		}
 	}
-	s.fx = Effects{}
-	s.lock.Expire(op, s.now, &s.fx)
+	s.expire(op)
 	if op.Renewed != protocol.NotOurs {
 		t.Errorf("renewed: %v", op.Renewed)
 	}
@@ -342,8 +357,7 @@ func TestASilentServerCountsForATTLOnly(t *testing.T) {
 					s.answer(send, granted(7))
 				}
 			}
-			s.fx = Effects{}
-			s.lock.Expire(op, s.now, &s.fx)
+			s.expire(op)
 			return op
 		}
 		for range renewals {
@@ -394,8 +408,7 @@ func TestOnlyIfAllServersRestartedOthersCanHaveOwnedIt(t *testing.T) {
 			s.answer(s.answer(send, notOurs)[0], young(protocol.Granted, 7, 10*time.Second))
 		}
 	}
-	s.fx = Effects{}
-	s.lock.Expire(op, s.now, &s.fx)
+	s.expire(op)
 	if op.Renewed != protocol.Granted {
 		t.Errorf("renewed %v, %v", op.Renewed, op.Err)
 	}
@@ -475,8 +488,7 @@ func TestAServerThatLetOthersInDoesNotSpeakForTheOldOwner(t *testing.T) {
 			s, ids := displacedOn(t, left)
 			s.now = s.now.Add(200 * time.Millisecond)
 			admit(s, ids)
-			s.fx = Effects{}
-			op := s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.id, At: s.now}, s.now, &s.fx)
+			op := s.release()
 			for _, send := range s.fx.Sends {
 				s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Done}})
 			}
@@ -512,8 +524,7 @@ func TestALeaseThatIsLostDuringACheckLeavesNothing(t *testing.T) {
 	for _, send := range s.fx.Sends {
 		s.answer(send, notOurs)
 	}
-	s.fx = Effects{}
-	s.lock.Expire(op, s.now, &s.fx)
+	s.expire(op)
 	if op.Renewed != protocol.NotOurs {
 		t.Fatalf("renewed: %v", op.Renewed)
 	}
@@ -521,8 +532,7 @@ func TestALeaseThatIsLostDuringACheckLeavesNothing(t *testing.T) {
 		unsent := &protocol.Failure{Err: errAway, Kind: protocol.NeverSent}
 		left = append(left, s.answer(left[0], Result{Fail: unsent, Cancelled: protocol.Cancelled{Fail: unsent}})...)
 		if !check.Decided() {
-			s.fx = Effects{}
-			s.lock.Expire(check, s.now, &s.fx)
+			s.expire(check)
 			left = append(left, s.fx.Sends...)
 		}
 	}
@@ -562,8 +572,7 @@ func TestNothingPilesUpBeforeASlowServer(t *testing.T) {
 				s.answer(send, Result{})
 			}
 			if op.Err == nil {
-				s.fx = Effects{}
-				s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.id, At: s.now}, s.now, &s.fx)
+				s.release()
 				for _, send := range sorted(s.fx.Sends) {
 					s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Done}})
 				}
@@ -597,8 +606,7 @@ func TestAnAnswerToADowngradeThatComesLateIsNoGrant(t *testing.T) {
 	s := newStand(t, 3, time.Second)
 	s.own(true, true, true)
 	op, sends := s.downgrade()
-	s.fx = Effects{}
-	s.lock.Expire(op, s.now, &s.fx)
+	s.expire(op)
 	if op.Err == nil {
 		t.Fatalf("decided without answers: %+v", op.Answer)
 	}
@@ -624,8 +632,7 @@ func TestARestartThatALateAnswerShowsKeepsTheLease(t *testing.T) {
 	s.own(true, true, true)
 	first := s.renew()
 	late := s.fx.Sends
-	s.fx = Effects{}
-	s.lock.Expire(first, s.now, &s.fx)
+	s.expire(first)
 	s.now = s.now.Add(100 * time.Millisecond)
 	op := s.renew()
 	sends := s.fx.Sends
@@ -660,8 +667,7 @@ func TestADowngradeWhoseTokenIsNotKeptYetIsRepeated(t *testing.T) {
 		if !silentThird && len(sends) > 2 {
 			s.answer(sends[2], Result{Answer: protocol.Answer{Outcome: protocol.NotOurs}})
 		}
-		s.fx = Effects{}
-		s.lock.Expire(op, s.now, &s.fx)
+		s.expire(op)
 		if op.Err == nil || len(s.fx.Sends) > 0 || len(s.fx.Strays) > 0 {
 			t.Fatalf("decided %v, %v, sent %v, strays %v", op.Answer.Outcome, op.Err, s.fx.Sends, s.fx.Strays)
 		}
@@ -785,8 +791,7 @@ func TestAMessageThatCrossesWithAReleaseIsIgnored(t *testing.T) {
 	strays := func(silence bool, after time.Duration) int {
 		s := newStand(t, 3, time.Second)
 		s.own(true, true, !silence)
-		s.fx = Effects{}
-		s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.id, At: s.now}, s.now, &s.fx)
+		s.release()
 		sends := s.fx.Sends
 		for _, send := range sends {
 			s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Done}})
@@ -817,8 +822,7 @@ func TestAReleaseThatIsAnsweredLateProvesThatTheLockWasOurs(t *testing.T) {
 	for _, done := range []bool{true, false} {
 		s := newStand(t, 3, time.Second)
 		s.own(true, true, true)
-		s.fx = Effects{}
-		op := s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.id, At: s.now}, s.now, &s.fx)
+		op := s.release()
 		releases := s.fx.Sends
 		s.fx = Effects{}
 		if s.lock.Expire(op, s.now, &s.fx); !op.Decided() || op.Err == nil {
@@ -877,8 +881,7 @@ func TestServersThatRefusedAreAskedAgainWhenAMajorityHasGranted(t *testing.T) {
 			t.Errorf("late %v: %d servers stand behind it", late, n)
 		}
 		// So two of those that granted first may die.
-		s.fx = Effects{}
-		op = s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.id, At: s.now}, s.now, &s.fx)
+		op = s.release()
 		for _, send := range s.fx.Sends {
 			res := Result{Answer: protocol.Answer{Outcome: protocol.Done}}
 			if send.Server > 2 {
@@ -915,8 +918,7 @@ func TestServersThatRefusedAreNotAskedAgainForNothing(t *testing.T) {
 	sends = s.fx.Sends
 	s.answer(sends[0], granted(1))
 	s.answer(sends[1], granted(1))
-	s.fx = Effects{}
-	s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.id, At: s.now}, s.now, &s.fx)
+	s.release()
 	for _, send := range s.answer(sends[2], refused) {
 		if send.Kind == Do && send.Cmd.Verb == protocol.Acquire {
 			t.Error("asked for what is being released")
@@ -948,8 +950,7 @@ func TestServersThatRestartedProveAnUnlock(t *testing.T) {
 			s := newStand(t, 3, time.Second)
 			s.own(true, true, true)
 			s.now = s.now.Add(c.after)
-			s.fx = Effects{}
-			op := s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.id, At: s.now}, s.now, &s.fx)
+			op := s.release()
 			sends := s.fx.Sends
 			for _, i := range order {
 				s.answer(sends[i], c.of[i])
@@ -980,8 +981,7 @@ func TestWhatACancelFindsProvesTheReleaseBeforeIt(t *testing.T) {
 	} {
 		s := newStand(t, 3, time.Second)
 		s.own(true, true, true)
-		s.fx = Effects{}
-		s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.id, At: s.now}, s.now, &s.fx)
+		s.release()
 		for _, send := range s.fx.Sends {
 			s.answer(send, Result{Fail: silent})
 		}
@@ -1030,8 +1030,7 @@ func TestAReleaseProvesThatNobodyElseHadALeaseInDoubt(t *testing.T) {
 				asks := s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, Held: true, At: s.now}, s.now, &s.fx)
 				sends := s.fx.Sends
 				if c.asked[2] == kept {
-					s.fx = Effects{}
-					s.lock.Expire(asks, s.now, &s.fx)
+					s.expire(asks)
 				}
 				for i, send := range sends {
 					s.answer(send, c.asked[i])
@@ -1039,7 +1038,7 @@ func TestAReleaseProvesThatNobodyElseHadALeaseInDoubt(t *testing.T) {
 				if !asks.Decided() || asks.Err == nil {
 					t.Fatalf("%s: the acquire had an answer: %+v", name, asks.Answer)
 				}
-				next := "leased1:w:1000:u:" + "BBBBBBBBBBBBBBBB" + s.id[len("leased1:w:1000:u:")+16:]
+				next := s.next()
 				s.fx = Effects{}
 				op := s.lock.Do(&protocol.Command{Verb: verb, ID: s.id, Next: next, At: s.now}, s.now, &s.fx)
 				sends = s.fx.Sends
@@ -1068,8 +1067,7 @@ func TestAReleaseProvesThatNobodyElseHadALeaseInDoubt(t *testing.T) {
 func TestALeaseThatIsNotInDoubtIsReleased(t *testing.T) {
 	s := newStand(t, 3, time.Second)
 	s.own(true, true, false)
-	s.fx = Effects{}
-	s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.id, At: s.now}, s.now, &s.fx)
+	s.release()
 	for _, send := range s.fx.Sends[:2] {
 		if send.Kind != Do || send.Cmd.Verb != protocol.Release {
 			t.Errorf("sent %+v", send)
@@ -1082,7 +1080,7 @@ func TestServersThatRestartedProveAYield(t *testing.T) {
 	for _, all := range []bool{false, true} {
 		s := newStand(t, 3, time.Second)
 		s.own(true, true, true)
-		next := "leased1:w:1000:u:" + "BBBBBBBBBBBBBBBB" + s.id[len("leased1:w:1000:u:")+16:]
+		next := s.next()
 		s.fx = Effects{}
 		op := s.lock.Do(&protocol.Command{Verb: protocol.Yield, ID: s.id, Next: next, At: s.now}, s.now, &s.fx)
 		sends := s.fx.Sends
@@ -1181,7 +1179,7 @@ func TestAYieldOnAServerThatLetOthersInProvesNothing(t *testing.T) {
 	for i, id := range ids {
 		s.receive(i, id, 6)
 	}
-	next := "leased1:w:1000:u:" + "BBBBBBBBBBBBBBBB" + s.id[len("leased1:w:1000:u:")+16:]
+	next := s.next()
 	s.fx = Effects{}
 	op := s.lock.Do(&protocol.Command{Verb: protocol.Yield, ID: s.id, Next: next, At: s.now}, s.now, &s.fx)
 	for _, send := range s.fx.Sends {
@@ -1558,8 +1556,7 @@ func TestACancelAfterAReleaseInDoubtProvesNothingWhereOthersOwned(t *testing.T) 
 	another := Result{Cancelled: protocol.Cancelled{Owned: true, Token: 9}}
 	for _, late := range []bool{false, true} {
 		s := doubted(t)
-		s.fx = Effects{}
-		release := s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.id, At: s.now}, s.now, &s.fx)
+		release := s.release()
 		sends := s.fx.Sends
 		s.answer(sends[0], another)
 		if late {
@@ -1607,8 +1604,7 @@ func TestAServerThatLostALeaseAndWasSilentThenProvesNothing(t *testing.T) {
 			s.answer(send, silence)
 		}
 	}
-	s.fx = Effects{}
-	release := s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.id, At: s.now}, s.now, &s.fx)
+	release := s.release()
 	for _, send := range s.fx.Sends {
 		if send.Server == 1 {
 			s.answer(send, silence)
@@ -1637,8 +1633,7 @@ func TestARenewalThatASilentServerCarriesProvesNothing(t *testing.T) {
 	if !renewal.Decided() || renewal.Renewed != protocol.Granted {
 		t.Fatalf("not renewed: %+v", renewal)
 	}
-	s.fx = Effects{}
-	release := s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.id, At: s.now}, s.now, &s.fx)
+	release := s.release()
 	for _, send := range s.fx.Sends {
 		switch {
 		case send.Server == 1:
