@@ -570,6 +570,41 @@ func TestAServerOfAQuorumThatComesBackIsAskedForWhatWaitsThere(t *testing.T) {
 	})
 }
 
+// Its subscription need not break when a server stops to answer commands, so that nothing but the
+// answer to a PING says that it can be asked again.
+func TestAServerOfAQuorumThatAnswersAgainIsAskedForWhatWaitsThere(t *testing.T) {
+	onQuorum(t, func(t *testing.T, s place) {
+		c, other := newClient(t, s), newClient(t, s)
+		confirmInboxes(t, c, other)
+		l := lock(t, other.Mutex("x"))
+		synctest.Wait()
+		var deaf, answered atomic.Bool
+		deaf.Store(true)
+		one := s.members.minis[0]
+		one.Server().SetPreHook(func(_ *mini.Peer, cmd string, _ ...string) bool {
+			if cmd == "PING" && !deaf.Load() {
+				answered.Store(true)
+			}
+			return deaf.Load() && (cmd == "PING" || strings.HasPrefix(cmd, "EVAL")) // which then has no answer
+		})
+		mine := locking(t, c.Mutex("x"))
+		time.Sleep(10 * time.Second)
+		deaf.Store(false)
+		for range 3000 {
+			if answered.Load() {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+		synctest.Wait()
+		if all, _ := one.ZMembers("x:{x}:queue"); !answered.Load() || len(all) != 1 {
+			t.Errorf("a PING was answered: %v; %d wait", answered.Load(), len(all))
+		}
+		unlock(t, l)
+		unlock(t, <-mine)
+	})
+}
+
 // subscribingLate has a server answer SUBSCRIBE so much later.
 func (s place) subscribingLate(server int, by time.Duration) {
 	s.members.minis[server].Server().SetPreHook(func(_ *mini.Peer, cmd string, _ ...string) bool {

@@ -659,7 +659,7 @@ var mutants = []mutant{
 	{"a quorum: a downgrade that was repeated is forgotten", "internal/quorum/ops.go", "			r.until, op.next.until = time.Time{}, time.Time{}\n", "", "TestARenewalDuringADowngrade"},
 	{"a quorum: a renewal during a downgrade asks for the writer again", "internal/quorum/ops.go", "		case r.lowered: // the", "		case false: // the", "TestARenewalDuringADowngrade"},
 	{"a quorum: a lost grant speaks for the owner when its server is away", "internal/quorum/decide.go", "!p.lost && now.Sub(p.proved) < op.req.who.TTL", "now.Sub(p.proved) < op.req.who.TTL", "TestAServerThatLostAGrant"},
-	{"a quorum: a server that is back is asked at the next look", "internal/quorum/member.go", "			m.owner.rejoin(m.place)\n", "", "ThatComesBackIsAsked"},
+	{"a quorum: a server that is back is asked at the next look", "internal/quorum/member.go", "			m.owner.rejoin(m.place)\n", "", "ThatAnswersAgainIsAsked"},
 	{"a quorum: an inbox that is confirmed again has all servers asked", "notify.go", "	if again && in.client.quorum != nil {", "	if again && false && in.client.quorum != nil {", "TestASubscriptionOfAQuorumThatBreaks"},
 	{"a quorum: a first request does not wait for the inboxes of a minority", "quorum.go", "			return in.client.late.over.Load()\n", "			return all.most((*inbox).hasSettled)\n", "TestTheFirstRequestOfAQuorumsClient"},
 	{"a quorum: a first request waits for the inbox of a server that hangs", "quorum.go", "	late.over.Store(true)\n", "", "TestANewClientOfAQuorum"},
