@@ -13,6 +13,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/leasedmutex/leased/internal/lockstate"
 	"github.com/leasedmutex/leased/internal/protocol"
 	"github.com/leasedmutex/leased/internal/redisserver"
 )
@@ -1170,6 +1171,59 @@ func TestAServerIsNotAwayBecauseOneOfItsConnectionsBroke(t *testing.T) {
 			t.Errorf("%v, and no answer: away %v, checking %v, %d goroutines", err, m.isAway(), m.checking, len(started))
 		}
 	}
+}
+
+// panicking is a hook whose user made a mistake.
+type panicking struct{}
+
+func (panicking) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (panicking) ProcessHook(redis.ProcessHook) redis.ProcessHook {
+	return func(context.Context, redis.Cmder) error { panic("the user's") }
+}
+func (panicking) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(context.Context, []redis.Cmder) error { panic("the user's") }
+}
+
+// A command that panics is not waited for, says nothing about its server, and a cancel is tried again.
+func TestACommandOfAQuorumThatPanicsIsOver(t *testing.T) {
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1, ContextTimeoutEnabled: true})
+	defer func() { _ = rdb.Close() }()
+	rdb.AddHook(panicking{})
+	k, err := protocol.NewKeys("", "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &member{owner: &Server{base: t.Context(), start: func(func()) bool { return true }}, srv: redisserver.NewMember(rdb, "", time.Minute)}
+	id := newStand(t, 3, time.Second).id
+	panics := func(what string, f func()) {
+		t.Helper()
+		defer func() {
+			t.Helper()
+			if recover() == nil {
+				t.Errorf("%s: no panic", what)
+			}
+			if m.out != 0 || m.isAway() || m.sweeping {
+				t.Errorf("%s: %d commands are out, away %v, sweeping %v", what, m.out, m.isAway(), m.sweeping)
+			}
+		}()
+		f()
+	}
+	panics("acquire", func() {
+		m.do(t.Context(), &Send{Kind: Do, Keys: &k, Cmd: protocol.Command{Verb: protocol.Acquire, ID: id, TTL: time.Second}})
+	})
+	panics("renewals", func() {
+		renewal := protocol.Renewal{Keys: &k, Req: protocol.Request{ID: id, TTL: time.Second}}
+		m.renew([]*Send{{Kind: Renew, Keys: &k, Renew: renewal, op: &Op{}}, {Kind: Renew, Keys: &k, Renew: renewal, op: &Op{}}})
+	})
+	panics("sweep", func() {
+		m.strays.Add(&lockstate.Cancellation{Owner: &k, ID: id}, time.Now())
+		m.sweeping = true
+		m.sweepDue()
+	})
+	if m.timer == nil || m.strays.Next().IsZero() {
+		t.Error("the cancel is not tried again")
+	}
+	m.halt()
 }
 
 // A yield is no proof where others may have been in, as a release is none.

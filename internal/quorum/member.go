@@ -221,14 +221,14 @@ func (m *member) sending() {
 // heardOf takes note of how a command went.
 func (m *member) heardOf(fail *protocol.Failure) {
 	// Closing the Redis client closes connections under commands. That says nothing about the
-	// server: the next command shows what is the matter.
-	closedHere := fail != nil && fail.Kind == protocol.NoAnswer && errors.Is(fail.Err, net.ErrClosed)
+	// server, nor does a panic of what a command called: the next one shows what is the matter.
+	saysNothing := fail == panicked || fail != nil && fail.Kind == protocol.NoAnswer && errors.Is(fail.Err, net.ErrClosed)
 	little := provesLittle(fail) // calls methods of the error, so before anything is locked
 	exhausted := little && redisserver.PoolExhausted(fail.Err)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.out--
-	if closedHere {
+	if saysNothing {
 		return
 	}
 	if fail == nil || fail.Lasts() || fail.Kind == protocol.RefusedNow {
@@ -251,7 +251,8 @@ func (m *member) heardOf(fail *protocol.Failure) {
 // do sends one command.
 func (m *member) do(ctx context.Context, s *Send) Result {
 	m.sending()
-	var res Result
+	res := Result{Fail: panicked}
+	defer func() { m.heardOf(res.Fail) }()
 	var err error
 	switch s.Kind {
 	case Do:
@@ -282,7 +283,6 @@ func (m *member) do(ctx context.Context, s *Send) Result {
 		m.srv.Renew(ctx, batch)
 		res = renewedAs(&batch[0])
 	}
-	m.heardOf(res.Fail)
 	if res.Fail != nil {
 		m.inbox.RequireProbe(res.Fail)
 	}
@@ -328,9 +328,10 @@ func (m *member) renew(sends []*Send) []Result {
 		batch[i] = s.Renew
 	}
 	m.sending()
+	fail := panicked
+	defer func() { m.heardOf(fail) }()
 	m.srv.Renew(ctx, batch)
 	results := make([]Result, len(batch))
-	var fail *protocol.Failure
 	answered := false
 	for i := range batch {
 		results[i] = renewedAs(&batch[i])
@@ -341,7 +342,6 @@ func (m *member) renew(sends []*Send) []Result {
 	if answered {
 		fail = nil
 	}
-	m.heardOf(fail)
 	return results
 }
 
@@ -398,32 +398,50 @@ func (m *member) sweepDue() {
 			for _, g := range batch {
 				m.strays.Answered(g, protocol.Cancelled{Fail: &protocol.Failure{Err: errAway, Kind: protocol.NeverSent}}, time.Now())
 			}
-			m.sweeping = false
-			m.quietLocked()
-			if next := m.strays.Next(); !next.IsZero() && !m.away {
-				if m.timer != nil {
-					m.timer.Stop()
-				}
-				m.timer = time.AfterFunc(time.Until(next), m.sweep)
-			}
+			m.restLocked()
 			m.mu.Unlock()
 			return
 		}
 		m.mu.Unlock()
-		requests := make([]protocol.CancelRequest, len(batch))
-		for i, g := range batch {
-			requests[i] = protocol.CancelRequest{Keys: g.Owner.(*protocol.Keys), ID: g.ID, Last: g.Last}
-		}
-		ctx, cancel := context.WithTimeout(m.owner.base, protocol.CommandTimeout)
-		m.sending()
-		results := m.srv.Cancel(ctx, requests)
-		cancel()
+		m.cancel(batch)
+	}
+}
+
+// cancel has strays cancelled. If a hook of the Redis client panics meanwhile, they are tried again
+// as those without an answer are, by another sweep: the panic ends the goroutine of this one.
+func (m *member) cancel(batch []*lockstate.Cancellation) {
+	requests := make([]protocol.CancelRequest, len(batch))
+	results := make([]protocol.Cancelled, len(batch))
+	for i, g := range batch {
+		requests[i] = protocol.CancelRequest{Keys: g.Owner.(*protocol.Keys), ID: g.ID, Last: g.Last}
+		results[i] = protocol.Cancelled{Fail: panicked}
+	}
+	ctx, stop := context.WithTimeout(m.owner.base, protocol.CommandTimeout)
+	defer stop()
+	m.sending()
+	defer func() {
 		m.heardOf(results[0].Fail)
 		m.mu.Lock()
+		defer m.mu.Unlock()
 		for i, g := range batch {
 			m.strays.Answered(g, results[i], time.Now())
 		}
-		m.mu.Unlock()
+		if results[0].Fail == panicked {
+			m.restLocked()
+		}
+	}()
+	results = m.srv.Cancel(ctx, requests)
+}
+
+// restLocked ends a sweep. The next one begins when strays are due.
+func (m *member) restLocked() {
+	m.sweeping = false
+	m.quietLocked()
+	if next := m.strays.Next(); !next.IsZero() && !m.away {
+		if m.timer != nil {
+			m.timer.Stop()
+		}
+		m.timer = time.AfterFunc(time.Until(next), m.sweep)
 	}
 }
 
