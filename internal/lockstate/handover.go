@@ -79,6 +79,7 @@ func (l *Lock) reserved(c *protocol.Command, a protocol.Answer, fail *protocol.F
 // the place is given up, and others may have the lock meanwhile.
 func (l *Lock) placeGranted(now time.Time, fx *Effects) {
 	l.grant.next.sent = true
+	l.lost = &lostGrant{l.grant.req, time.Time{}, l.lost} // a minority of a quorum's servers may have it still
 	l.lose(givenToWriter, now, fx)
 }
 

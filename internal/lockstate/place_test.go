@@ -2,6 +2,7 @@ package lockstate
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -250,6 +251,7 @@ func TestAPlaceThatIsServedEndsTheReadersLeasesAndTheWriterStaysBehindThem(t *te
 			r, w := reader(), writer()
 			h, place := reserving(t, r, w)
 			h.keep()
+			readers := h.l.Request().ID
 			serve(h, place)
 			h.lost(r)
 			h.out(w)
@@ -263,6 +265,9 @@ func TestAPlaceThatIsServedEndsTheReadersLeasesAndTheWriterStaysBehindThem(t *te
 				}
 			}
 			h.leave(r)
+			if !slices.ContainsFunc(h.unwanted, func(g Cancellation) bool { return g.ID == readers }) {
+				t.Error("what is left of the readers' grant is not cancelled when they have left")
+			}
 			if cmd := h.sends(protocol.Acquire); cmd.ID == place {
 				t.Error("asks under the id that is being cancelled")
 			}

@@ -110,17 +110,13 @@ func (l *Lock) evaluateAcquire(op *Op, r *request, now time.Time, fx *Effects) {
 	switch {
 	case held && op.standing(now) >= l.cfg.Need: // others may answer that it is ours
 		l.lacksQuorum(op, now, fx)
-	case held && op.cmd.Wait: // lost, and it waits again
+	case held: // lost, although servers may have granted it again, so no release could tell
 		op.Answer = protocol.Answer{Outcome: protocol.Enqueued, Token: r.token}
 		l.waits(&op.Answer, r, now)
 		r.token, r.whole, r.basis = 0, false, op.at
 		for i := range r.parts {
 			r.parts[i].until, r.parts[i].late, r.parts[i].anew = time.Time{}, false, false
 		}
-		l.decide(op, now, fx)
-	case held:
-		op.Answer = protocol.Answer{Outcome: protocol.Refused}
-		l.waits(&op.Answer, r, now)
 		l.decide(op, now, fx)
 	case r.token != 0: // a message was faster
 		op.Answer = protocol.Answer{Outcome: protocol.Enqueued}
@@ -182,6 +178,18 @@ func (op *Op) standing(now time.Time) int {
 	return n
 }
 
+// sure returns how many servers have said that they own a request that was held before the op, and have
+// not granted it anew since a majority was last known to have kept it.
+func (op *Op) sure() int {
+	n := 0
+	for i, stood := range op.stood {
+		if stood && op.outcomes[i] == outcomeYes && !op.req.parts[i].anew {
+			n++
+		}
+	}
+	return n
+}
+
 // granted decides an op by which a majority has granted r.
 func (l *Lock) granted(op *Op, r *request, now time.Time, fx *Effects) bool {
 	if !l.majority(r, op.at, now) {
@@ -210,7 +218,9 @@ func (l *Lock) granted(op *Op, r *request, now time.Time, fx *Effects) bool {
 	a.Token, a.Clock = token, clock
 	r.token = token
 	r.keeps()
-	r.kept()
+	if !a.Kept || op.sure() >= l.cfg.Need {
+		r.kept()
+	}
 	op.Answer = a
 	l.decide(op, now, fx)
 	return true
@@ -478,7 +488,7 @@ func (l *Lock) evaluateRenewal(op *Op, now time.Time, fx *Effects) {
 		op.Renewed = protocol.Granted
 		_, op.Clock, _ = l.tokenOf(r)
 		r.keeps()
-		if renewed >= l.cfg.Need {
+		if op.sure() >= l.cfg.Need {
 			r.kept()
 		}
 	case open(op.outcomes) > 0:

@@ -171,6 +171,14 @@ type Send struct {
 	op        *Op
 }
 
+// Requests returns the ids that the state machine knows of what the command is about, for tests.
+func (s *Send) Requests() (id, next string) {
+	if s.next != nil {
+		next = s.next.id
+	}
+	return s.req.id, next
+}
+
 // Kind is what a Send is.
 type Kind uint8
 

@@ -1705,3 +1705,114 @@ func TestARenewalThatASilentServerCarriesProvesNothing(t *testing.T) {
 		t.Error("proved with a server that had lost it")
 	}
 }
+
+// A majority of servers does not have what it had granted. That one of them grants it anew, and others are
+// to follow, must not make it a lease again: no release could tell that others had it in between.
+func TestAnOwnerThatAsksAndIsRefusedHasLostItsLease(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.own(true, true, true)
+	s.now = s.now.Add(time.Millisecond)
+	s.fx = Effects{}
+	op := s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, Held: true, At: s.now}, s.now, &s.fx)
+	for i, send := range s.fx.Sends {
+		if i == 0 {
+			s.answer(send, granted(9))
+		} else {
+			s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Refused, Token: 8}})
+		}
+	}
+	if !op.Decided() || op.Answer.Outcome != protocol.Enqueued || op.Answer.Token < 1 {
+		t.Errorf("answered %+v, which does not end the grant with token 1", op.Answer)
+	}
+}
+
+// Two of three servers did not own the lease and granted it anew, at different times, and the third is
+// silent. The lease may go on, but nothing that these two say proves that no other has had it.
+func TestServersThatGrantedALeaseAnewDoNotProveIt(t *testing.T) {
+	silence := Result{Fail: silent, Cancelled: protocol.Cancelled{Fail: silent}}
+	kept := Result{Answer: protocol.Answer{Outcome: protocol.Granted, Token: 9, Clock: 9, Kept: true}}
+	anew := func(t *testing.T) *stand {
+		s := newStand(t, 3, time.Second)
+		s.own(true, true, true)
+		for _, lost := range []int{0, 1} {
+			s.now = s.now.Add(time.Millisecond)
+			s.renew()
+			for i, send := range s.fx.Sends {
+				switch {
+				case i == lost:
+					for _, ask := range s.answer(send, notOurs) {
+						s.answer(ask, granted(9))
+					}
+				case i < lost:
+					s.answer(send, renewed)
+				default:
+					s.answer(send, silence)
+				}
+			}
+		}
+		s.now = s.now.Add(time.Millisecond)
+		return s
+	}
+	for name, say := range map[string]func(s *stand){
+		"at once": func(*stand) {},
+		"after a renewal": func(s *stand) {
+			op := s.renew()
+			sends := s.fx.Sends
+			s.answer(sends[0], renewed)
+			s.answer(sends[1], renewed)
+			s.answer(sends[2], silence)
+			if !op.Decided() || op.Renewed != protocol.Granted {
+				s.t.Fatalf("not renewed: %+v", op)
+			}
+		},
+		"after an acquire": func(s *stand) {
+			s.fx = Effects{}
+			op := s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, Held: true, At: s.now}, s.now, &s.fx)
+			sends := s.fx.Sends
+			s.answer(sends[0], kept)
+			s.answer(sends[1], kept)
+			s.answer(sends[2], silence)
+			if !op.Decided() || op.Answer.Outcome != protocol.Granted || !op.Answer.Kept {
+				s.t.Fatalf("not kept: %+v", op)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := anew(t)
+			say(s)
+			s.fx = Effects{}
+			release := s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.id, At: s.now}, s.now, &s.fx)
+			for i, send := range s.fx.Sends {
+				if i == 2 {
+					s.answer(send, silence)
+				} else {
+					s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Done}})
+				}
+			}
+			if !release.Decided() || release.Err == nil && release.Answer.Outcome == protocol.Done {
+				t.Errorf("released: %+v", release.Answer)
+			}
+		})
+		t.Run(name+", by a cancel", func(t *testing.T) {
+			s := anew(t)
+			say(s)
+			s.fx = Effects{}
+			s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.id, At: s.now}, s.now, &s.fx)
+			for _, send := range s.fx.Sends {
+				s.answer(send, silence)
+			}
+			s.fx = Effects{}
+			cancel := s.lock.CancelRequest(&protocol.CancelRequest{ID: s.id}, s.now, &s.fx)
+			for i, send := range s.fx.Sends {
+				if i == 2 {
+					s.answer(send, silence)
+				} else {
+					s.answer(send, Result{Cancelled: protocol.Cancelled{Owned: true, Token: 9}})
+				}
+			}
+			if cancel.Cancelled.Owned {
+				t.Error("a cancel proves it")
+			}
+		})
+	}
+}

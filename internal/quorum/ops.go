@@ -305,10 +305,13 @@ func (l *Lock) released(s *Send, res Result, now time.Time, fx *Effects) {
 
 // givenBack is the outcome of giving back a part that its server says was ours.
 func (p *part) givenBack(r *request) outcome {
-	if r.doubted && p.anew {
+	switch {
+	case !p.anew:
+		return outcomeYes
+	case r.doubted:
 		return outcomeUnproved
 	}
-	return outcomeYes
+	return outcomeLost
 }
 
 // forgotten reports whether a part that its server does not know to own any more was ours until
@@ -472,7 +475,7 @@ func (l *Lock) cancelled(s *Send, res Result, now time.Time, fx *Effects) {
 		last := c.Token != 0 && c.Token == proof && p.known != 0
 		p.ended = true
 		owned := !p.late && (c.Owned || now.Before(p.until) || last)
-		p.confirmed = p.confirmed || owned && (!r.doubted || last && !p.anew)
+		p.confirmed = p.confirmed || owned && !p.anew && (!r.doubted || last)
 		p.again = !p.confirmed && (p.again || p.forgotten(r, res, now))
 		if s.op != nil && (s.op.kind == Cancel || s.Cancel.Prove) {
 			switch {

@@ -73,6 +73,7 @@ func (w *qWorld) strike(c *qClient) {
 				w.servers[i].restarted = w.now
 				w.restarts++
 				w.logf("server %d restarts empty", i+1)
+				w.observe(w.servers[i])
 			}
 		}
 	case qBounces:
@@ -120,6 +121,7 @@ func (w *qWorld) strike(c *qClient) {
 		}
 		if alive > 1 && w.rng.IntN(2) == 0 {
 			c.dead = true
+			w.owners.dies(c)
 			w.ops = slices.DeleteFunc(w.ops, func(o *qOp) bool { return o.c == c })
 			w.logf("%s dies", c.name)
 		}
@@ -141,6 +143,7 @@ func (w *qWorld) strike(c *qClient) {
 			s.sim.do("DEL", w.keys.Lock, w.keys.Queue(), w.keys.Readers(), w.keys.Waiters())
 		}
 		w.logf("others write to server %d", s.i+1)
+		w.observe(s)
 	case qChecks:
 		for _, x := range c.calls {
 			if x.Phase == lockstate.Inside {
@@ -155,6 +158,57 @@ func (w *qWorld) strike(c *qClient) {
 		if c.proofs[s.i] = protocol.Counted + protocol.Unproved - c.proofs[s.i]; c.proofs[s.i] == protocol.Counted {
 			c.rejoins(s.i)
 		}
+	}
+}
+
+// doubtPercent is how many schedules make leases doubtful: what is asked about a held lock has no
+// answer, others have the lock without a word to its owner, and releases are not answered either. These
+// are rare in the others, and hardly ever come together. Some acts of these schedules are such.
+const doubtPercent = 25
+
+func (w *qWorld) doubt(c *qClient) {
+	switch w.luck.IntN(7) {
+	case 0: // held locks are asked about once more
+		if c.joins {
+			c.subscribed()
+		} else if w.luck.IntN(2) == 0 {
+			c.joins = true
+		}
+	case 1, 2, 3: // what is under way for it has no answer, or arrives late
+		w.counts["silence"]++
+		w.logf("nobody answers %s", c.name)
+		for _, p := range slices.Clone(w.wire) {
+			if p.c != c || p.kind != "request" && p.kind != "reply" || w.luck.IntN(4) == 0 {
+				continue
+			}
+			if p.kind == "reply" || w.luck.IntN(2) == 0 {
+				w.wire = slices.DeleteFunc(w.wire, func(q *qPacket) bool { return q == p })
+			}
+			w.silent(p)
+		}
+	case 4: // nobody hears of an eviction
+		w.counts["unheard eviction"]++
+		w.evict()
+		w.wire = slices.DeleteFunc(w.wire, func(p *qPacket) bool { return p.kind == "message" && p.m.Kind == "revoked" })
+	case 5:
+		if w.inside(c, lockstate.Waiting) == 0 {
+			c.enter(protocol.Exclusive, false)
+		}
+	case 6:
+		for _, x := range c.calls {
+			if x.Phase == lockstate.Inside {
+				c.leave(x)
+				break
+			}
+		}
+	}
+}
+
+// subscribed has a client whose inboxes were not confirmed yet hear that they are.
+func (c *qClient) subscribed() {
+	if c.joins {
+		c.joins = false
+		c.step(c.lock.Subscribed)
 	}
 }
 
@@ -238,6 +292,7 @@ func (w *qWorld) evict() {
 		if _, err := w.servers[i].srv.EvictAbove(context.Background(), &w.keys, least); err != nil {
 			w.fail("evict: %v", err)
 		}
+		w.observe(w.servers[i])
 	}
 }
 

@@ -1,0 +1,308 @@
+package simulation
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/leasedmutex/leased/internal/lockstate"
+	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/quorum"
+)
+
+// Who owned the lock, by what the servers had and not by what clients believe; and what an Unlock may
+// say about that. If it asked the servers, it returns nil only if nobody else has owned the lock since
+// its lease was granted, until the lease was given back on a server of that owner's majority. To own the
+// lock is to own it on a majority of servers at one instant, and to be told so, then or later. Readers
+// own it beside readers, and beside a writer that asked to become one. There are no other exceptions: what
+// was evicted, written by others on a minority, or lost in a restart is no excuse to say nil.
+
+// qOwners is what is known of a schedule.
+type qOwners struct {
+	seq     int               // counts what happens
+	request map[string]string // by the id that a server knows, the id that its state machine knows
+	took    []map[string]int  // by server, when an id became owner there
+	now     [][]string        // by server, who owns, when last looked at
+	events  []*qMajority
+	told    map[string]int // by request, until when its state machine holds the lock under it, 0 if it does yet
+	leases  map[*lockstate.Caller]*qLease
+	left    []*qLease // unlocked, and not settled
+	proven  []*qLease // whose Unlock has returned nil
+}
+
+// qMajority is an instant at which a request owned a majority of the servers.
+type qMajority struct {
+	c       *qClient
+	request string
+	mode    protocol.Mode
+	seq     int
+	took    []int // by server, since when, 0 for not
+}
+
+// qLease is what a caller had.
+type qLease struct {
+	c        *qClient
+	x        *lockstate.Caller
+	requests []string
+	began    int // when its grant had a majority
+	lowered  int // when a downgrade was asked for
+	settled  int
+	asked    bool  // the servers were, when it left
+	gave     []int // by server, when a release or the like of it was carried out there
+}
+
+func newQOwners(n int) *qOwners {
+	o := &qOwners{request: map[string]string{}, took: make([]map[string]int, n), now: make([][]string, n),
+		told: map[string]int{}, leases: map[*lockstate.Caller]*qLease{}}
+	for i := range o.took {
+		o.took[i] = map[string]int{}
+	}
+	return o
+}
+
+// owners returns the ids that own the lock on the server.
+func (s *qServer) owners() []string {
+	value, _ := s.sim.do("GET", s.w.keys.Lock).(string)
+	if value == protocol.MarkerValue {
+		all, _ := s.sim.do("ZRANGEBYSCORE", s.w.keys.Readers(), "("+strconv.FormatInt(s.clock().UnixMilli(), 10), "+inf").([]any)
+		var ids []string
+		for _, id := range all {
+			ids = append(ids, id.(string))
+		}
+		return ids
+	}
+	if _, cools := protocol.ParseCooldown(value); cools || !strings.HasPrefix(value, protocol.FormatTag) {
+		return nil
+	}
+	return []string{value}
+}
+
+// clock is the server's.
+func (s *qServer) clock() time.Time {
+	return simEpoch.Add(faster(s.w.now.Sub(simEpoch), s.rate)).Add(s.offset)
+}
+
+// votes reports whether the server is not in quarantine.
+func (s *qServer) votes() bool {
+	text, _ := s.sim.do("GET", "leased:quorum:mark").(string)
+	mark, _ := strconv.ParseInt(text, 10, 64)
+	return mark != 0 && s.clock().UnixMicro()-mark >= s.w.quarantine.Microseconds()
+}
+
+// carries notes what a command is about, before the server carries it out.
+func (o *qOwners) carries(p *qPacket) {
+	o.seq++
+	id, next := p.send.Requests()
+	switch p.send.Kind {
+	case quorum.Do:
+		o.request[p.send.Cmd.ID] = id
+		if p.send.Cmd.Next != "" {
+			o.request[p.send.Cmd.Next] = next
+		}
+		if v := p.send.Cmd.Verb; v == protocol.Release || v == protocol.Yield {
+			o.givesBack(p.server, p.send.Cmd.ID)
+		}
+	case quorum.Cancel:
+		o.request[p.send.Cancel.ID] = id
+		o.givesBack(p.server, p.send.Cancel.ID)
+	}
+}
+
+// givesBack notes that a server ends a part.
+func (o *qOwners) givesBack(server int, id string) {
+	for _, l := range slices.Concat(o.left, o.proven) {
+		if l.gave[server] == 0 && slices.Contains(l.requests, o.request[id]) {
+			l.gave[server] = o.seq
+		}
+	}
+}
+
+// observe takes note of who owns after something happened on a server.
+func (w *qWorld) observe(s *qServer) {
+	o := w.owners
+	o.seq++
+	var taken []string
+	ids := s.owners()
+	for _, id := range ids {
+		if !slices.Contains(o.now[s.i], id) {
+			o.took[s.i][id] = o.seq
+			taken = append(taken, id)
+		}
+	}
+	o.now[s.i] = ids
+	if len(taken) == 0 {
+		return
+	}
+	for _, other := range w.servers { // leases end
+		if other != s {
+			still := other.owners()
+			o.now[other.i] = slices.DeleteFunc(o.now[other.i], func(id string) bool { return !slices.Contains(still, id) })
+		}
+	}
+	for _, id := range taken {
+		if r := o.request[id]; r != "" {
+			w.count(r)
+		}
+	}
+}
+
+// count notes whether a request owns a majority now.
+func (w *qWorld) count(request string) {
+	o := w.owners
+	m := &qMajority{request: request, seq: o.seq, took: make([]int, len(w.servers))}
+	n, young := 0, 0
+	for i, ids := range o.now {
+		for _, id := range ids { // readers can have more than one
+			if at := o.took[i][id]; o.request[id] == request && (m.took[i] == 0 || at < m.took[i]) {
+				m.took[i] = at
+			}
+		}
+		switch {
+		case m.took[i] == 0:
+		case w.servers[i].votes():
+			n++
+		default:
+			young++
+		}
+	}
+	switch {
+	case n >= quorum.Majority(len(w.servers)):
+		for i, s := range w.servers {
+			if m.took[i] != 0 && !s.votes() {
+				m.took[i] = 0
+			}
+		}
+	case young < len(w.servers): // else the set is new
+		return
+	}
+	who, _ := protocol.ParseID(request)
+	m.mode = who.Mode
+	for _, c := range w.clients {
+		if strings.HasSuffix(request, ":"+c.id) {
+			m.c = c
+		}
+	}
+	o.events = append(o.events, m)
+	w.judge(m)
+}
+
+// told takes note of what a state machine holds after an event, and of callers that are settled.
+func (w *qWorld) told(c *qClient) {
+	o := w.owners
+	o.seq++
+	held := c.lock.Request().ID
+	if !c.lock.Holds(held) {
+		held = ""
+	}
+	if c.holds != "" && c.holds != held {
+		o.told[c.holds] = o.seq
+	}
+	if held != "" && c.holds != held {
+		o.told[held] = 0
+		for i, s := range w.servers {
+			still := s.owners()
+			o.now[i] = slices.DeleteFunc(o.now[i], func(id string) bool { return !slices.Contains(still, id) })
+		}
+		w.count(held) // a quarantine may be over
+		for _, m := range o.events {
+			if m.request == held {
+				w.judge(m)
+			}
+		}
+	}
+	c.holds = held
+	still := o.left[:0]
+	for _, l := range o.left {
+		if !l.x.Settled {
+			still = append(still, l)
+			continue
+		}
+		if l.x.Outcome() != nil || !l.asked {
+			continue
+		}
+		w.counts["proved"]++
+		l.settled = o.seq
+		o.proven = append(o.proven, l)
+		for _, m := range o.events {
+			w.judge(m)
+		}
+	}
+	o.left = still
+}
+
+// gaveUp takes note that a request was given back, because no majority is known to have granted it.
+// It may be made again.
+func (o *qOwners) gaveUp(request string) {
+	until, told := o.told[request]
+	o.events = slices.DeleteFunc(o.events, func(m *qMajority) bool {
+		return m.request == request && (!told || until != 0 && m.seq > until)
+	})
+}
+
+// dies takes note that a client holds nothing any more.
+func (o *qOwners) dies(c *qClient) {
+	if c.holds != "" {
+		o.seq++
+		o.told[c.holds], c.holds = o.seq, ""
+	}
+}
+
+// leases takes note of one.
+func (w *qWorld) leases(c *qClient, x *lockstate.Caller) {
+	o := w.owners
+	o.seq++
+	l := &qLease{c: c, x: x, requests: []string{c.lock.Request().ID}, began: o.seq, gave: make([]int, len(w.servers))}
+	if x.Via != lockstate.ViaLocal && x.Via != lockstate.ViaIdle {
+		for _, m := range o.events {
+			if m.request == l.requests[0] {
+				since := slices.DeleteFunc(slices.Sorted(slices.Values(m.took)), func(at int) bool { return at == 0 })
+				l.began = since[quorum.Majority(len(w.servers))-1]
+			}
+		}
+	}
+	o.leases[x] = l
+}
+
+// lowers takes note that a downgrade is asked for.
+func (o *qOwners) lowers(x *lockstate.Caller) {
+	if l := o.leases[x]; l.lowered == 0 {
+		l.lowered = o.seq
+	}
+}
+
+// unlocks takes note that a caller leaves.
+func (o *qOwners) unlocks(x *lockstate.Caller) {
+	l := o.leases[x]
+	v := l.c.lock.Status()
+	l.requests = append(l.requests, v.Req.ID)
+	if v.Downgrading {
+		l.requests = append(l.requests, v.Next)
+	}
+	o.left = append(o.left, l)
+}
+
+// judge fails if an Unlock has said nil although m was within its lease.
+func (w *qWorld) judge(m *qMajority) {
+	o := w.owners
+	if until, told := o.told[m.request]; !told || until != 0 && m.seq > until {
+		return // its client was not told
+	}
+	for _, l := range o.proven {
+		if m.c == l.c || m.seq <= l.began || m.seq > l.settled {
+			continue
+		}
+		if m.mode == protocol.Shared && (l.x.Mode == protocol.Shared && l.lowered == 0 || l.lowered != 0 && m.seq > l.lowered) {
+			continue
+		}
+		n := 0
+		for i, at := range m.took {
+			if at != 0 && !(l.gave[i] != 0 && l.gave[i] < at) {
+				n++
+			}
+		}
+		if n >= quorum.Majority(len(w.servers)) {
+			w.fail("Unlock of %s, token %d, says nil, but %s has owned in between, under %s (%d to %d: at %d from %v, given back %v)", l.c.name, l.x.Token, m.c.name, short(m.request), l.began, l.settled, m.seq, m.took, l.gave)
+		}
+	}
+}
