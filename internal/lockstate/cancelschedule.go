@@ -119,7 +119,7 @@ func (s *CancelSchedule) Answered(g *Cancellation, r protocol.Cancelled, now tim
 	done := r.Fail == nil
 	if done {
 		s.heard = true
-		g.proved = g.proved || r.Owned || r.Token != 0 && r.Token == g.proof
+		g.proved = g.proved || r.Owned && !g.doubted || r.Proved || r.Token != 0 && r.Token == g.proof
 	}
 	closed := !done && r.Fail.Kind == protocol.ClientClosed
 	over := closed || !now.Before(g.giveUp)

@@ -79,6 +79,8 @@ type Cancellation struct {
 	rare     bool          // counted in CancelSchedule.rare
 	repeated bool          // was sent again although it had been answered
 	proved   bool          // that the lock was ours when it was released
+
+	doubted bool // that it owned until it was cancelled is no proof, see Lock.inDoubt
 }
 
 // Cooldown returns for how long, from now on, the lock is kept from all others if the request

@@ -262,7 +262,7 @@ func (l *Lock) yielded(c *protocol.Command, a protocol.Answer, fail *protocol.Fa
 	}
 	l.becomeNext()
 	if fail == nil && a.Outcome != protocol.NotOurs && doubted && !a.Proved {
-		l.cancelUnconfirmed(own, c.Last, keep, now, fx, old)
+		l.cancelUnconfirmed(own, c.Last, keep, doubted, now, fx, old)
 	}
 	if a.Gone && placed {
 		// Redis knew the successor by its reserved place, not by this yield: the old
@@ -275,7 +275,7 @@ func (l *Lock) yielded(c *protocol.Command, a protocol.Answer, fail *protocol.Fa
 		// The old request may still own the lock and the new one may wait: the old one is
 		// cancelled, and the new one is asked about. A late copy of the yield harms
 		// neither.
-		l.cancelUnconfirmed(own, c.Last, keep, now, fx, old)
+		l.cancelUnconfirmed(own, c.Last, keep, doubted, now, fx, old)
 		l.failed(&g.ticket, fail, pause, now, fx)
 	case a.Outcome == protocol.NotOurs:
 		l.settleLost(now, fx)
@@ -306,12 +306,12 @@ func (l *Lock) released(c *protocol.Command, a protocol.Answer, fail *protocol.F
 	l.becomeNone()
 	switch {
 	case fail != nil:
-		l.cancelUnconfirmed(own, c.Last, keep, now, fx, old)
+		l.cancelUnconfirmed(own, c.Last, keep, doubted, now, fx, old)
 	case a.Outcome == protocol.NotOurs:
 		l.settleLost(now, fx)
 	default:
 		if doubted && !a.Proved {
-			l.cancelUnconfirmed(own, c.Last, keep, now, fx, old)
+			l.cancelUnconfirmed(own, c.Last, keep, doubted, now, fx, old)
 		}
 		l.settleLeaving(fx)
 		l.continueGranting(a, old.ID, fx)
@@ -361,11 +361,11 @@ func (l *Lock) cancelLate(now time.Time, fx *Effects) {
 // settled when that succeeds. If either of several ids may own, they are cancelled one after
 // the other, in the order in which a late command may turn one into the next. own is the
 // token of the first, last the last token given out under it, 0 if that is own; keep is the end
-// of its minimum hold.
-func (l *Lock) cancelUnconfirmed(own, last uint64, keep, now time.Time, fx *Effects, ids ...protocol.Request) {
+// of its minimum hold. doubted is what inDoubt says.
+func (l *Lock) cancelUnconfirmed(own, last uint64, keep time.Time, doubted bool, now time.Time, fx *Effects, ids ...protocol.Request) {
 	chain := make([]Cancellation, len(ids))
 	for i, req := range ids {
-		chain[i] = Cancellation{ID: req.ID, Last: last, Link: l.prevHoldSpan, until: arrives(now, req.TTL), giveUp: now.Add(req.TTL)}
+		chain[i] = Cancellation{ID: req.ID, Last: last, Link: l.prevHoldSpan, until: arrives(now, req.TTL), giveUp: now.Add(req.TTL), doubted: doubted}
 		if i > 0 {
 			chain[i-1].Then = &chain[i]
 		}
@@ -514,7 +514,7 @@ func (l *Lock) grantedByMessage(id string, a protocol.Answer, now time.Time, fx 
 		}
 		l.cancelLate(now, fx)
 		if l.inDoubt() {
-			l.cancelUnconfirmed(g.token, l.drawn(), l.time(g.minHoldUntil), now, fx, g.req)
+			l.cancelUnconfirmed(g.token, l.drawn(), l.time(g.minHoldUntil), true, now, fx, g.req)
 		}
 		l.becomeNext()
 		l.settleLeaving(fx) // the yield was done

@@ -159,6 +159,6 @@ func (l *Lock) abortDowngrade(now time.Time, fx *Effects) {
 	if !next.sent {
 		return
 	}
-	l.cancelUnconfirmed(g.token, l.drawn(), l.time(g.minHoldUntil), now, fx, g.req, next.req)
+	l.cancelUnconfirmed(g.token, l.drawn(), l.time(g.minHoldUntil), l.inDoubt(), now, fx, g.req, next.req)
 	l.becomeNone()
 }

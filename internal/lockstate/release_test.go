@@ -185,6 +185,36 @@ func TestAReleaseProvesNothingWhereTheGrantMayHaveBeenGivenAnew(t *testing.T) {
 	})
 }
 
+// Nor does a cancel that finds the id owning, after a release without answer: only the lock's last token does,
+// or a quorum that has looked at it.
+func TestACancelProvesNothingByOwnershipWhereTheGrantMayHaveBeenGivenAnew(t *testing.T) {
+	for doubted, proofs := range map[bool]map[protocol.Cancelled]bool{
+		false: {{Owned: true, Token: 1}: true},
+		true:  {{Owned: true, Token: 1}: false, {Owned: true, Proved: true}: true, {Owned: true}: false},
+	} {
+		for answer, proved := range proofs {
+			c := writer()
+			var h *hand
+			if doubted {
+				h, _ = overtaken(t, c)
+				h.reply(protocol.Answer{}, errSilence, time.Second)
+			} else {
+				h = holding(t, c)
+			}
+			h.leave(c)
+			h.sends(protocol.Release)
+			h.reply(protocol.Answer{}, errSilence, time.Second)
+			g := h.unwanted[len(h.unwanted)-1]
+			var s CancelSchedule
+			s.Add(&g, h.now)
+			s.Take(h.now)
+			if got := s.Answered(&g, answer, h.now).proved; got != proved || len(g.Callers) != 0 {
+				t.Errorf("doubted %v, %+v: proved %v", doubted, answer, got)
+			}
+		}
+	}
+}
+
 // A quorum looks for that proof when it releases.
 func TestAReleaseThatSaysSoProvesAGrantThatMayHaveBeenGivenAnew(t *testing.T) {
 	proved := func(a protocol.Answer) protocol.Answer {

@@ -125,11 +125,14 @@ type CancelRequest struct {
 
 // Cancelled is the result of a cancel.
 type Cancelled struct {
-	Owned bool     // the request owned the lock until then
-	Token uint64   // the lock's last one before this cancel granted the next; 0 if it proves nothing
-	Clock uint64   // of a server of a quorum: its time, µs, 0 if it owned
-	Mark  uint64   // of a server of a quorum: see Answer.Mark
-	Fail  *Failure // if not nil, the cancel was refused or has no answer
+	Owned bool // the request owned the lock until then
+	// Proved: nobody else has owned it since it was granted, although an acquire of it had no
+	// answer. A quorum says so.
+	Proved bool
+	Token  uint64   // the lock's last one before this cancel granted the next; 0 if it proves nothing
+	Clock  uint64   // of a server of a quorum: its time, µs, 0 if it owned
+	Mark   uint64   // of a server of a quorum: see Answer.Mark
+	Fail   *Failure // if not nil, the cancel was refused or has no answer
 }
 
 // Snapshot is the answer of inspect.lua.

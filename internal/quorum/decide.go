@@ -449,7 +449,7 @@ func (l *Lock) evaluateCancel(op *Op, now time.Time, fx *Effects) {
 	owned := r.token != 0
 	switch {
 	case owned && yes >= l.cfg.Need:
-		op.Cancelled = protocol.Cancelled{Owned: true}
+		op.Cancelled = protocol.Cancelled{Owned: true, Proved: r.doubted}
 	case owned && no > l.cfg.N-l.cfg.Need, !owned && yes+no >= l.cfg.Need:
 	case pending > 0:
 		return

@@ -1603,6 +1603,24 @@ func doubted(t *testing.T) *stand {
 	return s
 }
 
+// Where the cancel has proved it, it says so.
+func TestACancelAfterAReleaseInDoubtSaysWhatItProves(t *testing.T) {
+	s := doubted(t)
+	s.fx = Effects{}
+	s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.id, At: s.now}, s.now, &s.fx)
+	for _, send := range s.fx.Sends {
+		s.answer(send, Result{Fail: silent, Cancelled: protocol.Cancelled{Fail: silent}})
+	}
+	s.fx = Effects{}
+	cancel := s.lock.CancelRequest(&protocol.CancelRequest{ID: s.id}, s.now, &s.fx)
+	for _, send := range s.fx.Sends {
+		s.answer(send, Result{Cancelled: protocol.Cancelled{Owned: true, Token: 1}})
+	}
+	if !cancel.Decided() || !cancel.Cancelled.Proved {
+		t.Errorf("cancelled: %+v", cancel.Cancelled)
+	}
+}
+
 // Two of three servers had another owner since. The release hears it of one, and the cancel that follows
 // must not take for a proof that the lease owned there again.
 func TestACancelAfterAReleaseInDoubtProvesNothingWhereOthersOwned(t *testing.T) {

@@ -15,8 +15,11 @@ import (
 // say about that. If it asked the servers, it returns nil only if nobody else has owned the lock since
 // its lease was granted, until the lease was given back on a server of that owner's majority. To own the
 // lock is to own it on a majority of servers at one instant, and to be told so, then or later. Readers
-// own it beside readers, and beside a writer that asked to become one. There are no other exceptions: what
-// was evicted, written by others on a minority, or lost in a restart is no excuse to say nil.
+// own it beside readers, and beside a writer that asked to become one.
+//
+// There are two exceptions (redlock.md). A server that was the other owner's before the lease was granted
+// may have joined the lease since. And a server of the other owner's majority may have lost its data since:
+// it then speaks for the lease, because it does not know better.
 
 // qOwners is what is known of a schedule.
 type qOwners struct {
@@ -26,6 +29,7 @@ type qOwners struct {
 	now     [][]string        // by server, who owns, when last looked at
 	events  []*qMajority
 	told    map[string]int // by request, until when its state machine holds the lock under it, 0 if it does yet
+	emptied []int          // by server, when it last lost its data
 	leases  map[*lockstate.Caller]*qLease
 	left    []*qLease // unlocked, and not settled
 	proven  []*qLease // whose Unlock has returned nil
@@ -53,7 +57,7 @@ type qLease struct {
 }
 
 func newQOwners(n int) *qOwners {
-	o := &qOwners{request: map[string]string{}, took: make([]map[string]int, n), now: make([][]string, n),
+	o := &qOwners{request: map[string]string{}, took: make([]map[string]int, n), now: make([][]string, n), emptied: make([]int, n),
 		told: map[string]int{}, leases: map[*lockstate.Caller]*qLease{}}
 	for i := range o.took {
 		o.took[i] = map[string]int{}
@@ -297,7 +301,7 @@ func (w *qWorld) judge(m *qMajority) {
 		}
 		n := 0
 		for i, at := range m.took {
-			if at != 0 && !(l.gave[i] != 0 && l.gave[i] < at) {
+			if at > l.began && !(l.gave[i] != 0 && l.gave[i] < at) && o.emptied[i] < m.seq {
 				n++
 			}
 		}

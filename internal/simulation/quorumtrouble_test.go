@@ -74,6 +74,7 @@ func (w *qWorld) strike(c *qClient) {
 				w.restarts++
 				w.logf("server %d restarts empty", i+1)
 				w.observe(w.servers[i])
+				w.owners.emptied[i] = w.owners.seq
 			}
 		}
 	case qBounces:
