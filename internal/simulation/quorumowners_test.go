@@ -17,9 +17,11 @@ import (
 // lock is to own it on a majority of servers at one instant, and to be told so, then or later. Readers
 // own it beside readers, and beside a writer that asked to become one.
 //
-// There are two exceptions (redlock.md). A server that was the other owner's before the lease was granted
-// may have joined the lease since. And a server of the other owner's majority may have lost its data since:
-// it then speaks for the lease, because it does not know better.
+// There are four exceptions (redlock.md), all after an eviction that the owner may not have heard of. A
+// server that was the other owner's before the lease was granted may have joined the lease since; and so may
+// one that became the other owner's later, if it had not been of the lease before. A server of the other
+// owner's majority may have lost its data since: it then speaks for the lease, because it does not know better.
+// And a downgrade that has had no answer may have been carried out before the eviction, and not be since.
 
 // qOwners is what is known of a schedule.
 type qOwners struct {
@@ -28,8 +30,10 @@ type qOwners struct {
 	took    []map[string]int  // by server, when an id became owner there
 	now     [][]string        // by server, who owns, when last looked at
 	events  []*qMajority
-	told    map[string]int // by request, until when its state machine holds the lock under it, 0 if it does yet
-	emptied []int          // by server, when it last lost its data
+	told    map[string]int   // by request, until when its state machine holds the lock under it, 0 if it does yet
+	emptied []int            // by server, when it last lost its data
+	joined  []map[string]int // by server, when a request first became owner there
+	evicted []int            // when an operator did
 	leases  map[*lockstate.Caller]*qLease
 	left    []*qLease // unlocked, and not settled
 	proven  []*qLease // whose Unlock has returned nil
@@ -61,6 +65,7 @@ func newQOwners(n int) *qOwners {
 		told: map[string]int{}, leases: map[*lockstate.Caller]*qLease{}}
 	for i := range o.took {
 		o.took[i] = map[string]int{}
+		o.joined = append(o.joined, map[string]int{})
 	}
 	return o
 }
@@ -132,6 +137,9 @@ func (w *qWorld) observe(s *qServer) {
 		if !slices.Contains(o.now[s.i], id) {
 			o.took[s.i][id] = o.seq
 			taken = append(taken, id)
+			if r := o.request[id]; o.joined[s.i][r] == 0 {
+				o.joined[s.i][r] = o.seq
+			}
 		}
 	}
 	o.now[s.i] = ids
@@ -299,9 +307,14 @@ func (w *qWorld) judge(m *qMajority) {
 		if m.mode == protocol.Shared && (l.x.Mode == protocol.Shared && l.lowered == 0 || l.lowered != 0 && m.seq > l.lowered) {
 			continue
 		}
+		evicted := slices.ContainsFunc(o.evicted, func(at int) bool { return at > l.began && at < l.settled })
+		if evicted && l.lowered != 0 {
+			continue
+		}
 		n := 0
 		for i, at := range m.took {
-			if at > l.began && !(l.gave[i] != 0 && l.gave[i] < at) && o.emptied[i] < m.seq {
+			late := evicted && slices.ContainsFunc(l.requests, func(r string) bool { return o.joined[i][r] > at })
+			if at > l.began && !late && !(l.gave[i] != 0 && l.gave[i] < at) && o.emptied[i] < m.seq {
 				n++
 			}
 		}

@@ -278,6 +278,8 @@ func (w *qWorld) evict() {
 	need := quorum.Majority(len(w.servers))
 	some := w.rng.Perm(len(w.servers))[:need+w.rng.IntN(len(w.servers)-need+1)]
 	w.logf("an operator evicts on %v", some)
+	w.owners.seq++
+	w.owners.evicted = append(w.owners.evicted, w.owners.seq)
 	for _, c := range w.clients {
 		c.excuse = w.now
 	}
