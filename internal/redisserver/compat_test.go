@@ -14,7 +14,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/leasedmutex/leased/internal/protocol"
 )
@@ -32,21 +31,21 @@ const (
 
 // frozenParts are the files that version 1 joined to each script.
 var frozenParts = map[string][]string{
-	"acquire":      {"recheck_fast", "acquire_fast", "common", "acquire"},
-	"release":      {"release_fast", "common", "release"},
+	"acquire":      {"recheck_fast", "acquire_fast", "acquire_arguments", "common", "acquire"},
+	"release":      {"release_fast", "release_arguments", "common", "release"},
 	"yield":        {"common", "yield"},
 	"downgrade":    {"common", "downgrade"},
-	"cancel":       {"common", "cancel"},
+	"cancel":       {"release_arguments", "common", "cancel"},
 	"evict":        {"common", "evict"},
 	"inspect":      {"common", "inspect"},
 	"renew":        {"renew"},
 	"renew_shared": {"renew_shared"},
 
 	"adopt":          {"common", "adopt"},
-	"vote_acquire":   {"vote_fast", "vote_before", "recheck_fast", "common", "acquire", "vote_after"},
+	"vote_acquire":   {"vote_fast", "vote_before", "recheck_fast", "acquire_arguments", "common", "acquire", "vote_after"},
 	"vote_yield":     {"vote_before", "common", "yield", "vote_after"},
 	"vote_downgrade": {"vote_before", "common", "downgrade", "vote_after"},
-	"vote_cancel":    {"release_fast", "common", "cancel"},
+	"vote_cancel":    {"release_fast", "release_arguments", "common", "cancel"},
 }
 
 // TestFreezeScripts does nothing without its flag:
@@ -128,8 +127,8 @@ func TestTheFrozenScriptsAreWhatWasFrozen(t *testing.T) {
 		}
 	}
 	files, err := filepath.Glob(frozenDir + "/*.lua")
-	if err != nil || len(files) != 17 {
-		t.Errorf("%d files, want 17: %v", len(files), err)
+	if err != nil || len(files) != 19 {
+		t.Errorf("%d files, want 19: %v", len(files), err)
 	}
 }
 
@@ -161,13 +160,16 @@ func (c *speaker) take(st step, last uint64) (protocol.Outcome, uint64) {
 	switch inboxes := c.s.srv.Inboxes; st.what {
 	case "acquire", "try":
 		wait := map[string]string{"acquire": "1", "try": "0"}[st.what]
-		life := Milliseconds(max(10*time.Minute, 4*ttlOf(c.s.t, id)))
-		reply = run("acquire", all, inboxes, id, wait, "", ttl, life)
-		if n, ok := reply.(int64); ok {
-			return protocol.Granted, uint64(n)
+		reply = run("acquire", all, id, ttl, wait+" "+inboxes)
+		if text, ok := reply.(string); ok {
+			n, err := strconv.ParseUint(text, 10, 53)
+			if err != nil {
+				c.s.t.Fatalf("version 1: %+v: %v", st, err)
+			}
+			return protocol.Granted, n
 		}
 	case "release":
-		reply = run("release", all, withCooldown(st.cool, inboxes, id, token, "-")...)
+		reply = run("release", all, withCooldown(st.cool, id, "- "+inboxes, token)...)
 		if _, ok := reply.(int64); ok {
 			return protocol.Done, 0
 		}
@@ -176,7 +178,7 @@ func (c *speaker) take(st step, last uint64) (protocol.Outcome, uint64) {
 	case "downgrade":
 		reply = run(st.what, all, inboxes, id, st.next, token, "-")
 	case "cancel":
-		reply = run("cancel", all, withCooldown(st.cool, inboxes, id, token, "-")...)
+		reply = run("cancel", all, withCooldown(st.cool, id, "- "+inboxes, token)...)
 	case "renew":
 		name, keys := "renew", all[:1]
 		if strings.HasPrefix(id, "leased1:r") {

@@ -26,20 +26,8 @@ func parseAnswer(reply []any) (protocol.Answer, error) {
 	if len(reply) < 2 {
 		return protocol.Answer{}, malformed(reply)
 	}
-	if len(reply) == 6 { // vote_fast.lua
-		blocker, _ := reply[4].(string)
-		if !validToken(number(0)) || !validToken(number(1)) {
-			return protocol.Answer{}, malformed(reply)
-		}
-		return protocol.Answer{
-			Outcome: protocol.Enqueued,
-			Token:   uint64(number(0)),
-			Clock:   uint64(number(1)),
-			Place:   int(number(2)),
-			Left:    Remaining(number(3)),
-			Blocker: blocker,
-			Echo:    int(number(5)),
-		}, nil
+	if _, short := reply[0].(string); short {
+		return parseShort(reply)
 	}
 	switch o := number(0); {
 	case o <= 3 && !validToken(number(1)):
@@ -84,6 +72,43 @@ func parseAnswer(reply []any) (protocol.Answer, error) {
 		return protocol.Answer{Outcome: protocol.Done, Handed: int(number(1)), Unfinished: len(reply) > 2 && number(2) == 1}, nil
 	}
 	return protocol.Answer{}, malformed(reply)
+}
+
+// parseShort parses what a shortcut answers to a request that waits; see acquire_fast.lua.
+func parseShort(reply []any) (protocol.Answer, error) {
+	if len(reply) != 5 && len(reply) != 6 {
+		return protocol.Answer{}, malformed(reply)
+	}
+	a := protocol.Answer{Outcome: protocol.Enqueued, Echo: -1}
+	last, _ := reply[0].(string)
+	clock, _ := reply[1].(string)
+	place, ok1 := reply[2].(int64)
+	left, ok2 := reply[3].(int64)
+	blocker, ok3 := reply[4].(string)
+	var err1, err2 error
+	a.Token, err1 = parseToken(last)
+	a.Clock, err2 = parseToken(clock)
+	if err1 != nil || err2 != nil || !ok1 || !ok2 || !ok3 {
+		return protocol.Answer{}, malformed(reply)
+	}
+	a.Place, a.Left, a.Blocker = int(place), Remaining(left), blocker
+	if len(reply) == 6 {
+		echoed, ok := reply[5].(int64)
+		if !ok {
+			return protocol.Answer{}, malformed(reply)
+		}
+		a.Echo = int(echoed)
+	}
+	return a, nil
+}
+
+// parseToken parses a token, or a time, that a shortcut answers as a string.
+func parseToken(text string) (uint64, error) {
+	n, err := strconv.ParseUint(text, 10, 53)
+	if err != nil {
+		return 0, malformed(text)
+	}
+	return n, nil
 }
 
 // clockAndMark parses the time of a server of a quorum and its mark, both 0 if they cannot be.

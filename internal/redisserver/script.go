@@ -21,11 +21,11 @@ type Script struct {
 
 // The scripts. The header of each .lua file says what it takes, returns and guarantees.
 var (
-	AcquireScript     = loadScript("recheck_fast", "acquire_fast", "common", "acquire")
-	ReleaseScript     = loadScript("release_fast", "common", "release")
+	AcquireScript     = loadScript("recheck_fast", "acquire_fast", "acquire_arguments", "common", "acquire")
+	ReleaseScript     = loadScript("release_fast", "release_arguments", "common", "release")
 	YieldScript       = loadScript("common", "yield")
 	DowngradeScript   = loadScript("common", "downgrade")
-	CancelScript      = loadScript("common", "cancel")
+	CancelScript      = loadScript("release_arguments", "common", "cancel")
 	EvictScript       = loadScript("common", "evict")
 	InspectScript     = loadScript("common", "inspect")
 	RenewScript       = loadScript("renew")
@@ -33,11 +33,11 @@ var (
 
 	// Of a quorum's servers: see vote_before.lua and adopt.lua. There a cancel often ends what
 	// owns, as a release does.
-	VoteAcquireScript   = loadScript("vote_fast", "vote_before", "recheck_fast", "common", "acquire", "vote_after")
+	VoteAcquireScript   = loadScript("vote_fast", "vote_before", "recheck_fast", "acquire_arguments", "common", "acquire", "vote_after")
 	VoteYieldScript     = loadScript("vote_before", "common", "yield", "vote_after")
 	VoteDowngradeScript = loadScript("vote_before", "common", "downgrade", "vote_after")
 	AdoptScript         = loadScript("common", "adopt")
-	VoteCancelScript    = loadScript("release_fast", "common", "cancel")
+	VoteCancelScript    = loadScript("release_fast", "release_arguments", "common", "cancel")
 )
 
 // loadScript joins the given files, in this order, to one script.

@@ -27,7 +27,10 @@ type Server struct {
 	node      redis.UniversalClient
 	mark      string // key of a quorum's mark, see vote_before.lua; "" if it is none of its servers
 
-	quarantine any // of the quorum, as an argument of its scripts
+	// Of a server of a quorum: how long its age matters, and a mark that is older than that, as the
+	// argument that its scripts take.
+	quarantine time.Duration
+	settled    *atomic.Pointer[any]
 }
 
 // HonorsDeadlines reports whether a command ends when its context does.
@@ -71,27 +74,62 @@ func New(rdb redis.UniversalClient, prefix string) *Server {
 // as long as the quarantine.
 func NewMember(rdb redis.UniversalClient, prefix string, quarantine time.Duration) *Server {
 	s := New(rdb, prefix)
-	s.quarantine = Milliseconds(quarantine + time.Millisecond - 1) // no shorter than the client takes it to be
+	s.quarantine = quarantine
+	s.settled = new(atomic.Pointer[any])
 	s.mark = protocol.MarkKey(prefix)
 	s.args.mark = s.mark
 	return s
 }
 
-// vote runs the script that has the server vote, if it is one of a quorum's, and returns its
-// mark, 0 if the lock was free and the mark is older than the quarantine. It may write behind args, where there should be room
-// for two more.
+// vote runs the script that has the server vote, if it is one of a quorum's, with the ticket as last
+// argument, and returns its mark.
 func (s *Server) vote(ctx context.Context, script, voting *Script, keys []any, ticket uint64, args ...any) (any, uint64, error) {
 	if s.mark == "" {
 		val, err := s.run(ctx, script, keys, args...)
 		return val, 0, err
 	}
-	val, err := s.run(ctx, voting, keys, append(args, s.quarantine, strconv.FormatUint(ticket, 10))...)
+	val, err := s.run(ctx, voting, keys, append(args, strconv.FormatUint(ticket, 10))...)
 	if err != nil {
 		return nil, 0, err
 	}
-	if _, old := val.(int64); old { // vote_fast.lua
+	return s.marked(val)
+}
+
+// voteAcquire is vote for an acquire, whose ticket is among its arguments. The mark is 0 if the lock
+// was free and the mark is older than the quarantine.
+func (s *Server) voteAcquire(ctx context.Context, keys []any, c *protocol.Command) (any, uint64, error) {
+	args := s.args.acquire(c)
+	if s.mark == "" {
+		val, err := s.run(ctx, &AcquireScript, keys, args...)
+		return val, 0, err
+	}
+	var known any = unknownMark
+	if settled := s.settled.Load(); settled != nil {
+		known = *settled
+	}
+	val, err := s.run(ctx, &VoteAcquireScript, keys, append(args, known)...)
+	if err != nil {
+		return nil, 0, err
+	}
+	if _, settled := val.(string); settled { // vote_fast.lua
 		return val, 0, nil
 	}
+	val, mark, err := s.marked(val)
+	if token, granted := val.(string); granted { // vote_fast.lua, with a mark that is new to us
+		if us, bad := parseToken(token); bad == nil && mark > 0 && us > mark && us-mark > uint64(s.quarantine.Microseconds()) {
+			var settled any = strconv.FormatUint(mark, 10)
+			s.settled.Store(&settled)
+			mark = 0
+		}
+	}
+	return val, mark, err
+}
+
+// unknownMark is what a script is told in place of a mark. None is like that.
+const unknownMark = "-"
+
+// marked splits the reply of a voting script.
+func (s *Server) marked(val any) (any, uint64, error) {
 	reply, _ := val.([]any)
 	if len(reply) < 2 {
 		return nil, 0, malformed(val)
@@ -193,30 +231,18 @@ func (s *Server) process(ctx context.Context, cmd onceCmd, heard bool) error {
 // is no answer; Classify says which.
 func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) (protocol.Answer, error) {
 	keys := s.args.keys(k)
-	last := decimal(c.Last)
 	var val any
 	var mark uint64
 	var err error
 	switch c.Verb {
 	case protocol.Acquire:
-		var wait any = "0"
-		switch {
-		case c.Wait && c.First:
-			wait = "2"
-		case c.Wait:
-			wait = "1"
-		}
-		args := append(make([]any, 0, 10), s.args.inboxes, c.ID, wait, c.Echo, s.args.milliseconds(c.TTL), s.args.milliseconds(protocol.TokenLife(c.TTL)), c.Own)
-		if c.Told > 0 {
-			args = append(args, decimal(c.Told))
-		}
-		val, mark, err = s.vote(ctx, &AcquireScript, &VoteAcquireScript, keys, c.Ticket, args...)
+		val, mark, err = s.voteAcquire(ctx, keys, c)
 	case protocol.Release:
-		val, err = s.send(ctx, c.Heard, &ReleaseScript, keys, withCooldown(c.Cooldown, s.args.inboxes, c.ID, last, spanArgument(c.Link)))
+		val, err = s.send(ctx, c.Heard, &ReleaseScript, keys, s.args.release(c.ID, c.Last, c.Link, c.Cooldown))
 	case protocol.Yield:
-		val, mark, err = s.vote(ctx, &YieldScript, &VoteYieldScript, keys, c.Ticket, withCooldown(c.Cooldown, s.args.inboxes, c.ID, c.Next, last, spanArgument(c.Link))...)
+		val, mark, err = s.vote(ctx, &YieldScript, &VoteYieldScript, keys, c.Ticket, withCooldown(c.Cooldown, s.args.inboxes, c.ID, c.Next, decimal(c.Last), spanArgument(c.Link))...)
 	case protocol.Downgrade:
-		val, mark, err = s.vote(ctx, &DowngradeScript, &VoteDowngradeScript, keys, c.Ticket, s.args.inboxes, c.ID, c.Next, last, spanArgument(c.Link))
+		val, mark, err = s.vote(ctx, &DowngradeScript, &VoteDowngradeScript, keys, c.Ticket, s.args.inboxes, c.ID, c.Next, decimal(c.Last), spanArgument(c.Link))
 	default:
 		return protocol.Answer{}, fmt.Errorf("leased: no such command: %d", c.Verb)
 	}
@@ -227,10 +253,10 @@ func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) 
 		return protocol.Answer{}, err
 	}
 	switch reply := val.(type) {
-	case int64: // acquire_fast.lua, release_fast.lua, or those of a quorum
-		if c.Verb == protocol.Acquire {
-			return protocol.Answer{Outcome: protocol.Granted, Token: uint64(reply), Clock: uint64(reply), Mark: mark}, nil
-		}
+	case string: // acquire_fast.lua, vote_fast.lua
+		token, err := parseToken(reply)
+		return protocol.Answer{Outcome: protocol.Granted, Token: token, Clock: token, Mark: mark}, err
+	case int64: // release_fast.lua
 		return protocol.Answer{Outcome: protocol.Done, Handed: int(reply)}, nil
 	case []any:
 		a, err := parseAnswer(reply)
@@ -391,7 +417,7 @@ func (s *Server) Cancel(ctx context.Context, batch []protocol.CancelRequest) []p
 		script = &VoteCancelScript // whose shortcut does not tell the last token
 	}
 	arguments := func(g *protocol.CancelRequest) []any {
-		return withCooldown(g.Cooldown, s.args.inboxes, g.ID, decimal(g.Last), spanArgument(g.Link))
+		return s.args.release(g.ID, g.Last, g.Link, g.Cooldown)
 	}
 	call := func(i int, byText bool) onceCmd {
 		return script.call(ctx, byText, s.args.keys(batch[i].Keys), arguments(&batch[i])...)

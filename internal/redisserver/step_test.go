@@ -162,7 +162,8 @@ func scatter(seed, now int64) *scattering {
 	if last := now * 1000; rng.Intn(4) > 0 {
 		meta := []string{
 			fmt.Sprintf("leased1:%d:%d", last-5_000_000, last-5_000_000), fmt.Sprintf("leased1:%d:%d", last-5_000_000, last),
-			fmt.Sprintf("leased1:%d:%d", last+3_600_000_000, last), "leased1:7:7", "leased1:nonsense", "garbage", "leased2:1",
+			fmt.Sprintf("leased1:%d:%d", last+3_600_000_000, last), "leased1:7:7", "leased1:nonsense", "garbage",
+			fmt.Sprintf("leased2:%d:%d", last-5_000_000, last),
 		}[rng.Intn(7)]
 		put("SET", 4, meta, "PX", 900_000)
 	}

@@ -237,3 +237,50 @@ func TestATokenAheadOfTheClockByOneMicrosecondIsNotRepeated(t *testing.T) {
 		}
 	}
 }
+
+// A device without a battery wakes up in a year whose times have fewer digits; and early in a second,
+// the microseconds have fewer than six.
+func TestTokensGoOnWhereTheClockIsBackByADigit(t *testing.T) {
+	for _, member := range []bool{false, true} {
+		m := redistest.MiniTCP(t)
+		s := newScene(t, clientOf(t, m.Addr()), "", "x")
+		if member {
+			s.srv = NewMember(s.srv.Rdb, "", time.Minute)
+			s.raw("SET", s.srv.mark, "1")
+		}
+		now := time.UnixMicro(900_000_000_000_042)
+		m.SetTime(now)
+		id := s.writer("A")
+		if token := s.gets(s.acquire(id)); token != uint64(now.UnixMicro()) {
+			t.Errorf("token %d, want %d", token, now.UnixMicro())
+		}
+		const ahead = 1_700_000_000_000_000
+		s.release(id, ahead)
+		if left := s.raw("PTTL", s.keys.Meta()).(int64); left < 500_000_000_000 {
+			t.Errorf("the token is kept for %d ms", left)
+		}
+		id = s.writer("A")
+		if token := s.gets(s.acquire(id)); token != ahead+1 {
+			t.Errorf("token %d, want %d", token, ahead+1)
+		}
+		s.release(id, ahead+2)
+		if left := s.raw("PTTL", s.keys.Meta()).(int64); left < 500_000_000_000 {
+			t.Errorf("a later token is kept for %d ms", left)
+		}
+	}
+}
+
+// A later format may have its numbers where this one has them.
+func TestWhatALaterFormatRemembersIsNotOverwrittenWhereTheLockIsFree(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		for _, format := range []string{"leased2:", "leased11:"} {
+			later := format + "1000000000000000:1000000000000000"[len(format)-8:]
+			s.raw("SET", s.keys.Meta(), later, "PX", 60_000)
+			s.is(s.try(s.writer("A")), protocol.Refused)
+			if got := s.raw("GET", s.keys.Meta()); got != later {
+				t.Errorf("%v became %v", later, got)
+			}
+		}
+		s.clear()
+	})
+}

@@ -182,6 +182,42 @@ func TestAKeyOfAnotherTypeStopsAVote(t *testing.T) {
 	})
 }
 
+// From the second vote on the server leaves its mark out, because the client says that it knows
+// it; and a client that believes in another one learns of it.
+func TestAClientLearnsTheMarkOfAServer(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		s.srv = NewMember(s.srv.Rdb, strings.TrimSuffix(s.srv.Inboxes, protocol.InboxChannel("", "")), time.Minute)
+		marks := []string{"1000000000000001", "1000000000000002"}
+		for _, mark := range marks {
+			s.raw("SET", s.srv.mark, mark)
+			for range 2 {
+				id := s.writer("A")
+				if a := s.must(s.do(s.acquireOf(id))); s.gets(a) == 0 || a.Mark != 0 {
+					t.Errorf("%+v", a)
+				}
+				s.release(id, 0)
+			}
+			if known := s.srv.settled.Load(); known == nil || *known != any(mark) {
+				t.Errorf("the client knows %v, want %s", known, mark)
+			}
+		}
+		fresh := strconv.FormatInt(s.now()*1000-1_000_000, 10)
+		s.raw("SET", s.srv.mark, fresh)
+		if a := s.must(s.do(s.acquireOf(s.writer("A")))); strconv.FormatUint(a.Mark, 10) != fresh {
+			t.Errorf("%+v, want the mark %s", a, fresh)
+		}
+		var ahead any = "9000000000000000" // since the clock was set back
+		s.raw("SET", s.srv.mark, ahead)
+		s.srv.settled.Store(&ahead)
+		s.clear()
+		if a := s.must(s.do(s.acquireOf(s.writer("A")))); a.Mark == 0 || s.raw("GET", s.srv.mark) == ahead {
+			t.Errorf("%+v, want a new mark", a)
+		}
+		s.raw("DEL", s.srv.mark)
+		s.clear()
+	})
+}
+
 // A vote leaves its mark out only where that is older than the quarantine, however long that is.
 func TestAVoteTellsTheMarkForAsLongAsTheQuarantine(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {

@@ -101,7 +101,7 @@ func (w *world) seedDead(n int) {
 	owner, waiter := w.deadID(), w.deadID()
 	for _, id := range []string{owner, waiter} {
 		w.server.do(append([]string{"EVAL", redisserver.AcquireScript.Text.(string), "5"}, append(w.fiveKeys(),
-			w.srv.Inboxes, id, "1", "", "1000", "600000", "")...)...)
+			id, "1000", "1 "+w.srv.Inboxes)...)...)
 	}
 	sorted := w.server.do("TYPE", w.keys.Queue()) == any(simStatus("zset"))
 	w.mini.FlushAll()
@@ -140,7 +140,7 @@ func (w *world) killed(n int) {
 		w.count("a waiter is killed")
 		id := fmt.Sprintf("leased1:%c:10000:p:%s:%s:dead", "wr"[w.apart.IntN(2)], randomText(w.apart), strings.Repeat("K", 16))
 		w.server.do(append([]string{"EVAL", redisserver.AcquireScript.Text.(string), "5"}, append(w.fiveKeys(),
-			w.srv.Inboxes, id, "1", "", "10000", "600000", "")...)...)
+			id, "10000", "1 "+w.srv.Inboxes)...)...)
 		w.logf("%s is queued, and killed", short(id))
 	}
 }

@@ -1,43 +1,78 @@
 -- The common cases of acquire in fewer calls: a writer takes a free lock for which nothing
--- waits, or joins the queue of a writer's lock. In any other case it writes nothing, and
--- acquire.lua follows.
+-- waits, or joins the queue of a writer's lock, also as the first. In any other case it writes
+-- nothing, and acquire.lua follows.
 --
--- KEYS, ARGV  as in acquire.lua
--- Returns the token, which is also the server's time, or waiting_reply (common.lua).
+-- KEYS  as in common.lua
+-- ARGV  1 id, 2 its TTL in ms, 3 '0' not to wait, '1' to wait, '2' to wait with an id that was
+--       never sent before, followed by ' ' and the prefix of inbox channels; as far as they are
+--       needed: 4 nonce for an echo to the caller's inbox or '', 5 id of the caller's own
+--       readers, which are not notified that it waits, or '', 6 the time up to which the
+--       previous call notified readers
+-- Returns the token, which is also the server's time, or {last token, time, place, remaining ms
+-- of the owner, owner}, and -2 if a PUBLISH was denied. Numbers are strings here: a conversion costs as much as a call.
 --
 -- It runs before common.lua, so it repeats how that file writes the clock, the token, its
 -- TTL and the entries of the queue. TestTheShortcutsDoWhatTheLongWayDoes compares the two.
+-- Each argument costs, and so does each global that is named.
 
 -- mode: the byte after 'leased1:'
-if string.sub(ARGV[2], 9, 9) == 'w' then
-  local call = redis.call
-  local both = call('MGET', KEYS[1], KEYS[5]) -- no error for another type, so EXISTS is asked too
-  local value, last = both[1], both[2] and string.match(both[2], '^leased1:(%d+):')
-  local first = value and ARGV[3] == '2' and last and call('ZRANGE', KEYS[2], '0', '0')[1]
-  if first or not value and call('EXISTS', KEYS[1], KEYS[2], KEYS[3], both[2] and KEYS[1] or KEYS[5]) == 0 then
-    local t = call('TIME')
-    local micros = tostring(t[2]) -- Dragonfly's are integers
-    local s = t[1] .. (#micros == 6 and '' or string.rep('0', 6 - #micros)) .. micros
-    if last and (#last ~= #s or last >= s) or both[2] and not last then -- acquire.lua follows
-    elseif not first then -- equally long digits compare like numbers
-      call('SET', KEYS[1], ARGV[2], 'PX', ARGV[5])
-      call('SET', KEYS[5], 'leased1:' .. s .. ':' .. s, 'PX', ARGV[6])
-      return tonumber(s)
-    else
-      -- The owner and the head of the queue have the caller's TTL. The head has asked lately,
-      -- so the owner knows that others wait. The keys last: who asks the long way has the
-      -- queue and the waiting leases expire together.
-      local ttl, now = tonumber(ARGV[5]), math.floor(s / 1000)
-      local form = '^leased1:w:' .. ARGV[5] .. ':[cpu]i?:[%w_-]+:%S+$'
-      local left = (tonumber(call('ZSCORE', KEYS[4], first) or 0) or 0) - now
-      local ends = call('PTTL', KEYS[1])
-      if left <= ttl and left > ttl - math.min(ttl / 2, 5000) and ends <= ttl
-        and value ~= ARGV[2] and string.find(value, form) and string.find(first, form)
-        and call('PTTL', KEYS[2]) >= 2 * ttl then
-        local top = call('ZREVRANGE', KEYS[2], '0', '0', 'WITHSCORES')[2]
-        if call('ZADD', KEYS[2], 'NX', string.format('%.0f', top + 1), ARGV[2]) == 1 then
-          call('ZADD', KEYS[4], now + ttl, ARGV[2])
-          return { 2, tonumber(last), tonumber(s), call('ZCARD', KEYS[2]) - 1, ends, value, 0, -1, 0, 0, 0, 0 }
+if string.byte(ARGV[1], 9) == 119 and not ARGV[4] then
+  local call, KEYS, id, ttl = redis.call, KEYS, ARGV[1], ARGV[2]
+  local present = call('EXISTS', KEYS[1], KEYS[2], KEYS[3])
+  if present == 0 then
+    local meta, t = call('GET', KEYS[5]), call('TIME')
+    local s = t[1] .. t[2]
+    if #s ~= 16 then s = t[1] .. string.rep('0', 6 - #(t[2] .. '')) .. t[2] end
+    -- Of this format, meta has the last token from its ninth byte on. Equally long digits compare
+    -- like numbers.
+    local fits = not meta
+    if meta then
+      local one, colon = string.byte(meta, 7, 8)
+      fits = one == 49 and colon == 58 and string.byte(meta, 9 + #s) == 58 and string.sub(meta, 9, 8 + #s) < s
+    end
+    if fits then
+      call('SET', KEYS[1], id, 'PX', ttl)
+      call('SET', KEYS[5], 'leased1:' .. s .. ':' .. s, 'PX', #ttl < 6 and '600000' or math.max(600000, 4 * ttl))
+      return s
+    end
+  elseif string.byte(ARGV[3]) == 50 then
+    local both = call('MGET', KEYS[1], KEYS[5]) -- no error for another type, and then acquire.lua follows
+    local value, last = both[1], both[2] and string.match(both[2], '^leased1:(%d+):')
+    if value and last and value ~= id then
+      local t = call('TIME')
+      local s = t[1] .. t[2]
+      if #s ~= 16 then s = t[1] .. string.rep('0', 6 - #(t[2] .. '')) .. t[2] end
+      local ms, now, ends = tonumber(ttl), math.floor(s / 1000), call('PTTL', KEYS[1])
+      local first = present == 2 and call('ZRANGE', KEYS[2], '0', '0')[1]
+      if #last ~= #s or last >= s then -- acquire.lua follows
+      elseif first then
+        -- The owner and the head of the queue have the caller's TTL. The head has asked lately,
+        -- so the owner knows that others wait. The keys last: who asks the long way has the
+        -- queue and the waiting leases expire together.
+        local form = '^leased1:w:' .. ttl .. ':[cpu]i?:[%w_-]+:%S+$'
+        local left = (tonumber(call('ZSCORE', KEYS[4], first) or 0) or 0) - now
+        if left <= ms and left > ms - math.min(ms / 2, 5000) and ends <= ms
+          and string.find(value, form) and string.find(first, form)
+          and call('PTTL', KEYS[2]) >= 2 * ms then
+          local top = call('ZREVRANGE', KEYS[2], '0', '0', 'WITHSCORES')[2]
+          if call('ZADD', KEYS[2], 'NX', top + 1, id) == 1 then
+            call('ZADD', KEYS[4], now + ms, id)
+            return { last, s, call('ZCARD', KEYS[2]) - 1, ends, value }
+          end
+        end
+      elseif present == 1 then
+        -- Nobody else waits, so the owner has to be notified.
+        local longest, client = string.match(value, '^leased1:w:([1-9]%d*):[cpu]i?:[%w_-]+:(%S+)$')
+        if longest and #longest <= 9 and ends - longest <= 0 and call('EXISTS', KEYS[4]) == 0 then
+          call('ZADD', KEYS[2], '1', id)
+          call('ZADD', KEYS[4], now + ms, id)
+          call('PEXPIRE', KEYS[2], 3 * ms)
+          call('PEXPIRE', KEYS[4], 3 * ms)
+          local channel = string.sub(ARGV[3], 3) .. client
+          if type(redis.pcall('PUBLISH', channel, 'leased1:wanted ' .. value .. ' ' .. KEYS[1])) == 'table' then
+            return { last, s, 0, ends, value, -2 }
+          end
+          return { last, s, 0, ends, value }
         end
       end
     end

@@ -2,7 +2,8 @@
 --
 -- KEYS  as in common.lua, and on a server of a quorum 6 its mark, see vote_before.lua
 -- ARGV  2 id, 3 last token the owner assigned, 0 if only the grant's own, 4 span, 5 for how
---       many ms a writer's lock is kept from all others; left out for none
+--       many ms a writer's lock is kept from all others; left out for none. The client's are
+--       those of release_fast.lua, of which release_arguments.lua makes these.
 -- Returns {DONE, how many were made owner, unfinished} or {NOT_OURS, 0}, on a server of a quorum
 -- {NOT_OURS, 0, time, mark}, or what release_fast.lua returns.
 -- Repeated, it finds that id does not own and changes nothing. It never releases what

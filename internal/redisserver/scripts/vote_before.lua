@@ -2,12 +2,10 @@
 --
 -- KEYS  6 the mark of when the server was first seen without data
 -- ARGV  the last one: the ticket, by which the request is placed in the queue. It is the same
---       on all servers of the quorum, and so is the order of those that wait. The last but one:
---       the client's quarantine in ms, for vote_fast.lua only.
+--       on all servers of the quorum, and so is the order of those that wait.
 -- Returns {mark in microseconds, what the script returns}.
 -- Whoever misses the mark sets it: then the server has restarted without its data, and may
 -- have forgotten owners. A mark ahead of the clock, which was set back, is set anew.
 
 KEYS.ticket = table.remove(ARGV)
-table.remove(ARGV)
 local function operate()

@@ -2,12 +2,11 @@
 --
 -- KEYS  as in common.lua
 -- ARGV  2 id, 3 '0' not to wait, '1' to wait, '2' to wait with an id that was never sent
---       before, 4 nonce for an echo to the caller's inbox or '',
---       5 the id's TTL in ms, 6 for how many ms to remember the token (both for
---       acquire_fast.lua only), 7 id of the caller's own readers, which are not notified
---       that it waits, or '', 8 the time up to which the previous call notified readers;
---       left out if that one notified all
--- Returns granted_reply or waiting_reply (common.lua), or what acquire_fast.lua returns.
+--       before, 4 nonce for an echo to the caller's inbox or '', 5 id of the caller's own
+--       readers, which are not notified that it waits, or '', 6 the time up to which the
+--       previous call notified readers; left out if that one notified all. The client's are those
+--       of acquire_fast.lua, of which acquire_arguments.lua makes these.
+-- Returns granted_reply or waiting_reply (common.lua), or what a shortcut returns.
 -- Repeated by an owner, it keeps the lock and extends it to the full TTL; repeated by a
 -- waiter, it keeps the place and extends its waiting lease. It never passes a live waiter.
 
@@ -28,7 +27,7 @@ if token then return granted_reply(token) end
 if ARGV[3] == '0' then return waiting_reply(REFUSED, redis.call('ZCARD', KEYS[2]), echoed, 0) end
 
 local place, new = enqueue(id, ttl)
-local upto, after = 0, tonumber(ARGV[8]) or 0
+local upto, after = 0, tonumber(ARGV[6]) or 0
 -- A writer that owns was notified by granted, or when the queue was empty. The head repeats it.
-if place == 0 or after > 0 or new and (value == MARK or not asked_lately()) then upto = notify_owners('wanted', ARGV[7], after) end
+if place == 0 or after > 0 or new and (value == MARK or not asked_lately()) then upto = notify_owners('wanted', ARGV[5], after) end
 return waiting_reply(QUEUED, place, echoed, upto)
