@@ -19,8 +19,9 @@ import (
 //
 // There are four exceptions (redlock.md), all after an eviction that the owner may not have heard of. A
 // server that was the other owner's before the lease was granted may have joined the lease since; and so may
-// one that became the other owner's later, if it had not been of the lease before. A server of the other
-// owner's majority may have lost its data since: it then speaks for the lease, because it does not know better.
+// one that became the other owner's later, if the client does not know it to have been of the lease before. A
+// server of the other owner's majority may have lost its data since: it then speaks for the lease, because it
+// does not know better.
 // And a downgrade that has had no answer may have been carried out before the eviction, and not be since.
 
 // qOwners is what is known of a schedule.
@@ -30,10 +31,9 @@ type qOwners struct {
 	took    []map[string]int  // by server, when an id became owner there
 	now     [][]string        // by server, who owns, when last looked at
 	events  []*qMajority
-	told    map[string]int   // by request, until when its state machine holds the lock under it, 0 if it does yet
-	emptied []int            // by server, when it last lost its data
-	joined  []map[string]int // by server, when a request first became owner there
-	evicted []int            // when an operator did
+	told    map[string]int // by request, until when its state machine holds the lock under it, 0 if it does yet
+	emptied []int          // by server, when it last lost its data
+	evicted []int          // when an operator did
 	leases  map[*lockstate.Caller]*qLease
 	left    []*qLease // unlocked, and not settled
 	proven  []*qLease // whose Unlock has returned nil
@@ -65,7 +65,6 @@ func newQOwners(n int) *qOwners {
 		told: map[string]int{}, leases: map[*lockstate.Caller]*qLease{}}
 	for i := range o.took {
 		o.took[i] = map[string]int{}
-		o.joined = append(o.joined, map[string]int{})
 	}
 	return o
 }
@@ -137,9 +136,6 @@ func (w *qWorld) observe(s *qServer) {
 		if !slices.Contains(o.now[s.i], id) {
 			o.took[s.i][id] = o.seq
 			taken = append(taken, id)
-			if r := o.request[id]; o.joined[s.i][r] == 0 {
-				o.joined[s.i][r] = o.seq
-			}
 		}
 	}
 	o.now[s.i] = ids
@@ -313,7 +309,7 @@ func (w *qWorld) judge(m *qMajority) {
 		}
 		n := 0
 		for i, at := range m.took {
-			late := evicted && slices.ContainsFunc(l.requests, func(r string) bool { return o.joined[i][r] > at })
+			late := evicted && o.regained(i, l, at)
 			if at > l.began && !late && !(l.gave[i] != 0 && l.gave[i] < at) && o.emptied[i] < m.seq {
 				n++
 			}
@@ -322,4 +318,14 @@ func (w *qWorld) judge(m *qMajority) {
 			w.fail("Unlock of %s, token %d, says nil, but %s has owned in between, under %s (%d to %d: at %d from %v, given back %v)", l.c.name, l.x.Token, m.c.name, short(m.request), l.began, l.settled, m.seq, m.took, l.gave)
 		}
 	}
+}
+
+// regained reports whether the lease owned on the server again after that time.
+func (o *qOwners) regained(server int, l *qLease, after int) bool {
+	for id, at := range o.took[server] {
+		if at > after && slices.Contains(l.requests, o.request[id]) {
+			return true
+		}
+	}
+	return false
 }
