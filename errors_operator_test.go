@@ -104,7 +104,9 @@ func TestWhatOnlyAnOperatorCanMendIsReturnedAtOnceAndWaitedForByLock(t *testing.
 			if !open(locked) {
 				t.Fatal("Lock returned")
 			}
-			if n := out.count(slog.LevelError, "operator"); n != 1 {
+			// A connection that is refused may break instead, which is another trouble, and then it is refused again.
+			broke := out.count(slog.LevelWarn, "does not answer")
+			if n := out.count(slog.LevelError, "operator"); n < 1 || n > 1+broke {
 				t.Errorf("logged %d times at Error: %q", n, out.messages())
 			}
 			c.mend(t, admin)
@@ -233,7 +235,9 @@ func TestADowngradeThatOnlyAnOperatorCanMendIsWaitedForAsLongAsItsContextAndItsL
 			if l.Context().Err() != nil || l.Token() != token {
 				t.Errorf("%v, token %d became %d", context.Cause(l.Context()), token, l.Token())
 			}
-			if n := out.count(slog.LevelError, "operator"); n != 1 {
+			// A connection that is refused may break instead, which is another trouble, and then it is refused again.
+			broke := out.count(slog.LevelWarn, "does not answer")
+			if n := out.count(slog.LevelError, "operator"); n < 1 || n > 1+broke {
 				t.Errorf("logged %d times at Error: %q", n, out.messages())
 			}
 

@@ -818,7 +818,7 @@ func (c *qClient) leave(x *lockstate.Caller) {
 	w := c.w
 	w.logf("%s unlocks token %d", c.name, x.Token)
 	if x.Opts.MinHold > 0 && x.Mode == protocol.Exclusive && x.Ended == lockstate.NotYet && !w.lowered[x] {
-		w.promises = append(w.promises, qPromise{c: c, x: x, until: w.entered[x].Add(x.Opts.MinHold), id: w.under[x]})
+		w.promises = append(w.promises, qPromise{c: c, x: x, at: w.now, until: w.entered[x].Add(x.Opts.MinHold), id: w.under[x]})
 	}
 	w.owners.unlocks(x)
 	c.step(func(now time.Time, fx *lockstate.Effects) {

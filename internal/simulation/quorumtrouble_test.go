@@ -332,17 +332,27 @@ func (w *qWorld) judgeLoss(c *qClient, l lockstate.Loss) {
 	}
 }
 
-// qPromise is a minimum hold that was given back early: nobody enters before it is over.
+// qPromise is a minimum hold that was given back early: nobody enters before it is over, unless a
+// majority of the servers could not be told of it before the lease ended there.
 type qPromise struct {
-	c     *qClient
-	x     *lockstate.Caller
-	id    string
-	until time.Time
+	c         *qClient
+	x         *lockstate.Caller
+	id        string
+	at, until time.Time
 }
 
 func (w *qWorld) keepPromises(c *qClient, x *lockstate.Caller) {
 	for _, p := range w.promises {
 		slack := p.x.Opts.MinHold/50 + 2*time.Millisecond // clocks run at different rates
+		silent := 0
+		for _, at := range p.c.hurt {
+			if !at.Before(p.at) {
+				silent++
+			}
+		}
+		if len(w.servers)-silent < quorum.Majority(len(w.servers)) {
+			continue
+		}
 		if p.x.Settled && p.x.Ended != lockstate.ByLoss && p.x.Outcome() == nil && !p.c.dead && p.c.excuse.IsZero() && w.now.Before(p.until.Add(-slack)) {
 			w.fail("%s enters at %v, and %s was to keep others out until %v", c.name, w.now.Sub(simEpoch), p.c.name, p.until.Sub(simEpoch))
 		}
