@@ -67,7 +67,7 @@ var mutants = []mutant{
 	{"the shortcut of a re-check is not taken in a quorum", "internal/redisserver/script.go", "\"vote_before\", \"recheck_fast\",", "\"vote_before\",", "AReCheckBehind"},
 	{"the shortcut of a re-check does not tell the owner of the head", "internal/redisserver/scripts/recheck_fast.lua", "if place and place > 0 then", "if place then", "DoWhatTheLongWay"},
 	{"the shortcut of a re-check leaves a dead head", "internal/redisserver/scripts/recheck_fast.lua", " and left > 0 and left - heads <= 0", "", "DoWhatTheLongWay"},
-	{"the shortcut of a re-check does not clamp the owner", "internal/redisserver/scripts/recheck_fast.lua", " and ends - longest <= 0", "", "DoWhatTheLongWay"},
+	{"the shortcut of a re-check does not clamp the owner", "internal/redisserver/scripts/recheck_fast.lua", " and ends - longest <= 0", "", "CutsALeaseThatIsTooLong"},
 	{"the shortcut of a re-check lets the queue expire", "internal/redisserver/scripts/recheck_fast.lua", " and call('PTTL', KEYS[2]) >= 2 * ttl", "", "DoWhatTheLongWay"},
 	{"the shortcut of a re-check does not refresh the waiting lease", "internal/redisserver/scripts/recheck_fast.lua", "      call('ZADD', KEYS[4], now + ttl, id)\n", "", "DoWhatTheLongWay"},
 	{"a full server refuses the shortcut of a re-check", "internal/redisserver/scripts/recheck_fast.lua", "      call('ZREM', KEYS[2], '')", "      --", "FullServerCarriesOut"},

@@ -14,8 +14,8 @@ import (
 // slot holds is never changed, only replaced.
 type arguments struct {
 	inboxes any
-	waits   [3]any // see howArgument; nothing of a quorum's server
-	links   any    // see linkArgument
+	waits   [3]any // what how returns; on a server of a quorum it is another for each request
+	links   any    // of a release without a span
 	mark    any    // the key behind those of each lock, on a server of a quorum; else nil
 	seed    maphash.Seed
 	locks   [64]atomic.Pointer[keysArgument]     // by a hash of the lock's own key

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/leasedmutex/leased/internal/protocol"
 )
@@ -128,27 +129,34 @@ func TestAFullServerExtendsAShortReaderBesideALongOne(t *testing.T) {
 	})
 }
 
-// A script that needs memory fails before it has changed anything.
+// A script that needs memory fails before it has changed anything, a shortcut too.
 func TestAFullServerRefusesANewOwnerAndANewWaiterAndKeepsNothingOfThem(t *testing.T) {
 	onOwnServer(t, func(t *testing.T, s *scene) {
-		owner := s.writer("A")
-		for _, taken := range []bool{false, true} {
-			for _, m := range []protocol.Mode{protocol.Exclusive, protocol.Shared} {
-				s.room()
-				s.clear()
-				if taken {
-					s.gets(s.acquire(owner))
-				}
-				before := s.look()
-				s.fill()
-				if a, err := s.do(s.acquireOf(s.id("B", m, long))); err == nil || !strings.Contains(err.Error(), "OOM") {
-					t.Errorf("%v, taken %v: %+v, %v", m, taken, a, err)
-				}
-				if after := s.look(); after.shape(&ranks{}) != before.shape(&ranks{}) {
-					t.Errorf("%v, taken %v: left\n%s", m, taken, after.shape(&ranks{}))
-				}
+		for i := range 24 {
+			m := []protocol.Mode{protocol.Exclusive, protocol.Shared}[i%2]
+			taken, newcomer, quorum := i/2%3, i/6%2 == 1, i/12 == 1 // how many own or wait
+			if s.srv = New(s.srv.Rdb, ""); quorum {
+				s.srv = NewMember(s.srv.Rdb, "", time.Minute)
+			}
+			s.room()
+			s.clear()
+			s.raw("SET", protocol.MarkKey(""), settled)
+			for range taken {
+				s.acquire(s.writer("A"))
+			}
+			before := s.look()
+			s.fill()
+			c := s.acquireOf(s.id("B", m, long))
+			c.First, c.Ticket = newcomer, 10
+			what := fmt.Sprintf("%v, %d before it, newcomer %v, quorum %v", m, taken, newcomer, quorum)
+			if a, err := s.do(c); err == nil || !strings.Contains(err.Error(), "OOM") {
+				t.Errorf("%s: %+v, %v", what, a, err)
+			}
+			if after := s.look(); after.shape(&ranks{}) != before.shape(&ranks{}) {
+				t.Errorf("%s: left\n%s", what, after.shape(&ranks{}))
 			}
 		}
 		s.room()
+		s.raw("DEL", protocol.MarkKey(""))
 	})
 }

@@ -246,3 +246,33 @@ func TestAReCheckBehindAnotherWriterIsAFewCalls(t *testing.T) {
 		})
 	}
 }
+
+// A re-check from behind the head cuts what the owner has left to its TTL, as any other does: the
+// server's clock was set back.
+func TestAReCheckFromBehindTheHeadCutsALeaseThatIsTooLong(t *testing.T) {
+	for _, quorum := range []bool{false, true} {
+		onScripts(t, func(t *testing.T, s *scene) {
+			if quorum {
+				s.srv = NewMember(s.srv.Rdb, strings.TrimSuffix(s.srv.Inboxes, protocol.InboxChannel("", "")), time.Minute)
+				defer s.raw("DEL", s.srv.mark)
+			}
+			owner := s.acquireOf(s.writer("A"))
+			owner.Ticket = 1
+			s.gets(s.must(s.do(owner)))
+			var c protocol.Command
+			for i := range uint64(2) {
+				c = s.acquireOf(s.writer("B"))
+				c.Ticket = 10 + 10*i
+				s.waits(s.must(s.do(c)), int(i))
+			}
+			s.raw("PEXPIRE", s.keys.Lock, 7_200_000)
+			if a := s.waits(s.must(s.do(c)), 1); a.Left > long {
+				t.Errorf("quorum %v: the owner has %v left, its TTL is %v", quorum, a.Left, long)
+			}
+			if st := s.look(); st.left(st.ends[0]) > long.Milliseconds() {
+				t.Errorf("quorum %v: the lock expires in %d ms", quorum, st.left(st.ends[0]))
+			}
+			s.clear()
+		})
+	}
+}
