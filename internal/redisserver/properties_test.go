@@ -14,6 +14,7 @@ import (
 
 	"github.com/leasedmutex/leased/internal/protocol"
 	"github.com/leasedmutex/leased/internal/race"
+	"github.com/leasedmutex/leased/internal/redistest"
 )
 
 // scatterings is the number of random states on which each property is checked.
@@ -80,123 +81,145 @@ const stalled = 500
 // calls: the answers, messages and keys are equal.
 func TestTheShortcutsDoWhatTheLongWayDoes(t *testing.T) {
 	t.Parallel()
-	quick := map[string]Script{"acquire": AcquireScript, "release": ReleaseScript}
-	alone := loadScript("recheck_fast", "acquire_fast")
-	slow := map[string]Script{"acquire": loadScript("acquire_arguments", "common", "acquire"), "release": loadScript("release_arguments", "common", "release")}
 	onScripts(t, func(t *testing.T, s *scene) {
-		inboxes := []*listener{s.listen("A"), s.listen("B")} // C has none
-		shortcuts := map[string]int{}
 		rounds := 3*scatterings() + 500
 		if race.Enabled {
 			rounds = 3 * scatterings()
 		}
-		for seed := range rounds {
-			began, started := s.now(), time.Now()
-			x := scatter(seed, began)
-			rng := rand.New(rand.NewSource(seed))
-			what := []string{"acquire", "release"}[rng.Intn(2)]
-			id := x.ids[rng.Intn(len(x.ids))]
-			switch rng.Intn(9) { // the common cases are too rare in random states
-			case 8:
-				x.contested(rng, began)
-				x.only(0, 4)          // nobody waits
-				if rng.Intn(4) == 0 { // the clock was set back
-					x.commands = append(x.commands, []any{"PEXPIRE", 0, 7_200_000})
-				}
-				if rng.Intn(4) == 0 {
-					x.commands = append(x.commands, []any{"ZADD", 3, began - 60_000, "dead"}, []any{"PEXPIRE", 3, 900_000})
-				}
-				if id = x.ids[0]; what == "acquire" {
-					for maker := (scene{made: 900_000}); id == x.ids[0] || !first(id); {
-						id = maker.writer("A")
-					}
-				}
-			case 0:
-				x.only(map[string]int{"acquire": 4, "release": 0}[what], 4)
-				id = x.ids[0]
-			case 1:
-				x.contested(rng, began)
-				id = x.ids[0]
-			case 2, 3:
-				x.joined(rng, began)
-				id = x.ids[map[string]int{"acquire": 1, "release": 0}[what]]
-			case 4, 5:
-				x.joined(rng, began)
-				if ends := []int64{-60_000, 0, 7_200_000}[rng.Intn(3)]; ends != 0 && len(x.ids) > 3 { // of the head
-					x.commands = append(x.commands, []any{"ZADD", 3, began + ends, x.ids[2]})
-				}
-				id = x.ids[2]
-				for _, waiter := range x.ids[3:] {
-					if !first(waiter) {
-						id = waiter
-					}
-				}
-			}
-			used := []uint64{0, 0, 1, 7_200_000_000}[rng.Intn(4)]
-			var cool time.Duration // which takes the long way
-			if rng.Intn(4) == 0 {
-				cool = someCooldown(rng)
-			}
-			if what == "acquire" { // whether it took the shortcut is not seen in its answer
-				s.put(x)
-				r, short := s.runScript(what, &alone, id, 0, 0)
-				if short || r.err == nil {
-					kind := ""
-					switch {
-					case r.Outcome != protocol.Enqueued:
-					case !first(id):
-						kind = " again"
-					case r.Place == 0:
-						kind = " first"
-					}
-					shortcuts[fmt.Sprint("acquire ", r.Outcome, kind)]++
-				}
-				for _, l := range inboxes {
-					l.received()
-				}
-			}
-			var got [2]string
-			var errs [2]error
-			var after [2]*state
-			for i, sc := range []Script{quick[what], slow[what]} {
-				s.put(x)
-				var names ranks
-				last := s.look().token()
-				names.name(last)
-				names.name(last + used) // later tokens must be above it
-				r, short := s.runScript(what, &sc, id, map[bool]uint64{true: last + used}[used > 0], cool)
-				if short && what == "release" {
-					shortcuts[fmt.Sprint(what, " handed ", r.Handed)]++
-				}
-				after[i] = s.look()
-				got[i] = r.meaning(&names)
-				for _, l := range inboxes {
-					for _, m := range l.received() {
-						if m.Kind == "echo" && r.Outcome == protocol.Granted {
-							continue // it proves nothing that the answer does not
-						}
-						got[i] += fmt.Sprint("\ntold ", m.Kind, " ", m.ID, " ", names.name(m.Token), " ", m.Token >= m.Clock, " ", m.More, " ", m.Link)
-					}
-				}
-				got[i] += "\n" + after[i].shape(&names)
-				errs[i] = r.err
-			}
-			if provisionalEnds(started) {
-				continue
-			}
-			if got[0] != got[1] {
-				t.Fatalf("seed %d: %s %s\nquick %s\nslow  %s\nerrors %v and %v", seed, what, id, got[0], got[1], errs[0], errs[1])
-			}
-			if d := after[0].drift(after[1], after[1].clock-began+stalled); d != "" {
-				t.Fatalf("seed %d: %s %s: %s", seed, what, id, d)
-			}
-		}
-		for _, usual := range []string{"acquire 1", "acquire 2", "acquire 2 first", "acquire 2 again", "release handed 0", "release handed 1"} {
-			if shortcuts[usual] < 3 && !race.Enabled {
-				t.Errorf("the shortcuts were hardly used: %v", shortcuts)
-			}
-		}
+		s.compareShortcuts(rounds)
 	})
+}
+
+// The same where the server's clock has fewer digits, or needs zeros before its microseconds. A shortcut
+// that takes such a time for another leaves the work to the long way, so it is hardly used.
+func TestTheShortcutsDoWhatTheLongWayDoesByAnyClock(t *testing.T) {
+	t.Parallel()
+	rounds := int64(500)
+	if race.Enabled {
+		rounds = scatterings()
+	}
+	for _, us := range []int64{900_000_000_000_042, 1_700_000_000_000_000, 1_700_000_000_099_999, 8_999_999_999_000_007} {
+		m := redistest.MiniTCP(t)
+		m.SetTime(time.UnixMicro(us))
+		newScene(t, clientOf(t, m.Addr()), "", "x").compareShortcuts(rounds)
+	}
+}
+
+// compareShortcuts takes steps in random states with the shortcuts and without.
+func (s *scene) compareShortcuts(rounds int64) {
+	t := s.t
+	t.Helper()
+	quick := map[string]Script{"acquire": AcquireScript, "release": ReleaseScript}
+	alone := loadScript("recheck_fast", "acquire_fast")
+	slow := map[string]Script{"acquire": loadScript("acquire_arguments", "common", "acquire"), "release": loadScript("release_arguments", "common", "release")}
+	inboxes := []*listener{s.listen("A"), s.listen("B")} // C has none
+	shortcuts := map[string]int{}
+	for seed := range rounds {
+		began, started := s.now(), time.Now()
+		x := scatter(seed, began)
+		rng := rand.New(rand.NewSource(seed))
+		what := []string{"acquire", "release"}[rng.Intn(2)]
+		id := x.ids[rng.Intn(len(x.ids))]
+		switch rng.Intn(9) { // the common cases are too rare in random states
+		case 8:
+			x.contested(rng, began)
+			x.only(0, 4)          // nobody waits
+			if rng.Intn(4) == 0 { // the clock was set back
+				x.commands = append(x.commands, []any{"PEXPIRE", 0, 7_200_000})
+			}
+			if rng.Intn(4) == 0 {
+				x.commands = append(x.commands, []any{"ZADD", 3, began - 60_000, "dead"}, []any{"PEXPIRE", 3, 900_000})
+			}
+			if id = x.ids[0]; what == "acquire" {
+				for maker := (scene{made: 900_000}); id == x.ids[0] || !first(id); {
+					id = maker.writer("A")
+				}
+			}
+		case 0:
+			x.only(map[string]int{"acquire": 4, "release": 0}[what], 4)
+			id = x.ids[0]
+		case 1:
+			x.contested(rng, began)
+			id = x.ids[0]
+		case 2, 3:
+			x.joined(rng, began)
+			id = x.ids[map[string]int{"acquire": 1, "release": 0}[what]]
+		case 4, 5:
+			x.joined(rng, began)
+			if ends := []int64{-60_000, 0, 7_200_000}[rng.Intn(3)]; ends != 0 && len(x.ids) > 3 { // of the head
+				x.commands = append(x.commands, []any{"ZADD", 3, began + ends, x.ids[2]})
+			}
+			id = x.ids[2]
+			for _, waiter := range x.ids[3:] {
+				if !first(waiter) {
+					id = waiter
+				}
+			}
+		}
+		used := []uint64{0, 0, 1, 7_200_000_000}[rng.Intn(4)]
+		var cool time.Duration // which takes the long way
+		if rng.Intn(4) == 0 {
+			cool = someCooldown(rng)
+		}
+		if what == "acquire" { // whether it took the shortcut is not seen in its answer
+			s.put(x)
+			r, short := s.runScript(what, &alone, id, 0, 0)
+			if short || r.err == nil {
+				kind := ""
+				switch {
+				case r.Outcome != protocol.Enqueued:
+				case !first(id):
+					kind = " again"
+				case r.Place == 0:
+					kind = " first"
+				}
+				shortcuts[fmt.Sprint("acquire ", r.Outcome, kind)]++
+			}
+			for _, l := range inboxes {
+				l.received()
+			}
+		}
+		var got [2]string
+		var errs [2]error
+		var after [2]*state
+		for i, sc := range []Script{quick[what], slow[what]} {
+			s.put(x)
+			var names ranks
+			last := s.look().token()
+			names.name(last)
+			names.name(last + used) // later tokens must be above it
+			r, short := s.runScript(what, &sc, id, map[bool]uint64{true: last + used}[used > 0], cool)
+			if short && what == "release" {
+				shortcuts[fmt.Sprint(what, " handed ", r.Handed)]++
+			}
+			after[i] = s.look()
+			got[i] = r.meaning(&names)
+			for _, l := range inboxes {
+				for _, m := range l.received() {
+					if m.Kind == "echo" && r.Outcome == protocol.Granted {
+						continue // it proves nothing that the answer does not
+					}
+					got[i] += fmt.Sprint("\ntold ", m.Kind, " ", m.ID, " ", names.name(m.Token), " ", m.Token >= m.Clock, " ", m.More, " ", m.Link)
+				}
+			}
+			got[i] += "\n" + after[i].shape(&names)
+			errs[i] = r.err
+		}
+		if provisionalEnds(started) {
+			continue
+		}
+		if got[0] != got[1] {
+			t.Fatalf("seed %d: %s %s\nquick %s\nslow  %s\nerrors %v and %v", seed, what, id, got[0], got[1], errs[0], errs[1])
+		}
+		if d := after[0].drift(after[1], after[1].clock-began+stalled); d != "" {
+			t.Fatalf("seed %d: %s %s: %s", seed, what, id, d)
+		}
+	}
+	for _, usual := range []string{"acquire 1", "acquire 2", "acquire 2 first", "acquire 2 again", "release handed 0", "release handed 1"} {
+		if shortcuts[usual] < 3 && !race.Enabled {
+			t.Errorf("the shortcuts were hardly used: %v", shortcuts)
+		}
+	}
 }
 
 // vote_fast.lua, and release_fast.lua before a cancel, do the same as the scripts that follow
