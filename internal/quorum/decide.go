@@ -218,8 +218,12 @@ func (l *Lock) granted(op *Op, r *request, now time.Time, fx *Effects) bool {
 	a.Token, a.Clock = token, clock
 	r.token = token
 	r.keeps()
-	if !a.Kept || op.sure() >= l.cfg.Need {
-		r.kept()
+	switch {
+	case op.verb == protocol.Downgrade: // the lease goes on, with what is known of it
+	case !a.Kept:
+		r.kept(nil)
+	case r == op.req && op.sure() >= l.cfg.Need:
+		r.kept(op)
 	}
 	op.Answer = a
 	l.decide(op, now, fx)
@@ -236,10 +240,14 @@ func (r *request) keeps() {
 }
 
 // kept notes that a majority of servers has said so. Without those words, a server that granted
-// anew proves nothing: the majority may be one by a server that is silent.
-func (r *request) kept() {
+// anew proves nothing: the majority may be one by a server that is silent. Their words are as old as the op
+// that asked for them, and say nothing of what was granted anew since, which another may have had together
+// with a server that had answered already. Without an op, all is forgotten: the grant is a new one.
+func (r *request) kept(op *Op) {
 	for i := range r.parts {
-		r.parts[i].anew = false
+		if p := &r.parts[i]; op == nil || op.anews != nil && op.anews[i] == p.anews {
+			p.anew = false
+		}
 	}
 }
 
@@ -402,7 +410,7 @@ func (l *Lock) evaluateMove(op *Op, now time.Time, fx *Effects) {
 	yes, never := op.until(op.olds, now)
 	if op.verb == protocol.Downgrade {
 		for i := range op.next.parts {
-			if op.next.parts[i].state == owned && op.olds[i] == outcomeNo { // done by an earlier try
+			if op.next.parts[i].state == owned && op.olds[i] == outcomeNo && op.req.parts[i].lowered { // done by an earlier try
 				yes, never = yes+1, never-1
 			}
 		}
@@ -446,7 +454,7 @@ func (l *Lock) evaluateCancel(op *Op, now time.Time, fx *Effects) {
 	r := op.req
 	yes, no := op.until(op.outcomes, now)
 	pending := open(op.outcomes)
-	owned := r.token != 0
+	owned := r.token != 0 || r.lowers
 	switch {
 	case owned && yes >= l.cfg.Need:
 		op.Cancelled = protocol.Cancelled{Owned: true, Proved: r.doubted}
@@ -489,7 +497,7 @@ func (l *Lock) evaluateRenewal(op *Op, now time.Time, fx *Effects) {
 		_, op.Clock, _ = l.tokenOf(r)
 		r.keeps()
 		if op.sure() >= l.cfg.Need {
-			r.kept()
+			r.kept(op)
 		}
 	case open(op.outcomes) > 0:
 		return

@@ -132,6 +132,10 @@ type part struct {
 	until time.Time
 	late  bool
 	anew  bool // granted anew since a majority was last known to have kept the lease: others may have had it there in between
+	anews int  // how often it was found granted anew
+	// doubted: an acquire of what its server had granted had no answer. So it may be granted anew under
+	// the same id, after another owner, and only the lock's last token tells.
+	doubted bool
 
 	blocker  string
 	left     time.Time // when the owner's lease ends there; zero if unknown
@@ -142,6 +146,8 @@ type part struct {
 	sent      bool // a command with its id has left its lane
 	ended     bool // released or cancelled, as the server has answered
 	confirmed bool // it was ours until then
+	lowered   bool // it was ours until a downgrade, which gave it to the next request
+	follows   bool // a downgrade gave it what was ours until then
 	again     bool // its server had lost its data by then, and let nobody in who counts
 }
 
@@ -261,7 +267,7 @@ func (l *Lock) identify(r *request, i int) *part {
 	}
 	old := *p
 	old.putOff(i)
-	*p = part{young: old.young, until: old.until, lost: old.lost, anew: old.anew}
+	*p = part{young: old.young, until: old.until, lost: old.lost, anew: old.anew, anews: old.anews}
 	if old.id == "" && l.cfg.Proof(i) == r.who.Proof {
 		p.id = r.base
 	} else {
@@ -474,15 +480,20 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 		p.young = time.Time{}
 	}
 	p.heard(a.Outcome, res.Fail)
+	p.doubted = p.doubted || res.Fail.MayRun() && p.known != 0
 	outcome := outcomeFailed
 	switch {
 	case p.state == ending: // what follows in the lane ends it
+		if (res.Fail != nil || res.Young == 0) && (wasLost || p.missed(a, res.Fail)) {
+			p.brokeOff()
+		}
 	case res.Fail != nil:
 		for _, op := range ops {
 			op.fail(i, res.Fail)
 		}
 		if wasLost {
-			outcome, p.anew = outcomeLost, true
+			outcome = outcomeLost
+			p.brokeOff()
 		}
 		// Refused, and never sent without an answer: the server does not know it.
 		if !p.unsure && p.state == asked {
@@ -492,13 +503,20 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 		outcome = outcomeYes
 		if had && (p.state != owned || a.Token != p.token) {
 			outcome = lostUnless(res.Young > 0) // granted anew: others may have had it there in between
-			p.anew = p.anew || outcome == outcomeLost
+			if outcome == outcomeLost {
+				p.brokeOff()
+			}
 		}
 		l.own(p, a, s.Cmd.At, now, res.Young > 0)
 	case a.Outcome == protocol.Enqueued:
 		outcome = outcomeNo
-		if p.state == owned && a.Token < p.token {
-			outcome = outcomeOvertaken // a message was faster
+		if p.state == owned && a.Token < p.token { // a message was faster
+			outcome = outcomeOvertaken
+			if wasLost { // by which it was granted anew
+				if outcome = lostUnless(now.Before(s.Cmd.At.Add(res.Young))); outcome == outcomeLost {
+					p.brokeOff()
+				}
+			}
 			break
 		}
 		if had || p.state == owned {
@@ -548,8 +566,28 @@ func (p *part) displaced(s *Send, res Result) outcome {
 	if res.Young > 0 && s.req.token != 0 {
 		p.until = s.Cmd.At.Add(res.Young)
 	}
-	p.anew = p.anew || res.Young == 0
+	if res.Young == 0 {
+		p.brokeOff()
+	}
 	return lostUnless(res.Young > 0)
+}
+
+// brokeOff notes that others may have had the part since a majority was last known to have kept the lease.
+func (p *part) brokeOff() {
+	p.anew = true
+	p.anews++
+}
+
+// missed reports whether the answer to an acquire of a part that is being given back says that it was not
+// owned any more. A message may have been faster than one that it waits.
+func (p *part) missed(a protocol.Answer, fail *protocol.Failure) bool {
+	switch {
+	case fail != nil || p.known == 0:
+		return false
+	case a.Outcome == protocol.Granted:
+		return !a.Kept
+	}
+	return a.Token >= p.known
 }
 
 // stands reports whether no other client can have counted the server's vote since the part was
@@ -574,7 +612,9 @@ func (p *part) heard(o protocol.Outcome, fail *protocol.Failure) {
 func (l *Lock) own(p *part, a protocol.Answer, from, now time.Time, inQuarantine bool) {
 	if p.state != owned {
 		p.since = now
-		p.late = !p.until.IsZero() && !inQuarantine && !now.Before(p.until)
+		if p.late = !p.until.IsZero() && !inQuarantine && !now.Before(p.until); p.late {
+			p.brokeOff()
+		}
 	}
 	p.until = time.Time{}
 	if p.state != owned || !a.Kept {

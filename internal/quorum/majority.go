@@ -119,7 +119,7 @@ func (l *Lock) review(r *request, now time.Time, fx *Effects) {
 		}
 		r.token = token
 		r.keeps()
-		r.kept()
+		r.kept(nil)
 		fx.Messages = append(fx.Messages, protocol.Message{Kind: "granted", ID: r.id, Key: l.keys.Lock, Token: token, Clock: clock, More: r.anyMore(), Link: r.link})
 		return
 	}

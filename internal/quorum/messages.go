@@ -55,7 +55,8 @@ func (l *Lock) Receive(server int, m *protocol.Message, now time.Time, fx *Effec
 		if p.state != owned || m.Token != 0 && m.Token < p.token {
 			return
 		}
-		p.state, p.ended, p.anew = absent, true, true
+		p.state, p.ended = absent, true
+		p.brokeOff()
 		n := 0
 		for i := range r.parts {
 			if r.parts[i].state == owned {

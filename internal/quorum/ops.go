@@ -28,6 +28,7 @@ type Op struct {
 	outcomes   []outcome // of the question that the command asks
 	stood      []bool    // where the request owned before
 	olds       []outcome // yield, downgrade: whether the old request owned
+	anews      []int     // how often parts had been granted anew before, nil if none was since the last words of a majority
 	held       bool      // the request was granted before
 	fails      []*protocol.Failure
 	handed     int
@@ -59,6 +60,14 @@ func (l *Lock) newOp(kind Kind, verb protocol.Verb, r *request, at, now time.Tim
 		op.stood = make([]bool, l.cfg.N)
 		for i := range r.parts {
 			op.stood[i] = r.parts[i].stands(now) || r.parts[i].lost // the answer that it waits for decides
+			if r.parts[i].anew && op.anews == nil {
+				op.anews = make([]int, l.cfg.N)
+			}
+		}
+		for i := range op.anews {
+			if op.anews[i] = r.parts[i].anews; r.parts[i].state != owned {
+				op.anews[i] = -1 // others may have it still
+			}
 		}
 	}
 	return op
@@ -186,7 +195,7 @@ func (l *Lock) release(op *Op, i int, now time.Time, fx *Effects) {
 	case l.cfg.Away(i):
 		op.away(i, l.whyAway(i))
 	case p.state == owned:
-		if l.withdraw(r, i); r.doubted && p.inDoubt() {
+		if l.withdraw(r, i); (r.doubted || p.doubted) && p.inDoubt() {
 			l.endDoubted(op, i, fx)
 			return
 		}
@@ -223,7 +232,7 @@ func (l *Lock) cancel(op *Op, r *request, i int, link *protocol.Span, cooldown t
 		}
 		return
 	}
-	proves := op != nil && r.doubted
+	proves := op != nil && (r.doubted || p.doubted)
 	p.state = ending
 	s := &Send{Server: i, Kind: Cancel, req: r, op: op,
 		Cancel: protocol.CancelRequest{Keys: l.keys, ID: p.id, Last: p.lastFor(r), Link: link, Cooldown: cooldown, Prove: proves}}
@@ -256,7 +265,7 @@ func (l *Lock) move(op *Op, i int, now time.Time, fx *Effects) {
 		}
 		return
 	}
-	if op.verb == protocol.Yield && r.doubted && p.inDoubt() {
+	if op.verb == protocol.Yield && (r.doubted || p.doubted) && p.inDoubt() {
 		l.endDoubted(op, i, fx)
 		l.ask(op, op.next, i, fx)
 		return
@@ -306,7 +315,7 @@ func (l *Lock) released(s *Send, res Result, now time.Time, fx *Effects) {
 // givenBack is the outcome of giving back a part that its server says was ours.
 func (p *part) givenBack(r *request) outcome {
 	switch {
-	case !p.anew:
+	case !p.anew && (r.doubted || !p.doubted):
 		return outcomeYes
 	case r.doubted:
 		return outcomeUnproved
@@ -378,7 +387,8 @@ func (l *Lock) moved(s *Send, res Result, now time.Time, fx *Effects) {
 			if old == outcomeYes {
 				old = p.givenBack(s.req)
 			}
-			p.ended, p.confirmed = true, old == outcomeYes
+			p.ended = true
+			p.confirmed, p.lowered = old == outcomeYes && op.verb == protocol.Yield, old == outcomeYes && op.verb == protocol.Downgrade
 		}
 		if q == nil {
 			break
@@ -390,6 +400,7 @@ func (l *Lock) moved(s *Send, res Result, now time.Time, fx *Effects) {
 		if a.Outcome == protocol.Granted {
 			outcome = outcomeYes
 			l.own(q, a, s.Cmd.At, now, res.Young > 0)
+			q.follows = p != nil && p.lowered
 		} else if q.state != owned || a.Token >= q.token {
 			q.state, q.proved, q.floor, q.token, q.known = queued, s.Cmd.At, a.Token, 0, 0
 			q.blockedBy(&a, now)
@@ -474,12 +485,13 @@ func (l *Lock) cancelled(s *Send, res Result, now time.Time, fx *Effects) {
 		proof := max(p.known, s.Cancel.Last)
 		last := c.Token != 0 && c.Token == proof && p.known != 0
 		p.ended = true
-		owned := !p.late && (c.Owned || now.Before(p.until) || last)
-		p.confirmed = p.confirmed || owned && !p.anew && (!r.doubted || last)
-		p.again = !p.confirmed && (p.again || p.forgotten(r, res, now))
+		ours := !r.lowers || r.token != 0 || p.follows // else the downgrade may have been granted what was another's
+		owned := ours && !p.late && (c.Owned || now.Before(p.until) || last)
+		p.confirmed = p.confirmed || owned && !p.anew && (!r.doubted && !p.doubted || last)
+		p.again = !p.confirmed && (p.again || ours && p.forgotten(r, res, now))
 		if s.op != nil && (s.op.kind == Cancel || s.Cancel.Prove) {
 			switch {
-			case !p.confirmed && owned && s.op.kind == Do:
+			case !p.confirmed && owned && s.op.kind == Do && r.doubted:
 				s.op.settleGiven(i, outcomeUnproved)
 			case p.confirmed:
 				s.op.settleGiven(i, outcomeYes)
@@ -544,6 +556,9 @@ func (l *Lock) renewed(s *Send, res Result, now time.Time, fx *Effects) {
 		}
 		p.clock = max(p.clock, res.Clock)
 		op.settle(i, outcomeYes)
+		if op.decided && op.Renewed == protocol.Granted && op.sure() >= l.cfg.Need { // by the slowest of the servers
+			op.req.kept(op)
+		}
 	case res.Renewed == protocol.NotOurs:
 		if s.Renew.At.Before(p.proved) { // ownership was proved after this was sent
 			op.settle(i, outcomeOvertaken)

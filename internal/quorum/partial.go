@@ -97,8 +97,8 @@ func (l *Lock) giveBack(r *request, i int, now time.Time, fx *Effects) {
 	if !p.unsure {
 		l.remember(p.id, i, now)
 	}
-	old, young, regrants := p.id, p.young, p.regrants+1
-	*p = part{id: l.newID(r, i), young: young, state: asked, proved: now, asking: true, regrants: regrants}
+	old, young, regrants, anews := p.id, p.young, p.regrants+1, p.anews
+	*p = part{id: l.newID(r, i), young: young, state: asked, proved: now, asking: true, regrants: regrants, anews: anews}
 	l.forgetPart(old, r)
 	l.parts[p.id] = r
 	l.send(&Send{Server: i, Kind: Do, req: r, next: r,

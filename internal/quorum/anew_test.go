@@ -1,0 +1,355 @@
+package quorum
+
+import (
+	"testing"
+	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// In each of these, another client may have owned servers 0 and 2 at one time since the lease was granted:
+// it was evicted there, and does not know. Then server 0 is ours again, and server 2 is silent.
+
+var (
+	quiet  = Result{Fail: silent, Cancelled: protocol.Cancelled{Fail: silent}}
+	done   = Result{Answer: protocol.Answer{Outcome: protocol.Done}}
+	behind = Result{Answer: protocol.Answer{Outcome: protocol.Enqueued, Token: 8}}
+	keeps  = Result{Answer: protocol.Answer{Outcome: protocol.Granted, Token: 1, Clock: 9, Kept: true}}
+)
+
+func (s *stand) tick() { s.now = s.now.Add(time.Millisecond) }
+
+// proves releases the request: two servers say that they owned it, and the third is silent. It reports whether
+// that proves the lease, or a cancel that follows does.
+func (s *stand) proves() bool {
+	s.tick()
+	op := s.release()
+	for _, send := range s.fx.Sends {
+		if send.Server == 2 {
+			s.answer(send, quiet)
+		} else {
+			s.answer(send, Result{Answer: done.Answer, Cancelled: protocol.Cancelled{Owned: true, Token: 9}})
+		}
+	}
+	if !op.Decided() {
+		s.expire(op)
+	}
+	if op.Err == nil {
+		return op.Answer.Outcome == protocol.Done
+	}
+	s.fx = Effects{}
+	op = s.lock.CancelRequest(&protocol.CancelRequest{ID: s.id}, s.now, &s.fx)
+	for _, send := range s.fx.Sends {
+		if send.Server == 2 {
+			s.answer(send, quiet)
+		} else {
+			s.answer(send, Result{Cancelled: protocol.Cancelled{Owned: true, Token: 9}})
+		}
+	}
+	return op.Cancelled.Owned
+}
+
+func (s *stand) granting(server int, token uint64) {
+	s.t.Helper()
+	for _, r := range s.lock.reqs {
+		s.fx = Effects{}
+		s.lock.Receive(server, &protocol.Message{Kind: "granted", ID: r.parts[server].id, Token: token, Clock: token}, s.now, &s.fx)
+		if r.parts[server].state != owned {
+			s.t.Fatal("the message is not believed")
+		}
+	}
+}
+
+// renewing renews; what server 0 is asked for is returned.
+func (s *stand) renewing(zero, one, two Result) (*Op, []*Send) {
+	s.tick()
+	op := s.renew()
+	var asks []*Send
+	for i, send := range s.fx.Sends {
+		asks = append(asks, s.answer(send, []Result{zero, one, two}[i])...)
+	}
+	return op, asks
+}
+
+func TestAServerThatOthersCountedProvesNothingAfterARenewalBySilentOnes(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.own(true, true, true)
+	_, asks := s.renewing(notOurs, renewed, renewed)
+	s.answer(asks[0], young(protocol.Enqueued, 8, 20*time.Millisecond)) // it has lost its data
+	s.now = s.now.Add(50 * time.Millisecond)                            // and counts for its owner, who ends
+	s.granting(0, 9)
+	if op, _ := s.renewing(renewed, renewed, quiet); op.Renewed != protocol.Granted {
+		t.Fatalf("not renewed: %+v", op)
+	}
+	if s.proves() {
+		t.Error("released")
+	}
+}
+
+func TestAMessageDoesNotHideThatItsServerHadLostTheLease(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.own(true, true, true)
+	_, asks := s.renewing(notOurs, renewed, quiet)
+	s.granting(0, 9)
+	s.answer(asks[0], behind)
+	if s.proves() {
+		t.Error("released")
+	}
+}
+
+func TestACancelDoesNotProveWhatALostServerGrantsAnewBeforeIt(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.own(true, true, true)
+	_, asks := s.renewing(notOurs, renewed, quiet)
+	s.tick()
+	release := s.release()
+	sends := s.fx.Sends
+	cancels := s.answer(asks[0], granted(9))
+	for _, send := range append(sends, cancels...) {
+		if send.Server == 2 {
+			s.answer(send, quiet)
+		} else {
+			s.answer(send, Result{Answer: done.Answer, Cancelled: protocol.Cancelled{Owned: true, Token: 9}})
+		}
+	}
+	if !release.Decided() || release.Err == nil {
+		t.Fatalf("released: %+v", release.Answer)
+	}
+	s.fx = Effects{}
+	cancel := s.lock.CancelRequest(&protocol.CancelRequest{ID: s.id}, s.now, &s.fx)
+	for _, send := range s.fx.Sends {
+		s.answer(send, quiet)
+	}
+	if !cancel.Decided() {
+		s.expire(cancel)
+	}
+	if cancel.Cancelled.Owned {
+		t.Error("a cancel proves it")
+	}
+}
+
+// The acquire is decided by the two others.
+func heldAsk(s *stand) *Send {
+	s.tick()
+	s.fx = Effects{}
+	op := s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, Held: true, At: s.now}, s.now, &s.fx)
+	sends := s.fx.Sends
+	s.answer(sends[1], keeps)
+	s.answer(sends[2], keeps)
+	if !op.Decided() || op.Answer.Outcome != protocol.Granted || !op.Answer.Kept {
+		s.t.Fatalf("%+v", op)
+	}
+	return sends[0]
+}
+
+func TestAReleaseDoesNotProveWhatIsGrantedAnewBeforeIt(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.own(true, true, true)
+	ask := heldAsk(s)
+	s.tick()
+	release := s.release()
+	sends := s.fx.Sends
+	for _, send := range append(sends, s.answer(ask, granted(9))...) {
+		if send.Server == 2 {
+			s.answer(send, quiet)
+		} else {
+			s.answer(send, done)
+		}
+	}
+	if !release.Decided() || release.Err == nil && release.Answer.Outcome == protocol.Done {
+		t.Errorf("released: %+v", release.Answer)
+	}
+}
+
+func TestALateCopyOfAnAcquireThatOthersDecidedProvesNothing(t *testing.T) {
+	for last, proved := range map[uint64]bool{1: true, 9: false} { // 9: the late copy was granted anew
+		s := newStand(t, 3, time.Second)
+		s.own(true, true, true)
+		s.answer(heldAsk(s), quiet)
+		s.tick()
+		release := s.release()
+		for _, send := range s.fx.Sends {
+			switch send.Server {
+			case 0:
+				s.answer(send, Result{Answer: done.Answer, Cancelled: protocol.Cancelled{Owned: true, Token: last}})
+			case 1:
+				s.answer(send, done)
+			case 2:
+				s.answer(send, quiet)
+			}
+		}
+		if got := release.Decided() && release.Err == nil && release.Answer.Outcome == protocol.Done; got != proved {
+			t.Errorf("the last token is %d: released %v", last, got)
+		}
+	}
+}
+
+// Nor does a release that waited for that acquire.
+func TestAReleaseBehindAnAcquireWithoutAnswerProvesNothing(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.own(true, true, true)
+	ask := heldAsk(s)
+	s.tick()
+	release := s.release()
+	sends := s.fx.Sends
+	for _, send := range append(sends, s.answer(ask, quiet)...) {
+		if send.Server == 2 {
+			s.answer(send, quiet)
+		} else {
+			s.answer(send, done)
+		}
+	}
+	if !release.Decided() || release.Err == nil && release.Answer.Outcome == protocol.Done {
+		t.Errorf("released: %+v", release.Answer)
+	}
+}
+
+// Server 2 says yes, and is another's then, as server 0 was; server 0 gives us the lock anew; server 1 says
+// yes only then.
+func TestARenewalDoesNotProveWhatIsGrantedAnewMeanwhile(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.own(true, true, true)
+	s.tick()
+	s.renew()
+	sends := s.fx.Sends
+	s.answer(sends[2], renewed)
+	s.answer(s.answer(sends[0], notOurs)[0], granted(9))
+	s.answer(sends[1], renewed)
+	if s.proves() {
+		t.Error("released")
+	}
+}
+
+// Likewise if server 0 was known to be another's when the renewal began.
+func TestARenewalDoesNotProveWhatWasAnothersWhenItBegan(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.own(true, true, true)
+	s.fx = Effects{}
+	for _, r := range s.lock.reqs {
+		s.lock.Receive(0, &protocol.Message{Kind: "revoked", ID: r.parts[0].id}, s.now, &s.fx)
+	}
+	s.tick()
+	s.renew()
+	sends := s.fx.Sends
+	s.answer(sends[2], renewed)
+	s.answer(sends[0], granted(9))
+	s.answer(sends[1], renewed)
+	if s.proves() {
+		t.Error("released")
+	}
+}
+
+// lowered unlocks the reader that the request was downgraded to, and reports whether that proves its lease.
+func (s *stand) lowered() bool {
+	s.tick()
+	s.fx = Effects{}
+	op := s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.lower(), At: s.now}, s.now, &s.fx)
+	for _, send := range s.fx.Sends {
+		if send.Server == 2 {
+			s.answer(send, quiet)
+		} else {
+			s.answer(send, done)
+		}
+	}
+	return op.Decided() && op.Err == nil && op.Answer.Outcome == protocol.Done
+}
+
+// The first try of a downgrade finds that server 0 granted anew, and has no answer of the others.
+func TestTheSecondTryOfADowngradeRemembersWhatWasGrantedAnew(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.own(true, true, true)
+	_, asks := s.renewing(notOurs, renewed, quiet)
+	s.answer(asks[0], granted(9))
+	for try := range 2 {
+		s.tick()
+		op, sends := s.downgrade()
+		for _, send := range sends {
+			if send.Server == 0 || send.Server == 1 && try == 1 {
+				s.answer(send, granted(20))
+			} else {
+				s.answer(send, quiet)
+			}
+		}
+		if try == 1 && op.Err == nil && op.Answer.Outcome == protocol.Granted && s.lowered() {
+			t.Error("released")
+		}
+	}
+}
+
+// Between two tries of a downgrade, server 0 is another's.
+func TestWhatWasGrantedAnewBetweenTriesOfADowngradeProvesNothing(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.own(true, true, true)
+	for try := range 2 {
+		s.tick()
+		op, sends := s.downgrade()
+		for _, send := range sends {
+			switch {
+			case send.Server == 0 && try == 0:
+				s.answer(send, granted(20))
+			case send.Server < 2 && try == 1:
+				s.answer(send, granted(30))
+			default:
+				s.answer(send, quiet)
+			}
+		}
+		if try == 1 && op.Err == nil && op.Answer.Outcome == protocol.Granted && s.lowered() {
+			t.Error("released")
+		}
+	}
+}
+
+// A downgrade was done by all, who do not keep its token: they have another owner by then. Unlock has both requests
+// cancelled, the old one first, and it is the second that proves the lease.
+func TestTheCancelOfWhatWasDowngradedDoesNotProveThatItsReaderOwned(t *testing.T) {
+	for _, evicted := range []bool{true, false} {
+		s := newStand(t, 3, time.Second)
+		s.own(true, true, true)
+		s.tick()
+		op, sends := s.downgrade()
+		for i, send := range sends {
+			for _, adopt := range s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Granted, Token: uint64(1e7 * (i + 1)), Clock: 1e7}}) {
+				s.answer(adopt, quiet)
+			}
+		}
+		if !op.Decided() {
+			s.expire(op)
+		}
+		if op.Err == nil {
+			t.Fatalf("the downgrade is answered: %+v", op.Answer)
+		}
+		cancel := func(id string, res Result) protocol.Cancelled {
+			s.fx = Effects{}
+			op := s.lock.CancelRequest(&protocol.CancelRequest{ID: id}, s.now, &s.fx)
+			for _, send := range s.fx.Sends {
+				s.answer(send, res)
+			}
+			if !op.Decided() {
+				t.Fatal("a cancel is not decided")
+			}
+			return op.Cancelled
+		}
+		if cancel(s.id, quiet).Owned {
+			t.Error("proved by the cancel of the writer")
+		}
+		if cancel(s.lower(), Result{Cancelled: protocol.Cancelled{Owned: !evicted}}).Owned == evicted {
+			t.Errorf("evicted %v: proved %v by the cancel of the reader", evicted, evicted)
+		}
+	}
+}
+
+// The slowest server confirms each renewal, but too late for its decision.
+func TestTheSlowestServersWordsCountForARenewalToo(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.own(true, true, true)
+	_, asks := s.renewing(notOurs, renewed, renewed)
+	s.answer(asks[0], granted(9))
+	for range 3 {
+		if op, _ := s.renewing(renewed, renewed, renewed); op.Renewed != protocol.Granted {
+			t.Fatalf("not renewed: %+v", op)
+		}
+	}
+	if !s.proves() {
+		t.Error("not proved, although all servers confirmed it three times")
+	}
+}
