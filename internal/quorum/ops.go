@@ -298,10 +298,7 @@ func (l *Lock) released(s *Send, res Result, now time.Time, fx *Effects) {
 			fx.Strays = append(fx.Strays, l.stray(s.req, s.Server))
 		}
 	case res.Answer.Outcome == protocol.Done:
-		p.ended, p.confirmed = true, !p.late && p.givenBack(s.req) == outcomeYes
-		if p.late { // it was ours again, and another's before
-			s.op.settle(s.Server, outcomeLost)
-		}
+		p.ended, p.confirmed = true, p.givenBack(s.req) == outcomeYes
 		s.op.settle(s.Server, p.givenBack(s.req))
 		s.op.unfinished = s.op.unfinished || res.Answer.Unfinished
 	default:
@@ -380,7 +377,7 @@ func (l *Lock) moved(s *Send, res Result, now time.Time, fx *Effects) {
 		}
 	default:
 		old = outcomeYes
-		if a.Gone || p != nil && p.late { // late: it was ours again, and another's before
+		if a.Gone {
 			old = outcomeLost
 		}
 		if p != nil {
@@ -486,7 +483,7 @@ func (l *Lock) cancelled(s *Send, res Result, now time.Time, fx *Effects) {
 		last := c.Token != 0 && c.Token == proof && p.known != 0
 		p.ended = true
 		ours := !r.lowers || r.token != 0 || p.follows // else the downgrade may have been granted what was another's
-		owned := ours && !p.late && (c.Owned || now.Before(p.until) || last)
+		owned := ours && (c.Owned || now.Before(p.until) || last)
 		p.confirmed = p.confirmed || owned && !p.anew && (!r.doubted && !p.doubted || last)
 		p.again = !p.confirmed && (p.again || ours && p.forgotten(r, res, now))
 		if s.op != nil && (s.op.kind == Cancel || s.Cancel.Prove) {
