@@ -18,7 +18,7 @@ import (
 // own it beside readers, and beside a writer that asked to become one.
 //
 // There are four exceptions (redlock.md), all after an eviction that the owner may not have heard of. A
-// server that was the other owner's before the lease was granted may have joined the lease since; and so may
+// server that was the other owner's before the client was told of its grant may have joined the lease since; and so may
 // one that became the other owner's later, if the client does not know it to have been of the lease before. A
 // server of the other owner's majority may have lost its data since: it then speaks for the lease, because it
 // does not know better.
@@ -54,6 +54,8 @@ type qLease struct {
 	x        *lockstate.Caller
 	requests []string
 	began    int // when its grant had a majority
+	told     int // when its client was told
+	called   int // when Unlock was
 	lowered  int // when a downgrade was asked for
 	settled  int
 	asked    bool  // the servers were, when it left
@@ -260,7 +262,7 @@ func (o *qOwners) dies(c *qClient) {
 func (w *qWorld) leases(c *qClient, x *lockstate.Caller) {
 	o := w.owners
 	o.seq++
-	l := &qLease{c: c, x: x, requests: []string{c.lock.Request().ID}, began: o.seq, gave: make([]int, len(w.servers))}
+	l := &qLease{c: c, x: x, requests: []string{c.lock.Request().ID}, began: o.seq, told: o.seq, gave: make([]int, len(w.servers))}
 	if x.Via != lockstate.ViaLocal && x.Via != lockstate.ViaIdle {
 		for _, m := range o.events {
 			if m.request == l.requests[0] {
@@ -287,6 +289,7 @@ func (o *qOwners) unlocks(x *lockstate.Caller) {
 	if v.Downgrading {
 		l.requests = append(l.requests, v.Next)
 	}
+	l.called = o.seq
 	o.left = append(o.left, l)
 }
 
@@ -303,6 +306,9 @@ func (w *qWorld) judge(m *qMajority) {
 		if m.mode == protocol.Shared && (l.x.Mode == protocol.Shared && l.lowered == 0 || l.lowered != 0 && m.seq > l.lowered) {
 			continue
 		}
+		if l.passedOn() && m.seq > l.called {
+			continue
+		}
 		evicted := slices.ContainsFunc(o.evicted, func(at int) bool { return at > l.began && at < l.settled })
 		if evicted && l.lowered != 0 {
 			continue
@@ -310,7 +316,7 @@ func (w *qWorld) judge(m *qMajority) {
 		n := 0
 		for i, at := range m.took {
 			late := evicted && o.regained(i, l, at)
-			if at > l.began && !late && !(l.gave[i] != 0 && l.gave[i] < at) && o.emptied[i] < m.seq {
+			if at > l.told && !late && !(l.gave[i] != 0 && l.gave[i] < at) && o.emptied[i] < m.seq {
 				n++
 			}
 		}
@@ -318,6 +324,12 @@ func (w *qWorld) judge(m *qMajority) {
 			w.fail("Unlock of %s, token %d, says nil, but %s has owned in between, under %s (%d to %d: at %d from %v, given back %v)", l.c.name, l.x.Token, m.c.name, short(m.request), l.began, l.settled, m.seq, m.took, l.gave)
 		}
 	}
+}
+
+// passedOn reports whether the lease was not given back but left to the next caller of its client. Then it
+// was over when Unlock was called.
+func (l *qLease) passedOn() bool {
+	return !slices.ContainsFunc(l.gave, func(at int) bool { return at != 0 })
 }
 
 // regained reports whether the lease owned on the server again after that time.
