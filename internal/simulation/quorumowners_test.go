@@ -329,7 +329,7 @@ func (w *qWorld) judge(m *qMajority) {
 // passedOn reports whether the lease was not given back but left to the next caller of its client. Then it
 // was over when Unlock was called.
 func (l *qLease) passedOn() bool {
-	return !slices.ContainsFunc(l.gave, func(at int) bool { return at != 0 })
+	return !slices.ContainsFunc(l.gave, func(at int) bool { return at != 0 && at <= l.settled })
 }
 
 // regained reports whether the lease owned on the server again after that time.
