@@ -199,3 +199,20 @@ func TestADowngradeOfWhatMayHaveBeenGivenAnewProvesNothing(t *testing.T) {
 		t.Errorf("proved %v, for %d callers", told.proved, len(told.Callers))
 	}
 }
+
+// A downgrade without an answer may have been carried out by the time that the grant turns out to
+// have been another's.
+func TestADowngradeOfALeaseThatIsGrantedAnewLeavesNothing(t *testing.T) {
+	c := writer()
+	h := holding(t, c)
+	id := h.l.grant.req.ID
+	h.downgrade(c)
+	cmd := h.sends(protocol.Downgrade)
+	h.reply(protocol.Answer{}, errSilence, time.Minute)
+	h.hears("granted", id, h.top+1)
+	h.sends(protocol.Acquire)
+	h.answer(h.kept(h.top + 1))
+	h.lost(c)
+	h.leave(c)
+	h.cancels(id, cmd.Next)
+}

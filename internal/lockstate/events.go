@@ -322,9 +322,12 @@ func (l *Lock) released(c *protocol.Command, a protocol.Answer, fail *protocol.F
 // as if it did not own. Others may have had the lock in between: the grant is lost, and what
 // came in its place is given back.
 func (l *Lock) lostAndGrantedAnew(now time.Time, fx *Effects) {
-	id := l.grant.req.ID
+	id, next := l.grant.req.ID, l.grant.next
 	l.lose(notKept, now, fx)
 	l.cancelUnknown(id, time.Time{}, fx)
+	if next != nil && next.role == byDowngrade && next.sent { // it may have been carried out
+		l.cancelUnknown(next.req.ID, time.Time{}, fx)
+	}
 }
 
 // continueGranting cancels id, which Redis does not know, if the command answered a could

@@ -667,6 +667,7 @@ var mutants = []mutant{
 	{"a quorum: a cancel in doubt does not say what it proves", "internal/quorum/decide.go", "Proved: r.doubted}", "}", "TestACancelAfterAReleaseInDoubtSays"},
 	{"what is left of readers whose writer got the lock is not cancelled", "internal/lockstate/handover.go", "	l.lost = &lostGrant{l.grant.req, time.Time{}, l.lost} //", "	//", "TestAPlaceThatIsServed"},
 	{"a quorum: servers are asked, although only the pool was exhausted, for what waits there", "internal/quorum/member.go", "	if err == nil && lost {", "	if err == nil {", "WhosePoolsAreExhausted"},
+	{"a downgrade that was under way when its grant turned out to be lost is not cancelled", "internal/lockstate/events.go", "	if next != nil && next.role == byDowngrade && next.sent {", "	if false {", "TestADowngradeOfALeaseThatIsGrantedAnew"},
 	{"a quorum: a command that panicked is waited for", "internal/quorum/member.go", "	defer func() { m.heardOf(res.Fail) }()\n", "	defer func() {\n		if res.Fail != panicked {\n			m.heardOf(res.Fail)\n		}\n	}()\n", "ThatPanicsIsOver"},
 	{"a quorum: a cancel that panicked is not tried again", "internal/quorum/member.go", "		if results[0].Fail == panicked {\n			m.restLocked()\n		}\n", "", "ThatPanicsIsOver"},
 	{"a quorum: a server whose connection broke is not asked for what waits there", "internal/quorum/member.go", "	if err == nil && lost {\n		m.owner.rejoin(m.place)\n	}\n", "", "WhoseConnectionBroke"},

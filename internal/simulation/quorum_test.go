@@ -30,6 +30,7 @@ import (
 
 var quorumSeeds = flag.Int("quorum.seeds", 0, "schedules of TestQuorumSimulation on three servers, fewer on five and seven (0: a short run)")
 var quorumFirst = flag.Int64("quorum.first", 1, "first seed of TestQuorumSimulation")
+var quorumStrict = flag.Bool("quorum.strict", false, "check what Unlock proves also where docs/redlock.md makes an exception: after evictions and jumps of clocks")
 var quorumFor = flag.Duration("quorum.for", 0, "instead of a number of schedules: for how long to go on, on each number of servers, with readers and without")
 var quorumTrace = flag.Bool("quorum.trace", false, "print each schedule")
 

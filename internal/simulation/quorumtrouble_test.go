@@ -102,6 +102,7 @@ func (w *qWorld) strike(c *qClient) {
 		if !w.fault(s) {
 			return
 		}
+		w.owners.evicts() // leases end early there
 		by := time.Duration(w.rng.Int64N(int64(2500 * time.Millisecond)))
 		if w.rng.IntN(2) == 0 {
 			by = -by
@@ -238,6 +239,7 @@ func (w *qWorld) fault(s *qServer) bool {
 		}
 		if n < quorum.Majority(len(w.servers)) {
 			w.logf("%s is excused", c.name)
+			w.owners.evicts()
 			c.excuse = w.now
 		}
 		if w.now.After(c.hurt[s.i]) {
@@ -278,8 +280,7 @@ func (w *qWorld) evict() {
 	need := quorum.Majority(len(w.servers))
 	some := w.rng.Perm(len(w.servers))[:need+w.rng.IntN(len(w.servers)-need+1)]
 	w.logf("an operator evicts on %v", some)
-	w.owners.seq++
-	w.owners.evicted = append(w.owners.evicted, w.owners.seq)
+	w.owners.evicts()
 	for _, c := range w.clients {
 		c.excuse = w.now
 	}
@@ -312,6 +313,9 @@ func (w *qWorld) judgeLoss(c *qClient, l lockstate.Loss) {
 	over := !c.local().Before(c.lock.TrustedUntil(l.Caller, c.local())) // it was not confirmed in time
 	if !known || c.excused(id) || l.Why == lockstate.Evicted {
 		return
+	}
+	if l.Why == lockstate.LostUnproved && w.owners.lowered(c) {
+		return // a lease that was in doubt when it was downgraded is not proved any more
 	}
 	clean, restarts, deaf := true, false, false
 	for _, s := range w.servers {
