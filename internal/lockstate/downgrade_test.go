@@ -175,31 +175,6 @@ func TestADowngradesNewIDIsHeededBeforeItsAnswer(t *testing.T) {
 	h.lost(a)
 }
 
-// An acquire of the grant had no answer, so it may have been given anew after another owner. A downgrade
-// then is no proof, and what follows it cannot be one.
-func TestADowngradeOfWhatMayHaveBeenGivenAnewProvesNothing(t *testing.T) {
-	c := writer()
-	h, _ := overtaken(t, c)
-	h.reply(protocol.Answer{}, errSilence, time.Second)
-	h.downgrade(c)
-	h.sends(protocol.Downgrade)
-	token := h.token() + 50
-	h.answer(protocol.Answer{Outcome: protocol.Granted, Token: token, Clock: token})
-	h.leave(c)
-	h.sends(protocol.Release)
-	h.answer(protocol.Answer{Outcome: protocol.Done})
-	if c.Settled {
-		t.Fatalf("its Unlock returned %v", c.Outcome())
-	}
-	var s CancelSchedule
-	g := h.unwanted[len(h.unwanted)-1]
-	s.Add(&g, h.now)
-	s.Take(h.now)
-	if told := s.Answered(&g, protocol.Cancelled{Token: token}, h.now); told.proved || len(told.Callers) != 1 {
-		t.Errorf("proved %v, for %d callers", told.proved, len(told.Callers))
-	}
-}
-
 // A downgrade without an answer may have been carried out by the time that the grant turns out to
 // have been another's.
 func TestADowngradeOfALeaseThatIsGrantedAnewLeavesNothing(t *testing.T) {

@@ -255,7 +255,7 @@ func (l *Lock) yielded(c *protocol.Command, a protocol.Answer, fail *protocol.Fa
 		}
 		return
 	}
-	old, own, keep, placed := g.req, g.proof(), l.time(g.minHoldUntil), g.next.sent
+	old, own, keep, placed := g.req, g.token, l.time(g.minHoldUntil), g.next.sent
 	doubted := l.inDoubt()
 	if fail == nil {
 		l.cancelLate(now, fx)
@@ -298,7 +298,7 @@ func (l *Lock) yielded(c *protocol.Command, a protocol.Answer, fail *protocol.Fa
 // released takes the answer to a release.
 func (l *Lock) released(c *protocol.Command, a protocol.Answer, fail *protocol.Failure, now time.Time, fx *Effects) {
 	g := &l.grant
-	old, own, keep := g.req, g.proof(), l.time(g.minHoldUntil)
+	old, own, keep := g.req, g.token, l.time(g.minHoldUntil)
 	doubted := l.inDoubt()
 	if fail == nil {
 		l.cancelLate(now, fx)
@@ -517,7 +517,7 @@ func (l *Lock) grantedByMessage(id string, a protocol.Answer, now time.Time, fx 
 		}
 		l.cancelLate(now, fx)
 		if l.inDoubt() {
-			l.cancelUnconfirmed(g.proof(), l.drawn(), l.time(g.minHoldUntil), true, now, fx, g.req)
+			l.cancelUnconfirmed(g.token, l.drawn(), l.time(g.minHoldUntil), true, now, fx, g.req)
 		}
 		l.becomeNext()
 		l.settleLeaving(fx) // the yield was done

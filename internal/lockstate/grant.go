@@ -4,7 +4,6 @@ package lockstate
 // grant is trusted, the tokens that it gives, and its tenure.
 
 import (
-	"math"
 	"time"
 
 	"github.com/leasedmutex/leased/internal/protocol"
@@ -29,7 +28,6 @@ type grant struct {
 	early    bool    // it came before the inbox was confirmed, so "wanted" may have been missed
 	fresh    bool    // it came in this very step
 	idle     bool    // no caller was inside after the last step, and no command in flight
-	unclear  bool    // it may have been given anew before it was downgraded, and no token tells
 	served   int32   // leases it has given since it came or was last idle
 	since    Instant // it has been in use without a break
 	renewAt  Instant
@@ -49,14 +47,6 @@ type grant struct {
 	// notified is when a message gave us the grant for protocol.ProvisionalTTL; zero if none
 	// did, or a renewal or an acquire has been answered since, which gave it its full TTL.
 	notified Instant
-}
-
-// proof returns the token that proves the leases of callers that left if it is the lock's last.
-func (g *grant) proof() uint64 {
-	if g.unclear {
-		return math.MaxUint64 // which is no token
-	}
-	return g.token
 }
 
 // ticket is one request for the lock, and what is known of it in Redis.

@@ -137,9 +137,7 @@ func (l *Lock) downgraded(c *protocol.Command, a protocol.Answer, fail *protocol
 		since := g.since
 		l.continueGranting(a, c.ID, fx)
 		l.cancelLate(now, fx)
-		next.doubtUntil = g.doubtUntil
 		l.becomeNext()
-		g.unclear = l.members != nil && l.members.Since < g.doubtUntil.sub(start) // the last token of before is not known
 		a.Link = c.Link
 		l.hold(a, c.At, viaFree, now)
 		g.since, g.served = since, 1
@@ -161,6 +159,6 @@ func (l *Lock) abortDowngrade(now time.Time, fx *Effects) {
 	if !next.sent {
 		return
 	}
-	l.cancelUnconfirmed(g.proof(), l.drawn(), l.time(g.minHoldUntil), l.inDoubt(), now, fx, g.req, next.req)
+	l.cancelUnconfirmed(g.token, l.drawn(), l.time(g.minHoldUntil), l.inDoubt(), now, fx, g.req, next.req)
 	l.becomeNone()
 }

@@ -654,8 +654,6 @@ var mutants = []mutant{
 	{"a quorum: what is granted anew between tries of a downgrade proves a lease", "internal/quorum/decide.go", "	case op.verb == protocol.Downgrade: // the lease goes on", "	case false: // the lease goes on", "BetweenTriesOfADowngrade"},
 	{"a quorum: the cancel of a writer proves that its reader owned", "internal/quorum/ops.go", "p.confirmed, p.lowered = old == outcomeYes && op.verb == protocol.Yield, old", "p.confirmed, p.lowered = old == outcomeYes, old", "TestTheCancelOfWhatWasDowngraded"},
 	{"a quorum: the cancel of a reader proves nothing after a downgrade without answer", "internal/quorum/decide.go", "r.token != 0 || r.lowers\n", "r.token != 0\n", "TestTheCancelOfWhatWasDowngraded"},
-	{"a downgrade of what may have been given anew proves it", "internal/lockstate/grant.go", "	if g.unclear {", "	if false {", "TestADowngradeOfWhatMayHaveBeen"},
-	{"a downgrade ends the doubt of what may have been given anew", "internal/lockstate/handover.go", "		next.doubtUntil = g.doubtUntil\n", "", "TestADowngradeOfWhatMayHaveBeen"},
 	{"a quorum: a server that lost a lease and was silent then proves it", "internal/quorum/lock.go", "			outcome = outcomeLost\n			p.brokeOff()\n", "			outcome = outcomeLost\n", "WasSilentThenProvesNothing"},
 	{"a quorum: a renewal that a silent server carries proves that nobody else owned", "internal/quorum/decide.go", "		if op.sure() >= l.cfg.Need {\n			r.kept(op)\n		}\n", "		r.kept(op)\n", "TestServersThatGrantedALease"},
 	{"a quorum: an acquire that a silent server carries proves that nobody else owned", "internal/quorum/decide.go", "	case r == op.req && op.sure() >= l.cfg.Need:", "	case true:", "TestServersThatGrantedALease"},

@@ -331,16 +331,6 @@ func (l *qLease) passedOn() bool {
 	return !slices.ContainsFunc(l.gave, func(at int) bool { return at != 0 && at <= l.settled })
 }
 
-// lowered reports whether the client has downgraded a lease.
-func (o *qOwners) lowered(c *qClient) bool {
-	for _, l := range o.leases {
-		if l.c == c && l.lowered != 0 {
-			return true
-		}
-	}
-	return false
-}
-
 // evicts takes note that a lease may have ended on servers without a word to its owner.
 func (o *qOwners) evicts() {
 	o.seq++

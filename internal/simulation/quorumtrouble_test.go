@@ -314,9 +314,6 @@ func (w *qWorld) judgeLoss(c *qClient, l lockstate.Loss) {
 	if !known || c.excused(id) || l.Why == lockstate.Evicted {
 		return
 	}
-	if l.Why == lockstate.LostUnproved && w.owners.lowered(c) {
-		return // a lease that was in doubt when it was downgraded is not proved any more
-	}
 	clean, restarts, deaf := true, false, false
 	for _, s := range w.servers {
 		if !s.faultAt.Before(made) {
