@@ -261,7 +261,7 @@ func TestTokensGoOnWhereTheClockIsBackByADigit(t *testing.T) {
 		}
 		id = s.writer("A")
 		if token := s.gets(s.acquire(id)); token != ahead+1 {
-			t.Errorf("token %d, want %d", token, ahead+1)
+			t.Errorf("token %d, want %d", token, int64(ahead+1))
 		}
 		s.release(id, ahead+2)
 		if left := s.raw("PTTL", s.keys.Meta()).(int64); left < 500_000_000_000 {
