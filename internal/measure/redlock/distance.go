@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -17,14 +18,49 @@ import (
 // behind a proxy that hands on what it reads half a round trip later, in both directions: see
 // distance_linux.go. The proxies are one process of their own, so that what they do is no part of
 // the clients' processor time, and all libraries go through the same ones in the same run.
+//
+// No network is as far from one server as from the next, and a lock that waits for all of them
+// waits for the farthest. So a distance can be a range, over which the servers are spread evenly.
 
-// proxyVariable has the delay one way and the servers' addresses, and makes this program the
+// proxyVariable has the servers' addresses and the delays one way, and makes this program the
 // proxies.
 const proxyVariable = "LEASED_REDLOCK_PROXY"
 
+// distance is the time that the network adds to a round trip, for the nearest of the servers and
+// for the farthest.
+type distance struct{ nearest, farthest time.Duration }
+
+// parseDistance reads 1ms, or 600us-1400us.
+func parseDistance(text string) (d distance, err error) {
+	from, to, spread := strings.Cut(text, "-")
+	if d.nearest, err = time.ParseDuration(from); err != nil || !spread {
+		return distance{d.nearest, d.nearest}, err
+	}
+	if d.farthest, err = time.ParseDuration(to); err == nil && d.farthest < d.nearest {
+		err = fmt.Errorf("the distance %q goes from far to near", text)
+	}
+	return d, err
+}
+
+// of is the distance of the server i of n.
+func (d distance) of(i, n int) time.Duration {
+	return d.nearest + (d.farthest-d.nearest)*time.Duration(i)/time.Duration(max(n-1, 1))
+}
+
+func (d distance) String() string {
+	switch {
+	case d.farthest == 0:
+		return "loopback"
+	case d.nearest == d.farthest:
+		return duration(d.nearest)
+	}
+	return duration(d.nearest) + " to " + duration(d.farthest)
+}
+
+// proxyRole is what the proxies stand before, and how much later each hands on what it reads.
 type proxyRole struct {
-	OneWay time.Duration
 	Addrs  []string
+	OneWay []time.Duration
 }
 
 // proxies are those before all servers.
@@ -33,10 +69,14 @@ type proxies struct {
 	addrs []string
 }
 
-func startProxies(rtt time.Duration, addrs []string) (*proxies, error) {
+func startProxies(d distance, addrs []string) (*proxies, error) {
+	role := proxyRole{Addrs: addrs}
+	for i := range addrs {
+		role.OneWay = append(role.OneWay, d.of(i, len(addrs))/2)
+	}
 	// The thread that delays is in the kernel nearly always, where the runtime's requests to
 	// yield would only wake it.
-	c, err := startChild(proxyVariable, proxyRole{rtt / 2, addrs}, "GODEBUG=asyncpreemptoff=1")
+	c, err := startChild(proxyVariable, role, "GODEBUG=asyncpreemptoff=1")
 	if err != nil {
 		return nil, err
 	}
@@ -58,33 +98,35 @@ func proxy(text string) error {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		os.Exit(0) // the parent is done
 	}()
-	return delay(r.OneWay, r.Addrs, func(own []string) error { return json.NewEncoder(os.Stdout).Encode(own) })
+	return delay(r.Addrs, r.OneWay, func(own []string) error { return json.NewEncoder(os.Stdout).Encode(own) })
 }
 
 // at sets the distance at which clients find the servers from now on, and measures it.
-func (s *servers) at(rtt time.Duration) error {
+func (s *servers) at(d distance) error {
 	if s.far != nil {
 		s.far.end()
 		s.far = nil
 	}
-	s.rtt, s.addrs = rtt, s.near
+	s.distance, s.addrs = d, s.near
 	direct, err := pingTime(s.near[0])
 	if err != nil {
 		return err
 	}
-	if rtt == 0 {
-		fmt.Printf("\nDISTANCE 0: PING p50 %v\n", direct)
+	fmt.Printf("\nDISTANCE %v: PING p50 %v without it\n", d, direct)
+	if d.farthest == 0 {
 		return nil
 	}
-	if s.far, err = startProxies(rtt, s.near); err != nil {
+	if s.far, err = startProxies(d, s.near); err != nil {
 		return err
 	}
 	s.addrs = s.far.addrs
-	through, err := pingTime(s.addrs[0])
-	if err != nil {
-		return err
+	for i, addr := range s.addrs {
+		through, err := pingTime(addr)
+		if err != nil {
+			return err
+		}
+		fmt.Printf("  server %d: %v, %v more\n", i+1, through, through-direct)
 	}
-	fmt.Printf("\nDISTANCE %v: PING p50 %v through the proxy, %v without: %v more\n", rtt, through, direct, through-direct)
 	return nil
 }
 

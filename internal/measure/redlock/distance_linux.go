@@ -9,18 +9,18 @@ import (
 	"unsafe"
 )
 
-// delay proxies to the addresses, calls ready with its own, and hands on what it reads, in order,
-// after oneWay. It returns only with an error.
+// delay proxies to the addresses, calls ready with its own, and hands on what it reads from and
+// for each of them, in order, after its oneWay. It returns only with an error.
 //
 // One thread does everything, without Go's network poller and timers. Those wake a process that is
 // at rest up to a millisecond late, and would hand each message from one goroutine to another on
-// the processors that are measured. The delay is the same for all, so what was read first is due
-// first: one queue keeps the order of every connection. The thread waits in epoll_pwait2 for
-// something to read or for the head of the queue, whose time the kernel keeps to a microsecond or
-// so once the thread has asked for no slack.
+// the processors that are measured. The delay of a server is always the same, so what was read
+// first is due first: one queue for each server keeps the order of every connection. The thread
+// waits in epoll_pwait2 for something to read or for the first head of the queues, whose time the
+// kernel keeps to a microsecond or so once the thread has asked for no slack.
 //
 // What it writes to is a blocking socket: messages are far smaller than a socket's buffer.
-func delay(oneWay time.Duration, addrs []string, ready func(own []string) error) error {
+func delay(addrs []string, oneWay []time.Duration, ready func(own []string) error) error {
 	runtime.LockOSThread()
 	const setTimerSlack = 29 // PR_SET_TIMERSLACK
 	if _, _, e := syscall.RawSyscall(syscall.SYS_PRCTL, setTimerSlack, 1, 0); e != 0 {
@@ -30,10 +30,10 @@ func delay(oneWay time.Duration, addrs []string, ready func(own []string) error)
 	if err != nil {
 		return err
 	}
-	p := &delayer{epoll: epoll, oneWay: oneWay, servers: map[int]syscall.SockaddrInet4{}, peers: map[int]int{}}
+	p := &delayer{epoll: epoll, listeners: map[int]*line{}, ends: map[int]end{}}
 	var own []string
-	for _, addr := range addrs {
-		at, err := p.listen(addr)
+	for i, addr := range addrs {
+		at, err := p.listen(addr, oneWay[i])
 		if err != nil {
 			return err
 		}
@@ -46,12 +46,24 @@ func delay(oneWay time.Duration, addrs []string, ready func(own []string) error)
 }
 
 type delayer struct {
-	epoll   int
-	oneWay  time.Duration
-	servers map[int]syscall.SockaddrInet4 // by the listening socket
-	peers   map[int]int                   // by a connection, the other one
-	queue   []delayed
-	spare   [][]byte
+	epoll     int
+	lines     []*line
+	listeners map[int]*line // by the socket
+	ends      map[int]end   // by a connection's socket
+	spare     [][]byte
+}
+
+// line is what leads to one server.
+type line struct {
+	server syscall.SockaddrInet4
+	oneWay time.Duration
+	queue  []delayed
+}
+
+// end is where a connection's text goes: along a line to the other connection.
+type end struct {
+	line *line
+	to   int
 }
 
 // delayed is what was read from a connection and is due on its peer; without text, its end.
@@ -61,7 +73,7 @@ type delayed struct {
 	text []byte
 }
 
-func (p *delayer) listen(addr string) (string, error) {
+func (p *delayer) listen(addr string, oneWay time.Duration) (string, error) {
 	server, err := net.ResolveTCPAddr("tcp4", addr)
 	if err != nil {
 		return "", err
@@ -81,9 +93,10 @@ func (p *delayer) listen(addr string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	to := syscall.SockaddrInet4{Port: server.Port}
-	copy(to.Addr[:], server.IP.To4())
-	p.servers[fd] = to
+	l := &line{server: syscall.SockaddrInet4{Port: server.Port}, oneWay: oneWay}
+	copy(l.server.Addr[:], server.IP.To4())
+	p.lines = append(p.lines, l)
+	p.listeners[fd] = l
 	return fmt.Sprintf("127.0.0.1:%d", bound.(*syscall.SockaddrInet4).Port), p.watch(fd)
 }
 
@@ -92,7 +105,7 @@ func (p *delayer) watch(fd int) error {
 }
 
 // accept connects a client with its server.
-func (p *delayer) accept(listener int) error {
+func (p *delayer) accept(listener int, l *line) error {
 	client, _, err := syscall.Accept4(listener, syscall.SOCK_CLOEXEC)
 	if err != nil {
 		return err
@@ -101,11 +114,10 @@ func (p *delayer) accept(listener int) error {
 	if err != nil {
 		return err
 	}
-	to := p.servers[listener]
-	if err := syscall.Connect(server, &to); err != nil {
+	if err := syscall.Connect(server, &l.server); err != nil {
 		return err
 	}
-	p.peers[client], p.peers[server] = server, client
+	p.ends[client], p.ends[server] = end{l, server}, end{l, client}
 	for _, fd := range []int{client, server} {
 		if err := syscall.SetsockoptInt(fd, syscall.IPPROTO_TCP, syscall.TCP_NODELAY, 1); err != nil {
 			return err
@@ -126,15 +138,17 @@ func (p *delayer) run() error {
 		}
 		now := time.Now()
 		for _, e := range events[:n] {
-			if _, listens := p.servers[int(e.Fd)]; !listens {
+			if l, listens := p.listeners[int(e.Fd)]; !listens {
 				p.read(int(e.Fd), now)
-			} else if err := p.accept(int(e.Fd)); err != nil {
+			} else if err := p.accept(int(e.Fd), l); err != nil {
 				return err
 			}
 		}
-		for len(p.queue) > 0 && !time.Now().Before(p.queue[0].at) {
-			p.write(p.queue[0])
-			p.queue = p.queue[1:]
+		for _, l := range p.lines {
+			for len(l.queue) > 0 && !time.Now().Before(l.queue[0].at) {
+				p.write(l.queue[0])
+				l.queue = l.queue[1:]
+			}
 		}
 	}
 }
@@ -143,8 +157,14 @@ func (p *delayer) run() error {
 func (p *delayer) wait(events []syscall.EpollEvent) (int, error) {
 	const epollPwait2 = 441 // the same on all architectures
 	var timeout *syscall.Timespec
-	if len(p.queue) > 0 {
-		left := syscall.NsecToTimespec(max(0, time.Until(p.queue[0].at).Nanoseconds()))
+	var first time.Time
+	for _, l := range p.lines {
+		if len(l.queue) > 0 && (first.IsZero() || l.queue[0].at.Before(first)) {
+			first = l.queue[0].at
+		}
+	}
+	if !first.IsZero() {
+		left := syscall.NsecToTimespec(max(0, time.Until(first).Nanoseconds()))
 		timeout = &left
 	}
 	// Raw: the runtime does not have to find the thread a processor again.
@@ -173,7 +193,8 @@ func (p *delayer) read(fd int, now time.Time) {
 		_ = syscall.EpollCtl(p.epoll, syscall.EPOLL_CTL_DEL, fd, nil)
 		n = 0
 	}
-	p.queue = append(p.queue, delayed{now.Add(p.oneWay), p.peers[fd], buffer[:n]})
+	e := p.ends[fd]
+	e.line.queue = append(e.line.queue, delayed{now.Add(e.line.oneWay), e.to, buffer[:n]})
 }
 
 func (p *delayer) write(d delayed) {

@@ -8,6 +8,6 @@ import (
 )
 
 // delay needs Linux, whose kernel wakes a thread to the microsecond.
-func delay(time.Duration, []string, func([]string) error) error {
+func delay([]string, []time.Duration, func([]string) error) error {
 	return errors.New("a distance to the servers needs Linux")
 }

@@ -79,7 +79,7 @@ func connect(addr string) *redis.Client {
 func open(kind, name string, addrs []string) (locker, error) {
 	switch kind {
 	case onOne:
-		rdb := connect(addrs[0])
+		rdb := connect(addrs[len(addrs)/2]) // neither the nearest nor the farthest
 		c, err := leased.New(rdb)
 		if err != nil {
 			return nil, err

@@ -2,7 +2,7 @@
 // and beside a single server, in one run. It is a module of its own, so that redsync is no
 // dependency of the library:
 //
-//	cd internal/measure/redlock && go run . [-seconds 3] [-rtt 0,500us,1ms] [-only uncontended,handoff,contended,processes] [-profile file]
+//	cd internal/measure/redlock && go run . [-seconds 3] [-rtt 0,500us,1ms,600us-1400us] [-only uncontended,handoff,contended,processes] [-profile file]
 //
 // Clients have separate connections. In the first three parts they are in one process; in the
 // last each is a process of its own. Everything is measured at each distance of -rtt, see
@@ -34,7 +34,7 @@ var (
 	profile = flag.String("profile", "", "file for a CPU profile of this process")
 	seconds = flag.Float64("seconds", 3, "for how long each case runs")
 	only    = flag.String("only", "uncontended,handoff,processes", "what is measured; contended is 8 clients of one process")
-	rtts    = flag.String("rtt", "0,500us,1ms", "the times that a network between clients and servers adds to a round trip")
+	rtts    = flag.String("rtt", "0,500us,1ms,600us-1400us", "the times that a network between clients and servers adds to a round trip; in a range, another one for each server")
 )
 
 func main() {
@@ -56,13 +56,13 @@ func main() {
 
 // servers are the five that all locks are on.
 type servers struct {
-	all   []*redistest.Instance
-	rdbs  []*redis.Client // to ask them
-	near  []string        // their addresses
-	addrs []string        // at which they are locked on: of far if there is one
-	far   *proxies
-	rtt   time.Duration // that far adds
-	table table
+	all      []*redistest.Instance
+	rdbs     []*redis.Client // to ask them
+	near     []string        // their addresses
+	addrs    []string        // at which they are locked on: of far if there is one
+	far      *proxies
+	distance distance // that far adds
+	table    table
 }
 
 func (s *servers) start(n int) error {
@@ -134,11 +134,11 @@ func measure() error {
 		return err
 	}
 	for text := range strings.SplitSeq(*rtts, ",") {
-		rtt, err := time.ParseDuration(text)
+		d, err := parseDistance(text)
 		if err != nil {
 			return err
 		}
-		if err := s.at(rtt); err != nil {
+		if err := s.at(d); err != nil {
 			return err
 		}
 		if err := s.measure(); err != nil {
@@ -249,12 +249,12 @@ func uncontended(s *servers) error {
 			fmt.Printf("  round %d quorum, redsync = 1: lock %.2f, cycle %.2f, CPU %.2f\n", round+1, lock[round], cycle[round], cpu[round])
 		}
 		row := "lock and unlock a free lock " + way.name
-		s.table.set(row+", redsync = 1", s.rtt, "%s", spread(cycle))
-		s.table.set("the same until `Lock` returns, "+way.name, s.rtt, "%s", spread(lock))
+		s.table.set(row+", redsync = 1", s.distance, "%s", spread(cycle))
+		s.table.set("the same until `Lock` returns, "+way.name, s.distance, "%s", spread(lock))
 		if way.pause > 0 {
-			s.table.set("the same, processor time of client and servers", s.rtt, "%s", spread(cpu))
-			s.table.set("the same as a multiple of an empty script on all servers; redsync", s.rtt, "%.1f; %.1f", middle(overFloor[onQuorum]), middle(overFloor[byRedsync]))
-			s.table.set("commands that it runs on each server, within scripts or without; redsync", s.rtt, "%.0f; %.0f", middle(commands[onQuorum]), middle(commands[byRedsync]))
+			s.table.set("the same, processor time of client and servers", s.distance, "%s", spread(cpu))
+			s.table.set("the same as a multiple of an empty script on all servers; redsync", s.distance, "%.1f; %.1f", middle(overFloor[onQuorum]), middle(overFloor[byRedsync]))
+			s.table.set("commands that it runs on each server, within scripts or without; redsync", s.distance, "%.0f; %.0f", middle(commands[onQuorum]), middle(commands[byRedsync]))
 		}
 	}
 	return nil
@@ -281,7 +281,7 @@ func inOneProcess(s *servers) error {
 		times := make([][]time.Duration, len(kinds))
 		for range 20 {
 			for i, pair := range pairs {
-				times[i] = append(times[i], handoffs(pair, 20, s.rtt)...)
+				times[i] = append(times[i], handoffs(pair, 20, s.distance.farthest)...)
 			}
 		}
 		for _, pair := range pairs {
@@ -292,7 +292,7 @@ func inOneProcess(s *servers) error {
 		ratios = append(ratios, ratio(five, single))
 		fmt.Printf("  round %d p50: one server %v, quorum of five %v, %.2f times\n", round+1, single, five, float64(five)/float64(single))
 	}
-	s.table.set("hand-off between two clients of one process, as a multiple of one server's", s.rtt, "%s", spread(ratios))
+	s.table.set("hand-off between two clients of one process, as a multiple of one server's", s.distance, "%s", spread(ratios))
 	return nil
 }
 

@@ -10,41 +10,37 @@ import (
 // table is that of docs/redlock.md: a row for each figure, a column for each distance.
 type table struct {
 	rows  []string // in the order in which they were first set
-	cells map[string]map[time.Duration]string
-	rtts  []time.Duration
+	cells map[string]map[distance]string
+	at    []distance // in the order in which they were first set
 }
 
 // set gives a row its value at a distance.
-func (t *table) set(row string, rtt time.Duration, format string, args ...any) {
+func (t *table) set(row string, d distance, format string, args ...any) {
 	if t.cells == nil {
-		t.cells = map[string]map[time.Duration]string{}
+		t.cells = map[string]map[distance]string{}
 	}
 	if t.cells[row] == nil {
-		t.cells[row] = map[time.Duration]string{}
+		t.cells[row] = map[distance]string{}
 		t.rows = append(t.rows, row)
 	}
-	if !slices.Contains(t.rtts, rtt) {
-		t.rtts = append(t.rtts, rtt)
+	if !slices.Contains(t.at, d) {
+		t.at = append(t.at, d)
 	}
-	t.cells[row][rtt] = fmt.Sprintf(format, args...)
+	t.cells[row][d] = fmt.Sprintf(format, args...)
 }
 
 // String is the table in Markdown.
 func (t *table) String() string {
 	var b strings.Builder
 	b.WriteString("| round trip to the servers |")
-	for _, rtt := range t.rtts {
-		if rtt == 0 {
-			b.WriteString(" loopback |")
-		} else {
-			fmt.Fprintf(&b, " %s |", duration(rtt))
-		}
+	for _, d := range t.at {
+		fmt.Fprintf(&b, " %v |", d)
 	}
-	b.WriteString("\n|---|" + strings.Repeat("---|", len(t.rtts)) + "\n")
+	b.WriteString("\n|---|" + strings.Repeat("---|", len(t.at)) + "\n")
 	for _, row := range t.rows {
 		fmt.Fprintf(&b, "| %s |", row)
-		for _, rtt := range t.rtts {
-			fmt.Fprintf(&b, " %s |", t.cells[row][rtt])
+		for _, d := range t.at {
+			fmt.Fprintf(&b, " %s |", t.cells[row][d])
 		}
 		b.WriteString("\n")
 	}

@@ -185,7 +185,7 @@ func betweenProcesses(s *servers) error {
 		times := map[string][]time.Duration{}
 		for range 20 { // in turns, so that what else the machine does hits both
 			for _, kind := range []string{onOne, onQuorum} {
-				some, err := passOn(pair, kind, 20, s.rtt)
+				some, err := passOn(pair, kind, 20, s.distance.farthest)
 				if err != nil {
 					return err
 				}
@@ -198,9 +198,9 @@ func betweenProcesses(s *servers) error {
 		ratios = append(ratios, ratio(at(five, 50), at(one, 50)))
 		both = append(both, []time.Duration{at(five, 50), at(one, 50)})
 	}
-	s.table.set("hand-off to a waiter in another process, as a multiple of one server's", s.rtt, "%s", spread(ratios))
+	s.table.set("hand-off to a waiter in another process, as a multiple of one server's", s.distance, "%s", spread(ratios))
 	median := both[slices.Index(ratios, middle(ratios))]
-	s.table.set("the same; one server's", s.rtt, "%s; %s", duration(median[0]), duration(median[1]))
+	s.table.set("the same; one server's", s.distance, "%s; %s", duration(median[0]), duration(median[1]))
 
 	fmt.Println("contended: 8 processes lock and unlock as fast as they can")
 	kinds := []string{onOne, onQuorum, byRedsync, byRedsync2ms}
@@ -241,16 +241,16 @@ func (s *servers) report(seen map[string][]contest) {
 		}
 		return strings.Join(texts, "; ")
 	}
-	s.table.set("8 processes that lock all the time: leases, redsync with its defaults = 1", s.rtt, "%s", against(redsync))
-	s.table.set("the same, redsync polling every 2 ms = 1", s.rtt, "%s", against(polling))
+	s.table.set("8 processes that lock all the time: leases, redsync with its defaults = 1", s.distance, "%s", against(redsync))
+	s.table.set("the same, redsync polling every 2 ms = 1", s.distance, "%s", against(polling))
 	const of = "; redsync's; polling every 2 ms"
-	s.table.set("leases a second"+of, s.rtt, "%s", all(func(c contest) string { return fmt.Sprintf("%.0f", c.rate) }))
-	s.table.set("leases of the process with the fewest and the most"+of, s.rtt, "%s", all(func(c contest) string { return fmt.Sprintf("%d–%d", slices.Min(c.turns), slices.Max(c.turns)) }))
-	s.table.set("longest wait"+of, s.rtt, "%s", all(func(c contest) string { return duration(c.longest) }))
-	s.table.set("attempts a lease"+of, s.rtt, "%s", all(func(c contest) string { return fmt.Sprintf("%.2f", c.attempts) }))
-	s.table.set("commands sent a lease"+of, s.rtt, "%s", all(func(c contest) string { return fmt.Sprintf("%.0f", c.sent) }))
-	s.table.set("the same, those within scripts counted"+of, s.rtt, "%s", all(func(c contest) string { return fmt.Sprintf("%.0f", c.commands) }))
-	s.table.set("processor time of a lease, servers and clients"+of, s.rtt, "%s", all(func(c contest) string { return duration(c.cpu) }))
+	s.table.set("leases a second"+of, s.distance, "%s", all(func(c contest) string { return fmt.Sprintf("%.0f", c.rate) }))
+	s.table.set("leases of the process with the fewest and the most"+of, s.distance, "%s", all(func(c contest) string { return fmt.Sprintf("%d–%d", slices.Min(c.turns), slices.Max(c.turns)) }))
+	s.table.set("longest wait"+of, s.distance, "%s", all(func(c contest) string { return duration(c.longest) }))
+	s.table.set("attempts a lease"+of, s.distance, "%s", all(func(c contest) string { return fmt.Sprintf("%.2f", c.attempts) }))
+	s.table.set("commands sent a lease"+of, s.distance, "%s", all(func(c contest) string { return fmt.Sprintf("%.0f", c.sent) }))
+	s.table.set("the same, those within scripts counted"+of, s.distance, "%s", all(func(c contest) string { return fmt.Sprintf("%.0f", c.commands) }))
+	s.table.set("processor time of a lease, servers and clients"+of, s.distance, "%s", all(func(c contest) string { return duration(c.cpu) }))
 }
 
 // passOn measures n hand-offs, of a lock that the other process has begun to wait for.
