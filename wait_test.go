@@ -145,14 +145,14 @@ func TestVirtualAWaiterFarBehindSendsThreeCommandsAMinute(t *testing.T) {
 			time.Sleep(time.Second / 10) // to begin after a look
 		}
 		looks, before := len(sent.all()), heard.Load()
-		time.Sleep(2*time.Minute + time.Second) // six pauses of at most 20 s, and less than seven of at least 19
+		time.Sleep(4*time.Minute + time.Second) // twelve pauses of at most 20 s, and less than thirteen of at least 19
 		synctest.Wait()
 		if err := echoes.Close(); err != nil {
 			t.Error(err)
 		}
 		<-counted
-		if n := len(sent.all()) - looks; n != 6 || heard.Load()-before != 3 {
-			t.Errorf("it looked %d times in two minutes, with %d echoes; want 6 and 3", n, heard.Load()-before)
+		if n := len(sent.all()) - looks; n != 12 || heard.Load()-before != 4 {
+			t.Errorf("it looked %d times in four minutes, with %d echoes; want 12 and 4", n, heard.Load()-before)
 		}
 		stop()
 		isAll(t, <-refused, context.Canceled)

@@ -187,14 +187,30 @@ func (w *watchdog) send(batch []protocol.Renewal) {
 	case 1:
 		w.client.group.start(func() { w.client.renew(regular) })
 	default:
-		w.client.group.start(func() { w.spread(parts, spare) })
+		over := w.pace(len(regular), spare)
+		w.client.group.start(func() { w.spread(parts, over) })
 	}
+}
+
+// pace returns over which time to spread n renewals, which is spare at most. Where all locks are
+// due evenly, spare being a sixth of their TTL, those of one instant of the grid have the time
+// until the next one. A greater part of all, such as locks that were taken in the same second, has
+// more in proportion.
+func (w *watchdog) pace(n int, spare time.Duration) time.Duration {
+	w.mu.Lock()
+	all := len(w.alarms)
+	w.mu.Unlock()
+	part := time.Duration(2 * float64(spare) * float64(n) / float64(max(all, n)))
+	return min(max(part, spare/5), spare)
 }
 
 // spread sends batches evenly over a time, one after the other: the server would be busy with
 // nothing else for as long as many of them take it. After an answer that was late the rest have as
 // much less time each, so that they need not all leave at the end. What has not left by then, because
 // the server is slow or a batch hangs, leaves then.
+//
+// A grant is renewed again a third of its TTL after it was sent here. So grants that were taken
+// within a second come apart with each renewal, until as many are due at every instant.
 //
 // Its goroutine is owned by the client, ended by the end of that time or halt, and waited for
 // by Shutdown.
@@ -219,6 +235,10 @@ func (w *watchdog) spread(parts [][]protocol.Renewal, over time.Duration) {
 		case <-ctx.Done():
 		case <-w.quit:
 			return
+		}
+		sent := time.Now()
+		for j := range part {
+			part[j].At = sent
 		}
 		done := make(chan struct{})
 		if !w.client.group.start(func() { defer close(done); w.client.renew(part) }) {

@@ -144,7 +144,7 @@ func (s *batches) Renew(ctx context.Context, batch []protocol.Renewal) {
 }
 
 // 20,000 leases that were taken together are renewed together each third of their TTL.
-func TestVirtualRenewalsOfManyLocksAreSpreadOverAThirtiethOfTheirTTL(t *testing.T) {
+func TestVirtualRenewalsOfManyLocksAreSpreadOverASixthOfTheirTTL(t *testing.T) {
 	for what, number := range map[string]struct{ hangs, late int }{"all answered": {}, "one hangs": {hangs: 3}, "one is late": {late: 3}} {
 		t.Run(what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -164,7 +164,7 @@ func TestVirtualRenewalsOfManyLocksAreSpreadOverAThirtiethOfTheirTTL(t *testing.
 					}
 					leases = append(leases, l)
 				}
-				time.Sleep(ttl/2 - time.Second)
+				time.Sleep(ttl/2 + time.Second)
 				synctest.Wait()
 				s.mu.Lock()
 				sum, burst, first := 0, 0, s.at[0]
@@ -180,7 +180,7 @@ func TestVirtualRenewalsOfManyLocksAreSpreadOverAThirtiethOfTheirTTL(t *testing.
 					burst = max(burst, n)
 				}
 				took := s.at[len(s.at)-1].Sub(first)
-				if sum != locks || took > ttl/30 || took < ttl/40 {
+				if sum != locks || took > ttl/6 || took < ttl/7 {
 					t.Errorf("%d renewals in %v", sum, took)
 				}
 				bound := 300 // in 10 ms
@@ -189,6 +189,15 @@ func TestVirtualRenewalsOfManyLocksAreSpreadOverAThirtiethOfTheirTTL(t *testing.
 				}
 				if number.hangs == 0 && (burst > bound || s.most > 1) {
 					t.Errorf("%d renewals within 10 ms, %d batches at once", burst, s.most)
+				}
+				again := len(s.at)
+				s.mu.Unlock()
+				// Those that left last are due later than those that left first.
+				time.Sleep(ttl / 3)
+				synctest.Wait()
+				s.mu.Lock()
+				if took := s.at[len(s.at)-1].Sub(s.at[again]); took < ttl*3/16 {
+					t.Errorf("renewed again within %v", took)
 				}
 				s.mu.Unlock()
 				for _, l := range leases {
@@ -202,6 +211,44 @@ func TestVirtualRenewalsOfManyLocksAreSpreadOverAThirtiethOfTheirTTL(t *testing.
 			})
 		})
 	}
+}
+
+// Where locks are due evenly, those of one instant have left before the next one.
+func TestVirtualRenewalsOfSomeLocksAreSpreadOverAThirtiethOfTheirTTL(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const ttl = 30 * time.Second
+		c := onStub(t, 0, 0, WithTTL(ttl))
+		s := &batches{stubServer: stubServer{client: c}}
+		c.server = s
+		var leases []*Lease
+		for i := range 10 {
+			for j := range 200 {
+				l, err := c.Mutex(strconv.Itoa(1000*i + j)).LockContext(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				leases = append(leases, l)
+			}
+			time.Sleep(ttl / 30)
+		}
+		time.Sleep(ttl/3 - time.Millisecond)
+		synctest.Wait()
+		s.mu.Lock()
+		if len(s.at) != 40 {
+			t.Errorf("%d batches have left", len(s.at))
+		}
+		for i := 0; i+3 < len(s.at); i += 4 {
+			if took := s.at[i+3].Sub(s.at[i]); took > ttl/30 || took < ttl/50 {
+				t.Errorf("200 of 2000 leave within %v", took)
+			}
+		}
+		s.mu.Unlock()
+		for _, l := range leases {
+			if err := l.Unlock(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
 }
 
 // One that had no answer until half of its TTL is over does not wait for others.

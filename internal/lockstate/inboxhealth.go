@@ -14,8 +14,10 @@ const (
 	// asks for one.
 	OwnerSilence = 20 * time.Second
 
-	// farBehind is from which place on a waiter's inbox may be as silent as an owner's.
-	farBehind = 100
+	// farBehind is the place in the queue from which on a waiter's inbox may be silent for
+	// farSilence, and for up to as long again, by its place: all have joined at about the same time.
+	farBehind  = 100
+	farSilence = 40 * time.Second
 
 	firstRejoin   = 20 * time.Millisecond
 	longestRejoin = 2 * time.Second
@@ -65,7 +67,7 @@ const (
 // the front meanwhile, its next look finds a grant whose message was lost.
 func Silence(place int) time.Duration {
 	if place >= farBehind {
-		return OwnerSilence
+		return farSilence + time.Duration(place)*time.Second%farSilence
 	}
 	return EchoWait
 }
@@ -97,7 +99,7 @@ func (h *InboxHealth) Over(now time.Time) (pause time.Duration) {
 // need: a message came just now, or an echo is awaited already. The echo is overdue EchoWait
 // after the command's own timeout.
 func (h *InboxHealth) StartProbe(now time.Time, silence time.Duration) string {
-	calm := !h.ProbeRequired && now.Sub(h.heard) < silence && now.Sub(h.echoed) < OwnerSilence
+	calm := !h.ProbeRequired && now.Sub(h.heard) < silence && now.Sub(h.echoed) < max(silence, OwnerSilence)
 	if h.State != Joined || h.nonce != "" || calm {
 		return ""
 	}

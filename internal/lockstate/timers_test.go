@@ -402,7 +402,7 @@ func TestARenewalMayWaitUnlessItIsUrgent(t *testing.T) {
 	}
 	h := holding(t, writer())
 	h.pass(handTTL / 3)
-	if r := last(h); r.Spare != handTTL/30 {
+	if r := last(h); r.Spare != handTTL/6 {
 		t.Errorf("a regular one may wait for %v", r.Spare)
 	}
 	for h.now.Sub(h.began) < handTTL-handTTL/10 {

@@ -26,7 +26,7 @@ func standing(b *bench) error {
 	const (
 		each   = 1000
 		name   = "x"
-		settle = 18 * time.Second // the longest pause of a waiter, and a little
+		settle = 80 * time.Second // until those far behind demand an echo now and then
 		spare  = 4000             // connections for commands, and those that are made anew
 	)
 	rdb := b.server.Client(func(o *redis.Options) { o.ReadTimeout = time.Minute }) // all join at once

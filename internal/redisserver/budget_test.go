@@ -52,8 +52,8 @@ func TestACallDropsAtMost500DeadEntriesAndSaysThatMoreMayBeThere(t *testing.T) {
 		if a := s.acquire(next); a.Outcome != protocol.Enqueued || !a.Unfinished {
 			t.Errorf("waits: %+v", a)
 		}
-		if a := s.waits(s.acquire(next), 0); a.Unfinished {
-			t.Errorf("nothing dead is left: %+v", a)
+		if a := s.waits(s.acquire(next), 100); a.Unfinished { // those so far behind leave dead ones to others
+			t.Errorf("it is to go on at once: %+v", a)
 		}
 		s.deadHeads(600)
 		if a := s.release(id, 0); a.Outcome != protocol.Done || !a.Unfinished || a.Handed != 0 {

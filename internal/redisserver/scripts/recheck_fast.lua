@@ -1,5 +1,5 @@
--- The common case of a re-check in fewer calls: a writer waits in the queue behind a live head,
--- and another writer owns the lock. In any other case it writes nothing, and what follows it in
+-- The common case of a re-check in fewer calls: a writer waits in the queue behind a live head, or
+-- behind a hundred others, and another writer owns the lock. In any other case it writes nothing, and what follows it in
 -- the script does the work.
 --
 -- KEYS, ARGV  as in acquire_fast.lua
@@ -16,16 +16,21 @@ if string.byte(ARGV[3]) == 49 and string.byte(ARGV[1], 9) == 119 and not ARGV[6]
   local owner, last = both[1], both[2] and match(both[2], '^leased1:(%d+):')
   local place = owner and last and owner ~= id and call('ZRANK', KEYS[2], id)
   if place and place > 0 then
-    local head, t = call('ZRANGE', KEYS[2], '0', '0')[1], call('TIME')
+    local t = call('TIME')
     local s = t[1] .. t[2]
     if #s ~= 16 then s = t[1] .. string.rep('0', 6 - #(t[2] .. '')) .. t[2] end
     local now = math.floor(s / 1000)
     local longest = match(owner, '^leased1:w:([1-9]%d*):[cpu]i?:[%w_-]+:%S+$')
-    local heads = match(head, '^leased1:[wr]:([1-9]%d*):[cpu]i?:[%w_-]+:%S+$')
-    local ends, left = call('PTTL', KEYS[1]), (tonumber(call('ZSCORE', KEYS[4], head) or 0) or 0) - now
+    local ends, lives = call('PTTL', KEYS[1]), true
+    if place < 100 then -- those further behind leave a dead head to these, and to the release
+      local head = call('ZRANGE', KEYS[2], '0', '0')[1]
+      local heads = match(head, '^leased1:[wr]:([1-9]%d*):[cpu]i?:[%w_-]+:%S+$')
+      local left = (tonumber(call('ZSCORE', KEYS[4], head) or 0) or 0) - now
+      lives = heads and #heads <= 9 and left > 0 and left - heads <= 0
+    end
     -- No lease is longer than its TTL, nor is the last token ahead: the clock was not set back.
     -- The queue's two keys expire together, and late enough.
-    if longest and heads and #longest <= 9 and #heads <= 9 and ends - longest <= 0 and left > 0 and left - heads <= 0
+    if lives and longest and #longest <= 9 and ends - longest <= 0
       and #last == #s and last <= s and call('PTTL', KEYS[2]) >= 2 * ttl then
       local answer = { last, s, place, ends, owner }
       if ARGV[4] and ARGV[4] ~= '' then
