@@ -337,11 +337,11 @@ func WithMaxHold(d time.Duration) LockOption {
 	})
 }
 
-// WithMinHold keeps everybody else from the lock for d after a writer got it, however soon
-// the writer unlocks. It is for work that must be done at most once in d, such as cron jobs
-// on machines whose clocks differ. Unlock returns as usual, without waiting. Redis then
-// keeps the lock, owned by nobody, until d is over, even if this process has ended by then,
-// and the next waiter gets it after that. Callers of this process wait like callers of
+// WithMinHold keeps anybody from getting the lock for d after a writer got it, however soon
+// that writer unlocks. It is for work that must be done at most once in d, such as cron
+// jobs on machines whose clocks differ. Unlock returns as usual, without waiting. Redis
+// then keeps the lock, owned by nobody, until d is over, even if this process has ended by
+// then; after that the next waiter gets it. Callers of this process wait like callers of
 // others: before d is over, a lease with a minimum hold is not handed on inside the
 // process, and no idle hold begins.
 //
