@@ -178,7 +178,7 @@ func (h *handle) reenter(m protocol.Mode) bool {
 		e.awake.spare = w
 		return false
 	}
-	if w.Via != lockstate.ViaIdle { // else the alarm is early enough, see Reenter
+	if w.Via != lockstate.ViaIdle { // otherwise the alarm is early enough, see Reenter
 		e.setAlarmLocked()
 	}
 	h.client.stats.admitted(w.Via)
@@ -203,7 +203,7 @@ func (h *handle) leaveKept(m protocol.Mode) bool {
 	if c == nil || !c.Again || !l.LeaveKept(c, now) {
 		return false
 	}
-	if till := l.IdleUntil(); till != 0 && (e.due == 0 || till < e.due) { // else the alarm is early enough, see LeaveKept
+	if till := l.IdleUntil(); till != 0 && (e.due == 0 || till < e.due) { // otherwise the alarm is early enough, see LeaveKept
 		e.setAlarmLocked()
 	}
 	e.awake.spare = callOf(c)

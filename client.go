@@ -67,7 +67,7 @@ type Client struct {
 	signals  sync.Pool // see newSignal; not shared, because a channel belongs to one test's bubble
 	recent   recentLocks
 
-	// publishDenied is whether scripts may not publish, as the last answer about it said.
+	// publishDenied is whether scripts may not publish, according to the last answer that told.
 	publishDenied atomic.Bool
 
 	// unlocks counts the calls of Unlock that are waiting. Shutdown waits for them, even if
@@ -78,7 +78,7 @@ type Client struct {
 	stop      context.CancelFunc
 	deadlines redisserver.Deadlines // of the commands of locks
 
-	// mu guards what follows. The order in which mutexes are locked:
+	// mu guards what follows. Mutexes are locked in this order:
 	//
 	//	Client.mu -> entry.mu -> inbox.mu -> watchdog.mu
 	//	entry.mu -> quorum.Server.mu -> inbox.mu, or that of a member -> group.mu of members

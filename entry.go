@@ -46,10 +46,9 @@ type awake struct {
 	lock      lockstate.Lock
 	contended bool // whether callers or other processes waited for the holders after the last step
 
-	// spare is for the next reenter; nil if there is none. Nothing refers to a call any more that
-	// entered by reenter and left by leaveKept: its goroutine has not looked at it since it
-	// entered, it was in no effect, and everything else that looks at callers finds them in the
-	// lock.
+	// spare is for the next reenter; nil if there is none. Once a call that entered by reenter has
+	// left by leaveKept, nothing refers to it: its goroutine has not looked at it since it entered,
+	// it was in no effect, and everything else that looks at callers finds them in the lock.
 	spare *call
 
 	// These two belong to the command in flight or, while there is none, to the holder of the

@@ -35,7 +35,7 @@ func (s *slowWatch) used() {
 	}
 }
 
-// slowLock is what one look finds at a lock.
+// slowLock is what a look at one lock has found.
 type slowLock struct {
 	name     string
 	wait     time.Duration // 0: nobody has waited for long

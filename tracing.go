@@ -562,7 +562,7 @@ type told chan struct{}
 
 func newTold() told { return make(told) }
 
-// tellingTime is how long Unlock, and a call that did not get its lock, wait for their spans to
+// tellingTime bounds how long Unlock, and a call that did not get its lock, wait for their spans to
 // end, so that a flush of the provider finds them.
 const tellingTime = 5 * time.Millisecond
 

@@ -264,8 +264,8 @@ func (w *watchdog) plan(now time.Time) lockstate.Instant {
 	return w.next
 }
 
-// renew sends a batch and gives each lock its outcome. The only user code that it calls before all
-// locks have theirs are the hooks of the Redis client.
+// renew sends a batch and gives each lock its outcome. Until all locks have theirs, it calls no
+// user code except the hooks of the Redis client.
 func (c *Client) renew(batch []protocol.Renewal) {
 	ctx, stop := context.WithTimeout(c.under(renewedUnder(batch)), protocol.CommandTimeout)
 	defer stop()

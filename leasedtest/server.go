@@ -77,7 +77,7 @@ func NewServer(t testing.TB) *Server {
 		t.Skip("leasedtest: miniredis reads the time of PEXPIREAT as an int, which has 32 bits here")
 	}
 	s := &Server{t: t, mini: miniredis.NewMiniRedis(), output: output{to: t.Output()}, conns: map[*conn]struct{}{}}
-	s.mini.ClockTTL(true) // keys expire as time passes, by the fake clock inside a bubble
+	s.mini.ClockTTL(true) // keys expire as time passes; inside a bubble, by its fake clock
 	t.Cleanup(func() {
 		s.mini.Close()
 		s.output.end()
@@ -109,7 +109,7 @@ func (s *Server) Client(opts ...leased.Option) *leased.Client {
 		done, cancel := context.WithCancel(context.Background())
 		cancel()
 		if _, err := client.Inspect(done, "closed"); errors.Is(err, leased.ErrClosed) {
-			return // by the test, which knows what it returned
+			return // the test has closed it, and knows what Close returned
 		}
 		if err := client.Close(); err != nil {
 			s.t.Errorf("leasedtest: at the end of the test: %v", err)
@@ -127,7 +127,7 @@ func (s *Server) Redis() *redis.Client {
 			return s.dial()
 		},
 		ContextTimeoutEnabled: true,
-		// They look the address up, which a bubble does not survive.
+		// These notifications look the address up, which a bubble does not survive.
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	})
 	s.t.Cleanup(func() { _ = rdb.Close() }) // a test may have closed it already
