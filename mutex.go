@@ -14,7 +14,7 @@ import (
 // Handles are cheap: all handles of a name in one Client are the same lock, and so are a
 // Mutex and an RWMutex of the same name.
 //
-// Within one Client, a Mutex is a sync.Mutex. Only one caller is inside, whatever happens
+// Within one Client, a Mutex is like a sync.Mutex. Only one caller is inside, whatever happens
 // to Redis, and callers enter in the order in which they came. Unlocking a lock that is not
 // locked panics. Any goroutine may unlock, through any handle of the name. The lock is not
 // reentrant. In the terminology of the Go memory model, the n'th call of Unlock

@@ -345,7 +345,7 @@ func WithMaxHold(d time.Duration) LockOption {
 // others: before d is over, a lease with a minimum hold is not handed on inside the
 // process, and no idle hold begins.
 //
-// d starts when the caller gets the lock. It is measured on this machine's monotonic clock
+// d begins when the caller gets the lock. It is measured on this machine's monotonic clock
 // until Unlock, and on Redis' clock from then on. It may be longer than the TTL. The
 // minimum hold applies to leases that are unlocked. If the process dies, or closes its
 // client without Unlock, the lock is free when the TTL ends, as without this option. The
