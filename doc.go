@@ -230,11 +230,11 @@
 // Messages can be lost, so waiters also re-check the lock: when the subscription was
 // renewed, when the owner's TTL ends, and after a third of their own TTL or 3 s, whichever
 // is less, shortened at random by up to a third. In a Cluster, the first waiter in the
-// queue re-checks after 1 s. In a queue of hundreds, waiters far behind wait longer between
-// re-checks, up to 20 s, and at most all but 10 s of their TTL, or half of it if that is
-// longer. A re-check keeps the request's place in the queue; requests behind it drop a
-// request that stops re-checking. A re-check also has the server send an echo, and if the
-// echo does not arrive within 1 s, the client rebuilds its subscription.
+// queue re-checks after 1 s at most. In a queue of hundreds, waiters far behind wait longer
+// between re-checks: up to 20 s, but no longer than their TTL less 10 s or half of their
+// TTL, whichever is more. A re-check keeps the request's place in the queue; requests
+// behind it drop a request that stops re-checking. A re-check also has the server send an
+// echo, and if the echo does not arrive within 1 s, the client rebuilds its subscription.
 //
 // A client receives messages soon after it has asked for its first lock. Until then it does
 // not queue in Redis, because nothing could prove it dead if its process died. It takes a
@@ -242,9 +242,9 @@
 // messages.
 //
 // If the server, or a proxy in front of it, refuses SUBSCRIBE or PUBLISH for whatever
-// reason, waiters poll, first every 50 ms, then at longer intervals up to 3 s or a third of
-// the TTL. While a foreign client owns the lock, the first waiter in the queue polls; for
-// each new foreign owner, polling starts at 50 ms again.
+// reason, waiters poll, first after 50 ms, then at longer and longer intervals, up to 3 s
+// or a third of the TTL, whichever is less. While a foreign client owns the lock, the first
+// waiter in the queue polls; for each new foreign owner, polling starts at 50 ms again.
 //
 // If a Try finds an owner that may be keeping the lock idle (see [WithIdleHold]), it asks
 // for the lock and waits at most 50 ms, and up to 50 ms more if the client has only just
