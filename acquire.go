@@ -14,15 +14,15 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// What every locking method does, in the order in which it happens: a caller enters the
-// lock's FIFO, waits, perhaps gives up, and later unlocks. All of it runs in the caller's
-// own goroutine; nothing is started here.
+// What every locking method does, in the order in which it happens: a caller enters the lock's
+// FIFO, waits, perhaps gives up, and later unlocks. All of it runs in the caller's own goroutine;
+// nothing here starts another.
 
-// handle is what Mutex and RWMutex are made of: a name and options.
+// handle is what a Mutex or an RWMutex consists of: a name and options.
 type handle struct {
 	client *Client
 	keys   protocol.Keys
-	label  *string      // what stands for the lock in metrics; nil: nothing does
+	label  *string      // the lock's label in metrics; nil: it has none
 	opts   *lockOptions // shared by all handles that were given no options
 	err    error        // of the name or the options; returned on use
 
@@ -52,8 +52,8 @@ func (h *handle) init(c *Client, name string, opts []LockOption) {
 	}
 }
 
-// labelOf returns what stands for a lock in metrics. It calls user code, on the goroutine of
-// the user who makes a handle.
+// labelOf returns the label of a lock in metrics. It calls user code, on the goroutine of the user
+// who makes a handle.
 func (c *Client) labelOf(name string) *string {
 	if c.opts.lockLabel == nil {
 		return nil
@@ -65,14 +65,14 @@ func (c *Client) labelOf(name string) *string {
 	return nil
 }
 
-// maxShownName is how much of a bad name an error shows.
+// maxShownName is how many bytes of a bad name an error shows.
 const maxShownName = 512
 
-// unmade reports whether h is the zero value: no method of a client has made it.
+// unmade reports whether h is the zero value, which no method of a client has made.
 func (h *handle) unmade() bool { return h.client == nil && h.err == nil }
 
-// misused is the error of a call that has done nothing, because err says that the handle
-// or an argument is bad. It matches err and is.
+// misused returns the error of a call that has done nothing because, as err says, the handle or an
+// argument is bad. The error matches err and is.
 func (h *handle) misused(what string, err error, is ...error) error {
 	text := err.Error()
 	if h.client != nil {
@@ -81,34 +81,35 @@ func (h *handle) misused(what string, err error, is ...error) error {
 	return &about{text, append(is, err)}
 }
 
-// call is a caller. It is a type apart because the lock's state machine does not need to know of
-// what these methods return, and the same piece of memory because a client may hold very many
-// leases. The entry's mutex guards it. Of the fields that are the maker's
+// call is a lockstate.Caller as this package sees it. It is a separate type because the lock's
+// state machine need not know what these methods return, and it uses the Caller's memory because a
+// client may hold very many leases. The entry's mutex guards it. These fields of a Caller belong to
+// its maker:
 //
-//	Ready     is sent to when the wait is over; nil if there was none. It belongs to the
+//	Ready     receives a value when the wait is over; nil if there was none. It belongs to the
 //	          waiting goroutine.
 //	Reported  is whether its hold was recorded.
-//	Again     is whether it entered by reenter, so nothing refers to it once it has left.
+//	Again     is whether it entered by reenter, so that nothing refers to it once it has left.
 //	Behind    is how many servers of a quorum stood behind it at its Unlock, 0 if not known.
-//	More      is what else there is of it: an *extras, nil if nothing.
+//	More      has the rest: an *extras, nil if there is none.
 type call lockstate.Caller
 
 func callOf(c *lockstate.Caller) *call { return (*call)(c) }
 
 func (w *call) caller() *lockstate.Caller { return (*lockstate.Caller)(w) }
 
-// extras are what most calls do not have.
+// extras are the parts of a call that most calls do not have.
 type extras struct {
 	gone   chan struct{} // closed when the release is settled; nil if no Unlock waits for that
-	cancel func(error)   // ends the lease's context; nil until that is asked for
-	under  trace.Span    // that commands for it are sent under: of its wait, then of its hold; nil if there is none
+	cancel func(error)   // ends the lease's context; nil until the context is asked for
+	under  trace.Span    // the span that its commands are sent under: of its wait, then of its hold; nil if there is none
 	site   string        // file and line of the user's call, with WithSlowThreshold
 }
 
 var noExtras extras
 
-// extras returns what w has of them, to be read only. It does not copy them: who has been told of
-// one, such as gone, reads it without the entry's mutex, while another is written.
+// extras returns the extras of w, to be read only. It does not copy them: a goroutine that was told
+// of one of them, such as gone, reads it without the entry's mutex while another one is written.
 func (w *call) extras() *extras {
 	if x, ok := w.More.(*extras); ok {
 		return x
@@ -116,8 +117,8 @@ func (w *call) extras() *extras {
 	return &noExtras
 }
 
-// extend returns the extras of w, to be written to. Its caller has the entry's mutex, or w has
-// not entered the lock yet.
+// extend returns the extras of w, to be written to. The calling goroutine holds the entry's mutex,
+// unless w has not entered the lock yet.
 func (w *call) extend() *extras {
 	x, ok := w.More.(*extras)
 	if !ok {
@@ -130,8 +131,8 @@ func (w *call) extend() *extras {
 // under returns the span that commands for w are sent under, nil if there is none.
 func (w *call) under() trace.Span { return w.extras().under }
 
-// newSignal returns a channel with room for one value, to be used once. The receiver gives it
-// back by received; one that stops waiting leaves it to the garbage collector.
+// newSignal returns a channel with room for one value, to be used once. Its receiver gives it back
+// with received; a receiver that stops waiting leaves it to the garbage collector.
 func (c *Client) newSignal() chan struct{} {
 	if s, ok := c.signals.Get().(chan struct{}); ok {
 		return s
@@ -141,20 +142,20 @@ func (c *Client) newSignal() chan struct{} {
 
 func (c *Client) received(signal chan struct{}) { c.signals.Put(signal) }
 
-// Calls of Lock and RLock on a lock that the process keeps have a short cut, reenter, and their
-// Unlock has one, leaveKept. Neither allocates, nor looks the lock up in the client's table.
-// They apply only where calls need not be reported one by one: no tracer or meter records, and
-// no threshold is set for slow callers.
+// If the process keeps a lock, calls of Lock and RLock take a shortcut, reenter, and their Unlock
+// takes another one, leaveKept. Neither allocates, or looks the lock up in the client's table. They
+// apply only if calls need not be reported one by one: no tracer or meter records, and no threshold
+// is set for slow callers.
 
-// keeps remembers e for later calls if w, which it admitted, found that the process had kept
-// the lock.
+// keeps remembers e for later calls if w, which e admitted, found that the process had kept the
+// lock.
 func (h *handle) keeps(e *entry, w *call) {
 	if w.Via == lockstate.ViaIdle || w.Via == lockstate.ViaLocal {
 		h.kept.Store(e)
 	}
 }
 
-// reenter has a caller without a lease enter at once, and reports whether it did.
+// reenter lets a caller without a lease enter at once if it can, and reports whether it did.
 func (h *handle) reenter(m protocol.Mode) bool {
 	e := h.kept.Load()
 	if e == nil || h.client.observed() {
@@ -177,15 +178,15 @@ func (h *handle) reenter(m protocol.Mode) bool {
 		e.awake.spare = w
 		return false
 	}
-	if w.Via != lockstate.ViaIdle { // else the alarm is early enough, see Reenter
+	if w.Via != lockstate.ViaIdle { // otherwise the alarm is early enough, see Reenter
 		e.setAlarmLocked()
 	}
 	h.client.stats.admitted(w.Via)
 	return true
 }
 
-// leaveKept has a caller that entered by reenter leave where nothing follows from it, and
-// reports whether it did. A tracer or meter that has come since is not told of that hold.
+// leaveKept lets a caller that entered by reenter leave if nothing follows from that, and reports
+// whether it did. A tracer or meter that was set up since then is not told of the hold.
 func (h *handle) leaveKept(m protocol.Mode) bool {
 	e := h.kept.Load()
 	if e == nil {
@@ -202,14 +203,14 @@ func (h *handle) leaveKept(m protocol.Mode) bool {
 	if c == nil || !c.Again || !l.LeaveKept(c, now) {
 		return false
 	}
-	if till := l.IdleUntil(); till != 0 && (e.due == 0 || till < e.due) { // else the alarm is early enough, see LeaveKept
+	if till := l.IdleUntil(); till != 0 && (e.due == 0 || till < e.due) { // otherwise the alarm is early enough, see LeaveKept
 		e.setAlarmLocked()
 	}
 	e.awake.spare = callOf(c)
 	return true
 }
 
-// observed reports whether every call has to be reported: to a tracer, a meter, or the watch
+// observed reports whether every call has to be reported: to a tracer, to a meter, or to the watch
 // for slow callers.
 func (c *Client) observed() bool {
 	ctx := context.Background()
@@ -246,10 +247,10 @@ func (h *handle) acquire(ctx context.Context, w *call) (*entry, error) {
 	return e, nil
 }
 
-// wait waits until the caller is admitted or rejected, or ctx ends. If ctx ends while the
-// lease is being handed over, the hand-over happened: the lease is given back, without
-// waiting for Redis, and ctx's error is returned. Beside an error the entry is returned
-// too, if the caller had entered one.
+// wait waits until the caller is admitted or rejected, or ctx ends. If ctx ends while the lease is
+// being handed over, the hand-over has happened: wait gives the lease back, without waiting for
+// Redis, and returns ctx's error. Together with an error it returns the entry, if the caller had
+// entered one.
 func (h *handle) wait(ctx context.Context, w *call, began time.Time) (*entry, error) {
 	if ctx.Err() != nil {
 		return nil, h.refusal(nil, ended(ctx), began)
@@ -287,20 +288,20 @@ func (h *handle) wait(ctx context.Context, w *call, began time.Time) (*entry, er
 	return e, nil
 }
 
-// await waits until the caller is admitted or rejected, or done is closed, and reports
-// whether it was the former.
+// await waits until the caller is admitted or rejected, and returns true, or until done is closed,
+// and returns false.
 func (w *call) await(c *Client, done <-chan struct{}) bool {
 	select {
 	case <-w.Ready:
 		c.received(w.Ready)
-		w.Ready = nil // not needed any more, and a lease is kept small
+		w.Ready = nil // no longer needed, and a lease is kept small
 		return true
 	case <-done:
 		return false
 	}
 }
 
-// awaitLabelled is await with the lock's name on the goroutine.
+// awaitLabelled is await with the lock's name and mode as profiler labels of the goroutine.
 func (h *handle) awaitLabelled(ctx context.Context, w *call) (admitted bool) {
 	pprof.Do(ctx, pprof.Labels(string(attrLock), h.keys.Name(), string(attrMode), w.Mode.String()), func(context.Context) {
 		admitted = w.await(h.client, ctx.Done())
@@ -308,8 +309,8 @@ func (h *handle) awaitLabelled(ctx context.Context, w *call) (admitted bool) {
 	return admitted
 }
 
-// enter puts a caller into the lock's FIFO, or admits or rejects it at once. A command
-// that follows may run in the caller's goroutine for as long as inlineFor.
+// enter puts a caller into the lock's FIFO, or admits or rejects it at once. A command that follows
+// from that may run in the caller's goroutine for as long as inlineFor.
 func (h *handle) enter(w *call, inlineFor time.Duration) (*entry, error) {
 	w.Opts = &h.opts.Terms
 	h.client.begin()
@@ -336,9 +337,8 @@ func (h *handle) enter(w *call, inlineFor time.Duration) (*entry, error) {
 	}
 }
 
-// giveUp takes w out of the FIFO or, if it was admitted already, releases its lease at
-// once. When thousands give up together they queue for the entry's mutex, so it is locked
-// once only.
+// giveUp takes w out of the FIFO or, if w was admitted already, releases its lease at once. It
+// locks the entry's mutex only once, because callers queue for it when thousands give up together.
 func (e *entry) giveUp(w *call) (known lastKnown) {
 	e.step(func(now time.Time, fx *lockstate.Effects) {
 		known = e.lastKnownLocked()
@@ -352,8 +352,8 @@ func (e *entry) giveUp(w *call) (known lastKnown) {
 	return known
 }
 
-// leaveOnPanic runs f, which calls user code. If that panics, or ends the goroutine, w
-// leaves the lock, because its caller will never unlock it.
+// leaveOnPanic runs f, which calls user code. If that code panics, or ends the goroutine, w leaves
+// the lock, because its caller will never unlock it.
 func (e *entry) leaveOnPanic(w *call, f func()) {
 	returned := false
 	defer func() {
@@ -390,7 +390,7 @@ func (e *entry) lastKnownLocked() (known lastKnown) {
 	return known
 }
 
-// refusal is the error of a caller that was not admitted; known is nil if it had not
+// refusal returns the error of a caller that was not admitted; known is nil if the caller had not
 // entered the lock.
 func (h *handle) refusal(known *lastKnown, reason error, began time.Time) error {
 	r := &notAcquired{name: h.keys.Name(), waited: time.Since(began), reason: reason}
@@ -401,7 +401,7 @@ func (h *handle) refusal(known *lastKnown, reason error, began time.Time) error 
 	return r
 }
 
-// ended returns the error of a context that has ended, with its cause if that is another
+// ended returns the error of a context that has ended, with its cause if the cause is another
 // error.
 func ended(ctx context.Context) error {
 	err, cause := ctx.Err(), context.Cause(ctx)
@@ -411,12 +411,13 @@ func ended(ctx context.Context) error {
 	return fmt.Errorf("%w: %w", err, cause)
 }
 
-// asOptionSays is given to unlock in place of a context.
+// asOptionSays is passed to unlock in place of a context, to wait as long as the caller's options
+// say.
 var asOptionSays context.Context
 
-// unlock ends the lease of the caller that pick chooses, and waits for Redis to confirm
-// if the outcome depends on Redis: until ctx ends or, if that is nil, as long as the
-// caller's options say. It returns false if pick chooses none.
+// unlock ends the lease of the caller that pick chooses. If the outcome depends on Redis, it waits
+// for Redis to confirm the release: until ctx ends or, if ctx is nil, as long as the caller's
+// options say. It returns false if pick chooses no caller.
 func (e *entry) unlock(ctx context.Context, pick func(*lockstate.Lock) *lockstate.Caller) (bool, error) {
 	var fx lockstate.Effects
 	now := time.Now()
@@ -451,7 +452,7 @@ func (e *entry) unlock(ctx context.Context, pick func(*lockstate.Lock) *lockstat
 	var gone chan struct{}
 	if waits {
 		e.mu.Lock()
-		if gone = w.extras().gone; gone == nil && caller.Await() { // it is settled by now, as a rule, after a command that ran here
+		if gone = w.extras().gone; gone == nil && caller.Await() { // usually settled by now, if the command ran here
 			gone = make(chan struct{})
 			w.extend().gone = gone
 		}
@@ -495,8 +496,8 @@ func (e *entry) unlock(ctx context.Context, pick func(*lockstate.Lock) *lockstat
 	return true, err
 }
 
-// lostLocked returns the error of a lease that was lost; err is that of its release so far,
-// nil if it has not been released or that went well.
+// lostLocked returns the error of a lost lease. err is the error of its release so far, or nil if
+// the lease has not been released or the release went well.
 func (e *entry) lostLocked(w *call, err error) error {
 	lost := &leaseLost{name: e.keys.Name(), token: w.Token, why: w.Why}
 	switch too := err.(type) { //nolint:errorlint // methods of err can be user code, and e.mu is locked
@@ -513,22 +514,22 @@ type callTrace struct {
 	lockstate.EventLog
 	parent         trace.SpanContext // of the spans
 	span           trace.Span        // of the hold, nil until it has begun
-	waitUnreported bool              // the caller has not reported its wait yet, and may begin the span then
-	spanClaimed    bool              // a goroutine begins, or has begun, the span of the hold
-	why            error             // its cause, if it was not released
-	how            holdResult        // how a hold ended that was over before it had a span
-	ended          time.Time         // when it ended, zero if it did not
-	settled        time.Time         // when its Unlock had waited for Redis, zero if it did not wait
+	waitUnreported bool              // the caller has not reported its wait yet, and may begin the hold's span when it does
+	spanClaimed    bool              // a goroutine is beginning, or has begun, the span of the hold
+	why            error             // the cause, if the hold did not end with a release
+	how            holdResult        // how the hold ended, for one that was over before it had a span
+	ended          time.Time         // when the hold ended; zero if it has not
+	settled        time.Time         // when its Unlock had finished waiting for Redis; zero if it did not wait
 }
 
-// startTrace has the events of w recorded, for spans under parent.
+// startTrace starts to record the events of w, for spans under parent.
 func (w *call) startTrace(parent trace.SpanContext) {
 	t := &callTrace{parent: parent, waitUnreported: true}
 	t.Maker = t
 	w.Events = &t.EventLog
 }
 
-// trace returns what is traced of w, nil if it is not traced.
+// trace returns what is traced of w, or nil if w is not traced.
 func (w *call) trace() *callTrace {
 	if w.Events == nil {
 		return nil
@@ -536,8 +537,8 @@ func (w *call) trace() *callTrace {
 	return w.Events.Maker.(*callTrace)
 }
 
-// context returns ctx with the hold span as the current one, if ctx carries the span
-// that the call was made under.
+// context returns ctx with the hold span as the current one, if ctx carries the span under which
+// the call was made.
 func (t *callTrace) context(ctx context.Context) context.Context {
 	if t == nil || t.span == nil || !trace.SpanContextFromContext(ctx).Equal(t.parent) {
 		return ctx
@@ -545,8 +546,8 @@ func (t *callTrace) context(ctx context.Context) context.Context {
 	return trace.ContextWithSpan(ctx, t.span)
 }
 
-// claimHoldSpan reports whether the calling goroutine begins the span of the hold:
-// exactly one does.
+// claimHoldSpan reports whether the calling goroutine is to begin the span of the hold: exactly one
+// goroutine does.
 func (t *callTrace) claimHoldSpan() bool {
 	if t == nil || t.spanClaimed {
 		return false

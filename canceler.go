@@ -9,34 +9,34 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// How requests are cancelled: add schedules a cancel, and a flush sends those that are due
-// and schedules the rest, until nothing is due.
+// How requests are cancelled. add schedules a cancel. A flush sends the cancels that are due and
+// schedules the rest, until none is due.
 //
-// Its goroutine is the flush, of which there is one at most: started by add or by the
-// alarm, owned by the client, ended when nothing is due, waited for by Shutdown.
+// The flush is the only goroutine, and there is at most one: started by add or by the alarm, owned
+// by the client, ended when nothing is due, and waited for by Shutdown.
 
-// canceler cancels requests that are not wanted any more and that may still wait or own
-// in Redis, so that nothing is left behind there: after a caller gave up, after a release
-// without a reply, after a message about an unknown request. It sends one cancel per
-// request, many in a round trip, one round trip at a time; the schedule says when.
+// canceler cancels requests that are no longer wanted but may still wait or own in Redis, so that
+// nothing is left behind there: after a caller gave up, after a release without a reply, or after a
+// message about an unknown request. It sends one cancel per request, many cancels in a round trip,
+// and one round trip at a time; the schedule says when.
 type canceler struct {
 	alarm
 	client *Client
 
 	mu       sync.Mutex // guards what follows; only watchdog.mu is locked under it
 	schedule lockstate.CancelSchedule
-	awaited  map[string]bool // ids that Unlock waits to have cancelled
+	awaited  map[string]bool // ids of cancels that an Unlock waits for
 	flushing bool
-	flushed  chan struct{} // made by drain; closed when all that is due was tried
+	flushed  chan struct{} // made by drain; closed when everything that is due was tried
 }
 
 func newCanceler(client *Client) *canceler {
 	return &canceler{client: client, awaited: map[string]bool{}}
 }
 
-// add has a request cancelled, from now on. If an Unlock waits for a cancel of that id, that
-// one does: the answer of another would prove that the lock was ours, and leave none to the
-// one that is waited for.
+// add has a request cancelled from now on. If an Unlock already waits for a cancel of that id, that
+// cancel is enough: the answer to another one would take away the proof that the lock was ours, and
+// leave none to the cancel that the Unlock waits for.
 func (c *canceler) add(cancel *lockstate.Cancellation) {
 	c.mu.Lock()
 	last := cancel
@@ -79,7 +79,7 @@ func (c *canceler) begin() {
 	}
 }
 
-// flush sends what is due until nothing is.
+// flush sends what is due until nothing is due.
 func (c *canceler) flush() {
 	unlabelled()
 	for {
@@ -91,8 +91,8 @@ func (c *canceler) flush() {
 	}
 }
 
-// take returns the cancels to be sent now. If there are none it sets the alarm for the
-// next, and the flush has ended.
+// take returns the cancels to be sent now. If there are none, it sets the alarm for the next one
+// and ends the flush.
 func (c *canceler) take() []*lockstate.Cancellation {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -139,7 +139,7 @@ func (c *canceler) send(batch []*lockstate.Cancellation) (results []protocol.Can
 	return results
 }
 
-// answered gives the outcomes to the schedule, and to the callers that wait for them.
+// answered passes the outcomes to the schedule, and to the callers that wait for them.
 func (c *canceler) answered(batch []*lockstate.Cancellation, results []protocol.Cancelled) {
 	var settled []lockstate.Settlement
 	now := time.Now()
@@ -168,8 +168,8 @@ func (e *entry) cancelled(s *lockstate.Settlement) {
 	e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Cancelled(s, now, fx) })
 }
 
-// keysOf returns the keys of the lock that the cancel is about: one in use, or one that
-// this client knows from a message only.
+// keysOf returns the keys of the lock that the cancel is about: a lock in use, or one that this
+// client knows only from a message.
 func keysOf(cancel *lockstate.Cancellation) *protocol.Keys {
 	if e, ok := cancel.Owner.(*entry); ok {
 		return &e.keys
@@ -177,7 +177,7 @@ func keysOf(cancel *lockstate.Cancellation) *protocol.Keys {
 	return cancel.Owner.(*protocol.Keys)
 }
 
-// drain waits until all that is due was tried, or ctx ends.
+// drain waits until everything that is due was tried, or ctx ends.
 func (c *canceler) drain(ctx context.Context) {
 	c.mu.Lock()
 	if !c.flushing {
@@ -192,7 +192,7 @@ func (c *canceler) drain(ctx context.Context) {
 	waitFor(ctx, flushed)
 }
 
-// giveUp drops all cancels, for the client has stopped: TTLs end what is left in Redis.
+// giveUp drops all cancels, because the client has stopped. TTLs end what is left in Redis.
 func (c *canceler) giveUp() {
 	c.mu.Lock()
 	all := c.schedule.Pending

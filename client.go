@@ -18,8 +18,8 @@ import (
 	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
-// The client: what it consists of, the table of locks in use, and the shutdown, which
-// waits for every goroutine that the client has started:
+// The Client, its table of the locks in use, and its shutdown, which waits for every goroutine
+// that the client has started:
 //
 //	goroutine         runs                          ends with                waited for by
 //	watchdog          from the first lock on        watchdog.halt            group.wait
@@ -34,13 +34,13 @@ import (
 //	async queues      while they have items         an empty queue           asyncQueue.wait
 //	last measurement  during Shutdown               a collection under way   metrics.stop
 
-// Client creates locks that live in one Redis deployment. To Redis it is one owner: its
+// A Client creates locks that live in one Redis deployment. Redis sees it as one owner: its
 // locks exclude those of other clients, and its callers exclude each other as users of
-// sync.Mutex do. Create one per process and keep it; it is safe for concurrent use.
+// sync.Mutex do. Create one Client per process and keep it. It is safe for concurrent use.
 //
-// It runs two goroutines: the watchdog, which has every lease renewed, and the inbox,
-// which receives notifications from Redis. Both begin with the first lock that is asked
-// for and end in Close.
+// A Client runs two goroutines: the watchdog, which has every lease renewed, and the inbox,
+// which receives notifications from Redis. Both start when the first lock is asked for, and end
+// in Close.
 type Client struct {
 	server   server
 	opts     clientOptions
@@ -67,50 +67,50 @@ type Client struct {
 	signals  sync.Pool // see newSignal; not shared, because a channel belongs to one test's bubble
 	recent   recentLocks
 
-	// publishDenied is whether scripts may not publish, as the last answer about it said.
+	// publishDenied is whether scripts may not publish, according to the last answer that told.
 	publishDenied atomic.Bool
 
-	// unlocks counts the calls of Unlock that are waiting. Shutdown waits for them, also if
-	// their lock is removed already and only a cancel has yet to be confirmed.
+	// unlocks counts the calls of Unlock that are waiting. Shutdown waits for them, even if
+	// their lock was already removed from the table and only a cancel is still to be confirmed.
 	unlocks atomic.Int32
 
-	base      context.Context // of every command; Shutdown ends it by stop
+	base      context.Context // of every command; Shutdown ends it with stop
 	stop      context.CancelFunc
 	deadlines redisserver.Deadlines // of the commands of locks
 
-	// mu guards what follows. The order in which mutexes are locked:
+	// mu guards what follows. Mutexes are locked in this order:
 	//
 	//	Client.mu -> entry.mu -> inbox.mu -> watchdog.mu
 	//	entry.mu -> quorum.Server.mu -> inbox.mu, or that of a member -> group.mu of members
 	//	canceler.mu, outage.mu or slotMap.mu -> watchdog.mu
 	//	entry.mu or outage.mu -> asyncQueue.mu, of the queue of spans or of log lines
 	//
-	// The other group.mu and metrics.mu are locked with no other. None is held during
-	// network calls, logging or calls of user code.
+	// metrics.mu and every other group.mu are never held together with another mutex. No mutex
+	// is held during network calls, logging, or calls of user code.
 	mu      sync.Mutex
 	table   map[string]*entry // locks in use, by their key in Redis
 	closing chan struct{}     // closed when Shutdown begins
-	drained chan struct{}     // closed when closing, and no lock is in use and no Unlock waits
+	drained chan struct{}     // closed once Shutdown has begun, no lock is in use and no Unlock waits
 	stopped chan struct{}     // closed when Shutdown is done
 	outcome error             // what Shutdown returned; written before stopped is closed
 }
 
-// server is where locks live: one Redis deployment. Its methods block on the network and
-// are safe for concurrent use.
+// server is where locks live: one Redis deployment, or the servers of a quorum. Its methods
+// block on the network and are safe for concurrent use.
 type server interface {
-	// HonorsDeadlines reports whether commands end at their context's deadline, whatever
+	// HonorsDeadlines reports whether commands end at the deadline of their context, whatever
 	// the network does.
 	HonorsDeadlines() bool
 	// Commands returns how many commands were sent.
 	Commands() int64
 	// Do runs one command. After an error its outcome is unknown.
 	Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) (protocol.Answer, error)
-	// Renew renews many grants in one round trip, and notes the outcome in batch.
+	// Renew renews many grants in one round trip, and notes each outcome in batch.
 	Renew(ctx context.Context, batch []protocol.Renewal)
-	// Touch extends the life of the last token of locks that are held for long, where a
-	// renewal that was granted asks for it. No lease depends on it: a token only has to
-	// outlive the lock when the server's clock is set back, and three more tries follow
-	// before it expires.
+	// Touch extends the expiry of the last token of locks that are held for long, if a renewal
+	// that was granted asks for that. No lease depends on it: a token has to outlive its lock
+	// only if the server's clock is set back, and three more tries follow before the token
+	// expires.
 	Touch(ctx context.Context, batch []protocol.Renewal) error
 	// Cancel ends many requests in one round trip; results[i] is about batch[i].
 	Cancel(ctx context.Context, batch []protocol.CancelRequest) (results []protocol.Cancelled)
@@ -120,20 +120,20 @@ type server interface {
 	Inspect(ctx context.Context, k *protocol.Keys) (protocol.Snapshot, error)
 }
 
-// New returns a client for the deployment that rdb talks to: a node, one behind
-// Sentinel, or a Cluster. It does no I/O, so it works while Redis is down, and it
-// never closes rdb. A *redis.Ring is refused: it chooses shards by name, so
-// messages would not arrive. Errors match ErrInvalidOption.
+// New returns a client for the deployment that rdb talks to: a single node, one behind
+// Sentinel, or a Cluster. It does no I/O, so it works while Redis is down, and it never closes
+// rdb. It refuses a *redis.Ring, because that chooses shards by name, so messages would not
+// arrive. Errors match ErrInvalidOption.
 //
-// A *redis.Client should have ContextTimeoutEnabled set. Otherwise its commands
-// cannot be bounded one by one, and the locks use a clone of it on the same connection
-// pool, with separate time-outs; hooks that were added to rdb are called for
-// dialling, but not for the commands of the clone.
+// A *redis.Client should have ContextTimeoutEnabled set. Otherwise its commands cannot be
+// bounded one by one, and the locks use a clone of it on the same connection pool, with
+// separate time-outs. Hooks that were added to rdb are called when the clone dials, but not for
+// its commands.
 //
-// rdb may also be your own type around one of these. If it has the method Options of
-// a *redis.Client, as it does if it embeds one, it is treated as one; it is never
-// cloned, so ContextTimeoutEnabled should be set. Nothing is known of any other type:
-// its commands are not bounded, a waiter that died is not skipped, and that is logged.
+// rdb may also be your own type around one of these. If it has the method Options of a
+// *redis.Client, as it does if it embeds one, it is treated as a *redis.Client, except that it
+// is never cloned, so ContextTimeoutEnabled should be set. Nothing is known about any other
+// type: its commands are not bounded, a waiter that died is not skipped, and New logs that.
 func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	o, err := newClientOptions(opts)
 	if err != nil {
@@ -160,7 +160,7 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	return c, nil
 }
 
-// newClient returns a client without a server.
+// newClient returns a client that has no server yet.
 func newClient(o clientOptions, kind kindOfRedis) *Client {
 	c := &Client{
 		opts:    o,
@@ -190,13 +190,13 @@ func newClient(o clientOptions, kind kindOfRedis) *Client {
 	return c
 }
 
-// unmade reports whether c is nil or the zero value, which New does not return.
+// unmade reports whether c is nil or the zero value, neither of which New returns.
 func (c *Client) unmade() bool { return c == nil || c.server == nil }
 
-// mostLosses is how many losses may be queued for a loss handler that blocks.
+// mostLosses bounds the losses that are queued for a loss handler that blocks.
 const mostLosses = 100_000
 
-// kindOfRedis is what can be known of a Redis client.
+// kindOfRedis is what is known about a Redis client.
 type kindOfRedis uint8
 
 const (
@@ -205,7 +205,7 @@ const (
 	clustered
 )
 
-// kindOf decides by the method Options, which a type that embeds a client has too.
+// kindOf decides by the method Options, which a type that embeds a client also has.
 func kindOf(rdb redis.UniversalClient) (kindOfRedis, error) {
 	if isNil(rdb) {
 		return 0, invalid("the Redis client is nil")
@@ -222,8 +222,8 @@ func kindOf(rdb redis.UniversalClient) (kindOfRedis, error) {
 	return unknownKind, nil
 }
 
-// proof says what can tell others that a client whose inbox was confirmed is gone. Of a
-// Cluster's nodes none counts the subscribers of all.
+// proof returns what can prove to others that a client whose inbox was confirmed is gone. In a
+// Cluster nothing can: no node counts the subscribers of all nodes.
 func (k kindOfRedis) proof() protocol.Proof {
 	switch k {
 	case oneNode:
@@ -244,13 +244,13 @@ func (c *Client) begin() {
 	})
 }
 
-// environment is the client as its locks' state machines see it, under entry.mu. It is a
-// type apart so that these methods are not part of Client's API.
+// environment is the Client as the state machines of its locks see it, under entry.mu. It is a
+// separate type so that these methods are not part of Client's API.
 type environment Client
 
 var _ lockstate.Environment = (*environment)(nil)
 
-// NewRequest returns a request under a new id. It carries the proof that messages reach
+// NewRequest returns a request under a new id. The id carries the proof that messages reach
 // this client, if there is one.
 func (c *environment) NewRequest(m protocol.Mode, ttl time.Duration, idles bool, from protocol.Origin) protocol.Request {
 	proof := protocol.Unproved
@@ -263,8 +263,8 @@ func (c *environment) NewRequest(m protocol.Mode, ttl time.Duration, idles bool,
 // Client returns the client's name in ids.
 func (c *environment) Client() string { return c.id }
 
-// InboxPending reports whether messages do not arrive yet but soon will. Where ids never
-// carry a proof, there is none to wait for.
+// InboxPending reports whether messages do not arrive yet but soon will. If ids never carry a
+// proof, there is none to wait for.
 func (c *environment) InboxPending() bool {
 	return c.proof != protocol.Unproved && !c.inbox.settled()
 }
@@ -278,8 +278,8 @@ func (c *environment) Jitter() float64 { return rand.Float64() }
 // Start returns the instant from which the grid of renewals is counted.
 func (c *environment) Start() time.Time { return c.began }
 
-// find returns the entry for k, and makes it, with a label for metrics, if there is none. It
-// returns nil after Close, when none is made any more.
+// find returns the entry for k. If there is none, it makes one, with a label for metrics; but
+// after Close it makes none and returns nil.
 func (c *Client) find(k *protocol.Keys, label *string) *entry {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -306,7 +306,7 @@ func (c *Client) lookup(key string) *entry {
 	return c.table[key]
 }
 
-// retire removes e from the table if it is idle still.
+// retire removes e from the table if it is still idle.
 func (c *Client) retire(e *entry) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -316,7 +316,7 @@ func (c *Client) retire(e *entry) {
 		return
 	}
 	e.dead = true
-	if e.lastKnownLocked() == (lastKnown{}) { // else a caller that ends now may want to know it
+	if e.lastKnownLocked() == (lastKnown{}) { // otherwise a caller whose wait ends now may need it
 		e.sleepLocked()
 	}
 	c.watchdog.remove(&e.alarm)
@@ -334,8 +334,8 @@ func (c *Client) entries() []*entry {
 	return all
 }
 
-// Close shuts the client down and waits up to 5 s for leases to be unlocked; see
-// Shutdown. It returns nil if all were and nothing else was left. It may be called from any
+// Close shuts the client down and waits up to 5 s for leases to be unlocked; see Shutdown. It
+// returns nil if all were unlocked and nothing else was left. It may be called from any
 // goroutine, and more than once.
 func (c *Client) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), closeWait)
@@ -343,21 +343,21 @@ func (c *Client) Close() error {
 	return c.Shutdown(ctx)
 }
 
-// Shutdown admits no new callers, rejects waiters with ErrClosed, ends the contexts
-// of all leases with that cause, and waits for their Unlock until ctx ends; meanwhile
-// they are still renewed. A lease that is not unlocked by then is not released, since
-// its holder may still be working under it; it is left to expire. Idle grants are
-// released. rdb stays open.
+// Shutdown closes the client. It admits no new callers, rejects waiters with ErrClosed, ends
+// the contexts of all leases with that cause, and waits until ctx ends for the leases to be
+// unlocked; meanwhile they are still renewed. A lease that is not unlocked by then is not
+// released, since its holder may still be working under it; it is left to expire. Idle grants
+// are released. rdb stays open.
 //
-// The goroutines of the client are stopped and waited for, and so are the calls of the
-// logger, the loss handler and OpenTelemetry: until ctx ends, and for at least 100 ms.
-// What takes longer, such as a command without a reply or a handler that blocks,
-// ends when it can. So Shutdown may be called from anywhere, even from a loss handler,
-// which then waits for itself until ctx ends.
+// Shutdown stops the client's goroutines. It waits for them, and for the calls of the logger,
+// the loss handler and OpenTelemetry, until ctx ends, and for at least 100 ms. What takes
+// longer, such as a command without a reply or a handler that blocks, ends when it can. So
+// Shutdown may be called from anywhere, even from a loss handler, in which case it waits for
+// its own caller until ctx ends.
 //
-// The error, which matches ErrClosed, says how many leases were not unlocked and of which
-// locks, at most three by name, and what was not waited for. Later and concurrent calls wait
-// for the first and return the same error, or that of their ctx if it ends before.
+// The error matches ErrClosed. It says how many leases were not unlocked, names at most three
+// of their locks, and says what was not waited for. Later and concurrent calls wait for the
+// first one and return the same error, or the error of their own ctx if that ends before.
 func (c *Client) Shutdown(ctx context.Context) error {
 	switch {
 	case c.unmade():
@@ -400,8 +400,8 @@ func (c *Client) Shutdown(ctx context.Context) error {
 			left = append(left, "not waited for: "+what)
 		}
 	}
-	// In this order, for each may give work to those after it: what ends a lease calls the
-	// loss handler, and nearly all may log.
+	// In this order, because each may give work to those after it: ending a lease calls the
+	// loss handler, and nearly all of them may log.
 	await("commands under way, or hooks of the Redis client", c.group.wait)
 	c.leaveMembers()
 	c.canceler.giveUp()
@@ -424,7 +424,7 @@ func (c *Client) closedLocked() bool {
 	}
 }
 
-// unlocked ends the waiting of an Unlock that was counted in unlocks.
+// unlocked ends the wait of an Unlock that was counted in unlocks.
 func (c *Client) unlocked() {
 	c.unlocks.Add(-1)
 	c.mu.Lock()
@@ -432,7 +432,7 @@ func (c *Client) unlocked() {
 	c.drainLocked()
 }
 
-// drainLocked closes drained when its condition holds.
+// drainLocked closes drained once its condition holds.
 func (c *Client) drainLocked() {
 	if c.closedLocked() && len(c.table) == 0 && c.unlocks.Load() == 0 {
 		select {
@@ -443,7 +443,7 @@ func (c *Client) drainLocked() {
 	}
 }
 
-// abandoned says what was not released, and records the holds that this ends.
+// abandoned says what was not released, and records the holds that end unreleased.
 func (c *Client) abandoned() (left []string) {
 	held, releasing := 0, 0
 	var names []string
@@ -472,11 +472,11 @@ func (c *Client) abandoned() (left []string) {
 	return left
 }
 
-// finalWait is the least time that Shutdown waits for goroutines, handlers and processors:
-// if leases were not unlocked, ctx has ended before their turn.
+// finalWait is the least time for which Shutdown waits for goroutines, handlers and processors:
+// if leases were not unlocked, ctx has ended before their turn comes.
 const finalWait = 100 * time.Millisecond
 
-// atLeast returns a context that ends when parent has ended and d has passed.
+// atLeast returns a context that ends once parent has ended and d has passed.
 func atLeast(parent context.Context, d time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(parent))
 	began := time.Now()
@@ -487,17 +487,17 @@ func atLeast(parent context.Context, d time.Duration) (context.Context, context.
 	}
 }
 
-// group is a set of goroutines with one owner, who waits for all of them. Unlike
-// sync.WaitGroup it can be closed, and waiting for it has a bound.
+// group is a set of goroutines with one owner, which waits for all of them. Unlike a
+// sync.WaitGroup, it can be closed, and the wait for it is bounded.
 type group struct {
 	mu   sync.Mutex
 	n    int
 	done chan struct{} // made by close; closed when n is 0
 }
 
-// start runs f in a goroutine of the group, or returns false after close. The goroutine has
-// the profiler labels of the one that starts it; those that serve more than this caller
-// begin with unlabelled.
+// start runs f in a goroutine of the group, or returns false after close. The goroutine
+// inherits the profiler labels of the one that starts it. Goroutines that serve more than that
+// caller first call unlabelled.
 func (g *group) start(f func()) bool {
 	n := g.enter()
 	if n == 0 {
@@ -513,15 +513,17 @@ func (g *group) start(f func()) bool {
 	return true
 }
 
-// mostRoomy is how many goroutines a group has at most when another one begins with a larger
-// stack. Of more, most wait for their turn to send, or have another one send for them: with 64 that lock
-// at once, room for all cost a twentieth of the processor time. Two of them are there always.
+// mostRoomy is the size up to which a group starts its goroutines with a larger stack. In a
+// larger group, most goroutines wait for their turn to send, or have another one send for them:
+// with 64 goroutines that lock at once, a larger stack for each of them cost a twentieth of the
+// processor time. Two of the goroutines are always there.
 const mostRoomy = 8
 
-// growStack makes the stack of a goroutine that begins as large as sending a command takes. While
-// that calls deep into go-redis the stack would grow too, more than once, and all frames that there
-// are by then are moved each time, which took a tenth of what a command costs the client. Here
-// there are two. It is the size of this function's frame that does it; at -1 nothing is written to it.
+// growStack grows the stack of a new goroutine to the size that sending a command needs. The
+// deep calls into go-redis would grow it too, but more than once, and each time all frames on
+// the stack are moved, which took a tenth of what a command costs the client. Here only two
+// frames are moved. The size of this function's own frame makes the stack grow; at -1 nothing
+// is written to it.
 //
 //go:noinline
 func growStack(at int) byte {
@@ -532,14 +534,14 @@ func growStack(at int) byte {
 	return room[at]
 }
 
-// unlabelled removes the profiler labels of the calling goroutine. It had them from the
-// caller that happened to start it, and what it does for others would be put down to that.
+// unlabelled removes the profiler labels of the calling goroutine. It inherited them from the
+// caller that happened to start it, and its work for others would be attributed to that caller.
 func unlabelled() { pprof.SetGoroutineLabels(context.Background()) }
 
 // add counts the calling goroutine until it calls finished, or returns false after close.
 func (g *group) add() bool { return g.enter() > 0 }
 
-// enter is add, and returns how many there are with this one, 0 after close.
+// enter is like add, but returns the number of goroutines including this one, or 0 after close.
 func (g *group) enter() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -559,7 +561,7 @@ func (g *group) finished() {
 	}
 }
 
-// close has start and add refuse from now on.
+// close makes start and add refuse from now on.
 func (g *group) close() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -571,8 +573,8 @@ func (g *group) close() {
 	}
 }
 
-// wait, after close, waits until all goroutines have finished or ctx ends, and reports
-// whether they have.
+// wait is called after close. It waits until all goroutines have finished or ctx ends, and
+// reports whether they have finished.
 func (g *group) wait(ctx context.Context) bool {
 	g.mu.Lock()
 	done := g.done
@@ -580,7 +582,8 @@ func (g *group) wait(ctx context.Context) bool {
 	return waitFor(ctx, done)
 }
 
-// waitFor waits for done or ctx, and reports whether done came; if both have, it did.
+// waitFor waits for done or ctx, and reports whether done was closed; if both have ended, it
+// was.
 func waitFor(ctx context.Context, done <-chan struct{}) bool {
 	select {
 	case <-done:

@@ -1,168 +1,172 @@
-// Package leased provides mutual exclusion among the processes of a service: a
-// [Mutex] and an [RWMutex] kept in Redis, with the methods of [sync.Mutex] and
-// [sync.RWMutex]. The name says what differs from package sync: a lock is held on
-// lease, and a lease can be lost.
+// Package leased provides mutual exclusion between the processes of a service. Its [Mutex]
+// and [RWMutex] are kept in Redis and have the methods of [sync.Mutex] and [sync.RWMutex].
+// Unlike a lock of package sync, a lock here is held on a lease, and a lease can be lost:
+// hence the name.
 //
 // # Limits
 //
 // These limits apply to every lease-based lock.
 //
-// A lease can end while its holder works. [Lease.Context] then ends with cause
-// [ErrLeaseLost]. How soon it ends depends on the reason:
+// A lease can end while its holder is still working. [Lease.Context] is then canceled with
+// cause [ErrLeaseLost]. How soon that happens depends on why the lease ended:
 //
-//   - Redis cannot be reached: on the local clock, before the lease's TTL can
-//     have ended on the server. No other process can have been given the lock by
-//     then, as long as the rates of the two clocks differ by less than 1 %.
-//   - The lock's key was deleted, replaced, flushed or evicted, or a failover
-//     lost it: within one renewal period, a third of the TTL, and the time of a
-//     command, while Redis answers. In that time two owners can exist.
-//   - An operator called [Client.ForceUnlock]: when the message arrives. If the
-//     message is lost, within one renewal period. In that time, too, two owners
-//     can exist.
+//   - Redis cannot be reached: by the local clock, before the lease's TTL can have expired
+//     on the server. By then no other process can have been given the lock, as long as the
+//     rates of the two clocks differ by less than 1 %.
+//   - The lock's key was deleted, replaced, flushed, evicted, or lost in a failover: within
+//     one renewal period, which is a third of the TTL, plus the time of a command, while
+//     Redis answers. During that time there can be two owners.
+//   - An operator called [Client.ForceUnlock]: when the message arrives or, if the message
+//     is lost, within one renewal period. During that time, too, there can be two owners.
 //
-// A process that is stopped, by its scheduler, a debugger or a suspended machine,
-// learns of all this when it runs again, and may issue a write before it notices.
-// What closes these gaps is the fencing token, a number that grows with every lease
-// of a writer; see Fencing below. Unless the resource checks the token, a lease makes
+// A process that was stopped, by its scheduler, by a debugger, or because its machine was
+// suspended, learns of all this only when it runs again, and may issue a write before it
+// notices. The fencing token closes these gaps: it is a number that grows with every
+// writer's lease; see Fencing below. Unless the resource checks the token, a lease makes
 // duplicate work unlikely, not impossible.
 //
-// A failover can lose the last writes, since Redis replicates asynchronously. A lost
-// grant means two owners until the first of them renews. A lost release means that
-// the old owner is recorded again: if another process wants the lock, the old owner's
-// process is asked and gives it back; otherwise the TTL ends it. Tokens continue to
-// grow through a failover unless the new primary's clock is behind the old one's by
-// more than the failover took.
+// Redis replicates asynchronously, so a failover can lose the most recent writes. If it
+// loses a grant, there can be two owners until the first of them renews. If it loses a
+// release, Redis records the old owner again: if another process wants the lock, the old
+// owner's process is asked for it and gives it back; otherwise the TTL ends the record.
+// Tokens continue to grow through a failover unless the new primary's clock is behind the
+// old one's by more than the failover took.
 //
-// A Redis that evicts keys when its memory is full evicts locks. The volatile-*
-// policies do so too, because every key of ours has an expiry. Use noeviction for a
+// A Redis server that evicts keys when its memory is full also evicts locks. This includes
+// the volatile-* policies, because every key of a lock has an expiry. Use noeviction for a
 // database that holds locks.
 //
-// TTLs run on the server's clock. If it is set forward, leases end early; their
-// holders learn that from the next renewal, and until then two owners can exist. If it
-// is set back, leases are prolonged; any command that sees an owner with more time left
-// than its own TTL cuts that down.
+// TTLs run on the server's clock. If that clock is set forward, leases end early; their
+// holders learn of it at the next renewal, and until then there can be two owners. If it is
+// set back, leases last longer; any command that finds an owner with more time left than
+// that owner's own TTL shortens the time to the TTL.
 //
-// Leases are ended by the local clocks, the monotonic one and the wall clock: where
-// these move apart, as in a suspended machine, the earlier end counts. So a wall clock
-// that is set ahead by more than a TTL ends the leases of its machine.
+// A process ends its leases by two local clocks, the monotonic clock and the wall clock.
+// When the two diverge, as they do on a suspended machine, the earlier end counts. So a
+// wall clock that is set ahead by more than a TTL ends the leases held on its machine.
 //
-// Tokens follow the server's clock; if it is set back, they continue from the last
-// token stored in Redis. Redis learns of tokens assigned by local hand-offs only when
-// the process releases the lock. So tokens can repeat or go back, until the clock has
-// caught up, if a clock that was ahead is set back and Redis does not know the last
-// token: because an owner died, or lost its lease, after local hand-offs, or because
-// the keys were flushed or lost as well.
+// Tokens follow the server's clock. If that clock is set back, tokens continue from the
+// last one stored in Redis. Redis learns of the tokens assigned in local hand-offs only
+// when the process releases the lock. So if a clock that was ahead is set back while Redis
+// does not know the last token, tokens can repeat or go backwards until the clock has
+// caught up. Redis does not know the last token if an owner died or lost its lease after
+// local hand-offs, or if the keys were flushed or lost as well.
 //
-// A foreign client that polls for the lock's key with SET NX starves while processes
-// of ours are queued: a release hands the lock to the first of them in the same step,
-// so the poller never sees it free. It is excluded correctly, and so are we while it
-// owns the lock.
+// A foreign client, one that does not use this package, starves if it polls for the lock's
+// key with SET NX while processes that use this package are queued: a release hands the
+// lock to the first of them in the same atomic step, so the poller never sees the lock
+// free. Mutual exclusion holds in both directions: the foreign client is kept out while we
+// own the lock, and we are kept out while it does.
 //
-// With a [redis.Client], a waiter without a live subscription on the server that
-// carries out a release (PUBSUB NUMSUB, asked before the waiter is notified) is presumed
-// dead and skipped. Where an ACL denies PUBSUB, a dead waiter costs its successor a TTL
-// instead. In a Cluster, where no such count proves anything, it costs 2 to 3 s: a waiter
-// that is notified of its turn owns for 2 s until it has confirmed that it is there. So a
-// lease that another process has just handed on is lost there if Redis does not answer for
-// the half second to 2 s that are left of it, whatever its TTL. Behind a proxy that sends
-// the subscriptions and the commands of one client to different servers, every waiter looks
-// dead. The lock stays exclusive, but waiters then poll, and FIFO order is lost. Behind such
-// a proxy, connect to the server itself.
+// With a [redis.Client], a waiter that has no live subscription on the server that carries
+// out a release is presumed dead and skipped. The release checks that with PUBSUB NUMSUB
+// before it notifies the waiter. Where an ACL denies PUBSUB, a dead waiter delays its
+// successor by a TTL instead. In a Cluster, where such a count proves nothing, a dead
+// waiter delays its successor by 2 to 3 s: a waiter that is notified of its turn owns the
+// lock for only 2 s until it confirms that it is there. So in a Cluster a lease that
+// another process has just handed over is lost, whatever its TTL, if Redis does not answer
+// within the half second to 2 s that are left of it. Behind a proxy that sends one client's
+// subscriptions and commands to different servers, every waiter looks dead: the lock stays
+// exclusive, but waiters poll, and FIFO order is lost. If there is such a proxy, connect to
+// the server directly.
 //
-// Order is first come, first served among processes in Redis, and among the callers of
-// one process. It is not global across all callers: a process that has the lock may
-// serve some of its own callers first, within the bounds of [WithLocalHandoffs].
+// The lock is granted first come, first served among the processes queued in Redis, and
+// among the callers of one process. There is no such order across all callers: a process
+// that has the lock may serve some of its own callers first, within the bounds of
+// [WithLocalHandoffs].
 //
-// Anything that may write the lock's keys, or publish to the clients' channels, can
-// break the lock. What is read from there is validated syntactically, not
-// authenticated.
+// Anyone who may write the lock's keys, or publish to the clients' channels, can break the
+// lock. The package validates the syntax of what it reads from there, but does not
+// authenticate it.
 //
 // # Fencing
 //
-// An owner can lose its lease between its read and its write, and not know it yet. So
-// the protected resource stores the greatest token it has seen, and every access presents
-// the token of its lease ([Lease.Token]), the first one included: the read raises the
-// stored token, and is refused if the stored one is not smaller; the write is made only
-// if the stored token is still its own. In SQL, with $2 the token:
+// An owner can lose its lease between its read and its write without knowing it yet. So the
+// protected resource stores the greatest token it has seen, and every access, including the
+// first, presents the token of its lease ([Lease.Token]). The read raises the stored token,
+// and is refused unless the stored token is smaller. The write is made only if the stored
+// token is still the writer's own. In SQL, with the token as $2:
 //
 //	UPDATE item SET token = $2 WHERE id = $1 AND token < $2 RETURNING stock
 //	UPDATE item SET stock = $3 WHERE id = $1 AND token = $2
 //
-// No row means that another lease was here; nothing was written. Comparing the token at
-// the write only is not enough: two owners that have both read 50 then write 49 one
-// after the other, in the order of their tokens; both writes are accepted, and two pieces
-// are sold for one. Nor may the first access accept an equal token: while two processes
-// own the lock, as after a FLUSHALL, both draw tokens from the same clock, and can draw
-// the same one. The examples of Lease.Token have both sequences as Redis scripts.
+// If a statement matches no row, another lease was here, and nothing was written. Comparing
+// the token only at the write is not enough: two owners that have both read 50 then both
+// write 49, in the order of their tokens; both writes are accepted, and two items are sold
+// while the stock goes down by one. The first access must not accept an equal token either:
+// while two processes own the lock, as can happen after a FLUSHALL, both draw tokens from
+// the same clock, and can draw the same token. The examples of Lease.Token show both the
+// right and the wrong sequence as Redis scripts.
 //
-// The token of a reader is greater than that of every earlier writer and smaller than
-// that of every later one. Readers of one process that share a grant have one token; the
-// tokens of readers in different processes are in no order, because a reader that joins
-// readers of its process gets the token of their grant. So only a comparison between a
-// reader's and a writer's token means anything: the resource stores the greatest token of
-// a writer, compares a reader's with it, and never stores a reader's. After
-// [Lease.Downgrade] the lease has a reader's token.
+// A reader's token is greater than the token of every earlier writer and smaller than the
+// token of every later writer. Readers of one process that share a grant have the same
+// token. The tokens of readers in different processes are in no particular order, because a
+// reader that joins other readers of its process gets the token of their grant. So only a
+// comparison between a reader's token and a writer's token is meaningful: the resource
+// stores the greatest token of any writer, compares a reader's token with it, and never
+// stores a reader's token. After [Lease.Downgrade] a lease has a reader's token.
 //
 // # Use
 //
-// To Redis, a [Client] is one owner. Make one for a process and keep it. [Client.Mutex]
-// returns a handle; all handles of one name in one Client are one lock.
+// Redis sees a [Client] as one owner. Create one Client per process and keep it.
+// [Client.Mutex] returns a handle; all handles of a name in one Client are the same lock.
 //
-// The shortest way to use a lock, and the safest, is [Mutex.Do]:
+// The shortest and safest way to use a lock is [Mutex.Do]:
 //
 //	err := client.Mutex("invoice:42").Do(ctx, func(ctx context.Context) error {
-//		return pay(ctx) // ctx ends with the lease, too
+//		return pay(ctx) // ctx also ends with the lease
 //	})
 //
-// A [Mutex] has two APIs. Lock, TryLock and Unlock are those of sync.Mutex. They return
-// no errors: Lock retries transient errors and errors an operator must fix, and a lost
-// lease is reported to the handler of [WithLossHandler]. Do, LockContext and
-// TryLockContext take a context and return errors; the latter two return a [Lease] that
-// knows whether it is still valid. Code that can stop halfway should use this API, and
-// pass Lease.Context to its work. Do not drop the error of [Lease.Unlock]: it may be the
-// only sign that another process was inside.
+// A [Mutex] has two APIs. The first consists of Lock, TryLock and Unlock, as in sync.Mutex.
+// They return no errors: Lock retries transient errors as well as errors that an operator
+// must fix, and a lost lease is reported to the handler set by [WithLossHandler]. The
+// second consists of Do, LockContext and TryLockContext, which take a context and return
+// errors. LockContext and TryLockContext return a [Lease], which knows whether it is still
+// valid. Code that can stop halfway should use this second API, and pass Lease.Context to
+// its work. Do not drop the error of [Lease.Unlock]: it may be the only sign that another
+// process was in the critical section.
 //
-// As with sync.Mutex, a lock is not reentrant, is not tied to a goroutine, and must not
-// be unlocked when it is not locked: that panics.
+// As with sync.Mutex, a lock is not reentrant and is not tied to a goroutine, and unlocking
+// a lock that is not locked panics.
 //
-// Set ContextTimeoutEnabled in the options of a [redis.Client]. Without it no command
-// can be bounded by its context, so the locks use a clone with timeouts of its own, which
-// go-redis makes without hooks; see [New].
+// Set ContextTimeoutEnabled in the options of a [redis.Client]. Without it, a context
+// cannot bound a command, so the locks use a clone of the client with timeouts of its own,
+// and go-redis makes the clone without hooks; see [New].
 //
-// Renewals are pipelines, which from go-redis 9.23 on have up to 10 connections of their
-// own (PipelinePoolSize): commands that exhaust the pool do not cost leases. Before that
-// they can, so leave room in PoolSize.
+// Renewals are sent as pipelines. From go-redis 9.23 on, pipelines have up to 10
+// connections of their own (PipelinePoolSize), so commands that exhaust the connection pool
+// do not cost leases. Before that version they can, so leave room in PoolSize.
 //
 // # Readers and writers
 //
-// An [RWMutex] is held by any number of readers or by one writer. A Mutex of the same
-// name is the same lock, held for writing.
+// An [RWMutex] is held by any number of readers or by one writer. A Mutex of the same name
+// is the same lock, held for writing.
 //
 // Readers and writers wait in one queue, first come, first served. A waiting writer keeps
-// later readers out, in every process that has learned of it; readers that wait right
-// behind a writer enter together. So a stream of readers does not starve a writer, nor do
-// writers starve a reader. It also means that a caller must not call RLock twice: if a
-// writer came in between, each waits for the other.
+// out later readers, in every process that has learned of the writer. Readers that wait
+// directly behind a writer enter together. So a stream of readers does not starve a writer,
+// and writers do not starve a reader. It also follows that a caller that holds RLock must
+// not call RLock again: if a writer came in between, each would wait for the other.
 //
-// The readers of one process share one grant. The first one asks Redis, further ones
-// enter without a command, and the last one gives the grant back. Once a request is known
-// to wait behind it, it admits no new readers: RLock queues, and TryRLock is refused at
-// once. A writer that waits behind readers of its own process is queued in Redis before
-// they have unlocked, so readers of other processes do not enter before it either: it
-// waits only for those already inside.
+// The readers of one process share one grant. The first reader asks Redis for it, further
+// readers enter without a command, and the last reader gives it back. Once a request is
+// known to wait behind the grant, it admits no new readers: RLock queues, and TryRLock is
+// refused at once. A writer that waits behind readers of its own process joins the queue in
+// Redis before they have unlocked, so readers of other processes do not enter before it
+// either: it waits only for readers that are already inside.
 //
-// In Redis the readers of each process have an expiry of their own. Those of a process
-// that died delay a writer by their own TTL at most, however long others read.
+// In Redis, the readers of each process have their own expiry. The readers of a process
+// that died delay a writer by their own TTL at most, however long other readers stay.
 //
-// [Lease.Downgrade] makes a writer a reader, with no gap in which another could write. A
-// reader cannot become a writer: two readers that both upgraded would wait for each other
-// for ever. Unlock, lock for writing, and read again what was read.
+// [Lease.Downgrade] turns a writer into a reader, with no gap in which another writer could
+// enter. A reader cannot become a writer: two readers that both upgraded would wait for
+// each other forever. Instead, unlock, lock for writing, and read again.
 //
 // # States
 //
-// Two terms: a grant is what Redis gave to this process; a lease is what one caller has
-// between Lock and Unlock. One grant serves many leases, one after another, so most of
-// what happens inside a busy process needs no message to Redis.
+// A grant is what Redis gave to this process; a lease is what one caller holds between Lock
+// and Unlock. One grant serves many leases, one after another, so in a busy process most
+// calls of Lock and Unlock need no command to Redis.
 //
 //	none ──► asking ──► queued ──► held ──► releasing ──► none
 //	            │                  ▲  │          │
@@ -172,124 +176,129 @@
 //	asking     a command is on its way
 //	queued     others have the lock; a message or a re-check ends the wait
 //	held       callers enter, or the grant idles (WithIdleHold)
-//	releasing  no caller is inside, and others want the lock or no caller here does;
-//	           yield is a release that queues again, for callers that wait here
+//	releasing  no caller is inside, and either others want the lock or no caller here does;
+//	           a yield is a release that queues again, for the callers waiting here
 //
-// A downgrade happens within held: the grant gets another id, and until the reply comes
-// either id may be the owner.
+// A downgrade happens in the state held: the grant gets a new id, and until the reply
+// arrives either id may be the owner.
 //
-// While a grant is held, its callers enter in the order they came. When another process
-// is known to want the lock, the number of leases that are still admitted locally, and
-// the time for which they are, are bounded before the lock is handed over; see
-// [WithLocalHandoffs]. Even if the message that said so was lost, a lock in continuous use
-// is offered to others about once a second.
+// While a grant is held, local callers enter in the order in which they came. Once another
+// process is known to want the lock, only a bounded number of leases are admitted locally,
+// and only for a bounded time, before the lock is handed over; see [WithLocalHandoffs].
+// Even if the message from that process was lost, a lock in continuous use is offered to
+// others about once a second.
 //
-// A lease ends with Unlock, with the loss of its grant, with its maximum hold
-// ([WithMaxHold]), or, for its contexts, with [Client.Close]. A caller whose lease ended
-// early is still inside as far as its own process is concerned: the next local caller
-// waits for its Unlock, as with sync.Mutex.
+// A lease ends with Unlock, with the loss of its grant, or at its maximum hold
+// ([WithMaxHold]); its contexts also end with [Client.Close]. Within its own process, a
+// caller whose lease ended early still holds the lock: the next local caller waits for its
+// Unlock, as with sync.Mutex.
 //
 // # Trust
 //
-// A grant is believed from the instant before the command that proved it was sent, for
+// A process trusts a grant from the instant before it sent the command that proved the
+// grant, for
 //
 //	TTL − TTL/100 − 2 ms
 //
-// The time that the command and its reply take counts against us; the margin covers
-// clocks that run at different speeds. A message that says "granted" is trusted from the
-// sending of the request that it answers, never from its arrival. [Lease.TrustedUntil]
-// returns the end of the window. In a Cluster a lease that came with such a message is
-// believed for 2 s less the margin at most, until its first renewal, which is sent at once.
+// So the time that the command and its reply took counts against the holder. The margin
+// covers clocks that run at different rates. A message that says "granted" is trusted from
+// the sending of the request that it answers, never from its arrival. [Lease.TrustedUntil]
+// returns the end of this window. In a Cluster, a lease that came with such a message is
+// trusted for at most 2 s less the margin, until its first renewal, which is sent at once.
 //
-// Leases are renewed after a third of the TTL, those of a client together, and at once by
-// [Lease.Check]. A renewal has three outcomes. "Renewed" moves the window. "Not ours" ends
-// the lease at once. No reply is not a loss: the renewal is repeated until the window ends,
-// and only then is the lease lost. A late "renewed" does not revive it.
+// A lease is renewed after a third of its TTL, together with the client's other leases, and
+// at once by [Lease.Check]. A renewal has three outcomes. "Renewed" moves the window. "Not
+// ours" ends the lease at once. A missing reply is not a loss: the client repeats the
+// renewal until the window ends, and only then is the lease lost. A late "renewed" does not
+// revive it.
 //
-// The window is checked before every entry, also before those that need no Redis. The
-// time that a machine sleeps counts: the time passed is that of the wall clock or of the
-// monotonic clock, whichever is more. A lease whose window ended during a sleep ends
+// The window is checked before every caller enters, even if entering needs no command. Time
+// during which the machine sleeps counts: the elapsed time is that of the wall clock or of
+// the monotonic clock, whichever is greater. A lease whose window ended during a sleep ends
 // within a second of waking, and a wall clock that is set ahead by more than a TTL looks
-// like a sleep. Where the clocks have moved apart by less, the grant is renewed at once,
-// and confirmed before a caller enters on it.
+// like a sleep. If the clocks have diverged by less, the grant is renewed at once, and the
+// renewal is confirmed before a caller enters.
 //
 // # Waiting
 //
-// A process that finds the lock taken leaves one request in a queue in Redis, however
-// many of its callers wait. The script that releases the lock makes the first live request
-// the owner in the same step and publishes one message, to the client that the request
-// came from. No other process is woken, and none has to win a race. A waiter that does not
-// listen is skipped before it is recorded as the owner; a grant that was published is
-// never taken back.
+// A process that finds the lock taken leaves one request in a queue in Redis, however many
+// of its callers wait. The script that releases the lock also makes the first live request
+// the owner, and publishes one message, to the client that made the request. No other
+// process is woken, and none has to win a race. A waiter that is not subscribed is skipped
+// before it is recorded as the owner; a grant that was published is never taken back.
 //
-// Messages can be lost, so waiters also re-check: when the subscription was renewed, when
-// the owner's TTL ends, and after a third of their own TTL or 3 s, whichever is less,
-// shortened at random by up to a third; in a Cluster the first in the queue after 1 s. In a
-// queue of hundreds those far behind wait longer, up to half of their TTL or 15 s. Re-checks
-// keep the place in the queue; a request without them is dropped by those behind it. They
-// also have the server send an echo, and if none comes within 1 s the subscription is
-// rebuilt.
+// Messages can be lost, so waiters also re-check the lock: when the subscription was
+// renewed, when the owner's TTL ends, and after a third of their own TTL or 3 s, whichever
+// is less, shortened at random by up to a third. In a Cluster, the first waiter in the
+// queue re-checks after 1 s at most. In a queue of hundreds, waiters far behind wait longer
+// between re-checks: up to 20 s, but no longer than their TTL less 10 s or half of their
+// TTL, whichever is more. A re-check keeps the request's place in the queue; requests
+// behind it drop a request that stops re-checking. A re-check also has the server send an
+// echo, and if the echo does not arrive within 1 s, the client rebuilds its subscription.
 //
-// A client receives messages soon after it has asked for its first lock. Until then it
-// does not queue in Redis, where a process that dies could not be proved dead: a free lock
-// is taken at once, and a caller that has to wait asks again once messages are received.
+// A client receives messages soon after it has asked for its first lock. Until then it does
+// not queue in Redis, because nothing could prove it dead if its process died. It takes a
+// free lock at once; a caller that has to wait asks again once the client receives
+// messages.
 //
-// If the server, or a proxy before it, refuses to subscribe or to publish, for whatever
-// reason, waiters poll, from every 50 ms to every 3 s or third of the TTL. While the owner
-// is a foreign client, the first waiter in the queue polls; each new foreign owner is
-// polled from every 50 ms again.
+// If the server, or a proxy in front of it, refuses SUBSCRIBE or PUBLISH for whatever
+// reason, waiters poll, first after 50 ms, then at longer and longer intervals, up to 3 s
+// or a third of the TTL, whichever is less. While a foreign client owns the lock, the first
+// waiter in the queue polls; for each new foreign owner, polling starts at 50 ms again.
 //
-// A Try that finds the lock with an owner that may be keeping it idle (see
-// [WithIdleHold]) asks for it, and waits at most 50 ms, and as long again if the client
-// has only just begun.
+// If a Try finds an owner that may be keeping the lock idle (see [WithIdleHold]), it asks
+// for the lock and waits at most 50 ms, and up to 50 ms more if the client has only just
+// started.
 //
-// When the context of LockContext ends, the caller returns at once, and the request stays
-// with the callers that still wait in the process. If there are none, it is removed from
-// Redis. If the lock arrives at the same instant, it goes to the next local caller, or
-// back.
+// When the context given to LockContext ends, LockContext returns at once, and its request
+// remains for the callers of the process that still wait. If there are none, the request is
+// removed from Redis. If the lock arrives at the same moment, it goes to the next local
+// caller or is given back.
 //
 // # Failures
 //
-// Every command carries the id of its request and may run twice. A command without a
-// reply is repeated under the same id. A release without a reply is followed by cancelling
-// its id until no late command can bring it back, while the lock continues under a fresh
-// one. What another id owns is never released, extended or renewed.
+// Every command carries the id of its request and may run twice. A command that gets no
+// reply is repeated under the same id. After a release that got no reply, the client
+// cancels the id of the release until no late command can bring that id back; meanwhile the
+// lock continues under a new id. A command never releases, extends or renews what another
+// id owns.
 //
-// Transient errors, such as a lost connection, a failover or a loading server, are retried
-// with the pauses of [WithBackOff]. Meanwhile one lock of a client asks every 2 s, and
-// when it gets a reply all others continue at once. Errors that an operator must fix
-// (NOAUTH, NOPERM, WRONGTYPE, protected mode) are returned by LockContext at once, and
-// retried by Lock. For a key of another type, such as the hashes that Redisson uses, the
-// error says so in words. Bad names, bad options, a closed client and a closed
-// *redis.Client are errors of LockContext and panics of Lock.
+// Transient errors, such as a lost connection, a failover or a server that is loading its
+// data, are retried after the pauses set by [WithBackOff]. Meanwhile one of the client's
+// locks asks Redis every 2 s; when it gets a reply, all other locks continue at once.
+// LockContext returns errors that an operator must fix (NOAUTH, NOPERM, WRONGTYPE,
+// protected mode) at once; Lock retries them. If the key has another type, such as the
+// hashes that Redisson uses, the error says so in words. On a bad name, a bad option, a
+// closed client or a closed *redis.Client, LockContext returns an error and Lock panics.
 //
 // Unlock returns nil only if another caller of this process continues with the lock, if
-// Redis confirmed the release, or if the lock's last token proves that it was ours until
-// then; otherwise it returns [ErrLeaseLost], which then says that the lock could no longer
-// be proved ours. It waits for Redis at most as long as [WithReleaseTimeout] says. After
-// that it returns [ErrNotReleased], and the client keeps retrying in the background until
-// Redis has answered or the TTL has passed. When a process dies, its locks are free after
-// their TTL and its places in the queue are skipped.
+// Redis confirmed the release, or if the lock's last token proves that the lock was ours
+// until then. Otherwise it returns [ErrLeaseLost], which then means that the lock could no
+// longer be proved ours. Unlock waits for Redis for at most the time set by
+// [WithReleaseTimeout]. After that it returns [ErrNotReleased], and the client keeps
+// retrying in the background until Redis has answered or the TTL has passed. When a process
+// dies, its locks are free after their TTL, and its places in the queue are skipped.
 //
 // [Client.Shutdown] returns when its context ends, at the latest. Its error says what it
-// could not wait for, and a later Close or Shutdown returns the same one.
+// could not wait for, and a later Close or Shutdown returns the same error.
 //
-// Errors are compared with [errors.Is]. The error of a caller that was not admitted
-// matches [ErrNotAcquired], the context's error if it ended, and the last error of Redis.
-// The error of a lease that was lost says which, and why; at the end of a maximum hold it
-// matches [ErrMaxHold] too.
+// Compare errors with [errors.Is]. If a caller was not admitted, its error matches
+// [ErrNotAcquired], the context's error if the context ended, and the last error of Redis.
+// The error of a lost lease identifies the lease and says why it was lost; at the end of a
+// maximum hold it also matches [ErrMaxHold].
 //
-// At most one line a minute is logged for each cause, but lost leases are always logged:
-// those that are lost together for one reason in one line. Lines about a lock name it,
-// unless [WithoutLockNamesInLogs] keeps names out.
+// At most one line a minute is logged for each cause, except that lost leases are always
+// logged; leases that are lost together for one reason share a line. A line about a lock
+// names the lock, unless [WithoutLockNamesInLogs] keeps names out.
 //
 // User code never runs under a mutex of this package, nor on the goroutines that renew
 // leases, end them, or receive messages. The logger, the loss handler, and the
-// OpenTelemetry calls that report losses and ends run on goroutines that no lock waits
-// for: if they block, later calls wait, and finally are dropped; if they panic, that is
-// logged through [slog.Default]. The spans and measurements of a caller and the back-off
-// policy may be called on the caller's goroutine. Hooks of the Redis client run as part of
-// its commands: a hook that blocks is like a Redis that does not answer.
+// OpenTelemetry calls that report losses and ends run on goroutines that no lock waits for.
+// If such a call blocks, later calls wait and are eventually dropped; if it panics, the
+// panic is logged through [slog.Default]. The spans and measurements of a caller, and the
+// back-off policy, may be called on the caller's goroutine. Hooks of the Redis client run
+// as part of its commands: to the locks, a hook that blocks is a Redis that does not
+// answer.
 //
 // # Memory model
 //

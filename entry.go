@@ -15,12 +15,12 @@ import (
 	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
-// One lock in use, and how its state machine runs: an event enters under the entry's
-// mutex and the effects are performed after unlocking, which is the order of this file:
-// step, perform, run, and answered, which is the next step.
+// One lock in use, and how its state machine runs: an event enters under the entry's mutex, and its
+// effects are performed after the mutex is unlocked. The order of this file is the same: step,
+// perform, run, and answered, which is the next step.
 //
-// Its goroutine is the sender: one for each command, started by dispatch, owned by the
-// client, ended by the reply or the command's time-out, waited for by Shutdown. A caller
+// The only goroutine of an entry is the sender: one for each command, started by dispatch, owned by
+// the client, ended by the reply or the command's time-out, and waited for by Shutdown. A caller
 // who would wait for the reply anyway runs the command in its own goroutine instead.
 
 // entry is one lock in use.
@@ -28,39 +28,40 @@ type entry struct {
 	alarm
 	client *Client
 	keys   protocol.Keys
-	label  *string // what stands for it in metrics; nil: nothing does
+	label  *string // its label in metrics; nil: it has none
 
 	mu      sync.Mutex // guards what follows, and alarm.due; for its order see Client.mu
-	awake   *awake     // nil while the lock rests; for all else see state
+	awake   *awake     // nil while the lock rests; to be used through state
 	resting lockstate.Resting
 	dead    bool // removed from the table; find makes another entry
 	recent  bool // among the client's recent locks, or about to be
 }
 
-// A client may hold very many locks, for most of which nobody waits. These rest between two
-// steps, and share the large state machines of those that do not.
+// A client may hold very many locks, and for most of them nobody waits. Such a lock rests between
+// two steps: it keeps what it needs in a smaller form, and leaves its large state machine to other
+// locks.
 
-// awake is what a lock has that does not rest.
+// awake is what a lock has only while it does not rest.
 type awake struct {
 	lock      lockstate.Lock
 	contended bool // whether callers or other processes waited for the holders after the last step
 
-	// spare is for the next reenter, nil if there is none. A call that entered by it and left by
-	// leaveKept is referred to by nothing any more: its goroutine has not looked at it since it
-	// entered, it was in no effect, and whoever else looks at callers finds them in the lock.
+	// spare is for the next reenter; nil if there is none. Once a call that entered by reenter has
+	// left by leaveKept, nothing refers to it: its goroutine has not looked at it since it entered,
+	// it was in no effect, and everything else that looks at callers finds them in the lock.
 	spare *call
 
-	// These two belong to the command in flight; while there is none, to the holder of the
+	// These two belong to the command in flight or, while there is none, to the holder of the
 	// entry's mutex.
 	warned bool    // whether the warning about a foreign owner was logged
 	pauses BackOff // nil unless the last command failed
 }
 
-// idleStates has state machines that no lock uses.
+// idleStates holds state machines that no lock uses.
 var idleStates = sync.Pool{New: func() any { return new(awake) }}
 
-// state returns the state machine of the lock, which wakes up if it rests. It is for use under
-// e.mu only, and until restLocked.
+// state returns the lock's state machine, after waking the lock if it rests. The state machine may
+// be used only under e.mu, and only until restLocked.
 func (e *entry) state() *lockstate.Lock {
 	if e.awake == nil {
 		e.awake = idleStates.Get().(*awake)
@@ -69,11 +70,12 @@ func (e *entry) state() *lockstate.Lock {
 	return &e.awake.lock
 }
 
-// restLocked lets the lock rest, if it can. It follows what was done for Redis, for the time or
-// for someone who looks, but not what a caller of the lock has done, nor what has let one in:
-// others come next, or its Unlock; see recentLocks.
+// restLocked lets the lock rest, if it can. It is called after an event of Redis, an alarm, or an
+// inspection of the lock. It is not called after something that a caller has done, because other
+// callers come next, nor after something that let a caller in, because its Unlock comes next; see
+// recentLocks.
 func (e *entry) restLocked() {
-	if e.awake == nil || e.awake.lock.CommandInFlight() { // the pauses are that command's
+	if e.awake == nil || e.awake.lock.CommandInFlight() { // pauses belongs to that command
 		return
 	}
 	if e.awake.pauses == nil && e.awake.lock.Rest(&e.resting) {
@@ -82,7 +84,7 @@ func (e *entry) restLocked() {
 }
 
 // restAfterLocked ends a step: the lock rests, unless a caller's wait has ended. It returns true if
-// the lock has to be added to the recent ones when e.mu is unlocked.
+// the lock has to be added to the recent ones once e.mu is unlocked.
 func (e *entry) restAfterLocked(ended bool) (becameRecent bool) {
 	if !ended {
 		e.restLocked()
@@ -92,16 +94,17 @@ func (e *entry) restAfterLocked(ended bool) (becameRecent bool) {
 	return becameRecent
 }
 
-// recentLocks are the locks that callers were let into last. Being let in does not have them rest before
-// others take their places: most leases are short, and to put the state away and get it out again is a tenth of
-// what this package does for one. Who holds very many locks has few of them here.
+// recentLocks are the locks that let callers in most recently. A lock that lets a caller in does
+// not rest until other locks have taken its place here: most leases are short, and putting the
+// state machine away and getting it out again costs a tenth of what this package does for a lease.
+// A client that holds very many locks has few of them here.
 type recentLocks struct {
 	places [64]atomic.Pointer[entry]
 	next   atomic.Uint32
 }
 
-// add adds e, whose recent has been set, and lets the lock rest whose place it takes. No mutex of
-// an entry is held.
+// add adds e, whose recent field has been set, and lets the lock rest whose place e takes. The
+// calling goroutine holds the mutex of no entry.
 func (r *recentLocks) add(e *entry) {
 	before := r.places[r.next.Add(1)%uint32(len(r.places))].Swap(e)
 	if before == nil {
@@ -113,14 +116,14 @@ func (r *recentLocks) add(e *entry) {
 	before.mu.Unlock()
 }
 
-// sleepLocked gives the state machine to another lock.
+// sleepLocked leaves the state machine to another lock.
 func (e *entry) sleepLocked() {
 	*e.awake = awake{}
 	idleStates.Put(e.awake)
 	e.awake = nil
 }
 
-// step gives the lock an event and performs what follows from it.
+// step gives the lock an event and performs its effects.
 func (e *entry) step(event func(now time.Time, fx *lockstate.Effects)) {
 	now := time.Now()
 	var fx lockstate.Effects
@@ -135,9 +138,9 @@ func (e *entry) step(event func(now time.Time, fx *lockstate.Effects)) {
 	}
 }
 
-// rearmLocked ends every step: it notes under which span its command is to be sent, sets
-// the alarm that the lock's state asks for, and reports whether the lock is idle, so that
-// the entry can be removed.
+// rearmLocked ends every step. It notes the span under which the lock's command is to be sent, sets
+// the alarm that the lock's state asks for, and reports whether the lock is idle, so that the entry
+// can be removed.
 func (e *entry) rearmLocked(fx *lockstate.Effects) (idle bool) {
 	e.traceHoldersLocked()
 	if fx.Send.Verb != protocol.None {
@@ -149,8 +152,8 @@ func (e *entry) rearmLocked(fx *lockstate.Effects) (idle bool) {
 	return e.state().Idle()
 }
 
-// setAlarmLocked sets the alarm that the lock's state asks for. An alarm that is early costs one
-// look at the lock; moving it costs as much.
+// setAlarmLocked sets the alarm that the lock's state asks for. An alarm that is too early stays:
+// it costs one look at the lock, and moving it costs as much.
 func (e *entry) setAlarmLocked() {
 	due := e.state().Due()
 	if at := e.due; due != 0 && (at == 0 || due < at) {
@@ -158,7 +161,7 @@ func (e *entry) setAlarmLocked() {
 	}
 }
 
-// fire takes the step of the entry's alarm, and adds to batch the renewal that the lock
+// fire takes the step that the entry's alarm causes, and adds to batch the renewal that the lock
 // asks for.
 func (e *entry) fire(now time.Time, batch []protocol.Renewal) []protocol.Renewal {
 	var fx lockstate.Effects
@@ -179,29 +182,31 @@ func (e *entry) fire(now time.Time, batch []protocol.Renewal) []protocol.Renewal
 	return batch
 }
 
-// perform does what a step decided, after e.mu was unlocked. (A renewal that nobody waits for
-// is no part of it: it leaves in the watchdog's batch, see fire.) The effects are performed in this order:
+// perform does what a step decided, after e.mu was unlocked. (It does not send renewals that nobody
+// waits for: they leave in the watchdog's batch, see fire.) The effects are performed in this
+// order:
 //
-//  1. Woken: callers admitted or rejected return from their wait. First, for this is a
-//     hand-off inside the process, and what follows would delay it.
-//  2. Ended: leases that ended before their Unlock. Before the next, so that an Unlock or
-//     a Downgrade that returns the loss does so when the context has ended, the loss is
-//     counted and the hold is recorded with its reason.
+//  1. Woken: callers that were admitted or rejected return from their wait. This comes first
+//     because it is a hand-off inside the process, which everything else would delay.
+//  2. Ended: the losses of leases that ended before their Unlock are recorded, and their contexts
+//     end. This comes before 3, so that by the time an Unlock or a Downgrade returns the loss, the
+//     context has ended, the loss is counted, and the hold is recorded with its reason.
 //  3. Gone and Done: an Unlock, a Downgrade or a Check that was waiting returns.
-//  4. Cancels: requests go to the canceler. Before the entry is removed, for once the
-//     table is empty Shutdown waits for the canceler to have tried all it has.
+//  4. Cancels: requests go to the canceler. This comes before the entry is removed, because once
+//     the table is empty, Shutdown waits for the canceler to have tried all that it has.
 //  5. Check: a renewal that a caller waits for is sent, on a goroutine of the client.
-//  6. Send: the lock's next command. Last, because it may run here, for as long as
-//     inlineFor: zero starts a goroutine instead. A caller who would wait for the reply
-//     anyway runs it here, for switching to another goroutine costs as much as the
-//     command.
-//  7. With nothing to send, an idle entry is removed from the table, if it still is idle.
+//  6. Send: the lock's next command is sent. This comes last because the command may run here, for
+//     as long as inlineFor; if that is zero, it runs in a new goroutine. A caller who would wait
+//     for the reply anyway runs the command here, because switching to another goroutine costs as
+//     much as the command.
+//  7. If there is nothing to send, an idle entry is removed from the table, unless it is no longer
+//     idle.
 //
-// Several goroutines may perform steps of one lock at once, and a later step may overtake
-// an earlier one. So no effect depends on another step's, but that a command is sent only
-// after the reply to the one before was a step itself.
+// Several goroutines may perform steps of one lock at once, and a later step may overtake an
+// earlier one. So effects of different steps do not depend on each other, except that a command is
+// sent only after the reply to the previous command was itself a step.
 //
-// Nothing is locked, and no user code is called except by a command that runs here: the
+// perform holds no mutex, and calls no user code except through a command that runs here: the
 // watchdog, the inbox and renewals perform steps too, and nothing may hold them up.
 func (e *entry) perform(fx *lockstate.Effects, idle bool, inlineFor time.Duration) {
 	for w := range fx.Woken.All {
@@ -247,9 +252,9 @@ func (e *entry) sendCheck(r protocol.Renewal) {
 	}
 }
 
-// end ends the context of a lease that ended before its Unlock. If the lease was lost, it
-// is counted and recorded too; the loss handler and OpenTelemetry, which are user code,
-// are called in goroutines that nothing else depends on.
+// end ends the context of a lease that ended before its Unlock. If the lease was lost, end also
+// counts and records the loss. The loss handler and OpenTelemetry, which are user code, are called
+// in goroutines that nothing else depends on.
 func (e *entry) end(loss lockstate.Loss) {
 	lost, cause := loss.Why != 0, ErrClosed // Caller.Ended may come from a later step
 	e.mu.Lock()
@@ -278,9 +283,9 @@ func (e *entry) end(loss lockstate.Loss) {
 	}
 }
 
-// dispatch has a command run: in the caller's goroutine if inlineFor is positive, in a
-// goroutine of the client otherwise. A command that does not honor deadlines could hold
-// its caller for longer than that, so it never runs inline.
+// dispatch runs a command: in the caller's goroutine if inlineFor is positive, otherwise in a
+// goroutine of the client. A command that does not honor deadlines could hold its caller for longer
+// than inlineFor, so it never runs inline.
 func (e *entry) dispatch(what protocol.Command, inlineFor time.Duration) {
 	c := e.client
 	var sending bool
@@ -302,15 +307,15 @@ func (e *entry) dispatch(what protocol.Command, inlineFor time.Duration) {
 	}
 }
 
-// commands has commands for dispatch. Nothing refers to one that was answered: servers copy what
-// they keep of it.
+// commands holds commands for dispatch to reuse. Nothing refers to a command that was answered:
+// servers copy what they keep of it.
 var commands = sync.Pool{New: func() any { return new(protocol.Command) }}
 
 // run sends a command and gives the lock the reply.
 //
-// It calls user code: hooks of the Redis client and the back-off policy. If that panics,
-// the lock continues as after a command without a reply. The panic goes on: it is the
-// caller's in the caller's goroutine, and is logged in one of the client's.
+// run calls user code: hooks of the Redis client and the back-off policy. If that code panics, the
+// lock continues as after a command without a reply, and the panic goes on: in the caller's
+// goroutine it is the caller's, and in one of the client's it is logged.
 func (e *entry) run(cmd *protocol.Command, limit time.Duration) {
 	c := e.client
 	under, _ := cmd.Under.(trace.Span)
@@ -338,7 +343,7 @@ func (e *entry) run(cmd *protocol.Command, limit time.Duration) {
 		}
 		c.inbox.probeSent(cmd.Echo, receivers)
 	}
-	fail := redisserver.Classify(err) // here, where nothing is locked: it calls methods of the error
+	fail := redisserver.Classify(err) // here, where no mutex is held: it calls methods of the error
 	var pause time.Duration
 	if fail != nil {
 		pause = e.pause()
@@ -374,7 +379,7 @@ func (e *entry) run(cmd *protocol.Command, limit time.Duration) {
 
 var errPanicked = errors.New("leased: what a command called panicked")
 
-// answered is the step that ends a command; fail is nil if there was a reply. It is written out,
+// answered is the step that ends a command; fail is nil if there was a reply. It does not use step,
 // because the effects of a step whose event is a function value go to the heap.
 func (e *entry) answered(cmd *protocol.Command, a protocol.Answer, fail *protocol.Failure, pause time.Duration) {
 	now := time.Now()
@@ -390,7 +395,7 @@ func (e *entry) answered(cmd *protocol.Command, a protocol.Answer, fail *protoco
 	}
 }
 
-// pause returns how long the lock leaves Redis alone after the command in flight has failed.
+// pause returns how long the lock sends nothing to Redis after the command in flight has failed.
 func (e *entry) pause() time.Duration {
 	if e.awake.pauses == nil {
 		policy := e.client.opts.backOff()
@@ -407,8 +412,8 @@ func (e *entry) pause() time.Duration {
 	return d
 }
 
-// recoverPanic, deferred, logs a panic of user code in a goroutine of the client, where
-// the user could not recover it.
+// recoverPanic is deferred. It logs a panic of user code in a goroutine of the client, where the
+// user could not recover it.
 func (c *Client) recoverPanic(what string) {
 	if p := recover(); p != nil {
 		stack := string(debug.Stack())

@@ -11,66 +11,65 @@ import (
 	"github.com/leasedmutex/leased/internal/quorum"
 )
 
-// Compare errors with errors.Is: the errors that the library returns wrap one of these
-// together with the cause, which is usually the error of a context or of Redis.
+// Compare errors with errors.Is: an error that the library returns wraps one of these together
+// with its cause, which is usually the error of a context or of Redis.
 var (
-	// ErrNotAcquired is matched by every error of LockContext and TryLockContext. The
-	// caller holds nothing and has nothing to undo.
+	// ErrNotAcquired is matched by every error of LockContext and TryLockContext. The caller
+	// holds nothing and has nothing to undo.
 	ErrNotAcquired = lockstate.ErrNotAcquired
 
-	// ErrLocked is returned by TryLockContext when another caller holds the lock or
-	// waits for it. Such an error matches ErrNotAcquired too. The caller may try again
-	// later.
+	// ErrLocked is returned by TryLockContext when another caller holds the lock or waits for
+	// it. Such an error also matches ErrNotAcquired. The caller may try again later.
 	ErrLocked = lockstate.ErrLocked
 
-	// ErrLeaseLost is matched by the cause of an ended Lease.Context and by the errors of
-	// Unlock and Do when the lock stopped being ours before Unlock, or could no longer be
-	// proved ours; the text has the lock, the token and the reason. Another process may
-	// have been inside: check or repeat the work, by the fencing token if the resource
-	// compares it.
+	// ErrLeaseLost is matched by the cause of an ended Lease.Context, and by the errors of
+	// Unlock and Do, if the lock stopped being ours before Unlock or could no longer be proved
+	// ours. The error's text has the lock, the token and the reason. Another process may have
+	// been in the critical section: check or repeat the work, using the fencing token if the
+	// resource compares it.
 	ErrLeaseLost = lockstate.ErrLeaseLost
 
-	// ErrMaxHold is matched as well where a lease ended because it was held for as long as
-	// WithMaxHold allows. Such an error matches ErrLeaseLost too: work that goes on then may
-	// overlap another owner's.
+	// ErrMaxHold is matched by the errors of a lease that ended because it was held for as
+	// long as WithMaxHold allows. Such an error also matches ErrLeaseLost: work that continues
+	// may overlap with another owner's.
 	ErrMaxHold = lockstate.ErrMaxHold
 
-	// ErrNotReleased is returned by Unlock and UnlockContext when Redis did not confirm the
+	// ErrNotReleased is returned by Unlock and UnlockContext if Redis did not confirm the
 	// release in time. The client keeps retrying; the error's text says when the lock expires.
 	ErrNotReleased = lockstate.ErrNotReleased
 
-	// ErrNoReplicas is part of the error of LockContext, and the last error of others,
-	// where WithReplicas is set and fewer replicas than it asks for have the grant. The
-	// caller does not hold the lock; a grant that was known to be unconfirmed was
+	// ErrNoReplicas is matched by the error of LockContext, and by other errors as their last
+	// error of Redis, if WithReplicas is set and fewer replicas have the grant than it asks
+	// for. The caller does not hold the lock; if the grant was known to be unconfirmed, it was
 	// canceled.
 	ErrNoReplicas = protocol.ErrNoReplicas
 
-	// ErrNoQuorum is part of the error of LockContext, and the last error of others, where too
-	// few servers of a client of NewQuorum answered, agreed, or may vote. The caller does not hold the
-	// lock, and what the others had granted is given back.
+	// ErrNoQuorum is matched by the error of LockContext, and by other errors as their last
+	// error of Redis, if too few servers of a client of NewQuorum answered, agreed, or may
+	// vote. The caller does not hold the lock, and what the other servers had granted is given
+	// back.
 	ErrNoQuorum = quorum.ErrNoQuorum
 
 	// ErrNotLocked is returned by UnlockContext and RUnlockContext if no caller of the client
-	// holds the lock so. Unlock and RUnlock panic then.
+	// holds the lock in that mode. Unlock and RUnlock panic instead.
 	ErrNotLocked = errors.New("leased: not locked by this client")
 
-	// ErrClosed is returned after Client.Close. It is also the cause of the contexts
-	// of leases that were held when the client was closed.
+	// ErrClosed is returned after Client.Close. It is also the cause of the ended contexts of
+	// leases that were held when the client was closed.
 	ErrClosed = protocol.ErrClosed
 
-	// ErrInvalidName is returned for a name that cannot be that of a lock: one that is
-	// empty, longer than 512 bytes, not UTF-8, has control characters, has braces that
-	// would put its keys into different Cluster slots, or is an auxiliary key of another
-	// lock.
+	// ErrInvalidName is returned for a name that cannot be the name of a lock because it is
+	// empty, is longer than 512 bytes, is not UTF-8, has control characters, has braces that
+	// would put its keys into different Cluster slots, or is an auxiliary key of another lock.
 	ErrInvalidName = protocol.ErrInvalidName
 
-	// ErrInvalidOption is returned for an option out of its range. Options are never
+	// ErrInvalidOption is returned for an option that is out of range. Options are never
 	// corrected silently.
 	ErrInvalidOption = errors.New("leased: invalid option")
 )
 
-// What a caller did wrong that has no sentinel, because no program can do anything about
-// it. Methods that return no error panic with these.
+// Errors for misuse. They have no sentinel, because no program can do anything about them.
+// Methods that return no error panic with them.
 var (
 	errMutexUnmade   = errors.New("leased: Mutex was not made by Client.Mutex")
 	errRWMutexUnmade = errors.New("leased: RWMutex was not made by Client.RWMutex")
@@ -81,7 +80,7 @@ var (
 	errLeaseOver     = errors.New("leased: its lease is over")
 )
 
-// about is an error with a text of its own that matches others.
+// about is an error that has its own text and matches other errors.
 type about struct {
 	text string
 	is   []error
@@ -90,20 +89,20 @@ type about struct {
 func (e *about) Error() string   { return e.text }
 func (e *about) Unwrap() []error { return e.is }
 
-// bare returns the text of err without the name of the package, to stand behind another.
+// bare returns the text of err without the package name, so that it can follow another text.
 func bare(err error) string { return strings.TrimPrefix(err.Error(), "leased: ") }
 
-// notAcquired says why a caller was not admitted. It matches ErrNotAcquired, the reason
-// (a context's error, ErrLocked, ErrClosed, or an error reply of Redis) and the last
-// error of Redis while the caller waited.
+// notAcquired says why a caller was not admitted. It matches ErrNotAcquired, the reason (a
+// context's error, ErrLocked, ErrClosed, or an error reply of Redis), and the last error of
+// Redis while the caller waited.
 type notAcquired struct {
 	name    string
 	waited  time.Duration
 	reason  error
 	lastErr error  // last error of Redis, may be nil
-	blocker string // readable id of the client that had the lock, may be empty
-	minHold bool   // which has unlocked, and the lock is kept until the end of its minimum hold
-	here    bool   // a caller of this process was inside
+	blocker string // readable id of the client that had the lock; may be empty
+	minHold bool   // whether blocker has unlocked and its minimum hold keeps the lock
+	here    bool   // whether a caller of this process was inside
 }
 
 func (e *notAcquired) Error() string {
@@ -140,8 +139,8 @@ func (e *notAcquired) Unwrap() []error {
 	return errs
 }
 
-// leaseLost says which lease ended before its Unlock, and why. It matches ErrLeaseLost, at
-// the end of a maximum hold ErrMaxHold, and what went wrong at the release.
+// leaseLost says which lease ended before its Unlock, and why. It matches ErrLeaseLost, also
+// ErrMaxHold at the end of a maximum hold, and what went wrong with the release.
 type leaseLost struct {
 	name    string
 	token   uint64
@@ -168,12 +167,12 @@ func (e *leaseLost) Unwrap() []error {
 	return errs
 }
 
-// notReleased says until when an unconfirmed release may keep other processes out.
+// notReleased says how long an unconfirmed release may keep other processes out.
 type notReleased struct {
 	name    string
 	ends    time.Time // when the lock expires; zero if only Redis knows
 	lastErr error     // last error of Redis, may be nil
-	ended   error     // of the context that the caller waited with, may be nil
+	ended   error     // the error of the context that the caller waited with; may be nil
 }
 
 func (e *notReleased) Error() string {

@@ -17,11 +17,11 @@ type Info struct {
 	Owners  []Owner   // one writer, or any number of readers; empty if the lock is free
 	Waiting []Waiting // in the order in which they will be served; the first 1,000
 	Queue   int       // number of waiting processes
-	Token   uint64    // last fencing token known to Redis, 0 if it knows none; on a quorum, to any server
+	Token   uint64    // the last fencing token that Redis, or any server of a quorum, knows; 0 if none
 
-	// Of NewQuorum only: how many servers there are, how many answered, and how many of these
-	// name the owner. One that fewer than a majority of all name need not own the lock: it may
-	// have lost it, or not got it yet.
+	// Only for NewQuorum: how many servers there are, how many of them answered, and how many
+	// of those name the owner. An owner that is named by fewer than a majority of all servers
+	// need not own the lock: it may have lost the lock, or not have got it yet.
 	Servers, Answered, Behind int
 }
 
@@ -29,11 +29,11 @@ type Info struct {
 type Owner struct {
 	Client   string        // its readable id; empty for a foreign owner
 	Shared   bool          // whether it is a reader
-	TTL      time.Duration // until the lock expires unless it is renewed; negative if it never does
-	Since    time.Time     // when it became the owner, by Redis' clock, of a downgraded writer when it became the writer; zero if not recorded
-	Token    uint64        // of the grant, of a downgraded writer that which it had as the writer; 0 if not recorded; see Inspect for a quorum
-	Unlocked bool          // it does not hold it any more; the lock is kept from all others for TTL, until its WithMinHold is over
-	Value    string        // the value of the lock's key, for foreign owners and later versions only
+	TTL      time.Duration // until the lock expires unless it is renewed; negative if it never expires
+	Since    time.Time     // when it became the owner (a downgraded writer: when it became the writer), by Redis' clock; zero if not recorded
+	Token    uint64        // of the grant (a downgraded writer: the token it had as the writer); 0 if not recorded; see Inspect for a quorum
+	Unlocked bool          // whether it has unlocked already; the lock is kept from all others for TTL, until the owner's WithMinHold is over
+	Value    string        // the value of the lock's key; only for foreign owners and later versions
 }
 
 // Waiting is a process that waits for a lock.
@@ -42,15 +42,16 @@ type Waiting struct {
 	Shared bool   // whether it waits for reading
 }
 
-// Inspect returns what Redis knows of a lock. It acquires and changes nothing, and the
-// lock need not exist. It asks Redis once, until ctx ends. The error matches ErrClosed or
-// ErrInvalidName, or is that of Redis or of ctx.
+// Inspect returns what Redis knows about a lock. It acquires nothing and changes nothing, and
+// the lock need not exist. It asks Redis once, and waits for the answer until ctx ends. The
+// error matches ErrClosed or ErrInvalidName, or is the error of Redis or of ctx.
 //
-// On a quorum it asks all servers, and shows the owner that most of them name. If fewer than
-// a majority answer, the error matches ErrNoQuorum and says how many did. Each server gives a
-// token of its own, from its clock, and the lease has the greatest that its owner knew of when
-// a majority had granted it. Owner.Token is that, or less by what the servers' clocks differ
-// by, where more than a majority granted it; it is never greater.
+// On a quorum, Inspect asks all servers and returns the owner that most of them name. If fewer
+// than a majority answer, the error matches ErrNoQuorum and says how many did. Each server
+// issues a token of its own, from its clock, and the lease has the greatest of those that its
+// owner knew when a majority had granted it. Owner.Token is the lease's token or, if more than
+// a majority granted the lease, may be less by as much as the servers' clocks differ. It is
+// never greater.
 func (c *Client) Inspect(ctx context.Context, name string) (Info, error) {
 	k, err := c.operate(ctx, name)
 	if err != nil {
@@ -65,18 +66,19 @@ func (c *Client) Inspect(ctx context.Context, name string) (Info, error) {
 	return infoOf(name, &s), nil
 }
 
-// ForceUnlock evicts the owners of the lock, foreign ones included, and lets the next
-// waiter in. Owners of ours are notified at once, and the contexts of their leases
-// end with ErrLeaseLost; but they may still be at work, so ForceUnlock is for operators
-// who know that the owner is gone or wrong. It is no error if the lock is free. It asks
-// Redis once, until ctx ends. The error matches ErrClosed or ErrInvalidName, or is that of
-// Redis or of ctx: the owners may be evicted all the same, and trying again does no harm
-// unless the next owner is one to keep.
+// ForceUnlock evicts the owners of the lock, including foreign ones, and lets the next waiter
+// in. Owners that use this package are notified at once, and the contexts of their leases end
+// with ErrLeaseLost. But the owners may still be at work, so ForceUnlock is for operators who
+// know that the owner is gone or wrong. If the lock is free, that is no error. ForceUnlock asks
+// Redis once, and waits for the answer until ctx ends. The error matches ErrClosed or
+// ErrInvalidName, or is the error of Redis or of ctx. After an error of Redis or ctx the owners
+// may have been evicted all the same; trying again does no harm unless the next owner should be
+// kept.
 //
-// On a quorum nil says that a majority answered and has no owner any more; Stats.Evicted counts
-// on how many servers there was one. If fewer answered, the error matches
-// ErrNoQuorum and says how many did, and on how many they were evicted: the owners keep the
-// lock unless these were enough to end their majority.
+// On a quorum, a nil error means that a majority answered and no longer has an owner;
+// Stats.Evicted counts on how many servers there was one. If fewer answered, the error matches
+// ErrNoQuorum, and says how many did and on how many of them the owners were evicted. The
+// owners keep the lock unless these were enough to end their majority.
 func (c *Client) ForceUnlock(ctx context.Context, name string) error {
 	k, err := c.operate(ctx, name)
 	if err != nil {
@@ -116,8 +118,8 @@ func (c *Client) operate(ctx context.Context, name string) (protocol.Keys, error
 	return protocol.NewKeys(c.opts.prefix, name)
 }
 
-// infoOf parses a snapshot. Anything that can write to Redis may have written it, so no
-// part of it is taken to be well-formed.
+// infoOf parses a snapshot. Anything that can write to Redis may have written it, so infoOf
+// does not assume that any part of it is well-formed.
 func infoOf(name string, s *protocol.Snapshot) Info {
 	info := Info{Name: name, Queue: s.Length, Servers: s.Servers, Answered: s.Answered, Behind: s.Behind}
 	var since time.Time
@@ -167,8 +169,8 @@ func infoOf(name string, s *protocol.Snapshot) Info {
 	return info
 }
 
-// blockerName returns the readable part of the value that a caller found in the lock's
-// key, empty if the value does not say who the owner is.
+// blockerName returns the readable part of the value that a caller found in the lock's key, or
+// "" if the value does not say who the owner is.
 func blockerName(value string) string {
 	id, ok := protocol.OwnerOf(value)
 	switch {

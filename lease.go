@@ -11,23 +11,23 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// Lease is what a caller of LockContext holds until Unlock. It is safe for concurrent
+// A Lease is what a caller of LockContext holds until Unlock. It is safe for concurrent
 // use.
 //
-// Keep the lease, or one of its contexts, reachable while the work goes on. If all of
-// them are garbage-collected before Unlock, the lease is no longer renewed, which is
-// logged, and the callers of this process are kept out until Mutex.Unlock.
+// Keep the lease, or one of its contexts, reachable while the work goes on. If all of them
+// are garbage-collected before Unlock, the lease is no longer renewed, which is logged, and
+// other callers of this process are kept out until Mutex.Unlock.
 type Lease struct {
 	*held
 	once   sync.Once
-	asked  bool   // for the lease's context, which is made then; the entry's mutex guards it, and ctx
-	failed *error // what Unlock returned; nil for nil
+	asked  bool   // whether the lease's context was asked for, and so made; the entry's mutex guards it and ctx
+	failed *error // what Unlock returned; nil if that was nil
 	ctx    context.Context
 }
 
-// held is what a lease has of the lock. It is an object of its own because it has the finalizer:
-// with that it takes less than a cleanup of the Lease does, and unlike the Lease it refers to
-// nothing of the user's that may refer to the lease.
+// held is the part of a Lease that refers to the lock. It is an object of its own because
+// it carries the finalizer. A finalizer takes less memory than a cleanup of the Lease does
+// and, unlike the Lease, held refers to no user object that may refer back to the lease.
 type held struct {
 	entry *entry
 	call  *call
@@ -41,7 +41,8 @@ func (l *Lease) made() *Lease {
 	return l
 }
 
-// unmade reports whether l is nil or the zero value, as after an error of LockContext.
+// unmade reports whether l is nil or the zero value, as it is after an error of
+// LockContext.
 func (l *Lease) unmade() bool { return l == nil || l.held == nil }
 
 func newLease(ctx context.Context, e *entry, w *call) *Lease {
@@ -50,8 +51,8 @@ func newLease(ctx context.Context, e *entry, w *call) *Lease {
 	return l
 }
 
-// collected, the finalizer, stops the renewal of a lease that can no longer be unlocked through
-// its Lease.
+// collected is the finalizer. It stops the renewal of a lease that can no longer be
+// unlocked through its Lease.
 func (h *held) collected() {
 	e := h.entry
 	e.mu.Lock()
@@ -63,27 +64,28 @@ func (h *held) collected() {
 }
 
 // Token returns the lease's fencing token. It is positive and below 2^53, so it fits a
-// BIGINT and a JSON number. A writer's token is greater than that of every earlier lease
-// of the lock. A reader's token is greater than that of every earlier writer and smaller
-// than that of every later one; the tokens of readers in different processes are in no
-// order, so compare a reader's token with a writer's only.
+// BIGINT and a JSON number. A writer's token is greater than that of every earlier lease of
+// the lock. A reader's token is greater than that of every earlier writer and smaller than
+// that of every later writer. The tokens of readers in different processes are in no
+// particular order, so compare a reader's token only with a writer's.
 //
-// A resource is safe from owners that do not know yet that they lost the lock if it
-// stores the greatest token of a writer and every access presents the token of its lease.
-// The first access of a writer raises the stored token, its writes require the stored
-// token to be its own still, and any access with a smaller token is refused. So is a
-// first access with an equal token: while two processes own the lock, as after a
-// FLUSHALL, both draw tokens from the same clock, and can draw the same one. Comparing
-// tokens at the write only does not protect what was read before. A reader's token is
-// compared and never stored; after Downgrade the lease has a reader's token.
+// Tokens protect a resource from owners that do not know yet that they lost the lock. To be
+// safe, the resource stores the greatest token of any writer, and every access presents the
+// token of its lease. The first access of a writer raises the stored token, and the
+// writer's writes require that the stored token is still its own. Any access with a smaller
+// token is refused. A first access with an equal token is refused as well: while two
+// processes own the lock, as can happen after a FLUSHALL, both draw tokens from the same
+// clock, and can draw the same token. Comparing tokens only at the write does not protect
+// what was read before. A reader's token is compared but never stored; after Downgrade a
+// lease has a reader's token.
 func (l *Lease) Token() uint64 {
 	l.made().entry.mu.Lock() // a downgrade changes the token
 	defer l.entry.mu.Unlock()
 	return l.call.Token
 }
 
-// TrustedUntil returns the time, on this machine's clock, until which the lease may be
-// believed, as far as is known now: each renewal moves it. After the end of the lease it
+// TrustedUntil returns the time, on this machine's clock, until which the lease can be
+// trusted as far as is known now. Each renewal moves it. Once the lease has ended, the time
 // is not in the future.
 func (l *Lease) TrustedUntil() time.Time {
 	e := l.made().entry
@@ -95,9 +97,9 @@ func (l *Lease) TrustedUntil() time.Time {
 
 // Context returns a context for the work done under the lease. It has the values of the
 // context given to LockContext, but not its cancellation or deadline. It ends when the
-// lease does: at Unlock, with a cause that matches ErrLeaseLost and has the reason if the
-// lease is lost (see the package's limits for how soon), or with cause ErrClosed when the
-// client is closed.
+// lease does: at Unlock; when the lease is lost, with a cause that matches ErrLeaseLost and
+// gives the reason (see the package's limits for how soon); or when the client is closed,
+// with cause ErrClosed.
 func (l *Lease) Context() context.Context {
 	return leaseContext{l.made().base(), l}
 }
@@ -108,16 +110,16 @@ type leaseContext struct {
 	lease *Lease
 }
 
-// base returns the lease's context without a reference to the lease. The context is made
-// by the first call.
+// base returns the lease's context without a reference to the lease. The first call makes
+// the context.
 func (l *Lease) base() context.Context {
 	l.entry.mu.Lock()
 	defer l.entry.mu.Unlock()
 	if l.asked {
 		return l.ctx
 	}
-	// Until then ctx is the one given to LockContext, for its values and trace; none of its
-	// methods is called here.
+	// Until then ctx is the context given to LockContext. It is used for its values and
+	// trace; none of its methods is called here.
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(l.ctx))
 	l.asked, l.ctx = true, ctx
 	w := l.call
@@ -137,11 +139,11 @@ func (l *Lease) base() context.Context {
 	return l.ctx
 }
 
-// With returns a context that ends with ctx or with the lease, for work that belongs to
-// another request than the one that locked. The cause says which of them ended; for a
-// lost lease it matches ErrLeaseLost. Spans started with the context are children of the
-// lease's span if ctx carries the span that LockContext was called in. Call the returned
-// function when the work is done.
+// With returns a context that ends with ctx or with the lease. It is for work that belongs
+// to a request other than the one that locked. The context's cause says which of the two
+// ended; for a lost lease it matches ErrLeaseLost. Spans started with the context are
+// children of the lease's span if ctx carries the span in which LockContext was called.
+// Call the returned function when the work is done.
 func (l *Lease) With(ctx context.Context) (context.Context, context.CancelFunc) {
 	l.made()
 	if ctx == nil {
@@ -159,18 +161,18 @@ func (l *Lease) With(ctx context.Context) (context.Context, context.CancelFunc) 
 	}
 }
 
-// Unlock ends the lease. It waits for Redis at most as long as WithReleaseTimeout says,
+// Unlock ends the lease. It waits for Redis for at most the time set by WithReleaseTimeout,
 // and not at all if the lock goes to another caller of this process. It returns
 //
-//   - ErrLeaseLost, with the reason, if the lease ended before, or if the release had no
-//     reply and it could not be proved afterwards that the lock was ours until then;
-//   - ErrNotReleased if Redis did not confirm the release in time or, together
-//     with ErrClosed, never will because the client is closed;
+//   - ErrLeaseLost, with the reason, if the lease had ended before, or if the release got
+//     no reply and it could not be proved afterwards that the lock was ours until then;
+//   - ErrNotReleased if Redis did not confirm the release in time or, together with
+//     ErrClosed, never will because the client is closed;
 //   - both if both happened.
 //
 // In all cases the caller no longer holds the lock. Do not drop the error: it may be the
-// only sign that another process was inside. Later calls do nothing and return the same
-// error, also after Mutex.Unlock.
+// only sign that another process was in the critical section. Later calls do nothing and
+// return the same error, even if the lease was ended by Mutex.Unlock.
 func (l *Lease) Unlock() error {
 	if l.unmade() {
 		return errLeaseUnmade
@@ -179,7 +181,7 @@ func (l *Lease) Unlock() error {
 		runtime.SetFinalizer(l.held, nil)
 		_, err := l.entry.unlock(asOptionSays, func(*lockstate.Lock) *lockstate.Caller { return l.call.caller() })
 		if err != nil {
-			kept := err // which is allocated, and err is not
+			kept := err // kept is allocated; err is not
 			l.failed = &kept
 		}
 	})
@@ -196,17 +198,17 @@ type LossEvent struct {
 	Reason string // human-readable
 }
 
-// Check asks Redis now whether the lock is still ours, for work that should not wait for
-// the next renewal to learn that, such as a write that cannot present the token. It costs
-// a round trip; checks of a lock that are made together share one.
+// Check asks Redis now whether the lock is still ours. It is for work that should not wait
+// for the next renewal to find out, such as a write that cannot present the token. It costs
+// a round trip; concurrent checks of a lock share one.
 //
-// nil says that the lock was ours when Redis answered, and the lease is trusted anew from
-// the time before Check asked. It is no promise for the time after: the token is. If the
-// lock is not ours, the lease is lost, and so are all leases that the process has by the
-// same grant; the error then matches ErrLeaseLost and has the reason. So does the error of
-// a lease that has ended before. Check waits for Redis until ctx ends; that error, or one
-// that Redis returned instead of an answer, says nothing about the lease: it goes on until
-// its trust window ends.
+// A nil error means that the lock was ours when Redis answered; the lease is then trusted
+// anew from the time before Check asked. That promises nothing for later: the token does.
+// If the lock is not ours, the lease is lost, and so are all leases that the process holds
+// under the same grant. The error then matches ErrLeaseLost and gives the reason, as does
+// the error for a lease that had already ended. Check waits for Redis until ctx ends. The
+// error of ctx, or an error that Redis returned instead of an answer, says nothing about
+// the lease, which goes on until its trust window ends.
 func (l *Lease) Check(ctx context.Context) error {
 	if l.unmade() {
 		return errLeaseUnmade
@@ -244,18 +246,18 @@ func (l *Lease) Check(ctx context.Context) error {
 	return nil
 }
 
-// Downgrade turns a lease for writing into one for reading: no writer gets the lock in
-// between, and readers that wait right behind may enter. From then on the lease is a
-// reader's, and its token is that of the shared grant, which is greater. The lease is
-// renewed throughout.
+// Downgrade turns a lease for writing into one for reading. No writer gets the lock in
+// between, and readers that wait directly behind may enter. From then on the lease is a
+// reader's, and has the token of the shared grant, which is greater. The lease is renewed
+// throughout.
 //
-// Downgrade waits for Redis until ctx ends; the error then matches ctx's error and the
-// last one of Redis. A downgrade cannot be undone: the client keeps retrying it as long
-// as the lease lasts. Downgrade returns ErrLeaseLost if the lease is lost or has ended,
-// and nil at once if it is already a reader's.
+// Downgrade waits for Redis until ctx ends; the error then matches ctx's error and the last
+// error of Redis. A downgrade cannot be undone: the client keeps retrying it as long as the
+// lease lasts. Downgrade returns ErrLeaseLost if the lease is lost or has ended, and
+// returns nil at once if the lease is already a reader's.
 //
-// There is no upgrade, as in sync.RWMutex: two readers that both upgraded would wait for
-// each other for ever. Unlock, lock for writing, and read again what was read.
+// As in sync.RWMutex, a reader cannot become a writer: two readers that both upgraded would
+// wait for each other forever. Instead, unlock, lock for writing, and read again.
 func (l *Lease) Downgrade(ctx context.Context) error {
 	if l.unmade() {
 		return errLeaseUnmade

@@ -15,26 +15,26 @@ import (
 	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
-// What the client logs: first how a line is written, then every line there is.
+// What the client logs: first how a line is written, then every line that there is.
 
 const (
 	quiet     = time.Minute // between two lines of one cause
-	mostLines = 1024        // that may be queued for a logger that is slow or blocks
+	mostLines = 1024        // queued for a logger that is slow or blocks
 
-	mostCauses = 100 // that are told apart by the lock; so a thousand locks do not have a thousand lines
+	mostCauses = 100 // beyond that, a cause is not told apart by lock, so that a thousand locks do not log a thousand lines
 )
 
-// throttledLog writes what an operator should know, at most one line a minute for each
-// cause; a cause that is one lock's counts for each lock. Lines about a lock name it, unless
-// WithoutLockNamesInLogs says that names are secrets. The logger, and the methods of errors,
-// which can be user code, are called in the goroutine of lines, in order; nothing waits for
-// them but Shutdown.
+// throttledLog writes what an operator should know, at most one line a minute for each cause. A
+// cause that concerns a single lock counts separately for each lock. Lines about a lock name it,
+// unless WithoutLockNamesInLogs says that names are secrets. The logger, and the methods of errors,
+// which can be user code, are called in order in the goroutine of lines; only Shutdown waits for
+// them.
 type throttledLog struct {
 	logger *slog.Logger // nil: whatever slog.Default returns at the time
-	secret bool         // lock names are
+	secret bool         // whether lock names are secret
 	lines  asyncQueue[func()]
 
-	last map[string]time.Time // when each cause last had a line; used by that goroutine only
+	last map[string]time.Time // when each cause last had a line; used only by the goroutine of lines
 }
 
 func newThrottledLog(o *clientOptions) *throttledLog {
@@ -49,7 +49,7 @@ func newThrottledLog(o *clientOptions) *throttledLog {
 	return l
 }
 
-// later has f called in the goroutine that may log.
+// later calls f in the goroutine that may log.
 func (l *throttledLog) later(f func()) { l.lines.add(f) }
 
 // write logs a line, unless its cause had one within the last minute.
@@ -57,7 +57,7 @@ func (l *throttledLog) write(level slog.Level, cause, text string, args ...any) 
 	l.later(func() { l.print(level, cause, text, args...) })
 }
 
-// print is write, called in the goroutine of lines.
+// print is like write, but is called in the goroutine of lines.
 func (l *throttledLog) print(level slog.Level, cause, text string, args ...any) {
 	now := time.Now()
 	if last, ok := l.last[cause]; ok && now.Sub(last) < quiet {
@@ -70,8 +70,8 @@ func (l *throttledLog) print(level slog.Level, cause, text string, args ...any) 
 	l.log().Log(context.Background(), level, "leased: "+text, args...)
 }
 
-// causeOf returns the cause of a line about one lock: the lock's own, or that of all locks
-// once there are too many.
+// causeOf returns the cause of a line about one lock: a cause of its own or, once there are too
+// many causes, the one that all locks share.
 func (l *throttledLog) causeOf(cause, name string) string {
 	if len(l.last) >= mostCauses {
 		return cause
@@ -79,7 +79,7 @@ func (l *throttledLog) causeOf(cause, name string) string {
 	return cause + " of " + name
 }
 
-// about returns args with the name of the lock that a line is about.
+// about adds to args the name of the lock that a line is about, unless names are secret.
 func (l *throttledLog) about(name string, args ...any) []any {
 	if l.secret {
 		return args
@@ -94,7 +94,7 @@ func (l *throttledLog) log() *slog.Logger {
 	return slog.Default()
 }
 
-// commandFailed logs that a command failed, with what that means for the locks.
+// commandFailed logs that a command failed, and what that means for the locks.
 func (l *throttledLog) commandFailed(name string, err error) {
 	l.later(func() {
 		fail := redisserver.Classify(err)
@@ -146,13 +146,13 @@ func (l *throttledLog) answersAgain(after time.Duration) {
 	l.write(slog.LevelInfo, "again", "Redis answers again after "+seconds(after))
 }
 
-// serverLeft logs that a server of a quorum does not answer any more.
+// serverLeft logs that a server of a quorum no longer answers.
 func (l *throttledLog) serverLeft(number int, addr string, answering, of int, why error) {
 	l.write(slog.LevelWarn, fmt.Sprint("away ", number), "a server of the quorum does not answer",
 		"server", number, "addr", addr, "answering", answering, "servers", of, "error", why)
 }
 
-// serverReturned logs that it does.
+// serverReturned logs that a server of a quorum answers again.
 func (l *throttledLog) serverReturned(number int, addr string, answering, of int, after time.Duration) {
 	l.write(slog.LevelInfo, fmt.Sprint("returned ", number), "a server of the quorum answers again after "+seconds(after),
 		"server", number, "addr", addr, "answering", answering, "servers", of)
@@ -197,9 +197,9 @@ func (l *throttledLog) unconfirmed(name string, err error) {
 	l.write(slog.LevelWarn, "unconfirmed", "a release was not confirmed; still trying", l.about(name, "error", err)...)
 }
 
-// lost is the default loss handler. It is never silent, because the work under each lease
-// may have overlapped another owner's; but losses that come together and have one reason,
-// such as those of an outage, are one line. It is called in the goroutine of the losses.
+// lost is the default loss handler. It logs every loss, because the work under each lease may have
+// overlapped with another owner's. But losses that come together for one reason, such as those of
+// an outage, share a line. It is called in the goroutine of the losses.
 func (l *throttledLog) lost(events []LossEvent) {
 	log := l.log()
 	for len(events) > 0 {
@@ -232,7 +232,7 @@ func (l *throttledLog) lost(events []LossEvent) {
 	}
 }
 
-// someNames returns the first of some locks' names, and how many more there are.
+// someNames returns the first few of the names of locks, and says how many more there are.
 func someNames(names []string) string {
 	slices.Sort(names)
 	names = slices.Compact(names)

@@ -16,15 +16,15 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// buckets cover what locks take, in seconds: a local hand-off, a round trip, a contended
-// wait, a TTL, minutes.
+// buckets cover the durations, in seconds, of what locks do: a local hand-off, a round trip, a
+// contended wait, a TTL, minutes.
 var buckets = []float64{
 	0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05,
 	0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600,
 }
 
-// metrics measures waits and holds as they end. Everything else is read from the counters
-// of Stats when the metrics are collected, and costs the locks nothing.
+// metrics measures waits and holds as they end. Everything else is read from the counters of Stats
+// when the metrics are collected, which costs the locks nothing.
 type metrics struct {
 	client  *Client
 	wait    metric.Float64Histogram
@@ -37,14 +37,14 @@ type metrics struct {
 	collect metric.Registration // nil if the callback could not be registered
 	refresh ticker
 
-	mu     sync.Mutex // guards reported of totals
+	mu     sync.Mutex // guards total.reported
 	totals []total
 }
 
 // total is one series of a counter, updated on collection and at Close. The counters are
-// synchronous, because an observable counter would be unregistered with its client: the
-// increments not yet collected would be lost, and the series, which is the sum over all
-// clients of the process, would go down by that client's share.
+// synchronous, because an observable counter would be unregistered with its client. Then the
+// increments not yet collected would be lost, and the series, which is the sum over all clients of
+// the process, would go down by that client's share.
 type total struct {
 	counter  metric.Int64Counter
 	labels   []metric.AddOption
@@ -105,9 +105,9 @@ func newMetrics(c *Client, o *clientOptions) *metrics {
 	return m
 }
 
-// refreshEvery is how often the counters are brought up to date while locks are in use.
-// The callback does it at each collection, but is not called where the user's views drop
-// all that it observes.
+// refreshEvery is how often the counters are brought up to date while locks are in use. The
+// callback also does that at each collection, but is not called if the user's views drop all that
+// it observes.
 const refreshEvery = 10 * time.Second
 
 // used is called when a lock comes into use.
@@ -132,13 +132,13 @@ func (m *metrics) update() {
 	}
 }
 
-// gauges are what is observed of the locks at each collection.
+// gauges are the instruments that observe the locks at each collection.
 type gauges struct {
 	waiting, held          metric.Int64Observable
 	oldestWait, oldestHold metric.Float64Observable
 }
 
-// usage is what is observed of one lock, or of all.
+// usage is what is observed of one lock, or of all locks.
 type usage struct {
 	waiting, held          int64
 	oldestWait, oldestHold time.Duration
@@ -156,13 +156,13 @@ func (u *usage) add(v usage) {
 	u.oldestWait, u.oldestHold = max(u.oldestWait, v.oldestWait), max(u.oldestHold, v.oldestHold)
 }
 
-// observeLocks observes the callers that wait and those that hold: of all locks together or,
-// where locks have labels, of each label.
+// observeLocks observes the callers that wait and those that hold: for all locks together or, if
+// locks have labels, for each label.
 func (m *metrics) observeLocks(o metric.Observer, g *gauges) {
 	now := time.Since(m.client.began)
 	all := map[string]usage{}
 	if m.client.opts.lockLabel == nil {
-		all[""] = usage{} // it is there, and 0, while no lock is in use
+		all[""] = usage{} // the series exists, with the value 0, while no lock is in use
 	}
 	for _, e := range m.client.entries() {
 		e.mu.Lock()
@@ -189,8 +189,8 @@ func (m *metrics) observeLocks(o metric.Observer, g *gauges) {
 	}
 }
 
-// labelled returns the attributes of a series: those of all series, those given, and the
-// label of a lock, if it has one.
+// labelled returns the attributes of a series: those of all series, attrs, and the label of a lock,
+// if it has one.
 func (m *metrics) labelled(label string, attrs ...attribute.KeyValue) []attribute.KeyValue {
 	all := append(attrs, m.more...)
 	if label != "" {
@@ -209,7 +209,7 @@ const (
 	inboxUnused inboxReach = iota // no lock was asked for yet
 	inboxConnecting
 	inboxSubscribed
-	inboxPolling // Redis refuses the subscription: waiters ask again and again
+	inboxPolling // Redis refuses the subscription, so waiters poll
 	inboxReaches
 )
 
@@ -217,7 +217,8 @@ func (r inboxReach) String() string {
 	return [...]string{"unused", "connecting", "subscribed", "polling"}[r]
 }
 
-// observeInbox observes how messages reach the client: 1 for that way, 0 for the others.
+// observeInbox observes how messages reach the client: 1 for the way in which they do, 0 for the
+// others.
 func (m *metrics) observeInbox(o metric.Observer, clients metric.Int64Observable) {
 	reach := m.client.inbox.reach()
 	for r := range inboxReaches {
@@ -239,8 +240,8 @@ func (m *metrics) observeServers(o metric.Observer, servers metric.Int64Observab
 	o.ObserveInt64(servers, int64(of-answering), metric.WithAttributes(m.labelled("", attrServerState.String("away"))...))
 }
 
-// waited measures a wait for a lock of a label. span is its span or nil; the SDK may keep the
-// measurement as an exemplar that refers to it.
+// waited measures a wait for a lock with this label. span is the wait's span or nil; the SDK may
+// keep the measurement as an exemplar that refers to the span.
 func (m *metrics) waited(ctx context.Context, span trace.Span, label *string, c *call, r waitResult, took time.Duration) {
 	if span != nil {
 		ctx = trace.ContextWithSpan(ctx, span)
@@ -279,7 +280,7 @@ func (m *metrics) measuresHolds() bool {
 	return m.hold.Enabled(ctx) || m.behind.Enabled(ctx)
 }
 
-// commandStart is when a command was sent, zero if it is not measured.
+// commandStart is when a command was sent; zero if the command is not measured.
 type commandStart time.Time
 
 // commandBegins is called before a command is sent.
@@ -290,7 +291,7 @@ func (m *metrics) commandBegins(ctx context.Context) commandStart {
 	return commandStart(time.Now())
 }
 
-// ended returns how long the command took, less than 0 if it is not measured.
+// ended returns how long the command took, or a negative duration if that is not measured.
 func (s commandStart) ended() time.Duration {
 	if time.Time(s).IsZero() {
 		return -1
@@ -298,8 +299,8 @@ func (s commandStart) ended() time.Duration {
 	return time.Since(time.Time(s))
 }
 
-// commanded measures a command that failed with fail, or with nothing if that is nil. The
-// instrument is called on the queue of spans: locks depend on goroutines that send commands.
+// commanded measures a command that failed with fail or, if fail is nil, succeeded. It calls the
+// instrument on the queue of spans, because locks depend on the goroutines that send commands.
 func (m *metrics) commanded(ctx context.Context, k commandKind, took time.Duration, fail *protocol.Failure) {
 	if took < 0 {
 		return
@@ -365,7 +366,7 @@ func refusalOutcome(err error) waitResult {
 	if !ok && !errors.As(err, &refusal) {
 		return waitRefused
 	}
-	// Only why the wait ended counts, not the last error of Redis, which err matches too.
+	// What counts is why the wait ended, not the last error of Redis, which err matches too.
 	switch why := refusal.reason; {
 	case errors.Is(why, ErrLocked):
 		return waitLocked
@@ -431,7 +432,7 @@ func (m instruments) histogram(name, text string) metric.Float64Histogram {
 	return orNoop[metric.Float64Histogram](i, err, noop.Float64Histogram{})
 }
 
-// smallHistogram is one of numbers of servers.
+// smallHistogram makes a histogram of numbers of servers.
 func (m instruments) smallHistogram(name, unit, text string) metric.Int64Histogram {
 	i, err := m.Int64Histogram(name, metric.WithUnit(unit), metric.WithDescription(text),
 		metric.WithExplicitBucketBoundaries(0, 1, 2, 3, 4, 5, 6, 7))
@@ -453,7 +454,7 @@ func (m instruments) gauge(name, text string) metric.Float64ObservableGauge {
 	return orNoop[metric.Float64ObservableGauge](i, err, noop.Float64ObservableGauge{})
 }
 
-// orNoop returns i, or none if the provider returned no instrument, and reports err.
+// orNoop returns i or, if the provider returned no instrument, none. It reports err to otel.Handle.
 func orNoop[T any](i T, err error, none T) T {
 	if err != nil {
 		otel.Handle(err)
@@ -464,14 +465,14 @@ func orNoop[T any](i T, err error, none T) T {
 	return i
 }
 
-// measureOptions are the options of all measurements of locks that have no label, built once.
+// measureOptions has the options of all measurements of locks that have no label, built once.
 type measureOptions struct {
 	wait    [waitResults][lockstate.Vias][2][]metric.RecordOption
 	hold    [holdResults][2][]metric.RecordOption
 	command [commandKinds][1 + protocol.FailureKinds][]metric.RecordOption // without failure, and by its kind
 }
 
-// plainOptions are those of clients without attributes of their own.
+// plainOptions are the options of clients without attributes of their own.
 var plainOptions = sync.OnceValue(func() *measureOptions { return newMeasureOptions(nil) })
 
 func newMeasureOptions(more []attribute.KeyValue) *measureOptions {
@@ -498,7 +499,7 @@ func newMeasureOptions(more []attribute.KeyValue) *measureOptions {
 	return o
 }
 
-// commandKind is a kind of command, or of round trip with several, as metrics name it.
+// commandKind is a kind of command, or of round trip with several commands, as metrics name it.
 type commandKind uint8
 
 const (

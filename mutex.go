@@ -10,21 +10,21 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// Mutex is a mutual exclusion lock among all processes that use its name in one Redis.
-// Handles are cheap; all handles of a name in one Client are one lock, and so are a Mutex
-// and an RWMutex of the same name.
+// Mutex is a mutual exclusion lock shared by all processes that use its name in one Redis.
+// Handles are cheap: all handles of a name in one Client are the same lock, and so are a
+// Mutex and an RWMutex of the same name.
 //
-// Within one Client it is a sync.Mutex: only one caller is inside, whatever happens to
-// Redis; callers enter in the order they came; unlocking a lock that is not locked
-// panics; any goroutine may unlock, through any handle of the name; the lock is not
+// Within one Client, a Mutex is like a sync.Mutex. Only one caller is inside, whatever happens
+// to Redis, and callers enter in the order in which they came. Unlocking a lock that is not
+// locked panics. Any goroutine may unlock, through any handle of the name. The lock is not
 // reentrant. In the terminology of the Go memory model, the n'th call of Unlock
 // synchronizes before the m'th return of Lock of the same Client for any n < m.
 //
-// Among processes it excludes as long as leases are kept. See the package's limits for
-// when one can be lost, and Lease.Token for how to be safe then.
+// Between processes, a Mutex excludes as long as leases are kept. See the package's limits
+// for when a lease can be lost, and Lease.Token for how to be safe even then.
 //
-// A Mutex must not be copied after first use. Get one from Client.Mutex: the methods of
-// any other return an error, or panic with it if they return none.
+// A Mutex must not be copied after first use. Get one from Client.Mutex: the methods of any
+// other Mutex return an error or, if they return none, panic with it.
 type Mutex struct {
 	_      noCopy
 	handle handle
@@ -32,7 +32,7 @@ type Mutex struct {
 
 var _ sync.Locker = (*Mutex)(nil)
 
-// use returns m's handle, or one with an error if Client.Mutex has not made m.
+// use returns m's handle, or one that holds an error if m was not made by Client.Mutex.
 func (m *Mutex) use() *handle {
 	if m == nil || m.handle.unmade() {
 		return &handle{err: errMutexUnmade}
@@ -48,11 +48,11 @@ func (*noCopy) Unlock() {}
 
 // Mutex returns a handle of the lock called name. It does no I/O.
 //
-// A name has 1 to 512 bytes of UTF-8 without control characters, and braces only as one
-// Redis Cluster hash tag. A name with a tag must not end like the auxiliary keys of a
-// lock (:queue, :readers, :waiters, :meta), and none like the key in which a server of a
-// quorum keeps its age (leased:quorum:mark). A bad name or option is reported on first
-// use: by LockContext as an error, by Lock as a panic.
+// A name has 1 to 512 bytes of UTF-8 without control characters. It may contain braces only
+// as one Redis Cluster hash tag. A name with a tag must not end like an auxiliary key of a
+// lock (:queue, :readers, :waiters, :meta), and no name may end like the key in which a
+// server of a quorum keeps its age (leased:quorum:mark). A bad name or option is reported
+// on first use: LockContext returns an error, Lock panics.
 func (c *Client) Mutex(name string, opts ...LockOption) *Mutex {
 	m := &Mutex{}
 	m.handle.init(c, name, opts)
@@ -60,8 +60,8 @@ func (c *Client) Mutex(name string, opts ...LockOption) *Mutex {
 }
 
 // Lock locks m, waiting as long as it takes. While Redis cannot be reached or refuses
-// its commands, Lock logs that and keeps retrying. It panics if the name or an option is
-// bad, or the client is closed.
+// commands, Lock logs that and keeps retrying. It panics if the name or an option is bad,
+// or if the client is closed.
 func (m *Mutex) Lock() { m.use().lock(protocol.Exclusive) }
 
 func (h *handle) lock(m protocol.Mode) {
@@ -76,10 +76,10 @@ func (h *handle) lock(m protocol.Mode) {
 	h.keeps(e, w)
 }
 
-// TryLock locks m if it is free and no request waits for it, and reports whether it did.
-// If the owner may be keeping it idle (see WithIdleHold), TryLock asks for it and waits
-// at most 50 ms. It returns false on any error too, after at most 1 s. It panics as Lock
-// does.
+// TryLock locks m if m is free and no request waits for it, and reports whether it
+// succeeded. If the owner may be keeping the lock idle (see WithIdleHold), TryLock asks for
+// it and waits at most 50 ms. On any error it returns false too, after at most 1 s. It
+// panics when Lock does.
 func (m *Mutex) TryLock() bool { return m.use().tryLock(protocol.Exclusive) }
 
 func (h *handle) tryLock(m protocol.Mode) bool {
@@ -99,9 +99,9 @@ func (h *handle) tryLock(m protocol.Mode) bool {
 	return err == nil
 }
 
-// Unlock unlocks m. It panics if m is not locked in this client. It also ends a lease of
-// LockContext. It waits for Redis at most as long as WithReleaseTimeout says. Errors are
-// logged, or reported to the loss handler.
+// Unlock unlocks m. It panics if m is not locked in this client. It can also end a lease of
+// LockContext. It waits for Redis for at most the time set by WithReleaseTimeout. Errors
+// are logged or reported to the loss handler.
 func (m *Mutex) Unlock() { m.use().unlock(protocol.Exclusive) }
 
 func (h *handle) unlock(m protocol.Mode) {
@@ -124,11 +124,12 @@ func (h *handle) unlock(m protocol.Mode) {
 	}
 }
 
-// UnlockContext unlocks m, for code that has no Lease at hand and wants the outcome. It is
-// Unlock with these differences: it returns ErrNotLocked instead of panicking, it waits
-// for Redis until ctx ends, whatever WithReleaseTimeout says, and it returns the errors of
-// Lease.Unlock. If ctx ends first, the error matches ErrNotReleased and ctx's error; m is
-// unlocked all the same, also by a ctx that has ended before.
+// UnlockContext unlocks m. It is for code that has no Lease at hand and wants to know the
+// outcome. It differs from Unlock in three ways: it returns ErrNotLocked instead of
+// panicking, it waits for Redis until ctx ends instead of for the time set by
+// WithReleaseTimeout, and it returns the errors that Lease.Unlock returns. If ctx ends
+// first, the error matches ErrNotReleased and ctx's error. m is unlocked all the same, even
+// if ctx had ended before the call.
 func (m *Mutex) UnlockContext(ctx context.Context) error {
 	return m.use().unlockContext(ctx, protocol.Exclusive)
 }
@@ -150,22 +151,22 @@ func (h *handle) unlockContext(ctx context.Context, m protocol.Mode) error {
 
 // LockContext locks m and returns the lease, or an error that matches ErrNotAcquired.
 //
-// ctx bounds the wait, not the hold: once it ends, LockContext returns within 10 ms,
-// whatever Redis is doing, and nothing is left behind. The error then matches ctx's
-// error too, and the last one of Redis if there was any.
+// ctx bounds the wait, not the hold. Once ctx ends, LockContext returns within 10 ms,
+// whatever Redis is doing, and leaves nothing behind. The error then also matches ctx's
+// error and, if there was one, the last error of Redis.
 //
-// Transient errors, such as a lost connection, are retried. LockContext returns at once
-// with an error that only an operator can fix (NOAUTH, NOPERM, WRONGTYPE: as Redis'
-// error), on a bad name or option, and with ErrClosed.
+// LockContext retries transient errors, such as a lost connection. It returns at once on an
+// error that only an operator can fix (NOAUTH, NOPERM, WRONGTYPE; it returns Redis' error),
+// on a bad name or option, and, with ErrClosed, if the client is closed.
 func (m *Mutex) LockContext(ctx context.Context) (*Lease, error) {
 	return m.use().lease(ctx, &call{Mode: protocol.Exclusive})
 }
 
-// TryLockContext is LockContext without waiting for another owner: if the lock is held
-// or waited for, it returns an error that matches ErrLocked. If the owner may be keeping
-// the lock idle (see WithIdleHold), TryLockContext asks for it and waits at most 50 ms,
-// and as long again if the client has only just begun. It returns on the first error of
-// Redis.
+// TryLockContext is like LockContext but does not wait for another owner: if the lock is
+// held or waited for, it returns an error that matches ErrLocked. If the owner may be
+// keeping the lock idle (see WithIdleHold), TryLockContext asks for it and waits at most 50
+// ms, and up to 50 ms more if the client has only just started. It returns on the first
+// error of Redis.
 func (m *Mutex) TryLockContext(ctx context.Context) (*Lease, error) {
 	return m.use().lease(ctx, &call{Mode: protocol.Exclusive, Try: true})
 }
@@ -179,11 +180,11 @@ func (h *handle) lease(ctx context.Context, w *call) (*Lease, error) {
 	return newLease(w.trace().context(ctx), e, w), nil
 }
 
-// Do locks m, runs f, and unlocks, also when f panics. f's context has ctx's values, and
-// ends with ctx or with the lease. The error is that of LockContext, or f's, joined with
-// ErrLeaseLost if the lease was lost while f ran: then another process may have been
-// inside. A release that Redis does not confirm in time is logged only, because f's work
-// was done under the lock all the same.
+// Do locks m, runs f, and unlocks m, even if f panics. The context passed to f has ctx's
+// values and ends with ctx or with the lease. Do returns the error of LockContext or of f.
+// If the lease was lost while f ran, the error also matches ErrLeaseLost: another process
+// may then have been in the critical section. A release that Redis does not confirm in time
+// is only logged, because f's work was done under the lock all the same.
 func (m *Mutex) Do(ctx context.Context, f func(context.Context) error) error {
 	return m.use().do(ctx, protocol.Exclusive, f)
 }

@@ -20,18 +20,17 @@ import (
 
 const confirmWait = 2 * time.Second
 
-// inbox is the one subscription through which a client hears from Redis and
-// other processes: granted, wanted, ends, revoked, and echoes of its own. Messages can
-// be lost, so each confirmation of the subscription has every waiting lock look
-// again. A connection whose peer vanished looks alive for very long; so re-checks
-// have the server publish an echo, and where none comes the subscription is
-// built anew.
+// inbox is the one subscription through which a client receives messages from Redis and other
+// processes: granted, wanted, ends, revoked, and echoes of its own. Messages can be lost, so each
+// time the subscription is confirmed, every waiting lock re-checks. A connection whose peer has
+// vanished looks alive for a very long time, so re-checks have the server publish an echo, and if
+// none arrives, the subscription is rebuilt.
 type inbox struct {
 	alarm
 	client  *Client
 	rdb     redis.UniversalClient
 	channel string
-	place   int // of its server among those of a quorum
+	place   int // the number of its server in a quorum
 	quit    context.Context
 	halt    context.CancelFunc
 	began   atomic.Bool // a lock was asked for, so run has begun
@@ -41,7 +40,7 @@ type inbox struct {
 	hearing lockstate.InboxHealth
 	sub     *redis.PubSub
 	broken  bool   // sub is to be rebuilt
-	node    string // of a Cluster, that sub was made at; written by run only
+	node    string // the node of a Cluster at which sub was made; written by run only
 }
 
 func newInbox(c *Client, rdb redis.UniversalClient) *inbox {
@@ -59,7 +58,7 @@ func (in *inbox) is(s lockstate.InboxState) bool {
 func (in *inbox) confirmed() bool { return in.is(lockstate.Joined) }
 func (in *inbox) denied() bool    { return in.is(lockstate.Forbidden) }
 
-// reach says how messages of other processes reach this one.
+// reach says how messages of other processes reach this client.
 func (in *inbox) reach() inboxReach {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -74,11 +73,11 @@ func (in *inbox) reach() inboxReach {
 	return inboxUnused
 }
 
-// run is the inbox: owned by the client, ended by halt, waited for by Close.
+// run is the inbox's goroutine: owned by the client, ended by halt, waited for by Close.
 func (in *inbox) run() {
 	unlabelled()
 	in.began.Store(true)
-	// Receive ends on Close only, not with a context.
+	// Receive ends only on Close, not with a context.
 	closed := make(chan struct{})
 	stop := context.AfterFunc(in.quit, func() {
 		defer close(closed)
@@ -112,8 +111,8 @@ func (in *inbox) run() {
 	}
 }
 
-// enter: the subscription is confirmed, or refused. Every lock looks again: with
-// the one messages may have been missed, with the other none will come.
+// enter is called when the subscription is confirmed or refused. Every lock re-checks: if it was
+// confirmed, messages may have been missed before; if it was refused, none will come.
 func (in *inbox) enter(s lockstate.InboxState) {
 	in.mu.Lock()
 	again := s == lockstate.Joined && in.hearing.State != lockstate.Forbidden && in.client.inbox.settled()
@@ -129,14 +128,14 @@ func (in *inbox) enter(s lockstate.InboxState) {
 	}
 }
 
-// notSubscribed is an answer of the server to SUBSCRIBE that is no confirmation.
+// notSubscribed is an answer of the server to SUBSCRIBE that does not confirm it.
 type notSubscribed struct{ error }
 
 func (r notSubscribed) Unwrap() error { return r.error }
 
-// forbids reports whether Redis refuses the subscription itself, by an ACL, or as a
-// proxy does that does not know it. What passes by itself is no refusal, and no lack
-// of a connection is one.
+// forbids reports whether Redis refuses the subscription itself: by an ACL, or as a proxy does that
+// does not know SUBSCRIBE. A temporary condition is no refusal, and neither is a missing
+// connection.
 func forbids(err error) bool {
 	if err == nil {
 		return false
@@ -156,15 +155,15 @@ func forbids(err error) bool {
 	return true
 }
 
-// clusterNodes is a *redis.ClusterClient, or what embeds one.
+// clusterNodes is a *redis.ClusterClient, or a type that embeds one.
 type clusterNodes interface {
 	MasterForKey(ctx context.Context, key string) (*redis.Client, error)
 }
 
-// newSubscription returns one to nothing as yet. In a Cluster every node passes on what is
-// published at any of them. go-redis takes the one that serves the channel's slot, and
-// goes on with it where it is dead or frozen and no replica takes its place, so each
-// subscription is made at another master than the one before.
+// newSubscription returns a subscription that has no channel yet. In a Cluster, every node passes
+// on what is published at any other. go-redis uses the node that serves the channel's slot, and
+// continues to use it even if it is dead or frozen and no replica takes its place. So each
+// subscription is made at a different master from the one before.
 func (in *inbox) newSubscription() *redis.PubSub {
 	if cluster, ok := in.rdb.(clusterNodes); ok {
 		if node := in.otherMaster(cluster); node != nil {
@@ -182,8 +181,8 @@ func (in *inbox) setNode(addr string) {
 	in.node = addr
 }
 
-// otherMaster returns nil if it finds none: there may be no other, or no answer. Asking
-// for the slots dials, which calls code of the user's.
+// otherMaster returns nil if it finds no other master: there may be none, or no answer. Asking for
+// the slots dials, which calls user code.
 func (in *inbox) otherMaster(cluster clusterNodes) *redis.Client {
 	defer in.client.recoverPanic("MasterForKey of the Redis client")
 	key := in.channel
@@ -200,14 +199,14 @@ func (in *inbox) otherMaster(cluster clusterNodes) *redis.Client {
 	return nil
 }
 
-// attempt listens for as long as that goes well, and returns what refused the
-// subscription, if something did. Dialling calls code of the user's, which may panic,
-// and so may the errors it makes.
+// attempt listens for as long as that goes well, and returns the error that refused the
+// subscription, if there was one. Dialling calls user code, which may panic, and so may the errors
+// that it makes.
 func (in *inbox) attempt() (refusal error) {
 	sub := in.newSubscription()
 	returned := false
 	defer func() {
-		if !returned { // then nobody is to close it: go-redis may have left it locked
+		if !returned { // then nothing may close it: go-redis may have left it locked
 			in.mu.Lock()
 			in.sub = nil
 			in.mu.Unlock()
@@ -226,20 +225,19 @@ func (in *inbox) attempt() (refusal error) {
 	return refusal
 }
 
-// listen subscribes and hands messages on until the subscription breaks. It
-// never calls Redis for them and never blocks: a subscriber that does not read
-// holds up the server.
+// listen subscribes, and hands messages on until the subscription breaks. Handing them on never
+// calls Redis and never blocks: a subscriber that does not read holds up the server.
 func (in *inbox) listen(sub *redis.PubSub) error {
-	// Whoever halts the inbox closes the subscription it finds here; one made
-	// too late for that is refused its connection.
-	// A server that is frozen accepts connections and answers nothing.
+	// Whoever halts the inbox closes the subscription that is stored in it; a subscription that is
+	// made too late for that is refused its connection. The time-out is there because a frozen
+	// server accepts connections and answers nothing.
 	ctx, cancel := context.WithTimeout(in.quit, confirmWait)
 	defer cancel()
 	if err := sub.Subscribe(ctx, in.channel); err != nil {
 		return err
 	}
 	for in.quit.Err() == nil {
-		// The confirmation has to come soon; messages come when they come.
+		// The confirmation has to come soon; messages may come at any time.
 		patience := confirmWait
 		if in.confirmed() {
 			patience = 0
@@ -267,8 +265,8 @@ func (in *inbox) listen(sub *redis.PubSub) error {
 	return nil
 }
 
-// receive hands one message to the lock it is about. A request of ours that no
-// lock knows is cancelled: that ends what a late copy of a command had begun.
+// receive hands a message to the lock that it is about. A request of ours that no lock knows is
+// cancelled, which ends what a late copy of a command had begun.
 func (in *inbox) receive(text string) {
 	c := in.client
 	m, ok := protocol.ParseMessage(text)
@@ -300,8 +298,8 @@ func (in *inbox) receive(text string) {
 	}
 }
 
-// startProbe returns the nonce of an echo that a command should ask for, or "" if
-// there is no need.
+// startProbe returns the nonce of an echo that a command should ask for, or "" if no echo is
+// needed.
 func (in *inbox) startProbe(now time.Time, silence time.Duration) string {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -315,11 +313,11 @@ func (in *inbox) startProbe(now time.Time, silence time.Duration) string {
 	return nonce
 }
 
-// probe has the inbox prove its life while its client owns locks, as re-checks do
-// while it waits: an owner that is deaf would not hear that it is wanted.
+// probe makes the inbox prove that it is alive while its client owns locks, as re-checks do while
+// the client waits: an owner with a deaf inbox would not hear that its lock is wanted.
 //
-// The server of one of those locks publishes it: in a Cluster another node may be cut off
-// together with the inbox, and deliver to it what it publishes itself.
+// The server of one of those locks publishes the echo: in a Cluster, another node may be cut off
+// together with the inbox, and would deliver to the inbox what it publishes itself.
 func (in *inbox) probe(ctx context.Context, k *protocol.Keys) {
 	nonce := in.startProbe(time.Now(), lockstate.OwnerSilence)
 	if nonce == "" {
@@ -334,7 +332,7 @@ func (in *inbox) probe(ctx context.Context, k *protocol.Keys) {
 	in.probeSent(nonce, n)
 }
 
-// probeSent says that the server has published the echo to so many receivers.
+// probeSent notes that the server has published the echo to that number of receivers.
 func (in *inbox) probeSent(nonce string, receivers int) {
 	in.mu.Lock()
 	deaf := in.hearing.ProbeCounted(nonce, receivers, time.Now())
@@ -347,8 +345,8 @@ func (in *inbox) probeSent(nonce string, receivers int) {
 	}
 }
 
-// fire is called when an echo was awaited for long enough, unless it came or the alarm was
-// moved.
+// fire is called when the wait for an echo is over. The subscription has failed unless the echo
+// came, or the alarm was moved.
 func (in *inbox) fire(now time.Time, batch []protocol.Renewal) []protocol.Renewal {
 	in.mu.Lock()
 	lost := in.hearing.Overdue(now)
@@ -359,16 +357,16 @@ func (in *inbox) fire(now time.Time, batch []protocol.Renewal) []protocol.Renewa
 	return batch
 }
 
-// silent has the subscription made anew, for it proved deaf.
+// silent rebuilds the subscription, which proved deaf.
 func (in *inbox) silent() {
 	if in.leave() {
 		in.client.log.noEcho()
 	}
 }
 
-// mastersAre is told of a Cluster's masters when commands had failed. A node that another
-// has taken the place of is left at once: it is dead or frozen, and to wait for an echo
-// would take a second.
+// mastersAre is told the masters of a Cluster after commands had failed. If another node has
+// replaced the inbox's node, the inbox leaves its node at once: that node is dead or frozen, and
+// waiting for an echo would take a second.
 func (in *inbox) mastersAre(addrs []string) {
 	in.mu.Lock()
 	replaced := in.node != "" && !slices.Contains(addrs, in.node)
@@ -378,8 +376,9 @@ func (in *inbox) mastersAre(addrs []string) {
 	}
 }
 
-// leave has the subscription made anew, and returns false if it is about to be anyway.
-// Closing one can wait for its dialling: the watchdog and a command's caller wait for neither.
+// leave makes run rebuild the subscription, and returns false if that was about to happen anyway.
+// It closes the subscription in a goroutine, because closing can wait for its dialling, and neither
+// the watchdog nor a command's caller may wait for that.
 func (in *inbox) leave() bool {
 	in.mu.Lock()
 	sub := in.sub
@@ -392,8 +391,9 @@ func (in *inbox) leave() bool {
 	return !again
 }
 
-// requireProbe says that a command failed, so the subscription has to prove its life with the
-// next command that can ask for it; unless Redis itself said that it refuses us.
+// requireProbe notes that a command failed, so that the subscription has to prove that it is alive
+// with the next command that can ask for an echo. It does nothing if Redis itself said that it
+// refuses the client.
 func (in *inbox) requireProbe(fail *protocol.Failure) {
 	if fail.Lasts() {
 		return

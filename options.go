@@ -33,18 +33,18 @@ const (
 	defaultTenure   = 10 * time.Millisecond
 )
 
-// BackOff decides the pauses between attempts after Redis failed. The policies of
-// github.com/cenkalti/backoff/v4 satisfy it. A negative pause (backoff.Stop), and any
+// BackOff decides how long to pause between attempts after Redis has failed. The policies
+// of github.com/cenkalti/backoff/v4 satisfy it. A negative pause (backoff.Stop), or one
 // longer than 30 s, counts as 30 s: a lock never stops retrying because of its policy.
 type BackOff interface {
 	NextBackOff() time.Duration
 }
 
-// Option configures a Client. A [LockOption] is also an Option: given to New, it sets the
-// default of that client's locks.
+// An Option configures a Client. A [LockOption] is also an Option: given to New, it sets
+// the default for that client's locks.
 type Option interface{ applyClient(*clientOptions) error }
 
-// LockOption configures one handle of a lock. Handles of one name may differ.
+// A LockOption configures one handle of a lock. Handles of the same name may differ.
 type LockOption interface {
 	Option
 	applyLock(*lockOptions) error
@@ -56,23 +56,23 @@ type clientOptions struct {
 	logger *slog.Logger
 	onLoss func(LossEvent)
 
-	secretNames bool // no log line has one
+	secretNames bool // log lines do not name locks
 
 	backOff func() BackOff
 	lock    lockOptions
 
-	replicas     int // that must have a grant; 0: none
+	replicas     int // how many must have a grant; 0: none
 	replicasWait time.Duration
 
-	quarantine time.Duration // of a quorum's servers; 0: there is no quorum
+	quarantine time.Duration // of a quorum's servers; 0: no quorum
 
-	tracers       trace.TracerProvider // nil: the global one
-	meters        metric.MeterProvider // nil: the global one
+	tracers       trace.TracerProvider // nil: the global provider
+	meters        metric.MeterProvider // nil: the global provider
 	everySpan     bool
-	attributes    []attribute.KeyValue     // that all spans and metrics have
-	lockLabel     func(name string) string // what stands for a lock in metrics; nil: nothing does
+	attributes    []attribute.KeyValue     // of all spans and metrics
+	lockLabel     func(name string) string // returns the label of a lock in metrics; nil: locks have none
 	slow          time.Duration            // 0: slow callers are not logged
-	profileLabels bool                     // goroutines that wait have labels
+	profileLabels bool                     // whether goroutines that wait have labels
 }
 
 type lockOptions struct {
@@ -92,16 +92,16 @@ func invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{ErrInvalidOption}, args...)...)
 }
 
-// WithKeyPrefix puts prefix before every key and channel, so that several applications
-// can share one Redis, or an ACL pattern can match them. A prefix has at most 256 bytes,
-// and braces only as one Redis Cluster hash tag, or the beginning of one. The default is
-// no prefix.
+// WithKeyPrefix puts prefix before every key and channel, so that several applications can
+// share one Redis, or so that an ACL pattern can match them. A prefix has at most 256
+// bytes, and may contain braces only as one Redis Cluster hash tag or the beginning of one.
+// The default is no prefix.
 func WithKeyPrefix(prefix string) Option {
 	return clientOption(func(o *clientOptions) error {
 		if len(prefix) > maxPrefixBytes || !utf8.ValidString(prefix) {
 			return invalid("key prefix must be UTF-8 of at most %d bytes, got %d bytes", maxPrefixBytes, len(prefix))
 		}
-		// The names may close an open brace; they can make no other bad prefix valid.
+		// A name may close an open brace; it cannot make any other bad prefix valid.
 		_, err := protocol.NewKeys(prefix, "x")
 		if err != nil {
 			_, err = protocol.NewKeys(prefix, "x}")
@@ -115,9 +115,9 @@ func WithKeyPrefix(prefix string) Option {
 	})
 }
 
-// WithOwner sets the readable part of this client's id, which Inspect, errors and traces
-// of other processes show. A label has at most 128 bytes, all characters printable, and no
-// spaces. The default is host:pid.
+// WithOwner sets the readable part of this client's id, which other processes see in
+// Inspect, errors and traces. A label has at most 128 bytes, all of its characters
+// printable, and no spaces. The default is host:pid.
 func WithOwner(label string) Option {
 	return clientOption(func(o *clientOptions) error {
 		if label == "" || len(label) > maxOwnerBytes || ownerLabel(label) != label {
@@ -128,11 +128,11 @@ func WithOwner(label string) Option {
 	})
 }
 
-// WithLogger sets where the client reports errors. Nothing is logged while there are
-// none, and at most one line a minute for each cause, but every loss of a lease is logged
-// if there is no loss handler. Lines about a lock name it; see WithoutLockNamesInLogs. The
-// logger is called on a separate goroutine, so no lock waits for it. The default is
-// [slog.Default].
+// WithLogger sets the logger to which the client reports errors. Nothing is logged while
+// there are none, and at most one line a minute for each cause; but without a loss handler,
+// every loss of a lease is logged. A line about a lock names the lock; see
+// WithoutLockNamesInLogs. The logger is called on a separate goroutine, so no lock waits
+// for it. The default is [slog.Default].
 func WithLogger(logger *slog.Logger) Option {
 	return clientOption(func(o *clientOptions) error {
 		if logger == nil {
@@ -143,9 +143,9 @@ func WithLogger(logger *slog.Logger) Option {
 	})
 }
 
-// WithoutLockNamesInLogs keeps the names of locks out of all log lines, for names that are
-// secrets. Errors, spans and LossEvent have them all the same. The default is that lines
-// about a lock name it.
+// WithoutLockNamesInLogs keeps the names of locks out of all log lines, in case the names
+// are secrets. Errors, spans and LossEvent still have them. The default is that lines about
+// a lock name it.
 func WithoutLockNamesInLogs() Option {
 	return clientOption(func(o *clientOptions) error {
 		o.secretNames = true
@@ -153,10 +153,10 @@ func WithoutLockNamesInLogs() Option {
 	})
 }
 
-// WithLossHandler sets the function that is called when a lease is lost. Users of Lock
-// and Unlock learn of a loss in no other way. Calls are made one at a time, and under no
-// mutex of this package. The default logs at level Error; losses that come together and
-// have one reason are one line, with their number.
+// WithLossHandler sets the function that is called when a lease is lost. Users of Lock and
+// Unlock learn of a loss in no other way. The handler is called for one loss at a time,
+// under no mutex of this package. The default is to log each loss at level Error; losses
+// that come together for the same reason share a line, with their number.
 func WithLossHandler(handler func(LossEvent)) Option {
 	return clientOption(func(o *clientOptions) error {
 		if handler == nil {
@@ -167,9 +167,9 @@ func WithLossHandler(handler func(LossEvent)) Option {
 	})
 }
 
-// WithBackOff sets how long to pause after Redis failed. newPolicy is called for each
-// lock whose commands fail; locks never share a policy. The default is backoff v4's
-// exponential policy from 50 ms to 30 s, jittered.
+// WithBackOff sets how long to pause after Redis has failed. newPolicy is called for each
+// lock whose commands fail; locks never share a policy. The default is the exponential
+// policy of backoff v4, from 50 ms to 30 s, with jitter.
 func WithBackOff(newPolicy func() BackOff) Option {
 	return clientOption(func(o *clientOptions) error {
 		if newPolicy == nil {
@@ -183,11 +183,11 @@ func WithBackOff(newPolicy func() BackOff) Option {
 	})
 }
 
-// WithTracerProvider sets the provider of the spans of waits and holds. Spans are ended on
-// a separate goroutine, for which Unlock waits, and so does a call that did not get its
-// lock, but for 5 ms at most and only while the provider's span processors keep up. Close
-// the client before the provider is shut down. The default is the global provider, also one
-// that is set after New.
+// WithTracerProvider sets the provider of the spans for waits and holds. Spans are ended on
+// a separate goroutine. Unlock, and a call that did not get its lock, wait for that, but
+// for at most 5 ms and only while the provider's span processors keep up. Close the client
+// before shutting down the provider. The default is the global provider, even if it is set
+// after New.
 func WithTracerProvider(p trace.TracerProvider) Option {
 	return clientOption(func(o *clientOptions) error {
 		if isNil(p) {
@@ -199,7 +199,7 @@ func WithTracerProvider(p trace.TracerProvider) Option {
 }
 
 // WithMeterProvider sets the provider of the instruments. The default is the global
-// provider, also one that is set after New.
+// provider, even if it is set after New.
 func WithMeterProvider(p metric.MeterProvider) Option {
 	return clientOption(func(o *clientOptions) error {
 		if isNil(p) {
@@ -210,10 +210,10 @@ func WithMeterProvider(p metric.MeterProvider) Option {
 	})
 }
 
-// WithUncontendedSpans makes spans for every call of Lock, RLock and their Try forms.
-// These calls have no context and so no parent span. The default is to make spans for
-// them only if they waited for another caller, if another caller waited for them, or if
-// their lease did not end well.
+// WithUncontendedSpans makes spans for every call of Lock, RLock and their Try forms. These
+// calls have no context, and so no parent span. The default is to make spans for them only
+// if they waited for another caller, if another caller waited for them, or if their lease
+// did not end well.
 func WithUncontendedSpans() Option {
 	return clientOption(func(o *clientOptions) error {
 		o.everySpan = true
@@ -223,22 +223,23 @@ func WithUncontendedSpans() Option {
 
 // WithLockNameInMetrics adds the lock's name to the metrics of waits and holds, as the
 // attribute leased.lock, and the key prefix, if there is one, as leased.prefix. Each name
-// costs the backend additional series: a histogram has about 25 for each outcome. So use
-// it where names are few, and WithLockLabelInMetrics where they are not. Spans always have
-// the name. The default is to leave it out.
+// costs the backend additional series: a histogram has about 25 for each outcome. So use it
+// only if there are few names; otherwise use WithLockLabelInMetrics. Spans always have the
+// name. The default is to leave it out.
 func WithLockNameInMetrics() Option {
 	return WithLockLabelInMetrics(func(name string) string { return name })
 }
 
-// WithLockLabelInMetrics is WithLockNameInMetrics with what label returns in place of the
-// lock's name: for instance the kind of thing that a name locks, where each thing has a
-// lock of its own. Locks of one label are measured together. What has the label "" has no
-// attribute.
+// WithLockLabelInMetrics is like WithLockNameInMetrics, but adds what label returns instead
+// of the lock's name. For instance, if each thing of some kind has a lock of its own, label
+// can return the kind. Locks with the same label are measured together. A lock with the
+// label "" gets no attribute.
 //
 // label must be a function of the name alone, and safe for concurrent use. It is called
-// when a handle is made, by Mutex or RWMutex, on that caller's goroutine and under no
-// mutex; the handle keeps the label. If it panics, that is logged, and the label is "".
-// The later of the two options counts. The default is no label.
+// when Mutex or RWMutex makes a handle, on the goroutine of that caller and under no mutex;
+// the handle keeps the label. If label panics, the panic is logged, and the label is "". If
+// both this option and WithLockNameInMetrics are given, the later one counts. The default
+// is no label.
 func WithLockLabelInMetrics(label func(name string) string) Option {
 	return clientOption(func(o *clientOptions) error {
 		if label == nil {
@@ -250,9 +251,10 @@ func WithLockLabelInMetrics(label func(name string) string) Option {
 }
 
 // WithAttributes adds attributes to every span and every metric of the client, such as the
-// name of the tenant or of the shard that it is for. Keys must not be empty, nor be names
-// of this package's, which begin with "leased.", nor "error.type". Further calls add to the
-// earlier ones; of attributes with one key the last counts. The default is none.
+// name of the tenant or shard that the client serves. A key must not be empty, must not be
+// "error.type", and must not begin with "leased.", like the names that this package uses.
+// Further calls add to earlier ones; if attributes have the same key, the last one counts.
+// The default is none.
 func WithAttributes(attributes ...attribute.KeyValue) Option {
 	return clientOption(func(o *clientOptions) error {
 		for _, a := range attributes {
@@ -268,13 +270,14 @@ func WithAttributes(attributes ...attribute.KeyValue) Option {
 	})
 }
 
-// WithSlowThreshold logs each caller that has waited for a lock for d, and each that has held
-// one for d, while it still does: once, at Warn, with the lock's name (unless
-// WithoutLockNamesInLogs keeps it out), who owns it, and the file and line of the call that
-// waits or has locked. Its span gets the event "slow". Of one lock only the caller that has
-// waited longest and the one that has held longest are looked at. d must be at least 10 ms;
-// the log line comes up to a quarter of d late. The default is to log none. The metrics
-// leased.wait.oldest and leased.hold.oldest need no threshold.
+// WithSlowThreshold logs each caller that has waited for a lock for d, and each caller that
+// has held one for d, while it is still waiting or holding. The caller is logged once, at
+// level Warn, with the lock's name (unless WithoutLockNamesInLogs keeps it out), the lock's
+// owner, and the file and line of the call that waits or has locked. Its span gets the
+// event "slow". For each lock, only the caller that has waited longest and the one that has
+// held longest are checked. d must be at least 10 ms; the log line comes up to a quarter of
+// d late. The default is to log none. The metrics leased.wait.oldest and leased.hold.oldest
+// need no threshold.
 func WithSlowThreshold(d time.Duration) Option {
 	return clientOption(func(o *clientOptions) error {
 		if d < 10*time.Millisecond {
@@ -285,12 +288,13 @@ func WithSlowThreshold(d time.Duration) Option {
 	})
 }
 
-// WithProfileLabels gives each goroutine that waits for a lock profiler labels for as long
-// as it does: leased.lock, the lock's name, and leased.mode. A goroutine profile (such as
-// /debug/pprof/goroutine?debug=1) then says how many goroutines wait for which lock.
-// Afterwards the goroutine has the labels of the context that was given to LockContext or
-// RLockContext, and none after a Lock or RLock that waited: the runtime does not tell which
-// it had. Labels are visible to whoever may read profiles. The default is no labels.
+// WithProfileLabels gives each goroutine that waits for a lock profiler labels for the
+// duration of the wait: leased.lock, which is the lock's name, and leased.mode. A goroutine
+// profile (such as /debug/pprof/goroutine?debug=1) then shows how many goroutines wait for
+// which lock. After the wait, the goroutine has the labels of the context that was given to
+// LockContext or RLockContext. After a Lock or RLock that waited it has none, because the
+// runtime does not tell which labels it had before. Labels are visible to anyone who may
+// read profiles. The default is no labels.
 func WithProfileLabels() Option {
 	return clientOption(func(o *clientOptions) error {
 		o.profileLabels = true
@@ -298,17 +302,17 @@ func WithProfileLabels() Option {
 	})
 }
 
-// isNil reports whether p is nil or holds a nil pointer, as it does when a caller passes on
-// a value that was never set.
+// isNil reports whether p is nil or holds a nil pointer, as happens when a caller passes a
+// value that was never set.
 func isNil(p any) bool {
 	v := reflect.ValueOf(p)
 	return !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil()
 }
 
-// WithTTL sets the length of a lease, which is how long others wait when the owner dies.
-// Leases are renewed after a third of it, so it bounds neither the wait nor the hold. It
-// must be at least 100 ms, at most 30 days, and in whole milliseconds. The default is
-// 30 s.
+// WithTTL sets the length of a lease, which is how long others wait if the owner dies. A
+// lease is renewed after a third of its TTL, so the TTL bounds neither the wait nor the
+// hold. It must be at least 100 ms, at most 30 days, and in whole milliseconds. The default
+// is 30 s.
 func WithTTL(ttl time.Duration) LockOption {
 	return lockOption(func(o *lockOptions) error {
 		if ttl < minTTL || ttl > protocol.MaxTTL || ttl%time.Millisecond != 0 {
@@ -319,9 +323,10 @@ func WithTTL(ttl time.Duration) LockOption {
 	})
 }
 
-// WithMaxHold bounds how long one lease is held: after d its context ends with ErrMaxHold,
-// which is an ErrLeaseLost, and it is no longer renewed, so a stuck holder keeps others out
-// for at most one more TTL. d must not be negative. The default is 0, which means no bound.
+// WithMaxHold bounds how long one lease is held. After d the lease's context ends with
+// ErrMaxHold, which is an ErrLeaseLost, and the lease is no longer renewed, so a stuck
+// holder keeps others out for at most one more TTL. d must not be negative. The default is
+// 0, which means no bound.
 func WithMaxHold(d time.Duration) LockOption {
 	return lockOption(func(o *lockOptions) error {
 		if d < 0 {
@@ -332,21 +337,23 @@ func WithMaxHold(d time.Duration) LockOption {
 	})
 }
 
-// WithMinHold keeps the lock from everybody for d after a writer has got it, however soon it
-// unlocks, for work that is to be done at most once in d: cron jobs on machines whose clocks
-// differ. Unlock returns as ever, and does not wait; Redis keeps the lock, owned by nobody,
-// until d is over, also when this process has ended by then. Then the next waiter gets it.
-// Callers of this process wait as those of others do: a lease with a minimum hold is not
-// handed on inside the process before, and no idle hold begins.
+// WithMinHold keeps anybody from getting the lock for d after a writer got it, however soon
+// that writer unlocks. It is for work that must be done at most once in d, such as cron
+// jobs on machines whose clocks differ. Unlock returns as usual, without waiting. Redis
+// then keeps the lock, owned by nobody, until d is over, even if this process has ended by
+// then; after that the next waiter gets it. Callers of this process wait like callers of
+// others: before d is over, a lease with a minimum hold is not handed on inside the
+// process, and no idle hold begins.
 //
-// d is measured from when the caller got the lock, on this machine's monotonic clock until
-// Unlock and on Redis' clock from then on. It may be longer than the TTL. It is for leases
-// that are unlocked: where the process dies, or closes its client without Unlock, the lock
-// is free when the TTL ends, as without this option; so is it where Redis cannot be reached
-// from Unlock until then. A TTL of d covers both. A
-// caller that gives up at the moment in which it gets the lock, so that LockContext returns
-// an error, has no minimum hold. Readers have none, and Downgrade ends that of its lease.
-// ForceUnlock frees the lock at once. A maximum hold must not be shorter than d.
+// d begins when the caller gets the lock. It is measured on this machine's monotonic clock
+// until Unlock, and on Redis' clock from then on. It may be longer than the TTL. The
+// minimum hold applies to leases that are unlocked. If the process dies, or closes its
+// client without Unlock, the lock is free when the TTL ends, as without this option. The
+// same is true if Redis cannot be reached from Unlock until the TTL ends. A TTL of d covers
+// both cases. A caller that gives up at the moment in which it gets the lock, so that
+// LockContext returns an error, has no minimum hold. Readers have none, and Downgrade ends
+// that of its lease. ForceUnlock frees the lock at once. A maximum hold must not be shorter
+// than d.
 //
 // d must be in whole milliseconds, at most 30 days. The default is 0, which means none.
 func WithMinHold(d time.Duration) LockOption {
@@ -360,11 +367,12 @@ func WithMinHold(d time.Duration) LockOption {
 }
 
 // WithIdleHold lets the process keep the lock for d after the last Unlock if no other
-// process wants it, so that the next local Lock costs no round trip. A process that wants
-// it, also one that only tries, asks for it by a message and gets it as soon as that
-// arrives; if the lock is in use, a try waits 50 ms in vain. If the message is lost, a
-// waiter's next re-check asks again. The option applies to a grant that was requested by
-// a caller with this option. d must be from 0 to 30 days. The default is 0.
+// process wants it, so that the next local Lock costs no round trip. Another process that
+// wants the lock, even if it only tries, asks for it with a message, and gets the lock as
+// soon as the message arrives. If the lock is in use, such a try waits 50 ms in vain. If
+// the message is lost, a waiter's next re-check asks again. The option applies to a grant
+// that was requested by a caller with this option. d must be from 0 to 30 days. The default
+// is 0.
 func WithIdleHold(d time.Duration) LockOption {
 	return lockOption(func(o *lockOptions) error {
 		if d < 0 || d > protocol.MaxTTL {
@@ -376,9 +384,9 @@ func WithIdleHold(d time.Duration) LockOption {
 }
 
 // WithLocalHandoffs bounds how long one process may pass the lock among its own callers
-// while another process waits: at most n leases, and none begins after tenure. Then the
-// lock goes to the other process. n must be at least 1, and tenure not negative. The
-// default is 64 leases and 10 ms.
+// while another process waits: it admits at most n leases, and none that would begin after
+// tenure. Then the lock goes to the other process. n must be at least 1, and tenure must
+// not be negative. The default is 64 leases and 10 ms.
 func WithLocalHandoffs(n int, tenure time.Duration) LockOption {
 	return lockOption(func(o *lockOptions) error {
 		if n < 1 || tenure < 0 {
@@ -389,9 +397,9 @@ func WithLocalHandoffs(n int, tenure time.Duration) LockOption {
 	})
 }
 
-// WithReleaseTimeout bounds how long Unlock waits for Redis to confirm the release: after
-// that it returns ErrNotReleased, and the client keeps retrying in the background. It has
-// no effect on UnlockContext. d must be positive. The default is 1 s.
+// WithReleaseTimeout bounds how long Unlock waits for Redis to confirm the release. After
+// d, Unlock returns ErrNotReleased, and the client keeps retrying in the background. The
+// option has no effect on UnlockContext. d must be positive. The default is 1 s.
 func WithReleaseTimeout(d time.Duration) LockOption {
 	return lockOption(func(o *lockOptions) error {
 		if d <= 0 {
@@ -402,21 +410,21 @@ func WithReleaseTimeout(d time.Duration) LockOption {
 	})
 }
 
-// WithReplicas has a lease count only when n replicas have it too, so that it is not lost
-// with its primary: Redis replicates asynchronously, and a lease that was granted just
-// before a failover may otherwise be granted to another process again. Grants, grants by
-// another process' release, and renewals are confirmed with WAIT, which waits for the
-// replicas at most timeout: whole milliseconds, from 1 ms to 1 s.
+// WithReplicas makes a lease count only when n replicas have it too, so that it is not lost
+// with its primary. Redis replicates asynchronously; without this option, a lease that was
+// granted just before a failover may be granted again to another process. WAIT confirms
+// grants, including those made by another process' release, and renewals. It waits for the
+// replicas for at most timeout, which must be in whole milliseconds, from 1 ms to 1 s.
 //
-// Where fewer replicas confirm, the grant is canceled; LockContext tries again until its
-// context ends, with an error that matches ErrNoReplicas, and TryLockContext returns that
-// at once. A renewal that they do not confirm does not prolong the lease. A lock costs no
-// more round trips, but for one where another process handed it over; each grant takes
-// as long as the replication to the n'th replica.
+// If fewer than n replicas confirm a grant, it is canceled. LockContext then tries again
+// until its context ends, and returns an error that matches ErrNoReplicas; TryLockContext
+// returns such an error at once. A renewal that they do not confirm does not prolong the
+// lease. A lock costs no additional round trips, except for one if another process handed
+// it over. Each grant takes as long as the replication to the n'th replica.
 //
-// WAIT makes loss unlikely, not impossible: the replica that is promoted need not be one
-// of those counted. Set n to at least half of the replicas, and check tokens at the
-// resource. The default is no confirmation.
+// WAIT makes loss unlikely, not impossible: the replica that is promoted need not be one of
+// those counted. Set n to at least half of the replicas, and check tokens at the resource.
+// The default is no confirmation.
 func WithReplicas(n int, timeout time.Duration) Option {
 	return clientOption(func(o *clientOptions) error {
 		if n < 1 {
@@ -430,7 +438,7 @@ func WithReplicas(n int, timeout time.Duration) Option {
 	})
 }
 
-// newClientOptions combines the defaults with opts, and checks them.
+// newClientOptions combines the defaults with opts and checks the result.
 func newClientOptions(opts []Option) (clientOptions, error) {
 	o := clientOptions{
 		owner:   defaultOwner(),
@@ -451,7 +459,7 @@ func newClientOptions(opts []Option) (clientOptions, error) {
 	return o, o.lock.contradiction()
 }
 
-// contradiction returns an error if two options exclude each other.
+// contradiction returns an error if two options contradict each other.
 func (o *lockOptions) contradiction() error {
 	if o.MaxHold > 0 && o.MinHold > o.MaxHold {
 		return invalid("minimum hold %v is longer than the maximum hold %v", o.MinHold, o.MaxHold)
@@ -459,7 +467,7 @@ func (o *lockOptions) contradiction() error {
 	return nil
 }
 
-// with returns o as changed by the options of a handle.
+// with returns o as changed by a handle's options.
 func (o lockOptions) with(opts []LockOption) (lockOptions, error) {
 	for _, opt := range opts {
 		if opt == nil {
@@ -488,8 +496,8 @@ func defaultOwner() string {
 	return ownerLabel(fmt.Sprintf("%.*s:%d", maxOwnerBytes-12, host, os.Getpid()))
 }
 
-// ownerLabel removes the characters that a request's id must not contain: ids are fields
-// of messages, and fields are separated by spaces.
+// ownerLabel removes the characters that a request's id must not contain: ids are fields of
+// messages, and spaces separate fields.
 func ownerLabel(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r == utf8.RuneError || unicode.IsSpace(r) || !unicode.IsPrint(r) {

@@ -9,37 +9,37 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// How a client notices that Redis is well again. The outage has no goroutine: it is called
-// by senders with the outcome of their commands, and by the watchdog when its alarm fires.
+// How a client notices that Redis works again. An outage has no goroutine: senders call it with the
+// outcome of their commands, and the watchdog calls it when its alarm fires.
 
 const (
-	probeEvery = 2 * time.Second // how often one lock of a client asks whether Redis is well again
-	wakeEvery  = time.Second     // all locks ask at most this often, for a deployment may be half broken
+	probeEvery = 2 * time.Second // how often one lock of a client asks whether Redis works again
+	wakeEvery  = time.Second     // all locks ask at most this often, because a deployment may be only partly well
 )
 
-// outage ends the locks' pauses when Redis is well again. Each lock that fails backs off
-// separately, for up to 30 s, so otherwise a free lock could go unused for that long after
-// Redis is back. While the server as a whole fails, one lock that waits out a pause asks
-// every 2 s, or sooner once any command gets a reply; and when a lock that had failed gets
-// a reply, all others that wait out a pause ask too.
+// outage ends the locks' pauses when Redis works again. Each lock that fails backs off separately,
+// for up to 30 s, so otherwise a free lock could go unused for that long after Redis is back. While
+// the server as a whole fails, one of the locks that wait out a pause asks every 2 s, or sooner
+// once any command gets a reply. When a lock that had failed gets a reply, all other locks that
+// wait out a pause ask too.
 //
-// A reply to another lock or to a renewal is only a reason to probe: in a Cluster it may
-// come from another node, and a full server still renews.
+// A reply to another lock or to a renewal is only a reason to probe: in a Cluster it may come from
+// another node, and a server whose memory is full still renews.
 type outage struct {
 	alarm
 	client *Client
 
-	// on is set when a command fails for a reason that concerns the server, and cleared when
-	// a lock that had failed gets a reply or no lock waits out a pause any more. It is
-	// written under mu.
+	// on is set when a command fails for a reason that concerns the server. It is cleared when a
+	// lock that had failed gets a reply, or when no lock waits out a pause any more. It is written
+	// under mu.
 	on atomic.Bool
 
 	mu     sync.Mutex // guards what follows; only watchdog.mu is locked under it
 	next   time.Time  // when the alarm fires, zero if it is not set
-	wake   bool       // whether all locks ask then
-	woken  time.Time  // when they last did
+	wake   bool       // whether all locks ask when the alarm fires
+	woken  time.Time  // when all locks last asked
 	probed time.Time  // when one lock last asked, or a command failed
-	began  time.Time  // of the outage: when the first command failed
+	began  time.Time  // when the outage began: when the first command failed
 	heard  time.Time  // when a command last got a reply since one failed, zero if none did
 }
 
@@ -47,9 +47,9 @@ func newOutage(c *Client) *outage {
 	return &outage{client: c}
 }
 
-// failed takes note that a command of a lock, or a renewal, failed. What only an operator
-// can fix concerns one lock or one user of Redis, not the server; and nothing fixes a
-// closed client.
+// failed notes that a command of a lock, or a renewal, failed. A failure that only an operator can
+// fix does not count, because it concerns one lock or one user of Redis, not the server. Nor does
+// that of a closed client, which nothing fixes.
 func (o *outage) failed(fail *protocol.Failure) {
 	if fail.Lasts() {
 		return
@@ -61,13 +61,13 @@ func (o *outage) failed(fail *protocol.Failure) {
 		o.began = now
 	}
 	o.probed, o.heard = now, time.Time{}
-	if o.next.IsZero() { // else other failures, such as those of renewals, could postpone the probe for ever
+	if o.next.IsZero() { // otherwise other failures, such as those of renewals, could postpone the probe forever
 		o.setLocked(now.Add(probeEvery))
 	}
 }
 
-// answered takes note that a command got a reply, and whether it was one of a lock whose
-// last command had failed.
+// answered notes that a command got a reply, and whether the last command of the same lock had
+// failed.
 func (o *outage) answered(hadFailed bool) {
 	if !o.on.Load() {
 		return
@@ -86,7 +86,7 @@ func (o *outage) answered(hadFailed bool) {
 	}
 }
 
-// endLocked ends the outage, and says so if a command got a reply: else nobody has asked.
+// endLocked ends the outage, and logs that if a command got a reply; otherwise nobody has asked.
 func (o *outage) endLocked() {
 	if o.on.Swap(false) && !o.heard.IsZero() {
 		o.client.log.answersAgain(o.heard.Sub(o.began))
@@ -98,7 +98,8 @@ func (o *outage) setLocked(at time.Time) {
 	o.client.watchdog.set(o, at)
 }
 
-// probeSoon: commands may reach another server than those that failed did.
+// probeSoon makes the next probe no later than at. It is called when commands may reach another
+// server than those that failed did.
 func (o *outage) probeSoon(at time.Time) {
 	if !o.on.Load() {
 		return
@@ -110,7 +111,7 @@ func (o *outage) probeSoon(at time.Time) {
 	}
 }
 
-// fire has one lock probe, or all locks ask.
+// fire makes one lock probe, or all locks ask.
 func (o *outage) fire(now time.Time, batch []protocol.Renewal) []protocol.Renewal {
 	o.mu.Lock()
 	wake, on := o.wake, o.on.Load()
@@ -158,8 +159,8 @@ func (e *entry) retry() (asks bool) {
 	return asks
 }
 
-// endIfQuiet ends the outage, because at the time of that probe no lock waited out a
-// pause, unless a command has failed since. The next failure begins another outage.
+// endIfQuiet ends the outage unless a command has failed since that probe, which found no lock that
+// waits out a pause. The next failure begins another outage.
 func (o *outage) endIfQuiet(probed time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

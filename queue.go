@@ -10,25 +10,25 @@ import (
 	"time"
 )
 
-// How user code is called about what happens in goroutines that others depend on: the
-// logger, the loss handler and OpenTelemetry each have a queue.
+// How user code learns of what happens in goroutines that others depend on: the logger, the loss
+// handler and OpenTelemetry each have a queue.
 
-// gathering is for how long a queue waits for more items that are delivered together. It is
-// shorter than what Shutdown grants the queues at least.
+// gathering is how long a queue waits for more items to deliver together. It is shorter than the
+// least time for which Shutdown waits for the queues.
 const gathering = 50 * time.Millisecond
 
-// asyncQueue hands items to deliver, in order, in its own goroutine, which lives while
-// there are items. A call that blocks delays the later ones and nothing else, and one
-// that panics is reported, once, and ends nothing.
+// asyncQueue passes items to deliver, in order, in its own goroutine, which lives while there are
+// items. A call that blocks delays later calls and nothing else. A call that panics ends nothing;
+// only the first panic is reported.
 type asyncQueue[T any] struct {
 	deliver func(T)
 
-	// deliverAll, if not nil, is called instead of deliver, with what has come within
+	// deliverAll, if not nil, is called instead of deliver, with all items that have come within
 	// gathering.
 	deliverAll func([]T)
 
-	most int    // further items are dropped and counted; 0: none are
-	what string // is called, for the report of a panic
+	most int    // when there are this many items, further ones are dropped and counted; 0: no limit
+	what string // what is called, for the report of a panic
 
 	dropped  atomic.Int64
 	reported atomic.Bool
@@ -54,8 +54,8 @@ func (q *asyncQueue[T]) add(item T) bool {
 	return true
 }
 
-// run is the queue's goroutine: owned by the client, ended by an empty queue, and waited
-// for by Shutdown only until its context ends, for deliver may be what called Shutdown.
+// run is the queue's goroutine: owned by the client, ended by an empty queue, and waited for by
+// Shutdown, but only until its context ends, because deliver may be what called Shutdown.
 func (q *asyncQueue[T]) run(done chan struct{}) {
 	unlabelled()
 	var batch []T
@@ -64,7 +64,7 @@ func (q *asyncQueue[T]) run(done chan struct{}) {
 		if ended {
 			return
 		}
-		// A delivery ended this goroutine, as testing.T.FailNow does: another continues.
+		// A delivery ended this goroutine, as testing.T.FailNow does. Another one continues.
 		q.mu.Lock()
 		defer q.mu.Unlock()
 		q.items = append(batch[next:], q.items...)
@@ -116,8 +116,8 @@ func (q *asyncQueue[T]) wait(ctx context.Context) bool {
 	return done == nil || waitFor(ctx, done)
 }
 
-// reportPanic writes to the default log that user code panicked where the user could not
-// recover it. That log may be what panics.
+// reportPanic writes to the default log that user code panicked where the user could not recover
+// it. That log may be what panicked.
 func reportPanic(what string, p any) {
 	defer func() { _ = recover() }()
 	slog.Default().Error("leased: "+what+" panicked; locks go on", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))

@@ -15,26 +15,26 @@ import (
 	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
-// A client on several independent servers. The state machine does not know of them: what it
-// calls the server is internal/quorum, which sends each command to all of them. Here are
-// the client's parts of which there is one for each server: its inboxes, and the goroutines
-// that send commands.
+// A client of several independent servers. The lock's state machine does not know about them: its
+// server is internal/quorum, which sends each command to all of them. This file has the parts of
+// the client that exist once for each server: its inboxes, and the goroutines that send commands.
 
 const defaultQuarantine = time.Minute
 
-// NewQuorum returns a client whose locks live on several independent Redis servers, of
-// which a majority has to grant each lease: the algorithm called Redlock. There must be 3,
-// 5 or 7, none of them a replica of another. Locks go on while a majority of them answers.
-// Like New it does no I/O and never closes the clients. Errors match ErrInvalidOption.
+// NewQuorum returns a client whose locks live on several independent Redis servers, a majority of
+// which has to grant each lease. This algorithm is called Redlock. There must be 3, 5 or 7 servers,
+// none of them a replica of another. Locks keep working while a majority of the servers answers.
+// Like New, NewQuorum does no I/O and never closes the Redis clients. Errors match
+// ErrInvalidOption.
 //
-// Each of rdbs must be a client of one server: a *redis.Client, or a type that embeds one.
+// Each of rdbs must be a client of a single server: a *redis.Client, or a type that embeds one.
 // Give all processes the same servers in the same order.
 //
-// A server that comes back without its data may have forgotten owners, so its vote does not
-// count for the time of WithQuarantine. When a lock is asked for the first time on servers
-// that are all new, all of them must answer, or that time must pass.
+// A server that comes back without its data may have forgotten owners, so its vote does not count
+// for the time set by WithQuarantine. When a lock is first asked for on servers that are all new,
+// all of them must answer, or that time must pass.
 //
-// Errors of commands that too few servers answered match ErrNoQuorum.
+// If too few servers answer a command, its error matches ErrNoQuorum.
 func NewQuorum(rdbs []redis.UniversalClient, opts ...Option) (*Client, error) {
 	o, err := newClientOptions(opts)
 	if err != nil {
@@ -81,9 +81,9 @@ func NewQuorum(rdbs []redis.UniversalClient, opts ...Option) (*Client, error) {
 	return c, nil
 }
 
-// WithQuarantine sets for how long a server of a quorum that came back without its data may
-// not vote. It must be at least the longest TTL of any lock, of all processes, and is 1
-// minute by default. It is for NewQuorum only.
+// WithQuarantine sets how long a server of a quorum that came back without its data may not vote.
+// It must be at least the longest TTL of any lock of any process. It is for NewQuorum only. The
+// default is 1 minute.
 func WithQuarantine(d time.Duration) Option {
 	return clientOption(func(o *clientOptions) error {
 		if d < minTTL || d > protocol.MaxTTL {
@@ -94,7 +94,7 @@ func WithQuarantine(d time.Duration) Option {
 	})
 }
 
-// reports has what becomes known of the servers logged.
+// reports returns functions that log what becomes known about the servers.
 func (c *Client) reports(rdbs []redis.UniversalClient) quorum.Reports {
 	addrs := make([]string, len(rdbs))
 	for i, rdb := range rdbs {
@@ -113,8 +113,8 @@ func (c *Client) reports(rdbs []redis.UniversalClient) quorum.Reports {
 	}
 }
 
-// behindLocked returns how many servers of a quorum stand behind the lease of a caller, 0 if it
-// has none.
+// behindLocked returns how many servers of a quorum stand behind a caller's lease, or 0 if the
+// caller has none.
 func (e *entry) behindLocked(w *call) int {
 	if q := e.client.quorum; q != nil && e.hasGrantLocked(w) {
 		return q.Behind(&e.keys, e.state().Request().ID)
@@ -126,17 +126,17 @@ func (e *entry) hasGrantLocked(w *call) bool {
 	return w.Phase == lockstate.Inside && !w.Orphaned && w.Ended != lockstate.ByLoss
 }
 
-// noteBehindLocked notes how many servers of a quorum stand behind the lease of a caller that
-// unlocks now.
+// noteBehindLocked records how many servers of a quorum stand behind the lease of a caller that is
+// unlocking.
 func (e *entry) noteBehindLocked(w *call) {
-	w.Behind = int8(e.behindLocked(w)) // 0 on one server, and set anew, for a call may enter again
+	w.Behind = int8(e.behindLocked(w)) // 0 without a quorum; set every time, because a call may enter again
 	if e.client.quorum != nil && e.hasGrantLocked(w) {
 		e.client.stats.behind[w.Behind].Add(1)
 	}
 }
 
-// startMember starts a goroutine that sends to a quorum's servers. Those that a server keeps
-// waiting when the client is shut down are not waited for: they end with their time-outs.
+// startMember starts a goroutine that sends to a quorum's servers. Shutdown does not wait for those
+// that a server keeps waiting: they end with their time-outs.
 func (c *Client) startMember(f func()) bool {
 	return c.members.start(func() {
 		defer c.recoverPanic("a hook of the Redis client")
@@ -144,7 +144,7 @@ func (c *Client) startMember(f func()) bool {
 	})
 }
 
-// deliver gives a lock a message that the quorum has made of those of its servers.
+// deliver gives a lock a message that the quorum has made from its servers' messages.
 func (c *Client) deliver(m *protocol.Message) {
 	if e := c.lookup(m.Key); e != nil {
 		e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Receive(m, now, fx) })
@@ -155,15 +155,16 @@ func (c *Client) deliver(m *protocol.Message) {
 	}
 }
 
-// keysOf returns the keys of the lock whose own key that is.
+// keysOf returns the keys of the lock whose main key is key.
 func (c *Client) keysOf(key string) (*protocol.Keys, bool) {
 	name, ok := strings.CutPrefix(key, c.opts.prefix)
 	k, err := protocol.NewKeys(c.opts.prefix, name)
 	return &k, ok && err == nil
 }
 
-// rejoined: what may have been missed are messages of one server, so only that is asked. Locks that
-// wait out a pause after a failure ask all.
+// rejoined is called when the subscription to one server was renewed. Only messages of that server
+// can have been missed, so only that server is asked. Locks that wait out a pause after a failure
+// ask all servers.
 func (in *inbox) rejoined() {
 	in.client.quorum.Rejoined(in.place)
 	for _, e := range in.client.entries() {
@@ -177,14 +178,14 @@ func (in *inbox) receiveOfQuorum(m *protocol.Message) {
 	}
 }
 
-// drainQuorum has what servers may still keep of ended requests cancelled, where they answer.
+// drainQuorum cancels what the servers may still keep of ended requests, on those that answer.
 func (c *Client) drainQuorum(ctx context.Context) {
 	if c.quorum != nil {
 		c.quorum.Drain(ctx)
 	}
 }
 
-// haltQuorum admits no more goroutines of a quorum.
+// haltQuorum halts the quorum and refuses to start more of its goroutines.
 func (c *Client) haltQuorum() {
 	if c.quorum != nil {
 		c.members.close()
@@ -202,7 +203,7 @@ func (c *Client) leaveMembers() {
 	c.members.wait(ctx)
 }
 
-// inboxes are those of a client: one, or one for each server of a quorum, of which a majority
+// inboxes are the inboxes of a client: one, or one for each server of a quorum. A majority of them
 // decides what the client knows of them as a whole.
 type inboxes []*inbox
 
@@ -219,8 +220,8 @@ func (all inboxes) most(is func(*inbox) bool) bool {
 func (all inboxes) confirmed() bool { return all.most((*inbox).confirmed) }
 func (all inboxes) denied() bool    { return all.most((*inbox).denied) }
 
-// settled reports whether the first subscription of each inbox was confirmed, or failed, or took
-// too long, see lateInboxes.
+// settled reports whether the first subscription of every inbox was confirmed or failed, or took
+// too long; see lateInboxes.
 func (all inboxes) settled() bool {
 	for _, in := range all {
 		if !in.hasSettled() {
@@ -230,8 +231,8 @@ func (all inboxes) settled() bool {
 	return true
 }
 
-// reach says how messages reach the client: the way in which they do from a majority, else
-// that of the first server.
+// reach says how messages reach the client: in the way in which they arrive from a majority of the
+// servers or, if there is none, from the first server.
 func (all inboxes) reach() inboxReach {
 	for r := range inboxReaches {
 		if all.most(func(in *inbox) bool { return in.reach() == r }) {
@@ -243,7 +244,7 @@ func (all inboxes) reach() inboxReach {
 
 func (in *inbox) hasSettled() bool { return in.settles.Load() }
 
-// settle notes that the first subscription was confirmed, or failed. It reports whether that is
+// settle notes that the first subscription was confirmed or failed, and reports whether that is
 // news.
 func (in *inbox) settle() bool {
 	news := in.settles.CompareAndSwap(false, true)
@@ -253,29 +254,29 @@ func (in *inbox) settle() bool {
 	return news
 }
 
-// inboxGrace is for how long the first inboxes of a minority of servers are waited for when
-// those of the others have settled: most often they do within a few ms of each other.
+// inboxGrace is how long the client waits for the first inboxes of a minority of the servers after
+// those of the others have settled. Most often all settle within a few ms of each other.
 const inboxGrace = 100 * time.Millisecond
 
-// lateInboxes is the wait of a quorum's client for the inboxes of a minority. A request that
-// queued before would have no proof, in its ids for their servers, that its process lives: were it
-// killed, those servers would make it owner when its turn comes, for a TTL. But a server that
-// hangs must not keep a new client from queueing.
+// lateInboxes is the wait of a quorum's client for the inboxes of a minority. In a request that
+// queued before they had settled, the ids for their servers would carry no proof that the process
+// lives: if it were killed, those servers would make it the owner for a TTL when its turn came. But
+// a server that hangs must not keep a new client from queueing.
 type lateInboxes struct {
 	alarm
 	client *Client
 	once   sync.Once
-	over   atomic.Bool // they are not waited for any more
+	over   atomic.Bool // whether they are no longer waited for
 }
 
-// await begins the wait when the inboxes of a majority have settled, and not all.
+// await begins the wait when the inboxes of a majority, but not of all servers, have settled.
 func (late *lateInboxes) await() {
 	if all := late.client.inbox; all.most((*inbox).hasSettled) && !all.settled() {
 		late.once.Do(func() { late.client.watchdog.set(late, time.Now().Add(inboxGrace)) })
 	}
 }
 
-// fire is called at the end of the wait. What it held up goes on.
+// fire is called at the end of the wait. The requests that it held up go on.
 func (late *lateInboxes) fire(_ time.Time, batch []protocol.Renewal) []protocol.Renewal {
 	if late.client.inbox.settled() {
 		return batch
@@ -293,7 +294,7 @@ func (all inboxes) halt() {
 	}
 }
 
-// Those of a quorum are probed and doubted by internal/quorum, one by one.
+// internal/quorum probes and doubts the inboxes of a quorum one by one.
 
 func (all inboxes) startProbe(now time.Time, silence time.Duration) string {
 	if len(all) > 1 {

@@ -7,32 +7,31 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// RWMutex is a reader/writer mutual exclusion lock among all processes that use its
-// name in one Redis: it can be held by any number of readers or by one writer. The
-// comment on Mutex applies here too; an RWMutex and a Mutex of the same name are one
-// lock.
+// RWMutex is a reader/writer mutual exclusion lock shared by all processes that use its
+// name in one Redis. It can be held by any number of readers or by one writer. The comment
+// on Mutex applies here too; an RWMutex and a Mutex of the same name are the same lock.
 //
 // While a call of Lock waits, later calls of RLock wait behind it, in every process that
-// has learned of it, so neither readers nor writers starve: a writer waits for the
-// readers that are inside when it comes, in its own process and in others. A caller that
-// holds RLock must not call RLock again: a writer may have come in between.
+// has learned of it. So neither readers nor writers starve: a writer waits only for the
+// readers that are inside when it arrives, in its own process and in others. A caller that
+// holds RLock must not call RLock again, because a writer may have come in between.
 //
-// All readers that wait right behind a writer enter together. The readers of one process
-// share one grant, so that a further RLock costs no round trip; once a writer of another
-// process is known to wait, the grant admits no new readers. The readers of each process
-// have an expiry of their own: those of a crashed process delay a writer by their own TTL
-// at most, whatever other readers do.
+// All readers that wait directly behind a writer enter together. The readers of one process
+// share one grant, so a further RLock costs no round trip. Once a writer of another process
+// is known to wait, the grant admits no new readers. The readers of each process have their
+// own expiry: those of a crashed process delay a writer by at most their own TTL, whatever
+// other readers do.
 //
-// The fencing tokens of readers are in no order among processes; see Lease.Token.
+// The fencing tokens of readers in different processes are in no particular order; see
+// Lease.Token.
 //
-// There is no upgrade from reader to writer, as in sync.RWMutex: two readers that both
-// upgraded would wait for each other for ever. Unlock, Lock, and read again what was
-// read.
+// As in sync.RWMutex, a reader cannot become a writer: two readers that both upgraded would
+// wait for each other forever. Instead, Unlock, Lock, and read again.
 //
 // In the terminology of the Go memory model, the n'th call of Unlock synchronizes before
-// the m'th return of Lock of the same Client for any n < m; and for any call of RLock
-// there is an n such that the n'th Unlock synchronizes before the return of RLock, and
-// the matching RUnlock before the return of the n+1'th Lock.
+// the m'th return of Lock of the same Client for any n < m; and for any call of RLock there
+// is an n such that the n'th Unlock synchronizes before the return of RLock, and the
+// matching RUnlock before the return of the n+1'th Lock.
 type RWMutex struct {
 	_      noCopy
 	handle handle
@@ -40,7 +39,7 @@ type RWMutex struct {
 
 var _ sync.Locker = (*RWMutex)(nil)
 
-// use returns rw's handle, or one with an error if Client.RWMutex has not made rw.
+// use returns rw's handle, or one that holds an error if rw was not made by Client.RWMutex.
 func (rw *RWMutex) use() *handle {
 	if rw == nil || rw.handle.unmade() {
 		return &handle{err: errRWMutexUnmade}
@@ -61,20 +60,20 @@ func (rw *RWMutex) Lock() { rw.use().lock(protocol.Exclusive) }
 // RLock locks rw for reading, waiting as long as it takes; see Mutex.Lock.
 func (rw *RWMutex) RLock() { rw.use().lock(protocol.Shared) }
 
-// TryLock locks rw for writing if it is free and not waited for; see Mutex.TryLock.
+// TryLock locks rw for writing if it is free and no request waits for it; see
+// Mutex.TryLock.
 func (rw *RWMutex) TryLock() bool { return rw.use().tryLock(protocol.Exclusive) }
 
-// TryRLock locks rw for reading if no writer holds it or waits for it; see
-// Mutex.TryLock.
+// TryRLock locks rw for reading if no writer holds it or waits for it; see Mutex.TryLock.
 func (rw *RWMutex) TryRLock() bool { return rw.use().tryLock(protocol.Shared) }
 
 // Unlock unlocks rw for writing. It panics if rw is not locked for writing in this
 // client; see Mutex.Unlock.
 func (rw *RWMutex) Unlock() { rw.use().unlock(protocol.Exclusive) }
 
-// RUnlock undoes one RLock. It panics if rw is not locked for reading in this client;
-// see Mutex.Unlock. While leases of RLockContext are held too, it ends the hold of a
-// caller of RLock.
+// RUnlock undoes one RLock. It panics if rw is not locked for reading in this client; see
+// Mutex.Unlock. If leases of RLockContext are held as well, RUnlock ends the hold of a
+// caller of RLock, not one of theirs.
 func (rw *RWMutex) RUnlock() { rw.use().unlock(protocol.Shared) }
 
 // UnlockContext unlocks rw for writing; see Mutex.UnlockContext.
@@ -87,8 +86,8 @@ func (rw *RWMutex) RUnlockContext(ctx context.Context) error {
 	return rw.use().unlockContext(ctx, protocol.Shared)
 }
 
-// RLocker returns a sync.Locker whose Lock and Unlock are RLock and RUnlock, with their
-// panics.
+// RLocker returns a sync.Locker whose Lock and Unlock methods call RLock and RUnlock, and
+// panic when they do.
 func (rw *RWMutex) RLocker() sync.Locker { return (*rlocker)(rw) }
 
 type rlocker RWMutex
@@ -101,7 +100,7 @@ func (rw *RWMutex) LockContext(ctx context.Context) (*Lease, error) {
 	return rw.use().lease(ctx, &call{Mode: protocol.Exclusive})
 }
 
-// TryLockContext locks rw for writing if it is free and not waited for; see
+// TryLockContext locks rw for writing if it is free and no request waits for it; see
 // Mutex.TryLockContext.
 func (rw *RWMutex) TryLockContext(ctx context.Context) (*Lease, error) {
 	return rw.use().lease(ctx, &call{Mode: protocol.Exclusive, Try: true})

@@ -12,47 +12,48 @@ import (
 )
 
 const (
-	reloadEvery   = 500 * time.Millisecond // at most
-	reloadFor     = 5 * time.Second        // after the last failure: commands that fail are repeated before that
-	reloadHedge   = 250 * time.Millisecond // a reload that takes longer may have asked the node that is frozen
-	reloadsAtOnce = 4                      // of which that can be true at most
-	reloadAwaited = 500 * time.Millisecond // by commands: time for a second one
-	reloadTakes   = 100 * time.Millisecond // usually less, of a ReloadState, which does not say when it is done
+	reloadEvery   = 500 * time.Millisecond // at most this often
+	reloadFor     = 5 * time.Second        // after the last failure; commands that fail are repeated sooner than that
+	reloadHedge   = 250 * time.Millisecond // a reload that takes longer may have asked a frozen node
+	reloadsAtOnce = 4                      // at most so many reloads may have asked a frozen node
+	reloadAwaited = 500 * time.Millisecond // how long commands wait for a reload: time for a second one
+	reloadTakes   = 100 * time.Millisecond // allowed for a ReloadState, which does not say when it is done; it usually takes less
 )
 
-// slotMap has the client of a Redis Cluster learn again which node serves which slot.
-// go-redis does so once a minute, and when a node answers that a slot has moved. A node
-// that is dead or frozen answers nothing, and one that was taken out of its cluster
-// answers only that it serves no slots; so commands would go on being sent there for up to
-// a minute after a replica was promoted, which is longer than the usual lease.
+// slotMap makes the client of a Redis Cluster learn again which node serves which slot. go-redis
+// does so once a minute, and when a node answers that a slot has moved. But a node that is dead or
+// frozen answers nothing, and a node that was taken out of its cluster answers only that it serves
+// no slots. So commands would continue to be sent there for up to a minute after a replica was
+// promoted, which is longer than the usual lease.
 //
-// After a command failed in such a way the map is reloaded each half second, until none has
-// failed for some time. After each reload a lock that waits out a pause is asked for. What
-// would be sent while a failure has a reload begin waits for that a little: at a node that is
-// frozen it would be lost, and hold its lock up, for another time-out.
+// After a command has failed in such a way, the map is reloaded every half second until no command
+// has failed for some time. After each reload, one lock that waits out a pause probes Redis. While
+// the first reload after a failure is under way, commands wait a little for it: at a frozen node
+// they would be lost, and hold up their locks for another time-out.
 //
-// go-redis asks a node chosen by chance, and one that is frozen for its whole read time-out,
-// which is 5 s by default. Its ReloadState does one reload after the other, so that
-// one would hold up all. ForEachMaster reloads first as well, each call separately: where a
-// reload does not come back another one is begun. (A deadline would not do: when it ends no
-// node is left to ask, and go-redis forgets all but the addresses it was made with.)
+// go-redis reloads the map from a node chosen at random, and if that node is frozen, waits for its
+// whole read time-out, which is 5 s by default. Its ReloadState does one reload after another, so a
+// frozen node would hold up all of them. ForEachMaster begins with a reload too, but separately in
+// each call, so if one does not come back, another one is started. (A deadline would not do: when
+// it ends, no node is left to ask, and go-redis forgets all addresses except those that it was made
+// with.)
 type slotMap struct {
 	alarm
 	client *Client
 	rdb    stateReloader // nil where there are no slots
 
-	stale atomic.Bool // fresh is not nil; written under mu
+	stale atomic.Bool // whether fresh is set; written under mu
 
 	mu     sync.Mutex    // guards what follows; only watchdog.mu is locked under it
-	began  time.Time     // the last reload
-	back   bool          // it has come back
+	began  time.Time     // when the last reload began
+	back   bool          // whether that reload has come back
 	until  time.Time     // reloading goes on until then
 	number int           // of the last reload
-	atOnce int           // goroutines that are at it
+	atOnce int           // reloads under way
 	fresh  chan struct{} // closed when a reload comes back; nil if commands need not wait for one
 }
 
-// stateReloader is a *redis.ClusterClient, or what embeds one.
+// stateReloader is a *redis.ClusterClient, or a type that embeds one.
 type stateReloader interface{ ReloadState(context.Context) }
 
 // masterVisitor is a stateReloader that can reload several times at once.
@@ -66,8 +67,8 @@ func newSlotMap(c *Client, rdb redis.UniversalClient) *slotMap {
 	return m
 }
 
-// commandFailed reloads where the node that was asked may not be the right one any more.
-// What a node answers says that it is there, except that the slot is not served.
+// commandFailed reloads the map if the node that was asked may no longer be the right one. A node
+// that answers is there, so only the answer that it does not serve the slot counts.
 func (m *slotMap) commandFailed(fail *protocol.Failure) {
 	if fail == nil {
 		return
@@ -75,14 +76,14 @@ func (m *slotMap) commandFailed(fail *protocol.Failure) {
 	switch {
 	case fail.Kind == protocol.NeverSent, fail.Kind == protocol.NoAnswer:
 	case redis.HasErrorPrefix(fail.Err, "CLUSTERDOWN"):
-	case redis.HasErrorPrefix(fail.Err, "MOVED"): // what was sent to one node, as with WithReplicas, is not sent on
+	case redis.HasErrorPrefix(fail.Err, "MOVED"): // a command sent to one node, as with WithReplicas, is not redirected
 	default:
 		return
 	}
 	m.reload()
 }
 
-// reload reloads the map soon: now, or half a second after the last time.
+// reload reloads the map soon: at once, or half a second after the last reload began.
 func (m *slotMap) reload() {
 	if m.rdb == nil {
 		return
@@ -104,7 +105,7 @@ func (m *slotMap) reload() {
 	m.until = now.Add(reloadFor)
 }
 
-// await waits for the reload that a failure has begun, if there is one, but not for long.
+// await waits, but not for long, for the reload that a failure has started, if there is one.
 func (m *slotMap) await(ctx context.Context) {
 	if !m.stale.Load() {
 		return
@@ -135,7 +136,7 @@ func (m *slotMap) refreshedLocked() {
 	}
 }
 
-// fire reloads the map if it is time, in a goroutine: a wrapper of the user's may block.
+// fire reloads the map if it is time to, in a goroutine, because a user's wrapper may block.
 func (m *slotMap) fire(now time.Time, batch []protocol.Renewal) []protocol.Renewal {
 	m.mu.Lock()
 	due := m.began.Add(reloadEvery)
@@ -165,15 +166,15 @@ func (m *slotMap) fire(now time.Time, batch []protocol.Renewal) []protocol.Renew
 	return batch
 }
 
-// run is owned by the client, ends when the reload does, and is waited for by Close.
+// run is a goroutine owned by the client, ended with the reload, and waited for by Close.
 func (m *slotMap) run(number int) {
 	takes := time.Duration(0)
 	defer func() { m.client.outage.probeSoon(time.Now().Add(takes)) }()
 	defer m.ended(number)
 	defer m.client.recoverPanic("the Redis client, which was to read its Cluster's slots,")
 	if all, ok := m.rdb.(masterVisitor); ok {
-		// Not ended by Close: see the type. go-redis' own time-outs end it.
-		var mu sync.Mutex // each is called for in a goroutine of its own
+		// Close does not end this: see the type. go-redis' own time-outs do.
+		var mu sync.Mutex // the function is called in a goroutine for each master
 		var masters []string
 		err := all.ForEachMaster(context.WithoutCancel(m.client.base), func(_ context.Context, node *redis.Client) error {
 			mu.Lock()

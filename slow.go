@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// Waits and holds that have not ended yet: a span or a measurement tells of them only when
-// they do, which for a lock that is stuck may be never.
+// Waits and holds that have not ended yet. Spans and measurements report them only when they end,
+// which for a stuck lock may be never.
 
 // mostSlowLines bounds the lines that one look at all locks logs.
 const mostSlowLines = 10
 
-// slowWatch logs callers that have waited, or have been inside, for longer than threshold,
-// each once. It looks while locks are in use.
+// slowWatch logs callers that have waited, or have been inside, for longer than threshold, each of
+// them once. It looks while locks are in use.
 type slowWatch struct {
 	client    *Client
 	threshold time.Duration
@@ -35,15 +35,15 @@ func (s *slowWatch) used() {
 	}
 }
 
-// slowLock is what one look finds at a lock.
+// slowLock is what a look at one lock has found.
 type slowLock struct {
 	name     string
 	wait     time.Duration // 0: nobody has waited for long
 	hold     time.Duration // 0: nobody has been inside for long
-	token    uint64        // of the one inside for long
-	waitSite string        // where the one that waits called
-	holdSite string        // where the one inside did
-	waiting  int           // callers of this process
+	token    uint64        // of the caller inside for long
+	waitSite string        // where the waiting caller made its call
+	holdSite string        // where the caller inside made its call
+	waiting  int           // callers of this process that wait
 	blocker  string        // the owner, if that is another process
 	ownOwner bool          // whether a caller of this process is inside
 }
@@ -83,8 +83,8 @@ func (s *slowWatch) look(now time.Time) {
 	}
 }
 
-// callSite returns file and line of the innermost call on the stack that is not this
-// package's; "" if there is none within reach.
+// callSite returns the file and line of the innermost call on the stack that is not in this
+// package, or "" if there is none within reach.
 func callSite() string {
 	var pcs [16]uintptr
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])
@@ -99,7 +99,7 @@ func callSite() string {
 	}
 }
 
-// slow says that a caller has waited, or has been inside, for long.
+// slow logs that a caller has waited, or has been inside, for long.
 func (l *throttledLog) slow(s *slowLock) {
 	l.later(func() {
 		if s.hold > 0 {

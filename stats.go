@@ -10,26 +10,27 @@ import (
 // Stats counts what a client has done since it was made. Counters only grow.
 type Stats struct {
 	Leases   int64 // callers that were admitted
-	Local    int64 // of Leases, by another caller of this process; Redis is asked only once a second whether others wait
-	Idle     int64 // of Leases, because the process had kept the lock idle
-	Direct   int64 // of Leases, by another process' release, through a message
-	Handed   int64 // processes that this client made owner, usually by a release
+	Local    int64 // of Leases: handed over by, or shared with, another caller of this process; Redis is asked only once a second whether others wait
+	Idle     int64 // of Leases: the process had kept the lock idle
+	Direct   int64 // of Leases: handed over by another process' release, through a message
+	Handed   int64 // processes that this client made the owner, usually by a release
 	Renewals int64 // confirmed renewals
 	Lost     int64 // leases that ended before their Unlock
 	Commands int64 // commands sent to Redis
 
-	// Behind counts, for a client of NewQuorum, the leases that were unlocked, by how many
-	// servers stood behind them just before: had granted or renewed them, and answered. A
-	// lease that is unlocked at once may be ahead of the answers of some.
+	// Behind, for a client of NewQuorum, counts the leases that were unlocked by the number of
+	// servers that stood behind them just before: servers that had granted or renewed the lease,
+	// and whose answers had arrived. A lease that is unlocked at once may be ahead of some servers'
+	// answers.
 	Behind [8]int64
 
-	// Evicted counts, for a client of NewQuorum, the calls of ForceUnlock that succeeded, by how
-	// many servers had an owner that was evicted there: 0 if the lock was free.
+	// Evicted, for a client of NewQuorum, counts the calls of ForceUnlock that succeeded by the
+	// number of servers on which an owner was evicted: 0 if the lock was free.
 	Evicted [8]int64
 }
 
-// Stats returns the client's counters. They are read one after another, so they need not
-// be consistent with each other.
+// Stats returns the client's counters. It reads them one after another, so they need not be
+// consistent with each other.
 func (c *Client) Stats() Stats {
 	if c.unmade() {
 		return Stats{}
@@ -52,12 +53,12 @@ func (c *Client) Stats() Stats {
 	return s
 }
 
-// counters are what Stats and the metrics are read from.
+// counters is what Stats and the metrics read.
 type counters struct {
 	by          [lockstate.Vias]atomic.Int64
 	renewals    [renewalResults]atomic.Int64
-	behind      [8]atomic.Int64 // leases, by the servers of a quorum that stood behind them
-	evicted     [8]atomic.Int64 // evictions, by the servers of a quorum that had an owner
+	behind      [8]atomic.Int64 // leases, by the number of a quorum's servers that stood behind them
+	evicted     [8]atomic.Int64 // evictions, by the number of a quorum's servers that had an owner
 	given, lost atomic.Int64
 }
 

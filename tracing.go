@@ -20,15 +20,15 @@ import (
 
 const modulePath = "github.com/leasedmutex/leased"
 
-// The names of spans and attributes. There are three span names only, so that backends can
-// group by them; which lock it was is an attribute.
+// The names of spans and attributes. There are only three span names, so that backends can group by
+// them; the lock is an attribute.
 const (
 	spanWait    = "leased.wait"
 	spanHold    = "leased.hold"
 	spanRelease = "leased.release"
 
-	attrLock           = attribute.Key("leased.lock")   // its name, without the prefix; in metrics, what stands for it
-	attrPrefix         = attribute.Key("leased.prefix") // of the keys, only if there is one
+	attrLock           = attribute.Key("leased.lock")   // the lock's name, without the prefix; in metrics, the lock's label
+	attrPrefix         = attribute.Key("leased.prefix") // of the keys; only if there is one
 	attrMode           = attribute.Key("leased.mode")
 	attrWaitOutcome    = attribute.Key("leased.wait.outcome")
 	attrHoldOutcome    = attribute.Key("leased.hold.outcome")
@@ -36,35 +36,34 @@ const (
 	attrVia            = attribute.Key("leased.via")
 	attrToken          = attribute.Key("leased.token")
 	attrPlace          = attribute.Key("leased.place")       // how many callers of its process were ahead
-	attrRedisPlace     = attribute.Key("leased.redis_place") // how many requests of other processes were
+	attrRedisPlace     = attribute.Key("leased.redis_place") // how many requests of other processes were ahead
 	attrBlocker        = attribute.Key("leased.blocker")
 	attrReason         = attribute.Key("leased.reason")
 	attrKind           = attribute.Key("leased.kind")
 	attrCommand        = attribute.Key("leased.command")
 	attrInbox          = attribute.Key("leased.inbox")
-	attrServers        = attribute.Key("leased.servers")      // that the quorum has
-	attrHoldServers    = attribute.Key("leased.hold.servers") // of them, those behind a lease at its Unlock
-	attrWaitServers    = attribute.Key("leased.wait.servers") // of them, those behind a lease when its wait ended
-	attrAnswering      = attribute.Key("leased.answering")    // of them, those that answered when a wait failed
+	attrServers        = attribute.Key("leased.servers")      // how many the quorum has
+	attrHoldServers    = attribute.Key("leased.hold.servers") // how many of them stood behind a lease at its Unlock
+	attrWaitServers    = attribute.Key("leased.wait.servers") // how many of them stood behind a lease when its wait ended
+	attrAnswering      = attribute.Key("leased.answering")    // how many of them answered when a wait failed
 	attrServerState    = attribute.Key("leased.server.state")
-	attrOwner          = attribute.Key("leased.owner") // the label of the client whose span it is
+	attrOwner          = attribute.Key("leased.owner") // the owner label of the client that made the span
 
 	attrErrorType = attribute.Key("error.type") // of a span whose status is an error: its outcome; of a command: what failed
 )
 
-// tracing makes spans from the event logs of callers. The spans of a call are started on
-// the caller's own goroutine, because its context needs them. Everything else that calls
-// an SDK, which means its samplers, span processors and instruments, is done in order on
-// a separate goroutine: an SDK that is slow, or blocks, delays no release, renewal or
-// deadline of a lock.
+// tracing makes spans from the event logs of callers. The spans of a call are started on the
+// caller's own goroutine, because its context needs them. Everything else that calls an SDK, which
+// means its samplers, span processors and instruments, is done in order on a separate goroutine, so
+// that an SDK that is slow or blocks delays no release, renewal or deadline of a lock.
 type tracing struct {
 	client *Client
 	given  trace.TracerProvider // nil: the global one at the time of use
-	every  bool                 // Lock and its like have spans even if nothing waited
+	every  bool                 // whether Lock and the like have spans even if nothing waited
 	more   []attribute.KeyValue // that every span has
 	cache  atomic.Pointer[providersTracer]
 	queue  asyncQueue[delivery]
-	behind atomic.Bool // a call has waited for its delivery in vain, which is still to come
+	behind atomic.Bool // a call has waited in vain for its delivery, which is still to come
 }
 
 // maxDeliveries bounds the queue; further deliveries are dropped.
@@ -88,7 +87,7 @@ func newTracing(c *Client, o *clientOptions) *tracing {
 	return t
 }
 
-// providersTracer is a provider with the tracer that it made for this package.
+// providersTracer is a provider and the tracer that it made for this package.
 type providersTracer struct {
 	provider trace.TracerProvider
 	tracer   trace.Tracer // nil if the provider makes no spans
@@ -121,20 +120,20 @@ func (t *tracing) tracer() trace.Tracer {
 	return c.tracer
 }
 
-// placeholder reports whether p is the provider that the API has until an SDK is set. Its
-// type is not exported. If it were not recognized, spans that record nothing would be
-// started, at their small cost.
+// placeholder reports whether p is the provider that the API uses until an SDK is set. Its type is
+// not exported. If placeholder did not recognize it, spans that record nothing would be started, at
+// their small cost.
 func placeholder(p trace.TracerProvider) bool {
 	typ := reflect.TypeOf(p)
 	return typ.Kind() == reflect.Pointer && typ.Elem().PkgPath() == "go.opentelemetry.io/otel/internal/global"
 }
 
-// moduleVersion returns this module's version as recorded in the program's build, "" if it is
-// not, as in a build of a working copy.
+// moduleVersion returns this module's version as recorded in the program's build, or "" if none is
+// recorded, as in a build of a working copy.
 var moduleVersion = sync.OnceValue(func() string {
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, m := range append(info.Deps, &info.Main) {
-			// The version of a module that was replaced by a directory is not that of its code.
+			// If a directory replaces a module, the recorded version is not that of its code.
 			if m.Path == modulePath && m.Version != "(devel)" && m.Replace == nil {
 				return m.Version
 			}
@@ -143,9 +142,9 @@ var moduleVersion = sync.OnceValue(func() string {
 	return ""
 })
 
-// begin starts the wait span of w, which asks for the lock with ctx. It returns nil for a
-// caller that is not traced, and for one of Lock and its like, unless all of them have
-// spans: these have no parent, and get spans only if it turns out that they waited.
+// begin starts the wait span of w, which asks for the lock with ctx. It returns nil for a caller
+// that is not traced. It also returns nil for a caller of Lock and the like, unless all of them
+// have spans: their spans have no parent, and are made only if it turns out that the call waited.
 func (t *tracing) begin(ctx context.Context, name string, w *call, began time.Time) trace.Span {
 	tracer := t.tracer()
 	if tracer == nil {
@@ -167,13 +166,13 @@ func (t *tracing) begin(ctx context.Context, name string, w *call, began time.Ti
 	return span
 }
 
-// attributes returns what a span has from its start on, so that samplers see it.
+// attributes returns the attributes that a span has from its start, so that samplers see them.
 func (t *tracing) attributes(lock string, m protocol.Mode) trace.SpanStartEventOption {
 	all := make([]attribute.KeyValue, 0, len(t.more)+2)
 	return trace.WithAttributes(append(append(all, attrLock.String(lock), attrMode.String(m.String())), t.more...)...)
 }
 
-// spanAttributes returns what every span of a client has.
+// spanAttributes returns the attributes that every span of a client has.
 func spanAttributes(o *clientOptions) []attribute.KeyValue {
 	all := []attribute.KeyValue{attrOwner.String(o.owner)}
 	if o.prefix != "" {
@@ -192,9 +191,10 @@ type waitRecord struct {
 	ended  time.Time
 }
 
-// waited ends the wait span of w's caller and, if the caller was admitted, starts its hold
-// span. By then the hold may have ended: any goroutine may unlock. It returns the wait span,
-// nil if there is none, and for a caller that was not admitted what tells when it has ended.
+// waited ends the wait span of w's caller and, if the caller was admitted, starts its hold span. By
+// then the hold may have ended, because any goroutine may unlock. It returns the wait span, or nil
+// if there is none. For a caller that was not admitted, it also returns a told that is closed when
+// the span has ended.
 func (t *tracing) waited(ctx context.Context, span trace.Span, w *waitRecord) (trace.Span, told) {
 	c := w.call
 	events, from, blocker, behind := w.takeEvents()
@@ -258,8 +258,8 @@ func (t *tracing) waited(ctx context.Context, span trace.Span, w *waitRecord) (t
 	return span, nil
 }
 
-// withoutSpan notes that the wait gets no span. The hold gets one if another caller waits
-// for it already.
+// withoutSpan notes that the wait gets no span. The hold gets one if another caller already waits
+// for it.
 func (w *waitRecord) withoutSpan() {
 	if w.err != nil {
 		return
@@ -273,11 +273,11 @@ func (w *waitRecord) withoutSpan() {
 	}
 }
 
-// takeEvents removes the events of the wait from the caller's log. It also returns what
-// the wait span refers to: the hold span that let the caller in or, if the caller was not
-// admitted, the one that blocked it; or the value of the owner's key that blocked it, if
-// that has no span here. And how many servers of a quorum stand behind the lease, 0 if that is
-// not known, or the lease is over.
+// takeEvents removes the events of the wait from the caller's log. It also returns what the wait
+// span refers to: the hold span that let the caller in or, if the caller was not admitted, the hold
+// span that blocked it. If the blocker has no span here, it returns the value of the owner's key
+// instead. behind is how many servers of a quorum stand behind the lease, 0 if that is not known or
+// the lease is over.
 func (w *waitRecord) takeEvents() (events []lockstate.Event, from *protocol.Span, blocker string, behind int) {
 	log := w.call.trace()
 	if w.entry == nil {
@@ -309,9 +309,9 @@ func (e *entry) traceHoldersLocked() {
 	e.awake.contended = contended
 }
 
-// traceHolderLocked has the hold span of c started, so that the waiter's span can link to
-// it, unless c has one or its own caller will start it. The waiter does not depend on it:
-// if the hold ends before its span has started, the waiter's span has no link.
+// traceHolderLocked has the hold span of c started, so that the waiter's span can link to it,
+// unless c has one or its own caller will start it. The waiter does not depend on that: if the hold
+// ends before its span has started, the waiter's span has no link.
 func (e *entry) traceHolderLocked(c *call) {
 	if c.Phase != lockstate.Inside || c.Leased || c.Reported || c.Events == nil || c.trace().waitUnreported || !c.trace().claimHoldSpan() {
 		return
@@ -320,8 +320,8 @@ func (e *entry) traceHolderLocked(c *call) {
 	t.later(func() { t.hold(context.Background(), e, c, since) })
 }
 
-// hold starts the hold span of a caller that was admitted at since. Only the goroutine
-// that claimed the span calls it. If the hold has ended meanwhile, hold ends the span too.
+// hold starts the hold span of a caller that was admitted at since. Only the goroutine that claimed
+// the span calls it. If the hold has ended in the meantime, hold also ends the span.
 func (t *tracing) hold(ctx context.Context, e *entry, c *call, since time.Time) {
 	span := t.newHold(ctx, &holdRecord{entry: e, since: since, mode: c.Mode, via: c.Via, token: c.Token})
 	if span == nil {
@@ -348,7 +348,7 @@ func (t *tracing) hold(ctx context.Context, e *entry, c *call, since time.Time) 
 	}
 }
 
-// newHold starts a hold span as of h.since. It returns nil if the span would not be
+// newHold starts a hold span whose start time is h.since. It returns nil if the span would not be
 // recorded.
 func (t *tracing) newHold(ctx context.Context, h *holdRecord) trace.Span {
 	tracer := t.tracer()
@@ -371,19 +371,19 @@ type holdRecord struct {
 	via    lockstate.Via
 	token  uint64
 	how    holdResult
-	why    error      // not released: the cause, which can be user code
+	why    error      // the cause, if it was not released; can be user code
 	at     time.Time  // when it ended
 	late   bool       // it has no span, but must get one because it did not end well
-	later  bool       // its span begins, and ends, on the queue's goroutine
+	later  bool       // its span begins and ends on the queue's goroutine
 	span   trace.Span // nil if there is none
 	events []lockstate.Event
 
-	settled time.Time // when Unlock had waited for Redis, zero if it did not wait
-	behind  int8      // servers of a quorum that stood behind it at its Unlock, 0 if not known
+	settled time.Time // when Unlock had finished waiting for Redis; zero if it did not wait
+	behind  int8      // how many servers of a quorum stood behind it at its Unlock, 0 if not known
 }
 
-// takeHoldLocked returns the record of w's hold, once: ok is false in later calls. If the
-// hold span is still to be started, the goroutine that starts it ends it too.
+// takeHoldLocked returns the record of w's hold, once: in later calls ok is false. If the hold span
+// is yet to be started, the goroutine that starts it also ends it.
 func (e *entry) takeHoldLocked(w *call, how holdResult, why error, at, settled time.Time) (r holdRecord, ok bool) {
 	if w.Reported {
 		return r, false
@@ -404,8 +404,8 @@ func (e *entry) takeHoldLocked(w *call, how holdResult, why error, at, settled t
 	return r, true
 }
 
-// recordHold measures a hold that has ended, and ends its span. It returns what tells when the
-// span has ended, nil if there is none.
+// recordHold measures a hold that has ended, and ends its span. It returns a told that is closed
+// when the span has ended, or nil if there is no span.
 func (c *Client) recordHold(of *holdRecord) told {
 	if of.span == nil && !of.late && !of.later && !c.metrics.measuresHolds() {
 		return nil // and the record has not escaped
@@ -449,8 +449,8 @@ func (t *tracing) released(r *holdRecord, told told) {
 	t.end(r.span, r.at, told)
 }
 
-// release makes the span of the time for which Unlock waited for Redis. It is made afterwards:
-// to start it before would call a sampler before the lock is released.
+// release makes the span of the time for which Unlock waited for Redis. It does so afterwards,
+// because starting the span earlier would call a sampler before the lock is released.
 func (t *tracing) release(r *holdRecord) {
 	tracer := t.tracer()
 	if tracer == nil {
@@ -489,7 +489,7 @@ func addEvents(span trace.Span, events []lockstate.Event) {
 	}
 }
 
-// placeKey returns the attribute that holds the place of an event, "" if it has none.
+// placeKey returns the attribute for the place of an event, or "" if the event has none.
 func placeKey(k lockstate.EventKind) attribute.Key {
 	switch k {
 	case lockstate.EventQueued:
@@ -500,7 +500,7 @@ func placeKey(k lockstate.EventKind) attribute.Key {
 	return ""
 }
 
-// textKey returns the attribute that holds the text of an event.
+// textKey returns the attribute for the text of an event.
 func textKey(k lockstate.EventKind) attribute.Key {
 	if k == lockstate.EventQueuedInRedis {
 		return attrBlocker
@@ -508,8 +508,8 @@ func textKey(k lockstate.EventKind) attribute.Key {
 	return attrReason
 }
 
-// under returns the context of a command that is sent under span, which may be nil: what
-// instruments the Redis client makes the command's span a child of that.
+// under returns the context of a command that is sent under span, which may be nil. What
+// instruments the Redis client makes the command's span a child of that span.
 func (c *Client) under(span trace.Span) context.Context {
 	if span == nil {
 		return c.base
@@ -517,8 +517,9 @@ func (c *Client) under(span trace.Span) context.Context {
 	return trace.ContextWithSpan(c.base, span)
 }
 
-// renewedUnder returns the span that a batch of renewals is sent under: that of a caller inside
-// if the batch is about one lock. What is about several is no part of one's trace.
+// renewedUnder returns the span that a batch of renewals is sent under. If the batch is about one
+// lock, that is the span of a caller inside. A batch about several locks is not part of one
+// caller's trace.
 func renewedUnder(batch []protocol.Renewal) trace.Span {
 	if len(batch) != 1 {
 		return nil
@@ -533,8 +534,8 @@ func renewedUnder(batch []protocol.Renewal) trace.Span {
 	return nil
 }
 
-// cancelledUnder returns the span that a batch of cancels is sent under: if there is one only,
-// that of the caller that gave up, or whose Unlock waits for it.
+// cancelledUnder returns the span that a batch of cancels is sent under: if there is only one
+// cancel, the span of the caller that gave up, or of the caller whose Unlock waits for the cancel.
 func cancelledUnder(batch []*lockstate.Cancellation) trace.Span {
 	if len(batch) != 1 {
 		return nil
@@ -556,17 +557,17 @@ type delivery struct {
 	told told // closed afterwards; may be nil
 }
 
-// told is closed when a delivery has been made, or was dropped.
+// told is closed when a delivery has been made or dropped.
 type told chan struct{}
 
 func newTold() told { return make(told) }
 
-// tellingTime is for how long Unlock, and a call that did not get its lock, wait until their
-// spans have ended, so that a flush of the provider finds them.
+// tellingTime bounds how long Unlock, and a call that did not get its lock, wait for their spans to
+// end, so that a flush of the provider finds them.
 const tellingTime = 5 * time.Millisecond
 
-// await waits for a delivery, unless span processors are slow: once it has waited in vain, it
-// does not wait before that delivery was made. The lock was given back before.
+// await waits for a delivery, unless span processors are slow: once it has waited in vain, it does
+// not wait again before that delivery is made. The lock was given back before.
 func (t *tracing) await(told told) {
 	if told == nil || t.behind.Load() {
 		return
@@ -583,7 +584,7 @@ func (t *tracing) await(told told) {
 	case <-timer.C:
 		t.behind.Store(true)
 		select {
-		case <-told: // it came meanwhile, and has found behind false
+		case <-told: // it came in the meantime, and has found behind false
 			t.behind.Store(false)
 		default:
 		}
@@ -597,13 +598,13 @@ func (t *tracing) delivered(told told) {
 	}
 }
 
-// end has a span ended as of at. The span is dropped if span processors are so slow that
-// the queue is full.
+// end ends a span on the queue's goroutine, as of at. It drops the span if span processors are so
+// slow that the queue is full.
 func (t *tracing) end(span trace.Span, at time.Time, told told) {
 	t.enqueue(delivery{span: span, at: at, told: told})
 }
 
-// later has f called, which calls the SDK, on the queue's goroutine.
+// later calls f, which calls the SDK, on the queue's goroutine.
 func (t *tracing) later(f func()) { t.enqueue(delivery{f: f}) }
 
 func (t *tracing) enqueue(d delivery) {
@@ -615,7 +616,7 @@ func (t *tracing) enqueue(d delivery) {
 	}
 }
 
-// spanRefOf converts a span context to the form that lockstate and protocol know.
+// spanRefOf converts a span context to the form that lockstate and protocol use.
 func spanRefOf(s trace.SpanContext) *protocol.Span {
 	return &protocol.Span{TraceID: s.TraceID(), SpanID: s.SpanID(), Flags: byte(s.TraceFlags()), Remote: s.IsRemote()}
 }

@@ -13,30 +13,30 @@ import (
 	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
-// All that happens at a time: alarms, the goroutine that fires them, and the renewals that
-// this leads to.
+// Everything that happens at a given time: alarms, the goroutine that fires them, and the renewals
+// that follow.
 //
-// Its goroutines are the watchdog, see run; a sender for each batch of renewals, which
-// is owned by the client, ended by the replies or the command's time-out, and waited for
-// by Shutdown; and one that spreads batches, see spread.
+// There are three kinds of goroutine here: the watchdog, see run; a sender for each batch of
+// renewals, which is owned by the client, ended by the replies or the command's time-out, and
+// waited for by Shutdown; and one that spreads batches, see spread.
 
-// renewalsPerBatch bounds one pipeline: in less than a millisecond the server has carried
-// it out, and serves others.
+// renewalsPerBatch bounds one pipeline, so that the server carries it out in less than a
+// millisecond and then serves others.
 const renewalsPerBatch = 50
 
-// A timer stands still while the machine sleeps, and then fires late by the sleep: one
-// for the end of an eight-hour window by eight hours. So while any alarm is set the
-// watchdog compares the clocks this often, once for all locks.
+// A timer stands still while the machine sleeps, and then fires late by the length of the sleep:
+// the timer for the end of an eight-hour window by as much as eight hours. So while any alarm is
+// set, the watchdog compares the clocks this often, once for all locks.
 const (
 	compareEvery  = time.Second
 	shortestSleep = 10 * time.Millisecond
 )
 
-// watchdog is the client's timer goroutine: it has every grant renewed before its TTL
-// ends, ends leases whose trust window closed, and wakes locks that want to look again.
-// It never waits for Redis. Renewals that are due together leave together, in batches,
-// each in a separate goroutine, so that a batch that hangs delays no deadline. Many batches
-// leave one after the other.
+// watchdog is the client's timer goroutine: it has every grant renewed before its TTL ends, ends
+// leases whose trust window has closed, and wakes locks that want to re-check. It never waits for
+// Redis. Renewals that are due together are sent together in batches, each in a separate goroutine,
+// so that a batch that hangs delays no deadline. If there are many batches, they are sent one after
+// another.
 type watchdog struct {
 	client *Client
 	wake   chan struct{} // an earlier alarm was set
@@ -49,17 +49,18 @@ type watchdog struct {
 	next     lockstate.Instant // when the goroutine wakes up next, 0 if only an alarm will wake it
 }
 
-// alarm is embedded in what the watchdog calls at some time.
+// alarm is embedded in what the watchdog calls at a given time.
 type alarm struct {
-	// due is when, 0 if not set. It is written under both watchdog.mu and the target's
-	// mutex: either is enough to read it.
+	// due is the time of the call, 0 if not set. It is written under both watchdog.mu and the
+	// target's mutex, so either is enough to read it.
 	due   lockstate.Instant
 	index int // place in the heap + 1, 0 if not set
 }
 
 func (a *alarm) ownAlarm() *alarm { return a }
 
-// timerTarget is what embeds an alarm. When it is due it adds to batch what it wants renewed.
+// timerTarget embeds an alarm. When the alarm is due, fire adds to batch what the target wants
+// renewed.
 type timerTarget interface {
 	ownAlarm() *alarm
 	fire(now time.Time, batch []protocol.Renewal) []protocol.Renewal
@@ -74,7 +75,7 @@ func (w *watchdog) instant(t time.Time) lockstate.Instant {
 	return lockstate.InstantOf(t, w.client.began)
 }
 
-// set has t fire at due, instead of any other time.
+// set makes t fire at due, instead of at the time that was set before.
 func (w *watchdog) set(t timerTarget, due time.Time) { w.setInstant(t, w.instant(due)) }
 
 func (w *watchdog) setInstant(t timerTarget, due lockstate.Instant) {
@@ -105,14 +106,14 @@ func (w *watchdog) remove(a *alarm) {
 	a.due = 0
 }
 
-// ticker calls do every so often while locks are in use, and once after that, in the
+// ticker calls do at regular intervals while locks are in use, and once after that, in the
 // watchdog's goroutine.
 type ticker struct {
 	alarm
 	client *Client
 	every  time.Duration
 	do     func(now time.Time)
-	set    atomic.Bool // whether the alarm is
+	set    atomic.Bool // whether the alarm is set
 }
 
 func (t *ticker) init(c *Client, every time.Duration, do func(time.Time)) {
@@ -129,7 +130,7 @@ func (t *ticker) start() {
 func (t *ticker) fire(now time.Time, batch []protocol.Renewal) []protocol.Renewal {
 	t.do(now)
 	t.set.Store(false)
-	if t.client.anyInUse() { // looked at after that, or a lock that comes now would find it set
+	if t.client.anyInUse() { // checked after set is cleared, or a lock that comes into use now would find it set
 		t.start()
 	}
 	return batch
@@ -165,10 +166,11 @@ func (w *watchdog) run() {
 	}
 }
 
-// send has a batch renewed: what is urgent at once, and so is the rest if it is little.
+// send has a batch renewed: urgent renewals at once, and the others at once as well if they are
+// few.
 func (w *watchdog) send(batch []protocol.Renewal) {
 	var urgent, regular []protocol.Renewal
-	var spare time.Duration // of all that are regular
+	var spare time.Duration // the least of all regular renewals
 	for _, r := range batch {
 		if r.Spare <= 0 {
 			urgent = append(urgent, r)
@@ -192,10 +194,10 @@ func (w *watchdog) send(batch []protocol.Renewal) {
 	}
 }
 
-// pace returns over which time to spread n renewals, which is spare at most. Where all locks are
-// due evenly, spare being a sixth of their TTL, those of one instant of the grid have the time
-// until the next one. A greater part of all, such as locks that were taken in the same second, has
-// more in proportion.
+// pace returns the time over which n renewals are spread: spare, a sixth of their TTL, at the most.
+// If the locks of the client fall due evenly, the renewals of one instant of the grid have the time
+// until the next one. If a larger share falls due together, because the locks were taken in the same
+// second, it has more time in proportion.
 func (w *watchdog) pace(n int, spare time.Duration) time.Duration {
 	w.mu.Lock()
 	all := len(w.alarms)
@@ -204,21 +206,21 @@ func (w *watchdog) pace(n int, spare time.Duration) time.Duration {
 	return min(max(part, spare/5), spare)
 }
 
-// spread sends batches evenly over a time, one after the other: the server would be busy with
-// nothing else for as long as many of them take it. After an answer that was late the rest have as
-// much less time each, so that they need not all leave at the end. What has not left by then, because
-// the server is slow or a batch hangs, leaves then.
+// spread sends batches one after another, evenly over a given time. If many were sent at once, the
+// server would do nothing else until it had carried them out. After a late answer, the remaining
+// batches have equally less time each, so that they need not all leave at the end. Batches that
+// have not left by the end of that time, because the server is slow or a batch hangs, leave then.
 //
-// A grant is renewed again a third of its TTL after it was sent here. So grants that were taken
-// within a second come apart with each renewal, until as many are due at every instant.
+// The next renewal of a grant is due a third of its TTL after it was sent here. So grants that were
+// taken together drift apart with each renewal, until about as many are due at every instant.
 //
-// Its goroutine is owned by the client, ended by the end of that time or halt, and waited for
-// by Shutdown.
+// Its goroutine is owned by the client, ended by the end of that time or by halt, and waited for by
+// Shutdown.
 func (w *watchdog) spread(parts [][]protocol.Renewal, over time.Duration) {
 	unlabelled()
 	ctx, stop := context.WithTimeout(context.Background(), over)
 	defer stop()
-	answered := make(chan struct{}) // to the batch before
+	answered := make(chan struct{}) // closed when the batch before was answered
 	close(answered)
 	end := time.Now().Add(over)
 	turn := time.NewTimer(0)
@@ -249,8 +251,8 @@ func (w *watchdog) spread(parts [][]protocol.Renewal, over time.Duration) {
 	}
 }
 
-// take returns what is due, whose alarms then are no longer set. After the machine has slept
-// these are all locks, for a window may have ended meanwhile.
+// take returns the targets that are due, and removes their alarms. After the machine has slept,
+// these are all locks, because a trust window may have ended meanwhile.
 func (w *watchdog) take(now time.Time, due []timerTarget) []timerTarget {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -282,8 +284,8 @@ func (w *watchdog) plan(now time.Time) lockstate.Instant {
 	return w.next
 }
 
-// renew sends a batch and gives each lock the outcome. Of user code, only the hooks of the
-// Redis client are called before all locks have it.
+// renew sends a batch and gives each lock its outcome. Until all locks have theirs, it calls no
+// user code except the hooks of the Redis client.
 func (c *Client) renew(batch []protocol.Renewal) {
 	ctx, stop := context.WithTimeout(c.under(renewedUnder(batch)), protocol.CommandTimeout)
 	defer stop()
@@ -295,7 +297,7 @@ func (c *Client) renew(batch []protocol.Renewal) {
 		answered = answered || r.Err == nil
 		e := r.Owner.(*entry)
 		e.step(func(now time.Time, fx *lockstate.Effects) {
-			// If the lock was let go meanwhile, "not ours" is no loss.
+			// If the lock was let go in the meantime, "not ours" is no loss.
 			if r.Outcome != protocol.NotOurs || e.state().Holds(r.Req.ID) {
 				c.stats.renewed(r.Outcome)
 			}
@@ -326,9 +328,9 @@ func (c *Client) renew(batch []protocol.Renewal) {
 	c.inbox.probe(ctx, batch[0].Keys)
 }
 
-// sendRenewals sends a batch. If user code panics, the renewals that have no outcome yet
-// count as sent without a reply. It returns how long the round trip took, less than 0 if that
-// is not measured.
+// sendRenewals sends a batch. If user code panics, the renewals that have no outcome yet count as
+// sent without a reply. It returns how long the round trip took, or a negative duration if that is
+// not measured.
 func (c *Client) sendRenewals(ctx context.Context, batch []protocol.Renewal) (took time.Duration) {
 	returned := false
 	took = -1 //nolint:wastedassign // a panic on the way leaves it so
@@ -347,7 +349,7 @@ func (c *Client) sendRenewals(ctx context.Context, batch []protocol.Renewal) (to
 	return took
 }
 
-// alarmHeap is the heap.Interface of what has an alarm, the earliest first.
+// alarmHeap implements heap.Interface for targets with an alarm, the earliest first.
 type alarmHeap []timerTarget
 
 func (h alarmHeap) Len() int           { return len(h) }

@@ -9,20 +9,21 @@ import (
 	"github.com/leasedmutex/leased/internal/memconn"
 )
 
-// conn is a client's end of a connection. Messages can be lost on it, and the server's
-// clock follows what is written.
+// conn is a client's end of a connection. It can lose messages, and sets the server's clock
+// when the client writes.
 type conn struct {
 	net.Conn
 	server *Server
 
-	// What was read and is not a whole frame yet, and what can be returned. Only Read uses
-	// them, which go-redis calls from one goroutine at a time.
+	// What was read but is not a whole frame yet, and what can be returned. They are used
+	// only by Read, which go-redis calls from one goroutine at a time.
 	partial, ready []byte
 }
 
-// dial connects a client. A server that was stopped is noticed by the first command: a
-// pool that fails to dial as often as it has places tries on in the background, and waits
-// for nobody when it is closed, which no bubble of testing/synctest survives.
+// dial connects a client. If the server was stopped, dial does not fail; the first command
+// notices. The reason is that a pool that has failed to dial as often as it has places
+// keeps trying in the background and does not wait for that when it is closed, which no
+// bubble of testing/synctest survives.
 func (s *Server) dial() (net.Conn, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -51,8 +52,8 @@ func (c *conn) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-// Read returns whole messages, so that it can leave some out. After an error, such as the
-// deadline's, it continues where it was.
+// Read returns whole messages only, so that it can leave some out. After an error, such as
+// a deadline's, it continues where it stopped.
 func (c *conn) Read(p []byte) (int, error) {
 	for len(c.ready) == 0 {
 		var chunk [4096]byte
@@ -69,12 +70,12 @@ func (c *conn) Read(p []byte) (int, error) {
 }
 
 // sort moves whole replies and messages from partial to ready, and drops messages if it
-// is to.
+// should.
 func (c *conn) sort() {
 	for {
 		size := replySize(c.partial)
 		if size == 0 {
-			return // the rest of it comes
+			return // the rest is still to come
 		}
 		if c.server.dropping.Load() == 0 || !bytes.HasPrefix(c.partial, message) {
 			c.ready = append(c.ready, c.partial[:size]...)
@@ -83,10 +84,10 @@ func (c *conn) sort() {
 	}
 }
 
-// message is how a published message begins in RESP3, which go-redis asks for.
+// message is how a published message begins in RESP3, the protocol that go-redis asks for.
 var message = []byte(">3\r\n$7\r\nmessage\r\n")
 
-// replySize returns the length of the first reply in b, 0 if b does not have all of it.
+// replySize returns the length of the first reply in b, or 0 if the reply is not complete.
 func replySize(b []byte) int {
 	at := 0
 	for replies := 1; replies > 0; replies-- {
@@ -94,18 +95,18 @@ func replySize(b []byte) int {
 		if line < 0 {
 			return 0
 		}
-		n, _ := strconv.Atoi(string(bytes.TrimSpace(b[at+1 : at+line]))) // -1 for what is nil
+		n, _ := strconv.Atoi(string(bytes.TrimSpace(b[at+1 : at+line]))) // -1 for nil
 		n = max(n, 0)
 		kind, text := b[at], n > 0 || bytes.Equal(b[at+1:at+line], []byte("0\r"))
 		at += line + 1
 		switch kind {
-		case '$', '=', '!': // text of that length
+		case '$', '=', '!': // text of n bytes
 			if text {
 				at += n + len("\r\n")
 			}
-		case '*', '~', '>': // that many replies
+		case '*', '~', '>': // n replies
 			replies += n
-		case '%', '|': // that many pairs
+		case '%', '|': // n pairs
 			replies += 2 * n
 		}
 		if at > len(b) {
@@ -115,7 +116,7 @@ func replySize(b []byte) int {
 	return at
 }
 
-// refused is a connection to a server that is not there.
+// refused is a connection to a server that has been stopped.
 type refused struct{ net.Conn }
 
 var errRefused = &net.OpError{Op: "dial", Net: "leasedtest", Err: syscall.ECONNREFUSED}

@@ -8,13 +8,13 @@
 //	}
 //
 // Nothing of the library is imitated: the client is what [leased.New] returns, and the
-// embedded server, miniredis, runs the same scripts as a Redis does. The library's own
-// behaviour tests run on it. The client is closed at the end of the test, which fails if
-// a lease was not unlocked by then.
+// embedded server, miniredis, runs the same scripts as Redis does. The library's own
+// behaviour tests run on it. When the test ends, the client is closed, and the test fails
+// if a lease was not unlocked by then.
 //
 // # Trouble
 //
-// A [Server] makes happen what code that locks should be tested for:
+// A [Server] can cause the trouble that code with locks should be tested for:
 //
 //	what happens                                          in a test
 //	the lease is lost while the code works                Lose
@@ -26,9 +26,10 @@
 //
 // # Virtual time
 //
-// All of it works inside a bubble of testing/synctest, because the server has no sockets.
-// There a TTL of 30 s passes at once, and synctest.Wait waits until everything that can
-// happen has happened. Call [New] or [NewServer] inside the bubble, with the bubble's t:
+// All of this works inside a bubble of testing/synctest, because the server has no sockets.
+// In a bubble a TTL of 30 s passes at once, and synctest.Wait waits until everything that
+// can happen has happened. Call [New] or [NewServer] inside the bubble, with the bubble's
+// t:
 //
 //	synctest.Test(t, func(t *testing.T) {
 //		server := leasedtest.NewServer(t)
@@ -36,13 +37,13 @@
 //		...
 //	})
 //
-// Such tests must not be parallel: go-redis keeps timers for later use, and one of another
-// bubble is fatal.
+// Such tests must not be parallel: go-redis keeps timers for later use, and using a timer
+// of another bubble is fatal.
 //
 // # What it is not
 //
-// The server is one node: no replicas, so [leased.WithReplicas] refuses every lease, and
-// no Cluster. It takes about ten times as long for a command as Redis does. Figures about
-// speed come from a real server. Where an int has 32 bits it does not work, and [NewServer]
-// skips the test.
+// The server is a single node. It has no replicas, so [leased.WithReplicas] refuses every
+// lease, and it is no Cluster. A command takes about ten times as long as on Redis, so
+// measure speed on a real server. The server does not work on platforms whose int has 32
+// bits; there [NewServer] skips the test.
 package leasedtest

@@ -76,7 +76,7 @@ func TestAnImportStopsBeforeAnotherBeginsItIfRedisIsAway(t *testing.T) {
 	})
 }
 
-// exampleT is what an example has instead of a *testing.T.
+// exampleT takes the place of a *testing.T in an example.
 type exampleT struct {
 	testing.TB
 	cleanups []func()
@@ -94,7 +94,7 @@ func (t *exampleT) end() {
 	}
 }
 
-// In a test, t is its *testing.T, and there is no end to call.
+// In a test, t is the test's *testing.T, and there is no end to call.
 func ExampleNew() {
 	t := &exampleT{}
 	defer t.end()
@@ -166,7 +166,7 @@ func ExampleServer_FreezeRenewals() {
 	// Output: true
 }
 
-// What is tried while Redis is away waits, and goes on when it is back.
+// Calls that are made while Redis is away wait, and continue when it is back.
 func ExampleServer_Stop() {
 	t := &exampleT{}
 	defer t.end()
@@ -186,7 +186,7 @@ func ExampleServer_Stop() {
 	// <nil>
 }
 
-// A message that is lost delays a hand-off, and prevents none.
+// A lost message delays a hand-off, but does not prevent it.
 func ExampleServer_DropMessages() {
 	t := &exampleT{}
 	defer t.end()
@@ -204,7 +204,7 @@ func ExampleServer_DropMessages() {
 	// Output: <nil>
 }
 
-// Two processes believe that the lock is theirs, for the first one stood still: the
+// Two processes believe that the lock is theirs, because the first one stood still: the
 // resource has to compare tokens.
 func ExampleServer_Advance() {
 	t := &exampleT{}

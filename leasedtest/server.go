@@ -21,22 +21,22 @@ import (
 	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
-// New returns a client on a server of its own: it is short for NewServer(t).Client(opts...).
+// New returns a client of a new server. It is short for NewServer(t).Client(opts...).
 func New(t testing.TB, opts ...leased.Option) *leased.Client {
 	t.Helper()
 	return NewServer(t).Client(opts...)
 }
 
-// Lose takes the lock of that name away from its owners, as an operator does with
-// [leased.Client.ForceUnlock]: the contexts of their leases end with a cause that matches
-// leased.ErrLeaseLost, and the next waiter gets the lock. client can be the owner's or any
-// other of its server with the same key prefix.
+// Lose takes the named lock away from its owners, as an operator does with
+// [leased.Client.ForceUnlock]. The contexts of their leases end with a cause that matches
+// leased.ErrLeaseLost, and the next waiter gets the lock. client can be the owner's client
+// or any other client of the same server with the same key prefix.
 //
-// Lose does not wait for the message to reach the owners, which takes it microseconds:
-// wait for what the code under test does then, or call synctest.Wait. If messages are
-// dropped, they learn of it when they renew, after a third of their TTL at most.
+// Lose does not wait for the message to reach the owners, which takes microseconds: wait
+// for what the code under test does then, or call synctest.Wait. If messages are dropped,
+// the owners learn of the loss when they renew, after at most a third of their TTL.
 //
-// It fails t if nobody owns the lock, since the test would then show nothing. It may be
+// Lose fails t if nobody owns the lock, because the test would then show nothing. It may be
 // called from any goroutine.
 func Lose(t testing.TB, client *leased.Client, name string) {
 	t.Helper()
@@ -53,36 +53,36 @@ func Lose(t testing.TB, client *leased.Client, name string) {
 	}
 }
 
-// Server is a Redis in memory, with the troubles that a real one can have. Its clients
-// exclude each other as those of different processes do. Its methods may be called from
-// any goroutine, except Client, which is for the test's own.
+// A Server is an in-memory Redis that can have the troubles of a real one. Its clients
+// exclude each other like clients of different processes. Its methods may be called from
+// any goroutine, except for Client, which must be called from the goroutine of the test.
 type Server struct {
 	t      testing.TB
 	mini   *miniredis.Miniredis
 	output output
 
-	dropping atomic.Int32 // how often DropMessages was called and not undone
-	frozen   atomic.Int32 // the same of FreezeRenewals
+	dropping atomic.Int32 // calls of DropMessages that were not undone
+	frozen   atomic.Int32 // calls of FreezeRenewals that were not undone
 
 	mu      sync.Mutex // guards what follows
-	stopped int        // the same of Stop
+	stopped int        // calls of Stop that were not undone
 	conns   map[*conn]struct{}
-	ahead   time.Duration // of the server's clock before the clients'
+	ahead   time.Duration // how far the server's clock is ahead of the clients'
 }
 
-// NewServer returns a new server that ends with the test.
+// NewServer returns a new server, which ends with the test.
 func NewServer(t testing.TB) *Server {
 	t.Helper()
 	if strconv.IntSize < 64 {
 		t.Skip("leasedtest: miniredis reads the time of PEXPIREAT as an int, which has 32 bits here")
 	}
 	s := &Server{t: t, mini: miniredis.NewMiniRedis(), output: output{to: t.Output()}, conns: map[*conn]struct{}{}}
-	s.mini.ClockTTL(true) // keys expire as time passes, by the fake clock inside a bubble
+	s.mini.ClockTTL(true) // keys expire as time passes; inside a bubble, by its fake clock
 	t.Cleanup(func() {
 		s.mini.Close()
 		s.output.end()
 	})
-	first, err := s.mini.Dial() // begins to serve; before that there is nothing to hook into
+	first, err := s.mini.Dial() // starts serving; before that there is nothing to hook into
 	if err != nil {
 		t.Fatalf("leasedtest: %v", err)
 	}
@@ -91,12 +91,13 @@ func NewServer(t testing.TB) *Server {
 	return s
 }
 
-// Client returns a new client of the server, as another process would have. It takes the
-// options of [leased.New] and logs to the output of the test unless they say otherwise.
+// Client returns a new client of the server, like the client of another process. It takes
+// the options of [leased.New] and, unless they say otherwise, logs to the output of the
+// test.
 //
-// It is closed at the end of the test, which fails if a lease was not unlocked then. A test
-// that leaves a lease behind on purpose, as a process that dies does, closes the client
-// itself.
+// The client is closed when the test ends, and the test fails if a lease was not unlocked by
+// then. A test that leaves a lease behind on purpose, as a process that dies does, closes
+// the client itself.
 func (s *Server) Client(opts ...leased.Option) *leased.Client {
 	s.t.Helper()
 	logger := slog.New(slog.NewTextHandler(&s.output, nil))
@@ -108,7 +109,7 @@ func (s *Server) Client(opts ...leased.Option) *leased.Client {
 		done, cancel := context.WithCancel(context.Background())
 		cancel()
 		if _, err := client.Inspect(done, "closed"); errors.Is(err, leased.ErrClosed) {
-			return // by the test, which knows what it returned
+			return // the test has closed it, and knows what Close returned
 		}
 		if err := client.Close(); err != nil {
 			s.t.Errorf("leasedtest: at the end of the test: %v", err)
@@ -117,16 +118,16 @@ func (s *Server) Client(opts ...leased.Option) *leased.Client {
 	return client
 }
 
-// Redis returns a new connection to the server, for code that uses Redis itself, or calls
-// leased.New. It is closed at the end of the test.
+// Redis returns a new connection to the server, for code that uses Redis itself or that
+// calls leased.New. It is closed when the test ends.
 func (s *Server) Redis() *redis.Client {
 	rdb := redis.NewClient(&redis.Options{
-		Addr: "127.0.0.1:6379", // never dialled, but a host name in its place would be resolved
+		Addr: "127.0.0.1:6379", // never dialled; a host name here would be resolved
 		Dialer: func(context.Context, string, string) (net.Conn, error) {
 			return s.dial()
 		},
 		ContextTimeoutEnabled: true,
-		// They look the address up, which a bubble does not survive.
+		// These notifications look the address up, which a bubble does not survive.
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	})
 	s.t.Cleanup(func() { _ = rdb.Close() }) // a test may have closed it already
@@ -134,8 +135,8 @@ func (s *Server) Redis() *redis.Client {
 }
 
 // Stop takes the server away: connections break, and new ones are refused, until the
-// function that it returns is called. What is stored stays, and expires as time passes. A
-// lease ends on the local clock, before its TTL can have ended on the server.
+// returned function is called. The data stays, and expires as time passes. A lease ends on
+// the local clock, before its TTL can have ended on the server.
 func (s *Server) Stop() (start func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -150,15 +151,16 @@ func (s *Server) Stop() (start func()) {
 	})
 }
 
-// FreezeRenewals has the server refuse to renew leases, of all clients, until the function
-// that it returns is called. New leases are granted as ever. A lease ends when its TTL,
-// less a margin, has passed since it was renewed last.
+// FreezeRenewals makes the server refuse to renew the leases of all clients until the
+// returned function is called. New leases are granted as usual. A lease ends when its TTL,
+// less a margin, has passed since its last renewal.
 func (s *Server) FreezeRenewals() (resume func()) { return raise(&s.frozen) }
 
-// DropMessages loses all messages that are published from now on, of all clients, until
-// the function that it returns is called. The server counts their receivers as if they had
-// arrived. A waiter then learns that the lock is its own by a re-check, after 3 s or a third
-// of its TTL at most, and an owner is not told that it lost the lock or that others wait.
+// DropMessages loses all messages that are published from now on, for all clients, until
+// the returned function is called. The server counts the receivers of the messages as if
+// they had arrived. A waiter then learns only from a re-check that it has the lock, after
+// at most 3 s or a third of its TTL, and an owner is not told that it lost the lock or that
+// others wait.
 func (s *Server) DropMessages() (deliver func()) { return raise(&s.dropping) }
 
 func raise(n *atomic.Int32) (lower func()) {
@@ -166,13 +168,13 @@ func raise(n *atomic.Int32) (lower func()) {
 	return sync.OnceFunc(func() { n.Add(-1) })
 }
 
-// Advance sets the server's clock ahead by d, and leaves that of the clients as it is: to
-// the server, all of them stood still for so long. Locks whose TTL ends meanwhile are free,
-// and their owners do not know it before they renew: another client can get a lock that is
-// believed to be held still, which is what fencing tokens are for.
+// Advance sets the server's clock ahead by d and leaves the clients' clocks as they are:
+// the server sees all clients stand still for that long. Locks whose TTL ends in that time
+// become free, but their owners do not know it until they renew. So another client can get
+// a lock that its owner still believes it holds, which is what fencing tokens are for.
 //
-// To let time pass for all, sleep in a bubble of testing/synctest. d must not be negative:
-// Advance panics then.
+// To let time pass for everyone, sleep in a bubble of testing/synctest. Advance panics if d
+// is negative.
 func (s *Server) Advance(d time.Duration) {
 	if d < 0 {
 		panic("leasedtest: the clock cannot be set back")
@@ -183,17 +185,17 @@ func (s *Server) Advance(d time.Duration) {
 	s.tick()
 }
 
-// tick sets the server's clock, if it is not that of the process. Its own would stand
-// still, so this precedes each command.
+// tick sets the server's clock if it differs from the clock of the process. Left alone, it
+// would stand still, so tick is called before each command.
 func (s *Server) tick() {
 	s.mu.Lock()
-	defer s.mu.Unlock() // two that tick do so in the order of their clocks
+	defer s.mu.Unlock() // so that concurrent calls set it in the order of their clocks
 	if s.ahead > 0 {
 		s.mini.SetTime(time.Now().UTC().Add(s.ahead))
 	}
 }
 
-// refuseRenewals is called before each command of the server, those of scripts included.
+// refuseRenewals is called before each command of the server, including those of scripts.
 func (s *Server) refuseRenewals(c *mini.Peer, cmd string, args ...string) bool {
 	if s.frozen.Load() == 0 || cmd != "EVALSHA" && cmd != "EVAL" || len(args) == 0 {
 		return false
@@ -207,8 +209,8 @@ func (s *Server) refuseRenewals(c *mini.Peer, cmd string, args ...string) bool {
 	return false
 }
 
-// output is that of the test, until the test ends: a client that could not be closed in
-// time may log later.
+// output is the output of the test, until the test ends: a client that could not be closed
+// in time may log later.
 type output struct {
 	mu sync.Mutex // guards to
 	to io.Writer  // nil after the end

@@ -1,15 +1,16 @@
-// Package certmagiclock has github.com/caddyserver/certmagic coordinate its processes by
-// locks of package leased, whatever storage the certificates are in:
+// Package certmagiclock makes the processes of github.com/caddyserver/certmagic coordinate
+// with locks of package leased, whatever storage holds the certificates:
 //
 //	certmagic.Default.Storage = certmagiclock.New(storage, client)
 //
-// A process waits in a queue and is woken when the lock is its own, and the locks of one
+// A process waits in a queue and is woken when it gets the lock. The locks of a process
 // that died are free after their TTL. Leases are renewed for as long as an order takes, so
 // certmagic's own renewal of locks (LockLeaseRenewer) is not needed.
 //
-// certmagic does not work under the context of a lease, and so does not notice that one was
-// lost before it unlocks; as its Locker says, it tolerates that. Its locks have the names
-// that it gives them, under the key prefix of the client (leased.WithKeyPrefix).
+// certmagic does not work under the context of a lease, so it does not notice that a lease
+// was lost until it unlocks; as the documentation of its Locker says, it tolerates that.
+// The locks have the names that certmagic gives them, under the client's key prefix
+// (leased.WithKeyPrefix).
 package certmagiclock
 
 import (
@@ -23,14 +24,14 @@ import (
 	"github.com/leasedmutex/leased"
 )
 
-// Storage is a certmagic.Storage, and a certmagic.TryLocker, whose locks are those of a
+// Storage is a certmagic.Storage and a certmagic.TryLocker that uses the locks of a
 // leased.Client. It is safe for concurrent use.
 type Storage struct {
 	certmagic.Storage // for everything but locks
 
 	client *leased.Client
 	opts   []leased.LockOption
-	held   sync.Map // leases by name, which are renewed as long as they are referred to
+	held   sync.Map // leases by name; a lease is renewed only while it is referred to
 }
 
 var (
@@ -38,8 +39,8 @@ var (
 	_ certmagic.TryLocker = (*Storage)(nil)
 )
 
-// New returns storage with the locks of client. The locks of storage are not used any more,
-// so all processes have to change over together.
+// New returns storage with the locks of client. The locks of storage are no longer used, so
+// all processes must switch at the same time.
 func New(storage certmagic.Storage, client *leased.Client, opts ...leased.LockOption) *Storage {
 	return &Storage{Storage: storage, client: client, opts: opts}
 }
@@ -53,8 +54,8 @@ func (s *Storage) Lock(ctx context.Context, name string) error {
 	return err
 }
 
-// TryLock implements certmagic.TryLocker. It returns false and no error if the lock is
-// taken or waited for.
+// TryLock implements certmagic.TryLocker. If the lock is taken or waited for, it returns
+// false and no error.
 func (s *Storage) TryLock(ctx context.Context, name string) (bool, error) {
 	lease, err := s.client.Mutex(name, s.opts...).TryLockContext(ctx)
 	switch {

@@ -1,16 +1,17 @@
-// Package gocronlock has jobs of github.com/go-co-op/gocron run in one process at a time.
+// Package gocronlock makes each job of github.com/go-co-op/gocron run in one process at a
+// time.
 //
 // Give each process' scheduler a locker on the same Redis:
 //
 //	scheduler, err := gocron.NewScheduler(
 //		gocron.WithDistributedLocker(gocronlock.New(client, 5*time.Second)))
 //
-// The lock of a job has the job's name, so name jobs with gocron.WithName; key prefixes
-// keep them apart from other locks (leased.WithKeyPrefix).
+// The lock of a job has the job's name, so name jobs with gocron.WithName. Use a key prefix
+// to keep these locks apart from others (leased.WithKeyPrefix).
 //
-// gocron gives a job no context of its lock, so a job does not notice that its lease was
-// lost. A job that must not run twice at once takes a lock itself, with leased.Mutex.Do,
-// and works under the context that it is given.
+// gocron does not give a job the context of its lock, so the job does not notice when its
+// lease is lost. A job that must not run twice at once should take a lock itself, with
+// leased.Mutex.Do, and work under the context that Do passes to it.
 package gocronlock
 
 import (
@@ -25,9 +26,9 @@ import (
 // New returns a locker for gocron.WithDistributedLocker and WithDistributedJobLocker. A
 // process that finds the lock of a job taken skips this run.
 //
-// A lock is kept for atLeast, also if the job ends before (leased.WithMinHold): otherwise a
-// process whose clock is behind would run a short job once more. Make it longer than clocks
-// differ, and shorter than the time between two runs.
+// A lock is kept for atLeast, even if the job ends sooner (leased.WithMinHold): otherwise a
+// process whose clock is behind would run a short job once more. Make atLeast longer than
+// the clocks differ, and shorter than the time between two runs.
 //
 // The locker may be used by several schedulers, and is safe for concurrent use.
 func New(client *leased.Client, atLeast time.Duration, opts ...leased.LockOption) gocron.Locker {
@@ -51,6 +52,7 @@ func (l *locker) Lock(ctx context.Context, job string) (gocron.Lock, error) {
 
 type lock struct{ lease *leased.Lease }
 
-// Unlock implements gocron.Lock. It waits for Redis as long as leased.WithReleaseTimeout
-// says, also if ctx has ended, as it has when the scheduler is shut down.
+// Unlock implements gocron.Lock. It waits for Redis for at most the time set by
+// leased.WithReleaseTimeout, even if ctx has ended, as it has when the scheduler is shut
+// down.
 func (l lock) Unlock(context.Context) error { return l.lease.Unlock() }

@@ -1,13 +1,13 @@
-// Package gooselock has github.com/pressly/goose migrate a database from one process at a
-// time, by a lock of package leased. That is of use where the database has no lock that
-// goose could take, or where connections go through a pooler that breaks advisory locks:
+// Package gooselock makes github.com/pressly/goose migrate a database from one process at a
+// time, with a lock of package leased. Use it if the database has no lock that goose could
+// take, or if connections go through a pooler that breaks advisory locks:
 //
 //	goose.NewProvider(goose.DialectClickHouse, db, migrations,
 //		goose.WithSessionLocker(gooselock.New(client.Mutex("migrations"))))
 //
-// goose does not work under the context of a lease. If the lock is lost while it migrates,
-// it notices that at the end only, when Up returns an error that matches
-// leased.ErrLeaseLost: then look at what was applied.
+// goose does not work under the context of a lease. If the lock is lost during a migration,
+// goose notices only at the end, when Up returns an error that matches leased.ErrLeaseLost.
+// Then check what was applied.
 package gooselock
 
 import (
@@ -21,8 +21,8 @@ import (
 )
 
 // Locker is a lock.SessionLocker for goose.WithSessionLocker, and a lock.Locker for
-// goose.WithLocker. Both wait for the lock until the context of the migration ends. It may
-// be used by several providers and is safe for concurrent use.
+// goose.WithLocker. Both wait for the lock until the context of the migration ends. A
+// Locker may be used by several providers and is safe for concurrent use.
 type Locker struct {
 	mutex *leased.Mutex
 	held  sync.Map // leases by connection or database
@@ -33,8 +33,8 @@ var (
 	_ lock.Locker        = (*Locker)(nil)
 )
 
-// New returns a locker that locks mutex, whose name all processes that migrate a database
-// have to agree on.
+// New returns a locker that locks mutex. All processes that migrate a database must use the
+// same name for it.
 func New(mutex *leased.Mutex) *Locker { return &Locker{mutex: mutex} }
 
 // SessionLock implements lock.SessionLocker. The error is that of leased.Mutex.LockContext.
@@ -52,7 +52,8 @@ func (l *Locker) Lock(ctx context.Context, db *sql.DB) error { return l.lock(ctx
 // Unlock implements lock.Locker as SessionUnlock does.
 func (l *Locker) Unlock(ctx context.Context, db *sql.DB) error { return l.unlock(ctx, db) }
 
-// lock keeps the lease: one that nobody refers to is not renewed.
+// lock keeps a reference to the lease, because a lease that nothing refers to is not
+// renewed.
 func (l *Locker) lock(ctx context.Context, by any) error {
 	lease, err := l.mutex.LockContext(ctx)
 	if err == nil {

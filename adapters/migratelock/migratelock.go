@@ -1,6 +1,6 @@
-// Package migratelock has github.com/golang-migrate/migrate migrate a database from one
-// process at a time, by a lock of package leased. It wraps a database driver of migrate,
-// whose own lock is not used: that is of use for a database without locks, and where
+// Package migratelock makes github.com/golang-migrate/migrate migrate a database from one
+// process at a time, with a lock of package leased. It wraps a database driver of migrate
+// and replaces the driver's own lock. Use it for a database without locks, or if
 // connections go through a pooler that breaks advisory locks.
 //
 //	driver = migratelock.New(driver, client.Mutex("migrations"), 10*time.Second)
@@ -19,10 +19,10 @@ import (
 	"github.com/leasedmutex/leased"
 )
 
-// New returns driver with the lock mutex, whose name all processes that migrate a database
-// have to agree on. Lock waits for that long at most. Make it shorter than
-// migrate.Migrate.LockTimeout (15 s by default): when that ends, migrate gives up without
-// telling the driver, which would get the lock later, for nobody.
+// New returns driver with mutex as its lock. All processes that migrate a database must use
+// the same name for mutex. Lock waits for at most wait. Make wait shorter than
+// migrate.Migrate.LockTimeout (15 s by default): after that time migrate gives up without
+// telling the driver, which would then get the lock later, with nobody to use it.
 func New(driver database.Driver, mutex *leased.Mutex, wait time.Duration) database.Driver {
 	return &locked{Driver: driver, mutex: mutex, wait: wait}
 }
@@ -37,7 +37,7 @@ type locked struct {
 	lease *leased.Lease // nil while not locked
 }
 
-// Open opens another driver. It shares the lock.
+// Open opens another driver, which shares the lock.
 func (d *locked) Open(url string) (database.Driver, error) {
 	driver, err := d.Driver.Open(url)
 	if err != nil {
@@ -46,8 +46,8 @@ func (d *locked) Open(url string) (database.Driver, error) {
 	return New(driver, d.mutex, d.wait), nil
 }
 
-// Lock implements database.Driver. If another process holds the lock for too long, the
-// error matches database.ErrLocked and leased.ErrNotAcquired.
+// Lock implements database.Driver. If another process holds the lock for longer than wait,
+// the error matches database.ErrLocked and leased.ErrNotAcquired.
 func (d *locked) Lock() error {
 	ctx, cancel := context.WithTimeout(context.Background(), d.wait)
 	defer cancel()

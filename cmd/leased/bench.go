@@ -36,7 +36,7 @@ func benchCommand(std streams) *cobra.Command {
 	return c
 }
 
-// unset deletes a key if it has the caller's value: the unlock of a bare SET NX PX.
+// unset deletes a key if it has the caller's value. It is the unlock of a bare SET NX PX.
 var unset = redis.NewScript(`if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0`)
 
 func bench(ctx context.Context, std streams, at *address, length time.Duration) error {
@@ -62,7 +62,7 @@ func bench(ctx context.Context, std streams, at *address, length time.Duration) 
 			return
 		}
 		for _, key := range keys.All() {
-			rdb.Del(clean, key.(string)) // they expire otherwise
+			rdb.Del(clean, key.(string)) // if this fails, they expire
 		}
 		rdb.Del(clean, bareKey)
 	}()
@@ -115,15 +115,15 @@ func bench(ctx context.Context, std streams, at *address, length time.Duration) 
 
 func micros(d time.Duration) string { return fmt.Sprintf("%.0f", float64(d)/1000) }
 
-// timeAll has workers call their functions again and again, and returns how long each call
-// took, and all of them together.
+// timeAll has workers call their functions repeatedly, and returns how long each call took, and how
+// long all of them took together.
 func timeAll(ctx context.Context, length time.Duration, workers int, f func(worker int) func(context.Context) error) (took []time.Duration, lasted time.Duration, err error) {
 	var mu sync.Mutex // guards took and err
 	var group sync.WaitGroup
 	start := time.Now()
 	for worker := range workers {
 		call := f(worker)
-		group.Go(func() { // ended by time, waited for below
+		group.Go(func() { // ends when length is over; waited for below
 			var own []time.Duration
 			var failed error
 			for begin := time.Now(); begin.Sub(start) < length && failed == nil; {

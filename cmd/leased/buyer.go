@@ -22,7 +22,7 @@ func stockKey(prefix string) string   { return prefix + "stock" }
 func victimKey(prefix string) string  { return prefix + "victim" }
 func lockPrefix(prefix string) string { return prefix + "lock:" }
 
-// keys returns all keys that a demo may leave in Redis.
+// keys returns all keys that a demo can leave in Redis.
 func keys(prefix string) []string {
 	lock := lockPrefix(prefix) + lockName
 	all := []string{stockKey(prefix), victimKey(prefix), lock}
@@ -32,7 +32,7 @@ func keys(prefix string) []string {
 	return all
 }
 
-// errSoldOut is the error for a buyer who comes too late.
+// errSoldOut is the error of a buyer who comes too late.
 var errSoldOut = errors.New("sold out")
 
 // buyer is the shop's code, which every buyer of a process runs.
@@ -55,22 +55,22 @@ func (b *buyer) visit(ctx context.Context, o order) error {
 		return err
 	}
 	m := message{Wait: time.Since(start), Token: lease.Token()}
-	work, cancel := lease.With(ctx) // work ends when the lease is lost, too
+	work, cancel := lease.With(ctx) // work also ends when the lease is lost
 	defer cancel()
-	// Report before Unlock, so that the messages of a process are in the order of the
-	// sales, and the parent knows all that a process sold before it killed it.
+	// The report comes before Unlock, so that the messages of a process are in the order of the
+	// sales, and so that the parent knows everything that a process sold before it was killed.
 	err = b.report(m, b.buy(work, func(seen int) error { return b.hold(work, o, m, seen) }))
 	return errors.Join(err, lease.Unlock())
 }
 
-// purchase is what buy did: the stock it read, or why it bought nothing.
+// purchase is the outcome of buy: the stock that it read, or why it bought nothing.
 type purchase struct {
 	seen int
 	err  error
 }
 
-// buy reads the stock, thinks, and writes one less: correct for a buyer who is
-// alone. pause, if any, comes between reading and writing.
+// buy reads the stock, thinks, and writes one less, which is correct for a buyer who is alone.
+// pause, if not nil, is called between reading and writing.
 func (b *buyer) buy(ctx context.Context, pause func(seen int) error) purchase {
 	n, err := b.rdb.Get(ctx, stockKey(b.prefix)).Int()
 	if err != nil {
@@ -103,9 +103,9 @@ func (b *buyer) report(m message, p purchase) error {
 	return nil
 }
 
-// hold keeps a buyer inside the lock, if the order says so: those who read a stock in o.PauseAt
-// until they are told to go on, and the first buyer of all processes who read the stock o.HoldAt inside the lock
-// until its process is killed.
+// hold keeps a buyer inside the lock if the order says so. Buyers who read one of the stocks in
+// o.PauseAt stay until they are told to go on. The first buyer of all processes who reads the stock
+// o.HoldAt inside the lock stays until its process is killed.
 func (b *buyer) hold(ctx context.Context, o order, m message, seen int) error {
 	if slices.Contains(o.PauseAt, seen) {
 		m.Kind, m.Seen = inside, seen
@@ -125,7 +125,7 @@ func (b *buyer) hold(ctx context.Context, o order, m message, seen int) error {
 	return context.Cause(ctx)
 }
 
-// think takes 2 to 5 ms, or fails when ctx ends.
+// think takes 2 to 5 ms, and fails if ctx ends.
 func think(ctx context.Context) error {
 	timer := time.NewTimer(2*time.Millisecond + rand.N(3*time.Millisecond))
 	defer timer.Stop()

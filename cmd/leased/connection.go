@@ -17,8 +17,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// quietRedis keeps go-redis from writing its own log lines between ours. What matters is
-// returned as errors.
+// quietRedis keeps go-redis from writing its own log lines between ours. Everything that matters is
+// returned as an error.
 func quietRedis() { redis.SetLogger(silence{}) }
 
 type silence struct{}
@@ -26,24 +26,24 @@ type silence struct{}
 func (silence) Printf(context.Context, string, ...any) {}
 
 const (
-	connectTime    = 5 * time.Second // for the first answer of a server
-	completionTime = time.Second     // for the names that a shell completes
+	connectTime    = 5 * time.Second // for the first answer from a server
+	completionTime = time.Second     // for looking up the names that a shell completes
 )
 
-// address says where Redis is, as the command line and the environment do. Its exported
-// fields are what a process of the demo is told.
+// address says where Redis is, as given by the command line and the environment. Its exported
+// fields are passed to the processes of the demo.
 type address struct {
-	Redis    string // a URL, or HOST:PORT, or several with commas between them
-	Quorum   bool   // they are independent of each other
+	Redis    string // a URL, or HOST:PORT, or several, separated by commas
+	Quorum   bool   // the servers are independent of each other
 	Cluster  bool
-	Sentinel string // the name of the primary that Redis, which are sentinels then, watch
+	Sentinel string // the name of the primary; the addresses in Redis are then those of sentinels
 	TLS      bool
 	CACert   string
 	Cert     string
 	Key      string
 
-	prefix string   // of keys, which is the application's
-	said   []string // each --redis
+	prefix string   // of keys; the application's
+	said   []string // each --redis that was given
 }
 
 // bind adds the flags of an address to a command.
@@ -66,7 +66,7 @@ func (a *address) bindServer(c *cobra.Command, usage string) {
 	c.MarkFlagsRequiredTogether("cert", "key")
 }
 
-// addressFlag is --redis. With --quorum all that are said count, otherwise the last one.
+// addressFlag is --redis. With --quorum, each occurrence counts; otherwise the last one does.
 type addressFlag address
 
 func (f *addressFlag) String() string { return "" }
@@ -77,7 +77,7 @@ func (f *addressFlag) Set(s string) error {
 	return nil
 }
 
-// fill takes what the command line did not say from the environment.
+// fill takes from the environment what the command line did not say.
 func (a *address) fill() {
 	for _, name := range []string{"LEASED_REDIS", "REDIS_URL"} {
 		if a.Redis == "" {
@@ -89,7 +89,7 @@ func (a *address) fill() {
 	}
 }
 
-// options returns what go-redis makes a client of.
+// options returns the options for a go-redis client.
 func (a *address) options() (*redis.UniversalOptions, error) {
 	if a.Cluster && a.Sentinel != "" {
 		return nil, usagef("--cluster and --sentinel exclude each other")
@@ -97,7 +97,7 @@ func (a *address) options() (*redis.UniversalOptions, error) {
 	o := &redis.UniversalOptions{
 		MasterName:    a.Sentinel,
 		IsClusterMode: a.Cluster,
-		// Commands end with their context, and a missing server is reported soon.
+		// Commands end with their context, and a missing server is reported quickly.
 		ContextTimeoutEnabled:    true,
 		DialerRetries:            1,
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
@@ -132,11 +132,11 @@ func (a *address) options() (*redis.UniversalOptions, error) {
 	return o, nil
 }
 
-// fromURL takes what go-redis reads from a URL. It may name sentinels as well:
+// fromURL sets the options that go-redis reads from a URL. The URL may also name sentinels:
 // ?master_name=main&addr=host:26379.
 func (a *address) fromURL(o *redis.UniversalOptions) error {
 	fail := func(err error) error {
-		// net/url's error repeats the whole URL, which may contain a password.
+		// The error of net/url repeats the whole URL, which may contain a password.
 		var quoted *url.Error
 		if errors.As(err, &quoted) {
 			err = quoted.Err
@@ -222,7 +222,7 @@ func (a *address) certificates(c *tls.Config) error {
 	return nil
 }
 
-// connect returns a client, after the server has answered. change, if any, alters its
+// connect returns a client once the server has answered. If change is given, it alters the client's
 // options first.
 func (a *address) connect(ctx context.Context, change ...func(*redis.UniversalOptions)) (redis.UniversalClient, error) {
 	a.fill()

@@ -15,8 +15,8 @@ import (
 	"github.com/leasedmutex/leased"
 )
 
-// demo sells one stock twice, with the same buyers in the same processes: first
-// without a lock, then with it.
+// demo sells one stock twice, with the same buyers in the same processes: first without a lock,
+// then with one.
 type demo struct {
 	options demoOptions
 	prefix  string
@@ -43,13 +43,12 @@ func runDemo(ctx context.Context, std streams, options demoOptions) error {
 	return err
 }
 
-// begin connects to a server and starts the processes. end must be called afterwards, even
-// if begin failed.
+// begin connects to a server and starts the processes. Call end afterwards, even if begin failed.
 func (d *demo) begin(ctx context.Context, stderr io.Writer) error {
 	d.prefix = demoPrefix()
 	at, place := d.options.at, ""
 	if at.Redis == "" {
-		// It listens on loopback, because the workers are separate processes.
+		// The server listens on loopback, because the workers are separate processes.
 		var err error
 		if d.server, err = embeddedRedis(); err != nil {
 			return err
@@ -117,8 +116,8 @@ func (d *demo) awaitWorkers(ctx context.Context) error {
 	return nil
 }
 
-// end ends the processes, and then deletes the keys, so that no process writes a key after
-// its deletion.
+// end ends the processes first and then deletes the keys, so that no process writes a key after it
+// was deleted.
 func (d *demo) end() error {
 	if d.server != nil {
 		defer d.server.Close()
@@ -142,7 +141,7 @@ func (d *demo) end() error {
 	// An interrupt stops everything else, but not the cleanup.
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
-	for _, key := range keys(d.prefix) { // one by one: a node of a Cluster refuses a command with several
+	for _, key := range keys(d.prefix) { // one by one: a node of a Cluster refuses to delete several at once
 		if err := d.rdb.Del(ctx, key).Err(); err != nil {
 			return fmt.Errorf("cannot delete the keys under %s, which expire within %v: %w", d.prefix, keyLife, err)
 		}
@@ -150,7 +149,7 @@ func (d *demo) end() error {
 	return nil
 }
 
-// perform runs both sales, or the one on a quorum.
+// perform runs both sales or, on a quorum, the only one.
 func (d *demo) perform(ctx context.Context) error {
 	if d.locks != nil {
 		return d.performOnQuorum(ctx)
@@ -167,7 +166,7 @@ func (d *demo) perform(ctx context.Context) error {
 	d.heading("2", "With a leased.Mutex around the same code")
 	o := order{Lock: true}
 	if d.options.kill {
-		// In the middle of the sale.
+		// This is in the middle of the sale.
 		o.HoldAt = d.options.stock - min(d.options.stock, d.options.workers*d.options.buyers)/2
 	}
 	locked, err := d.sell(ctx, o)
@@ -177,7 +176,7 @@ func (d *demo) perform(ctx context.Context) error {
 	return d.withLock(locked)
 }
 
-// sell has all processes sell one stock, and returns when each is done or dead.
+// sell has all processes sell one stock, and returns when each process is done or dead.
 func (d *demo) sell(ctx context.Context, o order) (*sale, error) {
 	s := newSale(d.options.stock, d.options.workers, d.options.buyers)
 	if err := d.rdb.Set(ctx, stockKey(d.prefix), s.stock, keyLife).Err(); err != nil {
@@ -188,7 +187,7 @@ func (d *demo) sell(ctx context.Context, o order) (*sale, error) {
 			return nil, err
 		}
 	}
-	tick := time.NewTicker(100 * time.Millisecond) // to show the time that a killed lease has left
+	tick := time.NewTicker(100 * time.Millisecond) // to show how much time a killed lease has left
 	defer tick.Stop()
 	for working := len(d.workers.processes); working > 0; {
 		select {

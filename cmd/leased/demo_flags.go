@@ -9,7 +9,7 @@ import (
 
 // demoOptions are the demo's flags.
 type demoOptions struct {
-	at                     address // its Redis is empty for the embedded server
+	at                     address // without an address, the embedded server is used
 	workers, buyers, stock int
 	ttl                    time.Duration
 	kill                   bool
@@ -21,7 +21,7 @@ const (
 	usualTTL = 30 * time.Second
 	killTTL  = 2 * time.Second // short enough to watch it expire
 
-	quorumTTL = 6 * time.Second // its third, after which a lease is renewed, is short enough to wait for
+	quorumTTL = 6 * time.Second // a third of it, after which a lease is renewed, is short enough to wait for
 )
 
 func demoCommand(std streams) *cobra.Command {
@@ -59,7 +59,7 @@ func demoCommand(std streams) *cobra.Command {
 }
 
 func (o *demoOptions) bind(c *cobra.Command) {
-	// The environment is not asked: a demonstration is no reason to write to somebody's Redis.
+	// The environment is not consulted: a demonstration is no reason to write to somebody's Redis.
 	o.at.bindServer(c, "`ADDRESS` of a real server; the default is one inside this program")
 	f := c.Flags()
 	f.IntVar(&o.workers, "workers", 5, "`N` processes (default 5)")
@@ -71,8 +71,7 @@ func (o *demoOptions) bind(c *cobra.Command) {
 	f.BoolVar(&o.fence, "fence", false, "two owners at once, without fencing tokens and with them")
 }
 
-// check returns the first mistake. The upper limits are what a small machine can do within
-// seconds.
+// check returns the first mistake. The upper limits are what a small machine can do within seconds.
 func (o *demoOptions) check() error {
 	for _, n := range []struct {
 		name       string

@@ -16,21 +16,21 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// The demonstration of a quorum: the lock lives on five servers, two of which die in the
-// middle of the sale, and come back empty. The stock is kept in a sixth.
+// The demonstration of a quorum. The lock lives on five servers, two of which die in the middle of
+// the sale and come back empty. The stock is kept on a sixth server.
 
 const quorumServers = 5
 
 // dying are the servers that die.
 var dying = []int{1, 3}
 
-// lockServers are the embedded servers of a quorum.
+// lockServers are the embedded servers of the quorum.
 type lockServers struct {
 	prefix string
 	all    []*lockServer
 }
 
-// lockServer is one of them. While it is dead it hangs up on everybody, so that nobody else
+// lockServer is one of the servers. While it is dead it hangs up on everybody, so that nobody else
 // gets its port.
 type lockServer struct {
 	addr  string
@@ -39,8 +39,8 @@ type lockServer struct {
 	over  chan struct{}
 }
 
-// startLockServers starts servers whose locks have the prefix, and which count as old enough
-// to vote: new ones would have to be all there for a while.
+// startLockServers starts servers whose locks have the prefix, and makes them count as old enough
+// to vote: for a while, new servers would all have to be there.
 func startLockServers(prefix string) (*lockServers, error) {
 	s := &lockServers{prefix: prefix}
 	for range quorumServers {
@@ -76,7 +76,7 @@ func (s *lockServers) close() {
 	}
 }
 
-// die ends a server with all that it knew.
+// die ends a server, with everything that it knew.
 func (s *lockServer) die() error {
 	s.redis.Close()
 	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", s.addr)
@@ -84,7 +84,7 @@ func (s *lockServer) die() error {
 		return err
 	}
 	s.dead, s.over = l, make(chan struct{})
-	// Ended by hangUp, which waits for it.
+	// This is ended by hangUp, which waits for it.
 	go func() {
 		defer close(s.over)
 		for {
@@ -118,8 +118,8 @@ func (s *lockServer) comeBack() error {
 	return nil
 }
 
-// lockClient returns a client of the library for a demo's locks: in the Redis of the stock, or
-// on a quorum of the servers at addrs. done closes what it made besides.
+// lockClient returns a client of the library for the demo's locks, which are in the Redis of the
+// stock or on a quorum of the servers at addrs. done closes whatever else it made.
 func lockClient(rdb redis.UniversalClient, addrs []string, opts ...leased.Option) (client *leased.Client, done func(), err error) {
 	if len(addrs) == 0 {
 		client, err = leased.New(rdb, opts...)
@@ -137,10 +137,10 @@ func lockClient(rdb redis.UniversalClient, addrs []string, opts ...leased.Option
 		if err != nil {
 			return nil, done, err
 		}
-		o.MaxRetries = -1 // the others answer meanwhile
+		o.MaxRetries = -1 // the other servers answer in the meantime
 		rdbs = append(rdbs, redis.NewUniversalClient(o))
 	}
-	// What it would log of servers that go away is what the demo tells.
+	// The demo itself tells of the servers that go away, so the client need not log them.
 	client, err = leased.NewQuorum(rdbs, append(opts, leased.WithLogger(slog.New(slog.DiscardHandler)))...)
 	return client, done, err
 }
@@ -158,8 +158,8 @@ func (d *demo) performOnQuorum(ctx context.Context) error {
 	return d.withLock(s)
 }
 
-// disturb is called while a buyer stays inside the lock: servers die while the first one does,
-// and come back while the second one does. Then it lets the buyer go on.
+// disturb is called while a buyer stays inside the lock. Servers die while the first such buyer is
+// inside, and come back while the second one is. Then disturb lets the buyer go on.
 func (d *demo) disturb(ctx context.Context, s *sale, n event) error {
 	named := "Servers " + serverNumbers()
 	switch {
@@ -191,9 +191,10 @@ func (d *demo) disturb(ctx context.Context, s *sale, n event) error {
 	return d.rdb.RPush(ctx, goOnKey(d.prefix, n.Seen), "go on").Err()
 }
 
-// awaitAll waits until all servers stand behind the owner. A grant of three of them, where two had
-// let another process in first, is a lease; but if two of the three die at once, nobody can
-// prove any more that it was kept. Its first renewal has the others grant it, too.
+// awaitAll waits until all servers stand behind the owner. If three servers granted a lease and the
+// other two had let another process in first, it is a lease; but if two of the three then die at
+// once, nobody can prove any more that it was kept. With its first renewal, the other servers grant
+// it too.
 func (d *demo) awaitAll(ctx context.Context) (info leased.Info, err error) {
 	for until := time.Now().Add(d.options.ttl); time.Now().Before(until) && ctx.Err() == nil; time.Sleep(20 * time.Millisecond) {
 		if info, err = d.client.Inspect(ctx, lockName); err == nil && info.Behind == info.Servers {
@@ -204,7 +205,7 @@ func (d *demo) awaitAll(ctx context.Context) (info leased.Info, err error) {
 	return info, err
 }
 
-// whoOwns says how many of the servers name an owner now.
+// whoOwns says how many of the servers name an owner at present.
 func (d *demo) whoOwns(ctx context.Context) string {
 	info, err := d.client.Inspect(ctx, lockName)
 	if err != nil {
@@ -221,7 +222,7 @@ func ownerOnQuorum(info leased.Info) string {
 	return text + fmt.Sprintf(", and %d name %s as the owner.", info.Behind, info.Owners[0].Client)
 }
 
-// serverNumbers names the servers that die as people count them.
+// serverNumbers names the servers that die, counting from 1.
 func serverNumbers() string {
 	var all []string
 	for _, i := range dying {

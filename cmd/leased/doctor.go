@@ -235,7 +235,7 @@ func roundTripFinding(ctx context.Context, rdb redis.UniversalClient) finding {
 }
 
 // lockFindings takes a lock and hands it from one client to another, which uses most of the
-// rights that locks need.
+// permissions that locks need.
 func lockFindings(ctx context.Context, rdb redis.UniversalClient, at *address) []finding {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
@@ -258,7 +258,7 @@ func lockFindings(ctx context.Context, rdb redis.UniversalClient, at *address) [
 			clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 			defer cancel()
 			for _, key := range keys.All() {
-				rdb.Del(clean, key.(string)) // they expire otherwise
+				rdb.Del(clean, key.(string)) // if this fails, they expire
 			}
 		}
 	}()
@@ -275,13 +275,13 @@ func lockFindings(ctx context.Context, rdb redis.UniversalClient, at *address) [
 	findings := []finding{{"ok", "lock", "taken in " + milliseconds(took) + ", renewed", "", ""}}
 	got := make(chan error, 1)
 	var second *leased.Lease
-	// Ended by ctx or the lock, waited for below.
+	// This is ended by ctx or by the lock, and waited for below.
 	go func() {
 		var err error
 		second, err = clients[1].Mutex(name).LockContext(ctx)
 		got <- err
 	}()
-	// Until the other client is in the queue there is nothing to hand over.
+	// There is nothing to hand over until the other client is in the queue.
 	for ctx.Err() == nil {
 		info, err := clients[0].Inspect(ctx, name)
 		if err != nil || info.Queue > 0 {
@@ -312,7 +312,7 @@ func lockFindings(ctx context.Context, rdb redis.UniversalClient, at *address) [
 	return findings
 }
 
-// unlockFinding unlocks, and returns something only if that failed.
+// unlockFinding unlocks, and returns a finding only if that failed.
 func unlockFinding(lease *leased.Lease) []finding {
 	err := lease.Unlock()
 	if err == nil {

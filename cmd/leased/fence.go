@@ -11,11 +11,11 @@ import (
 	"github.com/leasedmutex/leased"
 )
 
-// The demonstration of fencing: two owners of one lock at once, made on purpose by deleting
-// the lock's key in the middle of every sale, and what the stock does about it.
+// The demonstration of fencing. Two owners of one lock exist at once, because the lock's key is
+// deleted in the middle of every sale; the demonstration shows what the stock does about it.
 
-// fencing is how the stock treats tokens. What it returns is nil, or errStale for an access
-// that the stock refuses.
+// fencing is how the stock treats tokens. Its functions return nil, or errStale for an access that
+// the stock refuses.
 type fencing struct {
 	title string
 	read  func(ctx context.Context, s *shelf, token uint64) (int, error)
@@ -41,7 +41,7 @@ var (
 		if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then return 0 end
 		redis.call('HSET', KEYS[1], 'stock', ARGV[2])
 		return 1`)
-	// putIfNotOlder is what does not help: it compares at the write only.
+	// putIfNotOlder is the mistake: it compares tokens only at the write.
 	putIfNotOlder = redis.NewScript(`
 		local seen = tonumber(redis.call('HGET', KEYS[1], 'token') or '0')
 		if seen > tonumber(ARGV[1]) then return 0 end
@@ -93,10 +93,10 @@ var fencings = []fencing{
 	},
 }
 
-// fenceStep is something that happened in a sale: an access of an owner to the stock, or
-// what was done to the lock.
+// fenceStep is something that happened in a sale: an owner's access to the stock, or what was done
+// to the lock.
 type fenceStep struct {
-	owner   int // 0 or 1; 2 stands for whoever deletes the lock's key
+	owner   int // 0 or 1; 2 means whoever deletes the lock's key
 	verb    string
 	value   int // read or written
 	token   uint64
@@ -151,10 +151,10 @@ func runFenceDemo(ctx context.Context, std streams, o demoOptions) error {
 	return nil
 }
 
-// sellFenced sells a stock by each kind of fencing.
+// sellFenced sells a stock with each kind of fencing.
 func sellFenced(ctx context.Context, at address, stock int, screen *screen) (sales []*fenceSale, err error) {
 	prefix := demoPrefix()
-	var rdbs [3]redis.UniversalClient // of the two owners, and of who deletes the key
+	var rdbs [3]redis.UniversalClient // of the two owners, and of whoever deletes the key
 	var clients [2]*leased.Client
 	for i := range rdbs {
 		if rdbs[i], err = at.connect(ctx); err != nil {
@@ -166,7 +166,7 @@ func sellFenced(ctx context.Context, at address, stock int, screen *screen) (sal
 		if clients[i], err = newClient(rdbs[i], lockPrefix(prefix)); err != nil {
 			return nil, err
 		}
-		defer clients[i].Close() // its leases are unlocked
+		defer clients[i].Close() // by then its leases are unlocked
 	}
 	defer func() {
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
@@ -230,7 +230,7 @@ func sellFenced(ctx context.Context, at address, stock int, screen *screen) (sal
 	return sales, nil
 }
 
-// twoOwners has both owners sell a piece, the second one while the first one is at it.
+// twoOwners has both owners sell a piece, the second one while the first one is still selling.
 func twoOwners(ctx context.Context, kind fencing, prefix string, clients [2]*leased.Client, rdbs [3]redis.UniversalClient) ([]fenceStep, error) {
 	var steps []fenceStep
 	var leases [2]*leased.Lease
@@ -253,7 +253,7 @@ func twoOwners(ctx context.Context, kind fencing, prefix string, clients [2]*lea
 		if err != nil {
 			return nil, err
 		}
-		// The first owner's says that it lost the lease, which is what this is about.
+		// The error of the first owner says that it lost the lease, which is the point of this.
 		defer lease.Unlock() //nolint:errcheck // see above
 		leases[i] = lease
 		if err := step(i, verbLocks, 0, nil); err != nil {
@@ -281,7 +281,7 @@ func twoOwners(ctx context.Context, kind fencing, prefix string, clients [2]*lea
 	return steps, nil
 }
 
-// text is the step for people.
+// text describes the step for people.
 func (s fenceStep) text(screen *screen) string {
 	who := [...]string{"A", "B"}
 	switch s.verb {

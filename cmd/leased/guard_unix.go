@@ -13,12 +13,12 @@ import (
 	"time"
 )
 
-// runGuard is the guard of a run: see run_unix.go. It reads on stdin until when the lease
-// will last, in nanoseconds since 1970, and kills its process group when that time comes, or
-// when stdin ends without "done", because the process that holds the lease is gone.
+// runGuard is the guard of a run; see run_unix.go. From stdin it reads the time until which the
+// lease will last, in nanoseconds since 1970. It kills its process group when that time comes, or
+// when stdin ends without "done", which means that the process that holds the lease is gone.
 //
-// The wall clock is the one that both processes have. Where it is set back, the guard is
-// late; the other process, unless it is stopped or dead, is not.
+// The guard uses the wall clock, because both processes have that. If the wall clock is set back,
+// the guard is late; the other process, unless it is stopped or dead, is not.
 func runGuard(_ context.Context, std streams) error {
 	if syscall.Getpgrp() != os.Getpid() {
 		return fmt.Errorf("%s is started by 'leased run' only", guardName)
@@ -28,15 +28,16 @@ func runGuard(_ context.Context, std streams) error {
 	fmt.Fprintln(std.out, "ready")
 
 	lines := make(chan string)
-	// Owned by the process, which it ends with.
+	// This is owned by the process, and ends with it.
 	go func() {
 		defer close(lines)
 		for in := bufio.NewScanner(std.in); in.Scan(); {
 			lines <- in.Text()
 		}
 	}()
-	// It wakes twenty times a second only once there is a time, so a run that waits for its lock
-	// costs nothing. A timer would not count the time that the machine sleeps.
+	// The guard wakes twenty times a second, but only once it has been told a time, so a run that
+	// waits for its lock costs nothing. A timer would not count the time during which the machine
+	// sleeps.
 	var tick <-chan time.Time
 	var until int64
 	for {
@@ -46,7 +47,7 @@ func runGuard(_ context.Context, std streams) error {
 				if until != 0 {
 					return syscall.Kill(0, syscall.SIGKILL)
 				}
-				return nil // there was no command yet
+				return nil // there has been no command yet
 			}
 			if line == guardDone {
 				return nil

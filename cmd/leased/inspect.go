@@ -58,7 +58,8 @@ func inspectCommand(std streams) *cobra.Command {
 	return c
 }
 
-// client returns a client of the library, which holds nothing by itself, and what ends it.
+// client returns a client of the library, which holds nothing by itself, and a function that closes
+// it.
 func (a *address) client(ctx context.Context, opts ...leased.Option) (*leased.Client, func(), error) {
 	if a.Quorum {
 		return a.quorumClient(ctx, opts...)
@@ -78,7 +79,7 @@ func (a *address) client(ctx context.Context, opts ...leased.Option) (*leased.Cl
 	}, nil
 }
 
-// newClient returns a client that logs nothing: what matters is an error here.
+// newClient returns a client that logs nothing: here, everything that matters is an error.
 func newClient(rdb redis.UniversalClient, prefix string, opts ...leased.Option) (*leased.Client, error) {
 	client, err := leased.New(rdb, append(opts, leased.WithKeyPrefix(prefix), leased.WithLogger(slog.New(slog.DiscardHandler)))...)
 	if err != nil {
@@ -87,7 +88,7 @@ func newClient(rdb redis.UniversalClient, prefix string, opts ...leased.Option) 
 	return client, nil
 }
 
-// operatorError tells a mistake in a name from trouble with Redis.
+// operatorError distinguishes a mistake in a name from trouble with Redis.
 func operatorError(command string, err error) error {
 	if errors.Is(err, leased.ErrInvalidName) {
 		return usagef("%s: %s", command, bare(err))
@@ -102,7 +103,7 @@ func checkInterval(d time.Duration) error {
 	return nil
 }
 
-// repeat calls show until ctx ends. On a terminal each picture replaces the last one.
+// repeat calls show until ctx ends. On a terminal, each picture replaces the previous one.
 func repeat(ctx context.Context, out io.Writer, interval time.Duration, clear bool, show func() error) error {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
@@ -157,7 +158,7 @@ func describe(out io.Writer, info leased.Info) {
 	}
 }
 
-// serversText says how much of a quorum stands behind what is shown.
+// serversText says how many servers of a quorum stand behind what is shown.
 func serversText(info leased.Info) string {
 	text := fmt.Sprintf("%d of %d answered", info.Answered, info.Servers)
 	if len(info.Owners) == 0 {
@@ -205,7 +206,7 @@ func clientText(client string) string {
 	return fmt.Sprintf("%q", client)
 }
 
-// jsonInfo is a lock as programs read it. Its names are kept: fields are added only.
+// jsonInfo is a lock as programs read it. Field names never change; fields are only added.
 type jsonInfo struct {
 	Name    string       `json:"name"`
 	State   string       `json:"state"` // free, held, shared, kept
@@ -214,7 +215,7 @@ type jsonInfo struct {
 	Owners  []jsonOwner  `json:"owners"`
 	Queue   int          `json:"queue"`
 	Waiting []jsonWaiter `json:"waiting"`
-	// Of a quorum: how many servers it has, how many answered, how many name the owner.
+	// For a quorum: how many servers it has, how many answered, and how many name the owner.
 	Servers  int  `json:"servers,omitempty"`
 	Answered int  `json:"answered,omitempty"`
 	Behind   *int `json:"behind,omitempty"`
@@ -223,7 +224,7 @@ type jsonInfo struct {
 type jsonOwner struct {
 	Client string `json:"client"` // empty if another library owns the lock
 	Shared bool   `json:"shared"`
-	// Unlocked says that it does not hold the lock any more, which is kept by a minimum hold.
+	// Unlocked says that the client no longer holds the lock, which a minimum hold keeps.
 	Unlocked bool       `json:"unlocked,omitempty"`
 	Left     *float64   `json:"left"` // seconds; null if it never expires
 	Since    *time.Time `json:"since,omitempty"`

@@ -14,7 +14,7 @@ import (
 
 // How text is fitted to a terminal.
 
-// widthOf returns how many columns out has: a terminal's, else those of $COLUMNS, else 80.
+// widthOf returns how many columns out has: those of a terminal, otherwise $COLUMNS, otherwise 80.
 func widthOf(out io.Writer) int {
 	if f, ok := out.(*os.File); ok {
 		if width, _, err := term.GetSize(int(f.Fd())); err == nil && width > 0 {
@@ -27,7 +27,7 @@ func widthOf(out io.Writer) int {
 	return 80
 }
 
-// heightOf returns how many lines out has, 24 where it is no terminal.
+// heightOf returns how many lines out has: those of a terminal, otherwise 24.
 func heightOf(out io.Writer) int {
 	if f, ok := out.(*os.File); ok {
 		if _, height, err := term.GetSize(int(f.Fd())); err == nil && height > 0 {
@@ -42,7 +42,7 @@ func isTerminal(stream any) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// wrap breaks text into lines of at most width columns, where there are spaces.
+// wrap breaks text at spaces into lines of at most width columns.
 func wrap(text string, width int) []string {
 	var lines []string
 	line := ""
@@ -60,7 +60,7 @@ func wrap(text string, width int) []string {
 	return append(lines, line)
 }
 
-// hang prints text behind a label, and its further lines below its first.
+// hang prints text after a label, and aligns its further lines with its first.
 func hang(out io.Writer, label, text string, width int) {
 	indent := columns(label)
 	for i, line := range wrap(text, max(width-indent, 20)) {
@@ -71,7 +71,7 @@ func hang(out io.Writer, label, text string, width int) {
 	}
 }
 
-// columns counts characters; names of locks are rarely in scripts of double width.
+// columns counts characters, because names of locks are rarely in double-width scripts.
 func columns(text string) int { return utf8.RuneCountInString(text) }
 
 // cut shortens text to width columns.
@@ -85,16 +85,16 @@ func cut(text string, width int) string {
 	return string([]rune(text)[:width-1]) + "…"
 }
 
-// column is one of a table. Those whose cells are numbers are aligned to the right.
+// column is a column of a table. Columns whose cells are numbers are aligned to the right.
 type column struct {
 	title string
 	right bool
-	// least is how narrow the column may become where the table does not fit; 0 means that
-	// it keeps its width. Columns that still do not fit are left out, from the last one on.
+	// least is how narrow the column may become if the table does not fit; 0 means that it keeps
+	// its width. If that is not enough, columns are left out, beginning with the last one.
 	least int
 }
 
-// table lays rows out in width columns of text.
+// table lays out rows as text that is width columns wide.
 func table(head []column, rows [][]string, width int) []string {
 	const gap = 2
 	wide := make([]int, len(head))
@@ -112,8 +112,8 @@ func table(head []column, rows [][]string, width int) []string {
 		return sum
 	}
 	shown := len(head)
-	// The widest of those that may shrink becomes narrower, a column at a time, as long as
-	// that helps; then a column is left out.
+	// The widest column that may shrink is narrowed one step at a time, as long as that helps;
+	// after that, a column is left out.
 	for shown > 1 && total(shown) > width {
 		widest := -1
 		for i, c := range head[:shown] {
@@ -157,12 +157,12 @@ func table(head []column, rows [][]string, width int) []string {
 	return lines
 }
 
-// seconds formats durations that people wait for; milliseconds, those that are measured.
+// seconds formats durations that people wait for; milliseconds formats those that are measured.
 func seconds(d time.Duration) string { return fmt.Sprintf("%.2f s", d.Seconds()) }
 
 func milliseconds(d time.Duration) string { return fmt.Sprintf("%.1f ms", d.Seconds()*1000) }
 
-// instant formats a time with its zone, for a log or a colleague elsewhere.
+// instant formats a time with its zone, for use in a log or by a colleague elsewhere.
 func instant(t time.Time) string { return t.Local().Format("2006-01-02 15:04:05.000 -07:00") }
 
 // brief formats a duration in few columns.
@@ -189,8 +189,8 @@ func count(n int, one, many string) string {
 	return fmt.Sprintf("%d %s", n, many)
 }
 
-// printable quotes text that other programs wrote if printing it as it is would garble a
-// terminal or a table.
+// printable quotes text that other programs wrote, if printing it unquoted would garble a terminal
+// or a table.
 func printable(text string) string {
 	quoted := strconv.Quote(text)
 	if quoted == `"`+text+`"` && !strings.ContainsAny(text, " \u00a0") && text != "" {

@@ -17,8 +17,8 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// scanCount is how many keys of the server one call of SCAN looks at, which is its only
-// bound on the time that the server is blocked: some 50 µs, on a busy machine 200.
+// scanCount is how many of the server's keys one call of SCAN looks at. Nothing else bounds how
+// long the call blocks the server: some 50 µs, or 200 µs on a busy machine.
 const scanCount = 100
 
 func listCommand(std streams) *cobra.Command {
@@ -71,7 +71,7 @@ func list(ctx context.Context, std streams, at *address, pattern string, limit i
 	var infos []leased.Info
 	more := false
 	var batch []string
-	// Locks are looked at while others are searched for, so that the limit counts those that
+	// Locks are inspected while the scan for more goes on, so that the limit counts the locks that
 	// are shown.
 	flush := func() error {
 		found, err := inspectAll(ctx, client, batch)
@@ -139,7 +139,8 @@ var lockColumns = []column{
 	{title: "SINCE"},
 }
 
-// lockRow is a lock in one line. held is by our clock and Redis' own, so it is not exact.
+// lockRow shows a lock in one line. held is the difference of our clock and Redis' clock, so it is
+// not exact.
 func lockRow(info leased.Info, now time.Time) []string {
 	row := []string{printable(info.Name), "free", "-", fmt.Sprint(info.Queue), "-", "-", "-"}
 	if len(info.Owners) == 0 {
@@ -169,15 +170,15 @@ func ownerName(owner leased.Owner) string {
 	return printable(owner.Client)
 }
 
-// inspectAll asks for several locks, eight at a time. Locks whose keys are of other types
-// are left out.
+// inspectAll inspects several locks, eight at a time. It leaves out locks whose keys have another
+// type.
 func inspectAll(ctx context.Context, client *leased.Client, names []string) ([]leased.Info, error) {
 	infos := make([]leased.Info, len(names))
 	failures := make([]error, len(names))
 	var group sync.WaitGroup
 	next := make(chan int)
 	for range min(8, len(names)) {
-		group.Go(func() { // ended by the end of next, waited for below
+		group.Go(func() { // ends when next is closed; waited for below
 			for i := range next {
 				infos[i], failures[i] = client.Inspect(ctx, names[i])
 			}
@@ -200,9 +201,9 @@ func inspectAll(ctx context.Context, client *leased.Client, names []string) ([]l
 	return found, nil
 }
 
-// scanLocks calls f with the names of the locks that Redis remembers, until it returns
-// false. A lock that was held has a key with its last token, and that key's name says which
-// lock it belongs to. A name may come twice.
+// scanLocks calls f with the names of the locks that Redis remembers, until f returns false. A lock
+// that was held has a key with its last token, and the name of that key says which lock it belongs
+// to. scanLocks may call f more than once with the same name.
 func scanLocks(ctx context.Context, rdb redis.UniversalClient, prefix, pattern string, f func(name string) bool) error {
 	s := newScan(prefix, pattern)
 	for !s.over() {
@@ -219,7 +220,7 @@ func scanLocks(ctx context.Context, rdb redis.UniversalClient, prefix, pattern s
 	return nil
 }
 
-// scan is a walk over the keys of all masters, a step of which is one call of SCAN.
+// scan is a walk over the keys of all masters. One step is one call of SCAN.
 type scan struct {
 	prefix, pattern string
 	nodes           []redis.Cmdable // nil before the first step
@@ -256,13 +257,13 @@ func (s *scan) step(ctx context.Context, rdb redis.UniversalClient) ([]string, e
 	return names, nil
 }
 
-// masters returns those of a Cluster, or the one server that there is.
+// masters returns the masters of a Cluster, or the only server.
 func masters(ctx context.Context, rdb redis.UniversalClient) ([]redis.Cmdable, error) {
 	cluster, ok := rdb.(*redis.ClusterClient)
 	if !ok {
 		return []redis.Cmdable{rdb}, nil
 	}
-	var mu sync.Mutex // guards nodes: ForEachMaster calls beside each other
+	var mu sync.Mutex // guards nodes: ForEachMaster makes its calls concurrently
 	var nodes []redis.Cmdable
 	err := cluster.ForEachMaster(ctx, func(_ context.Context, node *redis.Client) error {
 		mu.Lock()
@@ -276,8 +277,8 @@ func masters(ctx context.Context, rdb redis.UniversalClient) ([]redis.Cmdable, e
 	return nodes, err
 }
 
-// lockOfMeta returns the lock whose last token a key holds: <key>:{<key>}:meta, or
-// <key>::meta where the key has a hash tag of its own.
+// lockOfMeta returns the lock whose last token a key holds: the key is <key>:{<key>}:meta, or
+// <key>::meta if the lock's key has a hash tag of its own.
 func lockOfMeta(prefix, key string) (name string, ok bool) {
 	stem, ok := strings.CutSuffix(key, ":meta")
 	if !ok {
@@ -299,13 +300,13 @@ func lockOfMeta(prefix, key string) (name string, ok bool) {
 	return name, err == nil && keys.Meta() == key
 }
 
-// globQuote escapes text so that it stands for itself in a pattern of Redis.
+// globQuote escapes text so that it matches only itself in a pattern of Redis.
 func globQuote(text string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`).Replace(text)
 }
 
-// globMatch reports whether name matches a pattern as Redis matches it. Redis itself is
-// asked for more, because names have other text behind them in keys.
+// globMatch reports whether name matches a pattern as Redis would match it. Redis itself is asked
+// with a broader pattern, because in keys other text follows the name.
 func globMatch(pattern, name string) bool {
 	for pattern != "" {
 		switch pattern[0] {
@@ -347,8 +348,8 @@ func globMatch(pattern, name string) bool {
 	return name == ""
 }
 
-// globClass reports whether c is in the class whose text, without its opening bracket,
-// begins pattern, and returns what follows it.
+// globClass reports whether c is in the class at the start of pattern, whose opening bracket has
+// been removed, and returns what follows the class.
 func globClass(pattern string, c byte) (rest string, in bool) {
 	negated := strings.HasPrefix(pattern, "^")
 	if negated {

@@ -4,7 +4,7 @@
 //	leased inspect backup
 //	leased demo
 //
-// "leased help" lists its commands, docs/cli.md explains them.
+// "leased help" lists its commands; docs/cli.md explains them.
 package main
 
 import (
@@ -16,7 +16,7 @@ import (
 	"strings"
 )
 
-// Exit statuses; success is 0. Those of run are beside it.
+// Exit statuses; success is 0. Those of run are in run.go.
 const (
 	statusFailed      = 1
 	statusUsage       = 2
@@ -65,7 +65,7 @@ func conclude(std streams, err error) int {
 	return statusFailed
 }
 
-// complain prints err. The library's errors begin with "leased: " as this program's lines do.
+// complain prints err. Like this program's own lines, the library's errors begin with "leased: ".
 func complain(std streams, err error) { fmt.Fprintf(std.err, "leased: %s\n", bare(err)) }
 
 // bare returns the text of an error without the library's name.
@@ -83,6 +83,6 @@ func usagef(format string, args ...any) error {
 var (
 	// errInterrupted is returned when the user interrupted the command.
 	errInterrupted = errors.New("interrupted")
-	// errReported is returned when the command has said itself what is wrong.
+	// errReported is returned when the command has already said what is wrong.
 	errReported = errors.New("reported")
 )

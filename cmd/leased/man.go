@@ -22,7 +22,7 @@ func manCommand(std streams) *cobra.Command {
 	}
 }
 
-// manual is the page leased(1), made of what help says. cobra's own generator makes a page
+// manual returns the page leased(1), made from the help texts. cobra's own generator makes a page
 // for each command, and needs a Markdown library.
 func manual(root *cobra.Command) string {
 	var out strings.Builder
@@ -94,7 +94,7 @@ func manualFlag(line func(string, ...any), f *pflag.Flag) {
 	line(".TP\n.B %s\n%s", roff(flagName(f)), roff(usage))
 }
 
-// roff escapes text that is to appear as it is.
+// roff escapes text so that it appears unchanged.
 func roff(s string) string {
 	s = strings.NewReplacer(`\`, `\e`, "-", `\-`, "…", `\[u2026]`).Replace(s)
 	lines := strings.Split(s, "\n")

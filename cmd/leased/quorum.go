@@ -12,7 +12,8 @@ import (
 	"github.com/leasedmutex/leased"
 )
 
-// quorumClient is client for several independent servers, of which a majority has answered.
+// quorumClient is like client, but for several independent servers; a majority of them has
+// answered.
 func (a *address) quorumClient(ctx context.Context, opts ...leased.Option) (*leased.Client, func(), error) {
 	a.fill()
 	if a.Cluster || a.Sentinel != "" {
@@ -55,7 +56,8 @@ func (a *address) quorumClient(ctx context.Context, opts ...leased.Option) (*lea
 	}, nil
 }
 
-// majorityAnswers returns an error that says why not, if too few servers answer.
+// majorityAnswers returns nil if a majority of the servers answers, and otherwise an error that
+// says why not.
 func majorityAnswers(ctx context.Context, rdbs []redis.UniversalClient) error {
 	ctx, cancel := context.WithTimeout(ctx, connectTime)
 	defer cancel()

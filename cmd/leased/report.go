@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// What the demo prints, in the order in which it does.
+// What the demo prints, in the order in which it is printed.
 
 func (d *demo) introduce(server string) {
 	o := &d.options

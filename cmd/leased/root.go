@@ -17,7 +17,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// newRoot returns the command "leased" with all others below it. It keeps nothing between
+// newRoot returns the command "leased" with all of its subcommands. It keeps no state between
 // calls.
 func newRoot(std streams) *cobra.Command {
 	root := &cobra.Command{
@@ -56,9 +56,9 @@ func newRoot(std streams) *cobra.Command {
 	return root
 }
 
-// interruptible makes a command end when the user presses Ctrl-C. After the first signal, a
-// second one ends the process at once, as by default. It is not for run, which passes
-// signals on, nor for the processes that this program starts for itself.
+// interruptible makes a command end when the user presses Ctrl-C. After the first signal, a second
+// one ends the process at once, as it does by default. Do not use it for run, which passes signals
+// on, nor for the processes that this program starts for itself.
 func interruptible(f func(ctx context.Context, args []string) error) func(*cobra.Command, []string) error {
 	return func(c *cobra.Command, args []string) error {
 		ctx, stop := signal.NotifyContext(c.Context(), os.Interrupt, syscall.SIGTERM)
@@ -124,7 +124,7 @@ func helpCommand() *cobra.Command {
 	}
 }
 
-// explain prints help, in lines that fit the terminal.
+// explain prints help in lines that fit the terminal.
 func explain(c *cobra.Command, _ []string) {
 	out := c.OutOrStdout()
 	width := min(widthOf(out), 100)
@@ -188,8 +188,8 @@ func hasFlags(c *cobra.Command) bool {
 	return has
 }
 
-// explainFlags lists flags. pflag's own list is as wide as its longest flag, and breaks
-// words on a narrow terminal.
+// explainFlags lists flags. pflag's own list is as wide as its longest flag, and breaks words on a
+// narrow terminal.
 func explainFlags(out io.Writer, flags *pflag.FlagSet, width int) {
 	flags.VisitAll(func(f *pflag.Flag) {
 		fmt.Fprintln(out, "  "+flagName(f))
@@ -198,7 +198,7 @@ func explainFlags(out io.Writer, flags *pflag.FlagSet, width int) {
 	})
 }
 
-// flagName is the flag as it is written, with the name of its value.
+// flagName returns the flag as a user types it, with the name of its value.
 func flagName(f *pflag.Flag) string {
 	var text bytes.Buffer
 	if f.Shorthand != "" {
@@ -234,7 +234,7 @@ func version() string {
 	return "(unknown)"
 }
 
-// completeNames completes the name of a lock with those that Redis knows.
+// completeNames completes the name of a lock from those that Redis knows.
 func (a *address) completeNames(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveDefault

@@ -8,8 +8,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Exit statuses of run, besides those of its command: those of flock(1), which are from
-// sysexits.h.
+// Exit statuses of run, in addition to those of its command. They are the statuses of flock(1),
+// which come from sysexits.h.
 const (
 	statusRunUsage       = 64 // EX_USAGE
 	statusRunUnavailable = 69 // EX_UNAVAILABLE: no Redis, no such command
@@ -22,14 +22,14 @@ type runOptions struct {
 	name     string
 	argv     []string
 	noWait   bool
-	wait     float64 // seconds, negative if there is no bound
+	wait     float64 // seconds; negative: no bound
 	conflict int
 	shared   bool
 	ttl      time.Duration
 	atLeast  time.Duration
 }
 
-const leastRunTTL = time.Second // a tenth of it is the margin in which a command is killed
+const leastRunTTL = time.Second // a tenth of the TTL is the margin in which a command is killed
 
 func runCommand(std streams) *cobra.Command {
 	o := runOptions{}
@@ -59,7 +59,7 @@ func runCommand(std streams) *cobra.Command {
 	c.RunE = func(c *cobra.Command, args []string) error {
 		o.name, o.argv = args[0], args[1:]
 		switch {
-		case c.Flags().Changed("wait") && !(o.wait >= 0 && o.wait <= 1e9): // not NaN either
+		case c.Flags().Changed("wait") && !(o.wait >= 0 && o.wait <= 1e9): // which refuses NaN as well
 			return usagef("--wait must be from 0 to 1e9 seconds, not %v", o.wait)
 		case o.conflict < 0 || o.conflict > 255:
 			return usagef("--conflict-exit-code must be from 0 to 255, not %d", o.conflict)
@@ -88,7 +88,7 @@ func runCommand(std streams) *cobra.Command {
 	return c
 }
 
-// exitStatus is the end of run with a status that is not its own choice.
+// exitStatus ends run with a status that run did not choose itself.
 type exitStatus struct {
 	status int
 	err    error // to be printed, if any
@@ -103,7 +103,7 @@ func (e *exitStatus) Error() string {
 
 func (e *exitStatus) Unwrap() error { return e.err }
 
-// concludeRun prints err, if any, and returns the exit status of run for it.
+// concludeRun prints err, if any, and returns run's exit status for it.
 func concludeRun(std streams, err error) int {
 	var exit *exitStatus
 	var usage *usageError
@@ -123,7 +123,7 @@ func concludeRun(std streams, err error) int {
 	return statusRunUnavailable
 }
 
-// guardName is the command of the process that ends another one's command. See run_unix.go.
+// guardName is the command of the process that kills another process's command. See run_unix.go.
 const guardName = "run-guard"
 
 func guardCommand(std streams) *cobra.Command {

@@ -20,14 +20,14 @@ import (
 )
 
 // A run is three processes: this one, which holds the lease; the guard; and the command. The
-// command runs in the process group of the guard, so one signal reaches all that it starts,
-// and if this process dies or is stopped, the guard, which ignores signals, kills the group:
-// at once, or when the lease is about to end. The group exists before the command does, so
-// there is no moment in which the command runs without it, or without the terminal.
+// command runs in the process group of the guard, so one signal reaches everything that it starts.
+// If this process dies or is stopped, the guard, which ignores signals, kills the group: at once,
+// or when the lease is about to end. The group exists before the command does, so the command never
+// runs outside the group or without the terminal.
 
-// When the lease has less left than this and still cannot be renewed, the command is told to
-// end, and then killed. A lease is renewed after a third of its TTL, so renewals fail for a
-// third of the TTL before anything is told.
+// When the lease has less time left than termMargin and still cannot be renewed, the command is
+// told to end; at killMargin it is killed. A lease is renewed after a third of its TTL, so renewals
+// have failed for a third of the TTL before the command is told anything.
 func termMargin(ttl time.Duration) time.Duration { return ttl / 3 }
 func killMargin(ttl time.Duration) time.Duration { return ttl / 10 }
 
@@ -41,7 +41,7 @@ func runUnder(ctx context.Context, std streams, o *runOptions) error {
 	}
 	signals := make(chan os.Signal, 16)
 	for _, s := range forwarded {
-		if !signal.Ignored(s) { // by nohup, say; the command is to inherit that
+		if !signal.Ignored(s) { // by nohup, for example; the command should inherit that
 			signal.Notify(signals, s)
 		}
 	}
@@ -69,7 +69,7 @@ func runUnder(ctx context.Context, std streams, o *runOptions) error {
 		case errors.Is(err, leased.ErrLocked):
 			return &exitStatus{o.conflict, nil}
 		case errors.Is(err, context.DeadlineExceeded):
-			// Was the lock taken all the time, or is there no Redis to say so?
+			// Was the lock taken all the time, or is there no Redis to ask?
 			ask, cancel := context.WithTimeout(ctx, time.Second)
 			defer cancel()
 			if _, err := client.Inspect(ask, o.name); err == nil {
@@ -99,7 +99,7 @@ type caught syscall.Signal
 
 func (s caught) Error() string { return syscall.Signal(s).String() }
 
-// acquire waits for the lock. The lease that it returns is believed for most of its TTL.
+// acquire waits for the lock. The lease that it returns can be trusted for most of its TTL.
 func (o *runOptions) acquire(ctx context.Context, client *leased.Client, signals <-chan os.Signal) (*leased.Lease, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -122,11 +122,11 @@ func (o *runOptions) acquire(ctx context.Context, client *leased.Client, signals
 		err   error
 	}
 	done := make(chan result, 1)
-	// Ended by cancel, waited for below.
+	// This is ended by cancel, and waited for below.
 	go func() {
 		lease, err := call(ctx)
-		// A lease that came by message in a Cluster is believed for two seconds only until it
-		// is renewed. The command must not be told to end because of that.
+		// In a Cluster, a lease that came by message is trusted for only two seconds until it is
+		// renewed. The command must not be told to end because of that.
 		for err == nil && time.Until(lease.TrustedUntil()) < o.ttl*2/3 {
 			err = lease.Check(ctx)
 			if err != nil {
@@ -162,8 +162,8 @@ type running struct {
 	killAt time.Time // set with lost
 }
 
-// perform starts the command and returns when it has ended and nothing that it must not
-// leave behind is at work.
+// perform starts the command, and returns when it has ended and nothing that it must not leave
+// behind is still running.
 func (r *running) perform(program string) error {
 	o := r.options
 	r.guard.until(r.lease.TrustedUntil().Add(-killMargin(o.ttl)))
@@ -179,8 +179,9 @@ func (r *running) perform(program string) error {
 		r.tty.takeBack(false)
 		return err
 	}
-	// From here on this process is in the background of its terminal, where it may not take
-	// that back unless it ignores this signal. The command does not inherit that any more.
+	// From here on this process is in the background of its terminal. There it may not take the
+	// foreground back unless it ignores this signal. The command was started already, so it does
+	// not inherit that.
 	signal.Ignore(syscall.SIGTTOU)
 	defer signal.Reset(syscall.SIGTTOU)
 	resumed := make(chan os.Signal, 1)
@@ -188,7 +189,8 @@ func (r *running) perform(program string) error {
 	defer signal.Stop(resumed)
 
 	changes := make(chan syscall.WaitStatus)
-	// Owned by this call, ended by the end of the command, which is the last it sends.
+	// This goroutine is owned by this call, and ends with the command, whose end is the last thing
+	// that it sends.
 	go func() {
 		for {
 			var status syscall.WaitStatus
@@ -230,7 +232,7 @@ func (r *running) perform(program string) error {
 	}
 }
 
-// watchLease has the command end in time.
+// watchLease makes the command end in time if its lease is lost or about to end.
 func (r *running) watchLease() {
 	now, ttl := time.Now(), r.options.ttl
 	until := r.lease.TrustedUntil()
@@ -261,9 +263,9 @@ func (r *running) tellToEnd(why error) {
 	r.guard.signal(syscall.SIGCONT)
 }
 
-// stopped passes on that the command was stopped from its terminal: the shell that waits
-// for us has to get the terminal back. Everyone in our own group is stopped, as if the
-// terminal had done it. If the lease ends meanwhile, the guard kills the command.
+// stopped handles a command that was stopped from its terminal: the shell that waits for this
+// process has to get the terminal back. Every process in our own group is stopped, as if the
+// terminal had done it. If the lease ends in the meantime, the guard kills the command.
 func (r *running) stopped(by syscall.Signal) {
 	if r.tty == nil || by != syscall.SIGTSTP && by != syscall.SIGTTIN && by != syscall.SIGTTOU {
 		return
@@ -282,7 +284,7 @@ func (r *running) ended(status syscall.WaitStatus) error {
 	switch {
 	case status.Signaled():
 		if fromTerminal && status.Signal() == syscall.SIGINT {
-			// Without us, Ctrl-C would have reached the script that we were started by.
+			// Without us, Ctrl-C would have reached the script that started us.
 			_ = syscall.Kill(0, syscall.SIGINT)
 		}
 		return &exitStatus{128 + int(status.Signal()), nil}
@@ -292,15 +294,15 @@ func (r *running) ended(status syscall.WaitStatus) error {
 	return nil
 }
 
-// terminal is the controlling terminal, if this process is in the foreground of it and both
-// its input and its output are terminals. In a pipeline (leased run … | less) the others
-// need the foreground too, so the command stays in the background there; signals of the
-// terminal are passed on like any other. The methods work on nil.
+// terminal is the controlling terminal, if this process is in its foreground and both the input and
+// the output of the process are terminals. In a pipeline (leased run … | less), the other processes
+// need the foreground too, so the command stays in the background there, and signals of the
+// terminal are passed on like any others. The methods work on nil.
 type terminal struct {
 	file   *os.File
 	own    int // our process group
 	before *term.State
-	given  int // the group that has the foreground, 0 if it is ours
+	given  int // the group in the foreground, 0 if it is ours
 }
 
 func openTerminal() *terminal {
@@ -328,7 +330,7 @@ func (t *terminal) foreground() int {
 	return group
 }
 
-// give makes group the foreground, which only a process of the foreground may do.
+// give puts group in the foreground, which only a process of the foreground may do.
 func (t *terminal) give(group int) {
 	if t == nil {
 		return
@@ -344,9 +346,9 @@ func (t *terminal) giveIfOurs(group int) {
 	}
 }
 
-// takeBack makes our own group the foreground again if the command's is, and reports
-// whether it was. restore sets the terminal as it was before the command, which a command
-// that was killed could not.
+// takeBack puts our own group back in the foreground if the command's group is there, and reports
+// whether it was. restore also resets the terminal to its state before the command, which a command
+// that was killed could not do.
 func (t *terminal) takeBack(restore bool) bool {
 	if t == nil || t.given == 0 || t.foreground() != t.given {
 		return false
@@ -367,7 +369,7 @@ type guard struct {
 	ended bool
 }
 
-// startGuard returns when the guard ignores signals.
+// startGuard starts the guard, and returns once the guard ignores signals.
 func startGuard() (*guard, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -397,18 +399,18 @@ func startGuard() (*guard, error) {
 	return g, nil
 }
 
-// until tells the guard when to kill the group unless it hears otherwise.
+// until tells the guard to kill the group at t, unless it hears otherwise.
 func (g *guard) until(t time.Time) { fmt.Fprintf(g.lines, "%d\n", t.UnixNano()) }
 
-// signal sends s to the command and all that it started. No other group can have the number
-// while the guard was not waited for.
+// signal sends s to the command and everything that it started. Until the guard has been waited
+// for, no other group can have its number.
 func (g *guard) signal(s syscall.Signal) {
 	if !g.ended {
 		_ = syscall.Kill(-g.pid, s) // an error says that it has ended
 	}
 }
 
-// end ends the guard, and leaves its group alone. It may be called twice.
+// end ends the guard and leaves its group alone. It may be called twice.
 func (g *guard) end() {
 	if g.ended {
 		return

@@ -17,7 +17,7 @@ type sale struct {
 	parts  []part
 	killed *killRecord
 
-	// Of a sale on a quorum: whether servers have died, and have come back.
+	// For a sale on a quorum: whether servers have died, and have come back.
 	without, returned bool
 }
 
@@ -26,7 +26,7 @@ type part struct {
 	process int
 	sold    []message
 	refused int
-	waits   []time.Duration // for the lock, of those sold to and refused
+	waits   []time.Duration // for the lock, by the buyers who were sold to or refused
 	stats   leased.Stats    // zero for a process that was killed
 }
 
@@ -48,15 +48,15 @@ func newSale(stock, processes, buyers int) *sale {
 	return s
 }
 
-// add counts a message of a process.
+// add counts a message from a process.
 func (s *sale) add(process int, m message) {
 	p := &s.parts[process-1]
 	switch m.Kind {
 	case sold:
 		p.sold = append(p.sold, m)
 		p.waits = append(p.waits, m.Wait)
-		// Messages of several processes arrive in any order: only a greater token
-		// proves that this sale came after the killed process's lease.
+		// Messages from several processes arrive in any order: only a greater token proves that
+		// this sale came after the lease of the killed process.
 		if k := s.killed; k != nil && k.next == 0 && m.Token > k.token {
 			k.next = time.Since(k.at)
 		}
@@ -111,7 +111,7 @@ func (s *sale) stats() leased.Stats {
 	return sum
 }
 
-// verdict returns an error if the sale shows that the lock failed.
+// verdict returns an error if the sale shows that the lock has failed.
 func (s *sale) verdict() error {
 	number, died := s.soldCount(), s.died()
 	switch want := min(s.stock, s.buyers-died); {
@@ -127,7 +127,7 @@ func (s *sale) verdict() error {
 	return s.orderVerdict()
 }
 
-// orderVerdict compares the tokens with the order of the sales. That order is known without
+// orderVerdict compares the order of the tokens with the order of the sales, which is known without
 // a clock: each buyer read how many pieces were left.
 func (s *sale) orderVerdict() error {
 	var all []message

@@ -31,8 +31,8 @@ func newScreen(out io.Writer) *screen {
 	return s
 }
 
-// line prints a line that stays, in place of the progress line. On a terminal that is
-// narrower than the line, it is broken where there are spaces, and keeps its indentation.
+// line prints a line that stays, in place of the progress line. On a terminal that is narrower than
+// the line, it breaks the line at spaces and keeps its indentation.
 func (s *screen) line(format string, args ...any) {
 	s.wipe()
 	text := fmt.Sprintf(format, args...)
@@ -48,7 +48,7 @@ func (s *screen) line(format string, args ...any) {
 	}
 }
 
-// bareOfColor removes what paint adds.
+// bareOfColor removes the colors that paint adds.
 func bareOfColor(text string) string {
 	for {
 		before, rest, found := strings.Cut(text, "\x1b[")
@@ -60,8 +60,8 @@ func bareOfColor(text string) string {
 	}
 }
 
-// wrapColored is wrap for text with colors, which take no columns. A color that a line ends
-// in goes on in the next one by itself, as terminals do.
+// wrapColored is wrap for text with colors, which take up no columns. If a line ends in a color,
+// the color continues in the next line by itself, because terminals do that.
 func wrapColored(text string, width int) []string {
 	var lines []string
 	line := ""
@@ -99,7 +99,7 @@ func (s *screen) progress(format string, args ...any) {
 		return
 	}
 	s.next = now.Add(40 * time.Millisecond)
-	text = cut(text, widthOf(s.out)-1) // a line that breaks cannot be rewritten
+	text = cut(text, widthOf(s.out)-1) // a line that wraps cannot be rewritten
 	width := columns(text)
 	fmt.Fprintf(s.out, "\r%s%s", text, strings.Repeat(" ", max(0, s.shown-width)))
 	s.shown = width

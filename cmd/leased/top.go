@@ -18,7 +18,7 @@ import (
 	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
-// What top asks of Redis for one picture is bounded, however many keys and locks there are.
+// What top asks Redis for one picture is bounded, however many keys and locks there are.
 const (
 	topScans = 300 // calls of SCAN, so some 15 ms of the server's time in all
 	topLooks = 200 // locks, one script each
@@ -96,11 +96,11 @@ type top struct {
 	pattern string
 	scan    *scan
 	locks   map[string]*watched
-	walked  bool // all keys were seen once
-	partial bool // there were more locks than are looked at for one picture
+	walked  bool // all keys have been seen once
+	partial bool // there were more locks than are inspected for one picture
 }
 
-// watched is a lock as it was when top looked last.
+// watched is a lock as it was when top last looked at it.
 type watched struct {
 	name    string
 	looked  time.Time
@@ -109,7 +109,7 @@ type watched struct {
 	left    time.Duration
 	since   time.Time // zero if it is not known
 	queue   int
-	waiting map[string]time.Time // when each request was seen first
+	waiting map[string]time.Time // when each request was first seen
 }
 
 func newTop(rdb redis.UniversalClient, prefix, pattern string) *top {
@@ -136,7 +136,8 @@ func (t *top) refresh(ctx context.Context, now time.Time) error {
 			}
 		}
 	}
-	// Those that were busy come first, then those that were not looked at for longest.
+	// Locks that were busy come first, then those that have not been looked at for the longest
+	// time.
 	all := make([]*watched, 0, len(t.locks))
 	for _, w := range t.locks {
 		all = append(all, w)
@@ -164,13 +165,13 @@ func (t *top) refresh(ctx context.Context, now time.Time) error {
 			return err
 		}
 		if w.state == "free" && w.queue == 0 && s.Meta == "" {
-			delete(t.locks, w.name) // forgotten by Redis
+			delete(t.locks, w.name) // Redis has forgotten it
 		}
 	}
 	return nil
 }
 
-// look takes over what Redis says. Nothing of it is trusted to be well-formed.
+// look takes over what Redis says, none of which is assumed to be well-formed.
 func (w *watched) look(s *protocol.Snapshot, now time.Time) {
 	w.looked, w.left, w.queue, w.since, w.owner = now, s.Left, s.Length, time.Time{}, "-"
 	id, err := protocol.ParseID(s.Value)
@@ -211,7 +212,7 @@ func (w *watched) look(s *protocol.Snapshot, now time.Time) {
 	w.waiting = waiting
 }
 
-// wait is how long the longest waiter was seen.
+// wait returns how long the longest waiter has been seen.
 func (w *watched) wait(now time.Time) time.Duration {
 	longest := time.Duration(0)
 	for _, first := range w.waiting {
@@ -230,7 +231,7 @@ var topColumns = []column{
 	{title: "LEFT", right: true},
 }
 
-// show prints the picture, of most rows if that is not 0.
+// show prints the picture with at most most rows, or with all rows if most is 0.
 func (t *top) show(out io.Writer, now time.Time, most int) {
 	var busy []*watched
 	waiting := 0

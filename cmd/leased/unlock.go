@@ -62,8 +62,7 @@ func unlockCommand(std streams) *cobra.Command {
 	return c
 }
 
-// evictedText says on how many of a quorum's servers the only ForceUnlock of a client found an
-// owner.
+// evictedText says on how many of a quorum's servers the client's only ForceUnlock found an owner.
 func evictedText(servers int, s leased.Stats) string {
 	for on, times := range s.Evicted {
 		if times > 0 {
@@ -84,13 +83,13 @@ func ownersText(owners []leased.Owner) string {
 	return strings.Join(names, ", ")
 }
 
-// asks puts a question. Anything but yes is no.
+// asks asks a yes-or-no question. Any answer but yes means no.
 func asks(ctx context.Context, std streams, question string) (bool, error) {
 	fmt.Fprint(std.out, question)
 	answer := make(chan string, 1)
-	// Owned by the process, and not waited for: nothing interrupts its read.
+	// This is owned by the process, and not waited for, because nothing interrupts its read.
 	go func() {
-		line, _ := bufio.NewReader(std.in).ReadString('\n') // no answer is no
+		line, _ := bufio.NewReader(std.in).ReadString('\n') // no answer means no
 		answer <- line
 	}()
 	select {

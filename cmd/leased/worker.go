@@ -25,9 +25,9 @@ func workerCommandOf(std streams) *cobra.Command {
 }
 
 func runWorker(ctx context.Context, std streams) error {
-	// Ctrl-C in a terminal reaches every process of the demo. Only the parent acts on it,
-	// by closing our stdin. The signal is received and dropped; if it were ignored,
-	// Windows would end the process.
+	// Ctrl-C in a terminal reaches every process of the demo, but only the parent acts on it, by
+	// closing our stdin. Here the signal is received and dropped; if it were ignored, Windows would
+	// end the process.
 	signal.Notify(make(chan os.Signal, 1), os.Interrupt)
 
 	ctx, cancel := context.WithCancel(ctx)
@@ -38,8 +38,8 @@ func runWorker(ctx context.Context, std streams) error {
 		return fmt.Errorf("%s is started by 'leased demo' only: %w", workerCommand, err)
 	}
 	orders := make(chan order)
-	// Owned by the process; ends with stdin or the process. It is not waited for, because
-	// nothing can interrupt its read.
+	// This is owned by the process, and ends with stdin or the process. It is not waited for,
+	// because nothing can interrupt its read.
 	go func() {
 		defer cancel()
 		for {
@@ -69,7 +69,7 @@ type worker struct {
 func (w *worker) say(m message) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	// An error means that the parent is gone; then stdin ends, and the worker too.
+	// An error means that the parent is gone; then stdin ends, and so does the worker.
 	_ = w.out.Encode(m)
 }
 
@@ -84,8 +84,8 @@ func (w *worker) work(ctx context.Context, orders <-chan order) error {
 		leased.WithKeyPrefix(lockPrefix(w.setup.Prefix)),
 		leased.WithOwner(ownerLabel(w.setup.Process, os.Getpid())),
 		leased.WithTTL(w.setup.TTL),
-		// An unlock that is not confirmed ends the demo, and a machine under load may need
-		// more than the second that is the default.
+		// An unlock that is not confirmed ends the demo, and a machine under load may need more
+		// than the default of a second.
 		leased.WithReleaseTimeout(10*time.Second))
 	defer disconnect()
 	if err != nil {
@@ -129,7 +129,7 @@ func (w *worker) sale(ctx context.Context, b *buyer, o order) error {
 // ownerLabel returns the name under which a process of the demo appears in Redis.
 func ownerLabel(process, pid int) string { return fmt.Sprintf("demo-process-%d:%d", process, pid) }
 
-// shutdown bounds how long a process of the demo takes to end.
+// shutdown closes the client, and bounds how long a process of the demo takes to end.
 func shutdown(client *leased.Client) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()

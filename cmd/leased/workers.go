@@ -12,12 +12,12 @@ import (
 	"time"
 )
 
-// workers are the demo's worker processes. Only one goroutine may call the methods.
+// workers are the demo's worker processes. Only one goroutine may call the methods of workers.
 type workers struct {
 	processes []*process
-	events    chan event // what the processes report, in order for each of them
+	events    chan event // what the processes report; the events of each process are in order
 	stop      context.CancelFunc
-	readers   sync.WaitGroup // one goroutine a process
+	readers   sync.WaitGroup // one goroutine per process
 }
 
 // process is a worker as its parent sees it.
@@ -38,8 +38,7 @@ type event struct {
 // workerTimeout is how long a worker may take to exit before it is killed.
 const workerTimeout = 5 * time.Second
 
-// startWorkers starts a process for each setup. If one cannot be started, the others are
-// ended.
+// startWorkers starts a process for each setup. If it cannot start one of them, it ends the others.
 func startWorkers(ctx context.Context, stderr io.Writer, setups []setup) (*workers, error) {
 	program, err := os.Executable()
 	if err != nil {
@@ -75,12 +74,12 @@ func (w *workers) start(ctx context.Context, program string, stderr io.Writer, s
 	}
 	p := &process{number: s.Process, cmd: cmd, orders: orders}
 	w.processes = append(w.processes, p)
-	// Owned by workers, ends with the process, waited for by shutDown.
+	// This is owned by workers, ends with the process, and is waited for by shutDown.
 	w.readers.Go(func() { w.listen(ctx, p, output) })
 	return p.send(s)
 }
 
-// listen passes on the messages of p until it ends. They are dropped once ctx has ended.
+// listen passes on the messages of p until p ends. Once ctx has ended, it drops them.
 func (w *workers) listen(ctx context.Context, p *process, output io.Reader) {
 	send := func(n event) {
 		n.from = p
@@ -97,7 +96,7 @@ func (w *workers) listen(ctx context.Context, p *process, output io.Reader) {
 			send(event{message: m})
 		}
 	}
-	// Output that is not a message is read too, or the worker would block writing it.
+	// Output that is not a message is read as well, otherwise the worker would block writing it.
 	_, _ = io.Copy(io.Discard, output)
 	ended := p.cmd.Wait()
 	if !errors.Is(err, io.EOF) {
