@@ -233,8 +233,9 @@
 // queue re-checks after 1 s at most. In a queue of hundreds, waiters far behind wait longer
 // between re-checks: up to 20 s, but no longer than their TTL less 10 s or half of their
 // TTL, whichever is more. A re-check keeps the request's place in the queue; requests
-// behind it drop a request that stops re-checking. A re-check also has the server send an
-// echo, and if the echo does not arrive within 1 s, the client rebuilds its subscription.
+// behind it drop a request that stops re-checking. If no message has arrived for a while, a
+// re-check also has the server send an echo, and if the echo does not arrive within 1 s, the
+// client rebuilds its subscription.
 //
 // A client receives messages soon after it has asked for its first lock. Until then it does
 // not queue in Redis, because nothing could prove it dead if its process died. It takes a
