@@ -280,7 +280,7 @@
 // retrying in the background until Redis has answered or the TTL has passed. When a process
 // dies, its locks are free after their TTL, and its places in the queue are skipped.
 //
-// [Client.Shutdown] returns when its context ends, at the latest. Its error says what it
+// [Client.Shutdown] returns 100 ms after its context has ended, at the latest. Its error says what it
 // could not wait for, and a later Close or Shutdown returns the same error.
 //
 // Compare errors with [errors.Is]. If a caller was not admitted, its error matches
