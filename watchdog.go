@@ -166,6 +166,14 @@ func (w *watchdog) run() {
 	}
 }
 
+// holdsMany reports whether so many locks have an alarm that the server would notice if all of them
+// were renewed at the same time.
+func (w *watchdog) holdsMany() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.alarms) >= 1000
+}
+
 // send has a batch renewed: urgent renewals at once, and the others at once as well if they are
 // few.
 func (w *watchdog) send(batch []protocol.Renewal) {
@@ -189,30 +197,14 @@ func (w *watchdog) send(batch []protocol.Renewal) {
 	case 1:
 		w.client.group.start(func() { w.client.renew(regular) })
 	default:
-		over := w.pace(len(regular), spare)
-		w.client.group.start(func() { w.spread(parts, over) })
+		w.client.group.start(func() { w.spread(parts, spare) })
 	}
-}
-
-// pace returns the time over which n renewals are spread: spare, a sixth of their TTL, at the most.
-// If the locks of the client fall due evenly, the renewals of one instant of the grid have the time
-// until the next one. If a larger share falls due together, because the locks were taken in the same
-// second, it has more time in proportion.
-func (w *watchdog) pace(n int, spare time.Duration) time.Duration {
-	w.mu.Lock()
-	all := len(w.alarms)
-	w.mu.Unlock()
-	part := time.Duration(2 * float64(spare) * float64(n) / float64(max(all, n)))
-	return min(max(part, spare/5), spare)
 }
 
 // spread sends batches one after another, evenly over a given time. If many were sent at once, the
 // server would do nothing else until it had carried them out. After a late answer, the remaining
 // batches have equally less time each, so that they need not all leave at the end. Batches that
 // have not left by the end of that time, because the server is slow or a batch hangs, leave then.
-//
-// The next renewal of a grant is due a third of its TTL after it was sent here. So grants that were
-// taken together drift apart with each renewal, until about as many are due at every instant.
 //
 // Its goroutine is owned by the client, ended by the end of that time or by halt, and waited for by
 // Shutdown.
@@ -237,10 +229,6 @@ func (w *watchdog) spread(parts [][]protocol.Renewal, over time.Duration) {
 		case <-ctx.Done():
 		case <-w.quit:
 			return
-		}
-		sent := time.Now()
-		for j := range part {
-			part[j].At = sent
 		}
 		done := make(chan struct{})
 		if !w.client.group.start(func() { defer close(done); w.client.renew(part) }) {

@@ -174,7 +174,11 @@ func (l *Lock) hold(a protocol.Answer, from time.Time, how Via, now time.Time) {
 		// the TTL is left.
 		g.renewAt = min(g.onGrid(l.instant(now).add(g.req.TTL/3)), l.instant(from).add(g.req.TTL/2))
 	default:
-		g.renewAt = g.onGrid(l.instant(from).add(g.req.TTL / 3))
+		due := g.req.TTL / 3
+		if l.env.HoldsMany() { // perhaps it took them together: their first renewals come apart
+			due -= time.Duration(l.env.Jitter() * float64(g.req.TTL/6))
+		}
+		g.renewAt = g.onGrid(l.instant(from).add(due))
 	}
 }
 

@@ -21,6 +21,7 @@ type hand struct {
 	now      time.Time
 	ids      int
 	luck     float64 // what jitter returns
+	many     bool    // what holdsMany returns
 	polling  bool    // messages do not reach us
 	flight   *protocol.Command
 	woken    []*Caller      // admitted or turned away so far
@@ -77,6 +78,8 @@ func (h *hand) NewRequest(m protocol.Mode, ttl time.Duration, idles bool, from p
 func (h *hand) Client() string { return "AAAAAAAAAAAAAAAA:hand" }
 
 func (h *hand) Jitter() float64 { return h.luck }
+
+func (h *hand) HoldsMany() bool { return h.many }
 
 func (h *hand) HasInbox() bool { return !h.polling }
 

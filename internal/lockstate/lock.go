@@ -62,6 +62,9 @@ type Environment interface {
 	Client() string
 	// Jitter returns a random number in [0, 1).
 	Jitter() float64
+	// HoldsMany reports whether the client holds so many locks that the server would notice
+	// if all of them were renewed at the same time.
+	HoldsMany() bool
 	// HasInbox reports whether messages reach this client, so that waiting needs no
 	// polling.
 	HasInbox() bool

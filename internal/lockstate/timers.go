@@ -16,9 +16,9 @@ func (l *Lock) Tick(now time.Time, fx *Effects) {
 	if g.state == Held && l.needsRenewal() && (l.instant(now) >= g.renewAt || g.drifted(now)) {
 		fx.Renew = true
 		l.blocker = "" // it has been ours for long, and a lock with a blocker does not rest
-		// A regular one may wait: see spread in watchdog.go.
+		// Until the next instant of the grid, if it is a regular one.
 		if g.notified == 0 && !g.drifted(now) && l.trustEnds().sub(l.instant(now)) >= g.req.TTL/2 {
-			fx.Spare = g.req.TTL / 6
+			fx.Spare = g.req.TTL / grids
 		}
 		fx.Touch = g.touch(l.last, l.instant(now))
 		g.renewAt = g.onGrid(l.instant(now).add(g.req.TTL / 3))

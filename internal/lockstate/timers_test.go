@@ -391,6 +391,28 @@ func TestARequestWithoutAnswerIsAskedAboutAfterThePauseOnly(t *testing.T) {
 	h.sends(protocol.Acquire)
 }
 
+// A client that takes very many locks within a second does not renew them within a second. None is
+// renewed later than it would be alone.
+func TestALeaseAmongManyIsRenewedEarlyTheFirstTime(t *testing.T) {
+	for many, first := range map[bool]time.Duration{false: handTTL / 3, true: handTTL / 4} {
+		h := driveFrom(t, time.Now())
+		h.many, h.luck = many, .5
+		h.enter(writer())
+		h.answer(h.grant())
+		for i, at := range []time.Duration{first, first + handTTL/3, first + 2*handTTL/3} {
+			h.pass(h.began.Add(at - handTTL/grids).Sub(h.now))
+			if n := len(h.renewals); n != i {
+				t.Fatalf("many %v: %d renewals before %v", many, n, at)
+			}
+			h.pass(handTTL / grids)
+			if n := len(h.renewals); n != i+1 {
+				t.Fatalf("many %v: %d renewals after %v", many, n, at)
+			}
+			h.renewed(h.renewals[i], protocol.Granted)
+		}
+	}
+}
+
 // The renewals of many locks that are due together are spread, which must not cost one its window.
 func TestARenewalMayWaitUnlessItIsUrgent(t *testing.T) {
 	last := func(h *hand) protocol.Renewal {
@@ -402,7 +424,7 @@ func TestARenewalMayWaitUnlessItIsUrgent(t *testing.T) {
 	}
 	h := holding(t, writer())
 	h.pass(handTTL / 3)
-	if r := last(h); r.Spare != handTTL/6 {
+	if r := last(h); r.Spare != handTTL/30 {
 		t.Errorf("a regular one may wait for %v", r.Spare)
 	}
 	for h.now.Sub(h.began) < handTTL-handTTL/10 {

@@ -102,7 +102,7 @@ type Renewal struct {
 	Owner any // belongs to the sender, and is not looked at
 	Keys  *Keys
 	Req   Request
-	At    time.Time     // when it was decided or sent: nothing was renewed before that
+	At    time.Time     // when it was decided, which is before it is sent
 	Spare time.Duration // for how long it may wait, so that many do not leave at once
 	Touch time.Duration // if not 0: keep the lock's last token for that long from now
 
