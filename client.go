@@ -81,7 +81,7 @@ type Client struct {
 	// mu guards what follows. The order in which mutexes are locked:
 	//
 	//	Client.mu -> entry.mu -> inbox.mu -> watchdog.mu
-	//	entry.mu -> quorum.Server.mu -> inbox.mu, or that of a member -> group.mu of members
+	//	entry.mu -> quorum.Server.mu -> inbox.mu, serversClock.mu, or a member's -> group.mu of members
 	//	canceler.mu, outage.mu or slotMap.mu -> watchdog.mu
 	//	entry.mu or outage.mu -> asyncQueue.mu, of the queue of spans or of log lines
 	//

@@ -346,7 +346,8 @@ func WithMaxHold(d time.Duration) LockOption {
 // from Unlock until then. A TTL of d covers both. A
 // caller that gives up at the moment in which it gets the lock, so that LockContext returns
 // an error, has no minimum hold. Readers have none, and Downgrade ends that of its lease.
-// ForceUnlock frees the lock at once. A maximum hold must not be shorter than d.
+// ForceUnlock frees the lock at once. A maximum hold must not be shorter than d. On a quorum d
+// should be no longer than WithQuarantine: servers that restart without their data have forgotten it.
 //
 // d must be in whole milliseconds, at most 30 days. The default is 0, which means none.
 func WithMinHold(d time.Duration) LockOption {

@@ -735,4 +735,13 @@ var mutants = []mutant{
 	{"a quorum: the span of a wait does not say how many servers granted", "tracing.go", "		case behind > 0:\n", "		case behind > 9:\n", "TestAQuorumTells"},
 	{"a quorum: the span of a wait that failed does not say how many servers answered", "tracing.go", "		case w.err != nil:\n			span.SetAttributes(attrAnswering", "		case false:\n			span.SetAttributes(attrAnswering", "TestAQuorumTells"},
 	{"a quorum: ForceUnlock is not counted", "inspect.go", "		c.stats.evicted[on].Add(1)\n", "		_ = on\n", "TestForceUnlockOnAQuorum"},
+	{"the error of Inspect does not match its context's", "inspect.go", "	if why == nil || errors.Is", "	if why == nil || !errors.Is", "TestInspectAndForceUnlockEnd"},
+	{"a quorum: an operator's call begins after its context has ended", "internal/quorum/server.go", "		return nil, []error{ctx.Err()}\n", "		_ = ctx\n", "TestInspectAndForceUnlockEnd"},
+	{"a quorum: an operator's call outlasts its context", "internal/quorum/server.go", "		case <-ctx.Done():\n			errs = append(errs, ctx.Err())\n			return results, errs\n", "", "TestInspectAndForceUnlockEnd"},
+	{"a quorum: the first answer moves the clock of tickets little", "internal/quorum/server.go", "	known := c.known && server >= c.server\n", "	known := server >= c.server\n", "TestTicketsFollow"},
+	{"a quorum: tickets go by our clock until the first server has answered", "internal/quorum/server.go", "	case known && server > c.server && follows:\n", "	case server > 0 && follows:\n", "TestTicketsFollow"},
+	{"a quorum: a clock that was set moves that of tickets little", "internal/quorum/server.go", " && late <= protocol.CommandTimeout.Microseconds()", "", "TestTicketsFollow"},
+	{"a quorum: a late answer moves the clock of tickets", "internal/quorum/server.go", "		offset = c.offset - late/32\n", "		_ = late\n", "TestTicketsFollow"},
+	{"a quorum: a hook that panics when an operator asks keeps its server away", "internal/quorum/server.go", "				m.heardOf(fail)\n				ch <- of\n", "				if fail != panicked {\n					m.heardOf(fail)\n				}\n				ch <- of\n", "TestAHookThatPanicsKeeps"},
+	{"a quorum: a hook that panics at a PING keeps its server away", "internal/quorum/member.go", "		if !over {\n			m.owner.start(", "		if false && !over {\n			m.owner.start(", "TestAHookThatPanicsKeeps"},
 }
