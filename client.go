@@ -595,6 +595,26 @@ func waitFor(ctx context.Context, done <-chan struct{}) bool {
 	}
 }
 
+// await waits for what only a client that is not closed does, and returns why it has stopped
+// waiting: because ctx or the client has ended.
+func (c *Client) await(ctx context.Context, done <-chan struct{}) error {
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+	case <-c.base.Done():
+	}
+	select {
+	case <-done:
+		return nil
+	default:
+	}
+	if ctx.Err() != nil {
+		return ended(ctx)
+	}
+	return ErrClosed
+}
+
 // confirming returns the server that the options ask for.
 func confirming(s *redisserver.Server, o *clientOptions) server {
 	if o.replicas > 0 {

@@ -263,10 +263,10 @@
 // error says so in words. Bad names, bad options, a closed client and a closed
 // *redis.Client are errors of LockContext and panics of Lock.
 //
-// Unlock returns nil only if another caller of this process continues with the lock, if
-// Redis confirmed the release, or if the lock's last token proves that it was ours until
-// then; otherwise it returns [ErrLeaseLost], which then says that the lock could no longer
-// be proved ours. It waits for Redis at most as long as [WithReleaseTimeout] says. After
+// Unlock returns nil only if another caller of this process continues with the lock, if the
+// process keeps it idle ([WithIdleHold]), if Redis confirmed the release, or if the lock's last
+// token proves that it was ours until then; otherwise it returns [ErrLeaseLost], which then
+// says that the lock could no longer be proved ours. It waits for Redis at most as long as [WithReleaseTimeout] says. After
 // that it returns [ErrNotReleased], and the client keeps retrying in the background until
 // Redis has answered or the TTL has passed. When a process dies, its locks are free after
 // their TTL and its places in the queue are skipped.

@@ -36,7 +36,9 @@ var (
 	ErrMaxHold = lockstate.ErrMaxHold
 
 	// ErrNotReleased is returned by Unlock and UnlockContext when Redis did not confirm the
-	// release in time. The client keeps retrying; the error's text says when the lock expires.
+	// release in time, nor that the lock was ours until then. The client keeps retrying; the
+	// error's text says when the lock expires. If Redis says afterwards that the lock may have
+	// been lost by then, the loss handler is told.
 	ErrNotReleased = lockstate.ErrNotReleased
 
 	// ErrNoReplicas is part of the error of LockContext, and the last error of others,

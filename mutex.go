@@ -182,8 +182,8 @@ func (h *handle) lease(ctx context.Context, w *call) (*Lease, error) {
 // Do locks m, runs f, and unlocks, also when f panics. f's context has ctx's values, and
 // ends with ctx or with the lease. The error is that of LockContext, or f's, joined with
 // ErrLeaseLost if the lease was lost while f ran: then another process may have been
-// inside. A release that Redis does not confirm in time is logged only, because f's work
-// was done under the lock all the same.
+// inside. A release that Redis does not confirm in time is logged only; if Redis says
+// afterwards that the lock may have been lost by then, the loss handler is told.
 func (m *Mutex) Do(ctx context.Context, f func(context.Context) error) error {
 	return m.use().do(ctx, protocol.Exclusive, f)
 }

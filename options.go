@@ -153,8 +153,9 @@ func WithoutLockNamesInLogs() Option {
 	})
 }
 
-// WithLossHandler sets the function that is called when a lease is lost. Users of Lock
-// and Unlock learn of a loss in no other way. Calls are made one at a time, and under no
+// WithLossHandler sets the function that is called when a lease is lost, also if Redis says
+// so only after Unlock has stopped waiting for it. Users of Lock and Unlock learn of a loss
+// in no other way. Calls are made one at a time, and under no
 // mutex of this package. The default logs at level Error; losses that come together and
 // have one reason are one line, with their number.
 func WithLossHandler(handler func(LossEvent)) Option {
@@ -365,7 +366,13 @@ func WithMinHold(d time.Duration) LockOption {
 // it, also one that only tries, asks for it by a message and gets it as soon as that
 // arrives; if the lock is in use, a try waits 50 ms in vain. If the message is lost, a
 // waiter's next re-check asks again. The option applies to a grant that was requested by
-// a caller with this option. d must be from 0 to 30 days. The default is 0.
+// a caller with this option.
+//
+// The Unlock after which the process keeps the lock returns nil without asking Redis. If the
+// lock was lost before, and no renewal has said so yet, nobody is told: call Lease.Check
+// before Unlock where that matters.
+//
+// d must be from 0 to 30 days. The default is 0.
 func WithIdleHold(d time.Duration) LockOption {
 	return lockOption(func(o *lockOptions) error {
 		if d < 0 || d > protocol.MaxTTL {
