@@ -431,7 +431,7 @@ func (e *entry) unlock(ctx context.Context, pick func(*lockstate.Lock) *lockstat
 	ends := e.state().EndsBy(caller)
 	e.noteBehindLocked(w)
 	e.state().Leave(caller, now, &fx)
-	waits, cancel := !w.Settled, w.extras().cancel
+	waits, cancel, cause := !w.Settled, w.extras().cancel, e.causeLocked(w)
 	if waits {
 		e.client.unlocks.Add(1) // before the entry can be removed
 		defer e.client.unlocked()
@@ -439,7 +439,7 @@ func (e *entry) unlock(ctx context.Context, pick func(*lockstate.Lock) *lockstat
 	idle := e.rearmLocked(&fx)
 	e.mu.Unlock()
 	if cancel != nil {
-		cancel(context.Canceled)
+		cancel(cause)
 	}
 	inlineFor := w.Opts.ReleaseTimeout
 	if ctx != nil && ctx.Done() == nil {
@@ -494,6 +494,19 @@ func (e *entry) unlock(ctx context.Context, pick func(*lockstate.Lock) *lockstat
 		e.client.tracing.await(e.client.recordHold(&held))
 	}
 	return true, err
+}
+
+// causeLocked returns the cause with which the contexts of the lease end, or nil if the lease goes on.
+func (e *entry) causeLocked(w *call) error {
+	switch {
+	case w.Ended == lockstate.ByLoss:
+		return e.lostLocked(w, nil)
+	case w.Ended != lockstate.NotYet:
+		return ErrClosed
+	case w.Phase == lockstate.Left:
+		return context.Canceled
+	}
+	return nil
 }
 
 // lostLocked returns the error of a lost lease. err is the error of its release so far, or nil if

@@ -88,6 +88,10 @@ func (c *canceler) flush() {
 			return
 		}
 		c.answered(batch, c.send(batch))
+		if c.client.base.Err() != nil {
+			c.giveUp() // Shutdown may have done so while these were under way, and nothing sends them again
+			return
+		}
 	}
 }
 
@@ -145,11 +149,12 @@ func (c *canceler) answered(batch []*lockstate.Cancellation, results []protocol.
 	now := time.Now()
 	c.mu.Lock()
 	for i, cancel := range batch {
-		if s := c.schedule.Answered(cancel, results[i], now); len(s.Callers) > 0 {
+		s := c.schedule.Answered(cancel, results[i], now)
+		if s.Owner != nil { // it was answered, or is given up
+			delete(c.awaited, cancel.ID)
+		}
+		if len(s.Callers) > 0 {
 			settled = append(settled, s)
-			delete(c.awaited, cancel.ID)
-		} else if results[i].Fail == nil {
-			delete(c.awaited, cancel.ID)
 		}
 	}
 	c.mu.Unlock()

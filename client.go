@@ -81,7 +81,7 @@ type Client struct {
 	// mu guards what follows. Mutexes are locked in this order:
 	//
 	//	Client.mu -> entry.mu -> inbox.mu -> watchdog.mu
-	//	entry.mu -> quorum.Server.mu -> inbox.mu, or that of a member -> group.mu of members
+	//	entry.mu -> quorum.Server.mu -> inbox.mu, serversClock.mu, or a member's -> group.mu of members
 	//	canceler.mu, outage.mu or slotMap.mu -> watchdog.mu
 	//	entry.mu or outage.mu -> asyncQueue.mu, of the queue of spans or of log lines
 	//
@@ -599,6 +599,26 @@ func waitFor(ctx context.Context, done <-chan struct{}) bool {
 	default:
 		return false
 	}
+}
+
+// await waits for what only a client that is not closed does, and returns why it has stopped
+// waiting: because ctx or the client has ended.
+func (c *Client) await(ctx context.Context, done <-chan struct{}) error {
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+	case <-c.base.Done():
+	}
+	select {
+	case <-done:
+		return nil
+	default:
+	}
+	if ctx.Err() != nil {
+		return ended(ctx)
+	}
+	return ErrClosed
 }
 
 // confirming returns the server that the options ask for.

@@ -272,13 +272,14 @@
 // hashes that Redisson uses, the error says so in words. On a bad name, a bad option, a
 // closed client or a closed *redis.Client, LockContext returns an error and Lock panics.
 //
-// Unlock returns nil only if another caller of this process continues with the lock, if
-// Redis confirmed the release, or if the lock's last token proves that the lock was ours
-// until then. Otherwise it returns [ErrLeaseLost], which then means that the lock could no
-// longer be proved ours. Unlock waits for Redis for at most the time set by
-// [WithReleaseTimeout]. After that it returns [ErrNotReleased], and the client keeps
-// retrying in the background until Redis has answered or the TTL has passed. When a process
-// dies, its locks are free after their TTL, and its places in the queue are skipped.
+// Unlock returns nil only if another caller of this process continues with the lock, if the
+// process keeps it idle ([WithIdleHold]), if Redis confirmed the release, or if the lock's
+// last token proves that the lock was ours until then. Otherwise it returns [ErrLeaseLost],
+// which then means that the lock could no longer be proved ours. Unlock waits for Redis for
+// at most the time set by [WithReleaseTimeout]. After that it returns [ErrNotReleased], and
+// the client keeps retrying in the background until Redis has answered or the TTL has
+// passed. When a process dies, its locks are free after their TTL, and its places in the
+// queue are skipped.
 //
 // [Client.Shutdown] returns 100 ms after its context has ended, at the latest. Its error says what it
 // could not wait for, and a later Close or Shutdown returns the same error.

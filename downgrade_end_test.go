@@ -199,3 +199,31 @@ func TestATokenCanBeReadWhileADowngradeChangesIt(t *testing.T) {
 		unlock(t, l)
 	})
 }
+
+// What is known needs no answer of Redis, so it does not matter that the context has ended.
+func TestADowngradeThatIsDecidedSaysSoWhateverItsContext(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		ended, cancel := context.WithCancel(context.Background())
+		cancel()
+		c := newClient(t, s, leased.WithLossHandler(func(leased.LossEvent) {}))
+		reader := take(t, c.RWMutex("x").RLockContext)
+		for range 100 {
+			downgradeIn(t, ended, reader)
+		}
+		unlock(t, reader)
+		lost := take(t, c.RWMutex("y").LockContext)
+		must(t, c.ForceUnlock(context.Background(), "y"))
+		closesSoon(t, "the lease is lost", lost.Context().Done())
+		for range 100 {
+			isAll(t, lost.Downgrade(ended), leased.ErrLeaseLost)
+		}
+		isAll(t, lost.Unlock(), leased.ErrLeaseLost)
+	})
+}
+
+func downgradeIn(t *testing.T, ctx context.Context, l *leased.Lease) {
+	t.Helper()
+	if err := l.Downgrade(ctx); err != nil {
+		t.Fatalf("Downgrade: %v", err)
+	}
+}

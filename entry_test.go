@@ -294,3 +294,57 @@ func TestALockRestsWhenOthersAreMoreRecent(t *testing.T) {
 		}
 	}
 }
+
+// An Unlock that comes between a loss and what follows from it ends the lease's context, which says what
+// Unlock returns.
+func TestAnUnlockThatOvertakesALossEndsTheContextWithIt(t *testing.T) {
+	_, e, w := granted(t, WithLossHandler(func(LossEvent) {}))
+	l := newLease(t.Context(), e, w)
+	ctx := l.Context()
+	var evicted lockstate.Effects
+	e.mu.Lock()
+	e.state().Revoked(e.state().Request().ID, 1, time.Now(), &evicted)
+	e.mu.Unlock()
+	if err := l.Unlock(); !errors.Is(err, ErrLeaseLost) {
+		t.Errorf("Unlock returned %v", err)
+	}
+	if cause := context.Cause(ctx); !errors.Is(cause, ErrLeaseLost) {
+		t.Errorf("its context has ended with %v", cause)
+	}
+	e.perform(&evicted, false, 0)
+}
+
+// A cancel with another one after it has no answer before it is given up: what comes later about its id is
+// cancelled again.
+func TestACancelThatIsGivenUpIsNotWaitedForAnyMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := onStub(t, 0, 0)
+		c.server = silentServer{c.server}
+		e := &entry{client: c}
+		k, err := protocol.NewKeys("", "x")
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.keys = k
+		w := &lockstate.Caller{Opts: &c.opts.lock.Terms}
+		c.begin()
+		c.canceler.add(&lockstate.Cancellation{Owner: e, ID: "first", Then: &lockstate.Cancellation{Owner: e, ID: "second", Callers: []*lockstate.Caller{w}}})
+		time.Sleep(time.Hour)
+		c.canceler.mu.Lock()
+		defer c.canceler.mu.Unlock()
+		if !w.Settled || len(c.canceler.schedule.Pending) != 0 || len(c.canceler.awaited) != 0 {
+			t.Errorf("settled %v, %d to be cancelled, %v waited for", w.Settled, len(c.canceler.schedule.Pending), c.canceler.awaited)
+		}
+	})
+}
+
+// silentServer answers no cancel.
+type silentServer struct{ server }
+
+func (silentServer) Cancel(_ context.Context, batch []protocol.CancelRequest) []protocol.Cancelled {
+	results := make([]protocol.Cancelled, len(batch))
+	for i := range results {
+		results[i].Fail = &protocol.Failure{Err: errNoAnswer, Kind: protocol.NoAnswer}
+	}
+	return results
+}

@@ -35,7 +35,9 @@ var (
 	ErrMaxHold = lockstate.ErrMaxHold
 
 	// ErrNotReleased is returned by Unlock and UnlockContext if Redis did not confirm the
-	// release in time. The client keeps retrying; the error's text says when the lock expires.
+	// release in time, and did not confirm that the lock was ours until then. The client keeps
+	// retrying; the error's text says when the lock expires. If Redis later says that the lock
+	// may have been lost before Unlock, the loss handler is called.
 	ErrNotReleased = lockstate.ErrNotReleased
 
 	// ErrNoReplicas is matched by the error of LockContext, and by other errors as their last

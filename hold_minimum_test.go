@@ -339,3 +339,40 @@ func TestAMinimumHoldOutOfRangeIsAnError(t *testing.T) {
 	_, err = c.Mutex("x", leased.WithMaxHold(time.Second)).LockContext(ctx)
 	isAll(t, err, leased.ErrInvalidOption, leased.ErrNotAcquired)
 }
+
+// Nobody owns the lock after the Unlock, so nobody tells a server that restarts without its data of it.
+func TestAMinimumHoldOfAQuorumIsForgottenByServersThatRestart(t *testing.T) {
+	const quarantine = time.Minute
+	for hold, kept := range map[time.Duration]bool{quarantine: true, time.Hour: false} {
+		onQuorum(t, func(t *testing.T, s place) {
+			c, other := newClient(t, s, leased.WithQuarantine(quarantine)), newClient(t, s, leased.WithQuarantine(quarantine))
+			confirmInboxes(t, c, other)
+			began := time.Now()
+			unlock(t, lock(t, c.Mutex("x", leased.WithMinHold(hold))))
+			synctest.Wait()
+			try := func() bool {
+				l, err := other.Mutex("x").TryLockContext(t.Context())
+				if err == nil {
+					unlock(t, l)
+				}
+				synctest.Wait()
+				return err == nil
+			}
+			for _, mini := range s.members.minis[:3] {
+				mini.FlushAll()
+				if try() {
+					break
+				}
+				if !kept { // else all restart within the minimum hold, and none may vote before its end
+					time.Sleep(quarantine + time.Second)
+				}
+			}
+			if kept {
+				time.Sleep(hold - time.Since(began) - time.Second)
+			}
+			if try() == kept {
+				t.Errorf("%v after it was acquired, for %v at least, it was kept: %v", time.Since(began), hold, !kept)
+			}
+		})
+	}
+}

@@ -2,6 +2,7 @@ package leased_test
 
 import (
 	"context"
+	"math"
 	"strings"
 	"sync"
 	"testing"
@@ -283,6 +284,41 @@ func TestVirtualAProcessGivesOut64LeasesOrForTenMillisecondsWhileAnotherWaits(t 
 		}
 		if n, took := turns(t, s, 999*time.Microsecond); n != 12 || took < 10*time.Millisecond || took > 11*time.Millisecond {
 			t.Errorf("%d leases in %v", n, took)
+		}
+	})
+}
+
+func TestTheLongestMaximumHoldEndsNoLease(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		mu := newClient(t, s, leased.WithMaxHold(math.MaxInt64)).Mutex("x")
+		must(t, mu.Do(context.Background(), func(ctx context.Context) error {
+			time.Sleep(time.Hour)
+			return context.Cause(ctx)
+		}))
+	})
+}
+
+// It costs no command, so it says nothing of what Redis has; nor does anything else, for the lease is over.
+func TestAnUnlockAfterWhichTheProcessKeepsTheLockTellsOfNoLoss(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		told := make(chan leased.LossEvent, 9)
+		c := newClient(t, s, leased.WithIdleHold(time.Hour), leased.WithLossHandler(func(ev leased.LossEvent) { told <- ev }))
+		warm(t, s, c)
+		for _, checked := range []bool{false, true} {
+			l := lock(t, c.Mutex("x"))
+			s.forget(t)
+			other := lock(t, newClient(t, s).Mutex("x"))
+			if checked {
+				isAll(t, l.Check(context.Background()), leased.ErrLeaseLost)
+				isAll(t, l.Unlock(), leased.ErrLeaseLost)
+			} else {
+				unlock(t, l)
+			}
+			time.Sleep(time.Minute)
+			if n := len(told); n > 0 != checked {
+				t.Errorf("checked %v: told of %d losses", checked, n)
+			}
+			unlock(t, other)
 		}
 	})
 }

@@ -2,6 +2,7 @@ package leased
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -61,7 +62,7 @@ func (c *Client) Inspect(ctx context.Context, name string) (Info, error) {
 	s, err := c.server.Inspect(ctx, &k)
 	c.metrics.commanded(ctx, commandInspect, began.ended(), redisserver.Classify(err))
 	if err != nil {
-		return Info{}, fmt.Errorf("leased: inspecting lock %q: %w", name, err)
+		return Info{}, fmt.Errorf("leased: inspecting lock %q: %w", name, unlessEnded(ctx, err))
 	}
 	return infoOf(name, &s), nil
 }
@@ -93,12 +94,27 @@ func (c *Client) ForceUnlock(ctx context.Context, name string) error {
 	}
 	c.metrics.commanded(ctx, commandEvict, began.ended(), redisserver.Classify(err))
 	if err != nil {
-		return fmt.Errorf("leased: forcing lock %q: %w", name, err)
+		return fmt.Errorf("leased: forcing lock %q: %w", name, unlessEnded(ctx, err))
 	}
 	if c.quorum != nil {
 		c.stats.evicted[on].Add(1)
 	}
 	return nil
+}
+
+// unlessEnded returns err, or if ctx has ended an error that says so too: that of a command does
+// not match a context's, because most are sent under one that is not the user's.
+func unlessEnded(ctx context.Context, err error) error {
+	var why error
+	if ctx.Err() != nil {
+		why = ended(ctx)
+	} else if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
+		why = context.DeadlineExceeded // the connection's deadline, which is the same, came first
+	}
+	if why == nil || errors.Is(err, why) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", why, err)
 }
 
 // operate returns the keys of a lock that an operator names.

@@ -2,6 +2,7 @@ package leased_test
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -189,4 +190,45 @@ func TestInspectAndForceUnlockRefuseBadNamesAndAClosedClient(t *testing.T) {
 		c.Close()
 		check("x", leased.ErrClosed)
 	})
+}
+
+// How long Redis takes to answer does not matter to a context, which is the user's.
+func TestInspectAndForceUnlockEndWithTheirContext(t *testing.T) {
+	f := func(t *testing.T, s place) {
+		var way hang
+		c := clientOn(t, s, s.connect(t, way.change))
+		warm(t, s, c)
+		calls := map[string]func(context.Context) error{
+			"Inspect":     func(ctx context.Context) error { _, err := c.Inspect(ctx, "x"); return err },
+			"ForceUnlock": func(ctx context.Context) error { return c.ForceUnlock(ctx, "x") },
+		}
+		l := lock(t, newClient(t, s).Mutex("x"))
+		ended, cancel := context.WithCancel(context.Background())
+		cancel()
+		synctest.Wait()
+		before := c.Stats().Commands
+		for what, call := range calls {
+			if err := call(ended); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), `lock "x"`) {
+				t.Errorf("%s under a context that has ended: %v", what, err)
+			}
+		}
+		synctest.Wait()
+		if n := c.Stats().Commands - before; n > 0 && s.members != nil { // of one server's go-redis finds out
+			t.Errorf("%d commands were sent", n)
+		}
+		unlock(t, l) // and was not forced
+		way.start()
+		for what, call := range calls {
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
+			began := time.Now()
+			if err := call(ctx); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != 10*time.Millisecond {
+				t.Errorf("%s returned %v after %v", what, err, time.Since(began))
+			}
+			cancel()
+		}
+		way.end(t)
+		time.Sleep(time.Minute) // of virtual time: what was held back is delivered
+	}
+	t.Run("one server", func(t *testing.T) { inVirtualTime(t, f) })
+	t.Run("quorum", func(t *testing.T) { onQuorum(t, f) })
 }

@@ -124,16 +124,7 @@ func (l *Lease) base() context.Context {
 	l.asked, l.ctx = true, ctx
 	w := l.call
 	w.extend().cancel = cancel
-	var cause error
-	switch {
-	case w.Ended == lockstate.ByLoss:
-		cause = l.entry.lostLocked(w, nil)
-	case w.Ended != lockstate.NotYet:
-		cause = ErrClosed
-	case w.Phase == lockstate.Left:
-		cause = context.Canceled
-	}
-	if cause != nil {
+	if cause := l.entry.causeLocked(w); cause != nil {
 		cancel(cause)
 	}
 	return l.ctx
@@ -161,8 +152,10 @@ func (l *Lease) With(ctx context.Context) (context.Context, context.CancelFunc) 
 	}
 }
 
-// Unlock ends the lease. It waits for Redis for at most the time set by WithReleaseTimeout,
-// and not at all if the lock goes to another caller of this process. It returns
+// Unlock ends the lease. It waits for Redis for at most the time set by WithReleaseTimeout.
+// It does not wait if the lock goes to another caller of this process, or if the process
+// keeps the lock (WithIdleHold). In these cases, nil does not say that the lock was still
+// ours. Unlock returns
 //
 //   - ErrLeaseLost, with the reason, if the lease had ended before, or if the release got
 //     no reply and it could not be proved afterwards that the lock was ours until then;
@@ -226,8 +219,8 @@ func (l *Lease) Check(ctx context.Context) error {
 	var k lockstate.Check
 	done := make(chan struct{})
 	e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Check(&k, w.caller(), done, now, fx) })
-	if !waitFor(ctx, done) {
-		return failed(ended(ctx))
+	if err := e.client.await(ctx, done); err != nil {
+		return failed(err)
 	}
 	e.mu.Lock()
 	var lost error
@@ -268,16 +261,12 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 	w, e := l.call, l.entry
 	done := make(chan struct{})
 	e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Downgrade(w.caller(), done, now, fx) })
-	select {
-	case <-done:
-	case <-e.client.base.Done(): // a closed client does not retry
-		return fmt.Errorf("leased: downgrade of lock %q not confirmed: %w", e.keys.Name(), ErrClosed)
-	case <-ctx.Done():
+	if err := e.client.await(ctx, done); err != nil {
 		e.mu.Lock()
 		lastErr := e.state().LastErr()
 		e.mu.Unlock()
-		err := fmt.Errorf("leased: downgrade of lock %q not confirmed: %w", e.keys.Name(), ended(ctx))
-		if lastErr != nil {
+		err = fmt.Errorf("leased: downgrade of lock %q not confirmed: %w", e.keys.Name(), err)
+		if lastErr != nil && ctx.Err() != nil {
 			err = fmt.Errorf("%w (last error of Redis: %w)", err, lastErr)
 		}
 		return err

@@ -175,3 +175,29 @@ func TestCheckOfAClosedClientReturns(t *testing.T) {
 		s.Mini.FlushAll()
 	})
 }
+
+// A downgrade that failed answers checks when it is tried again, which a client that is closed does not do.
+func TestACheckDuringADowngradeEndsWithItsClient(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c, wire := onLine(t, s, leased.WithLossHandler(func(leased.LossEvent) {}), leased.WithBackOff(func() leased.BackOff { return leisurely{} }))
+		l := take(t, c.RWMutex("x").LockContext)
+		wire.cut()
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		isAll(t, l.Downgrade(ctx), context.DeadlineExceeded)
+		checked := make(chan error, 1)
+		go func() { checked <- l.Check(context.Background()) }() // ended by Shutdown, waited for through checked
+		synctest.Wait()
+		if err := c.Shutdown(ctx); !errors.Is(err, leased.ErrClosed) {
+			t.Errorf("Shutdown: %v", err)
+		}
+		select {
+		case err := <-checked:
+			isAll(t, err, leased.ErrClosed)
+		case <-time.After(time.Hour):
+			t.Error("an hour after the client was closed, Check waits still")
+		}
+		_ = l.Unlock() // what becomes of it is Shutdown's story
+		wire.mend()
+	})
+}

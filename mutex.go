@@ -184,7 +184,8 @@ func (h *handle) lease(ctx context.Context, w *call) (*Lease, error) {
 // values and ends with ctx or with the lease. Do returns the error of LockContext or of f.
 // If the lease was lost while f ran, the error also matches ErrLeaseLost: another process
 // may then have been in the critical section. A release that Redis does not confirm in time
-// is only logged, because f's work was done under the lock all the same.
+// is only logged. If Redis later says that the lock may have been lost before the release,
+// the loss handler is called.
 func (m *Mutex) Do(ctx context.Context, f func(context.Context) error) error {
 	return m.use().do(ctx, protocol.Exclusive, f)
 }

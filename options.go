@@ -153,10 +153,11 @@ func WithoutLockNamesInLogs() Option {
 	})
 }
 
-// WithLossHandler sets the function that is called when a lease is lost. Users of Lock and
-// Unlock learn of a loss in no other way. The handler is called for one loss at a time,
-// under no mutex of this package. The default is to log each loss at level Error; losses
-// that come together for the same reason share a line, with their number.
+// WithLossHandler sets the function that is called when a lease is lost, even if Redis says
+// so only after Unlock has stopped waiting for it. Users of Lock and Unlock learn of a loss
+// in no other way. The handler is called for one loss at a time, under no mutex of this
+// package. The default is to log each loss at level Error; losses that come together for
+// the same reason share a line, with their number.
 func WithLossHandler(handler func(LossEvent)) Option {
 	return clientOption(func(o *clientOptions) error {
 		if handler == nil {
@@ -353,7 +354,8 @@ func WithMaxHold(d time.Duration) LockOption {
 // both cases. A caller that gives up at the moment in which it gets the lock, so that
 // LockContext returns an error, has no minimum hold. Readers have none, and Downgrade ends
 // that of its lease. ForceUnlock frees the lock at once. A maximum hold must not be shorter
-// than d.
+// than d. On a quorum, d should be no longer than WithQuarantine: servers that restart
+// without their data have forgotten the minimum hold.
 //
 // d must be in whole milliseconds, at most 30 days. The default is 0, which means none.
 func WithMinHold(d time.Duration) LockOption {
@@ -371,8 +373,13 @@ func WithMinHold(d time.Duration) LockOption {
 // wants the lock, even if it only tries, asks for it with a message, and gets the lock as
 // soon as the message arrives. If the lock is in use, such a try waits 50 ms in vain. If
 // the message is lost, a waiter's next re-check asks again. The option applies to a grant
-// that was requested by a caller with this option. d must be from 0 to 30 days. The default
-// is 0.
+// that was requested by a caller with this option.
+//
+// An Unlock after which the process keeps the lock returns nil without asking Redis. If the
+// lock was lost before, and no renewal has said so yet, nobody is told: call Lease.Check
+// before Unlock where that matters.
+//
+// d must be from 0 to 30 days. The default is 0.
 func WithIdleHold(d time.Duration) LockOption {
 	return lockOption(func(o *lockOptions) error {
 		if d < 0 || d > protocol.MaxTTL {

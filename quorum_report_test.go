@@ -139,10 +139,19 @@ func onSomeMortals(t *testing.T, n int, f func(t *testing.T, servers []*mortal, 
 // openMortals returns a client of a quorum.
 func openMortals(t *testing.T, servers []*mortal, opts ...leased.Option) *leased.Client {
 	t.Helper()
+	return openHooked(t, servers, nil, opts...)
+}
+
+// openHooked is openMortals with a hook, unless it is nil, of the connections to all servers.
+func openHooked(t *testing.T, servers []*mortal, hook redis.Hook, opts ...leased.Option) *leased.Client {
+	t.Helper()
 	var rdbs []redis.UniversalClient
 	for _, m := range servers {
 		rdb := redistest.MiniClient(t, m.Miniredis, func(o *redis.Options) { o.Dialer, o.ContextTimeoutEnabled = m.dial, true })
 		rdb.AddHook(afterScripts{m})
+		if hook != nil {
+			rdb.AddHook(hook)
+		}
 		rdbs = append(rdbs, rdb)
 	}
 	c, err := leased.NewQuorum(rdbs, append([]leased.Option{leased.WithLogger(slog.New(slog.DiscardHandler))}, opts...)...)

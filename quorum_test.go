@@ -665,3 +665,36 @@ func TestTheFirstRequestOfAQuorumsClientProvesOnEachServerThatItLives(t *testing
 func TestANewClientOfAQuorumDoesNotWaitForTheInboxOfAServerThatHangs(t *testing.T) {
 	firstRequest(t, map[int]time.Duration{1: time.Second}, 100*time.Millisecond, "cuccc")
 }
+
+// The clocks of its servers are an hour behind that of a client that has just begun: whoever comes
+// after it is served after it.
+func TestANewClientOfAQuorumIsServedInTurnWhateverItsClockShows(t *testing.T) {
+	for _, ahead := range []time.Duration{-time.Hour, time.Hour} {
+		onQuorum(t, func(t *testing.T, s place) {
+			s.Mini.SetTime(time.Now().Add(ahead))
+			old, owner := newClient(t, s), newClient(t, s)
+			for range 1000 { // it knows what the servers' clocks show
+				unlock(t, lock(t, old.Mutex("another")))
+			}
+			first := lock(t, owner.Mutex("x"))
+			turn := make(chan string, 2)
+			join := func(name string, c *leased.Client) {
+				go func() { // ended by its turn, waited for through turn
+					c.Mutex("x").Lock()
+					turn <- name
+					c.Mutex("x").Unlock()
+				}()
+				time.Sleep(5 * time.Millisecond)
+				s.Mini.SetTime(time.Now().Add(ahead))
+			}
+			join("the new client", newClient(t, s))
+			join("the old one", old)
+			unlock(t, first)
+			if name := <-turn; name != "the new client" {
+				t.Errorf("%s, which came later, was served before the new client", name)
+			}
+			<-turn
+			synctest.Wait()
+		})
+	}
+}

@@ -414,3 +414,69 @@ func TestUnlockIsBoundedWhenItsConnectionIsDeadAndDiallingHangs(t *testing.T) {
 		_ = c.Close()
 	})
 }
+
+// A cancel is under way when Shutdown gives up what is left to cancel, and fails afterwards.
+func TestAnUnlockWhoseCancelOutlivesItsClientEnds(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var way hang
+		c := clientOn(t, s, s.connect(t, way.change))
+		warm(t, s, c)
+		mu := c.Mutex("x")
+		mu.Lock()
+		way.start()
+		unlocked := make(chan error, 1)
+		go func() { unlocked <- mu.UnlockContext(context.Background()) }() // ended by Shutdown, waited for through unlocked
+		time.Sleep(3 * time.Second)                                        // the release has failed after 2
+		ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
+		defer cancel()
+		if err := c.Shutdown(ctx); !errors.Is(err, leased.ErrClosed) {
+			t.Errorf("Shutdown: %v", err)
+		}
+		select {
+		case err := <-unlocked:
+			isAll(t, err, leased.ErrNotReleased, leased.ErrClosed)
+		case <-time.After(time.Hour):
+			t.Error("an hour after the client was closed, its UnlockContext waits still")
+		}
+		way.end(t)
+		time.Sleep(time.Minute)
+	})
+}
+
+// It is the only one that is told: neither Unlock nor Do has said anything but that Redis did not answer.
+func TestALossThatRedisTellsOfAfterUnlockHasStoppedWaitingIsReported(t *testing.T) {
+	for what, use := range map[string]func(t *testing.T, mu *leased.Mutex, work func()){
+		"Unlock": func(_ *testing.T, mu *leased.Mutex, work func()) {
+			mu.Lock()
+			work()
+			mu.Unlock()
+		},
+		"Do": func(t *testing.T, mu *leased.Mutex, work func()) {
+			must(t, mu.Do(context.Background(), func(context.Context) error { work(); return nil }))
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, s place) {
+				told := make(chan leased.LossEvent, 9)
+				c, wire := onLine(t, s, leased.WithLossHandler(func(ev leased.LossEvent) { told <- ev }))
+				warm(t, s, c)
+				var other *leased.Lease
+				use(t, c.Mutex("x"), func() {
+					time.Sleep(time.Millisecond) // or the other's token is the same
+					s.forget(t)
+					other = lock(t, newClient(t, s).Mutex("x"))
+					wire.cut()
+				})
+				if !open(told) {
+					t.Error("told of a loss before Redis has answered")
+				}
+				wire.mend()
+				time.Sleep(time.Minute)
+				if n := len(told); n != 1 || c.Stats().Lost != 1 {
+					t.Errorf("told of %d losses, and %d are counted", n, c.Stats().Lost)
+				}
+				unlock(t, other)
+			})
+		})
+	}
+}

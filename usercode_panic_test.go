@@ -292,3 +292,52 @@ func TestAnInboxWhoseDiallerPanicsIsMadeAnew(t *testing.T) {
 		}
 	})
 }
+
+// What an operator asks a quorum, and the PINGs to a server that does not answer, are sent in goroutines
+// of the client, too.
+func TestAHookThatPanicsKeepsNoServerOfAQuorumAway(t *testing.T) {
+	operators := func(call func(*leased.Client) error) func(*testing.T, *leased.Client, *faulty, []*mortal) {
+		return func(t *testing.T, c *leased.Client, hook *faulty, servers []*mortal) {
+			hook.panics.Store(int32(len(servers)))
+			began := time.Now()
+			if err := call(c); err == nil || time.Since(began) > 0 {
+				t.Errorf("without an answer it returned %v after %v", err, time.Since(began))
+			}
+		}
+	}
+	for what, fault := range map[string]func(*testing.T, *leased.Client, *faulty, []*mortal){
+		"Inspect":     operators(func(c *leased.Client) error { _, err := c.Inspect(context.Background(), "x"); return err }),
+		"ForceUnlock": operators(func(c *leased.Client) error { return c.ForceUnlock(context.Background(), "x") }),
+		"PING": func(t *testing.T, c *leased.Client, hook *faulty, servers []*mortal) {
+			servers[0].die()
+			unlock(t, lock(t, c.Mutex("x"))) // notices that
+			hook.panics.Store(1)
+			time.Sleep(10 * time.Second) // of virtual time: it is probed
+			servers[0].comeBack()
+			time.Sleep(10 * time.Second) // the same: and found back
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			onMortals(t, func(t *testing.T, servers []*mortal, _ func(...leased.Option) *leased.Client) {
+				hook := &faulty{}
+				c := openHooked(t, servers, hook)
+				unlock(t, lock(t, c.Mutex("x")))
+				synctest.Wait()
+				fault(t, c, hook, servers)
+				if n := hook.panics.Load(); n > 0 {
+					t.Fatalf("%d panics are left", n)
+				}
+				for range 3 {
+					time.Sleep(time.Minute) // for so long no server is heard of
+					l, err := c.Mutex("x").TryLockContext(context.Background())
+					if err != nil {
+						t.Fatal(err)
+					}
+					synctest.Wait()
+					stands(t, c, len(servers), len(servers))
+					unlock(t, l)
+				}
+			})
+		})
+	}
+}

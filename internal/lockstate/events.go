@@ -406,7 +406,7 @@ func (l *Lock) Cancelled(s *Settlement, now time.Time, fx *Effects) {
 			if s.Fail != nil {
 				err = s.Fail.Err
 			}
-			if !c.unheard { // else its Unlock has reported this
+			if !c.unheard || s.Fail == nil { // else its Unlock has reported that there is no answer
 				c.Events.add(Event{At: now, What: eventLost, Text: LostUnproved.String()})
 				fx.Ended = append(fx.Ended, Loss{c, LostUnproved})
 			}

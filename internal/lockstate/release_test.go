@@ -295,3 +295,30 @@ func TestALossWhileARecheckIsUnderWayCancelsWhatItBrings(t *testing.T) {
 		})
 	}
 }
+
+// An Unlock that has stopped waiting has said that there was no answer. What an answer says then is told of as
+// any loss is; that there is none is no news.
+func TestALossThatIsFoundAfterItsUnlockHasReturnedIsTold(t *testing.T) {
+	for what, s := range map[string]*Settlement{
+		"proved":   {proved: true},
+		"unproved": {},
+		"given up": {Fail: &protocol.Failure{Err: errSilence, Kind: protocol.NoAnswer}},
+		"closed":   {Fail: &protocol.Failure{Err: protocol.ErrClosed, Kind: protocol.ClientClosed}},
+	} {
+		c := writer()
+		h := holding(t, c)
+		h.leave(c)
+		h.sends(protocol.Release)
+		h.reply(protocol.Answer{}, errSilence, time.Second)
+		if !c.LeaveUnsettled() {
+			t.Fatal("settled before there is an answer")
+		}
+		s.Callers = h.unwanted[len(h.unwanted)-1].Callers
+		h.step(func(now time.Time, fx *Effects) { h.l.Cancelled(s, now, fx) })
+		if what == "unproved" {
+			h.lost(c)
+		} else {
+			h.lost()
+		}
+	}
+}

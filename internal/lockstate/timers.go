@@ -3,6 +3,7 @@ package lockstate
 // What time does to a lock: when it needs a tick, and what a tick ends or renews.
 
 import (
+	"math"
 	"time"
 
 	"github.com/leasedmutex/leased/internal/protocol"
@@ -106,9 +107,11 @@ func (l *Lock) watchMaxHold(c *Caller) {
 	}
 }
 
-// maxHoldOf returns when the lease of c has been held for its maximum.
+// maxHoldOf returns when the lease of c has been held for its maximum: at the last instant there is
+// if the maximum is longer than the time until then.
 func (l *Lock) maxHoldOf(c *Caller) Instant {
-	return start.add(c.Since + c.Opts.MaxHold)
+	since := start.add(c.Since)
+	return since.add(min(c.Opts.MaxHold, time.Duration(math.MaxInt64-since)))
 }
 
 // minHoldOf returns the end of c's minimum hold.

@@ -450,3 +450,22 @@ func TestARenewalMayWaitUnlessItIsUrgent(t *testing.T) {
 		t.Errorf("a provisional one may wait for %v", r.Spare)
 	}
 }
+
+// math.MaxInt64 is how some say that there is no bound. Counted from when the caller entered it is
+// later than the last instant there is.
+func TestAMaximumHoldThatEndsAfterTheLastInstantEndsNoLease(t *testing.T) {
+	for _, most := range []time.Duration{math.MaxInt64, math.MaxInt64 - time.Minute} {
+		c := writer(func(o *Terms) { o.MaxHold = most })
+		h := drive(t).keep()
+		h.pass(time.Hour)
+		h.enter(c)
+		h.answer(h.grant())
+		h.in(c)
+		h.pass(time.Hour)
+		h.leave(c)
+		h.sends(protocol.Release)
+		h.answer(protocol.Answer{Outcome: protocol.Done})
+		h.settled(c, nil)
+		h.lost()
+	}
+}

@@ -99,8 +99,20 @@ func (m *member) probe() {
 	}
 	answering, _ := m.owner.Answering()
 	m.owner.reports.Left(m.place, answering, why)
+	m.pingUntilAnswered(firstPing, left)
+}
+
+// pingUntilAnswered is the rest of probe, with a first pause. If a hook of the Redis client panics,
+// that ends the goroutine of this one, and another one goes on.
+func (m *member) pingUntilAnswered(pause time.Duration, left time.Time) {
+	over := false
+	defer func() {
+		if !over {
+			m.owner.start(func() { m.pingUntilAnswered(min(2*pause, longestPing), left) })
+		}
+	}()
 	stirred := m.stirred
-	for pause := firstPing; ; pause = min(2*pause, longestPing) {
+	for ; ; pause = min(2*pause, longestPing) {
 		timer := time.NewTimer(pause)
 		select {
 		case <-timer.C:
@@ -110,9 +122,11 @@ func (m *member) probe() {
 			stirred = nil // messages that come without answers cost one PING a pause
 		case <-m.owner.base.Done():
 			timer.Stop()
+			over = true
 			return
 		}
 		if m.ping() == nil {
+			over = true
 			m.mu.Lock()
 			m.away, m.heard, m.trouble = false, time.Now(), nil
 			m.mu.Unlock()

@@ -40,11 +40,9 @@ type Server struct {
 	sends     chan *Send            // taken by a sender that has nothing to do
 	deadlines redisserver.Deadlines // of commands
 
-	// clockOffset is by how many µs the clock of the first server that answers is ahead of
-	// ours. It only orders those that wait.
-	clockOffset atomic.Int64
+	clock serversClock
 
-	mu    sync.Mutex // guards what follows; only those of members and inboxes are locked under it
+	mu    sync.Mutex // guards what follows; only those of members, inboxes and the clock are locked under it
 	locks map[string]*handle
 }
 
@@ -85,7 +83,7 @@ func New(o Options) *Server {
 			}
 			return protocol.Unproved
 		},
-		Ticket: func() uint64 { return uint64(time.Now().UnixMicro() + s.clockOffset.Load()) },
+		Ticket: s.ticket,
 		Away:   func(i int) bool { return s.members[i].isAway() },
 		Why:    func(i int) error { return s.members[i].whyAway() },
 	}
@@ -253,23 +251,43 @@ func (c *valued) Value(key any) any {
 	return c.values.Value(key)
 }
 
-// compareClocks takes what a server's clock showed. An answer that took longer shows an older
-// time, so a greater offset is the better one; a smaller one counts a little, because clocks
-// drift and are set.
+// compareClocks takes what a server's clock showed. It is that of the first server that answers, and
+// before that has answered of any. An answer that took longer shows an older time, so a greater
+// offset is the better one; a smaller one counts a little, because clocks drift, unless no answer
+// takes so long: then a clock was set.
 func (s *Server) compareClocks(server int, clock uint64) {
 	if clock == 0 {
 		return
 	}
-	for i := range server {
-		if !s.members[i].isAway() {
-			return
-		}
+	offset := int64(clock) - time.Now().UnixMicro()
+	follows := slices.ContainsFunc(s.members[:server], func(m *member) bool { return !m.isAway() })
+	c := &s.clock
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	known := c.known && server >= c.server
+	late := c.offset - offset
+	switch {
+	case known && server > c.server && follows:
+		return
+	case known && server == c.server && late > 0 && late <= protocol.CommandTimeout.Microseconds():
+		offset = c.offset - late/32
 	}
-	offset, known := int64(clock)-time.Now().UnixMicro(), s.clockOffset.Load()
-	if offset < known {
-		offset = known + (offset-known)/32
-	}
-	s.clockOffset.Store(offset)
+	c.known, c.server, c.offset = true, server, offset
+}
+
+// serversClock is what is known of the servers' time. It only orders those that wait.
+type serversClock struct {
+	mu     sync.Mutex // guards what follows; nothing else is locked under it
+	known  bool
+	server int   // whose clock it is
+	offset int64 // by how many µs that is ahead of ours
+}
+
+// ticket returns what a request that is made now is placed by.
+func (s *Server) ticket() uint64 {
+	s.clock.mu.Lock()
+	defer s.clock.mu.Unlock()
+	return uint64(time.Now().UnixMicro() + s.clock.offset)
 }
 
 var panicked = &protocol.Failure{Err: fmt.Errorf("leased: what a command called panicked"), Kind: protocol.NoAnswer}
@@ -495,13 +513,16 @@ func (s *Server) Halt() {
 	}
 }
 
-// each runs f for all servers at once and returns when it has returned for all, or when
+// each runs f for all servers at once and returns when it has returned for all, or when ctx or
 // patience is over; what has returned by then counts.
-func each[T any](s *Server, f func(ctx context.Context, server int, srv *redisserver.Server) (T, error)) (results []T, errs []error) {
+func each[T any](ctx context.Context, s *Server, f func(ctx context.Context, server int, srv *redisserver.Server) (T, error)) (results []T, errs []error) {
 	type outcome struct {
 		i   int
 		val T
 		err error
+	}
+	if ctx.Err() != nil {
+		return nil, []error{ctx.Err()}
 	}
 	ch := make(chan outcome, len(s.members))
 	n := 0
@@ -514,9 +535,13 @@ func each[T any](s *Server, f func(ctx context.Context, server int, srv *redisse
 			ctx, cancel := context.WithTimeout(s.base, protocol.CommandTimeout)
 			defer cancel()
 			m.sending()
-			val, err := f(ctx, i, m.srv)
-			m.heardOf(redisserver.Classify(err))
-			ch <- outcome{i, val, err}
+			of, fail := outcome{i: i, err: panicked.Err}, panicked
+			defer func() { // also if a hook panics
+				m.heardOf(fail)
+				ch <- of
+			}()
+			of.val, of.err = f(ctx, i, m.srv)
+			fail = redisserver.Classify(of.err)
 		}) {
 			n++
 		}
@@ -533,6 +558,9 @@ func each[T any](s *Server, f func(ctx context.Context, server int, srv *redisse
 			}
 		case <-timer.C:
 			errs = append(errs, errAway)
+			return results, errs
+		case <-ctx.Done():
+			errs = append(errs, ctx.Err())
 			return results, errs
 		}
 	}
@@ -560,7 +588,7 @@ func (s *Server) Evict(ctx context.Context, k *protocol.Keys) ([]string, error) 
 // there was one. The next owner's token is above all that the servers know of.
 func (s *Server) EvictOn(ctx context.Context, k *protocol.Keys) (on int, err error) {
 	shown := make([]atomic.Pointer[protocol.Snapshot], len(s.members))
-	seen, errs := each(s, func(ctx context.Context, i int, srv *redisserver.Server) (protocol.Snapshot, error) {
+	seen, errs := each(ctx, s, func(ctx context.Context, i int, srv *redisserver.Server) (protocol.Snapshot, error) {
 		sn, err := srv.Inspect(ctx, k)
 		if err == nil {
 			shown[i].Store(&sn)
@@ -582,7 +610,7 @@ func (s *Server) EvictOn(ctx context.Context, k *protocol.Keys) (on int, err err
 	// what the next owner has, which the evicted one lets in by giving back what it has left.
 	most := merged(slices.Clone(seen), s.cfg.N)
 	owner := ownerOf(&most)
-	evicted, errs := each(s, func(ctx context.Context, i int, srv *redisserver.Server) (had bool, err error) {
+	evicted, errs := each(ctx, s, func(ctx context.Context, i int, srv *redisserver.Server) (had bool, err error) {
 		value, sn := "", shown[i].Load()
 		if sn != nil && most.Behind >= s.cfg.Need {
 			if ownerOf(sn) != owner {
@@ -607,7 +635,7 @@ func (s *Server) EvictOn(ctx context.Context, k *protocol.Keys) (on int, err err
 
 // Inspect returns what the servers hold of the lock together, see merged.
 func (s *Server) Inspect(ctx context.Context, k *protocol.Keys) (protocol.Snapshot, error) {
-	seen, errs := each(s, func(ctx context.Context, _ int, srv *redisserver.Server) (protocol.Snapshot, error) {
+	seen, errs := each(ctx, s, func(ctx context.Context, _ int, srv *redisserver.Server) (protocol.Snapshot, error) {
 		return srv.Inspect(ctx, k)
 	})
 	if len(seen) < s.cfg.Need {
