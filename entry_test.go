@@ -106,27 +106,29 @@ func TestAnUnlockThatOvertakesAnEvictionRecordsThatTheLeaseWasForced(t *testing.
 // The pauses after failures go on growing, and the next reply ends the outage, if the lock was
 // granted by a message in between, and renewed.
 func TestALockWithPausesStaysAwake(t *testing.T) {
-	l, err := settled(onStub(t, 0, 0)).Mutex("x").LockContext(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
-	e := l.entry
-	e.mu.Lock()
-	e.state()
-	e.awake.pauses = defaultBackOff()
-	e.restLocked()
-	stays := e.awake != nil
-	e.state()
-	e.awake.pauses = nil
-	e.restLocked()
-	rests := e.awake == nil
-	e.mu.Unlock()
-	if !stays || !rests {
-		t.Errorf("with pauses it stays awake: %v; without them it rests: %v", stays, rests)
-	}
-	if err := l.Unlock(); err != nil {
-		t.Error(err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		l, err := settled(t, onStub(t, 0, 0)).Mutex("x").LockContext(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		e := l.entry
+		e.mu.Lock()
+		e.state()
+		e.awake.pauses = defaultBackOff()
+		e.restLocked()
+		stays := e.awake != nil
+		e.state()
+		e.awake.pauses = nil
+		e.restLocked()
+		rests := e.awake == nil
+		e.mu.Unlock()
+		if !stays || !rests {
+			t.Errorf("with pauses it stays awake: %v; without them it rests: %v", stays, rests)
+		}
+		if err := l.Unlock(); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // distant is a stub server that takes its time with a request, and answers no downgrade.
@@ -236,63 +238,51 @@ func (q *queueing) Do(context.Context, *protocol.Keys, *protocol.Command) (proto
 	return protocol.Answer{Outcome: protocol.Enqueued, Token: stubFloor, Clock: uint64(time.Now().UnixMicro()), Left: time.Minute, Echo: int(q.receivers.Load())}, nil
 }
 
-func (r *recentLocks) has(e *entry) bool {
-	for i := range r.places {
-		if r.places[i].Load() == e {
-			return true
-		}
-	}
-	return false
-}
-
 // A lock that a caller was let into rests when others have taken its place among the recent ones,
 // of which it has one.
 func TestALockRestsWhenOthersAreMoreRecent(t *testing.T) {
-	c := settled(onStub(t, 0, 0))
-	var held []*Lease
-	lock := func() *entry {
-		l, err := c.Mutex(fmt.Sprint("lock ", len(held))).LockContext(context.Background())
-		if err != nil {
-			t.Fatal(err)
+	synctest.Test(t, func(t *testing.T) {
+		c := settled(t, onStub(t, 0, 0))
+		var held []*Lease
+		lock := func() *entry {
+			l, err := c.Mutex(fmt.Sprint("lock ", len(held))).LockContext(context.Background())
+			if err != nil {
+				t.Fatal(err)
+			}
+			held = append(held, l)
+			synctest.Wait() // the sender of the command puts the lock among the recent ones
+			return l.entry
 		}
-		held = append(held, l)
-		for deadline := time.Now().Add(30 * time.Second); !c.recent.has(l.entry) && time.Now().Before(deadline); {
-			time.Sleep(time.Millisecond) // between two looks: who sent the command is about to put it there
+		rests := func(e *entry) bool {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			return e.awake == nil
 		}
-		return l.entry
-	}
-	rests := func(e *entry) bool {
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		return e.awake == nil
-	}
-	first := lock()
-	first.mu.Lock()
-	if first.restAfterLocked(true) {
-		t.Error("a second place is asked for")
-	}
-	first.mu.Unlock()
-	for range len(c.recent.places) - 1 {
-		lock()
-	}
-	if rests(first) {
-		t.Error("it rests although it is among the recent ones")
-	}
-	second := lock()
-	for deadline := time.Now().Add(30 * time.Second); !rests(first) && time.Now().Before(deadline); {
-		time.Sleep(time.Millisecond) // between two looks: who put the second one there is about to
-	}
-	if !rests(first) {
-		t.Error("it does not rest")
-	}
-	if rests(second) {
-		t.Error("the last one rests")
-	}
-	for _, l := range held {
-		if err := l.Unlock(); err != nil {
-			t.Error(err)
+		first := lock()
+		first.mu.Lock()
+		if first.restAfterLocked(true) {
+			t.Error("a second place is asked for")
 		}
-	}
+		first.mu.Unlock()
+		for range len(c.recent.places) - 1 {
+			lock()
+		}
+		if rests(first) {
+			t.Error("it rests although it is among the recent ones")
+		}
+		second := lock()
+		if !rests(first) {
+			t.Error("it does not rest")
+		}
+		if rests(second) {
+			t.Error("the last one rests")
+		}
+		for _, l := range held {
+			if err := l.Unlock(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
 }
 
 // An Unlock that comes between a loss and what follows from it ends the lease's context, which says what

@@ -89,25 +89,28 @@ func (p patient) Unlock(ctx context.Context, db *sql.DB) error {
 	return err
 }
 
+// losing loses its lock as soon as it has it.
+type losing struct {
+	lock.SessionLocker
+	lose func()
+}
+
+func (l losing) SessionLock(ctx context.Context, conn *sql.Conn) error {
+	err := l.SessionLocker.SessionLock(ctx, conn)
+	if err == nil {
+		l.lose()
+	}
+	return err
+}
+
 func TestUpSaysThatTheLockWasLost(t *testing.T) {
 	server, db := leasedtest.NewServer(t), database(t)
 	client := server.Client()
-	p := provider(t, db, goose.WithSessionLocker(gooselock.New(client.Mutex("migrations"))))
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			if info, err := client.Inspect(t.Context(), "migrations"); err != nil || len(info.Owners) > 0 {
-				break
-			}
-			time.Sleep(time.Millisecond) // no event tells
-		}
-		leasedtest.Lose(t, client, "migrations")
-	}()
+	locker := losing{gooselock.New(client.Mutex("migrations")), func() { leasedtest.Lose(t, client, "migrations") }}
+	p := provider(t, db, goose.WithSessionLocker(locker))
 	if _, err := p.Up(t.Context()); !errors.Is(err, leased.ErrLeaseLost) {
 		t.Errorf("it returned %v, want ErrLeaseLost", err)
 	}
-	<-done
 }
 
 func TestUnlockWithoutALockIsAnError(t *testing.T) {

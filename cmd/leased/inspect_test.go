@@ -49,15 +49,11 @@ func TestInspectShowsOwnerQueueAndToken(t *testing.T) {
 			defer close(waited)
 			waiter.Mutex("invoice:42").LockContext(ctx)
 		}()
-		got := inspect()
-		// Nothing tells a bystander that the waiter has come to the queue.
-		for until := time.Now().Add(30 * time.Second); time.Now().Before(until); {
-			if strings.Contains(got, "queue") {
-				break
-			}
-			time.Sleep(time.Millisecond) // between two looks
+		var got string
+		until(t, "the waiter has come to the queue", func() bool {
 			got = inspect()
-		}
+			return strings.Contains(got, "queue")
+		})
 		for _, want := range []string{
 			"state   held\n", "owner   \"holder\", ", " s left, since ",
 			"queue   1 process\n", "        1. \"waiter\"\n", fmt.Sprintf("token   %d\n", lease.Token()),

@@ -7,8 +7,11 @@ import (
 	"os"
 	"os/exec"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased/examples/internal/testclient"
 )
@@ -57,19 +60,44 @@ func TestRedisPyAndLeasedTakeTurnsOnOneKey(t *testing.T) {
 	}
 }
 
+// trying ends a context when some commands that may lock have been answered.
+type trying struct {
+	answered atomic.Int32
+	end      context.CancelFunc
+}
+
+const someTries = 4
+
+func (h *trying) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (h *trying) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		switch cmd.Name() {
+		case "set", "eval", "evalsha":
+			if h.answered.Add(1) == someTries {
+				h.end()
+			}
+		}
+		return err
+	}
+}
+
+func (h *trying) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
 // Each of them keeps Leased out while it holds the lock, and is kept out by Leased.
 func TestOldAndNewExcludeEachOther(t *testing.T) {
-	_, rdb := testclient.Redis(t)
+	server, rdb := testclient.Redis(t)
 	locks := testclient.Process(t, rdb)
-	for name, old := range map[string]func(context.Context, func(context.Context) error) error{
-		"redsync": func(ctx context.Context, work func(context.Context) error) error { return withRedsync(ctx, rdb, work) },
-		"redislock": func(ctx context.Context, work func(context.Context) error) error {
-			return withRedislock(ctx, rdb, work)
-		},
+	for name, old := range map[string]func(context.Context, *redis.Client, func(context.Context) error) error{
+		"redsync": withRedsync, "redislock": withRedislock,
 	} {
-		err := old(t.Context(), func(context.Context) error {
-			if locks.Mutex(lockName).TryLock() {
+		err := old(t.Context(), rdb, func(context.Context) error {
+			if mu := locks.Mutex(lockName); mu.TryLock() {
 				t.Errorf("%s has the lock, and Leased gets it too", name)
+				mu.Unlock()
 			}
 			return nil
 		})
@@ -77,10 +105,14 @@ func TestOldAndNewExcludeEachOther(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 		err = withLeased(t.Context(), locks, func(ctx context.Context) error {
-			ctx, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+			ctx, cancel := context.WithTimeout(ctx, testclient.Patience)
 			defer cancel()
-			if err := old(ctx, func(context.Context) error { return nil }); err == nil {
+			tries, keptOut := &trying{end: cancel}, testclient.Connect(t, server)
+			keptOut.AddHook(tries)
+			if err := old(ctx, keptOut, func(context.Context) error { return nil }); err == nil {
 				t.Errorf("Leased has the lock, and %s gets it too", name)
+			} else if tries.answered.Load() < someTries {
+				t.Errorf("%s has not tried: %v", name, err)
 			}
 			return nil
 		})

@@ -4,19 +4,21 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // inSpy runs f under CheckLeaks in a goroutine of its own, whose label it gets, and
 // returns what was found within a time.
-func inSpy(t *testing.T, s Target, within time.Duration, lasting []string, f func(prefix string)) string {
+func inSpy(t *testing.T, rdb redis.UniversalClient, prefix string, within time.Duration, lasting []string, f func()) string {
 	t.Helper()
 	tb := &spy{TB: t, name: t.Name()}
-	rdb := s.NewClient(t)
 	var wait sync.WaitGroup
 	wait.Go(func() {
-		checkLeaks(tb, within, rdb, s.Prefix, lasting)
-		f(s.Prefix)
+		checkLeaks(tb, within, rdb, prefix, lasting)
+		f()
 		tb.finish()
 	})
 	wait.Wait()
@@ -31,12 +33,12 @@ func TestCheckLeaksFindsWhatIsLeftBehind(t *testing.T) {
 		defer close(stop)
 		sub := rdb.Subscribe(ctx)
 		defer sub.Close()
-		said := inSpy(t, s, 50*time.Millisecond, []string{s.Prefix + "allowed"}, func(prefix string) {
+		said := inSpy(t, rdb, s.Prefix, 50*time.Millisecond, []string{s.Prefix + "allowed"}, func() {
 			go func() { <-stop }()
-			rdb.Set(ctx, prefix+"for-ever", 1, 0)
-			rdb.Set(ctx, prefix+"allowed", 1, 0)
-			rdb.Set(ctx, prefix+"passing", 1, time.Minute)
-			if err := sub.Subscribe(ctx, prefix+"inbox"); err != nil {
+			rdb.Set(ctx, s.Prefix+"for-ever", 1, 0)
+			rdb.Set(ctx, s.Prefix+"allowed", 1, 0)
+			rdb.Set(ctx, s.Prefix+"passing", 1, time.Minute)
+			if err := sub.Subscribe(ctx, s.Prefix+"inbox"); err != nil {
 				t.Error(err)
 			}
 		})
@@ -54,13 +56,12 @@ func TestCheckLeaksFindsWhatIsLeftBehind(t *testing.T) {
 	})
 }
 
-func TestCheckLeaksWaitsForWhatIsAboutToGo(t *testing.T) {
+func TestCheckLeaksWaitsForASubscriptionThatIsAboutToGo(t *testing.T) {
 	t.Parallel()
 	OnBoth(t, func(t *testing.T, s Target) {
 		rdb, ctx := s.NewClient(t), t.Context()
-		said := inSpy(t, s, leakWithin, nil, func(prefix string) {
-			go func() { time.Sleep(30 * time.Millisecond) }() // it is about to go, of which nothing tells
-			sub := rdb.Subscribe(ctx, prefix+"inbox")
+		said := inSpy(t, rdb, s.Prefix, leakWithin, nil, func() {
+			sub := rdb.Subscribe(ctx, s.Prefix+"inbox")
 			if _, err := sub.Receive(ctx); err != nil {
 				t.Error(err)
 			}
@@ -68,6 +69,18 @@ func TestCheckLeaksWaitsForWhatIsAboutToGo(t *testing.T) {
 		})
 		if said != "" {
 			t.Error(said)
+		}
+	})
+}
+
+func TestCheckLeaksWaitsForAGoroutineThatIsAboutToGo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		said := inSpy(t, nil, "", leakWithin, nil, func() {
+			go func() { time.Sleep(time.Second) }()
+		})
+		if took := time.Since(began); said != "" || took < time.Second {
+			t.Errorf("after %v: %s", took, said)
 		}
 	})
 }
