@@ -289,7 +289,10 @@
 // for: if they block, later calls wait, and finally are dropped; if they panic, that is
 // logged through [slog.Default]. The spans and measurements of a caller and the back-off
 // policy may be called on the caller's goroutine. Hooks of the Redis client run as part of
-// its commands: a hook that blocks is like a Redis that does not answer.
+// its commands: a hook that blocks is like a Redis that does not answer. A hook must not repeat a
+// command: the answer, or the error, of its last try would be taken for that of all, so that an
+// Unlock that Redis carried out at the first one is reported as a loss, or a wait that was given
+// up leaves the lock to its TTL.
 //
 // # Memory model
 //
