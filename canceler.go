@@ -79,16 +79,25 @@ func (c *canceler) begin() {
 	}
 }
 
-// flush sends what is due until nothing is due.
+// flush sends what is due until nothing is due. If user code ends its goroutine, as testing.T.FailNow
+// does, another goroutine continues.
 func (c *canceler) flush() {
 	unlabelled()
+	over := false
+	defer func() {
+		if !over && !c.client.group.start(c.flush) {
+			c.giveUp()
+		}
+	}()
 	for {
 		batch := c.take()
 		if len(batch) == 0 {
+			over = true
 			return
 		}
-		c.answered(batch, c.send(batch))
+		c.send(batch)
 		if c.client.base.Err() != nil {
+			over = true
 			c.giveUp() // Shutdown may have done so while these were under way, and nothing sends them again
 			return
 		}
@@ -115,14 +124,17 @@ func (c *canceler) take() []*lockstate.Cancellation {
 	return nil
 }
 
-// send sends a batch. If user code panics, the cancels count as sent without a reply.
-func (c *canceler) send(batch []*lockstate.Cancellation) (results []protocol.Cancelled) {
+// send sends a batch, and takes the outcome. If user code panics, or ends the goroutine, the cancels
+// count as sent without a reply.
+func (c *canceler) send(batch []*lockstate.Cancellation) {
+	var results []protocol.Cancelled
 	ctx, stop := context.WithTimeout(c.client.under(cancelledUnder(batch)), protocol.CommandTimeout)
 	defer stop()
 	defer func() {
 		for len(results) < len(batch) {
 			results = append(results, protocol.Cancelled{Fail: &protocol.Failure{Err: errPanicked, Kind: protocol.NoAnswer}})
 		}
+		c.answered(batch, results)
 	}()
 	defer c.client.recoverPanic("a hook of the Redis client")
 	now := time.Now()
@@ -140,7 +152,6 @@ func (c *canceler) send(batch []*lockstate.Cancellation) (results []protocol.Can
 		}
 	}
 	c.client.metrics.commanded(ctx, commandCancel, began.ended(), failed)
-	return results
 }
 
 // answered passes the outcomes to the schedule, and to the callers that wait for them.

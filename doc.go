@@ -300,7 +300,9 @@
 // panic is logged through [slog.Default]. The spans and measurements of a caller, and the
 // back-off policy, may be called on the caller's goroutine. Hooks of the Redis client run
 // as part of its commands: to the locks, a hook that blocks is a Redis that does not
-// answer.
+// answer. A hook must not repeat a command: the answer to the last try, or its error, would be
+// taken for the answer to all of them. Then an Unlock that Redis carried out at the first
+// try is reported as a loss, or a wait that was given up leaves the lock to its TTL.
 //
 // # Memory model
 //

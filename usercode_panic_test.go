@@ -3,6 +3,7 @@ package leased_test
 import (
 	"context"
 	"net"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -340,4 +341,45 @@ func TestAHookThatPanicsKeepsNoServerOfAQuorumAway(t *testing.T) {
 			})
 		})
 	}
+}
+
+// ending is a hook of the Redis client that ends the goroutine of the next pipeline, as testing.T.FailNow does.
+type ending struct{ armed atomic.Bool }
+
+func (r *ending) DialHook(next redis.DialHook) redis.DialHook          { return next }
+func (r *ending) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+func (r *ending) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if r.armed.CompareAndSwap(true, false) {
+			runtime.Goexit()
+		}
+		return next(ctx, cmds)
+	}
+}
+
+// Cancels are sent by one goroutine, which a hook may end.
+func TestACancelWhoseHookEndsItsGoroutineIsSentAgain(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		hook := &ending{}
+		rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+		s.hook(rdb, hook)
+		c := clientOn(t, s, rdb)
+		warm(t, s, c)
+		held := lock(t, newClient(t, s).Mutex("x"))
+		queued := func() int64 { return s.rdb.ZCard(context.Background(), "x:{x}:queue").Val() }
+		for _, arm := range []bool{true, false} {
+			ctx, cancel := context.WithCancel(context.Background())
+			var waiting sync.WaitGroup
+			waiting.Go(func() { _, _ = c.Mutex("x").LockContext(ctx) })
+			synctest.Wait()
+			hook.armed.Store(arm)
+			cancel()
+			waiting.Wait()
+			time.Sleep(5 * time.Second)
+			if n := queued(); n != 0 || hook.armed.Load() {
+				t.Errorf("%d are left waiting in Redis; still armed: %v", n, hook.armed.Load())
+			}
+		}
+		unlock(t, held)
+	})
 }

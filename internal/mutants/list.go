@@ -755,4 +755,5 @@ var mutants = []mutant{
 	{"a quorum: a late answer moves the clock of tickets", "internal/quorum/server.go", "		offset = c.offset - late/32\n", "		_ = late\n", "TestTicketsFollow"},
 	{"a quorum: a hook that panics when an operator asks keeps its server away", "internal/quorum/server.go", "				m.heardOf(fail)\n				ch <- of\n", "				if fail != panicked {\n					m.heardOf(fail)\n				}\n				ch <- of\n", "TestAHookThatPanicsKeeps"},
 	{"a quorum: a hook that panics at a PING keeps its server away", "internal/quorum/member.go", "		if !over {\n			m.owner.start(", "		if false && !over {\n			m.owner.start(", "TestAHookThatPanicsKeeps"},
+	{"a hook that ends the goroutine of a cancel ends all cancels", "canceler.go", "		if !over && !c.client.group.start(c.flush) {\n", "		if over && !c.client.group.start(c.flush) {\n", "TestACancelWhoseHookEnds"},
 }
