@@ -376,3 +376,26 @@ func TestAMinimumHoldOfAQuorumIsForgottenByServersThatRestart(t *testing.T) {
 		})
 	}
 }
+
+// An Unlock at once finds servers that have not answered the acquire yet. What is cancelled there keeps the
+// lock as well, or the restart of one of the others is enough to have it free.
+func TestEachServerOfAQuorumKeepsAMinimumHold(t *testing.T) {
+	onQuorum(t, func(t *testing.T, s place) {
+		c := newClient(t, s)
+		confirmInboxes(t, c)
+		for range 10 {
+			unlock(t, lock(t, c.Mutex("x", leased.WithMinHold(time.Hour))))
+			synctest.Wait()
+			kept := 0
+			for _, mini := range s.members.minis {
+				if v, _ := mini.Get("x"); strings.HasPrefix(v, "leased1:cooldown:") {
+					kept++
+				}
+			}
+			if kept != suiteMembers {
+				t.Errorf("%d of %d servers keep the lock", kept, suiteMembers)
+			}
+			must(t, c.ForceUnlock(context.Background(), "x"))
+		}
+	})
+}

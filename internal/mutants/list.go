@@ -637,6 +637,7 @@ var mutants = []mutant{
 	{"a quorum: a server where a lease has expired stands behind it", "internal/quorum/report.go", " && now.Sub(p.proved) < r.who.TTL", "", "TestServersThatHaveTheGrant"},
 	{"a quorum: Inspect shows a token above the lease's", "internal/quorum/report.go", "return metas[min(need, len(metas))-1]", "return metas[len(metas)-1]", "TestWhatServersShow"},
 	{"a quorum: who keeps a lock for a minimum hold is another on each server", "internal/quorum/report.go", "if who, ok := protocol.OwnerOf(sn.Value); ok {", "if who, err := protocol.ParseID(sn.Value); err == nil {", "TestWhatServersShow"},
+	{"a server of a quorum that has not answered the acquire keeps no minimum hold", "internal/quorum/ops.go", "op.cmd.Link, op.cmd.Cooldown, fx)\n		op.settle(i, outcomeNo)", "op.cmd.Link, 0, fx)\n		op.settle(i, outcomeNo)", "EachServerOfAQuorumKeeps"},
 	{"a quorum: a cancel forgets what the release before it proved", "internal/quorum/ops.go", "p.confirmed = p.confirmed || owned && ", "p.confirmed = owned && ", "TestAReleaseThatIsAnsweredLate"},
 	{"a quorum: a server is away whose connection was closed here", "internal/quorum/member.go", "	if saysNothing {\n", "	if false && saysNothing {\n", "TestAServerIsNotAway"},
 	{"a quorum: a server is away when one of its connections broke", "internal/quorum/member.go", "	case little && !m.away:\n", "	case false && little:\n", "OfItsConnectionsBroke|WhoseConnectionsAllBroke"},

@@ -206,7 +206,7 @@ func (l *Lock) release(op *Op, i int, now time.Time, fx *Effects) {
 		if op.held && p.stands(now) {
 			op.settle(i, outcomeYes) // its server lost its data and let nobody else in
 		}
-		l.cancel(op, r, i, op.cmd.Link, 0, fx)
+		l.cancel(op, r, i, op.cmd.Link, op.cmd.Cooldown, fx)
 		op.settle(i, outcomeNo)
 	}
 }
@@ -256,7 +256,7 @@ func (l *Lock) move(op *Op, i int, now time.Time, fx *Effects) {
 		}
 		op.settleOld(i, outcomeNo)
 		if p.id != "" && !p.ended && p.state != absent && p.state != ending {
-			l.cancel(nil, r, i, nil, 0, fx)
+			l.cancel(nil, r, i, nil, op.cmd.Cooldown, fx)
 		}
 		if op.verb == protocol.Yield || q.state == owned {
 			l.ask(op, op.next, i, fx)
