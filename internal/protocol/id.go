@@ -56,9 +56,9 @@ type Request struct {
 // Origin says what a request was made for. The request's id carries it so that other
 // processes can read it. Either field may be zero, or both.
 type Origin struct {
-		// Span is the wait span of the caller that the request was made for, or the hold span
-		// that a downgrade continues. It leads those who wait behind the request to the trace
-		// that has the lock.
+	// Span is the wait span of the caller that the request was made for, or the hold span
+	// that a downgrade continues. It leads those who wait behind the request to the trace
+	// that has the lock.
 	Span Span
 	// Token is set if the request is for the downgrade of a writer. It is the writer's token,
 	// because the lease stays the same. A token is the server's time in µs when it was given,
