@@ -23,8 +23,8 @@ import (
 // message arrives. Renewals are confirmed together. What replicas do not have does not prolong a
 // lease.
 //
-// WAIT does not make Redis strongly consistent: none of the replicas that it counts may be the
-// one that is promoted. To make the loss of a grant unlikely, n must be at least half of all
+// WAIT does not make Redis strongly consistent: the replica that is promoted can be one that
+// WAIT did not count. To make the loss of a grant unlikely, n must be at least half of all
 // replicas, and a Sentinel or Cluster must promote the most advanced one.
 type ReplicatedServer struct {
 	*Server

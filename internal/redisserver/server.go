@@ -71,7 +71,7 @@ func New(rdb redis.UniversalClient, prefix string) *Server {
 }
 
 // NewMember returns a Server that uses rdb as one of a quorum's servers. The server's age matters
-// for the quarantine.
+// for as long as the quarantine.
 func NewMember(rdb redis.UniversalClient, prefix string, quarantine time.Duration) *Server {
 	s := New(rdb, prefix)
 	s.quarantine = quarantine
