@@ -17,47 +17,47 @@ const (
 )
 
 // Caller is one call of Lock or of a method like it, from its arrival until its Unlock is
-// settled. The code that makes it sets Mode, Try, RetryFatal, Leased, Opts and Events; all other
-// fields but the maker's belong to the lock. It has 112 bytes, a size class of Go's allocator, for
-// a client may hold very many locks.
+// settled. The code that makes the Caller sets Mode, Try, RetryFatal, Leased, Opts and Events. All
+// other fields belong to the lock, except those marked as the maker's. A Caller has 112 bytes, a
+// size class of Go's allocator, because a client may hold very many locks.
 type Caller struct {
 	Mode       protocol.Mode
 	Try        bool // does not wait for other holders
 	RetryFatal bool // keeps waiting through errors that only an operator can fix
 	noRenew    bool // inside, but needs no renewal of the grant
 	Settled    bool // left, and its outcome is known
-	Entered    bool // was admitted; never changes again
+	Entered    bool // was admitted; never reset
 	Phase      Phase
-	Leased     bool // it has a Lease
-	Orphaned   bool // inside, but the grant it entered on is gone
+	Leased     bool // has a Lease
+	Orphaned   bool // inside, but the grant that it entered on is gone
 	awaited    bool // its Unlock waits until it is settled, see Await
-	unheard    bool // its Unlock has returned before it was settled, see LeaveUnsettled
-	slow       bool // how long it waits, or is inside, was reported, see TakeSlow
+	unheard    bool // its Unlock returned before it was settled, see LeaveUnsettled
+	slow       bool // its long wait or hold was reported, see TakeSlow
 	Via        Via
 	Ended      ending
-	Why        Reason // the lease was lost
-	Reported   bool   // its maker's, as are the next two
+	Why        Reason // why the lease was lost
+	Reported   bool   // the maker's, like the next two
 	Again      bool
 	Behind     int8
 	clockLead  int32 // ns, see ClockLead
 	Opts       *Terms
-	outcome    *error // see Outcome; nil for nil, as of nearly all
+	outcome    *error // see Outcome; nil if the error is nil, as it is for nearly all callers
 	Token      uint64
-	Since      time.Duration // waiting: when it came; then when it was admitted; counted from Environment.Start
+	Since      time.Duration // when it came or, once inside, when it was admitted; counted from Environment.Start
 
-	// until is, of one that waits and only tries, until when it waits for an owner that may be
-	// idle, 0 if it does not; of one that was lost or has left, the end of its trust window.
+	// until is, for a Try caller that waits, until when it waits for an owner that may be idle,
+	// 0 if it does not. For a caller that lost its lease or has left, it is the end of the trust
+	// window.
 	until Instant
 
 	prev, next *Caller
 	Events     *EventLog // for its spans; nil if it is not traced
 
-	Ready chan struct{} // its maker's, and so is the next
+	Ready chan struct{} // the maker's, like the next
 	More  any
 }
 
-// Outcome returns, of a caller that was rejected, why; of one that has left, what its Unlock
-// returns.
+// Outcome returns why a caller was rejected, or what the Unlock of a caller that left returns.
 func (c *Caller) Outcome() error {
 	if c.outcome == nil {
 		return nil
@@ -67,7 +67,7 @@ func (c *Caller) Outcome() error {
 
 func (c *Caller) setOutcome(err error) {
 	if c.outcome = nil; err != nil {
-		kept := err // which is allocated, and err is not
+		kept := err // so that only a non-nil error is allocated
 		c.outcome = &kept
 	}
 }
@@ -75,8 +75,8 @@ func (c *Caller) setOutcome(err error) {
 // ClockLead returns how far the token is ahead of the server's clock.
 func (c *Caller) ClockLead() time.Duration { return time.Duration(c.clockLead) }
 
-// awaitsIdleOwner reports whether c, which waits, only tries, and does so for an owner that may
-// be idle.
+// awaitsIdleOwner reports whether c is a Try caller that waits for an owner that may be idle. It
+// is meaningful only while c waits.
 func (c *Caller) awaitsIdleOwner() bool { return c.Try && c.until != 0 }
 
 // ending says whether a lease ended before its Unlock.
@@ -85,10 +85,10 @@ type ending uint8
 const (
 	NotYet ending = iota
 	byClose
-	ByLoss // also if a Close had ended it before
+	ByLoss // even if a Close had ended it before
 )
 
-// callers is a FIFO from which any member can leave.
+// callers is a FIFO that any member can leave at any time.
 type callers struct {
 	first, last *Caller
 	n           int
@@ -121,7 +121,7 @@ func (q *callers) remove(c *Caller) {
 }
 
 // settle fixes the outcome of c, which left. err is what its Unlock returns, joined with the
-// loss of the lease if it was lost.
+// loss of the lease if there was one.
 func (c *Caller) settle(err error, fx *Effects) {
 	if c.Settled {
 		return
@@ -140,8 +140,8 @@ func (c *Caller) settle(err error, fx *Effects) {
 	}
 }
 
-// Await asks for an effect when c, which left, is settled. It returns false if it is settled
-// already.
+// Await requests an effect for when c, which left, is settled. It returns false if c is already
+// settled.
 func (c *Caller) Await() bool {
 	if c.Settled {
 		return false
@@ -150,8 +150,8 @@ func (c *Caller) Await() bool {
 	return true
 }
 
-// LeaveUnsettled says that the Unlock of c returns now. It reports whether c is not settled
-// yet; a loss that is found later is then an effect, for no Unlock returns it.
+// LeaveUnsettled says that the Unlock of c returns now, and reports whether c is not settled yet.
+// A loss that is found later is then reported as an effect, because no Unlock returns it.
 func (c *Caller) LeaveUnsettled() bool {
 	c.unheard = !c.Settled
 	return c.unheard
@@ -163,9 +163,9 @@ type Terms struct {
 	MaxHold  time.Duration // 0: none
 	IdleHold time.Duration
 	MinHold  time.Duration // of an exclusive lease, see grant.minHoldUntil; 0: none
-	Handoffs int           // leases that one grant may give before others are served
-	Tenure   time.Duration // for how long one grant is handed on before others are served
-	Confirm  bool          // a message alone makes no owner: the answer to an acquire does
+	Handoffs int           // how many leases one grant may give before others are served
+	Tenure   time.Duration // how long one grant may be handed on before others are served
+	Confirm  bool          // a message alone does not make an owner; the answer to an acquire does
 
-	ReleaseTimeout time.Duration // for how long Unlock waits for Redis; it does not matter to the lock's state
+	ReleaseTimeout time.Duration // how long Unlock waits for Redis; the lock's state does not use it
 }

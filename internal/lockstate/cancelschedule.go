@@ -8,50 +8,50 @@ import (
 )
 
 const (
-	// latestArrival is for how long a command without answer can still arrive. We give it
-	// up after 2 s and close its connection, but what was written by then may be in the
-	// network, or in the buffers of a server that hangs.
+	// latestArrival is how long an unanswered command may take to arrive. We give it up after
+	// 2 s and close its connection, but what was written by then may still be in the network,
+	// or in the buffers of a server that hangs.
 	latestArrival = time.Minute
 
-	firstCancelAgain = 50 * time.Millisecond // without answer, while an Unlock waits for it
+	firstCancelAgain = 50 * time.Millisecond // after no answer, while an Unlock waits for it
 	cancelAgain      = time.Second
 	longCancelAgain  = 30 * time.Second
 	cancelProbeEvery = 2 * time.Second
 
 	cancelsAtOnce  = 250
-	mostCancels    = 100_000 // a flood of forged messages must not fill the memory
+	mostCancels    = 100_000 // so that a flood of forged messages cannot fill the memory
 	cancelGrid     = 100 * time.Millisecond
 	cancelPatience = time.Minute
 )
 
-// arrives returns until when a command that has no answer by now may still arrive, for an id
-// with that TTL. After its TTL it would find no trace of its purpose. Safety does not depend on
-// the bound, only how soon the harm ends: the request of a command that arrives later is
-// cancelled after the first message about it (rule 5), or ends with its TTL.
+// arrives returns until when a command that has had no answer so far may still arrive, for an id
+// with this TTL. After the TTL the command would find no trace of what it is about. Safety does
+// not depend on the bound, which only decides how soon the harm ends: the request of a command
+// that arrives later is cancelled after the first message about it (rule 5), or ends with its
+// TTL.
 func arrives(now time.Time, ttl time.Duration) time.Time {
 	return now.Add(min(ttl, latestArrival))
 }
 
 // CancelSchedule decides when each request is cancelled. Like a Lock it has no goroutine and no
-// clock and sends nothing: its owner serializes the calls, sends what Take returns, and reports
+// clock, and sends nothing: its owner serializes the calls, sends what Take returns, and passes
 // the outcome to Answered.
 //
-//   - A request is cancelled at once. If that has no answer, or is refused, it is tried
-//     again: soon if an Unlock waits for it, then more and more rarely, but as many as fit in
-//     one round trip every 2 s. The first answer to any cancel makes all that had none due
-//     again.
-//   - Once answered, it is cancelled again for as long as an earlier command of its id can
-//     arrive: a second later, for that is when a server that hung reads what it was sent;
-//     then every half minute; and a last time when that is over.
-//   - Without an answer it is given up when the request has expired by its TTL.
+//   - A request is cancelled at once. A cancel that has no answer or is refused is tried again:
+//     soon if an Unlock waits for it, and then less and less often, but one round trip's worth
+//     of cancels every 2 s. The first answer to any cancel makes all unanswered ones due again.
+//   - Once answered, the cancel is repeated for as long as an earlier command about its id can
+//     arrive: after a second, because that is when a server that hung reads what it was sent;
+//     then every half minute; and one last time when that period is over.
+//   - Without an answer, it is given up when the request has expired by its TTL.
 type CancelSchedule struct {
 	Pending cancelHeap
-	base    time.Time // what the grid is counted from
-	rare    int       // of those pending, how many are tried more rarely than each second for want of an answer
-	heard   bool      // an answer came, so those are due again
+	base    time.Time // origin of the grid
+	rare    int       // how many pending cancels are tried less often than each second for want of an answer
+	heard   bool      // an answer came, so those cancels are due again
 }
 
-// Add schedules g from now on. It returns false if there are too many.
+// Add schedules g from now on. It returns false if too many cancels are pending.
 func (s *CancelSchedule) Add(g *Cancellation, now time.Time) bool {
 	if len(s.Pending) >= mostCancels && !g.awaited() {
 		return false
@@ -68,8 +68,8 @@ func (s *CancelSchedule) Add(g *Cancellation, now time.Time) bool {
 	return true
 }
 
-// Take returns the cancels that are due, as many as go in one round trip. Each must be passed to
-// Answered before it is sent again.
+// Take returns the cancels that are due, at most as many as fit in one round trip. Each must be
+// passed to Answered before it can be sent again.
 func (s *CancelSchedule) Take(now time.Time) []*Cancellation {
 	s.hasten()
 	var batch []*Cancellation
@@ -85,7 +85,7 @@ func (s *CancelSchedule) Take(now time.Time) []*Cancellation {
 	return batch
 }
 
-// Next returns when Take has something to return, zero if not before another is added.
+// Next returns when Take will have something to return, zero if not before the next Add.
 func (s *CancelSchedule) Next() time.Time {
 	s.hasten()
 	if len(s.Pending) == 0 {
@@ -94,7 +94,7 @@ func (s *CancelSchedule) Next() time.Time {
 	return s.Pending[0].nextAt
 }
 
-// hasten makes cancels without an answer due again, if another has been answered since.
+// hasten makes unanswered cancels due again if another one has been answered since.
 func (s *CancelSchedule) hasten() {
 	if !s.heard {
 		return
@@ -113,8 +113,8 @@ func (s *CancelSchedule) hasten() {
 	heap.Init(&s.Pending)
 }
 
-// Answered is the event that the cancel of g has the outcome r. It returns which callers are
-// settled by that, and how.
+// Answered is the event that the cancel of g has the outcome r. It returns the callers that this
+// settles, and how.
 func (s *CancelSchedule) Answered(g *Cancellation, r protocol.Cancelled, now time.Time) Settlement {
 	done := r.Fail == nil
 	if done {
@@ -162,7 +162,7 @@ func (s *CancelSchedule) Answered(g *Cancellation, r protocol.Cancelled, now tim
 }
 
 // onGrid moves an instant to the next one that many cancels share, so that they leave together.
-// It keeps to the monotonic clock, unlike Truncate: the wall clock may be set back.
+// Unlike Truncate it uses the monotonic clock, because the wall clock may be set back.
 func (s *CancelSchedule) onGrid(t time.Time) time.Time {
 	if past := t.Sub(s.base) % cancelGrid; past > 0 {
 		return t.Add(cancelGrid - past)
@@ -174,11 +174,11 @@ func (s *CancelSchedule) onGrid(t time.Time) time.Time {
 type Settlement struct {
 	Owner   any
 	Callers []*Caller
-	proved  bool              // the lock was theirs when it was released
+	proved  bool              // it is proved that the lock was theirs when it was released
 	Fail    *protocol.Failure // nil if Redis answered
 }
 
-// awaited reports whether an Unlock waits for g to be cancelled, or for one of those after it.
+// awaited reports whether an Unlock waits for g, or one that follows it, to be cancelled.
 func (g *Cancellation) awaited() bool {
 	return g != nil && (len(g.Callers) > 0 || g.Then.awaited())
 }

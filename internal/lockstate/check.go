@@ -1,7 +1,7 @@
 package lockstate
 
-// A check: a caller inside asks Redis now whether its grant is still ours, instead of waiting
-// for the next renewal. It is a renewal that a caller waits for.
+// A check: a caller inside asks Redis whether its grant is still ours, instead of waiting for
+// the next renewal. A check is a renewal that a caller waits for.
 
 import (
 	"time"
@@ -9,28 +9,28 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// Check is the question of one caller. Only a command that was sent after the caller asked
-// answers it, be it sent for this question, for another one, or by the watchdog.
+// Check is one caller's question. Only a command that was sent after the caller asked answers
+// it, whether it was sent for this check, for another one, or by the watchdog.
 type Check struct {
 	caller *Caller
 	at     time.Time
-	sent   bool // the renewal under way was sent for it
+	sent   bool // the renewal in flight was sent for this check, too
 	done   chan struct{}
 
-	// Valid when done is closed. It was ours if neither is set.
-	Over bool  // the lease had ended, or ended meanwhile
+	// Valid when done is closed. If neither is set, the lock is still ours.
+	Over bool  // the lease had ended, or ended in the meantime
 	Err  error // why Redis did not answer
 }
 
-// checking is what a lock knows of its checks.
+// checking is the state of a lock's checks.
 type checking struct {
 	waiting []*Check
-	asked   string    // id that the renewal under way is about, empty if none is under way
-	sent    time.Time // when that was sent
+	asked   string    // id that the renewal in flight is about, empty if none is in flight
+	sent    time.Time // when that renewal was sent
 }
 
-// Check is the event that c asks whether the lock is still ours. done is closed as an effect
-// when k has the answer.
+// Check is the event that c asks whether the lock is still ours. When k has the answer, the
+// effects include done, to be closed.
 func (l *Lock) Check(k *Check, c *Caller, done chan struct{}, now time.Time, fx *Effects) {
 	k.caller, k.at, k.done = c, now, done
 	if l.checking == nil {
@@ -40,8 +40,8 @@ func (l *Lock) Check(k *Check, c *Caller, done chan struct{}, now time.Time, fx 
 	l.applyRules(now, fx)
 }
 
-// settleChecks answers the checks that can be answered, and asks Redis for the others: one
-// renewal at a time, which answers all that were waiting when it was sent.
+// settleChecks answers the checks that can be answered and asks Redis for the others. It sends
+// one renewal at a time, which answers all checks that were waiting when it was sent.
 func (l *Lock) settleChecks(now time.Time, fx *Effects) {
 	if l.checking == nil {
 		return
@@ -50,9 +50,9 @@ func (l *Lock) settleChecks(now time.Time, fx *Effects) {
 	asks := l.asksAsOwner()
 	l.answerChecks(fx, func(k *Check) bool {
 		k.Over = k.caller.Phase != Inside || k.caller.Ended == ByLoss
-		return k.Over || !asks && g.proved.After(k.at) // whose lease is not over is a member
+		return k.Over || !asks && g.proved.After(k.at) // a caller whose lease is not over is a member
 	})
-	if l.checking == nil || asks || g.role() == byDowngrade { // its answer is a proof, under another id
+	if l.checking == nil || asks || g.role() == byDowngrade { // a downgrade's answer is a proof, under another id
 		return
 	}
 	if l.checking.asked != g.req.ID {
@@ -64,8 +64,9 @@ func (l *Lock) settleChecks(now time.Time, fx *Effects) {
 	}
 }
 
-// asksAsOwner reports whether an early owner's question is under way. It is an acquire, so if the
-// grant was gone it is made anew, and only the answer tells: no renewal proves anything before.
+// asksAsOwner reports whether an early owner's question is in flight. The question is an acquire,
+// so it makes the grant anew if it was gone. Only its answer tells whether that happened, and no
+// renewal proves anything before it.
 func (l *Lock) asksAsOwner() bool {
 	return l.grant.state == Held && l.pending.verb == protocol.Acquire
 }
@@ -79,8 +80,8 @@ func (l *Lock) endsCheck(r *protocol.Renewal) bool {
 	return true
 }
 
-// checked answers the checks that waited for a command sent at sent, which found that the
-// lock is ours, or had no answer because of err; own says that it was sent for checks.
+// checked answers the checks that waited for a command sent at sent. The command found that the
+// lock is ours, or had no answer because of err. own says that it was sent for checks.
 func (l *Lock) checked(sent time.Time, own bool, err error, fx *Effects) {
 	l.answerChecks(fx, func(k *Check) bool {
 		if own && k.sent || sent.After(k.at) {
@@ -91,7 +92,7 @@ func (l *Lock) checked(sent time.Time, own bool, err error, fx *Effects) {
 	})
 }
 
-// answerChecks settles the checks that answer answers.
+// answerChecks settles the checks for which answer returns true.
 func (l *Lock) answerChecks(fx *Effects, answer func(*Check) bool) {
 	if l.checking == nil {
 		return

@@ -2,7 +2,7 @@ package lockstate
 
 import "errors"
 
-// The root package exports these errors and documents them.
+// The root package exports and documents these errors.
 var (
 	ErrNotAcquired       = errors.New("leased: lock not acquired")
 	ErrLocked      error = &kind{"leased: lock is held by another", ErrNotAcquired}
@@ -11,7 +11,7 @@ var (
 	ErrNotReleased       = errors.New("leased: release not confirmed")
 )
 
-// Why a caller that only tries was rejected without asking Redis. Both match ErrLocked.
+// Why a Try caller was rejected without asking Redis. Both match ErrLocked.
 var (
 	errHeldHere   error = &kind{"leased: lock is held by another caller of this process", ErrLocked}
 	errWantedHere error = &kind{"leased: another caller of this process waits for the lock", ErrLocked}
@@ -26,7 +26,7 @@ type kind struct {
 func (k *kind) Error() string { return k.text }
 func (k *kind) Unwrap() error { return k.is }
 
-// LostToo is what Unlock returns for a lease that had ended before, if Redis did not confirm
+// LostToo is what Unlock returns for a lease that had already ended, if Redis did not confirm
 // the release either.
 type LostToo struct {
 	Release error // the outcome of the release

@@ -6,20 +6,20 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// EventLog collects what happens to one caller, for its spans. The lock only appends to it, so
-// that it calls no user code and reads no clock; spans are made from the log afterwards. A nil
-// log drops everything: most callers have none.
+// EventLog collects what happens to one caller, for its spans. The lock only appends to the log,
+// so that it calls no user code and reads no clock; spans are made from the log afterwards. A
+// nil log drops everything. Most callers have none.
 type EventLog struct {
-	Maker      any // what makes spans of it
+	Maker      any // what makes spans from the log
 	List       []Event
-	waitEvents int            // how many of List belong to the wait
+	waitEvents int            // how many events of List belong to the wait
 	From       *protocol.Span // hold span of the lease that this one follows, nil if unknown
-	Hold       *protocol.Span // the caller's own hold span, nil if it is not sampled
-	Wait       *protocol.Span // its wait span, nil if it is not sampled, or was not begun
+	Hold       *protocol.Span // the caller's hold span, nil if it is not sampled
+	Wait       *protocol.Span // the caller's wait span, nil if it is not sampled or has not begun
 
-	// Blocker is the value that the owner's key had when Redis was last asked, if the caller
-	// waited behind another process and followed no lease that is known by From: the owner
-	// died, was evicted, or is not traced.
+	// Blocker is the value that the lock's own key had when Redis was last asked. It is set only
+	// if the caller waited behind another process and From does not say which lease it
+	// followed: the owner died, was evicted, or is not traced.
 	Blocker string
 }
 
@@ -27,10 +27,10 @@ type EventLog struct {
 type Event struct {
 	At    time.Time
 	What  EventKind
-	Place int // queued: how many waiters are ahead of it
+	Place int // queued: how many waiters are ahead
 	Token uint64
 	Text  string
-	Err   error // its message is read later, for its method may be the user's code
+	Err   error // its Error method is called later, because it may be user code
 }
 
 // EventKind is what an Event is about.
@@ -38,31 +38,31 @@ type EventKind uint8
 
 const (
 	EventQueued        EventKind = iota // behind other callers of this process
-	EventQueuedInRedis                  // behind other processes; Text is the value of the owner's key
-	eventError                          // Redis did not do what was asked
+	EventQueuedInRedis                  // behind other processes; Text is the value of the lock's own key
+	eventError                          // Redis did not do what it was asked to do
 	eventWoken
-	eventWantedHere // a caller of this process waits for the lock, the first to do so
-	eventWanted     // another process does
+	eventWantedHere // a caller of this process waits for the lock, and is the first to do so
+	eventWanted     // another process waits for the lock
 	EventDowngraded // Token is the writer's
 	eventLost
-	eventSlow // it has lasted for longer than the user thinks right
+	eventSlow // the wait or hold has exceeded the user's threshold
 )
 
-// maxEvents bounds a log: errors can go on for long. All other events are rare.
+// maxEvents bounds a log, because errors can go on for long. All other events are rare.
 const maxEvents = 64
 
-// add appends n, unless the log has enough errors.
+// add appends n, unless n is an error and the log is full.
 func (t *EventLog) add(n Event) {
 	if t != nil && (n.What != eventError || len(t.List) < maxEvents) {
 		t.List = append(t.List, n)
 	}
 }
 
-// admitted ends the events of the wait: the caller enters, after the lease whose hold span is
-// prev. blocker is the value of the owner's key when Redis was last asked.
+// admitted ends the events of the wait, because the caller enters. prev is the hold span of the
+// lease before it, and blocker the value of the lock's own key when Redis was last asked.
 func (t *EventLog) admitted(how Via, prev *protocol.Span, blocker string, now time.Time) {
 	if t == nil || len(t.List) == 0 && how != ViaDirect {
-		return // it waited only for the answer of Redis
+		return // the caller waited only for Redis's answer
 	}
 	t.add(Event{At: now, What: eventWoken})
 	t.waitEvents = len(t.List)
@@ -87,8 +87,8 @@ func (t *EventLog) HoldSpan() *protocol.Span {
 	return t.Hold
 }
 
-// TakeWaitEvents removes and returns the events of a wait that has ended: all of them
-// if the caller was not admitted.
+// TakeWaitEvents removes and returns the events of a wait that has ended. If the caller was not
+// admitted, these are all events.
 func (t *EventLog) TakeWaitEvents(admitted bool) []Event {
 	n := len(t.List)
 	if admitted {
@@ -99,8 +99,8 @@ func (t *EventLog) TakeWaitEvents(admitted bool) []Event {
 	return wait
 }
 
-// TakeHoldEvents removes and returns the events of the hold. Those of the wait stay:
-// another goroutine may unlock before the caller has reported its wait.
+// TakeHoldEvents removes and returns the events of the hold. It leaves the events of the wait,
+// because another goroutine may unlock before the caller has reported its wait.
 func (t *EventLog) TakeHoldEvents() []Event {
 	n := t.waitEvents
 	rest := t.List[n:]
@@ -111,8 +111,7 @@ func (t *EventLog) TakeHoldEvents() []Event {
 // Contended reports whether another caller or process waits for the lock.
 func (l *Lock) Contended() bool { return l.waiting.first != nil || l.grant.wanted }
 
-// addEventInside adds an event to the log of every caller whose lease depends on the
-// grant.
+// addEventInside adds an event to the log of every caller whose lease depends on the grant.
 func (l *Lock) addEventInside(n Event) {
 	for c := l.members; c != nil; c = c.next {
 		c.Events.add(n)

@@ -1,7 +1,7 @@
 package lockstate
 
-// Events from Redis: answers to commands, messages of the inbox, outcomes of renewals and
-// cancels; and, between them, the ways in which a grant ends.
+// Events from Redis: answers to commands, messages in the inbox, outcomes of renewals and
+// cancels. Between them are the ways in which a grant ends.
 
 import (
 	"errors"
@@ -10,8 +10,8 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// Answered is the event that the command in flight was answered, or that it failed. After a
-// failure nothing is tried again for pause.
+// Answered is the event that the command in flight was answered or failed. After a failure
+// nothing is tried again for pause.
 func (l *Lock) Answered(c *protocol.Command, a protocol.Answer, fail *protocol.Failure, pause time.Duration, now time.Time, fx *Effects) {
 	l.lastErr = nil
 	if fail != nil {
@@ -31,16 +31,16 @@ func (l *Lock) Answered(c *protocol.Command, a protocol.Answer, fail *protocol.F
 	l.applyRules(now, fx)
 }
 
-// acquired takes the answer to an acquire.
+// acquired handles the answer to an acquire.
 func (l *Lock) acquired(c *protocol.Command, a protocol.Answer, fail *protocol.Failure, pause time.Duration, now time.Time, fx *Effects) {
 	g := &l.grant
-	if g.role() == byPlace && c.ID == g.next.req.ID { // about the place behind the grant that is held
+	if g.role() == byPlace && c.ID == g.next.req.ID { // it is about the place behind the held grant
 		l.reserved(c, a, fail, pause, now, fx)
 		return
 	}
 	if c.ID != g.req.ID || g.state == none {
-		// The request was lost meanwhile. What the command gave it, or may still give it,
-		// has no user.
+		// The request was lost meanwhile. Nobody uses what the command gave it, or may
+		// still give it.
 		switch {
 		case fail.MayRun():
 			l.cancelUnknown(c.ID, arrives(now, c.TTL), fx)
@@ -68,10 +68,10 @@ func (l *Lock) acquired(c *protocol.Command, a protocol.Answer, fail *protocol.F
 		}
 		greater := a.Token > g.token && !(a.Kept && (g.req.Mode == protocol.Shared || a.Forgot))
 		if g.state == Held && (greater || c.Held && !a.Kept) {
-			// The held grant was given anew. A greater token alone does not say so: the
+			// The held grant was given anew. A greater token alone does not show that: the
 			// answer to an extension carries the token of the last reader that entered, or
-			// a new token if Redis had forgotten the old one. Nor does a smaller token deny
-			// it: Redis may have forgotten the last token and its clock gone back.
+			// a new token if Redis had forgotten the old one. Nor does a smaller token rule
+			// it out: Redis may have forgotten the last token and its clock gone back.
 			l.lostAndGrantedAnew(now, fx)
 			return
 		}
@@ -81,8 +81,8 @@ func (l *Lock) acquired(c *protocol.Command, a protocol.Answer, fail *protocol.F
 		}
 	case protocol.Enqueued:
 		if g.state == Held {
-			// A message was faster than this answer. But if the lock's last token was ours
-			// already when Redis answered, we had lost the lock, and wait again.
+			// A message overtook this answer. But if the lock's last token was already ours
+			// when Redis answered, we had lost the lock and wait again.
 			if a.Token >= g.token {
 				l.lostAndGrantedAnew(now, fx)
 			}
@@ -114,7 +114,7 @@ func (l *Lock) acquired(c *protocol.Command, a protocol.Answer, fail *protocol.F
 			}
 		case g.probe && !before:
 			l.becomeNone()
-		case !g.probe && l.waiting.first != nil && l.waiting.first.awaitsIdleOwner(): // it asks again, and queues
+		case !g.probe && l.waiting.first != nil && l.waiting.first.awaitsIdleOwner(): // asks again, and then queues
 		case before: // an earlier command may have queued the request
 			l.cancelRequest(now, fx)
 		default:
@@ -123,8 +123,8 @@ func (l *Lock) acquired(c *protocol.Command, a protocol.Answer, fail *protocol.F
 	}
 }
 
-// failed takes the failure of an acquire of t, or of the yield that t came from: it had no
-// answer, or the server as a whole refused it.
+// failed handles the failure of an acquire of t, or of the yield that t came from: the command
+// had no answer, or the server as a whole refused it.
 func (l *Lock) failed(t *ticket, fail *protocol.Failure, pause time.Duration, now time.Time, fx *Effects) {
 	if l.pending.stale {
 		pause = 0
@@ -149,16 +149,17 @@ func (l *Lock) failed(t *ticket, fail *protocol.Failure, pause time.Duration, no
 	}
 }
 
-// hold takes a proof of ownership that was sent at from. A grant that is held already is
-// extended, for the server has given it its full TTL again.
+// hold handles a proof of ownership whose command was sent at from. A grant that is already
+// held is extended, because the server has given it its full TTL again.
 func (l *Lock) hold(a protocol.Answer, from time.Time, how Via, now time.Time) {
 	g := &l.grant
 	switch {
 	case g.state != Held:
 		l.becomeHeld(a, from, how, now)
 	case g.notified != 0 && (a.Token < g.token || g.over(now)):
-		// It is about an earlier grant of the id, whose full TTL says nothing about the
-		// provisional one; or that one can have ended, and be followed by another.
+		// The proof is about an earlier grant of the id, and the full TTL of that grant says
+		// nothing about the provisional one. Or the provisional one may have ended, and the
+		// proof be about a later one.
 	case from.After(g.proved):
 		g.prove(from)
 		g.rebase(a.Clock, l.instant(from), l.instant(now))
@@ -170,8 +171,8 @@ func (l *Lock) hold(a protocol.Answer, from time.Time, how Via, now time.Time) {
 	case g.notified != 0:
 		g.renewAt = l.instant(now)
 	case how == ViaDirect:
-		// It is confirmed by the next regular renewal, or earlier if less than half of
-		// the TTL is left.
+		// The next regular renewal confirms it, or an earlier one if less than half of the
+		// TTL is left.
 		g.renewAt = min(g.onGrid(l.instant(now).add(g.req.TTL/3)), l.instant(from).add(g.req.TTL/2))
 	default:
 		due := g.req.TTL / 3
@@ -182,7 +183,7 @@ func (l *Lock) hold(a protocol.Answer, from time.Time, how Via, now time.Time) {
 	}
 }
 
-// wait takes the answer that the request is in the queue, to a command that was sent at from.
+// wait handles the answer "queued" to a command that was sent at from.
 func (l *Lock) wait(a protocol.Answer, from, now time.Time) {
 	g := &l.grant
 	if head := l.waiting.first; head != nil && head.Events != nil && g.state != queued {
@@ -195,9 +196,9 @@ func (l *Lock) wait(a protocol.Answer, from, now time.Time) {
 		pause = min(pause, headPoll)
 	}
 	polls := a.Echo == protocol.EchoDenied || !l.env.HasInbox()
-	if polls || a.NoNotify && a.Place == 0 { // those behind the head are notified by its release
+	if polls || a.NoNotify && a.Place == 0 { // the head's release notifies those behind it
 		if a.Blocker != l.blocker {
-			g.poll = 0 // owners that alternate may do so again
+			g.poll = 0 // owners that take turns may do so again soon
 		}
 		pause = min(pause, max(firstPoll, 2*g.poll))
 		g.poll = pause
@@ -206,10 +207,10 @@ func (l *Lock) wait(a protocol.Answer, from, now time.Time) {
 	}
 	l.blocker = a.Blocker
 	early, chance := pause/3, l.env.Jitter()
-	if !polls && !g.req.Provisional { // which only a look finds out about, if the one ahead is dead
+	if !polls && !g.req.Provisional { // otherwise, if the one ahead is dead, only a re-check finds out
 		near := pause
 		pause = farther(pause, a.Place, g.req.TTL)
-		if hastened { // as others may have been, which are to look at different times again
+		if hastened { // others may have been hastened too, and are to re-check at different times again
 			early += pause - near
 		}
 	}
@@ -230,17 +231,17 @@ func (l *Lock) wait(a protocol.Answer, from, now time.Time) {
 	}
 }
 
-// farther is the pause of the head of the queue made longer for a waiter with so many ahead of
-// it: all of them together would keep a server busy. Its waiting lease outlasts the pause, and so
-// does the window of a grant whose message comes at the end of the pause.
+// farther returns the pause of a waiter with place requests ahead of it. It is longer than pause,
+// that of the head, because all waiters together would keep a server busy. The waiting lease
+// outlasts it, and so does the trust window of a grant whose message comes at its end.
 func farther(pause time.Duration, place int, ttl time.Duration) time.Duration {
 	return min(pause+time.Duration(min(place, 1e6))*PausePerPlace, max(ttl/2, ttl-askInTime), FarthestPoll)
 }
 
-// together makes the pause of a waiter that is far behind end at an instant that others share, by
-// the server's clock, which showed clock when it began: looks that come together take the server a
-// part of what single ones do, for which it wakes up each time. A pause that is hardly longer than the
-// time between these instants stays as it is.
+// together shortens the pause of a waiter that is far behind so that it ends at an instant that
+// others share. The instants are on the server's clock, which showed clock when the pause began.
+// Each re-check that comes alone wakes up the server, so those that come together cost it much
+// less. A pause hardly longer than the time between these instants stays as it is.
 func together(pause time.Duration, clock uint64) time.Duration {
 	const grid = LooksEvery
 	began := time.Duration(clock%uint64(grid.Microseconds())) * time.Microsecond
@@ -250,10 +251,10 @@ func together(pause time.Duration, clock uint64) time.Duration {
 	return pause
 }
 
-// yielded takes the answer to a yield.
+// yielded handles the answer to a yield.
 func (l *Lock) yielded(c *protocol.Command, a protocol.Answer, fail *protocol.Failure, pause time.Duration, now time.Time, fx *Effects) {
 	g := &l.grant
-	if g.state != Releasing { // a message was faster, and settled the callers that left
+	if g.state != Releasing { // a message overtook the answer and settled the callers that left
 		if g.state == Held && fail == nil && a.Outcome == protocol.Granted {
 			l.hold(a, c.At, viaFree, now)
 		}
@@ -269,16 +270,15 @@ func (l *Lock) yielded(c *protocol.Command, a protocol.Answer, fail *protocol.Fa
 		l.cancelUnconfirmed(own, c.Last, keep, doubted, now, fx, old)
 	}
 	if a.Gone && placed {
-		// Redis knew the successor by its reserved place, not by this yield: the old
-		// grant was lost before. The script has not checked whether the lock is free now.
+		// Redis knew the successor by its reserved place, not by this yield, so the old
+		// grant had been lost before. The script has not checked whether the lock is free now.
 		l.settleLost(now, fx)
 		l.pending.stale = true
 	}
 	switch {
 	case fail != nil:
-		// The old request may still own the lock and the new one may wait: the old one is
-		// cancelled, and the new one is asked about. A late copy of the yield harms
-		// neither.
+		// The old request may still own the lock, and the new one may wait. So the old one is
+		// cancelled, and the new one is asked about. A late copy of the yield harms neither.
 		l.cancelUnconfirmed(own, c.Last, keep, doubted, now, fx, old)
 		l.failed(&g.ticket, fail, pause, now, fx)
 	case a.Outcome == protocol.NotOurs:
@@ -288,7 +288,7 @@ func (l *Lock) yielded(c *protocol.Command, a protocol.Answer, fail *protocol.Fa
 	case a.Outcome == protocol.Granted:
 		l.settleLeaving(fx)
 		a.Link = c.Link
-		l.hold(a, c.At, ViaLocal, now) // no other process wanted it
+		l.hold(a, c.At, ViaLocal, now) // no other process wanted the lock
 		l.continueGranting(a, old.ID, fx)
 	default:
 		l.settleLeaving(fx)
@@ -299,7 +299,7 @@ func (l *Lock) yielded(c *protocol.Command, a protocol.Answer, fail *protocol.Fa
 	}
 }
 
-// released takes the answer to a release.
+// released handles the answer to a release.
 func (l *Lock) released(c *protocol.Command, a protocol.Answer, fail *protocol.Failure, now time.Time, fx *Effects) {
 	g := &l.grant
 	old, own, keep := g.req, g.token, l.time(g.minHoldUntil)
@@ -322,30 +322,32 @@ func (l *Lock) released(c *protocol.Command, a protocol.Answer, fail *protocol.F
 	}
 }
 
-// lostAndGrantedAnew ends a held grant whose id was given the lock, or a place in the queue,
-// as if it did not own. Others may have had the lock in between: the grant is lost, and what
-// came in its place is given back.
+// lostAndGrantedAnew ends a held grant after Redis has granted or enqueued its id as if the id
+// did not own the lock. Others may have had the lock in between. So the grant is lost, and what
+// Redis has given to the id instead is given back.
 func (l *Lock) lostAndGrantedAnew(now time.Time, fx *Effects) {
 	id, next := l.grant.req.ID, l.grant.next
 	l.lose(notKept, now, fx)
 	l.cancelUnknown(id, time.Time{}, fx)
-	if next != nil && next.role == byDowngrade && next.sent { // it may have been carried out
+	if next != nil && next.role == byDowngrade && next.sent { // the downgrade may have been carried out
 		l.cancelUnknown(next.req.ID, time.Time{}, fx)
 	}
 }
 
-// continueGranting cancels id, which Redis does not know, if the command answered a could
-// not admit all waiters that may enter: the cancel's script admits more of them.
+// continueGranting follows up a command whose answer a says that it could not admit all waiters
+// that may enter. It cancels id, which Redis does not know, because the script of a cancel admits
+// more of them.
 func (l *Lock) continueGranting(a protocol.Answer, id string, fx *Effects) {
 	if a.Unfinished {
 		fx.Cancels = append(fx.Cancels, Cancellation{ID: id, Last: l.last, Link: l.prevHoldSpan})
 	}
 }
 
-// inDoubt reports that a successful release proves nothing for the callers that left: an
-// acquire of the held grant had no answer, and may have been given the lock anew after
-// another owner. The lock's last token then decides, as after a release without answer. A quorum
-// has looked at it in its release, and says if it proves that there was none.
+// inDoubt reports whether a successful release proves nothing for the callers that left: an
+// acquire of the held grant had no answer, and may have been granted the lock anew after another
+// owner. The lock's last token then decides, as after a release without answer. The release of a
+// quorum has checked that token, and its answer says whether it proves that there was no other
+// owner.
 func (l *Lock) inDoubt() bool {
 	till := l.grant.doubtUntil
 	for c := l.leaving.first; c != nil && till != 0; c = c.next {
@@ -356,19 +358,19 @@ func (l *Lock) inDoubt() bool {
 	return false
 }
 
-// cancelLate cancels the id of a grant that ends, if an acquire of it may still arrive: that
-// acquire would own the lock, or wait for it, without a user.
+// cancelLate cancels the id of a grant that ends, if an acquire of it may still arrive. That
+// acquire would own the lock, or wait for it, without anybody to use it.
 func (l *Lock) cancelLate(now time.Time, fx *Effects) {
 	if g := &l.grant; g.lateUntil > l.instant(now) {
 		l.cancelUnknown(g.req.ID, l.time(g.lateUntil), fx)
 	}
 }
 
-// cancelUnconfirmed cancels a grant whose release had no answer; the callers that left are
-// settled when that succeeds. If either of several ids may own, they are cancelled one after
-// the other, in the order in which a late command may turn one into the next. own is the
-// token of the first, last the last token given out under it, 0 if that is own; keep is the end
-// of its minimum hold. doubted is what inDoubt says.
+// cancelUnconfirmed cancels a grant whose release had no answer. The callers that left are
+// settled when the cancel succeeds. If any one of several ids may own the lock, they are
+// cancelled one after the other, in the order in which a late command may turn one into the
+// next. own is the token of the first id; last is the last token given out under it, 0 if that is
+// own; keep is the end of its minimum hold. doubted is the result of inDoubt.
 func (l *Lock) cancelUnconfirmed(own, last uint64, keep time.Time, doubted bool, now time.Time, fx *Effects, ids ...protocol.Request) {
 	chain := make([]Cancellation, len(ids))
 	for i, req := range ids {
@@ -387,9 +389,9 @@ func (l *Lock) cancelUnconfirmed(own, last uint64, keep time.Time, doubted bool,
 }
 
 // Cancelled is the event that a grant whose release had no answer was cancelled, or that its
-// cancellation was given up. Unlock reports success only if the lock is proved to have been
-// ours until the release: its id owned when it was cancelled, or the lock's last token is
-// still the last that we gave out, so that no other owner came in between.
+// cancel was given up. Unlock reports success only if it is proved that the lock was ours until
+// the release: the id still owned it when it was cancelled, or the lock's last token is still the
+// last that we gave out, so no other owner came in between.
 func (l *Lock) Cancelled(s *Settlement, now time.Time, fx *Effects) {
 	for _, c := range s.Callers {
 		var err error
@@ -406,7 +408,7 @@ func (l *Lock) Cancelled(s *Settlement, now time.Time, fx *Effects) {
 			if s.Fail != nil {
 				err = s.Fail.Err
 			}
-			if !c.unheard || s.Fail == nil { // else its Unlock has reported that there is no answer
+			if !c.unheard || s.Fail == nil { // else its Unlock has already returned ErrNotReleased
 				c.Events.add(Event{At: now, What: eventLost, Text: LostUnproved.String()})
 				fx.Ended = append(fx.Ended, Loss{c, LostUnproved})
 			}
@@ -415,13 +417,13 @@ func (l *Lock) Cancelled(s *Settlement, now time.Time, fx *Effects) {
 	}
 }
 
-// settleLost settles the callers that left, when the release found the grant lost.
+// settleLost settles the callers that left after the release found the grant lost.
 func (l *Lock) settleLost(now time.Time, fx *Effects) {
 	l.loseLeaving(lostAtRelease, now, fx)
 	l.settleLeaving(fx)
 }
 
-// loseLeaving ends the leases of callers that left and are not settled.
+// loseLeaving ends the leases of the callers that left and are not settled.
 func (l *Lock) loseLeaving(why Reason, now time.Time, fx *Effects) {
 	for c := l.leaving.first; c != nil; c = c.next {
 		if c.Ended != ByLoss {
@@ -432,7 +434,7 @@ func (l *Lock) loseLeaving(why Reason, now time.Time, fx *Effects) {
 	}
 }
 
-// cancelRequest gives up the request, which has no waiter any more.
+// cancelRequest gives up the request, because no caller waits for it any more.
 func (l *Lock) cancelRequest(now time.Time, fx *Effects) {
 	l.cancelIfSent(&l.grant.ticket, now, fx)
 	l.becomeNone()
@@ -449,15 +451,15 @@ func (l *Lock) cancelIfSent(t *ticket, now time.Time, fx *Effects) {
 	}
 }
 
-// lose ends a held grant that is not ours, or cannot be believed any more. Callers stay
-// inside until Unlock, as in sync.Mutex.
+// lose ends a held grant that is not ours, or cannot be believed any more. Callers stay inside
+// until their Unlock, as in sync.Mutex.
 func (l *Lock) lose(why Reason, now time.Time, fx *Effects) {
 	for c := l.members; c != nil; c = c.next {
 		l.end(c, why, now, fx)
 		c.Orphaned = true
 	}
 	l.members = nil
-	l.loseLeaving(why, now, fx) // their grant was still to be released
+	l.loseLeaving(why, now, fx) // their grant had yet to be released
 	l.cancelPlace(now, fx)
 	if next := l.grant.next; next != nil {
 		fx.Done = append(fx.Done, next.done...)
@@ -466,7 +468,7 @@ func (l *Lock) lose(why Reason, now time.Time, fx *Effects) {
 	l.becomeNone()
 }
 
-// Receive is the event of a message about one of this lock's requests.
+// Receive is the event that a message about one of this lock's requests arrived.
 func (l *Lock) Receive(m *protocol.Message, now time.Time, fx *Effects) {
 	switch m.Kind {
 	case "granted":
@@ -480,8 +482,8 @@ func (l *Lock) Receive(m *protocol.Message, now time.Time, fx *Effects) {
 	}
 }
 
-// grantedByMessage takes the message that id was granted. An id that neither waits nor holds
-// is cancelled.
+// grantedByMessage handles a message that id was granted. It cancels an id that neither waits
+// nor holds.
 func (l *Lock) grantedByMessage(id string, a protocol.Answer, now time.Time, fx *Effects) {
 	g := &l.grant
 	switch {
@@ -490,7 +492,7 @@ func (l *Lock) grantedByMessage(id string, a protocol.Answer, now time.Time, fx 
 			return
 		}
 		if g.opts.Confirm || g.late(now) {
-			l.askAgain(&g.ticket, now) // not to be believed alone, or too late
+			l.askAgain(&g.ticket, now) // the message alone is not believed, or it is too late
 		} else {
 			l.hold(a, g.proved, ViaDirect, now)
 		}
@@ -499,24 +501,24 @@ func (l *Lock) grantedByMessage(id string, a protocol.Answer, now time.Time, fx 
 			return // it is about the grant that is held
 		}
 		if g.req.Mode == protocol.Exclusive {
-			g.early = true // an acquire follows, for messages can be forged
+			g.early = true // has an acquire sent, because messages can be forged
 		} else {
 			l.lostAndGrantedAnew(now, fx)
 		}
 	case id == g.req.ID && g.state == Releasing && a.Token <= g.token:
 		return // it is about the grant that is being released
 	case id == g.req.ID && g.state == Releasing:
-		l.loseLeaving(lostAtRelease, now, fx) // the release gives back what came in its place
+		l.loseLeaving(lostAtRelease, now, fx) // the release gives back what came in the grant's place
 	case g.role() == byPlace && id == g.next.req.ID:
 		l.placeGranted(now, fx)
 	case g.role() == byYield && id == g.next.req.ID:
 		if g.next.sent {
-			l.pending.stale = true // the place may have been served before the yield: its answer says so
+			l.pending.stale = true // the place may have been served before the yield, and its answer says whether it was
 			return
 		}
 		g.next.sent = true
 		if g.next.opts.Confirm || g.next.late(now) {
-			l.pending.stale = true // too late to be believed: ask again if the answer is older
+			l.pending.stale = true // too late to be believed: ask again if the yield's answer is older
 			return
 		}
 		l.cancelLate(now, fx)
@@ -524,7 +526,7 @@ func (l *Lock) grantedByMessage(id string, a protocol.Answer, now time.Time, fx 
 			l.cancelUnconfirmed(g.token, l.drawn(), l.time(g.minHoldUntil), true, now, fx, g.req)
 		}
 		l.becomeNext()
-		l.settleLeaving(fx) // the yield was done
+		l.settleLeaving(fx) // the yield was carried out
 		l.hold(a, g.proved, ViaDirect, now)
 	default:
 		l.cancelUnknown(id, time.Time{}, fx)
@@ -532,9 +534,9 @@ func (l *Lock) grantedByMessage(id string, a protocol.Answer, now time.Time, fx 
 	l.applyRules(now, fx)
 }
 
-// cancelUnknown cancels an id of ours that the lock does not know: a late copy of a command
-// made the request. A lost grant is not cancelled here, but when its last caller has left.
-// If until is not zero, earlier commands about id may arrive until then.
+// cancelUnknown cancels an id of ours that the lock does not know, because a late copy of a
+// command made the request. It leaves a lost grant alone: that is cancelled when its last caller
+// has left. If until is not zero, earlier commands about id may arrive until then.
 func (l *Lock) cancelUnknown(id string, until time.Time, fx *Effects) {
 	for lost := l.lost; lost != nil; lost = lost.next {
 		if lost.req.ID == id {
@@ -544,15 +546,16 @@ func (l *Lock) cancelUnknown(id string, until time.Time, fx *Effects) {
 	fx.Cancels = append(fx.Cancels, Cancellation{ID: id, Last: l.last, until: until})
 }
 
-// askAgain has t asked for at once, because the server did something for it that we do not
-// know. The answer to a command in flight may be older than that.
+// askAgain has t asked for at once, because the server did something for it that we do not know
+// of. The answer to a command in flight may be older than that.
 func (l *Lock) askAgain(t *ticket, now time.Time) {
 	t.sent, t.checkAt = true, l.instant(now)
 	l.pending.stale = l.pending.verb != protocol.None
 }
 
-// wanted takes the message that a request is queued behind id. If id only waits, the server
-// considers it the owner: a message was lost, or a command was executed that we gave up.
+// wanted handles a message that a request is queued behind id. If id is only waiting as far as
+// we know, the server takes it for the owner: a message was lost, or a command that we gave up
+// was carried out.
 func (l *Lock) wanted(id string, now time.Time, fx *Effects) {
 	g := &l.grant
 	switch {
@@ -564,7 +567,7 @@ func (l *Lock) wanted(id string, now time.Time, fx *Effects) {
 	case g.role() == byDowngrade && id == g.next.req.ID:
 		g.wanted = true
 	case g.role() == byPlace && id == g.req.ID:
-		return // the cancel of our writer's place tells whether it is wanted then
+		return // the cancel of our writer's place will tell whether the grant is wanted
 	case g.role() == byPlace && id == g.next.req.ID:
 		l.askAgain(&g.next.ticket, now)
 	case g.state == none || id != g.req.ID:
@@ -573,7 +576,7 @@ func (l *Lock) wanted(id string, now time.Time, fx *Effects) {
 		l.askAgain(&g.ticket, now)
 	case g.state == Asking:
 		l.askAgain(&g.ticket, now)
-		g.wanted = true // the answer may be older, and not say so
+		g.wanted = true // the answer may be older than the message, and not say so
 	default:
 		if !g.wanted {
 			l.addEventInside(Event{At: now, What: eventWanted})
@@ -583,22 +586,22 @@ func (l *Lock) wanted(id string, now time.Time, fx *Effects) {
 	l.applyRules(now, fx)
 }
 
-// Ends is the event of the message that the lease of the owner ahead of id expires in left,
-// possibly sooner than expected.
+// Ends is the event that a message says when the lease of the owner ahead of id expires: in
+// left, which may be sooner than expected.
 func (l *Lock) Ends(id string, left time.Duration, now time.Time, fx *Effects) {
 	g := &l.grant
 	if !g.requested() || id != g.req.ID {
 		return
 	}
-	g.endsAt = l.instant(now).add(left + AfterExpiry) // also holds for an answer that this overtakes
+	g.endsAt = l.instant(now).add(left + AfterExpiry) // kept for an answer that this message overtakes, too
 	if g.state == queued {
 		g.checkAt = min(g.checkAt, g.endsAt)
 		l.applyRules(now, fx)
 	}
 }
 
-// Revoked is the event of the message that the grant of id was taken away, if its token is
-// not greater than token. A token of 0 means that Redis had forgotten the lock's last one.
+// Revoked is the event that a message says that the grant of id was taken away, if its token is
+// not greater than token. A token of 0 means that Redis had forgotten the lock's last token.
 func (l *Lock) Revoked(id string, token uint64, now time.Time, fx *Effects) {
 	g := &l.grant
 	mine := id == g.req.ID || g.role() == byDowngrade && id == g.next.req.ID
@@ -609,7 +612,7 @@ func (l *Lock) Revoked(id string, token uint64, now time.Time, fx *Effects) {
 }
 
 // Subscribed is the event that the inbox was confirmed, for the first time or again. Messages
-// may have been missed, and the answer to a command in flight may be older than that.
+// may have been missed, and the answer to a command in flight may be older than those.
 func (l *Lock) Subscribed(now time.Time, fx *Effects) {
 	l.pending.stale = l.pending.verb != protocol.None
 	if g := &l.grant; g.requested() {
@@ -619,8 +622,8 @@ func (l *Lock) Subscribed(now time.Time, fx *Effects) {
 	l.applyRules(now, fx)
 }
 
-// Reachable is the event that Redis answers again, or may. A command that waits out a pause
-// after a failure is sent at once. It reports whether one is sent.
+// Reachable is the event that Redis answers again, or may do so. A command that waits out a
+// pause after a failure is sent at once. Reachable reports whether there is one.
 func (l *Lock) Reachable(now time.Time, fx *Effects) bool {
 	g := &l.grant
 	t := &g.ticket
@@ -637,15 +640,14 @@ func (l *Lock) Reachable(now time.Time, fx *Effects) bool {
 	return fx.Send.Verb != protocol.None
 }
 
-// SubscribeFailed is the event that the inbox's first subscription was refused, or had no
-// answer.
+// SubscribeFailed is the event that the inbox's first subscription was refused or had no answer.
 func (l *Lock) SubscribeFailed(now time.Time, fx *Effects) { l.applyRules(now, fx) }
 
 // Holds reports whether the lock is held under id.
 func (l *Lock) Holds(id string) bool { return l.grant.state == Held && l.grant.req.ID == id }
 
-// Renewed is the event of a renewal's outcome. It is about the request that was renewed, not
-// about whatever the lock holds now; and an outcome after the trust window revives nothing.
+// Renewed is the event that a renewal has an outcome. It counts only for the request that was
+// renewed, whatever the lock holds now, and after the trust window it revives nothing.
 func (l *Lock) Renewed(r *protocol.Renewal, now time.Time, fx *Effects) {
 	g := &l.grant
 	sent := l.instant(r.At)
@@ -656,15 +658,15 @@ func (l *Lock) Renewed(r *protocol.Renewal, now time.Time, fx *Effects) {
 	switch r.Outcome {
 	case protocol.NotOurs:
 		if g.role() == byDowngrade {
-			break // the new id may own by now; the downgrade's answer decides
+			break // the new id may own by now, and the downgrade's answer decides
 		}
 		if r.At.Before(g.proved) || sent < g.notified {
-			g.renewAt = l.instant(now) // ownership was proved after this was sent: ask again
+			g.renewAt = l.instant(now) // ownership was proved after this renewal was sent, so ask again
 			break
 		}
 		l.lose(notOurs, now, fx)
 	case protocol.Granted:
-		if g.over(now) || sent < g.notified { // the latter may be about an earlier grant of the id
+		if g.over(now) || sent < g.notified { // in the latter case it may be about an earlier grant of the id
 			break
 		}
 		if r.At.After(g.proved) || g.notified != 0 {

@@ -10,12 +10,12 @@ import (
 )
 
 // reserve takes a place in the queue for a writer that waits for readers of its own process.
-// Without it, readers of other processes would keep entering until ours have left. The request
-// is the one that the yield of the last of them queues; a yield enqueues once, so the place is
+// Otherwise readers of other processes would keep entering until ours have left. The yield of our
+// last reader queues the same request. A yield enqueues a request only once, so the place is
 // kept.
 //
-// The place cannot be served while our readers own the lock. So it is asked for again only to
-// extend its lease in the queue, whatever TTL ends earlier. While there is a place, "wanted"
+// The place cannot be served while our readers own the lock. It is asked for again only to extend
+// its lease in the queue, no matter which TTL ends earlier. While there is a place, "wanted"
 // messages to our readers are ignored: our writer keeps all newcomers out anyway, and the
 // cancel of its place sends "wanted" again if others still wait.
 func (l *Lock) reserve(now time.Time, fx *Effects) {
@@ -32,7 +32,7 @@ func (l *Lock) reserve(now time.Time, fx *Effects) {
 	}
 	if g.next == nil {
 		if l.env.InboxPending() {
-			return // its id must say that the client can be notified
+			return // the place's id must say that the client can be notified
 		}
 		g.next = &successor{ticket: l.newTicket(head, now), role: byPlace}
 	}
@@ -44,7 +44,7 @@ func (l *Lock) reserve(now time.Time, fx *Effects) {
 	fx.Send = protocol.Command{Verb: protocol.Acquire, ID: place.req.ID, TTL: place.req.TTL, Wait: true, Own: g.req.ID, Told: place.told, Check: place.sent, At: now}
 }
 
-// cancelPlace gives up the place, if there is one: the writer does not wait any more, or does
+// cancelPlace gives up the place, if there is one, because the writer no longer waits or does
 // not get the lock from this grant.
 func (l *Lock) cancelPlace(now time.Time, fx *Effects) {
 	if g := &l.grant; g.role() == byPlace {
@@ -53,7 +53,7 @@ func (l *Lock) cancelPlace(now time.Time, fx *Effects) {
 	}
 }
 
-// reserved takes the answer to the acquire for the place.
+// reserved handles the answer to the acquire for the place.
 func (l *Lock) reserved(c *protocol.Command, a protocol.Answer, fail *protocol.Failure, pause time.Duration, now time.Time, fx *Effects) {
 	place := l.grant.next
 	if fail != nil {
@@ -65,26 +65,26 @@ func (l *Lock) reserved(c *protocol.Command, a protocol.Answer, fail *protocol.F
 		l.placeGranted(now, fx)
 		return
 	}
-	// A message that overtakes the answer to the yield is trusted from here.
+	// A message that overtakes the answer to the yield is trusted from this command's sending.
 	place.proved, place.token = c.At, a.Token
 	every := min(place.req.TTL/3, LongestPoll)
 	place.checkAt = l.instant(now).add(every - time.Duration(float64(every)/3*l.env.Jitter()))
-	if place.told = a.Told; a.Told > 0 || l.pending.stale { // the remaining readers have not been sent wanted
+	if place.told = a.Told; a.Told > 0 || l.pending.stale { // the remaining readers were not sent wanted yet
 		place.checkAt = l.instant(now)
 	}
 }
 
-// placeGranted takes the news that the place was served. Redis grants no writer the lock beside
-// readers, so ours do not own it any more. They stay inside, and the writer waits for them; so
-// the place is given up, and others may have the lock meanwhile.
+// placeGranted handles the news that the place was served. Redis never grants a writer the lock
+// beside readers, so our readers do not own it any more. They stay inside, and the writer waits
+// for them. So the place is given up, and others may have the lock meanwhile.
 func (l *Lock) placeGranted(now time.Time, fx *Effects) {
 	l.grant.next.sent = true
-	l.lost = &lostGrant{l.grant.req, time.Time{}, l.lost} // a minority of a quorum's servers may have it still
+	l.lost = &lostGrant{l.grant.req, time.Time{}, l.lost} // a minority of a quorum's servers may still have the grant
 	l.lose(givenToWriter, now, fx)
 }
 
 // Downgrade is the event that c, which is inside, wants to continue as a reader. done is closed
-// when that is settled, whether it succeeded or not.
+// when the downgrade is settled, whether it succeeded or not.
 func (l *Lock) Downgrade(c *Caller, done chan struct{}, now time.Time, fx *Effects) {
 	g := &l.grant
 	switch {
@@ -102,9 +102,9 @@ func (l *Lock) Downgrade(c *Caller, done chan struct{}, now time.Time, fx *Effec
 	l.applyRules(now, fx)
 }
 
-// sendDowngrade sends a downgrade that was asked for, and sends it again after a failure.
-// Until it is answered either id may own, so no caller is admitted, and a renewal that finds the
-// old id gone is no loss.
+// sendDowngrade sends a downgrade that was asked for, and sends it again after a failure. Until
+// it is answered, either id may own the lock. So no caller is admitted, and a renewal that finds
+// the old id gone is no loss.
 func (l *Lock) sendDowngrade(now time.Time, fx *Effects) {
 	g := &l.grant
 	if g.role() != byDowngrade || l.pending.verb != protocol.None || l.members == nil || l.instant(now) < g.next.checkAt {
@@ -115,11 +115,11 @@ func (l *Lock) sendDowngrade(now time.Time, fx *Effects) {
 	fx.Send = protocol.Command{Verb: protocol.Downgrade, ID: g.req.ID, Next: g.next.req.ID, Last: l.drawn(), Link: l.members.Events.HoldSpan(), At: now}
 }
 
-// downgraded takes the answer to a downgrade.
+// downgraded handles the answer to a downgrade.
 func (l *Lock) downgraded(c *protocol.Command, a protocol.Answer, fail *protocol.Failure, pause time.Duration, now time.Time, fx *Effects) {
 	g := &l.grant
 	if g.role() != byDowngrade || c.ID != g.req.ID {
-		return // the grant was lost meanwhile, and both ids are cancelled
+		return // the grant was lost meanwhile, and both ids were cancelled
 	}
 	next := g.next
 	switch {
@@ -149,8 +149,8 @@ func (l *Lock) downgraded(c *protocol.Command, a protocol.Answer, fail *protocol
 	fx.Done = append(fx.Done, next.done...)
 }
 
-// abortDowngrade ends a downgrade whose lease was unlocked. If it was sent and had no answer,
-// it is not known which of its ids owns, and both are cancelled.
+// abortDowngrade ends a downgrade whose lease was unlocked. If the downgrade was sent and had no
+// answer, either of its ids may own the lock, and both are cancelled.
 func (l *Lock) abortDowngrade(now time.Time, fx *Effects) {
 	g := &l.grant
 	next := g.next

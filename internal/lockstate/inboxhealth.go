@@ -14,39 +14,39 @@ const (
 	// asks for one.
 	OwnerSilence = 20 * time.Second
 
-	// farBehind is the place in the queue from which on a waiter's inbox may be silent for
-	// farSilence, and for up to as long again, by its place: all have joined at about the same time.
+	// farBehind is the place from which a waiter's inbox may be silent for farSilence, and for
+	// up to as long again, depending on its place: many may have joined at the same time.
 	farBehind  = 100
 	farSilence = 40 * time.Second
 
 	firstRejoin   = 20 * time.Millisecond
 	longestRejoin = 2 * time.Second
 	deniedRejoin  = 30 * time.Second
-	steadyLife    = 5 * time.Second // a subscription that lived so long was sound
+	steadyLife    = 5 * time.Second // a subscription that lasted this long was sound
 )
 
 // InboxHealth decides whether the inbox can be relied on to receive messages, and what to do
-// if not. It has no goroutine and no clock and sends nothing: notify.go reports to it what
-// happened, under inbox.mu, and does what it returns.
+// if not. It has no goroutine and no clock, and sends nothing: notify.go reports events to it
+// under inbox.mu, and does what it returns.
 //
-// A connection whose peer has vanished looks alive for a very long time, so the inbox is
-// probed: a command makes the server publish an echo, and if none arrives the subscription is
-// rebuilt. On a server that counts receivers, a count of 0 says the same at once. It does so
-// even if the echo arrives: then the subscription is on another server, a replica of the one
-// that published. That happens after a planned failover behind a fixed name: commands follow
-// the name, and a subscription stays where it was.
+// A connection whose peer has vanished looks alive for a very long time. So the inbox is
+// probed: a command makes the server publish an echo, and if no echo arrives, the subscription
+// is rebuilt. On a server that counts receivers, a count of 0 shows at once that it is broken,
+// even if the echo does arrive: then the subscription is on another server, a replica of the one
+// that published. That happens after a planned failover behind a fixed name, because commands
+// follow the name while a subscription stays where it was.
 type InboxHealth struct {
-	Counts bool // PUBLISH counts every subscriber of the server it is sent to
+	Counts bool // whether PUBLISH counts every subscriber of the server that it is sent to
 	State  InboxState
 
 	since         time.Time // when State was entered
 	heard         time.Time // when the last message arrived
-	echoed        time.Time // the last proof: an echo, or the confirmation
-	ProbeRequired bool      // a command failed since the last proof: the next command probes
+	echoed        time.Time // when the inbox was last proved, by an echo or by its confirmation
+	ProbeRequired bool      // a command failed since then, so the next command probes
 
 	sent  int
-	nonce string    // of the echo that is awaited, "" if none is
-	came  string    // of the last echo that arrived; its count may still be on its way
+	nonce string    // of the awaited echo, "" if none is awaited
+	came  string    // of the last echo that arrived; its count of receivers may still be on its way
 	Due   time.Time // when the awaited echo is overdue
 
 	pause time.Duration // before the next subscription
@@ -58,13 +58,13 @@ type InboxState uint8
 const (
 	joining   InboxState = iota
 	Joined               // confirmed
-	Forbidden            // refused: waiting means polling
+	Forbidden            // refused: waiters have to poll
 )
 
-// Silence returns for how long the inbox of a waiter with so many ahead of it goes without an echo
-// before it asks for one. What is next has to hear that it was granted. For one that is far
-// behind an echo would cost the server about as much as what it looks for; and should it come to
-// the front meanwhile, its next look finds a grant whose message was lost.
+// Silence returns how long the inbox of a waiter with place requests ahead of it goes without an
+// echo before it asks for one. The next in line must receive the message that it was granted. For
+// a waiter far behind, an echo would cost the server about as much as the re-check itself. If it
+// comes to the front meanwhile and the message is lost, its next re-check finds the grant.
 func Silence(place int) time.Duration {
 	if place >= farBehind {
 		return farSilence + time.Duration(place)*time.Second%farSilence
@@ -79,9 +79,9 @@ func (h *InboxHealth) Enter(s InboxState, now time.Time) {
 	h.nonce, h.came, h.Due = "", "", time.Time{}
 }
 
-// Over is the event that the subscription ended, or could not be made. It returns the pause
-// before the next: all locks of a client re-check after each subscription, so the pause grows
-// until one has lived for a while.
+// Over is the event that the subscription ended or could not be made. It returns the pause
+// before the next one. All locks of a client re-check after each subscription, so the pause
+// grows until a subscription has lasted for a while.
 func (h *InboxHealth) Over(now time.Time) (pause time.Duration) {
 	if h.State == Joined && now.Sub(h.since) >= steadyLife {
 		h.pause = 0
@@ -95,9 +95,9 @@ func (h *InboxHealth) Over(now time.Time) (pause time.Duration) {
 	return pause
 }
 
-// StartProbe returns the nonce of an echo that a command should ask for, or "" if there is no
-// need: a message came just now, or an echo is awaited already. The echo is overdue EchoWait
-// after the command's own timeout.
+// StartProbe returns the nonce of an echo that a command should ask for. It returns "" if that is
+// not needed, because a message has just come, or if an echo is already awaited. The echo is
+// overdue EchoWait after the command's own timeout.
 func (h *InboxHealth) StartProbe(now time.Time, silence time.Duration) string {
 	calm := !h.ProbeRequired && now.Sub(h.heard) < silence && now.Sub(h.echoed) < max(silence, OwnerSilence)
 	if h.State != Joined || h.nonce != "" || calm {
@@ -108,12 +108,13 @@ func (h *InboxHealth) StartProbe(now time.Time, silence time.Duration) string {
 	return h.nonce
 }
 
-// ProbeCounted is the event that the server published an echo to so many receivers; less than 0
-// if it did not, or if that is not known. It reports whether the subscription must be rebuilt.
+// ProbeCounted is the event that the server published an echo to this many receivers; the number
+// is negative if it did not, or if the number is unknown. It reports whether the subscription
+// must be rebuilt.
 func (h *InboxHealth) ProbeCounted(nonce string, receivers int, now time.Time) (rebuild bool) {
 	awaited := nonce == h.nonce
 	switch {
-	case !awaited && nonce != h.came: // of an earlier subscription
+	case !awaited && nonce != h.came: // from an earlier subscription
 	case receivers == 0 && h.Counts:
 		return true
 	case awaited && receivers < 0:
@@ -124,7 +125,8 @@ func (h *InboxHealth) ProbeCounted(nonce string, receivers int, now time.Time) (
 	return false
 }
 
-// Message is the event that a message arrived. nonce is that of an echo, else "".
+// Message is the event that a message arrived. nonce is the nonce of an echo, "" for any other
+// message.
 func (h *InboxHealth) Message(nonce string, now time.Time) {
 	h.heard = now
 	if nonce != "" && nonce == h.nonce {
@@ -136,7 +138,7 @@ func (h *InboxHealth) Message(nonce string, now time.Time) {
 // Overdue reports whether the awaited echo has not arrived in time.
 func (h *InboxHealth) Overdue(now time.Time) bool { return h.nonce != "" && !now.Before(h.Due) }
 
-// RequireProbe is the event that a command failed, so the subscription may have broken too, or
-// the server may have changed roles. An echo that is awaited already stays awaited, and no
-// longer than before: otherwise errors could hide for ever that none arrives.
+// RequireProbe is the event that a command failed, so the subscription may be broken too, or
+// the server may have changed roles. It does not give an echo that is already awaited more time:
+// otherwise a series of errors could hide for ever that no echo arrives.
 func (h *InboxHealth) RequireProbe() { h.ProbeRequired = true }

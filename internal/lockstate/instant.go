@@ -2,18 +2,18 @@ package lockstate
 
 import "time"
 
-// Instant is a moment on the monotonic clock: nanoseconds since just before a start that is
-// agreed on, which for a lock is Environment.Start. 0 is none. It has a third of the size of a
-// time.Time, for a client may hold very many locks.
+// Instant is a moment on the monotonic clock, in nanoseconds counted from just before an agreed
+// start; for a lock that is Environment.Start. 0 means none. An Instant is a third the size of
+// a time.Time, which matters because a client may hold very many locks.
 type Instant int64
 
-// start is the instant of the start itself.
+// start is the Instant of the agreed start itself.
 const start Instant = 1
 
-// InstantOf returns t as an instant, counted from began.
+// InstantOf returns t as an Instant counted from began.
 func InstantOf(t, began time.Time) Instant { return start.add(t.Sub(began)) }
 
-// Time returns what InstantOf made an instant of; the zero value for none.
+// Time is the inverse of InstantOf. It returns the zero time for 0.
 func (i Instant) Time(began time.Time) time.Time {
 	if i == 0 {
 		return time.Time{}

@@ -1,5 +1,5 @@
-// Package lockstate decides which caller enters a lock, and what to ask Redis. It does no I/O,
-// has no goroutine and reads no clock: events go in, with the time, and effects come out.
+// Package lockstate decides which caller enters a lock and what to ask Redis. It does no I/O,
+// starts no goroutine and reads no clock: it is given events and the time, and returns effects.
 package lockstate
 
 import (
@@ -9,71 +9,71 @@ import (
 )
 
 // Lock is the state of one lock in one client: which callers wait, which are inside, and
-// what the client has with Redis (grant.go). Each method takes an event and the time, and
-// adds to effects what follows from it. The caller of these methods serializes the calls,
-// and performs the effects afterwards.
+// what the client has in Redis (grant.go). Each method takes an event and the time, and adds
+// what follows from the event to the effects. Whoever calls these methods must serialize the
+// calls, and performs the effects afterwards.
 //
 // After every event these rules are applied in this order; nothing else decides anything:
 //
-//	admit      The grant is held, trusted and of the caller's mode, and its tenure is
-//	           not over: the head of the FIFO enters. This is hand-off inside the process,
-//	           entry of further readers, and re-use of an idle grant.
-//	reserve    A writer waits for readers of its own process: it takes a place in the
-//	           queue meanwhile (handover.go).
-//	ask        Callers wait and there is no grant: ask for one.
-//	downgrade  A writer wants to continue as a reader (handover.go).
-//	release    No member is inside and no caller can be admitted, and the grant is wanted,
-//	           its idle time is over, or a minimum hold is not: release it, or yield it if
+//	admit      If the grant is held, trusted and of the caller's mode, and its tenure is
+//	           not over, the head of the FIFO enters. This covers hand-off inside the
+//	           process, entry of further readers, and re-use of an idle grant.
+//	reserve    If a writer waits for readers of its own process, take a place in the
+//	           queue for it meanwhile (handover.go).
+//	ask        If callers wait and there is no grant, ask for one.
+//	downgrade  If a writer wants to continue as a reader, send the downgrade (handover.go).
+//	release    If no member is inside, no caller can be admitted, and the grant is wanted,
+//	           its idle time is over or a minimum hold is not, release it; yield it if
 //	           callers wait.
 //
 // At most one command of a lock is in flight, apart from renewals and cancels. The request
-// belongs to the lock, not to the caller that caused it: a caller that gives up leaves it
-// to the next.
+// belongs to the lock, not to the caller that caused it: a caller that gives up leaves the
+// request to the next caller.
 //
-// This file has the events that callers cause, and the rules. What Redis answers and what
-// messages say is in events.go, what time does in timers.go.
+// This file has the rules and the events that callers cause. The events of answers and
+// messages from Redis are in events.go, those of time in timers.go.
 type Lock struct {
 	env            Environment
 	waiting        callers
-	inside         callers // those whose grant is gone, then the members of the present grant
-	members        *Caller // first of the latter, nil if there is none
-	leaving        callers // unlocked, until the outcome of the release is known
+	inside         callers // callers whose grant is gone, then the members of the present grant
+	members        *Caller // the first member, nil if there is none
+	leaving        callers // callers that unlocked and wait for the outcome of the release
 	closed         bool
-	probed         bool // it was asked for once without queueing, see ask
+	probed         bool // the lock was asked for once without queueing, see ask
 	pending        pending
-	lastErr        error   // last error of Redis, nil after an answer
-	blocker        string  // value of the owner's key when Redis was last asked
+	lastErr        error   // last error from Redis, nil after an answer
+	blocker        string  // value of the lock's own key when Redis was last asked
 	last           uint64  // last token given to a caller; never decreases
 	inboxWaitUntil Instant // no request queues until the inbox is confirmed, or until then
 	grant          grant
 	maxHoldAt      Instant        // earliest end of a maximum hold inside, zero if there is none
-	checking       *checking      // what Redis is asked about at once, nil if nothing is
+	checking       *checking      // the checks that callers wait for, nil if there are none
 	lost           *lostGrant     // grants that ended unproved while callers were inside
-	prevHoldSpan   *protocol.Span // hold span of the lease that the next caller follows
+	prevHoldSpan   *protocol.Span // hold span of the lease that precedes the next caller's
 	proof          proof          // see trusts
 }
 
-// Environment is what a lock needs besides events.
+// Environment is what a lock needs from its client besides events.
 type Environment interface {
 	// NewRequest returns a request under a new id. idles says that its grant may be kept
-	// with no caller inside; from is what it is made for.
+	// with no caller inside; from says what the request is made for.
 	NewRequest(m protocol.Mode, ttl time.Duration, idles bool, from protocol.Origin) protocol.Request
-	// Client returns the client's name in ids.
+	// Client returns the client's name as it appears in ids.
 	Client() string
 	// Jitter returns a random number in [0, 1).
 	Jitter() float64
 	// HoldsMany reports whether the client holds so many locks that the server would notice
 	// if all of them were renewed at the same time.
 	HoldsMany() bool
-	// HasInbox reports whether messages reach this client, so that waiting needs no
-	// polling.
+	// HasInbox reports whether messages reach this client, so that its waiters need not
+	// poll.
 	HasInbox() bool
-	// InboxPending reports that messages do not reach this client yet, but will soon:
-	// Subscribed or SubscribeFailed follows. Requests made until then carry no proof that
-	// the client lives.
+	// InboxPending reports whether messages do not reach this client yet but are expected
+	// to: Subscribed or SubscribeFailed follows. The id of a request made until then does
+	// not let others tell whether the client is alive.
 	InboxPending() bool
-	// Start is some fixed instant. Renewals fall on a grid counted from it, so that those
-	// of many locks leave together.
+	// Start is a fixed instant. Renewals fall on a grid that starts there, so that the
+	// renewals of many locks leave together.
 	Start() time.Time
 }
 
@@ -105,7 +105,7 @@ func (l *Lock) Enter(c *Caller, now time.Time, fx *Effects) {
 	}
 }
 
-// Abandon is the event that c gives up. It returns false if c was admitted or rejected first.
+// Abandon is the event that c gives up. It returns false if c was already admitted or rejected.
 func (l *Lock) Abandon(c *Caller, now time.Time, fx *Effects) bool {
 	if c.Phase != Waiting {
 		return false
@@ -116,8 +116,8 @@ func (l *Lock) Abandon(c *Caller, now time.Time, fx *Effects) bool {
 	return true
 }
 
-// GiveBack is the event that c, which was admitted, does not take the lock: nothing was done
-// under it, so it has no minimum hold.
+// GiveBack is the event that c, which was admitted, does not take the lock. Nothing was done
+// under the lock, so c has no minimum hold.
 func (l *Lock) GiveBack(c *Caller, now time.Time, fx *Effects) {
 	if c.Phase == Inside && !c.Orphaned {
 		l.grant.minHoldUntil = 0
@@ -126,7 +126,7 @@ func (l *Lock) GiveBack(c *Caller, now time.Time, fx *Effects) {
 }
 
 // Leave is the event that c unlocks. If the lock is then given back to Redis, c is settled
-// when Redis has answered; otherwise c is settled on return.
+// when Redis has answered. Otherwise c is settled on return.
 func (l *Lock) Leave(c *Caller, now time.Time, fx *Effects) {
 	if c.Phase != Inside {
 		return
@@ -149,7 +149,7 @@ func (l *Lock) Leave(c *Caller, now time.Time, fx *Effects) {
 	l.applyRules(now, fx)
 }
 
-// letOut takes c out of the list of those inside.
+// letOut removes c from the callers inside.
 func (l *Lock) letOut(c *Caller) {
 	if c == l.members {
 		l.members = c.next
@@ -157,18 +157,18 @@ func (l *Lock) letOut(c *Caller) {
 	l.inside.remove(c)
 }
 
-// Most locks that a process keeps are locked and unlocked over and over with nothing else to
-// decide. Reenter and LeaveKept are Enter and Leave of that case: they find that no rule but
-// admit applies, and no effect follows, without looking at each.
+// Most locks that a process keeps are locked and unlocked repeatedly with nothing else to
+// decide. Reenter and LeaveKept are Enter and Leave for that case: they establish that only
+// the rule admit can apply and that no effect follows, without evaluating every rule.
 
-// Reenter is the event that c, which has no lease and no event log, wants the lock. It returns
-// false, and has changed nothing, unless c is inside at once and nothing else follows: then
-// Enter decides.
+// Reenter is the event that c, which has no lease and no event log, wants the lock. It succeeds
+// only if c enters at once and nothing else follows. Otherwise it changes nothing and returns
+// false, and Enter decides.
 //
-// Nobody sees the token of such a caller unless its lease is lost, so it draws none before that,
-// or before an event of another kind than LeaveKept ends its hold; see drawToken. So it does not
-// wait for the server's clock either, which tokens must not overtake. A caller that finds the
-// grant idle needs no tick that comes earlier than the next one did before.
+// Nobody sees the token of such a caller unless its lease is lost. So the caller draws a token
+// only when that happens, or when an event other than LeaveKept ends its hold; see drawToken.
+// Without a token it need not wait for the server's clock, which tokens must not overtake. A
+// caller that finds the grant idle does not need the next tick any earlier than it was due.
 func (l *Lock) Reenter(c *Caller, now time.Time) bool {
 	at := l.instant(now)
 	if !l.settled() || c.Opts.MaxHold != 0 || c.Opts.MinHold != 0 || !l.mayEnter(c.Mode, at, now) {
@@ -181,10 +181,11 @@ func (l *Lock) Reenter(c *Caller, now time.Time) bool {
 	return true
 }
 
-// LeaveKept is the event that c, which is inside and has no event log, unlocks. It returns
-// false, and has changed nothing, unless the grant stays, because others are inside or because
-// it may idle, and nothing else follows: then Leave decides. Otherwise c is settled. While others
-// are inside still, the next tick need not come earlier than it did before.
+// LeaveKept is the event that c, which is inside and has no event log, unlocks. It succeeds only
+// if the client keeps the grant, because others are inside or because the grant may idle, and
+// nothing else follows; then c is settled. Otherwise it changes nothing and returns false, and
+// Leave decides. While others are still inside, the next tick need not come any earlier than it
+// was due.
 func (l *Lock) LeaveKept(c *Caller, now time.Time) bool {
 	g, at := &l.grant, l.instant(now)
 	if !l.settled() || c.Ended != NotYet || l.closed || g.state != Held || !l.trusts(at, now) {
@@ -204,7 +205,7 @@ func (l *Lock) LeaveKept(c *Caller, now time.Time) bool {
 	return true
 }
 
-// IdleUntil returns when the grant is given back if nobody comes, 0 if callers are inside.
+// IdleUntil returns when the grant is given back if no caller comes, 0 if callers are inside.
 func (l *Lock) IdleUntil() Instant {
 	if l.members != nil {
 		return 0
@@ -212,15 +213,15 @@ func (l *Lock) IdleUntil() Instant {
 	return l.grant.idleTill
 }
 
-// settled reports that no rule applies before the next event: nobody waits, for the lock or for
-// an answer, and all who are inside are members without a maximum hold.
+// settled reports whether no rule applies before the next event: nobody waits for the lock or
+// for an answer, and all callers inside are members without a maximum hold.
 func (l *Lock) settled() bool {
 	g := &l.grant
 	return l.waiting.first == nil && l.leaving.first == nil && !l.anyOrphans() && l.pending.verb == protocol.None &&
 		g.next == nil && !g.early && l.maxHoldAt == 0 && l.checking == nil
 }
 
-// drawToken gives c, which is inside, its token if it entered without one.
+// drawToken gives c, which is inside, a token if it entered without one.
 func (l *Lock) drawToken(c *Caller, now time.Time) {
 	if c.Token == 0 {
 		c.Token, _ = l.nextToken(now)
@@ -246,7 +247,7 @@ func (l *Lock) Close(now time.Time, fx *Effects) {
 	l.applyRules(now, fx)
 }
 
-// PickHolder returns a caller of mode m that is inside, nil if there is none. It is for an
+// PickHolder returns a caller of mode m that is inside, nil if there is none. It serves an
 // Unlock that does not say whose lease it ends, so it prefers a caller without a Lease.
 func (l *Lock) PickHolder(m protocol.Mode) *Caller {
 	if l.inside.first == nil || l.inside.first.Mode != m {
@@ -260,8 +261,8 @@ func (l *Lock) PickHolder(m protocol.Mode) *Caller {
 	return l.inside.first
 }
 
-// anyOrphans reports whether callers are inside whose grant is gone. They entered before
-// all members.
+// anyOrphans reports whether callers are inside whose grant is gone. Those entered before all
+// members.
 func (l *Lock) anyOrphans() bool { return l.inside.first != l.members }
 
 // Idle reports whether the lock has no state worth keeping.
@@ -271,7 +272,7 @@ func (l *Lock) Idle() bool {
 }
 
 // compatible reports whether a caller of mode m may join the callers inside, as in
-// sync.Mutex and sync.RWMutex. Orphans count too: a lost lease ends with its Unlock.
+// sync.Mutex and sync.RWMutex. Orphans count too: an orphan stays inside until its Unlock.
 func (l *Lock) compatible(m protocol.Mode) bool {
 	return l.inside.first == nil || (m == protocol.Shared && l.inside.first.Mode == protocol.Shared)
 }
@@ -298,8 +299,8 @@ func (l *Lock) finishRejected(c *Caller, err error, fx *Effects) {
 	fx.Woken.add(c)
 }
 
-// rejectTries rejects callers of the Try methods, except one that waits for an idle owner
-// when the lock is merely taken.
+// rejectTries rejects callers of the Try methods with err. If err is ErrLocked, it spares a
+// caller that waits for an idle owner.
 func (l *Lock) rejectTries(err error, fx *Effects) {
 	for c := l.waiting.first; c != nil; {
 		next := c.next
@@ -310,11 +311,10 @@ func (l *Lock) rejectTries(err error, fx *Effects) {
 	}
 }
 
-// tryIdleOwner lets a caller that only tries wait for an owner that may be idle. An idle
-// owner releases the lock as soon as it learns that the lock is wanted, and only a queued
-// request tells it.
+// tryIdleOwner lets a Try caller wait for an owner that may be idle. An idle owner releases
+// the lock as soon as it learns that the lock is wanted, and only a queued request tells it.
 func (l *Lock) tryIdleOwner(a protocol.Answer, now time.Time) {
-	// A caller that only tries is always the head: it is rejected if others wait.
+	// A Try caller is always the head, because it is rejected if others wait.
 	if c := l.waiting.first; c != nil && c.Try && !c.awaitsIdleOwner() && a.Place == 0 {
 		if who, err := protocol.ParseID(a.Blocker); err == nil && who.Idles {
 			l.awaitIdleOwner(c, now)
@@ -322,7 +322,7 @@ func (l *Lock) tryIdleOwner(a protocol.Answer, now time.Time) {
 	}
 }
 
-// end ends the lease of c. The caller stays inside until Unlock.
+// end ends the lease of c. The caller stays inside until its Unlock.
 func (l *Lock) end(c *Caller, why Reason, now time.Time, fx *Effects) {
 	if c.Ended != ByLoss {
 		l.drawToken(c, now)
@@ -332,13 +332,13 @@ func (l *Lock) end(c *Caller, why Reason, now time.Time, fx *Effects) {
 	}
 }
 
-// LastErr returns the last error of Redis, nil after an answer.
+// LastErr returns the last error from Redis, nil after an answer.
 func (l *Lock) LastErr() error { return l.lastErr }
 
-// Blocker returns the value of the owner's key when Redis was last asked.
+// Blocker returns the value of the lock's own key when Redis was last asked.
 func (l *Lock) Blocker() string { return l.blocker }
 
-// EndsBy returns when the lease of c expires in Redis, zero if that is not known or c is not
+// EndsBy returns when the lease of c expires in Redis, zero if that is unknown or c is not
 // inside.
 func (l *Lock) EndsBy(c *Caller) time.Time {
 	if c.Phase != Inside {
@@ -356,8 +356,8 @@ func (l *Lock) Request() protocol.Request { return l.grant.req }
 // CommandInFlight reports whether a command awaits its answer.
 func (l *Lock) CommandInFlight() bool { return l.pending.verb != protocol.None }
 
-// applyRules ends what is over and applies the rules in the order of Lock's comment. Then
-// callers that left are settled, unless the outcome is still to come from Redis.
+// applyRules ends what has expired and applies the rules in the order of Lock's comment. Then
+// it settles callers that left, unless Redis has yet to decide their outcome.
 func (l *Lock) applyRules(now time.Time, fx *Effects) {
 	l.endInboxWait(now)
 	l.expire(now, fx)
@@ -373,7 +373,7 @@ func (l *Lock) applyRules(now time.Time, fx *Effects) {
 	g.watch(now)
 }
 
-// admit lets callers from the head of the FIFO enter while the grant allows it.
+// admit lets callers enter from the head of the FIFO while the grant allows it.
 func (l *Lock) admit(now time.Time, fx *Effects) {
 	if l.waiting.first == nil {
 		return
@@ -384,19 +384,20 @@ func (l *Lock) admit(now time.Time, fx *Effects) {
 		l.letIn(c, at, now)
 		var lead time.Duration
 		c.Token, lead = l.nextToken(now)
-		c.clockLead = int32(lead) // a little more than longestAhead at most
+		c.clockLead = int32(lead) // at most a little more than longestAhead
 		fx.Woken.add(c)
 	}
 }
 
-// mayEnter reports whether the grant lets a caller of mode m enter now, which is at.
+// mayEnter reports whether the grant lets a caller of mode m enter now. at is now as an
+// Instant.
 func (l *Lock) mayEnter(m protocol.Mode, at Instant, now time.Time) bool {
 	g := &l.grant
 	return !l.closed && g.state == Held && at >= g.minHoldUntil && g.role() != byDowngrade && g.req.Mode == m && l.compatible(m) &&
 		l.trusts(at, now) && !l.tenureOver(at)
 }
 
-// letIn makes c, which may enter, a member. Its token is the caller's to give.
+// letIn makes c, which may enter, a member. It gives c no token; that is left to its caller.
 func (l *Lock) letIn(c *Caller, at Instant, now time.Time) {
 	g := &l.grant
 	c.Phase, c.Entered = Inside, true
@@ -426,8 +427,8 @@ func (l *Lock) letIn(c *Caller, at Instant, now time.Time) {
 	}
 }
 
-// ask sends an acquire if there is something to ask for, and gives up a request that no caller
-// waits for.
+// ask sends an acquire if there is something to ask for, and cancels a request that no caller
+// waits for any more.
 func (l *Lock) ask(now time.Time, fx *Effects) {
 	g := &l.grant
 	if l.pending.verb != protocol.None {
@@ -435,20 +436,20 @@ func (l *Lock) ask(now time.Time, fx *Effects) {
 	}
 	head := l.waiting.first
 	if g.state == Held && g.early && !l.env.InboxPending() && (l.members != nil || l.instant(now) < g.idleTill) {
-		// A message that it is wanted could not be received so far.
+		// Until now, a message that the grant is wanted may not have reached us.
 		g.early, l.pending = false, pending{verb: protocol.Acquire}
 		fx.Send = protocol.Command{Verb: protocol.Acquire, ID: g.req.ID, TTL: g.req.TTL, Held: true, At: now}
 		return
 	}
 	if g.state == Held {
-		// Callers that left still wait for the outcome of the release, which an
-		// acquire does not tell.
+		// Callers that left still wait for the outcome of the release, which the answer
+		// to an acquire would not give.
 		if l.members != nil || head == nil || g.trusted(now) || l.leaving.first != nil {
 			return
 		}
-		// An idle grant outside its trust window is confirmed under its id before the
-		// next caller enters. The old proof and token stay: a message may be about a
-		// grant that is later than the one proved, and earlier than this command.
+		// An idle grant outside its trust window is confirmed under its own id before the
+		// next caller enters. The old proof and token stay, because a message may be about
+		// a grant made after the one that they prove and before this command.
 		l.becomeAsking(ticket{req: g.req, opts: g.opts, sent: true,
 			lateUntil: g.lateUntil, doubtUntil: g.doubtUntil, proved: g.proved, token: g.token})
 	}
@@ -456,16 +457,17 @@ func (l *Lock) ask(now time.Time, fx *Effects) {
 		l.cancelRequest(now, fx)
 	}
 	if g.state == Asking && g.probe && !l.env.InboxPending() {
-		l.cancelRequest(now, fx) // it had no answer; a request that may queue gets another id
+		l.cancelRequest(now, fx) // unanswered so far; a request that may queue gets another id
 	}
 	if head == nil || !l.compatible(head.Mode) || g.state == none && l.inboxWaitUntil != 0 {
 		return
 	}
 	if g.state == none {
-		// A request made before the inbox is confirmed may take a free lock, but does not
-		// queue: its id could not prove that its process has died. If it is refused it
-		// ends, and another id is asked for later; see endInboxWait. This is asked before the id
-		// is made, because the inbox may be confirmed in between.
+		// A request made before the inbox is confirmed may take a free lock but must not
+		// queue, because its id could not prove that its process has died. If it is refused
+		// it ends, and a request under another id follows later; see endInboxWait.
+		// InboxPending is read before the id is made, because the inbox may be confirmed
+		// in between.
 		unconfirmed := l.env.InboxPending()
 		l.becomeAsking(l.newTicket(head, now))
 		g.probe = unconfirmed && !l.probed
@@ -478,9 +480,9 @@ func (l *Lock) ask(now time.Time, fx *Effects) {
 		Check: g.state == queued, Place: g.place, At: now}
 }
 
-// newRequest returns a request with a new id for what head asks for. The id leads to the trace
-// of head, for those who wait behind the request; not if its grant may idle, for then it can
-// serve callers long after head.
+// newRequest returns a request with a new id for what head asks for. The id refers to the trace
+// of head, for those who wait behind the request, unless the grant may idle: then it can serve
+// callers long after head.
 func (l *Lock) newRequest(head *Caller) protocol.Request {
 	var from protocol.Origin
 	idles := head.Opts.IdleHold > 0
@@ -490,13 +492,13 @@ func (l *Lock) newRequest(head *Caller) protocol.Request {
 	return l.env.NewRequest(head.Mode, head.Opts.TTL, idles, from)
 }
 
-// newTicket returns a ticket for what head asks for, to be sent at now or later.
+// newTicket returns a ticket for what head asks for, to be sent now or later.
 func (l *Lock) newTicket(head *Caller, now time.Time) ticket {
 	return ticket{req: l.newRequest(head), opts: head.Opts, proved: now}
 }
 
-// endInboxWait lets callers queue once the inbox is confirmed or refused, or has been
-// waited for long enough.
+// endInboxWait lets callers queue once the inbox is confirmed or refused, or once they have
+// waited for it long enough.
 func (l *Lock) endInboxWait(now time.Time) {
 	if l.inboxWaitUntil == 0 || l.env.InboxPending() && l.instant(now) < l.inboxWaitUntil {
 		return
@@ -507,7 +509,7 @@ func (l *Lock) endInboxWait(now time.Time) {
 	}
 }
 
-// awaitIdleOwner lets c, which only tries, wait a little for an owner that may be idle.
+// awaitIdleOwner lets c, a Try caller, wait briefly for an owner that may be idle.
 func (l *Lock) awaitIdleOwner(c *Caller, now time.Time) {
 	c.until = l.instant(now.Add(idleOwnersTime))
 }
@@ -522,7 +524,7 @@ func (l *Lock) anyoneWaits() bool {
 	return false
 }
 
-// releaseGrant gives the grant up if it has no members and there is a reason to.
+// releaseGrant gives up the grant if it has no members and there is a reason to.
 func (l *Lock) releaseGrant(now time.Time, fx *Effects) {
 	g := &l.grant
 	if g.state != Held || l.pending.verb != protocol.None || l.members != nil {
@@ -530,7 +532,7 @@ func (l *Lock) releaseGrant(now time.Time, fx *Effects) {
 	}
 	cmd := protocol.Command{ID: g.req.ID, Last: l.drawn(), Link: l.prevHoldSpan, Cooldown: cooldown(l.time(g.minHoldUntil), now), At: now}
 	switch head := l.waiting.first; {
-	case head != nil && l.compatible(head.Mode): // and could not be admitted
+	case head != nil && l.compatible(head.Mode): // but could not be admitted
 		if g.next == nil { // no place is reserved
 			g.next = &successor{ticket: l.newTicket(head, now)}
 		}
@@ -545,9 +547,9 @@ func (l *Lock) releaseGrant(now time.Time, fx *Effects) {
 	fx.Send = cmd
 }
 
-// settleLeft settles callers that left when no outcome is awaited for them: the grant serves
-// others, or idles, or is gone. Lost grants are cancelled when no caller works under one any
-// more.
+// settleLeft settles the callers that left, if no outcome is awaited for them: the grant serves
+// others, or idles, or is gone. It also cancels lost grants once no caller works under any of
+// them.
 func (l *Lock) settleLeft(now time.Time, fx *Effects) {
 	g := &l.grant
 	if awaited := g.state == Releasing || (g.state == Held && l.members == nil && l.pending.verb != protocol.None); !awaited {

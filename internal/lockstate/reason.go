@@ -1,14 +1,14 @@
 package lockstate
 
-// Reason says why a lease was lost. 0 is none.
+// Reason says why a lease was lost. 0 means no reason.
 type Reason uint8
 
 const (
 	notKept       Reason = iota + 1
 	notConfirmed         // in time
-	notOurs              // as a renewal found
-	notDowngraded        // as a downgrade found
-	lostAtRelease        // as the release found
+	notOurs              // according to a renewal
+	notDowngraded        // according to a downgrade
+	lostAtRelease        // according to the release
 	LostUnproved
 	givenToWriter
 	Evicted

@@ -7,21 +7,21 @@ import (
 )
 
 // Resting is the state of a lock that one caller holds and nobody waits for, in an eighth of the
-// space: a client may hold very many of these. Such a lock rests between one event and the next.
-// Its caller and its options say the rest.
+// space, because a client may hold very many of these. Such a lock rests between one event and
+// the next. What is missing here follows from the caller and its options.
 type Resting struct {
 	holder  *Caller
-	more    *unusual // nil as long as it is as after the first lease of a new grant
+	more    *unusual // nil as long as all is as after the first lease of a new grant
 	proved  time.Time
 	clock   uint64
 	clockAt int32  // ns after proved
 	gained  int32  // ns
-	renewAt uint32 // as the number of an instant on the grid
+	renewAt uint32 // the number of an instant on the grid
 	touchAt uint32 // likewise
 	id      protocol.ShortID
 }
 
-// unusual is what the holder and a few small numbers say of most locks that rest.
+// unusual holds what, for most resting locks, follows from the holder and a few small numbers.
 type unusual struct {
 	token, last                      uint64
 	since, renewAt, touchAt, clockAt Instant
@@ -30,12 +30,12 @@ type unusual struct {
 	served                           int32
 }
 
-// Rest puts the state of l into r and returns true, if it fits: if Wake makes the same of it. So
-// whatever else a lock may have to remember keeps it awake.
+// Rest puts the state of l into r and returns true if it fits, that is if Wake restores exactly
+// that state. So anything else that a lock has to remember keeps it awake.
 func (l *Lock) Rest(r *Resting) bool {
 	g, c := &l.grant, l.members
 	if g.state != Held || c == nil || c.next != nil || l.waiting.first != nil || l.lastErr != nil || l.blocker != "" || g.wanted {
-		return false // found without the comparisons, which take longer
+		return false // checked first, because the comparisons below take longer
 	}
 	id, ok := g.req.Short(l.env.Client())
 	if !ok {
@@ -47,7 +47,7 @@ func (l *Lock) Rest(r *Resting) bool {
 	if grid := Instant(g.grid()); grid > 0 {
 		rest.renewAt, rest.touchAt = uint32((g.renewAt-start)/grid), uint32((g.touchAt-start)/grid)
 	}
-	l.proof = proof{} // which trusts makes again
+	l.proof = proof{} // trusts computes it again
 	var same Lock
 	if same.wake(&rest, nil, g.req, l.env); same != *l {
 		more := unusual{
@@ -57,15 +57,15 @@ func (l *Lock) Rest(r *Resting) bool {
 		if same.wake(&rest, &more, g.req, l.env); same != *l {
 			return false
 		}
-		kept := more // which is allocated, and more is not
+		kept := more // so that more is allocated only if it is kept
 		rest.more = &kept
 	}
 	*r = rest
 	return true
 }
 
-// Wake makes l what it was when it came to rest in r, and empties r. In the zero value rests a
-// lock that was never used.
+// Wake restores in l the state that came to rest in r, and empties r. The zero Resting stands for
+// a lock that was never used.
 func (l *Lock) Wake(r *Resting, env Environment) {
 	if r.holder == nil {
 		*l = Lock{env: env}

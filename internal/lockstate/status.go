@@ -6,22 +6,22 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// Status is a copy of a lock's state, for the simulation and other tests, which compare it with
-// what Redis has.
+// Status is a copy of a lock's state. The simulation and other tests compare it with what Redis
+// has.
 type Status struct {
 	State       grantState
 	InFlight    protocol.Verb
 	Req         protocol.Request
-	Next        string // id of the request that takes the place of Req, if there is one
+	Next        string // id of the request that replaces Req, empty if there is none
 	Token       uint64
 	Proved      time.Time
 	Since       time.Time
 	Trust       time.Time
-	Downgrading bool // a downgrade is asked for
-	Reserving   bool // it has a place in the queue behind itself, or asks for one
-	Renewed     bool // it needs renewals
+	Downgrading bool // a downgrade was asked for
+	Reserving   bool // a place in the queue behind the grant is reserved, or asked for
+	Renewed     bool // the grant needs renewals
 
-	ttl time.Duration // for which it was proved
+	ttl time.Duration // TTL that the last proof was for
 }
 
 // Status returns the lock's status.
@@ -37,7 +37,7 @@ func (l *Lock) Status() Status {
 	return v
 }
 
-// MayOwn reports whether the grant is held and, as far as is known, under id.
+// MayOwn reports whether the grant is held and, as far as we know, under id.
 func (v *Status) MayOwn(id string) bool {
 	return v.State == Held && (id == v.Req.ID || v.Downgrading && id == v.Next)
 }
@@ -55,8 +55,9 @@ func (v *Status) String() string {
 // Counts returns how many callers wait and how many are inside.
 func (l *Lock) Counts() (outside, within int) { return l.waiting.n, l.inside.n }
 
-// Oldest returns since when, counted from Environment.Start, the caller has waited that has
-// waited the longest, and the one has been inside that has been so the longest; -1 for none.
+// Oldest returns since when the longest-waiting caller has waited, and since when the caller
+// that has been inside the longest has been there. Both are counted from Environment.Start and
+// -1 if there is no such caller.
 func (l *Lock) Oldest() (waiting, inside time.Duration) {
 	waiting, inside = -1, -1
 	if c := l.waiting.first; c != nil {
@@ -68,9 +69,9 @@ func (l *Lock) Oldest() (waiting, inside time.Duration) {
 	return waiting, inside
 }
 
-// TakeSlow returns the caller that has waited the longest, and the one that has been inside
-// the longest, if that began at since or earlier; each once, and nil otherwise. Their event
-// logs say so.
+// TakeSlow returns the caller that has waited the longest and the one that has been inside the
+// longest, each only if that began at since or earlier, and only once; otherwise nil. It adds
+// an event to the logs of those that it returns.
 func (l *Lock) TakeSlow(since time.Duration, now time.Time) (waiting, inside *Caller) {
 	take := func(c *Caller) *Caller {
 		if c == nil || c.slow || c.Since > since {
@@ -84,8 +85,8 @@ func (l *Lock) TakeSlow(since time.Duration, now time.Time) (waiting, inside *Ca
 }
 
 // Served returns the caller that the command in flight is for: the last one that unlocked, one
-// that is inside and keeps the grant, or the first that waits; nil if it is for none, as the
-// release of an idle grant is.
+// that is inside and keeps the grant, or the first one that waits. It returns nil if the command
+// is for no caller, as in the release of an idle grant.
 func (l *Lock) Served() *Caller {
 	switch {
 	case l.pending.verb == protocol.Release || l.pending.verb == protocol.Yield:
@@ -96,12 +97,12 @@ func (l *Lock) Served() *Caller {
 	return l.waiting.first
 }
 
-// Holders returns the first caller inside, nil if there is none. NextHolder leads to the
-// others.
+// Holders returns the first caller inside, nil if there is none. NextHolder returns the others.
 func (l *Lock) Holders() *Caller { return l.inside.first }
 
 // NextHolder returns the caller inside that entered after c, nil if there is none.
 func (c *Caller) NextHolder() *Caller { return c.next }
 
-// Drifted reports that wall and monotonic time have moved apart since ownership was proved.
+// Drifted reports whether the wall clock and the monotonic clock have moved apart since
+// ownership was proved.
 func (v *Status) Drifted(now time.Time) bool { return between(v.Proved, now).drifted(v.ttl) }

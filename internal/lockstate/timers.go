@@ -1,6 +1,6 @@
 package lockstate
 
-// What time does to a lock: when it needs a tick, and what a tick ends or renews.
+// How time affects a lock: when it needs a tick, and what a tick ends or renews.
 
 import (
 	"math"
@@ -12,12 +12,12 @@ import (
 // Tick is the event that time has passed. Only a tick asks for renewals.
 func (l *Lock) Tick(now time.Time, fx *Effects) {
 	l.applyRules(now, fx)
-	// The rules come first, so that nothing is renewed that is being released.
+	// The rules come first, so that a grant that is being released is not renewed.
 	g := &l.grant
 	if g.state == Held && l.needsRenewal() && (l.instant(now) >= g.renewAt || g.drifted(now)) {
 		fx.Renew = true
-		l.blocker = "" // it has been ours for long, and a lock with a blocker does not rest
-		// Until the next instant of the grid, if it is a regular one.
+		l.blocker = "" // it has been ours for a while, and a lock with a blocker does not rest
+		// A regular renewal can wait until the next instant of the grid.
 		if g.notified == 0 && !g.drifted(now) && l.trustEnds().sub(l.instant(now)) >= g.req.TTL/2 {
 			fx.Spare = g.req.TTL / grids
 		}
@@ -29,8 +29,8 @@ func (l *Lock) Tick(now time.Time, fx *Effects) {
 	}
 }
 
-// expire ends maximum holds, waits and trust windows that are over, by whichever clock says
-// so first.
+// expire ends maximum holds, waits and trust windows that are over. Of the two clocks, the one
+// that says so first counts.
 func (l *Lock) expire(now time.Time, fx *Effects) {
 	if l.maxHoldAt != 0 && l.instant(now) >= l.maxHoldAt {
 		l.endOverlong(now, fx)
@@ -81,8 +81,8 @@ func (l *Lock) Due() Instant {
 	return due
 }
 
-// endOverlong ends the leases that were held for their maximum. The grant is renewed as long as
-// it has another lease that is within its own maximum.
+// endOverlong ends the leases that reached their maximum hold. The grant is still renewed as
+// long as one of its leases is within its own maximum.
 func (l *Lock) endOverlong(now time.Time, fx *Effects) {
 	l.maxHoldAt = 0
 	for c := l.members; c != nil; c = c.next {
@@ -97,7 +97,7 @@ func (l *Lock) endOverlong(now time.Time, fx *Effects) {
 	}
 }
 
-// watchMaxHold makes sure that a tick comes at the end of c's maximum hold, if it has one.
+// watchMaxHold makes a tick come at the end of c's maximum hold, if it has one.
 func (l *Lock) watchMaxHold(c *Caller) {
 	if c.Opts.MaxHold == 0 {
 		return
@@ -107,8 +107,8 @@ func (l *Lock) watchMaxHold(c *Caller) {
 	}
 }
 
-// maxHoldOf returns when the lease of c has been held for its maximum: at the last instant there is
-// if the maximum is longer than the time until then.
+// maxHoldOf returns the end of c's maximum hold, or the last instant there is if the maximum hold
+// ends after it.
 func (l *Lock) maxHoldOf(c *Caller) Instant {
 	since := start.add(c.Since)
 	return since.add(min(c.Opts.MaxHold, time.Duration(math.MaxInt64-since)))
@@ -117,7 +117,7 @@ func (l *Lock) maxHoldOf(c *Caller) Instant {
 // minHoldOf returns the end of c's minimum hold.
 func minHoldOf(c *Caller) Instant { return start.add(c.Since + c.Opts.MinHold) }
 
-// needsRenewal reports whether a lease, or the process, needs the grant renewed.
+// needsRenewal reports whether a lease, or the process itself, needs the grant renewed.
 func (l *Lock) needsRenewal() bool {
 	if l.members == nil {
 		return true // idle, or to be released when the command in flight is answered
@@ -130,8 +130,8 @@ func (l *Lock) needsRenewal() bool {
 	return false
 }
 
-// Abandoned is the event that the Lease of c was garbage-collected. It is not renewed any more,
-// though it can still be unlocked through the mutex. It returns false if that changes nothing.
+// Abandoned is the event that the Lease of c was garbage-collected. The lease is not renewed any
+// more, though it can still be unlocked through the mutex. It returns false if nothing changed.
 func (l *Lock) Abandoned(c *Caller) bool {
 	if c.Phase != Inside || c.noRenew {
 		return false

@@ -1,5 +1,5 @@
-// Package protocol defines what processes and Redis exchange: ids, keys, commands,
-// answers and messages, and their text formats.
+// Package protocol defines what processes and Redis exchange: ids, keys, commands, answers
+// and messages, with their text formats.
 package protocol
 
 import (
@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// Verb is an operation of the protocol. Each is one script, which the server runs
-// atomically and which may run twice.
+// Verb is an operation of the protocol. Each operation is one script. The server runs it
+// atomically, and it may run twice.
 type Verb uint8
 
-// The zero value, None, is no command.
+// The verbs. The zero value, None, means no command.
 const (
 	None Verb = iota
 	Acquire
@@ -21,32 +21,33 @@ const (
 	Downgrade
 )
 
-// Command is a command about one lock, to be sent to Redis.
+// Command is a command about one lock, to be sent to Redis. Where a field's comment starts
+// with verbs, the field is for those verbs only.
 type Command struct {
 	Verb  Verb
-	ID    string        // the request that acquires, or owns
-	TTL   time.Duration // acquire: the id's
-	Next  string        // yield, downgrade: the request that replaces it
-	Last  uint64        // release, yield, downgrade: last token assigned under id, 0 if only the grant's own
+	ID    string        // the request that acquires or owns the lock
+	TTL   time.Duration // acquire: the TTL in ID
+	Next  string        // yield, downgrade: the request that replaces ID
+	Last  uint64        // release, yield, downgrade: last token assigned under ID, 0 if only the grant's own
 	Wait  bool          // acquire: enqueue if the lock is taken
-	First bool          // acquire: the id was never sent before
-	Own   string        // acquire: id of this process's own readers, which are not notified that it waits
-	Check bool          // acquire: a re-check, which also tests the inbox by an echo
-	Place int           // acquire: of a re-check, how many were ahead at the last one
-	Held  bool          // acquire: about a grant that is held
-	Echo  string        // acquire: nonce for that echo, set on sending
-	Told  uint64        // acquire: the time up to which the previous call notified readers, 0 if all
-	Heard bool          // release: another process waits, and is to hear of it before its sender does
+	First bool          // acquire: ID has never been sent before
+	Own   string        // acquire: id of this process's own readers, which are not told that it waits
+	Check bool          // acquire: this is a re-check, which also tests the inbox with an echo
+	Place int           // acquire: in a re-check, how many requests were ahead at the last one
+	Held  bool          // acquire: ID holds the grant
+	Echo  string        // acquire: nonce for the echo of a re-check, set when the command is sent
+	Told  uint64        // acquire: time up to which the previous call notified readers, 0 if it notified all
+	Heard bool          // release: another process waits, and must learn of the release before its sender does
 	Link  *Span         // release, yield, downgrade: hold span of the lease that is given back
-	Under any           // whatever its sender wants to send it under
-	// release, yield: for how long the lock is kept from all others, although it is given
+	Under any           // for the sender: the trace span that the command is sent under
+	// release, yield: for how long Redis keeps the lock from everybody after it was given
 	// back; 0 for no longer
 	Cooldown time.Duration
 
-	// Ticket is, on a server of a quorum, what places the request in the queue.
+	// Ticket places the request in the queue of a server of a quorum.
 	Ticket uint64
 
-	At time.Time // when it was decided, which is before it is sent
+	At time.Time // when the command was decided on, which is before it is sent
 }
 
 // Outcome is the kind of a server's answer.
@@ -54,37 +55,38 @@ type Outcome uint8
 
 // The outcomes of a command.
 const (
-	Unanswered Outcome = iota // it may have run or not, or may run later
-	Granted                   // of a renewal: renewed
+	Unanswered Outcome = iota // the command may have run, may run later, or neither
+	Granted                   // for a renewal: renewed
 	Enqueued
-	Refused // taken, and the command did not ask to wait
-	NotOurs // the id does not own what the command should extend or give back
+	Refused // the lock is taken, and the command did not ask to wait
+	NotOurs // the command was to extend or give back something that its id does not own
 	Done
 )
 
-// Answer is a server's reply to a command.
+// Answer is a server's reply to a command. Where a field's comment starts with outcomes or
+// verbs, the field is for those only.
 type Answer struct {
 	Outcome  Outcome
-	Token    uint64        // granted: the grant's; queued, refused: the lock's last one, the floor
+	Token    uint64        // granted: the grant's token; queued, refused: the lock's last token, the floor
 	Clock    uint64        // the server's time, µs
-	Kept     bool          // granted: the id owned already, and was extended
+	Kept     bool          // granted: the id owned the lock already, and was extended
 	Forgot   bool          // kept: Redis had lost the lock's last token, so Token is new
 	More     bool          // granted: others wait
-	Place    int           // queued: how many are ahead
-	Left     time.Duration // queued, refused: remaining TTL of the owner; Endless, Ownerless
-	Blocker  string        // queued, refused: the owner, or else the head of the queue
+	Place    int           // queued: how many requests are ahead
+	Left     time.Duration // queued, refused: remaining TTL of the owner, or Endless or Ownerless
+	Blocker  string        // queued, refused: the owner, or the head of the queue if there is none
 	NoNotify bool          // queued, refused: the blocker does not notify waiters when it releases
-	Echo     int           // receivers of the echo; NoEcho, EchoDenied
-	Handed   int           // how many others were made owner and notified
-	Gone     bool          // of a yield: the old request did not own
-	Proved   bool          // of a release or yield, on a quorum: nobody else has owned since the grant, whatever had no answer
-	Told     uint64        // queued: the time up to which readers were notified, 0 if all were
-	// Unfinished says that the call reached its bound: more waiters may be dead, or may
-	// enter, so the client must continue at once.
+	Echo     int           // how many received the echo, or NoEcho or EchoDenied
+	Handed   int           // how many other requests were made owner and notified
+	Gone     bool          // yield: the old request did not own the lock
+	Proved   bool          // release, yield on a quorum: nobody else has owned since the grant, whatever went unanswered
+	Told     uint64        // queued: time up to which readers were notified, 0 if all were
+	// Unfinished says that the call did as much as one call may do. More waiters may be dead
+	// or may enter, so the client must continue at once.
 	Unfinished bool
 	Link       *Span // granted by a message: hold span of the lease that was given back
-	// Mark is, on a server of a quorum, what its clock showed, µs, when it was first seen
-	// without data; 0 if that was so long ago that it does not matter.
+	// Mark is, for a server of a quorum, the server's time in µs when it was first seen without
+	// data; 0 if that was too long ago to matter.
 	Mark uint64
 }
 
@@ -94,64 +96,64 @@ const (
 	Ownerless time.Duration = -2 * time.Millisecond // there is no owner
 
 	NoEcho     = -1 // none was requested
-	EchoDenied = -2 // an ACL forbids to publish it
+	EchoDenied = -2 // an ACL forbids publishing it
 )
 
-// Renewal is a grant to be renewed, and the result.
+// Renewal is a grant to be renewed, and the result of renewing it.
 type Renewal struct {
-	Owner any // belongs to the sender, and is not looked at
+	Owner any // for the sender's use; nothing else reads it
 	Keys  *Keys
 	Req   Request
-	At    time.Time     // when it was decided, which is before it is sent
-	Spare time.Duration // for how long it may wait, so that many do not leave at once
-	Touch time.Duration // if not 0: keep the lock's last token for that long from now
+	At    time.Time     // when the renewal was decided on, which is before it is sent
+	Spare time.Duration // how long it may wait before it is sent, so that not too many leave at once
+	Touch time.Duration // if not 0: keep the lock's last token for this long from now
 
 	Outcome Outcome // Granted, NotOurs, Unanswered
 	Clock   uint64  // the server's time, µs
-	Err     error   // why it is Unanswered
+	Err     error   // why the outcome is Unanswered
 }
 
-// CancelRequest asks to end a request, whether it waits, owns or never arrived.
+// CancelRequest asks to end a request, whether that waits, owns the lock or never arrived.
 type CancelRequest struct {
 	Keys *Keys
 	ID   string
 	Last uint64 // last token assigned under ID, 0 if only the grant's own
 	Link *Span  // hold span of the lease that is given back
-	// Cooldown is for how long the lock is kept from all others if ID owned it; 0 for no
-	// longer.
+	// Cooldown is for how long Redis keeps the lock from everybody afterwards if ID owned it;
+	// 0 for no longer.
 	Cooldown time.Duration
-	Prove    bool // a server of a quorum is to tell the lock's last token even if ID owned it
+	Prove    bool // on a quorum: return the lock's last token even if ID owned the lock
 }
 
 // Cancelled is the result of a cancel.
 type Cancelled struct {
 	Owned bool // the request owned the lock until then
-	// Proved: nobody else has owned it since it was granted, although an acquire of it had no
-	// answer. A quorum says so.
+	// Proved is set by a quorum only: nobody else has owned the lock since it was granted,
+	// although an acquire had no answer.
 	Proved bool
-	Token  uint64   // the lock's last one before this cancel granted the next; 0 if it proves nothing
-	Clock  uint64   // of a server of a quorum: its time, µs, 0 if it owned
-	Mark   uint64   // of a server of a quorum: see Answer.Mark
-	Fail   *Failure // if not nil, the cancel was refused or has no answer
+	Token  uint64   // the lock's last token before this cancel granted the next request; 0 if it proves nothing
+	Clock  uint64   // from a server of a quorum: its time in µs, 0 if the request owned the lock
+	Mark   uint64   // from a server of a quorum: see Answer.Mark
+	Fail   *Failure // if not nil, the cancel was refused or had no answer
 }
 
 // Snapshot is the answer of inspect.lua.
 type Snapshot struct {
-	Value   string // of the lock's own key
+	Value   string // value of the lock's own key
 	Left    time.Duration
 	Clock   uint64 // µs
 	Meta    string
-	Readers []string // id, expiry in ms, …
-	Queue   []string // its first 1,000 entries
+	Readers []string // alternately an id and its expiry in ms
+	Queue   []string // the first 1,000 entries
 	Length  int      // of the whole queue
 
-	// Of a quorum: how many servers it has, how many of them answered and how many of these
-	// name the owner, and the last token that any of them gave.
+	// For a quorum: how many servers it has, how many of them answered, how many of those name
+	// this owner, and the highest last token that any of them reported.
 	Servers, Answered, Behind int
 	Last                      uint64
 }
 
-// LastToken returns the token that a lock's meta key names, 0 if it names none.
+// LastToken returns the last token from the value of a lock's meta key, 0 if there is none.
 func LastToken(meta string) uint64 {
 	rest, ok := strings.CutPrefix(meta, FormatTag)
 	if !ok {
@@ -166,7 +168,7 @@ func LastToken(meta string) uint64 {
 }
 
 // TokenLife is how long a lock's last token is remembered after its last use. The scripts
-// remember and release_fast compute the same, for the owner they choose.
+// compute the same time for the owner that they choose, in remember and in release_fast.
 func TokenLife(ttl time.Duration) time.Duration { return max(10*time.Minute, 4*ttl) }
 
 const (

@@ -9,30 +9,30 @@ var (
 	ErrNoReplicas  = errors.New("leased: too few replicas have the grant")
 )
 
-// Failure is the error of a command, and what it means for the lock. An error is
-// classified once, before the state machine sees it: its methods can be user code, from a
-// hook of the Redis client, which must not run while a mutex is held.
+// Failure is the error of a command, and what it means for the lock. An error is classified
+// once, before the state machine sees it, because its methods can be user code (from a hook
+// of the Redis client), which must not run while a mutex is held.
 type Failure struct {
 	Err  error
 	Kind FailureKind
 }
 
-// FailureKind says what a command's error means. The kinds from NeedsOperator on do not
+// FailureKind says what a command's error means. NeedsOperator and the kinds after it do not
 // pass with time.
 type FailureKind uint8
 
-// The kinds of failures.
+// The kinds of failure.
 const (
-	NoAnswer      FailureKind = iota // the command may have run, or may run yet
+	NoAnswer      FailureKind = iota // the command may have run, or may still run
 	NeverSent                        // there was no connection to send it on
 	RefusedNow                       // Redis refused it and did nothing, and may accept it later
 	NeedsOperator                    // Redis refuses it, and does nothing, until an operator intervenes
-	OtherType                        // the same, because a key of the lock holds another type of value
+	OtherType                        // like NeedsOperator, because a key of the lock holds another type of value
 	ClientClosed                     // the Redis client is closed, so no command can be sent any more
 	FailureKinds
 )
 
-// String returns the kind as metrics name it.
+// String returns the name of the kind in metrics.
 func (k FailureKind) String() string {
 	return [...]string{"no_answer", "not_sent", "refused", "needs_operator", "wrong_type", "closed"}[k]
 }

@@ -10,7 +10,8 @@ import (
 	"unicode"
 )
 
-// Mode says how a lock is owned. Its letter is part of every request id.
+// Mode says whether a lock is owned exclusively or shared. Its letter is part of every
+// request id.
 type Mode byte
 
 const (
@@ -25,9 +26,9 @@ func (m Mode) String() string {
 	return "exclusive"
 }
 
-// FormatTag is the prefix of everything this version writes into Redis. A higher number
-// marks a value of a later version, which is left alone; a value without such a tag is
-// foreign.
+// FormatTag prefixes every value that this version writes to Redis. A value tagged with a
+// higher number was written by a later version, and is left alone. A value without such a
+// tag is foreign.
 const FormatTag = "leased1:"
 
 // MarkerValue is the value of the lock's key while readers own the lock.
@@ -38,32 +39,35 @@ const MarkerValue = FormatTag + "readers"
 //
 //	leased1:<mode>:<ttl ms>:<c|p|u>[i]:<96 random bits>[t<token>][s<span>]:<client>
 //
-// The letter is a Proof. i: the owner may keep the grant without a holder until it is
-// notified that others want the lock. t and s are its Origin.
+// The letter c, p or u is the request's Proof. The flag i says that the owner may keep the
+// grant without a holder until it is notified that others want the lock. The parts t and s
+// are the request's Origin.
 type Request struct {
 	ID  string
 	TTL time.Duration
 
 	Mode Mode
 
-	// Provisional says that a grant by message is for ProvisionalTTL only, until the owner
-	// has renewed it or asked for it again.
+	// Provisional says that a grant announced by message lasts only ProvisionalTTL until the
+	// owner renews it or acquires it again.
 	Provisional bool
 }
 
-// Origin is what a request was made for, in its id for others to read. Both fields may be
-// zero.
+// Origin says what a request was made for. The request's id carries it so that other
+// processes can read it. Either field may be zero, or both.
 type Origin struct {
-	// Span is the wait of the caller that it was made for, or the hold that a downgrade
-	// continues. It leads to the trace that has the lock, for those who wait behind it.
+	// Span is the wait span of the caller that the request was made for, or the hold span
+	// that a downgrade continues. It leads those who wait behind the request to the trace
+	// that has the lock.
 	Span Span
-	// Token is the writer's, if the request is that of its downgrade: its lease is still the
-	// same. A token is the server's time in µs when it was given, or little more.
+	// Token is set if the request is for the downgrade of a writer. It is the writer's token,
+	// because the lease stays the same. A token is the server's time in µs when it was given,
+	// or slightly more.
 	Token uint64
 }
 
-// append formats o with a length and characters that no random part has: a letter, then 11
-// digits of base 36; another one, then 24 bytes in base64url.
+// append appends o to b: the letter t and 11 base-36 digits for the token, then the letter s
+// and 24 bytes in base64url for the span. What it appends is never as long as a random part.
 func (o *Origin) append(b []byte) []byte {
 	if o.Token > 0 {
 		digits := strconv.FormatUint(o.Token, 36)
@@ -78,7 +82,7 @@ func (o *Origin) append(b []byte) []byte {
 }
 
 const (
-	tokenDigits = 11 // of 2^53 in base 36
+	tokenDigits = 11 // digits of 2^53 in base 36
 	spanChars   = 32
 )
 
@@ -91,58 +95,59 @@ func parseOrigin(text string) (o Origin, ok bool) {
 	}
 	if len(text) == 1+spanChars && text[0] == 's' {
 		if b, err := base64.RawURLEncoding.DecodeString(text[1:]); err == nil {
-			// Only spans that are sampled are referred to.
+			// An id refers to sampled spans only.
 			o.Span = Span{TraceID: [16]byte(b[:16]), SpanID: [8]byte(b[16:]), Flags: 1, Remote: true}
 		}
 	}
 	return o, string(o.append(nil)) == whole
 }
 
-// Proof says in an id what tells others that the client is gone.
+// Proof is the part of an id that says how others can tell that the client is gone.
 type Proof byte
 
 const (
-	// Unproved: nothing does. The client's inbox was not confirmed when the id was made.
+	// Unproved: they cannot, because the client's inbox was not confirmed when the id was made.
 	Unproved Proof = 'u'
-	// Counted: its inbox was confirmed on a server that counts every subscriber, so a count
-	// of 0 does.
+	// Counted: the inbox was confirmed on a server that counts every subscriber, so a count
+	// of 0 proves that the client is gone.
 	Counted Proof = 'c'
-	// Provisionally: its inbox was confirmed where such a count proves nothing. A client
-	// that is granted such a request by message and is alive says so within ProvisionalTTL.
+	// Provisionally: the inbox was confirmed, but on a server where a count of 0 proves
+	// nothing. If such a request is granted by message, a live client confirms the grant
+	// within ProvisionalTTL.
 	Provisionally Proof = 'p'
 )
 
-// ProvisionalTTL is for how long scripts record an owner that is notified of its grant and
-// whose id says Provisionally, at most: common.lua and release_fast.lua say the same. In a
-// queue whose dead nothing else tells apart, one of them costs so much instead of its TTL.
+// ProvisionalTTL is the longest TTL for which scripts record an owner that is notified of its
+// grant by message and whose id says Provisionally. common.lua and release_fast.lua have the
+// same value. Where nothing else shows that a waiter is dead, each dead waiter in the queue
+// costs this time instead of its own TTL.
 const ProvisionalTTL = 2 * time.Second
 
-// provisional reports whether ProvisionalTTL is less than the request's own TTL.
+// provisional reports whether a request with this proof and TTL has Request.Provisional set:
+// it is pointless if ProvisionalTTL is not shorter than the request's own TTL.
 func provisional(p Proof, ttl time.Duration) bool {
 	return p == Provisionally && ttl > ProvisionalTTL
 }
 
-// NewClientID returns a unique name for a client: 96 random bits, and a label for people to
-// read.
+// NewClientID returns a unique name for a client: 96 random bits and a human-readable label.
 func NewClientID(label string) string { return randomBits() + ":" + label }
 
-// NewRequest returns a request with a fresh id. idles sets the flag i that is described at
-// Request.
+// NewRequest returns a request with a fresh id. idles sets the flag i; see Request.
 func NewRequest(client string, m Mode, ttl time.Duration, idles bool, p Proof, from Origin) Request {
 	s := ShortID{proof: p, idles: idles}
 	_, _ = rand.Read(s.random[:]) // never fails: crypto/rand
 	return s.request(client, m, ttl, from)
 }
 
-// ShortID is what a request's id says that its client, mode and TTL do not.
+// ShortID holds the parts of a request's id that do not follow from its client, mode and TTL.
 type ShortID struct {
 	random [randomBytes]byte
 	proof  Proof
 	idles  bool
 }
 
-// Short returns the short id of r, a request of client. ok is false if it has none, as if it has
-// an Origin.
+// Short returns the short id of r, a request of client. ok is false if r has none, for example
+// because its id has an Origin.
 func (r *Request) Short(client string) (s ShortID, ok bool) {
 	who, err := ParseID(r.ID)
 	if err != nil || who.Origin != (Origin{}) || who.Client != client || who.Mode != r.Mode || who.TTL != r.TTL ||
@@ -174,7 +179,7 @@ func (s *ShortID) request(client string, m Mode, ttl time.Duration, from Origin)
 
 const (
 	randomBytes = 12
-	randomChars = 16 // of that in base64
+	randomChars = 16 // length of randomBytes in base64
 )
 
 func randomBits() string {
@@ -190,7 +195,7 @@ type Identity struct {
 	Proof  Proof
 	Idles  bool
 	Origin Origin
-	Client string // random part and label
+	Client string // the random part and the label
 	Label  string
 }
 
@@ -210,7 +215,7 @@ func ParseID(id string) (Identity, error) {
 	who.TTL = time.Duration(ms) * time.Millisecond
 	flags, rest, _ := strings.Cut(rest, ":")
 	flags, who.Idles = strings.CutSuffix(flags, "i")
-	const bits = randomChars + 1 // and a colon, for the request and again for the client
+	const bits = randomChars + 1 // a random part and its colon: the request's, or the client's
 	if end := strings.IndexByte(rest, ':'); end >= bits {
 		if who.Origin, ok = parseOrigin(rest[bits-1 : end]); !ok {
 			return malformed()
@@ -245,19 +250,21 @@ func randomPart(s string) bool {
 	return s[len(s)-1] == ':'
 }
 
-// ParseCooldown parses the value that a lock's key has from the release of a writer with a
-// minimum hold until the end of that. It returns who released it.
+// ParseCooldown parses the value of a lock's key during a cool-down, which lasts from the
+// release of a writer with a minimum hold until that minimum hold is over. It returns the
+// identity of that writer.
 func ParseCooldown(value string) (Identity, bool) {
 	rest, ok := strings.CutPrefix(value, FormatTag+"cooldown:")
 	if !ok {
 		return Identity{}, false
 	}
-	_, id, _ := strings.Cut(rest, ":") // the milliseconds are for scripts
+	_, id, _ := strings.Cut(rest, ":") // only scripts need the milliseconds
 	who, err := ParseID(id)
 	return who, err == nil
 }
 
-// OwnerOf parses the value of a lock's key: of its owner, or of the last one in a cool-down.
+// OwnerOf parses the value of a lock's key. It returns the owner, or the last owner in a
+// cool-down.
 func OwnerOf(value string) (Identity, bool) {
 	if who, err := ParseID(value); err == nil {
 		return who, true

@@ -9,19 +9,20 @@ import (
 
 const maxNameBytes = 512
 
-// Keys are the Redis keys of one lock. All are in one cluster slot, and an ACL pattern
-// with a trailing * that admits the lock's own key admits the others. Only that key is
-// stored, and the others are derived when needed: a client may hold very many locks.
+// Keys are the Redis keys of one lock. They share one cluster slot, and an ACL pattern with a
+// trailing * that admits the lock's own key admits them all. Only the lock's own key is
+// stored. The others are derived when needed, because a client may hold very many locks.
 type Keys struct {
-	Lock   string // the lock's own key: holds the owner's id, or MarkerValue while readers own
-	prefix int32  // how much of it is the prefix
+	Lock   string // the lock's own key: holds the owner's id, or MarkerValue while readers own the lock
+	prefix int32  // length of the prefix in Lock
 	tagged bool   // the prefix or the name contains a hash tag
 }
 
 // Name is the lock's name: its key without the prefix.
 func (k *Keys) Name() string { return k.Lock[k.prefix:] }
 
-// NewKeys returns the keys of the lock name, or an error that matches ErrInvalidName.
+// NewKeys returns the keys of the lock with this name, or an error that matches
+// ErrInvalidName.
 func NewKeys(prefix, name string) (Keys, error) {
 	if err := validName(prefix, name); err != nil {
 		return Keys{}, err
@@ -30,29 +31,29 @@ func NewKeys(prefix, name string) (Keys, error) {
 	return Keys{Lock: key, prefix: int32(len(prefix)), tagged: strings.Contains(key, "{")}, nil
 }
 
-// helper returns the key beside the lock's own that is called what.
+// helper returns the helper key named what.
 func (k *Keys) helper(what string) string {
 	if k.tagged {
-		// Two colons: with one, the helper keys of the name N:{N} would be those of N.
+		// Two colons: with one, the lock N:{N} would have the helper keys of the lock N.
 		return k.Lock + "::" + what
 	}
 	return k.Lock + ":{" + k.Lock + "}:" + what
 }
 
-// Queue is the sorted set of waiting requests by place.
+// Queue is the sorted set of waiting requests, ordered by place.
 func (k *Keys) Queue() string { return k.helper("queue") }
 
-// Readers is the sorted set of owning readers by expiry.
+// Readers is the sorted set of readers that own the lock, ordered by expiry.
 func (k *Keys) Readers() string { return k.helper("readers") }
 
-// Waiters is the sorted set of waiting requests by expiry.
+// Waiters is the sorted set of waiting requests, ordered by expiry.
 func (k *Keys) Waiters() string { return k.helper("waiters") }
 
 // Meta holds the lock's last token.
 func (k *Keys) Meta() string { return k.helper("meta") }
 
 // All returns the keys in the order that the scripts expect, boxed for go-redis. The four
-// derived ones share one string, which saves allocations on every command.
+// derived keys share one string, which saves allocations on every command.
 func (k *Keys) All() [5]any {
 	queue, readers, waiters, meta := k.Queue(), "readers", "waiters", "meta"
 	stem := queue[:len(queue)-len("queue")]
@@ -71,10 +72,10 @@ func (k *Keys) All() [5]any {
 	}
 }
 
-// validName accepts names of printable text with one hash tag or none. Control characters
-// would garble the logs and terminals that names are written to. A cluster hashes the text between the
-// first brace and the next closing one unless it is empty; any other use of braces would
-// spread a lock's keys over several slots.
+// validName accepts printable names with at most one hash tag. Control characters would
+// garble the logs and terminals that names are written to. A cluster hashes the text between
+// the first opening brace and the next closing one, unless that text is empty. Any other use
+// of braces would spread a lock's keys over several slots.
 func validName(prefix, name string) error {
 	switch {
 	case name == "":
@@ -112,8 +113,8 @@ func validName(prefix, name string) error {
 
 const markName = "leased:quorum:mark"
 
-// MarkKey returns the key by which a server of a quorum shows since when it has kept its data.
-// No lock of any prefix has it for its own.
+// MarkKey returns the key in which a server of a quorum records since when it has kept its
+// data. It is never a lock's own key, whatever the lock's prefix.
 func MarkKey(prefix string) string { return prefix + markName }
 
 // InboxChannel returns the channel on which a client receives its messages.

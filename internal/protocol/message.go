@@ -6,14 +6,14 @@ import (
 	"time"
 )
 
-// Message is a message that arrived in an inbox. Every client that may publish there can
-// send one, so all fields are validated.
+// Message is a message that arrived in an inbox. Any client with permission to publish there
+// can send one, so every field is validated.
 type Message struct {
 	Kind  string // granted, wanted, ends, revoked, echo
 	ID    string
 	Key   string        // the lock's key in Redis
 	Token uint64        // granted, revoked
-	Clock uint64        // granted: the server's, µs
+	Clock uint64        // granted: the server's time, µs
 	More  bool          // granted: others wait
 	Link  *Span         // granted: hold span of the lease that was given back, nil if unknown
 	Nonce string        // echo
@@ -28,7 +28,7 @@ type Message struct {
 //	leased1:revoked <token> <id> <key>
 //	leased1:echo <nonce>
 //
-// and reports whether text is one of them. A key may contain spaces.
+// and reports whether text has one of these forms. A key may contain spaces.
 func ParseMessage(text string) (m Message, ok bool) {
 	text, ok = strings.CutPrefix(text, FormatTag)
 	if !ok {

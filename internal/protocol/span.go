@@ -2,8 +2,8 @@ package protocol
 
 import "encoding/hex"
 
-// Span identifies a span of this or another process, as the traceparent header of W3C
-// Trace Context does. So neither this package nor the state machine depends on
+// Span identifies a span of this or another process in the way of the traceparent header of
+// W3C Trace Context. With it, neither this package nor the state machine depends on
 // OpenTelemetry.
 type Span struct {
 	TraceID [16]byte
@@ -12,10 +12,10 @@ type Span struct {
 	Remote  bool // it belongs to another process
 }
 
-// NoSpan is written where a command or message carries no span.
+// NoSpan stands for a missing span in a command or message.
 const NoSpan = "-"
 
-// Valid reports whether s identifies a span, as the zero value does not.
+// Valid reports whether s identifies a span. The zero value does not.
 func (s *Span) Valid() bool {
 	return s.TraceID != [16]byte{} && s.SpanID != [8]byte{}
 }
@@ -35,8 +35,8 @@ func FormatSpan(s *Span) string {
 	return string(b)
 }
 
-// parseSpan parses what FormatSpan wrote, and returns nil for anything else: every client
-// that may publish can have sent the text.
+// parseSpan is the inverse of FormatSpan. It returns nil for any other text, because any
+// client with permission to publish can have sent it.
 func parseSpan(text string) *Span {
 	if len(text) != 55 || text[:3] != "00-" || text[35] != '-' || text[52] != '-' {
 		return nil

@@ -1,11 +1,11 @@
-// Package quorum runs the protocol on several independent servers. Owning a majority of
-// them is owning the lock. To the state machine it looks like one server: it offers the
-// same commands, and makes one answer, or one message, of those of the servers.
+// Package quorum runs the protocol on several independent servers. To own the lock is to own it
+// on a majority of them. To the state machine, a quorum looks like one server: it takes the same
+// commands, and combines the servers' answers or messages into one.
 //
-// Lock decides, without I/O, clock or goroutine: events go in, with the time, and effects come out.
-// They are what the state machine asks for (ops.go, decide.go), the servers' answers (this file) and
-// messages (messages.go), the return of a subscription (rejoin.go), and the end of a pause
-// (partial.go). server.go and member.go perform the effects.
+// Lock decides, without I/O, a clock or a goroutine: it is given events and the time, and returns
+// effects. The events are what the state machine asks for (ops.go, decide.go), the servers'
+// answers (this file) and messages (messages.go), the return of a subscription (rejoin.go), and
+// the end of a pause (partial.go). server.go and member.go perform the effects.
 package quorum
 
 import (
@@ -19,38 +19,38 @@ import (
 // Config is what the locks of a client share.
 type Config struct {
 	N    int // number of servers
-	Need int // how many are a majority
+	Need int // how many of them are a majority
 	// NewID returns a request id that was never used.
 	NewID func(like protocol.Identity) string
 	// Proof is the letter that ids for a server carry now.
 	Proof func(server int) protocol.Proof
-	// Ticket returns what a request that is made now is placed by in the queues of all
-	// servers: the first server's clock, µs, as far as that is known.
+	// Ticket returns the number that places a request made now in the queues of all servers:
+	// the first server's clock, µs, as far as that is known.
 	Ticket func() uint64
-	// Away reports that a server is known not to answer, so that nothing is sent to it.
+	// Away reports whether a server is known not to answer, so that nothing is sent to it.
 	Away func(server int) bool
 	// Why returns why a server is away. It may be nil.
 	Why func(server int) error
 }
 
-// Majority returns how many of n servers are one.
+// Majority returns how many of n servers are a majority.
 func Majority(n int) int { return n/2 + 1 }
 
-// Lock is what one client has with the servers about one lock. The caller serializes the
-// calls of its methods, and performs the effects afterwards.
+// Lock is what one client has on the servers for one lock. Whoever calls its methods must
+// serialize the calls, and performs the effects afterwards.
 type Lock struct {
 	cfg   *Config
 	keys  *protocol.Keys
-	reqs  map[string]*request // by the id that the state machine knows
+	reqs  map[string]*request // by the ids that the state machine knows
 	parts map[string]*request // by the ids that the servers know
 	lanes []lane
-	dueAt time.Time  // when partial grants are looked at, zero for never
+	dueAt time.Time  // when to look at partial grants again, zero for never
 	past  []pastPart // a ring of mostPast
 	ended int        // how many were put into past
 }
 
-// pastPart is a part that was released, cancelled or yielded lately. What its server has sent
-// about it before it heard of that is no reason to cancel it.
+// pastPart is a part that was released, cancelled or yielded lately. A message about it that its
+// server sent before it learned of that is no reason to cancel the part.
 type pastPart struct {
 	id     string
 	server int
@@ -59,10 +59,10 @@ type pastPart struct {
 
 const mostPast = 32
 
-// crossing is for how long a message about a part may have crossed with its end.
+// crossing is how long after the end of a part a message about it may have crossed with that end.
 const crossing = time.Second
 
-// lane is what is sent to one server about the lock: one command at a time, so that none
+// lane holds what is sent to one server about the lock: one command at a time, so that none
 // overtakes another.
 type lane struct {
 	busy  bool
@@ -161,7 +161,7 @@ const (
 	ending // a release, yield or cancel is on its way
 )
 
-// Send is a command for one server. Its outcome is the event Answered.
+// Send is a command for one server. Its outcome is reported by the event Answered.
 type Send struct {
 	Server int
 	Kind   Kind
@@ -202,7 +202,7 @@ type Result struct {
 	Cancelled protocol.Cancelled
 	Renewed   protocol.Outcome
 	Clock     uint64
-	Young     time.Duration // for so long the server's grants do not count
+	Young     time.Duration // for how long the server's grants do not count yet
 	Fail      *protocol.Failure
 }
 
@@ -214,7 +214,7 @@ type Effects struct {
 	Strays   []Stray            // requests that a server may still have
 }
 
-// Stray is a request that one server may still keep, though its lock is done with it.
+// Stray is a request that one server may still have although its lock is done with it.
 type Stray struct {
 	Server int
 	Keys   *protocol.Keys
@@ -242,12 +242,12 @@ func (l *Lock) Idle() bool {
 	return true
 }
 
-// Due returns when Tick must be called, zero for never.
+// Due returns when Tick must be called next, zero for never.
 func (l *Lock) Due() time.Time { return l.dueAt }
 
-// request returns the request with that id, which is made if there is none. The servers never
-// see that id: the state machine may ask for it again after its parts were cancelled, and no
-// id that a server has seen is used twice.
+// request returns the request with this id, and makes it if there is none. The servers never see
+// the id: the state machine may ask for it again after its parts were cancelled, and no id that a
+// server has seen is used twice.
 func (l *Lock) request(id string) *request {
 	r := l.reqs[id]
 	if r == nil {
@@ -291,8 +291,8 @@ func (l *Lock) forgetPart(id string, r *request) {
 	}
 }
 
-// drop forgets a request that the state machine is done with. What servers may still have
-// of it and are not being told now is left to the strays.
+// drop forgets a request that the state machine is done with. What servers may still have of it,
+// and are not being told to end now, becomes strays.
 func (l *Lock) drop(r *request, now time.Time, fx *Effects) {
 	if r.over {
 		return

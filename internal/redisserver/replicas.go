@@ -12,20 +12,20 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// ReplicatedServer is a Server whose grants count only when enough replicas have
-// them. Replication is asynchronous: without this, a lease that was granted just before
-// its primary failed may be unknown to the replica that is promoted, and granted again.
+// ReplicatedServer is a Server whose grants count only when enough replicas have them.
+// Replication is asynchronous. Without confirmation, a lease granted just before its primary
+// failed may be unknown to the replica that is promoted, and granted again.
 //
-// A command that makes its sender an owner is sent with WAIT behind it, on one
-// connection and in one round trip: WAIT counts the replicas that have that connection's
-// last write. Where they are too few, the grant is canceled at once and the command
-// fails. A grant that another process' release made is confirmed in the same way, by the
-// acquire that its process sends when the message arrives. Renewals are confirmed
-// together; what replicas do not have does not prolong a lease.
+// A command that makes its sender an owner is sent with WAIT behind it, on one connection and in
+// one round trip, because WAIT counts the replicas that have that connection's last write. If
+// there are too few, the grant is canceled at once and the command fails. A grant made by another
+// process's release is confirmed in the same way, by the acquire that its owner sends when the
+// message arrives. Renewals are confirmed together. What replicas do not have does not prolong a
+// lease.
 //
-// WAIT does not make Redis strongly consistent: it can count replicas of which none is
-// promoted. It takes n of at least half of all replicas, and a Sentinel or Cluster that
-// promotes the most advanced one, to make the loss of a grant unlikely.
+// WAIT does not make Redis strongly consistent: the replica that is promoted can be one that
+// WAIT did not count. To make the loss of a grant unlikely, n must be at least half of all
+// replicas, and a Sentinel or Cluster must promote the most advanced one.
 type ReplicatedServer struct {
 	*Server
 	n       int

@@ -1,5 +1,5 @@
-// Package redisserver runs the protocol on one Redis deployment. Each command is one
-// script, called through a typed method.
+// Package redisserver runs the protocol on one Redis deployment. Each command of the protocol
+// is one script, called through a typed method.
 package redisserver
 
 import (
@@ -22,7 +22,7 @@ type Server struct {
 	args      *arguments
 	batches   *batcher // nil if each command is sent by itself
 	deadlines bool
-	sent      *atomic.Int64 // commands sent so far
+	sent      *atomic.Int64 // number of commands sent so far
 	trailer   redis.Cmder   // sent behind the commands, on their connection, to node; nil for none
 	node      redis.UniversalClient
 	mark      string // key of a quorum's mark, see vote_before.lua; "" if it is none of its servers
@@ -36,11 +36,11 @@ type Server struct {
 // HonorsDeadlines reports whether a command ends when its context does.
 func (s *Server) HonorsDeadlines() bool { return s.deadlines }
 
-// Commands returns how many commands were sent.
+// Commands returns how many commands have been sent.
 func (s *Server) Commands() int64 { return s.sent.Load() }
 
-// New returns a Server that uses rdb. Of a plain *redis.Client it uses a
-// clone that honors deadlines.
+// New returns a Server that uses rdb. If rdb is a plain *redis.Client, the Server uses a clone of
+// it that honors deadlines.
 func New(rdb redis.UniversalClient, prefix string) *Server {
 	s := &Server{sent: new(atomic.Int64), Rdb: rdb, Inboxes: protocol.InboxChannel(prefix, "")}
 	s.args = newArguments(s.Inboxes)
@@ -70,8 +70,8 @@ func New(rdb redis.UniversalClient, prefix string) *Server {
 	return s
 }
 
-// NewMember returns the Server that uses rdb as one of a quorum's servers, whose age matters for
-// as long as the quarantine.
+// NewMember returns a Server that uses rdb as one of a quorum's servers. The server's age matters
+// for as long as the quarantine.
 func NewMember(rdb redis.UniversalClient, prefix string, quarantine time.Duration) *Server {
 	s := New(rdb, prefix)
 	s.quarantine = quarantine
@@ -227,8 +227,8 @@ func (s *Server) process(ctx context.Context, cmd onceCmd, heard bool) error {
 	return s.Rdb.Process(ctx, cmd)
 }
 
-// Do runs a command of the state machine. An error means that it was refused, or that there
-// is no answer; Classify says which.
+// Do runs a command of the state machine. An error means that the command was refused or had no
+// answer; Classify says which.
 func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) (protocol.Answer, error) {
 	keys := s.args.keys(k)
 	var val any
@@ -517,19 +517,19 @@ type clusterNodes interface {
 	MasterForKey(ctx context.Context, key string) (*redis.Client, error)
 }
 
-// Evict ends the ownership of the lock and notifies its owners, whose ids or values it
-// returns. With an error they were evicted all the same if there are any.
+// Evict ends the ownership of the lock and notifies its owners. It returns their ids or values. If
+// it returns any together with an error, those owners were evicted all the same.
 func (s *Server) Evict(ctx context.Context, k *protocol.Keys) ([]string, error) {
 	return s.EvictAbove(ctx, k, 0)
 }
 
-// EvictAbove is Evict; the next owner's token is above the given one.
+// EvictAbove is Evict, but also makes the next owner's token greater than least.
 func (s *Server) EvictAbove(ctx context.Context, k *protocol.Keys, least uint64) ([]string, error) {
 	return s.EvictOwner(ctx, k, least, "")
 }
 
-// EvictOwner is EvictAbove, but evicts nobody if something else than value stands in the lock's
-// key, unless value is "".
+// EvictOwner is EvictAbove, but evicts nobody if the value of the lock's key is not value. An empty
+// value matches any.
 func (s *Server) EvictOwner(ctx context.Context, k *protocol.Keys, least uint64, value string) ([]string, error) {
 	k5 := k.All()
 	val, err := s.alone().run(ctx, &EvictScript, k5[:], s.args.inboxes, decimal(least), value)
