@@ -12,10 +12,10 @@ import (
 )
 
 // Who owned the lock, by what the servers had and not by what clients believe; and what an Unlock may
-// say about that. If it asked the servers, it returns nil only if nobody else has owned the lock since
-// its lease was granted, until the lease was given back on a server of that owner's majority. To own the
-// lock is to own it on a majority of servers at one instant, and to be told so, then or later. Readers
-// own it beside readers, and beside a writer that asked to become one.
+// say about that. If it asked the servers, it returns nil only if nobody else has owned the lock from when
+// its lease was granted until the first server was told that it is given back. To own the lock is to own
+// it on a majority of servers at one instant, and to be told so, then or later. Readers own it beside
+// readers, and beside a writer that asked to become one.
 //
 // There is an exception (redlock.md): a lease that may have ended on servers without a word to its owner, by
 // an eviction that it did not hear of, or because clocks were set or clients stood still. Most of these cases
@@ -52,6 +52,7 @@ type qLease struct {
 	c        *qClient
 	x        *lockstate.Caller
 	requests []string
+	first    int // when the first server granted it
 	began    int // when its grant had a majority
 	told     int // when its client was told
 	called   int // when Unlock was
@@ -262,6 +263,7 @@ func (w *qWorld) leases(c *qClient, x *lockstate.Caller) {
 	o := w.owners
 	o.seq++
 	l := &qLease{c: c, x: x, requests: []string{c.lock.Request().ID}, began: o.seq, told: o.seq, gave: make([]int, len(w.servers))}
+	l.first = o.firstGrant(l.requests[0])
 	if x.Via != lockstate.ViaLocal && x.Via != lockstate.ViaIdle {
 		for _, m := range o.events {
 			if m.request == l.requests[0] {
@@ -299,16 +301,13 @@ func (w *qWorld) judge(m *qMajority) {
 		return // its client was not told
 	}
 	for _, l := range o.proven {
-		if m.c == l.c || m.seq <= l.began || m.seq > l.settled {
+		if m.c == l.c || m.seq <= l.began || m.seq > l.over() {
 			continue
 		}
 		if m.mode == protocol.Shared && (l.x.Mode == protocol.Shared && l.lowered == 0 || l.lowered != 0 && m.seq > l.lowered) {
 			continue
 		}
-		if l.passedOn() && m.seq > l.called {
-			continue
-		}
-		evicted := slices.ContainsFunc(o.evicted, func(at int) bool { return at > l.began && at < l.settled })
+		evicted := slices.ContainsFunc(o.evicted, func(at int) bool { return at > l.first && at < l.settled })
 		if evicted && (!*quorumStrict || l.lowered != 0) {
 			continue
 		}
@@ -325,10 +324,32 @@ func (w *qWorld) judge(m *qMajority) {
 	}
 }
 
-// passedOn reports whether the lease was not given back but left to the next caller of its client. Then it
-// was over when Unlock was called.
-func (l *qLease) passedOn() bool {
-	return !slices.ContainsFunc(l.gave, func(at int) bool { return at != 0 && at <= l.settled })
+// over returns when the first server was told that the lease is given back. If it was not given back, but
+// left to the next caller of its client, it was over when Unlock was called.
+func (l *qLease) over() int {
+	first := 0
+	for _, at := range l.gave {
+		if at != 0 && at <= l.settled && (first == 0 || at < first) {
+			first = at
+		}
+	}
+	if first == 0 {
+		return l.called
+	}
+	return first
+}
+
+// firstGrant returns when a server first granted the request.
+func (o *qOwners) firstGrant(request string) int {
+	first := o.seq
+	for _, took := range o.took {
+		for id, at := range took {
+			if o.request[id] == request {
+				first = min(first, at)
+			}
+		}
+	}
+	return first
 }
 
 // evicts takes note that a lease may have ended on servers without a word to its owner.
