@@ -177,7 +177,7 @@ func (l *Lock) hold(a protocol.Answer, from time.Time, how Via, now time.Time) {
 	default:
 		due := g.req.TTL / 3
 		if l.env.HoldsMany() { // perhaps it took them together: their first renewals come apart
-			due -= time.Duration(l.env.Jitter() * float64(g.req.TTL/6))
+			due -= time.Duration(l.env.Jitter() * float64(g.req.TTL/4))
 		}
 		g.renewAt = g.onGrid(l.instant(from).add(due))
 	}

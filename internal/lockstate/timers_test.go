@@ -394,9 +394,9 @@ func TestARequestWithoutAnswerIsAskedAboutAfterThePauseOnly(t *testing.T) {
 // A client that takes very many locks within a second does not renew them within a second. None is
 // renewed later than it would be alone.
 func TestALeaseAmongManyIsRenewedEarlyTheFirstTime(t *testing.T) {
-	for many, first := range map[bool]time.Duration{false: handTTL / 3, true: handTTL / 4} {
+	for many, first := range map[bool]time.Duration{false: handTTL / 3, true: 7 * handTTL / 30} {
 		h := driveFrom(t, time.Now())
-		h.many, h.luck = many, .5
+		h.many, h.luck = many, .4
 		h.enter(writer())
 		h.answer(h.grant())
 		for i, at := range []time.Duration{first, first + handTTL/3, first + 2*handTTL/3} {
