@@ -275,7 +275,8 @@ func (c *environment) HasInbox() bool { return !c.inbox.denied() && !c.publishDe
 // Jitter returns a random number in [0, 1).
 func (c *environment) Jitter() float64 { return rand.Float64() }
 
-// HoldsMany reports whether the client holds so many locks that their renewals have to be spread.
+// HoldsMany reports whether the client holds, or waits for, so many locks that their renewals have to
+// be spread.
 func (c *environment) HoldsMany() bool { return c.watchdog.holdsMany() }
 
 // Start returns the instant from which the grid of renewals is counted.

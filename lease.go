@@ -201,7 +201,8 @@ type LossEvent struct {
 // under the same grant. The error then matches ErrLeaseLost and gives the reason, as does
 // the error for a lease that had already ended. Check waits for Redis until ctx ends. The
 // error of ctx, or an error that Redis returned instead of an answer, says nothing about
-// the lease, which goes on until its trust window ends.
+// the lease, which goes on until its trust window ends. If the client is closed meanwhile,
+// the error matches ErrClosed, and the lease is not renewed any more.
 func (l *Lease) Check(ctx context.Context) error {
 	if l.unmade() {
 		return errLeaseUnmade
@@ -245,7 +246,7 @@ func (l *Lease) Check(ctx context.Context) error {
 // throughout.
 //
 // Downgrade waits for Redis until ctx ends; the error then matches ctx's error and the last
-// error of Redis. A downgrade cannot be undone: the client keeps retrying it as long as the
+// error of Redis. If the client is closed meanwhile, the error matches ErrClosed. A downgrade cannot be undone: the client keeps retrying it as long as the
 // lease lasts. Downgrade returns ErrLeaseLost if the lease is lost or has ended, and
 // returns nil at once if the lease is already a reader's.
 //

@@ -227,9 +227,13 @@ func TestAReCheckBehindAnotherWriterIsAFewCalls(t *testing.T) {
 				s.waits(s.must(s.do(c)), int(i))
 				waiters = append(waiters, c)
 			}
-			for place, most := range map[int]int{2: 10, 100: 8} {
+			for place, most := range map[int]int{2: 10, 100: 7} {
 				c := waiters[place]
-				c.Echo = "7"
+				if place == 2 {
+					c.Echo = "7"
+				} else if quorum {
+					continue // without an echo, vote_fast.lua tries first whether it is a new request
+				}
 				s.rdb.ConfigResetStat(t.Context())
 				s.waits(s.must(s.do(c)), place)
 				calls := 0
@@ -266,6 +270,15 @@ func TestAReCheckFromFarBehindLeavesADeadHead(t *testing.T) {
 		s.queued(waiters...)
 		s.waits(s.acquire(waiters[99]), 98)
 		s.queued(waiters[1:]...)
+
+		// All in front of it may be dead: it looks now and then.
+		last := s.writer("B")
+		s.waits(s.acquire(last), 101)
+		s.raw("ZADD", s.keys.Waiters(), s.now()-1000, waiters[1])
+		s.waits(s.acquire(last), 101)
+		c := s.acquireOf(last)
+		c.Echo = "7"
+		s.waits(s.must(s.do(c)), 100)
 	})
 }
 

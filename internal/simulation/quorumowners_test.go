@@ -1,6 +1,7 @@
 package simulation
 
 import (
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -34,8 +35,10 @@ type qOwners struct {
 	emptied []int          // by server, when it last lost its data
 	evicted []int          // when an operator did
 	leases  map[*lockstate.Caller]*qLease
-	left    []*qLease // unlocked, and not settled
-	proven  []*qLease // whose Unlock has returned nil
+	// gaveUpAt is when a request was given back last, to be made again.
+	gaveUpAt map[string]int
+	left     []*qLease // unlocked, and not settled
+	proven   []*qLease // whose Unlock has returned nil
 }
 
 // qMajority is an instant at which a request owned a majority of the servers.
@@ -52,8 +55,9 @@ type qLease struct {
 	c        *qClient
 	x        *lockstate.Caller
 	requests []string
-	first    int // when the first server granted it
-	began    int // when its grant had a majority
+	first    int // when the first server granted what it is of
+	granted  int // when that had a majority
+	began    int // when the lease did: the same, unless it came from another caller of its client
 	told     int // when its client was told
 	called   int // when Unlock was
 	lowered  int // when a downgrade was asked for
@@ -64,7 +68,7 @@ type qLease struct {
 
 func newQOwners(n int) *qOwners {
 	o := &qOwners{request: map[string]string{}, took: make([]map[string]int, n), now: make([][]string, n), emptied: make([]int, n),
-		told: map[string]int{}, leases: map[*lockstate.Caller]*qLease{}}
+		told: map[string]int{}, leases: map[*lockstate.Caller]*qLease{}, gaveUpAt: map[string]int{}}
 	for i := range o.took {
 		o.took[i] = map[string]int{}
 	}
@@ -245,6 +249,7 @@ func (w *qWorld) told(c *qClient) {
 // It may be made again.
 func (o *qOwners) gaveUp(request string) {
 	until, told := o.told[request]
+	o.gaveUpAt[request] = o.seq
 	o.events = slices.DeleteFunc(o.events, func(m *qMajority) bool {
 		return m.request == request && (!told || until != 0 && m.seq > until)
 	})
@@ -270,6 +275,12 @@ func (w *qWorld) leases(c *qClient, x *lockstate.Caller) {
 				since := slices.DeleteFunc(slices.Sorted(slices.Values(m.took)), func(at int) bool { return at == 0 })
 				l.began = since[quorum.Majority(len(w.servers))-1]
 			}
+		}
+	}
+	l.granted = l.began
+	for other := range maps.Values(o.leases) {
+		if other.c == c && slices.Contains(other.requests, l.requests[0]) {
+			l.granted = min(l.granted, other.granted)
 		}
 	}
 	o.leases[x] = l
@@ -307,7 +318,7 @@ func (w *qWorld) judge(m *qMajority) {
 		if m.mode == protocol.Shared && (l.x.Mode == protocol.Shared && l.lowered == 0 || l.lowered != 0 && m.seq > l.lowered) {
 			continue
 		}
-		evicted := slices.ContainsFunc(o.evicted, func(at int) bool { return at > l.first && at < l.settled })
+		evicted := slices.ContainsFunc(o.evicted, func(at int) bool { return at > l.first && at < l.granted || at > l.began && at < l.settled })
 		if evicted && (!*quorumStrict || l.lowered != 0) {
 			continue
 		}
@@ -344,7 +355,7 @@ func (o *qOwners) firstGrant(request string) int {
 	first := o.seq
 	for _, took := range o.took {
 		for id, at := range took {
-			if o.request[id] == request {
+			if o.request[id] == request && at > o.gaveUpAt[request] {
 				first = min(first, at)
 			}
 		}

@@ -22,7 +22,9 @@ if string.byte(ARGV[3]) == 49 and string.byte(ARGV[1], 9) == 119 and not ARGV[6]
     local now = math.floor(s / 1000)
     local longest = match(owner, '^leased1:w:([1-9]%d*):[cpu]i?:[%w_-]+:%S+$')
     local ends, lives = call('PTTL', KEYS[1]), true
-    if place < 100 then -- waiters further behind leave a dead head to these, and to the release
+    -- Waiters further behind leave a dead head to the first hundred and to the release, but look
+    -- when they ask for an echo: all in front of them may be dead.
+    if place < 100 or ARGV[4] and ARGV[4] ~= '' then
       local head = call('ZRANGE', KEYS[2], '0', '0')[1]
       local heads = match(head, '^leased1:[wr]:([1-9]%d*):[cpu]i?:[%w_-]+:%S+$')
       local left = (tonumber(call('ZSCORE', KEYS[4], head) or 0) or 0) - now
