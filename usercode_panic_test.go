@@ -376,8 +376,9 @@ func TestACancelWhoseHookEndsItsGoroutineIsSentAgain(t *testing.T) {
 			cancel()
 			waiting.Wait()
 			time.Sleep(5 * time.Second)
-			if n := queued(); n != 0 || hook.armed.Load() {
-				t.Errorf("%d are left waiting in Redis; still armed: %v", n, hook.armed.Load())
+			// On a quorum the cancels of a lock are sent one by one, in no pipeline.
+			if n, armed := queued(), hook.armed.Load() && s.members == nil; n != 0 || armed {
+				t.Errorf("%d are left waiting in Redis; still armed: %v", n, armed)
 			}
 		}
 		unlock(t, held)
