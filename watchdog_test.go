@@ -143,6 +143,32 @@ func (s *batches) Renew(ctx context.Context, batch []protocol.Renewal) {
 	s.mu.Unlock()
 }
 
+// lockMany has the client take n locks.
+func lockMany(t *testing.T, c *Client, n int) (leases []*Lease) {
+	t.Helper()
+	for i := range n {
+		l, err := c.Mutex(strconv.Itoa(i)).LockContext(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		leases = append(leases, l)
+	}
+	return leases
+}
+
+// unlockAll fails if one of the leases has ended.
+func unlockAll(t *testing.T, leases []*Lease) {
+	t.Helper()
+	for _, l := range leases {
+		if err := l.Context().Err(); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Unlock(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // Leases that were taken together are renewed together each third of their TTL.
 func TestVirtualRenewalsOfManyLocksAreSpreadOverAThirtiethOfTheirTTL(t *testing.T) {
 	for what, number := range map[string]struct{ hangs, late int }{"all answered": {}, "one hangs": {hangs: 3}, "one is late": {late: 3}} {
@@ -153,14 +179,7 @@ func TestVirtualRenewalsOfManyLocksAreSpreadOverAThirtiethOfTheirTTL(t *testing.
 				c := onStub(t, 0, 0, WithTTL(ttl))
 				s := &batches{stubServer: stubServer{client: c}, hangs: number.hangs, late: number.late}
 				c.server = s
-				var leases []*Lease
-				for i := range locks {
-					l, err := c.Mutex(strconv.Itoa(i)).LockContext(t.Context())
-					if err != nil {
-						t.Fatal(err)
-					}
-					leases = append(leases, l)
-				}
+				leases := lockMany(t, c, locks)
 				time.Sleep(ttl/2 - time.Second)
 				synctest.Wait()
 				s.mu.Lock()
@@ -184,14 +203,7 @@ func TestVirtualRenewalsOfManyLocksAreSpreadOverAThirtiethOfTheirTTL(t *testing.
 					t.Errorf("%d renewals within 10 ms, %d batches at once", burst, s.most)
 				}
 				s.mu.Unlock()
-				for _, l := range leases {
-					if err := l.Context().Err(); err != nil {
-						t.Fatal(err)
-					}
-					if err := l.Unlock(); err != nil {
-						t.Fatal(err)
-					}
-				}
+				unlockAll(t, leases)
 			})
 		})
 	}
@@ -210,14 +222,7 @@ func TestVirtualLocksTakenTogetherAreNotRenewedTogether(t *testing.T) {
 		s := &batches{stubServer: stubServer{client: c}}
 		c.server = s
 		began := time.Now()
-		var leases []*Lease
-		for i := range locks {
-			l, err := c.Mutex(strconv.Itoa(i)).LockContext(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			leases = append(leases, l)
-		}
+		leases := lockMany(t, c, locks)
 		time.Sleep(ttl)
 		synctest.Wait()
 		s.mu.Lock()
@@ -236,14 +241,7 @@ func TestVirtualLocksTakenTogetherAreNotRenewedTogether(t *testing.T) {
 		if sum < 2*locks || sum > 3*locks || seconds[1] > 0 {
 			t.Errorf("%d renewals of %d leases: %v", sum, locks, seconds)
 		}
-		for _, l := range leases {
-			if err := l.Context().Err(); err != nil {
-				t.Fatal(err)
-			}
-			if err := l.Unlock(); err != nil {
-				t.Fatal(err)
-			}
-		}
+		unlockAll(t, leases)
 	})
 }
 
