@@ -102,19 +102,23 @@ func (c *Client) ForceUnlock(ctx context.Context, name string) error {
 	return nil
 }
 
-// unlessEnded returns err, or if ctx has ended an error that says so too: that of a command does
-// not match a context's, because most are sent under one that is not the user's.
+// unlessEnded returns err, or if ctx has ended an error that also matches what ctx ended with and
+// its cause. The error of a command need not match them, because most commands are sent under a
+// context that is not the user's. What err matches already is not said again.
 func unlessEnded(ctx context.Context, err error) error {
-	var why error
-	if ctx.Err() != nil {
-		why = ended(ctx)
-	} else if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
-		why = context.DeadlineExceeded // the connection's deadline, which is the same, came first
+	end, cause := ctx.Err(), context.Cause(ctx)
+	if end == nil {
+		if deadline, ok := ctx.Deadline(); !ok || time.Now().Before(deadline) {
+			return err
+		}
+		end, cause = context.DeadlineExceeded, context.DeadlineExceeded // the connection's deadline, which is the same, came first
 	}
-	if why == nil || errors.Is(err, why) {
-		return err
+	for _, why := range [...]error{cause, end} {
+		if !errors.Is(err, why) {
+			err = fmt.Errorf("%w: %w", why, err)
+		}
 	}
-	return fmt.Errorf("%w: %w", why, err)
+	return err
 }
 
 // operate returns the keys of a lock that an operator names.
