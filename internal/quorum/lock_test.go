@@ -123,6 +123,39 @@ var (
 	notOurs = Result{Renewed: protocol.NotOurs}
 )
 
+// A server does less for a request that it cannot know yet than for one that may wait there.
+func TestOnlyTheFirstAcquireOfAServersIDSaysThatItIsNew(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	isNew := func(what string, sends []*Send, want ...bool) {
+		t.Helper()
+		if len(sends) != len(want) {
+			t.Fatalf("%s: %d commands, want %d", what, len(sends), len(want))
+		}
+		for i, send := range sends {
+			if send.Cmd.Verb != protocol.Acquire || send.Cmd.First != want[i] {
+				t.Errorf("%s: server %d is sent %+v", what, send.Server, send.Cmd)
+			}
+		}
+	}
+	s.acquire()
+	sends := s.fx.Sends
+	isNew("at first", sends, true, true, true)
+	s.answer(sends[0], Result{Answer: protocol.Answer{Outcome: protocol.Enqueued}})
+	s.answer(sends[1], Result{Answer: protocol.Answer{Outcome: protocol.Enqueued}})
+	s.answer(sends[2], Result{Fail: silent})
+	s.acquire()
+	isNew("once more", s.fx.Sends, false, false, false)
+	for _, send := range s.fx.Sends {
+		s.answer(send, granted(1))
+	}
+	s.release()
+	for _, send := range s.fx.Sends {
+		s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Done}})
+	}
+	s.acquire() // the servers are told of other ids
+	isNew("after its end", s.fx.Sends, true, true, true)
+}
+
 // Servers that lost their data, and let somebody else in whom nobody else counts, cost the
 // owner nothing as long as they are in quarantine.
 func TestAnOwnerWaitsOnServersInQuarantineWithoutLosingItsLease(t *testing.T) {

@@ -178,7 +178,7 @@ func (l *Lock) ask(op *Op, r *request, i int, fx *Effects) {
 		p.proved = op.at
 	}
 	p.asking, p.forgets = true, false
-	c := protocol.Command{Verb: protocol.Acquire, ID: p.id, TTL: r.who.TTL, Wait: op.cmd.Wait || op.kind == Renew || op.cmd.Verb != protocol.Acquire, Told: p.told, Place: op.cmd.Place, At: op.at, Ticket: r.ticket}
+	c := protocol.Command{Verb: protocol.Acquire, ID: p.id, TTL: r.who.TTL, Wait: op.cmd.Wait || op.kind == Renew || op.cmd.Verb != protocol.Acquire, First: !p.sent, Told: p.told, Place: op.cmd.Place, At: op.at, Ticket: r.ticket}
 	if own := l.reqs[op.cmd.Own]; op.cmd.Own != "" && own != nil {
 		c.Own = own.parts[i].id
 	}

@@ -139,6 +139,13 @@ func (s *scene) acquireOf(id string) protocol.Command {
 	return protocol.Command{Verb: protocol.Acquire, ID: id, TTL: ttlOf(s.t, id), Wait: true}
 }
 
+// newcomer is the acquire of a request that was never sent.
+func (s *scene) newcomer(id string) protocol.Command {
+	c := s.acquireOf(id)
+	c.First = true
+	return c
+}
+
 func (s *scene) acquire(id string) protocol.Answer {
 	s.t.Helper()
 	return s.must(s.do(s.acquireOf(id)))

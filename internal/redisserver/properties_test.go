@@ -352,7 +352,7 @@ func owned(s *scene) string {
 func (s *scene) runVote(sc *Script, id, mark, known string, ticket uint64, say func(string), shortcut func()) (r result) {
 	s.t.Helper()
 	all, ttl := s.keys.All(), ttlOf(s.t, id)
-	val, err := s.srv.run(context.Background(), sc, append(all[:], mark), id, Milliseconds(ttl), fmt.Sprint(1, ticket, " ", s.srv.Inboxes), known)
+	val, err := s.srv.run(context.Background(), sc, append(all[:], mark), id, Milliseconds(ttl), fmt.Sprint(2, ticket, " ", s.srv.Inboxes), known)
 	if err != nil {
 		return result{failed: true, err: err}
 	}

@@ -39,7 +39,7 @@ func TestWhatALeaseOfAQuorumAsksOfEachServer(t *testing.T) {
 		ask := func(id string) protocol.Answer {
 			c := s.acquireOf(id)
 			ticket += 100
-			c.Ticket = ticket
+			c.Ticket, c.First = ticket, true
 			return s.must(s.do(c))
 		}
 		var all []string
@@ -86,7 +86,7 @@ func TestAVoteDoesNotPassThoseThatWait(t *testing.T) {
 		ask := func(id string) protocol.Answer {
 			c := s.acquireOf(id)
 			ticket += 100
-			c.Ticket = ticket
+			c.Ticket, c.First = ticket, true
 			return s.must(s.do(c))
 		}
 		waiter := s.writer("B")
@@ -192,7 +192,7 @@ func TestAClientLearnsTheMarkOfAServer(t *testing.T) {
 			s.raw("SET", s.srv.mark, mark)
 			for range 2 {
 				id := s.writer("A")
-				if a := s.must(s.do(s.acquireOf(id))); s.gets(a) == 0 || a.Mark != 0 {
+				if a := s.must(s.do(s.newcomer(id))); s.gets(a) == 0 || a.Mark != 0 {
 					t.Errorf("%+v", a)
 				}
 				s.release(id, 0)
@@ -203,14 +203,14 @@ func TestAClientLearnsTheMarkOfAServer(t *testing.T) {
 		}
 		fresh := strconv.FormatInt(s.now()*1000-1_000_000, 10)
 		s.raw("SET", s.srv.mark, fresh)
-		if a := s.must(s.do(s.acquireOf(s.writer("A")))); strconv.FormatUint(a.Mark, 10) != fresh {
+		if a := s.must(s.do(s.newcomer(s.writer("A")))); strconv.FormatUint(a.Mark, 10) != fresh {
 			t.Errorf("%+v, want the mark %s", a, fresh)
 		}
 		var ahead any = "9000000000000000" // since the clock was set back
 		s.raw("SET", s.srv.mark, ahead)
 		s.srv.settled.Store(&ahead)
 		s.clear()
-		if a := s.must(s.do(s.acquireOf(s.writer("A")))); a.Mark == 0 || s.raw("GET", s.srv.mark) == ahead {
+		if a := s.must(s.do(s.newcomer(s.writer("A")))); a.Mark == 0 || s.raw("GET", s.srv.mark) == ahead {
 			t.Errorf("%+v, want a new mark", a)
 		}
 		s.raw("DEL", s.srv.mark)
@@ -228,7 +228,7 @@ func TestAVoteTellsTheMarkForAsLongAsTheQuarantine(t *testing.T) {
 				mark := uint64((time.Duration(s.now())*time.Millisecond - age).Microseconds())
 				s.raw("SET", s.srv.mark, strconv.FormatUint(mark, 10))
 				id := s.writer("A")
-				a := s.must(s.do(s.acquireOf(id)))
+				a := s.must(s.do(s.newcomer(id)))
 				if s.gets(a); a.Mark != mark && (age < quarantine || a.Mark != 0) {
 					t.Errorf("a mark of %v ago, quarantine %v: the answer says %d, want %d", age, quarantine, a.Mark, mark)
 				}
@@ -255,7 +255,7 @@ func TestAVoteTellsTheMarkUntilTheQuarantineIsOverToTheMicrosecond(t *testing.T)
 		mark := uint64(now.Add(-quarantine).UnixMicro())
 		s.raw("SET", s.srv.mark, strconv.FormatUint(mark, 10))
 		id := s.writer("A")
-		a := s.must(s.do(s.acquireOf(id)))
+		a := s.must(s.do(s.newcomer(id)))
 		if s.gets(a); a.Mark != mark {
 			t.Errorf("at the end of a quarantine of %v the answer says %d, want %d", quarantine, a.Mark, mark)
 		}

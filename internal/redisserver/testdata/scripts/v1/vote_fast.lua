@@ -1,6 +1,6 @@
 -- The common cases of acquire on a server of a quorum in fewer calls: a writer takes a free
--- lock for which nothing waits, or joins the queue of one that another writer owns. In any
--- other case it makes no one owner or waiter, and vote_before.lua follows.
+-- lock for which nothing waits, or a new request joins the queue of one that another writer owns.
+-- In any other case it makes no one owner or waiter, and vote_before.lua follows.
 --
 -- KEYS  as in common.lua and vote_before.lua
 -- ARGV  as in acquire_fast.lua, but for the ticket (see vote_before.lua) between the digit and the
@@ -25,7 +25,7 @@ if string.byte(ARGV[1], 9) == 119 and not ARGV[5] then
     local all = call('MGET', KEYS[6], KEYS[5]) -- no error for another type
     mark, meta = all[1], all[2]
     if not meta and call('EXISTS', KEYS[5]) == 1 then mark = false end
-  elseif string.byte(ARGV[3]) ~= 48 then
+  elseif string.byte(ARGV[3]) == 50 then
     local all = call('MGET', KEYS[6], KEYS[5], KEYS[1])
     mark, meta, owner = all[1], all[2], all[3]
   end
