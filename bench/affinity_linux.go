@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// startOn starts a program on one processor, whatever else it starts included: a child has
-// the affinity of the thread that made it. A negative number leaves it to the system.
+// startOn starts a program on one processor, together with whatever the program starts, because a
+// child inherits the affinity of the thread that made it. With a negative number the system chooses.
 func startOn(cmd *exec.Cmd, cpu int) error {
 	if cpu < 0 {
 		return cmd.Start()

@@ -4,7 +4,7 @@ package main
 
 import "os/exec"
 
-// A program cannot be bound to one processor here.
+// On this system a program cannot be bound to one processor.
 func startOn(cmd *exec.Cmd, _ int) error { return cmd.Start() }
 
 func processors() (server, clients int) { return -1, -1 }

@@ -18,7 +18,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Workers are this program once more, so the test's binary has to be able to be one.
+// Workers are this program, started once more, so the test's binary has to be able to be one.
 func TestMain(m *testing.M) {
 	redis.SetLogger(silence{})
 	if text := os.Getenv(roleVariable); text != "" {
@@ -46,8 +46,8 @@ func needRedis(t *testing.T) {
 	}
 }
 
-// measured runs a measurement, with figures that are all numbers. On a machine that does many other things
-// a moment can pass without a single lease, so it is measured again.
+// measured runs a measurement, all figures of which must be numbers, and the wanted ones positive. On a machine
+// that is busy with other things, a moment can pass without a single lease, so it tries up to three times.
 func measured(t *testing.T, c contender, measure func(*stage) (figures, error), wanted ...string) figures {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -92,7 +92,7 @@ var positive = map[string][]string{
 	"readers-1x64": {"leases", "rate", "reads", "longest", "p99"},
 	"readers-4x16": {"leases", "rate", "reads", "longest", "p99"},
 	"waiting":      nil,                      // waiting may cost nothing
-	"many":         {"rate", "each", "keys"}, // fifty locks may be less than what the rest frees meanwhile
+	"many":         {"rate", "each", "keys"}, // fifty locks may take less memory than the rest of the process frees meanwhile
 	"killed":       {"left"},
 }
 
@@ -100,7 +100,7 @@ func TestEveryScenarioMeasuresEveryoneThatTakesPart(t *testing.T) {
 	needRedis(t)
 	for _, s := range scenarios {
 		for _, c := range contenders {
-			// Peers show by the short ones that they are used as they want to be.
+			// The short measurements suffice to show that the other libraries are used correctly.
 			if !c.takesPart(s.name) || c.floor && s.name == "waiting" || c.serve != nil || c.optional != "" ||
 				!c.floor && c.name != ours && s.name != "cycle" && s.name != "handoff" && s.name != "many" {
 				continue
@@ -148,8 +148,8 @@ func TestEveryGrowthMeasuresItsSizes(t *testing.T) {
 	}
 }
 
-// The workers of a measurement share a word of memory. If it did not tell that two are inside, a lock that does
-// not exclude would pass.
+// The workers of a measurement share a word of memory. If it did not show that two are inside, a lock that
+// excludes nobody would pass.
 func TestOwnersInTwoProcessesAtOnceAreNoticed(t *testing.T) {
 	needRedis(t)
 	t.Parallel()
@@ -157,7 +157,7 @@ func TestOwnersInTwoProcessesAtOnceAreNoticed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range 20 { // two processes have to run at once for it
+	for range 20 { // because the two processes have to run at the same moment
 		f, err := run(t.Context(), c, moment, false, func(s *stage) (figures, error) { return s.contended(2, 8) })
 		if err != nil {
 			t.Fatal(err)
@@ -169,7 +169,7 @@ func TestOwnersInTwoProcessesAtOnceAreNoticed(t *testing.T) {
 	t.Error("a lock that lets everybody in at once was taken for one that works")
 }
 
-// A reader beside a writer is noticed, and readers beside each other are none of its business.
+// A reader beside a writer is noticed, and readers beside each other are no error.
 func TestAReaderInsideWithAWriterIsNoticed(t *testing.T) {
 	needRedis(t)
 	t.Parallel()
@@ -213,8 +213,8 @@ func (open) share(context.Context, string, bool) (func() error, error) {
 	return func() error { return nil }, nil
 }
 
-// Redisson's worker is asked the same as ours, and gives the same figures. Building it needs Maven, a JDK and
-// Maven's registry, so this is for those who ask for it.
+// Redisson's worker gets the same orders as ours, and gives the same figures. Building it needs Maven, a JDK and
+// Maven's registry, so this test runs only on request.
 func TestRedissonMeasuresEveryScenario(t *testing.T) {
 	if os.Getenv("LEASED_BENCH_REDISSON") == "" {
 		t.Skip("set LEASED_BENCH_REDISSON=1, where Maven and a JDK are installed, to have it built and run")
@@ -230,7 +230,7 @@ func TestRedissonMeasuresEveryScenario(t *testing.T) {
 	for _, s := range scenarios {
 		t.Run(s.name, func(t *testing.T) {
 			wanted := slices.DeleteFunc(slices.Clone(positive[s.name]), func(figure string) bool {
-				return figure == "allocs" || figure == "bytes" // the JVM does not tell those of all threads
+				return figure == "allocs" || figure == "bytes" // the JVM does not give them for all threads together
 			})
 			f := measured(t, c, s.measure, wanted...)
 			several := []string{"contend-4x16", "contend-8x1", "readers-4x16", "waiting"}
@@ -241,7 +241,7 @@ func TestRedissonMeasuresEveryScenario(t *testing.T) {
 	}
 }
 
-// invented has a figure for whatever is printed or drawn.
+// invented has an invented figure for everything that is printed or drawn.
 func invented() *report {
 	r := &report{About: "invented", Settings: plan{}.settings()}
 	for i, c := range contenders {
@@ -368,7 +368,7 @@ func TestPicturesAreTheSameEachTimeAndWellFormed(t *testing.T) {
 	}
 }
 
-// The page in the tree has the marks that publish needs, and what is between them is renewed.
+// The page in the tree has the marks that publish needs, and publish renews what is between them.
 func TestThePageCanBeRenewed(t *testing.T) {
 	page, err := os.ReadFile("../docs/performance.md")
 	if err != nil {

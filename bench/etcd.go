@@ -16,8 +16,8 @@ import (
 	"go.uber.org/zap"
 )
 
-// etcd brings a hundred packages along, gRPC among them, so it takes part only where it is
-// asked for: go run -tags etcd .
+// etcd needs a hundred further packages, gRPC among them, so it takes part only on request:
+// go run -tags etcd .
 func init() {
 	contenders = append(contenders, contender{
 		name: "etcd", module: "go.etcd.io/etcd/client/v3",

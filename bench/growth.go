@@ -2,20 +2,20 @@ package main
 
 import "time"
 
-// growth is how the cost of something grows with the number of others.
+// growth is a measurement of how a cost grows with the number of clients, locks or processes.
 type growth struct {
 	name       string
 	title      string // of the panel
-	across, up string // of its axes
-	figure     string // of that, in the unit of up times scale
+	across, up string // labels of the panel's axes
+	figure     string // what the panel shows; times scale it is in the unit of up
 	scale      float64
-	contenders map[string]int // the most that each is asked for; 0 is any number
+	contenders map[string]int // the greatest number each is measured with; 0 is no limit
 	sizes      func(effort) []int
 	measure    func(*stage, int) (figures, error)
 }
 
-// A contender stops where it can no longer do what it is for: pollers load the server with
-// their number, and whoever wakes all waiters at once does so with its square.
+// A contender is left out beyond what it is made for: pollers load the server in proportion to
+// their number, and a lock that wakes all waiters at once does so in proportion to its square.
 var growths = []growth{
 	{
 		name: "waiters", title: "Many clients want one lock",
@@ -31,7 +31,7 @@ var growths = []growth{
 		sizes:      func(e effort) []int { return e.holding },
 		measure: func(s *stage, n int) (figures, error) {
 			s.renew, s.ttl = true, s.held
-			return s.hold(n, s.kept) // in one TTL each of them renews a whole number of times
+			return s.hold(n, s.kept) // for one TTL, in which each contender renews a lock a whole number of times
 		},
 	},
 	{
@@ -51,7 +51,7 @@ func (s *stage) crowdOf(n int) (figures, error) {
 	s.renew = true
 	processes := min(n, 10)
 	n -= n % processes
-	if s.floor { // a ring has no owner that leaves
+	if s.floor { // in a ring there is no owner to wait behind
 		ws, err := s.start(processes, n/processes, 0, n)
 		if err != nil {
 			return nil, err
@@ -66,10 +66,10 @@ func (s *stage) crowdOf(n int) (figures, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Each has to ask for the lock before it waits.
+	// Each client has to ask for the lock before it waits.
 	settle := s.settle + time.Duration(n)*3*time.Millisecond
-	// The further behind it is, the less often a waiter of Leased looks whether its place is still there: see design.md.
-	// What that costs shows in a watch that is as long as the longest of these pauses.
+	// The further behind a waiter of Leased is, the less often it checks whether it still has its place: see design.md.
+	// So what waiting costs shows only if it is watched for as long as the longest of these pauses.
 	s.watch = min(s.watch+time.Duration(n)*10*time.Millisecond, 21*time.Second)
 	return s.crowd(owner[0], others, n, 1, settle, s.growing)
 }

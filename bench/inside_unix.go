@@ -9,8 +9,8 @@ import (
 	"unsafe"
 )
 
-// openInside maps a file that all workers share, and returns the word in it that counts who
-// is inside the lock.
+// openInside maps a file that all workers share, and returns the word in it that counts those
+// inside the lock.
 func openInside(path string) (*atomic.Int64, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {

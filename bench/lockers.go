@@ -21,20 +21,21 @@ import (
 	"github.com/leasedmutex/leased"
 )
 
-// locker is one client of a lock library, made as that library's documentation shows.
+// locker is one client of a lock library, created as that library's documentation shows.
 type locker interface {
-	// lock waits until the lock of that name is ours or ctx ends. It is safe for concurrent
+	// lock waits until it owns the lock of that name or ctx ends. It is safe for concurrent
 	// use, and so is unlock.
 	lock(ctx context.Context, name string) (unlock func() error, err error)
 }
 
-// setup is what a locker is made of.
+// setup is what a locker is made from.
 type setup struct {
 	Addr  string        // of the server
 	TTL   time.Duration // of a lock
 	Renew bool          // locks are held for longer than their TTL
 
-	// What the clients of a ring are counted by, and what all use alike: see publish.
+	// The position of a ring's client and the length of the ring, and the go-redis client that the
+	// lockers of a process share.
 	Client, Clients int
 	redis           *redis.Client
 }
@@ -42,20 +43,20 @@ type setup struct {
 // contender is a column of the table.
 type contender struct {
 	name     string
-	module   string   // whose version is printed
-	settings string   // which choices were made for it, and why
-	floor    bool     // no lock that one could use: the least that one has to do
-	only     []string // the scenarios that it takes part in; nil is all that it can
+	module   string   // the Go module whose version is printed
+	settings string   // how it is configured, and why
+	floor    bool     // not a lock, but the least that any lock has to do
+	only     []string // the scenarios that it takes part in; nil means all that it can
 	shares   bool     // it has locks for readers, so its lockers are sharers
-	optional string   // the flag that it takes part with, if not always
+	optional string   // the flag with which it takes part; "" means always
 	open     func(setup) (locker, error)
-	serve    func(dir string) (addr string, err error) // starts its own server; nil: redis-server
+	serve    func(dir string) (addr string, err error) // starts a server of its own; nil means redis-server
 
-	// Of one that is not written in Go:
-	program  func() []string // of its workers
+	// For a contender that is not written in Go:
+	program  func() []string // the command line of its workers
 	version  func() string
-	together bool // one process has all its clients that compete: see stage.contestants
-	warms    bool // it is compiled while it runs: see stage.warmUp
+	together bool // all its competing clients share one process: see stage.contestants
+	warms    bool // it is compiled at run time: see stage.warmUp
 }
 
 const ours = "Leased"
@@ -123,7 +124,7 @@ func (c contender) takesPart(scenario string) bool {
 	return slices.Contains(c.only, scenario)
 }
 
-// connect makes one go-redis client a process, however many clients of locks it has.
+// connect makes the go-redis client of a process, however many lockers the process has.
 func connect(addr string) *redis.Client {
 	return redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true})
 }
@@ -196,7 +197,7 @@ func (l redislockLocker) lock(ctx context.Context, name string) (func() error, e
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
 		case errors.Is(err, redislock.ErrNotObtained), errors.Is(err, context.DeadlineExceeded):
-			// Without a deadline of ctx it gives up after a TTL, and we do not.
+			// Without a deadline in ctx it would give up after a TTL, and Leased does not.
 		default:
 			return nil, err
 		}
@@ -225,8 +226,8 @@ func (l redsyncLocker) lock(ctx context.Context, name string) (func() error, err
 	}, nil
 }
 
-// renew does what the libraries without a watchdog leave to their users. Its goroutine ends
-// with stop, or else with the process, and nobody waits for it.
+// renew does what libraries without a watchdog leave to their users. Its goroutine ends with
+// stop, or at the latest with the process, and nobody waits for it.
 func (s setup) renew(extend func(context.Context) error) (stop func()) {
 	if !s.Renew {
 		return func() {}
@@ -238,7 +239,7 @@ func (s setup) renew(extend func(context.Context) error) (stop func()) {
 		for {
 			select {
 			case <-tick.C:
-				_ = extend(ctx) // it is tried again after the next third
+				_ = extend(ctx) // tried again a third of the TTL later
 			case <-ctx.Done():
 				return
 			}
@@ -265,8 +266,8 @@ func (l twoCommands) lock(ctx context.Context, name string) (func() error, error
 	}, err
 }
 
-// ring passes the right to be inside from one client to the next by one message. It is
-// the least that a lock without polling can do to get from one process to another.
+// ring passes the right to be inside from one client to the next by one message, which is the
+// least that takes a lock without polling from one process to another.
 type ring struct {
 	rdb   *redis.Client
 	next  string
@@ -280,7 +281,7 @@ func openRing(s setup) (locker, error) {
 	if _, err := sub.Receive(context.Background()); err != nil {
 		return nil, err
 	}
-	// It belongs to the process and ends with it: no worker lives longer than its figures.
+	// The goroutine belongs to the process and ends with it: a worker ends when it has been measured.
 	go func() {
 		for {
 			if _, err := sub.ReceiveMessage(context.Background()); err != nil {
@@ -304,8 +305,8 @@ func (l *ring) lock(ctx context.Context, _ string) (func() error, error) {
 	}
 }
 
-// channels is a lock in one process whose waiters are served in their order, and whose
-// leases have numbers that grow as the clock does.
+// channels is a lock in one process that serves its waiters in order, and whose leases have
+// numbers that grow with the clock.
 type channels struct {
 	mu      sync.Mutex // guards what follows
 	held    bool
@@ -358,7 +359,7 @@ func (l *channels) unlock() error {
 	return nil
 }
 
-// readersWriter is what a process has for readers and writers without Redis.
+// readersWriter is a lock for readers and writers in one process, without Redis.
 type readersWriter struct{ sync.RWMutex }
 
 func (l *readersWriter) lock(ctx context.Context, name string) (func() error, error) {

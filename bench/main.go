@@ -2,18 +2,18 @@
 // lock has to do, on this machine:
 //
 //	go run .                       all of it, about ten minutes
-//	go run . -quick                a look, about two minutes
+//	go run . -quick                a first impression, about two minutes
 //	go run -tags etcd . -redisson -docs ../docs   what docs/performance.md shows
 //
-// It starts a redis-server of its own on a loopback port for each measurement, and processes
-// that lock, and ends them. Where the system can, the server runs on one processor
-// and all others on a second one: left to itself, a small machine puts client and server now on
-// one processor and now on two, which changes a round trip by a factor of five.
+// For each measurement it starts a redis-server of its own on a loopback port, and processes that
+// lock, and ends them afterwards. Where the system allows it, the server runs on one processor and
+// all other processes on a second one: left to itself, the system of a small machine puts client and
+// server sometimes on one processor and sometimes on two, which changes a round trip by a factor of five.
 //
-// In each round every contender is measured once in each scenario, in another order each time. Ratios are
-// those of one round, so what the machine does besides changes both of their parts; round trips and hand-offs, which
-// it changes most, are measured in turns with the floor's, some milliseconds apart. What is printed are
-// medians of the rounds.
+// In each round every contender is measured once in each scenario, in a different order each time. Ratios are
+// taken within a round, so that whatever else the machine does changes both of their terms; round trips and
+// hand-offs, which it changes most, are measured alternately with the floor's, some milliseconds apart. The
+// printed figures are medians of the rounds.
 package main
 
 import (
@@ -39,7 +39,7 @@ func (silence) Printf(context.Context, string, ...any) {}
 
 func main() {
 	log.SetFlags(0)
-	redis.SetLogger(silence{}) // it tells of connections that end with what is killed
+	redis.SetLogger(silence{}) // it logs connections that end with killed processes
 	if text := os.Getenv(roleVariable); text != "" {
 		log.Fatal(work(text))
 	}
@@ -48,13 +48,13 @@ func main() {
 	}
 }
 
-// plan is what the flags ask for.
+// plan is what the flags select.
 type plan struct {
 	effort
 	pin   bool
 	only  []string // scenarios; all if there are none
 	among []string // contenders; all if there are none
-	with  []string // the optional ones that take part
+	with  []string // the optional contenders that take part
 }
 
 func compare() error {
@@ -121,7 +121,7 @@ With "go run -tags etcd ." etcd takes part as well.
 	if r == nil {
 		return err
 	}
-	if err := errors.Join(err, r.write(*out)); err != nil { // what was measured until then is kept
+	if err := errors.Join(err, r.write(*out)); err != nil { // an error loses nothing that was measured before it
 		return err
 	}
 	if *docs != "" {
@@ -168,7 +168,7 @@ func (p plan) includes(c contender) bool {
 	return (p.among == nil || slices.Contains(p.among, c.name)) && (c.optional == "" || slices.Contains(p.with, c.optional))
 }
 
-// measure runs everything. What one contender fails in is reported and left out.
+// measure runs everything. A measurement in which a contender fails is reported and left out.
 func (p plan) measure(ctx context.Context, progress func(string, ...any)) (*report, error) {
 	r := &report{About: about(ctx, p), Settings: p.settings()}
 	progress("%s", r.About)

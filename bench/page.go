@@ -18,7 +18,7 @@ import (
 	"time"
 )
 
-// report is what a run has found.
+// report has the results of a run.
 type report struct {
 	About        string // machine, versions, date
 	Settings     string // of the contenders
@@ -46,7 +46,7 @@ type row struct {
 	title            string
 	scenario, figure string
 	print            func(float64) string
-	floor            string // the contender that others are compared with, if any
+	floor            string // the contender that the others are compared with, if any
 	rate             bool   // more is better
 }
 
@@ -76,7 +76,7 @@ var rows = []row{
 	{"owner killed: from the end of its TTL until the next one is inside", "killed", "after", duration, "", false},
 }
 
-// of returns the figures of a contender by round, NaN where it has none.
+// of returns the figures of a contender by round, NaN for a round without one.
 func (r *report) of(scenario, contender, figure string) []float64 {
 	var all []float64
 	for _, m := range r.Measurements {
@@ -92,7 +92,7 @@ func (r *report) of(scenario, contender, figure string) []float64 {
 	return all
 }
 
-// ofFloor is behind the name of a figure that is divided by the floor's, for they were measured in turns.
+// ofFloor is appended to the name of a figure for its ratio to the floor's, where the two were measured alternately.
 const ofFloor = " of the floor's"
 
 // against divides what a contender costs by what the floor did in the same round.
@@ -123,7 +123,7 @@ func median(values []float64) float64 {
 	return (values[(len(values)-1)/2] + values[len(values)/2]) / 2
 }
 
-// cell is a contender's median, and what it is as a multiple of the floor's cost.
+// cell formats a contender's median, and its cost as a multiple of the floor's.
 func (r *report) cell(line row, contender string, spread bool) string {
 	value := median(r.of(line.scenario, contender, line.figure))
 	if math.IsNaN(value) {
@@ -141,10 +141,10 @@ func (r *report) cell(line row, contender string, spread bool) string {
 	return text + ")"
 }
 
-// sharedMark is at figures of clients that were to be in several processes and were in one.
+// sharedMark marks figures of clients that shared one process where they should have been in several.
 const sharedMark = " †"
 
-// table is the comparison in Markdown. With spread it says how far the rounds were apart.
+// table returns the comparison in Markdown. With spread it shows how far apart the rounds were.
 func (r *report) table(spread bool) string {
 	var columns []string
 	for _, c := range contenders {
@@ -180,7 +180,7 @@ func (r *report) table(spread bool) string {
 	return b.String()
 }
 
-// growthTable has what a picture shows, and what else was measured with it.
+// growthTable returns the figures of a picture's panel, and what else was measured with them.
 func (r *report) growthTable(g growth) string {
 	type column struct {
 		title, contender, figure string
@@ -216,7 +216,7 @@ func (r *report) growthTable(g growth) string {
 		b.WriteString("| " + count(float64(n)))
 		for _, c := range columns {
 			b.WriteString(" | ")
-			// What the process needs besides locks changes by more than a few of them take.
+			// The memory that the process needs besides locks varies by more than a few locks take.
 			if value, ok := r.at(g.name, c.contender, c.figure, n); ok && (c.figure != "memory" || n >= 1000) {
 				b.WriteString(c.print(value))
 			}
@@ -226,7 +226,7 @@ func (r *report) growthTable(g growth) string {
 	return b.String()
 }
 
-// sizes are those that a growth was measured at.
+// sizes returns the sizes at which a growth was measured.
 func (r *report) sizes(g growth) []int {
 	var all []int
 	for _, m := range r.Measurements {
@@ -256,7 +256,7 @@ func (r *report) overlaps() int {
 	return int(n)
 }
 
-// failures are those of Leased and of the floors. What peers cannot do is no error of this program.
+// failures returns the failures of Leased and of the floors. What other libraries cannot do is no error of this program.
 func (r *report) failures() error {
 	var errs []error
 	for _, m := range r.Measurements {
@@ -268,7 +268,7 @@ func (r *report) failures() error {
 	return errors.Join(errs...)
 }
 
-// settings says how each contender was used.
+// settings says how each contender was configured.
 func (p plan) settings() string {
 	var b strings.Builder
 	for _, c := range contenders {
@@ -301,7 +301,7 @@ func versionOf(module string) string {
 	return ""
 }
 
-// about says what the figures belong to.
+// about names the machine and the versions that the figures belong to.
 func about(ctx context.Context, p plan) string {
 	parts := []string{fmt.Sprintf("%d rounds", p.rounds)}
 	if p.rounds == 1 {
@@ -331,7 +331,7 @@ func about(ctx context.Context, p plan) string {
 		"go-redis "+strings.TrimPrefix(versionOf("github.com/redis/go-redis/v9"), "v")), ", ")
 }
 
-// field is what a file of the system says behind a name.
+// field returns what a file of the system has behind a name.
 func field(file, name string) string {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -345,7 +345,7 @@ func field(file, name string) string {
 	return ""
 }
 
-// write leaves all that was found in a directory.
+// write writes all results to a directory.
 func (r *report) write(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -366,8 +366,8 @@ func (r *report) write(dir string) error {
 		r.pictures(dir))
 }
 
-// publish renews what performance.md has between marks, and the pictures beside it. What this run has
-// not measured stays as it is.
+// publish renews the parts of performance.md that are between marks, and the pictures beside it. Whatever
+// this run has not measured stays as it is.
 func (r *report) publish(docs string) error {
 	file := filepath.Join(docs, "performance.md")
 	text, err := os.ReadFile(file)
@@ -392,7 +392,7 @@ func (r *report) publish(docs string) error {
 	return errors.Join(os.WriteFile(file, []byte(page), 0o644), r.pictures(docs))
 }
 
-// compares reports whether there is a figure of the table, and not only of how cost grows.
+// compares reports whether there are figures for the table, and not only for how cost grows.
 func (r *report) compares() bool {
 	return slices.ContainsFunc(scenarios, func(s scenario) bool {
 		return slices.ContainsFunc(r.Measurements, func(m measurement) bool { return m.Scenario == s.name })
@@ -410,7 +410,7 @@ func between(page, name, part string) (string, error) {
 	return before + begin + "\n" + part + "\n" + end + after, nil
 }
 
-// What follows prints figures with about three digits.
+// The functions below format figures with about three digits.
 
 func duration(seconds float64) string {
 	for _, unit := range []struct {
@@ -424,7 +424,7 @@ func duration(seconds float64) string {
 	return number(seconds*1e9) + " ns"
 }
 
-// atLeastSlow is for what the server notes only where it takes that long.
+// atLeastSlow formats the duration of a command, which the server notes only if it is at least slow.
 func atLeastSlow(seconds float64) string {
 	if seconds <= slow.Seconds() {
 		return "< " + duration(slow.Seconds())
@@ -441,7 +441,7 @@ func bytesOf(n float64) string {
 	return count(n) + " B"
 }
 
-// number has three digits that count, and no more than two behind the point.
+// number formats v with three significant digits, and no more than two decimals.
 func number(v float64) string {
 	switch size := math.Abs(v); {
 	case size >= 99.95:

@@ -18,14 +18,14 @@ import (
 	"gonum.org/v1/plot/vg/vgsvg"
 )
 
-// paint is a colour on a light page, and what becomes of it on a dark one.
+// paint is a color on a light page, and the color that replaces it on a dark one.
 type paint struct{ light, dark color.RGBA }
 
 func rgb(hex uint32) color.RGBA {
 	return color.RGBA{uint8(hex >> 16), uint8(hex >> 8), uint8(hex), 255}
 }
 
-// The drawing library knows one colour for each thing, so it draws for light pages; svg then has
+// The drawing library knows one color for each thing, so it draws for light pages; svg then lets
 // the browser choose.
 var (
 	card  = paint{rgb(0xFFFFFF), rgb(0x161B22)}
@@ -67,7 +67,7 @@ func shapeOf(c contender) draw.GlyphStyle {
 	return s
 }
 
-// pictures draws what was measured into a directory, with one name for each picture at all times.
+// pictures draws what was measured into a directory. The name of a picture never changes.
 func (r *report) pictures(dir string) error {
 	save := func(name string, draw func() ([]byte, error)) error {
 		picture, err := draw()
@@ -86,7 +86,7 @@ func (r *report) pictures(dir string) error {
 	return errors.Join(errs...)
 }
 
-// sheet is a plot in our colours, with logarithmic scales if they are asked for.
+// sheet returns a plot in our colors, with logarithmic scales on request.
 func sheet(title, across, up string) *plot.Plot {
 	p := plot.New()
 	p.BackgroundColor = card.light
@@ -110,7 +110,7 @@ func logarithmic(axis *plot.Axis) {
 	axis.Scale, axis.Tick.Marker = plot.LogScale{}, plot.TickerFunc(powers)
 }
 
-// powers has a label at each power of ten, and nothing between.
+// powers has a label at each power of ten, and none between.
 func powers(least, most float64) []plot.Tick {
 	var ticks []plot.Tick
 	for e := math.Floor(math.Log10(least)); e <= math.Ceil(math.Log10(most)); e++ {
@@ -141,7 +141,7 @@ func (r *report) growthPicture() ([]byte, error) {
 		for _, c := range contenders {
 			var points plotter.XYs
 			for _, n := range r.sizes(g) {
-				// What is too little to be seen by the server's clock has no place on this scale.
+				// A value too small for the server's clock to show has no place on this scale.
 				if value, ok := r.at(g.name, c.name, g.figure, n); ok && value > 0 {
 					points = append(points, plotter.XY{X: float64(n), Y: value * g.scale})
 					least, most = min(least, value*g.scale), max(most, value*g.scale)
@@ -190,7 +190,7 @@ func corners(r vg.Rectangle) []vg.Point {
 	return []vg.Point{r.Min, {X: r.Max.X, Y: r.Min.Y}, r.Max, {X: r.Min.X, Y: r.Max.Y}}
 }
 
-// legendLine says below the panels what their lines are.
+// legendLine draws the legend of the lines, below the panels.
 func legendLine(c draw.Canvas, shown []contender) {
 	style := sheet("", "", "").Legend.TextStyle
 	style.XAlign, style.YAlign = draw.XLeft, draw.YCenter
@@ -218,7 +218,7 @@ func legendLine(c draw.Canvas, shown []contender) {
 	}
 }
 
-// peersPicture shows what each costs as a multiple of the floor.
+// peersPicture shows what each contender costs as a multiple of the floor.
 func (r *report) peersPicture() ([]byte, error) {
 	p := sheet("What it costs, as a multiple of the least it could", "times the floor; 1 is the floor itself", "")
 	p.Add(lattice())
@@ -266,7 +266,7 @@ func (r *report) peersPicture() ([]byte, error) {
 	}
 	p.Y.Tick.Marker = plot.ConstantTicks(ticks)
 	p.Y.Tick.Label.Color = ink.light
-	// Room for a reader's font that is wider than the one the drawing library measures with.
+	// Leave room for a reader's font that is wider than the one with which the drawing library measures.
 	p.Y.Tick.Length, p.Y.Tick.Color, p.Y.Color = 44, card.light, grid.light
 	const width, height, legend = 900, 420, 30
 	canvas := vgsvg.New(width, height)
@@ -277,8 +277,8 @@ func (r *report) peersPicture() ([]byte, error) {
 	return svg(canvas, p.Title.Text)
 }
 
-// svg is the text of a picture, with colours that follow the reader's, in a font that is as wide as
-// the one it was measured with. It depends on nothing but what was drawn.
+// svg returns the text of a picture, with colors that follow the reader's settings, in a font as wide as
+// the one with which it was measured. The text depends on nothing but what was drawn.
 func svg(canvas *vgsvg.Canvas, title string) ([]byte, error) {
 	var b bytes.Buffer
 	if _, err := canvas.WriteTo(&b); err != nil {

@@ -11,7 +11,7 @@ import (
 )
 
 // Redisson is a library for Java. Its workers are the program in the directory redisson, which Maven
-// builds, so it takes part only where it is asked for: go run . -redisson.
+// builds, so it takes part only on request: go run . -redisson.
 func init() {
 	contenders = append(contenders, contender{
 		name: "Redisson", optional: "redisson", shares: true,
@@ -26,10 +26,10 @@ func init() {
 	})
 }
 
-// redissonAt is where its program is, seen from where this one is run.
+// redissonAt is the directory of its program, relative to the one in which this program is run.
 const redissonAt = "redisson"
 
-// buildRedisson has Maven get what the worker needs and build it. Where it was built already, this takes some seconds.
+// buildRedisson has Maven download what the worker needs and build it. If it is built already, this takes some seconds.
 func buildRedisson(ctx context.Context) error {
 	for _, tool := range []string{"mvn", "java"} {
 		if _, err := exec.LookPath(tool); err != nil {
@@ -52,7 +52,7 @@ func redissonWorker() []string {
 	return []string{"java", "-cp", path, "bench.Worker"}
 }
 
-// redissonVersion is the one that the pom.xml asks for.
+// redissonVersion returns the version that pom.xml requires.
 func redissonVersion() string {
 	text, err := os.ReadFile(filepath.Join(redissonAt, "pom.xml"))
 	if err != nil {

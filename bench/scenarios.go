@@ -12,14 +12,14 @@ import (
 	"github.com/leasedmutex/leased"
 )
 
-// effort is how long and how large the measurements are.
+// effort says how long and how large the measurements are.
 type effort struct {
 	rounds   int
-	warm     time.Duration // what is compiled while it runs runs that long before it is measured
+	warm     time.Duration // how long a contender that is compiled at run time runs before it is measured
 	cycles   time.Duration
 	handoffs int
 	contend  time.Duration
-	settle   time.Duration // until those that wait do nothing but wait
+	settle   time.Duration // until waiters do nothing but wait
 	watch    time.Duration
 	waiters  int // in each of ten processes
 	locks    int
@@ -60,11 +60,11 @@ type stage struct {
 	clientsCPU int
 }
 
-// scenario is what the contenders are compared in.
+// scenario is a use of locks in which the contenders are compared.
 type scenario struct {
 	name, title string
 	measure     func(*stage) (figures, error)
-	free        bool // the system puts all processes where it likes
+	free        bool // the system chooses the processors of all processes
 }
 
 var scenarios = []scenario{
@@ -83,7 +83,7 @@ var scenarios = []scenario{
 	{"killed", "the owner is killed", (*stage).kill9, false},
 }
 
-// run carries a measurement out, from the server's start to its end.
+// run carries out a measurement, from the start of its server to the end of it.
 func run(ctx context.Context, c contender, e effort, pin bool, measure func(*stage) (figures, error)) (figures, error) {
 	serverCPU, clientsCPU := -1, -1
 	if pin {
@@ -107,7 +107,8 @@ func run(ctx context.Context, c contender, e effort, pin bool, measure func(*sta
 	return f, err
 }
 
-// start starts processes with some clients in each. First is the number of their first client of all.
+// start starts processes with some clients in each. The clients are numbered from first on; all is the
+// number of clients in all processes.
 func (s *stage) start(processes, clients, first, all int) ([]*worker, error) {
 	var some []*worker
 	for i := range processes {
@@ -128,8 +129,8 @@ func (s *stage) start(processes, clients, first, all int) ([]*worker, error) {
 	return some, nil
 }
 
-// beside starts processes of a floor on the same server, one client in each, so that the two can
-// be measured in turns. There is none beside another floor, or on another server than Redis.
+// beside starts processes of a floor on the same server, one client in each, so that contender and
+// floor can be measured alternately. There is none beside another floor, or on a server other than Redis.
 func (s *stage) beside(floor string, processes int) ([]*worker, error) {
 	if s.floor || s.rdb == nil {
 		return nil, nil
@@ -145,12 +146,12 @@ func (s *stage) beside(floor string, processes int) ([]*worker, error) {
 	return ws, err
 }
 
-// turns is in how many parts a measurement is cut that is done in turns with the floor's. What a
-// busy machine does takes longer than one of them, so it hits both.
+// turns is the number of parts into which a measurement is cut that alternates with the floor's. A
+// disturbance of the machine lasts longer than one part, so it affects both.
 const turns = 8
 
 // contestants starts processes with some clients in each that compete for a lock. A contender whose
-// processes are too large for that has all of the clients in one.
+// processes are too large for that has all clients in one process.
 func (s *stage) contestants(processes, clients, all int) ([]*worker, error) {
 	if s.together && processes > 1 {
 		s.shared = true
@@ -159,7 +160,7 @@ func (s *stage) contestants(processes, clients, all int) ([]*worker, error) {
 	return s.start(processes, clients, 0, all)
 }
 
-// warmUp has workers that are compiled while they run do for a while what is measured afterwards.
+// warmUp has workers that are compiled at run time do for a while what is measured afterwards.
 func (s *stage) warmUp(ws []*worker, o order) error {
 	if !s.warms {
 		return nil
@@ -178,7 +179,7 @@ func (s *stage) warmUp(ws []*worker, o order) error {
 	return nil
 }
 
-// ask gives an order and waits for its answer, longer if it is about many locks.
+// ask gives an order and waits for the answer, longer if the order is about many locks.
 func (s *stage) ask(w *worker, o order) (answer, error) {
 	if err := w.tell(o); err != nil {
 		return answer{}, err
@@ -186,7 +187,7 @@ func (s *stage) ask(w *worker, o order) (answer, error) {
 	return w.hear(o.For + 30*time.Second + time.Duration(o.Count)*time.Millisecond)
 }
 
-// pause lets time pass for those that are measured, unless the program is to end.
+// pause waits while the workers are measured, and returns early if the program has to end.
 func (s *stage) pause(d time.Duration) error {
 	select {
 	case <-time.After(d):
@@ -240,15 +241,15 @@ func (s *stage) uncontended(names bool) (figures, error) {
 // pair is two processes, one of which has the lock.
 type pair struct{ owner, waiter *worker }
 
-// passOn has the owner hand the lock off some times, to and fro, and returns how long each took:
-// from before its Unlock until the other process has the lock, for which that has been waiting for some milliseconds.
+// passOn hands the lock to and fro between the two processes, and returns how long each hand-off took: from
+// before the owner's Unlock until the other process, which has been waiting for some milliseconds, has the lock.
 func (s *stage) passOn(p *pair, times int) ([]time.Duration, error) {
 	var took []time.Duration
 	for range times {
 		if err := p.waiter.tell(order{Do: "lock", Name: "invoice"}); err != nil {
 			return nil, err
 		}
-		// Where polls fall must not depend on when the owner unlocks.
+		// The pause is random, so that the Unlock does not always come at the same point between two polls.
 		if err := s.pause(5*time.Millisecond + time.Duration(rand.Int64N(int64(2*time.Millisecond)))); err != nil {
 			return nil, err
 		}
@@ -286,7 +287,7 @@ func (s *stage) handOff() (figures, error) {
 		if _, err := s.ask(p.owner, order{Do: "lock", Name: "invoice"}); err != nil {
 			return nil, err
 		}
-		if _, err := s.passOn(p, 5); err != nil { // unmeasured
+		if _, err := s.passOn(p, 5); err != nil { // not measured: warms up
 			return nil, err
 		}
 	}
@@ -320,7 +321,7 @@ func (s *stage) handOff() (figures, error) {
 	return f, nil
 }
 
-// middleOf is the median, 0 of nothing.
+// middleOf returns the median in seconds, 0 if there is none.
 func middleOf(took []time.Duration) float64 {
 	if len(took) == 0 {
 		return 0
@@ -329,12 +330,12 @@ func middleOf(took []time.Duration) float64 {
 	return took[len(took)/2].Seconds()
 }
 
-// contended has goroutines of processes lock and unlock one lock as fast as they can.
+// contended has goroutines of several processes lock and unlock one lock as fast as they can.
 func (s *stage) contended(processes, goroutines int) (figures, error) {
 	return s.compete(processes, order{Do: "contend", Name: "invoice", Goroutines: goroutines, For: s.contend})
 }
 
-// readersAndWriters is the same with an RWMutex, where nine of ten locks are those of readers.
+// readersAndWriters does the same with a lock for readers and writers, which nine of ten callers take for reading.
 func (s *stage) readersAndWriters(processes, goroutines int) (figures, error) {
 	f, err := s.compete(processes, order{Do: "contend", Name: "invoice", Goroutines: goroutines, Reads: 90, For: 2 * s.contend})
 	if f != nil {
@@ -354,8 +355,9 @@ func (s *stage) compete(processes int, o order) (figures, error) {
 	return s.race(ws, o, nil)
 }
 
-// race gives all workers one order and adds up what they answer. If there is an owner,
-// it unlocks when the others have been waiting for a while, and only what comes then counts.
+// race gives all workers the same order and adds up their answers. If release is not nil, there is an
+// owner, whom release has unlock when the workers have been waiting for a while, and only what comes
+// afterwards counts.
 func (s *stage) race(ws []*worker, o order, release func() error) (figures, error) {
 	f, waits := figures{}, histogram{}
 	before, err := s.spent(s)
@@ -409,7 +411,7 @@ func (s *stage) race(ws []*worker, o order, release func() error) (figures, erro
 		}
 		waits.add(a.Waits)
 	}
-	// An overloaded machine makes single commands late, and that is not what is compared.
+	// An overloaded machine makes single commands fail, and that is not what is compared.
 	if f["failed"] > f["leases"]/100 {
 		return nil, fmt.Errorf("%.0f calls failed beside %.0f leases; the first: %s", f["failed"], f["leases"], first)
 	}
@@ -438,8 +440,8 @@ func (s *stage) wait() (figures, error) {
 	return s.crowd(owner[0], others, 10, s.waiters, s.settle, 0)
 }
 
-// crowd measures those that wait behind an owner, some goroutines of each client, and then, if
-// after is not 0, how fast they get through once it has unlocked.
+// crowd measures waiters behind an owner, some goroutines of each client, and then, if after is
+// not 0, how fast they get the lock in turn once the owner has unlocked.
 func (s *stage) crowd(owner *worker, others []*worker, clients, goroutines int, settle, after time.Duration) (figures, error) {
 	if _, err := s.ask(owner, order{Do: "lock", Name: "invoice"}); err != nil {
 		return nil, err
@@ -474,8 +476,8 @@ func (s *stage) crowd(owner *worker, others []*worker, clients, goroutines int, 
 	return f, nil
 }
 
-// calm waits until those that wait have all asked for the lock. Leased says when they have; others
-// send little then, or go on polling, and are given some time.
+// calm waits until all waiters have asked for the lock. Leased's Inspect shows when they have; the
+// waiters of other libraries send little then, or go on polling, and are given most to get there.
 func (s *stage) calm(most time.Duration, clients, waiters int) error {
 	const look = 500 * time.Millisecond
 	end := time.Now().Add(most)
@@ -538,7 +540,7 @@ func (s *stage) hold(locks int, keep time.Duration) (figures, error) {
 		a, err := s.ask(ws[0], order{Do: do, Name: "invoice", Count: locks})
 		return a.Figures, err
 	}
-	// Connections, buffers and goroutines that all locks share are no part of one.
+	// Connections, buffers and goroutines that all locks share are not part of the cost of a lock.
 	if err := s.warmUp(ws, order{Do: "warm"}); err != nil {
 		return nil, err
 	}
@@ -591,7 +593,7 @@ func (s *stage) hold(locks int, keep time.Duration) (figures, error) {
 	return f, nil
 }
 
-// kill9 measures how long after the end of a killed owner's TTL its successor is inside.
+// kill9 measures how long after the end of a killed owner's TTL its successor has the lock.
 func (s *stage) kill9() (figures, error) {
 	s.renew, s.ttl = true, s.killed
 	ws, err := s.start(2, 1, 0, 2)
@@ -604,12 +606,12 @@ func (s *stage) kill9() (figures, error) {
 	if err := ws[1].tell(order{Do: "lock", Name: "invoice"}); err != nil {
 		return nil, err
 	}
-	// It may have renewed the lock long ago or just now.
+	// The pause is random, so that the last renewal can have been long ago or just now.
 	if err := s.pause(s.ttl/4 + time.Duration(rand.Int64N(int64(s.ttl/2)))); err != nil {
 		return nil, err
 	}
 	_ = ws[0].cmd.Process.Kill()
-	_ = ws[0].cmd.Wait() // no command of its is under way any more
+	_ = ws[0].cmd.Wait() // none of its commands is under way any more
 	asked := time.Now()
 	left, err := s.left(s, "invoice")
 	if err != nil {

@@ -22,13 +22,13 @@ type server struct {
 	addr string
 	dir  string
 	cmd  *exec.Cmd
-	rdb  *redis.Client // nil for another server than Redis
-	own  *worker       // the other server
+	rdb  *redis.Client // nil if the server is not Redis
+	own  *worker       // runs the contender's own server
 }
 
-// startServer starts it on one processor. The caller stops it.
+// startServer starts a server on one processor. The caller stops it.
 func startServer(ctx context.Context, c contender, cpu int) (*server, error) {
-	base := "/dev/shm" // memory, where there is such a thing: disks are not compared here
+	base := "/dev/shm" // in memory, if the system has it, because disks are not compared here
 	if _, err := os.Stat(base); err != nil {
 		base = ""
 	}
@@ -49,7 +49,7 @@ func startServer(ctx context.Context, c contender, cpu int) (*server, error) {
 		s.stop()
 		return nil, err
 	}
-	// A port that is free now can be taken before the server asks for it.
+	// A port that is free now can be taken before the server binds it.
 	for try := 0; ; try++ {
 		if err = s.startRedis(ctx, cpu); err == nil || try == 3 || ctx.Err() != nil {
 			break
@@ -93,7 +93,7 @@ func (s *server) startRedis(ctx context.Context, cpu int) error {
 	}
 }
 
-// redisServer is the program, which may be another one than that in PATH.
+// redisServer returns the server's program, which need not be the one in PATH.
 func redisServer() string {
 	if path := os.Getenv("LEASED_REDIS_SERVER"); path != "" {
 		return path
@@ -107,7 +107,7 @@ func (s *server) kill() {
 		s.rdb = nil
 	}
 	if s.cmd != nil {
-		_ = s.cmd.Process.Kill() // it keeps nothing
+		_ = s.cmd.Process.Kill() // it has nothing to save
 		_ = s.cmd.Wait()
 		s.cmd = nil
 	}
@@ -121,10 +121,10 @@ func (s *server) stop() {
 	_ = os.RemoveAll(s.dir)
 }
 
-// spent is what a server has done up to now.
+// spent is what a server has done until an instant.
 type spent struct {
 	at       time.Time
-	requests float64 // reads from its clients' sockets: a pipeline is one
+	requests float64 // reads from its clients' sockets: a pipeline is one read
 	cpu      time.Duration
 	dataset  float64 // bytes
 	keys     float64
@@ -159,7 +159,7 @@ func (s *server) spent(ctx context.Context) (spent, error) {
 	}, nil
 }
 
-// since leaves out the two questions themselves.
+// since returns what the server has done since before, without the two commands of spent itself.
 func (s spent) since(before spent) spent {
 	return spent{
 		at:       s.at,
@@ -169,10 +169,10 @@ func (s spent) since(before spent) spent {
 	}
 }
 
-// slow is what a command has to take for the server to note it.
+// slow is how long a command has to take for the server to note it.
 const slow = 50 * time.Microsecond
 
-// forgetSlow has longest begin anew.
+// forgetSlow clears what longest reads.
 func (s *server) forgetSlow(ctx context.Context) error {
 	if s.rdb == nil {
 		return nil
@@ -180,8 +180,8 @@ func (s *server) forgetSlow(ctx context.Context) error {
 	return s.rdb.Do(ctx, "slowlog", "reset").Err()
 }
 
-// longest is how long the longest command has kept the server from all others, and slow if none
-// took that long. The questions of spent do not count.
+// longest returns for how long the longest command has kept the server from all others, or slow if
+// none took that long. The commands of spent do not count.
 func (s *server) longest(ctx context.Context) (time.Duration, error) {
 	if s.rdb == nil {
 		return 0, nil
@@ -196,8 +196,8 @@ func (s *server) longest(ctx context.Context) (time.Duration, error) {
 	return most, err
 }
 
-// left is how long the lock of that name stays in Redis. Some libraries call the key otherwise; it is
-// then the one that ends first.
+// left returns how long the lock of that name remains in Redis. Some libraries name the key differently;
+// then it is the key that expires first.
 func (s *server) left(ctx context.Context, name string) (time.Duration, error) {
 	if ttl, err := s.rdb.PTTL(ctx, name).Result(); err != nil || ttl > 0 {
 		return ttl, err
@@ -222,7 +222,7 @@ func (s *server) left(ctx context.Context, name string) (time.Duration, error) {
 	return least, nil
 }
 
-// version is Redis' own word for itself.
+// version returns the version that the Redis server reports.
 func version(ctx context.Context) string {
 	out, err := exec.CommandContext(ctx, redisServer(), "--version").Output()
 	if err != nil {

@@ -22,34 +22,34 @@ import (
 	"time"
 )
 
-// A worker is a process with clients of one contender: this program, started once more, or one for
-// a library of another language. It gets orders and answers them, each a line of JSON, one after
-// the other. Times cross as wall time, which the processes of one machine share.
+// A worker is a process with clients of one contender: this program, started once more, or a program
+// for a library in another language. It gets orders and answers them one after the other, each as a
+// line of JSON. Instants are passed as wall time, which the processes of a machine share.
 
-// roleVariable has what a worker is to be, and makes this program one.
+// roleVariable is the environment variable that makes this program a worker. It has the worker's role.
 const roleVariable = "LEASED_BENCH_WORKER"
 
 type role struct {
 	Contender string
-	Serve     bool   // it is the contender's server, not a client
-	Dir       string // with what all workers of a measurement share
+	Serve     bool   // the worker is the contender's server, not a client
+	Dir       string // the directory that all workers of a measurement share
 
 	Addr    string
 	TTL     time.Duration
 	Renew   bool
-	First   int // of its clients
-	Clients int // here
-	All     int // in all processes
+	First   int // the number of its first client
+	Clients int // in this process
+	All     int // clients in all processes
 }
 
 type order struct {
 	Do         string
 	Name       string        // of the lock
 	Names      bool          // cycle: another lock each time
-	For        time.Duration // how long it goes on
-	Count      int           // of locks; cycle: how many are not measured, at first
+	For        time.Duration // how long to go on
+	Count      int           // of locks; cycle: how many cycles to do first, without measuring
 	Goroutines int           // on each client
-	Reads      int           // contend: percent of them take the lock as readers
+	Reads      int           // contend: percentage of leases that are readers'
 }
 
 type answer struct {
@@ -98,7 +98,7 @@ func startWorker(r role, cpu int) (*worker, error) {
 		return nil, err
 	}
 	w := &worker{cmd, in, make(chan answer, 4)}
-	// It ends with the worker's output. Who kills the worker waits for it, by draining answers.
+	// The goroutine ends with the worker's output. kill waits for it, by draining answers.
 	go func() {
 		defer close(w.answers)
 		for d := json.NewDecoder(bufio.NewReader(out)); ; {
@@ -135,7 +135,7 @@ func (w *worker) hear(within time.Duration) (answer, error) {
 	}
 }
 
-// kill ends it by SIGKILL: what its clients leave in Redis goes with the server.
+// kill ends the worker by SIGKILL: what its clients leave in Redis ends with the server.
 func (w *worker) kill() {
 	_ = w.cmd.Process.Kill()
 	_ = w.in.Close()
@@ -144,8 +144,8 @@ func (w *worker) kill() {
 	_ = w.cmd.Wait()
 }
 
-// work is the main function of a worker, which returns only if something is wrong. It ends with its
-// input, so no worker outlives the process that started it.
+// work is the main function of a worker, and returns only if something is wrong. The worker ends with
+// its input, so it does not outlive the process that started it.
 func work(text string) error {
 	var r role
 	if err := json.Unmarshal([]byte(text), &r); err != nil {
@@ -174,7 +174,7 @@ func work(text string) error {
 	}
 }
 
-// begin makes what the role wants, and returns what carries out orders.
+// begin makes the clients or the server of a role, and returns the function that carries out orders.
 func begin(r role) (answer, func(order) (answer, error), error) {
 	idle := func(order) (answer, error) { return answer{}, errors.New("it takes no orders") }
 	c, err := find(r.Contender)
@@ -196,7 +196,7 @@ func begin(r role) (answer, func(order) (answer, error), error) {
 		if err != nil {
 			return answer{}, idle, err
 		}
-		if !c.floor { // a ring knows one turn only
+		if !c.floor { // a ring has only one turn, which must not be used up
 			unlock, err := l.lock(context.Background(), fmt.Sprintf("warm:%d", r.First+i))
 			if err != nil {
 				return answer{}, idle, err
@@ -209,11 +209,11 @@ func begin(r role) (answer, func(order) (answer, error), error) {
 	return answer{}, p.carryOut, nil
 }
 
-// process is what a worker has.
+// process is the state of a worker.
 type process struct {
 	clients []locker
 	inside  *atomic.Int64 // how many have the lock, in all processes: see aWriter
-	unlock  func() error  // of the lock that it was ordered to take
+	unlock  func() error  // unlocks the lock that it was ordered to take
 	taken   []func() error
 }
 
@@ -249,7 +249,7 @@ func cycle(l locker, name string) error {
 	return unlock()
 }
 
-// cycles locks and unlocks what nobody else wants.
+// cycles locks and unlocks a lock that nobody else wants.
 func (p *process) cycles(o order) (answer, error) {
 	l := p.clients[0]
 	names := []string{o.Name}
@@ -292,12 +292,12 @@ type sharer interface {
 	share(ctx context.Context, name string, read bool) (unlock func() error, err error)
 }
 
-// aWriter is what a writer, or who wants to be alone, adds to the word that counts those inside:
-// no number of readers makes up for it.
+// aWriter is what a writer, or the owner of an exclusive lock, adds to the word that counts those
+// inside. It is so far below zero that no number of readers makes up for it.
 const aWriter = -1 << 40
 
 // contend has all clients lock and unlock one lock for a time, and checks that nobody is inside who
-// must not be. Waits are those of writers, if there are readers too.
+// must not be. If there are readers, only the waits of writers are measured.
 func (p *process) contend(o order) (answer, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), o.For)
 	defer cancel()
@@ -310,11 +310,11 @@ func (p *process) contend(o order) (answer, error) {
 	}
 	type seat struct {
 		leases, overlaps int64
-		reads            int64 // of the leases
+		reads            int64 // leases that are readers'
 		longest          time.Duration
 		failed           int64
-		trouble          error    // the first
-		_                [64]byte // another goroutine's figures are not on its cache line
+		trouble          error    // the first one
+		_                [64]byte // keeps the figures of another goroutine off its cache line
 	}
 	seats := make([]seat, len(p.clients)*o.Goroutines)
 	var waits [bins]atomic.Int64
@@ -328,7 +328,7 @@ func (p *process) contend(o order) (answer, error) {
 				unlock, err := take(l, read)
 				waited := time.Since(asked)
 				if !read {
-					s.longest = max(s.longest, min(waited, o.For)) // also one that the end cut off
+					s.longest = max(s.longest, min(waited, o.For)) // also a wait that the end cut short
 				}
 				if err != nil {
 					if ctx.Err() == nil {
@@ -380,7 +380,7 @@ func (p *process) contend(o order) (answer, error) {
 	return a, nil
 }
 
-// each does something for 0 to n-1, from 64 goroutines.
+// each calls do with 0 to n-1, from 64 goroutines, and returns how long that took.
 func each(n int, do func(i int) error) (time.Duration, error) {
 	var next atomic.Int64
 	errs := make([]error, 64)
@@ -406,7 +406,7 @@ func each(n int, do func(i int) error) (time.Duration, error) {
 	return time.Since(began), nil
 }
 
-// take locks many names and keeps them.
+// take locks many names and keeps the locks.
 func (p *process) take(o order) (answer, error) {
 	l := p.clients[0]
 	names := make([]string, o.Count)
@@ -428,10 +428,10 @@ func (p *process) give() (answer, error) {
 	return answer{Figures: figures{"seconds": took.Seconds(), "locks": float64(len(p.taken))}}, err
 }
 
-// memory is what lives, stacks included: a lock that has a goroutine pays for it.
+// memory returns the bytes in use, including stacks, so that a goroutine counts towards the lock that needs it.
 func memory() float64 {
 	debug.FreeOSMemory()
-	runtime.GC() // what had a finalizer or lay in a pool goes the second time
+	runtime.GC() // what had a finalizer or was in a pool is freed the second time
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return float64(m.HeapAlloc + m.StackInuse)
@@ -442,14 +442,14 @@ type histogram map[int]int64
 
 const bins = 64 * 8
 
-// bin is the power of two that a duration has reached, in eighths.
+// bin returns the bin of a duration: each power of two is divided into eight bins.
 func bin(d time.Duration) int {
 	n := uint64(max(d, 8))
 	power := bits.Len64(n)
 	return power<<3 | int(n>>(power-4)&7)
 }
 
-// upTo is the least duration that is in none of the bins up to i.
+// upTo returns the least duration that is above bin i.
 func upTo(i int) time.Duration { return time.Duration(uint64(i&7+9) << (i>>3 - 4)) }
 
 func (h histogram) add(other histogram) {
@@ -458,7 +458,7 @@ func (h histogram) add(other histogram) {
 	}
 }
 
-// quantile is a bound that a share of all is below.
+// quantile returns a bound below which the given share of the durations is.
 func (h histogram) quantile(share float64) time.Duration {
 	var all, below int64
 	for _, n := range h {

@@ -19,10 +19,10 @@ import (
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
-// A child is this program, started once more. It is told what to do by lines and
-// answers each with one. Times cross as wall time, which processes of one machine
-// share; nobody sets it back meanwhile, and a figure that says so is dropped by
-// the quantiles.
+// A child is this program, started once more. It reads lines that say what to do, and
+// answers each with a line. Instants are passed as wall time, which the processes of a
+// machine share; nobody is expected to set the clock meanwhile, and the quantiles hide a
+// single figure that is wrong because of it.
 const (
 	roleVariable = "LEASED_MEASURE_ROLE"
 	addrVariable = "LEASED_MEASURE_ADDR"
@@ -137,7 +137,7 @@ func playWaiters(rdb *redis.Client, commands *bufio.Scanner) error {
 	var clients []*leased.Client
 	defer func() {
 		for _, c := range clients {
-			_ = c.Close() // what a child leaves its TTL ends
+			_ = c.Close() // a lock that a child leaves behind ends with its TTL
 		}
 	}()
 	fmt.Println("ready")
@@ -170,7 +170,7 @@ func playWaiters(rdb *redis.Client, commands *bufio.Scanner) error {
 	return nil
 }
 
-// queue has all clients lock and unlock once, and returns when the first did.
+// queue has all clients lock and unlock once, and returns when the first one got the lock.
 func queue(ctx context.Context, clients []*leased.Client, name string) (time.Time, error) {
 	at := make([]time.Time, len(clients))
 	errs := make([]error, len(clients))

@@ -105,7 +105,7 @@ func waiting(b *bench) error {
 		defer c.Close()
 		all.Go(func() {
 			if l, err := c.Mutex("x").LockContext(ctx); err == nil {
-				_ = l.Unlock() // the measuring is over
+				_ = l.Unlock() // the measurement is over
 			}
 		})
 	}
@@ -114,7 +114,7 @@ func waiting(b *bench) error {
 			return err
 		}
 	}
-	time.Sleep(500 * time.Millisecond) // subscriptions are confirmed, and each has looked again
+	time.Sleep(500 * time.Millisecond) // until subscriptions are confirmed, and each waiter has looked again
 	length := time.Duration(b.pick(10, 3)) * time.Second
 	before, err := redistest.Calls(ctx, b.rdb)
 	if err != nil {

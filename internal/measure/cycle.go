@@ -11,7 +11,7 @@ import (
 )
 
 // raw is the textbook lock: SET NX PX with a random value, and a script that
-// deletes the key if it still has it. Nothing cheaper deserves the name.
+// deletes the key if it still has that value. Nothing cheaper deserves to be called a lock.
 type raw struct {
 	rdb    *redis.Client
 	key    string
@@ -34,7 +34,7 @@ func (r *raw) cycle(ctx context.Context) error {
 	return r.delete.Run(ctx, r.rdb, []string{r.key}, value).Err()
 }
 
-// cycle measures locking and unlocking what nobody else wants.
+// cycle measures locking and unlocking a lock that nobody else wants.
 func cycle(b *bench) error {
 	ctx := context.Background()
 	c, err := b.client()
@@ -67,7 +67,7 @@ func cycle(b *bench) error {
 	for round := range rounds + 1 {
 		mid := make([]time.Duration, len(kinds))
 		for n := range kinds {
-			i := (n + round) % len(kinds) // nobody is always first
+			i := (n + round) % len(kinds) // no kind is always first
 			before, err := spend(ctx, b.rdb, kinds[i].sends...)
 			if err != nil {
 				return err
@@ -85,7 +85,7 @@ func cycle(b *bench) error {
 				return err
 			}
 			if round == 0 {
-				continue // scripts, connections and caches
+				continue // loads scripts, makes connections, fills caches
 			}
 			mid[i] = took.at(.5)
 			all[i] = append(all[i], took...)

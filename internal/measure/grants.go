@@ -18,15 +18,16 @@ import (
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
-// grants measures for how long the server is kept from all others by a client that takes, renews
-// and gives back a hundred thousand locks, and how evenly the renewals come; and by one that gives
-// up waiting for ten thousand.
+// grants measures for how long a client that takes, renews and gives back a hundred thousand locks
+// keeps the server from all other clients, and how evenly its renewals come; and for how long a
+// client does so that gives up waiting for ten thousand locks.
 //
-// What keeps the server is what it reads of a pipeline at once: a batch, or the 16 KB of it that
-// Redis reads at most, whose processor time tells. SLOWLOG and the latency statistics tell of single
-// commands, by the clock, which runs on while the system has the server wait for a processor. How
-// often it took that away is told too: a command is so short that it hardly ever loses it twice. A
-// prober's waits tell of the same, and it has the same processors as the client.
+// The server serves nobody else while it carries out what it has read of a pipeline at once: a
+// batch, or the first 16 KB of it, because Redis reads no more at once. So the processor time of a
+// batch is measured. SLOWLOG and the latency statistics are about single commands, by the clock,
+// which goes on while the system has the server wait for a processor. So the number of times that
+// the system took the processor away is printed as well: a command is so short that it hardly ever
+// loses it twice. The waits of a prober show the same, but it shares processors with the client.
 func grants(b *bench) error {
 	ctx := context.Background()
 	locks, window := b.pick(100_000, 10_000), time.Duration(b.pick(20, 10))*time.Second
@@ -62,7 +63,7 @@ func grants(b *bench) error {
 		return err
 	}
 
-	time.Sleep(10 * time.Second) // the first renewals, which come as the locks were taken
+	time.Sleep(10 * time.Second) // until the first renewals are over, which come in the rhythm in which the locks were taken
 	var buckets []float64
 	if err := phase("they are renewed", renewals, func() error {
 		before, err := redistest.Calls(ctx, rdb)
@@ -99,7 +100,7 @@ func grants(b *bench) error {
 	b.rows.add("  lost", fmt.Sprint(lost), "", "0: "+mark(lost == 0))
 	return phase("they are given back", together, func() error {
 		return each(func(i int) error {
-			if err := held[i].Unlock(); !errors.Is(err, leased.ErrLeaseLost) { // which was counted
+			if err := held[i].Unlock(); !errors.Is(err, leased.ErrLeaseLost) { // a lost lease was counted above
 				return err
 			}
 			return nil
@@ -115,9 +116,9 @@ const (
 	renewals = 50
 )
 
-// giveUps has a client wait for n locks at once, and give up.
+// giveUps has a client wait for n locks at once, and then give up.
 func giveUps(ctx context.Context, b *bench, rdb *redis.Client, n int, phase func(string, int, func() error) error) error {
-	const calm = time.Hour // a TTL of which nothing is renewed, and nobody looks
+	const calm = time.Hour // a TTL so long that nothing is renewed and nobody looks meanwhile
 	owner, err := b.client(leased.WithTTL(calm))
 	if err != nil {
 		return err
@@ -156,17 +157,17 @@ func giveUps(ctx context.Context, b *bench, rdb *redis.Client, n int, phase func
 		before := waiter.Stats().Commands
 		giveUp()
 		all.Wait()
-		return until(time.Millisecond, "not all are cancelled", func() (bool, error) { // which they do not wait for
+		return until(time.Millisecond, "not all are cancelled", func() (bool, error) { // because the callers do not wait for their cancels
 			return waiter.Stats().Commands-before >= int64(n), nil
 		})
 	}), byWorkers(64, n, func(i int) error { return held[i].Unlock() }))
 }
 
-// longest is for how long until waits.
+// longest is how long until waits.
 const longest = time.Minute
 
-// until asks again and again, with that pause, whether something is done. After too long it returns
-// what is not, so that a measurement ends also where it finds a fault.
+// until asks again and again, with a pause, whether something is done. After too long it returns
+// an error that begins with not, so that a measurement ends even if it meets a fault.
 func until(pause time.Duration, not string, done func() (bool, error)) error {
 	for began := time.Now(); ; time.Sleep(pause) {
 		if is, err := done(); is || err != nil {
@@ -178,7 +179,7 @@ func until(pause time.Duration, not string, done func() (bool, error)) error {
 	}
 }
 
-// byWorkers does n things, so many at once.
+// byWorkers does n things, as many at once as there are workers.
 func byWorkers(workers, n int, do func(i int) error) error {
 	errs := make([]error, workers)
 	var all sync.WaitGroup
@@ -193,8 +194,8 @@ func byWorkers(workers, n int, do func(i int) error) error {
 	return cmp.Or(errs...)
 }
 
-// keeps measures for how long what do does keeps the server from others, where so many commands
-// are a batch.
+// keeps measures for how long what do causes keeps the server from other clients, if batch
+// commands leave together.
 func keeps(ctx context.Context, b *bench, rdb *redis.Client, what string, batch int, do func() error) error {
 	if err := errors.Join(rdb.Do(ctx, "SLOWLOG", "RESET").Err(), rdb.ConfigResetStat(ctx).Err()); err != nil {
 		return err
@@ -239,8 +240,8 @@ func keeps(ctx context.Context, b *bench, rdb *redis.Client, what string, batch 
 	return nil
 }
 
-// interruptions is how often the system took its processor away from the server, -1 if it does not
-// tell.
+// interruptions returns how often the system took its processor away from the server, or -1 if
+// that cannot be read.
 func interruptions(ctx context.Context, rdb *redis.Client) int {
 	info, err := rdb.Info(ctx, "server").Result()
 	if err != nil {
@@ -266,7 +267,7 @@ func interruptions(ctx context.Context, rdb *redis.Client) int {
 	return -1
 }
 
-// percentiles tells what evalsha took, by the server's clock.
+// percentiles returns how long evalsha took, by the server's clock.
 func percentiles(ctx context.Context, rdb *redis.Client) (string, error) {
 	info, err := rdb.Info(ctx, "latencystats").Result()
 	for line := range strings.Lines(info) {
@@ -288,7 +289,7 @@ func slowest(ctx context.Context, rdb *redis.Client) (took times, err error) {
 	return took, err
 }
 
-// prober asks a server for a sign of life each millisecond.
+// prober sends a server a PING every millisecond.
 type prober struct {
 	stop  chan struct{}
 	ended chan struct{}

@@ -11,17 +11,17 @@ import (
 
 const rawChannel = "raw"
 
-// leastScript is the least that a script could do to hand a lock on: see whose it
-// is, take the next, make it the owner, tell it. It knows no tokens, no clocks and
-// no dead waiters; it is here to tell what scripts cost from what ours does.
+// leastScript is the least that a script can do to hand a lock on: check who owns it,
+// take the next waiter, make it the owner, notify it. It knows no tokens, no clocks and
+// no dead waiters; it shows how much of a hand-off any script costs, and how much ours adds.
 var leastScript = redis.NewScript(`
 	if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 	redis.call('SET', KEYS[1], redis.call('LPOP', KEYS[2]), 'PX', ARGV[2])
 	return redis.call('PUBLISH', ARGV[3], ARGV[1])`)
 
 // handoff measures how long it takes from Unlock in this process until the next
-// waiter runs in another, beside a message from one to the other. Before each,
-// all processes sleep, and the server then answers one command.
+// waiter runs in another, and beside it a message from one to the other. Before each
+// measurement all processes are asleep, and then the server answers one command.
 func handoff(b *bench) error {
 	ctx := context.Background()
 	other, err := spawn("waiters", b.server.Addr)
@@ -39,7 +39,7 @@ func handoff(b *bench) error {
 	defer c.Close()
 
 	settle := func() error {
-		time.Sleep(time.Millisecond) // the child is asleep in its read
+		time.Sleep(time.Millisecond) // until the child is asleep in its read
 		return b.rdb.LLen(ctx, rawChannel).Err()
 	}
 	message := func(send func() error) (time.Duration, error) {

@@ -3,7 +3,7 @@
 //
 //	go run ./internal/measure [-quick] [-only cycle,handoff,…]
 //
-// It never fails for a figure: a machine that does other things misses goals that
+// No figure makes it fail: a machine that is busy with other things misses goals that
 // the code meets. Read ratios, not times, and run it twice.
 package main
 
@@ -52,7 +52,7 @@ type bench struct {
 	rows   *table
 }
 
-// pick is n, or few when the run shall be quick.
+// pick returns n, or few in a quick run.
 func (b *bench) pick(n, few int) int {
 	if b.quick {
 		return few
@@ -72,7 +72,7 @@ type silence struct{}
 func (silence) Printf(context.Context, string, ...any) {}
 
 func main() {
-	redis.SetLogger(silence{}) // it tells of the faults that we cause
+	redis.SetLogger(silence{}) // it logs the faults that we cause
 	if role := os.Getenv(roleVariable); role != "" {
 		if err := play(role); err != nil {
 			fmt.Println("failed", err)
@@ -144,7 +144,7 @@ func measure(s section, quick, first bool) error {
 	return err
 }
 
-// head says what the figures belong to.
+// head prints the versions and the machine that the figures belong to.
 func head(rdb *redis.Client) {
 	version := "unknown"
 	if info, err := rdb.Info(context.Background(), "server").Result(); err == nil {
@@ -158,7 +158,7 @@ func head(rdb *redis.Client) {
 		runtime.Version(), runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), model(), time.Now().UTC().Format("2006-01-02"))
 }
 
-// model names the processor where the system tells.
+// model names the processor if the system shows it.
 func model() string {
 	text, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {

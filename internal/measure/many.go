@@ -14,10 +14,11 @@ import (
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
-// heapFile is where section many leaves a heap profile, if anywhere.
+// heapFile is where section many writes a heap profile; "" is nowhere.
 var heapFile string
 
-// warm has c use as many connections at once as it will: their buffers are no part of a lease.
+// warm has c open as many connections as it will use at once, because their buffers are not part
+// of a lease.
 func warm(ctx context.Context, c *leased.Client, at int) error {
 	errs := make([]error, at)
 	var all sync.WaitGroup
@@ -51,7 +52,7 @@ func many(b *bench) error {
 	held := make([]*leased.Lease, leases)
 	heap := func() int64 {
 		runtime.GC()
-		runtime.GC() // what had a finalizer or sat in a pool goes the second time
+		runtime.GC() // what had a finalizer or was in a pool is freed the second time
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)
 		return int64(m.HeapAlloc)

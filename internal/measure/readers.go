@@ -18,7 +18,7 @@ type reading interface {
 	RUnlock()
 }
 
-// readers measures what reading together costs, and how readers and a writer
+// readers measures what concurrent reading costs, and how readers and a writer
 // share a lock.
 func readers(b *bench) error {
 	if err := readTogether(b); err != nil {
@@ -71,11 +71,11 @@ func readTogether(b *bench) error {
 	return nil
 }
 
-// sharedUse is what readers and a writer came to.
+// sharedUse is what readers and a writer of one lock achieved.
 type sharedUse struct {
 	reads  int64
-	writes times // what each waited
-	delays times // of the readers
+	writes times // how long each write waited
+	delays times // how long each read waited
 }
 
 // readAndWrite has four clients read for 100 µs at a time, and one write every

@@ -15,7 +15,7 @@ import (
 
 const killedTTL = time.Second
 
-// killed measures how long after a killed owner's TTL the next waiter runs.
+// killed measures how long after the end of a killed owner's TTL the next waiter runs.
 func killed(b *bench) error {
 	ctx := context.Background()
 	c, err := b.client()
@@ -66,9 +66,9 @@ func killed(b *bench) error {
 	return nil
 }
 
-// cancellation measures how long after its context's end LockContext returns, each
-// wait by itself: the contract's 10 ms are about the worst of them, and beside each stands
-// what a bare receive from a context takes on this machine.
+// cancellation measures how long after the end of its context LockContext returns. Each
+// wait is measured by itself, because the contract's 10 ms are a bound on the worst of them;
+// beside it is what a bare receive from a context's channel takes on this machine.
 func cancellation(b *bench) error {
 	ctx := context.Background()
 	holder, err := b.client()
@@ -110,7 +110,7 @@ func cancellation(b *bench) error {
 			}
 			late = append(late, d(func(ctx context.Context) {
 				if l, err := c.Mutex("x").LockContext(ctx); err == nil {
-					_ = l.Unlock() // cannot be: the holder holds it
+					_ = l.Unlock() // not reached: the holder keeps the lock
 				}
 			}))
 			timer = append(timer, d(func(ctx context.Context) { <-ctx.Done() }))
@@ -126,7 +126,7 @@ func cancellation(b *bench) error {
 	return nil
 }
 
-// shut closes a client without patience for what is broken on purpose.
+// shut closes a client, and hardly waits, because its server may be broken on purpose.
 func shut(c *leased.Client) {
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer cancel()
@@ -178,7 +178,7 @@ func (w *wires) cut(state string) {
 	}
 }
 
-// Write swallows what goes into a black hole, so nothing comes back either.
+// Write discards what is sent into a black hole, so no answer comes back either.
 func (k *wire) Write(p []byte) (int, error) {
 	if k.w.now() == "black-holed" {
 		return len(p), nil

@@ -10,14 +10,15 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// spent is what the server did: how often, and for how long. Commands called by
-// scripts count in their scripts' time and are not counted here.
+// spent is how many commands the server carried out, and how long they took. Only commands that
+// clients send are counted: what a script calls is part of the script's time.
 type spent struct {
 	calls int64
 	time  time.Duration
 }
 
-// spend returns what the server has spent on commands since it started.
+// spend returns what the server has spent on the named commands since it started. No script may
+// call one of them in the time that is measured, because Redis counts such calls, too.
 func spend(ctx context.Context, rdb *redis.Client, names ...string) (spent, error) {
 	var s spent
 	info, err := rdb.Info(ctx, "commandstats").Result()
@@ -42,12 +43,12 @@ func (s spent) sub(before spent) spent { return spent{s.calls - before.calls, s.
 
 func (s spent) add(more spent) spent { return spent{s.calls + more.calls, s.time + more.time} }
 
-// each is the time spent for one of n.
+// each is the time spent on each of n.
 func (s spent) each(n int) string {
 	return fmt.Sprintf("%.1fµs", float64(s.time.Nanoseconds())/1000/float64(max(n, 1)))
 }
 
-// processorTime is what the server has used of its processor since it started.
+// processorTime returns the processor time that the server has used since it started.
 func processorTime(ctx context.Context, rdb *redis.Client) (used time.Duration, err error) {
 	info, err := rdb.Info(ctx, "cpu").Result()
 	for line := range strings.Lines(info) {

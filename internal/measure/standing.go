@@ -17,19 +17,19 @@ import (
 )
 
 // standing measures what a long queue that does not move costs the server. Each waiter is a
-// client with a subscription of its own, as in a process of its own; a thousand of them share a
-// process, and its connections for commands. The server's processor time tells, not the clock:
-// the waiters have the same processors.
+// client with a subscription of its own, as if it were alone in its process; a thousand of them
+// share a process and its connections for commands. The server's processor time is measured, and
+// not the time by the clock, because the waiters run on the same processors.
 func standing(b *bench) error {
 	ctx := context.Background()
 	waiters, window := b.pick(10_000, 1000), time.Duration(b.pick(30, 10))*time.Second
 	const (
 		each   = 1000
 		name   = "x"
-		settle = 80 * time.Second // until those far behind demand an echo now and then
-		spare  = 4000             // connections for commands, and those that are made anew
+		settle = 80 * time.Second // until those far behind demand echoes at their usual pace
+		spare  = 4000             // connections for commands, and replacements of broken ones
 	)
-	rdb := b.server.Client(func(o *redis.Options) { o.ReadTimeout = time.Minute }) // all join at once
+	rdb := b.server.Client(func(o *redis.Options) { o.ReadTimeout = time.Minute }) // because all join at once
 	if err := rdb.ConfigSet(ctx, "maxclients", fmt.Sprint(waiters+spare)).Err(); err != nil {
 		return err // the system allows the server fewer open files
 	}
@@ -37,7 +37,7 @@ func standing(b *bench) error {
 	if err != nil {
 		return err
 	}
-	for n := waiters; n > 100; time.Sleep(100 * time.Millisecond) { // else it refuses the next
+	for n := waiters; n > 100; time.Sleep(100 * time.Millisecond) { // otherwise the server refuses the next connections
 		if n, err = connected(ctx, rdb); err != nil {
 			return err
 		}
@@ -56,7 +56,7 @@ func standing(b *bench) error {
 		if err != nil {
 			return err
 		}
-		defer c.kill() // while they wait; the server ends soon, too
+		defer c.kill() // its clients still wait; the server ends soon, too
 		if err := c.tell("%s %d", name, min(each, waiters-n)); err != nil {
 			return err
 		}
@@ -88,7 +88,7 @@ func standing(b *bench) error {
 	return nil
 }
 
-// inScripts is how many of the calls are looks, or what these call.
+// inScripts returns how many of the calls are looks, or are made by looks.
 func inScripts(calls redistest.Tally) (n int64) {
 	for _, name := range []string{"evalsha", "publish", "mget", "zrank", "zrange", "time", "pttl", "zscore", "zrem", "zadd", "get", "zcard", "zrevrange", "exists", "pexpire"} {
 		n += calls[name]
@@ -96,8 +96,8 @@ func inScripts(calls redistest.Tally) (n int64) {
 	return n
 }
 
-// connections returns what the server needs for connections that say nothing: a share of a core;
-// and for each of the PINGs that come now on one of them and now on another.
+// connections returns what n idle connections cost the server, as a share of a core, and what a
+// PING costs it if each comes on another one of these connections.
 func connections(ctx context.Context, addr string, rdb *redis.Client, n int) (idle float64, ping time.Duration, err error) {
 	conns := make([]net.Conn, 0, n)
 	defer func() {
@@ -138,7 +138,7 @@ func connections(ctx context.Context, addr string, rdb *redis.Client, n int) (id
 	return u.share(), ping, errors.Join(err, failed)
 }
 
-// connected is how many connections the server has.
+// connected returns how many connections the server has.
 func connected(ctx context.Context, rdb *redis.Client) (n int, err error) {
 	info, err := rdb.Info(ctx, "clients").Result()
 	for line := range strings.Lines(info) {
@@ -149,19 +149,19 @@ func connected(ctx context.Context, rdb *redis.Client) (n int, err error) {
 	return 0, err
 }
 
-// used is what the server did in a while.
+// used is what the server did in a period of time.
 type used struct {
 	processor, while time.Duration
 	calls            redistest.Tally
 	scripts          spent
 }
 
-// share is that of a core.
+// share is the share of a core that the server used.
 func (u used) share() float64 { return float64(u.processor) / float64(max(u.while, 1)) }
 
 func percent(share float64) string { return fmt.Sprintf("%.1f %%", 100*share) }
 
-// during returns what the server does from now on.
+// during returns what the server does in the time that begins now.
 func during(ctx context.Context, rdb *redis.Client, while time.Duration) (u used, err error) {
 	look := func() (at time.Time, processor time.Duration, calls redistest.Tally, scripts spent) {
 		at = time.Now()
@@ -182,17 +182,17 @@ func during(ctx context.Context, rdb *redis.Client, while time.Duration) (u used
 	return used{processorThen - processor, ended.Sub(began), callsThen.Sub(calls), scriptsThen.sub(scripts)}, err
 }
 
-// playStanding has so many clients wait for a lock, until the process is killed.
+// playStanding has n clients wait for a lock until the process is killed.
 func playStanding(rdb *redis.Client, name string, n int) error {
 	for range n {
-		time.Sleep(10 * time.Millisecond) // the server's queue of connections is short
+		time.Sleep(10 * time.Millisecond) // because the server's backlog of new connections is short
 		c, err := leased.New(rdb, leased.WithLogger(quiet))
 		if err != nil {
 			return err
 		}
 		go func() { // ends with the process
 			for {
-				_, _ = c.Mutex(name).LockContext(context.Background()) // an error was what Redis refused meanwhile
+				_, _ = c.Mutex(name).LockContext(context.Background()) // after an error, which is a refusal by Redis, it waits again
 			}
 		}()
 	}

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// table is what a section found out.
+// table is the result of a section.
 type table struct{ rows []row }
 
 type row struct{ what, figure, baseline, goal string }
@@ -70,5 +70,5 @@ func mark(met bool) string {
 	return "MISSED"
 }
 
-// atMost is a goal beside what became of it.
+// atMost is a goal, and whether it was met.
 func atMost(goal string, met bool) string { return "≤ " + goal + ": " + mark(met) }

@@ -5,8 +5,8 @@ const simulation = "TestSimulation"
 // sloppy are the quick tests of the state machine and the scripts.
 const sloppy = "TestRule|TestTrap|TestRandomEvents|TestAPlace|TestADowngrade|TestARe|TestATry|TestAGr"
 
-// mutants are the rules of docs/design.md §4 and §5 left out, and the traps of
-// §10 brought back.
+// mutants leave out rules of docs/design.md §4 and §5, and bring back the traps of
+// §10.
 var mutants = []mutant{
 	// scripts
 	{"release without ownership check", "internal/redisserver/scripts/release.lua", "if not owns(id, mode) then", "if false then", simulation},
@@ -144,7 +144,7 @@ var mutants = []mutant{
 	{"a cool-down is a foreign owner to operators", "inspect.go", "		if who, ok := protocol.ParseCooldown(s.Value); ok {", "		if who, ok := protocol.ParseCooldown(s.Value); ok && false {", "IsSeenByOperators"},
 	{"a minimum hold may be longer than the maximum", "options.go", "	if o.MaxHold > 0 && o.MinHold > o.MaxHold {", "	if false {", "OutOfRange"},
 
-	// who waited is led to who had the lock
+	// links from a waiter to the owner that kept it waiting
 	{"an id does not refer to its caller's span", "internal/lockstate/lock.go", "		from.Span = *head.Events.Wait\n", "", "TraceOfOneThatGivesUp|RefersToNoSpan"},
 	{"a grant that may idle refers to its first caller", "internal/lockstate/lock.go", " && head.Events.Wait != nil && !idles {", " && head.Events.Wait != nil {", "RefersToNoSpan"},
 	{"a successor does not know who blocked it", "internal/lockstate/eventlog.go", "			t.Blocker = blocker\n", "", "TraceOfASuccessor"},
@@ -383,7 +383,7 @@ var mutants = []mutant{
 	{"what an early owner asks turns others away", "internal/lockstate/events.go", "		if g.state != Held {\n			l.failed(&g.ticket, fail, pause, now, fx)\n		} else if fail", "		l.failed(&g.ticket, fail, pause, now, fx)\n		if fail", "BeforeMessagesWereHeard"},
 	{"a refused subscription tells nobody", "notify.go", "				e.step(func(now time.Time, fx *lockstate.Effects) { e.state().SubscribeFailed(now, fx) })\n", "				_ = e\n", "SubscriptionThatIsRefused"},
 
-	// the scripts: leftovers
+	// the scripts: what they leave behind
 	{"the release shortcut grants a waiter whose waiting lease is over", "internal/redisserver/scripts/release_fast.lua", "if left > 0 and left", "if left", "WaitingLeaseIsOver"},
 	{"clamp does not re-mark", "internal/redisserver/scripts/common.lua", "    if cut then sync_marker() end\n", "", "AMarkerLives"},
 	{"a cancelled reader whose marker is gone stays", "internal/redisserver/scripts/cancel.lua", "elseif mode == 'r' then\n  redis.call('ZREM', KEYS[3], id)\n", "", "ACancelledReader"},
@@ -462,7 +462,7 @@ var mutants = []mutant{
 	{"a cancel beside a key of another type has no answer", "internal/redisserver/server.go", "fail != nil && fail.Kind == protocol.OtherType &&", "fail != nil && fail.Kind == protocol.ClientClosed &&", "BesideAKeyOfAnotherType"},
 	{"a key of another type is not spoken of in words", "internal/redisserver/errors.go", "	if wrongType(err) {\n		return &OtherTypeError", "	if false {\n		return &OtherTypeError", "SpokenOfInWords"},
 
-	// the state machine: what Redis gave a second time
+	// the state machine: what Redis has granted a second time
 	{"what comes in place of a lost grant is left in Redis", "internal/lockstate/events.go", "	l.lose(notKept, now, fx)\n	l.cancelUnknown(id, time.Time{}, fx)\n", "	_ = id\n	l.lose(notKept, now, fx)\n", "AnsweredAnew"},
 	{"a grant that is answered anew goes on", "internal/lockstate/events.go", "		if g.state == Held && (greater || c.Held && !a.Kept) {", "		if false && greater {", "AnsweredAnew"},
 	{"a reader's extended grant goes for a new one", "internal/lockstate/events.go", " && !(a.Kept && (g.req.Mode == protocol.Shared || a.Forgot))", " && !(a.Kept && a.Forgot)", "Reader|IsExtended"},
@@ -471,7 +471,7 @@ var mutants = []mutant{
 	{"a grant that is told anew goes on", "internal/lockstate/events.go", "		if a.Token <= g.token {\n			return // it is about the grant that is held", "		if true {\n			return // it is about the grant that is held", "ToldAnew"},
 	{"an early owner takes its own writer for another", "internal/lockstate/events.go", "	if g.role() != byPlace { // else", "	if true { // else", "AnEarlyOwnersOwnWriter"},
 
-	// slips that a hurried change might make
+	// mistakes that a hasty change might make
 	{"an idle grant's tenure is not begun anew", "internal/lockstate/lock.go", "c.Via, g.since, g.served = ViaIdle, at, 0", "c.Via, g.served = ViaIdle, 0", "TestAGrantThatIdled"},
 	{"a caller enters on a grant of the other mode", "internal/lockstate/lock.go", "g.req.Mode == m && l.compatible(m)", "l.compatible(m)", sloppy},
 	{"a request for the other mode is kept", "internal/lockstate/lock.go", "if g.state != none && (head == nil || g.req.Mode != head.Mode) {", "if g.state != none && head == nil {", sloppy},
@@ -559,7 +559,7 @@ var mutants = []mutant{
 	{"a grant that is told anew while it is let go was kept", "internal/lockstate/events.go", "		l.loseLeaving(lostAtRelease, now, fx) // the release gives", "		// the release gives", "TestAGrantThatIsToldAnewWhile"},
 	{"a downgrade that ends forgets the command in flight", "internal/lockstate/handover.go", "	l.becomeNone()\n", "	l.becomeNone()\n	l.pending = pending{}\n", "AskedAboutWhileItIsDowngraded"},
 
-	// code of the user's, and losses, as a late review saw them
+	// user code and losses, as a late review saw them
 	{"a cancel does not survive a hook's panic", "canceler.go", "	defer c.client.recoverPanic(\"a hook of the Redis client\")\n", "", "WhoseHookPanics"},
 	{"the inbox does not survive a dialler's panic", "notify.go", "	defer in.client.recoverPanic(\"a hook of the Redis client, or an error of one,\")\n", "", "WhoseDiallerPanics"},
 	{"a closed Redis client is an outage", "outage.go", "	if fail.Lasts() {", "	if fail.Lasts() && fail.Kind != protocol.ClientClosed {", "FailureThatLasts"},

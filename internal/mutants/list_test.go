@@ -19,8 +19,8 @@ import (
 	"github.com/leasedmutex/leased/internal/race"
 )
 
-// A mutant whose text is gone kills nothing and hides that; so the list is
-// checked with every run of the tests, which is cheap.
+// A mutant whose text is gone tests nothing, and nobody would notice; so every
+// run of the tests checks the list, which is cheap.
 func TestEveryMutantsTextStandsExactlyOnce(t *testing.T) {
 	names := map[string]bool{}
 	for _, m := range mutants {
@@ -37,7 +37,7 @@ func TestEveryMutantsTextStandsExactlyOnce(t *testing.T) {
 	}
 }
 
-// Those that a run begins with; without one it is in error.
+// A run of a mutant begins with these tests; without any the run ends with an error.
 func TestEveryMutantNamesATest(t *testing.T) {
 	all := map[string][]string{} // the tests of a package
 	for _, m := range mutants {
@@ -60,8 +60,8 @@ func TestEveryMutantNamesATest(t *testing.T) {
 	}
 }
 
-// docs/reliability.md says how many there are, by the folder of the file that they break, and
-// names some, each with a test that is among those named for it.
+// docs/reliability.md says how many mutants there are, by the folder of the file that they break, and
+// names some of them, each with a test that is among those named for it.
 func TestThePageCountsTheMutants(t *testing.T) {
 	text, err := os.ReadFile(filepath.FromSlash("../../docs/reliability.md"))
 	if err != nil {
@@ -113,15 +113,15 @@ func TestThePageCountsTheMutants(t *testing.T) {
 	}
 }
 
-// One that does not compile is in error when it is run, which may be long after it was listed. To
-// build them all takes an hour; their types are checked instead, of each only the functions of
-// the file that it changes, and against packages of others of which nothing is known.
+// A mutant that does not compile is an error only when it is run, which may be long after it was listed.
+// Building all of them takes an hour, so instead their types are checked: for each mutant only the functions
+// of the file that it changes, with imported packages of other modules empty.
 func TestEveryMutantCompiles(t *testing.T) {
 	if race.Enabled {
 		t.Skip("one goroutine reads the code")
 	}
 	all := readLibrary(t)
-	before := map[string][]string{} // what is found wrong with a file as it is, because little is known
+	before := map[string][]string{} // errors in a file without mutants, because other packages are empty
 	for _, m := range mutants {
 		if !strings.HasSuffix(m.file, ".go") {
 			continue
@@ -141,14 +141,14 @@ func TestEveryMutantCompiles(t *testing.T) {
 	}
 }
 
-// ofOthers matches what the type checker says of a name in a package of which nothing is known.
+// ofOthers matches what the type checker says about a name from a package that was left empty.
 var ofOthers = regexp.MustCompile(`^undefined: [a-z]+\.[A-Z]\w*$`)
 
 // libraryCode is the library without the bodies of functions.
 type libraryCode struct {
 	set      *token.FileSet
 	files    map[string]map[string]*ast.File // by the package's folder and the file's name
-	packages map[string]*types.Package       // by import path, others than the library's empty
+	packages map[string]*types.Package       // by import path; those that are not the library's are empty
 }
 
 const libraryPath = "github.com/leasedmutex/leased"
@@ -193,7 +193,7 @@ func (l *libraryCode) check(name string, files map[string]*ast.File) (pkg *types
 	return pkg, wrong
 }
 
-// Import returns an empty package for what is not of the library.
+// Import returns an empty package for a path that is not the library's.
 func (l *libraryCode) Import(name string) (*types.Package, error) {
 	if l.packages[name] == nil {
 		own := path.Base(strings.TrimSuffix(strings.TrimSuffix(name, "/v9"), "/v4"))
@@ -203,7 +203,7 @@ func (l *libraryCode) Import(name string) (*types.Package, error) {
 	return l.packages[name], nil
 }
 
-// wrong returns what is wrong with a file that has that text.
+// wrong returns the type errors of a file if it has the given text.
 func (l *libraryCode) wrong(t *testing.T, file, text string) []string {
 	f, err := parser.ParseFile(l.set, file, text, parser.SkipObjectResolution)
 	if err != nil {
@@ -223,7 +223,7 @@ func (l *libraryCode) wrong(t *testing.T, file, text string) []string {
 	return wrong
 }
 
-// One that does not takes a minute or more to build, and all that do take as long as one.
+// A mutant that shares no binary takes a minute or more to build; all those that do take as long as one.
 func TestNearlyAllMutantsShareBinaries(t *testing.T) {
 	if race.Enabled {
 		t.Skip("one goroutine reads the code")

@@ -1,13 +1,13 @@
-// Command mutants breaks the library on purpose, one rule at a time, and shows
-// for each break the test that notices. It exits with status 1 if one survives.
+// Command mutants breaks the library on purpose, one rule at a time, and prints
+// for each break the test that notices it. It exits with status 1 if a mutant survives.
 //
 //	go run ./internal/mutants [-only text] [-quick] [-alone] [-v]
 //
-// An error is no verdict: the mutant does not compile, its text or its tests are not found, or the
-// baseline fails, which is the test that noticed, run without the mutant.
+// An error is not a verdict: it means that the mutant does not compile, that its text or its tests
+// are not found, or that the baseline fails, which is the test that noticed, run without the mutant.
 //
-// Nothing in the tree is changed: the broken file is laid over the real one for
-// the compiler only (go test -overlay).
+// Nothing in the tree is changed: only the compiler sees the broken file in place of
+// the real one (go test -overlay).
 package main
 
 import (
@@ -26,13 +26,13 @@ import (
 	"time"
 )
 
-// mutant is one break: a text that stands exactly once in a file, and what to
-// put in its place.
+// mutant is one break: a text that occurs exactly once in a file, and the text
+// that replaces it.
 type mutant struct {
 	name     string
 	file     string
 	old, new string
-	tests    string // which tests to try first, as for -run; then a long simulation, then all of the packages
+	tests    string // the tests to try first, as for -run; then comes a long simulation, then all tests of the packages
 }
 
 const patience = 4 * time.Minute
@@ -105,7 +105,7 @@ func run(only string, verbose, alone bool, jobs int) error {
 	return err
 }
 
-// summary prints how many were killed, and returns which were not, and why.
+// summary prints how many mutants were killed, and returns an error that names the others, and why.
 func summary(chosen []mutant, results []result) error {
 	var alive, untried, unsound []string
 	for i, r := range results {
@@ -133,13 +133,13 @@ func summary(chosen []mutant, results []result) error {
 
 type result struct {
 	killer  string // the test that noticed, or the crash
-	crashed bool   // no test says that it failed
+	crashed bool   // no test was reported as failed
 	output  string
 	took    time.Duration
 	err     error
 
 	pkg  string   // of the tests that noticed
-	args []string // with which they were run
+	args []string // the arguments with which they were run
 }
 
 func (r result) print(m mutant, verbose bool) {
@@ -156,7 +156,7 @@ func (r result) print(m mutant, verbose bool) {
 	}
 }
 
-// try runs tests with a mutant, which is in the binaries of x or is built by itself.
+// try runs tests with a mutant, which is in the shared binaries of x or is built by itself.
 func try(m mutant, x *together) result {
 	root, began := x.root, time.Now()
 	dir, err := os.MkdirTemp("", "mutant")
@@ -174,7 +174,7 @@ func try(m mutant, x *together) result {
 			return result{err: err}
 		}
 	}
-	binaries := map[string]string{} // of a package; linking one takes as long as many a test
+	binaries := map[string]string{} // by package, because linking one takes as long as many tests do
 	binaryOf := func(pkg string) (string, error) {
 		if shared {
 			return x.binary(pkg)
@@ -217,7 +217,7 @@ func try(m mutant, x *together) result {
 	return r
 }
 
-// withTests returns those of pkgs that have a test of that name: others need not be built.
+// withTests returns those of pkgs that have a test whose name matches: the others need not be built.
 func withTests(root string, pkgs []string, pattern string) (found []string, err error) {
 	run, err := regexp.Compile(pattern)
 	if err != nil {
@@ -238,7 +238,7 @@ func withTests(root string, pkgs []string, pattern string) (found []string, err 
 	return found, nil
 }
 
-// testNames returns the tests that a package's files name.
+// testNames returns the names of the tests in a package's files.
 func testNames(root, pkg string) (names []string, err error) {
 	files, err := filepath.Glob(filepath.Join(root, pkg, "*_test.go"))
 	if err != nil {
@@ -276,7 +276,7 @@ func testedBy(file string) []string {
 	return []string{"internal/redisserver", simulator, "."}
 }
 
-// errBaseline is the error of a mutant that a test noticed which fails without it, too.
+// errBaseline is the error of a mutant if the test that noticed it fails without the mutant, too.
 var errBaseline = errors.New("baseline fails")
 
 // build makes the test binary of a package with the overlay.
@@ -289,7 +289,7 @@ func build(root, overlay, pkg, binary string) error {
 	return nil
 }
 
-// lay writes the broken file and the overlay that puts it over the real one.
+// lay writes the broken file and the overlay that puts it in place of the real one.
 func lay(root, dir string, m mutant) (string, error) {
 	path := filepath.Join(root, m.file)
 	text, err := broken(root, m)
@@ -308,7 +308,7 @@ func lay(root, dir string, m mutant) (string, error) {
 	return overlay, os.WriteFile(overlay, b, 0o600)
 }
 
-// broken returns the text of a mutant's file with the mutant.
+// broken returns the text of a mutant's file with the mutant in it.
 func broken(root string, m mutant) (string, error) {
 	text, err := os.ReadFile(filepath.Join(root, m.file))
 	if err != nil {
@@ -339,8 +339,8 @@ func test(dir, binary, env string, args []string) result {
 	return verdict(string(out), err)
 }
 
-// verdict reads what tests printed, which ended with err. Of the tests that failed it names the
-// innermost one.
+// verdict interprets the output of a test run that ended with err. Of the tests that failed it names
+// the innermost one.
 func verdict(output string, err error) result {
 	r := result{output: output}
 	if err == nil {
@@ -357,7 +357,7 @@ func verdict(output string, err error) result {
 		r.killer, r.crashed = "a test that hangs", true
 	case crash.MatchString(output):
 		r.killer, r.crashed = crash.FindString(output), true
-	default: // no test says so: the runner is wrong, or the tests
+	default: // no test is reported as failed: the runner is wrong, or the tests are
 		r.err = fmt.Errorf("the tests failed without naming one: %w", err)
 	}
 	return r

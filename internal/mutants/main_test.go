@@ -62,7 +62,7 @@ func TestAnswer(t *testing.T) {
 	"other_test.go": "//go:build neverbuilt\n\npackage sample\n\nimport \"testing\"\n\nfunc TestNotBuilt(t *testing.T) {}\n",
 }
 
-// makeSample returns the folder of the sample, of which the tests named for a mutant are to run.
+// makeSample writes the sample and returns its folder, in which the tests named for a mutant are run.
 func makeSample(t *testing.T) (root string) {
 	t.Helper()
 	root = t.TempDir()
@@ -158,7 +158,7 @@ func TestMutantsThatShareABinaryAreToldApart(t *testing.T) {
 	}
 }
 
-// One that always fails would count as noticing each mutant for which it is named.
+// A test that always fails would count as noticing each mutant for which it is named.
 func TestATestThatFailsWithoutAMutantKillsNone(t *testing.T) {
 	if race.Enabled {
 		t.Skip("it builds and runs programs, one after the other")

@@ -13,16 +13,16 @@ import (
 	"sync"
 )
 
-// To compile and link the tests takes many times as long as to run those that are named for a
-// mutant. So nearly all mutants share one test binary per package, of which a run switches one on:
-// each function that mutants change inside has, before its own statements, those of each of them
-// behind a condition; and scripts come from a folder, if one is named.
+// Compiling and linking the tests takes many times as long as running those that are named for a
+// mutant. So nearly all mutants share one test binary per package, and a run switches one of them on:
+// a function whose body is changed by mutants has, before its own statements, the changed statements
+// of each of these mutants behind a condition; and scripts are read from a folder, if one is named.
 
-// switched is the variable of the environment that has the mutant's number, or, for a script, the
-// folder above its scripts.
+// switched is the environment variable that has the mutant's number, or, for a mutant of a script,
+// the folder above its scripts.
 const switched = "LEASED_MUTANT"
 
-// together is the mutants that share binaries. Without one switched on, these binaries are the baseline of
+// together has the mutants that share binaries. With none switched on, these binaries are the baseline of
 // all mutants: a test that fails there says nothing about a mutant.
 type together struct {
 	root, dir, overlay string
@@ -35,7 +35,7 @@ type together struct {
 	baselines int // how many were run
 }
 
-// with returns what a run of m has in its environment, and false if m is built by itself.
+// with returns the environment entry that switches m on, or false if m is built by itself.
 func (x *together) with(m mutant) (env string, ok bool, err error) {
 	if n, ok := x.numbers[m.name]; ok {
 		return fmt.Sprint(switched, "=", n), true, nil
@@ -58,7 +58,7 @@ func (x *together) with(m mutant) (env string, ok bool, err error) {
 	return switched + "=" + above, true, os.WriteFile(filepath.Join(scripts, filepath.Base(m.file)), []byte(text), 0o600)
 }
 
-// binary returns the tests of a package, with all mutants inside.
+// binary returns the test binary of a package, with all mutants in it.
 func (x *together) binary(pkg string) (string, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -72,9 +72,9 @@ func (x *together) binary(pkg string) (string, error) {
 	return x.binaries[pkg], nil
 }
 
-// verify runs the tests that noticed a mutant without any, and gives those of which that fails an error.
-// Those of a package are run at once, for to start a binary takes longer than most of them do; if that fails,
-// one by one. Of a crash that no test reported, all that were to be run are.
+// verify runs the tests that noticed a mutant again, without any mutant. If that fails, it puts an error in the
+// result. The tests of a package are run together, because starting a binary takes longer than most tests do;
+// if that fails, they are run one by one. For a crash that no test reported, all tests of that run are repeated.
 func (x *together) verify(results []result) {
 	const sep = "\x00"
 	names := map[string][]string{} // of tests, by package and the other arguments
@@ -112,9 +112,9 @@ func (x *together) verify(results []result) {
 	}
 }
 
-// baseline returns the package and the arguments, as one text, of the run without the mutant that noticed
-// it, and the test that did, for which there is no argument, or "" if that is not known. The text is "" if
-// there is nothing to run.
+// baseline describes the run to repeat without the mutant: key is the package and the arguments as one text,
+// "" if there is nothing to run. test is the test that noticed the mutant, for which key has no argument, or ""
+// if it is not known; then key has all arguments.
 func (r *result) baseline(sep string) (key, test string) {
 	if r.killer == "" || r.err != nil {
 		return "", ""
@@ -145,13 +145,13 @@ func (x *together) unbroken(pkg string, args []string) error {
 
 func isScript(file string) bool { return filepath.Ext(file) == ".lua" }
 
-// loader is the file that embeds the scripts, and the line that does.
+// loader is the file that embeds the scripts, and loaderLine is the line that does so.
 const (
 	loader     = "internal/redisserver/script.go"
 	loaderLine = "\nvar scriptFiles embed.FS\n"
 )
 
-// loadSwitched stands for loaderLine.
+// loadSwitched replaces loaderLine.
 const loadSwitched = `
 var embedded embed.FS
 
@@ -170,8 +170,8 @@ var scriptFiles = func() (files interface {
 }()
 `
 
-// combine writes the code with all mutants inside to dir. One whose text is not found, or not inside
-// one function, is left out.
+// combine writes the code with all mutants in it to dir. A mutant whose text is not found, or is not
+// inside one function, is left out.
 func combine(root, dir string, all []mutant) (*together, error) {
 	x := &together{root: root, dir: dir, numbers: map[string]int{}, binaries: map[string]string{}}
 	replace := map[string]string{}
@@ -262,9 +262,9 @@ var mutantSwitched = func() int {
 	return x, os.WriteFile(x.overlay, b, 0o600)
 }
 
-// variant returns the package's name, where the statements of the function begin that m changes,
-// and what they are with m, which end by a return. These are "" if m changes no function inside, or
-// one that has labels, which it cannot have twice.
+// variant returns the package's name, the offset at which the statements of the function begin that m
+// changes, and these statements with m, which end with a return. They are "" if m does not change the
+// body of a function, or if the function has labels, because labels cannot occur in it twice.
 func variant(m mutant, text string) (pkg string, at int, body string, err error) {
 	set := token.NewFileSet()
 	f, err := parser.ParseFile(set, m.file, text, parser.SkipObjectResolution)

@@ -8,15 +8,15 @@ import (
 	"os/exec"
 )
 
-// child is this program, started once more with a role of its own. It speaks JSON and ends by the
-// end of its input.
+// child is this program, started once more with a role of its own. It speaks JSON and ends when
+// its input ends.
 type child struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
 	out *json.Decoder
 }
 
-// startChild starts one. The environment variable says in JSON what it is.
+// startChild starts a child. The environment variable gives its role, in JSON.
 func startChild(variable string, role any, env ...string) (*child, error) {
 	program, err := os.Executable()
 	if err != nil {

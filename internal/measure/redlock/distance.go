@@ -13,17 +13,17 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Servers of a quorum are on machines of their own, with a network between them and the clients;
-// on one machine without it, everything is bound by the processor. So each server can be put
-// behind a proxy that hands on what it reads half a round trip later, in both directions: see
-// distance_linux.go. The proxies are one process of their own, so that what they do is no part of
-// the clients' processor time, and all libraries go through the same ones in the same run.
+// The servers of a quorum are on machines of their own, with a network between them and the
+// clients; on one machine, without a network, the processor bounds everything. So each server can
+// be put behind a proxy that passes on what it reads half a round trip later, in both directions:
+// see distance_linux.go. The proxies share a process of their own, so that their work is no part of
+// the clients' processor time, and in a run all libraries go through the same proxies.
 //
-// No network is as far from one server as from the next, and a lock that waits for all of them
+// In a real network servers are not all equally far away, and a lock that waits for all of them
 // waits for the farthest. So a distance can be a range, over which the servers are spread evenly.
 
-// proxyVariable has the servers' addresses and the delays one way, and makes this program the
-// proxies.
+// proxyVariable is the environment variable that makes this program the proxies. It has the
+// servers' addresses and their delays in one direction.
 const proxyVariable = "LEASED_REDLOCK_PROXY"
 
 // distance is the time that the network adds to a round trip, for the nearest of the servers and
@@ -42,7 +42,7 @@ func parseDistance(text string) (d distance, err error) {
 	return d, err
 }
 
-// of is the distance of the server i of n.
+// of returns the distance of server i of n.
 func (d distance) of(i, n int) time.Duration {
 	return d.nearest + (d.farthest-d.nearest)*time.Duration(i)/time.Duration(max(n-1, 1))
 }
@@ -57,13 +57,13 @@ func (d distance) String() string {
 	return duration(d.nearest) + " to " + duration(d.farthest)
 }
 
-// proxyRole is what the proxies stand before, and how much later each hands on what it reads.
+// proxyRole says which servers the proxies are for, and by how much each delays what it reads.
 type proxyRole struct {
 	Addrs  []string
 	OneWay []time.Duration
 }
 
-// proxies are those before all servers.
+// proxies is the process with the proxies of all servers.
 type proxies struct {
 	*child
 	addrs []string
@@ -74,8 +74,8 @@ func startProxies(d distance, addrs []string) (*proxies, error) {
 	for i := range addrs {
 		role.OneWay = append(role.OneWay, d.of(i, len(addrs))/2)
 	}
-	// The thread that delays is in the kernel nearly always, where the runtime's requests to
-	// yield would only wake it.
+	// The thread that delays is nearly always in the kernel, where the runtime's requests to
+	// yield would only wake it up.
 	c, err := startChild(proxyVariable, role, "GODEBUG=asyncpreemptoff=1")
 	if err != nil {
 		return nil, err
@@ -101,7 +101,7 @@ func proxy(text string) error {
 	return delay(r.Addrs, r.OneWay, func(own []string) error { return json.NewEncoder(os.Stdout).Encode(own) })
 }
 
-// at sets the distance at which clients find the servers from now on, and measures it.
+// at sets the distance between clients and servers from now on, and measures it.
 func (s *servers) at(d distance) error {
 	if s.far != nil {
 		s.far.end()

@@ -9,17 +9,18 @@ import (
 	"unsafe"
 )
 
-// delay proxies to the addresses, calls ready with its own, and hands on what it reads from and
-// for each of them, in order, after its oneWay. It returns only with an error.
+// delay runs a proxy for each of the addresses, calls ready with the proxies' addresses, and passes
+// on what it reads from a server and for it, in order, after that server's oneWay. It returns only
+// with an error.
 //
-// One thread does everything, without Go's network poller and timers. Those wake a process that is
-// at rest up to a millisecond late, and would hand each message from one goroutine to another on
-// the processors that are measured. The delay of a server is always the same, so what was read
-// first is due first: one queue for each server keeps the order of every connection. The thread
-// waits in epoll_pwait2 for something to read or for the first head of the queues, whose time the
-// kernel keeps to a microsecond or so once the thread has asked for no slack.
+// One thread does everything, without Go's network poller and timers. These wake an idle process up
+// to a millisecond late, and would pass each message from one goroutine to another on the
+// processors that are measured. The delay of a server is always the same, so what was read first is
+// due first, and one queue for each server keeps the order of every connection. The thread waits in
+// epoll_pwait2 until there is something to read or the earliest head of the queues is due; the
+// kernel is accurate to about a microsecond once the thread has asked for no timer slack.
 //
-// What it writes to is a blocking socket: messages are far smaller than a socket's buffer.
+// It writes to blocking sockets, because messages are far smaller than a socket's buffer.
 func delay(addrs []string, oneWay []time.Duration, ready func(own []string) error) error {
 	runtime.LockOSThread()
 	const setTimerSlack = 29 // PR_SET_TIMERSLACK
@@ -48,25 +49,26 @@ func delay(addrs []string, oneWay []time.Duration, ready func(own []string) erro
 type delayer struct {
 	epoll     int
 	lines     []*line
-	listeners map[int]*line // by the socket
-	ends      map[int]end   // by a connection's socket
+	listeners map[int]*line // by socket
+	ends      map[int]end   // by the socket of a connection
 	spare     [][]byte
 }
 
-// line is what leads to one server.
+// line is the proxy of one server.
 type line struct {
 	server syscall.SockaddrInet4
 	oneWay time.Duration
 	queue  []delayed
 }
 
-// end is where a connection's text goes: along a line to the other connection.
+// end says where the text of a connection goes: through a line, to the peer's connection.
 type end struct {
 	line *line
 	to   int
 }
 
-// delayed is what was read from a connection and is due on its peer; without text, its end.
+// delayed is text that was read from a connection and is due on its peer; without text, it is the
+// connection's end.
 type delayed struct {
 	at   time.Time
 	to   int
@@ -104,7 +106,7 @@ func (p *delayer) watch(fd int) error {
 	return syscall.EpollCtl(p.epoll, syscall.EPOLL_CTL_ADD, fd, &syscall.EpollEvent{Events: syscall.EPOLLIN, Fd: int32(fd)})
 }
 
-// accept connects a client with its server.
+// accept accepts a client's connection and connects it to the server.
 func (p *delayer) accept(listener int, l *line) error {
 	client, _, err := syscall.Accept4(listener, syscall.SOCK_CLOEXEC)
 	if err != nil {
@@ -153,7 +155,7 @@ func (p *delayer) run() error {
 	}
 }
 
-// wait waits for something to read, or for what is due.
+// wait waits until there is something to read or something is due.
 func (p *delayer) wait(events []syscall.EpollEvent) (int, error) {
 	const epollPwait2 = 441 // the same on all architectures
 	var timeout *syscall.Timespec
@@ -167,7 +169,7 @@ func (p *delayer) wait(events []syscall.EpollEvent) (int, error) {
 		left := syscall.NsecToTimespec(max(0, time.Until(first).Nanoseconds()))
 		timeout = &left
 	}
-	// Raw: the runtime does not have to find the thread a processor again.
+	// A raw call, so that afterwards the runtime does not have to find a processor for the thread.
 	n, _, e := syscall.RawSyscall6(epollPwait2, uintptr(p.epoll), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)),
 		uintptr(unsafe.Pointer(timeout)), 0, 0)
 	switch {
@@ -189,7 +191,7 @@ func (p *delayer) read(fd int, now time.Time) {
 		buffer = make([]byte, mostAtOnce)
 	}
 	n, _, _ := syscall.RawSyscall(syscall.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(&buffer[0])), uintptr(len(buffer)))
-	if int(n) <= 0 { // its end, or an error, which is one
+	if int(n) <= 0 { // the connection has ended; an error counts as its end
 		_ = syscall.EpollCtl(p.epoll, syscall.EPOLL_CTL_DEL, fd, nil)
 		n = 0
 	}
@@ -206,7 +208,7 @@ func (p *delayer) write(d delayed) {
 		text = text[n:]
 	}
 	if len(d.text) == 0 {
-		// The sockets stay: a process that is ended with the run has no use for their numbers.
+		// The sockets stay open: the process ends with the run and need not reuse their numbers.
 		_ = syscall.Shutdown(d.to, syscall.SHUT_WR)
 	}
 	p.spare = append(p.spare, d.text[:cap(d.text)])

@@ -16,7 +16,7 @@ import (
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
-// What is measured. Each locker has connections of its own.
+// This file has the locks that are measured. Each locker has connections of its own.
 
 // locker is a client that locks one name.
 type locker interface {
@@ -32,8 +32,8 @@ const (
 	byRedsync2ms = "redsync, retry 2 ms"
 )
 
-// attempts counts what the lockers of a process have sent to get a lock, for each server once, and
-// sent all that they have sent.
+// attempts counts the commands that the lockers of a process have sent to get a lock, once for each
+// server, and sent counts all commands that they have sent.
 var attempts, sent atomic.Int64
 
 type countAttempts struct{}
@@ -74,8 +74,8 @@ func connect(addr string) *redis.Client {
 	return rdb
 }
 
-// open returns a locker of that kind. A quorum and redsync use all servers, a single one the
-// first.
+// open returns a locker of the given kind. A quorum and redsync use all servers, and onOne uses the
+// one in the middle.
 func open(kind, name string, addrs []string) (locker, error) {
 	switch kind {
 	case onOne:
@@ -152,7 +152,7 @@ func (r theirs) lock() func() {
 }
 
 // floor is the least that a lock on all servers costs: a script that does nothing, sent from
-// five goroutines, of which the third to return is waited for.
+// five goroutines, where the caller waits until the third of them has returned.
 type floor []*redis.Client
 
 func openFloor(addrs []string) floor {

@@ -5,9 +5,9 @@
 //	cd internal/measure/redlock && go run . [-seconds 3] [-rtt 0,500us,1ms,600us-1400us] [-only uncontended,handoff,contended,processes] [-profile file]
 //
 // Clients have separate connections. In the first three parts they are in one process; in the
-// last each is a process of its own. Everything is measured at each distance of -rtt, see
-// distance.go; at 0 the clients are connected with the servers themselves. It ends with the table
-// of docs/redlock.md. Read ratios, not times.
+// last each is a process of its own. Everything is measured at each distance of -rtt (see
+// distance.go); at 0 the clients are connected directly to the servers. The program ends by
+// printing the table of docs/redlock.md. Read ratios, not times.
 package main
 
 import (
@@ -57,11 +57,11 @@ func main() {
 // servers are the five that all locks are on.
 type servers struct {
 	all      []*redistest.Instance
-	rdbs     []*redis.Client // to ask them
-	near     []string        // their addresses
-	addrs    []string        // at which they are locked on: of far if there is one
+	rdbs     []*redis.Client // for questions about them, in the order of all
+	near     []string        // their own addresses
+	addrs    []string        // the addresses that lockers use: those of far, if it is set
 	far      *proxies
-	distance distance // that far adds
+	distance distance // what far adds
 	table    table
 }
 
@@ -73,7 +73,7 @@ func (s *servers) start(n int) error {
 		}
 		rdb := in.Client()
 		s.all, s.rdbs, s.near = append(s.all, in), append(s.rdbs, rdb), append(s.near, in.Addr)
-		// It has had its data for long: it may vote.
+		// The mark is old, so the server is not in quarantine and may vote.
 		if err := rdb.Set(context.Background(), "leased:quorum:mark", "1", 0).Err(); err != nil {
 			return err
 		}
@@ -90,7 +90,7 @@ func (s *servers) close() {
 	}
 }
 
-// cpu is the processor time that the servers have used.
+// cpu returns the processor time that the servers have used.
 func (s *servers) cpu() (sum time.Duration) {
 	for _, rdb := range s.rdbs {
 		text, _ := rdb.Info(context.Background(), "cpu").Result()
@@ -105,7 +105,7 @@ func (s *servers) cpu() (sum time.Duration) {
 	return sum
 }
 
-// commands is how many the servers have run, those within scripts included.
+// commands returns how many commands the servers have run, those within scripts included.
 func (s *servers) commands() (n int64) {
 	for _, rdb := range s.rdbs {
 		tally, err := redistest.Calls(context.Background(), rdb)
@@ -170,14 +170,14 @@ func (s *servers) measure() error {
 	return nil
 }
 
-// uncontended measures a lock that nobody else wants: locked again at once, and at rest.
+// uncontended measures a lock that nobody else wants: locked again at once, and after a pause.
 func uncontended(s *servers) error {
 	type contender struct {
 		kind        string
 		l           locker
 		locks, both []time.Duration
 		allocs      uint64
-		cpu, served time.Duration // of all, and of the servers
+		cpu, served time.Duration // of servers and client, and of the servers alone
 		commands    int64
 	}
 	var cases []*contender
@@ -194,7 +194,7 @@ func uncontended(s *servers) error {
 			c.l.close()
 		}
 	}()
-	for _, c := range cases { // connects
+	for _, c := range cases { // makes the connections
 		for range 50 {
 			c.l.lock()()
 		}
@@ -210,7 +210,7 @@ func uncontended(s *servers) error {
 			for _, c := range cases {
 				c.locks, c.both, c.allocs, c.cpu, c.served, c.commands = nil, nil, 0, 0, 0, 0
 			}
-			// In turns, so that what else the machine does hits all.
+			// In turns, so that whatever else the machine does affects all.
 			for until := time.Now().Add(time.Duration(*seconds * float64(time.Second))); time.Now().Before(until); {
 				for _, c := range cases {
 					var before, after runtime.MemStats
@@ -224,7 +224,7 @@ func uncontended(s *servers) error {
 						unlock()
 						c.both = append(c.both, time.Since(began))
 					}
-					time.Sleep(time.Millisecond) // what is left over of the last one ends
+					time.Sleep(time.Millisecond) // until commands that the last cycle did not wait for have ended
 					c.commands += s.commands() - ran
 					spent = s.cpu() - spent
 					c.served += spent
@@ -296,10 +296,10 @@ func inOneProcess(s *servers) error {
 	return nil
 }
 
-// untilItWaits is after how long a client is sure to be in the servers' queues.
+// untilItWaits is the time after which a client is sure to be in the servers' queues.
 const untilItWaits = 3 * time.Millisecond
 
-// handoffs measures n hand-offs, of a lock that the other has begun to wait for.
+// handoffs measures n hand-offs to the other client, which is already waiting.
 func handoffs(pair [2]locker, n int, distance time.Duration) []time.Duration {
 	var times []time.Duration
 	unlock := pair[0].lock()

@@ -4,5 +4,5 @@ package main
 
 import "time"
 
-// ownCPU is not known here.
+// ownCPU is zero where the processor time is not known.
 func ownCPU() time.Duration { return 0 }

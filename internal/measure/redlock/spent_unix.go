@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// ownCPU is the processor time that this process has used. It tells more than the clock on a
-// machine that does other things, too.
+// ownCPU returns the processor time that this process has used. On a machine that does other
+// things, too, it says more than the clock.
 func ownCPU() time.Duration {
 	var ru syscall.Rusage
 	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &ru)

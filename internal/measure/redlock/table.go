@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// table is that of docs/redlock.md: a row for each figure, a column for each distance.
+// table is the table of docs/redlock.md: a row for each figure, a column for each distance.
 type table struct {
 	rows  []string // in the order in which they were first set
 	cells map[string]map[distance]string
@@ -29,7 +29,7 @@ func (t *table) set(row string, d distance, format string, args ...any) {
 	t.cells[row][d] = fmt.Sprintf(format, args...)
 }
 
-// String is the table in Markdown.
+// String returns the table in Markdown.
 func (t *table) String() string {
 	var b strings.Builder
 	b.WriteString("| round trip to the servers |")
@@ -47,7 +47,7 @@ func (t *table) String() string {
 	return b.String()
 }
 
-// duration writes d with two digits or three, in a unit that fits.
+// duration formats d with two or three digits, in a unit that fits.
 func duration(d time.Duration) string {
 	switch {
 	case d >= time.Second:
@@ -60,13 +60,13 @@ func duration(d time.Duration) string {
 	return fmt.Sprintf("%d µs", d.Microseconds())
 }
 
-// spread is the median of several rounds with the least and the most.
+// spread formats the median of several rounds, with the least and the greatest.
 func spread(all []float64) string {
 	s := slices.Sorted(slices.Values(all))
 	return fmt.Sprintf("%.2f (%.2f to %.2f)", s[len(s)/2], s[0], s[len(s)-1])
 }
 
-// middle is the median.
+// middle returns the median.
 func middle[T float64 | time.Duration](all []T) T {
 	s := slices.Sorted(slices.Values(all))
 	return s[len(s)/2]

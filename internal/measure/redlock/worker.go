@@ -12,10 +12,11 @@ import (
 )
 
 // A worker is this program, started once more: a process with one locker of each kind. It gets
-// orders and answers them, each a line of JSON, one after the other. Times cross as wall time,
-// which the processes of one machine share.
+// orders and answers them one after the other, each as a line of JSON. Instants are passed as
+// wall time, which the processes of a machine share.
 
-// workerVariable has the servers' addresses and the locks' name, and makes this program a worker.
+// workerVariable is the environment variable that makes this program a worker. It has the
+// servers' addresses and the locks' name.
 const workerVariable = "LEASED_REDLOCK_WORKER"
 
 type role struct {
@@ -38,7 +39,7 @@ type answer struct {
 	Attempts int64
 	Sent     int64
 	CPU      time.Duration
-	Direct   int64 // of the leases, those handed over by a message
+	Direct   int64 // leases that were handed over by a message
 	Longest  time.Duration
 }
 
@@ -93,7 +94,7 @@ func (w *worker) ask(o order) (answer, error) {
 	return w.hear()
 }
 
-// endAll ends workers by the end of their input.
+// endAll ends workers by closing their input.
 func endAll(all []*worker) {
 	for _, w := range all {
 		w.end()
@@ -113,7 +114,7 @@ func work(text string) error {
 		if err != nil {
 			return out.Encode(answer{Failed: err.Error()})
 		}
-		for range 20 { // connects
+		for range 20 { // makes the connections
 			l.lock()()
 		}
 		lockers[kind] = l
@@ -171,7 +172,7 @@ func contend(l locker, o order) (a answer) {
 	return a
 }
 
-// betweenProcesses measures hand-offs between two processes, and eight that contend.
+// betweenProcesses measures hand-offs between two processes, and eight processes that contend.
 func betweenProcesses(s *servers) error {
 	fmt.Println("hand-off between two processes: from the call of Unlock to the return of Lock")
 	pair, err := startWorkers(2, role{s.addrs, "pair:", []string{onOne, onQuorum}})
@@ -183,7 +184,7 @@ func betweenProcesses(s *servers) error {
 	var both [][]time.Duration
 	for round := range 3 {
 		times := map[string][]time.Duration{}
-		for range 20 { // in turns, so that what else the machine does hits both
+		for range 20 { // in turns, so that whatever else the machine does affects both
 			for _, kind := range []string{onOne, onQuorum} {
 				some, err := passOn(pair, kind, 20, s.distance.farthest)
 				if err != nil {
@@ -253,7 +254,7 @@ func (s *servers) report(seen map[string][]contest) {
 	s.table.set("processor time of a lease, servers and clients"+of, s.distance, "%s", all(func(c contest) string { return duration(c.cpu) }))
 }
 
-// passOn measures n hand-offs, of a lock that the other process has begun to wait for.
+// passOn measures n hand-offs to the other process, which is already waiting.
 func passOn(pair []*worker, kind string, n int, distance time.Duration) ([]time.Duration, error) {
 	if _, err := pair[0].ask(order{Do: "lock", Kind: kind}); err != nil {
 		return nil, err
@@ -282,9 +283,9 @@ func passOn(pair []*worker, kind string, n int, distance time.Duration) ([]time.
 // contest is what 8 processes did in one round.
 type contest struct {
 	rate                     float64 // leases a second
-	turns                    []int   // leases of each
+	turns                    []int   // leases of each process
 	longest                  time.Duration
-	attempts, sent, commands float64 // a lease
+	attempts, sent, commands float64 // per lease
 	cpu                      time.Duration
 }
 

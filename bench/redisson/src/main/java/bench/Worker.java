@@ -68,12 +68,12 @@ public final class Worker {
     static final VarHandle LONGS = MethodHandles.byteBufferViewVarHandle(long[].class, ByteOrder.nativeOrder());
 
     final List<RedissonClient> clients = new ArrayList<>();
-    final ByteBuffer inside; // how many have the lock, in all processes
+    final ByteBuffer inside; // counts those inside the lock, in all processes
     final ExecutorService[] threads = new ExecutorService[WIDTH];
-    RLock locked; // as it was ordered
+    RLock locked; // the lock that it was ordered to take
     RLock[] taken;
 
-    /** Ends with its input, so no worker outlives the process that started it. */
+    /** Ends with its input, so it does not outlive the process that started it. */
     public static void main(String[] args) throws Exception {
         ObjectMapper json = new ObjectMapper().disable(DeserializationFeature.FAIL_ON_UNKNOWN_PROPERTIES);
         BlockingQueue<String> lines = new LinkedBlockingQueue<>();
@@ -174,7 +174,7 @@ public final class Worker {
         lock.unlock();
     }
 
-    /** Locks and unlocks what nobody else wants. */
+    /** Locks and unlocks a lock that nobody else wants. */
     Answer cycles(Order o) {
         RedissonClient client = clients.get(0);
         String[] names = {o.name};
@@ -228,7 +228,7 @@ public final class Worker {
                         boolean ours = lock.tryLock(end - asked, TimeUnit.NANOSECONDS);
                         long waited = Math.min(System.nanoTime() - asked, o.time);
                         if (!read) {
-                            s.longest = Math.max(s.longest, waited); // also one that the end cut off
+                            s.longest = Math.max(s.longest, waited); // also a wait that the end cut short
                         }
                         if (!ours) {
                             continue;
@@ -301,7 +301,7 @@ public final class Worker {
         void run(int i) throws Exception;
     }
 
-    /** Does something for 0 to n-1, each always from the same one of 64 threads: they own the locks. It returns seconds. */
+    /** Does something for 0 to n-1 from 64 threads, each number always from the same thread, because threads own the locks. Returns the seconds that it took. */
     double each(int n, Step step) throws Exception {
         long began = System.nanoTime();
         List<Future<?>> all = new ArrayList<>();
@@ -321,7 +321,7 @@ public final class Worker {
         return (System.nanoTime() - began) / 1e9;
     }
 
-    /** Locks many names and keeps them. */
+    /** Locks many names and keeps the locks. */
     Answer take(Order o) throws Exception {
         taken = new RLock[o.count];
         long before = memory();
@@ -335,14 +335,14 @@ public final class Worker {
         return a;
     }
 
-    /** What lives in the heap. */
+    /** The bytes in use in the heap. */
     static long memory() {
         System.gc();
         System.gc();
         return Runtime.getRuntime().totalMemory() - Runtime.getRuntime().freeMemory();
     }
 
-    /** The power of two that a duration has reached, in eighths. */
+    /** The bin of a duration: each power of two is divided into eight bins. */
     static int bin(long nanoseconds) {
         long n = Math.max(nanoseconds, 8);
         int power = 64 - Long.numberOfLeadingZeros(n);
