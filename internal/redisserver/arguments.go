@@ -9,17 +9,17 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// arguments are what the commands of a server have in common, as go-redis takes it: a string in
-// an interface is an allocation, and most commands repeat what an earlier one has said. What a
-// slot holds is never changed, only replaced.
+// arguments caches the arguments that a server's commands share, in the form that go-redis takes.
+// Storing a string in an interface allocates, and most commands repeat the arguments of an earlier
+// one. The value in a slot is never modified, only replaced.
 type arguments struct {
 	inboxes any
-	waits   [3]any // what how returns; on a server of a quorum it is another for each request
-	links   any    // of a release without a span
-	mark    any    // the key behind those of each lock, on a server of a quorum; else nil
+	waits   [3]any // what how returns; not used on a quorum's server, where the argument differs per request
+	links   any    // the links argument of a release without a span
+	mark    any    // on a quorum's server, the key that follows the keys of each lock; else nil
 	seed    maphash.Seed
-	locks   [64]atomic.Pointer[keysArgument]     // by a hash of the lock's own key
-	times   [13]atomic.Pointer[durationArgument] // by the number of milliseconds: a client has few TTLs
+	locks   [64]atomic.Pointer[keysArgument]     // indexed by a hash of the lock's own key
+	times   [13]atomic.Pointer[durationArgument] // indexed by the milliseconds; a client has few TTLs
 }
 
 type keysArgument struct {
@@ -40,9 +40,9 @@ func newArguments(inboxes string) *arguments {
 	return a
 }
 
-// how returns the argument of acquire that says how to wait: 0 not at all, 2 under an id that
-// was never sent before. It ends with the prefix of inbox channels, and for one of a quorum's servers
-// it has the ticket.
+// how returns the argument of acquire that says how to wait: 0 means not at all, 1 means to wait,
+// and 2 means to wait under an id that was never sent before. On a quorum's server the ticket
+// follows this digit. The argument ends with the prefix of the inbox channels.
 func (a *arguments) how(c *protocol.Command) any {
 	wait := 0
 	switch {
@@ -61,8 +61,8 @@ func (a *arguments) how(c *protocol.Command) any {
 	return string(append(all, a.inboxes.(string)...))
 }
 
-// acquire returns the arguments of acquire but for the mark that a quorum's server is told, for
-// which there is room.
+// acquire returns the arguments of acquire, except for the mark that a quorum's server is told.
+// The slice has spare capacity for it.
 func (a *arguments) acquire(c *protocol.Command) []any {
 	args := append(make([]any, 0, 7), c.ID, a.milliseconds(c.TTL), a.how(c))
 	switch {
@@ -76,8 +76,8 @@ func (a *arguments) acquire(c *protocol.Command) []any {
 	return args
 }
 
-// release returns the arguments of release and of cancel: the span, and behind it the prefix of
-// inbox channels, and as far as they are needed the last token and a cool-down.
+// release returns the arguments of release and of cancel: the span followed by the prefix of the
+// inbox channels and, where they are needed, the last token and a cool-down.
 func (a *arguments) release(id string, last uint64, link *protocol.Span, cooldown time.Duration) []any {
 	links := a.links
 	if link != nil {
@@ -92,9 +92,9 @@ func (a *arguments) release(id string, last uint64, link *protocol.Span, cooldow
 	return []any{id, links}
 }
 
-// keys returns the keys of a lock in the order that the scripts expect, with a quorum's mark behind
-// them if there is one. A lock that is locked and unlocked needs them twice at least. The slice is
-// not to be written to.
+// keys returns the keys of a lock in the order that the scripts expect, followed by a quorum's mark
+// if there is one. They are cached because locking and unlocking a lock needs them at least twice.
+// Callers must not modify the slice.
 func (a *arguments) keys(k *protocol.Keys) []any {
 	slot := &a.locks[maphash.String(a.seed, k.Lock)%uint64(len(a.locks))]
 	found := slot.Load()
@@ -108,7 +108,7 @@ func (a *arguments) keys(k *protocol.Keys) []any {
 	return found.all
 }
 
-// milliseconds formats d.
+// milliseconds formats d in milliseconds.
 func (a *arguments) milliseconds(d time.Duration) any {
 	slot := &a.times[uint64(d.Milliseconds())%uint64(len(a.times))]
 	found := slot.Load()

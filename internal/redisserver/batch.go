@@ -11,71 +11,71 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Commands about different locks that are ready while others are under way leave together, in
-// one pipeline. A command that is alone costs what it would without this, and those that many
-// goroutines send at once cost a fraction of the system calls, on both sides.
+// A batcher sends commands for different locks together, in one pipeline, if they become ready
+// while others are in flight. A lone command costs what it would cost without batching, and
+// commands that many goroutines send at once take a fraction of the system calls, on both sides.
 //
-//	process -> fewer than atOnce under way -> sent at once, by itself
-//	        -> otherwise queued -> a round trip ends -> all that is queued leaves, led by one of them
-//	                            -> nothing returns for patience -> the same
-//	                            -> its context ends first -> an error
+//	process -> fewer than atOnce in flight -> sent immediately, by itself
+//	        -> otherwise queued -> a round trip ends -> the queued commands are sent, led by one of them
+//	                            -> no round trip ends for patience -> the same
+//	                            -> the command's context ends first -> an error
 //
 // There is no goroutine: a batch is sent by the goroutine of one of its commands, the leader,
-// while the others wait for it. So whoever waits for those that send, as Close does, waits for
-// batches too.
+// while the others wait for it. So anything that waits for the senders, as Close does, waits for
+// their batches too.
 //
 // Rules:
 //
-//  1. A caller that is alone sends as if there were no batches.
-//  2. A command ends when its own context does, whatever the others do. The leader is the one
-//     whose deadline is the last: no deadline cuts the others short, and those that are earlier
-//     leave the batch.
-//  3. Each command has the answer, or the error, that it would have had by itself. A panic of a
-//     hook is the panic of each.
-//  4. What hangs does not hold up others: when nothing has returned for patience, what is under
-//     way does not count any more.
+//  1. A lone caller sends as if there were no batches.
+//  2. A command ends when its own context does, whatever the others do. The leader is the command
+//     with the latest deadline, so that no deadline cuts another command short; a command with an
+//     earlier deadline leaves the batch when its deadline passes.
+//  3. Each command gets the answer or the error that it would have got by itself. If a hook
+//     panics, every command of the batch panics with the same value.
+//  4. A round trip that hangs does not hold up other commands: once no round trip has ended for
+//     patience, those in flight no longer count toward atOnce.
 //
-// It was measured against go-redis' AutoPipeline, which sends from a goroutine of its own: that
-// costs a lone caller an eighth.
+// go-redis' AutoPipeline was measured as an alternative. It sends from a goroutine of its own,
+// which slows a lone caller by an eighth.
 type batcher struct {
 	srv    *Server
-	unused sync.Pool // of *queued; not shared, because a channel belongs to one test's bubble
+	unused sync.Pool // of *queued; not global, because a channel belongs to one test's synctest bubble
 
-	mu       sync.Mutex // guards what follows, and queued.state; nothing else is locked under it
-	underWay int        // round trips of this era
-	era      int        // ends when nothing has returned for patience
+	mu       sync.Mutex // guards the fields below and queued.state; no other mutex is locked under it
+	underWay int        // the round trips in flight that began in this era
+	era      int        // incremented when no round trip has ended for patience
 	queue    []*queued  // empty if underWay is less than atOnce
-	moved    time.Time  // when a round trip last ended, or the queue was last empty
+	moved    time.Time  // when a round trip last ended or the queue was last empty
 	timer    *time.Timer
 	timed    bool // whether timer is running
 }
 
 const (
-	// atOnce is how many round trips are under way before commands queue: with fewer, a
-	// connection that waits for the server's answer leaves it idle meanwhile; with more, there is
-	// less to send together.
+	// atOnce is how many round trips may be in flight before commands queue. With fewer, the server
+	// would be idle while the answers travel; with more, there would be fewer commands to send
+	// together.
 	atOnce = 4
 
-	// mostTogether bounds a batch, for the server serves nobody else meanwhile: it should be back
-	// within a millisecond, and an acquisition takes it about 20 µs.
+	// mostTogether limits the size of a batch, because the server serves no other client while it
+	// runs one. A batch should take less than a millisecond, and an acquisition takes about 20 µs.
 	mostTogether = 32
 
-	// patience is several times a round trip, and little beside what a command may take.
+	// patience is several round trips long, and short compared with the time limit of a command.
 	patience = 2 * time.Millisecond
 )
 
-// queued is a command that waits for its turn, or for the leader of its batch.
+// queued is a command that waits for its turn or for the leader of its batch.
 type queued struct {
 	ctx   context.Context
 	cmd   onceCmd
 	state queuedState
 
-	batch []*queued // that it leads, with itself
-	era   int       // in which that was begun
+	batch []*queued // the batch that this command leads, including itself
+	era   int       // the era in which that batch began
 
-	told   chan struct{} // receives one value when it is to lead, or its batch has ended
+	told   chan struct{} // receives one value when this command must lead or its batch has ended
 	ended  bool          // whether the leader returned from sending
-	panics any           // what it panicked with otherwise; nil if the goroutine was ended
+	panics any           // if not ended, what the leader panicked with; nil if its goroutine exited
 }
 
 type queuedState uint8
@@ -93,11 +93,12 @@ func newBatcher(s *Server) *batcher {
 	return b
 }
 
-// process sends cmd, by itself or with others. After an error that is the end of ctx, cmd must not
-// be read: it may still be under way. If heard and cmd is sent by itself, a PING leaves with it.
+// process sends cmd, by itself or with others. If process returns because ctx ended, cmd must not
+// be read, because it may still be in flight. If heard is true and cmd is sent by itself, a PING is
+// sent with it.
 //
-// ctx has a deadline. It is not a user's context: only the client's end cancels it earlier, and
-// with it those of all other commands.
+// ctx must have a deadline. It is not a user's context: only closing the client cancels it earlier,
+// together with the contexts of all other commands.
 func (b *batcher) process(ctx context.Context, cmd onceCmd, heard bool) error {
 	b.mu.Lock()
 	if b.underWay < atOnce {
@@ -138,17 +139,17 @@ func (b *batcher) process(ctx context.Context, cmd onceCmd, heard bool) error {
 	return errNotSent
 }
 
-// behindPing sends a command that publishes a message for which somebody waits, and a PING ahead
-// of it.
+// behindPing sends a PING followed by a command that publishes a message to a waiter.
 //
-// A server writes to its clients when it has carried out all that it has read from one of them, and
-// begins with the client that was the last for which it got something to be written. That is the
-// sender of the command, whose answer comes after the message. Whoever waits then loses the time
-// of a write, and where both share a processor the time that the sender takes for the answer. With
-// the answer to a PING the sender has something to be written before the message is there, so the
-// message is written first. On a server that writes in another order the PING changes nothing, nor
-// does it matter if it is refused. go-redis looks at the first answer to tell whether a connection is
-// to be closed, so one to a server that has become read-only is kept until the next command.
+// A server writes to its clients after it has run every command that it read from one of them. It
+// starts with the client that was last to get pending output. Without the PING, that is the sender
+// of the command, because its answer is produced after the message. The waiter then loses the time
+// of one write and, where both share a processor, also the time that the sender takes to handle the
+// answer. The answer to a PING gives the sender pending output before the message is published, so
+// the server writes the message first. On a server that writes in another order the PING changes
+// nothing, and it does not matter if the PING is refused. go-redis decides by the first answer
+// whether to close a connection, so a connection to a server that has become read-only is kept
+// until the next command.
 func (s *Server) behindPing(ctx context.Context, cmd onceCmd) error {
 	s.sent.Add(1)
 	both := []redis.Cmder{onceCmd{redis.NewCmd(ctx, "ping")}, cmd}
@@ -156,7 +157,8 @@ func (s *Server) behindPing(ctx context.Context, cmd onceCmd) error {
 	return cmd.Err()
 }
 
-// errNotSent is the error of commands whose leader was ended, by a hook that calls runtime.Goexit.
+// errNotSent is the error of commands whose leader's goroutine was ended by a hook that called
+// runtime.Goexit.
 var errNotSent = errors.New("leased: a hook of the Redis client ended the goroutine that sent this command")
 
 func (b *batcher) recycle(w *queued) {
@@ -165,7 +167,8 @@ func (b *batcher) recycle(w *queued) {
 	b.unused.Put(w)
 }
 
-// enqueueLocked queues w, and has stalled look when that is the first.
+// enqueueLocked queues w. If the queue was empty, enqueueLocked starts the timer that calls stalled,
+// unless it is already running.
 func (b *batcher) enqueueLocked(w *queued) {
 	if len(b.queue) == 0 {
 		b.moved = time.Now()
@@ -177,9 +180,9 @@ func (b *batcher) enqueueLocked(w *queued) {
 	b.queue = append(b.queue, w)
 }
 
-// leave takes w out of the queue, or its batch, when its context has ended, and reports whether
-// it did: not if it leads, nor if the batch was sent and only a deadline tells how long that
-// may take.
+// leave takes w, whose context has ended, out of the queue or out of its batch, and reports whether
+// it did. A leader cannot leave. A follower leaves only if its deadline has passed: if the client's
+// end canceled its context, the leader's context is canceled too, so the batch ends soon.
 func (b *batcher) leave(w *queued) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -202,7 +205,7 @@ func (b *batcher) leave(w *queued) bool {
 	return true
 }
 
-// returned counts a round trip that has ended, and has the next batch leave.
+// returned records that a round trip has ended, and tells the leader of the next batch to send it.
 func (b *batcher) returned(era int) {
 	b.mu.Lock()
 	if era == b.era {
@@ -220,8 +223,8 @@ func (b *batcher) returned(era int) {
 	}
 }
 
-// nextLocked makes a batch of what is queued, and returns its leader, who is to be told; nil if
-// nothing is queued, or it is to wait.
+// nextLocked makes a batch of the queued commands and returns its leader, which the caller must
+// tell. It returns nil if nothing is queued or if atOnce round trips are in flight.
 func (b *batcher) nextLocked() (leader *queued) {
 	if b.underWay >= atOnce || len(b.queue) == 0 {
 		return nil
@@ -243,7 +246,7 @@ func (b *batcher) nextLocked() (leader *queued) {
 	return leader
 }
 
-// timeLocked has stalled called in d.
+// timeLocked schedules a call of stalled after d.
 func (b *batcher) timeLocked(d time.Duration) {
 	if b.timer == nil {
 		b.timer = time.AfterFunc(d, b.stalled)
@@ -252,8 +255,8 @@ func (b *batcher) timeLocked(d time.Duration) {
 	}
 }
 
-// stalled has the queue leave if nothing has returned for patience. It is called by a timer that
-// runs while commands are queued, and for patience at most afterwards.
+// stalled has queued commands sent if no round trip has ended for patience. It is called by a timer
+// that runs while commands are queued, and for at most patience afterwards.
 func (b *batcher) stalled() {
 	b.mu.Lock()
 	if len(b.queue) == 0 {
@@ -282,8 +285,8 @@ func (b *batcher) stalled() {
 	}
 }
 
-// lead sends the batch of w. When it has ended, the next batch is told to leave first, and then
-// those that wait for this one.
+// lead sends the batch that w leads. Afterwards it first tells the leader of the next batch to send,
+// and then the commands that wait for this batch.
 func (b *batcher) lead(w *queued) {
 	ended := false
 	defer func() {
@@ -295,16 +298,16 @@ func (b *batcher) lead(w *queued) {
 		for _, other := range w.batch {
 			other.ended, other.panics = ended, panics
 			if other != w {
-				other.told <- struct{}{} // one that has left does not look
+				other.told <- struct{}{} // a command that has left never reads it
 			}
 		}
 		if panics != nil {
-			panic(panics) // from here, where the stack still has what panicked
+			panic(panics) // here, where the stack still shows what panicked
 		}
 	}()
 	if len(w.batch) == 1 {
 		err := b.srv.Rdb.Process(w.ctx, w.cmd)
-		if err != nil && w.cmd.Err() == nil { // of a hook
+		if err != nil && w.cmd.Err() == nil { // the error of a hook
 			w.cmd.SetErr(err)
 		}
 	} else {
@@ -317,13 +320,13 @@ func (b *batcher) lead(w *queued) {
 	ended = true
 }
 
-// ofSeveral is the leader's context without its values: what is about several locks is no part of
-// one's trace.
+// ofSeveral is the leader's context without its values, because a pipeline for several locks does
+// not belong to the trace of one of them.
 type ofSeveral struct{ context.Context }
 
 func (ofSeveral) Value(any) any { return nil }
 
-// tooLate is the error of a command that was in the queue, or in a batch, when its context ended.
+// tooLate returns the error of a command whose context ended while it was queued or in a batch.
 func tooLate(ctx context.Context) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return errTooLate{}
@@ -331,14 +334,14 @@ func tooLate(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// errTooLate matches context.DeadlineExceeded, for explain, which finds out why a command had no
-// answer in time. Users get the error that a command with a connection of its own would have had.
+// errTooLate matches context.DeadlineExceeded, so that explain can find out why a command got no
+// answer in time. Users get the error that a command with a connection of its own would have got.
 type errTooLate struct{}
 
 func (errTooLate) Error() string        { return "i/o timeout" }
 func (errTooLate) Is(target error) bool { return target == context.DeadlineExceeded }
 
-// asOfConnection returns the error of a connection that was read from for too long.
+// asOfConnection returns the error of a connection whose read timed out.
 func (errTooLate) asOfConnection() error {
 	return &net.OpError{Op: "read", Net: "tcp", Err: os.ErrDeadlineExceeded}
 }

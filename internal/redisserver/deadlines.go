@@ -6,18 +6,18 @@ import (
 	"time"
 )
 
-// Deadlines makes the contexts that commands are sent under. A context with a deadline costs five
-// allocations and a timer, and those of a lock and its unlock would be a third of what these
-// allocate, on a quorum five times as many. So commands that begin within a short time share one:
-// all they have in common is when they are given up. It is safe for concurrent use.
+// Deadlines makes the contexts that commands are sent with. A context with a deadline costs five
+// allocations and a timer. The contexts for locking and unlocking would be a third of all
+// allocations of these two calls, and on a quorum there would be five times as many contexts. So
+// commands that begin within a short time share a context; they share nothing but the time at which
+// they are given up. A Deadlines is safe for concurrent use.
 type Deadlines struct {
-	Base  context.Context                   // which they all end with
-	slots [7]atomic.Pointer[sharedDeadline] // see slot: a client has few limits
+	Base  context.Context                   // the parent of all contexts
+	slots [7]atomic.Pointer[sharedDeadline] // see slot; a client has few limits
 }
 
-// sharedDeadline is the context of all commands that may take as long as limit and begin before a
-// certain time. Nobody cancels it, because nobody knows whether another one needs it; its
-// deadline ends it.
+// sharedDeadline is the context of all commands that have the same limit and begin before a certain
+// time. It is never canceled, because another command may still need it; its deadline ends it.
 type sharedDeadline struct {
 	ctx    context.Context
 	stop   context.CancelFunc
@@ -25,11 +25,11 @@ type sharedDeadline struct {
 	before time.Time
 }
 
-// sharedPart is the part of a limit that a command can lose because it shares its context with an
-// earlier one.
+// sharedPart is the divisor of a limit that gives the most time a command can lose by sharing its
+// context with an earlier command.
 const sharedPart = 32
 
-// Within returns a context that ends when limit is over, or a little earlier, and not later.
+// Within returns a context that ends after limit or a little earlier, but never later.
 func (d *Deadlines) Within(limit time.Duration) context.Context {
 	now := time.Now()
 	slot := d.slot(limit)
@@ -42,9 +42,10 @@ func (d *Deadlines) Within(limit time.Duration) context.Context {
 	return s.ctx
 }
 
-// slot returns that of limit: the first, from the one that its remainder says on, that has this
-// limit or none yet. Two limits in turn in one slot would have each command begin a context, which
-// nobody may end before its deadline.
+// slot returns the slot of limit: starting at the slot that the remainder selects, the first one
+// that is empty or holds this limit, or the starting slot if there is none. If two limits alternated
+// in one slot, every command would create a context, and none of these contexts may be canceled
+// before its deadline.
 func (d *Deadlines) slot(limit time.Duration) *atomic.Pointer[sharedDeadline] {
 	n := uint64(len(d.slots))
 	home := uint64(limit) % n

@@ -12,8 +12,8 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// ErrRedisClosed is the error of a command through a *redis.Client that was closed. It is
-// permanent. It matches ErrClosed and redis.ErrClosed.
+// ErrRedisClosed is the error of a command sent through a closed *redis.Client. It is permanent. It
+// matches ErrClosed and redis.ErrClosed.
 var ErrRedisClosed error = redisClosed{}
 
 type redisClosed struct{}
@@ -32,8 +32,8 @@ func (e errPoolExhausted) Error() string {
 }
 func (errPoolExhausted) Unwrap() error { return redis.ErrPoolTimeout }
 
-// PoolExhausted reports whether a command got no connection in time, which says more about its
-// client than about the server.
+// PoolExhausted reports whether err means that a command got no connection in time, which says more
+// about the client than about the server.
 func PoolExhausted(err error) bool { return errors.Is(err, redis.ErrPoolTimeout) }
 
 // OtherTypeError is a WRONGTYPE error, with a message that says what it means for a lock.
@@ -58,8 +58,8 @@ func inWords(err error) error {
 	return err
 }
 
-// LackingError is the answer of a server, or of a proxy before it, that cannot run the
-// scripts of locks. Its text says what is missing and what to do.
+// LackingError is the answer of a server, or of a proxy in front of it, that cannot run the lock
+// scripts. Its text says what is missing and what to do.
 type LackingError struct {
 	what   string
 	Answer error
@@ -72,7 +72,8 @@ func (e *LackingError) Error() string {
 // Unwrap returns the error as the server sent it.
 func (e *LackingError) Unwrap() error { return e.Answer }
 
-// lacking returns what a server lacks that answers so.
+// lacking reports whether err means that the server lacks something that the scripts need, and says
+// what that is.
 func lacking(err error) (what string, missing bool) {
 	if err == nil {
 		return "", false
@@ -98,8 +99,8 @@ func lacking(err error) (what string, missing bool) {
 	return "", false
 }
 
-// Classify says what the error of a command means. It returns nil for no error. It calls
-// methods of err, which can be user code, so no mutex may be held.
+// Classify returns what the error of a command means, and nil for a nil error. It calls methods of
+// err, which can be user code, so the caller must not hold a mutex.
 func Classify(err error) *protocol.Failure {
 	if err == nil {
 		return nil
@@ -109,7 +110,7 @@ func Classify(err error) *protocol.Failure {
 		FailureKind() protocol.FailureKind
 	}
 	switch {
-	case errors.As(err, &known): // of a quorum, which has looked at the errors of its servers
+	case errors.As(err, &known): // from a quorum, which has classified the errors of its servers
 		return &protocol.Failure{Err: err, Kind: known.FailureKind()}
 	case errors.Is(err, ErrRedisClosed):
 		return &protocol.Failure{Err: err, Kind: protocol.ClientClosed}
@@ -125,10 +126,10 @@ func Classify(err error) *protocol.Failure {
 	return &protocol.Failure{Err: err, Kind: protocol.NoAnswer}
 }
 
-// OnlyOperatorHelps reports whether err is a reply of Redis that only an operator can change,
-// so that repeating the command soon is pointless. It looks for the markers anywhere in the
-// text: if the command that failed was inside a script, Redis puts a prefix before them,
-// which differs from version to version.
+// OnlyOperatorHelps reports whether err is a reply of Redis whose cause only an operator can remove,
+// so that repeating the command soon is pointless. It looks for the markers anywhere in the text,
+// because Redis puts a prefix before them if the failed command was inside a script, and the prefix
+// differs between versions.
 func OnlyOperatorHelps(err error) bool {
 	if err == nil {
 		return false
@@ -155,8 +156,8 @@ func wrongType(err error) bool {
 	return err != nil && strings.Contains(err.Error(), "wrong kind of value")
 }
 
-// IsServerReply reports whether err is a reply of Redis, which then did nothing. Without a
-// reply, the command may have run or may run later.
+// IsServerReply reports whether err is a reply of Redis, in which case the command had no effect.
+// Without a reply, the command may have run or may still run.
 func IsServerReply(err error) bool {
 	var answer redis.Error
 	return errors.As(err, &answer)
@@ -168,8 +169,8 @@ func notSent(err error) bool {
 	return errors.As(err, &op) && op.Op == "dial" || errors.Is(err, redis.ErrPoolTimeout)
 }
 
-// ofNetwork replaces a network error that matches a context's error: the context was an
-// internal one, and a caller would take the error for that of its own context.
+// ofNetwork replaces a network error that matches a context's error. That context was an internal
+// one, and a caller would mistake the error for that of its own context.
 func ofNetwork(err error) error {
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 		if notSent(err) {

@@ -20,8 +20,8 @@ import (
 // one round trip, because WAIT counts the replicas that have that connection's last write. If
 // there are too few, the grant is canceled at once and the command fails. A grant made by another
 // process's release is confirmed in the same way, by the acquire that its owner sends when the
-// message arrives. Renewals are confirmed together. What replicas do not have does not prolong a
-// lease.
+// message arrives. The renewals of each node are confirmed together, and a renewal that too few
+// replicas have does not extend a lease.
 //
 // WAIT does not make Redis strongly consistent: the replica that is promoted can be one that
 // WAIT did not count. To make the loss of a grant unlikely, n must be at least half of all
@@ -32,12 +32,12 @@ type ReplicatedServer struct {
 	timeout time.Duration
 }
 
-// Replicated returns s with confirmation by n replicas, which are waited for that long.
+// Replicated returns s with confirmation by n replicas, waiting for them for at most timeout.
 func Replicated(s *Server, n int, timeout time.Duration) *ReplicatedServer {
 	return &ReplicatedServer{Server: s, n: n, timeout: timeout}
 }
 
-// tooFewReplicas is what becomes of a grant that too few replicas have.
+// tooFewReplicas is the error of a grant that too few replicas have.
 type tooFewReplicas struct {
 	got, want int
 	timeout   time.Duration
@@ -49,13 +49,13 @@ func (e *tooFewReplicas) Error() string {
 
 func (e *tooFewReplicas) Unwrap() error { return protocol.ErrNoReplicas }
 
-// canceledGrant is tooFewReplicas where the grant is known to be gone from Redis, which
-// makes it an answer: the command did nothing.
+// canceledGrant is a tooFewReplicas whose grant is known to be gone from Redis. That makes it
+// equivalent to a refusal by the server: the command had no effect.
 type canceledGrant struct{ tooFewReplicas }
 
 func (*canceledGrant) RedisError() {}
 
-// noWAIT says what is missing on a server that refuses WAIT.
+// noWAIT is the error of a grant on a server that refuses WAIT.
 type noWAIT struct{ answer error }
 
 func (e *noWAIT) Error() string {
@@ -69,7 +69,8 @@ func (s *ReplicatedServer) Do(ctx context.Context, k *protocol.Keys, c *protocol
 	if c.Verb != protocol.Acquire && c.Verb != protocol.Downgrade {
 		a, err := s.Server.Do(ctx, k, c)
 		if c.Verb == protocol.Yield && err == nil && a.Outcome == protocol.Granted {
-			// The new request owns at once. It is to ask once more, and be confirmed by that.
+			// The new request already owns the lock, but unconfirmed. This answer makes it send an
+			// acquire, which confirms the grant.
 			a = protocol.Answer{
 				Outcome: protocol.Enqueued, Token: a.Token - 1, Clock: a.Clock, Left: protocol.Ownerless,
 				Handed: a.Handed, Gone: a.Gone, Unfinished: true,
@@ -95,7 +96,7 @@ func (s *ReplicatedServer) Do(ctx context.Context, k *protocol.Keys, c *protocol
 	}
 	few := new(tooFewReplicas)
 	if c.Held || c.Verb == protocol.Downgrade || !errors.As(err, &few) {
-		return protocol.Answer{}, err // what may be in use is not taken away
+		return protocol.Answer{}, err // a grant that may be in use is not taken away
 	}
 	if r := s.Cancel(ctx, []protocol.CancelRequest{{Keys: k, ID: id}}); r[0].Fail == nil {
 		err = &canceledGrant{*few}
@@ -103,9 +104,9 @@ func (s *ReplicatedServer) Do(ctx context.Context, k *protocol.Keys, c *protocol
 	return protocol.Answer{}, err
 }
 
-// confirming returns the server with WAIT behind each command, and that WAIT. The commands
-// go to one node; what their errors mean is still a matter of the whole client: a Cluster's
-// says of a node that left that it is closed.
+// confirming returns a copy of the server that sends WAIT after each command, and that WAIT. The
+// commands go to one node, but their errors are still explained for the whole client, because the
+// client of a Cluster reports a node that has left as closed.
 func (s *ReplicatedServer) confirming(ctx context.Context, node redis.UniversalClient) (*Server, *redis.IntCmd) {
 	wait := redis.NewIntCmd(ctx, "wait", s.n, s.timeout.Milliseconds())
 	one := *s.Server
@@ -113,7 +114,7 @@ func (s *ReplicatedServer) confirming(ctx context.Context, node redis.UniversalC
 	return &one, wait
 }
 
-// counted reports what WAIT answered.
+// counted returns nil if WAIT counted enough replicas, and otherwise the error of the grant.
 func (s *ReplicatedServer) counted(wait *redis.IntCmd) error {
 	got, err := wait.Result()
 	switch {
@@ -127,8 +128,8 @@ func (s *ReplicatedServer) counted(wait *redis.IntCmd) error {
 	return s.explain(err)
 }
 
-// Renew keeps grants, those of each node in one round trip. What too few replicas have
-// was not renewed.
+// Renew renews grants, those of each node in one round trip. A renewal that too few replicas have
+// counts as unanswered.
 func (s *ReplicatedServer) Renew(ctx context.Context, batch []protocol.Renewal) {
 	byNode := map[redis.UniversalClient][]int{}
 	for i := range batch {

@@ -8,7 +8,7 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// malformed returns an error that quotes a reply that no script of ours gives.
+// malformed returns an error that quotes a reply that none of the scripts returns.
 func malformed(reply any) error {
 	return fmt.Errorf("leased: malformed answer %.200q", fmt.Sprint(reply))
 }
@@ -74,7 +74,7 @@ func parseAnswer(reply []any) (protocol.Answer, error) {
 	return protocol.Answer{}, malformed(reply)
 }
 
-// parseShort parses what a shortcut answers to a request that waits; see acquire_fast.lua.
+// parseShort parses a shortcut's reply to a waiting request; see acquire_fast.lua.
 func parseShort(reply []any) (protocol.Answer, error) {
 	if len(reply) != 5 && len(reply) != 6 {
 		return protocol.Answer{}, malformed(reply)
@@ -102,7 +102,7 @@ func parseShort(reply []any) (protocol.Answer, error) {
 	return a, nil
 }
 
-// parseToken parses a token, or a time, that a shortcut answers as a string.
+// parseToken parses a token or a time that a shortcut returns as a string.
 func parseToken(text string) (uint64, error) {
 	n, err := strconv.ParseUint(text, 10, 53)
 	if err != nil {
@@ -111,7 +111,7 @@ func parseToken(text string) (uint64, error) {
 	return n, nil
 }
 
-// clockAndMark parses the time of a server of a quorum and its mark, both 0 if they cannot be.
+// clockAndMark parses the time and the mark of a quorum's server, and returns 0 for both if that fails.
 func clockAndMark(time, mark any) (uint64, uint64) {
 	t, _ := time.(int64)
 	m, _ := mark.(int64)

@@ -16,7 +16,7 @@ var scriptFiles embed.FS
 // are strings, boxed once for go-redis.
 type Script struct {
 	Text any
-	Sha  any // by which Redis knows the text
+	Sha  any // the hash by which Redis identifies the text
 }
 
 // The scripts. The header of each .lua file says what it takes, returns and guarantees.
@@ -31,8 +31,8 @@ var (
 	RenewScript       = loadScript("renew")
 	RenewSharedScript = loadScript("renew_shared")
 
-	// Of a quorum's servers: see vote_before.lua and adopt.lua. There a cancel often ends what
-	// owns, as a release does.
+	// The scripts for a quorum's servers: see vote_before.lua and adopt.lua. On a quorum, a cancel
+	// often ends a request that owns the lock, as a release does.
 	VoteAcquireScript   = loadScript("vote_fast", "vote_before", "recheck_fast", "acquire_arguments", "common", "acquire", "vote_after")
 	VoteYieldScript     = loadScript("vote_before", "common", "yield", "vote_after")
 	VoteDowngradeScript = loadScript("vote_before", "common", "downgrade", "vote_after")
@@ -40,7 +40,7 @@ var (
 	VoteCancelScript    = loadScript("release_fast", "release_arguments", "common", "cancel")
 )
 
-// loadScript joins the given files, in this order, to one script.
+// loadScript joins the given files, in this order, into one script.
 func loadScript(parts ...string) Script {
 	var text []byte
 	for _, part := range parts {
@@ -76,6 +76,6 @@ func (s *Script) call(ctx context.Context, byText bool, keys []any, args ...any)
 	return onceCmd{cmd}
 }
 
-// unknownScript reports whether the server did nothing because it does not know the script:
-// it is new, restarted, or its scripts were flushed.
+// unknownScript reports whether the server did nothing because it does not know the script: the
+// server is new or was restarted, or its scripts were flushed.
 func unknownScript(err error) bool { return err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") }

@@ -23,12 +23,12 @@ type Server struct {
 	batches   *batcher // nil if each command is sent by itself
 	deadlines bool
 	sent      *atomic.Int64 // number of commands sent so far
-	trailer   redis.Cmder   // sent behind the commands, on their connection, to node; nil for none
+	trailer   redis.Cmder   // sent to node after the commands, on their connection; nil for none
 	node      redis.UniversalClient
-	mark      string // key of a quorum's mark, see vote_before.lua; "" if it is none of its servers
+	mark      string // key of a quorum's mark, see vote_before.lua; "" if this is not a quorum's server
 
-	// Of a server of a quorum: how long its age matters, and a mark that is older than that, as the
-	// argument that its scripts take.
+	// For a quorum's server: how long its age matters, and a mark that is older than that, as an
+	// argument of its scripts.
 	quarantine time.Duration
 	settled    *atomic.Pointer[any]
 }
@@ -125,7 +125,7 @@ func (s *Server) voteAcquire(ctx context.Context, keys []any, c *protocol.Comman
 	return val, mark, err
 }
 
-// unknownMark is what a script is told in place of a mark. None is like that.
+// unknownMark is the argument that a script gets in place of a mark. No mark has this value.
 const unknownMark = "-"
 
 // marked splits the reply of a voting script.
@@ -145,8 +145,8 @@ func (s *Server) marked(val any) (any, uint64, error) {
 	return reply[1], mark, nil
 }
 
-// Adopt has the server keep a token that another one gave the owner. It answers NotOurs if
-// id does not own the lock there.
+// Adopt has the server store a token that another server gave the owner. It answers NotOurs if id
+// does not own the lock on this server.
 func (s *Server) Adopt(ctx context.Context, k *protocol.Keys, id string, token uint64) (protocol.Answer, error) {
 	k5 := k.All()
 	val, err := s.run(ctx, &AdoptScript, k5[:], s.args.inboxes, id, decimal(token))
@@ -157,7 +157,7 @@ func (s *Server) Adopt(ctx context.Context, k *protocol.Keys, id string, token u
 	return parseAnswer(reply)
 }
 
-// Ping asks for an answer, and nothing else.
+// Ping sends a PING, only to find out whether the server answers.
 func (s *Server) Ping(ctx context.Context) error {
 	s.sent.Add(1)
 	return s.explain(s.Rdb.Ping(ctx).Err())
@@ -190,7 +190,8 @@ func (s *Server) run(ctx context.Context, script *Script, keys []any, args ...an
 	return s.send(ctx, false, script, keys, args)
 }
 
-// send is run. If heard, somebody waits for a message that the script publishes.
+// send is run with one more parameter: heard says that a waiter expects a message that the script
+// publishes.
 func (s *Server) send(ctx context.Context, heard bool, script *Script, keys, args []any) (any, error) {
 	s.sent.Add(1)
 	cmd := script.call(ctx, false, keys, args...)
@@ -206,15 +207,15 @@ func (s *Server) send(ctx context.Context, heard bool, script *Script, keys, arg
 	return cmd.Val(), nil
 }
 
-// alone returns the server for a command under a user's context, which must not end a pipeline that
-// others share.
+// alone returns a copy of the server for a command that runs with a user's context, which must not
+// end a pipeline that other commands share.
 func (s *Server) alone() *Server {
 	one := *s
 	one.batches = nil
 	return &one
 }
 
-// process sends one command: with those of other locks, or with the trailer behind it, or by
+// process sends one command: together with commands for other locks, followed by the trailer, or by
 // itself.
 func (s *Server) process(ctx context.Context, cmd onceCmd, heard bool) error {
 	switch {
@@ -388,7 +389,7 @@ func (s *Server) Renew(ctx context.Context, batch []protocol.Renewal) {
 	}
 }
 
-// Touch extends the last tokens of the renewed grants for which that is due.
+// Touch extends the expiry of the last tokens of those renewed grants whose Touch is set.
 func (s *Server) Touch(ctx context.Context, batch []protocol.Renewal) error {
 	var due []*protocol.Renewal
 	for i := range batch {
@@ -492,7 +493,7 @@ func (s *Server) continueCancels(ctx context.Context, again []int, call func(i i
 
 // Echo publishes nonce to an inbox channel and returns how many received it.
 //
-// In a Cluster the node that serves the lock publishes it: go-redis would take any.
+// In a Cluster the node that serves the lock publishes it; go-redis itself would choose any node.
 func (s *Server) Echo(ctx context.Context, k *protocol.Keys, channel, nonce string) (int, error) {
 	s.sent.Add(1)
 	node, err := s.nodeOf(ctx, k)
@@ -503,8 +504,8 @@ func (s *Server) Echo(ctx context.Context, k *protocol.Keys, channel, nonce stri
 	return int(n), s.explain(err)
 }
 
-// nodeOf returns the one node that has the keys, for a command that names none of them:
-// a Cluster's client would send it to any.
+// nodeOf returns the node that has the keys, for a command that names no key and that the client of
+// a Cluster would therefore send to any node.
 func (s *Server) nodeOf(ctx context.Context, k *protocol.Keys) (redis.UniversalClient, error) {
 	if cluster, ok := s.Rdb.(clusterNodes); ok {
 		return cluster.MasterForKey(ctx, k.Lock)
@@ -512,7 +513,7 @@ func (s *Server) nodeOf(ctx context.Context, k *protocol.Keys) (redis.UniversalC
 	return s.Rdb, nil
 }
 
-// clusterNodes is a *redis.ClusterClient, or what embeds one.
+// clusterNodes is a *redis.ClusterClient or a type that embeds one.
 type clusterNodes interface {
 	MasterForKey(ctx context.Context, key string) (*redis.Client, error)
 }
