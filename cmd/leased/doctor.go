@@ -140,7 +140,8 @@ var servers = []struct {
 
 func versionFinding(info map[string]string) finding {
 	name, version, untested := "Redis", info["redis_version"], false
-	if info["server_threads"] != "" { // KeyDB gives its own version as that of Redis
+	keyDB := info["server_threads"] != "" // it gives its own version as that of Redis
+	if keyDB {
 		name = "KeyDB"
 	}
 	for _, other := range servers {
@@ -154,6 +155,9 @@ func versionFinding(info map[string]string) finding {
 	case untested || err != nil:
 		f.verdict, f.means = "?", "The tests of this program were never run on it."
 		f.change = "see the table in docs/deployments.md; do not rely on a lock that was not tried there"
+	case keyDB:
+		f.verdict, f.means = "note", "It does not apply min-replicas-to-write to scripts, so a primary that has lost its replicas goes on giving locks."
+		f.change = "leased.WithReplicas makes a lock wait for replicas"
 	case n < 5:
 		f.verdict, f.means, f.change = "bad", "Its scripts may not read the clock and then write, as those of locks do.", "take Redis 6.2 or later, or Valkey"
 	}

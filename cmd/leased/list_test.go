@@ -425,7 +425,7 @@ func TestDoctorNamesTheServerAndItsRole(t *testing.T) {
 		{map[string]string{"redis_version": "8.6.3", "role": "master"}, "ok", "Redis 8.6.3", "ok"},
 		{map[string]string{"redis_version": "7.2.4", "valkey_version": "9.1.2", "role": "slave"}, "ok", "Valkey 9.1.2", "bad"},
 		{map[string]string{"redis_version": "7.2.4", "redict_version": "7.3.6", "role": "master"}, "ok", "Redict 7.3.6", "ok"},
-		{map[string]string{"redis_version": "6.3.4", "server_threads": "2", "role": "active-replica"}, "ok", "KeyDB 6.3.4", "bad"},
+		{map[string]string{"redis_version": "6.3.4", "server_threads": "2", "role": "active-replica"}, "note", "KeyDB 6.3.4", "bad"},
 		{map[string]string{"redis_version": "7.4.0", "dragonfly_version": "df-v1.30.0", "role": "master"}, "?", "Dragonfly df-v1.30.0", "ok"},
 		{map[string]string{"redis_version": "7.0.0", "kvrocks_version": "2.12.0", "role": "master"}, "?", "Kvrocks 2.12.0", "ok"},
 		{map[string]string{"redis_version": "7.4.3", "garnet_version": "1.0.80", "role": "master"}, "?", "Garnet 1.0.80", "ok"},
