@@ -124,26 +124,53 @@ func serverInfo(ctx context.Context, node redis.Cmdable) (map[string]string, err
 	return fields, nil
 }
 
+// servers are those that call themselves Redis in redis_version too, by a field of INFO that
+// Redis does not have.
+var servers = []struct {
+	field    string
+	name     string
+	untested bool // the tests were never run on it
+}{
+	{"valkey_version", "Valkey", false},
+	{"redict_version", "Redict", false},
+	{"dragonfly_version", "Dragonfly", true},
+	{"kvrocks_version", "Kvrocks", true},
+	{"garnet_version", "Garnet", true},
+}
+
 func versionFinding(info map[string]string) finding {
-	name, version := "Redis", info["redis_version"]
-	for _, other := range []struct{ field, name string }{{"valkey_version", "Valkey"}, {"dragonfly_version", "Dragonfly"}} {
+	name, version, untested := "Redis", info["redis_version"], false
+	keyDB := info["server_threads"] != "" // it gives its own version as that of Redis
+	if keyDB {
+		name = "KeyDB"
+	}
+	for _, other := range servers {
 		if v := info[other.field]; v != "" {
-			name, version = other.name, v
+			name, version, untested = other.name, v, other.untested
 		}
 	}
 	f := finding{"ok", "version", name + " " + version, "", ""}
 	major, _, _ := strings.Cut(info["redis_version"], ".")
-	if n, err := strconv.Atoi(major); err != nil {
-		f.verdict, f.means = "?", "The version is not one that was tested."
-	} else if n < 5 {
+	switch n, err := strconv.Atoi(major); {
+	case untested || err != nil:
+		f.verdict, f.means = "?", "The tests of this program were never run on it."
+		f.change = "see the table in docs/deployments.md; do not rely on a lock that was not tried there"
+	case keyDB:
+		f.verdict, f.means = "note", "It does not apply min-replicas-to-write to scripts, so a primary that has lost its replicas goes on giving locks."
+		f.change = "leased.WithReplicas makes a lock wait for replicas"
+	case n < 5:
 		f.verdict, f.means, f.change = "bad", "Its scripts may not read the clock and then write, as those of locks do.", "take Redis 6.2 or later, or Valkey"
 	}
 	return f
 }
 
 func roleFinding(info map[string]string) finding {
-	if info["role"] == "slave" {
+	switch info["role"] {
+	case "slave":
 		return finding{"bad", "role", "a replica", "It admits no writes, so no lock.", "connect to the primary, or by --sentinel NAME"}
+	case "active-replica":
+		return finding{"bad", "role", "one of several masters (KeyDB's active replication)", "Each of them gives locks without asking the others: " +
+			"then two processes own one.", "set active-replica no"}
 	}
 	mode := info["redis_mode"]
 	if mode == "" {

@@ -417,6 +417,33 @@ func TestDoctorSaysWhatIsBadForLocks(t *testing.T) {
 	}
 }
 
+func TestDoctorNamesTheServerAndItsRole(t *testing.T) {
+	for _, c := range []struct {
+		info                 map[string]string
+		version, named, role string
+	}{
+		{map[string]string{"redis_version": "8.6.3", "role": "master"}, "ok", "Redis 8.6.3", "ok"},
+		{map[string]string{"redis_version": "7.2.4", "valkey_version": "9.1.2", "role": "slave"}, "ok", "Valkey 9.1.2", "bad"},
+		{map[string]string{"redis_version": "7.2.4", "redict_version": "7.3.6", "role": "master"}, "ok", "Redict 7.3.6", "ok"},
+		{map[string]string{"redis_version": "6.3.4", "server_threads": "2", "role": "active-replica"}, "note", "KeyDB 6.3.4", "bad"},
+		{map[string]string{"redis_version": "7.4.0", "dragonfly_version": "df-v1.30.0", "role": "master"}, "?", "Dragonfly df-v1.30.0", "ok"},
+		{map[string]string{"redis_version": "7.0.0", "kvrocks_version": "2.12.0", "role": "master"}, "?", "Kvrocks 2.12.0", "ok"},
+		{map[string]string{"redis_version": "7.4.3", "garnet_version": "1.0.80", "role": "master"}, "?", "Garnet 1.0.80", "ok"},
+		{map[string]string{"redis_version": "4.0.14", "role": "master"}, "bad", "Redis 4.0.14", "ok"},
+		{map[string]string{"role": "master"}, "?", "Redis", "ok"},
+	} {
+		version, role := versionFinding(c.info), roleFinding(c.info)
+		if version.verdict != c.version || strings.TrimSpace(version.found) != c.named || role.verdict != c.role {
+			t.Errorf("%v: %+v, %+v", c.info, version, role)
+		}
+		for _, f := range []finding{version, role} {
+			if f.verdict != "ok" && (f.means == "" || f.change == "") {
+				t.Errorf("%v: %+v does not say what it means and what to change", c.info, f)
+			}
+		}
+	}
+}
+
 func TestBenchMeasuresAndLeavesNothing(t *testing.T) {
 	in := redistest.Server(t)
 	got := invoke(t, "bench", "--for", "20ms", "--redis", in.Addr)

@@ -63,8 +63,16 @@ func TestAClustersClientNeedsTheDocumentedRights(t *testing.T) {
 	}
 	mustUnlock(t, o.lease)
 	for _, in := range c.Nodes {
-		if log, err := in.Client().Do(t.Context(), "ACL", "LOG").Slice(); err != nil || len(log) > 0 {
-			t.Errorf("%s refused %v, %v", in.Addr, log, err)
+		refused, err := in.Client().ACLLog(t.Context(), 100).Result()
+		if err != nil {
+			t.Error(err)
+		}
+		for _, r := range refused {
+			// go-redis works without CLIENT SETINFO, and servers before 7.2 do not know it, so it
+			// is no right that is needed. Servers before 7.0 name no subcommands here.
+			if r.Object != "client|setinfo" && r.Object != "client" {
+				t.Errorf("%s refused %s: %+v", in.Addr, r.Object, r)
+			}
 		}
 	}
 }

@@ -5,7 +5,6 @@ package faults
 import (
 	"context"
 	"fmt"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -22,16 +21,42 @@ import (
 // have.
 func TestLocksWhoseSlotMovesToAndFroAreNeitherLostNorStuck(t *testing.T) {
 	t.Parallel()
+	move := func(c *redistest.Cluster, to *redistest.Instance) {
+		m := c.BeginMove("{x}", to)
+		for range 6 { // some keys go, commands meet what is half gone, and make new ones
+			m.Keys(1)
+			time.Sleep(20 * time.Millisecond) // of work on slots that are half gone
+		}
+		m.End()
+	}
+	moveLocks(t, move, func(r *slotErrors) bool { return r.tryAgain.Load() > 0 && r.ask.Load() > 0 })
+}
+
+// The same, but all keys of the slot change their master in one step. Commands that write are
+// held back for it, and those that come to the old master afterwards are sent to the new one.
+func TestLocksWhoseSlotMigratesInOneStepAreNeitherLostNorStuck(t *testing.T) {
+	t.Parallel()
+	move := func(c *redistest.Cluster, to *redistest.Instance) { c.MigrateSlot("{x}", to) }
+	r := moveLocks(t, move, func(r *slotErrors) bool { return r.moved.Load() > 0 })
+	if r.tryAgain.Load() > 0 || r.ask.Load() > 0 {
+		t.Error("a command met a slot of which only some keys had moved")
+	}
+}
+
+// moveLocks has the slot of busy locks moved for some time, and longer until the commands met
+// what they are to meet.
+func moveLocks(t *testing.T, move func(*redistest.Cluster, *redistest.Instance), met func(*slotErrors) bool) *slotErrors {
+	t.Helper()
 	moving := 30 * time.Second
 	if testing.Short() {
 		moving = 3 * time.Second
 	}
 	c := redistest.NewCluster(t)
-	var refusals [3]atomic.Int32 // TRYAGAIN, ASK, MOVED
+	refused := &slotErrors{}
 	var workers []*worker
 	for range 5 {
 		rdb := c.NewClient(t, func(o *redis.ClusterOptions) { o.ContextTimeoutEnabled = true })
-		rdb.OnNewNode(func(node *redis.Client) { node.AddHook(counting{&refusals}) })
+		rdb.OnNewNode(func(node *redis.Client) { node.AddHook(refused) })
 		workers = append(workers, &worker{client: newClient(t, rdb, "", leased.WithTTL(15*time.Second))})
 	}
 	holder := workers[0].client
@@ -43,19 +68,13 @@ func TestLocksWhoseSlotMovesToAndFroAreNeitherLostNorStuck(t *testing.T) {
 	turns(t, workers)
 
 	moves := 0
-	met := func() bool { return refusals[0].Load() > 0 && refusals[1].Load() > 0 }
-	for began := time.Now(); time.Since(began) < moving || !met() && time.Since(began) < 10*moving; moves++ {
+	for began := time.Now(); time.Since(began) < moving || !met(refused) && time.Since(began) < 10*moving; moves++ {
 		from := c.Owner("{x}")
 		to := c.Nodes[0]
 		if from == to {
 			to = c.Nodes[1]
 		}
-		m := c.BeginMove("{x}", to)
-		for range 6 { // some keys go, commands meet what is half gone, and make new ones
-			m.Keys(1)
-			time.Sleep(20 * time.Millisecond) // of work on slots that are half gone
-		}
-		m.End()
+		move(c, to)
 		turns(t, workers[:1])
 	}
 	turns(t, workers) // nobody is stuck
@@ -78,40 +97,44 @@ func TestLocksWhoseSlotMovesToAndFroAreNeitherLostNorStuck(t *testing.T) {
 		t.Errorf("%d writes were refused: two were inside", busy.refused)
 	}
 	busy.check(t, "busy")
-	if !met() {
-		t.Errorf("the test is no test: %d TRYAGAIN, %d ASK", refusals[0].Load(), refusals[1].Load())
+	if !met(refused) {
+		t.Errorf("the test is no test: %d TRYAGAIN, %d ASK, %d MOVED", refused.tryAgain.Load(), refused.ask.Load(), refused.moved.Load())
 	}
-	t.Logf("%d moves, %d entries; %d TRYAGAIN, %d ASK, %d MOVED", moves, entries, refusals[0].Load(), refusals[1].Load(), refusals[2].Load())
+	t.Logf("%d moves, %d entries; %d TRYAGAIN, %d ASK, %d MOVED", moves, entries, refused.tryAgain.Load(), refused.ask.Load(), refused.moved.Load())
 	nothingLeft(t, holder, "held{x}")
 	nothingLeft(t, holder, "busy{x}")
+	return refused
 }
 
-// counting counts what a node refuses.
-type counting struct{ refusals *[3]atomic.Int32 }
+// slotErrors counts what the nodes of a Cluster refuse. It is a hook of their clients.
+type slotErrors struct{ tryAgain, ask, moved atomic.Int32 }
 
-func (h counting) count(err error) {
-	for i, prefix := range []string{"TRYAGAIN", "ASK ", "MOVED "} {
-		if err != nil && strings.HasPrefix(err.Error(), prefix) {
-			h.refusals[i].Add(1)
-		}
+func (r *slotErrors) count(err error) {
+	switch {
+	case redis.HasErrorPrefix(err, "TRYAGAIN"):
+		r.tryAgain.Add(1)
+	case redis.HasErrorPrefix(err, "ASK "):
+		r.ask.Add(1)
+	case redis.HasErrorPrefix(err, "MOVED "):
+		r.moved.Add(1)
 	}
 }
 
-func (h counting) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (r *slotErrors) DialHook(next redis.DialHook) redis.DialHook { return next }
 
-func (h counting) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+func (r *slotErrors) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		err := next(ctx, cmd)
-		h.count(err)
+		r.count(err)
 		return err
 	}
 }
 
-func (h counting) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+func (r *slotErrors) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, cmds []redis.Cmder) error {
 		err := next(ctx, cmds)
 		for _, cmd := range cmds {
-			h.count(cmd.Err())
+			r.count(cmd.Err())
 		}
 		return err
 	}

@@ -139,7 +139,7 @@ func TestStartServesProgramsWithoutTests(t *testing.T) {
 	if _, err := os.Stat(in.dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the server's directory stayed: %v", err)
 	}
-	if !strings.Contains(in.Log(), "Ready to accept connections") {
+	if !strings.Contains(in.Log(), "Running mode=standalone") {
 		t.Errorf("log: %s", in.Log())
 	}
 }
