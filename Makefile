@@ -35,7 +35,7 @@ check: ## formatting, vet for three systems, linter if installed, go.mod tidy
 	@echo "gofmt"; unformatted=$$(gofmt -l .); \
 	if [ -n "$$unformatted" ]; then echo "gofmt -w is needed for:"; echo "$$unformatted"; exit 1; fi
 	@for system in $(SYSTEMS); do \
-		echo "go vet for $$system"; GOOS=$$system CGO_ENABLED=0 $(GO) vet $(ALL) || exit 1; \
+		echo "go vet for $$system"; GOOS=$$system $(GO) vet $(ALL) || exit 1; \
 	done
 	@if command -v golangci-lint >/dev/null; then \
 		echo "golangci-lint"; golangci-lint run $(ALL) || exit 1; \
