@@ -598,8 +598,8 @@ func (p *part) missed(a protocol.Answer, fail *protocol.Failure) bool {
 func (p *part) stands(now time.Time) bool { return p.state == owned || now.Before(p.until) }
 
 // heard notes the answer to a command that may place the part, or its failure. An answer shows
-// whether the server is in quarantine. But as long as an earlier command may still arrive, only a
-// grant does: a message may be of after a later restart.
+// whether the server is in quarantine. But while an earlier command without an answer may still run,
+// only the answer "granted" counts: a message may have been sent after a later restart.
 func (p *part) heard(o protocol.Outcome, fail *protocol.Failure) {
 	switch {
 	case fail.MayRun():
