@@ -148,8 +148,8 @@ func (r *request) writing() bool {
 // own, without a break. A server that did not answer counts as long as its grant lasts: for a TTL
 // since ownership was last proved there.
 //
-// Servers that have restarted without their data count as well, unless all N have: only then can
-// other clients have counted them.
+// Servers that have restarted without their data count as well, unless all N have and no server
+// counts otherwise: only then can other clients have counted them.
 func (op *Op) standing(now time.Time) int {
 	n, again, young := 0, 0, 0
 	for i, stood := range op.stood {
@@ -353,7 +353,8 @@ func (r *request) isOurs(blocker string) bool {
 
 // until returns on how many servers the request is proven to have owned until it was given back, and
 // on how many that can no longer be proven. Servers that have lost their data meanwhile count as
-// proven, unless all N have: only then can other clients have counted them.
+// proven, unless all N have and no server proves it otherwise: only then can other clients have
+// counted them.
 func (op *Op) until(outcomes []outcome, now time.Time) (proven, not int) {
 	proven, not = count(outcomes, outcomeYes, outcomeUnproved), count(outcomes, outcomeLost, outcomeNo, outcomeSkipped)
 	again, young := count(outcomes, outcomeAgain), 0

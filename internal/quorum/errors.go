@@ -21,7 +21,7 @@ var (
 // few of them agreed. It also says why the others did not answer.
 type noQuorum struct {
 	answered, n, need int           // answered: the servers without an error
-	young             time.Duration // if not 0, servers in quarantine granted, which do not count for so long
+	young             time.Duration // > 0: enough answered, but the grants of servers in quarantine do not count for this long
 	why               []error
 	kind              protocol.FailureKind
 }

@@ -610,8 +610,8 @@ func (p *part) heard(o protocol.Outcome, fail *protocol.Failure) {
 	}
 }
 
-// own notes that the part's server made us the owner, or extended our lease, and proved that at
-// from. inQuarantine says whether the server was in quarantine when it answered.
+// own notes that the part's server made us the owner, or extended our lease, after a command sent at
+// from. inQuarantine says that the server was still in quarantine then.
 func (l *Lock) own(p *part, a protocol.Answer, from, now time.Time, inQuarantine bool) {
 	if p.state != owned {
 		p.since = now

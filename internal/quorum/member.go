@@ -144,7 +144,7 @@ func (m *member) ping() error {
 	ctx, cancel := context.WithTimeout(m.owner.base, pingTime)
 	defer cancel()
 	err := m.srv.Ping(ctx)
-	if f := redisserver.Classify(err); f == nil || f.Lasts() || redisserver.IsServerReply(err) { // Lasts: also a closed client, for commands to report
+	if f := redisserver.Classify(err); f == nil || f.Lasts() || redisserver.IsServerReply(err) { // or the client is closed, which commands report
 		return nil
 	}
 	return err
@@ -317,7 +317,7 @@ func (s *Server) young(clock, mark uint64) time.Duration {
 	return max(0, min(s.quarantine, s.quarantine-age))
 }
 
-// reportYoung reports a quarantine, each one once.
+// reportYoung reports each quarantine once.
 func (m *member) reportYoung(left time.Duration) {
 	if left == 0 {
 		return

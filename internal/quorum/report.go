@@ -99,7 +99,7 @@ func merged(seen []protocol.Snapshot, n int) protocol.Snapshot {
 // metaOf returns the Meta with the smallest token that the owner's grant can have. Each server gives
 // a token of its own, and the grant's is the greatest that the owner had when it reached a majority,
 // in whatever order the servers answered. So the grant's token is not less than the need-th smallest,
-// and equal to it if exactly a majority gave one, or if the token was written back.
+// and equal to it if no more than a majority gave one, or if the token was written back.
 func metaOf(most []protocol.Snapshot, need int) string {
 	metas := make([]string, len(most))
 	for i := range most {

@@ -42,7 +42,7 @@ type Server struct {
 
 	clock serversClock
 
-	mu    sync.Mutex // guards locks; only the mutexes of members, inboxes and the clock are locked under it
+	mu    sync.Mutex // guards what follows; only the mutexes of members, inboxes and the clock are locked under it
 	locks map[string]*handle
 }
 
