@@ -1,7 +1,7 @@
 package quorum
 
-// When the answers of the servers leave no doubt, and what a command of the state machine is
-// answered then.
+// How the servers' answers decide a command of the state machine: when they leave no doubt, and
+// what the command's answer is then.
 
 import (
 	"slices"
@@ -46,7 +46,7 @@ func (l *Lock) decide(op *Op, now time.Time, fx *Effects) {
 	fx.Done = append(fx.Done, op)
 }
 
-// lacksQuorum decides that too few servers answered.
+// lacksQuorum decides an op with an error: too few servers answered, or too few of them agreed.
 func (l *Lock) lacksQuorum(op *Op, now time.Time, fx *Effects) {
 	e := &noQuorum{n: l.cfg.N, need: l.cfg.Need, kind: protocol.NeverSent}
 	lasting := map[protocol.FailureKind]int{}
@@ -64,7 +64,7 @@ func (l *Lock) lacksQuorum(op *Op, now time.Time, fx *Effects) {
 		}
 		e.why = append(e.why, f.Err)
 	}
-	for kind, n := range lasting { // so many that no majority can be left
+	for kind, n := range lasting { // too many for the others to be a majority
 		if n > l.cfg.N-l.cfg.Need {
 			e.kind = kind
 		}
@@ -83,7 +83,7 @@ func count(all []outcome, which ...outcome) int {
 	return n
 }
 
-// open returns how many answers to the op's question are still to come.
+// open returns how many outcomes are still pending.
 func open(all []outcome) int { return count(all, outcomePending) }
 
 func (l *Lock) evaluateAcquire(op *Op, r *request, now time.Time, fx *Effects) {
@@ -108,7 +108,7 @@ func (l *Lock) evaluateAcquire(op *Op, r *request, now time.Time, fx *Effects) {
 	}
 	held := op.held && r == op.req
 	switch {
-	case held && op.standing(now) >= l.cfg.Need: // others may answer that it is ours
+	case held && op.standing(now) >= l.cfg.Need: // the servers that did not answer may still have the lease
 		l.lacksQuorum(op, now, fx)
 	case held: // lost, although servers may have granted it again, so no release could tell
 		op.Answer = protocol.Answer{Outcome: protocol.Enqueued, Token: r.token}
@@ -118,7 +118,7 @@ func (l *Lock) evaluateAcquire(op *Op, r *request, now time.Time, fx *Effects) {
 			r.parts[i].until, r.parts[i].late, r.parts[i].anew = time.Time{}, false, false
 		}
 		l.decide(op, now, fx)
-	case r.token != 0: // a message was faster
+	case r.token != 0: // a message announced the grant first
 		op.Answer = protocol.Answer{Outcome: protocol.Enqueued}
 		l.waits(&op.Answer, r, now)
 		l.decide(op, now, fx)
@@ -139,17 +139,17 @@ func (l *Lock) evaluateAcquire(op *Op, r *request, now time.Time, fx *Effects) {
 	}
 }
 
-// writing reports that a majority granted, and the token is being written back.
+// writing reports whether a majority has granted, but the token is still being written back.
 func (r *request) writing() bool {
 	return slices.ContainsFunc(r.parts, func(p part) bool { return p.adopts })
 }
 
-// standing returns on how many servers a request that was held before the op still owns, or
-// may own, without a break. Those that did not answer count as long as what they granted lasts,
-// for a TTL since it was proved there.
+// standing returns on how many servers a request that was held before the op still owns, or may
+// own, without a break. A server that did not answer counts as long as its grant lasts: for a TTL
+// since ownership was last proved there.
 //
-// So do servers that have restarted without their data and granted anew, unless all N have: only
-// then can others have counted them.
+// Servers that have restarted without their data count as well, unless all N have and no server
+// counts otherwise: only then can other clients have counted them.
 func (op *Op) standing(now time.Time) int {
 	n, again, young := 0, 0, 0
 	for i, stood := range op.stood {
@@ -178,8 +178,8 @@ func (op *Op) standing(now time.Time) int {
 	return n
 }
 
-// sure returns how many servers have said that they own a request that was held before the op, and have
-// not granted it anew since a majority was last known to have kept it.
+// sure returns how many servers have said that a request that was held before the op is still owner,
+// and have not granted it anew since a majority was last known to have kept it.
 func (op *Op) sure() int {
 	n := 0
 	for i, stood := range op.stood {
@@ -190,7 +190,7 @@ func (op *Op) sure() int {
 	return n
 }
 
-// granted decides an op by which a majority has granted r.
+// granted decides an op if a majority has granted r, and reports whether it did.
 func (l *Lock) granted(op *Op, r *request, now time.Time, fx *Effects) bool {
 	if !l.majority(r, op.at, now) {
 		return false
@@ -239,10 +239,11 @@ func (r *request) keeps() {
 	}
 }
 
-// kept notes that a majority of servers has said so. Without those words, a server that granted
-// anew proves nothing: the majority may be one by a server that is silent. Their words are as old as the op
-// that asked for them, and say nothing of what was granted anew since, which another may have had together
-// with a server that had answered already. Without an op, all is forgotten: the grant is a new one.
+// kept notes that a majority of servers has answered that it kept the lease. Until then, a server that
+// granted anew proves nothing, because a silent server may be part of the majority. The answers are as
+// old as the op that asked for them. They say nothing of servers that granted anew since: another client
+// may have owned there, and on a server that had already answered. If op is nil, the grant is new, and
+// no part counts as granted anew.
 func (r *request) kept(op *Op) {
 	for i := range r.parts {
 		if p := &r.parts[i]; op == nil || op.anews != nil && op.anews[i] == p.anews {
@@ -251,12 +252,12 @@ func (r *request) kept(op *Op) {
 	}
 }
 
-// noMajority decides an acquire that too few servers answered, or could vote for. What the
-// others gave is given back: a client that cannot own must not keep out those that can. But
-// what a downgrade gave is what is left of a lease.
+// noMajority decides an acquire that too few servers answered or could vote for. The grants of the
+// others are given back: a client that cannot own the lock must not keep out those that can. A
+// downgrade's grants are kept, because they are what is left of a lease.
 func (l *Lock) noMajority(op *Op, r *request, now time.Time, fx *Effects) {
 	l.lacksQuorum(op, now, fx)
-	e := op.Err.(*noQuorum) //nolint:errorlint // as it was made a line before
+	e := op.Err.(*noQuorum) //nolint:errorlint // created on the line before
 	for i := range r.parts {
 		if p := &r.parts[i]; p.state == owned && now.Before(p.young) {
 			e.young = max(e.young, p.young.Sub(now))
@@ -271,12 +272,12 @@ func (l *Lock) noMajority(op *Op, r *request, now time.Time, fx *Effects) {
 	}
 }
 
-// abandon ends a request that the state machine was told is not ours any more: it does not
-// cancel it. But during a downgrade the state machine does not heed that: the lease goes on, and
-// what is left of it must not be given back.
+// abandon ends a request after the state machine was told that its lease is lost, because the state
+// machine does not cancel such a request. During a downgrade the state machine ignores the loss:
+// the lease goes on, and what is left of it must not be given back.
 func (l *Lock) abandon(r *request, now time.Time, fx *Effects) {
 	if r.op != nil {
-		r.ends = r.op.verb == protocol.Acquire // else the state machine still has to do with it
+		r.ends = r.op.verb == protocol.Acquire // the state machine still needs the request for other commands
 		return
 	}
 	if r.lowered {
@@ -286,7 +287,7 @@ func (l *Lock) abandon(r *request, now time.Time, fx *Effects) {
 	l.drop(r, now, fx)
 }
 
-// retreat gives back what servers gave to a request that is no majority.
+// retreat cancels a request on all servers that have granted or queued it, or may.
 func (l *Lock) retreat(r *request, fx *Effects) {
 	for i := range r.parts {
 		p := &r.parts[i]
@@ -296,8 +297,8 @@ func (l *Lock) retreat(r *request, fx *Effects) {
 	}
 }
 
-// waits describes what a request waits for: the server with which it may get a majority
-// first.
+// waits describes in a what a request waits for: the blocker on the server that is expected to
+// complete its majority.
 func (l *Lock) waits(a *protocol.Answer, r *request, now time.Time) {
 	lacking := l.cfg.Need
 	var in []*part
@@ -325,7 +326,7 @@ func (l *Lock) waits(a *protocol.Answer, r *request, now time.Time) {
 	p := in[min(max(lacking, 1), len(in))-1]
 	a.Blocker, a.Place, a.NoNotify = p.blocker, p.place, p.noNotify
 	if i := slices.IndexFunc(in, func(q *part) bool { return q.blocker != "" && !r.isOurs(q.blocker) }); i >= 0 && r.isOurs(p.blocker) {
-		a.Blocker = in[i].blocker // an earlier request of ours is still leaving the others
+		a.Blocker = in[i].blocker // p is blocked only by an earlier request of ours, which is leaving
 	}
 	switch {
 	case p.endless:
@@ -344,15 +345,16 @@ func (l *Lock) waits(a *protocol.Answer, r *request, now time.Time) {
 	}
 }
 
-// isOurs reports whether what blocks the request is another one of the same client.
+// isOurs reports whether the request's blocker is another request of the same client.
 func (r *request) isOurs(blocker string) bool {
 	who, err := protocol.ParseID(blocker)
 	return err == nil && who.Client == r.who.Client
 }
 
-// until returns for how many servers it is proven that the request owned there until it was given
-// back, and for how many it cannot be. Those that have lost their data meanwhile count for it,
-// unless all N have: only then can others have counted them.
+// until returns on how many servers the request is proven to have owned until it was given back, and
+// on how many that can no longer be proven. Servers that have lost their data meanwhile count as
+// proven, unless all N have and no server proves it otherwise: only then can other clients have
+// counted them.
 func (op *Op) until(outcomes []outcome, now time.Time) (proven, not int) {
 	proven, not = count(outcomes, outcomeYes, outcomeUnproved), count(outcomes, outcomeLost, outcomeNo, outcomeSkipped)
 	again, young := count(outcomes, outcomeAgain), 0
@@ -372,8 +374,8 @@ func (op *Op) until(outcomes []outcome, now time.Time) (proven, not int) {
 	return again, not
 }
 
-// proves reports whether the servers that a request was given back to leave no doubt that no
-// other client has owned the lock since it was granted; see request.doubted.
+// proves reports whether the answers of the servers to which a request was given back prove that no
+// other client has owned the lock since the grant; see request.doubted.
 func (l *Lock) proves(op *Op, outcomes []outcome, now time.Time) bool {
 	sure := slices.Clone(outcomes)
 	for i, o := range sure {
@@ -464,7 +466,7 @@ func (l *Lock) evaluateCancel(op *Op, now time.Time, fx *Effects) {
 	default:
 		l.lacksQuorum(op, now, fx)
 		l.forgetLater(r, now)
-		e := op.Err.(*noQuorum) //nolint:errorlint // as it was made two lines before
+		e := op.Err.(*noQuorum) //nolint:errorlint // created two lines before
 		op.Cancelled = protocol.Cancelled{Fail: &protocol.Failure{Err: e, Kind: e.kind}}
 		return
 	}
@@ -472,8 +474,8 @@ func (l *Lock) evaluateCancel(op *Op, now time.Time, fx *Effects) {
 	l.drop(r, now, fx)
 }
 
-// evaluateRenewal decides a renewal: granted if a majority has renewed it or granted it now,
-// and a majority of those that owned before have not been found to have lost it. Otherwise
+// evaluateRenewal decides a renewal. It succeeds if a majority has renewed the lease or grants it
+// now, and a majority of servers had granted it before and are not known to have lost it. Otherwise
 // another client may have owned the lock in between.
 func (l *Lock) evaluateRenewal(op *Op, now time.Time, fx *Effects) {
 	r := op.req

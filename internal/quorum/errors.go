@@ -9,7 +9,7 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// ErrNoQuorum is why a command failed that too few servers answered.
+// ErrNoQuorum is the error of a command that too few servers answered.
 var ErrNoQuorum = errors.New("leased: too few servers answered")
 
 var (
@@ -17,11 +17,11 @@ var (
 	errBusy = errors.New("an earlier command has no answer yet")
 )
 
-// noQuorum says why a command was not decided: how many servers answered, or, if these were enough,
-// that they did not agree; and why the others did not answer.
+// noQuorum says why a command could not be decided: too few servers answered or, if enough did, too
+// few of them agreed. It also says why the others did not answer.
 type noQuorum struct {
-	answered, n, need int           // answered: for which there is no error
-	young             time.Duration // > 0: enough granted, but for those in quarantine
+	answered, n, need int           // answered: the servers without an error
+	young             time.Duration // > 0: enough answered, but the grants of servers in quarantine do not count for this long
 	why               []error
 	kind              protocol.FailureKind
 }
@@ -35,8 +35,8 @@ func (e *noQuorum) Error() string {
 	case e.answered < e.need:
 		fmt.Fprintf(&b, "%d of %d servers answered, and %d are needed", e.answered, e.n, e.need)
 	default:
-		// Some said no, and some were not asked, because they had nothing of the request. What is
-		// known is that too few said yes, and that those that failed might have.
+		// Some said no, and some were not asked, because they did not have the request. All that is
+		// known is that too few said yes, and that those that failed might have said yes.
 		fmt.Fprintf(&b, "fewer than %d of %d servers confirmed it", e.need, e.n)
 	}
 	sep := "; "

@@ -2,10 +2,10 @@
 // on a majority of them. To the state machine, a quorum looks like one server: it takes the same
 // commands, and combines the servers' answers or messages into one.
 //
-// Lock decides, without I/O, a clock or a goroutine: it is given events and the time, and returns
-// effects. The events are what the state machine asks for (ops.go, decide.go), the servers'
-// answers (this file) and messages (messages.go), the return of a subscription (rejoin.go), and
-// the end of a pause (partial.go). server.go and member.go perform the effects.
+// Lock makes the decisions, without I/O, clocks or goroutines: it is given events and the current
+// time, and returns effects. The events are the state machine's commands (ops.go, decide.go), the
+// servers' answers (this file) and messages (messages.go), a subscription that is confirmed again
+// (rejoin.go), and the end of a pause (partial.go). server.go and member.go perform the effects.
 package quorum
 
 import (
@@ -22,12 +22,12 @@ type Config struct {
 	Need int // how many of them are a majority
 	// NewID returns a request id that was never used.
 	NewID func(like protocol.Identity) string
-	// Proof is the letter that ids for a server carry now.
+	// Proof returns the letter that a new id for this server has to carry.
 	Proof func(server int) protocol.Proof
 	// Ticket returns the number that places a request made now in the queues of all servers:
-	// the first server's clock, µs, as far as that is known.
+	// the first server's clock in µs, as far as it is known.
 	Ticket func() uint64
-	// Away reports whether a server is known not to answer, so that nothing is sent to it.
+	// Away reports whether a server is known not to answer. Nothing is sent to such a server.
 	Away func(server int) bool
 	// Why returns why a server is away. It may be nil.
 	Why func(server int) error
@@ -36,21 +36,21 @@ type Config struct {
 // Majority returns how many of n servers are a majority.
 func Majority(n int) int { return n/2 + 1 }
 
-// Lock is what one client has on the servers for one lock. Whoever calls its methods must
-// serialize the calls, and performs the effects afterwards.
+// Lock is the state of one client's requests for one lock on all servers. The caller of its
+// methods must serialize the calls, and must perform the effects afterwards.
 type Lock struct {
 	cfg   *Config
 	keys  *protocol.Keys
-	reqs  map[string]*request // by the ids that the state machine knows
-	parts map[string]*request // by the ids that the servers know
+	reqs  map[string]*request // keyed by the ids that the state machine knows
+	parts map[string]*request // keyed by the ids that the servers know
 	lanes []lane
-	dueAt time.Time  // when to look at partial grants again, zero for never
-	past  []pastPart // a ring of mostPast
-	ended int        // how many were put into past
+	dueAt time.Time  // when Tick has to look at the requests again; zero for never
+	past  []pastPart // a ring buffer of at most mostPast entries
+	ended int        // how many entries were ever added to past
 }
 
-// pastPart is a part that was released, cancelled or yielded lately. A message about it that its
-// server sent before it learned of that is no reason to cancel the part.
+// pastPart is a part that was released, cancelled or yielded recently. A message that its server
+// sent before it learned of this is no reason to cancel the part.
 type pastPart struct {
 	id     string
 	server int
@@ -59,11 +59,12 @@ type pastPart struct {
 
 const mostPast = 32
 
-// crossing is how long after the end of a part a message about it may have crossed with that end.
+// crossing is for how long after a part has ended a message about it is taken for one that the
+// server sent before it learned of the end.
 const crossing = time.Second
 
-// lane holds what is sent to one server about the lock: one command at a time, so that none
-// overtakes another.
+// lane holds the commands for one server about the lock. They are sent one at a time, so that
+// none overtakes another.
 type lane struct {
 	busy  bool
 	queue []*Send
@@ -72,69 +73,69 @@ type lane struct {
 // request is one request of the state machine.
 type request struct {
 	id    string
-	base  string // the id of the parts, but for those that had to get another
+	base  string // the id of all parts except those that needed another one
 	who   protocol.Identity
 	parts []part
-	// ticket places it in the queue of each server. Since it is the same on all, they let the
-	// same request in next, and few grants are no majority.
+	// ticket is the request's place in the queue of each server. Because it is the same on all
+	// servers, they let in the same request next, and a lock is rarely split.
 	ticket uint64
-	basis  time.Time      // what the state machine trusts a message from
-	token  uint64         // of the grant; 0 until the state machine was told of it
-	whole  bool           // it has owned a majority without a break since it was granted
-	last   uint64         // last token that it says was given out under the request
-	link   *protocol.Span // hold span of the lease that made way for it on a server, by the last message
-	until  time.Time      // its release or cancel failed: it is forgotten then; else zero
-	op     *Op            // the command of the state machine about it, that awaits its answer
-	poked  bool           // the state machine was asked to ask again
-	lowers bool           // it is that of a downgrade, of which only the downgrade's answer tells the state machine
-	// doubted: the state machine had no answer to an acquire of what it held. So it believes a
-	// release only if that proves that no other client has owned the lock since the grant.
+	basis  time.Time      // only proofs since then count for a message to the state machine
+	token  uint64         // the grant's token; 0 until the state machine is told of the grant
+	whole  bool           // the request has owned a majority without a break since it was granted
+	last   uint64         // the last token assigned under the request, as the state machine says
+	link   *protocol.Span // hold span of the lease that was given back for this one, from the last message
+	until  time.Time      // when to forget the request, because its release or cancel failed; else zero
+	op     *Op            // the undecided command or cancel of the state machine about the request
+	poked  bool           // the state machine was told to ask again
+	lowers bool           // a downgrade's new request; only the downgrade's answer announces it to the state machine
+	// doubted: an acquire of a lease that the state machine held had no answer. So the state machine
+	// trusts a release only if it proves that no other client has owned the lock since the grant.
 	doubted bool
-	lowered bool // a downgrade of it was sent, whose answer decides what becomes of it
-	over    bool // the state machine does not know it any more
-	ends    bool // the state machine was told that it is lost: it is over when its op is decided
+	lowered bool // a downgrade of the request was sent, and its answer decides about the request
+	over    bool // the state machine no longer knows the request
+	ends    bool // the state machine was told that the lease is lost; the request ends when its op is decided
 }
 
 // part is a request on one server.
 type part struct {
-	id    string // "" if the server has never been sent one
+	id    string // "" until there is an id for this server
 	state partState
-	// proved is the sending of the last command that proved ownership; until it is
-	// granted, that of the first acquire, or of the last one that was answered queued.
+	// proved is when the last command that proved ownership was sent. Before a grant it is when
+	// the first acquire was sent, or the last one that was answered with "queued".
 	proved   time.Time
-	floor    uint64 // queued: the lock's last token there
-	token    uint64 // owned: the grant's
-	known    uint64 // owned: the greatest token of the lock that the server is known to keep
-	clock    uint64 // the server's, µs, when it last said that we own
-	told     uint64 // up to which end of a lease readers were notified
-	more     bool   // owned: others wait there
-	since    time.Time
-	regrants int       // how often it was given back
+	floor    uint64    // queued: the lock's last token there
+	token    uint64    // owned: the grant's token
+	known    uint64    // owned: the greatest token of the lock that the server is known to have stored
+	clock    uint64    // the server's clock in µs when it last said that we own the lock
+	told     uint64    // time up to which readers were notified
+	more     bool      // owned: others wait on this server
+	since    time.Time // when it became owned
+	regrants int       // how often its grant was given back
 	young    time.Time // until then a grant of the server does not count for a majority
-	asking   bool      // an acquire is on its way or waits in the lane
-	// unsure: a command that had no answer may arrive yet, or may have been executed after a
-	// restart of the server that we do not know of. unheard: a message said that we own, and
-	// the server has not told us since whether it is in quarantine.
+	asking   bool      // an acquire is under way or waits in the lane
+	// unsure: a command without an answer may still arrive, or may have been executed after a
+	// restart of the server that we have not learned of. unheard: a message said that we own the
+	// lock, and the server has not said since whether it is in quarantine.
 	unsure  bool
 	unheard bool
 	refused bool  // its server had another owner, and the request did not wait
-	adopts  bool  // an adopt is on its way
+	adopts  bool  // an adopt is under way
 	forgets bool  // an adopt failed
-	lost    bool  // a renewal found it lost, and what it is asked then has no answer yet
-	also    []*Op // renewals that wait for the answer to an acquire of another one
-	// looks is set while the acquire on its way is one of Rejoined, and later is what its server is
-	// asked for when that is answered.
+	lost    bool  // a renewal found the part lost, and the acquire that follows has no answer yet
+	also    []*Op // renewals that wait for the answer to another op's acquire
+	// looks is set while the acquire under way is one of Rejoined. later is the op that asks the
+	// server once that acquire is answered.
 	looks bool
 	later *Op
-	// until is for a part that was owned when its server lost its data: up to then the server
-	// is in quarantine, so that no other client can count its vote. late is set if it granted
-	// again only after that.
+	// until is set for a part that was owned when its server lost its data: the end of the server's
+	// quarantine, before which no other client can count the server's vote. late is set if the
+	// server granted the part again only after that.
 	until time.Time
 	late  bool
-	anew  bool // granted anew since a majority was last known to have kept the lease: others may have had it there in between
-	anews int  // how often it was found granted anew
-	// doubted: an acquire of what its server had granted had no answer. So it may be granted anew under
-	// the same id, after another owner, and only the lock's last token tells.
+	anew  bool // granted anew since a majority was last known to have kept the lease: others may have owned there in between
+	anews int  // how often the part was found granted anew
+	// doubted: an acquire of a part that its server had granted had no answer. So the server may have
+	// granted it anew under the same id, after another owner, and only the lock's last token shows that.
 	doubted bool
 
 	blocker  string
@@ -143,22 +144,22 @@ type part struct {
 	place    int
 	noNotify bool
 
-	sent      bool // a command with its id has left its lane
-	ended     bool // released or cancelled, as the server has answered
-	confirmed bool // it was ours until then
-	lowered   bool // it was ours until a downgrade, which gave it to the next request
-	follows   bool // a downgrade gave it what was ours until then
-	again     bool // its server had lost its data by then, and let nobody in who counts
+	sent      bool // a command with the part's id has left the lane
+	ended     bool // the server no longer has the part: it was released, cancelled, refused or never sent
+	confirmed bool // the part was ours until it ended
+	lowered   bool // the part was ours until a downgrade passed it to the next request
+	follows   bool // a downgrade passed to this part what was ours until then
+	again     bool // the server had lost its data when the part ended, and its grants did not count meanwhile
 }
 
 type partState uint8
 
 const (
-	absent partState = iota // the server does not know it, or nothing is known
+	absent partState = iota // the server does not have the part, or nothing is known
 	asked                   // sent, no answer yet
 	queued
 	owned
-	ending // a release, yield or cancel is on its way
+	ending // a release, yield, downgrade or cancel is under way
 )
 
 // Send is a command for one server. Its outcome is reported by the event Answered.
@@ -171,13 +172,13 @@ type Send struct {
 	Keys   *protocol.Keys
 	ID     string // Adopt: the owner
 	Token  uint64 // Adopt
-	Probes bool   // Do: the server's inbox may be probed by this command
+	Probes bool   // Do: the command may also probe the inbox at this server
 
 	req, next *request
 	op        *Op
 }
 
-// Requests returns the ids that the state machine knows of what the command is about, for tests.
+// Requests returns the state machine's ids of the requests that the command is about, for tests.
 func (s *Send) Requests() (id, next string) {
 	if s.next != nil {
 		next = s.next.id
@@ -185,7 +186,7 @@ func (s *Send) Requests() (id, next string) {
 	return s.req.id, next
 }
 
-// Kind is what a Send is.
+// Kind is the kind of a Send.
 type Kind uint8
 
 // The kinds of sends.
@@ -193,7 +194,7 @@ const (
 	Do Kind = iota
 	Cancel
 	Renew
-	Adopt // keep a token, if the id is still owner
+	Adopt // store a token, if the id is still the owner
 )
 
 // Result is a server's answer to a Send.
@@ -206,15 +207,15 @@ type Result struct {
 	Fail      *protocol.Failure
 }
 
-// Effects are what follows from an event.
+// Effects are the actions that follow from an event.
 type Effects struct {
 	Sends    []*Send
-	Done     []*Op              // decided
+	Done     []*Op              // the ops that were decided
 	Messages []protocol.Message // for the state machine
 	Strays   []Stray            // requests that a server may still have
 }
 
-// Stray is a request that one server may still have although its lock is done with it.
+// Stray is a request that one server may still have, although its Lock no longer needs it.
 type Stray struct {
 	Server int
 	Keys   *protocol.Keys
@@ -229,7 +230,7 @@ func NewLock(cfg *Config, keys *protocol.Keys) *Lock {
 	return &Lock{cfg: cfg, keys: &k, reqs: map[string]*request{}, parts: map[string]*request{}, lanes: make([]lane, cfg.N)}
 }
 
-// Idle reports whether the lock has nothing worth keeping.
+// Idle reports whether the lock can be forgotten: it has no requests, and no command is under way.
 func (l *Lock) Idle() bool {
 	if len(l.reqs) > 0 {
 		return false
@@ -245,9 +246,9 @@ func (l *Lock) Idle() bool {
 // Due returns when Tick must be called next, zero for never.
 func (l *Lock) Due() time.Time { return l.dueAt }
 
-// request returns the request with this id, and makes it if there is none. The servers never see
-// the id: the state machine may ask for it again after its parts were cancelled, and no id that a
-// server has seen is used twice.
+// request returns the request with this id, and creates it if there is none. The servers never see
+// the id: the state machine may use it again after the parts were cancelled, whereas no id that a
+// server has seen may be used again.
 func (l *Lock) request(id string) *request {
 	r := l.reqs[id]
 	if r == nil {
@@ -259,7 +260,7 @@ func (l *Lock) request(id string) *request {
 	return r
 }
 
-// identify returns the part, with an id under which its server can be asked.
+// identify returns the part of r on server i, with an id under which that server can be asked.
 func (l *Lock) identify(r *request, i int) *part {
 	p := &r.parts[i]
 	if p.id != "" && p.state != ending && !p.ended {
@@ -284,15 +285,15 @@ func (l *Lock) newID(r *request, i int) string {
 	return l.cfg.NewID(like)
 }
 
-// forgetPart removes an id unless a part of r has it.
+// forgetPart removes a part's id unless another part of r has the same one.
 func (l *Lock) forgetPart(id string, r *request) {
 	if l.parts[id] == r && !slices.ContainsFunc(r.parts, func(p part) bool { return p.id == id }) {
 		delete(l.parts, id)
 	}
 }
 
-// drop forgets a request that the state machine is done with. What servers may still have of it,
-// and are not being told to end now, becomes strays.
+// drop forgets a request that the state machine no longer needs. Parts that servers may still have,
+// and that no command under way ends, become strays.
 func (l *Lock) drop(r *request, now time.Time, fx *Effects) {
 	if r.over {
 		return
@@ -315,8 +316,8 @@ func (l *Lock) drop(r *request, now time.Time, fx *Effects) {
 	}
 }
 
-// remember notes that a part has ended, or that its end is on its way: if that fails, it
-// becomes a stray.
+// remember notes that a part has ended, or that the command that ends it is under way. If that
+// command fails, the part becomes a stray.
 func (l *Lock) remember(id string, server int, now time.Time) {
 	if p := (pastPart{id, server, now}); len(l.past) < mostPast {
 		l.past = append(l.past, p)
@@ -326,7 +327,7 @@ func (l *Lock) remember(id string, server int, now time.Time) {
 	l.ended++
 }
 
-// crossed reports whether a message is about a part that has just ended.
+// crossed reports whether a message with this id is about a part that has just ended.
 func (l *Lock) crossed(id string, server int, now time.Time) bool {
 	return slices.ContainsFunc(l.past, func(p pastPart) bool {
 		return p.id == id && p.server == server && now.Sub(p.at) < crossing
@@ -338,7 +339,7 @@ func (l *Lock) stray(r *request, i int) Stray {
 	return Stray{Server: i, Keys: l.keys, ID: p.id, Last: p.lastFor(r), TTL: r.who.TTL}
 }
 
-// lastFor returns the last token that a release tells the server of: none if it knows it.
+// lastFor returns the last token that a release has to tell the server, 0 if the server knows it.
 func (p *part) lastFor(r *request) uint64 {
 	last := max(r.last, r.token)
 	if last > p.known {
@@ -347,7 +348,7 @@ func (p *part) lastFor(r *request) uint64 {
 	return 0
 }
 
-// send puts a command into the server's lane.
+// send sends a command through the server's lane; only renewals bypass it.
 func (l *Lock) send(s *Send, fx *Effects) {
 	s.Keys = l.keys
 	if s.Kind == Renew {
@@ -363,7 +364,7 @@ func (l *Lock) send(s *Send, fx *Effects) {
 	s.leave(fx)
 }
 
-// leave has a command sent.
+// leave takes a command out of its lane, to be sent.
 func (s *Send) leave(fx *Effects) {
 	for _, r := range []*request{s.req, s.next} {
 		if r == nil {
@@ -376,10 +377,10 @@ func (s *Send) leave(fx *Effects) {
 	fx.Sends = append(fx.Sends, s)
 }
 
-// withdraw removes the acquires of a part that have not left the lane. So a server that answers
-// slowly, and its lane, are not given more than one request at a time, however many are made and
-// ended on the others meanwhile. It reports whether the server has been sent the part's id, or
-// will be.
+// withdraw removes a part's acquires that have not left the lane. So a server that answers slowly
+// works at one request at a time, and its lane does not grow, however many requests begin and end
+// on the other servers meanwhile. It reports whether the part's id was sent to the server, or will
+// be.
 func (l *Lock) withdraw(r *request, i int) bool {
 	ln, p := &l.lanes[i], &r.parts[i]
 	ln.queue = slices.DeleteFunc(ln.queue, func(s *Send) bool {
@@ -396,8 +397,8 @@ func (l *Lock) withdraw(r *request, i int) bool {
 	return p.sent || slices.ContainsFunc(ln.queue, func(s *Send) bool { return s.Cmd.Next == p.id })
 }
 
-// Answered is the event that a server answered, or did not. The next command of its lane
-// follows.
+// Answered is the event that a server answered a command, or that the command failed. The next
+// command in the lane is sent.
 func (l *Lock) Answered(s *Send, res Result, now time.Time, fx *Effects) {
 	l.take(s, res, now, fx)
 	if s.Kind == Renew {
@@ -413,11 +414,11 @@ func (l *Lock) Answered(s *Send, res Result, now time.Time, fx *Effects) {
 	next.leave(fx)
 }
 
-// take gives a server's answer to the request it is about.
+// take applies a server's answer to the request that it is about.
 func (l *Lock) take(s *Send, res Result, now time.Time, fx *Effects) {
 	i := s.Server
 	if a := &res.Answer; s.Kind == Do && a.Unfinished && a.Outcome != protocol.Enqueued && a.Outcome != protocol.Refused {
-		// More may enter there: any cancel admits them.
+		// More waiters may enter there. A cancel of any id lets them in.
 		fx.Strays = append(fx.Strays, Stray{Server: i, Keys: l.keys, ID: l.newID(s.req, i), TTL: time.Second})
 		a.Unfinished = false
 	}
@@ -447,7 +448,7 @@ func (l *Lock) take(s *Send, res Result, now time.Time, fx *Effects) {
 	}
 }
 
-// part returns the part that the send is about, nil if it has another id by now.
+// part returns the part that the command is about, or nil if the part has another id by now.
 func (s *Send) part() *part {
 	p := &s.req.parts[s.Server]
 	if p.id != s.Cmd.ID {
@@ -461,13 +462,13 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 	r, i, a := s.req, s.Server, res.Answer
 	p := s.part()
 	if p == nil {
-		// The part has another id by now; this one has no user.
+		// The part has another id by now, and nothing uses this one.
 		if res.Fail.MayRun() || a.Outcome == protocol.Granted || a.Outcome == protocol.Enqueued {
 			fx.Strays = append(fx.Strays, Stray{Server: i, Keys: l.keys, ID: s.Cmd.ID, TTL: r.who.TTL})
 		}
 		return
 	}
-	// Whether the server had granted it before it answered.
+	// Whether the server had granted the part before this answer.
 	had := p.state == owned && !a.Kept || p.lost || !p.until.IsZero()
 	wasLost, ops, later := p.lost, p.also, p.later
 	p.asking, p.looks, p.lost, p.also, p.later = false, false, false, nil, nil
@@ -483,7 +484,7 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 	p.doubted = p.doubted || res.Fail.MayRun() && p.known != 0
 	outcome := outcomeFailed
 	switch {
-	case p.state == ending: // what follows in the lane ends it
+	case p.state == ending: // a later command in the lane ends the part
 		if (res.Fail != nil || res.Young == 0) && (wasLost || p.missed(a, res.Fail)) {
 			p.brokeOff()
 		}
@@ -495,7 +496,7 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 			outcome = outcomeLost
 			p.brokeOff()
 		}
-		// Refused, and never sent without an answer: the server does not know it.
+		// The acquire did not run, and no earlier one may have: the server does not have the part.
 		if !p.unsure && p.state == asked {
 			p.state, p.ended = absent, true
 		}
@@ -510,7 +511,7 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 		l.own(p, a, s.Cmd.At, now, res.Young > 0)
 	case a.Outcome == protocol.Enqueued:
 		outcome = outcomeNo
-		if p.state == owned && a.Token < p.token { // a message was faster
+		if p.state == owned && a.Token < p.token { // the message of a later grant was faster
 			outcome = outcomeOvertaken
 			if wasLost { // by which it was granted anew
 				if outcome = lostUnless(now.Before(s.Cmd.At.Add(res.Young))); outcome == outcomeLost {
@@ -531,7 +532,7 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 			outcome = p.displaced(s, res)
 		}
 		p.state, p.refused = absent, true
-		p.ended = true // it was never queued there, or is not any more
+		p.ended = true // the part was never queued there, or no longer is
 		p.blockedBy(&a, now)
 	}
 	if r.over {
@@ -550,8 +551,8 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 	l.review(r, now, fx)
 }
 
-// lostUnless is the outcome of asking a server that does not own what it had granted: it lost
-// its data if it is young, and then whoever it granted since cannot count it.
+// lostUnless is the outcome for a server that no longer has what it granted us. A young server lost
+// its data, and whoever it has granted the lock to since cannot count that grant.
 func lostUnless(young bool) outcome {
 	if young {
 		return outcomeAgain
@@ -559,8 +560,9 @@ func lostUnless(young bool) outcome {
 	return outcomeLost
 }
 
-// displaced takes the answer of a server that had granted the part and does not own it now.
-// The quarantine is counted from the sending, which is earlier than any other client's view of it.
+// displaced returns the outcome for a server that had granted the part and says now that we are not
+// the owner. The quarantine is counted from when the command was sent, so that it ends here before
+// it does for any other client.
 func (p *part) displaced(s *Send, res Result) outcome {
 	p.until = time.Time{}
 	if res.Young > 0 && s.req.token != 0 {
@@ -572,14 +574,15 @@ func (p *part) displaced(s *Send, res Result) outcome {
 	return lostUnless(res.Young > 0)
 }
 
-// brokeOff notes that others may have had the part since a majority was last known to have kept the lease.
+// brokeOff notes that others may have owned the lock on the part's server since a majority was last
+// known to have kept the lease.
 func (p *part) brokeOff() {
 	p.anew = true
 	p.anews++
 }
 
-// missed reports whether the answer to an acquire of a part that is being given back says that it was not
-// owned any more. A message may have been faster than one that it waits.
+// missed reports whether the answer to an acquire of a part that is being given back says that the part
+// was no longer owned. An answer that it was queued may be older than the message that granted it.
 func (p *part) missed(a protocol.Answer, fail *protocol.Failure) bool {
 	switch {
 	case fail != nil || p.known == 0:
@@ -591,12 +594,12 @@ func (p *part) missed(a protocol.Answer, fail *protocol.Failure) bool {
 }
 
 // stands reports whether no other client can have counted the server's vote since the part was
-// granted there first, unless it is late.
+// first granted there, provided that the part is not late.
 func (p *part) stands(now time.Time) bool { return p.state == owned || now.Before(p.until) }
 
-// heard notes that a command which may place the part was answered, or was not. An answer
-// shows whether the server is in quarantine, but a message may be of a later restart if an
-// earlier command is under way still.
+// heard notes the answer to a command that may place the part, or its failure. An answer shows
+// whether the server is in quarantine. But while an earlier command without an answer may still run,
+// only the answer "granted" counts: a message may have been sent after a later restart.
 func (p *part) heard(o protocol.Outcome, fail *protocol.Failure) {
 	switch {
 	case fail.MayRun():
@@ -607,8 +610,8 @@ func (p *part) heard(o protocol.Outcome, fail *protocol.Failure) {
 	}
 }
 
-// own takes the news that the part's server made us owner, or extended that. With inQuarantine
-// the server was still in quarantine when it said so.
+// own notes that the part's server made us the owner, or extended our lease, after a command sent at
+// from. inQuarantine says that the server was still in quarantine then.
 func (l *Lock) own(p *part, a protocol.Answer, from, now time.Time, inQuarantine bool) {
 	if p.state != owned {
 		p.since = now

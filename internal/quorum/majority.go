@@ -1,6 +1,6 @@
 package quorum
 
-// When the grants of single servers make the request the owner of the lock, and with which token.
+// When the grants of single servers make a request the owner of the lock, and with which token.
 
 import (
 	"slices"
@@ -9,15 +9,15 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// counts reports whether a part may count for a majority: its server is known not to be in
-// quarantine, or the request has owned the lock without a break since before the server
+// counts reports whether a part counts towards a majority: it is owned, and its server is known not
+// to be in quarantine, or the request has owned the lock without a break since before the server
 // restarted, so that nobody else can have owned it.
 func (r *request) counts(p *part, now time.Time) bool {
 	return p.state == owned && (r.whole || !now.Before(p.young) && !p.unheard)
 }
 
-// majority reports whether the parts proved since from are enough. A set of servers of
-// which all are young, and all granted, is new and counts.
+// majority reports whether the parts whose ownership was proved at from or later are a majority.
+// If all servers are young, and all have granted, the set of servers is new, and they count.
 func (l *Lock) majority(r *request, from, now time.Time) bool {
 	n, all := 0, 0
 	for i := range r.parts {
@@ -35,8 +35,8 @@ func (l *Lock) majority(r *request, from, now time.Time) bool {
 	return n >= l.cfg.Need || all == l.cfg.N
 }
 
-// announced reports whether messages and answers together may have made the request the owner
-// of a majority, so that it is worth asking.
+// announced reports whether, by messages and answers together, the request may own a majority, so
+// that it is worth asking.
 func (l *Lock) announced(r *request, now time.Time) bool {
 	n := 0
 	for i := range r.parts {
@@ -47,19 +47,20 @@ func (l *Lock) announced(r *request, now time.Time) bool {
 	return n >= l.cfg.Need
 }
 
-// slack is how far the servers' tokens may be apart without being written back; see tokenOf.
+// slack returns by how many µs a token may be ahead of the servers' clocks without being written
+// back; see tokenOf.
 func slack(ttl time.Duration) uint64 {
 	return uint64((ttl/200 + time.Millisecond).Microseconds())
 }
 
-// tokenOf returns the token of a grant, the servers' clock, and whether a majority keeps the
-// token, or is sure to give a greater one to the next owner.
+// tokenOf returns the token of a grant, the servers' clock, and whether each server of a majority
+// has stored the token or is certain to give the next owner a greater one.
 //
 // The token is the greatest that the servers gave. The next owner's majority has a server in
-// common with ours. If that server is told of our release it is told of our token, too. Else
-// it gives the lock to others when our lease has ended there, by its own clock, and its token
-// is at least that clock. So a token that is ahead of the clocks of a majority by much less
-// than the TTL is kept by them as it were; one that is further ahead is written back first.
+// common with ours. If that server receives our release, it receives our token with it. If not,
+// it gives the lock to others only after our lease has ended there, and the token that it gives
+// then is at least its own clock. So a token needs no second round trip if it is ahead of the
+// clocks of a majority by much less than the TTL; one that is further ahead is written back first.
 func (l *Lock) tokenOf(r *request) (token, clock uint64, kept bool) {
 	clocks := make([]uint64, 0, l.cfg.N)
 	for i := range r.parts {
@@ -85,7 +86,7 @@ func (l *Lock) tokenOf(r *request) (token, clock uint64, kept bool) {
 	return token, clock, n >= l.cfg.Need
 }
 
-// writeBack has the servers that do not know the token keep it, where we are owner.
+// writeBack has the servers on which we are the owner, and that do not know the token, store it.
 func (l *Lock) writeBack(r *request, token uint64, fx *Effects) {
 	for i := range r.parts {
 		if p := &r.parts[i]; p.state == owned && p.known < token && !p.adopts && !p.forgets {
@@ -95,8 +96,8 @@ func (l *Lock) writeBack(r *request, token uint64, fx *Effects) {
 	}
 }
 
-// review announces a request to the state machine if messages, or answers that came late,
-// made us own a majority; and plans what becomes of grants that are no majority.
+// review announces a grant to the state machine if messages or late answers have made the request
+// own a majority. If they have not, it plans when to give back its partial grants.
 func (l *Lock) review(r *request, now time.Time, fx *Effects) {
 	if r.over {
 		return
@@ -124,8 +125,8 @@ func (l *Lock) review(r *request, now time.Time, fx *Effects) {
 		return
 	}
 	if r.op == nil && !r.poked && l.announced(r, now) {
-		// Proofs older than what the state machine would trust a message from, or of servers
-		// that may be in quarantine: it asks.
+		// Some proofs are older than the state machine accepts for a message, or are from servers
+		// that may be in quarantine. So it is told to ask.
 		r.poked = true
 		fx.Messages = append(fx.Messages, protocol.Message{Kind: "wanted", ID: r.id, Key: l.keys.Lock})
 		return
@@ -133,9 +134,9 @@ func (l *Lock) review(r *request, now time.Time, fx *Effects) {
 	l.plan(r, now)
 }
 
-// askRefusing asks the servers that refused a request again when a majority has granted it. They
-// will grant it soon: whoever owned there has no majority, and most often its release was still
-// on its way. Until they do, each server more that fails may leave the lease without a majority.
+// askRefusing asks the servers that refused a request again once a majority has granted it. They
+// will grant it soon: whoever owned there has no majority, and usually its release is still under
+// way. Until they do, each further server that fails may leave the lease without a majority.
 func (l *Lock) askRefusing(r *request, now time.Time, fx *Effects) {
 	for i := range r.parts {
 		if !r.parts[i].refused || l.cfg.Away(i) {

@@ -14,52 +14,52 @@ import (
 	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
-// member is one server of the quorum: whether it answers, and what it may still have of
-// requests that their locks are done with.
+// member is one server of the quorum: whether it answers, and its strays, which are requests that
+// it may still have although their locks no longer need them.
 //
-// Its goroutines are a prober while it does not answer, ended by its answer or by the
-// client's end, one that checks it once when a connection broke or there was none, and a sweeper while strays
-// are due. All are the client's, as are the senders of commands.
+// Its goroutines are a prober while the server does not answer, which ends with an answer or with
+// the client; one that checks the server once after a connection broke, or the pool had none; and
+// a sweeper while strays are due. The client owns and awaits all of them, as it does the senders.
 type member struct {
 	srv   *redisserver.Server
 	owner *Server
-	place int // among the servers
+	place int // its index among the servers
 	inbox Inbox
 
-	mu       sync.Mutex // guards what follows; only that of the client's goroutines is locked under it
+	mu       sync.Mutex // guards what follows; only the mutex of the client's goroutines is locked under it
 	away     bool
-	why      error     // it is away
-	left     time.Time // when it went
-	young    time.Time // end of the quarantine that was reported
-	out      int       // commands without answer so far
-	heard    time.Time // when the last answer came, or a command was sent while none was out
-	checking bool      // a command failed that proves little, and check asks whether the server answers
-	checked  time.Time // when check began
+	why      error     // why it is away
+	left     time.Time // when it was last found to be away
+	young    time.Time // end of the quarantine that was last reported
+	out      int       // commands under way that have no answer yet
+	heard    time.Time // when the last answer came, or a command was sent while none was under way
+	checking bool      // a command failed in a way that proves little, and check is running
+	checked  time.Time // when check was last started
 	trouble  error     // why the last command had no answer
 	strays   lockstate.CancelSchedule
 	sweeping bool
 	timer    *time.Timer
-	stirred  chan struct{} // has room for one: the server has sent a message although it is away
+	stirred  chan struct{} // of capacity 1; sent to when a message comes from the server while it is away
 	lanes    int           // commands of lanes that are under way
-	quiet    chan struct{} // made by drain; closed when nothing is under way
+	quiet    chan struct{} // created by drain; closed when nothing is under way, or the server is away
 }
 
 const (
 	firstPing   = 50 * time.Millisecond
 	longestPing = time.Second
 	pingTime    = 500 * time.Millisecond
-	// mostPatience bounds for how long a decision waits for a server that does not answer.
+	// mostPatience is the longest that a decision waits for a server that does not answer.
 	mostPatience  = 500 * time.Millisecond
 	leastPatience = 20 * time.Millisecond
 )
 
-// patienceFor returns for how long a decision about a lock with that TTL waits for answers.
+// patienceFor returns for how long a decision about a lock with this TTL waits for answers.
 func patienceFor(ttl time.Duration) time.Duration {
 	return max(leastPatience, min(ttl/10, mostPatience))
 }
 
-// isAway reports that the server does not answer. One that has been silent for longer than a
-// decision would wait counts as such until it is heard of again.
+// isAway reports whether the server does not answer. A server that has left commands unanswered for
+// longer than any decision waits is away, too, until it answers a PING.
 func (m *member) isAway() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -79,7 +79,7 @@ func (m *member) whyAway() error {
 	return errAway
 }
 
-// leaveLocked: the server does not answer; it is probed until it does.
+// leaveLocked notes that the server does not answer, and starts to probe it until it does.
 func (m *member) leaveLocked(why error) {
 	if m.away {
 		return
@@ -89,7 +89,7 @@ func (m *member) leaveLocked(why error) {
 	m.owner.start(m.probe)
 }
 
-// probe asks the server for an answer until one comes.
+// probe reports that the server is away, and sends it PINGs until it answers.
 func (m *member) probe() {
 	m.mu.Lock()
 	why, left := m.why, m.left
@@ -102,8 +102,8 @@ func (m *member) probe() {
 	m.pingUntilAnswered(firstPing, left)
 }
 
-// pingUntilAnswered is the rest of probe, with a first pause. If a hook of the Redis client panics,
-// that ends the goroutine of this one, and another one goes on.
+// pingUntilAnswered is the rest of probe; pause precedes the first PING. If a hook of the Redis client
+// panics, which ends the goroutine, another goroutine continues.
 func (m *member) pingUntilAnswered(pause time.Duration, left time.Time) {
 	over := false
 	defer func() {
@@ -119,7 +119,7 @@ func (m *member) pingUntilAnswered(pause time.Duration, left time.Time) {
 			stirred = m.stirred
 		case <-stirred:
 			timer.Stop()
-			stirred = nil // messages that come without answers cost one PING a pause
+			stirred = nil // messages from a server that does not answer cause one extra PING per pause
 		case <-m.owner.base.Done():
 			timer.Stop()
 			over = true
@@ -139,22 +139,22 @@ func (m *member) pingUntilAnswered(pause time.Duration, left time.Time) {
 	}
 }
 
-// ping returns why the server does not answer, nil if it does.
+// ping returns why the server does not answer, or nil if it does.
 func (m *member) ping() error {
 	ctx, cancel := context.WithTimeout(m.owner.base, pingTime)
 	defer cancel()
 	err := m.srv.Ping(ctx)
-	if f := redisserver.Classify(err); f == nil || f.Lasts() || redisserver.IsServerReply(err) { // or its client is closed, as commands are to say
+	if f := redisserver.Classify(err); f == nil || f.Lasts() || redisserver.IsServerReply(err) { // or the client is closed, which commands report
 		return nil
 	}
 	return err
 }
 
-// check asks the server at once whether it answers, after a command that provesLittle. Meanwhile it
-// is sent commands. If the command was lost with its connection, and the server answers, what waits
-// there is asked for, as that command may have been to do. One for which the pool had no connection
-// was never sent, and a pool that is exhausted must not be asked for more. The pool may have more
-// connections that are broken.
+// check sends the server a PING at once, after a command failed in a way that provesLittle. Meanwhile
+// the server is still sent commands. PINGs are repeated as long as they meet broken connections,
+// because the pool may have more of these. If lost, the command was lost with its connection. It may
+// have been an acquire, so if the server answers, the requests that wait ask it again. A command for
+// which the pool had no connection was never sent, and an exhausted pool must not be burdened further.
 func (m *member) check(lost bool) {
 	defer func() { // also if a hook panics
 		m.mu.Lock()
@@ -183,18 +183,18 @@ func (m *member) check(lost bool) {
 	}
 }
 
-// mostBroken is how many connections check finds broken before it takes the server for away.
+// mostBroken is how many broken connections check puts up with before it takes the server to be away.
 const mostBroken = 100
 
 // provesLittle reports whether a command had no answer for a reason that says little about its server.
-// Its connection may have been closed long before, with all others: go-redis looks at one that was idle
-// before it uses it, but cannot if it is encrypted. Or the client's pool had no connection for it.
+// The connection may have been closed long before, with all others: go-redis checks an idle connection
+// before it uses it, but cannot if the connection is encrypted. Or the pool had no connection.
 func provesLittle(fail *protocol.Failure) bool {
 	return fail != nil && (redisserver.PoolExhausted(fail.Err) || fail.Kind == protocol.NoAnswer && broke(fail.Err))
 }
 
-// What Windows says of a connection that was reset or aborted. The syscall package has these names on
-// Windows only, and ECONNRESET and EPIPE are numbers of its own there, which no error of a connection is.
+// The errors of Windows for a connection that was reset or aborted. Package syscall has names for them
+// on Windows only, and its ECONNRESET and EPIPE are invented numbers there, which connections never return.
 const (
 	windowsConnReset   = syscall.Errno(10054) // WSAECONNRESET
 	windowsConnAborted = syscall.Errno(10053) // WSAECONNABORTED
@@ -211,8 +211,9 @@ func broke(err error) bool {
 	return false
 }
 
-// stirs notes that the server has sent a message, or confirmed a subscription. One that is away is
-// asked at once: others may wait for what it still has of us, and cancels are due when it answers.
+// stirs notes a sign of life: the server has sent a message, confirmed a subscription or answered
+// check. A server that is away is sent a PING at once, because others may wait for grants that it
+// still has of ours, whose cancels are due as soon as it answers.
 func (m *member) stirs() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -232,12 +233,12 @@ func (m *member) sending() {
 	m.mu.Unlock()
 }
 
-// heardOf takes note of how a command went.
+// heardOf notes the outcome of a command; fail is nil if it was answered.
 func (m *member) heardOf(fail *protocol.Failure) {
-	// Closing the Redis client closes connections under commands. That says nothing about the
-	// server, nor does a panic of what a command called: the next one shows what is the matter.
+	// Closing the Redis client closes connections that commands are using. That says nothing about the
+	// server, nor does a panic in code that a command called. The next command will tell.
 	saysNothing := fail == panicked || fail != nil && fail.Kind == protocol.NoAnswer && errors.Is(fail.Err, net.ErrClosed)
-	little := provesLittle(fail) // calls methods of the error, so before anything is locked
+	little := provesLittle(fail) // before the mutex is locked, because it calls methods of the error
 	exhausted := little && redisserver.PoolExhausted(fail.Err)
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -252,8 +253,8 @@ func (m *member) heardOf(fail *protocol.Failure) {
 	m.trouble = fail.Err
 	switch {
 	case m.owner.base.Err() != nil:
-	case little && m.checking: // which will tell
-	case little && !m.away && time.Since(m.checked) < firstPing: // it has just answered
+	case little && m.checking: // check will tell
+	case little && !m.away && time.Since(m.checked) < firstPing: // the server has just answered check
 	case little && !m.away:
 		m.checked = time.Now()
 		m.checking = m.owner.start(func() { m.check(!exhausted) })
@@ -307,7 +308,7 @@ func renewedAs(r *protocol.Renewal) Result {
 	return Result{Renewed: r.Outcome, Clock: r.Clock, Fail: redisserver.Classify(r.Err)}
 }
 
-// young returns for how long the grants of a server with that clock and mark do not count yet.
+// young returns for how long the grants of a server with this clock and mark do not count yet.
 func (s *Server) young(clock, mark uint64) time.Duration {
 	if mark == 0 || clock == 0 {
 		return 0
@@ -316,7 +317,7 @@ func (s *Server) young(clock, mark uint64) time.Duration {
 	return max(0, min(s.quarantine, s.quarantine-age))
 }
 
-// reportYoung takes note of a quarantine, and reports it once.
+// reportYoung reports each quarantine once.
 func (m *member) reportYoung(left time.Duration) {
 	if left == 0 {
 		return
@@ -324,7 +325,7 @@ func (m *member) reportYoung(left time.Duration) {
 	now := time.Now()
 	m.mu.Lock()
 	end := now.Add(left)
-	known := !end.After(m.young.Add(time.Second)) // else it restarted again
+	known := !end.After(m.young.Add(time.Second)) // else the server has restarted again
 	if !known {
 		m.young = end
 	}
@@ -359,7 +360,7 @@ func (m *member) renew(sends []*Send) []Result {
 	return results
 }
 
-// keepTokens extends the last tokens that are due, and probes the inbox.
+// keepTokens extends the lifetime of the last tokens where that is due, and probes the inbox.
 func (m *member) keepTokens(sends []*Send, results []Result) {
 	ctx, cancel := context.WithTimeout(m.owner.base, protocol.CommandTimeout)
 	defer cancel()
@@ -371,7 +372,7 @@ func (m *member) keepTokens(sends []*Send, results []Result) {
 		}
 	}
 	if len(due) > 0 {
-		_ = m.srv.Touch(ctx, due) // three more tries follow
+		_ = m.srv.Touch(ctx, due) // if it fails, there are three more tries
 	}
 	if nonce := m.inbox.StartProbe(time.Now(), lockstate.OwnerSilence); nonce != "" {
 		n, err := m.srv.Echo(ctx, sends[0].Keys, m.inbox.Channel(), nonce)
@@ -382,7 +383,7 @@ func (m *member) keepTokens(sends []*Send, results []Result) {
 	}
 }
 
-// stray has a request cancelled that the server may still have.
+// stray schedules the cancel of a request that the server may still have.
 func (m *member) stray(s Stray) {
 	k := s.Keys
 	m.mu.Lock()
@@ -391,7 +392,7 @@ func (m *member) stray(s Stray) {
 	m.sweep()
 }
 
-// sweep cancels the strays that are due, unless that is going on.
+// sweep starts to cancel the strays that are due, unless a sweep is running or the server is away.
 func (m *member) sweep() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -421,8 +422,8 @@ func (m *member) sweepDue() {
 	}
 }
 
-// cancel has strays cancelled. If a hook of the Redis client panics meanwhile, they are tried again
-// as those without an answer are, by another sweep: the panic ends the goroutine of this one.
+// cancel cancels strays. If a hook of the Redis client panics, which ends the goroutine, another
+// sweep tries them again, like those that had no answer.
 func (m *member) cancel(batch []*lockstate.Cancellation) {
 	requests := make([]protocol.CancelRequest, len(batch))
 	results := make([]protocol.Cancelled, len(batch))
@@ -447,7 +448,7 @@ func (m *member) cancel(batch []*lockstate.Cancellation) {
 	results = m.srv.Cancel(ctx, requests)
 }
 
-// restLocked ends a sweep. The next one begins when strays are due.
+// restLocked ends a sweep, and sets the timer for the next one.
 func (m *member) restLocked() {
 	m.sweeping = false
 	m.quietLocked()
@@ -459,8 +460,8 @@ func (m *member) restLocked() {
 	}
 }
 
-// begun notes that a command of a lane is under way, and done that it has been answered and what
-// follows it has begun.
+// begun notes that a command of a lane is under way. done notes that it has been answered, and that
+// the next command of the lane has begun.
 func (m *member) begun() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -474,7 +475,7 @@ func (m *member) done() {
 	m.quietLocked()
 }
 
-// quietLocked tells drain when nothing is under way, or the server is away.
+// quietLocked wakes drain if nothing is under way, or the server is away.
 func (m *member) quietLocked() {
 	if m.quiet != nil && (m.away || m.lanes == 0 && !m.sweeping) {
 		close(m.quiet)
@@ -482,9 +483,9 @@ func (m *member) quietLocked() {
 	}
 }
 
-// drain waits until what is under way to the server was answered, such as the release that a
-// majority needed no more, and the strays that are due were tried. It does not wait for a
-// server that does not answer, nor after the end of ctx.
+// drain waits until the commands under way were answered, such as a release that was decided without
+// this server, and the strays that are due were tried. It does not wait for a server that does not
+// answer, and returns when ctx ends.
 func (m *member) drain(ctx context.Context) {
 	for !m.isAway() {
 		m.mu.Lock()
@@ -500,7 +501,7 @@ func (m *member) drain(ctx context.Context) {
 		silent := time.NewTimer(mostPatience)
 		select {
 		case <-quiet:
-		case <-silent.C: // isAway finds out
+		case <-silent.C: // isAway checks whether the server still answers
 		case <-ctx.Done():
 		}
 		silent.Stop()
@@ -510,7 +511,7 @@ func (m *member) drain(ctx context.Context) {
 	}
 }
 
-// halt ends what has no goroutine.
+// halt stops the timer, which no goroutine waits for.
 func (m *member) halt() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -35,13 +35,13 @@ func (l *Lock) Receive(server int, m *protocol.Message, now time.Time, fx *Effec
 		a := protocol.Answer{Token: m.Token, Clock: m.Clock, More: m.More}
 		l.own(p, a, p.proved, now, false)
 		p.unheard = p.asking || p.unsure
-		if m.Link != nil { // one is enough; kept, for an answer may be awaited before the state machine is told
+		if m.Link != nil { // kept, because the state machine may be told only after a further answer
 			r.link = m.Link
 		}
 		l.review(r, now, fx)
 	case "wanted":
 		switch {
-		case p.state != owned: // the server takes us for the owner: a message was lost
+		case p.state != owned: // the server says that we are the owner: the message "granted" was lost
 			l.pass(r, m, fx)
 		case r.token == 0:
 			p.more = true
@@ -70,7 +70,7 @@ func (l *Lock) Receive(server int, m *protocol.Message, now time.Time, fx *Effec
 	}
 }
 
-// pass hands a message on under the id that the state machine knows.
+// pass passes a message to the state machine, under the id that the state machine knows.
 func (l *Lock) pass(r *request, m *protocol.Message, fx *Effects) {
 	copied := *m
 	copied.ID = r.id

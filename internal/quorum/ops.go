@@ -1,7 +1,7 @@
 package quorum
 
-// The commands of the state machine: each becomes commands for the servers, whose answers are
-// noted here. decide.go says when they are enough.
+// The commands of the state machine. Each becomes commands for the servers, whose answers are
+// noted here. decide.go determines when they are enough.
 
 import (
 	"time"
@@ -9,14 +9,14 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// Op is a command, a cancel or a renewal of the state machine that awaits its decision. Once
-// it is among the Effects' Done, its results are set.
+// Op is a command, a cancel or a renewal of the state machine that awaits its decision. Its
+// results are set once the Op is in Effects.Done.
 type Op struct {
 	Answer    protocol.Answer
 	Cancelled protocol.Cancelled
 	Renewed   protocol.Outcome
 	Clock     uint64
-	Err       error // if nothing could be decided
+	Err       error // why nothing could be decided, else nil
 
 	Tag any // the caller's
 
@@ -25,18 +25,18 @@ type Op struct {
 	cmd        protocol.Command
 	at         time.Time
 	req, next  *request
-	outcomes   []outcome // of the question that the command asks
-	stood      []bool    // where the request owned before
-	olds       []outcome // yield, downgrade: whether the old request owned
-	anews      []int     // how often parts had been granted anew before, nil if none was since the last words of a majority
-	held       bool      // the request was granted before
+	outcomes   []outcome // by server: what the server said to the command
+	stood      []bool    // by server: the request owned there before
+	olds       []outcome // yield, downgrade: by server: whether the old request owned there
+	anews      []int     // each part's anews when the op began, -1 if it was not owned; nil if no part was anew
+	held       bool      // the request had been granted before
 	fails      []*protocol.Failure
 	handed     int
 	unfinished bool
 	proved     bool // release, yield: see request.doubted
 	decided    bool
 	expired    bool
-	sending    bool // its commands are being sent: no decision yet
+	sending    bool // its commands are still being sent, so it is not decided yet
 }
 
 type outcome uint8
@@ -44,11 +44,11 @@ type outcome uint8
 const (
 	outcomePending   outcome = iota
 	outcomeYes               // granted, renewed, released or cancelled as its owner
-	outcomeUnproved          // released as its owner, but it may have been granted anew, see request.doubted
-	outcomeNo                // an answer, but not that
-	outcomeLost              // no, or anew, although it was ours
-	outcomeAgain             // the server has restarted without its data, whatever it answers now
-	outcomeOvertaken         // an answer that is older than what is known
+	outcomeUnproved          // released as its owner, but perhaps granted anew before; see request.doubted
+	outcomeNo                // any other answer
+	outcomeLost              // not the owner, or granted anew, although it was ours
+	outcomeAgain             // the server has restarted without its data, whatever it answered
+	outcomeOvertaken         // the answer is older than what is known
 	outcomeFailed            // no answer
 	outcomeSkipped           // the server was not asked, because there is nothing to ask it
 )
@@ -59,14 +59,14 @@ func (l *Lock) newOp(kind Kind, verb protocol.Verb, r *request, at, now time.Tim
 	if op.held {
 		op.stood = make([]bool, l.cfg.N)
 		for i := range r.parts {
-			op.stood[i] = r.parts[i].stands(now) || r.parts[i].lost // the answer that it waits for decides
+			op.stood[i] = r.parts[i].stands(now) || r.parts[i].lost // if lost, the answer under way decides
 			if r.parts[i].anew && op.anews == nil {
 				op.anews = make([]int, l.cfg.N)
 			}
 		}
 		for i := range op.anews {
 			if op.anews[i] = r.parts[i].anews; r.parts[i].state != owned {
-				op.anews[i] = -1 // others may have it still
+				op.anews[i] = -1 // others may still own there
 			}
 		}
 	}
@@ -82,7 +82,7 @@ func (op *Op) settle(i int, o outcome) {
 	}
 }
 
-// settleGiven notes whether a server had the request until it was given back.
+// settleGiven notes whether the request owned on a server until it was given back there.
 func (op *Op) settleGiven(i int, o outcome) {
 	if op.olds != nil {
 		op.settleOld(i, o)
@@ -185,7 +185,7 @@ func (l *Lock) ask(op *Op, r *request, i int, fx *Effects) {
 	l.send(&Send{Server: i, Kind: Do, Cmd: c, Probes: op.cmd.Check, req: r, op: op}, fx)
 }
 
-// release sends a release for a part that owns, and a cancel for one that may.
+// release sends a release for a part that is owned, and a cancel for one that may be.
 func (l *Lock) release(op *Op, i int, now time.Time, fx *Effects) {
 	r := op.req
 	p := &r.parts[i]
@@ -204,25 +204,25 @@ func (l *Lock) release(op *Op, i int, now time.Time, fx *Effects) {
 			Verb: protocol.Release, ID: p.id, Last: p.lastFor(r), Link: op.cmd.Link, Cooldown: op.cmd.Cooldown, At: op.at}}, fx)
 	default:
 		if op.held && p.stands(now) {
-			op.settle(i, outcomeYes) // its server lost its data and let nobody else in
+			op.settle(i, outcomeYes) // the server lost its data, and its grants have not counted since
 		}
 		l.cancel(op, r, i, op.cmd.Link, op.cmd.Cooldown, fx)
 		op.settle(i, outcomeNo)
 	}
 }
 
-// inDoubt reports whether an acquire of a part that owns had no answer. Then it can have been
-// granted anew, after another owner, so that being its owner does not prove that it was so all the
-// time.
+// inDoubt reports whether an acquire of an owned part has no answer. Then the part may have been
+// granted anew after another owner, so an answer that we own it does not prove that we always did.
 func (p *part) inDoubt() bool { return p.asking || p.unsure }
 
-// endDoubted gives back a part that is in doubt. It is cancelled, because a cancel tells the
-// lock's last token of before the next owner: if that is the grant's, nobody else has owned.
+// endDoubted gives back a part that is in doubt. It sends a cancel, because the answer to a cancel
+// has the lock's last token from before the next owner: if that is our grant's, nobody else has
+// owned the lock there.
 func (l *Lock) endDoubted(op *Op, i int, fx *Effects) {
 	l.cancel(op, op.req, i, op.cmd.Link, op.cmd.Cooldown, fx)
 }
 
-// cancel sends a cancel for a part, unless its server has not been sent anything about it.
+// cancel sends a cancel for a part, unless nothing about the part was sent to its server.
 func (l *Lock) cancel(op *Op, r *request, i int, link *protocol.Span, cooldown time.Duration, fx *Effects) {
 	p := &r.parts[i]
 	if !l.withdraw(r, i) {
@@ -240,8 +240,9 @@ func (l *Lock) cancel(op *Op, r *request, i int, link *protocol.Span, cooldown t
 	l.send(s, fx)
 }
 
-// move sends a yield or a downgrade for a part that owns. One that does not is cancelled, and
-// the new request is asked for there.
+// move sends a yield or a downgrade for a part that is owned. A part that is not owned is cancelled,
+// and an acquire of the new request is sent to its server, for a downgrade only if the new request
+// is owned there already.
 func (l *Lock) move(op *Op, i int, now time.Time, fx *Effects) {
 	r := op.req
 	p, q := &r.parts[i], &op.next.parts[i]
@@ -249,7 +250,7 @@ func (l *Lock) move(op *Op, i int, now time.Time, fx *Effects) {
 		op.away(i, l.whyAway(i))
 		return
 	}
-	again := op.verb == protocol.Downgrade && p.state == asked && p.id != "" && !p.ended && !p.asking // it had no answer
+	again := op.verb == protocol.Downgrade && p.state == asked && p.id != "" && !p.ended && !p.asking // the first try had no answer
 	if p.state != owned && !again {
 		if op.held && p.stands(now) {
 			op.settleOld(i, outcomeYes)
@@ -309,7 +310,7 @@ func (l *Lock) released(s *Send, res Result, now time.Time, fx *Effects) {
 	l.evaluate(s.op, now, fx)
 }
 
-// givenBack is the outcome of giving back a part that its server says was ours.
+// givenBack is the outcome for a part whose server says that it was ours until it was given back.
 func (p *part) givenBack(r *request) outcome {
 	switch {
 	case !p.anew && (r.doubted || !p.doubted):
@@ -320,15 +321,15 @@ func (p *part) givenBack(r *request) outcome {
 	return outcomeLost
 }
 
-// forgotten reports whether a part that its server does not know to own any more was ours until
-// the server lost its data. If that is so, others can have had it there only since, in quarantine,
-// where it is not counted: what was granted had not ended yet.
+// forgotten reports whether a part that its server no longer knows was ours until the server lost
+// its data: the lease there had not ended yet. Then others can have owned there only since the
+// restart, in quarantine, when the server's grants do not count.
 func (p *part) forgotten(r *request, res Result, now time.Time) bool {
 	return res.Young > 0 && p.known != 0 && !p.late && now.Sub(p.proved) < r.who.TTL
 }
 
-// moved takes a server's answer to a yield or a downgrade: of the state machine, or a yield
-// by which a partial grant was given back.
+// moved takes a server's answer to a yield or a downgrade: one of the state machine, or a yield
+// that gave back a partial grant.
 func (l *Lock) moved(s *Send, res Result, now time.Time, fx *Effects) {
 	i, a, op := s.Server, res.Answer, s.op
 	r, q := s.next, &s.next.parts[i]
@@ -357,7 +358,7 @@ func (l *Lock) moved(s *Send, res Result, now time.Time, fx *Effects) {
 		if op != nil {
 			op.fail(i, res.Fail)
 		} else {
-			// Partial: the old id may own, the new one may wait.
+			// A partial grant was given back: the old id may be owner still, or the new one may wait.
 			fx.Strays = append(fx.Strays, Stray{Server: i, Keys: l.keys, ID: s.Cmd.ID, TTL: r.who.TTL})
 		}
 		if p != nil {
@@ -416,7 +417,7 @@ func (l *Lock) moved(s *Send, res Result, now time.Time, fx *Effects) {
 	op.unfinished = op.unfinished || a.Unfinished
 	op.settleOld(i, old)
 	if a.Outcome == protocol.NotOurs && op.verb == protocol.Yield && !op.decided && !r.over {
-		l.ask(op, r, i, fx) // the new request waits there, too
+		l.ask(op, r, i, fx) // the new request has to wait there, too
 	} else {
 		op.settle(i, outcome)
 	}
@@ -430,7 +431,7 @@ func (l *Lock) moved(s *Send, res Result, now time.Time, fx *Effects) {
 func (l *Lock) CancelRequest(g *protocol.CancelRequest, now time.Time, fx *Effects) *Op {
 	r := l.reqs[g.ID]
 	op := l.newOp(Cancel, protocol.None, r, now, now)
-	if r == nil { // it was never sent, or all is done that can be
+	if r == nil { // the request was never sent, or nothing is left to do
 		op.decided = true
 		fx.Done = append(fx.Done, op)
 		return op
@@ -477,12 +478,13 @@ func (l *Lock) cancelled(s *Send, res Result, now time.Time, fx *Effects) {
 			fx.Strays = append(fx.Strays, l.stray(r, i))
 		}
 	default:
-		// It was ours until then if it still was, or if the lock's last token is still the
-		// last that we gave out; or if a release before it, whose answer came late, said so.
+		// The part was ours until the cancel if the server says that we were still owner, or if the
+		// lock's last token is the last one that we assigned; or if an earlier release, whose answer
+		// came late, said so.
 		proof := max(p.known, s.Cancel.Last)
 		last := c.Token != 0 && c.Token == proof && p.known != 0
 		p.ended = true
-		ours := !r.lowers || r.token != 0 || p.follows // else the downgrade may have been granted what was another's
+		ours := !r.lowers || r.token != 0 || p.follows // else it may be a new grant, after another owner
 		owned := ours && (c.Owned || now.Before(p.until) || last)
 		p.confirmed = p.confirmed || owned && !p.anew && (!r.doubted && !p.doubted || last)
 		p.again = !p.confirmed && (p.again || ours && p.forgotten(r, res, now))
@@ -504,8 +506,8 @@ func (l *Lock) cancelled(s *Send, res Result, now time.Time, fx *Effects) {
 	}
 }
 
-// Renew is the event that the state machine renews a grant. Servers that do not know it, or
-// have lost it, are asked for it.
+// Renew is the event that the state machine renews a grant. An acquire is sent to the servers that
+// have not granted the request, or have lost it.
 func (l *Lock) Renew(b *protocol.Renewal, now time.Time, fx *Effects) *Op {
 	r := l.reqs[b.Req.ID]
 	op := l.newOp(Renew, protocol.None, r, b.At, now)
@@ -546,18 +548,18 @@ func (l *Lock) renewed(s *Send, res Result, now time.Time, fx *Effects) {
 	i, op := s.Server, s.op
 	switch {
 	case p == nil || p.state != owned:
-		l.askLost(op, i, fx) // another renewal may have found it lost
+		l.askLost(op, i, fx) // another renewal may have found the part lost
 	case res.Renewed == protocol.Granted:
 		if s.Renew.At.After(p.proved) {
 			p.proved = s.Renew.At
 		}
 		p.clock = max(p.clock, res.Clock)
 		op.settle(i, outcomeYes)
-		if op.decided && op.Renewed == protocol.Granted && op.sure() >= l.cfg.Need { // by the slowest of the servers
+		if op.decided && op.Renewed == protocol.Granted && op.sure() >= l.cfg.Need { // a late answer made it sure
 			op.req.kept(op)
 		}
 	case res.Renewed == protocol.NotOurs:
-		if s.Renew.At.Before(p.proved) { // ownership was proved after this was sent
+		if s.Renew.At.Before(p.proved) { // ownership was proved by a later command
 			op.settle(i, outcomeOvertaken)
 			break
 		}
@@ -570,8 +572,8 @@ func (l *Lock) renewed(s *Send, res Result, now time.Time, fx *Effects) {
 	l.evaluate(op, now, fx)
 }
 
-// askLost has a renewal wait for the answer of a server that does not own what it had granted:
-// whether it lost its data.
+// askLost sends an acquire to a server that no longer has what it granted us, and has the renewal
+// wait for the answer, which says whether the server lost its data.
 func (l *Lock) askLost(op *Op, i int, fx *Effects) {
 	p := &op.req.parts[i]
 	switch {
@@ -589,7 +591,7 @@ func (l *Lock) askLost(op *Op, i int, fx *Effects) {
 	}
 }
 
-// Expire is the event that a command has waited for its answers for long enough.
+// Expire is the event that an op has waited long enough for its answers.
 func (l *Lock) Expire(op *Op, now time.Time, fx *Effects) {
 	op.expired = true
 	asks := op.req

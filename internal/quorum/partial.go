@@ -1,7 +1,7 @@
 package quorum
 
-// Grants that are no majority. They are given back to their servers if others wait behind them,
-// so that clients that hold some servers each do not wait for each other for ever.
+// Partial grants, which are those of fewer servers than a majority. They are given back if others
+// wait behind them, so that clients with a few servers each do not wait for each other forever.
 
 import (
 	"maps"
@@ -11,15 +11,15 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// A grant that is no majority is given back after a while if others wait behind it. The first
-// of these, by their tickets, gets it; if that is the request itself, it may be asked to give
-// it back again only after twice as long.
+// A partial grant is given back after patience if others wait behind it. The request with the
+// smallest ticket gets it. If that is the same request, it keeps the grant for twice as long,
+// up to longestPatience.
 const (
 	patience        = 2 * time.Millisecond
 	longestPatience = time.Second
 )
 
-// plan has partial grants looked at, if there are some that may have to be given back.
+// plan sets when Tick looks at the request's partial grants that may have to be given back.
 func (l *Lock) plan(r *request, now time.Time) {
 	for i := range r.parts {
 		if !l.blocks(r, i) {
@@ -39,8 +39,8 @@ func (l *Lock) dueBy(at time.Time) {
 	}
 }
 
-// forgetLater has a request forgotten whose release or cancel failed, if the state machine
-// does not succeed in cancelling it before it gives up.
+// forgetLater sets when to forget a request whose release or cancel failed, in case the state
+// machine gives up before a cancel succeeds.
 func (l *Lock) forgetLater(r *request, now time.Time) {
 	if r.until.IsZero() {
 		r.until = now.Add(max(r.who.TTL, time.Minute))
@@ -52,9 +52,9 @@ func (p *part) patience() time.Duration {
 	return min(patience<<min(p.regrants, 20), longestPatience)
 }
 
-// blocks reports whether others wait behind a grant that is no majority, while the request
-// waits for other servers. Without an end to that, clients that hold some each would wait for
-// each other. It comes to an end because all servers prefer the smallest ticket.
+// blocks reports whether others wait behind a partial grant while its request waits on other
+// servers. Clients with a few servers each would otherwise block each other forever. Giving such
+// grants back ends that, because all servers prefer the smallest ticket.
 func (l *Lock) blocks(r *request, i int) bool {
 	p := &r.parts[i]
 	if r.over || r.token != 0 || p.state != owned || !p.more || p.asking || p.adopts {
@@ -63,7 +63,7 @@ func (l *Lock) blocks(r *request, i int) bool {
 	return slices.ContainsFunc(r.parts, func(q part) bool { return q.state == queued })
 }
 
-// Tick is the event that Due has come.
+// Tick is the event that the time of Due has come.
 func (l *Lock) Tick(now time.Time, fx *Effects) {
 	if l.dueAt.IsZero() || now.Before(l.dueAt) {
 		return
@@ -91,7 +91,8 @@ func (l *Lock) Tick(now time.Time, fx *Effects) {
 	}
 }
 
-// giveBack gives a partial grant to the next in its server's queue, and queues behind it.
+// giveBack yields a partial grant to the first in its server's queue, and queues there again under
+// a new id and the same ticket.
 func (l *Lock) giveBack(r *request, i int, now time.Time, fx *Effects) {
 	p := &r.parts[i]
 	if !p.unsure {

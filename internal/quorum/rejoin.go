@@ -1,6 +1,6 @@
 package quorum
 
-// What waits at a server whose messages may have been missed asks that server again.
+// Requests that wait on a server whose messages may have been missed ask that server again.
 
 import (
 	"maps"
@@ -10,7 +10,7 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// askLater asks a server for what was put off until it had answered.
+// askLater runs an op that was put off until its server had answered an earlier acquire.
 func (l *Lock) askLater(op *Op, r *request, i int, now time.Time, fx *Effects) {
 	switch p := &r.parts[i]; {
 	case op == nil || r.over:
@@ -22,14 +22,14 @@ func (l *Lock) askLater(op *Op, r *request, i int, now time.Time, fx *Effects) {
 		l.evaluate(op, now, fx)
 	default:
 		l.ask(op, r, i, fx)
-		l.evaluate(op, now, fx) // the server may be away by now
+		l.evaluate(op, now, fx) // if the server is away by now, nothing was sent
 	}
 }
 
-// Rejoined is the event that the client's subscription at one server was confirmed again. Messages
-// of that server may have been missed, so what waits there asks it, and it alone; the state
-// machine is told what follows from the answers, as if they were messages. What is asked already
-// may be answered as things were before, and is asked for once more then.
+// Rejoined is the event that the client's subscription to one server was confirmed again. Messages
+// of that server may have been missed, so the requests that wait ask it, and it alone. The state
+// machine is told what follows from the answers as if they were messages. An acquire that is under
+// way may have been answered before the confirmation, so it is followed by another.
 func (l *Lock) Rejoined(server int, now time.Time, fx *Effects) {
 	for _, id := range slices.Sorted(maps.Keys(l.reqs)) {
 		r := l.reqs[id]
@@ -47,8 +47,8 @@ func (l *Lock) Rejoined(server int, now time.Time, fx *Effects) {
 	}
 }
 
-// isWaiting reports whether the state machine has asked for a request that it wants to wait, and
-// has not been told that it is granted, nor has given it up.
+// isWaiting reports whether the request waits: the state machine has asked for it, has not been told
+// of a grant, and has not given the request up.
 func (r *request) isWaiting() bool {
 	if r.token != 0 || r.basis.IsZero() || r.lowers || !r.until.IsZero() {
 		return false
@@ -67,15 +67,15 @@ func (l *Lock) lookAt(r *request, i int, now time.Time, fx *Effects) {
 	}
 }
 
-// look returns an op by which a server is asked for a request again, as a renewal would. Nobody
-// waits for it.
+// look returns an op that asks a server for a request again, as a renewal would. Nobody waits for
+// its decision.
 func (l *Lock) look(r *request, now time.Time) *Op {
 	op := l.newOp(Renew, protocol.None, r, now, now)
 	op.decided = true
 	return op
 }
 
-// putOff has what was to ask the part's server later do without it.
+// putOff drops the op that was to ask the part's server later; it is decided without this server.
 func (p *part) putOff(i int) {
 	if p.later != nil {
 		p.later.away(i, errBusy)

@@ -1,8 +1,7 @@
 package quorum
 
-// What a quorum tells the users of its client: how many servers stand behind a grant, what
-// they hold of a lock together, and when one of them goes away, comes back or is in
-// quarantine.
+// What a quorum tells its users: how many servers stand behind a grant, what the servers together
+// know of a lock, and when a server stops answering, answers again or is in quarantine.
 
 import (
 	"cmp"
@@ -12,19 +11,19 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// Reports are called when something became known of a server, on a goroutine of the client
-// and with nothing locked. Servers are counted from 0.
+// Reports are called when a server's state changes, on a goroutine of the client and without any
+// mutex held. Servers are numbered from 0.
 type Reports struct {
-	// Left says that a server does not answer, and how many of the others do.
+	// Left reports that a server stopped answering, and how many of the others answer.
 	Left func(server, answering int, why error)
-	// Returned says that it answers again, after how long.
+	// Returned reports that a server answers again, and how long it was away.
 	Returned func(server, answering int, after time.Duration)
-	// Young says that it has no data from before, and for how long its vote does not count.
+	// Young reports that a server has no data from before, and for how long its vote does not count.
 	Young func(server int, left time.Duration)
 }
 
-// Behind returns how many servers stand behind the grant of a request of the state machine: 0
-// if it has none.
+// Behind returns how many servers stand behind the grant of a request of the state machine, 0 if
+// the request has no grant.
 func (s *Server) Behind(k *protocol.Keys, id string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -34,7 +33,7 @@ func (s *Server) Behind(k *protocol.Keys, id string) int {
 	return 0
 }
 
-// behind counts the servers that are known to have the grant still, and that answer.
+// behind counts the servers that are known to still have the grant, and that answer.
 func (l *Lock) behind(id string, now time.Time) int {
 	r := l.reqs[id]
 	if r == nil || r.token == 0 {
@@ -59,7 +58,8 @@ func (s *Server) Answering() (answering, of int) {
 	return answering, len(s.members)
 }
 
-// ownerOf tells owners apart: the ids of one client's request may differ between servers.
+// ownerOf returns what identifies the owner on all servers: its client, because the ids of one
+// request differ between servers.
 func ownerOf(sn *protocol.Snapshot) string {
 	if who, ok := protocol.OwnerOf(sn.Value); ok {
 		return who.Client
@@ -67,8 +67,8 @@ func ownerOf(sn *protocol.Snapshot) string {
 	return sn.Value
 }
 
-// merged makes one snapshot of those that some of n servers gave: of the owner that most of them
-// name, with its lease for as long as a majority keeps it.
+// merged combines the snapshots of those of n servers that answered into one. Its owner is the one
+// that most of them name, and the lease ends when fewer than a majority keep it.
 func merged(seen []protocol.Snapshot, n int) protocol.Snapshot {
 	need := Majority(n)
 	votes := map[string][]protocol.Snapshot{}
@@ -96,10 +96,10 @@ func merged(seen []protocol.Snapshot, n int) protocol.Snapshot {
 	return sn
 }
 
-// metaOf returns that of the owner. Each server gives a token of its own, and the grant's is
-// the greatest that the owner had when it had a majority, in whichever order they gave theirs.
-// So it is not less than the smallest but for those that a majority does not need, and that is
-// the grant's own where no more than a majority gave one, or the token was written back.
+// metaOf returns the Meta with the smallest token that the owner's grant can have. Each server gives
+// a token of its own, and the grant's is the greatest that the owner had when it reached a majority,
+// in whatever order the servers answered. So the grant's token is not less than the need-th smallest,
+// and equal to it if no more than a majority gave one, or if the token was written back.
 func metaOf(most []protocol.Snapshot, need int) string {
 	metas := make([]string, len(most))
 	for i := range most {

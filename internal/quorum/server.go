@@ -14,35 +14,35 @@ import (
 	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
-// Inbox is the subscription of the client at one server.
+// Inbox is the client's subscription to one server.
 type Inbox interface {
 	Channel() string
-	// Confirmed reports whether messages of the server arrive.
+	// Confirmed reports whether the server's messages are known to arrive.
 	Confirmed() bool
-	// StartProbe returns the nonce of an echo that a command should ask for, or "".
+	// StartProbe returns the nonce of the echo that a command should request, "" for none.
 	StartProbe(now time.Time, silence time.Duration) string
-	// ProbeSent says that the server has published the echo to so many receivers.
+	// ProbeSent notes to how many receivers the server has published the echo.
 	ProbeSent(nonce string, receivers int)
-	// RequireProbe says that a command failed.
+	// RequireProbe notes that a command failed, so that the inbox has to be probed.
 	RequireProbe(fail *protocol.Failure)
 }
 
-// Server is a quorum of servers, as the client sees it: one. It is safe for concurrent use.
+// Server is a quorum of servers, which its client uses as one. It is safe for concurrent use.
 type Server struct {
 	cfg        Config
 	members    []*member
 	quarantine time.Duration
-	start      func(func()) bool       // starts a goroutine of the client's
-	deliver    func(*protocol.Message) // gives a lock a message
+	start      func(func()) bool       // starts a goroutine of the client
+	deliver    func(*protocol.Message) // passes a message to its lock's state machine
 	base       context.Context         // of all commands
 	reports    Reports
 
-	sends     chan *Send            // taken by a sender that has nothing to do
+	sends     chan *Send            // received from by idle senders
 	deadlines redisserver.Deadlines // of commands
 
 	clock serversClock
 
-	mu    sync.Mutex // guards what follows; only those of members, inboxes and the clock are locked under it
+	mu    sync.Mutex // guards what follows; only the mutexes of members, inboxes and the clock are locked under it
 	locks map[string]*handle
 }
 
@@ -50,18 +50,18 @@ type Server struct {
 type handle struct {
 	*Lock
 	timer *time.Timer
-	at    time.Time // when it fires, zero if it does not
+	at    time.Time // when the timer fires; zero if it is not set
 }
 
-// Options are what a quorum needs of its client.
+// Options are what a quorum needs from its client.
 type Options struct {
 	Members    []*redisserver.Server
 	Inboxes    []Inbox
 	Quarantine time.Duration
-	Client     string                  // its id
+	Client     string                  // the client's id
 	Base       context.Context         // of all commands; ends with the client
-	Start      func(func()) bool       // starts a goroutine, unless the client is closed
-	Deliver    func(*protocol.Message) // gives a lock's state machine a message
+	Start      func(func()) bool       // starts a goroutine, or returns false if the client is closed
+	Deliver    func(*protocol.Message) // passes a message to its lock's state machine
 	Reports    Reports
 }
 
@@ -90,7 +90,7 @@ func New(o Options) *Server {
 	return s
 }
 
-// HonorsDeadlines reports that no command waits longer than its context, or for long.
+// HonorsDeadlines returns true: a command ends with its context, and soon in any case.
 func (s *Server) HonorsDeadlines() bool { return true }
 
 // Commands returns how many commands were sent to the servers.
@@ -102,7 +102,7 @@ func (s *Server) Commands() int64 {
 	return n
 }
 
-// lockOf returns the lock, which is made if there is none. s.mu is locked.
+// lockOf returns the lock, and creates it if there is none. s.mu is held.
 func (s *Server) lockOf(k *protocol.Keys) *handle {
 	h := s.locks[k.Lock]
 	if h == nil {
@@ -112,7 +112,7 @@ func (s *Server) lockOf(k *protocol.Keys) *handle {
 	return h
 }
 
-// step gives a lock an event and performs what follows from it.
+// step passes an event to a lock and performs its effects.
 func (s *Server) step(k *protocol.Keys, event func(l *Lock, now time.Time, fx *Effects)) {
 	var fx Effects
 	s.mu.Lock()
@@ -123,7 +123,7 @@ func (s *Server) step(k *protocol.Keys, event func(l *Lock, now time.Time, fx *E
 	s.perform(&fx)
 }
 
-// settleLocked ends every step: it sets the lock's timer, or forgets the lock.
+// settleLocked ends every step: it sets the lock's timer if that is needed, or forgets an idle lock.
 func (s *Server) settleLocked(h *handle) {
 	if h.Idle() {
 		delete(s.locks, h.keys.Lock)
@@ -158,7 +158,7 @@ func (s *Server) fire(h *handle) {
 	s.perform(&fx)
 }
 
-// perform does what a step decided. Nothing is locked.
+// perform performs the effects of a step. No mutex is held.
 func (s *Server) perform(fx *Effects) {
 	for _, op := range fx.Done {
 		if w, ok := op.Tag.(*waiting); ok {
@@ -186,15 +186,15 @@ func (s *Server) perform(fx *Effects) {
 
 var closed = &protocol.Failure{Err: protocol.ErrClosed, Kind: protocol.NoAnswer}
 
-// senderIdle is for how long a sender waits for something to send.
+// senderIdle is for how long a sender waits for its next command.
 const senderIdle = time.Second
 
-// sender is a goroutine that sends a command and then others, of any lock to any server. A
-// goroutine for each would spend as much time on growing its stack as on all else that this
-// package does for a command. It ends when there has been nothing to send for a while, or with
-// the client; what a command calls may end it, too, by a panic.
+// sender is a goroutine that sends a command, and then further ones, of any lock to any server. With
+// a goroutine per command, growing its stack would take as long as everything else that this package
+// does for a command. A sender ends after senderIdle without a command, or with the client; a panic
+// in code that a command calls ends it, too.
 func (s *Server) sender(send *Send) {
-	pprof.SetGoroutineLabels(context.Background()) // they would be those of the caller that happened to start it
+	pprof.SetGoroutineLabels(context.Background()) // not those of the caller that happened to start it
 	idle := time.NewTimer(senderIdle)
 	defer idle.Stop()
 	for {
@@ -210,19 +210,19 @@ func (s *Server) sender(send *Send) {
 	}
 }
 
-// run sends a command, and what follows it in its lane.
+// run sends a command and passes on its answer, which also starts the next command of the lane.
 func (s *Server) run(send *Send) {
 	res := Result{Fail: panicked, Cancelled: protocol.Cancelled{Fail: panicked}}
 	defer func() {
 		s.answered(send, res)
-		s.members[send.Server].done() // what follows in the lane has begun
+		s.members[send.Server].done() // last, when the next command of the lane has begun
 	}()
 	res = s.members[send.Server].do(s.contextOf(send.op), send)
 	s.compareClocks(send.Server, res.Answer.Clock)
 }
 
-// contextOf returns the context of what is sent for an op now, with the values, such as a span, of
-// the call that the op is for.
+// contextOf returns the context for a command that is sent now for an op. It has the values, such as
+// a span, of the call that the op belongs to.
 func (s *Server) contextOf(op *Op) context.Context {
 	ctx := s.deadlines.Within(protocol.CommandTimeout)
 	if op == nil {
@@ -235,7 +235,7 @@ func (s *Server) contextOf(op *Op) context.Context {
 	case w.first.Context == ctx:
 		return &w.first
 	}
-	return &valued{ctx, w.values} // it has waited in its lane
+	return &valued{ctx, w.values} // the command waited in its lane, so first has an older deadline
 }
 
 // valued is a context with the values of another.
@@ -251,10 +251,11 @@ func (c *valued) Value(key any) any {
 	return c.values.Value(key)
 }
 
-// compareClocks takes what a server's clock showed. It is that of the first server that answers, and
-// before that has answered of any. An answer that took longer shows an older time, so a greater
-// offset is the better one; a smaller one counts a little, because clocks drift, unless no answer
-// takes so long: then a clock was set.
+// compareClocks updates the servers' clock from an answer. The clock followed is that of the first
+// server that is not away; until that server has answered, it is that of any other. An answer that
+// took longer shows an older time, so a greater offset is the more exact one. A smaller offset
+// counts only a little, for clocks that drift, unless no answer can take that long: then a clock
+// was set.
 func (s *Server) compareClocks(server int, clock uint64) {
 	if clock == 0 {
 		return
@@ -275,15 +276,15 @@ func (s *Server) compareClocks(server int, clock uint64) {
 	c.known, c.server, c.offset = true, server, offset
 }
 
-// serversClock is what is known of the servers' time. It only orders those that wait.
+// serversClock is the client's estimate of the servers' time. It is only used to order waiters.
 type serversClock struct {
 	mu     sync.Mutex // guards what follows; nothing else is locked under it
 	known  bool
-	server int   // whose clock it is
-	offset int64 // by how many µs that is ahead of ours
+	server int   // the server whose clock it is
+	offset int64 // by how many µs that clock is ahead of ours
 }
 
-// ticket returns what a request that is made now is placed by.
+// ticket returns the ticket of a request that is made now.
 func (s *Server) ticket() uint64 {
 	s.clock.mu.Lock()
 	defer s.clock.mu.Unlock()
@@ -292,8 +293,8 @@ func (s *Server) ticket() uint64 {
 
 var panicked = &protocol.Failure{Err: fmt.Errorf("leased: what a command called panicked"), Kind: protocol.NoAnswer}
 
-// answered is the step that ends a command. It and Do are written out, because the effects of a
-// step whose event is a function value go to the heap.
+// answered is the step that ends a command. answered and Do do not call step, because a function
+// value for the event would move the effects to the heap.
 func (s *Server) answered(send *Send, res Result) {
 	var fx Effects
 	s.mu.Lock()
@@ -304,10 +305,10 @@ func (s *Server) answered(send *Send, res Result) {
 	s.perform(&fx)
 }
 
-// waiting is a call that waits for ops.
+// waiting is a call that waits for the decision of its ops.
 type waiting struct {
-	values context.Context // of the call
-	first  valued          // what is sent at once is sent under, if it is set
+	values context.Context // the call's context, for its values
+	first  valued          // if set, the context of the commands that are sent at once
 	done   chan struct{}
 
 	mu   sync.Mutex // guards left
@@ -322,8 +323,8 @@ func (w *waiting) settled() {
 	}
 }
 
-// await waits for the ops to be decided. What the servers have not answered when patience is
-// over is decided without them.
+// await waits for the ops to be decided. When patience is over, or ctx ends, they are decided without
+// the servers that have not answered.
 func (s *Server) await(ctx context.Context, w *waiting, ops []*Op, keys []*protocol.Keys, patience time.Duration) {
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
@@ -359,7 +360,7 @@ func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) 
 	return op.Answer, op.Err
 }
 
-// Renew renews grants, and notes the outcome of each.
+// Renew renews grants, and sets the outcome of each in batch.
 func (s *Server) Renew(ctx context.Context, batch []protocol.Renewal) {
 	w := &waiting{values: ctx, left: len(batch), done: make(chan struct{})}
 	ops, keys := make([]*Op, len(batch)), make([]*protocol.Keys, len(batch))
@@ -406,7 +407,7 @@ func (s *Server) Renew(ctx context.Context, batch []protocol.Renewal) {
 	}
 }
 
-// renew sends the renewals of one server.
+// renew sends renewals to one server.
 func (s *Server) renew(m *member, sends []*Send) {
 	var results []Result
 	defer func() {
@@ -424,10 +425,10 @@ func (s *Server) renew(m *member, sends []*Send) {
 	results = m.renew(sends)
 }
 
-// Touch does nothing: Renew keeps tokens on each server.
+// Touch does nothing: Renew extends the last tokens on each server.
 func (s *Server) Touch(context.Context, []protocol.Renewal) error { return nil }
 
-// Cancel ends requests.
+// Cancel cancels requests, and returns the result of each.
 func (s *Server) Cancel(ctx context.Context, batch []protocol.CancelRequest) []protocol.Cancelled {
 	w := &waiting{values: ctx, left: len(batch), done: make(chan struct{})}
 	ops, keys := make([]*Op, len(batch)), make([]*protocol.Keys, len(batch))
@@ -446,12 +447,12 @@ func (s *Server) Cancel(ctx context.Context, batch []protocol.CancelRequest) []p
 	return results
 }
 
-// Echo is not asked of a quorum: its servers' inboxes are probed one by one.
+// Echo does nothing: a quorum probes the inbox at each server itself.
 func (s *Server) Echo(context.Context, *protocol.Keys, string, string) (int, error) {
 	return protocol.NoEcho, nil
 }
 
-// Receive takes a message of one server.
+// Receive passes a message from one server to its lock.
 func (s *Server) Receive(server int, m *protocol.Message, k *protocol.Keys) {
 	var fx Effects
 	s.mu.Lock()
@@ -467,15 +468,15 @@ func (s *Server) Receive(server int, m *protocol.Message, k *protocol.Keys) {
 	s.members[server].stirs()
 }
 
-// Rejoined says that the client's subscription at a server was confirmed again. One that is away is
-// asked for an answer at once, and for what waits there when it answers.
+// Rejoined notes that the client's subscription to a server was confirmed again. A server that is
+// away is sent a PING at once, and is asked about the requests that wait when it answers.
 func (s *Server) Rejoined(server int) {
 	s.rejoin(server)
 	s.members[server].stirs()
 }
 
-// rejoin has the locks ask a server for what waits there: messages of it were missed, or it was
-// not asked, because it was away.
+// rejoin has the requests that wait ask a server again: its messages may have been missed, or it was
+// not asked because it was away.
 func (s *Server) rejoin(server int) {
 	s.mu.Lock()
 	all := slices.Collect(maps.Values(s.locks))
@@ -492,14 +493,15 @@ func (s *Server) rejoin(server int) {
 	}
 }
 
-// Drain waits until what servers may still have was cancelled where they answer, or ctx ends.
+// Drain waits until commands under way were answered and strays were cancelled, except on servers
+// that do not answer, or until ctx ends.
 func (s *Server) Drain(ctx context.Context) {
 	for _, m := range s.members {
 		m.drain(ctx)
 	}
 }
 
-// Halt ends timers. The base context has ended.
+// Halt stops the timers. The base context has ended before.
 func (s *Server) Halt() {
 	for _, m := range s.members {
 		m.halt()
@@ -513,8 +515,8 @@ func (s *Server) Halt() {
 	}
 }
 
-// each runs f for all servers at once and returns when it has returned for all, or when ctx or
-// patience is over; what has returned by then counts.
+// each runs f for all servers at once, except those that are away. It returns when all calls have
+// returned, or when mostPatience is over or ctx ends, with the results that there are by then.
 func each[T any](ctx context.Context, s *Server, f func(ctx context.Context, server int, srv *redisserver.Server) (T, error)) (results []T, errs []error) {
 	type outcome struct {
 		i   int
@@ -577,15 +579,15 @@ func (s *Server) lacking(answered int, errs []error) error {
 	return e
 }
 
-// Evict is EvictOn for a caller that does not ask where, and returns no ids: those of one owner
-// may differ between servers.
+// Evict is EvictOn for a caller that does not need the number of servers. It returns no ids, because
+// the ids of one owner may differ between servers.
 func (s *Server) Evict(ctx context.Context, k *protocol.Keys) ([]string, error) {
 	_, err := s.EvictOn(ctx, k)
 	return nil, err
 }
 
-// EvictOn ends the ownership of the lock and notifies its owners. It returns on how many servers
-// there was one. The next owner's token is above all that the servers know of.
+// EvictOn ends the ownership of the lock and notifies its owners. It returns how many servers had
+// an owner to evict. The next owner's token is above all tokens that the servers know of.
 func (s *Server) EvictOn(ctx context.Context, k *protocol.Keys) (on int, err error) {
 	shown := make([]atomic.Pointer[protocol.Snapshot], len(s.members))
 	seen, errs := each(ctx, s, func(ctx context.Context, i int, srv *redisserver.Server) (protocol.Snapshot, error) {
@@ -603,11 +605,11 @@ func (s *Server) EvictOn(ctx context.Context, k *protocol.Keys) (on int, err err
 		least = max(least, protocol.LastToken(seen[i].Meta), seen[i].Clock)
 		owned = owned || seen[i].Value != ""
 	}
-	if !owned { // there is no token to be above, and nothing is to be kept of a lock that is free
+	if !owned { // nobody has to be superseded, and nothing must be stored for a free lock
 		least = 0
 	}
-	// What a client has on a few servers only, while another owns most, is not the lock. Nor is
-	// what the next owner has, which the evicted one lets in by giving back what it has left.
+	// If one client owns a majority, only that client is evicted: not one that owns a few other servers,
+	// and not the next owner, which enters when the evicted one gives back its remaining grants.
 	most := merged(slices.Clone(seen), s.cfg.N)
 	owner := ownerOf(&most)
 	evicted, errs := each(ctx, s, func(ctx context.Context, i int, srv *redisserver.Server) (had bool, err error) {
@@ -619,7 +621,7 @@ func (s *Server) EvictOn(ctx context.Context, k *protocol.Keys) (on int, err err
 			value = sn.Value
 		}
 		ids, err := srv.EvictOwner(ctx, k, least, value)
-		// The owner may have given it back itself, since it was evicted on enough others.
+		// The owner may have given the lock back here itself after it was evicted on enough others.
 		return len(ids) > 0 || sn != nil && sn.Value != "", err
 	})
 	for _, had := range evicted {
@@ -633,7 +635,7 @@ func (s *Server) EvictOn(ctx context.Context, k *protocol.Keys) (on int, err err
 	return on, nil
 }
 
-// Inspect returns what the servers hold of the lock together, see merged.
+// Inspect returns what the servers together know of the lock; see merged.
 func (s *Server) Inspect(ctx context.Context, k *protocol.Keys) (protocol.Snapshot, error) {
 	seen, errs := each(ctx, s, func(ctx context.Context, _ int, srv *redisserver.Server) (protocol.Snapshot, error) {
 		return srv.Inspect(ctx, k)
