@@ -1,21 +1,21 @@
--- cancel(id, last token): the request ends, whether it waits, owns or was never received.
+-- cancel(id, last token): ends a request, whether it waits, owns the lock or was never received.
 --
 -- KEYS  as in common.lua, and on a server of a quorum 6 its mark, see vote_before.lua
--- ARGV  2 id, 3 last token its owner assigned, 0 if only the grant's own, 4 span, 5 for how
---       many ms a writer's lock is kept from all others; left out for none. The client's are
---       those of release_fast.lua, of which release_arguments.lua makes these.
--- Returns {DONE, how many were made owner, 1 if the id owned the lock until now, the lock's
--- last token before others were made owner, unfinished}, on a server of a quorum with its time
--- and mark before unfinished; or what release_fast.lua returns, which precedes it there. The
--- token is 0 where it proves nothing: it is not remembered, a foreign owner is there, which
--- assigns none, or it may be another owner's although it is the same number. unfinished:
--- cancel has to be sent again at once.
--- It always grants the next: readers behind a cancelled writer may enter now. If id had a
--- place in the queue, owners are notified again that others wait, since readers of id's
--- process ignored such messages while it had that place. If it had none, they are not
--- notified: such a message often crosses with its owner's release, is answered with a
+-- ARGV  2 id, 3 last token its owner assigned, or 0 if only the grant's own, 4 span, 5 for how
+--       many ms a writer's lock is kept from everybody; left out if it is not. The client sends
+--       the arguments of release_fast.lua, and release_arguments.lua turns them into these.
+-- Returns {DONE, how many requests were made owner, 1 if the id owned the lock until now, the
+-- lock's last token before others were made owner, unfinished}, on a server of a quorum with its
+-- time and mark before unfinished; or, on such a server, what release_fast.lua returns, which
+-- runs first there. The token is 0 if it would prove nothing: it is not remembered, the owner is
+-- foreign and assigns none, or another owner may have assigned the same number. unfinished
+-- is 1 if the client must send cancel again at once.
+-- It always grants to the head of the queue, because readers behind a cancelled writer may enter
+-- now. If id had a place in the queue, the owners are notified again that others wait, because
+-- readers of id's process ignored such messages while it had that place. If it had none, they are
+-- not notified: such a message often crosses with its owner's release and is answered with a
 -- cancel, and that cancel would send the next message.
--- Repeated, it finds nothing of id and only grants the next.
+-- Repeated, it finds nothing of id, and only grants to the head of the queue.
 
 local id = ARGV[2]
 local mode, ttl = parse_id(id)
@@ -32,7 +32,7 @@ elseif mode == 'r' then
 end
 local token = last_token()
 if value and value ~= MARK and not parse_id(value) and not cooldown_of(value) then token = 0 end
--- A token that an owner assigned locally can have been assigned to others as well.
+-- A token that an owner assigned locally may have been assigned to another owner, too.
 local drawn_by = string.match(redis.call('GET', KEYS[5]) or '', '^leased1:%d+:%d+:(.+)$')
 if (drawn_by or ARGV[3] ~= '0') and drawn_by ~= id then token = 0 end
 grant_next(nil)

@@ -1,4 +1,4 @@
--- Prepended to every script but the renewals, after the script's shortcut if it has one.
+-- Precedes every script except the renewals, and follows the script's shortcut if it has one.
 --
 -- KEYS  1 lock, 2 queue, 3 readers, 4 waiters, 5 meta (all in one slot)
 -- ARGV  1 the prefix of inbox channels, before a client's name; the rest is the script's own
@@ -6,12 +6,12 @@
 -- Invariants:
 --   An owner is recorded before it is notified, and a grant that was announced is never
 --   undone: PUBLISH also reaches subscribers of replicas, which its count leaves out.
---   A script ends or extends only the ownership of the ids it is called with (evict and
---   clamp excepted).
---   The first write of a script that gives something back, or keeps what a client has, is
---   one that a full server admits (DEL, ZREM, ZREMRANGEBYSCORE, PEXPIRE); after it, the
---   server admits the others.
---   What a later format wrote is neither parsed nor overwritten.
+--   Except for evict and clamp, a script ends or extends only the ownership of the ids that it
+--   is called with.
+--   If a script gives a lock back or keeps what a client has, its first write is one that a
+--   server without free memory admits (DEL, ZREM, ZREMRANGEBYSCORE, PEXPIRE). After such a
+--   write, that server admits the others, too.
+--   Values that a later format wrote are neither parsed nor overwritten.
 --   Every script can run twice.
 --
 -- The queue is a sorted set scored by a growing number, so finding, adding and removing an
@@ -26,35 +26,35 @@ local us = t[1] * 1000000 + t[2]
 local now = math.floor(us / 1000)
 local last, meta_is_newer = nil, false -- set by last_token; meta_is_newer: a later format wrote meta
 local span = '-' -- span of the lease that is given back, sent along with granted
--- A call drops at most 500 dead entries or grants 100 requests, so that it stays short.
--- unfinished is 1 if the budget ran out first: the client must continue at once.
+-- A call drops at most 500 dead entries or grants to 100 requests, so that it stays short.
+-- unfinished is 1 if the budget ran out before the work was done: the client must continue at once.
 local budget, unfinished = 500, 0
 local handed = 0 -- how many requests other than the caller's were made owner
 local denied = false -- whether a PUBLISH was refused
 local PROVISIONAL = 2000 -- for how many ms a "p" id is made owner by a message, see parse_id
 local old_gone = 0 -- 1 if a yield found that its old id no longer owned
 
--- int formats a number. tostring would lose digits from 1e14 on.
+-- int formats a number. Above 1e14, tostring would lose digits.
 local function int(n) return string.format('%.0f', n) end
 
--- parse_id returns mode, TTL, proof and the client; nil if id is not one of this format. The
--- proof says what tells that the client is gone: 'c' a count of zero listeners; 'p' that it
--- lets a grant end of which it was notified and which it neither renews nor asks for again;
--- 'u' nothing.
+-- parse_id returns the mode, TTL, proof and client of id, or nil if id is not of this format. The
+-- proof says what shows that the client is gone: 'c', that nobody listens to its inbox; 'p', that
+-- it was notified of a grant and neither renews it nor asks for it again before it expires; 'u',
+-- nothing does.
 local function parse_id(id)
   local mode, ttl, proof, client = string.match(id, '^leased1:([wr]):(%d+):([cpu])i?:[%w_-]+:(%S+)$')
   if not mode or #ttl > 12 or tonumber(ttl) < 1 then return nil end
   return mode, tonumber(ttl), proof, client
 end
 
--- is_newer reports whether a later format wrote v.
+-- is_newer reports whether v was written by a later format.
 local function is_newer(v)
   local format = v and string.match(v, '^leased(%d+):')
   return format and tonumber(format) > 1
 end
 
--- cooldown_of returns for how many ms a writer that released the lock had it kept from all
--- others, if v says that, else nil: leased1:cooldown:<ms>:<its id>.
+-- cooldown_of returns for how many ms a writer that released the lock has it kept from everybody
+-- if v is the value of such a lock, leased1:cooldown:<ms>:<its id>, and otherwise nil.
 local function cooldown_of(v)
   local ms = v and string.match(v, '^leased1:cooldown:(%d+):')
   return ms and #ms <= 12 and tonumber(ms) or nil
@@ -72,9 +72,10 @@ local function last_token()
   return last
 end
 
--- remember stores the last token, followed by the id of the owner that assigned it if it
--- was not assigned by this server. It is kept for four TTLs, at least ten minutes. Where it
--- is ahead of the clock, which was set back, that time starts when the clock has reached it.
+-- remember stores the last token and the server's time, followed by the id of the owner that
+-- assigned the token if this server did not. They are kept for four TTLs, and for ten minutes at
+-- least. If the token is ahead of the clock, because the clock was set back, that time starts when
+-- the clock has reached the token.
 local function remember(ttl, drawn_by)
   if meta_is_newer then return end
   local ahead = math.min(math.max(0, (last - us) / 1000), 1e12)
@@ -82,7 +83,7 @@ local function remember(ttl, drawn_by)
     'PX', int(ahead + math.max(600000, 4 * ttl)))
 end
 
--- adopt_token takes over the last token that the owner id assigned locally.
+-- adopt_token stores the last token that the owner id assigned locally, unless a later one is known.
 local function adopt_token(token, ttl, id)
   token = tonumber(token) or 0
   if token > 0 and token > last_token() and token < 9007199254740000 then
@@ -91,7 +92,7 @@ local function adopt_token(token, ttl, id)
   end
 end
 
--- check_types fails on a key of another type before anything is written.
+-- check_types raises an error if a key is of another type, before anything is written.
 local function check_types()
   redis.call('ZCARD', KEYS[2])
   redis.call('ZCARD', KEYS[4])
@@ -106,7 +107,7 @@ local function live_readers()
 end
 
 -- sync_marker makes the readers' marker expire with the last live reader, and deletes it
--- if there is none. renew_shared.lua has a shorter copy for a reader that is known to own.
+-- if there is none. renew_shared.lua has a shorter copy for a reader that is known to be an owner.
 local function sync_marker()
   live_readers()
   local top = redis.call('ZREVRANGE', KEYS[3], '0', '0', 'WITHSCORES')
@@ -133,8 +134,8 @@ local function owns(id, mode)
   return ends and tonumber(ends) > now
 end
 
--- record_owner writes id as owner and returns its new token. The caller has to call
--- remember, and for a reader sync_marker before it: once for any number of readers.
+-- record_owner records id as an owner and returns its new token. Its caller must call remember
+-- afterwards, and for readers sync_marker before that: once, however many readers there are.
 local function record_owner(id, mode, ttl)
   last = math.max(last_token() + 1, us)
   if mode == 'w' then
@@ -154,7 +155,7 @@ local function make_owner(id, mode, ttl)
   return token
 end
 
--- clear_owner ends the ownership of id, of which owns(id, mode) is true.
+-- clear_owner ends the ownership of id. owns(id, mode) must be true.
 local function clear_owner(id, mode)
   if mode == 'w' then
     redis.call('DEL', KEYS[1])
@@ -165,9 +166,9 @@ local function clear_owner(id, mode)
   end
 end
 
--- give_back ends the ownership of id, of which owns(id, mode) is true; token is the last
--- one that it assigned locally. With a cool-down, in ms, a writer's lock is not free before
--- that is over, and nobody owns it until then.
+-- give_back ends the ownership of id. owns(id, mode) must be true; token is the last one that id
+-- assigned locally. With a cool-down, in ms, a writer's lock has no owner, but is not free
+-- either, until the cool-down is over.
 local function give_back(id, mode, ttl, token, cooldown)
   if mode == 'r' or not cooldown then
     clear_owner(id, mode)
@@ -183,9 +184,9 @@ local function give_back(id, mode, ttl, token, cooldown)
   end
 end
 
--- extend gives the owner id its full TTL again, because a client trusts a repeated request
--- from the moment it sent it. It returns the last token, and 1, or 2 if the token was not
--- remembered and is a new one.
+-- extend gives the owner id its full TTL again, because a client counts the lease of a repeated
+-- request from when it sent that. It returns the last token, and 1, or 2 if the token was not
+-- remembered and a new one was drawn.
 local function extend(id, mode, ttl)
   if mode == 'w' then
     redis.call('PEXPIRE', KEYS[1], int(ttl))
@@ -217,9 +218,9 @@ local function drop(ids)
   budget = budget - #ids
 end
 
--- head drops dead entries at the head of the queue and returns the first live one: id,
--- mode (nil if a later format wrote it), TTL, proof, client. It returns false if the queue
--- is empty, and nil if the budget ran out first.
+-- head drops dead entries at the head of the queue and returns the first live one: its id,
+-- mode (nil if a later format wrote it), TTL, proof and client. It returns false if the queue
+-- is empty, and nil if the budget ran out before a live entry was found.
 local function head()
   local batch = redis.call('ZRANGE', KEYS[2], '0', '0') -- most often the first one is alive
   while batch[1] do
@@ -260,19 +261,19 @@ local function publish(client, text)
   return n
 end
 
--- inbox_gone reports whether it is certain that a client does not listen any more. It is
--- called before anything is published to the client: the count that PUBLISH returns leaves
--- out subscribers of replicas, which receive the message all the same. An error, for
--- example from an ACL that forbids the question, proves nothing.
+-- inbox_gone reports whether it is certain that a client no longer listens. It is called before
+-- anything is published to the client, because PUBLISH does not tell: its count leaves out
+-- subscribers of replicas, which receive the message all the same. An error, for example
+-- because an ACL forbids the question, proves nothing.
 local function inbox_gone(client)
   local n = redis.pcall('PUBSUB', 'NUMSUB', ARGV[1] .. client)
   return n[2] == 0
 end
 
--- grant_next makes the head of the queue the owner for as long as the lock is free for it:
--- one writer, or readers together. It returns the token of caller if that id was among
--- them, else nil. The others are notified; those with a "p" id own for PROVISIONAL at most
--- until they say that they are there.
+-- grant_next makes the head of the queue an owner, again and again as long as the lock is free for
+-- it: one writer, or all readers in a row. It returns the token of caller if that id was among
+-- them, else nil. The others are notified. Those with a "p" id own the lock for PROVISIONAL at
+-- most, until they say that they are there.
 local function grant_next(caller)
   local granted, longest, shared = {}, 0, false
   repeat
@@ -307,11 +308,11 @@ local function grant_next(caller)
   return token
 end
 
--- notify_owners sends a message to every owner except the id except. Of many readers it
--- notifies about 100, those whose leases end first after the time after, and returns the
--- time up to which it got, from where the next call continues, or 0 if there are no more.
--- It continues by time and not by rank: readers that were notified leave, which shifts the
--- ranks of the others.
+-- notify_owners sends a message to every owner but the id except. Of many readers it notifies
+-- about 100, those whose leases end first after the time after. It returns the end of the last of
+-- these leases, where the next call continues, or 0 if there are no more readers.
+-- It continues by time and not by rank, because readers that were notified leave, which shifts
+-- the ranks of the others.
 local function notify_owners(what, except, after)
   if value == MARK then
     local ids = redis.call('ZRANGEBYSCORE', KEYS[3], '(' .. int(math.max(after or 0, now)), '+inf', 'LIMIT', 0, 100)
@@ -338,18 +339,18 @@ local function notify_owners(what, except, after)
   return 0
 end
 
--- notify_head_of_expiry sends the head of the queue, unless that is the id except, the time
--- at which the last reader's lease or a cool-down ends: it may have planned its re-check by
--- a lease that was given back.
+-- notify_head_of_expiry tells the head of the queue, unless that is the id except, when the last
+-- reader's lease or a cool-down ends: the head may have planned its re-check for the end of a
+-- lease that was given back.
 local function notify_head_of_expiry(except)
   if value ~= MARK and not cooldown_of(value) then return end
   local id, mode, _, _, client = head()
   if mode and id ~= except then publish(client, 'ends ' .. redis.call('PTTL', KEYS[1]) .. ' ' .. id .. ' ' .. lock) end
 end
 
--- clamp cuts leases of owners that are longer than the TTL in the owner's own id, and a
--- cool-down that is longer than its value says: the server's clock went back. The expiry of
--- a foreign owner is left alone.
+-- clamp shortens leases that are longer than the TTL in their owner's id, and a cool-down that is
+-- longer than its value says: there the server's clock was set back. The expiry of a foreign
+-- owner is left alone.
 local function clamp()
   if value == MARK or not value then
     local cut = false
@@ -373,15 +374,15 @@ local function clamp()
   end
 end
 
--- enqueue adds id at the tail of the queue unless it waits already, and gives it one more
--- TTL to wait. It returns the place and whether id is new.
+-- enqueue adds id to the tail of the queue unless it waits already, and makes its waiting lease
+-- last one TTL from now. It returns the place and whether id is new.
 local function enqueue(id, ttl)
   local place = redis.call('ZRANK', KEYS[2], id)
   local new = not place
   if new and KEYS.ticket then -- on a server of a quorum, see vote_before.lua
     local ticket = tonumber(KEYS.ticket)
     local top = tonumber(redis.call('ZREVRANGE', KEYS[2], '0', '0', 'WITHSCORES')[2] or 0) or 0
-    -- Of tickets of the same instant, the first one to come is the first.
+    -- Of requests with tickets of the same instant, the one that comes first is first.
     if top >= ticket and top - ticket < 2 then ticket = top + 0.25 end
     redis.call('ZADD', KEYS[2], string.format('%.2f', ticket), id)
     place = redis.call('ZRANK', KEYS[2], id)
@@ -390,8 +391,8 @@ local function enqueue(id, ttl)
     redis.call('ZADD', KEYS[2], int((tonumber(top or 0) or 0) + 1), id)
     place = redis.call('ZCARD', KEYS[2]) - 1
   end
-  -- For an id that waits already, a full server must admit the first write: one that changes
-  -- nothing.
+  -- For an id that waits already, the first write must be one that a full server admits. This one
+  -- changes nothing.
   if not new then redis.call('ZREM', KEYS[2], '') end
   redis.call('ZADD', KEYS[4], int(now + ttl), id)
   if redis.call('PTTL', KEYS[2]) < 2 * ttl or redis.call('PTTL', KEYS[4]) < 2 * ttl then
@@ -402,10 +403,10 @@ local function enqueue(id, ttl)
   return place, new
 end
 
--- asked_lately reports whether the request at the head of the queue has asked within the time
--- after which a live head asks again, so that its process lives, and the owner of a lock that
--- is a writer's was notified that others wait. One that came to the front of a long queue
--- while it paused asks later: the owner is then notified once more than it needs.
+-- asked_lately reports whether the request at the head of the queue has asked so recently that
+-- its process must be alive: a live head asks again within that time. Then a writer that owns the
+-- lock was notified that others wait. A request that came to the front of a long queue during a
+-- pause asks later, and then the owner is notified once more than necessary.
 local function asked_lately()
   local id = redis.call('ZRANGE', KEYS[2], '0', '0')[1]
   local _, ttl = parse_id(id)
@@ -416,17 +417,17 @@ end
 local GRANTED, QUEUED, REFUSED, NOT_OURS, DONE = 1, 2, 3, 4, 5
 
 -- granted_reply returns {GRANTED, token, time, 1 if others wait, how many others were made
--- owner, unfinished, kept, old_gone}. kept is 1 if the id owned already and was extended,
--- 2 if in addition its token was not remembered.
+-- owner, unfinished, kept, old_gone}. kept is 1 if the id owned the lock already and its lease was
+-- extended, 2 if in addition its token was not remembered.
 local function granted_reply(token, kept)
   return { GRANTED, token, us, redis.call('EXISTS', KEYS[2]), handed, unfinished, kept or 0, old_gone }
 end
 
 -- waiting_reply returns {QUEUED or REFUSED, last token, time, place, remaining ms of the
--- owner (-1 endless, -2 none), who blocks, 1 if the blocker will not notify us, echo, how
--- many were made owner, unfinished, upto, old_gone}. echo is how many received the echo to
--- the inbox, -1 if none was requested, -2 if it was denied; upto is what notify_owners
--- returned.
+-- owner's lease (-1 if it does not end, -2 if there is none), who blocks the request, 1 if the
+-- blocker will not notify us, echo, how many requests were made owner, unfinished, upto, old_gone}.
+-- echo is how many received the echo to the inbox, -1 if none was requested, -2 if it was denied;
+-- upto is what notify_owners returned.
 local function waiting_reply(kind, place, echoed, upto)
   local blocker = value
   if blocker == MARK then blocker = redis.call('ZREVRANGE', KEYS[3], '0', '0')[1] end
@@ -437,16 +438,16 @@ local function waiting_reply(kind, place, echoed, upto)
     denied and -2 or echoed, handed, unfinished, upto, old_gone }
 end
 
--- mark_of_server returns when a server of a quorum was first seen without data, as vote_after.lua
+-- mark_of_server returns the mark of a server of a quorum (see vote_before.lua), as vote_after.lua
 -- would set it.
 local function mark_of_server()
   local mark = tonumber(redis.call('GET', KEYS[6]))
   return mark and mark <= us and mark or us
 end
 
--- refuse answers a request about an id that does not own. Its write changes nothing, but a
--- read-only server refuses it: a demoted primary may be behind, and must not say whether
--- the id owns.
+-- refuse answers a request about an id that does not own the lock. Its write changes nothing, but
+-- a read-only server refuses it: a demoted primary may be behind, and must not say whether the id
+-- is an owner.
 local function refuse(id)
   redis.call('ZREM', KEYS[3], id)
   return { NOT_OURS, 0 }

@@ -1,4 +1,4 @@
--- inspect(): what Redis holds of a lock. It writes nothing.
+-- inspect(): returns what Redis stores about a lock. It writes nothing.
 --
 -- KEYS  as in common.lua
 -- Returns {value, PTTL, time, meta, live readers with scores, the first 1,000 of the queue,

@@ -1,6 +1,6 @@
 -- The common case of a re-check in fewer calls: a writer waits in the queue behind a live head, or
--- behind a hundred others, and another writer owns the lock. In any other case it writes nothing, and what follows it in
--- the script does the work.
+-- behind a hundred others, and another writer owns the lock. In any other case it writes nothing,
+-- and what follows it in the script does the work.
 --
 -- KEYS, ARGV  as in acquire_fast.lua
 -- Returns what acquire_fast.lua returns for a request that waits, and if an echo is asked for how
@@ -22,16 +22,16 @@ if string.byte(ARGV[3]) == 49 and string.byte(ARGV[1], 9) == 119 and not ARGV[6]
     local now = math.floor(s / 1000)
     local longest = match(owner, '^leased1:w:([1-9]%d*):[cpu]i?:[%w_-]+:%S+$')
     local ends, lives = call('PTTL', KEYS[1]), true
-    -- Waiters further behind leave a dead head to the first hundred and to the release, but look
-    -- when they ask for an echo: all in front of them may be dead.
+    -- Waiters further behind leave a dead head to the first hundred and to the release. They check
+    -- it only when they ask for an echo, because all in front of them may be dead.
     if place < 100 or ARGV[4] and ARGV[4] ~= '' then
       local head = call('ZRANGE', KEYS[2], '0', '0')[1]
       local heads = match(head, '^leased1:[wr]:([1-9]%d*):[cpu]i?:[%w_-]+:%S+$')
       local left = (tonumber(call('ZSCORE', KEYS[4], head) or 0) or 0) - now
       lives = heads and #heads <= 9 and left > 0 and left - heads <= 0
     end
-    -- No lease is longer than its TTL, nor is the last token ahead: the clock was not set back.
-    -- The queue's two keys expire together, and late enough.
+    -- If no lease is longer than its TTL and the last token is not ahead, the clock was not set
+    -- back. The queue's two keys expire together, so it is enough that one lasts.
     if lives and longest and #longest <= 9 and ends - longest <= 0
       and #last == #s and last <= s and call('PTTL', KEYS[2]) >= 2 * ttl then
       local answer = { last, s, place, ends, owner }

@@ -1,5 +1,5 @@
--- What release.lua, cancel.lua and common.lua take, from what release_fast.lua takes: ARGV 1 the
--- prefix of inbox channels, 2 id, 3 last token or '0', 4 span, 5 cool-down.
+-- Turns the arguments of release_fast.lua into those of release.lua, cancel.lua and common.lua:
+-- ARGV 1 the prefix of inbox channels, 2 id, 3 last token or '0', 4 span, 5 cool-down.
 
 local space = string.find(ARGV[2], ' ', 1, true)
 ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] =

@@ -1,14 +1,14 @@
 -- renew(id): a writer extends the lock it owns to another TTL.
 --
--- KEYS  1 lock: a single one, because a slot in migration refuses scripts that name several
+-- KEYS  1 lock: only one key, because a slot in migration refuses scripts that name several
 -- ARGV  1 id, 2 TTL in ms
 -- Returns the server's time in microseconds, or 0 if id does not own the lock; an error if
 -- the server admits no writes.
--- Repeated, it extends once more. It never extends what another id owns.
+-- Repeated, it extends the lock once more. It never extends a lock that another id owns.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
-  -- Only a server that admits writes may answer that id does not own: a demoted primary can
-  -- be behind. On a string or a missing key this write does nothing, whatever owns the lock.
+  -- Only a server that admits writes may answer that id does not own the lock, because a demoted
+  -- primary can be behind. On a string or a missing key this write does nothing, whoever is owner.
   local n = redis.pcall('ZREM', KEYS[1], ARGV[1])
   if type(n) == 'table' and not string.find(n.err, 'WRONGTYPE') then return n end
   return 0

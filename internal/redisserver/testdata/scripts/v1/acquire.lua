@@ -4,8 +4,8 @@
 -- ARGV  2 id, 3 '0' not to wait, '1' to wait, '2' to wait with an id that was never sent
 --       before, 4 nonce for an echo to the caller's inbox or '', 5 id of the caller's own
 --       readers, which are not notified that it waits, or '', 6 the time up to which the
---       previous call notified readers; left out if that one notified all. The client's are those
---       of acquire_fast.lua, of which acquire_arguments.lua makes these.
+--       previous call notified readers; left out if it notified all of them. The client sends the
+--       arguments of acquire_fast.lua, and acquire_arguments.lua turns them into these.
 -- Returns granted_reply or waiting_reply (common.lua), or what a shortcut returns.
 -- Repeated by an owner, it keeps the lock and extends it to the full TTL; repeated by a
 -- waiter, it keeps the place and extends its waiting lease. It never passes a live waiter.
@@ -17,7 +17,7 @@ check_types()
 local echoed = -1
 if ARGV[4] ~= '' then echoed = publish(client, 'echo ' .. ARGV[4]) or -2 end
 if owns(id, mode) then return granted_reply(extend(id, mode, ttl)) end
--- The marker is gone, so a reader that is still listed does not own any more.
+-- The marker is gone, so a reader that is still listed no longer owns the lock.
 if mode == 'r' and redis.call('ZSCORE', KEYS[3], id) then redis.call('ZREM', KEYS[3], id) end
 
 clamp()

@@ -9,7 +9,8 @@
 --       readers, which are not notified that it waits, or '', 6 the time up to which the
 --       previous call notified readers
 -- Returns the token, which is also the server's time, or {last token, time, place, remaining ms
--- of the owner, owner}, and -2 if a PUBLISH was denied. Numbers are strings here: a conversion costs as much as a call.
+-- of the owner's lease, owner}, and -2 if a PUBLISH was denied. Numbers are strings here, because a
+-- conversion costs as much as a call.
 --
 -- It runs before common.lua, so it repeats how that file writes the clock, the token, its
 -- TTL and the entries of the queue. TestTheShortcutsDoWhatTheLongWayDoes compares the two.
@@ -46,9 +47,9 @@ if string.byte(ARGV[1], 9) == 119 and not ARGV[4] then
       local first = present == 2 and call('ZRANGE', KEYS[2], '0', '0')[1]
       if #last ~= #s or last >= s then -- acquire.lua follows
       elseif first then
-        -- The owner and the head of the queue have the caller's TTL. The head has asked lately,
-        -- so the owner knows that others wait. The keys last: who asks the long way has the
-        -- queue and the waiting leases expire together.
+        -- Only if the owner and the head of the queue have the caller's TTL, the head has asked
+        -- lately, so that the owner knows that others wait, and the queue's keys last long enough.
+        -- Both have the same expiry, which the long way sets.
         local form = '^leased1:w:' .. ttl .. ':[cpu]i?:[%w_-]+:%S+$'
         local left = (tonumber(call('ZSCORE', KEYS[4], first) or 0) or 0) - now
         if left <= ms and left > ms - math.min(ms / 2, 5000) and ends <= ms

@@ -1,4 +1,4 @@
--- adopt(id, token): the server keeps a token that another server of a quorum gave the owner.
+-- adopt(id, token): stores a token that another server of a quorum gave the owner.
 --
 -- KEYS  as in common.lua
 -- ARGV  2 id, 3 token

@@ -1,12 +1,12 @@
--- evict(): takes the lock from whatever owns it, also from a foreign owner.
+-- evict(): takes the lock from its owners, whoever they are, including foreign ones.
 --
 -- KEYS  as in common.lua
--- ARGV  2 token that the next owner's has to be above, of another server of a quorum, or '0',
---       3 the value that the lock's own key has to have, else nobody is evicted, or '' for any
+-- ARGV  2 a token, known from another server of a quorum, that the next owner's must exceed, or
+--       '0', 3 the value that the lock's own key must have for anybody to be evicted, or '' for any
 -- Returns {last token, how many of the evicted were notified, unfinished, the ids or values
--- that were evicted}. Owners of this format are notified, with the token that distinguishes
--- this from an eviction of an earlier grant: the first 100 here, the others by the client.
--- Repeated, it evicts whatever owns by then. It never removes a waiter that is alive.
+-- that were evicted}. Owners of this format are notified, the first 100 here and the others by
+-- the client. The message carries the token, which tells this eviction from that of an earlier grant.
+-- Repeated, it evicts the owners that there are by then. It never removes a live waiter.
 
 check_types()
 if ARGV[3] and ARGV[3] ~= '' and ARGV[3] ~= value then return { last_token(), 0, unfinished, {} } end

@@ -1,13 +1,13 @@
--- release(id, last token): the owner gives the lock back, and the head of the queue gets it.
+-- release(id, last token): the owner gives the lock back, and the head of the queue becomes owner.
 --
 -- KEYS  as in common.lua, and on a server of a quorum 6 its mark, see vote_before.lua
--- ARGV  2 id, 3 last token the owner assigned, 0 if only the grant's own, 4 span, 5 for how
---       many ms a writer's lock is kept from all others; left out for none. The client's are
---       those of release_fast.lua, of which release_arguments.lua makes these.
--- Returns {DONE, how many were made owner, unfinished} or {NOT_OURS, 0}, on a server of a quorum
--- {NOT_OURS, 0, time, mark}, or what release_fast.lua returns.
--- Repeated, it finds that id does not own and changes nothing. It never releases what
--- another id owns.
+-- ARGV  2 id, 3 last token the owner assigned, or 0 if only the grant's own, 4 span, 5 for how
+--       many ms a writer's lock is kept from everybody; left out if it is not. The client sends
+--       the arguments of release_fast.lua, and release_arguments.lua turns them into these.
+-- Returns {DONE, how many requests were made owner, unfinished}, or {NOT_OURS, 0} (on a server of
+-- a quorum {NOT_OURS, 0, time, mark}), or what release_fast.lua returns.
+-- Repeated, it finds that id does not own the lock, and changes nothing. It never releases a
+-- lock that another id owns.
 
 local id = ARGV[2]
 local mode, ttl = parse_id(id)

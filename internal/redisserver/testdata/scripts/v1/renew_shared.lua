@@ -2,11 +2,12 @@
 --
 -- KEYS  1 lock, 2 readers
 -- ARGV  1 id, 2 TTL in ms
--- Returns the server's time in microseconds, or 0 if id does not own the lock: a reader
--- owns while its own expiry is ahead and the marker exists.
--- Repeated, it extends once more. It never extends another reader or restores the marker.
+-- Returns the server's time in microseconds, or 0 if id does not own the lock: a reader is
+-- an owner as long as its own expiry is in the future and the marker exists.
+-- Repeated, it extends the lease once more. It never extends another reader's lease, or restores
+-- the marker.
 --
--- It does not load common.lua, so its last lines repeat sync_marker for a reader that owns.
+-- It does not load common.lua, so its last lines repeat sync_marker for a reader that is an owner.
 
 local t = redis.call('TIME')
 local us = t[1] * 1000000 + t[2]

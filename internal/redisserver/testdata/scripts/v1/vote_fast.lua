@@ -9,8 +9,8 @@
 -- Returns the token, which is also the server's time, if its mark is the one that the client
 -- knows, else {mark, token}; or {mark, last token, time, place, remaining ms of the owner, owner}
 -- and, if a PUBLISH was denied, -2. Numbers are strings here, as in acquire_fast.lua.
--- It notifies the owner only if the request is first in the queue: it knows of the others
--- from the first one, or from its grant.
+-- The owner is notified only if the request is first in the queue: it learned of the other
+-- requests from the first one, or from its grant.
 --
 -- It repeats how common.lua writes the clock, the token and the queue, but extends the life
 -- of the queue's keys only if they would end within two TTLs.
@@ -55,7 +55,7 @@ if string.byte(ARGV[1], 9) == 119 and not ARGV[5] then
       and present == (place > 0 and 2 or 1) -- beside a writer there are no readers, so it is of another type
       and call('ZCOUNT', KEYS[4], '(' .. now, '+inf') == place then -- none of the queue is dead
       local ticket, ms = string.match(ARGV[3], '%d+', 2), tonumber(ttl)
-      -- Most often it has the greatest ticket, and is the last.
+      -- Most often the request has the greatest ticket and so is the last.
       local top, among = place > 0 and call('ZREVRANGE', KEYS[2], '0', '0', 'WITHSCORES')[2], false
       if top and not (#top > 14 and #top == #ticket and top < ticket) then among = ticket - top <= 0 end
       if not (among and call('ZCOUNT', KEYS[2], ticket, string.format('(%.0f', ticket + 2)) > 0) -- see enqueue

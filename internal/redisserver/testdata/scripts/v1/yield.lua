@@ -1,14 +1,14 @@
 -- yield(old, new, last token): the owner gives the lock back and waits again, under a new
--- id, behind all that wait already.
+-- id, behind all requests that wait already.
 --
 -- KEYS  as in common.lua
--- ARGV  2 old id, 3 new id, which has never owned and may wait already, 4 last token the
---       owner assigned, 0 if only the grant's own, 5 span, 6 for how many ms a writer's lock
---       is kept from all others; left out for none
--- Returns granted_reply or waiting_reply for new, with old_gone set if old does not own, or
--- {NOT_OURS, 0} if in addition new neither owns nor waits.
--- Repeated, it finds that old does not own: then it answers the state of new, and enqueues
--- or grants nothing.
+-- ARGV  2 old id, 3 new id, which has never owned the lock and may wait already, 4 last token
+--       the owner assigned, or 0 if only the grant's own, 5 span, 6 for how many ms a writer's
+--       lock is kept from everybody; left out if it is not
+-- Returns granted_reply or waiting_reply for new, with old_gone set if old does not own the lock,
+-- or {NOT_OURS, 0} if in addition new neither owns it nor waits.
+-- Repeated, it finds that old does not own the lock: then it returns the state of new, and
+-- enqueues and grants nothing.
 
 local old, new = ARGV[2], ARGV[3]
 local mode, ttl = parse_id(old)
@@ -23,7 +23,7 @@ if owns(old, mode) then
   if token then return granted_reply(token) end
   place = redis.call('ZRANK', KEYS[2], new) or place
   if ARGV[6] then notify_head_of_expiry(new) end
-  -- Who was made owner here knows from granted that others wait.
+  -- An owner that was made here knows from granted that others wait.
   return waiting_reply(QUEUED, place, -1, handed == 0 and notify_owners('wanted') or 0)
 end
 local not_ours = refuse(old)
