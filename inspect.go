@@ -52,7 +52,8 @@ type Waiting struct {
 // issues a token of its own, from its clock, and the lease has the greatest of those that its
 // owner knew when a majority had granted it. Owner.Token is the lease's token or, if more than
 // a majority granted the lease, may be less by as much as the servers' clocks differ. It is
-// never greater.
+// never greater. Readers are those that a majority may have let in, if the servers that did not
+// answer have.
 func (c *Client) Inspect(ctx context.Context, name string) (Info, error) {
 	k, err := c.operate(ctx, name)
 	if err != nil {

@@ -30,17 +30,38 @@ func warm(t *testing.T, s place, clients ...*leased.Client) {
 }
 
 // hears returns when c has received all that was published to it before: c keeps another
-// lock idle, is notified that it is wanted, and has released it by then.
+// lock idle, is notified that it is wanted, and has released it by then. On a quorum, each server
+// notifies it once.
 func hears(t *testing.T, s place, c *leased.Client) {
 	t.Helper()
+	eventually(t, "the inboxes on all servers are open", func() bool { return leased.Subscribed(c) })
+	if s.members == nil {
+		hearsFrom(t, s, c, func() string { return s.value(t, "marker") }, func(inbox, message string) {
+			eventually(t, "the inbox is open", func() bool { return slices.Contains(s.inboxes(t), inbox) })
+			must(t, s.rdb.Publish(context.Background(), inbox, message).Err())
+		})
+		return
+	}
+	for _, one := range s.members.minis {
+		hearsFrom(t, s, c, func() string { return s.members.held(s.Prefix + "marker")[one] }, func(inbox, message string) {
+			eventually(t, "the inbox is open", func() bool { return one.Publish(inbox, message) > 0 })
+		})
+	}
+}
+
+// hearsFrom is hears for one server. It sends one message: a second one would be answered with a
+// cancel, which tests count.
+func hearsFrom(t *testing.T, s place, c *leased.Client, owner func() string, publish func(inbox, message string)) {
+	t.Helper()
 	unlock(t, take(t, c.RWMutex("marker", leased.WithIdleHold(time.Hour)).LockContext))
-	id := s.value(t, "marker")
-	inbox := s.Prefix + "leased:inbox:" + strings.SplitN(id, ":", 6)[5]
-	// Sent once: a second one would be answered with a cancel, which tests count.
-	eventually(t, "the inbox is open", func() bool { return slices.Contains(s.inboxes(t), inbox) })
-	must(t, s.rdb.Publish(context.Background(), inbox, "leased1:wanted "+id+" "+s.Prefix+"marker").Err())
+	id := ""
+	eventually(t, "the marker is owned there", func() bool {
+		s.settle() // it may still have the last one
+		id = owner()
+		return id != ""
+	})
+	publish(s.Prefix+"leased:inbox:"+strings.SplitN(id, ":", 6)[5], "leased1:wanted "+id+" "+s.Prefix+"marker")
 	eventually(t, "the marker is heard", func() bool { return s.value(t, "marker") == "" })
-	eventually(t, "the messages of all servers are heard", func() bool { return leased.Subscribed(c) })
 }
 
 func TestAWaitingWriterStopsLaterReadersInWhateverProcess(t *testing.T) {

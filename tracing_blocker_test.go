@@ -184,6 +184,7 @@ func TestADowngradedLeaseKeepsTheWritersTokenAndTimeForOperatorsAndTraces(t *tes
 			}
 		}
 		unlock(t, reader)
+		time.Sleep(time.Second) // in which the servers of a quorum that were slow let it go, too
 		gone := givesUp(t, c, r)
 		has(t, gone, "leased.blocker", "other")
 		unlock(t, l)

@@ -6,6 +6,7 @@ package quorum
 import (
 	"cmp"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/leasedmutex/leased/internal/protocol"
@@ -68,7 +69,8 @@ func ownerOf(sn *protocol.Snapshot) string {
 }
 
 // merged combines the snapshots of those of n servers that answered into one. Its owner is the one
-// that most of them name, and the lease ends when fewer than a majority keep it.
+// that most of them name, and the lease ends when fewer than a majority keep it. Its readers are
+// those of which a majority can know, if the servers that did not answer do.
 func merged(seen []protocol.Snapshot, n int) protocol.Snapshot {
 	need := Majority(n)
 	votes := map[string][]protocol.Snapshot{}
@@ -83,6 +85,7 @@ func merged(seen []protocol.Snapshot, n int) protocol.Snapshot {
 	slices.SortStableFunc(most, func(x, y protocol.Snapshot) int { return cmp.Compare(y.Left, x.Left) })
 	sn := most[min(need, len(most))-1]
 	sn.Meta = metaOf(most, need)
+	sn.Readers = readersOf(most, sn.Clock, max(1, need-(n-len(seen))))
 	sn.Servers, sn.Answered, sn.Behind = n, len(seen), len(most)
 	if sn.Value == "" {
 		sn.Behind = 0
@@ -94,6 +97,39 @@ func merged(seen []protocol.Snapshot, n int) protocol.Snapshot {
 		}
 	}
 	return sn
+}
+
+// readersOf returns the readers that at least some of the snapshots name, as a server with that clock
+// would. A lock may have a reader on more than a majority, and another one meanwhile on fewer. A reader is
+// known by its client, as an owner is, and its lease ends when fewer than so many keep it.
+func readersOf(most []protocol.Snapshot, clock uint64, some int) []string {
+	type reader struct {
+		id   string
+		ends float64
+	}
+	byClient := map[string][]reader{}
+	for i := range most {
+		for named := range slices.Chunk(most[i].Readers, 2) {
+			ends, _ := strconv.ParseFloat(named[1], 64)
+			client := ownerOf(&protocol.Snapshot{Value: named[0]})
+			byClient[client] = append(byClient[client], reader{named[0], ends + float64(clock/1000) - float64(most[i].Clock/1000)})
+		}
+	}
+	var readers []reader
+	for _, named := range byClient {
+		if len(named) >= some {
+			slices.SortFunc(named, func(x, y reader) int { return cmp.Compare(y.ends, x.ends) })
+			readers = append(readers, named[some-1])
+		}
+	}
+	slices.SortFunc(readers, func(x, y reader) int {
+		return cmp.Or(cmp.Compare(x.ends, y.ends), cmp.Compare(x.id, y.id))
+	})
+	var texts []string
+	for _, r := range readers {
+		texts = append(texts, r.id, strconv.FormatFloat(r.ends, 'f', -1, 64))
+	}
+	return texts
 }
 
 // metaOf returns the Meta with the smallest token that the owner's grant can have. Each server gives

@@ -2,6 +2,9 @@ package quorum
 
 import (
 	"fmt"
+	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -54,6 +57,47 @@ func TestWhatServersShowIsMerged(t *testing.T) {
 				t.Errorf("%q of %d of %d, token %d of %d, left %d: want %+v", ownerOf(&got), got.Behind, got.Answered, protocol.LastToken(got.Meta), got.Last, got.Left, c)
 			}
 		})
+	}
+}
+
+// The servers let readers in one after the other, and each has a clock of its own.
+func TestReadersAreThoseOfWhichAMajorityCanKnow(t *testing.T) {
+	a, b := protocol.NewClientID("a"), protocol.NewClientID("b")
+	shares := func(now uint64, left int, clients ...string) protocol.Snapshot {
+		sn := protocol.Snapshot{Value: protocol.MarkerValue, Clock: now * 1000}
+		for _, client := range clients {
+			id := protocol.NewRequest(client, protocol.Shared, time.Minute, false, protocol.Counted, protocol.Origin{}).ID
+			sn.Readers = append(sn.Readers, id, strconv.Itoa(int(now)+left))
+		}
+		return sn
+	}
+	for name, c := range map[string]struct {
+		seen []protocol.Snapshot
+		want string
+	}{
+		"one has joined on three": {[]protocol.Snapshot{shares(1000, 10, a), shares(2000, 20, a, b), shares(3000, 30, a, b), shares(4000, 40, a), shares(5000, 50, b)}, "b 20, a 20"},
+		"one asks two":            {[]protocol.Snapshot{shares(1000, 10, a), shares(2000, 20, a, b), shares(3000, 30, a, b), shares(4000, 40, a), shares(5000, 50, a)}, "a 30"},
+		"two are silent":          {[]protocol.Snapshot{shares(1000, 10, a), shares(2000, 20, a, b), shares(3000, 30, a)}, "b 20, a 30"},
+		"foreign":                 {[]protocol.Snapshot{{Value: protocol.MarkerValue, Readers: []string{"x", "inf"}}, {Value: protocol.MarkerValue, Readers: []string{"x", "-inf"}}, {Value: protocol.MarkerValue}}, "x +Inf"},
+	} {
+		got := merged(c.seen, 5)
+		var readers []string
+		for named := range slices.Chunk(got.Readers, 2) {
+			ends, err := strconv.ParseFloat(named[1], 64)
+			who := named[0]
+			if id, err := protocol.ParseID(who); err == nil {
+				who = id.Label
+			}
+			if readers = append(readers, fmt.Sprintf("%s %v", who, ends-float64(got.Clock/1000))); err != nil {
+				t.Error(err)
+			}
+		}
+		slices.Sort(readers)
+		want := strings.Split(c.want, ", ")
+		slices.Sort(want)
+		if !slices.Equal(readers, want) {
+			t.Errorf("%s: %q, want %q", name, readers, want)
+		}
 	}
 }
 
