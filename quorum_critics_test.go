@@ -32,6 +32,27 @@ func (s place) jump(server int, ahead time.Duration) {
 	one.FastForward(ahead)
 }
 
+// Servers need not store a token that another one gave, because it is behind their clocks when the lease
+// ends by itself. An operator ends it earlier.
+func TestTokensGrowWhenAnOwnerIsEvictedThatTheFastestClockGaveItsToken(t *testing.T) {
+	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		for _, m := range servers {
+			m.SetTime(time.Now()) // where it stops
+		}
+		servers[0].SetTime(time.Now().Add(140 * time.Millisecond))
+		first := ofThree(t, servers, open())
+		servers[0].die()
+		operator := open()
+		must(t, operator.ForceUnlock(context.Background(), "x"))
+		next := lock(t, operator.Mutex("x"))
+		if next.Token() <= first.Token() {
+			t.Errorf("tokens %d, %d", first.Token(), next.Token())
+		}
+		unlock(t, next)
+		isAll(t, first.Unlock(), leased.ErrLeaseLost)
+	})
+}
+
 func TestAHolderThatPausesForLongerThanItsTTLIsRefusedByItsToken(t *testing.T) {
 	onQuorum(t, func(t *testing.T, s place) {
 		const ttl = 10 * time.Second

@@ -587,7 +587,7 @@ func (s *Server) Evict(ctx context.Context, k *protocol.Keys) ([]string, error) 
 }
 
 // EvictOn ends the ownership of the lock and notifies its owners. It returns how many servers had
-// an owner to evict. The next owner's token is above all tokens that the servers know of.
+// an owner to evict. The next owner's token is above all that the evicted owner can have.
 func (s *Server) EvictOn(ctx context.Context, k *protocol.Keys) (on int, err error) {
 	shown := make([]atomic.Pointer[protocol.Snapshot], len(s.members))
 	seen, errs := each(ctx, s, func(ctx context.Context, i int, srv *redisserver.Server) (protocol.Snapshot, error) {
@@ -602,7 +602,7 @@ func (s *Server) EvictOn(ctx context.Context, k *protocol.Keys) (on int, err err
 	}
 	least, owned := uint64(0), false
 	for i := range seen {
-		least = max(least, protocol.LastToken(seen[i].Meta), seen[i].Clock)
+		least = max(least, Greatest(&seen[i]))
 		owned = owned || seen[i].Value != ""
 	}
 	if !owned { // nobody has to be superseded, and nothing must be stored for a free lock
