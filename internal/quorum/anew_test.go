@@ -336,3 +336,115 @@ func TestTheSlowestServersWordsCountForARenewalToo(t *testing.T) {
 		t.Error("not proved, although all servers confirmed it three times")
 	}
 }
+
+// A server that granted the lease only after it had begun says nothing about the time before. If
+// another server turns out to have lost it, others may have owned both.
+func TestAServerThatWasGainedDoesNotProveWhatWasBefore(t *testing.T) {
+	gained := func() *stand {
+		s := newStand(t, 3, time.Second)
+		op := s.acquire()
+		sends := s.fx.Sends
+		s.answer(sends[0], granted(1))
+		s.answer(sends[1], granted(1))
+		if !op.Decided() || op.Answer.Outcome != protocol.Granted {
+			t.Fatalf("not granted: %+v", op.Answer)
+		}
+		s.tick()
+		s.answer(sends[2], granted(2))
+		s.tick()
+		return s
+	}
+	renew := func(s *stand, zero Result) *Op {
+		op := s.renew()
+		for _, send := range s.fx.Sends {
+			if send.Server > 0 {
+				s.answer(send, renewed)
+			} else {
+				for _, again := range s.answer(send, zero) {
+					s.answer(again, Result{Answer: protocol.Answer{Outcome: protocol.Enqueued, Token: 1}})
+				}
+			}
+		}
+		if op.Renewed != protocol.Granted {
+			t.Fatalf("renewed by two of three: %v", op.Renewed)
+		}
+		s.tick()
+		return op
+	}
+	for _, c := range []struct {
+		name             string
+		confirmed, loses bool
+		first            Result // of a renewal, before that
+	}{
+		{name: "all kept it"},
+		{name: "one lost it", loses: true},
+		{name: "one lost it after all had kept it", loses: true, confirmed: true, first: renewed},
+		{name: "one lost it after the others had kept it", loses: true, confirmed: true, first: Result{Fail: silent}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := gained()
+			if c.confirmed {
+				renew(s, c.first)
+			}
+			if c.loses {
+				renew(s, notOurs)
+			}
+			op := s.release()
+			for _, send := range s.fx.Sends {
+				switch {
+				case send.Kind == Cancel:
+					s.answer(send, Result{Cancelled: protocol.Cancelled{Token: 1}})
+				case send.Server == 0:
+					s.answer(send, Result{Fail: silent})
+				default:
+					s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Done}})
+				}
+			}
+			want := protocol.Done
+			if c.loses && !c.confirmed {
+				want = protocol.NotOurs
+			}
+			if !op.Decided() || op.Answer.Outcome != want {
+				t.Errorf("decided %v, %v, want %v: %v", op.Decided(), op.Answer.Outcome, want, op.Err)
+			}
+		})
+		t.Run(c.name+", evicted", func(t *testing.T) {
+			s := gained()
+			if c.confirmed {
+				renew(s, c.first)
+			}
+			if over := s.evict(0, s.lock.reqs[s.id].parts[0].id, 1); over == c.confirmed {
+				t.Errorf("over %v", over)
+			}
+		})
+	}
+}
+
+// A server that lost its data and let the owner in again, in quarantine, was not gained.
+func TestAServerThatLostItsDataWasNotGained(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.own(true, true, true)
+	s.tick()
+	s.renew()
+	sends := s.fx.Sends
+	s.tick()
+	s.answer(sends[1], renewed)
+	for _, again := range s.answer(sends[2], notOurs) {
+		s.answer(again, young(protocol.Granted, 2, time.Hour))
+	}
+	for _, again := range s.answer(sends[0], notOurs) {
+		s.answer(again, Result{Answer: protocol.Answer{Outcome: protocol.Enqueued, Token: 1}})
+	}
+	s.tick()
+	op := s.release()
+	for _, send := range s.fx.Sends {
+		if send.Kind == Cancel {
+			s.answer(send, Result{Cancelled: protocol.Cancelled{Token: 1}})
+		} else {
+			s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Done}})
+		}
+	}
+	if !op.Decided() || op.Answer.Outcome != protocol.Done {
+		t.Errorf("decided %v, %v: %v", op.Decided(), op.Answer.Outcome, op.Err)
+	}
+}

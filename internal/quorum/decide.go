@@ -152,12 +152,12 @@ func (r *request) writing() bool {
 // counts otherwise: only then can other clients have counted them.
 func (op *Op) standing(now time.Time) int {
 	n, again, young := 0, 0, 0
-	for i, stood := range op.stood {
+	for i, was := range op.before {
 		p := &op.req.parts[i]
 		if op.outcomes[i] == outcomeAgain || now.Before(p.young) {
 			young++
 		}
-		if !stood || p.late || !p.until.IsZero() && !now.Before(p.until) {
+		if !was.stood || was.anews >= 0 && was.anews != p.anews || p.late || !p.until.IsZero() && !now.Before(p.until) {
 			continue
 		}
 		switch op.outcomes[i] {
@@ -172,7 +172,7 @@ func (op *Op) standing(now time.Time) int {
 			}
 		}
 	}
-	if n > 0 || young < len(op.stood) {
+	if n > 0 || young < len(op.before) {
 		n += again
 	}
 	return n
@@ -180,14 +180,30 @@ func (op *Op) standing(now time.Time) int {
 
 // sure returns how many servers have said that a request that was held before the op is still owner,
 // and have not granted it anew since a majority was last known to have kept it.
+// It leaves out servers that the request has gained if others can have owned a majority with them before.
 func (op *Op) sure() int {
-	n := 0
-	for i, stood := range op.stood {
-		if stood && op.outcomes[i] == outcomeYes && !op.req.parts[i].anew {
+	n, gained, others := 0, 0, count(op.outcomes, outcomeLost, outcomeNo, outcomeSkipped)
+	for i, was := range op.before {
+		switch {
+		case op.outcomes[i] != outcomeYes:
+		case !was.stood || op.req.parts[i].anew:
+			others++
+		case op.req.gained(i):
+			gained++
+		default:
 			n++
 		}
 	}
+	if gained+others < Majority(len(op.outcomes)) {
+		n += gained
+	}
 	return n
+}
+
+// gained reports whether a server is known to have granted a lease only since a majority was last known
+// to have kept it. Until then another client may have owned there.
+func (r *request) gained(i int) bool {
+	return !r.keptAt.IsZero() && r.parts[i].since.After(r.keptAt)
 }
 
 // granted decides an op if a majority has granted r, and reports whether it did.
@@ -198,8 +214,8 @@ func (l *Lock) granted(op *Op, r *request, now time.Time, fx *Effects) bool {
 	a := protocol.Answer{Outcome: protocol.Granted, More: r.anyMore(), Kept: r.token != 0}
 	if op.held && r == op.req {
 		kept := 0
-		for i, stood := range op.stood {
-			if stood && op.outcomes[i] == outcomeYes {
+		for i, was := range op.before {
+			if was.stood && op.outcomes[i] == outcomeYes {
 				kept++
 			}
 		}
@@ -220,10 +236,11 @@ func (l *Lock) granted(op *Op, r *request, now time.Time, fx *Effects) bool {
 	r.keeps()
 	switch {
 	case op.verb == protocol.Downgrade: // the lease goes on, with what is known of it
+		r.keptAt = now
 	case !a.Kept:
-		r.kept(nil)
+		r.kept(nil, now)
 	case r == op.req && op.sure() >= l.cfg.Need:
-		r.kept(op)
+		r.kept(op, now)
 	}
 	op.Answer = a
 	l.decide(op, now, fx)
@@ -244,12 +261,20 @@ func (r *request) keeps() {
 // old as the op that asked for them. They say nothing of servers that granted anew since: another client
 // may have owned there, and on a server that had already answered. If op is nil, the grant is new, and
 // no part counts as granted anew.
-func (r *request) kept(op *Op) {
+func (r *request) kept(op *Op, now time.Time) {
+	anew := false
+	r.keptAt = now
+	if op != nil {
+		r.keptAt = op.at
+	}
 	for i := range r.parts {
-		if p := &r.parts[i]; op == nil || op.anews != nil && op.anews[i] == p.anews {
+		p := &r.parts[i]
+		if op == nil || op.before[i].anews == p.anews {
 			p.anew = false
 		}
+		anew = anew || p.anew
 	}
+	r.evicted = r.evicted && anew
 }
 
 // noMajority decides an acquire that too few servers answered or could vote for. The grants of the
@@ -354,7 +379,8 @@ func (r *request) isOurs(blocker string) bool {
 // until returns on how many servers the request is proven to have owned until it was given back, and
 // on how many that can no longer be proven. Servers that have lost their data meanwhile count as
 // proven, unless all N have and no server proves it otherwise: only then can other clients have
-// counted them.
+// counted them. Servers that the request has gained are none if others can have owned a majority
+// with them before.
 func (op *Op) until(outcomes []outcome, now time.Time) (proven, not int) {
 	proven, not = count(outcomes, outcomeYes, outcomeUnproved), count(outcomes, outcomeLost, outcomeNo, outcomeSkipped)
 	again, young := count(outcomes, outcomeAgain), 0
@@ -362,6 +388,15 @@ func (op *Op) until(outcomes []outcome, now time.Time) (proven, not int) {
 		if o == outcomeAgain || now.Before(op.req.parts[i].young) {
 			young++
 		}
+	}
+	gained := 0
+	for i, o := range outcomes {
+		if o == outcomeYes && op.req.gained(i) {
+			gained++
+		}
+	}
+	if gained+not >= Majority(len(outcomes)) {
+		proven, not = proven-gained, not+gained
 	}
 	switch {
 	case proven > 0:
@@ -483,7 +518,7 @@ func (l *Lock) evaluateRenewal(op *Op, now time.Time, fx *Effects) {
 	for i := range r.parts {
 		if p := &r.parts[i]; p.state == owned && !p.proved.Before(op.at) {
 			n++
-			if op.held && op.stood[i] && op.outcomes[i] == outcomeYes {
+			if op.held && op.before[i].stood && op.outcomes[i] == outcomeYes {
 				renewed++
 			}
 		}
@@ -499,7 +534,7 @@ func (l *Lock) evaluateRenewal(op *Op, now time.Time, fx *Effects) {
 		_, op.Clock, _ = l.tokenOf(r)
 		r.keeps()
 		if op.sure() >= l.cfg.Need {
-			r.kept(op)
+			r.kept(op, now)
 		}
 	case open(op.outcomes) > 0:
 		return

@@ -91,9 +91,11 @@ type request struct {
 	// doubted: an acquire of a lease that the state machine held had no answer. So the state machine
 	// trusts a release only if it proves that no other client has owned the lock since the grant.
 	doubted bool
-	lowered bool // a downgrade of the request was sent, and its answer decides about the request
-	over    bool // the state machine no longer knows the request
-	ends    bool // the state machine was told that the lease is lost; the request ends when its op is decided
+	keptAt  time.Time // when a majority was last known to have kept the lease
+	evicted bool      // an operator has evicted the lease on some server since keptAt
+	lowered bool      // a downgrade of the request was sent, and its answer decides about the request
+	over    bool      // the state machine no longer knows the request
+	ends    bool      // the state machine was told that the lease is lost; the request ends when its op is decided
 }
 
 // part is a request on one server.
@@ -109,7 +111,7 @@ type part struct {
 	clock    uint64    // the server's clock in µs when it last said that we own the lock
 	told     uint64    // time up to which readers were notified
 	more     bool      // owned: others wait on this server
-	since    time.Time // when it became owned
+	since    time.Time // when it became owned; if its server lost its data, before that
 	regrants int       // how often its grant was given back
 	young    time.Time // until then a grant of the server does not count for a majority
 	asking   bool      // an acquire is under way or waits in the lane
@@ -133,7 +135,10 @@ type part struct {
 	until time.Time
 	late  bool
 	anew  bool // granted anew since a majority was last known to have kept the lease: others may have owned there in between
-	anews int  // how often the part was found granted anew
+	anews int  // how often the part was found granted anew, or evicted
+	// evicted is the greatest token of the lock that a message about the part's eviction had: what the
+	// server granted with it, or with an earlier one, is gone.
+	evicted uint64
 	// doubted: an acquire of a part that its server had granted had no answer. So the server may have
 	// granted it anew under the same id, after another owner, and only the lock's last token shows that.
 	doubted bool
@@ -268,7 +273,7 @@ func (l *Lock) identify(r *request, i int) *part {
 	}
 	old := *p
 	old.putOff(i)
-	*p = part{young: old.young, until: old.until, lost: old.lost, anew: old.anew, anews: old.anews}
+	*p = part{since: old.since, young: old.young, until: old.until, lost: old.lost, anew: old.anew, anews: old.anews}
 	if old.id == "" && l.cfg.Proof(i) == r.who.Proof {
 		p.id = r.base
 	} else {
@@ -470,7 +475,7 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 	}
 	// Whether the server had granted the part before this answer.
 	had := p.state == owned && !a.Kept || p.lost || !p.until.IsZero()
-	wasLost, ops, later := p.lost, p.also, p.later
+	since, wasLost, ops, later := p.since, p.lost, p.also, p.later
 	p.asking, p.looks, p.lost, p.also, p.later = false, false, false, nil, nil
 	if s.op != nil {
 		ops = append(ops, s.op)
@@ -500,6 +505,12 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 		if !p.unsure && p.state == asked {
 			p.state, p.ended = absent, true
 		}
+	case a.Outcome == protocol.Granted && a.Token <= p.evicted: // the message of the eviction was faster
+		outcome = outcomeNo
+		if had {
+			outcome = outcomeLost
+		}
+		p.state, p.ended = absent, true
 	case a.Outcome == protocol.Granted:
 		outcome = outcomeYes
 		if had && (p.state != owned || a.Token != p.token) {
@@ -509,6 +520,9 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 			}
 		}
 		l.own(p, a, s.Cmd.At, now, res.Young > 0)
+		if wasLost {
+			p.since = since
+		}
 	case a.Outcome == protocol.Enqueued:
 		outcome = outcomeNo
 		if p.state == owned && a.Token < p.token { // the message of a later grant was faster
@@ -547,6 +561,7 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 		op.settle(i, outcome)
 		l.evaluate(op, now, fx)
 	}
+	l.heed(r, now, fx)
 	l.askLater(later, r, i, now, fx)
 	l.review(r, now, fx)
 }
@@ -614,7 +629,9 @@ func (p *part) heard(o protocol.Outcome, fail *protocol.Failure) {
 // from. inQuarantine says that the server was still in quarantine then.
 func (l *Lock) own(p *part, a protocol.Answer, from, now time.Time, inQuarantine bool) {
 	if p.state != owned {
-		p.since = now
+		if !p.lost && p.until.IsZero() {
+			p.since = now
+		}
 		if p.late = !p.until.IsZero() && !inQuarantine && !now.Before(p.until); p.late {
 			p.brokeOff()
 		}

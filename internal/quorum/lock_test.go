@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -1422,6 +1423,213 @@ func TestAnEvictionCountsServerByServer(t *testing.T) {
 	}
 	if n := revoked(1, 5); n != 1 {
 		t.Errorf("on a majority: %d messages", n)
+	}
+}
+
+// evict has a server say that it evicted the request, with the lock's last token there. It reports
+// whether that ended the lease.
+func (s *stand) evict(server int, id string, token uint64) bool {
+	s.fx = Effects{}
+	s.lock.Receive(server, &protocol.Message{Kind: "revoked", ID: id, Token: token}, s.now, &s.fx)
+	return len(s.fx.Messages) > 0
+}
+
+// check asks the servers about a lease that is held.
+func (s *stand) check() (*Op, []*Send) {
+	s.now = s.now.Add(100 * time.Millisecond)
+	s.fx = Effects{}
+	op := s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, Wait: true, Held: true, At: s.now}, s.now, &s.fx)
+	return op, s.fx.Sends
+}
+
+func keptWith(token uint64) Result {
+	res := granted(token)
+	res.Answer.Kept = true
+	return res
+}
+
+// A check that is under way when an operator evicts the owner has the servers grant the lease again:
+// others may have owned it in between.
+func TestAnEvictionIsNotUndoneByAnAcquireThatItMeets(t *testing.T) {
+	for _, confirmed := range []bool{false, true} {
+		s := newStand(t, 5, time.Second)
+		s.own(true, true, true, true, true)
+		op, sends := s.check()
+		id := sends[0].Cmd.ID
+		if s.evict(0, id, 1) {
+			t.Error("one server ends the lease")
+		}
+		s.answer(sends[0], granted(9))
+		for _, send := range sends[1:] {
+			s.answer(send, keptWith(1))
+		}
+		if !op.Decided() || !op.Answer.Kept {
+			t.Errorf("four servers kept it: decided %v, %+v", op.Decided(), op.Answer)
+		}
+		if confirmed { // by all, so that what happened to the first does not matter any more
+			s.now = s.now.Add(100 * time.Millisecond)
+			again := s.renew()
+			for _, send := range s.fx.Sends {
+				s.answer(send, renewed)
+			}
+			if again.Renewed != protocol.Granted {
+				t.Fatal("not renewed")
+			}
+		}
+		if s.evict(1, id, 1) {
+			t.Errorf("confirmed %v: three servers have kept it, and it is over", confirmed)
+		}
+		if over := s.evict(2, id, 1); over == confirmed {
+			t.Errorf("confirmed %v: over %v", confirmed, over)
+		}
+	}
+}
+
+// The answer that grants anew is faster than the message of the eviction.
+func TestAnEvictionEndsALeaseThatServersHaveGrantedAnew(t *testing.T) {
+	s := newStand(t, 5, time.Second)
+	s.own(true, true, true, true, true)
+	_, sends := s.check()
+	id := sends[0].Cmd.ID
+	s.answer(sends[0], granted(9))
+	if s.evict(0, id, 1) || s.evict(1, id, 1) {
+		t.Error("three servers have kept it, and it is over")
+	}
+	if !s.evict(2, id, 1) {
+		t.Error("two of five have kept it, and it is not over")
+	}
+
+	s = newStand(t, 3, time.Second)
+	s.own(true, true, true)
+	_, sends = s.check()
+	s.answer(sends[1], keptWith(1))
+	s.answer(sends[2], keptWith(1))
+	op := s.renew()
+	renewals := s.fx.Sends
+	renewals = append(renewals, s.answer(sends[0], granted(9))...)
+	for _, send := range renewals {
+		if send.Server != 2 {
+			s.answer(send, renewed)
+		}
+	}
+	if op.Renewed != protocol.Granted {
+		t.Fatalf("renewed: %v", op.Renewed)
+	}
+	if s.evict(0, sends[0].Cmd.ID, 1) {
+		t.Error("two of three have kept it, and it is over")
+	}
+	for _, send := range renewals {
+		if send.Server == 2 {
+			s.answer(send, notOurs)
+		}
+	}
+	if !slices.ContainsFunc(s.fx.Messages, func(m protocol.Message) bool { return m.Kind == "revoked" }) {
+		t.Error("one of three has kept it, and it is not over")
+	}
+}
+
+// Two messages of an eviction have arrived, and the third is lost.
+func TestACheckDoesNotProveALeaseThatWasEvictedMeanwhile(t *testing.T) {
+	for _, early := range []bool{false, true} { // the messages, before their servers' answers
+		s := newStand(t, 5, time.Second)
+		s.own(true, true, true, true, true)
+		op, sends := s.check()
+		for _, send := range sends[:2] {
+			if early {
+				s.evict(send.Server, send.Cmd.ID, 1)
+				s.answer(send, granted(9))
+			} else {
+				s.answer(send, keptWith(1))
+				s.evict(send.Server, send.Cmd.ID, 1)
+			}
+		}
+		s.answer(sends[2], granted(9))
+		s.answer(sends[3], keptWith(1))
+		s.answer(sends[4], keptWith(1))
+		if !op.Decided() || op.Answer.Kept {
+			t.Errorf("early %v: two of five kept it: decided %v, %+v", early, op.Decided(), op.Answer)
+		}
+	}
+}
+
+// The answers that say so come after a majority has said that it kept the lease.
+func TestALateAnswerEndsALeaseThatWasEvictedMeanwhile(t *testing.T) {
+	over := func(s *stand) bool {
+		return slices.ContainsFunc(s.fx.Messages, func(m protocol.Message) bool { return m.Kind == "revoked" })
+	}
+	for _, evicted := range []bool{false, true} {
+		s := newStand(t, 5, time.Second)
+		s.own(true, true, true, true, true)
+		op, sends := s.check()
+		for _, send := range sends[2:] {
+			s.answer(send, keptWith(1))
+		}
+		if !op.Decided() || !op.Answer.Kept {
+			t.Fatalf("three servers kept it: decided %v, %+v", op.Decided(), op.Answer)
+		}
+		for _, send := range sends[2:4] {
+			if evicted && s.evict(send.Server, send.Cmd.ID, 1) {
+				t.Fatal("two of five end the lease")
+			}
+		}
+		if s.answer(sends[0], granted(9)); over(s) != evicted {
+			t.Errorf("evicted %v, and granted anew: over %v", evicted, over(s))
+		}
+
+		s = newStand(t, 3, time.Second)
+		s.own(true, true, true)
+		s.now = s.now.Add(100 * time.Millisecond)
+		renewal := s.renew()
+		sends = s.fx.Sends
+		for _, send := range sends[:2] {
+			s.answer(send, renewed)
+		}
+		if renewal.Renewed != protocol.Granted {
+			t.Fatal("not renewed by two of three")
+		}
+		if evicted && s.evict(0, sends[0].Cmd.ID, 1) {
+			t.Fatal("one of three ends the lease")
+		}
+		if s.answer(sends[2], notOurs); over(s) != evicted {
+			t.Errorf("evicted %v, and not renewed: over %v", evicted, over(s))
+		}
+	}
+}
+
+// The message of an eviction may be faster than the answer that tells of the grant.
+func TestAGrantWhoseEvictionIsAlreadyKnownIsNone(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	op := s.acquire()
+	sends := s.fx.Sends
+	for _, send := range sends[:2] {
+		s.evict(send.Server, send.Cmd.ID, 5)
+		s.answer(send, granted(5))
+	}
+	if !op.Decided() || op.Answer.Outcome != protocol.Enqueued {
+		t.Errorf("evicted on two of three: decided %v, %+v %v", op.Decided(), op.Answer, op.Err)
+	}
+	again := s.acquire()
+	for _, send := range s.fx.Sends {
+		if send.Cmd.ID == sends[0].Cmd.ID {
+			t.Errorf("server %d is asked under an id that it has evicted", send.Server)
+		}
+		s.answer(send, granted(6))
+	}
+	if !again.Decided() || again.Answer.Outcome != protocol.Granted {
+		t.Errorf("asked again: decided %v, %+v %v", again.Decided(), again.Answer, again.Err)
+	}
+
+	s = newStand(t, 3, time.Second)
+	s.own(true, true, true)
+	lowered, moves := s.downgrade()
+	for _, send := range moves {
+		if send.Server < 2 {
+			s.evict(send.Server, send.Cmd.Next, 5)
+		}
+		s.answer(send, granted(5))
+	}
+	if n := s.lock.behind(s.lower(), s.now); n > 1 {
+		t.Errorf("%d servers stand behind a downgraded lease that two of three evicted: %+v", n, lowered.Answer)
 	}
 }
 

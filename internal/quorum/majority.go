@@ -137,7 +137,7 @@ func (l *Lock) review(r *request, now time.Time, fx *Effects) {
 		}
 		r.token = token
 		r.keeps()
-		r.kept(nil)
+		r.kept(nil, now)
 		fx.Messages = append(fx.Messages, protocol.Message{Kind: "granted", ID: r.id, Key: l.keys.Lock, Token: token, Clock: clock, More: r.anyMore(), Link: r.link})
 		return
 	}

@@ -52,21 +52,31 @@ func (l *Lock) Receive(server int, m *protocol.Message, now time.Time, fx *Effec
 	case "ends":
 		l.pass(r, m, fx)
 	case "revoked":
-		if p.state != owned || m.Token != 0 && m.Token < p.token {
-			return
+		p.evicted, r.evicted = max(p.evicted, m.Token), true
+		if p.state == owned && (m.Token == 0 || m.Token >= p.token) {
+			p.state, p.ended = absent, true
+			p.brokeOff()
 		}
-		p.state, p.ended = absent, true
-		p.brokeOff()
-		n := 0
-		for i := range r.parts {
-			if r.parts[i].state == owned {
-				n++
-			}
+		l.heed(r, now, fx)
+	}
+}
+
+// heed ends a lease that an operator has evicted on some servers if the others are no majority that
+// may have kept it. A server that has granted it since a majority was last known to have kept it may
+// have had another owner in between.
+func (l *Lock) heed(r *request, now time.Time, fx *Effects) {
+	if !r.evicted || r.token == 0 || r.over {
+		return
+	}
+	n := 0
+	for i := range r.parts {
+		if p := &r.parts[i]; p.stands(now) && !p.anew && !r.gained(i) {
+			n++
 		}
-		if r.token != 0 && n < l.cfg.Need {
-			fx.Messages = append(fx.Messages, protocol.Message{Kind: "revoked", ID: r.id, Key: l.keys.Lock})
-			l.abandon(r, now, fx)
-		}
+	}
+	if n < l.cfg.Need {
+		fx.Messages = append(fx.Messages, protocol.Message{Kind: "revoked", ID: r.id, Key: l.keys.Lock})
+		l.abandon(r, now, fx)
 	}
 }
 

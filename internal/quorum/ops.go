@@ -26,9 +26,8 @@ type Op struct {
 	at         time.Time
 	req, next  *request
 	outcomes   []outcome // by server: what the server said to the command
-	stood      []bool    // by server: the request owned there before
+	before     []before  // by server, nil unless held
 	olds       []outcome // yield, downgrade: by server: whether the old request owned there
-	anews      []int     // each part's anews when the op began, -1 if it was not owned; nil if no part was anew
 	held       bool      // the request had been granted before
 	fails      []*protocol.Failure
 	handed     int
@@ -37,6 +36,12 @@ type Op struct {
 	decided    bool
 	expired    bool
 	sending    bool // its commands are still being sent, so it is not decided yet
+}
+
+// before is what a part of a held request was when an op about it began.
+type before struct {
+	stood bool // the request owned there
+	anews int  // the part's, -1 if it was not owned: others may still have owned there
 }
 
 type outcome uint8
@@ -57,16 +62,12 @@ func (l *Lock) newOp(kind Kind, verb protocol.Verb, r *request, at, now time.Tim
 	op := &Op{kind: kind, verb: verb, req: r, at: at, held: r != nil && r.token != 0,
 		outcomes: make([]outcome, l.cfg.N), fails: make([]*protocol.Failure, l.cfg.N), sending: true}
 	if op.held {
-		op.stood = make([]bool, l.cfg.N)
+		op.before = make([]before, l.cfg.N)
 		for i := range r.parts {
-			op.stood[i] = r.parts[i].stands(now) || r.parts[i].lost // if lost, the answer under way decides
-			if r.parts[i].anew && op.anews == nil {
-				op.anews = make([]int, l.cfg.N)
-			}
-		}
-		for i := range op.anews {
-			if op.anews[i] = r.parts[i].anews; r.parts[i].state != owned {
-				op.anews[i] = -1 // others may still own there
+			p := &r.parts[i]
+			op.before[i] = before{stood: p.stands(now) || p.lost, anews: p.anews} // if lost, the answer under way decides
+			if p.state != owned {
+				op.before[i].anews = -1
 			}
 		}
 	}
@@ -395,7 +396,9 @@ func (l *Lock) moved(s *Send, res Result, now time.Time, fx *Effects) {
 			q.young = now.Add(res.Young)
 		}
 		q.heard(a.Outcome, nil)
-		if a.Outcome == protocol.Granted {
+		if a.Outcome == protocol.Granted && a.Token <= q.evicted {
+			q.state, q.ended = absent, true
+		} else if a.Outcome == protocol.Granted {
 			outcome = outcomeYes
 			l.own(q, a, s.Cmd.At, now, res.Young > 0)
 			q.follows = p != nil && p.lowered
@@ -556,7 +559,7 @@ func (l *Lock) renewed(s *Send, res Result, now time.Time, fx *Effects) {
 		p.clock = max(p.clock, res.Clock)
 		op.settle(i, outcomeYes)
 		if op.decided && op.Renewed == protocol.Granted && op.sure() >= l.cfg.Need { // a late answer made it sure
-			op.req.kept(op)
+			op.req.kept(op, now)
 		}
 	case res.Renewed == protocol.NotOurs:
 		if s.Renew.At.Before(p.proved) { // ownership was proved by a later command
@@ -570,6 +573,7 @@ func (l *Lock) renewed(s *Send, res Result, now time.Time, fx *Effects) {
 		op.settle(i, outcomeFailed)
 	}
 	l.evaluate(op, now, fx)
+	l.heed(op.req, now, fx)
 }
 
 // askLost sends an acquire to a server that no longer has what it granted us, and has the renewal

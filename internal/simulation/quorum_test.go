@@ -117,6 +117,7 @@ type qWorld struct {
 	under      map[*lockstate.Caller]string    // the request that a caller entered under
 	entered    map[*lockstate.Caller]time.Time // when it did
 	promises   []qPromise
+	evictions  []*qEviction
 	owners     *qOwners
 	checks     []chan struct{}
 	restart    time.Time // when a server last lost its data
@@ -186,7 +187,7 @@ func (w *qWorld) begin(seed int64) {
 	w.now = simEpoch
 	w.wire, w.ops, w.log, w.failure, w.top, w.readers, w.loose, w.calm = nil, nil, nil, "", 0, 0, false, false
 	w.restart, w.restarts, w.lowered, w.under, w.entered = time.Time{}, 0, map[*lockstate.Caller]bool{}, map[*lockstate.Caller]string{}, map[*lockstate.Caller]time.Time{}
-	w.promises, w.checks, w.owners = nil, nil, newQOwners(len(w.servers))
+	w.promises, w.evictions, w.checks, w.owners = nil, nil, nil, newQOwners(len(w.servers))
 	w.lazy = []int{0, 30, 70, 95}[w.rng.IntN(4)]
 	w.chooseTroubles()
 	w.luck = rand.New(rand.NewPCG(uint64(seed), 8))
@@ -328,6 +329,7 @@ func (c *qClient) step(event func(now time.Time, fx *lockstate.Effects)) {
 	var fx lockstate.Effects
 	event(c.local(), &fx)
 	c.w.told(c)
+	c.w.obeys(c)
 	c.perform(&fx)
 }
 
@@ -562,10 +564,14 @@ func (w *qWorld) deliver(p *qPacket) {
 			w.silent(p)
 			return
 		}
+		w.finds(p)
 		w.answer(p, p.res)
 	case "message":
 		if !lost(3) && !p.c.dead {
 			p.c.qstep(func(q *quorum.Lock, now time.Time, fx *quorum.Effects) { q.Receive(p.server, &p.m, now, fx) })
+			if p.m.Kind == "revoked" {
+				w.hears(p)
+			}
 		}
 	case "stray":
 		if p.c.dead {

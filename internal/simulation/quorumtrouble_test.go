@@ -147,18 +147,23 @@ func (w *qWorld) strike(c *qClient) {
 		w.logf("others write to server %d", s.i+1)
 		w.observe(s)
 	case qChecks:
-		for _, x := range c.calls {
-			if x.Phase == lockstate.Inside {
-				done := make(chan struct{})
-				w.checks = append(w.checks, done)
-				w.logf("%s checks", c.name)
-				c.step(func(now time.Time, fx *lockstate.Effects) { c.lock.Check(&lockstate.Check{}, x, done, now, fx) })
-				break
-			}
-		}
+		c.checks()
 	case qLetters:
 		if c.proofs[s.i] = protocol.Counted + protocol.Unproved - c.proofs[s.i]; c.proofs[s.i] == protocol.Counted {
 			c.rejoins(s.i)
+		}
+	}
+}
+
+// checks has one of the client's callers that are inside ask whether its lease is still held.
+func (c *qClient) checks() {
+	for _, x := range c.calls {
+		if x.Phase == lockstate.Inside {
+			done := make(chan struct{})
+			c.w.checks = append(c.w.checks, done)
+			c.w.logf("%s checks", c.name)
+			c.step(func(now time.Time, fx *lockstate.Effects) { c.lock.Check(&lockstate.Check{}, x, done, now, fx) })
+			break
 		}
 	}
 }
@@ -188,7 +193,19 @@ func (w *qWorld) doubt(c *qClient) {
 			}
 			w.silent(p)
 		}
-	case 4: // nobody hears of an eviction
+	case 4:
+		if w.luck.IntN(2) == 0 { // an eviction meets commands about the lease
+			w.counts["eviction while asked"]++
+			for _, c := range w.clients {
+				if !c.dead && c.wakeAt.IsZero() {
+					c.subscribed()
+					c.checks()
+				}
+			}
+			w.evict()
+			break
+		}
+		// nobody hears of an eviction
 		w.counts["unheard eviction"]++
 		w.evict()
 		w.wire = slices.DeleteFunc(w.wire, func(p *qPacket) bool { return p.kind == "message" && p.m.Kind == "revoked" })
@@ -283,6 +300,7 @@ func (w *qWorld) evict() {
 	w.owners.evicts()
 	for _, c := range w.clients {
 		c.excuse = w.now
+		w.evictions = append(w.evictions, w.evictionOf(c, some))
 	}
 	least := uint64(0)
 	for _, i := range some {
@@ -290,13 +308,78 @@ func (w *qWorld) evict() {
 		if err != nil {
 			w.fail("inspect: %v", err)
 		}
-		least = max(least, protocol.LastToken(sn.Meta), sn.Clock)
+		least = max(least, quorum.Greatest(&sn))
 	}
 	for _, i := range some {
 		if _, err := w.servers[i].srv.EvictAbove(context.Background(), &w.keys, least); err != nil {
 			w.fail("evict: %v", err)
 		}
 		w.observe(w.servers[i])
+	}
+}
+
+// qEviction is what a client that holds the lock has heard of a ForceUnlock.
+type qEviction struct {
+	c       *qClient
+	request string
+	since   time.Time
+	servers []int // that evict it, and of which it has not heard yet
+	heard   int
+}
+
+// evictionOf returns what evicting on some servers will do to a client.
+func (w *qWorld) evictionOf(c *qClient, some []int) *qEviction {
+	v := c.lock.Status()
+	e := &qEviction{c: c, request: c.holds, since: v.Since}
+	for _, i := range some {
+		if slices.ContainsFunc(w.servers[i].owners(), func(id string) bool { return w.owners.request[id] == e.request }) {
+			e.servers = append(e.servers, i)
+		}
+	}
+	return e
+}
+
+// hears takes note that a client has heard of an eviction.
+func (w *qWorld) hears(p *qPacket) {
+	for _, e := range w.evictions {
+		if e.c == p.c && w.owners.request[p.m.ID] == e.request && e.forget(p.server) {
+			e.heard++
+		}
+	}
+}
+
+// finds takes note that a renewal was the first to say that a server no longer has a lease. The client
+// asks that server whether it has lost its data, and waits for the answer, whatever it hears meanwhile.
+func (w *qWorld) finds(p *qPacket) {
+	if p.send.Kind != quorum.Renew || p.res.Renewed != protocol.NotOurs {
+		return
+	}
+	for _, e := range w.evictions {
+		if id, _ := p.send.Requests(); e.c == p.c && id == e.request {
+			e.forget(p.server)
+		}
+	}
+}
+
+func (e *qEviction) forget(server int) bool {
+	i := slices.Index(e.servers, server)
+	if i >= 0 {
+		e.servers = slices.Delete(e.servers, i, i+1)
+	}
+	return i >= 0
+}
+
+// obeys fails if a client holds the lock although it has heard that it was evicted on so many servers that
+// no majority is left. A downgrade goes on with what is left of the lease.
+func (w *qWorld) obeys(c *qClient) {
+	v := c.lock.Status()
+	w.evictions = slices.DeleteFunc(w.evictions, func(e *qEviction) bool {
+		return e.c == c && (c.holds == "" || c.holds != e.request || !v.Since.Equal(e.since) || v.Downgrading)
+	})
+	for _, e := range w.evictions {
+		if e.c == c && len(w.servers)-e.heard < quorum.Majority(len(w.servers)) {
+			w.fail("%s has heard of its eviction on %d servers, and holds the lock under %s", c.name, e.heard, short(e.request))
+		}
 	}
 }
 
