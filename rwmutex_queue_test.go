@@ -34,7 +34,6 @@ func warm(t *testing.T, s place, clients ...*leased.Client) {
 // notifies it once.
 func hears(t *testing.T, s place, c *leased.Client) {
 	t.Helper()
-	eventually(t, "the inboxes on all servers are open", func() bool { return leased.Subscribed(c) })
 	if s.members == nil {
 		hearsFrom(t, s, c, func() string { return s.value(t, "marker") }, func(inbox, message string) {
 			eventually(t, "the inbox is open", func() bool { return slices.Contains(s.inboxes(t), inbox) })
@@ -54,6 +53,7 @@ func hears(t *testing.T, s place, c *leased.Client) {
 func hearsFrom(t *testing.T, s place, c *leased.Client, owner func() string, publish func(inbox, message string)) {
 	t.Helper()
 	unlock(t, take(t, c.RWMutex("marker", leased.WithIdleHold(time.Hour)).LockContext))
+	eventually(t, "the messages of all servers are heard", func() bool { return leased.Subscribed(c) })
 	id := ""
 	eventually(t, "the marker is owned there", func() bool {
 		s.settle() // it may still have the last one

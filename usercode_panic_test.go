@@ -143,7 +143,12 @@ func TestAPanicWhenALossIsToldHoldsUpNobody(t *testing.T) {
 		s.rdb.Del(context.Background(), "x")
 		m.armed.Store(true)
 		rw.Unlock()
-		unlock(t, closesSoon(t, "who waits gets in", next))
+		l := closesSoon(t, "who waits gets in", next)
+		synctest.Wait() // or the lease that has just begun has the panic
+		if m.armed.Load() {
+			t.Error("the instrument has not panicked")
+		}
+		unlock(t, l)
 	})
 }
 
