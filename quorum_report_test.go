@@ -318,6 +318,39 @@ func TestForceUnlockOnAQuorumTellsOnHowManyServersItEvicted(t *testing.T) {
 	})
 }
 
+// Servers that are slow for all are waited for: an operator forces a lock when something is wrong.
+func TestAnOperatorWaitsForAMajorityOfSlowServers(t *testing.T) {
+	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		c, operator := open(), open()
+		l := lock(t, c.Mutex("x"))
+		time.Sleep(time.Second)
+		inspect := func(slow []*mortal, want time.Duration) {
+			t.Helper()
+			for _, m := range slow {
+				m.slowBy(700 * time.Millisecond)
+			}
+			began := time.Now()
+			info, err := operator.Inspect(context.Background(), "x")
+			if err != nil || len(info.Owners) != 1 {
+				t.Errorf("%+v, %v", info, err)
+			}
+			if took := time.Since(began); took != want {
+				t.Errorf("it waited %v for %d slow servers, not %v", took, len(slow), want)
+			}
+			time.Sleep(3 * time.Second)
+		}
+		inspect(nil, 0)
+		inspect(servers[:2], 500*time.Millisecond)
+		inspect(servers, 700*time.Millisecond)
+		must(t, operator.ForceUnlock(context.Background(), "x"))
+		for _, m := range servers {
+			m.slowBy(0)
+		}
+		closesSoon(t, "the owner is told", l.Context().Done())
+		isAll(t, l.Unlock(), leased.ErrLeaseLost)
+	})
+}
+
 func TestForceUnlockOnAQuorumThatSucceedsTellsHowManyServersHadAnOwner(t *testing.T) {
 	onMortals(t, func(t *testing.T, _ []*mortal, open func(...leased.Option) *leased.Client) {
 		c, operator := open(), open()

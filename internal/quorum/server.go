@@ -516,7 +516,8 @@ func (s *Server) Halt() {
 }
 
 // each runs f for all servers at once, except those that are away. It returns when all calls have
-// returned, or when mostPatience is over or ctx ends, with the results that there are by then.
+// returned, when a majority has and mostPatience is over, or when ctx ends, with the results that there
+// are by then. A call takes no longer than protocol.CommandTimeout.
 func each[T any](ctx context.Context, s *Server, f func(ctx context.Context, server int, srv *redisserver.Server) (T, error)) (results []T, errs []error) {
 	type outcome struct {
 		i   int
@@ -550,20 +551,20 @@ func each[T any](ctx context.Context, s *Server, f func(ctx context.Context, ser
 	}
 	timer := time.NewTimer(mostPatience)
 	defer timer.Stop()
-	for range n {
+	over := false
+	for got := 0; got < n && !(over && len(results) >= s.cfg.Need); {
 		select {
 		case o := <-ch:
+			got++
 			if o.err != nil {
 				errs = append(errs, o.err)
 			} else {
 				results = append(results, o.val)
 			}
 		case <-timer.C:
-			errs = append(errs, errAway)
-			return results, errs
+			over = true
 		case <-ctx.Done():
-			errs = append(errs, ctx.Err())
-			return results, errs
+			return results, append(errs, ctx.Err())
 		}
 	}
 	return results, errs
