@@ -3,6 +3,9 @@ SEEDS   ?= 1000
 BENCH   ?= .
 COUNT   ?= 1
 SYSTEMS := linux darwin windows
+# How many packages are tested at once: half as many again as there are processors, because
+# the tests of several packages mostly wait for real servers.
+AT_ONCE := $(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) * 3 + 1) / 2 )))
 # What is in the workspace: the library, and the command line, a module of its own.
 ALL     := ./cmd/leased/... ./...
 
@@ -24,8 +27,8 @@ help: ## list these targets
 test: export GOGC ?= 400
 test: ## vet, then all tests: short ones under the race detector, all without it
 	$(GO) vet $(ALL)
-	GORACE='$(GORACE) atexit_sleep_ms=50' $(GO) test -race -vet=off -short -parallel 8 -timeout 10m $(ALL)
-	$(GO) test -vet=off -parallel 8 -timeout 10m $(ALL)
+	GORACE='$(GORACE) atexit_sleep_ms=50' $(GO) test -race -vet=off -short -p $(AT_ONCE) -parallel 16 -timeout 10m $(ALL)
+	$(GO) test -vet=off -p $(AT_ONCE) -parallel 16 -timeout 10m $(ALL)
 
 # Its own target, because the first run builds Jaeger. -v shows how long it takes.
 test-jaeger: ## two processes and a real Jaeger, which is built first: 2 to 5 minutes, once

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/leasedmutex/leased/internal/race"
 )
 
 // maxHeldBytes is what a held lock that nobody waits for may take of the heap. It takes 382: 160
@@ -15,6 +17,9 @@ import (
 const maxHeldBytes = 420
 
 func TestAHeldLockTakesLittleOfTheHeap(t *testing.T) {
+	if race.Enabled {
+		t.Skip("counts bytes, and takes seconds with the race detector; run it without")
+	}
 	writer := func(c *Client, name string) (*Lease, error) { return c.Mutex(name).LockContext(context.Background()) }
 	reader := func(c *Client, name string) (*Lease, error) {
 		return c.RWMutex(name).RLockContext(context.Background())

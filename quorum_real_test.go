@@ -78,11 +78,13 @@ var memberFaults = []struct {
 }
 
 func TestAQuorumGoesOnWithoutAMinorityAndStopsWithoutAMajority(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("takes seconds; run it without -short")
 	}
 	for _, fault := range memberFaults {
 		t.Run(fault.name, func(t *testing.T) {
+			t.Parallel()
 			q := newRealQuorum(t)
 			q.old(t)
 			a, b := q.client(t, leased.WithTTL(3*time.Second)), q.client(t, leased.WithTTL(3*time.Second))
@@ -163,6 +165,7 @@ func TestAQuorumGoesOnWithoutAMinorityAndStopsWithoutAMajority(t *testing.T) {
 }
 
 func TestServersOfAQuorumThatRestartEmptyDoNotVote(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("takes seconds; run it without -short")
 	}

@@ -32,6 +32,7 @@ func confirmed(t *testing.T, rdb redis.UniversalClient, opts ...leased.Option) *
 }
 
 func TestALeaseThatItsReplicasHaveIsGranted(t *testing.T) {
+	t.Parallel()
 	c, r := replicated(t)
 	ctx := t.Context()
 	m := c.Mutex("x")
@@ -69,6 +70,7 @@ func TestALeaseThatItsReplicasHaveIsGranted(t *testing.T) {
 }
 
 func TestALeaseThatNoReplicaHasIsNotGranted(t *testing.T) {
+	t.Parallel()
 	c, r := replicated(t)
 	m := c.Mutex("x")
 	m.Lock()
@@ -131,6 +133,7 @@ func TestALeaseThatNoReplicaHasIsNotGranted(t *testing.T) {
 }
 
 func TestALeaseWhoseRenewalNoReplicaHasIsLost(t *testing.T) {
+	t.Parallel()
 	c, r := replicated(t, leased.WithTTL(time.Second), leased.WithLossHandler(func(leased.LossEvent) {}))
 	l, err := c.Mutex("x").LockContext(t.Context())
 	if err != nil {
@@ -154,6 +157,7 @@ func TestALeaseWhoseRenewalNoReplicaHasIsLost(t *testing.T) {
 
 // The lease that a replica has survives the loss of the primary.
 func TestALeaseSurvivesItsPrimary(t *testing.T) {
+	t.Parallel()
 	r := redistest.NewReplication(t, 1)
 	primary, replica := r.Primary(), r.Replicas()[0]
 	c := confirmed(t, primary.Client(), leased.WithLossHandler(func(leased.LossEvent) {}))
@@ -183,6 +187,7 @@ func TestAServerWithoutWAITSaysSo(t *testing.T) {
 }
 
 func TestReplicasInACluster(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("starts a Cluster; run it without -short")
 	}
@@ -200,6 +205,7 @@ func TestReplicasInACluster(t *testing.T) {
 // WAIT is sent to one node with its command, and go-redis does not send on what it sends to
 // one node. By itself it reads the slots again after a minute.
 func TestReplicasFollowASlotThatMoves(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("starts a Cluster; run it without -short")
 	}

@@ -46,6 +46,7 @@ const deadTTL = 30 * time.Second
 // No count proves a waiter of a Cluster gone, so each of the dead is made owner in turn: for
 // 2 s, and not for its TTL. It was their first lock, too.
 func TestThreeWaitersKilledInAClustersQueueCostTheFourthSomeSeconds(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("takes a Cluster, and seconds; run it without -short")
 	}
@@ -103,6 +104,7 @@ func TestThreeWaitersKilledInAClustersQueueCostTheFourthSomeSeconds(t *testing.T
 
 // Who is alive confirms its grant, and owns for its TTL from then on.
 func TestAHandOffInAClusterIsConfirmedAtOnce(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("takes a Cluster, and seconds; run it without -short")
 	}
