@@ -17,6 +17,20 @@ var (
 	keeps  = Result{Answer: protocol.Answer{Outcome: protocol.Granted, Token: 1, Clock: 9, Kept: true}}
 )
 
+// ours is the answer of a server that had us as its owner, to a release as well as to a cancel.
+var ours = Result{Answer: done.Answer, Cancelled: protocol.Cancelled{Owned: true, Token: 9}}
+
+// answerButTheLast has servers 0 and 1 answer, and server 2 be silent.
+func (s *stand) answerButTheLast(sends []*Send, res Result) {
+	for _, send := range sends {
+		if send.Server == 2 {
+			s.answer(send, quiet)
+		} else {
+			s.answer(send, res)
+		}
+	}
+}
+
 func (s *stand) tick() { s.now = s.now.Add(time.Millisecond) }
 
 // proves releases the request: two servers say that they owned it, and the third is silent. It reports whether
@@ -24,13 +38,7 @@ func (s *stand) tick() { s.now = s.now.Add(time.Millisecond) }
 func (s *stand) proves() bool {
 	s.tick()
 	op := s.release()
-	for _, send := range s.fx.Sends {
-		if send.Server == 2 {
-			s.answer(send, quiet)
-		} else {
-			s.answer(send, Result{Answer: done.Answer, Cancelled: protocol.Cancelled{Owned: true, Token: 9}})
-		}
-	}
+	s.answerButTheLast(s.fx.Sends, ours)
 	if !op.Decided() {
 		s.expire(op)
 	}
@@ -39,13 +47,7 @@ func (s *stand) proves() bool {
 	}
 	s.fx = Effects{}
 	op = s.lock.CancelRequest(&protocol.CancelRequest{ID: s.id}, s.now, &s.fx)
-	for _, send := range s.fx.Sends {
-		if send.Server == 2 {
-			s.answer(send, quiet)
-		} else {
-			s.answer(send, Result{Cancelled: protocol.Cancelled{Owned: true, Token: 9}})
-		}
-	}
+	s.answerButTheLast(s.fx.Sends, ours)
 	return op.Cancelled.Owned
 }
 
@@ -105,13 +107,7 @@ func TestACancelDoesNotProveWhatALostServerGrantsAnewBeforeIt(t *testing.T) {
 	release := s.release()
 	sends := s.fx.Sends
 	cancels := s.answer(asks[0], granted(9))
-	for _, send := range append(sends, cancels...) {
-		if send.Server == 2 {
-			s.answer(send, quiet)
-		} else {
-			s.answer(send, Result{Answer: done.Answer, Cancelled: protocol.Cancelled{Owned: true, Token: 9}})
-		}
-	}
+	s.answerButTheLast(append(sends, cancels...), ours)
 	if !release.Decided() || release.Err == nil {
 		t.Fatalf("released: %+v", release.Answer)
 	}
@@ -151,13 +147,7 @@ func TestAReleaseDoesNotProveWhatIsGrantedAnewBeforeIt(t *testing.T) {
 		s.tick()
 		release := s.release()
 		sends := s.fx.Sends
-		for _, send := range append(sends, s.answer(ask, answer)...) {
-			if send.Server == 2 {
-				s.answer(send, quiet)
-			} else {
-				s.answer(send, done)
-			}
-		}
+		s.answerButTheLast(append(sends, s.answer(ask, answer)...), done)
 		if !release.Decided() || release.Err == nil && release.Answer.Outcome == protocol.Done {
 			t.Errorf("%s: released: %+v", name, release.Answer)
 		}
@@ -227,13 +217,7 @@ func (s *stand) lowered() bool {
 	s.tick()
 	s.fx = Effects{}
 	op := s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.lower(), At: s.now}, s.now, &s.fx)
-	for _, send := range s.fx.Sends {
-		if send.Server == 2 {
-			s.answer(send, quiet)
-		} else {
-			s.answer(send, done)
-		}
-	}
+	s.answerButTheLast(s.fx.Sends, done)
 	return op.Decided() && op.Err == nil && op.Answer.Outcome == protocol.Done
 }
 

@@ -34,7 +34,7 @@ func (l *Lock) decide(op *Op, now time.Time, fx *Effects) {
 	for _, r := range []*request{op.req, op.next} {
 		if r != nil && r.op == op {
 			r.op = nil
-			if r.ends {
+			if r.abandoned {
 				l.abandon(r, now, fx)
 			}
 		}
@@ -115,7 +115,7 @@ func (l *Lock) evaluateAcquire(op *Op, r *request, now time.Time, fx *Effects) {
 		l.waits(&op.Answer, r, now)
 		r.token, r.whole, r.basis = 0, false, op.at
 		for i := range r.parts {
-			r.parts[i].until, r.parts[i].late, r.parts[i].anew = time.Time{}, false, false
+			r.parts[i].quarantineEnd, r.parts[i].late, r.parts[i].anew = time.Time{}, false, false
 		}
 		l.decide(op, now, fx)
 	case r.token != 0: // a message announced the grant first
@@ -157,7 +157,7 @@ func (op *Op) standing(now time.Time) int {
 		if op.outcomes[i] == outcomeAgain || now.Before(p.young) {
 			young++
 		}
-		if !was.stood || was.anews >= 0 && was.anews != p.anews || p.late || !p.until.IsZero() && !now.Before(p.until) {
+		if !was.stood || was.anews >= 0 && was.anews != p.anews || p.late || !p.quarantineEnd.IsZero() && !now.Before(p.quarantineEnd) {
 			continue
 		}
 		switch op.outcomes[i] {
@@ -167,7 +167,7 @@ func (op *Op) standing(now time.Time) int {
 		case outcomeYes, outcomePending:
 			n++
 		default:
-			if !p.until.IsZero() || !p.lost && now.Sub(p.proved) < op.req.who.TTL {
+			if !p.quarantineEnd.IsZero() || !p.lost && now.Sub(p.proved) < op.req.who.TTL {
 				n++
 			}
 		}
@@ -233,40 +233,43 @@ func (l *Lock) granted(op *Op, r *request, now time.Time, fx *Effects) bool {
 	}
 	a.Token, a.Clock = token, clock
 	r.token = token
-	r.keeps()
+	r.noteMajority()
 	switch {
 	case op.verb == protocol.Downgrade: // the lease goes on, with what is known of it
 		r.keptAt = now
 	case !a.Kept:
-		r.kept(nil, now)
+		r.noteKept(nil, now)
 	case r == op.req && op.sure() >= l.cfg.Need:
-		r.kept(op, now)
+		r.noteKept(op, now)
 	}
 	op.Answer = a
 	l.decide(op, now, fx)
 	return true
 }
 
-// keeps notes that the request owns a majority, and that nobody else can have owned one since
+// noteMajority notes that the request owns a majority, and that nobody else can have owned one since
 // it was granted.
-func (r *request) keeps() {
+func (r *request) noteMajority() {
 	r.whole = true
 	for i := range r.parts {
 		r.parts[i].late = false
 	}
 }
 
-// kept notes that a majority of servers has answered that it kept the lease. Until then, a server that
+// noteKept notes that a majority of servers has answered that it kept the lease. Until then, a server that
 // granted anew proves nothing, because a silent server may be part of the majority. The answers are as
 // old as the op that asked for them. They say nothing of servers that granted anew since: another client
 // may have owned there, and on a server that had already answered. If op is nil, the grant is new, and
 // no part counts as granted anew.
-func (r *request) kept(op *Op, now time.Time) {
-	anew := false
-	r.keptAt = now
+func (r *request) noteKept(op *Op, now time.Time) {
+	at := now
 	if op != nil {
-		r.keptAt = op.at
+		at = op.at
 	}
+	if at.After(r.keptAt) { // an answer to an earlier op may come later
+		r.keptAt = at
+	}
+	anew := false
 	for i := range r.parts {
 		p := &r.parts[i]
 		if op == nil || op.before[i].anews == p.anews {
@@ -302,10 +305,10 @@ func (l *Lock) noMajority(op *Op, r *request, now time.Time, fx *Effects) {
 // the lease goes on, and what is left of it must not be given back.
 func (l *Lock) abandon(r *request, now time.Time, fx *Effects) {
 	if r.op != nil {
-		r.ends = r.op.verb == protocol.Acquire // the state machine still needs the request for other commands
+		r.abandoned = r.op.verb == protocol.Acquire // the state machine still needs the request for other commands
 		return
 	}
-	if r.lowered {
+	if r.downgrading {
 		return
 	}
 	l.retreat(r, fx)
@@ -376,12 +379,12 @@ func (r *request) isOurs(blocker string) bool {
 	return err == nil && who.Client == r.who.Client
 }
 
-// until returns on how many servers the request is proven to have owned until it was given back, and
+// tally returns on how many servers the request is proven to have owned until it was given back, and
 // on how many that can no longer be proven. Servers that have lost their data meanwhile count as
 // proven, unless all N have and no server proves it otherwise: only then can other clients have
 // counted them. Servers that the request has gained are none if others can have owned a majority
 // with them before.
-func (op *Op) until(outcomes []outcome, now time.Time) (proven, not int) {
+func (op *Op) tally(outcomes []outcome, now time.Time) (proven, not int) {
 	proven, not = count(outcomes, outcomeYes, outcomeUnproved), count(outcomes, outcomeLost, outcomeNo, outcomeSkipped)
 	again, young := count(outcomes, outcomeAgain), 0
 	for i, o := range outcomes {
@@ -418,12 +421,12 @@ func (l *Lock) proves(op *Op, outcomes []outcome, now time.Time) bool {
 			sure[i] = outcomeNo
 		}
 	}
-	yes, _ := op.until(sure, now)
+	yes, _ := op.tally(sure, now)
 	return yes >= l.cfg.Need
 }
 
 func (l *Lock) evaluateRelease(op *Op, now time.Time, fx *Effects) {
-	yes, never := op.until(op.outcomes, now)
+	yes, never := op.tally(op.outcomes, now)
 	op.proved = op.req.doubted && l.proves(op, op.outcomes, now)
 	switch {
 	case yes >= l.cfg.Need && op.req.doubted && !op.proved && open(op.outcomes) > 0:
@@ -444,10 +447,10 @@ func (l *Lock) evaluateRelease(op *Op, now time.Time, fx *Effects) {
 }
 
 func (l *Lock) evaluateMove(op *Op, now time.Time, fx *Effects) {
-	yes, never := op.until(op.olds, now)
+	yes, never := op.tally(op.olds, now)
 	if op.verb == protocol.Downgrade {
 		for i := range op.next.parts {
-			if op.next.parts[i].state == owned && op.olds[i] == outcomeNo && op.req.parts[i].lowered { // done by an earlier try
+			if op.next.parts[i].state == owned && op.olds[i] == outcomeNo && op.req.parts[i].downgraded { // done by an earlier try
 				yes, never = yes+1, never-1
 			}
 		}
@@ -489,9 +492,9 @@ func (l *Lock) evaluateMove(op *Op, now time.Time, fx *Effects) {
 
 func (l *Lock) evaluateCancel(op *Op, now time.Time, fx *Effects) {
 	r := op.req
-	yes, no := op.until(op.outcomes, now)
+	yes, no := op.tally(op.outcomes, now)
 	pending := open(op.outcomes)
-	owned := r.token != 0 || r.lowers
+	owned := r.token != 0 || r.ofDowngrade
 	switch {
 	case owned && yes >= l.cfg.Need:
 		op.Cancelled = protocol.Cancelled{Owned: true, Proved: r.doubted}
@@ -532,9 +535,9 @@ func (l *Lock) evaluateRenewal(op *Op, now time.Time, fx *Effects) {
 	case renewed >= l.cfg.Need, n >= l.cfg.Need && open(op.outcomes) == 0:
 		op.Renewed = protocol.Granted
 		_, op.Clock, _ = l.tokenOf(r)
-		r.keeps()
+		r.noteMajority()
 		if op.sure() >= l.cfg.Need {
-			r.kept(op, now)
+			r.noteKept(op, now)
 		}
 	case open(op.outcomes) > 0:
 		return

@@ -78,24 +78,24 @@ type request struct {
 	parts []part
 	// ticket is the request's place in the queue of each server. Because it is the same on all
 	// servers, they let in the same request next, and a lock is rarely split.
-	ticket uint64
-	basis  time.Time      // only proofs since then count for a message to the state machine
-	token  uint64         // the grant's token; 0 until the state machine is told of the grant
-	whole  bool           // the request has owned a majority without a break since it was granted
-	last   uint64         // the last token assigned under the request, as the state machine says
-	link   *protocol.Span // hold span of the lease that was given back for this one, from the last message
-	until  time.Time      // when to forget the request, because its release or cancel failed; else zero
-	op     *Op            // the undecided command or cancel of the state machine about the request
-	poked  bool           // the state machine was told to ask again
-	lowers bool           // a downgrade's new request; only the downgrade's answer announces it to the state machine
+	ticket      uint64
+	basis       time.Time      // only proofs since then count for a message to the state machine
+	token       uint64         // the grant's token; 0 until the state machine is told of the grant
+	whole       bool           // the request has owned a majority without a break since it was granted
+	last        uint64         // the last token assigned under the request, as the state machine says
+	link        *protocol.Span // hold span of the lease that was given back for this one, from the last message
+	forgetAt    time.Time      // when to forget the request, because its release or cancel failed; else zero
+	op          *Op            // the undecided command or cancel of the state machine about the request
+	poked       bool           // the state machine was told to ask again
+	ofDowngrade bool           // a downgrade's new request; only the downgrade's answer announces it to the state machine
 	// doubted: an acquire of a lease that the state machine held had no answer. So the state machine
 	// trusts a release only if it proves that no other client has owned the lock since the grant.
-	doubted bool
-	keptAt  time.Time // when a majority was last known to have kept the lease
-	evicted bool      // an operator has evicted the lease on some server since keptAt
-	lowered bool      // a downgrade of the request was sent, and its answer decides about the request
-	over    bool      // the state machine no longer knows the request
-	ends    bool      // the state machine was told that the lease is lost; the request ends when its op is decided
+	doubted     bool
+	keptAt      time.Time // when a majority was last known to have kept the lease
+	evicted     bool      // an operator has evicted the lease on some server since keptAt
+	downgrading bool      // a downgrade of the request was sent, and its answer decides about the request
+	dropped     bool      // the state machine no longer knows the request
+	abandoned   bool      // the state machine was told that the lease is lost; the request ends when its op is decided
 }
 
 // part is a request on one server.
@@ -129,13 +129,13 @@ type part struct {
 	// server once that acquire is answered.
 	looks bool
 	later *Op
-	// until is set for a part that was owned when its server lost its data: the end of the server's
+	// quarantineEnd is set for a part that was owned when its server lost its data: the end of the server's
 	// quarantine, before which no other client can count the server's vote. late is set if the
 	// server granted the part again only after that.
-	until time.Time
-	late  bool
-	anew  bool // granted anew since a majority was last known to have kept the lease: others may have owned there in between
-	anews int  // how often the part was found granted anew, or evicted
+	quarantineEnd time.Time
+	late          bool
+	anew          bool // granted anew since a majority was last known to have kept the lease: others may have owned there in between
+	anews         int  // how often the part was found granted anew, or evicted
 	// evicted is the greatest token of the lock that a message about the part's eviction had: what the
 	// server granted with it, or with an earlier one, is gone.
 	evicted uint64
@@ -149,12 +149,12 @@ type part struct {
 	place    int
 	noNotify bool
 
-	sent      bool // a command with the part's id has left the lane
-	ended     bool // the server no longer has the part: it was released, cancelled, refused or never sent
-	confirmed bool // the part was ours until it ended
-	lowered   bool // the part was ours until a downgrade passed it to the next request
-	follows   bool // a downgrade passed to this part what was ours until then
-	again     bool // the server had lost its data when the part ended, and its grants did not count meanwhile
+	sent       bool // a command with the part's id has left the lane
+	ended      bool // the server no longer has the part: it was released, cancelled, refused or never sent
+	confirmed  bool // the part was ours until it ended
+	downgraded bool // the part was ours until a downgrade passed it to the next request
+	follows    bool // a downgrade passed to this part what was ours until then
+	again      bool // the server had lost its data when the part ended, and its grants did not count meanwhile
 }
 
 type partState uint8
@@ -273,7 +273,7 @@ func (l *Lock) identify(r *request, i int) *part {
 	}
 	old := *p
 	old.putOff(i)
-	*p = part{since: old.since, young: old.young, until: old.until, lost: old.lost, anew: old.anew, anews: old.anews}
+	*p = part{since: old.since, young: old.young, quarantineEnd: old.quarantineEnd, lost: old.lost, anew: old.anew, anews: old.anews}
 	if old.id == "" && l.cfg.Proof(i) == r.who.Proof {
 		p.id = r.base
 	} else {
@@ -300,10 +300,10 @@ func (l *Lock) forgetPart(id string, r *request) {
 // drop forgets a request that the state machine no longer needs. Parts that servers may still have,
 // and that no command under way ends, become strays.
 func (l *Lock) drop(r *request, now time.Time, fx *Effects) {
-	if r.over {
+	if r.dropped {
 		return
 	}
-	r.over = true
+	r.dropped = true
 	delete(l.reqs, r.id)
 	for i := range r.parts {
 		p := &r.parts[i]
@@ -474,7 +474,7 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 		return
 	}
 	// Whether the server had granted the part before this answer.
-	had := p.state == owned && !a.Kept || p.lost || !p.until.IsZero()
+	had := p.state == owned && !a.Kept || p.lost || !p.quarantineEnd.IsZero()
 	since, wasLost, ops, later := p.since, p.lost, p.also, p.later
 	p.asking, p.looks, p.lost, p.also, p.later = false, false, false, nil, nil
 	if s.op != nil {
@@ -549,7 +549,7 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 		p.ended = true // the part was never queued there, or no longer is
 		p.blockedBy(&a, now)
 	}
-	if r.over {
+	if r.dropped {
 		if p.state == owned || p.state == queued || res.Fail.MayRun() {
 			fx.Strays = append(fx.Strays, l.stray(r, i))
 		}
@@ -579,9 +579,9 @@ func lostUnless(young bool) outcome {
 // the owner. The quarantine is counted from when the command was sent, so that it ends here before
 // it does for any other client.
 func (p *part) displaced(s *Send, res Result) outcome {
-	p.until = time.Time{}
+	p.quarantineEnd = time.Time{}
 	if res.Young > 0 && s.req.token != 0 {
-		p.until = s.Cmd.At.Add(res.Young)
+		p.quarantineEnd = s.Cmd.At.Add(res.Young)
 	}
 	if res.Young == 0 {
 		p.brokeOff()
@@ -610,7 +610,7 @@ func (p *part) missed(a protocol.Answer, fail *protocol.Failure) bool {
 
 // stands reports whether no other client can have counted the server's vote since the part was
 // first granted there, provided that the part is not late.
-func (p *part) stands(now time.Time) bool { return p.state == owned || now.Before(p.until) }
+func (p *part) stands(now time.Time) bool { return p.state == owned || now.Before(p.quarantineEnd) }
 
 // heard notes the answer to a command that may place the part, or its failure. An answer shows
 // whether the server is in quarantine. But while an earlier command without an answer may still run,
@@ -629,14 +629,14 @@ func (p *part) heard(o protocol.Outcome, fail *protocol.Failure) {
 // from. inQuarantine says that the server was still in quarantine then.
 func (l *Lock) own(p *part, a protocol.Answer, from, now time.Time, inQuarantine bool) {
 	if p.state != owned {
-		if !p.lost && p.until.IsZero() {
+		if !p.lost && p.quarantineEnd.IsZero() {
 			p.since = now
 		}
-		if p.late = !p.until.IsZero() && !inQuarantine && !now.Before(p.until); p.late {
+		if p.late = !p.quarantineEnd.IsZero() && !inQuarantine && !now.Before(p.quarantineEnd); p.late {
 			p.brokeOff()
 		}
 	}
-	p.until = time.Time{}
+	p.quarantineEnd = time.Time{}
 	if p.state != owned || !a.Kept {
 		p.token, p.known = a.Token, a.Token
 	}

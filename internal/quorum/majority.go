@@ -116,7 +116,7 @@ func (l *Lock) writeBack(r *request, token uint64, fx *Effects) {
 // review announces a grant to the state machine if messages or late answers have made the request
 // own a majority. If they have not, it plans when to give back its partial grants.
 func (l *Lock) review(r *request, now time.Time, fx *Effects) {
-	if r.over {
+	if r.dropped {
 		return
 	}
 	if r.op != nil {
@@ -126,7 +126,7 @@ func (l *Lock) review(r *request, now time.Time, fx *Effects) {
 		l.askRefusing(r, now, fx)
 		return
 	}
-	if r.basis.IsZero() || r.lowers {
+	if r.basis.IsZero() || r.ofDowngrade {
 		return
 	}
 	if l.majority(r, r.basis, now) && (r.op == nil || r.op.verb == protocol.Acquire) {
@@ -136,8 +136,8 @@ func (l *Lock) review(r *request, now time.Time, fx *Effects) {
 			return
 		}
 		r.token = token
-		r.keeps()
-		r.kept(nil, now)
+		r.noteMajority()
+		r.noteKept(nil, now)
 		fx.Messages = append(fx.Messages, protocol.Message{Kind: "granted", ID: r.id, Key: l.keys.Lock, Token: token, Clock: clock, More: r.anyMore(), Link: r.link})
 		return
 	}

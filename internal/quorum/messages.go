@@ -65,7 +65,7 @@ func (l *Lock) Receive(server int, m *protocol.Message, now time.Time, fx *Effec
 // may have kept it. A server that has granted it since a majority was last known to have kept it may
 // have had another owner in between.
 func (l *Lock) heed(r *request, now time.Time, fx *Effects) {
-	if !r.evicted || r.token == 0 || r.over {
+	if !r.evicted || r.token == 0 || r.dropped {
 		return
 	}
 	n := 0

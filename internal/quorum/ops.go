@@ -141,8 +141,8 @@ func (l *Lock) Do(c *protocol.Command, now time.Time, fx *Effects) *Op {
 		op.next = l.request(c.Next)
 		op.next.op = op
 		if c.Verb == protocol.Downgrade {
-			r.lowered, op.next.lowers = true, true
-			r.until, op.next.until = time.Time{}, time.Time{}
+			r.downgrading, op.next.ofDowngrade = true, true
+			r.forgetAt, op.next.forgetAt = time.Time{}, time.Time{}
 		}
 		if op.next.basis.IsZero() {
 			op.next.basis = c.At
@@ -296,7 +296,7 @@ func (l *Lock) released(s *Send, res Result, now time.Time, fx *Effects) {
 		s.op.fail(s.Server, res.Fail)
 		s.op.settle(s.Server, outcomeFailed)
 		p.state = asked
-		if s.req.over {
+		if s.req.dropped {
 			fx.Strays = append(fx.Strays, l.stray(s.req, s.Server))
 		}
 	case res.Answer.Outcome == protocol.Done:
@@ -365,7 +365,7 @@ func (l *Lock) moved(s *Send, res Result, now time.Time, fx *Effects) {
 		if p != nil {
 			p.state = asked
 		}
-		if p != nil && s.req.over {
+		if p != nil && s.req.dropped {
 			fx.Strays = append(fx.Strays, l.stray(s.req, i))
 		}
 	case a.Outcome == protocol.NotOurs:
@@ -387,7 +387,7 @@ func (l *Lock) moved(s *Send, res Result, now time.Time, fx *Effects) {
 				old = p.givenBack(s.req)
 			}
 			p.ended = true
-			p.confirmed, p.lowered = old == outcomeYes && op.verb == protocol.Yield, old == outcomeYes && op.verb == protocol.Downgrade
+			p.confirmed, p.downgraded = old == outcomeYes && op.verb == protocol.Yield, old == outcomeYes && op.verb == protocol.Downgrade
 		}
 		if q == nil {
 			break
@@ -401,17 +401,17 @@ func (l *Lock) moved(s *Send, res Result, now time.Time, fx *Effects) {
 		} else if a.Outcome == protocol.Granted {
 			outcome = outcomeYes
 			l.own(q, a, s.Cmd.At, now, res.Young > 0)
-			q.follows = p != nil && p.lowered
+			q.follows = p != nil && p.downgraded
 		} else if q.state != owned || a.Token >= q.token {
 			q.state, q.proved, q.floor, q.token, q.known = queued, s.Cmd.At, a.Token, 0, 0
 			q.blockedBy(&a, now)
 		}
 	}
-	if r.over && q != nil && (q.state == owned || q.state == queued || res.Fail.MayRun()) {
+	if r.dropped && q != nil && (q.state == owned || q.state == queued || res.Fail.MayRun()) {
 		fx.Strays = append(fx.Strays, l.stray(r, i))
 	}
 	if op == nil {
-		if !r.over {
+		if !r.dropped {
 			l.review(r, now, fx)
 		}
 		return
@@ -419,13 +419,13 @@ func (l *Lock) moved(s *Send, res Result, now time.Time, fx *Effects) {
 	op.handed = max(op.handed, a.Handed)
 	op.unfinished = op.unfinished || a.Unfinished
 	op.settleOld(i, old)
-	if a.Outcome == protocol.NotOurs && op.verb == protocol.Yield && !op.decided && !r.over {
+	if a.Outcome == protocol.NotOurs && op.verb == protocol.Yield && !op.decided && !r.dropped {
 		l.ask(op, r, i, fx) // the new request has to wait there, too
 	} else {
 		op.settle(i, outcome)
 	}
 	l.evaluate(op, now, fx)
-	if !r.over {
+	if !r.dropped {
 		l.review(r, now, fx)
 	}
 }
@@ -477,7 +477,7 @@ func (l *Lock) cancelled(s *Send, res Result, now time.Time, fx *Effects) {
 			s.op.fail(i, c.Fail)
 			s.op.settleGiven(i, outcomeFailed)
 		}
-		if r.over {
+		if r.dropped {
 			fx.Strays = append(fx.Strays, l.stray(r, i))
 		}
 	default:
@@ -487,8 +487,8 @@ func (l *Lock) cancelled(s *Send, res Result, now time.Time, fx *Effects) {
 		proof := max(p.known, s.Cancel.Last)
 		last := c.Token != 0 && c.Token == proof && p.known != 0
 		p.ended = true
-		ours := !r.lowers || r.token != 0 || p.follows // else it may be a new grant, after another owner
-		owned := ours && (c.Owned || now.Before(p.until) || last)
+		ours := !r.ofDowngrade || r.token != 0 || p.follows // else it may be a new grant, after another owner
+		owned := ours && (c.Owned || now.Before(p.quarantineEnd) || last)
 		p.confirmed = p.confirmed || owned && !p.anew && (!r.doubted && !p.doubted || last)
 		p.again = !p.confirmed && (p.again || ours && p.forgotten(r, res, now))
 		if s.op != nil && (s.op.kind == Cancel || s.Cancel.Prove) {
@@ -534,7 +534,7 @@ func (l *Lock) Renew(b *protocol.Renewal, now time.Time, fx *Effects) *Op {
 			l.send(s, fx)
 		case p.asking:
 			p.also = append(p.also, op)
-		case r.lowered: // the new request may own there
+		case r.downgrading: // the new request may own there
 			op.settle(i, outcomeSkipped)
 		default:
 			l.ask(op, r, i, fx)
@@ -559,7 +559,7 @@ func (l *Lock) renewed(s *Send, res Result, now time.Time, fx *Effects) {
 		p.clock = max(p.clock, res.Clock)
 		op.settle(i, outcomeYes)
 		if op.decided && op.Renewed == protocol.Granted && op.sure() >= l.cfg.Need { // a late answer made it sure
-			op.req.kept(op, now)
+			op.req.noteKept(op, now)
 		}
 	case res.Renewed == protocol.NotOurs:
 		if s.Renew.At.Before(p.proved) { // ownership was proved by a later command
@@ -581,8 +581,8 @@ func (l *Lock) renewed(s *Send, res Result, now time.Time, fx *Effects) {
 func (l *Lock) askLost(op *Op, i int, fx *Effects) {
 	p := &op.req.parts[i]
 	switch {
-	case op.decided || op.req.over:
-	case op.req.lowered:
+	case op.decided || op.req.dropped:
+	case op.req.downgrading:
 		op.settle(i, outcomeLost)
 	case p.asking && p.state != ending:
 		p.also = append(p.also, op)

@@ -42,10 +42,10 @@ func (l *Lock) dueBy(at time.Time) {
 // forgetLater sets when to forget a request whose release or cancel failed, in case the state
 // machine gives up before a cancel succeeds.
 func (l *Lock) forgetLater(r *request, now time.Time) {
-	if r.until.IsZero() {
-		r.until = now.Add(max(r.who.TTL, time.Minute))
+	if r.forgetAt.IsZero() {
+		r.forgetAt = now.Add(max(r.who.TTL, time.Minute))
 	}
-	l.dueBy(r.until)
+	l.dueBy(r.forgetAt)
 }
 
 func (p *part) patience() time.Duration {
@@ -57,7 +57,7 @@ func (p *part) patience() time.Duration {
 // grants back ends that, because all servers prefer the smallest ticket.
 func (l *Lock) blocks(r *request, i int) bool {
 	p := &r.parts[i]
-	if r.over || r.token != 0 || p.state != owned || !p.more || p.asking || p.adopts {
+	if r.dropped || r.token != 0 || p.state != owned || !p.more || p.asking || p.adopts {
 		return false
 	}
 	return slices.ContainsFunc(r.parts, func(q part) bool { return q.state == queued })
@@ -71,11 +71,11 @@ func (l *Lock) Tick(now time.Time, fx *Effects) {
 	l.dueAt = time.Time{}
 	for _, id := range slices.Sorted(maps.Keys(l.reqs)) {
 		r := l.reqs[id]
-		if !r.until.IsZero() && r.op == nil {
-			if !now.Before(r.until) {
+		if !r.forgetAt.IsZero() && r.op == nil {
+			if !now.Before(r.forgetAt) {
 				l.drop(r, now, fx)
 			} else {
-				l.dueBy(r.until)
+				l.dueBy(r.forgetAt)
 			}
 			continue
 		}

@@ -13,7 +13,7 @@ import (
 // askLater runs an op that was put off until its server had answered an earlier acquire.
 func (l *Lock) askLater(op *Op, r *request, i int, now time.Time, fx *Effects) {
 	switch p := &r.parts[i]; {
-	case op == nil || r.over:
+	case op == nil || r.dropped:
 	case op.decided && r.isWaiting():
 		l.lookAt(r, i, now, fx)
 	case op.decided:
@@ -50,7 +50,7 @@ func (l *Lock) Rejoined(server int, now time.Time, fx *Effects) {
 // isWaiting reports whether the request waits: the state machine has asked for it, has not been told
 // of a grant, and has not given the request up.
 func (r *request) isWaiting() bool {
-	if r.token != 0 || r.basis.IsZero() || r.lowers || !r.until.IsZero() {
+	if r.token != 0 || r.basis.IsZero() || r.ofDowngrade || !r.forgetAt.IsZero() {
 		return false
 	}
 	if r.op == nil {

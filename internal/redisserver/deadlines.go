@@ -25,9 +25,9 @@ type sharedDeadline struct {
 	before time.Time
 }
 
-// sharedPart is the divisor of a limit that gives the most time a command can lose by sharing its
+// sharedDivisor is the divisor of a limit that gives the most time a command can lose by sharing its
 // context with an earlier command.
-const sharedPart = 32
+const sharedDivisor = 32
 
 // Within returns a context that ends after limit or a little earlier, but never later.
 func (d *Deadlines) Within(limit time.Duration) context.Context {
@@ -36,7 +36,7 @@ func (d *Deadlines) Within(limit time.Duration) context.Context {
 	if s := slot.Load(); s != nil && s.limit == limit && now.Before(s.before) {
 		return s.ctx
 	}
-	s := &sharedDeadline{limit: limit, before: now.Add(limit / sharedPart)}
+	s := &sharedDeadline{limit: limit, before: now.Add(limit / sharedDivisor)}
 	s.ctx, s.stop = context.WithDeadline(d.Base, now.Add(limit))
 	slot.Store(s)
 	return s.ctx

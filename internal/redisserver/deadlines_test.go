@@ -17,10 +17,10 @@ func TestCommandsThatBeginTogetherShareTheirDeadline(t *testing.T) {
 			asked := time.Now()
 			ctx := d.Within(2 * time.Second)
 			end, _ := ctx.Deadline()
-			if left := end.Sub(asked); left > 2*time.Second || left < 2*time.Second-2*time.Second/sharedPart {
+			if left := end.Sub(asked); left > 2*time.Second || left < 2*time.Second-2*time.Second/sharedDivisor {
 				t.Fatalf("a command that may take 2s has %v", left)
 			}
-			if shared := time.Since(began) < 2*time.Second/sharedPart; shared != (ctx == first) {
+			if shared := time.Since(began) < 2*time.Second/sharedDivisor; shared != (ctx == first) {
 				t.Fatalf("after %v shared: %v", time.Since(began), ctx == first)
 			}
 			time.Sleep(time.Millisecond)
