@@ -32,7 +32,6 @@ func confirmed(t *testing.T, rdb redis.UniversalClient, opts ...leased.Option) *
 }
 
 func TestALeaseThatItsReplicasHaveIsGranted(t *testing.T) {
-	t.Parallel()
 	c, r := replicated(t)
 	ctx := t.Context()
 	m := c.Mutex("x")
