@@ -19,18 +19,23 @@ var (
 
 func (s *stand) tick() { s.now = s.now.Add(time.Millisecond) }
 
+// answerButTwo has servers 0 and 1 answer, and server 2 be silent.
+func (s *stand) answerButTwo(sends []*Send, res Result) {
+	for _, send := range sends {
+		if send.Server == 2 {
+			s.answer(send, quiet)
+		} else {
+			s.answer(send, res)
+		}
+	}
+}
+
 // proves releases the request: two servers say that they owned it, and the third is silent. It reports whether
 // that proves the lease, or a cancel that follows does.
 func (s *stand) proves() bool {
 	s.tick()
 	op := s.release()
-	for _, send := range s.fx.Sends {
-		if send.Server == 2 {
-			s.answer(send, quiet)
-		} else {
-			s.answer(send, Result{Answer: done.Answer, Cancelled: protocol.Cancelled{Owned: true, Token: 9}})
-		}
-	}
+	s.answerButTwo(s.fx.Sends, Result{Answer: done.Answer, Cancelled: protocol.Cancelled{Owned: true, Token: 9}})
 	if !op.Decided() {
 		s.expire(op)
 	}
@@ -39,13 +44,7 @@ func (s *stand) proves() bool {
 	}
 	s.fx = Effects{}
 	op = s.lock.CancelRequest(&protocol.CancelRequest{ID: s.id}, s.now, &s.fx)
-	for _, send := range s.fx.Sends {
-		if send.Server == 2 {
-			s.answer(send, quiet)
-		} else {
-			s.answer(send, Result{Cancelled: protocol.Cancelled{Owned: true, Token: 9}})
-		}
-	}
+	s.answerButTwo(s.fx.Sends, Result{Cancelled: protocol.Cancelled{Owned: true, Token: 9}})
 	return op.Cancelled.Owned
 }
 
@@ -105,13 +104,7 @@ func TestACancelDoesNotProveWhatALostServerGrantsAnewBeforeIt(t *testing.T) {
 	release := s.release()
 	sends := s.fx.Sends
 	cancels := s.answer(asks[0], granted(9))
-	for _, send := range append(sends, cancels...) {
-		if send.Server == 2 {
-			s.answer(send, quiet)
-		} else {
-			s.answer(send, Result{Answer: done.Answer, Cancelled: protocol.Cancelled{Owned: true, Token: 9}})
-		}
-	}
+	s.answerButTwo(append(sends, cancels...), Result{Answer: done.Answer, Cancelled: protocol.Cancelled{Owned: true, Token: 9}})
 	if !release.Decided() || release.Err == nil {
 		t.Fatalf("released: %+v", release.Answer)
 	}
@@ -151,13 +144,7 @@ func TestAReleaseDoesNotProveWhatIsGrantedAnewBeforeIt(t *testing.T) {
 		s.tick()
 		release := s.release()
 		sends := s.fx.Sends
-		for _, send := range append(sends, s.answer(ask, answer)...) {
-			if send.Server == 2 {
-				s.answer(send, quiet)
-			} else {
-				s.answer(send, done)
-			}
-		}
+		s.answerButTwo(append(sends, s.answer(ask, answer)...), done)
 		if !release.Decided() || release.Err == nil && release.Answer.Outcome == protocol.Done {
 			t.Errorf("%s: released: %+v", name, release.Answer)
 		}
@@ -222,18 +209,29 @@ func TestARenewalDoesNotProveWhatWasAnothersWhenItBegan(t *testing.T) {
 	}
 }
 
+// A renewal finds that server 0 is another's, and asks it. A check meets that question, and the answer comes
+// before the check's other answers: server 1 has been another's, too.
+func TestACheckDoesNotCountAServerThatIsFoundToBeAnothersMeanwhile(t *testing.T) {
+	for name, answer := range map[string]Result{"it waits there": behind, "granted anew": granted(9), "no answer": quiet} {
+		s := newStand(t, 3, time.Second)
+		s.own(true, true, true)
+		_, asks := s.renewing(notOurs, renewed, renewed)
+		op, sends := s.check()
+		s.answer(asks[0], answer)
+		s.answer(sends[0], granted(9))
+		s.answer(sends[1], keptWith(1))
+		if !op.Decided() || op.Err == nil && op.Answer.Kept {
+			t.Errorf("%s: decided %v, %+v", name, op.Decided(), op.Answer)
+		}
+	}
+}
+
 // lowered unlocks the reader that the request was downgraded to, and reports whether that proves its lease.
 func (s *stand) lowered() bool {
 	s.tick()
 	s.fx = Effects{}
 	op := s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.lower(), At: s.now}, s.now, &s.fx)
-	for _, send := range s.fx.Sends {
-		if send.Server == 2 {
-			s.answer(send, quiet)
-		} else {
-			s.answer(send, done)
-		}
-	}
+	s.answerButTwo(s.fx.Sends, done)
 	return op.Decided() && op.Err == nil && op.Answer.Outcome == protocol.Done
 }
 

@@ -157,7 +157,7 @@ func (op *Op) standing(now time.Time) int {
 		if op.outcomes[i] == outcomeAgain || now.Before(p.young) {
 			young++
 		}
-		if !was.stood || was.anews >= 0 && was.anews != p.anews || p.late || !p.until.IsZero() && !now.Before(p.until) {
+		if !was.stood || was.anews != p.anews || p.late || !p.until.IsZero() && !now.Before(p.until) {
 			continue
 		}
 		switch op.outcomes[i] {
@@ -263,13 +263,15 @@ func (r *request) keeps() {
 // no part counts as granted anew.
 func (r *request) kept(op *Op, now time.Time) {
 	anew := false
-	r.keptAt = now
 	if op != nil {
-		r.keptAt = op.at
+		now = op.at
+	}
+	if now.After(r.keptAt) { // else a renewal was answered after a later one
+		r.keptAt = now
 	}
 	for i := range r.parts {
 		p := &r.parts[i]
-		if op == nil || op.before[i].anews == p.anews {
+		if op == nil || op.before[i].owned && op.before[i].anews == p.anews {
 			p.anew = false
 		}
 		anew = anew || p.anew
