@@ -761,6 +761,7 @@ var mutants = []mutant{
 	{"a quorum: an eviction on a minority ends a lease whose release had no answer", "internal/quorum/messages.go", "!r.until.IsZero() || r.op", "r.op", "TestAnEvictionOnAMinority"},
 	{"a quorum: an eviction on a minority ends a lease beside restarts", "internal/quorum/messages.go", "(p.stands(now) || p.lost && p.asking)", "p.stands(now)", "TestAnEvictionOnAMinority"},
 	{"a quorum: a late answer to a renewal takes back what is known", "internal/quorum/decide.go", "if now.After(r.keptAt) {", "{", "TestALateAnswerToARenewal"},
+	{"a quorum: an operator takes the client's end for its context's", "internal/quorum/server.go", "if of.err != nil && s.base.Err() != nil {", "if false {", "TestAnOperatorIsTold"},
 	{"a quorum: an operator does not wait for slow servers", "internal/quorum/server.go", "!(over && len(results) >= s.cfg.Need)", "!(over)", "TestAnOperatorWaits"},
 	{"a quorum: an operator waits for all servers", "internal/quorum/server.go", "!(over && len(results) >= s.cfg.Need)", "(!over || true)", "TestAnOperatorWaits"},
 	{"a quorum: an eviction on one server ends the lease", "internal/quorum/messages.go", "	if n < l.cfg.Need {\n		fx.Messages", "	{\n		fx.Messages", "TestAnEvictionCounts"},
