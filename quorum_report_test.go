@@ -351,6 +351,33 @@ func TestAnOperatorWaitsForAMajorityOfSlowServers(t *testing.T) {
 	})
 }
 
+// A client that is closed ends what an operator has asked. The operator's context has not ended.
+func TestAnOperatorIsToldThatTheClientWasClosedMeanwhile(t *testing.T) {
+	for what, call := range map[string]func(*leased.Client) error{
+		"Inspect":     func(c *leased.Client) error { _, err := c.Inspect(context.Background(), "x"); return err },
+		"ForceUnlock": func(c *leased.Client) error { return c.ForceUnlock(context.Background(), "x") },
+	} {
+		t.Run(what, func(t *testing.T) {
+			onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+				c := open()
+				must(t, call(c))
+				for _, m := range servers {
+					m.slowBy(time.Second)
+				}
+				failed := make(chan error, 1)
+				go func() { failed <- call(c) }()
+				synctest.Wait()
+				must(t, c.Close())
+				err := <-failed
+				isAll(t, err, leased.ErrClosed, leased.ErrNoQuorum)
+				if errors.Is(err, context.Canceled) {
+					t.Errorf("as if its context had ended: %v", err)
+				}
+			})
+		})
+	}
+}
+
 func TestForceUnlockOnAQuorumThatSucceedsTellsHowManyServersHadAnOwner(t *testing.T) {
 	onMortals(t, func(t *testing.T, _ []*mortal, open func(...leased.Option) *leased.Client) {
 		c, operator := open(), open()

@@ -3,6 +3,7 @@ package leased_test
 import (
 	"context"
 	"fmt"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -156,8 +157,19 @@ func TestForceUnlockTellsManyReadersAtOnce(t *testing.T) {
 	t.Parallel()
 	onBoth(t, func(t *testing.T, s place) {
 		var in []*leased.Lease
+		defer func() { // if it fails, or each Close would wait for its client's lease
+			var all sync.WaitGroup
+			for _, l := range in {
+				all.Go(func() { _ = l.Unlock() })
+			}
+			all.Wait()
+		}()
 		for range manyReaders() {
-			in = append(in, <-reading(t, newClient(t, s).RWMutex("x")))
+			l := <-reading(t, newClient(t, s).RWMutex("x"))
+			if l == nil {
+				t.Fatal("a reader does not enter")
+			}
+			in = append(in, l)
 		}
 		strain, began := redistest.NewStrain(t), time.Now()
 		must(t, newClient(t, s).ForceUnlock(context.Background(), "x"))

@@ -17,11 +17,10 @@ var (
 	keeps  = Result{Answer: protocol.Answer{Outcome: protocol.Granted, Token: 1, Clock: 9, Kept: true}}
 )
 
-// ours is the answer of a server that had us as its owner, to a release as well as to a cancel.
-var ours = Result{Answer: done.Answer, Cancelled: protocol.Cancelled{Owned: true, Token: 9}}
+func (s *stand) tick() { s.now = s.now.Add(time.Millisecond) }
 
-// answerButTheLast has servers 0 and 1 answer, and server 2 be silent.
-func (s *stand) answerButTheLast(sends []*Send, res Result) {
+// answerButTwo has servers 0 and 1 answer, and server 2 be silent.
+func (s *stand) answerButTwo(sends []*Send, res Result) {
 	for _, send := range sends {
 		if send.Server == 2 {
 			s.answer(send, quiet)
@@ -31,14 +30,12 @@ func (s *stand) answerButTheLast(sends []*Send, res Result) {
 	}
 }
 
-func (s *stand) tick() { s.now = s.now.Add(time.Millisecond) }
-
 // proves releases the request: two servers say that they owned it, and the third is silent. It reports whether
 // that proves the lease, or a cancel that follows does.
 func (s *stand) proves() bool {
 	s.tick()
 	op := s.release()
-	s.answerButTheLast(s.fx.Sends, ours)
+	s.answerButTwo(s.fx.Sends, Result{Answer: done.Answer, Cancelled: protocol.Cancelled{Owned: true, Token: 9}})
 	if !op.Decided() {
 		s.expire(op)
 	}
@@ -47,7 +44,7 @@ func (s *stand) proves() bool {
 	}
 	s.fx = Effects{}
 	op = s.lock.CancelRequest(&protocol.CancelRequest{ID: s.id}, s.now, &s.fx)
-	s.answerButTheLast(s.fx.Sends, ours)
+	s.answerButTwo(s.fx.Sends, Result{Cancelled: protocol.Cancelled{Owned: true, Token: 9}})
 	return op.Cancelled.Owned
 }
 
@@ -107,7 +104,7 @@ func TestACancelDoesNotProveWhatALostServerGrantsAnewBeforeIt(t *testing.T) {
 	release := s.release()
 	sends := s.fx.Sends
 	cancels := s.answer(asks[0], granted(9))
-	s.answerButTheLast(append(sends, cancels...), ours)
+	s.answerButTwo(append(sends, cancels...), Result{Answer: done.Answer, Cancelled: protocol.Cancelled{Owned: true, Token: 9}})
 	if !release.Decided() || release.Err == nil {
 		t.Fatalf("released: %+v", release.Answer)
 	}
@@ -147,7 +144,7 @@ func TestAReleaseDoesNotProveWhatIsGrantedAnewBeforeIt(t *testing.T) {
 		s.tick()
 		release := s.release()
 		sends := s.fx.Sends
-		s.answerButTheLast(append(sends, s.answer(ask, answer)...), done)
+		s.answerButTwo(append(sends, s.answer(ask, answer)...), done)
 		if !release.Decided() || release.Err == nil && release.Answer.Outcome == protocol.Done {
 			t.Errorf("%s: released: %+v", name, release.Answer)
 		}
@@ -212,12 +209,29 @@ func TestARenewalDoesNotProveWhatWasAnothersWhenItBegan(t *testing.T) {
 	}
 }
 
+// A renewal finds that server 0 is another's, and asks it. A check meets that question, and the answer comes
+// before the check's other answers: server 1 has been another's, too.
+func TestACheckDoesNotCountAServerThatIsFoundToBeAnothersMeanwhile(t *testing.T) {
+	for name, answer := range map[string]Result{"it waits there": behind, "granted anew": granted(9), "no answer": quiet} {
+		s := newStand(t, 3, time.Second)
+		s.own(true, true, true)
+		_, asks := s.renewing(notOurs, renewed, renewed)
+		op, sends := s.check()
+		s.answer(asks[0], answer)
+		s.answer(sends[0], granted(9))
+		s.answer(sends[1], keptWith(1))
+		if !op.Decided() || op.Err == nil && op.Answer.Kept {
+			t.Errorf("%s: decided %v, %+v", name, op.Decided(), op.Answer)
+		}
+	}
+}
+
 // lowered unlocks the reader that the request was downgraded to, and reports whether that proves its lease.
 func (s *stand) lowered() bool {
 	s.tick()
 	s.fx = Effects{}
 	op := s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.lower(), At: s.now}, s.now, &s.fx)
-	s.answerButTheLast(s.fx.Sends, done)
+	s.answerButTwo(s.fx.Sends, done)
 	return op.Decided() && op.Err == nil && op.Answer.Outcome == protocol.Done
 }
 

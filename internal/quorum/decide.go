@@ -157,7 +157,7 @@ func (op *Op) standing(now time.Time) int {
 		if op.outcomes[i] == outcomeAgain || now.Before(p.young) {
 			young++
 		}
-		if !was.stood || was.anews >= 0 && was.anews != p.anews || p.late || !p.quarantineEnd.IsZero() && !now.Before(p.quarantineEnd) {
+		if !was.stood || was.anews != p.anews || p.late || !p.quarantineEnd.IsZero() && !now.Before(p.quarantineEnd) {
 			continue
 		}
 		switch op.outcomes[i] {
@@ -262,17 +262,16 @@ func (r *request) noteMajority() {
 // may have owned there, and on a server that had already answered. If op is nil, the grant is new, and
 // no part counts as granted anew.
 func (r *request) noteKept(op *Op, now time.Time) {
-	at := now
-	if op != nil {
-		at = op.at
-	}
-	if at.After(r.keptAt) { // an answer to an earlier op may come later
-		r.keptAt = at
-	}
 	anew := false
+	if op != nil {
+		now = op.at
+	}
+	if now.After(r.keptAt) { // else a renewal was answered after a later one
+		r.keptAt = now
+	}
 	for i := range r.parts {
 		p := &r.parts[i]
-		if op == nil || op.before[i].anews == p.anews {
+		if op == nil || op.before[i].owned && op.before[i].anews == p.anews {
 			p.anew = false
 		}
 		anew = anew || p.anew

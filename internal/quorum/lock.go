@@ -475,8 +475,8 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 	}
 	// Whether the server had granted the part before this answer.
 	had := p.state == owned && !a.Kept || p.lost || !p.quarantineEnd.IsZero()
-	since, wasLost, ops, later := p.since, p.lost, p.also, p.later
-	p.asking, p.looks, p.lost, p.also, p.later = false, false, false, nil, nil
+	wasLost, ops, later := p.lost, p.also, p.later
+	p.asking, p.looks, p.also, p.later = false, false, nil, nil
 	if s.op != nil {
 		ops = append(ops, s.op)
 	}
@@ -520,9 +520,6 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 			}
 		}
 		l.own(p, a, s.Cmd.At, now, res.Young > 0)
-		if wasLost {
-			p.since = since
-		}
 	case a.Outcome == protocol.Enqueued:
 		outcome = outcomeNo
 		if p.state == owned && a.Token < p.token { // the message of a later grant was faster
@@ -549,6 +546,7 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 		p.ended = true // the part was never queued there, or no longer is
 		p.blockedBy(&a, now)
 	}
+	p.lost = false
 	if r.dropped {
 		if p.state == owned || p.state == queued || res.Fail.MayRun() {
 			fx.Strays = append(fx.Strays, l.stray(r, i))

@@ -1434,6 +1434,11 @@ func (s *stand) evict(server int, id string, token uint64) bool {
 	return len(s.fx.Messages) > 0
 }
 
+// revoked reports whether the last event ended the lease.
+func (s *stand) revoked() bool {
+	return slices.ContainsFunc(s.fx.Messages, func(m protocol.Message) bool { return m.Kind == "revoked" })
+}
+
 // check asks the servers about a lease that is held.
 func (s *stand) check() (*Op, []*Send) {
 	s.now = s.now.Add(100 * time.Millisecond)
@@ -1523,7 +1528,7 @@ func TestAnEvictionEndsALeaseThatServersHaveGrantedAnew(t *testing.T) {
 			s.answer(send, notOurs)
 		}
 	}
-	if !slices.ContainsFunc(s.fx.Messages, func(m protocol.Message) bool { return m.Kind == "revoked" }) {
+	if !s.revoked() {
 		t.Error("one of three has kept it, and it is not over")
 	}
 }
@@ -1554,9 +1559,6 @@ func TestACheckDoesNotProveALeaseThatWasEvictedMeanwhile(t *testing.T) {
 
 // The answers that say so come after a majority has said that it kept the lease.
 func TestALateAnswerEndsALeaseThatWasEvictedMeanwhile(t *testing.T) {
-	over := func(s *stand) bool {
-		return slices.ContainsFunc(s.fx.Messages, func(m protocol.Message) bool { return m.Kind == "revoked" })
-	}
 	for _, evicted := range []bool{false, true} {
 		s := newStand(t, 5, time.Second)
 		s.own(true, true, true, true, true)
@@ -1572,8 +1574,8 @@ func TestALateAnswerEndsALeaseThatWasEvictedMeanwhile(t *testing.T) {
 				t.Fatal("two of five end the lease")
 			}
 		}
-		if s.answer(sends[0], granted(9)); over(s) != evicted {
-			t.Errorf("evicted %v, and granted anew: over %v", evicted, over(s))
+		if s.answer(sends[0], granted(9)); s.revoked() != evicted {
+			t.Errorf("evicted %v, and granted anew: over %v", evicted, s.revoked())
 		}
 
 		s = newStand(t, 3, time.Second)
@@ -1590,8 +1592,8 @@ func TestALateAnswerEndsALeaseThatWasEvictedMeanwhile(t *testing.T) {
 		if evicted && s.evict(0, sends[0].Cmd.ID, 1) {
 			t.Fatal("one of three ends the lease")
 		}
-		if s.answer(sends[2], notOurs); over(s) != evicted {
-			t.Errorf("evicted %v, and not renewed: over %v", evicted, over(s))
+		if s.answer(sends[2], notOurs); s.revoked() != evicted {
+			t.Errorf("evicted %v, and not renewed: over %v", evicted, s.revoked())
 		}
 	}
 }
@@ -1630,6 +1632,114 @@ func TestAGrantWhoseEvictionIsAlreadyKnownIsNone(t *testing.T) {
 	}
 	if n := s.lock.behind(s.lower(), s.now); n > 1 {
 		t.Errorf("%d servers stand behind a downgraded lease that two of three evicted: %+v", n, lowered.Answer)
+	}
+}
+
+// A part that is being given back is not owned, but not because of an eviction.
+func TestAnEvictionOnAMinorityDoesNotEndALeaseThatIsGivenBack(t *testing.T) {
+	begin := func(n int) (s *stand, renewals []*Send) {
+		s = newStand(t, n, time.Second)
+		s.own(slices.Repeat([]bool{true}, n)...)
+		s.tick()
+		s.renew()
+		renewals = s.fx.Sends
+		if s.evict(0, renewals[0].Cmd.ID, 1) {
+			t.Fatal("one server ends the lease")
+		}
+		s.tick()
+		return s, renewals
+	}
+
+	s, renewals := begin(3)
+	s.downgrade()
+	if s.answer(renewals[1], renewed); s.revoked() {
+		t.Error("two of three are asked to downgrade it, and it is over")
+	}
+
+	s, renewals = begin(5)
+	op := s.release()
+	for _, send := range s.fx.Sends {
+		s.answer(send, quiet)
+	}
+	if !op.Decided() || op.Err == nil {
+		t.Fatalf("nobody answered the release: decided %v, %+v", op.Decided(), op.Answer)
+	}
+	if s.answer(renewals[1], renewed); s.revoked() {
+		t.Error("four of five are asked to release it, and it is over")
+	}
+	s.fx = Effects{}
+	op = s.lock.CancelRequest(&protocol.CancelRequest{ID: s.id}, s.now, &s.fx)
+	for _, send := range s.fx.Sends {
+		s.answer(send, Result{Cancelled: protocol.Cancelled{Owned: true, Token: 1}})
+	}
+	if !op.Decided() || !op.Cancelled.Owned {
+		t.Errorf("four of five had it until it was cancelled: decided %v, %+v", op.Decided(), op.Cancelled)
+	}
+}
+
+// What a server that no longer has the lease says next is whether it has only lost its data.
+func TestAnEvictionOnAMinorityDoesNotEndALeaseBesideRestarts(t *testing.T) {
+	for _, restarts := range []bool{true, false} {
+		s := newStand(t, 5, time.Second)
+		s.own(true, true, true, true, true)
+		s.evict(0, s.lock.reqs[s.id].parts[0].id, 1)
+		s.tick()
+		op := s.renew()
+		sends := s.fx.Sends
+		for _, send := range sends[3:] {
+			s.answer(send, renewed)
+		}
+		s.answer(sends[0], behind)
+		var asks []*Send
+		for _, send := range sends[1:3] {
+			if asks = append(asks, s.answer(send, notOurs)...); s.revoked() {
+				t.Error("it is over before its servers are asked")
+			}
+		}
+		over := false
+		for _, ask := range asks {
+			if restarts {
+				s.answer(ask, young(protocol.Granted, 9, time.Hour))
+			} else {
+				s.answer(ask, granted(9))
+			}
+			over = over || s.revoked()
+		}
+		if restarts && (over || op.Renewed != protocol.Granted) || !restarts && !over && op.Renewed != protocol.NotOurs {
+			t.Errorf("restarts %v: over %v, renewed %v", restarts, over, op.Renewed)
+		}
+	}
+}
+
+// The slowest answer to a renewal comes after the next one has been decided. What a majority said then stays known.
+func TestALateAnswerToARenewalTakesNothingBack(t *testing.T) {
+	s := newStand(t, 5, time.Second)
+	op := s.acquire()
+	acquires := s.fx.Sends
+	for _, send := range acquires[:4] {
+		s.answer(send, granted(1))
+	}
+	s.tick()
+	s.renew()
+	renewals := s.fx.Sends
+	for _, send := range renewals[:3] {
+		s.answer(send, renewed)
+	}
+	s.tick()
+	s.answer(acquires[4], granted(2))
+	s.tick()
+	op = s.renew()
+	for _, send := range s.fx.Sends {
+		s.answer(send, renewed)
+	}
+	if op.Renewed != protocol.Granted {
+		t.Fatal("not renewed")
+	}
+	s.answer(renewals[3], renewed)
+	for i := range 2 {
+		if s.evict(i, s.lock.reqs[s.id].parts[i].id, 1) {
+			t.Errorf("%d of five have kept it, and it is over", 4-i)
+		}
 	}
 }
 

@@ -63,14 +63,15 @@ func (l *Lock) Receive(server int, m *protocol.Message, now time.Time, fx *Effec
 
 // heed ends a lease that an operator has evicted on some servers if the others are no majority that
 // may have kept it. A server that has granted it since a majority was last known to have kept it may
-// have had another owner in between.
+// have had another owner in between. Where a renewal was the first to say that the lease is gone, the
+// answer to the acquire that follows decides, because the server may only have lost its data.
 func (l *Lock) heed(r *request, now time.Time, fx *Effects) {
-	if !r.evicted || r.token == 0 || r.dropped {
+	if !r.evicted || r.token == 0 || r.dropped || r.leaves() {
 		return
 	}
 	n := 0
 	for i := range r.parts {
-		if p := &r.parts[i]; p.stands(now) && !p.anew && !r.gained(i) {
+		if p := &r.parts[i]; (p.stands(now) || p.lost && p.asking) && !p.anew && !r.gained(i) {
 			n++
 		}
 	}
@@ -78,6 +79,12 @@ func (l *Lock) heed(r *request, now time.Time, fx *Effects) {
 		fx.Messages = append(fx.Messages, protocol.Message{Kind: "revoked", ID: r.id, Key: l.keys.Lock})
 		l.abandon(r, now, fx)
 	}
+}
+
+// leaves reports whether the state machine gives the lease back, or has it downgraded. Then parts are
+// not owned because of that, and the servers' answers decide whether the lease was kept.
+func (r *request) leaves() bool {
+	return !r.forgetAt.IsZero() || r.op != nil && r.op.verb != protocol.Acquire
 }
 
 // pass passes a message to the state machine, under the id that the state machine knows.

@@ -40,8 +40,9 @@ type Op struct {
 
 // before is what a part of a held request was when an op about it began.
 type before struct {
-	stood bool // the request owned there
-	anews int  // the part's, -1 if it was not owned: others may still have owned there
+	stood bool // the request owned there, as far as was known
+	owned bool // the part was owned, else others may still have owned there
+	anews int  // the part's
 }
 
 type outcome uint8
@@ -65,10 +66,8 @@ func (l *Lock) newOp(kind Kind, verb protocol.Verb, r *request, at, now time.Tim
 		op.before = make([]before, l.cfg.N)
 		for i := range r.parts {
 			p := &r.parts[i]
-			op.before[i] = before{stood: p.stands(now) || p.lost, anews: p.anews} // if lost, the answer under way decides
-			if p.state != owned {
-				op.before[i].anews = -1
-			}
+			// If lost, the answer under way decides.
+			op.before[i] = before{stood: p.stands(now) || p.lost, owned: p.state == owned, anews: p.anews}
 		}
 	}
 	return op

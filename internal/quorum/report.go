@@ -109,10 +109,17 @@ func readersOf(most []protocol.Snapshot, clock uint64, some int) []string {
 	}
 	byClient := map[string][]reader{}
 	for i := range most {
+		here := map[string]reader{} // one of each client, which may have asked again under another id
 		for named := range slices.Chunk(most[i].Readers, 2) {
 			ends, _ := strconv.ParseFloat(named[1], 64)
+			ends += float64(clock/1000) - float64(most[i].Clock/1000)
 			client := ownerOf(&protocol.Snapshot{Value: named[0]})
-			byClient[client] = append(byClient[client], reader{named[0], ends + float64(clock/1000) - float64(most[i].Clock/1000)})
+			if known, ok := here[client]; !ok || ends > known.ends {
+				here[client] = reader{named[0], ends}
+			}
+		}
+		for client, r := range here {
+			byClient[client] = append(byClient[client], r)
 		}
 	}
 	var readers []reader

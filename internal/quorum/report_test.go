@@ -77,6 +77,7 @@ func TestReadersAreThoseOfWhichAMajorityCanKnow(t *testing.T) {
 	}{
 		"one has joined on three": {[]protocol.Snapshot{shares(1000, 10, a), shares(2000, 20, a, b), shares(3000, 30, a, b), shares(4000, 40, a), shares(5000, 50, b)}, "b 20, a 20"},
 		"one asks two":            {[]protocol.Snapshot{shares(1000, 10, a), shares(2000, 20, a, b), shares(3000, 30, a, b), shares(4000, 40, a), shares(5000, 50, a)}, "a 30"},
+		"one has two on a server": {[]protocol.Snapshot{shares(1000, 10, a, b, b), shares(2000, 20, a, b), shares(3000, 30, a), shares(4000, 40), shares(5000, 50)}, "a 10"},
 		"two are silent":          {[]protocol.Snapshot{shares(1000, 10, a), shares(2000, 20, a, b), shares(3000, 30, a)}, "b 20, a 30"},
 		"foreign":                 {[]protocol.Snapshot{{Value: protocol.MarkerValue, Readers: []string{"x", "inf"}}, {Value: protocol.MarkerValue, Readers: []string{"x", "-inf"}}, {Value: protocol.MarkerValue}}, "x +Inf"},
 	} {

@@ -545,8 +545,13 @@ func each[T any](ctx context.Context, s *Server, f func(ctx context.Context, ser
 			}()
 			of.val, of.err = f(ctx, i, m.srv)
 			fail = redisserver.Classify(of.err)
+			if of.err != nil && s.base.Err() != nil { // not the caller's context, which may go on
+				of.err = protocol.ErrClosed
+			}
 		}) {
 			n++
+		} else {
+			errs = append(errs, protocol.ErrClosed)
 		}
 	}
 	timer := time.NewTimer(mostPatience)
