@@ -3,9 +3,13 @@ package leased_test
 import (
 	"context"
 	"errors"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
 )
@@ -50,6 +54,63 @@ func TestTokensGrowWhenAnOwnerIsEvictedThatTheFastestClockGaveItsToken(t *testin
 		}
 		unlock(t, next)
 		isAll(t, first.Unlock(), leased.ErrLeaseLost)
+	})
+}
+
+// scriptGate lets some scripts through, and holds up those that follow until it is opened.
+type scriptGate struct {
+	through atomic.Int32
+	opened  chan struct{}
+}
+
+func (g *scriptGate) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (g *scriptGate) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (g *scriptGate) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if strings.HasPrefix(cmd.Name(), "eval") && g.through.Add(-1) < 0 {
+			<-g.opened
+		}
+		return next(ctx, cmd)
+	}
+}
+
+// The operator has looked at the lock, which was free, when somebody enters and is evicted.
+func TestTokensGrowWhenAnOwnerIsEvictedThatEnteredMeanwhile(t *testing.T) {
+	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		for _, m := range servers {
+			m.SetTime(time.Now()) // where it stops
+		}
+		servers[0].SetTime(time.Now().Add(140 * time.Millisecond))
+		gate := &scriptGate{opened: make(chan struct{})}
+		gate.through.Store(1000)
+		operator := openHooked(t, servers, gate)
+		if _, err := operator.Inspect(context.Background(), "x"); err != nil { // loads the script
+			t.Fatal(err)
+		}
+		gate.through.Store(int32(len(servers)))
+		evicted := make(chan error, 1)
+		go func() { evicted <- operator.ForceUnlock(context.Background(), "x") }()
+		synctest.Wait()
+		its := viewed(servers)
+		for _, m := range its[3:] {
+			m.slowBy(100 * time.Millisecond) // so the first three grant
+		}
+		first := lock(t, openMortals(t, its).Mutex("x"))
+		for _, m := range its {
+			m.die() // so the owner does not tell its token when it hears of the eviction
+		}
+		servers[0].die()
+		close(gate.opened)
+		must(t, <-evicted)
+		next := lock(t, open().Mutex("x"))
+		if next.Token() <= first.Token() {
+			t.Errorf("token %d after %d", next.Token(), first.Token())
+		}
+		unlock(t, next)
 	})
 }
 

@@ -755,6 +755,7 @@ var mutants = []mutant{
 	{"a quorum: the answer to an acquire undoes an eviction that it was sent before", "internal/quorum/lock.go", "a.Token <= p.evicted:", "false:", "TestAGrantWhoseEviction"},
 	{"a quorum: the answer to a downgrade undoes an eviction that it was sent before", "internal/quorum/ops.go", "a.Token <= q.evicted {", "false {", "TestAGrantWhoseEviction"},
 	{"a quorum: a token that only the fastest clock gave is forgotten with its owner", "internal/quorum/majority.go", "greatest += slack(ttl)", "greatest += 0", "TestTokensGrowWhenAnOwnerIsEvicted"},
+	{"a quorum: a token that only the fastest clock gave is forgotten with an owner that has just entered", "internal/redisserver/scripts/evict.lua", "us + 5 * longest + 1000", "us", "TestTokensGrowWhenAnOwnerIsEvictedThatEntered"},
 	{"a quorum: a late answer to an acquire is not held against a lease that was evicted", "internal/quorum/lock.go", "	l.heed(r, now, fx)\n", "", "TestALateAnswerEnds"},
 	{"a quorum: a late answer to a renewal is not held against a lease that was evicted", "internal/quorum/ops.go", "	l.heed(op.req, now, fx)\n", "", "TestALateAnswerEnds"},
 	{"a quorum: a server that granted anew ends a lease that nobody evicted", "internal/quorum/messages.go", "if !r.evicted || ", "if ", "TestOnlyIfAll"},

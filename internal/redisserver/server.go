@@ -521,10 +521,11 @@ type clusterNodes interface {
 // Evict ends the ownership of the lock and notifies its owners. It returns their ids or values. If
 // it returns any together with an error, those owners were evicted all the same.
 func (s *Server) Evict(ctx context.Context, k *protocol.Keys) ([]string, error) {
-	return s.EvictAbove(ctx, k, 0)
+	return s.evict(ctx, k, "", "")
 }
 
-// EvictAbove is Evict, but also makes the next owner's token greater than least.
+// EvictAbove is Evict on a server of a quorum. It also makes the next owner's token greater than least,
+// and than any that the evicted can have from other servers.
 func (s *Server) EvictAbove(ctx context.Context, k *protocol.Keys, least uint64) ([]string, error) {
 	return s.EvictOwner(ctx, k, least, "")
 }
@@ -532,8 +533,12 @@ func (s *Server) EvictAbove(ctx context.Context, k *protocol.Keys, least uint64)
 // EvictOwner is EvictAbove, but evicts nobody if the value of the lock's key is not value. An empty
 // value matches any.
 func (s *Server) EvictOwner(ctx context.Context, k *protocol.Keys, least uint64, value string) ([]string, error) {
+	return s.evict(ctx, k, decimal(least), value)
+}
+
+func (s *Server) evict(ctx context.Context, k *protocol.Keys, least any, value string) ([]string, error) {
 	k5 := k.All()
-	val, err := s.alone().run(ctx, &EvictScript, k5[:], s.args.inboxes, decimal(least), value)
+	val, err := s.alone().run(ctx, &EvictScript, k5[:], s.args.inboxes, least, value)
 	if err != nil {
 		return nil, err
 	}

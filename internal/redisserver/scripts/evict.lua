@@ -1,8 +1,9 @@
 -- evict(): takes the lock from its owners, whoever they are, including foreign ones.
 --
 -- KEYS  as in common.lua
--- ARGV  2 a token, known from another server of a quorum, that the next owner's must exceed, or
---       '0', 3 the value that the lock's own key must have for anybody to be evicted, or '' for any
+-- ARGV  2 on a quorum, a token that the next owner's must exceed, as the servers together know, or '0';
+--       '' on a single server, 3 the value that the lock's own key must have for anybody to be evicted,
+--       or '' for any
 -- Returns {last token, how many of the evicted were notified, unfinished, the ids or values
 -- that were evicted}. Owners of this format are notified, the first 100 here and the others by
 -- the client. The message carries the token, which tells this eviction from that of an earlier grant.
@@ -21,9 +22,20 @@ redis.call('DEL', KEYS[1])
 redis.call('DEL', KEYS[3])
 value = false
 local revoked = last_token()
-if (tonumber(ARGV[2]) or 0) > last then
-  last = tonumber(ARGV[2])
-  remember(0)
+local least = tonumber(ARGV[2])
+if least then
+  -- Who is evicted may have entered since that token was found, and its own may be of another server:
+  -- ahead of this one's clock, by as much as a quorum does not write back; see slack.
+  local longest = 0
+  for i = 1, #owners do
+    local _, ttl = parse_id(owners[i])
+    longest = math.max(longest, ttl or 0)
+  end
+  if longest > 0 then least = math.max(least, us + 5 * longest + 1000) end
+  if least > last then
+    last = least
+    remember(longest)
+  end
 end
 local notified = math.min(#owners, 100)
 for i = 1, notified do
