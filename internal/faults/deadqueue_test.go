@@ -20,7 +20,7 @@ import (
 
 func init() { roles["waiter of a Cluster"] = waitInCluster }
 
-// waitInCluster waits for x in the Cluster whose nodes it was given, until it is killed.
+// waitInCluster waits for x, until it is killed, in the Cluster whose nodes it was given.
 func waitInCluster(a *actor) error {
 	rdb := redis.NewClusterClient(&redis.ClusterOptions{
 		Addrs: strings.Split(os.Getenv(addrVariable), ","), ClientName: connectionName(os.Getpid()),
@@ -43,8 +43,8 @@ func waitInCluster(a *actor) error {
 
 const deadTTL = 30 * time.Second
 
-// No count proves a waiter of a Cluster gone, so each of the dead is made owner in turn: for
-// 2 s, and not for its TTL. It was their first lock, too.
+// In a Cluster no subscriber count proves that a waiter is gone, so each dead waiter in turn is
+// made owner, but for 2 s instead of for its TTL. x was the first lock they ever waited for.
 func TestThreeWaitersKilledInAClustersQueueCostTheFourthSomeSeconds(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes a Cluster, and seconds; run it without -short")
@@ -74,10 +74,10 @@ func TestThreeWaitersKilledInAClustersQueueCostTheFourthSomeSeconds(t *testing.T
 	queued(t, holder, "x", 4)
 	for _, one := range dead {
 		one.signal(syscall.SIGKILL)
-		for range one.lines { // until it is dead
+		for range one.lines { // until the child is dead
 		}
 		name := " name=" + connectionName(one.cmd.Process.Pid) + " "
-		for _, in := range c.Nodes { // and what it had sent was read
+		for _, in := range c.Nodes { // and until all that it had sent has been read
 			eventually(t, "the end of its connections", func() bool {
 				list, err := in.Client().ClientList(t.Context()).Result()
 				return err == nil && !strings.Contains(list, name)
@@ -89,7 +89,7 @@ func TestThreeWaitersKilledInAClustersQueueCostTheFourthSomeSeconds(t *testing.T
 	mustUnlock(t, l)
 	info, err := holder.Inspect(t.Context(), "x")
 	if err != nil || len(info.Owners) != 1 || !strings.HasSuffix(info.Owners[0].Client, fmt.Sprintf(":%d", dead[0].cmd.Process.Pid)) {
-		t.Errorf("the first of the dead was to be made owner: %+v, %v", info, err)
+		t.Errorf("the first dead waiter should have been made owner: %+v, %v", info, err)
 	}
 	o := entered(t, got)
 	took := o.at.Sub(began)
@@ -101,7 +101,7 @@ func TestThreeWaitersKilledInAClustersQueueCostTheFourthSomeSeconds(t *testing.T
 	nothingLeft(t, holder, "x")
 }
 
-// Who is alive confirms its grant, and owns for its TTL from then on.
+// A waiter that is alive confirms its grant, and then owns the lock for its full TTL.
 func TestAHandOffInAClusterIsConfirmedAtOnce(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes a Cluster, and seconds; run it without -short")
@@ -134,7 +134,7 @@ func TestAHandOffInAClusterIsConfirmedAtOnce(t *testing.T) {
 		select {
 		case <-o.lease.Context().Done():
 			t.Fatalf("the lease of the %s ended: %v", what, context.Cause(o.lease.Context()))
-		case <-time.After(3 * time.Second): // longer than an unconfirmed grant lasts
+		case <-time.After(3 * time.Second): // longer than a provisional grant lasts
 		}
 		if !confirmed() {
 			t.Errorf("the %s does not own for its TTL", what)
