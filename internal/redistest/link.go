@@ -17,7 +17,7 @@ type link struct {
 	// mu guards the fields below. The lock order is Proxy.mu, link.mu.
 	mu     sync.Mutex
 	fault  fault
-	server net.Conn // nil until dialled
+	server net.Conn // nil until dialed
 	hears  bool     // the client has subscribed
 	left   bool     // the client's end is closed
 	closed bool     // both ends are closed, or will be as soon as they exist
