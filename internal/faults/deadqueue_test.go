@@ -122,7 +122,7 @@ func TestAHandOffInAClusterIsConfirmedAtOnce(t *testing.T) {
 		got := calling(within(t, time.Minute), call(1))
 		queued(t, clients[0], "x", 1)
 		if ids := look.ZRange(t.Context(), "x:{x}:queue", 0, -1).Val(); len(ids) != 1 || !strings.Contains(ids[0], ":p:") {
-			t.Fatalf("queued is %q", ids)
+			t.Fatalf("the queue is %q, want one id with a provisional proof", ids)
 		}
 		mustUnlock(t, l)
 		o := entered(t, got)

@@ -27,7 +27,7 @@ func TestCallsAreThoseThatReachedTheServer(t *testing.T) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 	if got.Total() != 5 {
-		t.Errorf("total %d", got.Total())
+		t.Errorf("total %d, want 5", got.Total())
 	}
 }
 

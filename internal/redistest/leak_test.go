@@ -80,7 +80,7 @@ func TestCheckLeaksWaitsForAGoroutineThatIsAboutToGo(t *testing.T) {
 			go func() { time.Sleep(time.Second) }()
 		})
 		if took := time.Since(began); said != "" || took < time.Second {
-			t.Errorf("after %v: %s", took, said)
+			t.Errorf("CheckLeaks took %v and reported %q, want at least 1s and nothing", took, said)
 		}
 	})
 }

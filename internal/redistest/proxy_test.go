@@ -140,7 +140,7 @@ func TestRefusedDialsAndAcceptOnTheSamePort(t *testing.T) {
 	p.Refuse()
 	p.Refuse()
 	if err := late.Ping(ctx).Err(); err == nil {
-		t.Error("dialled")
+		t.Error("a new connection was accepted after Refuse")
 	}
 	if err := present.Ping(ctx).Err(); err != nil {
 		t.Errorf("the present connection: %v", err)

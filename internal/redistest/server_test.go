@@ -109,7 +109,7 @@ func TestStoppedServerKeepsConnectionsAndGoesOn(t *testing.T) {
 func TestSharedServerIsOneAndCannotBeBroken(t *testing.T) {
 	a, b := Shared(t), Shared(t)
 	if a.Pid() != b.Pid() {
-		t.Error("two servers")
+		t.Error("two calls of Shared returned different servers")
 	}
 	s := &spy{TB: t, name: "spy"}
 	view := Shared(t)
@@ -118,7 +118,7 @@ func TestSharedServerIsOneAndCannotBeBroken(t *testing.T) {
 	view.Restart()
 	view.Stop()
 	if len(s.said) < 2 {
-		t.Errorf("complaints: %q", s.said)
+		t.Errorf("Kill, Restart and Stop of a shared server reported only %q", s.said)
 	}
 	view.Close() // ends the view's clients only
 	if err := a.Client().Ping(t.Context()).Err(); err != nil {

@@ -11,7 +11,7 @@ func TestStrainIsNothingOnAMachineWithoutLoad(t *testing.T) {
 		s, began := NewStrain(t), time.Now()
 		time.Sleep(time.Minute)
 		if got := s.Since(began); got != 0 {
-			t.Errorf("%v", got)
+			t.Errorf("the strain of an idle minute is %v, want 0", got)
 		}
 	})
 }

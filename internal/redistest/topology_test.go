@@ -44,7 +44,7 @@ func TestAnIsolatedServerIsStaleAndReadOnlyUntilPromoted(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n, err := replica.Exists(ctx, "k").Result(); n != 0 || err != nil {
-		t.Errorf("the stale one: %d, %v", n, err)
+		t.Errorf("EXISTS on the stale server: %d, %v", n, err)
 	}
 	if err := replica.Set(ctx, "k", "v", 0).Err(); err == nil || !strings.HasPrefix(err.Error(), "READONLY") {
 		t.Errorf("a write: %v", err)
