@@ -1,4 +1,4 @@
-// Package clocktest sets the two clocks of a time.Time apart.
+// Package clocktest makes times whose wall clock and monotonic clock disagree.
 package clocktest
 
 import (
@@ -7,9 +7,9 @@ import (
 	"unsafe"
 )
 
-// Asleep returns the time d after before on a machine that was suspended meanwhile: its
-// wall clock moved by d, and its monotonic one not at all. The time package offers no
-// way to make such a Time, so its memory is changed.
+// Asleep returns the time d after before, as seen by a machine that was suspended in
+// between: its wall clock has moved by d, and its monotonic clock has not moved. The time
+// package offers no way to make such a Time, so Asleep changes the Time's memory.
 func Asleep(t testing.TB, before time.Time, d time.Duration) time.Time {
 	t.Helper()
 	now := before.Add(d)
@@ -20,7 +20,7 @@ func Asleep(t testing.TB, before time.Time, d time.Duration) time.Time {
 	})(unsafe.Pointer(&now))
 	inner.ext -= int64(d)
 	if now.Sub(before) != 0 || now.Round(0).Sub(before.Round(0)) != d {
-		t.Fatal("a Time is not what it was, so its clocks cannot be set apart")
+		t.Fatal("the memory layout of time.Time has changed, so Asleep cannot set its clocks apart")
 	}
 	return now
 }

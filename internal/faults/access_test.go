@@ -16,17 +16,17 @@ import (
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
-// revocations are ways to take a user's access away. What follows differs from a
-// command that is refused: the connection itself is, before any command is sent.
+// revocations are ways to take a user's access away. Unlike a command that is refused, here
+// the connection itself is refused, before any command is sent.
 var revocations = []struct {
 	name       string
-	away, back []any // of ACL SETUSER app
+	away, back []any // arguments of ACL SETUSER app
 }{
 	{"switched off", []any{"off"}, []any{"on"}},
 	{"password changed", []any{"resetpass", ">other"}, []any{"resetpass", ">secret"}},
 }
 
-// accessed is a server, and a client of a user whose access can be taken away.
+// accessed is a server, and a client whose user's access can be taken away.
 type accessed struct {
 	t     *testing.T
 	admin *redis.Client
@@ -56,7 +56,7 @@ func (a *accessed) set(rules ...any) {
 	}
 }
 
-// revoke takes access away, also from present connections.
+// revoke takes access away and closes the user's existing connections.
 func (a *accessed) revoke(rules ...any) {
 	a.t.Helper()
 	a.set(rules...)
@@ -69,7 +69,7 @@ func TestUnlockIsNotConfirmedByARedisThatRefusesTheConnection(t *testing.T) {
 	for _, r := range revocations {
 		t.Run(r.name, func(t *testing.T) {
 			t.Parallel()
-			// The lock ends by itself long after the test.
+			// The TTL is so long that the lock cannot expire during the test.
 			a := newAccessed(t, leased.WithTTL(5*time.Minute), leased.WithReleaseTimeout(200*time.Millisecond))
 			look := newClient(t, a.admin, "")
 			l := mustLock(t, a.c.Mutex("x"))
@@ -82,7 +82,7 @@ func TestUnlockIsNotConfirmedByARedisThatRefusesTheConnection(t *testing.T) {
 				t.Fatalf("Redis keeps %+v, %v", info, err)
 			}
 			a.set(r.back...)
-			nothingLeft(t, look, "x") // in the background
+			nothingLeft(t, look, "x") // released in the background
 		})
 	}
 }
@@ -102,7 +102,7 @@ func TestAWaitGivenUpWhileTheConnectionIsRefusedLeavesTheQueueAfterwards(t *test
 			if o := <-got; !errors.Is(o.err, context.Canceled) {
 				t.Errorf("LockContext returned %v", o.err)
 			}
-			// Its cancel is refused, which the log tells.
+			// The cancel that follows is refused, which shows in the log.
 			eventually(t, "the refusal in the log", func() bool { return strings.Contains(a.log.String(), "WRONGPASS") })
 			a.set(r.back...)
 			queued(t, holder, "x", 0)

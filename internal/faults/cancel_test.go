@@ -51,7 +51,7 @@ func TestACancelledWaitReturnsAtOnceWhateverRedisDoes(t *testing.T) {
 			holder := newClient(t, s.Client(), "")
 			c := newClient(t, rdb, "")
 			held := mustLock(t, holder.Mutex("x"))
-			mustUnlock(t, mustLock(t, c.Mutex("free"))) // connections, inbox and scripts are there
+			mustUnlock(t, mustLock(t, c.Mutex("free"))) // now the connections, the inbox and the scripts exist
 
 			healthy := o.begin == nil
 			if !healthy {
@@ -66,15 +66,15 @@ func TestACancelledWaitReturnsAtOnceWhateverRedisDoes(t *testing.T) {
 				}
 				got := wait(ctx, c.Mutex(name))
 				for until := time.Now().Add(time.Duration(i) * 300 * time.Microsecond); time.Now().Before(until); {
-					runtime.Gosched() // to be cancelled in all stages of the asking
+					runtime.Gosched() // to cancel at every stage of the request
 				}
 				at := time.Now()
 				cancel()
 				r := <-got
 				late = append(late, r.at.Sub(at))
-				// A command would have it wait for 2 s. That it is at once is seen in virtual time.
+				// Waiting for a command would take 2 s. That it returns at once is tested in virtual time.
 				if took := r.at.Sub(at); took > slack+strain.Since(at) {
-					t.Errorf("it returned %v after the end of ctx", took)
+					t.Errorf("LockContext returned %v after the end of ctx", took)
 				}
 				if !errors.Is(r.err, leased.ErrNotAcquired) || !errors.Is(r.err, context.Canceled) {
 					t.Fatalf("it returned %v", r.err)
@@ -129,8 +129,8 @@ func TestManyCancelledWaitsLeaveNothingPiledUp(t *testing.T) {
 	}
 	close(work)
 	workers.Wait()
-	// The last calls' goroutines may be about to end. What had piled up would stay for
-	// as long as a command may take, with a server that is stopped.
+	// The goroutines of the last calls may be about to end. Anything that had piled up would
+	// stay for as long as a command may take on a server that is stopped.
 	done := time.Now()
 	more := runtime.NumGoroutine() - goroutines
 	for more > 3 && time.Since(done) <= slack+strain.Since(done) {
@@ -153,7 +153,7 @@ func TestManyCancelledWaitsLeaveNothingPiledUp(t *testing.T) {
 	})
 	mustUnlock(t, held)
 	nothingLeft(t, holder, "x")
-	if err := c.Close(); err != nil { // waits for what was under way
+	if err := c.Close(); err != nil { // it waits for what is under way
 		t.Error(err)
 	}
 	for _, key := range look.Keys(t.Context(), "*").Val() {

@@ -20,9 +20,9 @@ import (
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
-// A child is this test program, started once more with a role to play. It is told
-// what to do by lines on its standard input and says what happened by lines on
-// its standard output: a word, then fields. It ends when its input does.
+// A child is this test program, started once more with a role to play. It reads lines with
+// commands from its standard input and reports what happened in lines on its standard
+// output: a word, then fields. It ends when its input ends.
 const (
 	roleVariable   = "LEASED_FAULTS_ROLE"
 	addrVariable   = "LEASED_FAULTS_ADDR"
@@ -34,7 +34,7 @@ type child struct {
 	t     *testing.T
 	cmd   *exec.Cmd
 	stdin io.WriteCloser
-	lines chan string // closed with the child's standard output
+	lines chan string // closed when the child's standard output ends
 }
 
 func spawn(t *testing.T, role, addr, prefix string, ttl time.Duration) *child {
@@ -66,7 +66,7 @@ func spawn(t *testing.T, role, addr, prefix string, ttl time.Duration) *child {
 	}()
 	t.Cleanup(func() {
 		_ = stdin.Close()
-		c.signal(syscall.SIGKILL) // also ends one that is stopped
+		c.signal(syscall.SIGKILL) // it also ends a stopped child
 		for range c.lines {
 		}
 		<-read
@@ -106,12 +106,12 @@ func (c *child) hear(word string) []string {
 	}
 }
 
-// kill ends the child the hard way and returns when the server has read all that it
-// ever sent: a renewal may cross with the signal, and its TTL begins anew then.
+// kill kills the child and returns when the server has read everything that the child ever
+// sent: a renewal sent just before the signal would otherwise restart the TTL later.
 func (c *child) kill(rdb *redis.Client) {
 	c.t.Helper()
 	c.signal(syscall.SIGKILL)
-	for range c.lines { // until it is dead
+	for range c.lines { // until the child is dead
 	}
 	name := " name=" + connectionName(c.cmd.Process.Pid) + " "
 	eventually(c.t, "the end of the child's connections", func() bool {
@@ -120,11 +120,11 @@ func (c *child) kill(rdb *redis.Client) {
 	})
 }
 
-// connectionName is how a child's connections appear in the server's list.
+// connectionName is the name of a child's connections in the server's client list.
 func connectionName(pid int) string { return fmt.Sprintf("child-%d", pid) }
 
-// owns returns between which instants the child's lease of x ends by itself, and
-// false if it has ended.
+// owns returns the instants between which the child's lease of x will expire, and false if
+// it has already expired.
 func (c *child) owns(look *leased.Client) (earliest, latest time.Time, ok bool) {
 	c.t.Helper()
 	before := time.Now()
@@ -191,7 +191,7 @@ func say(format string, args ...any) int {
 	return 1
 }
 
-// told waits for the parent's next word, "" at the end.
+// told waits for the parent's next word and returns it, or "" at the end of the input.
 func (a *actor) told() string {
 	if !a.commands.Scan() {
 		return ""

@@ -15,15 +15,15 @@ import (
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
-// wrapped is a client of a Cluster inside a type of its user's.
+// wrapped stands for a user's own type that embeds a client of a Cluster.
 type wrapped struct{ *redis.ClusterClient }
 
-// afterPromotion is a bound for what follows the promotion of a replica. go-redis alone reads
-// the slots again a minute after it last did.
+// afterPromotion bounds what follows the promotion of a replica. By itself, go-redis reloads
+// the slots only a minute after it last did.
 const afterPromotion = 5 * time.Second
 
-// A holder renews, a waiter waits, and a newcomer asks while the master of their lock is
-// dead or frozen, and until the others have put its replica in its place.
+// While the master of their lock is dead or frozen, and until the others have promoted its
+// replica, a holder renews, a waiter waits, and a newcomer asks.
 func TestLocksOfAClusterGoOnSoonAfterAReplicaIsPromoted(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes a failover of a Cluster; run it without -short")
@@ -36,8 +36,8 @@ func TestLocksOfAClusterGoOnSoonAfterAReplicaIsPromoted(t *testing.T) {
 			t.Parallel()
 			c := redistest.NewCluster(t)
 			strain := redistest.NewStrain(t)
-			// go-redis reads the slots from a node chosen by chance, with its own time-out of
-			// 5 s by default: the frozen one may be asked.
+			// go-redis reads the slots from a randomly chosen node, with a time-out of its own, 5 s by
+			// default, and may choose the frozen node.
 			prompt := func(o *redis.ClusterOptions) { o.ContextTimeoutEnabled, o.ReadTimeout = true, time.Second }
 			client := func() *leased.Client {
 				return newClient(t, wrapped{c.NewClient(t, prompt)}, "", leased.WithTTL(15*time.Second))
@@ -57,7 +57,7 @@ func TestLocksOfAClusterGoOnSoonAfterAReplicaIsPromoted(t *testing.T) {
 			strike(old)
 			c.AwaitOwner("x", old)
 			promoted := time.Now()
-			mustUnlock(t, mustLock(t, newcomer.Mutex("new{x}"))) // a hash tag: the same slot
+			mustUnlock(t, mustLock(t, newcomer.Mutex("new{x}"))) // the hash tag puts it into the same slot
 			if took := time.Since(promoted); took > afterPromotion+strain.Since(promoted) {
 				t.Errorf("a newcomer locked %v after the promotion", took)
 			}
@@ -78,8 +78,8 @@ func TestLocksOfAClusterGoOnSoonAfterAReplicaIsPromoted(t *testing.T) {
 	}
 }
 
-// Two clients of a Cluster: one holds a lock, the other waits for it with its inbox at
-// another node than the lock's, and then that node is no good any more.
+// Of two clients of a Cluster, one holds a lock and the other waits for it. The waiter's inbox
+// is on a different node than the lock, and that node becomes unusable.
 func TestTheInboxOfAClusterLeavesANodeThatIsNoGood(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds, and a Cluster each; run it without -short")
@@ -113,7 +113,7 @@ func TestTheInboxOfAClusterLeavesANodeThatIsNoGood(t *testing.T) {
 			for i := 0; c.Owner(name) == at; i++ {
 				name = fmt.Sprint("x", i)
 			}
-			if what == "expelled" { // a master that serves slots cannot be
+			if what == "expelled" { // a master that serves slots cannot be expelled
 				for i := 0; ; i++ {
 					if key := fmt.Sprint("its", i); c.Owner(key) == at {
 						c.Failover(key)
@@ -134,7 +134,7 @@ func TestTheInboxOfAClusterLeavesANodeThatIsNoGood(t *testing.T) {
 				return slices.ContainsFunc(c.Nodes, func(in *redistest.Instance) bool { return in != at && listens(in) })
 			})
 			left := time.Since(began)
-			// It looks again after 3 s at most, and awaits the echo for one more.
+			// The waiter re-checks after 3 s at most, and waits one more second for the echo.
 			if left > 6*time.Second+strain.Since(began) {
 				t.Errorf("it left the node after %v", left)
 			}

@@ -14,7 +14,7 @@ import (
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
-// documentedRights are the rules of docs/deployments.md, those for a Cluster included.
+// documentedRights returns the rules of docs/deployments.md, including those for a Cluster.
 func documentedRights(t *testing.T) []any {
 	t.Helper()
 	text, err := os.ReadFile("../../docs/deployments.md")
@@ -58,7 +58,7 @@ func TestAClustersClientNeedsTheDocumentedRights(t *testing.T) {
 	began := time.Now()
 	mustUnlock(t, l)
 	o := entered(t, got)
-	if took := o.at.Sub(began); took > time.Second+strain.Since(began) { // by its re-check it would be 2 s
+	if took := o.at.Sub(began); took > time.Second+strain.Since(began) { // a re-check would take 2 s
 		t.Errorf("the waiter entered %v after the release", took)
 	}
 	mustUnlock(t, o.lease)
@@ -68,8 +68,8 @@ func TestAClustersClientNeedsTheDocumentedRights(t *testing.T) {
 			t.Error(err)
 		}
 		for _, r := range refused {
-			// go-redis works without CLIENT SETINFO, and servers before 7.2 do not know it, so it
-			// is no right that is needed. Servers before 7.0 name no subcommands here.
+			// go-redis works without CLIENT SETINFO, and servers before 7.2 do not know it, so no right
+			// to it is needed. Servers before 7.0 do not name subcommands in this log.
 			if r.Object != "client|setinfo" && r.Object != "client" {
 				t.Errorf("%s refused %s: %+v", in.Addr, r.Object, r)
 			}

@@ -20,7 +20,7 @@ import (
 
 func init() { roles["waiter of a Cluster"] = waitInCluster }
 
-// waitInCluster waits for x in the Cluster whose nodes it was given, until it is killed.
+// waitInCluster waits for x, until it is killed, in the Cluster whose nodes it was given.
 func waitInCluster(a *actor) error {
 	rdb := redis.NewClusterClient(&redis.ClusterOptions{
 		Addrs: strings.Split(os.Getenv(addrVariable), ","), ClientName: connectionName(os.Getpid()),
@@ -43,8 +43,8 @@ func waitInCluster(a *actor) error {
 
 const deadTTL = 30 * time.Second
 
-// No count proves a waiter of a Cluster gone, so each of the dead is made owner in turn: for
-// 2 s, and not for its TTL. It was their first lock, too.
+// In a Cluster no subscriber count proves that a waiter is gone, so each dead waiter in turn is
+// made owner, but for 2 s instead of for its TTL. x was the first lock they ever waited for.
 func TestThreeWaitersKilledInAClustersQueueCostTheFourthSomeSeconds(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -75,10 +75,10 @@ func TestThreeWaitersKilledInAClustersQueueCostTheFourthSomeSeconds(t *testing.T
 	queued(t, holder, "x", 4)
 	for _, one := range dead {
 		one.signal(syscall.SIGKILL)
-		for range one.lines { // until it is dead
+		for range one.lines { // until the child is dead
 		}
 		name := " name=" + connectionName(one.cmd.Process.Pid) + " "
-		for _, in := range c.Nodes { // and what it had sent was read
+		for _, in := range c.Nodes { // and until all that it had sent has been read
 			eventually(t, "the end of its connections", func() bool {
 				list, err := in.Client().ClientList(t.Context()).Result()
 				return err == nil && !strings.Contains(list, name)
@@ -90,7 +90,7 @@ func TestThreeWaitersKilledInAClustersQueueCostTheFourthSomeSeconds(t *testing.T
 	mustUnlock(t, l)
 	info, err := holder.Inspect(t.Context(), "x")
 	if err != nil || len(info.Owners) != 1 || !strings.HasSuffix(info.Owners[0].Client, fmt.Sprintf(":%d", dead[0].cmd.Process.Pid)) {
-		t.Errorf("the first of the dead was to be made owner: %+v, %v", info, err)
+		t.Errorf("the first dead waiter should have been made owner: %+v, %v", info, err)
 	}
 	o := entered(t, got)
 	took := o.at.Sub(began)
@@ -102,7 +102,7 @@ func TestThreeWaitersKilledInAClustersQueueCostTheFourthSomeSeconds(t *testing.T
 	nothingLeft(t, holder, "x")
 }
 
-// Who is alive confirms its grant, and owns for its TTL from then on.
+// A waiter that is alive confirms its grant, and then owns the lock for its full TTL.
 func TestAHandOffInAClusterIsConfirmedAtOnce(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -124,7 +124,7 @@ func TestAHandOffInAClusterIsConfirmedAtOnce(t *testing.T) {
 		got := calling(within(t, time.Minute), call(1))
 		queued(t, clients[0], "x", 1)
 		if ids := look.ZRange(t.Context(), "x:{x}:queue", 0, -1).Val(); len(ids) != 1 || !strings.Contains(ids[0], ":p:") {
-			t.Fatalf("queued is %q", ids)
+			t.Fatalf("the queue is %q, want one id with a provisional proof", ids)
 		}
 		mustUnlock(t, l)
 		o := entered(t, got)
@@ -136,7 +136,7 @@ func TestAHandOffInAClusterIsConfirmedAtOnce(t *testing.T) {
 		select {
 		case <-o.lease.Context().Done():
 			t.Fatalf("the lease of the %s ended: %v", what, context.Cause(o.lease.Context()))
-		case <-time.After(3 * time.Second): // longer than an unconfirmed grant lasts
+		case <-time.After(3 * time.Second): // longer than a provisional grant lasts
 		}
 		if !confirmed() {
 			t.Errorf("the %s does not own for its TTL", what)

@@ -17,8 +17,8 @@ import (
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
-// fixedName is two servers, one of which is the other's replica, behind one address
-// that leads to the primary: a virtual IP, a Kubernetes Service or a proxy.
+// fixedName is two servers, one a replica of the other, behind a single address that leads
+// to the primary, like a virtual IP, a Kubernetes Service or a proxy.
 type fixedName struct {
 	t       *testing.T
 	servers *redistest.Replication
@@ -38,19 +38,19 @@ func (n *fixedName) client(opts ...leased.Option) *leased.Client {
 	return newClient(n.t, rdb, "", opts...)
 }
 
-// hooked returns what client would use, with a hook.
+// hooked returns a Redis client like the one that client uses, with a hook added.
 func (n *fixedName) hooked(h redis.Hook) *redis.Client {
 	n.t.Helper()
 	o := redistest.Options(n.proxy.Addr)
-	o.ContextTimeoutEnabled = true // so that the client is used itself, with its hooks
+	o.ContextTimeoutEnabled = true // otherwise the library would use a clone, which has no hooks
 	rdb := redis.NewClient(o)
 	n.t.Cleanup(func() { _ = rdb.Close() })
 	rdb.AddHook(h)
 	return rdb
 }
 
-// failover makes the replica the primary, with no write lost. What the clients have
-// subscribed to stays on the server of before, which is a replica now and does not fail.
+// failover makes the replica the primary, losing no write. The clients' subscriptions stay on
+// the old server, which is now a replica and does not fail.
 func (n *fixedName) failover() (before, now *redistest.Instance) {
 	n.t.Helper()
 	before, now = n.servers.Primary(), n.servers.Replicas()[0]
@@ -59,21 +59,21 @@ func (n *fixedName) failover() (before, now *redistest.Instance) {
 	return before, now
 }
 
-// inboxesAt waits until the server has n subscriptions.
+// inboxesAt waits until the server has exactly n subscriptions.
 func inboxesAt(t *testing.T, in *redistest.Instance, n int) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("%d inboxes on a server", n), func() bool { return in.Subscribers() == n })
 }
 
-// room notices when two are inside. The plain counter is there for lost updates, and
-// for the race detector.
+// room notices when two callers are inside at once. The plain counter is there to show lost
+// updates, and for the race detector.
 type room struct {
 	inside  atomic.Int32
-	crowded atomic.Int32 // how many met somebody
+	crowded atomic.Int32 // how many entered while somebody was inside
 	visits  int
 }
 
-// stay is inside for as long as somebody else may wrongly take to come.
+// stay stays inside for d, long enough for another caller to come in by mistake.
 func (r *room) stay(d time.Duration) {
 	if r.inside.Add(1) != 1 {
 		r.crowded.Add(1)
@@ -84,9 +84,9 @@ func (r *room) stay(d time.Duration) {
 	r.inside.Add(-1)
 }
 
-// The owner lets go on the new primary. The scripts' messages are passed on to the
-// replica, where those who wait have their ears, but the new primary counts nobody: a
-// grant that it told of and took back for that would reach its waiter all the same.
+// The owner releases the lock on the new primary. The new primary replicates the scripts'
+// messages to the replica, to which the waiters are subscribed, but itself counts no
+// subscribers. If it took a grant back for that reason, the waiter would still hear of it.
 func TestAPlannedFailoverBehindAFixedNameLeavesOneOwner(t *testing.T) {
 	t.Parallel()
 	n := newFixedName(t)
@@ -124,14 +124,14 @@ func TestAPlannedFailoverBehindAFixedNameLeavesOneOwner(t *testing.T) {
 	if met := r.crowded.Load(); met > 0 || r.visits != waiters {
 		t.Errorf("%d entered while somebody was inside; %d of %d visits counted", met, r.visits, waiters)
 	}
-	// They are found by their own re-checks, which are 3 s apart at most.
+	// The waiters find their grants by their own re-checks, which are 3 s apart at most.
 	if took := time.Since(began); took > waiters*(3*time.Second+slack)+strain.Since(began) {
 		t.Errorf("the last one left %v after the failover", took)
 	}
 	nothingLeft(t, owner, "x")
 }
 
-// Six processes take turns while the servers change places again and again.
+// Six processes take turns while the servers swap roles again and again.
 func TestProcessesGoOnOneAtATimeWhileServersChangePlaces(t *testing.T) {
 	t.Parallel()
 	n := newFixedName(t)
@@ -179,7 +179,7 @@ func TestProcessesGoOnOneAtATimeWhileServersChangePlaces(t *testing.T) {
 	for range failovers {
 		before, now := n.failover()
 		more()
-		// Who waits notices at a re-check that it is deaf, and its inbox moves.
+		// At a re-check, a waiter notices that its inbox is deaf, and the inbox moves.
 		inboxesAt(t, now, clients)
 		inboxesAt(t, before, 0)
 	}
@@ -200,8 +200,8 @@ func TestProcessesGoOnOneAtATimeWhileServersChangePlaces(t *testing.T) {
 	nothingLeft(t, all[0], "x")
 }
 
-// readOnlyRefusals counts the scripts that a server refused because it is read-only. What makes an owner
-// or ends one names all five keys of the lock, a renewal fewer.
+// readOnlyRefusals counts the scripts that a server refused because it is read-only. A script that
+// grants or releases a lock names all five of its keys; a renewal names fewer.
 type readOnlyRefusals struct {
 	mu sync.Mutex // guards n
 	n  map[string]int
@@ -217,7 +217,7 @@ func (r *readOnlyRefusals) count(cmd redis.Cmder, err error) {
 	r.n[fmt.Sprint(args[3], " and ", args[2], " keys")]++
 }
 
-// of returns how many scripts were refused that name so many keys, of which the first is lock.
+// of returns how many refused scripts named the given number of keys, with lock as the first.
 func (r *readOnlyRefusals) of(lock string, keys int) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -244,8 +244,8 @@ func (r *readOnlyRefusals) ProcessPipelineHook(next redis.ProcessPipelineHook) r
 	}
 }
 
-// A primary that was demoted lags behind, and does not know of the newest owner. It
-// must not say that the lock is another's, since it cannot know.
+// A primary that was demoted lags behind and does not know the newest owner. It must not say
+// that the lock belongs to somebody else, because it cannot know.
 func TestAStaleReadOnlyServerEndsNoLease(t *testing.T) {
 	t.Parallel()
 	n := newFixedName(t)
@@ -263,7 +263,7 @@ func TestAStaleReadOnlyServerEndsNoLease(t *testing.T) {
 	eventually(t, "renewals at the stale server", func() bool { return refused.of("x", 1) > 0 && refused.of("r", 2) > 0 })
 	ctx, giveUp := context.WithCancel(t.Context())
 	defer giveUp()
-	waited := wait(ctx, c.Mutex("warm")) // its scripts are known there, too
+	waited := wait(ctx, c.Mutex("warm")) // the stale server knows the scripts, too
 	eventually(t, "the stale server is asked for a lock", func() bool { return refused.of("warm", 5) > 0 || len(waited) > 0 })
 	giveUp()
 	if o := <-waited; o.err == nil {
@@ -277,7 +277,7 @@ func TestAStaleReadOnlyServerEndsNoLease(t *testing.T) {
 		}
 	}
 
-	// Unlock is answered by the stale one, which knows of nothing to let go of.
+	// Unlock reaches the stale server, which knows of nothing to release.
 	n.proxy.Lead(stale.Addr, redistest.KeepNone)
 	left := calling(t.Context(), func(context.Context) (*leased.Lease, error) { return nil, l.Unlock() })
 	eventually(t, "Unlock asks the stale server again", func() bool { return refused.of("x", 5) >= 3 || len(left) > 0 })

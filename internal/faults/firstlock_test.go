@@ -14,7 +14,7 @@ func TestAProcessKilledWhileItWaitsForTheFirstLockOfItsLifeCostsItsSuccessorNoth
 	rdb, prefix := s.Client(), redistest.Prefix(t)
 	redistest.CheckLeaks(t, rdb, prefix)
 	look := newClient(t, rdb, prefix)
-	const ttl = time.Hour // far more than patience
+	const ttl = time.Hour // far longer than patience
 	owner := spawn(t, "worker", s.Addr, prefix, ttl)
 	owner.hear("locked")
 	dies := spawn(t, "worker", s.Addr, prefix, ttl)

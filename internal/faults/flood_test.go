@@ -16,10 +16,10 @@ import (
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
-// Whoever may publish to an inbox sends it 10,000 messages a second, some malformed, some
-// about requests that never were, and some about the owner of a lock that is held.
+// Somebody with the right to publish sends each inbox forged messages, 10,000 a second in all:
+// some malformed, some about requests that never existed, some about the owner of a held lock.
 func TestAFloodOfForgedMessagesChangesNothingAndPilesNothingUp(t *testing.T) {
-	const each = 10 * time.Millisecond // a batch of 100
+	const each = 10 * time.Millisecond // between batches of 100 messages
 	batches := 300
 	if testing.Short() {
 		batches = 100
@@ -73,7 +73,7 @@ func TestAFloodOfForgedMessagesChangesNothingAndPilesNothingUp(t *testing.T) {
 	}
 	turns(t, workers)
 	stop()
-	// Commands and cancels in flight, one each a lock and a client, and their connections.
+	// Allowed are commands and cancels in flight, one of each per lock and client, and their connections.
 	if most > before+30 {
 		t.Errorf("%d goroutines, %d before", most, before)
 	}

@@ -20,21 +20,21 @@ import (
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
-// deafness makes the connections of subscriptions deaf, and only those: what the
-// server says is lost, and it goes on counting a subscriber.
+// deafness makes the connections of subscriptions deaf, and no others: what the server
+// sends is lost, while the server still counts a subscriber.
 type deafness struct {
-	mu   sync.Mutex // guards what follows
+	mu   sync.Mutex // guards ears
 	ears []*ear
 
 	confirmed atomic.Int64 // subscriptions whose confirmation the client has read
 	granted   atomic.Int64 // messages with a grant that the client has read
-	lost      atomic.Int64 // and that it has not: a deaf ear got them
+	lost      atomic.Int64 // messages with a grant that a deaf ear got instead
 }
 
 type ear struct {
 	net.Conn
 	d         *deafness
-	heard     []byte // until the confirmation; belongs to the one who reads
+	heard     []byte // what was read until the confirmation; belongs to the reading goroutine
 	confirmed atomic.Bool
 	deaf      atomic.Bool
 }
@@ -52,14 +52,14 @@ func (d *deafness) dial(ctx context.Context, network, addr string) (net.Conn, er
 	return e, nil
 }
 
-// listens waits until the n-th subscription is confirmed, at the server, which
-// counts it from then on, and at the client.
+// listens waits until n subscriptions have been confirmed, both by the server, which counts
+// a subscription from then on, and to the client.
 func (d *deafness) listens(t *testing.T, n int64) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("subscription %d confirmed", n), func() bool { return d.confirmed.Load() >= n })
 }
 
-// strike makes the subscriptions of now deaf. Later ones hear.
+// strike makes the existing subscription deaf. Later ones hear.
 func (d *deafness) strike(t *testing.T) {
 	t.Helper()
 	d.mu.Lock()
@@ -90,7 +90,7 @@ func (e *ear) Read(p []byte) (int, error) {
 			e.d.granted.Add(1)
 		}
 		if !e.confirmed.Load() {
-			// The confirmation, after whatever the handshake was answered with.
+			// The confirmation comes after the answers to the handshake.
 			e.heard = append(e.heard, p[:n]...)
 			if bytes.Contains(e.heard, []byte("\r\nsubscribe\r\n")) {
 				e.heard = nil
@@ -102,9 +102,9 @@ func (e *ear) Read(p []byte) (int, error) {
 	}
 }
 
-// deafWaiter returns a client that waits for the lock x, which holder has, and whose
-// inbox has just become deaf. The subscription is older than the waiting: one that
-// was confirmed meanwhile would have it look again, and see what it did not hear.
+// deafWaiter returns a client that waits for the lock x, which holder has, and whose inbox
+// has just become deaf. The subscription is confirmed before the wait begins: a confirmation
+// during the wait would make the client re-check, and find out what it did not hear.
 func deafWaiter(t *testing.T, s *redistest.Instance, d *deafness, ttl time.Duration) (holder, c *leased.Client, l *leased.Lease, waiting <-chan outcome) {
 	t.Helper()
 	c = newClient(t, s.Client(func(o *redis.Options) { o.Dialer = d.dial }), "", leased.WithTTL(ttl))
@@ -129,7 +129,7 @@ func TestADeafInboxIsRebuiltWhileWaitingGoesOn(t *testing.T) {
 	began := time.Now()
 	d.listens(t, 2)
 	took := time.Since(began)
-	// A second without a sign of life, a re-check, a second without an echo.
+	// A second without a message, a re-check, and a second of waiting for the echo.
 	if bound := 2*time.Second + ttl/3 + slack; took > bound+strain.Since(began) {
 		t.Errorf("the inbox was rebuilt after %v", took)
 	}
@@ -145,13 +145,13 @@ func TestADeafInboxIsRebuiltWhileWaitingGoesOn(t *testing.T) {
 	select {
 	case r := <-waiting:
 		t.Fatalf("waiting ended: %v", r.err)
-	default: // it cannot end yet: the lock is held
+	default: // it cannot end yet, because the lock is held
 	}
 	at := time.Now()
 	mustUnlock(t, l)
 	r := entered(t, waiting)
 	t.Logf("rebuilt after %v, then handed over in %v", took, r.at.Sub(at))
-	// Not c.Stats().Direct: a re-check under way may be answered before it is read.
+	// We cannot check c.Stats().Direct: a re-check under way may be answered before the message is read.
 	eventually(t, "the new inbox hears of the grant", func() bool { return d.granted.Load() == 1 })
 	if n := d.lost.Load(); n != 0 {
 		t.Errorf("the old inbox got %d grants", n)
@@ -170,7 +170,7 @@ func TestAGrantThatADeafInboxMissedIsFoundByTheReCheck(t *testing.T) {
 	s := redistest.Server(t)
 	redistest.CheckLeaks(t, nil, "")
 	strain := redistest.NewStrain(t)
-	const ttl = 3 * time.Second // so that the next re-check, at ttl/3, is far from the TTL's end
+	const ttl = 3 * time.Second // so that the next re-check, after ttl/3, is far from the end of the TTL
 	var d deafness
 	_, c, l, waiting := deafWaiter(t, s, &d, ttl)
 	at := time.Now()
@@ -191,15 +191,15 @@ func TestAGrantThatADeafInboxMissedIsFoundByTheReCheck(t *testing.T) {
 	mustUnlock(t, r.lease)
 }
 
-// The server counts a stopped process as a subscriber, so it gets the lock, and
-// its TTL passes. Flooded meanwhile, it is cut off, and hears of nothing.
+// The server counts a stopped process as a subscriber, so the process is granted the lock,
+// and its TTL passes. When its inbox is flooded, the server disconnects it, and it hears nothing.
 func TestASlowSubscriberHoldsUpNobodyAndFindsItsWayBack(t *testing.T) {
 	t.Parallel()
 	s := redistest.Server(t, "--client-output-buffer-limit", "pubsub", "64kb", "64kb", "1")
 	redistest.CheckLeaks(t, nil, "")
 	strain := redistest.NewStrain(t)
 	ctx, rdb := t.Context(), s.Client()
-	// Who waits looks again within a second, and then when the stopped one's TTL ends.
+	// Waiters re-check within a second, and again when the stopped process's TTL ends.
 	const ttl = 2 * time.Second
 	c := newClient(t, rdb, "", leased.WithTTL(3*time.Second))
 	other := newClient(t, s.Client(), "", leased.WithTTL(3*time.Second))
@@ -220,21 +220,21 @@ func TestASlowSubscriberHoldsUpNobodyAndFindsItsWayBack(t *testing.T) {
 
 	slow.signal(syscall.SIGSTOP)
 	at := time.Now()
-	mustUnlock(t, l) // to the child, before its place in the queue has ended
+	mustUnlock(t, l) // handed to the child if its place in the queue has not expired
 	if _, _, ok := slow.owns(c); !ok {
-		t.Log("its place in the queue had ended: it got nothing") // and all the rest holds
+		t.Log("its place in the queue had ended: it got nothing") // everything else must hold all the same
 	}
 	r := entered(t, waiting)
 	t.Logf("the stopped process held the others up for %v", r.at.Sub(at))
 	if got := r.at.Sub(at); got > ttl+slack+strain.Since(at) {
-		t.Errorf("the next owner waited %v for a stopped one", got)
+		t.Errorf("the next owner waited %v for the stopped process", got)
 	}
 	junk := strings.Repeat("x", 16<<10)
 	eventually(t, "the slow subscriber cut off", func() bool {
 		return rdb.Publish(ctx, inbox, junk).Val() == 0
 	})
 	began := time.Now()
-	mustUnlock(t, mustLock(t, c.Mutex("another"))) // Redis is not held up
+	mustUnlock(t, mustLock(t, c.Mutex("another"))) // Redis itself is not held up
 	if took := time.Since(began); took > slack+strain.Since(began) {
 		t.Errorf("another lock took %v", took)
 	}

@@ -18,10 +18,10 @@ import (
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
-// underLoad has two clients share a lock while disturb runs again and again, and
-// demands that all callers enter, one at a time, and that no release fails but by
-// having lost its answer: if that release let the next process in, nothing proves any
-// more that the lock was ours until then.
+// underLoad has two clients share a lock while disturb runs again and again. It demands
+// that all callers enter, one at a time, and that a release fails only if its answer was lost:
+// if such a release let the next process in, nothing can prove any more that the lock was
+// ours until then.
 func underLoad(t *testing.T, disturb func(context.Context, *redis.Client) error, pause time.Duration) {
 	t.Parallel()
 	s := redistest.Server(t)
@@ -34,7 +34,7 @@ func underLoad(t *testing.T, disturb func(context.Context, *redis.Client) error,
 	}
 	ctx, enough := context.WithCancel(within(t, patience))
 	defer enough()
-	count, entered := 0, atomic.Int64{} // count is plain: the lock is all that guards it
+	count, entered := 0, atomic.Int64{} // count is plain: only the lock guards it
 	var inside, hits, unproved atomic.Int64
 	var all sync.WaitGroup
 	for _, c := range clients {
@@ -66,8 +66,8 @@ func underLoad(t *testing.T, disturb func(context.Context, *redis.Client) error,
 	}
 	all.Go(func() {
 		defer enough()
-		// What comes too often leaves no time to do anything at all, so between two
-		// times somebody enters, however long that takes.
+		// Disturbances that come too often would leave no time for anything else, so somebody must
+		// enter between two of them, however long that takes.
 		beat := time.NewTicker(pause)
 		defer beat.Stop()
 		for ctx.Err() == nil && (hits.Load() < times || entered.Load() < turns) {
@@ -86,15 +86,15 @@ func underLoad(t *testing.T, disturb func(context.Context, *redis.Client) error,
 	})
 	all.Wait()
 	if n := entered.Load(); n < turns || hits.Load() < times || int64(count) != n {
-		t.Errorf("%d entered, counted %d, disturbed %d times", n, count, hits.Load())
+		t.Errorf("%d entered, the plain counter says %d, disturbed %d times", n, count, hits.Load())
 	}
 	var lost int64
 	for _, c := range clients {
 		lost += c.Stats().Lost
 		nothingLeft(t, c, "x")
 	}
-	if lost != unproved.Load() || unproved.Load() > 2*hits.Load() { // a connection of each client
-		t.Errorf("%d leases were lost, and %d releases had no answer in %d times", lost, unproved.Load(), hits.Load())
+	if lost != unproved.Load() || unproved.Load() > 2*hits.Load() { // a disturbance can hit one connection of each client
+		t.Errorf("%d leases were lost, and %d releases had no answer, in %d disturbances", lost, unproved.Load(), hits.Load())
 	}
 	t.Logf("%d entered, disturbed %d times, %d releases unproved", entered.Load(), hits.Load(), unproved.Load())
 }
@@ -117,7 +117,7 @@ func TestKilledSubscriptionsLoseNothingUnderLoad(t *testing.T) {
 	}, 40*time.Millisecond)
 }
 
-// A full server must take back what it gave out: else it stays full of locks.
+// A full server must take back the locks it gave out, or it would stay full of them.
 func TestAFullServerStillHandsOverRenewsReleasesAndCancels(t *testing.T) {
 	t.Parallel()
 	s := redistest.Server(t, "--maxmemory-policy", "noeviction")
@@ -161,16 +161,16 @@ func TestAFullServerStillHandsOverRenewsReleasesAndCancels(t *testing.T) {
 		t.Errorf("the full server made %d processes owner", handed)
 	}
 	justRenewed(t, second, 1)
-	// What had failed would have been made good by a cancel, later.
+	// The library would retry a failed release by a cancel, so we look for refusals.
 	if n := refusals(t, rdb); n != 1 {
 		t.Errorf("the full server refused %d commands of locks", n-1)
 	}
 
-	// What is new has to wait until there is room.
+	// New requests have to wait until there is room.
 	short, stop := context.WithCancel(ctx)
 	defer stop()
 	refused := wait(short, first.Mutex("new"))
-	// The second time it is asked the first answer has been heard.
+	// When the client asks for the second time, it has heard the first answer.
 	eventually(t, "two refusals", func() bool { return refusals(t, rdb) >= 1+2 })
 	stop()
 	if err := (<-refused).err; !errors.Is(err, leased.ErrNotAcquired) || !errors.Is(err, context.Canceled) || !isOOM(err) {
@@ -235,7 +235,7 @@ func isOOM(err error) bool {
 	return errors.As(err, &answer) && redis.HasErrorPrefix(answer, "OOM")
 }
 
-// version returns the version of Redis that the server is, or says to be like.
+// version returns the version of Redis that the server is, or claims to be compatible with.
 func version(t *testing.T, rdb *redis.Client) string {
 	t.Helper()
 	info, err := rdb.Info(t.Context(), "server").Result()
@@ -247,7 +247,7 @@ func version(t *testing.T, rdb *redis.Client) string {
 	return v
 }
 
-// refusals returns how often the server was too full for something.
+// refusals returns how many commands the server has refused because it was full.
 func refusals(t *testing.T, rdb *redis.Client) (n int) {
 	t.Helper()
 	info, err := rdb.Info(t.Context(), "errorstats").Result()

@@ -20,18 +20,18 @@ import (
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
-// slack is what servers and other processes on a loaded machine may take for what
-// the contract wants done in milliseconds; what is kept from this process is told
-// by redistest.Strain and comes on top. A mistake costs a re-check, a renewal period
-// or a TTL, and each of these is longer. The exact figures are those of
-// internal/measure.
+// slack is what servers and other processes on a loaded machine may take for what the
+// contract requires within milliseconds. The time for which this process itself was kept
+// from running is measured by redistest.Strain and comes on top. A bug costs a re-check, a
+// renewal period or a TTL, all of which are longer than slack. The exact durations are
+// measured in internal/measure.
 const slack = 400 * time.Millisecond
 
-// patience bounds what has no bound in the contract but must happen.
+// patience bounds what must happen although the contract sets no bound for it.
 const patience = 30 * time.Second
 
 func TestMain(m *testing.M) {
-	redis.SetLogger(silence{}) // it tells of each fault, and they are ours
+	redis.SetLogger(silence{}) // go-redis logs every fault, and these are ours
 	if role := os.Getenv(roleVariable); role != "" {
 		os.Exit(play(role))
 	}
@@ -42,14 +42,14 @@ type silence struct{}
 
 func (silence) Printf(context.Context, string, ...any) {}
 
-// newClient makes a client that is closed with the test. Its log goes to the
-// test's, at its end and only if it failed.
+// newClient makes a client that is closed at the end of the test. If the test failed, its
+// log is then written to the test's.
 func newClient(t *testing.T, rdb redis.UniversalClient, prefix string, opts ...leased.Option) *leased.Client {
 	t.Helper()
 	log := &notes{}
 	opts = append([]leased.Option{
 		leased.WithKeyPrefix(prefix),
-		leased.WithReleaseTimeout(patience), // a second may pass on a machine under load
+		leased.WithReleaseTimeout(patience), // under load, more than a second may pass
 		leased.WithLogger(slog.New(slog.NewTextHandler(log, nil))),
 	}, opts...)
 	c, err := leased.New(rdb, opts...)
@@ -57,8 +57,8 @@ func newClient(t *testing.T, rdb redis.UniversalClient, prefix string, opts ...l
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		// Shorter than Close, whose own length is tested in TestUnlockAndCloseAreBounded.
-		// Leases that a test let die are an error it does not care for.
+		// This is shorter than Close, whose duration TestUnlockAndCloseAreBounded tests.
+		// The error is ignored because a test may have let leases die.
 		ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
 		defer cancel()
 		_ = c.Shutdown(ctx)
@@ -69,7 +69,7 @@ func newClient(t *testing.T, rdb redis.UniversalClient, prefix string, opts ...l
 	return c
 }
 
-// notes is a log that is kept.
+// notes is a log that is kept in memory.
 type notes struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -87,17 +87,17 @@ func (n *notes) String() string {
 	return strings.TrimSpace(n.text.String())
 }
 
-// within returns a context for what has to happen.
+// within returns a context that ends after d.
 func within(t *testing.T, d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), d)
 	t.Cleanup(cancel)
 	return ctx
 }
 
-// eventually polls, for there is no event: Redis tells nobody what happens in it.
+// eventually polls, because Redis has no event for what it waits for.
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for until := time.Now().Add(patience); !is(); time.Sleep(time.Millisecond) { // between two looks
+	for until := time.Now().Add(patience); !is(); time.Sleep(time.Millisecond) { // the pause between two attempts
 		if time.Now().After(until) {
 			t.Fatalf("after %v, still not: %s", patience, what)
 		}
@@ -133,7 +133,7 @@ func queued(t *testing.T, c *leased.Client, name string, n int) {
 func nothingLeft(t *testing.T, c *leased.Client, name string) {
 	t.Helper()
 	var info leased.Info
-	for until := time.Now().Add(patience); ; time.Sleep(2 * time.Millisecond) { // between two looks
+	for until := time.Now().Add(patience); ; time.Sleep(2 * time.Millisecond) { // the pause between two attempts
 		var err error
 		if info, err = c.Inspect(t.Context(), name); err == nil && len(info.Owners) == 0 && info.Queue == 0 {
 			return
@@ -144,10 +144,10 @@ func nothingLeft(t *testing.T, c *leased.Client, name string) {
 	}
 }
 
-// wait starts LockContext and returns what becomes of it.
+// wait starts LockContext and returns a channel with its outcome.
 func wait(ctx context.Context, m *leased.Mutex) <-chan outcome { return calling(ctx, m.LockContext) }
 
-// calling does the same with any call.
+// calling does what wait does, with any call.
 func calling(ctx context.Context, call func(context.Context) (*leased.Lease, error)) <-chan outcome {
 	got := make(chan outcome, 1)
 	// Owned by the test, ended by ctx at the latest; its result is waited for.
@@ -164,7 +164,7 @@ type outcome struct {
 	at    time.Time
 }
 
-// entered waits for the lease.
+// entered waits for the lease and fails the test if the call returned an error.
 func entered(t *testing.T, got <-chan outcome) outcome {
 	t.Helper()
 	select {
@@ -179,7 +179,7 @@ func entered(t *testing.T, got <-chan outcome) outcome {
 	}
 }
 
-// watch returns the time at which the lease's context ends.
+// watch returns a channel that receives the time at which the lease's context ends.
 func watch(l *leased.Lease) <-chan time.Time {
 	ended := make(chan time.Time, 1)
 	context.AfterFunc(l.Context(), func() { ended <- time.Now() })

@@ -12,8 +12,8 @@ import (
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
-// Processes in a crash loop, or killed while they are rolled out, may never have held a
-// lock. Who is behind one of them must not wait until its TTL has passed.
+// Processes in a crash loop, or killed during a rollout, may never have held a lock. A waiter
+// behind one of them must not have to wait until its TTL has passed.
 func TestAProcessKilledWhileItWaitsForItsFirstLockIsSkipped(t *testing.T) {
 	s := redistest.Shared(t)
 	rdb, prefix := s.Client(), redistest.Prefix(t)
@@ -35,7 +35,7 @@ func TestAProcessKilledWhileItWaitsForItsFirstLockIsSkipped(t *testing.T) {
 		}
 		return here == 1
 	})
-	// Its first request went out before that, and nothing else tells that it has asked anew.
+	// Its first request was sent before that, and nothing else tells that it has asked again.
 	waiters := fmt.Sprintf("%[1]sx:{%[1]sx}:waiters", prefix)
 	eventually(t, "the newcomer waits under an id by which it can be proved gone", func() bool {
 		ids := rdb.ZRange(t.Context(), waiters, 0, -1).Val()
@@ -45,9 +45,9 @@ func TestAProcessKilledWhileItWaitsForItsFirstLockIsSkipped(t *testing.T) {
 	got := wait(within(t, patience), next.Mutex("x"))
 	queued(t, holder, "x", 2)
 	dies.signal(syscall.SIGKILL)
-	dies.kill(rdb) // and the server knows
+	dies.kill(rdb) // returns once the server has noticed
 	mustUnlock(t, l)
-	// The release has made somebody owner, by itself.
+	// The release itself must have made somebody the owner.
 	info, err := holder.Inspect(t.Context(), "x")
 	if err != nil || len(info.Owners) != 1 {
 		t.Fatalf("%+v, %v", info, err)

@@ -17,15 +17,15 @@ import (
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
-// justRenewed waits for a renewal, so that none is sent for a third of the TTL.
+// justRenewed waits for a renewal, so that no other is sent for a third of the TTL.
 func justRenewed(t *testing.T, c *leased.Client, leases int64) {
 	t.Helper()
 	before := c.Stats().Renewals
 	eventually(t, "a renewal", func() bool { return c.Stats().Renewals >= before+leases })
 }
 
-// Two of the pool's connections are in use when the second renewal hangs, and
-// many leases mean several batches each time: none of that may hold up an end.
+// When the second renewal hangs, two of the pool's connections are in use, and with many
+// leases there are several batches each time. None of this may delay the end of a lease.
 func TestLeasesEndBeforeTheirTTLWhileRenewalsHang(t *testing.T) {
 	for _, o := range outages {
 		t.Run(o.name, func(t *testing.T) {
@@ -42,10 +42,10 @@ func TestLeasesEndBeforeTheirTTLWhileRenewalsHang(t *testing.T) {
 				l := mustLock(t, c.Mutex(fmt.Sprintf("n%d", i)))
 				held, ended = append(held, l), append(ended, watch(l))
 			}
-			justRenewed(t, c, 2*leases) // by now they leave together
+			justRenewed(t, c, 2*leases) // by now they are renewed together
 
-			// The end that Redis knows of is not before the one that the client believes
-			// in: in this order, so that a renewal in between does no harm.
+			// Redis must not end a lease before the client believes that it ends. The client is asked
+			// first, so that a renewal in between does no harm.
 			believed := make([]time.Time, leases)
 			for i, l := range held {
 				believed[i] = l.TrustedUntil()
@@ -66,16 +66,16 @@ func TestLeasesEndBeforeTheirTTLWhileRenewalsHang(t *testing.T) {
 				}
 			}
 
-			sent := c.Stats().Commands // what comes now is sent in vain
+			sent := c.Stats().Commands // commands sent from now on get no answer
 			o.begin(s, p)
 			begun := time.Now()
 
-			// The TTL on the server ends a margin after the trust, or later. A process that
-			// does not run ends nothing in time, so what is kept from this one comes on top.
+			// The TTL on the server ends a margin after the trust window, or later. A process that does
+			// not run ends nothing in time, so the time for which this one was kept from running is added.
 			margin := ttl/100 + 2*time.Millisecond
 			worst := -time.Hour
 			early, late := 0, 0
-			var due int64 // renewals at a third and at two thirds of the TTL
+			var due int64 // renewals that were due at one third and at two thirds of the TTL
 			for i, l := range held {
 				at := lostAt(t, l, ended[i])
 				trusted := l.TrustedUntil()
@@ -84,14 +84,14 @@ func TestLeasesEndBeforeTheirTTLWhileRenewalsHang(t *testing.T) {
 					early++
 				}
 				if trusted.After(begun.Add(ttl)) {
-					t.Fatalf("a lease was trusted %v after its last renewal can have run", trusted.Sub(begun))
+					t.Fatalf("a lease was trusted until %v after the start of the outage, longer than its TTL", trusted.Sub(begun))
 				}
 				if at.Sub(trusted) > margin+slack+strain.Since(trusted) {
 					late++
 				}
 				due++
-				// The first was sent before the outage began if the last to be answered was
-				// sent a third of the TTL, less a step of the grid, before.
+				// The one at a third was sent before the outage began if the last answered renewal was sent
+				// more than a third of the TTL, less one step of the timer grid, before it.
 				if renewed := trusted.Add(margin - ttl); renewed.Add(ttl/3 - ttl/30).After(begun) {
 					due++
 				}
@@ -104,10 +104,10 @@ func TestLeasesEndBeforeTheirTTLWhileRenewalsHang(t *testing.T) {
 			if late > 0 {
 				t.Errorf("%d of %d ended after the TTL on the server, worst %v after the trust window", late, leases, worst)
 			}
-			// If the process gets to run then: being kept from it for less than a tenth of the TTL once
-			// halved the number.
+			// This is demanded only if the process got to run: once, when it was kept from running for less
+			// than a tenth of the TTL, the number was halved.
 			if kept := strain.Since(begun); vain < due && kept < ttl/50 {
-				t.Errorf("%d of %d renewals were sent while none was answered, the process being kept from running for %v", vain, due, kept)
+				t.Errorf("only %d of the %d renewals due during the outage were sent; the process was kept from running for %v", vain, due, kept)
 			}
 		})
 	}
@@ -153,15 +153,15 @@ func TestUnlockAndCloseAreBounded(t *testing.T) {
 			began = time.Now()
 			err = c.Close()
 			closed := time.Since(began)
-			// 5 s for those who hold, 2 s for commands under way.
+			// 5 s for the holders, 2 s for commands under way.
 			if closed > 7*time.Second+slack+strain.Since(began) {
 				t.Errorf("Close took %v", closed)
 			}
 			if !errors.Is(err, leased.ErrClosed) {
-				t.Errorf("Close returned %v, and one lease was never unlocked", err)
+				t.Errorf("Close returned %v although one lease was never unlocked", err)
 			}
 			if r := <-waiting; !errors.Is(r.err, leased.ErrClosed) || r.at.Sub(began) > slack+strain.Since(began) {
-				t.Errorf("who waited got %v after %v", r.err, r.at.Sub(began))
+				t.Errorf("the waiter got %v after %v", r.err, r.at.Sub(began))
 			}
 			t.Logf("%s: Unlock %v, Close %v", o.name, took, closed)
 		})
@@ -187,11 +187,11 @@ func TestARestartedEmptyServerIsNoticedWithinARenewalPeriod(t *testing.T) {
 	lost := lostAt(t, l, ended).Sub(up)
 	r := entered(t, waiting)
 	t.Logf("the loss was learnt %v after the restart, the next owner ran after %v", lost, r.at.Sub(up))
-	// A renewal that failed meanwhile is repeated sooner than that.
+	// A renewal that failed during the restart is repeated sooner than that.
 	if lost > ttl/3+slack+strain.Since(up) {
-		t.Errorf("the loss was learnt %v after the restart", lost)
+		t.Errorf("the holder learned of its loss %v after the restart", lost)
 	}
-	// It hears no message: it subscribes again, and looks.
+	// The waiter hears no message: it subscribes again, and re-checks.
 	if got := r.at.Sub(up); got > ttl/3+slack+strain.Since(up) {
 		t.Errorf("the next owner ran %v after the restart", got)
 	}
@@ -237,8 +237,8 @@ func TestABlockedCommandInAPoolOfOneDelaysNoEnd(t *testing.T) {
 	redistest.CheckLeaks(t, nil, "")
 	strain := redistest.NewStrain(t)
 	rdb := s.Client(func(o *redis.Options) {
-		// One for pipelines as well: from go-redis 9.23 on they have a pool of their
-		// own, on which renewals would go on and the lease with them.
+		// Pipelines must use the same pool. From go-redis 9.23 on they have a pool of their own, on
+		// which renewals would continue, and the lease with them.
 		o.PoolSize, o.PipelinePoolSize = 1, -1
 	})
 	const ttl = time.Second
@@ -276,10 +276,10 @@ func TestABlockedCommandInAPoolOfOneDelaysNoEnd(t *testing.T) {
 	if at.Before(trusted) || at.Sub(trusted) > slack+strain.Since(trusted) {
 		t.Errorf("the lease ended %v after its trust window", at.Sub(trusted))
 	}
-	_ = l.Unlock() // a loss
+	_ = l.Unlock() // it returns a loss
 
 	blocked.Wait()
-	mustUnlock(t, mustLock(t, c.Mutex("z"))) // the pool is free, and all goes on
+	mustUnlock(t, mustLock(t, c.Mutex("z"))) // the pool is free again and everything works
 	for _, name := range []string{"x", "y", "z"} {
 		nothingLeft(t, look, name)
 	}

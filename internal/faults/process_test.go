@@ -23,8 +23,8 @@ func init() {
 	roles["worker"] = work
 }
 
-// sell sells until nothing is left. The stock is a plain counter: read, then
-// written back. The count of those inside is atomic, and never above one.
+// sell sells until nothing is left. The stock is a plain counter that is read, then
+// written back. The number of processes inside is counted atomically and is never above one.
 func sell(a *actor) error {
 	ctx := context.Background()
 	mu := a.client.Mutex("stock")
@@ -57,7 +57,7 @@ func sell(a *actor) error {
 	}
 }
 
-// work holds the lock once, and does what it is told meanwhile.
+// work locks once, and obeys the parent's commands until it is told nothing more.
 func work(a *actor) error {
 	ctx := context.Background()
 	l, err := a.client.Mutex("x").LockContext(ctx)
@@ -84,8 +84,8 @@ func work(a *actor) error {
 	}
 }
 
-// write is a resource that compares tokens: what comes with a smaller one than
-// it has seen is refused.
+// write is a resource that compares tokens: it refuses a write with a smaller token than it
+// has already seen.
 func write(ctx context.Context, rdb *redis.Client, prefix string, token uint64, text string) (bool, error) {
 	const compare = `
 		local seen = tonumber(redis.call('HGET', KEYS[1], 'token') or '0')
@@ -142,7 +142,7 @@ func TestTheNextProcessRunsWhenAKilledOwnersTTLEnds(t *testing.T) {
 	redistest.CheckLeaks(t, rdb, prefix)
 	strain := redistest.NewStrain(t)
 	look := newClient(t, rdb, prefix)
-	// A re-check, at a third of it, or a whole TTL late would be late indeed.
+	// A re-check comes after a third of this; being late by that, or by a whole TTL, would exceed the bound.
 	const ttl = 2 * time.Second
 
 	for range 5 {
@@ -174,7 +174,7 @@ func TestTheNextProcessRunsWhenAKilledOwnersTTLEnds(t *testing.T) {
 		t.Logf("the next owner ran %v after the TTL's end", late)
 		return
 	}
-	t.Error("five owners were dead for a TTL before that could be seen")
+	t.Error("five times the TTL ended before the owner's death could be observed")
 }
 
 func TestAStoppedOwnerLearnsItsLossAndHarmsNobody(t *testing.T) {
@@ -200,7 +200,7 @@ func TestAStoppedOwnerLearnsItsLossAndHarmsNobody(t *testing.T) {
 		t.Fatalf("the owner's write: %t, %v", done, err)
 	}
 
-	owner.tell("write") // it goes on where it was, sure of its lock
+	owner.tell("write") // the child continues where it was, still believing that it has the lock
 	owner.signal(syscall.SIGCONT)
 	heard := map[string]string{}
 	for len(heard) < 2 { // in either order

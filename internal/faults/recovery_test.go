@@ -15,9 +15,9 @@ import (
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
-// sluggish is a back-off policy that makes the longest pause there is at once, as a
-// usual one does after a minute of an outage. It tells when it is asked for one, which
-// is when a command has failed and the client has read that.
+// sluggish is a back-off policy that makes the longest possible pause from the start, as a
+// usual policy does after a minute of an outage. It reports when it is asked for a pause,
+// which is when a command has failed and the client has read the failure.
 type sluggish struct{ pauses chan struct{} }
 
 func newSluggish() *sluggish { return &sluggish{make(chan struct{}, 1000)} }
@@ -29,7 +29,7 @@ func (s *sluggish) option() leased.Option {
 func (s *sluggish) NextBackOff() time.Duration {
 	select {
 	case s.pauses <- struct{}{}:
-	default: // nobody counts that far
+	default: // no test counts that far
 	}
 	return 30 * time.Second
 }
@@ -47,14 +47,14 @@ func (s *sluggish) paused(t *testing.T, n int) {
 	}
 }
 
-// probes is the time that an outage's end may go unnoticed, and a bound far from the
-// pauses of a policy.
+// probes is how long the end of an outage may go unnoticed. tooLate is a bound far below the
+// pauses of the policy.
 const (
 	probes  = 2 * time.Second
 	tooLate = 12 * time.Second
 )
 
-// trouble is an outage that a subscription survives: nothing tells of its end.
+// trouble is an outage that a subscription survives, so no event announces its end.
 type trouble struct {
 	name       string
 	begin, end func(*testing.T, *redistest.Instance, *redistest.Proxy)
@@ -89,8 +89,8 @@ var troubles = []trouble{
 		func(_ *testing.T, _ *redistest.Instance, p *redistest.Proxy) { p.Heal() }},
 }
 
-// recovering is a client of a server behind a proxy. Its inbox is behind it, too: with
-// replies lost it is deaf, and nothing tells.
+// recovering returns a client of a server behind a proxy. Its inbox is behind the proxy, too:
+// when replies are lost, the inbox is deaf, and nothing tells the client.
 func recovering(t *testing.T, opts ...leased.Option) (*redistest.Instance, *redistest.Proxy, *leased.Client) {
 	s := redistest.Server(t)
 	redistest.CheckLeaks(t, nil, "")
@@ -124,7 +124,7 @@ func TestAFreeLockIsEnteredSoonAfterAnOutageWhateverTheBackOffHasBecome(t *testi
 			for i := range locks {
 				waits = append(waits, wait(ctx, c.Mutex(fmt.Sprint("free", i))))
 			}
-			policy.paused(t, locks/2) // not all need have asked by themselves
+			policy.paused(t, locks/2) // not every lock has to ask by itself
 			o.end(t, s, p)
 			ended = true
 			at := time.Now()
@@ -141,7 +141,7 @@ func TestAFreeLockIsEnteredSoonAfterAnOutageWhateverTheBackOffHasBecome(t *testi
 					t.Fatalf("a free lock was not entered %v after the outage", tooLate)
 				}
 			}
-			// A probe under way may have to time out first.
+			// A probe under way may first have to time out.
 			if bound := probes + 2*time.Second + slack + strain.Since(at); worst > bound {
 				t.Errorf("entered %v after the outage", worst)
 			}
@@ -165,7 +165,7 @@ func TestAfterAnOutageOfTwentySecondsEveryFreeLockIsEnteredSoon(t *testing.T) {
 	for i := range locks {
 		waits = append(waits, wait(ctx, c.Mutex(fmt.Sprint("free", i))))
 	}
-	time.Sleep(outage / 2) // it is its length that matters
+	time.Sleep(outage / 2) // the length of the outage is what is tested
 	half := c.Stats().Commands
 	time.Sleep(time.Until(began.Add(outage))) // likewise
 	sent := c.Stats().Commands - half
@@ -180,15 +180,15 @@ func TestAfterAnOutageOfTwentySecondsEveryFreeLockIsEnteredSoon(t *testing.T) {
 	if worst > probes+slack+strain.Since(at) {
 		t.Errorf("the last of %d locks was entered %v after an outage of %v", locks, worst, outage)
 	}
-	// Each by its own policy, and one more often: an outage is no reason for a storm.
+	// Each lock asks at its own pace and one of them more often: an outage must not cause a storm of commands.
 	if sent > 3*locks {
 		t.Errorf("%d locks sent %d commands in the second half of the outage", locks, sent)
 	}
 	t.Logf("%d locks sent %d commands in the second half of %v, and the last was entered after %v", locks, sent, outage, worst)
 }
 
-// The server hangs for longer than a command may take, and then does what it was asked.
-// So the lock has an owner who does not know, and who hears that it is wanted.
+// The server hangs for longer than a command may take, and then executes what it was asked.
+// So the lock has an owner that does not know it owns the lock, and that hears it is wanted.
 func TestAnOwnerThatGaveItsAcquireUpAsLostHearsThatItIsWanted(t *testing.T) {
 	t.Parallel()
 	strain := redistest.NewStrain(t)
@@ -223,8 +223,8 @@ func TestAnOwnerThatGaveItsAcquireUpAsLostHearsThatItIsWanted(t *testing.T) {
 				}
 				took := r.at.Sub(at)
 				t.Logf("process %d entered after %v", i, took)
-				if i == 0 && took > probes/2+strain.Since(at) { // a probe would come as late
-					t.Errorf("the owner learnt that it is one %v after it was wanted", took)
+				if i == 0 && took > probes/2+strain.Since(at) { // a probe could come as late as probes
+					t.Errorf("the owner learned that it owns the lock only %v after others began to want it", took)
 				}
 				if err := r.lease.Unlock(); err != nil {
 					t.Error(err)

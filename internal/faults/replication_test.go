@@ -10,10 +10,10 @@ import (
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
-// Replication is asynchronous: what a primary has answered can be lost with it. This is the
-// limit that docs/deployments.md names, and what is promised all the same: the holder of
-// before learns within a renewal period, and the next one's token is greater, by which a
-// resource tells them apart.
+// Replication is asynchronous: what a primary has answered can be lost with it. This test shows
+// the limit that docs/deployments.md names, and what is promised all the same: the old holder
+// learns of the loss within a renewal period, and the next owner's token is greater, so a
+// resource can tell the two apart.
 func TestALockThatNoReplicaHadIsLostWithItsPrimaryAndTheNextTokenIsGreater(t *testing.T) {
 	t.Parallel()
 	n := newFixedName(t)

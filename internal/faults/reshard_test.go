@@ -15,25 +15,24 @@ import (
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
-// The slot of a lock that is held and waited for, and of one that five clients take in
-// turn, moves from master to master and back all the time, key by key: what names several
-// keys is refused with TRYAGAIN while only some have moved, and asked for elsewhere when all
-// have.
+// One lock is held and waited for, another is taken by five clients in turn. Their slot moves
+// from one master to another and back all the time, key by key. A command with several keys is
+// refused with TRYAGAIN while only some keys have moved, and redirected with ASK once all have.
 func TestLocksWhoseSlotMovesToAndFroAreNeitherLostNorStuck(t *testing.T) {
 	t.Parallel()
 	move := func(c *redistest.Cluster, to *redistest.Instance) {
 		m := c.BeginMove("{x}", to)
-		for range 6 { // some keys go, commands meet what is half gone, and make new ones
+		for range 6 { // some keys move, and commands meet the half-moved slot and create new keys
 			m.Keys(1)
-			time.Sleep(20 * time.Millisecond) // of work on slots that are half gone
+			time.Sleep(20 * time.Millisecond) // time for commands to meet the half-moved slot
 		}
 		m.End()
 	}
 	moveLocks(t, move, func(r *slotErrors) bool { return r.tryAgain.Load() > 0 && r.ask.Load() > 0 })
 }
 
-// The same, but all keys of the slot change their master in one step. Commands that write are
-// held back for it, and those that come to the old master afterwards are sent to the new one.
+// The same, but all keys of the slot change masters in one step. Writing commands are held back
+// during that step, and those that reach the old master afterwards are redirected to the new one.
 func TestLocksWhoseSlotMigratesInOneStepAreNeitherLostNorStuck(t *testing.T) {
 	t.Parallel()
 	move := func(c *redistest.Cluster, to *redistest.Instance) { c.MigrateSlot("{x}", to) }
@@ -43,8 +42,8 @@ func TestLocksWhoseSlotMigratesInOneStepAreNeitherLostNorStuck(t *testing.T) {
 	}
 }
 
-// moveLocks has the slot of busy locks moved for some time, and longer until the commands met
-// what they are to meet.
+// moveLocks keeps moving the slot of busy locks for some time, and then until the commands have
+// met the errors that they are supposed to meet.
 func moveLocks(t *testing.T, move func(*redistest.Cluster, *redistest.Instance), met func(*slotErrors) bool) *slotErrors {
 	t.Helper()
 	moving := 30 * time.Second
@@ -77,7 +76,7 @@ func moveLocks(t *testing.T, move func(*redistest.Cluster, *redistest.Instance),
 		move(c, to)
 		turns(t, workers[:1])
 	}
-	turns(t, workers) // nobody is stuck
+	turns(t, workers) // no worker is stuck
 
 	stop()
 	if err := l.Context().Err(); err != nil {
@@ -94,11 +93,11 @@ func moveLocks(t *testing.T, move func(*redistest.Cluster, *redistest.Instance),
 		t.Errorf("%d leases were lost, and %d releases had no answer", lost, unproved)
 	}
 	if busy.refused > 0 {
-		t.Errorf("%d writes were refused: two were inside", busy.refused)
+		t.Errorf("%d writes were refused: two callers were inside at once", busy.refused)
 	}
 	busy.check(t, "busy")
 	if !met(refused) {
-		t.Errorf("the test is no test: %d TRYAGAIN, %d ASK, %d MOVED", refused.tryAgain.Load(), refused.ask.Load(), refused.moved.Load())
+		t.Errorf("the commands did not meet the errors that the test is about: %d TRYAGAIN, %d ASK, %d MOVED", refused.tryAgain.Load(), refused.ask.Load(), refused.moved.Load())
 	}
 	t.Logf("%d moves, %d entries; %d TRYAGAIN, %d ASK, %d MOVED", moves, entries, refused.tryAgain.Load(), refused.ask.Load(), refused.moved.Load())
 	nothingLeft(t, holder, "held{x}")
@@ -106,7 +105,7 @@ func moveLocks(t *testing.T, move func(*redistest.Cluster, *redistest.Instance),
 	return refused
 }
 
-// slotErrors counts what the nodes of a Cluster refuse. It is a hook of their clients.
+// slotErrors is a hook that counts the errors with which the nodes of a Cluster redirect commands.
 type slotErrors struct{ tryAgain, ask, moved atomic.Int32 }
 
 func (r *slotErrors) count(err error) {
@@ -140,7 +139,7 @@ func (r *slotErrors) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.P
 	}
 }
 
-// A subscription to each lock, or to each node, would be many.
+// One subscription per lock or per node would be too many.
 func TestAThousandContendedLocksOfAClusterNeedOneSubscriptionAClient(t *testing.T) {
 	t.Parallel()
 	locks := 1000

@@ -21,17 +21,17 @@ import (
 
 var faultRounds = flag.Int("faults.rounds", 1, "how often each fault strikes the master of a Cluster")
 
-// till is a resource that compares tokens at the first access and at every write, and a
-// sum that comes out too small if two were inside who did not know of each other.
+// till is a resource that compares tokens at the first access and at every write. Its sum
+// comes out too small if two were inside at once without knowing of each other.
 type till struct {
 	mu       sync.Mutex
-	token    uint64 // of the last first access
+	token    uint64 // of the most recent first access
 	sum      int
 	accepted int
 	refused  int
 }
 
-// see is the first access.
+// see is the first access under a token.
 func (r *till) see(token uint64) (sum int, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -65,8 +65,8 @@ func (r *till) check(t *testing.T, name string) {
 	t.Logf("%s: %d writes accepted, %d refused", name, r.accepted, r.refused)
 }
 
-// visit reads, thinks, writes and unlocks. Whoever's write is refused has to be told that
-// the lease was lost: by Unlock at the latest, whose error visit returns.
+// visit reads, thinks, writes and unlocks. A caller whose write is refused must be told that
+// its lease was lost, at the latest by Unlock, whose error visit returns.
 func (r *till) visit(t *testing.T, l *leased.Lease, think time.Duration) error {
 	sum, ok := r.see(l.Token())
 	time.Sleep(think) // the work
@@ -78,13 +78,13 @@ func (r *till) visit(t *testing.T, l *leased.Lease, think time.Duration) error {
 	return err
 }
 
-// isUnproved reports that an Unlock had no answer, and nobody can say any more whether the lease
-// had been lost before it. On a machine that is busy enough that can happen without a fault.
+// isUnproved reports that a release had no answer, and that it is no longer possible to find out
+// whether the lease had been lost before it. On a busy machine that can happen without a fault.
 func isUnproved(err error) bool {
 	return errors.Is(err, leased.ErrLeaseLost) && strings.Contains(err.Error(), "its release had no answer")
 }
 
-// worker locks and unlocks until it is stopped, and keeps when it was last inside.
+// worker locks and unlocks until it is stopped, and records when it was last inside.
 type worker struct {
 	client   *leased.Client
 	entered  atomic.Pointer[time.Time]
@@ -93,8 +93,8 @@ type worker struct {
 	entries  atomic.Int32
 }
 
-// losses is how many leases the workers lost, or their clients say that they did, without those
-// whose release is unproved: how many are these.
+// losses returns how many leases the workers or their clients report as lost, without those
+// whose release is unproved, and the number of the latter.
 func losses(workers []*worker) (lost, unproved int64) {
 	for _, w := range workers {
 		n := int64(w.unproved.Load())
@@ -125,8 +125,8 @@ func (w *worker) run(ctx context.Context, t *testing.T, name string, r *till) {
 	}
 }
 
-// start has the workers lock and unlock until stop is called, which waits for them, as the
-// end of the test does.
+// start makes the workers lock and unlock until stop is called. stop waits for them; it is also
+// called at the end of the test.
 func start(t *testing.T, workers []*worker, name string, r *till) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -142,7 +142,7 @@ func start(t *testing.T, workers []*worker, name string, r *till) (stop func()) 
 	return stop
 }
 
-// goesOn waits until the worker is inside after began, and returns when it was.
+// goesOn waits until the worker has entered after began, and returns when it did.
 func (w *worker) goesOn(t *testing.T, began time.Time) time.Time {
 	t.Helper()
 	var at time.Time
@@ -156,7 +156,7 @@ func (w *worker) goesOn(t *testing.T, began time.Time) time.Time {
 	return at
 }
 
-// turns waits until each worker was inside some times more.
+// turns waits until each worker has been inside ten more times.
 func turns(t *testing.T, workers []*worker) {
 	t.Helper()
 	for i, w := range workers {
@@ -165,8 +165,8 @@ func turns(t *testing.T, workers []*worker) {
 	}
 }
 
-// strikes are what happens to the master that serves a lock. Each returns when the fault
-// is there, and its cure has the node come back as a replica.
+// strikes are faults of the master that serves a lock. Each strike returns when the fault is in
+// effect; its cure brings the node back as a replica.
 var strikes = []struct {
 	name   string
 	strike func(t *testing.T, c *redistest.Cluster, in *redistest.Instance)
@@ -181,14 +181,14 @@ var strikes = []struct {
 	}, func(*redistest.Instance) {}},
 }
 
-// goesOnWithin bounds what follows the promotion of a replica. It takes 3 s at most on a machine
-// that does nothing else, as the log of this test says; what it must not take is the minute
+// goesOnWithin bounds what follows the promotion of a replica. On an otherwise idle machine that
+// takes 3 s at most, as this test's log shows. It must not take as long as the minute
 // after which go-redis looks for the new master by itself.
 const goesOnWithin = 10 * time.Second
 
-// In each round a lock is held, with two waiters, and another one in its slot is taken by
-// five clients in turn, while the master of both is struck. The lease is held or lost, and
-// whoever is inside twice is refused by the resource.
+// In each round one lock is held, with two waiters, and another one in the same slot is taken by
+// five clients in turn, while the master of both is struck. The held lease may survive or be lost;
+// if two callers are inside at once, the resource refuses the writes of one.
 func TestAStruckMasterOfAClusterLeavesOneOwnerAndItsLocksGoOn(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes failovers of a Cluster; run it without -short")
@@ -224,7 +224,7 @@ func TestAStruckMasterOfAClusterLeavesOneOwnerAndItsLocksGoOn(t *testing.T) {
 			s.strike(t, c, old)
 			c.AwaitOwner("{x}", old)
 			promoted := time.Now()
-			var slowest time.Duration // beyond what the machine kept from this process
+			var slowest time.Duration // not counting the time for which this process was kept from running
 			lostBefore := lost
 			took := func(since, at time.Time) {
 				longest = max(longest, at.Sub(since))
@@ -237,7 +237,7 @@ func TestAStruckMasterOfAClusterLeavesOneOwnerAndItsLocksGoOn(t *testing.T) {
 			took(promoted, time.Now())
 			mustUnlock(t, newcomer)
 
-			since := promoted // where the lease was lost, the waiters went on by themselves
+			since := promoted // if the lease was lost, the waiters went on without us
 			if l.Context().Err() == nil {
 				since = time.Now()
 			}
@@ -258,21 +258,21 @@ func TestAStruckMasterOfAClusterLeavesOneOwnerAndItsLocksGoOn(t *testing.T) {
 				since = time.Now()
 			}
 			bound := goesOnWithin
-			if lost > lostBefore { // the replica did not have all: what is gone is found by re-checks
+			if lost > lostBefore { // the replica lacked something; what is lost is found by re-checks
 				bound += 3 * time.Second
 			}
 			if slowest > bound {
-				t.Errorf("%s, round %d: somebody went on %v after the promotion, or the release; %d leases lost",
+				t.Errorf("%s, round %d: a client continued only %v after the promotion or the release; %d leases lost",
 					s.name, round+1, slowest, lost-lostBefore)
 			}
 			s.cure(old)
-			turns(t, workers) // also while a frozen one comes back that thinks it is the master
+			turns(t, workers) // also while a formerly frozen node comes back and still believes it is the master
 			c.AwaitReplica(old)
 			if testing.Verbose() {
 				t.Logf("%s, round %d: promoted after %v", s.name, round+1, promoted.Sub(struck))
 			}
 		}
-		entries, short := int32(0), int32(0) // of all rounds so far
+		entries, short := int32(0), int32(0) // in all rounds so far
 		for _, w := range workers {
 			entries += w.entries.Load()
 			short += w.lost.Load() + w.unproved.Load()

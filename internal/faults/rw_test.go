@@ -27,9 +27,9 @@ func init() {
 	roles["leaver"] = downgradeAfterTheEnd
 }
 
-// guard is how processes notice each other: a script, so that one look is one
-// instant. It counts readers and the writer in and out, and each one's turns, and
-// answers how many of the others were inside.
+// guard lets the processes notice each other. It is a script, so that each check is atomic. It
+// counts readers and writers in and out, counts the calls of each process, and returns how many
+// processes are inside that must not be.
 const guard = `
 	redis.call('HINCRBY', KEYS[1], ARGV[1], ARGV[2])
 	redis.call('HINCRBY', KEYS[1], ARGV[3], 1)
@@ -51,7 +51,7 @@ func inside(ctx context.Context, a *actor, who string, f func() error) error {
 	return errors.Join(look(1), f(), look(-1))
 }
 
-// untilTold does something between two words of the parent, or until its end.
+// untilTold repeats f between two words of the parent, or until the input ends.
 func untilTold(a *actor, f func() error) error {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
@@ -60,7 +60,7 @@ func untilTold(a *actor, f func() error) error {
 		return nil
 	}
 	told := make(chan struct{})
-	go func() { // ended by the parent's word or its end, and waited for below
+	go func() { // ended by the parent's word or the end of the input, and waited for below
 		defer close(told)
 		a.told()
 		stop()
@@ -74,8 +74,8 @@ func untilTold(a *actor, f func() error) error {
 	return nil
 }
 
-// readOften reads without a pause, for a millisecond each time: so much reading
-// that without a queue there would be no instant without a reader.
+// readOften reads without a pause, for a millisecond each time: so often that without a
+// queue there would be no instant without a reader.
 func readOften(a *actor) error {
 	reads := 0
 	err := untilTold(a, func() error {
@@ -83,7 +83,7 @@ func readOften(a *actor) error {
 		if err != nil {
 			return err
 		}
-		err = inside(context.Background(), a, "readers", func() error { time.Sleep(time.Millisecond); return nil }) // it reads
+		err = inside(context.Background(), a, "readers", func() error { time.Sleep(time.Millisecond); return nil }) // the reading
 		reads++
 		return errors.Join(err, l.Unlock())
 	})
@@ -118,7 +118,7 @@ func TestProcessesThatReadAndOneThatWritesAllGetTheirTurn(t *testing.T) {
 	rdb, prefix := s.Client(), redistest.Prefix(t)
 	redistest.CheckLeaks(t, rdb, prefix)
 	strain := redistest.NewStrain(t)
-	const ttl = 15 * time.Second // for a turn that came with a TTL's end to be too late
+	const ttl = 15 * time.Second // so long that a turn that came only when a TTL ended would be too late
 	var readers []*child
 	for range 4 {
 		readers = append(readers, spawn(t, "reader", s.Addr, prefix, ttl))
@@ -155,9 +155,9 @@ func TestProcessesThatReadAndOneThatWritesAllGetTheirTurn(t *testing.T) {
 	said := writer.hear("wrote")
 	writes, _ := strconv.Atoi(said[0])
 	longest, err := strconv.Atoi(said[1])
-	// Re-checks are up to 3 s apart: nobody should have to enter by one.
+	// Re-checks are up to 3 s apart. Nobody should have to enter by one.
 	if bound := time.Second + slack + strain.Since(began); err != nil || time.Duration(longest)*time.Millisecond > bound {
-		t.Errorf("of %d writes one waited %d ms, %v", writes, longest, err)
+		t.Errorf("one of %d writes waited %d ms, %v", writes, longest, err)
 	}
 	writer.end()
 	if left := rdb.HMGet(t.Context(), prefix+"inside", "readers", "writers").Val(); fmt.Sprint(left) != "[0 0]" {
@@ -166,7 +166,7 @@ func TestProcessesThatReadAndOneThatWritesAllGetTheirTurn(t *testing.T) {
 	t.Logf("%d writes, the longest waited %d ms; %d reads", writes, longest, total)
 }
 
-// sit reads until its input ends.
+// sit holds a reader's lease until its input ends.
 func sit(a *actor) error {
 	l, err := a.client.RWMutex("x").RLockContext(context.Background())
 	if err != nil {
@@ -201,21 +201,21 @@ func TestAKilledReadersTTLDelaysAWriterAndAnotherReadersDoesNot(t *testing.T) {
 			continue
 		}
 		if o.at.Before(earliest) {
-			t.Errorf("the writer entered %v before the end of the lease of the one killed", earliest.Sub(o.at))
+			t.Errorf("the writer entered %v before the killed reader's lease ended", earliest.Sub(o.at))
 		}
 		if left.After(latest) {
 			latest = left
 		}
 		if late := o.at.Sub(latest); late > slack+strain.Since(latest) {
-			t.Errorf("the writer entered %v after nobody read any more", late)
+			t.Errorf("the writer entered %v after the last reader was gone", late)
 		}
 		return
 	}
-	t.Error("five readers were dead for a TTL before that could be seen")
+	t.Error("five times the TTL ended before the reader's death could be observed")
 }
 
-// A stopped reader is taken for alive until its lease ends, and learns of its
-// loss when it goes on.
+// A stopped reader counts as alive until its lease ends, and learns of the loss when it
+// continues.
 func TestAStoppedReaderLetsAWriterInWhenItsLeaseEnds(t *testing.T) {
 	s := redistest.Shared(t)
 	rdb, prefix := s.Client(), redistest.Prefix(t)
@@ -248,7 +248,7 @@ func TestAStoppedReaderLetsAWriterInWhenItsLeaseEnds(t *testing.T) {
 	mustUnlock(t, o.lease)
 }
 
-// downgradeAfterTheEnd holds a lease beyond the end of its client.
+// downgradeAfterTheEnd keeps a lease beyond the end of its client, and then tries to downgrade it.
 func downgradeAfterTheEnd(a *actor) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
 	defer cancel()
@@ -267,7 +267,7 @@ func downgradeAfterTheEnd(a *actor) error {
 	return nil
 }
 
-// In a process of its own: the mistake to be found here exhausts the stack.
+// This runs in a process of its own, because the bug it looks for exhausts the stack.
 func TestADowngradeAfterTheEndOfItsClientFails(t *testing.T) {
 	s := redistest.Shared(t)
 	rdb, prefix := s.Client(), redistest.Prefix(t)

@@ -22,15 +22,15 @@ import (
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
-// A flash sale: a stock of 100 on one Redis, sold by three processes under a lock on
-// another one that breaks, as the processes do. examples/flashsale is the same with
-// HTTP servers and PostgreSQL.
+// A flash sale: three processes sell a stock of 100, which one Redis keeps, under a lock on
+// another Redis. That other Redis breaks, and so do the processes. examples/flashsale is the
+// same with HTTP servers and PostgreSQL.
 
 var saleRuns = flag.Int("sale.runs", 4, "how many sales with faults")
 
 const (
 	storeVariable  = "LEASED_FAULTS_STORE"  // address of the Redis that keeps the stock
-	recipeVariable = "LEASED_FAULTS_RECIPE" // what is done with the token
+	recipeVariable = "LEASED_FAULTS_RECIPE" // how the token is used
 	tokenFirst     = "first-access"
 	tokenAtWrite   = "write-only"
 )
@@ -40,7 +40,7 @@ func init() {
 	roles["stepper"] = stepper
 }
 
-// shelf is the stock and those who bought, on the server that does not break.
+// shelf is the stock and the number of sales, on the server that does not break.
 type shelf struct {
 	rdb    *redis.Client
 	prefix string
@@ -48,19 +48,19 @@ type shelf struct {
 }
 
 var (
-	// seeAndPresent is the first access under a lease: it keeps the token and reads. An
-	// equal token is another lease's: two owners at once can draw the same one.
+	// seeAndPresent is the first access under a lease: it records the token and reads. An equal
+	// token belongs to another lease: two owners at once can draw the same one.
 	seeAndPresent = redis.NewScript(`
 		if tonumber(redis.call('HGET', KEYS[1], 'token') or '0') >= tonumber(ARGV[1]) then return -1 end
 		redis.call('HSET', KEYS[1], 'token', ARGV[1])
 		return tonumber(redis.call('HGET', KEYS[1], 'left'))`)
-	// sellUnder writes if no other lease was here since.
+	// sellUnder writes if no other lease has accessed the item since.
 	sellUnder = redis.NewScript(`
 		if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then return 0 end
 		redis.call('HSET', KEYS[1], 'left', ARGV[2])
 		redis.call('INCR', KEYS[2])
 		return 1`)
-	// sellAbove is the wrong way: the token is compared here only.
+	// sellAbove is the wrong recipe: it compares the token only here.
 	sellAbove = redis.NewScript(`
 		if tonumber(redis.call('HGET', KEYS[1], 'token') or '0') > tonumber(ARGV[1]) then return 0 end
 		redis.call('HSET', KEYS[1], 'token', ARGV[1], 'left', ARGV[2])
@@ -73,7 +73,7 @@ var errOtherLease = errors.New("another lease was here")
 func (s *shelf) item() string { return s.prefix + "{item}" }
 func (s *shelf) sold() string { return s.prefix + "{item}:sold" }
 
-// see returns what is left.
+// see returns how many are left.
 func (s *shelf) see(ctx context.Context, token uint64) (int, error) {
 	if s.recipe == tokenAtWrite {
 		return s.rdb.HGet(ctx, s.item(), "left").Int()
@@ -97,7 +97,7 @@ func (s *shelf) sell(ctx context.Context, token uint64, left int) error {
 	return err
 }
 
-// count returns what is left and how many were sold.
+// count returns how many are left and how many were sold.
 func (s *shelf) count(ctx context.Context) (left, sold int, err error) {
 	left, err = s.rdb.HGet(ctx, s.item(), "left").Int()
 	if err != nil {
@@ -111,7 +111,7 @@ func (a *actor) shelf() *shelf {
 	return &shelf{redis.NewClient(redistest.Options(os.Getenv(storeVariable))), a.prefix, os.Getenv(recipeVariable)}
 }
 
-// clerk sells, four callers at a time, until nothing is left.
+// clerk sells, with four callers at once, until nothing is left.
 func clerk(a *actor) error {
 	s := a.shelf()
 	defer s.rdb.Close()
@@ -133,7 +133,7 @@ func clerk(a *actor) error {
 				work := lease.Context()
 				left, err := s.see(work, lease.Token())
 				if err == nil && left > 0 {
-					time.Sleep(2 * time.Millisecond) // thinks
+					time.Sleep(2 * time.Millisecond) // the caller thinks
 					if err = s.sell(work, lease.Token(), left); err == nil {
 						sold.Add(1)
 					}
@@ -156,7 +156,7 @@ func clerk(a *actor) error {
 	return nil
 }
 
-// stepper sells one piece, and does each step when it is told to.
+// stepper sells one piece, taking each step when it is told to.
 func stepper(a *actor) error {
 	s := a.shelf()
 	defer s.rdb.Close()
@@ -220,10 +220,10 @@ func TestASaleThatPresentsTokensAtTheFirstAccessSells100Of100WhateverBreaks(t *t
 			c.hear("ready")
 		}
 		rdb := st.locks.Client()
-		flush := func() { rdb.FlushAll(t.Context()) } // it may be down: then nothing is left either
+		flush := func() { rdb.FlushAll(t.Context()) } // if the server is down, nothing is left either
 		evict := func() { _ = look.ForceUnlock(t.Context(), "sale") }
 		for _, fault := range []struct {
-			at int // sold
+			at int // it happens once this many are sold
 			do func()
 		}{
 			{10, flush},
@@ -234,8 +234,8 @@ func TestASaleThatPresentsTokensAtTheFirstAccessSells100Of100WhateverBreaks(t *t
 			{60, st.locks.Kill},
 			{60, st.locks.Restart},
 			{70, func() {
-				time.Sleep(time.Until(stopped.Add(2 * ttl))) // the fault: stopped for longer than its TTL
-				clerks[0].signal(syscall.SIGCONT)            // goes on where it was, sure of its lock
+				time.Sleep(time.Until(stopped.Add(2 * ttl))) // the fault is a stop for longer than its TTL
+				clerks[0].signal(syscall.SIGCONT)            // it continues where it was, still believing that it has the lock
 			}},
 			{80, flush},
 			{90, flush},
@@ -278,7 +278,7 @@ func stopInside(t *testing.T, c *child, look *leased.Client) {
 	})
 }
 
-// Not left to chance: one process has read when its lock is lost, and another reads.
+// Nothing is left to chance: one process has read the stock when its lock is lost, then another reads it.
 func TestASaleThatComparesTokensAtTheWriteOnlySellsOnePieceTwice(t *testing.T) {
 	for recipe, want := range map[string]struct {
 		first string // whether the first owner's write was taken
@@ -317,7 +317,7 @@ func TestASaleThatComparesTokensAtTheWriteOnlySellsOnePieceTwice(t *testing.T) {
 				if left != 49 || sold != want.sold || err != nil {
 					t.Errorf("%d sold, want %d; %d left; %v", sold, want.sold, left, err)
 				}
-				// The error of Unlock is the only sign that somebody else was inside.
+				// Unlock's error is the only sign that somebody else was inside.
 				first.tell("unlock")
 				if said := strings.Join(first.hear("unlocked"), " "); !strings.Contains(said, "lost") {
 					t.Errorf("the first owner's Unlock: %s", said)
@@ -331,7 +331,7 @@ func TestASaleThatComparesTokensAtTheWriteOnlySellsOnePieceTwice(t *testing.T) {
 	}
 }
 
-// Two that own the lock at once, as after a FLUSHALL, draw their tokens from one clock,
+// Two that own the lock at once, as after a FLUSHALL, draw their tokens from the same clock,
 // and can draw the same one.
 func TestTheFirstAccessOfASaleRefusesTheTokenOfAnotherLeaseAlsoIfItIsEqual(t *testing.T) {
 	st := newStand(t, tokenFirst, "s:", 50)
@@ -339,7 +339,7 @@ func TestTheFirstAccessOfASaleRefusesTheTokenOfAnotherLeaseAlsoIfItIsEqual(t *te
 		t.Fatalf("the first reads %d, %v", left, err)
 	}
 	if _, err := st.shelf.see(t.Context(), 7); !errors.Is(err, errOtherLease) {
-		t.Errorf("the second reads, too: %v", err)
+		t.Errorf("the first access of a second lease with an equal token returned %v", err)
 	}
 	if err := st.shelf.sell(t.Context(), 7, 50); err != nil {
 		t.Errorf("the first does not sell: %v", err)

@@ -12,9 +12,9 @@ import (
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
-// A primary that its sentinels replace: the holder keeps its lease, and the waiter's inbox
-// leaves the server of before within the time of a re-check, and of the echo that it asks
-// for. A frozen one keeps its connections open, and go-redis stays on them.
+// When sentinels replace a primary, the holder keeps its lease, and the waiter's inbox leaves
+// the old server within the time of a re-check and of the echo that it asks for. A frozen
+// primary keeps its connections open, and go-redis stays on them.
 func TestBehindSentinelTheInboxLeavesAPrimaryThatWasReplaced(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes a failover by sentinels; run it without -short")

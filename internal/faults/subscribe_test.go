@@ -14,7 +14,7 @@ import (
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
-// Some proxies do not know SUBSCRIBE. That is no ACL, and has the same consequence.
+// Some proxies do not know SUBSCRIBE. The cause is not an ACL, but the effect is the same.
 func TestBehindAProxyWithoutSubscribeWaitingMeansPollingAndIsToldOnce(t *testing.T) {
 	t.Parallel()
 	s := redistest.Server(t)
@@ -50,14 +50,14 @@ func TestBehindAProxyWithoutSubscribeWaitingMeansPollingAndIsToldOnce(t *testing
 	}
 	took := time.Since(began)
 	mustUnlock(t, l)
-	// The first poll comes after 50 ms; a regular re-check, after two seconds or more.
+	// The first poll comes after 50 ms, a regular re-check only after two seconds or more.
 	if bound := turns*500*time.Millisecond + strain.Since(began); took > bound {
 		t.Errorf("%d hand-offs took %v", turns, took)
 	}
 	t.Logf("%d hand-offs took %v", turns, took)
 	for i, log := range logs {
 		if n := strings.Count(log.String(), "unknown command"); n != 1 {
-			t.Errorf("client %d told %d times:\n%s", i, n, log)
+			t.Errorf("client %d logged the refusal %d times:\n%s", i, n, log)
 		}
 	}
 }

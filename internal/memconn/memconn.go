@@ -1,4 +1,4 @@
-// Package memconn gives connections within a process what sockets have.
+// Package memconn makes in-memory connections buffer and report errors as sockets do.
 package memconn
 
 import (
@@ -6,22 +6,22 @@ import (
 	"sync"
 )
 
-// Buffered returns conn, which is one end of a net.Pipe, with room for what was written
-// and not read yet. Without it a long pipeline and the answers to its first commands wait
-// for each other.
+// Buffered returns conn, which is one end of a net.Pipe, with a buffer for what was written
+// but not read yet. Without the buffer, the writer of a long pipeline and the writer of the
+// answers to its first commands would wait for each other.
 func Buffered(conn net.Conn) net.Conn { return &buffered{Conn: conn} }
 
 type buffered struct {
 	net.Conn
 
-	mu      sync.Mutex // guards what follows
-	written []byte     // but not sent yet
+	mu      sync.Mutex // guards the fields below
+	written []byte     // not sent yet
 	sending bool
-	err     error // of sending
+	err     error // the error of a send
 	closed  bool
 }
 
-// Read says as a socket does that this end was closed, and not the other.
+// Read tells, as a socket does, when this end was closed and not the other one: by net.ErrClosed.
 func (b *buffered) Read(p []byte) (int, error) {
 	n, err := b.Conn.Read(p)
 	if err != nil {
@@ -58,8 +58,8 @@ func (b *buffered) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// send is owned by the connection, and ended by having sent all, or by the
-// connection's end. Nobody waits for it.
+// send is owned by the connection. It ends when everything has been sent or when the
+// connection is closed. Nobody waits for it.
 func (b *buffered) send() {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -17,21 +17,21 @@ import (
 const (
 	slots      = 16384
 	masters    = 3
-	busDelta   = 10_000 // of the port of the cluster's own talk: that of every version
-	clusterMax = 22_000 // so that the bus' port is below those of dialled connections
+	busDelta   = 10_000 // the cluster bus listens on the node's port plus this, in every version
+	clusterMax = 22_000 // keeps the bus ports below the range from which systems take ports of outgoing connections
 )
 
-// Cluster is three masters with a replica each, on real servers. A master that was not
-// heard of for 1.5 s is replaced by its replica.
+// Cluster is three masters with one replica each, on real servers. A master that has not
+// been heard of for 1.5 s is replaced by its replica.
 type Cluster struct {
-	// Nodes has the first masters first, then the replicas of each in the same order.
+	// Nodes lists the original masters first, then their replicas in the same order.
 	Nodes []*Instance
 
 	tb testing.TB
 }
 
-// NewCluster starts a cluster and returns when every slot is served and every replica
-// has what its master has, as otherwise nobody could be promoted. The arguments are
+// NewCluster starts a cluster and returns once every slot is served and every replica is
+// in sync with its master; before that, no replica could be promoted. The arguments are
 // appended to the command line of each node.
 func NewCluster(tb testing.TB, args ...string) *Cluster {
 	tb.Helper()
@@ -95,7 +95,7 @@ func clusterPort() (int, error) {
 	return 0, errors.New("redistest: no two free ports for a node of a cluster")
 }
 
-// Settled waits until all nodes that answer agree that each slot has a master.
+// Settled waits until all nodes that answer agree that every slot is served.
 func (c *Cluster) Settled() {
 	c.tb.Helper()
 	var live []*Instance
@@ -151,8 +151,8 @@ func (c *Cluster) ClusterOptions() *redis.ClusterOptions {
 	return o
 }
 
-// NewClient returns a new client, with options changed as told, that is closed in the
-// cleanup of tb.
+// NewClient returns a new client whose options the given functions may change. It is closed
+// in tb's cleanup.
 func (c *Cluster) NewClient(tb testing.TB, change ...func(*redis.ClusterOptions)) *redis.ClusterClient {
 	o := c.ClusterOptions()
 	for _, f := range change {
@@ -163,13 +163,13 @@ func (c *Cluster) NewClient(tb testing.TB, change ...func(*redis.ClusterOptions)
 	return rdb
 }
 
-// Slot is the one of a key.
+// Slot returns the hash slot of a key.
 func (c *Cluster) Slot(key string) int {
 	c.tb.Helper()
 	return c.slot(key, nil)
 }
 
-// slot does not ask the node old, which may be frozen and take its time.
+// slot returns the hash slot of a key without asking old, which may be frozen and slow to fail.
 func (c *Cluster) slot(key string, old *Instance) int {
 	c.tb.Helper()
 	for _, in := range c.Nodes {
@@ -184,8 +184,8 @@ func (c *Cluster) slot(key string, old *Instance) int {
 	return -1
 }
 
-// Owner is the master that serves a key, in its own eyes. It may be frozen only if
-// another one has taken its place: it waits for one.
+// Owner returns the master that, by its own account, serves the key. If that master is frozen,
+// Owner waits until another one has taken its place.
 func (c *Cluster) Owner(key string) *Instance {
 	c.tb.Helper()
 	return c.AwaitOwner(key, nil)
@@ -211,7 +211,7 @@ func (c *Cluster) AwaitOwner(key string, old *Instance) *Instance {
 	return found
 }
 
-// Replica is the replica of a master.
+// Replica returns the replica of a master.
 func (c *Cluster) Replica(master *Instance) *Instance {
 	c.tb.Helper()
 	id := fmt.Sprint(master.mustAsk("CLUSTER", "MYID"))
@@ -224,8 +224,8 @@ func (c *Cluster) Replica(master *Instance) *Instance {
 	return nil
 }
 
-// Failover is a planned one of the master that serves the key: no write is lost. It
-// returns the new master when all nodes know of it.
+// Failover performs a planned failover of the master that serves the key, which loses no
+// write. It returns the new master once all nodes know of it.
 func (c *Cluster) Failover(key string) *Instance {
 	c.tb.Helper()
 	old := c.Owner(key)
@@ -240,16 +240,16 @@ func (c *Cluster) Failover(key string) *Instance {
 	return next
 }
 
-// AwaitReplica waits until a node that was replaced, and runs again, has what its new
-// master has, and all nodes agree.
+// AwaitReplica waits until a node that was replaced and is running again has caught up with
+// its new master, and all nodes agree.
 func (c *Cluster) AwaitReplica(in *Instance) {
 	c.tb.Helper()
 	in.awaitSync()
 	c.Settled()
 }
 
-// Expel takes a node out of the cluster that serves no slots: it goes on running, on its
-// own, and the others do not know it any more.
+// Expel removes a node that serves no slots from the cluster. The node keeps running on its
+// own, and the others forget it.
 func (c *Cluster) Expel(in *Instance) {
 	c.tb.Helper()
 	id := in.mustAsk("CLUSTER", "MYID")

@@ -15,10 +15,10 @@ import (
 // Tally counts commands by name, in lower case.
 type Tally map[string]int64
 
-// Calls asks a real server how often each command ran since it started. What a
-// script calls counts too, beside the script's own evalsha; INFO, which asks, does
-// not. Other clients of the server count: ask one that nobody else uses. The
-// embedded server cannot tell.
+// Calls asks a real server how often each command has run since the server started.
+// Commands that a script calls count too, in addition to the script's own evalsha. The
+// INFO that asks is not counted. Commands of other clients are, so use a server that
+// nobody else uses. The embedded server does not keep these counts.
 func Calls(ctx context.Context, rdb redis.Cmdable) (Tally, error) {
 	info, err := rdb.Info(ctx, "commandstats").Result()
 	if err != nil {
@@ -43,7 +43,7 @@ func Calls(ctx context.Context, rdb redis.Cmdable) (Tally, error) {
 	return t, nil
 }
 
-// Sub returns what was counted since before. Commands that did not run are absent.
+// Sub returns what was counted after before was taken. Commands that did not run are absent.
 func (t Tally) Sub(before Tally) Tally {
 	since := Tally{}
 	for name, n := range t {
@@ -54,7 +54,7 @@ func (t Tally) Sub(before Tally) Tally {
 	return since
 }
 
-// Total is the number of all commands together.
+// Total returns the number of all commands together.
 func (t Tally) Total() int64 {
 	var sum int64
 	for _, n := range t {
@@ -64,10 +64,10 @@ func (t Tally) Total() int64 {
 }
 
 // Counter is a go-redis hook that counts what a client sends: rdb.AddHook(&counter).
-// The zero value is ready to use. The handshake of a connection counts as nothing but
-// a dial, and subscriptions pass through no other hook.
+// The zero value is ready to use. Of a connection's handshake only the dial is counted,
+// and the dial is also all that a hook sees of a subscription.
 type Counter struct {
-	// mu guards what follows and is never held while a command runs.
+	// mu guards the fields below and is never held while a command runs.
 	mu        sync.Mutex
 	byName    Tally
 	single    int64
@@ -77,29 +77,29 @@ type Counter struct {
 
 var _ redis.Hook = (*Counter)(nil)
 
-// Commands counts by name, those within pipelines included. A command counts when
-// it is sent, once however often go-redis repeats it.
+// Commands returns the counts by name, including commands within pipelines. A command is
+// counted once, when it is sent, however often go-redis retries it.
 func (c *Counter) Commands() Tally {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return maps.Clone(c.byName)
 }
 
-// Trips counts round trips: each single command, and each pipeline as one.
+// Trips returns the number of round trips: a single command is one, and so is a pipeline.
 func (c *Counter) Trips() int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.single + c.pipelines
 }
 
-// Pipelines counts pipelines and transactions.
+// Pipelines returns the number of pipelines and transactions.
 func (c *Counter) Pipelines() int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.pipelines
 }
 
-// Dials counts attempts to connect.
+// Dials returns the number of attempts to connect.
 func (c *Counter) Dials() int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -151,8 +151,8 @@ func (c *Counter) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proc
 	}
 }
 
-// countLocked reports false for a command that go-redis sends by itself on a new
-// connection.
+// countLocked counts cmd. It reports false, and does not count, if cmd is one that go-redis
+// sends by itself on a new connection.
 func (c *Counter) countLocked(cmd redis.Cmder) bool {
 	switch cmd.Name() {
 	case "hello", "auth", "client", "select", "readonly":

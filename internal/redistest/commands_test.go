@@ -27,7 +27,7 @@ func TestCallsAreThoseThatReachedTheServer(t *testing.T) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 	if got.Total() != 5 {
-		t.Errorf("total %d", got.Total())
+		t.Errorf("total %d, want 5", got.Total())
 	}
 }
 
@@ -47,7 +47,7 @@ func TestCounterCountsWhatAClientSends(t *testing.T) {
 	if want := (Tally{"set": 1, "get": 2}); !maps.Equal(c.Commands(), want) {
 		t.Errorf("commands %v", c.Commands())
 	}
-	// A go-redis may dial once more than it needs.
+	// go-redis may dial once more than it needs.
 	if c.Trips() != 2 || c.Pipelines() != 1 || c.Dials() < 1 {
 		t.Errorf("trips %d, pipelines %d, dials %d", c.Trips(), c.Pipelines(), c.Dials())
 	}

@@ -12,41 +12,42 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Deployment is another place than one plain server for a behaviour suite to run in.
-// All tests of a process share it; nobody may break it or flush it.
+// Deployment is a place other than one plain server in which a behavior suite can run.
+// All tests of a process share it, so no test may break it or flush it.
 type Deployment struct {
 	// Name is "cluster", "sentinel", "acl" or "tls".
 	Name string
 	// Addr is a node's address.
 	Addr string
-	// Admin returns a client that may do everything, closed in tb's cleanup.
+	// Admin returns a client without restrictions, closed in tb's cleanup.
 	Admin func(tb testing.TB) redis.UniversalClient
-	// Connect returns a client for what is tested, with options changed as told, closed
-	// in tb's cleanup. It skips tb if the change is about one server's connection and
-	// there are several servers.
+	// Connect returns a client for the code under test, closed in tb's cleanup. The given
+	// functions may change its options. Connect skips tb if they change what only makes
+	// sense for a connection to a single server, and there are several servers.
 	Connect func(tb testing.TB, change ...func(*redis.Options)) redis.UniversalClient
-	// prefix comes before what Prefix returns.
+	// prefix precedes the prefix that Prefix returns.
 	prefix string
 }
 
-// Target returns what a test of a suite is given. Its Options and NewClient are those
-// of one node and of no use in a Cluster or behind an ACL: take Connect.
+// Target returns what a test of a suite is given. Its Options and NewClient reach a single
+// node, so they are of no use in a Cluster or behind an ACL; use Connect there.
 func (d *Deployment) Target(tb testing.TB) Target {
 	return Target{Name: d.Name, Real: true, Addr: d.Addr, Prefix: d.prefix + Prefix(tb), Deployment: d}
 }
 
-// deployments are those of the process. The mutex guards their start.
+// deployments holds the deployments of the process. The mutex guards their start.
 var deployments struct {
 	sync.Mutex
 	host  host
 	named map[string]*Deployment
 }
 
-// Deployments returns those that the environment's LEASED_SERVERS names, between
-// commas: none by default, since a suite takes as long again on each. They are started
-// when first asked for and ended by [Main], without which there are none. The user of
-// "acl" has rights, as ACL SETUSER takes them, and what the go-redis client needs. Names
-// that are known to the caller are left to it.
+// Deployments returns the deployments listed, separated by commas, in the environment
+// variable LEASED_SERVERS. By default there are none, because a suite takes its full time
+// again on each. They are started on first use and ended by [Main]; if Main does not run
+// the tests, Deployments returns none. The user of "acl" gets the given rights, which have
+// the syntax of ACL SETUSER and include what go-redis itself needs. Names in known are
+// skipped: the caller handles them itself.
 func Deployments(tb testing.TB, known []string, rights ...string) []*Deployment {
 	tb.Helper()
 	names := os.Getenv("LEASED_SERVERS")
@@ -134,7 +135,7 @@ func deploy(tb testing.TB, name string, rights []string) *Deployment {
 	return nil
 }
 
-// changed skips tb where a change makes no sense with several servers.
+// changed applies the changes to o. It skips tb if a change makes no sense with several servers.
 func changed(tb testing.TB, o *redis.Options, change []func(*redis.Options)) *redis.Options {
 	tb.Helper()
 	addr, dials := o.Addr, o.Dialer != nil
@@ -147,7 +148,7 @@ func changed(tb testing.TB, o *redis.Options, change []func(*redis.Options)) *re
 	return o
 }
 
-// host is the testing.TB of what all tests of a process share. What goes wrong panics.
+// host is the testing.TB of everything that the tests of a process share. A failure panics.
 type host struct {
 	testing.TB
 	mu       sync.Mutex

@@ -11,14 +11,14 @@ import (
 	"time"
 )
 
-// Stop freezes the server: its connections stay open and nothing answers. The
-// server is frozen when Stop returns, where /proc tells; elsewhere an instant later.
+// Stop freezes the server: its connections stay open and nothing answers. Where /proc
+// exists, the server is frozen when Stop returns; elsewhere it is an instant later.
 func (in *Instance) Stop() {
 	in.helper()
 	if !in.signal(syscall.SIGSTOP) {
 		return
 	}
-	// Nothing tells. Bounded: a program cannot refuse to be stopped, only be scheduled late.
+	// No event tells us. The wait is bounded: a program cannot ignore SIGSTOP, but it may be scheduled late.
 	for until := time.Now().Add(15 * time.Second); !frozen(in.Pid()); time.Sleep(time.Millisecond) {
 		if time.Now().After(until) {
 			in.fail(errors.New("redistest: the server goes on after SIGSTOP"))
@@ -27,7 +27,7 @@ func (in *Instance) Stop() {
 	}
 }
 
-// Cont lets a frozen server go on where it was.
+// Cont lets a frozen server continue where it was.
 func (in *Instance) Cont() {
 	in.helper()
 	in.signal(syscall.SIGCONT)
@@ -48,13 +48,13 @@ func (in *Instance) signal(s syscall.Signal) bool {
 	return true
 }
 
-// frozen also says true where it cannot know, so that nobody waits in vain.
+// frozen also returns true where it cannot know, so that nobody waits in vain.
 func frozen(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return true
 	}
-	// The state follows the name, which is in parentheses and may hold some itself.
+	// The state follows the name, which is in parentheses and may itself contain some.
 	after := stat[bytes.LastIndexByte(stat, ')')+1:]
 	return bytes.HasPrefix(bytes.TrimSpace(after), []byte("T"))
 }

@@ -1,6 +1,6 @@
 package redistest
 
-// Stop skips the test: Windows has no signal that freezes a program.
+// Stop skips the test, because Windows has no signal that freezes a program.
 func (in *Instance) Stop() {
 	in.helper()
 	if in.tb != nil {

@@ -18,39 +18,39 @@ const (
 	module    = "github.com/leasedmutex/leased"
 	leakLabel = "leased-test"
 
-	// The pauses between two looks, of which each reads what all goroutines do: they double,
-	// or in virtual time thousands of looks would wait for one timer.
+	// The pause between two attempts, each of which reads the stacks of all goroutines, doubles:
+	// in virtual time, thousands of attempts would otherwise be made while waiting for one timer.
 	firstLeakPause, longestLeakPause = 2 * time.Millisecond, 100 * time.Millisecond
 
-	// leakWithin is for goroutines that end by themselves: with a command under way,
-	// after 2 s. It costs a test that leaks, and no other.
+	// leakWithin gives goroutines time to end by themselves; one with a command under way
+	// takes up to 2 s. Only a test that leaks takes this long.
 	leakWithin = 15 * time.Second
 )
 
 var leakChecks atomic.Int64
 
-// CheckLeaks fails tb at its end when the test left anything behind:
+// CheckLeaks fails tb, at its end, if the test left anything behind:
 //
 //   - a goroutine with a function of this module on its stack,
-//   - a key under prefix that never expires, unless named in lasting or the mark of a
-//     quorum's server,
+//   - a key under prefix that never expires, except those named in lasting and the mark
+//     of a quorum's server,
 //   - a pub/sub channel that starts with prefix and has a subscriber.
 //
-// What is about to go is given time to.
+// Anything that is about to go is given time to go.
 //
-// Cleanups run last first, so the order of calls matters: first rdb, whose cleanup
-// closes it, then CheckLeaks, then everything that has to be gone by its end:
+// Cleanups run in reverse order, so the order of the calls matters: first rdb, whose
+// cleanup closes it, then CheckLeaks, then everything that must be gone by the end:
 //
 //	s := redistest.Shared(t)
 //	rdb, prefix := s.Client(), redistest.Prefix(t)
 //	redistest.CheckLeaks(t, rdb, prefix)
 //	client := newLeasedClient(t, ...) // t.Cleanup(client.Close)
 //
-// The test's goroutine is labelled, goroutines inherit labels, and only those with
-// the label are looked at: tests may run in parallel, and what ran before does not
-// count. So a goroutine that time.AfterFunc or a cleanup of the runtime started is
-// not seen. Where the server does not live until the end, rdb is nil, and
-// goroutines alone are looked for.
+// CheckLeaks labels the test's goroutine. Goroutines inherit labels, and only those with
+// the label are examined, so tests may run in parallel and goroutines of earlier tests do
+// not count. For the same reason, a goroutine started by time.AfterFunc or by a cleanup
+// function of the runtime is not seen. If the server does not live until the end, rdb is
+// nil, and only goroutines are checked.
 func CheckLeaks(tb testing.TB, rdb redis.UniversalClient, prefix string, lasting ...string) {
 	tb.Helper()
 	checkLeaks(tb, leakWithin, rdb, prefix, lasting)
@@ -71,8 +71,8 @@ func checkLeaks(tb testing.TB, within time.Duration, rdb redis.UniversalClient, 
 	})
 }
 
-// patiently asks until nothing is found or time is up. No event tells that a
-// goroutine has ended or that a server has noticed a closed connection.
+// patiently calls find until it finds nothing or time is up. No event tells when a
+// goroutine has ended, or when a server has noticed that a connection was closed.
 func patiently(tb testing.TB, until time.Time, find func() error) {
 	tb.Helper()
 	for pause := firstLeakPause; ; pause = min(2*pause, longestLeakPause) {
@@ -99,7 +99,7 @@ func leakedGoroutines(mark string) error {
 	var leaked []string
 	for stack := range strings.SplitSeq(profile.String(), "\n\n") {
 		if strings.Contains(stack, label) && strings.Contains(stack, module) &&
-			!strings.Contains(stack, "redistest.leakedGoroutines") { // who asks
+			!strings.Contains(stack, "redistest.leakedGoroutines") { // the goroutine that is asking
 			leaked = append(leaked, stack)
 		}
 	}
@@ -121,7 +121,7 @@ func leakedChannels(rdb redis.UniversalClient, prefix string) error {
 }
 
 // Channels lists the pub/sub channels that start with prefix and have a subscriber. A node
-// of a Cluster knows of its own subscribers only, so all masters are asked.
+// of a Cluster knows only its own subscribers, so all masters are asked.
 func Channels(ctx context.Context, rdb redis.UniversalClient, prefix string) ([]string, error) {
 	var all []string
 	err := eachMaster(ctx, rdb, func(ctx context.Context, node redis.Cmdable) error {
@@ -151,7 +151,7 @@ func leakedKeys(rdb redis.UniversalClient, prefix string, lasting []string) erro
 		if err != nil {
 			return fmt.Errorf("redistest: PTTL %s: %w", k, err)
 		}
-		if left == -1 && !may[k] && !strings.HasSuffix(k, "leased:quorum:mark") { // -1 is no expiry; -2, gone meanwhile, is fine
+		if left == -1 && !may[k] && !strings.HasSuffix(k, "leased:quorum:mark") { // -1: no expiry; -2: gone meanwhile, which is fine
 			leaked = append(leaked, k)
 		}
 	}

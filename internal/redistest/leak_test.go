@@ -10,8 +10,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// inSpy runs f under CheckLeaks in a goroutine of its own, whose label it gets, and
-// returns what was found within a time.
+// inSpy runs f under CheckLeaks in a goroutine of its own, which receives the label, and
+// returns the leaks that are still there after the given time.
 func inSpy(t *testing.T, rdb redis.UniversalClient, prefix string, within time.Duration, lasting []string, f func()) string {
 	t.Helper()
 	tb := &spy{TB: t, name: t.Name()}
@@ -80,7 +80,7 @@ func TestCheckLeaksWaitsForAGoroutineThatIsAboutToGo(t *testing.T) {
 			go func() { time.Sleep(time.Second) }()
 		})
 		if took := time.Since(began); said != "" || took < time.Second {
-			t.Errorf("after %v: %s", took, said)
+			t.Errorf("CheckLeaks took %v and reported %q, want at least 1s and nothing", took, said)
 		}
 	})
 }

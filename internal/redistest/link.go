@@ -7,17 +7,17 @@ import (
 	"time"
 )
 
-// link is one client's connection through a [Proxy], with the one to the server
-// behind it.
+// link is one client's connection through a [Proxy], together with the proxy's connection
+// to the server.
 type link struct {
 	client net.Conn
-	gone   chan struct{} // closed when nothing of the link is left
+	gone   chan struct{} // closed once nothing of the link is left
 	mute   bool          // SUBSCRIBE is refused
 
-	// mu guards what follows. The lock order is Proxy.mu, link.mu.
+	// mu guards the fields below. The lock order is Proxy.mu, link.mu.
 	mu     sync.Mutex
 	fault  fault
-	server net.Conn // nil until dialled
+	server net.Conn // nil until dialed
 	hears  bool     // the client has subscribed
 	left   bool     // the client's end is closed
 	closed bool     // both ends are closed, or will be as soon as they exist
@@ -33,13 +33,13 @@ func (l *link) subscribed() bool {
 	return l.hears
 }
 
-// subscribes reports whether a client asks for a subscription. go-redis writes the
-// command by itself, once its handshake was answered.
+// subscribes reports whether the client's request is a subscription. go-redis sends the
+// command on its own, after its handshake was answered.
 func subscribes(request []byte) bool {
 	return bytes.HasPrefix(request, []byte("*")) && bytes.Contains(request[:min(len(request), 32)], []byte("\r\n$9\r\nsubscribe\r\n"))
 }
 
-// inject gives the link a fault. A black hole gets no better by dropping replies.
+// inject gives the link a fault. A link in a black hole stays there when told only to drop replies.
 func (l *link) inject(f fault) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -58,8 +58,8 @@ func (l *link) clientGone() bool {
 	return l.left || l.closed
 }
 
-// run returns when both ends are closed. In a black hole from the start there is
-// no server's end, as no packet would have reached it.
+// run returns when both ends are closed. If the link starts in a black hole, it has no
+// server's end, because no packet would have reached the server.
 func (l *link) run(target string) {
 	if l.has(blackHole) {
 		l.passRequests(nil)
@@ -72,14 +72,14 @@ func (l *link) run(target string) {
 		return
 	}
 	var replies sync.WaitGroup
-	// Owned by l, ended by the close of the server's end, waited for right below.
+	// Owned by l, ended by the closing of the server's end, waited for just below.
 	replies.Go(func() { l.passReplies(server) })
 	l.passRequests(server)
 	replies.Wait()
 	l.close()
 }
 
-// attach reports false when Cut was faster than dialling.
+// attach reports false if Cut came before the dialing was done.
 func (l *link) attach(server net.Conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -110,7 +110,7 @@ func (l *link) passRequests(server net.Conn) {
 				l.hears = true
 				l.mu.Unlock()
 			}
-			// What a dead server does not take is lost; its end shows when reading.
+			// What a dead server does not take is lost; passReplies notices its end.
 			_, _ = server.Write(buf[:n])
 		}
 	}
@@ -122,18 +122,18 @@ func (l *link) passReplies(server net.Conn) {
 		n, err := server.Read(buf)
 		switch {
 		case err != nil && l.has(blackHole):
-			return // the client is not told, and closes some day
+			return // the client is not told, and closes its end some day
 		case err != nil:
 			l.close()
 			return
 		case l.has(dropReplies):
 		default:
-			_, _ = l.client.Write(buf[:n]) // likewise
+			_, _ = l.client.Write(buf[:n]) // a write that fails is noticed by passRequests
 		}
 	}
 }
 
-// leave closes the client's end and hides it from the server.
+// leave closes the client's end without the server noticing.
 func (l *link) leave() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -141,7 +141,7 @@ func (l *link) leave() {
 	_ = l.client.Close()
 }
 
-// closeOrphan closes a server's end whose client has left.
+// closeOrphan closes the server's end if the client has left.
 func (l *link) closeOrphan() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

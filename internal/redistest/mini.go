@@ -15,8 +15,8 @@ import (
 )
 
 // Options returns fresh options for a client of the server at addr. Maintenance
-// notifications are off: they look the address up, which a synctest bubble does
-// not survive, and no server here sends any.
+// notifications are off: they resolve the address, which does not work in a synctest
+// bubble, and no server here sends any.
 func Options(addr string) *redis.Options {
 	return &redis.Options{
 		Addr:                     addr,
@@ -24,10 +24,10 @@ func Options(addr string) *redis.Options {
 	}
 }
 
-// Mini returns an embedded server whose keys expire as time passes, by the fake
-// clock inside a testing/synctest bubble. It does not listen: talk to it through
-// [MiniOptions] or [MiniClient]. It is closed in tb's cleanup, so inside a bubble
-// tb is the bubble's own.
+// Mini returns an embedded server whose keys expire as time passes, which inside a
+// testing/synctest bubble is the bubble's time. It does not listen on a port: talk to it
+// through [MiniOptions] or [MiniClient]. It is closed in tb's cleanup, so inside a bubble
+// tb must be the bubble's own.
 //
 // One subscriber that stops reading blocks the whole server.
 func Mini(tb testing.TB) *miniredis.Miniredis {
@@ -39,10 +39,10 @@ func Mini(tb testing.TB) *miniredis.Miniredis {
 	return m
 }
 
-// Needs64Bits skips a test that needs the embedded server where an int has 32 bits. There
-// that server cuts the numbers that scripts return, tokens and clocks, to 32 bits, and refuses
-// PEXPIREAT, whose argument it reads as an int. A real server is not concerned, so what has
-// to hold on such machines is tested on one.
+// Needs64Bits skips a test that needs the embedded server if an int has 32 bits. There, that
+// server truncates the numbers that scripts return (tokens and clocks) to 32 bits, and refuses
+// PEXPIREAT, whose argument it parses as an int. A real server has no such limit, so what must
+// hold on such machines is tested on a real one.
 func Needs64Bits(tb testing.TB) {
 	tb.Helper()
 	if strconv.IntSize < 64 {
@@ -50,18 +50,18 @@ func Needs64Bits(tb testing.TB) {
 	}
 }
 
-// LastInBubble goes first in a testing/synctest bubble that has a client in it. In
+// LastInBubble must come first in a testing/synctest bubble that has a client in it. In
 // tb's cleanup, after all others, it lets a minute of the bubble's time pass.
 //
-// A pool of go-redis that failed to dial as often as it has places, ten for each
-// processor, tries on in the background, each second, and waits for nobody when it
-// is closed. A bubble's time stands still when its test has returned, and it panics
-// if somebody sleeps in it then.
+// When a connection pool of go-redis has failed to dial as often as it has places (ten per
+// processor), it goes on trying every second in the background, and closing it does not wait
+// for that goroutine. Once a bubble's test has returned, the bubble's time stands still, and
+// the bubble panics if a goroutine in it is still sleeping.
 func LastInBubble(tb testing.TB) {
 	tb.Cleanup(func() { time.Sleep(time.Minute) })
 }
 
-// MiniTCP is [Mini] with a loopback port, m.Addr(). It is of no use in a bubble.
+// MiniTCP is [Mini] listening on a loopback port, m.Addr(). It cannot be used in a bubble.
 func MiniTCP(tb testing.TB) *miniredis.Miniredis {
 	tb.Helper()
 	m := Mini(tb)
@@ -73,7 +73,7 @@ func MiniTCP(tb testing.TB) *miniredis.Miniredis {
 
 // MiniOptions returns fresh options for a client that reaches m without a network.
 func MiniOptions(m *miniredis.Miniredis) *redis.Options {
-	// The address is never dialled, but a host name in its place would be resolved.
+	// The address is never dialed, but a host name in its place would be resolved.
 	o := Options("127.0.0.1:0")
 	o.Dialer = func(context.Context, string, string) (net.Conn, error) {
 		conn, err := m.Dial()
@@ -85,8 +85,8 @@ func MiniOptions(m *miniredis.Miniredis) *redis.Options {
 	return o
 }
 
-// MiniClient returns a client that reaches m without a network, with options
-// changed as told. It is closed in tb's cleanup.
+// MiniClient returns a client that reaches m without a network. The given functions may
+// change its options. It is closed in tb's cleanup.
 func MiniClient(tb testing.TB, m *miniredis.Miniredis, change ...func(*redis.Options)) *redis.Client {
 	return newClient(tb, MiniOptions(m), change)
 }

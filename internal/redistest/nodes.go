@@ -10,7 +10,7 @@ import (
 
 // eachMaster calls f for every master behind rdb, one at a time.
 func eachMaster(ctx context.Context, rdb redis.UniversalClient, f func(context.Context, redis.Cmdable) error) error {
-	// go-redis asks all nodes at once; mu makes f's life easy.
+	// go-redis asks all nodes at once; mu lets f do without a lock of its own.
 	var mu sync.Mutex
 	one := func(ctx context.Context, node *redis.Client) error {
 		mu.Lock()
@@ -27,7 +27,7 @@ func eachMaster(ctx context.Context, rdb redis.UniversalClient, f func(context.C
 	}
 }
 
-// literal makes a text stand for itself in a pattern of SCAN or PUBSUB CHANNELS.
+// literal escapes s so that it matches only itself in a pattern of SCAN or PUBSUB CHANNELS.
 func literal(s string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`).Replace(s)
 }

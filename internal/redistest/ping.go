@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// answers reports whether the server at addr is the process pid and takes
-// commands. The pid tells it from a stranger who won the race for the port. A
-// server that wants a password tells nobody its pid and is taken at its word.
-// Without a TLS configuration it is asked in the clear.
+// answers reports whether the server at addr is the process pid and accepts commands.
+// The pid distinguishes it from a stranger that won the race for the port. A server that
+// wants a password reveals its pid to nobody, so it is taken to be the right one.
+// If secret is nil, the connection is unencrypted.
 func answers(addr string, pid int, secret *tls.Config) bool {
 	c, err := net.DialTimeout("tcp", addr, time.Second)
 	if err != nil {

@@ -13,28 +13,28 @@ import (
 	"time"
 )
 
-// process is one run of a server program. It is over when done is closed, and
-// by then it was waited for: nothing of it is left in the process table.
+// process is one run of a server program. When done is closed, the program has ended and
+// has been waited for: nothing of it is left in the process table.
 type process struct {
 	cmd  *exec.Cmd
 	log  *tail
 	done chan struct{}
 }
 
-// launch starts a program and returns once it runs.
+// launch starts a program and returns once it is running.
 func launch(program, dir string, args []string) (*process, error) {
 	p := &process{cmd: exec.Command(program, args...), log: &tail{}, done: make(chan struct{})}
 	p.cmd.Dir = dir
 	p.cmd.Stdout = p.log
 	p.cmd.Stderr = p.log
-	// A child that the server forked may keep the pipe open after the server died.
+	// A child forked by the server may keep the pipe open after the server has died.
 	p.cmd.WaitDelay = time.Second
 	dieWithParent(p.cmd)
 
 	started := make(chan error, 1)
 	// Owned by p, ended by the end of the program, waited for by kill through done.
-	// It keeps its thread, because Linux counts the thread that started a program,
-	// not the process, as the parent whose death the program is to share.
+	// It keeps its thread: dieWithParent ties the program to the life of its parent, which for
+	// Linux is the thread that started it, not the process.
 	go func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
@@ -43,7 +43,7 @@ func launch(program, dir string, args []string) (*process, error) {
 		err := p.cmd.Start()
 		started <- err
 		if err == nil {
-			_ = p.cmd.Wait() // how a server ended is in its log
+			_ = p.cmd.Wait() // how a server ended can be read in its log
 		}
 		close(p.done)
 	}()
@@ -55,8 +55,8 @@ func launch(program, dir string, args []string) (*process, error) {
 
 // kill ends the program, frozen or not, and waits for it.
 func (p *process) kill() {
-	// SIGTERM is no choice: a busy script ignores it, and lagging replicas are
-	// waited for. An error says that the program has ended already.
+	// SIGTERM will not do: a server that is running a busy script ignores it, and a primary
+	// first waits for lagging replicas. An error means that the program has already ended.
 	_ = p.cmd.Process.Kill()
 	<-p.done
 }
@@ -69,8 +69,8 @@ var (
 	errUnready = errors.New("redistest: the server does not answer")
 )
 
-// await returns nil when the program answers on addr. Asking is cheap and a
-// server is up in some 15 ms, so the pace is 2 ms.
+// await returns nil once the program answers on addr. Asking is cheap and a server
+// is up in some 15 ms, so it asks every 2 ms.
 func (p *process) await(addr string, secret *tls.Config) error {
 	const pace, tries = 2 * time.Millisecond, 5000
 	tick := time.NewTicker(pace)
@@ -92,7 +92,7 @@ func (p *process) await(addr string, secret *tls.Config) error {
 	return fmt.Errorf("%w:\n%s", errUnready, p.log.String())
 }
 
-// tail keeps the last part of what a program wrote. The mutex guards kept; the
+// tail keeps the last part of what a program wrote. The mutex guards kept, because the
 // copying goroutine of exec.Cmd writes while a test may read.
 type tail struct {
 	mu   sync.Mutex

@@ -5,8 +5,8 @@ import (
 	"syscall"
 )
 
-// dieWithParent has the kernel end the program when this process ends without
-// having cleaned up, as after the panic of a test that ran into its time limit.
+// dieWithParent makes the kernel kill the program if this process ends without cleaning
+// up, for example by the panic of a test that ran into its time limit.
 func dieWithParent(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 }

@@ -4,6 +4,6 @@ package redistest
 
 import "os/exec"
 
-// dieWithParent exists on Linux only; elsewhere a server outlives a test process
-// that was killed.
+// dieWithParent works on Linux only; elsewhere a server outlives a test process that was
+// killed.
 func dieWithParent(*exec.Cmd) {}

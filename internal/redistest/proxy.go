@@ -8,10 +8,10 @@ import (
 	"time"
 )
 
-// Proxy passes TCP connections on to a server, and loses what it is told to lose.
+// Proxy forwards TCP connections to a server, and loses what it is told to lose.
 // Its methods are safe for concurrent use.
 //
-// What was written to a socket before a call may still arrive after it: a proxy is
+// Bytes written to a socket before a method call may still arrive after it: a proxy is
 // exact about connections, not about single bytes.
 //
 //	          requests    replies     ends of connections
@@ -20,15 +20,15 @@ import (
 //	BlackHole lost        lost        lost: the server goes on counting a client
 //	                                  that is gone, as it does with a pulled cable
 //
-// It is also a fixed name for servers that take each other's place: a virtual IP, a
-// Kubernetes Service, a proxy of an operator. See Lead.
+// It can also serve as a fixed address for servers that take each other's place, like a
+// virtual IP, a Kubernetes Service or an operator's proxy. See Lead.
 type Proxy struct {
-	// Addr is "127.0.0.1:port", the same over Refuse and Accept.
+	// Addr is "127.0.0.1:port". It stays the same across Refuse and Accept.
 	Addr string
 
 	tb testing.TB
 
-	// mu guards what follows. It is held while listening, never while dialling,
+	// mu guards the fields below. It is held while starting to listen, never while dialing,
 	// reading or writing.
 	mu       sync.Mutex
 	target   string // of new connections
@@ -41,7 +41,7 @@ type Proxy struct {
 	running sync.WaitGroup
 }
 
-// fault is what the proxy does to a connection. A link that has one keeps it.
+// fault is what the proxy does to a connection. A link never gets rid of its fault.
 type fault int
 
 const (
@@ -50,8 +50,8 @@ const (
 	blackHole
 )
 
-// NewProxy listens on a free loopback port and passes on to target. In tb's cleanup
-// all connections are cut and all goroutines waited for.
+// NewProxy listens on a free loopback port and forwards connections to target. In tb's
+// cleanup it cuts all connections and waits for all goroutines.
 func NewProxy(tb testing.TB, target string) *Proxy {
 	tb.Helper()
 	l, err := listen()
@@ -66,17 +66,17 @@ func NewProxy(tb testing.TB, target string) *Proxy {
 	return p
 }
 
-// BlackHole swallows everything in both directions, on present and on new
-// connections, which are still accepted. Nobody is told that a peer has gone.
+// BlackHole swallows everything in both directions, on existing and new connections; it
+// still accepts new ones. Neither end is told that its peer has gone.
 func (p *Proxy) BlackHole() { p.inject(blackHole) }
 
-// DropReplies lets requests through, on present and on new connections, and
-// swallows what the server says: commands are carried out and look lost.
+// DropReplies lets requests through, on existing and new connections, and swallows the
+// replies: commands are executed, but look lost to the client.
 func (p *Proxy) DropReplies() { p.inject(dropReplies) }
 
-// Heal makes new connections work. Those that have a fault keep it until their
-// peer closes them or Cut does: a stream that lost bytes is of no use. What a
-// black hole kept of connections whose client has gone is closed.
+// Heal makes new connections work. Those that have a fault keep it until their peer
+// closes them or Cut does, because a stream that has lost bytes is of no use. Server-side
+// connections that a black hole has kept open although their client has gone are closed.
 func (p *Proxy) Heal() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -86,8 +86,8 @@ func (p *Proxy) Heal() {
 	}
 }
 
-// Cut closes all connections, at both ends, and returns when nothing of them is
-// left. New ones meet the fault in force.
+// Cut closes all connections, at both ends, and returns when nothing of them is left.
+// New connections get the current fault.
 func (p *Proxy) Cut() { p.cut(func(*link) bool { return true }) }
 
 func (p *Proxy) cut(which func(*link) bool) {
@@ -109,19 +109,19 @@ func (p *Proxy) cut(which func(*link) bool) {
 type Keep int
 
 const (
-	// KeepNone cuts all, as the end of a server or of a proxy does.
+	// KeepNone cuts all connections, as the end of a server or of a proxy does.
 	KeepNone Keep = iota
-	// KeepSubscriptions cuts what clients send commands through and keeps what they
-	// have subscribed through. This is where a fixed name that leaves connections alone
-	// ends: commands fail on the server of before and are sent again through new
+	// KeepSubscriptions cuts the connections through which clients send commands, and keeps
+	// those through which they have subscribed. A fixed address that leaves connections alone
+	// ends up in this state: commands fail on the previous server and are retried on new
 	// connections, whereas a subscription never fails.
 	KeepSubscriptions
-	// KeepAll leaves all connections to the server they have.
+	// KeepAll leaves all connections on their present server.
 	KeepAll
 )
 
-// Lead has new connections reach another server, and returns when all that are not to
-// be kept are closed.
+// Lead directs new connections to another server. It returns when all connections that are
+// not to be kept are closed.
 func (p *Proxy) Lead(target string, keep Keep) {
 	p.mu.Lock()
 	p.target = target
@@ -129,8 +129,8 @@ func (p *Proxy) Lead(target string, keep Keep) {
 	p.cut(func(l *link) bool { return keep == KeepNone || keep == KeepSubscriptions && !l.subscribed() })
 }
 
-// RefuseSubscriptions stands for a proxy that does not know SUBSCRIBE: on connections
-// made from now on, that command is answered with an error, and all others pass.
+// RefuseSubscriptions imitates a proxy that does not know SUBSCRIBE: on connections made
+// from now on, it answers that command with an error and lets all others pass.
 func (p *Proxy) RefuseSubscriptions() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -144,7 +144,7 @@ func (p *Proxy) AllowSubscriptions() {
 	p.mute = false
 }
 
-// Refuse stops listening: dialling is refused, present connections go on.
+// Refuse stops listening: new connections are refused, existing ones continue.
 func (p *Proxy) Refuse() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -154,7 +154,7 @@ func (p *Proxy) Refuse() {
 	}
 }
 
-// Accept listens again, on the same port, after Refuse.
+// Accept listens again after Refuse, on the same port.
 func (p *Proxy) Accept() {
 	p.tb.Helper()
 	p.mu.Lock()
@@ -164,7 +164,7 @@ func (p *Proxy) Accept() {
 	}
 	var l net.Listener
 	var err error
-	// Another test may be looking for a free port, and hold this one for a moment.
+	// Another test that looks for a free port may hold this one for a moment.
 	for range 1000 {
 		if l, err = net.Listen("tcp", p.Addr); err == nil {
 			p.serveLocked(l)
@@ -175,7 +175,7 @@ func (p *Proxy) Accept() {
 	p.tb.Error(fmt.Errorf("redistest: proxy: %w", err))
 }
 
-// Conns is the number of client connections that neither side has closed.
+// Conns returns the number of client connections that neither side has closed.
 func (p *Proxy) Conns() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -199,7 +199,7 @@ func (p *Proxy) inject(f fault) {
 
 func (p *Proxy) serveLocked(l net.Listener) {
 	p.listener = l
-	// Owned by p, ended by the close of l, waited for by close.
+	// Owned by p, ended by the closing of l, waited for by close.
 	p.running.Go(func() {
 		for {
 			c, err := l.Accept()
@@ -211,8 +211,8 @@ func (p *Proxy) serveLocked(l net.Listener) {
 	})
 }
 
-// admit starts a link for a client that l accepted. One that was accepted while
-// Refuse closed l is turned away.
+// admit starts a link for a client that l accepted. If Refuse has closed l meanwhile, the
+// connection is closed.
 func (p *Proxy) admit(c net.Conn, l net.Listener) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

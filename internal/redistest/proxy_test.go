@@ -8,14 +8,14 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// once makes a client that does not send again, and gives up when its context ends.
+// once makes a client that does not retry, and that gives up when its context ends.
 func once(o *redis.Options) {
 	o.MaxRetries = -1
 	o.ContextTimeoutEnabled = true
 	o.DialerRetries = 1
 }
 
-// briefly is for what must not get an answer. What must get one has seconds.
+// briefly is for calls that must not get an answer. Calls that must get one have seconds.
 func briefly(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	t.Cleanup(cancel)
@@ -38,7 +38,7 @@ func TestProxyPassesAndCounts(t *testing.T) {
 	if got := rdb.Get(t.Context(), key).Val(); got != big {
 		t.Errorf("%d bytes came back", len(got))
 	}
-	// As many as the client has, which may dial once more than it needs.
+	// As many as the client has; the client may dial once more than it needs.
 	eventually(t, "all connections are counted", func() bool {
 		n := p.Conns()
 		return n >= 1 && n == int(rdb.PoolStats().TotalConns)
@@ -57,7 +57,7 @@ func TestDroppedRepliesLeaveCommandsCarriedOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.DropReplies()
-	// It has to be sent before the time is up, so there is more of it.
+	// The command must have been sent before the timeout, hence a longer one.
 	long, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	if err := rdb.Incr(long, key).Err(); err == nil {
@@ -119,7 +119,7 @@ func TestBlackHoledConnectionStaysDeadUntilCut(t *testing.T) {
 	p.Cut()
 	wait, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
-	for range 100 { // the client hears of the cut first, and subscribes anew then
+	for range 100 { // the client first receives the error of the cut, then subscribes again
 		if _, err := sub.Receive(wait); err == nil {
 			break
 		}
@@ -140,7 +140,7 @@ func TestRefusedDialsAndAcceptOnTheSamePort(t *testing.T) {
 	p.Refuse()
 	p.Refuse()
 	if err := late.Ping(ctx).Err(); err == nil {
-		t.Error("dialled")
+		t.Error("a new connection was accepted after Refuse")
 	}
 	if err := present.Ping(ctx).Err(); err != nil {
 		t.Errorf("the present connection: %v", err)

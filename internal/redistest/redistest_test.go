@@ -10,8 +10,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(Main(m)) }
 
-// spy stands in for a test that is expected to complain. Only what the helpers
-// call is there; anything else panics on the nil interface.
+// spy stands in for a test that is expected to fail. It has only the methods that the
+// helpers call; any other panics on the nil interface.
 type spy struct {
 	testing.TB
 	name     string
@@ -34,7 +34,7 @@ func (s *spy) finish() {
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	const patience = 15 * time.Second
-	for until := time.Now().Add(patience); !ok(); time.Sleep(2 * time.Millisecond) { // between two looks
+	for until := time.Now().Add(patience); !ok(); time.Sleep(2 * time.Millisecond) { // the pause between two attempts
 		if time.Now().After(until) {
 			t.Fatalf("not within %v: %s", patience, what)
 		}

@@ -11,20 +11,20 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Replication is a primary with replicas, each a real server of its own. Which one is
-// the primary changes; ask Primary.
+// Replication is a primary with replicas, each on a real server of its own. The primary
+// can change; Primary says which one it is.
 type Replication struct {
-	// Nodes has the first primary first.
+	// Nodes lists the original primary first.
 	Nodes []*Instance
 
 	tb testing.TB
 }
 
-// NewReplication starts a primary and so many replicas, and returns when the replicas
-// have what the primary has. The arguments are appended to the command line of each.
+// NewReplication starts a primary and the given number of replicas, and returns once the
+// replicas are in sync. The arguments are appended to the command line of each.
 func NewReplication(tb testing.TB, replicas int, args ...string) *Replication {
 	tb.Helper()
-	// A replica is not kept waiting for others that might come.
+	// A replica is served at once instead of waiting for others that might come.
 	args = append([]string{"--repl-diskless-sync-delay", "0"}, args...)
 	r := &Replication{Nodes: []*Instance{Server(tb, args...)}, tb: tb}
 	for range replicas {
@@ -38,8 +38,8 @@ func NewReplication(tb testing.TB, replicas int, args ...string) *Replication {
 	return r
 }
 
-// Primary is the one node that says that it is the primary. Dead and frozen ones are
-// not waited for; while no node or several say so, it waits.
+// Primary returns the only node that says it is the primary, waiting while no node or
+// several say so. It does not wait for dead or frozen nodes.
 func (r *Replication) Primary() *Instance {
 	r.tb.Helper()
 	var found *Instance
@@ -62,7 +62,7 @@ func (r *Replication) Primary() *Instance {
 	return found
 }
 
-// Replicas are the nodes that say that they are replicas, in the order of Nodes.
+// Replicas returns the nodes that say they are replicas, in the order of Nodes.
 func (r *Replication) Replicas() []*Instance {
 	var found []*Instance
 	for _, in := range r.Nodes {
@@ -73,15 +73,15 @@ func (r *Replication) Replicas() []*Instance {
 	return found
 }
 
-// Failover is a planned one: no write is lost. It returns when the primary of before
-// is a replica of the new one and has what that has. With more than one replica, the
-// others go on following the primary of before.
+// Failover performs a planned failover, which loses no write. It returns once the former
+// primary is a replica of the new one and in sync with it. If there is more than one
+// replica, the others keep following the former primary.
 func (r *Replication) Failover(to *Instance) {
 	r.tb.Helper()
 	old := r.Primary()
 	host, port, _ := net.SplitHostPort(to.Addr)
-	// The offset that it wants acknowledged comes with the replica's next sign of life,
-	// one a second.
+	// The replica's acknowledgment of the required offset comes with its next heartbeat, which
+	// it sends once a second.
 	await(r.tb, "FAILOVER", func() error {
 		_, err := old.ask("FAILOVER", "TO", host, port, "TIMEOUT", "10000")
 		return err
@@ -95,28 +95,27 @@ func (r *Replication) Failover(to *Instance) {
 	old.awaitSync()
 }
 
-// Follow makes the server a replica of another. It does not wait.
+// Follow makes the server a replica of primary. It does not wait.
 func (in *Instance) Follow(primary *Instance) {
 	in.helper()
 	host, port, _ := net.SplitHostPort(primary.Addr)
 	in.mustAsk("REPLICAOF", host, port)
 }
 
-// Isolate makes the server a replica of nobody who could be reached: it is read-only,
-// has what it had, and goes on answering, as a demoted primary or a replica does whose
-// link is cut.
+// Isolate makes the server a replica of an unreachable primary: it is read-only, keeps its
+// data and goes on answering, like a demoted primary or a replica whose link is cut.
 func (in *Instance) Isolate() {
 	in.helper()
 	in.mustAsk("REPLICAOF", "127.0.0.1", "1") // nobody listens on port 1
 }
 
-// Promote ends Follow and Isolate: the server is a primary again.
+// Promote undoes Follow and Isolate: the server is a primary again.
 func (in *Instance) Promote() {
 	in.helper()
 	in.mustAsk("REPLICAOF", "NO", "ONE")
 }
 
-// awaitSync waits until a replica has caught up with its primary and hears from it.
+// awaitSync waits until a replica has caught up with its primary and is connected to it.
 func (in *Instance) awaitSync() {
 	in.helper()
 	await(in.tb, in.Addr+" in step with its primary", func() error {
@@ -134,15 +133,15 @@ func (in *Instance) awaitSync() {
 	})
 }
 
-// Subscribers is the number of connections that have subscribed to something, other
-// than a replica's or a sentinel's own.
+// Subscribers returns the number of connections that have subscribed to something, not
+// counting those of replicas and sentinels.
 func (in *Instance) Subscribers() int {
 	in.helper()
 	list := fmt.Sprint(in.mustAsk("CLIENT", "LIST", "TYPE", "pubsub"))
 	return strings.Count(list, "\n") - strings.Count(list, " name=sentinel-")
 }
 
-// role is "master", "slave", "sentinel", or "" for a server that does not answer.
+// role returns "master", "slave", "sentinel", or "" if the server does not answer.
 func (in *Instance) role() string {
 	reply, err := in.ask("ROLE")
 	if parts, ok := reply.([]any); ok && err == nil && len(parts) > 0 {
@@ -151,15 +150,15 @@ func (in *Instance) role() string {
 	return ""
 }
 
-// soon bounds how long a server is waited for that may be frozen.
+// soon bounds the wait for a server that may be frozen.
 const soon = 2 * time.Second
 
-// ask sends one command, on a connection of its own, once.
+// ask sends one command once, on a connection of its own.
 func (in *Instance) ask(args ...any) (any, error) {
 	o := in.Options()
 	o.MaxRetries, o.DialerRetries = -1, 1
 	o.DialTimeout, o.ReadTimeout, o.WriteTimeout = soon, soon, soon
-	o.Protocol = 2 // lists, whatever the version makes of them
+	o.Protocol = 2 // replies are plain lists, whatever the server's version
 	o.DisableIdentity = true
 	rdb := redis.NewClient(o)
 	defer rdb.Close()
@@ -175,7 +174,7 @@ func (in *Instance) mustAsk(args ...any) any {
 	return reply
 }
 
-// await asks until is returns nil. No event tells of what servers do.
+// await calls is until it returns nil. No event announces what servers do.
 func await(tb testing.TB, what string, is func() error) {
 	tb.Helper()
 	const patience, pace = 30 * time.Second, 5 * time.Millisecond

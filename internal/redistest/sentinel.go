@@ -11,20 +11,20 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Sentinels is a primary with two replicas, and three sentinels that watch it: a
-// primary that was not heard of for a second is replaced, which takes two to three
-// seconds in all. A second failover is refused for some time, so it is one for a test.
+// Sentinels is a primary with two replicas, and three sentinels that watch it. A primary
+// that has not been heard of for a second is replaced, which takes two to three seconds in
+// all. For some time the sentinels refuse a second failover, so a test can have only one.
 type Sentinels struct {
 	*Replication
-	// Watchers are the sentinels.
+	// Watchers lists the sentinels.
 	Watchers []*Instance
 }
 
-// sentinelName is what the sentinels call the primary.
+// sentinelName is the sentinels' name for the primary.
 const sentinelName = "leased"
 
-// NewSentinels starts all that, and returns when the sentinels know of the replicas and
-// of each other. The arguments are appended to the command line of the three servers.
+// NewSentinels starts all of these, and returns once the sentinels know the replicas and
+// each other. The arguments are appended to the command lines of the three Redis servers.
 func NewSentinels(tb testing.TB, args ...string) *Sentinels {
 	tb.Helper()
 	s := &Sentinels{Replication: NewReplication(tb, 2, args...)}
@@ -76,8 +76,8 @@ func (s *Sentinels) FailoverOptions() *redis.FailoverOptions {
 	return o
 }
 
-// AwaitPrimary waits until most of the sentinels name another primary than old, and
-// that one says so itself.
+// AwaitPrimary waits until a majority of the sentinels name a primary other than old, and
+// that server itself says that it is the primary.
 func (s *Sentinels) AwaitPrimary(old *Instance) *Instance {
 	s.tb.Helper()
 	var found *Instance
@@ -100,7 +100,7 @@ func (s *Sentinels) AwaitPrimary(old *Instance) *Instance {
 	return found
 }
 
-// pairs reads a reply of names and values in turn.
+// pairs turns a reply that alternates names and values into a map.
 func pairs(reply any) map[string]string {
 	list, _ := reply.([]any)
 	m := map[string]string{}

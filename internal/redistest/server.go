@@ -16,24 +16,24 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Instance is a running Redis server, on a loopback port of its own, that keeps
-// nothing on disk. Its methods are safe for concurrent use.
+// Instance is a running Redis server on a loopback port of its own. It keeps nothing on
+// disk. Its methods are safe for concurrent use.
 //
-// What cannot be done ends the test of [Server], and panics for [Start].
+// If an operation fails, the test fails, or the method panics if [Start] started the server.
 type Instance struct {
-	// Addr is "127.0.0.1:port". It stays the same over Kill and Restart.
+	// Addr is "127.0.0.1:port". It stays the same across Kill and Restart.
 	Addr string
 
 	program string
 	args    []string
 	dir     string
-	ownDir  bool        // dir is to be removed by Close
+	ownDir  bool        // Close removes dir
 	tb      testing.TB  // nil after Start
-	shared  bool        // a view of the server that other tests use too
-	tls     *tls.Config // of its clients, nil if it talks in the clear
+	shared  bool        // a view of the server that other tests also use
+	tls     *tls.Config // of its clients; nil if connections are unencrypted
 
-	// mu guards what follows and is not held while a program starts or ends,
-	// except in Restart and Close, which nothing may overtake.
+	// mu guards the fields below. It is not held while a program starts or ends, except in
+	// Restart and Close, which no other operation may overtake.
 	mu      sync.Mutex
 	running *process
 	clients []*redis.Client
@@ -41,11 +41,11 @@ type Instance struct {
 
 // Server starts a real redis-server for tb and ends it in tb's cleanup. The
 // arguments are appended to the command line: Server(t, "--maxmemory", "1mb").
-// A server that does not listen on a plain TCP port cannot be started by it; see
+// It cannot start a server that does not listen on a plain TCP port; see
 // [TLSServer].
 //
-// Where no redis-server is installed, tb is skipped, or fails when the environment
-// has LEASED_REQUIRE_REDIS=1.
+// If no redis-server is installed, tb is skipped, or fails if the environment has
+// LEASED_REQUIRE_REDIS=1.
 func Server(tb testing.TB, args ...string) *Instance {
 	tb.Helper()
 	program := need(tb)
@@ -58,7 +58,7 @@ func Server(tb testing.TB, args ...string) *Instance {
 	return in
 }
 
-// Start is [Server] for programs that have no testing.TB. The caller calls Close.
+// Start is [Server] for programs that have no testing.TB. The caller must call Close.
 func Start(args ...string) (*Instance, error) {
 	program, err := find()
 	if err != nil {
@@ -76,11 +76,11 @@ func Start(args ...string) (*Instance, error) {
 	return in, nil
 }
 
-// ErrNoServer is returned by [Start] where no redis-server program is installed.
+// ErrNoServer is returned by [Start] if no redis-server program is installed.
 var ErrNoServer = errors.New("redistest: no redis-server in PATH: install Debian's package redis-server, or its like")
 
-// find looks for the program that LEASED_REDIS_SERVER names, which allows a run
-// against another version or against Valkey. The default is redis-server.
+// find looks for the program that LEASED_REDIS_SERVER names, which can be another
+// version or Valkey. The default is redis-server.
 func find() (string, error) {
 	name := os.Getenv("LEASED_REDIS_SERVER")
 	if name == "" {
@@ -102,7 +102,7 @@ func find() (string, error) {
 	return program, nil
 }
 
-// tellVersion has a run against another server than the usual one say which it was.
+// tellVersion makes a run against a server other than the usual one print its version, once.
 var tellVersion sync.Once
 
 func need(tb testing.TB) string {
@@ -118,7 +118,7 @@ func need(tb testing.TB) string {
 	return program
 }
 
-// FreePort returns a loopback port that nobody listened on a moment ago.
+// FreePort returns a loopback port on which nobody listened a moment ago.
 func FreePort() (int, error) {
 	l, err := listen()
 	if err != nil {
@@ -127,10 +127,10 @@ func FreePort() (int, error) {
 	return l.Addr().(*net.TCPAddr).Port, l.Close()
 }
 
-// listen takes a free loopback port below those that systems give to connections
-// that are dialled (from 32,768 on Linux, 49,152 elsewhere). One of those could not
-// be listened on again after a while in which nobody did: a client that goes on
-// dialling would have it as its own end some time, or even be connected to itself.
+// listen takes a free loopback port below the range from which systems take the local ports
+// of outgoing connections (from 32,768 on Linux, 49,152 elsewhere). In that range, a port on
+// which nobody has listened for a while might not be available again: a client that keeps
+// dialing it would sooner or later get it as its own local port, or even connect to itself.
 func listen() (net.Listener, error) {
 	var l net.Listener
 	var err error
@@ -143,11 +143,11 @@ func listen() (net.Listener, error) {
 	return nil, err
 }
 
-// plan is what start needs to know of a server, whose port it chooses.
+// plan is what startAs needs to know about a server, except the port, which it chooses.
 type plan struct {
 	program string
 	dir     string
-	port    func() (int, error) // nil stands for FreePort
+	port    func() (int, error) // nil means FreePort
 	args    func(port int) ([]string, error)
 	tls     *tls.Config
 }
@@ -158,13 +158,13 @@ func start(program, dir string, args []string) (*Instance, error) {
 	}})
 }
 
-// usualArgs has a server listen on one loopback port and keep nothing on disk.
+// usualArgs makes a server listen on one loopback port and keep nothing on disk.
 func usualArgs(port int) []string {
 	return []string{"--port", strconv.Itoa(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"}
 }
 
-// startAs tries several ports: between FreePort and the server's own bind somebody
-// else may take one.
+// startAs tries several ports, because somebody else may take a port between FreePort and
+// the server's own bind.
 func startAs(p plan) (*Instance, error) {
 	if p.port == nil {
 		p.port = FreePort
@@ -194,7 +194,7 @@ func startAs(p plan) (*Instance, error) {
 	}
 }
 
-// run sets running to a server that answers. Nobody else may change it meanwhile.
+// run starts the server, waits until it answers and sets running. Nobody else may change running meanwhile.
 func (in *Instance) run() error {
 	p, err := launch(in.program, in.dir, in.args)
 	if err != nil {
@@ -217,8 +217,8 @@ func (in *Instance) Options() *redis.Options {
 	return o
 }
 
-// Client returns a new client, with options changed as told. It is closed before
-// the server is ended.
+// Client returns a new client whose options the given functions may change. It is closed
+// before the server is ended.
 func (in *Instance) Client(change ...func(*redis.Options)) *redis.Client {
 	o := in.Options()
 	for _, c := range change {
@@ -231,22 +231,22 @@ func (in *Instance) Client(change ...func(*redis.Options)) *redis.Client {
 	return rdb
 }
 
-// Pid is the process id of the server, which Restart changes.
+// Pid returns the process id of the server. Restart changes it.
 func (in *Instance) Pid() int {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	return in.running.pid()
 }
 
-// Log returns the last lines that the server wrote.
+// Log returns the last part of what the server wrote.
 func (in *Instance) Log() string {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	return in.running.log.String()
 }
 
-// Kill ends the server the hard way and waits for its end: clients see their
-// connections closed, and all keys are gone. It may be dead already.
+// Kill ends the server abruptly and waits for its end: clients see their connections
+// closed, and all keys are gone. The server may already be dead.
 func (in *Instance) Kill() {
 	in.helper()
 	if in.refuseShared("kill") {
@@ -258,7 +258,7 @@ func (in *Instance) Kill() {
 	p.kill()
 }
 
-// Restart ends the server if it runs, and starts it anew, empty, on the same port.
+// Restart ends the server if it is running, and starts it again, empty, on the same port.
 func (in *Instance) Restart() {
 	in.helper()
 	if in.refuseShared("restart") {
@@ -268,7 +268,7 @@ func (in *Instance) Restart() {
 	defer in.mu.Unlock()
 	in.running.kill()
 	err := errPort
-	// The port was free a moment ago; who took it took it for a moment only.
+	// The port was free a moment ago; whoever has it now will not keep it for long.
 	for range 5 {
 		if err = in.run(); !errors.Is(err, errPort) {
 			break
@@ -279,8 +279,8 @@ func (in *Instance) Restart() {
 	}
 }
 
-// Close closes the clients and ends the server, frozen or not. [Server] calls it.
-// Of a shared server it ends nothing but the clients that came from this Instance.
+// Close closes the clients and ends the server, frozen or not. [Server] arranges for it.
+// Of a shared server, Close ends only the clients that came from this Instance.
 func (in *Instance) Close() {
 	in.mu.Lock()
 	defer in.mu.Unlock()

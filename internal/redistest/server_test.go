@@ -24,7 +24,7 @@ func TestServerTakesArgumentsAndEndsWithItsTest(t *testing.T) {
 		}
 	})
 	if in == nil {
-		t.SkipNow() // as the test inside was, which says why
+		t.SkipNow() // like the subtest, which has said why
 	}
 	if answers(in.Addr, in.Pid(), nil) {
 		t.Error("the server outlived its test")
@@ -67,7 +67,7 @@ func TestRestartKeepsThePortAndNothingElse(t *testing.T) {
 	}
 	before := in.Pid()
 	in.Kill()
-	in.Kill() // may be dead already
+	in.Kill() // it may already be dead
 	if answers(in.Addr, before, nil) {
 		t.Error("answers after Kill")
 	}
@@ -78,7 +78,7 @@ func TestRestartKeepsThePortAndNothingElse(t *testing.T) {
 	if n, err := rdb.Exists(ctx, "k").Result(); err != nil || n != 0 {
 		t.Errorf("after Restart: %d keys, %v", n, err)
 	}
-	in.Restart() // kills by itself
+	in.Restart() // it ends the server by itself
 	if err := rdb.Ping(ctx).Err(); err != nil {
 		t.Error(err)
 	}
@@ -103,13 +103,13 @@ func TestStoppedServerKeepsConnectionsAndGoesOn(t *testing.T) {
 	if err := rdb.Ping(t.Context()).Err(); err != nil {
 		t.Error(err)
 	}
-	in.Stop() // the cleanup ends a frozen server too
+	in.Stop() // the cleanup must end a frozen server, too
 }
 
 func TestSharedServerIsOneAndCannotBeBroken(t *testing.T) {
 	a, b := Shared(t), Shared(t)
 	if a.Pid() != b.Pid() {
-		t.Error("two servers")
+		t.Error("two calls of Shared returned different servers")
 	}
 	s := &spy{TB: t, name: "spy"}
 	view := Shared(t)
@@ -118,7 +118,7 @@ func TestSharedServerIsOneAndCannotBeBroken(t *testing.T) {
 	view.Restart()
 	view.Stop()
 	if len(s.said) < 2 {
-		t.Errorf("complaints: %q", s.said)
+		t.Errorf("Kill, Restart and Stop of a shared server reported only %q", s.said)
 	}
 	view.Close() // ends the view's clients only
 	if err := a.Client().Ping(t.Context()).Err(); err != nil {

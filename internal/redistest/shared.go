@@ -12,16 +12,16 @@ import (
 	"testing"
 )
 
-// common is the one server of the process. The mutex guards its start.
+// common is the one shared server of the process. The mutex guards its start.
 var common struct {
 	sync.Mutex
-	inMain bool // somebody will end the server
+	inMain bool // Main is running and will end the server
 	server *Instance
 	err    error
 }
 
-// Main runs the tests, collecting less often unless GOGC is set, and then ends the server of
-// [Shared] and all [Deployments]:
+// Main runs the tests and then ends the server of [Shared] and all [Deployments]. Unless
+// GOGC is set, it makes the garbage collector run less often:
 //
 //	func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 func Main(m *testing.M) int {
@@ -29,8 +29,8 @@ func Main(m *testing.M) int {
 	common.inMain = true
 	common.Unlock()
 
-	// Each script makes the embedded server a new Lua state, so that by default a third of
-	// all processor time goes into the collection of garbage while little is in use.
+	// For each script the embedded server makes a new Lua state. With the default setting, a third
+	// of all processor time would go into garbage collection, although little memory is in use.
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(400)
 	}
@@ -53,11 +53,11 @@ func Main(m *testing.M) int {
 	return code
 }
 
-// Shared returns the server that all tests of the process use together; it is
-// started when first asked for and ended by [Main]. It cannot be frozen, killed or
-// restarted, and nobody may flush it. Keys go under the test's own [Prefix].
+// Shared returns the server that all tests of the process use together. It is started
+// on first use and ended by [Main]. It cannot be frozen, killed or restarted, and no
+// test may flush it. A test's keys go under its own [Prefix].
 //
-// Where no TestMain calls Main, the server is tb's own.
+// If no TestMain calls Main, the server belongs to tb alone.
 func Shared(tb testing.TB) *Instance {
 	tb.Helper()
 	_ = need(tb)
@@ -84,9 +84,9 @@ func Shared(tb testing.TB) *Instance {
 
 var prefixes atomic.Int64
 
-// Prefix returns a key prefix that no other call returns, with the test's name in
-// it, which is what a MONITOR or a leaked key shows. It has no braces, so it never
-// changes the slot of a key, and no pattern characters.
+// Prefix returns a key prefix that no other call returns. It contains the test's name,
+// so that the output of MONITOR and leaked keys name their test. It has no braces, so it
+// never changes the slot of a key, and no characters that are special in patterns.
 func Prefix(tb testing.TB) string {
 	name := strings.Map(func(r rune) rune {
 		switch {

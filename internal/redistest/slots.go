@@ -8,15 +8,15 @@ import (
 	"strings"
 )
 
-// Move is a slot on its way from one master to another, in steps that a test can look
-// at: what has several keys is refused with TRYAGAIN while only some have moved.
+// Move is a slot on its way from one master to another, in steps between which a test can
+// look: a command with several keys is refused with TRYAGAIN while only some have moved.
 type Move struct {
 	c        *Cluster
 	slot     int
 	from, to *Instance
 }
 
-// BeginMove begins to move the slot of a key.
+// BeginMove starts moving the slot of a key.
 func (c *Cluster) BeginMove(key string, to *Instance) *Move {
 	c.tb.Helper()
 	m := &Move{c: c, slot: c.Slot(key), from: c.Owner(key), to: to}
@@ -37,10 +37,10 @@ func (m *Move) Keys(n int) int {
 	return len(list)
 }
 
-// End moves what is left and tells all masters whose the slot is.
+// End moves the remaining keys and tells all masters who owns the slot.
 func (m *Move) End() {
 	m.c.tb.Helper()
-	for m.Keys(100) > 0 { // bounded by the keys that are written meanwhile
+	for m.Keys(100) > 0 { // ends unless keys are written faster than they move
 	}
 	id := m.to.mustAsk("CLUSTER", "MYID")
 	told := []*Instance{m.to, m.from}
@@ -54,21 +54,21 @@ func (m *Move) End() {
 	}
 }
 
-// MoveSlot does all of a Move.
+// MoveSlot does a whole Move.
 func (c *Cluster) MoveSlot(key string, to *Instance) {
 	c.tb.Helper()
 	c.BeginMove(key, to).End()
 }
 
-// MigrateSlot moves the slot of a key to another master in one step, as Redis from 8.4 and
-// Valkey from 9.0 on can: no command meets a slot of which only some keys have moved. Where
-// the servers cannot, the test is skipped.
+// MigrateSlot moves the slot of a key to another master in one step, which Redis 8.4 and
+// Valkey 9.0 introduced: no command meets a slot of which only some keys have moved. If the
+// servers cannot do this, the test is skipped.
 func (c *Cluster) MigrateSlot(key string, to *Instance) {
 	c.tb.Helper()
 	slot, from := c.Slot(key), c.Owner(key)
 	id := to.mustAsk("CLUSTER", "MYID")
-	// Redis is told at the target, Valkey at the source. A migration that failed, or could not
-	// begin because another one is not cleaned up yet, is begun again.
+	// Redis wants the command at the target, Valkey at the source. A migration that failed, or that
+	// could not start because an earlier one has not been cleaned up yet, is started again.
 	await(c.tb, fmt.Sprintf("the migration of slot %d", slot), func() error {
 		if there, here := to.self(), from.self(); there != nil && there.serves(slot) && here != nil && !here.serves(slot) {
 			return nil
@@ -87,17 +87,17 @@ func (c *Cluster) MigrateSlot(key string, to *Instance) {
 	})
 }
 
-// unknownSubcommand tells whether a server said that it does not have a subcommand. Redis 6.2
-// and KeyDB begin that with a capital, later servers do not.
+// unknownSubcommand reports whether a server said that it does not have a subcommand. In Redis
+// 6.2 and KeyDB that error begins with a capital letter, in later servers it does not.
 func unknownSubcommand(err error) bool {
 	return err != nil && strings.Contains(strings.ToLower(err.Error()), "unknown subcommand")
 }
 
-// clusterNode is a line of CLUSTER NODES.
+// clusterNode is a line of the output of CLUSTER NODES.
 type clusterNode struct {
 	id     string
 	flags  []string
-	master string // id, "-" for a master
+	master string // the master's id; "-" for a master
 	ranges [][2]int
 }
 
@@ -132,7 +132,7 @@ func (in *Instance) clusterNodes() ([]clusterNode, error) {
 	return all, nil
 }
 
-// self is the node's line about itself, nil if it does not answer.
+// self returns the node's own line in CLUSTER NODES, or nil if the node does not answer.
 func (in *Instance) self() *clusterNode {
 	all, err := in.clusterNodes()
 	if err != nil {

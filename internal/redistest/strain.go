@@ -6,28 +6,28 @@ import (
 	"time"
 )
 
-// Strain knows how much time the machine kept from this process: while others had
-// the processor, a quota was used up, a virtual machine stood still, or our own
-// goroutines had to queue. What is bounded in real time takes that much longer
-// without anybody's fault, so a bound is a figure plus [Strain.Since]:
+// Strain measures for how long the machine kept this process from running: because others
+// had the processor, a quota was used up, a virtual machine stood still, or our own
+// goroutines had to queue. Anything bounded in real time takes that much longer without
+// being at fault, so a test's bound is a fixed duration plus [Strain.Since]:
 //
 //	began := time.Now()
 //	...
 //	if took := time.Since(began); took > bound+strain.Since(began) {
 //
-// It is an allowance, no excuse: on a quiet machine it is next to nothing. It knows
-// nothing of what was kept from a server or a child alone; hence the figure should
-// be generous too, and below what the mistake looked for would take.
+// Strain is an allowance, not an excuse: on a quiet machine it is close to zero. It does
+// not see delays that hit only a server or a child process. So the fixed duration should be
+// generous, too, but below what the bug in question would take.
 type Strain struct {
-	// mu guards what follows and is held for an instant.
+	// mu guards the fields below and is held only for an instant.
 	mu    sync.Mutex
-	due   time.Time // of the next beat
-	lates []late    // by due, and so by time
+	due   time.Time // when the next beat is due
+	lates []late    // sorted by due
 	quit  chan struct{}
 	gone  chan struct{}
 }
 
-// late is a beat that came late, and by how much.
+// late is a beat that came late: when it was due and how late it was.
 type late struct {
 	due time.Time
 	by  time.Duration
@@ -35,12 +35,12 @@ type late struct {
 
 const (
 	beat = 5 * time.Millisecond
-	// grain is the lateness of a timer on an idle machine, rounded up: the kernel
-	// is asked for whole milliseconds.
+	// grain is how late a timer is on an idle machine, rounded up, because the kernel is asked
+	// for whole milliseconds.
 	grain = 2 * time.Millisecond
 )
 
-// NewStrain begins to watch. Its goroutine ends in tb's cleanup.
+// NewStrain starts watching. Its goroutine ends in tb's cleanup.
 func NewStrain(tb testing.TB) *Strain {
 	s := &Strain{quit: make(chan struct{}), gone: make(chan struct{})}
 	s.due = time.Now().Add(beat)
@@ -74,8 +74,8 @@ func (s *Strain) watch() {
 	}
 }
 
-// Since returns how much time was kept from the process since began, the beat that
-// is late at this moment included.
+// Since returns for how long the process has been kept from running since began, including
+// the delay of a beat that is late right now.
 func (s *Strain) Since(began time.Time) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()

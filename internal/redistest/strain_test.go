@@ -7,11 +7,11 @@ import (
 )
 
 func TestStrainIsNothingOnAMachineWithoutLoad(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // where timers are exact
+	synctest.Test(t, func(t *testing.T) { // in a bubble timers are exact
 		s, began := NewStrain(t), time.Now()
 		time.Sleep(time.Minute)
 		if got := s.Since(began); got != 0 {
-			t.Errorf("%v", got)
+			t.Errorf("the strain of an idle minute is %v, want 0", got)
 		}
 	})
 }
@@ -20,7 +20,7 @@ func TestStrainIsTheLatenessOfTimersSinceAnInstant(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		now := time.Now()
 		s := &Strain{
-			due: now.Add(-60 * time.Millisecond), // and has not come yet
+			due: now.Add(-60 * time.Millisecond), // the beat that has not come yet
 			lates: []late{
 				{now.Add(-1000 * time.Millisecond), 300 * time.Millisecond},
 				{now.Add(-500 * time.Millisecond), 200 * time.Millisecond},

@@ -40,7 +40,7 @@ func TestKeysExpireOnBothWithoutHelp(t *testing.T) {
 	})
 }
 
-// Twice, because the first bubble can leave something behind that ends the second.
+// It runs twice, because the first bubble can leave something behind that breaks the second.
 func TestMiniRunsOnFakeTime(t *testing.T) {
 	for range 2 {
 		synctest.Test(t, func(t *testing.T) {

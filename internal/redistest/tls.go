@@ -19,8 +19,8 @@ import (
 	"time"
 )
 
-// TLSServer is [Server] with TLS alone: its clients need a certificate, and have one
-// in Options. A program that was built without TLS skips tb.
+// TLSServer is [Server] that accepts only TLS. Its clients need a certificate; those made from
+// Options have one. If the server program was built without TLS, tb is skipped.
 func TLSServer(tb testing.TB, args ...string) *Instance {
 	tb.Helper()
 	program, dir := need(tb), tb.TempDir()
@@ -32,7 +32,7 @@ func TLSServer(tb testing.TB, args ...string) *Instance {
 		own := append(usualArgs(0), "--tls-port", strconv.Itoa(port), "--tls-auth-clients", "yes")
 		return append(append(own, files...), args...), nil
 	}})
-	// The first is what the servers say until Redis 7.0, the other what later ones do.
+	// Servers up to Redis 7.0 say the first, later ones the second.
 	if errors.Is(err, errEnded) && (strings.Contains(err.Error(), "tls-port") || strings.Contains(err.Error(), "Failed finding TLS support")) {
 		tb.Skip(err)
 	}
@@ -44,8 +44,8 @@ func TLSServer(tb testing.TB, args ...string) *Instance {
 	return in
 }
 
-// certificates makes an authority, and one certificate each for the server and its
-// clients. It returns the clients' configuration and the server's arguments.
+// certificates makes an authority and two certificates, for the server and for its clients.
+// It returns the clients' configuration and the server's arguments.
 func certificates(dir string) (*tls.Config, []string, error) {
 	authority, err := newCertificate("authority", nil)
 	if err != nil {
@@ -91,7 +91,7 @@ type certificate struct {
 	keyDER []byte
 }
 
-// newCertificate makes one that by signs; without by, an authority that signs itself.
+// newCertificate makes a certificate signed by by. If by is nil, it makes a self-signed authority.
 func newCertificate(name string, by *certificate) (*certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

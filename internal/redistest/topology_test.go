@@ -44,7 +44,7 @@ func TestAnIsolatedServerIsStaleAndReadOnlyUntilPromoted(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n, err := replica.Exists(ctx, "k").Result(); n != 0 || err != nil {
-		t.Errorf("the stale one: %d, %v", n, err)
+		t.Errorf("EXISTS on the stale server: %d, %v", n, err)
 	}
 	if err := replica.Set(ctx, "k", "v", 0).Err(); err == nil || !strings.HasPrefix(err.Error(), "READONLY") {
 		t.Errorf("a write: %v", err)
@@ -59,7 +59,7 @@ func TestAFixedNameLeadsNewConnectionsElsewhereAndKeepsWhatItIsTold(t *testing.T
 	for _, c := range []struct {
 		name           string
 		keep           Keep
-		commands, subs string // where they end
+		commands, subs string // the server that each ends up on
 	}{
 		{"none", KeepNone, "new", "new"},
 		{"subscriptions", KeepSubscriptions, "new", "old"},
@@ -80,7 +80,7 @@ func TestAFixedNameLeadsNewConnectionsElsewhereAndKeepsWhatItIsTold(t *testing.T
 			if got := rdb.Get(ctx, "who").Val(); got != "old" {
 				t.Fatalf("before: %q", got)
 			}
-			heard := sub.Channel() // subscribes again where it has to
+			heard := sub.Channel() // resubscribes when its connection is cut
 
 			p.Lead(after.Addr, c.keep)
 			if got := rdb.Get(ctx, "who").Val(); got != c.commands {

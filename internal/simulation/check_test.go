@@ -10,14 +10,14 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// view is the lock as the server has it.
+// view is the state of the lock on the server.
 type view struct {
 	value   string
 	odd     bool // the key has another type
 	left    time.Duration
 	readers map[string]bool
 	queue   []string
-	dead    map[string]bool // queued, but its waiting lease is over
+	dead    map[string]bool // queued, but its waiting lease has expired
 }
 
 func (w *world) look() view {
@@ -67,7 +67,7 @@ func (w *world) scores(key string) []scored {
 	return some
 }
 
-// queued returns the queue's ids in order, be it a list or a sorted set.
+// queued returns the queue's ids in order, whether the queue is a list or a sorted set.
 func (w *world) queued() []string {
 	all, ok := w.server.do("LRANGE", w.keys.Queue(), "0", "-1").([]any)
 	if !ok {
@@ -80,7 +80,8 @@ func (w *world) queued() []string {
 	return ids
 }
 
-// changed notes whether a grant of ours ended without a word to the server.
+// changed notes whether a grant of ours ended other than by a script, such as by its TTL, and
+// which requests were given back with a cool-down.
 func (w *world) changed(before, after view) {
 	if after.cools() {
 		w.cooled[after.value[strings.Index(after.value, ":"+protocol.FormatTag)+1:]] = true
@@ -96,7 +97,7 @@ func (w *world) changed(before, after view) {
 	w.intrude(after)
 }
 
-// intrude notes who is inside while another process owns the lock.
+// intrude notes which callers are inside while another process owns the lock.
 func (w *world) intrude(v view) {
 	owner := func(id string, m protocol.Mode) {
 		for _, c := range w.clients {
@@ -128,7 +129,7 @@ func (w *world) clientOf(id string) *simClient {
 	return nil
 }
 
-// cools reports that a minimum hold goes on although its lease was unlocked.
+// cools reports whether the lock is in a cool-down.
 func (v *view) cools() bool {
 	_, ok := protocol.ParseCooldown(v.value)
 	return ok
@@ -138,8 +139,8 @@ func (v *view) owns(id string) bool {
 	return v.value == id || v.value == protocol.MarkerValue && v.readers[id]
 }
 
-// compare checks what one script did: nobody's grant was touched but the
-// caller's own, and the queue was served in order.
+// compare checks what one script did: it touched no grant other than the caller's own, and
+// it served the queue in order.
 func (w *world) compare(before, after view, p *packet) {
 	mine := map[string]bool{p.cmd.ID: true, p.cmd.Next: true, p.r.Req.ID: true}
 	if p.g != nil {
@@ -172,7 +173,7 @@ func (w *world) compare(before, after view, p *packet) {
 	var got []string
 	if after.value == protocol.MarkerValue {
 		for _, id := range sortedKeys(after.readers) {
-			if !before.readers[id] { // one whose marker was away was served before
+			if !before.readers[id] { // if it was there, it had been served before, and only the marker was missing
 				got = append(got, id)
 			}
 		}
@@ -188,7 +189,7 @@ func (w *world) compare(before, after view, p *packet) {
 			w.fail("%s owns, but nobody listens", short(id))
 		}
 		if p.cmd.Verb == protocol.Downgrade && id == p.cmd.Next {
-			continue // its process was owner before
+			continue // its process was already the owner
 		}
 		for _, ahead := range before.queue {
 			if ahead == id {
@@ -201,7 +202,8 @@ func (w *world) compare(before, after view, p *packet) {
 	}
 }
 
-// provisional checks for how long an id owns that was made owner by a message.
+// provisional checks that an id that a message made the owner, and whose inbox no count can
+// prove gone, owns for no longer than a provisional grant lasts.
 func (w *world) provisional(id string, v view, p *packet) {
 	req, err := protocol.RequestOf(id)
 	if err != nil || !req.Provisional || id == p.cmd.ID || id == p.cmd.Next {
@@ -219,7 +221,7 @@ func (w *world) provisional(id string, v view, p *packet) {
 	}
 }
 
-// served checks what every script must have seen to: nobody alive was dropped,
+// served checks what every script must achieve: no live request is dropped from the queue,
 // and nobody waits for a free lock.
 func (w *world) served(before, after view, p *packet, unfinished bool) {
 	still := map[string]bool{}
@@ -231,14 +233,14 @@ func (w *world) served(before, after view, p *packet, unfinished bool) {
 			w.fail("%s was dropped from the queue alive", short(id))
 		}
 	}
-	// Where another program's hash is in the key's place a cancel ends as if it had
-	// found nothing: nobody can get the lock, and what waits is disowned later.
+	// While another program's hash is in the key's place, a cancel ends as if it had found nothing:
+	// nobody can get the lock, and a request left in the queue is disowned later.
 	if p.kind == "cancel" && !before.odd && (after.owns(p.g.ID) || still[p.g.ID]) {
 		w.fail("%s outlived its cancel", short(p.g.ID))
 	}
 	looked := p.kind == "cancel" || p.kind == "request" && (p.cmd.Verb == protocol.Acquire) != before.owns(p.cmd.ID)
-	// Of a long queue one call looks at so much; its answer has somebody go on at once,
-	// or all would not be served in time.
+	// One call examines only part of a long queue, and its answer makes its client continue at
+	// once. Otherwise some waiters would not be served in time.
 	if !looked || len(after.queue) == 0 || before.odd || unfinished {
 		return
 	}
@@ -246,18 +248,18 @@ func (w *world) served(before, after view, p *packet, unfinished bool) {
 	who, err := protocol.ParseID(head)
 	switch {
 	case err != nil:
-	case after.dead[head] && after.value == before.value: // else it got there just now
+	case after.dead[head] && after.value == before.value: // otherwise it has only just become the head
 		w.fail("dead %s is at the head of the queue", short(head))
 	case after.value == "" && len(after.readers) == 0, after.value == protocol.MarkerValue && who.Mode == protocol.Shared:
 		w.fail("%s waits for a free lock", short(head))
 	}
 }
 
-// losses checks that no lease is given up without reason.
+// losses checks that no lease is given up without a reason.
 func (w *world) losses(c *simClient, before *lockstate.Status, fx *lockstate.Effects) {
 	for _, l := range fx.Ended {
 		if l.Why == lockstate.LostUnproved {
-			continue // of a caller who left; what is held by now is another grant, or none
+			continue // it concerns a caller that has left; by now another grant is held, or none
 		}
 		inTime := c.now().Before(before.Trust) && before.State == lockstate.Held && !before.Drifted(c.now())
 		if inTime && !c.dead && !w.excuse(before.Req.ID) && !w.struck[before.Req.ID] && l.Why != lockstate.Overlong {
@@ -268,8 +270,8 @@ func (w *world) losses(c *simClient, before *lockstate.Status, fx *lockstate.Eff
 	}
 }
 
-// released checks each Unlock that returns without an error: what it let go of is
-// free or somebody else's, unless others of its process go on with it.
+// released checks each Unlock that returns without an error: the lock it gave back must be free
+// or somebody else's, unless other callers of its process continue with it.
 func (w *world) released(c *simClient) {
 	still := c.left[:0]
 	for _, d := range c.left {
@@ -287,24 +289,24 @@ func (w *world) released(c *simClient) {
 			continue
 		}
 		w.count("Unlock: nil")
-		// Foreign owners leave no token: one that came after the key was deleted, and went
-		// before the cancel of a release without answer, is not seen (design.md §2,
-		// Unlock). Nor is one between readers, whose leases stand beside the key: the next
-		// reader's marker makes the others owners again. Nor is one after the last token was
-		// forgotten: the answer *queued* behind it looks older than the grant then.
+		// A foreign owner leaves no token. So one that came after the key was deleted, and left before
+		// the cancel of an unanswered release, is not seen (design.md §2, Unlock). Neither is one that
+		// came between readers, whose leases are kept beside the key: the next reader's marker makes
+		// the others owners again. Neither is one that came after the last token was forgotten: the
+		// answer *queued*, given behind such an owner, then looks older than the grant.
 		who := w.intruded[d.caller]
 		if !strings.HasPrefix(who, protocol.FormatTag) && (c.byToken || d.caller.Mode == protocol.Shared || w.forgot) {
 			who = ""
 		}
-		// With another caller of the process going on, nothing was to be asked. And a late
-		// copy of an acquire can own for its id after the keys were lost: then the release
-		// finds its own id, and cannot know that another came in between.
+		// If another caller of the process continues with the grant, nothing had to be asked. And after
+		// the keys were lost, a late copy of an acquire can make its id the owner again: the release
+		// then finds its own id, and cannot know that another owner came in between.
 		excused := false
 		for _, id := range d.ids {
 			excused = excused || c.status().MayOwn(id) || w.copied[id]
 		}
-		// Where the server forgot the lock's last token, and its clock went back, a message about
-		// a grant that it forgot too is not known to be old, however late it comes.
+		// If the server forgot the lock's last token and its clock went back, a message about a grant
+		// that the server forgot, too, cannot be recognized as old, however late it comes.
 		excused = excused || w.forgot && w.jumpedBack
 		if who != "" && d.asked && !excused && w.has[intruders] {
 			w.fail("%s: Unlock of token %d says nil, but %s owned while it was inside", c.name, d.caller.Token, short(who))
@@ -332,18 +334,18 @@ func sortedKeys(m map[string]bool) []string {
 	return keys
 }
 
-// believes reports whether x, who is inside, may take the lock for its own now.
+// believes reports whether x is inside and may believe that it owns the lock now.
 func (c *simClient) believes(x *lockstate.Caller) bool {
 	return x.Phase == lockstate.Inside && x.Ended == lockstate.NotYet && c.status().State == lockstate.Held && c.now().Before(c.status().Trust) && !c.drowsy()
 }
 
-// simTokensAhead is by how many µs a reader's token may be ahead of the server's
-// clock. The server gives it the lock's last token + 1, and a reader does not wait for
-// the clock, as a writer does: no store keeps its token. What the world does in 5 µs
-// takes longer in ours.
+// simTokensAhead is by how many µs a reader's token may be ahead of the server's clock. The
+// server gives a reader the lock's last token + 1, and a reader does not wait for the clock
+// as a writer does, because no store keeps its token. What happens in 5 µs of the world's
+// time takes longer in reality.
 const simTokensAhead = 5
 
-// admitted checks a new lease's token and its place in its process' FIFO.
+// admitted checks the token of a new lease and its caller's place in the process's FIFO.
 func (w *world) admitted(c *simClient, x *lockstate.Caller) {
 	if !w.excuse(c.status().Req.ID) {
 		w.entered(x)
@@ -356,7 +358,7 @@ func (w *world) admitted(c *simClient, x *lockstate.Caller) {
 	if !c.now().Before(c.status().Trust) && x.ClockLead() == 0 {
 		w.fail("%s let a caller in outside of the trust window", c.name)
 	}
-	if w.excuse(c.status().Req.ID) || !c.believes(x) || x.Token == 0 { // it may draw a token when it leaves
+	if w.excuse(c.status().Req.ID) || !c.believes(x) || x.Token == 0 { // a caller without a token may draw one when it leaves
 		return
 	}
 	clock := uint64(w.serverNow().UnixMicro())
@@ -369,14 +371,14 @@ func (w *world) admitted(c *simClient, x *lockstate.Caller) {
 	w.drew(c, x)
 }
 
-// drew checks the token that a caller was given.
+// drew checks the token that a caller got.
 func (w *world) drew(c *simClient, x *lockstate.Caller) {
 	bound := w.topWriter
 	if x.Mode == protocol.Exclusive {
 		bound = w.top
 	}
-	// Who had the lock can have given out tokens that the server has not heard
-	// of. They are behind its clock, unless that went back.
+	// A former owner can have given out tokens that the server has not heard of. They are
+	// behind the server's clock, unless the clock went back.
 	apart := w.has[rates] && !w.has[tokensAhead]
 	if x.Token <= bound && !((w.jumpedBack || apart) && w.unclean) {
 		w.fail("token %d of %s is not above %d", x.Token, c.name, bound)
@@ -390,8 +392,8 @@ func (w *world) drew(c *simClient, x *lockstate.Caller) {
 	}
 }
 
-// check is made after every step: at most one writer, and no reader beside it,
-// among those who may believe that they own, accidents excepted by name.
+// check runs after every step. Among the callers that may believe they own the lock, there is
+// at most one writer, and no reader beside it. Grants taken by an accident are excused.
 func (w *world) check() {
 	w.watchChecks()
 	writers, readers := 0, 0
@@ -436,14 +438,14 @@ func (w *world) check() {
 	}
 }
 
-// excuse reports whether an accident took the grant, and its process cannot know.
+// excuse reports whether an accident took the grant without its process being able to know.
 func (w *world) excuse(id string) bool {
 	_, ok := w.excused[id]
 	return ok
 }
 
-// learned ends the excuse for a grant when Redis was asked about it after the
-// accident, and its process hears the answer.
+// learned ends the excuse for a grant once its process hears an answer of Redis about the
+// grant to a question that was sent after the accident.
 func (w *world) learned(id string, o protocol.Outcome, p *packet) {
 	since, ok := w.excused[id]
 	if !ok || !w.has[excuses] || p.sent.Before(since) {
@@ -457,11 +459,11 @@ func (w *world) learned(id string, o protocol.Outcome, p *packet) {
 		return
 	}
 	w.count("an excuse ends")
-	w.struck[id] = true // a loss has had a reason nevertheless
+	w.struck[id] = true // a loss would still have a reason
 	delete(w.excused, id)
 }
 
-// overdue checks that a process whose grant an accident took asks about it in time.
+// overdue checks that a process whose grant was taken by an accident asks about it in time.
 func (w *world) overdue(c *simClient) {
 	g := c.status()
 	since := w.excused[g.Req.ID]
@@ -470,13 +472,13 @@ func (w *world) overdue(c *simClient) {
 	}
 	limit := g.Req.TTL/3 + g.Req.TTL/300 + 10*time.Millisecond
 	late := w.now.Sub(since) > limit && c.now().Sub(g.Since) > limit
-	due := c.lock.Due().Time(c.Start()) // that alarm may be about to ring
+	due := c.lock.Due().Time(c.Start()) // an alarm that is due may be about to ring
 	if w.has[excuses] && late && !c.paused && due.After(c.now()) && g.State == lockstate.Held && g.Renewed && c.asked.Before(since) {
 		w.fail("%s has not asked about %s for %v after an accident", c.name, short(g.Req.ID), w.now.Sub(since))
 	}
 }
 
-// accident excuses every grant there is: it was taken by what no lock can see.
+// accident excuses all existing grants: they were taken by something that no client can see.
 func (w *world) accident(what string) {
 	w.count("accident: " + what)
 	w.logf("ACCIDENT: %s", what)
@@ -493,7 +495,7 @@ func (w *world) accident(what string) {
 		if c.status().State == lockstate.Held || c.status().State == lockstate.Releasing {
 			w.excused[c.status().Req.ID] = w.now
 		}
-		for _, p := range w.wire { // told, but not yet heard
+		for _, p := range w.wire { // sent, but not yet received
 			if p.kind == "message" && p.m.Kind == "granted" {
 				w.excused[p.m.ID] = w.now
 			}

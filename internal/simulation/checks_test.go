@@ -8,26 +8,26 @@ import (
 	"github.com/leasedmutex/leased/internal/lockstate"
 )
 
-// checkUp is a call of Lease.Check that has not returned.
+// checkUp is a call of Lease.Check that has not returned yet.
 type checkUp struct {
 	c      *simClient
 	caller *lockstate.Caller
 	k      *lockstate.Check
 	done   chan struct{}
-	ids    []string  // that the grant had when it was called
-	gone   bool      // none of them owned then, nor has one since
-	at     time.Time // the world's time
+	ids    []string  // of the grant at the time of the call
+	gone   bool      // none of them owned at the time of the call, and none has since
+	at     time.Time // of the call, in the world's time
 }
 
-// chooseChecks says whether callers of this world check. The draws are its own, so the other
-// worlds are as they were.
+// chooseChecks decides whether callers of this world check their leases. It draws from a source
+// of its own, so that worlds without checks are what they were before checks existed.
 func (w *world) chooseChecks() {
 	w.checkUps = nil
 	w.luck = rand.New(rand.NewPCG(uint64(w.seed), 2))
 	w.has[checks] = w.luck.IntN(100) < 25
 }
 
-// checkUp has a caller check.
+// checkUp makes a caller check its lease.
 func (c *simClient) checkUp(x *lockstate.Caller) {
 	w := c.w
 	w.logf("%s checks", c.name)
@@ -40,8 +40,8 @@ func (c *simClient) checkUp(x *lockstate.Caller) {
 	w.watchChecks()
 }
 
-// watchChecks fails if a check says that a lock is ours that was not, at any time since it was
-// called; late copies of commands may make an owner again.
+// watchChecks fails if a check says that the lock is ours although it was not ours at any time
+// since the call. A late copy of a command may make an id the owner again.
 func (w *world) watchChecks() {
 	if len(w.checkUps) == 0 {
 		return
@@ -73,7 +73,7 @@ func (w *world) watchChecks() {
 	w.checkUps = left
 }
 
-// checksReturned fails if a check was never answered.
+// checksReturned fails if a check has never been answered.
 func (w *world) checksReturned() {
 	for _, u := range w.checkUps {
 		if !u.c.dead {

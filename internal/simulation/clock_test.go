@@ -5,13 +5,14 @@ import (
 	"unsafe"
 )
 
-// The world's time is nobody's clock: each process and the server have clocks of
-// their own, which run at rates of their own, jump, and stand still.
+// The world's time is nobody's clock: each process and the server have clocks of their
+// own, which run at different rates, jump, and stand still.
 
 var simEpoch = time.UnixMilli(1_700_000_000_000)
 
-// simTime returns what time.Now would return so long after the world's beginning,
-// by the wall and by the monotonic clock. They move apart on a machine that sleeps.
+// simTime returns what time.Now would return after the given times since the world's
+// beginning have passed on the wall clock and on the monotonic clock. The two move apart
+// on a machine that sleeps.
 func simTime(wall, mono time.Duration) time.Time {
 	const unixTo1885 = (1969*365+1969/4-1969/100+1969/400)*86400 - (1884*365+1884/4-1884/100+1884/400)*86400
 	at := simEpoch.Add(wall)
@@ -26,7 +27,7 @@ func simTime(wall, mono time.Duration) time.Time {
 	return t
 }
 
-// faster returns what a clock shows that is fast by ppm, after d.
+// faster returns how much time has passed after d on a clock that is fast by ppm.
 func faster(d time.Duration, ppm int64) time.Duration {
 	return d + time.Duration(int64(d)/1_000_000*ppm+int64(d)%1_000_000*ppm/1_000_000)
 }
@@ -42,7 +43,7 @@ func (c *simClient) now() time.Time {
 	return simTime(wall, wall-c.slept)
 }
 
-// world returns when the client's monotonic clock shows t, by the world's time.
+// world returns the world's time at which the client's monotonic clock shows t.
 func (c *simClient) world(t time.Time) time.Time {
 	d := t.Sub(simTime(0, 0)) + c.slept
 	at := simEpoch.Add(faster(d, -c.rate))
@@ -65,8 +66,8 @@ func (c *simClient) wake() {
 	c.paused, c.asleep, c.woke = false, false, w.now
 }
 
-// drowsy reports that the client slept, and cannot have noticed yet: a grant is
-// looked at once in a third of its TTL.
+// drowsy reports whether the client has slept and cannot have noticed it yet: it looks at a
+// grant once in a third of the grant's TTL.
 func (c *simClient) drowsy() bool {
 	g := c.status()
 	return c.asleep || c.slept > 0 && c.w.now.Sub(c.woke) < g.Req.TTL/3+g.Req.TTL/300+10*time.Millisecond

@@ -9,11 +9,11 @@ import (
 
 const everyKind = "every kind"
 
-// simEvents are what so many schedules of a kind have to reach, each event at least
-// once: kinds of trouble, outcomes, and what happens in each state of the grant. As
-// measured, each is reached some thirty times in them. A simulation that does not
-// get somewhere proves nothing about it. In 200,000 schedules each is to be reached
-// a thousand times.
+// simEvents lists, by kind and number of schedules, the events that so many schedules of a
+// kind must reach, each at least once: kinds of trouble, outcomes, and what happens in each
+// state of the grant. In practice, each is reached about thirty times in that many schedules.
+// A simulation that never reaches a situation proves nothing about it. In 200,000 schedules,
+// each event must be reached a thousand times.
 //
 // With -v all counts are printed.
 var simEvents = map[string]map[int][]string{
@@ -251,7 +251,7 @@ var simEvents = map[string]map[int][]string{
 	},
 }
 
-// reached checks counts of n schedules, and prints them.
+// reached checks the counts of n schedules and prints them.
 func reached(t *testing.T, name string, counts map[string]int, n int) {
 	t.Helper()
 	var all []string

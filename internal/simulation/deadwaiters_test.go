@@ -9,8 +9,9 @@ import (
 	"github.com/leasedmutex/leased/internal/race"
 )
 
-// Where no count proves a waiter gone, each dead one costs its successor a provisional grant. The
-// first can cost it a whole pause between two re-checks, for it does not hear of the hand-off.
+// Where no count proves that a waiter is gone, each dead waiter costs its successor the time of a
+// provisional grant. The first can cost a whole pause between two re-checks, because the successor
+// does not hear of the hand-off.
 func TestTheSuccessorOfDeadWaitersWaitsForAShortTimeWhereNoCountIsProof(t *testing.T) {
 	w := newWorld(t, true)
 	defer w.close()
@@ -23,7 +24,7 @@ func TestTheSuccessorOfDeadWaitersWaitsForAShortTimeWhereNoCountIsProof(t *testi
 	}
 	for seed := range seeds {
 		w.begin(seed)
-		w.mini.FlushAll() // as it was before its troubles
+		w.mini.FlushAll() // removes what the world's troubles may have put there
 		w.has, w.deny, w.denyAsk, w.calm, w.wire = map[trouble]bool{uncounting: true}, false, false, true, nil
 		a, b := w.clients[0], w.clients[1]
 		for _, c := range w.clients {
@@ -51,7 +52,7 @@ func TestTheSuccessorOfDeadWaitersWaitsForAShortTimeWhereNoCountIsProof(t *testi
 		}
 		took := w.now.Sub(began)
 		if bound := lockstate.LongestPoll + time.Duration(dead-1)*protocol.ProvisionalTTL + 200*time.Millisecond; took > bound || w.failure != "" {
-			t.Fatalf("seed %d:\n%s\nseed %d: %d dead cost it %v, more than %v; %s", seed, w.story(), seed, dead, took, bound, w.failure)
+			t.Fatalf("seed %d:\n%s\nseed %d: %d dead waiters delayed their successor by %v, more than %v; %s", seed, w.story(), seed, dead, took, bound, w.failure)
 		}
 		b.leave(next)
 	}

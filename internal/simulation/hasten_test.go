@@ -8,11 +8,11 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// What a client hears can be faster than the answer that puts its request into the
-// queue, which says what was true before.
+// A message can overtake the answer that says that the client's request is queued. What that
+// answer says was true before the message.
 
-// overtaken returns a client whose request was enqueued, as an answer said that came
-// after early.
+// overtaken returns a client with a queued request, about which the answer arrived only after
+// early was called.
 func overtaken(t *testing.T, early func(c *simClient, id string)) *simClient {
 	t.Helper()
 	w := newWorld(t, true)
@@ -32,21 +32,21 @@ func overtaken(t *testing.T, early func(c *simClient, id string)) *simClient {
 	return c
 }
 
-// The head of the queue is told when the last reader's lease ends by itself.
+// The head of the queue is told when the last reader's lease will expire.
 func TestAMessageAboutTheEndOfTheOwnerMayOvertakeTheAnswer(t *testing.T) {
 	c := overtaken(t, func(c *simClient, id string) {
 		c.step("test", func(now time.Time, fx *lockstate.Effects) { c.lock.Ends(id, 500*time.Millisecond, now, fx) })
 	})
 	if due := c.lock.Due().Time(c.Start()).Sub(c.now()); due > 500*time.Millisecond+lockstate.AfterExpiry {
-		t.Errorf("it looks again after %v", due)
+		t.Errorf("the client re-checks only after %v", due)
 	}
 }
 
-// Rule 3. What let the request in may have been published before the subscription
-// stood.
+// Rule 3. The message that grants the request may have been published before the
+// subscription was established.
 func TestRule3ASubscriptionMayOvertakeTheAnswer(t *testing.T) {
 	c := overtaken(t, func(c *simClient, _ string) { c.step("subscribed", c.lock.Subscribed) })
 	if c.status().InFlight != protocol.Acquire {
-		t.Errorf("it looks again after %v", c.lock.Due().Time(c.Start()).Sub(c.now()))
+		t.Errorf("the client re-checks only after %v", c.lock.Due().Time(c.Start()).Sub(c.now()))
 	}
 }

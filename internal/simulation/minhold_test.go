@@ -9,21 +9,21 @@ import (
 	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
-// That a minimum hold is kept: once an Unlock has said that the lock was its caller's until
-// then, nobody has got it before the caller's minimum hold is over, nor gets it, foreign
-// clients included.
+// These checks are about minimum holds: once an Unlock has confirmed that the lock was its caller's,
+// nobody else, foreign clients included, has got or gets the lock before the caller's minimum hold
+// is over.
 
 const longestMinHold = 3 * time.Second
 
-// promise is the minimum hold of a caller that was admitted.
+// promise is the minimum hold of an admitted caller.
 type promise struct {
 	since, until time.Time
 	left         time.Time // when its caller unlocked, zero if it has not
 	kept         bool      // Unlock returned nil
 }
 
-// entered checks that x, or a foreign client if x is nil, gets the lock after all minimum
-// holds, and begins x's own.
+// entered checks that all minimum holds are over when x, or a foreign client if x is nil, gets
+// the lock. It then begins x's own minimum hold.
 func (w *world) entered(x *lockstate.Caller) {
 	for who, p := range w.promises {
 		switch {
@@ -37,7 +37,7 @@ func (w *world) entered(x *lockstate.Caller) {
 	if x != nil && x.Mode == protocol.Exclusive && x.Opts.MinHold > 0 {
 		d := x.Opts.MinHold
 		if w.has[rates] {
-			d -= d / 400 // by its client's clock and the server's, which are both fast
+			d -= d / 400 // the client's clock and the server's may both be fast
 		}
 		w.promises[x] = promise{since: w.now, until: w.now.Add(d)}
 	}
@@ -47,7 +47,7 @@ func (w *world) entered(x *lockstate.Caller) {
 func (w *world) promised(c *simClient, d *departure) {
 	x := d.caller
 	p, ok := w.promises[x]
-	// Where the lease had expired before a cancel proved that it was not another's, no
+	// If the lease had expired before a cancel proved that the lock had not been another's, no
 	// release has reached Redis.
 	expired := c.byToken
 	for _, id := range d.ids {
@@ -69,8 +69,8 @@ func (w *world) promised(c *simClient, d *departure) {
 	}
 }
 
-// clamped reports that a cool-down was cut to what its value says, because the server's clock
-// had gone back.
+// clamped reports whether a cool-down was cut to the length that its value names, because the
+// server's clock had gone back.
 func clamped(value string, left time.Duration) bool {
 	rest, ok := strings.CutPrefix(value, protocol.FormatTag+"cooldown:")
 	ms, _, _ := strings.Cut(rest, ":")

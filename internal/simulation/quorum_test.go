@@ -22,11 +22,11 @@ import (
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
-// The simulation of a quorum: the state machines of some clients, internal/quorum's
-// decisions, and the real scripts on several embedded servers, each with its clock. Between
-// them a network that loses, delays and repeats, and that lets some clients reach some
-// servers only. Which of the other troubles there are, quorumtrouble_test.go draws for each
-// seed.
+// This is the simulation of a quorum: the state machines of some clients, the decisions of
+// internal/quorum, and the real scripts on several embedded servers with a clock each. Between
+// them is a network that loses, delays and repeats packets, and that lets some clients reach
+// only some of the servers. quorumtrouble_test.go draws for each seed which other troubles
+// there are.
 
 var quorumSeeds = flag.Int("quorum.seeds", 0, "schedules of TestQuorumSimulation on three servers, fewer on five and seven (0: a short run)")
 var quorumFirst = flag.Int64("quorum.first", 1, "first seed of TestQuorumSimulation")
@@ -57,8 +57,8 @@ type qPacket struct {
 	m      protocol.Message
 	g      *lockstate.Cancellation
 	copied bool      // nobody waits for its answer
-	sent   time.Time // the command
-	ready  time.Time // it arrives no earlier
+	sent   time.Time // when the command was sent
+	ready  time.Time // it does not arrive before this
 }
 
 type qOp struct {
@@ -78,24 +78,24 @@ type qClient struct {
 	lock   lockstate.Lock
 	q      *quorum.Lock
 	cancel lockstate.CancelSchedule
-	strays []lockstate.CancelSchedule // by server
+	strays []lockstate.CancelSchedule // cancels of strays, by server
 	calls  []*lockstate.Caller
 	reach  []bool
 	proofs []protocol.Proof
-	away   []time.Time // until when it takes a server for one that does not answer
-	hurt   []time.Time // when the last thing went wrong between it and a server
+	away   []time.Time // by server, until when the client assumes that it does not answer
+	hurt   []time.Time // by server, when something last went wrong between it and the client
 	made   map[string]time.Time
 	dead   bool
-	wakeAt time.Time // it is paused until then; zero if it is not
-	excuse time.Time // its requests that are older may be lost, or exclude nobody
+	wakeAt time.Time // the client is paused until then; zero if it is not paused
+	excuse time.Time // requests made until then may be lost, or exclude nobody
 	holds  string    // the request under which it holds the lock
-	joins  bool      // its inboxes are not confirmed yet
+	joins  bool      // its inboxes have not been confirmed yet
 }
 
 type qWorld struct {
 	t          testing.TB
 	rng        *rand.Rand
-	luck       *rand.Rand // what is drawn from it changes nothing in worlds without doubt
+	luck       *rand.Rand // a separate source, so that drawing from it changes nothing in worlds without doubts
 	doubts     bool
 	now        time.Time
 	servers    []*qServer
@@ -110,21 +110,21 @@ type qWorld struct {
 	quarantine time.Duration
 	ttls       []time.Duration
 	top        uint64
-	readers    uint64 // greatest token of a reader
-	loose      bool   // tokens need not grow any more
+	readers    uint64 // the greatest token of a reader
+	loose      bool   // tokens need not increase any more
 	calm       bool
-	lowered    map[*lockstate.Caller]bool      // who asked for a downgrade
-	under      map[*lockstate.Caller]string    // the request that a caller entered under
-	entered    map[*lockstate.Caller]time.Time // when it did
+	lowered    map[*lockstate.Caller]bool      // the callers that asked for a downgrade
+	under      map[*lockstate.Caller]string    // the request under which a caller entered
+	entered    map[*lockstate.Caller]time.Time // when the caller entered
 	promises   []qPromise
 	evictions  []*qEviction
 	owners     *qOwners
 	checks     []chan struct{}
 	restart    time.Time // when a server last lost its data
-	restarts   int       // of data, in this schedule
+	restarts   int       // how often servers have lost their data in this schedule
 	counts     map[string]int
 	lazy       int
-	ran        int // schedules so far
+	ran        int // the number of schedules so far
 }
 
 func newQWorld(t testing.TB, n int) *qWorld {
@@ -158,7 +158,7 @@ func (w *qWorld) close() {
 	}
 }
 
-// logf writes a line of the schedule. Only a schedule that failed is run again with a log.
+// logf adds a line to the log of the schedule. A schedule that fails is run again with a log.
 func (w *qWorld) logf(format string, args ...any) {
 	if w.trace {
 		w.log = append(w.log, fmt.Sprintf("%8v  ", w.now.Sub(simEpoch))+fmt.Sprintf(format, args...))
@@ -224,10 +224,10 @@ func (w *qWorld) begin(seed int64) {
 	}
 }
 
-// local is the client's clock.
+// local returns the time on the client's clock.
 func (c *qClient) local() time.Time { return simEpoch.Add(faster(c.w.now.Sub(simEpoch), c.rate)) }
 
-// world returns when the client's clock shows t, by the world's time; zero for zero.
+// world returns the world's time at which the client's clock shows t; zero if t is zero.
 func (c *qClient) world(t time.Time) time.Time {
 	if t.IsZero() || c.rate == 0 {
 		return t
@@ -240,7 +240,7 @@ func (c *qClient) world(t time.Time) time.Time {
 	return at
 }
 
-// isAway reports that the client knows that a server does not answer.
+// isAway reports whether the client assumes that a server does not answer.
 func (c *qClient) isAway(i int) bool {
 	w := c.w
 	away := !c.reach[i] && w.rng.IntN(2) == 0 || w.now.Before(c.away[i]) && !w.calm
@@ -324,7 +324,7 @@ func (w *qWorld) put(p *qPacket) {
 	w.wire = append(w.wire, p)
 }
 
-// step gives a client's state machine an event.
+// step passes an event to the client's state machine and performs the effects.
 func (c *qClient) step(event func(now time.Time, fx *lockstate.Effects)) {
 	var fx lockstate.Effects
 	event(c.local(), &fx)
@@ -410,8 +410,8 @@ func (c *qClient) flush() {
 	}
 }
 
-// rejoins has the inboxes of some servers, or all, be confirmed: as when the client is new, and all
-// are asked, or again.
+// rejoins confirms the client's inboxes on the given servers. If none are given, it confirms them
+// on all servers, again or, as for a new client, by one event for all.
 func (c *qClient) rejoins(servers ...int) {
 	if len(servers) == 0 {
 		servers = c.w.rng.Perm(len(c.w.servers))
@@ -427,7 +427,7 @@ func (c *qClient) rejoins(servers ...int) {
 	}
 }
 
-// qstep gives a client's quorum an event.
+// qstep passes an event to the client's quorum and performs the effects.
 func (c *qClient) qstep(event func(q *quorum.Lock, now time.Time, fx *quorum.Effects)) {
 	var fx quorum.Effects
 	w := c.w
@@ -448,7 +448,7 @@ func (c *qClient) qstep(event func(q *quorum.Lock, now time.Time, fx *quorum.Eff
 		if o, ok := op.Tag.(*qOp); ok {
 			o.done()
 		} else {
-			defer func() { op.Tag.(*qOp).done() }() // decided at once: its tag comes after this
+			defer func() { op.Tag.(*qOp).done() }() // decided at once, before its tag was set
 		}
 	}
 }
@@ -493,10 +493,10 @@ func (o *qOp) done() {
 	}
 }
 
-// excused reports that an accident may have taken the lock from the request.
+// excused reports whether an accident may have taken the lock from the request.
 func (c *qClient) excused(id string) bool { return !c.made[id].After(c.excuse) && !c.excuse.IsZero() }
 
-// admitted checks a caller that enters against all that believe to be inside.
+// admitted checks a caller that enters against all callers that believe they are inside.
 func (w *qWorld) admitted(c *qClient, x *lockstate.Caller) {
 	w.logf("%s enters with token %d, %v", c.name, x.Token, x.Via)
 	w.under[x], w.entered[x] = c.lock.Request().ID, w.now
@@ -513,7 +513,7 @@ func (w *qWorld) admitted(c *qClient, x *lockstate.Caller) {
 				continue
 			}
 			if x.Mode == protocol.Shared && (y.Mode == protocol.Shared || w.lowered[y]) {
-				continue // a downgrade may have been done whose answer is under way
+				continue // the downgrade may have been carried out, with its answer under way
 			}
 			if y.Ended == lockstate.NotYet && !other.excused(w.under[y]) && other.local().Before(other.lock.TrustedUntil(y, other.local())) {
 				w.fail("%s enters beside %s, which has token %d", c.name, other.name, y.Token)
@@ -534,7 +534,7 @@ func (w *qWorld) admitted(c *qClient, x *lockstate.Caller) {
 	}
 }
 
-// deliver carries a packet out.
+// deliver lets a packet arrive.
 func (w *qWorld) deliver(p *qPacket) {
 	s := w.servers[p.server]
 	lost := func(percent int) bool { return !p.c.reach[p.server] || !w.calm && w.rng.IntN(100) < percent }
@@ -592,7 +592,7 @@ func (w *qWorld) deliver(p *qPacket) {
 	}
 }
 
-// silent is the end of a command without answer.
+// silent ends a command that gets no answer.
 func (w *qWorld) silent(p *qPacket) {
 	if p.copied {
 		return
@@ -613,7 +613,7 @@ func (w *qWorld) answer(p *qPacket, res quorum.Result) {
 	}
 }
 
-// sentTo is a command for a server in a log.
+// sentTo formats a command for the log.
 func sentTo(s *quorum.Send) string {
 	switch s.Kind {
 	case quorum.Cancel:
@@ -654,7 +654,7 @@ func (s *qServer) execute(send *quorum.Send) (res quorum.Result) {
 	return res
 }
 
-// young returns for how long the server is in quarantine yet.
+// young returns for how much longer the server is in quarantine.
 func (s *qServer) young(clock, mark uint64) time.Duration {
 	if mark == 0 || clock == 0 {
 		return 0
@@ -663,7 +663,8 @@ func (s *qServer) young(clock, mark uint64) time.Duration {
 	return max(0, min(s.w.quarantine, s.w.quarantine-age))
 }
 
-// advance moves time to the next alarm, by d at most.
+// advance moves time forward by d, ringing all alarms on the way. In calm, it returns early if
+// there is something on the wire.
 func (w *qWorld) advance(d time.Duration) {
 	end := w.now.Add(d)
 	for range 3000 {
@@ -707,12 +708,12 @@ func (w *qWorld) advance(d time.Duration) {
 	w.fail("alarms do not come to rest")
 }
 
-// times reports that the packet's command ends without answer, if it has none in time.
+// times reports whether the packet belongs to a command that can still time out.
 func (p *qPacket) times() bool {
 	return !p.copied && (p.kind == "request" || p.kind == "reply") && p.c.wakeAt.IsZero()
 }
 
-// due returns when the client has something to do, by the world's time.
+// due returns when the client next has something to do, in the world's time.
 func (c *qClient) due() (due time.Time) {
 	consider := func(t time.Time) {
 		if !t.IsZero() && (due.IsZero() || t.Before(due)) {
@@ -730,7 +731,7 @@ func (c *qClient) due() (due time.Time) {
 	return c.world(due)
 }
 
-// ring does what is due. It reports whether there was something.
+// ring does everything that is due. It reports whether there was anything.
 func (w *qWorld) ring() bool {
 	rang := false
 	for _, c := range w.clients {
@@ -799,7 +800,7 @@ const (
 	longestPatience = 500 * time.Millisecond
 )
 
-// patienceOf is for how long a decision about the request waits for answers.
+// patienceOf returns for how long a decision about the request waits for answers.
 func patienceOf(id string) time.Duration {
 	who, _ := protocol.ParseID(id)
 	return max(20*time.Millisecond, min(who.TTL/10, longestPatience))
@@ -821,7 +822,7 @@ func (c *qClient) enter(mode protocol.Mode, try bool) *lockstate.Caller {
 	return x
 }
 
-// leave unlocks.
+// leave unlocks x's lease.
 func (c *qClient) leave(x *lockstate.Caller) {
 	w := c.w
 	w.logf("%s unlocks token %d", c.name, x.Token)
@@ -835,7 +836,7 @@ func (c *qClient) leave(x *lockstate.Caller) {
 	})
 }
 
-// act does something at random.
+// act does one thing at random.
 func (w *qWorld) act(readers bool) {
 	c := w.clients[w.rng.IntN(len(w.clients))]
 	if c.dead || !c.wakeAt.IsZero() {
@@ -906,7 +907,7 @@ func (w *qWorld) inside(c *qClient, phase lockstate.Phase) (n int) {
 	return n
 }
 
-// some delivers something under way that can arrive now.
+// some delivers one of the packets under way that can arrive now.
 func (w *qWorld) some() {
 	at, n := -1, 0
 	any := w.rng.IntN(100) < w.lazy
@@ -949,8 +950,8 @@ func (w *qWorld) run(seed int64, readers bool) {
 	w.settle()
 }
 
-// until lets things happen in calm, until done says so or it takes too long. Whoever is inside
-// unlocks.
+// until lets things happen in calm until done returns true, or longest has passed. Whoever is
+// inside unlocks. It reports false if it ran out of time.
 func (w *qWorld) until(longest time.Duration, done func() bool) bool {
 	for end := w.now.Add(longest); w.failure == ""; {
 		for len(w.wire) > 0 && w.failure == "" {
@@ -978,7 +979,7 @@ func (w *qWorld) until(longest time.Duration, done func() bool) bool {
 	return true
 }
 
-// settle lets everything come to rest: then each client gets the lock, and nothing is left.
+// settle lets everything come to rest. Then each client must get the lock, and nothing may be left.
 func (w *qWorld) settle() {
 	w.calm = true
 	w.logf("calm")
@@ -1015,14 +1016,14 @@ func (w *qWorld) settle() {
 	}
 	w.each(long)
 	w.until(3*time.Second, func() bool { return false })
-	w.each(long) // which finds what a late copy has left behind a foreign owner
+	w.each(long) // the clients find what a late copy has left behind a foreign owner
 	w.until(time.Second, func() bool { return false })
 	w.nothingOwned()
 	w.until(10*time.Minute, func() bool { return w.idle() })
 	w.nothingLeft()
 }
 
-// each has each client get the lock in calm.
+// each makes each client get the lock in calm.
 func (w *qWorld) each(long time.Duration) {
 	for _, c := range w.clients {
 		if w.failure != "" || c.dead {
@@ -1036,7 +1037,7 @@ func (w *qWorld) each(long time.Duration) {
 			w.fail("%s does not enter: %v", c.name, x.Outcome())
 		}
 		w.until(time.Second, func() bool { return len(w.ops) == 0 })
-		if x.Outcome() != nil && !c.excused(w.under[x]) { // of an idle grant that was evicted unheard
+		if x.Outcome() != nil && !c.excused(w.under[x]) { // excused: an idle grant whose eviction was not heard of
 			w.fail("%s unlocks in calm: %v", c.name, x.Outcome())
 		}
 	}

@@ -12,33 +12,33 @@ import (
 	"github.com/leasedmutex/leased/internal/quorum"
 )
 
-// Who owned the lock, by what the servers had and not by what clients believe; and what an Unlock may
-// say about that. If it asked the servers, it returns nil only if nobody else has owned the lock from when
-// its lease was granted until the first server was told that it is given back. To own the lock is to own
-// it on a majority of servers at one instant, and to be told so, then or later. Readers own it beside
-// readers, and beside a writer that asked to become one.
+// These checks look at who owned the lock according to the servers, not according to the clients, and at what
+// an Unlock may say about it. An Unlock that asked the servers returns nil only if nobody else has owned the lock
+// from the grant of its lease until the first server was told that the lease is given back. To own the lock is
+// to own it on a majority of the servers at one instant, and to be told so, then or later. Readers may own it
+// beside readers, and beside a writer that asked to become a reader.
 //
-// There is an exception (redlock.md): a lease that may have ended on servers without a word to its owner, by
-// an eviction that it did not hear of, or because clocks were set or clients stood still. Most of these cases
-// are proved, too, and -quorum.strict looks for those that are not. Even then some servers cannot know: one
-// that has joined the lease since, or has lost its data since, or has carried out a downgrade that had no
+// There is an exception (docs/redlock.md): a lease that may have ended on servers without a word to its owner, by
+// an eviction of which the owner did not hear, or because clocks were set or clients stood still. Most of these
+// cases are proved, too, and -quorum.strict looks for those that are not. Even then some servers cannot know: a
+// server that has joined the lease since, has lost its data since, or has carried out a downgrade that had no
 // answer.
 
-// qOwners is what is known of a schedule.
+// qOwners is what is known about the ownership of the lock in a schedule.
 type qOwners struct {
-	seq     int               // counts what happens
-	request map[string]string // by the id that a server knows, the id that its state machine knows
-	took    []map[string]int  // by server, when an id became owner there
-	now     [][]string        // by server, who owns, when last looked at
+	seq     int               // the number of events so far; all times below are such numbers
+	request map[string]string // by the id that a server knows, the id that the client's state machine knows
+	took    []map[string]int  // by server, when an id became the owner there
+	now     [][]string        // by server, the owners when last observed
 	events  []*qMajority
-	told    map[string]int // by request, until when its state machine holds the lock under it, 0 if it does yet
+	told    map[string]int // by request, when its state machine stopped holding the lock under it; 0 if it still does
 	emptied []int          // by server, when it last lost its data
-	evicted []int          // when an operator did
+	evicted []int          // when leases may have ended on servers without a word to their owners
 	leases  map[*lockstate.Caller]*qLease
-	// gaveUpAt is when a request was given back last, to be made again.
+	// gaveUpAt is when a request was last given back, to be made again.
 	gaveUpAt map[string]int
-	left     []*qLease // unlocked, and not settled
-	proven   []*qLease // whose Unlock has returned nil
+	left     []*qLease // unlocked, but not settled
+	proven   []*qLease // leases whose Unlock has returned nil
 }
 
 // qMajority is an instant at which a request owned a majority of the servers.
@@ -47,23 +47,23 @@ type qMajority struct {
 	request string
 	mode    protocol.Mode
 	seq     int
-	took    []int // by server, since when, 0 for not
+	took    []int // by server, since when the request owned it; 0 if it did not
 }
 
-// qLease is what a caller had.
+// qLease is the lease of a caller.
 type qLease struct {
 	c        *qClient
 	x        *lockstate.Caller
 	requests []string
-	first    int // when the first server granted what it is of
-	granted  int // when that had a majority
-	began    int // when the lease did: the same, unless it came from another caller of its client
+	first    int // when the first server granted the request
+	granted  int // when the request had a majority
+	began    int // when the lease began: also then, unless it was handed on by another caller of its client
 	told     int // when its client was told
-	called   int // when Unlock was
+	called   int // when Unlock was called
 	lowered  int // when a downgrade was asked for
 	settled  int
-	asked    bool  // the servers were, when it left
-	gave     []int // by server, when a release or the like of it was carried out there
+	asked    bool  // the servers were asked when the caller left
+	gave     []int // by server, when a release, yield or cancel of it was carried out there
 }
 
 func newQOwners(n int) *qOwners {
@@ -92,19 +92,19 @@ func (s *qServer) owners() []string {
 	return []string{value}
 }
 
-// clock is the server's.
+// clock returns the time on the server's clock.
 func (s *qServer) clock() time.Time {
 	return simEpoch.Add(faster(s.w.now.Sub(simEpoch), s.rate)).Add(s.offset)
 }
 
-// votes reports whether the server is not in quarantine.
+// votes reports whether the server's vote counts, that is, it is not in quarantine.
 func (s *qServer) votes() bool {
 	text, _ := s.sim.do("GET", "leased:quorum:mark").(string)
 	mark, _ := strconv.ParseInt(text, 10, 64)
 	return mark != 0 && s.clock().UnixMicro()-mark >= s.w.quarantine.Microseconds()
 }
 
-// carries notes what a command is about, before the server carries it out.
+// carries notes which request a command is about, before the server carries it out.
 func (o *qOwners) carries(p *qPacket) {
 	o.seq++
 	id, next := p.send.Requests()
@@ -123,7 +123,7 @@ func (o *qOwners) carries(p *qPacket) {
 	}
 }
 
-// givesBack notes that a server ends a part.
+// givesBack notes that a server ends a request.
 func (o *qOwners) givesBack(server int, id string) {
 	for _, l := range slices.Concat(o.left, o.proven) {
 		if l.gave[server] == 0 && slices.Contains(l.requests, o.request[id]) {
@@ -132,7 +132,7 @@ func (o *qOwners) givesBack(server int, id string) {
 	}
 }
 
-// observe takes note of who owns after something happened on a server.
+// observe notes who owns the lock after something happened on a server.
 func (w *qWorld) observe(s *qServer) {
 	o := w.owners
 	o.seq++
@@ -148,7 +148,7 @@ func (w *qWorld) observe(s *qServer) {
 	if len(taken) == 0 {
 		return
 	}
-	for _, other := range w.servers { // leases end
+	for _, other := range w.servers { // leases may have expired there
 		if other != s {
 			still := other.owners()
 			o.now[other.i] = slices.DeleteFunc(o.now[other.i], func(id string) bool { return !slices.Contains(still, id) })
@@ -167,7 +167,7 @@ func (w *qWorld) count(request string) {
 	m := &qMajority{request: request, seq: o.seq, took: make([]int, len(w.servers))}
 	n, young := 0, 0
 	for i, ids := range o.now {
-		for _, id := range ids { // readers can have more than one
+		for _, id := range ids { // a reader's request can own under more than one id
 			if at := o.took[i][id]; o.request[id] == request && (m.took[i] == 0 || at < m.took[i]) {
 				m.took[i] = at
 			}
@@ -187,7 +187,7 @@ func (w *qWorld) count(request string) {
 				m.took[i] = 0
 			}
 		}
-	case young < len(w.servers): // else the set is new
+	case young < len(w.servers): // if all are in quarantine, the whole set of servers is new
 		return
 	}
 	who, _ := protocol.ParseID(request)
@@ -201,7 +201,7 @@ func (w *qWorld) count(request string) {
 	w.judge(m)
 }
 
-// told takes note of what a state machine holds after an event, and of callers that are settled.
+// told notes what a state machine holds after an event, and which callers have settled.
 func (w *qWorld) told(c *qClient) {
 	o := w.owners
 	o.seq++
@@ -218,7 +218,7 @@ func (w *qWorld) told(c *qClient) {
 			still := s.owners()
 			o.now[i] = slices.DeleteFunc(o.now[i], func(id string) bool { return !slices.Contains(still, id) })
 		}
-		w.count(held) // a quarantine may be over
+		w.count(held) // a quarantine may have ended
 		for _, m := range o.events {
 			if m.request == held {
 				w.judge(m)
@@ -245,8 +245,8 @@ func (w *qWorld) told(c *qClient) {
 	o.left = still
 }
 
-// gaveUp takes note that a request was given back, because no majority is known to have granted it.
-// It may be made again.
+// gaveUp notes that a request was given back because no majority is known to have granted it. The
+// request may be made again.
 func (o *qOwners) gaveUp(request string) {
 	until, told := o.told[request]
 	o.gaveUpAt[request] = o.seq
@@ -255,7 +255,7 @@ func (o *qOwners) gaveUp(request string) {
 	})
 }
 
-// dies takes note that a client holds nothing any more.
+// dies notes that a client no longer holds anything.
 func (o *qOwners) dies(c *qClient) {
 	if c.holds != "" {
 		o.seq++
@@ -263,7 +263,7 @@ func (o *qOwners) dies(c *qClient) {
 	}
 }
 
-// leases takes note of one.
+// leases notes the lease of a caller that enters.
 func (w *qWorld) leases(c *qClient, x *lockstate.Caller) {
 	o := w.owners
 	o.seq++
@@ -286,14 +286,14 @@ func (w *qWorld) leases(c *qClient, x *lockstate.Caller) {
 	o.leases[x] = l
 }
 
-// lowers takes note that a downgrade is asked for.
+// lowers notes that a downgrade is asked for.
 func (o *qOwners) lowers(x *lockstate.Caller) {
 	if l := o.leases[x]; l.lowered == 0 {
 		l.lowered = o.seq
 	}
 }
 
-// unlocks takes note that a caller leaves.
+// unlocks notes that a caller leaves.
 func (o *qOwners) unlocks(x *lockstate.Caller) {
 	l := o.leases[x]
 	v := l.c.lock.Status()
@@ -305,11 +305,11 @@ func (o *qOwners) unlocks(x *lockstate.Caller) {
 	o.left = append(o.left, l)
 }
 
-// judge fails if an Unlock has said nil although m was within its lease.
+// judge fails if an Unlock has returned nil although m happened during its lease.
 func (w *qWorld) judge(m *qMajority) {
 	o := w.owners
 	if until, told := o.told[m.request]; !told || until != 0 && m.seq > until {
-		return // its client was not told
+		return // the owner's client was not told
 	}
 	for _, l := range o.proven {
 		if m.c == l.c || m.seq <= l.began || m.seq > l.over() {
@@ -335,7 +335,7 @@ func (w *qWorld) judge(m *qMajority) {
 	}
 }
 
-// over returns when the first server was told that the lease is given back. If it was not given back, but
+// over returns when the first server was told that the lease is given back. If the lease was not given back but
 // left to the next caller of its client, it was over when Unlock was called.
 func (l *qLease) over() int {
 	first := 0
@@ -363,13 +363,13 @@ func (o *qOwners) firstGrant(request string) int {
 	return first
 }
 
-// evicts takes note that a lease may have ended on servers without a word to its owner.
+// evicts notes that leases may have ended on servers without a word to their owners.
 func (o *qOwners) evicts() {
 	o.seq++
 	o.evicted = append(o.evicted, o.seq)
 }
 
-// regained reports whether the lease owned on the server again after that time.
+// regained reports whether the lease became an owner on the server again after that time.
 func (o *qOwners) regained(server int, l *qLease, after int) bool {
 	for id, at := range o.took[server] {
 		if at > after && slices.Contains(l.requests, o.request[id]) {

@@ -13,25 +13,25 @@ import (
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
-// What goes wrong on a quorum besides its network, and what is to hold all the same.
+// This file has what goes wrong on a quorum besides its network, and what must hold all the same.
 
 type qTrouble int
 
 const (
 	qPartitions qTrouble = iota // clients that reach some servers only
 	qRestarts                   // servers that lose their data
-	qBounces                    // servers that restart with it, so that what is under way is lost
-	qJumps                      // clocks that are set, of a minority
+	qBounces                    // servers that restart without losing data, but lose what is under way
+	qJumps                      // clocks of a minority that are set
 	qRates                      // clocks that run at different rates
 	qPauses                     // clients that stand still
 	qDeaths                     // clients that die
 	qSlow                       // servers that are slow
 	qEvictions                  // ForceUnlock
-	qForeign                    // others write or delete keys, on a minority
+	qForeign                    // others that write or delete keys, on a minority
 	qMinHolds                   // minimum holds
 	qChecks                     // renewals that callers ask for
-	qLetters                    // inboxes that are confirmed, and are not
-	qLong                       // long TTLs: what is left shows
+	qLetters                    // inboxes that become unconfirmed and are confirmed again
+	qLong                       // TTLs so long that what is left behind shows
 	qTroubles
 )
 
@@ -47,7 +47,7 @@ func (w *qWorld) chooseTroubles() {
 	}
 }
 
-// ppm is by how much a clock is fast.
+// ppm draws by how much a clock is fast.
 func (w *qWorld) ppm() int64 {
 	if !w.has[qRates] {
 		return 0
@@ -55,7 +55,7 @@ func (w *qWorld) ppm() int64 {
 	return w.rng.Int64N(6001) - 3000
 }
 
-// strike has some trouble happen.
+// strike makes some kind of trouble happen.
 func (w *qWorld) strike(c *qClient) {
 	s := w.servers[w.rng.IntN(len(w.servers))]
 	trouble := qTrouble(w.rng.IntN(int(qTroubles)))
@@ -65,7 +65,7 @@ func (w *qWorld) strike(c *qClient) {
 	w.counts[qNames[trouble]]++
 	switch trouble {
 	case qRestarts:
-		// Further apart than the quarantine and a lease. At least one keeps its data.
+		// Restarts are further apart than the quarantine and a lease. At least one server keeps its data.
 		if w.restart.IsZero() || w.now.Sub(w.restart) > w.quarantine+2*time.Second+w.ttls[len(w.ttls)-1] {
 			w.restart = w.now
 			for _, i := range w.rng.Perm(len(w.servers))[:1+w.rng.IntN(len(w.servers)-1)] {
@@ -83,7 +83,7 @@ func (w *qWorld) strike(c *qClient) {
 			if p.server != s.i || p.kind == "stray" {
 				continue
 			}
-			if p.kind == "request" && w.rng.IntN(2) == 0 { // it is executed, and nobody hears of it
+			if p.kind == "request" && w.rng.IntN(2) == 0 { // it is executed, but nobody hears of it
 				w.silent(p)
 				continue
 			}
@@ -155,7 +155,7 @@ func (w *qWorld) strike(c *qClient) {
 	}
 }
 
-// checks has one of the client's callers that are inside ask whether its lease is still held.
+// checks makes one of the client's callers that are inside ask whether its lease is still held.
 func (c *qClient) checks() {
 	for _, x := range c.calls {
 		if x.Phase == lockstate.Inside {
@@ -168,20 +168,21 @@ func (c *qClient) checks() {
 	}
 }
 
-// doubtPercent is how many schedules make leases doubtful: what is asked about a held lock has no
-// answer, others have the lock without a word to its owner, and releases are not answered either. These
-// are rare in the others, and hardly ever come together. Some acts of these schedules are such.
+// doubtPercent is the percentage of schedules that make leases doubtful: commands about a held lock get no
+// answer, others get the lock without a word to its owner, and releases are not answered either. In the other
+// schedules these events are rare, and hardly ever come together. In these schedules, some of the acts are
+// such events.
 const doubtPercent = 25
 
 func (w *qWorld) doubt(c *qClient) {
 	switch w.luck.IntN(7) {
-	case 0: // held locks are asked about once more
+	case 0: // the client asks about a held lock once more
 		if c.joins {
 			c.subscribed()
 		} else if w.luck.IntN(2) == 0 {
 			c.joins = true
 		}
-	case 1, 2, 3: // what is under way for it has no answer, or arrives late
+	case 1, 2, 3: // what is under way for the client gets no answer, or arrives late
 		w.counts["silence"]++
 		w.logf("nobody answers %s", c.name)
 		for _, p := range slices.Clone(w.wire) {
@@ -194,7 +195,7 @@ func (w *qWorld) doubt(c *qClient) {
 			w.silent(p)
 		}
 	case 4:
-		if w.luck.IntN(2) == 0 { // an eviction meets commands about the lease
+		if w.luck.IntN(2) == 0 { // an eviction crosses with commands about the lease
 			w.counts["eviction while asked"]++
 			for _, c := range w.clients {
 				if !c.dead && c.wakeAt.IsZero() {
@@ -205,7 +206,7 @@ func (w *qWorld) doubt(c *qClient) {
 			w.evict()
 			break
 		}
-		// nobody hears of an eviction
+		// Nobody hears of the eviction.
 		w.counts["unheard eviction"]++
 		w.evict()
 		w.wire = slices.DeleteFunc(w.wire, func(p *qPacket) bool { return p.kind == "message" && p.m.Kind == "revoked" })
@@ -223,7 +224,7 @@ func (w *qWorld) doubt(c *qClient) {
 	}
 }
 
-// subscribed has a client whose inboxes were not confirmed yet hear that they are.
+// subscribed confirms the client's inboxes if they have not been confirmed yet.
 func (c *qClient) subscribed() {
 	if c.joins {
 		c.joins = false
@@ -233,9 +234,9 @@ func (c *qClient) subscribed() {
 
 var qNames = [qTroubles]string{"partition", "restart", "bounce", "jump", "rate", "pause", "death", "slow", "eviction", "foreign", "min hold", "check", "letter", "long"}
 
-// fault reports whether s may fail in a way that takes a vote from leases: at most a minority
-// does within the time of a lease and a quarantine. Whoever has no majority beside the servers
-// that did is excused: its lease may be lost, and another client may be beside it.
+// fault reports whether s may fail in a way that takes a vote from leases, and if so, notes the fault.
+// Within the time of a lease and a quarantine, at most a minority of the servers may fail so. A client
+// without a majority among the others is excused: it may lose its lease, and another client may enter.
 func (w *qWorld) fault(s *qServer) bool {
 	recent := map[int]bool{s.i: true}
 	for _, other := range w.servers {
@@ -266,11 +267,11 @@ func (w *qWorld) fault(s *qServer) bool {
 	return true
 }
 
-// keeps reports whether the client owns the lock on the server for at least as long as it
+// keeps reports whether the client owns the lock on the server for at least as long as the client
 // believes.
 func (s *qServer) keeps(c *qClient) bool {
 	w := s.w
-	need := w.ttls[len(w.ttls)-1] // of what it does not know yet
+	need := w.ttls[len(w.ttls)-1] // for a grant of which the client does not know yet
 	for _, x := range c.calls {
 		if x.Phase == lockstate.Inside {
 			need = c.lock.TrustedUntil(x, c.local()).Sub(c.local())
@@ -292,7 +293,7 @@ func (s *qServer) keeps(c *qClient) bool {
 	return false
 }
 
-// evict is ForceUnlock of an operator that reaches at least a majority.
+// evict is a ForceUnlock by an operator that reaches at least a majority.
 func (w *qWorld) evict() {
 	need := quorum.Majority(len(w.servers))
 	some := w.rng.Perm(len(w.servers))[:need+w.rng.IntN(len(w.servers)-need+1)]
@@ -318,16 +319,16 @@ func (w *qWorld) evict() {
 	}
 }
 
-// qEviction is what a client that holds the lock has heard of a ForceUnlock.
+// qEviction is what a client that holds the lock has heard about a ForceUnlock.
 type qEviction struct {
 	c       *qClient
 	request string
 	since   time.Time
-	servers []int // that evict it, and of which it has not heard yet
+	servers []int // servers that evict it, without those it has already heard from
 	heard   int
 }
 
-// evictionOf returns what evicting on some servers will do to a client.
+// evictionOf returns what an eviction on some servers will do to a client.
 func (w *qWorld) evictionOf(c *qClient, some []int) *qEviction {
 	v := c.lock.Status()
 	e := &qEviction{c: c, request: c.holds, since: v.Since}
@@ -339,7 +340,7 @@ func (w *qWorld) evictionOf(c *qClient, some []int) *qEviction {
 	return e
 }
 
-// hears takes note that a client has heard of an eviction.
+// hears notes that a client has heard of an eviction.
 func (w *qWorld) hears(p *qPacket) {
 	for _, e := range w.evictions {
 		if e.c == p.c && w.owners.request[p.m.ID] == e.request && e.forget(p.server) {
@@ -348,8 +349,8 @@ func (w *qWorld) hears(p *qPacket) {
 	}
 }
 
-// finds takes note that a renewal was the first to say that a server no longer has a lease. The client
-// asks that server whether it has lost its data, and waits for the answer, whatever it hears meanwhile.
+// finds notes that a renewal was the first to say that a server no longer has a lease. The client then asks
+// that server whether it has lost its data, and waits for the answer, whatever it hears in the meantime.
 func (w *qWorld) finds(p *qPacket) {
 	if p.send.Kind != quorum.Renew || p.res.Renewed != protocol.NotOurs {
 		return
@@ -370,7 +371,7 @@ func (e *qEviction) forget(server int) bool {
 }
 
 // obeys fails if a client holds the lock although it has heard that it was evicted on so many servers that
-// no majority is left. A downgrade goes on with what is left of the lease.
+// the others are no majority. A downgrade continues with what is left of the lease.
 func (w *qWorld) obeys(c *qClient) {
 	v := c.lock.Status()
 	w.evictions = slices.DeleteFunc(w.evictions, func(e *qEviction) bool {
@@ -383,24 +384,25 @@ func (w *qWorld) obeys(c *qClient) {
 	}
 }
 
-// judgeLoss fails if a lease is over although no other client can have owned the lock, as far
-// as its owner can know.
+// judgeLoss fails if a lease was ended although, as far as its owner can know, no other client
+// can have owned the lock.
 //
-// If nothing went wrong between a client and the servers since its request was made, and none
-// lost its data, its lease cannot be lost. If servers lost their data, at least they do not say
-// that others have owned it, as long as the client hears all that they answer: nobody counts
-// them before the quarantine is over. (They may keep a majority from it until its TTL ends.)
+// If nothing went wrong between a client and the servers since its request was made, and no
+// server lost its data, its lease cannot be lost. If servers did lose their data, they still do
+// not say that others have owned the lock, as long as the client hears all their answers,
+// because nobody counts their grants before the quarantine is over. (They may deny the client
+// a majority until its TTL ends.)
 func (w *qWorld) judgeLoss(c *qClient, l lockstate.Loss) {
 	id := w.under[l.Caller]
 	made, known := c.made[id]
-	over := !c.local().Before(c.lock.TrustedUntil(l.Caller, c.local())) // it was not confirmed in time
+	over := !c.local().Before(c.lock.TrustedUntil(l.Caller, c.local())) // the lease was not confirmed in time
 	if !known || c.excused(id) || l.Why == lockstate.Evicted {
 		return
 	}
 	clean, restarts, deaf := true, false, false
 	for _, s := range w.servers {
 		if !s.faultAt.Before(made) {
-			return // it took a vote
+			return // the fault took a vote
 		}
 		clean = clean && c.hurt[s.i].Before(made)
 		if !s.restarted.Before(made) {
@@ -416,8 +418,8 @@ func (w *qWorld) judgeLoss(c *qClient, l lockstate.Loss) {
 	}
 }
 
-// qPromise is a minimum hold that was given back early: nobody enters before it is over, unless a
-// majority of the servers could not be told of it before the lease ended there.
+// qPromise is a minimum hold whose lock was given back early. Nobody may enter before it is over,
+// unless a majority of the servers could not be told of it before the lease ended there.
 type qPromise struct {
 	c         *qClient
 	x         *lockstate.Caller
@@ -443,8 +445,8 @@ func (w *qWorld) keepPromises(c *qClient, x *lockstate.Caller) {
 	}
 }
 
-// nothingOwned fails if a server keeps the lock, or a place in the queue, although everybody
-// has left and nobody died: waiting for the TTL is for crashes.
+// nothingOwned fails if a server still has an owner, or an entry in the queue, although everybody
+// has left and no client died: only after a crash may the TTL be needed.
 func (w *qWorld) nothingOwned() {
 	for _, c := range w.clients {
 		if c.dead {
@@ -460,7 +462,7 @@ func (w *qWorld) nothingOwned() {
 	}
 }
 
-// idle reports that no client has anything to do.
+// idle reports whether no client has anything left to do.
 func (w *qWorld) idle() bool {
 	for _, c := range w.clients {
 		if c.dead {
@@ -478,7 +480,7 @@ func (w *qWorld) idle() bool {
 	return len(w.ops) == 0
 }
 
-// nothingLeft fails if something is left in the clients or, after the last TTL, in Redis.
+// nothingLeft fails if anything is left in the clients or, after the last TTL, in Redis.
 func (w *qWorld) nothingLeft() {
 	for _, c := range w.clients {
 		if c.dead {
@@ -516,9 +518,9 @@ func (w *qWorld) nothingLeft() {
 	}
 }
 
-// A server whose clock is fast gives tokens far ahead of the others' clocks. If the owner, which
-// handed its lock on inside the process, dies then and only the others are left, they must not
-// give those tokens again.
+// A server whose clock is fast issues tokens far ahead of the other servers' clocks. If the owner,
+// which has handed its lock on inside its process, then dies, and only the other servers are left,
+// these must not issue the same tokens again.
 func TestTokensGrowOnAQuorumWithAFastClockWhenTheOwnerDies(t *testing.T) {
 	redistest.Needs64Bits(t)
 	w := newQWorld(t, 3)

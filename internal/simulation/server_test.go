@@ -19,10 +19,10 @@ import (
 	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
-// simServer runs the real scripts on an embedded server's keys without a
-// connection and with one Lua interpreter for all of them: miniredis makes a new
-// one for each script, which costs several times what the script does. It is a
-// hook of a go-redis client, so that redisServer works on it unchanged.
+// simServer runs the real scripts on an embedded server's keys without a connection and with one
+// Lua interpreter for all of them: miniredis makes a new interpreter for each script, which costs
+// several times as much as the script itself. simServer is a hook of a go-redis client, so that
+// redisserver.Server works on it unchanged.
 //
 // TestTheSimulatedServerAnswersLikeTheEmbeddedOne compares the two.
 type simServer struct {
@@ -32,20 +32,20 @@ type simServer struct {
 	out   bytes.Buffer
 	buf   *bufio.Writer
 	in    *bufio.Reader
-	known map[string]*lua.FunctionProto // scripts by SHA-1 that the server has seen
+	known map[string]*lua.FunctionProto // scripts that the server has seen, by SHA-1
 	texts map[string]*lua.FunctionProto // scripts by text
-	slow  bool                          // miniredis itself runs them
-	// stop, if set, is asked before a command or a pipeline: an error ends it
-	// before the server sees it. silent has a pipeline return it while each of its
-	// commands looks as if it had been answered, as go-redis does where the
-	// connection itself is refused.
+	slow  bool                          // miniredis itself runs the scripts
+	// stop, if set, is called before each command or pipeline. If it returns an error, that is the
+	// result, and the server sees nothing. If it returns silent, too, a pipeline returns the error but
+	// its commands look as if they had been answered, as with go-redis when the connection itself is
+	// refused.
 	stop func() (err error, silent bool)
 }
 
 // simStatus is a reply such as OK.
 type simStatus = mini.Simple
 
-// simAnswer is an error that Redis answers.
+// simAnswer is an error with which Redis answers.
 type simAnswer string
 
 func (e simAnswer) Error() string { return string(e) }
@@ -66,8 +66,8 @@ func newSimServer(m *miniredis.Miniredis) *simServer {
 	return s
 }
 
-// matcher is string.match, with patterns that are parsed once: the interpreter parses them for
-// each call, which takes a quarter of the time of a script.
+// matcher is string.match with each pattern parsed only once. The interpreter would parse it at
+// every call, which takes a quarter of a script's time.
 func matcher(slow *lua.LFunction) lua.LGFunction {
 	known := map[string]*regexp.Regexp{}
 	return func(l *lua.LState) int {
@@ -101,8 +101,8 @@ func matcher(slow *lua.LFunction) lua.LGFunction {
 	}
 }
 
-// inGo returns a pattern of Lua as a regular expression; nil if it has what the scripts do not
-// use.
+// inGo translates a Lua pattern into a regular expression. It returns nil if the pattern has
+// something that the scripts do not use.
 func inGo(pattern string) *regexp.Regexp {
 	var re strings.Builder
 	re.WriteString("(?s)")
@@ -139,7 +139,7 @@ func inGo(pattern string) *regexp.Regexp {
 
 func (s *simServer) close() { s.state.Close() }
 
-// do sends one plain command. What it returns is nil, int, string, []any or an error.
+// do sends one plain command. It returns nil, an int, a string, a []any or an error.
 func (s *simServer) do(args ...string) any {
 	s.out.Reset()
 	s.mini.Server().Dispatch(s.peer, args)
@@ -152,7 +152,7 @@ func (s *simServer) do(args ...string) any {
 	return reply
 }
 
-// command is redis.call, or redis.pcall.
+// command is redis.call if raise is set, and redis.pcall otherwise.
 func (s *simServer) command(l *lua.LState, raise bool) int {
 	args := make([]string, l.GetTop())
 	for i := range args {
@@ -290,7 +290,7 @@ func simSHA(text string) string {
 	panic("a script that the library does not know")
 }
 
-// DialHook, ProcessHook and ProcessPipelineHook make it a redis.Hook.
+// DialHook, ProcessHook and ProcessPipelineHook make simServer a redis.Hook.
 func (s *simServer) DialHook(next redis.DialHook) redis.DialHook {
 	if s.slow {
 		return next
@@ -367,5 +367,5 @@ func (s *simServer) process(cmd redis.Cmder) error {
 		cmd.SetErr(err)
 		return err
 	}
-	return nil // nobody asks for what plain commands answer
+	return nil // nobody needs the answers of plain commands
 }

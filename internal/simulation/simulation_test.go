@@ -26,8 +26,8 @@ var (
 	simSlow  = flag.Bool("simulate.slow", false, "run the scripts in miniredis itself, over connections")
 )
 
-// TestSimulation runs schedules of a whole world; see world. A failing one is
-// printed step by step and replays with
+// TestSimulation runs schedules of a whole world; see world. A failing schedule is
+// printed step by step, and can be replayed with
 //
 //	go test -run TestSimulation/writers -simulate.first=SEED -simulate.seeds=1 .
 func TestSimulation(t *testing.T) {
@@ -47,12 +47,12 @@ func TestSimulation(t *testing.T) {
 	}
 }
 
-// simulate runs n schedules on several worlds at once and reports the first seed
-// that fails. What a seed does is the same in any world.
+// simulate runs n schedules, several worlds at once, and reports the first seed that fails.
+// A seed does the same in every world.
 func simulate(t *testing.T, name string, modes bool, n int) {
 	began := time.Now()
 	var mu sync.Mutex
-	next, ran, bad := 0, 0, n // index of the next seed, how many are through, the first that failed
+	next, ran, bad := 0, 0, n // index of the next seed; number of schedules done; the first that failed
 	var failure, story string
 	counts := map[string]int{}
 	var wg sync.WaitGroup
@@ -102,8 +102,8 @@ func simulate(t *testing.T, name string, modes bool, n int) {
 	}
 }
 
-// TestTheSimulatedServerAnswersLikeTheEmbeddedOne replays schedules with the
-// scripts run by miniredis itself: not a letter of what happens may differ.
+// TestTheSimulatedServerAnswersLikeTheEmbeddedOne replays schedules with the scripts
+// run by miniredis itself: the logs must be equal to the letter.
 func TestTheSimulatedServerAnswersLikeTheEmbeddedOne(t *testing.T) {
 	fast, slow := newWorld(t, true), newWorld(t, true, inMiniredis)
 	defer fast.close()
@@ -123,8 +123,8 @@ func TestTheSimulatedServerAnswersLikeTheEmbeddedOne(t *testing.T) {
 
 var errLost = errors.New("simulated: connection lost")
 
-// run simulates one schedule: trouble first, then calm, in which everybody must
-// be served and nothing be left.
+// run simulates one schedule: trouble first, then calm, in which everybody must be served
+// and nothing may be left behind.
 func (w *world) run(seed int64) {
 	w.begin(seed)
 	for range 30 + w.rng.IntN(120) {
@@ -145,7 +145,7 @@ func (w *world) client() *simClient {
 	return c
 }
 
-// act does one thing that can happen.
+// act does one of the things that can happen.
 func (w *world) act() {
 	c := w.client()
 	if w.has[busy] && c != nil && w.rng.IntN(100) < 30 {
@@ -157,7 +157,7 @@ func (w *world) act() {
 		return
 	}
 	n := w.rng.IntN(100)
-	if n >= 72 { // of trouble and time as much as this world likes
+	if n >= 72 { // as much trouble and time as this world likes
 		kind := []int{0, 0, 0, 0, 0, 0, 1, 2, 2, 2, 3, 3, 4, 4}[(n-72)/2]
 		if kind > 0 && w.rng.IntN(4) >= w.menu[kind] {
 			return
@@ -178,9 +178,9 @@ func (w *world) act() {
 	case n < 30:
 		if c != nil {
 			c.each(lockstate.Inside, func(x *lockstate.Caller) {
-				if w.modes && x.Mode == protocol.Exclusive && w.rng.IntN(3) == 0 && x.Token != 0 { // only a lease is downgraded
+				if w.modes && x.Mode == protocol.Exclusive && w.rng.IntN(3) == 0 && x.Token != 0 { // only a lease can be downgraded
 					w.logf("%s downgrades", c.name)
-					w.downgraded[x] = true // it does not write from here on
+					w.downgraded[x] = true // from here on it does not write
 					c.step("downgrade", func(now time.Time, fx *lockstate.Effects) { c.lock.Downgrade(x, make(chan struct{}), now, fx) })
 					return
 				}
@@ -189,7 +189,7 @@ func (w *world) act() {
 		}
 	case n < 72:
 		w.deliver(w.rng.IntN(100))
-	case n < 84 && w.has[uncounting] && w.apart.IntN(4) == 0: // longer than a provisional grant, soon
+	case n < 84 && w.has[uncounting] && w.apart.IntN(4) == 0: // a few of these are longer than a provisional grant
 		w.advance(time.Duration(w.apart.IntN(1500)) * time.Millisecond)
 	case n < 84:
 		w.advance(time.Duration(w.rng.IntN(400)) * time.Millisecond)
@@ -239,8 +239,8 @@ func (c *simClient) enter() {
 	})
 }
 
-// shortCuts reports whether the next caller takes the short cuts of Lock and Unlock where they
-// lead somewhere: every other one does.
+// shortCuts reports whether the next caller tries the shortcuts of Lock and Unlock. Every other
+// caller does.
 func (w *world) shortCuts() bool { return w.seq%2 == 0 }
 
 func (c *simClient) leave(x *lockstate.Caller) {
@@ -274,7 +274,7 @@ func (c *simClient) leave(x *lockstate.Caller) {
 	})
 }
 
-// each calls f for one random call in that phase; calls that are over go.
+// each calls f for one random call in that phase. It forgets calls that are over.
 func (c *simClient) each(ph lockstate.Phase, f func(*lockstate.Caller)) {
 	var some []*lockstate.Caller
 	keep := c.calls[:0]
@@ -294,7 +294,7 @@ func (c *simClient) each(ph lockstate.Phase, f func(*lockstate.Caller)) {
 	}
 }
 
-// deliver moves one packet, in any order, and by luck not as it should.
+// deliver moves one packet, chosen at random. A low luck loses or duplicates it.
 func (w *world) deliver(luck int) bool {
 	if len(w.wire) == 0 {
 		return false
@@ -308,7 +308,7 @@ func (w *world) deliver(luck int) bool {
 		return false
 	}
 	if p.orphan && w.now.Before(w.outage) {
-		return false // it waits somewhere
+		return false // it is still somewhere on the way
 	}
 	w.wire = append(w.wire[:i], w.wire[i+1:]...)
 	if w.calm {
@@ -335,7 +335,7 @@ func (w *world) deliver(luck int) bool {
 	return true
 }
 
-// carry brings a command to the server, or half of the way, or twice.
+// carry takes a command to the server, or halfway, or twice.
 func (w *world) carry(p *packet, luck int) {
 	failed := &packet{kind: map[string]string{"request": "reply", "renew": "renewed", "cancel": "cancelled"}[p.kind],
 		c: p.c, cmd: p.cmd, r: p.r, g: p.g, ended: protocol.Cancelled{Fail: redisserver.Classify(errLost)}, err: errLost, sent: p.sent}
@@ -353,20 +353,20 @@ func (w *world) carry(p *packet, luck int) {
 	case out:
 		w.count("an outage loses a command")
 		w.wire = append(w.wire, failed)
-	case luck < 5: // never arrives
+	case luck < 5: // it never arrives
 		w.count("a command is lost")
 		w.logf("lost: %s of %s", p.kind, p.c.name)
 		w.wire = append(w.wire, failed)
-	case luck < 10: // runs, but nobody hears the answer
+	case luck < 10: // it runs, but nobody hears the answer
 		w.count("an answer is lost")
 		w.execute(p)
 		w.wire = append(w.wire, failed)
-	case luck < 15: // is given up, and arrives later
+	case luck < 15: // it is given up and arrives later
 		w.count("a command is late")
 		late := *p
 		late.orphan = true
 		w.wire = append(w.wire, failed, &late)
-	case luck < 20: // runs, and a copy arrives later
+	case luck < 20: // it runs, and a copy arrives later
 		w.count("a command is doubled")
 		late := *p
 		late.orphan = true
@@ -380,7 +380,7 @@ func (w *world) carry(p *packet, luck int) {
 	}
 }
 
-// foreigner speaks SET NX PX and compare-and-delete.
+// foreigner is a foreign client, which uses SET NX PX and compare-and-delete.
 func (w *world) foreigner() {
 	if w.foreign != "" {
 		if w.server.do("GET", w.keys.Lock) == any(w.foreign) {
@@ -402,13 +402,13 @@ func (w *world) foreigner() {
 	}
 }
 
-// mischief is what happens to one client.
+// mischief does something to one client.
 func (w *world) mischief(c *simClient) {
 	if w.rng.IntN(3) == 0 {
 		for _, p := range w.clients {
 			if p.paused {
 				w.logf("%s goes on", p.name)
-				p.wake() // its watchdog may be the last to run
+				p.wake() // other events may reach it before its watchdog runs
 				return
 			}
 		}
@@ -476,7 +476,7 @@ func (c *simClient) join() {
 	c.step("subscribed", c.lock.Subscribed)
 }
 
-// disaster is what happens to the server.
+// disaster does something to the server.
 func (w *world) disaster() {
 	ctx := context.Background()
 	w.advance(5 * time.Microsecond)
@@ -532,8 +532,8 @@ func (w *world) disaster() {
 	w.intrude(w.look())
 }
 
-// recover ends all trouble: everybody alive is served within the longest TTL
-// and one re-check, and then nothing is left.
+// recover ends all trouble. Everybody alive must be served within the longest TTL and one
+// re-check, and then nothing may be left.
 func (w *world) recover() {
 	w.logf("--- calm")
 	w.calm, w.outage = true, time.Time{}
@@ -542,14 +542,14 @@ func (w *world) recover() {
 			c.wake()
 			c.ring()
 		}
-		if c.inbox == inboxDown || w.has[longHolds] { // who idles for long need not find out soon
-			c.join() // what else is wrong with it the inbox has to find out
+		if c.inbox == inboxDown || w.has[longHolds] { // a client that idles for long need not find out soon
+			c.join() // the inbox must find out by itself what else is wrong with it
 		}
 	}
 	began := w.now
-	// Each late copy of an acquire can make an owner of a request that nobody knows any
-	// more, and whose turn ends with its TTL where no message tells of it.
-	// A process that was killed can be the owner, and have a waiter that nothing proves dead.
+	// Each late copy of an acquire can make a request the owner that nobody knows any more. If no
+	// message tells of it, its turn ends with its TTL. And a process that was killed can be the owner,
+	// and can also have a waiter that nothing proves dead.
 	turns := 1 + len(w.copied)
 	for _, c := range w.clients {
 		if c.dead {
@@ -565,12 +565,12 @@ func (w *world) recover() {
 		}
 	}
 	if w.has[minHolds] {
-		bound += 2 * longestMinHold // of one who has left, and of a late copy of its release
+		bound += 2 * longestMinHold // of a caller that has left, and of a late copy of its release
 	}
 	if v := w.look(); w.has[uncounting] {
 		for _, id := range v.queue {
 			if c := w.clientOf(id); !v.dead[id] && (c == nil || c.dead) {
-				bound += protocol.ProvisionalTTL + time.Second // each may be followed by a live one with a regular re-check
+				bound += protocol.ProvisionalTTL + time.Second // each may be followed by a live waiter that needs a regular re-check
 			}
 		}
 	}
@@ -584,7 +584,7 @@ func (w *world) recover() {
 			if c.dead {
 				continue
 			}
-			if c.refused && c.pauses > 0 { // the longest pause may begin in this moment
+			if c.refused && c.pauses > 0 { // the longest pause may begin at this moment
 				bound = max(bound, w.now.Sub(began)+simLongestPause+simLongestPause/2+w.longest+lockstate.LongestPoll)
 			}
 			c.each(lockstate.Inside, c.leave)
@@ -611,7 +611,7 @@ func (w *world) recover() {
 }
 
 func (w *world) nothingLeft() {
-	for range 100 { // cancels that go on, idle grants, leases of the dead
+	for range 100 { // for cancels that continue, idle grants and leases of the dead
 		w.advance(time.Second)
 		for len(w.wire) > 0 {
 			w.deliver(99)
@@ -623,7 +623,7 @@ func (w *world) nothingLeft() {
 	w.fail("%s", w.left())
 }
 
-// left says what is left of all schedules' work, "" if nothing is.
+// left says what the schedule has left behind, or "" if nothing.
 func (w *world) left() string {
 	for _, c := range w.clients {
 		if !c.dead && (!c.lock.Idle() || len(c.cancel.Pending) > 0 || len(c.left) > 0) {

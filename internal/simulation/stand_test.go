@@ -9,10 +9,10 @@ import (
 	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
-// What the client's goroutines do around the pure parts, on the world's time: its
-// inbox and its probes of an outage here, its cancels in cancelDue.
+// This file does, in the world's time, what the client's goroutines do around the pure parts: the
+// inbox and the probes of an outage. The cancels are in cancelDue.
 
-// challenged: a command was answered, or failed, that may have asked for an echo.
+// challenged handles the answer or failure of a command that may have asked for an echo.
 func (c *simClient) challenged(cmd *protocol.Command, a protocol.Answer, err error) {
 	if cmd.Echo != "" {
 		receivers := protocol.NoEcho
@@ -33,7 +33,7 @@ func (c *simClient) published(nonce string, receivers int) {
 	}
 }
 
-// prove is what follows a renewal: an owner that has heard nothing for long demands an
+// prove is called after a renewal: an owner that has heard nothing for long demands an
 // echo.
 func (c *simClient) prove() {
 	w := c.w
@@ -57,7 +57,7 @@ func (c *simClient) suspect(err error) {
 	}
 }
 
-// rebuild has the client subscribe anew.
+// rebuild makes the client subscribe again.
 func (c *simClient) rebuild() {
 	c.w.count("an inbox is rebuilt")
 	c.w.logf("%s rebuilds its inbox", c.name)
@@ -65,7 +65,7 @@ func (c *simClient) rebuild() {
 	c.rejoinAt = c.now().Add(c.hearing.Over(c.now()))
 }
 
-// listen is the inbox' alarms.
+// listen handles the inbox's alarms.
 func (c *simClient) listen(now time.Time) {
 	if c.hearing.Overdue(now) {
 		c.rebuild()
@@ -76,8 +76,8 @@ func (c *simClient) listen(now time.Time) {
 	}
 }
 
-// troubled is how a client with one lock hears of an outage: it probes every 2 s,
-// whatever the pause of that lock.
+// troubled is how a client with one lock learns of an outage: it then probes every 2 s,
+// however long that lock pauses.
 func (c *simClient) troubled(err error) {
 	c.refused = redisserver.OnlyOperatorHelps(err)
 	if !c.refused && c.probeAt.IsZero() {
@@ -101,7 +101,7 @@ func (c *simClient) probe(now time.Time) {
 	}
 }
 
-// cancels lists what is to be cancelled yet.
+// cancels lists the requests that are still to be cancelled.
 func (c *simClient) cancels() string {
 	var all []string
 	for _, g := range c.cancel.Pending {

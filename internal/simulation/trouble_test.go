@@ -19,30 +19,30 @@ import (
 type trouble string
 
 const (
-	uncounted   trouble = "uncounted"   // inboxes at a replica: messages are delivered and not counted
-	rates       trouble = "rates"       // clocks are fast and slow by 1e-3
+	uncounted   trouble = "uncounted"   // inboxes at a replica: messages are delivered, but not counted
+	rates       trouble = "rates"       // clocks are fast or slow by 1e-3
 	longHolds   trouble = "long holds"  // grants are renewed many times
-	deadQueue   trouble = "dead queue"  // the queue begins with 150 to 600 dead
-	olderState  trouble = "older state" // the server restarts from one
+	deadQueue   trouble = "dead queue"  // the queue begins with 150 to 600 dead requests
+	olderState  trouble = "older state" // the server restarts from an older state
 	refusals    trouble = "refusals"    // commands are answered with errors, or never sent
-	silently    trouble = "silently"    // a pipeline's connection is refused, which its commands do not say
-	outages     trouble = "outages"     // for a while all commands fail
+	silently    trouble = "silently"    // a pipeline's connection is refused, but its commands do not say so
+	outages     trouble = "outages"     // all commands fail for a while
 	backOff     trouble = "back-off"    // pauses after errors grow as the client's do
-	suspensions trouble = "suspensions" // machines sleep: the monotonic clock stands still
+	suspensions trouble = "suspensions" // machines sleep: their monotonic clocks stand still
 	anew        trouble = "anew"        // a lock that is not used is forgotten and made anew
 	unlike      trouble = "unlike"      // clients differ in TTLs, tries and idle grants
 	busy        trouble = "busy"        // callers unlock five times as often
 	hashes      trouble = "other type"  // somebody puts a hash in the key's place
-	uncounting  trouble = "uncounting"  // as in a Cluster: no count proves anything, and waiters die
-	excuses     trouble = "excuses"     // check: the excuse for a loss ends when the loser can know
-	intruders   trouble = "intruders"   // check: no Unlock says nil after somebody else owned
-	heeds       trouble = "heeds"       // check: who is wanted and does not know whether it owns asks at once
+	uncounting  trouble = "uncounting"  // as in a Cluster: no count proves anything; and waiters die
+	excuses     trouble = "excuses"     // check: the excuse for a loss ends when the loser can know of it
+	intruders   trouble = "intruders"   // check: no Unlock returns nil after somebody else owned the lock
+	heeds       trouble = "heeds"       // check: a process that is wanted and does not know whether it owns the lock asks at once
 	checks      trouble = "checks"      // callers check their leases
 	minHolds    trouble = "min holds"   // callers have minimum holds
 	tokensAhead trouble = "ahead"       // check: no token is ahead of the server's clock
 )
 
-// troubles are all kinds, and how many of a hundred worlds have each.
+// troubles lists the kinds of trouble, and how many of a hundred worlds have each.
 var troubles = []struct {
 	name    trouble
 	percent int
@@ -52,19 +52,19 @@ var troubles = []struct {
 	{excuses, 100}, {intruders, 100}, {heeds, 100}, {tokensAhead, 100},
 }
 
-// uncountingPercent is how many worlds are like a Cluster. They are chosen apart from the
-// kinds above, so that a seed whose world is not does what it did before there were any.
+// uncountingPercent is how many of a hundred worlds are like a Cluster. They are drawn separately
+// from the kinds above, so that the other seeds do what they did before there was this kind.
 const uncountingPercent = 30
 
-// minHoldPercent is in how many worlds callers have minimum holds.
+// minHoldPercent is in how many of a hundred worlds callers have minimum holds.
 const minHoldPercent = 30
 
 var simWith = flag.String("simulate.with", "", "kinds of trouble that every world has")
 
 var simWithout = flag.String("simulate.without", "", "kinds of trouble to leave out, with commas between; see troubles")
 
-// chooseTroubles gives the world its kinds of trouble. Leaving one out does not
-// change which others a seed has.
+// chooseTroubles draws the world's kinds of trouble. Leaving one out does not change which
+// others a seed has.
 func (w *world) chooseTroubles() {
 	w.has = map[trouble]bool{}
 	for _, each := range troubles {
@@ -82,8 +82,8 @@ func (w *world) chooseTroubles() {
 		delete(w.has, trouble(name))
 	}
 	if w.has[rates] {
-		// The margin that a trust window has is for one of the two: clocks that
-		// run apart, or a sleep that is too short to be noticed.
+		// The margin of a trust window covers only one of the two: clocks that run apart, or a
+		// sleep that is too short to be noticed.
 		delete(w.has, suspensions)
 	}
 	for name := range w.has {
@@ -95,9 +95,9 @@ func (w *world) chooseTroubles() {
 
 func (w *world) count(what string) { w.counts[what]++ }
 
-// seedDead puts n requests into the queue whose processes are gone.
+// seedDead puts n requests into the queue whose processes are dead.
 func (w *world) seedDead(n int) {
-	// How the scripts keep a queue is theirs to know: they make one to copy.
+	// Only the scripts know how they keep a queue, so they make one to copy.
 	owner, waiter := w.deadID(), w.deadID()
 	for _, id := range []string{owner, waiter} {
 		w.server.do(append([]string{"EVAL", redisserver.AcquireScript.Text.(string), "5"}, append(w.fiveKeys(),
@@ -133,9 +133,9 @@ func (w *world) fiveKeys() []string {
 
 func (w *world) clearWire() { w.wire = nil }
 
-// killed puts n requests into the queue whose processes were killed just now.
+// killed puts n requests into the queue whose processes have just been killed.
 func (w *world) killed(n int) {
-	w.longest = max(w.longest, 10*time.Second) // who finds the lock free owns it for that
+	w.longest = max(w.longest, 10*time.Second) // a request that finds the lock free owns it for that long
 	for range n {
 		w.count("a waiter is killed")
 		id := fmt.Sprintf("leased1:%c:10000:p:%s:%s:dead", "wr"[w.apart.IntN(2)], randomText(w.apart), strings.Repeat("K", 16))
@@ -158,7 +158,7 @@ func randomText(rng *rand.Rand) string {
 	return string(b[:])
 }
 
-// savedKey is a key as it was.
+// savedKey is a key in an older state.
 type savedKey struct {
 	name  string
 	write []string
@@ -189,7 +189,7 @@ func (w *world) save() {
 	w.logf("the server saves its state")
 }
 
-// restore starts the server from its disk.
+// restore restarts the server from its disk.
 func (w *world) restore() {
 	w.accident("the server restarts from an older state")
 	w.mini.FlushAll()
@@ -203,8 +203,8 @@ func (w *world) restore() {
 		w.server.do(s.write...)
 		w.server.do("PEXPIRE", s.name, fmt.Sprint(left))
 	}
-	// Who came and went since is forgotten with what they wrote: to the server an owner
-	// of that state has owned throughout.
+	// The server has also forgotten the owners that came and went since then: to it, an owner in the
+	// saved state has owned the lock throughout.
 	clear(w.intruded)
 	v := w.look()
 	for _, id := range append(sortedKeys(v.readers), append(v.queue, v.value)...) {
@@ -224,7 +224,7 @@ var simRefusals = []error{
 
 var errWrongPassword = simAnswer("WRONGPASS invalid username-password pair or user is disabled.")
 
-// refused has a command or a pipeline fail before the server carries it out.
+// refused makes a command or a pipeline fail before the server executes it.
 func (w *world) refused(p *packet, err error, silent bool) {
 	if silent {
 		w.count("a pipeline is refused silently")
@@ -238,8 +238,8 @@ func (w *world) refused(p *packet, err error, silent bool) {
 	w.server.stop, w.refusing = nil, false
 }
 
-// fall has all commands fail for a while. Sometimes the rest of the world stands
-// still meanwhile, and pauses grow until they outlive the outage.
+// fall makes all commands fail for a while. Sometimes nothing else happens meanwhile, and
+// the pauses grow until they outlive the outage.
 func (w *world) fall() {
 	d := time.Duration(w.rng.IntN(20000)) * time.Millisecond
 	w.outageErr = nil
@@ -254,14 +254,14 @@ func (w *world) fall() {
 	}
 }
 
-// quiet lets d pass without trouble, and nobody unlocks.
+// quiet lets d pass without trouble. Nobody unlocks meanwhile.
 func (w *world) quiet(d time.Duration) {
 	w.logf("a quiet time of %v", d)
 	w.count("a long hold")
 	w.pass(d)
 }
 
-// pass lets d go by, with each packet delivered at once.
+// pass lets d pass, with each packet delivered at once.
 func (w *world) pass(d time.Duration) {
 	was := w.calm
 	w.calm = true

@@ -19,13 +19,13 @@ import (
 	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
-// world is the exact simulation: some clients' pure locks of one name, the real
-// scripts on one embedded server, and a network between them that can do all
-// that networks do. One goroutine, one seed: a failing seed replays to the letter.
+// world is the exact simulation: the pure state machines of some clients for one name, the
+// real scripts on one embedded server, and between them a network that can do everything that
+// networks do. It has one goroutine and one seed, so a failing seed replays exactly.
 type world struct {
 	t        testing.TB
 	rng      *rand.Rand
-	apart    *rand.Rand // what is drawn from it changes nothing in worlds that do not draw
+	apart    *rand.Rand // a separate source, so that drawing from it changes nothing in worlds that do not draw
 	seed     int64
 	now      time.Time
 	offset   time.Duration // of the server's clock from the world's, by jumps
@@ -35,33 +35,33 @@ type world struct {
 	rdb      *redis.Client
 	srv      *redisserver.Server
 	keys     protocol.Keys
-	modes    bool // readers too
-	slow     bool // scripts run in miniredis itself
+	modes    bool // there are readers, too
+	slow     bool // the scripts run in miniredis itself
 	deny     bool // PUBLISH is refused
 	denyAsk  bool // PUBSUB is refused
 	has      map[trouble]bool
-	lazy     map[string]int // percent of deliveries of a kind that wait
+	lazy     map[string]int // by kind of packet, the percentage of deliveries that are put off
 	clients  []*simClient
 	wire     []*packet
 	log      []logLine
 	calm     bool
 	failure  string
-	refusing bool // commands get no further than the connection, or the server's door
+	refusing bool // commands get no further than the connection, or are refused by the server
 
-	foreign     string // value of the foreign owner that is inside, "" if none
+	foreign     string // value of the foreign owner that is inside, "" if there is none
 	foreignTill time.Time
-	excused     map[string]time.Time // requests whose grants an accident took, and when it did
-	copied      map[string]bool      // requests that a late copy of an acquire was about
+	excused     map[string]time.Time // requests whose grants an accident took, and when
+	copied      map[string]bool      // requests of which a late copy of an acquire arrived
 	jumpedBack  bool
-	unclean     bool     // a grant ended without release while it may have been in use
+	unclean     bool     // a grant may have ended without a release while it was in use
 	forgot      bool     // the server forgot tokens
-	owners      []string // as the server had them last
-	topWriter   uint64   // greatest token used by a writer
-	top         uint64   // by anybody
+	owners      []string // as last seen on the server
+	topWriter   uint64   // the greatest token of a writer
+	top         uint64   // the greatest token of anybody
 	seq         int
 	menu        [6]int
-	downgraded  map[*lockstate.Caller]bool   // who asked for a downgrade
-	intruded    map[*lockstate.Caller]string // who else owned while one was inside
+	downgraded  map[*lockstate.Caller]bool   // the callers that asked for a downgrade
+	intruded    map[*lockstate.Caller]string // who else owned the lock while a caller was inside
 	struck      map[string]bool              // requests whose excuse has ended
 	saved       []savedKey                   // an older state of the server
 	checkUps    []*checkUp                   // checks that have not returned
@@ -69,12 +69,12 @@ type world struct {
 	cron        *rand.Rand                   // chooses minimum holds, and nothing else
 	promises    map[*lockstate.Caller]promise
 	cooled      map[string]bool // requests that were given back with a cool-down
-	accidentAt  time.Time       // when the last accident was, the world's time
-	lastEntry   time.Time       // when somebody last got the lock, a foreigner too
+	accidentAt  time.Time       // when the last accident happened, in the world's time
+	lastEntry   time.Time       // when somebody last got the lock, including foreign clients
 	longest     time.Duration   // the longest TTL so far
 	outage      time.Time       // commands fail until then
 	outageErr   error
-	counts      map[string]int // what happened so far, in all schedules
+	counts      map[string]int // how often each event has happened so far, in all schedules
 }
 
 // simClient is one process.
@@ -83,25 +83,25 @@ type simClient struct {
 	name      string
 	id        string
 	lock      lockstate.Lock
-	forgotten bool // the lock is new: there is none in the client's table
+	forgotten bool // the lock is new: the client's table has none
 	dead      bool
 	paused    bool
-	joins     bool          // its inbox was not confirmed yet
+	joins     bool          // its inbox has not been confirmed yet
 	asleep    bool          // paused, and its monotonic clock stands still
-	slept     time.Duration // by which its monotonic clock is behind
-	woke      time.Time     // when it ran again, the world's time
+	slept     time.Duration // by how much its monotonic clock is behind
+	woke      time.Time     // when it last began to run or to sleep, in the world's time
 	rate      int64         // ppm by which its clock is fast
-	asked     time.Time     // when it last sent a command about its grant, the world's time
+	asked     time.Time     // when it last sent a command about its grant, in the world's time
 	inbox     simInbox
 	hearing   lockstate.InboxHealth
-	rejoinAt  time.Time // it subscribes anew then
-	byToken   bool      // the cancel being heard did not find its id as owner
+	rejoinAt  time.Time // when it subscribes again
+	byToken   bool      // the cancel being handled did not find its id as the owner
 	cancel    lockstate.CancelSchedule
 	pauses    time.Duration // last pause after an error
-	probeAt   time.Time     // when it looks whether an outage is over
-	refused   bool          // its last error was one that only an operator mends: no such look
+	probeAt   time.Time     // when it next checks whether an outage is over
+	refused   bool          // its last error was one that only an operator can fix, so it does not check
 	ttls      []time.Duration
-	tries     int // one call in so many
+	tries     int // one call in this many is a try
 	idles     int
 	calls     []*lockstate.Caller // waiting or inside
 	left      []departure
@@ -112,7 +112,7 @@ type simClient struct {
 // departure is an Unlock that has not returned yet.
 type departure struct {
 	caller *lockstate.Caller
-	ids    []string // that its grant may have had in Redis
+	ids    []string // the ids that its grant may have had in Redis
 	asked  bool     // Redis was asked
 }
 
@@ -122,10 +122,10 @@ const (
 	inboxUp simInbox = iota
 	inboxDown
 	inboxHalfOpen  // counted, never delivered
-	inboxElsewhere // delivered, not counted: it is subscribed to a replica
+	inboxElsewhere // delivered, but not counted: subscribed to a replica
 )
 
-// packet is something under way.
+// packet is something on its way.
 type packet struct {
 	kind   string // request, reply, renew, renewed, cancel, cancelled, message
 	c      *simClient
@@ -137,7 +137,7 @@ type packet struct {
 	cool   time.Duration // of the cancel
 	ended  protocol.Cancelled
 	m      protocol.Message
-	orphan bool // the sender has given up on it: its answer goes nowhere
+	orphan bool // the sender has given it up: its answer goes nowhere
 	sent   time.Time
 }
 
@@ -174,7 +174,7 @@ func newWorld(t testing.TB, modes bool, change ...func(*world)) *world {
 	}
 	w.mini.ClockTTL(true)
 	w.mini.SetTime(simEpoch)
-	conn, err := w.mini.Dial() // which makes its server
+	conn, err := w.mini.Dial() // this creates its server
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -185,15 +185,15 @@ func newWorld(t testing.TB, modes bool, change ...func(*world)) *world {
 	w.server.slow = w.slow
 	w.rdb.AddHook(w.server)
 	w.srv = redisserver.New(w.rdb, "")
-	w.srv.Rdb = w.rdb // whose hook is the server; a clone has none
+	w.srv.Rdb = w.rdb // the server is a hook of this client; a clone would not have it
 	w.keys, _ = protocol.NewKeys("", "x")
 	return w
 }
 
-// inMiniredis has the scripts run there, over connections.
+// inMiniredis makes the scripts run in miniredis itself, over connections.
 func inMiniredis(w *world) { w.slow = true }
 
-// begin makes clients for one more run on the same server.
+// begin makes the clients of one more schedule on the same server.
 func (w *world) begin(seed int64) {
 	w.seed, w.rng = seed, rand.New(rand.NewPCG(uint64(seed), 0))
 	w.now, w.offset = simEpoch, 0
@@ -206,18 +206,18 @@ func (w *world) begin(seed int64) {
 	w.topWriter, w.top, w.seq, w.saved, w.outage = 0, 0, 0, nil, time.Time{}
 	w.longest = 2 * time.Second
 	w.deny, w.denyAsk = w.rng.IntN(20) == 0, w.rng.IntN(20) == 0
-	// Each world has its own temper (swarm testing): what is rare in all is
-	// never seen together.
+	// Each world has its own mix of troubles (swarm testing): if all troubles were rare in all
+	// worlds, they would never be seen together.
 	w.lazy = map[string]int{}
 	for _, kind := range []string{"request", "reply", "renew", "renewed", "cancel", "cancelled", "message"} {
 		w.lazy[kind] = []int{0, 0, 0, 60, 90}[w.rng.IntN(5)]
 	}
-	w.menu = [6]int{} // acts of each kind
+	w.menu = [6]int{} // how likely the acts of each kind are
 	for i := range w.menu {
 		w.menu[i] = []int{1, 1, 1, 4, 0}[w.rng.IntN(5)]
 	}
 	w.chooseTroubles()
-	if w.has[uncounting] && w.apart.IntN(2) == 0 { // confirmations are late for most of a provisional grant, or for longer
+	if w.has[uncounting] && w.apart.IntN(2) == 0 { // confirmations are delayed for most of a provisional grant, or longer
 		w.lazy["renew"], w.lazy["renewed"] = 97, 60
 	}
 	w.rate = 0
@@ -262,7 +262,7 @@ func (w *world) close() {
 	w.mini.Close()
 }
 
-// logLine is a line of the log. It is not formatted unless somebody reads it.
+// logLine is a line of the log. It is formatted only if somebody reads it.
 type logLine struct {
 	at     time.Time
 	format string
@@ -288,8 +288,8 @@ func (w *world) fail(format string, args ...any) {
 	}
 }
 
-// publish stands in for the server's own PUBLISH and PUBSUB NUMSUB: it counts
-// receivers as the inboxes are, and puts messages on the wire.
+// publish replaces the server's own PUBLISH and PUBSUB NUMSUB: it counts receivers according
+// to the state of the inboxes, and puts the messages on the wire.
 func (w *world) publish(p *mini.Peer, cmd string, args ...string) bool {
 	const denied = "NOPERM this user has no permissions to access one of the channels used as arguments"
 	switch {
@@ -343,7 +343,7 @@ func (w *world) inboxOf(channel string) *simClient {
 	return nil
 }
 
-// counted reports whether the server counts its subscription.
+// counted reports whether the server counts the client's subscription.
 func (c *simClient) counted() bool {
 	return !c.dead && (c.inbox == inboxUp || c.inbox == inboxHalfOpen)
 }
@@ -355,13 +355,13 @@ func (w *world) skipped(id string) bool {
 	return proof && (c == nil || !c.counted()) && !w.deny && !w.denyAsk
 }
 
-// put sends a packet.
+// put puts a packet on the wire.
 func (w *world) put(p *packet) {
 	p.sent = w.now
 	w.wire = append(w.wire, p)
 }
 
-// step gives a client's lock an event and performs the effects.
+// step passes an event to a client's lock and performs the effects.
 func (c *simClient) step(what string, event func(now time.Time, fx *lockstate.Effects)) {
 	var fx lockstate.Effects
 	w := c.w
@@ -373,7 +373,7 @@ func (c *simClient) step(what string, event func(now time.Time, fx *lockstate.Ef
 	w.released(c)
 	c.perform(&fx)
 	if w.has[anew] && c.lock.Idle() {
-		// As the client forgets a lock that nobody uses.
+		// This is how the client forgets a lock that nobody uses.
 		w.counts["a lock made anew"]++
 		c.lock, c.forgotten, c.pauses = lockstate.Lock{}, true, 0
 		c.lock.Wake(new(lockstate.Resting), c)
@@ -456,7 +456,7 @@ func (c *simClient) cancelDue() {
 	}
 }
 
-// told is a command in a log.
+// told formats a command for the log.
 type told protocol.Command
 
 func (cmd told) String() string {
@@ -468,7 +468,7 @@ func (cmd told) String() string {
 	return s
 }
 
-// short tells ids apart for people: client and four random letters.
+// short formats an id so that people can tell it apart: its client and four random letters.
 type short string
 
 func (id short) String() string {
@@ -479,7 +479,7 @@ func (id short) String() string {
 	return f[5][:1] + "." + f[4][:4] + f[1]
 }
 
-// advance moves time, ringing each client's alarm when it is due.
+// advance moves time forward by d, ringing each client's alarms when they are due.
 func (w *world) advance(d time.Duration) {
 	end := w.now.Add(d)
 	for range 5000 {
@@ -510,7 +510,7 @@ func (w *world) advance(d time.Duration) {
 	w.fail("alarms do not come to rest")
 }
 
-// due returns when the client's next alarm rings, by the world's time.
+// due returns when the client's next alarm rings, in the world's time.
 func (c *simClient) due() (time.Time, bool) {
 	due := c.lock.Due().Time(c.Start())
 	for _, t := range []time.Time{c.cancel.Next(), c.hearing.Due, c.rejoinAt, c.probeAt} {
@@ -534,7 +534,7 @@ func (c *simClient) ring() {
 	c.probe(now)
 }
 
-// execute has the server run what a packet asks for and returns the answer.
+// execute makes the server run what a packet asks for, and returns the answer.
 func (w *world) execute(p *packet) *packet {
 	w.advance(5 * time.Microsecond)
 	before := w.look()
@@ -560,8 +560,8 @@ func (w *world) execute(p *packet) *packet {
 		if r.Fail != nil {
 			err = r.Fail.Err
 		}
-		// A message for a lost lease's id can come when the client has forgotten the lock,
-		// and with it the last token: the hole of design.md §3, Token.
+		// A message for a lost lease's id can arrive when the client has forgotten the lock, and the
+		// last token with it: this is the hole described in design.md §3, Token.
 		w.unclean = w.unclean || r.Owned && p.g.Last == 0
 		w.logf("server: cancel %s -> owned %v, token %d, %v", short(p.g.ID), r.Owned, r.Token, err)
 		reply = &packet{kind: "cancelled", c: p.c, g: p.g, ended: r, err: err}
@@ -638,7 +638,7 @@ func (w *world) arrive(p *packet) {
 		if m.Kind == "echo" {
 			return
 		}
-		if c.forgotten { // no lock of that name is in use
+		if c.forgotten { // the client uses no lock of that name
 			w.counts["a message for no lock"]++
 			if m.Kind == "granted" || m.Kind == "wanted" {
 				c.haunt(&lockstate.Cancellation{ID: m.ID})
@@ -654,7 +654,7 @@ func (w *world) arrive(p *packet) {
 	}
 }
 
-// pause is how long the client leaves Redis alone after an error.
+// pause returns for how long the client leaves Redis alone after an error.
 func (c *simClient) pause() time.Duration {
 	if !c.w.has[backOff] {
 		return 20 * time.Millisecond
@@ -663,10 +663,10 @@ func (c *simClient) pause() time.Duration {
 	return c.pauses/2 + time.Duration(c.w.rng.Int64N(int64(c.pauses)))
 }
 
-// simLongestPause is the longest pause of the client's back-off.
+// simLongestPause is the longest pause of the client's back-off, simProbeEvery the time between its probes.
 const (
-	simLongestPause = 30 * time.Second // as a client's, after a policy that ended
-	simProbeEvery   = 2 * time.Second  // as outage's
+	simLongestPause = 30 * time.Second // as in the client, once a policy has given up
+	simProbeEvery   = 2 * time.Second  // as in outage.go
 )
 
 func verbName(v protocol.Verb) string {
