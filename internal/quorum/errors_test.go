@@ -8,18 +8,18 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// Each text is to be true: that enough servers answered is no reason.
+// Each text must give a true reason. That enough servers answered is not a reason to fail.
 func TestWhatIsSaidWhereNothingCouldBeDecided(t *testing.T) {
 	refused := &protocol.Failure{Err: errors.New("LOADING Redis is loading the dataset in memory"), Kind: protocol.RefusedNow}
 	done := Result{Answer: protocol.Answer{Outcome: protocol.Done}}
 	not := Result{Answer: protocol.Answer{Outcome: protocol.NotOurs}}
 	none := Result{Fail: refused, Cancelled: protocol.Cancelled{Fail: refused}}
 	everywhere := []bool{true, true, true, true, true}
-	const acquire = protocol.None // by a request that has nothing yet
+	const acquire = protocol.None // stands for the acquire of a request that owns nothing yet
 	for what, c := range map[string]struct {
 		owned []bool
 		verb  protocol.Verb
-		of    []Result // the others are silent until the command expires
+		of    []Result // of the first servers; the others are silent until the command expires
 		want  string
 	}{
 		"an acquire, all silent":         {nil, acquire, nil, "0 of 5 servers answered, and 3 are needed; no answer in time"},

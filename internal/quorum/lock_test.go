@@ -19,14 +19,14 @@ import (
 	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
-// stand is a lock whose servers' answers a test gives by hand.
+// stand is a lock whose test plays the servers: it gives each answer by hand.
 type stand struct {
 	t    *testing.T
 	lock *Lock
-	id   string // of the request
+	id   string // the request's id
 	ttl  time.Duration
 	now  time.Time
-	fx   Effects // of the last event
+	fx   Effects // effects of the last event
 }
 
 func newStand(t *testing.T, n int, ttl time.Duration) *stand {
@@ -53,17 +53,17 @@ func (s *stand) acquire() *Op {
 	return s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, Wait: true, At: s.now}, s.now, &s.fx)
 }
 
-// downgrade lets the request be a reader's; it may be repeated.
+// downgrade turns the request into a reader's. A test may call it again to repeat the downgrade.
 func (s *stand) downgrade() (*Op, []*Send) {
 	s.fx = Effects{}
 	op := s.lock.Do(&protocol.Command{Verb: protocol.Downgrade, ID: s.id, Next: s.lower(), At: s.now}, s.now, &s.fx)
 	return op, s.fx.Sends
 }
 
-// lower is the id of the reader's request.
+// lower returns the id of the reader's request after a downgrade.
 func (s *stand) lower() string { return "leased1:r" + s.id[len("leased1:w"):] }
 
-// next is the id of a request that follows the first one.
+// next returns the id of a request that follows the first one.
 func (s *stand) next() string {
 	const before = "leased1:w:1000:u:"
 	return before + "BBBBBBBBBBBBBBBB" + s.id[len(before)+16:]
@@ -74,7 +74,7 @@ func (s *stand) release() *Op {
 	return s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.id, At: s.now}, s.now, &s.fx)
 }
 
-// expire has a command be decided without the answers that are missing.
+// expire has op decided without the answers that are still missing.
 func (s *stand) expire(op *Op) {
 	s.fx = Effects{}
 	s.lock.Expire(op, s.now, &s.fx)
@@ -85,14 +85,14 @@ func (s *stand) renew() *Op {
 	return s.lock.Renew(&protocol.Renewal{Req: protocol.Request{ID: s.id, TTL: s.ttl}, At: s.now}, s.now, &s.fx)
 }
 
-// answer gives the answer to a send and returns what is sent because of it.
+// answer gives a send its answer and returns what the lock sends in response.
 func (s *stand) answer(send *Send, res Result) []*Send {
 	s.fx = Effects{}
 	s.lock.Answered(send, res, s.now, &s.fx)
 	return s.fx.Sends
 }
 
-// own has the servers grant the request, each with the token 1.
+// own has the request granted by the servers whose flag is true, each with token 1. The others are silent.
 func (s *stand) own(servers ...bool) {
 	s.t.Helper()
 	op := s.acquire()
@@ -114,7 +114,7 @@ func granted(token uint64) Result {
 	return Result{Answer: protocol.Answer{Outcome: protocol.Granted, Token: token, Clock: token}}
 }
 
-// young is the answer of a server that has lost its data, and is in quarantine for so long.
+// young is the answer of a server that has lost its data and stays in quarantine for left.
 func young(o protocol.Outcome, token uint64, left time.Duration) Result {
 	return Result{Answer: protocol.Answer{Outcome: o, Token: token, Clock: token}, Young: left}
 }
@@ -124,7 +124,8 @@ var (
 	notOurs = Result{Renewed: protocol.NotOurs}
 )
 
-// A server does less for a request that it cannot know yet than for one that may wait there.
+// A server does less work for a request that it cannot know yet than for one that may already be queued
+// there.
 func TestOnlyTheFirstAcquireOfAServersIDSaysThatItIsNew(t *testing.T) {
 	s := newStand(t, 3, time.Second)
 	isNew := func(what string, sends []*Send, want ...bool) {
@@ -153,12 +154,12 @@ func TestOnlyTheFirstAcquireOfAServersIDSaysThatItIsNew(t *testing.T) {
 	for _, send := range s.fx.Sends {
 		s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Done}})
 	}
-	s.acquire() // the servers are told of other ids
+	s.acquire() // under new ids on the servers
 	isNew("after its end", s.fx.Sends, true, true, true)
 }
 
-// Servers that lost their data, and let somebody else in whom nobody else counts, cost the
-// owner nothing as long as they are in quarantine.
+// Some servers lost their data and granted the lock to another client. A grant by servers in quarantine
+// counts for nobody, so the owner keeps its lease as long as the quarantine lasts.
 func TestAnOwnerWaitsOnServersInQuarantineWithoutLosingItsLease(t *testing.T) {
 	for _, within := range []bool{true, false} {
 		s := newStand(t, 5, time.Second)
@@ -167,7 +168,7 @@ func TestAnOwnerWaitsOnServersInQuarantineWithoutLosingItsLease(t *testing.T) {
 			op := s.renew()
 			sends := s.fx.Sends
 			for i, send := range sends {
-				if send.Kind != Renew { // a server that it waits on is asked again
+				if send.Kind != Renew { // the owner is queued on this server, which is asked again
 					s.answer(send, young(o, token, left))
 				} else if i >= 3 {
 					s.answer(send, renewed)
@@ -190,7 +191,7 @@ func TestAnOwnerWaitsOnServersInQuarantineWithoutLosingItsLease(t *testing.T) {
 		left := 4 * time.Second
 		if !within {
 			s.now = s.now.Add(time.Minute)
-			left, want = 0, protocol.NotOurs // others may have owned it with those three
+			left, want = 0, protocol.NotOurs // another client may have owned the lock with those three servers
 		}
 		if op = restarted(protocol.Granted, 6, left); !op.Decided() || op.Renewed != want {
 			t.Errorf("within the quarantine %v: decided %v, %v", within, op.Decided(), op.Renewed)
@@ -198,7 +199,7 @@ func TestAnOwnerWaitsOnServersInQuarantineWithoutLosingItsLease(t *testing.T) {
 	}
 }
 
-// Nor does a quarantine that ends while the owner waits for the server's answer protect it.
+// A quarantine that ends while the owner waits for the server's answer no longer protects the owner.
 func TestAQuarantineThatEndsDuringARenewalProtectsNobody(t *testing.T) {
 	s := newStand(t, 3, time.Second)
 	s.own(true, true, true)
@@ -222,7 +223,7 @@ func TestAQuarantineThatEndsDuringARenewalProtectsNobody(t *testing.T) {
 	}
 }
 
-// The same, where a message says that the server let us in.
+// The same, but a message says that the servers granted the lock to the owner again.
 func TestAServerThatAdmitsItsOldOwnerAfterItsQuarantineDoesNotSpeakForItsLease(t *testing.T) {
 	for _, within := range []bool{true, false} {
 		s := newStand(t, 3, time.Second)
@@ -257,8 +258,9 @@ func TestAServerThatAdmitsItsOldOwnerAfterItsQuarantineDoesNotSpeakForItsLease(t
 	}
 }
 
-// A server that said that it is not ours speaks against us although it does not answer what it
-// is asked then: with that one and the two that were not ours, another may have owned the lock.
+// A server that answered NotOurs counts against the owner even if it does not answer the acquire that
+// follows: together with the two servers that never granted the lock, it may have let another client own
+// it.
 func TestAServerThatLostAGrantDoesNotCountAsSilent(t *testing.T) {
 	s := newStand(t, 5, time.Second)
 	s.own(true, true, true, false, false)
@@ -268,7 +270,7 @@ func TestAServerThatLostAGrantDoesNotCountAsSilent(t *testing.T) {
 		case send.Server == 0:
 			s.answer(send, renewed)
 		case send.Server == 1:
-			s.answer(send, notOurs) // and what follows has no answer
+			s.answer(send, notOurs) // the acquire that follows gets no answer
 		case send.Server > 2:
 			s.answer(send, granted(7))
 		}
@@ -279,8 +281,8 @@ func TestAServerThatLostAGrantDoesNotCountAsSilent(t *testing.T) {
 	}
 }
 
-// Where the servers' clocks differ by more than a fraction of the TTL, nobody is admitted
-// before a majority keeps the token.
+// If the servers' clocks differ by more than a fraction of the TTL, nobody is admitted until a majority has
+// stored the token.
 func TestATokenFarAheadIsWrittenBackFirst(t *testing.T) {
 	s := newStand(t, 3, time.Second)
 	op := s.acquire()
@@ -298,8 +300,8 @@ func TestATokenFarAheadIsWrittenBackFirst(t *testing.T) {
 	}
 }
 
-// enqueue gives the answers by which the request waits, but for server 0, which granted, and
-// server 1, which was silent. It returns the id for server 1.
+// enqueue has the request queued on all servers except server 0, which grants it, and server 1, which is
+// silent. It returns the request's id on server 1.
 func (s *stand) enqueue() string {
 	s.t.Helper()
 	op := s.acquire()
@@ -325,8 +327,8 @@ func (s *stand) receive(server int, id string, token uint64) string {
 	return kinds
 }
 
-// A message does not say whether its server is in quarantine. Where an answer is missing, the
-// server may have restarted before it placed the request: it is asked first.
+// A message does not say whether its server is in quarantine. If the server's last answer is missing, it
+// may have restarted before it queued the request, so it is asked before the message counts.
 func TestAMessageCountsOnlyIfTheServersAnswersAreKnown(t *testing.T) {
 	for _, restarted := range []bool{true, false} {
 		s := newStand(t, 3, time.Second)
@@ -349,7 +351,8 @@ func TestAMessageCountsOnlyIfTheServersAnswersAreKnown(t *testing.T) {
 	}
 }
 
-// Nor does a message that overtakes the answer to the command that placed the request.
+// A message that overtakes the answer to the command that queued the request does not count until that
+// answer has arrived.
 func TestAMessageThatOvertakesItsAnswerWaitsForIt(t *testing.T) {
 	for _, restarted := range []bool{true, false} {
 		s := newStand(t, 3, time.Second)
@@ -371,8 +374,8 @@ func TestAMessageThatOvertakesItsAnswerWaitsForIt(t *testing.T) {
 	}
 }
 
-// What a silent server granted does not speak for the owner for longer than it lasts: then it
-// may have granted the lock to somebody else.
+// The grant of a silent server counts for the owner only until it expires. After that, the server may have
+// granted the lock to another client.
 func TestASilentServerCountsForATTLOnly(t *testing.T) {
 	for _, renewals := range []int{1, 4} {
 		s := newStand(t, 5, time.Second)
@@ -401,7 +404,7 @@ func TestASilentServerCountsForATTLOnly(t *testing.T) {
 			}
 		}
 		want := protocol.Granted
-		if renewals > 3 { // another may have owned the servers 0 to 2
+		if renewals > 3 { // another client may have owned servers 0 to 2
 			want = protocol.NotOurs
 		}
 		if op := round(notOurs); op.Renewed != want {
@@ -410,8 +413,8 @@ func TestASilentServerCountsForATTLOnly(t *testing.T) {
 	}
 }
 
-// Servers that lost their data, and a silent one, cost the owner nothing: others would have
-// needed all servers without data. If all have lost it, the lease is over.
+// Servers that lost their data, and a silent one, cost the owner nothing: servers without data grant a lock
+// only if all servers have lost theirs. If all have, the lease is over.
 func TestOnlyIfAllServersRestartedOthersCanHaveOwnedIt(t *testing.T) {
 	for _, all := range []bool{true, false} {
 		s := newStand(t, 3, time.Second)
@@ -435,7 +438,7 @@ func TestOnlyIfAllServersRestartedOthersCanHaveOwnedIt(t *testing.T) {
 			t.Errorf("all %v: renewed %v, %v", all, op.Renewed, op.Err)
 		}
 	}
-	s := newStand(t, 5, time.Second) // all that granted, and not all
+	s := newStand(t, 5, time.Second) // every server that granted restarts, but not every server
 	s.own(true, true, true, false, false)
 	op := s.renew()
 	for _, send := range s.fx.Sends {
@@ -449,8 +452,8 @@ func TestOnlyIfAllServersRestartedOthersCanHaveOwnedIt(t *testing.T) {
 	}
 }
 
-// displacedOn has the servers 0 and 1 of three restart and let somebody else in; they are in
-// quarantine for left. It returns the ids under which the owner waits there.
+// displacedOn has servers 0 and 1 of three restart and grant the lock to another client. They stay in
+// quarantine for left. It returns the ids under which the owner is queued on them.
 func displacedOn(t *testing.T, left time.Duration) (s *stand, ids []string) {
 	t.Helper()
 	s = newStand(t, 3, time.Second)
@@ -466,8 +469,7 @@ func displacedOn(t *testing.T, left time.Duration) (s *stand, ids []string) {
 	return s, ids
 }
 
-// Where an earlier question has no answer yet, a server in quarantine goes on protecting the
-// owner.
+// A server in quarantine goes on protecting the owner while its answer to an earlier acquire is missing.
 func TestAServerInQuarantineProtectsTheOwnerWhileItIsSlow(t *testing.T) {
 	s, _ := displacedOn(t, 10*time.Second)
 	for i := range 3 {
@@ -488,8 +490,8 @@ func TestAServerInQuarantineProtectsTheOwnerWhileItIsSlow(t *testing.T) {
 	}
 }
 
-// A server that let its old owner in again after its quarantine, when others may have been in,
-// speaks for nothing: not in a renewal that began before, in a release or in a cancel.
+// After its quarantine, a server admitted its old owner again, but may have admitted others before. It
+// proves nothing for that owner: not in a renewal that began earlier, in a release or in a cancel.
 func TestAServerThatLetOthersInDoesNotSpeakForTheOldOwner(t *testing.T) {
 	admit := func(s *stand, ids []string) {
 		for i, id := range ids {
@@ -547,8 +549,8 @@ func TestAServerThatLetOthersInDoesNotSpeakForTheOldOwner(t *testing.T) {
 	}
 }
 
-// A lease that a renewal finds lost while an acquire is asked about it leaves nothing, although
-// the state machine cancels only what an acquire may have given it.
+// If a renewal finds the lease lost while an acquire checks it, no request is left behind on a server,
+// although the state machine cancels only what an acquire may have given it.
 func TestALeaseThatIsLostDuringACheckLeavesNothing(t *testing.T) {
 	s := newStand(t, 3, time.Second)
 	s.own(true, true, true)
@@ -576,10 +578,10 @@ func TestALeaseThatIsLostDuringACheckLeavesNothing(t *testing.T) {
 	}
 }
 
-// Locking goes on while a server is slow, and what is made and ended meanwhile does not pile up
-// before it.
+// Locking goes on while a server is slow, and the commands of the leases that come and go meanwhile do not
+// pile up in that server's queue.
 func TestNothingPilesUpBeforeASlowServer(t *testing.T) {
-	for _, granting := range []bool{true, false} { // or without a majority
+	for _, granting := range []bool{true, false} { // false: two servers are slow, so nothing is granted
 		s := newStand(t, 3, time.Second)
 		var slow []*Send
 		sorted := func(sends []*Send) (fast []*Send) {
@@ -634,9 +636,9 @@ func TestNothingPilesUpBeforeASlowServer(t *testing.T) {
 	}
 }
 
-// Answers to a downgrade that come when it was decided without them say nothing to the state
-// machine, which would take the new request for one that it does not know and cancel it, while
-// its lease goes on under the old one: it sends the downgrade again.
+// The state machine is not told of answers to a downgrade that come after it was decided without them. It
+// would not know the new request and would cancel it, while the lease goes on under the old request. It
+// repeats the downgrade instead.
 func TestAnAnswerToADowngradeThatComesLateIsNoGrant(t *testing.T) {
 	s := newStand(t, 3, time.Second)
 	s.own(true, true, true)
@@ -660,8 +662,8 @@ func TestAnAnswerToADowngradeThatComesLateIsNoGrant(t *testing.T) {
 	}
 }
 
-// A renewal that was decided without a server's answer asks nothing when it comes. The next one
-// does.
+// A late answer to a renewal that was decided without it causes no acquire. The next renewal finds the
+// restart and asks the servers.
 func TestARestartThatALateAnswerShowsKeepsTheLease(t *testing.T) {
 	s := newStand(t, 3, time.Second)
 	s.own(true, true, true)
@@ -685,8 +687,8 @@ func TestARestartThatALateAnswerShowsKeepsTheLease(t *testing.T) {
 	}
 }
 
-// A downgrade whose token a majority does not keep in time is neither refused nor given back: it
-// is what is left of the lease. It is repeated.
+// A downgrade whose token is not stored by a majority in time is neither refused nor given back, because it
+// is all that is left of the lease. It is repeated.
 func TestADowngradeWhoseTokenIsNotKeptYetIsRepeated(t *testing.T) {
 	for _, silentThird := range []bool{true, false} {
 		s := newStand(t, 3, time.Second)
@@ -719,9 +721,9 @@ func TestADowngradeWhoseTokenIsNotKeptYetIsRepeated(t *testing.T) {
 	}
 }
 
-// While a downgrade has no answer from a majority, a renewal finds neither request owning one. The
-// lease goes on all the same, so nothing is given back. If nobody repeats the downgrade, both
-// requests are forgotten.
+// While a downgrade lacks the answers of a majority, a renewal finds that neither the old nor the new
+// request owns a majority. The lease goes on all the same, so nothing is given back. If nobody repeats the
+// downgrade, both requests are forgotten.
 func TestARenewalDuringADowngradeGivesNothingBack(t *testing.T) {
 	for _, repeats := range []bool{true, false} {
 		s := newStand(t, 3, time.Second)
@@ -773,10 +775,10 @@ func TestARenewalDuringADowngradeGivesNothingBack(t *testing.T) {
 	}
 }
 
-// Two renewals under way, as when the first one waits for a slow server, find the same: that
-// servers have restarted. The answer to what the first one asks then is the second one's, too.
+// Two renewals are under way, as when the first one waits for a slow server, and both find that servers have
+// restarted. Each restarted server is asked once, and its answer serves both renewals.
 func TestTwoRenewalsThatFindARestartKeepTheLease(t *testing.T) {
-	for _, before := range []bool{true, false} { // the second one begins before the first finds it
+	for _, before := range []bool{true, false} { // the second renewal begins before the first finds the restart
 		s := newStand(t, 3, time.Second)
 		s.own(true, true, true)
 		var ops []*Op
@@ -820,8 +822,9 @@ func TestTwoRenewalsThatFindARestartKeepTheLease(t *testing.T) {
 	}
 }
 
-// What a server said about a request before it heard of its end is no reason to cancel it
-// there. If an acquire of it may still arrive, or later, it is: the request may own.
+// A message that a server sent before it learned of a request's end is no reason to cancel the request
+// there. A later message is a reason, and so is one from a server that an acquire may still reach: the
+// request may own the lock there.
 func TestAMessageThatCrossesWithAReleaseIsIgnored(t *testing.T) {
 	strays := func(silence bool, after time.Duration) int {
 		s := newStand(t, 3, time.Second)
@@ -851,8 +854,8 @@ func TestAMessageThatCrossesWithAReleaseIsIgnored(t *testing.T) {
 	}
 }
 
-// A release whose answers come after its decision was ours all the same, although the cancel
-// that follows finds that others have had the lock since.
+// A release whose answers come after its decision still proves that the lock was ours, although the cancel
+// that follows finds that others have owned the lock since.
 func TestAReleaseThatIsAnsweredLateProvesThatTheLockWasOurs(t *testing.T) {
 	for _, done := range []bool{true, false} {
 		s := newStand(t, 3, time.Second)
@@ -879,11 +882,11 @@ func TestAReleaseThatIsAnsweredLateProvesThatTheLockWasOurs(t *testing.T) {
 	}
 }
 
-// A majority has granted it, and the others refused because the last owner's release was still on
-// its way to them: they are asked again, and wait for that.
+// A majority has granted the request, and the other servers refused it because the last owner's release was
+// still on its way to them. They are asked again, and queue the request until that release arrives.
 func TestServersThatRefusedAreAskedAgainWhenAMajorityHasGranted(t *testing.T) {
 	refused := Result{Answer: protocol.Answer{Outcome: protocol.Refused, Token: 1, Clock: 1, Blocker: "another"}}
-	for _, late := range []bool{false, true} { // the refusals come after the decision
+	for _, late := range []bool{false, true} { // true: the refusals come after the decision
 		s := newStand(t, 5, time.Second)
 		s.fx = Effects{}
 		op := s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, At: s.now}, s.now, &s.fx)
@@ -906,7 +909,7 @@ func TestServersThatRefusedAreAskedAgainWhenAMajorityHasGranted(t *testing.T) {
 			if ask.Server > 1 || ask.Kind != Do || ask.Cmd.Verb != protocol.Acquire || !ask.Cmd.Wait || ask.Cmd.ID == sends[ask.Server].Cmd.ID {
 				t.Errorf("late %v: sent %+v", late, ask)
 			}
-			// It waits there, and is let in.
+			// The server queues the request, then grants it.
 			if more := s.answer(ask, Result{Answer: protocol.Answer{Outcome: protocol.Enqueued, Token: 1, Clock: 1}}); len(more) != 0 {
 				t.Errorf("late %v: asked again", late)
 			}
@@ -915,7 +918,7 @@ func TestServersThatRefusedAreAskedAgainWhenAMajorityHasGranted(t *testing.T) {
 		if n := s.lock.behind(s.id, s.now); n != 5 {
 			t.Errorf("late %v: %d servers stand behind it", late, n)
 		}
-		// So two of those that granted first may die.
+		// Now two of the servers that granted first may fail.
 		op = s.release()
 		for _, send := range s.fx.Sends {
 			res := Result{Answer: protocol.Answer{Outcome: protocol.Done}}
@@ -930,7 +933,7 @@ func TestServersThatRefusedAreAskedAgainWhenAMajorityHasGranted(t *testing.T) {
 	}
 }
 
-// Nobody asks for a request again that is over, or that a majority did not grant.
+// Servers that refused are not asked again for a request that is over or that no majority granted.
 func TestServersThatRefusedAreNotAskedAgainForNothing(t *testing.T) {
 	refused := Result{Answer: protocol.Answer{Outcome: protocol.Refused, Token: 1, Clock: 1, Blocker: "another"}}
 	s := newStand(t, 3, time.Second)
@@ -961,8 +964,8 @@ func TestServersThatRefusedAreNotAskedAgainForNothing(t *testing.T) {
 	}
 }
 
-// A server that has lost its data does not know that the lock was ours. It was until then, and
-// others that it has let in since count for nobody, unless all servers have lost theirs.
+// A server that has lost its data does not know that the lock was ours. The lock was ours until the restart,
+// and grants to others since then count for nobody, unless all servers have lost their data.
 func TestServersThatRestartedProveAnUnlock(t *testing.T) {
 	forgotten := Result{Answer: protocol.Answer{Outcome: protocol.NotOurs}, Young: 10 * time.Second}
 	done := Result{Answer: protocol.Answer{Outcome: protocol.Done}}
@@ -997,9 +1000,9 @@ func TestServersThatRestartedProveAnUnlock(t *testing.T) {
 	}
 }
 
-// A cancel follows a release without answer. It proves the release where the server says that it
-// was ours until then, or keeps the token that it gave us as its last one: nobody has had the lock
-// there since. Servers that have restarted without their data prove it as they do a release.
+// A cancel follows a release that got no answer. It proves the release if the server says that the lock was
+// ours until now, or still has our token as its last one, since then nobody has owned the lock there after
+// us. Servers that have restarted without their data prove it as they prove a release.
 func TestWhatACancelFindsProvesTheReleaseBeforeIt(t *testing.T) {
 	owned := Result{Cancelled: protocol.Cancelled{Owned: true}}
 	forgotten := Result{Young: 10 * time.Second}
@@ -1031,8 +1034,9 @@ func TestWhatACancelFindsProvesTheReleaseBeforeIt(t *testing.T) {
 	}
 }
 
-// An acquire of the lease had no answer, so it may have made us owner anew, after another one. A
-// release says whether it can have been so: where the answer is missing, the lock's last token tells.
+// An acquire that checked the lease got no answer, so a server may have granted the lease anew after another
+// owner. The release reports whether that can have happened: for a server whose answer is missing, the
+// lock's last token decides.
 func TestAReleaseProvesThatNobodyElseHadALeaseInDoubt(t *testing.T) {
 	kept := Result{Answer: protocol.Answer{Outcome: protocol.Granted, Token: 1, Clock: 1, Kept: true}}
 	silence := Result{Fail: silent, Cancelled: protocol.Cancelled{Fail: silent}}
@@ -1082,7 +1086,7 @@ func TestAReleaseProvesThatNobodyElseHadALeaseInDoubt(t *testing.T) {
 					if verb == protocol.Yield && res == done {
 						res = Result{Answer: protocol.Answer{Outcome: protocol.Enqueued, Token: 1, Clock: 1}}
 					}
-					for _, send := range s.answer(sends[i], res) { // of a yield: the next request
+					for _, send := range s.answer(sends[i], res) { // a yield goes on to queue the next request
 						s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Enqueued, Token: 1, Clock: 1}})
 					}
 				}
@@ -1098,7 +1102,7 @@ func TestAReleaseProvesThatNobodyElseHadALeaseInDoubt(t *testing.T) {
 	}
 }
 
-// A lease about which there is no doubt is released, which costs its servers less than a cancel.
+// A lease that is not in doubt is ended by a release, which costs the servers less than a cancel.
 func TestALeaseThatIsNotInDoubtIsReleased(t *testing.T) {
 	s := newStand(t, 3, time.Second)
 	s.own(true, true, false)
@@ -1110,7 +1114,7 @@ func TestALeaseThatIsNotInDoubtIsReleased(t *testing.T) {
 	}
 }
 
-// Servers that have restarted prove a yield as they do a release.
+// Servers that have restarted prove a yield as they prove a release.
 func TestServersThatRestartedProveAYield(t *testing.T) {
 	for _, all := range []bool{false, true} {
 		s := newStand(t, 3, time.Second)
@@ -1133,8 +1137,8 @@ func TestServersThatRestartedProveAYield(t *testing.T) {
 	}
 }
 
-// While an earlier request of the same client leaves the servers, who blocks the next one is the
-// lock's owner, and not that.
+// While servers still hold an earlier request of the same client, the next request is reported as blocked by
+// the lock's owner, not by that earlier request.
 func TestARequestIsNotSaidToWaitForAnEarlierOneOfItsClient(t *testing.T) {
 	s := newStand(t, 5, time.Second)
 	const client = "BBBBBBBBBBBBBBBB:owner"
@@ -1152,7 +1156,7 @@ func TestARequestIsNotSaidToWaitForAnEarlierOneOfItsClient(t *testing.T) {
 	}
 }
 
-// A connection that was closed here, as by closing the Redis client, says nothing about its server.
+// A connection that this side closed, as when the Redis client is closed, says nothing about its server.
 func TestAServerIsNotAwayBecauseItsConnectionWasClosedHere(t *testing.T) {
 	for _, c := range []struct {
 		err  error
@@ -1172,8 +1176,8 @@ func TestAServerIsNotAwayBecauseItsConnectionWasClosedHere(t *testing.T) {
 	}
 }
 
-// The server of a connection that broke, or for which the pool had none, is asked at once, and gets
-// commands meanwhile. It is away if it does not answer.
+// If a connection breaks, or the pool has none to give, the server is checked at once and gets commands
+// meanwhile. It is away only if it does not answer the check.
 func TestAServerIsNotAwayBecauseOneOfItsConnectionsBroke(t *testing.T) {
 	for _, err := range []error{io.EOF, io.ErrUnexpectedEOF, io.ErrClosedPipe,
 		&net.OpError{Op: "read", Err: os.NewSyscallError("read", syscall.ECONNRESET)},
@@ -1195,9 +1199,9 @@ func TestAServerIsNotAwayBecauseOneOfItsConnectionsBroke(t *testing.T) {
 			}
 		}
 		fails(1)
-		fails(1) // the first one asks
+		fails(1) // the check of the first failure is still under way
 		m.checking = false
-		fails(1) // it has just answered
+		fails(1) // the server has just answered the check
 		m.checked = m.checked.Add(-time.Minute)
 		fails(2)
 		started[1]()
@@ -1207,7 +1211,7 @@ func TestAServerIsNotAwayBecauseOneOfItsConnectionsBroke(t *testing.T) {
 	}
 }
 
-// panicking is a hook whose user made a mistake.
+// panicking is a user's hook that panics on every command.
 type panicking struct{}
 
 func (panicking) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -1218,7 +1222,7 @@ func (panicking) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPip
 	return func(context.Context, []redis.Cmder) error { panic("the user's") }
 }
 
-// A command that panics is not waited for, says nothing about its server, and a cancel is tried again.
+// Nobody waits for a command that panicked, and it says nothing about its server. A cancel is tried again.
 func TestACommandOfAQuorumThatPanicsIsOver(t *testing.T) {
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1, ContextTimeoutEnabled: true})
 	defer func() { _ = rdb.Close() }()
@@ -1260,7 +1264,7 @@ func TestACommandOfAQuorumThatPanicsIsOver(t *testing.T) {
 	m.halt()
 }
 
-// A yield is no proof where others may have been in, as a release is none.
+// Like a release, a yield proves nothing on servers that may have admitted others.
 func TestAYieldOnAServerThatLetOthersInProvesNothing(t *testing.T) {
 	s, ids := displacedOn(t, 100*time.Millisecond)
 	s.now = s.now.Add(200 * time.Millisecond)
@@ -1278,8 +1282,8 @@ func TestAYieldOnAServerThatLetOthersInProvesNothing(t *testing.T) {
 	}
 }
 
-// A server that lost the grant, and has not answered what it was asked then, does not count as
-// silent when it goes away.
+// A server that lost the grant, and has not answered the acquire that followed, does not count as silent
+// once it is away.
 func TestAServerThatLostAGrantDoesNotCountAsAway(t *testing.T) {
 	s := newStand(t, 5, time.Second)
 	away := false
@@ -1288,7 +1292,7 @@ func TestAServerThatLostAGrantDoesNotCountAsAway(t *testing.T) {
 	op := s.renew()
 	for _, send := range s.fx.Sends {
 		if send.Server == 0 {
-			s.answer(send, notOurs) // what follows has no answer yet
+			s.answer(send, notOurs) // the acquire that follows has no answer yet
 		} else {
 			s.answer(send, renewed)
 		}
@@ -1313,7 +1317,7 @@ func TestAServerThatLostAGrantDoesNotCountAsAway(t *testing.T) {
 	}
 }
 
-// What a renewal finds that arrived before a later one proved ownership says nothing.
+// The answers to a renewal count for nothing once a renewal that was sent later has proved ownership.
 func TestARenewalThatWasOvertakenFindsNothingLost(t *testing.T) {
 	s := newStand(t, 3, time.Second)
 	s.own(true, true, true)
@@ -1338,7 +1342,7 @@ func TestARenewalThatWasOvertakenFindsNothingLost(t *testing.T) {
 	}
 }
 
-// Who cannot own must not keep out those that can.
+// A request that cannot get a majority must not keep out those that can.
 func TestWhatIsGrantedWithoutAMajorityIsGivenBack(t *testing.T) {
 	s := newStand(t, 3, time.Second)
 	op := s.acquire()
@@ -1359,7 +1363,7 @@ func TestWhatIsGrantedWithoutAMajorityIsGivenBack(t *testing.T) {
 	}
 }
 
-// A set of servers of which all are in quarantine is new, and grants if all do.
+// If all servers are in quarantine, the set is new. It grants a request only if all of them do.
 func TestServersThatAreAllNewGrantTogether(t *testing.T) {
 	for _, all := range []bool{true, false} {
 		s := newStand(t, 3, time.Second)
@@ -1377,7 +1381,7 @@ func TestServersThatAreAllNewGrantTogether(t *testing.T) {
 	}
 }
 
-// A message about a grant before the request was placed is of an earlier one.
+// A message about a grant from before the request was queued belongs to an earlier grant.
 func TestAMessageWithAnOldTokenGrantsNothing(t *testing.T) {
 	s := newStand(t, 3, time.Second)
 	op := s.acquire()
@@ -1397,7 +1401,7 @@ func TestAMessageWithAnOldTokenGrantsNothing(t *testing.T) {
 	}
 }
 
-// An eviction ends the lease when no majority is left, and one of an earlier grant ends nothing.
+// An eviction ends the lease once it has no majority left. The eviction of an earlier grant ends nothing.
 func TestAnEvictionCountsServerByServer(t *testing.T) {
 	s := newStand(t, 3, time.Second)
 	op := s.acquire()
@@ -1426,7 +1430,7 @@ func TestAnEvictionCountsServerByServer(t *testing.T) {
 	}
 }
 
-// evict has a server say that it evicted the request, with the lock's last token there. It reports
+// evict has a server say that it evicted the request, with token as the lock's last token there. It reports
 // whether that ended the lease.
 func (s *stand) evict(server int, id string, token uint64) bool {
 	s.fx = Effects{}
@@ -1439,7 +1443,7 @@ func (s *stand) revoked() bool {
 	return slices.ContainsFunc(s.fx.Messages, func(m protocol.Message) bool { return m.Kind == "revoked" })
 }
 
-// check asks the servers about a lease that is held.
+// check sends an acquire that checks a lease which is held.
 func (s *stand) check() (*Op, []*Send) {
 	s.now = s.now.Add(100 * time.Millisecond)
 	s.fx = Effects{}
@@ -1453,8 +1457,8 @@ func keptWith(token uint64) Result {
 	return res
 }
 
-// A check that is under way when an operator evicts the owner has the servers grant the lease again:
-// others may have owned it in between.
+// An operator evicts the owner while a check is under way, so servers grant the lease anew. That does not
+// undo the eviction: others may have owned the lock in between.
 func TestAnEvictionIsNotUndoneByAnAcquireThatItMeets(t *testing.T) {
 	for _, confirmed := range []bool{false, true} {
 		s := newStand(t, 5, time.Second)
@@ -1471,7 +1475,7 @@ func TestAnEvictionIsNotUndoneByAnAcquireThatItMeets(t *testing.T) {
 		if !op.Decided() || !op.Answer.Kept {
 			t.Errorf("four servers kept it: decided %v, %+v", op.Decided(), op.Answer)
 		}
-		if confirmed { // by all, so that what happened to the first does not matter any more
+		if confirmed { // by all servers, which settles what happened on the first one
 			s.now = s.now.Add(100 * time.Millisecond)
 			again := s.renew()
 			for _, send := range s.fx.Sends {
@@ -1490,7 +1494,7 @@ func TestAnEvictionIsNotUndoneByAnAcquireThatItMeets(t *testing.T) {
 	}
 }
 
-// The answer that grants anew is faster than the message of the eviction.
+// The answer that grants the lease anew arrives before the message of the eviction.
 func TestAnEvictionEndsALeaseThatServersHaveGrantedAnew(t *testing.T) {
 	s := newStand(t, 5, time.Second)
 	s.own(true, true, true, true, true)
@@ -1533,9 +1537,9 @@ func TestAnEvictionEndsALeaseThatServersHaveGrantedAnew(t *testing.T) {
 	}
 }
 
-// Two messages of an eviction have arrived, and the third is lost.
+// Three of five servers evict the owner during a check. Two of the messages arrive, and the third is lost.
 func TestACheckDoesNotProveALeaseThatWasEvictedMeanwhile(t *testing.T) {
-	for _, early := range []bool{false, true} { // the messages, before their servers' answers
+	for _, early := range []bool{false, true} { // true: the messages come before their servers' answers
 		s := newStand(t, 5, time.Second)
 		s.own(true, true, true, true, true)
 		op, sends := s.check()
@@ -1557,7 +1561,7 @@ func TestACheckDoesNotProveALeaseThatWasEvictedMeanwhile(t *testing.T) {
 	}
 }
 
-// The answers that say so come after a majority has said that it kept the lease.
+// The answers that show the eviction come after a majority has confirmed the lease.
 func TestALateAnswerEndsALeaseThatWasEvictedMeanwhile(t *testing.T) {
 	for _, evicted := range []bool{false, true} {
 		s := newStand(t, 5, time.Second)
@@ -1598,7 +1602,7 @@ func TestALateAnswerEndsALeaseThatWasEvictedMeanwhile(t *testing.T) {
 	}
 }
 
-// The message of an eviction may be faster than the answer that tells of the grant.
+// The message of an eviction may arrive before the answer that reports the grant.
 func TestAGrantWhoseEvictionIsAlreadyKnownIsNone(t *testing.T) {
 	s := newStand(t, 3, time.Second)
 	op := s.acquire()
@@ -1743,7 +1747,8 @@ func TestALateAnswerToARenewalTakesNothingBack(t *testing.T) {
 	}
 }
 
-// A check that finds servers to have granted it anew says that others may have been inside.
+// A check does not report the lease as kept if so many servers granted it anew that no majority kept it,
+// since others may have owned the lock in between. One such server does not matter.
 func TestACheckThatIsGrantedAnewSaysSo(t *testing.T) {
 	for _, lost := range []int{1, 2} {
 		s := newStand(t, 3, time.Second)
@@ -1759,7 +1764,7 @@ func TestACheckThatIsGrantedAnewSaysSo(t *testing.T) {
 			s.answer(send, res)
 		}
 		want := protocol.Granted
-		if lost > 1 { // it waits again
+		if lost > 1 { // the request is queued again
 			want = protocol.Enqueued
 		}
 		if !op.Decided() || op.Answer.Outcome != want || op.Answer.Kept != (lost < 2) {
@@ -1776,8 +1781,8 @@ func (s *stand) rejoined(server int) []*Send {
 	return s.fx.Sends
 }
 
-// What may have been missed while a server's inbox was not heard are messages of that server: it
-// is asked, and it alone.
+// While a server's inbox was not subscribed, only messages of that server can have been missed, so only that
+// server is asked.
 func TestAServerWhoseInboxIsConfirmedAgainIsAskedAlone(t *testing.T) {
 	s := newStand(t, 5, time.Second)
 	op := s.acquire()
@@ -1788,7 +1793,7 @@ func TestAServerWhoseInboxIsConfirmedAgainIsAskedAlone(t *testing.T) {
 		t.Fatalf("decided %v, %+v %v", op.Decided(), op.Answer, op.Err)
 	}
 	s.now = s.now.Add(100 * time.Millisecond)
-	for i := range 3 { // all have granted it meanwhile, and were not heard
+	for i := range 3 { // each has granted the request meanwhile, and its message was missed
 		asks := s.rejoined(i)
 		if len(asks) != 1 || asks[0].Server != i || asks[0].Cmd.Verb != protocol.Acquire || !asks[0].Cmd.Wait {
 			t.Fatalf("sent %+v", asks)
@@ -1805,13 +1810,12 @@ func TestAServerWhoseInboxIsConfirmedAgainIsAskedAlone(t *testing.T) {
 	}
 }
 
-// An answer that was on its way when the inbox was confirmed may be older than a message that was
-// missed.
+// An answer that was on its way when the inbox was confirmed may be older than a message that was missed.
 func TestAnAnswerFromBeforeAnInboxWasConfirmedIsAskedForAgain(t *testing.T) {
 	s := newStand(t, 5, time.Second)
 	op := s.acquire()
 	sends := s.fx.Sends
-	for range 2 { // also if it is confirmed twice meanwhile
+	for range 2 { // confirming the inbox twice makes no difference
 		if asks := s.rejoined(4); len(asks) != 0 {
 			t.Fatalf("sent %+v", asks[0])
 		}
@@ -1831,10 +1835,10 @@ func TestAnAnswerFromBeforeAnInboxWasConfirmedIsAskedForAgain(t *testing.T) {
 	}
 }
 
-// The state machine's next command asks all servers. One that is being asked because its inbox was
-// confirmed is asked for the command then: it must not look as if it did not answer.
+// The state machine's next command asks all servers. One of them is already being asked because its inbox
+// was confirmed. It gets the command after that answer, and must not count as silent until then.
 func TestACommandWaitsForAServerThatIsAskedBecauseOfItsInbox(t *testing.T) {
-	for _, ends := range []bool{false, true} { // the request is cancelled meanwhile
+	for _, ends := range []bool{false, true} { // true: the request is cancelled meanwhile
 		s := newStand(t, 5, time.Second)
 		s.acquire()
 		for i, send := range s.fx.Sends {
@@ -1883,7 +1887,7 @@ func TestACommandWaitsForAServerThatIsAskedBecauseOfItsInbox(t *testing.T) {
 	}
 }
 
-// Who does not wait, or is about to leave, is not queued because an inbox is confirmed.
+// A confirmed inbox does not queue a request that does not wait or that is being cancelled.
 func TestAnInboxThatIsConfirmedQueuesNobodyWhoDoesNotWait(t *testing.T) {
 	s := newStand(t, 3, time.Second)
 	s.fx = Effects{}
@@ -1900,7 +1904,7 @@ func TestAnInboxThatIsConfirmedQueuesNobodyWhoDoesNotWait(t *testing.T) {
 	}
 	s.fx = Effects{}
 	s.lock.CancelRequest(&protocol.CancelRequest{ID: s.id}, s.now, &s.fx)
-	for _, send := range s.fx.Sends { // nobody hears of it
+	for _, send := range s.fx.Sends { // no server answers the cancel
 		s.answer(send, Result{Cancelled: protocol.Cancelled{Fail: silent}})
 	}
 	for i := range 3 {
@@ -1910,8 +1914,8 @@ func TestAnInboxThatIsConfirmedQueuesNobodyWhoDoesNotWait(t *testing.T) {
 	}
 }
 
-// The lease that made way is told to the state machine also if the message of the last server that
-// was needed is not enough, because the token has to be written back first.
+// The state machine learns which lease made way even if the last message that a majority needed does not
+// complete the grant, because the token has to be written back first.
 func TestAGrantThatIsWrittenBackTellsWhoseLeaseItFollows(t *testing.T) {
 	s := newStand(t, 3, time.Second)
 	op := s.acquire()
@@ -1938,7 +1942,7 @@ func TestAGrantThatIsWrittenBackTellsWhoseLeaseItFollows(t *testing.T) {
 	}
 }
 
-// doubted is a stand whose lease was asked for once more, without an answer.
+// doubted returns a stand whose lease is in doubt: an acquire that checked it got no answer.
 func doubted(t *testing.T) *stand {
 	s := newStand(t, 3, time.Second)
 	s.own(true, true, true)
@@ -1954,7 +1958,7 @@ func doubted(t *testing.T) *stand {
 	return s
 }
 
-// Where the cancel has proved it, it says so.
+// A cancel that proves that nobody else owned the lock reports the proof.
 func TestACancelAfterAReleaseInDoubtSaysWhatItProves(t *testing.T) {
 	s := doubted(t)
 	s.fx = Effects{}
@@ -1972,8 +1976,8 @@ func TestACancelAfterAReleaseInDoubtSaysWhatItProves(t *testing.T) {
 	}
 }
 
-// Two of three servers had another owner since. The release hears it of one, and the cancel that follows
-// must not take for a proof that the lease owned there again.
+// Two of three servers had another owner since. The release learns that from one of them. That the lease
+// owned the lock there again must not count as a proof in the cancel that follows.
 func TestACancelAfterAReleaseInDoubtProvesNothingWhereOthersOwned(t *testing.T) {
 	silence := Result{Fail: silent, Cancelled: protocol.Cancelled{Fail: silent}}
 	another := Result{Cancelled: protocol.Cancelled{Owned: true, Token: 9}}
@@ -2007,7 +2011,8 @@ func TestACancelAfterAReleaseInDoubtProvesNothingWhereOthersOwned(t *testing.T) 
 	}
 }
 
-// A server did not own the lease, was asked for it without an answer, and grants it later.
+// A server says that it lost the lease, does not answer the acquire that follows, and later grants the lease
+// anew.
 func TestAServerThatLostALeaseAndWasSilentThenProvesNothing(t *testing.T) {
 	silence := Result{Fail: silent, Cancelled: protocol.Cancelled{Fail: silent}}
 	s := doubted(t)
@@ -2040,8 +2045,8 @@ func TestAServerThatLostALeaseAndWasSilentThenProvesNothing(t *testing.T) {
 	}
 }
 
-// A server did not own the lease and grants it anew, another is silent, the third renews it. That is
-// enough for the lease to go on, as the silent one may have kept it. It is no proof that it has.
+// One server lost the lease and grants it anew, another is silent, and the third renews it. The lease goes on,
+// since the silent server may have kept it. But nothing proves that it did.
 func TestARenewalThatASilentServerCarriesProvesNothing(t *testing.T) {
 	silence := Result{Fail: silent, Cancelled: protocol.Cancelled{Fail: silent}}
 	s := doubted(t)
@@ -2075,8 +2080,8 @@ func TestARenewalThatASilentServerCarriesProvesNothing(t *testing.T) {
 	}
 }
 
-// A majority of servers does not have what it had granted. That one of them grants it anew, and others are
-// to follow, must not make it a lease again: no release could tell that others had it in between.
+// A majority of the servers has lost the grant. One of them grants the lease anew, and others would follow,
+// but that must not make it a lease again: no release could tell that others owned the lock in between.
 func TestAnOwnerThatAsksAndIsRefusedHasLostItsLease(t *testing.T) {
 	s := newStand(t, 3, time.Second)
 	s.own(true, true, true)
@@ -2095,8 +2100,8 @@ func TestAnOwnerThatAsksAndIsRefusedHasLostItsLease(t *testing.T) {
 	}
 }
 
-// Two of three servers did not own the lease and granted it anew, at different times, and the third is
-// silent. The lease may go on, but nothing that these two say proves that no other has had it.
+// Two of three servers lost the lease at different times and granted it anew, and the third is silent. The
+// lease may go on, but no answer of those two proves that nobody else has owned the lock.
 func TestServersThatGrantedALeaseAnewDoNotProveIt(t *testing.T) {
 	silence := Result{Fail: silent, Cancelled: protocol.Cancelled{Fail: silent}}
 	kept := Result{Answer: protocol.Answer{Outcome: protocol.Granted, Token: 9, Clock: 9, Kept: true}}

@@ -11,7 +11,7 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// shown is what a server says of a lock.
+// shown is what a server reports about a lock.
 func shown(value string, token uint64, left time.Duration) protocol.Snapshot {
 	meta := ""
 	if token > 0 {
@@ -60,7 +60,7 @@ func TestWhatServersShowIsMerged(t *testing.T) {
 	}
 }
 
-// The servers let readers in one after the other, and each has a clock of its own.
+// The servers admit readers one after another, and each server has its own clock.
 func TestReadersAreThoseOfWhichAMajorityCanKnow(t *testing.T) {
 	a, b := protocol.NewClientID("a"), protocol.NewClientID("b")
 	shares := func(now uint64, left int, clients ...string) protocol.Snapshot {

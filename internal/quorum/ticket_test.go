@@ -8,8 +8,8 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// What places a request in the queue is the servers' time, however far that is from ours, from the
-// first answer on. An answer that took longer than another changes little.
+// From the first answer on, the servers' clock determines a request's place in the queue, however far it is
+// from our clock. An answer that was slow changes little.
 func TestTicketsFollowTheServersClock(t *testing.T) {
 	for _, ahead := range []time.Duration{-time.Hour, -time.Second, 0, time.Second, time.Hour} {
 		synctest.Test(t, func(t *testing.T) {
@@ -23,7 +23,7 @@ func TestTicketsFollowTheServersClock(t *testing.T) {
 			answers := func(server int, ahead time.Duration) {
 				s.compareClocks(server, uint64(time.Now().Add(ahead).UnixMicro()))
 			}
-			const another = 100 * time.Millisecond // is what the other servers' clocks show more
+			const another = 100 * time.Millisecond // how far the other servers' clocks are from that of server 0
 			shows(0, "before there was an answer")
 			answers(2, ahead-another)
 			shows(ahead-another, "after the answer of the last server, which came first")

@@ -20,12 +20,12 @@ import (
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
-// road is a hook that stands in for the way to a server: what is sent takes a while, and is
-// answered with its last argument. Its time is that of the test's bubble.
+// road is a hook that stands in for the network and the server: a round trip takes a while, and each
+// command is answered with its last argument. Its time is that of the test's bubble.
 type road struct {
 	takes func(trip []redis.Cmder) time.Duration // how long a round trip takes; nil: a millisecond
-	fails func(trip []redis.Cmder) error         // what becomes of it then; nil: it is answered
-	sees  func(ctx context.Context, n int)       // called with the context of n commands; or nil
+	fails func(trip []redis.Cmder) error         // the trip's error, if any; nil: every trip is answered
+	sees  func(ctx context.Context, n int)       // called with the context of a trip of n commands; may be nil
 
 	mu    sync.Mutex // guards what follows
 	trips [][]string // what was sent together, each command by its last argument
@@ -43,8 +43,8 @@ func (r *road) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipel
 	return r.travel
 }
 
-// travel is a round trip. Like a connection it ends with the context's deadline and does not heed
-// its cancellation.
+// travel makes a round trip. Like a connection, it observes the context's deadline but not its
+// cancellation.
 func (r *road) travel(ctx context.Context, trip []redis.Cmder) error {
 	var what []string
 	for _, cmd := range trip {
@@ -68,10 +68,10 @@ func (r *road) travel(ctx context.Context, trip []redis.Cmder) error {
 		takes = r.takes(trip)
 	}
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < takes {
-		time.Sleep(time.Until(deadline)) // of virtual time: as a read with a deadline does
+		time.Sleep(time.Until(deadline)) // in virtual time, as a read with a deadline does
 		return &net.OpError{Op: "read", Net: "tcp", Err: os.ErrDeadlineExceeded}
 	}
-	time.Sleep(takes) // of virtual time: the trip
+	time.Sleep(takes) // in virtual time
 	if r.fails != nil {
 		if err := r.fails(trip); err != nil {
 			return err
@@ -87,7 +87,7 @@ func (r *road) travel(ctx context.Context, trip []redis.Cmder) error {
 
 func lastOf(cmd redis.Cmder) string { return fmt.Sprint(cmd.Args()[len(cmd.Args())-1]) }
 
-// sizes are those of all round trips so far.
+// sizes returns how many commands each round trip so far had.
 func (r *road) sizes() (all []int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -102,7 +102,7 @@ func onRoad(t *testing.T, r *road, f func(t *testing.T, s *Server)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		o := redistest.Options("127.0.0.1:0")
-		o.ContextTimeoutEnabled = true // so that it is used itself, with its hook
+		o.ContextTimeoutEnabled = true // so that the client itself is used, with its hook
 		rdb := redis.NewClient(o)
 		defer rdb.Close()
 		rdb.AddHook(r)
@@ -131,7 +131,7 @@ func newSender(s *Server) *sender {
 	return &sender{s: s, began: time.Now(), got: map[string]outcome{}}
 }
 
-// send sends what in a goroutine, and returns when that waits.
+// send sends what in a goroutine, and returns once that goroutine is blocked.
 func (x *sender) send(what string, limit time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	x.under(ctx, what, cancel)
@@ -195,7 +195,7 @@ func TestACommandThatIsAloneIsSentByItself(t *testing.T) {
 	}
 }
 
-// A server writes an answer before a message that was published before it, unless the same client
+// A server writes an answer before a message that was published earlier, unless the same client
 // has another answer coming.
 func TestAPingLeavesAheadOfACommandWhoseMessageIsWaitedFor(t *testing.T) {
 	r := &road{fails: func(trip []redis.Cmder) error {
@@ -257,13 +257,14 @@ func TestABatchIsBounded(t *testing.T) {
 		}
 	})
 	got := r.sizes()
-	slices.Sort(got) // two batches leave at once
+	slices.Sort(got) // two batches leave at the same time
 	if want := []int{1, 1, 1, 1, 10, mostTogether}; !slices.Equal(got, want) {
 		t.Errorf("sent %v", got)
 	}
 }
 
-// The four that are under way take long, so that the others are queued for patience.
+// slowly has the round trips whose first command begins with of take that long, and all others a
+// millisecond.
 func slowly(of string, takes time.Duration) func([]redis.Cmder) time.Duration {
 	return func(trip []redis.Cmder) time.Duration {
 		if strings.HasPrefix(lastOf(trip[0]), of) {
@@ -287,7 +288,7 @@ func TestCommandsThatHangDoNotHoldUpOthers(t *testing.T) {
 				t.Errorf("c%d: %+v", i, got)
 			}
 		}
-		y := newSender(s) // what hangs does not count any more
+		y := newSender(s) // the commands that hang no longer count
 		y.sendMany(4, "d")
 		for i := range 4 {
 			y.answered(t, fmt.Sprint("d", i), time.Millisecond)
@@ -334,7 +335,7 @@ func TestEachCommandEndsWithItsOwnDeadline(t *testing.T) {
 	}
 }
 
-// More commands hang than go-redis would have connections for: all are told in time.
+// More commands hang than go-redis has connections for. Each fails at its own deadline.
 func TestAServerThatHangsTellsEachInItsTime(t *testing.T) {
 	r := &road{takes: slowly("", time.Hour)}
 	onRoad(t, r, func(t *testing.T, s *Server) {
@@ -494,7 +495,7 @@ func TestAUsersContextIsThatOfItsOwnCommandOnly(t *testing.T) {
 	}
 }
 
-// What is about several locks is under no span, and so under no values of a context.
+// A batch of commands of several locks belongs to no span, so its context carries no command's values.
 func TestABatchHasNoValuesOfOneCommand(t *testing.T) {
 	type key struct{}
 	var seen sync.Map
@@ -540,7 +541,8 @@ func TestOnlyOneNodesOwnClientShares(t *testing.T) {
 	}
 }
 
-// A command with WAIT behind it is on a connection with it alone: it counts that connection's last write.
+// A command that is followed by WAIT shares its connection with nothing else, because WAIT is about that
+// connection's last write.
 func TestACommandThatReplicasConfirmSharesNoPipeline(t *testing.T) {
 	r := &road{}
 	onRoad(t, r, func(t *testing.T, s *Server) {
@@ -557,8 +559,8 @@ func TestACommandThatReplicasConfirmSharesNoPipeline(t *testing.T) {
 	}
 }
 
-// In real time, because go-redis shares the timers of those that wait for a connection among all
-// clients, and so among bubbles. Each is told that the pool is exhausted, or was sent over a
+// This test runs in real time, because all clients of go-redis, and so all bubbles, share the timers
+// for waiting for a connection. Each command fails because the pool is exhausted, or was sent over a
 // connection for pipelines.
 func TestAnExhaustedPoolIsSaidToThoseThatQueue(t *testing.T) {
 	t.Parallel()
@@ -571,11 +573,11 @@ func TestAnExhaustedPoolIsSaidToThoseThatQueue(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := New(rdb, "")
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second) // all ten wait by then
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second) // by then, all ten commands wait
 	defer cancel()
 	errs := make(chan error)
 	for i := range 10 {
-		go func() { // ends with ctx; its error is waited for
+		go func() { // ends with ctx; the test waits for its error
 			_, err := s.run(ctx, &RenewScript, []any{"key"}, fmt.Sprint(i))
 			errs <- err
 		}()

@@ -133,7 +133,7 @@ func TestAnExpiryBeyondAllTimeIsReadAs100Years(t *testing.T) {
 	})
 }
 
-// A release must not fail and release all the same.
+// A release must not release the lock and still fail.
 func TestAReadersReleaseBesideABrokenMetaEitherWorksOrChangesNothing(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		id := s.reader("A")

@@ -21,7 +21,7 @@ import (
 // The tests of this package run single scripts through Server, without a client or the
 // state machine. The rules that they name are those of docs/design.md, section 4.
 
-// One real server for all tests, but for those that change it.
+// One real server serves all tests except those that change it.
 func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 
 // scene is one lock on one server.
@@ -83,20 +83,20 @@ func (s *scene) id(client string, m protocol.Mode, ttl time.Duration) string {
 func (s *scene) writer(client string) string { return s.id(client, protocol.Exclusive, long) }
 func (s *scene) reader(client string) string { return s.id(client, protocol.Shared, long) }
 
-// counted makes of id one whose client a count of 0 listeners proves gone.
+// counted turns id into one whose client a count of 0 listeners proves gone.
 func counted(id string) string { return strings.Replace(id, ":u:", ":c:", 1) }
 
-// provisional makes of id one whose client confirms a grant that it was notified of.
+// provisional turns id into one whose client confirms a grant that it was notified of.
 func provisional(id string) string { return strings.Replace(id, ":u:", ":p:", 1) }
 
-// traced makes of id one that refers to a span, and has the token of a downgrade.
+// traced turns id into one that refers to a span and has the token of a downgrade.
 func traced(id string) string {
 	parts := strings.SplitN(id, ":", 6)
 	parts[4] += "t0000000000zsAAECAwQFBgcICQoLDA0ODxAREhMUFRYX"
 	return strings.Join(parts, ":")
 }
 
-// proved makes of id one with any proof, traced or not.
+// proved turns id into one with a random proof, traced or not.
 func proved(rng *rand.Rand, id string) string {
 	if rng.Intn(4) == 0 {
 		id = traced(id)
@@ -110,8 +110,8 @@ func proved(rng *rand.Rand, id string) string {
 	return id
 }
 
-// provisionalEnds reports that so much time has passed since a step that a provisional grant of it
-// may have ended by itself. Only a machine that stands still is so slow.
+// provisionalEnds reports whether so much time has passed since a step that a provisional grant made by
+// it may have expired. Only a stalled machine is that slow.
 func provisionalEnds(since time.Time) bool { return time.Since(since) > protocol.ProvisionalTTL/2 }
 
 func ttlOf(t testing.TB, id string) time.Duration {

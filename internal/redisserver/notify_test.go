@@ -48,7 +48,7 @@ func TestTheOwnerIsRecordedBeforeItIsTold(t *testing.T) {
 	}
 }
 
-// The next owner has to know that it must not keep the lock.
+// The next owner has to know whether others wait, because then it must not keep the lock.
 func TestGrantedSaysWhetherOthersWait(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		inboxB, inboxC := s.listen("B"), s.listen("C")
@@ -151,8 +151,8 @@ func TestOnlyTheGoneReaderIsSkipped(t *testing.T) {
 	})
 }
 
-// counting makes the embedded server claim that so many listen to client B's inbox and that
-// so many received a message. published returns what was published to it since the last
+// counting makes the embedded server claim that client B's inbox has listen subscribers, and that each
+// message to it reached receivers clients. published returns what was published to it since the last
 // call.
 func counting(t *testing.T, listen, receivers int) (s *scene, published func() []string) {
 	t.Helper()
@@ -210,7 +210,7 @@ func TestAWaiterThatWasToldStaysOwnerThoughNobodyWasCounted(t *testing.T) {
 	}
 }
 
-// A grant that was not announced need not be undone.
+// A grant that was never announced does not have to be taken back.
 func TestNothingIsSaidToAWaiterWhoIsPassedOver(t *testing.T) {
 	for _, m := range []protocol.Mode{protocol.Exclusive, protocol.Shared} {
 		for verb, let := range map[string]func(s *scene, owner string){
@@ -220,7 +220,7 @@ func TestNothingIsSaidToAWaiterWhoIsPassedOver(t *testing.T) {
 			"evict":   func(s *scene, owner string) { s.evict() },
 			"acquire": func(s *scene, owner string) { s.raw("DEL", s.keys.Lock); s.acquire(s.writer("A")) },
 		} {
-			s, published := counting(t, 0, 1) // a message would arrive all the same
+			s, published := counting(t, 0, 1) // a message would arrive nevertheless
 			owner, gone, next := s.writer("A"), counted(s.id("B", m, long)), s.writer("C")
 			s.gets(s.acquire(owner))
 			s.acquire(gone)
@@ -235,7 +235,7 @@ func TestNothingIsSaidToAWaiterWhoIsPassedOver(t *testing.T) {
 	}
 }
 
-// Each of several readers may be the one that keeps the lock.
+// Any of several readers may be the one that keeps the lock, so each is notified.
 func TestEveryReaderHearsWantedOnceAndAgainAtTheHeadsRecheck(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		inboxA, inboxB := s.listen("A"), s.listen("B")
@@ -256,8 +256,8 @@ func TestEveryReaderHearsWantedOnceAndAgainAtTheHeadsRecheck(t *testing.T) {
 	})
 }
 
-// A writer that owns knows from the first that waits, or from granted, that others do. Only the
-// head of the queue says so again, and who comes while the head may be dead.
+// An owning writer learns from the first waiter, or from granted, that others wait. After that, only the
+// head of the queue notifies it again, and a newcomer does while the head may be dead.
 func TestAWriterHearsWantedFromTheFirstWaiterAndFromTheHead(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		inbox := s.listen("A")
@@ -293,19 +293,19 @@ func TestTheShortcutOfAcquireLeavesTheOrderToTickets(t *testing.T) {
 			c.First, c.Ticket = true, ticket
 			return s.must(member.Do(t.Context(), &s.keys, &c))
 		}
-		made := s.writer("E") // first: it sorts before the others
+		made := s.writer("E") // made first, so that its id sorts before the others
 		s.gets(ask(s.writer("A"), 1))
 		s.waits(ask(s.writer("B"), 300), 0)
 		s.waits(ask(s.writer("C"), 200), 0)
 		s.waits(ask(s.writer("D"), 400), 2)
-		s.waits(ask(made, 400), 3) // of the same instant, and later
+		s.waits(ask(made, 400), 3) // has the same ticket, but arrives later
 		s.waits(ask(s.writer("F"), 250), 1)
 		s.clear()
 		s.raw("DEL", protocol.MarkKey(""))
 	})
 }
 
-// A yield has those hear that others wait that stay owners: readers of other processes.
+// A yield notifies the remaining owners, readers of other processes, that others wait.
 func TestAReaderHearsWantedFromAYieldBesideIt(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		inbox := s.listen("A")
@@ -317,7 +317,7 @@ func TestAReaderHearsWantedFromAYieldBesideIt(t *testing.T) {
 	})
 }
 
-// The message could arrive after the writer gave up, and keep new readers out in vain.
+// The message could arrive after the writer gave up, and keep new readers out for nothing.
 func TestAReaderIsNotToldWantedByAWriterOfItsOwnProcess(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		r, other, place := s.reader("A"), s.reader("B"), s.writer("A")
@@ -337,7 +337,7 @@ func TestAReaderIsNotToldWantedByAWriterOfItsOwnProcess(t *testing.T) {
 	})
 }
 
-// The head planned its re-check by the lease of a reader that has left meanwhile.
+// The head scheduled its re-check by the lease of a reader that has left since.
 func TestTheHeadHearsWhenTheRemainingReadersEnd(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		inbox := s.listen("C")

@@ -28,8 +28,8 @@ func scatterings() int64 {
 	return 300
 }
 
-// All scripts can run twice, except evict, whose copy evicts the next owner. What is behind a
-// writer that was just granted is cleaned up by the next call, so the comparison ignores it.
+// All scripts can run twice, except evict, whose second run evicts the next owner. Entries that a
+// grant to a writer leaves behind are cleaned up by the next call, so the comparison ignores them.
 func TestEachScriptRunTwiceHasTheEffectOfOnce(t *testing.T) {
 	t.Parallel()
 	onScripts(t, func(t *testing.T, s *scene) {
@@ -41,7 +41,7 @@ func TestEachScriptRunTwiceHasTheEffectOfOnce(t *testing.T) {
 			before := s.look()
 			if before.value == "" && len(before.readers) > 0 {
 				// The marker was deleted. The first run may restore it, and only then can
-				// the second one see readers whose lease has to be cut.
+				// the second run see readers whose leases have to be cut.
 				continue
 			}
 			one := s.take(st)
@@ -63,7 +63,7 @@ func TestEachScriptRunTwiceHasTheEffectOfOnce(t *testing.T) {
 				asked = st.next
 			}
 			token := one.Token == two.Token || strings.HasPrefix(asked, "leased1:r") && one.Token < two.Token
-			token = token || protocol.NewerFormat(before.meta) // a later format wrote it, and the answer's is the time
+			token = token || protocol.NewerFormat(before.meta) // a later format wrote the token, and the answer's token is the time
 			same := one.Outcome == two.Outcome && token && one.Blocker == two.Blocker && one.Place >= two.Place
 			if gone := st.what == "release" && one.Outcome == protocol.Done && two.Outcome == protocol.NotOurs; !same && !gone {
 				t.Fatalf("seed %d: %+v\nstate\n%s\nanswers %+v, then %+v", seed, st, before.shape(&ranks{}), one, two)
@@ -72,9 +72,9 @@ func TestEachScriptRunTwiceHasTheEffectOfOnce(t *testing.T) {
 	})
 }
 
-// stalled is by how many ms more than fuzz an expiry may be off where two ways are compared: the
-// embedded server notes it wrongly if the machine stalls in the middle of a script. A rule that
-// is left out is off by a second or more.
+// stalled is by how many ms more than fuzz two expiries may differ when a shortcut is compared with the
+// long way: the embedded server records a wrong expiry if the machine stalls in the middle of a script.
+// A rule that a script leaves out makes a difference of a second or more.
 const stalled = 500
 
 // recheck_fast.lua, acquire_fast.lua and release_fast.lua do the same as the scripts that follow them, in fewer
@@ -90,8 +90,8 @@ func TestTheShortcutsDoWhatTheLongWayDoes(t *testing.T) {
 	})
 }
 
-// The same where the server's clock has fewer digits, or needs zeros before its microseconds. A shortcut
-// that takes such a time for another leaves the work to the long way, so it is hardly used.
+// The same if the server's clock has fewer digits, or needs leading zeros in its microseconds. A shortcut
+// that misreads such a time leaves the work to the long way, so it would hardly be used.
 func TestTheShortcutsDoWhatTheLongWayDoesByAnyClock(t *testing.T) {
 	t.Parallel()
 	rounds := int64(500)
@@ -105,7 +105,7 @@ func TestTheShortcutsDoWhatTheLongWayDoesByAnyClock(t *testing.T) {
 	}
 }
 
-// compareShortcuts takes steps in random states with the shortcuts and without.
+// compareShortcuts takes steps in random states, with and without the shortcuts.
 func (s *scene) compareShortcuts(rounds int64) {
 	t := s.t
 	t.Helper()
@@ -146,7 +146,7 @@ func (s *scene) compareShortcuts(rounds int64) {
 			id = x.ids[map[string]int{"acquire": 1, "release": 0}[what]]
 		case 4, 5:
 			x.joined(rng, began)
-			if ends := []int64{-60_000, 0, 7_200_000}[rng.Intn(3)]; ends != 0 && len(x.ids) > 3 { // of the head
+			if ends := []int64{-60_000, 0, 7_200_000}[rng.Intn(3)]; ends != 0 && len(x.ids) > 3 { // the head's lease
 				x.commands = append(x.commands, []any{"ZADD", 3, began + ends, x.ids[2]})
 			}
 			id = x.ids[2]
@@ -157,11 +157,11 @@ func (s *scene) compareShortcuts(rounds int64) {
 			}
 		}
 		used := []uint64{0, 0, 1, 7_200_000_000}[rng.Intn(4)]
-		var cool time.Duration // which takes the long way
+		var cool time.Duration // other than 0, it takes the long way
 		if rng.Intn(4) == 0 {
 			cool = someCooldown(rng)
 		}
-		if what == "acquire" { // whether it took the shortcut is not seen in its answer
+		if what == "acquire" { // its answer does not show whether it took the shortcut
 			s.put(x)
 			r, short := s.runScript(what, &alone, id, 0, 0)
 			if short || r.err == nil {
@@ -197,7 +197,7 @@ func (s *scene) compareShortcuts(rounds int64) {
 			for _, l := range inboxes {
 				for _, m := range l.received() {
 					if m.Kind == "echo" && r.Outcome == protocol.Granted {
-						continue // it proves nothing that the answer does not
+						continue // it proves no more than the answer does
 					}
 					got[i] += fmt.Sprint("\ntold ", m.Kind, " ", m.ID, " ", names.name(m.Token), " ", m.Token >= m.Clock, " ", m.More, " ", m.Link)
 				}
@@ -223,8 +223,8 @@ func (s *scene) compareShortcuts(rounds int64) {
 }
 
 // vote_fast.lua, and release_fast.lua before a cancel, do the same as the scripts that follow
-// them, except that vote_fast.lua does not notify the owner of a request that is not the first,
-// and lets the queue's keys live for two TTLs at least instead of three.
+// them, with two exceptions: vote_fast.lua notifies the owner only of a request that is first in
+// the queue, and lets the queue's keys live for at least two TTLs instead of three.
 func TestTheShortcutsOfAVoteDoWhatTheLongWayDoes(t *testing.T) {
 	t.Parallel()
 	quick := map[string]Script{"acquire": VoteAcquireScript, "release": ReleaseScript, "cancel": VoteCancelScript}
@@ -244,7 +244,7 @@ func TestTheShortcutsOfAVoteDoWhatTheLongWayDoes(t *testing.T) {
 			what := []string{"acquire", "release", "cancel"}[rng.Intn(3)]
 			id := x.ids[rng.Intn(len(x.ids))]
 			ticket := []uint64{uint64(began * 1000), uint64(rng.Intn(6))}[rng.Intn(2)]
-			used := []uint64{0, 1, ^uint64(4), 1_000_000, 7_200_000_000}[rng.Intn(5)] // one is less than the last
+			used := []uint64{0, 1, ^uint64(4), 1_000_000, 7_200_000_000}[rng.Intn(5)] // one makes a token below the last
 
 			switch rng.Intn(4) { // the common cases are too rare in random states
 			case 0:
@@ -333,7 +333,7 @@ func TestTheShortcutsOfAVoteDoWhatTheLongWayDoes(t *testing.T) {
 	})
 }
 
-// settled is a mark of long ago.
+// settled is a mark that was set long ago.
 const settled = "1000000000000001"
 
 // ticketLast does what vote_fast.lua does for the script behind it.
@@ -347,8 +347,9 @@ func owned(s *scene) string {
 	return "taken"
 }
 
-// runVote runs a script with the arguments of acquire on a quorum's server. It passes on what
-// the script says of the mark, and calls shortcut if that was taken, whose reply is not nested.
+// runVote runs a script with the arguments of acquire on a quorum's server. It passes what the script
+// says about the mark to say, and calls shortcut if the script took its shortcut, whose reply is not
+// nested.
 func (s *scene) runVote(sc *Script, id, mark, known string, ticket uint64, say func(string), shortcut func()) (r result) {
 	s.t.Helper()
 	all, ttl := s.keys.All(), ttlOf(s.t, id)
@@ -391,8 +392,8 @@ func (s *scene) runVote(sc *Script, id, mark, known string, ticket uint64, say f
 	return r
 }
 
-// runEnd runs a script with the arguments of release or cancel, and calls shortcut if that
-// was taken, whose reply is a number.
+// runEnd runs a script with the arguments of release or cancel, and calls shortcut if the script took
+// its shortcut, whose reply is a number.
 func (s *scene) runEnd(what string, sc *Script, id string, last uint64, shortcut func()) (r result) {
 	s.t.Helper()
 	all := s.keys.All()
@@ -409,13 +410,13 @@ func (s *scene) runEnd(what string, sc *Script, id string, last uint64, shortcut
 	if r.Answer, err = parseAnswer(reply); err != nil {
 		s.t.Fatal(err)
 	}
-	if what == "cancel" && reply[2] == int64(0) { // it did not own
+	if what == "cancel" && reply[2] == int64(0) { // the request did not own the lock
 		r.Outcome, r.Token = protocol.NotOurs, uint64(reply[3].(int64))
 	}
 	return r
 }
 
-// granted returns the answer that a shortcut gives in the form of a token.
+// granted parses the reply of a shortcut that grants the lock: only the token.
 func granted(text string) (protocol.Answer, error) {
 	token, err := parseToken(text)
 	return protocol.Answer{Outcome: protocol.Granted, Token: token, Clock: token}, err
@@ -458,8 +459,8 @@ func (s *scene) runScript(what string, sc *Script, id string, last uint64, cool 
 	return r, false
 }
 
-// A script finds a key of another type before it writes anything. One that does not use that
-// key may do all of its work, and leaves it alone.
+// A script that uses a key of another type fails before it writes anything. A script that does not use
+// that key may do all of its work, and leaves the key alone.
 func TestAKeyOfAnotherTypeStopsAScriptBeforeItsFirstWrite(t *testing.T) {
 	t.Parallel()
 	onScripts(t, func(t *testing.T, s *scene) {

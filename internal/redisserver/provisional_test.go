@@ -10,7 +10,7 @@ import (
 // Provisional grants (docs/design.md, section 4): where no count proves a waiter gone, one that
 // is notified of its grant owns for protocol.ProvisionalTTL, until it says that it is there.
 
-// ownsFor returns for how long id owns the lock yet, 0 if it does not.
+// ownsFor returns for how much longer id owns the lock, 0 if it does not.
 func (s *scene) ownsFor(id string) time.Duration {
 	s.t.Helper()
 	st := s.look()
@@ -100,7 +100,7 @@ func TestAWaiterWithoutAPOwnsForItsTTL(t *testing.T) {
 	})
 }
 
-// It hears of it by the answer, so it is there.
+// A request that learns of its grant from the answer is known to be alive.
 func TestAWaiterWithAPThatIsAnsweredOwnsForItsTTL(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		for _, m := range []protocol.Mode{protocol.Exclusive, protocol.Shared} {
@@ -168,7 +168,7 @@ func TestAWaiterWithAPThatIsDeadIsFollowedByTheNextWhenItsTimeIsOver(t *testing.
 			if a := s.waits(s.acquire(alive), len(dead)-1-i); a.Left > protocol.ProvisionalTTL {
 				t.Errorf("it is told to wait for %v", a.Left)
 			}
-			s.raw("DEL", s.keys.Lock) // its time is over
+			s.raw("DEL", s.keys.Lock) // its provisional lease has ended
 			s.raw("DEL", s.keys.Readers())
 			late := s.acquire(alive)
 			if i == len(dead)-1 {
@@ -176,7 +176,7 @@ func TestAWaiterWithAPThatIsDeadIsFollowedByTheNextWhenItsTimeIsOver(t *testing.
 			}
 		}
 		s.owned(alive)
-		// The dead one was not dead, but slow.
+		// The waiter taken for dead was only slow.
 		for _, id := range dead {
 			if s.renew(id) {
 				t.Errorf("%s renewed what is another's", id)

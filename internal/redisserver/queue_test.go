@@ -155,7 +155,7 @@ func TestALateCopyOfTheFirstAcquireKeepsThePlace(t *testing.T) {
 	})
 }
 
-// Such as the waiter of a late copy of acquire, which does not ask again.
+// For example, a late copy of acquire leaves a waiter that never asks again.
 func TestThoseWhoWaitNoMoreAreForgottenWhileTheLockIsBusy(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		s.gets(s.acquire(s.writer("A")))
@@ -163,7 +163,7 @@ func TestThoseWhoWaitNoMoreAreForgottenWhileTheLockIsBusy(t *testing.T) {
 		s.waits(s.acquire(first), 0)
 		s.waits(s.acquire(gone), 1)
 		s.dies(gone)
-		s.raw("PEXPIRE", s.keys.Waiters(), 2*long.Milliseconds()-1) // as it is some time later
+		s.raw("PEXPIRE", s.keys.Waiters(), 2*long.Milliseconds()-1) // as it would be some time later
 		s.acquire(last)
 		if s.raw("ZSCORE", s.keys.Waiters(), gone) != nil {
 			t.Error("still among those who wait")
@@ -210,7 +210,7 @@ func TestAReaderDoesNotOvertakeAWaitingWriter(t *testing.T) {
 	})
 }
 
-// In a long queue most of what the server does for those that wait are their re-checks.
+// In a long queue, most of the server's work for waiters is their re-checks.
 func TestAReCheckBehindAnotherWriterIsAFewCalls(t *testing.T) {
 	for _, quorum := range []bool{false, true} {
 		onOwnServer(t, func(t *testing.T, s *scene) {
@@ -239,7 +239,7 @@ func TestAReCheckBehindAnotherWriterIsAFewCalls(t *testing.T) {
 					most += 2 // the mark and its time
 				}
 				if quorum && c.Echo == "" {
-					most++ // vote_fast.lua tries whether the lock is free
+					most++ // vote_fast.lua checks whether the lock is free
 				}
 				for line := range strings.Lines(s.rdb.Info(t.Context(), "commandstats").Val()) {
 					name, rest, _ := strings.Cut(line, ":calls=")
@@ -256,8 +256,8 @@ func TestAReCheckBehindAnotherWriterIsAFewCalls(t *testing.T) {
 	}
 }
 
-// A dead head is dropped by the first hundred behind it. Those further behind would find out for
-// nothing, each of them, that it is alive.
+// Only the first hundred waiters behind a dead head drop it. If those further behind looked as well, each
+// would usually just find the head alive.
 func TestAReCheckFromFarBehindLeavesADeadHead(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		s.gets(s.acquire(s.writer("A")))
@@ -272,7 +272,7 @@ func TestAReCheckFromFarBehindLeavesADeadHead(t *testing.T) {
 		s.waits(s.acquire(waiters[99]), 98)
 		s.queued(waiters[1:]...)
 
-		// All in front of it may be dead: it looks now and then.
+		// All waiters ahead may be dead, so even one this far behind looks now and then.
 		last := s.writer("B")
 		s.waits(s.acquire(last), 101)
 		s.raw("ZADD", s.keys.Waiters(), s.now()-1000, waiters[1])

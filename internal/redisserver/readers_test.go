@@ -62,7 +62,7 @@ func TestAMarkerLivesNoLongerThanTheReadersThatAWriterCutDown(t *testing.T) {
 	})
 }
 
-// Whichever reader came last.
+// The order in which the readers came does not matter.
 func TestTheMarkerLivesAsLongAsTheLongestReader(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		patient, brief := s.id("A", protocol.Shared, 50*time.Second), s.id("B", protocol.Shared, 20*time.Second)

@@ -26,7 +26,7 @@ func TestAReadOnlyServerDoesNotSayThatAnOwnerOwnsNoMore(t *testing.T) {
 		s.raw("REPLICAOF", "NO", "ONE")
 		s.clear()
 		f()
-		s.raw("REPLICAOF", "127.0.0.1", "1") // no server is there
+		s.raw("REPLICAOF", "127.0.0.1", "1") // no server listens there
 	}
 	owner, reader := s.writer("A"), s.reader("A")
 	states := map[string]func(){
@@ -78,7 +78,7 @@ func TestAReadOnlyServerDoesNotSayThatAnOwnerOwnsNoMore(t *testing.T) {
 	// The same on a real replica that was cut off from its primary.
 	s.raw("REPLICAOF", host, port)
 	p := newScene(t, primary.Client(), "", "x")
-	for until := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) { // between two looks
+	for until := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) { // between two polls
 		if info := rdb.Info(context.Background(), "replication").Val(); strings.Contains(info, "master_link_status:up") {
 			break
 		}
@@ -87,7 +87,7 @@ func TestAReadOnlyServerDoesNotSayThatAnOwnerOwnsNoMore(t *testing.T) {
 		}
 	}
 	s.raw("REPLICAOF", "127.0.0.1", "1")
-	p.gets(p.acquire(owner)) // which the replica does not receive
+	p.gets(p.acquire(owner)) // the replica does not receive this
 	if r := s.renewal(owner); r.Outcome != protocol.Unanswered || r.Err == nil {
 		t.Errorf("renewal says %d, %v", r.Outcome, r.Err)
 	}
@@ -195,7 +195,7 @@ func TestAReadOnlyServerThatIsBehindGivesNoAnswer(t *testing.T) {
 	}
 }
 
-// The same where the replica still has an owner that has released since.
+// The same if the replica still shows an owner that has released the lock since.
 func TestAReadOnlyServerThatIsBehindRenewsNothing(t *testing.T) {
 	r := redistest.NewReplication(t, 1)
 	primary, replica := r.Nodes[0].Client(), r.Nodes[1].Client()

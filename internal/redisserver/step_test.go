@@ -199,10 +199,10 @@ func (x *scattering) contested(rng *rand.Rand, now int64) {
 	x.commands = append(x.commands, []any{"PEXPIRE", 1, 900_000}, []any{"PEXPIRE", 3, 900_000})
 }
 
-// joined is contested, with one TTL for nearly all, waiting leases as
-// they are when the head of the queue has asked lately, or has not, and keys of the queue that
-// expire late enough, or not. x.ids[1] waits for the first time, or has a place already; those
-// after it are in the queue, or, if there are none, another one is not.
+// joined is contested, with one TTL for nearly all requests. The head of the queue has asked lately or
+// not, with waiting leases to match, and the queue's keys expire late enough or not. x.ids[1] waits for
+// the first time, or has a place already. The ids after it are in the queue; if nobody is, another id
+// follows that is not.
 func (x *scattering) joined(rng *rand.Rand, now int64) {
 	x.contested(rng, now)
 	x.only(4)

@@ -10,9 +10,9 @@ import (
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
-// On a quorum each command runs on every server, so the calls within the scripts are what a
-// lease costs most of. A lock that is wanted by others takes the calls of "joins the queue" and
-// of "hands over" for each lease, and a free one those of "takes a free lock" and "gives back".
+// On a quorum each command runs on every server, so the calls within the scripts are most of a lease's
+// cost. Each lease of a contended lock takes the calls of "joins the queue" and "hands over", and each
+// lease of a free lock those of "takes a free lock" and "gives back".
 func TestWhatALeaseOfAQuorumAsksOfEachServer(t *testing.T) {
 	onOwnServer(t, func(t *testing.T, s *scene) {
 		s.srv = NewMember(s.rdb, "", time.Minute)
@@ -99,8 +99,8 @@ func TestAVoteDoesNotPassThoseThatWait(t *testing.T) {
 	})
 }
 
-// A server does a bounded part of the work at a time. A cancel that goes to it as a single command
-// is repeated until all is done, as one in a pipeline is.
+// A server does a bounded part of the work at a time. A cancel that is sent as a single command is
+// repeated until all is done, like one in a pipeline.
 func TestACancelOnAQuorumsServerLetsAllReadersIn(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		s.srv = NewMember(s.srv.Rdb, "", time.Minute)
