@@ -105,6 +105,31 @@ func TestAKeyPrefixMayBeginAHashTagThatNamesEnd(t *testing.T) {
 	})
 }
 
+func TestClientsWhosePrefixesAndNamesMakeOneKeyExcludeButDoNotWakeEachOther(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		for _, prefixes := range [][2]string{{"a:", ""}, {"", "a:"}} {
+			name := func(i int) string { return strings.TrimPrefix("a:b", prefixes[i]) }
+			held := lock(t, newClient(t, s, leased.WithKeyPrefix(prefixes[0])).Mutex(name(0)))
+			waiter := newClient(t, s, leased.WithKeyPrefix(prefixes[1])).Mutex(name(1))
+			got := make(chan *leased.Lease)
+			go func() { got <- lock(t, waiter) }()
+			time.Sleep(10 * time.Second)
+			select {
+			case <-got:
+				t.Fatal("two owners")
+			default:
+			}
+			unlock(t, held)
+			released := time.Now()
+			l := <-got
+			if after := time.Since(released); after == 0 || after > 5*time.Second {
+				t.Errorf("entered after %v", after)
+			}
+			unlock(t, l)
+		}
+	})
+}
+
 func TestAPolicyThatIsMissingLaterIsLoggedAndReplaced(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		var out logs
