@@ -12,9 +12,9 @@ import (
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
-// neededCommands are the rights that a user needs besides its keys and channels. On Redis
-// 6.2 write "+pubsub" instead of "+pubsub|numsub". go-redis also sends CLIENT SETINFO,
-// which may be refused.
+// neededCommands are the ACL rules that a user needs besides those for its keys and channels.
+// On Redis 6.2, write "+pubsub" instead of "+pubsub|numsub". go-redis also sends CLIENT
+// SETINFO, which may be denied.
 var neededCommands = []any{
 	"-@all", "+eval", "+evalsha", "+ping", "+hello", "+subscribe", "+unsubscribe", "+publish", "+pubsub|numsub",
 	"+get", "+mget", "+set", "+del", "+exists", "+pexpire", "+pexpireat", "+pttl", "+time",
@@ -56,7 +56,7 @@ func TestAUserWithTheNeededCommandsCanDoAll(t *testing.T) {
 		s.evict()
 		s.gets(s.acquire(a))
 		s.gets(s.downgrade(a, s.reader("A"), 1))
-		for range 110 { // more than one call notifies
+		for range 110 { // more readers than one call notifies
 			s.gets(s.acquire(s.id("D", protocol.Shared, long+time.Duration(s.made)*time.Second)))
 		}
 		if w := s.acquire(s.writer("B")); w.Told == 0 || w.Echo == protocol.EchoDenied {
@@ -70,8 +70,8 @@ func TestAUserWithTheNeededCommandsCanDoAll(t *testing.T) {
 	admin.FlushAll(context.Background())
 }
 
-// A denied PUBLISH returns an error and no count, so the waiter is made owner and finds out
-// at its re-check.
+// A denied PUBLISH returns an error instead of a count of receivers, so the waiter is made owner
+// and learns of it at its re-check.
 func TestADeniedPublishIsNoProofThatTheWaiterIsGone(t *testing.T) {
 	in := redistest.Server(t)
 	admin := in.Client()
@@ -90,7 +90,7 @@ func TestADeniedPublishIsNoProofThatTheWaiterIsGone(t *testing.T) {
 			t.Errorf("%v: an echo that is denied says %d", m, a.Echo)
 		}
 		s.waits(s.acquire(last), 1)
-		if a := s.acquire(next); a.Echo != protocol.EchoDenied { // wanted was to be published
+		if a := s.acquire(next); a.Echo != protocol.EchoDenied { // it would have published wanted
 			t.Errorf("%v: a denied wanted says %d", m, a.Echo)
 		}
 		if a := s.release(owner, 0); a.Handed != 1 {
@@ -113,7 +113,7 @@ func TestADeniedPublishIsNoProofThatTheWaiterIsGone(t *testing.T) {
 	s.clear()
 }
 
-// An error from PUBSUB NUMSUB proves nothing either.
+// An error from PUBSUB NUMSUB does not prove that a waiter is gone, either.
 func TestWhereNobodyMayAskWhoListensAWaiterIsNotTakenForGone(t *testing.T) {
 	in := redistest.Server(t)
 	admin := in.Client()

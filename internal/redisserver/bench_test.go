@@ -15,8 +15,8 @@ import (
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
-// BenchmarkScripts measures what single scripts cost the server, by its own statistics
-// (INFO commandstats). It reports the mean of the cheaper half, because other programs on
+// BenchmarkScripts measures how much time single scripts cost the server, by the server's own
+// statistics (INFO commandstats). It reports the mean of the cheaper half, because other programs on
 // the machine can only add to the cost. ns/op includes the network.
 func BenchmarkScripts(b *testing.B) {
 	rdb := redistest.Server(b).Client()
@@ -100,7 +100,7 @@ func BenchmarkScripts(b *testing.B) {
 	}
 }
 
-// benchScene returns a lock on rdb's server.
+// benchScene returns a scene with a lock on rdb's server.
 func benchScene(b *testing.B, rdb *redis.Client) *scene {
 	k, err := protocol.NewKeys("", "x")
 	if err != nil {
@@ -109,7 +109,7 @@ func benchScene(b *testing.B, rdb *redis.Client) *scene {
 	return &scene{t: b, rdb: rdb, srv: New(rdb, ""), keys: k, real: true}
 }
 
-// benchMember is benchScene on a quorum's server.
+// benchMember is like benchScene, but uses the server as a member of a quorum.
 func benchMember(b *testing.B, rdb *redis.Client) *scene {
 	s := benchScene(b, rdb)
 	s.srv = NewMember(rdb, "", time.Minute)
@@ -117,8 +117,8 @@ func benchMember(b *testing.B, rdb *redis.Client) *scene {
 	return s
 }
 
-// cost reports what a call of run costs the server, averaged over size calls. prepare runs
-// before each group and is not counted.
+// cost reports how much time a call of run costs the server. It measures groups of size calls;
+// prepare runs before each group and is not counted.
 func (s *scene) cost(b *testing.B, size int, prepare, run func()) {
 	var all []float64
 	for b.Loop() {
@@ -140,7 +140,7 @@ func (s *scene) cost(b *testing.B, size int, prepare, run func()) {
 	b.ReportMetric(total/float64(len(all)), "server-µs")
 }
 
-// spent is how many µs the server has spent in scripts.
+// spent returns how many µs the server has spent in scripts so far.
 func (s *scene) spent() int64 {
 	s.t.Helper()
 	var total int64

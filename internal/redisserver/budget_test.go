@@ -10,14 +10,15 @@ import (
 	"github.com/leasedmutex/leased/internal/race"
 )
 
-// The work of one call is bounded, so that the server can serve others in between. The
-// answer says whether the client has to continue.
+// The work of one call is bounded, so that the server can serve other clients between calls.
+// The answer says whether the client has to continue.
 
-// ample is a TTL that does not end while hundreds of requests are made, even on a machine
+// ample is a TTL that does not end while a test makes hundreds of requests, even on a machine
 // under load.
 const ample = 10 * time.Minute
 
-// deadHeads puts n requests with expired waiting leases at the head of the queue.
+// deadHeads puts n dead requests at the head of the queue: without a waiting lease, a request counts
+// as one whose lease has expired.
 func (s *scene) deadHeads(n int) {
 	s.t.Helper()
 	add := []any{"ZADD", s.keys.Queue()}
@@ -52,7 +53,7 @@ func TestACallDropsAtMost500DeadEntriesAndSaysThatMoreMayBeThere(t *testing.T) {
 		if a := s.acquire(next); a.Outcome != protocol.Enqueued || !a.Unfinished {
 			t.Errorf("waits: %+v", a)
 		}
-		if a := s.waits(s.acquire(next), 100); a.Unfinished { // those so far behind leave dead ones to others
+		if a := s.waits(s.acquire(next), 100); a.Unfinished { // a request this far back leaves dead entries to others
 			t.Errorf("it is to go on at once: %+v", a)
 		}
 		s.deadHeads(600)
@@ -72,7 +73,7 @@ func TestACallLetsAtMost100InAndACancelGoesOnUntilAllAre(t *testing.T) {
 		var readers []string
 		crowd := 250
 		if race.Enabled {
-			crowd = 110 // still more than one call lets in
+			crowd = 110 // still more readers than one call lets in
 		}
 		for range crowd {
 			readers = append(readers, s.id("B", protocol.Shared, ample))
@@ -159,8 +160,8 @@ func TestNobodyIsUnfinishedWhenTheLastOf100IsIn(t *testing.T) {
 	})
 }
 
-// Between the calls, some of the notified readers leave and others renew. None may be
-// skipped.
+// Between the calls, some of the notified readers release the lock and others renew. No reader
+// may be skipped.
 func TestAllReadersAreToldOfAWriterThoughACallTellsAbout100(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		var readers []string
@@ -201,7 +202,8 @@ func TestAllReadersAreToldOfAWriterThoughACallTellsAbout100(t *testing.T) {
 	})
 }
 
-// Leases of readers that were granted together end at the same time.
+// Leases of readers that were granted together end at the same time. The next call continues after
+// such a time, so one call has to notify all of these readers.
 func TestReadersWhoseLeasesEndTogetherAreAllTold(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		ends := s.now() + 500_000

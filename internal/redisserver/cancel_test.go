@@ -54,7 +54,7 @@ func TestCancelAnswersNoTokenWhereItProvesNothing(t *testing.T) {
 }
 
 // An owner assigns tokens to its local callers. While the server's clock is behind, the next
-// owner can get the same number.
+// owner can be granted the same token.
 func TestATokenDrawnByItsOwnerProvesARealReleaseOnly(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		s.listen("B")
@@ -91,9 +91,9 @@ func TestCancelGivesBackWhatWasGrantedMeanwhile(t *testing.T) {
 	})
 }
 
-// A message about an owner that has just released is answered with cancel (docs/design.md,
-// section 9, 13). If that cancel notified the next owner, which may have released too by
-// then, it could go on without end.
+// A message to an owner that has just released is answered with cancel (docs/design.md,
+// section 9, row 13). If that cancel notified the next owner, which may have released by then,
+// too, messages and cancels could follow each other without end.
 func TestACancelThatFindsNothingTellsNobodyAndOneOfAPlaceTellsTheOwnersThatOthersWait(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		for _, m := range []protocol.Mode{protocol.Exclusive, protocol.Shared} {
@@ -114,7 +114,7 @@ func TestACancelThatFindsNothingTellsNobodyAndOneOfAPlaceTellsTheOwnersThatOther
 	})
 }
 
-// They need not wait for their re-check.
+// The readers need not wait for their re-check.
 func TestCancellingAWaitingWriterLetsReadersBehindItIn(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		inbox := s.listen("C")

@@ -56,7 +56,7 @@ func TestAllScriptsRunInClusterMode(t *testing.T) {
 // clusterReady polls until a cluster of one node is up, since there is no event to wait for.
 func clusterReady(t *testing.T, rdb *redis.Client) {
 	t.Helper()
-	for until := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) { // between two looks
+	for until := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) { // between two polls
 		info, err := rdb.ClusterInfo(context.Background()).Result()
 		if err == nil && strings.Contains(info, "cluster_state:ok") {
 			return
@@ -67,8 +67,8 @@ func clusterReady(t *testing.T, rdb *redis.Client) {
 	}
 }
 
-// A slot in migration answers TRYAGAIN to a script that names several keys if one of them is
-// missing, so a writer's renewal names a single one.
+// While a slot is migrated, a script that names several of its keys fails with TRYAGAIN if one of
+// them is missing, so a writer's renewal names a single key.
 func TestAWritersRenewalNamesOneKeyAndAReadersTwo(t *testing.T) {
 	server := redistest.MiniTCP(t)
 	named := &sentKeys{}

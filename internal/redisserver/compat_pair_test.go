@@ -11,8 +11,8 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// pair is two clients of one lock, each with a few requests, and what the answers and
-// messages told them. Both have an inbox, and nothing expires.
+// pair is two clients of one lock, each with a few requests, and what they know from answers and
+// messages. Both have an inbox, and nothing expires.
 type pair struct {
 	t       *testing.T
 	s       *scene
@@ -22,9 +22,9 @@ type pair struct {
 	rng        *rand.Rand
 	owns       map[string]uint64 // id → token, as its client knows it
 	waiting    []string          // in the order of their answers
-	ended      []string          // ended, for late copies
-	downgrades []step            // downgrades, for late copies too
-	top        uint64            // greatest token of a writer
+	ended      []string          // to send late copies of their commands
+	downgrades []step            // all that were sent, also for late copies
+	top        uint64            // greatest token so far
 	log        []string
 }
 
@@ -105,8 +105,8 @@ func (p *pair) act() {
 	}
 }
 
-// ahead returns by how much the tokens that an owner assigned locally exceed its own. An
-// hour's worth is more than the server's clock catches up with.
+// ahead returns by how much the last token that an owner assigned locally exceeds the token of its
+// grant. An hour's worth is more than the server's clock can catch up with during the test.
 func (p *pair) ahead() uint64 { return []uint64{0, 0, 5, 3_600_000_000}[p.rng.Intn(4)] }
 
 func writes(id string) bool { return strings.HasPrefix(id, "leased1:w") }
@@ -115,7 +115,7 @@ func (p *pair) take(st step) {
 	token, owned := p.owns[st.id]
 	last := uint64(0)
 	if st.used > 0 {
-		last = token + st.used // leases granted locally
+		last = token + st.used // tokens assigned locally
 	}
 	o, answer := p.callers[client(st.id)].take(st, last)
 	p.log = append(p.log, fmt.Sprintf("%+v last %d: %d, token %d", st, last, o, answer))
@@ -142,10 +142,10 @@ func (p *pair) take(st step) {
 		}
 		return
 	}
-	handed, _ := p.told() // granted before the answer was sent
+	handed, _ := p.told() // grants that were published before the answer was sent
 	if asked != "" && o == protocol.Granted {
 		if again, ok := p.owns[asked]; ok && !handed[asked] {
-			answer = max(answer, again) // asked again
+			answer = max(answer, again) // it owned already
 		} else {
 			handed[asked] = true
 		}
@@ -183,8 +183,8 @@ func (p *pair) told() (handed map[string]bool, revoked map[string]uint64) {
 	return handed, revoked
 }
 
-// evict evicts the owners, and checks that each is notified, whatever its version, with a
-// token that is not of an earlier grant, and that the next are granted.
+// evict evicts the owners. It checks that each is notified, whatever its version, with a token that
+// is not below its own, and that those who may enter next are granted the lock.
 func (p *pair) evict(by string) {
 	owners := p.owners()
 	evicted := p.callers[by].evict()
@@ -226,8 +226,7 @@ func (p *pair) served(handed map[string]bool, asked string) {
 	}
 }
 
-// grew checks that a writer's token is above all earlier ones, and a reader's above all
-// earlier writers'.
+// grew checks that the token of id, which was just granted the lock, is above all earlier ones.
 func (p *pair) grew(id string) {
 	token := p.owns[id]
 	if token <= p.top {

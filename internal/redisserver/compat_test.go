@@ -29,7 +29,7 @@ const (
 	manifest  = "MANIFEST" // one line for each script: name, SHA-1 of the whole, its parts in order
 )
 
-// frozenParts are the files that version 1 joined to each script.
+// frozenParts names the files that version 1 joined into each script.
 var frozenParts = map[string][]string{
 	"acquire":      {"recheck_fast", "acquire_fast", "acquire_arguments", "common", "acquire"},
 	"release":      {"release_fast", "release_arguments", "common", "release"},
@@ -243,8 +243,8 @@ func (c *speaker) evict() []string {
 	return owners
 }
 
-// In TestVersion1AndTodaysScriptsShareALock, client A speaks one version and B the other.
-// After each of many random calls it checks what must always hold.
+// TestVersion1AndTodaysScriptsShareALock has client A speak one version and client B the other. After
+// each of many random calls, it checks what must always hold.
 func TestVersion1AndTodaysScriptsShareALock(t *testing.T) {
 	t.Parallel()
 	old := frozen(t)

@@ -8,11 +8,13 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// A cool-down: a writer that gives the lock back has it kept from all others for a while.
+// These tests are about the cool-down: a writer that gives the lock back has the lock kept from
+// everybody for a while.
 
 const cool = 20 * time.Second
 
-// cooling fails unless the lock cools down after id had it, for about left.
+// cooling fails the test unless the lock is in the cool-down that id asked for when it gave the
+// lock back, with about left remaining.
 func (s *scene) cooling(id string, left time.Duration) {
 	s.t.Helper()
 	st := s.look()
@@ -26,10 +28,10 @@ func (s *scene) cooling(id string, left time.Duration) {
 	}
 }
 
-// patient is how long a test may take between two steps.
+// patient is how much time may pass between two steps of a test.
 const patient = 15 * time.Second
 
-// giveBacks are the ways in which a writer gives the lock back with a cool-down.
+// giveBacks returns the ways in which a writer can give the lock back with a cool-down.
 func (s *scene) giveBacks() map[string]func(id string, cool time.Duration) {
 	give := func(c protocol.Command) { s.must(s.do(c)) }
 	return map[string]func(string, time.Duration){
@@ -76,13 +78,13 @@ func TestAWriterCanHaveTheLockKeptWhenItGivesItBack(t *testing.T) {
 					t.Errorf("%s: the cancel that proves the release is answered %+v, want token %d", what, r, token)
 				}
 				s.cooling(owner, cool)
-				b.received()   // the cancel has told it again
+				b.received()   // the cancel has notified the head again
 				s.renew(owner) // late copies
 				s.release(owner, 0)
 				s.cooling(owner, cool)
 				s.raw("PEXPIRE", s.keys.Lock, 1)
 				for s.raw("EXISTS", s.keys.Lock) != int64(0) {
-					time.Sleep(time.Millisecond) // between two looks
+					time.Sleep(time.Millisecond) // between two polls
 				}
 				if s.gets(s.acquire(next)) <= token {
 					t.Errorf("%s: the next token is not above %d", what, token)
@@ -109,7 +111,7 @@ func TestAReaderGivesTheLockBackAtOnce(t *testing.T) {
 		s.listen("B")
 		for what, giveBack := range s.giveBacks() {
 			if what == "yield" {
-				continue // for the writer of its own that it brings in
+				continue // it enqueues another writer, which the release of next would grant
 			}
 			owner, next := s.reader("A"), s.writer("B")
 			s.gets(s.acquire(owner))
@@ -137,7 +139,7 @@ func TestACooldownIsClampedWhenTheClockWentBackAndEndedByAnEviction(t *testing.T
 	})
 }
 
-// Part of a millisecond counts as a whole one.
+// A fraction of a millisecond is rounded up.
 func TestACooldownDoesNotEndEarly(t *testing.T) {
 	args := withCooldown(3*time.Millisecond+time.Nanosecond, "x")
 	if len(args) != 2 || args[1] != "4" {
@@ -145,7 +147,7 @@ func TestACooldownDoesNotEndEarly(t *testing.T) {
 	}
 }
 
-// A full server admits it: its first write is a PEXPIRE.
+// A full server carries out a cool-down, because the first write is a PEXPIRE.
 func TestAFullServerAdmitsACooldown(t *testing.T) {
 	onOwnServer(t, func(t *testing.T, s *scene) {
 		ctx := context.Background()

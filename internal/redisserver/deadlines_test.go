@@ -39,8 +39,8 @@ func TestCommandsThatBeginTogetherShareTheirDeadline(t *testing.T) {
 	})
 }
 
-// Limits are told apart by slots, and two that would fall into one must not take turns in it: each
-// command would then begin a context that nothing ends before its deadline.
+// Each limit has a slot of its own. If two limits alternated in one slot, every command would create
+// a context, and nothing ends such a context before its deadline.
 func TestCommandsOfTwoLimitsDoNotTakeEachOthersContext(t *testing.T) {
 	base, stop := context.WithCancel(context.Background())
 	defer stop()

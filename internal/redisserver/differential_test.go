@@ -18,7 +18,7 @@ import (
 
 var differentialSeeds = flag.Int("differential.seeds", 30, "random sequences that the embedded and the real server have to agree on")
 
-// TestTheEmbeddedServerAnswersLikeARealOne takes the same random steps on both, and compares
+// TestTheEmbeddedServerAnswersLikeARealOne takes the same random steps on both servers, and compares
 // answers, messages and keys after each. What other tests prove on the embedded server holds
 // on a real one as far as the two agree. To run a failed seed alone, use -differential.from.
 func TestTheEmbeddedServerAnswersLikeARealOne(t *testing.T) {
@@ -27,8 +27,8 @@ func TestTheEmbeddedServerAnswersLikeARealOne(t *testing.T) {
 	}
 }
 
-// testDifferences does so on a server of its own, or on one of a quorum, where requests are
-// placed by tickets, tokens are written back, and answers come with the server's mark.
+// testDifferences does so with servers that are used alone, or as members of a quorum. In a quorum,
+// requests are placed by tickets, tokens are written back, and answers come with the server's mark.
 func testDifferences(t *testing.T, quorum bool) {
 	t.Parallel()
 	in := redistest.Shared(t)
@@ -94,7 +94,7 @@ func (d *twins) run(seed int64) bool {
 	d.clear()
 	for range stepsASeed {
 		if d.quick && provisionalEnds(began) {
-			return true // on one of the two, perhaps
+			return true // it may have ended on only one of the two servers
 		}
 		if !d.act() {
 			return d.quick && provisionalEnds(began)
@@ -133,7 +133,8 @@ func (d *twins) known() string {
 	return d.ids[max(0, len(d.ids)-1-d.rng.Intn(8))]
 }
 
-// ticket places a request on a server of a quorum. Some are equal.
+// ticket returns what decides a request's place in the queue on a quorum's server. Some tickets are
+// equal.
 func (d *twins) ticket() uint64 {
 	if !d.quorum {
 		return 0
@@ -141,7 +142,7 @@ func (d *twins) ticket() uint64 {
 	return 1_700_000_000_000_000 + uint64(d.rng.Intn(8))
 }
 
-// mark does to the mark what a restart without data, and others, can do.
+// mark changes the servers' marks as a restart that loses the data, or other events, can.
 func (d *twins) mark() {
 	n := d.rng.Intn(3)
 	d.log = append(d.log, fmt.Sprintf("mischief %d of the mark", n))
@@ -197,7 +198,7 @@ func (d *twins) act() bool {
 	return d.mischief()
 }
 
-// mischief does what foreign clients can do to the keys, and expires what would have expired
+// mischief changes the keys as foreign clients can, and ends leases that would otherwise end only
 // by waiting.
 func (d *twins) mischief() bool {
 	id, n := d.known(), d.rng.Intn(9)
@@ -216,7 +217,7 @@ func (d *twins) mischief() bool {
 			if st.value != protocol.MarkerValue {
 				s.raw("DEL", s.keys.Lock)
 			}
-		case 3, 4: // a reader's ends, and the marker's with the last
+		case 3, 4: // a reader's lease ends, and the marker expires with the last one
 			if _, reads := st.readers[id]; reads {
 				s.raw("ZADD", s.keys.Readers(), "XX", st.clock-50_000, id)
 				delete(st.readers, id)
@@ -228,12 +229,12 @@ func (d *twins) mischief() bool {
 					s.raw("PEXPIREAT", s.keys.Lock, top)
 				}
 			}
-		case 5: // a waiter's ends
+		case 5: // a waiter's lease ends
 			s.raw("ZADD", s.keys.Waiters(), "XX", st.clock-50_000, id)
 		case 6: // a real expiry, for which there is no event to wait for
 			s.raw("PEXPIRE", s.keys.Lock, 1)
 			for s.raw("EXISTS", s.keys.Lock) != int64(0) {
-				time.Sleep(time.Millisecond) // between two looks
+				time.Sleep(time.Millisecond) // between two polls
 			}
 		case 7:
 			s.raw("DEL", s.keys.Meta())
@@ -282,8 +283,9 @@ func (d *twins) take(st step) bool {
 	return d.same()
 }
 
-// unordered sorts messages to all readers. They are sent in the order in which their leases
-// end, which may be the same millisecond on one server and two on the other.
+// unordered sorts the messages that go to all readers by id. They are sent in the order in which the
+// readers' leases end, and two leases may end in the same millisecond on one server but not on the
+// other.
 func unordered(all []protocol.Message) []protocol.Message {
 	for from := 0; from < len(all); {
 		to := from + 1
@@ -300,8 +302,8 @@ func unordered(all []protocol.Message) []protocol.Message {
 
 // same compares the keys. An expiry was set by some step, so it differs by no more than the
 // longest step took, and by 1 ms more for each step that set it again to what PTTL returned:
-// the embedded server counts nanoseconds, which its PTTL cuts off. A look adds less than
-// 3 ms, because the clock and PTTL are cut off too, and read at different times.
+// the embedded server counts nanoseconds, which its PTTL cuts off. A look adds less than 3 ms,
+// because it reads the clock and PTTL at different times, and both are cut off to milliseconds.
 func (d *twins) same() bool {
 	a, b := d.sides[0].look(), d.sides[1].look()
 	one, two := a.shape(&d.names[0]), b.shape(&d.names[1])

@@ -10,7 +10,7 @@ import (
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
-// Rule 12: a downgrade keeps what the client has.
+// Rule 12: a downgrade only keeps what the client has, so it needs no memory.
 func TestAFullServerCarriesOutADowngrade(t *testing.T) {
 	onOwnServer(t, func(t *testing.T, s *scene) {
 		owner, behind, last := s.writer("A"), s.reader("B"), s.writer("C")
@@ -41,9 +41,9 @@ func TestAFullServerCarriesOutADowngrade(t *testing.T) {
 	})
 }
 
-// An ACL can forbid a single command and so stop a script half-way. Whichever it forbids,
-// one of the two ids still owns, no writer gets in between, and the same downgrade succeeds
-// when the command is allowed again.
+// An ACL can forbid a single command, and so stop a script halfway. Whichever command it forbids,
+// one of the two ids still owns the lock, no other writer gets in, and the same downgrade succeeds
+// once the command is allowed again.
 func TestADowngradeThatAnACLStopsHalfWayLeavesTheLockOwned(t *testing.T) {
 	in := redistest.Server(t)
 	admin := in.Client()
@@ -76,7 +76,8 @@ func TestADowngradeThatAnACLStopsHalfWayLeavesTheLockOwned(t *testing.T) {
 	}
 }
 
-// The copy finds that old does not own, and no writer got in between.
+// A late copy finds that old no longer owns the lock. While next does, its grant is confirmed and
+// no writer gets in; afterwards the copy changes nothing.
 func TestADowngradeLetsReadersInAndItsLateCopyGivesNothingAway(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		old, next, r, w := s.writer("A"), s.reader("A"), s.reader("B"), s.writer("C")

@@ -10,8 +10,8 @@ import (
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
-// twoNodes is a Cluster whose second node serves all locks. What is published without a
-// choice goes to the first one.
+// twoNodes is a Cluster whose second node, locks, serves all locks. A message that is published
+// without choosing a node goes to the first one.
 type twoNodes struct {
 	*redis.Client
 	locks *redis.Client

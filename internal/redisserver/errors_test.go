@@ -13,7 +13,7 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// answerError is an error of Redis as go-redis returns it.
+// answerError is an error reply of Redis, as go-redis returns it.
 type answerError string
 
 func (e answerError) Error() string { return string(e) }
@@ -59,7 +59,7 @@ func TestAnErrorSaysWhetherWaitingMendsIt(t *testing.T) {
 		{&net.OpError{Op: "read", Err: errors.New("reset")}, protocol.NoAnswer},
 		{&net.OpError{Op: "dial", Err: errors.New("refused")}, protocol.NeverSent},
 		{redis.ErrPoolTimeout, protocol.NeverSent},
-		{errPoolExhausted{3}, protocol.NoAnswer}, // a guess
+		{errPoolExhausted{3}, protocol.NoAnswer}, // a guess: the command may have been sent
 		{ErrRedisClosed, protocol.ClientClosed},
 	} {
 		if got := Classify(c.err); got.Kind != c.want {

@@ -72,8 +72,8 @@ func TestAllOfManyEvictedReadersAreTold(t *testing.T) {
 	})
 }
 
-// An owner that is evicted on a majority of a quorum gives back what it has left, and that lets
-// the next one in, which is not the one to be evicted.
+// An owner that was evicted from a majority of a quorum's servers gives the lock back on the others,
+// which lets the next owner in there. An eviction that arrives afterwards must not evict that one.
 func TestTheNextOwnerIsNotEvictedForTheOneBefore(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		inbox := s.listen("B")

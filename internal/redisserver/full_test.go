@@ -20,8 +20,8 @@ func (s *scene) room() { s.raw("CONFIG", "SET", "maxmemory", "0") }
 // Rule 12: giving something back, or keeping what a client has, needs no memory.
 func TestAFullServerCarriesOutWhatGivesBackOrKeeps(t *testing.T) {
 	onOwnServer(t, func(t *testing.T, s *scene) {
-		// Each case begins with an owner of each mode and a waiter, and acts when the server
-		// is full.
+		// Each case runs once for each mode of the owner. It begins with an owner and a waiter,
+		// and acts once the server is full.
 		for _, m := range []protocol.Mode{protocol.Exclusive, protocol.Shared} {
 			cases := map[string]func(owner, waiter, fresh string){
 				"release": func(owner, waiter, _ string) {
@@ -110,8 +110,8 @@ func TestAFullServerCarriesOutWhatGivesBackOrKeeps(t *testing.T) {
 	})
 }
 
-// Rule 12, beside a reader with a longer TTL, where no key's expiry has to be extended before
-// the reader's score.
+// Rule 12, beside a reader with a longer TTL: there, no key's expiry has to be extended before the
+// script writes the reader's score.
 func TestAFullServerExtendsAShortReaderBesideALongOne(t *testing.T) {
 	onOwnServer(t, func(t *testing.T, s *scene) {
 		patient, brief := s.id("A", protocol.Shared, 2*long), s.id("B", protocol.Shared, long)
@@ -129,12 +129,12 @@ func TestAFullServerExtendsAShortReaderBesideALongOne(t *testing.T) {
 	})
 }
 
-// A script that needs memory fails before it has changed anything, a shortcut too.
+// A script that needs memory fails before it has changed anything, even if it takes its shortcut.
 func TestAFullServerRefusesANewOwnerAndANewWaiterAndKeepsNothingOfThem(t *testing.T) {
 	onOwnServer(t, func(t *testing.T, s *scene) {
 		for i := range 24 {
 			m := []protocol.Mode{protocol.Exclusive, protocol.Shared}[i%2]
-			taken, newcomer, quorum := i/2%3, i/6%2 == 1, i/12 == 1 // how many own or wait
+			taken, newcomer, quorum := i/2%3, i/6%2 == 1, i/12 == 1 // taken: how many requests own or wait
 			if s.srv = New(s.srv.Rdb, ""); quorum {
 				s.srv = NewMember(s.srv.Rdb, "", time.Minute)
 			}

@@ -2,7 +2,7 @@ package redisserver
 
 import "testing"
 
-// FuzzParseAnswer has a reply made of any numbers and texts.
+// FuzzParseAnswer parses replies made of arbitrary numbers and strings.
 func FuzzParseAnswer(f *testing.F) {
 	f.Add(int64(1), int64(7), int64(7), int64(0), int64(15000), "leased1:w:1:u:a:b", 8)
 	f.Add(int64(2), int64(7), int64(7), int64(3), int64(-1), "someone else", 12)

@@ -46,8 +46,8 @@ func TestAForeignOwnerIsNeitherReleasedNorRenewedNorExtended(t *testing.T) {
 	})
 }
 
-// extends fails the test unless act gives an owner its full TTL again, of which little is
-// left. act gets the owner's id and token.
+// extends fails the test unless act restores the full TTL of an owner that has little of it left.
+// act gets the owner's id and token.
 func (s *scene) extends(t *testing.T, act func(id string, token uint64)) {
 	t.Helper()
 	for _, m := range []protocol.Mode{protocol.Exclusive, protocol.Shared} {
@@ -78,8 +78,8 @@ func TestRenewalExtendsToTheIdsOwnTTL(t *testing.T) {
 	})
 }
 
-// The client trusts the grant from the sending of the repetition, so the key has to live for
-// a TTL from then.
+// The client counts its trust window from when it sent the repeated acquire, so the key has to live
+// for a whole TTL from then.
 func TestARepeatedAcquireExtendsToTheFullTTLUnderTheSameToken(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		s.extends(t, func(id string, token uint64) {
@@ -90,7 +90,7 @@ func TestARepeatedAcquireExtendsToTheFullTTLUnderTheSameToken(t *testing.T) {
 	})
 }
 
-// A repeated or late command finds that the id does not own.
+// A repeated or late renewal finds that its id no longer owns the lock.
 func TestAnEndedRequestRenewsNothing(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		for _, m := range []protocol.Mode{protocol.Exclusive, protocol.Shared} {
@@ -105,7 +105,7 @@ func TestAnEndedRequestRenewsNothing(t *testing.T) {
 	})
 }
 
-// The new owner's TTL is that in its own id.
+// The new owner's TTL is the one in its own id, not the previous owner's.
 func TestAHandedLockLivesAsLongAsTheNewOwnersIdSays(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		for _, m := range []protocol.Mode{protocol.Exclusive, protocol.Shared} {

@@ -19,9 +19,9 @@ var (
 	namedKey      = regexp.MustCompile(`^KEYS\[[1-6]\]$`)
 )
 
-// Proxies of managed clusters read a script before they run it and want each key written as
-// KEYS[n]. A channel, the only other thing that a command is about, is no key: it is built
-// of an argument and a client's name.
+// Proxies of managed clusters parse a script before they run it, and require that each key is
+// written as KEYS[n]. The only other thing that a command can be about is a channel, which is not a
+// key: its name is built from an argument and a client's name.
 func TestKeysAreNamedInScriptsAsProxiesWantThem(t *testing.T) {
 	files, err := fs.Glob(scriptFiles, "scripts/*.lua")
 	if err != nil || len(files) == 0 {
@@ -56,7 +56,7 @@ func TestKeysAreNamedInScriptsAsProxiesWantThem(t *testing.T) {
 	}
 }
 
-// answers is a hook that stands in for a server: it answers each script with one error.
+// answers is a hook that stands in for a server: it answers each script with the same error.
 type answers struct{ text string }
 
 type refusal string
@@ -98,7 +98,7 @@ func TestTheFirstAnswerOfAServerThatLacksSomethingSaysWhat(t *testing.T) {
 		rdb := redis.NewClient(redistest.Options("127.0.0.1:1"))
 		rdb.AddHook(answers{c.answer})
 		s := New(rdb, "")
-		s.Rdb = rdb // go-redis clones without hooks
+		s.Rdb = rdb // New uses a clone, and go-redis clones without hooks
 		_, err := s.Do(t.Context(), &keys, &protocol.Command{Verb: protocol.Acquire, ID: "leased1:w:1000:u:AAAAAAAAAAAAAAAA:BBBBBBBBBBBBBBBB:here", Wait: true})
 		var lacks *LackingError
 		if !errors.As(err, &lacks) || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), c.answer) {

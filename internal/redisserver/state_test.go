@@ -16,8 +16,8 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// state is all that Redis holds of one lock. Times are in ms by the server's
-// clock; an expiry is 0 for a missing key and -1 for one that never expires.
+// state is everything that Redis holds about one lock. Times are in ms by the server's clock; an
+// expiry is 0 for a missing key and -1 for a key that never expires.
 type state struct {
 	clock   int64
 	value   string
@@ -30,14 +30,14 @@ type state struct {
 
 // fuzz is by how many ms an expiry may be off. Redis returns remaining times in whole
 // milliseconds, and a script that sets a key's expiry to such a time rounds once more. The
-// embedded server counts a TTL down from one access to the next, and loses the time for which
-// the machine stops it within a command. Wrong TTLs, which the tests look for, differ by
-// seconds.
+// embedded server counts a TTL down from one access to the next, and misses the time for which
+// the machine suspends it in the middle of a command. Wrong TTLs, which the tests look for, are
+// off by seconds.
 const fuzz = 50
 
-// look reads the state in one round trip, without a transaction, which a full server refuses.
-// Remaining times say when a key expires only if the server's clock hardly moved meanwhile;
-// how little that can be depends on the machine.
+// look reads the state in one round trip, but without a transaction, which a full server refuses.
+// Remaining times say when a key expires only if the server's clock hardly moved while they were
+// read. How little it can move depends on the machine, so look allows more after many attempts.
 func (s *scene) look() *state {
 	s.t.Helper()
 	for i := range 1000 {
@@ -104,8 +104,8 @@ func scores(zs []redis.Z) map[string]int64 {
 // left returns how many ms remain until ends.
 func (st *state) left(ends int64) int64 { return ends - st.clock }
 
-// settled returns st with the queue as the next call will leave it: without dead entries at
-// the head, and with the head's lease cut to the TTL in its id.
+// settled changes st's queue to what the next call will leave, and returns st: without dead
+// entries at the head, and with the head's lease cut to the TTL in its id.
 func (st *state) settled() *state {
 	for len(st.queue) > 0 {
 		id := st.queue[0]
@@ -138,7 +138,7 @@ func (st *state) token() uint64 {
 }
 
 // ranks names tokens by the order in which they were seen, and by whether each was the
-// greatest so far. Two servers with different clocks that do the same get equal names.
+// greatest so far. Two servers that do the same with different clocks get equal names.
 type ranks struct {
 	names map[uint64]string
 	top   uint64
@@ -159,7 +159,7 @@ func (r *ranks) name(token uint64) string {
 	return r.names[token]
 }
 
-// shape describes the state without times and with tokens by their names. Two servers must
+// shape describes the state without times, and with names in place of tokens. Two servers must
 // agree on it exactly.
 func (st *state) shape(r *ranks) string {
 	kind := make([]string, 5)
@@ -177,7 +177,7 @@ func (st *state) shape(r *ranks) string {
 		st.value, st.queue, byEnd(st.readers, st.clock), byEnd(st.waiters, st.clock), meta, kind)
 }
 
-// byEnd lists ids, with a mark on those whose lease has ended.
+// byEnd lists the ids in alphabetical order, and marks those whose lease has ended.
 func byEnd(ends map[string]int64, now int64) []string {
 	var out []string
 	for _, id := range slices.Sorted(maps.Keys(ends)) {

@@ -88,7 +88,7 @@ func TestReleaseAndYieldAndCancelCarryTheLastTokenUsed(t *testing.T) {
 	})
 }
 
-// It may come from a late command.
+// A lower token may come from a late command.
 func TestALowerTokenNeverLowersTheServers(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		for _, back := range []string{"release", "yield", "cancel"} {
@@ -131,7 +131,7 @@ func TestAnAbsurdTokenIsIgnored(t *testing.T) {
 	})
 }
 
-// Rule 4: with that floor, a client ignores messages about earlier grants.
+// Rule 4: the last token is the floor by which a client ignores messages about earlier grants.
 func TestQueuedAndRefusedCarryTheLastToken(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		owner, waiter := s.writer("A"), s.writer("B")
@@ -210,7 +210,7 @@ func TestTokensGoOnByOneWhileTheClockIsBack(t *testing.T) {
 		s.release(waiter, 0)
 		top += 2
 	}
-	// The token outlives the time until the clock has reached it, however long nobody locks.
+	// The token is kept until the clock has reached it, however long nobody locks.
 	m.SetTime(begin.Add(-time.Minute))
 	last := s.writer("A")
 	if token := s.gets(s.acquire(last)); token != top+1 {
@@ -238,8 +238,8 @@ func TestATokenAheadOfTheClockByOneMicrosecondIsNotRepeated(t *testing.T) {
 	}
 }
 
-// A device without a battery wakes up in a year whose times have fewer digits; and early in a second,
-// the microseconds have fewer than six.
+// The clock of a device without a battery may start in a year whose times in µs have fewer digits.
+// Besides, early in a second, the microseconds have fewer than six.
 func TestTokensGoOnWhereTheClockIsBackByADigit(t *testing.T) {
 	for _, member := range []bool{false, true} {
 		m := redistest.MiniTCP(t)
@@ -270,7 +270,7 @@ func TestTokensGoOnWhereTheClockIsBackByADigit(t *testing.T) {
 	}
 }
 
-// A later format may have its numbers where this one has them.
+// A later format may look like this one, with numbers in the same places.
 func TestWhatALaterFormatRemembersIsNotOverwrittenWhereTheLockIsFree(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		for _, format := range []string{"leased2:", "leased11:"} {

@@ -7,7 +7,8 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// If an owner could keep the lock under the same id, a late copy would give it away.
+// A yield needs a new id: if its sender could keep the lock under the old one, a late copy of the
+// yield would give that lock away.
 func TestALateCopyOfYieldGivesNothingAway(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		old, next, other := s.writer("A"), s.writer("A"), s.writer("B")
@@ -30,12 +31,12 @@ func TestALateCopyOfYieldGivesNothingAway(t *testing.T) {
 	})
 }
 
-// The client asked for new before the late yield arrived.
+// The client's acquire of next arrives before the yield to next, which was delayed.
 func TestYieldAndAcquireEnqueueOnce(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		old, next, other := s.writer("A"), s.writer("A"), s.writer("B")
 		s.gets(s.acquire(old))
-		s.waits(s.acquire(next), 0) // before the yield that was sent earlier
+		s.waits(s.acquire(next), 0) // arrives before the yield, which was sent earlier
 		s.waits(s.acquire(next), 0)
 		s.waits(s.acquire(other), 1)
 		s.gets(s.yield(old, next, 0))
@@ -46,7 +47,7 @@ func TestYieldAndAcquireEnqueueOnce(t *testing.T) {
 	})
 }
 
-// As a writer behind readers of its own process has one.
+// The request may wait already if it is a writer's, behind readers of its own process.
 func TestAYieldToARequestThatWaitsAlreadyKeepsItsPlace(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		old, elsewhere := s.reader("A"), s.reader("B")
@@ -70,7 +71,7 @@ func TestAYieldToAReservedPlaceSaysThatTheOldRequestDidNotOwn(t *testing.T) {
 		old, place, other := s.reader("A"), s.writer("A"), s.writer("B")
 		s.gets(s.acquire(old))
 		s.waits(s.acquire(place), 0)
-		s.evict() // and the place is granted
+		s.evict() // which grants the lock to place
 		if a := s.yield(old, place, 0); s.gets(a) == 0 || !a.Gone {
 			t.Errorf("answers %+v", a)
 		}
