@@ -345,8 +345,9 @@ func (e *entry) run(cmd *protocol.Command, limit time.Duration) {
 	}
 	fail := redisserver.Classify(err) // here, where no mutex is held: it calls methods of the error
 	var pause time.Duration
+	var failed time.Time
 	if fail != nil {
-		pause = e.pause()
+		failed, pause = time.Now(), e.pause()
 		c.inbox.requireProbe(fail)
 		c.log.commandFailed(e.keys.Name(), err)
 	} else {
@@ -371,7 +372,7 @@ func (e *entry) run(cmd *protocol.Command, limit time.Duration) {
 	if fail != nil {
 		// After the step: the outage ends when a probe finds no lock that waits out a pause,
 		// and a probe in between would not find this one.
-		c.outage.failed(fail)
+		c.outage.failed(fail, failed)
 	}
 	*cmd = protocol.Command{}
 	commands.Put(cmd)

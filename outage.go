@@ -41,16 +41,17 @@ type outage struct {
 	probed time.Time  // when one lock last asked, or a command failed
 	began  time.Time  // when the outage began: when the first command failed
 	heard  time.Time  // when a command last got a reply since one failed, zero if none did
+	soon   time.Time  // what probeSoon was last called with, until a failure uses it
 }
 
 func newOutage(c *Client) *outage {
 	return &outage{client: c}
 }
 
-// failed notes that a command of a lock, or a renewal, failed. A failure that only an operator can
-// fix does not count, because it concerns one lock or one user of Redis, not the server. Nor does
-// that of a closed client, which nothing fixes.
-func (o *outage) failed(fail *protocol.Failure) {
+// failed notes that a command of a lock, or a renewal, failed at that time. A failure that only an
+// operator can fix does not count, because it concerns one lock or one user of Redis, not the
+// server. Nor does that of a closed client, which nothing fixes.
+func (o *outage) failed(fail *protocol.Failure, at time.Time) {
 	if fail.Lasts() {
 		return
 	}
@@ -61,7 +62,13 @@ func (o *outage) failed(fail *protocol.Failure) {
 		o.began = now
 	}
 	o.probed, o.heard = now, time.Time{}
-	if o.next.IsZero() { // otherwise other failures, such as those of renewals, could postpone the probe forever
+	switch {
+	case !o.soon.Before(at): // probeSoon was called after the failure, but before this
+		if !o.wake && (o.next.IsZero() || o.soon.Before(o.next)) {
+			o.setLocked(o.soon)
+		}
+		o.soon = time.Time{}
+	case o.next.IsZero(): // otherwise other failures, such as those of renewals, could postpone the probe forever
 		o.setLocked(now.Add(probeEvery))
 	}
 }
@@ -99,14 +106,12 @@ func (o *outage) setLocked(at time.Time) {
 }
 
 // probeSoon makes the next probe no later than at. It is called when commands may reach another
-// server than those that failed did.
+// server than those that failed did. A failure that is noted only afterwards uses it too.
 func (o *outage) probeSoon(at time.Time) {
-	if !o.on.Load() {
-		return
-	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if !o.wake && at.Before(o.next) {
+	o.soon = at
+	if o.on.Load() && !o.wake && at.Before(o.next) {
 		o.setLocked(at)
 	}
 }

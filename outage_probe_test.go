@@ -34,7 +34,7 @@ func TestAFailureThatLastsIsNoOutage(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		client.outage.failed(redisserver.Classify(c.err))
+		client.outage.failed(redisserver.Classify(c.err), time.Now())
 		client.inbox.requireProbe(redisserver.Classify(c.err))
 		if on, suspected := client.outage.on.Load(), client.inbox[0].hearing.ProbeRequired; on != c.lost || suspected != c.lost {
 			t.Errorf("%s: outage %v, inbox suspected %v", what, on, suspected)
@@ -154,6 +154,32 @@ func TestVirtualAProbeThatOvertakesAFailureEndsNoOutage(t *testing.T) {
 		if entered > 25*time.Second {
 			t.Errorf("entered %v after the failure", entered)
 		}
+	})
+}
+
+// A failure is noted only after the step of its lock. Slots that were read again in between, when no
+// outage had begun, still have a lock ask soon, once.
+func TestVirtualAProbeThatIsAskedForBeforeAFailureIsNotedComesSoon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := onStub(t, 0, 0).outage
+		next := func(what string, want time.Duration) {
+			t.Helper()
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			if got := time.Until(o.next); got != want {
+				t.Errorf("%s: the next probe is due in %v, want %v", what, got, want)
+			}
+		}
+		fail := &protocol.Failure{Err: errNoAnswer, Kind: protocol.NoAnswer}
+		failed := time.Now()
+		time.Sleep(time.Second)
+		o.probeSoon(time.Now().Add(10 * time.Millisecond))
+		o.failed(fail, failed)
+		next("asked for after the failure", 10*time.Millisecond)
+		time.Sleep(20 * time.Millisecond)
+		o.fire(time.Now(), nil) // finds no lock that waits out a pause, which ends the outage
+		o.failed(fail, failed)
+		next("asked for before the previous failure was noted", probeEvery)
 	})
 }
 

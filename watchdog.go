@@ -304,7 +304,7 @@ func (c *Client) renew(batch []protocol.Renewal) {
 			fail := redisserver.Classify(r.Err)
 			failed = fail
 			c.inbox.requireProbe(fail)
-			c.outage.failed(fail)
+			c.outage.failed(fail, time.Now())
 			c.slotMap.commandFailed(fail)
 			c.log.commandFailed(r.Keys.Name(), r.Err)
 		}
