@@ -2,6 +2,8 @@ package leased
 
 import (
 	"context"
+	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -59,10 +61,9 @@ func NewQuorum(rdbs []redis.UniversalClient, opts ...Option) (*Client, error) {
 		if kind != oneNode {
 			return nil, invalid("server %d of the quorum: the Redis client is not one of a single server", i+1)
 		}
-		for _, other := range rdbs[:i] {
-			if other == rdb {
-				return nil, invalid("server %d of the quorum is there twice", i+1)
-			}
+		// A value of a user's own type need not be comparable, and == would panic.
+		if reflect.ValueOf(rdb).Comparable() && slices.Contains(rdbs[:i], rdb) {
+			return nil, invalid("server %d of the quorum is there twice", i+1)
 		}
 	}
 	c := newClient(o, oneNode)
