@@ -570,7 +570,7 @@ var mutants = []mutant{
 	{"a message makes an owner that replicas may not have", "internal/lockstate/events.go", "g.opts.Confirm || g.late(now)", "g.late(now)", "ConfirmedGrants"},
 	{"a grant that too few replicas have counts", "internal/redisserver/replicas.go", "case err == nil && got >= int64(s.n):", "case err == nil:", "Replica"},
 	{"a grant that too few replicas have stays", "internal/redisserver/replicas.go", "	if r := s.Cancel(ctx, []protocol.CancelRequest{{Keys: k, ID: id}}); r[0].Fail == nil {\n		err = &canceledGrant{*few}\n	}\n", "	_ = id\n", "Replica"},
-	{"a renewal that too few replicas have prolongs the lease", "internal/redisserver/replicas.go", "err != nil && part[j].Outcome == protocol.Granted", "false && part[j].Outcome == protocol.Granted", "Replica"},
+	{"a renewal that too few replicas have prolongs the lease", "internal/redisserver/replicas.go", "		if batch[i].Outcome == protocol.Granted {\n			batch[i].Outcome, batch[i].Err = protocol.Unanswered, err\n", "		if false {\n			batch[i].Err = err\n", "Replica"},
 	{"a lease without a maximum hold has one of nothing", "internal/lockstate/timers.go", " || c.Opts.MaxHold == 0:", ":", "MaximumHold"},
 	{"a collected lease is ended for its maximum hold", "internal/lockstate/timers.go", "		case c.noRenew || c.Ended == ByLoss || c.Opts.MaxHold == 0:", "		case c.Ended == ByLoss || c.Opts.MaxHold == 0:", "MaximumHold"},
 
