@@ -444,7 +444,7 @@ func (l *Lock) ask(now time.Time, fx *Effects) {
 	if g.state == Held {
 		// Callers that left still wait for the outcome of the release, which the answer
 		// to an acquire would not give.
-		if l.members != nil || head == nil || g.trusted(now) || l.leaving.first != nil {
+		if l.members != nil || head == nil || l.trusts(l.instant(now), now) || l.leaving.first != nil {
 			return
 		}
 		// An idle grant outside its trust window is confirmed under its own id before the
@@ -538,7 +538,7 @@ func (l *Lock) releaseGrant(now time.Time, fx *Effects) {
 		}
 		g.next.role = byYield
 		cmd.Verb, cmd.Next = protocol.Yield, g.next.req.ID
-	case head != nil || g.wanted || l.closed || cmd.Cooldown > 0 || l.instant(now) >= g.idleTill || !g.trusted(now):
+	case head != nil || g.wanted || l.closed || cmd.Cooldown > 0 || l.instant(now) >= g.idleTill || !l.trusts(l.instant(now), now):
 		cmd.Verb, cmd.Heard = protocol.Release, g.wanted
 	default:
 		return
