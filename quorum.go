@@ -4,7 +4,6 @@ import (
 	"context"
 	"reflect"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -154,13 +153,6 @@ func (c *Client) deliver(m *protocol.Message) {
 	if k, ok := c.keysOf(m.Key); ok && m.Kind == "granted" {
 		c.canceler.add(&lockstate.Cancellation{Owner: k, ID: m.ID})
 	}
-}
-
-// keysOf returns the keys of the lock whose main key is key.
-func (c *Client) keysOf(key string) (*protocol.Keys, bool) {
-	name, ok := strings.CutPrefix(key, c.opts.prefix)
-	k, err := protocol.NewKeys(c.opts.prefix, name)
-	return &k, ok && err == nil
 }
 
 // rejoined is called when the subscription to one server was renewed. Only messages of that server
