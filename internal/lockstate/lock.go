@@ -22,9 +22,10 @@ import (
 //	           queue for it meanwhile (handover.go).
 //	ask        If callers wait and there is no grant, ask for one.
 //	downgrade  If a writer wants to continue as a reader, send the downgrade (handover.go).
-//	release    If no member is inside, no caller can be admitted, and the grant is wanted,
-//	           its idle time is over or a minimum hold is not, release it; yield it if
-//	           callers wait.
+//	release    If no member is inside, and a caller waits that could not be admitted, yield
+//	           the grant; but release it if that caller has to wait for an orphan. Without a
+//	           waiting caller, release the grant if it is wanted or not trusted, its idle
+//	           time is over, a minimum hold is not, or the client is closed.
 //
 // At most one command of a lock is in flight, apart from renewals and cancels. The request
 // belongs to the lock, not to the caller that caused it: a caller that gives up leaves the
