@@ -117,7 +117,11 @@ func (h *handle) unlock(m protocol.Mode) {
 		found, err = e.unlock(asOptionSays, func(l *lockstate.Lock) *lockstate.Caller { return l.PickHolder(m) })
 	}
 	if !found {
-		panic(fmt.Sprintf("leased: %s of unlocked mutex %q", map[protocol.Mode]string{protocol.Exclusive: "unlock", protocol.Shared: "RUnlock"}[m], h.keys.Name()))
+		what := "unlock"
+		if m == protocol.Shared {
+			what = "RUnlock"
+		}
+		panic(fmt.Sprintf("leased: %s of unlocked mutex %q", what, h.keys.Name()))
 	}
 	if errors.Is(err, ErrNotReleased) {
 		h.client.log.unconfirmed(h.keys.Name(), err)
