@@ -281,9 +281,9 @@
 // passed. When a process dies, its locks are free after their TTL, and its places in the
 // queue are skipped.
 //
-// [Client.Shutdown] returns at most 100 ms after its context has ended, and on a quorum at most
-// 200 ms. Its error says what it
-// could not wait for, and a later Close or Shutdown returns the same error.
+// [Client.Shutdown] returns at most 100 ms after its context has ended, and on a quorum at
+// most 200 ms. Its error says what it could not wait for, and a later Close or Shutdown
+// returns the same error.
 //
 // Compare errors with [errors.Is]. If a caller was not admitted, its error matches
 // [ErrNotAcquired], the context's error if the context ended, and the last error of Redis.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/leasedmutex/leased/internal/protocol"
@@ -143,17 +142,8 @@ func (c *Client) operate(ctx context.Context, name string) (protocol.Keys, error
 // does not assume that any part of it is well-formed.
 func infoOf(name string, s *protocol.Snapshot) Info {
 	info := Info{Name: name, Queue: s.Length, Servers: s.Servers, Answered: s.Answered, Behind: s.Behind}
-	var since time.Time
-	if rest, ok := strings.CutPrefix(s.Meta, protocol.FormatTag); ok {
-		token, at, _ := strings.Cut(rest, ":")
-		info.Token, _ = strconv.ParseUint(token, 10, 53)
-		at, _, _ = strings.Cut(at, ":")
-		if us, err := strconv.ParseInt(at, 10, 64); err == nil {
-			since = time.UnixMicro(us)
-		}
-	}
-	granted := info.Token
-	info.Token = max(info.Token, s.Last)
+	granted, since := protocol.ParseMeta(s.Meta)
+	info.Token = max(granted, s.Last)
 	switch id, err := protocol.ParseID(s.Value); {
 	case s.Value == "":
 	case s.Value == protocol.MarkerValue:

@@ -246,9 +246,10 @@ func (l *Lease) Check(ctx context.Context) error {
 // throughout.
 //
 // Downgrade waits for Redis until ctx ends; the error then matches ctx's error and the last
-// error of Redis. If the client is closed meanwhile, the error matches ErrClosed. A downgrade cannot be undone: the client keeps retrying it as long as the
-// lease lasts. Downgrade returns ErrLeaseLost if the lease is lost or has ended, and
-// returns nil at once if the lease is already a reader's.
+// error of Redis. If the client is closed meanwhile, the error matches ErrClosed. A
+// downgrade cannot be undone: the client keeps retrying it as long as the lease lasts.
+// Downgrade returns ErrLeaseLost if the lease is lost or has ended, and returns nil at once
+// if the lease is already a reader's.
 //
 // As in sync.RWMutex, a reader cannot become a writer: two readers that both upgraded would
 // wait for each other forever. Instead, unlock, lock for writing, and read again.

@@ -86,7 +86,7 @@ func newMetrics(c *Client, o *clientOptions) *metrics {
 	for r := range c.stats.renewals {
 		m.count(renewals, c.stats.renewals[r].Load, attrRenewalOutcome.String(renewalResult(r).String()))
 	}
-	m.count(commands, func() int64 { return c.Stats().Commands })
+	m.count(commands, func() int64 { return c.server.Commands() }) // there is no server yet
 	m.observe = func() {
 		collect, err := i.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 			m.update()

@@ -48,11 +48,12 @@ func (*noCopy) Unlock() {}
 
 // Mutex returns a handle of the lock called name. It does no I/O.
 //
-// A name has 1 to 512 bytes of UTF-8 without control characters. It may contain braces only
-// as one Redis Cluster hash tag. A name with a tag must not end like an auxiliary key of a
-// lock (:queue, :readers, :waiters, :meta), and no name may end like the key in which a
-// server of a quorum keeps its age (leased:quorum:mark). A bad name or option is reported
-// on first use: LockContext returns an error, Lock panics.
+// A name has 1 to 512 bytes of UTF-8 without control characters. If there are braces in the
+// key prefix and the name together, the first { and the first } must enclose a Redis
+// Cluster hash tag. A name with a tag must not end like an auxiliary key of a lock (:queue,
+// :readers, :waiters, :meta), and no name may end like the key in which a server of a
+// quorum keeps its age (leased:quorum:mark). A bad name or option is reported on first use:
+// LockContext returns an error, Lock panics.
 func (c *Client) Mutex(name string, opts ...LockOption) *Mutex {
 	m := &Mutex{}
 	m.handle.init(c, name, opts)
@@ -117,7 +118,11 @@ func (h *handle) unlock(m protocol.Mode) {
 		found, err = e.unlock(asOptionSays, func(l *lockstate.Lock) *lockstate.Caller { return l.PickHolder(m) })
 	}
 	if !found {
-		panic(fmt.Sprintf("leased: %s of unlocked mutex %q", map[protocol.Mode]string{protocol.Exclusive: "unlock", protocol.Shared: "RUnlock"}[m], h.keys.Name()))
+		what := "unlock"
+		if m == protocol.Shared {
+			what = "RUnlock"
+		}
+		panic(fmt.Sprintf("leased: %s of unlocked mutex %q", what, h.keys.Name()))
 	}
 	if errors.Is(err, ErrNotReleased) {
 		h.client.log.unconfirmed(h.keys.Name(), err)

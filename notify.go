@@ -73,7 +73,7 @@ func (in *inbox) reach() inboxReach {
 	return inboxUnused
 }
 
-// run is the inbox's goroutine: owned by the client, ended by halt, waited for by Close.
+// run is the inbox's goroutine: owned by the client, ended by halt, waited for by Shutdown.
 func (in *inbox) run() {
 	unlabelled()
 	in.began.Store(true)
@@ -81,7 +81,7 @@ func (in *inbox) run() {
 	closed := make(chan struct{})
 	stop := context.AfterFunc(in.quit, func() {
 		defer close(closed)
-		in.rebuild()
+		in.end()
 	})
 	defer func() {
 		if !stop() {
@@ -292,10 +292,16 @@ func (in *inbox) receive(text string) {
 		e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Receive(&m, now, fx) })
 		return
 	}
-	name, ok := strings.CutPrefix(m.Key, c.opts.prefix)
-	if k, err := protocol.NewKeys(c.opts.prefix, name); ok && err == nil && (m.Kind == "granted" || m.Kind == "wanted") {
-		c.canceler.add(&lockstate.Cancellation{Owner: &k, ID: m.ID})
+	if k, ok := c.keysOf(m.Key); ok && (m.Kind == "granted" || m.Kind == "wanted") {
+		c.canceler.add(&lockstate.Cancellation{Owner: k, ID: m.ID})
 	}
+}
+
+// keysOf returns the keys of the lock whose main key is key.
+func (c *Client) keysOf(key string) (*protocol.Keys, bool) {
+	name, ok := strings.CutPrefix(key, c.opts.prefix)
+	k, err := protocol.NewKeys(c.opts.prefix, name)
+	return &k, ok && err == nil
 }
 
 // startProbe returns the nonce of an echo that a command should ask for, or "" if no echo is
@@ -403,8 +409,8 @@ func (in *inbox) requireProbe(fail *protocol.Failure) {
 	in.hearing.RequireProbe()
 }
 
-// rebuild breaks the subscription; run makes another.
-func (in *inbox) rebuild() {
+// end closes the subscription after halt, so run makes no other.
+func (in *inbox) end() {
 	in.mu.Lock()
 	sub := in.sub
 	in.broken = true

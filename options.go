@@ -174,8 +174,9 @@ func WithLossHandler(handler func(LossEvent)) Option {
 }
 
 // WithBackOff sets how long to pause after Redis has failed. newPolicy is called for each
-// lock whose commands fail; locks never share a policy. The default is the exponential
-// policy of backoff v4, from 50 ms to 30 s, with jitter.
+// lock whose commands fail; locks never share a policy. It must be safe for concurrent use,
+// and is also called once by New, which refuses a function that returns nil. The default is
+// the exponential policy of backoff v4, from 50 ms to 30 s, with jitter.
 func WithBackOff(newPolicy func() BackOff) Option {
 	return clientOption(func(o *clientOptions) error {
 		if newPolicy == nil {

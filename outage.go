@@ -63,7 +63,7 @@ func (o *outage) failed(fail *protocol.Failure, at time.Time) {
 	}
 	o.probed, o.heard = now, time.Time{}
 	switch {
-	case !o.soon.Before(at): // probeSoon was called after the failure, but before this
+	case !o.soon.Before(at): // it failed before the time that probeSoon was called with
 		if !o.wake && (o.next.IsZero() || o.soon.Before(o.next)) {
 			o.setLocked(o.soon)
 		}
@@ -106,7 +106,7 @@ func (o *outage) setLocked(at time.Time) {
 }
 
 // probeSoon makes the next probe no later than at. It is called when commands may reach another
-// server than those that failed did. A failure that is noted only afterwards uses it too.
+// server than those that failed did. An earlier failure that is noted only afterwards uses it too.
 func (o *outage) probeSoon(at time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -94,7 +94,6 @@ func (q *asyncQueue[T]) run(done chan struct{}) {
 			q.call(func() { q.deliver(item) })
 		}
 		clear(batch)
-		next = len(batch)
 	}
 }
 

@@ -2,7 +2,8 @@ package leased
 
 import (
 	"context"
-	"strings"
+	"reflect"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -59,10 +60,9 @@ func NewQuorum(rdbs []redis.UniversalClient, opts ...Option) (*Client, error) {
 		if kind != oneNode {
 			return nil, invalid("server %d of the quorum: the Redis client is not one of a single server", i+1)
 		}
-		for _, other := range rdbs[:i] {
-			if other == rdb {
-				return nil, invalid("server %d of the quorum is there twice", i+1)
-			}
+		// A value of a user's own type need not be comparable, and == would panic.
+		if reflect.ValueOf(rdb).Comparable() && slices.Contains(rdbs[:i], rdb) {
+			return nil, invalid("server %d of the quorum is there twice", i+1)
 		}
 	}
 	c := newClient(o, oneNode)
@@ -153,13 +153,6 @@ func (c *Client) deliver(m *protocol.Message) {
 	if k, ok := c.keysOf(m.Key); ok && m.Kind == "granted" {
 		c.canceler.add(&lockstate.Cancellation{Owner: k, ID: m.ID})
 	}
-}
-
-// keysOf returns the keys of the lock whose main key is key.
-func (c *Client) keysOf(key string) (*protocol.Keys, bool) {
-	name, ok := strings.CutPrefix(key, c.opts.prefix)
-	k, err := protocol.NewKeys(c.opts.prefix, name)
-	return &k, ok && err == nil
 }
 
 // rejoined is called when the subscription to one server was renewed. Only messages of that server

@@ -154,6 +154,22 @@ func TestALeaseWhoseRenewalNoReplicaHasIsLost(t *testing.T) {
 	}
 }
 
+// A user's own Redis client may be a value that cannot be compared, and so cannot be the key of a map.
+func TestALeaseOfAClientThatCannotBeComparedIsRenewed(t *testing.T) {
+	t.Parallel()
+	r := redistest.NewReplication(t, 1)
+	c := confirmed(t, ownClient{r.Primary().Client(), []string{"ours"}}, leased.WithTTL(time.Second))
+	l, err := c.Mutex("x").LockContext(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unlock(t, l)
+	eventually(t, "a renewal", func() bool { return c.Stats().Renewals > 0 || l.Context().Err() != nil })
+	if err := context.Cause(l.Context()); err != nil {
+		t.Errorf("ended by %v", err)
+	}
+}
+
 // The lease that a replica has survives the loss of the primary.
 func TestALeaseSurvivesItsPrimary(t *testing.T) {
 	t.Parallel()

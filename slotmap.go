@@ -166,7 +166,7 @@ func (m *slotMap) fire(now time.Time, batch []protocol.Renewal) []protocol.Renew
 	return batch
 }
 
-// run is a goroutine owned by the client, ended with the reload, and waited for by Close.
+// run is a goroutine owned by the client, ended with the reload, and waited for by Shutdown.
 func (m *slotMap) run(number int) {
 	takes := time.Duration(0)
 	defer func() { m.client.outage.probeSoon(time.Now().Add(takes)) }()

@@ -11,8 +11,8 @@ import (
 // Waits and holds that have not ended yet. Spans and measurements report them only when they end,
 // which for a stuck lock may be never.
 
-// mostSlowLines bounds the lines that one look at all locks logs.
-const mostSlowLines = 10
+// mostSlowLocks bounds the locks that one look logs, each in at most two lines.
+const mostSlowLocks = 10
 
 // slowWatch logs callers that have waited, or have been inside, for longer than threshold, each of
 // them once. It looks while locks are in use.
@@ -71,8 +71,8 @@ func (s *slowWatch) look(now time.Time) {
 		}
 		e.restLocked()
 		e.mu.Unlock()
-		if found = append(found, one); len(found) > mostSlowLines {
-			found, more = found[:mostSlowLines], more+1
+		if found = append(found, one); len(found) > mostSlowLocks {
+			found, more = found[:mostSlowLocks], more+1
 		}
 	}
 	for i := range found {

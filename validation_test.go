@@ -258,6 +258,26 @@ func TestARedisClientThatCannotKeepLocksIsRefused(t *testing.T) {
 	refusesAll(t, none.Mutex("x"), leased.ErrInvalidOption)
 }
 
+// ownClient is a user's type around a client. It has a slice, so its values cannot be compared.
+type ownClient struct {
+	*redis.Client
+	tags []string
+}
+
+func TestAQuorumTakesRedisClientsThatCannotBeCompared(t *testing.T) {
+	var rdbs []redis.UniversalClient
+	for range 3 {
+		rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+		defer rdb.Close()
+		rdbs = append(rdbs, ownClient{rdb, []string{"ours"}})
+	}
+	c, err := leased.NewQuorum(rdbs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+}
+
 func TestLocksWhoseNamesLookLikeAnothersHelpersAreRefusedOrApart(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		tried := 0

@@ -139,8 +139,8 @@ var lockColumns = []column{
 	{title: "SINCE"},
 }
 
-// lockRow shows a lock in one line. held is the difference of our clock and Redis' clock, so it is
-// not exact.
+// lockRow shows a lock in one line. HELD is the time since SINCE, which is of Redis' clock, by ours,
+// so it is not exact.
 func lockRow(info leased.Info, now time.Time) []string {
 	row := []string{printable(info.Name), "free", "-", fmt.Sprint(info.Queue), "-", "-", "-"}
 	if len(info.Owners) == 0 {

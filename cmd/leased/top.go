@@ -195,12 +195,7 @@ func (w *watched) look(s *protocol.Snapshot, now time.Time) {
 		}
 	default:
 		w.state, w.owner = "held", printable(id.Label)
-		// meta is leased1:<token>:<µs since 1970>…
-		if parts := strings.Split(s.Meta, ":"); len(parts) > 2 {
-			if us, err := strconv.ParseInt(parts[2], 10, 64); err == nil {
-				w.since = time.UnixMicro(us)
-			}
-		}
+		_, w.since = protocol.ParseMeta(s.Meta)
 	}
 	waiting := make(map[string]time.Time, len(s.Queue))
 	for _, id := range s.Queue {

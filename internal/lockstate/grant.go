@@ -364,13 +364,6 @@ func (g *grant) ends() time.Time {
 	return g.proved.Add(g.req.TTL)
 }
 
-// trusted reports whether the grant may be believed. It is tested before every admission,
-// including hand-offs inside the process.
-func (g *grant) trusted(now time.Time) bool {
-	since, ttl := between(g.proved, now), g.ttl() // once, because over and drifted would each compute it
-	return !since.tooLong(ttl) && !since.drifted(ttl)
-}
-
 // proof is the last proof of ownership in the form that trusts needs.
 type proof struct {
 	from           time.Time
@@ -380,8 +373,9 @@ type proof struct {
 	window, margin time.Duration
 }
 
-// trusts is trusted for callers that ask repeatedly about the same proof. at is now as an
-// Instant.
+// trusts reports whether the grant may be believed: it is neither over nor drifted. This is tested
+// before every admission, including hand-offs inside the process, so what follows from the proof
+// alone is computed once. at is now as an Instant.
 func (l *Lock) trusts(at Instant, now time.Time) bool {
 	p, from, ttl := &l.proof, l.grant.proved, l.grant.ttl()
 	if p.from != from || p.ttl != ttl {

@@ -133,6 +133,9 @@ func (h *hand) step(event func(now time.Time, fx *Effects)) {
 	}
 }
 
+// trusted is what Lock.trusts has to say, without what that remembers of a proof.
+func (g *grant) trusted(now time.Time) bool { return !g.over(now) && !g.drifted(now) }
+
 // admitted is checked for every caller that enters.
 func (h *hand) admitted(c *Caller) {
 	h.t.Helper()

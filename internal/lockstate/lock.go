@@ -22,9 +22,10 @@ import (
 //	           queue for it meanwhile (handover.go).
 //	ask        If callers wait and there is no grant, ask for one.
 //	downgrade  If a writer wants to continue as a reader, send the downgrade (handover.go).
-//	release    If no member is inside, no caller can be admitted, and the grant is wanted,
-//	           its idle time is over or a minimum hold is not, release it; yield it if
-//	           callers wait.
+//	release    If no member is inside, and a caller waits that could not be admitted, yield
+//	           the grant; but release it if that caller has to wait for an orphan. Without a
+//	           waiting caller, release the grant if it is wanted or not trusted, its idle
+//	           time is over, a minimum hold is not, or the client is closed.
 //
 // At most one command of a lock is in flight, apart from renewals and cancels. The request
 // belongs to the lock, not to the caller that caused it: a caller that gives up leaves the
@@ -444,7 +445,7 @@ func (l *Lock) ask(now time.Time, fx *Effects) {
 	if g.state == Held {
 		// Callers that left still wait for the outcome of the release, which the answer
 		// to an acquire would not give.
-		if l.members != nil || head == nil || g.trusted(now) || l.leaving.first != nil {
+		if l.members != nil || head == nil || l.trusts(l.instant(now), now) || l.leaving.first != nil {
 			return
 		}
 		// An idle grant outside its trust window is confirmed under its own id before the
@@ -538,7 +539,7 @@ func (l *Lock) releaseGrant(now time.Time, fx *Effects) {
 		}
 		g.next.role = byYield
 		cmd.Verb, cmd.Next = protocol.Yield, g.next.req.ID
-	case head != nil || g.wanted || l.closed || cmd.Cooldown > 0 || l.instant(now) >= g.idleTill || !g.trusted(now):
+	case head != nil || g.wanted || l.closed || cmd.Cooldown > 0 || l.instant(now) >= g.idleTill || !l.trusts(l.instant(now), now):
 		cmd.Verb, cmd.Heard = protocol.Release, g.wanted
 	default:
 		return

@@ -150,7 +150,7 @@ func TestAMessageThatASleepMadeOldIsNotBelieved(t *testing.T) {
 	})
 }
 
-// trusts keeps what it found out about a proof. It must say what trusted says, about each proof.
+// trusts keeps what it found out about a proof. It must say the same as if it kept nothing.
 func TestAGrantIsTrustedForThoseWhoAskOverAndOver(t *testing.T) {
 	rng := rand.New(rand.NewSource(1))
 	some := func(most time.Duration) time.Duration { return time.Duration(rng.Int63n(int64(most))) }

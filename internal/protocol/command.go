@@ -153,17 +153,27 @@ type Snapshot struct {
 	Last                      uint64
 }
 
-// LastToken returns the last token from the value of a lock's meta key, 0 if there is none.
-func LastToken(meta string) uint64 {
+// ParseMeta returns the last token from the value of a lock's meta key, and the server's time when
+// the token was stored. Each is zero if the value does not have it.
+func ParseMeta(meta string) (token uint64, at time.Time) {
 	rest, ok := strings.CutPrefix(meta, FormatTag)
 	if !ok {
-		return 0
+		return 0, time.Time{}
 	}
-	digits, _, _ := strings.Cut(rest, ":")
-	token, err := strconv.ParseUint(digits, 10, 53)
-	if err != nil {
-		return 0
+	digits, rest, _ := strings.Cut(rest, ":")
+	if n, err := strconv.ParseUint(digits, 10, 53); err == nil {
+		token = n
 	}
+	digits, _, _ = strings.Cut(rest, ":") // an owner's id may follow
+	if us, err := strconv.ParseUint(digits, 10, 53); err == nil {
+		at = time.UnixMicro(int64(us))
+	}
+	return token, at
+}
+
+// LastToken returns the last token from the value of a lock's meta key, 0 if there is none.
+func LastToken(meta string) uint64 {
+	token, _ := ParseMeta(meta)
 	return token
 }
 

@@ -67,7 +67,7 @@ type Origin struct {
 }
 
 // append appends o to b: the letter t and 11 base-36 digits for the token, then the letter s
-// and 24 bytes in base64url for the span. What it appends is never as long as a random part.
+// and 24 bytes in base64url for the span.
 func (o *Origin) append(b []byte) []byte {
 	if o.Token > 0 {
 		digits := strconv.FormatUint(o.Token, 36)

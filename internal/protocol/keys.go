@@ -72,10 +72,10 @@ func (k *Keys) All() [5]any {
 	}
 }
 
-// validName accepts printable names with at most one hash tag. Control characters would
-// garble the logs and terminals that names are written to. A cluster hashes the text between
-// the first opening brace and the next closing one, unless that text is empty. Any other use
-// of braces would spread a lock's keys over several slots.
+// validName accepts names without control characters, which would garble the logs and
+// terminals that names are written to. If there are braces, the first ones must be a hash tag:
+// a cluster hashes the text between the first opening brace and the next closing one, unless
+// that text is empty. Any other first braces would spread a lock's keys over several slots.
 func validName(prefix, name string) error {
 	switch {
 	case name == "":

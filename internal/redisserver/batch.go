@@ -21,7 +21,7 @@ import (
 //	                            -> the command's context ends first -> an error
 //
 // There is no goroutine: a batch is sent by the goroutine of one of its commands, the leader,
-// while the others wait for it. So anything that waits for the senders, as Close does, waits for
+// while the others wait for it. So anything that waits for the senders, as Shutdown does, waits for
 // their batches too.
 //
 // Rules:

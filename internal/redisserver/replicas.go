@@ -131,9 +131,14 @@ func (s *ReplicatedServer) counted(wait *redis.IntCmd) error {
 // Renew renews grants, those of each node in one round trip. A renewal that too few replicas have
 // counts as unanswered.
 func (s *ReplicatedServer) Renew(ctx context.Context, batch []protocol.Renewal) {
-	byNode := map[redis.UniversalClient][]int{}
+	cluster, ok := s.Rdb.(clusterNodes)
+	if !ok {
+		s.renewAt(ctx, s.Rdb, batch)
+		return
+	}
+	byNode := map[*redis.Client][]int{}
 	for i := range batch {
-		node, err := s.nodeOf(ctx, batch[i].Keys)
+		node, err := cluster.MasterForKey(ctx, batch[i].Keys.Lock)
 		if err != nil {
 			batch[i].Outcome, batch[i].Err = protocol.Unanswered, s.explain(err)
 			continue
@@ -145,13 +150,24 @@ func (s *ReplicatedServer) Renew(ctx context.Context, batch []protocol.Renewal) 
 		for j, i := range places {
 			part[j] = batch[i]
 		}
-		confirmed, wait := s.confirming(ctx, node)
-		confirmed.Renew(ctx, part)
-		err := s.counted(wait)
+		s.renewAt(ctx, node, part)
 		for j, i := range places {
-			if batch[i] = part[j]; err != nil && part[j].Outcome == protocol.Granted {
-				batch[i].Outcome, batch[i].Err = protocol.Unanswered, err
-			}
+			batch[i] = part[j]
+		}
+	}
+}
+
+// renewAt renews grants that one node has, in one round trip.
+func (s *ReplicatedServer) renewAt(ctx context.Context, node redis.UniversalClient, batch []protocol.Renewal) {
+	confirmed, wait := s.confirming(ctx, node)
+	confirmed.Renew(ctx, batch)
+	err := s.counted(wait)
+	if err == nil {
+		return
+	}
+	for i := range batch {
+		if batch[i].Outcome == protocol.Granted {
+			batch[i].Outcome, batch[i].Err = protocol.Unanswered, err
 		}
 	}
 }

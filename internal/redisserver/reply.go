@@ -79,7 +79,7 @@ func parseShort(reply []any) (protocol.Answer, error) {
 	if len(reply) != 5 && len(reply) != 6 {
 		return protocol.Answer{}, malformed(reply)
 	}
-	a := protocol.Answer{Outcome: protocol.Enqueued, Echo: -1}
+	a := protocol.Answer{Outcome: protocol.Enqueued, Echo: protocol.NoEcho}
 	last, _ := reply[0].(string)
 	clock, _ := reply[1].(string)
 	place, ok1 := reply[2].(int64)

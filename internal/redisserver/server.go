@@ -524,14 +524,9 @@ func (s *Server) Evict(ctx context.Context, k *protocol.Keys) ([]string, error) 
 	return s.evict(ctx, k, "", "")
 }
 
-// EvictAbove is Evict on a server of a quorum. It also makes the next owner's token greater than least,
-// and than any that the evicted can have from other servers.
-func (s *Server) EvictAbove(ctx context.Context, k *protocol.Keys, least uint64) ([]string, error) {
-	return s.EvictOwner(ctx, k, least, "")
-}
-
-// EvictOwner is EvictAbove, but evicts nobody if the value of the lock's key is not value. An empty
-// value matches any.
+// EvictOwner is Evict on a server of a quorum. It evicts nobody if the value of the lock's key is not
+// value; an empty value matches any. It also makes the next owner's token greater than least, and than
+// any that the evicted can have from other servers.
 func (s *Server) EvictOwner(ctx context.Context, k *protocol.Keys, least uint64, value string) ([]string, error) {
 	return s.evict(ctx, k, decimal(least), value)
 }

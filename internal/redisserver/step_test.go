@@ -70,7 +70,7 @@ func (s *scene) take(st step) (r result) {
 		batch := s.renewal(st.id)
 		r.Outcome, r.Clock, r.err = batch.Outcome, batch.Clock, batch.Err
 	case "evict":
-		r.evicted, r.err = s.srv.EvictAbove(context.Background(), &s.keys, last)
+		r.evicted, r.err = s.srv.EvictOwner(context.Background(), &s.keys, last, "")
 	case "adopt":
 		r.Answer, r.err = s.srv.Adopt(context.Background(), &s.keys, st.id, last)
 	}

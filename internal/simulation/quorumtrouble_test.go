@@ -312,7 +312,7 @@ func (w *qWorld) evict() {
 		least = max(least, quorum.Greatest(&sn))
 	}
 	for _, i := range some {
-		if _, err := w.servers[i].srv.EvictAbove(context.Background(), &w.keys, least); err != nil {
+		if _, err := w.servers[i].srv.EvictOwner(context.Background(), &w.keys, least, ""); err != nil {
 			w.fail("evict: %v", err)
 		}
 		w.observe(w.servers[i])

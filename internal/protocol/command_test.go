@@ -1,0 +1,30 @@
+package protocol
+
+import (
+	"testing"
+	"time"
+)
+
+func TestTheValueOfMetaIsParsedAsFarAsItIsWellFormed(t *testing.T) {
+	at := time.UnixMicro(1_700_000_000_000_001)
+	for meta, want := range map[string]struct {
+		token uint64
+		at    time.Time
+	}{
+		"":                                 {},
+		"leased1:":                         {},
+		"leased1:x:y":                      {},
+		"leased2:7:1700000000000001":       {},
+		"leased1:7":                        {7, time.Time{}},
+		"leased1:7:1700000000000001":       {7, at},
+		"leased1:7:1700000000000001:a:b":   {7, at},
+		"leased1:x:1700000000000001":       {0, at},
+		"leased1:-7:-1":                    {},
+		"leased1:9007199254740992:1e9":     {}, // 2^53
+		"leased1:9007199254740991:99999e9": {1<<53 - 1, time.Time{}},
+	} {
+		if token, stored := ParseMeta(meta); token != want.token || !stored.Equal(want.at) {
+			t.Errorf("%q: %d at %v", meta, token, stored)
+		}
+	}
+}
