@@ -116,7 +116,10 @@ type server interface {
 	Cancel(ctx context.Context, batch []protocol.CancelRequest) (results []protocol.Cancelled)
 	// Echo publishes a nonce to an inbox and returns the number of its receivers.
 	Echo(ctx context.Context, k *protocol.Keys, channel, nonce string) (int, error)
-	Evict(ctx context.Context, k *protocol.Keys) (evicted []string, err error)
+	// Evict takes the lock from its owners, notifies them, and lets the next request in. It
+	// returns on how many servers there were owners.
+	Evict(ctx context.Context, k *protocol.Keys) (on int, err error)
+	// Inspect returns what is known of the lock, and changes nothing.
 	Inspect(ctx context.Context, k *protocol.Keys) (protocol.Snapshot, error)
 }
 

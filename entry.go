@@ -243,13 +243,11 @@ func (e *entry) perform(fx *lockstate.Effects, idle bool, inlineFor time.Duratio
 	}
 }
 
-// sendCheck sends a renewal that a caller waits for.
+// sendCheck sends a renewal that a caller waits for. If the client is closed, nothing is sent, and
+// the caller stops waiting because of that.
 func (e *entry) sendCheck(r protocol.Renewal) {
 	r.Owner, r.Keys = e, &e.keys
-	if !e.client.group.start(func() { e.client.renew([]protocol.Renewal{r}) }) {
-		r.Err = ErrClosed
-		e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Renewed(&r, now, fx) })
-	}
+	e.client.group.start(func() { e.client.renew([]protocol.Renewal{r}) })
 }
 
 // end ends the context of a lease that ended before its Unlock. If the lease was lost, end also

@@ -113,7 +113,7 @@ func (m *stubServer) Cancel(_ context.Context, batch []protocol.CancelRequest) [
 	return results
 }
 
-func (m *stubServer) Evict(context.Context, *protocol.Keys) ([]string, error) { return nil, nil }
+func (m *stubServer) Evict(context.Context, *protocol.Keys) (int, error) { return 0, nil }
 func (m *stubServer) Echo(context.Context, *protocol.Keys, string, string) (int, error) {
 	return 1, nil
 }

@@ -76,22 +76,17 @@ func (c *Client) Inspect(ctx context.Context, name string) (Info, error) {
 // may have been evicted all the same; trying again does no harm unless the next owner should be
 // kept.
 //
-// On a quorum, a nil error means that a majority answered and no longer has an owner;
-// Stats.Evicted counts on how many servers there was one. If fewer answered, the error matches
-// ErrNoQuorum, and says how many did and on how many of them the owners were evicted. The
-// owners keep the lock unless these were enough to end their majority.
+// On a quorum, a nil error means that no owner is left that can have a majority;
+// Stats.Evicted counts on how many servers there was one. If too few servers answered or
+// evicted their owner, the error matches ErrNoQuorum, and says on how many the owners were
+// evicted. The owners keep the lock unless these were enough to end their majority.
 func (c *Client) ForceUnlock(ctx context.Context, name string) error {
 	k, err := c.operate(ctx, name)
 	if err != nil {
 		return err
 	}
 	began := c.metrics.commandBegins(ctx)
-	on := 0 // servers of a quorum
-	if c.quorum != nil {
-		on, err = c.quorum.EvictOn(ctx, &k)
-	} else {
-		_, err = c.server.Evict(ctx, &k)
-	}
+	on, err := c.server.Evict(ctx, &k)
 	c.metrics.commanded(ctx, commandEvict, began.ended(), redisserver.Classify(err))
 	if err != nil {
 		return fmt.Errorf("leased: forcing lock %q: %w", name, unlessEnded(ctx, err))

@@ -322,3 +322,18 @@ func TestALossThatIsFoundAfterItsUnlockHasReturnedIsTold(t *testing.T) {
 		}
 	}
 }
+
+// The server writes first to who is notified of the release, but only if it is told that somebody is.
+func TestAReleaseSaysWhetherAnotherProcessWaits(t *testing.T) {
+	for _, wanted := range []bool{false, true} {
+		a := writer()
+		h := holding(t, a)
+		if wanted {
+			h.hears("wanted", h.l.grant.req.ID, 0)
+		}
+		h.leave(a)
+		if cmd := h.sends(protocol.Release); cmd.Heard != wanted {
+			t.Errorf("wanted %v: it says %v", wanted, cmd.Heard)
+		}
+	}
+}

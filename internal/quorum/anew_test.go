@@ -446,3 +446,75 @@ func TestAServerThatLostItsDataWasNotGained(t *testing.T) {
 		t.Errorf("decided %v, %v: %v", op.Decided(), op.Answer.Outcome, op.Err)
 	}
 }
+
+// A downgrade is decided before the slowest server has answered, which has had the lease all the time.
+func TestAServerThatDowngradesALeaseLastWasNotGained(t *testing.T) {
+	for _, evicted := range []bool{true, false} {
+		s := newStand(t, 3, time.Second)
+		s.own(true, true, true)
+		s.tick()
+		op, sends := s.downgrade()
+		s.answer(sends[0], granted(20))
+		s.answer(sends[1], granted(20))
+		if !op.Decided() || op.Answer.Outcome != protocol.Granted {
+			t.Fatalf("%+v", op)
+		}
+		s.tick()
+		s.answer(sends[2], granted(20))
+		s.tick()
+		if evicted {
+			if s.evict(0, sends[0].Cmd.Next, 20) {
+				t.Error("two of three have kept it, and it is over")
+			}
+			continue
+		}
+		s.fx = Effects{}
+		op = s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.lower(), At: s.now}, s.now, &s.fx)
+		for _, send := range s.fx.Sends {
+			if send.Server == 0 {
+				s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.NotOurs}})
+			} else {
+				s.answer(send, done)
+			}
+		}
+		if !op.Decided() || op.Answer.Outcome != protocol.Done {
+			t.Errorf("decided %v, %v: %v", op.Decided(), op.Answer.Outcome, op.Err)
+		}
+	}
+}
+
+// Server 0 has granted a request, evicted it unheard, had another owner together with server 2, and granted the
+// request again, whose answer was lost. Its clock and that of server 2 are ahead of server 1's.
+func TestTokensGrowWhereAServerGrantedAnewWithoutAWord(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.enqueue() // server 0 grants it
+	s.tick()
+	op := s.acquire()
+	for _, send := range s.fx.Sends {
+		if send.Server == 0 {
+			s.answer(send, quiet)
+		} else {
+			s.answer(send, behind)
+		}
+	}
+	if !op.Decided() || op.Answer.Outcome != protocol.Enqueued {
+		t.Fatalf("decided %v, %+v", op.Decided(), op.Answer)
+	}
+	s.tick()
+	op = s.acquire()
+	for _, send := range s.fx.Sends {
+		switch send.Server {
+		case 0:
+			s.answer(send, keptWith(60e6))
+		case 1:
+			for _, adopt := range s.answer(send, granted(30e6)) {
+				s.answer(adopt, done)
+			}
+		default:
+			s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Enqueued, Token: 55e6, Clock: 60e6}})
+		}
+	}
+	if !op.Decided() || op.Answer.Outcome != protocol.Granted || op.Answer.Token < 60e6 {
+		t.Errorf("decided %v, %+v: another owner had token 55000000", op.Decided(), op.Answer)
+	}
+}

@@ -6,6 +6,7 @@
 // time, and returns effects. The events are the state machine's commands (ops.go, decide.go), the
 // servers' answers (this file) and messages (messages.go), a subscription that is confirmed again
 // (rejoin.go), and the end of a pause (partial.go). server.go and member.go perform the effects.
+// operator.go asks the servers without a Lock.
 package quorum
 
 import (
@@ -520,6 +521,9 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 			}
 		}
 		l.own(p, a, s.Cmd.At, now, res.Young > 0)
+		if a.Kept && r.token == 0 { // it may have been granted anew meanwhile, after another owner
+			p.token, p.known = max(p.token, a.Token), max(p.known, a.Token)
+		}
 	case a.Outcome == protocol.Enqueued:
 		outcome = outcomeNo
 		if p.state == owned && a.Token < p.token { // the message of a later grant was faster
@@ -534,7 +538,7 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 		if had || p.state == owned {
 			outcome = p.displaced(s, res)
 		}
-		p.state, p.proved, p.floor, p.token, p.known = queued, s.Cmd.At, a.Token, 0, 0
+		p.state, p.ended, p.proved, p.floor, p.token, p.known = queued, false, s.Cmd.At, a.Token, 0, 0
 		p.told = a.Told
 		p.blockedBy(&a, now)
 	case a.Outcome == protocol.Refused:

@@ -86,21 +86,11 @@ func (l *Lock) tokenOf(r *request) (token, clock uint64, kept bool) {
 	return token, clock, n >= l.cfg.Need
 }
 
-// Greatest returns the greatest token that the owners of the lock can have as far as one server knows,
-// which is one of the majority that stands behind them. The server need not have stored that token:
-// it counts on its clock, which is ahead of the token when the lease ends by itself; see tokenOf.
+// Greatest returns the greatest token that one server knows of, or that it can have given by now. The
+// owners' token can be ahead of it by as much as is not written back; where they are evicted, evict.lua
+// adds that.
 func Greatest(sn *protocol.Snapshot) uint64 {
-	ttl := time.Duration(0)
-	for _, id := range append(slices.Clone(sn.Readers), sn.Value) { // expiries of readers are no ids
-		if who, err := protocol.ParseID(id); err == nil {
-			ttl = max(ttl, who.TTL)
-		}
-	}
-	greatest := sn.Clock
-	if ttl > 0 {
-		greatest += slack(ttl)
-	}
-	return max(protocol.LastToken(sn.Meta), greatest)
+	return max(protocol.LastToken(sn.Meta), sn.Clock)
 }
 
 // writeBack has the servers on which we are the owner, and that do not know the token, store it.

@@ -24,12 +24,12 @@ func (l *Lock) Receive(server int, m *protocol.Message, now time.Time, fx *Effec
 		}
 		return
 	}
-	if p.state == ending || p.ended {
+	if p.state == ending || p.ended && !p.asking { // an acquire under way may place it there again
 		return
 	}
 	switch m.Kind {
 	case "granted":
-		if p.state == owned || m.Token <= p.floor || p.proved.IsZero() {
+		if p.state == owned || m.Token <= max(p.floor, p.evicted) || p.proved.IsZero() {
 			return
 		}
 		a := protocol.Answer{Token: m.Token, Clock: m.Clock, More: m.More}

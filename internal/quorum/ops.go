@@ -400,9 +400,11 @@ func (l *Lock) moved(s *Send, res Result, now time.Time, fx *Effects) {
 		} else if a.Outcome == protocol.Granted {
 			outcome = outcomeYes
 			l.own(q, a, s.Cmd.At, now, res.Young > 0)
-			q.follows = p != nil && p.downgraded
+			if q.follows = p != nil && p.downgraded; q.follows && !s.req.gained(i) {
+				q.since = p.since
+			}
 		} else if q.state != owned || a.Token >= q.token {
-			q.state, q.proved, q.floor, q.token, q.known = queued, s.Cmd.At, a.Token, 0, 0
+			q.state, q.ended, q.proved, q.floor, q.token, q.known = queued, false, s.Cmd.At, a.Token, 0, 0
 			q.blockedBy(&a, now)
 		}
 	}

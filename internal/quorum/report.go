@@ -68,6 +68,18 @@ func ownerOf(sn *protocol.Snapshot) string {
 	return sn.Value
 }
 
+// goesOn reports whether a writer of the client still keeps the lock from others under another value: it has
+// become a reader, or has given the lock back with a cool-down.
+func goesOn(sn *protocol.Snapshot, client string) bool {
+	if who, cools := protocol.ParseCooldown(sn.Value); cools {
+		return who.Client == client
+	}
+	return sn.Value == protocol.MarkerValue && slices.ContainsFunc(sn.Readers, func(id string) bool {
+		who, err := protocol.ParseID(id)
+		return err == nil && who.Client == client && who.Origin.Token != 0
+	})
+}
+
 // merged combines the snapshots of those of n servers that answered into one. Its owner is the one
 // that most of them name, and the lease ends when fewer than a majority keep it. Its readers are
 // those of which a majority can know, if the servers that did not answer do.

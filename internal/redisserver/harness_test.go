@@ -220,7 +220,7 @@ func (s *scene) answerOf(id string, last uint64) protocol.Cancelled {
 
 func (s *scene) evict() []string {
 	s.t.Helper()
-	owners, err := s.srv.Evict(context.Background(), &s.keys)
+	owners, err := s.srv.evict(context.Background(), &s.keys, "", "")
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -518,14 +518,15 @@ type clusterNodes interface {
 	MasterForKey(ctx context.Context, key string) (*redis.Client, error)
 }
 
-// Evict ends the ownership of the lock and notifies its owners. It returns their ids or values. If
-// it returns any together with an error, those owners were evicted all the same.
-func (s *Server) Evict(ctx context.Context, k *protocol.Keys) ([]string, error) {
-	return s.evict(ctx, k, "", "")
+// Evict ends the ownership of the lock and notifies its owners. It returns 1 if there were any, as the
+// number of servers that had owners. If it returns 1 with an error, they were evicted all the same.
+func (s *Server) Evict(ctx context.Context, k *protocol.Keys) (on int, err error) {
+	owners, err := s.evict(ctx, k, "", "")
+	return min(len(owners), 1), err
 }
 
-// EvictOwner is Evict on a server of a quorum. It evicts nobody if the value of the lock's key is not
-// value; an empty value matches any. It also makes the next owner's token greater than least, and than
+// EvictOwner is Evict on a server of a quorum, and returns the ids or values of the owners. It evicts nobody
+// if the value of the lock's key is not value; an empty value matches any. It also makes the next owner's token greater than least, and than
 // any that the evicted can have from other servers.
 func (s *Server) EvictOwner(ctx context.Context, k *protocol.Keys, least uint64, value string) ([]string, error) {
 	return s.evict(ctx, k, decimal(least), value)

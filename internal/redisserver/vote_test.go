@@ -167,9 +167,13 @@ func TestAKeyOfAnotherTypeStopsAVote(t *testing.T) {
 				s.raw("HSET", key, "a", "b")
 				s.raw("PEXPIRE", key, 60_000)
 				before := s.photo()
-				_, err := s.do(s.acquireOf(s.writer("B")))
-				if after := s.photo(); !wrongType(err) || after != before {
-					t.Errorf("%v, owned %v: %v, after it had made of\n%s\nthis\n%s", key, owned, err, before, after)
+				for _, first := range []bool{true, false} {
+					cmd := s.acquireOf(s.writer("B"))
+					cmd.First = first
+					_, err := s.do(cmd)
+					if after := s.photo(); !wrongType(err) || after != before {
+						t.Errorf("%v, owned %v, first %v: %v, after it had made of\n%s\nthis\n%s", key, owned, first, err, before, after)
+					}
 				}
 				if v, err := s.rdb.HGet(t.Context(), key.(string), "a").Result(); v != "b" {
 					t.Errorf("%v, owned %v: it changed the key of another type: %v", key, owned, err)

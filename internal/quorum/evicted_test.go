@@ -1,0 +1,92 @@
+package quorum
+
+// What is left of a part that was evicted while the servers were asked about it.
+
+import (
+	"testing"
+	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// A partial grant is evicted while the request asks once more, which its server queues. When the request is
+// given up, it must not stay in that queue.
+func TestARequestThatIsQueuedAfterItsEvictionIsCancelled(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.enqueue() // server 0 grants it
+	s.tick()
+	s.acquire()
+	sends := s.fx.Sends
+	s.evict(0, sends[0].Cmd.ID, 1)
+	for _, send := range sends {
+		s.answer(send, behind)
+	}
+	s.fx = Effects{}
+	s.lock.CancelRequest(&protocol.CancelRequest{ID: s.id}, s.now, &s.fx)
+	found := map[int]bool{}
+	for _, send := range s.fx.Sends {
+		found[send.Server] = send.Kind == Cancel
+	}
+	for _, stray := range s.fx.Strays {
+		found[stray.Server] = true
+	}
+	if !found[0] || !found[1] || !found[2] {
+		t.Errorf("it is cancelled on %v", found)
+	}
+}
+
+// The same, and the message of a grant that follows arrives.
+func TestAMessageGrantsARequestThatWasQueuedAfterItsEviction(t *testing.T) {
+	for _, early := range []bool{false, true} {
+		s := newStand(t, 3, time.Second)
+		s.enqueue() // server 0 grants it
+		s.tick()
+		s.acquire()
+		sends := s.fx.Sends
+		s.evict(0, sends[0].Cmd.ID, 1)
+		for _, send := range sends[1:] {
+			s.answer(send, behind)
+		}
+		if early {
+			s.receive(0, sends[0].Cmd.ID, 9)
+			s.answer(sends[0], behind)
+		} else {
+			s.answer(sends[0], behind)
+			s.receive(0, sends[0].Cmd.ID, 9)
+		}
+		if p := &s.lock.reqs[s.id].parts[0]; p.state != owned || p.ended {
+			t.Errorf("early %v: the message is not believed: %+v", early, p)
+		}
+	}
+}
+
+// Two operators evict it, and the second one meets what the server granted again in between.
+func TestASecondEvictionIsHeardBeforeTheAnswerToAnAcquire(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.enqueue()
+	s.tick()
+	op := s.acquire()
+	sends := s.fx.Sends
+	s.evict(0, sends[0].Cmd.ID, 1)
+	s.evict(0, sends[0].Cmd.ID, 5)
+	s.answer(sends[0], granted(5)) // evicted by the second
+	s.answer(sends[1], granted(2))
+	s.answer(sends[2], behind)
+	if op.Answer.Outcome == protocol.Granted {
+		t.Error("granted by one of three")
+	}
+}
+
+// The message of the evicted grant was slower than that of its eviction.
+func TestAMessageOfAnEvictedGrantIsNotBelievedWhileTheServersAreAsked(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.enqueue()
+	s.tick()
+	s.acquire()
+	sends := s.fx.Sends
+	s.evict(0, sends[0].Cmd.ID, 5)
+	s.receive(0, sends[0].Cmd.ID, 5)
+	if p := &s.lock.reqs[s.id].parts[0]; p.state == owned {
+		t.Errorf("it is believed: %+v", p)
+	}
+}

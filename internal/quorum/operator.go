@@ -1,0 +1,176 @@
+package quorum
+
+// What an operator asks of all servers at once: Inspect and ForceUnlock.
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/redisserver"
+)
+
+// Inspect returns what the servers together know of the lock; see merged.
+func (s *Server) Inspect(ctx context.Context, k *protocol.Keys) (protocol.Snapshot, error) {
+	seen, errs := each(ctx, s, isMost[protocol.Snapshot](s), func(ctx context.Context, _ int, srv *redisserver.Server) (protocol.Snapshot, error) {
+		return srv.Inspect(ctx, k)
+	})
+	if len(seen) < s.cfg.Need {
+		return protocol.Snapshot{}, s.lacking(len(seen), errs)
+	}
+	return merged(seen, s.cfg.N), nil
+}
+
+// Evict ends the ownership of the lock and notifies its owners. It returns how many servers had an owner
+// to evict. The next owner's token is above all that the evicted owner can have.
+//
+// If one client owns a majority, only that client is evicted: not one that owns a few other servers, and
+// not the next owner, which enters when the evicted one gives back its remaining grants. Then servers that
+// did not have that owner do not count: they may grant it a request that is under way to them.
+func (s *Server) Evict(ctx context.Context, k *protocol.Keys) (on int, err error) {
+	shown := make([]atomic.Pointer[protocol.Snapshot], len(s.members))
+	seen, errs := each(ctx, s, isMost[protocol.Snapshot](s), func(ctx context.Context, i int, srv *redisserver.Server) (protocol.Snapshot, error) {
+		sn, err := srv.Inspect(ctx, k)
+		if err == nil {
+			shown[i].Store(&sn)
+		}
+		return sn, err
+	})
+	if len(seen) < s.cfg.Need {
+		return 0, s.lacking(len(seen), errs)
+	}
+	least, owned := uint64(0), false
+	for i := range seen {
+		least = max(least, Greatest(&seen[i]))
+		owned = owned || seen[i].Value != ""
+	}
+	if !owned { // nobody has to be superseded, and nothing must be stored for a free lock
+		least = 0
+	}
+	most := merged(slices.Clone(seen), s.cfg.N)
+	owner, ownsMost, enough := ownerOf(&most), most.Behind >= s.cfg.Need, isMost[bool](s)
+	if ownsMost {
+		enough = func(evicted []bool) bool { return countTrue(evicted) >= s.cfg.Need }
+	}
+	evicted, errs := each(ctx, s, enough, func(ctx context.Context, i int, srv *redisserver.Server) (had bool, err error) {
+		sn := shown[i].Load()
+		switch {
+		case sn == nil || !ownsMost:
+			ids, err := srv.EvictOwner(ctx, k, least, "")
+			return len(ids) > 0 || sn != nil && sn.Value != "", err
+		case ownerOf(sn) != owner:
+			return false, nil
+		}
+		return true, evictOwner(ctx, srv, k, least, sn.Value, owner)
+	})
+	if on = countTrue(evicted); !enough(evicted) {
+		return on, fmt.Errorf("evicted on %d of %d servers: %w", on, s.cfg.N, s.lacking(len(evicted), errs))
+	}
+	return on, nil
+}
+
+// evictOwner evicts a client from a server on which it owned the lock under this value. The client may
+// have given the lock back there since, or keep it under another value.
+func evictOwner(ctx context.Context, srv *redisserver.Server, k *protocol.Keys, least uint64, value, client string) error {
+	ids, err := srv.EvictOwner(ctx, k, least, value)
+	if len(ids) > 0 || err != nil {
+		return err
+	}
+	now, err := srv.Inspect(ctx, k)
+	if err == nil && goesOn(&now, client) {
+		_, err = srv.EvictOwner(ctx, k, least, now.Value)
+	}
+	return err
+}
+
+// each runs f for all servers at once, except those that are away. It returns when all calls have
+// returned, when the results are enough and mostPatience is over, when the calls must have ended, which
+// take no longer than protocol.CommandTimeout unless a hook of the Redis client blocks, or when ctx ends,
+// with the results that there are by then.
+func each[T any](ctx context.Context, s *Server, enough func([]T) bool, f func(ctx context.Context, server int, srv *redisserver.Server) (T, error)) (results []T, errs []error) {
+	type outcome struct {
+		i   int
+		val T
+		err error
+	}
+	if ctx.Err() != nil {
+		return nil, []error{ctx.Err()}
+	}
+	ch := make(chan outcome, len(s.members))
+	n := 0
+	for i, m := range s.members {
+		if m.isAway() {
+			errs = append(errs, m.whyAway())
+			continue
+		}
+		if s.start(func() {
+			ctx, cancel := context.WithTimeout(s.base, protocol.CommandTimeout)
+			defer cancel()
+			m.sending()
+			of, fail := outcome{i: i, err: panicked.Err}, panicked
+			defer func() { // also if a hook panics
+				m.heardOf(fail)
+				ch <- of
+			}()
+			of.val, of.err = f(ctx, i, m.srv)
+			fail = redisserver.Classify(of.err)
+			if of.err != nil && s.base.Err() != nil { // not the caller's context, which may go on
+				of.err = protocol.ErrClosed
+			}
+		}) {
+			n++
+		} else {
+			errs = append(errs, protocol.ErrClosed)
+		}
+	}
+	timer := time.NewTimer(mostPatience)
+	defer timer.Stop()
+	over := false
+	for got := 0; got < n && !(over && enough(results)); {
+		select {
+		case o := <-ch:
+			got++
+			if o.err != nil {
+				errs = append(errs, o.err)
+			} else {
+				results = append(results, o.val)
+			}
+		case <-timer.C:
+			if over {
+				return results, append(errs, errAway)
+			}
+			over = true
+			timer.Reset(protocol.CommandTimeout)
+		case <-ctx.Done():
+			return results, append(errs, ctx.Err())
+		}
+	}
+	return results, errs
+}
+
+// isMost returns a function that reports whether there are results of a majority.
+func isMost[T any](s *Server) func([]T) bool {
+	return func(results []T) bool { return len(results) >= s.cfg.Need }
+}
+
+func countTrue(all []bool) (n int) {
+	for _, is := range all {
+		if is {
+			n++
+		}
+	}
+	return n
+}
+
+func (s *Server) lacking(answered int, errs []error) error {
+	e := &noQuorum{answered: answered, n: s.cfg.N, need: s.cfg.Need, why: errs, kind: protocol.NoAnswer}
+	for _, err := range errs {
+		if f := redisserver.Classify(err); (f.Lasts() || f.Kind == protocol.RefusedNow) && len(errs) > s.cfg.N-s.cfg.Need {
+			e.kind = f.Kind
+		}
+	}
+	return e
+}
