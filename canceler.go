@@ -23,11 +23,12 @@ type canceler struct {
 	alarm
 	client *Client
 
-	mu       sync.Mutex // guards what follows; only watchdog.mu is locked under it
-	schedule lockstate.CancelSchedule
-	awaited  map[string]bool // ids of cancels that an Unlock waits for
-	flushing bool
-	flushed  chan struct{} // made by drain; closed when everything that is due was tried
+	mu          sync.Mutex // guards what follows; only watchdog.mu is locked under it
+	schedule    lockstate.CancelSchedule
+	awaited     map[string]bool // ids of cancels that an Unlock waits for, or has waited for
+	unconfirmed int             // releases that such cancels are to confirm
+	flushing    bool
+	flushed     chan struct{} // made by drain; closed when everything that is due was tried
 }
 
 func newCanceler(client *Client) *canceler {
@@ -53,6 +54,9 @@ func (c *canceler) add(cancel *lockstate.Cancellation) {
 		return
 	}
 	added := c.schedule.Add(cancel, time.Now())
+	if len(last.Callers) > 0 { // then it was added
+		c.unconfirmed++
+	}
 	c.mu.Unlock()
 	if added {
 		c.begin()
@@ -113,11 +117,7 @@ func (c *canceler) take() []*lockstate.Cancellation {
 	if len(batch) > 0 {
 		return batch
 	}
-	c.flushing = false
-	if c.flushed != nil {
-		close(c.flushed)
-		c.flushed = nil
-	}
+	c.endFlushLocked()
 	if next := c.schedule.Next(); !next.IsZero() {
 		c.client.watchdog.set(c, next)
 	}
@@ -166,6 +166,7 @@ func (c *canceler) answered(batch []*lockstate.Cancellation, results []protocol.
 		}
 		if len(s.Callers) > 0 {
 			settled = append(settled, s)
+			c.unconfirmed--
 		}
 	}
 	c.mu.Unlock()
@@ -193,26 +194,42 @@ func keysOf(cancel *lockstate.Cancellation) *protocol.Keys {
 	return cancel.Owner.(*protocol.Keys)
 }
 
-// drain waits until everything that is due was tried, or ctx ends.
-func (c *canceler) drain(ctx context.Context) {
-	c.mu.Lock()
-	if !c.flushing {
+// drain waits until everything that is due was tried, and Redis has answered for each release that had
+// no answer, or until ctx ends. It returns for how many releases Redis has not answered.
+func (c *canceler) drain(ctx context.Context) (unconfirmed int) {
+	for {
+		c.mu.Lock()
+		unconfirmed = c.unconfirmed
+		if !c.flushing && unconfirmed == 0 {
+			c.mu.Unlock()
+			return 0
+		}
+		if c.flushed == nil {
+			c.flushed = make(chan struct{})
+		}
+		flushed := c.flushed
 		c.mu.Unlock()
-		return
+		if !waitFor(ctx, flushed) {
+			return unconfirmed
+		}
 	}
-	if c.flushed == nil {
-		c.flushed = make(chan struct{})
+}
+
+// endFlushLocked notes that a flush has ended.
+func (c *canceler) endFlushLocked() {
+	c.flushing = false
+	if c.flushed != nil {
+		close(c.flushed)
+		c.flushed = nil
 	}
-	flushed := c.flushed
-	c.mu.Unlock()
-	waitFor(ctx, flushed)
 }
 
 // giveUp drops all cancels, because the client has stopped. TTLs end what is left in Redis.
 func (c *canceler) giveUp() {
 	c.mu.Lock()
 	all := c.schedule.Pending
-	c.schedule, c.flushing = lockstate.CancelSchedule{}, false
+	c.schedule, c.unconfirmed = lockstate.CancelSchedule{}, 0
+	c.endFlushLocked()
 	clear(c.awaited)
 	c.mu.Unlock()
 	for _, cancel := range all {

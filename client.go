@@ -362,8 +362,12 @@ func (c *Client) Close() error {
 // Shutdown may be called from anywhere, even from a loss handler, in which case it waits for
 // its own caller until ctx ends.
 //
+// If Redis has not answered for a release, as during an outage, Shutdown keeps trying until
+// ctx ends.
+//
 // The error matches ErrClosed. It says how many leases were not unlocked, names at most three
-// of their locks, and says what was not waited for. Later and concurrent calls wait for the
+// of their locks, and says how many releases Redis did not confirm, and what was not waited
+// for. Later and concurrent calls wait for the
 // first one and return the same error, or the error of their own ctx if that ends before.
 func (c *Client) Shutdown(ctx context.Context) error {
 	switch {
@@ -390,7 +394,9 @@ func (c *Client) Shutdown(ctx context.Context) error {
 	}
 	var left []string
 	if waitFor(ctx, c.drained) {
-		c.canceler.drain(ctx)
+		if n := c.canceler.drain(ctx); n > 0 {
+			left = append(left, unconfirmedReleases(n))
+		}
 		c.drainQuorum(ctx)
 	} else {
 		left = c.abandoned()
@@ -471,12 +477,23 @@ func (c *Client) abandoned() (left []string) {
 		e.mu.Unlock()
 	}
 	if held > 0 {
-		left = append(left, fmt.Sprintf("%d leases were not unlocked, of %s: they are not renewed any more, and their TTL ends them", held, someNames(names)))
+		what, then := "1 lease was", "it is not renewed any more, and its TTL ends it"
+		if held > 1 {
+			what, then = fmt.Sprint(held, " leases were"), "they are not renewed any more, and their TTL ends them"
+		}
+		left = append(left, fmt.Sprintf("%s not unlocked, of %s: %s", what, someNames(names), then))
 	}
 	if n := max(releasing, int(c.unlocks.Load())); n > 0 {
-		left = append(left, fmt.Sprintf("%d releases were not confirmed: unless they were done, their TTL ends them", n))
+		left = append(left, unconfirmedReleases(n))
 	}
 	return left
+}
+
+func unconfirmedReleases(n int) string {
+	if n == 1 {
+		return "1 release was not confirmed: unless it was done, the TTL ends the lease"
+	}
+	return fmt.Sprint(n, " releases were not confirmed: unless they were done, the TTL ends the leases")
 }
 
 // finalWait is the least time for which Shutdown waits for goroutines, handlers and processors:

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"runtime"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -292,4 +293,41 @@ func TestVirtualCloseWaitsFiveSecondsForHoldersAndNotLonger(t *testing.T) {
 		}
 		_ = l.Unlock()
 	})
+}
+
+// A service that is closed while Redis is away for a moment leaves no lock behind.
+func TestCloseWaitsForReleasesThatHadNoAnswer(t *testing.T) {
+	for what, mended := range map[string]bool{"Redis answers again": true, "Redis stays away": false} {
+		t.Run(what, func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, s place) {
+				c, wire := onLine(t, s, leased.WithTTL(time.Minute))
+				for _, name := range []string{"x", "y"} {
+					l := lock(t, c.Mutex(name))
+					wire.cut()
+					isAll(t, l.Unlock(), leased.ErrNotReleased)
+					if name == "x" {
+						wire.mend()
+						eventually(t, "x is released", func() bool { return s.clean(t, "x") })
+					}
+				}
+				if mended {
+					time.AfterFunc(2*time.Second, wire.mend)
+				}
+				began := time.Now()
+				err := c.Close()
+				took := time.Since(began)
+				switch {
+				case !mended:
+					isAll(t, err, leased.ErrClosed)
+					if took != 5*time.Second || err == nil || !strings.Contains(err.Error(), "1 release was not confirmed") {
+						t.Errorf("Close returned %v after %v", err, took)
+					}
+					wire.mend()
+					s.Mini.FlushAll()
+				case err != nil || took < 2*time.Second || took > 4*time.Second || !s.clean(t, "y"):
+					t.Errorf("Close returned %v after %v, released %v", err, took, s.clean(t, "y"))
+				}
+			})
+		})
+	}
 }

@@ -330,6 +330,11 @@ func (m *metrics) stop(ctx context.Context) bool {
 			_ = m.collect.Unregister() // the SDK never returns an error, and there is nothing to do about one
 		}
 	}()
+	if ctx.Err() != nil { // it needs a moment to begin
+		soon, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Millisecond)
+		defer cancel()
+		ctx = soon
+	}
 	return waitFor(ctx, ended)
 }
 

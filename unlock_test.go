@@ -52,7 +52,7 @@ func TestAnUnlockAfterTheMaximumHoldTellsOfTheLossThoughTheReleaseFails(t *testi
 		unlocked := make(chan error, 1)
 		go func() { unlocked <- l.Unlock() }() // ended by Close, waited for through unlocked
 		synctest.Wait()
-		if err := z.Close(); !errors.Is(err, leased.ErrClosed) || !strings.Contains(err.Error(), "releases were not confirmed") {
+		if err := z.Close(); !errors.Is(err, leased.ErrClosed) || !strings.Contains(err.Error(), "not confirmed") {
 			t.Errorf("Close: %v", err)
 		}
 		isAll(t, <-unlocked, leased.ErrLeaseLost, leased.ErrNotReleased, leased.ErrClosed)

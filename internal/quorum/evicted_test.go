@@ -90,3 +90,24 @@ func TestAMessageOfAnEvictedGrantIsNotBelievedWhileTheServersAreAsked(t *testing
 		t.Errorf("it is believed: %+v", p)
 	}
 }
+
+// The server that a renewal finds without the lease may have lost its data, and then grants it again. But
+// a message that this grant was evicted, too, leaves nothing to wait for.
+func TestAnEvictionOfWhatALostServerGrantsAnewCounts(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.own(true, true, true)
+	s.tick()
+	s.renew()
+	sends := s.fx.Sends
+	asks := s.answer(sends[0], notOurs)
+	if len(asks) != 1 {
+		t.Fatalf("asked %d times", len(asks))
+	}
+	s.answer(sends[1], renewed)
+	if s.evict(0, asks[0].Cmd.ID, 9) {
+		t.Error("two of three have kept it, and it is over")
+	}
+	if !s.evict(1, sends[1].Cmd.ID, 9) && !s.revoked() {
+		t.Error("one of three is left, and it goes on")
+	}
+}

@@ -71,7 +71,7 @@ func (l *Lock) heed(r *request, now time.Time, fx *Effects) {
 	}
 	n := 0
 	for i := range r.parts {
-		if p := &r.parts[i]; (p.stands(now) || p.lost && p.asking) && !p.anew && !r.gained(i) {
+		if p := &r.parts[i]; (p.stands(now) || p.lost && p.asking && p.evicted == 0) && !p.anew && !r.gained(i) {
 			n++
 		}
 	}
