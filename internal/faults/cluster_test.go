@@ -4,8 +4,10 @@ package faults
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -147,5 +149,26 @@ func TestTheInboxOfAClusterLeavesANodeThatIsNoGood(t *testing.T) {
 			}
 			mustUnlock(t, o.lease)
 		})
+	}
+}
+
+// A client of one server would be told for ever that the lock's slot is elsewhere.
+func TestAClientOfOneServerOfAClusterIsToldAtOnceThatItIsTheWrongKind(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.NewCluster(t)
+	name := "x"
+	for cluster.Owner(name) == cluster.Owner("other") {
+		name += "x"
+	}
+	client, err := leased.New(cluster.Owner("other").Client())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	_, err = client.Mutex(name).LockContext(ctx)
+	if !errors.Is(err, leased.ErrNotAcquired) || ctx.Err() != nil || !strings.Contains(err.Error(), "redis.NewClusterClient") {
+		t.Errorf("LockContext: %v", err)
 	}
 }

@@ -52,33 +52,40 @@ func inWords(err error) error {
 	if wrongType(err) {
 		return &OtherTypeError{err}
 	}
-	if what, missing := lacking(err); missing {
-		return &LackingError{what, err}
+	if text, missing := lacking(err); missing {
+		return &LackingError{text, err}
 	}
 	return err
 }
 
 // LackingError is the answer of a server, or of a proxy in front of it, that cannot run the lock
-// scripts. Its text says what is missing and what to do.
+// scripts, or cannot run them for this Redis client. Its text says what is missing and what to do.
 type LackingError struct {
-	what   string
+	text   string
 	Answer error
 }
 
-func (e *LackingError) Error() string {
-	return "this server cannot keep locks: " + e.what + " (docs/deployments.md lists servers): " + e.Answer.Error()
-}
+func (e *LackingError) Error() string { return e.text + ": " + e.Answer.Error() }
 
 // Unwrap returns the error as the server sent it.
 func (e *LackingError) Unwrap() error { return e.Answer }
 
-// lacking reports whether err means that the server lacks something that the scripts need, and says
-// what that is.
-func lacking(err error) (what string, missing bool) {
+// serverLacks and clientLacks say, with what follows, what is missing and what to do.
+func serverLacks(what string) string {
+	return "this server cannot keep locks: " + what + " (docs/deployments.md lists servers)"
+}
+
+func clientLacks(what string) string {
+	return "the Redis client is not set up for this server: " + what
+}
+
+// lacking reports whether err means that the server or the client lacks something that the scripts
+// need, and says what that is.
+func lacking(err error) (text string, missing bool) {
 	if err == nil {
 		return "", false
 	}
-	text := strings.ToLower(err.Error())
+	answer := strings.ToLower(err.Error())
 	for _, l := range [...]struct{ mark, what string }{
 		{"write commands not allowed after non deterministic", // Redis 5 and 6
 			"its scripts may not write once they have read the clock; set lua-replicate-commands to yes, or take Redis 7 or later"},
@@ -92,8 +99,19 @@ func lacking(err error) (what string, missing bool) {
 		{"unknown command `eval", "it runs no Lua scripts; take a server, or a proxy, that has EVAL and EVALSHA"},
 		{"unsupported command 'eval", "it runs no Lua scripts; take a server, or a proxy, that has EVAL and EVALSHA"},
 	} {
-		if strings.Contains(text, l.mark) {
-			return l.what, true
+		if strings.Contains(answer, l.mark) {
+			return serverLacks(l.what), true
+		}
+	}
+	for _, l := range [...]struct{ mark, what string }{
+		{"unauthenticated", // Redis refuses long commands before it asks for a password
+			"it wants a password; set Password in the client's options"},
+		{"cluster support disabled", "it is not part of a Cluster; use redis.NewClient"},
+		{"unknown command 'sentinel", "it is no Sentinel; name the Sentinels' own addresses, or use redis.NewClient"},
+		{"unknown command `sentinel", "it is no Sentinel; name the Sentinels' own addresses, or use redis.NewClient"},
+	} {
+		if strings.Contains(answer, l.mark) {
+			return clientLacks(l.what), true
 		}
 	}
 	return "", false
@@ -145,10 +163,7 @@ func OnlyOperatorHelps(err error) bool {
 			return true
 		}
 	}
-	if _, missing := lacking(err); missing {
-		return true
-	}
-	return false
+	return errors.As(err, new(*LackingError))
 }
 
 // wrongType reports whether err says that a key holds another type of value.

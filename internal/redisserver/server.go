@@ -171,6 +171,8 @@ func (s *Server) explain(err error) error {
 		return nil
 	case ok && errors.Is(err, redis.ErrClosed): // a cluster client also returns it for a node that left
 		return ErrRedisClosed
+	case ok && redis.HasErrorPrefix(err, "MOVED"): // a cluster client would have followed it
+		return &LackingError{clientLacks("it is part of a Cluster; use redis.NewClusterClient"), err}
 	case ok && errors.Is(err, context.DeadlineExceeded) && !notSent(err):
 		// Waiting for a connection ends with the context, and the error does not say
 		// so. All connections being in use is the best evidence left.

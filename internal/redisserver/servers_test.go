@@ -94,6 +94,10 @@ func TestTheFirstAnswerOfAServerThatLacksSomethingSaysWhat(t *testing.T) {
 		{"ERR unknown command 'evalsha', with args beginning with: 'x'", "EVAL"},
 		{"ERR unknown command `EVALSHA`, with args beginning with: `x`, ", "EVAL"},
 		{"ERR bad lua script for redis cluster, all the keys that the script uses should be passed using the KEYS array, and KEYS should not be in expression", "proxy"},
+		{"ERR Protocol error: unauthenticated multibulk length", "Password"},
+		{"MOVED 8157 127.0.0.1:7001", "redis.NewClusterClient"},
+		{"ERR This instance has cluster support disabled", "redis.NewClient"},
+		{"redis: all sentinels specified in configuration are unreachable: ERR unknown command 'sentinel', with args beginning with: 'get-master-addr-by-name'", "Sentinel"},
 	} {
 		rdb := redis.NewClient(redistest.Options("127.0.0.1:1"))
 		rdb.AddHook(answers{c.answer})
