@@ -189,10 +189,14 @@ func (l *throttledLog) collected(name string) {
 		"and this process keeps its callers out until Mutex.Unlock", l.about(name)...)
 }
 
+var errSilent = errors.New("no reply so far")
+
 func (l *throttledLog) unconfirmed(name string, err error) {
 	var unconfirmed *notReleased
 	if errors.As(err, &unconfirmed) {
-		err = unconfirmed.lastErr // the text of the whole names the lock
+		if err = unconfirmed.lastErr; err == nil { // the text of the whole names the lock
+			err = errSilent
+		}
 	}
 	l.write(slog.LevelWarn, "unconfirmed", "a release was not confirmed; still trying", l.about(name, "error", err)...)
 }

@@ -94,8 +94,7 @@ func invalid(format string, args ...any) error {
 
 // WithKeyPrefix puts prefix before every key and channel, so that several applications can
 // share one Redis, or so that an ACL pattern can match them. A prefix has at most 256
-// bytes, and may contain braces only as one Redis Cluster hash tag or the beginning of one.
-// The default is no prefix.
+// bytes; for braces in it, see [Client.Mutex]. The default is no prefix.
 //
 // All clients that share a lock need the same prefix. A key is the prefix and the name, with
 // nothing in between: end the prefix with a separator, such as a colon, so that no name of

@@ -29,7 +29,8 @@ const defaultQuarantine = time.Minute
 // ErrInvalidOption.
 //
 // Each of rdbs must be a client of a single server: a *redis.Client, or a type that embeds one.
-// Give all processes the same servers in the same order.
+// Give all processes the same servers in the same order. NewQuorum refuses a client that is
+// there twice, but cannot tell whether two clients lead to one server.
 //
 // A server that comes back without its data may have forgotten owners, so its vote does not count
 // for the time set by WithQuarantine. When a lock is first asked for on servers that are all new,

@@ -1,6 +1,9 @@
 package lockstate
 
-import "errors"
+import (
+	"errors"
+	"strings"
+)
 
 // The root package exports and documents these errors.
 var (
@@ -25,6 +28,14 @@ type kind struct {
 
 func (k *kind) Error() string { return k.text }
 func (k *kind) Unwrap() error { return k.is }
+
+// unconfirmed is what Unlock returns if nothing will confirm the release any more.
+type unconfirmed struct{ why error }
+
+func (e *unconfirmed) Error() string {
+	return ErrNotReleased.Error() + ": " + strings.TrimPrefix(e.why.Error(), "leased: ")
+}
+func (e *unconfirmed) Unwrap() []error { return []error{ErrNotReleased, e.why} }
 
 // LostToo is what Unlock returns for a lease that had already ended, if Redis did not confirm
 // the release either.

@@ -4,7 +4,6 @@ package lockstate
 // cancels. Between them are the ways in which a grant ends.
 
 import (
-	"errors"
 	"time"
 
 	"github.com/leasedmutex/leased/internal/protocol"
@@ -398,10 +397,10 @@ func (l *Lock) Cancelled(s *Settlement, now time.Time, fx *Effects) {
 		switch {
 		case s.proved:
 		case s.Fail != nil && s.Fail.Kind == protocol.ClientClosed:
-			err = errors.Join(ErrNotReleased, s.Fail.Err)
+			err = &unconfirmed{s.Fail.Err}
 		case c.Ended == ByLoss:
 			if s.Fail != nil {
-				err = errors.Join(ErrNotReleased, s.Fail.Err)
+				err = &unconfirmed{s.Fail.Err}
 			}
 		default:
 			c.Ended, c.Why = ByLoss, LostUnproved

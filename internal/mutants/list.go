@@ -320,7 +320,7 @@ var mutants = []mutant{
 	{"revoked without a token is ignored", "internal/lockstate/events.go", "(token == 0 || token >= g.token)", "token >= g.token", "Revoked"},
 
 	// what users are told
-	{"a log names the lock of an unconfirmed release", "log.go", "		err = unconfirmed.lastErr // the text of the whole names the lock\n", "", "WithoutLockNamesLogs"},
+	{"a log names the lock of an unconfirmed release", "log.go", "		if err = unconfirmed.lastErr; err == nil {", "		if unconfirmed.lastErr == nil {", "WithoutLockNamesLogs"},
 	{"a cancelled wait returns a little later", "acquire.go", "			known := e.giveUp(w)", "			time.Sleep(5 * time.Millisecond)\n			known := e.giveUp(w)", "NoTimerLies"},
 	{"a downgraded lease keeps its writer's token", "internal/lockstate/handover.go", "			w.Mode, w.Token = protocol.Shared, g.readers", "			w.Mode = protocol.Shared", "TheTokenOfADowngradedLease|Downgrade"},
 	{"an awaited cancel is retried at leisure", "internal/lockstate/cancelschedule.go", "		if g.awaited() {\n			first", "		if false {\n			first", "SomebodyWaitsFor|ForTheSakeOf"},
