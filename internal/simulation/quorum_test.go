@@ -59,6 +59,8 @@ type qPacket struct {
 	copied bool      // nobody waits for its answer
 	sent   time.Time // when the command was sent
 	ready  time.Time // it does not arrive before this
+	// gaveUps is how often the requests that the command is about had been given back when it was sent.
+	gaveUps [2]int
 }
 
 type qOp struct {
@@ -433,7 +435,8 @@ func (c *qClient) qstep(event func(q *quorum.Lock, now time.Time, fx *quorum.Eff
 	w := c.w
 	event(c.q, c.local(), &fx)
 	for _, send := range fx.Sends {
-		w.put(&qPacket{kind: "request", c: c, server: send.Server, send: send})
+		id, next := send.Requests()
+		w.put(&qPacket{kind: "request", c: c, server: send.Server, send: send, gaveUps: [2]int{w.owners.gaveUps[id], w.owners.gaveUps[next]}})
 	}
 	for _, stray := range fx.Strays {
 		w.counts["stray"]++
@@ -478,7 +481,9 @@ func (o *qOp) done() {
 			c.lock.Answered(o.cmd, o.op.Answer, fail, pause, now, fx)
 			if fail != nil || o.op.Answer.Outcome == protocol.Refused {
 				w.owners.gaveUp(o.cmd.ID)
-				w.owners.gaveUp(o.cmd.Next)
+				if o.cmd.Verb != protocol.Yield { // whose answers may come later and grant it
+					w.owners.gaveUp(o.cmd.Next)
+				}
 			}
 		})
 	case o.r != nil:

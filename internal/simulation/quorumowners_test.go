@@ -37,8 +37,10 @@ type qOwners struct {
 	leases  map[*lockstate.Caller]*qLease
 	// gaveUpAt is when a request was last given back, to be made again.
 	gaveUpAt map[string]int
-	left     []*qLease // unlocked, but not settled
-	proven   []*qLease // leases whose Unlock has returned nil
+	gaveUps  map[string]int // how often a request was given back before its client was ever told of a grant
+	made     map[string]int // by the id that a server knows, how often its request had been given back when it was sent
+	left     []*qLease      // unlocked, but not settled
+	proven   []*qLease      // leases whose Unlock has returned nil
 }
 
 // qMajority is an instant at which a request owned a majority of the servers.
@@ -68,7 +70,8 @@ type qLease struct {
 
 func newQOwners(n int) *qOwners {
 	o := &qOwners{request: map[string]string{}, took: make([]map[string]int, n), now: make([][]string, n), emptied: make([]int, n),
-		told: map[string]int{}, leases: map[*lockstate.Caller]*qLease{}, gaveUpAt: map[string]int{}}
+		told: map[string]int{}, leases: map[*lockstate.Caller]*qLease{}, gaveUpAt: map[string]int{},
+		gaveUps: map[string]int{}, made: map[string]int{}}
 	for i := range o.took {
 		o.took[i] = map[string]int{}
 	}
@@ -110,9 +113,9 @@ func (o *qOwners) carries(p *qPacket) {
 	id, next := p.send.Requests()
 	switch p.send.Kind {
 	case quorum.Do:
-		o.request[p.send.Cmd.ID] = id
+		o.sees(p.send.Cmd.ID, id, p.gaveUps[0])
 		if p.send.Cmd.Next != "" {
-			o.request[p.send.Cmd.Next] = next
+			o.sees(p.send.Cmd.Next, next, p.gaveUps[1])
 		}
 		if v := p.send.Cmd.Verb; v == protocol.Release || v == protocol.Yield {
 			o.givesBack(p.server, p.send.Cmd.ID)
@@ -120,6 +123,14 @@ func (o *qOwners) carries(p *qPacket) {
 	case quorum.Cancel:
 		o.request[p.send.Cancel.ID] = id
 		o.givesBack(p.server, p.send.Cancel.ID)
+	}
+}
+
+// sees notes for which request an id stands, and how often that had been given back when the id was sent.
+func (o *qOwners) sees(id, request string, gaveUps int) {
+	o.request[id] = request
+	if _, known := o.made[id]; !known {
+		o.made[id] = gaveUps
 	}
 }
 
@@ -168,7 +179,7 @@ func (w *qWorld) count(request string) {
 	n, young := 0, 0
 	for i, ids := range o.now {
 		for _, id := range ids { // a reader's request can own under more than one id
-			if at := o.took[i][id]; o.request[id] == request && (m.took[i] == 0 || at < m.took[i]) {
+			if at := o.took[i][id]; o.request[id] == request && o.made[id] == o.gaveUps[request] && (m.took[i] == 0 || at < m.took[i]) {
 				m.took[i] = at
 			}
 		}
@@ -250,6 +261,9 @@ func (w *qWorld) told(c *qClient) {
 func (o *qOwners) gaveUp(request string) {
 	until, told := o.told[request]
 	o.gaveUpAt[request] = o.seq
+	if !told {
+		o.gaveUps[request]++
+	}
 	o.events = slices.DeleteFunc(o.events, func(m *qMajority) bool {
 		return m.request == request && (!told || until != 0 && m.seq > until)
 	})

@@ -333,7 +333,8 @@ func (w *qWorld) evictionOf(c *qClient, some []int) *qEviction {
 	v := c.lock.Status()
 	e := &qEviction{c: c, request: c.holds, since: v.Since}
 	for _, i := range some {
-		if slices.ContainsFunc(w.servers[i].owners(), func(id string) bool { return w.owners.request[id] == e.request }) {
+		ids := slices.DeleteFunc(w.servers[i].owners(), func(id string) bool { return w.owners.request[id] != e.request })
+		if len(ids) == 1 { // of several, the client has given up all but one, and need not hear of that one
 			e.servers = append(e.servers, i)
 		}
 	}
