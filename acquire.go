@@ -441,13 +441,14 @@ func (e *entry) unlock(ctx context.Context, pick func(*lockstate.Lock) *lockstat
 	if cancel != nil {
 		cancel(cause)
 	}
-	inlineFor := w.Opts.ReleaseTimeout
-	if ctx != nil && ctx.Done() == nil {
+	inlineFor := time.Duration(0)
+	switch {
+	case !waits || fx.Send.Verb == protocol.Acquire: // this caller does not wait for the command
+	case ctx == nil:
+		inlineFor = w.Opts.ReleaseTimeout
+	case ctx.Done() == nil:
 		inlineFor = protocol.CommandTimeout
-	}
-	if !waits || fx.Send.Verb == protocol.Acquire || ctx != nil && ctx.Done() != nil {
-		inlineFor = 0 // this caller does not wait for the command, or may have to stop waiting
-	}
+	} // else it may have to stop waiting
 	e.perform(&fx, idle, inlineFor)
 	var gone chan struct{}
 	if waits {

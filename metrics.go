@@ -65,7 +65,7 @@ func newMetrics(c *Client, o *clientOptions) *metrics {
 	m.wait = i.histogram("leased.wait.duration", "From the call for a lock until it was acquired or given up.")
 	m.hold = i.histogram("leased.hold.duration", "From acquired until released or lost.")
 	m.command = i.histogram("leased.command.duration", "Round trips of commands to Redis, by command, and by what failed.")
-	m.behind = i.smallHistogram("leased.hold.servers", "{server}", "Servers of a quorum that stood behind a lease just before its Unlock.")
+	m.behind = i.serverHistogram("leased.hold.servers", "Servers of a quorum that stood behind a lease just before its Unlock.")
 	leases := i.counter("leased.leases", "{lease}", "Callers that were let in, by how the lock came.")
 	handoffs := i.counter("leased.handoffs", "{handoff}", "Local: callers let in by or beside another of their process. Direct: releases that made another process owner.")
 	losses := i.counter("leased.losses", "{lease}", "Leases that ended before their Unlock.")
@@ -437,9 +437,9 @@ func (m instruments) histogram(name, text string) metric.Float64Histogram {
 	return orNoop[metric.Float64Histogram](i, err, noop.Float64Histogram{})
 }
 
-// smallHistogram makes a histogram of numbers of servers.
-func (m instruments) smallHistogram(name, unit, text string) metric.Int64Histogram {
-	i, err := m.Int64Histogram(name, metric.WithUnit(unit), metric.WithDescription(text),
+// serverHistogram makes a histogram of numbers of servers.
+func (m instruments) serverHistogram(name, text string) metric.Int64Histogram {
+	i, err := m.Int64Histogram(name, metric.WithUnit("{server}"), metric.WithDescription(text),
 		metric.WithExplicitBucketBoundaries(0, 1, 2, 3, 4, 5, 6, 7))
 	return orNoop[metric.Int64Histogram](i, err, noop.Int64Histogram{})
 }
