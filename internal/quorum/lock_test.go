@@ -687,6 +687,40 @@ func TestARestartThatALateAnswerShowsKeepsTheLease(t *testing.T) {
 	}
 }
 
+// The same late answers, and an Unlock before the next renewal: the release asks those servers, too.
+func TestARestartThatALateAnswerShowsIsProvedByTheRelease(t *testing.T) {
+	for what, restarted := range map[string]bool{"lost their data": true, "gave it to another": false} {
+		s := newStand(t, 3, time.Second)
+		s.own(true, true, true)
+		first := s.renew()
+		late := s.fx.Sends
+		s.expire(first)
+		s.now = s.now.Add(100 * time.Millisecond)
+		for _, send := range late[:2] {
+			s.answer(send, notOurs)
+		}
+		s.fx = Effects{}
+		op := s.release()
+		sends := s.fx.Sends
+		if len(sends) != 3 {
+			t.Fatalf("%s: %d servers are told of the release", what, len(sends))
+		}
+		for _, send := range sends {
+			switch {
+			case send.Server == 2:
+				s.answer(send, done)
+			case restarted:
+				s.answer(send, young(protocol.NotOurs, 0, time.Hour))
+			default:
+				s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.NotOurs}})
+			}
+		}
+		if !op.Decided() || (op.Answer.Outcome == protocol.Done) != restarted {
+			t.Errorf("%s: decided %v, %+v", what, op.Decided(), op.Answer)
+		}
+	}
+}
+
 // A downgrade whose token is not stored by a majority in time is neither refused nor given back, because it
 // is all that is left of the lease. It is repeated.
 func TestADowngradeWhoseTokenIsNotKeptYetIsRepeated(t *testing.T) {

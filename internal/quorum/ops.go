@@ -189,17 +189,20 @@ func (l *Lock) ask(op *Op, r *request, i int, fx *Effects) {
 func (l *Lock) release(op *Op, i int, now time.Time, fx *Effects) {
 	r := op.req
 	p := &r.parts[i]
+	// A late answer to a renewal has found it lost, and nobody has asked why since. The answer to a
+	// release says whether its server has only lost its data.
+	unasked := p.lost && p.ended && !p.asking && p.evicted == 0
 	switch {
-	case p.id == "" || p.ended || p.state == absent && !p.asking:
+	case p.id == "" || p.ended && !unasked || p.state == absent && !p.asking && !unasked:
 		op.settle(i, outcomeSkipped)
 	case l.cfg.Away(i):
 		op.away(i, l.whyAway(i))
-	case p.state == owned:
+	case p.state == owned || unasked:
 		if l.withdraw(r, i); (r.doubted || p.doubted) && p.inDoubt() {
 			l.endDoubted(op, i, fx)
 			return
 		}
-		p.state = ending
+		p.state, p.ended = ending, false
 		l.send(&Send{Server: i, Kind: Do, req: r, op: op, Cmd: protocol.Command{
 			Verb: protocol.Release, ID: p.id, Last: p.lastFor(r), Link: op.cmd.Link, Cooldown: op.cmd.Cooldown, At: op.at}}, fx)
 	default:
