@@ -261,6 +261,11 @@ func inPlainWords(err error) error {
 	for _, hint := range [...]struct{ mark, advice string }{
 		{"NOAUTH", "it wants a password: give it in the URL, in $LEASED_REDIS rather than on the command line"},
 		{"WRONGPASS", "it does not take this user or password"},
+		{"READONLY", "it is a replica: connect to its primary, or by --sentinel NAME"},
+		{"OOM ", "its memory is full: raise maxmemory, or free memory"},
+		{"NOREPLICAS", "it has fewer replicas than its min-replicas-to-write: mend those, or lower it"},
+		{"MISCONF", "it cannot save to disk: its log says why"},
+		{"NOPERM", "this user lacks a right: docs/deployments.md lists those that locks need under “Least rights”"},
 		{"CLUSTERDOWN", "the Cluster does not serve all slots"},
 		{"cluster support disabled", "it is no Cluster: leave out --cluster"},
 		{"MOVED ", "it is a node of a Cluster: add --cluster"},

@@ -79,9 +79,14 @@ func (a *address) client(ctx context.Context, opts ...leased.Option) (*leased.Cl
 	}, nil
 }
 
-// newClient returns a client that logs nothing: here, everything that matters is an error.
+// clientOptions returns opts and those of every client, which logs nothing unless opts have a
+// logger: here, everything that matters is an error.
+func clientOptions(prefix string, opts []leased.Option) []leased.Option {
+	return append([]leased.Option{leased.WithKeyPrefix(prefix), leased.WithLogger(slog.New(slog.DiscardHandler))}, opts...)
+}
+
 func newClient(rdb redis.UniversalClient, prefix string, opts ...leased.Option) (*leased.Client, error) {
-	client, err := leased.New(rdb, append(opts, leased.WithKeyPrefix(prefix), leased.WithLogger(slog.New(slog.DiscardHandler)))...)
+	client, err := leased.New(rdb, clientOptions(prefix, opts)...)
 	if err != nil {
 		return nil, usagef("--prefix: %s", bare(err))
 	}

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"strings"
 	"sync"
 
@@ -39,8 +38,7 @@ func (a *address) quorumClient(ctx context.Context, opts ...leased.Option) (*lea
 		}
 		rdbs = append(rdbs, redis.NewUniversalClient(o))
 	}
-	opts = append(opts, leased.WithKeyPrefix(a.prefix), leased.WithLogger(slog.New(slog.DiscardHandler)))
-	client, err := leased.NewQuorum(rdbs, opts...)
+	client, err := leased.NewQuorum(rdbs, clientOptions(a.prefix, opts)...)
 	if err != nil {
 		closeAll()
 		return nil, nil, usagef("--quorum: %s", bare(err))

@@ -503,3 +503,76 @@ func TestAStoppedJobReturnsToItsShellAndContinues(t *testing.T) {
 	c.types("echo a\"\"gain\n")
 	c.awaits("again")
 }
+
+// full returns a server without memory for another key.
+func full(t *testing.T) *redistest.Instance {
+	t.Helper()
+	in := redistest.Server(t)
+	if err := in.Client().ConfigSet(t.Context(), "maxmemory", "1").Err(); err != nil {
+		t.Fatal(err)
+	}
+	return in
+}
+
+func TestALockThatRedisRefusesWasNotContended(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		addr func() []string
+		want string
+	}{
+		{"replica", func() []string {
+			return []string{redistest.NewReplication(t, 1).Replicas()[0].Addr}
+		}, `cannot get lock "job" from Redis: it is a replica: connect to its primary, or by --sentinel NAME (READONLY`},
+		{"no memory", func() []string { return []string{full(t).Addr} }, "raise maxmemory"},
+		{"quarantine", func() []string {
+			return []string{redistest.MiniTCP(t).Addr() + "," + redistest.MiniTCP(t).Addr() + ",127.0.0.1:1", "--quorum"}
+		}, "too few of 3 servers may vote"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			at := c.addr()
+			for _, wait := range [][]string{{"-w", "0.5"}, {"-w", "0.5", "-E", "0"}, {"-n"}} {
+				args := append(append(at[1:len(at):len(at)], wait...), "job", "--", "true")
+				status, out, errs := runResult(t, at[0], args...)
+				if status != statusRunUnavailable || out != "" || !strings.Contains(errs, c.want) || strings.Count(errs, "\n") != 1 {
+					t.Errorf("run %q: status %d, stdout %q, stderr %q; want status 69 and %q", args, status, out, errs, c.want)
+				}
+			}
+		})
+	}
+}
+
+// The lock is taken all the time, and Redis restarts in between.
+func TestALockThatIsTakenWasContendedEvenIfRedisWasAway(t *testing.T) {
+	in := redistest.Server(t, "--appendonly", "yes", "--appendfsync", "always")
+	if err := in.Client().Set(t.Context(), "job", "of another library", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	cmd := program(t, "run", "--redis", in.Addr, "-w", "4", "job", "--", "true")
+	var errs shared
+	cmd.Stderr = &errs
+	begin(t, cmd)
+	until(t, "the run queues", func() bool { return in.Client().Exists(t.Context(), "job:{job}:queue").Val() > 0 })
+	in.Restart()
+	cmd.Wait()
+	if status := cmd.ProcessState.ExitCode(); status != 1 || errs.String() != "" {
+		t.Errorf("status %d, stderr %q", status, errs.String())
+	}
+}
+
+func TestAWaitThatRedisCausesIsToldOnce(t *testing.T) {
+	t.Parallel()
+	in := full(t)
+	cmd := program(t, "run", "--redis", in.Addr, "job", "--", "echo", "done")
+	var out, errs shared
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	begin(t, cmd)
+	const want = `leased: still waiting for lock "job", which Redis does not give: its memory is full: raise maxmemory, or free memory (OOM `
+	until(t, "the run says what is wrong", func() bool { return strings.HasPrefix(errs.String(), want) })
+	if err := in.Client().ConfigSet(t.Context(), "maxmemory", "0").Err(); err != nil {
+		t.Fatal(err)
+	}
+	cmd.Wait()
+	if status := cmd.ProcessState.ExitCode(); status != 0 || out.String() != "done\n" || strings.Count(errs.String(), "\n") != 1 {
+		t.Errorf("status %d, stdout %q, stderr %q", status, out.String(), errs.String())
+	}
+}
