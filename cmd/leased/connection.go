@@ -255,27 +255,52 @@ func where(o *redis.UniversalOptions) string {
 	return text
 }
 
-// inPlainWords says what to do about an error of a connection that has an easy cause.
-func inPlainWords(err error) error {
-	text := err.Error()
-	for _, hint := range [...]struct{ mark, advice string }{
-		{"NOAUTH", "it wants a password: give it in the URL, in $LEASED_REDIS rather than on the command line"},
-		{"WRONGPASS", "it does not take this user or password"},
-		{"READONLY", "it is a replica: connect to its primary, or by --sentinel NAME"},
-		{"OOM ", "its memory is full: raise maxmemory, or free memory"},
-		{"NOREPLICAS", "it has fewer replicas than its min-replicas-to-write: mend those, or lower it"},
-		{"MISCONF", "it cannot save to disk: its log says why"},
-		{"NOPERM", "this user lacks a right: docs/deployments.md lists those that locks need under “Least rights”"},
-		{"CLUSTERDOWN", "the Cluster does not serve all slots"},
-		{"cluster support disabled", "it is no Cluster: leave out --cluster"},
-		{"MOVED ", "it is a node of a Cluster: add --cluster"},
-		{"unknown command 'sentinel'", "it is no sentinel: leave out --sentinel"},
-		{"first record does not look like a TLS handshake", "it does not speak TLS: begin the URL with redis:// and leave out --tls"},
-		{"context deadline exceeded", "it did not answer in time"},
-	} {
-		if strings.Contains(text, hint.mark) {
-			return fmt.Errorf("%s (%w)", hint.advice, err)
+// hint says what an error with a mark means, and what to do about it.
+type hint struct{ mark, cause, advice string }
+
+// hints are the errors of a connection, or of a lock, that have an easy cause.
+var hints = [...]hint{
+	{"NOAUTH", "it wants a password", "give it in the URL, in $LEASED_REDIS rather than on the command line"},
+	{"WRONGPASS", "it does not take this user or password", ""},
+	{"READONLY", "it is a replica", "connect to its primary, or by --sentinel NAME"},
+	{"OOM ", "its memory is full", "raise maxmemory, or free memory"},
+	{"NOREPLICAS", "it has fewer replicas than its min-replicas-to-write", "mend those, or lower it"},
+	{"MISCONF", "it cannot save to disk", "its log says why"},
+	{"NOPERM", lacksRight, leastRights},
+	{"can't run this command", lacksRight, leastRights}, // inside a script, up to Redis 7.0
+	{"can't access at least one of the", lacksRight, leastRights},
+	{"ACL failure in script", lacksRight, leastRights},
+	{"CLUSTERDOWN", "the Cluster does not serve all slots", ""},
+	{"cluster support disabled", "it is no Cluster", "leave out --cluster"},
+	{"MOVED ", "it is a node of a Cluster", "add --cluster"},
+	{"unknown command 'sentinel'", "it is no sentinel", "leave out --sentinel"},
+	{"first record does not look like a TLS handshake", "it does not speak TLS", "begin the URL with redis:// and leave out --tls"},
+	{"context deadline exceeded", "it did not answer in time", ""},
+}
+
+const (
+	lacksRight  = "this user lacks a right"
+	leastRights = "allow the commands, keys and channels that docs/deployments.md lists under “Least rights”"
+)
+
+// hintFor returns the hint for an error, or one without any text.
+func hintFor(err error) hint {
+	for _, h := range hints {
+		if strings.Contains(err.Error(), h.mark) {
+			return h
 		}
 	}
-	return err
+	return hint{}
+}
+
+// inPlainWords says what to do about an error that has an easy cause.
+func inPlainWords(err error) error {
+	switch h := hintFor(err); {
+	case h.cause == "":
+		return err
+	case h.advice == "":
+		return fmt.Errorf("%s (%w)", h.cause, err)
+	default:
+		return fmt.Errorf("%s: %s (%w)", h.cause, h.advice, err)
+	}
 }

@@ -417,6 +417,35 @@ func TestDoctorSaysWhatIsBadForLocks(t *testing.T) {
 	}
 }
 
+// full returns a server without memory for another key.
+func full(t *testing.T) *redistest.Instance {
+	t.Helper()
+	in := redistest.Server(t)
+	if err := in.Client().ConfigSet(t.Context(), "maxmemory", "1").Err(); err != nil {
+		t.Fatal(err)
+	}
+	return in
+}
+
+// The advice is for the cause, and comes without a long wait.
+func TestDoctorSaysWhatToChangeAboutAServerThatGivesNoLocks(t *testing.T) {
+	began := time.Now()
+	for _, c := range []struct{ name, addr, bad, change string }{
+		{"replica", redistest.NewReplication(t, 1).Replicas()[0].Addr, "bad   role", "connect to the primary"},
+		{"no memory", full(t).Addr, "bad   lock", "raise maxmemory"},
+		{"node of a Cluster", redistest.Server(t, "--cluster-enabled", "yes").Addr, "bad   role", "add --cluster"},
+	} {
+		got := invoke(t, "doctor", "--redis", c.addr)
+		if got.status != 1 || !strings.Contains(got.out, c.bad) || !strings.Contains(got.out, "-> "+c.change) || strings.Contains(got.out, "Least rights") ||
+			strings.Contains(c.bad, "role") != strings.Contains(got.out, "?     lock         not tried") {
+			t.Errorf("%s: %+v", c.name, got)
+		}
+	}
+	if took := time.Since(began); took > 14*time.Second { // doctor's own bound is 15 s, for each
+		t.Errorf("it took %v", took)
+	}
+}
+
 func TestDoctorNamesTheServerAndItsRole(t *testing.T) {
 	for _, c := range []struct {
 		info                 map[string]string
@@ -431,8 +460,9 @@ func TestDoctorNamesTheServerAndItsRole(t *testing.T) {
 		{map[string]string{"redis_version": "7.4.3", "garnet_version": "1.0.80", "role": "master"}, "?", "Garnet 1.0.80", "ok"},
 		{map[string]string{"redis_version": "4.0.14", "role": "master"}, "bad", "Redis 4.0.14", "ok"},
 		{map[string]string{"role": "master"}, "?", "Redis", "ok"},
+		{map[string]string{"redis_version": "8.6.3", "role": "master", "redis_mode": "cluster"}, "ok", "Redis 8.6.3", "bad"},
 	} {
-		version, role := versionFinding(c.info), roleFinding(c.info)
+		version, role := versionFinding(c.info), roleFinding(c.info, false)
 		if version.verdict != c.version || strings.TrimSpace(version.found) != c.named || role.verdict != c.role {
 			t.Errorf("%v: %+v, %+v", c.info, version, role)
 		}

@@ -504,16 +504,6 @@ func TestAStoppedJobReturnsToItsShellAndContinues(t *testing.T) {
 	c.awaits("again")
 }
 
-// full returns a server without memory for another key.
-func full(t *testing.T) *redistest.Instance {
-	t.Helper()
-	in := redistest.Server(t)
-	if err := in.Client().ConfigSet(t.Context(), "maxmemory", "1").Err(); err != nil {
-		t.Fatal(err)
-	}
-	return in
-}
-
 func TestALockThatRedisRefusesWasNotContended(t *testing.T) {
 	for _, c := range []struct {
 		name string

@@ -130,10 +130,10 @@ func (o *runOptions) notAcquired(err error) error {
 	if errors.Is(err, leased.ErrNoQuorum) || !errors.As(err, &answer) {
 		return err
 	}
-	if plain := inPlainWords(answer); plain != error(answer) {
-		return fmt.Errorf("cannot get lock %q from Redis: %w", o.name, plain)
+	if hintFor(answer).cause == "" {
+		return err
 	}
-	return err
+	return fmt.Errorf("cannot get lock %q from Redis: %w", o.name, inPlainWords(answer))
 }
 
 // troubleLog is the logger of a client that waits. It remembers why Redis does not give the lock.
