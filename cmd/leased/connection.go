@@ -61,9 +61,15 @@ func (a *address) bindServer(c *cobra.Command, usage string) {
 	f.StringVar(&a.Sentinel, "sentinel", "", "the address is that of sentinels, which watch the primary of this `NAME`")
 	f.BoolVar(&a.TLS, "tls", false, "use TLS, as a URL that begins with rediss:// does")
 	f.StringVar(&a.CACert, "cacert", "", "`FILE` with the certificates to trust, instead of the system's")
-	f.StringVar(&a.Cert, "cert", "", "`FILE` with the certificate to present")
+	f.StringVar(&a.Cert, "cert", "", "`FILE` with the certificate to present; needs --key")
 	f.StringVar(&a.Key, "key", "", "`FILE` with the key of --cert")
-	c.MarkFlagsRequiredTogether("cert", "key")
+	// This could be left to cobra, whose error would not be one of usage.
+	c.PreRunE = func(*cobra.Command, []string) error {
+		if (a.Cert == "") != (a.Key == "") {
+			return usagef("--cert needs --key, and --key needs --cert")
+		}
+		return nil
+	}
 }
 
 // addressFlag is --redis. With --quorum, each occurrence counts; otherwise the last one does.

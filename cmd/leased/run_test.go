@@ -144,6 +144,7 @@ func TestRunHasTheExitStatusesOfFlock(t *testing.T) {
 		{"free --ttl 10ms -- true", 64, "--ttl"},
 		{"free --at-least -1s -- true", 64, "--at-least"},
 		{"free -s --at-least 1s -- true", 64, "--at-least"},
+		{"free --cert x -- true", 64, "--cert needs --key"},
 		{"a}b -- true", 64, "invalid"},
 		{"free --colour -- true", 64, "colour"},
 		{"free --redis 127.0.0.1:1 -- true", 69, "no Redis at 127.0.0.1:1"},
