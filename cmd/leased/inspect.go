@@ -122,6 +122,9 @@ func repeat(ctx context.Context, out io.Writer, interval time.Duration, clear bo
 		if err := show(); err != nil {
 			return err
 		}
+		if o, ok := out.(*output); ok && o.err != nil {
+			return o.err // nobody sees the next one either
+		}
 		select {
 		case <-ctx.Done():
 			return nil

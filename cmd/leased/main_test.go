@@ -138,6 +138,45 @@ func TestHelpGoesToStandardOutputAndIsNoMistake(t *testing.T) {
 	}
 }
 
+func TestOutputThatCannotBeWrittenIsAFailure(t *testing.T) {
+	const full = "/dev/full"
+	if _, err := os.Stat(full); err != nil {
+		t.Skipf("%v; run it on Linux", err)
+	}
+	in := redistest.Server(t)
+	t.Setenv("LEASED_REDIS", in.Addr)
+	if err := in.Client().Set(t.Context(), "a:{a}:meta", "1", 0).Err(); err != nil { // for ls
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		line   string
+		status int
+	}{
+		{"ls --all", 1},
+		{"inspect x", 1},
+		{"inspect x --json", 1},
+		{"inspect x --watch", 1},
+		{"top", 1},
+		{"doctor", 1},
+		{"help", 1},
+		{"version", 1},
+		{"man", 1},
+		{"completion bash", 1},
+		{"run --help", 69},
+	} {
+		out, err := os.OpenFile(full, os.O_WRONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var errs shared
+		status := run(t.Context(), streams{strings.NewReader(""), out, &errs}, strings.Fields(c.line))
+		out.Close()
+		if status != c.status || !strings.HasPrefix(errs.String(), "leased: cannot write the output: ") || strings.Count(errs.String(), "\n") != 1 {
+			t.Errorf("leased %s: status %d, stderr %q", c.line, status, errs.String())
+		}
+	}
+}
+
 func TestAServerThatIsNotThereIsNamedWithoutItsPassword(t *testing.T) {
 	port, err := redistest.FreePort()
 	if err != nil {
