@@ -6,10 +6,12 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/url"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -247,9 +249,24 @@ func (a *address) connect(ctx context.Context, change ...func(*redis.UniversalOp
 	defer cancel()
 	if err := rdb.Ping(ctx).Err(); err != nil {
 		rdb.Close()
-		return nil, fmt.Errorf("no Redis at %s: %w", where(o), inPlainWords(err))
+		if errors.As(err, new(redis.Error)) { // it has answered
+			return nil, fmt.Errorf("cannot use Redis at %s: %w", where(o), inPlainWords(err))
+		}
+		return nil, fmt.Errorf("no Redis at %s: %w", where(o), unconnected(o, err))
 	}
 	return rdb, nil
+}
+
+// unconnected is inPlainWords for the first command of a client. A server that expects TLS and one
+// that does not know it have no words for each other.
+func unconnected(o *redis.UniversalOptions, err error) error {
+	switch text := err.Error(); {
+	case o.TLSConfig == nil && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)):
+		return fmt.Errorf("it closed the connection: if it wants TLS, begin the URL with rediss:// or add --tls (%w)", err)
+	case o.TLSConfig != nil && (strings.Contains(text, "deadline exceeded") || strings.Contains(text, "i/o timeout")):
+		return fmt.Errorf("it did not answer in time: if it does not speak TLS, begin the URL with redis:// and leave out --tls (%w)", err)
+	}
+	return inPlainWords(err)
 }
 
 // where names the servers, without a password.

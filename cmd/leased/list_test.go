@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -385,6 +386,28 @@ func TestDeploymentsAreReached(t *testing.T) {
 		reached(t, "--sentinel", o.MasterName, "--redis", strings.Join(o.SentinelAddrs, ","))
 		reached(t, "--redis", "redis://"+o.SentinelAddrs[0]+"?master_name="+o.MasterName)
 	})
+}
+
+func TestTLSOnOneSideOnlyIsTold(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("there is no leased run on Windows; run it on another system")
+	}
+	plain := redistest.Server(t)
+	if got := invoke(t, "inspect", "a", "--redis", redistest.TLSServer(t).Addr); got.status != 1 || !strings.Contains(got.err, "add --tls") {
+		t.Errorf("without TLS: %+v", got)
+	}
+	began := time.Now()
+	got := invoke(t, "run", "--redis", "rediss://"+plain.Addr, "-w", "0.1", "a", "--", "true")
+	if got.status != statusRunUnavailable || !strings.Contains(got.err, "leave out --tls") {
+		t.Errorf("with TLS: %+v", got)
+	}
+	if took := time.Since(began); took > 4*time.Second { // without -w it is 5 s
+		t.Errorf("to connect took %v in spite of -w", took)
+	}
+	plain.Client().ConfigSet(t.Context(), "requirepass", "hush")
+	if got := invoke(t, "inspect", "a", "--redis", plain.Addr); !strings.Contains(got.err, "cannot use Redis at "+plain.Addr+": it wants a password") {
+		t.Errorf("without the password: %+v", got)
+	}
 }
 
 func TestDoctorSaysWhatIsBadForLocks(t *testing.T) {

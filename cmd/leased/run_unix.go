@@ -52,7 +52,9 @@ func runUnder(ctx context.Context, std streams, o *runOptions) error {
 	defer signal.Stop(signals)
 
 	var trouble troubleLog
-	client, closeClient, err := o.at.client(ctx, leased.WithTTL(o.ttl), leased.WithMinHold(o.atLeast), leased.WithLogger(slog.New(&trouble)))
+	connecting, cancel := o.bounded(ctx, time.Second) // however short -w is, a slow connection is no failure
+	client, closeClient, err := o.at.client(connecting, leased.WithTTL(o.ttl), leased.WithMinHold(o.atLeast), leased.WithLogger(slog.New(&trouble)))
+	cancel()
 	if err != nil {
 		return err
 	}
@@ -92,6 +94,14 @@ func runUnder(ctx context.Context, std streams, o *runOptions) error {
 		return &exitStatus{statusRunLost, r.lost}
 	}
 	return err
+}
+
+// bounded returns a context that ends when -w says, but not before least has passed.
+func (o *runOptions) bounded(ctx context.Context, least time.Duration) (context.Context, context.CancelFunc) {
+	if o.wait <= 0 || o.noWait {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, max(time.Duration(o.wait*float64(time.Second)), least))
 }
 
 // caught is the signal that ended the wait for the lock.
@@ -186,12 +196,8 @@ const lastingTrouble = 5 * time.Second // longer than most restarts and failover
 // acquire waits for the lock. The lease that it returns can be trusted for most of its TTL. If Redis
 // does not give the lock for some time, acquire says so, once.
 func (o *runOptions) acquire(ctx context.Context, std streams, client *leased.Client, signals <-chan os.Signal, trouble *troubleLog) (*leased.Lease, error) {
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := o.bounded(ctx, 0)
 	defer cancel()
-	if o.wait > 0 && !o.noWait {
-		ctx, cancel = context.WithTimeout(ctx, time.Duration(o.wait*float64(time.Second)))
-		defer cancel()
-	}
 	lock := client.RWMutex(o.name)
 	call := lock.LockContext
 	switch {
