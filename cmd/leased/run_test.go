@@ -567,3 +567,23 @@ func TestAWaitThatRedisCausesIsToldOnce(t *testing.T) {
 		t.Errorf("status %d, stdout %q, stderr %q", status, out.String(), errs.String())
 	}
 }
+
+// The command freezes Redis, so that nothing answers the release.
+func TestAnUnconfirmedReleaseSaysHowLongTheLockStaysTaken(t *testing.T) {
+	t.Parallel()
+	in := redistest.Server(t)
+	freeze := fmt.Sprintf("kill -STOP %d; exit 3", in.Pid())
+	began := time.Now()
+	status, _, errs := runResult(t, in.Addr, "--ttl", "1m", "job", "--", "sh", "-c", freeze)
+	before, after, found := strings.Cut(strings.TrimSpace(errs), " until ")
+	if status != 3 || !found || before != `leased: release of lock "job" not confirmed by Redis: it stays taken` || strings.Contains(after, "\n") {
+		t.Fatalf("status %d, stderr %q", status, errs)
+	}
+	told := map[string]bool{}
+	for at := began.Add(time.Minute); at.Before(time.Now().Add(time.Minute)); at = at.Add(time.Second / 2) {
+		told[at.Format("15:04:05")+" at most"] = true
+	}
+	if !told[after] {
+		t.Errorf("until %q is none of %v", after, told)
+	}
+}

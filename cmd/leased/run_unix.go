@@ -80,15 +80,21 @@ func runUnder(ctx context.Context, std streams, o *runOptions) error {
 		}
 		return o.notAcquired(err)
 	}
+	taken := time.Now()
 	r := &running{options: o, lease: lease, guard: g, signals: signals}
 	err = r.perform(program)
+	ends := latest(time.Now().Add(o.ttl), taken.Add(o.atLeast)) // renewed just now at the latest
 	unlocked := lease.Unlock()
 	switch {
 	case r.lost != nil:
 	case errors.Is(unlocked, leased.ErrLeaseLost):
 		r.lost = unlocked
+	case errors.Is(unlocked, leased.ErrNotReleased) && client.Close() == nil: // Close goes on trying for a while
+	case errors.Is(unlocked, leased.ErrNotReleased):
+		// The command has ended, so nobody is in danger.
+		fmt.Fprintf(std.err, "leased: release of lock %q not confirmed by Redis: it stays taken until %s at most\n", o.name, ends.Format("15:04:05"))
 	case unlocked != nil:
-		complain(std, unlocked) // the command has ended, so nobody is in danger
+		complain(std, unlocked) // likewise
 	}
 	if r.lost != nil {
 		return &exitStatus{statusRunLost, r.lost}
@@ -108,6 +114,13 @@ func (o *runOptions) bounded(ctx context.Context, least time.Duration) (context.
 type caught syscall.Signal
 
 func (s caught) Error() string { return syscall.Signal(s).String() }
+
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
 
 // contended reports whether a wait ended with err because the lock was taken, and not because of
 // Redis. Redis was no obstacle if it answers and did not refuse the lock when it was last asked.
