@@ -108,7 +108,7 @@ func checkInterval(d time.Duration) error {
 	return nil
 }
 
-// repeat calls show until ctx ends. On a terminal, each picture replaces the previous one.
+// repeat calls show until ctx ends, which is no failure. On a terminal, each picture replaces the previous one.
 func repeat(ctx context.Context, out io.Writer, interval time.Duration, clear bool, show func() error) error {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
@@ -119,7 +119,7 @@ func repeat(ctx context.Context, out io.Writer, interval time.Duration, clear bo
 		if clear {
 			fmt.Fprintln(out, instant(time.Now()))
 		}
-		if err := show(); err != nil {
+		if err := show(); err != nil && ctx.Err() == nil { // otherwise the error is a consequence
 			return err
 		}
 		if o, ok := out.(*output); ok && o.err != nil {

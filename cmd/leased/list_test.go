@@ -508,3 +508,25 @@ func TestBenchMeasuresAndLeavesNothing(t *testing.T) {
 		return err == nil && len(keys) == 0
 	})
 }
+
+func TestWhatIsWatchedEndsWithCtrlC(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("Windows has no way to send Ctrl-C to one process; run it on another system")
+	}
+	m := redistest.MiniTCP(t)
+	take(t, redistest.MiniClient(t, m), "", "job")
+	for _, line := range []string{"top --interval 50ms", "inspect --watch --interval 50ms job"} {
+		cmd := program(t, append(strings.Fields(line), "--redis", m.Addr())...)
+		var out, errs shared
+		cmd.Stdout, cmd.Stderr = &out, &errs
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { cmd.Process.Kill() })
+		until(t, "a picture", func() bool { return strings.Contains(out.String(), "job") })
+		cmd.Process.Signal(os.Interrupt)
+		if err := cmd.Wait(); err != nil || errs.String() != "" {
+			t.Errorf("leased %s: %v, stderr %q", line, err, errs.String())
+		}
+	}
+}
