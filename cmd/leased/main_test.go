@@ -102,6 +102,10 @@ func TestMistakesInTheCommandLineAreToldWithStatusTwo(t *testing.T) {
 		{"inspect a --watch --interval 1ms", "--interval"},
 		{"ls a b", "one pattern"},
 		{"ls --limit 0", "--limit"},
+		{"demo --ttl 30", `--ttl takes a length such as 30s, not "30"`},
+		{"ls --limit ten", `--limit takes a whole number, not "ten"`},
+		{"completion tcsh", `bash, zsh, fish and powershell, not for "tcsh"`},
+		{"completion bash now", `"now"`},
 		{"unlock a", "--force"},
 		{"unlock --force a", "--yes"},
 	} {
@@ -127,6 +131,7 @@ func TestHelpGoesToStandardOutputAndIsNoMistake(t *testing.T) {
 		{"version", "leased "},
 		{"--version", "leased "},
 		{"completion bash", "leased"},
+		{"completion", "powershell"},
 	} {
 		got := invoke(t, strings.Fields(c.line)...)
 		if got.status != 0 || !strings.Contains(got.out, c.want) || got.err != "" {

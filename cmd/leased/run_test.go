@@ -140,6 +140,7 @@ func TestRunHasTheExitStatusesOfFlock(t *testing.T) {
 		{"free --", 64, "needs a command"},
 		{"free -w -3 -- true", 64, "--wait"},
 		{"free -w NaN -- true", 64, "--wait"},
+		{"free -w 10s -- true", 64, `--wait takes seconds, such as 10, not "10s"`},
 		{"free -E 256 -- true", 64, "--conflict-exit-code"},
 		{"free --ttl 10ms -- true", 64, "--ttl"},
 		{"free --at-least -1s -- true", 64, "--at-least"},
