@@ -52,8 +52,14 @@ type address struct {
 func (a *address) bind(c *cobra.Command) {
 	a.bindServer(c, "`ADDRESS` of Redis: a URL such as rediss://user@host:6379/0, or HOST:PORT, or several with "+
 		"commas between them; default: $LEASED_REDIS, then $REDIS_URL, then localhost:6379")
-	c.Flags().BoolVar(&a.Quorum, "quorum", false, "the addresses are those of independent servers, as for leased.NewQuorum: 3, 5 or 7")
+	c.Flags().BoolVar(&a.Quorum, "quorum", false, "the addresses are those of independent servers, as for leased.NewQuorum: 3, 5 or 7; for run, inspect and unlock")
 	c.Flags().StringVar(&a.prefix, "prefix", "", "key `PREFIX` that the application gives to leased.WithKeyPrefix")
+}
+
+// bindOne is bind for commands that look at one server. Given --quorum, they say so.
+func (a *address) bindOne(c *cobra.Command) {
+	a.bind(c)
+	_ = c.Flags().MarkHidden("quorum") // it is there
 }
 
 func (a *address) bindServer(c *cobra.Command, usage string) {

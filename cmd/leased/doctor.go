@@ -27,7 +27,7 @@ func doctorCommand(std streams) *cobra.Command {
 		Args: noArguments,
 		RunE: interruptible(func(ctx context.Context, _ []string) error { return examine(ctx, std, &at) }),
 	}
-	at.bind(c)
+	at.bindOne(c)
 	return c
 }
 

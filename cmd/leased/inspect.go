@@ -54,7 +54,7 @@ func inspectCommand(std streams) *cobra.Command {
 	c.ValidArgsFunction = at.completeNames
 	c.Flags().BoolVar(&asJSON, "json", false, "print one line of JSON; durations are in seconds")
 	c.Flags().BoolVar(&watch, "watch", false, "again and again, until interrupted")
-	c.Flags().DurationVar(&interval, "interval", time.Second, "`PERIOD` of --watch")
+	c.Flags().DurationVar(&interval, "interval", time.Second, "`PERIOD` of --watch (default 1s)")
 	return c
 }
 

@@ -49,10 +49,10 @@ func listCommand(std streams) *cobra.Command {
 			return list(ctx, std, &at, pattern, limit, all, asJSON)
 		}),
 	}
-	at.bind(c)
+	at.bindOne(c)
 	c.Flags().BoolVar(&asJSON, "json", false, "print a line of JSON for each lock")
 	c.Flags().BoolVar(&all, "all", false, "also locks that are free, as long as Redis remembers them")
-	c.Flags().IntVar(&limit, "limit", 1000, "list `N` locks at most")
+	c.Flags().IntVar(&limit, "limit", 1000, "list `N` locks at most (default 1000)")
 	return c
 }
 

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/pflag"
+
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
@@ -210,6 +212,28 @@ func TestAnInterruptedCommandSaysSo(t *testing.T) {
 	status := run(ctx, streams{strings.NewReader(""), &out, &err}, []string{"demo"})
 	if status != 130 || err.String() != "leased: stopped\n" {
 		t.Fatalf("status %d, stderr %q", status, err.String())
+	}
+}
+
+func TestHelpShowsWhatACommandTakes(t *testing.T) {
+	for _, c := range []struct {
+		commands string
+		quorum   bool
+	}{{"run inspect unlock", true}, {"ls top doctor bench", false}} {
+		for command := range strings.FieldsSeq(c.commands) {
+			if got := invoke(t, "help", command); strings.Contains(got.out, "--quorum") != c.quorum {
+				t.Errorf("help %s tells of --quorum: %v", command, !c.quorum)
+			}
+		}
+	}
+	// A number or a length that a flag has without being given is in its text.
+	for _, c := range newRoot(discard()).Commands() {
+		c.Flags().VisitAll(func(f *pflag.Flag) {
+			if isZero := strings.Trim(f.DefValue, "0s") == ""; !isZero && f.DefValue != "-1" && f.Value.Type() != "bool" && f.Value.Type() != "string" &&
+				!strings.Contains(f.Usage, "default "+f.DefValue) {
+				t.Errorf("%s --%s does not tell its default %s", c.Name(), f.Name, f.DefValue)
+			}
+		})
 	}
 }
 
