@@ -295,6 +295,7 @@ var hints = [...]hint{
 	{"OOM ", "its memory is full", "raise maxmemory, or free memory"},
 	{"NOREPLICAS", "it has fewer replicas than its min-replicas-to-write", "mend those, or lower it"},
 	{"MISCONF", "it cannot save to disk", "its log says why"},
+	{"to run the 'scan' command", lacksRight, "allow +scan, which ls and top need beside the rights of locks"},
 	{"NOPERM", lacksRight, leastRights},
 	{"can't run this command", lacksRight, leastRights}, // inside a script, up to Redis 7.0
 	{"can't access at least one of the", lacksRight, leastRights},

@@ -78,7 +78,7 @@ func TestLsListsTheLocksOfAPrefixThatMatch(t *testing.T) {
 			{"--all f*", "free"},
 		} {
 			got := invoke(t, append([]string{"ls", "--redis", s.Addr, "--prefix", s.Prefix}, strings.Fields(c.args)...)...)
-			if found := strings.Join(names(got.out), " "); got.status != 0 || got.err != "" || found != c.want {
+			if found := strings.Join(names(got.out), " "); got.status != 0 || (got.err == "") != (c.want != "") || found != c.want {
 				t.Errorf("leased ls %s: status %d, %q, %q; want %q", c.args, got.status, found, got.err, c.want)
 			}
 		}
@@ -264,8 +264,62 @@ func TestAKeyOfAnotherTypeIsToldInWords(t *testing.T) {
 			t.Errorf("%v: %+v", args, got)
 		}
 	}
-	if got := invoke(t, "ls", "--redis", m.Addr()); got.status != 0 || got.out+got.err != "" {
+	if got := invoke(t, "ls", "--redis", m.Addr()); got.status != 0 || got.out != "" || got.err != "leased: no locks are held or waited for\n" {
 		t.Errorf("ls: %+v", got)
+	}
+}
+
+func TestAnEmptyListSaysSo(t *testing.T) {
+	m := redistest.MiniTCP(t)
+	for _, c := range []struct{ line, want string }{
+		{"ls", "leased: no locks are held or waited for\n"},
+		{"ls job:*", "leased: no locks that match \"job:*\" are held or waited for\n"},
+		{"ls --all", "leased: no locks are known\n"},
+		{"ls --json", ""},
+	} {
+		got := invoke(t, append(strings.Fields(c.line), "--redis", m.Addr())...)
+		if got.status != 0 || got.out != "" || got.err != c.want {
+			t.Errorf("%s: %+v", c.line, got)
+		}
+	}
+}
+
+// The rights are those of docs/deployments.md, and what docs/cli.md says beside them.
+func TestTheDocumentedRightsAreEnough(t *testing.T) {
+	page, err := os.ReadFile("../../docs/deployments.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rule, _ := strings.Cut(string(page), "ACL SETUSER app on >secret ")
+	rule, _, _ = strings.Cut(rule, "```")
+	in := redistest.Server(t)
+	grant := func(rights ...string) {
+		t.Helper()
+		args := []any{"ACL", "SETUSER", "app", "on", ">secret"}
+		for _, right := range append(strings.Fields(rule), rights...) {
+			args = append(args, right)
+		}
+		if err := in.Client().Do(t.Context(), args...).Err(); err != nil {
+			t.Skipf("%v; run it on Redis 7 or later, which knows every right of the page", err)
+		}
+	}
+	at := []string{"--redis", "redis://app:secret@" + in.Addr, "--prefix", "app:"}
+	grant()
+	if got := invoke(t, append([]string{"doctor"}, at...)...); got.status != 0 || !strings.Contains(got.out, "allow +info") {
+		t.Errorf("doctor: %+v", got)
+	}
+	for _, line := range []string{"ls", "top --count 1"} {
+		got := invoke(t, append(strings.Fields(line), at...)...)
+		if got.status != 1 || !strings.Contains(got.err, "allow +scan") {
+			t.Errorf("%s without +scan: %+v", line, got)
+		}
+	}
+	grant("+scan", "+info")
+	for _, line := range []string{"ls", "top --count 1", "doctor", "inspect a"} {
+		got := invoke(t, append(strings.Fields(line), at...)...)
+		if got.status != 0 || strings.Contains(got.out, "allow +") {
+			t.Errorf("%s: %+v", line, got)
+		}
 	}
 }
 
