@@ -6,10 +6,12 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/url"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -50,8 +52,14 @@ type address struct {
 func (a *address) bind(c *cobra.Command) {
 	a.bindServer(c, "`ADDRESS` of Redis: a URL such as rediss://user@host:6379/0, or HOST:PORT, or several with "+
 		"commas between them; default: $LEASED_REDIS, then $REDIS_URL, then localhost:6379")
-	c.Flags().BoolVar(&a.Quorum, "quorum", false, "the addresses are those of independent servers, as for leased.NewQuorum: 3, 5 or 7")
+	c.Flags().BoolVar(&a.Quorum, "quorum", false, "the addresses are those of independent servers, as for leased.NewQuorum: 3, 5 or 7; for run, inspect and unlock")
 	c.Flags().StringVar(&a.prefix, "prefix", "", "key `PREFIX` that the application gives to leased.WithKeyPrefix")
+}
+
+// bindOne is bind for commands that look at one server. Given --quorum, they say so.
+func (a *address) bindOne(c *cobra.Command) {
+	a.bind(c)
+	_ = c.Flags().MarkHidden("quorum") // it is there
 }
 
 func (a *address) bindServer(c *cobra.Command, usage string) {
@@ -61,9 +69,15 @@ func (a *address) bindServer(c *cobra.Command, usage string) {
 	f.StringVar(&a.Sentinel, "sentinel", "", "the address is that of sentinels, which watch the primary of this `NAME`")
 	f.BoolVar(&a.TLS, "tls", false, "use TLS, as a URL that begins with rediss:// does")
 	f.StringVar(&a.CACert, "cacert", "", "`FILE` with the certificates to trust, instead of the system's")
-	f.StringVar(&a.Cert, "cert", "", "`FILE` with the certificate to present")
+	f.StringVar(&a.Cert, "cert", "", "`FILE` with the certificate to present; needs --key")
 	f.StringVar(&a.Key, "key", "", "`FILE` with the key of --cert")
-	c.MarkFlagsRequiredTogether("cert", "key")
+	// This could be left to cobra, whose error would not be one of usage.
+	c.PreRunE = func(*cobra.Command, []string) error {
+		if (a.Cert == "") != (a.Key == "") {
+			return usagef("--cert needs --key, and --key needs --cert")
+		}
+		return nil
+	}
 }
 
 // addressFlag is --redis. With --quorum, each occurrence counts; otherwise the last one does.
@@ -241,9 +255,24 @@ func (a *address) connect(ctx context.Context, change ...func(*redis.UniversalOp
 	defer cancel()
 	if err := rdb.Ping(ctx).Err(); err != nil {
 		rdb.Close()
-		return nil, fmt.Errorf("no Redis at %s: %w", where(o), inPlainWords(err))
+		if errors.As(err, new(redis.Error)) { // it has answered
+			return nil, fmt.Errorf("cannot use Redis at %s: %w", where(o), inPlainWords(err))
+		}
+		return nil, fmt.Errorf("no Redis at %s: %w", where(o), unconnected(o, err))
 	}
 	return rdb, nil
+}
+
+// unconnected is inPlainWords for the first command of a client. A server that expects TLS and one
+// that does not know it have no words for each other.
+func unconnected(o *redis.UniversalOptions, err error) error {
+	switch text := err.Error(); {
+	case o.TLSConfig == nil && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)):
+		return fmt.Errorf("it closed the connection: if it wants TLS, begin the URL with rediss:// or add --tls (%w)", err)
+	case o.TLSConfig != nil && (strings.Contains(text, "deadline exceeded") || strings.Contains(text, "i/o timeout")):
+		return fmt.Errorf("it did not answer in time: if it does not speak TLS, begin the URL with redis:// and leave out --tls (%w)", err)
+	}
+	return inPlainWords(err)
 }
 
 // where names the servers, without a password.
@@ -255,22 +284,53 @@ func where(o *redis.UniversalOptions) string {
 	return text
 }
 
-// inPlainWords says what to do about an error of a connection that has an easy cause.
-func inPlainWords(err error) error {
-	text := err.Error()
-	for _, hint := range [...]struct{ mark, advice string }{
-		{"NOAUTH", "it wants a password: give it in the URL, in $LEASED_REDIS rather than on the command line"},
-		{"WRONGPASS", "it does not take this user or password"},
-		{"CLUSTERDOWN", "the Cluster does not serve all slots"},
-		{"cluster support disabled", "it is no Cluster: leave out --cluster"},
-		{"MOVED ", "it is a node of a Cluster: add --cluster"},
-		{"unknown command 'sentinel'", "it is no sentinel: leave out --sentinel"},
-		{"first record does not look like a TLS handshake", "it does not speak TLS: begin the URL with redis:// and leave out --tls"},
-		{"context deadline exceeded", "it did not answer in time"},
-	} {
-		if strings.Contains(text, hint.mark) {
-			return fmt.Errorf("%s (%w)", hint.advice, err)
+// hint says what an error with a mark means, and what to do about it.
+type hint struct{ mark, cause, advice string }
+
+// hints are the errors of a connection, or of a lock, that have an easy cause.
+var hints = [...]hint{
+	{"NOAUTH", "it wants a password", "give it in the URL, in $LEASED_REDIS rather than on the command line"},
+	{"WRONGPASS", "it does not take this user or password", ""},
+	{"READONLY", "it is a replica", "connect to its primary, or by --sentinel NAME"},
+	{"OOM ", "its memory is full", "raise maxmemory, or free memory"},
+	{"NOREPLICAS", "it has fewer replicas than its min-replicas-to-write", "mend those, or lower it"},
+	{"MISCONF", "it cannot save to disk", "its log says why"},
+	{"to run the 'scan' command", lacksRight, "allow +scan, which ls and top need beside the rights of locks"},
+	{"NOPERM", lacksRight, leastRights},
+	{"can't run this command", lacksRight, leastRights}, // inside a script, up to Redis 7.0
+	{"can't access at least one of the", lacksRight, leastRights},
+	{"ACL failure in script", lacksRight, leastRights},
+	{"CLUSTERDOWN", "the Cluster does not serve all slots", ""},
+	{"cluster support disabled", "it is no Cluster", "leave out --cluster"},
+	{"MOVED ", "it is a node of a Cluster", "add --cluster"},
+	{"unknown command 'sentinel'", "it is no sentinel", "leave out --sentinel"},
+	{"first record does not look like a TLS handshake", "it does not speak TLS", "begin the URL with redis:// and leave out --tls"},
+	{"context deadline exceeded", "it did not answer in time", ""},
+}
+
+const (
+	lacksRight  = "this user lacks a right"
+	leastRights = "allow the commands, keys and channels that docs/deployments.md lists under “Least rights”"
+)
+
+// hintFor returns the hint for an error, or one without any text.
+func hintFor(err error) hint {
+	for _, h := range hints {
+		if strings.Contains(err.Error(), h.mark) {
+			return h
 		}
 	}
-	return err
+	return hint{}
+}
+
+// inPlainWords says what to do about an error that has an easy cause.
+func inPlainWords(err error) error {
+	switch h := hintFor(err); {
+	case h.cause == "":
+		return err
+	case h.advice == "":
+		return fmt.Errorf("%s (%w)", h.cause, err)
+	default:
+		return fmt.Errorf("%s: %s (%w)", h.cause, h.advice, err)
+	}
 }

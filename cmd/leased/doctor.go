@@ -27,7 +27,7 @@ func doctorCommand(std streams) *cobra.Command {
 		Args: noArguments,
 		RunE: interruptible(func(ctx context.Context, _ []string) error { return examine(ctx, std, &at) }),
 	}
-	at.bind(c)
+	at.bindOne(c)
 	return c
 }
 
@@ -47,7 +47,8 @@ func examine(ctx context.Context, std streams, at *address) error {
 	}
 	defer rdb.Close()
 	s := newScreen(std.out)
-	bad := 0
+	bad, wrongServer := 0, false
+	_, isCluster := rdb.(*redis.ClusterClient)
 	tell := func(f finding) {
 		if f.verdict == "bad" {
 			bad++
@@ -86,7 +87,9 @@ func examine(ctx context.Context, std streams, at *address) error {
 				"Version, eviction, persistence and replication are not checked.", "allow +info, for this check only"})
 		} else {
 			tell(versionFinding(info))
-			tell(roleFinding(info))
+			role := roleFinding(info, isCluster)
+			tell(role)
+			wrongServer = wrongServer || role.verdict == "bad"
 			tell(evictionFinding(info))
 			tell(persistenceFinding(info))
 			tell(replicationFinding(info))
@@ -97,8 +100,12 @@ func examine(ctx context.Context, std streams, at *address) error {
 		fmt.Fprintln(std.out)
 	}
 	tell(roundTripFinding(ctx, rdb))
-	for _, f := range lockFindings(ctx, rdb, at) {
-		tell(f)
+	if wrongServer {
+		tell(finding{"?", "lock", "not tried", "Whatever a lock does there, it would say nothing of locks elsewhere.", ""})
+	} else {
+		for _, f := range lockFindings(ctx, rdb, at) {
+			tell(f)
+		}
 	}
 	if ctx.Err() != nil {
 		return errInterrupted
@@ -164,7 +171,7 @@ func versionFinding(info map[string]string) finding {
 	return f
 }
 
-func roleFinding(info map[string]string) finding {
+func roleFinding(info map[string]string, isCluster bool) finding {
 	switch info["role"] {
 	case "slave":
 		return finding{"bad", "role", "a replica", "It admits no writes, so no lock.", "connect to the primary, or by --sentinel NAME"}
@@ -175,6 +182,9 @@ func roleFinding(info map[string]string) finding {
 	mode := info["redis_mode"]
 	if mode == "" {
 		mode = "standalone"
+	}
+	if mode == "cluster" && !isCluster {
+		return finding{"bad", "role", "one node of a Cluster", "It refuses the locks whose slots other nodes serve.", "add --cluster"}
 	}
 	return finding{"ok", "role", "a primary, " + mode, "", ""}
 }
@@ -266,9 +276,8 @@ func roundTripFinding(ctx context.Context, rdb redis.UniversalClient) finding {
 func lockFindings(ctx context.Context, rdb redis.UniversalClient, at *address) []finding {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
-	const rights = "allow the commands, keys and channels that docs/deployments.md lists under “Least rights”"
 	refused := func(what string, err error) []finding {
-		return []finding{{"bad", what, bare(err), "", rights}}
+		return []finding{{"bad", what, bare(err), "", hintFor(err).advice}}
 	}
 	name := "leased-doctor:" + strings.ToLower(rand.Text()[:12])
 	var clients [2]*leased.Client
@@ -291,7 +300,7 @@ func lockFindings(ctx context.Context, rdb redis.UniversalClient, at *address) [
 	}()
 
 	start := time.Now()
-	lease, err := clients[0].Mutex(name).LockContext(ctx)
+	lease, err := clients[0].Mutex(name).TryLockContext(ctx) // nobody else has it, and a refusal is returned at once
 	if err != nil {
 		return refused("lock", err)
 	}

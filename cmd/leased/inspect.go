@@ -54,7 +54,7 @@ func inspectCommand(std streams) *cobra.Command {
 	c.ValidArgsFunction = at.completeNames
 	c.Flags().BoolVar(&asJSON, "json", false, "print one line of JSON; durations are in seconds")
 	c.Flags().BoolVar(&watch, "watch", false, "again and again, until interrupted")
-	c.Flags().DurationVar(&interval, "interval", time.Second, "`PERIOD` of --watch")
+	c.Flags().DurationVar(&interval, "interval", time.Second, "`PERIOD` of --watch (default 1s)")
 	return c
 }
 
@@ -79,9 +79,14 @@ func (a *address) client(ctx context.Context, opts ...leased.Option) (*leased.Cl
 	}, nil
 }
 
-// newClient returns a client that logs nothing: here, everything that matters is an error.
+// clientOptions returns opts and those of every client, which logs nothing unless opts have a
+// logger: here, everything that matters is an error.
+func clientOptions(prefix string, opts []leased.Option) []leased.Option {
+	return append([]leased.Option{leased.WithKeyPrefix(prefix), leased.WithLogger(slog.New(slog.DiscardHandler))}, opts...)
+}
+
 func newClient(rdb redis.UniversalClient, prefix string, opts ...leased.Option) (*leased.Client, error) {
-	client, err := leased.New(rdb, append(opts, leased.WithKeyPrefix(prefix), leased.WithLogger(slog.New(slog.DiscardHandler)))...)
+	client, err := leased.New(rdb, clientOptions(prefix, opts)...)
 	if err != nil {
 		return nil, usagef("--prefix: %s", bare(err))
 	}
@@ -103,7 +108,7 @@ func checkInterval(d time.Duration) error {
 	return nil
 }
 
-// repeat calls show until ctx ends. On a terminal, each picture replaces the previous one.
+// repeat calls show until ctx ends, which is no failure. On a terminal, each picture replaces the previous one.
 func repeat(ctx context.Context, out io.Writer, interval time.Duration, clear bool, show func() error) error {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
@@ -114,8 +119,11 @@ func repeat(ctx context.Context, out io.Writer, interval time.Duration, clear bo
 		if clear {
 			fmt.Fprintln(out, instant(time.Now()))
 		}
-		if err := show(); err != nil {
+		if err := show(); err != nil && ctx.Err() == nil { // otherwise the error is a consequence
 			return err
+		}
+		if o, ok := out.(*output); ok && o.err != nil {
+			return o.err // nobody sees the next one either
 		}
 		select {
 		case <-ctx.Done():

@@ -16,7 +16,7 @@ import (
 
 // widthOf returns how many columns out has: those of a terminal, otherwise $COLUMNS, otherwise 80.
 func widthOf(out io.Writer) int {
-	if f, ok := out.(*os.File); ok {
+	if f := fileOf(out); f != nil {
 		if width, _, err := term.GetSize(int(f.Fd())); err == nil && width > 0 {
 			return max(width, 20)
 		}
@@ -29,7 +29,7 @@ func widthOf(out io.Writer) int {
 
 // heightOf returns how many lines out has: those of a terminal, otherwise 24.
 func heightOf(out io.Writer) int {
-	if f, ok := out.(*os.File); ok {
+	if f := fileOf(out); f != nil {
 		if _, height, err := term.GetSize(int(f.Fd())); err == nil && height > 0 {
 			return height
 		}
@@ -37,9 +37,18 @@ func heightOf(out io.Writer) int {
 	return 24
 }
 
+// fileOf returns the file that a stream is, or nil.
+func fileOf(stream any) *os.File {
+	if o, ok := stream.(*output); ok {
+		stream = o.Writer
+	}
+	f, _ := stream.(*os.File)
+	return f
+}
+
 func isTerminal(stream any) bool {
-	f, ok := stream.(*os.File)
-	return ok && term.IsTerminal(int(f.Fd()))
+	f := fileOf(stream)
+	return f != nil && term.IsTerminal(int(f.Fd()))
 }
 
 // wrap breaks text at spaces into lines of at most width columns.

@@ -49,10 +49,10 @@ func listCommand(std streams) *cobra.Command {
 			return list(ctx, std, &at, pattern, limit, all, asJSON)
 		}),
 	}
-	at.bind(c)
+	at.bindOne(c)
 	c.Flags().BoolVar(&asJSON, "json", false, "print a line of JSON for each lock")
 	c.Flags().BoolVar(&all, "all", false, "also locks that are free, as long as Redis remembers them")
-	c.Flags().IntVar(&limit, "limit", 1000, "list `N` locks at most")
+	c.Flags().IntVar(&limit, "limit", 1000, "list `N` locks at most (default 1000)")
 	return c
 }
 
@@ -113,7 +113,9 @@ func list(ctx context.Context, std streams, at *address, pattern string, limit i
 				return err
 			}
 		}
-	} else if len(infos) > 0 {
+	} else if len(infos) == 0 {
+		fmt.Fprintf(std.err, "leased: %s\n", noLocks(pattern, all))
+	} else {
 		now := time.Now()
 		rows := make([][]string, len(infos))
 		for i, info := range infos {
@@ -127,6 +129,18 @@ func list(ctx context.Context, std streams, at *address, pattern string, limit i
 		fmt.Fprintf(std.err, "leased: there are more than %d: give a pattern, or --limit\n", limit)
 	}
 	return nil
+}
+
+// noLocks says that the list is empty, which might otherwise be taken for a failure.
+func noLocks(pattern string, all bool) string {
+	which, what := "locks", "held or waited for"
+	if pattern != "*" {
+		which = fmt.Sprintf("locks that match %q", pattern)
+	}
+	if all {
+		what = "known"
+	}
+	return fmt.Sprintf("no %s are %s", which, what)
 }
 
 var lockColumns = []column{

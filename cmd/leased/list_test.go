@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -77,7 +78,7 @@ func TestLsListsTheLocksOfAPrefixThatMatch(t *testing.T) {
 			{"--all f*", "free"},
 		} {
 			got := invoke(t, append([]string{"ls", "--redis", s.Addr, "--prefix", s.Prefix}, strings.Fields(c.args)...)...)
-			if found := strings.Join(names(got.out), " "); got.status != 0 || got.err != "" || found != c.want {
+			if found := strings.Join(names(got.out), " "); got.status != 0 || (got.err == "") != (c.want != "") || found != c.want {
 				t.Errorf("leased ls %s: status %d, %q, %q; want %q", c.args, got.status, found, got.err, c.want)
 			}
 		}
@@ -263,8 +264,62 @@ func TestAKeyOfAnotherTypeIsToldInWords(t *testing.T) {
 			t.Errorf("%v: %+v", args, got)
 		}
 	}
-	if got := invoke(t, "ls", "--redis", m.Addr()); got.status != 0 || got.out+got.err != "" {
+	if got := invoke(t, "ls", "--redis", m.Addr()); got.status != 0 || got.out != "" || got.err != "leased: no locks are held or waited for\n" {
 		t.Errorf("ls: %+v", got)
+	}
+}
+
+func TestAnEmptyListSaysSo(t *testing.T) {
+	m := redistest.MiniTCP(t)
+	for _, c := range []struct{ line, want string }{
+		{"ls", "leased: no locks are held or waited for\n"},
+		{"ls job:*", "leased: no locks that match \"job:*\" are held or waited for\n"},
+		{"ls --all", "leased: no locks are known\n"},
+		{"ls --json", ""},
+	} {
+		got := invoke(t, append(strings.Fields(c.line), "--redis", m.Addr())...)
+		if got.status != 0 || got.out != "" || got.err != c.want {
+			t.Errorf("%s: %+v", c.line, got)
+		}
+	}
+}
+
+// The rights are those of docs/deployments.md, and what docs/cli.md says beside them.
+func TestTheDocumentedRightsAreEnough(t *testing.T) {
+	page, err := os.ReadFile("../../docs/deployments.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rule, _ := strings.Cut(string(page), "ACL SETUSER app on >secret ")
+	rule, _, _ = strings.Cut(rule, "```")
+	in := redistest.Server(t)
+	grant := func(rights ...string) {
+		t.Helper()
+		args := []any{"ACL", "SETUSER", "app", "on", ">secret"}
+		for _, right := range append(strings.Fields(rule), rights...) {
+			args = append(args, right)
+		}
+		if err := in.Client().Do(t.Context(), args...).Err(); err != nil {
+			t.Skipf("%v; run it on Redis 7 or later, which knows every right of the page", err)
+		}
+	}
+	at := []string{"--redis", "redis://app:secret@" + in.Addr, "--prefix", "app:"}
+	grant()
+	if got := invoke(t, append([]string{"doctor"}, at...)...); got.status != 0 || !strings.Contains(got.out, "allow +info") {
+		t.Errorf("doctor: %+v", got)
+	}
+	for _, line := range []string{"ls", "top --count 1"} {
+		got := invoke(t, append(strings.Fields(line), at...)...)
+		if got.status != 1 || !strings.Contains(got.err, "allow +scan") {
+			t.Errorf("%s without +scan: %+v", line, got)
+		}
+	}
+	grant("+scan", "+info")
+	for _, line := range []string{"ls", "top --count 1", "doctor", "inspect a"} {
+		got := invoke(t, append(strings.Fields(line), at...)...)
+		if got.status != 0 || strings.Contains(got.out, "allow +") {
+			t.Errorf("%s: %+v", line, got)
+		}
 	}
 }
 
@@ -387,6 +442,28 @@ func TestDeploymentsAreReached(t *testing.T) {
 	})
 }
 
+func TestTLSOnOneSideOnlyIsTold(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("there is no leased run on Windows; run it on another system")
+	}
+	plain := redistest.Server(t)
+	if got := invoke(t, "inspect", "a", "--redis", redistest.TLSServer(t).Addr); got.status != 1 || !strings.Contains(got.err, "add --tls") {
+		t.Errorf("without TLS: %+v", got)
+	}
+	began := time.Now()
+	got := invoke(t, "run", "--redis", "rediss://"+plain.Addr, "-w", "0.1", "a", "--", "true")
+	if got.status != statusRunUnavailable || !strings.Contains(got.err, "leave out --tls") {
+		t.Errorf("with TLS: %+v", got)
+	}
+	if took := time.Since(began); took > 4*time.Second { // without -w it is 5 s
+		t.Errorf("to connect took %v in spite of -w", took)
+	}
+	plain.Client().ConfigSet(t.Context(), "requirepass", "hush")
+	if got := invoke(t, "inspect", "a", "--redis", plain.Addr); !strings.Contains(got.err, "cannot use Redis at "+plain.Addr+": it wants a password") {
+		t.Errorf("without the password: %+v", got)
+	}
+}
+
 func TestDoctorSaysWhatIsBadForLocks(t *testing.T) {
 	in := redistest.Server(t, "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")
 	got := invoke(t, "doctor", "--redis", in.Addr)
@@ -417,6 +494,35 @@ func TestDoctorSaysWhatIsBadForLocks(t *testing.T) {
 	}
 }
 
+// full returns a server without memory for another key.
+func full(t *testing.T) *redistest.Instance {
+	t.Helper()
+	in := redistest.Server(t)
+	if err := in.Client().ConfigSet(t.Context(), "maxmemory", "1").Err(); err != nil {
+		t.Fatal(err)
+	}
+	return in
+}
+
+// The advice is for the cause, and comes without a long wait.
+func TestDoctorSaysWhatToChangeAboutAServerThatGivesNoLocks(t *testing.T) {
+	began := time.Now()
+	for _, c := range []struct{ name, addr, bad, change string }{
+		{"replica", redistest.NewReplication(t, 1).Replicas()[0].Addr, "bad   role", "connect to the primary"},
+		{"no memory", full(t).Addr, "bad   lock", "raise maxmemory"},
+		{"node of a Cluster", redistest.Server(t, "--cluster-enabled", "yes").Addr, "bad   role", "add --cluster"},
+	} {
+		got := invoke(t, "doctor", "--redis", c.addr)
+		if got.status != 1 || !strings.Contains(got.out, c.bad) || !strings.Contains(got.out, "-> "+c.change) || strings.Contains(got.out, "Least rights") ||
+			strings.Contains(c.bad, "role") != strings.Contains(got.out, "?     lock         not tried") {
+			t.Errorf("%s: %+v", c.name, got)
+		}
+	}
+	if took := time.Since(began); took > 14*time.Second { // doctor's own bound is 15 s, for each
+		t.Errorf("it took %v", took)
+	}
+}
+
 func TestDoctorNamesTheServerAndItsRole(t *testing.T) {
 	for _, c := range []struct {
 		info                 map[string]string
@@ -431,8 +537,9 @@ func TestDoctorNamesTheServerAndItsRole(t *testing.T) {
 		{map[string]string{"redis_version": "7.4.3", "garnet_version": "1.0.80", "role": "master"}, "?", "Garnet 1.0.80", "ok"},
 		{map[string]string{"redis_version": "4.0.14", "role": "master"}, "bad", "Redis 4.0.14", "ok"},
 		{map[string]string{"role": "master"}, "?", "Redis", "ok"},
+		{map[string]string{"redis_version": "8.6.3", "role": "master", "redis_mode": "cluster"}, "ok", "Redis 8.6.3", "bad"},
 	} {
-		version, role := versionFinding(c.info), roleFinding(c.info)
+		version, role := versionFinding(c.info), roleFinding(c.info, false)
 		if version.verdict != c.version || strings.TrimSpace(version.found) != c.named || role.verdict != c.role {
 			t.Errorf("%v: %+v, %+v", c.info, version, role)
 		}
@@ -454,4 +561,26 @@ func TestBenchMeasuresAndLeavesNothing(t *testing.T) {
 		keys, err := redistest.Keys(t.Context(), in.Client(), "")
 		return err == nil && len(keys) == 0
 	})
+}
+
+func TestWhatIsWatchedEndsWithCtrlC(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("Windows has no way to send Ctrl-C to one process; run it on another system")
+	}
+	m := redistest.MiniTCP(t)
+	take(t, redistest.MiniClient(t, m), "", "job")
+	for _, line := range []string{"top --interval 50ms", "inspect --watch --interval 50ms job"} {
+		cmd := program(t, append(strings.Fields(line), "--redis", m.Addr())...)
+		var out, errs shared
+		cmd.Stdout, cmd.Stderr = &out, &errs
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { cmd.Process.Kill() })
+		until(t, "a picture", func() bool { return strings.Contains(out.String(), "job") })
+		cmd.Process.Signal(os.Interrupt)
+		if err := cmd.Wait(); err != nil || errs.String() != "" {
+			t.Errorf("leased %s: %v, stderr %q", line, err, errs.String())
+		}
+	}
 }

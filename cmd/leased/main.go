@@ -29,6 +29,21 @@ type streams struct {
 	out, err io.Writer
 }
 
+// output is standard output. It remembers the first error, which those who print do not look at.
+// Only one goroutine may use it.
+type output struct {
+	io.Writer
+	err error
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	n, err := o.Writer.Write(p)
+	if o.err == nil && err != nil {
+		o.err = fmt.Errorf("cannot write the output: %w", err)
+	}
+	return n, err
+}
+
 func main() {
 	quietRedis()
 	os.Exit(run(context.Background(), streams{os.Stdin, os.Stdout, os.Stderr}, os.Args[1:]))
@@ -36,9 +51,14 @@ func main() {
 
 // run executes a command line and returns the exit status.
 func run(ctx context.Context, std streams, args []string) int {
+	out := &output{Writer: std.out}
+	std.out = out
 	root := newRoot(std)
 	root.SetArgs(args)
 	c, err := root.ExecuteContextC(ctx)
+	if out.err != nil && (err == nil || errors.Is(out.err, err) || errors.Is(err, errReported)) {
+		err = out.err // what was to be read is not there
+	}
 	if c != nil && c.Name() == "run" {
 		return concludeRun(std, err)
 	}

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/pflag"
+
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
@@ -96,9 +98,16 @@ func TestMistakesInTheCommandLineAreToldWithStatusTwo(t *testing.T) {
 		{"inspect a --redis a:1,b:2", "--cluster, --sentinel NAME or --quorum"},
 		{"inspect a --cluster --sentinel x", "exclude each other"},
 		{"inspect a --cacert /nowhere", "--cacert"},
+		{"inspect a --cert x", "--cert needs --key"},
+		{"ls --key x", "--key needs --cert"},
+		{"demo --cert x", "--cert needs --key"},
 		{"inspect a --watch --interval 1ms", "--interval"},
 		{"ls a b", "one pattern"},
 		{"ls --limit 0", "--limit"},
+		{"demo --ttl 30", `--ttl takes a length such as 30s, not "30"`},
+		{"ls --limit ten", `--limit takes a whole number, not "ten"`},
+		{"completion tcsh", `bash, zsh, fish and powershell, not for "tcsh"`},
+		{"completion bash now", `"now"`},
 		{"unlock a", "--force"},
 		{"unlock --force a", "--yes"},
 	} {
@@ -124,6 +133,7 @@ func TestHelpGoesToStandardOutputAndIsNoMistake(t *testing.T) {
 		{"version", "leased "},
 		{"--version", "leased "},
 		{"completion bash", "leased"},
+		{"completion", "powershell"},
 	} {
 		got := invoke(t, strings.Fields(c.line)...)
 		if got.status != 0 || !strings.Contains(got.out, c.want) || got.err != "" {
@@ -131,6 +141,45 @@ func TestHelpGoesToStandardOutputAndIsNoMistake(t *testing.T) {
 		}
 		if strings.Contains(got.out, workerCommand) {
 			t.Errorf("leased %s tells of %s, which is not for people", c.line, workerCommand)
+		}
+	}
+}
+
+func TestOutputThatCannotBeWrittenIsAFailure(t *testing.T) {
+	const full = "/dev/full"
+	if _, err := os.Stat(full); err != nil {
+		t.Skipf("%v; run it on Linux", err)
+	}
+	in := redistest.Server(t)
+	t.Setenv("LEASED_REDIS", in.Addr)
+	if err := in.Client().Set(t.Context(), "a:{a}:meta", "1", 0).Err(); err != nil { // for ls
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		line   string
+		status int
+	}{
+		{"ls --all", 1},
+		{"inspect x", 1},
+		{"inspect x --json", 1},
+		{"inspect x --watch", 1},
+		{"top", 1},
+		{"doctor", 1},
+		{"help", 1},
+		{"version", 1},
+		{"man", 1},
+		{"completion bash", 1},
+		{"run --help", 69},
+	} {
+		out, err := os.OpenFile(full, os.O_WRONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var errs shared
+		status := run(t.Context(), streams{strings.NewReader(""), out, &errs}, strings.Fields(c.line))
+		out.Close()
+		if status != c.status || !strings.HasPrefix(errs.String(), "leased: cannot write the output: ") || strings.Count(errs.String(), "\n") != 1 {
+			t.Errorf("leased %s: status %d, stderr %q", c.line, status, errs.String())
 		}
 	}
 }
@@ -163,6 +212,28 @@ func TestAnInterruptedCommandSaysSo(t *testing.T) {
 	status := run(ctx, streams{strings.NewReader(""), &out, &err}, []string{"demo"})
 	if status != 130 || err.String() != "leased: stopped\n" {
 		t.Fatalf("status %d, stderr %q", status, err.String())
+	}
+}
+
+func TestHelpShowsWhatACommandTakes(t *testing.T) {
+	for _, c := range []struct {
+		commands string
+		quorum   bool
+	}{{"run inspect unlock", true}, {"ls top doctor bench", false}} {
+		for command := range strings.FieldsSeq(c.commands) {
+			if got := invoke(t, "help", command); strings.Contains(got.out, "--quorum") != c.quorum {
+				t.Errorf("help %s tells of --quorum: %v", command, !c.quorum)
+			}
+		}
+	}
+	// A number or a length that a flag has without being given is in its text.
+	for _, c := range newRoot(discard()).Commands() {
+		c.Flags().VisitAll(func(f *pflag.Flag) {
+			if isZero := strings.Trim(f.DefValue, "0s") == ""; !isZero && f.DefValue != "-1" && f.Value.Type() != "bool" && f.Value.Type() != "string" &&
+				!strings.Contains(f.Usage, "default "+f.DefValue) {
+				t.Errorf("%s --%s does not tell its default %s", c.Name(), f.Name, f.DefValue)
+			}
+		})
 	}
 }
 

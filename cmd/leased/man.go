@@ -84,7 +84,7 @@ func manual(root *cobra.Command) string {
 		line(".TP\n.B %s\n%s", roff(v[0]), roff(v[1]))
 	}
 	line(".SH EXIT STATUS")
-	text("0 if all went well, 1 if not, 2 for a mistake in the command line, 130 after Ctrl-C. Those of run are described with it.")
+	text("0 if all went well, 1 if not, 2 for a mistake in the command line, 130 after Ctrl-C, but 0 for top and inspect --watch, which end that way. Those of run are described with it.")
 	line(".SH SEE ALSO\n.BR flock (1),\n.BR redis-cli (1)")
 	return out.String()
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"strings"
 	"sync"
 
@@ -20,6 +19,7 @@ func (a *address) quorumClient(ctx context.Context, opts ...leased.Option) (*lea
 		return nil, nil, usagef("--quorum excludes --cluster and --sentinel")
 	}
 	var rdbs []redis.UniversalClient
+	var options []*redis.UniversalOptions
 	closeAll := func() {
 		for _, rdb := range rdbs {
 			rdb.Close()
@@ -37,15 +37,14 @@ func (a *address) quorumClient(ctx context.Context, opts ...leased.Option) (*lea
 			closeAll()
 			return nil, nil, err
 		}
-		rdbs = append(rdbs, redis.NewUniversalClient(o))
+		rdbs, options = append(rdbs, redis.NewUniversalClient(o)), append(options, o)
 	}
-	opts = append(opts, leased.WithKeyPrefix(a.prefix), leased.WithLogger(slog.New(slog.DiscardHandler)))
-	client, err := leased.NewQuorum(rdbs, opts...)
+	client, err := leased.NewQuorum(rdbs, clientOptions(a.prefix, opts)...)
 	if err != nil {
 		closeAll()
 		return nil, nil, usagef("--quorum: %s", bare(err))
 	}
-	if err := majorityAnswers(ctx, rdbs); err != nil {
+	if err := majorityAnswers(ctx, rdbs, options); err != nil {
 		client.Close() // it holds nothing
 		closeAll()
 		return nil, nil, err
@@ -58,7 +57,7 @@ func (a *address) quorumClient(ctx context.Context, opts ...leased.Option) (*lea
 
 // majorityAnswers returns nil if a majority of the servers answers, and otherwise an error that
 // says why not.
-func majorityAnswers(ctx context.Context, rdbs []redis.UniversalClient) error {
+func majorityAnswers(ctx context.Context, rdbs []redis.UniversalClient, options []*redis.UniversalOptions) error {
 	ctx, cancel := context.WithTimeout(ctx, connectTime)
 	defer cancel()
 	errs := make([]error, len(rdbs))
@@ -69,15 +68,15 @@ func majorityAnswers(ctx context.Context, rdbs []redis.UniversalClient) error {
 	all.Wait()
 	answered := 0
 	var last error
-	for _, err := range errs {
+	for i, err := range errs {
 		if err == nil {
 			answered++
 		} else {
-			last = err
+			last = unconnected(options[i], err)
 		}
 	}
 	if answered <= len(rdbs)/2 {
-		return fmt.Errorf("%d of the %d servers answered, which is no majority: %w", answered, len(rdbs), inPlainWords(last))
+		return fmt.Errorf("%d of the %d servers answered, which is no majority: %w", answered, len(rdbs), last)
 	}
 	return nil
 }

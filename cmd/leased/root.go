@@ -36,9 +36,7 @@ func newRoot(std streams) *cobra.Command {
 	root.SetIn(std.in)
 	root.SetOut(std.out)
 	root.SetErr(std.err)
-	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		return usagef("%s: %v", c.Name(), err)
-	})
+	root.SetFlagErrorFunc(flagError)
 	root.AddCommand(
 		runCommand(std), inspectCommand(std), listCommand(std), topCommand(std), unlockCommand(std),
 		doctorCommand(std), benchCommand(std), demoCommand(std), versionCommand(std),
@@ -51,9 +49,37 @@ func newRoot(std streams) *cobra.Command {
 	for _, c := range root.Commands() {
 		if c.Name() == "completion" {
 			c.Short = "Print a completion script for a shell"
+			// Without these, cobra explains the command whatever its arguments are.
+			c.Args = func(_ *cobra.Command, args []string) error {
+				if len(args) > 0 {
+					return usagef("completion is for bash, zsh, fish and powershell, not for %q", args[0])
+				}
+				return nil
+			}
+			c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
+			for _, shell := range c.Commands() {
+				shell.Args = noArguments
+			}
 		}
 	}
 	return root
+}
+
+// flagError says which values a flag takes, in other words than those of package strconv.
+func flagError(c *cobra.Command, err error) error {
+	var invalid *pflag.InvalidValueError
+	if errors.As(err, &invalid) {
+		f := invalid.GetFlag()
+		takes := map[string]string{
+			"duration": "a length such as 30s",
+			"float64":  "seconds, such as 10",
+			"int":      "a whole number",
+		}[f.Value.Type()]
+		if takes != "" {
+			return usagef("--%s takes %s, not %q", f.Name, takes, invalid.GetValue())
+		}
+	}
+	return usagef("%s: %v", c.Name(), err)
 }
 
 // interruptible makes a command end when the user presses Ctrl-C. After the first signal, a second

@@ -140,10 +140,12 @@ func TestRunHasTheExitStatusesOfFlock(t *testing.T) {
 		{"free --", 64, "needs a command"},
 		{"free -w -3 -- true", 64, "--wait"},
 		{"free -w NaN -- true", 64, "--wait"},
+		{"free -w 10s -- true", 64, `--wait takes seconds, such as 10, not "10s"`},
 		{"free -E 256 -- true", 64, "--conflict-exit-code"},
 		{"free --ttl 10ms -- true", 64, "--ttl"},
 		{"free --at-least -1s -- true", 64, "--at-least"},
 		{"free -s --at-least 1s -- true", 64, "--at-least"},
+		{"free --cert x -- true", 64, "--cert needs --key"},
 		{"a}b -- true", 64, "invalid"},
 		{"free --colour -- true", 64, "colour"},
 		{"free --redis 127.0.0.1:1 -- true", 69, "no Redis at 127.0.0.1:1"},
@@ -502,4 +504,87 @@ func TestAStoppedJobReturnsToItsShellAndContinues(t *testing.T) {
 	c.awaits("got: words")
 	c.types("echo a\"\"gain\n")
 	c.awaits("again")
+}
+
+func TestALockThatRedisRefusesWasNotContended(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		addr func() []string
+		want string
+	}{
+		{"replica", func() []string {
+			return []string{redistest.NewReplication(t, 1).Replicas()[0].Addr}
+		}, `cannot get lock "job" from Redis: it is a replica: connect to its primary, or by --sentinel NAME (READONLY`},
+		{"no memory", func() []string { return []string{full(t).Addr} }, "raise maxmemory"},
+		{"quarantine", func() []string {
+			return []string{redistest.MiniTCP(t).Addr() + "," + redistest.MiniTCP(t).Addr() + ",127.0.0.1:1", "--quorum"}
+		}, "too few of 3 servers may vote"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			at := c.addr()
+			for _, wait := range [][]string{{"-w", "0.5"}, {"-w", "0.5", "-E", "0"}, {"-n"}} {
+				args := append(append(at[1:len(at):len(at)], wait...), "job", "--", "true")
+				status, out, errs := runResult(t, at[0], args...)
+				if status != statusRunUnavailable || out != "" || !strings.Contains(errs, c.want) || strings.Count(errs, "\n") != 1 {
+					t.Errorf("run %q: status %d, stdout %q, stderr %q; want status 69 and %q", args, status, out, errs, c.want)
+				}
+			}
+		})
+	}
+}
+
+// The lock is taken all the time, and Redis restarts in between.
+func TestALockThatIsTakenWasContendedEvenIfRedisWasAway(t *testing.T) {
+	in := redistest.Server(t, "--appendonly", "yes", "--appendfsync", "always")
+	if err := in.Client().Set(t.Context(), "job", "of another library", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	cmd := program(t, "run", "--redis", in.Addr, "-w", "4", "job", "--", "true")
+	var errs shared
+	cmd.Stderr = &errs
+	begin(t, cmd)
+	until(t, "the run queues", func() bool { return in.Client().Exists(t.Context(), "job:{job}:queue").Val() > 0 })
+	in.Restart()
+	cmd.Wait()
+	if status := cmd.ProcessState.ExitCode(); status != 1 || errs.String() != "" {
+		t.Errorf("status %d, stderr %q", status, errs.String())
+	}
+}
+
+func TestAWaitThatRedisCausesIsToldOnce(t *testing.T) {
+	t.Parallel()
+	in := full(t)
+	cmd := program(t, "run", "--redis", in.Addr, "job", "--", "echo", "done")
+	var out, errs shared
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	begin(t, cmd)
+	const want = `leased: still waiting for lock "job", which Redis does not give: its memory is full: raise maxmemory, or free memory (OOM `
+	until(t, "the run says what is wrong", func() bool { return strings.HasPrefix(errs.String(), want) })
+	if err := in.Client().ConfigSet(t.Context(), "maxmemory", "0").Err(); err != nil {
+		t.Fatal(err)
+	}
+	cmd.Wait()
+	if status := cmd.ProcessState.ExitCode(); status != 0 || out.String() != "done\n" || strings.Count(errs.String(), "\n") != 1 {
+		t.Errorf("status %d, stdout %q, stderr %q", status, out.String(), errs.String())
+	}
+}
+
+// The command freezes Redis, so that nothing answers the release.
+func TestAnUnconfirmedReleaseSaysHowLongTheLockStaysTaken(t *testing.T) {
+	t.Parallel()
+	in := redistest.Server(t)
+	freeze := fmt.Sprintf("kill -STOP %d; exit 3", in.Pid())
+	began := time.Now()
+	status, _, errs := runResult(t, in.Addr, "--ttl", "1m", "job", "--", "sh", "-c", freeze)
+	before, after, found := strings.Cut(strings.TrimSpace(errs), " until ")
+	if status != 3 || !found || before != `leased: release of lock "job" not confirmed by Redis: it stays taken` || strings.Contains(after, "\n") {
+		t.Fatalf("status %d, stderr %q", status, errs)
+	}
+	told := map[string]bool{}
+	for at := began.Add(time.Minute); at.Before(time.Now().Add(time.Minute)); at = at.Add(time.Second / 2) {
+		told[at.Format("15:04:05")+" at most"] = true
+	}
+	if !told[after] {
+		t.Errorf("until %q is none of %v", after, told)
+	}
 }

@@ -6,13 +6,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"os/signal"
 	"strconv"
+	"strings"
+	"sync"
 	"syscall"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
@@ -47,7 +51,10 @@ func runUnder(ctx context.Context, std streams, o *runOptions) error {
 	}
 	defer signal.Stop(signals)
 
-	client, closeClient, err := o.at.client(ctx, leased.WithTTL(o.ttl), leased.WithMinHold(o.atLeast))
+	var trouble troubleLog
+	connecting, cancel := o.bounded(ctx, time.Second) // however short -w is, a slow connection is no failure
+	client, closeClient, err := o.at.client(connecting, leased.WithTTL(o.ttl), leased.WithMinHold(o.atLeast), leased.WithLogger(slog.New(&trouble)))
+	cancel()
 	if err != nil {
 		return err
 	}
@@ -58,7 +65,7 @@ func runUnder(ctx context.Context, std streams, o *runOptions) error {
 		return fmt.Errorf("cannot start the guard of the command: %w", err)
 	}
 	defer g.end()
-	lease, err := o.acquire(ctx, client, signals)
+	lease, err := o.acquire(ctx, std, client, signals, &trouble)
 	if err != nil {
 		var s caught
 		switch {
@@ -68,25 +75,26 @@ func runUnder(ctx context.Context, std streams, o *runOptions) error {
 			return usagef("run: %s", bare(err))
 		case errors.Is(err, leased.ErrLocked):
 			return &exitStatus{o.conflict, nil}
-		case errors.Is(err, context.DeadlineExceeded):
-			// Was the lock taken all the time, or is there no Redis to ask?
-			ask, cancel := context.WithTimeout(ctx, time.Second)
-			defer cancel()
-			if _, err := client.Inspect(ask, o.name); err == nil {
-				return &exitStatus{o.conflict, nil}
-			}
+		case errors.Is(err, context.DeadlineExceeded) && o.contended(ctx, client, err):
+			return &exitStatus{o.conflict, nil}
 		}
-		return err
+		return o.notAcquired(err)
 	}
+	taken := time.Now()
 	r := &running{options: o, lease: lease, guard: g, signals: signals}
 	err = r.perform(program)
+	ends := latest(time.Now().Add(o.ttl), taken.Add(o.atLeast)) // renewed just now at the latest
 	unlocked := lease.Unlock()
 	switch {
 	case r.lost != nil:
 	case errors.Is(unlocked, leased.ErrLeaseLost):
 		r.lost = unlocked
+	case errors.Is(unlocked, leased.ErrNotReleased) && client.Close() == nil: // Close goes on trying for a while
+	case errors.Is(unlocked, leased.ErrNotReleased):
+		// The command has ended, so nobody is in danger.
+		fmt.Fprintf(std.err, "leased: release of lock %q not confirmed by Redis: it stays taken until %s at most\n", o.name, ends.Format("15:04:05"))
 	case unlocked != nil:
-		complain(std, unlocked) // the command has ended, so nobody is in danger
+		complain(std, unlocked) // likewise
 	}
 	if r.lost != nil {
 		return &exitStatus{statusRunLost, r.lost}
@@ -94,19 +102,115 @@ func runUnder(ctx context.Context, std streams, o *runOptions) error {
 	return err
 }
 
+// bounded returns a context that ends when -w says, but not before least has passed.
+func (o *runOptions) bounded(ctx context.Context, least time.Duration) (context.Context, context.CancelFunc) {
+	if o.wait <= 0 || o.noWait {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, max(time.Duration(o.wait*float64(time.Second)), least))
+}
+
 // caught is the signal that ended the wait for the lock.
 type caught syscall.Signal
 
 func (s caught) Error() string { return syscall.Signal(s).String() }
 
-// acquire waits for the lock. The lease that it returns can be trusted for most of its TTL.
-func (o *runOptions) acquire(ctx context.Context, client *leased.Client, signals <-chan os.Signal) (*leased.Lease, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	if o.wait > 0 && !o.noWait {
-		ctx, cancel = context.WithTimeout(ctx, time.Duration(o.wait*float64(time.Second)))
-		defer cancel()
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
 	}
+	return b
+}
+
+// contended reports whether a wait ended with err because the lock was taken, and not because of
+// Redis. Redis was no obstacle if it answers and did not refuse the lock when it was last asked.
+func (o *runOptions) contended(ctx context.Context, client *leased.Client, err error) bool {
+	ask, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	info, failed := client.Inspect(ask, o.name)
+	if failed != nil {
+		return false
+	}
+	if errors.Is(err, leased.ErrNoQuorum) {
+		return info.Behind > info.Servers/2 // otherwise too few servers may vote
+	}
+	var answer redis.Error
+	if !errors.As(err, &answer) {
+		return true
+	}
+	// These would have been the answer to Inspect, too, so they have passed.
+	for _, passed := range []string{"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN"} {
+		if strings.HasPrefix(answer.Error(), passed+" ") {
+			return true
+		}
+	}
+	return false
+}
+
+// notAcquired says what to do about an answer of Redis that has an easy cause.
+func (o *runOptions) notAcquired(err error) error {
+	var answer redis.Error
+	if errors.Is(err, leased.ErrNoQuorum) || !errors.As(err, &answer) {
+		return err
+	}
+	if hintFor(answer).cause == "" {
+		return err
+	}
+	return fmt.Errorf("cannot get lock %q from Redis: %w", o.name, inPlainWords(answer))
+}
+
+// troubleLog is the logger of a client that waits. It remembers why Redis does not give the lock.
+type troubleLog struct {
+	mu    sync.Mutex // guards what follows
+	err   error      // nil while all is well
+	since time.Time
+}
+
+func (t *troubleLog) Enabled(_ context.Context, level slog.Level) bool {
+	return level >= slog.LevelInfo
+}
+func (t *troubleLog) WithAttrs([]slog.Attr) slog.Handler { return t }
+func (t *troubleLog) WithGroup(string) slog.Handler      { return t }
+
+func (t *troubleLog) Handle(_ context.Context, line slog.Record) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if strings.HasPrefix(line.Message, "leased: Redis answers again") {
+		t.err = nil
+		return nil
+	}
+	aboutLock, err := false, error(nil)
+	line.Attrs(func(a slog.Attr) bool {
+		aboutLock = aboutLock || a.Key == "lock"
+		if a.Key == "error" {
+			err, _ = a.Value.Any().(error)
+		}
+		return true
+	})
+	// Lines that are not about the lock tell of less, such as a subscription that is refused.
+	if line.Level >= slog.LevelWarn && aboutLock && err != nil && t.err == nil {
+		t.err, t.since = err, time.Now()
+	}
+	return nil
+}
+
+// lasting returns what has been the trouble for a while, or nil.
+func (t *troubleLog) lasting() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.err == nil || time.Since(t.since) < lastingTrouble {
+		return nil
+	}
+	return t.err
+}
+
+const lastingTrouble = 5 * time.Second // longer than most restarts and failovers
+
+// acquire waits for the lock. The lease that it returns can be trusted for most of its TTL. If Redis
+// does not give the lock for some time, acquire says so, once.
+func (o *runOptions) acquire(ctx context.Context, std streams, client *leased.Client, signals <-chan os.Signal, trouble *troubleLog) (*leased.Lease, error) {
+	ctx, cancel := o.bounded(ctx, 0)
+	defer cancel()
 	lock := client.RWMutex(o.name)
 	call := lock.LockContext
 	switch {
@@ -138,15 +242,24 @@ func (o *runOptions) acquire(ctx context.Context, client *leased.Client, signals
 		}
 		done <- result{lease, err}
 	}()
-	select {
-	case r := <-done:
-		return r.lease, r.err
-	case s := <-signals:
-		cancel()
-		if r := <-done; r.err == nil {
-			_ = r.lease.Unlock() // unused; what Unlock cannot do, the TTL does
+	look := time.NewTicker(time.Second)
+	defer look.Stop()
+	for {
+		select {
+		case r := <-done:
+			return r.lease, r.err
+		case <-look.C:
+			if why := trouble.lasting(); why != nil {
+				fmt.Fprintf(std.err, "leased: still waiting for lock %q, which Redis does not give: %v\n", o.name, inPlainWords(why))
+				look.Stop()
+			}
+		case s := <-signals:
+			cancel()
+			if r := <-done; r.err == nil {
+				_ = r.lease.Unlock() // unused; what Unlock cannot do, the TTL does
+			}
+			return nil, caught(s.(syscall.Signal))
 		}
-		return nil, caught(s.(syscall.Signal))
 	}
 }
 

@@ -80,7 +80,7 @@ func topCommand(std streams) *cobra.Command {
 			return err
 		}),
 	}
-	at.bind(c)
+	at.bindOne(c)
 	c.Flags().DurationVar(&interval, "interval", 2*time.Second, "`PERIOD` between pictures (default 2s)")
 	c.Flags().IntVar(&times, "count", 0, "end after `N` pictures")
 	return c
