@@ -776,6 +776,7 @@ var mutants = []mutant{
 	{"a quorum: an operator waits for hooks that block", "internal/quorum/operator.go", "			if over {\n				return results, append(errs, errAway)\n			}\n", "", "TestAnOperatorOfAQuorumDoesNotWait"},
 	{"a quorum: a lost server counts although what it granted anew was evicted", "internal/quorum/messages.go", "p.asking && p.evicted == 0) && ", "p.asking) && ", "TestAnEvictionOfWhatALostServer"},
 	{"a quorum: a release does not ask servers that a late answer found without the lease", "internal/quorum/ops.go", "	unasked := p.lost && ", "	unasked := false && ", "TestARestartThatALateAnswerShowsIsProved"},
+	{"a quorum: a request that gives back its grants leaves the queues", "internal/quorum/partial.go", "		op.outcomes[i] = outcomeNo //", "		_ = op //", "TestARequestKeepsItsPlace"},
 	{"a quorum: an operator does not wait for slow servers", "internal/quorum/operator.go", "!(over && enough(results))", "!(over)", "TestAnOperatorWaits"},
 	{"a quorum: an operator waits for all servers", "internal/quorum/operator.go", "!(over && enough(results))", "(!over || true || enough(results))", "TestAnOperatorWaits"},
 	{"a quorum: an eviction on one server ends the lease", "internal/quorum/messages.go", "	if n < l.cfg.Need {\n		fx.Messages", "	{\n		fx.Messages", "TestAnEvictionCounts"},

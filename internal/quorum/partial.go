@@ -102,6 +102,9 @@ func (l *Lock) giveBack(r *request, i int, now time.Time, fx *Effects) {
 	*p = part{id: l.newID(r, i), young: young, state: asked, proved: now, asking: true, regrants: regrants, anews: anews}
 	l.forgetPart(old, r)
 	l.parts[p.id] = r
+	if op := r.op; op != nil && op.kind == Do && op.outcomes[i] == outcomeYes {
+		op.outcomes[i] = outcomeNo // the server has answered, but the request waits there again
+	}
 	l.send(&Send{Server: i, Kind: Do, req: r, next: r,
 		Cmd: protocol.Command{Verb: protocol.Yield, ID: old, Next: p.id, At: now, Ticket: r.ticket}}, fx)
 }
