@@ -433,6 +433,7 @@ func (c *qClient) rejoins(servers ...int) {
 func (c *qClient) qstep(event func(q *quorum.Lock, now time.Time, fx *quorum.Effects)) {
 	var fx quorum.Effects
 	w := c.w
+	w.now = w.now.Add(time.Nanosecond) // no two events of a client come at one instant
 	event(c.q, c.local(), &fx)
 	for _, send := range fx.Sends {
 		id, next := send.Requests()
