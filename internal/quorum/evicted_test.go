@@ -9,14 +9,20 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
+// askedAgain returns a request that server 0 has granted, and the sends of an acquire that asks all servers again.
+func askedAgain(t *testing.T) (s *stand, op *Op, sends []*Send) {
+	t.Helper()
+	s = newStand(t, 3, time.Second)
+	s.enqueue() // server 0 grants it
+	s.tick()
+	op = s.acquire()
+	return s, op, s.fx.Sends
+}
+
 // A partial grant is evicted while the request asks once more, which its server queues. When the request is
 // given up, it must not stay in that queue.
 func TestARequestThatIsQueuedAfterItsEvictionIsCancelled(t *testing.T) {
-	s := newStand(t, 3, time.Second)
-	s.enqueue() // server 0 grants it
-	s.tick()
-	s.acquire()
-	sends := s.fx.Sends
+	s, _, sends := askedAgain(t)
 	s.evict(0, sends[0].Cmd.ID, 1)
 	for _, send := range sends {
 		s.answer(send, behind)
@@ -38,11 +44,7 @@ func TestARequestThatIsQueuedAfterItsEvictionIsCancelled(t *testing.T) {
 // The same, and the message of a grant that follows arrives.
 func TestAMessageGrantsARequestThatWasQueuedAfterItsEviction(t *testing.T) {
 	for _, early := range []bool{false, true} {
-		s := newStand(t, 3, time.Second)
-		s.enqueue() // server 0 grants it
-		s.tick()
-		s.acquire()
-		sends := s.fx.Sends
+		s, _, sends := askedAgain(t)
 		s.evict(0, sends[0].Cmd.ID, 1)
 		for _, send := range sends[1:] {
 			s.answer(send, behind)
@@ -62,11 +64,7 @@ func TestAMessageGrantsARequestThatWasQueuedAfterItsEviction(t *testing.T) {
 
 // Two operators evict it, and the second one meets what the server granted again in between.
 func TestASecondEvictionIsHeardBeforeTheAnswerToAnAcquire(t *testing.T) {
-	s := newStand(t, 3, time.Second)
-	s.enqueue()
-	s.tick()
-	op := s.acquire()
-	sends := s.fx.Sends
+	s, op, sends := askedAgain(t)
 	s.evict(0, sends[0].Cmd.ID, 1)
 	s.evict(0, sends[0].Cmd.ID, 5)
 	s.answer(sends[0], granted(5)) // evicted by the second
@@ -79,11 +77,7 @@ func TestASecondEvictionIsHeardBeforeTheAnswerToAnAcquire(t *testing.T) {
 
 // The message of the evicted grant was slower than that of its eviction.
 func TestAMessageOfAnEvictedGrantIsNotBelievedWhileTheServersAreAsked(t *testing.T) {
-	s := newStand(t, 3, time.Second)
-	s.enqueue()
-	s.tick()
-	s.acquire()
-	sends := s.fx.Sends
+	s, _, sends := askedAgain(t)
 	s.evict(0, sends[0].Cmd.ID, 5)
 	s.receive(0, sends[0].Cmd.ID, 5)
 	if p := &s.lock.reqs[s.id].parts[0]; p.state == owned {

@@ -527,9 +527,9 @@ func (s *Server) Evict(ctx context.Context, k *protocol.Keys) (on int, err error
 	return min(len(owners), 1), err
 }
 
-// EvictOwner is Evict on a server of a quorum, and returns the ids or values of the owners. It evicts nobody
-// if the value of the lock's key is not value; an empty value matches any. It also makes the next owner's token greater than least, and than
-// any that the evicted can have from other servers.
+// EvictOwner is Evict on a server of a quorum, and returns the ids or values of the owners. It evicts
+// nobody if the value of the lock's key is not value; an empty value matches any. It also makes the
+// next owner's token greater than least, and than any that the evicted can have from other servers.
 func (s *Server) EvictOwner(ctx context.Context, k *protocol.Keys, least uint64, value string) ([]string, error) {
 	return s.evict(ctx, k, decimal(least), value)
 }
