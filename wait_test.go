@@ -49,6 +49,53 @@ func TestVirtualAWaiterEntersWhenAVanishedOwnersTTLEnds(t *testing.T) {
 	})
 }
 
+// Most of the second waiter's re-checks ask only whether it still waits. So when the lock comes to the
+// first, and that one dies, the second does not know that it is the head.
+func TestVirtualAWaiterThatCameToTheFrontUnnoticedIsServedInTime(t *testing.T) {
+	const longest = 15 * time.Second // between two re-checks that are not brief
+	for what, c := range map[string]struct {
+		ttl     time.Duration // of the one that dies
+		deleted bool          // the key
+		most    time.Duration
+	}{
+		"all have one TTL":     {ttl: time.Minute, most: time.Minute + 10*time.Millisecond},
+		"its TTL is short":     {ttl: 4 * time.Second, most: longest},
+		"its TTL is not short": {ttl: longest, most: longest + 10*time.Millisecond},
+		"the key is deleted":   {ttl: time.Minute, deleted: true, most: longest},
+	} {
+		inVirtualTime(t, func(t *testing.T, s place) {
+			if c.deleted && s.members != nil {
+				return // on a quorum's servers, no re-check is brief
+			}
+			first, third := newClient(t, s, leased.WithTTL(time.Minute)), newClient(t, s, leased.WithTTL(time.Minute))
+			second, wire := onLine(t, s, leased.WithTTL(c.ttl))
+			warm(t, s, first, second, third)
+			l := take(t, first.Mutex("x").LockContext)
+			next := taking(t, second.Mutex("x").LockContext)
+			synctest.Wait()
+			last := taking(t, third.Mutex("x").LockContext)
+			for range 5 {
+				time.Sleep(3 * time.Second)
+				synctest.Wait()
+			}
+			unlock(t, l)
+			lost := <-next
+			wire.cut()
+			died := time.Now()
+			if c.deleted {
+				must(t, s.rdb.Del(context.Background(), "x").Err())
+			}
+			l = <-last
+			if waited := time.Since(died); waited > c.most {
+				t.Errorf("%s: the one behind waited for %v, at most %v are right", what, waited, c.most)
+			}
+			unlock(t, l)
+			wire.mend()
+			isAll(t, lost.Unlock(), leased.ErrLeaseLost)
+		})
+	}
+}
+
 func TestVirtualAHundredWaitingClientsLookAtTheirPace(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		const span = time.Minute

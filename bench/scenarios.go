@@ -437,6 +437,7 @@ func (s *stage) wait() (figures, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.watch *= 10 // a waiter of Leased asks every 3 s at most, and one question in fifteen seconds costs more than the others
 	return s.crowd(owner[0], others, 10, s.waiters, s.settle, 0)
 }
 

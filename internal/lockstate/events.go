@@ -128,7 +128,7 @@ func (l *Lock) failed(t *ticket, fail *protocol.Failure, pause time.Duration, no
 	if l.pending.stale {
 		pause = 0
 	}
-	t.checkAt = l.instant(now).add(pause)
+	t.checkAt, t.fullAt = l.instant(now).add(pause), 0
 	if fail.MayRun() {
 		t.sent = true
 		t.lateUntil = l.instant(arrives(now, t.req.TTL))
@@ -185,6 +185,10 @@ func (l *Lock) hold(a protocol.Answer, from time.Time, how Via, now time.Time) {
 // wait handles the answer "queued" to a command that was sent at from.
 func (l *Lock) wait(a protocol.Answer, from, now time.Time) {
 	g := &l.grant
+	if a.Brief {
+		a.Token, a.Clock, a.Place = g.token, g.serverClock(l.instant(now)), g.place
+		a.Blocker, a.Left = l.blocker, protocol.Ownerless
+	}
 	if head := l.waiting.first; head != nil && head.Events != nil && g.state != queued {
 		head.Events.add(Event{At: now, What: EventQueuedInRedis, Place: a.Place, Text: a.Blocker})
 	}
@@ -217,17 +221,34 @@ func (l *Lock) wait(a protocol.Answer, from, now time.Time) {
 	if a.Place >= farBehind && !polls {
 		pause = together(pause, a.Clock)
 	}
+	expiry := a.Left + AfterExpiry + time.Duration(a.Place)*perPlace
 	if a.Left >= 0 {
-		pause = min(pause, a.Left+AfterExpiry+time.Duration(a.Place)*perPlace)
+		pause = min(pause, expiry)
+	}
+	if !a.Brief {
+		g.clock, g.clockAt, g.fullAt = a.Clock, l.instant(now), 0
+		if a.Place > 0 && a.Place < farBehind && a.Left >= 0 && !a.NoNotify && g.behindWriter(a.Blocker) {
+			g.fullAt = l.instant(now).add(min(expiry, g.req.TTL, longestBrief))
+		}
+	}
+	if polls {
+		g.fullAt = 0
 	}
 	if l.pending.stale || a.Unfinished || a.Told > 0 {
-		pause = 0
+		pause, g.fullAt = 0, 0
 	}
 	g.told, g.place, g.hastened = a.Told, a.Place, l.pending.stale
 	g.checkAt = l.instant(now).add(pause)
 	if g.endsAt > l.instant(now) {
-		g.checkAt = min(g.checkAt, g.endsAt)
+		g.checkAt, g.fullAt = min(g.checkAt, g.endsAt), min(g.fullAt, g.endsAt)
 	}
+}
+
+// behindWriter reports whether g is for a writer that waits for the writer owner. Whoever is ahead
+// of it and dies holds it up no longer than the owner does, whose release passes over the dead.
+func (g *grant) behindWriter(owner string) bool {
+	who, err := protocol.ParseID(owner)
+	return err == nil && who.Mode == protocol.Exclusive && g.req.Mode == protocol.Exclusive && !g.req.Provisional
 }
 
 // farther returns the pause of a waiter with place requests ahead of it. It is longer than pause,
@@ -548,7 +569,7 @@ func (l *Lock) cancelUnknown(id string, until time.Time, fx *Effects) {
 // askAgain has t asked for at once, because the server did something for it that we do not know
 // of. The answer to a command in flight may be older than that.
 func (l *Lock) askAgain(t *ticket, now time.Time) {
-	t.sent, t.checkAt = true, l.instant(now)
+	t.sent, t.checkAt, t.fullAt = true, l.instant(now), 0
 	l.pending.stale = l.pending.verb != protocol.None
 }
 
@@ -593,6 +614,7 @@ func (l *Lock) Ends(id string, left time.Duration, now time.Time, fx *Effects) {
 		return
 	}
 	g.endsAt = l.instant(now).add(left + AfterExpiry) // kept for an answer that this message overtakes, too
+	g.fullAt = min(g.fullAt, g.endsAt)
 	if g.state == queued {
 		g.checkAt = min(g.checkAt, g.endsAt)
 		l.applyRules(now, fx)
@@ -615,7 +637,7 @@ func (l *Lock) Revoked(id string, token uint64, now time.Time, fx *Effects) {
 func (l *Lock) Subscribed(now time.Time, fx *Effects) {
 	l.pending.stale = l.pending.verb != protocol.None
 	if g := &l.grant; g.requested() {
-		g.checkAt = l.instant(now)
+		g.checkAt, g.fullAt = l.instant(now), 0
 		g.hastened = true
 	}
 	l.applyRules(now, fx)

@@ -22,6 +22,10 @@ type grant struct {
 	next   *successor // the request that replaces it, nil if there is none
 	state  grantState
 
+	// queued, held: a reading of the server's clock, µs, taken at clockAt or before
+	clock   uint64
+	clockAt Instant
+
 	// held:
 	via      Via
 	wanted   bool    // another process waits for the lock
@@ -39,9 +43,7 @@ type grant struct {
 	// back when that caller leaves, and Redis keeps the lock from everybody until then.
 	minHoldUntil Instant
 
-	readers uint64 // token of the leases of a shared grant
-	clock   uint64 // a reading of the server's clock, µs, taken at clockAt or before
-	clockAt Instant
+	readers uint64        // token of the leases of a shared grant
 	gained  time.Duration // how far the wall clock has outrun the monotonic one since proved, see watch
 
 	// notified is when a message gave us the grant for protocol.ProvisionalTTL. It is zero if
@@ -80,7 +82,8 @@ type wait struct {
 	endsAt  Instant       // when the owner's lease ends, according to a message; zero if none came
 	told    uint64        // readers whose leases end up to this time were sent wanted for it; 0 if all were
 	poll    time.Duration // pause between checks where no notification comes
-	place   int           // how many requests were ahead when it was last asked about
+	place   int           // how many requests were ahead when it was last asked about in full
+	fullAt  Instant       // the next full re-check comes before then; those before it may be brief
 	// hastened says that the ticket is asked about before its pause is over, like all others
 	// that share its inbox or its server.
 	hastened bool
@@ -244,6 +247,10 @@ const (
 	// askInTime is how much of a waiting lease is left after the longest pause, to ask once
 	// more; it is half of the lease if that is less.
 	askInTime = 10 * time.Second
+	// longestBrief is the longest time between two full re-checks of a waiter that is not the head, if
+	// those between them are brief. If it came to the front meanwhile, it is the one to find a lock
+	// that lost its owner without a word.
+	longestBrief = 15 * time.Second
 	// AfterExpiry is how long after the owner's expiry the head of the queue re-checks. Each
 	// waiter behind it re-checks perPlace later, so that a crash does not start a herd.
 	AfterExpiry = time.Millisecond

@@ -478,7 +478,20 @@ func (l *Lock) ask(now time.Time, fx *Effects) {
 	}
 	l.pending = pending{verb: protocol.Acquire}
 	fx.Send = protocol.Command{Verb: protocol.Acquire, ID: g.req.ID, TTL: g.req.TTL, Wait: l.anyoneWaits() && !g.probe, First: !g.sent, Told: g.told,
-		Check: g.state == queued, Place: g.place, At: now}
+		Check: g.state == queued, Place: g.place, Until: l.briefly(now), At: now}
+}
+
+// briefly returns the time for Command.Until if the next acquire is a re-check that may be brief,
+// else 0. A brief re-check learns whether the request still waits. It then has its place in the
+// queue since the last full answer, so that answer's floor still holds, because nothing else can
+// have queued it since: no acquire without an answer may still arrive.
+func (l *Lock) briefly(now time.Time) uint64 {
+	g, at := &l.grant, l.instant(now)
+	longest := farther(min(g.req.TTL/3, LongestPoll), g.place, g.req.TTL)
+	if g.state != queued || at.add(longest) >= g.fullAt || at < g.lateUntil || g.drifted(now) {
+		return 0 // or the re-check after this one would be too late for a full one
+	}
+	return g.serverClock(at)/1000 + uint64(g.req.TTL.Milliseconds())
 }
 
 // newRequest returns a request with a new id for what head asks for. The id refers to the trace

@@ -36,6 +36,7 @@ type Command struct {
 	Place int           // acquire: in a re-check, how many requests were ahead at the last one
 	Held  bool          // acquire: ID holds the grant
 	Echo  string        // acquire: nonce for the echo of a re-check, set when the command is sent
+	Until uint64        // acquire: if not 0, the re-check is brief, and the waiting lease is to last until this time in ms
 	Told  uint64        // acquire: time up to which the previous call notified readers, 0 if it notified all
 	Heard bool          // release: another process waits, and must learn of the release before its sender does
 	Link  *Span         // release, yield, downgrade: hold span of the lease that is given back
@@ -72,6 +73,7 @@ type Answer struct {
 	Kept     bool          // granted: the id owned the lock already, and was extended
 	Forgot   bool          // kept: Redis had lost the lock's last token, so Token is new
 	More     bool          // granted: others wait
+	Brief    bool          // queued: a brief re-check says that the request still waits, and nothing more but Echo
 	Place    int           // queued: how many requests are ahead
 	Left     time.Duration // queued, refused: remaining TTL of the owner, or Endless or Ownerless
 	Blocker  string        // queued, refused: the owner, or the head of the queue if there is none

@@ -90,6 +90,11 @@ func TestADeniedPublishIsNoProofThatTheWaiterIsGone(t *testing.T) {
 			t.Errorf("%v: an echo that is denied says %d", m, a.Echo)
 		}
 		s.waits(s.acquire(last), 1)
+		brief := s.acquireOf(last)
+		brief.Echo, brief.Until = "nonce", uint64(s.now())+50_000
+		if a := s.must(s.do(brief)); !a.Brief || a.Echo != protocol.EchoDenied {
+			t.Errorf("%v: a brief re-check whose echo is denied says %+v", m, a)
+		}
 		if a := s.acquire(next); a.Echo != protocol.EchoDenied { // it would have published wanted
 			t.Errorf("%v: a denied wanted says %d", m, a.Echo)
 		}

@@ -41,8 +41,9 @@ func newArguments(inboxes string) *arguments {
 }
 
 // how returns the argument of acquire that says how to wait: 0 means not at all, 1 means to wait,
-// and 2 means to wait under an id that was never sent before. On a quorum's server the ticket
-// follows this digit. The argument ends with the prefix of the inbox channels.
+// and 2 means to wait under an id that was never sent before. 3 means a brief re-check, and the
+// new end of the waiting lease follows this digit. On a quorum's server, which has no brief
+// re-checks, the ticket follows it. The argument ends with the prefix of the inbox channels.
 func (a *arguments) how(c *protocol.Command) any {
 	wait := 0
 	switch {
@@ -51,12 +52,16 @@ func (a *arguments) how(c *protocol.Command) any {
 	case c.Wait:
 		wait = 1
 	}
+	number := c.Ticket
 	if a.mark == nil {
-		return a.waits[wait]
+		if c.Until == 0 {
+			return a.waits[wait]
+		}
+		wait, number = 3, c.Until
 	}
 	all := make([]byte, 0, 64)
 	all = append(all, '0'+byte(wait))
-	all = strconv.AppendUint(all, c.Ticket, 10)
+	all = strconv.AppendUint(all, number, 10)
 	all = append(all, ' ')
 	return string(append(all, a.inboxes.(string)...))
 }

@@ -33,6 +33,16 @@ func BenchmarkScripts(b *testing.B) {
 		b.Run("op=recheck/"+at, func(b *testing.B) {
 			s.cost(b, 100, nil, func() { s.acquire(tail) })
 		})
+		b.Run("op=brief recheck/"+at, func(b *testing.B) {
+			c := s.acquireOf(tail)
+			c.Until = uint64(s.now()) + uint64(c.TTL.Milliseconds())
+			s.cost(b, 100, nil, func() {
+				c.Until++ // or it would be a full one
+				if !s.must(s.do(c)).Brief {
+					b.Fatal("not brief")
+				}
+			})
+		})
 		b.Run("op=enqueue/"+at, func(b *testing.B) {
 			var id string
 			s.cost(b, 1, func() { s.cancel(id, 0); id = s.id("C", protocol.Exclusive, protocol.TokenLife(0)) }, func() { s.acquire(id) })

@@ -69,6 +69,14 @@ func TestAFullServerCarriesOutWhatGivesBackOrKeeps(t *testing.T) {
 						t.Errorf("the lease was not refreshed: %d ms", st.left(st.waiters[waiter]))
 					}
 				},
+				"brief acquire by the waiter": func(_, waiter, _ string) {
+					c := s.acquireOf(waiter)
+					c.Until = uint64(s.now()) + 40_000
+					s.waits(s.must(s.do(c)), 0) // answered in full
+					if st := s.look(); st.left(st.waiters[waiter]) > 30_000 {
+						t.Errorf("the lease lasts for %d ms", st.left(st.waiters[waiter]))
+					}
+				},
 				"acquire by one behind the waiter": func(_, _, fresh string) {
 					s.room()
 					s.waits(s.acquire(fresh), 1)

@@ -144,14 +144,14 @@ func (s *scene) compareShortcuts(rounds int64) {
 		case 2, 3:
 			x.joined(rng, began)
 			id = x.ids[map[string]int{"acquire": 1, "release": 0}[what]]
-		case 4, 5:
+		case 4, 5, 6:
 			x.joined(rng, began)
 			if ends := []int64{-60_000, 0, 7_200_000}[rng.Intn(3)]; ends != 0 && len(x.ids) > 3 { // the head's lease
 				x.commands = append(x.commands, []any{"ZADD", 3, began + ends, x.ids[2]})
 			}
 			id = x.ids[2]
 			for _, waiter := range x.ids[3:] {
-				if !first(waiter) {
+				if !first(waiter) && (first(id) || rng.Intn(2) == 0) {
 					id = waiter
 				}
 			}
@@ -168,6 +168,8 @@ func (s *scene) compareShortcuts(rounds int64) {
 				kind := ""
 				switch {
 				case r.Outcome != protocol.Enqueued:
+				case !first(id) && r.Place == 0:
+					kind = " again, at the head"
 				case !first(id):
 					kind = " again"
 				case r.Place == 0:
@@ -215,11 +217,93 @@ func (s *scene) compareShortcuts(rounds int64) {
 			t.Fatalf("seed %d: %s %s: %s", seed, what, id, d)
 		}
 	}
-	for _, usual := range []string{"acquire 1", "acquire 2", "acquire 2 first", "acquire 2 again", "release handed 0", "release handed 1"} {
+	for _, usual := range []string{"acquire 1", "acquire 2", "acquire 2 first", "acquire 2 again", "acquire 2 again, at the head", "release handed 0", "release handed 1"} {
 		if shortcuts[usual] < 3 && !race.Enabled {
 			t.Errorf("the shortcuts were hardly used: %v", shortcuts)
 		}
 	}
+}
+
+// A brief re-check of a request that still waits extends its waiting lease, and does nothing else. Any
+// other is answered like a full one, and has the same effect.
+func TestABriefReCheckIsAFullOneOfARequestThatWaitsNoMore(t *testing.T) {
+	t.Parallel()
+	onScripts(t, func(t *testing.T, s *scene) {
+		inboxes := []*listener{s.listen("A"), s.listen("B")} // C has none
+		told := func(names *ranks) (all string) {
+			for _, l := range inboxes {
+				for _, m := range l.received() {
+					all += fmt.Sprint("\ntold ", m.Kind, " ", m.ID, " ", m.Nonce, " ", names.name(m.Token), " ", m.More)
+				}
+			}
+			return all
+		}
+		answers := map[string]int{}
+		for seed := range 2 * scatterings() {
+			began, started := s.now(), time.Now()
+			x := scatter(seed, began)
+			rng := rand.New(rand.NewSource(seed))
+			if rng.Intn(2) == 0 {
+				x.joined(rng, began)
+			}
+			c := s.acquireOf(x.ids[rng.Intn(len(x.ids))])
+			c.Echo = []string{"", "7"}[rng.Intn(2)]
+			until := began + 50_000
+			s.put(x)
+			before := s.look()
+			c.Until = uint64(until)
+			got, err := s.do(c)
+			var names ranks
+			names.name(before.token())
+			said, after := told(&names), s.look()
+			if got.Brief {
+				answers["brief"]++
+				if ends := before.waiters[c.ID]; ends == 0 || after.waiters[c.ID] != until {
+					t.Fatalf("seed %d: a waiting lease until %d was extended to %d, want %d", seed, ends, after.waiters[c.ID], until)
+				}
+				after.waiters[c.ID] = before.waiters[c.ID]
+				listeners := map[bool]int{true: 1}[strings.HasSuffix(c.ID, "A") || strings.HasSuffix(c.ID, "B")]
+				want := protocol.Answer{Outcome: protocol.Enqueued, Brief: true, Echo: listeners}
+				wantSaid := map[bool]string{true: "\ntold echo  7 none false"}[listeners == 1]
+				if c.Echo == "" {
+					want.Echo, wantSaid = protocol.NoEcho, ""
+				}
+				if got != want || err != nil || said != wantSaid {
+					t.Fatalf("seed %d: %+v, %v; told %q", seed, got, err, said)
+				}
+				after.clock = before.clock // by which leases are called dead
+				if was, is := before.shape(&ranks{}), after.shape(&ranks{}); was != is {
+					t.Fatalf("seed %d: made of\n%s\nthis\n%s", seed, was, is)
+				}
+				if d := before.drift(after, fuzz+stalled); d != "" {
+					t.Fatalf("seed %d: %s", seed, d)
+				}
+				continue
+			}
+			if _, waits := before.waiters[c.ID]; waits && err == nil {
+				t.Fatalf("seed %d: %s waits, and the answer is %+v", seed, c.ID, got)
+			}
+			answers["full"]++
+			brief := result{Answer: got, failed: err != nil}
+			quick := brief.meaning(&names) + said + after.shape(&names)
+			s.put(x)
+			c.Until = 0
+			got, err = s.do(c)
+			full := result{Answer: got, failed: err != nil}
+			names = ranks{}
+			names.name(before.token())
+			said, after = told(&names), s.look()
+			if slow := full.meaning(&names) + said + after.shape(&names); quick != slow && !provisionalEnds(started) {
+				t.Fatalf("seed %d: brief\n%s\nfull\n%s", seed, quick, slow)
+			}
+		}
+		for _, kind := range []string{"brief", "full"} {
+			if answers[kind] < 10 && !race.Enabled {
+				t.Errorf("answers: %v", answers)
+			}
+		}
+		s.clear()
+	})
 }
 
 // vote_fast.lua, and release_fast.lua before a cancel, do the same as the scripts that follow

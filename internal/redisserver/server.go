@@ -259,7 +259,11 @@ func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) 
 	case string: // acquire_fast.lua, vote_fast.lua
 		token, err := parseToken(reply)
 		return protocol.Answer{Outcome: protocol.Granted, Token: token, Clock: token, Mark: mark}, err
-	case int64: // release_fast.lua
+	case int64:
+		if c.Verb == protocol.Acquire { // recheck_fast.lua
+			return protocol.Answer{Outcome: protocol.Enqueued, Brief: true, Echo: int(reply)}, nil
+		}
+		// release_fast.lua
 		return protocol.Answer{Outcome: protocol.Done, Handed: int(reply)}, nil
 	case []any:
 		a, err := parseAnswer(reply)

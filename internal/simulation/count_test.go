@@ -56,6 +56,7 @@ var simEvents = map[string]map[int][]string{
 			"queued × abandon",
 			"queued × acquire granted",
 			"queued × acquire queued",
+			"queued × acquire queued briefly",
 			"queued × enter",
 			"queued × granted",
 			"queued × tick",

@@ -574,12 +574,15 @@ func (w *world) execute(p *packet) *packet {
 	w.changed(before, after)
 	w.compare(before, after, p)
 	if err == nil && !w.refusing {
-		w.served(before, after, p, reply.a.Unfinished)
+		w.served(before, after, p, reply.a)
 	}
 	return reply
 }
 
 func answerText(a protocol.Answer) string {
+	if a.Brief {
+		return outcomeText(a.Outcome) + ", briefly"
+	}
 	return fmt.Sprintf("%s token %d place %d left %v", outcomeText(a.Outcome), a.Token, a.Place, a.Left)
 }
 
@@ -599,6 +602,9 @@ func (w *world) arrive(p *packet) {
 		c.challenged(&p.cmd, p.a, p.err)
 		var pause time.Duration
 		what := fmt.Sprintf("%s %s", verbName(p.cmd.Verb), outcomeText(p.a.Outcome))
+		if p.a.Brief {
+			what += " briefly"
+		}
 		if p.err != nil {
 			pause = c.pause()
 			c.troubled(p.err)

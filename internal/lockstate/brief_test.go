@@ -1,0 +1,280 @@
+package lockstate
+
+import (
+	"testing"
+	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+const (
+	briefTTL    = time.Minute
+	thirdsPause = LongestPoll + 2*PausePerPlace // between two re-checks of the waiter at place 2
+	otherWriter = "leased1:w:60000:c:BBBBBBBBBBBBBBBB:CCCCCCCCCCCCCCCC:other"
+	otherReader = "leased1:r:60000:c:BBBBBBBBBBBBBBBB:CCCCCCCCCCCCCCCC:other"
+)
+
+// stillWaits is the answer to a brief re-check.
+var stillWaits = protocol.Answer{Outcome: protocol.Enqueued, Brief: true, Echo: protocol.NoEcho}
+
+// third is the answer that the request waits behind another writer, whose lease has begun, and two
+// requests.
+func (h *hand) third() protocol.Answer {
+	a := h.queue()
+	a.Place, a.Left, a.Blocker = 2, briefTTL, otherWriter
+	return a
+}
+
+// waitsThird returns a lock whose caller waits in the third place.
+func waitsThird(t testing.TB) (*hand, *Caller) {
+	t.Helper()
+	h := driveFrom(t, time.Now())
+	c := h.enter(writer(func(o *Terms) { o.TTL = briefTTL }))
+	h.answer(h.third())
+	return h, c
+}
+
+// looks has the time pass until the next re-check, and reports whether it is brief.
+func (h *hand) looks() bool {
+	h.t.Helper()
+	if h.flight == nil {
+		h.pass(h.due().Sub(h.now))
+	}
+	return h.sends(protocol.Acquire).Until != 0
+}
+
+func TestTheReChecksOfAWaiterBehindTheHeadAreBriefExceptForOneInFifteenSeconds(t *testing.T) {
+	h, _ := waitsThird(t)
+	for n := 1; n < 20; n++ {
+		before := h.now
+		brief := h.looks()
+		if pause := h.now.Sub(before); pause != thirdsPause {
+			t.Errorf("re-check %d comes after %v, want %v", n, pause, thirdsPause)
+		}
+		if want := n%4 != 0; brief != want {
+			t.Errorf("re-check %d is brief: %v", n, brief)
+		}
+		if !brief {
+			h.answer(h.third())
+			continue
+		}
+		want := uint64(h.now.Add(briefTTL).UnixMilli())
+		if until := h.flight.Until; until > want || until < want-uint64(longestBrief.Milliseconds())/rateSlack-1 {
+			t.Errorf("re-check %d: the waiting lease is to end at %d, want %d", n, until, want)
+		}
+		h.answer(stillWaits)
+	}
+}
+
+func TestWhoseReChecksAreNeverBrief(t *testing.T) {
+	change := func(f func(a *protocol.Answer)) func(*hand, *Caller, *protocol.Answer) {
+		return func(_ *hand, _ *Caller, a *protocol.Answer) { f(a) }
+	}
+	for who, set := range map[string]func(h *hand, c *Caller, a *protocol.Answer){
+		"the head":                          change(func(a *protocol.Answer) { a.Place = 0 }),
+		"one far behind":                    change(func(a *protocol.Answer) { a.Place = farBehind }),
+		"one behind readers":                change(func(a *protocol.Answer) { a.Blocker = otherReader }),
+		"one behind a cool-down":            change(func(a *protocol.Answer) { a.Blocker = "leased1:cooldown:" + otherWriter }),
+		"one behind another program":        change(func(a *protocol.Answer) { a.Blocker = "another" }),
+		"one behind a later version":        change(func(a *protocol.Answer) { a.NoNotify = true }),
+		"one behind an endless owner":       change(func(a *protocol.Answer) { a.Left = protocol.Endless }),
+		"one behind no owner":               change(func(a *protocol.Answer) { a.Left = protocol.Ownerless }),
+		"one whom the owner would have met": change(func(a *protocol.Answer) { a.Left = 2*thirdsPause - 20*time.Millisecond }),
+		"one whose messages are denied":     change(func(a *protocol.Answer) { a.Echo = protocol.EchoDenied }),
+		"one whom no message reaches":       func(h *hand, _ *Caller, _ *protocol.Answer) { h.polling = true },
+		"a reader":                          func(_ *hand, c *Caller, _ *protocol.Answer) { c.Mode = protocol.Shared },
+		"one whose grant is provisional":    func(h *hand, _ *Caller, _ *protocol.Answer) { h.proof = protocol.Provisionally },
+	} {
+		h := drive(t)
+		c := writer(func(o *Terms) { o.TTL = briefTTL })
+		a := h.third()
+		set(h, c, &a)
+		h.enter(c)
+		for n := range 20 {
+			if h.looks() {
+				t.Errorf("%s: re-check %d is brief", who, n)
+			}
+			h.answer(a)
+		}
+	}
+}
+
+// The keys of the queue outlast two TTLs, and only a full re-check extends them.
+func TestAFullReCheckComesInEachTTL(t *testing.T) {
+	const ttl = 6 * time.Second
+	h := drive(t)
+	h.enter(writer(func(o *Terms) { o.TTL = ttl }))
+	h.answer(h.third())
+	for n := 1; n < 20; n++ {
+		brief := h.looks()
+		if want := n%2 == 1; brief != want {
+			t.Errorf("re-check %d is brief: %v", n, brief)
+		}
+		h.answer(map[bool]protocol.Answer{true: stillWaits, false: h.third()}[brief])
+	}
+}
+
+// A waiter asks in full as soon as there may be more to learn than whether it still waits.
+func TestAfterWhatAReCheckIsNotBrief(t *testing.T) {
+	for what, happens := range map[string]func(h *hand){
+		"the server as a whole refused one": func(h *hand) {
+			h.looks()
+			h.reply(protocol.Answer{}, refusal("LOADING"), time.Second)
+		},
+		"one had no answer": func(h *hand) {
+			h.looks()
+			h.reply(protocol.Answer{}, errSilence, time.Second)
+		},
+		"one found more to be done": func(h *hand) {
+			h.pass(longestBrief)
+			for h.looks() {
+				h.answer(stillWaits)
+			}
+			a := h.third()
+			a.Unfinished = true
+			h.answer(a)
+		},
+		"one has readers to tell": func(h *hand) {
+			for h.looks() {
+				h.answer(stillWaits)
+			}
+			a := h.third()
+			a.Told = 7
+			h.answer(a)
+		},
+		"the messages are denied by now": func(h *hand) {
+			h.looks()
+			a := stillWaits
+			a.Echo = protocol.EchoDenied
+			h.answer(a)
+		},
+		"no message arrives by now": func(h *hand) {
+			h.looks()
+			h.polling = true
+			h.answer(stillWaits)
+		},
+		"the inbox was subscribed to": func(h *hand) { h.step(h.l.Subscribed) },
+		"the inbox was subscribed to while one was under way": func(h *hand) {
+			h.looks()
+			h.step(h.l.Subscribed)
+			h.answer(stillWaits)
+		},
+		"the owner's lease is about to end": func(h *hand) {
+			h.step(func(now time.Time, fx *Effects) { h.l.Ends(h.l.grant.req.ID, 2*time.Second, now, fx) })
+		},
+		"the owner's lease is about to end, which one overtakes": func(h *hand) {
+			for h.looks() {
+				h.answer(stillWaits)
+			}
+			h.step(func(now time.Time, fx *Effects) { h.l.Ends(h.l.grant.req.ID, 2*time.Second, now, fx) })
+			h.answer(h.third())
+		},
+		"a message that it was granted is not enough": func(h *hand) {
+			h.l.grant.opts.Confirm = true
+			h.hears("granted", h.l.grant.req.ID, h.token())
+		},
+		"the clocks have moved apart": func(h *hand) { h.slept(time.Second) },
+	} {
+		h, _ := waitsThird(t)
+		happens(h)
+		if h.looks() {
+			t.Errorf("%s, and the next re-check is brief", what)
+		}
+	}
+}
+
+// An acquire that may still arrive could queue the request again after a grant that we do not know of.
+// That it waits then says nothing about the tokens before.
+func TestNoReCheckIsBriefWhileAnAcquireWithoutAnswerMayArrive(t *testing.T) {
+	h, _ := waitsThird(t)
+	h.looks()
+	h.reply(protocol.Answer{}, errSilence, 0)
+	late := h.now.Add(latestArrival)
+	briefs := 0
+	for range 60 {
+		brief := h.looks()
+		if !brief {
+			h.answer(h.third())
+			continue
+		}
+		if briefs++; h.now.Before(late) {
+			t.Errorf("one is brief %v before an acquire may arrive for the last time", late.Sub(h.now))
+		}
+		h.answer(stillWaits)
+	}
+	if briefs == 0 || h.now.Before(late) {
+		t.Errorf("%d were brief until %v", briefs, h.now)
+	}
+}
+
+func TestAGrantByMessageIsBelievedFromTheLastBriefReCheckOn(t *testing.T) {
+	h, c := waitsThird(t)
+	floor := h.l.grant.token
+	if !h.looks() {
+		t.Fatal("it is not brief")
+	}
+	sent := h.now
+	h.pass(time.Second)
+	h.answer(stillWaits)
+	h.pass(time.Second)
+	h.hears("granted", h.l.grant.req.ID, floor) // an old message
+	h.out(c)
+	h.hears("granted", h.l.grant.req.ID, h.token())
+	h.in(c)
+	if got, want := h.l.grant.trust(), sent.Add(window(briefTTL)); !got.Equal(want) {
+		t.Errorf("it is trusted for %v from the sending on, want %v", got.Sub(sent), want.Sub(sent))
+	}
+}
+
+func TestABriefAnswerThatAMessageOvertookIsIgnored(t *testing.T) {
+	h, c := waitsThird(t)
+	if !h.looks() {
+		t.Fatal("it is not brief")
+	}
+	h.hears("granted", h.l.grant.req.ID, h.token())
+	h.answer(stillWaits)
+	h.in(c)
+	h.state(Held)
+	h.cancels()
+	h.lost()
+}
+
+// What the blocker is and how far it is to the front stay what the last full answer said.
+func TestABriefAnswerLeavesWhatIsKnown(t *testing.T) {
+	h, _ := waitsThird(t)
+	before := h.l.grant
+	if !h.looks() {
+		t.Fatal("it is not brief")
+	}
+	h.pass(20 * time.Millisecond)
+	h.answer(stillWaits)
+	g := &h.l.grant
+	if g.token != before.token || g.place != 2 || h.l.Blocker() != otherWriter || g.clock != before.clock || g.clockAt != before.clockAt || g.fullAt != before.fullAt {
+		t.Errorf("%+v became %+v, behind %s", before, *g, h.l.Blocker())
+	}
+}
+
+func TestABriefReCheckMayAlsoEndTheWait(t *testing.T) {
+	h, c := waitsThird(t)
+	if !h.looks() {
+		t.Fatal("it is not brief")
+	}
+	h.answer(h.grant())
+	h.in(c)
+	if c.Via != viaCheck {
+		t.Errorf("it entered via %v", c.Via)
+	}
+}
+
+// The clocks moved apart only for the re-checks before the next proof.
+func TestAReCheckIsBriefAgainAfterAFullOne(t *testing.T) {
+	h, _ := waitsThird(t)
+	h.slept(time.Second)
+	if h.looks() {
+		t.Error("it is brief, though the clocks moved apart")
+	}
+	h.answer(h.third())
+	if !h.looks() {
+		t.Error("it is not brief after a full one")
+	}
+}
