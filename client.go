@@ -131,7 +131,7 @@ type server interface {
 // A *redis.Client should have ContextTimeoutEnabled set. Otherwise its commands cannot be
 // bounded one by one, and the locks use a clone of it on the same connection pool, with
 // separate time-outs. Hooks that were added to rdb are called when the clone dials, but not for
-// its commands.
+// its commands. A *redis.ClusterClient is not cloned, so New logs a warning if it lacks that option.
 //
 // rdb may also be your own type around one of these. If it has the method Options of a
 // *redis.Client, as it does if it embeds one, it is treated as a *redis.Client, except that it
@@ -156,7 +156,8 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	c.slotMap = newSlotMap(c, rdb)
 	if kind == unknownKind {
 		c.log.unknownClient()
-	} else if kind == oneNode && !server.HonorsDeadlines() {
+	} else if cluster, ok := rdb.(interface{ Options() *redis.ClusterOptions }); ok && !cluster.Options().ContextTimeoutEnabled ||
+		kind == oneNode && !server.HonorsDeadlines() {
 		c.log.unbounded()
 	}
 	c.metrics.observe()

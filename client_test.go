@@ -91,6 +91,23 @@ func TestATypeAroundARedisClientKeepsProofAndDeadlinesOrThatIsLogged(t *testing.
 	}
 }
 
+// A Cluster's client is not cloned.
+func TestThatAClustersCommandsAreUnboundedIsLogged(t *testing.T) {
+	for _, bounds := range []bool{false, true} {
+		rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}, ContextTimeoutEnabled: bounds})
+		var out logs
+		c, err := leased.New(rdb, out.option())
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Close()
+		must(t, rdb.Close())
+		if n, want := out.count(slog.LevelWarn, "bounded"), map[bool]int{false: 1}[bounds]; n != want {
+			t.Errorf("ContextTimeoutEnabled %v: logged %d times, want %d", bounds, n, want)
+		}
+	}
+}
+
 func TestATypeAroundARingIsRefused(t *testing.T) {
 	if _, err := leased.New(wrapsRing{redis.NewRing(&redis.RingOptions{})}); err == nil {
 		t.Error("accepted")

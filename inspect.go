@@ -54,7 +54,7 @@ type Waiting struct {
 // never greater. Readers are those that a majority may have let in, if the servers that did not
 // answer have.
 func (c *Client) Inspect(ctx context.Context, name string) (Info, error) {
-	k, err := c.operate(ctx, name)
+	k, err := c.operate(ctx, "inspecting", name)
 	if err != nil {
 		return Info{}, err
 	}
@@ -81,7 +81,7 @@ func (c *Client) Inspect(ctx context.Context, name string) (Info, error) {
 // evicted their owner, the error matches ErrNoQuorum, and says on how many the owners were
 // evicted. The owners keep the lock unless these were enough to end their majority.
 func (c *Client) ForceUnlock(ctx context.Context, name string) error {
-	k, err := c.operate(ctx, name)
+	k, err := c.operate(ctx, "forcing", name)
 	if err != nil {
 		return err
 	}
@@ -116,8 +116,8 @@ func unlessEnded(ctx context.Context, err error) error {
 	return err
 }
 
-// operate returns the keys of a lock that an operator names.
-func (c *Client) operate(ctx context.Context, name string) (protocol.Keys, error) {
+// operate returns the keys of a lock that an operator names. doing is for the error.
+func (c *Client) operate(ctx context.Context, doing, name string) (protocol.Keys, error) {
 	switch {
 	case c.unmade():
 		return protocol.Keys{}, errClientUnmade
@@ -128,7 +128,7 @@ func (c *Client) operate(ctx context.Context, name string) (protocol.Keys, error
 	closed := c.closedLocked()
 	c.mu.Unlock()
 	if closed {
-		return protocol.Keys{}, ErrClosed
+		return protocol.Keys{}, &about{fmt.Sprintf("leased: %s lock %q: %s", doing, name, bare(ErrClosed)), []error{ErrClosed}}
 	}
 	return protocol.NewKeys(c.opts.prefix, name)
 }

@@ -189,6 +189,14 @@ func TestInspectAndForceUnlockRefuseBadNamesAndAClosedClient(t *testing.T) {
 		check("a}b", leased.ErrInvalidName)
 		c.Close()
 		check("x", leased.ErrClosed)
+		_, err := c.Inspect(context.Background(), "x")
+		if want := `leased: inspecting lock "x": client is closed`; err.Error() != want {
+			t.Errorf("the error is %q, want %q", err, want)
+		}
+		err = c.ForceUnlock(context.Background(), "x")
+		if want := `leased: forcing lock "x": client is closed`; err.Error() != want {
+			t.Errorf("the error is %q, want %q", err, want)
+		}
 	})
 }
 
