@@ -15,7 +15,8 @@ import (
 // with its cause, which is usually the error of a context or of Redis.
 var (
 	// ErrNotAcquired is matched by every error of LockContext and TryLockContext. The caller
-	// holds nothing and has nothing to undo.
+	// holds nothing and has nothing to undo. If the error's text names an owner, that is as of
+	// when Redis was last asked, up to 20 s before.
 	ErrNotAcquired = lockstate.ErrNotAcquired
 
 	// ErrLocked is returned by TryLockContext when another caller holds the lock or waits for
@@ -102,7 +103,7 @@ type notAcquired struct {
 	waited  time.Duration
 	reason  error
 	lastErr error  // last error of Redis, may be nil
-	blocker string // readable id of the client that had the lock; may be empty
+	blocker string // readable id of the client that had the lock when it was last asked for, up to 20 s before; may be empty
 	minHold bool   // whether blocker has unlocked and its minimum hold keeps the lock
 	here    bool   // whether a caller of this process was inside
 }

@@ -90,7 +90,11 @@ func (l *Lock) acquired(c *protocol.Command, a protocol.Answer, fail *protocol.F
 		if !a.Unfinished { // else only dead entries may be in the way
 			l.rejectTries(ErrLocked, fx)
 		}
-		l.wait(a, c.At, now)
+		if a.Brief {
+			l.waits(a, now)
+		} else {
+			l.wait(a, c.At, now)
+		}
 	case protocol.Refused:
 		l.blocker = a.Blocker
 		if a.Unfinished && g.state != Held {
@@ -185,10 +189,6 @@ func (l *Lock) hold(a protocol.Answer, from time.Time, how Via, now time.Time) {
 // wait handles the answer "queued" to a command that was sent at from.
 func (l *Lock) wait(a protocol.Answer, from, now time.Time) {
 	g := &l.grant
-	if a.Brief {
-		a.Token, a.Clock, a.Place = g.token, g.serverClock(l.instant(now)), g.place
-		a.Blocker, a.Left = l.blocker, protocol.Ownerless
-	}
 	if head := l.waiting.first; head != nil && head.Events != nil && g.state != queued {
 		head.Events.add(Event{At: now, What: EventQueuedInRedis, Place: a.Place, Text: a.Blocker})
 	}
@@ -225,14 +225,10 @@ func (l *Lock) wait(a protocol.Answer, from, now time.Time) {
 	if a.Left >= 0 {
 		pause = min(pause, expiry)
 	}
-	if !a.Brief {
-		g.clock, g.clockAt, g.fullAt = a.Clock, l.instant(now), 0
-		if a.Place > 0 && a.Place < farBehind && a.Left >= 0 && !a.NoNotify && g.behindWriter(a.Blocker) {
-			g.fullAt = l.instant(now).add(min(expiry, g.req.TTL, longestBrief))
-		}
-	}
-	if polls {
-		g.fullAt = 0
+	g.clock, g.clockAt, g.fullAt = a.Clock, l.instant(now), 0
+	quick := now.Sub(from) <= g.req.TTL/slowAnswer
+	if a.Place > 0 && a.Place < farBehind && a.Left >= 0 && !polls && !a.NoNotify && quick && g.behindWriter(a.Blocker) {
+		g.fullAt = l.instant(now).add(min(expiry, g.req.TTL*3/4, longestBrief))
 	}
 	if l.pending.stale || a.Unfinished || a.Told > 0 {
 		pause, g.fullAt = 0, 0
@@ -244,8 +240,23 @@ func (l *Lock) wait(a protocol.Answer, from, now time.Time) {
 	}
 }
 
-// behindWriter reports whether g is for a writer that waits for the writer owner. Whoever is ahead
-// of it and dies holds it up no longer than the owner does, whose release passes over the dead.
+// waits handles the answer to a brief re-check, a, which says that the request still waits. What was
+// known of the wait stays: a message is trusted from the last full answer, and by that one's token.
+func (l *Lock) waits(a protocol.Answer, now time.Time) {
+	g := &l.grant
+	if l.pending.stale || a.Echo == protocol.EchoDenied || !l.env.HasInbox() {
+		g.fullAt = 0
+	}
+	g.hastened = l.pending.stale
+	pause := min(g.req.TTL/3, LongestPoll)
+	early := time.Duration(float64(pause/3) * l.env.Jitter())
+	pause = farther(pause, g.place, g.req.TTL) - early
+	g.checkAt = min(l.instant(now).add(pause), g.fullAt)
+}
+
+// behindWriter reports whether g is for a writer that waits for the writer owner, and not for a
+// provisional grant. Then it makes no difference whether somebody ahead of it has died: the release
+// passes over the dead.
 func (g *grant) behindWriter(owner string) bool {
 	who, err := protocol.ParseID(owner)
 	return err == nil && who.Mode == protocol.Exclusive && g.req.Mode == protocol.Exclusive && !g.req.Provisional

@@ -251,6 +251,9 @@ const (
 	// those between them are brief. If it came to the front meanwhile, it is the one to find a lock
 	// that lost its owner without a word.
 	longestBrief = 15 * time.Second
+	// slowAnswer is by which part of a TTL an answer may be late if brief re-checks are to follow: the
+	// waiting lease that they ask for begins when they are sent, by a clock that lags by that much.
+	slowAnswer = 8
 	// AfterExpiry is how long after the owner's expiry the head of the queue re-checks. Each
 	// waiter behind it re-checks perPlace later, so that a crash does not start a herd.
 	AfterExpiry = time.Millisecond

@@ -482,13 +482,11 @@ func (l *Lock) ask(now time.Time, fx *Effects) {
 }
 
 // briefly returns the time for Command.Until if the next acquire is a re-check that may be brief,
-// else 0. A brief re-check learns whether the request still waits. It then has its place in the
-// queue since the last full answer, so that answer's floor still holds, because nothing else can
-// have queued it since: no acquire without an answer may still arrive.
+// else 0.
 func (l *Lock) briefly(now time.Time) uint64 {
 	g, at := &l.grant, l.instant(now)
 	longest := farther(min(g.req.TTL/3, LongestPoll), g.place, g.req.TTL)
-	if g.state != queued || at.add(longest) >= g.fullAt || at < g.lateUntil || g.drifted(now) {
+	if g.state != queued || at.add(longest) >= g.fullAt || g.drifted(now) {
 		return 0 // or the re-check after this one would be too late for a full one
 	}
 	return g.serverClock(at)/1000 + uint64(g.req.TTL.Milliseconds())

@@ -166,3 +166,29 @@ func TestAFullServerAdmitsACooldown(t *testing.T) {
 		}
 	})
 }
+
+// Those behind a head whose process has died may not know that they come next, and when.
+func TestTheEndOfACoolDownIsToldToTheFirstWhoListens(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		second, third := s.listen("B"), s.listen("C")
+		for what, giveBack := range s.giveBacks() {
+			owner := s.writer("A")
+			s.gets(s.acquire(owner))
+			dead, alive, behind := counted(s.writer("Z")), counted(s.writer("B")), counted(s.writer("C"))
+			for i, id := range []string{dead, alive, behind} {
+				s.waits(s.acquire(id), i)
+			}
+			giveBack(owner, 20*time.Second)
+			if m := second.receives(alive, "ends")[0]; m.Left <= 0 || m.Left > 20*time.Second {
+				t.Errorf("%s: told %v", what, m.Left)
+			}
+			if all := third.received(); len(all) != 0 {
+				t.Errorf("%s: the third was told %+v", what, all)
+			}
+			if q := s.look().queue; len(q) < 3 || q[0] != dead { // its inbox may come back
+				t.Errorf("%s: the queue is %v", what, q)
+			}
+			s.clear()
+		}
+	})
+}

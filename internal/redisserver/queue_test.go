@@ -236,7 +236,7 @@ func TestAReCheckBehindAnotherWriterIsAFewCalls(t *testing.T) {
 				c, most := waiters[look.place], look.most
 				c.Echo = look.echo
 				if look.brief {
-					c.Until = uint64(s.now() + int64(20_000+i)) // each extends the lease further
+					c.Until = uint64(s.now() + int64(40_000+i)) // each extends the lease further
 				}
 				if quorum {
 					most += 2 // the mark and its time

@@ -308,7 +308,7 @@ func (w *world) released(c *simClient) {
 		// the others owners again. Neither is one that came after the last token was forgotten: the
 		// answer *queued*, given behind such an owner, then looks older than the grant.
 		who := w.intruded[d.caller]
-		if !strings.HasPrefix(who, protocol.FormatTag) && (c.byToken || d.caller.Mode == protocol.Shared || w.forgot) {
+		if !strings.HasPrefix(who, protocol.FormatTag) && (c.byToken || d.caller.Mode == protocol.Shared || w.downgraded[d.caller] || w.forgot) {
 			who = ""
 		}
 		// If another caller of the process continues with the grant, nothing had to be asked. And after

@@ -347,6 +347,9 @@ func (w *world) carry(p *packet, luck int) {
 		w.count("a late copy arrives")
 		w.logf("a late copy arrives")
 		w.copied[p.cmd.ID] = w.copied[p.cmd.ID] || p.cmd.Verb == protocol.Acquire
+		if p.cmd.Verb == protocol.Downgrade && w.copied[p.cmd.ID] {
+			w.copied[p.cmd.Next] = true // if the writer owned again, its reader does now
+		}
 		w.execute(p)
 	case out && w.outageErr != nil:
 		w.refused(p, w.outageErr, false)

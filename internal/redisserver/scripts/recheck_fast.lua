@@ -15,8 +15,9 @@
 
 if string.byte(ARGV[3]) == 51 then
   local space = string.find(ARGV[3], ' ', 1, true)
-  -- A full server refuses this, but admits the first write of acquire.lua, and then the others.
-  if redis.pcall('ZADD', KEYS[4], 'XX', 'CH', string.sub(ARGV[3], 2, space - 1), ARGV[1]) == 1 then
+  -- A full server refuses this, but admits the first write of acquire.lua, and then the others. Redis
+  -- before 6.2 does not know GT, without which a command that is late would shorten the lease.
+  if redis.pcall('ZADD', KEYS[4], 'XX', 'GT', 'CH', string.sub(ARGV[3], 2, space - 1), ARGV[1]) == 1 then
     if not ARGV[4] or ARGV[4] == '' then return -1 end
     local channel = string.sub(ARGV[3], space + 1) .. string.match(ARGV[1], '^leased1:[wr]:%d+:[cpu]i?:[%w_-]+:(%S+)$')
     local echoed = redis.pcall('PUBLISH', channel, 'leased1:echo ' .. ARGV[4])
