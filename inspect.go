@@ -54,7 +54,7 @@ type Waiting struct {
 // never greater. Readers are those that a majority may have let in, if the servers that did not
 // answer have.
 func (c *Client) Inspect(ctx context.Context, name string) (Info, error) {
-	k, err := c.operate(ctx, "inspecting", name)
+	k, err := c.operate(ctx, "inspecting lock %q", name)
 	if err != nil {
 		return Info{}, err
 	}
@@ -81,7 +81,7 @@ func (c *Client) Inspect(ctx context.Context, name string) (Info, error) {
 // evicted their owner, the error matches ErrNoQuorum, and says on how many the owners were
 // evicted. The owners keep the lock unless these were enough to end their majority.
 func (c *Client) ForceUnlock(ctx context.Context, name string) error {
-	k, err := c.operate(ctx, "forcing", name)
+	k, err := c.operate(ctx, "unlocking lock %q by force", name)
 	if err != nil {
 		return err
 	}
@@ -89,7 +89,7 @@ func (c *Client) ForceUnlock(ctx context.Context, name string) error {
 	on, err := c.server.Evict(ctx, &k)
 	c.metrics.commanded(ctx, commandEvict, began.ended(), redisserver.Classify(err))
 	if err != nil {
-		return fmt.Errorf("leased: forcing lock %q: %w", name, unlessEnded(ctx, err))
+		return fmt.Errorf("leased: unlocking lock %q by force: %w", name, unlessEnded(ctx, err))
 	}
 	if c.quorum != nil {
 		c.stats.evicted[on].Add(1)
@@ -116,7 +116,8 @@ func unlessEnded(ctx context.Context, err error) error {
 	return err
 }
 
-// operate returns the keys of a lock that an operator names. doing is for the error.
+// operate returns the keys of a lock that an operator names. doing, with %q for the name, is for the
+// error.
 func (c *Client) operate(ctx context.Context, doing, name string) (protocol.Keys, error) {
 	switch {
 	case c.unmade():
@@ -128,7 +129,7 @@ func (c *Client) operate(ctx context.Context, doing, name string) (protocol.Keys
 	closed := c.closedLocked()
 	c.mu.Unlock()
 	if closed {
-		return protocol.Keys{}, &about{fmt.Sprintf("leased: %s lock %q: %s", doing, name, bare(ErrClosed)), []error{ErrClosed}}
+		return protocol.Keys{}, &about{fmt.Sprintf("leased: "+doing+": %s", name, bare(ErrClosed)), []error{ErrClosed}}
 	}
 	return protocol.NewKeys(c.opts.prefix, name)
 }

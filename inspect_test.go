@@ -194,7 +194,7 @@ func TestInspectAndForceUnlockRefuseBadNamesAndAClosedClient(t *testing.T) {
 			t.Errorf("the error is %q, want %q", err, want)
 		}
 		err = c.ForceUnlock(context.Background(), "x")
-		if want := `leased: forcing lock "x": client is closed`; err.Error() != want {
+		if want := `leased: unlocking lock "x" by force: client is closed`; err.Error() != want {
 			t.Errorf("the error is %q, want %q", err, want)
 		}
 	})

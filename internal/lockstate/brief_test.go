@@ -100,18 +100,25 @@ func TestWhoseReChecksAreNeverBrief(t *testing.T) {
 	}
 }
 
-// A message is trusted from the last full answer, and some of the window has to be left when it comes.
-func TestAFullReCheckComesInThreeQuartersOfATTL(t *testing.T) {
-	for _, ttl := range []time.Duration{2 * time.Second, 9 * time.Second} {
+// A message is trusted from the last full answer, and when it comes, enough of the window has to be left
+// for a renewal that is repeated after one had no answer.
+func TestAFullReCheckComesWhileARenewalCanBeRepeated(t *testing.T) {
+	for ttl, every := range map[time.Duration]int{2 * time.Second: 1, 9 * time.Second: 1, 10 * time.Second: 2, 16 * time.Second: 3} {
 		h := drive(t)
 		h.enter(writer(func(o *Terms) { o.TTL = ttl }))
 		h.answer(h.third())
+		last := h.now
 		for n := 1; n < 20; n++ {
 			brief := h.looks()
-			if want := n%2 == 1; brief != want {
+			if want := n%every != 0; brief != want {
 				t.Errorf("TTL %v: re-check %d is brief: %v", ttl, n, brief)
 			}
-			h.answer(map[bool]protocol.Answer{true: stillWaits, false: h.third()}[brief])
+			if left := ttl - h.now.Sub(last); every > 1 && left < protocol.CommandTimeout+time.Second {
+				t.Errorf("TTL %v: before re-check %d, only %v are left", ttl, n, left)
+			}
+			if h.answer(map[bool]protocol.Answer{true: stillWaits, false: h.third()}[brief]); !brief {
+				last = h.now
+			}
 		}
 	}
 }
@@ -252,7 +259,8 @@ func TestAGrantByMessageIsBelievedFromTheLastFullReCheckOn(t *testing.T) {
 	}
 }
 
-func TestABriefAnswerThatAMessageOvertookIsIgnored(t *testing.T) {
+// It does not say whether the grant was lost again before.
+func TestABriefAnswerThatAMessageOvertookIsFollowedByAQuestion(t *testing.T) {
 	h, c := waitsThird(t)
 	if !h.looks() {
 		t.Fatal("it is not brief")
@@ -262,7 +270,13 @@ func TestABriefAnswerThatAMessageOvertookIsIgnored(t *testing.T) {
 	h.in(c)
 	h.state(Held)
 	h.cancels()
-	h.lost()
+	if cmd := h.sends(protocol.Acquire); !cmd.Held || cmd.Until != 0 {
+		t.Errorf("it sends %+v", cmd)
+	}
+	a := h.queue()
+	a.Token = h.l.grant.token // which it had before it waited again
+	h.answer(a)
+	h.lost(c)
 }
 
 func TestABriefAnswerChangesNothingButTheNextReCheck(t *testing.T) {

@@ -81,8 +81,11 @@ func (l *Lock) acquired(c *protocol.Command, a protocol.Answer, fail *protocol.F
 	case protocol.Enqueued:
 		if g.state == Held {
 			// A message overtook this answer. But if the lock's last token was already ours
-			// when Redis answered, we had lost the lock and wait again.
-			if a.Token >= g.token {
+			// when Redis answered, we had lost the lock and wait again. A brief answer does not
+			// say, so ask once more.
+			if a.Brief {
+				g.early = true
+			} else if a.Token >= g.token {
 				l.lostAndGrantedAnew(now, fx)
 			}
 			return
@@ -91,7 +94,7 @@ func (l *Lock) acquired(c *protocol.Command, a protocol.Answer, fail *protocol.F
 			l.rejectTries(ErrLocked, fx)
 		}
 		if a.Brief {
-			l.waits(a, now)
+			l.stillWaits(a, now)
 		} else {
 			l.wait(a, c.At, now)
 		}
@@ -227,8 +230,9 @@ func (l *Lock) wait(a protocol.Answer, from, now time.Time) {
 	}
 	g.clock, g.clockAt, g.fullAt = a.Clock, l.instant(now), 0
 	quick := now.Sub(from) <= g.req.TTL/slowAnswer
+	trusting := g.req.TTL - max(g.req.TTL/4, protocol.CommandTimeout+time.Second) // the rest is for a renewal, also if it has to be repeated
 	if a.Place > 0 && a.Place < farBehind && a.Left >= 0 && !polls && !a.NoNotify && quick && g.behindWriter(a.Blocker) {
-		g.fullAt = l.instant(now).add(min(expiry, g.req.TTL*3/4, longestBrief))
+		g.fullAt = l.instant(now).add(min(expiry, trusting, longestBrief))
 	}
 	if l.pending.stale || a.Unfinished || a.Told > 0 {
 		pause, g.fullAt = 0, 0
@@ -240,9 +244,9 @@ func (l *Lock) wait(a protocol.Answer, from, now time.Time) {
 	}
 }
 
-// waits handles the answer to a brief re-check, a, which says that the request still waits. What was
+// stillWaits handles the answer to a brief re-check, a, which says that the request still waits. What was
 // known of the wait stays: a message is trusted from the last full answer, and by that one's token.
-func (l *Lock) waits(a protocol.Answer, now time.Time) {
+func (l *Lock) stillWaits(a protocol.Answer, now time.Time) {
 	g := &l.grant
 	if l.pending.stale || a.Echo == protocol.EchoDenied || !l.env.HasInbox() {
 		g.fullAt = 0
@@ -256,7 +260,7 @@ func (l *Lock) waits(a protocol.Answer, now time.Time) {
 
 // behindWriter reports whether g is for a writer that waits for the writer owner, and not for a
 // provisional grant. Then it makes no difference whether somebody ahead of it has died: the release
-// passes over the dead.
+// passes over the dead, or announces the end of a cool-down to others, too.
 func (g *grant) behindWriter(owner string) bool {
 	who, err := protocol.ParseID(owner)
 	return err == nil && who.Mode == protocol.Exclusive && g.req.Mode == protocol.Exclusive && !g.req.Provisional

@@ -346,10 +346,14 @@ func TestTheHeadHearsWhenTheRemainingReadersEnd(t *testing.T) {
 			s.gets(s.acquire(patient))
 			s.gets(s.acquire(brief))
 			s.waits(s.acquire(w), 0)
+			behind := s.writer("C")
+			s.waits(s.acquire(behind), 1)
 			leave(patient)
 			if m := inbox.receives(w, "ends")[0]; m.Left <= 0 || m.Left > long {
 				t.Errorf("told %v of a reader with %v", m.Left, long)
 			}
+			s.cancel(behind, 0)
+			inbox.receives(w, "ends") // again
 			s.release(brief, 0)
 			inbox.receives(w, "granted")
 			s.release(w, 0)

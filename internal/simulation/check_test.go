@@ -307,8 +307,11 @@ func (w *world) released(c *simClient) {
 		// came between readers, whose leases are kept beside the key: the next reader's marker makes
 		// the others owners again. Neither is one that came after the last token was forgotten: the
 		// answer *queued*, given behind such an owner, then looks older than the grant.
-		who := w.intruded[d.caller]
-		if !strings.HasPrefix(who, protocol.FormatTag) && (c.byToken || d.caller.Mode == protocol.Shared || w.downgraded[d.caller] || w.forgot) {
+		who, shared := w.intruded[d.caller], d.caller.Mode == protocol.Shared
+		for _, id := range d.ids {
+			shared = shared || w.downgraded[d.caller] && w.lowered[id]
+		}
+		if !strings.HasPrefix(who, protocol.FormatTag) && (c.byToken || shared || w.forgot) {
 			who = ""
 		}
 		// If another caller of the process continues with the grant, nothing had to be asked. And after

@@ -192,9 +192,9 @@ func (w *world) act() {
 	case n < 84 && w.has[uncounting] && w.apart.IntN(4) == 0: // a few of these are longer than a provisional grant
 		w.advance(time.Duration(w.apart.IntN(1500)) * time.Millisecond)
 	case n < 84:
-		w.advance(time.Duration(w.rng.IntN(400)) * time.Millisecond)
+		w.advance(time.Duration(w.rng.IntN(400)) * w.pace())
 	case n < 86:
-		w.advance(time.Duration(w.rng.IntN(3000)) * time.Millisecond)
+		w.advance(time.Duration(w.rng.IntN(3000)) * w.pace())
 	case n < 92:
 		w.foreigner()
 	case n < 96:
@@ -202,6 +202,14 @@ func (w *world) act() {
 	default:
 		w.disaster()
 	}
+}
+
+// pace is by what the time between two acts is counted. Who has a longer TTL holds the lock for longer.
+func (w *world) pace() time.Duration {
+	if w.has[crowds] {
+		return 10 * time.Millisecond
+	}
+	return time.Millisecond
 }
 
 func (c *simClient) enter() {
@@ -347,10 +355,11 @@ func (w *world) carry(p *packet, luck int) {
 		w.count("a late copy arrives")
 		w.logf("a late copy arrives")
 		w.copied[p.cmd.ID] = w.copied[p.cmd.ID] || p.cmd.Verb == protocol.Acquire
-		if p.cmd.Verb == protocol.Downgrade && w.copied[p.cmd.ID] {
-			w.copied[p.cmd.Next] = true // if the writer owned again, its reader does now
-		}
 		w.execute(p)
+		if p.cmd.Verb == protocol.Downgrade && w.copied[p.cmd.ID] {
+			v := w.look() // if the writer owned again, its reader does now
+			w.copied[p.cmd.Next] = v.owns(p.cmd.Next)
+		}
 	case out && w.outageErr != nil:
 		w.refused(p, w.outageErr, false)
 	case out:
@@ -602,7 +611,7 @@ func (w *world) recover() {
 			break
 		}
 		if len(w.wire) == 0 {
-			w.advance(10 * time.Millisecond)
+			w.advance(10 * w.pace())
 		}
 		if w.now.Sub(began) > bound {
 			w.fail("somebody still waits after %v of calm", w.now.Sub(began))
@@ -614,7 +623,7 @@ func (w *world) recover() {
 }
 
 func (w *world) nothingLeft() {
-	for range 100 { // for cancels that continue, idle grants and leases of the dead
+	for range 100 + 2*int(w.longest.Seconds()) { // for cancels that continue, idle grants and leases of the dead
 		w.advance(time.Second)
 		for len(w.wire) > 0 {
 			w.deliver(99)

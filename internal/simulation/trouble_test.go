@@ -39,6 +39,7 @@ const (
 	heeds       trouble = "heeds"       // check: a process that is wanted and does not know whether it owns the lock asks at once
 	checks      trouble = "checks"      // callers check their leases
 	minHolds    trouble = "min holds"   // callers have minimum holds
+	crowds      trouble = "crowds"      // four or five processes, and TTLs so long that re-checks are brief
 	tokensAhead trouble = "ahead"       // check: no token is ahead of the server's clock
 )
 
@@ -59,6 +60,9 @@ const uncountingPercent = 30
 // minHoldPercent is in how many of a hundred worlds callers have minimum holds.
 const minHoldPercent = 30
 
+// crowdPercent is in how many of a hundred worlds many wait for long.
+const crowdPercent = 15
+
 var simWith = flag.String("simulate.with", "", "kinds of trouble that every world has")
 
 var simWithout = flag.String("simulate.without", "", "kinds of trouble to leave out, with commas between; see troubles")
@@ -75,11 +79,16 @@ func (w *world) chooseTroubles() {
 	w.chooseChecks()
 	w.cron = rand.New(rand.NewPCG(uint64(w.seed), 3))
 	w.has[minHolds] = w.cron.IntN(100) < minHoldPercent
+	w.many = rand.New(rand.NewPCG(uint64(w.seed), 4))
+	w.has[crowds] = w.many.IntN(100) < crowdPercent
 	for _, name := range strings.Split(*simWith, ",") {
 		w.has[trouble(name)] = true
 	}
 	for _, name := range strings.Split(*simWithout, ",") {
 		delete(w.has, trouble(name))
+	}
+	if w.has[crowds] {
+		delete(w.has, uncounting) // there, no re-check is brief
 	}
 	if w.has[rates] {
 		// The margin of a trust window covers only one of the two: clocks that run apart, or a

@@ -52,6 +52,7 @@ type world struct {
 	foreignTill time.Time
 	excused     map[string]time.Time // requests whose grants an accident took, and when
 	copied      map[string]bool      // requests of which a late copy of an acquire arrived
+	lowered     map[string]bool      // requests of which a downgrade was carried out, and those that replaced them
 	jumpedBack  bool
 	unclean     bool     // a grant may have ended without a release while it was in use
 	forgot      bool     // the server forgot tokens
@@ -67,6 +68,7 @@ type world struct {
 	checkUps    []*checkUp                   // checks that have not returned
 	luck        *rand.Rand                   // decides who checks, and nothing else
 	cron        *rand.Rand                   // chooses minimum holds, and nothing else
+	many        *rand.Rand                   // chooses crowds, and nothing else
 	promises    map[*lockstate.Caller]promise
 	cooled      map[string]bool // requests that were given back with a cool-down
 	accidentAt  time.Time       // when the last accident happened, in the world's time
@@ -201,6 +203,7 @@ func (w *world) begin(seed int64) {
 	w.foreign, w.excused, w.jumpedBack, w.unclean, w.forgot = "", map[string]time.Time{}, false, false, false
 	w.owners, w.downgraded, w.copied, w.intruded = nil, map[*lockstate.Caller]bool{}, map[string]bool{}, map[*lockstate.Caller]string{}
 	w.struck = map[string]bool{}
+	w.lowered = map[string]bool{}
 	w.cooled = map[string]bool{}
 	w.promises, w.accidentAt, w.lastEntry = map[*lockstate.Caller]promise{}, time.Time{}, time.Time{}
 	w.topWriter, w.top, w.seq, w.saved, w.outage = 0, 0, 0, nil, time.Time{}
@@ -226,7 +229,11 @@ func (w *world) begin(seed int64) {
 	}
 	w.mini.FlushAll()
 	w.mini.SetTime(w.serverNow())
-	for i := range 2 + w.rng.IntN(2) {
+	processes := 2 + w.rng.IntN(2)
+	if w.has[crowds] {
+		processes = 4 + w.many.IntN(2)
+	}
+	for i := range processes {
 		c := &simClient{w: w, name: string(rune('A' + i)), order: map[*lockstate.Caller]int{}, woke: w.now, asked: w.now}
 		c.id = strings.Repeat(c.name, 16) + ":sim"
 		c.lock.Wake(new(lockstate.Resting), c)
@@ -243,6 +250,9 @@ func (w *world) begin(seed int64) {
 		}
 		if w.has[uncounting] {
 			c.ttls = [][]time.Duration{{3 * time.Second}, {5 * time.Second, 10 * time.Second}, {300 * time.Millisecond, 5 * time.Second}}[w.apart.IntN(3)]
+		}
+		if w.has[crowds] {
+			c.ttls = [][]time.Duration{{10 * time.Second}, {10 * time.Second, 30 * time.Second}, {time.Minute}}[w.many.IntN(3)]
 		}
 		if w.has[rates] {
 			c.rate = w.ppm()
@@ -548,6 +558,9 @@ func (w *world) execute(p *packet) *packet {
 		a, err = w.srv.Do(ctx, &w.keys, &cmd)
 		w.logf("server: %s of %s -> %s, %v", told(cmd), p.c.name, answerText(a), err)
 		reply = &packet{kind: "reply", c: p.c, cmd: cmd, a: a, err: err}
+		if cmd.Verb == protocol.Downgrade && a.Outcome == protocol.Granted {
+			w.lowered[cmd.ID], w.lowered[cmd.Next] = true, true
+		}
 	case "renew":
 		batch := []protocol.Renewal{p.r}
 		batch[0].Keys = &w.keys
@@ -612,9 +625,13 @@ func (w *world) arrive(p *packet) {
 		} else {
 			c.pauses, c.probeAt, c.refused = 0, time.Time{}, false
 		}
+		before := c.status()
 		c.step(what, func(now time.Time, fx *lockstate.Effects) {
 			c.lock.Answered(&p.cmd, p.a, redisserver.Classify(p.err), pause, now, fx)
 		})
+		if after := c.status(); p.a.Brief && after.Req.ID == before.Req.ID && (after.State != before.State || after.Token != before.Token || !after.Proved.Equal(before.Proved)) {
+			w.fail("%s takes more from a brief answer than that it waits", c.name)
+		}
 	case "renewed":
 		r := p.r
 		w.learned(r.Req.ID, r.Outcome, p)

@@ -13,7 +13,8 @@
 -- It runs before common.lua, so it repeats how that file writes a waiting lease, the messages and
 -- the answer. TestTheShortcutsDoWhatTheLongWayDoes compares the two.
 
-if string.byte(ARGV[3]) == 51 then
+local how = string.byte(ARGV[3])
+if how == 51 then
   local space = string.find(ARGV[3], ' ', 1, true)
   -- A full server refuses this, but admits the first write of acquire.lua, and then the others. Redis
   -- before 6.2 does not know GT, without which a command that is late would shorten the lease.
@@ -25,7 +26,7 @@ if string.byte(ARGV[3]) == 51 then
   end
 end
 -- mode: the byte after 'leased1:'
-if string.byte(ARGV[3]) == 49 and string.byte(ARGV[1], 9) == 119 and not ARGV[6] then
+if (how == 49 or how == 51) and string.byte(ARGV[1], 9) == 119 and not ARGV[6] then
   local call, match, KEYS, id, ttl = redis.call, string.match, KEYS, ARGV[1], tonumber(ARGV[2])
   local asks = ARGV[4] and ARGV[4] ~= ''
   local both = call('MGET', KEYS[1], KEYS[5]) -- nothing for another type, and then acquire.lua follows

@@ -339,17 +339,16 @@ local function notify_owners(what, except, after)
   return 0
 end
 
--- notify_head_of_expiry tells the head of the queue, unless that is the id except, when the last
--- reader's lease or a cool-down ends: the head may have planned its re-check for the end of a
--- lease that was given back. Where the head is gone, it tells the next one, too.
-local function notify_head_of_expiry(except)
+-- notify_of_expiry tells the head of the queue, unless that is the id except, when the last reader's
+-- lease or a cool-down ends: the head may have planned its re-check for the end of a lease that was
+-- given back. A cool-down is also announced to the nine behind the head, to each a little later: if
+-- the head dies before the end, nobody else may know that the lock is free.
+local function notify_of_expiry(except)
   if value ~= MARK and not cooldown_of(value) or not head() then return end
   local left = redis.call('PTTL', KEYS[1])
-  for _, id in ipairs(redis.call('ZRANGE', KEYS[2], '0', '9')) do
-    local mode, _, proof, client = parse_id(id)
-    if not mode or id == except then return end
-    publish(client, 'ends ' .. left .. ' ' .. id .. ' ' .. lock)
-    if proof ~= 'c' or not inbox_gone(client) then return end
+  for i, id in ipairs(redis.call('ZRANGE', KEYS[2], 0, value == MARK and 0 or 9)) do
+    local mode, _, _, client = parse_id(id)
+    if mode and id ~= except then publish(client, 'ends ' .. int(left + 5 * (i - 1)) .. ' ' .. id .. ' ' .. lock) end
   end
 end
 
@@ -410,8 +409,8 @@ end
 
 -- asked_lately reports whether the request at the head of the queue has asked so recently that
 -- its process must be alive: a live head asks again within that time. Then a writer that owns the
--- lock was notified that others wait: by the head or, if its re-checks were brief, by the message
--- that granted the lock. A request that came to the front of a long queue during a pause asks later,
+-- lock was notified that others wait: by the head, by an earlier head, or by the message that granted
+-- the lock. A request that came to the front of a long queue during a pause asks later,
 -- and then the owner is notified once more than necessary.
 local function asked_lately()
   local id = redis.call('ZRANGE', KEYS[2], '0', '0')[1]
