@@ -96,6 +96,34 @@ func TestVirtualAWaiterThatCameToTheFrontUnnoticedIsServedInTime(t *testing.T) {
 	}
 }
 
+// The head was told when the minimum hold ends, and dies before.
+func TestVirtualAWaiterBehindAHeadThatDiesInAMinimumHoldIsServedAtItsEnd(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		const hold = 6 * time.Second
+		ttl := leased.WithTTL(time.Minute)
+		first, third := newClient(t, s, ttl), newClient(t, s, ttl)
+		second, wire := onLine(t, s, ttl)
+		warm(t, s, first, second, third)
+		began := time.Now()
+		l := take(t, first.Mutex("x", leased.WithMinHold(hold)).LockContext)
+		giveUp := mayGiveUp(t, second.Mutex("x").LockContext)
+		synctest.Wait()
+		last := taking(t, third.Mutex("x").LockContext)
+		synctest.Wait()
+		time.Sleep(time.Second)
+		unlock(t, l)
+		time.Sleep(2 * time.Second)
+		wire.cut()
+		l = <-last
+		if late := time.Since(began) - hold; late < 0 || late > 50*time.Millisecond {
+			t.Errorf("it enters %v after the end of the minimum hold", late)
+		}
+		unlock(t, l)
+		giveUp()
+		wire.mend()
+	})
+}
+
 func TestVirtualAHundredWaitingClientsLookAtTheirPace(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		const span = time.Minute

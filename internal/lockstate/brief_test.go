@@ -123,6 +123,21 @@ func TestAFullReCheckComesWhileARenewalCanBeRepeated(t *testing.T) {
 	}
 }
 
+// Chance can make the first re-check so early that another one comes before a full one is due.
+func TestBelowWhichTTLNoReCheckIsBrief(t *testing.T) {
+	for ttl, want := range map[time.Duration]bool{6800 * time.Millisecond: false, 6900 * time.Millisecond: true} {
+		h := drive(t)
+		h.luck = 1
+		h.enter(writer(func(o *Terms) { o.TTL = ttl }))
+		a := h.third()
+		a.Place = 1
+		h.answer(a)
+		if brief := h.looks(); brief != want {
+			t.Errorf("TTL %v: the re-check is brief: %v", ttl, brief)
+		}
+	}
+}
+
 // However long the answers take, the full re-check comes in time.
 func TestAFullReCheckIsNotPutOffByLateAnswers(t *testing.T) {
 	rng := rand.New(rand.NewSource(1))

@@ -197,7 +197,7 @@ func (l *Lock) wait(a protocol.Answer, from, now time.Time) {
 	}
 	hastened := g.hastened || g.state != queued
 	l.becomeQueued(a, from)
-	pause := min(g.req.TTL/3, LongestPoll)
+	pause := g.regularPause()
 	if g.req.Provisional && a.Place == 0 {
 		pause = min(pause, headPoll)
 	}
@@ -252,11 +252,13 @@ func (l *Lock) stillWaits(a protocol.Answer, now time.Time) {
 		g.fullAt = 0
 	}
 	g.hastened = l.pending.stale
-	pause := min(g.req.TTL/3, LongestPoll)
-	early := time.Duration(float64(pause/3) * l.env.Jitter())
-	pause = farther(pause, g.place, g.req.TTL) - early
+	early := float64(g.regularPause()/3) * l.env.Jitter()
+	pause := farther(g.regularPause(), g.place, g.req.TTL) - time.Duration(early)
 	g.checkAt = min(l.instant(now).add(pause), g.fullAt)
 }
+
+// regularPause is the longest pause between two re-checks, if nobody is ahead and messages arrive.
+func (t *ticket) regularPause() time.Duration { return min(t.req.TTL/3, LongestPoll) }
 
 // behindWriter reports whether g is for a writer that waits for the writer owner, and not for a
 // provisional grant. Then it makes no difference whether somebody ahead of it has died: the release

@@ -67,7 +67,7 @@ func (l *Lock) reserved(c *protocol.Command, a protocol.Answer, fail *protocol.F
 	}
 	// A message that overtakes the answer to the yield is trusted from this command's sending.
 	place.proved, place.token = c.At, a.Token
-	every := min(place.req.TTL/3, LongestPoll)
+	every := place.regularPause()
 	place.checkAt = l.instant(now).add(every - time.Duration(float64(every)/3*l.env.Jitter()))
 	if place.told = a.Told; a.Told > 0 || l.pending.stale { // the remaining readers were not sent wanted yet
 		place.checkAt = l.instant(now)

@@ -485,7 +485,7 @@ func (l *Lock) ask(now time.Time, fx *Effects) {
 // else 0.
 func (l *Lock) briefly(now time.Time) uint64 {
 	g, at := &l.grant, l.instant(now)
-	longest := farther(min(g.req.TTL/3, LongestPoll), g.place, g.req.TTL)
+	longest := farther(g.regularPause(), g.place, g.req.TTL)
 	if g.state != queued || at.add(longest) >= g.fullAt || g.drifted(now) {
 		return 0 // or the re-check after this one would be too late for a full one
 	}

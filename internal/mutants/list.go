@@ -96,7 +96,7 @@ var mutants = []mutant{
 	{"a brief answer that a message overtook hides a loss", "internal/lockstate/events.go", "				g.early = true\n", "", "FollowedByAQuestion"},
 	{"a waiter asks briefly for as long as the owner's lease lasts", "internal/lockstate/events.go", "add(min(expiry, trusting, longestBrief))", "add(min(expiry, trusting))", "AreBriefExcept"},
 	{"a late brief answer puts off the next full re-check", "internal/lockstate/events.go", "g.checkAt = min(l.instant(now).add(pause), g.fullAt)", "g.checkAt = l.instant(now).add(pause)", "PutOff"},
-	{"a brief answer has all re-check together", "internal/lockstate/events.go", "farther(pause, g.place, g.req.TTL) - early", "farther(pause, g.place, g.req.TTL) - early/100", "ComeApart"},
+	{"a brief answer has all re-check together", "internal/lockstate/events.go", "farther(g.regularPause(), g.place, g.req.TTL) - time.Duration(early)", "farther(g.regularPause(), g.place, g.req.TTL) - time.Duration(early/100)", "ComeApart"},
 	{"a waiter asks briefly though there is more to be done", "internal/lockstate/events.go", "		pause, g.fullAt = 0, 0\n", "		pause = 0\n", "NotBrief"},
 	{"a waiter asks briefly though the owner's lease is about to end", "internal/lockstate/events.go", "	g.fullAt = min(g.fullAt, g.endsAt)\n", "", "NotBrief"},
 	{"an answer has a waiter ask briefly though the owner's lease is about to end", "internal/lockstate/events.go", "g.checkAt, g.fullAt = min(g.checkAt, g.endsAt), min(g.fullAt, g.endsAt)", "g.checkAt = min(g.checkAt, g.endsAt)", "NotBrief"},

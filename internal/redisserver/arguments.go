@@ -41,9 +41,9 @@ func newArguments(inboxes string) *arguments {
 }
 
 // how returns the argument of acquire that says how to wait: 0 means not at all, 1 means to wait,
-// and 2 means to wait under an id that was never sent before. 3 means a brief re-check, and the
-// new end of the waiting lease follows this digit. On a quorum's server, which has no brief
-// re-checks, the ticket follows it. The argument ends with the prefix of the inbox channels.
+// and 2 means to wait under an id that was never sent before; on a quorum's server the ticket
+// follows this digit. 3 means a brief re-check, which a quorum's server has not, and the new end of
+// the waiting lease follows. The argument ends with the prefix of the inbox channels.
 func (a *arguments) how(c *protocol.Command) any {
 	wait := 0
 	switch {
