@@ -82,6 +82,9 @@ func NewCluster(tb testing.TB, args ...string) *Cluster {
 func clusterPort() (int, error) {
 	for range 1000 {
 		port := 15_000 + rand.N(clusterMax-15_000)
+		if !claim(port) || !claim(port+busDelta) {
+			continue
+		}
 		a, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 		if err != nil {
 			continue

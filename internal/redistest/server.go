@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -133,15 +134,36 @@ func FreePort() (int, error) {
 // dialing it would sooner or later get it as its own local port, or even connect to itself.
 func listen() (net.Listener, error) {
 	var l net.Listener
-	var err error
-	for range 100 {
+	err := errors.New("redistest: no free port")
+	for range 1000 {
 		port := 15_000 + rand.N(15_000)
+		if !claim(port) {
+			continue
+		}
 		if l, err = net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port))); err == nil {
 			return l, nil
 		}
 	}
 	return nil, err
 }
+
+// claim reports whether this process may use a port, and if so keeps the port from its other servers
+// for some minutes: a server that a test has killed is to start again on its own.
+func claim(port int) bool {
+	const kept = 3 * time.Minute
+	claimed.Lock()
+	defer claimed.Unlock()
+	if at, ok := claimed.at[port]; ok && time.Since(at) < kept {
+		return false
+	}
+	claimed.at[port] = time.Now()
+	return true
+}
+
+var claimed = struct {
+	sync.Mutex
+	at map[int]time.Time
+}{at: map[int]time.Time{}}
 
 // plan is what startAs needs to know about a server, except the port, which it chooses.
 type plan struct {
