@@ -46,6 +46,7 @@ func (h *hand) looks() bool {
 
 func TestTheReChecksOfAWaiterBehindTheHeadAreBriefExceptForOneInFifteenSeconds(t *testing.T) {
 	h, _ := waitsThird(t)
+	lease := uint64(h.now.Add(briefTTL).UnixMilli())
 	for n := 1; n < 20; n++ {
 		before := h.now
 		brief := h.looks()
@@ -57,12 +58,18 @@ func TestTheReChecksOfAWaiterBehindTheHeadAreBriefExceptForOneInFifteenSeconds(t
 		}
 		if !brief {
 			h.answer(h.third())
+			lease = uint64(h.now.Add(briefTTL).UnixMilli())
 			continue
 		}
 		want := uint64(h.now.Add(briefTTL).UnixMilli())
-		if until := h.flight.Until; until > want || until < want-uint64(longestBrief.Milliseconds())/rateSlack-1 {
+		until := h.flight.Until
+		if until > want || until < want-uint64(longestBrief.Milliseconds())/rateSlack-1 {
 			t.Errorf("re-check %d: the waiting lease is to end at %d, want %d", n, until, want)
 		}
+		if h.flight.Waits != lease {
+			t.Errorf("re-check %d: the waiting lease is said to end at %d so far, want %d", n, h.flight.Waits, lease)
+		}
+		lease = until
 		h.answer(stillWaits)
 	}
 }
@@ -85,6 +92,7 @@ func TestWhoseReChecksAreNeverBrief(t *testing.T) {
 		"one whom no message reaches":       func(h *hand, _ *Caller, _ *protocol.Answer) { h.polling = true },
 		"a reader":                          func(_ *hand, c *Caller, _ *protocol.Answer) { c.Mode = protocol.Shared },
 		"one whose grant is provisional":    func(h *hand, _ *Caller, _ *protocol.Answer) { h.proof = protocol.Provisionally },
+		"one that cannot be told from dead": func(h *hand, _ *Caller, _ *protocol.Answer) { h.proof = protocol.Unproved },
 	} {
 		h := drive(t)
 		c := writer(func(o *Terms) { o.TTL = briefTTL })
@@ -100,10 +108,9 @@ func TestWhoseReChecksAreNeverBrief(t *testing.T) {
 	}
 }
 
-// A message is trusted from the last full answer, and when it comes, enough of the window has to be left
-// for a renewal that is repeated after one had no answer.
-func TestAFullReCheckComesWhileARenewalCanBeRepeated(t *testing.T) {
-	for ttl, every := range map[time.Duration]int{2 * time.Second: 1, 9 * time.Second: 1, 10 * time.Second: 2, 16 * time.Second: 3} {
+// Only a full re-check makes the keys of the queue last longer, and they last for two TTLs at least.
+func TestAFullReCheckComesInEachTTL(t *testing.T) {
+	for ttl, every := range map[time.Duration]int{100 * time.Millisecond: 1, 300 * time.Millisecond: 1, 400 * time.Millisecond: 2, 2 * time.Second: 2, 9 * time.Second: 2, 10 * time.Second: 3, 16 * time.Second: 4} {
 		h := drive(t)
 		h.enter(writer(func(o *Terms) { o.TTL = ttl }))
 		h.answer(h.third())
@@ -113,27 +120,12 @@ func TestAFullReCheckComesWhileARenewalCanBeRepeated(t *testing.T) {
 			if want := n%every != 0; brief != want {
 				t.Errorf("TTL %v: re-check %d is brief: %v", ttl, n, brief)
 			}
-			if left := ttl - h.now.Sub(last); every > 1 && left < protocol.CommandTimeout+time.Second {
-				t.Errorf("TTL %v: before re-check %d, only %v are left", ttl, n, left)
+			if pause := h.now.Sub(last); pause > ttl {
+				t.Errorf("TTL %v: a full re-check comes after %v", ttl, pause)
 			}
 			if h.answer(map[bool]protocol.Answer{true: stillWaits, false: h.third()}[brief]); !brief {
 				last = h.now
 			}
-		}
-	}
-}
-
-// Chance can make the first re-check so early that another one comes before a full one is due.
-func TestBelowWhichTTLNoReCheckIsBrief(t *testing.T) {
-	for ttl, want := range map[time.Duration]bool{6800 * time.Millisecond: false, 6900 * time.Millisecond: true} {
-		h := drive(t)
-		h.luck = 1
-		h.enter(writer(func(o *Terms) { o.TTL = ttl }))
-		a := h.third()
-		a.Place = 1
-		h.answer(a)
-		if brief := h.looks(); brief != want {
-			t.Errorf("TTL %v: the re-check is brief: %v", ttl, brief)
 		}
 	}
 }
@@ -253,29 +245,31 @@ func TestAfterWhatAReCheckIsNotBrief(t *testing.T) {
 	}
 }
 
-// An acquire without answer, or a copy of one, can queue a request again after a grant of which its
-// process does not know. That it waits then says nothing about that grant, so a brief answer changes
-// neither from when a message is trusted, nor which one.
-func TestAGrantByMessageIsBelievedFromTheLastFullReCheckOn(t *testing.T) {
+// A brief answer says that the request has waited since the one before. So what a message says happened
+// later, if its token is above the lock's last token by then.
+func TestAGrantByMessageIsBelievedFromTheLastReCheckOn(t *testing.T) {
 	h, c := waitsThird(t)
-	full, floor := h.now, h.l.grant.token
+	var asked time.Time
+	floor := h.l.grant.token
 	for range 3 {
 		if !h.looks() {
 			t.Fatal("it is not brief")
 		}
+		asked = h.now
+		h.pass(time.Second)
 		h.answer(stillWaits)
 	}
 	h.hears("granted", h.l.grant.req.ID, floor) // an old message
 	h.out(c)
 	h.hears("granted", h.l.grant.req.ID, h.token())
 	h.in(c)
-	if got, want := h.l.grant.trust(), full.Add(window(briefTTL)); !got.Equal(want) {
-		t.Errorf("it is trusted for %v from the full one on, want %v", got.Sub(full), want.Sub(full))
+	if got, want := h.l.grant.trust(), asked.Add(window(briefTTL)); !got.Equal(want) {
+		t.Errorf("it is trusted for %v from the re-check on, want %v", got.Sub(asked), want.Sub(asked))
 	}
 }
 
-// It does not say whether the grant was lost again before.
-func TestABriefAnswerThatAMessageOvertookIsFollowedByAQuestion(t *testing.T) {
+// What the message is about happened after what the answer is about.
+func TestABriefAnswerThatAMessageOvertookIsNoLoss(t *testing.T) {
 	h, c := waitsThird(t)
 	if !h.looks() {
 		t.Fatal("it is not brief")
@@ -284,29 +278,27 @@ func TestABriefAnswerThatAMessageOvertookIsFollowedByAQuestion(t *testing.T) {
 	h.answer(stillWaits)
 	h.in(c)
 	h.state(Held)
-	h.cancels()
-	if cmd := h.sends(protocol.Acquire); !cmd.Held || cmd.Until != 0 {
-		t.Errorf("it sends %+v", cmd)
+	h.sendsNothing()
+	if c.Ended != NotYet {
+		t.Errorf("its lease ended: %v", c.Ended)
 	}
-	a := h.queue()
-	a.Token = h.l.grant.token // which it had before it waited again
-	h.answer(a)
-	h.lost(c)
 }
 
-func TestABriefAnswerChangesNothingButTheNextReCheck(t *testing.T) {
+func TestABriefAnswerChangesOnlyTheNextReCheckAndWhatIsTrusted(t *testing.T) {
 	h, _ := waitsThird(t)
 	before, blocker := h.l.grant, h.l.Blocker()
 	if !h.looks() {
 		t.Fatal("it is not brief")
 	}
+	asked, until := h.now, h.flight.Until
 	h.pass(20 * time.Millisecond)
 	h.answer(stillWaits)
 	after := h.l.grant
 	if after.checkAt <= before.checkAt {
 		t.Error("there is no further re-check")
 	}
-	if after.checkAt = before.checkAt; after != before || h.l.Blocker() != blocker {
+	before.checkAt, before.proved, before.lease = after.checkAt, asked, until
+	if after != before || h.l.Blocker() != blocker {
 		t.Errorf("%+v became %+v, behind %s", before, after, h.l.Blocker())
 	}
 }

@@ -81,11 +81,9 @@ func (l *Lock) acquired(c *protocol.Command, a protocol.Answer, fail *protocol.F
 	case protocol.Enqueued:
 		if g.state == Held {
 			// A message overtook this answer. But if the lock's last token was already ours
-			// when Redis answered, we had lost the lock and wait again. A brief answer does not
-			// say, so ask once more.
-			if a.Brief {
-				g.early = true
-			} else if a.Token >= g.token {
+			// when Redis answered, we had lost the lock and wait again. A brief answer has no
+			// token, and says that the request had not been granted by then.
+			if a.Token >= g.token {
 				l.lostAndGrantedAnew(now, fx)
 			}
 			return
@@ -94,7 +92,7 @@ func (l *Lock) acquired(c *protocol.Command, a protocol.Answer, fail *protocol.F
 			l.rejectTries(ErrLocked, fx)
 		}
 		if a.Brief {
-			l.stillWaits(a, now)
+			l.stillWaits(c, a, now)
 		} else {
 			l.wait(a, c.At, now)
 		}
@@ -229,10 +227,10 @@ func (l *Lock) wait(a protocol.Answer, from, now time.Time) {
 		pause = min(pause, expiry)
 	}
 	g.clock, g.clockAt, g.fullAt = a.Clock, l.instant(now), 0
+	g.lease = a.Clock/1000 + uint64(g.req.TTL.Milliseconds())
 	quick := now.Sub(from) <= g.req.TTL/slowAnswer
-	trusting := g.req.TTL - max(g.req.TTL/4, protocol.CommandTimeout+time.Second) // the rest is for a renewal, also if it has to be repeated
 	if a.Place > 0 && a.Place < farBehind && a.Left >= 0 && !polls && !a.NoNotify && quick && g.behindWriter(a.Blocker) {
-		g.fullAt = l.instant(now).add(min(expiry, trusting, longestBrief))
+		g.fullAt = l.instant(now).add(min(expiry, g.req.TTL, longestBrief))
 	}
 	if l.pending.stale || a.Unfinished || a.Told > 0 {
 		pause, g.fullAt = 0, 0
@@ -244,10 +242,12 @@ func (l *Lock) wait(a protocol.Answer, from, now time.Time) {
 	}
 }
 
-// stillWaits handles the answer to a brief re-check, a, which says that the request still waits. What was
-// known of the wait stays: a message is trusted from the last full answer, and by that one's token.
-func (l *Lock) stillWaits(a protocol.Answer, now time.Time) {
+// stillWaits handles the answer to the brief re-check c, a, which says that the request has waited ever
+// since its last answer. So a message is trusted from when c was sent, but whatever else was known of
+// the wait stays, also the token that a message must exceed.
+func (l *Lock) stillWaits(c *protocol.Command, a protocol.Answer, now time.Time) {
 	g := &l.grant
+	g.proved, g.lease = c.At, c.Until
 	if l.pending.stale || a.Echo == protocol.EchoDenied || !l.env.HasInbox() {
 		g.fullAt = 0
 	}
@@ -260,12 +260,13 @@ func (l *Lock) stillWaits(a protocol.Answer, now time.Time) {
 // regularPause is the longest pause between two re-checks, if nobody is ahead and messages arrive.
 func (t *ticket) regularPause() time.Duration { return min(t.req.TTL/3, LongestPoll) }
 
-// behindWriter reports whether g is for a writer that waits for the writer owner, and not for a
-// provisional grant. Then it makes no difference whether somebody ahead of it has died: the release
+// behindWriter reports whether g is for a writer that waits for the writer owner, on a server that
+// counts subscribers. Then it makes no difference whether somebody ahead of it has died: the release
 // passes over the dead, or announces the end of a cool-down to others, too.
 func (g *grant) behindWriter(owner string) bool {
 	who, err := protocol.ParseID(owner)
-	return err == nil && who.Mode == protocol.Exclusive && g.req.Mode == protocol.Exclusive && !g.req.Provisional
+	own, _ := protocol.ParseID(g.req.ID) // if it is not counted, those ahead of it may be provisional
+	return err == nil && who.Mode == protocol.Exclusive && own.Mode == protocol.Exclusive && own.Proof == protocol.Counted
 }
 
 // farther returns the pause of a waiter with place requests ahead of it. It is longer than pause,
@@ -320,7 +321,9 @@ func (l *Lock) yielded(c *protocol.Command, a protocol.Answer, fail *protocol.Fa
 		l.failed(&g.ticket, fail, pause, now, fx)
 	case a.Outcome == protocol.NotOurs:
 		l.settleLost(now, fx)
-		g.sent = g.lateUntil > l.instant(now) // an acquire for the reserved place may still arrive
+		// A reserved place may still be in the queue, if another program's key kept the script from
+		// looking, or if an acquire for it is late.
+		g.sent = placed
 		l.cancelRequest(now, fx)
 	case a.Outcome == protocol.Granted:
 		l.settleLeaving(fx)

@@ -84,6 +84,7 @@ type wait struct {
 	poll    time.Duration // pause between checks where no notification comes
 	place   int           // how many requests were ahead when it was last asked about in full
 	fullAt  Instant       // the next full re-check comes before then; those before it may be brief
+	lease   uint64        // when its waiting lease ends, in ms of the server's clock, unless it was granted since
 	// hastened says that the ticket is asked about before its pause is over, like all others
 	// that share its inbox or its server.
 	hastened bool
@@ -174,7 +175,7 @@ func (l *Lock) becomeNext() {
 // becomeQueued notes that the command sent at from was answered: the request waits.
 func (l *Lock) becomeQueued(a protocol.Answer, from time.Time) {
 	g := &l.grant
-	g.state, g.proved, g.token = queued, from, a.Token
+	g.state, g.proved, g.token = queued, from, a.Floor()
 }
 
 // becomeHeld notes that a gave the lock to the ticket. The command that proves it was sent at

@@ -478,7 +478,7 @@ func (l *Lock) ask(now time.Time, fx *Effects) {
 	}
 	l.pending = pending{verb: protocol.Acquire}
 	fx.Send = protocol.Command{Verb: protocol.Acquire, ID: g.req.ID, TTL: g.req.TTL, Wait: l.anyoneWaits() && !g.probe, First: !g.sent, Told: g.told,
-		Check: g.state == queued, Place: g.place, Until: l.briefly(now), At: now}
+		Check: g.state == queued, Place: g.place, Waits: g.lease, Until: l.briefly(now), At: now}
 }
 
 // briefly returns the time for Command.Until if the next acquire is a re-check that may be brief,

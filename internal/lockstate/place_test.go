@@ -223,11 +223,10 @@ func TestTheYieldWaitsForTheAnswerAboutThePlace(t *testing.T) {
 			if cmd := h.sends(protocol.Acquire); cmd.ID == place {
 				t.Error("asks under the id of an acquire that may still arrive")
 			}
+			h.cancels(place)
 			if err == nil {
-				h.cancels()
 				return
 			}
-			h.cancels(place)
 			if until := h.unwanted[0].until; until.Sub(h.now) != handTTL/2 {
 				t.Errorf("cancelled until %v, late copies may arrive for %v", until.Sub(h.now), handTTL/2)
 			}

@@ -34,6 +34,25 @@ func TestTrapB1AGrantedMessageThatIsNotAboveTheFloorIsOld(t *testing.T) {
 	}
 }
 
+// Where Redis has forgotten the last token, a token is above the floor if it was given later.
+func TestAMessageIsOldThoughTheLastTokenIsForgotten(t *testing.T) {
+	h := drive(t)
+	c := h.enter(writer())
+	id := h.l.grant.req.ID
+	h.answer(h.queue())
+	old := h.token()
+	h.pass(2 * time.Second)
+	h.step(h.l.Subscribed)
+	a := h.queue()
+	a.Token, a.Clock = 0, h.clock()
+	h.answer(a)
+	h.hears("granted", id, old)
+	h.out(c)
+	h.cancels()
+	h.hears("granted", id, a.Clock)
+	h.in(c)
+}
+
 func TestTrapB3AGrantedMessageForAHeldIDIsIgnored(t *testing.T) {
 	c := writer()
 	h, req := queueing(t, c)

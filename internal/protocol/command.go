@@ -36,7 +36,8 @@ type Command struct {
 	Place int           // acquire: in a re-check, how many requests were ahead at the last one
 	Held  bool          // acquire: ID holds the grant
 	Echo  string        // acquire: nonce for the echo of a re-check, set when the command is sent
-	Until uint64        // acquire: if not 0, the re-check is brief, and the waiting lease is to last until this time in ms
+	Waits uint64        // acquire: in a brief re-check, when the waiting lease ends so far, in ms of the server's clock
+	Until uint64        // acquire: if not 0, the re-check is brief, and the waiting lease is to end then instead
 	Told  uint64        // acquire: time up to which the previous call notified readers, 0 if it notified all
 	Heard bool          // release: another process waits, and must learn of the release before its sender does
 	Link  *Span         // release, yield, downgrade: hold span of the lease that is given back
@@ -68,12 +69,12 @@ const (
 // verbs, the field is for those only.
 type Answer struct {
 	Outcome  Outcome
-	Token    uint64        // granted: the grant's token; queued, refused: the lock's last token, the floor
+	Token    uint64        // granted: the grant's token; queued, refused: the lock's last token, the floor, or 0 if it is not remembered
 	Clock    uint64        // the server's time, µs
 	Kept     bool          // granted: the id owned the lock already, and was extended
 	Forgot   bool          // kept: Redis had lost the lock's last token, so Token is new
 	More     bool          // granted: others wait
-	Brief    bool          // queued: a brief re-check says that the request still waits, and nothing more but Echo
+	Brief    bool          // queued: a brief re-check says that the request has waited ever since its last answer, and nothing more but Echo
 	Place    int           // queued: how many requests are ahead
 	Left     time.Duration // queued, refused: remaining TTL of the owner, or Endless or Ownerless
 	Blocker  string        // queued, refused: the owner, or the head of the queue if there is none
@@ -90,6 +91,16 @@ type Answer struct {
 	// Mark is, for a server of a quorum, the server's time in µs when it was first seen without
 	// data; 0 if that was too long ago to matter.
 	Mark uint64
+}
+
+// Floor returns, for a request that is queued, a token that every grant after the answer exceeds: the
+// lock's last one or, if the server does not remember that, a time before the answer. It is 0 if
+// neither is known.
+func (a *Answer) Floor() uint64 {
+	if a.Token == 0 && a.Clock > 0 {
+		return a.Clock - 1
+	}
+	return a.Token
 }
 
 // Special values of Answer.Left and Answer.Echo.

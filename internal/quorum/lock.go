@@ -538,7 +538,7 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 		if had || p.state == owned {
 			outcome = p.displaced(s, res)
 		}
-		p.state, p.ended, p.proved, p.floor, p.token, p.known = queued, false, s.Cmd.At, a.Token, 0, 0
+		p.state, p.ended, p.proved, p.floor, p.token, p.known = queued, false, s.Cmd.At, a.Floor(), 0, 0
 		p.told = a.Told
 		p.blockedBy(&a, now)
 	case a.Outcome == protocol.Refused:

@@ -1417,21 +1417,23 @@ func TestServersThatAreAllNewGrantTogether(t *testing.T) {
 
 // A message about a grant from before the request was queued belongs to an earlier grant.
 func TestAMessageWithAnOldTokenGrantsNothing(t *testing.T) {
-	s := newStand(t, 3, time.Second)
-	op := s.acquire()
-	sends := s.fx.Sends
-	s.answer(sends[0], granted(5))
-	for _, send := range sends[1:] {
-		s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Enqueued, Token: 5, Clock: 5}})
-	}
-	if !op.Decided() || op.Answer.Outcome != protocol.Enqueued {
-		t.Fatalf("decided %v, %+v %v", op.Decided(), op.Answer, op.Err)
-	}
-	if told := s.receive(1, sends[1].Cmd.ID, 5); told != "" {
-		t.Errorf("an old token: told %q", told)
-	}
-	if told := s.receive(1, sends[1].Cmd.ID, 6); told != "granted" {
-		t.Errorf("a new one: told %q", told)
+	for what, last := range map[string]uint64{"the last token": 5, "a time, for the last token is forgotten": 0} {
+		s := newStand(t, 3, time.Second)
+		op := s.acquire()
+		sends := s.fx.Sends
+		s.answer(sends[0], granted(5))
+		for _, send := range sends[1:] {
+			s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Enqueued, Token: last, Clock: 6}})
+		}
+		if !op.Decided() || op.Answer.Outcome != protocol.Enqueued {
+			t.Fatalf("decided %v, %+v %v", op.Decided(), op.Answer, op.Err)
+		}
+		if told := s.receive(1, sends[1].Cmd.ID, 5); told != "" {
+			t.Errorf("%s: an old token: told %q", what, told)
+		}
+		if told := s.receive(1, sends[1].Cmd.ID, 6); told != "granted" {
+			t.Errorf("%s: a new one: told %q", what, told)
+		}
 	}
 }
 

@@ -407,7 +407,7 @@ func (l *Lock) moved(s *Send, res Result, now time.Time, fx *Effects) {
 				q.since = p.since
 			}
 		} else if q.state != owned || a.Token >= q.token {
-			q.state, q.ended, q.proved, q.floor, q.token, q.known = queued, false, s.Cmd.At, a.Token, 0, 0
+			q.state, q.ended, q.proved, q.floor, q.token, q.known = queued, false, s.Cmd.At, a.Floor(), 0, 0
 			q.blockedBy(&a, now)
 		}
 	}

@@ -90,8 +90,8 @@ func TestADeniedPublishIsNoProofThatTheWaiterIsGone(t *testing.T) {
 			t.Errorf("%v: an echo that is denied says %d", m, a.Echo)
 		}
 		s.waits(s.acquire(last), 1)
-		brief := s.acquireOf(last)
-		brief.Echo, brief.Until = "nonce", uint64(s.now())+50_000
+		brief := s.briefly(last, 20_000)
+		brief.Echo = "nonce"
 		if a := s.must(s.do(brief)); !a.Brief || a.Echo != protocol.EchoDenied {
 			t.Errorf("%v: a brief re-check whose echo is denied says %+v", m, a)
 		}

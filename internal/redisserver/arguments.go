@@ -43,7 +43,8 @@ func newArguments(inboxes string) *arguments {
 // how returns the argument of acquire that says how to wait: 0 means not at all, 1 means to wait,
 // and 2 means to wait under an id that was never sent before; on a quorum's server the ticket
 // follows this digit. 3 means a brief re-check, which a quorum's server has not, and the new end of
-// the waiting lease follows. The argument ends with the prefix of the inbox channels.
+// the waiting lease follows, with by how much that is later. The argument ends with the prefix of the
+// inbox channels.
 func (a *arguments) how(c *protocol.Command) any {
 	wait := 0
 	switch {
@@ -52,16 +53,16 @@ func (a *arguments) how(c *protocol.Command) any {
 	case c.Wait:
 		wait = 1
 	}
-	number := c.Ticket
-	if a.mark == nil {
-		if c.Until == 0 {
-			return a.waits[wait]
-		}
-		wait, number = 3, c.Until
+	if a.mark == nil && c.Until == 0 {
+		return a.waits[wait]
 	}
 	all := make([]byte, 0, 64)
-	all = append(all, '0'+byte(wait))
-	all = strconv.AppendUint(all, number, 10)
+	if a.mark != nil {
+		all = strconv.AppendUint(append(all, '0'+byte(wait)), c.Ticket, 10)
+	} else {
+		all = strconv.AppendUint(append(all, '3'), c.Until, 10)
+		all = strconv.AppendUint(append(all, '+'), c.Until-c.Waits, 10)
+	}
 	all = append(all, ' ')
 	return string(append(all, a.inboxes.(string)...))
 }

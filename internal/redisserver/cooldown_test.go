@@ -190,6 +190,10 @@ func TestTheEndOfACoolDownIsAnnouncedToTheFirstTen(t *testing.T) {
 					t.Errorf("%s: the waiter at place %d was sent %+v", what, i, m)
 				}
 			}
+			s.cancel(owner, 0) // which finds nothing
+			if again := inbox.received(); len(again) != 1 || again[0].Kind != "ends" || again[0].ID != ids[0] {
+				t.Errorf("%s: a cancel that finds nothing sends %+v", what, again)
+			}
 			s.clear()
 		}
 	})

@@ -70,9 +70,7 @@ func TestAFullServerCarriesOutWhatGivesBackOrKeeps(t *testing.T) {
 					}
 				},
 				"brief acquire by the waiter": func(_, waiter, _ string) {
-					c := s.acquireOf(waiter)
-					c.Until = uint64(s.now()) + 40_000
-					s.waits(s.must(s.do(c)), 0) // answered in full
+					s.waits(s.must(s.do(s.briefly(waiter, 10_000))), 0) // answered in full
 					if st := s.look(); st.left(st.waiters[waiter]) > 30_000 {
 						t.Errorf("the lease lasts for %d ms", st.left(st.waiters[waiter]))
 					}

@@ -146,6 +146,14 @@ func (s *scene) newcomer(id string) protocol.Command {
 	return c
 }
 
+// briefly is the brief re-check of id, which waits, and whose waiting lease is to end that many ms later.
+func (s *scene) briefly(id string, later uint64) protocol.Command {
+	c := s.acquireOf(id)
+	c.Waits = uint64(s.look().waiters[id])
+	c.Until = c.Waits + later
+	return c
+}
+
 func (s *scene) acquire(id string) protocol.Answer {
 	s.t.Helper()
 	return s.must(s.do(s.acquireOf(id)))

@@ -224,8 +224,9 @@ func (s *scene) compareShortcuts(rounds int64) {
 	}
 }
 
-// A brief re-check of a request that still waits extends its waiting lease, and does nothing else. Any
-// other is answered like a full one, and has the same effect: so it never shortens a lease.
+// A brief re-check of a request that still waits, by the waiting lease that its client knows, extends that
+// lease and does nothing else. Any other is answered like a full one, and has the same effect: so it
+// never shortens a lease, nor is a request that was queued anew taken for one that has waited.
 func TestABriefReCheckIsAFullOneOfARequestThatWaitsNoMore(t *testing.T) {
 	t.Parallel()
 	onScripts(t, func(t *testing.T, s *scene) {
@@ -248,18 +249,26 @@ func TestABriefReCheckIsAFullOneOfARequestThatWaitsNoMore(t *testing.T) {
 			}
 			c := s.acquireOf(x.ids[rng.Intn(len(x.ids))])
 			c.Echo = []string{"", "7"}[rng.Intn(2)]
-			until := began + []int64{50_000, 7_200_000}[rng.Intn(2)]
 			s.put(x)
 			before := s.look()
-			c.Until = uint64(until)
+			ends, waits := before.waiters[c.ID]
+			known := ends
+			switch {
+			case !waits:
+				known = began
+			case rng.Intn(2) == 0:
+				known += []int64{-1, 1, -50_000, 50_000}[rng.Intn(4)]
+			}
+			until := known + []int64{1, 50_000, 7_200_000}[rng.Intn(3)]
+			c.Waits, c.Until = uint64(known), uint64(until)
 			got, err := s.do(c)
 			var names ranks
 			names.name(before.token())
 			said, after := told(&names), s.look()
 			if got.Brief {
 				answers["brief"]++
-				if ends := before.waiters[c.ID]; ends == 0 || ends >= until || after.waiters[c.ID] != until {
-					t.Fatalf("seed %d: a waiting lease until %d was extended to %d, want %d", seed, ends, after.waiters[c.ID], until)
+				if !waits || ends != known || after.waiters[c.ID] != until {
+					t.Fatalf("seed %d: a waiting lease until %d was taken for one until %d, and extended to %d, want %d", seed, ends, known, after.waiters[c.ID], until)
 				}
 				after.waiters[c.ID] = before.waiters[c.ID]
 				listeners := map[bool]int{true: 1}[strings.HasSuffix(c.ID, "A") || strings.HasSuffix(c.ID, "B")]
@@ -280,14 +289,14 @@ func TestABriefReCheckIsAFullOneOfARequestThatWaitsNoMore(t *testing.T) {
 				}
 				continue
 			}
-			if ends, waits := before.waiters[c.ID]; waits && ends < until && err == nil {
+			if waits && ends == known && err == nil {
 				t.Fatalf("seed %d: %s waits, and the answer is %+v", seed, c.ID, got)
 			}
 			answers["full"]++
 			brief := result{Answer: got, failed: err != nil}
 			quick := brief.meaning(&names) + said + after.shape(&names)
 			s.put(x)
-			c.Until = 0
+			c.Waits, c.Until = 0, 0
 			got, err = s.do(c)
 			full := result{Answer: got, failed: err != nil}
 			names = ranks{}

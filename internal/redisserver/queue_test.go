@@ -227,7 +227,7 @@ func TestAReCheckBehindAnotherWriterIsAFewCalls(t *testing.T) {
 				s.waits(s.must(s.do(c)), int(i))
 				waiters = append(waiters, c)
 			}
-			for i, look := range []struct {
+			for _, look := range []struct {
 				place int
 				echo  string
 				brief bool
@@ -237,10 +237,11 @@ func TestAReCheckBehindAnotherWriterIsAFewCalls(t *testing.T) {
 				c, most := waiters[look.place], look.most
 				c.Echo = look.echo
 				if look.brief {
-					c.Until = uint64(s.now() + int64(40_000+i)) // each extends the lease further
+					c = s.briefly(c.ID, 1)
+					c.Ticket, c.Echo = waiters[look.place].Ticket, look.echo
 				}
-				if look.late {
-					c.Until = 1
+				if look.late { // somebody else has extended the lease
+					c.Waits, c.Until = c.Waits-1, c.Until-1
 				}
 				if quorum {
 					most += 2 // the mark and its time
@@ -270,6 +271,40 @@ func TestAReCheckBehindAnotherWriterIsAFewCalls(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestABriefReCheckThatGoesOnInFullDoesNotKeepAPlaceThatWasLost(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		late, next := s.writer("B"), s.writer("C")
+		s.gets(s.acquire(s.writer("A")))
+		s.waits(s.acquire(late), 0)
+		s.waits(s.acquire(next), 1)
+		re := s.briefly(late, 20_000)
+		s.raw("ZADD", s.keys.Waiters(), "XX", s.now()-1, late)
+		s.waits(s.must(s.do(re)), 1)
+	})
+}
+
+// Neither the grant nor its loss left a trace but the end of the waiting lease.
+func TestARequestQueuedAnewAfterItsGrantWasLostHasNotWaitedSince(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		owner, waiter, other, last := s.writer("A"), counted(s.writer("B")), s.writer("C"), s.writer("A")
+		s.listen("B")
+		s.gets(s.acquire(owner))
+		s.waits(s.acquire(waiter), 0)
+		s.waits(s.acquire(last), 1)
+		re := s.briefly(waiter, 1)
+		time.Sleep(2 * time.Millisecond) // so the late acquire is in another millisecond
+		s.release(owner, 0)
+		s.owned(waiter)
+		s.cancel(last, 0)
+		s.raw("DEL", s.keys.Lock)
+		s.gets(s.acquire(other))
+		s.waits(s.acquire(waiter), 0) // a late copy of the first one
+		if a := s.must(s.do(re)); a.Brief || a.Outcome != protocol.Enqueued || a.Token != s.look().token() {
+			t.Errorf("it is answered %+v", a)
+		}
+	})
 }
 
 // Only the first hundred waiters behind a dead head drop it. If those further behind looked as well, each

@@ -360,7 +360,7 @@ func (c *qClient) perform(fx *lockstate.Effects) {
 		c.renew(fx.Check)
 	}
 	if fx.Renew {
-		c.renew(&protocol.Renewal{Req: c.lock.Request(), At: c.local()})
+		c.renew(&protocol.Renewal{Req: c.lock.Request(), At: c.local(), Touch: fx.Touch})
 	}
 	if fx.Send.Verb != protocol.None {
 		cmd := fx.Send
@@ -653,6 +653,9 @@ func (s *qServer) execute(send *quorum.Send) (res quorum.Result) {
 		batch := []protocol.Renewal{send.Renew}
 		s.srv.Renew(ctx, batch)
 		res = quorum.Result{Renewed: batch[0].Outcome, Clock: batch[0].Clock, Fail: redisserver.Classify(batch[0].Err)}
+		if err := s.srv.Touch(ctx, batch); err != nil {
+			s.w.fail("server %d: %v", s.i+1, err)
+		}
 	}
 	if res.Fail != nil {
 		s.w.fail("server %d: %v", s.i+1, res.Fail.Err)

@@ -563,6 +563,9 @@ func (w *world) recover() {
 	// message tells of it, its turn ends with its TTL. And a process that was killed can be the owner,
 	// and can also have a waiter that nothing proves dead.
 	turns := 1 + len(w.copied)
+	if w.look().odd { // a cancel finds nothing while another program's key hides the request
+		turns++
+	}
 	for _, c := range w.clients {
 		if c.dead {
 			turns++

@@ -341,12 +341,12 @@ end
 
 -- notify_of_expiry tells the head of the queue, unless that is the id except, when the last reader's
 -- lease or a cool-down ends: the head may have planned its re-check for the end of a lease that was
--- given back. A cool-down is also announced to the nine behind the head, to each a little later: if
--- the head dies before the end, nobody else may know that the lock is free.
-local function notify_of_expiry(except)
+-- given back. A cool-down is also announced to as many others behind the head, to each a little later
+-- than to the one ahead: if the head dies before the end, nobody else may know that the lock is free.
+local function notify_of_expiry(except, others)
   if value ~= MARK and not cooldown_of(value) or not head() then return end
   local left = redis.call('PTTL', KEYS[1])
-  for i, id in ipairs(redis.call('ZRANGE', KEYS[2], 0, value == MARK and 0 or 9)) do
+  for i, id in ipairs(redis.call('ZRANGE', KEYS[2], 0, value == MARK and 0 or others)) do
     local mode, _, _, client = parse_id(id)
     if mode and id ~= except then publish(client, 'ends ' .. int(left + 5 * (i - 1)) .. ' ' .. id .. ' ' .. lock) end
   end

@@ -23,6 +23,6 @@ end
 give_back(id, mode, ttl, ARGV[3], ARGV[5])
 if waiting then
   grant_next(nil)
-  notify_of_expiry()
+  notify_of_expiry(nil, 9)
 end
 return { DONE, handed, unfinished }

@@ -1,11 +1,12 @@
 -- Re-checks in fewer calls. In any case other than these two it writes nothing, and what follows it
 -- in the script does the work.
---   1. The caller needs to know only whether its request still waits, and it does.
+--   1. The caller needs to know only whether its request has waited all the time since its last
+--      answer, and it has.
 --   2. A writer waits at the head of the queue, behind a live head, or behind a hundred others, and
 --      another writer owns the lock.
 --
--- KEYS, ARGV  as in acquire_fast.lua; for case 1, ARGV[3] begins with '3' and the time, in ms, at
---             which the waiting lease is to end
+-- KEYS, ARGV  as in acquire_fast.lua; for case 1, ARGV[3] begins with '3', the time, in ms, at which
+--             the waiting lease is to end, '+', and how much later that is than when it ends so far
 -- Returns in case 1 how many received the echo, -1 if none was requested, -2 if it was denied. In case
 -- 2 it returns what acquire_fast.lua does for a request that waits, followed by how many received the
 -- echo, if one was requested, or by -2 if a message was denied.
@@ -15,14 +16,16 @@
 
 local how = string.byte(ARGV[3])
 if how == 51 then
-  local space = string.find(ARGV[3], ' ', 1, true)
-  -- A full server refuses this, but admits the first write of acquire.lua, and then the others. Redis
-  -- before 6.2 does not know GT, without which a command that is late would shorten the lease.
-  if redis.pcall('ZADD', KEYS[4], 'XX', 'GT', 'CH', string.sub(ARGV[3], 2, space - 1), ARGV[1]) == 1 then
+  local till, later, inboxes = string.match(ARGV[3], '^3(%d+)%+(%d+) (.*)$')
+  -- A full server refuses this, but admits the first write of acquire.lua, and then the others.
+  local ends = redis.pcall('ZADD', KEYS[4], 'XX', 'INCR', later, ARGV[1])
+  if ends == till then
     if not ARGV[4] or ARGV[4] == '' then return -1 end
-    local channel = string.sub(ARGV[3], space + 1) .. string.match(ARGV[1], '^leased1:[wr]:%d+:[cpu]i?:[%w_-]+:(%S+)$')
+    local channel = inboxes .. string.match(ARGV[1], '^leased1:[wr]:%d+:[cpu]i?:[%w_-]+:(%S+)$')
     local echoed = redis.pcall('PUBLISH', channel, 'leased1:echo ' .. ARGV[4])
     return type(echoed) == 'table' and -2 or echoed
+  elseif type(ends) == 'string' then -- another copy of an acquire came in between
+    redis.call('ZADD', KEYS[4], 'XX', 'INCR', '-' .. later, ARGV[1])
   end
 end
 -- mode: the byte after 'leased1:'
