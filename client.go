@@ -151,7 +151,7 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	}
 	server := redisserver.New(rdb, o.prefix)
 	c := newClient(o, kind)
-	c.server = confirming(server, &o)
+	c.server = withReplicas(server, &o)
 	c.inbox = inboxes{newInbox(c, server.Rdb)}
 	c.slotMap = newSlotMap(c, rdb)
 	if kind == unknownKind {
@@ -643,8 +643,8 @@ func (c *Client) await(ctx context.Context, done <-chan struct{}) error {
 	return ErrClosed
 }
 
-// confirming returns the server that the options ask for.
-func confirming(s *redisserver.Server, o *clientOptions) server {
+// withReplicas returns s, or a server that waits for as many replicas as the options ask for.
+func withReplicas(s *redisserver.Server, o *clientOptions) server {
 	if o.replicas > 0 {
 		return redisserver.Replicated(s, o.replicas, o.replicasWait)
 	}

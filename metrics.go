@@ -480,6 +480,8 @@ type measureOptions struct {
 // plainOptions are the options of clients without attributes of their own.
 var plainOptions = sync.OnceValue(func() *measureOptions { return newMeasureOptions(nil) })
 
+// newMeasureOptions makes the attribute sets of all measurements in advance, because making one
+// allocates. Each set ends with more.
 func newMeasureOptions(more []attribute.KeyValue) *measureOptions {
 	o := &measureOptions{}
 	with := func(attrs ...attribute.KeyValue) []metric.RecordOption {

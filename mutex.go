@@ -105,6 +105,7 @@ func (h *handle) tryLock(m protocol.Mode) bool {
 // are logged or reported to the loss handler.
 func (m *Mutex) Unlock() { m.use().unlock(protocol.Exclusive) }
 
+// unlock ends the lease of a caller inside in mode m, and panics if there is none.
 func (h *handle) unlock(m protocol.Mode) {
 	if h.leaveKept(m) {
 		return

@@ -48,6 +48,8 @@ type slowLock struct {
 	ownOwner bool          // whether a caller of this process is inside
 }
 
+// look logs each lock that a caller has waited for, or been inside of, for longer than the threshold,
+// once for that caller.
 func (s *slowWatch) look(now time.Time) {
 	c := s.client
 	since := now.Add(-s.threshold).Sub(c.began)

@@ -52,59 +52,59 @@ const (
 const maxEvents = 64
 
 // add appends n, unless n is an error and the log is full.
-func (t *EventLog) add(n Event) {
-	if t != nil && (n.What != eventError || len(t.List) < maxEvents) {
-		t.List = append(t.List, n)
+func (e *EventLog) add(n Event) {
+	if e != nil && (n.What != eventError || len(e.List) < maxEvents) {
+		e.List = append(e.List, n)
 	}
 }
 
 // admitted ends the events of the wait, because the caller enters. prev is the hold span of the
 // lease before it, and blocker the value of the lock's own key when Redis was last asked.
-func (t *EventLog) admitted(how Via, prev *protocol.Span, blocker string, now time.Time) {
-	if t == nil || len(t.List) == 0 && how != ViaDirect {
+func (e *EventLog) admitted(how Via, prev *protocol.Span, blocker string, now time.Time) {
+	if e == nil || len(e.List) == 0 && how != ViaDirect {
 		return // the caller waited only for Redis's answer
 	}
-	t.add(Event{At: now, What: eventWoken})
-	t.waitEvents = len(t.List)
+	e.add(Event{At: now, What: eventWoken})
+	e.waitEvents = len(e.List)
 	if how == ViaLocal || how == ViaDirect {
-		t.From = prev
+		e.From = prev
 	}
-	if t.From != nil {
+	if e.From != nil {
 		return
 	}
-	for _, n := range t.List {
+	for _, n := range e.List {
 		if n.What == EventQueuedInRedis {
-			t.Blocker = blocker
+			e.Blocker = blocker
 		}
 	}
 }
 
 // HoldSpan returns the caller's hold span, nil if it has none.
-func (t *EventLog) HoldSpan() *protocol.Span {
-	if t == nil {
+func (e *EventLog) HoldSpan() *protocol.Span {
+	if e == nil {
 		return nil
 	}
-	return t.Hold
+	return e.Hold
 }
 
 // TakeWaitEvents removes and returns the events of a wait that has ended. If the caller was not
 // admitted, these are all events.
-func (t *EventLog) TakeWaitEvents(admitted bool) []Event {
-	n := len(t.List)
+func (e *EventLog) TakeWaitEvents(admitted bool) []Event {
+	n := len(e.List)
 	if admitted {
-		n = t.waitEvents
+		n = e.waitEvents
 	}
 	var wait []Event
-	wait, t.List, t.waitEvents = t.List[:n:n], t.List[n:], 0
+	wait, e.List, e.waitEvents = e.List[:n:n], e.List[n:], 0
 	return wait
 }
 
 // TakeHoldEvents removes and returns the events of the hold. It leaves the events of the wait,
 // because another goroutine may unlock before the caller has reported its wait.
-func (t *EventLog) TakeHoldEvents() []Event {
-	n := t.waitEvents
-	rest := t.List[n:]
-	t.List = t.List[:n:n]
+func (e *EventLog) TakeHoldEvents() []Event {
+	n := e.waitEvents
+	rest := e.List[n:]
+	e.List = e.List[:n:n]
 	return rest
 }
 

@@ -75,6 +75,7 @@ func (l *Lock) Wake(r *Resting, env Environment) {
 	*r = Resting{}
 }
 
+// wake makes l from r. req is the holder's request, and more what r has of an unusual grant, or nil.
 func (l *Lock) wake(r *Resting, more *unusual, req protocol.Request, env Environment) {
 	c := r.holder
 	members := callers{first: c, last: c, n: 1}

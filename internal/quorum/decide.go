@@ -86,6 +86,9 @@ func count(all []outcome, which ...outcome) int {
 // open returns how many outcomes are still pending.
 func open(all []outcome) int { return count(all, outcomePending) }
 
+// evaluateAcquire decides an acquire of r, and what a yield or downgrade asks for its successor r. It is
+// granted if a majority grants it, and waits or is refused once no majority can. It fails if too few
+// servers have answered for either.
 func (l *Lock) evaluateAcquire(op *Op, r *request, now time.Time, fx *Effects) {
 	if l.granted(op, r, now, fx) {
 		return
@@ -445,6 +448,8 @@ func (l *Lock) evaluateRelease(op *Op, now time.Time, fx *Effects) {
 	l.drop(op.req, now, fx)
 }
 
+// evaluateMove decides a yield or downgrade: first whether the old request owned on a majority until
+// now, and if so, as an acquire, what became of the new one.
 func (l *Lock) evaluateMove(op *Op, now time.Time, fx *Effects) {
 	yes, never := op.tally(op.olds, now)
 	if op.verb == protocol.Downgrade {
@@ -489,6 +494,8 @@ func (l *Lock) evaluateMove(op *Op, now time.Time, fx *Effects) {
 	}
 }
 
+// evaluateCancel decides a cancel. It succeeds once a majority says whether the request owned there, and
+// says that the request owned the lock if it did so on a majority.
 func (l *Lock) evaluateCancel(op *Op, now time.Time, fx *Effects) {
 	r := op.req
 	yes, no := op.tally(op.outcomes, now)

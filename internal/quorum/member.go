@@ -225,6 +225,8 @@ func (m *member) stirs() {
 	}
 }
 
+// sending notes that a command is about to be sent. The server may be silent from then on at the
+// earliest, if no other command awaits its answer.
 func (m *member) sending() {
 	m.mu.Lock()
 	if m.out++; m.out == 1 {

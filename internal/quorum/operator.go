@@ -165,6 +165,8 @@ func countTrue(all []bool) (n int) {
 	return n
 }
 
+// lacking returns the error that only answered servers have answered, too few for a majority, and errs are
+// the others' errors. If no majority can be had because servers refuse, its kind is that of a refusal.
 func (s *Server) lacking(answered int, errs []error) error {
 	e := &noQuorum{answered: answered, n: s.cfg.N, need: s.cfg.Need, why: errs, kind: protocol.NoAnswer}
 	for _, err := range errs {

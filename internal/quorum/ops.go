@@ -59,6 +59,8 @@ const (
 	outcomeSkipped           // the server was not asked, because there is nothing to ask it
 )
 
+// newOp returns an op about r, whose command was decided on at the time at. If r holds the lease, the op
+// notes on which servers it stands before any of them has answered.
 func (l *Lock) newOp(kind Kind, verb protocol.Verb, r *request, at, now time.Time) *Op {
 	op := &Op{kind: kind, verb: verb, req: r, at: at, held: r != nil && r.token != 0,
 		outcomes: make([]outcome, l.cfg.N), fails: make([]*protocol.Failure, l.cfg.N), sending: true}
@@ -76,6 +78,7 @@ func (l *Lock) newOp(kind Kind, verb protocol.Verb, r *request, at, now time.Tim
 // Decided reports whether the op's results are set.
 func (op *Op) Decided() bool { return op.decided }
 
+// settle notes the outcome on a server, unless there is one already.
 func (op *Op) settle(i int, o outcome) {
 	if op.outcomes[i] == outcomePending {
 		op.outcomes[i] = o
@@ -91,6 +94,7 @@ func (op *Op) settleGiven(i int, o outcome) {
 	op.settle(i, o)
 }
 
+// settleOld does the same for the old request of a yield or downgrade.
 func (op *Op) settleOld(i int, o outcome) {
 	if op.olds[i] == outcomePending {
 		op.olds[i] = o
@@ -100,6 +104,7 @@ func (op *Op) settleOld(i int, o outcome) {
 // fail notes why a server did not answer.
 func (op *Op) fail(i int, f *protocol.Failure) { op.fails[i] = f }
 
+// away settles the op on a server to which nothing is sent, because it is away.
 func (op *Op) away(i int, err error) {
 	op.fail(i, &protocol.Failure{Err: err, Kind: protocol.NeverSent})
 	op.settle(i, outcomeFailed)

@@ -538,6 +538,7 @@ func (s *Server) EvictOwner(ctx context.Context, k *protocol.Keys, least uint64,
 	return s.evict(ctx, k, decimal(least), value)
 }
 
+// evict runs the script, and notifies those of the evicted that the script did not.
 func (s *Server) evict(ctx context.Context, k *protocol.Keys, least any, value string) ([]string, error) {
 	k5 := k.All()
 	val, err := s.alone().run(ctx, &EvictScript, k5[:], s.args.inboxes, least, value)
