@@ -141,7 +141,7 @@ var mutants = []mutant{
 	{"one who may not be asked about is taken for gone", "internal/redisserver/scripts/common.lua", "  return n[2] == 0", "  return (n[2] or 0) == 0", "NobodyMayAsk"},
 	{"a read-only server says that a lock is not ours", "internal/redisserver/scripts/renew.lua", "  if type(n) == 'table' and not string.find(n.err, 'WRONGTYPE') then return n end\n", "", "ReadOnly"},
 	{"a read-only server says that nothing was released", "internal/redisserver/scripts/common.lua", "  redis.call('ZREM', KEYS[3], id)\n  return { NOT_OURS, 0 }", "  return { NOT_OURS, 0 }", "ReadOnly"},
-	{"a name with a hash tag has another lock's keys", "internal/protocol/keys.go", "k.Lock + \"::\" + what", "k.Lock + \":\" + what", "NoKeyOfALock"},
+	{"a name with a hash tag has another lock's keys", "internal/protocol/keys.go", "{k.Lock, \"::\"}", "{k.Lock, \":\"}", "NoKeyOfALock"},
 	{"a lock may have the key of a quorum's mark", "internal/protocol/keys.go", "if strings.HasSuffix(key, markName) {", "if key == markName+markName {", "NoKeyOfALock"},
 	{"the queue's numbers do not grow", "internal/redisserver/scripts/common.lua", "int((tonumber(top or 0) or 0) + 1)", "'1'", simulation},
 	{"dropping the dead has no bound", "internal/redisserver/scripts/common.lua", "  budget = budget - #ids\n", "", "500Dead"},

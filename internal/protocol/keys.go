@@ -33,11 +33,17 @@ func NewKeys(prefix, name string) (Keys, error) {
 
 // helper returns the helper key named what.
 func (k *Keys) helper(what string) string {
+	s := k.stem()
+	return s[0] + s[1] + s[2] + s[3] + what
+}
+
+// stem returns what precedes the names of helper keys, in parts.
+func (k *Keys) stem() [4]string {
 	if k.tagged {
 		// Two colons: with one, the lock N:{N} would have the helper keys of the lock N.
-		return k.Lock + "::" + what
+		return [4]string{k.Lock, "::"}
 	}
-	return k.Lock + ":{" + k.Lock + "}:" + what
+	return [4]string{k.Lock, ":{", k.Lock, "}:"}
 }
 
 // Queue is the sorted set of waiting requests, ordered by place.
@@ -55,21 +61,21 @@ func (k *Keys) Meta() string { return k.helper("meta") }
 // All returns the keys in the order that the scripts expect, boxed for go-redis. The four
 // derived keys share one string, which saves allocations on every command.
 func (k *Keys) All() [5]any {
-	queue, readers, waiters, meta := k.Queue(), "readers", "waiters", "meta"
-	stem := queue[:len(queue)-len("queue")]
-	text := queue + stem + readers + stem + waiters + stem + meta
-	next := func(n int) string {
-		key := text[:n]
-		text = text[n:]
-		return key
+	stem, names := k.stem(), [...]string{"queue", "readers", "waiters", "meta"}
+	long := len(stem[0]) + len(stem[1]) + len(stem[2]) + len(stem[3])
+	var text strings.Builder
+	text.Grow(len(names)*long + len("queuereaderswaitersmeta"))
+	for _, name := range names {
+		for _, part := range stem {
+			text.WriteString(part)
+		}
+		text.WriteString(name)
 	}
-	return [5]any{
-		k.Lock,
-		next(len(queue)),
-		next(len(stem) + len(readers)),
-		next(len(stem) + len(waiters)),
-		next(len(stem) + len(meta)),
+	all, rest := [5]any{k.Lock}, text.String()
+	for i, name := range names {
+		all[1+i], rest = rest[:long+len(name)], rest[long+len(name):]
 	}
+	return all
 }
 
 // validName accepts names without control characters, which would garble the logs and

@@ -24,7 +24,8 @@ type arguments struct {
 
 type keysArgument struct {
 	lock string
-	all  []any
+	all  [6]any
+	n    int // how many there are
 }
 
 type durationArgument struct {
@@ -67,35 +68,33 @@ func (a *arguments) how(c *protocol.Command) any {
 	return string(append(all, a.inboxes.(string)...))
 }
 
-// acquire returns the arguments of acquire, except for the mark that a quorum's server is told.
-// The slice has spare capacity for it.
-func (a *arguments) acquire(c *protocol.Command) []any {
-	args := append(make([]any, 0, 7), c.ID, a.milliseconds(c.TTL), a.how(c))
+// acquire returns the line of acquire, except for the mark that a quorum's server is told, for which
+// there is room.
+func (a *arguments) acquire(k *protocol.Keys, c *protocol.Command) []any {
+	all := append(line(a.keys(k), 4), c.ID, a.milliseconds(c.TTL), a.how(c))
 	switch {
 	case c.Told > 0:
-		args = append(args, c.Echo, c.Own, decimal(c.Told))
+		all = append(all, c.Echo, c.Own, decimal(c.Told))
 	case c.Own != "":
-		args = append(args, c.Echo, c.Own)
+		all = append(all, c.Echo, c.Own)
 	case c.Echo != "":
-		args = append(args, c.Echo)
+		all = append(all, c.Echo)
 	}
-	return args
+	return all
 }
 
-// release returns the arguments of release and of cancel: the span followed by the prefix of the
-// inbox channels and, where they are needed, the last token and a cool-down.
-func (a *arguments) release(id string, last uint64, link *protocol.Span, cooldown time.Duration) []any {
+// release returns the line of release and of cancel. Its arguments are the id, the span followed by the
+// prefix of the inbox channels and, where they are needed, the last token and a cool-down.
+func (a *arguments) release(k *protocol.Keys, id string, last uint64, link *protocol.Span, cooldown time.Duration) []any {
 	links := a.links
 	if link != nil {
 		links = protocol.FormatSpan(link) + " " + a.inboxes.(string)
 	}
-	switch {
-	case cooldown > 0:
-		return withCooldown(cooldown, id, links, decimal(last))
-	case last > 0:
-		return []any{id, links, decimal(last)}
+	all := append(line(a.keys(k), 2), id, links)
+	if last > 0 || cooldown > 0 {
+		all = append(all, decimal(last))
 	}
-	return []any{id, links}
+	return withCooldown(cooldown, all...)
 }
 
 // keys returns the keys of a lock in the order that the scripts expect, followed by a quorum's mark
@@ -105,13 +104,15 @@ func (a *arguments) keys(k *protocol.Keys) []any {
 	slot := &a.locks[maphash.String(a.seed, k.Lock)%uint64(len(a.locks))]
 	found := slot.Load()
 	if found == nil || found.lock != k.Lock {
+		found = &keysArgument{lock: k.Lock, n: 5}
 		all := k.All()
-		if found = (&keysArgument{k.Lock, all[:]}); a.mark != nil {
-			found.all = append(found.all, a.mark)
+		copy(found.all[:], all[:])
+		if a.mark != nil {
+			found.all[5], found.n = a.mark, 6
 		}
 		slot.Store(found)
 	}
-	return found.all
+	return found.all[:found.n]
 }
 
 // milliseconds formats d in milliseconds.

@@ -210,7 +210,7 @@ func TestAPingLeavesAheadOfACommandWhoseMessageIsWaitedFor(t *testing.T) {
 		send := func(heard bool, what string) {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 			defer cancel()
-			if val, err := s.send(ctx, heard, &RenewScript, []any{"key"}, []any{what}); err != nil || val != what {
+			if val, err := s.send(ctx, heard, &RenewScript, lineOf([]any{"key"}, what)); err != nil || val != what {
 				t.Errorf("%s: answered %v, %v", what, val, err)
 			}
 		}

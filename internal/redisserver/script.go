@@ -5,6 +5,7 @@ import (
 	"crypto/sha1" //nolint:gosec // the name Redis gives a script, no secret
 	"embed"
 	"encoding/hex"
+	"slices"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -61,19 +62,28 @@ type onceCmd struct{ *redis.Cmd }
 // NoRetry tells go-redis not to repeat the command.
 func (onceCmd) NoRetry() bool { return true }
 
-// call returns the command that runs the script, by its hash or, for a server that does not
-// know it yet, by its text.
-func (s *Script) call(ctx context.Context, byText bool, keys []any, args ...any) onceCmd {
-	all := make([]any, 0, 3+len(keys)+len(args))
+// call returns the command that runs the script with a line of keys and arguments, by its hash or,
+// for a server that does not know it yet, by its text. The command keeps the line.
+func (s *Script) call(ctx context.Context, byText bool, line []any) onceCmd {
 	if byText {
-		all = append(all, "eval", s.Text, len(keys))
+		line = slices.Clone(line) // an earlier command by the hash has this one
+		line[0], line[1] = "eval", s.Text
 	} else {
-		all = append(all, "evalsha", s.Sha, len(keys))
+		line[0], line[1] = "evalsha", s.Sha
 	}
-	all = append(all, keys...)
-	cmd := redis.NewCmd(ctx, append(all, args...)...)
+	cmd := redis.NewCmd(ctx, line...)
 	cmd.SetFirstKeyPos(3)
 	return onceCmd{cmd}
+}
+
+// lineOf returns a line for Script.call. Its first two places are for what call puts there.
+func lineOf(keys []any, args ...any) []any {
+	return append(line(keys, len(args)), args...)
+}
+
+// line is lineOf without the arguments, with room for some to be appended.
+func line(keys []any, room int) []any {
+	return append(append(make([]any, 2, 3+len(keys)+room), len(keys)), keys...)
 }
 
 // unknownScript reports whether the server did nothing because it does not know the script: the

@@ -97,17 +97,17 @@ func (s *Server) vote(ctx context.Context, script, voting *Script, keys []any, t
 
 // voteAcquire is vote for an acquire, whose ticket is among its arguments. The mark is 0 if the lock
 // was free and the mark is older than the quarantine.
-func (s *Server) voteAcquire(ctx context.Context, keys []any, c *protocol.Command) (any, uint64, error) {
-	args := s.args.acquire(c)
+func (s *Server) voteAcquire(ctx context.Context, k *protocol.Keys, c *protocol.Command) (any, uint64, error) {
+	line := s.args.acquire(k, c)
 	if s.mark == "" {
-		val, err := s.run(ctx, &AcquireScript, keys, args...)
+		val, err := s.send(ctx, false, &AcquireScript, line)
 		return val, 0, err
 	}
 	var known any = unknownMark
 	if settled := s.settled.Load(); settled != nil {
 		known = *settled
 	}
-	val, err := s.run(ctx, &VoteAcquireScript, keys, append(args, known)...)
+	val, err := s.send(ctx, false, &VoteAcquireScript, append(line, known))
 	if err != nil {
 		return nil, 0, err
 	}
@@ -189,18 +189,18 @@ func (s *Server) explain(err error) error {
 // run sends a script once, by its hash, and returns its reply. A server that does not know it has
 // done nothing, and is sent the text. Where commands share pipelines, each repeats its own.
 func (s *Server) run(ctx context.Context, script *Script, keys []any, args ...any) (any, error) {
-	return s.send(ctx, false, script, keys, args)
+	return s.send(ctx, false, script, lineOf(keys, args...))
 }
 
-// send is run with one more parameter: heard says that a waiter expects a message that the script
-// publishes.
-func (s *Server) send(ctx context.Context, heard bool, script *Script, keys, args []any) (any, error) {
+// send is run for a line of keys and arguments, with one more parameter: heard says that a waiter
+// expects a message that the script publishes.
+func (s *Server) send(ctx context.Context, heard bool, script *Script, line []any) (any, error) {
 	s.sent.Add(1)
-	cmd := script.call(ctx, false, keys, args...)
+	cmd := script.call(ctx, false, line)
 	err := s.process(ctx, cmd, heard)
 	if unknownScript(err) {
 		s.sent.Add(1)
-		cmd = script.call(ctx, true, keys, args...)
+		cmd = script.call(ctx, true, line)
 		err = s.process(ctx, cmd, heard)
 	}
 	if err != nil {
@@ -233,19 +233,18 @@ func (s *Server) process(ctx context.Context, cmd onceCmd, heard bool) error {
 // Do runs a command of the state machine. An error means that the command was refused or had no
 // answer; Classify says which.
 func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) (protocol.Answer, error) {
-	keys := s.args.keys(k)
 	var val any
 	var mark uint64
 	var err error
 	switch c.Verb {
 	case protocol.Acquire:
-		val, mark, err = s.voteAcquire(ctx, keys, c)
+		val, mark, err = s.voteAcquire(ctx, k, c)
 	case protocol.Release:
-		val, err = s.send(ctx, c.Heard, &ReleaseScript, keys, s.args.release(c.ID, c.Last, c.Link, c.Cooldown))
+		val, err = s.send(ctx, c.Heard, &ReleaseScript, s.args.release(k, c.ID, c.Last, c.Link, c.Cooldown))
 	case protocol.Yield:
-		val, mark, err = s.vote(ctx, &YieldScript, &VoteYieldScript, keys, c.Ticket, withCooldown(c.Cooldown, s.args.inboxes, c.ID, c.Next, decimal(c.Last), spanArgument(c.Link))...)
+		val, mark, err = s.vote(ctx, &YieldScript, &VoteYieldScript, s.args.keys(k), c.Ticket, withCooldown(c.Cooldown, s.args.inboxes, c.ID, c.Next, decimal(c.Last), spanArgument(c.Link))...)
 	case protocol.Downgrade:
-		val, mark, err = s.vote(ctx, &DowngradeScript, &VoteDowngradeScript, keys, c.Ticket, s.args.inboxes, c.ID, c.Next, decimal(c.Last), spanArgument(c.Link))
+		val, mark, err = s.vote(ctx, &DowngradeScript, &VoteDowngradeScript, s.args.keys(k), c.Ticket, s.args.inboxes, c.ID, c.Next, decimal(c.Last), spanArgument(c.Link))
 	default:
 		return protocol.Answer{}, fmt.Errorf("leased: no such command: %d", c.Verb)
 	}
@@ -378,9 +377,9 @@ func (s *Server) Renew(ctx context.Context, batch []protocol.Renewal) {
 		k, req := batch[i].Keys, &batch[i].Req
 		ttl := Milliseconds(req.TTL)
 		if req.Mode == protocol.Shared {
-			return RenewSharedScript.call(ctx, byText, []any{k.Lock, k.Readers()}, req.ID, ttl)
+			return RenewSharedScript.call(ctx, byText, lineOf([]any{k.Lock, k.Readers()}, req.ID, ttl))
 		}
-		return RenewScript.call(ctx, byText, []any{k.Lock}, req.ID, ttl)
+		return RenewScript.call(ctx, byText, lineOf([]any{k.Lock}, req.ID, ttl))
 	})
 	for i, cmd := range cmds {
 		us, err := cmd.Int64()
@@ -423,12 +422,10 @@ func (s *Server) Cancel(ctx context.Context, batch []protocol.CancelRequest) []p
 	if prove := len(batch) == 1 && batch[0].Prove; s.mark != "" && !prove {
 		script = &VoteCancelScript // whose shortcut does not tell the last token
 	}
-	arguments := func(g *protocol.CancelRequest) []any {
-		return s.args.release(g.ID, g.Last, g.Link, g.Cooldown)
+	line := func(g *protocol.CancelRequest) []any {
+		return s.args.release(g.Keys, g.ID, g.Last, g.Link, g.Cooldown)
 	}
-	call := func(i int, byText bool) onceCmd {
-		return script.call(ctx, byText, s.args.keys(batch[i].Keys), arguments(&batch[i])...)
-	}
+	call := func(i int, byText bool) onceCmd { return script.call(ctx, byText, line(&batch[i])) }
 	results := make([]protocol.Cancelled, len(batch))
 	var again []int
 	take := func(i int, val any, err error) {
@@ -441,7 +438,7 @@ func (s *Server) Cancel(ctx context.Context, batch []protocol.CancelRequest) []p
 		}
 	}
 	if s.mark != "" && len(batch) == 1 { // most often, as part of an Unlock: a pipeline of one costs more than a command
-		val, err := s.run(ctx, script, s.args.keys(batch[0].Keys), arguments(&batch[0])...)
+		val, err := s.send(ctx, false, script, line(&batch[0]))
 		take(0, val, err)
 	} else {
 		for i, cmd := range s.pipeline(ctx, len(batch), call) {
