@@ -82,9 +82,13 @@ func (l *Lock) acquired(c *protocol.Command, a protocol.Answer, fail *protocol.F
 		if g.state == Held {
 			// A message overtook this answer. But if the lock's last token was already ours
 			// when Redis answered, we had lost the lock and wait again. A brief answer has no
-			// token, and says that the request had not been granted by then.
-			if a.Token >= g.token {
+			// token, and says that the request had not been granted by then. If Redis had
+			// forgotten the token, only a question tells.
+			switch {
+			case a.Token >= g.token:
 				l.lostAndGrantedAnew(now, fx)
+			case a.Token == 0 && !a.Brief:
+				g.early = true
 			}
 			return
 		}
@@ -528,11 +532,8 @@ func (l *Lock) grantedByMessage(id string, a protocol.Answer, now time.Time, fx 
 	g := &l.grant
 	switch {
 	case id == g.req.ID && g.requested():
-		if a.Token <= g.token {
-			return
-		}
-		if g.opts.Confirm || g.late(now) {
-			l.askAgain(&g.ticket, now) // the message alone is not believed, or it is too late
+		if a.Token <= g.token || g.opts.Confirm || g.late(now) {
+			l.askAgain(&g.ticket, now) // the message is old or too late, or is not believed alone
 		} else {
 			l.hold(a, g.proved, ViaDirect, now)
 		}

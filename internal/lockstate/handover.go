@@ -66,7 +66,7 @@ func (l *Lock) reserved(c *protocol.Command, a protocol.Answer, fail *protocol.F
 		return
 	}
 	// A message that overtakes the answer to the yield is trusted from this command's sending.
-	place.proved, place.token = c.At, a.Token
+	place.proved, place.token = c.At, a.Floor()
 	every := place.regularPause()
 	place.checkAt = l.instant(now).add(every - time.Duration(float64(every)/3*l.env.Jitter()))
 	if place.told = a.Told; a.Told > 0 || l.pending.stale { // the remaining readers were not sent wanted yet

@@ -349,6 +349,22 @@ func TestAMessageAboutAReservedPlaceIsTrustedFromTheLastSendingThatWasAnsweredQu
 	h.trust(LongestPoll + handWindow)
 }
 
+func TestAMessageOfAPlaceIsOldThoughTheLastTokenIsForgotten(t *testing.T) {
+	r, w := reader(), writer()
+	h := holding(t, r)
+	h.enter(w)
+	place, old := h.sends(protocol.Acquire).ID, h.token()
+	h.pass(time.Second)
+	a := h.queue()
+	a.Token, a.Clock = 0, h.clock()
+	h.answer(a)
+	h.leave(r)
+	h.sends(protocol.Yield)
+	h.reply(protocol.Answer{}, errSilence, time.Second)
+	h.hears("granted", place, old)
+	h.out(w)
+}
+
 // How a reserved place ends, other than by being served.
 
 func TestALossOfTheReadersGrantGivesUpTheReservedPlace(t *testing.T) {

@@ -66,6 +66,22 @@ func TestAnOwnerThatIsAnsweredThatItWaitsLostItsGrant(t *testing.T) {
 	h.cancels(id)
 }
 
+// If Redis has forgotten the token, the answer does not say whether the grant came before it.
+func TestAnOwnerThatIsAnsweredThatItWaitsButNotSinceWhenAsks(t *testing.T) {
+	c := writer()
+	h, _ := overtaken(t, c)
+	a := h.queue()
+	a.Token = 0
+	h.answer(a)
+	h.in(c)
+	if cmd := h.sends(protocol.Acquire); !cmd.Held {
+		t.Errorf("it sends %+v", cmd)
+	}
+	h.answer(h.kept(h.top))
+	h.in(c)
+	h.state(Held)
+}
+
 func TestAGrantThatIsExtendedGoesOn(t *testing.T) {
 	c := writer()
 	h, _ := overtaken(t, c)

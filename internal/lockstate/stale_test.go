@@ -53,6 +53,19 @@ func TestAMessageIsOldThoughTheLastTokenIsForgotten(t *testing.T) {
 	h.in(c)
 }
 
+// The floor is a time then. If the server's clock was set back since, a later token may be below it.
+func TestAnOldMessageIsFollowedByAReCheck(t *testing.T) {
+	h, c := waitsThird(t)
+	h.sendsNothing()
+	h.hears("granted", h.l.grant.req.ID, h.l.grant.token)
+	h.out(c)
+	if cmd := h.sends(protocol.Acquire); cmd.Until != 0 {
+		t.Error("it is brief")
+	}
+	h.answer(h.kept(h.token()))
+	h.in(c)
+}
+
 func TestTrapB3AGrantedMessageForAHeldIDIsIgnored(t *testing.T) {
 	c := writer()
 	h, req := queueing(t, c)

@@ -194,6 +194,10 @@ func TestTheEndOfACoolDownIsAnnouncedToTheFirstTen(t *testing.T) {
 			if again := inbox.received(); len(again) != 1 || again[0].Kind != "ends" || again[0].ID != ids[0] {
 				t.Errorf("%s: a cancel that finds nothing sends %+v", what, again)
 			}
+			s.cancel(ids[3], 0) // who gives up makes room for another
+			if all = inbox.received(); len(all) != 10 || all[9].ID != ids[10] {
+				t.Errorf("%s: after one gave up, these are sent: %+v", what, all)
+			}
 			s.clear()
 		}
 	})

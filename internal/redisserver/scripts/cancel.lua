@@ -36,7 +36,7 @@ if value and value ~= MARK and not parse_id(value) and not cooldown_of(value) th
 local drawn_by = string.match(redis.call('GET', KEYS[5]) or '', '^leased1:%d+:%d+:(.+)$')
 if (drawn_by or ARGV[3] ~= '0') and drawn_by ~= id then token = 0 end
 grant_next(nil)
-notify_of_expiry(nil, owned and 9 or 0) -- repeated, or of one that waited, it is news for the head at most
+notify_of_expiry(nil, (owned or waited) and 9 or 0) -- repeated, it is news for the head at most
 if waited and redis.call('EXISTS', KEYS[2]) == 1 then notify_owners('wanted') end
 local answer = { DONE, handed, owned and 1 or 0, token }
 if KEYS[6] then answer[5], answer[6] = us, mark_of_server() end
