@@ -234,7 +234,7 @@ func (l *Lock) wait(a protocol.Answer, from, now time.Time) {
 	g.lease = a.Clock/1000 + uint64(g.req.TTL.Milliseconds())
 	quick := now.Sub(from) <= g.req.TTL/slowAnswer
 	if a.Place > 0 && a.Place < farBehind && a.Left >= 0 && !polls && !a.NoNotify && quick && g.behindWriter(a.Blocker) {
-		g.fullAt = l.instant(now).add(min(expiry, g.req.TTL, longestBrief))
+		g.fullAt = l.instant(now).add(min(expiry, g.req.TTL/2, longestBrief))
 	}
 	if l.pending.stale || a.Unfinished || a.Told > 0 {
 		pause, g.fullAt = 0, 0

@@ -112,7 +112,7 @@ func (a *arguments) keys(k *protocol.Keys) []any {
 		}
 		slot.Store(found)
 	}
-	return found.all[:found.n]
+	return found.all[:found.n:found.n]
 }
 
 // milliseconds formats d in milliseconds.
