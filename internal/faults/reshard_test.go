@@ -20,12 +20,14 @@ import (
 // refused with TRYAGAIN while only some keys have moved, and redirected with ASK once all have.
 func TestLocksWhoseSlotMovesToAndFroAreNeitherLostNorStuck(t *testing.T) {
 	t.Parallel()
-	move := func(c *redistest.Cluster, to *redistest.Instance) {
+	move := func(c *redistest.Cluster, to *redistest.Instance, ask func()) {
 		m := c.BeginMove("{x}", to)
 		for range 6 { // some keys move, and commands meet the half-moved slot and create new keys
 			m.Keys(1)
 			time.Sleep(20 * time.Millisecond) // time for commands to meet the half-moved slot
 		}
+		m.Keys(100)
+		ask() // it is redirected: the lock's key has moved, and the slot has not
 		m.End()
 	}
 	moveLocks(t, move, func(r *slotErrors) bool { return r.tryAgain.Load() > 0 && r.ask.Load() > 0 })
@@ -35,7 +37,7 @@ func TestLocksWhoseSlotMovesToAndFroAreNeitherLostNorStuck(t *testing.T) {
 // during that step, and those that reach the old master afterwards are redirected to the new one.
 func TestLocksWhoseSlotMigratesInOneStepAreNeitherLostNorStuck(t *testing.T) {
 	t.Parallel()
-	move := func(c *redistest.Cluster, to *redistest.Instance) { c.MigrateSlot("{x}", to) }
+	move := func(c *redistest.Cluster, to *redistest.Instance, _ func()) { c.MigrateSlot("{x}", to) }
 	r := moveLocks(t, move, func(r *slotErrors) bool { return r.moved.Load() > 0 })
 	if r.tryAgain.Load() > 0 || r.ask.Load() > 0 {
 		t.Error("a command met a slot of which only some keys had moved")
@@ -43,8 +45,9 @@ func TestLocksWhoseSlotMigratesInOneStepAreNeitherLostNorStuck(t *testing.T) {
 }
 
 // moveLocks keeps moving the slot of busy locks for some time, and then until the commands have
-// met the errors that they are supposed to meet.
-func moveLocks(t *testing.T, move func(*redistest.Cluster, *redistest.Instance), met func(*slotErrors) bool) *slotErrors {
+// met the errors that they are supposed to meet. move is given a function that asks for a lease
+// that is held, by a command with one key.
+func moveLocks(t *testing.T, move func(c *redistest.Cluster, to *redistest.Instance, ask func()), met func(*slotErrors) bool) *slotErrors {
 	t.Helper()
 	moving := 30 * time.Second
 	if testing.Short() {
@@ -73,7 +76,11 @@ func moveLocks(t *testing.T, move func(*redistest.Cluster, *redistest.Instance),
 		if from == to {
 			to = c.Nodes[1]
 		}
-		move(c, to)
+		move(c, to, func() {
+			if err := l.Check(t.Context()); err != nil {
+				t.Errorf("asked for the lease that is held: %v", err)
+			}
+		})
 		turns(t, workers[:1])
 	}
 	turns(t, workers) // no worker is stuck
