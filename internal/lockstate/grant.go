@@ -59,13 +59,13 @@ type ticket struct {
 
 	// proved is when the last command that proved ownership was sent. Until the request is
 	// granted, it is the time from which a message "granted" is trusted: when the first
-	// acquire was sent, or the last one that was answered "queued", but never when the
+	// acquire was sent, or the last one that was answered "queued", in full or briefly, but never when the
 	// message arrived.
 	proved time.Time
 
 	// token is the grant's token, as Redis gave it. Until the request is granted, it is the
-	// lock's last token in the answer "queued". A message is believed only if its token is
-	// greater; otherwise it is about an earlier grant of the same id.
+	// floor of the last full answer "queued", see protocol.Answer.Floor. A message is believed
+	// only if its token is greater; otherwise it is about an earlier grant of the same id.
 	token uint64
 
 	sent       bool    // Redis may have seen the request

@@ -71,7 +71,7 @@ func (a *arguments) how(c *protocol.Command) any {
 // acquire returns the line of acquire, except for the mark that a quorum's server is told, for which
 // there is room.
 func (a *arguments) acquire(k *protocol.Keys, c *protocol.Command) []any {
-	all := append(line(a.keys(k), 4), c.ID, a.milliseconds(c.TTL), a.how(c))
+	all := append(newLine(a.keys(k), 4), c.ID, a.milliseconds(c.TTL), a.how(c))
 	switch {
 	case c.Told > 0:
 		all = append(all, c.Echo, c.Own, decimal(c.Told))
@@ -90,7 +90,7 @@ func (a *arguments) release(k *protocol.Keys, id string, last uint64, link *prot
 	if link != nil {
 		links = protocol.FormatSpan(link) + " " + a.inboxes.(string)
 	}
-	all := append(line(a.keys(k), 2), id, links)
+	all := append(newLine(a.keys(k), 2), id, links)
 	if last > 0 || cooldown > 0 {
 		all = append(all, decimal(last))
 	}

@@ -78,11 +78,11 @@ func (s *Script) call(ctx context.Context, byText bool, line []any) onceCmd {
 
 // lineOf returns a line for Script.call. Its first two places are for what call puts there.
 func lineOf(keys []any, args ...any) []any {
-	return append(line(keys, len(args)), args...)
+	return append(newLine(keys, len(args)), args...)
 }
 
-// line is lineOf without the arguments, with room for some to be appended.
-func line(keys []any, room int) []any {
+// newLine is lineOf without the arguments, with room for some to be appended.
+func newLine(keys []any, room int) []any {
 	return append(append(make([]any, 2, 3+len(keys)+room), len(keys)), keys...)
 }
 
