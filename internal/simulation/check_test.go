@@ -316,10 +316,11 @@ func (w *world) released(c *simClient) {
 		}
 		// If another caller of the process continues with the grant, nothing had to be asked. And after
 		// the keys were lost, a late copy of an acquire can make its id the owner again: the release
-		// then finds its own id, and cannot know that another owner came in between.
+		// then finds its own id, and cannot know that another owner came in between. Neither can the
+		// release of a reader that the writer with this id has become meanwhile.
 		excused := false
 		for _, id := range d.ids {
-			excused = excused || c.status().MayOwn(id) || w.copied[id]
+			excused = excused || c.status().MayOwn(id) || w.copied[id] || w.copied[w.writerOf[id]]
 		}
 		// If the server forgot the lock's last token and its clock went back, a message about a grant
 		// that the server forgot, too, cannot be recognized as old, however late it comes.

@@ -53,6 +53,7 @@ type world struct {
 	excused     map[string]time.Time // requests whose grants an accident took, and when
 	copied      map[string]bool      // requests of which a late copy of an acquire arrived
 	lowered     map[string]bool      // requests of which a downgrade was carried out, and those that replaced them
+	writerOf    map[string]string    // by the request that replaced it in a downgrade, the writer's
 	jumpedBack  bool
 	unclean     bool     // a grant may have ended without a release while it was in use
 	forgot      bool     // the server forgot tokens
@@ -203,7 +204,7 @@ func (w *world) begin(seed int64) {
 	w.foreign, w.excused, w.jumpedBack, w.unclean, w.forgot = "", map[string]time.Time{}, false, false, false
 	w.owners, w.downgraded, w.copied, w.intruded = nil, map[*lockstate.Caller]bool{}, map[string]bool{}, map[*lockstate.Caller]string{}
 	w.struck = map[string]bool{}
-	w.lowered = map[string]bool{}
+	w.lowered, w.writerOf = map[string]bool{}, map[string]string{}
 	w.cooled = map[string]bool{}
 	w.promises, w.accidentAt, w.lastEntry = map[*lockstate.Caller]promise{}, time.Time{}, time.Time{}
 	w.topWriter, w.top, w.seq, w.saved, w.outage = 0, 0, 0, nil, time.Time{}
@@ -559,7 +560,7 @@ func (w *world) execute(p *packet) *packet {
 		w.logf("server: %s of %s -> %s, %v", told(cmd), p.c.name, answerText(a), err)
 		reply = &packet{kind: "reply", c: p.c, cmd: cmd, a: a, err: err}
 		if cmd.Verb == protocol.Downgrade && a.Outcome == protocol.Granted {
-			w.lowered[cmd.ID], w.lowered[cmd.Next] = true, true
+			w.lowered[cmd.ID], w.lowered[cmd.Next], w.writerOf[cmd.Next] = true, true, cmd.ID
 		}
 	case "renew":
 		batch := []protocol.Renewal{p.r}
