@@ -372,10 +372,11 @@ func (in *inbox) silent() {
 
 // mastersAre is told the masters of a Cluster after commands had failed. If another node has
 // replaced the inbox's node, the inbox leaves its node at once: that node is dead or frozen, and
-// waiting for an echo would take a second.
+// waiting for an echo would take a second. A node that was taken out of its Cluster names no master,
+// which says nothing about the others.
 func (in *inbox) mastersAre(addrs []string) {
 	in.mu.Lock()
-	replaced := in.node != "" && !slices.Contains(addrs, in.node)
+	replaced := in.node != "" && len(addrs) > 0 && !slices.Contains(addrs, in.node)
 	in.mu.Unlock()
 	if replaced {
 		in.leave()

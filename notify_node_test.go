@@ -67,6 +67,7 @@ func TestTheInboxLeavesANodeThatIsNoMasterAnyMore(t *testing.T) {
 		"still a master":  {"a:1", []string{"b:1", "a:1"}, false},
 		"replaced":        {"a:1", []string{"b:1", "c:1"}, true},
 		"not a Cluster's": {"", []string{"b:1"}, false},
+		"nobody knows":    {"a:1", nil, false},
 	} {
 		c.inbox[0].sub, c.inbox[0].broken, c.inbox[0].node = rdb.Subscribe(t.Context()), false, test.node
 		c.inbox[0].mastersAre(test.masters)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/pprof"
 	"slices"
 	"strings"
 	"testing"
@@ -127,6 +128,12 @@ func TestTheInboxOfAClusterLeavesANodeThatIsNoGood(t *testing.T) {
 			l := mustLock(t, holder.Mutex(name))
 			got := wait(within(t, time.Minute), waiter.Mutex(name))
 			queued(t, holder, name, 1)
+			t.Cleanup(func() { // before the clients are closed
+				if t.Failed() {
+					reportInboxes(t, c, inbox, at)
+					t.Logf("the waiter's %+v; entered: %v", waiter.Stats(), len(got) > 0)
+				}
+			})
 			asked := waiter.Stats().Commands
 			eventually(t, "it looks again", func() bool { return waiter.Stats().Commands > asked })
 
@@ -150,6 +157,21 @@ func TestTheInboxOfAClusterLeavesANodeThatIsNoGood(t *testing.T) {
 			mustUnlock(t, o.lease)
 		})
 	}
+}
+
+// reportInboxes logs which nodes of a Cluster have that inbox, how each of them sees the others, and
+// what all goroutines do.
+func reportInboxes(t *testing.T, c *redistest.Cluster, inbox string, struck *redistest.Instance) {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	for _, in := range c.Nodes {
+		channels, err := in.Client().PubSubChannels(ctx, "*").Result()
+		t.Logf("%s, struck: %v, has its inbox: %v (%v), and sees\n%s",
+			in.Addr, in == struck, slices.Contains(channels, inbox), err, in.Client().ClusterNodes(ctx).Val())
+	}
+	var stacks strings.Builder
+	_ = pprof.Lookup("goroutine").WriteTo(&stacks, 1)
+	t.Log(stacks.String())
 }
 
 // A client of one server would be told for ever that the lock's slot is elsewhere.

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
@@ -200,18 +201,25 @@ func (c *Cluster) AwaitOwner(key string, old *Instance) *Instance {
 	slot := c.slot(key, old)
 	var found *Instance
 	await(c.tb, fmt.Sprintf("a master for slot %d", slot), func() error {
-		for _, in := range c.Nodes {
-			if in == old {
-				continue
-			}
-			if me := in.self(); me != nil && slices.Contains(me.flags, "master") && me.serves(slot) {
-				found = in
-				return nil
-			}
+		if found = c.master(slot, old); found == nil {
+			return errors.New("nobody serves it")
 		}
-		return errors.New("nobody serves it")
+		return nil
 	})
 	return found
+}
+
+// master returns a master other than old that, by its own account, serves the slot, or nil.
+func (c *Cluster) master(slot int, old *Instance) *Instance {
+	for _, in := range c.Nodes {
+		if in == old {
+			continue
+		}
+		if me := in.self(); me != nil && slices.Contains(me.flags, "master") && me.serves(slot) {
+			return in
+		}
+	}
+	return nil
 }
 
 // Replica returns the replica of a master.
@@ -228,16 +236,30 @@ func (c *Cluster) Replica(master *Instance) *Instance {
 }
 
 // Failover performs a planned failover of the master that serves the key, which loses no
-// write. It returns the new master once all nodes know of it.
+// write. It returns the new master once all nodes know of it. A replica that does not get the
+// votes, because the masters have just voted for another one or are short of time, gives up
+// after five seconds, so it is asked again.
 func (c *Cluster) Failover(key string) *Instance {
 	c.tb.Helper()
+	const givesUp = 6 * time.Second
 	old := c.Owner(key)
 	next := c.Replica(old)
+	slot := c.slot(key, nil)
+	var asked time.Time
 	await(c.tb, "CLUSTER FAILOVER", func() error {
+		if c.master(slot, old) != nil {
+			return nil
+		}
+		if time.Since(asked) < givesUp {
+			return errors.New("nobody serves it")
+		}
 		_, err := next.ask("CLUSTER", "FAILOVER")
+		if err == nil {
+			asked = time.Now()
+			err = errors.New("it has just been asked")
+		}
 		return err
 	})
-	c.AwaitOwner(key, old)
 	old.awaitSync()
 	c.Settled()
 	return next

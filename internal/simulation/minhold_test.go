@@ -50,12 +50,16 @@ func (w *world) promised(c *simClient, d *departure) {
 	// If the lease had expired before a cancel proved that the lock had not been another's, no
 	// release has reached Redis.
 	expired := c.byToken
+	// A late copy of an acquire can make its id the owner again after the lease expired. The release
+	// then finds its own id, and the cool-down that it begins is too late for whoever entered before.
+	remade := false
 	for _, id := range d.ids {
 		expired = expired && !w.cooled[id]
+		remade = remade || w.copied[id] && w.lastEntry.After(p.left)
 	}
 	switch {
 	case !ok:
-	case expired:
+	case expired, remade:
 		delete(w.promises, x)
 	case x.Outcome() != nil || p.left.IsZero() || w.accidentAt.After(p.since) || !w.now.Before(p.until) && !w.lastEntry.After(p.left):
 		delete(w.promises, x)
