@@ -137,7 +137,7 @@ func (l *Lock) failed(t *ticket, fail *protocol.Failure, pause time.Duration, no
 	if l.pending.stale {
 		pause = 0
 	}
-	t.checkAt, t.fullAt = l.instant(now).add(pause), 0
+	t.checkInFull(l.instant(now).add(pause))
 	if fail.MayRun() {
 		t.sent = true
 		t.lateUntil = l.instant(arrives(now, t.req.TTL))
@@ -590,7 +590,8 @@ func (l *Lock) cancelUnknown(id string, until time.Time, fx *Effects) {
 // askAgain has t asked for at once, because the server did something for it that we do not know
 // of. The answer to a command in flight may be older than that.
 func (l *Lock) askAgain(t *ticket, now time.Time) {
-	t.sent, t.checkAt, t.fullAt = true, l.instant(now), 0
+	t.sent = true
+	t.checkInFull(l.instant(now))
 	l.pending.stale = l.pending.verb != protocol.None
 }
 
@@ -658,7 +659,7 @@ func (l *Lock) Revoked(id string, token uint64, now time.Time, fx *Effects) {
 func (l *Lock) Subscribed(now time.Time, fx *Effects) {
 	l.pending.stale = l.pending.verb != protocol.None
 	if g := &l.grant; g.requested() {
-		g.checkAt, g.fullAt = l.instant(now), 0
+		g.checkInFull(l.instant(now))
 		g.hastened = true
 	}
 	l.applyRules(now, fx)

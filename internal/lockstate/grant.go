@@ -90,6 +90,9 @@ type wait struct {
 	hastened bool
 }
 
+// checkInFull has the next re-check come at that time, and not be brief.
+func (w *wait) checkInFull(at Instant) { w.checkAt, w.fullAt = at, 0 }
+
 // successor is the request that replaces a grant's own.
 type successor struct {
 	ticket
