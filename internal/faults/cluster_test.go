@@ -97,13 +97,14 @@ func TestTheInboxOfAClusterLeavesANodeThatIsNoGood(t *testing.T) {
 			c := redistest.NewCluster(t)
 			strain := redistest.NewStrain(t)
 			prompt := func(o *redis.ClusterOptions) { o.ContextTimeoutEnabled = true }
-			waiter := newClient(t, c.NewClient(t, prompt), "")
+			prefix := what + ":" // a client of another test may have found its way here
+			waiter := newClient(t, c.NewClient(t, prompt), prefix)
 			mustUnlock(t, mustLock(t, waiter.Mutex("warm")))
 			var at *redistest.Instance
 			var inbox string
 			eventually(t, "its inbox is somewhere", func() bool {
 				for _, in := range c.Nodes {
-					if all := in.Client().PubSubChannels(t.Context(), "leased:inbox:*").Val(); len(all) == 1 {
+					if all := in.Client().PubSubChannels(t.Context(), prefix+"leased:inbox:*").Val(); len(all) == 1 {
 						at, inbox = in, all[0]
 					}
 				}
@@ -113,7 +114,7 @@ func TestTheInboxOfAClusterLeavesANodeThatIsNoGood(t *testing.T) {
 				return len(in.Client().PubSubChannels(t.Context(), inbox).Val()) == 1
 			}
 			name := "x"
-			for i := 0; c.Owner(name) == at; i++ {
+			for i := 0; c.Owner(prefix+name) == at; i++ {
 				name = fmt.Sprint("x", i)
 			}
 			if what == "expelled" { // a master that serves slots cannot be expelled
@@ -124,7 +125,7 @@ func TestTheInboxOfAClusterLeavesANodeThatIsNoGood(t *testing.T) {
 					}
 				}
 			}
-			holder := newClient(t, c.NewClient(t, prompt), "")
+			holder := newClient(t, c.NewClient(t, prompt), prefix)
 			l := mustLock(t, holder.Mutex(name))
 			got := wait(within(t, time.Minute), waiter.Mutex(name))
 			queued(t, holder, name, 1)

@@ -3,7 +3,6 @@ package redistest
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"slices"
 	"strconv"
@@ -16,10 +15,8 @@ import (
 )
 
 const (
-	slots      = 16384
-	masters    = 3
-	busDelta   = 10_000 // the cluster bus listens on the node's port plus this, in every version
-	clusterMax = 22_000 // keeps the bus ports below the range from which systems take ports of outgoing connections
+	slots   = 16384
+	masters = 3
 )
 
 // Cluster is three masters with one replica each, on real servers. A master that has not
@@ -78,25 +75,6 @@ func NewCluster(tb testing.TB, args ...string) *Cluster {
 	}
 	c.settled(c.Nodes)
 	return c
-}
-
-func clusterPort() (int, error) {
-	for range 1000 {
-		port := 15_000 + rand.N(clusterMax-15_000)
-		if !claim(port) || !claim(port+busDelta) {
-			continue
-		}
-		a, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
-		if err != nil {
-			continue
-		}
-		b, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port+busDelta)))
-		_ = a.Close()
-		if err == nil {
-			return port, b.Close()
-		}
-	}
-	return 0, errors.New("redistest: no two free ports for a node of a cluster")
 }
 
 // Settled waits until all nodes that answer agree that every slot is served.

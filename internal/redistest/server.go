@@ -5,14 +5,12 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
 	"strconv"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -118,52 +116,6 @@ func need(tb testing.TB) string {
 	}
 	return program
 }
-
-// FreePort returns a loopback port on which nobody listened a moment ago.
-func FreePort() (int, error) {
-	l, err := listen()
-	if err != nil {
-		return 0, err
-	}
-	return l.Addr().(*net.TCPAddr).Port, l.Close()
-}
-
-// listen takes a free loopback port below the range from which systems take the local ports
-// of outgoing connections (from 32,768 on Linux, 49,152 elsewhere). In that range, a port on
-// which nobody has listened for a while might not be available again: a client that keeps
-// dialing it would sooner or later get it as its own local port, or even connect to itself.
-func listen() (net.Listener, error) {
-	var l net.Listener
-	err := errors.New("redistest: no free port")
-	for range 1000 {
-		port := 15_000 + rand.N(15_000)
-		if !claim(port) {
-			continue
-		}
-		if l, err = net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port))); err == nil {
-			return l, nil
-		}
-	}
-	return nil, err
-}
-
-// claim reports whether this process may use a port, and if so keeps the port from its other servers
-// for some minutes: a server that a test has killed is to start again on its own.
-func claim(port int) bool {
-	const kept = 3 * time.Minute
-	claimed.Lock()
-	defer claimed.Unlock()
-	if at, ok := claimed.at[port]; ok && time.Since(at) < kept {
-		return false
-	}
-	claimed.at[port] = time.Now()
-	return true
-}
-
-var claimed = struct {
-	sync.Mutex
-	at map[int]time.Time
-}{at: map[int]time.Time{}}
 
 // plan is what startAs needs to know about a server, except the port, which it chooses.
 type plan struct {

@@ -143,18 +143,3 @@ func TestStartServesProgramsWithoutTests(t *testing.T) {
 		t.Errorf("log: %s", in.Log())
 	}
 }
-
-// A test may have killed the server that has the port, and is about to start it again.
-func TestAPortIsNotGivenToASecondServerSoon(t *testing.T) {
-	given := map[int]bool{}
-	for range 500 {
-		port, err := FreePort()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if given[port] {
-			t.Fatalf("port %d is given twice", port)
-		}
-		given[port] = true
-	}
-}
