@@ -168,6 +168,10 @@ func (l *throttledLog) subscribeDenied(err error) {
 	l.write(slog.LevelWarn, "subscribe denied", "Redis does not let this client subscribe; waiting means polling until that is mended", "error", err)
 }
 
+func (l *throttledLog) subscribeFailed(err error) {
+	l.write(slog.LevelWarn, "subscribe failed", "the inbox cannot subscribe; trying again, and waiters may enter seconds late until it can", "error", err)
+}
+
 func (l *throttledLog) spansDropped() {
 	l.write(slog.LevelWarn, "spans", "the tracer's span processors, or instruments, are too slow; spans and measurements of locks are dropped")
 }

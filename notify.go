@@ -18,7 +18,12 @@ import (
 	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
-const confirmWait = 2 * time.Second
+const (
+	confirmWait = 2 * time.Second
+	// failsLong is how long attempts to subscribe fail before that is logged: longer than most
+	// restarts and failovers.
+	failsLong = 10 * time.Second
+)
 
 // inbox is the one subscription through which a client receives messages from Redis and other
 // processes: granted, wanted, ends, revoked, and echoes of its own. Messages can be lost, so each
@@ -35,6 +40,7 @@ type inbox struct {
 	halt    context.CancelFunc
 	began   atomic.Bool // a lock was asked for, so run has begun
 	settles atomic.Bool // the first subscription was confirmed, or failed
+	failing time.Time   // since when attempts to subscribe have failed, zero if the last one did not; used by run only
 
 	mu      sync.Mutex // guards what follows; only watchdog.mu is locked under it
 	hearing lockstate.InboxHealth
@@ -89,10 +95,12 @@ func (in *inbox) run() {
 		}
 	}()
 	for in.quit.Err() == nil {
-		if refusal := in.attempt(); refusal != nil && !in.denied() {
-			in.client.log.subscribeDenied(refusal)
+		refused, err := in.attempt()
+		if refused && !in.denied() {
+			in.client.log.subscribeDenied(err)
 			in.enter(lockstate.Forbidden)
 		}
+		in.attempted(err, time.Now())
 		in.client.slotMap.reload() // the node may have left its Cluster
 		in.mu.Lock()
 		pause := in.hearing.Over(time.Now())
@@ -199,10 +207,24 @@ func (in *inbox) otherMaster(cluster clusterNodes) *redis.Client {
 	return nil
 }
 
-// attempt listens for as long as that goes well, and returns the error that refused the
-// subscription, if there was one. Dialling calls user code, which may panic, and so may the errors
-// that it makes.
-func (in *inbox) attempt() (refusal error) {
+// attempted logs that no subscription can be made, once that has lasted for some time: something
+// between the client and Redis may let nothing but commands through. If commands fail, too, the log
+// says that already.
+func (in *inbox) attempted(err error, now time.Time) {
+	switch {
+	case err == nil || in.confirmed() || in.denied():
+		in.failing = time.Time{}
+	case in.failing.IsZero():
+		in.failing = now
+	case now.Sub(in.failing) >= failsLong && !in.client.inbox.confirmed() && !in.client.outage.on.Load():
+		in.client.log.subscribeFailed(err)
+	}
+}
+
+// attempt listens for as long as that goes well. It returns whether Redis refused the subscription,
+// and the error that ended it. Dialling calls user code, which may panic, and so may the errors that
+// it makes.
+func (in *inbox) attempt() (refused bool, err error) {
 	sub := in.newSubscription()
 	returned := false
 	defer func() {
@@ -216,13 +238,11 @@ func (in *inbox) attempt() (refusal error) {
 	in.mu.Lock()
 	in.sub, in.broken = sub, false
 	in.mu.Unlock()
-	err := in.listen(sub)
-	if forbids(err) {
-		refusal = err
-	}
+	err = in.listen(sub)
+	refused = forbids(err)
 	_ = sub.Close()
 	returned = true
-	return refusal
+	return refused, err
 }
 
 // listen subscribes, and hands messages on until the subscription breaks. Handing them on never

@@ -100,18 +100,22 @@ func TestTheInboxOfAClusterLeavesANodeThatIsNoGood(t *testing.T) {
 			prefix := what + ":" // a client of another test may have found its way here
 			waiter := newClient(t, c.NewClient(t, prompt), prefix)
 			mustUnlock(t, mustLock(t, waiter.Mutex("warm")))
+			look := map[*redistest.Instance]*redis.Client{}
+			for _, in := range c.Nodes {
+				look[in] = in.Client()
+			}
 			var at *redistest.Instance
 			var inbox string
 			eventually(t, "its inbox is somewhere", func() bool {
 				for _, in := range c.Nodes {
-					if all := in.Client().PubSubChannels(t.Context(), prefix+"leased:inbox:*").Val(); len(all) == 1 {
+					if all := look[in].PubSubChannels(t.Context(), prefix+"leased:inbox:*").Val(); len(all) == 1 {
 						at, inbox = in, all[0]
 					}
 				}
 				return at != nil
 			})
 			listens := func(in *redistest.Instance) bool {
-				return len(in.Client().PubSubChannels(t.Context(), inbox).Val()) == 1
+				return len(look[in].PubSubChannels(t.Context(), inbox).Val()) == 1
 			}
 			name := "x"
 			for i := 0; c.Owner(prefix+name) == at; i++ {
@@ -138,6 +142,9 @@ func TestTheInboxOfAClusterLeavesANodeThatIsNoGood(t *testing.T) {
 			asked := waiter.Stats().Commands
 			eventually(t, "it looks again", func() bool { return waiter.Stats().Commands > asked })
 
+			if !listens(at) {
+				t.Fatal("its inbox has left the node before the strike")
+			}
 			began := time.Now()
 			strike(c, at)
 			eventually(t, "its inbox is elsewhere", func() bool {

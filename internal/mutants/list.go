@@ -649,6 +649,8 @@ var mutants = []mutant{
 	{"what a server lacks is not said", "internal/redisserver/errors.go", "	if text, missing := lacking(err); missing {", "	if text, missing := lacking(err); missing && text == \"\" {", "AServerThatLacks"},
 	{"the clock is taken for text", "internal/redisserver/scripts/vote_fast.lua", "if mark and #s ~= 16", "if mark and #t[2] ~= 6", "KeysAreNamed"},
 	{"only go-redis' own type has slots", "slotmap.go", "	m.rdb, _ = rdb.(stateReloader)\n", "	if own, ok := rdb.(*redis.ClusterClient); ok {\n		m.rdb = own\n	}\n", "AlsoInsideAnotherType"},
+	{"that no subscription can be made is not logged", "notify.go", "		in.client.log.subscribeFailed(err)\n", "", "NoSubscriptionCan"},
+	{"a restart is logged as if no subscription could be made", "notify.go", "now.Sub(in.failing) >= failsLong && ", "", "NoSubscriptionCan"},
 	{"a map without masters takes the inbox from its node", "notify.go", " && len(addrs) > 0", "", "NoMasterAnyMore"},
 	{"the end of a subscription leaves the slots as they are", "notify.go", "		in.client.slotMap.reload() // the node may have left its Cluster\n", "", "WhenASubscriptionEnds"},
 	{"the next subscription is made at the same node", "notify.go", "node.Options().Addr != in.node {", "node.Options().Addr != \"\" {", "EachSubscriptionIsMade"},
