@@ -21,6 +21,8 @@ const (
 	quiet     = time.Minute // between two lines of one cause
 	mostLines = 1024        // queued for a logger that is slow or blocks
 
+	noAnswer = "network" // the cause of the line that Redis does not answer
+
 	mostCauses = 100 // beyond that, a cause is not told apart by lock, so that a thousand locks do not log a thousand lines
 )
 
@@ -101,7 +103,7 @@ func (l *throttledLog) commandFailed(name string, err error) {
 		if fail.Kind != protocol.ClientClosed && errors.Is(err, ErrClosed) {
 			return // the client itself is closed, which it need not report
 		}
-		level, cause, text := slog.LevelWarn, "network", "Redis does not answer; trying again"
+		level, cause, text := slog.LevelWarn, noAnswer, "Redis does not answer; trying again"
 		var other *redisserver.OtherTypeError
 		if errors.As(err, &other) {
 			err = other.Answer // the text below says what it means
@@ -169,7 +171,13 @@ func (l *throttledLog) subscribeDenied(err error) {
 }
 
 func (l *throttledLog) subscribeFailed(err error) {
-	l.write(slog.LevelWarn, "subscribe failed", "the inbox cannot subscribe; trying again, and waiters may enter seconds late until it can", "error", err)
+	l.later(func() {
+		// While no command is answered either, there is a line about that every minute.
+		if last, ok := l.last[noAnswer]; ok && time.Since(last) < 2*quiet {
+			return
+		}
+		l.print(slog.LevelWarn, "subscribe failed", "the inbox cannot subscribe; trying again, and waiters may enter seconds late until it can", "error", err)
+	})
 }
 
 func (l *throttledLog) spansDropped() {

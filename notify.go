@@ -208,15 +208,14 @@ func (in *inbox) otherMaster(cluster clusterNodes) *redis.Client {
 }
 
 // attempted logs that no subscription can be made, once that has lasted for some time: something
-// between the client and Redis may let nothing but commands through. If commands fail, too, the log
-// says that already.
+// between the client and Redis may let nothing but commands through.
 func (in *inbox) attempted(err error, now time.Time) {
 	switch {
 	case err == nil || in.confirmed() || in.denied():
 		in.failing = time.Time{}
 	case in.failing.IsZero():
 		in.failing = now
-	case now.Sub(in.failing) >= failsLong && !in.client.inbox.confirmed() && !in.client.outage.on.Load():
+	case now.Sub(in.failing) >= failsLong && !in.client.inbox.confirmed():
 		in.client.log.subscribeFailed(err)
 	}
 }

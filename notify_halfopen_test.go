@@ -40,7 +40,7 @@ func (c *deaf) Read(p []byte) (int, error) {
 	}
 }
 
-func newClientDeaf(t *testing.T, s place, healed *atomic.Bool) *leased.Client {
+func newClientDeaf(t *testing.T, s place, healed *atomic.Bool, opts ...leased.Option) *leased.Client {
 	return clientOn(t, s, s.connect(t, func(o *redis.Options) {
 		direct := o.Dialer
 		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -50,7 +50,7 @@ func newClientDeaf(t *testing.T, s place, healed *atomic.Bool) *leased.Client {
 			}
 			return &deaf{Conn: conn}, nil
 		}
-	}))
+	}), opts...)
 }
 
 func TestVirtualASubscriptionThatIsNeverConfirmedIsMadeAnew(t *testing.T) {
@@ -68,6 +68,46 @@ func TestVirtualASubscriptionThatIsNeverConfirmedIsMadeAnew(t *testing.T) {
 		if d := time.Since(began); d != 0 {
 			t.Errorf("entered %v after the release", d)
 		}
+	})
+}
+
+const cannotSubscribe = "the inbox cannot subscribe"
+
+func TestVirtualThatNoSubscriptionCanBeMadeIsLogged(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var healed atomic.Bool
+		var out logs
+		c := newClientDeaf(t, s, &healed, out.option())
+		unlock(t, lock(t, c.Mutex("x")))
+		time.Sleep(9 * time.Second)
+		if n := out.count(slog.LevelWarn, cannotSubscribe); n != 0 {
+			t.Errorf("%d lines, though it may be a restart", n)
+		}
+		time.Sleep(16 * time.Second)
+		if n := out.count(slog.LevelWarn, cannotSubscribe); n != 1 {
+			t.Errorf("%d lines: %q", n, out.messages())
+		}
+		healed.Store(true)
+		time.Sleep(10 * time.Minute)
+		if n := out.count(slog.LevelWarn, cannotSubscribe); n != 1 {
+			t.Errorf("%d lines after subscriptions can be made: %q", n, out.messages())
+		}
+	})
+}
+
+func TestVirtualAnOutageIsNotLoggedAsMissingSubscriptions(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var way hung
+		var out logs
+		way.shut.Store(true)
+		c := clientOn(t, s, s.connect(t, way.change), out.option())
+		got := locking(t, c.Mutex("x"))
+		time.Sleep(time.Minute)
+		if n := out.count(slog.LevelWarn, cannotSubscribe); n != 0 || out.count(slog.LevelWarn, "Redis does not answer") == 0 {
+			t.Errorf("%d lines: %q", n, out.messages())
+		}
+		way.shut.Store(false)
+		unlock(t, <-got)
 	})
 }
 

@@ -283,53 +283,6 @@ func TestVirtualAnInboxThatRejoinsHasItsWaitersLookAgainAtOnce(t *testing.T) {
 	})
 }
 
-// unheard is a way to the server on which SUBSCRIBE is lost while it is shut, and nothing else.
-type unheard struct{ shut atomic.Bool }
-
-type unheardConn struct {
-	net.Conn
-	way *unheard
-}
-
-func (u *unheard) change(o *redis.Options) {
-	direct := o.Dialer
-	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		conn, err := direct(ctx, network, addr)
-		return &unheardConn{conn, u}, err
-	}
-}
-
-func (c *unheardConn) Write(p []byte) (int, error) {
-	if c.way.shut.Load() && bytes.Contains(bytes.ToLower(p), []byte("\r\nsubscribe\r\n")) {
-		return len(p), nil
-	}
-	return c.Conn.Write(p)
-}
-
-func TestVirtualThatNoSubscriptionCanBeMadeIsLogged(t *testing.T) {
-	inVirtualTime(t, func(t *testing.T, s place) {
-		const line = "the inbox cannot subscribe"
-		var way unheard
-		var out logs
-		way.shut.Store(true)
-		c := clientOn(t, s, s.connect(t, way.change), out.option())
-		unlock(t, lock(t, c.Mutex("x")))
-		time.Sleep(9 * time.Second)
-		if n := out.count(slog.LevelWarn, line); n != 0 {
-			t.Errorf("%d lines, though it may be a restart", n)
-		}
-		time.Sleep(16 * time.Second)
-		if n := out.count(slog.LevelWarn, line); n != 1 {
-			t.Errorf("%d lines: %q", n, out.messages())
-		}
-		way.shut.Store(false)
-		time.Sleep(10 * time.Minute)
-		if n := out.count(slog.LevelWarn, line); n != 1 {
-			t.Errorf("%d lines after subscriptions can be made: %q", n, out.messages())
-		}
-	})
-}
-
 // A server that is frozen accepts connections, and answers nothing.
 func TestVirtualASubscriptionThatIsNotMadeIsGivenUpAfter2s(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {

@@ -59,8 +59,8 @@ type ticket struct {
 
 	// proved is when the last command that proved ownership was sent. Until the request is
 	// granted, it is the time from which a message "granted" is trusted: when the first
-	// acquire was sent, or the last one that was answered "queued", in full or briefly, but never when the
-	// message arrived.
+	// acquire was sent, or the last one that was answered "queued", in full or briefly, but
+	// never when the message arrived.
 	proved time.Time
 
 	// token is the grant's token, as Redis gave it. Until the request is granted, it is the

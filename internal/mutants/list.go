@@ -650,6 +650,7 @@ var mutants = []mutant{
 	{"the clock is taken for text", "internal/redisserver/scripts/vote_fast.lua", "if mark and #s ~= 16", "if mark and #t[2] ~= 6", "KeysAreNamed"},
 	{"only go-redis' own type has slots", "slotmap.go", "	m.rdb, _ = rdb.(stateReloader)\n", "	if own, ok := rdb.(*redis.ClusterClient); ok {\n		m.rdb = own\n	}\n", "AlsoInsideAnotherType"},
 	{"that no subscription can be made is not logged", "notify.go", "		in.client.log.subscribeFailed(err)\n", "", "NoSubscriptionCan"},
+	{"an outage is logged as missing subscriptions", "log.go", "time.Since(last) < 2*quiet", "time.Since(last) < 0", "AnOutageIsNotLogged"},
 	{"a restart is logged as if no subscription could be made", "notify.go", "now.Sub(in.failing) >= failsLong && ", "", "NoSubscriptionCan"},
 	{"a map without masters takes the inbox from its node", "notify.go", " && len(addrs) > 0", "", "NoMasterAnyMore"},
 	{"the end of a subscription leaves the slots as they are", "notify.go", "		in.client.slotMap.reload() // the node may have left its Cluster\n", "", "WhenASubscriptionEnds"},
