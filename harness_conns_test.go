@@ -39,6 +39,23 @@ func (st *stamps) all() []time.Time {
 	return slices.Clone(st.times)
 }
 
+// wrapConns has o make the connections that wrap returns.
+func wrapConns(o *redis.Options, wrap func(net.Conn) net.Conn) {
+	direct := o.Dialer
+	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := direct(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		return wrap(conn), nil
+	}
+}
+
+// subscribes reports whether what is written to a connection subscribes it.
+func subscribes(p []byte) bool {
+	return bytes.Contains(bytes.ToLower(p), []byte("\r\nsubscribe\r\n"))
+}
+
 var errCut = errors.New("the line is cut")
 
 // line is the connection of a client to an embedded server, which a test can cut. It
@@ -99,12 +116,7 @@ type roomy struct {
 }
 
 func onRoomyLines(o *redis.Options) {
-	direct := o.Dialer
-	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		conn, err := direct(ctx, network, addr)
-		if err != nil {
-			return nil, err
-		}
+	wrapConns(o, func(conn net.Conn) net.Conn {
 		open, quit := context.WithCancel(context.Background())
 		c := &roomy{conn, make(chan []byte, 100), quit}
 		go func() { // owned by the connection and ended by Close
@@ -117,8 +129,8 @@ func onRoomyLines(o *redis.Options) {
 				}
 			}
 		}()
-		return c, nil
-	}
+		return c
+	})
 }
 
 func (c *roomy) Write(p []byte) (int, error) {
@@ -143,15 +155,13 @@ type ward struct {
 }
 
 func (w *wards) change(o *redis.Options) {
-	direct := o.Dialer
-	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		conn, err := direct(ctx, network, addr)
-		return &ward{Conn: conn, all: w, born: w.frozen.Load()}, err
-	}
+	wrapConns(o, func(conn net.Conn) net.Conn {
+		return &ward{Conn: conn, all: w, born: w.frozen.Load()}
+	})
 }
 
 func (c *ward) Write(p []byte) (int, error) {
-	if bytes.Contains(bytes.ToLower(p), []byte("\r\nsubscribe\r\n")) {
+	if subscribes(p) {
 		c.listens.Store(true)
 	}
 	return c.Conn.Write(p)

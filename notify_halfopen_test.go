@@ -1,7 +1,6 @@
 package leased_test
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -25,7 +24,7 @@ type deaf struct {
 }
 
 func (c *deaf) Write(p []byte) (int, error) {
-	if bytes.Contains(bytes.ToLower(p), []byte("\r\nsubscribe\r\n")) {
+	if subscribes(p) {
 		c.on.Store(true)
 	}
 	return c.Conn.Write(p)
@@ -42,14 +41,12 @@ func (c *deaf) Read(p []byte) (int, error) {
 
 func newClientDeaf(t *testing.T, s place, healed *atomic.Bool, opts ...leased.Option) *leased.Client {
 	return clientOn(t, s, s.connect(t, func(o *redis.Options) {
-		direct := o.Dialer
-		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-			conn, err := direct(ctx, network, addr)
-			if err != nil || healed.Load() {
-				return conn, err
+		wrapConns(o, func(conn net.Conn) net.Conn {
+			if healed.Load() {
+				return conn
 			}
-			return &deaf{Conn: conn}, nil
-		}
+			return &deaf{Conn: conn}
+		})
 	}), opts...)
 }
 

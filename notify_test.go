@@ -1,7 +1,6 @@
 package leased_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -29,7 +28,7 @@ type unsubscribable struct {
 }
 
 func (c *unsubscribable) Write(p []byte) (int, error) {
-	if bytes.Contains(bytes.ToLower(p), []byte("\r\nsubscribe\r\n")) {
+	if subscribes(p) {
 		c.answer = []byte("-ERR unknown command 'subscribe'\r\n")
 		return len(p), nil
 	}
@@ -49,11 +48,7 @@ func TestVirtualWhereSubscribingIsRefusedWaitersPollAndThatIsLoggedOnce(t *testi
 	inVirtualTime(t, func(t *testing.T, s place) {
 		var out logs
 		c := clientOn(t, s, s.connect(t, func(o *redis.Options) {
-			direct := o.Dialer
-			o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-				conn, err := direct(ctx, network, addr)
-				return &unsubscribable{Conn: conn}, err
-			}
+			wrapConns(o, func(conn net.Conn) net.Conn { return &unsubscribable{Conn: conn} })
 		}), out.option())
 		unlock(t, lock(t, c.Mutex("warm")))
 		other := newClient(t, s)
@@ -84,16 +79,12 @@ type listeners struct {
 
 func (l *listeners) change(o *redis.Options) {
 	l.wards.change(o)
-	inner := o.Dialer
-	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		conn, err := inner(ctx, network, addr)
-		if err == nil {
-			l.mu.Lock()
-			l.conns = append(l.conns, conn.(*ward))
-			l.mu.Unlock()
-		}
-		return conn, err
-	}
+	wrapConns(o, func(conn net.Conn) net.Conn {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.conns = append(l.conns, conn.(*ward))
+		return conn
+	})
 }
 
 func (l *listeners) cut() {

@@ -1,7 +1,6 @@
 package leased_test
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -44,7 +43,7 @@ func (h *hung) change(o *redis.Options) {
 }
 
 func (c *hungConn) Write(p []byte) (int, error) {
-	if bytes.Contains(bytes.ToLower(p), []byte("\r\nsubscribe\r\n")) {
+	if subscribes(p) {
 		c.listens.Store(true)
 	}
 	if c.all.shut.Load() && !c.listens.Load() {
@@ -254,18 +253,13 @@ type hangingConn struct {
 }
 
 func (w *hang) change(o *redis.Options) {
-	direct := o.Dialer
-	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		conn, err := direct(ctx, network, addr)
-		if err != nil {
-			return nil, err
-		}
+	wrapConns(o, func(conn net.Conn) net.Conn {
 		c := &hangingConn{Conn: conn, way: w}
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.conns = append(w.conns, c)
-		return c, nil
-	}
+		return c
+	})
 }
 
 func (c *hangingConn) Write(p []byte) (int, error) {

@@ -283,11 +283,7 @@ type holed struct {
 }
 
 func (h *hole) change(o *redis.Options) {
-	direct := o.Dialer
-	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		conn, err := direct(ctx, network, addr)
-		return &holed{conn, h}, err
-	}
+	wrapConns(o, func(conn net.Conn) net.Conn { return &holed{conn, h} })
 }
 
 // Read drops what arrives while the hole is shut, so that the server is not held up.

@@ -1,7 +1,6 @@
 package leased_test
 
 import (
-	"bytes"
 	"context"
 	"net"
 	"sync/atomic"
@@ -113,15 +112,11 @@ func TestVirtualAnOwnerThatHasJustStartedHearsThatItIsWanted(t *testing.T) {
 type late struct{ net.Conn }
 
 func lateInbox(o *redis.Options) {
-	direct := o.Dialer
-	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		conn, err := direct(ctx, network, addr)
-		return late{conn}, err
-	}
+	wrapConns(o, func(conn net.Conn) net.Conn { return late{conn} })
 }
 
 func (c late) Write(p []byte) (int, error) {
-	if bytes.Contains(bytes.ToLower(p), []byte("\r\nsubscribe\r\n")) {
+	if subscribes(p) {
 		time.Sleep(100 * time.Millisecond) // of virtual time: what makes it late
 	}
 	return c.Conn.Write(p)
