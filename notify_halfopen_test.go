@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -40,14 +41,17 @@ func (c *deaf) Read(p []byte) (int, error) {
 }
 
 func newClientDeaf(t *testing.T, s place, healed *atomic.Bool, opts ...leased.Option) *leased.Client {
-	return clientOn(t, s, s.connect(t, func(o *redis.Options) {
-		wrapConns(o, func(conn net.Conn) net.Conn {
-			if healed.Load() {
-				return conn
-			}
-			return &deaf{Conn: conn}
-		})
-	}), opts...)
+	return clientOn(t, s, s.connect(t, func(o *redis.Options) { deafUntil(healed, o) }), opts...)
+}
+
+// deafUntil has o make deaf connections until they are healed.
+func deafUntil(healed *atomic.Bool, o *redis.Options) {
+	wrapConns(o, func(conn net.Conn) net.Conn {
+		if healed.Load() {
+			return conn
+		}
+		return &deaf{Conn: conn}
+	})
 }
 
 func TestVirtualASubscriptionThatIsNeverConfirmedIsMadeAnew(t *testing.T) {
@@ -90,6 +94,29 @@ func TestVirtualThatNoSubscriptionCanBeMadeIsLogged(t *testing.T) {
 			t.Errorf("%d lines after subscriptions can be made: %q", n, out.messages())
 		}
 	})
+}
+
+// Of a quorum, the servers to which subscriptions can be made send the messages, if they are a majority.
+func TestSubscriptionsOfAQuorumAreLoggedAsMissingWhenThoseOfAMajorityAre(t *testing.T) {
+	for deafServers, lines := range map[int]int{2: 0, 3: 1} {
+		t.Run(strconv.Itoa(deafServers), func(t *testing.T) {
+			onQuorum(t, func(t *testing.T, s place) {
+				var never atomic.Bool
+				var out logs
+				made := 0
+				c := clientOn(t, s, s.connect(t, func(o *redis.Options) {
+					if made++; made <= deafServers {
+						deafUntil(&never, o)
+					}
+				}), out.option())
+				unlock(t, lock(t, c.Mutex("x")))
+				time.Sleep(25 * time.Second)
+				if n := out.count(slog.LevelWarn, cannotSubscribe); n != lines {
+					t.Errorf("%d lines, want %d: %q", n, lines, out.messages())
+				}
+			})
+		})
+	}
 }
 
 func TestVirtualAnOutageIsNotLoggedAsMissingSubscriptions(t *testing.T) {
