@@ -56,6 +56,7 @@ type Client struct {
 	watchdog *watchdog
 	canceler *canceler
 	outage   *outage
+	downtime downtime
 	slotMap  *slotMap
 	log      *throttledLog
 	losses   asyncQueue[LossEvent]
@@ -82,8 +83,8 @@ type Client struct {
 	//
 	//	Client.mu -> entry.mu -> inbox.mu -> watchdog.mu
 	//	entry.mu -> quorum.Server.mu -> inbox.mu, serversClock.mu, or a member's -> group.mu of members
-	//	canceler.mu, outage.mu or slotMap.mu -> watchdog.mu
-	//	entry.mu or outage.mu -> asyncQueue.mu, of the queue of spans or of log lines
+	//	canceler.mu, outage.mu, downtime.mu or slotMap.mu -> watchdog.mu
+	//	entry.mu or downtime.mu -> asyncQueue.mu, of the queue of spans or of log lines
 	//
 	// metrics.mu and every other group.mu are never held together with another mutex. No mutex
 	// is held during network calls, logging, or calls of user code.
@@ -183,6 +184,7 @@ func newClient(o clientOptions, kind kindOfRedis) *Client {
 	c.watchdog = newWatchdog(c)
 	c.canceler = newCanceler(c)
 	c.outage = newOutage(c)
+	c.downtime.client = c
 	c.losses.deliver, c.losses.most, c.losses.what = o.onLoss, mostLosses, "the loss handler"
 	if o.onLoss == nil {
 		c.losses.deliverAll = c.log.lost

@@ -348,7 +348,9 @@ func (e *entry) run(cmd *protocol.Command, limit time.Duration) {
 		failed, pause = time.Now(), e.pause()
 		c.inbox.requireProbe(fail)
 		c.log.commandFailed(e.keys.Name(), err)
+		c.downtime.commandFailed(fail, cmd.At)
 	} else {
+		c.downtime.commandAnswered()
 		c.outage.answered(e.awake.pauses != nil) // it is awake, with a command in flight
 		e.awake.pauses = nil
 		if a.NoNotify && !e.awake.warned {

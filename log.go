@@ -36,7 +36,9 @@ type throttledLog struct {
 	secret bool         // whether lock names are secret
 	lines  asyncQueue[func()]
 
-	last map[string]time.Time // when each cause last had a line; used only by the goroutine of lines
+	// Used only by the goroutine of lines:
+	last   map[string]time.Time // when each cause last had a line
+	outage []string             // the causes that had a line since Redis last answered again
 }
 
 func newThrottledLog(o *clientOptions) *throttledLog {
@@ -120,6 +122,9 @@ func (l *throttledLog) commandFailed(name string, err error) {
 		case protocol.RefusedNow:
 			cause, text = firstWord(err), "Redis cannot run lock commands now; trying again"
 		}
+		if level == slog.LevelWarn && !slices.Contains(l.outage, cause) {
+			l.outage = append(l.outage, cause)
+		}
 		l.print(level, cause, text, l.about(name, "error", err)...)
 		if log := l.log(); log.Enabled(context.Background(), slog.LevelDebug) {
 			log.Debug("leased: command failed", l.about(name, "error", err)...)
@@ -143,9 +148,16 @@ func (l *throttledLog) foreignOwner(name, blocker string, left time.Duration) {
 	})
 }
 
-// answersAgain logs that an outage is over.
-func (l *throttledLog) answersAgain(after time.Duration) {
-	l.write(slog.LevelInfo, "again", "Redis answers again after "+seconds(after))
+// answersAgain logs that an outage is over, and how long it lasted. Another outage within a minute has
+// lines of its own: the last line must not say that Redis answers while it does not.
+func (l *throttledLog) answersAgain(after string) {
+	l.later(func() {
+		for _, cause := range l.outage {
+			delete(l.last, cause)
+		}
+		l.outage = nil
+		l.log().Info("leased: Redis answers again after " + after)
+	})
 }
 
 // serverLeft logs that a server of a quorum no longer answers.

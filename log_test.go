@@ -144,9 +144,110 @@ func TestTheEndOfAnOutageIsLogged(t *testing.T) {
 		time.Sleep(44*time.Second + time.Millisecond)
 		s.Mini.SetError("")
 		unlock(t, closesSoon(t, "it gets in", waiter))
-		synctest.Wait()
+		time.Sleep(10 * time.Second)
 		if want := "level=INFO msg=\"leased: Redis answers again after 4"; strings.Count(text.String(), want) != 1 {
 			t.Errorf("logged\n%s", text.String())
+		}
+	})
+}
+
+const answersAgain = "INFO leased: Redis answers again after "
+
+// outageLines returns what out has of outages.
+func outageLines(out *logs) (lines []string) {
+	for _, line := range out.messages() {
+		if strings.Contains(line, "Redis does not answer") || strings.Contains(line, answersAgain) {
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
+// A server that hangs has no command fail for 2 s at a time. Meanwhile the outage goes on, also if nothing
+// but renewals could find out.
+func TestTheLogSaysHowLongAServerHung(t *testing.T) {
+	for what, waits := range map[string]bool{"holders only": false, "with a waiter": true} {
+		t.Run(what, func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, s place) {
+				var out logs
+				var way hole
+				client := clientOn(t, s, s.connect(t, way.change), leased.WithTTL(time.Minute), out.option())
+				l := lock(t, client.Mutex("x"))
+				if waits {
+					defer func(l *leased.Lease) { unlock(t, l) }(lock(t, newClient(t, s).Mutex("y")))
+					ctx, cancel := context.WithCancel(context.Background())
+					defer cancel()
+					go func() { _, _ = client.Mutex("y").LockContext(ctx) }() // ends with ctx, at the end of the test
+				}
+				time.Sleep(19 * time.Second)
+				way.shut.Store(true)
+				time.Sleep(12 * time.Second)
+				way.shut.Store(false)
+				time.Sleep(20 * time.Second)
+				unlock(t, l)
+				lines := outageLines(&out)
+				if len(lines) != 2 || !strings.HasPrefix(lines[1], answersAgain) {
+					t.Fatalf("logged %q", lines)
+				}
+				// The first renewal that fails is sent within a second, and one that is answered within 2 s
+				// of the end.
+				var lasted int
+				if _, err := fmt.Sscanf(strings.TrimPrefix(lines[1], answersAgain), "%d s", &lasted); err != nil || lasted < 11 || lasted > 14 {
+					t.Errorf("logged %q (%v)", lines, err)
+				}
+			})
+		})
+	}
+}
+
+// Outages that follow each other have lines each, so that the last line says how things are.
+func TestEachOutageHasTwoLines(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var out logs
+		c, wire := onLine(t, s, out.option())
+		unlock(t, lock(t, c.Mutex("x")))
+		for range 3 {
+			wire.cut()
+			waiter := locking(t, c.Mutex("x"))
+			time.Sleep(6 * time.Second)
+			wire.mend()
+			unlock(t, <-waiter)
+			time.Sleep(8 * time.Second)
+		}
+		lines := outageLines(&out)
+		for i, line := range lines {
+			if strings.HasPrefix(line, answersAgain) != (i%2 == 1) {
+				t.Errorf("line %d is %q", i, line)
+			}
+		}
+		if len(lines) != 6 {
+			t.Errorf("logged %q", lines)
+		}
+	})
+}
+
+// If nothing is sent for a time, nobody knows when the outage ended.
+func TestTheLogSaysThatAnOutageLastedAtLeastSoLongIfNobodyAskedThen(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		if s.members != nil {
+			t.Skip("a quorum's first command finds the servers still away, which is a failure")
+		}
+		var out logs
+		var way hole
+		c := clientOn(t, s, s.connect(t, way.change), out.option())
+		unlock(t, lock(t, c.Mutex("x")))
+		way.shut.Store(true)
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		_, err := c.Mutex("x").LockContext(ctx)
+		isAll(t, err, leased.ErrNotAcquired)
+		time.Sleep(time.Hour)
+		way.shut.Store(false)
+		unlock(t, lock(t, c.Mutex("x")))
+		time.Sleep(6 * time.Second)
+		lines := outageLines(&out)
+		if last := lines[len(lines)-1]; !strings.HasPrefix(last, answersAgain) || !strings.HasSuffix(last, " s or more") {
+			t.Errorf("logged %q", lines)
 		}
 	})
 }

@@ -39,8 +39,6 @@ type outage struct {
 	wake   bool       // whether all locks ask when the alarm fires
 	woken  time.Time  // when all locks last asked
 	probed time.Time  // when one lock last asked, or a command failed
-	began  time.Time  // when the outage began: when the first command failed
-	heard  time.Time  // when a command last got a reply since one failed, zero if none did
 	soon   time.Time  // what probeSoon was last called with, until a failure uses it
 }
 
@@ -58,10 +56,8 @@ func (o *outage) failed(fail *protocol.Failure, at time.Time) {
 	now := time.Now()
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if !o.on.Swap(true) {
-		o.began = now
-	}
-	o.probed, o.heard = now, time.Time{}
+	o.on.Store(true)
+	o.probed = now
 	switch {
 	case !o.soon.Before(at): // it failed before the time that probeSoon was called with
 		if !o.wake && (o.next.IsZero() || o.soon.Before(o.next)) {
@@ -81,22 +77,12 @@ func (o *outage) answered(hadFailed bool) {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.heard.IsZero() {
-		o.heard = time.Now()
-	}
 	if hadFailed {
-		o.endLocked()
+		o.on.Store(false)
 		o.wake = true
 		o.setLocked(o.woken.Add(wakeEvery))
 	} else if at := o.probed.Add(wakeEvery); !o.wake && at.Before(o.next) {
 		o.setLocked(at)
-	}
-}
-
-// endLocked ends the outage, and logs that if a command got a reply; otherwise nobody has asked.
-func (o *outage) endLocked() {
-	if o.on.Swap(false) && !o.heard.IsZero() {
-		o.client.log.answersAgain(o.heard.Sub(o.began))
 	}
 }
 
@@ -170,8 +156,69 @@ func (o *outage) endIfQuiet(probed time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.probed.Equal(probed) && !o.wake {
-		o.endLocked()
+		o.on.Store(false)
 		o.next = time.Time{}
 		o.client.watchdog.remove(&o.alarm)
 	}
+}
+
+// answersLong is how long no command has failed when Redis counts as answering again. If a lock waits
+// for an answer, or a lease has to be renewed, a command fails more often than that: there is one every
+// 2 s, and it fails after CommandTimeout.
+const answersLong = 5 * time.Second
+
+// downtime measures for the log how long Redis has not answered. That is not the time for which the locks
+// wait out an outage: it lasts for as long as any lock or renewal fails. One node of a Cluster can hang
+// while the others answer, and where locks are only held, nothing but renewals fails.
+type downtime struct {
+	alarm
+	client *Client
+	lasts  atomic.Bool // whether a command has failed, and the end of that was not logged yet; written under mu
+
+	mu     sync.Mutex // guards what follows; only watchdog.mu is locked under it
+	began  time.Time  // when the first command that failed was sent
+	failed time.Time  // when a command last failed
+	heard  time.Time  // when a command got a reply since then, zero if none did
+}
+
+// commandFailed notes that a command that was sent at that time has failed.
+func (d *downtime) commandFailed(fail *protocol.Failure, sent time.Time) {
+	if fail.Lasts() {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.lasts.Swap(true) {
+		d.began = sent
+	}
+	d.failed, d.heard = time.Now(), time.Time{}
+}
+
+// commandAnswered notes that a command got a reply.
+func (d *downtime) commandAnswered() {
+	if !d.lasts.Load() {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.lasts.Load() && d.heard.IsZero() {
+		d.heard = time.Now()
+		d.client.watchdog.set(d, d.heard.Add(answersLong))
+	}
+}
+
+// fire logs the end, unless a command has failed since Redis was heard.
+func (d *downtime) fire(now time.Time, batch []protocol.Renewal) []protocol.Renewal {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.heard.IsZero() || now.Sub(d.heard) < answersLong {
+		return batch
+	}
+	d.lasts.Store(false)
+	if d.heard.Sub(d.failed) < answersLong {
+		d.client.log.answersAgain(seconds(d.heard.Sub(d.began)))
+	} else { // nothing was sent in between
+		d.client.log.answersAgain(seconds(d.failed.Sub(d.began)) + " or more")
+	}
+	return batch
 }

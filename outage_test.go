@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -207,7 +208,8 @@ func TestVirtualAClusterThatIsHalfBrokenIsNotAskedByAllAllTheTime(t *testing.T) 
 			refused.Add(1)
 			return true
 		}})
-		c := clientOn(t, s, rdb)
+		var out logs
+		c := clientOn(t, s, rdb, out.option())
 		ctx, cancel := context.WithCancel(context.Background())
 		var all sync.WaitGroup
 		locks := 100
@@ -230,6 +232,9 @@ func TestVirtualAClusterThatIsHalfBrokenIsNotAskedByAllAllTheTime(t *testing.T) 
 		// Each by its own policy, which pauses for 10 s at least, and one probe a second.
 		if n := s.share(refused.Load()) - before; n > int64(locks)*int64(watched/(10*time.Second))+int64(watched/time.Second) {
 			t.Errorf("%d commands in %v", n, watched)
+		}
+		if n := out.count(slog.LevelInfo, "Redis answers again"); n != 0 {
+			t.Errorf("the end is logged %d times, and half of the locks cannot be had", n)
 		}
 		cancel()
 		all.Wait()

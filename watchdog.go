@@ -295,6 +295,7 @@ func (c *Client) renew(batch []protocol.Renewal) {
 	// Last, because what follows can hang, and no lock may wait for it.
 	defer c.recoverPanic("a hook of the Redis client, or an error of one,")
 	if answered {
+		c.downtime.commandAnswered()
 		c.outage.answered(false)
 	}
 	var failed *protocol.Failure
@@ -304,6 +305,7 @@ func (c *Client) renew(batch []protocol.Renewal) {
 			fail := redisserver.Classify(r.Err)
 			failed = fail
 			c.inbox.requireProbe(fail)
+			c.downtime.commandFailed(fail, r.At)
 			c.outage.failed(fail, time.Now())
 			c.slotMap.commandFailed(fail)
 			c.log.commandFailed(r.Keys.Name(), r.Err)
