@@ -604,7 +604,7 @@ func (l *Lock) wanted(id string, now time.Time, fx *Effects) {
 	case g.state == Releasing && id == g.req.ID:
 		return
 	case g.role() == byYield && id == g.next.req.ID:
-		l.pending.stale = true
+		l.pending.stale, g.next.wanted = true, true
 		return
 	case g.role() == byDowngrade && id == g.next.req.ID:
 		g.wanted = true
@@ -614,11 +614,9 @@ func (l *Lock) wanted(id string, now time.Time, fx *Effects) {
 		l.askAgain(&g.next.ticket, now)
 	case g.state == none || id != g.req.ID:
 		l.cancelUnknown(id, time.Time{}, fx)
-	case g.state == queued:
+	case g.requested():
 		l.askAgain(&g.ticket, now)
-	case g.state == Asking:
-		l.askAgain(&g.ticket, now)
-		g.wanted = true // the answer may be older than the message, and not say so
+		g.wanted = true // an answer "granted" that is in flight may be older than the message, and not say so
 	default:
 		if !g.wanted {
 			l.addEventInside(Event{At: now, What: eventWanted})

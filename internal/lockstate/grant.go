@@ -96,8 +96,9 @@ func (w *wait) checkInFull(at Instant) { w.checkAt, w.fullAt = at, 0 }
 // successor is the request that replaces a grant's own.
 type successor struct {
 	ticket
-	role role
-	done []chan struct{} // byDowngrade: to be closed when the downgrade is settled
+	role   role
+	wanted bool            // byYield: others are queued behind it, as a message says that its answer may predate
+	done   []chan struct{} // byDowngrade: to be closed when the downgrade is settled
 }
 
 // role says how a successor replaces its predecessor.
@@ -170,9 +171,10 @@ func (l *Lock) becomeAsking(t ticket) { l.grant = grant{state: Asking, ticket: t
 
 // becomeNext puts the successor in the grant's place. Redis was told of the successor.
 func (l *Lock) becomeNext() {
-	t := l.grant.next.ticket
+	t, wanted := l.grant.next.ticket, l.grant.next.wanted
 	t.sent = true
 	l.becomeAsking(t)
+	l.grant.wanted = wanted
 }
 
 // becomeQueued notes that the command sent at from was answered: the request waits.

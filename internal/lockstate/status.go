@@ -20,6 +20,7 @@ type Status struct {
 	Downgrading bool // a downgrade was asked for
 	Reserving   bool // a place in the queue behind the grant is reserved, or asked for
 	Renewed     bool // the grant needs renewals
+	Wanted      bool // the process knows that others wait for what it owns, or may own
 
 	ttl time.Duration // TTL that the last proof was for
 }
@@ -29,7 +30,7 @@ func (l *Lock) Status() Status {
 	g := &l.grant
 	v := Status{
 		State: g.state, InFlight: l.pending.verb, Req: g.req, Token: g.token, Proved: g.proved, Since: l.time(g.since),
-		Trust: g.trust(), Downgrading: g.role() == byDowngrade, Reserving: g.role() == byPlace, Renewed: l.needsRenewal(), ttl: g.ttl(),
+		Trust: g.trust(), Downgrading: g.role() == byDowngrade, Reserving: g.role() == byPlace, Renewed: l.needsRenewal(), Wanted: g.wanted, ttl: g.ttl(),
 	}
 	if g.next != nil {
 		v.Next = g.next.req.ID

@@ -110,6 +110,39 @@ func TestAGrantThatIsWantedBeforeItsAnswerCameIsWanted(t *testing.T) {
 	}
 }
 
+// So is a message about a request that is asked about because the message "granted" is not believed alone.
+func TestAGrantThatIsWantedWhileItIsConfirmedIsWanted(t *testing.T) {
+	h, req := queueing(t, writer(confirm))
+	h.hears("granted", req.ID, h.token())
+	h.sends(protocol.Acquire)
+	h.hears("wanted", req.ID, 0)
+	h.answer(h.kept(h.token()))
+	if h.l.grant.state != Held || !h.l.grant.wanted {
+		t.Errorf("state %v, wanted %v", h.l.grant.state, h.l.grant.wanted)
+	}
+}
+
+// A yield is granted at once, and somebody queues behind it, before its answer is here.
+func TestAGrantByAYieldThatIsWantedBeforeItsAnswerCameIsWanted(t *testing.T) {
+	for _, byMessage := range []bool{false, true} {
+		a := reader(func(o *Terms) { o.IdleHold = time.Second })
+		h := holding(t, a)
+		h.leave(a)
+		b := h.enter(writer())
+		next := h.sends(protocol.Yield).Next
+		h.hears("wanted", next, 0)
+		if byMessage {
+			h.hears("granted", next, h.token())
+		} else {
+			h.answer(h.grant())
+		}
+		h.in(b)
+		if !h.l.grant.wanted {
+			t.Errorf("it is not taken for wanted (granted by a message: %v)", byMessage)
+		}
+	}
+}
+
 // The server joins an id to the queue in fewer calls if it was never sent before.
 func TestOnlyTheFirstAcquireOfARequestIsCalledThat(t *testing.T) {
 	h := drive(t)

@@ -98,6 +98,8 @@ type simClient struct {
 	inbox     simInbox
 	hearing   lockstate.InboxHealth
 	rejoinAt  time.Time // when it subscribes again
+	wanted    string    // the request that others were last said to be queued behind; empty once an acquire sent since has an answer
+	wantedAt  time.Time // by its own clock
 	byToken   bool      // the cancel being handled did not find its id as the owner
 	cancel    lockstate.CancelSchedule
 	pauses    time.Duration // last pause after an error
@@ -382,6 +384,9 @@ func (c *simClient) step(what string, event func(now time.Time, fx *lockstate.Ef
 	event(c.now(), &fx)
 	w.losses(c, before, &fx)
 	w.released(c)
+	if g := c.status(); w.has[heeds] && g.State == lockstate.Held && g.Req.ID == c.wanted && !g.Wanted {
+		w.fail("%s was told that others wait for what it owns, and does not know it", c.name)
+	}
 	c.perform(&fx)
 	if w.has[anew] && c.lock.Idle() {
 		// This is how the client forgets a lock that nobody uses.
@@ -628,6 +633,9 @@ func (w *world) arrive(p *packet) {
 		} else {
 			c.pauses, c.probeAt, c.refused = 0, time.Time{}, false
 		}
+		if p.err == nil && p.cmd.Verb == protocol.Acquire && p.cmd.ID == c.wanted && !p.cmd.At.Before(c.wantedAt) {
+			c.wanted = ""
+		}
 		before := c.status()
 		c.step(what, func(now time.Time, fx *lockstate.Effects) {
 			c.lock.Answered(&p.cmd, p.a, redisserver.Classify(p.err), pause, now, fx)
@@ -672,6 +680,9 @@ func (w *world) arrive(p *packet) {
 			return
 		}
 		g := c.status()
+		if m.Kind == "wanted" && !(g.Reserving && m.ID == g.Req.ID) { // else the cancel of its own writer's place will tell
+			c.wanted, c.wantedAt = m.ID, c.now()
+		}
 		late := m.Kind == "wanted" && m.ID == g.Req.ID && g.State == lockstate.Asking && g.InFlight == protocol.None
 		c.step(m.Kind, func(now time.Time, fx *lockstate.Effects) { c.lock.Receive(&m, now, fx) })
 		if g = c.status(); late && w.has[heeds] && g.State == lockstate.Asking && g.InFlight == protocol.None && c.anyoneWaits() && c.lock.Due().Time(c.Start()).Sub(c.now()) > 100*time.Millisecond {
