@@ -145,6 +145,7 @@ func TestTheEndOfAnOutageIsLogged(t *testing.T) {
 		s.Mini.SetError("")
 		unlock(t, closesSoon(t, "it gets in", waiter))
 		time.Sleep(10 * time.Second)
+		synctest.Wait()
 		if want := "level=INFO msg=\"leased: Redis answers again after 4"; strings.Count(text.String(), want) != 1 {
 			t.Errorf("logged\n%s", text.String())
 		}
