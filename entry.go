@@ -345,10 +345,15 @@ func (e *entry) run(cmd *protocol.Command, limit time.Duration) {
 	var pause time.Duration
 	var failed time.Time
 	if fail != nil {
+		fail.Again = fail.Again && e.awake.pauses == nil // at once, but not again and again
 		failed, pause = time.Now(), e.pause()
 		c.inbox.requireProbe(fail)
-		c.log.commandFailed(e.keys.Name(), err)
-		c.downtime.commandFailed(fail, cmd.At)
+		if fail.Again {
+			pause = 0
+		} else {
+			c.log.commandFailed(e.keys.Name(), err)
+			c.downtime.commandFailed(fail, cmd.At)
+		}
 	} else {
 		c.downtime.commandAnswered()
 		c.outage.answered(e.awake.pauses != nil) // it is awake, with a command in flight
@@ -369,7 +374,7 @@ func (e *entry) run(cmd *protocol.Command, limit time.Duration) {
 	c.slotMap.commandFailed(fail) // before the step, whose commands are to find the right node
 	e.answered(cmd, a, fail, pause)
 	c.metrics.commanded(ctx, commandOf(cmd.Verb), took, fail)
-	if fail != nil {
+	if fail != nil && !fail.Again {
 		// After the step: the outage ends when a probe finds no lock that waits out a pause,
 		// and a probe in between would not find this one.
 		c.outage.failed(fail, failed)

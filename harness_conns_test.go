@@ -71,8 +71,15 @@ type line struct {
 // onLine returns a client behind a line.
 func onLine(t *testing.T, s place, opts ...leased.Option) (*leased.Client, *line) {
 	t.Helper()
+	rdb, l := s.lineOf(t)
+	return clientOn(t, s, rdb, opts...), l
+}
+
+// lineOf returns a Redis client behind a line.
+func (s place) lineOf(t *testing.T, change ...func(*redis.Options)) (*redis.Client, *line) {
+	t.Helper()
 	l := &line{settle: s.settle}
-	rdb := s.connect(t, func(o *redis.Options) {
+	return s.connect(t, append(change, func(o *redis.Options) {
 		direct := o.Dialer
 		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			l.mu.Lock()
@@ -86,8 +93,7 @@ func onLine(t *testing.T, s place, opts ...leased.Option) (*leased.Client, *line
 			}
 			return conn, err
 		}
-	})
-	return clientOn(t, s, rdb, opts...), l
+	})...), l
 }
 
 func (l *line) cut() {

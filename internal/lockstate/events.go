@@ -145,7 +145,9 @@ func (l *Lock) failed(t *ticket, fail *protocol.Failure, pause time.Duration, no
 	if head := l.waiting.first; head != nil {
 		head.Events.add(Event{At: now, What: eventError, Err: fail.Err})
 	}
-	l.rejectTries(fail.Err, fx)
+	if !fail.Again {
+		l.rejectTries(fail.Err, fx)
+	}
 	if fail.Lasts() {
 		for w := l.waiting.first; w != nil; {
 			next := w.next

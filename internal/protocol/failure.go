@@ -15,6 +15,10 @@ var (
 type Failure struct {
 	Err  error
 	Kind FailureKind
+
+	// Again says that the command met a connection that had been closed, and that the server has answered
+	// since. So the failure says nothing about the server, and the command can be repeated at once.
+	Again bool
 }
 
 // FailureKind says what a command's error means. NeedsOperator and the kinds after it do not

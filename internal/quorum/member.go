@@ -3,10 +3,8 @@ package quorum
 import (
 	"context"
 	"errors"
-	"io"
 	"net"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/leasedmutex/leased/internal/lockstate"
@@ -162,7 +160,7 @@ func (m *member) check(lost bool) {
 		m.mu.Unlock()
 	}()
 	err := m.ping()
-	for tries := 0; broke(err) && tries < mostBroken; tries++ {
+	for tries := 0; redisserver.ConnectionBroke(err) && tries < mostBroken; tries++ {
 		err = m.ping()
 	}
 	if err == nil {
@@ -190,25 +188,7 @@ const mostBroken = 100
 // The connection may have been closed long before, with all others: go-redis checks an idle connection
 // before it uses it, but cannot if the connection is encrypted. Or the pool had no connection.
 func provesLittle(fail *protocol.Failure) bool {
-	return fail != nil && (redisserver.PoolExhausted(fail.Err) || fail.Kind == protocol.NoAnswer && broke(fail.Err))
-}
-
-// The errors of Windows for a connection that was reset or aborted. Package syscall has names for them
-// on Windows only, and its ECONNRESET and EPIPE are invented numbers there, which connections never return.
-const (
-	windowsConnReset   = syscall.Errno(10054) // WSAECONNRESET
-	windowsConnAborted = syscall.Errno(10053) // WSAECONNABORTED
-)
-
-// broke reports whether err says that a connection was closed, and not by this process.
-func broke(err error) bool {
-	for _, end := range [...]error{io.EOF, io.ErrUnexpectedEOF, io.ErrClosedPipe,
-		syscall.ECONNRESET, syscall.EPIPE, windowsConnReset, windowsConnAborted} {
-		if errors.Is(err, end) {
-			return true
-		}
-	}
-	return false
+	return fail != nil && (redisserver.PoolExhausted(fail.Err) || fail.Kind == protocol.NoAnswer && redisserver.ConnectionBroke(fail.Err))
 }
 
 // stirs notes a sign of life: the server has sent a message, confirmed a subscription or answered

@@ -141,7 +141,7 @@ func Classify(err error) *protocol.Failure {
 	case notSent(err) && !errors.As(err, new(errPoolExhausted)): // this one is a guess
 		return &protocol.Failure{Err: err, Kind: protocol.NeverSent}
 	}
-	return &protocol.Failure{Err: err, Kind: protocol.NoAnswer}
+	return &protocol.Failure{Err: err, Kind: protocol.NoAnswer, Again: errors.As(err, &answersAgain{})}
 }
 
 // OnlyOperatorHelps reports whether err is a reply of Redis whose cause only an operator can remove,

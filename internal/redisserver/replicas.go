@@ -78,7 +78,7 @@ func (s *ReplicatedServer) Do(ctx context.Context, k *protocol.Keys, c *protocol
 		}
 		return a, err
 	}
-	node, err := s.nodeOf(ctx, k)
+	node, err := s.nodeOf(ctx, k.Lock)
 	if err != nil {
 		return protocol.Answer{}, s.explain(err)
 	}

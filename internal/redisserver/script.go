@@ -72,9 +72,12 @@ func (s *Script) call(ctx context.Context, byText bool, line []any) onceCmd {
 		line[0], line[1] = "evalsha", s.Sha
 	}
 	cmd := redis.NewCmd(ctx, line...)
-	cmd.SetFirstKeyPos(3)
+	cmd.SetFirstKeyPos(firstKey)
 	return onceCmd{cmd}
 }
+
+// firstKey is the place of the first key in a line.
+const firstKey = 3
 
 // lineOf returns a line for Script.call. Its first two places are for what call puts there.
 func lineOf(keys []any, args ...any) []any {

@@ -203,10 +203,13 @@ func (s *Server) send(ctx context.Context, heard bool, script *Script, line []an
 		cmd = script.call(ctx, true, line)
 		err = s.process(ctx, cmd, heard)
 	}
-	if err != nil {
-		return nil, s.explain(err)
+	switch {
+	case err == nil:
+		return cmd.Val(), nil
+	case s.mark == "" && ConnectionBroke(err) && s.clearBroken(ctx, line[firstKey]): // a quorum looks after its servers itself
+		return nil, answersAgain{s.explain(err)}
 	}
-	return cmd.Val(), nil
+	return nil, s.explain(err)
 }
 
 // alone returns a copy of the server for a command that runs with a user's context, which must not
@@ -338,7 +341,11 @@ func (s *Server) together(ctx context.Context, cmds []onceCmd) {
 		s.sent.Add(1)
 		all = append(all, s.trailer)
 	}
-	settle(all[:len(cmds)], pipelined(ctx, rdb, all))
+	err := pipelined(ctx, rdb, all)
+	settle(all[:len(cmds)], err)
+	if ConnectionBroke(err) { // or each renewal would meet another broken connection until its lease is lost
+		clearPool(ctx, rdb, true)
+	}
 }
 
 // pipelined sends commands in one round trip.
@@ -499,7 +506,7 @@ func (s *Server) continueCancels(ctx context.Context, again []int, call func(i i
 // In a Cluster the node that serves the lock publishes it; go-redis itself would choose any node.
 func (s *Server) Echo(ctx context.Context, k *protocol.Keys, channel, nonce string) (int, error) {
 	s.sent.Add(1)
-	node, err := s.nodeOf(ctx, k)
+	node, err := s.nodeOf(ctx, k.Lock)
 	if err != nil {
 		node = s.Rdb
 	}
@@ -507,11 +514,11 @@ func (s *Server) Echo(ctx context.Context, k *protocol.Keys, channel, nonce stri
 	return int(n), s.explain(err)
 }
 
-// nodeOf returns the node that has the keys, for a command that names no key and that the client of
+// nodeOf returns the node that has the key, for a command that names no key and that the client of
 // a Cluster would therefore send to any node.
-func (s *Server) nodeOf(ctx context.Context, k *protocol.Keys) (redis.UniversalClient, error) {
+func (s *Server) nodeOf(ctx context.Context, key string) (redis.UniversalClient, error) {
 	if cluster, ok := s.Rdb.(clusterNodes); ok {
-		return cluster.MasterForKey(ctx, k.Lock)
+		return cluster.MasterForKey(ctx, key)
 	}
 	return s.Rdb, nil
 }
@@ -538,7 +545,11 @@ func (s *Server) EvictOwner(ctx context.Context, k *protocol.Keys, least uint64,
 // evict runs the script, and notifies those of the evicted that the script did not.
 func (s *Server) evict(ctx context.Context, k *protocol.Keys, least any, value string) ([]string, error) {
 	k5 := k.All()
-	val, err := s.alone().run(ctx, &EvictScript, k5[:], s.args.inboxes, least, value)
+	one := s.alone()
+	if node, err := s.nodeOf(ctx, k.Lock); s.mark == "" && err == nil {
+		clearPool(ctx, node, false) // first, because an eviction without answer must not be repeated: it would evict the next owner
+	}
+	val, err := one.run(ctx, &EvictScript, k5[:], s.args.inboxes, least, value)
 	if err != nil {
 		return nil, err
 	}
@@ -576,6 +587,9 @@ const notifiedAtOnce = 100
 func (s *Server) Inspect(ctx context.Context, k *protocol.Keys) (protocol.Snapshot, error) {
 	k5 := k.All()
 	val, err := s.alone().run(ctx, &InspectScript, k5[:], s.args.inboxes)
+	if errors.As(err, &answersAgain{}) {
+		val, err = s.alone().run(ctx, &InspectScript, k5[:], s.args.inboxes)
+	}
 	if err != nil {
 		return protocol.Snapshot{}, err
 	}

@@ -1,0 +1,86 @@
+package redisserver
+
+import (
+	"context"
+	"errors"
+	"io"
+	"syscall"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// A server, or a proxy in front of it, closes connections when it restarts, fails over, or finds them
+// idle for long. go-redis looks at an idle connection before it uses it, but cannot where it is encrypted
+// or comes from a Dialer of the user's. There, each command after such a cut meets another connection
+// that was closed long before, and fails, while the server answers on every new one.
+
+// The errors of Windows for a connection that was reset or aborted. Package syscall has names for them
+// on Windows only, and its ECONNRESET and EPIPE are invented numbers there, which connections never return.
+const (
+	windowsConnReset   = syscall.Errno(10054) // WSAECONNRESET
+	windowsConnAborted = syscall.Errno(10053) // WSAECONNABORTED
+)
+
+// ConnectionBroke reports whether err says that a connection was closed, and not by this process.
+func ConnectionBroke(err error) bool {
+	for _, end := range [...]error{
+		io.EOF, io.ErrUnexpectedEOF, io.ErrClosedPipe,
+		syscall.ECONNRESET, syscall.EPIPE, windowsConnReset, windowsConnAborted,
+	} {
+		if errors.Is(err, end) {
+			return true
+		}
+	}
+	return false
+}
+
+// answersAgain is the error of a command that met a broken connection, if the server has answered a PING
+// since.
+type answersAgain struct{ error }
+
+func (e answersAgain) Unwrap() error { return e.error }
+
+// clearBroken has the pools of the node that serves the key rid of broken connections, and reports
+// whether the server answers.
+func (s *Server) clearBroken(ctx context.Context, key any) bool {
+	name, _ := key.(string)
+	node, err := s.nodeOf(ctx, name)
+	return err == nil && clearPool(ctx, node, false) && clearPool(ctx, node, true)
+}
+
+// pipelinePool is the default size of the pool that go-redis, from version 9.23 on, has for pipelines.
+// PoolStats leaves that pool out.
+const pipelinePool = 10
+
+// clearPool sends PINGs, on the connections that pipelines use or on the others, until one is answered or
+// all connections that are idle must have been tried, and reports whether one was answered. A PING
+// that meets a broken connection has go-redis discard it. rdb must be a client of one node; otherwise
+// clearPool does nothing.
+func clearPool(ctx context.Context, rdb redis.UniversalClient, pipelines bool) (answered bool) {
+	node, ok := rdb.(interface{ Options() *redis.Options })
+	if !ok {
+		return false
+	}
+	idle := int(rdb.PoolStats().IdleConns)
+	if pipelines {
+		idle = max(idle, pipelinePool)
+	}
+	for tries := 0; tries <= idle; tries++ { // the last one on a connection that is new
+		cmd := onceCmd{redis.NewCmd(ctx, "ping")}
+		var err error
+		if pipelines {
+			err = pipelined(ctx, rdb, []redis.Cmder{cmd})
+		} else {
+			err = rdb.Process(ctx, cmd)
+		}
+		switch {
+		case err == nil && !node.Options().PoolFIFO:
+			return true // and the connection is the next one to be used
+		case err == nil:
+			answered = true
+		case !ConnectionBroke(err):
+			return false
+		}
+	}
+	return answered
+}
