@@ -57,7 +57,7 @@ func examine(ctx context.Context, std streams, at *address) error {
 		if paint == nil {
 			paint = s.bold
 		}
-		width := widthOf(std.out)
+		width := proseWidth(std.out)
 		label := fmt.Sprintf("%-5s %-12s ", f.verdict, f.what)
 		lines := wrap(f.found, max(width-len(label), 20))
 		fmt.Fprintf(std.out, "%s%s%s\n", paint(f.verdict), label[len(f.verdict):], lines[0])

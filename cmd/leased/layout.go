@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"strconv"
 	"strings"
@@ -14,7 +15,10 @@ import (
 
 // How text is fitted to a terminal.
 
-// widthOf returns how many columns out has: those of a terminal, otherwise $COLUMNS, otherwise 80.
+const usualWidth = 80
+
+// widthOf returns how many columns out has: those of a terminal, otherwise $COLUMNS. Without either,
+// what is no terminal has no bound: a program reads it, which has to find whole names.
 func widthOf(out io.Writer) int {
 	if f := fileOf(out); f != nil {
 		if width, _, err := term.GetSize(int(f.Fd())); err == nil && width > 0 {
@@ -24,7 +28,18 @@ func widthOf(out io.Writer) int {
 	if n, err := strconv.Atoi(os.Getenv("COLUMNS")); err == nil && n > 0 {
 		return max(n, 20)
 	}
-	return 80
+	if isTerminal(out) { // it does not tell its size
+		return usualWidth
+	}
+	return math.MaxInt
+}
+
+// proseWidth is widthOf for sentences, which people read wherever they go: no bound is the usual width.
+func proseWidth(out io.Writer) int {
+	if width := widthOf(out); width != math.MaxInt {
+		return width
+	}
+	return usualWidth
 }
 
 // heightOf returns how many lines out has: those of a terminal, otherwise 24.

@@ -246,6 +246,29 @@ func TestInAPipeNothingIsColoredOrRewritten(t *testing.T) {
 	}
 }
 
+func TestInAPipeNamesAreWhole(t *testing.T) {
+	m := redistest.MiniTCP(t)
+	name := strings.Repeat("shop:", 40) + "2"
+	take(t, redistest.MiniClient(t, m), "", name)
+	t.Setenv("COLUMNS", "")
+	for _, line := range []string{"ls", "top --count 1"} {
+		got := invoke(t, append(strings.Fields(line), "--redis", m.Addr())...)
+		if found := strings.Join(names(got.out), " "); got.status != 0 || !strings.Contains(found, name) || !strings.Contains(got.out, "worker-1") {
+			t.Errorf("leased %s without COLUMNS: %+v", line, got)
+		}
+	}
+	if got := invoke(t, "inspect", name, "--redis", m.Addr()); got.status != 0 || !strings.Contains(got.out, ", since ") || strings.Count(got.out, "\n") != 4 {
+		t.Errorf("leased inspect without COLUMNS breaks lines: %+v", got)
+	}
+	for _, line := range []string{"help run", "doctor --redis " + m.Addr()} {
+		for text := range strings.Lines(invoke(t, strings.Fields(line)...).out) {
+			if columns(strings.TrimSpace(text)) > 80 {
+				t.Errorf("leased %s without COLUMNS prints %q", line, text)
+			}
+		}
+	}
+}
+
 func TestTimesHaveTheirZone(t *testing.T) {
 	local := time.Local
 	t.Cleanup(func() { time.Local = local })

@@ -79,7 +79,7 @@ func manual(root *cobra.Command) string {
 		{"LEASED_REDIS, REDIS_URL", "Where Redis is, unless --redis says it; the first that is set. A URL may hold a password, which other users of the machine can read on a command line, but not here."},
 		{"LEASED_NAME, LEASED_TOKEN", "Set by run for its command: the lock, and the fencing token of the lease."},
 		{"NO_COLOR", "If it is not empty, output has no colors."},
-		{"COLUMNS", "How wide output is that does not go to a terminal; 80 by default."},
+		{"COLUMNS", "How wide output is that does not go to a terminal. If it is not set, help and doctor have 80 columns there, and the others never cut or break a line."},
 	} {
 		line(".TP\n.B %s\n%s", roff(v[0]), roff(v[1]))
 	}

@@ -153,7 +153,7 @@ func helpCommand() *cobra.Command {
 // explain prints help in lines that fit the terminal.
 func explain(c *cobra.Command, _ []string) {
 	out := c.OutOrStdout()
-	width := min(widthOf(out), 100)
+	width := min(proseWidth(out), 100)
 	c.InitDefaultHelpFlag()
 	about := c.Long
 	if about == "" {
