@@ -263,6 +263,42 @@ func (a *address) connect(ctx context.Context, change ...func(*redis.UniversalOp
 	return rdb, nil
 }
 
+// connectWhole is connect for commands that look at all keys, or use keys of any slot. A node of a
+// Cluster that is asked as if it were a server of its own knows only the locks of its slots, and does
+// not say so.
+func (a *address) connectWhole(ctx context.Context) (redis.UniversalClient, error) {
+	rdb, err := a.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if node, ok := rdb.(*redis.Client); ok && isPart(ctx, node) {
+		rdb.Close()
+		return nil, fmt.Errorf("cannot use Redis at %s: it is a node of a Cluster, and knows only a part of the locks: add --cluster", node.Options().Addr)
+	}
+	return rdb, nil
+}
+
+// isPart reports whether a server is one of several masters of a Cluster, or a replica of one. It
+// asks with HELLO, which needs no right. Servers before Redis 6.2 want an argument there, so they
+// count as whole; so does a Cluster whose slots are all served by one master.
+func isPart(ctx context.Context, node *redis.Client) bool {
+	hello := redis.NewMapStringInterfaceCmd(ctx, "hello")
+	if err := node.Process(ctx, hello); err != nil || hello.Val()["mode"] != "cluster" {
+		return false
+	}
+	slots, err := node.ClusterSlots(ctx).Result()
+	if err != nil {
+		return true
+	}
+	masters := map[string]bool{}
+	for _, s := range slots {
+		if len(s.Nodes) > 0 {
+			masters[s.Nodes[0].ID] = true
+		}
+	}
+	return len(masters) != 1
+}
+
 // unconnected is inPlainWords for the first command of a client. A server that expects TLS and one
 // that does not know it have no words for each other.
 func unconnected(o *redis.UniversalOptions, err error) error {

@@ -56,7 +56,7 @@ func (d *demo) begin(ctx context.Context, stderr io.Writer) error {
 		at, place = address{Redis: d.server.Addr()}, ", inside this program"
 	}
 	var err error
-	if d.rdb, err = at.connect(ctx); err != nil {
+	if d.rdb, err = at.connectWhole(ctx); err != nil {
 		return err
 	}
 	if d.options.quorum {

@@ -157,7 +157,7 @@ func sellFenced(ctx context.Context, at address, stock int, screen *screen) (sal
 	var rdbs [3]redis.UniversalClient // of the two owners, and of whoever deletes the key
 	var clients [2]*leased.Client
 	for i := range rdbs {
-		if rdbs[i], err = at.connect(ctx); err != nil {
+		if rdbs[i], err = at.connectWhole(ctx); err != nil {
 			return nil, err
 		}
 		defer rdbs[i].Close()

@@ -57,7 +57,7 @@ func listCommand(std streams) *cobra.Command {
 }
 
 func list(ctx context.Context, std streams, at *address, pattern string, limit int, all, asJSON bool) error {
-	rdb, err := at.connect(ctx)
+	rdb, err := at.connectWhole(ctx)
 	if err != nil {
 		return err
 	}

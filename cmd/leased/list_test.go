@@ -346,6 +346,29 @@ func TestTheDocumentedRightsAreEnough(t *testing.T) {
 	}
 }
 
+func TestAPartOfAClusterIsNotShownAsAllOfIt(t *testing.T) {
+	in := redistest.Server(t, "--cluster-enabled", "yes")
+	for _, line := range []string{"ls", "ls --all --json", "top --count 1", "demo", "demo --fence"} {
+		got := invoke(t, append(strings.Fields(line), "--redis", "redis://"+in.Addr)...)
+		if got.status != 1 || strings.Contains(got.out, "held") || !strings.Contains(got.err, "cannot use Redis at "+in.Addr) || !strings.Contains(got.err, "add --cluster") {
+			t.Errorf("leased %s of a node: %+v", line, got)
+		}
+	}
+	// A node that serves all slots knows all locks.
+	all := []any{"CLUSTER", "ADDSLOTS"}
+	for slot := range 16384 {
+		all = append(all, slot)
+	}
+	if err := in.Client().Do(t.Context(), all...).Err(); err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{"ls", "top --count 1"} {
+		if got := invoke(t, append(strings.Fields(line), "--redis", in.Addr)...); got.status != 0 {
+			t.Errorf("leased %s of a Cluster of one node: %+v", line, got)
+		}
+	}
+}
+
 func TestNamesOfLocksAreCompleted(t *testing.T) {
 	m := redistest.MiniTCP(t)
 	take(t, redistest.MiniClient(t, m), "p:", "job:1", "job:2", "other")
@@ -431,6 +454,12 @@ func TestDeploymentsAreReached(t *testing.T) {
 		}
 		if !told {
 			t.Error("that --cluster is missing is not told")
+		}
+		for _, node := range c.Nodes { // replicas are last
+			got := invoke(t, "ls", "--redis", node.Addr)
+			if got.status != 1 || got.out != "" || !strings.Contains(got.err, "add --cluster") {
+				t.Errorf("ls of one node: %+v", got)
+			}
 		}
 	})
 	t.Run("tls", func(t *testing.T) {

@@ -51,7 +51,7 @@ func topCommand(std streams) *cobra.Command {
 			if len(args) == 1 {
 				pattern = args[0]
 			}
-			rdb, err := at.connect(ctx)
+			rdb, err := at.connectWhole(ctx)
 			if err != nil {
 				return err
 			}
