@@ -250,15 +250,27 @@ func (a *address) connect(ctx context.Context, change ...func(*redis.UniversalOp
 	for _, f := range change {
 		f(o)
 	}
-	rdb := redis.NewUniversalClient(o)
 	ctx, cancel := context.WithTimeout(ctx, connectTime)
 	defer cancel()
-	if err := rdb.Ping(ctx).Err(); err != nil {
-		rdb.Close()
+	connect := connectServer
+	if a.Cluster {
+		connect = connectCluster
+	}
+	rdb, err := connect(ctx, o)
+	if err != nil {
 		if errors.As(err, new(redis.Error)) { // it has answered
 			return nil, fmt.Errorf("cannot use Redis at %s: %w", where(o), inPlainWords(err))
 		}
 		return nil, fmt.Errorf("no Redis at %s: %w", where(o), unconnected(o, err))
+	}
+	return rdb, nil
+}
+
+func connectServer(ctx context.Context, o *redis.UniversalOptions) (redis.UniversalClient, error) {
+	rdb := redis.NewUniversalClient(o)
+	if err := rdb.Ping(ctx).Err(); err != nil {
+		rdb.Close()
+		return nil, err
 	}
 	return rdb, nil
 }
@@ -276,27 +288,6 @@ func (a *address) connectWhole(ctx context.Context) (redis.UniversalClient, erro
 		return nil, fmt.Errorf("cannot use Redis at %s: it is a node of a Cluster, and knows only a part of the locks: add --cluster", node.Options().Addr)
 	}
 	return rdb, nil
-}
-
-// isPart reports whether a server is one of several masters of a Cluster, or a replica of one. It
-// asks with HELLO, which needs no right. Servers before Redis 6.2 want an argument there, so they
-// count as whole; so does a Cluster whose slots are all served by one master.
-func isPart(ctx context.Context, node *redis.Client) bool {
-	hello := redis.NewMapStringInterfaceCmd(ctx, "hello")
-	if err := node.Process(ctx, hello); err != nil || hello.Val()["mode"] != "cluster" {
-		return false
-	}
-	slots, err := node.ClusterSlots(ctx).Result()
-	if err != nil {
-		return true
-	}
-	masters := map[string]bool{}
-	for _, s := range slots {
-		if len(s.Nodes) > 0 {
-			masters[s.Nodes[0].ID] = true
-		}
-	}
-	return len(masters) != 1
 }
 
 // unconnected is inPlainWords for the first command of a client. A server that expects TLS and one
@@ -342,6 +333,7 @@ var hints = [...]hint{
 	{"unknown command 'sentinel'", "it is no sentinel", "leave out --sentinel"},
 	{"first record does not look like a TLS handshake", "it does not speak TLS", "begin the URL with redis:// and leave out --tls"},
 	{"context deadline exceeded", "it did not answer in time", ""},
+	{"i/o timeout", "it did not answer in time", ""},
 }
 
 const (

@@ -28,7 +28,7 @@ func inspectCommand(std streams) *cobra.Command {
 			if err := checkInterval(interval); err != nil {
 				return err
 			}
-			client, done, err := at.client(ctx)
+			client, done, err := at.client(ctx, args[0])
 			if err != nil {
 				return err
 			}
@@ -58,14 +58,18 @@ func inspectCommand(std streams) *cobra.Command {
 	return c
 }
 
-// client returns a client of the library, which holds nothing by itself, and a function that closes
-// it.
-func (a *address) client(ctx context.Context, opts ...leased.Option) (*leased.Client, func(), error) {
+// client returns a client of the library for work on one lock, and a function that closes it. The
+// client holds nothing by itself. Whoever has the lock has answered.
+func (a *address) client(ctx context.Context, name string, opts ...leased.Option) (*leased.Client, func(), error) {
 	if a.Quorum {
 		return a.quorumClient(ctx, opts...)
 	}
 	rdb, err := a.connect(ctx)
 	if err != nil {
+		return nil, nil, err
+	}
+	if err := reach(ctx, rdb, a.prefix, name); err != nil {
+		rdb.Close()
 		return nil, nil, err
 	}
 	client, err := newClient(rdb, a.prefix, opts...)

@@ -271,26 +271,6 @@ func (s *scan) step(ctx context.Context, rdb redis.UniversalClient) ([]string, e
 	return names, nil
 }
 
-// masters returns the masters of a Cluster, or the only server.
-func masters(ctx context.Context, rdb redis.UniversalClient) ([]redis.Cmdable, error) {
-	cluster, ok := rdb.(*redis.ClusterClient)
-	if !ok {
-		return []redis.Cmdable{rdb}, nil
-	}
-	var mu sync.Mutex // guards nodes: ForEachMaster makes its calls concurrently
-	var nodes []redis.Cmdable
-	err := cluster.ForEachMaster(ctx, func(_ context.Context, node *redis.Client) error {
-		mu.Lock()
-		defer mu.Unlock()
-		nodes = append(nodes, node)
-		return nil
-	})
-	if err == nil && len(nodes) == 0 {
-		err = errors.New("the Cluster has no masters")
-	}
-	return nodes, err
-}
-
 // lockOfMeta returns the lock whose last token a key holds: the key is <key>:{<key>}:meta, or
 // <key>::meta if the lock's key has a hash tag of its own.
 func lockOfMeta(prefix, key string) (name string, ok bool) {

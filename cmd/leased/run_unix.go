@@ -53,7 +53,7 @@ func runUnder(ctx context.Context, std streams, o *runOptions) error {
 
 	var trouble troubleLog
 	connecting, cancel := o.bounded(ctx, time.Second) // however short -w is, a slow connection is no failure
-	client, closeClient, err := o.at.client(connecting, leased.WithTTL(o.ttl), leased.WithMinHold(o.atLeast), leased.WithLogger(slog.New(&trouble)))
+	client, closeClient, err := o.at.client(connecting, o.name, leased.WithTTL(o.ttl), leased.WithMinHold(o.atLeast), leased.WithLogger(slog.New(&trouble)))
 	cancel()
 	if err != nil {
 		return err

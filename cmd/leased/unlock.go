@@ -29,7 +29,7 @@ func unlockCommand(std streams) *cobra.Command {
 			if !yes && !isTerminal(std.in) {
 				return usagef("unlock cannot ask, as its input is no terminal: give --yes")
 			}
-			client, done, err := at.client(ctx)
+			client, done, err := at.client(ctx, args[0])
 			if err != nil {
 				return err
 			}

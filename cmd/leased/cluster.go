@@ -1,0 +1,174 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// A node of a Cluster that hangs must not hold up what needs only the others. So nothing here leaves
+// it to go-redis which node to ask.
+
+const (
+	othersTime = 250 * time.Millisecond // for further nodes of a Cluster to answer, once one has
+	slotsTime  = time.Second            // for reading the slots again
+)
+
+// connectCluster returns a client of a Cluster, with the nodes that answered, once one of them did.
+func connectCluster(ctx context.Context, o *redis.UniversalOptions) (redis.UniversalClient, error) {
+	addrs, err := awake(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	c := o.Cluster()
+	// go-redis reads the slots from one of these that it chooses at random.
+	c.Addrs = addrs
+	// These policies have PING sent to all masters, and before the first command, go-redis reads them
+	// from a node that it chooses at random.
+	c.DisableRoutingPolicies = true
+	return redis.NewClusterClient(c), nil
+}
+
+// awake asks all of the given nodes for the slots, and returns those that answer soon.
+func awake(ctx context.Context, o *redis.UniversalOptions) ([]string, error) {
+	type answer struct {
+		addr string
+		err  error
+	}
+	answered := make(chan answer, len(o.Addrs))
+	for _, addr := range o.Addrs {
+		one := *o
+		one.Addrs, one.MaxRetries = []string{addr}, -1
+		node := redis.NewClient(one.Simple())
+		defer node.Close()
+		// This is ended by the answer, by ctx, or by Close if the node hangs. It is not waited for,
+		// because a dial may take its time to notice.
+		go func() { answered <- answer{addr, node.ClusterSlots(ctx).Err()} }()
+	}
+	var found []string
+	var failed error
+	var over <-chan time.Time
+	for waiting := len(o.Addrs); waiting > 0; {
+		select {
+		case a := <-answered:
+			waiting--
+			switch {
+			case a.err == nil:
+				if found = append(found, a.addr); over == nil {
+					over = time.After(othersTime)
+				}
+			case failed == nil || !errors.As(failed, new(redis.Error)): // an error of Redis says more than silence
+				failed = a.err
+			}
+		case <-over:
+			waiting = 0
+		case <-ctx.Done():
+			waiting = 0
+			if failed == nil {
+				failed = ctx.Err()
+			}
+		}
+	}
+	if len(found) > 0 {
+		return found, nil
+	}
+	return nil, failed
+}
+
+// reach returns an error if the lock is on a node of a Cluster that does not answer.
+func reach(ctx context.Context, rdb redis.UniversalClient, prefix, name string) error {
+	cluster, ok := rdb.(*redis.ClusterClient)
+	if !ok {
+		return nil // it has answered
+	}
+	keys, err := protocol.NewKeys(prefix, name)
+	if err != nil {
+		return nil // whoever uses the name says what is wrong with it
+	}
+	node, err := cluster.MasterForKey(ctx, keys.Lock)
+	if err != nil {
+		return fmt.Errorf("no node of the Cluster has lock %q: %w", name, inPlainWords(err))
+	}
+	return answers(ctx, node, fmt.Sprintf("has lock %q", name))
+}
+
+// answers returns an error that says what a node of a Cluster does, if it is silent.
+func answers(ctx context.Context, node *redis.Client, does string) error {
+	ctx, cancel := context.WithTimeout(ctx, connectTime)
+	defer cancel()
+	if err := node.Ping(ctx).Err(); err != nil && !errors.As(err, new(redis.Error)) {
+		return fmt.Errorf("no Redis at %s, which %s: %w", node.Options().Addr, does, inPlainWords(err))
+	}
+	return nil
+}
+
+// masters returns the masters of a Cluster once all of them have answered, or the only server.
+func masters(ctx context.Context, rdb redis.UniversalClient) ([]redis.Cmdable, error) {
+	cluster, ok := rdb.(*redis.ClusterClient)
+	if !ok {
+		return []redis.Cmdable{rdb}, nil
+	}
+	found, err := mastersOf(ctx, cluster)
+	if err != nil {
+		return nil, err
+	}
+	nodes, failures := make([]redis.Cmdable, len(found)), make([]error, len(found))
+	var all sync.WaitGroup
+	for i, node := range found {
+		nodes[i] = node
+		all.Go(func() { failures[i] = answers(ctx, node, "is a master of the Cluster") }) // waited for below
+	}
+	all.Wait()
+	for _, err := range failures {
+		if err != nil {
+			return nil, err
+		}
+	}
+	return nodes, nil
+}
+
+// mastersOf returns the masters of a Cluster, whether they answer or not.
+func mastersOf(ctx context.Context, cluster *redis.ClusterClient) ([]*redis.Client, error) {
+	// go-redis reads the slots again, from any node. If that one hangs, it takes the slots that it knows.
+	ctx, cancel := context.WithTimeout(ctx, slotsTime)
+	defer cancel()
+	var mu sync.Mutex // guards nodes: ForEachMaster makes its calls concurrently
+	var nodes []*redis.Client
+	err := cluster.ForEachMaster(ctx, func(_ context.Context, node *redis.Client) error {
+		mu.Lock()
+		defer mu.Unlock()
+		nodes = append(nodes, node)
+		return nil
+	})
+	if err == nil && len(nodes) == 0 {
+		err = errors.New("the Cluster has no masters")
+	}
+	return nodes, err
+}
+
+// isPart reports whether a server is one of several masters of a Cluster, or a replica of one. It
+// asks with HELLO, which needs no right. Servers before Redis 6.2 want an argument there, so they
+// count as whole; so does a Cluster whose slots are all served by one master.
+func isPart(ctx context.Context, node *redis.Client) bool {
+	hello := redis.NewMapStringInterfaceCmd(ctx, "hello")
+	if err := node.Process(ctx, hello); err != nil || hello.Val()["mode"] != "cluster" {
+		return false
+	}
+	slots, err := node.ClusterSlots(ctx).Result()
+	if err != nil {
+		return true
+	}
+	masters := map[string]bool{}
+	for _, s := range slots {
+		if len(s.Nodes) > 0 {
+			masters[s.Nodes[0].ID] = true
+		}
+	}
+	return len(masters) != 1
+}
