@@ -96,10 +96,12 @@ func invalid(format string, args ...any) error {
 // share one Redis, or so that an ACL pattern can match them. A prefix has at most 256
 // bytes; for braces in it, see [Client.Mutex]. The default is no prefix.
 //
-// All clients that share a lock need the same prefix. A key is the prefix and the name, with
-// nothing in between: end the prefix with a separator, such as a colon, so that no name of
-// one application is a key of another. Where that happens, both still exclude each other, but
-// a release does not wake the other's waiters, which notice it only when they next look.
+// All clients that share a lock need the same prefix, because messages go to channels under
+// it. A key is the prefix and the name, with nothing in between: end the prefix with a
+// separator, such as a colon, so that no name of one application is a key of another. Where
+// that happens, both still exclude each other, but a release does not wake the other's
+// waiters, which may lose their places and notice it only when they next look, and a
+// ForceUnlock does not tell the other's owner, which notices it only at its next renewal.
 func WithKeyPrefix(prefix string) Option {
 	return clientOption(func(o *clientOptions) error {
 		if len(prefix) > maxPrefixBytes || !utf8.ValidString(prefix) {

@@ -28,13 +28,13 @@ func inspectCommand(std streams) *cobra.Command {
 			if err := checkInterval(interval); err != nil {
 				return err
 			}
-			client, done, err := at.client(ctx, args[0])
+			conn, err := at.open(ctx, args[0])
 			if err != nil {
 				return err
 			}
-			defer done()
+			defer conn.close()
 			show := func() error {
-				info, err := client.Inspect(ctx, args[0])
+				info, err := conn.client.Inspect(ctx, args[0])
 				if err != nil {
 					return operatorError("inspect", err)
 				}
@@ -42,6 +42,11 @@ func inspectCommand(std streams) *cobra.Command {
 					return json.NewEncoder(std.out).Encode(jsonOf(info, time.Now()))
 				}
 				describe(std.out, info)
+				if len(info.Owners) > 0 || info.Queue > 0 {
+					if other := conn.alias(ctx, args[0]); other != nil {
+						hang(std.out, "hint    ", other.says("leased inspect", ""), widthOf(std.out))
+					}
+				}
 				return nil
 			}
 			if !watch {
@@ -58,29 +63,39 @@ func inspectCommand(std streams) *cobra.Command {
 	return c
 }
 
-// client returns a client of the library for work on one lock, and a function that closes it. The
-// client holds nothing by itself. Whoever has the lock has answered.
-func (a *address) client(ctx context.Context, name string, opts ...leased.Option) (*leased.Client, func(), error) {
+// connection is a client of the library, which holds nothing by itself, and the servers that it uses.
+type connection struct {
+	client  *leased.Client
+	servers []redis.UniversalClient // several if they are a quorum
+	prefix  string
+}
+
+func (c *connection) close() {
+	c.client.Close() // it holds nothing, so there is no error to report
+	for _, rdb := range c.servers {
+		rdb.Close()
+	}
+}
+
+// open returns a connection for work on one lock. Whoever has the lock has answered.
+func (a *address) open(ctx context.Context, name string, opts ...leased.Option) (*connection, error) {
 	if a.Quorum {
-		return a.quorumClient(ctx, opts...)
+		return a.openQuorum(ctx, opts...)
 	}
 	rdb, err := a.connect(ctx)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if err := reach(ctx, rdb, a.prefix, name); err != nil {
 		rdb.Close()
-		return nil, nil, err
+		return nil, err
 	}
 	client, err := newClient(rdb, a.prefix, opts...)
 	if err != nil {
 		rdb.Close()
-		return nil, nil, err
+		return nil, err
 	}
-	return client, func() {
-		client.Close() // it holds nothing, so there is no error to report
-		rdb.Close()
-	}, nil
+	return &connection{client, []redis.UniversalClient{rdb}, a.prefix}, nil
 }
 
 // clientOptions returns opts and those of every client, which logs nothing unless opts have a

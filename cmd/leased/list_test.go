@@ -455,6 +455,17 @@ func TestDeploymentsAreReached(t *testing.T) {
 		if !told {
 			t.Error("that --cluster is missing is not told")
 		}
+		// The owner listens to one of the masters, which may not be the one that has the lock.
+		take(t, rdb, "billing:", "x", "y", "z")
+		for _, name := range []string{"billing:x", "billing:y", "billing:z"} {
+			until(t, "the owner is found by its channel", func() bool {
+				return strings.Contains(invoke(t, "inspect", name, "--cluster", "--redis", addrs).out, "hint ")
+			})
+			got := invoke(t, "unlock", "--force", "--yes", name, "--cluster", "--redis", addrs)
+			if got.status != statusUsage || !strings.Contains(got.err, "--prefix billing: ") {
+				t.Errorf("unlock under another prefix: %+v", got)
+			}
+		}
 		for _, node := range c.Nodes { // replicas are last
 			got := invoke(t, "ls", "--redis", node.Addr)
 			if got.status != 1 || got.out != "" || !strings.Contains(got.err, "add --cluster") {

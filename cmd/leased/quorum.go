@@ -11,12 +11,11 @@ import (
 	"github.com/leasedmutex/leased"
 )
 
-// quorumClient is like client, but for several independent servers; a majority of them has
-// answered.
-func (a *address) quorumClient(ctx context.Context, opts ...leased.Option) (*leased.Client, func(), error) {
+// openQuorum is like open, but for several independent servers; a majority of them has answered.
+func (a *address) openQuorum(ctx context.Context, opts ...leased.Option) (*connection, error) {
 	a.fill()
 	if a.Cluster || a.Sentinel != "" {
-		return nil, nil, usagef("--quorum excludes --cluster and --sentinel")
+		return nil, usagef("--quorum excludes --cluster and --sentinel")
 	}
 	var rdbs []redis.UniversalClient
 	var options []*redis.UniversalOptions
@@ -35,24 +34,21 @@ func (a *address) quorumClient(ctx context.Context, opts ...leased.Option) (*lea
 		o, err := one.options()
 		if err != nil {
 			closeAll()
-			return nil, nil, err
+			return nil, err
 		}
 		rdbs, options = append(rdbs, redis.NewUniversalClient(o)), append(options, o)
 	}
 	client, err := leased.NewQuorum(rdbs, clientOptions(a.prefix, opts)...)
 	if err != nil {
 		closeAll()
-		return nil, nil, usagef("--quorum: %s", bare(err))
+		return nil, usagef("--quorum: %s", bare(err))
 	}
 	if err := majorityAnswers(ctx, rdbs, options); err != nil {
 		client.Close() // it holds nothing
 		closeAll()
-		return nil, nil, err
+		return nil, err
 	}
-	return client, func() {
-		client.Close() // it holds nothing, so there is no error to report
-		closeAll()
-	}, nil
+	return &connection{client, rdbs, a.prefix}, nil
 }
 
 // majorityAnswers returns nil if a majority of the servers answers, and otherwise an error that

@@ -52,13 +52,12 @@ func runUnder(ctx context.Context, std streams, o *runOptions) error {
 	defer signal.Stop(signals)
 
 	var trouble troubleLog
-	connecting, cancel := o.bounded(ctx, time.Second) // however short -w is, a slow connection is no failure
-	client, closeClient, err := o.at.client(connecting, o.name, leased.WithTTL(o.ttl), leased.WithMinHold(o.atLeast), leased.WithLogger(slog.New(&trouble)))
-	cancel()
+	conn, err := o.connect(ctx, &trouble)
 	if err != nil {
 		return err
 	}
-	defer closeClient() // the lease is unlocked before
+	defer conn.close() // the lease is unlocked before
+	client := conn.client
 
 	g, err := startGuard()
 	if err != nil {
@@ -100,6 +99,21 @@ func runUnder(ctx context.Context, std streams, o *runOptions) error {
 		return &exitStatus{statusRunLost, r.lost}
 	}
 	return err
+}
+
+// connect connects to Redis, and refuses a lock whose clients would not hear this one.
+func (o *runOptions) connect(ctx context.Context, trouble *troubleLog) (*connection, error) {
+	ctx, cancel := o.bounded(ctx, time.Second) // however short -w is, a slow connection is no failure
+	defer cancel()
+	conn, err := o.at.open(ctx, o.name, leased.WithTTL(o.ttl), leased.WithMinHold(o.atLeast), leased.WithLogger(slog.New(trouble)))
+	if err != nil {
+		return nil, err
+	}
+	if other := conn.alias(ctx, o.name); other != nil {
+		conn.close()
+		return nil, usagef("%s", other.says("leased run", " -- …"))
+	}
+	return conn, nil
 }
 
 // bounded returns a context that ends when -w says, but not before least has passed.

@@ -29,11 +29,12 @@ func unlockCommand(std streams) *cobra.Command {
 			if !yes && !isTerminal(std.in) {
 				return usagef("unlock cannot ask, as its input is no terminal: give --yes")
 			}
-			client, done, err := at.client(ctx, args[0])
+			conn, err := at.open(ctx, args[0])
 			if err != nil {
 				return err
 			}
-			defer done()
+			defer conn.close()
+			client := conn.client
 			info, err := client.Inspect(ctx, args[0])
 			if err != nil {
 				return operatorError("unlock", err)
@@ -41,6 +42,9 @@ func unlockCommand(std streams) *cobra.Command {
 			if len(info.Owners) == 0 {
 				fmt.Fprintf(std.out, "%q is free.\n", info.Name)
 				return nil
+			}
+			if other := conn.alias(ctx, args[0]); other != nil {
+				return usagef("%s", other.says("leased unlock --force", ""))
 			}
 			if !yes {
 				describe(std.out, info)

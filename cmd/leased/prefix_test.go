@@ -1,0 +1,175 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/redistest"
+)
+
+// holds takes a lock for a client with a prefix, and returns once its messages arrive.
+func holds(t *testing.T, rdb *redis.Client, prefix, name, label string) *leased.Lease {
+	t.Helper()
+	client, err := leased.New(rdb, leased.WithKeyPrefix(prefix), leased.WithOwner(label))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lease, err := client.Mutex(name).LockContext(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		lease.Unlock() // a test may have had it evicted
+		client.Close()
+	})
+	id, err := rdb.Get(t.Context(), prefix+name).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	who, err := protocol.ParseID(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	inbox := protocol.InboxChannel(prefix, who.Client)
+	until(t, "the owner subscribes", func() bool {
+		count, err := rdb.PubSubNumSub(t.Context(), inbox).Result()
+		return err == nil && count[inbox] > 0
+	})
+	return lease
+}
+
+func TestALockWhoseClientsHaveAnotherPrefixIsLeftToThatPrefix(t *testing.T) {
+	redistest.InTurn(t, func(t *testing.T, s redistest.Target) {
+		rdb := s.NewClient(t)
+		at := []string{"--redis", s.Addr, "--prefix", s.Prefix}
+		inner := s.Prefix + "billing:"
+		lease := holds(t, rdb, inner, "no. 1", `web[1]*?\`)
+		key := s.Prefix + "billing:no. 1"
+
+		says := `is lock "no. 1" of clients with key prefix "` + inner + `"; use: leased `
+		remedy := " --prefix " + inner + " 'no. 1'"
+		got := invoke(t, append([]string{"unlock", "--force", "--yes", "billing:no. 1"}, at...)...)
+		if want := says + "unlock --force" + remedy + "\n"; got.status != statusUsage || got.out != "" || !strings.Contains(got.err, want) {
+			t.Errorf("unlock: %+v, want %q", got, want)
+		}
+		status, out, errs := runResult(t, s.Addr, "--prefix", s.Prefix, "billing:no. 1", "--", "true")
+		if want := says + "run" + remedy + " -- …\n"; status != statusRunUsage || out != "" || !strings.HasSuffix(errs, want) {
+			t.Errorf("run: status %d, stdout %q, stderr %q, want %q", status, out, errs, want)
+		}
+		t.Setenv("COLUMNS", "") // no line is broken
+		got = invoke(t, append([]string{"inspect", "billing:no. 1"}, at...)...)
+		if want := "\nhint    \"" + key + "\" " + says + "inspect" + remedy + "\n"; got.status != 0 || !strings.Contains(got.out, want) {
+			t.Errorf("inspect: %+v, want %q", got, want)
+		}
+		if got := invoke(t, append([]string{"inspect", "--json", "billing:no. 1"}, at...)...); got.status != 0 || strings.Contains(got.out+got.err, "hint") {
+			t.Errorf("inspect --json: %+v", got)
+		}
+		if err := lease.Check(t.Context()); err != nil {
+			t.Fatalf("the owner lost its lease: %v", err)
+		}
+
+		// The remedy, where the owner is told at once.
+		got = invoke(t, "inspect", "no. 1", "--redis", s.Addr, "--prefix", inner)
+		if got.status != 0 || strings.Contains(got.out, "hint") {
+			t.Errorf("inspect with the right prefix: %+v", got)
+		}
+		if got := invoke(t, "unlock", "--force", "--yes", "no. 1", "--redis", s.Addr, "--prefix", inner); got.status != 0 {
+			t.Errorf("unlock with the right prefix: %+v", got)
+		}
+		within(t, lease.Context().Done(), "the owner is not told")
+	})
+}
+
+func TestAPrefixThatClientsDoNotHaveIsRefusedToo(t *testing.T) {
+	m := redistest.MiniTCP(t)
+	holds(t, redistest.MiniClient(t, m), "", "billing:x", "web")
+	got := invoke(t, "unlock", "--force", "--yes", "--prefix", "billing:", "x", "--redis", m.Addr())
+	if want := `"billing:x" is lock "billing:x" of clients without a key prefix; use: leased unlock --force billing:x` + "\n"; got.status != statusUsage || !strings.Contains(got.err, want) {
+		t.Errorf("%+v, want %q", got, want)
+	}
+}
+
+func TestAWaiterBehindAForeignOwnerTellsThePrefix(t *testing.T) {
+	m := redistest.MiniTCP(t)
+	rdb := redistest.MiniClient(t, m)
+	m.Set("billing:x", "mine")
+	client, err := leased.New(rdb, leased.WithKeyPrefix("billing:"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	// Ended by cancel, waited for below.
+	go func() {
+		defer close(done)
+		client.Mutex("x").LockContext(ctx)
+	}()
+	defer func() {
+		cancel()
+		<-done
+		client.Close()
+	}()
+	until(t, "the waiter is found by its channel", func() bool {
+		return strings.Contains(invoke(t, "inspect", "billing:x", "--redis", m.Addr()).out, "--prefix billing: x")
+	})
+	if status, _, errs := runResult(t, m.Addr(), "-w", "0.1", "billing:x", "--", "true"); status != statusRunUsage {
+		t.Errorf("run: status %d, stderr %q", status, errs)
+	}
+	if got := invoke(t, "unlock", "--force", "--yes", "billing:x", "--redis", m.Addr()); got.status != statusUsage {
+		t.Errorf("unlock: %+v", got)
+	}
+}
+
+// What cannot be known is no reason to refuse.
+func TestWithoutAChannelToSeeThePrefixIsTakenAsGiven(t *testing.T) {
+	m := redistest.MiniTCP(t)
+	gone := protocol.NewRequest(protocol.NewClientID("gone"), protocol.Exclusive, time.Minute, false, protocol.Counted, protocol.Origin{})
+	m.Set("billing:x", gone.ID)
+	if got := invoke(t, "unlock", "--force", "--yes", "billing:x", "--redis", m.Addr()); got.status != 0 || m.Exists("billing:x") {
+		t.Errorf("of an owner that is gone: %+v", got)
+	}
+
+	in := redistest.Server(t)
+	rdb := in.Client()
+	holds(t, rdb, "billing:", "x", "web")
+	if err := rdb.Do(t.Context(), "ACL", "SETUSER", "few", "on", ">pass", "~*", "resetchannels", "&*", "+@all", "-pubsub").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if got := invoke(t, "unlock", "--force", "--yes", "billing:x", "--redis", "redis://few:pass@"+in.Addr); got.status != 0 {
+		t.Errorf("by a user that may not ask for channels: %+v", got)
+	}
+}
+
+func TestOnAQuorumAnotherPrefixIsFoundToo(t *testing.T) {
+	var addrs []string
+	var rdbs []redis.UniversalClient
+	for range 3 {
+		m := redistest.MiniTCP(t)
+		addrs, rdbs = append(addrs, m.Addr()), append(rdbs, redistest.MiniClient(t, m))
+	}
+	client, err := leased.NewQuorum(rdbs, leased.WithKeyPrefix("billing:"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	lease, err := client.Mutex("x").LockContext(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lease.Unlock()
+	at := []string{"--quorum", "--redis", strings.Join(addrs, ",")}
+	until(t, "the owner is found by its channel", func() bool {
+		return strings.Contains(invoke(t, append([]string{"inspect", "billing:x"}, at...)...).out, "--prefix billing: x")
+	})
+	if got := invoke(t, append([]string{"unlock", "--force", "--yes", "billing:x"}, at...)...); got.status != statusUsage {
+		t.Errorf("unlock: %+v", got)
+	}
+}
