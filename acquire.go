@@ -475,7 +475,9 @@ func (e *entry) unlock(ctx context.Context, pick func(*lockstate.Lock) *lockstat
 	e.mu.Lock()
 	err := caller.Outcome()
 	why := err
-	if caller.LeaveUnsettled() {
+	if over, ok := err.(*lockstate.Unconfirmed); ok { //nolint:errorlint // methods of err can be user code, and e.mu is locked
+		err = &notReleased{name: e.keys.Name(), ends: ends, lastErr: over.Why, over: true}
+	} else if caller.LeaveUnsettled() {
 		lastErr := e.lastKnownLocked().err
 		err = &notReleased{name: e.keys.Name(), ends: ends, lastErr: lastErr, ended: late}
 		if why = lastErr; lastErr == nil {

@@ -176,10 +176,15 @@ type notReleased struct {
 	ends    time.Time // when the lock expires; zero if only Redis knows
 	lastErr error     // last error of Redis, may be nil
 	ended   error     // the error of the context that the caller waited with; may be nil
+	over    bool      // nothing is tried any more, because a client was closed
 }
 
 func (e *notReleased) Error() string {
-	s := fmt.Sprintf("leased: release of lock %q not confirmed by Redis; still trying, and the lock ends by itself", e.name)
+	s := fmt.Sprintf("leased: release of lock %q not confirmed by Redis; ", e.name)
+	if !e.over {
+		s += "still trying, and "
+	}
+	s += "the lock ends by itself"
 	if e.ends.IsZero() {
 		s += " with its TTL"
 	} else {
@@ -187,7 +192,7 @@ func (e *notReleased) Error() string {
 	}
 	for _, err := range []error{e.ended, e.lastErr} {
 		if err != nil {
-			s += ": " + err.Error()
+			s += ": " + bare(err)
 		}
 	}
 	return s

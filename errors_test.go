@@ -9,6 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/leasedmutex/leased"
 )
 
@@ -128,4 +130,33 @@ func TestShutdownNamesSomeOfTheLocksThatWereNotUnlocked(t *testing.T) {
 		}
 		s.Mini.FlushAll()
 	})
+}
+
+// Nothing tries to release such a lock any more, so the error does not say that it does.
+func TestAnUnlockAfterAClientWasClosedNamesTheLock(t *testing.T) {
+	for what, closes := range map[string]func(c *leased.Client, rdb *redis.Client) error{
+		"the Redis client":  func(_ *leased.Client, rdb *redis.Client) error { return rdb.Close() },
+		"the leased.Client": func(c *leased.Client, _ *redis.Client) error { _ = c.Close(); return nil },
+	} {
+		t.Run(what, func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, s place) {
+				rdb := s.connect(t)
+				c := clientOn(t, s, rdb)
+				warm(t, s, c)
+				mu := c.Mutex("x")
+				l := lock(t, mu)
+				if err := closes(c, rdb); err != nil {
+					t.Fatal(err)
+				}
+				for range 2 {
+					err := l.Unlock()
+					isAll(t, err, leased.ErrNotReleased, leased.ErrClosed)
+					if text := err.Error(); !strings.Contains(text, `release of lock "x" not confirmed`) || strings.Contains(text, "trying") ||
+						!strings.Contains(text, "client is closed") {
+						t.Error(text)
+					}
+				}
+			})
+		})
+	}
 }

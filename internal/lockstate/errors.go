@@ -29,13 +29,14 @@ type kind struct {
 func (k *kind) Error() string { return k.text }
 func (k *kind) Unwrap() error { return k.is }
 
-// unconfirmed is what Unlock returns if nothing will confirm the release any more.
-type unconfirmed struct{ why error }
+// Unconfirmed is the outcome of a release that nothing will confirm any more. The lock's name is
+// not known here, so the root package puts an error that has it in its place.
+type Unconfirmed struct{ Why error }
 
-func (e *unconfirmed) Error() string {
-	return ErrNotReleased.Error() + ": " + strings.TrimPrefix(e.why.Error(), "leased: ")
+func (e *Unconfirmed) Error() string {
+	return ErrNotReleased.Error() + ": " + strings.TrimPrefix(e.Why.Error(), "leased: ")
 }
-func (e *unconfirmed) Unwrap() []error { return []error{ErrNotReleased, e.why} }
+func (e *Unconfirmed) Unwrap() []error { return []error{ErrNotReleased, e.Why} }
 
 // LostToo is what Unlock returns for a lease that had already ended, if Redis did not confirm
 // the release either.

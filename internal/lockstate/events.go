@@ -444,10 +444,10 @@ func (l *Lock) Cancelled(s *Settlement, now time.Time, fx *Effects) {
 		switch {
 		case s.proved:
 		case s.Fail != nil && s.Fail.Kind == protocol.ClientClosed:
-			err = &unconfirmed{s.Fail.Err}
+			err = &Unconfirmed{s.Fail.Err}
 		case c.Ended == ByLoss:
 			if s.Fail != nil {
-				err = &unconfirmed{s.Fail.Err}
+				err = &Unconfirmed{s.Fail.Err}
 			}
 		default:
 			c.Ended, c.Why = ByLoss, LostUnproved
