@@ -33,8 +33,10 @@ const defaultQuarantine = time.Minute
 // there twice, but cannot tell whether two clients lead to one server.
 //
 // A server that comes back without its data may have forgotten owners, so its vote does not count
-// for the time set by WithQuarantine. When a lock is first asked for on servers that are all new,
-// all of them must answer, or that time must pass.
+// for the time set by WithQuarantine. On a new set of servers, every new lock needs all of them to
+// answer until that time has passed since a lock was first asked for there (with this key prefix);
+// leases already held go on. So take a lock there, at least that long before you depend on a
+// minority being allowed to fail. How long the servers have run does not matter.
 //
 // If too few servers answer a command, its error matches ErrNoQuorum.
 func NewQuorum(rdbs []redis.UniversalClient, opts ...Option) (*Client, error) {
