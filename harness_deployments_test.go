@@ -1,15 +1,19 @@
 package leased_test
 
 import (
+	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/leasedmutex/leased"
 	"github.com/leasedmutex/leased/internal/redistest"
 	"github.com/leasedmutex/leased/leasedtest"
 )
@@ -116,5 +120,50 @@ func TestTheDocumentedRightsAreThoseThatAreNeeded(t *testing.T) {
 	slices.Sort(got)
 	if want := leastRights(t); !slices.Equal(got, want) {
 		t.Errorf("docs/deployments.md has\n%v, needed are\n%v", got, want)
+	}
+}
+
+// What go-redis or Leased sends besides, each for one option.
+func TestWhatOptionsNeedBesideTheLeastRights(t *testing.T) {
+	primary := redistest.NewReplication(t, 1).Primary()
+	admin := primary.Client()
+	for option, c := range map[string]struct {
+		change func(o *redis.Options)
+		opts   []leased.Option
+	}{
+		"DB":           {change: func(o *redis.Options) { o.DB = 1 }},
+		"ClientName":   {change: func(o *redis.Options) { o.ClientName = "orders" }},
+		"WithReplicas": {opts: []leased.Option{leased.WithReplicas(1, time.Second)}},
+	} {
+		row := regexp.MustCompile("\n\\| `" + option + "`.*\\| `(\\+[^`]+)`").FindStringSubmatch(readText(t, "docs/deployments.md"))
+		if row == nil {
+			t.Errorf("docs/deployments.md does not say what %s needs", option)
+			continue
+		}
+		for _, allowed := range []bool{false, true} {
+			rights := []any{"ACL", "SETUSER", "app", "reset", "on", ">secret", "~app:*", "&app:leased:inbox:*", "-@all"}
+			for _, right := range leastRights(t) {
+				rights = append(rights, right)
+			}
+			if allowed {
+				rights = append(rights, strings.ReplaceAll(row[1], `\|`, "|"))
+			}
+			must(t, admin.Do(t.Context(), rights...).Err())
+			rdb := primary.Client(func(o *redis.Options) {
+				if o.Username, o.Password = "app", "secret"; c.change != nil {
+					c.change(o)
+				}
+			})
+			locks, err := leased.New(rdb, append(c.opts, leased.WithKeyPrefix("app:"), leased.WithLogger(slog.New(slog.DiscardHandler)))...)
+			must(t, err)
+			l, err := locks.Mutex(fmt.Sprint(option, allowed)).LockContext(t.Context())
+			if allowed != (err == nil) || err != nil && !strings.Contains(err.Error(), "NOPERM") {
+				t.Errorf("%s, with %s %v: %v", option, row[1], allowed, err)
+			}
+			if l != nil {
+				must(t, l.Unlock())
+			}
+			_ = locks.Close()
+		}
 	}
 }
