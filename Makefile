@@ -58,8 +58,9 @@ bench: ## benchmarks against a real server: BENCH=pattern COUNT=repetitions
 measure: ## print figures of this machine; never fails
 	-$(GO) run ./internal/measure
 
-# Ten minutes on a machine that does nothing else. The tag brings etcd in, whose packages
-# take a minute to build the first time. WITH=-redisson takes seven minutes more, Maven and a JDK.
+# 10 to 15 minutes on a machine that does nothing else. The tag brings etcd in, whose packages
+# take a minute to build the first time. WITH=-redisson takes up to ten minutes more, and needs
+# Maven and a JDK.
 compare: ## other locks beside this one, into docs/performance.md: WITH=-redisson for that too; wants redis-server
 	cd bench && $(GO) run -tags etcd . $(WITH) -docs ../docs
 

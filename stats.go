@@ -16,7 +16,7 @@ type Stats struct {
 	Handed   int64 // processes that this client made the owner, usually by a release
 	Renewals int64 // confirmed renewals
 	Lost     int64 // leases that ended before their Unlock
-	Commands int64 // commands sent to Redis
+	Commands int64 // commands that the client tried to send to Redis, with or without a connection
 
 	// Behind, for a client of NewQuorum, counts the leases that were unlocked by the number of
 	// servers that stood behind them just before: servers that had granted or renewed the lease,

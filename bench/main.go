@@ -1,8 +1,8 @@
 // Command bench compares Leased with other distributed locks for Go, and with the least that a
 // lock has to do, on this machine:
 //
-//	go run .                       all of it, about ten minutes
-//	go run . -quick                a first impression, about two minutes
+//	go run .                       all of it, 10 to 15 minutes
+//	go run . -quick                a first impression, two to three minutes
 //	go run -tags etcd . -redisson -docs ../docs   what docs/performance.md shows
 //
 // For each measurement it starts a redis-server of its own on a loopback port, and processes that
@@ -67,11 +67,11 @@ func compare() error {
 		only   = flag.String("only", "", "comma-separated `scenarios`: "+strings.Join(names(), ", "))
 		among  = flag.String("lockers", "", "comma-separated `contenders`: "+strings.Join(contenderNames(), ", "))
 		pin    = flag.Bool("pin", true, "keep the server on one processor and all clients on another one")
-		java   = flag.Bool("redisson", false, "let Redisson take part, a library for Java: about seven minutes more; wants Maven and a JDK")
+		java   = flag.Bool("redisson", false, "let Redisson take part, a library for Java: up to ten minutes more; needs Maven and a JDK")
 	)
 	flag.Usage = func() {
 		fmt.Fprint(flag.CommandLine.Output(), `Compares Leased with other locks on a redis-server of its own, and shows what each costs
-as waiters, locks and processes become more. About ten minutes; -quick takes two.
+as waiters, locks and processes become more. It takes 10 to 15 minutes, with -quick two to three.
 With "go run -tags etcd ." etcd takes part as well.
 
 `)
