@@ -115,6 +115,39 @@ func ExampleMutex() {
 	// Output: 100
 }
 
+// account is a struct that had a sync.Mutex before.
+type account struct {
+	mu *leased.Mutex // was: mu sync.Mutex
+	id string
+}
+
+func newAccount(locks *leased.Client, id string) *account {
+	return &account{mu: locks.Mutex("account:" + id), id: id} // one lock for each account
+}
+
+// was: a.mu.Lock(), defer a.mu.Unlock(), and the work
+func (a *account) deposit(ctx context.Context, amount int) error {
+	return a.mu.Do(ctx, func(ctx context.Context) error {
+		return save(ctx, a.id, amount)
+	})
+}
+
+func save(ctx context.Context, _ string, _ int) error { return ctx.Err() }
+
+// A struct with a sync.Mutex gets a pointer, which its constructor sets.
+func ExampleMutex_field() {
+	rdb, stop := embeddedRedis()
+	defer stop()
+	client := mustNew(rdb)
+	defer client.Close()
+
+	a := newAccount(client, "42")
+	fmt.Println(a.deposit(context.Background(), 100))
+	a.mu.Lock()   // still works, but says nothing of a lost lease
+	a.mu.Unlock() //nolint:staticcheck // that it comes in is the point
+	// Output: <nil>
+}
+
 // The context bounds the wait, not the hold. Unlock's error is part of the result: it
 // may be the only sign that another process was inside.
 func ExampleMutex_LockContext() {

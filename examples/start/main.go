@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log"
+	"time"
 
 	"github.com/leasedmutex/leased"
 	"github.com/redis/go-redis/v9"
@@ -15,10 +16,12 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	err = locks.Mutex("invoice:42").Do(context.Background(), func(ctx context.Context) error {
-		log.Print("no other process is in here") // ctx ends if the lock is lost
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // for the wait and the work
+	err = locks.Mutex("invoice:42").Do(ctx, func(ctx context.Context) error {
+		log.Print("no other process is in here") // ctx ends if the lock is lost, too
 		return nil
 	})
+	cancel()
 	if err = errors.Join(err, locks.Close(), rdb.Close()); err != nil {
 		log.Fatal(err)
 	}
