@@ -39,8 +39,8 @@ import (
 // sync.Mutex do. Create one Client per process and keep it. It is safe for concurrent use.
 //
 // A Client runs two goroutines: the watchdog, which has every lease renewed, and the inbox,
-// which receives notifications from Redis. Both start when the first lock is asked for, and end
-// in Close.
+// which receives notifications from Redis; a client of NewQuorum has an inbox for each server.
+// They start when the first lock is asked for, and end in Close.
 type Client struct {
 	server   server
 	opts     clientOptions

@@ -247,9 +247,9 @@
 // or a third of the TTL, whichever is less. While a foreign client owns the lock, the first
 // waiter in the queue polls; for each new foreign owner, polling starts at 50 ms again.
 //
-// If a Try finds an owner that may be keeping the lock idle (see [WithIdleHold]), it asks
-// for the lock and waits at most 50 ms, and up to 50 ms more if the client has only just
-// started.
+// If TryLock or TryLockContext finds an owner that may be keeping the lock idle (see
+// [WithIdleHold]), it asks for the lock and waits at most 50 ms, and up to 50 ms more if the
+// client has only just started.
 //
 // When the context given to LockContext ends, LockContext returns at once, and its request
 // remains for the callers of the process that still wait. If there are none, the request is
@@ -295,7 +295,9 @@
 // names the lock, unless [WithoutLockNamesInLogs] keeps names out.
 //
 // User code never runs under a mutex of this package, nor on the goroutines that renew
-// leases, end them, or receive messages. The logger, the loss handler, and the
+// leases or end them. The goroutine that receives messages runs no user code but the dialer and
+// the dial hooks of the Redis client, when it connects: while one of them blocks there, no
+// messages arrive, and waiters depend on their re-checks. The logger, the loss handler, and the
 // OpenTelemetry calls that report losses and ends run on goroutines that no lock waits for.
 // If such a call blocks, later calls wait and are eventually dropped; if it panics, the
 // panic is logged through [slog.Default]. The spans and measurements of a caller, and the

@@ -27,7 +27,9 @@ type asyncQueue[T any] struct {
 	// gathering.
 	deliverAll func([]T)
 
-	most int    // when there are this many items, further ones are dropped and counted; 0: no limit
+	// most is the limit of items, not counting those that are being delivered. Further ones are
+	// dropped and counted. 0: no limit.
+	most int
 	what string // what is called, for the report of a panic
 
 	dropped  atomic.Int64

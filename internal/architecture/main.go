@@ -34,7 +34,7 @@ var ways = []way{
 		"leased.Mutex.LockContext", "leased.handle.lease", "leased.handle.acquire", "leased.handle.wait", "leased.handle.enter",
 		"lockstate.Lock.Enter", "lockstate.Lock.applyRules", "lockstate.Lock.admit", "lockstate.Lock.ask",
 		"leased.entry.perform", "leased.entry.dispatch", "leased.entry.run",
-		"redisserver.Server.Do", "redisserver.Server.run", "redisserver.parseAnswer", "protocol.FormatSpan",
+		"redisserver.Server.Do", "redisserver.Server.voteAcquire", "redisserver.Server.send", "redisserver.parseAnswer", "protocol.FormatSpan",
 		"leased.entry.answered", "leased.entry.step", "lockstate.Lock.Answered", "lockstate.Lock.acquired", "lockstate.Lock.wait",
 		"leased.newLease",
 	}},
