@@ -25,7 +25,7 @@ func TestALossExplainsItself(t *testing.T) {
 		"evicted": {nil, func(_ place, c *leased.Client) { _ = c.ForceUnlock(context.Background(), "flash") },
 			"an operator evicted its owner", nil},
 		"deleted": {nil, func(s place, _ *leased.Client) { s.rdb.Del(context.Background(), "flash") },
-			"Redis says that it is not ours any more", nil},
+			"Redis reports that this process no longer owns it", nil},
 		"maximum hold": {[]leased.LockOption{leased.WithMaxHold(time.Second)}, func(place, *leased.Client) {},
 			"it was held for its maximum", leased.ErrMaxHold},
 	} {

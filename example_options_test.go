@@ -148,7 +148,7 @@ func ExampleWithSlowThreshold() {
 	})
 	fmt.Println(err)
 	// Output:
-	// leased: a lock has been held for long
+	// leased: a lock has been held for a long time
 	// <nil>
 }
 

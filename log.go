@@ -115,10 +115,10 @@ func (l *throttledLog) commandFailed(name string, err error) {
 			level, cause, text = slog.LevelError, "closed", "the Redis client was closed before the leased.Client; its locks are not released"
 		case protocol.OtherType:
 			level, cause = slog.LevelError, l.causeOf(firstWord(err), name)
-			text = "another program, such as Redisson, keeps another type of value under a lock's name; an operator has to mend that"
+			text = "another program, such as Redisson, keeps another type of value under a lock's name; an operator has to fix this"
 		case protocol.NeedsOperator:
 			level, cause = slog.LevelError, firstWord(err)
-			text = "Redis refuses lock commands; an operator has to mend that"
+			text = "Redis refuses lock commands; an operator has to fix this"
 		case protocol.RefusedNow:
 			cause, text = firstWord(err), "Redis cannot run lock commands now; trying again"
 		}
@@ -179,7 +179,7 @@ func (l *throttledLog) serverYoung(number int, addr string, left time.Duration) 
 }
 
 func (l *throttledLog) subscribeDenied(err error) {
-	l.write(slog.LevelWarn, "subscribe denied", "Redis does not let this client subscribe; waiting means polling until that is mended", "error", err)
+	l.write(slog.LevelWarn, "subscribe denied", "Redis does not let this client subscribe; waiting means polling until that is fixed", "error", err)
 }
 
 func (l *throttledLog) subscribeFailed(err error) {
@@ -197,7 +197,7 @@ func (l *throttledLog) spansDropped() {
 }
 
 func (l *throttledLog) publishDenied() {
-	l.write(slog.LevelWarn, "publish denied", "Redis does not let lock scripts publish; waiting means polling until that is mended")
+	l.write(slog.LevelWarn, "publish denied", "Redis does not let lock scripts publish; waiting means polling until that is fixed")
 }
 
 func (l *throttledLog) noEcho() {

@@ -93,8 +93,8 @@ func TestLogsNameTheLock(t *testing.T) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		for _, want := range []string{
-			"level=ERROR msg=\"leased: another program, such as Redisson, keeps another type of value under a lock's name; an operator has to mend that\" lock=hash error=",
-			"an operator has to mend that\" lock=other-hash error=",
+			"level=ERROR msg=\"leased: another program, such as Redisson, keeps another type of value under a lock's name; an operator has to fix this\" lock=hash error=",
+			"an operator has to fix this\" lock=other-hash error=",
 			"is gone\" lock=foreign\n",
 			"level=ERROR msg=\"leased: lease lost before Unlock\" lock=deleted token=",
 			"Redis cannot run lock commands now; trying again\" lock=unconfirmed error=",

@@ -105,7 +105,7 @@ func callSite() string {
 func (l *throttledLog) slow(s *slowLock) {
 	l.later(func() {
 		if s.hold > 0 {
-			l.log().Warn("leased: a lock has been held for long", l.about(s.name, "held", s.hold, "token", s.token, "waiting", s.waiting, "locked_at", s.holdSite)...)
+			l.log().Warn("leased: a lock has been held for a long time", l.about(s.name, "held", s.hold, "token", s.token, "waiting", s.waiting, "locked_at", s.holdSite)...)
 		}
 		if s.wait > 0 {
 			owner := s.blocker
@@ -115,11 +115,11 @@ func (l *throttledLog) slow(s *slowLock) {
 			case owner == "":
 				owner = "unknown"
 			}
-			l.log().Warn("leased: a caller has waited for a lock for long", l.about(s.name, "waited", s.wait, "owner", owner, "waiting", s.waiting, "called_at", s.waitSite)...)
+			l.log().Warn("leased: a caller has waited a long time for a lock", l.about(s.name, "waited", s.wait, "owner", owner, "waiting", s.waiting, "called_at", s.waitSite)...)
 		}
 	})
 }
 
 func (l *throttledLog) moreSlow(n int) {
-	l.write(slog.LevelWarn, "more slow", "more locks have been held or waited for for long", "locks", n)
+	l.write(slog.LevelWarn, "more slow", "other locks have also been held or waited for for a long time", "locks", n)
 }

@@ -158,9 +158,9 @@ func TestACallerThatWaitsOrHoldsForLongIsLoggedOnce(t *testing.T) {
 			}
 		}
 		for _, line := range []string{
-			`WARN msg="leased: a lock has been held for long" lock=x held=20s token=`,
-			`WARN msg="leased: a caller has waited for a lock for long" lock=x waited=20s owner="this process" waiting=1`,
-			`WARN msg="leased: a caller has waited for a lock for long" lock=y waited=20s owner=b waiting=1`,
+			`WARN msg="leased: a lock has been held for a long time" lock=x held=20s token=`,
+			`WARN msg="leased: a caller has waited a long time for a lock" lock=x waited=20s owner="this process" waiting=1`,
+			`WARN msg="leased: a caller has waited a long time for a lock" lock=y waited=20s owner=b waiting=1`,
 		} {
 			if !strings.Contains(strings.Join(got, "\n"), line) {
 				t.Errorf("%q is not logged, but %q", line, got)
@@ -175,7 +175,7 @@ func TestACallerThatWaitsOrHoldsForLongIsLoggedOnce(t *testing.T) {
 		unlock(t, elsewhere)
 		l := <-third
 		time.Sleep(25 * time.Second)
-		if got := logged(); len(got) != 1 || !strings.Contains(got[0], "held for long") || !strings.Contains(got[0], "lock=y held=20s") {
+		if got := logged(); len(got) != 1 || !strings.Contains(got[0], "held for a long time") || !strings.Contains(got[0], "lock=y held=20s") {
 			t.Errorf("who waited for long and then held for long: %q", got)
 		}
 		unlock(t, l)

@@ -22,7 +22,7 @@ func inspectCommand(std streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "inspect NAME",
 		Short: "Show who owns a lock and who waits for it",
-		Long:  "Shows who owns a lock, since when and for how long yet, and who waits for it. It takes nothing and changes nothing.",
+		Long:  "Shows who owns a lock, since when, and how much longer, and who waits for it. It takes nothing and changes nothing.",
 		Args:  oneName,
 		RunE: interruptible(func(ctx context.Context, args []string) error {
 			if err := checkInterval(interval); err != nil {

@@ -41,7 +41,7 @@ func runCommand(std streams) *cobra.Command {
 			"the lease is left, and killed when a tenth is left, so that none is at work when another machine gets the lock. They are told at " +
 			"once if the lock was taken away. COMMAND finds the lock's name in LEASED_NAME and its fencing token in LEASED_TOKEN.\n" +
 			"The exit status is COMMAND's, or 128 + the number of the signal that ended it. Without COMMAND's: 1 (or that of -E) if the lock was " +
-			"not free in time, 64 for a mistake in this command line, 69 if there is no Redis that gives locks or no such command, 75 if the lease was lost " +
+			"not free in time, 64 for a usage error, 69 if Redis is unavailable or refuses the lock, or COMMAND does not exist, 75 if the lease was lost " +
 			"while COMMAND ran.",
 		Example: "  leased run nightly -n -- backup.sh\n  leased run deploy -w 300 -- ./deploy",
 	}

@@ -24,10 +24,10 @@ func unlockCommand(std streams) *cobra.Command {
 		Args:    oneName,
 		RunE: interruptible(func(ctx context.Context, args []string) error {
 			if !force {
-				return usagef("unlock takes a lock from its owner, so it wants --force")
+				return usagef("unlock takes a lock from its owner, and therefore requires --force")
 			}
 			if !yes && !isTerminal(std.in) {
-				return usagef("unlock cannot ask, as its input is no terminal: give --yes")
+				return usagef("unlock cannot ask for confirmation: standard input is not a terminal; use --yes")
 			}
 			conn, err := at.open(ctx, args[0])
 			if err != nil {
