@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -159,4 +161,30 @@ func TestAnUnlockAfterAClientWasClosedNamesTheLock(t *testing.T) {
 			})
 		})
 	}
+}
+
+// recipes.md shows the handler.
+func TestTheHandlerOfTheRecipesTellsATakenLockFromAnOutage(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		locks, other := newClient(t, s), newClient(t, s)
+		mux := http.NewServeMux()
+		mux.Handle("POST /orders/{id}", handle(locks, pay))
+		answers := func(want int) {
+			t.Helper()
+			w, began := httptest.NewRecorder(), time.Now()
+			mux.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/orders/7", nil))
+			if took := time.Since(began); w.Code != want || took > 6*time.Second {
+				t.Errorf("status %d after %v, want %d: %s", w.Code, took, want, w.Body)
+			}
+		}
+		answers(http.StatusOK)
+		l := lock(t, other.Mutex("order:7"))
+		answers(http.StatusConflict)
+		s.Mini.SetError(outOfOrder)
+		answers(http.StatusServiceUnavailable)
+		s.Mini.SetError("")
+		unlock(t, l)
+		time.Sleep(time.Minute)
+		answers(http.StatusOK)
+	})
 }

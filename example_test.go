@@ -2,9 +2,12 @@ package leased_test
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log"
+	"net/http"
+	"os"
 	"strings"
 	"sync"
 	"time"
@@ -81,6 +84,37 @@ func ExampleNewQuorum() {
 
 func pay(ctx context.Context) error { return ctx.Err() }
 
+// Leased takes the clients of other deployments, too.
+func ExampleNew_deployments() {
+	behindSentinel := redis.NewFailoverClient(&redis.FailoverOptions{
+		MasterName:            "locks",
+		SentinelAddrs:         []string{"sentinel-1:26379", "sentinel-2:26379", "sentinel-3:26379"},
+		ContextTimeoutEnabled: true,
+	})
+	cluster := redis.NewClusterClient(&redis.ClusterOptions{
+		Addrs:                 []string{"node-1:6379", "node-2:6379", "node-3:6379"}, // some, to find the others
+		ContextTimeoutEnabled: true,
+	})
+	overTLS := redis.NewClient(&redis.Options{
+		Addr:                  "redis.example.com:6380",
+		Username:              "app",
+		Password:              os.Getenv("REDIS_PASSWORD"),
+		TLSConfig:             &tls.Config{ServerName: "redis.example.com", MinVersion: tls.VersionTLS12},
+		ContextTimeoutEnabled: true,
+	})
+	for _, rdb := range []redis.UniversalClient{behindSentinel, cluster, overTLS} {
+		locks, err := leased.New(rdb) // no I/O yet
+		if err != nil {
+			log.Panic(err)
+		}
+		fmt.Println(errors.Join(locks.Close(), rdb.Close()))
+	}
+	// Output:
+	// <nil>
+	// <nil>
+	// <nil>
+}
+
 // A process has one client. Do is the shortest way to use a lock, and the safest:
 // it unlocks when the function returns or panics, and its error says if the lease was
 // lost meanwhile.
@@ -146,6 +180,31 @@ func ExampleMutex_field() {
 	a.mu.Lock()   // still works, but says nothing of a lost lease
 	a.mu.Unlock() //nolint:staticcheck // that it comes in is the point
 	// Output: <nil>
+}
+
+// handle answers 409 if another request has the lock for too long, and 503 if Redis is away.
+func handle(locks *leased.Client, work func(context.Context) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		name := "order:" + r.PathValue("id")
+		wait, cancel := context.WithTimeout(r.Context(), 3*time.Second) // for the wait, not for the work
+		defer cancel()
+		lease, err := locks.Mutex(name).LockContext(wait)
+		if errors.Is(err, context.DeadlineExceeded) {
+			if _, away := locks.Inspect(r.Context(), name); away == nil {
+				http.Error(w, "another request works on this order", http.StatusConflict)
+				return
+			}
+		}
+		if err != nil { // Redis is away or refuses, or this process shuts down
+			http.Error(w, "try again later", http.StatusServiceUnavailable)
+			return
+		}
+		ctx, stop := lease.With(r.Context())
+		defer stop()
+		if err := errors.Join(work(ctx), lease.Unlock()); err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+		}
+	}
 }
 
 // The context bounds the wait, not the hold. Unlock's error is part of the result: it

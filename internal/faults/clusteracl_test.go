@@ -3,6 +3,7 @@
 package faults
 
 import (
+	"bytes"
 	"os"
 	"regexp"
 	"strings"
@@ -21,8 +22,9 @@ func documentedRights(t *testing.T) []any {
 	if err != nil {
 		t.Fatal(err)
 	}
+	_, section, _ := bytes.Cut(text, []byte("\n## Least rights\n"))
 	var rules []any
-	for _, block := range regexp.MustCompile("(?s)```\n(.*?)```").FindAllSubmatch(text, -1) {
+	for _, block := range regexp.MustCompile("(?s)```\n(.*?)```").FindAllSubmatch(section, -1) {
 		for _, word := range strings.Fields(string(block[1])) {
 			rules = append(rules, word)
 		}
