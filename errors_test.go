@@ -136,9 +136,13 @@ func TestShutdownNamesSomeOfTheLocksThatWereNotUnlocked(t *testing.T) {
 
 // Nothing tries to release such a lock any more, so the error does not say that it does.
 func TestAnUnlockAfterAClientWasClosedNamesTheLock(t *testing.T) {
-	for what, closes := range map[string]func(c *leased.Client, rdb *redis.Client) error{
-		"the Redis client":  func(_ *leased.Client, rdb *redis.Client) error { return rdb.Close() },
-		"the leased.Client": func(c *leased.Client, _ *redis.Client) error { _ = c.Close(); return nil },
+	for what, closes := range map[string]func(t *testing.T, c *leased.Client, rdbs []*redis.Client){
+		"the Redis client": func(t *testing.T, _ *leased.Client, rdbs []*redis.Client) {
+			for _, rdb := range rdbs {
+				must(t, rdb.Close())
+			}
+		},
+		"the leased.Client": func(_ *testing.T, c *leased.Client, _ []*redis.Client) { _ = c.Close() },
 	} {
 		t.Run(what, func(t *testing.T) {
 			inVirtualTime(t, func(t *testing.T, s place) {
@@ -147,9 +151,7 @@ func TestAnUnlockAfterAClientWasClosedNamesTheLock(t *testing.T) {
 				warm(t, s, c)
 				mu := c.Mutex("x")
 				l := lock(t, mu)
-				if err := closes(c, rdb); err != nil {
-					t.Fatal(err)
-				}
+				closes(t, c, s.alike(rdb))
 				for range 2 {
 					err := l.Unlock()
 					isAll(t, err, leased.ErrNotReleased, leased.ErrClosed)

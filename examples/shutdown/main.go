@@ -1,5 +1,5 @@
-// Command shutdown is an HTTP server that works under a lock, and ends as Kubernetes wants
-// it: on SIGTERM it takes no new requests, finishes those it has, and gives its locks back,
+// Command shutdown is an HTTP server that works under a lock, and shuts down as Kubernetes
+// expects it to: on SIGTERM it takes no new requests, finishes those it has, and gives its locks back,
 // so that the next process has them at once, and not when the TTL is over. deployment.yaml
 // has the other half.
 //
