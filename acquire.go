@@ -418,7 +418,10 @@ var asOptionSays context.Context
 // unlock ends the lease of the caller that pick chooses. If the outcome depends on Redis, it waits
 // for Redis to confirm the release: until ctx ends or, if ctx is nil, as long as the caller's
 // options say. It returns false if pick chooses no caller.
-func (e *entry) unlock(ctx context.Context, pick func(*lockstate.Lock) *lockstate.Caller) (bool, error) {
+//
+// Hooks of the Redis client may panic in it, or end the goroutine. Then the caller has left the lock
+// all the same, and its hold ends with what is known by then.
+func (e *entry) unlock(ctx context.Context, pick func(*lockstate.Lock) *lockstate.Caller) (found bool, err error) {
 	var fx lockstate.Effects
 	now := time.Now()
 	e.mu.Lock()
@@ -438,6 +441,8 @@ func (e *entry) unlock(ctx context.Context, pick func(*lockstate.Lock) *lockstat
 	}
 	idle := e.rearmLocked(&fx)
 	e.mu.Unlock()
+	var late error
+	defer func() { err = e.left(w, ends, now, waits, late) }()
 	if cancel != nil {
 		cancel(cause)
 	}
@@ -459,7 +464,6 @@ func (e *entry) unlock(ctx context.Context, pick func(*lockstate.Lock) *lockstat
 		}
 		e.mu.Unlock()
 	}
-	var late error
 	if gone != nil && ctx != nil {
 		if !waitFor(ctx, gone) {
 			late = ended(ctx)
@@ -472,9 +476,41 @@ func (e *entry) unlock(ctx context.Context, pick func(*lockstate.Lock) *lockstat
 		case <-timer.C:
 		}
 	}
+	return true, nil
+}
+
+// left ends the Unlock of w, which began at that time: it records the hold and returns the result.
+// ends is when the lock expires by itself, waited says whether Unlock has waited for Redis, and late
+// is the error of the context that ended this wait, nil if none did.
+func (e *entry) left(w *call, ends, at time.Time, waited bool, late error) error {
 	e.mu.Lock()
-	err := caller.Outcome()
-	why := err
+	err, why := e.outcomeLocked(w, ends, late)
+	var settled time.Time
+	if waited {
+		settled = time.Now()
+	}
+	held, first := e.takeHoldLocked(w, holdOutcome(w, err), why, at, settled)
+	e.mu.Unlock()
+	if first {
+		e.client.tracing.await(e.client.recordHold(&held))
+	}
+	return err
+}
+
+// outcome returns the result of the Unlock of w, as far as it is known.
+func (e *entry) outcome(w *call) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	err, _ := e.outcomeLocked(w, time.Time{}, nil)
+	return err
+}
+
+// outcomeLocked returns the result of the Unlock of w, which returns it now, and what to name as its
+// cause.
+func (e *entry) outcomeLocked(w *call, ends time.Time, late error) (err, why error) {
+	caller := w.caller()
+	err = caller.Outcome()
+	why = err
 	if over, ok := err.(*lockstate.Unconfirmed); ok { //nolint:errorlint // methods of err can be user code, and e.mu is locked
 		err = &notReleased{name: e.keys.Name(), ends: ends, lastErr: over.Why, over: true}
 	} else if caller.LeaveUnsettled() {
@@ -487,16 +523,7 @@ func (e *entry) unlock(ctx context.Context, pick func(*lockstate.Lock) *lockstat
 	if w.Ended == lockstate.ByLoss {
 		err = e.lostLocked(w, err)
 	}
-	var settled time.Time
-	if waits {
-		settled = time.Now()
-	}
-	held, first := e.takeHoldLocked(w, holdOutcome(w, err), why, now, settled)
-	e.mu.Unlock()
-	if first {
-		e.client.tracing.await(e.client.recordHold(&held))
-	}
-	return true, err
+	return err, why
 }
 
 // causeLocked returns the cause with which the contexts of the lease end, or nil if the lease goes on.

@@ -165,18 +165,27 @@ func (l *Lease) With(ctx context.Context) (context.Context, context.CancelFunc) 
 //
 // In all cases the caller no longer holds the lock. Do not drop the error: it may be the
 // only sign that another process was in the critical section. Later calls do nothing and
-// return the same error, even if the lease was ended by Mutex.Unlock.
+// return the same error, even if the lease was ended by Mutex.Unlock. After a call that
+// panicked, because a hook of the Redis client did, they return what was known then.
 func (l *Lease) Unlock() error {
 	if l.unmade() {
 		return errLeaseUnmade
 	}
 	l.once.Do(func() {
 		runtime.SetFinalizer(l.held, nil)
-		_, err := l.entry.unlock(asOptionSays, func(*lockstate.Lock) *lockstate.Caller { return l.call.caller() })
-		if err != nil {
-			kept := err // kept is allocated; err is not
-			l.failed = &kept
-		}
+		var err error
+		returned := false
+		defer func() {
+			if !returned { // user code panicked or ended the goroutine; later calls are told what is known
+				err = l.entry.outcome(l.call)
+			}
+			if err != nil {
+				kept := err // kept is allocated; err is not
+				l.failed = &kept
+			}
+		}()
+		_, err = l.entry.unlock(asOptionSays, func(*lockstate.Lock) *lockstate.Caller { return l.call.caller() })
+		returned = true
 	})
 	if l.failed != nil {
 		return *l.failed

@@ -79,10 +79,17 @@ func (in *inbox) reach() inboxReach {
 	return inboxUnused
 }
 
-// run is the inbox's goroutine: owned by the client, ended by halt, waited for by Shutdown.
+// run is the inbox's goroutine: owned by the client, ended by halt, waited for by Shutdown. If user
+// code ends it, as testing.T.FailNow does, another goroutine continues.
 func (in *inbox) run() {
 	unlabelled()
 	in.began.Store(true)
+	over := false
+	defer func() {
+		if !over {
+			in.client.group.start(in.runAgain) // or the client is closed, and so is its inbox
+		}
+	}()
 	// Receive ends only on Close, not with a context.
 	closed := make(chan struct{})
 	stop := context.AfterFunc(in.quit, func() {
@@ -96,26 +103,40 @@ func (in *inbox) run() {
 	}()
 	for in.quit.Err() == nil {
 		refused, err := in.attempt()
-		if refused && !in.denied() {
-			in.client.log.subscribeDenied(err)
-			in.enter(lockstate.Forbidden)
+		in.pauseAfter(refused, err)
+	}
+	over = true
+}
+
+var errInboxEnded = errors.New("leased: a hook of the Redis client ended its goroutine")
+
+// runAgain is the goroutine of an inbox whose goroutine was ended in an attempt.
+func (in *inbox) runAgain() {
+	in.pauseAfter(false, errInboxEnded)
+	in.run()
+}
+
+// pauseAfter notes how an attempt ended, and waits for as long as there is to be no other.
+func (in *inbox) pauseAfter(refused bool, err error) {
+	if refused && !in.denied() {
+		in.client.log.subscribeDenied(err)
+		in.enter(lockstate.Forbidden)
+	}
+	in.attempted(err, time.Now())
+	in.client.slotMap.reload() // the node may have left its Cluster
+	in.mu.Lock()
+	pause := in.hearing.Over(time.Now())
+	in.mu.Unlock()
+	if in.settle() {
+		for _, e := range in.client.entries() {
+			e.step(func(now time.Time, fx *lockstate.Effects) { e.state().SubscribeFailed(now, fx) })
 		}
-		in.attempted(err, time.Now())
-		in.client.slotMap.reload() // the node may have left its Cluster
-		in.mu.Lock()
-		pause := in.hearing.Over(time.Now())
-		in.mu.Unlock()
-		if in.settle() {
-			for _, e := range in.client.entries() {
-				e.step(func(now time.Time, fx *lockstate.Effects) { e.state().SubscribeFailed(now, fx) })
-			}
-		}
-		timer := time.NewTimer(pause)
-		select {
-		case <-timer.C:
-		case <-in.quit.Done():
-			timer.Stop()
-		}
+	}
+	timer := time.NewTimer(pause)
+	select {
+	case <-timer.C:
+	case <-in.quit.Done():
+		timer.Stop()
 	}
 }
 
@@ -221,8 +242,8 @@ func (in *inbox) attempted(err error, now time.Time) {
 }
 
 // attempt listens for as long as that goes well. It returns whether Redis refused the subscription,
-// and the error that ended it. Dialling calls user code, which may panic, and so may the errors that
-// it makes.
+// and the error that ended it. Dialling calls user code, which may panic or end the goroutine, and so
+// may the errors that it makes.
 func (in *inbox) attempt() (refused bool, err error) {
 	sub := in.newSubscription()
 	returned := false

@@ -130,8 +130,12 @@ func (e *entry) hasGrantLocked(w *call) bool {
 }
 
 // noteBehindLocked records how many servers of a quorum stand behind the lease of a caller that is
-// unlocking.
+// unlocking. Another Unlock may have ended the lease, and still be waiting for Redis: the number is
+// what stood behind the lease when that one began.
 func (e *entry) noteBehindLocked(w *call) {
+	if w.Phase == lockstate.Left {
+		return
+	}
 	w.Behind = int8(e.behindLocked(w)) // 0 without a quorum; set every time, because a call may enter again
 	if e.client.quorum != nil && e.hasGrantLocked(w) {
 		e.client.stats.behind[w.Behind].Add(1)

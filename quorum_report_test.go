@@ -276,6 +276,34 @@ func TestAQuorumTellsHowManyServersStandBehindALease(t *testing.T) {
 	})
 }
 
+// The first of them waits still when the second one comes.
+func TestTwoUnlocksOfOneLeaseMeasureTheServersThatStoodBehindIt(t *testing.T) {
+	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		r := newRecorder(t)
+		c := open(leased.WithTracerProvider(r), leased.WithUncontendedSpans())
+		mu := c.Mutex("x")
+		l := lock(t, mu)
+		time.Sleep(time.Second) // of virtual time: the last servers have answered
+		for _, m := range servers {
+			m.die()
+		}
+		var first sync.WaitGroup
+		first.Go(mu.Unlock)
+		synctest.Wait()
+		isAll(t, l.Unlock(), leased.ErrNotReleased)
+		first.Wait()
+		synctest.Wait()
+		has(t, r.last(t, "leased.hold"), "leased.hold.servers", int64(5))
+		if n := c.Stats().Behind; n[5] != 1 || n[0] != 0 {
+			t.Errorf("leases by the number of servers behind them: %v", n)
+		}
+		for _, m := range servers {
+			m.comeBack()
+		}
+		time.Sleep(time.Minute) // of virtual time: the cancels are sent
+	})
+}
+
 // eager collects as soon as it can.
 type eager struct{ noop.MeterProvider }
 

@@ -2,6 +2,7 @@ package leased_test
 
 import (
 	"context"
+	"errors"
 	"net"
 	"runtime"
 	"sync"
@@ -255,13 +256,16 @@ func TestACancelWhoseHookPanicsIsSentAgain(t *testing.T) {
 	})
 }
 
-// brokenDial panics at the next dial once it is armed.
-type brokenDial struct{ armed atomic.Bool }
+// brokenDial calls breaks at the next dials once they are counted.
+type brokenDial struct {
+	dials  atomic.Int32
+	breaks func()
+}
 
 func (b *brokenDial) DialHook(next redis.DialHook) redis.DialHook {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
-		if b.armed.CompareAndSwap(true, false) {
-			panic("a dialler's bug")
+		if b.dials.Add(-1) >= 0 {
+			b.breaks()
 		}
 		return next(ctx, network, addr)
 	}
@@ -274,29 +278,37 @@ func (b *brokenDial) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.P
 
 // The inbox dials in a goroutine of the client, where no user code could recover.
 func TestAnInboxWhoseDiallerPanicsIsMadeAnew(t *testing.T) {
-	inVirtualTime(t, func(t *testing.T, s place) {
-		hook := &brokenDial{}
-		rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
-		s.hook(rdb, hook)
-		must(t, rdb.Ping(context.Background()).Err()) // a connection for the commands
-		c := clientOn(t, s, rdb)
-		other := newClient(t, s)
-		hook.armed.Store(true)
-		unlock(t, lock(t, c.Mutex("x"))) // has the inbox dial
-		time.Sleep(3 * time.Second)
-		if hook.armed.Load() {
-			t.Fatal("nothing was dialled")
-		}
-		held := lock(t, other.Mutex("x"))
-		next := locking(t, c.Mutex("x"))
-		synctest.Wait()
-		began := time.Now()
-		unlock(t, held)
-		unlock(t, closesSoon(t, "who waits gets in", next))
-		if took := time.Since(began); took > 10*time.Millisecond {
-			t.Errorf("heard of the hand-off after %v", took)
-		}
-	})
+	for how, breaks := range waysToBreak {
+		t.Run(how, func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, s place) {
+				hook := &brokenDial{breaks: breaks}
+				rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+				s.hook(rdb, hook)
+				must(t, rdb.Ping(context.Background()).Err()) // a connection for the commands
+				c := clientOn(t, s, rdb)
+				other := newClient(t, s)
+				hook.dials.Store(3)
+				unlock(t, lock(t, c.Mutex("x"))) // has the inbox dial
+				time.Sleep(time.Millisecond)     // of virtual time: there is a pause before the next one
+				if n := hook.dials.Load(); n != 2 && s.members == nil {
+					t.Fatalf("%d dials are left to break", n)
+				}
+				time.Sleep(3 * time.Second)
+				if n := hook.dials.Load(); n >= 0 {
+					t.Fatalf("%d dials are left to break", n)
+				}
+				held := lock(t, other.Mutex("x"))
+				next := locking(t, c.Mutex("x"))
+				synctest.Wait()
+				began := time.Now()
+				unlock(t, held)
+				unlock(t, closesSoon(t, "who waits gets in", next))
+				if took := time.Since(began); took > 10*time.Millisecond {
+					t.Errorf("heard of the hand-off after %v", took)
+				}
+			})
+		})
+	}
 }
 
 // What an operator asks a quorum, and the PINGs to a server that does not answer, are sent in goroutines
@@ -388,4 +400,92 @@ func TestACancelWhoseHookEndsItsGoroutineIsSentAgain(t *testing.T) {
 		}
 		unlock(t, held)
 	})
+}
+
+// breaking is a hook of the Redis client that calls breaks at the next command or pipeline once it is armed.
+type breaking struct {
+	armed  atomic.Bool
+	breaks func()
+}
+
+func (b *breaking) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (b *breaking) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		b.sends()
+		return next(ctx, cmd)
+	}
+}
+
+func (b *breaking) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		b.sends()
+		return next(ctx, cmds)
+	}
+}
+
+func (b *breaking) sends() {
+	if b.armed.CompareAndSwap(true, false) {
+		b.breaks()
+	}
+}
+
+// waysToBreak are how user code can leave a function without returning from it.
+var waysToBreak = map[string]func(){
+	"panics":             func() { panic("a hook's bug") },
+	"ends its goroutine": runtime.Goexit,
+}
+
+// The deferred Unlock that an earlier one is repeated by must not say that all is well.
+func TestAnUnlockAfterOneThatDidNotReturnSaysThatNothingWasConfirmed(t *testing.T) {
+	for how, breaks := range waysToBreak {
+		for what, test := range map[string]struct {
+			held    time.Duration
+			outcome string
+			matches []error
+		}{
+			"a lease":      {time.Second, "not_released", []error{leased.ErrNotReleased}},
+			"a lost lease": {11 * time.Second, "lost", []error{leased.ErrNotReleased, leased.ErrLeaseLost, leased.ErrMaxHold}},
+		} {
+			t.Run(what+" whose hook "+how, func(t *testing.T) {
+				inVirtualTime(t, func(t *testing.T, s place) {
+					if s.members != nil {
+						t.Skip("a quorum sends in goroutines of the client")
+					}
+					m, r, hook := newMeter(t), newRecorder(t), &breaking{breaks: breaks}
+					rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+					s.hook(rdb, hook)
+					c := clientOn(t, s, rdb, leased.WithMeterProvider(m), leased.WithTracerProvider(r), leased.WithMaxHold(10*time.Second))
+					warm(t, s, c)
+					l := lockUnder(t, r.under(t, "holder"), c.Mutex("x"))
+					time.Sleep(test.held)
+					synctest.Wait()
+					hook.armed.Store(true)
+					s.Mini.SetError(outOfOrder) // or the cancel that follows could confirm it in time
+					var calling sync.WaitGroup
+					calling.Go(func() {
+						defer func() { _ = recover() }()
+						t.Errorf("it returned %v", l.Unlock())
+					})
+					calling.Wait()
+					err := l.Unlock()
+					isAll(t, err, test.matches...)
+					if lost := test.outcome == "lost"; errors.Is(err, leased.ErrLeaseLost) != lost {
+						t.Errorf("Unlock returned %v", err)
+					}
+					synctest.Wait()
+					has(t, r.last(t, "leased.hold"), "leased.hold.outcome", test.outcome)
+					if n := times(t, m.collect(t)["leased.hold.duration"], "leased.mode", "exclusive", "leased.hold.outcome", test.outcome).Count; n != 1 {
+						t.Errorf("%d holds were measured", n)
+					}
+					s.Mini.SetError("")
+					time.Sleep(5 * time.Second) // of virtual time: the cancel is sent
+					if !s.clean(t, "x") {
+						t.Error("the lock is held, and nobody will ever unlock it")
+					}
+					isAll(t, l.Unlock(), test.matches...)
+				})
+			})
+		}
+	}
 }

@@ -432,7 +432,7 @@ var mutants = []mutant{
 	{"an early owner does not ask whether it is wanted", "internal/lockstate/lock.go", "	if g.state == Held && g.early &&", "	if false && g.state == Held && g.early &&", "BeforeMessagesWereHeard|HasJustStarted"},
 	{"a refused early owner goes on for a third of its TTL", "internal/lockstate/events.go", "			g.renewAt = l.instant(now) // the renewal, or the release, tells whether it is still ours\n", "", "BeforeMessagesWereHeard"},
 	{"what an early owner asks turns others away", "internal/lockstate/events.go", "		if g.state != Held {\n			l.failed(&g.ticket, fail, pause, now, fx)\n		} else if fail", "		l.failed(&g.ticket, fail, pause, now, fx)\n		if fail", "BeforeMessagesWereHeard"},
-	{"a refused subscription tells nobody", "notify.go", "				e.step(func(now time.Time, fx *lockstate.Effects) { e.state().SubscribeFailed(now, fx) })\n", "				_ = e\n", "SubscriptionThatIsRefused"},
+	{"a refused subscription tells nobody", "notify.go", "			e.step(func(now time.Time, fx *lockstate.Effects) { e.state().SubscribeFailed(now, fx) })\n", "			_ = e\n", "SubscriptionThatIsRefused"},
 
 	// the scripts: what they leave behind
 	{"the release shortcut grants a waiter whose waiting lease is over", "internal/redisserver/scripts/release_fast.lua", "if left > 0 and left", "if left", "WaitingLeaseIsOver"},
@@ -664,10 +664,13 @@ var mutants = []mutant{
 	{"an outage is logged as missing subscriptions", "log.go", "time.Since(last) < 2*quiet", "time.Since(last) < 0", "AnOutageIsNotLogged"},
 	{"a restart is logged as if no subscription could be made", "notify.go", "now.Sub(in.failing) >= failsLong && ", "", "NoSubscriptionCan"},
 	{"a map without masters takes the inbox from its node", "notify.go", " && len(addrs) > 0", "", "NoMasterAnyMore"},
-	{"the end of a subscription leaves the slots as they are", "notify.go", "		in.client.slotMap.reload() // the node may have left its Cluster\n", "", "WhenASubscriptionEnds"},
+	{"the end of a subscription leaves the slots as they are", "notify.go", "	in.client.slotMap.reload() // the node may have left its Cluster\n", "", "WhenASubscriptionEnds"},
 	{"the next subscription is made at the same node", "notify.go", "node.Options().Addr != in.node {", "node.Options().Addr != \"\" {", "EachSubscriptionIsMade"},
 	{"a frozen server is waited for", "notify.go", "context.WithTimeout(in.quit, confirmWait)", "context.WithTimeout(in.quit, time.Hour)", "SubscriptionThatIsNotMade"},
 	{"an echo is published by the inbox's own node", "internal/redisserver/server.go", "	if cluster, ok := s.Rdb.(clusterNodes); ok {", "	if cluster, ok := s.Rdb.(clusterNodes); ok && false {", "AnEchoIsPublishedByTheNode"},
+	{"the inbox does not survive the end of its goroutine", "notify.go", "			in.client.group.start(in.runAgain) //", "			_ = in.runAgain //", "WhoseDiallerPanics"},
+	{"an inbox whose goroutine was ended dials without a pause", "notify.go", "	in.pauseAfter(false, errInboxEnded)\n", "", "WhoseDiallerPanics"},
+	{"an Unlock after one that panicked says that all is well", "lease.go", "			if !returned {", "			if !returned && false {", "AfterOneThatDidNotReturn"},
 	{"the inbox does not survive a panic while it looks for a master", "notify.go", "	defer in.client.recoverPanic(\"MasterForKey of the Redis client\")\n", "", "SurvivesAPanic"},
 
 	{"a token ahead of the clock is forgotten before the clock has reached it", "internal/redisserver/scripts/common.lua", "    'PX', int(ahead + math.max(", "    'PX', int(math.max(", "TestTokensGoOnByOne"},
@@ -780,6 +783,7 @@ var mutants = []mutant{
 	{"a quorum: a renewal during a downgrade asks for the writer again", "internal/quorum/ops.go", "		case r.downgrading: // the", "		case false: // the", "TestARenewalDuringADowngrade"},
 	{"a quorum: a lost grant speaks for the owner when its server is away", "internal/quorum/decide.go", "!p.lost && now.Sub(p.proved) < op.req.who.TTL", "now.Sub(p.proved) < op.req.who.TTL", "TestAServerThatLostAGrant"},
 	{"a quorum: a server that is back is asked at the next look", "internal/quorum/member.go", "			m.owner.rejoin(m.place)\n", "", "ThatAnswersAgainIsAsked"},
+	{"a quorum: a second Unlock forgets how many servers stood behind the lease", "quorum.go", "	if w.Phase == lockstate.Left {", "	if false {", "TestTwoUnlocksOfOneLease"},
 	{"a quorum: an inbox that is confirmed again has all servers asked", "notify.go", "	if again && in.client.quorum != nil {", "	if again && false && in.client.quorum != nil {", "TestASubscriptionOfAQuorumThatBreaks"},
 	{"a quorum: a first request does not wait for the inboxes of a minority", "quorum.go", "			return in.client.late.over.Load()\n", "			return all.most((*inbox).hasSettled)\n", "TestTheFirstRequestOfAQuorumsClient"},
 	{"a quorum: a first request waits for the inbox of a server that hangs", "quorum.go", "	late.over.Store(true)\n", "", "TestANewClientOfAQuorum"},
