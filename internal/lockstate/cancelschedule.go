@@ -38,12 +38,14 @@ func arrives(now time.Time, ttl time.Duration) time.Time {
 // the outcome to Answered.
 //
 //   - A request is cancelled at once. A cancel that has no answer or is refused is tried again:
-//     soon if an Unlock waits for it, and then less and less often, but one round trip's worth
-//     of cancels every 2 s. The first answer to any cancel makes all unanswered ones due again.
+//     soon if an Unlock waits for it, and then less and less often, until there is one round
+//     trip's worth of cancels every 2 s, however many are pending. The first answer to any cancel
+//     makes all unanswered ones due again.
 //   - Once answered, the cancel is repeated for as long as an earlier command about its id can
 //     arrive: after a second, because that is when a server that hung reads what it was sent;
 //     then every half minute; and one last time when that period is over.
-//   - Without an answer, it is given up when the request has expired by its TTL.
+//   - Without an answer, it is tried a last time and given up when the request has expired by its
+//     TTL.
 type CancelSchedule struct {
 	Pending cancelHeap
 	base    time.Time // origin of the grid
@@ -141,8 +143,8 @@ func (s *CancelSchedule) Answered(g *Cancellation, r protocol.Cancelled, now tim
 			first = firstCancelAgain
 		}
 		trips := time.Duration(1 + len(s.Pending)/cancelsAtOnce)
-		g.pause = max(first, min(2*g.pause, trips*cancelProbeEvery, longCancelAgain))
-		g.nextAt = now.Add(g.pause)
+		g.pause = max(first, min(2*g.pause, trips*cancelProbeEvery))
+		g.nextAt = Earlier(now.Add(g.pause), g.giveUp) // who waits for it is told then
 		if g.pause > cancelAgain {
 			g.rare = true
 			s.rare++

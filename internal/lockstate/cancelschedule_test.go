@@ -203,6 +203,41 @@ func TestDuringAnOutageCancelsCostOneRoundTripEachTwoSecondsAndAllAreTriedWhenIt
 	}
 }
 
+func TestManyCancelsDoNotCostMoreRoundTripsInALongOutageThanFew(t *testing.T) {
+	for _, n := range []int{200, 20_000} {
+		c := newCalendar(t)
+		c.reply = silentCancel
+		for _, g := range wait24h(n) {
+			c.s.Add(g, noon)
+		}
+		c.pass(10 * time.Minute) // the pauses have grown
+		before := len(c.trips)
+		c.pass(10 * time.Minute)
+		if trips := len(c.trips) - before; trips < 200 || trips > 310 {
+			t.Errorf("%d cancels cost %d round trips in ten minutes, want at most one every 2 s", n, trips)
+		}
+	}
+}
+
+// Its next try among so many would come two minutes later.
+func TestACancelAmongManyIsGivenUpAfterItsTTLToo(t *testing.T) {
+	c := newCalendar(t)
+	c.reply = silentCancel
+	for _, g := range wait24h(20_000) {
+		c.s.Add(g, noon)
+	}
+	g := &Cancellation{ID: "leased1:w:300000:c:AAAAAAAAAAAAAAAA:AAAAAAAAAAAAAAAA:cal", Callers: []*Caller{writer()}}
+	c.s.Add(g, noon)
+	c.pass(5*time.Minute - time.Second)
+	if len(c.told) != 0 {
+		t.Error("given up before its TTL ended")
+	}
+	c.pass(2 * time.Second)
+	if told := c.told[g]; len(told) != 1 || told[0].Fail == nil {
+		t.Errorf("told %+v", told)
+	}
+}
+
 // The alarm is set for what next says.
 func TestTheNextCancelIsTheEarliest(t *testing.T) {
 	c := newCalendar(t)
