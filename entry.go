@@ -415,7 +415,7 @@ func (e *entry) pause() time.Duration {
 	if d < 0 || d > maxRetryDelay {
 		d = maxRetryDelay
 	}
-	return d
+	return max(d, minRetryDelay)
 }
 
 // recoverPanic is deferred. It logs a panic of user code in a goroutine of the client, where the

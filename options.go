@@ -22,6 +22,7 @@ import (
 
 const (
 	minTTL          = 100 * time.Millisecond
+	minRetryDelay   = 5 * time.Millisecond // so that a policy without pauses does not keep a processor busy, and a server
 	maxRetryDelay   = 30 * time.Second
 	maxOwnerBytes   = 128
 	maxPrefixBytes  = 256
@@ -35,7 +36,8 @@ const (
 
 // BackOff decides how long to pause between attempts after Redis has failed. The policies
 // of github.com/cenkalti/backoff/v4 satisfy it. A negative pause (backoff.Stop), or one
-// longer than 30 s, counts as 30 s: a lock never stops retrying because of its policy.
+// longer than 30 s, counts as 30 s: a lock never stops retrying because of its policy. One
+// shorter than 5 ms counts as 5 ms, because a refusal can come back within microseconds.
 type BackOff interface {
 	NextBackOff() time.Duration
 }
@@ -174,10 +176,11 @@ func WithLossHandler(handler func(LossEvent)) Option {
 	})
 }
 
-// WithBackOff sets how long to pause after Redis has failed. newPolicy is called for each
-// lock whose commands fail; locks never share a policy. It must be safe for concurrent use,
-// and is also called once by New, which refuses a function that returns nil. The default is
-// the exponential policy of backoff v4, from 50 ms to 30 s, with jitter.
+// WithBackOff sets how long to pause after Redis has failed, from 5 ms to 30 s (see BackOff).
+// newPolicy is called for each lock whose commands fail; locks never share a policy. It must
+// be safe for concurrent use, and is also called once by New, which refuses a function that
+// returns nil. The default is the exponential policy of backoff v4, from 50 ms to 30 s, with
+// jitter.
 func WithBackOff(newPolicy func() BackOff) Option {
 	return clientOption(func(o *clientOptions) error {
 		if newPolicy == nil {

@@ -337,6 +337,30 @@ func TestVirtualAPolicyThatStopsIsAskedAgainEach30Seconds(t *testing.T) {
 	})
 }
 
+// hurries is a policy without pauses, such as backoff.ZeroBackOff.
+type hurries struct{}
+
+func (hurries) NextBackOff() time.Duration { return 0 }
+
+func TestVirtualAPolicyWithoutPausesIsAskedAgainEach5Milliseconds(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var sent stamps
+		c := clientOn(t, s, s.connect(t, func(o *redis.Options) { o.Limiter = &sent }),
+			leased.WithBackOff(func() leased.BackOff { return hurries{} }))
+		unlock(t, lock(t, c.Mutex("another")))
+		time.Sleep(time.Second)
+		s.Mini.SetError("LOADING for a moment")
+		before := len(sent.all())
+		next := locking(t, c.Mutex("x"))
+		time.Sleep(time.Second - time.Millisecond)
+		if n := len(sent.all()) - before; n < 150 || n > 250 {
+			t.Errorf("asked %d times in a second", n)
+		}
+		s.Mini.SetError("")
+		unlock(t, closesSoon(t, "who waits gets in", next))
+	})
+}
+
 func TestVirtualTryLockReturnsAfterASecondWhateverRedisIsDoing(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		var way hang

@@ -408,6 +408,7 @@ var mutants = []mutant{
 	{"64 local hand-offs are 640", "options.go", "	defaultHandoffs = 64\n", "	defaultHandoffs = 640\n", "GivesOut64"},
 	{"10 ms of local hand-offs are 100", "options.go", "	defaultTenure   = 10 * time.Millisecond", "	defaultTenure   = 100 * time.Millisecond", "GivesOut64"},
 	{"a policy that stops is asked each minute", "options.go", "	maxRetryDelay   = 30 * time.Second", "	maxRetryDelay   = 60 * time.Second", "APolicyThatStops"},
+	{"a policy without pauses is asked without pauses", "entry.go", "	return max(d, minRetryDelay)\n", "	return d\n", "APolicyWithoutPauses"},
 	{"a policy that stops is asked after a second", "entry.go", "	if d < 0 || d > maxRetryDelay {", "	if d < 0 {\n		d = time.Second\n	}\n	if d > maxRetryDelay {", "APolicyThatStops"},
 	{"TryLock takes 3 s", "options.go", "	tryLockWait     = time.Second\n", "	tryLockWait     = 3 * time.Second\n", "TryLockReturns"},
 
@@ -716,6 +717,7 @@ var mutants = []mutant{
 	{"a quorum: Inspect shows the readers that one server has let in", "internal/quorum/report.go", "	sn.Readers = readersOf(", "	_ = readersOf(", "TestReadersAreThose"},
 	{"a quorum: Inspect shows readers that only ask", "internal/quorum/report.go", "if len(named) >= some {", "if some = min(some, len(named)); true {", "TestReadersAreThose"},
 	{"a quorum: Inspect counts the readers of a client on a server instead of the servers", "internal/quorum/report.go", "if known, ok := here[client]; !ok || ends > known.ends {", "if byClient[client] = append(byClient[client], reader{named[0], ends}); false {", "TestReadersAreThose"},
+	{"a quorum: Inspect takes each answer for pairs", "internal/quorum/report.go", "			if len(named) < 2 {", "			if false {", "TestReadersAreThose"},
 	{"a quorum: Inspect reads the expiry of a reader by another server's clock", "internal/quorum/report.go", "			ends += float64(clock/1000) - float64(most[i].Clock/1000)\n", "", "TestReadersAreThose"},
 	{"a quorum: a server where a lease has expired stands behind it", "internal/quorum/report.go", " && now.Sub(p.proved) < r.who.TTL", "", "TestServersThatHaveTheGrant"},
 	{"a quorum: Inspect shows a token above the lease's", "internal/quorum/report.go", "return metas[min(need, len(metas))-1]", "return metas[len(metas)-1]", "TestWhatServersShow"},

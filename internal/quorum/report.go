@@ -123,6 +123,9 @@ func readersOf(most []protocol.Snapshot, clock uint64, some int) []string {
 	for i := range most {
 		here := map[string]reader{} // one of each client, which may have asked again under another id
 		for named := range slices.Chunk(most[i].Readers, 2) {
+			if len(named) < 2 { // a proxy, or a server that is none, may answer anything
+				continue
+			}
 			ends, _ := strconv.ParseFloat(named[1], 64)
 			ends += float64(clock/1000) - float64(most[i].Clock/1000)
 			client := ownerOf(&protocol.Snapshot{Value: named[0]})

@@ -80,6 +80,7 @@ func TestReadersAreThoseOfWhichAMajorityCanKnow(t *testing.T) {
 		"one has two on a server": {[]protocol.Snapshot{shares(1000, 10, a, b, b), shares(2000, 20, a, b), shares(3000, 30, a), shares(4000, 40), shares(5000, 50)}, "a 10"},
 		"two are silent":          {[]protocol.Snapshot{shares(1000, 10, a), shares(2000, 20, a, b), shares(3000, 30, a)}, "b 20, a 30"},
 		"foreign":                 {[]protocol.Snapshot{{Value: protocol.MarkerValue, Readers: []string{"x", "inf"}}, {Value: protocol.MarkerValue, Readers: []string{"x", "-inf"}}, {Value: protocol.MarkerValue}}, "x +Inf"},
+		"half a pair":             {[]protocol.Snapshot{{Value: protocol.MarkerValue, Readers: []string{"x", "5", "y"}}, {Value: protocol.MarkerValue, Readers: []string{"x", "6"}}, {Value: protocol.MarkerValue}}, "x 6"},
 	} {
 		got := merged(c.seen, 5)
 		var readers []string
