@@ -65,7 +65,9 @@ type LackingError struct {
 	Answer error
 }
 
-func (e *LackingError) Error() string { return e.text + ": " + e.Answer.Error() }
+func (e *LackingError) Error() string {
+	return e.text + ": " + strings.ReplaceAll(e.Answer.Error(), "\n", "; ")
+}
 
 // Unwrap returns the error as the server sent it.
 func (e *LackingError) Unwrap() error { return e.Answer }
@@ -77,6 +79,18 @@ func serverLacks(what string) string {
 
 func clientLacks(what string) string {
 	return "the Redis client is not set up for this server: " + what
+}
+
+const noNotifications = "it sends no notifications of maintenance; set Mode in MaintNotificationsConfig to ModeAuto or ModeDisabled"
+
+// onlyNil reports whether the text of joined errors has only those of replies that are nil.
+func onlyNil(joined string) bool {
+	for line := range strings.Lines(joined) {
+		if strings.TrimSpace(line) != redis.Nil.Error() {
+			return false
+		}
+	}
+	return joined != ""
 }
 
 // lacking reports whether err means that the server or the client lacks something that the scripts
@@ -109,10 +123,16 @@ func lacking(err error) (text string, missing bool) {
 		{"cluster support disabled", "it is not part of a Cluster; use redis.NewClient"},
 		{"unknown command 'sentinel", "it is no Sentinel; name the Sentinels' own addresses, or use redis.NewClient"},
 		{"unknown command `sentinel", "it is no Sentinel; name the Sentinels' own addresses, or use redis.NewClient"},
+		{"unknown subcommand 'maint_notifications'", noNotifications},
+		{"wrong number of arguments for 'maint_notifications'", noNotifications}, // before Redis 7
+		{"failed to enable maintnotifications: server does not support", noNotifications},
 	} {
 		if strings.Contains(answer, l.mark) {
 			return clientLacks(l.what), true
 		}
+	}
+	if _, each, asked := strings.Cut(answer, "all sentinels specified in configuration are unreachable: "); asked && onlyNil(each) {
+		return clientLacks("its Sentinels know no primary of that name; set MasterName to the name in their configuration"), true
 	}
 	return "", false
 }
@@ -172,10 +192,11 @@ func wrongType(err error) bool {
 }
 
 // IsServerReply reports whether err is a reply of Redis, in which case the command had no effect.
-// Without a reply, the command may have run or may still run.
+// Without a reply, the command may have run or may still run. No script replies nil: it is a Sentinel
+// that does, and go-redis joins its reply to the errors of the Sentinels that it did not reach.
 func IsServerReply(err error) bool {
 	var answer redis.Error
-	return errors.As(err, &answer)
+	return errors.As(err, &answer) && !errors.Is(err, redis.Nil)
 }
 
 // notSent reports whether the command was certainly not sent, for lack of a connection.

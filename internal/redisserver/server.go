@@ -39,12 +39,15 @@ func (s *Server) HonorsDeadlines() bool { return s.deadlines }
 // Commands returns how many commands have been sent.
 func (s *Server) Commands() int64 { return s.sent.Load() }
 
+// oneNode is a *redis.Client, or a type that embeds one.
+type oneNode interface{ Options() *redis.Options }
+
 // New returns a Server that uses rdb. If rdb is a plain *redis.Client, the Server uses a clone of
 // it that honors deadlines.
 func New(rdb redis.UniversalClient, prefix string) *Server {
 	s := &Server{sent: new(atomic.Int64), Rdb: rdb, Inboxes: protocol.InboxChannel(prefix, "")}
 	s.args = newArguments(s.Inboxes)
-	node, ok := rdb.(interface{ Options() *redis.Options }) // a *redis.Client, or a type that embeds one
+	node, ok := rdb.(oneNode)
 	c, plain := rdb.(*redis.Client)
 	switch {
 	case ok && node.Options().ContextTimeoutEnabled:
@@ -165,7 +168,7 @@ func (s *Server) Ping(ctx context.Context) error {
 
 // explain turns an error of go-redis into one that names the cause.
 func (s *Server) explain(err error) error {
-	own, ok := s.Rdb.(*redis.Client)
+	node, ok := s.Rdb.(oneNode)
 	switch {
 	case err == nil:
 		return nil
@@ -176,7 +179,7 @@ func (s *Server) explain(err error) error {
 	case ok && errors.Is(err, context.DeadlineExceeded) && !notSent(err):
 		// Waiting for a connection ends with the context, and the error does not say
 		// so. All connections being in use is the best evidence left.
-		if pool, size := own.PoolStats(), own.Options().PoolSize; int(pool.TotalConns)-int(pool.IdleConns) >= size {
+		if pool, size := s.Rdb.PoolStats(), node.Options().PoolSize; int(pool.TotalConns)-int(pool.IdleConns) >= size {
 			return errPoolExhausted{size}
 		}
 		if late, ok := err.(errTooLate); ok { //nolint:errorlint // it is never wrapped

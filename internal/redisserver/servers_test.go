@@ -3,10 +3,12 @@ package redisserver
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -98,6 +100,11 @@ func TestTheFirstAnswerOfAServerThatLacksSomethingSaysWhat(t *testing.T) {
 		{"MOVED 8157 127.0.0.1:7001", "redis.NewClusterClient"},
 		{"ERR This instance has cluster support disabled", "redis.NewClient"},
 		{"redis: all sentinels specified in configuration are unreachable: ERR unknown command 'sentinel', with args beginning with: 'get-master-addr-by-name'", "Sentinel"},
+		{"redis: all sentinels specified in configuration are unreachable: redis: nil", "MasterName"},
+		{"redis: all sentinels specified in configuration are unreachable: redis: nil\nredis: nil", "MasterName"},
+		{"failed to enable maintnotifications: ERR unknown subcommand 'maint_notifications'. Try CLIENT HELP.", "ModeAuto"},
+		{"failed to enable maintnotifications: ERR Unknown subcommand or wrong number of arguments for 'maint_notifications'. Try CLIENT HELP.", "ModeAuto"},
+		{"failed to enable maintnotifications: server does not support RESP3 (HELLO command failed)", "ModeAuto"},
 	} {
 		rdb := redis.NewClient(redistest.Options("127.0.0.1:1"))
 		rdb.AddHook(answers{c.answer})
@@ -105,7 +112,7 @@ func TestTheFirstAnswerOfAServerThatLacksSomethingSaysWhat(t *testing.T) {
 		s.Rdb = rdb // New uses a clone, and go-redis clones without hooks
 		_, err := s.Do(t.Context(), &keys, &protocol.Command{Verb: protocol.Acquire, ID: "leased1:w:1000:u:AAAAAAAAAAAAAAAA:BBBBBBBBBBBBBBBB:here", Wait: true})
 		var lacks *LackingError
-		if !errors.As(err, &lacks) || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), c.answer) {
+		if !errors.As(err, &lacks) || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), strings.ReplaceAll(c.answer, "\n", "; ")) {
 			t.Errorf("%q: %v", c.answer, err)
 		}
 		if fail := Classify(err); fail == nil || fail.Kind != protocol.NeedsOperator {
@@ -113,9 +120,93 @@ func TestTheFirstAnswerOfAServerThatLacksSomethingSaysWhat(t *testing.T) {
 		}
 		_ = rdb.Close()
 	}
-	for _, passing := range []string{"LOADING Redis is loading the dataset in memory", "BUSY Redis is busy running a script", "TRYAGAIN Multiple keys request during rehashing of slot"} {
+	for _, passing := range []string{"LOADING Redis is loading the dataset in memory", "BUSY Redis is busy running a script", "TRYAGAIN Multiple keys request during rehashing of slot",
+		"failed to enable maintnotifications: LOADING Redis is loading the dataset in memory",
+		"redis: all sentinels specified in configuration are unreachable: redis: nil\ndial tcp 127.0.0.1:1: connect: connection refused"} {
 		if _, missing := lacking(refusal(passing)); missing {
 			t.Errorf("%q is taken for something that a server lacks", passing)
 		}
+	}
+}
+
+// rewords is a hook that puts each error into one of its own, as a hook that names the command may.
+type rewords struct{}
+
+func (rewords) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (rewords) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error { return reworded(cmd, next(ctx, cmd)) }
+}
+
+func (rewords) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		err := next(ctx, cmds)
+		for _, cmd := range cmds {
+			cmd.SetErr(reworded(cmd, cmd.Err()))
+		}
+		return err
+	}
+}
+
+func reworded(cmd redis.Cmder, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s failed: %v", cmd.Name(), err)
+}
+
+func TestAServerLearnsTheScriptsAlsoWhereAHookRewordsItsReplies(t *testing.T) {
+	keys, err := protocol.NewKeys("", "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rdb := redistest.MiniClient(t, redistest.Mini(t), func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+	rdb.AddHook(rewords{})
+	s := New(rdb, "")
+	id := protocol.NewRequest(protocol.NewClientID("a"), protocol.Exclusive, time.Minute, false, protocol.Counted, protocol.Origin{}).ID
+	a, err := s.Do(t.Context(), &keys, &protocol.Command{Verb: protocol.Acquire, ID: id, TTL: time.Minute, Wait: true})
+	if err != nil || a.Outcome != protocol.Granted {
+		t.Errorf("%+v, %v", a, err)
+	}
+	renewals := []protocol.Renewal{{Keys: &keys, Req: protocol.Request{ID: id, TTL: time.Minute}}} // in a pipeline
+	if s.Renew(t.Context(), renewals); renewals[0].Err != nil || renewals[0].Outcome != protocol.Granted {
+		t.Errorf("%+v", renewals[0])
+	}
+}
+
+// users is a type of the user's, which counts as the client that it embeds.
+type users struct{ *redis.Client }
+
+func TestTheErrorsOfOneNodesClientAreNamedAlsoInsideAnotherType(t *testing.T) {
+	rdb := redistest.MiniClient(t, redistest.Mini(t), func(o *redis.Options) { o.PoolSize = 1 })
+	one := New(users{rdb}, "")
+	conn := rdb.Conn() // the only one
+	if err := conn.Ping(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := one.explain(context.DeadlineExceeded); !errors.Is(err, redis.ErrPoolTimeout) {
+		t.Errorf("the pool is exhausted, and the error is %v", err)
+	}
+	if err := conn.Close(); err != nil {
+		t.Fatal(err)
+	}
+	moved := refusal("MOVED 8157 127.0.0.1:7001")
+	if err := one.explain(moved); !errors.As(err, new(*LackingError)) {
+		t.Errorf("the node is part of a Cluster, and the error is %v", err)
+	}
+	if err := rdb.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := one.Ping(t.Context()); !errors.Is(err, ErrRedisClosed) {
+		t.Errorf("the client is closed, and the error is %v", err)
+	}
+
+	cluster := New(redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}}), "")
+	defer cluster.Rdb.Close()
+	if err := cluster.explain(redis.ErrClosed); errors.Is(err, ErrRedisClosed) {
+		t.Error("a node that left its Cluster goes for a closed client")
+	}
+	if err := cluster.explain(moved); errors.As(err, new(*LackingError)) {
+		t.Error("a slot that moves goes for a mistake of the client's")
 	}
 }
