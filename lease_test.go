@@ -88,6 +88,9 @@ func TestWithEndsWithItsContextWithUnlockAndWithLoss(t *testing.T) {
 				}
 				late, stopLate := l.With(context.Background())
 				defer stopLate()
+				if over := what != "its context"; over != (late.Err() != nil) || over && !errors.Is(context.Cause(late), end.cause) {
+					t.Errorf("a context that is made then: %v, %v", late.Err(), context.Cause(late))
+				}
 				if err := l.Unlock(); errors.Is(err, leased.ErrLeaseLost) != end.lost {
 					t.Errorf("Unlock: %v", err)
 				}

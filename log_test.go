@@ -108,6 +108,35 @@ func TestLogsNameTheLock(t *testing.T) {
 	})
 }
 
+func TestCausesThatAreOverMakeRoomForOthers(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		out, background := &logs{}, context.Background()
+		c := newClient(t, s, out.option())
+		n := 0
+		refuse := func(locks, lines int) {
+			t.Helper()
+			before := out.count(slog.LevelError, "another type of value")
+			for range locks {
+				n++
+				name := fmt.Sprint("hash", n)
+				s.rdb.HSet(background, name, "field", "value")
+				_, err := c.Mutex(name).LockContext(background)
+				isAll(t, err, leased.ErrNotAcquired)
+				synctest.Wait() // a separate goroutine writes the log
+			}
+			if got := out.count(slog.LevelError, "another type of value") - before; got != lines {
+				t.Errorf("%d lines about %d locks, want %d", got, locks, lines)
+			}
+		}
+		refuse(200, 101) // from the hundredth cause on, locks share one
+		refuse(5, 0)
+		time.Sleep(2 * time.Minute)
+		refuse(1, 1) // of the cause that locks share, and after it there is room
+		refuse(50, 50)
+		s.rdb.FlushAll(background)
+	})
+}
+
 func TestManyLossesAtOnceAreOneLine(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		var text bytes.Buffer

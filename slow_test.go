@@ -2,6 +2,7 @@ package leased_test
 
 import (
 	"bytes"
+	"fmt"
 	"log/slog"
 	"regexp"
 	"strings"
@@ -180,5 +181,28 @@ func TestACallerThatWaitsOrHoldsForLongIsLoggedOnce(t *testing.T) {
 		}
 		unlock(t, l)
 		want("at the end")
+	})
+}
+
+func TestLocksThatAreSlowTogetherAreTenLinesAndACount(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var out logLines
+		c := newClient(t, s, leased.WithLogger(slog.New(slog.NewTextHandler(&out, nil))), leased.WithSlowThreshold(20*time.Second))
+		var leases []*leased.Lease
+		for i := range 13 {
+			leases = append(leases, lock(t, c.Mutex(fmt.Sprint("x", i))))
+		}
+		time.Sleep(30 * time.Second)
+		synctest.Wait()
+		got := out.take()
+		if n := strings.Count(got, "a lock has been held for long"); n != 10 {
+			t.Errorf("%d locks have a line of their own", n)
+		}
+		if n := strings.Count(got, "more locks"); n != 1 || !strings.Contains(got, `msg="leased: more locks have been held or waited for for long" locks=3`) {
+			t.Errorf("%d lines count the rest, which are 3:\n%s", n, got)
+		}
+		for _, l := range leases {
+			unlock(t, l)
+		}
 	})
 }
