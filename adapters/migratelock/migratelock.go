@@ -78,11 +78,37 @@ func (d *locked) Unlock() error {
 
 // Run implements database.Driver. It does not begin a migration if the lock was lost.
 func (d *locked) Run(migration io.Reader) error {
+	if err := d.lost(); err != nil {
+		return err
+	}
+	return d.Driver.Run(migration)
+}
+
+// SetVersion implements database.Driver. It does not set the version if the lock was lost: another
+// process may have migrated the database since. After a migration that had begun before, the version
+// stays dirty, so that nobody migrates the database any further before somebody has looked at it.
+func (d *locked) SetVersion(version int, dirty bool) error {
+	if err := d.lost(); err != nil {
+		return err
+	}
+	return d.Driver.SetVersion(version, dirty)
+}
+
+// Drop implements database.Driver. It drops nothing if the lock was lost.
+func (d *locked) Drop() error {
+	if err := d.lost(); err != nil {
+		return err
+	}
+	return d.Driver.Drop()
+}
+
+// lost returns why the lock was lost, nil if it was not or is not held.
+func (d *locked) lost() error {
 	d.mu.Lock()
 	lease := d.lease
 	d.mu.Unlock()
 	if lease != nil && lease.Context().Err() != nil {
 		return context.Cause(lease.Context())
 	}
-	return d.Driver.Run(migration)
+	return nil
 }

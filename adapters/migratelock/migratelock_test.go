@@ -135,6 +135,9 @@ func TestNoMigrationBeginsOnceTheLockWasLost(t *testing.T) {
 		if err := d.Lock(); err != nil {
 			t.Fatal(err)
 		}
+		if err := d.SetVersion(1, false); err != nil {
+			t.Fatal(err)
+		}
 		if err := d.Run(strings.NewReader("first")); err != nil {
 			t.Fatal(err)
 		}
@@ -142,6 +145,15 @@ func TestNoMigrationBeginsOnceTheLockWasLost(t *testing.T) {
 		synctest.Wait()
 		if err := d.Run(strings.NewReader("second")); !errors.Is(err, leased.ErrLeaseLost) {
 			t.Errorf("it returned %v, want ErrLeaseLost", err)
+		}
+		if err := d.SetVersion(2, false); !errors.Is(err, leased.ErrLeaseLost) {
+			t.Errorf("SetVersion returned %v, want ErrLeaseLost", err)
+		}
+		if err := d.Drop(); !errors.Is(err, leased.ErrLeaseLost) {
+			t.Errorf("Drop returned %v, want ErrLeaseLost", err)
+		}
+		if version, _, err := d.Version(); version != 1 || err != nil {
+			t.Errorf("the version is %d, %v", version, err)
 		}
 		if !inner.EqualSequence([]string{"first"}) {
 			t.Errorf("these were run: %q", inner.MigrationSequence)

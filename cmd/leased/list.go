@@ -15,6 +15,7 @@ import (
 
 	"github.com/leasedmutex/leased"
 	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
 // scanCount is how many of the server's keys one call of SCAN looks at. Nothing else bounds how
@@ -208,7 +209,7 @@ func inspectAll(ctx context.Context, client *leased.Client, names []string) ([]l
 		switch {
 		case failures[i] == nil:
 			found = append(found, info)
-		case !redis.HasErrorPrefix(failures[i], "WRONGTYPE"):
+		case redisserver.Classify(failures[i]).Kind != protocol.OtherType:
 			return found, failures[i]
 		}
 	}

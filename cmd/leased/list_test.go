@@ -9,11 +9,13 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
@@ -289,6 +291,28 @@ func TestAKeyOfAnotherTypeIsToldInWords(t *testing.T) {
 	}
 	if got := invoke(t, "ls", "--redis", m.Addr()); got.status != 0 || got.out != "" || got.err != "leased: no locks are held or waited for\n" {
 		t.Errorf("ls: %+v", got)
+	}
+}
+
+// Before Redis 7, an error inside a script began with other words.
+func TestALockWhoseKeyAnotherProgramTookKeepsNoOtherFromTheList(t *testing.T) {
+	m := redistest.MiniTCP(t)
+	rdb := redistest.MiniClient(t, m)
+	take(t, rdb, "", "job", "mine")
+	m.Server().SetPreHook(func(p *server.Peer, cmd string, args ...string) bool {
+		refused := strings.HasPrefix(strings.ToLower(cmd), "eval") && slices.Contains(args, "job")
+		if refused {
+			p.WriteError("ERR Error running script (call to f_1): @user_script:20: @user_script: 20: WRONGTYPE Operation against a key holding the wrong kind of value")
+		}
+		return refused
+	})
+	defer m.Server().SetPreHook(nil)
+	if got := invoke(t, "ls", "--redis", m.Addr()); got.status != 0 || strings.Contains(got.out, "job") || !strings.Contains(got.out, "mine") {
+		t.Errorf("ls: %+v", got)
+	}
+	top := newTop(rdb, "", "*")
+	if err := top.refresh(t.Context(), time.Now()); err != nil || len(top.locks) != 1 {
+		t.Errorf("top has %d locks: %v", len(top.locks), err)
 	}
 }
 

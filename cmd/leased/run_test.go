@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -586,5 +587,26 @@ func TestAnUnconfirmedReleaseSaysHowLongTheLockStaysTaken(t *testing.T) {
 	}
 	if !told[after] {
 		t.Errorf("until %q is none of %v", after, told)
+	}
+}
+
+func TestACommandOfWhichTheSystemTellsNothingDoesNotCountAsDone(t *testing.T) {
+	name, value, _ := strings.Cut(asCommand, "=")
+	t.Setenv(name, value) // the guard is this program
+	g, err := startGuard()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.end()
+	child, err := os.StartProcess("/bin/sleep", []string{"sleep", "1h"}, &os.ProcAttr{Sys: &syscall.SysProcAttr{Setpgid: true, Pgid: g.pid}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	nobodys := awaitChange(os.Getpid()) // as if somebody else had waited for it
+	if err := (&running{guard: g}).ended(nobodys); !errors.Is(err, syscall.ECHILD) {
+		t.Errorf("it ended with %v", err)
+	}
+	if c := awaitChange(child.Pid); c.err != nil || !c.status.Signaled() || c.status.Signal() != syscall.SIGKILL {
+		t.Errorf("the command goes on: %+v", c)
 	}
 }

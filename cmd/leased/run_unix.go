@@ -315,18 +315,14 @@ func (r *running) perform(program string) error {
 	signal.Notify(resumed, syscall.SIGCONT)
 	defer signal.Stop(resumed)
 
-	changes := make(chan syscall.WaitStatus)
+	changes := make(chan change)
 	// This goroutine is owned by this call, and ends with the command, whose end is the last thing
 	// that it sends.
 	go func() {
 		for {
-			var status syscall.WaitStatus
-			_, err := syscall.Wait4(child.Pid, &status, syscall.WUNTRACED, nil)
-			if errors.Is(err, syscall.EINTR) {
-				continue
-			}
-			changes <- status
-			if err != nil || !status.Stopped() {
+			c := awaitChange(child.Pid)
+			changes <- c
+			if c.err != nil || !c.status.Stopped() {
 				return
 			}
 		}
@@ -349,12 +345,28 @@ func (r *running) perform(program string) error {
 		case <-resumed:
 			r.tty.giveIfOurs(r.guard.pid)
 			r.guard.signal(syscall.SIGCONT)
-		case status := <-changes:
-			if status.Stopped() {
-				r.stopped(status.StopSignal())
+		case c := <-changes:
+			if c.err == nil && c.status.Stopped() {
+				r.stopped(c.status.StopSignal())
 				continue
 			}
-			return r.ended(status)
+			return r.ended(c)
+		}
+	}
+}
+
+// change is a change of a child's state, or why the system does not tell it.
+type change struct {
+	status syscall.WaitStatus
+	err    error
+}
+
+// awaitChange waits until the child stops or ends.
+func awaitChange(child int) (c change) {
+	for {
+		_, c.err = syscall.Wait4(child, &c.status, syscall.WUNTRACED, nil)
+		if !errors.Is(c.err, syscall.EINTR) {
+			return c
 		}
 	}
 }
@@ -401,14 +413,18 @@ func (r *running) stopped(by syscall.Signal) {
 	_ = syscall.Kill(0, syscall.SIGTSTP) // cannot fail: it is our own group
 }
 
-// ended returns the status of the command.
-func (r *running) ended(status syscall.WaitStatus) error {
-	if r.lost != nil {
+// ended returns the status of the command. If there is none, the command may still run, and the lock
+// is about to be given back.
+func (r *running) ended(c change) error {
+	status := c.status
+	if r.lost != nil || c.err != nil {
 		r.guard.signal(syscall.SIGKILL) // what the command started and did not end
 	}
 	fromTerminal := r.tty.takeBack(status.Signaled())
 	r.guard.end()
 	switch {
+	case c.err != nil:
+		return fmt.Errorf("the command was killed, because the system does not tell whether it has ended: %w", c.err)
 	case status.Signaled():
 		if fromTerminal && status.Signal() == syscall.SIGINT {
 			// Without us, Ctrl-C would have reached the script that started us.

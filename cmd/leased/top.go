@@ -158,7 +158,7 @@ func (t *top) refresh(ctx context.Context, now time.Time) error {
 		switch {
 		case err == nil:
 			w.look(&s, now)
-		case redis.HasErrorPrefix(err, "WRONGTYPE"):
+		case redisserver.Classify(err).Kind == protocol.OtherType:
 			delete(t.locks, w.name)
 			continue
 		default:
