@@ -5,6 +5,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/leasedmutex/leased/internal/lockstate"
 	"github.com/leasedmutex/leased/internal/protocol"
 )
@@ -12,13 +14,16 @@ import (
 // How requests are cancelled. add schedules a cancel. A flush sends the cancels that are due and
 // schedules the rest, until none is due.
 //
-// The flush is the only goroutine, and there is at most one: started by add or by the alarm, owned
-// by the client, ended when nothing is due, and waited for by Shutdown.
+// The flush is a goroutine, and there is at most one: started by add or by the alarm, owned by the
+// client, ended when nothing is due, and waited for by Shutdown. In a Cluster it does not send itself,
+// but divides the cancels among lanes, so that a master that hangs delays no cancel at the others. A
+// lane is one more goroutine for each master that has cancels to carry out: started by the flush,
+// owned by the client, ended when its master has no more to carry out, and waited for by Shutdown.
 
 // canceler cancels requests that are no longer wanted but may still wait or own in Redis, so that
 // nothing is left behind there: after a caller gave up, after a release without a reply, or after a
 // message about an unknown request. It sends one cancel per request, many cancels in a round trip,
-// and one round trip at a time; the schedule says when.
+// and to each server one round trip at a time; the schedule says when.
 type canceler struct {
 	alarm
 	client *Client
@@ -29,10 +34,14 @@ type canceler struct {
 	unconfirmed int             // releases that such cancels are to confirm
 	flushing    bool
 	flushed     chan struct{} // made by drain; closed when everything that is due was tried
+
+	// lanes has, in a Cluster, what waits for a master while that carries out other cancels. A
+	// master has an entry as long as its lane is running.
+	lanes map[*redis.Client][]*lockstate.Cancellation
 }
 
 func newCanceler(client *Client) *canceler {
-	return &canceler{client: client, awaited: map[string]bool{}}
+	return &canceler{client: client, awaited: map[string]bool{}, lanes: map[*redis.Client][]*lockstate.Cancellation{}}
 }
 
 // add has a request cancelled from now on. If an Unlock already waits for a cancel of that id, that
@@ -83,8 +92,8 @@ func (c *canceler) begin() {
 	}
 }
 
-// flush sends what is due until nothing is due. If user code ends its goroutine, as testing.T.FailNow
-// does, another goroutine continues.
+// flush sends what is due, or passes it to lanes, until nothing is due. If user code ends its
+// goroutine, as testing.T.FailNow does, another goroutine continues.
 func (c *canceler) flush() {
 	unlabelled()
 	over := false
@@ -99,13 +108,79 @@ func (c *canceler) flush() {
 			over = true
 			return
 		}
-		c.send(batch)
-		if c.client.base.Err() != nil {
-			over = true
-			c.giveUp() // Shutdown may have done so while these were under way, and nothing sends them again
+		if c.client.slotMap.masters != nil {
+			byMaster(c.client, batch, keysOf, c.enlist)
+		} else {
+			c.send(batch)
+		}
+		if over = c.ended(); over {
 			return
 		}
 	}
+}
+
+// ended reports whether the client has stopped, after a batch. If so, it drops all cancels: Shutdown may
+// have done so while the batch was under way, and nothing would send it again.
+func (c *canceler) ended() bool {
+	if c.client.base.Err() == nil {
+		return false
+	}
+	c.giveUp()
+	return true
+}
+
+// enlist has cancels sent to a master by its lane.
+func (c *canceler) enlist(master *redis.Client, cancels []*lockstate.Cancellation) {
+	c.mu.Lock()
+	waiting, running := c.lanes[master]
+	c.lanes[master] = append(waiting, cancels...)
+	c.mu.Unlock()
+	if !running && !c.client.group.start(func() { c.lane(master) }) {
+		c.giveUp()
+	}
+}
+
+// lane sends what waits for a master until nothing waits. Then it becomes the flush if there is none,
+// because the answers have changed what is due next. If user code ends its goroutine, another one
+// continues.
+func (c *canceler) lane(master *redis.Client) {
+	unlabelled()
+	over := false
+	defer func() {
+		if !over && !c.client.group.start(func() { c.lane(master) }) {
+			c.giveUp()
+		}
+	}()
+	for {
+		batch, flushes := c.next(master)
+		if len(batch) == 0 {
+			over = true
+			if flushes {
+				c.flush()
+			}
+			return
+		}
+		c.send(batch)
+		if over = c.ended(); over {
+			return
+		}
+	}
+}
+
+// next returns the cancels that a lane sends now. If there are none, it ends the lane, and reports
+// whether that has begun a flush.
+func (c *canceler) next(master *redis.Client) (batch []*lockstate.Cancellation, flushes bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if waiting := c.lanes[master]; len(waiting) > 0 {
+		n := min(len(waiting), lockstate.CancelsAtOnce)
+		c.lanes[master] = waiting[n:]
+		return waiting[:n:n], false
+	}
+	delete(c.lanes, master)
+	flushes = !c.flushing
+	c.flushing = true
+	return nil, flushes
 }
 
 // take returns the cancels to be sent now. If there are none, it sets the alarm for the next one
@@ -200,7 +275,7 @@ func (c *canceler) drain(ctx context.Context) (unconfirmed int) {
 	for {
 		c.mu.Lock()
 		unconfirmed = c.unconfirmed
-		if !c.flushing && unconfirmed == 0 {
+		if c.idleLocked() && unconfirmed == 0 {
 			c.mu.Unlock()
 			return 0
 		}
@@ -215,10 +290,13 @@ func (c *canceler) drain(ctx context.Context) (unconfirmed int) {
 	}
 }
 
+// idleLocked reports whether everything that is due was tried.
+func (c *canceler) idleLocked() bool { return !c.flushing && len(c.lanes) == 0 }
+
 // endFlushLocked notes that a flush has ended.
 func (c *canceler) endFlushLocked() {
 	c.flushing = false
-	if c.flushed != nil {
+	if c.idleLocked() && c.flushed != nil {
 		close(c.flushed)
 		c.flushed = nil
 	}
@@ -228,6 +306,10 @@ func (c *canceler) endFlushLocked() {
 func (c *canceler) giveUp() {
 	c.mu.Lock()
 	all := c.schedule.Pending
+	for _, waiting := range c.lanes {
+		all = append(all, waiting...)
+	}
+	clear(c.lanes)
 	c.schedule, c.unconfirmed = lockstate.CancelSchedule{}, 0
 	c.endFlushLocked()
 	clear(c.awaited)

@@ -24,7 +24,11 @@ import (
 //	goroutine         runs                          ends with                waited for by
 //	watchdog          from the first lock on        watchdog.halt            group.wait
 //	inbox             from the first lock on        inbox.halt               group.wait
-//	senders           for a command or a batch      the reply or a time-out  group.wait
+//	senders           for a command or a batch,     the reply or a time-out  group.wait
+//	                  in a Cluster while a master
+//	                  has cancels to carry out
+//	dividers          while batches for a Cluster   the masters being named  group.wait
+//	                  are divided among masters
 //	spreaders         while batches of renewals     the batches' time, halt  group.wait
 //	                  wait for their turn
 //	slot readers      after a command that failed   the reload's end         group.wait
@@ -106,16 +110,19 @@ type server interface {
 	Commands() int64
 	// Do runs one command. After an error its outcome is unknown.
 	Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) (protocol.Answer, error)
-	// Renew renews many grants in one round trip, and notes each outcome in batch.
+	// Renew renews many grants that one server has, in one round trip, and notes each outcome in
+	// batch. Unless ctx has a deadline, each round trip has protocol.CommandTimeout: that of the
+	// commands, and another one for scripts that the server did not know.
 	Renew(ctx context.Context, batch []protocol.Renewal)
 	// Touch extends the expiry of the last token of locks that are held for long, if a renewal
-	// that was granted asks for that. No lease depends on it: a token has to outlive its lock
-	// only if the server's clock is set back, and three more tries follow before the token
-	// expires.
+	// that was granted asks for that. It takes no longer than a round trip of Renew. No lease
+	// depends on it: a token has to outlive its lock only if the server's clock is set back, and
+	// three more tries follow before the token expires.
 	Touch(ctx context.Context, batch []protocol.Renewal) error
-	// Cancel ends many requests in one round trip; results[i] is about batch[i].
+	// Cancel ends many requests that one server has, in one round trip; results[i] is about batch[i].
 	Cancel(ctx context.Context, batch []protocol.CancelRequest) (results []protocol.Cancelled)
-	// Echo publishes a nonce to an inbox and returns the number of its receivers.
+	// Echo publishes a nonce to an inbox and returns the number of its receivers. It takes no
+	// longer than a round trip of Renew.
 	Echo(ctx context.Context, k *protocol.Keys, channel, nonce string) (int, error)
 	// Evict takes the lock from its owners, notifies them, and lets the next request in. It
 	// returns on how many servers there were owners.

@@ -207,12 +207,25 @@ func TestReplicasInACluster(t *testing.T) {
 		t.Skip("starts a Cluster; run it without -short")
 	}
 	cluster := redistest.NewCluster(t)
-	a, b := confirmed(t, cluster.NewClient(t)), confirmed(t, cluster.NewClient(t))
-	for _, name := range []string{"a", "b", "c", "d", "e", "f", "g", "h"} {
-		l := lock(t, a.Mutex(name))
+	const ttl = 3 * time.Second
+	a, b := confirmed(t, cluster.NewClient(t), leased.WithTTL(ttl)), confirmed(t, cluster.NewClient(t))
+	names := []string{"a", "b", "c", "d", "e", "f", "g", "h"}
+	held := map[string]*leased.Lease{}
+	for _, name := range names {
+		held[name] = lock(t, a.Mutex(name))
+	}
+	began := time.Now()
+	for _, name := range names {
+		l := held[name]
+		eventually(t, "it is renewed", func() bool { return l.TrustedUntil().After(began.Add(ttl)) || l.Context().Err() != nil })
+		if l.Context().Err() != nil {
+			t.Fatalf("%s ended: %v", name, context.Cause(l.Context()))
+		}
+	}
+	for _, name := range names {
 		waiter := locking(t, b.Mutex(name))
 		eventually(t, "it waits", func() bool { return inspect(t, a, name).Queue == 1 })
-		unlock(t, l)
+		unlock(t, held[name])
 		unlock(t, closesSoon(t, "it gets in", waiter))
 	}
 }

@@ -39,8 +39,9 @@ const (
 // with.)
 type slotMap struct {
 	alarm
-	client *Client
-	rdb    stateReloader // nil where there are no slots
+	client  *Client
+	rdb     stateReloader // nil where there are no slots
+	masters masterFinder  // nil where one node has all locks
 
 	stale atomic.Bool // whether fresh is set; written under mu
 
@@ -61,9 +62,15 @@ type masterVisitor interface {
 	ForEachMaster(context.Context, func(context.Context, *redis.Client) error) error
 }
 
+// masterFinder is a stateReloader that names the master that serves a key.
+type masterFinder interface {
+	MasterForKey(ctx context.Context, key string) (*redis.Client, error)
+}
+
 func newSlotMap(c *Client, rdb redis.UniversalClient) *slotMap {
 	m := &slotMap{client: c}
 	m.rdb, _ = rdb.(stateReloader)
+	m.masters, _ = rdb.(masterFinder)
 	return m
 }
 
@@ -199,4 +206,39 @@ func (m *slotMap) ended(number int) {
 	if number == m.number {
 		m.back = true
 	}
+}
+
+// byMaster calls send with each part of a batch that another master of the Cluster has to answer.
+// In one pipeline, all would wait for the master that answers last, and one that hangs would cost
+// what the others hold. What belongs to masters that cannot be named is one part, under nil.
+//
+// To name a master, go-redis may have to read the slots from Redis, and the client may be a user's
+// type. So this is not called by the watchdog, nor under a mutex, and waits no longer than commands
+// wait for a reload. If a user's code panics or ends the goroutine, the batch is sent as one part.
+// So send must not call a user's code itself.
+func byMaster[T any](c *Client, batch []T, keys func(T) *protocol.Keys, send func(master *redis.Client, part []T)) {
+	parts := map[*redis.Client][]T{}
+	named := false
+	defer func() {
+		if !named {
+			parts = map[*redis.Client][]T{nil: batch}
+		}
+		for master, part := range parts {
+			send(master, part)
+		}
+	}()
+	defer c.recoverPanic("the Redis client, which was to name the master of a key,")
+	c.slotMap.await(c.base)
+	ctx, stop := context.WithTimeout(c.base, reloadAwaited)
+	defer stop()
+	for _, one := range batch {
+		var master *redis.Client
+		if ctx.Err() == nil {
+			if found, err := c.slotMap.masters.MasterForKey(ctx, keys(one).Lock); err == nil {
+				master = found
+			}
+		}
+		parts[master] = append(parts[master], one)
+	}
+	named = true
 }

@@ -256,6 +256,9 @@ func TestSlotsAreThoseOfAClusterAlsoInsideAnotherType(t *testing.T) {
 		if got := client.slotMap.rdb != nil; got != c.want {
 			t.Errorf("%s: slots %v", what, got)
 		}
+		if got := client.slotMap.masters != nil; got != c.want {
+			t.Errorf("%s: masters %v", what, got)
+		}
 		_ = client.Close()
 	}
 }

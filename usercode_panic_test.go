@@ -489,3 +489,29 @@ func TestAnUnlockAfterOneThatDidNotReturnSaysThatNothingWasConfirmed(t *testing.
 		}
 	}
 }
+
+// A check waits for the outcome of the renewal that it has caused.
+func TestACheckWhoseHookEndsItsGoroutineHasNoAnswer(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		hook := &ending{}
+		rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+		s.hook(rdb, hook)
+		c := clientOn(t, s, rdb)
+		l := lock(t, c.Mutex("x"))
+		synctest.Wait()
+		hook.armed.Store(true)
+		began := time.Now()
+		err := l.Check(context.Background())
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("it took %v", took)
+		}
+		if s.members == nil && (err == nil || errors.Is(err, leased.ErrLeaseLost)) { // on a quorum, others answer
+			t.Errorf("Check: %v", err)
+		}
+		if hook.armed.Load() {
+			t.Error("the hook saw no pipeline")
+		}
+		must(t, l.Check(context.Background()))
+		unlock(t, l)
+	})
+}

@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/leasedmutex/leased/internal/lockstate"
 	"github.com/leasedmutex/leased/internal/protocol"
 	"github.com/leasedmutex/leased/internal/redisserver"
@@ -16,9 +18,10 @@ import (
 // Everything that happens at a given time: alarms, the goroutine that fires them, and the renewals
 // that follow.
 //
-// There are three kinds of goroutine here: the watchdog, see run; a sender for each batch of
-// renewals, which is owned by the client, ended by the replies or the command's time-out, and
-// waited for by Shutdown; and one that spreads batches, see spread.
+// There are four kinds of goroutine here: the watchdog, see run; a sender for each batch of
+// renewals, which is owned by the client, ended by the replies or the time-outs of its round trips,
+// and waited for by Shutdown; one that spreads batches, see spread; and in a Cluster one that
+// divides what is due among the masters, see send.
 
 // renewalsPerBatch bounds one pipeline, so that the server carries it out in less than a
 // millisecond and then serves others.
@@ -36,7 +39,7 @@ const (
 // leases whose trust window has closed, and wakes locks that want to re-check. It never waits for
 // Redis. Renewals that are due together are sent together in batches, each in a separate goroutine,
 // so that a batch that hangs delays no deadline. If there are many batches, they are sent one after
-// another.
+// another. In a Cluster, each master has batches of its own, and is waited for by these alone.
 type watchdog struct {
 	client *Client
 	wake   chan struct{} // an earlier alarm was set
@@ -174,9 +177,23 @@ func (w *watchdog) holdsMany() bool {
 	return len(w.alarms) >= 1000
 }
 
-// send has a batch renewed: urgent renewals at once, and the others at once as well if they are
-// few.
-func (w *watchdog) send(batch []protocol.Renewal) {
+// send has renewals sent. In a Cluster, a goroutine divides them among the masters first. It is owned
+// by the client, ended once the masters are named, which takes a second at most, and waited for by
+// Shutdown.
+func (w *watchdog) send(due []protocol.Renewal) {
+	if w.client.slotMap.masters == nil || len(due) < 2 {
+		w.sendTogether(due)
+		return
+	}
+	w.client.group.start(func() {
+		keys := func(r protocol.Renewal) *protocol.Keys { return r.Keys }
+		byMaster(w.client, due, keys, func(_ *redis.Client, part []protocol.Renewal) { w.sendTogether(part) })
+	})
+}
+
+// sendTogether has a batch renewed that one server has to answer: urgent renewals at once, and the
+// others at once as well if they are few.
+func (w *watchdog) sendTogether(batch []protocol.Renewal) {
 	var urgent, regular []protocol.Renewal
 	var spare time.Duration // the least of all regular renewals
 	for _, r := range batch {
@@ -272,13 +289,18 @@ func (w *watchdog) plan(now time.Time) lockstate.Instant {
 	return w.next
 }
 
-// renew sends a batch and gives each lock its outcome. Until all locks have theirs, it calls no
-// user code except the hooks of the Redis client.
+// renew sends a batch and gives each lock its outcome, even if user code ends the goroutine, as
+// testing.T.FailNow does: a Lease.Check would wait for the next renewal otherwise.
 func (c *Client) renew(batch []protocol.Renewal) {
-	ctx, stop := context.WithTimeout(c.under(renewedUnder(batch)), protocol.CommandTimeout)
-	defer stop()
+	ctx := c.under(renewedUnder(batch)) // without a deadline, because each round trip has its own
 	c.slotMap.await(ctx)
-	took := c.sendRenewals(ctx, batch)
+	took := time.Duration(-1)
+	defer func() { c.renewed(ctx, batch, took) }()
+	took = c.sendRenewals(ctx, batch)
+}
+
+// renewed gives each lock of a batch its outcome. Until all locks have theirs, it calls no user code.
+func (c *Client) renewed(ctx context.Context, batch []protocol.Renewal, took time.Duration) {
 	answered := false
 	for i := range batch {
 		r := &batch[i]
@@ -318,9 +340,9 @@ func (c *Client) renew(batch []protocol.Renewal) {
 	c.inbox.probe(ctx, batch[0].Keys)
 }
 
-// sendRenewals sends a batch. If user code panics, the renewals that have no outcome yet count as
-// sent without a reply. It returns how long the round trip took, or a negative duration if that is
-// not measured.
+// sendRenewals sends a batch. If user code panics or ends the goroutine, the renewals that have no
+// outcome yet count as sent without a reply. It returns how long the round trip took, or a negative
+// duration if that is not measured.
 func (c *Client) sendRenewals(ctx context.Context, batch []protocol.Renewal) (took time.Duration) {
 	returned := false
 	took = -1 //nolint:wastedassign // a panic on the way leaves it so

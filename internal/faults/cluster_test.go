@@ -81,6 +81,57 @@ func TestLocksOfAClusterGoOnSoonAfterAReplicaIsPromoted(t *testing.T) {
 	}
 }
 
+// The renewals of all masters' locks are due together. A master that is frozen answers none, and by
+// default the others wait for 15 s before they promote its replica. Scripts that a server does not
+// know have to be sent to it again, for which there must still be time.
+func TestAFrozenMasterOfAClusterCostsNoLeaseAtTheOthers(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes a TTL, and a Cluster each; run it without -short")
+	}
+	for what, opts := range map[string][]leased.Option{
+		"plain":    nil,
+		"replicas": {leased.WithReplicas(1, 200*time.Millisecond)},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			c := redistest.NewCluster(t, "--cluster-node-timeout", "15000")
+			const ttl = 6 * time.Second
+			rdb := c.NewClient(t, func(o *redis.ClusterOptions) { o.ContextTimeoutEnabled = true })
+			client := newClient(t, rdb, "", append(opts, leased.WithTTL(ttl), leased.WithLossHandler(func(leased.LossEvent) {}))...)
+			victim := c.Owner("x")
+			frozen := mustLock(t, client.Mutex("x"))
+			live := map[string]*leased.Lease{}
+			healthy := map[*redistest.Instance]bool{}
+			for i := 0; len(healthy) < 2 || len(live) < 4; i++ {
+				name := fmt.Sprint("x", i)
+				if at := c.Owner(name); at != victim {
+					live[name] = mustLock(t, client.Mutex(name))
+					healthy[at] = true
+				}
+			}
+			for at := range healthy {
+				if err := at.Client().ScriptFlush(t.Context()).Err(); err != nil {
+					t.Fatal(err)
+				}
+			}
+
+			victim.Stop()
+			began := time.Now()
+			for name, l := range live {
+				eventually(t, "it is renewed a TTL later", func() bool {
+					return l.TrustedUntil().After(began.Add(2*ttl)) || l.Context().Err() != nil
+				})
+				if l.Context().Err() != nil {
+					t.Errorf("after %v, %s ended: %v", time.Since(began), name, context.Cause(l.Context()))
+				}
+			}
+			if frozen.Context().Err() == nil {
+				t.Error("the master was not frozen")
+			}
+		})
+	}
+}
+
 // Of two clients of a Cluster, one holds a lock and the other waits for it. The waiter's inbox
 // is on a different node than the lock, and that node becomes unusable.
 func TestTheInboxOfAClusterLeavesANodeThatIsNoGood(t *testing.T) {

@@ -7,6 +7,9 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
+// CancelsAtOnce is how many cancels fit in one round trip.
+const CancelsAtOnce = 250
+
 const (
 	// latestArrival is how long an unanswered command may take to arrive. We give it up after
 	// 2 s and close its connection, but what was written by then may still be in the network,
@@ -18,7 +21,6 @@ const (
 	longCancelAgain  = 30 * time.Second
 	cancelProbeEvery = 2 * time.Second
 
-	cancelsAtOnce  = 250
 	mostCancels    = 100_000 // so that a flood of forged messages cannot fill the memory
 	cancelGrid     = 100 * time.Millisecond
 	cancelPatience = time.Minute
@@ -75,7 +77,7 @@ func (s *CancelSchedule) Add(g *Cancellation, now time.Time) bool {
 func (s *CancelSchedule) Take(now time.Time) []*Cancellation {
 	s.hasten()
 	var batch []*Cancellation
-	for len(s.Pending) > 0 && len(batch) < cancelsAtOnce && !s.Pending[0].nextAt.After(now) {
+	for len(s.Pending) > 0 && len(batch) < CancelsAtOnce && !s.Pending[0].nextAt.After(now) {
 		g := heap.Pop(&s.Pending).(*Cancellation)
 		if g.rare {
 			g.rare = false
@@ -142,7 +144,7 @@ func (s *CancelSchedule) Answered(g *Cancellation, r protocol.Cancelled, now tim
 		if g.awaited() {
 			first = firstCancelAgain
 		}
-		trips := time.Duration(1 + len(s.Pending)/cancelsAtOnce)
+		trips := time.Duration(1 + len(s.Pending)/CancelsAtOnce)
 		g.pause = max(first, min(2*g.pause, trips*cancelProbeEvery))
 		g.nextAt = Earlier(now.Add(g.pause), g.giveUp) // who waits for it is told then
 		if g.pause > cancelAgain {

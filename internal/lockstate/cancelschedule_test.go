@@ -45,7 +45,7 @@ func (c *calendar) pass(d time.Duration) {
 			c.now = next
 			continue
 		}
-		if len(batch) > cancelsAtOnce {
+		if len(batch) > CancelsAtOnce {
 			c.t.Fatalf("%d at once", len(batch))
 		}
 		at := c.now.Sub(noon)
@@ -115,7 +115,7 @@ func TestTwoThousandLocksOfADaysTTLCostAFewCancelsEach(t *testing.T) {
 	if n := c.total(); n < 2*2000 || n > 4*2000 {
 		t.Errorf("%d cancels", n)
 	}
-	if n := len(c.trips); n > 5*2000/cancelsAtOnce {
+	if n := len(c.trips); n > 5*2000/CancelsAtOnce {
 		t.Errorf("%d round trips", n)
 	}
 }

@@ -2,9 +2,15 @@ package redisserver
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/redistest"
 )
 
 func TestCommandsThatBeginTogetherShareTheirDeadline(t *testing.T) {
@@ -59,4 +65,60 @@ func TestCommandsOfTwoLimitsDoNotTakeEachOthersContext(t *testing.T) {
 	if end, _ := d.Within(time.Minute).Deadline(); time.Until(end) > time.Minute {
 		t.Errorf("a command of one limit more has %v", time.Until(end))
 	}
+}
+
+// forgetful is a hook that stands in for a server that answers late, and does not know a script that it
+// gets by its hash. It notes how much time each pipeline had.
+type forgetful struct {
+	takes time.Duration
+	had   []time.Duration
+}
+
+func (*forgetful) DialHook(next redis.DialHook) redis.DialHook          { return next }
+func (*forgetful) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+func (h *forgetful) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		until, _ := ctx.Deadline()
+		h.had = append(h.had, time.Until(until))
+		time.Sleep(h.takes) // of virtual time
+		for _, cmd := range cmds {
+			if cmd.Name() == "evalsha" {
+				cmd.SetErr(refusal("NOSCRIPT No matching script."))
+			} else {
+				cmd.(onceCmd).SetVal(int64(1))
+			}
+		}
+		return nil
+	}
+}
+
+// A server that has lost its scripts and is slow would otherwise be asked in vain, each time.
+func TestRenewalsThatAreSentAgainHaveTheTimeOfARoundTrip(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rdb := redis.NewClient(redistest.Options("127.0.0.1:1"))
+		defer rdb.Close()
+		hook := &forgetful{takes: protocol.CommandTimeout * 9 / 10}
+		rdb.AddHook(hook)
+		s := New(rdb, "")
+		s.Rdb = rdb // New uses a clone, and go-redis clones without hooks
+		keys, err := protocol.NewKeys("", "x")
+		if err != nil {
+			t.Fatal(err)
+		}
+		batch := []protocol.Renewal{{Keys: &keys, Req: protocol.Request{ID: "a"}}}
+		s.Renew(t.Context(), batch)
+		if batch[0].Outcome != protocol.Granted {
+			t.Errorf("not renewed: %v", batch[0].Err)
+		}
+		if want := []time.Duration{protocol.CommandTimeout, protocol.CommandTimeout}; !slices.Equal(hook.had, want) {
+			t.Errorf("the round trips had %v, want %v", hook.had, want)
+		}
+		until, stop := context.WithTimeout(t.Context(), time.Minute)
+		defer stop()
+		hook.had, hook.takes = nil, 0
+		s.Renew(until, batch)
+		if want := []time.Duration{time.Minute, time.Minute}; !slices.Equal(hook.had, want) {
+			t.Errorf("with a deadline, the round trips had %v, want %v", hook.had, want)
+		}
+	})
 }

@@ -128,41 +128,21 @@ func (s *ReplicatedServer) counted(wait *redis.IntCmd) error {
 	return s.explain(err)
 }
 
-// Renew renews grants, those of each node in one round trip. A renewal that too few replicas have
-// counts as unanswered.
+// Renew renews grants that one node has, in one round trip. A renewal that too few replicas have
+// counts as unanswered, and so does one that another node has: go-redis does not follow a redirection
+// of what was sent to one node.
 func (s *ReplicatedServer) Renew(ctx context.Context, batch []protocol.Renewal) {
-	cluster, ok := s.Rdb.(clusterNodes)
-	if !ok {
-		s.renewAt(ctx, s.Rdb, batch)
+	node, err := s.nodeOf(ctx, batch[0].Keys.Lock)
+	if err != nil {
+		err = s.explain(err)
+		for i := range batch {
+			batch[i].Outcome, batch[i].Err = protocol.Unanswered, err
+		}
 		return
 	}
-	byNode := map[*redis.Client][]int{}
-	for i := range batch {
-		node, err := cluster.MasterForKey(ctx, batch[i].Keys.Lock)
-		if err != nil {
-			batch[i].Outcome, batch[i].Err = protocol.Unanswered, s.explain(err)
-			continue
-		}
-		byNode[node] = append(byNode[node], i)
-	}
-	for node, places := range byNode {
-		part := make([]protocol.Renewal, len(places))
-		for j, i := range places {
-			part[j] = batch[i]
-		}
-		s.renewAt(ctx, node, part)
-		for j, i := range places {
-			batch[i] = part[j]
-		}
-	}
-}
-
-// renewAt renews grants that one node has, in one round trip.
-func (s *ReplicatedServer) renewAt(ctx context.Context, node redis.UniversalClient, batch []protocol.Renewal) {
 	confirmed, wait := s.confirming(ctx, node)
 	confirmed.Renew(ctx, batch)
-	err := s.counted(wait)
-	if err == nil {
+	if err = s.counted(wait); err == nil {
 		return
 	}
 	for i := range batch {

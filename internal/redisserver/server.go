@@ -307,13 +307,15 @@ func withCooldown(d time.Duration, args ...any) []any {
 func Milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
 
 // pipeline sends calls in one round trip, and in another one, by their text, those whose
-// scripts the server did not know. Each command returned has a reply or an error.
+// scripts the server did not know. Each command returned has a reply or an error. Unless ctx has a
+// deadline, each of the two has one of its own: if the second had only what a slow answer has left
+// it, every attempt could fail in the same way.
 func (s *Server) pipeline(ctx context.Context, n int, call func(i int, byText bool) onceCmd) []onceCmd {
 	cmds := make([]onceCmd, n)
 	for i := range cmds {
 		cmds[i] = call(i, false)
 	}
-	s.together(ctx, cmds)
+	s.inTime(ctx, cmds)
 	var again []onceCmd
 	var places []int
 	for i, cmd := range cmds {
@@ -321,11 +323,30 @@ func (s *Server) pipeline(ctx context.Context, n int, call func(i int, byText bo
 			again, places = append(again, call(i, true)), append(places, i)
 		}
 	}
-	s.together(ctx, again)
+	if len(again) == 0 {
+		return cmds
+	}
+	s.inTime(ctx, again)
 	for i, cmd := range again {
 		cmds[places[i]] = cmd
 	}
 	return cmds
+}
+
+// inTime sends commands in one bounded round trip.
+func (s *Server) inTime(ctx context.Context, cmds []onceCmd) {
+	ctx, stop := bounded(ctx)
+	defer stop()
+	s.together(ctx, cmds)
+}
+
+// bounded returns a context for one round trip: ctx if that has a deadline, and otherwise one that
+// ends with ctx or after CommandTimeout.
+func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, is := ctx.Deadline(); is {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, protocol.CommandTimeout)
 }
 
 // together sends commands in one round trip.
@@ -347,6 +368,12 @@ func (s *Server) together(ctx context.Context, cmds []onceCmd) {
 	err := pipelined(ctx, rdb, all)
 	settle(all[:len(cmds)], err)
 	if ConnectionBroke(err) { // or each renewal would meet another broken connection until its lease is lost
+		if s.trailer == nil {
+			name, _ := cmds[0].Args()[firstKey].(string)
+			if node, fail := s.nodeOf(ctx, name); fail == nil {
+				rdb = node
+			}
+		}
 		clearPool(ctx, rdb, true)
 	}
 }
@@ -381,7 +408,8 @@ func unsettled(cmd redis.Cmder) bool { return cmd.Err() == nil && cmd.(onceCmd).
 
 var errNoReply = errors.New("leased: no reply to a command in a pipeline")
 
-// Renew renews a batch of grants in one round trip, and sets the result of each.
+// Renew renews a batch of grants in one round trip, and sets the result of each. In a Cluster, the
+// batch should be of one master's grants, because its results come when all nodes have answered.
 func (s *Server) Renew(ctx context.Context, batch []protocol.Renewal) {
 	cmds := s.pipeline(ctx, len(batch), func(i int, byText bool) onceCmd {
 		k, req := batch[i].Keys, &batch[i].Req
@@ -416,6 +444,8 @@ func (s *Server) Touch(ctx context.Context, batch []protocol.Renewal) error {
 		return nil
 	}
 	s.sent.Add(int64(len(due)))
+	ctx, stop := bounded(ctx)
+	defer stop()
 	_, err := s.Rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
 		for _, r := range due {
 			p.PExpire(ctx, r.Keys.Meta(), r.Touch)
@@ -426,7 +456,7 @@ func (s *Server) Touch(ctx context.Context, batch []protocol.Renewal) error {
 }
 
 // Cancel cancels a batch of requests, and returns the result of each. It repeats the
-// unfinished ones until ctx is done.
+// unfinished ones until ctx is done. In a Cluster, see Renew.
 func (s *Server) Cancel(ctx context.Context, batch []protocol.CancelRequest) []protocol.Cancelled {
 	script := &CancelScript
 	if prove := len(batch) == 1 && batch[0].Prove; s.mark != "" && !prove {
@@ -509,6 +539,8 @@ func (s *Server) continueCancels(ctx context.Context, again []int, call func(i i
 // In a Cluster the node that serves the lock publishes it; go-redis itself would choose any node.
 func (s *Server) Echo(ctx context.Context, k *protocol.Keys, channel, nonce string) (int, error) {
 	s.sent.Add(1)
+	ctx, stop := bounded(ctx)
+	defer stop()
 	node, err := s.nodeOf(ctx, k.Lock)
 	if err != nil {
 		node = s.Rdb
@@ -521,6 +553,8 @@ func (s *Server) Echo(ctx context.Context, k *protocol.Keys, channel, nonce stri
 // a Cluster would therefore send to any node.
 func (s *Server) nodeOf(ctx context.Context, key string) (redis.UniversalClient, error) {
 	if cluster, ok := s.Rdb.(clusterNodes); ok {
+		ctx, stop := bounded(ctx)
+		defer stop()
 		return cluster.MasterForKey(ctx, key)
 	}
 	return s.Rdb, nil
