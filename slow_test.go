@@ -195,7 +195,7 @@ func TestLocksThatAreSlowTogetherAreTenLinesAndACount(t *testing.T) {
 		time.Sleep(30 * time.Second)
 		synctest.Wait()
 		got := out.take()
-		if n := strings.Count(got, "a lock has been held for long"); n != 10 {
+		if n := strings.Count(got, "a lock has been held for a long time"); n != 10 {
 			t.Errorf("%d locks have a line of their own", n)
 		}
 		if n := strings.Count(got, "more locks"); n != 1 || !strings.Contains(got, `msg="leased: more locks have been held or waited for for long" locks=3`) {
