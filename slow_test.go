@@ -198,7 +198,7 @@ func TestLocksThatAreSlowTogetherAreTenLinesAndACount(t *testing.T) {
 		if n := strings.Count(got, "a lock has been held for a long time"); n != 10 {
 			t.Errorf("%d locks have a line of their own", n)
 		}
-		if n := strings.Count(got, "more locks"); n != 1 || !strings.Contains(got, `msg="leased: more locks have been held or waited for for long" locks=3`) {
+		if n := strings.Count(got, "other locks"); n != 1 || !strings.Contains(got, `msg="leased: other locks have also been held or waited for for a long time" locks=3`) {
 			t.Errorf("%d lines count the rest, which are 3:\n%s", n, got)
 		}
 		for _, l := range leases {
