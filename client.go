@@ -90,7 +90,7 @@ type Client struct {
 	//	canceler.mu, outage.mu, downtime.mu or slotMap.mu -> watchdog.mu
 	//	entry.mu or downtime.mu -> asyncQueue.mu, of the queue of spans or of log lines
 	//
-	// metrics.mu and every other group.mu are never held together with another mutex. No mutex
+	// metrics.mu, sharedGauges.mu and every other group.mu are never held together with another mutex. No mutex
 	// is held during network calls, logging, or calls of user code.
 	mu      sync.Mutex
 	table   map[string]*entry // locks in use, by their key in Redis

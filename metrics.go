@@ -3,6 +3,8 @@ package leased
 import (
 	"context"
 	"errors"
+	"reflect"
+	"slices"
 	"sync"
 	"time"
 
@@ -33,8 +35,7 @@ type metrics struct {
 	behind  metric.Int64Histogram
 	more    []attribute.KeyValue // that every series has
 	options *measureOptions
-	observe func()              // registers the callback, once the client is complete
-	collect metric.Registration // nil if the callback could not be registered
+	gauges  *gauges // once the client is complete, those that it shares
 	refresh ticker
 
 	mu     sync.Mutex // guards total.reported
@@ -57,7 +58,7 @@ func newMetrics(c *Client, o *clientOptions) *metrics {
 	if provider == nil {
 		provider = otel.GetMeterProvider() // it delegates to a provider that is set later
 	}
-	i := instruments{provider.Meter(modulePath, metric.WithInstrumentationVersion(moduleVersion()))}
+	i := instruments{meterOf(provider)}
 	m := &metrics{client: c, more: o.attributes}
 	if m.options = plainOptions(); len(m.more) > 0 {
 		m.options = newMeasureOptions(m.more)
@@ -71,12 +72,16 @@ func newMetrics(c *Client, o *clientOptions) *metrics {
 	losses := i.counter("leased.losses", "{lease}", "Leases that ended before their Unlock.")
 	renewals := i.counter("leased.renewals", "{renewal}", "Renewals by outcome: renewed, lost, failed.")
 	commands := i.counter("leased.commands", "{command}", "Commands sent to Redis.")
-	waiting := i.upDownCounter("leased.waiting", "{caller}", "Callers that wait, for others or for Redis.")
-	held := i.upDownCounter("leased.held", "{lease}", "Leases held.")
-	clients := i.upDownCounter("leased.clients", "{client}", "Clients, by how messages of other processes reach them: subscribed, connecting, polling, unused.")
-	servers := i.upDownCounter("leased.servers", "{server}", "Servers of quorums, by whether they answer, for each client.")
-	oldestWait := i.gauge("leased.wait.oldest", "For how long the caller has waited that has waited the longest; 0 if none waits.")
-	oldestHold := i.gauge("leased.hold.oldest", "For how long the lease has been held that has been held the longest; 0 if none is.")
+	m.gauges = &gauges{
+		provider:   provider,
+		meter:      i.Meter,
+		waiting:    i.upDownCounter("leased.waiting", "{caller}", "Callers that wait, for others or for Redis."),
+		held:       i.upDownCounter("leased.held", "{lease}", "Leases held."),
+		clients:    i.upDownCounter("leased.clients", "{client}", "Clients, by how messages of other processes reach them: subscribed, connecting, polling, unused."),
+		servers:    i.upDownCounter("leased.servers", "{server}", "Servers of quorums, by whether they answer, for each client."),
+		oldestWait: i.gauge("leased.wait.oldest", "For how long the caller has waited that has waited the longest; 0 if none waits."),
+		oldestHold: i.gauge("leased.hold.oldest", "For how long the lease has been held that has been held the longest; 0 if none is."),
+	}
 	for v := range c.stats.by {
 		m.count(leases, c.stats.by[v].Load, attrVia.String(lockstate.Via(v).String()))
 	}
@@ -87,22 +92,12 @@ func newMetrics(c *Client, o *clientOptions) *metrics {
 		m.count(renewals, c.stats.renewals[r].Load, attrRenewalOutcome.String(renewalResult(r).String()))
 	}
 	m.count(commands, func() int64 { return c.server.Commands() }) // there is no server yet
-	m.observe = func() {
-		collect, err := i.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-			m.update()
-			m.observeLocks(o, &gauges{waiting, held, oldestWait, oldestHold})
-			m.observeInbox(o, clients)
-			m.observeServers(o, servers)
-			return nil
-		}, waiting, held, oldestWait, oldestHold, clients, servers)
-		if err != nil {
-			otel.Handle(err)
-		} else {
-			m.collect = collect
-		}
-	}
 	m.refresh.init(c, refreshEvery, func(time.Time) { c.tracing.later(m.update) })
 	return m
+}
+
+func meterOf(provider metric.MeterProvider) metric.Meter {
+	return provider.Meter(modulePath, metric.WithInstrumentationVersion(moduleVersion()))
 }
 
 // refreshEvery is how often the counters are brought up to date while locks are in use. The
@@ -132,23 +127,105 @@ func (m *metrics) update() {
 	}
 }
 
-// gauges are the instruments that observe the locks at each collection.
+// gauges are the instruments that are observed at each collection. The clients of a meter share them,
+// with one callback, because an SDK keeps only the last of several observations with the same
+// attributes: if each client observed its own oldest lease, the other leases would not be seen.
 type gauges struct {
-	waiting, held          metric.Int64Observable
-	oldestWait, oldestHold metric.Float64Observable
+	provider                        metric.MeterProvider
+	meter                           metric.Meter
+	waiting, held, clients, servers metric.Int64Observable
+	oldestWait, oldestHold          metric.Float64Observable
+
+	// Guarded by sharedGauges.mu:
+	members []*metrics          // of the clients that are not closed
+	collect metric.Registration // nil if the callback is not registered
 }
 
-// usage is what is observed of one lock, or of all locks.
+// sharedGauges are the gauges that have members.
+var sharedGauges struct {
+	mu  sync.Mutex
+	all []*gauges
+}
+
+// observe has the gauges of the client observed, together with those of the other clients of its
+// meter. It is called once the client is complete, because the metrics may be collected at once.
+func (m *metrics) observe() {
+	own := m.gauges
+	sharedGauges.mu.Lock()
+	all := slices.Clone(sharedGauges.all)
+	sharedGauges.mu.Unlock()
+	// The global provider has another meter once it delegates to one that was set later.
+	all = slices.DeleteFunc(all, func(g *gauges) bool { return !sameMeter(meterOf(g.provider), own.meter) })
+	sharedGauges.mu.Lock()
+	for _, g := range sharedGauges.all {
+		if sameMeter(g.meter, own.meter) || slices.Contains(all, g) {
+			g.members = append(g.members, m)
+			m.gauges = g
+			sharedGauges.mu.Unlock()
+			return
+		}
+	}
+	own.members = append(own.members, m)
+	sharedGauges.all = append(sharedGauges.all, own)
+	sharedGauges.mu.Unlock()
+	collect, err := own.meter.RegisterCallback(own.observe, own.waiting, own.held, own.oldestWait, own.oldestHold, own.clients, own.servers)
+	if err != nil {
+		otel.Handle(err)
+		return
+	}
+	sharedGauges.mu.Lock() // the client that registers is not closed yet
+	own.collect = collect
+	sharedGauges.mu.Unlock()
+}
+
+// sameMeter reports whether two meters are one. Those of a user's own type need not be comparable,
+// and == would panic.
+func sameMeter(a, b metric.Meter) bool {
+	return reflect.ValueOf(a).Comparable() && reflect.ValueOf(b).Comparable() && a == b
+}
+
+// leave ends the observation of a client. If it is the last one, the callback is unregistered, which
+// waits for a collection under way.
+func (g *gauges) leave(m *metrics) {
+	sharedGauges.mu.Lock()
+	g.members = slices.DeleteFunc(g.members, func(each *metrics) bool { return each == m })
+	var collect metric.Registration
+	if len(g.members) == 0 {
+		sharedGauges.all = slices.DeleteFunc(sharedGauges.all, func(each *gauges) bool { return each == g })
+		collect = g.collect
+	}
+	sharedGauges.mu.Unlock()
+	if collect != nil {
+		_ = collect.Unregister() // the SDK never returns an error, and there is nothing to do about one
+	}
+}
+
+// observe is the callback. A client that is closed meanwhile may be observed once more.
+func (g *gauges) observe(_ context.Context, o metric.Observer) error {
+	sharedGauges.mu.Lock()
+	members := slices.Clone(g.members)
+	sharedGauges.mu.Unlock()
+	locks := map[attribute.Distinct]*labelledUsage{}
+	for _, m := range members {
+		m.update()
+		m.addLocks(locks)
+		m.observeInbox(o, g.clients)
+		m.observeServers(o, g.servers)
+	}
+	for _, u := range locks {
+		with := metric.WithAttributeSet(u.labels)
+		o.ObserveInt64(g.waiting, u.waiting, with)
+		o.ObserveInt64(g.held, u.held, with)
+		o.ObserveFloat64(g.oldestWait, u.oldestWait.Seconds(), with)
+		o.ObserveFloat64(g.oldestHold, u.oldestHold.Seconds(), with)
+	}
+	return nil
+}
+
+// usage is what is observed of one lock, or of several.
 type usage struct {
 	waiting, held          int64
 	oldestWait, oldestHold time.Duration
-}
-
-func (g *gauges) observe(o metric.Observer, u *usage, with metric.ObserveOption) {
-	o.ObserveInt64(g.waiting, u.waiting, with)
-	o.ObserveInt64(g.held, u.held, with)
-	o.ObserveFloat64(g.oldestWait, u.oldestWait.Seconds(), with)
-	o.ObserveFloat64(g.oldestHold, u.oldestHold.Seconds(), with)
 }
 
 func (u *usage) add(v usage) {
@@ -156,9 +233,15 @@ func (u *usage) add(v usage) {
 	u.oldestWait, u.oldestHold = max(u.oldestWait, v.oldestWait), max(u.oldestHold, v.oldestHold)
 }
 
-// observeLocks observes the callers that wait and those that hold: for all locks together or, if
+// labelledUsage is the usage of a series.
+type labelledUsage struct {
+	usage
+	labels attribute.Set
+}
+
+// addLocks adds the client's callers that wait and those that hold: for all locks together or, if
 // locks have labels, for each label.
-func (m *metrics) observeLocks(o metric.Observer, g *gauges) {
+func (m *metrics) addLocks(sum map[attribute.Distinct]*labelledUsage) {
 	now := time.Since(m.client.began)
 	all := map[string]usage{}
 	if m.client.opts.lockLabel == nil {
@@ -185,7 +268,11 @@ func (m *metrics) observeLocks(o metric.Observer, g *gauges) {
 		all[label] = one
 	}
 	for label, u := range all {
-		g.observe(o, &u, metric.WithAttributes(m.labelled(label)...))
+		labels := attribute.NewSet(m.labelled(label)...)
+		if other := sum[labels.Equivalent()]; other != nil { // of another client
+			u.add(other.usage)
+		}
+		sum[labels.Equivalent()] = &labelledUsage{u, labels}
 	}
 }
 
@@ -313,9 +400,9 @@ func (m *metrics) commanded(ctx context.Context, k commandKind, took time.Durati
 	m.client.tracing.later(func() { m.command.Record(ctx, took.Seconds(), with...) })
 }
 
-// stop brings the counters up to date and unregisters the callback, and reports whether
-// that was done before ctx ended. It waits for a collection under way, which may run
-// callbacks of other packages.
+// stop brings the counters up to date and ends the observation of the gauges, and reports whether
+// that was done before ctx ended. If no other client shares the gauges, it waits for a collection
+// under way, which may run callbacks of other packages.
 func (m *metrics) stop(ctx context.Context) bool {
 	ended := make(chan struct{})
 	go func() { // ends with the collection under way; Shutdown waits for it as long as ctx lasts
@@ -326,9 +413,7 @@ func (m *metrics) stop(ctx context.Context) bool {
 			}
 		}()
 		m.update()
-		if m.collect != nil {
-			_ = m.collect.Unregister() // the SDK never returns an error, and there is nothing to do about one
-		}
+		m.gauges.leave(m)
 	}()
 	if ctx.Err() != nil { // it needs a moment to begin
 		soon, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Millisecond)

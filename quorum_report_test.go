@@ -307,7 +307,9 @@ func TestTwoUnlocksOfOneLeaseMeasureTheServersThatStoodBehindIt(t *testing.T) {
 // eager collects as soon as it can.
 type eager struct{ noop.MeterProvider }
 
-func (eager) Meter(string, ...metric.MeterOption) metric.Meter { return eagerMeter{} }
+func (eager) Meter(string, ...metric.MeterOption) metric.Meter {
+	return &eagerMeter{} // another one each time, so that no two clients share the callback
+}
 
 type eagerMeter struct{ noop.Meter }
 

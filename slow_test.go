@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
@@ -69,6 +70,61 @@ func TestMetricsShowALockThatIsStuck(t *testing.T) {
 			all.Go(func() { unlock(t, <-l) })
 		}
 		all.Wait()
+	})
+}
+
+// An SDK keeps the last of several observations with the same attributes.
+func TestTheOldestOfSeveralClientsIsTheOldestOfAnyOfThem(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		m := newMeter(t)
+		open := func(opts ...leased.Option) *leased.Client {
+			return newClient(t, s, append(opts, leased.WithMeterProvider(m))...)
+		}
+		before, c, after := open(), open(), open()
+		apart := open(leased.WithAttributes(attribute.String("tenant", "a")))
+		check := func(what string, wait, hold float64, labels ...string) {
+			t.Helper()
+			got := m.collect(t)
+			if w, h := seconds(t, got["leased.wait.oldest"], labels...), seconds(t, got["leased.hold.oldest"], labels...); !near(w, wait) || !near(h, hold) {
+				t.Errorf("%s: the oldest wait %v s, the oldest hold %v s; want %v and %v", what, w, h, wait, hold)
+			}
+		}
+		held := lock(t, c.Mutex("x"))
+		time.Sleep(10 * time.Second)
+		inside := locking(t, c.Mutex("x"))
+		separate := lock(t, apart.Mutex("y"))
+		later := lock(t, after.Mutex("z"))
+		time.Sleep(15 * time.Second)
+		check("of three clients", 15, 25)
+		check("with attributes of its own", 0, 15, "tenant", "a")
+		if n := sum(t, m.collect(t)["leased.held"]); n != 2 {
+			t.Errorf("%d held", n)
+		}
+		if err := before.Close(); err != nil {
+			t.Error(err)
+		}
+		check("of two clients", 15, 25)
+		unlock(t, held)
+		unlock(t, <-inside)
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+		check("of the last client", 0, 15)
+		unlock(t, later)
+		unlock(t, separate)
+		for _, last := range []*leased.Client{after, apart} {
+			if err := last.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+		if _, ok := m.collect(t)["leased.hold.oldest"]; ok {
+			t.Error("collected after the last Close")
+		}
+		again := open()
+		held = lock(t, again.Mutex("x"))
+		time.Sleep(time.Second)
+		check("of one that was opened later", 0, 1)
+		unlock(t, held)
 	})
 }
 

@@ -7,8 +7,10 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/metric"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
@@ -112,5 +114,51 @@ func TestProvidersThatAreSetAfterNewAreHonoured(t *testing.T) {
 			"leased.via", "free").Count; n != 1 {
 			t.Errorf("%d waits measured", n)
 		}
+	})
+}
+
+// Whoever asks for the global provider before it is set gets another one than those who ask later.
+func TestClientsFromBeforeAndAfterAProviderIsSetShareItsGauges(t *testing.T) {
+	if !alone(t) {
+		return
+	}
+	inVirtualTime(t, func(t *testing.T, s place) {
+		before := newClient(t, s)
+		m := newMeter(t)
+		otel.SetMeterProvider(m)
+		after := newClient(t, s)
+		for _, c := range []*leased.Client{before, after} {
+			l := lock(t, c.Mutex("x"))
+			time.Sleep(time.Second)
+			if hold := seconds(t, m.collect(t)["leased.hold.oldest"]); !near(hold, 1) {
+				t.Errorf("the oldest hold: %v s", hold)
+			}
+			unlock(t, l)
+		}
+	})
+}
+
+// listedMeter is comparable as a type, and not as a value.
+type listedMeter struct {
+	metric.Meter
+	more any
+}
+
+type listedMeters struct{ metric.MeterProvider }
+
+func (p listedMeters) Meter(name string, opts ...metric.MeterOption) metric.Meter {
+	return listedMeter{p.MeterProvider.Meter(name, opts...), []string{"a slice"}}
+}
+
+func TestAMeterThatCannotBeComparedMeasures(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		m := newMeter(t)
+		a, b := newClient(t, s, leased.WithMeterProvider(listedMeters{m})), newClient(t, s, leased.WithMeterProvider(listedMeters{m}))
+		x, y := lock(t, a.Mutex("x")), lock(t, b.Mutex("y"))
+		if n := sum(t, m.collect(t)["leased.held"]); n != 2 {
+			t.Errorf("%d held", n)
+		}
+		unlock(t, x)
+		unlock(t, y)
 	})
 }

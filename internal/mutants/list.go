@@ -472,6 +472,8 @@ var mutants = []mutant{
 	{"a refused wait has no error type", "tracing.go", "		span.SetAttributes(attrErrorType.String(outcome.String()))\n", "", "ErrorsHaveAType"},
 	{"counters wait for a callback that views may drop", "metrics.go", "func (m *metrics) used() { m.refresh.start() }", "func (m *metrics) used() {}", "CountersGoOn"},
 	{"a ticker ends though locks are in use", "watchdog.go", "	if t.client.anyInUse() {", "	if false {", "CountersGoOn"},
+	{"of several clients, the oldest hold of only one shows", "metrics.go", "			u.add(other.usage)\n", "			_ = other\n", "TheOldestOfSeveral"},
+	{"clients from before a provider is set have a callback of their own", "metrics.go", " || slices.Contains(all, g) {", " {", "ShareItsGauges"},
 	{"the oldest wait counts from the admission before it", "internal/lockstate/lock.go", "	c.Since = now.Sub(l.env.Start())\n	l.waiting.push(c)", "	l.waiting.push(c)", "ALockThatIsStuck"},
 	{"a slow caller is logged again and again", "internal/lockstate/status.go", "		c.slow = true\n", "", "IsLoggedOnce"},
 	{"who waited for long is not logged for holding for long", "internal/lockstate/lock.go", "c.Since, c.slow = at.sub(start), false", "c.Since = at.sub(start)", "IsLoggedOnce"},
