@@ -56,10 +56,10 @@ func newLease(ctx context.Context, e *entry, w *call) *Lease {
 func (h *held) collected() {
 	e := h.entry
 	e.mu.Lock()
-	mine := e.state().Abandoned(h.call.caller())
+	mine, site := e.state().Abandoned(h.call.caller()), h.call.extras().site
 	e.mu.Unlock()
 	if mine {
-		e.client.log.collected(e.keys.Name())
+		e.client.log.collected(e.keys.Name(), site)
 	}
 }
 

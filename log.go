@@ -208,9 +208,16 @@ func (l *throttledLog) garbage(text string) {
 	l.write(slog.LevelWarn, "garbage", "the inbox got a message that is not for it", "begins", firstBytes(text, 24))
 }
 
-func (l *throttledLog) collected(name string) {
-	l.write(slog.LevelError, "collected", "a lease was garbage-collected without Unlock; it is not renewed any more, "+
-		"and this process keeps its callers out until Mutex.Unlock", l.about(name)...)
+// collected logs that a lease was garbage-collected. site is where it was locked, "" if that is not known.
+func (l *throttledLog) collected(name, site string) {
+	args := l.about(name)
+	if site != "" {
+		args = append(args, "locked_at", site)
+	}
+	l.later(func() {
+		l.print(slog.LevelError, l.causeOf("collected", name), "a lease was garbage-collected without Unlock; it is not renewed any more, "+
+			"and this process keeps its callers out until Mutex.Unlock", args...)
+	})
 }
 
 var errSilent = errors.New("no reply so far")

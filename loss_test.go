@@ -4,6 +4,8 @@ import (
 	"context"
 	"log/slog"
 	"runtime"
+	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -140,6 +142,50 @@ func TestACollectedLeaseEndsWithItsTTLAndKeepsLocalCallersOut(t *testing.T) {
 			t.Error("the context that kept the lease has not ended")
 		}
 		unlock(t, lock(t, c.Mutex("x")))
+	})
+}
+
+func TestEachCollectedLeaseIsNamedInTheLogAndInItsLoss(t *testing.T) {
+	t.Parallel()
+	onBoth(t, func(t *testing.T, s place) {
+		var out logs
+		lost := make(chan leased.LossEvent, 2)
+		c := newClient(t, s, leased.WithTTL(2*time.Second), leased.WithSlowThreshold(time.Hour), out.option(),
+			leased.WithLossHandler(func(ev leased.LossEvent) { lost <- ev }))
+		names := []string{"x", "y"}
+		for _, name := range names {
+			func() { lock(t, c.Mutex(name)) }()
+		}
+		eventually(t, "both leases are collected", func() bool {
+			runtime.GC()
+			return out.count(slog.LevelError, "garbage-collected") == 2
+		})
+		var named []string
+		out.mu.Lock()
+		for _, line := range out.lines {
+			line.Attrs(func(a slog.Attr) bool {
+				switch {
+				case a.Key == "lock":
+					named = append(named, a.Value.String())
+				case a.Key != "locked_at" || !strings.Contains(a.Value.String(), "_test.go:"):
+					t.Errorf("%q has %v", line.Message, a)
+				}
+				return true
+			})
+		}
+		out.mu.Unlock()
+		slices.Sort(named)
+		if !slices.Equal(named, names) {
+			t.Errorf("the log names %q", named)
+		}
+		for range names {
+			if ev := closesSoon(t, "the lease is lost", lost); !strings.Contains(ev.Reason, "garbage-collected") {
+				t.Errorf("told of %+v", ev)
+			}
+		}
+		for _, name := range names {
+			c.Mutex(name).Unlock()
+		}
 	})
 }
 

@@ -6,6 +6,7 @@ type Reason uint8
 const (
 	notKept       Reason = iota + 1
 	notConfirmed         // in time
+	collected            // see Lock.Abandoned
 	notOurs              // according to a renewal
 	notDowngraded        // according to a downgrade
 	lostAtRelease        // according to the release
@@ -20,6 +21,7 @@ func (r Reason) String() string {
 		0:             "",
 		notKept:       "Redis had not kept it for us",
 		notConfirmed:  "Redis did not confirm it in time",
+		collected:     "it was garbage-collected without Unlock, and so not renewed",
 		notOurs:       "Redis reports that this process no longer owns it",
 		notDowngraded: "this process no longer owned the lock when it was to be downgraded",
 		lostAtRelease: "this process no longer owned the lock when it released it",

@@ -43,6 +43,11 @@ func (l *Lock) expire(now time.Time, fx *Effects) {
 		if g.role() == byDowngrade {
 			l.lost = &lostGrant{g.next.req, time.Time{}, l.lost}
 		}
+		if !l.needsRenewal() { // which is no fault of Redis
+			for c := l.members; c != nil; c = c.next {
+				l.end(c, collected, now, fx)
+			}
+		}
 		l.lose(notConfirmed, now, fx)
 	}
 }
@@ -131,7 +136,8 @@ func (l *Lock) needsRenewal() bool {
 }
 
 // Abandoned is the event that the Lease of c was garbage-collected. The lease is not renewed any
-// more, though it can still be unlocked through the mutex. It returns false if nothing changed.
+// more, so it is lost unless it is unlocked through the mutex before. It returns false if nothing
+// changed.
 func (l *Lock) Abandoned(c *Caller) bool {
 	if c.Phase != Inside || c.noRenew {
 		return false

@@ -79,6 +79,23 @@ func TestACollectedLeaseIsNotRenewedAndEndsWithItsWindow(t *testing.T) {
 		t.Error("an abandoned lease is renewed")
 	}
 	h.lost(c)
+	if c.Why != collected {
+		t.Errorf("lost because %v", c.Why)
+	}
+}
+
+// As long as another lease of the grant is renewed, only Redis can end it.
+func TestACollectedLeaseBesideOneThatIsRenewedIsLostWithIt(t *testing.T) {
+	a, b := reader(), reader()
+	h := holding(t, a)
+	h.enter(b)
+	h.in(b)
+	h.l.Abandoned(a)
+	h.pass(handWindow)
+	h.lost(a, b)
+	if a.Why != notConfirmed || b.Why != notConfirmed {
+		t.Errorf("lost because %v, and because %v", a.Why, b.Why)
+	}
 }
 
 // Where the clocks have moved apart, as after a machine's sleep, nobody knows whether the grant
