@@ -15,7 +15,7 @@ import (
 const mostSlowLocks = 10
 
 // slowWatch logs callers that have waited, or have been inside, for longer than threshold, each of
-// them once. It looks while locks are in use.
+// them at most once. It looks while locks are in use.
 type slowWatch struct {
 	client    *Client
 	threshold time.Duration
@@ -101,11 +101,13 @@ func callSite() string {
 	}
 }
 
-// slow logs that a caller has waited, or has been inside, for long.
+// slow logs that a caller has waited, or has been inside, for long: for each lock, one of either in a
+// minute. Where callers wait for a stuck lock in turn, each until its own time-out, each is slow.
 func (l *throttledLog) slow(s *slowLock) {
 	l.later(func() {
 		if s.hold > 0 {
-			l.log().Warn("leased: a lock has been held for a long time", l.about(s.name, "held", s.hold, "token", s.token, "waiting", s.waiting, "locked_at", s.holdSite)...)
+			l.print(slog.LevelWarn, l.causeOf("held", s.name), "a lock has been held for a long time",
+				l.about(s.name, "held", s.hold, "token", s.token, "waiting", s.waiting, "locked_at", s.holdSite)...)
 		}
 		if s.wait > 0 {
 			owner := s.blocker
@@ -115,7 +117,8 @@ func (l *throttledLog) slow(s *slowLock) {
 			case owner == "":
 				owner = "unknown"
 			}
-			l.log().Warn("leased: a caller has waited a long time for a lock", l.about(s.name, "waited", s.wait, "owner", owner, "waiting", s.waiting, "called_at", s.waitSite)...)
+			l.print(slog.LevelWarn, l.causeOf("waited", s.name), "a caller has waited a long time for a lock",
+				l.about(s.name, "waited", s.wait, "owner", owner, "waiting", s.waiting, "called_at", s.waitSite)...)
 		}
 	})
 }

@@ -2,6 +2,7 @@ package leased_test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"log/slog"
 	"regexp"
@@ -175,6 +176,33 @@ func (l *logLines) take() string {
 	defer l.mu.Unlock()
 	defer l.text.Reset()
 	return l.text.String()
+}
+
+// When the caller that has waited longest gives up, the next one has waited longest, and so on.
+func TestCallersThatTimeOutInTurnHaveALineAMinuteForEachLock(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var out logs
+		c := newClient(t, s, leased.WithSlowThreshold(time.Second), out.option())
+		var all sync.WaitGroup
+		for _, name := range []string{"x", "y"} {
+			held := lock(t, c.Mutex(name))
+			all.Go(func() {
+				for range 40 { // two minutes
+					ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+					_, err := c.Mutex(name).LockContext(ctx)
+					cancel()
+					isAll(t, err, context.DeadlineExceeded)
+				}
+				unlock(t, held)
+			})
+		}
+		all.Wait()
+		synctest.Wait()
+		waits, holds := out.count(slog.LevelWarn, "a caller has waited a long time for a lock"), out.count(slog.LevelWarn, "a lock has been held for a long time")
+		if waits != 4 || holds != 2 {
+			t.Errorf("in two minutes, two locks have %d lines of waits and %d of holds: %q", waits, holds, out.messages())
+		}
+	})
 }
 
 func TestACallerThatWaitsOrHoldsForLongIsLoggedOnce(t *testing.T) {

@@ -479,6 +479,8 @@ var mutants = []mutant{
 	{"a collected lease is lost by the fault of Redis", "internal/lockstate/timers.go", "				l.end(c, collected, now, fx)\n", "", "ACollectedLeaseIs"},
 	{"a collected lease is not told apart from one that Redis did not confirm", "internal/lockstate/timers.go", "		if !l.needsRenewal() { //", "		if true { //", "ACollectedLeaseBeside"},
 	{"one collected lease hides another", "log.go", "l.causeOf(\"collected\", name)", "\"collected\"", "EachCollectedLease"},
+	{"each caller of a stuck lock has a line", "slow.go", "l.causeOf(\"waited\", s.name)", "fmt.Sprint(s.wait, s.waitSite, time.Now())", "TimeOutInTurn"},
+	{"one slow lock hides another", "slow.go", "l.causeOf(\"held\", s.name)", "\"held\"", "TimeOutInTurn"},
 	{"who waited for long is not logged for holding for long", "internal/lockstate/lock.go", "c.Since, c.slow = at.sub(start), false", "c.Since = at.sub(start)", "IsLoggedOnce"},
 	{"a factory that returns nil is mended", "options.go", "		if isNil(newPolicy()) {", "		if false {", "Refused|Option"},
 	{"a context that is asked for after the loss does not say why", "acquire.go", "	case w.Ended == lockstate.ByLoss:\n		return e.lostLocked(w, nil)\n	case w.Ended", "	case w.Ended == lockstate.ByLoss:\n		return ErrLeaseLost\n	case w.Ended", "ALossExplains"},
