@@ -172,9 +172,14 @@ func (l *throttledLog) serverReturned(number int, addr string, answering, of int
 		"server", number, "addr", addr, "answering", answering, "servers", of)
 }
 
-// serverYoung logs that a server has restarted without its data, or is new.
-func (l *throttledLog) serverYoung(number int, addr string, left time.Duration) {
-	l.write(slog.LevelInfo, fmt.Sprint("young ", number), "a server of the quorum has no data from before, and its vote does not count yet",
+// serverYoung logs that a server has restarted without its data, or is new, at Warn if that leaves too
+// few servers that may vote: then there are no locks until the quarantine ends.
+func (l *throttledLog) serverYoung(number int, addr string, left time.Duration, tooFew bool) {
+	level := slog.LevelInfo
+	if tooFew {
+		level = slog.LevelWarn
+	}
+	l.write(level, fmt.Sprint("young ", number), "a server of the quorum has no data from before, and its vote does not count yet",
 		"server", number, "addr", addr, "for", left)
 }
 

@@ -78,7 +78,7 @@ func newMetrics(c *Client, o *clientOptions) *metrics {
 		waiting:    i.upDownCounter("leased.waiting", "{caller}", "Callers that wait, for others or for Redis."),
 		held:       i.upDownCounter("leased.held", "{lease}", "Leases held."),
 		clients:    i.upDownCounter("leased.clients", "{client}", "Clients, by how messages of other processes reach them: subscribed, connecting, polling, unused."),
-		servers:    i.upDownCounter("leased.servers", "{server}", "Servers of quorums, by whether they answer, for each client."),
+		servers:    i.upDownCounter("leased.servers", "{server}", "Servers of quorums, by whether they answer and may vote, for each client."),
 		oldestWait: i.gauge("leased.wait.oldest", "For how long the caller has waited that has waited the longest; 0 if none waits."),
 		oldestHold: i.gauge("leased.hold.oldest", "For how long the lease has been held that has been held the longest; 0 if none is."),
 	}
@@ -317,14 +317,15 @@ func (m *metrics) observeInbox(o metric.Observer, clients metric.Int64Observable
 	}
 }
 
-// observeServers observes how many servers of a quorum answer.
+// observeServers observes how many servers of a quorum may vote, and how many may not, by the reason.
 func (m *metrics) observeServers(o metric.Observer, servers metric.Int64Observable) {
 	if m.client.quorum == nil {
 		return
 	}
-	answering, of := m.client.quorum.Answering()
-	o.ObserveInt64(servers, int64(answering), metric.WithAttributes(m.labelled("", attrServerState.String("answering"))...))
-	o.ObserveInt64(servers, int64(of-answering), metric.WithAttributes(m.labelled("", attrServerState.String("away"))...))
+	voting, young, away := m.client.quorum.States()
+	o.ObserveInt64(servers, int64(voting), metric.WithAttributes(m.labelled("", attrServerState.String("answering"))...))
+	o.ObserveInt64(servers, int64(young), metric.WithAttributes(m.labelled("", attrServerState.String("quarantine"))...))
+	o.ObserveInt64(servers, int64(away), metric.WithAttributes(m.labelled("", attrServerState.String("away"))...))
 }
 
 // waited measures a wait for a lock with this label. span is the wait's span or nil; the SDK may

@@ -183,6 +183,67 @@ func stands(t *testing.T, c *leased.Client, answered, behind int) leased.Info {
 	return info
 }
 
+func TestAQuorumTellsThatTooFewServersMayVote(t *testing.T) {
+	onSomeMortals(t, 3, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		m, out := newMeter(t), &logs{}
+		c := open(leased.WithMeterProvider(m), out.option())
+		const young = "has no data from before"
+		states := func(answering, quarantine, away int64) {
+			t.Helper()
+			got := m.collect(t)["leased.servers"]
+			for state, want := range map[string]int64{"answering": answering, "quarantine": quarantine, "away": away} {
+				if n := sum(t, got, "leased.server.state", state); n != want {
+					t.Errorf("%d servers are %s, want %d", n, state, want)
+				}
+			}
+		}
+		unlock(t, lock(t, c.Mutex("x")))
+		time.Sleep(time.Second)
+		restart := func(m *mortal) {
+			m.die()
+			time.Sleep(time.Second)
+			m.comeBackEmpty()
+			time.Sleep(5 * time.Second) // until it answers again
+		}
+		restart(servers[0])
+		for range 2 { // the first one may find no more than that the connection is broken
+			unlock(t, lock(t, c.Mutex("x")))
+			time.Sleep(time.Second)
+		}
+		states(2, 1, 0)
+		if info, warn := out.count(slog.LevelInfo, young), out.count(slog.LevelWarn, young); info != 1 || warn != 0 {
+			t.Errorf("with a majority that may vote: %q", out.messages())
+		}
+		restart(servers[1])
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		_, err := c.Mutex("x").LockContext(ctx)
+		isAll(t, err, leased.ErrNoQuorum)
+		states(1, 2, 0)
+		if n := out.count(slog.LevelWarn, young); n != 1 {
+			t.Errorf("two of three are in quarantine: %q", out.messages())
+		}
+		servers[2].die()
+		unlock(t, lock(t, c.Mutex("x"))) // once the quarantine is over
+		time.Sleep(time.Second)
+		states(2, 0, 1)
+	})
+}
+
+func TestNewServersThatVoteTogetherAreNoReasonToWarn(t *testing.T) {
+	onSomeMortals(t, 3, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		for _, m := range servers {
+			m.FlushAll()
+		}
+		var out logs
+		unlock(t, lock(t, open(out.option()).Mutex("x")))
+		time.Sleep(time.Second)
+		if n := out.count(slog.LevelInfo, "has no data from before"); n != 3 || len(out.messages()) != 3 {
+			t.Errorf("logged %q", out.messages())
+		}
+	})
+}
+
 func TestAQuorumTellsHowManyServersStandBehindALease(t *testing.T) {
 	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
 		r, m, out := newRecorder(t), newMeter(t), &logs{}

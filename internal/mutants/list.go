@@ -728,6 +728,8 @@ var mutants = []mutant{
 	{"a quorum: where a restarted server lets others in first, the lease is over", "internal/quorum/lock.go", "		p.quarantineEnd = s.Cmd.At.Add(res.Young)\n", "", "TestAnOwnerWaits"},
 	{"a quorum: a quarantine that is over still protects", "internal/quorum/decide.go", "p.late || !p.quarantineEnd.IsZero() && !now.Before(p.quarantineEnd) {", "p.late {", "TestAQuarantineThatEnds"},
 	{"a quorum: a server that is away stands behind a lease", "internal/quorum/report.go", " && !l.cfg.Away(i)", "", "TestServersThatHaveTheGrant|TestAQuorumTells"},
+	{"a quorum: a server in quarantine is said to vote", "internal/quorum/report.go", "case m.isYoung(now):", "case false && m.isYoung(now):", "TooFewServersMayVote"},
+	{"a quorum: new servers that vote together are a reason to warn", "internal/quorum/report.go", " && !mayBeNew", " && (!mayBeNew || true)", "NewServersThatVote"},
 	{"a quorum: Inspect shows the readers that one server has let in", "internal/quorum/report.go", "	sn.Readers = readersOf(", "	_ = readersOf(", "TestReadersAreThose"},
 	{"a quorum: Inspect shows readers that only ask", "internal/quorum/report.go", "if len(named) >= some {", "if some = min(some, len(named)); true {", "TestReadersAreThose"},
 	{"a quorum: Inspect counts the readers of a client on a server instead of the servers", "internal/quorum/report.go", "if known, ok := here[client]; !ok || ends > known.ends {", "if byClient[client] = append(byClient[client], reader{named[0], ends}); false {", "TestReadersAreThose"},

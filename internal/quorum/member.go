@@ -29,6 +29,7 @@ type member struct {
 	why      error     // why it is away
 	left     time.Time // when it was last found to be away
 	young    time.Time // end of the quarantine that was last reported
+	voted    bool      // some answer did not say that it was in quarantine
 	out      int       // commands under way that have no answer yet
 	heard    time.Time // when the last answer came, or a command was sent while none was under way
 	checking bool      // a command failed in a way that proves little, and check is running
@@ -267,7 +268,9 @@ func (m *member) do(ctx context.Context, s *Send) Result {
 		}
 		res.Fail = redisserver.Classify(err)
 		res.Young = m.owner.young(res.Answer.Clock, res.Answer.Mark)
-		m.reportYoung(res.Young)
+		if res.Fail == nil {
+			m.reportYoung(res.Young)
+		}
 	case Adopt:
 		res.Answer, err = m.srv.Adopt(ctx, s.Keys, s.ID, s.Token)
 		res.Fail = redisserver.Classify(err)
@@ -299,13 +302,28 @@ func (s *Server) young(clock, mark uint64) time.Duration {
 	return max(0, min(s.quarantine, s.quarantine-age))
 }
 
+func (m *member) isYoung(now time.Time) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return now.Before(m.young)
+}
+
+// isOld reports whether the server has answered, and not from a quarantine.
+func (m *member) isOld() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.voted && !time.Now().Before(m.young)
+}
+
 // reportYoung reports each quarantine once.
 func (m *member) reportYoung(left time.Duration) {
-	if left == 0 {
+	m.mu.Lock()
+	if left == 0 { // or the answer does not tell, as that to a release
+		m.voted = true
+		m.mu.Unlock()
 		return
 	}
 	now := time.Now()
-	m.mu.Lock()
 	end := now.Add(left)
 	known := !end.After(m.young.Add(time.Second)) // else the server has restarted again
 	if !known {
@@ -313,7 +331,7 @@ func (m *member) reportYoung(left time.Duration) {
 	}
 	m.mu.Unlock()
 	if !known {
-		m.owner.reports.Young(m.place, left)
+		m.owner.reports.Young(m.place, left, m.owner.tooFewVote())
 	}
 }
 

@@ -19,8 +19,9 @@ type Reports struct {
 	Left func(server, answering int, why error)
 	// Returned reports that a server answers again, and how long it was away.
 	Returned func(server, answering int, after time.Duration)
-	// Young reports that a server has no data from before, and for how long its vote does not count.
-	Young func(server int, left time.Duration)
+	// Young reports that a server has no data from before, and for how long its vote does not count. If
+	// tooFew, fewer than a majority of the servers may vote meanwhile.
+	Young func(server int, left time.Duration, tooFew bool)
 }
 
 // Behind returns how many servers stand behind the grant of a request of the state machine, 0 if
@@ -57,6 +58,30 @@ func (s *Server) Answering() (answering, of int) {
 		}
 	}
 	return answering, len(s.members)
+}
+
+// States returns how many of the servers may vote, are in quarantine, and are away, as far as is known.
+func (s *Server) States() (voting, young, away int) {
+	now := time.Now()
+	for _, m := range s.members {
+		switch {
+		case m.isAway():
+			away++
+		case m.isYoung(now):
+			young++
+		default:
+			voting++
+		}
+	}
+	return voting, young, away
+}
+
+// tooFewVote reports whether fewer than a majority of the servers may vote. It does not count servers
+// that may all be new: those vote together.
+func (s *Server) tooFewVote() bool {
+	voting, _, away := s.States()
+	mayBeNew := away == 0 && !slices.ContainsFunc(s.members, (*member).isOld)
+	return voting < s.cfg.Need && !mayBeNew
 }
 
 // ownerOf returns what identifies the owner on all servers: its client, because the ids of one
