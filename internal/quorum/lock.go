@@ -87,7 +87,7 @@ type request struct {
 	link        *protocol.Span // hold span of the lease that was given back for this one, from the last message
 	forgetAt    time.Time      // when to forget the request, because its release or cancel failed; else zero
 	op          *Op            // the undecided command or cancel of the state machine about the request
-	poked       bool           // the state machine was told to ask again
+	poked       bool           // the state machine was told to ask again, and no server has granted the request since
 	ofDowngrade bool           // a downgrade's new request; only the downgrade's answer announces it to the state machine
 	// doubted: an acquire of a lease that the state machine held had no answer. So the state machine
 	// trusts a release only if it proves that no other client has owned the lock since the grant.
@@ -520,7 +520,7 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 				p.brokeOff()
 			}
 		}
-		l.own(p, a, s.Cmd.At, now, res.Young > 0)
+		r.own(p, a, s.Cmd.At, now, res.Young > 0)
 		if a.Kept && r.token == 0 { // it may have been granted anew meanwhile, after another owner
 			p.token, p.known = max(p.token, a.Token), max(p.known, a.Token)
 		}
@@ -629,8 +629,9 @@ func (p *part) heard(o protocol.Outcome, fail *protocol.Failure) {
 
 // own notes that the part's server made us the owner, or extended our lease, after a command sent at
 // from. inQuarantine says that the server was still in quarantine then.
-func (l *Lock) own(p *part, a protocol.Answer, from, now time.Time, inQuarantine bool) {
+func (r *request) own(p *part, a protocol.Answer, from, now time.Time, inQuarantine bool) {
 	if p.state != owned {
+		r.poked = false // it may complete a majority
 		if !p.lost && p.quarantineEnd.IsZero() {
 			p.since = now
 		}

@@ -351,6 +351,41 @@ func TestAMessageCountsOnlyIfTheServersAnswersAreKnown(t *testing.T) {
 	}
 }
 
+// Servers that are away or refuse leave proofs behind that are too old to count, and asking makes them no
+// younger. So the state machine is told to ask once for each grant, and not for each answer.
+func TestOldProofsAreAReasonToAskOnce(t *testing.T) {
+	queued := Result{Answer: protocol.Answer{Outcome: protocol.Enqueued, Token: 1, Clock: 1}}
+	for _, why := range []*protocol.Failure{silent, {Err: errors.New("READONLY"), Kind: protocol.RefusedNow}} {
+		s := newStand(t, 5, time.Minute)
+		s.acquire()
+		sends := s.fx.Sends
+		s.answer(sends[0], granted(1))
+		s.answer(sends[1], granted(1))
+		for _, send := range sends[2:] {
+			s.answer(send, queued)
+		}
+		for round := range 2 {
+			s.tick()
+			s.acquire()
+			asked := s.fx.Sends
+			s.answer(asked[0], keptWith(1))
+			for _, send := range asked[1:] {
+				if send.Server < 2+round {
+					s.answer(send, Result{Fail: why})
+				} else {
+					s.answer(send, queued)
+				}
+				if len(s.fx.Messages) > 0 {
+					t.Fatalf("%v, round %d: after an answer the state machine is told %+v", why.Err, round, s.fx.Messages)
+				}
+			}
+			if told := s.receive(2+round, sends[2+round].Cmd.ID, 6); told != "wanted" {
+				t.Fatalf("%v, round %d: after a message the state machine is told %q, want wanted", why.Err, round, told)
+			}
+		}
+	}
+}
+
 // A message that overtakes the answer to the command that queued the request does not count until that
 // answer has arrived.
 func TestAMessageThatOvertakesItsAnswerWaitsForIt(t *testing.T) {

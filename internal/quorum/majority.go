@@ -133,7 +133,8 @@ func (l *Lock) review(r *request, now time.Time, fx *Effects) {
 	}
 	if r.op == nil && !r.poked && l.announced(r, now) {
 		// Some proofs are older than the state machine accepts for a message, or are from servers
-		// that may be in quarantine. So it is told to ask.
+		// that may be in quarantine. So it is told to ask, once for each grant: while servers are away or
+		// refuse, their old proofs stay, and the answer to asking would be a reason to ask again.
 		r.poked = true
 		fx.Messages = append(fx.Messages, protocol.Message{Kind: "wanted", ID: r.id, Key: l.keys.Lock})
 		return

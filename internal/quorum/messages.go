@@ -33,7 +33,7 @@ func (l *Lock) Receive(server int, m *protocol.Message, now time.Time, fx *Effec
 			return
 		}
 		a := protocol.Answer{Token: m.Token, Clock: m.Clock, More: m.More}
-		l.own(p, a, p.proved, now, false)
+		r.own(p, a, p.proved, now, false)
 		p.unheard = p.asking || p.unsure
 		if m.Link != nil { // kept, because the state machine may be told only after a further answer
 			r.link = m.Link

@@ -131,7 +131,7 @@ func (l *Lock) Do(c *protocol.Command, now time.Time, fx *Effects) *Op {
 		if r.basis.IsZero() {
 			r.basis = c.At
 		}
-		r.poked, r.whole = false, r.whole && c.Held
+		r.whole = r.whole && c.Held
 		for i := range r.parts {
 			l.ask(op, r, i, fx)
 		}
@@ -407,7 +407,7 @@ func (l *Lock) moved(s *Send, res Result, now time.Time, fx *Effects) {
 			q.state, q.ended = absent, true
 		} else if a.Outcome == protocol.Granted {
 			outcome = outcomeYes
-			l.own(q, a, s.Cmd.At, now, res.Young > 0)
+			r.own(q, a, s.Cmd.At, now, res.Young > 0)
 			if q.follows = p != nil && p.downgraded; q.follows && !s.req.gained(i) {
 				q.since = p.since
 			}
