@@ -1183,9 +1183,17 @@ func TestALeaseThatIsNotInDoubtIsReleased(t *testing.T) {
 	}
 }
 
-// Servers that have restarted prove a yield as they prove a release.
+// Servers that have restarted prove a yield as they prove a release, also
+// where the next request waits already when the yield arrives.
 func TestServersThatRestartedProveAYield(t *testing.T) {
-	for _, all := range []bool{false, true} {
+	waits := protocol.Answer{Outcome: protocol.Enqueued, Token: 1, Clock: 1}
+	gone := waits
+	gone.Gone = true
+	for i := range 4 {
+		all, forgotten := i%2 == 1, protocol.Answer{Outcome: protocol.NotOurs}
+		if i > 1 {
+			forgotten = gone
+		}
 		s := newStand(t, 3, time.Second)
 		s.own(true, true, true)
 		next := s.next()
@@ -1194,14 +1202,14 @@ func TestServersThatRestartedProveAYield(t *testing.T) {
 		sends := s.fx.Sends
 		for len(sends) > 0 {
 			send := sends[0]
-			res := Result{Answer: protocol.Answer{Outcome: protocol.Enqueued, Token: 1, Clock: 1}}
+			res := Result{Answer: waits}
 			if send.Cmd.Verb == protocol.Yield && (send.Server < 2 || all) {
-				res = Result{Answer: protocol.Answer{Outcome: protocol.NotOurs}, Young: 10 * time.Second}
+				res = Result{Answer: forgotten, Young: 10 * time.Second}
 			}
 			sends = append(sends[1:], s.answer(send, res)...)
 		}
 		if ours := op.Answer.Outcome == protocol.Enqueued; !op.Decided() || ours == all {
-			t.Errorf("all %v: a yield: decided %v, %v %v", all, op.Decided(), op.Answer.Outcome, op.Err)
+			t.Errorf("all %v, %v: a yield: decided %v, %v %v", all, forgotten.Outcome, op.Decided(), op.Answer.Outcome, op.Err)
 		}
 	}
 }

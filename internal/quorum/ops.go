@@ -348,6 +348,10 @@ func (l *Lock) moved(s *Send, res Result, now time.Time, fx *Effects) {
 	if op != nil {
 		p = s.part()
 	}
+	notOwner := outcomeLost
+	if p != nil {
+		notOwner = lostUnless(op.verb == protocol.Yield && p.forgotten(s.req, res, now))
+	}
 	var old outcome
 	outcome := outcomeNo
 	if q != nil {
@@ -376,24 +380,23 @@ func (l *Lock) moved(s *Send, res Result, now time.Time, fx *Effects) {
 			fx.Strays = append(fx.Strays, l.stray(s.req, i))
 		}
 	case a.Outcome == protocol.NotOurs:
-		old = outcomeLost
+		old = notOwner
 		if q != nil && q.state == asked {
 			q.state = absent
 		}
 		if p != nil {
-			p.ended, p.again = true, op.verb == protocol.Yield && p.forgotten(s.req, res, now)
-			old = lostUnless(p.again)
+			p.ended, p.again = true, old == outcomeAgain
 		}
 	default:
 		old = outcomeYes
 		if a.Gone {
-			old = outcomeLost
+			old = notOwner
 		}
 		if p != nil {
 			if old == outcomeYes {
 				old = p.givenBack(s.req)
 			}
-			p.ended = true
+			p.ended, p.again = true, old == outcomeAgain
 			p.confirmed, p.downgraded = old == outcomeYes && op.verb == protocol.Yield, old == outcomeYes && op.verb == protocol.Downgrade
 		}
 		if q == nil {

@@ -14,7 +14,7 @@ func malformed(reply any) error {
 }
 
 // parseAnswer parses granted_reply, waiting_reply, {NOT_OURS, 0, …} and release's {DONE, …};
-// see common.lua and release.lua.
+// see common.lua, release.lua and yield.lua.
 func parseAnswer(reply []any) (protocol.Answer, error) {
 	number := func(i int) int64 {
 		n, ok := reply[i].(int64)

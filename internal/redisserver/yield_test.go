@@ -1,6 +1,8 @@
 package redisserver
 
 import (
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -124,5 +126,27 @@ func TestAYieldSaysUpToWhereReadersWereTold(t *testing.T) {
 			t.Errorf("%d of 149 were told", n)
 		}
 		s.evict()
+	})
+}
+
+// A server of a quorum that has restarted without its data no longer knows the owner, nor the next request.
+// From the time and the mark in its answer the client learns that it has only forgotten them.
+func TestAYieldOfWhatAQuorumsServerHasForgottenTellsItsMark(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		s.srv = NewMember(s.srv.Rdb, strings.TrimSuffix(s.srv.Inboxes, protocol.InboxChannel("", "")), time.Minute)
+		for _, age := range []time.Duration{0, 30 * time.Second} {
+			old, next := s.writer("A"), s.writer("A")
+			if s.raw("DEL", s.srv.mark); age > 0 {
+				s.raw("SET", s.srv.mark, strconv.FormatInt(s.now()*1000-age.Microseconds(), 10))
+			}
+			a := s.yield(old, next, 0)
+			s.is(a, protocol.NotOurs)
+			since := time.Duration(int64(a.Clock)-int64(a.Mark)) * time.Microsecond
+			if a.Clock == 0 || a.Mark == 0 || (since-age).Abs() > 10*time.Second {
+				t.Errorf("%v after a restart: %+v", age, a)
+			}
+		}
+		s.raw("DEL", s.srv.mark)
+		s.clear()
 	})
 }
