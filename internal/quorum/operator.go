@@ -13,7 +13,7 @@ import (
 	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
-// Inspect returns what the servers together know of the lock; see merged.
+// Inspect returns what the servers together know of the lock; see Merged.
 func (s *Server) Inspect(ctx context.Context, k *protocol.Keys) (protocol.Snapshot, error) {
 	seen, errs := each(ctx, s, isMost[protocol.Snapshot](s), func(ctx context.Context, _ int, srv *redisserver.Server) (protocol.Snapshot, error) {
 		return srv.Inspect(ctx, k)
@@ -21,7 +21,7 @@ func (s *Server) Inspect(ctx context.Context, k *protocol.Keys) (protocol.Snapsh
 	if len(seen) < s.cfg.Need {
 		return protocol.Snapshot{}, s.lacking(len(seen), errs)
 	}
-	return merged(seen, s.cfg.N), nil
+	return Merged(seen, s.cfg.N), nil
 }
 
 // Evict ends the ownership of the lock and notifies its owners. It returns how many servers had an owner
@@ -50,8 +50,8 @@ func (s *Server) Evict(ctx context.Context, k *protocol.Keys) (on int, err error
 	if !owned { // nobody has to be superseded, and nothing must be stored for a free lock
 		least = 0
 	}
-	most := merged(slices.Clone(seen), s.cfg.N)
-	owner, ownsMost, enough := ownerOf(&most), most.Behind >= s.cfg.Need, isMost[bool](s)
+	most := Merged(slices.Clone(seen), s.cfg.N)
+	owner, ownsMost, enough := OwnerOf(&most), most.Behind >= s.cfg.Need, isMost[bool](s)
 	if ownsMost {
 		enough = func(evicted []bool) bool { return countTrue(evicted) >= s.cfg.Need }
 	}
@@ -61,7 +61,7 @@ func (s *Server) Evict(ctx context.Context, k *protocol.Keys) (on int, err error
 		case sn == nil || !ownsMost:
 			ids, err := srv.EvictOwner(ctx, k, least, "")
 			return len(ids) > 0 || sn != nil && sn.Value != "", err
-		case ownerOf(sn) != owner:
+		case OwnerOf(sn) != owner:
 			return false, nil
 		}
 		return true, evictOwner(ctx, srv, k, least, sn.Value, owner)
@@ -80,7 +80,7 @@ func evictOwner(ctx context.Context, srv *redisserver.Server, k *protocol.Keys, 
 		return err
 	}
 	now, err := srv.Inspect(ctx, k)
-	if err == nil && goesOn(&now, client) {
+	if err == nil && GoesOn(&now, client) {
 		_, err = srv.EvictOwner(ctx, k, least, now.Value)
 	}
 	return err

@@ -84,18 +84,18 @@ func (s *Server) tooFewVote() bool {
 	return voting < s.cfg.Need && !mayBeNew
 }
 
-// ownerOf returns what identifies the owner on all servers: its client, because the ids of one
+// OwnerOf returns what identifies the owner on all servers: its client, because the ids of one
 // request differ between servers.
-func ownerOf(sn *protocol.Snapshot) string {
+func OwnerOf(sn *protocol.Snapshot) string {
 	if who, ok := protocol.OwnerOf(sn.Value); ok {
 		return who.Client
 	}
 	return sn.Value
 }
 
-// goesOn reports whether a writer of the client still keeps the lock from others under another value: it has
+// GoesOn reports whether a writer of the client still keeps the lock from others under another value: it has
 // become a reader, or has given the lock back with a cool-down.
-func goesOn(sn *protocol.Snapshot, client string) bool {
+func GoesOn(sn *protocol.Snapshot, client string) bool {
 	if who, cools := protocol.ParseCooldown(sn.Value); cools {
 		return who.Client == client
 	}
@@ -105,15 +105,15 @@ func goesOn(sn *protocol.Snapshot, client string) bool {
 	})
 }
 
-// merged combines the snapshots of those of n servers that answered into one. Its owner is the one
+// Merged combines the snapshots of those of n servers that answered into one. Its owner is the one
 // that most of them name, and the lease ends when fewer than a majority keep it. Its readers are
 // those of which a majority can know, if the servers that did not answer do.
-func merged(seen []protocol.Snapshot, n int) protocol.Snapshot {
+func Merged(seen []protocol.Snapshot, n int) protocol.Snapshot {
 	need := Majority(n)
 	votes := map[string][]protocol.Snapshot{}
 	var most []protocol.Snapshot
 	for _, sn := range seen {
-		who := ownerOf(&sn)
+		who := OwnerOf(&sn)
 		votes[who] = append(votes[who], sn)
 		if all := votes[who]; len(all) > len(most) || len(all) == len(most) && who != "" {
 			most = all
@@ -153,7 +153,7 @@ func readersOf(most []protocol.Snapshot, clock uint64, some int) []string {
 			}
 			ends, _ := strconv.ParseFloat(named[1], 64)
 			ends += float64(clock/1000) - float64(most[i].Clock/1000)
-			client := ownerOf(&protocol.Snapshot{Value: named[0]})
+			client := OwnerOf(&protocol.Snapshot{Value: named[0]})
 			if known, ok := here[client]; !ok || ends > known.ends {
 				here[client] = reader{named[0], ends}
 			}

@@ -51,10 +51,10 @@ func TestWhatServersShowIsMerged(t *testing.T) {
 			[]protocol.Snapshot{shown("mine", 0, 1), shown("yours", 0, 2), shown("mine", 0, 3)}, "mine", 2, 0, 0, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := merged(c.seen, 5)
-			if ownerOf(&got) != c.owner || got.Behind != c.behind || got.Servers != 5 || got.Answered != len(c.seen) ||
+			got := Merged(c.seen, 5)
+			if OwnerOf(&got) != c.owner || got.Behind != c.behind || got.Servers != 5 || got.Answered != len(c.seen) ||
 				protocol.LastToken(got.Meta) != c.token || got.Last != c.last || got.Left != c.left {
-				t.Errorf("%q of %d of %d, token %d of %d, left %d: want %+v", ownerOf(&got), got.Behind, got.Answered, protocol.LastToken(got.Meta), got.Last, got.Left, c)
+				t.Errorf("%q of %d of %d, token %d of %d, left %d: want %+v", OwnerOf(&got), got.Behind, got.Answered, protocol.LastToken(got.Meta), got.Last, got.Left, c)
 			}
 		})
 	}
@@ -82,7 +82,7 @@ func TestReadersAreThoseOfWhichAMajorityCanKnow(t *testing.T) {
 		"foreign":                 {[]protocol.Snapshot{{Value: protocol.MarkerValue, Readers: []string{"x", "inf"}}, {Value: protocol.MarkerValue, Readers: []string{"x", "-inf"}}, {Value: protocol.MarkerValue}}, "x +Inf"},
 		"half a pair":             {[]protocol.Snapshot{{Value: protocol.MarkerValue, Readers: []string{"x", "5", "y"}}, {Value: protocol.MarkerValue, Readers: []string{"x", "6"}}, {Value: protocol.MarkerValue}}, "x 6"},
 	} {
-		got := merged(c.seen, 5)
+		got := Merged(c.seen, 5)
 		var readers []string
 		for named := range slices.Chunk(got.Readers, 2) {
 			ends, err := strconv.ParseFloat(named[1], 64)

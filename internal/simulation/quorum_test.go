@@ -35,27 +35,31 @@ var quorumFor = flag.Duration("quorum.for", 0, "instead of a number of schedules
 var quorumTrace = flag.Bool("quorum.trace", false, "print each schedule")
 
 type qServer struct {
-	w         *qWorld
-	i         int
-	mini      *miniredis.Miniredis
-	sim       *simServer
-	rdb       *redis.Client
-	srv       *redisserver.Server
-	offset    time.Duration // of its clock from the world's, by skew and jumps
-	rate      int64         // ppm by which its clock is fast
-	restarted time.Time     // when it last lost its data
-	faultAt   time.Time     // when its clock was last set, or its keys were written by others
-	slowTill  time.Time
+	w           *qWorld
+	i           int
+	mini        *miniredis.Miniredis
+	sim         *simServer
+	rdb         *redis.Client
+	srv         *redisserver.Server
+	offset      time.Duration // of its clock from the world's, by skew and jumps
+	rate        int64         // ppm by which its clock is fast
+	restarted   time.Time     // when it last lost its data
+	faultAt     time.Time     // when its clock was last set, or its keys were written by others
+	slowTill    time.Time
+	markAt      time.Time // when its mark was last deleted
+	refusal     simAnswer // with which it answers until refusesTill
+	refusesTill time.Time
 }
 
 type qPacket struct {
-	kind   string // request, reply, message, stray
-	c      *qClient
+	kind   string   // request, reply, message, stray, force
+	c      *qClient // nil of a ForceUnlock
 	server int
 	send   *quorum.Send
 	res    quorum.Result
 	m      protocol.Message
 	g      *lockstate.Cancellation
+	force  *qForced
 	copied bool      // nobody waits for its answer
 	sent   time.Time // when the command was sent
 	ready  time.Time // it does not arrive before this
@@ -125,6 +129,8 @@ type qWorld struct {
 	restart    time.Time // when a server last lost its data
 	restarts   int       // how often servers have lost their data in this schedule
 	counts     map[string]int
+	pardoned   map[string]bool // requests that owned on a server when owners were evicted there
+	voided     bool            // owners were evicted, so minimum holds may have ended
 	lazy       int
 	ran        int // the number of schedules so far
 }
@@ -190,6 +196,7 @@ func (w *qWorld) begin(seed int64) {
 	w.wire, w.ops, w.log, w.failure, w.top, w.readers, w.loose, w.calm = nil, nil, nil, "", 0, 0, false, false
 	w.restart, w.restarts, w.lowered, w.under, w.entered = time.Time{}, 0, map[*lockstate.Caller]bool{}, map[*lockstate.Caller]string{}, map[*lockstate.Caller]time.Time{}
 	w.promises, w.evictions, w.checks, w.owners = nil, nil, nil, newQOwners(len(w.servers))
+	w.pardoned, w.voided = map[string]bool{}, false
 	w.lazy = []int{0, 30, 70, 95}[w.rng.IntN(4)]
 	w.chooseTroubles()
 	w.luck = rand.New(rand.NewPCG(uint64(seed), 8))
@@ -198,6 +205,7 @@ func (w *qWorld) begin(seed int64) {
 	for _, s := range w.servers {
 		s.offset = time.Duration(w.rng.Float64() * float64(skew))
 		s.rate, s.restarted, s.faultAt, s.slowTill = w.ppm(), time.Time{}, time.Time{}, time.Time{}
+		s.markAt, s.refusesTill = time.Time{}, time.Time{}
 		s.mini.FlushAll()
 	}
 	w.setTime()
@@ -499,8 +507,10 @@ func (o *qOp) done() {
 	}
 }
 
-// excused reports whether an accident may have taken the lock from the request.
-func (c *qClient) excused(id string) bool { return !c.made[id].After(c.excuse) && !c.excuse.IsZero() }
+// excused reports whether an eviction or an accident may have taken the lock from the request.
+func (c *qClient) excused(id string) bool {
+	return c.w.pardoned[id] || !c.made[id].After(c.excuse) && !c.excuse.IsZero()
+}
 
 // admitted checks a caller that enters against all callers that believe they are inside.
 func (w *qWorld) admitted(c *qClient, x *lockstate.Caller) {
@@ -543,6 +553,10 @@ func (w *qWorld) admitted(c *qClient, x *lockstate.Caller) {
 // deliver lets a packet arrive.
 func (w *qWorld) deliver(p *qPacket) {
 	s := w.servers[p.server]
+	if p.kind == "force" {
+		w.forced(p)
+		return
+	}
 	lost := func(percent int) bool { return !p.c.reach[p.server] || !w.calm && w.rng.IntN(100) < percent }
 	switch p.kind {
 	case "request":
@@ -587,6 +601,10 @@ func (w *qWorld) deliver(p *qPacket) {
 		if !lost(3) {
 			w.owners.seq++
 			w.owners.givesBack(p.server, p.g.ID)
+			if err := s.refuses(false); err != nil {
+				p.c.strays[p.server].Answered(p.g, protocol.Cancelled{Fail: redisserver.Classify(err)}, p.c.local())
+				return
+			}
 			res = s.srv.Cancel(context.Background(), []protocol.CancelRequest{{Keys: &w.keys, ID: p.g.ID, Last: p.g.Last}})[0]
 			w.observe(s)
 			w.logf("  server %d: %s stray %v: %v", p.server+1, p.c.name, short(p.g.ID), res.Owned)
@@ -634,6 +652,13 @@ func sentTo(s *quorum.Send) string {
 
 func (s *qServer) execute(send *quorum.Send) (res quorum.Result) {
 	ctx := context.Background()
+	needsMemory := send.Kind == quorum.Adopt || send.Kind == quorum.Do && send.Cmd.Verb == protocol.Acquire && send.Cmd.First
+	if err := s.refuses(needsMemory); err != nil {
+		s.w.counts["refused"]++
+		s.hurtsAll()
+		fail := redisserver.Classify(err)
+		return quorum.Result{Fail: fail, Cancelled: protocol.Cancelled{Fail: fail}, Renewed: protocol.Unanswered}
+	}
 	var err error
 	switch send.Kind {
 	case quorum.Do:
@@ -921,7 +946,7 @@ func (w *qWorld) some() {
 	at, n := -1, 0
 	any := w.rng.IntN(100) < w.lazy
 	for i, p := range w.wire {
-		if p.ready.After(w.now) || p.kind != "request" && !p.c.wakeAt.IsZero() {
+		if p.ready.After(w.now) || p.kind != "request" && p.kind != "force" && !p.c.wakeAt.IsZero() {
 			continue
 		}
 		if n++; n == 1 || any && w.rng.IntN(n) == 0 {
@@ -963,7 +988,11 @@ func (w *qWorld) run(seed int64, readers bool) {
 // inside unlocks. It reports false if it ran out of time.
 func (w *qWorld) until(longest time.Duration, done func() bool) bool {
 	for end := w.now.Add(longest); w.failure == ""; {
-		for len(w.wire) > 0 && w.failure == "" {
+		for n := 0; len(w.wire) > 0 && w.failure == ""; n++ {
+			if n == 5000 { // a lock asks without a pause
+				w.fail("packets do not come to rest")
+				break
+			}
 			p := w.wire[0]
 			w.wire = w.wire[1:]
 			w.deliver(p)
@@ -992,6 +1021,9 @@ func (w *qWorld) until(longest time.Duration, done func() bool) bool {
 func (w *qWorld) settle() {
 	w.calm = true
 	w.logf("calm")
+	for _, s := range w.servers {
+		s.refusesTill = time.Time{}
+	}
 	for _, c := range w.clients {
 		if c.dead {
 			continue
@@ -1013,6 +1045,9 @@ func (w *qWorld) settle() {
 		}
 	}
 	long := 3*(w.quarantine+w.ttls[len(w.ttls)-1]) + 10*time.Second
+	if w.luck.IntN(2) == 0 {
+		w.limps(long)
+	}
 	if !w.until(long, func() bool {
 		for _, c := range w.clients {
 			if !c.dead && w.inside(c, lockstate.Waiting)+w.inside(c, lockstate.Inside) > 0 {

@@ -102,7 +102,7 @@ func (s *qServer) clock() time.Time {
 
 // votes reports whether the server's vote counts, that is, it is not in quarantine.
 func (s *qServer) votes() bool {
-	text, _ := s.sim.do("GET", "leased:quorum:mark").(string)
+	text, _ := s.sim.do("GET", markKey).(string)
 	mark, _ := strconv.ParseInt(text, 10, 64)
 	return mark != 0 && s.clock().UnixMicro()-mark >= s.w.quarantine.Microseconds()
 }

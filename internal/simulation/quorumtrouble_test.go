@@ -2,7 +2,9 @@ package simulation
 
 import (
 	"context"
+	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -32,10 +34,14 @@ const (
 	qChecks                     // renewals that callers ask for
 	qLetters                    // inboxes that become unconfirmed and are confirmed again
 	qLong                       // TTLs so long that what is left behind shows
+	qErrors                     // servers that refuse all commands, or those that need memory
+	qRolling                    // restarts without data that follow each other within one quarantine
+	qMarks                      // marks that are deleted while the locks are kept
+	qForce                      // ForceUnlock in the steps of Server.Evict, between which other things happen
 	qTroubles
 )
 
-var qPercent = [qTroubles]int{70, 60, 20, 25, 40, 30, 30, 30, 20, 20, 30, 30, 30, 15}
+var qPercent = [qTroubles]int{70, 60, 20, 25, 40, 30, 30, 30, 20, 20, 30, 30, 30, 15, 30, 30, 15, 25}
 
 func (w *qWorld) chooseTroubles() {
 	for i := range w.has {
@@ -64,7 +70,27 @@ func (w *qWorld) strike(c *qClient) {
 	}
 	w.counts[qNames[trouble]]++
 	switch trouble {
+	case qErrors:
+		s.refusesTill = w.now.Add(time.Duration(w.rng.Int64N(int64(4 * time.Second))))
+		s.refusal = qRefusals[w.rng.IntN(len(qRefusals))]
+		w.logf("server %d refuses until %v: %s", s.i+1, s.refusesTill.Sub(simEpoch), s.refusal)
+	case qRolling:
+		w.roll(s)
+	case qMarks:
+		// The server may not vote for a quarantine, as after a restart, but has its locks.
+		if w.mayRoll(s) {
+			s.markAt = w.now
+			s.sim.do("DEL", markKey)
+			w.logf("the mark of server %d is deleted", s.i+1)
+			s.hurtsAll()
+		}
+	case qForce:
+		w.force()
 	case qRestarts:
+		if w.has[qRolling] {
+			w.roll(s)
+			return
+		}
 		// Restarts are further apart than the quarantine and a lease. At least one server keeps its data.
 		if w.restart.IsZero() || w.now.Sub(w.restart) > w.quarantine+2*time.Second+w.ttls[len(w.ttls)-1] {
 			w.restart = w.now
@@ -155,6 +181,41 @@ func (w *qWorld) strike(c *qClient) {
 	}
 }
 
+// mayRoll reports whether s may lose its data or its mark now: at least one other server must have kept both.
+func (w *qWorld) mayRoll(s *qServer) bool {
+	return slices.ContainsFunc(w.servers, func(other *qServer) bool { return other != s && other.hasKept() })
+}
+
+// hasKept reports whether the server has kept its data and its mark for a quarantine and a lease.
+func (s *qServer) hasKept() bool {
+	w, lost := s.w, s.restarted
+	if s.markAt.After(lost) {
+		lost = s.markAt
+	}
+	return lost.IsZero() || w.now.Sub(lost) > w.quarantine+2*time.Second+w.ttls[len(w.ttls)-1]
+}
+
+// roll restarts s without its data, if it may. Another lock's command follows at once, which sets the mark:
+// a server that nobody asks after its restart is an exception that docs/redlock.md makes.
+func (w *qWorld) roll(s *qServer) {
+	if !w.mayRoll(s) {
+		return
+	}
+	w.restart = w.now
+	s.mini.FlushAll()
+	s.restarted = w.now
+	w.restarts++
+	w.logf("server %d restarts empty", s.i+1)
+	w.observe(s)
+	w.owners.emptied[s.i] = w.owners.seq
+	s.marks()
+}
+
+// marks sets the server's mark if it has none, as a command about another lock would.
+func (s *qServer) marks() {
+	s.sim.do("SET", markKey, strconv.FormatInt(s.clock().UnixMicro(), 10), "NX")
+}
+
 // checks makes one of the client's callers that are inside ask whether its lease is still held.
 func (c *qClient) checks() {
 	for _, x := range c.calls {
@@ -232,7 +293,20 @@ func (c *qClient) subscribed() {
 	}
 }
 
-var qNames = [qTroubles]string{"partition", "restart", "bounce", "jump", "rate", "pause", "death", "slow", "eviction", "foreign", "min hold", "check", "letter", "long"}
+// markKey is the key of a server's mark without a key prefix.
+const markKey = "leased:quorum:mark"
+
+var qRefusals = [...]simAnswer{
+	"READONLY You can't write against a read only replica.",
+	"LOADING Redis is loading the dataset in memory",
+	outOfMemory,
+	"NOPERM this user has no permissions",
+	"WRONGTYPE Operation against a key holding the wrong kind of value",
+}
+
+const outOfMemory simAnswer = "OOM command not allowed when used memory > 'maxmemory'."
+
+var qNames = [qTroubles]string{"partition", "restart", "bounce", "jump", "rate", "pause", "death", "slow", "eviction", "foreign", "min hold", "check", "letter", "long", "error", "rolling", "mark", "force"}
 
 // fault reports whether s may fail in a way that takes a vote from leases, and if so, notes the fault.
 // Within the time of a lease and a quarantine, at most a minority of the servers may fail so. A client
@@ -298,9 +372,12 @@ func (w *qWorld) evict() {
 	need := quorum.Majority(len(w.servers))
 	some := w.rng.Perm(len(w.servers))[:need+w.rng.IntN(len(w.servers)-need+1)]
 	w.logf("an operator evicts on %v", some)
+	some = slices.DeleteFunc(some, func(i int) bool { return w.servers[i].refuses(false) != nil })
 	w.owners.evicts()
+	for _, i := range some {
+		w.pardon(w.servers[i])
+	}
 	for _, c := range w.clients {
-		c.excuse = w.now
 		w.evictions = append(w.evictions, w.evictionOf(c, some))
 	}
 	least := uint64(0)
@@ -317,6 +394,136 @@ func (w *qWorld) evict() {
 		}
 		w.observe(w.servers[i])
 	}
+}
+
+// pardon excuses the requests that own the lock on a server from which its owners are about to be evicted, and
+// the leases that go on under them.
+func (w *qWorld) pardon(s *qServer) {
+	w.voided = true
+	for _, id := range s.owners() {
+		r := w.owners.request[id]
+		if r == "" {
+			continue
+		}
+		w.pardoned[r] = true
+		for x, lease := range w.owners.leases {
+			if slices.Contains(lease.requests, r) {
+				w.pardoned[w.under[x]] = true
+			}
+		}
+		for _, c := range w.clients {
+			for _, x := range c.calls { // a downgrade goes on under another request
+				if strings.HasSuffix(r, ":"+c.id) && x.Phase == lockstate.Inside {
+					w.pardoned[w.under[x]] = true
+				}
+			}
+		}
+	}
+}
+
+// refuses returns the error with which the server refuses a command, or nil if it does not. Without memory to
+// spare, it refuses only commands that need some.
+func (s *qServer) refuses(needsMemory bool) error {
+	if s.w.now.Before(s.refusesTill) && (needsMemory || s.refusal != outOfMemory) {
+		return s.refusal
+	}
+	return nil
+}
+
+// hurtsAll notes that the server fails all clients now.
+func (s *qServer) hurtsAll() {
+	for _, c := range s.w.clients {
+		c.hurt[s.i] = s.w.now
+	}
+}
+
+// qForced is a ForceUnlock under way. As Server.Evict does, it first asks the servers who owns the lock, and
+// evicts once a majority has answered. Between any two of its commands anything may happen.
+type qForced struct {
+	servers  []int
+	seen     map[int]protocol.Snapshot // by server
+	asked    int                       // how many servers have been asked
+	evicting bool
+	least    uint64
+	owner    string
+	ownsMost bool
+}
+
+// force begins a ForceUnlock that reaches at least a majority.
+func (w *qWorld) force() {
+	need := quorum.Majority(len(w.servers))
+	f := &qForced{servers: w.rng.Perm(len(w.servers))[:need+w.rng.IntN(len(w.servers)-need+1)], seen: map[int]protocol.Snapshot{}}
+	w.logf("an operator forces on %v", f.servers)
+	w.sendForced(f)
+}
+
+func (w *qWorld) sendForced(f *qForced) {
+	for _, i := range f.servers {
+		w.put(&qPacket{kind: "force", server: i, force: f, copied: true})
+	}
+}
+
+// forced delivers a command of a ForceUnlock.
+func (w *qWorld) forced(p *qPacket) {
+	f, s := p.force, w.servers[p.server]
+	lost := w.rng.IntN(100) < 5 || s.refuses(false) != nil
+	switch {
+	case f.evicting:
+		if !lost {
+			w.evictForced(f, s)
+		}
+		return
+	case !lost:
+		sn, err := s.srv.Inspect(context.Background(), &w.keys)
+		if err != nil {
+			w.fail("inspect: %v", err)
+		}
+		f.seen[s.i] = sn
+	}
+	f.asked++
+	if need := quorum.Majority(len(w.servers)); len(f.seen) < need || f.asked < len(f.servers) && w.rng.IntN(2) == 0 {
+		return
+	}
+	owned := false
+	var seen []protocol.Snapshot
+	for _, i := range f.servers {
+		if sn, ok := f.seen[i]; ok {
+			seen = append(seen, sn)
+			f.least = max(f.least, quorum.Greatest(&sn))
+			owned = owned || sn.Value != ""
+		}
+	}
+	if !owned {
+		f.least = 0
+	}
+	most := quorum.Merged(seen, len(w.servers))
+	f.evicting, f.owner, f.ownsMost = true, quorum.OwnerOf(&most), most.Behind >= quorum.Majority(len(w.servers))
+	w.sendForced(f)
+}
+
+// evictForced evicts the owner from s, unless another one was seen there.
+func (w *qWorld) evictForced(f *qForced, s *qServer) {
+	value := ""
+	if sn, ok := f.seen[s.i]; ok && f.ownsMost {
+		if quorum.OwnerOf(&sn) != f.owner {
+			return
+		}
+		value = sn.Value
+	}
+	w.owners.evicts()
+	w.pardon(s)
+	ids, err := s.srv.EvictOwner(context.Background(), &w.keys, f.least, value)
+	if err == nil && len(ids) == 0 && value != "" {
+		if now, _ := s.srv.Inspect(context.Background(), &w.keys); quorum.GoesOn(&now, f.owner) {
+			_, err = s.srv.EvictOwner(context.Background(), &w.keys, f.least, now.Value)
+		}
+	}
+	if err != nil {
+		w.fail("evict: %v", err)
+	}
+	w.logf("  server %d: forced, of %q: %v", s.i+1, f.owner, ids)
+	w.counts["forced"]++
+	w.observe(s)
 }
 
 // qEviction is what a client that holds the lock has heard about a ForceUnlock.
@@ -389,7 +596,8 @@ func (w *qWorld) obeys(c *qClient) {
 // can have owned the lock.
 //
 // If nothing went wrong between a client and the servers since its request was made, and no
-// server lost its data, its lease cannot be lost. If servers did lose their data, they still do
+// server lost its data, its lease cannot be lost. The same holds if a majority of the servers granted it with
+// which nothing went wrong. If servers did lose their data, they still do
 // not say that others have owned the lock, as long as the client hears all their answers,
 // because nobody counts their grants before the quarantine is over. (They may deny the client
 // a majority until its TTL ends.)
@@ -411,12 +619,43 @@ func (w *qWorld) judgeLoss(c *qClient, l lockstate.Loss) {
 			deaf = deaf || !c.hurt[s.i].Before(s.restarted)
 		}
 	}
+	if sound := w.untroubled(c, l, made); sound >= quorum.Majority(len(w.servers)) {
+		w.fail("%s lost token %d although %d servers that granted it were never in trouble: %v", c.name, l.Caller.Token, sound, l.Why)
+	}
 	switch {
 	case clean && !restarts:
 		w.fail("%s lost token %d for nothing: %v", c.name, l.Caller.Token, l.Why)
 	case strings.HasPrefix(l.Why.String(), "Redis says that it is not ours") && !deaf && !over:
 		w.fail("%s lost token %d to servers in quarantine: %v", c.name, l.Caller.Token, l.Why)
 	}
+}
+
+// untroubled returns how many servers granted a lease and have had no trouble since its request was made, nor a
+// quarantine.
+func (w *qWorld) untroubled(c *qClient, l lockstate.Loss, made time.Time) (n int) {
+	lease := w.owners.leases[l.Caller]
+	if lease != nil && lease.lowered != 0 {
+		return 0 // a downgrade proves nothing on servers that have lost their data, or whose answer was not waited for
+	}
+	for _, s := range w.servers {
+		if !c.hurt[s.i].Before(made) || !s.hasKept() {
+			continue
+		}
+		for owner, at := range w.owners.took[s.i] {
+			r := w.owners.request[owner]
+			if lease != nil && lease.called != 0 && at >= lease.called { // granted when it was already being given back
+				continue
+			}
+			if w.owners.made[owner] != w.owners.gaveUps[r] { // granted to an earlier try of the request
+				continue
+			}
+			if r == w.under[l.Caller] || lease != nil && slices.Contains(lease.requests, r) {
+				n++
+				break
+			}
+		}
+	}
+	return n
 }
 
 // qPromise is a minimum hold whose lock was given back early. Nobody may enter before it is over,
@@ -440,7 +679,7 @@ func (w *qWorld) keepPromises(c *qClient, x *lockstate.Caller) {
 		if len(w.servers)-silent < quorum.Majority(len(w.servers)) {
 			continue
 		}
-		if p.x.Settled && p.x.Ended != lockstate.ByLoss && p.x.Outcome() == nil && !p.c.dead && p.c.excuse.IsZero() && w.now.Before(p.until.Add(-slack)) {
+		if p.x.Settled && p.x.Ended != lockstate.ByLoss && p.x.Outcome() == nil && !p.c.dead && p.c.excuse.IsZero() && !w.voided && w.now.Before(p.until.Add(-slack)) {
 			w.fail("%s enters at %v, and %s was to keep others out until %v", c.name, w.now.Sub(simEpoch), p.c.name, p.until.Sub(simEpoch))
 		}
 	}
@@ -458,6 +697,103 @@ func (w *qWorld) nothingOwned() {
 		for _, key := range []string{w.keys.Lock, w.keys.Queue(), w.keys.Readers()} {
 			if s.sim.do("EXISTS", key) == 1 {
 				w.fail("server %d keeps %s: %v %v", s.i+1, key, s.sim.do("GET", w.keys.Lock), s.sim.do("ZRANGE", w.keys.Queue(), "0", "-1"))
+			}
+		}
+	}
+}
+
+// limps leaves a minority of the servers broken in calm. Whoever waits must be served nevertheless, as must
+// each client by itself, and all of them when they come at once.
+func (w *qWorld) limps(long time.Duration) {
+	for _, s := range w.servers {
+		s.marks() // the quarantine of a server that nobody asks does not begin
+	}
+	gone := func(x *lockstate.Caller) bool { return x.Phase != lockstate.Waiting && x.Phase != lockstate.Inside }
+	mend := w.cripple()
+	if !w.until(long, func() bool {
+		for _, c := range w.clients {
+			if !c.dead && w.inside(c, lockstate.Waiting)+w.inside(c, lockstate.Inside) > 0 {
+				return false
+			}
+		}
+		return len(w.ops) == 0
+	}) {
+		w.fail("somebody still waits without a minority")
+	}
+	// What is left on servers that cannot be told ends with its TTL.
+	w.until(3*w.ttls[len(w.ttls)-1]+w.quarantine+5*time.Second, func() bool { return false })
+	for _, c := range w.clients {
+		if w.failure != "" || c.dead {
+			continue
+		}
+		x, from := c.enter(protocol.Exclusive, false), w.now
+		if !w.until(10*time.Second, func() bool { return gone(x) }) {
+			w.fail("%s does not get a free lock without a minority", c.name)
+		}
+		if w.entered[x].IsZero() {
+			w.fail("%s does not enter without a minority: %v", c.name, x.Outcome())
+		}
+		w.counts[fmt.Sprintf("without a minority, entered within %d00 ms", min(20, 1+w.entered[x].Sub(from)/(100*time.Millisecond)))]++
+		w.until(2*time.Second, func() bool { return len(w.ops) == 0 })
+		if x.Outcome() != nil {
+			w.fail("%s unlocks without a minority: %v", c.name, x.Outcome())
+		}
+	}
+	var all []*lockstate.Caller
+	from := w.now
+	for _, c := range w.clients {
+		if !c.dead && w.failure == "" {
+			all = append(all, c.enter(protocol.Exclusive, false))
+		}
+	}
+	if !w.until(30*time.Second, func() bool { return !slices.ContainsFunc(all, func(x *lockstate.Caller) bool { return !gone(x) }) }) {
+		w.fail("without a minority, not all enter that came at once")
+	}
+	w.counts[fmt.Sprintf("without a minority, all entered within %d s", 1+w.now.Sub(from)/time.Second)]++
+	for _, x := range all {
+		if x.Outcome() != nil {
+			w.fail("without a minority, an Unlock says: %v", x.Outcome())
+		}
+	}
+	mend()
+}
+
+// cripple breaks a minority of the servers: no client reaches them, or each client does not reach a minority of
+// its own, or they refuse everything. It returns the end of that.
+func (w *qWorld) cripple() (mend func()) {
+	minority := func() []int {
+		most := len(w.servers) - quorum.Majority(len(w.servers))
+		return w.rng.Perm(len(w.servers))[:1+w.rng.IntN(most)]
+	}
+	broken, kind := minority(), w.rng.IntN(3)
+	w.logf("a minority is broken: %v, kind %d", broken, kind)
+	w.counts[fmt.Sprintf("without a minority, kind %d", kind)]++
+	if kind == 2 {
+		for _, i := range broken {
+			w.servers[i].refusal, w.servers[i].refusesTill = qRefusals[0], w.now.Add(24*time.Hour)
+		}
+	}
+	for _, c := range w.clients {
+		if kind == 1 {
+			broken = minority()
+			w.logf("%s does not reach %v", c.name, broken)
+		}
+		for _, i := range broken {
+			c.reach[i], c.hurt[i] = kind == 2, w.now
+		}
+	}
+	return func() {
+		for _, s := range w.servers {
+			s.refusesTill = time.Time{}
+		}
+		for _, c := range w.clients {
+			for i := range c.reach {
+				if !c.reach[i] {
+					c.reach[i], c.hurt[i] = true, w.now
+				}
+			}
+			if !c.dead {
+				c.rejoins()
 			}
 		}
 	}
