@@ -786,6 +786,7 @@ var mutants = []mutant{
 	{"a quorum: a message that does not count has nothing asked", "internal/quorum/majority.go", "		r.poked = true\n", "		r.poked = true\n		return\n", "TestAMessageCounts"},
 	{"a quorum: each answer has what does not count asked for again", "internal/quorum/ops.go", "		r.whole = r.whole && c.Held\n", "		r.poked, r.whole = false, r.whole && c.Held\n", "TestOldProofs"},
 	{"a quorum: what does not count is asked for only once", "internal/quorum/lock.go", "		r.poked = false // it may complete a majority\n", "", "TestOldProofs"},
+	{"a quorum: a server to which a grant is given back counts as silent", "internal/quorum/partial.go", "asking: true, looks: true,", "asking: true,", "TestAReCheckWaitsForGrants"},
 	{"a quorum: a silent server counts when its grant has ended", "internal/quorum/decide.go", "			if !p.quarantineEnd.IsZero() || !p.lost && now.Sub(p.proved) < op.req.who.TTL {", "			if p != nil {", "TestASilentServer"},
 	{"a quorum: servers that all restarted speak for the old owner", "internal/quorum/decide.go", "	if n > 0 || young < len(op.before) {", "	if young >= 0 {", "TestOnlyIfAll"},
 	{"a quorum: servers that restarted speak for the owner beside one that did not, only", "internal/quorum/decide.go", "	if n > 0 || young < len(op.before) {", "	if n > 0 || young < 0 {", "TestOnlyIfAll"},

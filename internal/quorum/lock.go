@@ -126,8 +126,8 @@ type part struct {
 	forgets bool  // an adopt failed
 	lost    bool  // a renewal found the part lost, and the acquire that follows has no answer yet
 	also    []*Op // renewals that wait for the answer to another op's acquire
-	// looks is set while the acquire under way is one of Rejoined. later is the op that asks the
-	// server once that acquire is answered.
+	// looks is set while the acquire under way is one of Rejoined, or a yield that gives a partial grant
+	// back is under way. later is the op that asks the server once that is answered.
 	looks bool
 	later *Op
 	// quarantineEnd is set for a part that was owned when its server lost its data: the end of the server's

@@ -1183,6 +1183,51 @@ func TestALeaseThatIsNotInDoubtIsReleased(t *testing.T) {
 	}
 }
 
+// A server that is about to answer that a partial grant was given back does answer, so a re-check that meets
+// it waits. If it counted the server as silent, it would say that too few servers answer.
+func TestAReCheckWaitsForGrantsThatAreBeingGivenBack(t *testing.T) {
+	queued := Result{Answer: protocol.Answer{Outcome: protocol.Enqueued, Token: 1, Clock: 1}}
+	s := newStand(t, 5, time.Minute)
+	s.acquire()
+	asked := s.fx.Sends
+	wanted := granted(1)
+	wanted.Answer.More = true
+	for _, send := range asked {
+		if send.Server < 2 {
+			s.answer(send, wanted)
+		} else {
+			s.answer(send, queued)
+		}
+	}
+	giveBack := func() []*Send {
+		s.now = s.now.Add(patience)
+		s.fx = Effects{}
+		s.lock.Tick(s.now, &s.fx)
+		return s.fx.Sends
+	}
+	yields := giveBack()
+	s.fx = Effects{}
+	s.lock.Receive(2, &protocol.Message{Kind: "granted", ID: asked[2].Cmd.ID, Token: 6, Clock: 6, More: true}, s.now, &s.fx)
+	if yields = append(yields, giveBack()...); len(yields) != 3 {
+		t.Fatalf("%d grants are given back, want 3", len(yields))
+	}
+	op := s.acquire()
+	for _, send := range s.fx.Sends {
+		s.answer(send, queued)
+	}
+	if op.Decided() {
+		t.Fatalf("decided while three of five servers are about to answer: %v %v", op.Answer.Outcome, op.Err)
+	}
+	for _, yield := range yields {
+		for _, send := range s.answer(yield, queued) {
+			s.answer(send, queued)
+		}
+	}
+	if !op.Decided() || op.Err != nil || op.Answer.Outcome != protocol.Enqueued {
+		t.Errorf("decided %v, %v %v", op.Decided(), op.Answer.Outcome, op.Err)
+	}
+}
+
 // Servers that have restarted prove a yield as they prove a release, also
 // where the next request waits already when the yield arrives.
 func TestServersThatRestartedProveAYield(t *testing.T) {

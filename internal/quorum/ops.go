@@ -355,7 +355,7 @@ func (l *Lock) moved(s *Send, res Result, now time.Time, fx *Effects) {
 	var old outcome
 	outcome := outcomeNo
 	if q != nil {
-		q.asking = false
+		q.asking, q.looks = false, false
 		if later := q.later; later != nil {
 			q.later = nil
 			defer func() { l.askLater(later, r, i, now, fx) }()
