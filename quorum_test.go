@@ -354,6 +354,45 @@ func TestClientsOfAQuorumThatReachDifferentServersExcludeEachOther(t *testing.T)
 	})
 }
 
+// Each client's nearest server is another one, so each is granted the lock by that server and refused by all others.
+func TestOneOfSeveralClientsThatTryAQuorumsLockAtOnceGetsIt(t *testing.T) {
+	onMortals(t, func(t *testing.T, servers []*mortal, _ func(...leased.Option) *leased.Client) {
+		var clients []*leased.Client
+		for i := range servers {
+			seen := viewed(servers)
+			c := openMortals(t, seen)
+			unlock(t, lock(t, c.Mutex("another")))
+			for j, m := range seen {
+				m.slowBy(time.Duration(1+(j-i+len(seen))%len(seen)) * time.Millisecond)
+			}
+			clients = append(clients, c)
+		}
+		confirmInboxes(t, clients...)
+		results := make(chan error, len(clients))
+		for i, c := range clients {
+			go func() { // ends with its try, and is waited for below
+				time.Sleep(time.Duration(i) * 100 * time.Microsecond) // of virtual time: no two try in the same microsecond
+				l, err := c.Mutex("x", leased.WithMinHold(time.Minute)).TryLockContext(t.Context())
+				if err == nil {
+					err = l.Unlock()
+				}
+				results <- err
+			}()
+		}
+		got := 0
+		for range clients {
+			if err := <-results; err == nil {
+				got++
+			} else if !errors.Is(err, leased.ErrLocked) {
+				t.Error(err)
+			}
+		}
+		if got != 1 {
+			t.Errorf("%d of %d clients got the lock, want one", got, len(clients))
+		}
+	})
+}
+
 func TestAQuorumIsAsFastAsItsFastestMajority(t *testing.T) {
 	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
 		a, b := open(), open()

@@ -314,10 +314,12 @@ func (l *Lock) rejectTries(err error, fx *Effects) {
 
 // tryIdleOwner lets a Try caller wait for an owner that may be idle. An idle owner releases
 // the lock as soon as it learns that the lock is wanted, and only a queued request tells it.
+// The caller waits, too, if a quorum's servers are split among several that asked at once: else none of
+// them might get the lock, and only among queued requests does the first one get it.
 func (l *Lock) tryIdleOwner(a protocol.Answer, now time.Time) {
 	// A Try caller is always the head, because it is rejected if others wait.
 	if c := l.waiting.first; c != nil && c.Try && !c.awaitsIdleOwner() && a.Place == 0 {
-		if who, err := protocol.ParseID(a.Blocker); err == nil && who.Idles {
+		if who, err := protocol.ParseID(a.Blocker); a.Split || err == nil && who.Idles {
 			l.awaitIdleOwner(c, now)
 		}
 	}

@@ -42,6 +42,29 @@ func TestATryWaitsShortlyForAnOwnerThatMayBeIdle(t *testing.T) {
 	h.cancels(cmd.ID)
 }
 
+// The servers of a quorum may be split among several that tried at once.
+func TestATryQueuesWhereNobodyOwnsAMajority(t *testing.T) {
+	for _, split := range []bool{true, false} {
+		h := drive(t)
+		c := h.enter(trying(writer()))
+		a := h.refused(busysID, 0)
+		a.Split = split
+		h.answer(a)
+		if !split {
+			h.turned(c, ErrLocked)
+			continue
+		}
+		if cmd := h.sends(protocol.Acquire); !cmd.Wait {
+			t.Error("it does not queue, so no ticket decides")
+		}
+		h.answer(h.queue())
+		h.pass(idleOwnersTime - 1)
+		h.out(c)
+		h.hears("granted", h.l.grant.req.ID, h.token())
+		h.in(c)
+	}
+}
+
 func TestATryEntersWhenAnIdleOwnerLetsGo(t *testing.T) {
 	h := drive(t).keep()
 	c := h.enter(trying(reader()))

@@ -78,6 +78,7 @@ type Answer struct {
 	Place    int           // queued: how many requests are ahead
 	Left     time.Duration // queued, refused: remaining TTL of the owner, or Endless or Ownerless
 	Blocker  string        // queued, refused: the owner, or the head of the queue if there is none
+	Split    bool          // refused by a quorum: no writer is known to own a majority of the servers, several may have asked at once
 	NoNotify bool          // queued, refused: the blocker does not notify waiters when it releases
 	Echo     int           // how many received the echo, or NoEcho or EchoDenied
 	Handed   int           // how many other requests were made owner and notified

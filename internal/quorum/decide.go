@@ -134,7 +134,7 @@ func (l *Lock) evaluateAcquire(op *Op, r *request, now time.Time, fx *Effects) {
 		l.decide(op, now, fx)
 		l.plan(r, now)
 	default:
-		op.Answer = protocol.Answer{Outcome: protocol.Refused}
+		op.Answer = protocol.Answer{Outcome: protocol.Refused, Split: l.isSplit(r)}
 		l.waits(&op.Answer, r, now)
 		l.decide(op, now, fx)
 		l.retreat(r, fx)
@@ -373,6 +373,28 @@ func (l *Lock) waits(a *protocol.Answer, r *request, now time.Time) {
 			a.Told = max(a.Told, p.told)
 		}
 	}
+}
+
+// isSplit reports whether a request was refused because of writers of which none is known to own a majority.
+// If several clients ask for a free lock at once, each may be granted it by a few servers, so that all are
+// refused. Where a client does own a majority, or the lock is the readers' or in a cool-down, nobody has
+// to ask again.
+func (l *Lock) isSplit(r *request) bool {
+	on := map[string]int{}
+	for i := range r.parts {
+		p := &r.parts[i]
+		if p.state == owned || p.blocker == "" {
+			continue
+		}
+		who, err := protocol.ParseID(p.blocker)
+		if err != nil || who.Mode != protocol.Exclusive {
+			return false
+		}
+		if on[who.Client]++; on[who.Client] >= l.cfg.Need {
+			return false
+		}
+	}
+	return len(on) > 0
 }
 
 // isOurs reports whether the request's blocker is another request of the same client.

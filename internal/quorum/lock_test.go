@@ -1183,6 +1183,45 @@ func TestALeaseThatIsNotInDoubtIsReleased(t *testing.T) {
 	}
 }
 
+// Where several clients ask for a free lock at once, each may be refused because of the others. A try learns of
+// it, as it does where a server that did not answer may be the owner's.
+func TestATryLearnsWhereServersAreSplit(t *testing.T) {
+	const (
+		one     = "leased1:w:10000:c:0000000000000000:BBBBBBBBBBBBBBBB:one"
+		other   = "leased1:w:10000:c:0000000000000000:CCCCCCCCCCCCCCCC:other"
+		reader  = "leased1:r:10000:c:0000000000000000:BBBBBBBBBBBBBBBB:one"
+		foreign = "foreign"
+	)
+	for _, tt := range []struct {
+		blockers []string // by server; "" grants
+		split    bool
+	}{
+		{[]string{"", "", one, one, other}, true},
+		{[]string{"", one, one, other, other}, true},
+		{[]string{"", "", one, one, one}, false},
+		{[]string{"", "", reader, reader, other}, false},
+		{[]string{"", "", one, foreign, other}, false},
+		{[]string{"", "", one, one, "away"}, true},
+	} {
+		s := newStand(t, 5, time.Second)
+		op := s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, At: s.now}, s.now, &s.fx)
+		sends := s.fx.Sends
+		for i, blocker := range tt.blockers {
+			res := Result{Answer: protocol.Answer{Outcome: protocol.Refused, Token: 1, Clock: 1, Blocker: blocker}}
+			switch blocker {
+			case "":
+				res = granted(1)
+			case "away":
+				res = Result{Fail: silent}
+			}
+			s.answer(sends[i], res)
+		}
+		if a := op.Answer; !op.Decided() || a.Outcome != protocol.Refused || a.Split != tt.split {
+			t.Errorf("%v: decided %v, %+v, %v, want split %v", tt.blockers, op.Decided(), a, op.Err, tt.split)
+		}
+	}
+}
+
 // A server that is about to answer that a partial grant was given back does answer, so a re-check that meets
 // it waits. If it counted the server as silent, it would say that too few servers answer.
 func TestAReCheckWaitsForGrantsThatAreBeingGivenBack(t *testing.T) {
