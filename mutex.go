@@ -171,8 +171,8 @@ func (m *Mutex) LockContext(ctx context.Context) (*Lease, error) {
 // TryLockContext is like LockContext but does not wait for another owner: if the lock is
 // held or waited for, it returns an error that matches ErrLocked. If the owner may be
 // keeping the lock idle (see WithIdleHold), or several clients try the lock of a quorum at
-// once, TryLockContext asks for it and waits at most 50 ms, and up to 50 ms more if the client has only just started. It returns on the first
-// error of Redis.
+// once, TryLockContext asks for it and waits at most 50 ms, and up to 50 ms more if the
+// client has only just started. It returns on the first error of Redis.
 func (m *Mutex) TryLockContext(ctx context.Context) (*Lease, error) {
 	return m.use().lease(ctx, &call{Mode: protocol.Exclusive, Try: true})
 }

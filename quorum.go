@@ -22,6 +22,9 @@ import (
 
 const defaultQuarantine = time.Minute
 
+// failoverAddr is what redis.NewFailoverClient gives as its client's address, which has no port.
+const failoverAddr = "FailoverClient"
+
 // NewQuorum returns a client whose locks live on several independent Redis servers, a majority of
 // which has to grant each lease. This algorithm is called Redlock. There must be 3, 5 or 7 servers,
 // none of them a replica of another. Locks keep working while a majority of the servers answers.
@@ -31,6 +34,10 @@ const defaultQuarantine = time.Minute
 // Each of rdbs must be a client of a single server: a *redis.Client, or a type that embeds one.
 // Give all processes the same servers in the same order. NewQuorum refuses a client that is
 // there twice, but cannot tell whether two clients lead to one server.
+//
+// No server may be replaced by a replica of it, whoever does that: the replica may lack the last
+// leases, and does not look like a server that has lost its data. NewQuorum refuses clients of
+// redis.NewFailoverClient. Let a server that fails come back by itself, or empty.
 //
 // A server that comes back without its data may have forgotten owners, so its vote does not count
 // for the time set by WithQuarantine. On a new set of servers, every new lock needs all of them to
@@ -62,6 +69,9 @@ func NewQuorum(rdbs []redis.UniversalClient, opts ...Option) (*Client, error) {
 		}
 		if kind != oneNode {
 			return nil, invalid("server %d of the quorum: the Redis client is not one of a single server", i+1)
+		}
+		if addrOf(rdb) == failoverAddr {
+			return nil, invalid("server %d of the quorum: the Redis client follows Sentinel to a replica, which may lack leases; use redis.NewClient", i+1)
 		}
 		// A value of a user's own type need not be comparable, and == would panic.
 		if reflect.ValueOf(rdb).Comparable() && slices.Contains(rdbs[:i], rdb) {
@@ -97,13 +107,19 @@ func WithQuarantine(d time.Duration) Option {
 	})
 }
 
+// addrOf returns the address of a client of a single server.
+func addrOf(rdb redis.UniversalClient) string {
+	if one, ok := rdb.(interface{ Options() *redis.Options }); ok {
+		return one.Options().Addr
+	}
+	return ""
+}
+
 // reports returns functions that log what becomes known about the servers.
 func (c *Client) reports(rdbs []redis.UniversalClient) quorum.Reports {
 	addrs := make([]string, len(rdbs))
 	for i, rdb := range rdbs {
-		if one, ok := rdb.(interface{ Options() *redis.Options }); ok {
-			addrs[i] = one.Options().Addr
-		}
+		addrs[i] = addrOf(rdb)
 	}
 	return quorum.Reports{
 		Left: func(i, answering int, why error) {

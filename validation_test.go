@@ -264,6 +264,23 @@ type ownClient struct {
 	tags []string
 }
 
+// A replica has the mark of its server, and may lack a lease.
+func TestAQuorumRefusesRedisClientsThatFollowSentinel(t *testing.T) {
+	var rdbs []redis.UniversalClient
+	for i := range 3 {
+		rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+		if i == 2 {
+			rdb = redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "m", SentinelAddrs: []string{"127.0.0.1:1"}})
+		}
+		defer rdb.Close()
+		rdbs = append(rdbs, rdb)
+	}
+	c, err := leased.NewQuorum(rdbs)
+	if c != nil || !errors.Is(err, leased.ErrInvalidOption) || !strings.Contains(err.Error(), "server 3 of the quorum") {
+		t.Errorf("%v, %v", c, err)
+	}
+}
+
 func TestAQuorumTakesRedisClientsThatCannotBeCompared(t *testing.T) {
 	var rdbs []redis.UniversalClient
 	for range 3 {
