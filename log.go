@@ -183,6 +183,12 @@ func (l *throttledLog) serverYoung(number int, addr string, left time.Duration, 
 		"server", number, "addr", addr, "for", left)
 }
 
+// serverRefuses logs that a server of a quorum answers, but refuses a command.
+func (l *throttledLog) serverRefuses(number int, addr string, why error) {
+	l.write(slog.LevelWarn, fmt.Sprint("refuses ", number), "a server of the quorum refuses what it is asked",
+		"server", number, "addr", addr, "error", why)
+}
+
 func (l *throttledLog) subscribeDenied(err error) {
 	l.write(slog.LevelWarn, "subscribe denied", "Redis does not let this client subscribe; waiting means polling until that is fixed", "error", err)
 }

@@ -128,7 +128,8 @@ func (c *Client) reports(rdbs []redis.UniversalClient) quorum.Reports {
 		Returned: func(i, answering int, after time.Duration) {
 			c.log.serverReturned(i+1, addrs[i], answering, len(addrs), after)
 		},
-		Young: func(i int, left time.Duration, tooFew bool) { c.log.serverYoung(i+1, addrs[i], left, tooFew) },
+		Young:   func(i int, left time.Duration, tooFew bool) { c.log.serverYoung(i+1, addrs[i], left, tooFew) },
+		Refused: func(i int, why error) { c.log.serverRefuses(i+1, addrs[i], why) },
 	}
 }
 

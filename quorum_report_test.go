@@ -244,6 +244,24 @@ func TestNewServersThatVoteTogetherAreNoReasonToWarn(t *testing.T) {
 	})
 }
 
+// Locks go on without a server that refuses everything, so nothing else tells of it.
+func TestAServerOfAQuorumThatRefusesCommandsIsLogged(t *testing.T) {
+	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		out := &logs{}
+		c := open(out.option())
+		unlock(t, lock(t, c.Mutex("x")))
+		servers[1].SetError("READONLY You can't write against a read only replica.")
+		for range 5 {
+			unlock(t, lock(t, c.Mutex("x")))
+			time.Sleep(time.Second)
+		}
+		if n := out.count(slog.LevelWarn, "a server of the quorum refuses what it is asked"); n != 1 {
+			t.Errorf("%d lines, want one: %q", n, out.messages())
+		}
+		servers[1].SetError("")
+	})
+}
+
 func TestAQuorumTellsHowManyServersStandBehindALease(t *testing.T) {
 	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
 		r, m, out := newRecorder(t), newMeter(t), &logs{}

@@ -788,6 +788,7 @@ var mutants = []mutant{
 	{"a quorum: each answer has what does not count asked for again", "internal/quorum/ops.go", "		r.whole = r.whole && c.Held\n", "		r.poked, r.whole = false, r.whole && c.Held\n", "TestOldProofs"},
 	{"a quorum: what does not count is asked for only once", "internal/quorum/lock.go", "		r.poked = false // it may complete a majority\n", "", "TestOldProofs"},
 	{"a quorum: a server may be one that Sentinel replaces", "quorum.go", "if addrOf(rdb) == failoverAddr {", "if false {", "FollowSentinel"},
+	{"a quorum: a server that refuses everything is not logged", "internal/quorum/member.go", "fail.Kind == protocol.RefusedNow || fail.Kind == protocol.NeedsOperator {", "false {", "ThatRefusesCommandsIsLogged"},
 	{"a quorum: a try does not learn that servers are split", "internal/quorum/decide.go", "	return len(on) > 0\n", "	return false\n", "TestATryLearns"},
 	{"a quorum: a try takes the owner of a majority for one of several", "internal/quorum/decide.go", "on[who.Client] >= l.cfg.Need {", "on[who.Client] > l.cfg.N {", "TestATryLearns"},
 	{"a quorum: a try waits behind readers as if servers were split", "internal/quorum/decide.go", "err != nil || who.Mode != protocol.Exclusive {", "err != nil {", "TestATryLearns"},

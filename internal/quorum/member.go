@@ -285,8 +285,16 @@ func (m *member) do(ctx context.Context, s *Send) Result {
 	}
 	if res.Fail != nil {
 		m.inbox.RequireProbe(res.Fail)
+		m.reportRefusal(res.Fail)
 	}
 	return res
+}
+
+// reportRefusal reports a refusal of the server as a whole: locks go on without it, and it does not count as away.
+func (m *member) reportRefusal(fail *protocol.Failure) {
+	if fail.Kind == protocol.RefusedNow || fail.Kind == protocol.NeedsOperator {
+		m.owner.reports.Refused(m.place, fail.Err)
+	}
 }
 
 func renewedAs(r *protocol.Renewal) Result {

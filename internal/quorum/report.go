@@ -22,6 +22,8 @@ type Reports struct {
 	// Young reports that a server has no data from before, and for how long its vote does not count. If
 	// tooFew, fewer than a majority of the servers may vote meanwhile.
 	Young func(server int, left time.Duration, tooFew bool)
+	// Refused reports that a server answers, but refuses a command, each time.
+	Refused func(server int, why error)
 }
 
 // Behind returns how many servers stand behind the grant of a request of the state machine, 0 if
