@@ -21,8 +21,6 @@ const (
 	quiet     = time.Minute // between two lines of one cause
 	mostLines = 1024        // queued for a logger that is slow or blocks
 
-	noAnswer = "network" // the cause of the line that Redis does not answer
-
 	mostCauses = 100 // beyond that, a cause is not told apart by lock, so that a thousand locks do not log a thousand lines
 )
 
@@ -39,6 +37,7 @@ type throttledLog struct {
 	// Used only by the goroutine of lines:
 	last   map[string]time.Time // when each cause last had a line
 	outage []string             // the causes that had a line since Redis last answered again
+	failed time.Time            // when a command last failed for a reason that does not concern one lock alone
 }
 
 func newThrottledLog(o *clientOptions) *throttledLog {
@@ -105,7 +104,7 @@ func (l *throttledLog) commandFailed(name string, err error) {
 		if fail.Kind != protocol.ClientClosed && errors.Is(err, ErrClosed) {
 			return // the client itself is closed, which it need not report
 		}
-		level, cause, text := slog.LevelWarn, noAnswer, "Redis does not answer; trying again"
+		level, cause, text := slog.LevelWarn, "network", "Redis does not answer; trying again"
 		var other *redisserver.OtherTypeError
 		if errors.As(err, &other) {
 			err = other.Answer // the text below says what it means
@@ -121,6 +120,9 @@ func (l *throttledLog) commandFailed(name string, err error) {
 			text = "Redis refuses lock commands; an operator has to fix this"
 		case protocol.RefusedNow:
 			cause, text = firstWord(err), "Redis cannot run lock commands now; trying again"
+		}
+		if fail.Kind != protocol.OtherType {
+			l.failed = time.Now()
 		}
 		if level == slog.LevelWarn && !slices.Contains(l.outage, cause) {
 			l.outage = append(l.outage, cause)
@@ -195,8 +197,7 @@ func (l *throttledLog) subscribeDenied(err error) {
 
 func (l *throttledLog) subscribeFailed(err error) {
 	l.later(func() {
-		// While no command is answered either, there is a line about that every minute.
-		if last, ok := l.last[noAnswer]; ok && time.Since(last) < 2*quiet {
+		if time.Since(l.failed) < quiet { // commands fail as well, and have lines of their own
 			return
 		}
 		l.print(slog.LevelWarn, "subscribe failed", "the inbox cannot subscribe; trying again, and waiters may enter seconds late until it can", "error", err)

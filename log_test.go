@@ -178,6 +178,9 @@ func TestTheEndOfAnOutageIsLogged(t *testing.T) {
 		if want := "level=INFO msg=\"leased: Redis answers again after 4"; strings.Count(text.String(), want) != 1 {
 			t.Errorf("logged\n%s", text.String())
 		}
+		if strings.Contains(text.String(), cannotSubscribe) {
+			t.Errorf("no command worked either, and logged was\n%s", text.String())
+		}
 	})
 }
 

@@ -199,6 +199,28 @@ func TestAServerWithoutWAITSaysSo(t *testing.T) {
 	if !errors.Is(err, leased.ErrNoReplicas) || !strings.Contains(err.Error(), "WAIT, which WithReplicas needs") {
 		t.Errorf("TryLockContext: %v", err)
 	}
+	isFree(t, in, "x")
+}
+
+// isFree checks that a lock is not left to a grant that nobody uses.
+func isFree(t *testing.T, in *redistest.Instance, key string) {
+	t.Helper()
+	if owner, err := in.Client().Get(t.Context(), key).Result(); !errors.Is(err, redis.Nil) {
+		t.Errorf("%q has the lock, and nobody will unlock it (%v)", owner, err)
+	}
+}
+
+func TestAUserWithoutTheRightToWAITLeavesTheLockFree(t *testing.T) {
+	in := redistest.Server(t)
+	if err := in.Client().Do(t.Context(), "acl", "setuser", "waitless", "on", "nopass", "~*", "&*", "+@all", "-wait").Err(); err != nil {
+		t.Fatal(err)
+	}
+	c := confirmed(t, in.Client(func(o *redis.Options) { o.Username, o.Password = "waitless", "any" }))
+	_, err := c.Mutex("x").LockContext(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "NOPERM") {
+		t.Errorf("LockContext: %v", err)
+	}
+	isFree(t, in, "x")
 }
 
 func TestReplicasInACluster(t *testing.T) {

@@ -95,10 +95,12 @@ func (s *ReplicatedServer) Do(ctx context.Context, k *protocol.Keys, c *protocol
 		id = c.Next
 	}
 	few := new(tooFewReplicas)
-	if c.Held || c.Verb == protocol.Downgrade || !errors.As(err, &few) {
+	counted := errors.As(err, &few)
+	if c.Held || c.Verb == protocol.Downgrade || !counted && !IsServerReply(err) {
 		return protocol.Answer{}, err // a grant that may be in use is not taken away
 	}
-	if r := s.Cancel(ctx, []protocol.CancelRequest{{Keys: k, ID: id}}); r[0].Fail == nil {
+	// If it was WAIT that was refused, the error is taken for a refusal of the command, which had no effect.
+	if r := s.Cancel(ctx, []protocol.CancelRequest{{Keys: k, ID: id}}); r[0].Fail == nil && counted {
 		err = &canceledGrant{*few}
 	}
 	return protocol.Answer{}, err
