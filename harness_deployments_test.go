@@ -142,7 +142,7 @@ func TestWhatOptionsNeedBesideTheLeastRights(t *testing.T) {
 			continue
 		}
 		for _, allowed := range []bool{false, true} {
-			rights := []any{"ACL", "SETUSER", "app", "reset", "on", ">secret", "~app:*", "&app:leased:inbox:*", "-@all"}
+			rights := []any{"ACL", "SETUSER", "app", "reset", "resetchannels", "on", ">secret", "~app:*", "&app:leased:inbox:*", "-@all"}
 			for _, right := range leastRights(t) {
 				rights = append(rights, right)
 			}
