@@ -41,15 +41,17 @@ func awake(ctx context.Context, o *redis.UniversalOptions) ([]string, error) {
 		addr string
 		err  error
 	}
+	var asking sync.WaitGroup
+	defer asking.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	answered := make(chan answer, len(o.Addrs))
 	for _, addr := range o.Addrs {
 		one := *o
 		one.Addrs, one.MaxRetries = []string{addr}, -1
 		node := redis.NewClient(one.Simple())
-		defer node.Close()
-		// This is ended by the answer, by ctx, or by Close if the node hangs. It is not waited for,
-		// because a dial may take its time to notice.
-		go func() { answered <- answer{addr, node.ClusterSlots(ctx).Err()} }()
+		defer node.Close() // also ends a question to a node that hangs
+		asking.Go(func() { answered <- answer{addr, node.ClusterSlots(ctx).Err()} })
 	}
 	var found []string
 	var failed error

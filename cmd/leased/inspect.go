@@ -6,10 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
 	"github.com/leasedmutex/leased"
@@ -61,55 +59,6 @@ func inspectCommand(std streams) *cobra.Command {
 	c.Flags().BoolVar(&watch, "watch", false, "again and again, until interrupted")
 	c.Flags().DurationVar(&interval, "interval", time.Second, "`PERIOD` of --watch (default 1s)")
 	return c
-}
-
-// connection is a client of the library, which holds nothing by itself, and the servers that it uses.
-type connection struct {
-	client  *leased.Client
-	servers []redis.UniversalClient // several if they are a quorum
-	prefix  string
-}
-
-func (c *connection) close() {
-	c.client.Close() // it holds nothing, so there is no error to report
-	for _, rdb := range c.servers {
-		rdb.Close()
-	}
-}
-
-// open returns a connection for work on one lock. Whoever has the lock has answered.
-func (a *address) open(ctx context.Context, name string, opts ...leased.Option) (*connection, error) {
-	if a.Quorum {
-		return a.openQuorum(ctx, opts...)
-	}
-	rdb, err := a.connect(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if err := reach(ctx, rdb, a.prefix, name); err != nil {
-		rdb.Close()
-		return nil, err
-	}
-	client, err := newClient(rdb, a.prefix, opts...)
-	if err != nil {
-		rdb.Close()
-		return nil, err
-	}
-	return &connection{client, []redis.UniversalClient{rdb}, a.prefix}, nil
-}
-
-// clientOptions returns opts and those of every client, which logs nothing unless opts have a
-// logger: here, everything that matters is an error.
-func clientOptions(prefix string, opts []leased.Option) []leased.Option {
-	return append([]leased.Option{leased.WithKeyPrefix(prefix), leased.WithLogger(slog.New(slog.DiscardHandler))}, opts...)
-}
-
-func newClient(rdb redis.UniversalClient, prefix string, opts ...leased.Option) (*leased.Client, error) {
-	client, err := leased.New(rdb, clientOptions(prefix, opts)...)
-	if err != nil {
-		return nil, usagef("--prefix: %s", bare(err))
-	}
-	return client, nil
 }
 
 // operatorError distinguishes a mistake in a name from trouble with Redis.

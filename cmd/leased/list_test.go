@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -190,6 +191,18 @@ func TestAMillionOtherKeysAreReadInSmallSteps(t *testing.T) {
 	}
 }
 
+// waits has a client wait for a lock until the test ends.
+func waits(t *testing.T, client *leased.Client, name string) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var waiting sync.WaitGroup
+	waiting.Go(func() { client.Mutex(name).LockContext(ctx) }) // ended by cancel
+	t.Cleanup(func() {
+		cancel()
+		waiting.Wait()
+		client.Close()
+	})
+}
+
 func TestTopShowsQueuesAndHowLongTheyWereSeen(t *testing.T) {
 	m := redistest.MiniTCP(t)
 	rdb := redistest.MiniClient(t, m)
@@ -198,18 +211,7 @@ func TestTopShowsQueuesAndHowLongTheyWereSeen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	// Ended by cancel, waited for below.
-	go func() {
-		defer close(done)
-		other.Mutex("busy").LockContext(ctx)
-	}()
-	defer func() {
-		cancel()
-		<-done
-		other.Close()
-	}()
+	waits(t, other, "busy")
 	until(t, "the waiter queues", func() bool { return m.Exists("busy:{busy}:queue") })
 	top := newTop(rdb, "", "*")
 	now := time.Now()

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"context"
 	"strings"
 	"testing"
 	"time"
@@ -105,18 +104,7 @@ func TestAWaiterBehindAForeignOwnerTellsThePrefix(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	// Ended by cancel, waited for below.
-	go func() {
-		defer close(done)
-		client.Mutex("x").LockContext(ctx)
-	}()
-	defer func() {
-		cancel()
-		<-done
-		client.Close()
-	}()
+	waits(t, client, "x")
 	until(t, "the waiter is found by its channel", func() bool {
 		return strings.Contains(invoke(t, "inspect", "billing:x", "--redis", m.Addr()).out, "--prefix billing: x")
 	})
