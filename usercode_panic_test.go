@@ -203,9 +203,12 @@ func TestACallWhoseContextPanicsLeavesOthersWaiting(t *testing.T) {
 	})
 }
 
-// faulty is a hook of the Redis client that panics at the first commands or pipelines once it is
-// armed.
-type faulty struct{ panics atomic.Int32 }
+// faulty is a hook of the Redis client that calls breaks at the next commands or pipelines once they
+// are counted, and panics if there is no breaks.
+type faulty struct {
+	faults atomic.Int32
+	breaks func()
+}
 
 func (f *faulty) DialHook(next redis.DialHook) redis.DialHook { return next }
 
@@ -224,9 +227,13 @@ func (f *faulty) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proce
 }
 
 func (f *faulty) count() {
-	if f.panics.Add(-1) >= 0 {
-		panic("a hook's bug")
+	if f.faults.Add(-1) < 0 {
+		return
 	}
+	if f.breaks != nil {
+		f.breaks()
+	}
+	panic("a hook's bug")
 }
 
 // Cancels are sent in a goroutine of the client, where no user code could recover.
@@ -245,12 +252,12 @@ func TestACancelWhoseHookPanicsIsSentAgain(t *testing.T) {
 		if n := queued(); n != 1 {
 			t.Fatalf("%d wait in Redis", n)
 		}
-		hook.panics.Store(1)
+		hook.faults.Store(1)
 		cancel()
 		waiting.Wait()
 		time.Sleep(3 * time.Second)
-		if n := queued(); n != 0 || hook.panics.Load() >= 0 {
-			t.Errorf("%d are left waiting in Redis; panics left: %d", n, hook.panics.Load())
+		if n := queued(); n != 0 || hook.faults.Load() >= 0 {
+			t.Errorf("%d are left waiting in Redis; panics left: %d", n, hook.faults.Load())
 		}
 		unlock(t, held)
 	})
@@ -316,7 +323,7 @@ func TestAnInboxWhoseDiallerPanicsIsMadeAnew(t *testing.T) {
 func TestAHookThatPanicsKeepsNoServerOfAQuorumAway(t *testing.T) {
 	operators := func(call func(*leased.Client) error) func(*testing.T, *leased.Client, *faulty, []*mortal) {
 		return func(t *testing.T, c *leased.Client, hook *faulty, servers []*mortal) {
-			hook.panics.Store(int32(len(servers)))
+			hook.faults.Store(int32(len(servers)))
 			began := time.Now()
 			if err := call(c); err == nil || time.Since(began) > 0 {
 				t.Errorf("without an answer it returned %v after %v", err, time.Since(began))
@@ -329,7 +336,7 @@ func TestAHookThatPanicsKeepsNoServerOfAQuorumAway(t *testing.T) {
 		"PING": func(t *testing.T, c *leased.Client, hook *faulty, servers []*mortal) {
 			servers[0].die()
 			unlock(t, lock(t, c.Mutex("x"))) // notices that
-			hook.panics.Store(1)
+			hook.faults.Store(1)
 			time.Sleep(10 * time.Second) // of virtual time: it is probed
 			servers[0].comeBack()
 			time.Sleep(10 * time.Second) // the same: and found back
@@ -342,7 +349,7 @@ func TestAHookThatPanicsKeepsNoServerOfAQuorumAway(t *testing.T) {
 				unlock(t, lock(t, c.Mutex("x")))
 				synctest.Wait()
 				fault(t, c, hook, servers)
-				if n := hook.panics.Load(); n > 0 {
+				if n := hook.faults.Load(); n > 0 {
 					t.Fatalf("%d panics are left", n)
 				}
 				for range 3 {
@@ -402,34 +409,6 @@ func TestACancelWhoseHookEndsItsGoroutineIsSentAgain(t *testing.T) {
 	})
 }
 
-// breaking is a hook of the Redis client that calls breaks at the next command or pipeline once it is armed.
-type breaking struct {
-	armed  atomic.Bool
-	breaks func()
-}
-
-func (b *breaking) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (b *breaking) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		b.sends()
-		return next(ctx, cmd)
-	}
-}
-
-func (b *breaking) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		b.sends()
-		return next(ctx, cmds)
-	}
-}
-
-func (b *breaking) sends() {
-	if b.armed.CompareAndSwap(true, false) {
-		b.breaks()
-	}
-}
-
 // waysToBreak are how user code can leave a function without returning from it.
 var waysToBreak = map[string]func(){
 	"panics":             func() { panic("a hook's bug") },
@@ -452,7 +431,7 @@ func TestAnUnlockAfterOneThatDidNotReturnSaysThatNothingWasConfirmed(t *testing.
 					if s.members != nil {
 						t.Skip("a quorum sends in goroutines of the client")
 					}
-					m, r, hook := newMeter(t), newRecorder(t), &breaking{breaks: breaks}
+					m, r, hook := newMeter(t), newRecorder(t), &faulty{breaks: breaks}
 					rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
 					s.hook(rdb, hook)
 					c := clientOn(t, s, rdb, leased.WithMeterProvider(m), leased.WithTracerProvider(r), leased.WithMaxHold(10*time.Second))
@@ -460,7 +439,7 @@ func TestAnUnlockAfterOneThatDidNotReturnSaysThatNothingWasConfirmed(t *testing.
 					l := lockUnder(t, r.under(t, "holder"), c.Mutex("x"))
 					time.Sleep(test.held)
 					synctest.Wait()
-					hook.armed.Store(true)
+					hook.faults.Store(1)
 					s.Mini.SetError(outOfOrder) // or the cancel that follows could confirm it in time
 					var calling sync.WaitGroup
 					calling.Go(func() {
