@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -146,11 +147,13 @@ func TestAnUnlockAfterAClientWasClosedNamesTheLock(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			inVirtualTime(t, func(t *testing.T, s place) {
+				var out logs
 				rdb := s.connect(t)
-				c := clientOn(t, s, rdb)
+				c := clientOn(t, s, rdb, out.option())
 				warm(t, s, c)
-				mu := c.Mutex("x")
-				l := lock(t, mu)
+				l := lock(t, c.Mutex("x"))
+				other := c.Mutex("y")
+				other.Lock()
 				closes(t, c, s.alike(rdb))
 				for range 2 {
 					err := l.Unlock()
@@ -159,6 +162,11 @@ func TestAnUnlockAfterAClientWasClosedNamesTheLock(t *testing.T) {
 						!strings.Contains(text, "client is closed") {
 						t.Error(text)
 					}
+				}
+				other.Unlock()
+				synctest.Wait()
+				if !slices.Contains(out.messages(), "WARN leased: a release was not confirmed, because a client was closed") {
+					t.Errorf("logged %q", out.messages())
 				}
 			})
 		})

@@ -235,13 +235,17 @@ func (l *throttledLog) collected(name, site string) {
 var errSilent = errors.New("no reply so far")
 
 func (l *throttledLog) unconfirmed(name string, err error) {
+	text := "a release was not confirmed; still trying"
 	var unconfirmed *notReleased
 	if errors.As(err, &unconfirmed) {
+		if unconfirmed.over {
+			text = "a release was not confirmed, because a client was closed"
+		}
 		if err = unconfirmed.lastErr; err == nil { // the text of the whole names the lock
 			err = errSilent
 		}
 	}
-	l.write(slog.LevelWarn, "unconfirmed", "a release was not confirmed; still trying", l.about(name, "error", err)...)
+	l.write(slog.LevelWarn, "unconfirmed", text, l.about(name, "error", err)...)
 }
 
 // lost is the default loss handler. It logs every loss, because the work under each lease may have

@@ -71,7 +71,7 @@ func newMetrics(c *Client, o *clientOptions) *metrics {
 	handoffs := i.counter("leased.handoffs", "{handoff}", "Local: callers let in by or beside another of their process. Direct: releases that made another process owner.")
 	losses := i.counter("leased.losses", "{lease}", "Leases that ended before their Unlock.")
 	renewals := i.counter("leased.renewals", "{renewal}", "Renewals by outcome: renewed, lost, failed.")
-	commands := i.counter("leased.commands", "{command}", "Commands sent to Redis.")
+	commands := i.counter("leased.commands", "{command}", "Commands sent to Redis, or that could not be sent.")
 	m.gauges = &gauges{
 		provider:   provider,
 		meter:      i.Meter,

@@ -79,8 +79,8 @@ func (h *handle) lock(m protocol.Mode) {
 
 // TryLock locks m if m is free and no request waits for it, and reports whether it
 // succeeded. If the owner may be keeping the lock idle (see WithIdleHold), or several clients
-// try the lock of a quorum at once, TryLock asks for it and waits at most 50 ms. On any error it returns false too, after at most 1 s. It
-// panics when Lock does.
+// try the lock of a quorum at once, TryLock asks for it and waits at most 50 ms. On any error
+// it returns false too, after at most 1 s. It panics when Lock does.
 func (m *Mutex) TryLock() bool { return m.use().tryLock(protocol.Exclusive) }
 
 func (h *handle) tryLock(m protocol.Mode) bool {

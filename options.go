@@ -282,13 +282,13 @@ func WithAttributes(attributes ...attribute.KeyValue) Option {
 }
 
 // WithSlowThreshold logs each caller that has waited for a lock for d, and each caller that
-// has held one for d, while it is still waiting or holding. The caller is logged at most once, at
-// level Warn, with the lock's name (unless WithoutLockNamesInLogs keeps it out), the lock's
-// owner, and the file and line of the call that waits or has locked. Its span gets the
-// event "slow". For each lock, only the caller that has waited longest and the one that has
-// held longest are checked, and at most one wait and one hold are logged in a minute. d must be at least 10 ms; the log line comes up to a quarter of
-// d late. The default is to log none. The metrics leased.wait.oldest and leased.hold.oldest
-// need no threshold.
+// has held one for d, while it is still waiting or holding. The caller is logged at most once,
+// at level Warn, with the lock's name (unless WithoutLockNamesInLogs keeps it out), the lock's
+// owner, and the file and line of the call that waits or has locked. Its span gets the event
+// "slow". For each lock, only the caller that has waited longest and the one that has
+// held longest are checked, and at most one wait and one hold are logged in a minute. d must
+// be at least 10 ms; the log line comes up to a quarter of d late. The default is to log none.
+// The metrics leased.wait.oldest and leased.hold.oldest need no threshold.
 func WithSlowThreshold(d time.Duration) Option {
 	return clientOption(func(o *clientOptions) error {
 		if d < 10*time.Millisecond {

@@ -41,7 +41,7 @@ type slotMap struct {
 	alarm
 	client  *Client
 	rdb     stateReloader // nil where there are no slots
-	masters masterFinder  // nil where one node has all locks
+	masters clusterNodes  // nil where one node has all locks
 
 	stale atomic.Bool // whether fresh is set; written under mu
 
@@ -62,15 +62,10 @@ type masterVisitor interface {
 	ForEachMaster(context.Context, func(context.Context, *redis.Client) error) error
 }
 
-// masterFinder is a stateReloader that names the master that serves a key.
-type masterFinder interface {
-	MasterForKey(ctx context.Context, key string) (*redis.Client, error)
-}
-
 func newSlotMap(c *Client, rdb redis.UniversalClient) *slotMap {
 	m := &slotMap{client: c}
 	m.rdb, _ = rdb.(stateReloader)
-	m.masters, _ = rdb.(masterFinder)
+	m.masters, _ = rdb.(clusterNodes)
 	return m
 }
 

@@ -111,7 +111,7 @@ func (s *halfHanging) cancelled() []string {
 }
 
 // onHalfHanging returns a client of such a Cluster.
-func onHalfHanging(t *testing.T, masters masterFinder, opts ...Option) (*Client, *halfHanging) {
+func onHalfHanging(t *testing.T, masters clusterNodes, opts ...Option) (*Client, *halfHanging) {
 	c := onStub(t, 0, 0, append([]Option{WithLossHandler(func(LossEvent) {})}, opts...)...)
 	s := &halfHanging{stubServer: c.server.(*stubServer), takes: time.Second}
 	c.server = s

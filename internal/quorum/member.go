@@ -290,7 +290,8 @@ func (m *member) do(ctx context.Context, s *Send) Result {
 	return res
 }
 
-// reportRefusal reports a refusal of the server as a whole: locks go on without it, and it does not count as away.
+// reportRefusal reports a refusal of the server as a whole: locks go on without it, and it does not count
+// as away.
 func (m *member) reportRefusal(fail *protocol.Failure) {
 	if fail.Kind == protocol.RefusedNow || fail.Kind == protocol.NeedsOperator {
 		m.owner.reports.Refused(m.place, fail.Err)

@@ -54,12 +54,8 @@ func (l *Lock) behind(id string, now time.Time) int {
 
 // Answering returns how many of the servers are not known to be away.
 func (s *Server) Answering() (answering, of int) {
-	for _, m := range s.members {
-		if !m.isAway() {
-			answering++
-		}
-	}
-	return answering, len(s.members)
+	voting, young, _ := s.States()
+	return voting + young, len(s.members)
 }
 
 // States returns how many of the servers may vote, are in quarantine, and are away, as far as is known.

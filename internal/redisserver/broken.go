@@ -40,12 +40,21 @@ type answersAgain struct{ error }
 
 func (e answersAgain) Unwrap() error { return e.error }
 
-// clearBroken has the pools of the node that serves the key rid of broken connections, and reports
-// whether the server answers.
-func (s *Server) clearBroken(ctx context.Context, key any) bool {
-	name, _ := key.(string)
-	node, err := s.nodeOf(ctx, name)
-	return err == nil && clearPool(ctx, node, false) && clearPool(ctx, node, true)
+// broke reports whether a command failed because its connection broke, where that is for the Server to
+// look after. A quorum looks after its servers itself.
+func (s *Server) broke(err error) bool { return s.mark == "" && ConnectionBroke(err) }
+
+// answers rids the pools of the node that a line is for of broken connections, and reports whether the
+// node answers.
+func (s *Server) answers(ctx context.Context, line []any) bool {
+	node, err := s.nodeOfLine(ctx, line)
+	return err == nil && s.clearPool(ctx, node, false) && s.clearPool(ctx, node, true)
+}
+
+// nodeOfLine returns the node that has the first key of a line.
+func (s *Server) nodeOfLine(ctx context.Context, line []any) (redis.UniversalClient, error) {
+	key, _ := line[firstKey].(string)
+	return s.nodeOf(ctx, key)
 }
 
 // pipelinePool is the default size of the pool that go-redis, from version 9.23 on, has for pipelines.
@@ -56,8 +65,8 @@ const pipelinePool = 10
 // all connections that are idle must have been tried, and reports whether one was answered. A PING
 // that meets a broken connection has go-redis discard it. rdb must be a client of one node; otherwise
 // clearPool does nothing.
-func clearPool(ctx context.Context, rdb redis.UniversalClient, pipelines bool) (answered bool) {
-	node, ok := rdb.(interface{ Options() *redis.Options })
+func (s *Server) clearPool(ctx context.Context, rdb redis.UniversalClient, pipelines bool) (answered bool) {
+	node, ok := rdb.(oneNode)
 	if !ok {
 		return false
 	}
@@ -66,6 +75,7 @@ func clearPool(ctx context.Context, rdb redis.UniversalClient, pipelines bool) (
 		idle = max(idle, pipelinePool)
 	}
 	for tries := 0; tries <= idle; tries++ { // the last one on a connection that is new
+		s.sent.Add(1)
 		cmd := onceCmd{redis.NewCmd(ctx, "ping")}
 		var err error
 		if pipelines {

@@ -209,7 +209,7 @@ func (s *Server) send(ctx context.Context, heard bool, script *Script, line []an
 	switch {
 	case err == nil:
 		return cmd.Val(), nil
-	case s.mark == "" && ConnectionBroke(err) && s.clearBroken(ctx, line[firstKey]): // a quorum looks after its servers itself
+	case s.broke(err) && s.answers(ctx, line):
 		return nil, answersAgain{s.explain(err)}
 	}
 	return nil, s.explain(err)
@@ -367,14 +367,10 @@ func (s *Server) together(ctx context.Context, cmds []onceCmd) {
 	}
 	err := pipelined(ctx, rdb, all)
 	settle(all[:len(cmds)], err)
-	if ConnectionBroke(err) { // or each renewal would meet another broken connection until its lease is lost
-		if s.trailer == nil {
-			name, _ := cmds[0].Args()[firstKey].(string)
-			if node, fail := s.nodeOf(ctx, name); fail == nil {
-				rdb = node
-			}
+	if s.broke(err) { // or each renewal would meet another broken connection until its lease is lost
+		if node, fail := s.nodeOfLine(ctx, cmds[0].Args()); fail == nil {
+			s.clearPool(ctx, node, true)
 		}
-		clearPool(ctx, rdb, true)
 	}
 }
 
@@ -584,7 +580,7 @@ func (s *Server) evict(ctx context.Context, k *protocol.Keys, least any, value s
 	k5 := k.All()
 	one := s.alone()
 	if node, err := s.nodeOf(ctx, k.Lock); s.mark == "" && err == nil {
-		clearPool(ctx, node, false) // first, because an eviction without answer must not be repeated: it would evict the next owner
+		s.clearPool(ctx, node, false) // first, because an eviction without answer must not be repeated: it would evict the next owner
 	}
 	val, err := one.run(ctx, &EvictScript, k5[:], s.args.inboxes, least, value)
 	if err != nil {
