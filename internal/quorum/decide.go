@@ -118,7 +118,8 @@ func (l *Lock) evaluateAcquire(op *Op, r *request, now time.Time, fx *Effects) {
 		l.waits(&op.Answer, r, now)
 		r.token, r.whole, r.basis = 0, false, op.at
 		for i := range r.parts {
-			r.parts[i].quarantineEnd, r.parts[i].late, r.parts[i].anew = time.Time{}, false, false
+			p := &r.parts[i]
+			p.quarantineEnd, p.late, p.lostToken, p.anew = time.Time{}, false, 0, false
 		}
 		l.decide(op, now, fx)
 	case r.token != 0: // a message announced the grant first

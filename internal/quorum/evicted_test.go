@@ -105,3 +105,73 @@ func TestAnEvictionOfWhatALostServerGrantsAnewCounts(t *testing.T) {
 		t.Error("one of three is left, and it goes on")
 	}
 }
+
+// A server in quarantine that grants a lease again, or lets others in, seems to have lost its data. A message
+// that it evicted the grant says otherwise, so the server does not count, although the message is about an
+// earlier grant than the server's last one.
+func TestAnEvictionByAServerInQuarantineIsNotTakenForARestart(t *testing.T) {
+	for _, o := range []protocol.Outcome{protocol.Granted, protocol.Enqueued} {
+		for token := range uint64(2) { // 0: the server did not say which
+			s := newStand(t, 3, time.Second)
+			s.own(true, true, true)
+			op, sends := s.check()
+			s.answer(sends[0], young(o, 9, 10*time.Second))
+			s.answer(sends[1], keptWith(1))
+			s.answer(sends[2], keptWith(1))
+			if !op.Decided() || op.Answer.Outcome != protocol.Granted || !op.Answer.Kept {
+				t.Fatalf("decided %v, %+v %v", op.Decided(), op.Answer, op.Err)
+			}
+			if s.evict(0, sends[0].Cmd.ID, token) {
+				t.Errorf("%v, token %d: two of three have kept it, and it is over", o, token)
+			}
+			if !s.evict(1, sends[1].Cmd.ID, 1) {
+				t.Errorf("%v, token %d: one of three has kept it, and it goes on", o, token)
+			}
+		}
+	}
+}
+
+// Nor does such a server prove that the lease was ours until it was given back.
+func TestAnEvictionByAServerInQuarantineProvesNoRelease(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.own(true, true, true)
+	_, sends := s.check()
+	s.answer(sends[0], young(protocol.Enqueued, 9, 10*time.Second))
+	s.answer(sends[1], keptWith(1))
+	s.answer(sends[2], keptWith(1))
+	s.evict(0, sends[0].Cmd.ID, 1)
+	op := s.release()
+	for _, send := range s.fx.Sends {
+		switch send.Server {
+		case 1:
+			s.answer(send, done)
+		case 2:
+			s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.NotOurs}})
+		}
+	}
+	if !op.Decided() || op.Answer.Outcome != protocol.NotOurs {
+		t.Errorf("decided %v, %+v %v", op.Decided(), op.Answer, op.Err)
+	}
+}
+
+// Nor does such a message count for a lease that began after the eviction.
+func TestAnEvictionFromBeforeALeaseDoesNotCount(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.own(true, true, true)
+	op, sends := s.check()
+	s.answer(sends[0], young(protocol.Enqueued, 4, 100*time.Millisecond))
+	for _, send := range sends[1:] {
+		s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Enqueued, Token: 5}})
+	}
+	if !op.Decided() || op.Answer.Outcome != protocol.Enqueued {
+		t.Fatalf("decided %v, %+v %v", op.Decided(), op.Answer, op.Err)
+	}
+	s.now = s.now.Add(200 * time.Millisecond)
+	s.receive(0, sends[0].Cmd.ID, 10)
+	if kinds := s.receive(1, sends[1].Cmd.ID, 10); kinds != "granted" {
+		t.Fatalf("a new lease: %q", kinds)
+	}
+	if s.evict(0, sends[0].Cmd.ID, 5) {
+		t.Error("a server evicted what it had granted before, and the lease is over")
+	}
+}

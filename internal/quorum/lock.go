@@ -125,7 +125,7 @@ type part struct {
 	adopts  bool  // an adopt is under way
 	forgets bool  // an adopt failed
 	lost    bool  // a renewal found the part lost, and the acquire that follows has no answer yet
-	also    []*Op // renewals that wait for the answer to another op's acquire
+	also    []*Op // renewals, releases, yields and downgrades that wait for the answer to another op's acquire
 	// looks is set while the acquire under way is one of Rejoined, or a yield that gives a partial grant
 	// back is under way. later is the op that asks the server once that is answered.
 	looks bool
@@ -135,8 +135,11 @@ type part struct {
 	// server granted the part again only after that.
 	quarantineEnd time.Time
 	late          bool
-	anew          bool // granted anew since a majority was last known to have kept the lease: others may have owned there in between
-	anews         int  // how often the part was found granted anew, or evicted
+	// lostToken is the token of the grant that the server seems to have lost with its data, while the lease
+	// was held; else 0. A message that the grant was evicted says otherwise.
+	lostToken uint64
+	anew      bool // granted anew since a majority was last known to have kept the lease: others may have owned there in between
+	anews     int  // how often the part was found granted anew, or evicted
 	// evicted is the greatest token of the lock that a message about the part's eviction had: what the
 	// server granted with it, or with an earlier one, is gone.
 	evicted uint64
@@ -491,6 +494,10 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 	outcome := outcomeFailed
 	switch {
 	case p.state == ending: // a later command in the lane ends the part
+		if wasLost && res.Fail == nil {
+			outcome = lostUnless(res.Young > 0 && !p.anew)
+			p.again = outcome == outcomeAgain
+		}
 		if (res.Fail != nil || res.Young == 0) && (wasLost || p.missed(a, res.Fail)) {
 			p.brokeOff()
 		}
@@ -518,6 +525,8 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 			outcome = lostUnless(res.Young > 0) // granted anew: others may have had it there in between
 			if outcome == outcomeLost {
 				p.brokeOff()
+			} else if r.token != 0 {
+				p.lostToken = max(p.lostToken, p.token)
 			}
 		}
 		r.own(p, a, s.Cmd.At, now, res.Young > 0)
@@ -560,7 +569,11 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 	for _, op := range ops {
 		op.handed = max(op.handed, a.Handed)
 		op.unfinished = op.unfinished || a.Unfinished
-		op.settle(i, outcome)
+		if op.req == r {
+			op.settleGiven(i, outcome)
+		} else {
+			op.settle(i, outcome)
+		}
 		l.evaluate(op, now, fx)
 	}
 	l.heed(r, now, fx)
@@ -584,6 +597,7 @@ func (p *part) displaced(s *Send, res Result) outcome {
 	p.quarantineEnd = time.Time{}
 	if res.Young > 0 && s.req.token != 0 {
 		p.quarantineEnd = s.Cmd.At.Add(res.Young)
+		p.lostToken = max(p.lostToken, p.token)
 	}
 	if res.Young == 0 {
 		p.brokeOff()

@@ -74,6 +74,22 @@ func (s *stand) release() *Op {
 	return s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.id, At: s.now}, s.now, &s.fx)
 }
 
+// leave gives the lease back, by a release or by a yield to the next request.
+func (s *stand) leave(verb protocol.Verb) (*Op, []*Send) {
+	c := protocol.Command{Verb: verb, ID: s.id, At: s.now}
+	if verb == protocol.Yield {
+		c.Next = s.next()
+	}
+	s.fx = Effects{}
+	return s.lock.Do(&c, s.now, &s.fx), s.fx.Sends
+}
+
+// wasOurs is the answer of a server where the lease was ours until it was given back.
+var wasOurs = map[protocol.Verb]Result{
+	protocol.Release: done,
+	protocol.Yield:   {Answer: protocol.Answer{Outcome: protocol.Enqueued, Token: 1, Clock: 1}},
+}
+
 // expire has op decided without the answers that are still missing.
 func (s *stand) expire(op *Op) {
 	s.fx = Effects{}
@@ -722,36 +738,233 @@ func TestARestartThatALateAnswerShowsKeepsTheLease(t *testing.T) {
 	}
 }
 
-// The same late answers, and an Unlock before the next renewal: the release asks those servers, too.
+// The same late answers, and an Unlock or a hand-off before the next renewal: the release or yield asks those
+// servers, too.
 func TestARestartThatALateAnswerShowsIsProvedByTheRelease(t *testing.T) {
 	for what, restarted := range map[string]bool{"lost their data": true, "gave it to another": false} {
-		s := newStand(t, 3, time.Second)
-		s.own(true, true, true)
-		first := s.renew()
-		late := s.fx.Sends
-		s.expire(first)
-		s.now = s.now.Add(100 * time.Millisecond)
-		for _, send := range late[:2] {
-			s.answer(send, notOurs)
+		for _, verb := range []protocol.Verb{protocol.Release, protocol.Yield} {
+			s := newStand(t, 3, time.Second)
+			s.own(true, true, true)
+			first := s.renew()
+			late := s.fx.Sends
+			s.expire(first)
+			s.now = s.now.Add(100 * time.Millisecond)
+			for _, send := range late[:2] {
+				s.answer(send, notOurs)
+			}
+			op, sends := s.leave(verb)
+			if len(sends) != 3 {
+				t.Fatalf("%v, %s: %d servers are told", verb, what, len(sends))
+			}
+			for len(sends) > 0 { // after a yield, also the acquires of the next request
+				send, res := sends[0], Result{Answer: protocol.Answer{Outcome: protocol.NotOurs}}
+				switch {
+				case send.Cmd.Verb == protocol.Acquire:
+					res.Answer.Outcome = protocol.Enqueued
+				case send.Server == 2:
+					res = wasOurs[verb]
+				case restarted:
+					res.Young = time.Hour
+				}
+				sends = append(sends[1:], s.answer(send, res)...)
+			}
+			if !op.Decided() || (op.Answer.Outcome == wasOurs[verb].Answer.Outcome) != restarted {
+				t.Errorf("%v, %s: decided %v, %+v", verb, what, op.Decided(), op.Answer)
+			}
 		}
-		s.fx = Effects{}
+	}
+}
+
+// An Unlock or a hand-off while it is still being asked why a renewal found the lease lost on a server: the
+// answer to that acquire says whether the server has only lost its data, so nothing is decided before.
+func TestAServerThatIsBeingAskedWhyItLostALeaseProvesWhatItAnswers(t *testing.T) {
+	const quarantine = 10 * time.Second
+	enqueued := protocol.Answer{Outcome: protocol.Enqueued, Token: 7, Clock: 7}
+	for what, c := range map[string]struct {
+		asked Result
+		yes   bool
+	}{
+		"it has restarted, and grants it again": {young(protocol.Granted, 7, quarantine), true},
+		"it has restarted, and others own it":   {young(protocol.Enqueued, 7, quarantine), true},
+		"it granted it to others meanwhile":     {granted(7), false},
+		"others own it":                         {Result{Answer: enqueued}, false},
+	} {
+		for _, verb := range []protocol.Verb{protocol.Release, protocol.Yield} {
+			s := newStand(t, 3, time.Second)
+			s.own(true, true, false)
+			s.renew()
+			sends := s.fx.Sends
+			ask := s.answer(sends[0], notOurs)
+			s.answer(sends[1], renewed)
+			s.answer(sends[2], Result{Answer: enqueued})
+			op, sends := s.leave(verb)
+			for _, send := range sends {
+				if send.Cmd.Verb == verb {
+					s.answer(send, wasOurs[verb])
+				}
+			}
+			if op.Decided() {
+				t.Fatalf("%v, %s: decided before the server has answered: %v %v", verb, what, op.Answer.Outcome, op.Err)
+			}
+			sends = s.answer(ask[0], c.asked)
+			if len(sends) == 0 || sends[0].Kind != Cancel {
+				t.Errorf("%v, %s: what the server granted is not given back", verb, what)
+			}
+			for len(sends) > 0 { // the cancel, and the acquires of the next request
+				res := Result{Answer: enqueued, Young: c.asked.Young, Cancelled: protocol.Cancelled{Owned: true}}
+				sends = append(sends[1:], s.answer(sends[0], res)...)
+			}
+			if verb == protocol.Yield && !op.Decided() {
+				s.expire(op)
+			}
+			if op.Err != nil || !op.Decided() || (op.Answer.Outcome != protocol.NotOurs) != c.yes {
+				t.Errorf("%v, %s: decided %v, %v %v", verb, what, op.Decided(), op.Answer.Outcome, op.Err)
+			}
+		}
+	}
+}
+
+// The same where the acquire still waits behind another command for that server.
+func TestAReleaseWaitsForAnAcquireThatHasNotBeenSent(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.own(true, true, false)
+	s.fx = Effects{}
+	s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.next(), TTL: s.ttl, Wait: true, At: s.now}, s.now, &s.fx)
+	others := s.fx.Sends
+	for _, send := range others[1:] {
+		s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Enqueued}})
+	}
+	s.renew()
+	if sends := s.answer(s.fx.Sends[0], notOurs); len(sends) > 0 {
+		t.Fatalf("sent %d", len(sends))
+	}
+	op, sends := s.leave(protocol.Release)
+	for _, send := range sends {
+		s.answer(send, done)
+	}
+	sends = s.answer(others[0], Result{Answer: protocol.Answer{Outcome: protocol.Enqueued}, Young: time.Hour})
+	if len(sends) != 1 || sends[0].Cmd.Verb != protocol.Acquire || op.Decided() {
+		t.Fatalf("sent %d, decided %v", len(sends), op.Decided())
+	}
+	s.answer(sends[0], young(protocol.Granted, 7, time.Hour))
+	if !op.Decided() || op.Answer.Outcome != protocol.Done {
+		t.Errorf("decided %v, %v %v", op.Decided(), op.Answer.Outcome, op.Err)
+	}
+}
+
+// Where all servers have restarted, an Unlock that meets them while they are asked proves nothing.
+func TestServersThatAllRestartedProveNothingWhileTheyAreAsked(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.own(true, true, true)
+	s.renew()
+	var asks []*Send
+	for _, send := range s.fx.Sends {
+		asks = append(asks, s.answer(send, notOurs)...)
+	}
+	op := s.release()
+	for _, ask := range asks {
+		s.answer(ask, young(protocol.Granted, 7, 10*time.Second))
+	}
+	if !op.Decided() || op.Answer.Outcome != protocol.NotOurs {
+		t.Errorf("decided %v, %v %v", op.Decided(), op.Answer.Outcome, op.Err)
+	}
+}
+
+// The cancel that follows a release in doubt counts what such an acquire said as the release would have, and
+// goes to a server again where the release's own cancel had no answer.
+func TestACancelCountsServersThatWereAskedWhyTheyLostALease(t *testing.T) {
+	const quarantine = 10 * time.Second
+	for _, all := range []bool{false, true} {
+		s := newStand(t, 5, time.Second)
+		s.own(true, true, true, true, true)
+		s.renew()
+		var asks []*Send
+		for _, send := range s.fx.Sends {
+			if send.Server < 2 {
+				asks = append(asks, s.answer(send, notOurs)...)
+			} else {
+				s.answer(send, renewed)
+			}
+		}
 		op := s.release()
 		sends := s.fx.Sends
-		if len(sends) != 3 {
-			t.Fatalf("%s: %d servers are told of the release", what, len(sends))
+		for _, ask := range asks {
+			sends = append(sends, s.answer(ask, young(protocol.Granted, 7, quarantine))...)
+		}
+		for _, send := range sends {
+			if send.Server == 1 {
+				s.answer(send, Result{Young: quarantine, Cancelled: protocol.Cancelled{Owned: true}})
+			} else {
+				s.answer(send, Result{Fail: silent, Cancelled: protocol.Cancelled{Fail: silent}})
+			}
+		}
+		if !op.Decided() || op.Err == nil {
+			t.Fatalf("the release is decided %v, %v", op.Decided(), op.Answer.Outcome)
+		}
+		s.fx = Effects{}
+		cancel := s.lock.CancelRequest(&protocol.CancelRequest{ID: s.id}, s.now, &s.fx)
+		var told []int
+		for _, send := range s.fx.Sends {
+			told = append(told, send.Server)
+			switch {
+			case send.Server == 0:
+				s.answer(send, Result{Young: quarantine, Cancelled: protocol.Cancelled{Owned: true}})
+			case all:
+				s.answer(send, Result{Young: quarantine})
+			default:
+				s.answer(send, Result{Cancelled: protocol.Cancelled{Owned: send.Server == 2, Token: 2}})
+			}
+		}
+		if !slices.Equal(told, []int{0, 2, 3, 4}) {
+			t.Errorf("the servers %v are told again", told)
+		}
+		if !cancel.Decided() || cancel.Cancelled.Owned == all {
+			t.Errorf("all of them restarted %v: decided %v, %+v", all, cancel.Decided(), cancel.Cancelled)
+		}
+	}
+}
+
+// A server that granted a lease anew, perhaps after another owner, proves nothing by losing its data then,
+// whether it says so to the release or to the acquire that a renewal caused.
+func TestAServerThatGrantedAnewProvesNothingByARestart(t *testing.T) {
+	const quarantine = 10 * time.Second
+	for _, asked := range []bool{false, true} {
+		s := newStand(t, 3, time.Second)
+		s.own(true, true, true)
+		op := s.renew()
+		sends := s.fx.Sends
+		s.answer(s.answer(sends[0], notOurs)[0], granted(7))
+		s.answer(sends[1], renewed)
+		s.answer(sends[2], Result{Fail: silent})
+		if !op.Decided() || op.Renewed != protocol.Granted {
+			t.Fatalf("renewed: decided %v, %v", op.Decided(), op.Renewed)
+		}
+		s.now = s.now.Add(100 * time.Millisecond)
+		var ask []*Send
+		if asked {
+			s.renew()
+			sends = s.fx.Sends
+			ask = s.answer(sends[0], notOurs)
+			s.answer(sends[1], renewed)
+			s.answer(sends[2], Result{Fail: silent})
+		}
+		op = s.release()
+		sends = s.fx.Sends
+		if asked {
+			s.answer(ask[0], young(protocol.Granted, 9, quarantine))
 		}
 		for _, send := range sends {
 			switch {
+			case send.Server == 0 && send.Kind == Do:
+				s.answer(send, young(protocol.NotOurs, 0, quarantine))
+			case send.Server == 1:
+				s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Done}})
 			case send.Server == 2:
-				s.answer(send, done)
-			case restarted:
-				s.answer(send, young(protocol.NotOurs, 0, time.Hour))
-			default:
 				s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.NotOurs}})
 			}
 		}
-		if !op.Decided() || (op.Answer.Outcome == protocol.Done) != restarted {
-			t.Errorf("%s: decided %v, %+v", what, op.Decided(), op.Answer)
+		if !op.Decided() || op.Answer.Outcome != protocol.NotOurs {
+			t.Errorf("asked %v: decided %v, %v %v", asked, op.Decided(), op.Answer.Outcome, op.Err)
 		}
 	}
 }

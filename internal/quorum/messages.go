@@ -53,8 +53,12 @@ func (l *Lock) Receive(server int, m *protocol.Message, now time.Time, fx *Effec
 		l.pass(r, m, fx)
 	case "revoked":
 		p.evicted, r.evicted = max(p.evicted, m.Token), true
-		if p.state == owned && (m.Token == 0 || m.Token >= p.token) {
+		switch {
+		case p.state == owned && (m.Token == 0 || m.Token >= p.token):
 			p.state, p.ended = absent, true
+			p.brokeOff()
+		case p.lostToken != 0 && (m.Token == 0 || m.Token >= p.lostToken): // not by the restart, or before it
+			p.lostToken, p.quarantineEnd = 0, time.Time{}
 			p.brokeOff()
 		}
 		l.heed(r, now, fx)

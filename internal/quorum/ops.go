@@ -194,15 +194,14 @@ func (l *Lock) ask(op *Op, r *request, i int, fx *Effects) {
 func (l *Lock) release(op *Op, i int, now time.Time, fx *Effects) {
 	r := op.req
 	p := &r.parts[i]
-	// A late answer to a renewal has found it lost, and nobody has asked why since. The answer to a
-	// release says whether its server has only lost its data.
-	unasked := p.lost && p.ended && !p.asking && p.evicted == 0
 	switch {
-	case p.id == "" || p.ended && !unasked || p.state == absent && !p.asking && !unasked:
+	case p.id == "" || p.ended && !p.unasked() || p.state == absent && !p.asking && !p.unasked():
 		op.settle(i, outcomeSkipped)
 	case l.cfg.Away(i):
 		op.away(i, l.whyAway(i))
-	case p.state == owned || unasked:
+	case p.lostAndAsked():
+		l.awaitLost(op, i, fx)
+	case p.state == owned || p.unasked():
 		if l.withdraw(r, i); (r.doubted || p.doubted) && p.inDoubt() {
 			l.endDoubted(op, i, fx)
 			return
@@ -217,6 +216,22 @@ func (l *Lock) release(op *Op, i int, now time.Time, fx *Effects) {
 		l.cancel(op, r, i, op.cmd.Link, op.cmd.Cooldown, fx)
 		op.settle(i, outcomeNo)
 	}
+}
+
+// unasked reports whether a late answer to a renewal has found the part lost, and nobody has asked why
+// since. The answer to a release or yield says whether its server has only lost its data.
+func (p *part) unasked() bool { return p.lost && p.ended && !p.asking && p.evicted == 0 }
+
+// lostAndAsked reports whether a renewal has found the part lost, and the answer to the acquire that
+// followed will say whether its server has only lost its data.
+func (p *part) lostAndAsked() bool { return p.lost && p.asking && p.state != ending && p.evicted == 0 }
+
+// awaitLost gives back a part that lostAndAsked reports. The op waits for the answer to the acquire,
+// which a cancel follows in the lane.
+func (l *Lock) awaitLost(op *Op, i int, fx *Effects) {
+	p := &op.req.parts[i]
+	p.also = append(p.also, op)
+	l.sendCancel(nil, op.req, i, op.cmd.Link, op.cmd.Cooldown, fx)
 }
 
 // inDoubt reports whether an acquire of an owned part has no answer. Then the part may have been
@@ -240,6 +255,11 @@ func (l *Lock) cancel(op *Op, r *request, i int, link *protocol.Span, cooldown t
 		}
 		return
 	}
+	l.sendCancel(op, r, i, link, cooldown, fx)
+}
+
+func (l *Lock) sendCancel(op *Op, r *request, i int, link *protocol.Span, cooldown time.Duration, fx *Effects) {
+	p := &r.parts[i]
 	proves := op != nil && (r.doubted || p.doubted)
 	p.state = ending
 	s := &Send{Server: i, Kind: Cancel, req: r, op: op,
@@ -259,11 +279,16 @@ func (l *Lock) move(op *Op, i int, now time.Time, fx *Effects) {
 		return
 	}
 	again := op.verb == protocol.Downgrade && p.state == asked && p.id != "" && !p.ended && !p.asking // the first try had no answer
-	if p.state != owned && !again {
+	unasked := op.verb == protocol.Yield && p.unasked()
+	if p.state != owned && !again && !unasked {
 		if op.held && p.stands(now) {
 			op.settleOld(i, outcomeYes)
 		}
-		op.settleOld(i, outcomeNo)
+		if p.lostAndAsked() {
+			l.awaitLost(op, i, fx)
+		} else {
+			op.settleOld(i, outcomeNo)
+		}
 		if p.id != "" && !p.ended && p.state != absent && p.state != ending {
 			l.cancel(nil, r, i, nil, op.cmd.Cooldown, fx)
 		}
@@ -279,7 +304,7 @@ func (l *Lock) move(op *Op, i int, now time.Time, fx *Effects) {
 		l.ask(op, op.next, i, fx)
 		return
 	}
-	p.state = ending
+	p.state, p.ended = ending, false
 	q = l.identify(op.next, i)
 	if q.proved.IsZero() {
 		q.proved = op.at
@@ -333,7 +358,7 @@ func (p *part) givenBack(r *request) outcome {
 // its data: the lease there had not ended yet. Then others can have owned there only since the
 // restart, in quarantine, when the server's grants do not count.
 func (p *part) forgotten(r *request, res Result, now time.Time) bool {
-	return res.Young > 0 && p.known != 0 && !p.late && now.Sub(p.proved) < r.who.TTL
+	return res.Young > 0 && p.known != 0 && !p.late && !p.anew && now.Sub(p.proved) < r.who.TTL
 }
 
 // moved takes a server's answer to a yield or a downgrade: one of the state machine, or a yield
@@ -458,7 +483,7 @@ func (l *Lock) CancelRequest(g *protocol.CancelRequest, now time.Time, fx *Effec
 		switch {
 		case p.confirmed:
 			op.settle(i, outcomeYes)
-		case p.again:
+		case p.again && p.ended:
 			op.settle(i, outcomeAgain)
 		case p.id == "" || p.ended:
 			op.settle(i, outcomeNo)
@@ -501,7 +526,7 @@ func (l *Lock) cancelled(s *Send, res Result, now time.Time, fx *Effects) {
 		p.ended = true
 		ours := !r.ofDowngrade || r.token != 0 || p.follows // else it may be a new grant, after another owner
 		owned := ours && (c.Owned || now.Before(p.quarantineEnd) || last)
-		p.confirmed = p.confirmed || owned && !p.anew && (!r.doubted && !p.doubted || last)
+		p.confirmed = p.confirmed || owned && !p.again && !p.anew && (!r.doubted && !p.doubted || last)
 		p.again = !p.confirmed && (p.again || ours && p.forgotten(r, res, now))
 		if s.op != nil && (s.op.kind == Cancel || s.Cancel.Prove) {
 			switch {

@@ -73,6 +73,7 @@ type qOp struct {
 	cmd    *protocol.Command
 	r      *protocol.Renewal
 	g      *lockstate.Cancellation
+	began  time.Time
 	expire time.Time
 }
 
@@ -91,6 +92,7 @@ type qClient struct {
 	away   []time.Time // by server, until when the client assumes that it does not answer
 	hurt   []time.Time // by server, when something last went wrong between it and the client
 	made   map[string]time.Time
+	heard  []map[string]time.Time // by server, when the client first heard that it is the owner there under an id
 	dead   bool
 	wakeAt time.Time // the client is paused until then; zero if it is not paused
 	excuse time.Time // requests made until then may be lost, or exclude nobody
@@ -108,6 +110,7 @@ type qWorld struct {
 	clients    []*qClient
 	wire       []*qPacket
 	ops        []*qOp
+	deciding   *qOp // whose decision the client is being told
 	keys       protocol.Keys
 	trace      bool
 	log        []string
@@ -216,10 +219,10 @@ func (w *qWorld) begin(seed int64) {
 	n := len(w.servers)
 	for i := range 2 + w.rng.IntN(3) {
 		c := &qClient{w: w, name: string(rune('A' + i)), rate: w.ppm(), reach: make([]bool, n), proofs: make([]protocol.Proof, n), away: make([]time.Time, n),
-			hurt: make([]time.Time, n), strays: make([]lockstate.CancelSchedule, n), made: map[string]time.Time{}}
+			hurt: make([]time.Time, n), strays: make([]lockstate.CancelSchedule, n), made: map[string]time.Time{}, heard: make([]map[string]time.Time, n)}
 		c.id = strings.Repeat(c.name, 16) + ":sim"
 		for i := range c.reach {
-			c.reach[i], c.proofs[i] = true, protocol.Counted
+			c.reach[i], c.proofs[i], c.heard[i] = true, protocol.Counted, map[string]time.Time{}
 		}
 		c.joins = w.doubts && w.luck.IntN(2) == 0
 		c.lock.Wake(new(lockstate.Resting), c)
@@ -374,7 +377,7 @@ func (c *qClient) perform(fx *lockstate.Effects) {
 		cmd := fx.Send
 		w.logf("%s does %v", c.name, told(cmd))
 		c.qstep(func(q *quorum.Lock, now time.Time, qfx *quorum.Effects) {
-			op := &qOp{c: c, cmd: &cmd, expire: w.now.Add(patienceOf(cmd.ID))}
+			op := &qOp{c: c, cmd: &cmd, began: w.now, expire: w.now.Add(patienceOf(cmd.ID))}
 			op.op = q.Do(&cmd, now, qfx)
 			op.op.Tag = op
 			w.ops = append(w.ops, op)
@@ -387,7 +390,7 @@ func (c *qClient) renew(r *protocol.Renewal) {
 	w := c.w
 	copied := *r
 	c.qstep(func(q *quorum.Lock, now time.Time, fx *quorum.Effects) {
-		op := &qOp{c: c, r: &copied, expire: w.now.Add(patienceOf(copied.Req.ID))}
+		op := &qOp{c: c, r: &copied, began: w.now, expire: w.now.Add(patienceOf(copied.Req.ID))}
 		op.op = q.Renew(&copied, now, fx)
 		op.op.Tag = op
 		w.ops = append(w.ops, op)
@@ -411,7 +414,7 @@ func (c *qClient) flush() {
 				cool = max(0, g.Keep.Sub(now))
 			}
 			c.qstep(func(q *quorum.Lock, now time.Time, fx *quorum.Effects) {
-				op := &qOp{c: c, g: g, expire: w.now.Add(longestPatience)}
+				op := &qOp{c: c, g: g, began: w.now, expire: w.now.Add(longestPatience)}
 				op.op = q.CancelRequest(&protocol.CancelRequest{Keys: &w.keys, ID: g.ID, Last: g.Last, Cooldown: cool}, now, fx)
 				op.op.Tag = op
 				w.ops = append(w.ops, op)
@@ -469,6 +472,8 @@ func (o *qOp) done() {
 	c := o.c
 	w := c.w
 	w.ops = slices.DeleteFunc(w.ops, func(other *qOp) bool { return other == o })
+	w.deciding = o
+	defer func() { w.deciding = nil }()
 	var fail *protocol.Failure
 	if o.op.Err != nil {
 		fail = redisserver.Classify(o.op.Err)
@@ -588,6 +593,9 @@ func (w *qWorld) deliver(p *qPacket) {
 		w.answer(p, p.res)
 	case "message":
 		if !lost(3) && !p.c.dead {
+			if p.m.Kind == "granted" {
+				p.c.owns(p.server, p.m.ID)
+			}
 			p.c.qstep(func(q *quorum.Lock, now time.Time, fx *quorum.Effects) { q.Receive(p.server, &p.m, now, fx) })
 			if p.m.Kind == "revoked" {
 				w.hears(p)
@@ -629,10 +637,24 @@ func (w *qWorld) silent(p *qPacket) {
 	w.answer(p, quorum.Result{Fail: noAnswer, Cancelled: protocol.Cancelled{Fail: noAnswer}})
 }
 
+// owns notes when the client first heard that it is the owner on a server under an id.
+func (c *qClient) owns(server int, id string) {
+	if _, ok := c.heard[server][id]; !ok {
+		c.heard[server][id] = c.w.now
+	}
+}
+
 var noAnswer = &protocol.Failure{Err: context.DeadlineExceeded, Kind: protocol.NoAnswer}
 
 func (w *qWorld) answer(p *qPacket, res quorum.Result) {
 	if !p.c.dead {
+		if p.send.Kind == quorum.Do && res.Answer.Outcome == protocol.Granted {
+			id := p.send.Cmd.ID
+			if p.send.Cmd.Next != "" {
+				id = p.send.Cmd.Next
+			}
+			p.c.owns(p.server, id)
+		}
 		p.c.qstep(func(q *quorum.Lock, now time.Time, fx *quorum.Effects) { q.Answered(p.send, res, now, fx) })
 	}
 }
@@ -1035,7 +1057,7 @@ func (w *qWorld) settle() {
 		}
 		c.wakeAt = time.Time{}
 		for i := range c.reach {
-			c.reach[i], c.proofs[i] = true, protocol.Counted
+			c.reach[i], c.proofs[i], c.heard[i] = true, protocol.Counted, map[string]time.Time{}
 		}
 	}
 	for _, c := range w.clients {

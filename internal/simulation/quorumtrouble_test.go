@@ -631,7 +631,8 @@ func (w *qWorld) judgeLoss(c *qClient, l lockstate.Loss) {
 }
 
 // untroubled returns how many servers granted a lease and have had no trouble since its request was made, nor a
-// quarantine.
+// quarantine. The client has to have heard of the grant before the command that ended the lease: of a grant that
+// it hears of later, it cannot know whether others owned there before.
 func (w *qWorld) untroubled(c *qClient, l lockstate.Loss, made time.Time) (n int) {
 	lease := w.owners.leases[l.Caller]
 	if lease != nil && lease.lowered != 0 {
@@ -644,6 +645,9 @@ func (w *qWorld) untroubled(c *qClient, l lockstate.Loss, made time.Time) (n int
 		for owner, at := range w.owners.took[s.i] {
 			r := w.owners.request[owner]
 			if lease != nil && lease.called != 0 && at >= lease.called { // granted when it was already being given back
+				continue
+			}
+			if heard, ok := c.heard[s.i][owner]; !ok || w.deciding != nil && !heard.Before(w.deciding.began) {
 				continue
 			}
 			if w.owners.made[owner] != w.owners.gaveUps[r] { // granted to an earlier try of the request
