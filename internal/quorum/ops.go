@@ -183,7 +183,9 @@ func (l *Lock) ask(op *Op, r *request, i int, fx *Effects) {
 		p.proved = op.at
 	}
 	p.asking, p.forgets = true, false
-	c := protocol.Command{Verb: protocol.Acquire, ID: p.id, TTL: r.who.TTL, Wait: op.cmd.Wait || op.kind == Renew || op.cmd.Verb != protocol.Acquire, First: !p.sent, Told: p.told, Place: op.cmd.Place, At: op.at, Ticket: r.ticket}
+	// A held request may be in the queue of a server that has another owner, and stays there if it is refused.
+	waits := op.cmd.Wait || op.kind == Renew || op.cmd.Verb != protocol.Acquire || r.token != 0
+	c := protocol.Command{Verb: protocol.Acquire, ID: p.id, TTL: r.who.TTL, Wait: waits, First: !p.sent, Told: p.told, Place: op.cmd.Place, At: op.at, Ticket: r.ticket}
 	if own := l.reqs[op.cmd.Own]; op.cmd.Own != "" && own != nil {
 		c.Own = own.parts[i].id
 	}

@@ -14,10 +14,25 @@ import (
 // A partial grant is given back after patience if others wait behind it. The request with the
 // smallest ticket gets it. If that is the same request, it keeps the grant for twice as long,
 // up to longestPatience.
+//
+// Servers may place requests whose tickets are nearly equal in different orders. Then each of them
+// would get back what it gave back, for ever. So from the time patientGiveBacks on, a request
+// queues again behind those with tickets up to setBack later, and twice that the next time.
 const (
-	patience        = 2 * time.Millisecond
-	longestPatience = time.Second
+	patience         = 2 * time.Millisecond
+	longestPatience  = time.Second
+	patientGiveBacks = 4
+	setBack          = 4 // in µs
 )
+
+// ticketAfter returns the ticket with which a request queues again that has given back one server's
+// grant so many times.
+func ticketAfter(giveBacks int, ticket uint64) uint64 {
+	if giveBacks < patientGiveBacks {
+		return ticket
+	}
+	return ticket + setBack<<min(giveBacks-patientGiveBacks, 18)
+}
 
 // plan sets when Tick looks at the request's partial grants that may have to be given back.
 func (l *Lock) plan(r *request, now time.Time) {
@@ -92,7 +107,7 @@ func (l *Lock) Tick(now time.Time, fx *Effects) {
 }
 
 // giveBack yields a partial grant to the first in its server's queue, and queues there again under
-// a new id and the same ticket.
+// a new id, with the ticket of ticketAfter.
 func (l *Lock) giveBack(r *request, i int, now time.Time, fx *Effects) {
 	p := &r.parts[i]
 	if !p.unsure {
@@ -106,5 +121,5 @@ func (l *Lock) giveBack(r *request, i int, now time.Time, fx *Effects) {
 		op.outcomes[i] = outcomeNo // the server has answered, but the request waits there again
 	}
 	l.send(&Send{Server: i, Kind: Do, req: r, next: r,
-		Cmd: protocol.Command{Verb: protocol.Yield, ID: old, Next: p.id, At: now, Ticket: r.ticket}}, fx)
+		Cmd: protocol.Command{Verb: protocol.Yield, ID: old, Next: p.id, At: now, Ticket: ticketAfter(regrants, r.ticket)}}, fx)
 }

@@ -1,6 +1,7 @@
 package quorum
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -45,5 +46,58 @@ func TestARequestKeepsItsPlaceWhenItsGrantsAreGivenBackBeforeTheLastServerAnswer
 	take(4)
 	if !op.Decided() || op.Err != nil || cancels > 0 {
 		t.Errorf("all servers have answered: decided %v, %v, and %d cancels", op.Decided(), op.Err, cancels)
+	}
+}
+
+// Requests of one instant may be in different orders on the servers, and then each gets back at once what it
+// gives back. So after a few times it queues behind the other, on the server that it keeps getting back.
+func TestAGrantThatKeepsComingBackIsPlacedLater(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.lock.cfg.Ticket = func() uint64 { return 1000 }
+	s.acquire()
+	sends := s.fx.Sends
+	behind := granted(7)
+	behind.Answer.More = true
+	s.answer(sends[0], behind)
+	for _, send := range sends[1:] {
+		s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Enqueued}})
+	}
+	var tickets []uint64
+	for range 30 {
+		s.now = s.now.Add(longestPatience)
+		s.fx = Effects{}
+		s.lock.Tick(s.now, &s.fx)
+		if len(s.fx.Sends) != 1 || s.fx.Sends[0].Cmd.Verb != protocol.Yield {
+			t.Fatalf("%d sends", len(s.fx.Sends))
+		}
+		tickets = append(tickets, s.fx.Sends[0].Cmd.Ticket)
+		behind.Answer.Token++
+		s.answer(s.fx.Sends[0], behind)
+	}
+	const second = 1 << 20 // in µs, about
+	if want := []uint64{1000, 1000, 1000, 1004, 1008, 1016}; !slices.Equal(tickets[:6], want) || tickets[29] != 1000+second {
+		t.Errorf("tickets %v", tickets)
+	}
+}
+
+// A check of a held lease by nobody who waits leaves the request in the queues of servers with another owner,
+// where it can still be granted, as each renewal does.
+func TestACheckLeavesALeaseInTheQueues(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	op := s.acquire()
+	sends := s.fx.Sends
+	s.answer(sends[0], granted(1))
+	s.answer(sends[2], Result{Answer: protocol.Answer{Outcome: protocol.Enqueued}})
+	s.answer(sends[1], granted(1))
+	if !op.Decided() || op.Answer.Outcome != protocol.Granted {
+		t.Fatalf("decided %v, %+v", op.Decided(), op.Answer)
+	}
+	s.tick()
+	s.fx = Effects{}
+	s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, Held: true, At: s.now}, s.now, &s.fx)
+	for _, send := range s.fx.Sends {
+		if send.Server == 2 && !send.Cmd.Wait {
+			t.Error("the server is told not to queue what waits there")
+		}
 	}
 }

@@ -105,6 +105,7 @@ type qWorld struct {
 	rng        *rand.Rand
 	luck       *rand.Rand // a separate source, so that drawing from it changes nothing in worlds without doubts
 	doubts     bool
+	atOnce     bool // the tickets of requests that are made at once are nearly equal
 	now        time.Time
 	servers    []*qServer
 	clients    []*qClient
@@ -204,6 +205,7 @@ func (w *qWorld) begin(seed int64) {
 	w.chooseTroubles()
 	w.luck = rand.New(rand.NewPCG(uint64(seed), 8))
 	w.doubts = w.luck.IntN(100) < doubtPercent
+	w.atOnce = rand.New(rand.NewPCG(uint64(seed), 9)).IntN(4) == 0
 	skew := []time.Duration{0, 0, time.Millisecond, 300 * time.Millisecond, 3 * time.Second}[w.rng.IntN(5)]
 	for _, s := range w.servers {
 		s.offset = time.Duration(w.rng.Float64() * float64(skew))
@@ -229,12 +231,22 @@ func (w *qWorld) begin(seed int64) {
 		cfg := &quorum.Config{N: n, Need: quorum.Majority(n),
 			NewID:  c.newID,
 			Proof:  func(i int) protocol.Proof { return c.proofs[i] },
-			Ticket: func() uint64 { return uint64(w.now.UnixMicro() + w.rng.Int64N(2000)) },
+			Ticket: w.ticket,
 			Away:   c.isAway,
 		}
 		c.q = quorum.NewLock(cfg, &w.keys)
 		w.clients = append(w.clients, c)
 	}
+}
+
+// ticket returns a request's ticket. The clients' estimates of the first server's clock differ, but for some
+// requests by less than the servers tell tickets apart.
+func (w *qWorld) ticket() uint64 {
+	ahead := w.rng.Int64N(2000)
+	if w.atOnce {
+		ahead %= 3
+	}
+	return uint64(w.now.UnixMicro() + ahead)
 }
 
 // local returns the time on the client's clock.
