@@ -130,7 +130,7 @@ type qWorld struct {
 	evictions  []*qEviction
 	owners     *qOwners
 	checks     []chan struct{}
-	restart    time.Time // when a server last lost its data
+	restart    time.Time // when a server last lost its data or its mark
 	restarts   int       // how often servers have lost their data in this schedule
 	counts     map[string]int
 	pardoned   map[string]bool // requests that owned on a server when owners were evicted there

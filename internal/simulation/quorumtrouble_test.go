@@ -79,7 +79,7 @@ func (w *qWorld) strike(c *qClient) {
 	case qMarks:
 		// The server may not vote for a quarantine, as after a restart, but has its locks.
 		if w.mayRoll(s) {
-			s.markAt = w.now
+			s.markAt, w.restart = w.now, w.now
 			s.sim.do("DEL", markKey)
 			w.logf("the mark of server %d is deleted", s.i+1)
 			s.hurtsAll()
@@ -91,7 +91,8 @@ func (w *qWorld) strike(c *qClient) {
 			w.roll(s)
 			return
 		}
-		// Restarts are further apart than the quarantine and a lease. At least one server keeps its data.
+		// Restarts are further apart than the quarantine and a lease, also from the loss of a mark. At least one
+		// server keeps its data.
 		if w.restart.IsZero() || w.now.Sub(w.restart) > w.quarantine+2*time.Second+w.ttls[len(w.ttls)-1] {
 			w.restart = w.now
 			for _, i := range w.rng.Perm(len(w.servers))[:1+w.rng.IntN(len(w.servers)-1)] {
