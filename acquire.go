@@ -342,6 +342,7 @@ func (h *handle) enter(w *call, inlineFor time.Duration) (*entry, error) {
 func (e *entry) giveUp(w *call) (known lastKnown) {
 	e.step(func(now time.Time, fx *lockstate.Effects) {
 		known = e.lastKnownLocked()
+		known.silent = e.state().Status().State == lockstate.Asking
 		if !e.state().Abandon(w.caller(), now, fx) {
 			e.state().GiveBack(w.caller(), now, fx)
 		}
@@ -381,6 +382,7 @@ type lastKnown struct {
 	err     error  // the last error, nil after a reply
 	blocker string // the value of the key's owner
 	here    bool   // a caller of this process was inside
+	silent  bool   // Redis had been asked for the lock, and had not answered
 }
 
 func (e *entry) lastKnownLocked() (known lastKnown) {
@@ -395,7 +397,7 @@ func (e *entry) lastKnownLocked() (known lastKnown) {
 func (h *handle) refusal(known *lastKnown, reason error, began time.Time) error {
 	r := &notAcquired{name: h.keys.Name(), waited: time.Since(began), reason: reason}
 	if known != nil {
-		r.lastErr, r.blocker, r.here = known.err, blockerName(known.blocker), known.here
+		r.lastErr, r.blocker, r.here, r.silent = known.err, blockerName(known.blocker), known.here, known.silent
 		_, r.minHold = protocol.ParseCooldown(known.blocker)
 	}
 	return r

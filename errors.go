@@ -106,6 +106,7 @@ type notAcquired struct {
 	blocker string // readable id of the client that had the lock when it was last asked for, up to 20 s before; may be empty
 	minHold bool   // whether blocker has unlocked and its minimum hold keeps the lock
 	here    bool   // whether a caller of this process was inside
+	silent  bool   // whether Redis had been asked for the lock, and had not answered
 }
 
 func (e *notAcquired) Error() string {
@@ -125,6 +126,8 @@ func (e *notAcquired) Error() string {
 		fmt.Fprintf(&b, " (kept until the end of the minimum hold of %s)", e.blocker)
 	case e.blocker != "":
 		fmt.Fprintf(&b, " (held by %s)", e.blocker)
+	case e.silent && e.lastErr == nil:
+		b.WriteString(" (Redis had not answered)")
 	}
 	if e.lastErr != nil && !errors.Is(e.reason, e.lastErr) {
 		fmt.Fprintf(&b, " (last error of Redis: %v)", e.lastErr)

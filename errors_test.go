@@ -113,6 +113,39 @@ func TestWhoIsKeptOutByItsOwnProcessIsToldSo(t *testing.T) {
 	})
 }
 
+// A wait that is shorter than a command's time limit has no error of Redis yet. Its error says that Redis had
+// not answered, so that nobody looks for an owner.
+func TestAWaitThatEndsBeforeRedisHasAnsweredSaysSo(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var way hung
+		c := clientOn(t, s, s.connect(t, way.change))
+		mu := c.Mutex("x")
+		unlock(t, lock(t, mu)) // the connections stand
+		for _, silent := range []bool{true, false} {
+			way.shut.Store(silent)
+			var holder *leased.Lease
+			if !silent {
+				holder = lock(t, newClient(t, s, leased.WithOwner("elsewhere")).Mutex("x"))
+			}
+			ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+			defer cancel()
+			_, err := mu.LockContext(ctx)
+			want := `leased: lock "x" not acquired after 50ms: context deadline exceeded (held by elsewhere)`
+			if silent {
+				want = `leased: lock "x" not acquired after 50ms: context deadline exceeded (Redis had not answered)`
+			}
+			if err == nil || err.Error() != want {
+				t.Errorf("%v, want %s", err, want)
+			}
+			way.shut.Store(false)
+			if holder != nil {
+				unlock(t, holder)
+			}
+			time.Sleep(10 * time.Second) // what was sent is given up
+		}
+	})
+}
+
 func TestShutdownNamesSomeOfTheLocksThatWereNotUnlocked(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		c := newClient(t, s)

@@ -298,6 +298,7 @@ var mutants = []mutant{
 	{"each command has a deadline of its own", "internal/redisserver/deadlines.go", "	slot.Store(s)\n", "", "ShareTheirDeadline"},
 	{"go-redis repeats commands (rule 6)", "internal/redisserver/script.go", "func (onceCmd) NoRetry() bool { return true }", "func (onceCmd) NoRetry() bool { return false }", "Retry|Once|Resent|Repeat"},
 	{"Close releases what nobody unlocked", "client.go", "		left = c.abandoned()\n", "		left = c.abandoned()\n		for _, e := range c.entries() {\n			_, _ = c.server.Evict(c.base, &e.keys)\n		}\n", "Close|Shutdown"},
+	{"an error does not say that Redis had not answered", "acquire.go", "known.silent = e.state().Status().State == lockstate.Asking", "known.silent = false", "TestAWaitThatEndsBefore"},
 	{"waiting is not given up with the context", "acquire.go", "	case <-done:\n		return false\n", "	case <-make(chan int):\n		return false\n", "Cancel|Context"},
 	{"loss handler called under the lock", "entry.go", "	if !c.losses.add(LossEvent{Name: e.keys.Name(), Token: token, Reason: loss.Why.String()}) {", "	e.mu.Lock()\n	defer e.mu.Unlock()\n	if handler := c.opts.onLoss; handler != nil {\n		handler(LossEvent{Name: e.keys.Name(), Token: token, Reason: loss.Why.String()})\n	} else {", "LossHandler"},
 
