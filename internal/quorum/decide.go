@@ -311,7 +311,7 @@ func (l *Lock) abandon(r *request, now time.Time, fx *Effects) {
 		r.abandoned = r.op.verb == protocol.Acquire // the state machine still needs the request for other commands
 		return
 	}
-	if r.downgrading {
+	if r.dropped || r.downgrading || !r.forgetAt.IsZero() {
 		return
 	}
 	l.retreat(r, fx)
@@ -417,14 +417,18 @@ func (op *Op) tally(outcomes []outcome, now time.Time) (proven, not int) {
 			young++
 		}
 	}
-	gained := 0
+	gained, gainedAgain := 0, 0
 	for i, o := range outcomes {
-		if o == outcomeYes && op.req.gained(i) {
+		switch {
+		case !op.req.gained(i):
+		case o == outcomeYes:
 			gained++
+		case o == outcomeAgain:
+			gainedAgain++
 		}
 	}
-	if gained+not >= Majority(len(outcomes)) {
-		proven, not = proven-gained, not+gained
+	if gained+gainedAgain+not >= Majority(len(outcomes)) {
+		proven, again, not = proven-gained, again-gainedAgain, not+gained+gainedAgain
 	}
 	switch {
 	case proven > 0:

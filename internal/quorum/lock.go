@@ -136,8 +136,10 @@ type part struct {
 	quarantineEnd time.Time
 	late          bool
 	// lostToken is the token of the grant that the server seems to have lost with its data, while the lease
-	// was held; else 0. A message that the grant was evicted says otherwise.
+	// was held; else 0. A message that the grant was evicted says otherwise. lostID is the id that the part
+	// had then, if it has another one now.
 	lostToken uint64
+	lostID    string
 	anew      bool // granted anew since a majority was last known to have kept the lease: others may have owned there in between
 	anews     int  // how often the part was found granted anew, or evicted
 	// evicted is the greatest token of the lock that a message about the part's eviction had: what the
@@ -277,13 +279,17 @@ func (l *Lock) identify(r *request, i int) *part {
 	}
 	old := *p
 	old.putOff(i)
-	*p = part{since: old.since, young: old.young, quarantineEnd: old.quarantineEnd, lost: old.lost, anew: old.anew, anews: old.anews}
+	*p = part{since: old.since, young: old.young, quarantineEnd: old.quarantineEnd, lost: old.lost, anew: old.anew, anews: old.anews, lostToken: old.lostToken, lostID: old.lostID}
+	if old.lostToken != 0 && (old.token != 0 || old.lostID == "") {
+		p.lostID = old.id
+	}
 	if old.id == "" && l.cfg.Proof(i) == r.who.Proof {
 		p.id = r.base
 	} else {
 		p.id = l.newID(r, i)
 	}
 	l.forgetPart(old.id, r)
+	l.forgetPart(old.lostID, r)
 	l.parts[p.id] = r
 	return p
 }
@@ -296,7 +302,7 @@ func (l *Lock) newID(r *request, i int) string {
 
 // forgetPart removes a part's id unless another part of r has the same one.
 func (l *Lock) forgetPart(id string, r *request) {
-	if l.parts[id] == r && !slices.ContainsFunc(r.parts, func(p part) bool { return p.id == id }) {
+	if l.parts[id] == r && !slices.ContainsFunc(r.parts, func(p part) bool { return p.id == id || p.lostID == id }) {
 		delete(l.parts, id)
 	}
 }
@@ -313,6 +319,9 @@ func (l *Lock) drop(r *request, now time.Time, fx *Effects) {
 		p := &r.parts[i]
 		if p.id == "" {
 			continue
+		}
+		if l.parts[p.lostID] == r {
+			delete(l.parts, p.lostID)
 		}
 		if !p.ended && p.state != ending {
 			fx.Strays = append(fx.Strays, l.stray(r, i))
@@ -495,7 +504,7 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 	switch {
 	case p.state == ending: // a later command in the lane ends the part
 		if wasLost && res.Fail == nil {
-			outcome = lostUnless(res.Young > 0 && !p.anew)
+			outcome = lostUnless(res.Young > 0 && !p.anew && !a.Kept) // kept: the answer is older than the loss
 			p.again = outcome == outcomeAgain
 		}
 		if (res.Fail != nil || res.Young == 0) && (wasLost || p.missed(a, res.Fail)) {
@@ -522,7 +531,10 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 	case a.Outcome == protocol.Granted:
 		outcome = outcomeYes
 		if had && (p.state != owned || a.Token != p.token) {
-			outcome = lostUnless(res.Young > 0) // granted anew: others may have had it there in between
+			// Granted anew: others may have had it there in between, unless the server has lost its data. An
+			// answer that it was kept is older than the loss that a renewal has found.
+			older := wasLost && a.Kept && p.state != owned
+			outcome = lostUnless(res.Young > 0 && p.lasts(r, now) && !older)
 			if outcome == outcomeLost {
 				p.brokeOff()
 			} else if r.token != 0 {
@@ -545,7 +557,7 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 			break
 		}
 		if had || p.state == owned {
-			outcome = p.displaced(s, res)
+			outcome = p.displaced(s, res, now)
 		}
 		p.state, p.ended, p.proved, p.floor, p.token, p.known = queued, false, s.Cmd.At, a.Floor(), 0, 0
 		p.told = a.Told
@@ -553,20 +565,20 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 	case a.Outcome == protocol.Refused:
 		outcome = outcomeNo
 		if had || p.state == owned {
-			outcome = p.displaced(s, res)
+			outcome = p.displaced(s, res, now)
 		}
 		p.state, p.refused = absent, true
 		p.ended = true // the part was never queued there, or no longer is
 		p.blockedBy(&a, now)
 	}
 	p.lost = false
-	if r.dropped {
-		if p.state == owned || p.state == queued || res.Fail.MayRun() {
-			fx.Strays = append(fx.Strays, l.stray(r, i))
-		}
-		return
+	if r.dropped && (p.state == owned || p.state == queued || res.Fail.MayRun()) {
+		fx.Strays = append(fx.Strays, l.stray(r, i))
 	}
 	for _, op := range ops {
+		if r.dropped && op.kind != Renew { // nobody may be told of what is given back
+			continue
+		}
 		op.handed = max(op.handed, a.Handed)
 		op.unfinished = op.unfinished || a.Unfinished
 		if op.req == r {
@@ -575,6 +587,9 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 			op.settle(i, outcome)
 		}
 		l.evaluate(op, now, fx)
+	}
+	if r.dropped {
+		return
 	}
 	l.heed(r, now, fx)
 	l.askLater(later, r, i, now, fx)
@@ -593,22 +608,28 @@ func lostUnless(young bool) outcome {
 // displaced returns the outcome for a server that had granted the part and says now that we are not
 // the owner. The quarantine is counted from when the command was sent, so that it ends here before
 // it does for any other client.
-func (p *part) displaced(s *Send, res Result) outcome {
+func (p *part) displaced(s *Send, res Result, now time.Time) outcome {
+	young := res.Young > 0 && p.lasts(s.req, now)
 	p.quarantineEnd = time.Time{}
-	if res.Young > 0 && s.req.token != 0 {
+	if young && s.req.token != 0 {
 		p.quarantineEnd = s.Cmd.At.Add(res.Young)
 		p.lostToken = max(p.lostToken, p.token)
 	}
-	if res.Young == 0 {
+	if !young {
 		p.brokeOff()
 	}
-	return lostUnless(res.Young > 0)
+	return lostUnless(young)
+}
+
+// lasts reports whether what the server granted cannot have ended there yet.
+func (p *part) lasts(r *request, now time.Time) bool {
+	return p.state != owned || now.Sub(p.proved) < r.who.TTL
 }
 
 // brokeOff notes that others may have owned the lock on the part's server since a majority was last
 // known to have kept the lease.
 func (p *part) brokeOff() {
-	p.anew = true
+	p.anew, p.lostToken = true, 0
 	p.anews++
 }
 

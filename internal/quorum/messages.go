@@ -13,7 +13,7 @@ func (l *Lock) Receive(server int, m *protocol.Message, now time.Time, fx *Effec
 	r := l.parts[m.ID]
 	var p *part
 	if r != nil {
-		if p = &r.parts[server]; p.id != m.ID {
+		if p = &r.parts[server]; p.id != m.ID && (m.Kind != "revoked" || p.lostID != m.ID) {
 			p = nil
 		}
 	}
@@ -22,6 +22,10 @@ func (l *Lock) Receive(server int, m *protocol.Message, now time.Time, fx *Effec
 			who, _ := protocol.ParseID(m.ID)
 			fx.Strays = append(fx.Strays, Stray{Server: server, Keys: l.keys, ID: m.ID, TTL: who.TTL})
 		}
+		return
+	}
+	if m.Kind == "revoked" {
+		l.revoked(r, p, m, now, fx)
 		return
 	}
 	if p.state == ending || p.ended && !p.asking { // an acquire under way may place it there again
@@ -51,18 +55,27 @@ func (l *Lock) Receive(server int, m *protocol.Message, now time.Time, fx *Effec
 		}
 	case "ends":
 		l.pass(r, m, fx)
-	case "revoked":
+	}
+}
+
+// revoked takes a server's message that an operator has evicted a part. It may be about a grant that
+// the server seems to have lost with its data, and come only when the part has another grant, or id.
+func (l *Lock) revoked(r *request, p *part, m *protocol.Message, now time.Time, fx *Effects) {
+	if p.id == m.ID {
+		if p.state == ending {
+			return
+		}
 		p.evicted, r.evicted = max(p.evicted, m.Token), true
-		switch {
-		case p.state == owned && (m.Token == 0 || m.Token >= p.token):
+		if p.state == owned && (m.Token == 0 || m.Token >= p.token) {
 			p.state, p.ended = absent, true
 			p.brokeOff()
-		case p.lostToken != 0 && (m.Token == 0 || m.Token >= p.lostToken): // not by the restart, or before it
-			p.lostToken, p.quarantineEnd = 0, time.Time{}
-			p.brokeOff()
 		}
-		l.heed(r, now, fx)
 	}
+	if p.lostToken != 0 && (m.Token == 0 || m.Token >= p.lostToken) { // not by a restart, or before it
+		r.evicted, p.quarantineEnd = true, time.Time{}
+		p.brokeOff()
+	}
+	l.heed(r, now, fx)
 }
 
 // heed ends a lease that an operator has evicted on some servers if the others are no majority that
@@ -75,7 +88,7 @@ func (l *Lock) heed(r *request, now time.Time, fx *Effects) {
 	}
 	n := 0
 	for i := range r.parts {
-		if p := &r.parts[i]; (p.stands(now) || p.lost && p.asking && p.evicted == 0) && !p.anew && !r.gained(i) {
+		if p := &r.parts[i]; (p.stands(now) && p.lasts(r, now) || p.lost && p.asking && p.evicted == 0) && !p.anew && !r.gained(i) {
 			n++
 		}
 	}

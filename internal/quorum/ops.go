@@ -197,7 +197,7 @@ func (l *Lock) release(op *Op, i int, now time.Time, fx *Effects) {
 	r := op.req
 	p := &r.parts[i]
 	switch {
-	case p.id == "" || p.ended && !p.unasked() || p.state == absent && !p.asking && !p.unasked():
+	case p.id == "" || !p.lostAndAsked() && (p.ended && !p.unasked() || p.state == absent && !p.asking && !p.unasked()):
 		op.settle(i, outcomeSkipped)
 	case l.cfg.Away(i):
 		op.away(i, l.whyAway(i))
@@ -212,8 +212,8 @@ func (l *Lock) release(op *Op, i int, now time.Time, fx *Effects) {
 		l.send(&Send{Server: i, Kind: Do, req: r, op: op, Cmd: protocol.Command{
 			Verb: protocol.Release, ID: p.id, Last: p.lastFor(r), Link: op.cmd.Link, Cooldown: op.cmd.Cooldown, At: op.at}}, fx)
 	default:
-		if op.held && p.stands(now) {
-			op.settle(i, outcomeYes) // the server lost its data, and its grants have not counted since
+		if op.held && p.stands(now) && !p.anew {
+			op.settle(i, outcomeAgain) // the server lost its data, and its grants have not counted since
 		}
 		l.cancel(op, r, i, op.cmd.Link, op.cmd.Cooldown, fx)
 		op.settle(i, outcomeNo)
@@ -232,7 +232,7 @@ func (p *part) lostAndAsked() bool { return p.lost && p.asking && p.state != end
 // which a cancel follows in the lane.
 func (l *Lock) awaitLost(op *Op, i int, fx *Effects) {
 	p := &op.req.parts[i]
-	p.also = append(p.also, op)
+	p.also, p.ended = append(p.also, op), false
 	l.sendCancel(nil, op.req, i, op.cmd.Link, op.cmd.Cooldown, fx)
 }
 
@@ -282,13 +282,13 @@ func (l *Lock) move(op *Op, i int, now time.Time, fx *Effects) {
 	}
 	again := op.verb == protocol.Downgrade && p.state == asked && p.id != "" && !p.ended && !p.asking // the first try had no answer
 	unasked := op.verb == protocol.Yield && p.unasked()
-	if p.state != owned && !again && !unasked {
-		if op.held && p.stands(now) {
-			op.settleOld(i, outcomeYes)
-		}
-		if p.lostAndAsked() {
+	if p.lostAndAsked() || p.state != owned && !again && !unasked {
+		switch {
+		case p.lostAndAsked():
 			l.awaitLost(op, i, fx)
-		} else {
+		case op.held && p.stands(now) && !p.anew:
+			op.settleOld(i, outcomeAgain)
+		default:
 			op.settleOld(i, outcomeNo)
 		}
 		if p.id != "" && !p.ended && p.state != absent && p.state != ending {
@@ -527,9 +527,11 @@ func (l *Lock) cancelled(s *Send, res Result, now time.Time, fx *Effects) {
 		last := c.Token != 0 && c.Token == proof && p.known != 0
 		p.ended = true
 		ours := !r.ofDowngrade || r.token != 0 || p.follows // else it may be a new grant, after another owner
-		owned := ours && (c.Owned || now.Before(p.quarantineEnd) || last)
+		stood := ours && now.Before(p.quarantineEnd)
+		owned := ours && (c.Owned || last)
 		p.confirmed = p.confirmed || owned && !p.again && !p.anew && (!r.doubted && !p.doubted || last)
-		p.again = !p.confirmed && (p.again || ours && p.forgotten(r, res, now))
+		p.again = !p.confirmed && (p.again || stood && !p.anew && !r.doubted && !p.doubted || ours && p.forgotten(r, res, now))
+		owned = owned || stood
 		if s.op != nil && (s.op.kind == Cancel || s.Cancel.Prove) {
 			switch {
 			case !p.confirmed && owned && s.op.kind == Do && r.doubted:
@@ -605,6 +607,10 @@ func (l *Lock) renewed(s *Send, res Result, now time.Time, fx *Effects) {
 			op.settle(i, outcomeOvertaken)
 			break
 		}
+		p.lostToken = max(p.lostToken, p.token)
+		if !p.lasts(op.req, now) { // it may have ended there before the server lost its data
+			p.brokeOff()
+		}
 		p.state, p.ended, p.lost = absent, true, true
 		l.askLost(op, i, fx)
 	default:
@@ -620,10 +626,12 @@ func (l *Lock) renewed(s *Send, res Result, now time.Time, fx *Effects) {
 func (l *Lock) askLost(op *Op, i int, fx *Effects) {
 	p := &op.req.parts[i]
 	switch {
-	case op.decided || op.req.dropped:
+	case op.decided:
+	case op.req.dropped || p.state == ending:
+		op.settle(i, outcomeSkipped)
 	case op.req.downgrading:
 		op.settle(i, outcomeLost)
-	case p.asking && p.state != ending:
+	case p.asking:
 		p.also = append(p.also, op)
 	case !p.lost:
 		op.settle(i, outcomeSkipped)
@@ -649,7 +657,7 @@ func (l *Lock) Expire(op *Op, now time.Time, fx *Effects) {
 			if op.fails[i] == nil {
 				op.fail(i, &protocol.Failure{Err: errAway, Kind: protocol.NoAnswer})
 			}
-			if op.held && op.req.parts[i].lost {
+			if op.held && op.req.parts[i].lost && (op.kind == Renew || op.verb == protocol.Acquire) {
 				op.settle(i, outcomeLost)
 			}
 			op.settle(i, outcomeFailed)

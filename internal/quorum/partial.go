@@ -113,9 +113,10 @@ func (l *Lock) giveBack(r *request, i int, now time.Time, fx *Effects) {
 	if !p.unsure {
 		l.remember(p.id, i, now)
 	}
-	old, young, regrants, anews := p.id, p.young, p.regrants+1, p.anews
+	old, lost, young, regrants, anews := p.id, p.lostID, p.young, p.regrants+1, p.anews
 	*p = part{id: l.newID(r, i), young: young, state: asked, proved: now, asking: true, looks: true, regrants: regrants, anews: anews}
 	l.forgetPart(old, r)
+	l.forgetPart(lost, r)
 	l.parts[p.id] = r
 	if op := r.op; op != nil && op.kind == Do && op.outcomes[i] == outcomeYes {
 		op.outcomes[i] = outcomeNo // the server has answered, but the request waits there again

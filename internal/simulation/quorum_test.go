@@ -601,7 +601,6 @@ func (w *qWorld) deliver(p *qPacket) {
 			w.silent(p)
 			return
 		}
-		w.finds(p)
 		w.answer(p, p.res)
 	case "message":
 		if !lost(3) && !p.c.dead {
@@ -1069,7 +1068,7 @@ func (w *qWorld) settle() {
 		}
 		c.wakeAt = time.Time{}
 		for i := range c.reach {
-			c.reach[i], c.proofs[i], c.heard[i] = true, protocol.Counted, map[string]time.Time{}
+			c.reach[i], c.proofs[i] = true, protocol.Counted
 		}
 	}
 	for _, c := range w.clients {

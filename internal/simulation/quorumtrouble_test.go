@@ -558,19 +558,6 @@ func (w *qWorld) hears(p *qPacket) {
 	}
 }
 
-// finds notes that a renewal was the first to say that a server no longer has a lease. The client then asks
-// that server whether it has lost its data, and waits for the answer, whatever it hears in the meantime.
-func (w *qWorld) finds(p *qPacket) {
-	if p.send.Kind != quorum.Renew || p.res.Renewed != protocol.NotOurs {
-		return
-	}
-	for _, e := range w.evictions {
-		if id, _ := p.send.Requests(); e.c == p.c && id == e.request {
-			e.forget(p.server)
-		}
-	}
-}
-
 func (e *qEviction) forget(server int) bool {
 	i := slices.Index(e.servers, server)
 	if i >= 0 {
