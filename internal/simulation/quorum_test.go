@@ -73,7 +73,6 @@ type qOp struct {
 	cmd    *protocol.Command
 	r      *protocol.Renewal
 	g      *lockstate.Cancellation
-	began  time.Time
 	expire time.Time
 }
 
@@ -93,6 +92,7 @@ type qClient struct {
 	hurt   []time.Time // by server, when something last went wrong between it and the client
 	made   map[string]time.Time
 	heard  []map[string]time.Time // by server, when the client first heard that it is the owner there under an id
+	since  map[string]time.Time   // by request, since when the client's state machine has held it
 	dead   bool
 	wakeAt time.Time // the client is paused until then; zero if it is not paused
 	excuse time.Time // requests made until then may be lost, or exclude nobody
@@ -111,7 +111,6 @@ type qWorld struct {
 	clients    []*qClient
 	wire       []*qPacket
 	ops        []*qOp
-	deciding   *qOp // whose decision the client is being told
 	keys       protocol.Keys
 	trace      bool
 	log        []string
@@ -221,7 +220,7 @@ func (w *qWorld) begin(seed int64) {
 	n := len(w.servers)
 	for i := range 2 + w.rng.IntN(3) {
 		c := &qClient{w: w, name: string(rune('A' + i)), rate: w.ppm(), reach: make([]bool, n), proofs: make([]protocol.Proof, n), away: make([]time.Time, n),
-			hurt: make([]time.Time, n), strays: make([]lockstate.CancelSchedule, n), made: map[string]time.Time{}, heard: make([]map[string]time.Time, n)}
+			hurt: make([]time.Time, n), strays: make([]lockstate.CancelSchedule, n), made: map[string]time.Time{}, since: map[string]time.Time{}, heard: make([]map[string]time.Time, n)}
 		c.id = strings.Repeat(c.name, 16) + ":sim"
 		for i := range c.reach {
 			c.reach[i], c.proofs[i], c.heard[i] = true, protocol.Counted, map[string]time.Time{}
@@ -389,7 +388,7 @@ func (c *qClient) perform(fx *lockstate.Effects) {
 		cmd := fx.Send
 		w.logf("%s does %v", c.name, told(cmd))
 		c.qstep(func(q *quorum.Lock, now time.Time, qfx *quorum.Effects) {
-			op := &qOp{c: c, cmd: &cmd, began: w.now, expire: w.now.Add(patienceOf(cmd.ID))}
+			op := &qOp{c: c, cmd: &cmd, expire: w.now.Add(patienceOf(cmd.ID))}
 			op.op = q.Do(&cmd, now, qfx)
 			op.op.Tag = op
 			w.ops = append(w.ops, op)
@@ -402,7 +401,7 @@ func (c *qClient) renew(r *protocol.Renewal) {
 	w := c.w
 	copied := *r
 	c.qstep(func(q *quorum.Lock, now time.Time, fx *quorum.Effects) {
-		op := &qOp{c: c, r: &copied, began: w.now, expire: w.now.Add(patienceOf(copied.Req.ID))}
+		op := &qOp{c: c, r: &copied, expire: w.now.Add(patienceOf(copied.Req.ID))}
 		op.op = q.Renew(&copied, now, fx)
 		op.op.Tag = op
 		w.ops = append(w.ops, op)
@@ -426,7 +425,7 @@ func (c *qClient) flush() {
 				cool = max(0, g.Keep.Sub(now))
 			}
 			c.qstep(func(q *quorum.Lock, now time.Time, fx *quorum.Effects) {
-				op := &qOp{c: c, g: g, began: w.now, expire: w.now.Add(longestPatience)}
+				op := &qOp{c: c, g: g, expire: w.now.Add(longestPatience)}
 				op.op = q.CancelRequest(&protocol.CancelRequest{Keys: &w.keys, ID: g.ID, Last: g.Last, Cooldown: cool}, now, fx)
 				op.op.Tag = op
 				w.ops = append(w.ops, op)
@@ -484,8 +483,6 @@ func (o *qOp) done() {
 	c := o.c
 	w := c.w
 	w.ops = slices.DeleteFunc(w.ops, func(other *qOp) bool { return other == o })
-	w.deciding = o
-	defer func() { w.deciding = nil }()
 	var fail *protocol.Failure
 	if o.op.Err != nil {
 		fail = redisserver.Classify(o.op.Err)

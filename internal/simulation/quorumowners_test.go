@@ -224,7 +224,7 @@ func (w *qWorld) told(c *qClient) {
 		o.told[c.holds] = o.seq
 	}
 	if held != "" && c.holds != held {
-		o.told[held] = 0
+		o.told[held], c.since[held] = 0, w.now
 		for i, s := range w.servers {
 			still := s.owners()
 			o.now[i] = slices.DeleteFunc(o.now[i], func(id string) bool { return !slices.Contains(still, id) })

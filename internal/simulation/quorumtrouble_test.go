@@ -618,36 +618,56 @@ func (w *qWorld) judgeLoss(c *qClient, l lockstate.Loss) {
 	}
 }
 
-// untroubled returns how many servers granted a lease and have had no trouble since its request was made, nor a
-// quarantine. The client has to have heard of the grant before the command that ended the lease: of a grant that
-// it hears of later, it cannot know whether others owned there before.
-func (w *qWorld) untroubled(c *qClient, l lockstate.Loss, made time.Time) (n int) {
+// untroubled returns how many servers prove a lease to its client: those that granted it and have had no trouble
+// since its request was made, nor a quarantine. Of a server whose grant the client heard of only when it held the
+// lease already, it cannot know whether others owned there before. So such servers count only if they are no
+// majority together with those that prove nothing. A server that has restarted since proves nothing against the
+// lease, if the client hears it.
+func (w *qWorld) untroubled(c *qClient, l lockstate.Loss, made time.Time) int {
 	lease := w.owners.leases[l.Caller]
 	if lease != nil && lease.lowered != 0 {
 		return 0 // a downgrade proves nothing on servers that have lost their data, or whose answer was not waited for
 	}
+	began, joined, restarted := 0, 0, 0
 	for _, s := range w.servers {
-		if !c.hurt[s.i].Before(made) || !s.hasKept() {
-			continue
-		}
-		for owner, at := range w.owners.took[s.i] {
-			r := w.owners.request[owner]
-			if lease != nil && lease.called != 0 && at >= lease.called { // granted when it was already being given back
-				continue
-			}
-			if heard, ok := c.heard[s.i][owner]; !ok || w.deciding != nil && !heard.Before(w.deciding.began) {
-				continue
-			}
-			if w.owners.made[owner] != w.owners.gaveUps[r] { // granted to an earlier try of the request
-				continue
-			}
-			if r == w.under[l.Caller] || lease != nil && slices.Contains(lease.requests, r) {
-				n++
-				break
-			}
+		heard, since := w.grantOn(c, l, s)
+		first := !heard.IsZero() && !heard.After(since)
+		switch {
+		case first && heard.Before(s.restarted) && c.hurt[s.i].Before(s.restarted):
+			restarted++
+		case heard.IsZero() || !c.hurt[s.i].Before(made) || !s.hasKept():
+		case first:
+			began++
+		default:
+			joined++
 		}
 	}
-	return n
+	if n := len(w.servers); n-began-restarted < quorum.Majority(n) {
+		return began + joined
+	}
+	return began
+}
+
+// grantOn returns when the client heard that a server had granted a lease, zero if it did not, and since when it
+// has held the lease.
+func (w *qWorld) grantOn(c *qClient, l lockstate.Loss, s *qServer) (heard, since time.Time) {
+	lease := w.owners.leases[l.Caller]
+	for owner, at := range w.owners.took[s.i] {
+		r := w.owners.request[owner]
+		if lease != nil && lease.called != 0 && at >= lease.called { // granted when it was already being given back
+			continue
+		}
+		if w.owners.made[owner] != w.owners.gaveUps[r] { // granted to an earlier try of the request
+			continue
+		}
+		if r != w.under[l.Caller] && (lease == nil || !slices.Contains(lease.requests, r)) {
+			continue
+		}
+		if h, ok := c.heard[s.i][owner]; ok && (heard.IsZero() || h.Before(heard)) {
+			heard, since = h, c.since[r]
+		}
+	}
+	return heard, since
 }
 
 // qPromise is a minimum hold whose lock was given back early. Nobody may enter before it is over,
