@@ -39,6 +39,7 @@ type outage struct {
 	wake   bool       // whether all locks ask when the alarm fires
 	woken  time.Time  // when all locks last asked
 	probed time.Time  // when one lock last asked, or a command failed
+	fails  int        // how many failures were noted
 	soon   time.Time  // what probeSoon was last called with, until a failure uses it
 }
 
@@ -58,6 +59,7 @@ func (o *outage) failed(fail *protocol.Failure, at time.Time) {
 	defer o.mu.Unlock()
 	o.on.Store(true)
 	o.probed = now
+	o.fails++
 	switch {
 	case !o.soon.Before(at): // it failed before the time that probeSoon was called with
 		if !o.wake && (o.next.IsZero() || o.soon.Before(o.next)) {
@@ -105,7 +107,7 @@ func (o *outage) probeSoon(at time.Time) {
 // fire makes one lock probe, or all locks ask.
 func (o *outage) fire(now time.Time, batch []protocol.Renewal) []protocol.Renewal {
 	o.mu.Lock()
-	wake, on := o.wake, o.on.Load()
+	wake, on, fails := o.wake, o.on.Load(), o.fails
 	o.next, o.wake = time.Time{}, false
 	switch {
 	case wake:
@@ -126,7 +128,7 @@ func (o *outage) fire(now time.Time, batch []protocol.Renewal) []protocol.Renewa
 		}
 	}
 	if !asked && !wake {
-		o.endIfQuiet(now)
+		o.endIfQuiet(fails)
 	}
 	return batch
 }
@@ -150,12 +152,13 @@ func (e *entry) retry() (asks bool) {
 	return asks
 }
 
-// endIfQuiet ends the outage unless a command has failed since that probe, which found no lock that
-// waits out a pause. The next failure begins another outage.
-func (o *outage) endIfQuiet(probed time.Time) {
+// endIfQuiet ends the outage unless a command has failed since a probe that found no lock that waits
+// out a pause. fails is how many had failed before it. Their times do not tell: two may be one reading
+// of the clock. The next failure begins another outage.
+func (o *outage) endIfQuiet(fails int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.probed.Equal(probed) && !o.wake {
+	if o.fails == fails && !o.wake {
 		o.on.Store(false)
 		o.next = time.Time{}
 		o.client.watchdog.remove(&o.alarm)

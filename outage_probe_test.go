@@ -43,6 +43,27 @@ func TestAFailureThatLastsIsNoOutage(t *testing.T) {
 	}
 }
 
+// A lock's command fails while a probe looks for locks that wait out a pause. The probe does not find that
+// lock, because its command was in flight, and the outage goes on: otherwise the lock's own pause, of up to
+// 30 s, would have to end first. The failure may bear the time of the probe.
+func TestVirtualAFailureBesideAProbeKeepsTheOutageGoing(t *testing.T) {
+	for _, fails := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			c := onStub(t, 0, 0)
+			fail := &protocol.Failure{Err: errNoAnswer, Kind: protocol.NoAnswer}
+			c.outage.failed(fail, time.Now())
+			before := c.outage.fails
+			if fails {
+				c.outage.failed(fail, time.Now())
+			}
+			c.outage.endIfQuiet(before)
+			if on := c.outage.on.Load(); on != fails {
+				t.Errorf("another command failed %v: the outage goes on %v", fails, on)
+			}
+		})
+	}
+}
+
 type otherTypeAnswer struct{}
 
 func (otherTypeAnswer) Error() string {

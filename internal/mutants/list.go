@@ -463,6 +463,7 @@ var mutants = []mutant{
 	{"Shutdown waits for commands for ever", "client.go", "c.group.wait)", "func(context.Context) bool { return c.group.wait(context.Background()) })", "AHookOrPolicy"},
 	{"a later Close forgets what the first returned", "client.go", "		return c.outcome\n	}\n	close(c.closing)", "		return nil\n	}\n	close(c.closing)", "ShutdownEnds|TTLByClose"},
 	{"back-off outlives an outage", "outage.go", "	if fail.Lasts() {\n		return\n	}\n	now", "	if true {\n		return\n	}\n	now", "EndOfAnOutage"},
+	{"a failure beside a probe is not noticed", "outage.go", "	o.fails++\n", "", "TestVirtualAFailureBesideAProbe"},
 	{"after an outage only who probed goes on", "outage.go", "		o.wake = true\n", "", "EndOfAnOutage"},
 	{"any answer wakes all who wait out a pause", "outage.go", "	if hadFailed {", "	if true {", "HalfBroken"},
 	{"Close does not wait for releases that had no answer", "canceler.go", "c.idleLocked() && unconfirmed == 0 {", "c.idleLocked() {", "TestCloseWaitsForReleases"},

@@ -459,6 +459,9 @@ func (c *qClient) qstep(event func(q *quorum.Lock, now time.Time, fx *quorum.Eff
 	event(c.q, c.local(), &fx)
 	for _, send := range fx.Sends {
 		id, next := send.Requests()
+		if id == next { // a partial grant is given back
+			delete(c.heard[send.Server], send.Cmd.ID)
+		}
 		w.put(&qPacket{kind: "request", c: c, server: send.Server, send: send, gaveUps: [2]int{w.owners.gaveUps[id], w.owners.gaveUps[next]}})
 	}
 	for _, stray := range fx.Strays {
