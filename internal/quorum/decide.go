@@ -304,14 +304,14 @@ func (l *Lock) noMajority(op *Op, r *request, now time.Time, fx *Effects) {
 }
 
 // abandon ends a request after the state machine was told that its lease is lost, because the state
-// machine does not cancel such a request. During a downgrade the state machine ignores the loss:
-// the lease goes on, and what is left of it must not be given back.
+// machine does not cancel such a request. It does where a release or downgrade failed: the cancel may
+// still prove the lease, and after a downgrade the lease goes on with what is left of it.
 func (l *Lock) abandon(r *request, now time.Time, fx *Effects) {
 	if r.op != nil {
 		r.abandoned = r.op.verb == protocol.Acquire // the state machine still needs the request for other commands
 		return
 	}
-	if r.dropped || r.downgrading || !r.forgetAt.IsZero() {
+	if r.dropped || !r.forgetAt.IsZero() {
 		return
 	}
 	l.retreat(r, fx)

@@ -72,7 +72,7 @@ func (l *Lock) revoked(r *request, p *part, m *protocol.Message, now time.Time, 
 		}
 	}
 	if p.lostToken != 0 && (m.Token == 0 || m.Token >= p.lostToken) { // not by a restart, or before it
-		r.evicted, p.quarantineEnd = true, time.Time{}
+		r.evicted = true
 		p.brokeOff()
 	}
 	l.heed(r, now, fx)
@@ -88,7 +88,7 @@ func (l *Lock) heed(r *request, now time.Time, fx *Effects) {
 	}
 	n := 0
 	for i := range r.parts {
-		if p := &r.parts[i]; (p.stands(now) && p.lasts(r, now) || p.lost && p.asking && p.evicted == 0) && !p.anew && !r.gained(i) {
+		if p := &r.parts[i]; (p.stands(now) && p.lasts(r, now) || p.lost && p.asking) && !p.anew && !r.gained(i) {
 			n++
 		}
 	}

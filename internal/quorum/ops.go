@@ -222,11 +222,11 @@ func (l *Lock) release(op *Op, i int, now time.Time, fx *Effects) {
 
 // unasked reports whether a late answer to a renewal has found the part lost, and nobody has asked why
 // since. The answer to a release or yield says whether its server has only lost its data.
-func (p *part) unasked() bool { return p.lost && p.ended && !p.asking && p.evicted == 0 }
+func (p *part) unasked() bool { return p.lost && p.ended && !p.asking }
 
 // lostAndAsked reports whether a renewal has found the part lost, and the answer to the acquire that
 // followed will say whether its server has only lost its data.
-func (p *part) lostAndAsked() bool { return p.lost && p.asking && p.state != ending && p.evicted == 0 }
+func (p *part) lostAndAsked() bool { return p.lost && p.asking && p.state != ending }
 
 // awaitLost gives back a part that lostAndAsked reports. The op waits for the answer to the acquire,
 // which a cancel follows in the lane.

@@ -431,6 +431,21 @@ func TestARenewalOfARequestThatIsOverIsDecided(t *testing.T) {
 	if !r.Decided() {
 		t.Errorf("after a release: all have answered, and it is undecided: %v", r.outcomes)
 	}
+
+	s = newStand(t, 3, time.Second)
+	s.own(true, true, false)
+	r = s.renew()
+	renewal = s.fx.Sends
+	s.answer(renewal[0], renewed)
+	s.answer(renewal[1], unheard)
+	s.release()
+	for _, send := range s.fx.Sends {
+		s.answer(send, done)
+	}
+	s.drain(s.answer(renewal[2], enqueues), Result{})
+	if !r.Decided() {
+		t.Errorf("the last server answers after a release, and it is undecided: %v", r.outcomes)
+	}
 }
 
 // A server that granted the lease anew, perhaps after B, has restarted since, and B owns there in its quarantine.
