@@ -4,6 +4,7 @@ package quorum
 // wait behind them, so that clients with a few servers each do not wait for each other forever.
 
 import (
+	"hash/fnv"
 	"maps"
 	"slices"
 	"time"
@@ -16,22 +17,26 @@ import (
 // up to longestPatience.
 //
 // Servers may place requests whose tickets are nearly equal in different orders. Then each of them
-// would get back what it gave back, for ever. So from the time patientGiveBacks on, a request
-// queues again behind those with tickets up to setBack later, and twice that the next time.
+// would get back what it gave back, for ever. So from the time patientGiveBacks on, the request gets
+// a later ticket: by one to two times setBack, and twice as much each further time.
 const (
 	patience         = 2 * time.Millisecond
 	longestPatience  = time.Second
 	patientGiveBacks = 4
 	setBack          = 4 // in µs
+	mostDoublings    = 10
 )
 
-// ticketAfter returns the ticket with which a request queues again that has given back one server's
-// grant so many times.
-func ticketAfter(giveBacks int, ticket uint64) uint64 {
-	if giveBacks < patientGiveBacks {
-		return ticket
+// later returns a later ticket for a request that gives back a grant for the n-th time. Requests whose
+// tickets are equal get different ones, as far as their ids differ.
+func (r *request) later(n int, id string) uint64 {
+	if n < patientGiveBacks {
+		return r.ticket
 	}
-	return ticket + setBack<<min(giveBacks-patientGiveBacks, 18)
+	least := uint64(setBack) << min(n-patientGiveBacks, mostDoublings)
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(id))
+	return r.ticket + least + h.Sum64()%least
 }
 
 // plan sets when Tick looks at the request's partial grants that may have to be given back.
@@ -97,17 +102,47 @@ func (l *Lock) Tick(now time.Time, fx *Effects) {
 		if r.op != nil && r.op.verb != protocol.Acquire {
 			continue
 		}
-		for i := range r.parts {
-			if p := &r.parts[i]; l.blocks(r, i) && now.Sub(p.since) >= p.patience() {
-				l.giveBack(r, i, now, fx)
-			}
-		}
+		l.giveBackAll(r, now, fx)
 		l.plan(r, now)
 	}
 }
 
+// giveBackAll gives back the request's partial grants whose time has come. If it gets a later ticket,
+// it is placed anew on the servers where it is queued, so that its place is the same everywhere.
+func (l *Lock) giveBackAll(r *request, now time.Time, fx *Effects) {
+	var given []int
+	most := 0
+	for i := range r.parts {
+		if p := &r.parts[i]; l.blocks(r, i) && now.Sub(p.since) >= p.patience() {
+			given, most = append(given, i), max(most, p.regrants+1)
+		}
+	}
+	if len(given) == 0 {
+		return
+	}
+	before := r.ticket
+	r.ticket = r.later(most, l.newID(r, given[0]))
+	for _, i := range given {
+		l.giveBack(r, i, now, fx)
+	}
+	for i := range r.parts {
+		if p := &r.parts[i]; r.ticket != before && p.state == queued && !p.asking && !p.unsure && !l.cfg.Away(i) {
+			l.placeAnew(r, i, now, fx)
+		}
+	}
+}
+
+// placeAnew leaves a server's queue, and enters it under a new id with the request's present ticket.
+func (l *Lock) placeAnew(r *request, i int, now time.Time, fx *Effects) {
+	regrants := r.parts[i].regrants
+	l.remember(r.parts[i].id, i, now)
+	l.cancel(nil, r, i, nil, 0, fx)
+	l.ask(l.look(r, now), r, i, fx)
+	r.parts[i].regrants = regrants
+}
+
 // giveBack yields a partial grant to the first in its server's queue, and queues there again under
-// a new id, with the ticket of ticketAfter.
+// a new id and the request's ticket.
 func (l *Lock) giveBack(r *request, i int, now time.Time, fx *Effects) {
 	p := &r.parts[i]
 	if !p.unsure {
@@ -122,5 +157,5 @@ func (l *Lock) giveBack(r *request, i int, now time.Time, fx *Effects) {
 		op.outcomes[i] = outcomeNo // the server has answered, but the request waits there again
 	}
 	l.send(&Send{Server: i, Kind: Do, req: r, next: r,
-		Cmd: protocol.Command{Verb: protocol.Yield, ID: old, Next: p.id, At: now, Ticket: ticketAfter(regrants, r.ticket)}}, fx)
+		Cmd: protocol.Command{Verb: protocol.Yield, ID: old, Next: p.id, At: now, Ticket: r.ticket}}, fx)
 }

@@ -1,7 +1,6 @@
 package quorum
 
 import (
-	"slices"
 	"testing"
 	"time"
 
@@ -50,7 +49,7 @@ func TestARequestKeepsItsPlaceWhenItsGrantsAreGivenBackBeforeTheLastServerAnswer
 }
 
 // Requests of one instant may be in different orders on the servers, and then each gets back at once what it
-// gives back. So after a few times it queues behind the other, on the server that it keeps getting back.
+// gives back. So after a few times it gets a later ticket, and is placed by it on the other servers, too.
 func TestAGrantThatKeepsComingBackIsPlacedLater(t *testing.T) {
 	s := newStand(t, 3, time.Second)
 	s.lock.cfg.Ticket = func() uint64 { return 1000 }
@@ -58,25 +57,76 @@ func TestAGrantThatKeepsComingBackIsPlacedLater(t *testing.T) {
 	sends := s.fx.Sends
 	behind := granted(7)
 	behind.Answer.More = true
+	enqueued := Result{Answer: protocol.Answer{Outcome: protocol.Enqueued}}
 	s.answer(sends[0], behind)
 	for _, send := range sends[1:] {
-		s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Enqueued}})
+		s.answer(send, enqueued)
 	}
-	var tickets []uint64
-	for range 30 {
+	last := uint64(1000)
+	for n := 1; n <= 30; n++ {
 		s.now = s.now.Add(longestPatience)
 		s.fx = Effects{}
 		s.lock.Tick(s.now, &s.fx)
-		if len(s.fx.Sends) != 1 || s.fx.Sends[0].Cmd.Verb != protocol.Yield {
-			t.Fatalf("%d sends", len(s.fx.Sends))
+		var ticket uint64
+		placed := map[int]uint64{}
+		for sends = s.fx.Sends; len(sends) > 0; sends = sends[1:] {
+			send, res := sends[0], enqueued
+			switch {
+			case send.Kind == Cancel:
+				res = Result{}
+			case send.Cmd.Verb == protocol.Yield:
+				ticket = send.Cmd.Ticket
+				behind.Answer.Token++
+				res = behind
+			default:
+				placed[send.Server] = send.Cmd.Ticket
+			}
+			sends = append(sends, s.answer(send, res)...)
 		}
-		tickets = append(tickets, s.fx.Sends[0].Cmd.Ticket)
-		behind.Answer.Token++
-		s.answer(s.fx.Sends[0], behind)
+		least := uint64(setBack) << min(max(0, n-patientGiveBacks), mostDoublings)
+		later := ticket >= last+least && ticket < last+2*least
+		if n < patientGiveBacks {
+			later = ticket == 1000
+		}
+		if !later {
+			t.Fatalf("given back %d times: ticket %d after %d", n, ticket, last)
+		}
+		if again := n >= patientGiveBacks; again != (len(placed) == 2) || again && (placed[1] != ticket || placed[2] != ticket) {
+			t.Fatalf("given back %d times, with ticket %d: placed anew %v", n, ticket, placed)
+		}
+		last = ticket
 	}
-	const second = 1 << 20 // in µs, about
-	if want := []uint64{1000, 1000, 1000, 1004, 1008, 1016}; !slices.Equal(tickets[:6], want) || tickets[29] != 1000+second {
-		t.Errorf("tickets %v", tickets)
+}
+
+// Of several grants, all are given back with the same ticket.
+func TestGrantsThatKeepComingBackArePlacedAlike(t *testing.T) {
+	s := newStand(t, 5, time.Second)
+	s.acquire()
+	sends := s.fx.Sends
+	behind := granted(7)
+	behind.Answer.More = true
+	for i, send := range sends {
+		if i < 2 {
+			s.answer(send, behind)
+		} else {
+			s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Enqueued}})
+		}
+	}
+	for n := 1; n <= patientGiveBacks; n++ {
+		s.now = s.now.Add(longestPatience)
+		s.fx = Effects{}
+		s.lock.Tick(s.now, &s.fx)
+		tickets := map[uint64]int{}
+		for _, send := range s.fx.Sends {
+			if send.Cmd.Verb == protocol.Yield {
+				tickets[send.Cmd.Ticket]++
+				behind.Answer.Token++
+				s.answer(send, behind)
+			}
+		}
+		if len(tickets) != 1 || tickets[s.lock.reqs[s.id].ticket] != 2 {
+			t.Fatalf("given back %d times: %v", n, tickets)
+		}
 	}
 }
 
