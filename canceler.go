@@ -62,6 +62,14 @@ func (c *canceler) add(cancel *lockstate.Cancellation) {
 		c.mu.Unlock()
 		return
 	}
+	inLanes := 0 // which the schedule's own bound does not count
+	for _, waiting := range c.lanes {
+		inLanes += len(waiting)
+	}
+	if inLanes >= lockstate.MostCancels && len(last.Callers) == 0 {
+		c.mu.Unlock()
+		return
+	}
 	added := c.schedule.Add(cancel, time.Now())
 	if len(last.Callers) > 0 { // then it was added
 		c.unconfirmed++
@@ -203,16 +211,16 @@ func (c *canceler) take() []*lockstate.Cancellation {
 // count as sent without a reply.
 func (c *canceler) send(batch []*lockstate.Cancellation) {
 	var results []protocol.Cancelled
+	now := time.Now()
 	ctx, stop := context.WithTimeout(c.client.under(cancelledUnder(batch)), protocol.CommandTimeout)
 	defer stop()
 	defer func() {
 		for len(results) < len(batch) {
 			results = append(results, protocol.Cancelled{Fail: &protocol.Failure{Err: errPanicked, Kind: protocol.NoAnswer}})
 		}
-		c.answered(batch, results)
+		c.answered(batch, results, now)
 	}()
 	defer c.client.recoverPanic("a hook of the Redis client")
-	now := time.Now()
 	requests := make([]protocol.CancelRequest, len(batch))
 	for i, cancel := range batch {
 		requests[i] = protocol.CancelRequest{Keys: keysOf(cancel), ID: cancel.ID, Last: cancel.Last, Link: cancel.Link, Cooldown: cancel.Cooldown(now)}
@@ -230,7 +238,7 @@ func (c *canceler) send(batch []*lockstate.Cancellation) {
 }
 
 // answered passes the outcomes to the schedule, and to the callers that wait for them.
-func (c *canceler) answered(batch []*lockstate.Cancellation, results []protocol.Cancelled) {
+func (c *canceler) answered(batch []*lockstate.Cancellation, results []protocol.Cancelled, sent time.Time) {
 	var settled []lockstate.Settlement
 	now := time.Now()
 	c.mu.Lock()
@@ -251,7 +259,10 @@ func (c *canceler) answered(batch []*lockstate.Cancellation, results []protocol.
 	for i, cancel := range batch {
 		if fail := results[i].Fail; fail != nil {
 			c.client.slotMap.commandFailed(fail)
+			c.client.downtime.commandFailed(fail, sent, keeps)
 			c.client.log.commandFailed(keysOf(cancel).Name(), fail.Err)
+		} else {
+			c.client.downtime.commandAnswered(keeps)
 		}
 	}
 }

@@ -8,6 +8,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased/internal/lockstate"
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
@@ -76,4 +79,23 @@ func TestVirtualAMessageWhileAnUnlockIsProvedTakesItNoProof(t *testing.T) {
 			t.Errorf("remembered for ever: %v", c.canceler.awaited)
 		}
 	})
+}
+
+// Cancels that wait for a master of a Cluster that does not answer count towards the bound, too.
+func TestAFloodOfFalseMessagesAboutAFrozenMasterDoesNotFillTheMemory(t *testing.T) {
+	c := onStub(t, 0, 0)
+	keys, err := protocol.NewKeys("", "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.canceler.mu.Lock()
+	c.canceler.lanes = map[*redis.Client][]*lockstate.Cancellation{nil: make([]*lockstate.Cancellation, lockstate.MostCancels)}
+	c.canceler.mu.Unlock()
+	c.canceler.add(&lockstate.Cancellation{Owner: &keys, ID: "x"})
+	c.canceler.mu.Lock()
+	defer c.canceler.mu.Unlock()
+	if n := len(c.canceler.schedule.Pending); n > 0 {
+		t.Errorf("%d more are scheduled", n)
+	}
+	c.canceler.lanes = nil
 }

@@ -290,8 +290,8 @@
 // The error of a lost lease identifies the lease and says why it was lost; at the end of a
 // maximum hold it also matches [ErrMaxHold].
 //
-// At most one line a minute is logged for each cause, except that lost leases are always
-// logged; leases that are lost together for one reason share a line. A line about a lock
+// Each cause is logged at most once a minute, or once for each outage if outages follow more
+// quickly, except that lost leases are always logged; leases that are lost together for one reason share a line. A line about a lock
 // names the lock, unless [WithoutLockNamesInLogs] keeps names out.
 //
 // User code never runs under a mutex of this package, nor on the goroutines that renew

@@ -352,10 +352,10 @@ func (e *entry) run(cmd *protocol.Command, limit time.Duration) {
 			pause = 0
 		} else {
 			c.log.commandFailed(e.keys.Name(), err)
-			c.downtime.commandFailed(fail, cmd.At)
+			c.downtime.commandFailed(fail, cmd.At, kindOfCommand(cmd.Verb))
 		}
 	} else {
-		c.downtime.commandAnswered()
+		c.downtime.commandAnswered(kindOfCommand(cmd.Verb))
 		c.outage.answered(e.awake.pauses != nil) // it is awake, with a command in flight
 		e.awake.pauses = nil
 		if a.NoNotify && !e.awake.warned {

@@ -70,8 +70,8 @@ func (c *Client) Inspect(ctx context.Context, name string) (Info, error) {
 // ForceUnlock evicts the owners of the lock, including foreign ones, and lets the next waiter
 // in. Owners that use this package are notified at once, and the contexts of their leases end
 // with ErrLeaseLost. But the owners may still be at work, so ForceUnlock is for operators who
-// know that the owner is gone or wrong. If the lock is free, that is no error. ForceUnlock asks
-// Redis once, and waits for the answer until ctx ends. The error matches ErrClosed or
+// know that the owner is gone or wrong. If the lock is free, that is no error. ForceUnlock evicts
+// at most once, and waits for the answer until ctx ends. The error matches ErrClosed or
 // ErrInvalidName, or is the error of Redis or of ctx. After an error of Redis or ctx the owners
 // may have been evicted all the same; trying again does no harm unless the next owner should be
 // kept.

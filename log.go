@@ -45,8 +45,8 @@ func newThrottledLog(o *clientOptions) *throttledLog {
 	l.lines.most, l.lines.what = mostLines, "the logger"
 	l.lines.deliver = func(line func()) {
 		line()
-		if n := l.lines.dropped.Swap(0); n > 0 {
-			l.log().Warn("leased: the logger is too slow; lines were dropped", "lines", n)
+		if l.lines.dropped.Load() > 0 && time.Since(l.last["dropped"]) >= quiet {
+			l.print(slog.LevelWarn, "dropped", "log lines were dropped: they were too many at once, or the logger is too slow", "lines", l.lines.dropped.Swap(0))
 		}
 	}
 	return l
@@ -121,7 +121,7 @@ func (l *throttledLog) commandFailed(name string, err error) {
 		case protocol.RefusedNow:
 			cause, text = firstWord(err), "Redis cannot run lock commands now; trying again"
 		}
-		if fail.Kind != protocol.OtherType {
+		if fail.Kind != protocol.OtherType && firstWord(err) != "NOPERM" { // the latter may be about the keys of one lock
 			l.failed = time.Now()
 		}
 		if level == slog.LevelWarn && !slices.Contains(l.outage, cause) {
@@ -187,7 +187,7 @@ func (l *throttledLog) serverYoung(number int, addr string, left time.Duration, 
 
 // serverRefuses logs that a server of a quorum answers, but refuses a command.
 func (l *throttledLog) serverRefuses(number int, addr string, why error) {
-	l.write(slog.LevelWarn, fmt.Sprint("refuses ", number), "a server of the quorum refuses what it is asked",
+	l.write(slog.LevelWarn, fmt.Sprint("refuses ", number), "a server of the quorum rejects commands",
 		"server", number, "addr", addr, "error", why)
 }
 

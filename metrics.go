@@ -203,7 +203,19 @@ func (g *gauges) leave(m *metrics) {
 // observe is the callback. A client that is closed meanwhile may be observed once more.
 func (g *gauges) observe(_ context.Context, o metric.Observer) error {
 	sharedGauges.mu.Lock()
-	members := slices.Clone(g.members)
+	all := slices.Clone(sharedGauges.all)
+	sharedGauges.mu.Unlock()
+	// The global provider may have become that of other gauges only after they were made.
+	own := meterOf(g.provider)
+	all = slices.DeleteFunc(all, func(other *gauges) bool { return other != g && !sameMeter(meterOf(other.provider), own) })
+	if len(all) == 0 || all[0] != g {
+		return nil // the first one observes the clients of all
+	}
+	sharedGauges.mu.Lock()
+	var members []*metrics
+	for _, each := range all {
+		members = append(members, each.members...)
+	}
 	sharedGauges.mu.Unlock()
 	locks := map[attribute.Distinct]*labelledUsage{}
 	for _, m := range members {

@@ -182,10 +182,29 @@ type downtime struct {
 	began  time.Time  // when the first command that failed was sent
 	failed time.Time  // when a command last failed
 	heard  time.Time  // when a command got a reply since then, zero if none did
+
+	// refused is whether Redis refused the last command of each kind: a server whose memory is full
+	// refuses those that take a lock, and renews and releases what is held.
+	refused [2]bool
+}
+
+// workKind is the kind of a command to downtime.
+type workKind int
+
+const (
+	takes workKind = iota
+	keeps          // or ends what is held: a renewal, release or cancel
+)
+
+func kindOfCommand(verb protocol.Verb) workKind {
+	if verb == protocol.Release {
+		return keeps
+	}
+	return takes
 }
 
 // commandFailed notes that a command that was sent at that time has failed.
-func (d *downtime) commandFailed(fail *protocol.Failure, sent time.Time) {
+func (d *downtime) commandFailed(fail *protocol.Failure, sent time.Time, kind workKind) {
 	if fail.Lasts() {
 		return
 	}
@@ -195,16 +214,19 @@ func (d *downtime) commandFailed(fail *protocol.Failure, sent time.Time) {
 		d.began = sent
 	}
 	d.failed, d.heard = time.Now(), time.Time{}
+	d.refused[kind] = fail.Kind == protocol.RefusedNow
 }
 
-// commandAnswered notes that a command got a reply.
-func (d *downtime) commandAnswered() {
+// commandAnswered notes that a command got a reply. While Redis refuses commands of the other kind, that
+// does not end the downtime.
+func (d *downtime) commandAnswered(kind workKind) {
 	if !d.lasts.Load() {
 		return
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.lasts.Load() && d.heard.IsZero() {
+	d.refused[kind] = false
+	if d.lasts.Load() && d.heard.IsZero() && !d.refused[takes] && !d.refused[keeps] {
 		d.heard = time.Now()
 		d.client.watchdog.set(d, d.heard.Add(answersLong))
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 
+	"github.com/leasedmutex/leased/internal/lockstate"
 	"github.com/leasedmutex/leased/internal/protocol"
 	"github.com/leasedmutex/leased/internal/redisserver"
 )
@@ -63,6 +64,66 @@ func TestVirtualAFailureBesideAProbeKeepsTheOutageGoing(t *testing.T) {
 		})
 	}
 }
+
+// While Redis refuses to take locks, as when its memory is full, it renews and releases. Its replies to that do
+// not end the downtime, and nor does a cancel that fails begin one whose end nobody sees.
+func TestVirtualADowntimeEndsWithTheCommandsThatWereRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := onStub(t, 0, 0)
+		c.begin()
+		c.downtime.commandFailed(&protocol.Failure{Err: errNoAnswer, Kind: protocol.RefusedNow}, time.Now(), takes)
+		for range 10 {
+			c.downtime.commandAnswered(keeps)
+			time.Sleep(answersLong)
+			synctest.Wait()
+			if !c.downtime.lasts.Load() {
+				t.Fatal("a renewal was answered, and the downtime is over")
+			}
+		}
+		c.downtime.commandAnswered(takes)
+		time.Sleep(answersLong)
+		synctest.Wait()
+		if c.downtime.lasts.Load() {
+			t.Error("a lock was answered, and the downtime goes on")
+		}
+		keys, err := protocol.NewKeys("", "x")
+		if err != nil {
+			t.Fatal(err)
+		}
+		cancel := &lockstate.Cancellation{Owner: &keys, ID: "x"}
+		answer := func(fail *protocol.Failure) {
+			c.canceler.answered([]*lockstate.Cancellation{cancel}, []protocol.Cancelled{{Fail: fail}}, time.Now())
+		}
+		answer(&protocol.Failure{Err: errNoAnswer, Kind: protocol.NoAnswer})
+		if !c.downtime.lasts.Load() {
+			t.Error("a cancel had no answer, and no downtime began")
+		}
+		answer(nil)
+		time.Sleep(answersLong)
+		synctest.Wait()
+		if c.downtime.lasts.Load() {
+			t.Error("the cancel was answered, and the downtime goes on")
+		}
+	})
+}
+
+// A refusal for want of a right may be about the keys of one lock, and hides no other trouble.
+func TestARefusalOfOneLockIsNoFailureOfAll(t *testing.T) {
+	for text, hides := range map[string]bool{"NOPERM No permissions to access a key": false, "LOADING Redis is loading": true} {
+		l := newThrottledLog(&clientOptions{logger: slog.New(slog.DiscardHandler)})
+		done := make(chan bool)
+		l.commandFailed("x", refusal(text))
+		l.later(func() { done <- !l.failed.IsZero() })
+		if got := <-done; got != hides {
+			t.Errorf("%s: it counts for all locks %v", text, got)
+		}
+	}
+}
+
+type refusal string
+
+func (e refusal) Error() string { return string(e) }
+func (refusal) RedisError()     {}
 
 type otherTypeAnswer struct{}
 

@@ -255,7 +255,7 @@ func TestAServerOfAQuorumThatRefusesCommandsIsLogged(t *testing.T) {
 			unlock(t, lock(t, c.Mutex("x")))
 			time.Sleep(time.Second)
 		}
-		if n := out.count(slog.LevelWarn, "a server of the quorum refuses what it is asked"); n != 1 {
+		if n := out.count(slog.LevelWarn, "a server of the quorum rejects commands"); n != 1 {
 			t.Errorf("%d lines, want one: %q", n, out.messages())
 		}
 		servers[1].SetError("")

@@ -3,6 +3,7 @@ package leased
 import (
 	"fmt"
 	"log/slog"
+	"maps"
 	"runtime"
 	"strings"
 	"time"
@@ -20,10 +21,14 @@ type slowWatch struct {
 	client    *Client
 	threshold time.Duration
 	looks     ticker
+
+	// waits and holds are when a wait for a lock, and a hold of it, was last logged, if that was within the
+	// last minute. Another one is left for a later look: it may be the one that does not end.
+	waits, holds map[string]time.Time
 }
 
 func newSlowWatch(c *Client, threshold time.Duration) *slowWatch {
-	s := &slowWatch{client: c, threshold: threshold}
+	s := &slowWatch{client: c, threshold: threshold, waits: map[string]time.Time{}, holds: map[string]time.Time{}}
 	s.looks.init(c, threshold/4, s.look)
 	return s
 }
@@ -54,21 +59,29 @@ func (s *slowWatch) look(now time.Time) {
 	c := s.client
 	since := now.Add(-s.threshold).Sub(c.began)
 	more := 0
+	for _, told := range []map[string]time.Time{s.waits, s.holds} {
+		maps.DeleteFunc(told, func(_ string, last time.Time) bool { return now.Sub(last) >= quiet+time.Second }) // print reads the clock a little later
+	}
 	var found []slowLock
 	for _, e := range c.entries() {
 		e.mu.Lock()
-		wait, hold := e.state().TakeSlow(since, now)
+		name := e.keys.Name()
+		_, waited := s.waits[name]
+		_, held := s.holds[name]
+		wait, hold := e.state().TakeSlow(since, now, !waited, !held)
 		if wait == nil && hold == nil {
 			e.restLocked()
 			e.mu.Unlock()
 			continue
 		}
 		waiting, within := e.state().Counts()
-		one := slowLock{name: e.keys.Name(), waiting: waiting, blocker: blockerName(e.state().Blocker()), ownOwner: within > 0}
+		one := slowLock{name: name, waiting: waiting, blocker: blockerName(e.state().Blocker()), ownOwner: within > 0}
 		if wait != nil {
+			s.waits[name] = now
 			one.wait, one.waitSite = now.Sub(c.began.Add(wait.Since)), callOf(wait).extras().site
 		}
 		if hold != nil {
+			s.holds[name] = now
 			one.hold, one.token, one.holdSite = now.Sub(c.began.Add(hold.Since)), hold.Token, callOf(hold).extras().site
 		}
 		e.restLocked()
@@ -124,5 +137,5 @@ func (l *throttledLog) slow(s *slowLock) {
 }
 
 func (l *throttledLog) moreSlow(n int) {
-	l.write(slog.LevelWarn, "more slow", "other locks have also been held or waited for for a long time", "locks", n)
+	l.write(slog.LevelWarn, "more slow", "other locks have also had long holds or waits", "locks", n)
 }

@@ -268,6 +268,26 @@ func TestACallerThatWaitsOrHoldsForLongIsLoggedOnce(t *testing.T) {
 	})
 }
 
+// A holder that is slow within a minute of another line about its lock is logged when the minute is over: it may
+// be the one that never unlocks.
+func TestAHolderThatIsStuckIsLoggedEvenIfAnotherOneWasSlowJustBefore(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var out logs
+		c := newClient(t, s, leased.WithSlowThreshold(10*time.Second), out.option())
+		mu := c.Mutex("x")
+		l := lock(t, mu)
+		time.Sleep(15 * time.Second)
+		unlock(t, l)
+		l = lock(t, mu)
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		if n := out.count(slog.LevelWarn, "a lock has been held for a long time"); n != 2 {
+			t.Errorf("%d lines, want one for each hold: %q", n, out.messages())
+		}
+		unlock(t, l)
+	})
+}
+
 func TestLocksThatAreSlowTogetherAreTenLinesAndACount(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		var out logLines
@@ -282,7 +302,7 @@ func TestLocksThatAreSlowTogetherAreTenLinesAndACount(t *testing.T) {
 		if n := strings.Count(got, "a lock has been held for a long time"); n != 10 {
 			t.Errorf("%d locks have a line of their own", n)
 		}
-		if n := strings.Count(got, "other locks"); n != 1 || !strings.Contains(got, `msg="leased: other locks have also been held or waited for for a long time" locks=3`) {
+		if n := strings.Count(got, "other locks"); n != 1 || !strings.Contains(got, `msg="leased: other locks have also had long holds or waits" locks=3`) {
 			t.Errorf("%d lines count the rest, which are 3:\n%s", n, got)
 		}
 		for _, l := range leases {

@@ -138,6 +138,27 @@ func TestClientsFromBeforeAndAfterAProviderIsSetShareItsGauges(t *testing.T) {
 	})
 }
 
+// The global provider can become one that a client was given before.
+func TestClientsShareGaugesIfTheirProviderBecomesTheGlobalOne(t *testing.T) {
+	if !alone(t) {
+		return
+	}
+	inVirtualTime(t, func(t *testing.T, s place) {
+		global := newClient(t, s)
+		m := newMeter(t)
+		given := newClient(t, s, leased.WithMeterProvider(m))
+		otel.SetMeterProvider(m)
+		for _, c := range []*leased.Client{global, given} {
+			l := lock(t, c.Mutex("x"))
+			time.Sleep(time.Second)
+			if hold := seconds(t, m.collect(t)["leased.hold.oldest"]); !near(hold, 1) {
+				t.Errorf("the oldest hold: %v s", hold)
+			}
+			unlock(t, l)
+		}
+	})
+}
+
 // listedMeter is comparable as a type, and not as a value.
 type listedMeter struct {
 	metric.Meter

@@ -317,7 +317,7 @@ func (c *Client) renewed(ctx context.Context, batch []protocol.Renewal, took tim
 	// Last, because what follows can hang, and no lock may wait for it.
 	defer c.recoverPanic("a hook of the Redis client, or an error of one,")
 	if answered {
-		c.downtime.commandAnswered()
+		c.downtime.commandAnswered(keeps)
 		c.outage.answered(false)
 	}
 	var failed *protocol.Failure
@@ -327,7 +327,7 @@ func (c *Client) renewed(ctx context.Context, batch []protocol.Renewal, took tim
 			fail := redisserver.Classify(r.Err)
 			failed = fail
 			c.inbox.requireProbe(fail)
-			c.downtime.commandFailed(fail, r.At)
+			c.downtime.commandFailed(fail, r.At, keeps)
 			c.outage.failed(fail, time.Now())
 			c.slotMap.commandFailed(fail)
 			c.log.commandFailed(r.Keys.Name(), r.Err)

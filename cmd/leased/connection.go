@@ -372,7 +372,7 @@ var hints = [...]hint{
 	{"WRONGPASS", "it does not take this user or password", ""},
 	{"READONLY", "it is a replica", "connect to its primary, or by --sentinel NAME"},
 	{"OOM ", "its memory is full", "raise maxmemory, or free memory"},
-	{"NOREPLICAS", "it has fewer replicas than its min-replicas-to-write", "mend those, or lower it"},
+	{"NOREPLICAS", "it has fewer replicas than its min-replicas-to-write", "fix the replicas, or lower the setting"},
 	{"MISCONF", "it cannot save to disk", "its log says why"},
 	{"to run the 'scan' command", lacksRight, "allow +scan, which ls and top need beside the rights of locks"},
 	{"NOPERM", lacksRight, leastRights},

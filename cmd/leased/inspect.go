@@ -42,7 +42,7 @@ func inspectCommand(std streams) *cobra.Command {
 				describe(std.out, info)
 				if len(info.Owners) > 0 || info.Queue > 0 {
 					if other := conn.alias(ctx, args[0]); other != nil {
-						hang(std.out, "hint    ", other.says("leased inspect", ""), widthOf(std.out))
+						hang(std.out, "hint    ", other.says(), widthOf(std.out))
 					}
 				}
 				return nil

@@ -22,14 +22,13 @@ import (
 // alias is a lock as its clients name it, who have another prefix than --prefix said.
 type alias struct{ key, prefix, name string }
 
-// says tells what the lock is called, and the command to use, which is do with the right prefix and name.
-func (a *alias) says(do, rest string) string {
-	whose := "without a key prefix"
-	if a.prefix != "" {
-		whose = fmt.Sprintf("with key prefix %q", a.prefix)
-		do += " --prefix " + shellWord(a.prefix)
+// says tells what the lock is called, and the prefix and name to give. It is no command to copy: that would
+// leave out where Redis is, and so go to another one.
+func (a *alias) says() string {
+	if a.prefix == "" {
+		return fmt.Sprintf("%q is lock %q of clients without a key prefix; give the name %s, and no --prefix", a.key, a.name, shellWord(a.name))
 	}
-	return fmt.Sprintf("%q is lock %q of clients %s; use: %s %s%s", a.key, a.name, whose, do, shellWord(a.name), rest)
+	return fmt.Sprintf("%q is lock %q of clients with key prefix %q; give --prefix %s and the name %s", a.key, a.name, a.prefix, shellWord(a.prefix), shellWord(a.name))
 }
 
 var plainWord = regexp.MustCompile(`^[\w@%+=:,./-]+$`)

@@ -53,19 +53,18 @@ func TestALockWhoseClientsHaveAnotherPrefixIsLeftToThatPrefix(t *testing.T) {
 		lease := holds(t, rdb, inner, "no. 1", `web[1]*?\`)
 		key := s.Prefix + "billing:no. 1"
 
-		says := `is lock "no. 1" of clients with key prefix "` + inner + `"; use: leased `
-		remedy := " --prefix " + inner + " 'no. 1'"
+		says := `is lock "no. 1" of clients with key prefix "` + inner + `"; give --prefix ` + inner + " and the name 'no. 1'\n"
 		got := invoke(t, append([]string{"unlock", "--force", "--yes", "billing:no. 1"}, at...)...)
-		if want := says + "unlock --force" + remedy + "\n"; got.status != statusUsage || got.out != "" || !strings.Contains(got.err, want) {
+		if want := says; got.status != statusUsage || got.out != "" || !strings.Contains(got.err, want) {
 			t.Errorf("unlock: %+v, want %q", got, want)
 		}
 		status, out, errs := runResult(t, s.Addr, "--prefix", s.Prefix, "billing:no. 1", "--", "true")
-		if want := says + "run" + remedy + " -- …\n"; status != statusRunUsage || out != "" || !strings.HasSuffix(errs, want) {
+		if want := says; status != statusRunUsage || out != "" || !strings.HasSuffix(errs, want) {
 			t.Errorf("run: status %d, stdout %q, stderr %q, want %q", status, out, errs, want)
 		}
 		t.Setenv("COLUMNS", "") // no line is broken
 		got = invoke(t, append([]string{"inspect", "billing:no. 1"}, at...)...)
-		if want := "\nhint    \"" + key + "\" " + says + "inspect" + remedy + "\n"; got.status != 0 || !strings.Contains(got.out, want) {
+		if want := "\nhint    \"" + key + "\" " + says; got.status != 0 || !strings.Contains(got.out, want) {
 			t.Errorf("inspect: %+v, want %q", got, want)
 		}
 		if got := invoke(t, append([]string{"inspect", "--json", "billing:no. 1"}, at...)...); got.status != 0 || strings.Contains(got.out+got.err, "hint") {
@@ -91,7 +90,7 @@ func TestAPrefixThatClientsDoNotHaveIsRefusedToo(t *testing.T) {
 	m := redistest.MiniTCP(t)
 	holds(t, redistest.MiniClient(t, m), "", "billing:x", "web")
 	got := invoke(t, "unlock", "--force", "--yes", "--prefix", "billing:", "x", "--redis", m.Addr())
-	if want := `"billing:x" is lock "billing:x" of clients without a key prefix; use: leased unlock --force billing:x` + "\n"; got.status != statusUsage || !strings.Contains(got.err, want) {
+	if want := `"billing:x" is lock "billing:x" of clients without a key prefix; give the name billing:x, and no --prefix` + "\n"; got.status != statusUsage || !strings.Contains(got.err, want) {
 		t.Errorf("%+v, want %q", got, want)
 	}
 }
@@ -106,7 +105,7 @@ func TestAWaiterBehindAForeignOwnerTellsThePrefix(t *testing.T) {
 	}
 	waits(t, client, "x")
 	until(t, "the waiter is found by its channel", func() bool {
-		return strings.Contains(invoke(t, "inspect", "billing:x", "--redis", m.Addr()).out, "--prefix billing: x")
+		return strings.Contains(invoke(t, "inspect", "billing:x", "--redis", m.Addr()).out, "--prefix billing: and the name x")
 	})
 	if status, _, errs := runResult(t, m.Addr(), "-w", "0.1", "billing:x", "--", "true"); status != statusRunUsage {
 		t.Errorf("run: status %d, stderr %q", status, errs)
@@ -155,7 +154,7 @@ func TestOnAQuorumAnotherPrefixIsFoundToo(t *testing.T) {
 	defer lease.Unlock()
 	at := []string{"--quorum", "--redis", strings.Join(addrs, ",")}
 	until(t, "the owner is found by its channel", func() bool {
-		return strings.Contains(invoke(t, append([]string{"inspect", "billing:x"}, at...)...).out, "--prefix billing: x")
+		return strings.Contains(invoke(t, append([]string{"inspect", "billing:x"}, at...)...).out, "--prefix billing: and the name x")
 	})
 	if got := invoke(t, append([]string{"unlock", "--force", "--yes", "billing:x"}, at...)...); got.status != statusUsage {
 		t.Errorf("unlock: %+v", got)

@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"sync"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -56,20 +56,30 @@ func (a *address) openQuorum(ctx context.Context, opts ...leased.Option) (*conne
 func majorityAnswers(ctx context.Context, rdbs []redis.UniversalClient, options []*redis.UniversalOptions) error {
 	ctx, cancel := context.WithTimeout(ctx, connectTime)
 	defer cancel()
-	errs := make([]error, len(rdbs))
-	var all sync.WaitGroup
-	for i, rdb := range rdbs {
-		all.Go(func() { errs[i] = rdb.Ping(ctx).Err() })
+	type answer struct {
+		server int
+		err    error
 	}
-	all.Wait()
+	answers := make(chan answer, len(rdbs))
+	for i, rdb := range rdbs {
+		// A server that hangs is not waited for. Its PING ends with the client's read timeout.
+		go func() { answers <- answer{i, rdb.Ping(ctx).Err()} }()
+	}
 	answered := 0
 	var last error
-	for i, err := range errs {
-		if err == nil {
-			answered++
-		} else {
-			last = unconnected(options[i], err)
+	var over <-chan time.Time
+	for waiting := len(rdbs); waiting > 0; waiting-- {
+		select {
+		case a := <-answers:
+			if a.err != nil {
+				last = unconnected(options[a.server], a.err)
+			} else if answered++; answered > len(rdbs)/2 && over == nil {
+				over = time.After(othersTime)
+			}
+			continue
+		case <-over:
 		}
+		break
 	}
 	if answered <= len(rdbs)/2 {
 		return fmt.Errorf("%d of the %d servers answered, which is no majority: %w", answered, len(rdbs), last)

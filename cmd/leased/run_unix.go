@@ -111,7 +111,7 @@ func (o *runOptions) connect(ctx context.Context, trouble *troubleLog) (*connect
 	}
 	if other := conn.alias(ctx, o.name); other != nil {
 		conn.close()
-		return nil, usagef("%s", other.says("leased run", " -- …"))
+		return nil, usagef("%s", other.says())
 	}
 	return conn, nil
 }
@@ -263,8 +263,8 @@ func (o *runOptions) acquire(ctx context.Context, std streams, client *leased.Cl
 		case r := <-done:
 			return r.lease, r.err
 		case <-look.C:
-			if why := trouble.lasting(); why != nil {
-				fmt.Fprintf(std.err, "leased: still waiting for lock %q, which Redis does not give: %v\n", o.name, inPlainWords(why))
+			if why := trouble.lasting(); why != nil && !o.contended(ctx, client, why) {
+				fmt.Fprintf(std.err, "leased: still waiting for lock %q; Redis is not granting it: %v\n", o.name, inPlainWords(why))
 				look.Stop()
 			}
 		case s := <-signals:
@@ -424,7 +424,7 @@ func (r *running) ended(c change) error {
 	r.guard.end()
 	switch {
 	case c.err != nil:
-		return fmt.Errorf("the command was killed, because the system does not tell whether it has ended: %w", c.err)
+		return fmt.Errorf("the command was killed, because its exit status could not be read: %w", c.err)
 	case status.Signaled():
 		if fromTerminal && status.Signal() == syscall.SIGINT {
 			// Without us, Ctrl-C would have reached the script that started us.

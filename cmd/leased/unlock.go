@@ -44,7 +44,7 @@ func unlockCommand(std streams) *cobra.Command {
 				return nil
 			}
 			if other := conn.alias(ctx, args[0]); other != nil {
-				return usagef("%s", other.says("leased unlock --force", ""))
+				return usagef("%s", other.says())
 			}
 			if !yes {
 				describe(std.out, info)

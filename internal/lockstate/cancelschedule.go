@@ -10,6 +10,10 @@ import (
 // CancelsAtOnce is how many cancels fit in one round trip.
 const CancelsAtOnce = 250
 
+// MostCancels bounds the cancels that no Unlock waits for, so that a flood of forged messages cannot fill
+// the memory.
+const MostCancels = 100_000
+
 const (
 	// latestArrival is how long an unanswered command may take to arrive. We give it up after
 	// 2 s and close its connection, but what was written by then may still be in the network,
@@ -21,7 +25,6 @@ const (
 	longCancelAgain  = 30 * time.Second
 	cancelProbeEvery = 2 * time.Second
 
-	mostCancels    = 100_000 // so that a flood of forged messages cannot fill the memory
 	cancelGrid     = 100 * time.Millisecond
 	cancelPatience = time.Minute
 )
@@ -57,7 +60,7 @@ type CancelSchedule struct {
 
 // Add schedules g from now on. It returns false if too many cancels are pending.
 func (s *CancelSchedule) Add(g *Cancellation, now time.Time) bool {
-	if len(s.Pending) >= mostCancels && !g.awaited() {
+	if len(s.Pending) >= MostCancels && !g.awaited() {
 		return false
 	}
 	g.nextAt = now

@@ -316,7 +316,7 @@ func TestNothingIsCancelledThroughAClosedRedisClient(t *testing.T) {
 
 func TestAFloodOfFalseMessagesDoesNotFillTheMemory(t *testing.T) {
 	var s CancelSchedule
-	for _, g := range wait24h(mostCancels) {
+	for _, g := range wait24h(MostCancels) {
 		if !s.Add(g, noon) {
 			t.Fatal("refused")
 		}

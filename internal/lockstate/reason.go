@@ -21,7 +21,7 @@ func (r Reason) String() string {
 		0:             "",
 		notKept:       "Redis had not kept it for us",
 		notConfirmed:  "Redis did not confirm it in time",
-		collected:     "it was garbage-collected without Unlock, and so not renewed",
+		collected:     "its Lease was garbage-collected without Unlock, so it was no longer renewed",
 		notOurs:       "Redis reports that this process no longer owns it",
 		notDowngraded: "this process no longer owned the lock when it was to be downgraded",
 		lostAtRelease: "this process no longer owned the lock when it released it",

@@ -72,17 +72,17 @@ func (l *Lock) Oldest() (waiting, inside time.Duration) {
 
 // TakeSlow returns the caller that has waited the longest and the one that has been inside the
 // longest, each only if that began at since or earlier, and only once; otherwise nil. It adds
-// an event to the logs of those that it returns.
-func (l *Lock) TakeSlow(since time.Duration, now time.Time) (waiting, inside *Caller) {
-	take := func(c *Caller) *Caller {
-		if c == nil || c.slow || c.Since > since {
+// an event to the logs of those that it returns. waits and holds say whether it looks at either.
+func (l *Lock) TakeSlow(since time.Duration, now time.Time, waits, holds bool) (waiting, inside *Caller) {
+	take := func(c *Caller, looks bool) *Caller {
+		if !looks || c == nil || c.slow || c.Since > since {
 			return nil
 		}
 		c.slow = true
 		c.Events.add(Event{At: now, What: eventSlow})
 		return c
 	}
-	return take(l.waiting.first), take(l.inside.first)
+	return take(l.waiting.first, waits), take(l.inside.first, holds)
 }
 
 // Served returns the caller that the command in flight is for: the last one that unlocked, one

@@ -57,10 +57,6 @@ func (s *Server) nodeOfLine(ctx context.Context, line []any) (redis.UniversalCli
 	return s.nodeOf(ctx, key)
 }
 
-// pipelinePool is the default size of the pool that go-redis, from version 9.23 on, has for pipelines.
-// PoolStats leaves that pool out.
-const pipelinePool = 10
-
 // clearPool sends PINGs, on the connections that pipelines use or on the others, until one is answered or
 // all connections that are idle must have been tried, and reports whether one was answered. A PING
 // that meets a broken connection has go-redis discard it. rdb must be a client of one node; otherwise
@@ -70,9 +66,10 @@ func (s *Server) clearPool(ctx context.Context, rdb redis.UniversalClient, pipel
 	if !ok {
 		return false
 	}
-	idle := int(rdb.PoolStats().IdleConns)
-	if pipelines {
-		idle = max(idle, pipelinePool)
+	pool := rdb.PoolStats()
+	idle := int(pool.IdleConns)
+	if pipelines && pool.PipelineStats != nil {
+		idle = max(idle, int(pool.PipelineStats.IdleConns))
 	}
 	for tries := 0; tries <= idle; tries++ { // the last one on a connection that is new
 		s.sent.Add(1)

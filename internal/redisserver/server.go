@@ -316,6 +316,12 @@ func (s *Server) pipeline(ctx context.Context, n int, call func(i int, byText bo
 		cmds[i] = call(i, false)
 	}
 	s.inTime(ctx, cmds)
+	if len(cmds) > 0 && s.broke(cmds[0].Err()) && s.answers(ctx, cmds[0].Args()) {
+		for i := range cmds { // to renew or cancel twice does no harm
+			cmds[i] = call(i, false)
+		}
+		s.inTime(ctx, cmds)
+	}
 	var again []onceCmd
 	var places []int
 	for i, cmd := range cmds {
