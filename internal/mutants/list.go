@@ -893,6 +893,8 @@ var mutants = []mutant{
 	{"a quorum: a regrant in quarantine hides an eviction", "internal/quorum/lock.go", "			} else if r.token != 0 {\n				p.lostToken = max(p.lostToken, p.token)\n", "			} else if r.token != 0 {\n", "TestAnEvictionByAServerInQuarantine"},
 	{"a quorum: an owner in quarantine hides an eviction", "internal/quorum/lock.go", "At.Add(res.Young)\n		p.lostToken = max(p.lostToken, p.token)\n", "At.Add(res.Young)\n", "TestAnEvictionByAServerInQuarantine"},
 	{"a quorum: an eviction of an earlier lease counts", "internal/quorum/decide.go", "p.late, p.lostToken, p.anew = time.Time{}, false, 0, false", "p.late, p.anew = time.Time{}, false, false", "TestAnEvictionFromBefore"},
+	{"a quorum: a server that answers a yield last was gained", "internal/quorum/ops.go", "(q.follows || p != nil && old == outcomeYes)", "(q.follows || false && old == outcomeYes)", "TestAServerThatAnswersAYieldLast"},
+	{"a quorum: a server that had lost a lease proves the next one", "internal/quorum/ops.go", "(q.follows || p != nil && old == outcomeYes)", "(q.follows || p != nil)", "TestAServerThatAnswersAYieldLast"},
 	{"a quorum: requests of one instant get back what they give back for ever", "internal/quorum/partial.go", "	return r.ticket + least + h.Sum64()%least\n", "	return r.ticket + 0*(least+h.Sum64()%least)\n", "TestAGrantThatKeepsComingBack"},
 	{"a quorum: what is given back often is placed later without a bound", "internal/quorum/partial.go", "min(n-patientGiveBacks, mostDoublings)", "min(n-patientGiveBacks, mostDoublings+1)", "TestAGrantThatKeepsComingBack"},
 	{"a quorum: a grant that is given back is placed later at once", "internal/quorum/partial.go", "	if n < patientGiveBacks {", "	if n+1 < patientGiveBacks {", "TestAGrantThatKeepsComingBack"},

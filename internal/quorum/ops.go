@@ -438,7 +438,8 @@ func (l *Lock) moved(s *Send, res Result, now time.Time, fx *Effects) {
 		} else if a.Outcome == protocol.Granted {
 			outcome = outcomeYes
 			r.own(q, a, s.Cmd.At, now, res.Young > 0)
-			if q.follows = p != nil && p.downgraded; q.follows && !s.req.gained(i) {
+			q.follows = p != nil && p.downgraded
+			if (q.follows || p != nil && old == outcomeYes) && !s.req.gained(i) { // nobody can have owned there in between
 				q.since = p.since
 			}
 		} else if q.state != owned || a.Token >= q.token {

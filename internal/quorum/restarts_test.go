@@ -309,6 +309,33 @@ func TestServersThatAllRestartedProveNothingAlthoughTheLeaseStoodThere(t *testin
 	}
 }
 
+// A server that passes a lease on to the next request of its process, but answers when the others have decided, did
+// not let anybody in between. So it proves the next lease as they do.
+func TestAServerThatAnswersAYieldLastWasNotGained(t *testing.T) {
+	for _, gone := range []bool{false, true} { // whether another owner had taken the old lease from it
+		s := newStand(t, 3, time.Second)
+		s.own(true, true, true)
+		s.tick()
+		op, sends := s.leave(protocol.Yield)
+		for _, send := range sends[:2] {
+			s.answer(send, granted(7))
+		}
+		if !op.Decided() || op.Answer.Outcome != protocol.Granted {
+			t.Fatalf("decided %v, %v %v", op.Decided(), op.Answer.Outcome, op.Err)
+		}
+		s.tick()
+		late := granted(7)
+		late.Answer.Gone = gone
+		s.answer(sends[2], late)
+		s.id = s.next()
+		op = s.release()
+		for _, send := range s.fx.Sends {
+			s.answer(send, []Result{notHere, done, done}[send.Server])
+		}
+		s.wants(op, !gone, "the old lease was gone", gone)
+	}
+}
+
 // A second renewal's answer says of a server that is being given back what the first one's has said.
 func TestASecondRenewalTakesNothingFromARelease(t *testing.T) {
 	for _, late := range []bool{true, false} { // true: the first renewal is decided, so the release asks the server
