@@ -138,9 +138,9 @@ func WithOwner(label string) Option {
 
 // WithLogger sets the logger to which the client reports errors. Nothing is logged while
 // there are none, and each cause at most once a minute, or once for each outage if outages
-// follow more quickly; but without a loss handler, every loss of a lease is logged. A line about a lock names the lock; see
-// WithoutLockNamesInLogs. The logger is called on a separate goroutine, so no lock waits
-// for it. The default is [slog.Default].
+// follow more quickly; but without a loss handler, every loss of a lease is logged. A line
+// about a lock names the lock; see WithoutLockNamesInLogs. The logger is called on a separate
+// goroutine, so no lock waits for it. The default is [slog.Default].
 func WithLogger(logger *slog.Logger) Option {
 	return clientOption(func(o *clientOptions) error {
 		if logger == nil {

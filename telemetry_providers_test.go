@@ -117,6 +117,19 @@ func TestProvidersThatAreSetAfterNewAreHonoured(t *testing.T) {
 	})
 }
 
+// showsTheHoldsOf checks that the gauge of the oldest hold shows a lock that one client holds, whichever it is.
+func showsTheHoldsOf(t *testing.T, m meter, clients ...*leased.Client) {
+	t.Helper()
+	for _, c := range clients {
+		l := lock(t, c.Mutex("x"))
+		time.Sleep(time.Second)
+		if hold := seconds(t, m.collect(t)["leased.hold.oldest"]); !near(hold, 1) {
+			t.Errorf("the oldest hold: %v s", hold)
+		}
+		unlock(t, l)
+	}
+}
+
 // Whoever asks for the global provider before it is set gets another one than those who ask later.
 func TestClientsFromBeforeAndAfterAProviderIsSetShareItsGauges(t *testing.T) {
 	if !alone(t) {
@@ -127,14 +140,7 @@ func TestClientsFromBeforeAndAfterAProviderIsSetShareItsGauges(t *testing.T) {
 		m := newMeter(t)
 		otel.SetMeterProvider(m)
 		after := newClient(t, s)
-		for _, c := range []*leased.Client{before, after} {
-			l := lock(t, c.Mutex("x"))
-			time.Sleep(time.Second)
-			if hold := seconds(t, m.collect(t)["leased.hold.oldest"]); !near(hold, 1) {
-				t.Errorf("the oldest hold: %v s", hold)
-			}
-			unlock(t, l)
-		}
+		showsTheHoldsOf(t, m, before, after)
 	})
 }
 
@@ -148,14 +154,7 @@ func TestClientsShareGaugesIfTheirProviderBecomesTheGlobalOne(t *testing.T) {
 		m := newMeter(t)
 		given := newClient(t, s, leased.WithMeterProvider(m))
 		otel.SetMeterProvider(m)
-		for _, c := range []*leased.Client{global, given} {
-			l := lock(t, c.Mutex("x"))
-			time.Sleep(time.Second)
-			if hold := seconds(t, m.collect(t)["leased.hold.oldest"]); !near(hold, 1) {
-				t.Errorf("the oldest hold: %v s", hold)
-			}
-			unlock(t, l)
-		}
+		showsTheHoldsOf(t, m, global, given)
 	})
 }
 

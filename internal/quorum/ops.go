@@ -260,6 +260,7 @@ func (l *Lock) cancel(op *Op, r *request, i int, link *protocol.Span, cooldown t
 	l.sendCancel(op, r, i, link, cooldown, fx)
 }
 
+// sendCancel is cancel for a part whose acquire is not withdrawn, or was sent.
 func (l *Lock) sendCancel(op *Op, r *request, i int, link *protocol.Span, cooldown time.Duration, fx *Effects) {
 	p := &r.parts[i]
 	proves := op != nil && (r.doubted || p.doubted)
@@ -439,7 +440,7 @@ func (l *Lock) moved(s *Send, res Result, now time.Time, fx *Effects) {
 			outcome = outcomeYes
 			r.own(q, a, s.Cmd.At, now, res.Young > 0)
 			q.follows = p != nil && p.downgraded
-			if (q.follows || p != nil && old == outcomeYes) && !s.req.gained(i) { // nobody can have owned there in between
+			if p != nil && old == outcomeYes && !s.req.gained(i) { // nobody can have owned there in between
 				q.since = p.since
 			}
 		} else if q.state != owned || a.Token >= q.token {
