@@ -156,12 +156,11 @@ func (h *handle) keeps(e *entry, w *call) {
 }
 
 // reenter lets a caller without a lease enter at once if it can, and reports whether it did.
-func (h *handle) reenter(m protocol.Mode) bool {
+func (h *handle) reenter(m protocol.Mode, now time.Time) bool {
 	e := h.kept.Load()
 	if e == nil || h.client.observed() {
 		return false
 	}
-	now := time.Now()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.dead {
@@ -187,12 +186,11 @@ func (h *handle) reenter(m protocol.Mode) bool {
 
 // leaveKept lets a caller that entered by reenter leave if nothing follows from that, and reports
 // whether it did. A tracer or meter that was set up since then is not told of the hold.
-func (h *handle) leaveKept(m protocol.Mode) bool {
+func (h *handle) leaveKept(m protocol.Mode, now time.Time) bool {
 	e := h.kept.Load()
 	if e == nil {
 		return false
 	}
-	now := time.Now()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.dead {
@@ -217,8 +215,8 @@ func (c *Client) observed() bool {
 	return c.slow.threshold > 0 || c.tracing.tracer() != nil || c.metrics.wait.Enabled(ctx) || c.metrics.hold.Enabled(ctx)
 }
 
-// acquire waits for the lock, and measures and traces the wait.
-func (h *handle) acquire(ctx context.Context, w *call) (*entry, error) {
+// acquire waits for the lock, and measures and traces the wait, which began at that time.
+func (h *handle) acquire(ctx context.Context, w *call, began time.Time) (*entry, error) {
 	if h.err != nil {
 		return nil, h.misused("acquired", h.err, ErrNotAcquired)
 	}
@@ -229,18 +227,20 @@ func (h *handle) acquire(ctx context.Context, w *call) (*entry, error) {
 	if c.slow.threshold > 0 {
 		w.extend().site = callSite()
 	}
-	began := time.Now()
 	span := c.tracing.begin(ctx, h.keys.Name(), w, began)
+	reported := w.Events != nil || c.metrics.wait.Enabled(ctx)
 	e, err := h.wait(ctx, w, began)
-	now := time.Now()
-	e.leaveOnPanic(w, func() {
-		var told told
-		if w.Events != nil {
-			span, told = c.tracing.waited(ctx, span, &waitRecord{h, e, w, err, began, now})
-		}
-		c.metrics.waited(ctx, span, h.label, w, waitOutcome(err), now.Sub(began))
-		c.tracing.await(told)
-	})
+	if reported { // reading the clock again would be a twentieth of what a hand-off costs
+		now := time.Now()
+		e.leaveOnPanic(w, func() {
+			var told told
+			if w.Events != nil {
+				span, told = c.tracing.waited(ctx, span, &waitRecord{h, e, w, err, began, now})
+			}
+			c.metrics.waited(ctx, span, h.label, w, waitOutcome(err), now.Sub(began))
+			c.tracing.await(told)
+		})
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -260,7 +260,11 @@ func (h *handle) wait(ctx context.Context, w *call, began time.Time) (*entry, er
 	if done == nil {
 		inlineFor = protocol.CommandTimeout // no cancellation has to interrupt the command
 	}
-	e, err := h.enter(w, inlineFor)
+	now := began
+	if w.Events != nil { // beginning the span was user code, which can take long
+		now = time.Now()
+	}
+	e, err := h.enter(w, now, inlineFor)
 	if err != nil {
 		return nil, h.refusal(nil, err, began)
 	}
@@ -291,14 +295,18 @@ func (h *handle) wait(ctx context.Context, w *call, began time.Time) (*entry, er
 // await waits until the caller is admitted or rejected, and returns true, or until done is closed,
 // and returns false.
 func (w *call) await(c *Client, done <-chan struct{}) bool {
-	select {
-	case <-w.Ready:
-		c.received(w.Ready)
-		w.Ready = nil // no longer needed, and a lease is kept small
-		return true
-	case <-done:
-		return false
+	if done == nil { // a plain receive costs a third of a select
+		<-w.Ready
+	} else {
+		select {
+		case <-w.Ready:
+		case <-done:
+			return false
+		}
 	}
+	c.received(w.Ready)
+	w.Ready = nil // no longer needed, and a lease is kept small
+	return true
 }
 
 // awaitLabelled is await with the lock's name and mode as profiler labels of the goroutine.
@@ -311,7 +319,7 @@ func (h *handle) awaitLabelled(ctx context.Context, w *call) (admitted bool) {
 
 // enter puts a caller into the lock's FIFO, or admits or rejects it at once. A command that follows
 // from that may run in the caller's goroutine for as long as inlineFor.
-func (h *handle) enter(w *call, inlineFor time.Duration) (*entry, error) {
+func (h *handle) enter(w *call, now time.Time, inlineFor time.Duration) (*entry, error) {
 	w.Opts = &h.opts.Terms
 	h.client.begin()
 	for {
@@ -319,7 +327,6 @@ func (h *handle) enter(w *call, inlineFor time.Duration) (*entry, error) {
 		if e == nil {
 			return nil, ErrClosed
 		}
-		now := time.Now()
 		var fx lockstate.Effects
 		e.mu.Lock()
 		if e.dead { // removed since it was found
@@ -417,15 +424,14 @@ func ended(ctx context.Context) error {
 // say.
 var asOptionSays context.Context
 
-// unlock ends the lease of the caller that pick chooses. If the outcome depends on Redis, it waits
+// unlock ends, now, the lease of the caller that pick chooses. If the outcome depends on Redis, it waits
 // for Redis to confirm the release: until ctx ends or, if ctx is nil, as long as the caller's
 // options say. It returns false if pick chooses no caller.
 //
 // Hooks of the Redis client may panic in it, or end the goroutine. Then the caller has left the lock
 // all the same, and its hold ends with what is known by then.
-func (e *entry) unlock(ctx context.Context, pick func(*lockstate.Lock) *lockstate.Caller) (found bool, err error) {
+func (e *entry) unlock(ctx context.Context, now time.Time, pick func(*lockstate.Lock) *lockstate.Caller) (found bool, err error) {
 	var fx lockstate.Effects
-	now := time.Now()
 	e.mu.Lock()
 	caller := pick(e.state())
 	if caller == nil {

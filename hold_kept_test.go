@@ -33,7 +33,7 @@ func keptBy(t *testing.T, c *Client) *RWMutex {
 		t.Fatal("the lock is not kept")
 	}
 	if !c.observed() {
-		if !h.reenter(protocol.Exclusive) {
+		if !h.reenter(protocol.Exclusive, time.Now()) {
 			t.Fatal("its calls do not know that the lock is kept")
 		}
 		rw.Unlock()

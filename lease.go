@@ -184,7 +184,7 @@ func (l *Lease) Unlock() error {
 				l.failed = &kept
 			}
 		}()
-		_, err = l.entry.unlock(asOptionSays, func(*lockstate.Lock) *lockstate.Caller { return l.call.caller() })
+		_, err = l.entry.unlock(asOptionSays, time.Now(), func(*lockstate.Lock) *lockstate.Caller { return l.call.caller() })
 		returned = true
 	})
 	if l.failed != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/leasedmutex/leased/internal/lockstate"
 	"github.com/leasedmutex/leased/internal/protocol"
@@ -66,11 +67,12 @@ func (c *Client) Mutex(name string, opts ...LockOption) *Mutex {
 func (m *Mutex) Lock() { m.use().lock(protocol.Exclusive) }
 
 func (h *handle) lock(m protocol.Mode) {
-	if h.reenter(m) {
+	now := time.Now()
+	if h.reenter(m, now) {
 		return
 	}
 	w := &call{Mode: m, RetryFatal: true}
-	e, err := h.acquire(context.Background(), w)
+	e, err := h.acquire(context.Background(), w, now)
 	if err != nil {
 		panic(err)
 	}
@@ -84,13 +86,14 @@ func (h *handle) lock(m protocol.Mode) {
 func (m *Mutex) TryLock() bool { return m.use().tryLock(protocol.Exclusive) }
 
 func (h *handle) tryLock(m protocol.Mode) bool {
-	if h.reenter(m) {
+	now := time.Now()
+	if h.reenter(m, now) {
 		return true
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), tryLockWait)
 	defer cancel()
 	w := &call{Mode: m, Try: true}
-	e, err := h.acquire(ctx, w)
+	e, err := h.acquire(ctx, w, now)
 	if err == nil {
 		h.keeps(e, w)
 	}
@@ -107,7 +110,8 @@ func (m *Mutex) Unlock() { m.use().unlock(protocol.Exclusive) }
 
 // unlock ends the lease of a caller inside in mode m, and panics if there is none.
 func (h *handle) unlock(m protocol.Mode) {
-	if h.leaveKept(m) {
+	now := time.Now()
+	if h.leaveKept(m, now) {
 		return
 	}
 	if h.err != nil {
@@ -116,7 +120,7 @@ func (h *handle) unlock(m protocol.Mode) {
 	var found bool
 	var err error
 	if e := h.client.lookup(h.keys.Lock); e != nil {
-		found, err = e.unlock(asOptionSays, func(l *lockstate.Lock) *lockstate.Caller { return l.PickHolder(m) })
+		found, err = e.unlock(asOptionSays, now, func(l *lockstate.Lock) *lockstate.Caller { return l.PickHolder(m) })
 	}
 	if !found {
 		what := "unlock"
@@ -148,7 +152,7 @@ func (h *handle) unlockContext(ctx context.Context, m protocol.Mode) error {
 		return h.misused("unlocked", errNilContext)
 	}
 	if e := h.client.lookup(h.keys.Lock); e != nil {
-		if found, err := e.unlock(ctx, func(l *lockstate.Lock) *lockstate.Caller { return l.PickHolder(m) }); found {
+		if found, err := e.unlock(ctx, time.Now(), func(l *lockstate.Lock) *lockstate.Caller { return l.PickHolder(m) }); found {
 			return err
 		}
 	}
@@ -179,7 +183,7 @@ func (m *Mutex) TryLockContext(ctx context.Context) (*Lease, error) {
 
 func (h *handle) lease(ctx context.Context, w *call) (*Lease, error) {
 	w.Leased = true // before it can be admitted, so that RUnlock never ends it
-	e, err := h.acquire(ctx, w)
+	e, err := h.acquire(ctx, w, time.Now())
 	if err != nil {
 		return nil, err
 	}

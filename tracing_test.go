@@ -294,6 +294,40 @@ func TestSamplersSeeLockModeAndOwner(t *testing.T) {
 	})
 }
 
+// slow is a sampler that takes its time with spans of one name.
+type slow struct {
+	name string
+	took time.Duration
+}
+
+func (slow) Description() string { return "a slow one" }
+
+func (s slow) ShouldSample(p sdk.SamplingParameters) sdk.SamplingResult {
+	if p.Name == s.name {
+		time.Sleep(s.took) // in virtual time
+	}
+	return sdk.AlwaysSample().ShouldSample(p)
+}
+
+func TestASlowSamplerIsPartOfTheWaitAndNotOfTheHold(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		const took = 100 * time.Millisecond
+		r := newRecorder(t, sdk.WithSampler(slow{"leased.wait", took}))
+		mu := newClient(t, s, leased.WithTracerProvider(r)).Mutex("x", leased.WithIdleHold(time.Minute))
+		for range 2 { // the second time, the process has kept the lock
+			unlock(t, lock(t, mu))
+		}
+		synctest.Wait()
+		wait, hold := r.last(t, "leased.wait"), r.last(t, "leased.hold")
+		if d := wait.EndTime.Sub(wait.StartTime); d != took {
+			t.Errorf("the wait took %v", d)
+		}
+		if hold.StartTime.Before(wait.StartTime.Add(took)) {
+			t.Errorf("the hold began %v after the wait", hold.StartTime.Sub(wait.StartTime))
+		}
+	})
+}
+
 func TestSpansOfErrorsHaveAType(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		r := newRecorder(t)

@@ -299,7 +299,7 @@ var mutants = []mutant{
 	{"go-redis repeats commands (rule 6)", "internal/redisserver/script.go", "func (onceCmd) NoRetry() bool { return true }", "func (onceCmd) NoRetry() bool { return false }", "Retry|Once|Resent|Repeat"},
 	{"Close releases what nobody unlocked", "client.go", "		left = c.abandoned()\n", "		left = c.abandoned()\n		for _, e := range c.entries() {\n			_, _ = c.server.Evict(c.base, &e.keys)\n		}\n", "Close|Shutdown"},
 	{"an error does not say that Redis had not answered", "acquire.go", "known.silent = e.state().Status().State == lockstate.Asking", "known.silent = false", "TestAWaitThatEndsBefore"},
-	{"waiting is not given up with the context", "acquire.go", "	case <-done:\n		return false\n", "	case <-make(chan int):\n		return false\n", "Cancel|Context"},
+	{"waiting is not given up with the context", "acquire.go", "		case <-done:\n			return false\n", "		case <-make(chan int):\n			return false\n", "Cancel|Context"},
 	{"loss handler called under the lock", "entry.go", "	if !c.losses.add(LossEvent{Name: e.keys.Name(), Token: token, Reason: loss.Why.String()}) {", "	e.mu.Lock()\n	defer e.mu.Unlock()\n	if handler := c.opts.onLoss; handler != nil {\n		handler(LossEvent{Name: e.keys.Name(), Token: token, Reason: loss.Why.String()})\n	} else {", "LossHandler"},
 
 	// what reviews found
@@ -329,6 +329,9 @@ var mutants = []mutant{
 	{"who does not get the lock does not wait for its span's end", "acquire.go", "		c.tracing.await(told)\n", "		_ = told\n", "TestAFlush"},
 	{"each Unlock waits for a processor that blocks", "tracing.go", "		t.behind.Store(true)\n", "", "TestUnlockWaits"},
 	{"Unlock never waits for a processor again that has blocked", "tracing.go", "		close(told)\n		t.behind.Store(false)\n", "		close(told)\n", "TestUnlockWaits"},
+	{"waits are measured only where they are traced", "acquire.go", "	reported := w.Events != nil || c.metrics.wait.Enabled(ctx)\n", "	reported := w.Events != nil\n", "Metrics"},
+	{"waits are traced only where they are measured", "acquire.go", "	reported := w.Events != nil || c.metrics.wait.Enabled(ctx)\n", "	reported := c.metrics.wait.Enabled(ctx)\n", "Span"},
+	{"the hold of a kept lock begins before its wait's span does", "acquire.go", "	if w.Events != nil { // beginning", "	if false { // beginning", "TestASlowSampler"},
 	{"the wait of a contended Lock is recorded without its span", "acquire.go", "			span, told = c.tracing.waited(", "			_, told = c.tracing.waited(", "TestMetricsKeep"},
 	{"who is wanted in the own process is not told", "internal/lockstate/lock.go", "		l.addEventInside(Event{At: now, What: eventWantedHere})\n", "", "TestTraceLinks"},
 	{"commands are measured where locks depend on it", "metrics.go", "	m.client.tracing.later(func() { m.command.Record(ctx, took.Seconds(), with...) })", "	m.command.Record(ctx, took.Seconds(), with...)", "TestMetricsOfCommands"},
