@@ -631,7 +631,7 @@ func (w *qWorld) untroubled(c *qClient, l lockstate.Loss, made time.Time) int {
 	began, joined, restarted := 0, 0, 0
 	for _, s := range w.servers {
 		heard, since := w.grantOn(c, l, s)
-		first := !heard.IsZero() && !heard.After(since)
+		first := !heard.IsZero() && heard.Before(since) // what is heard at that very time comes after it, see qstep
 		switch {
 		case first && heard.Before(s.restarted) && c.hurt[s.i].Before(s.restarted):
 			restarted++
