@@ -260,7 +260,9 @@ func (c *canceler) answered(batch []*lockstate.Cancellation, results []protocol.
 		if fail := results[i].Fail; fail != nil {
 			c.client.slotMap.commandFailed(fail)
 			c.client.downtime.commandFailed(fail, sent, keeps)
-			c.client.log.commandFailed(keysOf(cancel).Name(), fail.Err)
+			if !c.client.cancelled(fail) {
+				c.client.log.commandFailed(keysOf(cancel).Name(), fail.Err)
+			}
 		} else {
 			c.client.downtime.commandAnswered(keeps)
 		}

@@ -377,8 +377,9 @@ func (c *Client) Close() error {
 //
 // The error matches ErrClosed. It says how many leases were not unlocked, names at most three
 // of their locks, and says how many releases Redis did not confirm, and what was not waited
-// for. Later and concurrent calls wait for the
-// first one and return the same error, or the error of their own ctx if that ends before.
+// for. It does not count releases that can no longer be tried because rdb was closed first:
+// only their Unlock and the log tell of those. Later and concurrent calls wait for the first
+// one and return the same error, or the error of their own ctx if that ends before.
 func (c *Client) Shutdown(ctx context.Context) error {
 	switch {
 	case c.unmade():
@@ -436,6 +437,12 @@ func (c *Client) Shutdown(ctx context.Context) error {
 		c.outcome = fmt.Errorf("%w, but %s", ErrClosed, strings.Join(left, "; "))
 	}
 	return c.outcome
+}
+
+// cancelled reports whether a command may have had no answer because this client has stopped, which
+// cancels its commands.
+func (c *Client) cancelled(fail *protocol.Failure) bool {
+	return c.base.Err() != nil && (fail.Kind == protocol.NoAnswer || fail.Kind == protocol.NeverSent)
 }
 
 func (c *Client) closedLocked() bool {

@@ -331,3 +331,56 @@ func TestCloseWaitsForReleasesThatHadNoAnswer(t *testing.T) {
 		})
 	}
 }
+
+// unanswered is a hook of a Redis client whose commands have no answer once since is closed.
+type unanswered struct{ since <-chan struct{} }
+
+func (unanswered) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (h unanswered) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if open(h.since) {
+			return next(ctx, cmd)
+		}
+		<-ctx.Done()
+		cmd.SetErr(ctx.Err())
+		return ctx.Err()
+	}
+}
+
+func (h unanswered) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if open(h.since) {
+			return next(ctx, cmds)
+		}
+		<-ctx.Done()
+		for _, cmd := range cmds {
+			cmd.SetErr(ctx.Err())
+		}
+		return ctx.Err()
+	}
+}
+
+// A client that is shut down by a context that has ended cancels its own command, which says nothing
+// about Redis.
+func TestTheCommandThatAShutdownCancelsIsNotLoggedAsAnOutage(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var out logs
+		held := make(chan struct{})
+		rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true }) // hooks see the commands
+		rdb.AddHook(unanswered{held})
+		c := clientOn(t, s, rdb, out.option())
+		l := lock(t, c.Mutex("x"))
+		close(held)
+		ended, cancel := context.WithCancel(context.Background())
+		cancel()
+		isAll(t, c.Mutex("x").UnlockContext(ended), leased.ErrNotReleased)
+		synctest.Wait() // its command is under way
+		isAll(t, c.Shutdown(ended), leased.ErrClosed)
+		synctest.Wait()
+		if n := out.count(slog.LevelWarn, "does not answer"); n != 0 {
+			t.Errorf("logged %q", out.messages())
+		}
+		_ = l.Unlock() // the outcome is Shutdown's
+	})
+}

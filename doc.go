@@ -291,8 +291,10 @@
 // maximum hold it also matches [ErrMaxHold].
 //
 // Each cause is logged at most once a minute, or once for each outage if outages follow more
-// quickly, except that lost leases are always logged; leases that are lost together for one reason share a line. A line about a lock
-// names the lock, unless [WithoutLockNamesInLogs] keeps names out.
+// quickly. Lost leases are always logged, unless there is a handler of [WithLossHandler],
+// which is then told instead; leases that are lost together for one reason share a line.
+// Debug lines, of which there is one for each command that fails, are not limited. A line
+// about a lock names the lock, unless [WithoutLockNamesInLogs] keeps names out.
 //
 // User code never runs under a mutex of this package, nor on the goroutines that renew
 // leases or end them. The goroutine that receives messages runs no user code but the dialer and

@@ -185,18 +185,52 @@ func TestAnUnlockBetweenTheTriesOfADowngradeSaysWhetherRedisConfirmed(t *testing
 	}
 }
 
-// A lease is safe for concurrent use, and a downgrade goes on in the background
-// when its context has ended: the race detector judges.
+// A lease is safe for concurrent use: the race detector judges.
 func TestATokenCanBeReadWhileADowngradeChangesIt(t *testing.T) {
 	onBoth(t, func(t *testing.T, s place) {
 		c := newClient(t, s)
 		l := take(t, c.RWMutex("x").LockContext)
 		was := l.Token()
+		done := make(chan error, 1)
+		go func() { done <- l.Downgrade(context.Background()) }() // ended by Redis' answer, waited for below
+		eventually(t, "the token grows", func() bool { return l.Token() > was })
+		must(t, <-done)
+		unlock(t, l)
+	})
+}
+
+func TestADowngradeWhoseContextHasEndedDoesNotBegin(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
 		ended, cancel := context.WithCancel(context.Background())
 		cancel()
-		_ = l.Downgrade(ended) // it may have been answered already
-		eventually(t, "the token grows", func() bool { return l.Token() > was })
+		c := newClient(t, s)
+		l := take(t, c.RWMutex("x").LockContext)
+		before := s.commands(c)
+		isAll(t, l.Downgrade(ended), context.Canceled)
+		time.Sleep(time.Second)
+		if o := inspect(t, newClient(t, s), "x").Owners; len(o) != 1 || o[0].Shared {
+			t.Errorf("owners: %+v", o)
+		}
+		if n := s.commands(c) - before; n != 0 {
+			t.Errorf("took %d commands", n)
+		}
 		unlock(t, l)
+	})
+}
+
+func TestAnOverReadersLeaseIsNotDowngradedEither(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s, leased.WithLossHandler(func(leased.LossEvent) {}))
+		l := take(t, c.RWMutex("x").RLockContext)
+		unlock(t, l)
+		isAll(t, l.Downgrade(context.Background()), leased.ErrLeaseLost)
+		l = take(t, c.RWMutex("x").LockContext)
+		downgrade(t, l)
+		must(t, c.ForceUnlock(context.Background(), "x"))
+		closesSoon(t, "the lease is lost", l.Context().Done())
+		isAll(t, l.Downgrade(context.Background()), leased.ErrLeaseLost)
+		isAll(t, l.Unlock(), leased.ErrLeaseLost)
+		isAll(t, l.Downgrade(context.Background()), leased.ErrLeaseLost)
 	})
 }
 

@@ -351,7 +351,9 @@ func (e *entry) run(cmd *protocol.Command, limit time.Duration) {
 		if fail.Again {
 			pause = 0
 		} else {
-			c.log.commandFailed(e.keys.Name(), err)
+			if !c.cancelled(fail) {
+				c.log.commandFailed(e.keys.Name(), err)
+			}
 			c.downtime.commandFailed(fail, cmd.At, kindOfCommand(cmd.Verb))
 		}
 	} else {

@@ -231,3 +231,30 @@ func TestTheHandlerOfTheRecipesTellsATakenLockFromAnOutage(t *testing.T) {
 		answers(http.StatusOK)
 	})
 }
+
+func TestTheHandlerOfTheRecipesUnlocksAlsoIfTheWorkPanics(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		fails := true
+		handler := handle(newClient(t, s), func(context.Context) error {
+			if fails {
+				panic("a bug")
+			}
+			return nil
+		})
+		answer := func() (status int) {
+			defer func() {
+				if recover() != nil { // as net/http does
+					status = 0
+				}
+			}()
+			w := httptest.NewRecorder()
+			handler(w, httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/orders/7", nil))
+			return w.Code
+		}
+		first := answer()
+		fails = false
+		if second := answer(); first != 0 || second != http.StatusOK {
+			t.Errorf("status %d, then %d", first, second)
+		}
+	})
+}

@@ -190,7 +190,9 @@ func handle(locks *leased.Client, work func(context.Context) error) http.Handler
 		defer cancel()
 		lease, err := locks.Mutex(name).LockContext(wait)
 		if errors.Is(err, context.DeadlineExceeded) {
-			if _, away := locks.Inspect(r.Context(), name); away == nil {
+			ask, cancel := context.WithTimeout(r.Context(), time.Second)
+			defer cancel()
+			if _, away := locks.Inspect(ask, name); away == nil {
 				http.Error(w, "another request works on this order", http.StatusConflict)
 				return
 			}
@@ -199,12 +201,21 @@ func handle(locks *leased.Client, work func(context.Context) error) http.Handler
 			http.Error(w, "try again later", http.StatusServiceUnavailable)
 			return
 		}
-		ctx, stop := lease.With(r.Context())
-		defer stop()
-		if err := errors.Join(work(ctx), lease.Unlock()); err != nil {
+		if err := under(r.Context(), lease, work); err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 		}
 	}
+}
+
+func under(ctx context.Context, lease *leased.Lease, work func(context.Context) error) (err error) {
+	ctx, stop := lease.With(ctx)
+	defer stop()
+	defer func() { // also if work panics, which net/http recovers from
+		if unlocked := lease.Unlock(); errors.Is(unlocked, leased.ErrLeaseLost) { // after ErrNotReleased alone the work is done
+			err = errors.Join(err, unlocked)
+		}
+	}()
+	return work(ctx)
 }
 
 // The context bounds the wait, not the hold. Unlock's error is part of the result: it

@@ -322,3 +322,20 @@ func TestAnUnlockAfterWhichTheProcessKeepsTheLockTellsOfNoLoss(t *testing.T) {
 		}
 	})
 }
+
+// Two processes keep the lock idle for readers. Nobody is inside. One of them tries to write.
+func TestATryGetsTheLockThatItsProcessAndAnotherKeepIdleForReaders(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		a, b := newClient(t, s, leased.WithIdleHold(time.Hour)), newClient(t, s, leased.WithIdleHold(time.Hour))
+		for _, c := range []*leased.Client{a, b} {
+			unlock(t, lock(t, c.Mutex("another")))
+			synctest.Wait() // the inbox is confirmed
+			c.RWMutex("x").RLock()
+			c.RWMutex("x").RUnlock()
+		}
+		if !b.RWMutex("x").TryLock() {
+			t.Fatal("a try is refused, though nobody is inside")
+		}
+		b.RWMutex("x").Unlock()
+	})
+}

@@ -208,9 +208,10 @@ type LossEvent struct {
 // anew from the time before Check asked. That promises nothing for later: the token does.
 // If the lock is not ours, the lease is lost, and so are all leases that the process holds
 // under the same grant. The error then matches ErrLeaseLost and gives the reason, as does
-// the error for a lease that had already ended. Check waits for Redis until ctx ends. The
-// error of ctx, or an error that Redis returned instead of an answer, says nothing about
-// the lease, which goes on until its trust window ends. If the client is closed meanwhile,
+// the error for a lease that had already ended. Check waits for Redis until ctx ends, or
+// for 2 s if that is sooner. The error of ctx, an error that Redis returned instead of an
+// answer, and the error of a Redis that does not answer say nothing about the lease, which
+// goes on until its trust window ends. If the client is closed meanwhile,
 // the error matches ErrClosed, and the lease is not renewed any more.
 func (l *Lease) Check(ctx context.Context) error {
 	if l.unmade() {
@@ -256,9 +257,10 @@ func (l *Lease) Check(ctx context.Context) error {
 //
 // Downgrade waits for Redis until ctx ends; the error then matches ctx's error and the last
 // error of Redis. If the client is closed meanwhile, the error matches ErrClosed. A
-// downgrade cannot be undone: the client keeps retrying it as long as the lease lasts.
-// Downgrade returns ErrLeaseLost if the lease is lost or has ended, and returns nil at once
-// if the lease is already a reader's.
+// downgrade that has begun cannot be undone: the client keeps retrying it as long as the
+// lease lasts. If ctx has ended before the call, no downgrade begins. Downgrade returns
+// ErrLeaseLost if the lease is lost or has ended, and returns nil at once if it is already
+// a reader's.
 //
 // As in sync.RWMutex, a reader cannot become a writer: two readers that both upgraded would
 // wait for each other forever. Instead, unlock, lock for writing, and read again.
@@ -270,6 +272,15 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 		return errNilContext
 	}
 	w, e := l.call, l.entry
+	if ctx.Err() != nil {
+		e.mu.Lock()
+		decided, err := l.downgradedLocked()
+		e.mu.Unlock()
+		if !decided {
+			err = notDowngraded(e, ended(ctx))
+		}
+		return err
+	}
 	done := make(chan struct{})
 	e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Downgrade(w.caller(), done, now, fx) })
 	if err := e.client.await(ctx, done); err != nil {
@@ -284,11 +295,26 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if w.Mode != protocol.Shared {
-		if w.Ended == lockstate.ByLoss {
-			return e.lostLocked(w, nil)
-		}
-		return &about{fmt.Sprintf("leased: lock %q not downgraded: %s", e.keys.Name(), bare(errLeaseOver)), []error{ErrLeaseLost}}
+	decided, err := l.downgradedLocked()
+	if !decided {
+		err = notDowngraded(e, errLeaseOver, ErrLeaseLost)
 	}
-	return nil
+	return err
+}
+
+// downgradedLocked returns what Downgrade returns for a lease that is over or is a reader's, and
+// false for a writer's lease that goes on.
+func (l *Lease) downgradedLocked() (decided bool, err error) {
+	switch w := l.call; {
+	case w.Ended == lockstate.ByLoss:
+		return true, l.entry.lostLocked(w, nil)
+	case w.Phase != lockstate.Inside:
+		return true, notDowngraded(l.entry, errLeaseOver, ErrLeaseLost)
+	default:
+		return w.Mode == protocol.Shared, nil
+	}
+}
+
+func notDowngraded(e *entry, why error, is ...error) error {
+	return &about{fmt.Sprintf("leased: lock %q not downgraded: %s", e.keys.Name(), bare(why)), append(is, why)}
 }

@@ -217,7 +217,11 @@ func (l *throttledLog) noEcho() {
 }
 
 func (l *throttledLog) garbage(text string) {
-	l.write(slog.LevelWarn, "garbage", "the inbox got a message that is not for it", "begins", firstBytes(text, 24))
+	var args []any
+	if !l.secret { // a message has the name of a lock in it
+		args = []any{"begins", firstBytes(text, 24)}
+	}
+	l.write(slog.LevelWarn, "garbage", "the inbox got a message that is not for it", args...)
 }
 
 // collected logs that a lease was garbage-collected. site is where it was locked, "" if that is not known.

@@ -63,7 +63,7 @@ func (c *Client) Mutex(name string, opts ...LockOption) *Mutex {
 
 // Lock locks m, waiting as long as it takes. While Redis cannot be reached or refuses
 // commands, Lock logs that and keeps retrying. It panics if the name or an option is bad,
-// or if the client is closed.
+// or if the client or its Redis client is closed.
 func (m *Mutex) Lock() { m.use().lock(protocol.Exclusive) }
 
 func (h *handle) lock(m protocol.Mode) {
@@ -162,7 +162,8 @@ func (h *handle) unlockContext(ctx context.Context, m protocol.Mode) error {
 // LockContext locks m and returns the lease, or an error that matches ErrNotAcquired.
 //
 // ctx bounds the wait, not the hold. Once ctx ends, LockContext returns within 10 ms,
-// whatever Redis is doing, and leaves nothing behind. The error then also matches ctx's
+// whatever Redis is doing. Its place in the queue is given up right after that, and nothing
+// is left behind unless the process ends first. The error then also matches ctx's
 // error and, if there was one, the last error of Redis.
 //
 // LockContext retries transient errors, such as a lost connection. It returns at once on an

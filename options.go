@@ -124,8 +124,9 @@ func WithKeyPrefix(prefix string) Option {
 }
 
 // WithOwner sets the readable part of this client's id, which other processes see in
-// Inspect, errors and traces. A label has at most 128 bytes, all of its characters
-// printable, and no spaces. The default is host:pid.
+// Inspect, errors and traces. Labels need not be unique: the default, host:pid, is that of
+// all clients of a process. A label has at most 128 bytes, all of its characters printable
+// (no zero-width ones), and no spaces.
 func WithOwner(label string) Option {
 	return clientOption(func(o *clientOptions) error {
 		if label == "" || len(label) > maxOwnerBytes || ownerLabel(label) != label {
@@ -322,8 +323,10 @@ func isNil(p any) bool {
 
 // WithTTL sets the length of a lease, which is how long others wait if the owner dies. A
 // lease is renewed after a third of its TTL, so the TTL bounds neither the wait nor the
-// hold. It must be at least 100 ms, at most 30 days, and in whole milliseconds. The default
-// is 30 s.
+// hold. Callers of one process that pass the lock on to each other, or read at the same
+// time, share one grant, and its TTL is that of the caller for which Redis was asked: give
+// all handles of a name in one process the same TTL. It must be at least 100 ms, at most 30
+// days, and in whole milliseconds. The default is 30 s.
 func WithTTL(ttl time.Duration) LockOption {
 	return lockOption(func(o *lockOptions) error {
 		if ttl < minTTL || ttl > protocol.MaxTTL || ttl%time.Millisecond != 0 {
@@ -336,8 +339,9 @@ func WithTTL(ttl time.Duration) LockOption {
 
 // WithMaxHold bounds how long one lease is held. After d the lease's context ends with
 // ErrMaxHold, which is an ErrLeaseLost, and the lease is no longer renewed, so a stuck
-// holder keeps others out for at most one more TTL. d must not be negative. The default is
-// 0, which means no bound.
+// holder keeps others out for at most one more TTL. While other readers of its process hold
+// the lock, that TTL begins when the last of them unlocks. d must not be negative. The
+// default is 0, which means no bound.
 func WithMaxHold(d time.Duration) LockOption {
 	return lockOption(func(o *lockOptions) error {
 		if d < 0 {

@@ -346,9 +346,19 @@ func TestALeaseThatIsNotUnlockedFailsTheTest(t *testing.T) {
 }
 
 func TestLoseFailsTheTestIfNobodyOwns(t *testing.T) {
-	f := &fake{TB: t}
-	leasedtest.Lose(f, leasedtest.New(t), "lock")
-	if len(f.failed) != 1 || !strings.Contains(f.failed[0], "nobody owns") {
-		t.Errorf("it failed with %q", f.failed)
+	for what, before := range map[string]func(*leased.Client){
+		"free": func(*leased.Client) {},
+		"unlocked before the end of its minimum hold": func(c *leased.Client) {
+			mu := c.Mutex("lock", leased.WithMinHold(time.Minute))
+			mu.Lock()
+			mu.Unlock() //nolint:staticcheck // its minimum hold is what is tested
+		},
+	} {
+		f, client := &fake{TB: t}, leasedtest.New(t)
+		before(client)
+		leasedtest.Lose(f, client, "lock")
+		if len(f.failed) != 1 || !strings.Contains(f.failed[0], "nobody owns") {
+			t.Errorf("%s: it failed with %q", what, f.failed)
+		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 
 	"github.com/caddyserver/certmagic"
@@ -72,8 +73,10 @@ func (s *Storage) TryLock(ctx context.Context, name string) (bool, error) {
 // of leased.Mutex.UnlockContext: it matches leased.ErrLeaseLost if the lock was lost while
 // it was held, and leased.ErrNotLocked if it was not held through s.
 func (s *Storage) Unlock(ctx context.Context, name string) error {
-	if _, held := s.held.LoadAndDelete(name); !held {
+	lease, held := s.held.LoadAndDelete(name)
+	if !held {
 		return fmt.Errorf("certmagiclock: %q: %w", name, leased.ErrNotLocked)
 	}
+	defer runtime.KeepAlive(lease) // one that is garbage-collected before its Unlock is reported
 	return s.client.Mutex(name, s.opts...).UnlockContext(ctx)
 }

@@ -13,6 +13,7 @@ package gooselock
 import (
 	"context"
 	"database/sql"
+	"runtime"
 	"sync"
 
 	"github.com/pressly/goose/v3/lock"
@@ -63,8 +64,10 @@ func (l *Locker) lock(ctx context.Context, by any) error {
 }
 
 func (l *Locker) unlock(ctx context.Context, by any) error {
-	if _, held := l.held.LoadAndDelete(by); !held {
+	lease, held := l.held.LoadAndDelete(by)
+	if !held {
 		return leased.ErrNotLocked
 	}
+	defer runtime.KeepAlive(lease) // one that is garbage-collected before its Unlock is reported
 	return l.mutex.UnlockContext(ctx)
 }

@@ -46,8 +46,9 @@ func (d *locked) Open(url string) (database.Driver, error) {
 	return New(driver, d.mutex, d.wait), nil
 }
 
-// Lock implements database.Driver. If another process holds the lock for longer than wait,
-// the error matches database.ErrLocked and leased.ErrNotAcquired.
+// Lock implements database.Driver. If the lock cannot be had within wait, because another
+// process holds it or because Redis does not answer, the error matches database.ErrLocked
+// and leased.ErrNotAcquired, and its text says which it was.
 func (d *locked) Lock() error {
 	ctx, cancel := context.WithTimeout(context.Background(), d.wait)
 	defer cancel()

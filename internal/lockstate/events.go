@@ -93,6 +93,7 @@ func (l *Lock) acquired(c *protocol.Command, a protocol.Answer, fail *protocol.F
 			return
 		}
 		if !a.Unfinished { // else only dead entries may be in the way
+			l.tryIdleOwner(a, now)
 			l.rejectTries(ErrLocked, fx)
 		}
 		if a.Brief {
@@ -339,6 +340,7 @@ func (l *Lock) yielded(c *protocol.Command, a protocol.Answer, fail *protocol.Fa
 	default:
 		l.settleLeaving(fx)
 		if !a.Unfinished {
+			l.tryIdleOwner(a, now)
 			l.rejectTries(ErrLocked, fx)
 		}
 		l.wait(a, c.At, now)

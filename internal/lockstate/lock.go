@@ -319,7 +319,10 @@ func (l *Lock) rejectTries(err error, fx *Effects) {
 func (l *Lock) tryIdleOwner(a protocol.Answer, now time.Time) {
 	// A Try caller is always the head, because it is rejected if others wait.
 	if c := l.waiting.first; c != nil && c.Try && !c.awaitsIdleOwner() && a.Place == 0 {
-		if who, err := protocol.ParseID(a.Blocker); a.Split || err == nil && who.Idles {
+		who, err := protocol.ParseID(a.Blocker)
+		// Queued behind nobody: the messages of a quorum's servers that grant it were faster than their answers.
+		granting := a.Outcome == protocol.Enqueued && !a.Brief && a.Blocker == "" && a.Left == protocol.Ownerless
+		if a.Split || granting || err == nil && who.Idles {
 			l.awaitIdleOwner(c, now)
 		}
 	}

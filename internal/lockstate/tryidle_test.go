@@ -213,3 +213,51 @@ func TestARefusedTryLeavesNoRequestInTheQueue(t *testing.T) {
 	h.turned(w, ErrLocked)
 	h.cancels(id)
 }
+
+const idleReadersID = "leased1:r:10000:ci:0000000000000000:BBBBBBBBBBBBBBBB:other"
+
+// A process that keeps a reader's grant idle tries to get the lock for writing, while another process
+// keeps one, too. The yield finds the other, as an acquire would.
+func TestATryWaitsShortlyForAnOwnerThatMayBeIdleAfterAYieldToo(t *testing.T) {
+	r := reader(func(o *Terms) { o.IdleHold = time.Minute })
+	h := holding(t, r)
+	h.leave(r)
+	w := h.enter(trying(writer()))
+	next := h.sends(protocol.Yield).Next
+	a := h.queue()
+	a.Blocker = idleReadersID // the yield has sent it wanted
+	h.answer(a)
+	h.out(w)
+	h.pass(idleOwnersTime - 1)
+	h.hears("granted", next, h.token())
+	h.in(w)
+}
+
+// A caller that waits gives up while its acquire is under way, and leaves the request to a try.
+func TestATryWaitsShortlyForAnOwnerThatMayBeIdleWhereItIsQueuedAlready(t *testing.T) {
+	h := drive(t)
+	c := h.enter(writer())
+	id := h.sends(protocol.Acquire).ID
+	h.abandon(c)
+	w := h.enter(trying(writer()))
+	a := h.queue()
+	a.Blocker = idlersID
+	h.answer(a)
+	h.out(w)
+	h.hears("granted", id, h.token())
+	h.in(w)
+}
+
+// The servers of a quorum grant the successor by messages that overtake their answers to the yield; the
+// message that announces the grant follows the answer.
+func TestATryIsNotRefusedByAnAnswerThatNamesNobody(t *testing.T) {
+	r := reader(func(o *Terms) { o.IdleHold = time.Minute })
+	h := holding(t, r)
+	h.leave(r)
+	w := h.enter(trying(writer()))
+	next := h.sends(protocol.Yield).Next
+	h.answer(protocol.Answer{Outcome: protocol.Enqueued, Left: protocol.Ownerless})
+	h.out(w)
+	h.hears("granted", next, h.token())
+	h.in(w)
+}
