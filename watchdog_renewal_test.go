@@ -101,7 +101,7 @@ func (h *hanging) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 
 func (h *hanging) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, cmds []redis.Cmder) error {
-		if err := h.wait(ctx, cmds[0]); err != nil {
+		if err := h.wait(ctx, cmds[len(cmds)-1]); err != nil {
 			return err
 		}
 		return next(ctx, cmds)

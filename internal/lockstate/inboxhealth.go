@@ -119,6 +119,8 @@ func (h *InboxHealth) ProbeCounted(nonce string, receivers int, now time.Time) (
 		return true
 	case awaited && receivers < 0:
 		h.nonce, h.Due = "", time.Time{}
+	case receivers < 0 && h.Counts:
+		h.ProbeRequired = true // the echo came, perhaps from a replica: only the count tells
 	case awaited:
 		h.Due = Earlier(h.Due, now.Add(EchoWait))
 	}

@@ -3,6 +3,8 @@ package lockstate
 import (
 	"testing"
 	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
 )
 
 // What the inbox makes of what it hears and does not hear, by hand.
@@ -162,4 +164,28 @@ func TestAWaiterFarBehindAsksForAnEchoOnceAMinuteOnAverage(t *testing.T) {
 			t.Errorf("number %d is content after an error", place)
 		}
 	}
+}
+
+// After a planned failover the inbox is at the old primary, which passes on the echo as a replica. The
+// re-check that asked for it is granted, and such an answer has no count of receivers.
+func TestAnEchoWhoseReceiversAreUnknownIsNoProofOfTheInbox(t *testing.T) {
+	now := noon
+	h := InboxHealth{Counts: true}
+	h.Enter(Joined, now)
+	h.RequireProbe() // a command was answered READONLY
+	now = now.Add(100 * time.Millisecond)
+	nonce := h.StartProbe(now, EchoWait)
+	if nonce == "" {
+		t.Fatal("no probe")
+	}
+	h.Message(nonce, now.Add(time.Millisecond))
+	h.ProbeCounted(nonce, protocol.NoEcho, now.Add(2*time.Millisecond))
+	for range 150 { // 15 s of re-checks; other messages come through the replica, too
+		now = now.Add(100 * time.Millisecond)
+		h.Message("", now)
+		if h.StartProbe(now, EchoWait) != "" {
+			return
+		}
+	}
+	t.Error("the inbox is taken for proved, and does not ask again for 15 s")
 }

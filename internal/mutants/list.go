@@ -306,6 +306,8 @@ var mutants = []mutant{
 	{"a command that Shutdown cancels is logged as an outage", "entry.go", "			if !c.cancelled(fail) {", "			if true {", "TestTheCommandThatAShutdown"},
 	{"a downgrade begins although its context has ended", "lease.go", "		if !decided {\n			err = notDowngraded(e, ended(ctx))\n		}\n		return err\n", "		if decided {\n			return err\n		}\n", "Downgrade"},
 	{"a reader's lease that is over is downgraded", "lease.go", "	case w.Phase != lockstate.Inside:\n		return true,", "	case w.Phase != lockstate.Inside && w.Mode != protocol.Shared:\n		return true,", "OverReaders"},
+	{"an echo without a count proves the inbox", "internal/lockstate/inboxhealth.go", "	case receivers < 0 && h.Counts:\n", "	case false:\n", "ReceiversAreUnknown"},
+	{"a demoted primary proves the inbox", "internal/redisserver/server.go", "		p.ZRem(ctx, k.Readers(), \"\")\n", "", "DemotedPrimary"},
 	{"waiting is not given up with the context", "acquire.go", "		case <-done:\n			return false\n", "		case <-make(chan int):\n			return false\n", "Cancel|Context"},
 	{"loss handler called under the lock", "entry.go", "	if !c.losses.add(LossEvent{Name: e.keys.Name(), Token: token, Reason: loss.Why.String()}) {", "	e.mu.Lock()\n	defer e.mu.Unlock()\n	if handler := c.opts.onLoss; handler != nil {\n		handler(LossEvent{Name: e.keys.Name(), Token: token, Reason: loss.Why.String()})\n	} else {", "LossHandler"},
 

@@ -547,8 +547,15 @@ func (s *Server) Echo(ctx context.Context, k *protocol.Keys, channel, nonce stri
 	if err != nil {
 		node = s.Rdb
 	}
-	n, err := node.Publish(ctx, channel, protocol.FormatTag+"echo "+nonce).Result()
-	return int(n), s.explain(err)
+	// A demoted primary would publish, and count its own subscribers. So a write that changes nothing
+	// leaves on the same connection: a server that is read-only refuses it.
+	var n *redis.IntCmd
+	_, err = node.Pipelined(ctx, func(p redis.Pipeliner) error {
+		p.ZRem(ctx, k.Readers(), "")
+		n = p.Publish(ctx, channel, protocol.FormatTag+"echo "+nonce)
+		return nil
+	})
+	return int(n.Val()), s.explain(err)
 }
 
 // nodeOf returns the node that has the key, for a command that names no key and that the client of
