@@ -308,6 +308,7 @@ var mutants = []mutant{
 	{"a reader's lease that is over is downgraded", "lease.go", "	case w.Phase != lockstate.Inside:\n		return true,", "	case w.Phase != lockstate.Inside && w.Mode != protocol.Shared:\n		return true,", "OverReaders"},
 	{"an echo without a count proves the inbox", "internal/lockstate/inboxhealth.go", "	case receivers < 0 && h.Counts:\n", "	case false:\n", "ReceiversAreUnknown"},
 	{"a demoted primary proves the inbox", "internal/redisserver/server.go", "		p.ZRem(ctx, k.Readers(), \"\")\n", "", "DemotedPrimary"},
+	{"a quorum: a new set's grants by message are no reason to ask", "internal/quorum/majority.go", "	return n >= l.cfg.Need || all == l.cfg.N\n}\n\n// slack", "	return n >= l.cfg.Need || all > l.cfg.N\n}\n\n// slack", "OnANewSet"},
 	{"waiting is not given up with the context", "acquire.go", "		case <-done:\n			return false\n", "		case <-make(chan int):\n			return false\n", "Cancel|Context"},
 	{"loss handler called under the lock", "entry.go", "	if !c.losses.add(LossEvent{Name: e.keys.Name(), Token: token, Reason: loss.Why.String()}) {", "	e.mu.Lock()\n	defer e.mu.Unlock()\n	if handler := c.opts.onLoss; handler != nil {\n		handler(LossEvent{Name: e.keys.Name(), Token: token, Reason: loss.Why.String()})\n	} else {", "LossHandler"},
 
@@ -951,7 +952,7 @@ var mutants = []mutant{
 	{"a quorum: an operator does not wait for slow servers", "internal/quorum/operator.go", "!(over && enough(results))", "!(over)", "TestAnOperatorWaits"},
 	{"a quorum: an operator waits for all servers", "internal/quorum/operator.go", "!(over && enough(results))", "(!over || true || enough(results))", "TestAnOperatorWaits"},
 	{"a quorum: an eviction on one server ends the lease", "internal/quorum/messages.go", "	if n < l.cfg.Need {\n		fx.Messages", "	{\n		fx.Messages", "TestAnEvictionCounts"},
-	{"a quorum: a new set of servers grants nothing", "internal/quorum/majority.go", "n >= l.cfg.Need || all == l.cfg.N", "n >= l.cfg.Need", "TestServersThatAreAllNew"},
+	{"a quorum: a new set of servers grants nothing", "internal/quorum/majority.go", "n >= l.cfg.Need || all == l.cfg.N\n}\n\n// announced", "n >= l.cfg.Need || all > l.cfg.N\n}\n\n// announced", "TestServersThatAreAllNew"},
 	{"a quorum: a renewal that was overtaken finds a loss", "internal/quorum/ops.go", "if s.Renew.At.Before(p.proved) {", "if false {", "TestARenewalThatWasOvertaken"},
 	{"a quorum: a grant that is new counts as kept", "internal/quorum/lock.go", "outcome = lostUnless(res.Young > 0 && p.lasts", "outcome = outcomeYes; lostUnless(res.Young > 0 && p.lasts", "TestACheckThatIsGrantedAnew"},
 	{"a quorum: the span of a wait does not say how many servers granted", "tracing.go", "		case behind > 0:\n", "		case behind > 9:\n", "TestAQuorumTells"},

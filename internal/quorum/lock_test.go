@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -2564,5 +2565,47 @@ func TestServersThatGrantedALeaseAnewDoNotProveIt(t *testing.T) {
 				t.Error("a cancel proves it")
 			}
 		})
+	}
+}
+
+// On a new set of servers, a request that all servers have granted by message asks again if a proof is older
+// than its last asking, because one server was still busy with the asking before.
+func TestOnANewSetOldProofsOfAMessageAreAReasonToAskAgain(t *testing.T) {
+	for _, left := range []time.Duration{time.Second, 0} {
+		s := newStand(t, 3, time.Second)
+		enq := young(protocol.Enqueued, 1, left)
+		s.acquire()
+		for _, send := range s.fx.Sends {
+			s.answer(send, enq)
+		}
+		s.now = s.now.Add(10 * time.Millisecond)
+		op := s.acquire()
+		second := s.fx.Sends
+		s.answer(second[0], enq)
+		s.answer(second[1], enq)
+		if !op.Decided() {
+			t.Fatal("two of three decide")
+		}
+		s.now = s.now.Add(10 * time.Millisecond)
+		op = s.acquire() // while server 2 is still asked
+		for _, send := range s.fx.Sends {
+			s.answer(send, enq)
+		}
+		if !op.Decided() {
+			t.Fatal("not decided")
+		}
+		s.answer(second[2], enq)
+		told := ""
+		for _, i := range []int{2, 0, 1} {
+			r := s.lock.reqs[s.id]
+			s.fx = Effects{}
+			s.lock.Receive(i, &protocol.Message{Kind: "granted", ID: r.parts[i].id, Token: 9, Clock: 9}, s.now, &s.fx)
+			for _, m := range s.fx.Messages {
+				told += m.Kind + " "
+			}
+		}
+		if !strings.HasPrefix(told, "wanted ") { // outside a quarantine, the grant follows
+			t.Errorf("with %v of quarantine left, the state machine is told %q", left, told)
+		}
 	}
 }

@@ -35,16 +35,21 @@ func (l *Lock) majority(r *request, from, now time.Time) bool {
 	return n >= l.cfg.Need || all == l.cfg.N
 }
 
-// announced reports whether, by messages and answers together, the request may own a majority, so
-// that it is worth asking.
+// announced reports whether, by messages and answers together, the request may own a majority, as in
+// majority, so that it is worth asking.
 func (l *Lock) announced(r *request, now time.Time) bool {
-	n := 0
+	n, all := 0, 0
 	for i := range r.parts {
-		if p := &r.parts[i]; p.state == owned && !p.asking && !now.Before(p.young) && now.Sub(p.proved) <= r.who.TTL {
+		p := &r.parts[i]
+		switch {
+		case p.state != owned || p.asking || now.Sub(p.proved) > r.who.TTL:
+		case now.Before(p.young):
+			all++
+		default:
 			n++
 		}
 	}
-	return n >= l.cfg.Need
+	return n >= l.cfg.Need || all == l.cfg.N
 }
 
 // slack returns by how many µs a token may be ahead of the servers' clocks without being written
