@@ -368,7 +368,7 @@ func TestTheCommandThatAShutdownCancelsIsNotLoggedAsAnOutage(t *testing.T) {
 		var out logs
 		held := make(chan struct{})
 		rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true }) // hooks see the commands
-		rdb.AddHook(unanswered{held})
+		s.hook(rdb, unanswered{held})
 		c := clientOn(t, s, rdb, out.option())
 		l := lock(t, c.Mutex("x"))
 		close(held)

@@ -204,6 +204,7 @@ func TestADowngradeWhoseContextHasEndedDoesNotBegin(t *testing.T) {
 		ended, cancel := context.WithCancel(context.Background())
 		cancel()
 		c := newClient(t, s)
+		warm(t, s, c)
 		l := take(t, c.RWMutex("x").LockContext)
 		before := s.commands(c)
 		isAll(t, l.Downgrade(ended), context.Canceled)
