@@ -161,6 +161,20 @@ func TestADowngradeOfALostLeaseSaysSo(t *testing.T) {
 	}
 }
 
+// The answer may be older than the message, and does not say that others wait then.
+func TestADowngradesNewIDIsWantedAfterItsAnswerToo(t *testing.T) {
+	a := writer()
+	h := holding(t, a)
+	h.downgrade(a)
+	id := h.sends(protocol.Downgrade).Next
+	h.hears("wanted", id, 0)
+	h.answer(protocol.Answer{Outcome: protocol.Granted, Token: h.token() + 5, Clock: h.clock()})
+	h.in(a)
+	if !h.l.Contended() {
+		t.Error("it is forgotten that the lock is wanted")
+	}
+}
+
 // The new id may own already, so messages about it are about the grant.
 func TestADowngradesNewIDIsHeededBeforeItsAnswer(t *testing.T) {
 	a := writer()

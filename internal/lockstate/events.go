@@ -611,7 +611,7 @@ func (l *Lock) wanted(id string, now time.Time, fx *Effects) {
 		l.pending.stale, g.next.wanted = true, true
 		return
 	case g.role() == byDowngrade && id == g.next.req.ID:
-		g.wanted = true
+		g.wanted, g.next.wanted = true, true // the answer that makes it the owner may be older, and not say so
 	case g.role() == byPlace && id == g.req.ID:
 		return // the cancel of our writer's place will tell whether the grant is wanted
 	case g.role() == byPlace && id == g.next.req.ID:

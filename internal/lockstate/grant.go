@@ -97,7 +97,7 @@ func (w *wait) checkInFull(at Instant) { w.checkAt, w.fullAt = at, 0 }
 type successor struct {
 	ticket
 	role   role
-	wanted bool            // byYield: others are queued behind it, as a message says that its answer may predate
+	wanted bool            // not byPlace: others are queued behind it, as a message says that its answer may predate
 	done   []chan struct{} // byDowngrade: to be closed when the downgrade is settled
 }
 
