@@ -260,9 +260,7 @@ func (c *canceler) answered(batch []*lockstate.Cancellation, results []protocol.
 		if fail := results[i].Fail; fail != nil {
 			c.client.slotMap.commandFailed(fail)
 			c.client.downtime.commandFailed(fail, sent, keeps)
-			if !c.client.cancelled(fail) {
-				c.client.log.commandFailed(keysOf(cancel).Name(), fail.Err)
-			}
+			c.client.logFailure(keysOf(cancel).Name(), fail)
 		} else {
 			c.client.downtime.commandAnswered(keeps)
 		}

@@ -439,10 +439,13 @@ func (c *Client) Shutdown(ctx context.Context) error {
 	return c.outcome
 }
 
-// cancelled reports whether a command may have had no answer because this client has stopped, which
-// cancels its commands.
-func (c *Client) cancelled(fail *protocol.Failure) bool {
-	return c.base.Err() != nil && (fail.Kind == protocol.NoAnswer || fail.Kind == protocol.NeverSent)
+// logFailure logs that a command about a lock failed, unless it may have had no answer because this
+// client has stopped, which cancels its commands.
+func (c *Client) logFailure(lock string, fail *protocol.Failure) {
+	if c.base.Err() != nil && (fail.Kind == protocol.NoAnswer || fail.Kind == protocol.NeverSent) {
+		return
+	}
+	c.log.commandFailed(lock, fail.Err)
 }
 
 func (c *Client) closedLocked() bool {

@@ -332,35 +332,6 @@ func TestCloseWaitsForReleasesThatHadNoAnswer(t *testing.T) {
 	}
 }
 
-// unanswered is a hook of a Redis client whose commands have no answer once since is closed.
-type unanswered struct{ since <-chan struct{} }
-
-func (unanswered) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (h unanswered) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if open(h.since) {
-			return next(ctx, cmd)
-		}
-		<-ctx.Done()
-		cmd.SetErr(ctx.Err())
-		return ctx.Err()
-	}
-}
-
-func (h unanswered) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		if open(h.since) {
-			return next(ctx, cmds)
-		}
-		<-ctx.Done()
-		for _, cmd := range cmds {
-			cmd.SetErr(ctx.Err())
-		}
-		return ctx.Err()
-	}
-}
-
 // A client that is shut down by a context that has ended cancels its own command, which says nothing
 // about Redis.
 func TestTheCommandThatAShutdownCancelsIsNotLoggedAsAnOutage(t *testing.T) {
@@ -368,7 +339,7 @@ func TestTheCommandThatAShutdownCancelsIsNotLoggedAsAnOutage(t *testing.T) {
 		var out logs
 		held := make(chan struct{})
 		rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true }) // hooks see the commands
-		s.hook(rdb, unanswered{held})
+		s.hook(rdb, &hanging{name: "evalsha", since: held})
 		c := clientOn(t, s, rdb, out.option())
 		l := lock(t, c.Mutex("x"))
 		close(held)

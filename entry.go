@@ -351,9 +351,7 @@ func (e *entry) run(cmd *protocol.Command, limit time.Duration) {
 		if fail.Again {
 			pause = 0
 		} else {
-			if !c.cancelled(fail) {
-				c.log.commandFailed(e.keys.Name(), err)
-			}
+			c.logFailure(e.keys.Name(), fail)
 			c.downtime.commandFailed(fail, cmd.At, kindOfCommand(cmd.Verb))
 		}
 	} else {

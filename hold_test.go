@@ -155,6 +155,40 @@ func TestLocalHandoffsAreNotBoundedWhenNobodyElseWaits(t *testing.T) {
 	})
 }
 
+func TestAMaximumHoldBesideAnotherReaderKeepsOthersOutForATTLAfterThatReader(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		const hold, ttl = time.Minute, 12 * time.Second
+		c := newClient(t, s, leased.WithTTL(ttl), leased.WithLossHandler(func(leased.LossEvent) {}))
+		stuck := take(t, c.RWMutex("x", leased.WithMaxHold(hold)).RLockContext)
+		other := take(t, c.RWMutex("x").RLockContext)
+		elsewhere := locking(t, newClient(t, s).Mutex("x"))
+		time.Sleep(2 * hold)
+		if !open(elsewhere) {
+			t.Error("a writer got in beside a reader")
+		}
+		unlock(t, other)
+		left := time.Now()
+		unlock(t, <-elsewhere)
+		if took := time.Since(left); took > ttl+2*time.Millisecond {
+			t.Errorf("a writer got in %v after the last reader at work", took)
+		}
+		isAll(t, stuck.Unlock(), leased.ErrLeaseLost)
+	})
+}
+
+func TestReadersOfOneProcessShareTheTTLOfTheFirst(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s)
+		first := take(t, c.RWMutex("x", leased.WithTTL(10*time.Second)).RLockContext)
+		second := take(t, c.RWMutex("x", leased.WithTTL(time.Minute)).RLockContext)
+		if lasts := time.Until(second.TrustedUntil()); lasts > 10*time.Second {
+			t.Errorf("the second is trusted for %v", lasts)
+		}
+		unlock(t, first)
+		unlock(t, second)
+	})
+}
+
 func TestHandlesOfOneLockMayDifferInOptions(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		c := newClient(t, s, leased.WithTTL(10*time.Second))

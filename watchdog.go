@@ -330,7 +330,7 @@ func (c *Client) renewed(ctx context.Context, batch []protocol.Renewal, took tim
 			c.downtime.commandFailed(fail, r.At, keeps)
 			c.outage.failed(fail, time.Now())
 			c.slotMap.commandFailed(fail)
-			c.log.commandFailed(r.Keys.Name(), r.Err)
+			c.logFailure(r.Keys.Name(), fail)
 		}
 	}
 	if err := c.server.Touch(ctx, batch); err != nil {

@@ -82,10 +82,12 @@ func TestVirtualAThousandLeasesOfMixedTTLsAreRenewedTogetherAndInTime(t *testing
 	})
 }
 
-// hanging is a hook that has commands of one name hang until their context ends.
+// hanging is a hook that has commands of one name hang until their context ends, once since is closed
+// if it is not nil.
 type hanging struct {
-	name string
-	hung atomic.Int32
+	name  string
+	since <-chan struct{}
+	hung  atomic.Int32
 }
 
 func (h *hanging) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -109,7 +111,7 @@ func (h *hanging) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proc
 }
 
 func (h *hanging) wait(ctx context.Context, cmd redis.Cmder) error {
-	if cmd.Name() != h.name {
+	if cmd.Name() != h.name || h.since != nil && open(h.since) {
 		return nil
 	}
 	h.hung.Add(1)

@@ -303,7 +303,7 @@ var mutants = []mutant{
 	{"a try that is queued already is refused beside an idle owner", "internal/lockstate/events.go", "		if !a.Unfinished { // else only dead entries may be in the way\n			l.tryIdleOwner(a, now)\n", "		if !a.Unfinished {\n", "ATry"},
 	{"a try is refused by an answer that names nobody", "internal/lockstate/lock.go", "&& a.Left == protocol.Ownerless\n", "&& a.Left == protocol.Ownerless && false\n", "ATry"},
 	{"a message that is not for the inbox is logged with the lock's name in it", "log.go", "	if !l.secret { // a message has", "	if true { // a message has", "WithoutLockNames"},
-	{"a command that Shutdown cancels is logged as an outage", "entry.go", "			if !c.cancelled(fail) {", "			if true {", "TestTheCommandThatAShutdown"},
+	{"a command that Shutdown cancels is logged as an outage", "client.go", "	if c.base.Err() != nil && (fail.Kind", "	if false && (fail.Kind", "TestTheCommandThatAShutdown"},
 	{"a downgrade begins although its context has ended", "lease.go", "		if !decided {\n			err = notDowngraded(e, ended(ctx))\n		}\n		return err\n", "		if decided {\n			return err\n		}\n", "Downgrade"},
 	{"a reader's lease that is over is downgraded", "lease.go", "	case w.Phase != lockstate.Inside:\n		return true,", "	case w.Phase != lockstate.Inside && w.Mode != protocol.Shared:\n		return true,", "OverReaders"},
 	{"an echo without a count proves the inbox", "internal/lockstate/inboxhealth.go", "	case receivers < 0 && h.Counts:\n", "	case false:\n", "ReceiversAreUnknown"},
