@@ -152,6 +152,9 @@ func TestEachCollectedLeaseIsNamedInTheLogAndInItsLoss(t *testing.T) {
 		lost := make(chan leased.LossEvent, 2)
 		c := newClient(t, s, leased.WithTTL(2*time.Second), leased.WithSlowThreshold(time.Hour), out.option(),
 			leased.WithLossHandler(func(ev leased.LossEvent) { lost <- ev }))
+		for range 8 {
+			unlock(t, lock(t, c.Mutex("z"))) // a later lease gets its guard
+		}
 		names := []string{"x", "y"}
 		for _, name := range names {
 			func() { lock(t, c.Mutex(name)) }()
