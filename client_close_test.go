@@ -332,6 +332,29 @@ func TestCloseWaitsForReleasesThatHadNoAnswer(t *testing.T) {
 	}
 }
 
+// What keeps the last token of a lock that is held is such a command too.
+func TestTheTouchThatACloseCancelsIsNotLoggedAsAnOutage(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var out logs
+		held := make(chan struct{})
+		rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true }) // hooks see the commands
+		touch := &hanging{name: "pexpire", since: held}
+		s.hook(rdb, touch)
+		c := clientOn(t, s, rdb, out.option())
+		l := lock(t, c.Mutex("x"))
+		close(held)
+		for touch.hung.Load() == 0 {
+			time.Sleep(time.Second)
+		}
+		unlock(t, l)
+		must(t, c.Close())
+		synctest.Wait()
+		if n := out.count(slog.LevelWarn, "does not answer"); n != 0 {
+			t.Errorf("logged %q", out.messages())
+		}
+	})
+}
+
 // A client that is shut down by a context that has ended cancels its own command, which says nothing
 // about Redis.
 func TestTheCommandThatAShutdownCancelsIsNotLoggedAsAnOutage(t *testing.T) {

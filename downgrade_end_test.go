@@ -256,6 +256,19 @@ func TestADowngradeThatIsDecidedSaysSoWhateverItsContext(t *testing.T) {
 	})
 }
 
+// Which of two reasons is found first is left to chance, but not which is told.
+func TestADowngradeOfALeaseThatIsOverSaysTheSameEachTimeAfterClose(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s, leased.WithLossHandler(func(leased.LossEvent) {}))
+		l := take(t, c.RWMutex("x").LockContext)
+		unlock(t, l)
+		must(t, c.Close())
+		for range 100 {
+			isAll(t, l.Downgrade(context.Background()), leased.ErrLeaseLost)
+		}
+	})
+}
+
 func downgradeIn(t *testing.T, ctx context.Context, l *leased.Lease) {
 	t.Helper()
 	if err := l.Downgrade(ctx); err != nil {

@@ -357,6 +357,27 @@ func TestAnUnlockAfterWhichTheProcessKeepsTheLockTellsOfNoLoss(t *testing.T) {
 	})
 }
 
+// The calls of a kept lock take a short cut, which has to see to it that the lock is given back.
+func TestAKeptLockIsGivenBackInTimeAfterACallThatTookLong(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		mu := newClient(t, s, leased.WithIdleHold(time.Second), leased.WithTTL(time.Hour)).Mutex("x") // no renewal
+		for range 3 { // the third takes the short cut
+			mu.Lock()
+			time.Sleep(3 * time.Second)
+			mu.Unlock()
+			time.Sleep(500 * time.Millisecond)
+			if s.value(t, "x") == "" {
+				t.Fatal("the lock is not kept")
+			}
+		}
+		time.Sleep(600 * time.Millisecond)
+		synctest.Wait()
+		if v := s.value(t, "x"); v != "" {
+			t.Errorf("kept for longer than a second: %q", v)
+		}
+	})
+}
+
 // Two processes keep the lock idle for readers. Nobody is inside. One of them tries to write.
 func TestATryGetsTheLockThatItsProcessAndAnotherKeepIdleForReaders(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {

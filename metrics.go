@@ -152,13 +152,8 @@ var sharedGauges struct {
 func (m *metrics) observe() {
 	own := m.gauges
 	sharedGauges.mu.Lock()
-	all := slices.Clone(sharedGauges.all)
-	sharedGauges.mu.Unlock()
-	// The global provider has another meter once it delegates to one that was set later.
-	all = slices.DeleteFunc(all, func(g *gauges) bool { return !sameMeter(meterOf(g.provider), own.meter) })
-	sharedGauges.mu.Lock()
 	for _, g := range sharedGauges.all {
-		if sameMeter(g.meter, own.meter) || slices.Contains(all, g) {
+		if sameMeter(g.meter, own.meter) {
 			g.members = append(g.members, m)
 			m.gauges = g
 			sharedGauges.mu.Unlock()

@@ -262,6 +262,21 @@ func TestAServerOfAQuorumThatRefusesCommandsIsLogged(t *testing.T) {
 	})
 }
 
+func TestAServerOfAQuorumThatRefusesRenewalsIsLogged(t *testing.T) {
+	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		out := &logs{}
+		l := lock(t, open(out.option()).Mutex("x"))
+		synctest.Wait() // all servers have answered
+		servers[1].SetError("READONLY You can't write against a read only replica.")
+		time.Sleep(50 * time.Second) // the renewals of a minute, in which one line is enough
+		if n := out.count(slog.LevelWarn, "a server of the quorum rejects commands"); n != 1 {
+			t.Errorf("%d lines, want one: %q", n, out.messages())
+		}
+		servers[1].SetError("")
+		unlock(t, l)
+	})
+}
+
 func TestAQuorumTellsHowManyServersStandBehindALease(t *testing.T) {
 	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
 		r, m, out := newRecorder(t), newMeter(t), &logs{}

@@ -334,8 +334,9 @@ func (c *Client) renewed(ctx context.Context, batch []protocol.Renewal, took tim
 		}
 	}
 	if err := c.server.Touch(ctx, batch); err != nil {
-		c.inbox.requireProbe(redisserver.Classify(err))
-		c.log.commandFailed(batch[0].Keys.Name(), err)
+		fail := redisserver.Classify(err)
+		c.inbox.requireProbe(fail)
+		c.logFailure(batch[0].Keys.Name(), fail)
 	}
 	c.inbox.probe(ctx, batch[0].Keys)
 }

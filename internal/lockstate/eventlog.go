@@ -48,12 +48,13 @@ const (
 	eventSlow // the wait or hold has exceeded the user's threshold
 )
 
-// maxEvents bounds a log, because errors can go on for long. All other events are rare.
+// maxEvents bounds the events of a log that recur for as long as a lease lasts: errors, and callers
+// that come and give up. All others are few.
 const maxEvents = 64
 
-// add appends n, unless n is an error and the log is full.
+// add appends n, unless the log is full and n is an event that recurs.
 func (e *EventLog) add(n Event) {
-	if e != nil && (n.What != eventError || len(e.List) < maxEvents) {
+	if e != nil && (len(e.List) < maxEvents || n.What != eventError && n.What != eventWantedHere) {
 		e.List = append(e.List, n)
 	}
 }

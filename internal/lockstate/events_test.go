@@ -2,6 +2,7 @@ package lockstate
 
 import (
 	"errors"
+	"math"
 	"strconv"
 	"strings"
 	"testing"
@@ -87,6 +88,33 @@ func TestTroubleLeavesRoomForTheEnd(t *testing.T) {
 	notes := c.Events.List
 	if last := notes[len(notes)-1]; last.What != eventLost || len(notes) > maxEvents+1 {
 		t.Errorf("%d notes, the last is %v", len(notes), last.What)
+	}
+}
+
+// A leader's lease may last for weeks, in which others come and give up.
+func TestCallersThatComeAndGiveUpLeaveRoomForTheEnd(t *testing.T) {
+	c := traced(writer(), 1)
+	h := holding(t, c)
+	for range 10 * maxEvents {
+		w := writer()
+		h.enter(w)
+		h.abandon(w)
+	}
+	h.hears("revoked", h.l.grant.req.ID, h.top)
+	notes := c.Events.List
+	if last := notes[len(notes)-1]; last.What != eventLost || len(notes) > maxEvents+1 {
+		t.Errorf("%d notes, the last is %v", len(notes), last.What)
+	}
+}
+
+// The readers of a process whose visits always overlap share one grant for as long as that goes on.
+func TestTheLeasesOfAGrantAreNotCountedBeyondTheirLimit(t *testing.T) {
+	h := holding(t, reader())
+	h.l.grant.served = math.MaxInt32
+	for range 2 {
+		if c := h.enter(reader()); c.Via != ViaLocal {
+			t.Errorf("entered %v", c.Via)
+		}
 	}
 }
 

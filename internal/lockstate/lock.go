@@ -3,6 +3,7 @@
 package lockstate
 
 import (
+	"math"
 	"time"
 
 	"github.com/leasedmutex/leased/internal/protocol"
@@ -421,7 +422,7 @@ func (l *Lock) letIn(c *Caller, at Instant, now time.Time) {
 	if c.Mode == protocol.Exclusive && c.Opts.MinHold > 0 {
 		g.minHoldUntil = minHoldOf(c)
 	}
-	g.served++
+	g.served = min(g.served, math.MaxInt32-1) + 1 // readers that always overlap are without number
 	passed := l.prevHoldSpan
 	if c.Mode == protocol.Shared && !g.fresh {
 		passed = nil // it follows no lease: a writer before it gave up

@@ -101,21 +101,20 @@ type request struct {
 
 // part is a request on one server.
 type part struct {
+	history
+
 	id    string // "" until there is an id for this server
 	state partState
 	// proved is when the last command that proved ownership was sent. Before a grant it is when
 	// the first acquire was sent, or the last one that was answered with "queued".
-	proved   time.Time
-	floor    uint64    // queued: the lock's last token there
-	token    uint64    // owned: the grant's token
-	known    uint64    // owned: the greatest token of the lock that the server is known to have stored
-	clock    uint64    // the server's clock in µs when it last said that we own the lock
-	told     uint64    // time up to which readers were notified
-	more     bool      // owned: others wait on this server
-	since    time.Time // when it became owned; if its server lost its data, before that
-	regrants int       // how often its grant was given back
-	young    time.Time // until then a grant of the server does not count for a majority
-	asking   bool      // an acquire is under way or waits in the lane
+	proved time.Time
+	floor  uint64 // queued: the lock's last token there
+	token  uint64 // owned: the grant's token
+	known  uint64 // owned: the greatest token of the lock that the server is known to have stored
+	clock  uint64 // the server's clock in µs when it last said that we own the lock
+	told   uint64 // time up to which readers were notified
+	more   bool   // owned: others wait on this server
+	asking bool   // an acquire is under way or waits in the lane
 	// unsure: a command without an answer may still arrive, or may have been executed after a
 	// restart of the server that we have not learned of. unheard: a message said that we own the
 	// lock, and the server has not said since whether it is in quarantine.
@@ -124,24 +123,12 @@ type part struct {
 	refused bool  // its server had another owner, and the request did not wait
 	adopts  bool  // an adopt is under way
 	forgets bool  // an adopt failed
-	lost    bool  // a renewal found the part lost, and the acquire that follows has no answer yet
 	also    []*Op // renewals, releases, yields and downgrades that wait for the answer to another op's acquire
 	// looks is set while the acquire under way is one of Rejoined, or a yield that gives a partial grant
 	// back is under way. later is the op that asks the server once that is answered.
 	looks bool
 	later *Op
-	// quarantineEnd is set for a part that was owned when its server lost its data: the end of the server's
-	// quarantine, before which no other client can count the server's vote. late is set if the
-	// server granted the part again only after that.
-	quarantineEnd time.Time
-	late          bool
-	// lostToken is the token of the grant that the server seems to have lost with its data, while the lease
-	// was held; else 0. A message that the grant was evicted says otherwise. lostID is the id that the part
-	// had then, if it has another one now.
-	lostToken uint64
-	lostID    string
-	anew      bool // granted anew since a majority was last known to have kept the lease: others may have owned there in between
-	anews     int  // how often the part was found granted anew, or evicted
+	late  bool // the server granted the part again only after quarantineEnd
 	// evicted is the greatest token of the lock that a message about the part's eviction had: what the
 	// server granted with it, or with an earlier one, is gone.
 	evicted uint64
@@ -161,6 +148,24 @@ type part struct {
 	downgraded bool // the part was ours until a downgrade passed it to the next request
 	follows    bool // a downgrade passed to this part what was ours until then
 	again      bool // the server had lost its data when the part ended, and its grants did not count meanwhile
+}
+
+// history is what is known of a request on one server whatever id it has there: see identify.
+type history struct {
+	since    time.Time // when the part became owned; if its server lost its data, before that
+	young    time.Time // until then a grant of the server does not count for a majority
+	regrants int       // how often the part's grant was given back
+	lost     bool      // a renewal found the part lost, and the acquire that follows has no answer yet
+	anew     bool      // granted anew since a majority was last known to have kept the lease: others may have owned there in between
+	anews    int       // how often the part was found granted anew, or evicted
+	// quarantineEnd is set for a part that was owned when its server lost its data: the end of the server's
+	// quarantine, before which no other client can count the server's vote.
+	quarantineEnd time.Time
+	// lostToken is the token of the grant that the server seems to have lost with its data, while the lease
+	// was held; else 0. A message that the grant was evicted says otherwise. lostID is the id that the part
+	// had then, if it has another one now.
+	lostToken uint64
+	lostID    string
 }
 
 type partState uint8
@@ -279,7 +284,7 @@ func (l *Lock) identify(r *request, i int) *part {
 	}
 	old := *p
 	old.putOff(i)
-	*p = part{since: old.since, young: old.young, quarantineEnd: old.quarantineEnd, lost: old.lost, anew: old.anew, anews: old.anews, lostToken: old.lostToken, lostID: old.lostID}
+	*p = part{history: old.history}
 	if old.lostToken != 0 && (old.token != 0 || old.lostID == "") {
 		p.lostID = old.id
 	}

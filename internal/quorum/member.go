@@ -246,7 +246,7 @@ func (m *member) heardOf(fail *protocol.Failure) {
 	}
 }
 
-// do sends one command.
+// do sends one command, but no renewal.
 func (m *member) do(ctx context.Context, s *Send) Result {
 	m.sending()
 	res := Result{Fail: panicked}
@@ -278,21 +278,18 @@ func (m *member) do(ctx context.Context, s *Send) Result {
 		res.Cancelled = m.srv.Cancel(ctx, []protocol.CancelRequest{s.Cancel})[0]
 		res.Fail = res.Cancelled.Fail
 		res.Young = m.owner.young(res.Cancelled.Clock, res.Cancelled.Mark)
-	case Renew:
-		batch := []protocol.Renewal{s.Renew}
-		m.srv.Renew(ctx, batch)
-		res = renewedAs(&batch[0])
 	}
-	if res.Fail != nil {
-		m.inbox.RequireProbe(res.Fail)
-		m.reportRefusal(res.Fail)
-	}
+	m.failed(res.Fail)
 	return res
 }
 
-// reportRefusal reports a refusal of the server as a whole: locks go on without it, and it does not count
-// as away.
-func (m *member) reportRefusal(fail *protocol.Failure) {
+// failed notes that commands failed, if they did: the inbox has to prove itself, and a refusal is reported,
+// because locks go on without the server, and it does not count as away.
+func (m *member) failed(fail *protocol.Failure) {
+	if fail == nil {
+		return
+	}
+	m.inbox.RequireProbe(fail)
 	if fail.Kind == protocol.RefusedNow || fail.Kind == protocol.NeedsOperator {
 		m.owner.reports.Refused(m.place, fail.Err)
 	}
@@ -366,6 +363,7 @@ func (m *member) renew(sends []*Send) []Result {
 	if answered {
 		fail = nil
 	}
+	m.failed(fail)
 	return results
 }
 
@@ -455,6 +453,7 @@ func (m *member) cancel(batch []*lockstate.Cancellation) {
 		}
 	}()
 	results = m.srv.Cancel(ctx, requests)
+	m.failed(results[0].Fail)
 }
 
 // restLocked ends a sweep, and sets the timer for the next one.

@@ -134,11 +134,9 @@ func (l *Lock) giveBackAll(r *request, now time.Time, fx *Effects) {
 
 // placeAnew leaves a server's queue, and enters it under a new id with the request's present ticket.
 func (l *Lock) placeAnew(r *request, i int, now time.Time, fx *Effects) {
-	regrants := r.parts[i].regrants
 	l.remember(r.parts[i].id, i, now)
 	l.cancel(nil, r, i, nil, 0, fx)
 	l.ask(l.look(r, now), r, i, fx)
-	r.parts[i].regrants = regrants
 }
 
 // giveBack yields a partial grant to the first in its server's queue, and queues there again under
@@ -148,14 +146,16 @@ func (l *Lock) giveBack(r *request, i int, now time.Time, fx *Effects) {
 	if !p.unsure {
 		l.remember(p.id, i, now)
 	}
-	old, lost, young, regrants, anews := p.id, p.lostID, p.young, p.regrants+1, p.anews
-	*p = part{id: l.newID(r, i), young: young, state: asked, proved: now, asking: true, looks: true, regrants: regrants, anews: anews}
-	l.forgetPart(old, r)
-	l.forgetPart(lost, r)
+	old := *p
+	// The request has no lease yet, so there is no loss to remember.
+	*p = part{history: history{young: old.young, regrants: old.regrants + 1, anews: old.anews},
+		id: l.newID(r, i), state: asked, proved: now, asking: true, looks: true}
+	l.forgetPart(old.id, r)
+	l.forgetPart(old.lostID, r)
 	l.parts[p.id] = r
 	if op := r.op; op != nil && op.kind == Do && op.outcomes[i] == outcomeYes {
 		op.outcomes[i] = outcomeNo // the server has answered, but the request waits there again
 	}
 	l.send(&Send{Server: i, Kind: Do, req: r, next: r,
-		Cmd: protocol.Command{Verb: protocol.Yield, ID: old, Next: p.id, At: now, Ticket: r.ticket}}, fx)
+		Cmd: protocol.Command{Verb: protocol.Yield, ID: old.id, Next: p.id, At: now, Ticket: r.ticket}}, fx)
 }

@@ -2,7 +2,7 @@ package quorum
 
 import (
 	"context"
-	"fmt"
+	"errors"
 	"maps"
 	"runtime/pprof"
 	"slices"
@@ -290,7 +290,7 @@ func (s *Server) ticket() uint64 {
 	return uint64(time.Now().UnixMicro() + s.clock.offset)
 }
 
-var panicked = &protocol.Failure{Err: fmt.Errorf("leased: what a command called panicked"), Kind: protocol.NoAnswer}
+var panicked = &protocol.Failure{Err: errors.New("leased: what a command called panicked"), Kind: protocol.NoAnswer}
 
 // answered is the step that ends a command. answered and Do do not call step, because a function
 // value for the event would move the effects to the heap.

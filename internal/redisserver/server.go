@@ -371,13 +371,7 @@ func (s *Server) together(ctx context.Context, cmds []onceCmd) {
 		s.sent.Add(1)
 		all = append(all, s.trailer)
 	}
-	err := pipelined(ctx, rdb, all)
-	settle(all[:len(cmds)], err)
-	if s.broke(err) { // or each renewal would meet another broken connection until its lease is lost
-		if node, fail := s.nodeOfLine(ctx, cmds[0].Args()); fail == nil {
-			s.clearPool(ctx, node, true)
-		}
-	}
+	settle(all[:len(cmds)], pipelined(ctx, rdb, all))
 }
 
 // pipelined sends commands in one round trip.
