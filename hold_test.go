@@ -361,7 +361,7 @@ func TestAnUnlockAfterWhichTheProcessKeepsTheLockTellsOfNoLoss(t *testing.T) {
 func TestAKeptLockIsGivenBackInTimeAfterACallThatTookLong(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		mu := newClient(t, s, leased.WithIdleHold(time.Second), leased.WithTTL(time.Hour)).Mutex("x") // no renewal
-		for range 3 { // the third takes the short cut
+		for range 3 {                                                                                 // the third takes the short cut
 			mu.Lock()
 			time.Sleep(3 * time.Second)
 			mu.Unlock()

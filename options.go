@@ -339,8 +339,9 @@ func WithTTL(ttl time.Duration) LockOption {
 
 // WithMaxHold bounds how long one lease is held. After d the lease's context ends with
 // ErrMaxHold, which is an ErrLeaseLost, and the lease is no longer renewed, so a stuck
-// holder keeps others out for at most one more TTL. While other readers of its process hold
-// the lock, that TTL begins when the last of them unlocks. d must not be negative. The
+// holder keeps other processes out for at most one more TTL. While other readers of its
+// process hold the lock, that TTL begins when the last of them unlocks. Other callers of its
+// own process wait for its Unlock, as they do after any loss. d must not be negative. The
 // default is 0, which means no bound.
 func WithMaxHold(d time.Duration) LockOption {
 	return lockOption(func(o *lockOptions) error {

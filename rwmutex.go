@@ -64,7 +64,9 @@ func (rw *RWMutex) RLock() { rw.use().lock(protocol.Shared) }
 // Mutex.TryLock.
 func (rw *RWMutex) TryLock() bool { return rw.use().tryLock(protocol.Exclusive) }
 
-// TryRLock locks rw for reading if no writer holds it or waits for it; see Mutex.TryLock.
+// TryRLock locks rw for reading if no writer holds it or waits for it; see Mutex.TryLock. A
+// writer of another process that has waited behind readers of this one counts until those
+// have unlocked, even if it has given up.
 func (rw *RWMutex) TryRLock() bool { return rw.use().tryLock(protocol.Shared) }
 
 // Unlock unlocks rw for writing. It panics if rw is not locked for writing in this
@@ -111,8 +113,8 @@ func (rw *RWMutex) RLockContext(ctx context.Context) (*Lease, error) {
 	return rw.use().lease(ctx, &call{Mode: protocol.Shared})
 }
 
-// TryRLockContext locks rw for reading if no writer holds it or waits for it; see
-// Mutex.TryLockContext.
+// TryRLockContext locks rw for reading if no writer holds it or waits for it; see TryRLock
+// and Mutex.TryLockContext.
 func (rw *RWMutex) TryRLockContext(ctx context.Context) (*Lease, error) {
 	return rw.use().lease(ctx, &call{Mode: protocol.Shared, Try: true})
 }

@@ -141,3 +141,12 @@ func TestGarbageInPlaceOfASpanGrantsAllTheSame(t *testing.T) {
 func span(id, span byte) *protocol.Span {
 	return &protocol.Span{TraceID: [16]byte{15: id}, SpanID: [8]byte{7: span}, Flags: 1}
 }
+
+// The request that is under way is a writer's then, and a reader has come after it.
+func TestATryToReadIsRefusedBehindAWriterThatAsks(t *testing.T) {
+	h := drive(t)
+	h.enter(writer(), reader())
+	if try := h.enter(trying(reader())); try.Phase != Rejected || !errors.Is(try.Outcome(), ErrLocked) {
+		t.Errorf("%v, %v", try.Phase, try.Outcome())
+	}
+}

@@ -88,7 +88,7 @@ func (l *Lock) Enter(c *Caller, now time.Time, fx *Effects) {
 	case c.Try && !l.compatible(c.Mode):
 		l.finishRejected(c, errHeldHere, fx)
 		return
-	case c.Try && l.waiting.first != nil:
+	case c.Try && l.waiting.first != nil && !l.askedByReaders(c):
 		l.finishRejected(c, errWantedHere, fx)
 		return
 	}
@@ -105,6 +105,20 @@ func (l *Lock) Enter(c *Caller, now time.Time, fx *Effects) {
 	if c.Phase == Waiting && l.waiting.n == 1 {
 		l.addEventInside(Event{At: now, What: eventWantedHere})
 	}
+}
+
+// askedByReaders reports whether all that waits is readers, whose request is under way: c, which tries
+// to read, shares the answer.
+func (l *Lock) askedByReaders(c *Caller) bool {
+	if l.grant.state != Asking || c.Mode != protocol.Shared {
+		return false
+	}
+	for w := l.waiting.first; w != nil; w = w.next {
+		if w.Mode != protocol.Shared {
+			return false
+		}
+	}
+	return true
 }
 
 // Abandon is the event that c gives up. It returns false if c was already admitted or rejected.
@@ -316,9 +330,9 @@ func (l *Lock) rejectTries(err error, fx *Effects) {
 // tryIdleOwner lets a Try caller wait for an owner that may be idle. An idle owner releases
 // the lock as soon as it learns that the lock is wanted, and only a queued request tells it.
 // The caller waits, too, if a quorum's servers are split among several that asked at once: else none of
-// them might get the lock, and only among queued requests does the first one get it.
+// them might get the lock, and only among queued requests does the first one get it. It does not wait
+// behind a reader that waits anyway: see askedByReaders.
 func (l *Lock) tryIdleOwner(a protocol.Answer, now time.Time) {
-	// A Try caller is always the head, because it is rejected if others wait.
 	if c := l.waiting.first; c != nil && c.Try && !c.awaitsIdleOwner() && a.Place == 0 {
 		who, err := protocol.ParseID(a.Blocker)
 		// Queued behind nobody: the messages of a quorum's servers that grant it were faster than their answers.

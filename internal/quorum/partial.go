@@ -16,6 +16,10 @@ import (
 // smallest ticket gets it. If that is the same request, it keeps the grant for twice as long,
 // up to longestPatience.
 //
+// Two requests that each have one of two servers and wait at the other would give both back at the same
+// time, again and again, if they were equally patient: each would get what the other gave back. So the
+// patience is shortened by up to a half, by a part that depends on the id.
+//
 // Servers may place requests whose tickets are nearly equal in different orders. Then each of them
 // would get back what it gave back, for ever. So from the time patientGiveBacks on, the request gets
 // a later ticket: by one to two times setBack, and twice as much each further time.
@@ -34,9 +38,7 @@ func (r *request) later(n int, id string) uint64 {
 		return r.ticket
 	}
 	least := uint64(setBack) << min(n-patientGiveBacks, mostDoublings)
-	h := fnv.New64a()
-	_, _ = h.Write([]byte(id))
-	return r.ticket + least + h.Sum64()%least
+	return r.ticket + least + hashOf(id)%least
 }
 
 // plan sets when Tick looks at the request's partial grants that may have to be given back.
@@ -69,7 +71,14 @@ func (l *Lock) forgetLater(r *request, now time.Time) {
 }
 
 func (p *part) patience() time.Duration {
-	return min(patience<<min(p.regrants, 20), longestPatience)
+	longest := min(patience<<min(p.regrants, 20), longestPatience)
+	return longest - time.Duration(hashOf(p.id)%uint64(longest/2))
+}
+
+func hashOf(id string) uint64 {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(id))
+	return h.Sum64()
 }
 
 // blocks reports whether others wait behind a partial grant while its request waits on other

@@ -98,6 +98,21 @@ func TestAGrantThatKeepsComingBackIsPlacedLater(t *testing.T) {
 	}
 }
 
+// Else two requests that each have what the other needs would exchange it for ever.
+func TestRequestsGiveTheirGrantsBackAtDifferentTimes(t *testing.T) {
+	for _, regrants := range []int{0, 5, 30} {
+		longest := min(patience<<min(regrants, 20), longestPatience)
+		seen := map[time.Duration]bool{}
+		for _, id := range []string{"one", "two", "three", "four"} {
+			p := &part{history: history{regrants: regrants}, id: id}
+			if d := p.patience(); d <= longest/2 || d > longest || seen[d] {
+				t.Errorf("%q has a patience of %v after %d times, of at most %v", id, d, regrants, longest)
+			}
+			seen[p.patience()] = true
+		}
+	}
+}
+
 // Of several grants, all are given back with the same ticket.
 func TestGrantsThatKeepComingBackArePlacedAlike(t *testing.T) {
 	s := newStand(t, 5, time.Second)
