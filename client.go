@@ -110,9 +110,9 @@ type server interface {
 	Commands() int64
 	// Do runs one command. After an error its outcome is unknown.
 	Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) (protocol.Answer, error)
-	// Renew renews many grants that one server has, in one round trip, and notes each outcome in
-	// batch. Unless ctx has a deadline, each round trip has protocol.CommandTimeout: that of the
-	// commands, and another one for scripts that the server did not know.
+	// Renew renews many grants that one server has, together, and notes each outcome in batch. It
+	// takes one round trip, and another one if the server did not know a script. Unless ctx has a
+	// deadline, each may take protocol.CommandTimeout.
 	Renew(ctx context.Context, batch []protocol.Renewal)
 	// Touch extends the expiry of the last token of locks that are held for long, if a renewal
 	// that was granted asks for that. It takes no longer than a round trip of Renew. No lease

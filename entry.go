@@ -19,9 +19,10 @@ import (
 // effects are performed after the mutex is unlocked. The order of this file is the same: step,
 // perform, run, and answered, which is the next step.
 //
-// The only goroutine of an entry is the sender: one for each command, started by dispatch, owned by
-// the client, ended by the reply or the command's time-out, and waited for by Shutdown. A caller
-// who would wait for the reply anyway runs the command in its own goroutine instead.
+// An entry has two kinds of goroutine: the sender of a command, started by dispatch, and that of a
+// check's renewal, started by sendCheck. Both are owned by the client, ended by the reply or the
+// command's time-out, and waited for by Shutdown. A caller who would wait for a command's reply
+// anyway runs the command in its own goroutine instead.
 
 // entry is one lock in use.
 type entry struct {

@@ -508,8 +508,8 @@ func textKey(k lockstate.EventKind) attribute.Key {
 	return attrReason
 }
 
-// under returns the context of a command that is sent under span, which may be nil. What
-// instruments the Redis client makes the command's span a child of that span.
+// under returns the context of a command that is sent under span, which may be nil. An
+// instrumentation of the Redis client, such as redisotel, makes the command's span a child of it.
 func (c *Client) under(span trace.Span) context.Context {
 	if span == nil {
 		return c.base

@@ -23,12 +23,9 @@ CREATE TABLE sale (
 	item  text NOT NULL
 );`
 
-// recipe says how an item is read and written under a lease. The parameters are those
-// of the statements, $1 being the item.
-type recipe struct {
-	read  string // $2 token
-	write string // $2 token, $3 the new stock, $4 the stock that was read
-}
+// recipe says how an item is read and written under a lease. $1 is the item in all statements;
+// arguments says what the other parameters are.
+type recipe struct{ read, write string }
 
 // recipes has what to do (first-access, as-read) and what not to do.
 var recipes = map[string]recipe{

@@ -36,7 +36,7 @@ type Caller struct {
 	Via        Via
 	Ended      ending
 	Why        Reason // why the lease was lost
-	Reported   bool   // the maker's, like the next two
+	Reported   bool   // the maker's, like the next two: see call in acquire.go of the root package
 	Again      bool
 	Behind     int8
 	clockLead  int32 // ns, see ClockLead

@@ -277,8 +277,8 @@ func (l *Lock) PickHolder(m protocol.Mode) *Caller {
 	return l.inside.first
 }
 
-// anyOrphans reports whether callers are inside whose grant is gone. Those entered before all
-// members.
+// anyOrphans reports whether callers are inside whose grant is gone. They come first in inside,
+// because they entered before all members.
 func (l *Lock) anyOrphans() bool { return l.inside.first != l.members }
 
 // Idle reports whether the lock has no state worth keeping.

@@ -6,8 +6,8 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// Resting is the state of a lock that one caller holds and nobody waits for, in an eighth of the
-// space, because a client may hold very many of these. Such a lock rests between one event and
+// Resting is the state of a lock that one caller holds and nobody waits for, in less than a
+// sixth of the space, because a client may hold very many of these. Such a lock rests between one event and
 // the next. What is missing here follows from the caller and its options.
 type Resting struct {
 	holder  *Caller

@@ -86,10 +86,10 @@ func evictOwner(ctx context.Context, srv *redisserver.Server, k *protocol.Keys, 
 	return err
 }
 
-// each runs f for all servers at once, except those that are away. It returns when all calls have
-// returned, when the results are enough and mostPatience is over, when the calls must have ended, which
-// take no longer than protocol.CommandTimeout unless a hook of the Redis client blocks, or when ctx ends,
-// with the results that there are by then.
+// each runs f for all servers at once, except those that are away, and returns the results so far as
+// soon as one of these holds: all calls have returned; mostPatience is over, and the results are enough;
+// a further protocol.CommandTimeout is over, after which only a blocking hook of the Redis client can keep
+// a call; ctx has ended.
 func each[T any](ctx context.Context, s *Server, enough func([]T) bool, f func(ctx context.Context, server int, srv *redisserver.Server) (T, error)) (results []T, errs []error) {
 	type outcome struct {
 		i   int
@@ -165,8 +165,9 @@ func countTrue(all []bool) (n int) {
 	return n
 }
 
-// lacking returns the error that only answered servers have answered, too few for a majority, and errs are
-// the others' errors. If no majority can be had because servers refuse, its kind is that of a refusal.
+// lacking returns an error that says that only this many servers answered, which is too few for a majority.
+// errs are the errors of the others. If no majority can be had because servers refuse, its kind is that of
+// a refusal.
 func (s *Server) lacking(answered int, errs []error) error {
 	e := &noQuorum{answered: answered, n: s.cfg.N, need: s.cfg.Need, why: errs, kind: protocol.NoAnswer}
 	for _, err := range errs {

@@ -43,9 +43,9 @@ func newArguments(inboxes string) *arguments {
 
 // how returns the argument of acquire that says how to wait: 0 means not at all, 1 means to wait,
 // and 2 means to wait under an id that was never sent before; on a quorum's server the ticket
-// follows this digit. 3 means a brief re-check, which a quorum's server has not, and the new end of
-// the waiting lease follows, with by how much that is later. The argument ends with the prefix of the
-// inbox channels.
+// follows this digit. 3 means a brief re-check, which is never sent to a quorum's server. The new
+// end of the waiting lease follows, then + and by how much that is later than the present end. The
+// argument ends with the prefix of the inbox channels.
 func (a *arguments) how(c *protocol.Command) any {
 	wait := 0
 	switch {
