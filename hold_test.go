@@ -360,8 +360,8 @@ func TestAnUnlockAfterWhichTheProcessKeepsTheLockTellsOfNoLoss(t *testing.T) {
 // The calls of a kept lock take a short cut, which has to see to it that the lock is given back.
 func TestAKeptLockIsGivenBackInTimeAfterACallThatTookLong(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
-		mu := newClient(t, s, leased.WithIdleHold(time.Second), leased.WithTTL(time.Hour)).Mutex("x") // no renewal
-		for range 3 {                                                                                 // the third takes the short cut
+		mu := newClient(t, s, leased.WithIdleHold(time.Second), leased.WithTTL(time.Hour)).Mutex("x")
+		for range 3 { // the third takes the short cut; no renewal comes in between
 			mu.Lock()
 			time.Sleep(3 * time.Second)
 			mu.Unlock()

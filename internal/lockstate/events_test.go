@@ -142,6 +142,17 @@ func span(id, span byte) *protocol.Span {
 	return &protocol.Span{TraceID: [16]byte{15: id}, SpanID: [8]byte{7: span}, Flags: 1}
 }
 
+// A try does not wait for the next attempt of a reader that waits through an outage.
+func TestATryToReadIsRefusedBesideAReaderWhoseRequestFailed(t *testing.T) {
+	h := drive(t)
+	h.enter(reader())
+	h.sends(protocol.Acquire)
+	h.reply(protocol.Answer{}, errSilence, 30*time.Second)
+	if try := h.enter(trying(reader())); try.Phase != Rejected || !errors.Is(try.Outcome(), ErrLocked) {
+		t.Errorf("%v, %v", try.Phase, try.Outcome())
+	}
+}
+
 // The request that is under way is a writer's then, and a reader has come after it.
 func TestATryToReadIsRefusedBehindAWriterThatAsks(t *testing.T) {
 	h := drive(t)

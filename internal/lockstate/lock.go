@@ -110,8 +110,8 @@ func (l *Lock) Enter(c *Caller, now time.Time, fx *Effects) {
 // askedByReaders reports whether all that waits is readers, whose request is under way: c, which tries
 // to read, shares the answer.
 func (l *Lock) askedByReaders(c *Caller) bool {
-	if l.grant.state != Asking || c.Mode != protocol.Shared {
-		return false
+	if l.grant.state != Asking || l.pending.verb != protocol.Acquire || c.Mode != protocol.Shared {
+		return false // also while a failed request waits to be repeated, which can take long
 	}
 	for w := l.waiting.first; w != nil; w = w.next {
 		if w.Mode != protocol.Shared {

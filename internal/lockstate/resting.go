@@ -7,8 +7,8 @@ import (
 )
 
 // Resting is the state of a lock that one caller holds and nobody waits for, in less than a
-// sixth of the space, because a client may hold very many of these. Such a lock rests between one event and
-// the next. What is missing here follows from the caller and its options.
+// sixth of the space, because a client may hold very many of these. Such a lock rests between
+// one event and the next. What is missing here follows from the caller and its options.
 type Resting struct {
 	holder  *Caller
 	more    *unusual // nil as long as all is as after the first lease of a new grant

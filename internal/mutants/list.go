@@ -589,6 +589,7 @@ var mutants = []mutant{
 	{"calls of a kept lock are not traced", "acquire.go", " || c.tracing.tracer() != nil", "", "OfAKeptLock"},
 	{"callers that are slow on a kept lock are not logged", "acquire.go", "	return c.slow.threshold > 0 || ", "	return ", "OfAKeptLock"},
 	{"a try to read is refused beside readers that ask", "internal/lockstate/lock.go", " && !l.askedByReaders(c):", ":", "TryAtOnceAllEnter"},
+	{"a try to read waits for the next attempt of a reader's request", "internal/lockstate/lock.go", " || l.pending.verb != protocol.Acquire || c.Mode", " || c.Mode", "BesideAReaderWhoseRequestFailed"},
 	{"a try to read waits behind a writer", "internal/lockstate/lock.go", "		if w.Mode != protocol.Shared {\n			return false\n", "		if w.Mode != protocol.Shared {\n			return true\n", "BehindAWriterThatAsks"},
 	{"a kept lock is kept on after a call that took long", "acquire.go", "		e.setAlarmLocked()\n	}\n	e.awake.spare = callOf(c)\n", "	}\n	e.awake.spare = callOf(c)\n", "AKeptLockIsGivenBack"},
 	{"callers that give up fill the log of a lease", "internal/lockstate/eventlog.go", " && n.What != eventWantedHere", "", "ThatComeAndGiveUp"},
