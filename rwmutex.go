@@ -18,7 +18,8 @@ import (
 //
 // All readers that wait directly behind a writer enter together. The readers of one process
 // share one grant, so a further RLock costs no round trip. Once a writer of another process
-// is known to wait, the grant admits no new readers. The readers of each process have their
+// is known to wait, the grant admits no new readers, until that writer has had its turn or has
+// given up. The readers of each process have their
 // own expiry: those of a crashed process delay a writer by at most their own TTL, whatever
 // other readers do.
 //
@@ -64,9 +65,7 @@ func (rw *RWMutex) RLock() { rw.use().lock(protocol.Shared) }
 // Mutex.TryLock.
 func (rw *RWMutex) TryLock() bool { return rw.use().tryLock(protocol.Exclusive) }
 
-// TryRLock locks rw for reading if no writer holds it or waits for it; see Mutex.TryLock. A
-// writer of another process that has waited behind readers of this one counts until those
-// have unlocked, even if it has given up.
+// TryRLock locks rw for reading if no writer holds it or waits for it; see Mutex.TryLock.
 func (rw *RWMutex) TryRLock() bool { return rw.use().tryLock(protocol.Shared) }
 
 // Unlock unlocks rw for writing. It panics if rw is not locked for writing in this

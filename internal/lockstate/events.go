@@ -28,6 +28,9 @@ func (l *Lock) Answered(c *protocol.Command, a protocol.Answer, fail *protocol.F
 	}
 	l.pending = pending{}
 	l.applyRules(now, fx)
+	if c.Held && l.grant.state == Held && l.pending.verb == protocol.None {
+		l.rejectTries(ErrLocked, fx) // others wait, and a try waits for nothing but the answer
+	}
 }
 
 // acquired handles the answer to an acquire.
@@ -49,9 +52,14 @@ func (l *Lock) acquired(c *protocol.Command, a protocol.Answer, fail *protocol.F
 		return
 	}
 	if fail != nil {
-		if g.state != Held {
+		switch {
+		case g.state != Held:
 			l.failed(&g.ticket, fail, pause, now, fx)
-		} else if fail.MayRun() {
+		case c.Held: // which gives the id nothing, however late it arrives
+			g.wanted = g.wanted || l.keepsReadersOut() // as far as is known
+			g.checkAt = l.instant(now).add(max(pause, g.regularPause()))
+			l.rejectTries(fail.Err, fx)
+		case fail.MayRun():
 			g.lateUntil = l.instant(arrives(now, c.TTL))
 			g.doubtUntil = g.lateUntil
 		}
@@ -74,7 +82,16 @@ func (l *Lock) acquired(c *protocol.Command, a protocol.Answer, fail *protocol.F
 			l.lostAndGrantedAnew(now, fx)
 			return
 		}
+		if c.Held && !l.pending.stale {
+			g.wanted, g.checkAt = false, 0 // unless hold finds otherwise
+			if !l.env.HasInbox() {
+				g.checkAt = l.instant(now).add(longestTenure) // nobody else says so
+			}
+		}
 		l.hold(a, c.At, how, now)
+		if c.Held && l.pending.stale {
+			g.checkAt = l.instant(now) // the question is asked again
+		}
 		if a.Unfinished {
 			l.continueGranting(a, l.env.NewRequest(g.req.Mode, g.req.TTL, false, protocol.Origin{}).ID, fx)
 		}
@@ -101,7 +118,7 @@ func (l *Lock) acquired(c *protocol.Command, a protocol.Answer, fail *protocol.F
 		} else {
 			l.wait(a, c.At, now)
 		}
-	case protocol.Refused:
+	case protocol.Refused, protocol.NotOurs: // the latter to an owner's question
 		l.blocker = a.Blocker
 		if a.Unfinished && g.state != Held {
 			g.sent, g.checkAt = before, l.instant(now)
@@ -118,6 +135,7 @@ func (l *Lock) acquired(c *protocol.Command, a protocol.Answer, fail *protocol.F
 		switch {
 		case g.state == Held:
 			g.renewAt = l.instant(now) // the renewal, or the release, tells whether it is still ours
+			l.putOffQuestion(now)
 			if l.members == nil {
 				g.idleTill = 0
 			}
@@ -164,6 +182,7 @@ func (l *Lock) failed(t *ticket, fail *protocol.Failure, pause time.Duration, no
 // held is extended, because the server has given it its full TTL again.
 func (l *Lock) hold(a protocol.Answer, from time.Time, how Via, now time.Time) {
 	g := &l.grant
+	extended := g.state == Held && g.notified == 0
 	switch {
 	case g.state != Held:
 		l.becomeHeld(a, from, how, now)
@@ -178,9 +197,13 @@ func (l *Lock) hold(a protocol.Answer, from time.Time, how Via, now time.Time) {
 	if g.role() != byPlace { // else the waiter may be our own writer
 		g.wanted = g.wanted || a.More
 	}
+	if g.wanted {
+		l.putOffQuestion(now)
+	}
 	switch {
 	case g.notified != 0:
 		g.renewAt = l.instant(now)
+	case extended: // the next renewal stays due, because it also has the lock's last token kept
 	case how == ViaDirect:
 		// The next regular renewal confirms it, or an earlier one if less than half of the
 		// TTL is left.
@@ -523,6 +546,8 @@ func (l *Lock) Receive(m *protocol.Message, now time.Time, fx *Effects) {
 		l.grantedByMessage(m.ID, protocol.Answer{Outcome: protocol.Granted, Token: m.Token, Clock: m.Clock, More: m.More, Link: m.Link}, now, fx)
 	case "wanted":
 		l.wanted(m.ID, now, fx)
+	case "unwanted":
+		l.unwanted(m.ID, now, fx)
 	case "ends":
 		l.Ends(m.ID, m.Left, now, fx)
 	case "revoked":
@@ -625,9 +650,19 @@ func (l *Lock) wanted(id string, now time.Time, fx *Effects) {
 		if !g.wanted {
 			l.addEventInside(Event{At: now, What: eventWanted})
 		}
-		g.wanted = true
+		g.wanted, l.pending.stale = true, l.pending.stale || l.pending.held
+		l.putOffQuestion(now)
 	}
 	l.applyRules(now, fx)
+}
+
+// unwanted handles a message that no request is queued behind the readers' grant id any more. It may be
+// older than a message wanted, so only an answer tells.
+func (l *Lock) unwanted(id string, now time.Time, fx *Effects) {
+	if g := &l.grant; l.Holds(id) && g.wanted {
+		g.checkAt, l.pending.stale = l.instant(now), l.pending.stale || l.pending.held
+		l.applyRules(now, fx)
+	}
 }
 
 // Ends is the event that a message says when the lease of the owner ahead of id expires: in
@@ -672,9 +707,10 @@ func (l *Lock) Subscribed(now time.Time, fx *Effects) {
 func (l *Lock) Reachable(now time.Time, fx *Effects) bool {
 	g := &l.grant
 	t := &g.ticket
-	if g.state == Held && g.next != nil {
+	switch {
+	case g.state == Held && g.next != nil:
 		t = &g.next.ticket
-	} else if !g.requested() {
+	case !g.requested() && !(g.wanted && l.keepsReadersOut()):
 		return false
 	}
 	if l.pending.verb != protocol.None || t.checkAt <= l.instant(now) {

@@ -73,12 +73,12 @@ type ticket struct {
 	lateUntil  Instant // until then, an unanswered acquire of the request may still arrive
 	doubtUntil Instant // the same for an acquire that was sent while the grant was held
 
-	wait // valid until the request is granted
+	wait // of a grant that is held, only checkAt is valid
 }
 
 // wait is what is known about a ticket that is not granted yet.
 type wait struct {
-	checkAt Instant       // when to ask again
+	checkAt Instant       // when to ask again; of a held grant, whether others wait, see Lock.asksForReaders
 	endsAt  Instant       // when the owner's lease ends, according to a message; zero if none came
 	told    uint64        // readers whose leases end up to this time were sent wanted for it; 0 if all were
 	poll    time.Duration // pause between checks where no notification comes
@@ -125,6 +125,7 @@ func (g *grant) requested() bool { return g.state == Asking || g.state == queued
 // pending is the one command of a lock that awaits its answer.
 type pending struct {
 	verb  protocol.Verb // None if there is none
+	held  bool          // the owner asks whether others wait
 	stale bool          // its answer may predate a message that came, or may have been missed, since it was sent
 }
 
@@ -411,7 +412,7 @@ func (g *grant) drifted(now time.Time) bool {
 
 // tenureOver reports whether other processes are to be served next, although callers of this
 // process wait. A shared grant that is wanted admits the callers that waited when it came, and
-// none after them. An exclusive grant is yielded once in a while even if it is not known to be
+// none after them, until Redis says that nobody waits any more. An exclusive grant is yielded once in a while even if it is not known to be
 // wanted, because the message that says so can be lost.
 func (l *Lock) tenureOver(now Instant) bool {
 	g := &l.grant
@@ -423,7 +424,7 @@ func (l *Lock) tenureOver(now Instant) bool {
 	case g.served == 0 || g.idle:
 		return false
 	case g.req.Mode == protocol.Shared:
-		return !g.fresh && (g.wanted || slow && !l.env.HasInbox())
+		return !g.fresh && (g.wanted || slow && !l.env.HasInbox() && now >= g.checkAt)
 	}
 	return slow || g.wanted && (int(g.served) >= g.opts.Handoffs || since >= g.opts.Tenure)
 }

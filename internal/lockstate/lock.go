@@ -21,7 +21,8 @@ import (
 //	           process, entry of further readers, and re-use of an idle grant.
 //	reserve    If a writer waits for readers of its own process, take a place in the
 //	           queue for it meanwhile (handover.go).
-//	ask        If callers wait and there is no grant, ask for one.
+//	ask        If callers wait and there is no grant, ask for one. If readers wait beside
+//	           readers because other processes come first, ask whether those still wait.
 //	downgrade  If a writer wants to continue as a reader, send the downgrade (handover.go).
 //	release    If no member is inside, and a caller waits that could not be admitted, yield
 //	           the grant; but release it if that caller has to wait for an orphan. Without a
@@ -99,7 +100,7 @@ func (l *Lock) Enter(c *Caller, now time.Time, fx *Effects) {
 	if c.Phase == Waiting && ahead+others > 0 {
 		c.Events.add(Event{At: now, What: EventQueued, Place: ahead})
 	}
-	if c.Try && c.Phase == Waiting && l.inside.first != nil {
+	if c.Try && c.Phase == Waiting && l.inside.first != nil && !l.pending.held {
 		l.reject(c, ErrLocked, fx) // readers are inside, but no more are admitted
 	}
 	if c.Phase == Waiting && l.waiting.n == 1 {
@@ -107,10 +108,11 @@ func (l *Lock) Enter(c *Caller, now time.Time, fx *Effects) {
 	}
 }
 
-// askedByReaders reports whether all that waits is readers, whose request is under way: c, which tries
+// askedByReaders reports whether all that waits is readers, for whom Redis is being asked: c, which tries
 // to read, shares the answer.
 func (l *Lock) askedByReaders(c *Caller) bool {
-	if l.grant.state != Asking || l.pending.verb != protocol.Acquire || c.Mode != protocol.Shared {
+	asking := l.grant.state == Asking && l.pending.verb == protocol.Acquire
+	if !asking && !l.pending.held || c.Mode != protocol.Shared {
 		return false // also while a failed request waits to be repeated, which can take long
 	}
 	for w := l.waiting.first; w != nil; w = w.next {
@@ -456,9 +458,10 @@ func (l *Lock) ask(now time.Time, fx *Effects) {
 		return
 	}
 	head := l.waiting.first
-	if g.state == Held && g.early && !l.env.InboxPending() && (l.members != nil || l.instant(now) < g.idleTill) {
-		// Until now, a message that the grant is wanted may not have reached us.
-		g.early, l.pending = false, pending{verb: protocol.Acquire}
+	// Until the inbox is confirmed, a message that the grant is wanted may not have reached us.
+	early := g.state == Held && g.early && !l.env.InboxPending() && (l.members != nil || l.instant(now) < g.idleTill)
+	if early || l.asksForReaders(now) {
+		g.early, l.pending = false, pending{verb: protocol.Acquire, held: true}
 		fx.Send = protocol.Command{Verb: protocol.Acquire, ID: g.req.ID, TTL: g.req.TTL, Held: true, At: now}
 		return
 	}
@@ -499,6 +502,27 @@ func (l *Lock) ask(now time.Time, fx *Effects) {
 	l.pending = pending{verb: protocol.Acquire}
 	fx.Send = protocol.Command{Verb: protocol.Acquire, ID: g.req.ID, TTL: g.req.TTL, Wait: l.anyoneWaits() && !g.probe, First: !g.sent, Told: g.told,
 		Check: g.state == queued, Place: g.place, Waits: g.lease, Until: l.briefly(now), At: now}
+}
+
+// asksForReaders reports whether it is time to ask whether others still wait for a grant of readers. Other
+// readers of the process stay out meanwhile, and whoever made the grant wanted may have given up, or died,
+// since. A waiter that is alive repeats that it waits, and that puts the question off.
+func (l *Lock) asksForReaders(now time.Time) bool {
+	return l.keepsReadersOut() && l.instant(now) >= l.grant.checkAt
+}
+
+// keepsReadersOut reports whether a reader waits that admit would let in beside its process' readers if no
+// other process was to be served first.
+func (l *Lock) keepsReadersOut() bool {
+	g, head := &l.grant, l.waiting.first
+	return g.state == Held && g.req.Mode == protocol.Shared && l.members != nil && head != nil && head.Mode == protocol.Shared
+}
+
+// putOffQuestion has nobody ask whether others wait until they had time to repeat that they do: a
+// request at the head of the queue does so after regularPause at the latest.
+func (l *Lock) putOffQuestion(now time.Time) {
+	g := &l.grant
+	g.checkAt = l.instant(now).add(g.regularPause() + time.Duration(float64(g.regularPause()/3)*l.env.Jitter()))
 }
 
 // briefly returns the time for Command.Until if the next acquire is a re-check that may be brief,

@@ -78,6 +78,9 @@ func (l *Lock) Due() Instant {
 		if g.next != nil && l.pending.verb == protocol.None {
 			earliest(g.next.checkAt)
 		}
+		if g.wanted && l.pending.verb == protocol.None && l.keepsReadersOut() {
+			earliest(g.checkAt)
+		}
 	case g.state == none && l.waiting.first != nil:
 		earliest(l.inboxWaitUntil)
 	case l.pending.verb == protocol.None && g.requested():

@@ -1,7 +1,7 @@
 // Command mutants breaks the library on purpose, one rule at a time, and prints
 // for each break the test that notices it. It exits with status 1 if a mutant survives.
 //
-//	go run ./internal/mutants [-only text] [-quick] [-alone] [-v]
+//	go run ./internal/mutants [-only regexp] [-quick] [-alone] [-v]
 //
 // An error is not a verdict: it means that the mutant does not compile, that its text or its tests
 // are not found, or that the baseline fails, which is the test that noticed, run without the mutant.
@@ -38,7 +38,7 @@ type mutant struct {
 const patience = 4 * time.Minute
 
 func main() {
-	only := flag.String("only", "", "run only mutants whose name contains this")
+	only := flag.String("only", "", "run only mutants whose name matches this regular expression")
 	verbose := flag.Bool("v", false, "show the output of the test that noticed")
 	jobs := flag.Int("jobs", 2, "how many at once")
 	first := flag.Int("from", 0, "run only mutants from this place of the list on")
@@ -55,13 +55,17 @@ func main() {
 var quick bool
 
 func run(only string, verbose, alone bool, jobs int) error {
+	named, err := regexp.Compile(only)
+	if err != nil {
+		return err
+	}
 	root, err := moduleRoot()
 	if err != nil {
 		return err
 	}
 	var chosen []mutant
 	for _, m := range mutants {
-		if strings.Contains(m.name, only) {
+		if named.MatchString(m.name) {
 			chosen = append(chosen, m)
 		}
 	}

@@ -34,7 +34,7 @@ type Command struct {
 	Own   string        // acquire: id of this process's own readers, which are not told that it waits
 	Check bool          // acquire: this is a re-check, which also tests the inbox with an echo
 	Place int           // acquire: in a re-check, how many requests were ahead at the last one
-	Held  bool          // acquire: ID holds the grant
+	Held  bool          // acquire: ID holds the grant and asks whether others wait; if it does not own the lock, it gets nothing
 	Echo  string        // acquire: nonce for the echo of a re-check, set when the command is sent
 	Waits uint64        // acquire: in a brief re-check, when the waiting lease ends so far, in ms of the server's clock
 	Until uint64        // acquire: if not 0, the re-check is brief, and the waiting lease is to end then instead

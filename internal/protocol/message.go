@@ -9,7 +9,7 @@ import (
 // Message is a message that arrived in an inbox. Any client with permission to publish there
 // can send one, so every field is validated.
 type Message struct {
-	Kind  string // granted, wanted, ends, revoked, echo
+	Kind  string // granted, wanted, unwanted, ends, revoked, echo
 	ID    string
 	Key   string        // the lock's key in Redis
 	Token uint64        // granted, revoked
@@ -24,6 +24,7 @@ type Message struct {
 //
 //	leased1:granted <token> <clock> <others wait> <span> <id> <key>
 //	leased1:wanted <id> <key>
+//	leased1:unwanted <id> <key>
 //	leased1:ends <ms> <id> <key>
 //	leased1:revoked <token> <id> <key>
 //	leased1:echo <nonce>
@@ -57,7 +58,7 @@ func ParseMessage(text string) (m Message, ok bool) {
 	case "ends":
 		ms := number()
 		m.Left = time.Duration(min(ms, uint64(MaxTTL.Milliseconds()))) * time.Millisecond
-	case "wanted":
+	case "wanted", "unwanted":
 	case "echo":
 		m.Nonce = text
 		return m, m.Nonce != ""

@@ -121,11 +121,11 @@ func TestACancelDoesNotProveWhatALostServerGrantsAnewBeforeIt(t *testing.T) {
 	}
 }
 
-// The acquire is decided by the two others.
+// heldAsk sends an acquire for a held lease, which two servers decide, and returns what the third has yet to answer.
 func heldAsk(s *stand) *Send {
 	s.tick()
 	s.fx = Effects{}
-	op := s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, Held: true, At: s.now}, s.now, &s.fx)
+	op := s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, At: s.now}, s.now, &s.fx)
 	sends := s.fx.Sends
 	s.answer(sends[1], keeps)
 	s.answer(sends[2], keeps)

@@ -503,8 +503,13 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 	} else if res.Fail == nil {
 		p.young = time.Time{}
 	}
-	p.heard(a.Outcome, res.Fail)
-	p.doubted = p.doubted || res.Fail.MayRun() && p.known != 0
+	if !s.Cmd.Held || res.Fail == nil { // an owner's question gives the part nothing
+		p.heard(a.Outcome, res.Fail)
+		p.doubted = p.doubted || res.Fail.MayRun() && p.known != 0
+	}
+	if s.Cmd.Held && res.Fail == nil && p.state != ending && !r.dropped && l.askedInVain(s, a, ops, now, fx) {
+		return
+	}
 	outcome := outcomeFailed
 	switch {
 	case p.state == ending: // a later command in the lane ends the part
@@ -599,6 +604,28 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 	l.heed(r, now, fx)
 	l.askLater(later, r, i, now, fx)
 	l.review(r, now, fx)
+}
+
+// askedInVain takes an answer to an owner's question, if it says that the server no longer has what it
+// granted us, or is older than a renewal's that said so. An acquire follows, which finds out why, as after
+// a renewal; ops wait for it. Otherwise askedInVain does nothing and returns false.
+func (l *Lock) askedInVain(s *Send, a protocol.Answer, ops []*Op, now time.Time, fx *Effects) bool {
+	p := &s.req.parts[s.Server]
+	switch {
+	case p.lost:
+	case a.Outcome != protocol.NotOurs || p.state != owned || s.Cmd.At.Before(p.proved): // in that case, a later command proved it
+		return false
+	default:
+		p.lose(s.req, now)
+	}
+	for _, op := range ops {
+		l.askLost(op, s.Server, fx)
+	}
+	for _, op := range ops {
+		l.evaluate(op, now, fx)
+	}
+	l.heed(s.req, now, fx)
+	return true
 }
 
 // lostUnless is the outcome for a server that no longer has what it granted us. A young server lost

@@ -1317,8 +1317,8 @@ func TestWhatACancelFindsProvesTheReleaseBeforeIt(t *testing.T) {
 	}
 }
 
-// An acquire that checked the lease got no answer, so a server may have granted the lease anew after another
-// owner. The release reports whether that can have happened: for a server whose answer is missing, the
+// The message of the grant overtook an acquire, which got no answer, so a server may have granted the lease anew
+// after another owner. The release reports whether that can have happened: for a server whose answer is missing, the
 // lock's last token decides.
 func TestAReleaseProvesThatNobodyElseHadALeaseInDoubt(t *testing.T) {
 	kept := Result{Answer: protocol.Answer{Outcome: protocol.Granted, Token: 1, Clock: 1, Kept: true}}
@@ -1349,7 +1349,7 @@ func TestAReleaseProvesThatNobodyElseHadALeaseInDoubt(t *testing.T) {
 				s.own(true, true, true)
 				s.now = s.now.Add(time.Millisecond)
 				s.fx = Effects{}
-				asks := s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, Held: true, At: s.now}, s.now, &s.fx)
+				asks := s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, At: s.now}, s.now, &s.fx)
 				sends := s.fx.Sends
 				if c.asked[2] == kept {
 					s.expire(asks)
@@ -1820,11 +1820,11 @@ func (s *stand) revoked() bool {
 	return slices.ContainsFunc(s.fx.Messages, func(m protocol.Message) bool { return m.Kind == "revoked" })
 }
 
-// check sends an acquire that checks a lease which is held.
+// check sends an acquire for a lease that is held, as if the message of the grant had overtaken it.
 func (s *stand) check() (*Op, []*Send) {
 	s.now = s.now.Add(100 * time.Millisecond)
 	s.fx = Effects{}
-	op := s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, Wait: true, Held: true, At: s.now}, s.now, &s.fx)
+	op := s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, Wait: true, At: s.now}, s.now, &s.fx)
 	return op, s.fx.Sends
 }
 
@@ -2132,7 +2132,7 @@ func TestACheckThatIsGrantedAnewSaysSo(t *testing.T) {
 		s.own(true, true, true)
 		s.now = s.now.Add(100 * time.Millisecond)
 		s.fx = Effects{}
-		op := s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, Wait: true, Held: true, At: s.now}, s.now, &s.fx)
+		op := s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, Wait: true, At: s.now}, s.now, &s.fx)
 		for i, send := range s.fx.Sends {
 			res := granted(1)
 			if res.Answer.Kept = i >= lost; i < lost {
@@ -2319,13 +2319,13 @@ func TestAGrantThatIsWrittenBackTellsWhoseLeaseItFollows(t *testing.T) {
 	}
 }
 
-// doubted returns a stand whose lease is in doubt: an acquire that checked it got no answer.
+// doubted returns a stand whose lease is in doubt: an acquire that the grant's message overtook got no answer.
 func doubted(t *testing.T) *stand {
 	s := newStand(t, 3, time.Second)
 	s.own(true, true, true)
 	s.now = s.now.Add(time.Millisecond)
 	s.fx = Effects{}
-	asks := s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, Held: true, At: s.now}, s.now, &s.fx)
+	asks := s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, At: s.now}, s.now, &s.fx)
 	for _, send := range s.fx.Sends {
 		s.answer(send, Result{Fail: silent, Cancelled: protocol.Cancelled{Fail: silent}})
 	}
@@ -2464,7 +2464,7 @@ func TestAnOwnerThatAsksAndIsRefusedHasLostItsLease(t *testing.T) {
 	s.own(true, true, true)
 	s.now = s.now.Add(time.Millisecond)
 	s.fx = Effects{}
-	op := s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, Held: true, At: s.now}, s.now, &s.fx)
+	op := s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, At: s.now}, s.now, &s.fx)
 	for i, send := range s.fx.Sends {
 		if i == 0 {
 			s.answer(send, granted(9))
@@ -2518,7 +2518,7 @@ func TestServersThatGrantedALeaseAnewDoNotProveIt(t *testing.T) {
 		},
 		"after an acquire": func(s *stand) {
 			s.fx = Effects{}
-			op := s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, Held: true, At: s.now}, s.now, &s.fx)
+			op := s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, At: s.now}, s.now, &s.fx)
 			sends := s.fx.Sends
 			s.answer(sends[0], kept)
 			s.answer(sends[1], kept)

@@ -44,13 +44,17 @@ func (l *Lock) Receive(server int, m *protocol.Message, now time.Time, fx *Effec
 		}
 		l.review(r, now, fx)
 	case "wanted":
-		switch {
-		case p.state != owned: // the server says that we are the owner: the message "granted" was lost
+		if p.state != owned { // the server says that we are the owner: the message "granted" was lost
 			l.pass(r, m, fx)
-		case r.token == 0:
-			p.more = true
+			return
+		}
+		if p.more = true; r.token == 0 {
 			l.plan(r, now)
-		default:
+		} else {
+			l.pass(r, m, fx)
+		}
+	case "unwanted":
+		if p.more = false; p.state == owned && r.token != 0 && !r.anyMore() { // else a server has yet to say so
 			l.pass(r, m, fx)
 		}
 	case "ends":

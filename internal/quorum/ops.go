@@ -133,6 +133,7 @@ func (l *Lock) Do(c *protocol.Command, now time.Time, fx *Effects) *Op {
 		}
 		r.whole = r.whole && c.Held
 		for i := range r.parts {
+			r.parts[i].more = r.parts[i].more && !c.Held // the answers will say
 			l.ask(op, r, i, fx)
 		}
 	case protocol.Release:
@@ -185,7 +186,8 @@ func (l *Lock) ask(op *Op, r *request, i int, fx *Effects) {
 	p.asking, p.forgets = true, false
 	// A held request may be in the queue of a server that has another owner, and stays there if it is refused.
 	waits := op.cmd.Wait || op.kind == Renew || op.cmd.Verb != protocol.Acquire || r.token != 0
-	c := protocol.Command{Verb: protocol.Acquire, ID: p.id, TTL: r.who.TTL, Wait: waits, First: !p.sent, Told: p.told, Place: op.cmd.Place, At: op.at, Ticket: r.ticket}
+	held := op.cmd.Held && p.state == owned
+	c := protocol.Command{Verb: protocol.Acquire, ID: p.id, TTL: r.who.TTL, Wait: waits, First: !p.sent, Told: p.told, Place: op.cmd.Place, Held: held, At: op.at, Ticket: r.ticket}
 	if own := l.reqs[op.cmd.Own]; op.cmd.Own != "" && own != nil {
 		c.Own = own.parts[i].id
 	}
@@ -609,11 +611,7 @@ func (l *Lock) renewed(s *Send, res Result, now time.Time, fx *Effects) {
 			op.settle(i, outcomeOvertaken)
 			break
 		}
-		p.lostToken = max(p.lostToken, p.token)
-		if !p.lasts(op.req, now) { // it may have ended there before the server lost its data
-			p.brokeOff()
-		}
-		p.state, p.ended, p.lost = absent, true, true
+		p.lose(op.req, now)
 		l.askLost(op, i, fx)
 	default:
 		op.fail(i, res.Fail)
@@ -621,6 +619,15 @@ func (l *Lock) renewed(s *Send, res Result, now time.Time, fx *Effects) {
 	}
 	l.evaluate(op, now, fx)
 	l.heed(op.req, now, fx)
+}
+
+// lose notes that the server no longer has what it granted us.
+func (p *part) lose(r *request, now time.Time) {
+	p.lostToken = max(p.lostToken, p.token)
+	if !p.lasts(r, now) { // it may have ended there before the server lost its data
+		p.brokeOff()
+	}
+	p.state, p.ended, p.lost = absent, true, true
 }
 
 // askLost sends an acquire to a server that no longer has what it granted us, and has the renewal

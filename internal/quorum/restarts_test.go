@@ -142,9 +142,9 @@ func TestAnEvictionIsHeardAfterACommandHasFoundTheLeaseGone(t *testing.T) {
 				if how == "after asked" {
 					over = s.evict(0, id0, token)
 				}
-			case "after refused": // as a held lease asks in production: without Wait
+			case "after refused": // by an acquire that may not queue
 				s.fx = Effects{}
-				s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, Held: true, At: s.now}, s.now, &s.fx)
+				s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, At: s.now}, s.now, &s.fx)
 				sends := s.fx.Sends
 				s.answer(sends[0], young(protocol.Refused, 7, longQuarantine))
 				s.answer(sends[1], keptWith(1))

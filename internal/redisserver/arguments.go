@@ -14,7 +14,7 @@ import (
 // one. The value in a slot is never modified, only replaced.
 type arguments struct {
 	inboxes any
-	waits   [3]any // what how returns; not used on a quorum's server, where the argument differs per request
+	waits   [5]any // what how returns; not used on a quorum's server, where the argument differs per request
 	links   any    // the links argument of a release without a span
 	mark    any    // on a quorum's server, the key that follows the keys of each lock; else nil
 	seed    maphash.Seed
@@ -42,13 +42,15 @@ func newArguments(inboxes string) *arguments {
 }
 
 // how returns the argument of acquire that says how to wait: 0 means not at all, 1 means to wait,
-// and 2 means to wait under an id that was never sent before; on a quorum's server the ticket
-// follows this digit. 3 means a brief re-check, which is never sent to a quorum's server. The new
-// end of the waiting lease follows, then + and by how much that is later than the present end. The
-// argument ends with the prefix of the inbox channels.
+// 2 means to wait under an id that was never sent before, and 4 that an owner asks; on a quorum's
+// server the ticket follows this digit. 3 means a brief re-check, which is never sent to a quorum's
+// server. The new end of the waiting lease follows, then + and by how much that is later than the
+// present end. The argument ends with the prefix of the inbox channels.
 func (a *arguments) how(c *protocol.Command) any {
 	wait := 0
 	switch {
+	case c.Held:
+		wait = 4
 	case c.Wait && c.First:
 		wait = 2
 	case c.Wait:
@@ -77,7 +79,7 @@ func (a *arguments) acquire(k *protocol.Keys, c *protocol.Command) []any {
 		all = append(all, c.Echo, c.Own, decimal(c.Told))
 	case c.Own != "":
 		all = append(all, c.Echo, c.Own)
-	case c.Echo != "":
+	case c.Echo != "" || c.Held: // the shortcuts give a free lock to whoever has no more arguments
 		all = append(all, c.Echo)
 	}
 	return all

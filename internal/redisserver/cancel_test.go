@@ -126,7 +126,7 @@ func TestCancellingAWaitingWriterLetsReadersBehindItIn(t *testing.T) {
 		s.cancel(w, 0)
 		s.owned(a, c)
 		s.queued()
-		inbox.receives(c, "granted")
+		inbox.receives(c, "granted", "unwanted")
 	})
 }
 

@@ -164,7 +164,7 @@ func (d *twins) act() bool {
 		return d.take(step{what: []string{"acquire", "acquire", "try"}[d.rng.Intn(3)], id: d.fresh(), ticket: d.ticket()})
 	case n < 16:
 		st := step{
-			what:   []string{"acquire", "try", "release", "release", "yield", "cancel", "renew", "downgrade"}[d.rng.Intn(8)],
+			what:   []string{"acquire", "try", "question", "release", "release", "yield", "cancel", "renew", "downgrade"}[d.rng.Intn(9)],
 			id:     d.known(),
 			used:   []uint64{0, 0, 2, 7_200_000_000}[d.rng.Intn(4)],
 			cool:   someCooldown(d.rng),

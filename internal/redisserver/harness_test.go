@@ -139,6 +139,13 @@ func (s *scene) acquireOf(id string) protocol.Command {
 	return protocol.Command{Verb: protocol.Acquire, ID: id, TTL: ttlOf(s.t, id), Wait: true}
 }
 
+// questionOf is the question of an owner whether others wait.
+func (s *scene) questionOf(id string) protocol.Command {
+	c := s.acquireOf(id)
+	c.Wait, c.Held = false, true
+	return c
+}
+
 // newcomer is the acquire of a request that was never sent.
 func (s *scene) newcomer(id string) protocol.Command {
 	c := s.acquireOf(id)

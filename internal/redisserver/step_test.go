@@ -14,13 +14,13 @@ import (
 
 // step is one call of a script, which can be repeated and sent to several servers.
 type step struct {
-	what string // acquire, try, release, yield, downgrade, cancel, renew, evict, adopt
+	what string // acquire, try, question, release, yield, downgrade, cancel, renew, evict, adopt
 	id   string
 	next string        // yield, downgrade
 	used uint64        // release, yield, downgrade, cancel: the last token minus the server's, 0 for none
 	cool time.Duration // release, yield, cancel: the cool-down
 
-	ticket uint64 // on a server of a quorum: acquire, try, yield, downgrade
+	ticket uint64 // on a server of a quorum: acquire, try, question, yield, downgrade
 }
 
 // result is the result of a step. The texts of errors are not compared, because those of the
@@ -57,6 +57,10 @@ func (s *scene) take(st step) (r result) {
 	case "try":
 		c := s.acquireOf(st.id)
 		c.Wait, c.Ticket = false, st.ticket
+		r.Answer, r.err = s.do(c)
+	case "question":
+		c := s.questionOf(st.id)
+		c.Ticket = st.ticket
 		r.Answer, r.err = s.do(c)
 	case "release":
 		r.Answer, r.err = s.do(protocol.Command{Verb: protocol.Release, ID: st.id, Last: last, Cooldown: st.cool})
@@ -251,7 +255,7 @@ func (s *scene) put(x *scattering) {
 func (x *scattering) step(rng *rand.Rand) step {
 	var maker scene
 	maker.made = 1_000_000 + rng.Intn(1_000_000)
-	what, id, next := []string{"acquire", "acquire", "try", "release", "yield", "cancel", "renew", "downgrade"}[rng.Intn(8)], x.ids[rng.Intn(len(x.ids))], protocol.Mode("wr"[rng.Intn(2)])
+	what, id, next := []string{"acquire", "acquire", "try", "question", "release", "yield", "cancel", "renew", "downgrade"}[rng.Intn(9)], x.ids[rng.Intn(len(x.ids))], protocol.Mode("wr"[rng.Intn(2)])
 	if what == "downgrade" {
 		id, next = x.ids[0], protocol.Shared
 		if !strings.HasPrefix(id, "leased1:w") { // only a writer can be downgraded

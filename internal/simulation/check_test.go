@@ -224,7 +224,8 @@ func (w *world) provisional(id string, v view, p *packet) {
 }
 
 // served checks what every script must achieve: no live request is dropped from the queue, and
-// nobody waits for a free lock. A brief re-check changes nothing but its own waiting lease.
+// nobody waits for a free lock. A brief re-check changes nothing but its own waiting lease, and an owner's
+// question changes nothing at all if its id does not own.
 func (w *world) served(before, after view, p *packet, a protocol.Answer) {
 	still := map[string]bool{}
 	for _, id := range after.queue {
@@ -249,6 +250,12 @@ func (w *world) served(before, after view, p *packet, a protocol.Answer) {
 		return
 	}
 	looked := p.kind == "cancel" || p.kind == "request" && (p.cmd.Verb == protocol.Acquire) != before.owns(p.cmd.ID)
+	if who, _ := protocol.ParseID(p.cmd.ID); p.cmd.Held {
+		looked = a.Outcome == protocol.Granted && who.Mode == protocol.Shared
+		if a.Outcome != protocol.Granted && (after.value != before.value || !slices.Equal(after.queue, before.queue)) {
+			w.fail("the question of %s, which does not own, changed the owner or the queue", short(p.cmd.ID))
+		}
+	}
 	// One call examines only part of a long queue, and its answer makes its client continue at
 	// once. Otherwise some waiters would not be served in time.
 	if !looked || len(after.queue) == 0 || before.odd || a.Unfinished {

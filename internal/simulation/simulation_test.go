@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"runtime"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -589,6 +590,10 @@ func (w *world) recover() {
 			}
 		}
 	}
+	if w.rng.IntN(2) == 0 {
+		w.readersStay(bound + 2*lockstate.LongestPoll)
+		bound += w.now.Sub(began)
+	}
 	for range 5000 {
 		for len(w.wire) > 0 && w.failure == "" {
 			w.deliver(99)
@@ -623,6 +628,45 @@ func (w *world) recover() {
 	}
 	w.checksReturned()
 	w.nothingLeft()
+}
+
+// readersStay has all writers leave or give up, but no reader. Then no reader must be kept out for longer than
+// bound: a process whose readers have the lock finds out that nobody else waits for it.
+func (w *world) readersStay(bound time.Duration) {
+	began := w.now
+	for range 5000 {
+		for len(w.wire) > 0 && w.failure == "" {
+			w.deliver(99)
+			w.check()
+		}
+		anybody := false
+		for _, c := range w.clients {
+			if c.dead {
+				continue
+			}
+			for _, x := range slices.Clone(c.calls) {
+				switch {
+				case x.Mode == protocol.Exclusive && x.Phase == lockstate.Inside:
+					c.leave(x)
+				case x.Mode == protocol.Exclusive && x.Phase == lockstate.Waiting:
+					c.step("abandon", func(now time.Time, fx *lockstate.Effects) { c.lock.Abandon(x, now, fx) })
+				case x.Phase == lockstate.Waiting:
+					anybody = true
+				}
+			}
+		}
+		w.check()
+		if w.failure != "" || !anybody && len(w.wire) == 0 {
+			return
+		}
+		if len(w.wire) == 0 {
+			w.advance(10 * w.pace())
+		}
+		if anybody && w.now.Sub(began) > bound {
+			w.fail("a reader still waits after %v in which only readers had the lock", w.now.Sub(began))
+			return
+		}
+	}
 }
 
 func (w *world) nothingLeft() {

@@ -622,14 +622,18 @@ func (w *world) arrive(p *packet) {
 		w.learned(p.cmd.ID, p.a.Outcome, p)
 		c.challenged(&p.cmd, p.a, p.err)
 		var pause time.Duration
-		what := fmt.Sprintf("%s %s", verbName(p.cmd.Verb), outcomeText(p.a.Outcome))
+		name := verbName(p.cmd.Verb)
+		if p.cmd.Held {
+			name = "question"
+		}
+		what := fmt.Sprintf("%s %s", name, outcomeText(p.a.Outcome))
 		if p.a.Brief {
 			what += " briefly"
 		}
 		if p.err != nil {
 			pause = c.pause()
 			c.troubled(p.err)
-			what = verbName(p.cmd.Verb) + " failed: " + failureName(p.err)
+			what = name + " failed: " + failureName(p.err)
 		} else {
 			c.pauses, c.probeAt, c.refused = 0, time.Time{}, false
 		}

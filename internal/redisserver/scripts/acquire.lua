@@ -1,15 +1,18 @@
--- acquire(id, wait): become owner, or wait in the queue.
+-- acquire(id, wait): become owner, or wait in the queue; or as an owner, ask whether others wait.
 --
 -- KEYS  as in common.lua
 -- ARGV  2 id, 3 '0' not to wait, '1' to wait, '2' to wait with an id that was never sent
---       before, '3' to wait after a brief re-check (recheck_fast.lua), 4 nonce for an echo to
---       the caller's inbox or '', 5 id of the caller's own readers, which are not notified that
+--       before, '3' to wait after a brief re-check (recheck_fast.lua), '4' for the question of
+--       an owner, 4 nonce for an echo to the caller's inbox or '', 5 id of the caller's own readers, which are not notified that
 --       it waits, or '', 6 the time up to which the previous call notified readers; left out
 --       if it notified all of them. The client sends the
 --       arguments of acquire_fast.lua, and acquire_arguments.lua turns them into these.
--- Returns granted_reply or waiting_reply (common.lua), or what a shortcut returns.
+-- Returns granted_reply or waiting_reply (common.lua), or what a shortcut returns; to an owner's
+-- question of an id that does not own, what refuse returns.
 -- Repeated by an owner, it keeps the lock and extends it to the full TTL; repeated by a
 -- waiter, it keeps the place and extends its waiting lease. It never passes a live waiter.
+-- A reader that owns lets in the readers behind a writer that died in the queue, as far as nobody
+-- else asks, so that no dead request counts as one that waits.
 
 local id = ARGV[2]
 local mode, ttl, _, client = parse_id(id)
@@ -17,7 +20,12 @@ local mode, ttl, _, client = parse_id(id)
 check_types()
 local echoed = -1
 if ARGV[4] ~= '' then echoed = publish(client, 'echo ' .. ARGV[4]) or -2 end
-if owns(id, mode) then return granted_reply(extend(id, mode, ttl)) end
+if owns(id, mode) then
+  local token, kept = extend(id, mode, ttl)
+  if mode == 'r' then grant_next(nil) end
+  return granted_reply(token, kept)
+end
+if ARGV[3] == '4' then return refuse(id) end
 -- The marker is gone, so a reader that is still listed no longer owns the lock.
 if mode == 'r' and redis.call('ZSCORE', KEYS[3], id) then redis.call('ZREM', KEYS[3], id) end
 
