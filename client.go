@@ -50,7 +50,6 @@ type Client struct {
 	opts     clientOptions
 	id       string
 	began    time.Time
-	counts   bool           // PUBLISH's count tells whether a client is there
 	proof    protocol.Proof // in ids, once the inbox is confirmed
 	once     sync.Once      // starts the watchdog and the inbox
 	inbox    inboxes
@@ -178,7 +177,6 @@ func newClient(o clientOptions, kind kindOfRedis) *Client {
 		opts:    o,
 		id:      protocol.NewClientID(o.owner),
 		began:   time.Now(),
-		counts:  kind == oneNode,
 		proof:   kind.proof(),
 		table:   map[string]*entry{},
 		closing: make(chan struct{}),

@@ -69,7 +69,7 @@ func (g *guard) collected() {
 		return // the guard was in the pool
 	}
 	e.mu.Lock()
-	mine, site := e.state().Abandoned(g.call.caller()), g.call.extras().site
+	mine, site := e.state().Collected(g.call.caller()), g.call.extras().site
 	e.mu.Unlock()
 	if mine {
 		e.client.log.collected(e.keys.Name(), site)

@@ -50,7 +50,7 @@ type inbox struct {
 }
 
 func newInbox(c *Client, rdb redis.UniversalClient) *inbox {
-	in := &inbox{client: c, rdb: rdb, channel: protocol.InboxChannel(c.opts.prefix, c.id), hearing: lockstate.InboxHealth{Counts: c.counts}}
+	in := &inbox{client: c, rdb: rdb, channel: protocol.InboxChannel(c.opts.prefix, c.id), hearing: lockstate.InboxHealth{Counts: c.proof == protocol.Counted}}
 	in.quit, in.halt = context.WithCancel(context.Background())
 	return in
 }

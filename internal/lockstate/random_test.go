@@ -137,7 +137,7 @@ func (c *chance) act() {
 	case n < 89:
 		if w := c.some(Inside); w != nil {
 			c.note("%d is collected", c.order[w])
-			c.l.Abandoned(w)
+			c.l.Collected(w)
 		}
 	case n < 90 && c.rng.Intn(20) == 0:
 		c.note("close")

@@ -6,7 +6,7 @@ type Reason uint8
 const (
 	notKept       Reason = iota + 1
 	notConfirmed         // in time
-	collected            // see Lock.Abandoned
+	collected            // see Lock.Collected
 	notOurs              // according to a renewal
 	notDowngraded        // according to a downgrade
 	lostAtRelease        // according to the release

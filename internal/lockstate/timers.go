@@ -138,10 +138,10 @@ func (l *Lock) needsRenewal() bool {
 	return false
 }
 
-// Abandoned is the event that the Lease of c was garbage-collected. The lease is not renewed any
+// Collected is the event that the Lease of c was garbage-collected. The lease is not renewed any
 // more, so it is lost unless it is unlocked through the mutex before. It returns false if nothing
 // changed.
-func (l *Lock) Abandoned(c *Caller) bool {
+func (l *Lock) Collected(c *Caller) bool {
 	if c.Phase != Inside || c.noRenew {
 		return false
 	}

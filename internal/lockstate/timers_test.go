@@ -67,10 +67,10 @@ func TestACollectedLeaseIsNotRenewedAndEndsWithItsWindow(t *testing.T) {
 	h := holding(t, c).keep()
 	h.pass(time.Hour)
 	h.lost()
-	if !h.l.Abandoned(c) {
+	if !h.l.Collected(c) {
 		t.Error("the lease was not taken for abandoned")
 	}
-	if h.l.Abandoned(c) {
+	if h.l.Collected(c) {
 		t.Error("abandoned twice")
 	}
 	n := len(h.renewals)
@@ -90,7 +90,7 @@ func TestACollectedLeaseBesideOneThatIsRenewedIsLostWithIt(t *testing.T) {
 	h := holding(t, a)
 	h.enter(b)
 	h.in(b)
-	h.l.Abandoned(a)
+	h.l.Collected(a)
 	h.pass(handWindow)
 	h.lost(a, b)
 	if a.Why != notConfirmed || b.Why != notConfirmed {
@@ -173,7 +173,7 @@ func TestACollectedLeaseIsNotEndedForItsMaximumHold(t *testing.T) {
 	h := holding(t, a)
 	h.enter(b)
 	h.in(b)
-	h.l.Abandoned(a)
+	h.l.Collected(a)
 	h.pass(time.Second)
 	h.lost()
 	h.pass(time.Second)

@@ -1453,7 +1453,7 @@ func TestAReCheckWaitsForGrantsThatAreBeingGivenBack(t *testing.T) {
 		}
 	}
 	giveBack := func() []*Send {
-		s.now = s.now.Add(patience)
+		s.now = s.now.Add(shortestKeep)
 		s.fx = Effects{}
 		s.lock.Tick(s.now, &s.fx)
 		return s.fx.Sends

@@ -12,20 +12,20 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// A partial grant is given back after patience if others wait behind it. The request with the
+// A partial grant is given back after shortestKeep if others wait behind it. The request with the
 // smallest ticket gets it. If that is the same request, it keeps the grant for twice as long,
-// up to longestPatience.
+// up to longestKeep.
 //
 // Two requests that each have one of two servers and wait at the other would give both back at the same
-// time, again and again, if they were equally patient: each would get what the other gave back. So the
-// patience is shortened by up to a half, by a part that depends on the id.
+// time, again and again, if they kept them for the same time: each would get what the other gave back. So the
+// time is shortened by up to a half, by a part that depends on the id.
 //
 // Servers may place requests whose tickets are nearly equal in different orders. Then each of them
 // would get back what it gave back, for ever. So from the time patientGiveBacks on, the request gets
 // a later ticket: by one to two times setBack, and twice as much each further time.
 const (
-	patience         = 2 * time.Millisecond
-	longestPatience  = time.Second
+	shortestKeep     = 2 * time.Millisecond
+	longestKeep      = time.Second
 	patientGiveBacks = 4
 	setBack          = 4 // in µs
 	mostDoublings    = 10
@@ -47,7 +47,7 @@ func (l *Lock) plan(r *request, now time.Time) {
 		if !l.blocks(r, i) {
 			continue
 		}
-		at := r.parts[i].since.Add(r.parts[i].patience())
+		at := r.parts[i].since.Add(r.parts[i].keepFor())
 		if at.Before(now) {
 			at = now
 		}
@@ -70,8 +70,8 @@ func (l *Lock) forgetLater(r *request, now time.Time) {
 	l.dueBy(r.forgetAt)
 }
 
-func (p *part) patience() time.Duration {
-	longest := min(patience<<min(p.regrants, 20), longestPatience)
+func (p *part) keepFor() time.Duration {
+	longest := min(shortestKeep<<min(p.regrants, 20), longestKeep)
 	return longest - time.Duration(hashOf(p.id)%uint64(longest/2))
 }
 
@@ -122,7 +122,7 @@ func (l *Lock) giveBackAll(r *request, now time.Time, fx *Effects) {
 	var given []int
 	most := 0
 	for i := range r.parts {
-		if p := &r.parts[i]; l.blocks(r, i) && now.Sub(p.since) >= p.patience() {
+		if p := &r.parts[i]; l.blocks(r, i) && now.Sub(p.since) >= p.keepFor() {
 			given, most = append(given, i), max(most, p.regrants+1)
 		}
 	}

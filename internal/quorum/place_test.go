@@ -64,7 +64,7 @@ func TestAGrantThatKeepsComingBackIsPlacedLater(t *testing.T) {
 	}
 	last := uint64(1000)
 	for n := 1; n <= 30; n++ {
-		s.now = s.now.Add(longestPatience)
+		s.now = s.now.Add(longestKeep)
 		s.fx = Effects{}
 		s.lock.Tick(s.now, &s.fx)
 		var ticket uint64
@@ -101,14 +101,14 @@ func TestAGrantThatKeepsComingBackIsPlacedLater(t *testing.T) {
 // Else two requests that each have what the other needs would exchange it for ever.
 func TestRequestsGiveTheirGrantsBackAtDifferentTimes(t *testing.T) {
 	for _, regrants := range []int{0, 5, 30} {
-		longest := min(patience<<min(regrants, 20), longestPatience)
+		longest := min(shortestKeep<<min(regrants, 20), longestKeep)
 		seen := map[time.Duration]bool{}
 		for _, id := range []string{"one", "two", "three", "four"} {
 			p := &part{history: history{regrants: regrants}, id: id}
-			if d := p.patience(); d <= longest/2 || d > longest || seen[d] {
-				t.Errorf("%q has a patience of %v after %d times, of at most %v", id, d, regrants, longest)
+			if d := p.keepFor(); d <= longest/2 || d > longest || seen[d] {
+				t.Errorf("%q keeps a grant for %v after %d times, of at most %v", id, d, regrants, longest)
 			}
-			seen[p.patience()] = true
+			seen[p.keepFor()] = true
 		}
 	}
 }
@@ -128,7 +128,7 @@ func TestGrantsThatKeepComingBackArePlacedAlike(t *testing.T) {
 		}
 	}
 	for n := 1; n <= patientGiveBacks; n++ {
-		s.now = s.now.Add(longestPatience)
+		s.now = s.now.Add(longestKeep)
 		s.fx = Effects{}
 		s.lock.Tick(s.now, &s.fx)
 		tickets := map[uint64]int{}
