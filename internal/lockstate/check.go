@@ -47,12 +47,12 @@ func (l *Lock) settleChecks(now time.Time, fx *Effects) {
 		return
 	}
 	g := &l.grant
-	asks := l.asksAsOwner()
+	overtaken := l.acquireOvertaken()
 	l.answerChecks(fx, func(k *Check) bool {
 		k.Over = k.caller.Phase != Inside || k.caller.Ended == ByLoss
-		return k.Over || !asks && g.proved.After(k.at) // a caller whose lease is not over is a member
+		return k.Over || !overtaken && g.proved.After(k.at) // a caller whose lease is not over is a member
 	})
-	if l.checking == nil || asks || g.role() == byDowngrade { // a downgrade's answer is a proof, under another id
+	if l.checking == nil || overtaken || g.role() == byDowngrade { // a downgrade's answer is a proof, under another id
 		return
 	}
 	if l.checking.asked != g.req.ID {
@@ -64,11 +64,11 @@ func (l *Lock) settleChecks(now time.Time, fx *Effects) {
 	}
 }
 
-// asksAsOwner reports whether an early owner's question is in flight. The question is an acquire,
-// so it makes the grant anew if it was gone. Only its answer tells whether that happened, and no
-// renewal proves anything before it.
-func (l *Lock) asksAsOwner() bool {
-	return l.grant.state == Held && l.pending.verb == protocol.Acquire
+// acquireOvertaken reports whether an acquire of the held grant is in flight whose answer was overtaken by
+// the message of the grant. It makes the grant anew if that is gone when it arrives. Only its answer tells
+// whether that happened, and no renewal proves anything before it.
+func (l *Lock) acquireOvertaken() bool {
+	return l.grant.state == Held && l.pending.verb == protocol.Acquire && !l.pending.held && l.grant.role() != byPlace
 }
 
 // endsCheck reports whether r, which has an outcome, is the renewal that was sent for checks.

@@ -177,40 +177,30 @@ func TestACheckDuringADowngradeIsAnsweredUnderTheNewID(t *testing.T) {
 	}
 }
 
-// The question is an acquire: where the grant is gone it makes it anew, and a renewal that comes
-// after it finds the lock ours. Only the answer to the question says that it was not.
-func TestACheckWaitsForAnEarlyOwnersQuestion(t *testing.T) {
-	for _, first := range []bool{true, false} { // the question is sent first
-		c := writer()
-		h := connecting(t)
-		h.enter(c)
-		h.answer(h.grant())
-		h.in(c)
-		h.pass(10 * time.Millisecond)
-		var k *Check
-		sent := 0
-		if !first {
-			k = h.check(c)
-			sent = 1
-			h.pass(time.Millisecond)
-		}
-		h.connects = false
-		h.step(h.l.Subscribed)
-		if first {
-			k = h.check(c)
-		} else {
-			h.renewed(h.asked(sent), protocol.Granted)
-		}
-		h.sends(protocol.Acquire)
-		h.unanswered(k)
-		if len(h.renewals) != sent {
-			t.Fatalf("%d renewals beside the question", len(h.renewals))
-		}
-		h.pass(time.Millisecond)
-		h.answer(h.kept(c.Token))
-		if first { // else the answer is to a command that was sent after the check
-			h.renewed(h.asked(1), protocol.Granted)
-		}
-		h.answeredWith(false, nil, k)
+// Where the grant is gone when the acquire arrives, it makes it anew, and a renewal that comes after it finds
+// the lock ours. Only the answer to the acquire says that it was not.
+func TestACheckWaitsForAnAcquireThatWasOvertaken(t *testing.T) {
+	c := writer()
+	h, _ := overtaken(t, c)
+	h.pass(time.Millisecond)
+	k := h.check(c)
+	h.unanswered(k)
+	if len(h.renewals) != 0 {
+		t.Fatalf("%d renewals for the check", len(h.renewals))
 	}
+	h.pass(handTTL / 2) // a regular one
+	h.renewed(h.renewals[0], protocol.Granted)
+	h.unanswered(k)
+	h.answer(h.kept(c.Token))
+	h.answeredWith(false, nil, k) // by the renewal
+}
+
+func TestACheckDoesNotWaitForAQuestion(t *testing.T) {
+	h, in, _ := keepingOut(t)
+	h.asksAsReaders()
+	h.onRenew, h.renewals = nil, nil
+	k := h.check(in)
+	h.pass(time.Millisecond)
+	h.renewed(h.asked(1), protocol.Granted)
+	h.answeredWith(false, nil, k)
 }

@@ -755,7 +755,7 @@ func (l *Lock) Renewed(r *protocol.Renewal, now time.Time, fx *Effects) {
 			g.renewAt = max(g.renewAt, g.onGrid(sent.add(g.req.TTL/3)))
 		}
 		g.rebase(r.Clock, sent, l.instant(now))
-		if !l.asksAsOwner() {
+		if !l.acquireOvertaken() {
 			l.checked(r.At, own, nil, fx)
 		}
 		l.lastErr = nil
