@@ -180,7 +180,21 @@ func (l *Lease) With(ctx context.Context) (context.Context, context.CancelFunc) 
 // only sign that another process was in the critical section. Later calls do nothing and
 // return the same error, even if the lease was ended by Mutex.Unlock. After a call that
 // panicked, because a hook of the Redis client did, they return what was known then.
-func (l *Lease) Unlock() error {
+func (l *Lease) Unlock() error { return l.unlock(asOptionSays) }
+
+// UnlockContext is Unlock, except that it waits for Redis until ctx ends instead of for the
+// time set by WithReleaseTimeout. If ctx ends first, the error matches ErrNotReleased and
+// ctx's error. The lease has ended all the same, even if ctx had ended before the call, and
+// the client keeps trying to release the lock.
+func (l *Lease) UnlockContext(ctx context.Context) error {
+	if ctx == nil {
+		return errNilContext
+	}
+	return l.unlock(ctx)
+}
+
+// unlock does what the first call of Unlock or UnlockContext does, and returns its result to all.
+func (l *Lease) unlock(ctx context.Context) error {
 	if l.unmade() {
 		return errLeaseUnmade
 	}
@@ -199,7 +213,7 @@ func (l *Lease) Unlock() error {
 				l.failed = &kept
 			}
 		}()
-		_, err = l.entry.unlock(asOptionSays, time.Now(), func(*lockstate.Lock) *lockstate.Caller { return l.call.caller() })
+		_, err = l.entry.unlock(ctx, time.Now(), func(*lockstate.Lock) *lockstate.Caller { return l.call.caller() })
 		returned = true
 	})
 	if l.failed != nil {

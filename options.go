@@ -421,7 +421,7 @@ func WithLocalHandoffs(n int, tenure time.Duration) LockOption {
 
 // WithReleaseTimeout bounds how long Unlock waits for Redis to confirm the release. After
 // d, Unlock returns ErrNotReleased, and the client keeps retrying in the background. The
-// option has no effect on UnlockContext. d must be positive. The default is 1 s.
+// option has no effect on the UnlockContext methods. d must be positive. The default is 1 s.
 func WithReleaseTimeout(d time.Duration) LockOption {
 	return lockOption(func(o *lockOptions) error {
 		if d <= 0 {

@@ -95,3 +95,44 @@ func unlockContextWaits(t *testing.T, s place, option time.Duration) {
 	wire.Cut()
 	unlock(t, lock(t, newClient(t, s).Mutex("x")))
 }
+
+func TestALeaseIsUnlockedWithAContext(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s, leased.WithLossHandler(func(leased.LossEvent) {}))
+		l := lock(t, c.Mutex("x"))
+		var none context.Context
+		if err := l.UnlockContext(none); err == nil {
+			t.Error("without a context it returns nil")
+		}
+		must(t, l.UnlockContext(context.Background()))
+		must(t, l.Unlock()) // a later call does nothing
+		l = lock(t, c.Mutex("x"))
+		s.Mini.FlushAll()
+		for range 2 {
+			isAll(t, l.UnlockContext(context.Background()), leased.ErrLeaseLost)
+			isAll(t, l.Unlock(), leased.ErrLeaseLost)
+		}
+		if l = new(leased.Lease); l.UnlockContext(context.Background()) == nil {
+			t.Error("a lease that was not made is unlocked")
+		}
+	})
+}
+
+func TestALeaseIsUnlockedThoughItsContextHasEnded(t *testing.T) {
+	inTurn(t, func(t *testing.T, s place) {
+		wire := s.proxy(t)
+		rdb := s.connect(t, func(o *redis.Options) { o.Addr = wire.Addr; o.ContextTimeoutEnabled = true })
+		l := lock(t, clientOn(t, s, rdb, leased.WithReleaseTimeout(time.Hour)).Mutex("x"))
+		wire.BlackHole()
+		ended, cancel := context.WithCancel(context.Background())
+		cancel()
+		err := l.UnlockContext(ended)
+		isAll(t, err, leased.ErrNotReleased, context.Canceled)
+		if again := l.Unlock(); again != err { //nolint:errorlint // the same error
+			t.Errorf("a later Unlock returned %v", again)
+		}
+		wire.Heal()
+		wire.Cut()
+		unlock(t, lock(t, newClient(t, s).Mutex("x")))
+	})
+}
