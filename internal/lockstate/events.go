@@ -84,7 +84,7 @@ func (l *Lock) acquired(c *protocol.Command, a protocol.Answer, fail *protocol.F
 		}
 		if c.Held && !l.pending.stale {
 			g.wanted, g.checkAt = false, 0 // unless hold finds otherwise
-			if !l.env.HasInbox() {
+			if g.req.Mode == protocol.Shared && !l.env.HasInbox() {
 				g.checkAt = l.instant(now).add(longestTenure) // nobody else says so
 			}
 		}

@@ -412,8 +412,8 @@ func (g *grant) drifted(now time.Time) bool {
 
 // tenureOver reports whether other processes are to be served next, although callers of this
 // process wait. A shared grant that is wanted admits the callers that waited when it came, and
-// none after them, until Redis says that nobody waits any more. An exclusive grant is yielded once in a while even if it is not known to be
-// wanted, because the message that says so can be lost.
+// none after them until Redis says that nobody waits any more. An exclusive grant is yielded once
+// in a while even if it is not known to be wanted, because the message that says so can be lost.
 func (l *Lock) tenureOver(now Instant) bool {
 	g := &l.grant
 	since := now.sub(g.since)

@@ -1041,7 +1041,7 @@ var mutants = []mutant{
 	{"a quorum: a lease that a question finds gone counts", "internal/quorum/lock.go", " && l.askedInVain(s, a, ops, now, fx) {", " && false {", "FindsALeaseGone"},
 	{"a quorum: what a release waits for is asked for again", "internal/quorum/lock.go", "if s.Cmd.Held && res.Fail == nil && p.state != ending && ", "if s.Cmd.Held && res.Fail == nil && ", "AfterARenewalAndAQuestion"},
 	{"a quorum: an answer is newer than a renewal's loss", "internal/quorum/lock.go", "	case p.lost:\n	case a.Outcome", "	case a.Outcome", "AQuestionCross"},
-	{"a quorum: an answer is newer than a renewal's proof", "internal/quorum/lock.go", " || s.Cmd.At.Before(p.proved): // in", ": // in", "AQuestionCross"},
+	{"a quorum: an answer is newer than a renewal's proof", "internal/quorum/lock.go", " || s.Cmd.At.Before(p.proved): // a", ": // a", "AQuestionCross"},
 	{"a quorum: each server's word that nobody waits is passed on", "internal/quorum/messages.go", "r.token != 0 && !r.anyMore() {", "r.token != 0 {", "OnceNoServerSays"},
 	{"a quorum: that nobody waits is not heard", "internal/quorum/messages.go", "		if p.more = false; p.state", "		if p.state", "OnceNoServerSays"},
 	{"a quorum: that others wait is not noted", "internal/quorum/messages.go", "		if p.more = true; r.token == 0 {", "		if r.token == 0 {", "OnceNoServerSays"},

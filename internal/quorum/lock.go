@@ -613,7 +613,7 @@ func (l *Lock) askedInVain(s *Send, a protocol.Answer, ops []*Op, now time.Time,
 	p := &s.req.parts[s.Server]
 	switch {
 	case p.lost:
-	case a.Outcome != protocol.NotOurs || p.state != owned || s.Cmd.At.Before(p.proved): // in that case, a later command proved it
+	case a.Outcome != protocol.NotOurs || p.state != owned || s.Cmd.At.Before(p.proved): // a command that was sent later proved it
 		return false
 	default:
 		p.lose(s.req, now)
