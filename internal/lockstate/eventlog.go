@@ -49,12 +49,13 @@ const (
 )
 
 // maxEvents bounds the events of a log that recur for as long as a lease lasts: errors, and callers
-// that come and give up. All others are few.
+// and processes that come and give up. All others are few.
 const maxEvents = 64
 
 // add appends n, unless the log is full and n is an event that recurs.
 func (e *EventLog) add(n Event) {
-	if e != nil && (len(e.List) < maxEvents || n.What != eventError && n.What != eventWantedHere) {
+	recurs := n.What == eventError || n.What == eventWantedHere || n.What == eventWanted
+	if e != nil && (len(e.List) < maxEvents || !recurs) {
 		e.List = append(e.List, n)
 	}
 }

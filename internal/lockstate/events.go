@@ -28,9 +28,6 @@ func (l *Lock) Answered(c *protocol.Command, a protocol.Answer, fail *protocol.F
 	}
 	l.pending = pending{}
 	l.applyRules(now, fx)
-	if c.Held && l.grant.state == Held && l.pending.verb == protocol.None {
-		l.rejectTries(ErrLocked, fx) // others wait, and a try waits for nothing but the answer
-	}
 }
 
 // acquired handles the answer to an acquire.
@@ -56,9 +53,12 @@ func (l *Lock) acquired(c *protocol.Command, a protocol.Answer, fail *protocol.F
 		case g.state != Held:
 			l.failed(&g.ticket, fail, pause, now, fx)
 		case c.Held: // which gives the id nothing, however late it arrives
-			g.wanted = g.wanted || l.keepsReadersOut() // as far as is known
-			g.checkAt = l.instant(now).add(max(pause, g.regularPause()))
-			l.rejectTries(fail.Err, fx)
+			if g.wanted = g.wanted || l.keepsReadersOut() && l.tenureOver(l.instant(now)); g.wanted { // as far as is known
+				g.checkAt = l.instant(now).add(max(pause, askAfter))
+			}
+			if l.rejectTries(fail.Err, fx); l.keepsReadersOut() {
+				l.rejectLasting(fail, fx)
+			}
 		case fail.MayRun():
 			g.lateUntil = l.instant(arrives(now, c.TTL))
 			g.doubtUntil = g.lateUntil
@@ -82,15 +82,19 @@ func (l *Lock) acquired(c *protocol.Command, a protocol.Answer, fail *protocol.F
 			l.lostAndGrantedAnew(now, fx)
 			return
 		}
-		if c.Held && !l.pending.stale {
-			g.wanted, g.checkAt = false, 0 // unless hold finds otherwise
+		if c.Held && !l.pending.stale && g.role() != byPlace {
+			g.wanted, g.askedAt, g.checkAt = false, 0, 0 // unless hold finds otherwise
 			if g.req.Mode == protocol.Shared && !l.env.HasInbox() {
 				g.checkAt = l.instant(now).add(longestTenure) // nobody else says so
 			}
 		}
 		l.hold(a, c.At, how, now)
-		if c.Held && l.pending.stale {
-			g.checkAt = l.instant(now) // the question is asked again
+		if c.Held && g.wanted {
+			g.askedAt = l.instant(now)
+			if l.pending.stale || a.Unfinished { // the question is asked again
+				g.checkAt = g.askedAt.add(firstPoll)
+			}
+			l.rejectTries(ErrLocked, fx) // they wait for nothing but the answer
 		}
 		if a.Unfinished {
 			l.continueGranting(a, l.env.NewRequest(g.req.Mode, g.req.TTL, false, protocol.Origin{}).ID, fx)
@@ -135,9 +139,10 @@ func (l *Lock) acquired(c *protocol.Command, a protocol.Answer, fail *protocol.F
 		switch {
 		case g.state == Held:
 			g.renewAt = l.instant(now) // the renewal, or the release, tells whether it is still ours
-			l.putOffQuestion(now)
 			if l.members == nil {
 				g.idleTill = 0
+			} else if l.keepsReadersOut() {
+				l.putOffQuestion(now)
 			}
 		case g.probe && !before:
 			l.becomeNone()
@@ -167,14 +172,20 @@ func (l *Lock) failed(t *ticket, fail *protocol.Failure, pause time.Duration, no
 	if !fail.Again {
 		l.rejectTries(fail.Err, fx)
 	}
-	if fail.Lasts() {
-		for w := l.waiting.first; w != nil; {
-			next := w.next
-			if !w.RetryFatal || fail.Hopeless() {
-				l.reject(w, fail.Err, fx)
-			}
-			w = next
+	l.rejectLasting(fail, fx)
+}
+
+// rejectLasting rejects the callers that do not wait for the end of a failure that lasts.
+func (l *Lock) rejectLasting(fail *protocol.Failure, fx *Effects) {
+	if !fail.Lasts() {
+		return
+	}
+	for w := l.waiting.first; w != nil; {
+		next := w.next
+		if !w.RetryFatal || fail.Hopeless() {
+			l.reject(w, fail.Err, fx)
 		}
+		w = next
 	}
 }
 
@@ -657,12 +668,18 @@ func (l *Lock) wanted(id string, now time.Time, fx *Effects) {
 }
 
 // unwanted handles a message that no request is queued behind the readers' grant id any more. It may be
-// older than a message wanted, so only an answer tells.
+// older than a message wanted, so only an answer tells. Where writers come and give up all the time,
+// questions are some time apart.
 func (l *Lock) unwanted(id string, now time.Time, fx *Effects) {
-	if g := &l.grant; l.Holds(id) && g.wanted {
-		g.checkAt, l.pending.stale = l.instant(now), l.pending.stale || l.pending.held
-		l.applyRules(now, fx)
+	g := &l.grant
+	if !l.Holds(id) || !g.wanted {
+		return
 	}
+	g.checkAt, l.pending.stale = l.instant(now), l.pending.stale || l.pending.held
+	if g.askedAt != 0 {
+		g.checkAt = max(g.checkAt, g.askedAt.add(firstPoll))
+	}
+	l.applyRules(now, fx)
 }
 
 // Ends is the event that a message says when the lease of the owner ahead of id expires: in

@@ -29,6 +29,7 @@ type grant struct {
 	// held:
 	via      Via
 	wanted   bool    // another process waits for the lock
+	askedAt  Instant // when Redis last said so to an owner's question; zero if it did not
 	early    bool    // it came before the inbox was confirmed, so "wanted" may have been missed
 	fresh    bool    // it came in this very step
 	idle     bool    // after the last step, no caller was inside and no command in flight
@@ -261,6 +262,10 @@ const (
 	// slowAnswer is by which part of a TTL an answer may be late if brief re-checks are to follow: the
 	// waiting lease that they ask for begins when they are sent, by a clock that lags by that much.
 	slowAnswer = 8
+	// askAfter, and askSpread at most, is for how long readers that are kept out do not ask whether others still
+	// wait after those have said so.
+	askAfter  = LongestPoll + askSpread
+	askSpread = LongestPoll / 6
 	// AfterExpiry is how long after the owner's expiry the head of the queue re-checks. Each
 	// waiter behind it re-checks perPlace later, so that a crash does not start a herd.
 	AfterExpiry = time.Millisecond

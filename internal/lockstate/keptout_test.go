@@ -25,11 +25,7 @@ func keepingOut(t *testing.T) (h *hand, in, out *Caller) {
 // asksAsReaders lets the time pass until the readers ask, and checks the question.
 func (h *hand) asksAsReaders() {
 	h.t.Helper()
-	pause := handTTL / 3
-	if pause > LongestPoll {
-		pause = LongestPoll
-	}
-	h.pass(pause - 1)
+	h.pass(askAfter - 1)
 	h.sendsNothing()
 	h.pass(1)
 	if q := h.sends(protocol.Acquire); q.ID != h.l.grant.req.ID || !q.Held || q.Wait {
@@ -73,7 +69,7 @@ func TestReadersStayOutAsLongAsOthersWait(t *testing.T) {
 func TestNobodyAsksWhileOthersSayThatTheyWait(t *testing.T) {
 	h, _, out := keepingOut(t)
 	for range 5 {
-		h.pass(LongestPoll - 1)
+		h.pass(askAfter - 1)
 		h.hears("wanted", h.l.grant.req.ID, 0)
 	}
 	h.sendsNothing()
@@ -87,7 +83,7 @@ func TestTheQuestionOfReadersComesALittleLaterThanTheWaiterRepeatsItself(t *test
 	h.luck = 1
 	h.hears("wanted", h.l.grant.req.ID, 0)
 	h.enter(reader())
-	h.pass(LongestPoll*4/3 - 1)
+	h.pass(askAfter + askSpread - 1)
 	h.sendsNothing()
 	h.pass(1)
 	h.sends(protocol.Acquire)
@@ -102,6 +98,9 @@ func TestAMessageThatOthersWaitCountsMoreThanAnAnswerUnderWay(t *testing.T) {
 	if h.out(out); !h.l.grant.wanted {
 		t.Error("the grant is not taken for wanted")
 	}
+	h.pass(firstPoll - 1)
+	h.sendsNothing()
+	h.pass(1)
 	h.sends(protocol.Acquire) // again
 	h.answer(h.yes())
 	h.out(out)
@@ -118,6 +117,7 @@ func TestReadersAskAtOnceWhenTheyHearThatNobodyWaits(t *testing.T) {
 	h.hears("unwanted", h.l.grant.req.ID, 0) // of another one, which gave up after the question
 	h.answer(h.yes())
 	h.out(out)
+	h.pass(firstPoll)
 	h.sends(protocol.Acquire)
 	h.answer(h.kept(h.top))
 	h.in(out)
@@ -147,6 +147,7 @@ func TestNobodyAsksForReadersThatDoNotWait(t *testing.T) {
 			h.answer(h.queue())
 		},
 		"none is inside": func(h *hand, in, out *Caller) {
+			h.now = h.now.Add(askAfter) // the time to ask has come, too
 			h.leave(in)
 			h.sends(protocol.Yield)
 			h.answer(h.queue())
@@ -218,7 +219,7 @@ func TestATryToReadAsksWhetherOthersStillWait(t *testing.T) {
 			h.hears("wanted", h.l.grant.req.ID, 0)
 			h.turned(h.enter(trying(reader())), ErrLocked) // others have just said so
 			h.sendsNothing()
-			h.pass(LongestPoll)
+			h.pass(askAfter)
 			first := h.enter(trying(reader()))
 			h.sends(protocol.Acquire)
 			second := h.enter(trying(reader()))
@@ -273,6 +274,33 @@ func TestAQuestionWithoutAnswerIsRepeated(t *testing.T) {
 	}
 }
 
+// As for a request: whoever does not wait for an operator is told.
+func TestAQuestionThatAnOperatorHasToAllowIsAnError(t *testing.T) {
+	h, in, out := keepingOut(t)
+	patient := reader()
+	patient.RetryFatal = true
+	h.enter(patient)
+	h.asksAsReaders()
+	no := refusal("NOPERM no")
+	h.reply(protocol.Answer{}, no, time.Second)
+	h.turned(out, no)
+	h.out(patient)
+	h.leave(in)
+}
+
+// One call drops so many dead requests and no more.
+func TestAQuestionThatWasNotFinishedIsAskedAgainSoon(t *testing.T) {
+	h, _, out := keepingOut(t)
+	h.asksAsReaders()
+	a := h.yes()
+	a.Unfinished = true
+	h.answer(a)
+	h.pass(firstPoll)
+	h.sends(protocol.Acquire)
+	h.answer(h.kept(h.top))
+	h.in(out)
+}
+
 func TestAQuestionIsAskedWhenRedisAnswersAgain(t *testing.T) {
 	h, _, out := keepingOut(t)
 	h.asksAsReaders()
@@ -309,14 +337,16 @@ func TestAQuestionThatFindsNoOwnerHasTheGrantRenewed(t *testing.T) {
 
 // Renewals also have the lock's last token kept.
 func TestQuestionsPutOffNoRenewal(t *testing.T) {
-	h, _, _ := keepingOut(t)
-	h.renewals = nil
-	for range 8 {
+	long := func(o *Terms) { o.TTL = time.Minute }
+	h := holding(t, reader(long)).keep()
+	h.hears("wanted", h.l.grant.req.ID, 0)
+	h.enter(reader(long))
+	for range 18 {
 		h.asksAsReaders()
 		h.answer(h.yes())
 	}
-	if n := len(h.renewals); n < 6 {
-		t.Errorf("%d renewals in %v", n, 8*LongestPoll)
+	if n := len(h.renewals); n != 3 {
+		t.Errorf("%d renewals in %v", n, 18*askAfter)
 	}
 }
 
@@ -365,4 +395,154 @@ func TestAQuestionWithoutAnswerIsRepeatedWhereNoMessageComes(t *testing.T) {
 	h.asksAsReaders()
 	h.answer(h.kept(h.top))
 	h.in(out)
+}
+
+// A question extends the grant, and such a grant is to end.
+func TestNobodyAsksAboutAGrantThatNobodyRenews(t *testing.T) {
+	for name, c := range map[string]struct {
+		in  *Caller
+		end func(h *hand, in *Caller)
+	}{
+		"its maximum hold is over":   {reader(func(o *Terms) { o.MaxHold = time.Minute }), func(h *hand, _ *Caller) { h.pass(time.Minute) }},
+		"its lease was not unlocked": {reader(), func(h *hand, in *Caller) { h.l.Collected(in) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := holding(t, c.in).keep()
+			c.end(h, c.in)
+			h.hears("wanted", h.l.grant.req.ID, 0)
+			out := h.enter(reader())
+			h.pass(handTTL - 1)
+			if h.flight == nil || h.flight.Held {
+				t.Fatalf("asks with %+v", h.flight)
+			}
+			h.answer(h.queue())
+			h.out(out)
+		})
+	}
+}
+
+// Writers that come and give up all the time send messages that cross with each question.
+func TestMessagesThatCrossWithQuestionsKeepNoTryAndSetThePace(t *testing.T) {
+	h, in, out := keepingOut(t)
+	in.Events = &EventLog{}
+	h.asksAsReaders()
+	questions := 0
+	for range 1000 {
+		try := h.enter(trying(reader()))
+		h.hears("wanted", h.l.grant.req.ID, 0)
+		h.pass(5 * time.Millisecond)
+		h.hears("unwanted", h.l.grant.req.ID, 0)
+		if h.flight != nil {
+			questions++
+			h.answer(h.yes())
+		}
+		h.turned(try, ErrLocked)
+		h.out(out)
+		h.pass(5 * time.Millisecond)
+	}
+	if most := int(10 * time.Second / firstPoll); questions > most {
+		t.Errorf("%d questions in 10 s, at most %d are right", questions, most)
+	}
+	if n := len(in.Events.List); n > maxEvents {
+		t.Errorf("%d events", n)
+	}
+}
+
+func TestAReaderThatIsWantedAgainAndAgainHasFewEvents(t *testing.T) {
+	in := reader()
+	in.Events = &EventLog{}
+	h := holding(t, in).keep()
+	for range 2 * maxEvents {
+		h.hears("wanted", h.l.grant.req.ID, 0)
+		h.hears("unwanted", h.l.grant.req.ID, 0)
+		c := h.enter(trying(reader()))
+		h.sends(protocol.Acquire)
+		h.answer(h.kept(h.top))
+		h.in(c)
+		h.leave(c)
+	}
+	if n := len(in.Events.List); n > maxEvents {
+		t.Errorf("%d events", n)
+	}
+}
+
+// The writer comes while a try has the question asked.
+func TestAWriterBehindATryToReadTakesItsPlace(t *testing.T) {
+	h := holding(t, reader()).keep()
+	h.hears("wanted", h.l.grant.req.ID, 0)
+	h.pass(askAfter)
+	try := h.enter(trying(reader()))
+	h.sends(protocol.Acquire)
+	h.enter(writer())
+	h.answer(h.yes())
+	h.turned(try, ErrLocked)
+	if place := h.sends(protocol.Acquire); place.Own != h.l.grant.req.ID {
+		t.Errorf("asks with %+v", place)
+	}
+}
+
+// A waiter repeats itself at a pace that depends on its own TTL, not on the readers'.
+func TestReadersWithAShortTTLAskNoMoreOftenThanOthers(t *testing.T) {
+	short := func(o *Terms) { o.TTL = 100 * time.Millisecond }
+	h := holding(t, reader(short)).keep()
+	h.hears("wanted", h.l.grant.req.ID, 0)
+	h.enter(reader(short))
+	h.asksAsReaders()
+}
+
+// Then the renewal that follows lets the reader in.
+func TestNobodyAsksForAReaderThatTheClocksKeepOut(t *testing.T) {
+	h := driveFrom(t, time.Now())
+	h.enter(reader())
+	h.answer(h.grant())
+	h.slept(time.Second)
+	out := h.enter(reader())
+	h.sendsNothing()
+	h.pass(time.Millisecond)
+	h.ring() // the watchdog compares the clocks
+	h.renewed(h.renewals[0], protocol.Granted)
+	h.in(out)
+}
+
+// What others say counts, and not that our own writer waits, which gives up.
+func TestAnEarlyOwnersAnswerDoesNotForgetOthersBehindItsOwnWriter(t *testing.T) {
+	h := connecting(t)
+	h.enter(reader())
+	a := h.grant()
+	a.More = true
+	h.answer(a)
+	w := h.enter(writer())
+	r := h.enter(reader())
+	h.connects = false
+	h.step(h.l.Subscribed)
+	h.sends(protocol.Acquire) // a place for the writer
+	h.answer(h.queue())
+	h.sends(protocol.Acquire) // whether the lock is wanted
+	h.answer(h.yes())
+	h.abandon(w)
+	h.out(r)
+}
+
+func TestAQuestionWithoutAnswerKeepsNoWritersLockAwake(t *testing.T) {
+	for name, c := range map[string]struct {
+		denied bool
+		err    error
+	}{"subscribing is denied": {denied: true}, "there is no answer": {err: errSilence}} {
+		t.Run(name, func(t *testing.T) {
+			h := connecting(t)
+			h.enter(writer())
+			h.answer(h.grant())
+			h.connects, h.polling = false, c.denied
+			h.step(h.l.Subscribed)
+			h.sends(protocol.Acquire)
+			if c.err != nil {
+				h.reply(protocol.Answer{}, c.err, 0)
+			} else {
+				h.answer(h.kept(h.top))
+			}
+			if h.l.grant.checkAt != 0 {
+				t.Errorf("something is due at %v", h.l.grant.checkAt)
+			}
+		})
+	}
 }

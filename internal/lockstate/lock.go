@@ -508,21 +508,22 @@ func (l *Lock) ask(now time.Time, fx *Effects) {
 // readers of the process stay out meanwhile, and whoever made the grant wanted may have given up, or died,
 // since. A waiter that is alive repeats that it waits, and that puts the question off.
 func (l *Lock) asksForReaders(now time.Time) bool {
-	return l.keepsReadersOut() && l.instant(now) >= l.grant.checkAt
+	at := l.instant(now)
+	return l.keepsReadersOut() && at >= l.grant.checkAt && l.tenureOver(at)
 }
 
-// keepsReadersOut reports whether a reader waits that admit would let in beside its process' readers if no
-// other process was to be served first.
+// keepsReadersOut reports whether a reader waits beside its process' readers, as it does if other processes
+// are to be served first. A grant that nobody is to renew is left to end, because the question would extend it.
 func (l *Lock) keepsReadersOut() bool {
 	g, head := &l.grant, l.waiting.first
-	return g.state == Held && g.req.Mode == protocol.Shared && l.members != nil && head != nil && head.Mode == protocol.Shared
+	return g.state == Held && g.req.Mode == protocol.Shared && l.members != nil && head != nil && head.Mode == protocol.Shared &&
+		l.needsRenewal()
 }
 
-// putOffQuestion has nobody ask whether others wait until they had time to repeat that they do: a
-// request at the head of the queue does so after regularPause at the latest.
+// putOffQuestion has nobody ask whether others wait until they had time to repeat that they do. The request at
+// the head of the queue repeats it after LongestPoll at the latest, unless it came from far behind.
 func (l *Lock) putOffQuestion(now time.Time) {
-	g := &l.grant
-	g.checkAt = l.instant(now).add(g.regularPause() + time.Duration(float64(g.regularPause()/3)*l.env.Jitter()))
+	l.grant.checkAt = l.instant(now).add(askAfter + time.Duration(float64(askSpread)*l.env.Jitter()))
 }
 
 // briefly returns the time for Command.Until if the next acquire is a re-check that may be brief,

@@ -54,12 +54,22 @@ func (l *Lock) Receive(server int, m *protocol.Message, now time.Time, fx *Effec
 			l.pass(r, m, fx)
 		}
 	case "unwanted":
-		if p.more = false; p.state == owned && r.token != 0 && !r.anyMore() { // else a server has yet to say so
+		if p.more = false; p.state == owned && r.token != 0 && !l.moreWait(r) { // else a server has yet to say so
 			l.pass(r, m, fx)
 		}
 	case "ends":
 		l.pass(r, m, fx)
 	}
+}
+
+// moreWait reports whether others wait on a server that can still say that they gave up.
+func (l *Lock) moreWait(r *request) bool {
+	for i := range r.parts {
+		if p := &r.parts[i]; p.state == owned && p.more && !l.cfg.Away(i) {
+			return true
+		}
+	}
+	return false
 }
 
 // revoked takes a server's message that an operator has evicted a part. It may be about a grant that

@@ -94,6 +94,12 @@ func TestAnOwnerHearsThatNobodyWaitsOnceNoServerSaysOtherwise(t *testing.T) {
 			}
 		}
 	}
+	says(0, "wanted")
+	says(2, "wanted")
+	s.lock.cfg.Away = func(i int) bool { return i == 2 }
+	if !says(0, "unwanted") {
+		t.Error("a server that is away is waited for")
+	}
 }
 
 // A question that had no answer cannot have made the lease anew, so a release needs no further proof.
@@ -166,7 +172,7 @@ func TestAQuestionThatFindsALeaseGoneIsFollowedByAnAcquire(t *testing.T) {
 			switch {
 			case !op.Decided():
 				t.Error("not decided")
-			case c.stays && (op.Answer.Outcome != protocol.Granted || !op.Answer.Kept) && op.Err == nil:
+			case c.stays && (op.Err != nil || op.Answer.Outcome != protocol.Granted || !op.Answer.Kept):
 				t.Errorf("it still stands: %+v", op.Answer)
 			case !c.stays && (op.Answer.Outcome != protocol.Enqueued || op.Answer.Token < 1):
 				t.Errorf("it is lost: %+v %v", op.Answer, op.Err)

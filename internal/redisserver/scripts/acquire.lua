@@ -3,10 +3,10 @@
 -- KEYS  as in common.lua
 -- ARGV  2 id, 3 '0' not to wait, '1' to wait, '2' to wait with an id that was never sent
 --       before, '3' to wait after a brief re-check (recheck_fast.lua), '4' for the question of
---       an owner, 4 nonce for an echo to the caller's inbox or '', 5 id of the caller's own readers, which are not notified that
---       it waits, or '', 6 the time up to which the previous call notified readers; left out
---       if it notified all of them. The client sends the
---       arguments of acquire_fast.lua, and acquire_arguments.lua turns them into these.
+--       an owner, 4 nonce for an echo to the caller's inbox or '', 5 id of the caller's own
+--       readers, which are not notified that it waits, or '', 6 the time up to which the
+--       previous call notified readers; left out if it notified all of them. The client sends
+--       the arguments of acquire_fast.lua, and acquire_arguments.lua turns them into these.
 -- Returns granted_reply or waiting_reply (common.lua), or what a shortcut returns; to an owner's
 -- question of an id that does not own, what refuse returns.
 -- Repeated by an owner, it keeps the lock and extends it to the full TTL; repeated by a

@@ -5,9 +5,10 @@
 -- KEYS  as in common.lua
 -- ARGV  1 id, 2 its TTL in ms, 3 '0' not to wait, '1' to wait, '2' to wait with an id that was
 --       never sent before, '3' as in recheck_fast.lua, '4' for the question of an owner, followed
---       by ' ' and the prefix of inbox channels; as far as they are needed, and for a question: 4 nonce for an echo to the caller's inbox or '',
---       5 id of the caller's own readers, which are not notified that it waits, or '', 6 the
---       time up to which the previous call notified readers
+--       by ' ' and the prefix of inbox channels; as far as they are needed, and 4 with a
+--       question: 4 nonce for an echo to the caller's inbox or '', 5 id of the caller's own
+--       readers, which are not notified that it waits, or '', 6 the time up to which the previous
+--       call notified readers
 -- Returns the token, which is also the server's time, or {last token, time, place, remaining ms
 -- of the owner's lease, owner}, and -2 if a PUBLISH was denied. Numbers are strings here, because a
 -- conversion costs as much as a call.

@@ -12,7 +12,8 @@
 -- is 1 if the client must send cancel again at once.
 -- It always grants to the head of the queue, because readers behind a cancelled writer may enter
 -- now. If id had a place in the queue, the owners are notified again that others wait, because
--- readers of id's process ignored such messages while it had that place. If it had none, they are
+-- readers of id's process ignored such messages while it had that place; or if nobody waits any
+-- more, readers are told that, because they kept others out. If it had none, they are
 -- not notified: such a message often crosses with its owner's release and is answered with a
 -- cancel, and that cancel would send the next message.
 -- Repeated, it finds nothing of id, and only grants to the head of the queue.
@@ -37,7 +38,13 @@ local drawn_by = string.match(redis.call('GET', KEYS[5]) or '', '^leased1:%d+:%d
 if (drawn_by or ARGV[3] ~= '0') and drawn_by ~= id then token = 0 end
 grant_next(nil)
 notify_of_expiry(nil, (owned or waited) and 9 or 0) -- repeated, it is news for the head at most
-if waited and redis.call('EXISTS', KEYS[2]) == 1 then notify_owners('wanted') end
+if waited then
+  if redis.call('EXISTS', KEYS[2]) == 1 then
+    notify_owners('wanted')
+  elseif value == MARK then
+    notify_owners('unwanted')
+  end
+end
 local answer = { DONE, handed, owned and 1 or 0, token }
 if KEYS[6] then answer[5], answer[6] = us, mark_of_server() end
 answer[#answer + 1] = unfinished
