@@ -185,7 +185,8 @@ func (l *Lease) Unlock() error { return l.unlock(asOptionSays) }
 // UnlockContext is Unlock, except that it waits for Redis until ctx ends instead of for the
 // time set by WithReleaseTimeout. If ctx ends first, the error matches ErrNotReleased and
 // ctx's error. The lease has ended all the same, even if ctx had ended before the call, and
-// the client keeps trying to release the lock.
+// the client keeps trying to release the lock. Of several calls of Unlock and UnlockContext
+// the first one sets the bound, and the others wait for it.
 func (l *Lease) UnlockContext(ctx context.Context) error {
 	if ctx == nil {
 		return errNilContext

@@ -66,7 +66,8 @@ func (rw *RWMutex) RLock() { rw.use().lock(protocol.Shared) }
 func (rw *RWMutex) TryLock() bool { return rw.use().tryLock(protocol.Exclusive) }
 
 // TryRLock locks rw for reading if no writer holds it or waits for it; see Mutex.TryLock. A
-// writer whose process was killed counts as waiting until its TTL is over.
+// writer whose process was killed counts as waiting until its TTL is over, or for some
+// seconds longer.
 func (rw *RWMutex) TryRLock() bool { return rw.use().tryLock(protocol.Shared) }
 
 // Unlock unlocks rw for writing. It panics if rw is not locked for writing in this

@@ -53,12 +53,7 @@ func (l *Lock) acquired(c *protocol.Command, a protocol.Answer, fail *protocol.F
 		case g.state != Held:
 			l.failed(&g.ticket, fail, pause, now, fx)
 		case c.Held: // which gives the id nothing, however late it arrives
-			if g.wanted = g.wanted || l.keepsReadersOut() && l.tenureOver(l.instant(now)); g.wanted { // as far as is known
-				g.checkAt = l.instant(now).add(max(pause, askAfter))
-			}
-			if l.rejectTries(fail.Err, fx); l.keepsReadersOut() {
-				l.rejectLasting(fail, fx)
-			}
+			l.questionFailed(fail, pause, now, fx)
 		case fail.MayRun():
 			g.lateUntil = l.instant(arrives(now, c.TTL))
 			g.doubtUntil = g.lateUntil
@@ -94,7 +89,9 @@ func (l *Lock) acquired(c *protocol.Command, a protocol.Answer, fail *protocol.F
 			if l.pending.stale || a.Unfinished { // the question is asked again
 				g.checkAt = g.askedAt.add(firstPoll)
 			}
-			l.rejectTries(ErrLocked, fx) // they wait for nothing but the answer
+			if !a.Unfinished { // else only dead requests may be in the way
+				l.rejectTries(ErrLocked, fx)
+			}
 		}
 		if a.Unfinished {
 			l.continueGranting(a, l.env.NewRequest(g.req.Mode, g.req.TTL, false, protocol.Origin{}).ID, fx)
@@ -110,6 +107,7 @@ func (l *Lock) acquired(c *protocol.Command, a protocol.Answer, fail *protocol.F
 				l.lostAndGrantedAnew(now, fx)
 			case a.Token == 0 && !a.Brief:
 				g.early = true
+				g.lateUntil = max(g.lateUntil, l.instant(arrives(now, c.TTL))) // if it is lost, it waits in the queue
 			}
 			return
 		}
@@ -142,6 +140,7 @@ func (l *Lock) acquired(c *protocol.Command, a protocol.Answer, fail *protocol.F
 			if l.members == nil {
 				g.idleTill = 0
 			} else if l.keepsReadersOut() {
+				g.wanted = true // nobody is to enter before that
 				l.putOffQuestion(now)
 			}
 		case g.probe && !before:
@@ -173,6 +172,22 @@ func (l *Lock) failed(t *ticket, fail *protocol.Failure, pause time.Duration, no
 		l.rejectTries(fail.Err, fx)
 	}
 	l.rejectLasting(fail, fx)
+}
+
+// questionFailed handles the failure of an owner's question. For all that is known, others still wait.
+func (l *Lock) questionFailed(fail *protocol.Failure, pause time.Duration, now time.Time, fx *Effects) {
+	g := &l.grant
+	if fail.Again {
+		g.early = true // so it asks again
+		return
+	}
+	out := l.keepsReadersOut()
+	if g.wanted = g.wanted || out && l.tenureOver(l.instant(now)); g.wanted {
+		g.checkAt = l.instant(now).add(max(pause, askAfter))
+	}
+	if l.rejectTries(fail.Err, fx); out {
+		l.rejectLasting(fail, fx)
+	}
 }
 
 // rejectLasting rejects the callers that do not wait for the end of a failure that lasts.
@@ -668,8 +683,8 @@ func (l *Lock) wanted(id string, now time.Time, fx *Effects) {
 }
 
 // unwanted handles a message that no request is queued behind the readers' grant id any more. It may be
-// older than a message wanted, so only an answer tells. Where writers come and give up all the time,
-// questions are some time apart.
+// older than a message wanted, so only an answer tells. Questions whose answers say that others wait are
+// some time apart, however many writers come and give up.
 func (l *Lock) unwanted(id string, now time.Time, fx *Effects) {
 	g := &l.grant
 	if !l.Holds(id) || !g.wanted {

@@ -30,7 +30,7 @@ type grant struct {
 	via      Via
 	wanted   bool    // another process waits for the lock
 	askedAt  Instant // when Redis last said so to an owner's question; zero if it did not
-	early    bool    // it came before the inbox was confirmed, so "wanted" may have been missed
+	early    bool    // a question is due: it came before the inbox was confirmed, so "wanted" may have been missed
 	fresh    bool    // it came in this very step
 	idle     bool    // after the last step, no caller was inside and no command in flight
 	served   int32   // leases given since it came or was last idle
@@ -262,8 +262,8 @@ const (
 	// slowAnswer is by which part of a TTL an answer may be late if brief re-checks are to follow: the
 	// waiting lease that they ask for begins when they are sent, by a clock that lags by that much.
 	slowAnswer = 8
-	// askAfter, and askSpread at most, is for how long readers that are kept out do not ask whether others still
-	// wait after those have said so.
+	// askAfter is how long readers that are kept out wait after others have said that they wait, before they
+	// ask whether those still do. Up to askSpread is added, so that processes do not ask at the same time.
 	askAfter  = LongestPoll + askSpread
 	askSpread = LongestPoll / 6
 	// AfterExpiry is how long after the owner's expiry the head of the queue re-checks. Each

@@ -292,13 +292,57 @@ func TestAQuestionThatAnOperatorHasToAllowIsAnError(t *testing.T) {
 func TestAQuestionThatWasNotFinishedIsAskedAgainSoon(t *testing.T) {
 	h, _, out := keepingOut(t)
 	h.asksAsReaders()
+	try := h.enter(trying(reader()))
 	a := h.yes()
 	a.Unfinished = true
 	h.answer(a)
+	h.out(try)
 	h.pass(firstPoll)
 	h.sends(protocol.Acquire)
 	h.answer(h.kept(h.top))
 	h.in(out)
+	h.in(try)
+}
+
+// Such a failure says nothing about the server.
+func TestAQuestionThatMetAClosedConnectionIsRepeatedAtOnce(t *testing.T) {
+	closed := &protocol.Failure{Err: errSilence, Again: true}
+	fails := func(h *hand) {
+		cmd := *h.flight
+		h.flight = nil
+		h.step(func(now time.Time, fx *Effects) { h.l.Answered(&cmd, protocol.Answer{}, closed, 0, now, fx) })
+	}
+	h, _, out := keepingOut(t)
+	h.asksAsReaders()
+	try := h.enter(trying(reader()))
+	fails(h)
+	h.sends(protocol.Acquire)
+	h.out(try)
+	h.answer(h.kept(h.top))
+	h.in(out)
+	h.in(try)
+
+	h = connecting(t)
+	h.enter(writer())
+	h.answer(h.grant())
+	h.connects = false
+	h.step(h.l.Subscribed)
+	fails(h)
+	h.sends(protocol.Acquire)
+}
+
+// Where no message comes, nothing else keeps newcomers out until the renewal has its answer.
+func TestAQuestionThatFindsNoOwnerWhereNoMessageComesLetsNobodyIn(t *testing.T) {
+	h := drive(t)
+	h.polling = true
+	h.enter(reader())
+	h.sends(protocol.Acquire)
+	h.answer(h.grant())
+	h.pass(longestTenure)
+	out := h.enter(reader())
+	h.sends(protocol.Acquire)
+	h.answer(protocol.Answer{Outcome: protocol.NotOurs})
+	h.out(out)
 }
 
 func TestAQuestionIsAskedWhenRedisAnswersAgain(t *testing.T) {

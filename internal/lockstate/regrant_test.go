@@ -82,6 +82,21 @@ func TestAnOwnerThatIsAnsweredThatItWaitsButNotSinceWhenAsks(t *testing.T) {
 	h.state(Held)
 }
 
+// The question then makes no grant of what waits in the queue, and nobody waits for that.
+func TestWhatAnOwnerLeftInTheQueueButNotSinceWhenIsCancelled(t *testing.T) {
+	c := writer()
+	h, id := overtaken(t, c)
+	a := h.queue()
+	a.Token = 0
+	h.answer(a)
+	h.sends(protocol.Acquire)
+	h.answer(protocol.Answer{Outcome: protocol.NotOurs})
+	h.ring()
+	h.renewed(h.renewals[0], protocol.NotOurs)
+	h.lost(c)
+	h.cancels(id)
+}
+
 func TestAGrantThatIsExtendedGoesOn(t *testing.T) {
 	c := writer()
 	h, _ := overtaken(t, c)

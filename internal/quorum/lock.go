@@ -507,7 +507,7 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 		p.heard(a.Outcome, res.Fail)
 		p.doubted = p.doubted || res.Fail.MayRun() && p.known != 0
 	}
-	if s.Cmd.Held && res.Fail == nil && p.state != ending && !r.dropped && l.askedInVain(s, a, ops, now, fx) {
+	if s.Cmd.Held && p.state != ending && !r.dropped && l.askedInVain(s, a, ops, now, fx) {
 		return
 	}
 	outcome := outcomeFailed
@@ -607,7 +607,7 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 }
 
 // askedInVain takes an answer to an owner's question, if it says that the server no longer has what it
-// granted us, or is older than a renewal's that said so. An acquire follows, which finds out why, as after
+// granted us, or a renewal has said so meanwhile. An acquire follows, which finds out why, as after
 // a renewal; ops wait for it. Otherwise askedInVain does nothing and returns false.
 func (l *Lock) askedInVain(s *Send, a protocol.Answer, ops []*Op, now time.Time, fx *Effects) bool {
 	p := &s.req.parts[s.Server]

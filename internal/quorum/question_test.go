@@ -181,6 +181,28 @@ func TestAQuestionThatFindsALeaseGoneIsFollowedByAnAcquire(t *testing.T) {
 	}
 }
 
+// Two servers have restarted without their data, and the question before had no answer.
+func TestAFailedQuestionDoesNotHideThatServersHaveRestarted(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.own(true, true, true)
+	_, asks := s.ask()
+	s.tick()
+	r := s.renew()
+	renewals := s.fx.Sends
+	for i := range 2 {
+		s.answer(renewals[i], notOurs)
+		more := s.answer(asks[i], Result{Fail: silent})
+		if len(more) != 1 || more[0].Cmd.Verb != protocol.Acquire || more[0].Cmd.Held {
+			t.Fatalf("server %d is sent %+v", i, more)
+		}
+		s.answer(more[0], young(protocol.Granted, 9, longQuarantine))
+	}
+	s.answer(renewals[2], renewed)
+	if !r.Decided() || r.Renewed != protocol.Granted {
+		t.Errorf("renewed: %v %v", r.Decided(), r.Renewed)
+	}
+}
+
 // The answers come by different connections. One that the lease is kept may be older than a renewal's that
 // it is gone, and one that it is gone may be older than a renewal's that it is kept.
 func TestARenewalAndAQuestionCross(t *testing.T) {

@@ -243,8 +243,8 @@ func (w *qWorld) told(c *qClient) {
 			still = append(still, l)
 			continue
 		}
-		if l.x.Outcome() != nil || !l.asked {
-			continue
+		if l.x.Outcome() != nil || !l.asked || slices.Contains(l.requests, held) {
+			continue // in the last case the next caller of the client goes on with the lock
 		}
 		w.counts["proved"]++
 		l.settled = o.seq

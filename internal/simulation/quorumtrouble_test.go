@@ -356,16 +356,19 @@ func (s *qServer) keeps(c *qClient) bool {
 	if left, _ := s.sim.do("PTTL", w.keys.Lock).(int); time.Duration(left)*time.Millisecond < need {
 		return false
 	}
+	present := c.lock.Status() // what an earlier request has left there is no vote for the present one
+	ours := func(id string) bool {
+		request := w.owners.request[id]
+		return strings.HasSuffix(id, ":"+c.id) && (request == present.Req.ID || present.Downgrading && request == present.Next)
+	}
 	if owner != protocol.MarkerValue {
-		return strings.HasSuffix(owner, ":"+c.id)
+		return ours(owner)
 	}
 	ids, _ := s.sim.do("ZRANGE", w.keys.Readers(), "0", "-1").([]any)
-	for _, id := range ids {
-		if id, _ := id.(string); strings.HasSuffix(id, ":"+c.id) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(ids, func(id any) bool {
+		text, _ := id.(string)
+		return ours(text)
+	})
 }
 
 // evict is a ForceUnlock by an operator that reaches at least a majority.
