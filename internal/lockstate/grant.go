@@ -29,12 +29,12 @@ type grant struct {
 	// held:
 	via      Via
 	wanted   bool    // another process waits for the lock
-	askedAt  Instant // when Redis last said so to an owner's question; zero if it did not
 	early    bool    // a question is due: it came before the inbox was confirmed, so "wanted" may have been missed
 	fresh    bool    // it came in this very step
 	idle     bool    // after the last step, no caller was inside and no command in flight
 	served   int32   // leases given since it came or was last idle
 	since    Instant // when its present period of use began
+	askedAt  Instant // when Redis last said to an owner's question that others wait; zero if it did not
 	renewAt  Instant
 	touchAt  Instant // when the lock's last token needs a new TTL; a renewal gives it, so this is on their grid
 	idleTill Instant

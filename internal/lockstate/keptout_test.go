@@ -22,6 +22,21 @@ func keepingOut(t *testing.T) (h *hand, in, out *Caller) {
 	return h, in, out
 }
 
+// askingWithoutMessages returns a lock that a reader has, in a process without messages, and a further reader
+// that has the question asked.
+func askingWithoutMessages(t *testing.T) (h *hand, out *Caller) {
+	t.Helper()
+	h = drive(t).keep()
+	h.polling = true
+	h.enter(reader())
+	h.sends(protocol.Acquire)
+	h.answer(h.grant())
+	h.pass(longestTenure)
+	out = h.enter(reader())
+	h.sends(protocol.Acquire)
+	return h, out
+}
+
 // asksAsReaders lets the time pass until the readers ask, and checks the question.
 func (h *hand) asksAsReaders() {
 	h.t.Helper()
@@ -333,14 +348,8 @@ func TestAQuestionThatMetAClosedConnectionIsRepeatedAtOnce(t *testing.T) {
 
 // Where no message comes, nothing else keeps newcomers out until the renewal has its answer.
 func TestAQuestionThatFindsNoOwnerWhereNoMessageComesLetsNobodyIn(t *testing.T) {
-	h := drive(t)
-	h.polling = true
-	h.enter(reader())
-	h.sends(protocol.Acquire)
-	h.answer(h.grant())
-	h.pass(longestTenure)
-	out := h.enter(reader())
-	h.sends(protocol.Acquire)
+	h, out := askingWithoutMessages(t)
+	h.onRenew = nil
 	h.answer(protocol.Answer{Outcome: protocol.NotOurs})
 	h.out(out)
 }
@@ -427,14 +436,7 @@ func TestReadersWithoutMessagesAskWhetherOthersWait(t *testing.T) {
 }
 
 func TestAQuestionWithoutAnswerIsRepeatedWhereNoMessageComes(t *testing.T) {
-	h := drive(t).keep()
-	h.polling = true
-	h.enter(reader())
-	h.sends(protocol.Acquire)
-	h.answer(h.grant())
-	h.pass(longestTenure)
-	out := h.enter(reader())
-	h.sends(protocol.Acquire)
+	h, out := askingWithoutMessages(t)
 	h.reply(protocol.Answer{}, errSilence, 0)
 	h.asksAsReaders()
 	h.answer(h.kept(h.top))
@@ -588,5 +590,21 @@ func TestAQuestionWithoutAnswerKeepsNoWritersLockAwake(t *testing.T) {
 				t.Errorf("something is due at %v", h.l.grant.checkAt)
 			}
 		})
+	}
+}
+
+func TestAReleaseWaitsForTheAnswerToAQuestion(t *testing.T) {
+	h, in, out := keepingOut(t)
+	h.asksAsReaders()
+	h.abandon(out)
+	h.leave(in)
+	if in.Settled {
+		t.Error("Unlock has returned")
+	}
+	h.answer(h.yes())
+	h.sends(protocol.Release)
+	h.answer(protocol.Answer{Outcome: protocol.Done})
+	if !in.Settled || in.Outcome() != nil {
+		t.Errorf("Unlock returned %v, %v", in.Settled, in.Outcome())
 	}
 }

@@ -1823,9 +1823,14 @@ func (s *stand) revoked() bool {
 // check sends an acquire for a lease that is held, as if the message of the grant had overtaken it.
 func (s *stand) check() (*Op, []*Send) {
 	s.now = s.now.Add(100 * time.Millisecond)
+	return s.do(protocol.Command{Wait: true})
+}
+
+// do sends an acquire of the request, which waits or is a question as c says.
+func (s *stand) do(c protocol.Command) (*Op, []*Send) {
+	c.Verb, c.ID, c.TTL, c.At = protocol.Acquire, s.id, s.ttl, s.now
 	s.fx = Effects{}
-	op := s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, Wait: true, At: s.now}, s.now, &s.fx)
-	return op, s.fx.Sends
+	return s.lock.Do(&c, s.now, &s.fx), s.fx.Sends
 }
 
 func keptWith(token uint64) Result {

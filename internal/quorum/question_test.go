@@ -13,9 +13,7 @@ import (
 // ask sends an owner's question.
 func (s *stand) ask() (*Op, []*Send) {
 	s.tick()
-	s.fx = Effects{}
-	op := s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, Held: true, At: s.now}, s.now, &s.fx)
-	return op, s.fx.Sends
+	return s.do(protocol.Command{Held: true})
 }
 
 func moreWait(token uint64) Result {

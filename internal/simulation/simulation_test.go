@@ -595,10 +595,7 @@ func (w *world) recover() {
 		bound += w.now.Sub(began)
 	}
 	for range 5000 {
-		for len(w.wire) > 0 && w.failure == "" {
-			w.deliver(99)
-			w.check()
-		}
+		w.deliverAll()
 		anybody := false
 		for _, c := range w.clients {
 			if c.dead {
@@ -630,15 +627,20 @@ func (w *world) recover() {
 	w.nothingLeft()
 }
 
+// deliverAll moves all packets, and checks the world after each, until one fails.
+func (w *world) deliverAll() {
+	for len(w.wire) > 0 && w.failure == "" {
+		w.deliver(99)
+		w.check()
+	}
+}
+
 // readersStay has all writers leave or give up, but no reader. Then no reader must be kept out for longer than
 // bound: a process whose readers have the lock finds out that nobody else waits for it.
 func (w *world) readersStay(bound time.Duration) {
 	began := w.now
 	for range 5000 {
-		for len(w.wire) > 0 && w.failure == "" {
-			w.deliver(99)
-			w.check()
-		}
+		w.deliverAll()
 		anybody := false
 		for _, c := range w.clients {
 			if c.dead {
