@@ -35,3 +35,28 @@ func Example() {
 	defer func() { _ = scheduler.Shutdown() }()
 	select {}
 }
+
+func ExampleNewElector() {
+	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379", ContextTimeoutEnabled: true})
+	defer rdb.Close()
+	client, err := leased.New(rdb, leased.WithKeyPrefix("jobs:"))
+	if err != nil {
+		log.Panic(err)
+	}
+	defer client.Close()
+
+	elector := gocronlock.NewElector(client.Mutex("leader"))
+	defer func() { _ = elector.Resign() }()
+	scheduler, err := gocron.NewScheduler(gocron.WithDistributedElector(elector))
+	if err != nil {
+		log.Panic(err)
+	}
+	_, err = scheduler.NewJob(gocron.CronJob("0 3 * * *", false),
+		gocron.NewTask(func() { log.Println("in the leader only") }))
+	if err != nil {
+		log.Panic(err)
+	}
+	scheduler.Start()
+	defer func() { _ = scheduler.Shutdown() }()
+	select {}
+}

@@ -1,5 +1,6 @@
 // Package gocronlock makes each job of github.com/go-co-op/gocron run in one process at a
-// time.
+// time: in whichever process takes the job's lock first, or, with an Elector, in the one
+// that is the leader.
 //
 // Give each process' scheduler a locker on the same Redis:
 //
@@ -8,6 +9,11 @@
 //
 // The lock of a job has the job's name, so name jobs with gocron.WithName. Use a key prefix
 // to keep these locks apart from others (leased.WithKeyPrefix).
+//
+// Or give it an elector, so that one process runs all jobs until it ends:
+//
+//	elector := gocronlock.NewElector(client.Mutex("leader"))
+//	scheduler, err := gocron.NewScheduler(gocron.WithDistributedElector(elector))
 //
 // gocron does not give a job the context of its lock, so the job does not notice when its
 // lease is lost. A job that must not run twice at once should take a lock itself, with

@@ -1,0 +1,246 @@
+package gocronlock_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-co-op/gocron/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/adapters/gocronlock"
+	"github.com/leasedmutex/leased/leasedtest"
+)
+
+// A candidate is a process whose scheduler runs two jobs each minute if it is the leader.
+type candidate struct {
+	client  *leased.Client
+	elector *gocronlock.Elector
+	stop    func()
+	runs    atomic.Int32
+}
+
+func newCandidate(t *testing.T, server *leasedtest.Server) *candidate {
+	t.Helper()
+	c := &candidate{client: server.Client()}
+	c.elector = gocronlock.NewElector(c.client.Mutex("leader"))
+	s, err := gocron.NewScheduler(gocron.WithDistributedElector(c.elector))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"a", "b"} {
+		if _, err := s.NewJob(gocron.DurationJob(time.Minute), gocron.NewTask(func() { c.runs.Add(1) }), gocron.WithName(name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.stop = sync.OnceFunc(func() {
+		if err := s.Shutdown(); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(func() {
+		c.stop()
+		if err := c.elector.Resign(); err != nil && !errors.Is(err, leased.ErrLeaseLost) {
+			t.Error(err)
+		}
+	})
+	s.Start()
+	return c
+}
+
+// leader returns the one of cs that has run jobs since their counts were before, and fails unless
+// it ran both.
+func leader(t *testing.T, cs []*candidate, before []int32) int {
+	t.Helper()
+	found := -1
+	for i, c := range cs {
+		switch n := c.runs.Load() - before[i]; {
+		case n == 0:
+		case n == 2 && found == -1:
+			found = i
+		default:
+			t.Errorf("process %d ran %d jobs of a minute, after process %d", i, n, found)
+		}
+	}
+	if found == -1 {
+		t.Error("no process ran a job")
+	}
+	return found
+}
+
+func counts(cs []*candidate) []int32 {
+	all := make([]int32, len(cs))
+	for i, c := range cs {
+		all[i] = c.runs.Load()
+	}
+	return all
+}
+
+// aMinute lets the jobs of a minute run, and returns which process ran them.
+func aMinute(t *testing.T, cs []*candidate) int {
+	t.Helper()
+	before := counts(cs)
+	time.Sleep(time.Minute)
+	synctest.Wait()
+	return leader(t, cs, before)
+}
+
+func TestOneLeaderRunsAllJobsUntilItResigns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := leasedtest.NewServer(t)
+		var cs []*candidate
+		for range 5 {
+			cs = append(cs, newCandidate(t, server))
+		}
+		time.Sleep(30 * time.Second) // between two runs
+		first := aMinute(t, cs)
+		for range 10 {
+			if now := aMinute(t, cs); now != first {
+				t.Fatalf("process %d became leader although process %d had not resigned", now, first)
+			}
+		}
+		cs[first].stop()
+		if err := cs[first].elector.Resign(); err != nil {
+			t.Fatal(err)
+		}
+		if now := aMinute(t, cs); now == first {
+			t.Error("the leader that resigned ran jobs")
+		}
+	})
+}
+
+func TestAnotherProcessBecomesLeaderWhenTheLeaderDies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := leasedtest.NewServer(t)
+		cs := []*candidate{newCandidate(t, server), newCandidate(t, server)}
+		time.Sleep(30 * time.Second)
+		first := aMinute(t, cs)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := cs[first].client.Shutdown(ctx); err == nil {
+			t.Error("Shutdown says nothing of the lease that is left")
+		}
+		if now := aMinute(t, cs); now == first {
+			t.Error("the dead leader ran jobs")
+		}
+	})
+}
+
+func TestALeaderThatLostItsLeaseStandsForElectionAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := leasedtest.NewServer(t)
+		cs := []*candidate{newCandidate(t, server)}
+		time.Sleep(30 * time.Second)
+		aMinute(t, cs)
+		other := gocronlock.NewElector(server.Client().Mutex("leader"))
+		if err := other.IsLeader(t.Context()); !errors.Is(err, leased.ErrLocked) {
+			t.Errorf("IsLeader beside a leader returned %v, want ErrLocked", err)
+		}
+		if err := server.Client().ForceUnlock(t.Context(), "leader"); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if err := other.IsLeader(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := cs[0].elector.IsLeader(t.Context()); !errors.Is(err, leased.ErrLocked) {
+			t.Errorf("IsLeader after a loss to another leader returned %v, want ErrLocked", err)
+		}
+		if err := other.Resign(); err != nil {
+			t.Error(err)
+		}
+		aMinute(t, cs)
+	})
+}
+
+func TestAllCallersOfALeaderAreTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := leasedtest.NewServer(t)
+		elector := gocronlock.NewElector(server.Client().Mutex("leader"))
+		var wg sync.WaitGroup
+		for range 20 {
+			wg.Go(func() {
+				if err := elector.IsLeader(t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if err := elector.Resign(); err != nil {
+			t.Error(err)
+		}
+		if err := elector.Resign(); err != nil {
+			t.Errorf("Resign of one that is not the leader returned %v", err)
+		}
+	})
+}
+
+func TestAnElectionWithoutAServerFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := leasedtest.NewServer(t)
+		elector := gocronlock.NewElector(server.Client().Mutex("leader"))
+		start := server.Stop()
+		if err := elector.IsLeader(t.Context()); err == nil || errors.Is(err, leased.ErrLocked) {
+			t.Errorf("IsLeader without a server returned %v", err)
+		}
+		start()
+		if err := elector.IsLeader(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if err := elector.Resign(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// hang is a hook that keeps scripts from being sent until it is closed.
+type hang chan struct{}
+
+func (h hang) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (h hang) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if cmd.Name() == "evalsha" {
+			<-h
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (h hang) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func TestACallBehindAnotherOneEndsWithItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rdb := leasedtest.NewServer(t).Redis()
+		h := make(hang)
+		rdb.AddHook(h)
+		client, err := leased.New(rdb)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer client.Close()
+		elector := gocronlock.NewElector(client.Mutex("leader"))
+		first := make(chan error)
+		go func() { first <- elector.IsLeader(t.Context()) }()
+		synctest.Wait()
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := elector.IsLeader(ctx); !errors.Is(err, context.Canceled) {
+			t.Errorf("IsLeader behind a call that hangs returned %v after its context was canceled", err)
+		}
+		close(h)
+		if err := <-first; err != nil {
+			t.Error(err)
+		}
+		if err := elector.Resign(); err != nil {
+			t.Error(err)
+		}
+	})
+}
