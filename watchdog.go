@@ -256,12 +256,13 @@ func (w *watchdog) spread(parts [][]protocol.Renewal, over time.Duration) {
 	}
 }
 
-// take returns the targets that are due, and removes their alarms. After the machine has slept,
-// these are all locks, because a trust window may have ended meanwhile.
+// take returns the targets that are due, and removes their alarms. After the machine has slept, or its
+// wall clock was set, these are all locks: a trust window may have ended meanwhile, and until ownership
+// is proved once more nobody enters.
 func (w *watchdog) take(now time.Time, due []timerTarget) []timerTarget {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !w.compared.IsZero() && lockstate.Gain(w.compared, now) > shortestSleep {
+	if !w.compared.IsZero() && lockstate.Gain(w.compared, now).Abs() > shortestSleep {
 		for _, t := range w.alarms {
 			if _, ok := t.(*entry); ok {
 				due = append(due, t)

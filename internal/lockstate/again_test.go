@@ -208,3 +208,13 @@ func TestTheShortCutsLeaveTheRestToTheRules(t *testing.T) {
 		})
 	}
 }
+
+func TestAMaximumHoldThatIsOverWithItsLeaseHoldsUpNobody(t *testing.T) {
+	idles := func(o *Terms) { o.IdleHold = time.Minute }
+	first := writer(idles, func(o *Terms) { o.MaxHold = time.Hour })
+	h := holding(t, first).keep()
+	h.leave(first)
+	if !h.reenter(writer(idles)) {
+		t.Errorf("the next caller does not enter by the short cut; a maximum hold ends in %v", h.l.time(h.l.maxHoldAt).Sub(h.now))
+	}
+}

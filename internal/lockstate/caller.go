@@ -33,6 +33,7 @@ type Caller struct {
 	awaited    bool // its Unlock waits until it is settled, see Await
 	unheard    bool // its Unlock returned before it was settled, see LeaveUnsettled
 	slow       bool // its long wait or hold was reported, see TakeSlow
+	unused     bool // it gave the lock back at once, see GiveBack; that this lease was lost concerns nobody
 	Via        Via
 	Ended      ending
 	Why        Reason // why the lease was lost

@@ -82,6 +82,10 @@ type Cancellation struct {
 	doubted bool // that ID owned the lock until the cancel is no proof, see Lock.inDoubt
 }
 
+// RepeatFor has the cancel repeated after its first answer, because a command about the request, whose TTL
+// is ttl, had no answer by now and may still arrive.
+func (g *Cancellation) RepeatFor(ttl time.Duration, now time.Time) { g.until = arrives(now, ttl) }
+
 // Cooldown returns for how long from now Redis keeps the lock from everybody if the request
 // owned it.
 func (g *Cancellation) Cooldown(now time.Time) time.Duration { return cooldown(g.Keep, now) }

@@ -4,6 +4,7 @@ package lockstate
 // cancels. Between them are the ways in which a grant ends.
 
 import (
+	"math"
 	"time"
 
 	"github.com/leasedmutex/leased/internal/protocol"
@@ -75,6 +76,10 @@ func (l *Lock) acquired(c *protocol.Command, a protocol.Answer, fail *protocol.F
 			// a new token if Redis had forgotten the old one. Nor does a smaller token rule
 			// it out: Redis may have forgotten the last token and its clock gone back.
 			l.lostAndGrantedAnew(now, fx)
+			return
+		}
+		if g.state != Held && a.Token <= l.pending.revoked {
+			l.askAgain(&g.ticket, now)
 			return
 		}
 		if c.Held && !l.pending.stale && g.role() != byPlace {
@@ -381,6 +386,9 @@ func (l *Lock) yielded(c *protocol.Command, a protocol.Answer, fail *protocol.Fa
 		// looking, or if an acquire for it is late.
 		g.sent = placed
 		l.cancelRequest(now, fx)
+	case a.Outcome == protocol.Granted && a.Token <= l.pending.revoked:
+		l.settleLeaving(fx)
+		l.askAgain(&g.ticket, now)
 	case a.Outcome == protocol.Granted:
 		l.settleLeaving(fx)
 		a.Link = c.Link
@@ -506,8 +514,7 @@ func (l *Lock) Cancelled(s *Settlement, now time.Time, fx *Effects) {
 				err = s.Fail.Err
 			}
 			if !c.unheard || s.Fail == nil { // else its Unlock has already returned ErrNotReleased
-				c.Events.add(Event{At: now, What: eventLost, Text: LostUnproved.String()})
-				fx.Ended = append(fx.Ended, Loss{c, LostUnproved})
+				l.reportLoss(c, now, fx)
 			}
 		}
 		c.settle(err, fx)
@@ -525,9 +532,16 @@ func (l *Lock) loseLeaving(why Reason, now time.Time, fx *Effects) {
 	for c := l.leaving.first; c != nil; c = c.next {
 		if c.Ended != ByLoss {
 			c.Ended, c.Why = ByLoss, why
-			c.Events.add(Event{At: now, What: eventLost, Text: why.String()})
-			fx.Ended = append(fx.Ended, Loss{c, why})
+			l.reportLoss(c, now, fx)
 		}
+	}
+}
+
+// reportLoss reports that the lease of c, which has left, was lost.
+func (l *Lock) reportLoss(c *Caller, now time.Time, fx *Effects) {
+	c.Events.add(Event{At: now, What: eventLost, Text: c.Why.String()})
+	if !c.unused {
+		fx.Ended = append(fx.Ended, Loss{c, c.Why})
 	}
 }
 
@@ -713,13 +727,20 @@ func (l *Lock) Ends(id string, left time.Duration, now time.Time, fx *Effects) {
 }
 
 // Revoked is the event that a message says that the grant of id was taken away, if its token is
-// not greater than token. A token of 0 means that Redis had forgotten the lock's last token.
+// not greater than token. A token of 0 means that Redis had forgotten the lock's last token. The
+// message may overtake the answer that gives the grant, because it comes by another connection. Then
+// the answer is not believed, and Redis is asked again.
 func (l *Lock) Revoked(id string, token uint64, now time.Time, fx *Effects) {
 	g := &l.grant
-	mine := id == g.req.ID || g.role() == byDowngrade && id == g.next.req.ID
-	if g.state == Held && mine && (token == 0 || token >= g.token) {
+	if token == 0 {
+		token = math.MaxUint64
+	}
+	switch {
+	case g.state == Held && token >= g.token && (id == g.req.ID || g.role() == byDowngrade && id == g.next.req.ID):
 		l.lose(Evicted, now, fx)
 		l.applyRules(now, fx)
+	case g.requested() && id == g.req.ID, g.role() == byYield && id == g.next.req.ID:
+		l.pending.revoked = max(l.pending.revoked, token)
 	}
 }
 

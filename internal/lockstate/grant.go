@@ -128,6 +128,10 @@ type pending struct {
 	verb  protocol.Verb // None if there is none
 	held  bool          // the owner asks whether others wait
 	stale bool          // its answer may predate a message that came, or may have been missed, since it was sent
+
+	// revoked: grants with tokens up to this one were taken away from the request that the command is to
+	// get the lock for, as a message says that came since it was sent. 0 if none came.
+	revoked uint64
 }
 
 // lostGrant is a grant that could not be proved in time. It is cancelled once no caller works

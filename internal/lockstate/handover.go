@@ -69,7 +69,8 @@ func (l *Lock) reserved(c *protocol.Command, a protocol.Answer, fail *protocol.F
 	place.proved, place.token = c.At, a.Floor()
 	every := place.regularPause()
 	place.checkAt = l.instant(now).add(every - time.Duration(float64(every)/3*l.env.Jitter()))
-	if place.told = a.Told; a.Told > 0 || l.pending.stale { // the remaining readers were not sent wanted yet
+	place.told = a.Told
+	if a.Told > 0 || a.Unfinished || l.pending.stale { // in the first two cases the call has left something to do
 		place.checkAt = l.instant(now)
 	}
 }

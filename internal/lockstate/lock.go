@@ -135,8 +135,9 @@ func (l *Lock) Abandon(c *Caller, now time.Time, fx *Effects) bool {
 }
 
 // GiveBack is the event that c, which was admitted, does not take the lock. Nothing was done
-// under the lock, so c has no minimum hold.
+// under the lock, so c has no minimum hold, and if the lease turns out to be lost, that is no loss.
 func (l *Lock) GiveBack(c *Caller, now time.Time, fx *Effects) {
+	c.unused = true
 	if c.Phase == Inside && !c.Orphaned {
 		l.grant.minHoldUntil = 0
 	}
@@ -173,6 +174,9 @@ func (l *Lock) letOut(c *Caller) {
 		l.members = c.next
 	}
 	l.inside.remove(c)
+	if l.inside.first == nil {
+		l.maxHoldAt = 0
+	}
 }
 
 // Most locks that a process keeps are locked and unlocked repeatedly with nothing else to

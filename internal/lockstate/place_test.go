@@ -561,3 +561,13 @@ func TestAPlaceIsCancelledWithTheReadersGrantThatIsLost(t *testing.T) {
 	h.renewed(protocol.Renewal{Req: h.l.grant.req, At: h.now}, protocol.NotOurs)
 	h.cancels(place.ID)
 }
+
+func TestAPlaceThatOneCallCouldNotFinishIsAskedAboutAtOnce(t *testing.T) {
+	h := holding(t, reader())
+	h.enter(writer())
+	h.sends(protocol.Acquire)
+	a := h.queue()
+	a.Unfinished = true
+	h.answer(a)
+	h.sends(protocol.Acquire)
+}

@@ -337,3 +337,24 @@ func TestAReleaseSaysWhetherAnotherProcessWaits(t *testing.T) {
 		}
 	}
 }
+
+// Its context has ended as the grant came, and LockContext has said so.
+func TestALeaseThatNobodyHadIsNotReportedLost(t *testing.T) {
+	for name, ends := range map[string]func(h *hand){
+		"its release finds another owner": func(h *hand) { h.answer(protocol.Answer{Outcome: protocol.NotOurs}) },
+		"its release cannot be proved": func(h *hand) {
+			h.reply(protocol.Answer{}, errSilence, time.Second)
+			s := Settlement{Callers: h.unwanted[0].Callers}
+			h.step(func(now time.Time, fx *Effects) { h.l.Cancelled(&s, now, fx) })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := writer()
+			h := holding(t, c).keep()
+			h.step(func(now time.Time, fx *Effects) { h.l.GiveBack(c, now, fx) })
+			h.sends(protocol.Release)
+			ends(h)
+			h.lost()
+		})
+	}
+}

@@ -115,7 +115,7 @@ func (l *Lock) evaluateAcquire(op *Op, r *request, now time.Time, fx *Effects) {
 		l.lacksQuorum(op, now, fx)
 	case held: // lost, although servers may have granted it again, so no release could tell
 		op.Answer = protocol.Answer{Outcome: protocol.Enqueued, Token: r.token}
-		l.waits(&op.Answer, r, now)
+		l.describeWait(op, r, now)
 		r.token, r.whole, r.basis = 0, false, op.at
 		for i := range r.parts {
 			p := &r.parts[i]
@@ -124,19 +124,19 @@ func (l *Lock) evaluateAcquire(op *Op, r *request, now time.Time, fx *Effects) {
 		l.decide(op, now, fx)
 	case r.token != 0: // a message announced the grant first
 		op.Answer = protocol.Answer{Outcome: protocol.Enqueued}
-		l.waits(&op.Answer, r, now)
+		l.describeWait(op, r, now)
 		l.decide(op, now, fx)
 	case op.verb == protocol.Downgrade: // done, and not known to be: it is repeated
 		l.lacksQuorum(op, now, fx)
 	case op.cmd.Wait || op.verb != protocol.Acquire:
 		op.Answer = protocol.Answer{Outcome: protocol.Enqueued}
-		l.waits(&op.Answer, r, now)
+		l.describeWait(op, r, now)
 		r.basis = op.at
 		l.decide(op, now, fx)
 		l.plan(r, now)
 	default:
 		op.Answer = protocol.Answer{Outcome: protocol.Refused, Split: l.isSplit(r)}
-		l.waits(&op.Answer, r, now)
+		l.describeWait(op, r, now)
 		l.decide(op, now, fx)
 		l.retreat(r, fx)
 		l.drop(r, now, fx)
@@ -161,7 +161,7 @@ func (op *Op) standing(now time.Time) int {
 		if op.outcomes[i] == outcomeAgain || now.Before(p.young) {
 			young++
 		}
-		if !was.stood || was.anews != p.anews || p.late || !p.quarantineEnd.IsZero() && !now.Before(p.quarantineEnd) {
+		if !was.stood || was.anews != p.anews || p.late || p.quarantineOver(now) {
 			continue
 		}
 		switch op.outcomes[i] {
@@ -171,7 +171,7 @@ func (op *Op) standing(now time.Time) int {
 		case outcomeYes, outcomePending:
 			n++
 		default:
-			if !p.quarantineEnd.IsZero() || !p.lost && now.Sub(p.proved) < op.req.who.TTL {
+			if !p.quarantineEnd.IsZero() || !p.lost && since(p.proved, now) < op.req.who.TTL {
 				n++
 			}
 		}
@@ -328,16 +328,19 @@ func (l *Lock) retreat(r *request, fx *Effects) {
 	}
 }
 
-// waits describes in a what a request waits for: the blocker on the server that is expected to
-// complete its majority.
-func (l *Lock) waits(a *protocol.Answer, r *request, now time.Time) {
+// describeWait adds to the answer of op what r waits for: the blocker on the server that is expected to
+// complete its majority. What a server that has not answered said before is old, and does not count.
+func (l *Lock) describeWait(op *Op, r *request, now time.Time) {
+	a := &op.Answer
 	lacking := l.cfg.Need
 	var in []*part
 	for i := range r.parts {
 		p := &r.parts[i]
-		if p.state == owned {
+		switch o := op.outcomes[i]; {
+		case p.state == owned:
 			lacking--
-		} else if p.blocker != "" || p.state == queued {
+		case o == outcomeFailed || o == outcomePending:
+		case p.blocker != "" || p.state == queued:
 			in = append(in, p)
 		}
 	}
@@ -368,11 +371,8 @@ func (l *Lock) waits(a *protocol.Answer, r *request, now time.Time) {
 		a.Left = max(0, p.left.Sub(now))
 	}
 	a.Echo = protocol.NoEcho
-	for _, p := range in {
-		a.Place = min(a.Place, p.place)
-		if p.told > 0 {
-			a.Told = max(a.Told, p.told)
-		}
+	for _, each := range in {
+		a.Place, a.Told = min(a.Place, each.place), max(a.Told, each.told)
 	}
 }
 

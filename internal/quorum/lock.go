@@ -14,6 +14,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/leasedmutex/leased/internal/lockstate"
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
@@ -231,13 +232,27 @@ type Effects struct {
 	Strays   []Stray            // requests that a server may still have
 }
 
-// Stray is a request that one server may still have, although its Lock no longer needs it.
+// Stray is a request that one server may still have, or get, although its Lock no longer needs it.
 type Stray struct {
 	Server int
 	Keys   *protocol.Keys
 	ID     string
 	Last   uint64
 	TTL    time.Duration
+	Late   bool // a command about it had no answer, and may still arrive
+	Ends   bool // the server has been told, or is about to be, that the request has ended
+}
+
+// ScheduleIn has the stray cancelled, on behalf of owner.
+func (s *Stray) ScheduleIn(all *lockstate.CancelSchedule, owner any, now time.Time) {
+	c := &lockstate.Cancellation{Owner: owner, ID: s.ID, Last: s.Last}
+	if s.Late {
+		c.RepeatFor(s.TTL, now)
+	}
+	if s.Ends { // what ends it may have a cool-down, and so has to come first
+		now = now.Add(time.Second)
+	}
+	all.Add(c, now)
 }
 
 // NewLock returns a lock without requests.
@@ -277,13 +292,16 @@ func (l *Lock) request(id string) *request {
 }
 
 // identify returns the part of r on server i, with an id under which that server can be asked.
-func (l *Lock) identify(r *request, i int) *part {
+func (l *Lock) identify(r *request, i int, fx *Effects) *part {
 	p := &r.parts[i]
 	if p.id != "" && p.state != ending && !p.ended {
 		return p
 	}
 	old := *p
 	old.putOff(i)
+	if old.unsure {
+		fx.Strays = append(fx.Strays, l.stray(r, i))
+	}
 	*p = part{history: old.history}
 	if old.lostToken != 0 && (old.token != 0 || old.lostID == "") {
 		p.lostID = old.id
@@ -328,9 +346,9 @@ func (l *Lock) drop(r *request, now time.Time, fx *Effects) {
 		if l.parts[p.lostID] == r {
 			delete(l.parts, p.lostID)
 		}
-		if !p.ended && p.state != ending {
+		if p.unsure || !p.ended && p.state != ending {
 			fx.Strays = append(fx.Strays, l.stray(r, i))
-		} else if !p.unsure {
+		} else {
 			l.remember(p.id, i, now)
 		}
 		if l.parts[p.id] == r {
@@ -359,7 +377,7 @@ func (l *Lock) crossed(id string, server int, now time.Time) bool {
 
 func (l *Lock) stray(r *request, i int) Stray {
 	p := &r.parts[i]
-	return Stray{Server: i, Keys: l.keys, ID: p.id, Last: p.lastFor(r), TTL: r.who.TTL}
+	return Stray{Server: i, Keys: l.keys, ID: p.id, Last: p.lastFor(r), TTL: r.who.TTL, Late: p.unsure, Ends: p.ended || p.state == ending}
 }
 
 // lastFor returns the last token that a release has to tell the server, 0 if the server knows it.
@@ -487,7 +505,7 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 	if p == nil {
 		// The part has another id by now, and nothing uses this one.
 		if res.Fail.MayRun() || a.Outcome == protocol.Granted || a.Outcome == protocol.Enqueued {
-			fx.Strays = append(fx.Strays, Stray{Server: i, Keys: l.keys, ID: s.Cmd.ID, TTL: r.who.TTL})
+			fx.Strays = append(fx.Strays, Stray{Server: i, Keys: l.keys, ID: s.Cmd.ID, TTL: r.who.TTL, Late: res.Fail.MayRun()})
 		}
 		return
 	}
@@ -655,7 +673,23 @@ func (p *part) displaced(s *Send, res Result, now time.Time) outcome {
 
 // lasts reports whether what the server granted cannot have ended there yet.
 func (p *part) lasts(r *request, now time.Time) bool {
-	return p.state != owned || now.Sub(p.proved) < r.who.TTL
+	return p.state != owned || since(p.proved, now) < r.who.TTL
+}
+
+// since returns the time from one instant to another, by the monotonic clock or by the wall clock, whichever
+// says more: the first stands still while the machine sleeps, and leases end meanwhile.
+func since(from, now time.Time) time.Duration {
+	return now.Sub(from) + max(0, lockstate.Gain(from, now))
+}
+
+// inQuarantine reports whether the part was owned when its server lost its data, and the server is still in
+// quarantine. quarantineOver reports whether that quarantine has ended since.
+func (p *part) inQuarantine(now time.Time) bool {
+	return !p.quarantineEnd.IsZero() && since(p.quarantineEnd, now) < 0
+}
+
+func (p *part) quarantineOver(now time.Time) bool {
+	return !p.quarantineEnd.IsZero() && !p.inQuarantine(now)
 }
 
 // brokeOff notes that others may have owned the lock on the part's server since a majority was last
@@ -679,7 +713,7 @@ func (p *part) missed(a protocol.Answer, fail *protocol.Failure) bool {
 
 // stands reports whether no other client can have counted the server's vote since the part was
 // first granted there, provided that the part is not late.
-func (p *part) stands(now time.Time) bool { return p.state == owned || now.Before(p.quarantineEnd) }
+func (p *part) stands(now time.Time) bool { return p.state == owned || p.inQuarantine(now) }
 
 // heard notes the answer to a command that may place the part, or its failure. An answer shows
 // whether the server is in quarantine. But while an earlier command without an answer may still run,
@@ -702,7 +736,8 @@ func (r *request) own(p *part, a protocol.Answer, from, now time.Time, inQuarant
 		if !p.lost && p.quarantineEnd.IsZero() {
 			p.since = now
 		}
-		if p.late = !p.quarantineEnd.IsZero() && !inQuarantine && !now.Before(p.quarantineEnd); p.late {
+		p.late = !inQuarantine && p.quarantineOver(now)
+		if p.late {
 			p.brokeOff()
 		}
 	}

@@ -1586,6 +1586,21 @@ func TestAServerIsNotAwayBecauseOneOfItsConnectionsBroke(t *testing.T) {
 	}
 }
 
+// What an operator reads about a server that is away is its last trouble, and not one before its last answer.
+func TestATroubleIsOverWithTheNextAnswer(t *testing.T) {
+	m := &member{owner: &Server{base: t.Context(), start: func(func()) bool { return true }}}
+	m.sending()
+	m.heardOf(&protocol.Failure{Err: io.EOF, Kind: protocol.NoAnswer})
+	if m.whyAway() != io.EOF {
+		t.Errorf("after a broken connection: %v", m.whyAway())
+	}
+	m.sending()
+	m.heardOf(nil)
+	if m.whyAway() != errAway {
+		t.Errorf("after an answer: %v", m.whyAway())
+	}
+}
+
 // panicking is a user's hook that panics on every command.
 type panicking struct{}
 

@@ -42,7 +42,7 @@ func (l *Lock) announced(r *request, now time.Time) bool {
 	for i := range r.parts {
 		p := &r.parts[i]
 		switch {
-		case p.state != owned || p.asking || now.Sub(p.proved) > r.who.TTL:
+		case p.state != owned || p.asking || since(p.proved, now) > r.who.TTL:
 		case now.Before(p.young):
 			all++
 		default:

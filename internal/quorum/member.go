@@ -230,7 +230,7 @@ func (m *member) heardOf(fail *protocol.Failure) {
 		return
 	}
 	if fail == nil || fail.Lasts() || fail.Kind == protocol.RefusedNow {
-		m.heard = time.Now()
+		m.heard, m.trouble = time.Now(), nil
 		return
 	}
 	m.trouble = fail.Err
@@ -392,9 +392,8 @@ func (m *member) keepTokens(sends []*Send, results []Result) {
 
 // stray schedules the cancel of a request that the server may still have.
 func (m *member) stray(s Stray) {
-	k := s.Keys
 	m.mu.Lock()
-	m.strays.Add(&lockstate.Cancellation{Owner: k, ID: s.ID, Last: s.Last}, time.Now())
+	s.ScheduleIn(&m.strays, s.Keys, time.Now())
 	m.mu.Unlock()
 	m.sweep()
 }

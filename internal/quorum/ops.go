@@ -168,7 +168,7 @@ func (l *Lock) ask(op *Op, r *request, i int, fx *Effects) {
 		op.away(i, l.whyAway(i))
 		return
 	}
-	p := l.identify(r, i)
+	p := l.identify(r, i, fx)
 	if p.asking && p.looks && (p.later == nil || p.later.decided) {
 		p.later = op
 		return
@@ -310,7 +310,7 @@ func (l *Lock) move(op *Op, i int, now time.Time, fx *Effects) {
 		return
 	}
 	p.state, p.ended = ending, false
-	q = l.identify(op.next, i)
+	q = l.identify(op.next, i, fx)
 	if q.proved.IsZero() {
 		q.proved = op.at
 	}
@@ -363,7 +363,7 @@ func (p *part) givenBack(r *request) outcome {
 // its data: the lease there had not ended yet. Then others can have owned there only since the
 // restart, in quarantine, when the server's grants do not count.
 func (p *part) forgotten(r *request, res Result, now time.Time) bool {
-	return res.Young > 0 && p.known != 0 && !p.late && !p.anew && now.Sub(p.proved) < r.who.TTL
+	return res.Young > 0 && p.known != 0 && !p.late && !p.anew && since(p.proved, now) < r.who.TTL
 }
 
 // moved takes a server's answer to a yield or a downgrade: one of the state machine, or a yield
@@ -447,6 +447,7 @@ func (l *Lock) moved(s *Send, res Result, now time.Time, fx *Effects) {
 			}
 		} else if q.state != owned || a.Token >= q.token {
 			q.state, q.ended, q.proved, q.floor, q.token, q.known = queued, false, s.Cmd.At, a.Floor(), 0, 0
+			q.told = a.Told
 			q.blockedBy(&a, now)
 		}
 	}
@@ -531,7 +532,7 @@ func (l *Lock) cancelled(s *Send, res Result, now time.Time, fx *Effects) {
 		last := c.Token != 0 && c.Token == proof && p.known != 0
 		p.ended = true
 		ours := !r.ofDowngrade || r.token != 0 || p.follows // else it may be a new grant, after another owner
-		stood := ours && now.Before(p.quarantineEnd)
+		stood := ours && p.inQuarantine(now)
 		owned := ours && (c.Owned || last)
 		p.confirmed = p.confirmed || owned && !p.again && !p.anew && (!r.doubted && !p.doubted || last)
 		p.again = !p.confirmed && (p.again || stood && !p.anew && !r.doubted && !p.doubted || ours && p.forgotten(r, res, now))

@@ -45,7 +45,7 @@ func (l *Lock) behind(id string, now time.Time) int {
 	}
 	n := 0
 	for i := range r.parts {
-		if p := &r.parts[i]; r.counts(p, now) && now.Sub(p.proved) < r.who.TTL && !l.cfg.Away(i) {
+		if p := &r.parts[i]; r.counts(p, now) && since(p.proved, now) < r.who.TTL && !l.cfg.Away(i) {
 			n++
 		}
 	}

@@ -466,7 +466,7 @@ func (c *qClient) qstep(event func(q *quorum.Lock, now time.Time, fx *quorum.Eff
 	}
 	for _, stray := range fx.Strays {
 		w.counts["stray"]++
-		c.strays[stray.Server].Add(&lockstate.Cancellation{ID: stray.ID, Last: stray.Last}, c.local())
+		stray.ScheduleIn(&c.strays[stray.Server], nil, c.local())
 	}
 	for i := range fx.Messages {
 		m := fx.Messages[i]

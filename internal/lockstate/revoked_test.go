@@ -1,0 +1,72 @@
+package lockstate
+
+import (
+	"testing"
+	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// A message comes by another connection than answers do, so one that says that an operator has
+// evicted a grant can come before the answer that gives the grant.
+
+func TestAnEvictionThatOvertakesTheGrantIsHeeded(t *testing.T) {
+	for name, token := range map[string]func(g protocol.Answer) uint64{
+		"token known":     func(g protocol.Answer) uint64 { return g.Token },
+		"token forgotten": func(protocol.Answer) uint64 { return 0 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := drive(t)
+			c := h.enter(writer())
+			h.sends(protocol.Acquire)
+			g := h.grant()
+			h.hears("revoked", h.l.grant.req.ID, token(g))
+			h.answer(g)
+			h.out(c)
+			h.sends(protocol.Acquire) // it is asked again at once, and what it answers counts
+			h.answer(h.grant())
+			h.in(c)
+		})
+	}
+}
+
+func TestAnEvictionThatOvertakesTheAnswerToAYieldIsHeeded(t *testing.T) {
+	c := writer()
+	h := holding(t, c)
+	h.pass(2 * time.Second) // so that the grant is not kept for others here
+	d := h.enter(writer())
+	h.leave(c)
+	y := h.sends(protocol.Yield)
+	g := h.grant()
+	h.hears("revoked", y.Next, g.Token)
+	h.answer(g)
+	h.settled(c, nil)
+	h.out(d)
+	h.sends(protocol.Acquire)
+	h.answer(h.grant())
+	h.in(d)
+}
+
+func TestAnEvictionOfAnEarlierGrantDoesNotConcernALaterOne(t *testing.T) {
+	for name, revoked := range map[string]func(h *hand, id string){
+		"by its token": func(h *hand, id string) {
+			h.sends(protocol.Acquire)
+			h.hears("revoked", id, h.token()-1)
+		},
+		"before it was asked for": func(h *hand, id string) {
+			h.answer(h.queue())
+			h.sendsNothing()
+			h.hears("revoked", id, 0)
+			h.step(h.l.Subscribed)
+			h.sends(protocol.Acquire)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := drive(t)
+			c := h.enter(writer())
+			revoked(h, h.l.grant.req.ID)
+			h.answer(h.grant())
+			h.in(c)
+		})
+	}
+}
