@@ -85,6 +85,71 @@ func TestALeaseEndsAtOnceOnForceUnlock(t *testing.T) {
 	})
 }
 
+// Only a command of this process can find that the key is gone. Where Unlock sends none,
+// because another caller of the process goes on with the lock or the process keeps it, nil
+// does not say that nobody else was inside.
+func TestALossThatNobodyHasNoticedIsNotToldByAnUnlockThatAsksNobody(t *testing.T) {
+	// enter has another process enter x, whose key is gone, while l is held, and leave again.
+	enter := func(t *testing.T, s place) {
+		s.forget(t)
+		unlock(t, lock(t, newClient(t, s).Mutex("x")))
+	}
+	t.Run("another caller goes on", func(t *testing.T) {
+		inVirtualTime(t, func(t *testing.T, s place) {
+			mu := newClient(t, s).Mutex("x")
+			first := lock(t, mu)
+			second := locking(t, mu)
+			synctest.Wait()
+			enter(t, s)
+			if err := first.Unlock(); err != nil {
+				t.Errorf("a hand-off within the process says %v", err)
+			}
+			isAll(t, (<-second).Unlock(), leased.ErrLeaseLost) // which asks Redis
+		})
+	})
+	t.Run("Do, and another caller goes on", func(t *testing.T) {
+		inVirtualTime(t, func(t *testing.T, s place) {
+			mu := newClient(t, s).Mutex("x")
+			var second <-chan *leased.Lease
+			if err := mu.Do(t.Context(), func(context.Context) error {
+				second = locking(t, mu)
+				synctest.Wait()
+				enter(t, s)
+				return nil
+			}); err != nil {
+				t.Errorf("a hand-off within the process says %v", err)
+			}
+			isAll(t, (<-second).Unlock(), leased.ErrLeaseLost)
+		})
+	})
+	t.Run("the process keeps it", func(t *testing.T) {
+		inVirtualTime(t, func(t *testing.T, s place) {
+			c := newClient(t, s, leased.WithIdleHold(time.Second))
+			l := lock(t, c.Mutex("x"))
+			enter(t, s)
+			if err := l.Unlock(); err != nil {
+				t.Errorf("a process that keeps the lock says %v", err)
+			}
+			time.Sleep(time.Minute)
+			if lost := c.Stats().Lost; lost != 0 {
+				t.Errorf("%d losses were counted later", lost)
+			}
+		})
+	})
+	t.Run("Check asks first", func(t *testing.T) {
+		inVirtualTime(t, func(t *testing.T, s place) {
+			mu := newClient(t, s).Mutex("x")
+			first := lock(t, mu)
+			second := locking(t, mu)
+			synctest.Wait()
+			enter(t, s)
+			isAll(t, first.Check(t.Context()), leased.ErrLeaseLost)
+			isAll(t, first.Unlock(), leased.ErrLeaseLost)
+			unlock(t, <-second) // by a grant of its own
+		})
+	})
+}
+
 func TestALeaseEndsBeforeTheServersTTLWhenRedisIsUnreachable(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		const ttl = 30 * time.Second

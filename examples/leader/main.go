@@ -47,7 +47,8 @@ func run(ctx context.Context, address string) error {
 
 // lead waits until this process is the leader, and then calls job, whose context ends when
 // it is not the leader any more, or ctx ends. A leader that lost the lock waits for its
-// turn again. lead returns nil when ctx ends, and otherwise the error of job.
+// turn again. lead returns nil when ctx ends or the job is done, and otherwise the error of
+// job, or of Unlock.
 //
 // A leader that was stopped for a while, as by a suspended machine, may still be in job for
 // a moment while the next one leads. What must not happen twice needs the token.
@@ -57,10 +58,10 @@ func lead(ctx context.Context, mu *leased.Mutex, job func(ctx context.Context, t
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case errors.Is(err, leased.ErrLeaseLost), errors.Is(err, leased.ErrNotReleased):
+		case errors.Is(err, leased.ErrLeaseLost):
 			log.Print("no longer the leader: ", err)
-		case err != nil:
-			return err
+		default:
+			return err // nil if the job is done
 		}
 	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"io"
 	"log"
 	"os"
@@ -93,6 +94,21 @@ func TestALeaderThatEndsOrLosesTheLockIsFollowedByAnother(t *testing.T) {
 		}
 	}
 	all.Wait()
+}
+
+func TestAJobThatReturnsEndsItsLeadWithItsError(t *testing.T) {
+	_, rdb := testclient.Redis(t)
+	mu := testclient.Process(t, rdb).Mutex("scheduler")
+	for _, want := range []error{nil, io.ErrUnexpectedEOF} {
+		runs := 0
+		err := lead(t.Context(), mu, func(context.Context, uint64) error {
+			runs++
+			return want
+		})
+		if !errors.Is(err, want) || runs != 1 {
+			t.Errorf("a job that returns %v ran %d times, and lead returned %v", want, runs, err)
+		}
+	}
 }
 
 func TestTheProgramRunsUntilItIsTold(t *testing.T) {

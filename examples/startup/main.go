@@ -43,7 +43,9 @@ func run(ctx context.Context, address string) error {
 }
 
 // step changes the schema from one version to the next. It is repeated if the process dies
-// before the new version was stored, so it must be possible to run it twice.
+// before the new version was stored, and two instances run it at once if the first of them
+// has lost the lock and does not know that yet. So it must be safe to run it twice, also at
+// the same time.
 type step func(ctx context.Context) error
 
 // steps are those of this release: steps[n] leads from version n to n+1.
@@ -52,31 +54,30 @@ var steps = []step{
 	func(context.Context) error { fmt.Println("adding the column of totals"); return nil },
 }
 
-// migrate returns when the schema is up to date, whichever instance did it.
+// migrate returns when the schema is up to date, whichever instance did it. An instance that
+// loses the lock begins again, and most likely finds that another one has done the work.
 func migrate(ctx context.Context, locks *leased.Client, db database, steps []step) error {
-	return locks.Mutex("app:schema-lock").Do(ctx, func(ctx context.Context) error {
-		version, err := db.version(ctx) // read under the lock: another instance may have been here
-		if err != nil {
+	for {
+		err := locks.Mutex("app:schema-lock").Do(ctx, func(ctx context.Context) error {
+			version, err := db.version(ctx) // read under the lock: another instance may have been here
+			for err == nil && version < len(steps) {
+				if err := steps[version](ctx); err != nil {
+					return fmt.Errorf("schema version %d: %w", version+1, err)
+				}
+				version, err = db.advance(ctx, version)
+			}
+			return err
+		})
+		if !errors.Is(err, leased.ErrLeaseLost) {
 			return err
 		}
-		for ; version < len(steps); version++ {
-			if err := steps[version](ctx); err != nil {
-				return fmt.Errorf("schema version %d: %w", version+1, err)
-			}
-			if err := db.advance(ctx, version); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	}
 }
 
 // database stands for the one whose schema is changed. It keeps the version beside the data.
 type database struct{ rdb *redis.Client }
 
 const schemaKey = "app:schema"
-
-var errOvertaken = errors.New("another instance has changed the schema meanwhile")
 
 func (db database) version(ctx context.Context) (int, error) {
 	n, err := db.rdb.Get(ctx, schemaKey).Int()
@@ -86,17 +87,17 @@ func (db database) version(ctx context.Context) (int, error) {
 	return n, err
 }
 
-// advance stores the next version if the present one is still what was read. So it needs
-// no fencing token: an instance that lost the lock is refused.
-func (db database) advance(ctx context.Context, from int) error {
-	ok, err := advanceScript.Run(ctx, db.rdb, []string{schemaKey}, from).Bool()
-	if err == nil && !ok {
-		err = errOvertaken
-	}
-	return err
+// advance stores the next version if the present one is still what was read, and returns the
+// version that is stored then: a greater one if another instance was faster. So the version
+// needs no fencing token. The steps are not protected by this: see step.
+func (db database) advance(ctx context.Context, from int) (version int, err error) {
+	return advanceScript.Run(ctx, db.rdb, []string{schemaKey}, from).Int()
 }
 
 var advanceScript = redis.NewScript(`
-	if tonumber(redis.call('GET', KEYS[1]) or '0') ~= tonumber(ARGV[1]) then return 0 end
-	redis.call('SET', KEYS[1], ARGV[1] + 1)
-	return 1`)
+	local version = tonumber(redis.call('GET', KEYS[1]) or '0')
+	if version == tonumber(ARGV[1]) then
+		version = version + 1
+		redis.call('SET', KEYS[1], version)
+	end
+	return version`)

@@ -54,11 +54,13 @@ func TestAStepThatFailsIsTriedByTheNextInstance(t *testing.T) {
 }
 
 // The lock is taken away in the middle of a step, and another instance migrates.
-func TestAnInstanceThatLostTheLockCannotStoreItsVersion(t *testing.T) {
+func TestAnInstanceThatLostTheLockFindsTheSchemaUpToDate(t *testing.T) {
 	_, rdb := testclient.Redis(t)
 	first, second := testclient.Process(t, rdb), testclient.Process(t, rdb)
 	nothing := func(context.Context) error { return nil }
+	ran := 0
 	overtaken := func(context.Context) error {
+		ran++
 		if err := second.ForceUnlock(context.Background(), "app:schema-lock"); err != nil {
 			t.Error(err)
 		}
@@ -67,11 +69,52 @@ func TestAnInstanceThatLostTheLockCannotStoreItsVersion(t *testing.T) {
 		}
 		return nil
 	}
-	if err := migrate(t.Context(), first, database{rdb}, []step{overtaken, nothing}); err == nil {
-		t.Error("it noticed nothing")
+	again := func(context.Context) error { t.Error("the second step ran again"); return nil }
+	if err := migrate(t.Context(), first, database{rdb}, []step{overtaken, again}); err != nil || ran != 1 {
+		t.Errorf("its step ran %d times: %v", ran, err)
 	}
 	if version, err := (database{rdb}).version(t.Context()); version != 2 || err != nil {
 		t.Errorf("the version is %d, %v", version, err)
+	}
+}
+
+// The lock's key is lost, as in a failover, and both instances believe that they have the
+// lock: nothing keeps a step from running twice at once.
+func TestTwoInstancesInOneStepBothFindTheSchemaUpToDate(t *testing.T) {
+	_, rdb := testclient.Redis(t)
+	inside, both := make(chan struct{}, 2), make(chan struct{})
+	steps := []step{func(context.Context) error {
+		inside <- struct{}{}
+		<-both
+		return nil
+	}, func(context.Context) error { return nil }}
+	ended := make(chan error, 2)
+	for range 2 {
+		locks := testclient.Process(t, rdb)
+		go func() { ended <- migrate(t.Context(), locks, database{rdb}, steps) }()
+		<-inside
+		if err := rdb.Del(t.Context(), "app:schema-lock").Err(); err != nil {
+			t.Error(err)
+		}
+	}
+	close(both)
+	for range 2 {
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+	if version, err := (database{rdb}).version(t.Context()); version != 2 || err != nil {
+		t.Errorf("the version is %d, %v", version, err)
+	}
+}
+
+func TestAVersionThatAnotherInstanceHasStoredIsKept(t *testing.T) {
+	_, rdb := testclient.Redis(t)
+	db := database{rdb}
+	for _, c := range []struct{ from, want int }{{0, 1}, {1, 2}, {0, 2}, {1, 2}} {
+		if version, err := db.advance(t.Context(), c.from); version != c.want || err != nil {
+			t.Errorf("from %d to %d, want %d: %v", c.from, version, c.want, err)
+		}
 	}
 }
 
