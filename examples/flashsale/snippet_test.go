@@ -16,6 +16,9 @@ func sellOne(ctx context.Context, db *sql.DB, item string, token uint64) error {
 	} else if err != nil {
 		return err
 	}
+	if stock == 0 {
+		return errSoldOut
+	}
 	result, err := db.ExecContext(ctx, `UPDATE item SET stock = $3 WHERE id = $1 AND token = $2`, item, token, stock-1)
 	if err != nil {
 		return err
@@ -28,18 +31,57 @@ func sellOne(ctx context.Context, db *sql.DB, item string, token uint64) error {
 
 func TestTheCodeOfTheFencingPageSellsOnlyToGreaterTokens(t *testing.T) {
 	db := newFixture(t).db
-	if err := (store{db}).open(t.Context(), item, 10); err != nil {
+	if err := (store{db}).open(t.Context(), item, 2); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
 		token uint64
 		want  error
-	}{{7, nil}, {8, nil}, {7, errStale}, {8, errStale}} {
+		left  int
+	}{{7, nil, 1}, {8, nil, 0}, {7, errStale, 0}, {8, errStale, 0}, {9, errSoldOut, 0}} {
 		if err := sellOne(t.Context(), db, item, c.token); !errors.Is(err, c.want) {
 			t.Errorf("token %d: %v", c.token, err)
 		}
+		if left, _, err := (store{db}).count(t.Context(), item); err != nil || left != c.left {
+			t.Errorf("after token %d %d left, %v", c.token, left, err)
+		}
 	}
-	if left, _, err := (store{db}).count(t.Context(), item); err != nil || left != 8 {
-		t.Errorf("%d left, %v", left, err)
+	if err := sellOne(t.Context(), db, "no such item", 10); !errors.Is(err, errStale) {
+		t.Errorf("what is not in the table: %v", err)
+	}
+}
+
+// firstOfAny is the first access to a row that need not exist yet, as docs/fencing.md shows it.
+const firstOfAny = `
+	INSERT INTO item (id, stock, token) VALUES ($1, 0, $2)
+	ON CONFLICT (id) DO UPDATE SET token = $2 WHERE item.token < $2 RETURNING stock
+`
+
+func TestTheFirstAccessOfTheFencingPageMakesARowThatIsMissing(t *testing.T) {
+	db := newFixture(t).db
+	if err := (store{db}).open(t.Context(), item, 2); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		id    string
+		token uint64
+		want  error
+		stock int64
+	}{{item, 7, nil, 2}, {item, 7, sql.ErrNoRows, 0}, {"new", 8, nil, 0}, {"new", 7, sql.ErrNoRows, 0}, {"new", 9, nil, 0}} {
+		var stock int64
+		err := db.QueryRowContext(t.Context(), firstOfAny, c.id, c.token).Scan(&stock)
+		if !errors.Is(err, c.want) || stock != c.stock {
+			t.Errorf("%s with token %d: %d, %v", c.id, c.token, stock, err)
+		}
+	}
+	// The write is the same as for any row.
+	for token, want := range map[uint64]int64{8: 0, 9: 1} {
+		result, err := db.ExecContext(t.Context(), recipes["first-access"].write, "new", token, 5)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n, err := result.RowsAffected(); err != nil || n != want {
+			t.Errorf("a write with token %d changed %d rows, %v", token, n, err)
+		}
 	}
 }

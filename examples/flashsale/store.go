@@ -30,7 +30,8 @@ type recipe struct{ read, write string }
 // recipes has what to do (first-access, as-read) and what not to do.
 var recipes = map[string]recipe{
 	"first-access": {
-		// The first access presents the token and reads. No row: another lease was here.
+		// The first access presents the token and reads. No row: another lease was here,
+		// this one has presented its token before, or there is no such item.
 		read: `
 			UPDATE item SET token = $2 WHERE id = $1 AND token < $2 RETURNING stock
 		`,
