@@ -2,6 +2,7 @@ package leased_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -358,6 +359,27 @@ func TestVirtualAPolicyWithoutPausesIsAskedAgainEach5Milliseconds(t *testing.T) 
 		}
 		s.Mini.SetError("")
 		unlock(t, closesSoon(t, "who waits gets in", next))
+	})
+}
+
+func TestVirtualTryLockContextReturnsAfterTwoSecondsWithoutAnAnswer(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var way hang
+		c := clientOn(t, s, s.connect(t, way.change))
+		unlock(t, lock(t, c.Mutex("another")))
+		way.start()
+		began := time.Now()
+		_, err := c.Mutex("x").TryLockContext(context.Background())
+		isAll(t, err, leased.ErrNotAcquired)
+		if errors.Is(err, leased.ErrLocked) {
+			t.Errorf("without an answer it says that another caller has the lock: %v", err)
+		}
+		if d := time.Since(began); d > 2*time.Second+50*time.Millisecond {
+			t.Errorf("it took %v", d)
+		} else {
+			t.Logf("it took %v: %v", d, err)
+		}
+		way.end(t)
 	})
 }
 

@@ -44,7 +44,7 @@ func TestAnImportNeedsNoRedis(t *testing.T) {
 }
 
 func TestAnImportStopsWhenTheLeaseIsLost(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // virtual time: this test takes a millisecond
+	synctest.Test(t, func(t *testing.T) { // virtual time: ten minutes pass at once
 		s := &shop{
 			locks: leasedtest.New(t),
 			next:  func(context.Context) error { time.Sleep(time.Minute); return nil },
