@@ -66,20 +66,29 @@ func serve(ctx context.Context, rdb redis.UniversalClient) error {
 
 // Locks on five servers that share nothing go on while any two of them are down.
 func ExampleNewQuorum() {
-	var servers []redis.UniversalClient
+	var addresses []string
 	for range 5 {
 		rdb, stop := embeddedRedis()
 		defer stop()
+		addresses = append(addresses, rdb.Options().Addr)
+	}
+	fmt.Println(payOnQuorum(context.Background(), addresses))
+	// Output: <nil>
+}
+
+func payOnQuorum(ctx context.Context, addresses []string) error {
+	var servers []redis.UniversalClient
+	for _, address := range addresses { // of 3, 5 or 7 servers, in the same order in every process
+		rdb := redis.NewClient(&redis.Options{Addr: address, ContextTimeoutEnabled: true})
+		defer rdb.Close()
 		servers = append(servers, rdb)
 	}
-
-	locks, err := leased.NewQuorum(servers, leased.WithQuarantine(time.Minute))
+	locks, err := leased.NewQuorum(servers, leased.WithQuarantine(time.Minute)) // which is the default
 	if err != nil {
-		log.Panic(err)
+		return err
 	}
 	defer locks.Close()
-	fmt.Println(locks.Mutex("invoice:42").Do(context.Background(), pay))
-	// Output: <nil>
+	return locks.Mutex("invoice:42").Do(ctx, pay)
 }
 
 func pay(ctx context.Context) error { return ctx.Err() }
@@ -605,10 +614,13 @@ func ExampleLease_Token_readers() {
 func ExampleWithLossHandler() {
 	rdb, stop := embeddedRedis()
 	defer stop()
-	lost := make(chan leased.LossEvent, 1)
-	client := mustNew(rdb,
-		leased.WithTTL(600*time.Millisecond),
-		leased.WithLossHandler(func(ev leased.LossEvent) { lost <- ev }))
+	lost := make(chan string, 1)
+	stopWork := func(name string) { lost <- name }
+
+	client, err := leased.New(rdb, leased.WithLossHandler(func(ev leased.LossEvent) { stopWork(ev.Name) }))
+	if err != nil {
+		log.Panic(err)
+	}
 	defer client.Close()
 
 	mu := client.Mutex("leader")
@@ -618,8 +630,7 @@ func ExampleWithLossHandler() {
 	if err := client.ForceUnlock(context.Background(), "leader"); err != nil {
 		log.Panic(err)
 	}
-	ev := <-lost
-	fmt.Println("no longer:", ev.Name)
+	fmt.Println("no longer:", <-lost)
 	// Output: no longer: leader
 }
 
@@ -679,14 +690,19 @@ func ExampleWithLockLabelInMetrics() {
 func ExampleLockOption() {
 	rdb, stop := embeddedRedis()
 	defer stop()
-	client := mustNew(rdb, leased.WithKeyPrefix("billing:"), leased.WithTTL(10*time.Second))
+	client, err := leased.New(rdb, leased.WithKeyPrefix("billing:"), leased.WithTTL(10*time.Second))
+	if err != nil {
+		log.Panic(err)
+	}
 	defer client.Close()
 
 	batch := []leased.LockOption{leased.WithTTL(time.Minute), leased.WithMaxHold(time.Hour)}
+	report := client.Mutex("report", batch...)
+
 	ctx := context.Background()
 	for _, mu := range []*leased.Mutex{
 		client.Mutex("a"),
-		client.Mutex("b", batch...),
+		report,
 		client.Mutex("c", append(batch, leased.WithMaxHold(0))...),
 		client.Mutex("d", leased.WithTTL(time.Nanosecond)),
 	} {
