@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/go-co-op/gocron/v2"
+	"github.com/google/uuid"
 
 	"github.com/leasedmutex/leased"
 	"github.com/leasedmutex/leased/adapters/gocronlock"
@@ -53,6 +54,50 @@ func TestOneOfSeveralProcessesRunsAJob(t *testing.T) {
 			if got := runs.Load(); got != n+1 {
 				t.Fatalf("after %d minutes there were %d runs", n+1, got)
 			}
+		}
+	})
+}
+
+// gocron says nothing of a run that it skips, except to a listener.
+func TestWithoutRedisARunIsSkippedOnEveryMachineAndOnlyAListenerIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := leasedtest.NewServer(t)
+		var runs, skipped, told atomic.Int32
+		for range 2 {
+			s, err := gocron.NewScheduler(gocron.WithDistributedLocker(gocronlock.New(server.Client(), atLeast)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				if err := s.Shutdown(); err != nil {
+					t.Error(err)
+				}
+			}()
+			if _, err := s.NewJob(gocron.DurationJob(time.Minute), gocron.NewTask(func() { runs.Add(1) }), gocron.WithName("nightly"),
+				gocron.WithEventListeners(gocron.AfterLockError(func(_ uuid.UUID, _ string, err error) {
+					if errors.Is(err, leased.ErrLocked) {
+						skipped.Add(1)
+					} else {
+						told.Add(1)
+					}
+				}))); err != nil {
+				t.Fatal(err)
+			}
+			s.Start()
+		}
+		time.Sleep(90 * time.Second)
+		if runs.Load() != 1 || skipped.Load() != 1 || told.Load() != 0 {
+			t.Errorf("with Redis: %d runs, %d skipped, %d errors", runs.Load(), skipped.Load(), told.Load())
+		}
+		start := server.Stop()
+		time.Sleep(time.Minute)
+		if runs.Load() != 1 || told.Load() != 2 {
+			t.Errorf("without Redis: %d runs more, %d errors", runs.Load()-1, told.Load())
+		}
+		start()
+		time.Sleep(time.Minute)
+		if runs.Load() != 2 {
+			t.Errorf("after the outage: %d runs more", runs.Load()-1)
 		}
 	})
 }
