@@ -137,6 +137,25 @@ func TestALossThatNobodyHasNoticedIsNotToldByAnUnlockThatAsksNobody(t *testing.T
 			}
 		})
 	})
+	t.Run("another reader is still inside", func(t *testing.T) {
+		inVirtualTime(t, func(t *testing.T, s place) {
+			mu := newClient(t, s).RWMutex("x")
+			first, err := mu.RLockContext(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			second, err := mu.RLockContext(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Second) // its inbox hears, and what it asked then is answered
+			enter(t, s)
+			if err := first.Unlock(); err != nil {
+				t.Errorf("beside another reader of the process it says %v", err)
+			}
+			isAll(t, second.Unlock(), leased.ErrLeaseLost)
+		})
+	})
 	t.Run("Check asks first", func(t *testing.T) {
 		inVirtualTime(t, func(t *testing.T, s place) {
 			mu := newClient(t, s).Mutex("x")
