@@ -35,7 +35,7 @@ var ways = []way{
 		"lockstate.Lock.Enter", "lockstate.Lock.applyRules", "lockstate.Lock.admit", "lockstate.Lock.ask",
 		"leased.entry.perform", "leased.entry.dispatch", "leased.entry.run",
 		"redisserver.Server.Do", "redisserver.Server.voteAcquire", "redisserver.Server.send", "redisserver.parseAnswer", "protocol.FormatSpan",
-		"leased.entry.answered", "leased.entry.step", "lockstate.Lock.Answered", "lockstate.Lock.acquired", "lockstate.Lock.wait",
+		"leased.entry.answered", "leased.entry.step", "lockstate.Lock.Answered", "lockstate.Lock.acquired", "lockstate.Lock.acquireEnqueued", "lockstate.Lock.enqueued",
 		"leased.newLease",
 	}},
 	{"-.->", []string{ // the message that makes its process the owner

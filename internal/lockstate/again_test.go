@@ -79,7 +79,7 @@ func (c *chance) routine() {
 // outline is all of a lock but its tokens, as far as it can be compared.
 func outline(c *chance) [32]any {
 	g := &c.l.grant
-	return [...]any{g.state, g.req, g.via, g.wanted, g.early, g.fresh, g.idle, g.served, g.since, g.renewAt, g.touchAt, g.idleTill,
+	return [...]any{g.state, g.req, g.via, g.wanted, g.askDue, g.fresh, g.idle, g.served, g.since, g.renewAt, g.touchAt, g.idleTill,
 		g.minHoldUntil, g.gained, g.notified, g.proved, g.sent, g.probe, g.lateUntil, g.doubtUntil, g.checkAt, g.role(),
 		c.l.waiting.n, c.l.inside.n, c.l.leaving.n, c.l.anyOrphans(), c.l.pending, c.l.closed, c.l.maxHoldAt, c.l.checking != nil, c.l.Due(),
 		[...]any{len(c.calls), len(c.losses), len(c.unwanted), len(c.told), len(c.renewals), c.flight != nil}}
@@ -165,7 +165,7 @@ func TestTheShortCutsLeaveTheRestToTheRules(t *testing.T) {
 		"a writer inside":  func(h *hand, _ *Caller) { h.enter(writer(idles)) },
 		"drifted clocks":   func(h *hand, _ *Caller) { h.now = clocktest.Asleep(h.t, h.now, handMargin+time.Millisecond) },
 		"the window's end": func(h *hand, _ *Caller) { h.now = h.l.grant.proved.Add(handWindow) },
-		"a command":        func(h *hand, _ *Caller) { h.l.grant.early = true },
+		"a command":        func(h *hand, _ *Caller) { h.l.grant.askDue = true },
 		"a closed client":  func(h *hand, _ *Caller) { h.l.closed = true },
 		"nothing":          func(*hand, *Caller) {},
 	} {
@@ -191,7 +191,7 @@ func TestTheShortCutsLeaveTheRestToTheRules(t *testing.T) {
 		"a lost lease":     func(h *hand, _ *Caller) { h.hears("revoked", h.l.grant.req.ID, 0) },
 		"drifted clocks":   func(h *hand, _ *Caller) { h.now = clocktest.Asleep(h.t, h.now, handMargin+time.Millisecond) },
 		"the window's end": func(h *hand, _ *Caller) { h.now = h.l.grant.proved.Add(handWindow) },
-		"a command":        func(h *hand, _ *Caller) { h.l.grant.early = true },
+		"a command":        func(h *hand, _ *Caller) { h.l.grant.askDue = true },
 		"a closed client":  func(h *hand, _ *Caller) { h.l.closed = true },
 		"a downgrade":      func(h *hand, _ *Caller) { h.l.grant.next = &successor{role: byDowngrade} },
 		"nothing":          func(*hand, *Caller) {},

@@ -186,8 +186,8 @@ type Settlement struct {
 }
 
 // awaited reports whether an Unlock waits for g, or one that follows it, to be cancelled.
-func (g *Cancellation) awaited() bool {
-	return g != nil && (len(g.Callers) > 0 || g.Then.awaited())
+func (c *Cancellation) awaited() bool {
+	return c != nil && (len(c.Callers) > 0 || c.Then.awaited())
 }
 
 type cancelHeap []*Cancellation

@@ -64,6 +64,7 @@ type Cancellation struct {
 	Under   any // for the sender: the trace span that the cancel is sent under
 	ID      string
 	Last    uint64         // last token given out under ID
+	doubted bool           // that ID owned the lock until the cancel is no proof, see Lock.inDoubt
 	proof   uint64         // while this is the lock's last token, no other owner has come in between; 0 if unknown
 	Link    *protocol.Span // hold span of the lease that was released
 	Keep    time.Time      // until when Redis keeps the lock from everybody if ID owned it; zero for no longer
@@ -78,14 +79,12 @@ type Cancellation struct {
 	rare     bool          // counted in CancelSchedule.rare
 	repeated bool          // sent again although it had been answered
 	proved   bool          // it is proved that the lock was ours when it was released
-
-	doubted bool // that ID owned the lock until the cancel is no proof, see Lock.inDoubt
 }
 
 // RepeatFor has the cancel repeated after its first answer, because a command about the request, whose TTL
 // is ttl, had no answer by now and may still arrive.
-func (g *Cancellation) RepeatFor(ttl time.Duration, now time.Time) { g.until = arrives(now, ttl) }
+func (c *Cancellation) RepeatFor(ttl time.Duration, now time.Time) { c.until = arrives(now, ttl) }
 
 // Cooldown returns for how long from now Redis keeps the lock from everybody if the request
 // owned it.
-func (g *Cancellation) Cooldown(now time.Time) time.Duration { return cooldown(g.Keep, now) }
+func (c *Cancellation) Cooldown(now time.Time) time.Duration { return cooldown(c.Keep, now) }

@@ -34,128 +34,137 @@ func (l *Lock) Answered(c *protocol.Command, a protocol.Answer, fail *protocol.F
 // acquired handles the answer to an acquire.
 func (l *Lock) acquired(c *protocol.Command, a protocol.Answer, fail *protocol.Failure, pause time.Duration, now time.Time, fx *Effects) {
 	g := &l.grant
-	if g.role() == byPlace && c.ID == g.next.req.ID { // it is about the place behind the held grant
+	switch {
+	case g.role() == byPlace && c.ID == g.next.req.ID: // it is about the place behind the held grant
 		l.reserved(c, a, fail, pause, now, fx)
-		return
+	case c.ID != g.req.ID || g.state == none:
+		l.acquiredInVain(c, a, fail, now, fx)
+	case fail != nil:
+		l.acquireFailed(c, fail, pause, now, fx)
+	default:
+		before := g.sent
+		g.sent = true
+		switch a.Outcome {
+		case protocol.Granted:
+			l.acquireGranted(c, a, now, fx)
+		case protocol.Enqueued:
+			l.acquireEnqueued(c, a, now, fx)
+		case protocol.Refused, protocol.NotOurs: // the latter to an owner's question
+			l.acquireRefused(a, before, now, fx)
+		}
 	}
-	if c.ID != g.req.ID || g.state == none {
-		// The request was lost meanwhile. Nobody uses what the command gave it, or may
-		// still give it.
+}
+
+// acquiredInVain handles the answer to an acquire whose request was lost meanwhile. Nobody uses what
+// the command gave it, or may still give it.
+func (l *Lock) acquiredInVain(c *protocol.Command, a protocol.Answer, fail *protocol.Failure, now time.Time, fx *Effects) {
+	switch {
+	case fail.MayRun():
+		l.cancelUnknown(c.ID, arrives(now, c.TTL), fx)
+	case a.Outcome == protocol.Granted || a.Outcome == protocol.Enqueued:
+		l.cancelUnknown(c.ID, time.Time{}, fx)
+	}
+}
+
+func (l *Lock) acquireFailed(c *protocol.Command, fail *protocol.Failure, pause time.Duration, now time.Time, fx *Effects) {
+	g := &l.grant
+	switch {
+	case g.state != Held:
+		l.failed(&g.ticket, fail, pause, now, fx)
+	case c.Held: // which gives the id nothing, however late it arrives
+		l.questionFailed(fail, pause, now, fx)
+	case fail.MayRun():
+		g.lateUntil = l.instant(arrives(now, c.TTL))
+		g.doubtUntil = g.lateUntil
+	}
+}
+
+func (l *Lock) acquireGranted(c *protocol.Command, a protocol.Answer, now time.Time, fx *Effects) {
+	g := &l.grant
+	greater := a.Token > g.token && !(a.Kept && (g.req.Mode == protocol.Shared || a.Forgot))
+	switch {
+	case g.state == Held && (greater || c.Held && !a.Kept):
+		// The held grant was given anew. A greater token alone does not show that: the
+		// answer to an extension carries the token of the last reader that entered, or
+		// a new token if Redis had forgotten the old one. Nor does a smaller token rule
+		// it out: Redis may have forgotten the last token and its clock gone back.
+		l.lostAndGrantedAnew(now, fx)
+		return
+	case g.state != Held && a.Token <= l.pending.revoked:
+		l.askAgain(&g.ticket, now)
+		return
+	case c.Held:
+		l.questionAnswered(c, a, now, fx)
+	case c.Check:
+		l.hold(a, c.At, viaCheck, now)
+	default:
+		l.hold(a, c.At, viaFree, now)
+	}
+	if a.Unfinished {
+		l.continueGranting(a, l.env.NewRequest(g.req.Mode, g.req.TTL, false, protocol.Origin{}).ID, fx)
+	}
+}
+
+func (l *Lock) acquireEnqueued(c *protocol.Command, a protocol.Answer, now time.Time, fx *Effects) {
+	g := &l.grant
+	if g.state == Held {
+		// A message overtook this answer. But if the lock's last token was already ours
+		// when Redis answered, we had lost the lock and wait again. A brief answer has no
+		// token, and says that the request had not been granted by then. If Redis had
+		// forgotten the token, only a question tells.
 		switch {
-		case fail.MayRun():
-			l.cancelUnknown(c.ID, arrives(now, c.TTL), fx)
-		case a.Outcome == protocol.Granted || a.Outcome == protocol.Enqueued:
-			l.cancelUnknown(c.ID, time.Time{}, fx)
-		}
-		return
-	}
-	if fail != nil {
-		switch {
-		case g.state != Held:
-			l.failed(&g.ticket, fail, pause, now, fx)
-		case c.Held: // which gives the id nothing, however late it arrives
-			l.questionFailed(fail, pause, now, fx)
-		case fail.MayRun():
-			g.lateUntil = l.instant(arrives(now, c.TTL))
-			g.doubtUntil = g.lateUntil
-		}
-		return
-	}
-	before := g.sent
-	g.sent = true
-	switch a.Outcome {
-	case protocol.Granted:
-		how := viaFree
-		if c.Check {
-			how = viaCheck
-		}
-		greater := a.Token > g.token && !(a.Kept && (g.req.Mode == protocol.Shared || a.Forgot))
-		if g.state == Held && (greater || c.Held && !a.Kept) {
-			// The held grant was given anew. A greater token alone does not show that: the
-			// answer to an extension carries the token of the last reader that entered, or
-			// a new token if Redis had forgotten the old one. Nor does a smaller token rule
-			// it out: Redis may have forgotten the last token and its clock gone back.
+		case a.Token >= g.token:
 			l.lostAndGrantedAnew(now, fx)
-			return
+		case a.Token == 0 && !a.Brief:
+			g.askDue = true
+			g.lateUntil = max(g.lateUntil, l.instant(arrives(now, c.TTL))) // if it is lost, it waits in the queue
 		}
-		if g.state != Held && a.Token <= l.pending.revoked {
-			l.askAgain(&g.ticket, now)
-			return
-		}
-		if c.Held && !l.pending.stale && g.role() != byPlace {
-			g.wanted, g.askedAt, g.checkAt = false, 0, 0 // unless hold finds otherwise
-			if g.req.Mode == protocol.Shared && !l.env.HasInbox() {
-				g.checkAt = l.instant(now).add(longestTenure) // nobody else says so
-			}
-		}
-		l.hold(a, c.At, how, now)
-		if c.Held && g.wanted {
-			g.askedAt = l.instant(now)
-			if l.pending.stale || a.Unfinished { // the question is asked again
-				g.checkAt = g.askedAt.add(firstPoll)
-			}
-			if !a.Unfinished { // else only dead requests may be in the way
-				l.rejectTries(ErrLocked, fx)
-			}
-		}
-		if a.Unfinished {
-			l.continueGranting(a, l.env.NewRequest(g.req.Mode, g.req.TTL, false, protocol.Origin{}).ID, fx)
-		}
-	case protocol.Enqueued:
-		if g.state == Held {
-			// A message overtook this answer. But if the lock's last token was already ours
-			// when Redis answered, we had lost the lock and wait again. A brief answer has no
-			// token, and says that the request had not been granted by then. If Redis had
-			// forgotten the token, only a question tells.
-			switch {
-			case a.Token >= g.token:
-				l.lostAndGrantedAnew(now, fx)
-			case a.Token == 0 && !a.Brief:
-				g.early = true
-				g.lateUntil = max(g.lateUntil, l.instant(arrives(now, c.TTL))) // if it is lost, it waits in the queue
-			}
-			return
-		}
-		if !a.Unfinished { // else only dead entries may be in the way
-			l.tryIdleOwner(a, now)
-			l.rejectTries(ErrLocked, fx)
-		}
-		if a.Brief {
-			l.stillWaits(c, a, now)
-		} else {
-			l.wait(a, c.At, now)
-		}
-	case protocol.Refused, protocol.NotOurs: // the latter to an owner's question
-		l.blocker = a.Blocker
-		if a.Unfinished && g.state != Held {
-			g.sent, g.checkAt = before, l.instant(now)
-			return
-		}
+		return
+	}
+	if !a.Unfinished { // else only dead entries may be in the way
 		l.tryIdleOwner(a, now)
 		l.rejectTries(ErrLocked, fx)
-		if g.state == Asking && g.probe {
-			l.probed = true
-			if l.env.InboxPending() {
-				l.inboxWaitUntil = l.instant(now).add(longestInboxWait)
-			}
+	}
+	if a.Brief {
+		l.stillWaits(c, a, now)
+	} else {
+		l.enqueued(a, c.At, now)
+	}
+}
+
+// acquireRefused handles the answer that the request was not queued, or that the id of a question does not
+// own the lock. sent says whether Redis may have seen the request before.
+func (l *Lock) acquireRefused(a protocol.Answer, sent bool, now time.Time, fx *Effects) {
+	g := &l.grant
+	l.blocker = a.Blocker
+	if a.Unfinished && g.state != Held {
+		g.sent, g.checkAt = sent, l.instant(now)
+		return
+	}
+	l.tryIdleOwner(a, now)
+	l.rejectTries(ErrLocked, fx)
+	if g.state == Asking && g.probe {
+		l.probed = true
+		if l.env.InboxPending() {
+			l.inboxWaitUntil = l.instant(now).add(longestInboxWait)
 		}
-		switch {
-		case g.state == Held:
-			g.renewAt = l.instant(now) // the renewal, or the release, tells whether it is still ours
-			if l.members == nil {
-				g.idleTill = 0
-			} else if l.keepsReadersOut() {
-				g.wanted = true // nobody is to enter before that
-				l.putOffQuestion(now)
-			}
-		case g.probe && !before:
-			l.becomeNone()
-		case !g.probe && l.waiting.first != nil && l.waiting.first.awaitsIdleOwner(): // asks again, and then queues
-		case before: // an earlier command may have queued the request
-			l.cancelRequest(now, fx)
-		default:
-			l.becomeNone()
+	}
+	switch {
+	case g.state == Held:
+		g.renewAt = l.instant(now) // the renewal, or the release, tells whether it is still ours
+		if l.members == nil {
+			g.idleTill = 0
+		} else if l.keepsReadersOut() {
+			g.wanted = true // nobody is to enter before that
+			l.putOffQuestion(now)
 		}
+	case g.probe && !sent:
+		l.becomeNone()
+	case !g.probe && l.waiting.first != nil && l.waiting.first.awaitsIdleOwner(): // asks again, and then queues
+	case sent: // an earlier command may have queued the request
+		l.cancelRequest(now, fx)
+	default:
+		l.becomeNone()
 	}
 }
 
@@ -177,22 +186,6 @@ func (l *Lock) failed(t *ticket, fail *protocol.Failure, pause time.Duration, no
 		l.rejectTries(fail.Err, fx)
 	}
 	l.rejectLasting(fail, fx)
-}
-
-// questionFailed handles the failure of an owner's question. For all that is known, others still wait.
-func (l *Lock) questionFailed(fail *protocol.Failure, pause time.Duration, now time.Time, fx *Effects) {
-	g := &l.grant
-	if fail.Again {
-		g.early = true // so it asks again
-		return
-	}
-	out := l.keepsReadersOut()
-	if g.wanted = g.wanted || out && l.tenureOver(l.instant(now)); g.wanted {
-		g.checkAt = l.instant(now).add(max(pause, askAfter))
-	}
-	if l.rejectTries(fail.Err, fx); out {
-		l.rejectLasting(fail, fx)
-	}
 }
 
 // rejectLasting rejects the callers that do not wait for the end of a failure that lasts.
@@ -248,108 +241,6 @@ func (l *Lock) hold(a protocol.Answer, from time.Time, how Via, now time.Time) {
 	}
 }
 
-// wait handles the answer "queued" to a command that was sent at from.
-func (l *Lock) wait(a protocol.Answer, from, now time.Time) {
-	g := &l.grant
-	if head := l.waiting.first; head != nil && head.Events != nil && g.state != queued {
-		head.Events.add(Event{At: now, What: EventQueuedInRedis, Place: a.Place, Text: a.Blocker})
-	}
-	hastened := g.hastened || g.state != queued
-	l.becomeQueued(a, from)
-	pause := g.regularPause()
-	if g.req.Provisional && a.Place == 0 {
-		pause = min(pause, headPoll)
-	}
-	polls := a.Echo == protocol.EchoDenied || !l.env.HasInbox()
-	if polls || a.NoNotify && a.Place == 0 { // the head's release notifies those behind it
-		if a.Blocker != l.blocker {
-			g.poll = 0 // owners that take turns may do so again soon
-		}
-		pause = min(pause, max(firstPoll, 2*g.poll))
-		g.poll = pause
-	} else {
-		g.poll = 0
-	}
-	l.blocker = a.Blocker
-	early, chance := pause/3, l.env.Jitter()
-	if !polls && !g.req.Provisional { // otherwise, if the one ahead is dead, only a re-check finds out
-		near := pause
-		pause = farther(pause, a.Place, g.req.TTL)
-		if hastened { // others may have been hastened too, and are to re-check at different times again
-			early += pause - near
-		}
-	}
-	pause -= time.Duration(float64(early) * chance)
-	if a.Place >= farBehind && !polls {
-		pause = together(pause, a.Clock)
-	}
-	expiry := a.Left + AfterExpiry + time.Duration(a.Place)*perPlace
-	if a.Left >= 0 {
-		pause = min(pause, expiry)
-	}
-	g.clock, g.clockAt, g.fullAt = a.Clock, l.instant(now), 0
-	g.lease = a.Clock/1000 + uint64(g.req.TTL.Milliseconds())
-	quick := now.Sub(from) <= g.req.TTL/slowAnswer
-	if a.Place > 0 && a.Place < farBehind && a.Left >= 0 && !polls && !a.NoNotify && quick && g.behindWriter(a.Blocker) {
-		g.fullAt = l.instant(now).add(min(expiry, g.req.TTL/2, longestBrief))
-	}
-	if l.pending.stale || a.Unfinished || a.Told > 0 {
-		pause, g.fullAt = 0, 0
-	}
-	g.told, g.place, g.hastened = a.Told, a.Place, l.pending.stale
-	g.checkAt = l.instant(now).add(pause)
-	if g.endsAt > l.instant(now) {
-		g.checkAt, g.fullAt = min(g.checkAt, g.endsAt), min(g.fullAt, g.endsAt)
-	}
-}
-
-// stillWaits handles the answer to the brief re-check c, a, which says that the request has waited ever
-// since its last answer. So a message is trusted from when c was sent, but whatever else was known of
-// the wait stays, also the token that a message must exceed.
-func (l *Lock) stillWaits(c *protocol.Command, a protocol.Answer, now time.Time) {
-	g := &l.grant
-	g.proved, g.lease = c.At, c.Until
-	if l.pending.stale || a.Echo == protocol.EchoDenied || !l.env.HasInbox() {
-		g.fullAt = 0
-	}
-	g.hastened = l.pending.stale
-	early := float64(g.regularPause()/3) * l.env.Jitter()
-	pause := farther(g.regularPause(), g.place, g.req.TTL) - time.Duration(early)
-	g.checkAt = min(l.instant(now).add(pause), g.fullAt)
-}
-
-// regularPause is the longest pause between two re-checks, if nobody is ahead and messages arrive.
-func (t *ticket) regularPause() time.Duration { return min(t.req.TTL/3, LongestPoll) }
-
-// behindWriter reports whether g is for a writer that waits for the writer owner, on a server that
-// counts subscribers. Then it makes no difference whether somebody ahead of it has died: the release
-// passes over the dead, or announces the end of a cool-down to others, too.
-func (g *grant) behindWriter(owner string) bool {
-	who, err := protocol.ParseID(owner)
-	own, _ := protocol.ParseID(g.req.ID) // if it is not counted, those ahead of it may be provisional
-	return err == nil && who.Mode == protocol.Exclusive && own.Mode == protocol.Exclusive && own.Proof == protocol.Counted
-}
-
-// farther returns the pause of a waiter with place requests ahead of it. It is longer than pause,
-// that of the head, because all waiters together would keep a server busy. The waiting lease
-// outlasts it, and so does the trust window of a grant whose message comes at its end.
-func farther(pause time.Duration, place int, ttl time.Duration) time.Duration {
-	return min(pause+time.Duration(min(place, 1e6))*PausePerPlace, max(ttl/2, ttl-askInTime), FarthestPoll)
-}
-
-// together shortens the pause of a waiter that is far behind so that it ends at an instant that
-// others share. The instants are on the server's clock, which showed clock when the pause began.
-// Each re-check that comes alone wakes up the server, so those that come together cost it much
-// less. A pause hardly longer than the time between these instants stays as it is.
-func together(pause time.Duration, clock uint64) time.Duration {
-	const grid = LooksEvery
-	began := time.Duration(clock%uint64(grid.Microseconds())) * time.Microsecond
-	if shorter := pause - (began+pause)%grid; shorter >= 2*grid {
-		return shorter
-	}
-	return pause
-}
-
 // yielded handles the answer to a yield.
 func (l *Lock) yielded(c *protocol.Command, a protocol.Answer, fail *protocol.Failure, pause time.Duration, now time.Time, fx *Effects) {
 	g := &l.grant
@@ -400,7 +291,7 @@ func (l *Lock) yielded(c *protocol.Command, a protocol.Answer, fail *protocol.Fa
 			l.tryIdleOwner(a, now)
 			l.rejectTries(ErrLocked, fx)
 		}
-		l.wait(a, c.At, now)
+		l.enqueued(a, c.At, now)
 	}
 }
 
@@ -611,8 +502,8 @@ func (l *Lock) grantedByMessage(id string, a protocol.Answer, now time.Time, fx 
 			return // it is about the grant that is held
 		}
 		if g.req.Mode == protocol.Exclusive {
-			g.early = true // has an acquire sent, because messages can be forged
-		} else {
+			g.askDue = true // has an acquire sent, because messages can be forged
+		} else { // no answer can tell: the token of an extension may be another reader's
 			l.lostAndGrantedAnew(now, fx)
 		}
 	case id == g.req.ID && g.state == Releasing && a.Token <= g.token:
@@ -656,8 +547,8 @@ func (l *Lock) cancelUnknown(id string, until time.Time, fx *Effects) {
 	fx.Cancels = append(fx.Cancels, Cancellation{ID: id, Last: l.last, until: until})
 }
 
-// askAgain has t asked for at once, because the server did something for it that we do not know
-// of. The answer to a command in flight may be older than that.
+// askAgain makes the lock ask for t at once, because the server did something for it that we do not
+// know about. The answer to a command in flight may be older than that.
 func (l *Lock) askAgain(t *ticket, now time.Time) {
 	t.sent = true
 	t.checkInFull(l.instant(now))
@@ -692,21 +583,6 @@ func (l *Lock) wanted(id string, now time.Time, fx *Effects) {
 		}
 		g.wanted, l.pending.stale = true, l.pending.stale || l.pending.held
 		l.putOffQuestion(now)
-	}
-	l.applyRules(now, fx)
-}
-
-// unwanted handles a message that no request is queued behind the readers' grant id any more. It may be
-// older than a message wanted, so only an answer tells. Questions whose answers say that others wait are
-// some time apart, however many writers come and give up.
-func (l *Lock) unwanted(id string, now time.Time, fx *Effects) {
-	g := &l.grant
-	if !l.Holds(id) || !g.wanted {
-		return
-	}
-	g.checkAt, l.pending.stale = l.instant(now), l.pending.stale || l.pending.held
-	if g.askedAt != 0 {
-		g.checkAt = max(g.checkAt, g.askedAt.add(firstPoll))
 	}
 	l.applyRules(now, fx)
 }

@@ -29,7 +29,7 @@ type grant struct {
 	// held:
 	via      Via
 	wanted   bool    // another process waits for the lock
-	early    bool    // a question is due: it came before the inbox was confirmed, so "wanted" may have been missed
+	askDue   bool    // a question is due, see becomeHeld, acquireEnqueued, grantedByMessage and questionFailed
 	fresh    bool    // it came in this very step
 	idle     bool    // after the last step, no caller was inside and no command in flight
 	served   int32   // leases given since it came or was last idle
@@ -74,14 +74,14 @@ type ticket struct {
 	lateUntil  Instant // until then, an unanswered acquire of the request may still arrive
 	doubtUntil Instant // the same for an acquire that was sent while the grant was held
 
-	wait // of a grant that is held, only checkAt is valid
+	schedule // of a grant that is held, only checkAt is valid
 }
 
-// wait is what is known about a ticket that is not granted yet.
-type wait struct {
+// schedule says when a ticket that is not granted yet is asked about again.
+type schedule struct {
 	checkAt Instant       // when to ask again; of a held grant, whether others wait, see Lock.asksForReaders
 	endsAt  Instant       // when the owner's lease ends, according to a message; zero if none came
-	told    uint64        // readers whose leases end up to this time were sent wanted for it; 0 if all were
+	told    uint64        // readers whose leases end by this time have been sent *wanted* for it; 0 if all have
 	poll    time.Duration // pause between checks where no notification comes
 	place   int           // how many requests were ahead when it was last asked about in full
 	fullAt  Instant       // the next full re-check comes before then; those before it may be brief
@@ -91,8 +91,8 @@ type wait struct {
 	hastened bool
 }
 
-// checkInFull has the next re-check come at that time, and not be brief.
-func (w *wait) checkInFull(at Instant) { w.checkAt, w.fullAt = at, 0 }
+// checkInFull schedules the next re-check for at, and makes it a full one.
+func (s *schedule) checkInFull(at Instant) { s.checkAt, s.fullAt = at, 0 }
 
 // successor is the request that replaces a grant's own.
 type successor struct {
@@ -193,9 +193,9 @@ func (l *Lock) becomeQueued(a protocol.Answer, from time.Time) {
 // from.
 func (l *Lock) becomeHeld(a protocol.Answer, from time.Time, how Via, now time.Time) {
 	g := &l.grant
-	g.early = l.env.InboxPending() || g.probe
+	g.askDue = l.env.InboxPending() || g.probe // a message "wanted" may have been missed
 	g.state, g.fresh = Held, true
-	g.wait = wait{}
+	g.schedule = schedule{}
 	at := l.instant(now)
 	g.via, g.since, g.served = how, at, 0
 	g.token, g.clock, g.clockAt = a.Token, a.Clock, at
@@ -247,37 +247,6 @@ func (v Via) String() string {
 }
 
 const (
-	firstPoll = 50 * time.Millisecond
-	// LongestPoll is the longest pause between two re-checks by the head of the queue, or by a
-	// waiter that polls.
-	LongestPoll = 3 * time.Second
-	// FarthestPoll is the longest pause of all. The pause grows by PausePerPlace for each place.
-	FarthestPoll  = 20 * time.Second
-	PausePerPlace = 25 * time.Millisecond
-	// LooksEvery is the interval at which waiters far behind re-check: all that are due, at once.
-	LooksEvery = 50 * time.Millisecond
-	// askInTime is how much of a waiting lease is left after the longest pause, to ask once
-	// more; it is half of the lease if that is less.
-	askInTime = 10 * time.Second
-	// longestBrief is the longest time between two full re-checks of a waiter that is not the head, if
-	// those between them are brief. If it came to the front meanwhile, it is the one to find a lock
-	// that lost its owner without a word.
-	longestBrief = 15 * time.Second
-	// slowAnswer is by which part of a TTL an answer may be late if brief re-checks are to follow: the
-	// waiting lease that they ask for begins when they are sent, by a clock that lags by that much.
-	slowAnswer = 8
-	// askAfter is how long readers that are kept out wait after others have said that they wait, before they
-	// ask whether those still do. Up to askSpread is added, so that processes do not ask at the same time.
-	askAfter  = LongestPoll + askSpread
-	askSpread = LongestPoll / 6
-	// AfterExpiry is how long after the owner's expiry the head of the queue re-checks. Each
-	// waiter behind it re-checks perPlace later, so that a crash does not start a herd.
-	AfterExpiry = time.Millisecond
-	perPlace    = 5 * time.Millisecond
-	// headPoll is the longest pause between two re-checks by the head of the queue if its
-	// grant will be provisional. It leaves most of ProvisionalTTL when the message comes, and
-	// if the message is lost, a re-check still finds the grant.
-	headPoll = time.Second
 	// confirmTime is how much of a provisional grant must be left for a caller to enter: the
 	// time for a renewal's answer. An unanswered renewal is sent again after the same time.
 	confirmTime = protocol.ProvisionalTTL / 4

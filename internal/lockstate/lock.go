@@ -108,21 +108,6 @@ func (l *Lock) Enter(c *Caller, now time.Time, fx *Effects) {
 	}
 }
 
-// askedByReaders reports whether all that waits is readers, for whom Redis is being asked: c, which tries
-// to read, shares the answer.
-func (l *Lock) askedByReaders(c *Caller) bool {
-	asking := l.grant.state == Asking && l.pending.verb == protocol.Acquire
-	if !asking && !l.pending.held || c.Mode != protocol.Shared {
-		return false // also while a failed request waits to be repeated, which can take long
-	}
-	for w := l.waiting.first; w != nil; w = w.next {
-		if w.Mode != protocol.Shared {
-			return false
-		}
-	}
-	return true
-}
-
 // Abandon is the event that c gives up. It returns false if c was already admitted or rejected.
 func (l *Lock) Abandon(c *Caller, now time.Time, fx *Effects) bool {
 	if c.Phase != Waiting {
@@ -240,7 +225,7 @@ func (l *Lock) IdleUntil() Instant {
 func (l *Lock) settled() bool {
 	g := &l.grant
 	return l.waiting.first == nil && l.leaving.first == nil && !l.anyOrphans() && l.pending.verb == protocol.None &&
-		g.next == nil && !g.early && l.maxHoldAt == 0 && l.checking == nil
+		g.next == nil && !g.askDue && l.maxHoldAt == 0 && l.checking == nil
 }
 
 // drawToken gives c, which is inside, a token if it entered without one.
@@ -463,9 +448,9 @@ func (l *Lock) ask(now time.Time, fx *Effects) {
 	}
 	head := l.waiting.first
 	// Until the inbox is confirmed, a message that the grant is wanted may not have reached us.
-	early := g.state == Held && g.early && !l.env.InboxPending() && (l.members != nil || l.instant(now) < g.idleTill)
-	if early || l.asksForReaders(now) {
-		g.early, l.pending = false, pending{verb: protocol.Acquire, held: true}
+	due := g.state == Held && g.askDue && !l.env.InboxPending() && (l.members != nil || l.instant(now) < g.idleTill)
+	if due || l.asksForReaders(now) {
+		g.askDue, l.pending = false, pending{verb: protocol.Acquire, held: true}
 		fx.Send = protocol.Command{Verb: protocol.Acquire, ID: g.req.ID, TTL: g.req.TTL, Held: true, At: now}
 		return
 	}
@@ -506,39 +491,6 @@ func (l *Lock) ask(now time.Time, fx *Effects) {
 	l.pending = pending{verb: protocol.Acquire}
 	fx.Send = protocol.Command{Verb: protocol.Acquire, ID: g.req.ID, TTL: g.req.TTL, Wait: l.anyoneWaits() && !g.probe, First: !g.sent, Told: g.told,
 		Check: g.state == queued, Place: g.place, Waits: g.lease, Until: l.briefly(now), At: now}
-}
-
-// asksForReaders reports whether it is time to ask whether others still wait for a grant of readers. Other
-// readers of the process stay out meanwhile, and whoever made the grant wanted may have given up, or died,
-// since. A waiter that is alive repeats that it waits, and that puts the question off.
-func (l *Lock) asksForReaders(now time.Time) bool {
-	at := l.instant(now)
-	return l.keepsReadersOut() && at >= l.grant.checkAt && l.tenureOver(at)
-}
-
-// keepsReadersOut reports whether a reader waits beside its process' readers, as it does if other processes
-// are to be served first. A grant that nobody is to renew is left to end, because the question would extend it.
-func (l *Lock) keepsReadersOut() bool {
-	g, head := &l.grant, l.waiting.first
-	return g.state == Held && g.req.Mode == protocol.Shared && l.members != nil && head != nil && head.Mode == protocol.Shared &&
-		l.needsRenewal()
-}
-
-// putOffQuestion has nobody ask whether others wait until they had time to repeat that they do. The request at
-// the head of the queue repeats it after LongestPoll at the latest, unless it came from far behind.
-func (l *Lock) putOffQuestion(now time.Time) {
-	l.grant.checkAt = l.instant(now).add(askAfter + time.Duration(float64(askSpread)*l.env.Jitter()))
-}
-
-// briefly returns the time for Command.Until if the next acquire is a re-check that may be brief,
-// else 0.
-func (l *Lock) briefly(now time.Time) uint64 {
-	g, at := &l.grant, l.instant(now)
-	longest := farther(g.regularPause(), g.place, g.req.TTL)
-	if g.state != queued || at.add(longest) >= g.fullAt || g.drifted(now) {
-		return 0 // or the re-check after this one would be too late for a full one
-	}
-	return g.serverClock(at)/1000 + uint64(g.req.TTL.Milliseconds())
 }
 
 // newRequest returns a request with a new id for what head asks for. The id refers to the trace

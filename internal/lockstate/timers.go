@@ -43,7 +43,7 @@ func (l *Lock) expire(now time.Time, fx *Effects) {
 		if g.role() == byDowngrade {
 			l.lost = &lostGrant{g.next.req, time.Time{}, l.lost}
 		}
-		if !l.needsRenewal() { // which is no fault of Redis
+		if !l.needsRenewal() { // so nobody had it renewed: each lease was collected, or had reached its maximum hold
 			for c := l.members; c != nil; c = c.next {
 				l.end(c, collected, now, fx)
 			}

@@ -1,0 +1,108 @@
+package lockstate
+
+// Questions of an owner: do others still wait? While a grant of readers is wanted, further readers of the
+// process are kept out, and whoever made it wanted may have given up, or died, since. A question gives
+// its id nothing: neither the lock nor a place in the queue.
+
+import (
+	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+const (
+	// askAfter is how long readers that are kept out wait after others have said that they wait, before they
+	// ask whether those still do. Up to askSpread is added, so that processes do not ask at the same time.
+	askAfter  = LongestPoll + askSpread
+	askSpread = LongestPoll / 6
+)
+
+// asksForReaders reports whether it is time to ask whether others still wait for a grant of readers. Other
+// readers of the process stay out meanwhile, and whoever made the grant wanted may have given up, or died,
+// since. A waiter that is alive repeats that it waits, and that puts the question off.
+func (l *Lock) asksForReaders(now time.Time) bool {
+	at := l.instant(now)
+	return l.keepsReadersOut() && at >= l.grant.checkAt && l.tenureOver(at)
+}
+
+// keepsReadersOut reports whether a reader waits beside its process' readers, as it does if other processes
+// are to be served first. A grant that nobody is to renew is left to end, because the question would extend it.
+func (l *Lock) keepsReadersOut() bool {
+	g, head := &l.grant, l.waiting.first
+	return g.state == Held && g.req.Mode == protocol.Shared && l.members != nil && head != nil && head.Mode == protocol.Shared &&
+		l.needsRenewal()
+}
+
+// putOffQuestion postpones the question until those who wait have had time to say so again. The request at
+// the head of the queue repeats it after LongestPoll at the latest, unless it came from far behind.
+func (l *Lock) putOffQuestion(now time.Time) {
+	l.grant.checkAt = l.instant(now).add(askAfter + time.Duration(float64(askSpread)*l.env.Jitter()))
+}
+
+// askedByReaders reports whether only readers wait, and Redis is being asked for them. Then c, a reader
+// that tries, shares the answer.
+func (l *Lock) askedByReaders(c *Caller) bool {
+	asking := l.grant.state == Asking && l.pending.verb == protocol.Acquire
+	if !asking && !l.pending.held || c.Mode != protocol.Shared {
+		return false // also while a failed request waits to be repeated, which can take long
+	}
+	for w := l.waiting.first; w != nil; w = w.next {
+		if w.Mode != protocol.Shared {
+			return false
+		}
+	}
+	return true
+}
+
+// questionAnswered handles the answer to an owner's question that the grant is still ours.
+func (l *Lock) questionAnswered(c *protocol.Command, a protocol.Answer, now time.Time, fx *Effects) {
+	g := &l.grant
+	if !l.pending.stale && g.role() != byPlace {
+		g.wanted, g.askedAt, g.checkAt = false, 0, 0 // unless hold finds otherwise
+		if g.req.Mode == protocol.Shared && !l.env.HasInbox() {
+			g.checkAt = l.instant(now).add(longestTenure) // nobody else says so
+		}
+	}
+	l.hold(a, c.At, viaFree, now)
+	if !g.wanted {
+		return
+	}
+	g.askedAt = l.instant(now)
+	if l.pending.stale || a.Unfinished { // the question is asked again
+		g.checkAt = g.askedAt.add(firstPoll)
+	}
+	if !a.Unfinished { // else only dead requests may be in the way
+		l.rejectTries(ErrLocked, fx)
+	}
+}
+
+// questionFailed handles the failure of an owner's question. For all that is known, others still wait.
+func (l *Lock) questionFailed(fail *protocol.Failure, pause time.Duration, now time.Time, fx *Effects) {
+	g := &l.grant
+	if fail.Again {
+		g.askDue = true // so it asks again
+		return
+	}
+	out := l.keepsReadersOut()
+	if g.wanted = g.wanted || out && l.tenureOver(l.instant(now)); g.wanted {
+		g.checkAt = l.instant(now).add(max(pause, askAfter))
+	}
+	if l.rejectTries(fail.Err, fx); out {
+		l.rejectLasting(fail, fx)
+	}
+}
+
+// unwanted handles a message that no request is queued behind the readers' grant id any more. It may be
+// older than a message wanted, so only an answer tells. Questions whose answers say that others wait are
+// some time apart, however many writers come and give up.
+func (l *Lock) unwanted(id string, now time.Time, fx *Effects) {
+	g := &l.grant
+	if !l.Holds(id) || !g.wanted {
+		return
+	}
+	g.checkAt, l.pending.stale = l.instant(now), l.pending.stale || l.pending.held
+	if g.askedAt != 0 {
+		g.checkAt = max(g.checkAt, g.askedAt.add(firstPoll))
+	}
+	l.applyRules(now, fx)
+}
