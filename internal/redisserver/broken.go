@@ -45,8 +45,11 @@ func (e answersAgain) Unwrap() error { return e.error }
 func (s *Server) broke(err error) bool { return s.mark == "" && ConnectionBroke(err) }
 
 // answers rids the pools of the node that a line is for of broken connections, and reports whether the
-// node answers.
+// node answers. Unless ctx has a deadline, it takes no longer than a round trip: a server may be frozen right
+// after a connection to it broke.
 func (s *Server) answers(ctx context.Context, line []any) bool {
+	ctx, stop := bounded(ctx)
+	defer stop()
 	node, err := s.nodeOfLine(ctx, line)
 	return err == nil && s.clearPool(ctx, node, false) && s.clearPool(ctx, node, true)
 }

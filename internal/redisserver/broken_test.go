@@ -8,6 +8,13 @@ import (
 	"os"
 	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/redistest"
 )
 
 func TestAConnectionBrokeIfItsOtherEndClosedIt(t *testing.T) {
@@ -30,4 +37,46 @@ func TestAConnectionBrokeIfItsOtherEndClosedIt(t *testing.T) {
 			t.Errorf("%v: %v", c.err, got)
 		}
 	}
+}
+
+// froze is a hook that stands in for a server whose connections broke, and that answers nothing on the new ones.
+type froze struct{}
+
+func (froze) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (froze) ProcessHook(redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, _ redis.Cmder) error {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+}
+
+func (froze) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(_ context.Context, cmds []redis.Cmder) error {
+		for _, cmd := range cmds {
+			cmd.SetErr(io.EOF)
+		}
+		return io.EOF
+	}
+}
+
+// The go-redis client of a user may have no time limits of its own.
+func TestARenewalWhoseConnectionBrokeDoesNotWaitForAFrozenServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rdb := redis.NewClient(redistest.Options("127.0.0.1:1"))
+		defer rdb.Close()
+		rdb.AddHook(froze{})
+		s := New(rdb, "")
+		s.Rdb = rdb // New uses a clone, and go-redis clones without hooks
+		keys, err := protocol.NewKeys("", "x")
+		if err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		batch := []protocol.Renewal{{Keys: &keys, Req: protocol.Request{ID: "a"}}}
+		s.Renew(context.Background(), batch)
+		if took := time.Since(began); batch[0].Err == nil || took != protocol.CommandTimeout {
+			t.Errorf("it took %v and its error is %v", took, batch[0].Err)
+		}
+	})
 }
