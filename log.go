@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/leasedmutex/leased/internal/protocol"
 	"github.com/leasedmutex/leased/internal/redisserver"
@@ -32,6 +34,7 @@ const (
 type throttledLog struct {
 	logger *slog.Logger // nil: whatever slog.Default returns at the time
 	secret bool         // whether lock names are secret
+	prefix string       // of the locks' keys
 	lines  asyncQueue[func()]
 
 	// Used only by the goroutine of lines:
@@ -41,7 +44,7 @@ type throttledLog struct {
 }
 
 func newThrottledLog(o *clientOptions) *throttledLog {
-	l := &throttledLog{logger: o.logger, secret: o.secretNames, last: map[string]time.Time{}}
+	l := &throttledLog{logger: o.logger, secret: o.secretNames, prefix: o.prefix, last: map[string]time.Time{}}
 	l.lines.most, l.lines.what = mostLines, "the logger"
 	l.lines.deliver = func(line func()) {
 		line()
@@ -90,6 +93,45 @@ func (l *throttledLog) about(name string, args ...any) []any {
 	return append([]any{"lock", name}, args...)
 }
 
+// reason returns what is logged of an error. Where names are secret, that is its text without the arguments of
+// the command, which some errors repeat, and without the name of the lock that the line is about, "" if it is
+// about none. It calls a method of err, so it is called in the goroutine of lines.
+func (l *throttledLog) reason(name string, err error) any {
+	if !l.secret {
+		return err
+	}
+	text, _, _ := strings.Cut(err.Error(), ", with args beginning with")
+	if name != "" {
+		text = withoutWord(withoutWord(text, l.prefix+name), name)
+	}
+	return text
+}
+
+// withoutWord replaces word in text wherever it is not part of a longer word.
+func withoutWord(text, word string) string {
+	inWord := func(r rune) bool { return unicode.IsLetter(r) || unicode.IsDigit(r) }
+	var b strings.Builder
+	for from := 0; ; {
+		i := strings.Index(text[from:], word)
+		if i < 0 {
+			b.WriteString(text[from:])
+			return b.String()
+		}
+		i += from
+		end := i + len(word)
+		before, _ := utf8.DecodeLastRuneInString(text[:i])
+		after, _ := utf8.DecodeRuneInString(text[end:])
+		if inWord(before) || inWord(after) {
+			_, first := utf8.DecodeRuneInString(text[i:])
+			end = i + first
+			b.WriteString(text[from:end])
+		} else {
+			b.WriteString(text[from:i] + "[secret]")
+		}
+		from = end
+	}
+}
+
 func (l *throttledLog) log() *slog.Logger {
 	if l.logger != nil {
 		return l.logger
@@ -127,9 +169,9 @@ func (l *throttledLog) commandFailed(name string, err error) {
 		if level == slog.LevelWarn && !slices.Contains(l.outage, cause) {
 			l.outage = append(l.outage, cause)
 		}
-		l.print(level, cause, text, l.about(name, "error", err)...)
+		l.print(level, cause, text, l.about(name, "error", l.reason(name, err))...)
 		if log := l.log(); log.Enabled(context.Background(), slog.LevelDebug) {
-			log.Debug("leased: command failed", l.about(name, "error", err)...)
+			log.Debug("leased: command failed", l.about(name, "error", l.reason(name, err))...)
 		}
 	})
 }
@@ -164,8 +206,10 @@ func (l *throttledLog) answersAgain(after string) {
 
 // serverLeft logs that a server of a quorum no longer answers.
 func (l *throttledLog) serverLeft(number int, addr string, answering, of int, why error) {
-	l.write(slog.LevelWarn, fmt.Sprint("away ", number), "a server of the quorum does not answer",
-		"server", number, "addr", addr, "answering", answering, "servers", of, "error", why)
+	l.later(func() {
+		l.print(slog.LevelWarn, fmt.Sprint("away ", number), "a server of the quorum does not answer",
+			"server", number, "addr", addr, "answering", answering, "servers", of, "error", l.reason("", why))
+	})
 }
 
 // serverReturned logs that a server of a quorum answers again.
@@ -187,12 +231,17 @@ func (l *throttledLog) serverYoung(number int, addr string, left time.Duration, 
 
 // serverRefuses logs that a server of a quorum answers, but refuses a command.
 func (l *throttledLog) serverRefuses(number int, addr string, why error) {
-	l.write(slog.LevelWarn, fmt.Sprint("refuses ", number), "a server of the quorum rejects commands",
-		"server", number, "addr", addr, "error", why)
+	l.later(func() {
+		l.print(slog.LevelWarn, fmt.Sprint("refuses ", number), "a server of the quorum rejects commands",
+			"server", number, "addr", addr, "error", l.reason("", why))
+	})
 }
 
 func (l *throttledLog) subscribeDenied(err error) {
-	l.write(slog.LevelWarn, "subscribe denied", "Redis does not let this client subscribe; waiting means polling until that is fixed", "error", err)
+	l.later(func() {
+		l.print(slog.LevelWarn, "subscribe denied", "Redis does not let this client subscribe; waiting means polling until that is fixed",
+			"error", l.reason("", err))
+	})
 }
 
 func (l *throttledLog) subscribeFailed(err error) {
@@ -200,7 +249,8 @@ func (l *throttledLog) subscribeFailed(err error) {
 		if time.Since(l.failed) < quiet { // commands fail as well, and have lines of their own
 			return
 		}
-		l.print(slog.LevelWarn, "subscribe failed", "the inbox cannot subscribe; trying again, and waiters may enter seconds late until it can", "error", err)
+		l.print(slog.LevelWarn, "subscribe failed", "the inbox cannot subscribe; trying again, and waiters may enter seconds late until it can",
+			"error", l.reason("", err))
 	})
 }
 
@@ -249,7 +299,7 @@ func (l *throttledLog) unconfirmed(name string, err error) {
 			err = errSilent
 		}
 	}
-	l.write(slog.LevelWarn, "unconfirmed", text, l.about(name, "error", err)...)
+	l.later(func() { l.print(slog.LevelWarn, "unconfirmed", text, l.about(name, "error", l.reason(name, err))...) })
 }
 
 // lost is the default loss handler. It logs every loss, because the work under each lease may have

@@ -71,6 +71,39 @@ func TestWithoutLockNamesLogsDoNotNameLocks(t *testing.T) {
 	})
 }
 
+// Redis and proxies repeat a command's arguments in some of their errors.
+func TestWithoutLockNamesErrorsInTheLogDoNotNameTheLock(t *testing.T) {
+	for answer, want := range map[string]string{
+		"ERR unknown command 'evalsha', with args beginning with: '0f4c' '5' 'appsecret-lock' ": "ERR unknown command 'evalsha'",
+		"DENIED key appsecret-lock:{appsecret-lock}:queue":                                      "DENIED key [secret]:{[secret]}:queue",
+		"LOADING secret-lock, as secret-lockers may":                                            "LOADING [secret], as secret-lockers may",
+	} {
+		t.Run(want, func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, s place) {
+				var text bytes.Buffer
+				c := newClient(t, s, leased.WithKeyPrefix("app"), leased.WithoutLockNamesInLogs(), leased.WithReleaseTimeout(time.Second),
+					leased.WithLogger(slog.New(slog.NewTextHandler(&text, debugging))))
+				mu := c.Mutex("secret-lock")
+				mu.Lock()
+				synctest.Wait()
+				s.Mini.SetError(answer)
+				mu.Unlock() // which logs that it was not confirmed
+				ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+				defer cancel()
+				_, err := mu.LockContext(ctx)
+				isAll(t, err, leased.ErrNotAcquired)
+				s.Mini.SetError("")
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				log := text.String()
+				if !strings.Contains(log, want) || strings.Contains(strings.ReplaceAll(log, "secret-lockers", ""), "secret-lock") {
+					t.Errorf("logged %s", log)
+				}
+			})
+		})
+	}
+}
+
 func TestLogsNameTheLock(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		var text bytes.Buffer
