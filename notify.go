@@ -242,10 +242,9 @@ func (in *inbox) attempted(err error, now time.Time) {
 }
 
 // attempt listens for as long as that goes well. It returns whether Redis refused the subscription,
-// and the error that ended it. Dialling calls user code, which may panic or end the goroutine, and so
-// may the errors that it makes.
+// and the error that ended it. Making the subscription calls user code, if the Redis client is a type of the
+// user's, and so does dialing. It may panic or end the goroutine, and so may the errors that it makes.
 func (in *inbox) attempt() (refused bool, err error) {
-	sub := in.newSubscription()
 	returned := false
 	defer func() {
 		if !returned { // then nothing may close it: go-redis may have left it locked
@@ -255,6 +254,7 @@ func (in *inbox) attempt() (refused bool, err error) {
 		}
 	}()
 	defer in.client.recoverPanic("a hook of the Redis client, or an error of one,")
+	sub := in.newSubscription()
 	in.mu.Lock()
 	in.sub, in.broken = sub, false
 	in.mu.Unlock()

@@ -318,6 +318,40 @@ func TestAnInboxWhoseDiallerPanicsIsMadeAnew(t *testing.T) {
 	}
 }
 
+// reluctant is a user's type around a client, whose Subscribe calls breaks at the next calls once they are counted.
+type reluctant struct {
+	*redis.Client
+	calls  atomic.Int32
+	breaks func()
+}
+
+func (r *reluctant) Subscribe(ctx context.Context, channels ...string) *redis.PubSub {
+	if r.calls.Add(-1) >= 0 {
+		r.breaks()
+	}
+	return r.Client.Subscribe(ctx, channels...)
+}
+
+func TestAnInboxWhoseSubscribePanicsIsMadeAnew(t *testing.T) {
+	for how, breaks := range waysToBreak {
+		t.Run(how, func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, s place) {
+				if s.members != nil {
+					t.Skip("about a client of one server")
+				}
+				rdb := &reluctant{Client: s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true }), breaks: breaks}
+				rdb.calls.Store(3)
+				c := clientOn(t, s, rdb)
+				unlock(t, lock(t, c.Mutex("x"))) // has the inbox subscribe
+				time.Sleep(10 * time.Second)
+				if n := rdb.calls.Load(); n >= 0 || !leased.Subscribed(c) {
+					t.Errorf("subscribed: %v, and %d calls are left to break", leased.Subscribed(c), n)
+				}
+			})
+		})
+	}
+}
+
 // What an operator asks a quorum, and the PINGs to a server that does not answer, are sent in goroutines
 // of the client, too.
 func TestAHookThatPanicsKeepsNoServerOfAQuorumAway(t *testing.T) {
