@@ -423,7 +423,11 @@ func (e *entry) pause() time.Duration {
 // user could not recover it.
 func (c *Client) recoverPanic(what string) {
 	if p := recover(); p != nil {
-		stack := string(debug.Stack())
-		c.log.write(slog.LevelError, "panic", what+" panicked; locks go on", "panic", p, "stack", stack)
+		c.logPanic(what, p)
 	}
+}
+
+// logPanic is called where the stack still shows what panicked.
+func (c *Client) logPanic(what string, with any) {
+	c.log.write(slog.LevelError, "panic", what+" panicked; locks go on", "panic", with, "stack", string(debug.Stack()))
 }

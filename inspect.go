@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/leasedmutex/leased/internal/protocol"
@@ -43,8 +44,8 @@ type Waiting struct {
 }
 
 // Inspect returns what Redis knows about a lock. It acquires nothing and changes nothing, and
-// the lock need not exist. It asks Redis once, and waits for the answer until ctx ends or the
-// Redis client's own time-outs have passed. The error matches ErrClosed or ErrInvalidName, or
+// the lock need not exist. It asks Redis once, and waits for the answer until ctx ends, or until the
+// Redis client's own timeouts have passed if that is sooner. The error matches ErrClosed or ErrInvalidName, or
 // is the error of Redis, of its client, or of ctx.
 //
 // On a quorum, Inspect asks all servers and returns the owner that most of them name. If fewer
@@ -60,7 +61,7 @@ func (c *Client) Inspect(ctx context.Context, name string) (Info, error) {
 		return Info{}, err
 	}
 	began := c.metrics.commandBegins(ctx)
-	s, err := c.server.Inspect(ctx, &k)
+	s, err := ask(ctx, c, func() (protocol.Snapshot, error) { return c.server.Inspect(ctx, &k) })
 	c.metrics.commanded(ctx, commandInspect, began.ended(), redisserver.Classify(err))
 	if err != nil {
 		return Info{}, fmt.Errorf("leased: inspecting lock %q: %w", name, unlessEnded(ctx, err))
@@ -72,7 +73,8 @@ func (c *Client) Inspect(ctx context.Context, name string) (Info, error) {
 // in. Owners that use this package are notified at once, and the contexts of their leases end
 // with ErrLeaseLost. But the owners may still be at work, so ForceUnlock is for operators who
 // know that the owner is gone or wrong. If the lock is free, that is no error. ForceUnlock evicts
-// at most once, and waits for the answer as Inspect does. The error matches ErrClosed or
+// at most once, and waits for the answer as Inspect does; what was sent before ctx ended can still be
+// carried out after that. The error matches ErrClosed or
 // ErrInvalidName, or is the error of Redis, of its client, or of ctx. After the latter three
 // the owners may have been evicted all the same; trying again does no harm unless the next
 // owner should be kept.
@@ -87,7 +89,7 @@ func (c *Client) ForceUnlock(ctx context.Context, name string) error {
 		return err
 	}
 	began := c.metrics.commandBegins(ctx)
-	on, err := c.server.Evict(ctx, &k)
+	on, err := ask(ctx, c, func() (int, error) { return c.server.Evict(ctx, &k) })
 	c.metrics.commanded(ctx, commandEvict, began.ended(), redisserver.Classify(err))
 	if err != nil {
 		return fmt.Errorf("leased: unlocking lock %q by force: %w", name, unlessEnded(ctx, err))
@@ -97,6 +99,66 @@ func (c *Client) ForceUnlock(ctx context.Context, name string) error {
 	}
 	return nil
 }
+
+// ask returns what f returns, which asks Redis under ctx, or the error of ctx if that ends before. go-redis
+// heeds the deadline of a context while it waits for an answer, but not its cancellation, so f runs in a
+// goroutine of its own if ctx can be canceled. That goroutine is owned by the client, ended with the answer
+// or the timeouts of the Redis client, and waited for by Shutdown. A quorum has such goroutines itself.
+//
+// If a hook of the Redis client panics in f, so does ask. A goroutine that a hook ends is not that of the
+// caller, who gets an error.
+func ask[T any](ctx context.Context, c *Client, f func() (T, error)) (val T, err error) {
+	if c.quorum != nil || ctx.Done() == nil {
+		return f()
+	}
+	if ctx.Err() != nil {
+		return val, ended(ctx)
+	}
+	type result struct {
+		val      T
+		err      error
+		returned bool
+		panics   any
+	}
+	results := make(chan result, 1)
+	var decided atomic.Bool // whether f has returned in time, or ctx has ended before that
+	started := c.group.start(func() {
+		var r result
+		defer func() {
+			if !r.returned {
+				r.panics = recover()
+			}
+			if decided.CompareAndSwap(false, true) {
+				results <- r
+			} else if r.panics != nil {
+				c.logPanic("a hook of the Redis client", r.panics)
+			}
+		}()
+		r.val, r.err = f()
+		r.returned = true
+	})
+	if !started {
+		return val, &about{bare(ErrClosed), []error{ErrClosed}}
+	}
+	var r result
+	select {
+	case r = <-results:
+	case <-ctx.Done():
+		if decided.CompareAndSwap(false, true) {
+			return val, ended(ctx)
+		}
+		r = <-results
+	}
+	switch {
+	case r.panics != nil:
+		panic(r.panics)
+	case !r.returned:
+		return val, errGoexit
+	}
+	return r.val, r.err
+}
+
+var errGoexit = errors.New("a hook of the Redis client ended the goroutine that asked Redis")
 
 // unlessEnded returns err, or if ctx has ended an error that also matches what ctx ended with and
 // its cause. The error of a command need not match them, because most commands are sent under a
