@@ -2,6 +2,7 @@ package leased
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"sync"
@@ -230,6 +231,13 @@ type LossEvent struct {
 	Reason string // human-readable
 }
 
+// checkPatience bounds the wait of a Check, which may have to wait for the renewal of another check before
+// its own is sent, and in a Cluster for a reload of the slots. A renewal without an answer ends a moment
+// earlier, and its error says more.
+const checkPatience = protocol.CommandTimeout + 10*time.Millisecond
+
+var errLateAnswer = errors.New("no answer from Redis in time")
+
 // Check asks Redis now whether the lock is still ours. It is for work that should not wait
 // for the next renewal to find out, such as a write that cannot present the token. It costs
 // a round trip; concurrent checks of a lock share one.
@@ -260,7 +268,15 @@ func (l *Lease) Check(ctx context.Context) error {
 	var k lockstate.Check
 	done := make(chan struct{})
 	e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Check(&k, w.caller(), done, now, fx) })
-	if err := e.client.await(ctx, done); err != nil {
+	inTime, stop := context.WithTimeout(ctx, checkPatience)
+	defer stop()
+	if err := e.client.await(inTime, done); err != nil {
+		switch {
+		case ctx.Err() != nil:
+			err = ended(ctx)
+		case inTime.Err() != nil:
+			err = errLateAnswer
+		}
 		return failed(err)
 	}
 	e.mu.Lock()

@@ -138,6 +138,38 @@ func TestCheckReturnsWhenItsContextEnds(t *testing.T) {
 	})
 }
 
+// A check that comes while the renewal of another one is under way has one sent after that.
+func TestACheckWaitsNoLongerThanACommandAlthoughItComesDuringAnother(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		if s.members != nil {
+			t.Skip("a quorum does not wait for servers that it knows to be away")
+		}
+		var way hole
+		c := clientOn(t, s, s.connect(t, way.change), leased.WithTTL(time.Hour))
+		l := lock(t, c.Mutex("x"))
+		warm(t, s, c)
+		way.shut.Store(true)
+		var all sync.WaitGroup
+		for range 4 {
+			all.Go(func() {
+				began := time.Now()
+				err := l.Check(context.Background())
+				if took := time.Since(began); err == nil || took < 2*time.Second || took > 2*time.Second+10*time.Millisecond {
+					t.Errorf("Check returned %v after %v", err, took)
+				}
+				if errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("%v matches the error of a context, and there was none", err)
+				}
+			})
+			time.Sleep(500 * time.Millisecond) // the time between checks
+		}
+		all.Wait()
+		way.shut.Store(false)
+		must(t, l.Check(context.Background()))
+		unlock(t, l)
+	})
+}
+
 func TestChecksMadeTogetherShareCommands(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		c := newClient(t, s)

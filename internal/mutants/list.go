@@ -532,7 +532,7 @@ var mutants = []mutant{
 	{"a check is never done after a failure", "internal/lockstate/check.go", "	l.checking.asked = \"\"\n	return true", "	return true", "ACheckWithoutAnswer|ARenewalThat"},
 	{"a check of a lease that is over waits", "internal/lockstate/check.go", "		k.Over = k.caller.Phase != Inside || k.caller.Ended == ByLoss\n", "		k.Over = false\n", "ACheckOfALease"},
 	{"a check asks under the old id during a downgrade", "internal/lockstate/check.go", " || g.role() == byDowngrade {", " {", "ACheckDuring"},
-	{"a check outlasts its context", "lease.go", "	if err := e.client.await(ctx, done); err != nil {\n		return failed", "	if err := e.client.await(context.Background(), done); err != nil {\n		return failed", "CheckReturns"},
+	{"a check outlasts its context", "lease.go", "	inTime, stop := context.WithTimeout(ctx, checkPatience)\n", "	inTime, stop := context.WithTimeout(context.Background(), checkPatience)\n", "CheckReturns"},
 	{"a zero mutex is used", "mutex.go", "	if m == nil || m.handle.unmade() {", "	if m == nil {", "WasNotMadeByTheLibrary"},
 	{"a nil mutex is used", "mutex.go", "	if m == nil || m.handle.unmade() {", "	if m.handle.unmade() {", "WasNotMadeByTheLibrary"},
 	{"a zero lease is used", "lease.go", "return l == nil || l.entry == nil", "return l == nil", "WasNotMadeByTheLibrary"},
