@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/leasedmutex/leased/internal/lockstate"
@@ -19,13 +20,15 @@ import (
 // are garbage-collected before Unlock, the lease is no longer renewed, which is logged, and
 // other callers of this process are kept out until Mutex.Unlock.
 type Lease struct {
-	entry  *entry
-	call   *call
-	guard  *guard // nil from Unlock on
-	once   sync.Once
-	asked  bool   // whether the lease's context was asked for, and so made; the entry's mutex guards it and ctx
-	failed *error // what Unlock returned; nil if that was nil
-	ctx    context.Context
+	entry *entry
+	call  *call
+	guard *guard      // nil from Unlock on
+	begun atomic.Bool // whether Unlock was called
+	asked bool        // whether the lease's context was asked for, and so made; the entry's mutex guards it and ctx
+	ctx   context.Context
+
+	result atomic.Pointer[error]         // what the first Unlock returned; nil until it has ended
+	ended  atomic.Pointer[chan struct{}] // closed once result is set; made by the first call that waits for that
 }
 
 // A guard notices that a Lease is garbage-collected before Unlock: its finalizer runs then. It is
@@ -178,16 +181,17 @@ func (l *Lease) With(ctx context.Context) (context.Context, context.CancelFunc) 
 //   - both if both happened.
 //
 // In all cases the caller no longer holds the lock. Do not drop the error: it may be the
-// only sign that another process was in the critical section. Later calls do nothing and
-// return the same error, even if the lease was ended by Mutex.Unlock. After a call that
-// panicked, because a hook of the Redis client did, they return what was known then.
+// only sign that another process was in the critical section. Calls after the first one has
+// returned do nothing and return the same error, even if the lease was ended by Mutex.Unlock.
+// After a call that panicked, because a hook of the Redis client did, they return what was known then.
 func (l *Lease) Unlock() error { return l.unlock(asOptionSays) }
 
 // UnlockContext is Unlock, except that it waits for Redis until ctx ends instead of for the
 // time set by WithReleaseTimeout. If ctx ends first, the error matches ErrNotReleased and
 // ctx's error. The lease has ended all the same, even if ctx had ended before the call, and
 // the client keeps trying to release the lock. Of several calls of Unlock and UnlockContext
-// the first one sets the bound, and the others wait for it.
+// the first one releases the lock. The others wait for its result, each no longer than it would
+// wait for Redis, and return an error that matches ErrNotReleased if that is not long enough.
 func (l *Lease) UnlockContext(ctx context.Context) error {
 	if ctx == nil {
 		return errNilContext
@@ -195,33 +199,76 @@ func (l *Lease) UnlockContext(ctx context.Context) error {
 	return l.unlock(ctx)
 }
 
-// unlock does what the first call of Unlock or UnlockContext does, and returns its result to all.
+// unlock does what the first call of Unlock or UnlockContext does, and returns its result to all. It waits until
+// ctx ends or, if ctx is nil, as long as the caller's options say.
 func (l *Lease) unlock(ctx context.Context) error {
 	if l.unmade() {
 		return errLeaseUnmade
 	}
-	l.once.Do(func() {
-		*l.guard = guard{}
-		guards.Put(l.guard)
-		l.guard = nil
-		var err error
-		returned := false
-		defer func() {
-			if !returned { // user code panicked or ended the goroutine; later calls are told what is known
-				err = l.entry.outcome(l.call)
-			}
-			if err != nil {
-				kept := err // kept is allocated; err is not
-				l.failed = &kept
-			}
-		}()
-		_, err = l.entry.unlock(ctx, time.Now(), func(*lockstate.Lock) *lockstate.Caller { return l.call.caller() })
-		returned = true
-	})
-	if l.failed != nil {
-		return *l.failed
+	if !l.begun.CompareAndSwap(false, true) {
+		return l.unlockedByAnother(ctx)
 	}
-	return nil
+	*l.guard = guard{}
+	guards.Put(l.guard)
+	l.guard = nil
+	var err error
+	returned := false
+	defer func() {
+		if !returned { // user code panicked or ended the goroutine; later calls are told what is known
+			err = l.entry.outcome(l.call)
+		}
+		result := &noError
+		if err != nil {
+			kept := err // kept is allocated; err is not
+			result = &kept
+		}
+		l.result.Store(result)
+		if waiting := l.ended.Load(); waiting != nil { // who comes later finds the result
+			close(*waiting)
+		}
+	}()
+	_, err = l.entry.unlock(ctx, time.Now(), func(*lockstate.Lock) *lockstate.Caller { return l.call.caller() })
+	returned = true
+	return err
+}
+
+var noError error
+
+// unlockedByAnother returns the result of the first call of Unlock or UnlockContext, after waiting for it
+// for as long as this call may take. ctx is as in unlock.
+func (l *Lease) unlockedByAnother(ctx context.Context) error {
+	if result := l.result.Load(); result != nil {
+		return *result
+	}
+	made := make(chan struct{})
+	l.ended.CompareAndSwap(nil, &made)
+	first := *l.ended.Load()
+	if result := l.result.Load(); result != nil { // nobody need have seen the channel
+		return *result
+	}
+	w, e := l.call, l.entry
+	var late error
+	if ctx != nil {
+		if waitFor(ctx, first) {
+			return *l.result.Load()
+		}
+		late = ended(ctx)
+	} else {
+		timer := time.NewTimer(w.Opts.ReleaseTimeout)
+		defer timer.Stop()
+		select {
+		case <-first:
+			return *l.result.Load()
+		case <-timer.C:
+		}
+	}
+	err := &notReleased{name: e.keys.Name(), ended: late}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if w.Ended == lockstate.ByLoss {
+		return e.lostLocked(w, err)
+	}
+	return err
 }
 
 // LossEvent describes a lease that ended before its Unlock.

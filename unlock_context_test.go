@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -115,6 +117,49 @@ func TestALeaseIsUnlockedWithAContext(t *testing.T) {
 		if l = new(leased.Lease); l.UnlockContext(context.Background()) == nil {
 			t.Error("a lease that was not made is unlocked")
 		}
+	})
+}
+
+// What another call of the same lease waits for is not this one's affair.
+func TestASecondUnlockWaitsNoLongerThanItMay(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var way hole
+		c := clientOn(t, s, s.connect(t, way.change), leased.WithTTL(time.Minute), leased.WithReleaseTimeout(4*time.Second))
+		l := lock(t, c.Mutex("x"))
+		warm(t, s, c)
+		way.shut.Store(true)
+		var all sync.WaitGroup
+		check := func(call func() error, want time.Duration, is ...error) {
+			all.Go(func() {
+				began := time.Now()
+				err := call()
+				if took := time.Since(began); took != want {
+					t.Errorf("it returned %v after %v, want %v", err, took, want)
+				}
+				isAll(t, err, append(is, leased.ErrNotReleased)...)
+			})
+			synctest.Wait()
+		}
+		within := func(limit time.Duration) func() error {
+			return func() error {
+				ctx, cancel := context.WithTimeout(context.Background(), limit)
+				defer cancel()
+				return l.UnlockContext(ctx)
+			}
+		}
+		check(within(6*time.Second), 6*time.Second, context.DeadlineExceeded)
+		check(l.Unlock, 4*time.Second)
+		check(within(50*time.Millisecond), 50*time.Millisecond, context.DeadlineExceeded)
+		check(within(0), 0, context.DeadlineExceeded)
+		check(within(time.Hour), 6*time.Second, context.DeadlineExceeded) // that of the first
+		all.Wait()
+		before := l.Unlock()
+		isAll(t, before, leased.ErrNotReleased)
+		way.shut.Store(false)
+		if after := l.Unlock(); after != before { //nolint:errorlint // the same error
+			t.Errorf("a later call returned %v", after)
+		}
+		time.Sleep(5 * time.Second) // until it is released
 	})
 }
 

@@ -499,7 +499,7 @@ var mutants = []mutant{
 	{"a slow caller is logged again and again", "internal/lockstate/status.go", "		c.slow = true\n", "", "IsLoggedOnce"},
 	{"a collected lease is lost by the fault of Redis", "internal/lockstate/timers.go", "				l.end(c, collected, now, fx)\n", "", "ACollectedLeaseIs"},
 	{"a collected lease is not told apart from one that Redis did not confirm", "internal/lockstate/timers.go", "		if !l.needsRenewal() { //", "		if true { //", "ACollectedLeaseBeside"},
-	{"a guard that is used again has no finalizer", "lease.go", "		*l.guard = guard{}\n", "		*l.guard = guard{}\n		runtime.SetFinalizer(l.guard, nil)\n", "EachCollectedLease"},
+	{"a guard that is used again has no finalizer", "lease.go", "	*l.guard = guard{}\n", "	*l.guard = guard{}\n	runtime.SetFinalizer(l.guard, nil)\n", "EachCollectedLease"},
 	{"one collected lease hides another", "log.go", "l.causeOf(\"collected\", name)", "\"collected\"", "EachCollectedLease"},
 	{"each caller of a stuck lock has a line", "slow.go", "l.causeOf(\"waited\", s.name)", "fmt.Sprint(s.wait, s.waitSite, time.Now())", "TimeOutInTurn"},
 	{"one slow lock hides another", "slow.go", "l.causeOf(\"held\", s.name)", "\"held\"", "TimeOutInTurn"},
@@ -717,7 +717,7 @@ var mutants = []mutant{
 	{"an echo is published by the inbox's own node", "internal/redisserver/server.go", "	if cluster, ok := s.Rdb.(clusterNodes); ok {", "	if cluster, ok := s.Rdb.(clusterNodes); ok && false {", "AnEchoIsPublishedByTheNode"},
 	{"the inbox does not survive the end of its goroutine", "notify.go", "			in.client.group.start(in.runAgain) //", "			_ = in.runAgain //", "WhoseDiallerPanics"},
 	{"an inbox whose goroutine was ended dials without a pause", "notify.go", "	in.pauseAfter(false, errInboxEnded)\n", "", "WhoseDiallerPanics"},
-	{"an Unlock after one that panicked says that all is well", "lease.go", "			if !returned {", "			if !returned && false {", "AfterOneThatDidNotReturn"},
+	{"an Unlock after one that panicked says that all is well", "lease.go", "		if !returned { // user code panicked or ended", "		if !returned && false { // user code panicked or ended", "AfterOneThatDidNotReturn"},
 	{"the inbox does not survive a panic while it looks for a master", "notify.go", "	defer in.client.recoverPanic(\"MasterForKey of the Redis client\")\n", "", "SurvivesAPanic"},
 
 	{"a token ahead of the clock is forgotten before the clock has reached it", "internal/redisserver/scripts/common.lua", "    'PX', int(ahead + math.max(", "    'PX', int(math.max(", "TestTokensGoOnByOne"},
