@@ -437,13 +437,17 @@ func (c *Client) Shutdown(ctx context.Context) error {
 	return c.outcome
 }
 
-// logFailure logs that a command about a lock failed, unless it may have had no answer because this
-// client has stopped, which cancels its commands.
+// logFailure logs that a command about a lock failed, unless the end of this client cut it short.
 func (c *Client) logFailure(lock string, fail *protocol.Failure) {
-	if c.base.Err() != nil && (fail.Kind == protocol.NoAnswer || fail.Kind == protocol.NeverSent) {
-		return
+	if !c.cutShort(fail) {
+		c.log.commandsFailed(failedCommand{lock, fail})
 	}
-	c.log.commandFailed(lock, fail.Err)
+}
+
+// cutShort reports whether a command may have had no answer because this client has stopped, which cancels
+// its commands.
+func (c *Client) cutShort(fail *protocol.Failure) bool {
+	return c.base.Err() != nil && (fail.Kind == protocol.NoAnswer || fail.Kind == protocol.NeverSent)
 }
 
 func (c *Client) closedLocked() bool {

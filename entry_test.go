@@ -240,6 +240,29 @@ func (q *queueing) Do(context.Context, *protocol.Keys, *protocol.Command) (proto
 
 // A lock that a caller was let into rests when others have taken its place among the recent ones,
 // of which it has one.
+// The finalizer is the last to look at the lock until its lease expires.
+func TestALockWhoseLeaseWasCollectedRests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := settled(t, onStub(t, 0, 0))
+		l, err := c.Mutex("x").LockContext(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		e, g := l.entry, *l.guard
+		e.mu.Lock()
+		e.restLocked()
+		e.mu.Unlock()
+		g.collected()
+		e.mu.Lock()
+		if e.awake != nil {
+			t.Error("it stays awake")
+		}
+		e.mu.Unlock()
+		_ = l.Unlock()
+	})
+}
+
 func TestALockRestsWhenOthersAreMoreRecent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := settled(t, onStub(t, 0, 0))

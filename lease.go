@@ -74,6 +74,7 @@ func (g *guard) collected() {
 	}
 	e.mu.Lock()
 	mine, site := e.state().Collected(g.call.caller()), g.call.extras().site
+	e.restLocked()
 	e.mu.Unlock()
 	if mine {
 		e.client.log.collected(e.keys.Name(), site)

@@ -139,41 +139,55 @@ func (l *throttledLog) log() *slog.Logger {
 	return slog.Default()
 }
 
-// commandFailed logs that a command failed, and what that means for the locks.
-func (l *throttledLog) commandFailed(name string, err error) {
+// failedCommand is a command about a lock that failed.
+type failedCommand struct {
+	name string // of the lock
+	fail *protocol.Failure
+}
+
+// commandsFailed logs that commands failed, and what that means for the locks. An outage has renewals of very
+// many locks fail together, which are not to fill the queue of lines.
+func (l *throttledLog) commandsFailed(failed ...failedCommand) {
 	l.later(func() {
-		fail := redisserver.Classify(err)
-		if fail.Kind != protocol.ClientClosed && errors.Is(err, ErrClosed) {
-			return // the client itself is closed, which it need not report
-		}
-		level, cause, text := slog.LevelWarn, "network", "Redis does not answer; trying again"
-		var other *redisserver.OtherTypeError
-		if errors.As(err, &other) {
-			err = other.Answer // the text below says what it means
-		}
-		switch fail.Kind {
-		case protocol.ClientClosed:
-			level, cause, text = slog.LevelError, "closed", "the Redis client was closed before the leased.Client; its locks are not released"
-		case protocol.OtherType:
-			level, cause = slog.LevelError, l.causeOf(firstWord(err), name)
-			text = "another program, such as Redisson, keeps another type of value under a lock's name; an operator has to fix this"
-		case protocol.NeedsOperator:
-			level, cause = slog.LevelError, firstWord(err)
-			text = "Redis refuses lock commands; an operator has to fix this"
-		case protocol.RefusedNow:
-			cause, text = firstWord(err), "Redis cannot run lock commands now; trying again"
-		}
-		if fail.Kind != protocol.OtherType && firstWord(err) != "NOPERM" { // the latter may be about the keys of one lock
-			l.failed = time.Now()
-		}
-		if level == slog.LevelWarn && !slices.Contains(l.outage, cause) {
-			l.outage = append(l.outage, cause)
-		}
-		l.print(level, cause, text, l.about(name, "error", l.reason(name, err))...)
-		if log := l.log(); log.Enabled(context.Background(), slog.LevelDebug) {
-			log.Debug("leased: command failed", l.about(name, "error", l.reason(name, err))...)
+		for _, each := range failed {
+			l.commandFailed(each.name, each.fail)
 		}
 	})
+}
+
+// commandFailed is called in the goroutine of lines.
+func (l *throttledLog) commandFailed(name string, fail *protocol.Failure) {
+	err := fail.Err
+	if fail.Kind != protocol.ClientClosed && errors.Is(err, ErrClosed) {
+		return // the client itself is closed, which it need not report
+	}
+	level, cause, text := slog.LevelWarn, "network", "Redis does not answer; trying again"
+	var other *redisserver.OtherTypeError
+	if errors.As(err, &other) {
+		err = other.Answer // the text below says what it means
+	}
+	switch fail.Kind {
+	case protocol.ClientClosed:
+		level, cause, text = slog.LevelError, "closed", "the Redis client was closed before the leased.Client; its locks are not released"
+	case protocol.OtherType:
+		level, cause = slog.LevelError, l.causeOf(firstWord(err), name)
+		text = "another program, such as Redisson, keeps another type of value under a lock's name; an operator has to fix this"
+	case protocol.NeedsOperator:
+		level, cause = slog.LevelError, firstWord(err)
+		text = "Redis refuses lock commands; an operator has to fix this"
+	case protocol.RefusedNow:
+		cause, text = firstWord(err), "Redis cannot run lock commands now; trying again"
+	}
+	if fail.Kind != protocol.OtherType && firstWord(err) != "NOPERM" { // the latter may be about the keys of one lock
+		l.failed = time.Now()
+	}
+	if level == slog.LevelWarn && !slices.Contains(l.outage, cause) {
+		l.outage = append(l.outage, cause)
+	}
+	l.print(level, cause, text, l.about(name, "error", l.reason(name, err))...)
+	if log := l.log(); log.Enabled(context.Background(), slog.LevelDebug) {
+		log.Debug("leased: command failed", l.about(name, "error", l.reason(name, err))...)
+	}
 }
 
 // foreignOwner logs that the owner of a lock will not publish its release.

@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -112,7 +113,7 @@ func TestARefusalOfOneLockIsNoFailureOfAll(t *testing.T) {
 	for text, hides := range map[string]bool{"NOPERM No permissions to access a key": false, "LOADING Redis is loading": true} {
 		l := newThrottledLog(&clientOptions{logger: slog.New(slog.DiscardHandler)})
 		done := make(chan bool)
-		l.commandFailed("x", refusal(text))
+		l.commandsFailed(failedCommand{"x", redisserver.Classify(refusal(text))})
 		l.later(func() { done <- !l.failed.IsZero() })
 		if got := <-done; got != hides {
 			t.Errorf("%s: it counts for all locks %v", text, got)
@@ -268,3 +269,48 @@ func TestVirtualAProbeThatIsAskedForBeforeAFailureIsNotedComesSoon(t *testing.T)
 type eachMinute struct{}
 
 func (eachMinute) NextBackOff() time.Duration { return time.Minute }
+
+// An outage has the renewals of all locks fail within seconds, and that is no fault of the logger.
+func TestRenewalsThatFailTogetherDropNoLines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		out := &counting{Handler: slog.DiscardHandler, blocked: make(chan struct{})}
+		c := settled(t, onStub(t, 0, 0, WithLogger(slog.New(out))))
+		l, err := c.Mutex("x").LockContext(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		batch := make([]protocol.Renewal, renewalsPerBatch)
+		for i := range batch {
+			batch[i] = protocol.Renewal{Owner: l.entry, Keys: &l.entry.keys, Req: l.entry.request(), At: time.Now(), Err: errNoAnswer}
+		}
+		for range 2 * mostLines / renewalsPerBatch {
+			c.renewed(context.Background(), batch, -1)
+		}
+		close(out.blocked)
+		synctest.Wait()
+		if n := out.dropped.Load(); n != 0 || out.lines.Load() == 0 {
+			t.Errorf("%d lines, of which %d say that some were dropped", out.lines.Load(), n)
+		}
+		if err := l.Unlock(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// counting is a logger that blocks until blocked is closed.
+type counting struct {
+	slog.Handler
+	blocked        chan struct{}
+	lines, dropped atomic.Int64
+}
+
+func (h *counting) Enabled(context.Context, slog.Level) bool { return true }
+
+func (h *counting) Handle(_ context.Context, r slog.Record) error {
+	<-h.blocked
+	h.lines.Add(1)
+	if strings.Contains(r.Message, "dropped") {
+		h.dropped.Add(1)
+	}
+	return nil
+}

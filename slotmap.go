@@ -70,15 +70,16 @@ func newSlotMap(c *Client, rdb redis.UniversalClient) *slotMap {
 }
 
 // commandFailed reloads the map if the node that was asked may no longer be the right one. A node
-// that answers is there, so only the answer that it does not serve the slot counts.
+// that answers is there, so only the answer that it does not serve the slot counts. It calls no method of
+// the error, which can be user code: a lock must not miss its step, nor a canceler its next cancel, because
+// that panics.
 func (m *slotMap) commandFailed(fail *protocol.Failure) {
 	if fail == nil {
 		return
 	}
 	switch {
 	case fail.Kind == protocol.NeverSent, fail.Kind == protocol.NoAnswer:
-	case redis.HasErrorPrefix(fail.Err, "CLUSTERDOWN"):
-	case redis.HasErrorPrefix(fail.Err, "MOVED"): // a command sent to one node, as with WithReplicas, is not redirected
+	case fail.Moved:
 	default:
 		return
 	}

@@ -323,6 +323,7 @@ func (c *Client) renewed(ctx context.Context, batch []protocol.Renewal, took tim
 	}
 	var failed *protocol.Failure
 	defer func() { c.metrics.commanded(ctx, commandRenew, took, failed) }()
+	var logged []failedCommand
 	for i := range batch {
 		if r := &batch[i]; r.Err != nil {
 			fail := redisserver.Classify(r.Err)
@@ -331,8 +332,13 @@ func (c *Client) renewed(ctx context.Context, batch []protocol.Renewal, took tim
 			c.downtime.commandFailed(fail, r.At, keeps)
 			c.outage.failed(fail, time.Now())
 			c.slotMap.commandFailed(fail)
-			c.logFailure(r.Keys.Name(), fail)
+			if !c.cutShort(fail) {
+				logged = append(logged, failedCommand{r.Keys.Name(), fail})
+			}
 		}
+	}
+	if len(logged) > 0 {
+		c.log.commandsFailed(logged...)
 	}
 	if err := c.server.Touch(ctx, batch); err != nil {
 		fail := redisserver.Classify(err)

@@ -19,6 +19,9 @@ type Failure struct {
 	// Again says that the command met a connection that had been closed, and that the server has answered
 	// since. So the failure says nothing about the server, and the command can be repeated at once.
 	Again bool
+
+	// Moved says that a node of a Cluster has answered that it does not serve the slot.
+	Moved bool
 }
 
 // FailureKind says what a command's error means. NeedsOperator and the kinds after it do not

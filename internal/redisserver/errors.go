@@ -157,11 +157,17 @@ func Classify(err error) *protocol.Failure {
 	case OnlyOperatorHelps(err):
 		return &protocol.Failure{Err: err, Kind: protocol.NeedsOperator}
 	case IsServerReply(err):
-		return &protocol.Failure{Err: err, Kind: protocol.RefusedNow}
+		return &protocol.Failure{Err: err, Kind: protocol.RefusedNow, Moved: elsewhere(err)}
 	case notSent(err) && !errors.As(err, new(errPoolExhausted)): // this one is a guess
 		return &protocol.Failure{Err: err, Kind: protocol.NeverSent}
 	}
 	return &protocol.Failure{Err: err, Kind: protocol.NoAnswer, Again: errors.As(err, &answersAgain{})}
+}
+
+// elsewhere reports whether err is the answer of a node of a Cluster that does not serve the slot. A
+// command sent to one node, as with WithReplicas, is not redirected.
+func elsewhere(err error) bool {
+	return redis.HasErrorPrefix(err, "CLUSTERDOWN") || redis.HasErrorPrefix(err, "MOVED")
 }
 
 // OnlyOperatorHelps reports whether err is a reply of Redis whose cause only an operator can remove,
