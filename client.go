@@ -364,6 +364,9 @@ func (c *Client) Close() error {
 // released, since its holder may still be working under it; it is left to expire. Idle grants
 // are released. rdb stays open.
 //
+// Calls that are waiting return ErrClosed; Lock and RLock, which return no error, panic with it.
+// Stop the goroutines that call Lock before you close the client, or use LockContext.
+//
 // Shutdown stops the client's goroutines. It waits for them, and for the calls of the logger,
 // the loss handler and OpenTelemetry, until ctx ends, and for at least 100 ms. What takes
 // longer, such as a command without a reply or a handler that blocks, ends when it can. So

@@ -208,7 +208,7 @@
 //
 // A lease is renewed after a third of its TTL, together with the client's other leases, and
 // at once by [Lease.Check]. A renewal has three outcomes. "Renewed" moves the window. "Not
-// ours" ends the lease at once. A missing reply is not a loss: the client repeats the
+// this client's" ends the lease at once. A missing reply is not a loss: the client repeats the
 // renewal until the window ends, and only then is the lease lost. A late "renewed" does not
 // revive it.
 //
@@ -274,8 +274,8 @@
 //
 // Unlock returns nil only if another caller of this process continues with the lock, if the
 // process keeps it idle ([WithIdleHold]), if Redis confirmed the release, or if the lock's
-// last token proves that the lock was ours until then. Otherwise it returns [ErrLeaseLost],
-// which then means that the lock could no longer be proved ours. Unlock waits for Redis for
+// last token proves that the lock was this client's until then. Otherwise it returns [ErrLeaseLost],
+// which then means that the lock could no longer be proved to be. Unlock waits for Redis for
 // at most the time set by [WithReleaseTimeout]. After that it returns [ErrNotReleased], and
 // the client keeps retrying in the background until Redis has answered or the TTL has
 // passed. When a process dies, its locks are free after their TTL, and its places in the

@@ -274,7 +274,7 @@ func (e *entry) end(loss lockstate.Loss) {
 	}
 	c := e.client
 	c.stats.lost.Add(1)
-	if !c.losses.add(LossEvent{Name: e.keys.Name(), Token: token, Reason: loss.Why.String()}) {
+	if !c.losses.add(LossEvent{Name: e.keys.Name(), Token: token, Reason: loss.Why.String(), Err: cause}) {
 		c.log.lossesDropped()
 	}
 	if first {

@@ -24,8 +24,9 @@ var (
 	ErrLocked = lockstate.ErrLocked
 
 	// ErrLeaseLost is matched by the cause of an ended Lease.Context, and by the errors of
-	// Unlock and Do, if the lock stopped being ours before Unlock or could no longer be proved
-	// ours. The error's text has the lock, the token and the reason. Another process may have
+	// Lease.Unlock, UnlockContext, Check and Downgrade, and of Do and RDo, if the lock stopped
+	// being this client's before Unlock or could no longer be proved to be. Check and Downgrade
+	// also return it for a lease that was unlocked. The text of a lost lease's error has the lock, the token and the reason. Another process may have
 	// been in the critical section: check or repeat the work, using the fencing token if the
 	// resource compares it.
 	ErrLeaseLost = lockstate.ErrLeaseLost
@@ -36,8 +37,8 @@ var (
 	ErrMaxHold = lockstate.ErrMaxHold
 
 	// ErrNotReleased is returned by Unlock and UnlockContext if Redis did not confirm the
-	// release in time, and did not confirm that the lock was ours until then. The client keeps
-	// retrying; the error's text says when the lock expires. If Redis later says that the lock
+	// release in time, and did not confirm that the lock was this client's until then. The client
+	// keeps retrying, unless the error also matches ErrClosed: then nothing retries. The error's text says when the lock expires. If Redis later says that the lock
 	// may have been lost before Unlock, the loss handler is called.
 	ErrNotReleased = lockstate.ErrNotReleased
 
@@ -53,11 +54,12 @@ var (
 	// back.
 	ErrNoQuorum = quorum.ErrNoQuorum
 
-	// ErrNotLocked is returned by UnlockContext and RUnlockContext if no caller of the client
+	// ErrNotLocked is returned by Mutex.UnlockContext, RWMutex.UnlockContext and RUnlockContext if no caller of the client
 	// holds the lock in that mode. Unlock and RUnlock panic instead.
 	ErrNotLocked = errors.New("leased: not locked by this client")
 
-	// ErrClosed is returned after Client.Close. It is also the cause of the ended contexts of
+	// ErrClosed is matched by the errors of a client that was closed, or whose *redis.Client was
+	// closed; the latter also match redis.ErrClosed. It is also the cause of the ended contexts of
 	// leases that were held when the client was closed.
 	ErrClosed = protocol.ErrClosed
 
@@ -66,8 +68,8 @@ var (
 	// would put its keys into different Cluster slots, or is an auxiliary key of another lock.
 	ErrInvalidName = protocol.ErrInvalidName
 
-	// ErrInvalidOption is returned for an option that is out of range. Options are never
-	// corrected silently.
+	// ErrInvalidOption is returned for an option that is nil, out of range or contradicts another,
+	// and for a Redis client that New or NewQuorum cannot use. Options are never corrected silently.
 	ErrInvalidOption = errors.New("leased: invalid option")
 )
 
@@ -77,7 +79,7 @@ var (
 	errMutexUnmade   = errors.New("leased: Mutex was not made by Client.Mutex")
 	errRWMutexUnmade = errors.New("leased: RWMutex was not made by Client.RWMutex")
 	errLeaseUnmade   = errors.New("leased: Lease is nil, or was not returned by LockContext")
-	errClientUnmade  = invalid("the Client is nil, or was not made by New")
+	errClientUnmade  = errors.New("leased: the Client is nil, or was not made by New or NewQuorum")
 	errNilContext    = errors.New("leased: the context is nil")
 	errNilFunc       = errors.New("leased: the function is nil")
 	errLeaseOver     = errors.New("leased: its lease is over")

@@ -34,7 +34,8 @@ func TestALossExplainsItself(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			inVirtualTime(t, func(t *testing.T, s place) {
-				client := newClient(t, s)
+				events := make(chan leased.LossEvent, 10)
+				client := newClient(t, s, leased.WithLossHandler(func(ev leased.LossEvent) { events <- ev }))
 				check := func(where string, err error, token uint64) {
 					t.Helper()
 					want := fmt.Sprintf(`leased: lock "flash" lost (token %d): %s`, token, c.why)
@@ -56,6 +57,8 @@ func TestALossExplainsItself(t *testing.T) {
 				check("cause of With", context.Cause(work), l.Token())
 				check("Downgrade", l.Downgrade(context.Background()), l.Token())
 				check("Unlock", l.Unlock(), l.Token())
+				told := <-events
+				check("the loss handler", told.Err, told.Token)
 				late := lock(t, client.Mutex("flash", c.opts...))
 				c.lose(s, client)
 				time.Sleep(time.Minute)

@@ -114,10 +114,10 @@ func (l *Lease) TrustedUntil() time.Time {
 }
 
 // Context returns a context for the work done under the lease. It has the values of the
-// context given to LockContext, but not its cancellation or deadline. It ends when the
-// lease does: at Unlock; when the lease is lost, with a cause that matches ErrLeaseLost and
-// gives the reason (see the package's limits for how soon); or when the client is closed,
-// with cause ErrClosed.
+// context given to LockContext, but not its cancellation or deadline. It ends with the
+// lease, at Unlock or when the lease is lost, then with a cause that matches ErrLeaseLost and
+// gives the reason (see the package's limits for how soon); and when the client is closed,
+// with cause ErrClosed, although the lease is then still held.
 func (l *Lease) Context() context.Context {
 	return leaseContext{l.made().base(), l}
 }
@@ -173,10 +173,11 @@ func (l *Lease) With(ctx context.Context) (context.Context, context.CancelFunc) 
 // Unlock ends the lease. It waits for Redis for at most the time set by WithReleaseTimeout.
 // It does not wait if the lock goes to another caller of this process, or if the process
 // keeps the lock (WithIdleHold). In these cases, nil does not say that the lock was still
-// ours. Unlock returns
+// this client's. Unlock returns
 //
 //   - ErrLeaseLost, with the reason, if the lease had ended before, or if the release got
-//     no reply and it could not be proved afterwards that the lock was ours until then;
+//     no reply and it could not be proved afterwards that the lock was this client's
+//     until then;
 //   - ErrNotReleased if Redis did not confirm the release in time or, together with
 //     ErrClosed, never will because the client is closed;
 //   - both if both happened.
@@ -277,6 +278,7 @@ type LossEvent struct {
 	Name   string // of the lock
 	Token  uint64 // of the lease
 	Reason string // human-readable
+	Err    error  // matches ErrLeaseLost, and ErrMaxHold at the end of a maximum hold
 }
 
 // checkPatience bounds the wait of a Check, which may have to wait for the renewal of another check before
@@ -286,13 +288,13 @@ const checkPatience = protocol.CommandTimeout + 10*time.Millisecond
 
 var errLateAnswer = errors.New("no answer from Redis in time")
 
-// Check asks Redis now whether the lock is still ours. It is for work that should not wait
+// Check asks Redis now whether this client still owns the lock. It is for work that should not wait
 // for the next renewal to find out, such as a write that cannot present the token. It costs
 // a round trip; concurrent checks of a lock share one.
 //
-// A nil error means that the lock was ours when Redis answered; the lease is then trusted
+// A nil error means that this client owned the lock when Redis answered; the lease is then trusted
 // anew from the time before Check asked. That promises nothing for later: the token does.
-// If the lock is not ours, the lease is lost, and so are all leases that the process holds
+// If it does not own the lock, the lease is lost, and so are all leases that the process holds
 // under the same grant. The error then matches ErrLeaseLost and gives the reason, as does
 // the error for a lease that had already ended. Check waits for Redis until ctx ends, or
 // for 2 s if that is sooner. The error of ctx, an error that Redis returned instead of an

@@ -17,7 +17,8 @@ import (
 	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
-// What the client logs: first how a line is written, then every line that there is.
+// What the client logs: first how a line is written, then the lines. Those about slow callers are in slow.go, and
+// those about panics where they are recovered, in entry.go and queue.go.
 
 const (
 	quiet     = time.Minute // between two lines of one cause

@@ -63,7 +63,7 @@ func (c *Client) Mutex(name string, opts ...LockOption) *Mutex {
 
 // Lock locks m, waiting as long as it takes. While Redis cannot be reached or refuses
 // commands, Lock logs that and keeps retrying. It panics if the name or an option is bad,
-// or if the client or its Redis client is closed.
+// or if the client or its Redis client is closed, even while Lock waits.
 func (m *Mutex) Lock() { m.use().lock(protocol.Exclusive) }
 
 func (h *handle) lock(m protocol.Mode) {
@@ -81,8 +81,9 @@ func (h *handle) lock(m protocol.Mode) {
 
 // TryLock locks m if m is free and no request waits for it, and reports whether it
 // succeeded. If the owner may be keeping the lock idle (see WithIdleHold), or several clients
-// try the lock of a quorum at once, TryLock asks for it and waits at most 50 ms. On any error
-// it returns false too, after at most 1 s. It panics when Lock does.
+// try the lock of a quorum at once, TryLock asks for it and waits at most 50 ms, and up to
+// 50 ms more if the client has only just started. On any error it returns false too, after at
+// most 1 s. It panics when Lock does.
 func (m *Mutex) TryLock() bool { return m.use().tryLock(protocol.Exclusive) }
 
 func (h *handle) tryLock(m protocol.Mode) bool {

@@ -96,7 +96,7 @@ func invalid(format string, args ...any) error {
 
 // WithKeyPrefix puts prefix before every key and channel, so that several applications can
 // share one Redis, or so that an ACL pattern can match them. A prefix has at most 256
-// bytes; for braces in it, see [Client.Mutex]. The default is no prefix.
+// bytes of UTF-8 without control characters; for braces in it, see [Client.Mutex]. The default is no prefix.
 //
 // All clients that share a lock need the same prefix, because messages go to channels under
 // it. A key is the prefix and the name, with nothing in between: end the prefix with a
@@ -165,7 +165,9 @@ func WithoutLockNamesInLogs() Option {
 // WithLossHandler sets the function that is called when a lease is lost, even if Redis says
 // so only after Unlock has stopped waiting for it. Users of Lock and Unlock learn of a loss
 // in no other way. The handler is called for one loss at a time, under no mutex of this
-// package. The default is to log each loss at level Error; losses that come together for
+// package. If it blocks, 100,000 further losses are queued for it; those beyond are dropped,
+// which is logged. Leases that are still held when the client is closed are not reported. The
+// default is to log each loss at level Error; losses that come together for
 // the same reason share a line, with their number.
 func WithLossHandler(handler func(LossEvent)) Option {
 	return clientOption(func(o *clientOptions) error {
@@ -178,9 +180,10 @@ func WithLossHandler(handler func(LossEvent)) Option {
 }
 
 // WithBackOff sets how long to pause after Redis has failed, from 5 ms to 30 s (see BackOff).
-// newPolicy is called for each lock whose commands fail; locks never share a policy. It must
-// be safe for concurrent use, and is also called once by New, which refuses a function that
-// returns nil. The default is the exponential policy of backoff v4, from 50 ms to 30 s, with
+// newPolicy is called each time a lock's commands begin to fail; after a success the policy is
+// dropped. Locks never share a policy. NextBackOff is called from several goroutines, but never
+// concurrently on one policy. newPolicy must be safe for concurrent use, and is also called once
+// by New, which refuses a function that returns nil. The default is the exponential policy of backoff v4, from 50 ms to 30 s, with
 // jitter.
 func WithBackOff(newPolicy func() BackOff) Option {
 	return clientOption(func(o *clientOptions) error {
@@ -406,9 +409,12 @@ func WithIdleHold(d time.Duration) LockOption {
 }
 
 // WithLocalHandoffs bounds how long one process may pass the lock among its own callers
-// while another process waits: it admits at most n leases, and none that would begin after
-// tenure. Then the lock goes to the other process. n must be at least 1, and tenure must
-// not be negative. The default is 64 leases and 10 ms.
+// while another process waits. It applies to writers. Leases and time count from when the
+// process got the lock, or last took it up again from idle. Once another process waits, at
+// most n leases are admitted in all, and none after tenure; then the lock goes to the other
+// process. Readers that arrive after another process is known to wait are not admitted at
+// all. n must be at least 1, and tenure must not be negative. The default is 64 leases and
+// 10 ms.
 func WithLocalHandoffs(n int, tenure time.Duration) LockOption {
 	return lockOption(func(o *lockOptions) error {
 		if n < 1 || tenure < 0 {

@@ -10,10 +10,10 @@ import (
 // Stats counts what a client has done since it was made. Counters only grow.
 type Stats struct {
 	Leases   int64 // callers that were admitted, a few of which were giving up and return an error
-	Local    int64 // of Leases: handed over by, or shared with, another caller of this process; Redis is asked only once a second whether others wait
+	Local    int64 // of Leases: handed over by, or shared with, another caller of this process
 	Idle     int64 // of Leases: the process had kept the lock idle
 	Direct   int64 // of Leases: handed over by another process' release, through a message
-	Handed   int64 // processes that a release of this client made the owner; a cancel can do so, too, and is not counted
+	Handed   int64 // processes that a release of this client made an owner; a cancel can do so, too, and is not counted
 	Renewals int64 // confirmed renewals
 	Lost     int64 // leases that ended before their Unlock
 	Commands int64 // commands that the client tried to send to Redis, with or without a connection

@@ -66,13 +66,13 @@ func TestAMisuseIsExplainedInOneLine(t *testing.T) {
 			`leased: lock "a}b" not acquired: invalid lock name: "` + s.Prefix + `a}b" has a } without a { before it`:                                                                                   c.Mutex("a}b").Do(background, nothing),
 			`leased: lock "leased:quorum:mark" not acquired: invalid lock name: "` + s.Prefix + `leased:quorum:mark" ends with "leased:quorum:mark", which is where a server of a quorum keeps its age`: c.Mutex("leased:quorum:mark").Do(background, nothing),
 			`leased: lock "x" not acquired: invalid option: TTL 0s must be whole milliseconds between 100ms and 720h0m0s`:                                                                               c.RWMutex("x", leased.WithTTL(0)).RDo(background, nothing),
-			`leased: lock "x" not acquired: the context is nil`:                 c.Mutex("x").Do(noContext, nothing),
-			`leased: lock "x" not acquired: the function is nil`:                c.Mutex("x").Do(background, nil),
-			"leased: Mutex was not made by Client.Mutex":                        new(leased.Mutex).Do(background, nothing),
-			"leased: RWMutex was not made by Client.RWMutex":                    new(leased.RWMutex).RDo(background, nothing),
-			"leased: invalid option: the Client is nil, or was not made by New": new(leased.Client).Mutex("x").Do(background, nothing),
-			"leased: Lease is nil, or was not returned by LockContext":          (*leased.Lease)(nil).Unlock(),
-			"leased: the context is nil":                                        c.Shutdown(noContext),
+			`leased: lock "x" not acquired: the context is nil`:              c.Mutex("x").Do(noContext, nothing),
+			`leased: lock "x" not acquired: the function is nil`:             c.Mutex("x").Do(background, nil),
+			"leased: Mutex was not made by Client.Mutex":                     new(leased.Mutex).Do(background, nothing),
+			"leased: RWMutex was not made by Client.RWMutex":                 new(leased.RWMutex).RDo(background, nothing),
+			"leased: the Client is nil, or was not made by New or NewQuorum": new(leased.Client).Mutex("x").Do(background, nothing),
+			"leased: Lease is nil, or was not returned by LockContext":       (*leased.Lease)(nil).Unlock(),
+			"leased: the context is nil":                                     c.Shutdown(noContext),
 		} {
 			if err == nil || err.Error() != want {
 				t.Errorf("got %v, want %s", err, want)
@@ -140,8 +140,9 @@ func TestWhatWasNotMadeByTheLibraryExplainsItself(t *testing.T) {
 				func() error { return l.Downgrade(background) }, func() error { return l.Check(background) })
 		}
 		for _, c := range []*leased.Client{nil, {}} {
-			text := "leased: invalid option: the Client is nil, or was not made by New"
-			panicking[text] = append(panicking[text], c.Mutex("x").Lock, c.RWMutex("x").RUnlock)
+			text := "leased: the Client is nil, or was not made by New or NewQuorum"
+			panicking[text] = append(panicking[text], c.Mutex("x").Lock, c.Mutex("x").Unlock, c.RWMutex("x").RUnlock,
+				func() { c.Mutex("x").TryLock() })
 			failing[text] = append(failing[text], c.Close,
 				func() error { return c.Shutdown(background) },
 				func() error { _, err := c.Inspect(background, "x"); return err },
@@ -254,8 +255,6 @@ func TestARedisClientThatCannotKeepLocksIsRefused(t *testing.T) {
 			t.Errorf("%s: %v, %v", what, c, err)
 		}
 	}
-	var none *leased.Client
-	refusesAll(t, none.Mutex("x"), leased.ErrInvalidOption)
 }
 
 // ownClient is a user's type around a client. It has a slice, so its values cannot be compared.
