@@ -39,7 +39,7 @@
 // TTLs run on the server's clock. If that clock is set forward, leases end early; their
 // holders learn of it at the next renewal, and until then there can be two owners. If it is
 // set back, leases last longer; any command that finds an owner with more time left than
-// that owner's own TTL shortens the time to the TTL.
+// that owner's own TTL, or whose key has lost its expiry, shortens the time to the TTL.
 //
 // A process ends its leases by two local clocks, the monotonic clock and the wall clock.
 // When the two diverge, as they do on a suspended machine, the earlier end counts. So a
@@ -67,7 +67,8 @@
 // another process has just handed over is lost, whatever its TTL, if Redis does not answer
 // within the half second to 2 s that are left of it. Behind a proxy that sends one client's
 // subscriptions and commands to different servers, every waiter looks dead: the lock stays
-// exclusive, but waiters poll, and FIFO order is lost. If there is such a proxy, connect to
+// exclusive, but waiters poll, FIFO order is lost, and while another process uses the lock
+// without a pause, a waiter may not get it at all. If there is such a proxy, connect to
 // the server directly.
 //
 // The lock is granted first come, first served among the processes queued in Redis, and
@@ -90,7 +91,8 @@
 //	UPDATE item SET token = $2 WHERE id = $1 AND token < $2 RETURNING stock
 //	UPDATE item SET stock = $3 WHERE id = $1 AND token = $2
 //
-// If a statement matches no row, another lease was here, and nothing was written. Comparing
+// If a statement matches no row, another lease was here, this one has presented its token
+// before, or there is no such row; in each case nothing was written. Comparing
 // the token only at the write is not enough: two owners that have both read 50 then both
 // write 49, in the order of their tokens; both writes are accepted, and two items are sold
 // while the stock goes down by one. The first access must not accept an equal token either:
@@ -305,7 +307,8 @@
 // panic is logged through [slog.Default]. The spans and measurements of a caller, and the
 // back-off policy, may be called on the caller's goroutine. Hooks of the Redis client run
 // as part of its commands: to the locks, a hook that blocks is a Redis that does not
-// answer. A hook must not repeat a command: the answer to the last try, or its error, would be
+// answer, except that Unlock, which sends its release itself, waits for a hook that goes on
+// after its context has ended. A hook must not repeat a command: the answer to the last try, or its error, would be
 // taken for the answer to all of them. Then an Unlock that Redis carried out at the first
 // try is reported as a loss, or a wait that was given up leaves the lock to its TTL.
 //

@@ -389,7 +389,7 @@ func (l *throttledLog) unknownClient() {
 }
 
 func (l *throttledLog) unbounded() {
-	l.write(slog.LevelWarn, "unbounded", "the commands of this Redis client cannot be bounded one by one; set its ContextTimeoutEnabled")
+	l.write(slog.LevelWarn, "unbounded", "the commands of this Redis client cannot be bounded one by one; set its ContextTimeoutEnabled, and no time-out of -2")
 }
 
 func firstWord(err error) string {

@@ -195,7 +195,8 @@ func (h *handle) lease(ctx context.Context, w *call) (*Lease, error) {
 // Do locks m, runs f, and unlocks m, even if f panics. The context passed to f has ctx's
 // values and ends with ctx or with the lease. Do returns the error of LockContext or of f.
 // If the lease was lost while f ran, the error also matches ErrLeaseLost: another process
-// may then have been in the critical section. A release that Redis does not confirm in time
+// may then have been in the critical section. Like Unlock, Do cannot say so where nobody had
+// noticed the loss when the lock passed to another caller of this process. A release that Redis does not confirm in time
 // is only logged. If Redis later says that the lock may have been lost before the release,
 // the loss handler is called.
 func (m *Mutex) Do(ctx context.Context, f func(context.Context) error) error {

@@ -371,8 +371,18 @@ func (in *inbox) probe(ctx context.Context, k *protocol.Keys) {
 	}
 	began := in.client.metrics.commandBegins(ctx)
 	n, err := in.client.server.Echo(ctx, k, in.channel, nonce)
-	in.client.metrics.commanded(ctx, commandEcho, began.ended(), redisserver.Classify(err))
-	if err != nil {
+	fail := redisserver.Classify(err)
+	in.client.metrics.commanded(ctx, commandEcho, began.ended(), fail)
+	switch {
+	case fail == nil:
+		if n >= 0 {
+			in.client.publishDenied.Store(false)
+		}
+	case fail.Kind == protocol.NeedsOperator:
+		n = protocol.EchoDenied
+		in.client.publishDenied.Store(true)
+		in.client.log.publishDenied()
+	default:
 		n = protocol.NoEcho
 	}
 	in.probeSent(nonce, n)

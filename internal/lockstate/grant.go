@@ -29,9 +29,9 @@ type grant struct {
 	// held:
 	via      Via
 	wanted   bool    // another process waits for the lock
-	askDue   bool    // a question is due, see becomeHeld, acquireEnqueued, grantedByMessage and questionFailed
+	askDue   bool    // a question is due, see becomeHeld, acquireEnqueued, grantedByMessage, questionFailed and Renewed
 	fresh    bool    // it came in this very step
-	idle     bool    // after the last step, no caller was inside and no command in flight
+	idle     bool    // after the last step, no caller was inside and no command in flight but a question
 	served   int32   // leases given since it came or was last idle
 	since    Instant // when its present period of use began
 	askedAt  Instant // when Redis last said to an owner's question that others wait; zero if it did not

@@ -357,11 +357,15 @@ func (h *hand) renewed(r protocol.Renewal, o protocol.Outcome) {
 	h.step(func(now time.Time, fx *Effects) { h.l.Renewed(&r, now, fx) })
 }
 
-// keep has every renewal succeed at once.
+// keep has every renewal succeed at once, and if the grant idles, the question that follows says that nobody
+// waits.
 func (h *hand) keep() *hand {
 	h.onRenew = func(r protocol.Renewal) {
 		h.onRenew = nil
 		h.renewed(r, protocol.Granted)
+		if h.flight != nil && h.flight.Held && h.l.members == nil {
+			h.answer(h.kept(h.l.grant.token))
+		}
 		h.keep()
 	}
 	return h

@@ -144,6 +144,39 @@ func TestAnIdleGrantIsKeptForItsTimeAndGivenUpAtTheFirstWish(t *testing.T) {
 		h.leave(a)
 		h.sends(protocol.Release)
 	})
+	t.Run("a wish of which no message came", func(t *testing.T) {
+		for _, waits := range []bool{false, true} {
+			a := writer(idle)
+			h := holding(t, a)
+			h.leave(a)
+			h.pass(handTTL / 3)
+			h.sendsNothing()
+			h.renewed(h.renewals[0], protocol.Granted)
+			if c := h.sends(protocol.Acquire); !c.Held {
+				t.Fatalf("sends %+v", c)
+			}
+			said := h.kept(h.l.grant.token)
+			said.More = waits
+			if h.answer(said); waits {
+				h.sends(protocol.Release)
+			} else {
+				h.sendsNothing()
+			}
+		}
+	})
+	t.Run("a caller while it is asked whether others wait", func(t *testing.T) {
+		a, b := writer(idle), writer(idle)
+		h := holding(t, a)
+		h.leave(a)
+		h.pass(handTTL / 3)
+		h.renewed(h.renewals[0], protocol.Granted)
+		h.sends(protocol.Acquire)
+		h.enter(b)
+		h.in(b)
+		if b.Via != ViaIdle {
+			t.Errorf("came %v", b.Via)
+		}
+	})
 	t.Run("no renewal confirmed", func(t *testing.T) {
 		a := writer(idle)
 		h := holding(t, a)

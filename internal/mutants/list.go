@@ -1079,4 +1079,11 @@ var mutants = []mutant{
 	{"a quorum: a late acquire whose failure is known late leaves a request", "internal/quorum/lock.go", "TTL: r.who.TTL, Late: res.Fail.MayRun()}", "TTL: r.who.TTL}", "ThatAnAcquireMayStillReach"},
 	{"a quorum: the cancel of a stray may overtake a release", "internal/quorum/lock.go", "		now = now.Add(time.Second)\n", "", "TheCancelOfAStray"},
 	{"a quorum: a trouble outlives the next answer", "internal/quorum/member.go", "		m.heard, m.trouble = time.Now(), nil\n		return\n", "		m.heard = time.Now()\n		return\n", "ATroubleIsOver"},
+	{"a key that has lost its expiry stays for ever", "internal/redisserver/scripts/common.lua", "if ttl and (left > ttl or left == -1) then", "if ttl and left > ttl then", "HasLostItsExpiry"},
+	{"the shortcut of acquire leaves a key without expiry to the first that waits", "internal/redisserver/scripts/acquire_fast.lua", " and ends >= 0 and ends - longest <= 0", " and ends - longest <= 0", "HasLostItsExpiry"},
+	{"the shortcut of acquire leaves a key without expiry to the next", "internal/redisserver/scripts/acquire_fast.lua", " and ends >= 0 and ends <= ms", " and ends <= ms", "HasLostItsExpiry"},
+	{"the shortcut of a re-check leaves a key without expiry", "internal/redisserver/scripts/recheck_fast.lua", " and ends >= 0 and ends - longest <= 0", " and ends - longest <= 0", "HasLostItsExpiry"},
+	{"nobody asks whether an idle grant is wanted", "internal/lockstate/events.go", "		g.askDue = g.askDue || l.members == nil\n", "", "GivenUpAtTheFirst"},
+	{"a caller that comes while an idle grant is asked about waits", "internal/lockstate/lock.go", "(l.pending.verb == protocol.None || l.pending.held)", "l.pending.verb == protocol.None", "GivenUpAtTheFirst"},
+	{"an owner does not learn that nothing is published", "notify.go", "		in.client.publishDenied.Store(true)\n		in.client.log", "		in.client.log", "ThoughNothingIsPublished"},
 }

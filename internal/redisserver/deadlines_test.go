@@ -122,3 +122,32 @@ func TestRenewalsThatAreSentAgainHaveTheTimeOfARoundTrip(t *testing.T) {
 		}
 	})
 }
+
+// Where a command does not end at its deadline, no caller may send it: Unlock has a bound.
+func TestDeadlinesHoldOnlyWhereConnectionsHaveThem(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		options redis.Options
+		want    bool
+	}{
+		{"the defaults", redis.Options{}, true},
+		{"contexts", redis.Options{ContextTimeoutEnabled: true}, true},
+		{"no limit of its own", redis.Options{ReadTimeout: -1, ContextTimeoutEnabled: true}, true},
+		{"connections that cannot be read with a deadline", redis.Options{ReadTimeout: -2, ContextTimeoutEnabled: true}, false},
+		{"connections that cannot be written with a deadline", redis.Options{WriteTimeout: -2, ContextTimeoutEnabled: true}, false},
+		{"the same without contexts", redis.Options{ReadTimeout: -2}, false},
+	} {
+		rdb := redis.NewClient(&c.options)
+		s := New(rdb, "")
+		if s.HonorsDeadlines() != c.want {
+			t.Errorf("%s: deadlines hold: %v", c.name, !c.want)
+		}
+		// go-redis would set a deadline where the user has said that there must be none.
+		if opts := s.Rdb.(*redis.Client).Options(); rdb.Options().ReadTimeout < 0 && opts.ReadTimeout >= 0 {
+			t.Errorf("%s: read with a deadline of %v", c.name, opts.ReadTimeout)
+		}
+		if err := rdb.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}

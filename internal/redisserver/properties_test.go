@@ -126,6 +126,8 @@ func (s *scene) compareShortcuts(rounds int64) {
 			x.only(0, 4)          // nobody waits
 			if rng.Intn(4) == 0 { // the clock was set back
 				x.commands = append(x.commands, []any{"PEXPIRE", 0, 7_200_000})
+			} else if rng.Intn(4) == 0 { // somebody has removed the expiry
+				x.commands = append(x.commands, []any{"PERSIST", 0})
 			}
 			if rng.Intn(4) == 0 {
 				x.commands = append(x.commands, []any{"ZADD", 3, began - 60_000, "dead"}, []any{"PEXPIRE", 3, 900_000})

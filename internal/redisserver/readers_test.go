@@ -48,6 +48,37 @@ func TestAWritersLeaseIsClampedByItsOwnTTLAndAForeignOneNever(t *testing.T) {
 	})
 }
 
+// As PERSIST does, a RESTORE without a TTL, or a tool that copies keys.
+func TestALeaseWhoseKeyHasLostItsExpiryEndsWithItsTTL(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		asks := func(c protocol.Command) { s.waits(s.must(s.do(c)), c.Place) }
+		first, second := s.writer("B"), s.writer("C")
+		for _, c := range []struct {
+			name string
+			do   func()
+		}{
+			{"the first that waits", func() { asks(s.newcomer(first)) }},
+			{"the next", func() { next := s.newcomer(second); next.Place = 1; asks(next) }},
+			{"a re-check", func() { again := s.acquireOf(first); again.Wait = true; asks(again) }},
+		} {
+			if c.name == "the first that waits" {
+				s.gets(s.acquire(s.writer("A")))
+			}
+			s.raw("PERSIST", s.keys.Lock)
+			c.do()
+			if st := s.look(); st.left(st.ends[0]) > 30_000 || st.left(st.ends[0]) < 20_000 {
+				t.Errorf("%s: %d ms left of a TTL of 30 s", c.name, st.left(st.ends[0]))
+			}
+		}
+		s.clear()
+		s.gets(s.acquire(first))
+		s.must(s.do(protocol.Command{Verb: protocol.Release, ID: first, Cooldown: cool}))
+		s.raw("PERSIST", s.keys.Lock)
+		s.waits(s.acquire(second), 0)
+		s.cooling(first, cool)
+	})
+}
+
 func TestAMarkerLivesNoLongerThanTheReadersThatAWriterCutDown(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		reader := s.id("A", protocol.Shared, 20*time.Second)

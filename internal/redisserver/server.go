@@ -50,6 +50,8 @@ func New(rdb redis.UniversalClient, prefix string) *Server {
 	node, ok := rdb.(oneNode)
 	c, plain := rdb.(*redis.Client)
 	switch {
+	case ok && (node.Options().ReadTimeout < 0 || node.Options().WriteTimeout < 0):
+		// -2 was set for connections that know no deadlines, and then a context bounds nothing either.
 	case ok && node.Options().ContextTimeoutEnabled:
 		s.deadlines = true
 	case plain:
@@ -57,7 +59,7 @@ func New(rdb redis.UniversalClient, prefix string) *Server {
 		// command without an answer is repeated under the same id on another
 		// connection.
 		limit := protocol.CommandTimeout
-		if t := c.Options().ReadTimeout; t > 0 {
+		if t := c.Options().ReadTimeout; t > 0 { // 0: -1 was set, for no limit
 			limit = min(limit, t)
 		}
 		own := c.WithTimeout(limit)

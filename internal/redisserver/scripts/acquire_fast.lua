@@ -53,7 +53,7 @@ if string.byte(ARGV[1], 9) == 119 and not ARGV[4] then
         -- Both have the same expiry, which the long way sets.
         local form = '^leased1:w:' .. ttl .. ':[cpu]i?:[%w_-]+:%S+$'
         local left = (tonumber(call('ZSCORE', KEYS[4], first) or 0) or 0) - now
-        if left <= ms and left > ms - math.min(ms / 2, 5000) and ends <= ms
+        if left <= ms and left > ms - math.min(ms / 2, 5000) and ends >= 0 and ends <= ms
           and string.find(value, form) and string.find(first, form)
           and call('PTTL', KEYS[2]) >= 2 * ms then
           local top = call('ZREVRANGE', KEYS[2], '0', '0', 'WITHSCORES')[2]
@@ -65,7 +65,7 @@ if string.byte(ARGV[1], 9) == 119 and not ARGV[4] then
       elseif present == 1 then
         -- Nobody else waits, so the owner has to be notified.
         local longest, client = string.match(value, '^leased1:w:([1-9]%d*):[cpu]i?:[%w_-]+:(%S+)$')
-        if longest and #longest <= 9 and ends - longest <= 0 and call('EXISTS', KEYS[4]) == 0 then
+        if longest and #longest <= 9 and ends >= 0 and ends - longest <= 0 and call('EXISTS', KEYS[4]) == 0 then
           call('ZADD', KEYS[2], '1', id)
           call('ZADD', KEYS[4], now + ms, id)
           call('PEXPIRE', KEYS[2], 3 * ms)

@@ -374,7 +374,8 @@ local function clamp()
   else
     local _, ttl = parse_id(value)
     ttl = ttl or cooldown_of(value)
-    if ttl and redis.call('PTTL', KEYS[1]) > ttl then redis.call('PEXPIRE', KEYS[1], int(ttl)) end
+    local left = redis.call('PTTL', KEYS[1]) -- -1 if somebody has removed the expiry
+    if ttl and (left > ttl or left == -1) then redis.call('PEXPIRE', KEYS[1], int(ttl)) end
   end
 end
 

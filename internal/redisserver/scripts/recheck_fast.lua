@@ -53,7 +53,7 @@ if (how == 49 or how == 51) and string.byte(ARGV[1], 9) == 119 and not ARGV[6] t
     -- If no lease is longer than its TTL and the last token is not ahead, the clock was not set
     -- back. The queue's two keys expire together, so it is enough that one lasts. A full server
     -- refuses this ZADD, but admits the first write of acquire.lua, and then the others.
-    if lives and longest and #longest <= 9 and ends - longest <= 0
+    if lives and longest and #longest <= 9 and ends >= 0 and ends - longest <= 0
       and #last == #s and last <= s and call('PTTL', KEYS[2]) >= 2 * ttl
       and type(redis.pcall('ZADD', KEYS[4], now + ttl, id)) == 'number' then
       local answer = { last, s, place, ends, owner }

@@ -1,0 +1,70 @@
+package leased_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	mini "github.com/alicebob/miniredis/v2/server"
+
+	"github.com/leasedmutex/leased"
+)
+
+// mute has the servers refuse to publish, as for a user of Redis without any channel.
+func (s place) mute() {
+	s.Mini.SetPreHook(func(p *mini.Peer, cmd string, _ ...string) bool {
+		if strings.EqualFold(cmd, "PUBLISH") {
+			p.WriteError("NOPERM this user has no permissions to access one of the channels used as arguments")
+			return true
+		}
+		return false
+	})
+}
+
+// Nobody tells the owner that others wait, so it asks.
+func TestVirtualAnIdleLockGoesToAnotherProcessThoughNothingIsPublished(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		const ttl = 6 * time.Second
+		a, b := newClient(t, s, leased.WithTTL(ttl)), newClient(t, s, leased.WithTTL(ttl))
+		warm(t, s, a, b)
+		s.mute()
+		unlock(t, lock(t, a.Mutex("x", leased.WithIdleHold(time.Hour))))
+		began := time.Now()
+		unlock(t, lock(t, b.Mutex("x")))
+		if waited := time.Since(began); waited > ttl {
+			t.Errorf("the waiter got the idle lock after %v", waited)
+		}
+	})
+}
+
+// Readers that overlap, in a process that has nothing to publish itself.
+func TestVirtualAWriterEntersBetweenReadersThoughNothingIsPublished(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		a, b := newClient(t, s), newClient(t, s)
+		warm(t, s, a, b)
+		s.mute()
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		for i := range 2 {
+			go func() {
+				defer func() { ended <- struct{}{} }()
+				time.Sleep(time.Duration(i) * 50 * time.Millisecond)
+				for ctx.Err() == nil {
+					l := take(t, a.RWMutex("x").RLockContext)
+					time.Sleep(100 * time.Millisecond)
+					unlock(t, l)
+				}
+			}()
+		}
+		time.Sleep(time.Second)
+		began := time.Now()
+		unlock(t, take(t, b.RWMutex("x").LockContext))
+		if waited := time.Since(began); waited > 40*time.Second {
+			t.Errorf("the writer waited for %v", waited)
+		}
+		stop()
+		<-ended
+		<-ended
+	})
+}
