@@ -492,7 +492,7 @@ func (e *entry) unlock(ctx context.Context, now time.Time, pick func(*lockstate.
 // is the error of the context that ended this wait, nil if none did.
 func (e *entry) left(w *call, ends, at time.Time, waited bool, late error) error {
 	e.mu.Lock()
-	err, why := e.outcomeLocked(w, ends, late)
+	err, why := e.concludeLocked(w, ends, late)
 	var settled time.Time
 	if waited {
 		settled = time.Now()
@@ -505,17 +505,17 @@ func (e *entry) left(w *call, ends, at time.Time, waited bool, late error) error
 	return err
 }
 
-// outcome returns the result of the Unlock of w, as far as it is known.
-func (e *entry) outcome(w *call) error {
+// conclude returns the result of the Unlock of w, as far as it is known.
+func (e *entry) conclude(w *call) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	err, _ := e.outcomeLocked(w, time.Time{}, nil)
+	err, _ := e.concludeLocked(w, time.Time{}, nil)
 	return err
 }
 
-// outcomeLocked returns the result of the Unlock of w, which returns it now, and what to name as its
-// cause.
-func (e *entry) outcomeLocked(w *call, ends time.Time, late error) (err, why error) {
+// concludeLocked ends the Unlock of w, which does not listen any longer (see Caller.LeaveUnsettled). It returns the
+// result and what to name as its cause.
+func (e *entry) concludeLocked(w *call, ends time.Time, late error) (err, why error) {
 	caller := w.caller()
 	err = caller.Outcome()
 	why = err

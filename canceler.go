@@ -121,15 +121,15 @@ func (c *canceler) flush() {
 		} else {
 			c.send(batch)
 		}
-		if over = c.ended(); over {
+		if over = c.giveUpIfStopped(); over {
 			return
 		}
 	}
 }
 
-// ended reports whether the client has stopped, after a batch. If so, it drops all cancels: Shutdown may
-// have done so while the batch was under way, and nothing would send it again.
-func (c *canceler) ended() bool {
+// giveUpIfStopped drops all cancels if the client has stopped, and reports whether it has. It is called
+// after a batch: Shutdown may have dropped them while that was under way, and nothing would send it again.
+func (c *canceler) giveUpIfStopped() bool {
 	if c.client.base.Err() == nil {
 		return false
 	}
@@ -169,7 +169,7 @@ func (c *canceler) lane(master *redis.Client) {
 			return
 		}
 		c.send(batch)
-		if over = c.ended(); over {
+		if over = c.giveUpIfStopped(); over {
 			return
 		}
 	}

@@ -15,10 +15,10 @@ import (
 // Info is the state of a lock in Redis at one instant.
 type Info struct {
 	Name    string
-	Owners  []Owner   // one writer, or any number of readers; empty if the lock is free
-	Waiting []Waiting // in the order in which they will be served; the first 1,000
-	Queue   int       // number of waiting processes
-	Token   uint64    // the last fencing token that Redis, or any server of a quorum, knows; 0 if none
+	Owners  []Owner  // one writer, or any number of readers; empty if the lock is free
+	Waiting []Waiter // in the order in which they will be served; the first 1,000
+	Queue   int      // number of waiting processes
+	Token   uint64   // the last fencing token that Redis, or any server of a quorum, knows; 0 if none
 
 	// Only for NewQuorum: how many servers there are, how many of them answered, and how many
 	// of those name the owner. An owner that is named by fewer than a majority of all servers
@@ -37,8 +37,8 @@ type Owner struct {
 	Value    string        // the value of the lock's key; only for foreign owners and later versions
 }
 
-// Waiting is a process that waits for a lock.
-type Waiting struct {
+// Waiter is a process that waits for a lock.
+type Waiter struct {
 	Client string // its readable id; empty if the entry is not one of ours
 	Shared bool   // whether it waits for reading
 }
@@ -230,9 +230,9 @@ func infoOf(name string, s *protocol.Snapshot) Info {
 		info.Owners = []Owner{{Client: id.Label, TTL: s.Left, Since: since, Token: granted}}
 	}
 	for _, entry := range s.Queue {
-		w := Waiting{}
+		w := Waiter{}
 		if id, err := protocol.ParseID(entry); err == nil {
-			w = Waiting{Client: id.Label, Shared: id.Mode == protocol.Shared}
+			w = Waiter{Client: id.Label, Shared: id.Mode == protocol.Shared}
 		}
 		info.Waiting = append(info.Waiting, w)
 	}

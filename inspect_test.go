@@ -74,7 +74,7 @@ func TestInspectShowsThoseWhoWaitInTheirOrder(t *testing.T) {
 			t.Fatalf("%+v", info)
 		}
 		for i, label := range []string{"first", "second", "third"} {
-			if info.Waiting[i] != (leased.Waiting{Client: label}) {
+			if info.Waiting[i] != (leased.Waiter{Client: label}) {
 				t.Errorf("place %d: %+v", i, info.Waiting[i])
 			}
 		}

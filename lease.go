@@ -2,7 +2,6 @@ package leased
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"runtime"
 	"sync"
@@ -11,6 +10,7 @@ import (
 
 	"github.com/leasedmutex/leased/internal/lockstate"
 	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
 // A Lease is what a caller of LockContext holds until Unlock. It is safe for concurrent
@@ -217,7 +217,7 @@ func (l *Lease) unlock(ctx context.Context) error {
 	returned := false
 	defer func() {
 		if !returned { // user code panicked or ended the goroutine; later calls are told what is known
-			err = l.entry.outcome(l.call)
+			err = l.entry.conclude(l.call)
 		}
 		result := &noError
 		if err != nil {
@@ -286,8 +286,6 @@ type LossEvent struct {
 // earlier, and its error says more.
 const checkPatience = protocol.CommandTimeout + 10*time.Millisecond
 
-var errLateAnswer = errors.New("no answer from Redis in time")
-
 // Check asks Redis now whether this client still owns the lock. It is for work that should not wait
 // for the next renewal to find out, such as a write that cannot present the token. It costs
 // a round trip; concurrent checks of a lock share one.
@@ -325,7 +323,7 @@ func (l *Lease) Check(ctx context.Context) error {
 		case ctx.Err() != nil:
 			err = ended(ctx)
 		case inTime.Err() != nil:
-			err = errLateAnswer
+			err = redisserver.ErrLateAnswer
 		}
 		return failed(err)
 	}

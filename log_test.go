@@ -74,9 +74,9 @@ func TestWithoutLockNamesLogsDoNotNameLocks(t *testing.T) {
 // Redis and proxies repeat a command's arguments in some of their errors.
 func TestWithoutLockNamesErrorsInTheLogDoNotNameTheLock(t *testing.T) {
 	for answer, want := range map[string]string{
-		"ERR unknown command 'evalsha', with args beginning with: '0f4c' '5' 'appsecret-lock' ": "ERR unknown command 'evalsha'",
-		"DENIED key appsecret-lock:{appsecret-lock}:queue":                                      "DENIED key [secret]:{[secret]}:queue",
-		"LOADING secret-lock, as secret-lockers may":                                            "LOADING [secret], as secret-lockers may",
+		"ERR unknown command 'evalsha', with args beginning with: '0f4c' '5' 'appsecret-lockset' ": "ERR unknown command 'evalsha'",
+		"DENIED key appsecret-lock:{appsecret-lock}:queue":                                         "DENIED key [secret]:{[secret]}:queue",
+		"LOADING secret-lock, as secret-lockers may":                                               "LOADING [secret], as secret-lockers may",
 	} {
 		t.Run(want, func(t *testing.T) {
 			inVirtualTime(t, func(t *testing.T, s place) {

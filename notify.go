@@ -332,13 +332,13 @@ func (in *inbox) receive(text string) {
 		e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Receive(&m, now, fx) })
 		return
 	}
-	if k, ok := c.keysOf(m.Key); ok && (m.Kind == "granted" || m.Kind == "wanted") {
+	if k, ok := c.keysOfLock(m.Key); ok && (m.Kind == "granted" || m.Kind == "wanted") {
 		c.canceler.add(&lockstate.Cancellation{Owner: k, ID: m.ID})
 	}
 }
 
-// keysOf returns the keys of the lock whose main key is key.
-func (c *Client) keysOf(key string) (*protocol.Keys, bool) {
+// keysOfLock returns the keys of the lock whose main key is key.
+func (c *Client) keysOfLock(key string) (*protocol.Keys, bool) {
 	name, ok := strings.CutPrefix(key, c.opts.prefix)
 	k, err := protocol.NewKeys(c.opts.prefix, name)
 	return &k, ok && err == nil
@@ -371,19 +371,15 @@ func (in *inbox) probe(ctx context.Context, k *protocol.Keys) {
 	}
 	began := in.client.metrics.commandBegins(ctx)
 	n, err := in.client.server.Echo(ctx, k, in.channel, nonce)
-	fail := redisserver.Classify(err)
-	in.client.metrics.commanded(ctx, commandEcho, began.ended(), fail)
+	in.client.metrics.commanded(ctx, commandEcho, began.ended(), redisserver.Classify(err))
 	switch {
-	case fail == nil:
-		if n >= 0 {
-			in.client.publishDenied.Store(false)
-		}
-	case fail.Kind == protocol.NeedsOperator:
-		n = protocol.EchoDenied
+	case err != nil:
+		n = protocol.NoEcho
+	case n == protocol.EchoDenied:
 		in.client.publishDenied.Store(true)
 		in.client.log.publishDenied()
-	default:
-		n = protocol.NoEcho
+	case n >= 0:
+		in.client.publishDenied.Store(false)
 	}
 	in.probeSent(nonce, n)
 }

@@ -174,7 +174,7 @@ func (c *Client) deliver(m *protocol.Message) {
 		e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Receive(m, now, fx) })
 		return
 	}
-	if k, ok := c.keysOf(m.Key); ok && m.Kind == "granted" {
+	if k, ok := c.keysOfLock(m.Key); ok && m.Kind == "granted" {
 		c.canceler.add(&lockstate.Cancellation{Owner: k, ID: m.ID})
 	}
 }
@@ -190,7 +190,7 @@ func (in *inbox) rejoined() {
 }
 
 func (in *inbox) receiveOfQuorum(m *protocol.Message) {
-	if k, ok := in.client.keysOf(m.Key); ok {
+	if k, ok := in.client.keysOfLock(m.Key); ok {
 		in.client.quorum.Receive(in.place, m, k)
 	}
 }

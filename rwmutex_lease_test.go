@@ -323,7 +323,7 @@ func TestInspectShowsAllReadersWithTheirOwnTTLsAndTheQueueWithModes(t *testing.T
 				t.Errorf("%+v, want %v left", o, want)
 			}
 		}
-		if info.Waiting[0] != (leased.Waiting{Client: "writes"}) || info.Waiting[1] != (leased.Waiting{Client: "reads", Shared: true}) {
+		if info.Waiting[0] != (leased.Waiter{Client: "writes"}) || info.Waiting[1] != (leased.Waiter{Client: "reads", Shared: true}) {
 			t.Errorf("waiting: %+v", info.Waiting)
 		}
 		for _, l := range leases {

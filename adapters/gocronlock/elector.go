@@ -2,6 +2,7 @@ package gocronlock
 
 import (
 	"context"
+	"time"
 
 	"github.com/leasedmutex/leased"
 )
@@ -39,7 +40,8 @@ func (e *Elector) IsLeader(ctx context.Context) error {
 		return ctx.Err()
 	}
 	if e.lease != nil {
-		if e.lease.Context().Err() == nil {
+		// The context of a lease that expired while the machine slept ends a moment after the machine wakes.
+		if e.lease.Context().Err() == nil && time.Now().Before(e.lease.TrustedUntil()) {
 			return nil
 		}
 		_ = e.lease.Unlock() // it was lost, and the client has logged that

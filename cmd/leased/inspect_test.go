@@ -92,7 +92,7 @@ func TestReadersAreDescribedAsOne(t *testing.T) {
 	describe(&out, leased.Info{
 		Name:    "catalog",
 		Owners:  []leased.Owner{{Client: "a", Shared: true, TTL: 1500 * time.Millisecond}, {Client: "b", Shared: true, TTL: time.Second}},
-		Waiting: []leased.Waiting{{Client: "c"}, {Client: "d", Shared: true}},
+		Waiting: []leased.Waiter{{Client: "c"}, {Client: "d", Shared: true}},
 		Queue:   5,
 	})
 	want := `lock    "catalog"

@@ -684,9 +684,9 @@ func (l *Lock) Renewed(r *protocol.Renewal, now time.Time, fx *Effects) {
 			g.renewAt = max(g.renewAt, g.onGrid(sent.add(g.req.TTL/3)))
 		}
 		g.rebase(r.Clock, sent, l.instant(now))
-		// A grant that is in use is offered to others once in a while. One that idles is not, so the lock asks
-		// whether others wait: messages that say so may not arrive.
-		g.askDue = g.askDue || l.members == nil
+		// A grant that is in use is offered to others once in a while. One that idles is not, so if no message can
+		// say that others wait, the lock asks.
+		g.askDue = g.askDue || l.members == nil && !l.env.HasInbox()
 		if !l.acquireOvertaken() {
 			l.checked(r.At, own, nil, fx)
 		}

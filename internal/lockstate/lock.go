@@ -381,7 +381,7 @@ func (l *Lock) applyRules(now time.Time, fx *Effects) {
 	l.settleLeft(now, fx)
 	l.settleChecks(now, fx)
 	g := &l.grant
-	g.fresh, g.idle = false, g.state == Held && l.members == nil && (l.pending.verb == protocol.None || l.pending.held)
+	g.fresh, g.idle = false, g.state == Held && l.members == nil && (l.pending.verb == protocol.None || l.pending.held && !g.wanted)
 	g.watch(now)
 }
 

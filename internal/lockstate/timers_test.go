@@ -148,6 +148,7 @@ func TestAnIdleGrantIsKeptForItsTimeAndGivenUpAtTheFirstWish(t *testing.T) {
 		for _, waits := range []bool{false, true} {
 			a := writer(idle)
 			h := holding(t, a)
+			h.polling = true
 			h.leave(a)
 			h.pass(handTTL / 3)
 			h.sendsNothing()
@@ -165,17 +166,34 @@ func TestAnIdleGrantIsKeptForItsTimeAndGivenUpAtTheFirstWish(t *testing.T) {
 		}
 	})
 	t.Run("a caller while it is asked whether others wait", func(t *testing.T) {
-		a, b := writer(idle), writer(idle)
+		for _, wanted := range []bool{false, true} {
+			a, b := writer(idle), writer(idle)
+			h := holding(t, a)
+			h.polling = true
+			h.leave(a)
+			h.pass(handTTL / 3)
+			h.renewed(h.renewals[0], protocol.Granted)
+			h.sends(protocol.Acquire)
+			if wanted { // then its tenure is over
+				h.hears("wanted", h.l.grant.req.ID, 0)
+				h.enter(b)
+				h.out(b)
+				continue
+			}
+			h.enter(b)
+			h.in(b)
+			if b.Via != ViaIdle {
+				t.Errorf("came %v", b.Via)
+			}
+		}
+	})
+	t.Run("messages come", func(t *testing.T) {
+		a := writer(idle)
 		h := holding(t, a)
 		h.leave(a)
 		h.pass(handTTL / 3)
 		h.renewed(h.renewals[0], protocol.Granted)
-		h.sends(protocol.Acquire)
-		h.enter(b)
-		h.in(b)
-		if b.Via != ViaIdle {
-			t.Errorf("came %v", b.Via)
-		}
+		h.sendsNothing()
 	})
 	t.Run("no renewal confirmed", func(t *testing.T) {
 		a := writer(idle)

@@ -209,7 +209,7 @@ func ParseID(id string) (Identity, error) {
 	who := Identity{Mode: Mode(rest[0])}
 	ttl, rest, _ := strings.Cut(rest[2:], ":")
 	ms, err := strconv.ParseUint(ttl, 10, 40)
-	if err != nil || ms == 0 || ttl[0] == '+' {
+	if err != nil || ms == 0 {
 		return malformed()
 	}
 	who.TTL = time.Duration(ms) * time.Millisecond

@@ -249,8 +249,8 @@ func (s *Stray) ScheduleIn(all *lockstate.CancelSchedule, owner any, now time.Ti
 	if s.Late {
 		c.RepeatFor(s.TTL, now)
 	}
-	if s.Ends { // what ends it may have a cool-down, and so has to come first
-		now = now.Add(time.Second)
+	if s.Ends { // what ends it may have a cool-down, and so has to come first, or to have failed
+		now = now.Add(protocol.CommandTimeout + time.Second)
 	}
 	all.Add(c, now)
 }

@@ -20,7 +20,7 @@ type Deadlines struct {
 // time. It is never canceled, because another command may still need it; its deadline ends it.
 type sharedDeadline struct {
 	ctx    context.Context
-	stop   context.CancelFunc
+	stop   context.CancelFunc // never called: see above; go vet wants it kept
 	limit  time.Duration
 	before time.Time
 }

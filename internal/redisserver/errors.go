@@ -211,6 +211,10 @@ func notSent(err error) bool {
 	return errors.As(err, &op) && op.Op == "dial" || errors.Is(err, redis.ErrPoolTimeout)
 }
 
+// ErrLateAnswer is the error of a command that had no answer in time. It does not match the error of a context,
+// because what ended was the time for the command, and not the caller's.
+var ErrLateAnswer = errors.New("no answer from Redis in time")
+
 // ofNetwork replaces a network error that matches a context's error. That context was an internal
 // one, and a caller would mistake the error for that of its own context.
 func ofNetwork(err error) error {
@@ -218,7 +222,10 @@ func ofNetwork(err error) error {
 		if notSent(err) {
 			return &net.OpError{Op: "dial", Err: errors.New(err.Error())}
 		}
-		return fmt.Errorf("leased: no answer from Redis: %v", err) //nolint:errorlint // %v on purpose: see above
+		if errors.Is(err, context.DeadlineExceeded) {
+			return ErrLateAnswer
+		}
+		return fmt.Errorf("no answer from Redis: %v", err) //nolint:errorlint // %v on purpose: see above
 	}
 	return err
 }
