@@ -1092,6 +1092,6 @@ var mutants = []mutant{
 	{"an inspection waits though its caller has given up", "inspect.go", "	if c.quorum != nil || ctx.Done() == nil {\n		return f()", "	if true {\n		return f()", "Inspect|Force"},
 	{"a check waits for another and for itself", "lease.go", "context.WithTimeout(ctx, checkPatience)", "context.WithTimeout(ctx, 10*checkPatience)", "ACheckWaitsNoLonger"},
 	{"a second Unlock waits for the first", "lease.go", "		if waitFor(ctx, first) {\n			return *l.result.Load()\n		}\n", "		<-first\n		return *l.result.Load()\n", "ASecondUnlock"},
-	{"names stand in the arguments of a command", "log.go", "	text, _, _ := strings.Cut(err.Error(), \", with args beginning with\")\n", "	text := err.Error()\n", "Secret|Names"},
+	{"names stand in the arguments of a command", "log.go", "	text, _, hasArguments := strings.Cut(err.Error(), \", with args beginning with\")\n", "	text, hasArguments := err.Error(), false\n", "Secret|Names"},
 	{"a collected lease keeps its lock awake", "lease.go", "	e.restLocked()\n	e.mu.Unlock()\n	if mine {", "	e.mu.Unlock()\n	if mine {", "Collected"},
 }
