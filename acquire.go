@@ -472,19 +472,29 @@ func (e *entry) unlock(ctx context.Context, now time.Time, pick func(*lockstate.
 		}
 		e.mu.Unlock()
 	}
-	if gone != nil && ctx != nil {
-		if !waitFor(ctx, gone) {
-			late = ended(ctx)
-		}
-	} else if gone != nil {
-		timer := time.NewTimer(max(0, w.Opts.ReleaseTimeout-time.Since(now)))
-		defer timer.Stop()
-		select {
-		case <-gone:
-		case <-timer.C:
-		}
+	if gone != nil {
+		_, late = w.awaitRelease(ctx, now, gone)
 	}
 	return true, nil
+}
+
+// awaitRelease waits until done is closed, and reports whether it was. An Unlock of w that began at that time may wait
+// until ctx ends, whose error is returned then, or, if ctx is nil, as long as the caller's options say.
+func (w *call) awaitRelease(ctx context.Context, began time.Time, done <-chan struct{}) (closed bool, late error) {
+	if ctx != nil {
+		if waitFor(ctx, done) {
+			return true, nil
+		}
+		return false, ended(ctx)
+	}
+	timer := time.NewTimer(max(0, w.Opts.ReleaseTimeout-time.Since(began)))
+	defer timer.Stop()
+	select {
+	case <-done:
+		return true, nil
+	case <-timer.C:
+		return false, nil
+	}
 }
 
 // left ends the Unlock of w, which began at that time: it records the hold and returns the result.

@@ -92,8 +92,8 @@
 //	UPDATE item SET stock = $3 WHERE id = $1 AND token = $2
 //
 // If a statement matches no row, another lease was here, this one has presented its token
-// before, or there is no such row; in each case nothing was written. Comparing
-// the token only at the write is not enough: two owners that have both read 50 then both
+// before, or there is no such row; in each case nothing was written. Comparing the token
+// only at the write is not enough: two owners that have both read 50 then both
 // write 49, in the order of their tokens; both writes are accepted, and two items are sold
 // while the stock goes down by one. The first access must not accept an equal token either:
 // while two processes own the lock, as can happen after a FLUSHALL, both draw tokens from
@@ -276,8 +276,8 @@
 //
 // Unlock returns nil only if another caller of this process continues with the lock, if the
 // process keeps it idle ([WithIdleHold]), if Redis confirmed the release, or if the lock's
-// last token proves that the lock was this client's until then. Otherwise it returns [ErrLeaseLost],
-// which then means that the lock could no longer be proved to be. Unlock waits for Redis for
+// last token proves that the lock was this client's until then. Otherwise it returns
+// [ErrLeaseLost], which then means that this could no longer be proved. Unlock waits for Redis for
 // at most the time set by [WithReleaseTimeout]. After that it returns [ErrNotReleased], and
 // the client keeps retrying in the background until Redis has answered or the TTL has
 // passed. When a process dies, its locks are free after their TTL, and its places in the
@@ -308,9 +308,10 @@
 // back-off policy, may be called on the caller's goroutine. Hooks of the Redis client run
 // as part of its commands: to the locks, a hook that blocks is a Redis that does not
 // answer, except that Unlock, which sends its release itself, waits for a hook that goes on
-// after its context has ended. A hook must not repeat a command: the answer to the last try, or its error, would be
-// taken for the answer to all of them. Then an Unlock that Redis carried out at the first
-// try is reported as a loss, or a wait that was given up leaves the lock to its TTL.
+// after its context has ended. A hook must not repeat a command: the answer to the last
+// try, or its error, would be taken for the answer to all of them. Then an Unlock that Redis
+// carried out at the first try is reported as a loss, or a wait that was given up leaves the
+// lock to its TTL.
 //
 // # Memory model
 //

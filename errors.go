@@ -26,9 +26,9 @@ var (
 	// ErrLeaseLost is matched by the cause of an ended Lease.Context, and by the errors of
 	// Lease.Unlock, UnlockContext, Check and Downgrade, and of Do and RDo, if the lock stopped
 	// being this client's before Unlock or could no longer be proved to be. Check and Downgrade
-	// also return it for a lease that was unlocked. The text of a lost lease's error has the lock, the token and the reason. Another process may have
-	// been in the critical section: check or repeat the work, using the fencing token if the
-	// resource compares it.
+	// also return it for a lease that was unlocked. The text of a lost lease's error has the
+	// lock, the token and the reason. Another process may have been in the critical section:
+	// check or repeat the work, using the fencing token if the resource compares it.
 	ErrLeaseLost = lockstate.ErrLeaseLost
 
 	// ErrMaxHold is matched by the errors of a lease that ended because it was held for as
@@ -38,8 +38,9 @@ var (
 
 	// ErrNotReleased is returned by Unlock and UnlockContext if Redis did not confirm the
 	// release in time, and did not confirm that the lock was this client's until then. The client
-	// keeps retrying, unless the error also matches ErrClosed: then nothing retries. The error's text says when the lock expires. If Redis later says that the lock
-	// may have been lost before Unlock, the loss handler is called.
+	// keeps retrying, unless the error also matches ErrClosed: then nothing retries. The error's
+	// text says when the lock expires. If Redis later says that the lock may have been lost
+	// before Unlock, the loss handler is called.
 	ErrNotReleased = lockstate.ErrNotReleased
 
 	// ErrNoReplicas is matched by the error of LockContext, and by other errors as their last
@@ -54,8 +55,8 @@ var (
 	// back.
 	ErrNoQuorum = quorum.ErrNoQuorum
 
-	// ErrNotLocked is returned by Mutex.UnlockContext, RWMutex.UnlockContext and RUnlockContext if no caller of the client
-	// holds the lock in that mode. Unlock and RUnlock panic instead.
+	// ErrNotLocked is returned by Mutex.UnlockContext, RWMutex.UnlockContext and RUnlockContext
+	// if no caller of the client holds the lock in that mode. Unlock and RUnlock panic instead.
 	ErrNotLocked = errors.New("leased: not locked by this client")
 
 	// ErrClosed is matched by the errors of a client that was closed, or whose *redis.Client was

@@ -44,9 +44,9 @@ type Waiter struct {
 }
 
 // Inspect returns what Redis knows about a lock. It acquires nothing and changes nothing, and
-// the lock need not exist. It asks Redis once, and waits for the answer until ctx ends, or until the
-// Redis client's own timeouts have passed if that is sooner. The error matches ErrClosed or ErrInvalidName, or
-// is the error of Redis, of its client, or of ctx.
+// the lock need not exist. It asks Redis once, and waits for the answer until ctx ends, or
+// until the Redis client's own timeouts have passed if that is sooner. The error matches
+// ErrClosed or ErrInvalidName, or is the error of Redis, of its client, or of ctx.
 //
 // On a quorum, Inspect asks all servers and returns the owner that most of them name. If fewer
 // than a majority answer, the error matches ErrNoQuorum and says how many did. Each server
@@ -73,9 +73,9 @@ func (c *Client) Inspect(ctx context.Context, name string) (Info, error) {
 // in. Owners that use this package are notified at once, and the contexts of their leases end
 // with ErrLeaseLost. But the owners may still be at work, so ForceUnlock is for operators who
 // know that the owner is gone or wrong. If the lock is free, that is no error. ForceUnlock evicts
-// at most once, and waits for the answer as Inspect does; what was sent before ctx ended can still be
-// carried out after that. The error matches ErrClosed or
-// ErrInvalidName, or is the error of Redis, of its client, or of ctx. After the latter three
+// at most once, and waits for the answer as Inspect does; what was sent before ctx ended can
+// still be carried out after that. The error matches ErrClosed or ErrInvalidName, or is the
+// error of Redis, of its client, or of ctx. After the latter three
 // the owners may have been evicted all the same; trying again does no harm unless the next
 // owner should be kept.
 //

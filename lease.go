@@ -185,7 +185,8 @@ func (l *Lease) With(ctx context.Context) (context.Context, context.CancelFunc) 
 // In all cases the caller no longer holds the lock. Do not drop the error: it may be the
 // only sign that another process was in the critical section. Calls after the first one has
 // returned do nothing and return the same error, even if the lease was ended by Mutex.Unlock.
-// After a call that panicked, because a hook of the Redis client did, they return what was known then.
+// After a call that panicked, because a hook of the Redis client did, they return what was
+// known then.
 func (l *Lease) Unlock() error { return l.unlock(asOptionSays) }
 
 // UnlockContext is Unlock, except that it waits for Redis until ctx ends instead of for the
@@ -249,20 +250,9 @@ func (l *Lease) unlockedByAnother(ctx context.Context) error {
 		return *result
 	}
 	w, e := l.call, l.entry
-	var late error
-	if ctx != nil {
-		if waitFor(ctx, first) {
-			return *l.result.Load()
-		}
-		late = ended(ctx)
-	} else {
-		timer := time.NewTimer(w.Opts.ReleaseTimeout)
-		defer timer.Stop()
-		select {
-		case <-first:
-			return *l.result.Load()
-		case <-timer.C:
-		}
+	over, late := w.awaitRelease(ctx, time.Now(), first)
+	if over {
+		return *l.result.Load()
 	}
 	err := &notReleased{name: e.keys.Name(), ended: late}
 	e.mu.Lock()

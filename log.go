@@ -96,7 +96,8 @@ func (l *throttledLog) about(name string, args ...any) []any {
 
 // reason returns what is logged of an error. Where names are secret, that is its text without the arguments of
 // the command, which some errors repeat, and without the name of the lock that the line is about. If it is about
-// no single lock, name is "", and of what a server says only the first word is logged. It calls a method of err, so it is called in the goroutine of lines.
+// no single lock, name is "", and of what a server says only the first word is logged. It calls a method of err,
+// so it is called in the goroutine of lines.
 func (l *throttledLog) reason(name string, err error) any {
 	if !l.secret {
 		return err

@@ -338,6 +338,35 @@ func TestAHookOrPolicyThatBlocksHoldsUpShutdownNoLongerThanItsContext(t *testing
 	}
 }
 
+// Unlock sends its release itself, so a hook that does not heed its context holds it up; LockContext is not. On
+// a quorum, a goroutine of the client sends it.
+func TestAHookThatIgnoresItsContextHoldsUpUnlockAndNothingElse(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		const blocked = 6 * time.Second
+		u := &usersCode{do: func() { time.Sleep(blocked) }}
+		rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+		s.hook(rdb, hooked{u})
+		c := clientOn(t, s, rdb)
+		warm(t, s, c)
+		l := lock(t, c.Mutex("x"))
+		u.armed.Store(true)
+		began := time.Now()
+		_ = l.Unlock()
+		if took := time.Since(began); (took >= blocked) != (s.members == nil) {
+			t.Errorf("Unlock took %v", took)
+		}
+		u.armed.Store(true)
+		began = time.Now()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := c.Mutex("y").LockContext(ctx); time.Since(began) > time.Second {
+			t.Errorf("LockContext took %v: %v", time.Since(began), err)
+		}
+		u.armed.Store(false)
+		time.Sleep(time.Minute)
+	})
+}
+
 // What calls Close from inside is what Close waits for.
 func TestCloseFromInsideWhatItWaitsForEndsWithItsTime(t *testing.T) {
 	for what, code := range usersCodes {

@@ -29,7 +29,7 @@ type grant struct {
 	// held:
 	via      Via
 	wanted   bool    // another process waits for the lock
-	askDue   bool    // a question is due, see becomeHeld, acquireEnqueued, grantedByMessage, questionFailed and Renewed
+	askDue   bool    // a question is due: a message may have been missed, or left open whether the grant was made anew
 	fresh    bool    // it came in this very step
 	idle     bool    // after the last step, no caller was inside and no command in flight but a question
 	served   int32   // leases given since it came or was last idle
@@ -328,8 +328,14 @@ func between(from, now time.Time) interval {
 	return interval{passed, time.Duration(now.UnixNano()-from.UnixNano()) - passed}
 }
 
+// Elapsed returns the time from one instant to another, by the monotonic clock or by the wall clock,
+// whichever says more.
+func Elapsed(from, now time.Time) time.Duration { return between(from, now).elapsed() }
+
+func (i interval) elapsed() time.Duration { return i.passed + max(0, i.gain) }
+
 // tooLong reports whether a proof of ownership for ttl is no longer believed after i.
-func (i interval) tooLong(ttl time.Duration) bool { return i.passed+max(0, i.gain) >= window(ttl) }
+func (i interval) tooLong(ttl time.Duration) bool { return i.elapsed() >= window(ttl) }
 
 // drifted reports whether the clocks moved apart during i by more than a TTL's margin.
 func (i interval) drifted(ttl time.Duration) bool { return i.gain.Abs() > margin(ttl) }

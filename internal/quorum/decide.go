@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/leasedmutex/leased/internal/lockstate"
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
@@ -171,7 +172,7 @@ func (op *Op) standing(now time.Time) int {
 		case outcomeYes, outcomePending:
 			n++
 		default:
-			if !p.quarantineEnd.IsZero() || !p.lost && since(p.proved, now) < op.req.who.TTL {
+			if !p.quarantineEnd.IsZero() || !p.lost && lockstate.Elapsed(p.proved, now) < op.req.who.TTL {
 				n++
 			}
 		}

@@ -673,19 +673,13 @@ func (p *part) displaced(s *Send, res Result, now time.Time) outcome {
 
 // lasts reports whether what the server granted cannot have ended there yet.
 func (p *part) lasts(r *request, now time.Time) bool {
-	return p.state != owned || since(p.proved, now) < r.who.TTL
-}
-
-// since returns the time from one instant to another, by the monotonic clock or by the wall clock, whichever
-// says more: the first stands still while the machine sleeps, and leases end meanwhile.
-func since(from, now time.Time) time.Duration {
-	return now.Sub(from) + max(0, lockstate.Gain(from, now))
+	return p.state != owned || lockstate.Elapsed(p.proved, now) < r.who.TTL
 }
 
 // inQuarantine reports whether the part was owned when its server lost its data, and the server is still in
 // quarantine. quarantineOver reports whether that quarantine has ended since.
 func (p *part) inQuarantine(now time.Time) bool {
-	return !p.quarantineEnd.IsZero() && since(p.quarantineEnd, now) < 0
+	return !p.quarantineEnd.IsZero() && lockstate.Elapsed(p.quarantineEnd, now) < 0
 }
 
 func (p *part) quarantineOver(now time.Time) bool {

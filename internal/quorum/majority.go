@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/leasedmutex/leased/internal/lockstate"
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
@@ -42,7 +43,7 @@ func (l *Lock) announced(r *request, now time.Time) bool {
 	for i := range r.parts {
 		p := &r.parts[i]
 		switch {
-		case p.state != owned || p.asking || since(p.proved, now) > r.who.TTL:
+		case p.state != owned || p.asking || lockstate.Elapsed(p.proved, now) > r.who.TTL:
 		case now.Before(p.young):
 			all++
 		default:

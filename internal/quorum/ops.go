@@ -6,6 +6,7 @@ package quorum
 import (
 	"time"
 
+	"github.com/leasedmutex/leased/internal/lockstate"
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
@@ -363,7 +364,7 @@ func (p *part) givenBack(r *request) outcome {
 // its data: the lease there had not ended yet. Then others can have owned there only since the
 // restart, in quarantine, when the server's grants do not count.
 func (p *part) forgotten(r *request, res Result, now time.Time) bool {
-	return res.Young > 0 && p.known != 0 && !p.late && !p.anew && since(p.proved, now) < r.who.TTL
+	return res.Young > 0 && p.known != 0 && !p.late && !p.anew && lockstate.Elapsed(p.proved, now) < r.who.TTL
 }
 
 // moved takes a server's answer to a yield or a downgrade: one of the state machine, or a yield

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/leasedmutex/leased/internal/lockstate"
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
@@ -45,7 +46,7 @@ func (l *Lock) behind(id string, now time.Time) int {
 	}
 	n := 0
 	for i := range r.parts {
-		if p := &r.parts[i]; r.counts(p, now) && since(p.proved, now) < r.who.TTL && !l.cfg.Away(i) {
+		if p := &r.parts[i]; r.counts(p, now) && lockstate.Elapsed(p.proved, now) < r.who.TTL && !l.cfg.Away(i) {
 			n++
 		}
 	}
