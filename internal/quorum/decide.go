@@ -117,10 +117,10 @@ func (l *Lock) evaluateAcquire(op *Op, r *request, now time.Time, fx *Effects) {
 	case held: // lost, although servers may have granted it again, so no release could tell
 		op.Answer = protocol.Answer{Outcome: protocol.Enqueued, Token: r.token}
 		l.describeWait(op, r, now)
-		r.token, r.whole, r.basis = 0, false, op.at
+		r.token, r.unbroken, r.basis = 0, false, op.at
 		for i := range r.parts {
 			p := &r.parts[i]
-			p.quarantineEnd, p.late, p.lostToken, p.anew = time.Time{}, false, 0, false
+			p.quarantineEnd, p.grantedLate, p.lostToken, p.regranted = time.Time{}, false, 0, false
 		}
 		l.decide(op, now, fx)
 	case r.token != 0: // a message announced the grant first
@@ -146,7 +146,7 @@ func (l *Lock) evaluateAcquire(op *Op, r *request, now time.Time, fx *Effects) {
 
 // writing reports whether a majority has granted, but the token is still being written back.
 func (r *request) writing() bool {
-	return slices.ContainsFunc(r.parts, func(p part) bool { return p.adopts })
+	return slices.ContainsFunc(r.parts, func(p part) bool { return p.adopting })
 }
 
 // standing returns on how many servers a request that was held before the op still owns, or may
@@ -159,15 +159,15 @@ func (op *Op) standing(now time.Time) int {
 	n, again, young := 0, 0, 0
 	for i, was := range op.before {
 		p := &op.req.parts[i]
-		if op.outcomes[i] == outcomeAgain || now.Before(p.young) {
+		if op.outcomes[i] == outcomeRestarted || now.Before(p.young) {
 			young++
 		}
-		if !was.stood || was.anews != p.anews || p.late || p.quarantineOver(now) {
+		if !was.stood || was.breaks != p.breaks || p.grantedLate || p.quarantineOver(now) {
 			continue
 		}
 		switch op.outcomes[i] {
 		case outcomeLost, outcomeNo, outcomeSkipped:
-		case outcomeAgain:
+		case outcomeRestarted:
 			again++
 		case outcomeYes, outcomePending:
 			n++
@@ -191,7 +191,7 @@ func (op *Op) sure() int {
 	for i, was := range op.before {
 		switch {
 		case op.outcomes[i] != outcomeYes:
-		case !was.stood || op.req.parts[i].anew:
+		case !was.stood || op.req.parts[i].regranted:
 			others++
 		case op.req.gained(i):
 			gained++
@@ -255,9 +255,9 @@ func (l *Lock) granted(op *Op, r *request, now time.Time, fx *Effects) bool {
 // noteMajority notes that the request owns a majority, and that nobody else can have owned one since
 // it was granted.
 func (r *request) noteMajority() {
-	r.whole = true
+	r.unbroken = true
 	for i := range r.parts {
-		r.parts[i].late = false
+		r.parts[i].grantedLate = false
 	}
 }
 
@@ -267,7 +267,7 @@ func (r *request) noteMajority() {
 // may have owned there, and on a server that had already answered. If op is nil, the grant is new, and
 // no part counts as granted anew.
 func (r *request) noteKept(op *Op, now time.Time) {
-	anew := false
+	regranted := false
 	if op != nil {
 		now = op.at
 	}
@@ -276,12 +276,12 @@ func (r *request) noteKept(op *Op, now time.Time) {
 	}
 	for i := range r.parts {
 		p := &r.parts[i]
-		if op == nil || op.before[i].owned && op.before[i].anews == p.anews {
-			p.anew = false
+		if op == nil || op.before[i].owned && op.before[i].breaks == p.breaks {
+			p.regranted = false
 		}
-		anew = anew || p.anew
+		regranted = regranted || p.regranted
 	}
-	r.evicted = r.evicted && anew
+	r.evicted = r.evicted && regranted
 }
 
 // noMajority decides an acquire that too few servers answered or could vote for. The grants of the
@@ -412,9 +412,9 @@ func (r *request) isOurs(blocker string) bool {
 // with them before.
 func (op *Op) tally(outcomes []outcome, now time.Time) (proven, not int) {
 	proven, not = count(outcomes, outcomeYes, outcomeUnproved), count(outcomes, outcomeLost, outcomeNo, outcomeSkipped)
-	again, young := count(outcomes, outcomeAgain), 0
+	again, young := count(outcomes, outcomeRestarted), 0
 	for i, o := range outcomes {
-		if o == outcomeAgain || now.Before(op.req.parts[i].young) {
+		if o == outcomeRestarted || now.Before(op.req.parts[i].young) {
 			young++
 		}
 	}
@@ -424,7 +424,7 @@ func (op *Op) tally(outcomes []outcome, now time.Time) (proven, not int) {
 		case !op.req.gained(i):
 		case o == outcomeYes:
 			gained++
-		case o == outcomeAgain:
+		case o == outcomeRestarted:
 			gainedAgain++
 		}
 	}
@@ -510,7 +510,7 @@ func (l *Lock) evaluateMove(op *Op, now time.Time, fx *Effects) {
 		return
 	}
 	if op.verb == protocol.Downgrade && op.next.token == 0 {
-		op.next.whole = true // the old request owned a majority until now
+		op.next.unbroken = true // the old request owned a majority until now
 	}
 	l.evaluateAcquire(op, op.next, now, fx)
 	switch {

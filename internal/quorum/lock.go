@@ -4,8 +4,8 @@
 //
 // Lock makes the decisions, without I/O, clocks or goroutines: it is given events and the current
 // time, and returns effects. The events are the state machine's commands (ops.go, decide.go), the
-// servers' answers (this file) and messages (messages.go), a subscription that is confirmed again
-// (rejoin.go), and the end of a pause (partial.go). server.go and member.go perform the effects.
+// servers' answers (answers.go) and messages (messages.go), a subscription that is confirmed again
+// (rejoin.go), and the end of a pause (partial.go). part.go has what is known of a request on one server. server.go and member.go perform the effects.
 // operator.go asks the servers without a Lock.
 package quorum
 
@@ -83,12 +83,12 @@ type request struct {
 	ticket      uint64
 	basis       time.Time      // only proofs since then count for a message to the state machine
 	token       uint64         // the grant's token; 0 until the state machine is told of the grant
-	whole       bool           // the request has owned a majority without a break since it was granted
+	unbroken    bool           // the request has owned a majority without a break since it was granted
 	last        uint64         // the last token assigned under the request, as the state machine says
 	link        *protocol.Span // hold span of the lease that was given back for this one, from the last message
 	forgetAt    time.Time      // when to forget the request, because its release or cancel failed; else zero
 	op          *Op            // the undecided command or cancel of the state machine about the request
-	poked       bool           // the state machine was told to ask again, and no server has granted the request since
+	askedAgain  bool           // the state machine was told to ask again, and no server has granted the request since
 	ofDowngrade bool           // a downgrade's new request; only the downgrade's answer announces it to the state machine
 	// doubted: an acquire of a lease that the state machine held had no answer. So the state machine
 	// trusts a release only if it proves that no other client has owned the lock since the grant.
@@ -99,85 +99,6 @@ type request struct {
 	dropped     bool      // the state machine no longer knows the request
 	abandoned   bool      // the state machine was told that the lease is lost; the request ends when its op is decided
 }
-
-// part is a request on one server.
-type part struct {
-	history
-
-	id    string // "" until there is an id for this server
-	state partState
-	// proved is when the last command that proved ownership was sent. Before a grant it is when
-	// the first acquire was sent, or the last one that was answered with "queued".
-	proved time.Time
-	floor  uint64 // queued: the lock's last token there
-	token  uint64 // owned: the grant's token
-	known  uint64 // owned: the greatest token of the lock that the server is known to have stored
-	clock  uint64 // the server's clock in µs when it last said that we own the lock
-	told   uint64 // time up to which readers were notified
-	more   bool   // owned: others wait on this server
-	asking bool   // an acquire is under way or waits in the lane
-	// unsure: a command without an answer may still arrive, or may have been executed after a
-	// restart of the server that we have not learned of. unheard: a message said that we own the
-	// lock, and the server has not said since whether it is in quarantine.
-	unsure  bool
-	unheard bool
-	refused bool  // its server had another owner, and the request did not wait
-	adopts  bool  // an adopt is under way
-	forgets bool  // an adopt failed
-	also    []*Op // renewals, releases, yields and downgrades that wait for the answer to another op's acquire
-	// looks is set while the acquire under way is one of Rejoined, or a yield that gives a partial grant
-	// back is under way. later is the op that asks the server once that is answered.
-	looks bool
-	later *Op
-	late  bool // the server granted the part again only after quarantineEnd
-	// evicted is the greatest token of the lock that a message about the part's eviction had: what the
-	// server granted with it, or with an earlier one, is gone.
-	evicted uint64
-	// doubted: an acquire of a part that its server had granted had no answer. So the server may have
-	// granted it anew under the same id, after another owner, and only the lock's last token shows that.
-	doubted bool
-
-	blocker  string
-	left     time.Time // when the owner's lease ends there; zero if unknown
-	endless  bool
-	place    int
-	noNotify bool
-
-	sent       bool // a command with the part's id has left the lane
-	ended      bool // the server no longer has the part: it was released, cancelled, refused or never sent
-	confirmed  bool // the part was ours until it ended
-	downgraded bool // the part was ours until a downgrade passed it to the next request
-	follows    bool // a downgrade passed to this part what was ours until then
-	again      bool // the server had lost its data when the part ended, and its grants did not count meanwhile
-}
-
-// history is what is known of a request on one server whatever id it has there: see identify.
-type history struct {
-	since    time.Time // when the part became owned; if its server lost its data, before that
-	young    time.Time // until then a grant of the server does not count for a majority
-	regrants int       // how often the part's grant was given back
-	lost     bool      // a renewal found the part lost, and the acquire that follows has no answer yet
-	anew     bool      // granted anew since a majority was last known to have kept the lease: others may have owned there in between
-	anews    int       // how often the part was found granted anew, or evicted
-	// quarantineEnd is set for a part that was owned when its server lost its data: the end of the server's
-	// quarantine, before which no other client can count the server's vote.
-	quarantineEnd time.Time
-	// lostToken is the token of the grant that the server seems to have lost with its data, while the lease
-	// was held; else 0. A message that the grant was evicted says otherwise. lostID is the id that the part
-	// had then, if it has another one now.
-	lostToken uint64
-	lostID    string
-}
-
-type partState uint8
-
-const (
-	absent partState = iota // the server does not have the part, or nothing is known
-	asked                   // sent, no answer yet
-	queued
-	owned
-	ending // a release, yield, downgrade or cancel is under way
-)
 
 // Send is a command for one server. Its outcome is reported by the event Answered.
 type Send struct {
@@ -299,7 +220,7 @@ func (l *Lock) identify(r *request, i int, fx *Effects) *part {
 	}
 	old := *p
 	old.putOff(i)
-	if old.unsure {
+	if old.mayArrive {
 		fx.Strays = append(fx.Strays, l.stray(r, i))
 	}
 	*p = part{history: old.history}
@@ -346,7 +267,7 @@ func (l *Lock) drop(r *request, now time.Time, fx *Effects) {
 		if l.parts[p.lostID] == r {
 			delete(l.parts, p.lostID)
 		}
-		if p.unsure || !p.ended && p.state != ending {
+		if p.mayArrive || !p.ended && p.state != ending {
 			fx.Strays = append(fx.Strays, l.stray(r, i))
 		} else {
 			l.remember(p.id, i, now)
@@ -377,16 +298,7 @@ func (l *Lock) crossed(id string, server int, now time.Time) bool {
 
 func (l *Lock) stray(r *request, i int) Stray {
 	p := &r.parts[i]
-	return Stray{Server: i, Keys: l.keys, ID: p.id, Last: p.lastFor(r), TTL: r.who.TTL, Late: p.unsure, Ends: p.ended || p.state == ending}
-}
-
-// lastFor returns the last token that a release has to tell the server, 0 if the server knows it.
-func (p *part) lastFor(r *request) uint64 {
-	last := max(r.last, r.token)
-	if last > p.known {
-		return last
-	}
-	return 0
+	return Stray{Server: i, Keys: l.keys, ID: p.id, Last: p.lastFor(r), TTL: r.who.TTL, Late: p.mayArrive, Ends: p.ended || p.state == ending}
 }
 
 // send sends a command through the server's lane; only renewals bypass it.
@@ -428,7 +340,7 @@ func (l *Lock) withdraw(r *request, i int) bool {
 		if s.req != r || s.Kind != Do || s.Cmd.Verb != protocol.Acquire || s.Cmd.ID != p.id {
 			return false
 		}
-		p.asking, p.looks = false, false
+		p.asking, p.unawaited = false, false
 		p.putOff(i)
 		if s.op != nil {
 			s.op.away(i, errBusy)
@@ -436,322 +348,6 @@ func (l *Lock) withdraw(r *request, i int) bool {
 		return true
 	})
 	return p.sent || slices.ContainsFunc(ln.queue, func(s *Send) bool { return s.Cmd.Next == p.id })
-}
-
-// Answered is the event that a server answered a command, or that the command failed. The next
-// command in the lane is sent.
-func (l *Lock) Answered(s *Send, res Result, now time.Time, fx *Effects) {
-	l.take(s, res, now, fx)
-	if s.Kind == Renew {
-		return
-	}
-	ln := &l.lanes[s.Server]
-	if len(ln.queue) == 0 {
-		ln.busy = false
-		return
-	}
-	next := ln.queue[0]
-	ln.queue = slices.Delete(ln.queue, 0, 1)
-	next.leave(fx)
-}
-
-// take applies a server's answer to the request that it is about.
-func (l *Lock) take(s *Send, res Result, now time.Time, fx *Effects) {
-	i := s.Server
-	if a := &res.Answer; s.Kind == Do && a.Unfinished && a.Outcome != protocol.Enqueued && a.Outcome != protocol.Refused {
-		// More waiters may enter there. A cancel of any id lets them in.
-		fx.Strays = append(fx.Strays, Stray{Server: i, Keys: l.keys, ID: l.newID(s.req, i), TTL: time.Second})
-		a.Unfinished = false
-	}
-	switch s.Kind {
-	case Cancel:
-		l.cancelled(s, res, now, fx)
-	case Renew:
-		l.renewed(s, res, now, fx)
-	case Adopt:
-		p := &s.req.parts[i]
-		if p.id == s.ID {
-			p.adopts = false
-			if p.forgets = res.Fail != nil || res.Answer.Outcome != protocol.Done; !p.forgets {
-				p.known = max(p.known, s.Token)
-			}
-		}
-		l.review(s.req, now, fx)
-	default:
-		switch s.Cmd.Verb {
-		case protocol.Acquire:
-			l.acquired(s, res, now, fx)
-		case protocol.Release:
-			l.released(s, res, now, fx)
-		case protocol.Yield, protocol.Downgrade:
-			l.moved(s, res, now, fx)
-		}
-	}
-}
-
-// part returns the part that the command is about, or nil if the part has another id by now.
-func (s *Send) part() *part {
-	p := &s.req.parts[s.Server]
-	if p.id != s.Cmd.ID {
-		return nil
-	}
-	return p
-}
-
-// acquired takes a server's answer to an acquire.
-func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
-	r, i, a := s.req, s.Server, res.Answer
-	p := s.part()
-	if p == nil {
-		// The part has another id by now, and nothing uses this one.
-		if res.Fail.MayRun() || a.Outcome == protocol.Granted || a.Outcome == protocol.Enqueued {
-			fx.Strays = append(fx.Strays, Stray{Server: i, Keys: l.keys, ID: s.Cmd.ID, TTL: r.who.TTL, Late: res.Fail.MayRun()})
-		}
-		return
-	}
-	// Whether the server had granted the part before this answer.
-	had := p.state == owned && !a.Kept || p.lost || !p.quarantineEnd.IsZero()
-	wasLost, ops, later := p.lost, p.also, p.later
-	p.asking, p.looks, p.also, p.later = false, false, nil, nil
-	if s.op != nil {
-		ops = append(ops, s.op)
-	}
-	if res.Young > 0 {
-		p.young = now.Add(res.Young)
-	} else if res.Fail == nil {
-		p.young = time.Time{}
-	}
-	if !s.Cmd.Held || res.Fail == nil { // an owner's question gives the part nothing
-		p.heard(a.Outcome, res.Fail)
-		p.doubted = p.doubted || res.Fail.MayRun() && p.known != 0
-	}
-	if s.Cmd.Held && p.state != ending && !r.dropped && l.askedInVain(s, a, ops, now, fx) {
-		return
-	}
-	outcome := outcomeFailed
-	switch {
-	case p.state == ending: // a later command in the lane ends the part
-		if wasLost && res.Fail == nil {
-			outcome = lostUnless(res.Young > 0 && !p.anew && !a.Kept) // kept: the answer is older than the loss
-			p.again = outcome == outcomeAgain
-		}
-		if (res.Fail != nil || res.Young == 0) && (wasLost || p.missed(a, res.Fail)) {
-			p.brokeOff()
-		}
-	case res.Fail != nil:
-		for _, op := range ops {
-			op.fail(i, res.Fail)
-		}
-		if wasLost {
-			outcome = outcomeLost
-			p.brokeOff()
-		}
-		// The acquire did not run, and no earlier one may have: the server does not have the part.
-		if !p.unsure && p.state == asked {
-			p.state, p.ended = absent, true
-		}
-	case a.Outcome == protocol.Granted && a.Token <= p.evicted: // the message of the eviction was faster
-		outcome = outcomeNo
-		if had {
-			outcome = outcomeLost
-		}
-		p.state, p.ended = absent, true
-	case a.Outcome == protocol.Granted:
-		outcome = outcomeYes
-		if had && (p.state != owned || a.Token != p.token) {
-			// Granted anew: others may have had it there in between, unless the server has lost its data. An
-			// answer that it was kept is older than the loss that a renewal has found.
-			older := wasLost && a.Kept && p.state != owned
-			outcome = lostUnless(res.Young > 0 && p.lasts(r, now) && !older)
-			if outcome == outcomeLost {
-				p.brokeOff()
-			} else if r.token != 0 {
-				p.lostToken = max(p.lostToken, p.token)
-			}
-		}
-		r.own(p, a, s.Cmd.At, now, res.Young > 0)
-		if a.Kept && r.token == 0 { // it may have been granted anew meanwhile, after another owner
-			p.token, p.known = max(p.token, a.Token), max(p.known, a.Token)
-		}
-	case a.Outcome == protocol.Enqueued:
-		outcome = outcomeNo
-		if p.state == owned && a.Token < p.token { // the message of a later grant was faster
-			outcome = outcomeOvertaken
-			if wasLost { // by which it was granted anew
-				if outcome = lostUnless(now.Before(s.Cmd.At.Add(res.Young))); outcome == outcomeLost {
-					p.brokeOff()
-				}
-			}
-			break
-		}
-		if had || p.state == owned {
-			outcome = p.displaced(s, res, now)
-		}
-		p.state, p.ended, p.proved, p.floor, p.token, p.known = queued, false, s.Cmd.At, a.Floor(), 0, 0
-		p.told = a.Told
-		p.blockedBy(&a, now)
-	case a.Outcome == protocol.Refused:
-		outcome = outcomeNo
-		if had || p.state == owned {
-			outcome = p.displaced(s, res, now)
-		}
-		p.state, p.refused = absent, true
-		p.ended = true // the part was never queued there, or no longer is
-		p.blockedBy(&a, now)
-	}
-	p.lost = false
-	if r.dropped && (p.state == owned || p.state == queued || res.Fail.MayRun()) {
-		fx.Strays = append(fx.Strays, l.stray(r, i))
-	}
-	for _, op := range ops {
-		if r.dropped && op.kind != Renew { // nobody may be told of what is given back
-			continue
-		}
-		op.handed = max(op.handed, a.Handed)
-		op.unfinished = op.unfinished || a.Unfinished
-		if op.req == r {
-			op.settleGiven(i, outcome)
-		} else {
-			op.settle(i, outcome)
-		}
-		l.evaluate(op, now, fx)
-	}
-	if r.dropped {
-		return
-	}
-	l.heed(r, now, fx)
-	l.askLater(later, r, i, now, fx)
-	l.review(r, now, fx)
-}
-
-// askedInVain takes an answer to an owner's question, if it says that the server no longer has what it
-// granted us, or a renewal has said so meanwhile. An acquire follows, which finds out why, as after
-// a renewal; ops wait for it. Otherwise askedInVain does nothing and returns false.
-func (l *Lock) askedInVain(s *Send, a protocol.Answer, ops []*Op, now time.Time, fx *Effects) bool {
-	p := &s.req.parts[s.Server]
-	switch {
-	case p.lost:
-	case a.Outcome != protocol.NotOurs || p.state != owned || s.Cmd.At.Before(p.proved): // a command that was sent later proved it
-		return false
-	default:
-		p.lose(s.req, now)
-	}
-	for _, op := range ops {
-		l.askLost(op, s.Server, fx)
-	}
-	for _, op := range ops {
-		l.evaluate(op, now, fx)
-	}
-	l.heed(s.req, now, fx)
-	return true
-}
-
-// lostUnless is the outcome for a server that no longer has what it granted us. A young server lost
-// its data, and whoever it has granted the lock to since cannot count that grant.
-func lostUnless(young bool) outcome {
-	if young {
-		return outcomeAgain
-	}
-	return outcomeLost
-}
-
-// displaced returns the outcome for a server that had granted the part and says now that we are not
-// the owner. The quarantine is counted from when the command was sent, so that it ends here before
-// it does for any other client.
-func (p *part) displaced(s *Send, res Result, now time.Time) outcome {
-	young := res.Young > 0 && p.lasts(s.req, now)
-	p.quarantineEnd = time.Time{}
-	if young && s.req.token != 0 {
-		p.quarantineEnd = s.Cmd.At.Add(res.Young)
-		p.lostToken = max(p.lostToken, p.token)
-	}
-	if !young {
-		p.brokeOff()
-	}
-	return lostUnless(young)
-}
-
-// lasts reports whether what the server granted cannot have ended there yet.
-func (p *part) lasts(r *request, now time.Time) bool {
-	return p.state != owned || lockstate.Elapsed(p.proved, now) < r.who.TTL
-}
-
-// inQuarantine reports whether the part was owned when its server lost its data, and the server is still in
-// quarantine. quarantineOver reports whether that quarantine has ended since.
-func (p *part) inQuarantine(now time.Time) bool {
-	return !p.quarantineEnd.IsZero() && lockstate.Elapsed(p.quarantineEnd, now) < 0
-}
-
-func (p *part) quarantineOver(now time.Time) bool {
-	return !p.quarantineEnd.IsZero() && !p.inQuarantine(now)
-}
-
-// brokeOff notes that others may have owned the lock on the part's server since a majority was last
-// known to have kept the lease.
-func (p *part) brokeOff() {
-	p.anew, p.lostToken = true, 0
-	p.anews++
-}
-
-// missed reports whether the answer to an acquire of a part that is being given back says that the part
-// was no longer owned. An answer that it was queued may be older than the message that granted it.
-func (p *part) missed(a protocol.Answer, fail *protocol.Failure) bool {
-	switch {
-	case fail != nil || p.known == 0:
-		return false
-	case a.Outcome == protocol.Granted:
-		return !a.Kept
-	}
-	return a.Token >= p.known
-}
-
-// stands reports whether no other client can have counted the server's vote since the part was
-// first granted there, provided that the part is not late.
-func (p *part) stands(now time.Time) bool { return p.state == owned || p.inQuarantine(now) }
-
-// heard notes the answer to a command that may place the part, or its failure. An answer shows
-// whether the server is in quarantine. But while an earlier command without an answer may still run,
-// only the answer "granted" counts: a message may have been sent after a later restart.
-func (p *part) heard(o protocol.Outcome, fail *protocol.Failure) {
-	switch {
-	case fail.MayRun():
-		p.unsure = true
-	case fail != nil:
-	case o == protocol.Granted || !p.unsure:
-		p.unheard = false
-	}
-}
-
-// own notes that the part's server made us the owner, or extended our lease, after a command sent at
-// from. inQuarantine says that the server was still in quarantine then.
-func (r *request) own(p *part, a protocol.Answer, from, now time.Time, inQuarantine bool) {
-	if p.state != owned {
-		r.poked = false // it may complete a majority
-		if !p.lost && p.quarantineEnd.IsZero() {
-			p.since = now
-		}
-		p.late = !inQuarantine && p.quarantineOver(now)
-		if p.late {
-			p.brokeOff()
-		}
-	}
-	p.quarantineEnd = time.Time{}
-	if p.state != owned || !a.Kept {
-		p.token, p.known = a.Token, a.Token
-	}
-	if p.state != owned || from.After(p.proved) {
-		p.proved = from
-	}
-	p.state, p.ended = owned, false
-	p.clock, p.more = max(p.clock, a.Clock), p.more || a.More
-}
-
-func (p *part) blockedBy(a *protocol.Answer, now time.Time) {
-	p.blocker, p.place, p.noNotify = a.Blocker, a.Place, a.NoNotify
-	p.endless, p.left = a.Left == protocol.Endless, time.Time{}
-	if a.Left >= 0 {
-		p.left = now.Add(a.Left)
-	}
 }
 
 // String describes the requests, for tests.

@@ -14,7 +14,7 @@ import (
 // to be in quarantine, or the request has owned the lock without a break since before the server
 // restarted, so that nobody else can have owned it.
 func (r *request) counts(p *part, now time.Time) bool {
-	return p.state == owned && (r.whole || !now.Before(p.young) && !p.unheard)
+	return p.state == owned && (r.unbroken || !now.Before(p.young) && !p.quarantineUnknown)
 }
 
 // majority reports whether the parts whose ownership was proved at from or later are a majority.
@@ -102,8 +102,8 @@ func Greatest(sn *protocol.Snapshot) uint64 {
 // writeBack has the servers on which we are the owner, and that do not know the token, store it.
 func (l *Lock) writeBack(r *request, token uint64, fx *Effects) {
 	for i := range r.parts {
-		if p := &r.parts[i]; p.state == owned && p.known < token && !p.adopts && !p.forgets {
-			p.adopts = true
+		if p := &r.parts[i]; p.state == owned && p.known < token && !p.adopting && !p.adoptFailed {
+			p.adopting = true
 			l.send(&Send{Server: i, Kind: Adopt, ID: p.id, Token: token, req: r}, fx)
 		}
 	}
@@ -137,11 +137,11 @@ func (l *Lock) review(r *request, now time.Time, fx *Effects) {
 		fx.Messages = append(fx.Messages, protocol.Message{Kind: "granted", ID: r.id, Key: l.keys.Lock, Token: token, Clock: clock, More: r.anyMore(), Link: r.link})
 		return
 	}
-	if r.op == nil && !r.poked && l.announced(r, now) {
+	if r.op == nil && !r.askedAgain && l.announced(r, now) {
 		// Some proofs are older than the state machine accepts for a message, or are from servers
 		// that may be in quarantine. So it is told to ask, once for each grant: while servers are away or
 		// refuse, their old proofs stay, and the answer to asking would be a reason to ask again.
-		r.poked = true
+		r.askedAgain = true
 		fx.Messages = append(fx.Messages, protocol.Message{Kind: "wanted", ID: r.id, Key: l.keys.Lock})
 		return
 	}

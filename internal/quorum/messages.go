@@ -36,9 +36,9 @@ func (l *Lock) Receive(server int, m *protocol.Message, now time.Time, fx *Effec
 		if p.state == owned || m.Token <= max(p.floor, p.evicted) || p.proved.IsZero() {
 			return
 		}
-		a := protocol.Answer{Token: m.Token, Clock: m.Clock, More: m.More}
+		a := &protocol.Answer{Token: m.Token, Clock: m.Clock, More: m.More}
 		r.own(p, a, p.proved, now, false)
-		p.unheard = p.asking || p.unsure
+		p.quarantineUnknown = p.asking || p.mayArrive
 		if m.Link != nil { // kept, because the state machine may be told only after a further answer
 			r.link = m.Link
 		}
@@ -102,7 +102,7 @@ func (l *Lock) heed(r *request, now time.Time, fx *Effects) {
 	}
 	n := 0
 	for i := range r.parts {
-		if p := &r.parts[i]; (p.stands(now) && p.lasts(r, now) || p.lost && p.asking) && !p.anew && !r.gained(i) {
+		if p := &r.parts[i]; (p.stands(now) && p.lasts(r, now) || p.lost && p.asking) && !p.regranted && !r.gained(i) {
 			n++
 		}
 	}

@@ -71,7 +71,7 @@ func (l *Lock) forgetLater(r *request, now time.Time) {
 }
 
 func (p *part) keepFor() time.Duration {
-	longest := min(shortestKeep<<min(p.regrants, 20), longestKeep)
+	longest := min(shortestKeep<<min(p.giveBacks, 20), longestKeep)
 	return longest - time.Duration(hashOf(p.id)%uint64(longest/2))
 }
 
@@ -86,7 +86,7 @@ func hashOf(id string) uint64 {
 // grants back ends that, because all servers prefer the smallest ticket.
 func (l *Lock) blocks(r *request, i int) bool {
 	p := &r.parts[i]
-	if r.dropped || r.token != 0 || p.state != owned || !p.more || p.asking || p.adopts {
+	if r.dropped || r.token != 0 || p.state != owned || !p.more || p.asking || p.adopting {
 		return false
 	}
 	return slices.ContainsFunc(r.parts, func(q part) bool { return q.state == queued })
@@ -123,7 +123,7 @@ func (l *Lock) giveBackAll(r *request, now time.Time, fx *Effects) {
 	most := 0
 	for i := range r.parts {
 		if p := &r.parts[i]; l.blocks(r, i) && now.Sub(p.since) >= p.keepFor() {
-			given, most = append(given, i), max(most, p.regrants+1)
+			given, most = append(given, i), max(most, p.giveBacks+1)
 		}
 	}
 	if len(given) == 0 {
@@ -135,7 +135,7 @@ func (l *Lock) giveBackAll(r *request, now time.Time, fx *Effects) {
 		l.giveBack(r, i, now, fx)
 	}
 	for i := range r.parts {
-		if p := &r.parts[i]; r.ticket != before && p.state == queued && !p.asking && !p.unsure && !l.cfg.Away(i) {
+		if p := &r.parts[i]; r.ticket != before && p.state == queued && !p.asking && !p.mayArrive && !l.cfg.Away(i) {
 			l.placeAnew(r, i, now, fx)
 		}
 	}
@@ -152,13 +152,13 @@ func (l *Lock) placeAnew(r *request, i int, now time.Time, fx *Effects) {
 // a new id and the request's ticket.
 func (l *Lock) giveBack(r *request, i int, now time.Time, fx *Effects) {
 	p := &r.parts[i]
-	if !p.unsure {
+	if !p.mayArrive {
 		l.remember(p.id, i, now)
 	}
 	old := *p
 	// The request has no lease yet, so there is no loss to remember.
-	*p = part{history: history{young: old.young, regrants: old.regrants + 1, anews: old.anews},
-		id: l.newID(r, i), state: asked, proved: now, asking: true, looks: true}
+	*p = part{history: history{young: old.young, giveBacks: old.giveBacks + 1, breaks: old.breaks},
+		id: l.newID(r, i), state: asked, proved: now, asking: true, unawaited: true}
 	l.forgetPart(old.id, r)
 	l.forgetPart(old.lostID, r)
 	l.parts[p.id] = r

@@ -100,13 +100,13 @@ func TestAGrantThatKeepsComingBackIsPlacedLater(t *testing.T) {
 
 // Else two requests that each have what the other needs would exchange it for ever.
 func TestRequestsGiveTheirGrantsBackAtDifferentTimes(t *testing.T) {
-	for _, regrants := range []int{0, 5, 30} {
-		longest := min(shortestKeep<<min(regrants, 20), longestKeep)
+	for _, giveBacks := range []int{0, 5, 30} {
+		longest := min(shortestKeep<<min(giveBacks, 20), longestKeep)
 		seen := map[time.Duration]bool{}
 		for _, id := range []string{"one", "two", "three", "four"} {
-			p := &part{history: history{regrants: regrants}, id: id}
+			p := &part{history: history{giveBacks: giveBacks}, id: id}
 			if d := p.keepFor(); d <= longest/2 || d > longest || seen[d] {
-				t.Errorf("%q keeps a grant for %v after %d times, of at most %v", id, d, regrants, longest)
+				t.Errorf("%q keeps a grant for %v after %d times, of at most %v", id, d, giveBacks, longest)
 			}
 			seen[p.keepFor()] = true
 		}

@@ -228,7 +228,7 @@ func TestARenewalAndAQuestionCross(t *testing.T) {
 	if !r.Decided() || r.Renewed != protocol.Granted {
 		t.Errorf("renewed: %v %v", r.Decided(), r.Renewed)
 	}
-	if s.lock.reqs[s.id].parts[0].anews != 1 {
+	if s.lock.reqs[s.id].parts[0].breaks != 1 {
 		t.Error("it is not noted that others may have owned on one server")
 	}
 

@@ -38,11 +38,11 @@ func (l *Lock) Rejoined(server int, now time.Time, fx *Effects) {
 		}
 		p := &r.parts[server]
 		switch {
-		case p.state == ending || p.adopts:
+		case p.state == ending || p.adopting:
 		case !p.asking:
 			l.lookAt(r, server, now, fx)
-		case p.later == nil:
-			p.later = l.look(r, now)
+		case p.askNext == nil:
+			p.askNext = l.look(r, now)
 		}
 	}
 }
@@ -63,7 +63,7 @@ func (l *Lock) lookAt(r *request, i int, now time.Time, fx *Effects) {
 	p := &r.parts[i]
 	if !p.asking {
 		l.ask(l.look(r, now), r, i, fx)
-		p.looks = p.asking
+		p.unawaited = p.asking
 	}
 }
 
@@ -77,8 +77,8 @@ func (l *Lock) look(r *request, now time.Time) *Op {
 
 // putOff drops the op that was to ask the part's server later; it is decided without this server.
 func (p *part) putOff(i int) {
-	if p.later != nil {
-		p.later.away(i, errBusy)
-		p.later = nil
+	if p.askNext != nil {
+		p.askNext.away(i, errBusy)
+		p.askNext = nil
 	}
 }

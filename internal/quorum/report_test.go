@@ -108,7 +108,7 @@ func TestServersThatHaveTheGrantAndAnswerStandBehindIt(t *testing.T) {
 	away := -1
 	l := NewLock(&Config{N: 5, Need: 3, Away: func(i int) bool { return i == away }}, &protocol.Keys{Lock: "x"})
 	aged := func(s partState, age time.Duration) part { return part{state: s, proved: now.Add(-age)} }
-	r := &request{id: "x", token: 1, whole: true, who: protocol.Identity{TTL: time.Minute},
+	r := &request{id: "x", token: 1, unbroken: true, who: protocol.Identity{TTL: time.Minute},
 		parts: []part{aged(owned, 0), aged(owned, 59*time.Second), aged(owned, time.Minute), aged(asked, 0), aged(queued, 0)}}
 	l.reqs["x"] = r
 	behind := func(want int, why string) {
@@ -121,7 +121,7 @@ func TestServersThatHaveTheGrantAndAnswerStandBehindIt(t *testing.T) {
 	away = 1
 	behind(1, "one of them does not answer")
 	away = -1
-	r.whole, r.parts[0].young = false, now.Add(time.Second)
+	r.unbroken, r.parts[0].young = false, now.Add(time.Second)
 	behind(1, "one of them is in quarantine")
 	r.token = 0
 	behind(0, "it is not granted yet")
