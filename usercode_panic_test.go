@@ -371,6 +371,7 @@ func TestAHookThatPanicsKeepsNoServerOfAQuorumAway(t *testing.T) {
 		"PING": func(t *testing.T, c *leased.Client, hook *faulty, servers []*mortal) {
 			servers[0].die()
 			unlock(t, lock(t, c.Mutex("x"))) // notices that
+			synctest.Wait()                  // for the PING that makes sure of it
 			hook.faults.Store(1)
 			time.Sleep(10 * time.Second) // of virtual time: it is probed
 			servers[0].comeBack()

@@ -350,6 +350,13 @@ func (l *Lock) withdraw(r *request, i int) bool {
 	return p.sent || slices.ContainsFunc(ln.queue, func(s *Send) bool { return s.Cmd.Next == p.id })
 }
 
+// Has reports whether a request goes on under this id on a server, for tests: it has not been given
+// back there.
+func (l *Lock) Has(id string, server int) bool {
+	r := l.parts[id]
+	return r != nil && r.parts[server].id == id && r.parts[server].state != ending
+}
+
 // String describes the requests, for tests.
 func (l *Lock) String() string {
 	text := ""

@@ -651,9 +651,10 @@ func (w *qWorld) silent(p *qPacket) {
 	w.answer(p, quorum.Result{Fail: noAnswer, Cancelled: protocol.Cancelled{Fail: noAnswer}})
 }
 
-// owns notes when the client first heard that it is the owner on a server under an id.
+// owns notes when the client first heard that it is the owner on a server under an id. It does not count
+// what it hears after it has given the id back there, as when it takes another place in the queue.
 func (c *qClient) owns(server int, id string) {
-	if _, ok := c.heard[server][id]; !ok {
+	if _, ok := c.heard[server][id]; !ok && c.q.Has(id, server) {
 		c.heard[server][id] = c.w.now
 	}
 }
