@@ -1072,6 +1072,7 @@ var mutants = []mutant{
 	{"a quorum: what a silent server said says how long to wait", "internal/quorum/decide.go", "o == outcomeFailed || o == outcomePending:", "o > outcomeSkipped:", "ASilentServer"},
 	{"a quorum: a yield does not say who was not notified", "internal/quorum/answers.go", "	p.told = a.Told\n", "", "AYieldSays"},
 	{"a quorum: a lease lasts through a sleep", "internal/quorum/part.go", "lockstate.Elapsed(p.quarantineEnd, now) < 0", "now.Sub(p.quarantineEnd) < 0", "ASleep|MachineSleeps"},
+	{"a quorum: a release counts who did not answer the acquire it waits for", "internal/quorum/answers.go", "		if res.Fail != nil {\n			op.fail(", "		if res.Fail != nil && p.state != ending {\n			op.fail(", "TestAReleaseCountsServers"},
 	{"a quorum: a late acquire leaves a request", "internal/quorum/lock.go", "		c.RepeatFor(s.TTL, now)\n", "", "ThatAnAcquireMayStillReach"},
 	{"a quorum: a late acquire after the cancel leaves a request", "internal/quorum/lock.go", "if p.mayArrive || !p.ended && p.state != ending {", "if !p.ended && p.state != ending {", "ThatAnAcquireMayStillReach"},
 	{"a quorum: a late acquire of an id before leaves a request", "internal/quorum/lock.go", "	if old.mayArrive {\n		fx.Strays = append(fx.Strays, l.stray(r, i))\n	}\n", "", "ThatAnAcquireMayStillReach"},

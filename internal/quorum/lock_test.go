@@ -853,6 +853,28 @@ func TestAReleaseWaitsForAnAcquireThatHasNotBeenSent(t *testing.T) {
 	}
 }
 
+// A server that does not answer the acquire that a release waits for is one that has not answered the release.
+func TestAReleaseCountsServersThatDoNotAnswerTheAcquireItWaitsFor(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.own(true, true, true)
+	s.renew()
+	ask := s.answer(s.fx.Sends[0], notOurs)[0]
+	op, sends := s.leave(protocol.Release)
+	silence := Result{Fail: silent, Cancelled: protocol.Cancelled{Fail: silent}}
+	s.answer(ask, silence)
+	for _, send := range sends {
+		if send.Server == 1 {
+			s.answer(send, done)
+		} else {
+			s.answer(send, silence)
+		}
+	}
+	const want = "1 of 3 servers answered, and 2 are needed; no answer in time"
+	if !op.Decided() || op.Err == nil || op.Err.Error() != want {
+		t.Errorf("decided %v: %v", op.Decided(), op.Err)
+	}
+}
+
 // Where all servers have restarted, an Unlock that meets them while they are asked proves nothing.
 func TestServersThatAllRestartedProveNothingWhileTheyAreAsked(t *testing.T) {
 	s := newStand(t, 3, time.Second)
