@@ -154,7 +154,7 @@ func TestVirtualWhoLeavesDoesNotWaitForWhatTheNextAsks(t *testing.T) {
 		want error
 	}{
 		"after a loss": {func(d *distant, l *Lease) {
-			d.tell(&protocol.Message{Kind: "revoked", ID: l.entry.request().ID, Key: "x", Token: l.Token()})
+			d.tell(&protocol.Message{Kind: protocol.MessageRevoked, ID: l.entry.request().ID, Key: "x", Token: l.Token()})
 		}, ErrLeaseLost},
 		"after a downgrade without answer": {func(_ *distant, l *Lease) {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)

@@ -55,7 +55,7 @@ func (m *stubServer) Do(_ context.Context, k *protocol.Keys, c *protocol.Command
 		return protocol.Answer{Outcome: protocol.Granted, Token: token, Clock: now, Kept: true}, nil
 	}
 	if c.Wait && rand.Float64() < m.crossed {
-		msg := protocol.Message{Kind: "granted", ID: id, Key: k.Lock, Token: stubToken, Clock: now}
+		msg := protocol.Message{Kind: protocol.MessageGranted, ID: id, Key: k.Lock, Token: stubToken, Clock: now}
 		if !m.client.group.start(func() { m.tell(&msg) }) {
 			return protocol.Answer{}, ErrClosed
 		}

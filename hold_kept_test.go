@@ -123,7 +123,7 @@ func TestTheLossOfAKeptLockIsTold(t *testing.T) {
 		rw.Lock()
 		e := rw.handle.kept.Load()
 		e.step(func(now time.Time, fx *lockstate.Effects) {
-			e.state().Receive(&protocol.Message{Kind: "revoked", ID: e.state().Request().ID}, now, fx)
+			e.state().Receive(&protocol.Message{Kind: protocol.MessageRevoked, ID: e.state().Request().ID}, now, fx)
 		})
 		if err := rw.UnlockContext(context.Background()); err == nil || !strings.Contains(err.Error(), "evicted") {
 			t.Errorf("its Unlock returns %v", err)

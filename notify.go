@@ -317,7 +317,7 @@ func (in *inbox) receive(text string) {
 		c.log.garbage(text)
 		return
 	}
-	if m.Kind == "echo" {
+	if m.Kind == protocol.MessageEcho {
 		return
 	}
 	if who, err := protocol.ParseID(m.ID); err != nil || who.Client != c.id {
@@ -332,7 +332,7 @@ func (in *inbox) receive(text string) {
 		e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Receive(&m, now, fx) })
 		return
 	}
-	if k, ok := c.keysOfLock(m.Key); ok && (m.Kind == "granted" || m.Kind == "wanted") {
+	if k, ok := c.keysOfLock(m.Key); ok && (m.Kind == protocol.MessageGranted || m.Kind == protocol.MessageWanted) {
 		c.canceler.add(&lockstate.Cancellation{Owner: k, ID: m.ID})
 	}
 }

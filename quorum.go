@@ -174,7 +174,7 @@ func (c *Client) deliver(m *protocol.Message) {
 		e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Receive(m, now, fx) })
 		return
 	}
-	if k, ok := c.keysOfLock(m.Key); ok && m.Kind == "granted" {
+	if k, ok := c.keysOfLock(m.Key); ok && m.Kind == protocol.MessageGranted {
 		c.canceler.add(&lockstate.Cancellation{Owner: k, ID: m.ID})
 	}
 }

@@ -123,7 +123,7 @@ func TestWhoReentersDrawsItsTokenWhenItIsOfUse(t *testing.T) {
 	t.Run("lost", func(t *testing.T) {
 		h, c := kept(t)
 		before := h.top
-		h.hears("revoked", h.l.grant.req.ID, 0)
+		h.hears(protocol.MessageRevoked, h.l.grant.req.ID, 0)
 		if len(h.losses) != 1 || c.Token <= before {
 			t.Errorf("%d losses, of token %d after %d", len(h.losses), c.Token, before)
 		}
@@ -132,7 +132,7 @@ func TestWhoReentersDrawsItsTokenWhenItIsOfUse(t *testing.T) {
 	t.Run("given back", func(t *testing.T) {
 		h, c := kept(t)
 		before := h.top
-		h.hears("wanted", h.l.grant.req.ID, 0)
+		h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
 		if h.leaveKept(c) {
 			t.Fatal("the lock was kept although it is wanted")
 		}
@@ -188,7 +188,7 @@ func TestTheShortCutsLeaveTheRestToTheRules(t *testing.T) {
 		"a maximum hold":   func(h *hand, _ *Caller) { h.l.maxHoldAt = h.l.instant(h.now) + 1 },
 		"wanted":           func(h *hand, _ *Caller) { h.l.grant.wanted = true },
 		"one who waits":    func(h *hand, _ *Caller) { h.enter(writer(idles)) },
-		"a lost lease":     func(h *hand, _ *Caller) { h.hears("revoked", h.l.grant.req.ID, 0) },
+		"a lost lease":     func(h *hand, _ *Caller) { h.hears(protocol.MessageRevoked, h.l.grant.req.ID, 0) },
 		"drifted clocks":   func(h *hand, _ *Caller) { h.now = clocktest.Asleep(h.t, h.now, handMargin+time.Millisecond) },
 		"the window's end": func(h *hand, _ *Caller) { h.now = h.l.grant.proved.Add(handWindow) },
 		"a command":        func(h *hand, _ *Caller) { h.l.grant.askDue = true },

@@ -26,7 +26,7 @@ func blocked(t testing.TB) (h *hand, c *Caller, id string) {
 
 func TestASuccessorThatNoReleaseLetInKnowsItsBlocker(t *testing.T) {
 	h, c, id := blocked(t)
-	h.hears("granted", id, h.token()) // by an eviction
+	h.hears(protocol.MessageGranted, id, h.token()) // by an eviction
 	h.in(c)
 	if c.Events.Blocker != "other" || c.Events.From != nil {
 		t.Errorf("blocked by %q, after %v", c.Events.Blocker, c.Events.From)
@@ -36,7 +36,7 @@ func TestASuccessorThatNoReleaseLetInKnowsItsBlocker(t *testing.T) {
 func TestTheBlockerOfAHandOffIsTheLeaseThatItFollows(t *testing.T) {
 	h, c, id := blocked(t)
 	h.step(func(now time.Time, fx *Effects) {
-		h.l.Receive(&protocol.Message{Kind: "granted", ID: id, Token: h.token(), Clock: h.clock(), Link: &aSpan}, now, fx)
+		h.l.Receive(&protocol.Message{Kind: protocol.MessageGranted, ID: id, Token: h.token(), Clock: h.clock(), Link: &aSpan}, now, fx)
 	})
 	h.in(c)
 	if c.Events.Blocker != "" || c.Events.From != &aSpan {
@@ -46,7 +46,7 @@ func TestTheBlockerOfAHandOffIsTheLeaseThatItFollows(t *testing.T) {
 
 func TestTheBlockerIsForgottenWhenTheLockIsGivenBack(t *testing.T) {
 	h, c, id := blocked(t)
-	h.hears("granted", id, h.token())
+	h.hears(protocol.MessageGranted, id, h.token())
 	h.in(c)
 	h.leave(c)
 	h.sends(protocol.Release)

@@ -249,7 +249,7 @@ func TestAfterWhatAReCheckIsNotBrief(t *testing.T) {
 		},
 		"a message that it was granted is not enough": func(h *hand) {
 			h.l.grant.opts.Confirm = true
-			h.hears("granted", h.l.grant.req.ID, h.token())
+			h.hears(protocol.MessageGranted, h.l.grant.req.ID, h.token())
 		},
 		"the clocks have moved apart": func(h *hand) { h.slept(time.Second) },
 	} {
@@ -275,9 +275,9 @@ func TestAGrantByMessageIsBelievedFromTheLastReCheckOn(t *testing.T) {
 		h.pass(time.Second)
 		h.answer(stillWaits)
 	}
-	h.hears("granted", h.l.grant.req.ID, floor) // an old message
+	h.hears(protocol.MessageGranted, h.l.grant.req.ID, floor) // an old message
 	h.out(c)
-	h.hears("granted", h.l.grant.req.ID, h.token())
+	h.hears(protocol.MessageGranted, h.l.grant.req.ID, h.token())
 	h.in(c)
 	if got, want := h.l.grant.trust(), asked.Add(window(briefTTL)); !got.Equal(want) {
 		t.Errorf("it is trusted for %v from the re-check on, want %v", got.Sub(asked), want.Sub(asked))
@@ -290,7 +290,7 @@ func TestABriefAnswerThatAMessageOvertookIsNoLoss(t *testing.T) {
 	if !h.looks() {
 		t.Fatal("it is not brief")
 	}
-	h.hears("granted", h.l.grant.req.ID, h.token())
+	h.hears(protocol.MessageGranted, h.l.grant.req.ID, h.token())
 	h.answer(stillWaits)
 	h.in(c)
 	h.state(Held)

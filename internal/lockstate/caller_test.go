@@ -110,7 +110,7 @@ func TestAnAbandonedRequestIsLeftToTheNextCaller(t *testing.T) {
 		h.enter(b)
 		h.abandon(a)
 		h.sendsNothing()
-		h.hears("granted", req.ID, h.token())
+		h.hears(protocol.MessageGranted, req.ID, h.token())
 		h.in(b)
 		h.cancels()
 	})
@@ -180,7 +180,7 @@ func TestARequestOfAnotherModeThanTheHeadsIsDropped(t *testing.T) {
 	if cmd := h.sends(protocol.Acquire); cmd.ID == req.ID || h.l.grant.req.Mode != protocol.Shared {
 		t.Errorf("asks for %v as %s", h.l.grant.req.Mode, cmd.ID)
 	}
-	h.hears("granted", req.ID, h.token()) // it crossed with the cancel
+	h.hears(protocol.MessageGranted, req.ID, h.token()) // it crossed with the cancel
 	h.out(r)
 	h.cancels(req.ID, req.ID)
 	h.answer(h.grant())

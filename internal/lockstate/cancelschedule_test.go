@@ -380,7 +380,7 @@ func TestALateAcquireOfAGrantThatWasLetGoIsCancelled(t *testing.T) {
 		c, next := writer(), writer(func(o *Terms) { o.TTL = 2 * handTTL })
 		h, id := again(t, c)
 		h.enter(next)
-		h.hears("wanted", id, 0)
+		h.hears(protocol.MessageWanted, id, 0)
 		h.pass(time.Second)
 		h.leave(c)
 		h.sends(protocol.Yield)
@@ -398,7 +398,7 @@ func TestALateAcquireOfAGrantThatWasLetGoIsCancelled(t *testing.T) {
 	t.Run("as it was lost", func(t *testing.T) {
 		c := writer()
 		h, id := again(t, c)
-		h.hears("revoked", id, 0)
+		h.hears(protocol.MessageRevoked, id, 0)
 		late(t, h, id)
 	})
 	t.Run("as nobody waits any more for an idle one that was asked about", func(t *testing.T) {

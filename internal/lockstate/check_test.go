@@ -122,7 +122,7 @@ func TestACheckWithoutAnswerSaysSoAndTheLeaseGoesOn(t *testing.T) {
 func TestACheckOfALeaseThatEndsIsAnswered(t *testing.T) {
 	for what, end := range map[string]func(h *hand, c *Caller){
 		"unlocked":     func(h *hand, c *Caller) { h.leave(c) },
-		"revoked":      func(h *hand, c *Caller) { h.hears("revoked", h.l.grant.req.ID, h.top) },
+		"revoked":      func(h *hand, c *Caller) { h.hears(protocol.MessageRevoked, h.l.grant.req.ID, h.top) },
 		"not in time":  func(h *hand, _ *Caller) { h.pass(handTTL) },
 		"maximum hold": func(h *hand, _ *Caller) { h.pass(5 * time.Second) },
 	} {

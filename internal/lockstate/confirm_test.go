@@ -12,7 +12,7 @@ func confirm(o *Terms) { o.Confirm = true }
 func TestConfirmedGrantsAreAskedForAfterTheirMessage(t *testing.T) {
 	c := writer(confirm)
 	h, req := queueing(t, c)
-	h.hears("granted", req.ID, h.token())
+	h.hears(protocol.MessageGranted, req.ID, h.token())
 	h.out(c)
 	if cmd := h.sends(protocol.Acquire); cmd.ID != req.ID {
 		t.Fatalf("asks for %s", cmd.ID)
@@ -27,10 +27,10 @@ func TestConfirmedGrantsAreAskedForWhereTheMessageOvertakesAYield(t *testing.T) 
 	first, second := writer(confirm, func(o *Terms) { o.Handoffs = 1 }), writer(confirm)
 	h := holding(t, first)
 	h.enter(second)
-	h.hears("wanted", h.l.grant.req.ID, 0)
+	h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
 	h.leave(first)
 	next := h.sends(protocol.Yield).Next
-	h.hears("granted", next, h.token())
+	h.hears(protocol.MessageGranted, next, h.token())
 	h.out(second)
 	h.answer(h.queue())
 	if cmd := h.sends(protocol.Acquire); cmd.ID != next {

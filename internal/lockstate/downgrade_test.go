@@ -167,7 +167,7 @@ func TestADowngradesNewIDIsWantedAfterItsAnswerToo(t *testing.T) {
 	h := holding(t, a)
 	h.downgrade(a)
 	id := h.sends(protocol.Downgrade).Next
-	h.hears("wanted", id, 0)
+	h.hears(protocol.MessageWanted, id, 0)
 	h.answer(protocol.Answer{Outcome: protocol.Granted, Token: h.token() + 5, Clock: h.clock()})
 	h.in(a)
 	if !h.l.Contended() {
@@ -181,11 +181,11 @@ func TestADowngradesNewIDIsHeededBeforeItsAnswer(t *testing.T) {
 	h := holding(t, a)
 	h.downgrade(a)
 	id := h.sends(protocol.Downgrade).Next
-	h.hears("wanted", id, 0)
+	h.hears(protocol.MessageWanted, id, 0)
 	if h.cancels(); !h.l.Contended() {
 		t.Error("a message that the new id is wanted is ignored")
 	}
-	h.hears("revoked", id, h.token())
+	h.hears(protocol.MessageRevoked, id, h.token())
 	h.lost(a)
 }
 
@@ -198,7 +198,7 @@ func TestADowngradeOfALeaseThatIsGrantedAnewLeavesNothing(t *testing.T) {
 	h.downgrade(c)
 	cmd := h.sends(protocol.Downgrade)
 	h.reply(protocol.Answer{}, errSilence, time.Minute)
-	h.hears("granted", id, h.top+1)
+	h.hears(protocol.MessageGranted, id, h.top+1)
 	h.sends(protocol.Acquire)
 	h.answer(h.kept(h.top + 1))
 	h.lost(c)

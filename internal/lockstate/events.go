@@ -473,15 +473,15 @@ func (l *Lock) lose(why Reason, now time.Time, fx *Effects) {
 // Receive is the event that a message about one of this lock's requests arrived.
 func (l *Lock) Receive(m *protocol.Message, now time.Time, fx *Effects) {
 	switch m.Kind {
-	case "granted":
+	case protocol.MessageGranted:
 		l.grantedByMessage(m.ID, protocol.Answer{Outcome: protocol.Granted, Token: m.Token, Clock: m.Clock, More: m.More, Link: m.Link}, now, fx)
-	case "wanted":
+	case protocol.MessageWanted:
 		l.wanted(m.ID, now, fx)
-	case "unwanted":
+	case protocol.MessageUnwanted:
 		l.unwanted(m.ID, now, fx)
-	case "ends":
+	case protocol.MessageEnds:
 		l.Ends(m.ID, m.Left, now, fx)
-	case "revoked":
+	case protocol.MessageRevoked:
 		l.Revoked(m.ID, m.Token, now, fx)
 	}
 }

@@ -32,7 +32,7 @@ func (h *hand) linked(c *Caller, to *protocol.Span) {
 func TestAReaderLetInByAWriterThatGaveUpIsLinkedToNoLease(t *testing.T) {
 	far, first := traced(writer(), 1), traced(reader(), 2)
 	h, req := queueing(t, first)
-	m := protocol.Message{Kind: "granted", ID: req.ID, Token: h.token(), Clock: h.clock(), Link: far.Events.Hold}
+	m := protocol.Message{Kind: protocol.MessageGranted, ID: req.ID, Token: h.token(), Clock: h.clock(), Link: far.Events.Hold}
 	h.step(func(now time.Time, fx *Effects) { h.l.Receive(&m, now, fx) })
 	h.linked(first, far.Events.Hold)
 	w, next := traced(writer(), 3), traced(reader(), 4)
@@ -58,7 +58,7 @@ func TestAReaderLetInByADowngradeOfItsProcessIsLinkedToIt(t *testing.T) {
 func TestALostLeaseIsNotLinkedByTheReleaseOfTheNextGrant(t *testing.T) {
 	lost, next := traced(reader(), 1), traced(reader(), 2)
 	h := holding(t, lost)
-	h.hears("revoked", h.l.grant.req.ID, h.top)
+	h.hears(protocol.MessageRevoked, h.l.grant.req.ID, h.top)
 	h.lost(lost)
 	h.enter(next)
 	h.sends(protocol.Acquire)
@@ -84,7 +84,7 @@ func TestTroubleLeavesRoomForTheEnd(t *testing.T) {
 			h.l.Renewed(&protocol.Renewal{Req: h.l.grant.req, At: now, Err: errors.New("no")}, now, fx)
 		})
 	}
-	h.hears("revoked", h.l.grant.req.ID, h.top)
+	h.hears(protocol.MessageRevoked, h.l.grant.req.ID, h.top)
 	notes := c.Events.List
 	if last := notes[len(notes)-1]; last.What != eventLost || len(notes) > maxEvents+1 {
 		t.Errorf("%d notes, the last is %v", len(notes), last.What)
@@ -100,7 +100,7 @@ func TestCallersThatComeAndGiveUpLeaveRoomForTheEnd(t *testing.T) {
 		h.enter(w)
 		h.abandon(w)
 	}
-	h.hears("revoked", h.l.grant.req.ID, h.top)
+	h.hears(protocol.MessageRevoked, h.l.grant.req.ID, h.top)
 	notes := c.Events.List
 	if last := notes[len(notes)-1]; last.What != eventLost || len(notes) > maxEvents+1 {
 		t.Errorf("%d notes, the last is %v", len(notes), last.What)

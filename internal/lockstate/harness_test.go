@@ -342,7 +342,7 @@ func (h *hand) reply(a protocol.Answer, err error, pause time.Duration) {
 }
 
 // hears has a message arrive.
-func (h *hand) hears(kind, id string, token uint64) {
+func (h *hand) hears(kind protocol.MessageKind, id string, token uint64) {
 	h.t.Helper()
 	m := protocol.Message{Kind: kind, ID: id, Key: "x", Token: token, Clock: h.clock()}
 	h.step(func(now time.Time, fx *Effects) { h.l.Receive(&m, now, fx) })
@@ -389,7 +389,7 @@ func overtaken(t testing.TB, c *Caller) (h *hand, id string) {
 	h, req := queueing(t, c)
 	h.step(h.l.Subscribed)
 	h.sends(protocol.Acquire)
-	h.hears("granted", req.ID, h.token())
+	h.hears(protocol.MessageGranted, req.ID, h.token())
 	h.in(c)
 	return h, req.ID
 }

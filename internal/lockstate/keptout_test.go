@@ -15,7 +15,7 @@ func keepingOut(t *testing.T) (h *hand, in, out *Caller) {
 	t.Helper()
 	in = reader()
 	h = holding(t, in).keep()
-	h.hears("wanted", h.l.grant.req.ID, 0)
+	h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
 	out = h.enter(reader())
 	h.out(out)
 	h.sendsNothing()
@@ -85,7 +85,7 @@ func TestNobodyAsksWhileOthersSayThatTheyWait(t *testing.T) {
 	h, _, out := keepingOut(t)
 	for range 5 {
 		h.pass(askAfter - 1)
-		h.hears("wanted", h.l.grant.req.ID, 0)
+		h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
 	}
 	h.sendsNothing()
 	h.out(out)
@@ -96,7 +96,7 @@ func TestTheQuestionOfReadersComesALittleLaterThanTheWaiterRepeatsItself(t *test
 	in := reader()
 	h := holding(t, in)
 	h.luck = 1
-	h.hears("wanted", h.l.grant.req.ID, 0)
+	h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
 	h.enter(reader())
 	h.pass(askAfter + askSpread - 1)
 	h.sendsNothing()
@@ -108,7 +108,7 @@ func TestTheQuestionOfReadersComesALittleLaterThanTheWaiterRepeatsItself(t *test
 func TestAMessageThatOthersWaitCountsMoreThanAnAnswerUnderWay(t *testing.T) {
 	h, _, out := keepingOut(t)
 	h.asksAsReaders()
-	h.hears("wanted", h.l.grant.req.ID, 0)
+	h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
 	h.answer(h.kept(h.top))
 	if h.out(out); !h.l.grant.wanted {
 		t.Error("the grant is not taken for wanted")
@@ -125,26 +125,26 @@ func TestAMessageThatOthersWaitCountsMoreThanAnAnswerUnderWay(t *testing.T) {
 
 func TestReadersAskAtOnceWhenTheyHearThatNobodyWaits(t *testing.T) {
 	h, _, out := keepingOut(t)
-	h.hears("unwanted", "leased1:r:10000:c:0000000000000099:AAAAAAAAAAAAAAAA:hand", 0) // an earlier grant
+	h.hears(protocol.MessageUnwanted, "leased1:r:10000:c:0000000000000099:AAAAAAAAAAAAAAAA:hand", 0) // an earlier grant
 	h.sendsNothing()
-	h.hears("unwanted", h.l.grant.req.ID, 0)
+	h.hears(protocol.MessageUnwanted, h.l.grant.req.ID, 0)
 	h.sends(protocol.Acquire)
-	h.hears("unwanted", h.l.grant.req.ID, 0) // of another one, which gave up after the question
+	h.hears(protocol.MessageUnwanted, h.l.grant.req.ID, 0) // of another one, which gave up after the question
 	h.answer(h.yes())
 	h.out(out)
 	h.pass(firstPoll)
 	h.sends(protocol.Acquire)
 	h.answer(h.kept(h.top))
 	h.in(out)
-	h.hears("unwanted", h.l.grant.req.ID, 0)
+	h.hears(protocol.MessageUnwanted, h.l.grant.req.ID, 0)
 	h.sendsNothing()
 }
 
 // It costs nothing until somebody comes.
 func TestAReaderThatComesAfterNobodyWaitsAsksFirst(t *testing.T) {
 	h := holding(t, reader())
-	h.hears("wanted", h.l.grant.req.ID, 0)
-	h.hears("unwanted", h.l.grant.req.ID, 0)
+	h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
+	h.hears(protocol.MessageUnwanted, h.l.grant.req.ID, 0)
 	h.sendsNothing()
 	c := h.enter(trying(reader()))
 	h.sends(protocol.Acquire)
@@ -186,7 +186,7 @@ func TestNobodyAsksForReadersThatDoNotWait(t *testing.T) {
 
 func TestNobodyAsksForAReaderBehindAWriterOfItsProcess(t *testing.T) {
 	h := holding(t, writer()).keep()
-	h.hears("wanted", h.l.grant.req.ID, 0)
+	h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
 	h.enter(reader())
 	h.pass(time.Minute)
 	h.sendsNothing()
@@ -209,7 +209,7 @@ func TestNobodyAsksForAReaderThatFindsNoneInside(t *testing.T) {
 func TestAReaderThatComesLaterAsksAtOnce(t *testing.T) {
 	in := reader()
 	h := holding(t, in).keep()
-	h.hears("wanted", h.l.grant.req.ID, 0)
+	h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
 	h.pass(time.Minute)
 	h.sendsNothing()
 	out := h.enter(reader())
@@ -231,7 +231,7 @@ func TestATryToReadAsksWhetherOthersStillWait(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := holding(t, reader()).keep()
-			h.hears("wanted", h.l.grant.req.ID, 0)
+			h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
 			h.turned(h.enter(trying(reader())), ErrLocked) // others have just said so
 			h.sendsNothing()
 			h.pass(askAfter)
@@ -392,7 +392,7 @@ func TestAQuestionThatFindsNoOwnerHasTheGrantRenewed(t *testing.T) {
 func TestQuestionsPutOffNoRenewal(t *testing.T) {
 	long := func(o *Terms) { o.TTL = time.Minute }
 	h := holding(t, reader(long)).keep()
-	h.hears("wanted", h.l.grant.req.ID, 0)
+	h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
 	h.enter(reader(long))
 	for range 18 {
 		h.asksAsReaders()
@@ -455,7 +455,7 @@ func TestNobodyAsksAboutAGrantThatNobodyRenews(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h := holding(t, c.in).keep()
 			c.end(h, c.in)
-			h.hears("wanted", h.l.grant.req.ID, 0)
+			h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
 			out := h.enter(reader())
 			h.pass(handTTL - 1)
 			if h.flight == nil || h.flight.Held {
@@ -475,9 +475,9 @@ func TestMessagesThatCrossWithQuestionsKeepNoTryAndSetThePace(t *testing.T) {
 	questions := 0
 	for range 1000 {
 		try := h.enter(trying(reader()))
-		h.hears("wanted", h.l.grant.req.ID, 0)
+		h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
 		h.pass(5 * time.Millisecond)
-		h.hears("unwanted", h.l.grant.req.ID, 0)
+		h.hears(protocol.MessageUnwanted, h.l.grant.req.ID, 0)
 		if h.flight != nil {
 			questions++
 			h.answer(h.yes())
@@ -499,8 +499,8 @@ func TestAReaderThatIsWantedAgainAndAgainHasFewEvents(t *testing.T) {
 	in.Events = &EventLog{}
 	h := holding(t, in).keep()
 	for range 2 * maxEvents {
-		h.hears("wanted", h.l.grant.req.ID, 0)
-		h.hears("unwanted", h.l.grant.req.ID, 0)
+		h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
+		h.hears(protocol.MessageUnwanted, h.l.grant.req.ID, 0)
 		c := h.enter(trying(reader()))
 		h.sends(protocol.Acquire)
 		h.answer(h.kept(h.top))
@@ -515,7 +515,7 @@ func TestAReaderThatIsWantedAgainAndAgainHasFewEvents(t *testing.T) {
 // The writer comes while a try has the question asked.
 func TestAWriterBehindATryToReadTakesItsPlace(t *testing.T) {
 	h := holding(t, reader()).keep()
-	h.hears("wanted", h.l.grant.req.ID, 0)
+	h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
 	h.pass(askAfter)
 	try := h.enter(trying(reader()))
 	h.sends(protocol.Acquire)
@@ -531,7 +531,7 @@ func TestAWriterBehindATryToReadTakesItsPlace(t *testing.T) {
 func TestReadersWithAShortTTLAskNoMoreOftenThanOthers(t *testing.T) {
 	short := func(o *Terms) { o.TTL = 100 * time.Millisecond }
 	h := holding(t, reader(short)).keep()
-	h.hears("wanted", h.l.grant.req.ID, 0)
+	h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
 	h.enter(reader(short))
 	h.asksAsReaders()
 }

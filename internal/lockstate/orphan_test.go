@@ -13,7 +13,7 @@ func strayReader(t *testing.T) (h *hand, stray, member, waits *Caller) {
 	t.Helper()
 	stray, member, waits = reader(), reader(), writer()
 	h = holding(t, stray)
-	h.hears("revoked", h.l.grant.req.ID, h.l.grant.token)
+	h.hears(protocol.MessageRevoked, h.l.grant.req.ID, h.l.grant.token)
 	h.lost(stray)
 	h.enter(member)
 	h.sends(protocol.Acquire)

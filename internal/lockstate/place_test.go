@@ -39,7 +39,7 @@ func TestAWriterBehindReadersOfItsProcessHasItsPlaceAtOnceAndTheYieldKeepsIt(t *
 	h.answer(h.queue())
 	h.settled(r, nil)
 	h.out(w)
-	h.hears("granted", cmd.ID, h.token())
+	h.hears(protocol.MessageGranted, cmd.ID, h.token())
 	h.in(w)
 	h.cancels()
 }
@@ -48,7 +48,7 @@ func TestOnlyAWriterAtTheHeadWhoWaitsAsksForAPlace(t *testing.T) {
 	h := holding(t, reader())
 	h.turned(h.enter(trying(writer())), ErrLocked)
 	h.sendsNothing()
-	h.hears("wanted", h.l.grant.req.ID, 0)
+	h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
 	first := h.enter(reader())
 	h.enter(writer())
 	h.out(first)
@@ -135,7 +135,7 @@ func TestAPlaceOfAWriterWhoGivesUpIsCancelledAndReadersBehindEnterAtOnce(t *test
 	t.Run("queued", func(t *testing.T) {
 		r, w, next := reader(), writer(), reader()
 		h, place := reserving(t, r, w)
-		h.hears("wanted", h.l.grant.req.ID, 0)
+		h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
 		h.enter(next)
 		h.abandon(w)
 		h.in(r, next)
@@ -161,7 +161,7 @@ func TestAPlaceOfAWriterWhoGivesUpIsCancelledAndReadersBehindEnterAtOnce(t *test
 			h.enter(w, next)
 			place := h.sends(protocol.Acquire).ID
 			h.abandon(w)
-			h.hears("wanted", h.l.grant.req.ID, 0)
+			h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
 			h.in(r, next)
 			h.cancels() // rule 14
 			h.reply(c.a, c.err, time.Second)
@@ -196,7 +196,7 @@ func TestAWriterWhoGivesUpLeavesItsPlaceToTheNextWriterOfItsProcess(t *testing.T
 
 func TestAGrantWantedByAnotherBeforeThePlaceWasTakenStaysSo(t *testing.T) {
 	h := holding(t, reader())
-	h.hears("wanted", h.l.grant.req.ID, 0)
+	h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
 	w, next := writer(), reader()
 	h.enter(w, next)
 	h.answer(h.queue())
@@ -237,14 +237,14 @@ func TestTheYieldWaitsForTheAnswerAboutThePlace(t *testing.T) {
 func TestAPlaceThatIsServedEndsTheReadersLeasesAndTheWriterStaysBehindThem(t *testing.T) {
 	for name, serve := range map[string]func(h *hand, place string){
 		"by answer":  func(h *hand, _ string) { h.pass(LongestPoll); h.sends(protocol.Acquire); h.answer(h.grant()) },
-		"by message": func(h *hand, place string) { h.hears("granted", place, h.token()) },
+		"by message": func(h *hand, place string) { h.hears(protocol.MessageGranted, place, h.token()) },
 		"by message and answer": func(h *hand, place string) {
 			h.pass(LongestPoll)
 			h.sends(protocol.Acquire)
-			h.hears("granted", place, h.token())
+			h.hears(protocol.MessageGranted, place, h.token())
 			h.answer(h.grant())
 		},
-		"by an old message": func(h *hand, place string) { h.hears("granted", place, 1) },
+		"by an old message": func(h *hand, place string) { h.hears(protocol.MessageGranted, place, 1) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, w := reader(), writer()
@@ -256,7 +256,7 @@ func TestAPlaceThatIsServedEndsTheReadersLeasesAndTheWriterStaysBehindThem(t *te
 			h.out(w)
 			h.state(none)
 			h.sendsNothing()
-			h.hears("granted", place, h.token()) // another copy
+			h.hears(protocol.MessageGranted, place, h.token()) // another copy
 			h.out(w)
 			for _, g := range h.unwanted { // again for each that could still bring it
 				if g.ID != place {
@@ -280,7 +280,7 @@ func TestAPlaceThatIsServedEndsTheReadersLeasesAndTheWriterStaysBehindThem(t *te
 func TestWantedForAReservedPlaceHasItLookAgain(t *testing.T) {
 	r := reader()
 	h, place := reserving(t, r, writer())
-	h.hears("wanted", place, 0)
+	h.hears(protocol.MessageWanted, place, 0)
 	if cmd := h.sends(protocol.Acquire); cmd.ID != place {
 		t.Errorf("looks for %s", cmd.ID)
 	}
@@ -309,7 +309,7 @@ func TestAMessageAboutAReservedPlaceWaitsForTheAnswerToTheYield(t *testing.T) {
 			h, place := reserving(t, r, w)
 			h.leave(r)
 			h.sends(protocol.Yield)
-			h.hears("granted", place, h.token())
+			h.hears(protocol.MessageGranted, place, h.token())
 			h.out(w)
 			if r.Settled {
 				t.Fatalf("told %v before the answer", r.Outcome())
@@ -342,9 +342,9 @@ func TestAMessageAboutAReservedPlaceIsTrustedFromTheLastSendingThatWasAnsweredQu
 	h.leave(r)
 	h.sends(protocol.Yield)
 	h.reply(protocol.Answer{}, errSilence, time.Second)
-	h.hears("granted", place, floor)
+	h.hears(protocol.MessageGranted, place, floor)
 	h.out(w)
-	h.hears("granted", place, h.token())
+	h.hears(protocol.MessageGranted, place, h.token())
 	h.in(w)
 	h.trust(LongestPoll + handWindow)
 }
@@ -361,7 +361,7 @@ func TestAMessageOfAPlaceIsOldThoughTheLastTokenIsForgotten(t *testing.T) {
 	h.leave(r)
 	h.sends(protocol.Yield)
 	h.reply(protocol.Answer{}, errSilence, time.Second)
-	h.hears("granted", place, old)
+	h.hears(protocol.MessageGranted, place, old)
 	h.out(w)
 }
 
@@ -369,7 +369,7 @@ func TestAMessageOfAPlaceIsOldThoughTheLastTokenIsForgotten(t *testing.T) {
 
 func TestALossOfTheReadersGrantGivesUpTheReservedPlace(t *testing.T) {
 	for name, lose := range map[string]func(h *hand){
-		"evicted":  func(h *hand) { h.hears("revoked", h.l.grant.req.ID, h.top) },
+		"evicted":  func(h *hand) { h.hears(protocol.MessageRevoked, h.l.grant.req.ID, h.top) },
 		"not ours": func(h *hand) { h.renewed(protocol.Renewal{Req: h.l.grant.req, At: h.now}, protocol.NotOurs) },
 		"unproved": func(h *hand) { h.now = h.now.Add(handWindow); h.ring() },
 	} {
@@ -438,7 +438,7 @@ func TestAGrantThatIsNotTrustedAnyMoreIsYieldedToThePlaceBehindIt(t *testing.T) 
 func besideAStray(t *testing.T) (h *hand, stray, r *Caller) {
 	stray, r = reader(), reader()
 	h = holding(t, stray)
-	h.hears("revoked", h.l.grant.req.ID, h.top)
+	h.hears(protocol.MessageRevoked, h.l.grant.req.ID, h.top)
 	h.enter(r)
 	h.answer(h.grant())
 	h.in(r)
@@ -504,8 +504,8 @@ func TestNoPlaceIsTakenBehindAReaderWhoLostItsLease(t *testing.T) {
 func TestAReaderWhoLeavesWhileAPlaceIsAskedForHearsOfALossUntilTheAnswer(t *testing.T) {
 	for name, lose := range map[string]func(h *hand, place string){
 		"served, by answer":  func(h *hand, _ string) { h.answer(h.grant()) },
-		"served, by message": func(h *hand, place string) { h.hears("granted", place, h.token()) },
-		"evicted":            func(h *hand, _ string) { h.hears("revoked", h.l.grant.req.ID, h.top) },
+		"served, by message": func(h *hand, place string) { h.hears(protocol.MessageGranted, place, h.token()) },
+		"evicted":            func(h *hand, _ string) { h.hears(protocol.MessageRevoked, h.l.grant.req.ID, h.top) },
 		"not ours":           func(h *hand, _ string) { h.renewed(protocol.Renewal{Req: h.l.grant.req, At: h.now}, protocol.NotOurs) },
 	} {
 		t.Run(name, func(t *testing.T) {

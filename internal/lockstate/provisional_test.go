@@ -29,7 +29,7 @@ func provisionally(t testing.TB, c *Caller) (*hand, protocol.Request) {
 func granted(t testing.TB, c *Caller) (*hand, protocol.Request) {
 	t.Helper()
 	h, req := provisionally(t, c)
-	h.hears("granted", req.ID, h.token())
+	h.hears(protocol.MessageGranted, req.ID, h.token())
 	h.in(c)
 	return h, req
 }
@@ -38,7 +38,7 @@ func TestAProvisionalGrantIsRenewedAtOnceAndThenBelievedForItsTTL(t *testing.T) 
 	for _, c := range []*Caller{writer(), reader()} {
 		h, req := provisionally(t, c)
 		h.pass(500 * time.Millisecond)
-		h.hears("granted", req.ID, h.token())
+		h.hears(protocol.MessageGranted, req.ID, h.token())
 		h.in(c)
 		h.trust(provisionalWindow) // from the basis, as rule 4 says
 		h.pass(0)
@@ -106,7 +106,7 @@ func TestAProvisionalGrantOfWhichTooLittleIsLeftIsAskedForFirst(t *testing.T) {
 		h.l.grant.checkAt = h.l.instant(noon.Add(time.Hour)) // it was kept from asking again
 		h.pass(age)
 		token := h.token()
-		h.hears("granted", req.ID, token)
+		h.hears(protocol.MessageGranted, req.ID, token)
 		if enters {
 			h.in(c)
 			continue
@@ -130,9 +130,9 @@ func TestAProvisionalGrantOfWhichTooLittleIsLeftIsAskedForFirst(t *testing.T) {
 		a.Token = token
 		h.answer(a)
 		h.out(c)
-		h.hears("granted", req.ID, token) // doubled
+		h.hears(protocol.MessageGranted, req.ID, token) // doubled
 		h.out(c)
-		h.hears("granted", req.ID, token+1)
+		h.hears(protocol.MessageGranted, req.ID, token+1)
 		h.in(c)
 	}
 }
@@ -177,7 +177,7 @@ func TestAProvisionalGrantIsConfirmedByTheReCheckThatItsMessageOvertook(t *testi
 		asked := h.now
 		h.pass(100 * time.Millisecond)
 		token := h.token()
-		h.hears("granted", req.ID, token)
+		h.hears(protocol.MessageGranted, req.ID, token)
 		h.in(c)
 		h.trust(provisionalWindow)
 		a := protocol.Answer{Outcome: protocol.Granted, Token: token, Clock: h.clock(), Kept: true}
@@ -208,7 +208,7 @@ func TestAProvisionalGrantWhoseWindowHasEndedIsNotRevivedByAnAnswer(t *testing.T
 		h.pass(time.Second)
 		h.sends(protocol.Acquire)
 		token := h.token()
-		h.hears("granted", req.ID, token)
+		h.hears(protocol.MessageGranted, req.ID, token)
 		h.in(c)
 		h.now = noon.Add(provisionalWindow) // and no alarm has rung yet
 		h.answer(protocol.Answer{Outcome: protocol.Granted, Token: token, Clock: h.clock(), Kept: true})
@@ -222,7 +222,7 @@ func TestAProvisionalGrantIsNotConfirmedByARenewalFromBeforeItsMessage(t *testin
 		h, req := provisionally(t, writer())
 		old := protocol.Renewal{Req: req, At: h.now.Add(time.Millisecond)}
 		h.pass(10 * time.Millisecond)
-		h.hears("granted", req.ID, h.token())
+		h.hears(protocol.MessageGranted, req.ID, h.token())
 		h.pass(0)
 		h.renewed(old, o)
 		h.lost()
@@ -278,13 +278,13 @@ func TestAProvisionalGrantByAMessageInsteadOfAYieldsAnswerIsProvisionalToo(t *te
 	h.answer(h.grant())
 	h.trust(handWindow) // an answer is no message
 	h.enter(second)
-	h.hears("wanted", h.l.grant.req.ID, 0)
+	h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
 	h.pass(time.Second)
 	h.leave(first)
 	next := h.sends(protocol.Yield).Next
 	yielded := h.now
 	h.pass(100 * time.Millisecond)
-	h.hears("granted", next, h.token())
+	h.hears(protocol.MessageGranted, next, h.token())
 	h.in(second)
 	h.trust(yielded.Sub(noon) + provisionalWindow)
 	h.pass(0)
@@ -314,7 +314,7 @@ func TestAProvisionalGrantEndsWhileTheMachineSleeps(t *testing.T) {
 		h.proof = protocol.Provisionally
 		h.enter(a, b)
 		h.answer(h.queue())
-		h.hears("granted", h.l.grant.req.ID, h.token())
+		h.hears(protocol.MessageGranted, h.l.grant.req.ID, h.token())
 		h.in(a)
 		h.slept(d)
 		h.step(h.l.Tick)
@@ -344,7 +344,7 @@ func TestAProvisionalGrantOfAShortTTLIsLikeAnyOther(t *testing.T) {
 func TestAProvisionalGrantThatReplicasMustHaveIsAskedFor(t *testing.T) {
 	c := writer(confirm)
 	h, req := provisionally(t, c)
-	h.hears("granted", req.ID, h.token())
+	h.hears(protocol.MessageGranted, req.ID, h.token())
 	h.out(c)
 	h.sends(protocol.Acquire)
 }
@@ -355,7 +355,7 @@ func TestAProvisionalGrantWithoutACallerIsCancelled(t *testing.T) {
 	h, req := provisionally(t, c)
 	h.abandon(c)
 	h.cancels(req.ID)
-	h.hears("granted", req.ID, h.token())
+	h.hears(protocol.MessageGranted, req.ID, h.token())
 	h.cancels(req.ID, req.ID)
 	h.state(none)
 	if len(h.renewals) != 0 {
@@ -366,7 +366,7 @@ func TestAProvisionalGrantWithoutACallerIsCancelled(t *testing.T) {
 func TestAGrantOfWhichACountIsProofIsNotProvisional(t *testing.T) {
 	c := writer()
 	h, req := queueing(t, c)
-	h.hears("granted", req.ID, h.token())
+	h.hears(protocol.MessageGranted, req.ID, h.token())
 	h.in(c)
 	h.trust(handWindow)
 	h.pass(handTTL / 4)

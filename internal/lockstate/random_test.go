@@ -218,9 +218,9 @@ func (c *chance) gossip() {
 	} else if len(c.ids) > 0 {
 		id = c.ids[max(0, len(c.ids)-1-c.rng.Intn(3))]
 	}
-	kind := []string{"granted", "wanted", "revoked"}[c.rng.Intn(3)]
-	if kind == "revoked" && c.rng.Intn(4) != 0 {
-		kind = "granted"
+	kind := []protocol.MessageKind{protocol.MessageGranted, protocol.MessageWanted, protocol.MessageRevoked}[c.rng.Intn(3)]
+	if kind == protocol.MessageRevoked && c.rng.Intn(4) != 0 {
+		kind = protocol.MessageGranted
 	}
 	token := c.token() + uint64(c.rng.Intn(3)) - 1
 	c.note("%s %s %d", kind, id[9:], token)

@@ -22,7 +22,7 @@ func TestAGrantThatIsToldAnewWasLost(t *testing.T) {
 	c := writer()
 	h := holding(t, c)
 	id := h.l.grant.req.ID
-	h.hears("granted", id, h.top+1)
+	h.hears(protocol.MessageGranted, id, h.top+1)
 	h.in(c)
 	if cmd := h.sends(protocol.Acquire); cmd.ID != id {
 		t.Fatalf("asks about %s", cmd.ID)
@@ -37,7 +37,7 @@ func TestAGrantThatIsFalselyToldAnewGoesOn(t *testing.T) {
 	c := writer()
 	h := holding(t, c)
 	id := h.l.grant.req.ID
-	h.hears("granted", id, h.top+1)
+	h.hears(protocol.MessageGranted, id, h.top+1)
 	h.sends(protocol.Acquire)
 	h.answer(h.kept(h.top))
 	h.in(c)
@@ -49,7 +49,7 @@ func TestAReadersGrantThatIsToldAnewWasLost(t *testing.T) {
 	c := reader()
 	h := holding(t, c)
 	id := h.l.grant.req.ID
-	h.hears("granted", id, h.top+1)
+	h.hears(protocol.MessageGranted, id, h.top+1)
 	h.lost(c)
 	h.leave(c)
 	h.cancels(id)
@@ -134,7 +134,7 @@ func TestAGrantThatIsToldAnewWhileItIsLetGoWasLost(t *testing.T) {
 	id := h.l.grant.req.ID
 	h.leave(c)
 	h.sends(protocol.Release)
-	h.hears("granted", id, h.top+1) // by a late acquire: another was inside before
+	h.hears(protocol.MessageGranted, id, h.top+1) // by a late acquire: another was inside before
 	h.answer(protocol.Answer{Outcome: protocol.Done})
 	h.lost(c)
 	h.settled(c, ErrLeaseLost)
@@ -192,7 +192,7 @@ func TestAGrantThatIsAnsweredAnewWithASmallerTokenWasLost(t *testing.T) {
 	c := writer()
 	h := holding(t, c)
 	id := h.l.grant.req.ID
-	h.hears("granted", id, h.top+1)
+	h.hears(protocol.MessageGranted, id, h.top+1)
 	h.sends(protocol.Acquire)
 	h.answer(protocol.Answer{Outcome: protocol.Granted, Token: h.top - 3_600_000_000, Clock: h.clock() - 3_600_000_000})
 	h.lost(c)
@@ -216,10 +216,10 @@ func TestAGrantFromBeforeARequestWasRepeatedIsNotBelievedForLonger(t *testing.T)
 	if cmd := h.sends(protocol.Acquire); cmd.ID != id {
 		t.Fatalf("asks for %s", cmd.ID)
 	}
-	h.hears("granted", id, second)
+	h.hears(protocol.MessageGranted, id, second)
 	h.out(c)
 	h.answer(h.queue())
 	h.out(c)
-	h.hears("granted", id, h.token())
+	h.hears(protocol.MessageGranted, id, h.token())
 	h.in(c)
 }

@@ -15,7 +15,7 @@ func yielding(t testing.TB) (h *hand, a, b *Caller, cmd protocol.Command) {
 	t.Helper()
 	a, b = writer(), writer()
 	h = holding(t, a)
-	h.hears("wanted", h.l.grant.req.ID, 0)
+	h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
 	h.enter(b)
 	h.pass(20 * time.Millisecond) // over the tenure
 	h.leave(a)
@@ -33,7 +33,7 @@ func TestAMessageMayOvertakeTheAnswerToAYield(t *testing.T) {
 	h, a, b, cmd := yielding(t)
 	sent := h.now
 	h.pass(time.Second)
-	h.hears("granted", cmd.Next, h.token())
+	h.hears(protocol.MessageGranted, cmd.Next, h.token())
 	h.in(b)
 	h.trust(sent.Sub(noon) + handWindow)
 	h.answer(h.queue())
@@ -49,7 +49,7 @@ func TestAMessageMayOvertakeTheAnswerToAYield(t *testing.T) {
 func TestAMessageThatOvertookTheAnswerToAYieldTooLateIsNotBelieved(t *testing.T) {
 	h, _, b, cmd := yielding(t)
 	h.pass(handWindow)
-	h.hears("granted", cmd.Next, h.token())
+	h.hears(protocol.MessageGranted, cmd.Next, h.token())
 	h.out(b)
 	h.answer(h.queue())
 	h.out(b)
@@ -136,7 +136,7 @@ func TestAReleaseProvesNothingWhereTheGrantMayHaveBeenGivenAnew(t *testing.T) {
 		},
 		"yielded":             func(h *hand) { h.sends(protocol.Yield); h.answer(h.queue()) },
 		"yielded to nobody":   func(h *hand) { h.sends(protocol.Yield); h.answer(h.grant()) },
-		"yielded, by message": func(h *hand) { h.hears("granted", h.sends(protocol.Yield).Next, h.token()) },
+		"yielded, by message": func(h *hand) { h.hears(protocol.MessageGranted, h.sends(protocol.Yield).Next, h.token()) },
 	} {
 		for what, proved := range map[string]bool{"its token is still the last": true, "another had it": false} {
 			t.Run(name+", "+what, func(t *testing.T) {
@@ -144,7 +144,7 @@ func TestAReleaseProvesNothingWhereTheGrantMayHaveBeenGivenAnew(t *testing.T) {
 				h, id := doubtful(t, c)
 				if name != "released" {
 					h.enter(writer())
-					h.hears("wanted", id, 0)
+					h.hears(protocol.MessageWanted, id, 0)
 				}
 				h.leave(c)
 				release(h)
@@ -232,7 +232,7 @@ func TestAReleaseThatSaysSoProvesAGrantThatMayHaveBeenGivenAnew(t *testing.T) {
 			h.reply(protocol.Answer{}, errSilence, time.Second)
 			if name != "released" {
 				h.enter(writer())
-				h.hears("wanted", id, 0)
+				h.hears(protocol.MessageWanted, id, 0)
 			}
 			h.leave(c)
 			release(h)
@@ -258,9 +258,9 @@ func TestALossBeforeTheReleaseWasSentIsToldToWhoLeft(t *testing.T) {
 		h := drive(t)
 		c := h.enter(writer())
 		id := h.sends(protocol.Acquire).ID
-		h.hears("granted", id, h.token())
+		h.hears(protocol.MessageGranted, id, h.token())
 		h.leave(c)
-		h.hears("revoked", id, h.top)
+		h.hears(protocol.MessageRevoked, id, h.top)
 		h.settled(c, ErrLeaseLost)
 		h.lost(c)
 	})
@@ -281,7 +281,7 @@ func TestALossWhileARecheckIsUnderWayCancelsWhatItBrings(t *testing.T) {
 			x, y := writer(), writer()
 			h, id := overtaken(t, x)
 			h.enter(y)
-			h.hears("revoked", id, h.top)
+			h.hears(protocol.MessageRevoked, id, h.top)
 			h.lost(x)
 			h.leave(x)
 			h.out(y) // one command at a time
@@ -329,7 +329,7 @@ func TestAReleaseSaysWhetherAnotherProcessWaits(t *testing.T) {
 		a := writer()
 		h := holding(t, a)
 		if wanted {
-			h.hears("wanted", h.l.grant.req.ID, 0)
+			h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
 		}
 		h.leave(a)
 		if cmd := h.sends(protocol.Release); cmd.Heard != wanted {

@@ -133,7 +133,7 @@ func TestRule7NoRenewalIsSentAfterUnlock(t *testing.T) {
 			a, b := writer(), writer()
 			h := holding(t, a)
 			if v == protocol.Yield {
-				h.hears("wanted", h.l.grant.req.ID, 0)
+				h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
 				h.enter(b)
 				h.pass(20 * time.Millisecond)
 			}
@@ -171,12 +171,12 @@ func TestALostGrantIsNotCancelledWhileSomebodyWorksUnderIt(t *testing.T) {
 			h := drive(t)
 			h.enter(c)
 			id := h.sends(protocol.Acquire).ID
-			h.hears("granted", id, h.token())
+			h.hears(protocol.MessageGranted, id, h.token())
 			h.in(c)
 			h.pass(handTTL) // no answer, and no renewal is confirmed
 			h.lost(c)
-			h.hears("wanted", id, 0)
-			h.hears("granted", id, h.token())
+			h.hears(protocol.MessageWanted, id, 0)
+			h.hears(protocol.MessageGranted, id, h.token())
 			h.cancels()
 			ans, err := a(h)
 			h.reply(ans, err, time.Second)

@@ -3,6 +3,8 @@ package lockstate
 import (
 	"testing"
 	"time"
+
+	"github.com/leasedmutex/leased/internal/protocol"
 )
 
 // hand lets a lock rest after each event after which it can, and wakes it for the next. Random
@@ -34,7 +36,7 @@ func TestALockRestsAfterItsFirstRenewalIfItWasWaitedFor(t *testing.T) {
 	h := drive(t)
 	c := h.enter(writer())
 	h.answer(h.queue())
-	h.hears("granted", h.l.grant.req.ID, h.token())
+	h.hears(protocol.MessageGranted, h.l.grant.req.ID, h.token())
 	h.in(c)
 	if h.rested != 0 {
 		t.Error("it rests, and knows who had blocked it")

@@ -20,7 +20,7 @@ func TestAnEvictionThatOvertakesTheGrantIsHeeded(t *testing.T) {
 			c := h.enter(writer())
 			h.sends(protocol.Acquire)
 			g := h.grant()
-			h.hears("revoked", h.l.grant.req.ID, token(g))
+			h.hears(protocol.MessageRevoked, h.l.grant.req.ID, token(g))
 			h.answer(g)
 			h.out(c)
 			h.sends(protocol.Acquire) // it is asked again at once, and what it answers counts
@@ -38,7 +38,7 @@ func TestAnEvictionThatOvertakesTheAnswerToAYieldIsHeeded(t *testing.T) {
 	h.leave(c)
 	y := h.sends(protocol.Yield)
 	g := h.grant()
-	h.hears("revoked", y.Next, g.Token)
+	h.hears(protocol.MessageRevoked, y.Next, g.Token)
 	h.answer(g)
 	h.settled(c, nil)
 	h.out(d)
@@ -51,12 +51,12 @@ func TestAnEvictionOfAnEarlierGrantDoesNotConcernALaterOne(t *testing.T) {
 	for name, revoked := range map[string]func(h *hand, id string){
 		"by its token": func(h *hand, id string) {
 			h.sends(protocol.Acquire)
-			h.hears("revoked", id, h.token()-1)
+			h.hears(protocol.MessageRevoked, id, h.token()-1)
 		},
 		"before it was asked for": func(h *hand, id string) {
 			h.answer(h.queue())
 			h.sendsNothing()
-			h.hears("revoked", id, 0)
+			h.hears(protocol.MessageRevoked, id, 0)
 			h.step(h.l.Subscribed)
 			h.sends(protocol.Acquire)
 		},

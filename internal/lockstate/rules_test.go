@@ -19,7 +19,7 @@ func TestRule2AGrantedMessageMayOvertakeTheAnswer(t *testing.T) {
 			h := drive(t)
 			c := h.enter(writer())
 			h.pass(time.Second)
-			h.hears("granted", h.sends(protocol.Acquire).ID, h.token())
+			h.hears(protocol.MessageGranted, h.sends(protocol.Acquire).ID, h.token())
 			h.in(c)
 			h.trust(handWindow) // from the sending
 			h.answer(late(h))
@@ -37,7 +37,7 @@ func TestRule2AnUnlockBeforeTheAnswerWaitsForIt(t *testing.T) {
 	h := drive(t)
 	c := h.enter(writer())
 	id := h.sends(protocol.Acquire).ID
-	h.hears("granted", id, h.token())
+	h.hears(protocol.MessageGranted, id, h.token())
 	h.leave(c)
 	if c.Settled {
 		t.Fatal("settled although the lock is not given back")
@@ -129,7 +129,7 @@ func TestRule4ADirectGrantIsConfirmedBeforeHalfOfItsTTLIsGone(t *testing.T) {
 		a.Left = time.Hour
 		h.answer(a)
 		h.pass(heard)
-		h.hears("granted", h.l.grant.req.ID, h.token())
+		h.hears(protocol.MessageGranted, h.l.grant.req.ID, h.token())
 		h.in(c)
 		h.pass(handTTL)
 		if len(h.renewals) == 0 {
@@ -144,19 +144,19 @@ func TestRule4ADirectGrantIsConfirmedBeforeHalfOfItsTTLIsGone(t *testing.T) {
 
 func TestRule5AMessageAboutARequestNobodyKnowsIsAnsweredWithCancel(t *testing.T) {
 	const stranger = "leased1:w:1000:c:0000000000000000:AAAAAAAAAAAAAAAA:hand"
-	for _, kind := range []string{"granted", "wanted"} {
-		t.Run("none/"+kind, func(t *testing.T) {
+	for _, kind := range []protocol.MessageKind{protocol.MessageGranted, protocol.MessageWanted} {
+		t.Run("none/"+string(kind), func(t *testing.T) {
 			h := drive(t)
 			h.hears(kind, stranger, 7)
 			h.cancels(stranger)
 		})
-		t.Run("queued/"+kind, func(t *testing.T) {
+		t.Run("queued/"+string(kind), func(t *testing.T) {
 			h, _ := queueing(t, writer())
 			h.hears(kind, stranger, 7)
 			h.cancels(stranger)
 			h.state(queued)
 		})
-		t.Run("held/"+kind, func(t *testing.T) {
+		t.Run("held/"+string(kind), func(t *testing.T) {
 			c := writer()
 			h := holding(t, c)
 			h.hears(kind, stranger, 7)
@@ -166,7 +166,7 @@ func TestRule5AMessageAboutARequestNobodyKnowsIsAnsweredWithCancel(t *testing.T)
 				t.Error("another's wanted was taken for the grant's")
 			}
 		})
-		t.Run("releasing/"+kind, func(t *testing.T) {
+		t.Run("releasing/"+string(kind), func(t *testing.T) {
 			c := writer()
 			h := holding(t, c)
 			h.leave(c)
@@ -177,7 +177,7 @@ func TestRule5AMessageAboutARequestNobodyKnowsIsAnsweredWithCancel(t *testing.T)
 	}
 	t.Run("revoked", func(t *testing.T) { // it owns nothing any more
 		h := drive(t)
-		h.hears("revoked", stranger, 7)
+		h.hears(protocol.MessageRevoked, stranger, 7)
 		h.cancels()
 	})
 }
@@ -188,8 +188,8 @@ func TestRule5AMessageAboutTheGrantBeingLetGoIsNotAnswered(t *testing.T) {
 	h := holding(t, a)
 	id, first := h.l.grant.req.ID, h.l.grant.token
 	h.leave(a)
-	h.hears("wanted", id, 0)
-	h.hears("granted", id, first)
+	h.hears(protocol.MessageWanted, id, 0)
+	h.hears(protocol.MessageGranted, id, first)
 	h.cancels()
 	h.lost()
 	h.enter(b)
@@ -203,7 +203,7 @@ func TestRule5AMessageAboutTheGrantBeingLetGoIsNotAnswered(t *testing.T) {
 func TestRule5WantedForAWaitingRequestHasItLookAgain(t *testing.T) {
 	c := writer()
 	h, req := queueing(t, c)
-	h.hears("wanted", req.ID, 0)
+	h.hears(protocol.MessageWanted, req.ID, 0)
 	h.sends(protocol.Acquire)
 	h.cancels()
 	h.answer(h.grant())
@@ -253,9 +253,9 @@ func TestRule14AnUnansweredCommandOfAnEvictedRequestIsCancelledForAsLongAsItMayA
 	h := drive(t)
 	c := h.enter(writer())
 	id := h.sends(protocol.Acquire).ID
-	h.hears("granted", id, h.token())
+	h.hears(protocol.MessageGranted, id, h.token())
 	h.in(c)
-	h.hears("revoked", id, h.top)
+	h.hears(protocol.MessageRevoked, id, h.top)
 	h.lost(c)
 	h.reply(protocol.Answer{}, errSilence, time.Second)
 	h.cancels(id)

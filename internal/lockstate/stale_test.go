@@ -23,11 +23,11 @@ func TestTrapB1AGrantedMessageThatIsNotAboveTheFloorIsOld(t *testing.T) {
 	a.Token = old
 	h.answer(a)
 	for _, token := range []uint64{1, old - 1, old} {
-		h.hears("granted", id, token)
+		h.hears(protocol.MessageGranted, id, token)
 		h.out(c)
 	}
 	h.cancels()
-	h.hears("granted", id, old+1)
+	h.hears(protocol.MessageGranted, id, old+1)
 	h.in(c)
 	if c.Token != old+1 {
 		t.Errorf("token %d, want %d", c.Token, old+1)
@@ -46,10 +46,10 @@ func TestAMessageIsOldThoughTheLastTokenIsForgotten(t *testing.T) {
 	a := h.queue()
 	a.Token, a.Clock = 0, h.clock()
 	h.answer(a)
-	h.hears("granted", id, old)
+	h.hears(protocol.MessageGranted, id, old)
 	h.out(c)
 	h.cancels()
-	h.hears("granted", id, a.Clock)
+	h.hears(protocol.MessageGranted, id, a.Clock)
 	h.in(c)
 }
 
@@ -57,7 +57,7 @@ func TestAMessageIsOldThoughTheLastTokenIsForgotten(t *testing.T) {
 func TestAnOldMessageIsFollowedByAReCheck(t *testing.T) {
 	h, c := waitsThird(t)
 	h.sendsNothing()
-	h.hears("granted", h.l.grant.req.ID, h.l.grant.token)
+	h.hears(protocol.MessageGranted, h.l.grant.req.ID, h.l.grant.token)
 	h.out(c)
 	if cmd := h.sends(protocol.Acquire); cmd.Until != 0 {
 		t.Error("it is brief")
@@ -74,7 +74,7 @@ func TestTrapB3AGrantedMessageForAHeldIDIsIgnored(t *testing.T) {
 	h.answer(protocol.Answer{Outcome: protocol.Granted, Token: token, Clock: h.clock()}) // the re-check was faster
 	h.in(c)
 	before := h.l.grant
-	h.hears("granted", req.ID, token)
+	h.hears(protocol.MessageGranted, req.ID, token)
 	if h.l.grant != before {
 		t.Errorf("it changed %+v to %+v", before, h.l.grant)
 	}
@@ -113,7 +113,7 @@ func TestTrapB5AMessageIsTrustedFromTheSendingOfTheLastAcquireAnsweredQueued(t *
 		h.pass(time.Second)
 		h.answer(h.queue())
 		h.pass(time.Second)
-		h.hears("granted", h.l.grant.req.ID, h.token())
+		h.hears(protocol.MessageGranted, h.l.grant.req.ID, h.token())
 		h.in(c)
 		h.trust(handWindow)
 	})
@@ -124,7 +124,7 @@ func TestTrapB5AMessageIsTrustedFromTheSendingOfTheLastAcquireAnsweredQueued(t *
 		h.step(h.l.Subscribed)
 		h.pass(time.Second)
 		h.answer(h.queue())
-		h.hears("granted", req.ID, h.token())
+		h.hears(protocol.MessageGranted, req.ID, h.token())
 		h.in(c)
 		h.trust(2*time.Second + handWindow)
 	})
@@ -134,7 +134,7 @@ func TestTrapB5AMessageIsTrustedFromTheSendingOfTheLastAcquireAnsweredQueued(t *
 		h.pass(2 * time.Second)
 		h.step(h.l.Subscribed)
 		h.pass(time.Second)
-		h.hears("granted", req.ID, h.token())
+		h.hears(protocol.MessageGranted, req.ID, h.token())
 		h.in(c)
 		h.trust(handWindow)
 	})
@@ -144,7 +144,7 @@ func TestTrapB5AMessageIsTrustedFromTheSendingOfTheLastAcquireAnsweredQueued(t *
 		h.pass(2 * time.Second)
 		h.step(h.l.Subscribed)
 		h.reply(protocol.Answer{}, errSilence, time.Minute)
-		h.hears("granted", req.ID, h.token())
+		h.hears(protocol.MessageGranted, req.ID, h.token())
 		h.in(c)
 		h.trust(handWindow)
 	})
@@ -177,7 +177,7 @@ func TestTrapB11WantedForARequestThatIsOverIsAnsweredWithCancel(t *testing.T) {
 	h.leave(c)
 	h.answer(protocol.Answer{Outcome: protocol.Done})
 	h.state(none)
-	h.hears("wanted", id, 0) // a late copy of its acquire made it owner again
+	h.hears(protocol.MessageWanted, id, 0) // a late copy of its acquire made it owner again
 	h.cancels(id)
 }
 
@@ -188,7 +188,7 @@ func TestTrapB13TokensNeverGoBackWhateverAReplySays(t *testing.T) {
 	h.enter(b)
 	h.step(h.l.Subscribed)
 	first := h.token()
-	h.hears("granted", req.ID, first)
+	h.hears(protocol.MessageGranted, req.ID, first)
 	h.leave(a) // the re-check is still under way: b gets the next token
 	h.in(b)
 	h.answer(h.kept(first))
@@ -199,7 +199,7 @@ func TestTrapB13TokensNeverGoBackWhateverAReplySays(t *testing.T) {
 	t.Run("nor with the server's clock", func(t *testing.T) {
 		d := writer()
 		h.leave(c)
-		h.hears("wanted", req.ID, 0)
+		h.hears(protocol.MessageWanted, req.ID, 0)
 		if cmd := h.sends(protocol.Release); cmd.Last != h.top {
 			t.Errorf("tells the server of token %d, the last was %d", cmd.Last, h.top)
 		}
@@ -240,7 +240,7 @@ func TestTrapP8AGrantHeardOfTooLateIsAskedForAndNotBelieved(t *testing.T) {
 	c := writer()
 	h, req := queueing(t, c)
 	h.now = h.now.Add(handWindow) // the process slept
-	h.hears("granted", req.ID, h.token())
+	h.hears(protocol.MessageGranted, req.ID, h.token())
 	h.out(c)
 	if cmd := h.sends(protocol.Acquire); cmd.ID != req.ID {
 		t.Errorf("asks as %s, not as %s", cmd.ID, req.ID)
@@ -254,11 +254,11 @@ func TestTrapP9AnOldRevokedDoesNotEndANewerGrant(t *testing.T) {
 	c := writer()
 	h := holding(t, c)
 	id, token := h.l.grant.req.ID, h.l.grant.token
-	h.hears("revoked", id, token-1)
-	h.hears("revoked", "leased1:w:1000:c:0000000000000000:AAAAAAAAAAAAAAAA:hand", token+1)
+	h.hears(protocol.MessageRevoked, id, token-1)
+	h.hears(protocol.MessageRevoked, "leased1:w:1000:c:0000000000000000:AAAAAAAAAAAAAAAA:hand", token+1)
 	h.lost()
 	h.in(c)
-	h.hears("revoked", id, token)
+	h.hears(protocol.MessageRevoked, id, token)
 	h.lost(c)
 	h.leave(c)
 	h.settled(c, ErrLeaseLost)
@@ -270,9 +270,9 @@ func TestTrapP9AnOldRevokedDoesNotEndANewerGrant(t *testing.T) {
 func TestARevokedWithoutATokenIsBelieved(t *testing.T) {
 	c := writer()
 	h := holding(t, c)
-	h.hears("revoked", "leased1:w:1000:c:0000000000000000:AAAAAAAAAAAAAAAA:hand", 0)
+	h.hears(protocol.MessageRevoked, "leased1:w:1000:c:0000000000000000:AAAAAAAAAAAAAAAA:hand", 0)
 	h.lost()
-	h.hears("revoked", h.l.grant.req.ID, 0)
+	h.hears(protocol.MessageRevoked, h.l.grant.req.ID, 0)
 	h.lost(c)
 }
 
@@ -303,7 +303,7 @@ func TestTrapP10ARenewalsOutcomeIsAboutItsRequestOnly(t *testing.T) {
 		h := holding(t, a)
 		h.pass(handTTL / 3)
 		h.enter(b)
-		h.hears("wanted", h.l.grant.req.ID, 0)
+		h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
 		h.leave(a) // its tenure is over
 		h.sends(protocol.Yield)
 		h.renewed(h.renewals[0], protocol.NotOurs)
@@ -320,7 +320,7 @@ func rechecked(t *testing.T, c *Caller) (*hand, protocol.Request) {
 	h, req := queueing(t, c)
 	h.pass(LongestPoll)
 	h.sends(protocol.Acquire)
-	h.hears("granted", req.ID, h.token())
+	h.hears(protocol.MessageGranted, req.ID, h.token())
 	h.in(c)
 	return h, req
 }
@@ -349,7 +349,7 @@ func TestAReCheckAnsweredLateDoesNotShortenTheTrustThatARenewalGave(t *testing.T
 func TestAReCheckAnsweredLateDoesNotTakeBackThatOthersWantTheLock(t *testing.T) {
 	a := writer(func(o *Terms) { o.IdleHold = time.Hour })
 	h, req := rechecked(t, a)
-	h.hears("wanted", req.ID, 0)
+	h.hears(protocol.MessageWanted, req.ID, 0)
 	h.answer(h.again())
 	h.leave(a)
 	h.sends(protocol.Release)

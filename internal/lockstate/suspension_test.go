@@ -66,7 +66,7 @@ func TestALeaseEndsWithItsWindowByWhicheverClockMovedFurther(t *testing.T) {
 		for event, look := range map[string]func(h *hand){
 			"a tick":             func(h *hand) { h.step(h.l.Tick) },
 			"another who comes":  func(h *hand) { h.enter(writer()) },
-			"a message":          func(h *hand) { h.hears("wanted", h.l.grant.req.ID, 0) },
+			"a message":          func(h *hand) { h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0) },
 			"a renewal's answer": func(h *hand) { h.renewed(protocol.Renewal{Req: h.l.grant.req, At: h.now}, protocol.Unanswered) },
 		} {
 			t.Run(name+"/"+event, func(t *testing.T) {
@@ -120,7 +120,7 @@ func TestAMessageThatASleepMadeOldIsNotBelieved(t *testing.T) {
 		h.enter(w)
 		h.answer(h.queue())
 		h.slept(handWindow)
-		h.hears("granted", h.l.grant.req.ID, h.token())
+		h.hears(protocol.MessageGranted, h.l.grant.req.ID, h.token())
 		h.out(w)
 		h.sends(protocol.Acquire)
 	})
@@ -129,13 +129,13 @@ func TestAMessageThatASleepMadeOldIsNotBelieved(t *testing.T) {
 		a, b := writer(), writer()
 		h.enter(a)
 		h.answer(h.grant())
-		h.hears("wanted", h.l.grant.req.ID, 0)
+		h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
 		h.enter(b)
 		h.pass(20 * time.Millisecond)
 		h.leave(a)
 		next := h.sends(protocol.Yield).Next
 		h.slept(handWindow)
-		h.hears("granted", next, h.token())
+		h.hears(protocol.MessageGranted, next, h.token())
 		h.out(b)
 	})
 	t.Run("of a renewal", func(t *testing.T) {

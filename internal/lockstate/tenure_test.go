@@ -16,7 +16,7 @@ func TestLocalHandoffsAreBoundedByCountWhileAnotherWaits(t *testing.T) {
 		h := holding(t, a)
 		h.enter(b, c)
 		if wanted {
-			h.hears("wanted", h.l.grant.req.ID, 0)
+			h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
 		}
 		h.leave(a)
 		h.in(b)
@@ -90,7 +90,7 @@ func TestAConfirmedGrantIsWantedOnlyIfTheAnswerSaysSo(t *testing.T) {
 	for _, more := range []bool{false, true} {
 		a, b := writer(), writer()
 		h := holding(t, a)
-		h.hears("wanted", h.l.grant.req.ID, 0)
+		h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
 		h.enter(b)
 		h.now = h.now.Add(handWindow)
 		h.leave(a)
@@ -132,7 +132,7 @@ func TestASharedGrantThatNobodyWantsAdmitsReadersAtOnce(t *testing.T) {
 	h := holding(t, a)
 	h.enter(b)
 	h.in(b)
-	h.hears("wanted", h.l.grant.req.ID, 0)
+	h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
 	h.enter(c)
 	h.out(c)
 	h.abandon(c)
@@ -158,7 +158,7 @@ func TestReadersBehindAWaitingWriterWaitToo(t *testing.T) {
 // Nobody who only tries waits for those inside to leave.
 func TestOneWhoOnlyTriesIsTurnedAwayWhereAWantedSharedGrantAdmitsNobodyNew(t *testing.T) {
 	h := holding(t, reader())
-	h.hears("wanted", h.l.grant.req.ID, 0)
+	h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
 	h.turned(h.enter(trying(reader())), ErrLocked)
 }
 

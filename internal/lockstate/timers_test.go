@@ -134,13 +134,13 @@ func TestAnIdleGrantIsKeptForItsTimeAndGivenUpAtTheFirstWish(t *testing.T) {
 		a := writer(idle)
 		h := holding(t, a)
 		h.leave(a)
-		h.hears("wanted", h.l.grant.req.ID, 0)
+		h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
 		h.sends(protocol.Release)
 	})
 	t.Run("a wish before", func(t *testing.T) {
 		a := writer(idle)
 		h := holding(t, a)
-		h.hears("wanted", h.l.grant.req.ID, 0)
+		h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
 		h.leave(a)
 		h.sends(protocol.Release)
 	})
@@ -175,7 +175,7 @@ func TestAnIdleGrantIsKeptForItsTimeAndGivenUpAtTheFirstWish(t *testing.T) {
 			h.renewed(h.renewals[0], protocol.Granted)
 			h.sends(protocol.Acquire)
 			if wanted { // then its tenure is over
-				h.hears("wanted", h.l.grant.req.ID, 0)
+				h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
 				h.enter(b)
 				h.out(b)
 				continue
@@ -274,7 +274,7 @@ func TestAnIdleGrantThatIsUsedAgainGivesOutAllLeasesOfATenure(t *testing.T) {
 	cs := []*Caller{writer(own), writer(own), writer(own), writer(own)}
 	h.enter(cs...)
 	h.in(cs[0])
-	h.hears("wanted", h.l.grant.req.ID, 0)
+	h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
 	for i := range 2 {
 		h.leave(cs[i])
 		h.in(cs[i+1])
@@ -287,7 +287,7 @@ func TestAnIdleGrantThatIsUsedAgainGivesOutAllLeasesOfATenure(t *testing.T) {
 func TestALeaseThatIsOverIsNotTrustedForTheFuture(t *testing.T) {
 	for how, end := range map[string]func(h *hand, c *Caller){
 		"unlocked": func(h *hand, c *Caller) { h.leave(c) },
-		"revoked":  func(h *hand, _ *Caller) { h.hears("revoked", h.l.grant.req.ID, h.l.grant.token) },
+		"revoked":  func(h *hand, _ *Caller) { h.hears(protocol.MessageRevoked, h.l.grant.req.ID, h.l.grant.token) },
 		"not ours": func(h *hand, _ *Caller) {
 			h.renewed(protocol.Renewal{Req: h.l.grant.req, At: h.now}, protocol.NotOurs)
 		},
@@ -436,7 +436,7 @@ func TestAGrantByMessageAfterTheLongestPauseIsBelieved(t *testing.T) {
 	h.answer(a)
 	h.pass(20*time.Second - LooksEvery)
 	h.sendsNothing()
-	h.hears("granted", h.l.grant.req.ID, a.Token+1)
+	h.hears(protocol.MessageGranted, h.l.grant.req.ID, a.Token+1)
 	h.in(w)
 	h.trust(30*time.Second - 302*time.Millisecond)
 	if len(h.renewals) != 0 {

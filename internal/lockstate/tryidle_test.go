@@ -60,7 +60,7 @@ func TestATryQueuesWhereNobodyOwnsAMajority(t *testing.T) {
 		h.answer(h.queue())
 		h.pass(idleOwnersTime - 1)
 		h.out(c)
-		h.hears("granted", h.l.grant.req.ID, h.token())
+		h.hears(protocol.MessageGranted, h.l.grant.req.ID, h.token())
 		h.in(c)
 	}
 }
@@ -70,7 +70,7 @@ func TestATryEntersWhenAnIdleOwnerLetsGo(t *testing.T) {
 	c := h.enter(trying(reader()))
 	h.answer(h.refused(idlersID, 0))
 	h.answer(h.queue())
-	h.hears("granted", h.l.grant.req.ID, h.token())
+	h.hears(protocol.MessageGranted, h.l.grant.req.ID, h.token())
 	h.in(c)
 	bound := h.enter(reader(func(o *Terms) { o.MaxHold = time.Minute }))
 	h.in(bound)
@@ -158,7 +158,7 @@ func TestAGrantIsKeptIdleOnlyIfItsIdSaysSo(t *testing.T) {
 	t.Run("of a yield", func(t *testing.T) {
 		a, b := writer(), writer(idle)
 		h := holding(t, a)
-		h.hears("wanted", h.l.grant.req.ID, 0)
+		h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
 		h.enter(b)
 		h.pass(20 * time.Millisecond)
 		h.leave(a)
@@ -229,7 +229,7 @@ func TestATryWaitsShortlyForAnOwnerThatMayBeIdleAfterAYieldToo(t *testing.T) {
 	h.answer(a)
 	h.out(w)
 	h.pass(idleOwnersTime - 1)
-	h.hears("granted", next, h.token())
+	h.hears(protocol.MessageGranted, next, h.token())
 	h.in(w)
 }
 
@@ -244,7 +244,7 @@ func TestATryWaitsShortlyForAnOwnerThatMayBeIdleWhereItIsQueuedAlready(t *testin
 	a.Blocker = idlersID
 	h.answer(a)
 	h.out(w)
-	h.hears("granted", id, h.token())
+	h.hears(protocol.MessageGranted, id, h.token())
 	h.in(w)
 }
 
@@ -258,6 +258,6 @@ func TestATryIsNotRefusedByAnAnswerThatNamesNobody(t *testing.T) {
 	next := h.sends(protocol.Yield).Next
 	h.answer(protocol.Answer{Outcome: protocol.Enqueued, Left: protocol.Ownerless})
 	h.out(w)
-	h.hears("granted", next, h.token())
+	h.hears(protocol.MessageGranted, next, h.token())
 	h.in(w)
 }

@@ -80,7 +80,7 @@ func TestWhoLetsGoHasACancelGoOnWithUnfinishedWork(t *testing.T) {
 	a := writer(func(o *Terms) { o.Handoffs = 1 })
 	h = holding(t, a)
 	h.enter(writer())
-	h.hears("wanted", h.l.grant.req.ID, 0)
+	h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
 	h.leave(a)
 	old = h.sends(protocol.Yield).ID
 	h.answer(unfinishedAnswer(h.grant()))

@@ -17,7 +17,7 @@ func TestWantedForARequestThatIsBeingAskedForEndsThePauseAfterAFailure(t *testin
 	h.reply(protocol.Answer{}, errSilence, 30*time.Second)
 	h.pass(time.Second)
 	h.sendsNothing()
-	h.hears("wanted", id, 0)
+	h.hears(protocol.MessageWanted, id, 0)
 	if again := h.sends(protocol.Acquire).ID; again != id {
 		t.Errorf("asks as %s, not as %s", again, id)
 	}
@@ -36,7 +36,7 @@ func TestWantedForACommandUnderWayHasItAskedAgain(t *testing.T) {
 			h := drive(t)
 			h.enter(writer())
 			id := h.sends(protocol.Acquire).ID
-			h.hears("wanted", id, 0)
+			h.hears(protocol.MessageWanted, id, 0)
 			reply(h)
 			if again := h.sends(protocol.Acquire).ID; again != id {
 				t.Errorf("asks as %s, not as %s", again, id)
@@ -48,7 +48,7 @@ func TestWantedForACommandUnderWayHasItAskedAgain(t *testing.T) {
 			h, req := queueing(t, writer())
 			h.step(h.l.Subscribed)
 			h.sends(protocol.Acquire)
-			h.hears("wanted", req.ID, 0)
+			h.hears(protocol.MessageWanted, req.ID, 0)
 			reply(h)
 			h.sends(protocol.Acquire)
 		})
@@ -57,19 +57,19 @@ func TestWantedForACommandUnderWayHasItAskedAgain(t *testing.T) {
 			h.now = h.now.Add(handWindow)
 			h.step(h.l.Subscribed)
 			h.sends(protocol.Acquire)
-			h.hears("granted", req.ID, h.token())
+			h.hears(protocol.MessageGranted, req.ID, h.token())
 			reply(h)
 			h.sends(protocol.Acquire)
 		})
 		t.Run("yielding/"+name, func(t *testing.T) {
 			a, b := writer(), writer()
 			h := holding(t, a)
-			h.hears("wanted", h.l.grant.req.ID, 0)
+			h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
 			h.enter(b)
 			h.pass(20 * time.Millisecond)
 			h.leave(a)
 			next := h.sends(protocol.Yield).Next
-			h.hears("wanted", next, 0)
+			h.hears(protocol.MessageWanted, next, 0)
 			reply(h)
 			if again := h.sends(protocol.Acquire).ID; again != next {
 				t.Errorf("asks as %s, not as %s", again, next)
@@ -79,7 +79,7 @@ func TestWantedForACommandUnderWayHasItAskedAgain(t *testing.T) {
 			h := holding(t, reader())
 			h.enter(writer())
 			id := h.sends(protocol.Acquire).ID
-			h.hears("wanted", id, 0)
+			h.hears(protocol.MessageWanted, id, 0)
 			reply(h)
 			if again := h.sends(protocol.Acquire).ID; again != id {
 				t.Errorf("asks as %s, not as %s", again, id)
@@ -93,7 +93,7 @@ func TestARequestThatIsWantedIsCancelledWhenItWasRefusedBefore(t *testing.T) {
 	h := drive(t)
 	h.enter(trying(writer()))
 	id := h.sends(protocol.Acquire).ID
-	h.hears("wanted", id, 0)
+	h.hears(protocol.MessageWanted, id, 0)
 	h.answer(protocol.Answer{Outcome: protocol.Refused})
 	h.cancels(id)
 }
@@ -102,7 +102,7 @@ func TestARequestThatIsWantedIsCancelledWhenItWasRefusedBefore(t *testing.T) {
 func TestAGrantThatIsWantedBeforeItsAnswerCameIsWanted(t *testing.T) {
 	h := drive(t)
 	c := h.enter(writer())
-	h.hears("wanted", h.sends(protocol.Acquire).ID, 0)
+	h.hears(protocol.MessageWanted, h.sends(protocol.Acquire).ID, 0)
 	h.answer(h.grant())
 	h.in(c)
 	if !h.l.grant.wanted {
@@ -113,9 +113,9 @@ func TestAGrantThatIsWantedBeforeItsAnswerCameIsWanted(t *testing.T) {
 // So is a message about a request that is asked about because the message "granted" is not believed alone.
 func TestAGrantThatIsWantedWhileItIsConfirmedIsWanted(t *testing.T) {
 	h, req := queueing(t, writer(confirm))
-	h.hears("granted", req.ID, h.token())
+	h.hears(protocol.MessageGranted, req.ID, h.token())
 	h.sends(protocol.Acquire)
-	h.hears("wanted", req.ID, 0)
+	h.hears(protocol.MessageWanted, req.ID, 0)
 	h.answer(h.kept(h.token()))
 	if h.l.grant.state != Held || !h.l.grant.wanted {
 		t.Errorf("state %v, wanted %v", h.l.grant.state, h.l.grant.wanted)
@@ -130,9 +130,9 @@ func TestAGrantByAYieldThatIsWantedBeforeItsAnswerCameIsWanted(t *testing.T) {
 		h.leave(a)
 		b := h.enter(writer())
 		next := h.sends(protocol.Yield).Next
-		h.hears("wanted", next, 0)
+		h.hears(protocol.MessageWanted, next, 0)
 		if byMessage {
-			h.hears("granted", next, h.token())
+			h.hears(protocol.MessageGranted, next, h.token())
 		} else {
 			h.answer(h.grant())
 		}

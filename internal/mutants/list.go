@@ -1024,7 +1024,7 @@ var mutants = []mutant{
 	{"questions put renewals off", "internal/lockstate/events.go", "	case extended: // the", "	case false && extended: // the", "PutOffNoRenewal"},
 	{"readers without messages keep others out", "internal/lockstate/grant.go", "!l.env.HasInbox() && now >= g.checkAt)", "!l.env.HasInbox())", "WithoutMessagesAsk"},
 	{"readers without messages ask for each newcomer", "internal/lockstate/question.go", "			g.checkAt = l.instant(now).add(longestTenure) // nobody else says so\n", "", "WithoutMessagesAsk"},
-	{"readers do not ask when they hear that nobody waits", "internal/lockstate/events.go", "	case \"unwanted\":\n		l.unwanted(m.ID, now, fx)\n", "", "AskAtOnceWhenTheyHear"},
+	{"readers do not ask when they hear that nobody waits", "internal/lockstate/events.go", "	case protocol.MessageUnwanted:\n		l.unwanted(m.ID, now, fx)\n", "", "AskAtOnceWhenTheyHear"},
 	{"readers ask when nobody waits for another grant", "internal/lockstate/question.go", "	if !l.Holds(id) || !g.wanted {", "	if !g.wanted {", "AskAtOnceWhenTheyHear"},
 	{"that nobody waits is older than the answer under way", "internal/lockstate/question.go", "	g.checkAt, l.pending.stale = l.instant(now), l.pending.stale || l.pending.held\n", "	g.checkAt = l.instant(now)\n", "AskAtOnceWhenTheyHear"},
 	{"an owner's question takes a lock", "internal/redisserver/scripts/acquire.lua", "if ARGV[3] == '4' then return refuse(id) end\n", "", "GivesNothing"},

@@ -23,10 +23,10 @@ func FuzzParseMessage(f *testing.F) {
 		if !ok {
 			return
 		}
-		if !strings.HasPrefix(text, "leased1:"+m.Kind+" ") {
+		if !strings.HasPrefix(text, "leased1:"+string(m.Kind)+" ") {
 			t.Errorf("%q is taken for %q", text, m.Kind)
 		}
-		if m.Kind != "echo" && (m.ID == "" || !strings.HasSuffix(text, " "+m.Key)) {
+		if m.Kind != MessageEcho && (m.ID == "" || !strings.HasSuffix(text, " "+m.Key)) {
 			t.Errorf("%q is about %q, %q", text, m.ID, m.Key)
 		}
 		if m.Left < 0 || m.Token > 1<<53 {

@@ -6,10 +6,24 @@ import (
 	"time"
 )
 
+// MessageKind says what a message is about. It is the first word of the message's text.
+type MessageKind string
+
+// The kinds of messages: who has the server publish one, to whom, and what it says. A quorum makes its
+// own of those that its servers publish.
+const (
+	MessageGranted  MessageKind = "granted"  // who finds the lock free, to a request that waited: it owns the lock
+	MessageWanted   MessageKind = "wanted"   // who waits, or gives up while others wait, to an owner: others wait
+	MessageUnwanted MessageKind = "unwanted" // who gives up last, to readers that own: nobody waits any more
+	MessageEnds     MessageKind = "ends"     // who gives back or gives up, to the head of the queue: when the lease or cool-down ahead of it ends
+	MessageRevoked  MessageKind = "revoked"  // who forces an unlock, to an owner: it does not own the lock any more
+	MessageEcho     MessageKind = "echo"     // a client, to itself: its inbox works
+)
+
 // Message is a message that arrived in an inbox. Any client with permission to publish there
 // can send one, so every field is validated.
 type Message struct {
-	Kind  string // granted, wanted, unwanted, ends, revoked, echo
+	Kind  MessageKind
 	ID    string
 	Key   string        // the lock's key in Redis
 	Token uint64        // granted, revoked
@@ -35,7 +49,8 @@ func ParseMessage(text string) (m Message, ok bool) {
 	if !ok {
 		return m, false
 	}
-	m.Kind, text, _ = strings.Cut(text, " ")
+	kind, text, _ := strings.Cut(text, " ")
+	m.Kind = MessageKind(kind)
 	number := func() uint64 {
 		var field string
 		field, text, _ = strings.Cut(text, " ")
@@ -46,20 +61,20 @@ func ParseMessage(text string) (m Message, ok bool) {
 		return n
 	}
 	switch m.Kind {
-	case "granted":
+	case MessageGranted:
 		m.Token, m.Clock = number(), number()
 		m.More = number() > 0
 		var link string
 		link, text, _ = strings.Cut(text, " ")
 		m.Link = parseSpan(link)
 		ok = ok && m.Token > 0 && m.Clock > 0
-	case "revoked":
+	case MessageRevoked:
 		m.Token = number()
-	case "ends":
+	case MessageEnds:
 		ms := number()
 		m.Left = time.Duration(min(ms, uint64(MaxTTL.Milliseconds()))) * time.Millisecond
-	case "wanted", "unwanted":
-	case "echo":
+	case MessageWanted, MessageUnwanted:
+	case MessageEcho:
 		m.Nonce = text
 		return m, m.Nonce != ""
 	default:

@@ -52,7 +52,7 @@ func (s *stand) granting(server int, token uint64) {
 	s.t.Helper()
 	for _, r := range s.lock.reqs {
 		s.fx = Effects{}
-		s.lock.Receive(server, &protocol.Message{Kind: "granted", ID: r.parts[server].id, Token: token, Clock: token}, s.now, &s.fx)
+		s.lock.Receive(server, &protocol.Message{Kind: protocol.MessageGranted, ID: r.parts[server].id, Token: token, Clock: token}, s.now, &s.fx)
 		if r.parts[server].state != owned {
 			s.t.Fatal("the message is not believed")
 		}
@@ -196,7 +196,7 @@ func TestARenewalDoesNotProveWhatWasAnothersWhenItBegan(t *testing.T) {
 	s.own(true, true, true)
 	s.fx = Effects{}
 	for _, r := range s.lock.reqs {
-		s.lock.Receive(0, &protocol.Message{Kind: "revoked", ID: r.parts[0].id}, s.now, &s.fx)
+		s.lock.Receive(0, &protocol.Message{Kind: protocol.MessageRevoked, ID: r.parts[0].id}, s.now, &s.fx)
 	}
 	s.tick()
 	s.renew()

@@ -168,7 +168,7 @@ func TestAnEvictionFromBeforeALeaseDoesNotCount(t *testing.T) {
 	}
 	s.now = s.now.Add(200 * time.Millisecond)
 	s.receive(0, sends[0].Cmd.ID, 10)
-	if kinds := s.receive(1, sends[1].Cmd.ID, 10); kinds != "granted" {
+	if kinds := s.receive(1, sends[1].Cmd.ID, 10); kinds != protocol.MessageGranted {
 		t.Fatalf("a new lease: %q", kinds)
 	}
 	if s.evict(0, sends[0].Cmd.ID, 5) {

@@ -259,7 +259,7 @@ func TestAServerThatAdmitsItsOldOwnerAfterItsQuarantineDoesNotSpeakForItsLease(t
 		}
 		for i, id := range ids {
 			s.fx = Effects{}
-			s.lock.Receive(i, &protocol.Message{Kind: "granted", ID: id, Token: 6, Clock: 6}, s.now, &s.fx)
+			s.lock.Receive(i, &protocol.Message{Kind: protocol.MessageGranted, ID: id, Token: 6, Clock: 6}, s.now, &s.fx)
 		}
 		op := s.renew()
 		for _, send := range s.fx.Sends {
@@ -334,10 +334,9 @@ func (s *stand) enqueue() string {
 	return sends[1].Cmd.ID
 }
 
-func (s *stand) receive(server int, id string, token uint64) string {
+func (s *stand) receive(server int, id string, token uint64) (kinds protocol.MessageKind) {
 	s.fx = Effects{}
-	s.lock.Receive(server, &protocol.Message{Kind: "granted", ID: id, Token: token, Clock: token}, s.now, &s.fx)
-	kinds := ""
+	s.lock.Receive(server, &protocol.Message{Kind: protocol.MessageGranted, ID: id, Token: token, Clock: token}, s.now, &s.fx)
 	for _, m := range s.fx.Messages {
 		kinds += m.Kind
 	}
@@ -350,7 +349,7 @@ func TestAMessageCountsOnlyIfTheServersAnswersAreKnown(t *testing.T) {
 	for _, restarted := range []bool{true, false} {
 		s := newStand(t, 3, time.Second)
 		id := s.enqueue()
-		if told := s.receive(1, id, 6); told != "wanted" {
+		if told := s.receive(1, id, 6); told != protocol.MessageWanted {
 			t.Fatalf("told %q", told)
 		}
 		op := s.acquire()
@@ -396,7 +395,7 @@ func TestOldProofsAreAReasonToAskOnce(t *testing.T) {
 					t.Fatalf("%v, round %d: after an answer the state machine is told %+v", why.Err, round, s.fx.Messages)
 				}
 			}
-			if told := s.receive(2+round, sends[2+round].Cmd.ID, 6); told != "wanted" {
+			if told := s.receive(2+round, sends[2+round].Cmd.ID, 6); told != protocol.MessageWanted {
 				t.Fatalf("%v, round %d: after a message the state machine is told %q, want wanted", why.Err, round, told)
 			}
 		}
@@ -1142,7 +1141,7 @@ func TestAMessageThatCrossesWithAReleaseIsIgnored(t *testing.T) {
 		s.now = s.now.Add(after)
 		s.fx = Effects{}
 		for _, send := range sends {
-			for _, kind := range []string{"wanted", "granted", "ends"} {
+			for _, kind := range []protocol.MessageKind{protocol.MessageWanted, protocol.MessageGranted, protocol.MessageEnds} {
 				s.lock.Receive(send.Server, &protocol.Message{Kind: kind, ID: send.Cmd.ID, Token: 2}, s.now, &s.fx)
 			}
 		}
@@ -1482,7 +1481,7 @@ func TestAReCheckWaitsForGrantsThatAreBeingGivenBack(t *testing.T) {
 	}
 	yields := giveBack()
 	s.fx = Effects{}
-	s.lock.Receive(2, &protocol.Message{Kind: "granted", ID: asked[2].Cmd.ID, Token: 6, Clock: 6, More: true}, s.now, &s.fx)
+	s.lock.Receive(2, &protocol.Message{Kind: protocol.MessageGranted, ID: asked[2].Cmd.ID, Token: 6, Clock: 6, More: true}, s.now, &s.fx)
 	if yields = append(yields, giveBack()...); len(yields) != 3 {
 		t.Fatalf("%d grants are given back, want 3", len(yields))
 	}
@@ -1809,7 +1808,7 @@ func TestAMessageWithAnOldTokenGrantsNothing(t *testing.T) {
 		if told := s.receive(1, sends[1].Cmd.ID, 5); told != "" {
 			t.Errorf("%s: an old token: told %q", what, told)
 		}
-		if told := s.receive(1, sends[1].Cmd.ID, 6); told != "granted" {
+		if told := s.receive(1, sends[1].Cmd.ID, 6); told != protocol.MessageGranted {
 			t.Errorf("%s: a new one: told %q", what, told)
 		}
 	}
@@ -1828,7 +1827,7 @@ func TestAnEvictionCountsServerByServer(t *testing.T) {
 	}
 	revoked := func(server int, token uint64) int {
 		s.fx = Effects{}
-		s.lock.Receive(server, &protocol.Message{Kind: "revoked", ID: sends[server].Cmd.ID, Token: token}, s.now, &s.fx)
+		s.lock.Receive(server, &protocol.Message{Kind: protocol.MessageRevoked, ID: sends[server].Cmd.ID, Token: token}, s.now, &s.fx)
 		return len(s.fx.Messages)
 	}
 	for i := range sends {
@@ -1848,13 +1847,13 @@ func TestAnEvictionCountsServerByServer(t *testing.T) {
 // whether that ended the lease.
 func (s *stand) evict(server int, id string, token uint64) bool {
 	s.fx = Effects{}
-	s.lock.Receive(server, &protocol.Message{Kind: "revoked", ID: id, Token: token}, s.now, &s.fx)
+	s.lock.Receive(server, &protocol.Message{Kind: protocol.MessageRevoked, ID: id, Token: token}, s.now, &s.fx)
 	return len(s.fx.Messages) > 0
 }
 
 // revoked reports whether the last event ended the lease.
 func (s *stand) revoked() bool {
-	return slices.ContainsFunc(s.fx.Messages, func(m protocol.Message) bool { return m.Kind == "revoked" })
+	return slices.ContainsFunc(s.fx.Messages, func(m protocol.Message) bool { return m.Kind == protocol.MessageRevoked })
 }
 
 // check sends an acquire for a lease that is held, as if the message of the grant had overtaken it.
@@ -2220,7 +2219,7 @@ func TestAServerWhoseInboxIsConfirmedAgainIsAskedAlone(t *testing.T) {
 		if more := s.answer(asks[0], granted(2)); len(more) != 0 {
 			t.Errorf("sent %+v", more[0])
 		}
-		if told := len(s.fx.Messages) == 1 && s.fx.Messages[0].Kind == "granted" && s.fx.Messages[0].ID == s.id; told != (i == 2) {
+		if told := len(s.fx.Messages) == 1 && s.fx.Messages[0].Kind == protocol.MessageGranted && s.fx.Messages[0].ID == s.id; told != (i == 2) {
 			t.Errorf("after %d grants: %+v", i+1, s.fx.Messages)
 		}
 	}
@@ -2348,7 +2347,7 @@ func TestAGrantThatIsWrittenBackTellsWhoseLeaseItFollows(t *testing.T) {
 	var adopts []*Send
 	for i, token := range []uint64{9_000_000, 1_000_000} {
 		s.fx = Effects{}
-		m := protocol.Message{Kind: "granted", ID: sends[i].Cmd.ID, Token: token, Clock: token, Link: &protocol.Span{Flags: 1}}
+		m := protocol.Message{Kind: protocol.MessageGranted, ID: sends[i].Cmd.ID, Token: token, Clock: token, Link: &protocol.Span{Flags: 1}}
 		s.lock.Receive(i, &m, s.now, &s.fx)
 		adopts = append(adopts, s.fx.Sends...)
 	}
@@ -2356,7 +2355,7 @@ func TestAGrantThatIsWrittenBackTellsWhoseLeaseItFollows(t *testing.T) {
 		t.Fatalf("sent %+v, told %+v", adopts, s.fx.Messages)
 	}
 	s.answer(adopts[0], Result{Answer: protocol.Answer{Outcome: protocol.Done}})
-	if len(s.fx.Messages) != 1 || s.fx.Messages[0].Kind != "granted" || s.fx.Messages[0].Link == nil {
+	if len(s.fx.Messages) != 1 || s.fx.Messages[0].Kind != protocol.MessageGranted || s.fx.Messages[0].Link == nil {
 		t.Errorf("told %+v", s.fx.Messages)
 	}
 }
@@ -2641,9 +2640,9 @@ func TestOnANewSetOldProofsOfAMessageAreAReasonToAskAgain(t *testing.T) {
 		for _, i := range []int{2, 0, 1} {
 			r := s.lock.reqs[s.id]
 			s.fx = Effects{}
-			s.lock.Receive(i, &protocol.Message{Kind: "granted", ID: r.parts[i].id, Token: 9, Clock: 9}, s.now, &s.fx)
+			s.lock.Receive(i, &protocol.Message{Kind: protocol.MessageGranted, ID: r.parts[i].id, Token: 9, Clock: 9}, s.now, &s.fx)
 			for _, m := range s.fx.Messages {
-				told += m.Kind + " "
+				told += string(m.Kind) + " "
 			}
 		}
 		if !strings.HasPrefix(told, "wanted ") { // outside a quarantine, the grant follows

@@ -134,7 +134,7 @@ func (l *Lock) review(r *request, now time.Time, fx *Effects) {
 		r.token = token
 		r.noteMajority()
 		r.noteKept(nil, now)
-		fx.Messages = append(fx.Messages, protocol.Message{Kind: "granted", ID: r.id, Key: l.keys.Lock, Token: token, Clock: clock, More: r.anyMore(), Link: r.link})
+		fx.Messages = append(fx.Messages, protocol.Message{Kind: protocol.MessageGranted, ID: r.id, Key: l.keys.Lock, Token: token, Clock: clock, More: r.anyMore(), Link: r.link})
 		return
 	}
 	if r.op == nil && !r.askedAgain && l.announced(r, now) {
@@ -142,7 +142,7 @@ func (l *Lock) review(r *request, now time.Time, fx *Effects) {
 		// that may be in quarantine. So it is told to ask, once for each grant: while servers are away or
 		// refuse, their old proofs stay, and the answer to asking would be a reason to ask again.
 		r.askedAgain = true
-		fx.Messages = append(fx.Messages, protocol.Message{Kind: "wanted", ID: r.id, Key: l.keys.Lock})
+		fx.Messages = append(fx.Messages, protocol.Message{Kind: protocol.MessageWanted, ID: r.id, Key: l.keys.Lock})
 		return
 	}
 	l.plan(r, now)

@@ -13,18 +13,18 @@ func (l *Lock) Receive(server int, m *protocol.Message, now time.Time, fx *Effec
 	r := l.parts[m.ID]
 	var p *part
 	if r != nil {
-		if p = &r.parts[server]; p.id != m.ID && (m.Kind != "revoked" || p.lostID != m.ID) {
+		if p = &r.parts[server]; p.id != m.ID && (m.Kind != protocol.MessageRevoked || p.lostID != m.ID) {
 			p = nil
 		}
 	}
 	if p == nil {
-		if (m.Kind == "granted" || m.Kind == "wanted") && !l.crossed(m.ID, server, now) {
+		if (m.Kind == protocol.MessageGranted || m.Kind == protocol.MessageWanted) && !l.crossed(m.ID, server, now) {
 			who, _ := protocol.ParseID(m.ID)
 			fx.Strays = append(fx.Strays, Stray{Server: server, Keys: l.keys, ID: m.ID, TTL: who.TTL})
 		}
 		return
 	}
-	if m.Kind == "revoked" {
+	if m.Kind == protocol.MessageRevoked {
 		l.revoked(r, p, m, now, fx)
 		return
 	}
@@ -32,7 +32,7 @@ func (l *Lock) Receive(server int, m *protocol.Message, now time.Time, fx *Effec
 		return
 	}
 	switch m.Kind {
-	case "granted":
+	case protocol.MessageGranted:
 		if p.state == owned || m.Token <= max(p.floor, p.evicted) || p.proved.IsZero() {
 			return
 		}
@@ -43,7 +43,7 @@ func (l *Lock) Receive(server int, m *protocol.Message, now time.Time, fx *Effec
 			r.link = m.Link
 		}
 		l.review(r, now, fx)
-	case "wanted":
+	case protocol.MessageWanted:
 		if p.state != owned { // the server says that we are the owner: the message "granted" was lost
 			l.pass(r, m, fx)
 			return
@@ -53,11 +53,11 @@ func (l *Lock) Receive(server int, m *protocol.Message, now time.Time, fx *Effec
 		} else {
 			l.pass(r, m, fx)
 		}
-	case "unwanted":
+	case protocol.MessageUnwanted:
 		if p.more = false; p.state == owned && r.token != 0 && !l.moreWait(r) { // else a server has yet to say so
 			l.pass(r, m, fx)
 		}
-	case "ends":
+	case protocol.MessageEnds:
 		l.pass(r, m, fx)
 	}
 }
@@ -107,7 +107,7 @@ func (l *Lock) heed(r *request, now time.Time, fx *Effects) {
 		}
 	}
 	if n < l.cfg.Need {
-		fx.Messages = append(fx.Messages, protocol.Message{Kind: "revoked", ID: r.id, Key: l.keys.Lock})
+		fx.Messages = append(fx.Messages, protocol.Message{Kind: protocol.MessageRevoked, ID: r.id, Key: l.keys.Lock})
 		l.abandon(r, now, fx)
 	}
 }

@@ -75,27 +75,27 @@ func TestAServerThatDoesNotAnswerDoesNotSayThatOthersWait(t *testing.T) {
 func TestAnOwnerHearsThatNobodyWaitsOnceNoServerSaysOtherwise(t *testing.T) {
 	s := newStand(t, 3, time.Second)
 	s.own(true, true, true)
-	says := func(server int, kind string) (passed bool) {
+	says := func(server int, kind protocol.MessageKind) (passed bool) {
 		s.fx = Effects{}
 		s.lock.Receive(server, &protocol.Message{Kind: kind, ID: s.lock.reqs[s.id].parts[server].id, Key: "x"}, s.now, &s.fx)
 		return len(s.fx.Messages) == 1 && s.fx.Messages[0].Kind == kind && s.fx.Messages[0].ID == s.id
 	}
 	for range 2 {
 		for i := range 3 {
-			if !says(i, "wanted") {
+			if !says(i, protocol.MessageWanted) {
 				t.Errorf("server %d is not heard", i)
 			}
 		}
 		for i := range 3 {
-			if passed := says(i, "unwanted"); passed != (i == 2) {
+			if passed := says(i, protocol.MessageUnwanted); passed != (i == 2) {
 				t.Errorf("after %d of 3 servers it is passed on: %v", i+1, passed)
 			}
 		}
 	}
-	says(0, "wanted")
-	says(2, "wanted")
+	says(0, protocol.MessageWanted)
+	says(2, protocol.MessageWanted)
 	s.lock.cfg.Away = func(i int) bool { return i == 2 }
-	if !says(0, "unwanted") {
+	if !says(0, protocol.MessageUnwanted) {
 		t.Error("a server that is away is waited for")
 	}
 }

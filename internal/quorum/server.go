@@ -458,7 +458,7 @@ func (s *Server) Receive(server int, m *protocol.Message, k *protocol.Keys) {
 	if h := s.locks[m.Key]; h != nil {
 		h.Receive(server, m, time.Now(), &fx)
 		s.settleLocked(h)
-	} else if m.Kind == "granted" || m.Kind == "wanted" {
+	} else if m.Kind == protocol.MessageGranted || m.Kind == protocol.MessageWanted {
 		who, _ := protocol.ParseID(m.ID)
 		fx.Strays = append(fx.Strays, Stray{Server: server, Keys: k, ID: m.ID, TTL: who.TTL})
 	}

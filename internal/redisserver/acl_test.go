@@ -41,7 +41,7 @@ func TestAUserWithTheNeededCommandsCanDoAll(t *testing.T) {
 		}
 		s.is(s.release(a, 1), protocol.Done)
 		s.owned(b)
-		if m := inbox.received(); len(m) != 1 || m[0].Kind != "granted" {
+		if m := inbox.received(); len(m) != 1 || m[0].Kind != protocol.MessageGranted {
 			t.Errorf("received %+v", m)
 		}
 		if !s.renew(b) {

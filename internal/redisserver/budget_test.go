@@ -101,7 +101,7 @@ func TestACallLetsAtMost100InAndACancelGoesOnUntilAllAre(t *testing.T) {
 		all()
 		told := map[string]int{}
 		for _, m := range inbox.received() {
-			if m.Kind == "granted" {
+			if m.Kind == protocol.MessageGranted {
 				told[m.ID]++
 			}
 		}

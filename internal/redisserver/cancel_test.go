@@ -106,7 +106,7 @@ func TestACancelThatFindsNothingTellsNobodyAndOneOfAPlaceTellsTheOwnersThatOther
 			s.cancel(gone, 0)
 			a.receives("")
 			s.cancel(place, 0)
-			a.receives(owner, "wanted")
+			a.receives(owner, protocol.MessageWanted)
 			s.cancel(place, 0)
 			a.receives("")
 			s.clear()
@@ -126,7 +126,7 @@ func TestCancellingAWaitingWriterLetsReadersBehindItIn(t *testing.T) {
 		s.cancel(w, 0)
 		s.owned(a, c)
 		s.queued()
-		inbox.receives(c, "granted", "unwanted")
+		inbox.receives(c, protocol.MessageGranted, protocol.MessageUnwanted)
 	})
 }
 

@@ -172,10 +172,10 @@ func (p *pair) told() (handed map[string]bool, revoked map[string]uint64) {
 				p.fail("%s received what is for %s", name, m.ID)
 			}
 			switch m.Kind {
-			case "granted":
+			case protocol.MessageGranted:
 				handed[m.ID] = true
 				p.owns[m.ID] = m.Token
-			case "revoked":
+			case protocol.MessageRevoked:
 				revoked[m.ID] = m.Token
 			}
 		}

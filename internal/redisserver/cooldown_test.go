@@ -61,7 +61,7 @@ func TestAWriterCanHaveTheLockKeptWhenItGivesItBack(t *testing.T) {
 				giveBack(owner, cool)
 				s.cooling(owner, cool)
 				all := b.received()
-				if len(all) != 1 || all[0].Kind != "ends" || all[0].ID != next || all[0].Left > cool || all[0].Left < cool-patient {
+				if len(all) != 1 || all[0].Kind != protocol.MessageEnds || all[0].ID != next || all[0].Left > cool || all[0].Left < cool-patient {
 					t.Errorf("%s: the head of the queue was told %+v", what, all)
 				}
 				again := s.waits(s.acquire(next), 0)
@@ -186,12 +186,12 @@ func TestTheEndOfACoolDownIsAnnouncedToTheFirstTen(t *testing.T) {
 			}
 			for i, m := range all {
 				late := time.Duration(i) * 5 * time.Millisecond
-				if m.Kind != "ends" || m.ID != ids[i] || m.Left != all[0].Left+late || m.Left <= late || m.Left > cool+late {
+				if m.Kind != protocol.MessageEnds || m.ID != ids[i] || m.Left != all[0].Left+late || m.Left <= late || m.Left > cool+late {
 					t.Errorf("%s: the waiter at place %d was sent %+v", what, i, m)
 				}
 			}
 			s.cancel(owner, 0) // which finds nothing
-			if again := inbox.received(); len(again) != 1 || again[0].Kind != "ends" || again[0].ID != ids[0] {
+			if again := inbox.received(); len(again) != 1 || again[0].Kind != protocol.MessageEnds || again[0].ID != ids[0] {
 				t.Errorf("%s: a cancel that finds nothing sends %+v", what, again)
 			}
 			s.cancel(ids[3], 0) // who gives up makes room for another

@@ -292,7 +292,7 @@ func unordered(all []protocol.Message) []protocol.Message {
 		for to < len(all) && all[to].Kind == all[from].Kind {
 			to++
 		}
-		if kind := all[from].Kind; kind == "wanted" || kind == "revoked" {
+		if kind := all[from].Kind; kind == protocol.MessageWanted || kind == protocol.MessageRevoked {
 			slices.SortFunc(all[from:to], func(a, b protocol.Message) int { return strings.Compare(a.ID, b.ID) })
 		}
 		from = to

@@ -14,11 +14,11 @@ func TestRevokedCarriesTheTokenOfTheEvictedGrant(t *testing.T) {
 		id, next := s.writer("A"), s.writer("B")
 		token := s.gets(s.acquire(id))
 		s.waits(s.acquire(next), 0)
-		inbox.receives(id, "wanted")
+		inbox.receives(id, protocol.MessageWanted)
 		if owners := s.evict(); len(owners) != 1 || owners[0] != id {
 			t.Errorf("evicted %q", owners)
 		}
-		if m := inbox.receives(id, "revoked")[0]; m.Token != token {
+		if m := inbox.receives(id, protocol.MessageRevoked)[0]; m.Token != token {
 			t.Errorf("revoked token %d, want %d", m.Token, token)
 		}
 		s.owned(next)
@@ -37,10 +37,10 @@ func TestAllReadersAreEvictedAndTold(t *testing.T) {
 		if owners := s.evict(); len(owners) != 2 {
 			t.Errorf("evicted %q", owners)
 		}
-		if m := inboxA.receives(a, "revoked")[0]; m.Token < token {
+		if m := inboxA.receives(a, protocol.MessageRevoked)[0]; m.Token < token {
 			t.Errorf("revoked token %d below %d", m.Token, token)
 		}
-		inboxB.receives(b, "revoked")
+		inboxB.receives(b, protocol.MessageRevoked)
 		s.owned()
 	})
 }
@@ -60,7 +60,7 @@ func TestAllOfManyEvictedReadersAreTold(t *testing.T) {
 		}
 		told := map[string]bool{}
 		for _, m := range inbox.received() {
-			if m.Kind != "revoked" || m.Token != token || m.Key != s.keys.Lock {
+			if m.Kind != protocol.MessageRevoked || m.Token != token || m.Key != s.keys.Lock {
 				t.Fatalf("%+v, want token %d", m, token)
 			}
 			told[m.ID] = true
@@ -91,7 +91,7 @@ func TestTheNextOwnerIsNotEvictedForTheOneBefore(t *testing.T) {
 		if st := s.look(); st.token() != before.token() {
 			t.Errorf("the last token was %d and is %d", before.token(), st.token())
 		}
-		inbox.receives(next, "granted")
+		inbox.receives(next, protocol.MessageGranted)
 		if owners, err := s.srv.EvictOwner(context.Background(), &s.keys, 0, next); err != nil || len(owners) != 1 || owners[0] != next {
 			t.Errorf("evicted %q: %v", owners, err)
 		}

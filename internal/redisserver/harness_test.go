@@ -377,10 +377,10 @@ func (l *listener) received() []protocol.Message {
 }
 
 // receives fails the test unless exactly messages of these kinds arrived, all about id.
-func (l *listener) receives(id string, kinds ...string) []protocol.Message {
+func (l *listener) receives(id string, kinds ...protocol.MessageKind) []protocol.Message {
 	l.s.t.Helper()
 	all := l.received()
-	var got []string
+	var got []protocol.MessageKind
 	for _, m := range all {
 		got = append(got, m.Kind)
 		if m.ID != id || m.Key != l.s.keys.Lock {

@@ -58,11 +58,11 @@ func TestGrantedSaysWhetherOthersWait(t *testing.T) {
 		s.acquire(c)
 		inboxB.received()
 		s.release(a, 0)
-		if m := inboxB.receives(b, "granted")[0]; !m.More {
+		if m := inboxB.receives(b, protocol.MessageGranted)[0]; !m.More {
 			t.Errorf("%+v, but C waits", m)
 		}
 		s.release(b, 0)
-		if m := inboxC.receives(c, "granted")[0]; m.More {
+		if m := inboxC.receives(c, protocol.MessageGranted)[0]; m.More {
 			t.Errorf("%+v, but nobody waits", m)
 		}
 		if a := s.acquire(c); a.More {
@@ -114,7 +114,7 @@ func TestAWaiterWithoutInboxIsSkippedIfTheCountIsProof(t *testing.T) {
 		if st := s.look(); len(st.queue)+len(st.waiters)+len(st.readers) != 0 {
 			t.Errorf("left behind: %+v", st)
 		}
-		if m := inbox.receives(next, "granted")[0]; m.Token != s.look().token() || m.More {
+		if m := inbox.receives(next, protocol.MessageGranted)[0]; m.Token != s.look().token() || m.More {
 			t.Errorf("told %+v, want token %d and that nobody waits", m, s.look().token())
 		}
 	})
@@ -244,14 +244,14 @@ func TestEveryReaderHearsWantedOnceAndAgainAtTheHeadsRecheck(t *testing.T) {
 		s.gets(s.acquire(b))
 		inboxA.receives(a)
 		s.acquire(w)
-		inboxA.receives(a, "wanted")
-		inboxB.receives(b, "wanted")
+		inboxA.receives(a, protocol.MessageWanted)
+		inboxB.receives(b, protocol.MessageWanted)
 		s.acquire(later) // a new waiter notifies once
-		inboxA.receives(a, "wanted")
+		inboxA.receives(a, protocol.MessageWanted)
 		s.acquire(later) // its re-check does not, as it is not the head
 		inboxA.receives(a)
 		s.acquire(w) // the head's re-check does, since a message may have been lost
-		inboxA.receives(a, "wanted")
+		inboxA.receives(a, protocol.MessageWanted)
 		inboxB.received()
 	})
 }
@@ -271,14 +271,14 @@ func TestAWriterHearsWantedFromTheFirstWaiterAndFromTheHead(t *testing.T) {
 			owner, head := s.writer("A"), s.writer("B")
 			s.gets(s.acquire(owner))
 			ask(head, first, 0)
-			inbox.receives(owner, "wanted")
+			inbox.receives(owner, protocol.MessageWanted)
 			ask(s.writer("C"), first, 1)
 			inbox.receives(owner)
 			ask(head, false, 0)
-			inbox.receives(owner, "wanted")
+			inbox.receives(owner, protocol.MessageWanted)
 			s.raw("ZADD", s.keys.Waiters(), s.now()+(long-6*time.Second).Milliseconds(), head)
 			ask(s.writer("C"), first, 2)
-			inbox.receives(owner, "wanted")
+			inbox.receives(owner, protocol.MessageWanted)
 			s.clear()
 		}
 	})
@@ -313,7 +313,7 @@ func TestAReaderHearsWantedFromAYieldBesideIt(t *testing.T) {
 		s.gets(s.acquire(stays))
 		s.gets(s.acquire(leaves))
 		s.waits(s.yield(leaves, writer, 0), 0)
-		inbox.receives(stays, "wanted")
+		inbox.receives(stays, protocol.MessageWanted)
 	})
 }
 
@@ -329,11 +329,11 @@ func TestAReaderIsNotToldWantedByAWriterOfItsOwnProcess(t *testing.T) {
 		for range 2 {
 			s.waits(s.must(s.do(ask)), 0)
 			a.receives("")
-			b.receives(other, "wanted")
+			b.receives(other, protocol.MessageWanted)
 		}
 		s.acquire(s.writer("C"))
-		a.receives(r, "wanted")
-		b.receives(other, "wanted")
+		a.receives(r, protocol.MessageWanted)
+		b.receives(other, protocol.MessageWanted)
 	})
 }
 
@@ -349,13 +349,13 @@ func TestTheHeadHearsWhenTheRemainingReadersEnd(t *testing.T) {
 			behind := s.writer("C")
 			s.waits(s.acquire(behind), 1)
 			leave(patient)
-			if m := inbox.receives(w, "ends")[0]; m.Left <= 0 || m.Left > long {
+			if m := inbox.receives(w, protocol.MessageEnds)[0]; m.Left <= 0 || m.Left > long {
 				t.Errorf("told %v of a reader with %v", m.Left, long)
 			}
 			s.cancel(behind, 0)
-			inbox.receives(w, "ends") // again
+			inbox.receives(w, protocol.MessageEnds) // again
 			s.release(brief, 0)
-			inbox.receives(w, "granted")
+			inbox.receives(w, protocol.MessageGranted)
 			s.release(w, 0)
 		}
 	})
@@ -372,10 +372,10 @@ func TestARecheckEchoesToTheAskersInboxAlone(t *testing.T) {
 		if a := s.must(s.do(c)); a.Echo != 1 {
 			t.Errorf("%d received the echo: %+v", a.Echo, a)
 		}
-		if all := inbox.received(); len(all) != 1 || all[0].Kind != "echo" || all[0].Nonce != "nonce" {
+		if all := inbox.received(); len(all) != 1 || all[0].Kind != protocol.MessageEcho || all[0].Nonce != "nonce" {
 			t.Errorf("received %+v", all)
 		}
-		other.receives(owner, "wanted")
+		other.receives(owner, protocol.MessageWanted)
 		if a := s.acquire(id); a.Echo != protocol.NoEcho {
 			t.Errorf("no echo was asked for: %+v", a)
 		}

@@ -200,7 +200,7 @@ func (s *scene) compareShortcuts(rounds int64) {
 			got[i] = r.meaning(&names)
 			for _, l := range inboxes {
 				for _, m := range l.received() {
-					if m.Kind == "echo" && r.Outcome == protocol.Granted {
+					if m.Kind == protocol.MessageEcho && r.Outcome == protocol.Granted {
 						continue // it proves no more than the answer does
 					}
 					got[i] += fmt.Sprint("\ntold ", m.Kind, " ", m.ID, " ", names.name(m.Token), " ", m.Token >= m.Clock, " ", m.More, " ", m.Link)
@@ -395,7 +395,7 @@ func TestTheShortcutsOfAVoteDoWhatTheLongWayDoes(t *testing.T) {
 				got[i] += r.meaning(&names)
 				for _, l := range inboxes {
 					for _, m := range l.received() {
-						if what == "acquire" && m.Kind == "wanted" && r.Place > 0 {
+						if what == "acquire" && m.Kind == protocol.MessageWanted && r.Place > 0 {
 							continue
 						}
 						got[i] += fmt.Sprint("\ntold ", m.Kind, " ", m.ID, " ", names.name(m.Token), " ", m.Token >= m.Clock, " ", m.More, " ", m.Link)

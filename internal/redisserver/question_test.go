@@ -90,9 +90,9 @@ func TestReadersHearThatNobodyWaitsAnyMore(t *testing.T) {
 			s.waits(s.acquire(second), 1)
 			inbox.received()
 			s.cancel(first, 0)
-			inbox.receives(owner, "wanted")
+			inbox.receives(owner, protocol.MessageWanted)
 			s.cancel(second, 0)
-			inbox.receives(owner, "unwanted")
+			inbox.receives(owner, protocol.MessageUnwanted)
 			s.cancel(second, 0) // a late copy
 			inbox.receives(owner)
 			s.is(s.release(owner, 0), protocol.Done)
@@ -130,7 +130,7 @@ func TestAQuestionOfAReaderDoesNotCountTheDead(t *testing.T) {
 			}
 			s.owned(owner, behind)
 			s.queued(last)
-			inbox.receives(behind, "granted")
+			inbox.receives(behind, protocol.MessageGranted)
 		})
 	})
 }

@@ -549,7 +549,7 @@ func (s *Server) Echo(ctx context.Context, k *protocol.Keys, channel, nonce stri
 	var n *redis.IntCmd
 	_, err = node.Pipelined(ctx, func(p redis.Pipeliner) error {
 		p.ZRem(ctx, k.Readers(), "")
-		n = p.Publish(ctx, channel, protocol.FormatTag+"echo "+nonce)
+		n = p.Publish(ctx, channel, protocol.FormatTag+string(protocol.MessageEcho)+" "+nonce)
 		return nil
 	})
 	if redis.HasErrorPrefix(n.Err(), "NOPERM") {
@@ -613,7 +613,7 @@ func (s *Server) evict(ctx context.Context, k *protocol.Keys, least any, value s
 		_, err = s.Rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
 			for _, id := range some {
 				if who, err := protocol.ParseID(id); err == nil {
-					p.Publish(ctx, s.Inboxes+who.Client, fmt.Sprint(protocol.FormatTag, "revoked ", token, " ", id, " ", k.Lock))
+					p.Publish(ctx, s.Inboxes+who.Client, fmt.Sprint(protocol.FormatTag, protocol.MessageRevoked, " ", token, " ", id, " ", k.Lock))
 				}
 			}
 			return nil

@@ -145,7 +145,7 @@ func TestQueuedAndRefusedCarryTheLastToken(t *testing.T) {
 		next := s.writer("A")
 		inbox := s.listen("B")
 		a := s.waits(s.yield(owner, next, 0), 0)
-		m := inbox.receives(waiter, "granted")[0]
+		m := inbox.receives(waiter, protocol.MessageGranted)[0]
 		if m.Token <= token || a.Token != m.Token {
 			t.Errorf("floor %d, granted %d, before %d", a.Token, m.Token, token)
 		}
@@ -204,7 +204,7 @@ func TestTokensGoOnByOneWhileTheClockIsBack(t *testing.T) {
 		s.acquire(waiter)
 		inbox.received()
 		s.release(id, 0)
-		if got := inbox.receives(waiter, "granted")[0]; got.Token != top+2 {
+		if got := inbox.receives(waiter, protocol.MessageGranted)[0]; got.Token != top+2 {
 			t.Errorf("hand-off %d: token %d after %d", i, got.Token, top+1)
 		}
 		s.release(waiter, 0)

@@ -520,7 +520,7 @@ func (w *world) accident(what string) {
 			w.excused[c.status().Req.ID] = w.now
 		}
 		for _, p := range w.wire { // sent, but not yet received
-			if p.kind == "message" && p.m.Kind == "granted" {
+			if p.kind == "message" && p.m.Kind == protocol.MessageGranted {
 				w.excused[p.m.ID] = w.now
 			}
 			if p.kind == "reply" && p.a.Outcome == protocol.Granted {

@@ -607,11 +607,11 @@ func (w *qWorld) deliver(p *qPacket) {
 		w.answer(p, p.res)
 	case "message":
 		if !lost(3) && !p.c.dead {
-			if p.m.Kind == "granted" {
+			if p.m.Kind == protocol.MessageGranted {
 				p.c.owns(p.server, p.m.ID)
 			}
 			p.c.qstep(func(q *quorum.Lock, now time.Time, fx *quorum.Effects) { q.Receive(p.server, &p.m, now, fx) })
-			if p.m.Kind == "revoked" {
+			if p.m.Kind == protocol.MessageRevoked {
 				w.hears(p)
 			}
 		}

@@ -271,7 +271,7 @@ func (w *qWorld) doubt(c *qClient) {
 		// Nobody hears of the eviction.
 		w.counts["unheard eviction"]++
 		w.evict()
-		w.wire = slices.DeleteFunc(w.wire, func(p *qPacket) bool { return p.kind == "message" && p.m.Kind == "revoked" })
+		w.wire = slices.DeleteFunc(w.wire, func(p *qPacket) bool { return p.kind == "message" && p.m.Kind == protocol.MessageRevoked })
 	case 5:
 		if w.inside(c, lockstate.Waiting) == 0 {
 			c.enter(protocol.Exclusive, false)

@@ -674,22 +674,22 @@ func (w *world) arrive(p *packet) {
 		m := p.m
 		w.logf("%s gets %s %s token %d", c.name, m.Kind, short(m.ID), m.Token)
 		c.hearing.Message(m.Nonce, c.now())
-		if m.Kind == "echo" {
+		if m.Kind == protocol.MessageEcho {
 			return
 		}
 		if c.forgotten { // the client uses no lock of that name
 			w.counts["a message for no lock"]++
-			if m.Kind == "granted" || m.Kind == "wanted" {
+			if m.Kind == protocol.MessageGranted || m.Kind == protocol.MessageWanted {
 				c.haunt(&lockstate.Cancellation{ID: m.ID})
 			}
 			return
 		}
 		g := c.status()
-		if m.Kind == "wanted" && !(g.Reserving && m.ID == g.Req.ID) { // else the cancel of its own writer's place will tell
+		if m.Kind == protocol.MessageWanted && !(g.Reserving && m.ID == g.Req.ID) { // else the cancel of its own writer's place will tell
 			c.wanted, c.wantedAt = m.ID, c.now()
 		}
-		late := m.Kind == "wanted" && m.ID == g.Req.ID && g.State == lockstate.Asking && g.InFlight == protocol.None
-		c.step(m.Kind, func(now time.Time, fx *lockstate.Effects) { c.lock.Receive(&m, now, fx) })
+		late := m.Kind == protocol.MessageWanted && m.ID == g.Req.ID && g.State == lockstate.Asking && g.InFlight == protocol.None
+		c.step(string(m.Kind), func(now time.Time, fx *lockstate.Effects) { c.lock.Receive(&m, now, fx) })
 		if g = c.status(); late && w.has[heeds] && g.State == lockstate.Asking && g.InFlight == protocol.None && c.anyoneWaits() && c.lock.Due().Time(c.Start()).Sub(c.now()) > 100*time.Millisecond {
 			w.fail("%s is wanted, and will not ask about its grant for %v", c.name, c.lock.Due().Time(c.Start()).Sub(c.now()))
 		}
