@@ -13,6 +13,27 @@ func malformed(reply any) error {
 	return fmt.Errorf("leased: malformed answer %.200q", fmt.Sprint(reply))
 }
 
+// What the first number of a long reply says: the codes that common.lua defines by the same names.
+const (
+	codeGranted = 1 + iota
+	codeQueued
+	codeRefused
+	codeNotOurs
+	codeDone
+)
+
+// The lengths of granted_reply and waiting_reply, see common.lua.
+const (
+	grantedLength = 8
+	waitingLength = 12
+)
+
+// The values of kept in granted_reply, see extend in common.lua.
+const (
+	keptToken = 1 // the id owned the lock already
+	keptAnew  = 2 // it did, but its token was not remembered, and it has a new one
+)
+
 // parseAnswer parses granted_reply, waiting_reply, {NOT_OURS, 0, …} and release's {DONE, …};
 // see common.lua, release.lua and yield.lua.
 func parseAnswer(reply []any) (protocol.Answer, error) {
@@ -29,46 +50,49 @@ func parseAnswer(reply []any) (protocol.Answer, error) {
 	if _, short := reply[0].(string); short {
 		return parseShort(reply)
 	}
-	switch o := number(0); {
-	case o <= 3 && !validToken(number(1)):
+	switch code := number(0); {
+	case code <= codeRefused && !validToken(number(1)):
 		return protocol.Answer{}, malformed(reply)
-	case o == 1 && len(reply) == 8:
+	case code == codeGranted && len(reply) == grantedLength:
+		kept := number(6)
 		return protocol.Answer{
-			Outcome: protocol.Granted,
-			Token:   uint64(number(1)),
-			Clock:   uint64(number(2)),
-			More:    number(3) == 1,
-			Handed:  int(number(4)),
-			Kept:    number(6) > 0,
-			Forgot:  number(6) == 2,
-			Gone:    number(7) == 1,
-
+			Outcome:    protocol.Granted,
+			Token:      uint64(number(1)),
+			Clock:      uint64(number(2)),
+			More:       number(3) == 1,
+			Handed:     int(number(4)),
 			Unfinished: number(5) == 1,
+			Kept:       kept >= keptToken,
+			Forgot:     kept == keptAnew,
+			Gone:       number(7) == 1,
 		}, nil
-	case (o == 2 || o == 3) && len(reply) == 12:
+	case (code == codeQueued || code == codeRefused) && len(reply) == waitingLength:
+		outcome := protocol.Enqueued
+		if code == codeRefused {
+			outcome = protocol.Refused
+		}
 		blocker, _ := reply[5].(string)
 		return protocol.Answer{
-			Outcome:  protocol.Enqueued + protocol.Outcome(o-2),
-			Token:    uint64(number(1)),
-			Clock:    uint64(number(2)),
-			Place:    int(number(3)),
-			Left:     Remaining(number(4)),
-			Blocker:  blocker,
-			NoNotify: number(6) == 1,
-			Echo:     int(number(7)),
-			Handed:   int(number(8)),
-			Gone:     number(11) == 1,
-			Told:     uint64(max(0, number(10))),
-
+			Outcome:    outcome,
+			Token:      uint64(number(1)),
+			Clock:      uint64(number(2)),
+			Place:      int(number(3)),
+			Left:       Remaining(number(4)),
+			Blocker:    blocker,
+			NoNotify:   number(6) == 1,
+			Echo:       int(number(7)),
+			Handed:     int(number(8)),
 			Unfinished: number(9) == 1,
+			Told:       uint64(max(0, number(10))),
+			Gone:       number(11) == 1,
 		}, nil
-	case o == 4:
+	case code == codeNotOurs:
 		a := protocol.Answer{Outcome: protocol.NotOurs}
 		if len(reply) > 3 {
 			a.Clock, a.Mark = clockAndMark(reply[2], reply[3])
 		}
 		return a, nil
-	case o == 5:
+	case code == codeDone:
 		return protocol.Answer{Outcome: protocol.Done, Handed: int(number(1)), Unfinished: len(reply) > 2 && number(2) == 1}, nil
 	}
 	return protocol.Answer{}, malformed(reply)
