@@ -180,7 +180,7 @@ func (h *handle) reenter(m protocol.Mode, now time.Time) bool {
 	if w.Via != lockstate.ViaIdle { // otherwise the alarm is early enough, see Reenter
 		e.setAlarmLocked()
 	}
-	h.client.stats.admitted(w.Via)
+	h.client.stats.countAdmission(w.Via)
 	return true
 }
 
@@ -227,18 +227,18 @@ func (h *handle) acquire(ctx context.Context, w *call, began time.Time) (*entry,
 	if c.slow.threshold > 0 {
 		w.extend().site = callSite()
 	}
-	span := c.tracing.begin(ctx, h.keys.Name(), w, began)
+	span := c.tracing.startWaitSpan(ctx, h.keys.Name(), w, began)
 	reported := w.Events != nil || c.metrics.wait.Enabled(ctx)
 	e, err := h.wait(ctx, w, began)
 	if reported { // reading the clock again would be a twentieth of what a hand-off costs
 		now := time.Now()
 		e.leaveOnPanic(w, func() {
-			var told told
+			var delivered <-chan struct{}
 			if w.Events != nil {
-				span, told = c.tracing.waited(ctx, span, &waitRecord{h, e, w, err, began, now})
+				span, delivered = c.tracing.endWaitSpan(ctx, span, &waitRecord{h, e, w, err, began, now})
 			}
-			c.metrics.waited(ctx, span, h.label, w, waitOutcome(err), now.Sub(began))
-			c.tracing.await(told)
+			c.metrics.recordWait(ctx, span, h.label, w, waitOutcome(err), now.Sub(began))
+			c.tracing.awaitDelivery(delivered)
 		})
 	}
 	if err != nil {
@@ -510,7 +510,7 @@ func (e *entry) left(w *call, ends, at time.Time, waited bool, late error) error
 	held, first := e.takeHoldLocked(w, holdOutcome(w, err), why, at, settled)
 	e.mu.Unlock()
 	if first {
-		e.client.tracing.await(e.client.recordHold(&held))
+		e.client.tracing.awaitDelivery(e.client.recordHold(&held))
 	}
 	return err
 }

@@ -212,7 +212,7 @@ func (c *canceler) take() []*lockstate.Cancellation {
 func (c *canceler) send(batch []*lockstate.Cancellation) {
 	var results []protocol.Cancelled
 	now := time.Now()
-	ctx, stop := context.WithTimeout(c.client.under(cancelledUnder(batch)), protocol.CommandTimeout)
+	ctx, stop := context.WithTimeout(c.client.commandContext(spanOfCancels(batch)), protocol.CommandTimeout)
 	defer stop()
 	defer func() {
 		for len(results) < len(batch) {
@@ -226,7 +226,7 @@ func (c *canceler) send(batch []*lockstate.Cancellation) {
 		requests[i] = protocol.CancelRequest{Keys: keysOf(cancel), ID: cancel.ID, Last: cancel.Last, Link: cancel.Link, Cooldown: cancel.Cooldown(now)}
 	}
 	c.client.slotMap.await(ctx)
-	began := c.client.metrics.commandBegins(ctx)
+	began := c.client.metrics.startTiming(ctx)
 	results = c.client.server.Cancel(ctx, requests)
 	var failed *protocol.Failure
 	for i := range results {
@@ -234,7 +234,7 @@ func (c *canceler) send(batch []*lockstate.Cancellation) {
 			failed = results[i].Fail
 		}
 	}
-	c.client.metrics.commanded(ctx, commandCancel, began.ended(), failed)
+	c.client.metrics.recordCommand(ctx, commandCancel, began.elapsed(), failed)
 }
 
 // answered passes the outcomes to the schedule, and to the callers that wait for them.

@@ -302,8 +302,8 @@ func (c *Client) find(k *protocol.Keys, label *string) *entry {
 	if e == nil && !c.closedLocked() {
 		e = &entry{client: c, keys: *k, label: label}
 		c.table[k.Lock] = e
-		c.metrics.used()
-		c.slow.used()
+		c.metrics.noteUse()
+		c.slow.noteUse()
 	}
 	return e
 }

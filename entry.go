@@ -212,7 +212,7 @@ func (e *entry) fire(now time.Time, batch []protocol.Renewal) []protocol.Renewal
 func (e *entry) perform(fx *lockstate.Effects, idle bool, inlineFor time.Duration) {
 	for w := range fx.Woken.All {
 		if w.Entered {
-			e.client.stats.admitted(w.Via)
+			e.client.stats.countAdmission(w.Via)
 		}
 		if w.Ready != nil {
 			w.Ready <- struct{}{}
@@ -332,9 +332,9 @@ func (e *entry) run(cmd *protocol.Command, limit time.Duration) {
 		cmd.Echo = c.inbox.startProbe(cmd.At, lockstate.Silence(cmd.Place))
 	}
 	c.slotMap.await(ctx)
-	began := c.metrics.commandBegins(ctx)
+	began := c.metrics.startTiming(ctx)
 	a, err := c.server.Do(ctx, &e.keys, cmd)
-	took := began.ended()
+	took := began.elapsed()
 	if cmd.Echo != "" {
 		receivers := protocol.NoEcho
 		if err == nil && a.Outcome == protocol.Enqueued {
@@ -369,12 +369,12 @@ func (e *entry) run(cmd *protocol.Command, limit time.Duration) {
 		} else if a.Echo > 0 {
 			c.publishDenied.Store(false)
 		}
-		c.stats.handed(a.Handed)
+		c.stats.countHandoffs(a.Handed)
 	}
 	returned = true
 	c.slotMap.commandFailed(fail) // before the step, whose commands are to find the right node
 	e.answered(cmd, a, fail, pause)
-	c.metrics.commanded(ctx, commandOf(cmd.Verb), took, fail)
+	c.metrics.recordCommand(ctx, commandOf(cmd.Verb), took, fail)
 	if fail != nil && !fail.Again {
 		// After the step: the outage ends when a probe finds no lock that waits out a pause,
 		// and a probe in between would not find this one.

@@ -60,9 +60,9 @@ func (c *Client) Inspect(ctx context.Context, name string) (Info, error) {
 	if err != nil {
 		return Info{}, err
 	}
-	began := c.metrics.commandBegins(ctx)
+	began := c.metrics.startTiming(ctx)
 	s, err := ask(ctx, c, func() (protocol.Snapshot, error) { return c.server.Inspect(ctx, &k) })
-	c.metrics.commanded(ctx, commandInspect, began.ended(), redisserver.Classify(err))
+	c.metrics.recordCommand(ctx, commandInspect, began.elapsed(), redisserver.Classify(err))
 	if err != nil {
 		return Info{}, fmt.Errorf("leased: inspecting lock %q: %w", name, unlessEnded(ctx, err))
 	}
@@ -88,9 +88,9 @@ func (c *Client) ForceUnlock(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	began := c.metrics.commandBegins(ctx)
+	began := c.metrics.startTiming(ctx)
 	on, err := ask(ctx, c, func() (int, error) { return c.server.Evict(ctx, &k) })
-	c.metrics.commanded(ctx, commandEvict, began.ended(), redisserver.Classify(err))
+	c.metrics.recordCommand(ctx, commandEvict, began.elapsed(), redisserver.Classify(err))
 	if err != nil {
 		return fmt.Errorf("leased: unlocking lock %q by force: %w", name, unlessEnded(ctx, err))
 	}

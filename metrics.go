@@ -83,15 +83,15 @@ func newMetrics(c *Client, o *clientOptions) *metrics {
 		oldestHold: i.gauge("leased.hold.oldest", "For how long the lease has been held that has been held the longest; 0 if none is."),
 	}
 	for v := range c.stats.by {
-		m.count(leases, c.stats.by[v].Load, attrVia.String(lockstate.Via(v).String()))
+		m.addSeries(leases, c.stats.by[v].Load, attrVia.String(lockstate.Via(v).String()))
 	}
-	m.count(handoffs, c.stats.by[lockstate.ViaLocal].Load, attrKind.String("local"))
-	m.count(handoffs, c.stats.given.Load, attrKind.String("direct"))
-	m.count(losses, c.stats.lost.Load)
+	m.addSeries(handoffs, c.stats.by[lockstate.ViaLocal].Load, attrKind.String("local"))
+	m.addSeries(handoffs, c.stats.given.Load, attrKind.String("direct"))
+	m.addSeries(losses, c.stats.lost.Load)
 	for r := range c.stats.renewals {
-		m.count(renewals, c.stats.renewals[r].Load, attrRenewalOutcome.String(renewalResult(r).String()))
+		m.addSeries(renewals, c.stats.renewals[r].Load, attrRenewalOutcome.String(renewalResult(r).String()))
 	}
-	m.count(commands, func() int64 { return c.server.Commands() }) // there is no server yet
+	m.addSeries(commands, func() int64 { return c.server.Commands() }) // there is no server yet
 	m.refresh.init(c, refreshEvery, func(time.Time) { c.tracing.later(m.update) })
 	return m
 }
@@ -105,11 +105,11 @@ func meterOf(provider metric.MeterProvider) metric.Meter {
 // it observes.
 const refreshEvery = 10 * time.Second
 
-// used is called when a lock comes into use.
-func (m *metrics) used() { m.refresh.start() }
+// noteUse is called when a lock comes into use.
+func (m *metrics) noteUse() { m.refresh.start() }
 
-// count adds a series whose value is read by now.
-func (m *metrics) count(counter metric.Int64Counter, now func() int64, attrs ...attribute.KeyValue) {
+// addSeries adds a series whose value is read by now.
+func (m *metrics) addSeries(counter metric.Int64Counter, now func() int64, attrs ...attribute.KeyValue) {
 	with := []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(append(attrs, m.more...)...))}
 	m.totals = append(m.totals, total{counter: counter, labels: with, now: now})
 }
@@ -275,7 +275,7 @@ func (m *metrics) addLocks(sum map[attribute.Distinct]*labelledUsage) {
 		all[label] = one
 	}
 	for label, u := range all {
-		labels := attribute.NewSet(m.labelled(label)...)
+		labels := attribute.NewSet(m.seriesAttributes(label)...)
 		if other := sum[labels.Equivalent()]; other != nil { // of another client
 			u.add(other.usage)
 		}
@@ -283,9 +283,9 @@ func (m *metrics) addLocks(sum map[attribute.Distinct]*labelledUsage) {
 	}
 }
 
-// labelled returns the attributes of a series: those of all series, attrs, and the label of a lock,
+// seriesAttributes returns the attributes of a series: those of all series, attrs, and the label of a lock,
 // if it has one.
-func (m *metrics) labelled(label string, attrs ...attribute.KeyValue) []attribute.KeyValue {
+func (m *metrics) seriesAttributes(label string, attrs ...attribute.KeyValue) []attribute.KeyValue {
 	all := append(attrs, m.more...)
 	if label != "" {
 		all = append(all, attrLock.String(label))
@@ -320,7 +320,7 @@ func (m *metrics) observeInbox(o metric.Observer, clients metric.Int64Observable
 		if r == reach {
 			n = 1
 		}
-		o.ObserveInt64(clients, n, metric.WithAttributes(m.labelled("", attrInbox.String(r.String()))...))
+		o.ObserveInt64(clients, n, metric.WithAttributes(m.seriesAttributes("", attrInbox.String(r.String()))...))
 	}
 }
 
@@ -330,26 +330,26 @@ func (m *metrics) observeServers(o metric.Observer, servers metric.Int64Observab
 		return
 	}
 	voting, young, away := m.client.quorum.States()
-	o.ObserveInt64(servers, int64(voting), metric.WithAttributes(m.labelled("", attrServerState.String("answering"))...))
-	o.ObserveInt64(servers, int64(young), metric.WithAttributes(m.labelled("", attrServerState.String("quarantine"))...))
-	o.ObserveInt64(servers, int64(away), metric.WithAttributes(m.labelled("", attrServerState.String("away"))...))
+	o.ObserveInt64(servers, int64(voting), metric.WithAttributes(m.seriesAttributes("", attrServerState.String("answering"))...))
+	o.ObserveInt64(servers, int64(young), metric.WithAttributes(m.seriesAttributes("", attrServerState.String("quarantine"))...))
+	o.ObserveInt64(servers, int64(away), metric.WithAttributes(m.seriesAttributes("", attrServerState.String("away"))...))
 }
 
-// waited measures a wait for a lock with this label. span is the wait's span or nil; the SDK may
+// recordWait measures a wait for a lock with this label. span is the wait's span or nil; the SDK may
 // keep the measurement as an exemplar that refers to the span.
-func (m *metrics) waited(ctx context.Context, span trace.Span, label *string, c *call, r waitResult, took time.Duration) {
+func (m *metrics) recordWait(ctx context.Context, span trace.Span, label *string, c *call, r waitResult, took time.Duration) {
 	if span != nil {
 		ctx = trace.ContextWithSpan(ctx, span)
 	}
 	if label == nil {
 		m.wait.Record(ctx, took.Seconds(), m.options.wait[r][c.Via][modeIndex(c.Mode)]...)
 	} else if m.wait.Enabled(ctx) {
-		m.wait.Record(ctx, took.Seconds(), metric.WithAttributes(m.labelled(*label, waitAttributes(r, c.Via, c.Mode)...)...))
+		m.wait.Record(ctx, took.Seconds(), metric.WithAttributes(m.seriesAttributes(*label, waitAttributes(r, c.Via, c.Mode)...)...))
 	}
 }
 
-// released measures a hold.
-func (m *metrics) released(h *holdRecord) {
+// recordHold measures a hold.
+func (m *metrics) recordHold(h *holdRecord) {
 	took := h.at.Sub(h.since)
 	ctx := context.Background()
 	if h.span != nil {
@@ -358,18 +358,18 @@ func (m *metrics) released(h *holdRecord) {
 	if label := h.entry.label; label == nil {
 		m.hold.Record(ctx, took.Seconds(), m.options.hold[h.how][modeIndex(h.mode)]...)
 	} else if m.hold.Enabled(ctx) {
-		m.hold.Record(ctx, took.Seconds(), metric.WithAttributes(m.labelled(*label, holdAttributes(h.how, h.mode)...)...))
+		m.hold.Record(ctx, took.Seconds(), metric.WithAttributes(m.seriesAttributes(*label, holdAttributes(h.how, h.mode)...)...))
 	}
 	if h.behind > 0 && m.behind.Enabled(ctx) {
 		var label string
 		if h.entry.label != nil {
 			label = *h.entry.label
 		}
-		m.behind.Record(ctx, int64(h.behind), metric.WithAttributes(m.labelled(label, attrMode.String(h.mode.String()))...))
+		m.behind.Record(ctx, int64(h.behind), metric.WithAttributes(m.seriesAttributes(label, attrMode.String(h.mode.String()))...))
 	}
 }
 
-// measuresHolds reports whether released records anything.
+// measuresHolds reports whether recordHold records anything.
 func (m *metrics) measuresHolds() bool {
 	ctx := context.Background()
 	return m.hold.Enabled(ctx) || m.behind.Enabled(ctx)
@@ -378,25 +378,25 @@ func (m *metrics) measuresHolds() bool {
 // commandStart is when a command was sent; zero if the command is not measured.
 type commandStart time.Time
 
-// commandBegins is called before a command is sent.
-func (m *metrics) commandBegins(ctx context.Context) commandStart {
+// startTiming is called before a command is sent.
+func (m *metrics) startTiming(ctx context.Context) commandStart {
 	if !m.command.Enabled(ctx) {
 		return commandStart{}
 	}
 	return commandStart(time.Now())
 }
 
-// ended returns how long the command took, or a negative duration if that is not measured.
-func (s commandStart) ended() time.Duration {
+// elapsed returns how long the command took, or a negative duration if that is not measured.
+func (s commandStart) elapsed() time.Duration {
 	if time.Time(s).IsZero() {
 		return -1
 	}
 	return time.Since(time.Time(s))
 }
 
-// commanded measures a command that failed with fail or, if fail is nil, succeeded. It calls the
+// recordCommand measures a command that failed with fail or, if fail is nil, succeeded. It calls the
 // instrument on the queue of spans, because locks depend on the goroutines that send commands.
-func (m *metrics) commanded(ctx context.Context, k commandKind, took time.Duration, fail *protocol.Failure) {
+func (m *metrics) recordCommand(ctx context.Context, k commandKind, took time.Duration, fail *protocol.Failure) {
 	if took < 0 {
 		return
 	}

@@ -369,9 +369,9 @@ func (in *inbox) probe(ctx context.Context, k *protocol.Keys) {
 	if nonce == "" {
 		return
 	}
-	began := in.client.metrics.commandBegins(ctx)
+	began := in.client.metrics.startTiming(ctx)
 	n, err := in.client.server.Echo(ctx, k, in.channel, nonce)
-	in.client.metrics.commanded(ctx, commandEcho, began.ended(), redisserver.Classify(err))
+	in.client.metrics.recordCommand(ctx, commandEcho, began.elapsed(), redisserver.Classify(err))
 	switch {
 	case err != nil:
 		n = protocol.NoEcho

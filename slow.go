@@ -34,8 +34,8 @@ func newSlowWatch(c *Client, threshold time.Duration) *slowWatch {
 	return s
 }
 
-// used is called when a lock comes into use.
-func (s *slowWatch) used() {
+// noteUse is called when a lock comes into use.
+func (s *slowWatch) noteUse() {
 	if s.threshold > 0 {
 		s.looks.start()
 	}

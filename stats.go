@@ -62,15 +62,15 @@ type counters struct {
 	given, lost atomic.Int64
 }
 
-func (s *counters) admitted(v lockstate.Via) { s.by[v].Add(1) }
+func (s *counters) countAdmission(v lockstate.Via) { s.by[v].Add(1) }
 
-func (s *counters) handed(n int) {
+func (s *counters) countHandoffs(n int) {
 	if n > 0 {
 		s.given.Add(int64(n))
 	}
 }
 
-func (s *counters) renewed(o protocol.Outcome) {
+func (s *counters) countRenewal(o protocol.Outcome) {
 	switch o {
 	case protocol.Granted:
 		s.renewals[renewalRenewed].Add(1)

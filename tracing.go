@@ -73,7 +73,7 @@ func newTracing(c *Client, o *clientOptions) *tracing {
 	t := &tracing{client: c, given: o.tracers, every: o.everySpan, more: spanAttributes(o)}
 	t.queue.most, t.queue.what = maxDeliveries, "a sampler, span processor or instrument"
 	t.queue.deliver = func(d delivery) {
-		defer t.delivered(d.told)
+		defer t.markDelivered(d.delivered)
 		if d.f != nil {
 			d.f()
 		}
@@ -142,10 +142,10 @@ var moduleVersion = sync.OnceValue(func() string {
 	return ""
 })
 
-// begin starts the wait span of w, which asks for the lock with ctx. It returns nil for a caller
+// startWaitSpan starts the wait span of w, which asks for the lock with ctx. It returns nil for a caller
 // that is not traced. It also returns nil for a caller of Lock and the like, unless all of them
 // have spans: their spans have no parent, and are made only if it turns out that the call waited.
-func (t *tracing) begin(ctx context.Context, name string, w *call, began time.Time) trace.Span {
+func (t *tracing) startWaitSpan(ctx context.Context, name string, w *call, began time.Time) trace.Span {
 	tracer := t.tracer()
 	if tracer == nil {
 		return nil
@@ -191,11 +191,11 @@ type waitRecord struct {
 	ended  time.Time
 }
 
-// waited ends the wait span of w's caller and, if the caller was admitted, starts its hold span. By
+// endWaitSpan ends the wait span of w's caller and, if the caller was admitted, starts its hold span. By
 // then the hold may have ended, because any goroutine may unlock. It returns the wait span, or nil
-// if there is none. For a caller that was not admitted, it also returns a told that is closed when
+// if there is none. For a caller that was not admitted, it also returns a channel that is closed when
 // the span has ended.
-func (t *tracing) waited(ctx context.Context, span trace.Span, w *waitRecord) (trace.Span, told) {
+func (t *tracing) endWaitSpan(ctx context.Context, span trace.Span, w *waitRecord) (trace.Span, <-chan struct{}) {
 	c := w.call
 	events, from, blocker, behind := w.takeEvents()
 	tracer := t.tracer()
@@ -205,7 +205,7 @@ func (t *tracing) waited(ctx context.Context, span trace.Span, w *waitRecord) (t
 		}
 	}
 	if span == nil {
-		w.withoutSpan() // the event log stays: another caller may yet wait for this one
+		w.skipSpan() // the event log stays: another caller may yet wait for this one
 		return nil, nil
 	}
 	outcome := waitOutcome(w.err)
@@ -240,11 +240,11 @@ func (t *tracing) waited(ctx context.Context, span trace.Span, w *waitRecord) (t
 	}
 	addEvents(span, events)
 	if w.err != nil {
-		told := newTold()
-		t.end(span, w.ended, told)
-		return span, told
+		delivered := make(chan struct{})
+		t.endSpan(span, w.ended, delivered)
+		return span, delivered
 	}
-	t.end(span, w.ended, nil)
+	t.endSpan(span, w.ended, nil)
 	if !c.trace().parent.IsValid() {
 		ctx = trace.ContextWithSpan(ctx, span) // so that wait and hold are in one trace
 	}
@@ -253,14 +253,14 @@ func (t *tracing) waited(ctx context.Context, span trace.Span, w *waitRecord) (t
 	c.trace().waitUnreported = false
 	w.entry.mu.Unlock()
 	if mine {
-		t.hold(ctx, w.entry, c, w.ended)
+		t.startHoldSpan(ctx, w.entry, c, w.ended)
 	}
 	return span, nil
 }
 
-// withoutSpan notes that the wait gets no span. The hold gets one if another caller already waits
+// skipSpan notes that the wait gets no span. The hold gets one if another caller already waits
 // for it.
-func (w *waitRecord) withoutSpan() {
+func (w *waitRecord) skipSpan() {
 	if w.err != nil {
 		return
 	}
@@ -317,13 +317,13 @@ func (e *entry) traceHolderLocked(c *call) {
 		return
 	}
 	t, since := e.client.tracing, e.client.began.Add(c.Since)
-	t.later(func() { t.hold(context.Background(), e, c, since) })
+	t.later(func() { t.startHoldSpan(context.Background(), e, c, since) })
 }
 
-// hold starts the hold span of a caller that was admitted at since. Only the goroutine that claimed
-// the span calls it. If the hold has ended in the meantime, hold also ends the span.
-func (t *tracing) hold(ctx context.Context, e *entry, c *call, since time.Time) {
-	span := t.newHold(ctx, &holdRecord{entry: e, since: since, mode: c.Mode, via: c.Via, token: c.Token})
+// startHoldSpan starts the hold span of a caller that was admitted at since. Only the goroutine that claimed
+// the span calls it. If the hold has ended in the meantime, startHoldSpan also ends the span.
+func (t *tracing) startHoldSpan(ctx context.Context, e *entry, c *call, since time.Time) {
+	span := t.newHoldSpan(ctx, &holdRecord{entry: e, since: since, mode: c.Mode, via: c.Via, token: c.Token})
 	if span == nil {
 		return
 	}
@@ -344,13 +344,13 @@ func (t *tracing) hold(ctx context.Context, e *entry, c *call, since time.Time) 
 		if r.at.Before(since) {
 			r.at = since
 		}
-		t.released(&r, nil)
+		t.endHoldSpan(&r, nil)
 	}
 }
 
-// newHold starts a hold span whose start time is h.since. It returns nil if the span would not be
+// newHoldSpan starts a hold span whose start time is h.since. It returns nil if the span would not be
 // recorded.
-func (t *tracing) newHold(ctx context.Context, h *holdRecord) trace.Span {
+func (t *tracing) newHoldSpan(ctx context.Context, h *holdRecord) trace.Span {
 	tracer := t.tracer()
 	if tracer == nil {
 		return nil
@@ -404,32 +404,32 @@ func (e *entry) takeHoldLocked(w *call, how holdResult, why error, at, settled t
 	return r, true
 }
 
-// recordHold measures a hold that has ended, and ends its span. It returns a told that is closed
+// recordHold measures a hold that has ended, and ends its span. It returns a channel that is closed
 // when the span has ended, or nil if there is no span.
-func (c *Client) recordHold(of *holdRecord) told {
+func (c *Client) recordHold(of *holdRecord) <-chan struct{} {
 	if of.span == nil && !of.late && !of.later && !c.metrics.measuresHolds() {
 		return nil // and the record has not escaped
 	}
 	r := new(holdRecord)
 	*r = *of
 	if r.late {
-		r.span = c.tracing.newHold(context.Background(), r)
+		r.span = c.tracing.newHoldSpan(context.Background(), r)
 	}
-	c.metrics.released(r)
+	c.metrics.recordHold(r)
 	if r.span == nil && !r.later {
 		return nil
 	}
-	told := newTold()
+	delivered := make(chan struct{})
 	if r.span != nil {
-		c.tracing.released(r, told)
+		c.tracing.endHoldSpan(r, delivered)
 	} else {
-		c.tracing.enqueue(delivery{told: told})
+		c.tracing.enqueue(delivery{delivered: delivered})
 	}
-	return told
+	return delivered
 }
 
-// released ends a hold span.
-func (t *tracing) released(r *holdRecord, told told) {
+// endHoldSpan ends a hold span.
+func (t *tracing) endHoldSpan(r *holdRecord, delivered chan struct{}) {
 	r.span.SetAttributes(attrHoldOutcome.String(r.how.String()), attrMode.String(r.mode.String()), attrToken.Int64(int64(r.token)))
 	if r.behind > 0 {
 		_, of := t.client.quorum.Answering()
@@ -444,14 +444,14 @@ func (t *tracing) released(r *holdRecord, told told) {
 		r.span.SetAttributes(attrErrorType.String(r.how.String()))
 	}
 	if !r.settled.IsZero() {
-		t.later(func() { t.release(r) })
+		t.later(func() { t.addReleaseSpan(r) })
 	}
-	t.end(r.span, r.at, told)
+	t.endSpan(r.span, r.at, delivered)
 }
 
-// release makes the span of the time for which Unlock waited for Redis. It does so afterwards,
+// addReleaseSpan makes the span of the time for which Unlock waited for Redis. It does so afterwards,
 // because starting the span earlier would call a sampler before the lock is released.
-func (t *tracing) release(r *holdRecord) {
+func (t *tracing) addReleaseSpan(r *holdRecord) {
 	tracer := t.tracer()
 	if tracer == nil {
 		return
@@ -508,19 +508,19 @@ func textKey(k lockstate.EventKind) attribute.Key {
 	return attrReason
 }
 
-// under returns the context of a command that is sent under span, which may be nil. An
+// commandContext returns the context of a command that is sent under span, which may be nil. An
 // instrumentation of the Redis client, such as redisotel, makes the command's span a child of it.
-func (c *Client) under(span trace.Span) context.Context {
+func (c *Client) commandContext(span trace.Span) context.Context {
 	if span == nil {
 		return c.base
 	}
 	return trace.ContextWithSpan(c.base, span)
 }
 
-// renewedUnder returns the span that a batch of renewals is sent under. If the batch is about one
+// spanOfRenewals returns the span that a batch of renewals is sent under. If the batch is about one
 // lock, that is the span of a caller inside. A batch about several locks is not part of one
 // caller's trace.
-func renewedUnder(batch []protocol.Renewal) trace.Span {
+func spanOfRenewals(batch []protocol.Renewal) trace.Span {
 	if len(batch) != 1 {
 		return nil
 	}
@@ -534,9 +534,9 @@ func renewedUnder(batch []protocol.Renewal) trace.Span {
 	return nil
 }
 
-// cancelledUnder returns the span that a batch of cancels is sent under: if there is only one
+// spanOfCancels returns the span that a batch of cancels is sent under: if there is only one
 // cancel, the span of the caller that gave up, or of the caller whose Unlock waits for the cancel.
-func cancelledUnder(batch []*lockstate.Cancellation) trace.Span {
+func spanOfCancels(batch []*lockstate.Cancellation) trace.Span {
 	if len(batch) != 1 {
 		return nil
 	}
@@ -551,57 +551,52 @@ func cancelledUnder(batch []*lockstate.Cancellation) trace.Span {
 
 // delivery is a call of the SDK that the queue's goroutine makes: f, or the end of a span.
 type delivery struct {
-	f    func()
-	span trace.Span
-	at   time.Time
-	told told // closed afterwards; may be nil
+	f         func()
+	span      trace.Span
+	at        time.Time
+	delivered chan struct{} // closed when the delivery has been made or dropped; may be nil
 }
 
-// told is closed when a delivery has been made or dropped.
-type told chan struct{}
-
-func newTold() told { return make(told) }
-
-// tellingTime bounds how long Unlock, and a call that did not get its lock, wait for their spans to
+// deliveryWait bounds how long Unlock, and a call that did not get its lock, wait for their spans to
 // end, so that a flush of the provider finds them.
-const tellingTime = 5 * time.Millisecond
+const deliveryWait = 5 * time.Millisecond
 
-// await waits for a delivery, unless span processors are slow: once it has waited in vain, it does
+// awaitDelivery waits for a delivery, unless span processors are slow: once it has waited in vain, it does
 // not wait again before that delivery is made. The lock was given back before.
-func (t *tracing) await(told told) {
-	if told == nil || t.behind.Load() {
+func (t *tracing) awaitDelivery(delivered <-chan struct{}) {
+	if delivered == nil || t.behind.Load() {
 		return
 	}
 	select {
-	case <-told:
+	case <-delivered:
 		return
 	default:
 	}
-	timer := time.NewTimer(tellingTime)
+	timer := time.NewTimer(deliveryWait)
 	defer timer.Stop()
 	select {
-	case <-told:
+	case <-delivered:
 	case <-timer.C:
 		t.behind.Store(true)
 		select {
-		case <-told: // it came in the meantime, and has found behind false
+		case <-delivered: // it came in the meantime, and has found behind false
 			t.behind.Store(false)
 		default:
 		}
 	}
 }
 
-func (t *tracing) delivered(told told) {
-	if told != nil {
-		close(told)
+func (t *tracing) markDelivered(delivered chan struct{}) {
+	if delivered != nil {
+		close(delivered)
 		t.behind.Store(false)
 	}
 }
 
-// end ends a span on the queue's goroutine, as of at. It drops the span if span processors are so
+// endSpan ends a span on the queue's goroutine, as of at. It drops the span if span processors are so
 // slow that the queue is full.
-func (t *tracing) end(span trace.Span, at time.Time, told told) {
-	t.enqueue(delivery{span: span, at: at, told: told})
+func (t *tracing) endSpan(span trace.Span, at time.Time, delivered chan struct{}) {
+	t.enqueue(delivery{span: span, at: at, delivered: delivered})
 }
 
 // later calls f, which calls the SDK, on the queue's goroutine.
@@ -610,8 +605,8 @@ func (t *tracing) later(f func()) { t.enqueue(delivery{f: f}) }
 func (t *tracing) enqueue(d delivery) {
 	if !t.queue.add(d) {
 		t.client.log.spansDropped()
-		if d.told != nil {
-			close(d.told) // there is nothing to wait for
+		if d.delivered != nil {
+			close(d.delivered) // there is nothing to wait for
 		}
 	}
 }

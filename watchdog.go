@@ -293,7 +293,7 @@ func (w *watchdog) plan(now time.Time) lockstate.Instant {
 // renew sends a batch and gives each lock its outcome, even if user code ends the goroutine, as
 // testing.T.FailNow does: a Lease.Check would wait for the next renewal otherwise.
 func (c *Client) renew(batch []protocol.Renewal) {
-	ctx := c.under(renewedUnder(batch)) // without a deadline, because each round trip has its own
+	ctx := c.commandContext(spanOfRenewals(batch)) // without a deadline, because each round trip has its own
 	c.slotMap.await(ctx)
 	took := time.Duration(-1)
 	defer func() { c.renewed(ctx, batch, took) }()
@@ -310,7 +310,7 @@ func (c *Client) renewed(ctx context.Context, batch []protocol.Renewal, took tim
 		e.step(func(now time.Time, fx *lockstate.Effects) {
 			// If the lock was let go in the meantime, "not ours" is no loss.
 			if r.Outcome != protocol.NotOurs || e.state().Holds(r.Req.ID) {
-				c.stats.renewed(r.Outcome)
+				c.stats.countRenewal(r.Outcome)
 			}
 			e.state().Renewed(r, now, fx)
 		})
@@ -322,7 +322,7 @@ func (c *Client) renewed(ctx context.Context, batch []protocol.Renewal, took tim
 		c.outage.answered(false)
 	}
 	var failed *protocol.Failure
-	defer func() { c.metrics.commanded(ctx, commandRenew, took, failed) }()
+	defer func() { c.metrics.recordCommand(ctx, commandRenew, took, failed) }()
 	var logged []failedCommand
 	for i := range batch {
 		if r := &batch[i]; r.Err != nil {
@@ -362,9 +362,9 @@ func (c *Client) sendRenewals(ctx context.Context, batch []protocol.Renewal) (to
 		}
 	}()
 	defer c.recoverPanic("a hook of the Redis client")
-	began := c.metrics.commandBegins(ctx)
+	began := c.metrics.startTiming(ctx)
 	c.server.Renew(ctx, batch)
-	took = began.ended()
+	took = began.elapsed()
 	returned = true
 	return took
 }
