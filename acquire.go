@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime/pprof"
-	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -17,69 +16,6 @@ import (
 // What every locking method does, in the order in which it happens: a caller enters the lock's
 // FIFO, waits, perhaps gives up, and later unlocks. All of it runs in the caller's own goroutine;
 // nothing here starts another.
-
-// handle is what a Mutex or an RWMutex consists of: a name and options.
-type handle struct {
-	client *Client
-	keys   protocol.Keys
-	label  *string      // the lock's label in metrics; nil: it has none
-	opts   *lockOptions // shared by all handles that were given no options
-	err    error        // of the name or the options; returned on use
-
-	kept atomic.Pointer[entry] // for reenter; nil until the process was seen to keep the lock
-}
-
-// init makes h a handle of the lock called name.
-func (h *handle) init(c *Client, name string, opts []LockOption) {
-	if c.unmade() {
-		h.err = errClientUnmade
-		return
-	}
-	h.client = c
-	h.keys, h.err = protocol.NewKeys(c.opts.prefix, name)
-	if h.err != nil {
-		h.keys.Lock = name[:min(len(name), maxShownName)]
-	} else {
-		h.label = c.labelOf(name)
-		h.opts = &c.opts.lock
-		if len(opts) > 0 {
-			own, err := c.opts.lock.with(opts)
-			h.opts, h.err = &own, err
-			if q := c.opts.quarantine; err == nil && q > 0 && own.TTL > q {
-				h.err = invalid("TTL %v is longer than the quarantine of %v", own.TTL, q)
-			}
-		}
-	}
-}
-
-// labelOf returns the label of a lock in metrics. It calls user code, on the goroutine of the user
-// who makes a handle.
-func (c *Client) labelOf(name string) *string {
-	if c.opts.lockLabel == nil {
-		return nil
-	}
-	defer c.recoverPanic("the function of WithLockLabelInMetrics")
-	if label := c.opts.lockLabel(name); label != "" {
-		return &label
-	}
-	return nil
-}
-
-// maxShownName is how many bytes of a bad name an error shows.
-const maxShownName = 512
-
-// unmade reports whether h is the zero value, which no method of a client has made.
-func (h *handle) unmade() bool { return h.client == nil && h.err == nil }
-
-// misused returns the error of a call that has done nothing because, as err says, the handle or an
-// argument is bad. The error matches err and is.
-func (h *handle) misused(what string, err error, is ...error) error {
-	text := err.Error()
-	if h.client != nil {
-		text = fmt.Sprintf("leased: lock %q not %s: %s", h.keys.Name(), what, bare(err))
-	}
-	return &about{text, append(is, err)}
-}
 
 // call is a lockstate.Caller as this package sees it. It is a separate type because the lock's
 // state machine need not know what these methods return, and it uses the Caller's memory because a
@@ -141,79 +77,6 @@ func (c *Client) newSignal() chan struct{} {
 }
 
 func (c *Client) received(signal chan struct{}) { c.signals.Put(signal) }
-
-// If the process keeps a lock, calls of Lock and RLock take a shortcut, reenter, and their Unlock
-// takes another one, leaveKept. Neither allocates, or looks the lock up in the client's table. They
-// apply only if calls need not be reported one by one: no tracer or meter records, and no threshold
-// is set for slow callers.
-
-// keeps remembers e for later calls if w, which e admitted, found that the process had kept the
-// lock.
-func (h *handle) keeps(e *entry, w *call) {
-	if w.Via == lockstate.ViaIdle || w.Via == lockstate.ViaLocal {
-		h.kept.Store(e)
-	}
-}
-
-// reenter lets a caller without a lease enter at once if it can, and reports whether it did.
-func (h *handle) reenter(m protocol.Mode, now time.Time) bool {
-	e := h.kept.Load()
-	if e == nil || h.client.observed() {
-		return false
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.dead {
-		return false
-	}
-	l := e.state()
-	w := e.awake.spare
-	if w == nil {
-		w = &call{}
-	}
-	e.awake.spare = nil
-	*w = call{Mode: m, Opts: &h.opts.Terms, Again: true}
-	if !l.Reenter(w.caller(), now) {
-		e.awake.spare = w
-		return false
-	}
-	if w.Via != lockstate.ViaIdle { // otherwise the alarm is early enough, see Reenter
-		e.setAlarmLocked()
-	}
-	h.client.stats.countAdmission(w.Via)
-	return true
-}
-
-// leaveKept lets a caller that entered by reenter leave if nothing follows from that, and reports
-// whether it did. A tracer or meter that was set up since then is not told of the hold.
-func (h *handle) leaveKept(m protocol.Mode, now time.Time) bool {
-	e := h.kept.Load()
-	if e == nil {
-		return false
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.dead {
-		return false
-	}
-	l := e.state()
-	c := l.PickHolder(m)
-	if c == nil || !c.Again || !l.LeaveKept(c, now) {
-		return false
-	}
-	if till := l.IdleUntil(); till != 0 && (e.due == 0 || till < e.due) { // otherwise the alarm is early enough, see LeaveKept
-		e.setAlarmLocked()
-	}
-	e.awake.spare = callOf(c)
-	return true
-}
-
-// observed reports whether every call has to be reported: to a tracer, to a meter, or to the watch
-// for slow callers.
-func (c *Client) observed() bool {
-	ctx := context.Background()
-	return c.slow.threshold > 0 || c.tracing.tracer() != nil || c.metrics.wait.Enabled(ctx) || c.metrics.hold.Enabled(ctx)
-}
 
 // acquire waits for the lock, and measures and traces the wait, which began at that time.
 func (h *handle) acquire(ctx context.Context, w *call, began time.Time) (*entry, error) {

@@ -2,12 +2,8 @@ package leased
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"sync"
-	"time"
 
-	"github.com/leasedmutex/leased/internal/lockstate"
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
@@ -66,19 +62,6 @@ func (c *Client) Mutex(name string, opts ...LockOption) *Mutex {
 // or if the client or its Redis client is closed, even while Lock waits.
 func (m *Mutex) Lock() { m.use().lock(protocol.Exclusive) }
 
-func (h *handle) lock(m protocol.Mode) {
-	now := time.Now()
-	if h.reenter(m, now) {
-		return
-	}
-	w := &call{Mode: m, RetryFatal: true}
-	e, err := h.acquire(context.Background(), w, now)
-	if err != nil {
-		panic(err)
-	}
-	h.keeps(e, w)
-}
-
 // TryLock locks m if m is free and no request waits for it, and reports whether it
 // succeeded. If the owner may be keeping the lock idle (see WithIdleHold), or several clients
 // try the lock of a quorum at once, TryLock asks for it and waits at most 50 ms, and up to
@@ -86,54 +69,10 @@ func (h *handle) lock(m protocol.Mode) {
 // most 1 s. It panics when Lock does.
 func (m *Mutex) TryLock() bool { return m.use().tryLock(protocol.Exclusive) }
 
-func (h *handle) tryLock(m protocol.Mode) bool {
-	now := time.Now()
-	if h.reenter(m, now) {
-		return true
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), tryLockWait)
-	defer cancel()
-	w := &call{Mode: m, Try: true}
-	e, err := h.acquire(ctx, w, now)
-	if err == nil {
-		h.keeps(e, w)
-	}
-	if h.err != nil || errors.Is(err, ErrClosed) {
-		panic(err)
-	}
-	return err == nil
-}
-
 // Unlock unlocks m. It panics if m is not locked in this client. It can also end a lease of
 // LockContext. It waits for Redis for at most the time set by WithReleaseTimeout. Errors
 // are logged or reported to the loss handler.
 func (m *Mutex) Unlock() { m.use().unlock(protocol.Exclusive) }
-
-// unlock ends the lease of a caller inside in mode m, and panics if there is none.
-func (h *handle) unlock(m protocol.Mode) {
-	now := time.Now()
-	if h.leaveKept(m, now) {
-		return
-	}
-	if h.err != nil {
-		panic(h.misused("unlocked", h.err))
-	}
-	var found bool
-	var err error
-	if e := h.client.lookup(h.keys.Lock); e != nil {
-		found, err = e.unlock(asOptionSays, now, func(l *lockstate.Lock) *lockstate.Caller { return l.PickHolder(m) })
-	}
-	if !found {
-		what := "unlock"
-		if m == protocol.Shared {
-			what = "RUnlock"
-		}
-		panic(fmt.Sprintf("leased: %s of unlocked mutex %q", what, h.keys.Name()))
-	}
-	if errors.Is(err, ErrNotReleased) {
-		h.client.log.unconfirmed(h.keys.Name(), err)
-	}
-}
 
 // UnlockContext unlocks m. It is for code that has no Lease at hand and wants to know the
 // outcome. It differs from Unlock in three ways: it returns ErrNotLocked instead of
@@ -143,21 +82,6 @@ func (h *handle) unlock(m protocol.Mode) {
 // if ctx had ended before the call.
 func (m *Mutex) UnlockContext(ctx context.Context) error {
 	return m.use().unlockContext(ctx, protocol.Exclusive)
-}
-
-func (h *handle) unlockContext(ctx context.Context, m protocol.Mode) error {
-	if h.err != nil {
-		return h.misused("unlocked", h.err)
-	}
-	if ctx == nil {
-		return h.misused("unlocked", errNilContext)
-	}
-	if e := h.client.lookup(h.keys.Lock); e != nil {
-		if found, err := e.unlock(ctx, time.Now(), func(l *lockstate.Lock) *lockstate.Caller { return l.PickHolder(m) }); found {
-			return err
-		}
-	}
-	return h.misused("unlocked", ErrNotLocked)
 }
 
 // LockContext locks m and returns the lease, or an error that matches ErrNotAcquired.
@@ -183,15 +107,6 @@ func (m *Mutex) TryLockContext(ctx context.Context) (*Lease, error) {
 	return m.use().lease(ctx, &call{Mode: protocol.Exclusive, Try: true})
 }
 
-func (h *handle) lease(ctx context.Context, w *call) (*Lease, error) {
-	w.Leased = true // before it can be admitted, so that RUnlock never ends it
-	e, err := h.acquire(ctx, w, time.Now())
-	if err != nil {
-		return nil, err
-	}
-	return newLease(w.trace().context(ctx), e, w), nil
-}
-
 // Do locks m, runs f, and unlocks m, even if f panics. The context passed to f has ctx's
 // values and ends with ctx or with the lease. Do returns the error of LockContext or of f.
 // If the lease was lost while f ran, the error also matches ErrLeaseLost: another process
@@ -201,24 +116,4 @@ func (h *handle) lease(ctx context.Context, w *call) (*Lease, error) {
 // the loss handler is called.
 func (m *Mutex) Do(ctx context.Context, f func(context.Context) error) error {
 	return m.use().do(ctx, protocol.Exclusive, f)
-}
-
-func (h *handle) do(ctx context.Context, m protocol.Mode, f func(context.Context) error) (err error) {
-	if f == nil && h.err == nil {
-		return h.misused("acquired", errNilFunc, ErrNotAcquired)
-	}
-	l, err := h.lease(ctx, &call{Mode: m})
-	if err != nil {
-		return err
-	}
-	work, stop := l.With(ctx)
-	defer func() {
-		stop()
-		if e := l.Unlock(); errors.Is(e, ErrLeaseLost) {
-			err = errors.Join(err, e)
-		} else if e != nil {
-			h.client.log.unconfirmed(h.keys.Name(), e)
-		}
-	}()
-	return f(work)
 }

@@ -1,0 +1,252 @@
+package leased
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/leasedmutex/leased/internal/lockstate"
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// What Mutex and RWMutex have in common: their methods are those of handle, for a mode. acquire.go has
+// what happens to one call of them.
+
+// handle is what a Mutex or an RWMutex consists of: a name and options.
+type handle struct {
+	client *Client
+	keys   protocol.Keys
+	label  *string      // the lock's label in metrics; nil: it has none
+	opts   *lockOptions // shared by all handles that were given no options
+	err    error        // of the name or the options; returned on use
+
+	kept atomic.Pointer[entry] // for reenter; nil until the process was seen to keep the lock
+}
+
+// init makes h a handle of the lock called name.
+func (h *handle) init(c *Client, name string, opts []LockOption) {
+	if c.unmade() {
+		h.err = errClientUnmade
+		return
+	}
+	h.client = c
+	h.keys, h.err = protocol.NewKeys(c.opts.prefix, name)
+	if h.err != nil {
+		h.keys.Lock = name[:min(len(name), maxShownName)]
+	} else {
+		h.label = c.labelOf(name)
+		h.opts = &c.opts.lock
+		if len(opts) > 0 {
+			own, err := c.opts.lock.with(opts)
+			h.opts, h.err = &own, err
+			if q := c.opts.quarantine; err == nil && q > 0 && own.TTL > q {
+				h.err = invalid("TTL %v is longer than the quarantine of %v", own.TTL, q)
+			}
+		}
+	}
+}
+
+// labelOf returns the label of a lock in metrics. It calls user code, on the goroutine of the user
+// who makes a handle.
+func (c *Client) labelOf(name string) *string {
+	if c.opts.lockLabel == nil {
+		return nil
+	}
+	defer c.recoverPanic("the function of WithLockLabelInMetrics")
+	if label := c.opts.lockLabel(name); label != "" {
+		return &label
+	}
+	return nil
+}
+
+// maxShownName is how many bytes of a bad name an error shows.
+const maxShownName = 512
+
+// unmade reports whether h is the zero value, which no method of a client has made.
+func (h *handle) unmade() bool { return h.client == nil && h.err == nil }
+
+// misused returns the error of a call that has done nothing because, as err says, the handle or an
+// argument is bad. The error matches err and is.
+func (h *handle) misused(what string, err error, is ...error) error {
+	text := err.Error()
+	if h.client != nil {
+		text = fmt.Sprintf("leased: lock %q not %s: %s", h.keys.Name(), what, bare(err))
+	}
+	return &about{text, append(is, err)}
+}
+
+func (h *handle) lock(m protocol.Mode) {
+	now := time.Now()
+	if h.reenter(m, now) {
+		return
+	}
+	w := &call{Mode: m, RetryFatal: true}
+	e, err := h.acquire(context.Background(), w, now)
+	if err != nil {
+		panic(err)
+	}
+	h.keeps(e, w)
+}
+
+func (h *handle) tryLock(m protocol.Mode) bool {
+	now := time.Now()
+	if h.reenter(m, now) {
+		return true
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), tryLockWait)
+	defer cancel()
+	w := &call{Mode: m, Try: true}
+	e, err := h.acquire(ctx, w, now)
+	if err == nil {
+		h.keeps(e, w)
+	}
+	if h.err != nil || errors.Is(err, ErrClosed) {
+		panic(err)
+	}
+	return err == nil
+}
+
+// unlock ends the lease of a caller inside in mode m, and panics if there is none.
+func (h *handle) unlock(m protocol.Mode) {
+	now := time.Now()
+	if h.leaveKept(m, now) {
+		return
+	}
+	if h.err != nil {
+		panic(h.misused("unlocked", h.err))
+	}
+	var found bool
+	var err error
+	if e := h.client.lookup(h.keys.Lock); e != nil {
+		found, err = e.unlock(asOptionSays, now, func(l *lockstate.Lock) *lockstate.Caller { return l.PickHolder(m) })
+	}
+	if !found {
+		what := "unlock"
+		if m == protocol.Shared {
+			what = "RUnlock"
+		}
+		panic(fmt.Sprintf("leased: %s of unlocked mutex %q", what, h.keys.Name()))
+	}
+	if errors.Is(err, ErrNotReleased) {
+		h.client.log.unconfirmed(h.keys.Name(), err)
+	}
+}
+
+func (h *handle) unlockContext(ctx context.Context, m protocol.Mode) error {
+	if h.err != nil {
+		return h.misused("unlocked", h.err)
+	}
+	if ctx == nil {
+		return h.misused("unlocked", errNilContext)
+	}
+	if e := h.client.lookup(h.keys.Lock); e != nil {
+		if found, err := e.unlock(ctx, time.Now(), func(l *lockstate.Lock) *lockstate.Caller { return l.PickHolder(m) }); found {
+			return err
+		}
+	}
+	return h.misused("unlocked", ErrNotLocked)
+}
+
+func (h *handle) lease(ctx context.Context, w *call) (*Lease, error) {
+	w.Leased = true // before it can be admitted, so that RUnlock never ends it
+	e, err := h.acquire(ctx, w, time.Now())
+	if err != nil {
+		return nil, err
+	}
+	return newLease(w.trace().context(ctx), e, w), nil
+}
+
+func (h *handle) do(ctx context.Context, m protocol.Mode, f func(context.Context) error) (err error) {
+	if f == nil && h.err == nil {
+		return h.misused("acquired", errNilFunc, ErrNotAcquired)
+	}
+	l, err := h.lease(ctx, &call{Mode: m})
+	if err != nil {
+		return err
+	}
+	work, stop := l.With(ctx)
+	defer func() {
+		stop()
+		if e := l.Unlock(); errors.Is(e, ErrLeaseLost) {
+			err = errors.Join(err, e)
+		} else if e != nil {
+			h.client.log.unconfirmed(h.keys.Name(), e)
+		}
+	}()
+	return f(work)
+}
+
+// If the process keeps a lock, calls of Lock and RLock take a shortcut, reenter, and their Unlock
+// takes another one, leaveKept. Neither allocates, or looks the lock up in the client's table. They
+// apply only if calls need not be reported one by one: no tracer or meter records, and no threshold
+// is set for slow callers.
+
+// keeps remembers e for later calls if w, which e admitted, found that the process had kept the
+// lock.
+func (h *handle) keeps(e *entry, w *call) {
+	if w.Via == lockstate.ViaIdle || w.Via == lockstate.ViaLocal {
+		h.kept.Store(e)
+	}
+}
+
+// reenter lets a caller without a lease enter at once if it can, and reports whether it did.
+func (h *handle) reenter(m protocol.Mode, now time.Time) bool {
+	e := h.kept.Load()
+	if e == nil || h.client.observed() {
+		return false
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.dead {
+		return false
+	}
+	l := e.state()
+	w := e.awake.spare
+	if w == nil {
+		w = &call{}
+	}
+	e.awake.spare = nil
+	*w = call{Mode: m, Opts: &h.opts.Terms, Again: true}
+	if !l.Reenter(w.caller(), now) {
+		e.awake.spare = w
+		return false
+	}
+	if w.Via != lockstate.ViaIdle { // otherwise the alarm is early enough, see Reenter
+		e.setAlarmLocked()
+	}
+	h.client.stats.countAdmission(w.Via)
+	return true
+}
+
+// leaveKept lets a caller that entered by reenter leave if nothing follows from that, and reports
+// whether it did. A tracer or meter that was set up since then is not told of the hold.
+func (h *handle) leaveKept(m protocol.Mode, now time.Time) bool {
+	e := h.kept.Load()
+	if e == nil {
+		return false
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.dead {
+		return false
+	}
+	l := e.state()
+	c := l.PickHolder(m)
+	if c == nil || !c.Again || !l.LeaveKept(c, now) {
+		return false
+	}
+	if till := l.IdleUntil(); till != 0 && (e.due == 0 || till < e.due) { // otherwise the alarm is early enough, see LeaveKept
+		e.setAlarmLocked()
+	}
+	e.awake.spare = callOf(c)
+	return true
+}
+
+// observed reports whether every call has to be reported: to a tracer, to a meter, or to the watch
+// for slow callers.
+func (c *Client) observed() bool {
+	ctx := context.Background()
+	return c.slow.threshold > 0 || c.tracing.tracer() != nil || c.metrics.wait.Enabled(ctx) || c.metrics.hold.Enabled(ctx)
+}
