@@ -67,7 +67,8 @@ func (c *Caller) Outcome() error {
 }
 
 func (c *Caller) setOutcome(err error) {
-	if c.outcome = nil; err != nil {
+	c.outcome = nil
+	if err != nil {
 		kept := err // so that only a non-nil error is allocated
 		c.outcome = &kept
 	}

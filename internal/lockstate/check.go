@@ -105,7 +105,8 @@ func (l *Lock) answerChecks(fx *Effects, answer func(*Check) bool) {
 			left = append(left, k)
 		}
 	}
-	if l.checking.waiting = left; left == nil {
+	l.checking.waiting = left
+	if left == nil {
 		l.checking = nil
 	}
 }

@@ -182,7 +182,8 @@ func TestADowngradesNewIDIsHeededBeforeItsAnswer(t *testing.T) {
 	h.downgrade(a)
 	id := h.sends(protocol.Downgrade).Next
 	h.hears(protocol.MessageWanted, id, 0)
-	if h.cancels(); !h.l.Contended() {
+	h.cancels()
+	if !h.l.Contended() {
 		t.Error("a message that the new id is wanted is ignored")
 	}
 	h.hears(protocol.MessageRevoked, id, h.token())

@@ -351,7 +351,8 @@ func (h *hand) hears(kind protocol.MessageKind, id string, token uint64) {
 // renewed has the outcome of a renewal arrive.
 func (h *hand) renewed(r protocol.Renewal, o protocol.Outcome) {
 	h.t.Helper()
-	if r.Outcome, r.Clock = o, h.clock(); o == protocol.Unanswered {
+	r.Outcome, r.Clock = o, h.clock()
+	if o == protocol.Unanswered {
 		r.Err = errSilence
 	}
 	h.step(func(now time.Time, fx *Effects) { h.l.Renewed(&r, now, fx) })

@@ -130,7 +130,8 @@ func TestAnOwnerFromBeforeMessagesWereHeardAsksOnceWhetherItIsWanted(t *testing.
 		a := h.kept(c.Token)
 		a.More = true
 		h.answer(a)
-		if h.in(c); !h.l.grant.wanted {
+		h.in(c)
+		if !h.l.grant.wanted {
 			t.Error("it does not know that it is wanted")
 		}
 		h.step(h.l.Subscribed)

@@ -60,7 +60,8 @@ func TestReadersThatAreKeptOutAskWhetherOthersStillWait(t *testing.T) {
 	h.asksAsReaders()
 	h.answer(h.kept(h.top))
 	h.in(out)
-	if h.sendsNothing(); h.l.grant.wanted {
+	h.sendsNothing()
+	if h.l.grant.wanted {
 		t.Error("the grant is still taken for wanted")
 	}
 	h.in(h.enter(reader()))
@@ -110,7 +111,8 @@ func TestAMessageThatOthersWaitCountsMoreThanAnAnswerUnderWay(t *testing.T) {
 	h.asksAsReaders()
 	h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
 	h.answer(h.kept(h.top))
-	if h.out(out); !h.l.grant.wanted {
+	h.out(out)
+	if !h.l.grant.wanted {
 		t.Error("the grant is not taken for wanted")
 	}
 	h.pass(firstPoll - 1)
@@ -284,7 +286,8 @@ func TestAQuestionWithoutAnswerIsRepeated(t *testing.T) {
 	h.leave(out)
 	h.sends(protocol.Release)
 	h.answer(protocol.Answer{Outcome: protocol.Done})
-	if h.cancels(); !in.Settled || in.Outcome() != nil {
+	h.cancels()
+	if !in.Settled || in.Outcome() != nil {
 		t.Errorf("Unlock returned %v, %v", in.Settled, in.Outcome())
 	}
 }

@@ -84,10 +84,12 @@ func (l *Lock) questionFailed(fail *protocol.Failure, pause time.Duration, now t
 		return
 	}
 	out := l.keepsReadersOut()
-	if g.wanted = g.wanted || out && l.tenureOver(l.instant(now)); g.wanted {
+	g.wanted = g.wanted || out && l.tenureOver(l.instant(now))
+	if g.wanted {
 		g.checkAt = l.instant(now).add(max(pause, askAfter))
 	}
-	if l.rejectTries(fail.Err, fx); out {
+	l.rejectTries(fail.Err, fx)
+	if out {
 		l.rejectLasting(fail, fx)
 	}
 }

@@ -49,12 +49,14 @@ func (l *Lock) Rest(r *Resting) bool {
 	}
 	l.proof = proof{} // trusts computes it again
 	var same Lock
-	if same.wake(&rest, nil, g.req, l.env); same != *l {
+	same.wake(&rest, nil, g.req, l.env)
+	if same != *l {
 		more := unusual{
 			token: g.token, last: l.last, since: g.since, renewAt: g.renewAt, touchAt: g.touchAt, clockAt: g.clockAt,
 			gained: g.gained, via: g.via, served: g.served,
 		}
-		if same.wake(&rest, &more, g.req, l.env); same != *l {
+		same.wake(&rest, &more, g.req, l.env)
+		if same != *l {
 			return false
 		}
 		kept := more // so that more is allocated only if it is kept

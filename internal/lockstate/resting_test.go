@@ -59,7 +59,8 @@ func TestALockDoesNotRestWhileAnotherCallerWaits(t *testing.T) {
 		t.Error("it rests although another waits")
 	}
 	h.leave(first)
-	if h.in(second); h.rested != before+1 {
+	h.in(second)
+	if h.rested != before+1 {
 		t.Error("it does not rest when the last one has it")
 	}
 }

@@ -158,7 +158,8 @@ func TestAnIdleGrantIsKeptForItsTimeAndGivenUpAtTheFirstWish(t *testing.T) {
 			}
 			said := h.kept(h.l.grant.token)
 			said.More = waits
-			if h.answer(said); waits {
+			h.answer(said)
+			if waits {
 				h.sends(protocol.Release)
 			} else {
 				h.sendsNothing()

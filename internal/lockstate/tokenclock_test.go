@@ -61,7 +61,8 @@ func TestTheLastTokenOfAnOwnerThatIsCutOffIsBelowTheServersClock(t *testing.T) {
 					h.in(next)
 					c = next
 				}
-				if h.now = h.now.Add(c.ClockLead()); c.Token > h.clock() {
+				h.now = h.now.Add(c.ClockLead())
+				if c.Token > h.clock() {
 					t.Errorf("%s, TTL %v, %v to the server and back: the last token is %d µs ahead of the server's clock",
 						name, ttl, way, c.Token-h.clock())
 				}

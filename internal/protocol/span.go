@@ -51,7 +51,8 @@ func parseSpan(text string) *Span {
 			return nil
 		}
 	}
-	if s.Flags = flags[0]; !s.Valid() {
+	s.Flags = flags[0]
+	if !s.Valid() {
 		return nil
 	}
 	return &s

@@ -99,7 +99,8 @@ func BenchmarkScripts(b *testing.B) {
 			s.acquire(s.writer("A"))
 			owner = s.look().value
 			s.cost(b, 1, func() {
-				if next = s.writer("B"); proof {
+				next = s.writer("B")
+				if proof {
 					next = counted(next)
 				}
 				s.acquire(next)

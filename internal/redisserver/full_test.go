@@ -141,7 +141,8 @@ func TestAFullServerRefusesANewOwnerAndANewWaiterAndKeepsNothingOfThem(t *testin
 		for i := range 24 {
 			m := []protocol.Mode{protocol.Exclusive, protocol.Shared}[i%2]
 			taken, newcomer, quorum := i/2%3, i/6%2 == 1, i/12 == 1 // taken: how many requests own or wait
-			if s.srv = New(s.srv.Rdb, ""); quorum {
+			s.srv = New(s.srv.Rdb, "")
+			if quorum {
 				s.srv = NewMember(s.srv.Rdb, "", time.Minute)
 			}
 			s.room()

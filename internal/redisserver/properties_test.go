@@ -132,7 +132,8 @@ func (s *scene) compareShortcuts(rounds int64) {
 			if rng.Intn(4) == 0 {
 				x.commands = append(x.commands, []any{"ZADD", 3, began - 60_000, "dead"}, []any{"PEXPIRE", 3, 900_000})
 			}
-			if id = x.ids[0]; what == "acquire" {
+			id = x.ids[0]
+			if what == "acquire" {
 				for maker := (scene{made: 900_000}); id == x.ids[0] || !first(id); {
 					id = maker.writer("A")
 				}
@@ -368,7 +369,8 @@ func TestTheShortcutsOfAVoteDoWhatTheLongWayDoes(t *testing.T) {
 			var after [2]*state
 			for i, sc := range []Script{quick[what], slow[what]} {
 				s.put(x)
-				if s.raw("DEL", mark); marked != "" {
+				s.raw("DEL", mark)
+				if marked != "" {
 					s.raw("SET", mark, marked)
 				}
 				var names ranks
@@ -474,7 +476,8 @@ func (s *scene) runVote(sc *Script, id, mark, known string, ticket uint64, say f
 		reply = nested
 	} else {
 		shortcut()
-		if reply = reply[1:]; len(reply) == 1 {
+		reply = reply[1:]
+		if len(reply) == 1 {
 			if r.Answer, err = granted(reply[0].(string)); err != nil {
 				s.t.Fatal(err)
 			}

@@ -67,7 +67,8 @@ func TestAQuestionSaysWhetherOthersWaitAndExtendsTheLease(t *testing.T) {
 						s.cancel(waiter, 0)
 					}
 					a := s.ask(owner)
-					if s.gets(a); a.Token != token || !a.Kept || a.More != more {
+					s.gets(a)
+					if a.Token != token || !a.Kept || a.More != more {
 						t.Errorf("%s, %v: %+v", what, m, a)
 					}
 				}

@@ -233,7 +233,8 @@ func TestAVoteTellsTheMarkForAsLongAsTheQuarantine(t *testing.T) {
 				s.raw("SET", s.srv.mark, strconv.FormatUint(mark, 10))
 				id := s.writer("A")
 				a := s.must(s.do(s.newcomer(id)))
-				if s.gets(a); a.Mark != mark && (age < quarantine || a.Mark != 0) {
+				s.gets(a)
+				if a.Mark != mark && (age < quarantine || a.Mark != 0) {
 					t.Errorf("a mark of %v ago, quarantine %v: the answer says %d, want %d", age, quarantine, a.Mark, mark)
 				}
 				if a.Mark != 0 && age > quarantine {
@@ -260,7 +261,8 @@ func TestAVoteTellsTheMarkUntilTheQuarantineIsOverToTheMicrosecond(t *testing.T)
 		s.raw("SET", s.srv.mark, strconv.FormatUint(mark, 10))
 		id := s.writer("A")
 		a := s.must(s.do(s.newcomer(id)))
-		if s.gets(a); a.Mark != mark {
+		s.gets(a)
+		if a.Mark != mark {
 			t.Errorf("at the end of a quarantine of %v the answer says %d, want %d", quarantine, a.Mark, mark)
 		}
 		s.release(id, 0)

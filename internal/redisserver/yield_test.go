@@ -136,7 +136,8 @@ func TestAYieldOfWhatAQuorumsServerHasForgottenTellsItsMark(t *testing.T) {
 		s.srv = NewMember(s.srv.Rdb, strings.TrimSuffix(s.srv.Inboxes, protocol.InboxChannel("", "")), time.Minute)
 		for _, age := range []time.Duration{0, 30 * time.Second} {
 			old, next := s.writer("A"), s.writer("A")
-			if s.raw("DEL", s.srv.mark); age > 0 {
+			s.raw("DEL", s.srv.mark)
+			if age > 0 {
 				s.raw("SET", s.srv.mark, strconv.FormatInt(s.now()*1000-age.Microseconds(), 10))
 			}
 			a := s.yield(old, next, 0)
