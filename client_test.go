@@ -14,6 +14,7 @@ import (
 
 	"github.com/leasedmutex/leased"
 	"github.com/leasedmutex/leased/internal/redistest"
+	"github.com/leasedmutex/leased/internal/redistest/around"
 )
 
 func TestNewAndHandlesDoNoIO(t *testing.T) {
@@ -54,22 +55,18 @@ func TestHooksOfARedisClientThatHeedsDeadlinesSeeTheCommandsOfLocks(t *testing.T
 	})
 }
 
-type wrapsNode struct{ *redis.Client }
-
-type wrapsAny struct{ redis.UniversalClient }
-
-type wrapsRing struct{ *redis.Ring }
-
 func TestATypeAroundARedisClientKeepsProofAndDeadlinesOrThatIsLogged(t *testing.T) {
+	node := func(c *redis.Client) redis.UniversalClient { return around.Node{Client: c} }
+	unknown := func(c *redis.Client) redis.UniversalClient { return around.Any{UniversalClient: c} }
 	for what, c := range map[string]struct {
 		wrap   func(*redis.Client) redis.UniversalClient
 		bounds bool // ContextTimeoutEnabled
 		flag   string
 		logged int
 	}{
-		"a node's":                       {func(c *redis.Client) redis.UniversalClient { return wrapsNode{c} }, true, ":c:", 0},
-		"a node's that ignores contexts": {func(c *redis.Client) redis.UniversalClient { return wrapsNode{c} }, false, ":c:", 1},
-		"one of which nothing is known":  {func(c *redis.Client) redis.UniversalClient { return wrapsAny{c} }, true, ":u:", 1},
+		"a node's":                       {node, true, ":c:", 0},
+		"a node's that ignores contexts": {node, false, ":c:", 1},
+		"one of which nothing is known":  {unknown, true, ":u:", 1},
 	} {
 		t.Run(what, func(t *testing.T) {
 			inVirtualTime(t, func(t *testing.T, s place) {
@@ -109,7 +106,7 @@ func TestThatAClustersCommandsAreUnboundedIsLogged(t *testing.T) {
 }
 
 func TestATypeAroundARingIsRefused(t *testing.T) {
-	if _, err := leased.New(wrapsRing{redis.NewRing(&redis.RingOptions{})}); err == nil {
+	if _, err := leased.New(around.Ring{Ring: redis.NewRing(&redis.RingOptions{})}); err == nil {
 		t.Error("accepted")
 	}
 }

@@ -1,7 +1,6 @@
 package leased
 
 import (
-	"context"
 	"hash/fnv"
 	"log/slog"
 	"testing"
@@ -10,27 +9,24 @@ import (
 
 	"github.com/leasedmutex/leased/internal/lockstate"
 	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/redistest/around"
 )
 
-// threeMasters are a Cluster's, none of which runs: which key is whose is made up.
-type threeMasters struct {
-	*redis.ClusterClient
-	nodes [3]*redis.Client
-}
-
-func (m threeMasters) MasterForKey(_ context.Context, key string) (*redis.Client, error) {
-	h := fnv.New32()
-	_, _ = h.Write([]byte(key))
-	return m.nodes[h.Sum32()%3], nil
-}
-
 func TestEachSubscriptionIsMadeAtAnotherMasterThanTheOneBefore(t *testing.T) {
-	rdb := threeMasters{ClusterClient: redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}})}
-	defer rdb.Close()
+	var masters [3]*redis.Client // none of which runs: which key is whose is made up
 	for i, addr := range []string{"127.0.0.1:2", "127.0.0.1:3", "127.0.0.1:4"} {
-		rdb.nodes[i] = redis.NewClient(&redis.Options{Addr: addr})
-		defer rdb.nodes[i].Close()
+		masters[i] = redis.NewClient(&redis.Options{Addr: addr})
+		defer masters[i].Close()
 	}
+	rdb := around.Cluster{
+		ClusterClient: redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}}),
+		Master: func(key string) (*redis.Client, error) {
+			h := fnv.New32()
+			_, _ = h.Write([]byte(key))
+			return masters[h.Sum32()%3], nil
+		},
+	}
+	defer rdb.Close()
 	c, err := New(rdb)
 	if err != nil {
 		t.Fatal(err)
@@ -77,13 +73,11 @@ func TestTheInboxLeavesANodeThatIsNoMasterAnyMore(t *testing.T) {
 	}
 }
 
-// panicking is a Cluster whose dialler or ClusterSlots panics.
-type panicking struct{ *redis.ClusterClient }
-
-func (panicking) MasterForKey(context.Context, string) (*redis.Client, error) { panic("a hook") }
-
 func TestTheInboxSurvivesAPanicWhileItLooksForAMaster(t *testing.T) {
-	rdb := panicking{redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}})}
+	rdb := around.Cluster{
+		ClusterClient: redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}}),
+		Master:        func(string) (*redis.Client, error) { panic("a hook") }, // or a dialler, or ClusterSlots
+	}
 	defer rdb.Close()
 	c, err := New(rdb, WithLogger(slog.New(slog.DiscardHandler)))
 	if err != nil {
@@ -107,10 +101,10 @@ func TestTheProofInAnIDIsThatOfTheDeployment(t *testing.T) {
 		want protocol.Proof
 	}{
 		"a node":                {node, protocol.Counted},
-		"a node, inside":        {struct{ *redis.Client }{node}, protocol.Counted},
+		"a node, inside":        {around.Node{Client: node}, protocol.Counted},
 		"a Cluster":             {cluster, protocol.Provisionally},
-		"a Cluster, inside":     {struct{ *redis.ClusterClient }{cluster}, protocol.Provisionally},
-		"nothing that is known": {struct{ redis.UniversalClient }{cluster}, protocol.Unproved},
+		"a Cluster, inside":     {around.Cluster{ClusterClient: cluster}, protocol.Provisionally},
+		"nothing that is known": {around.Any{UniversalClient: cluster}, protocol.Unproved},
 	} {
 		client, err := New(c.rdb)
 		if err != nil {

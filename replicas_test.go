@@ -12,6 +12,7 @@ import (
 
 	"github.com/leasedmutex/leased"
 	"github.com/leasedmutex/leased/internal/redistest"
+	"github.com/leasedmutex/leased/internal/redistest/around"
 )
 
 // replicated returns a client whose leases need a replica, and its deployment.
@@ -158,7 +159,7 @@ func TestALeaseWhoseRenewalNoReplicaHasIsLost(t *testing.T) {
 func TestALeaseOfAClientThatCannotBeComparedIsRenewed(t *testing.T) {
 	t.Parallel()
 	r := redistest.NewReplication(t, 1)
-	c := confirmed(t, ownClient{r.Primary().Client(), []string{"ours"}}, leased.WithTTL(time.Second))
+	c := confirmed(t, around.Node{Client: r.Primary().Client()}, leased.WithTTL(time.Second))
 	l, err := c.Mutex("x").LockContext(t.Context())
 	if err != nil {
 		t.Fatal(err)

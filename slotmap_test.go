@@ -16,6 +16,7 @@ import (
 	"github.com/leasedmutex/leased/internal/lockstate"
 	"github.com/leasedmutex/leased/internal/protocol"
 	"github.com/leasedmutex/leased/internal/redisserver"
+	"github.com/leasedmutex/leased/internal/redistest/around"
 )
 
 // reloads counts them.
@@ -251,7 +252,7 @@ func TestSlotsAreThoseOfAClusterAlsoInsideAnotherType(t *testing.T) {
 		want bool
 	}{
 		"a Cluster's":         {cluster, true},
-		"a Cluster's, inside": {struct{ *redis.ClusterClient }{cluster}, true},
+		"a Cluster's, inside": {around.Cluster{ClusterClient: cluster}, true},
 		"one server's":        {redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), false},
 	} {
 		client, err := New(c.rdb)

@@ -17,6 +17,7 @@ import (
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/redistest/around"
 )
 
 // A lock calls the user's code in the middle of Lock and Unlock: samplers, span
@@ -319,20 +320,6 @@ func TestAnInboxWhoseDiallerPanicsIsMadeAnew(t *testing.T) {
 	}
 }
 
-// reluctant is a user's type around a client, whose Subscribe calls breaks at the next calls once they are counted.
-type reluctant struct {
-	*redis.Client
-	calls  atomic.Int32
-	breaks func()
-}
-
-func (r *reluctant) Subscribe(ctx context.Context, channels ...string) *redis.PubSub {
-	if r.calls.Add(-1) >= 0 {
-		r.breaks()
-	}
-	return r.Client.Subscribe(ctx, channels...)
-}
-
 func TestAnInboxWhoseSubscribePanicsIsMadeAnew(t *testing.T) {
 	for how, breaks := range waysToBreak {
 		t.Run(how, func(t *testing.T) {
@@ -340,12 +327,19 @@ func TestAnInboxWhoseSubscribePanicsIsMadeAnew(t *testing.T) {
 				if s.members != nil {
 					t.Skip("about a client of one server")
 				}
-				rdb := &reluctant{Client: s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true }), breaks: breaks}
-				rdb.calls.Store(3)
-				c := clientOn(t, s, rdb)
+				var calls atomic.Int32
+				calls.Store(3)
+				c := clientOn(t, s, around.Node{
+					Client: s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true }),
+					BeforeSubscribe: func() {
+						if calls.Add(-1) >= 0 {
+							breaks()
+						}
+					},
+				})
 				unlock(t, lock(t, c.Mutex("x"))) // has the inbox subscribe
 				time.Sleep(10 * time.Second)
-				if n := rdb.calls.Load(); n >= 0 || !leased.Subscribed(c) {
+				if n := calls.Load(); n >= 0 || !leased.Subscribed(c) {
 					t.Errorf("subscribed: %v, and %d calls are left to break", leased.Subscribed(c), n)
 				}
 			})

@@ -11,6 +11,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 
 	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/redistest/around"
 )
 
 func TestABadNameIsRefusedWithoutACommand(t *testing.T) {
@@ -257,12 +258,6 @@ func TestARedisClientThatCannotKeepLocksIsRefused(t *testing.T) {
 	}
 }
 
-// ownClient is a user's type around a client. It has a slice, so its values cannot be compared.
-type ownClient struct {
-	*redis.Client
-	tags []string
-}
-
 // A replica has the mark of its server, and may lack a lease.
 func TestAQuorumRefusesRedisClientsThatFollowSentinel(t *testing.T) {
 	var rdbs []redis.UniversalClient
@@ -285,7 +280,7 @@ func TestAQuorumTakesRedisClientsThatCannotBeCompared(t *testing.T) {
 	for range 3 {
 		rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
 		defer rdb.Close()
-		rdbs = append(rdbs, ownClient{rdb, []string{"ours"}})
+		rdbs = append(rdbs, around.Node{Client: rdb})
 	}
 	c, err := leased.NewQuorum(rdbs)
 	if err != nil {

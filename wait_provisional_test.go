@@ -9,19 +9,14 @@ import (
 	"time"
 
 	mini "github.com/alicebob/miniredis/v2/server"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/redistest/around"
 )
-
-// likeCluster is a client of one server that is taken for a Cluster's.
-type likeCluster struct{ *redis.Client }
-
-func (likeCluster) Options() *redis.ClusterOptions { return &redis.ClusterOptions{} }
 
 // inCluster makes a client whose waiters no count proves gone.
 func inCluster(t *testing.T, s place) *leased.Client {
-	c := clientOn(t, s, likeCluster{s.connect(t)})
+	c := clientOn(t, s, around.LikeCluster{Client: s.connect(t)})
 	unlock(t, lock(t, c.Mutex("warm"))) // from here on its inbox is confirmed
 	synctest.Wait()
 	return c

@@ -16,10 +16,8 @@ import (
 
 	"github.com/leasedmutex/leased"
 	"github.com/leasedmutex/leased/internal/redistest"
+	"github.com/leasedmutex/leased/internal/redistest/around"
 )
-
-// wrapped stands for a user's own type that embeds a client of a Cluster.
-type wrapped struct{ *redis.ClusterClient }
 
 // afterPromotion bounds what follows the promotion of a replica. By itself, go-redis reloads
 // the slots only a minute after it last did.
@@ -43,7 +41,7 @@ func TestLocksOfAClusterGoOnSoonAfterAReplicaIsPromoted(t *testing.T) {
 			// default, and may choose the frozen node.
 			prompt := func(o *redis.ClusterOptions) { o.ContextTimeoutEnabled, o.ReadTimeout = true, time.Second }
 			client := func() *leased.Client {
-				return newClient(t, wrapped{c.NewClient(t, prompt)}, "", leased.WithTTL(15*time.Second))
+				return newClient(t, around.Cluster{ClusterClient: c.NewClient(t, prompt)}, "", leased.WithTTL(15*time.Second))
 			}
 			holder, waiter, newcomer := client(), client(), client()
 			for _, one := range []*leased.Client{holder, waiter, newcomer} {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/leasedmutex/leased/internal/protocol"
 	"github.com/leasedmutex/leased/internal/redistest"
+	"github.com/leasedmutex/leased/internal/redistest/around"
 )
 
 // road is a hook that stands in for the network and the server: a round trip takes a while, and each
@@ -529,7 +530,7 @@ func TestOnlyOneNodesOwnClientShares(t *testing.T) {
 		"a client":         {node, true},
 		"its clone":        {redis.NewClient(redistest.Options("127.0.0.1:0")), true},
 		"a Cluster":        {cluster, false},
-		"a type of a user": {struct{ *redis.Client }{node}, false},
+		"a type of a user": {around.Node{Client: node}, false},
 	} {
 		s := New(c.rdb, "")
 		if got := s.batches != nil; got != c.want {

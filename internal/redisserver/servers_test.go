@@ -14,6 +14,7 @@ import (
 
 	"github.com/leasedmutex/leased/internal/protocol"
 	"github.com/leasedmutex/leased/internal/redistest"
+	"github.com/leasedmutex/leased/internal/redistest/around"
 )
 
 var (
@@ -175,12 +176,9 @@ func TestAServerLearnsTheScriptsAlsoWhereAHookRewordsItsReplies(t *testing.T) {
 	}
 }
 
-// users is a type of the user's, which counts as the client that it embeds.
-type users struct{ *redis.Client }
-
 func TestTheErrorsOfOneNodesClientAreNamedAlsoInsideAnotherType(t *testing.T) {
 	rdb := redistest.MiniClient(t, redistest.Mini(t), func(o *redis.Options) { o.PoolSize = 1 })
-	one := New(users{rdb}, "")
+	one := New(around.Node{Client: rdb}, "")
 	conn := rdb.Conn() // the only one
 	if err := conn.Ping(t.Context()).Err(); err != nil {
 		t.Fatal(err)
