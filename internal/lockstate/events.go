@@ -513,26 +513,37 @@ func (l *Lock) grantedByMessage(id string, a protocol.Answer, now time.Time, fx 
 	case g.role() == byPlace && id == g.next.req.ID:
 		l.placeGranted(now, fx)
 	case g.role() == byYield && id == g.next.req.ID:
-		if g.next.sent {
-			l.pending.stale = true // the place may have been served before the yield, and its answer says whether it was
+		if !l.yieldedByMessage(a, now, fx) {
 			return
 		}
-		g.next.sent = true
-		if g.next.opts.Confirm || g.next.late(now) {
-			l.pending.stale = true // too late to be believed: ask again if the yield's answer is older
-			return
-		}
-		l.cancelLate(now, fx)
-		if l.inDoubt() {
-			l.cancelUnconfirmed(g.token, l.drawn(), l.time(g.minHoldUntil), true, now, fx, g.req)
-		}
-		l.becomeNext()
-		l.settleLeaving(fx) // the yield was carried out
-		l.hold(a, g.proved, ViaDirect, now)
 	default:
 		l.cancelUnknown(id, time.Time{}, fx)
 	}
 	l.applyRules(now, fx)
+}
+
+// yieldedByMessage handles a message that overtook the answer to a yield: the successor was granted.
+// It reports whether the message alone is believed, so that the yield is over. Otherwise its answer
+// decides.
+func (l *Lock) yieldedByMessage(a protocol.Answer, now time.Time, fx *Effects) bool {
+	g := &l.grant
+	if g.next.sent {
+		l.pending.stale = true // the place may have been served before the yield, and its answer says whether it was
+		return false
+	}
+	g.next.sent = true
+	if g.next.opts.Confirm || g.next.late(now) {
+		l.pending.stale = true // too late to be believed: ask again if the yield's answer is older
+		return false
+	}
+	l.cancelLate(now, fx)
+	if l.inDoubt() {
+		l.cancelUnconfirmed(g.token, l.drawn(), l.time(g.minHoldUntil), true, now, fx, g.req)
+	}
+	l.becomeNext()
+	l.settleLeaving(fx) // the yield was carried out
+	l.hold(a, g.proved, ViaDirect, now)
+	return true
 }
 
 // cancelUnknown cancels an id of ours that the lock does not know, because a late copy of a

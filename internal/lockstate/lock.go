@@ -446,14 +446,11 @@ func (l *Lock) ask(now time.Time, fx *Effects) {
 	if l.pending.verb != protocol.None {
 		return
 	}
-	head := l.waiting.first
-	// Until the inbox is confirmed, a message that the grant is wanted may not have reached us.
-	due := g.state == Held && g.askDue && !l.env.InboxPending() && (l.members != nil || l.instant(now) < g.idleTill)
-	if due || l.asksForReaders(now) {
-		g.askDue, l.pending = false, pending{verb: protocol.Acquire, held: true}
-		fx.Send = protocol.Command{Verb: protocol.Acquire, ID: g.req.ID, TTL: g.req.TTL, Held: true, At: now}
+	if l.questionDue(now) || l.asksForReaders(now) {
+		l.sendQuestion(now, fx)
 		return
 	}
+	head := l.waiting.first
 	if g.state == Held {
 		// Callers that left still wait for the outcome of the release, which the answer
 		// to an acquire would not give.

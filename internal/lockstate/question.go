@@ -17,6 +17,20 @@ const (
 	askSpread = LongestPoll / 6
 )
 
+// questionDue reports whether it is time to ask on behalf of the grant itself. Until the inbox is confirmed,
+// a message that the grant is wanted may not have reached us.
+func (l *Lock) questionDue(now time.Time) bool {
+	g := &l.grant
+	return g.state == Held && g.askDue && !l.env.InboxPending() && (l.members != nil || l.instant(now) < g.idleTill)
+}
+
+// sendQuestion sends the question: an acquire whose id holds the grant already.
+func (l *Lock) sendQuestion(now time.Time, fx *Effects) {
+	g := &l.grant
+	g.askDue, l.pending = false, pending{verb: protocol.Acquire, held: true}
+	fx.Send = protocol.Command{Verb: protocol.Acquire, ID: g.req.ID, TTL: g.req.TTL, Held: true, At: now}
+}
+
 // asksForReaders reports whether it is time to ask whether others still wait for a grant of readers. Other
 // readers of the process stay out meanwhile, and whoever made the grant wanted may have given up, or died,
 // since. A waiter that is alive repeats that it waits, and that puts the question off.
