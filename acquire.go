@@ -329,7 +329,8 @@ func (e *entry) unlock(ctx context.Context, now time.Time, pick func(*lockstate.
 	var gone chan struct{}
 	if waits {
 		e.mu.Lock()
-		if gone = w.extras().gone; gone == nil && caller.Await() { // usually settled by now, if the command ran here
+		gone = w.extras().gone
+		if gone == nil && caller.Await() { // usually settled by now, if the command ran here
 			gone = make(chan struct{})
 			w.extend().gone = gone
 		}
@@ -397,7 +398,8 @@ func (e *entry) concludeLocked(w *call, ends time.Time, late error) (err, why er
 	} else if caller.LeaveUnsettled() {
 		lastErr := e.lastKnownLocked().err
 		err = &notReleased{name: e.keys.Name(), ends: ends, lastErr: lastErr, ended: late}
-		if why = lastErr; lastErr == nil {
+		why = lastErr
+		if lastErr == nil {
 			why = late
 		}
 	}

@@ -121,7 +121,8 @@ func (c *canceler) flush() {
 		} else {
 			c.send(batch)
 		}
-		if over = c.giveUpIfStopped(); over {
+		over = c.giveUpIfStopped()
+		if over {
 			return
 		}
 	}
@@ -169,7 +170,8 @@ func (c *canceler) lane(master *redis.Client) {
 			return
 		}
 		c.send(batch)
-		if over = c.giveUpIfStopped(); over {
+		over = c.giveUpIfStopped()
+		if over {
 			return
 		}
 	}

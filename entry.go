@@ -291,7 +291,8 @@ func (e *entry) dispatch(what protocol.Command, inlineFor time.Duration) {
 	cmd := commands.Get().(*protocol.Command)
 	*cmd = what
 	if inlineFor > 0 && c.server.HonorsDeadlines() {
-		if sending = c.group.add(); sending {
+		sending = c.group.add()
+		if sending {
 			defer c.group.finished()
 			e.run(cmd, min(inlineFor, protocol.CommandTimeout))
 		}

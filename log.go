@@ -314,7 +314,8 @@ func (l *throttledLog) unconfirmed(name string, err error) {
 		if unconfirmed.over {
 			text = "a release was not confirmed, because a client was closed"
 		}
-		if err = unconfirmed.lastErr; err == nil { // the text of the whole names the lock
+		err = unconfirmed.lastErr
+		if err == nil { // the text of the whole names the lock
 			err = errSilent
 		}
 	}

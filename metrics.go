@@ -59,8 +59,8 @@ func newMetrics(c *Client, o *clientOptions) *metrics {
 		provider = otel.GetMeterProvider() // it delegates to a provider that is set later
 	}
 	i := instruments{meterOf(provider)}
-	m := &metrics{client: c, more: o.attributes}
-	if m.options = plainOptions(); len(m.more) > 0 {
+	m := &metrics{client: c, more: o.attributes, options: plainOptions()}
+	if len(m.more) > 0 {
 		m.options = newMeasureOptions(m.more)
 	}
 	m.wait = i.histogram("leased.wait.duration", "From the call for a lock until it was acquired or given up.")

@@ -85,7 +85,8 @@ func (q *asyncQueue[T]) run(done chan struct{}) {
 		}
 		batch, q.items = q.items, batch[:0]
 		q.mu.Unlock()
-		if next = len(batch); q.deliverAll != nil {
+		next = len(batch)
+		if q.deliverAll != nil {
 			q.call(func() { q.deliverAll(batch) })
 			clear(batch)
 			continue

@@ -87,7 +87,8 @@ func (s *slowWatch) look(now time.Time) {
 		}
 		e.restLocked()
 		e.mu.Unlock()
-		if found = append(found, one); len(found) > mostSlowLocks {
+		found = append(found, one)
+		if len(found) > mostSlowLocks {
 			found, more = found[:mostSlowLocks], more+1
 		}
 	}

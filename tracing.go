@@ -200,7 +200,8 @@ func (t *tracing) endWaitSpan(ctx context.Context, span trace.Span, w *waitRecor
 	events, from, blocker, behind := w.takeEvents()
 	tracer := t.tracer()
 	if span == nil && tracer != nil && len(events) > 0 {
-		if _, span = tracer.Start(ctx, spanWait, trace.WithTimestamp(w.began), t.attributes(w.handle.keys.Name(), c.Mode)); !span.IsRecording() {
+		_, span = tracer.Start(ctx, spanWait, trace.WithTimestamp(w.began), t.attributes(w.handle.keys.Name(), c.Mode))
+		if !span.IsRecording() {
 			span = nil
 		}
 	}

@@ -383,7 +383,7 @@ var mutants = []mutant{
 	{"the clocks are not compared", "watchdog.go", "		w.next = min(w.alarms[0].ownAlarm().due, w.instant(now.Add(compareEvery)))", "		w.next = w.alarms[0].ownAlarm().due", "TheWatchdogLooks"},
 
 	// what users are told
-	{"a log names the lock of an unconfirmed release", "log.go", "		if err = unconfirmed.lastErr; err == nil {", "		if unconfirmed.lastErr == nil {", "WithoutLockNamesLogs"},
+	{"a log names the lock of an unconfirmed release", "log.go", "		err = unconfirmed.lastErr\n		if err == nil {", "		if unconfirmed.lastErr == nil {", "WithoutLockNamesLogs"},
 	{"a cancelled wait returns a little later", "acquire.go", "			known := e.giveUp(w)", "			time.Sleep(5 * time.Millisecond)\n			known := e.giveUp(w)", "NoTimerLies"},
 	{"a downgraded lease keeps its writer's token", "internal/lockstate/handover.go", "			w.Mode, w.Token = protocol.Shared, g.readers", "			w.Mode = protocol.Shared", "TheTokenOfADowngradedLease|Downgrade"},
 	{"an awaited cancel is retried at leisure", "internal/lockstate/cancelschedule.go", "		if g.awaited() {\n			first", "		if false {\n			first", "SomebodyWaitsFor|ForTheSakeOf"},
