@@ -134,7 +134,7 @@ func (h *handle) wait(ctx context.Context, w *call, began time.Time) (*entry, er
 	if w.Ready != nil {
 		var admitted bool
 		if h.client.opts.profileLabels {
-			admitted = h.awaitLabelled(ctx, w)
+			admitted = h.awaitLabeled(ctx, w)
 		} else {
 			admitted = w.await(h.client, done)
 		}
@@ -172,8 +172,8 @@ func (w *call) await(c *Client, done <-chan struct{}) bool {
 	return true
 }
 
-// awaitLabelled is await with the lock's name and mode as profiler labels of the goroutine.
-func (h *handle) awaitLabelled(ctx context.Context, w *call) (admitted bool) {
+// awaitLabeled is await with the lock's name and mode as profiler labels of the goroutine.
+func (h *handle) awaitLabeled(ctx context.Context, w *call) (admitted bool) {
 	pprof.Do(ctx, pprof.Labels(string(attrLock), h.keys.Name(), string(attrMode), w.Mode.String()), func(context.Context) {
 		admitted = w.await(h.client, ctx.Done())
 	})

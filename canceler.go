@@ -103,7 +103,7 @@ func (c *canceler) begin() {
 // flush sends what is due, or passes it to lanes, until nothing is due. If user code ends its
 // goroutine, as testing.T.FailNow does, another goroutine continues.
 func (c *canceler) flush() {
-	unlabelled()
+	unlabeled()
 	over := false
 	defer func() {
 		if !over && !c.client.group.start(c.flush) {
@@ -153,7 +153,7 @@ func (c *canceler) enlist(master *redis.Client, cancels []*lockstate.Cancellatio
 // because the answers have changed what is due next. If user code ends its goroutine, another one
 // continues.
 func (c *canceler) lane(master *redis.Client) {
-	unlabelled()
+	unlabeled()
 	over := false
 	defer func() {
 		if !over && !c.client.group.start(func() { c.lane(master) }) {

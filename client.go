@@ -23,7 +23,7 @@ import (
 //	goroutine         runs                          ends with                waited for by
 //	watchdog          from the first lock on        watchdog.halt            group.wait
 //	inbox             from the first lock on        inbox.halt               group.wait
-//	senders           for a command or a batch,     the reply or a time-out  group.wait
+//	senders           for a command or a batch,     the reply or a timeout   group.wait
 //	                  in a Cluster while a master
 //	                  has cancels to carry out
 //	dividers          while batches for a Cluster   the masters being named  group.wait
@@ -136,7 +136,7 @@ type server interface {
 //
 // A *redis.Client should have ContextTimeoutEnabled set. Otherwise its commands cannot be
 // bounded one by one, and the locks use a clone of it on the same connection pool, with
-// separate time-outs. Hooks that were added to rdb are called when the clone dials, but not for
+// separate timeouts. Hooks that were added to rdb are called when the clone dials, but not for
 // its commands. A *redis.ClusterClient is not cloned, so New logs a warning if it lacks that option.
 //
 // rdb may also be your own type around one of these. If it has the method Options of a

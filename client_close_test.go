@@ -157,7 +157,7 @@ func TestUnlockAfterCloseSaysWhatBecameOfTheLock(t *testing.T) {
 		if err := l.Unlock(); err == nil {
 			t.Error("Unlock claims a release although the client does not talk to Redis any more")
 		}
-		if took := time.Since(began); took > 2*time.Second+time.Millisecond { // of it, a release time-out
+		if took := time.Since(began); took > 2*time.Second+time.Millisecond { // of it, a release timeout
 			t.Errorf("Unlock took until %v", took)
 		}
 		if s.value(t, "x") == "" {

@@ -21,7 +21,7 @@ import (
 //
 // An entry has two kinds of goroutine: the sender of a command, started by dispatch, and that of a
 // check's renewal, started by sendCheck. Both are owned by the client, ended by the reply or the
-// command's time-out, and waited for by Shutdown. A caller who would wait for a command's reply
+// command's timeout, and waited for by Shutdown. A caller who would wait for a command's reply
 // anyway runs the command in its own goroutine instead.
 
 // entry is one lock in use.

@@ -20,7 +20,7 @@ type group struct {
 
 // start runs f in a goroutine of the group, or returns false after close. The goroutine
 // inherits the profiler labels of the one that starts it. Goroutines that serve more than that
-// caller first call unlabelled.
+// caller first call unlabeled.
 func (g *group) start(f func()) bool {
 	n := g.enter()
 	if n == 0 {
@@ -117,6 +117,6 @@ func growStack(at int) byte {
 	return room[at]
 }
 
-// unlabelled removes the profiler labels of the calling goroutine. It inherited them from the
+// unlabeled removes the profiler labels of the calling goroutine. It inherited them from the
 // caller that happened to start it, and its work for others would be attributed to that caller.
-func unlabelled() { pprof.SetGoroutineLabels(context.Background()) }
+func unlabeled() { pprof.SetGoroutineLabels(context.Background()) }

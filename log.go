@@ -394,7 +394,7 @@ func (l *throttledLog) unknownClient() {
 }
 
 func (l *throttledLog) unbounded() {
-	l.write(slog.LevelWarn, "unbounded", "the commands of this Redis client cannot be bounded one by one; set its ContextTimeoutEnabled, and no time-out of -2")
+	l.write(slog.LevelWarn, "unbounded", "the commands of this Redis client cannot be bounded one by one; set its ContextTimeoutEnabled, and no timeout of -2")
 }
 
 func firstWord(err error) string {

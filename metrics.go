@@ -212,7 +212,7 @@ func (g *gauges) observe(_ context.Context, o metric.Observer) error {
 		members = append(members, each.members...)
 	}
 	sharedGauges.mu.Unlock()
-	locks := map[attribute.Distinct]*labelledUsage{}
+	locks := map[attribute.Distinct]*labeledUsage{}
 	for _, m := range members {
 		m.update()
 		m.addLocks(locks)
@@ -240,15 +240,15 @@ func (u *usage) add(v usage) {
 	u.oldestWait, u.oldestHold = max(u.oldestWait, v.oldestWait), max(u.oldestHold, v.oldestHold)
 }
 
-// labelledUsage is the usage of a series.
-type labelledUsage struct {
+// labeledUsage is the usage of a series.
+type labeledUsage struct {
 	usage
 	labels attribute.Set
 }
 
 // addLocks adds the client's callers that wait and those that hold: for all locks together or, if
 // locks have labels, for each label.
-func (m *metrics) addLocks(sum map[attribute.Distinct]*labelledUsage) {
+func (m *metrics) addLocks(sum map[attribute.Distinct]*labeledUsage) {
 	now := time.Since(m.client.began)
 	all := map[string]usage{}
 	if m.client.opts.lockLabel == nil {
@@ -279,7 +279,7 @@ func (m *metrics) addLocks(sum map[attribute.Distinct]*labelledUsage) {
 		if other := sum[labels.Equivalent()]; other != nil { // of another client
 			u.add(other.usage)
 		}
-		sum[labels.Equivalent()] = &labelledUsage{u, labels}
+		sum[labels.Equivalent()] = &labeledUsage{u, labels}
 	}
 }
 

@@ -82,7 +82,7 @@ func (in *inbox) reach() inboxReach {
 // run is the inbox's goroutine: owned by the client, ended by halt, waited for by Shutdown. If user
 // code ends it, as testing.T.FailNow does, another goroutine continues.
 func (in *inbox) run() {
-	unlabelled()
+	unlabeled()
 	in.began.Store(true)
 	over := false
 	defer func() {
@@ -269,7 +269,7 @@ func (in *inbox) attempt() (refused bool, err error) {
 // calls Redis and never blocks: a subscriber that does not read holds up the server.
 func (in *inbox) listen(sub *redis.PubSub) error {
 	// Whoever halts the inbox closes the subscription that is stored in it; a subscription that is
-	// made too late for that is refused its connection. The time-out is there because a frozen
+	// made too late for that is refused its connection. The timeout is there because a frozen
 	// server accepts connections and answers nothing.
 	ctx, cancel := context.WithTimeout(in.quit, confirmWait)
 	defer cancel()

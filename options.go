@@ -431,7 +431,7 @@ func WithLocalHandoffs(n int, tenure time.Duration) LockOption {
 func WithReleaseTimeout(d time.Duration) LockOption {
 	return lockOption(func(o *lockOptions) error {
 		if d <= 0 {
-			return invalid("release time-out %v must be positive", d)
+			return invalid("release timeout %v must be positive", d)
 		}
 		o.ReleaseTimeout = d
 		return nil
@@ -459,7 +459,7 @@ func WithReplicas(n int, timeout time.Duration) Option {
 			return invalid("replicas %d must be at least 1", n)
 		}
 		if timeout < time.Millisecond || timeout > time.Second || timeout%time.Millisecond != 0 {
-			return invalid("time-out %v for replicas must be whole milliseconds between 1 ms and 1 s", timeout)
+			return invalid("timeout %v for replicas must be whole milliseconds between 1 ms and 1 s", timeout)
 		}
 		o.replicas, o.replicasWait, o.lock.Confirm = n, timeout, true
 		return nil

@@ -59,7 +59,7 @@ func (q *asyncQueue[T]) add(item T) bool {
 // run is the queue's goroutine: owned by the client, ended by an empty queue, and waited for by
 // Shutdown, but only until its context ends, because deliver may be what called Shutdown.
 func (q *asyncQueue[T]) run(done chan struct{}) {
-	unlabelled()
+	unlabeled()
 	var batch []T
 	next, ended := 0, false
 	defer func() {

@@ -160,7 +160,7 @@ func (e *entry) noteBehindLocked(w *call) {
 }
 
 // startMember starts a goroutine that sends to a quorum's servers. Shutdown does not wait for those
-// that a server keeps waiting: they end with their time-outs.
+// that a server keeps waiting: they end with their timeouts.
 func (c *Client) startMember(f func()) bool {
 	return c.members.start(func() {
 		defer c.recoverPanic("a hook of the Redis client")

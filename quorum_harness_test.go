@@ -19,7 +19,7 @@ import (
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
-// The behaviour suite on a quorum: LEASED_SERVERS=quorum has every test of it run on five
+// The behavior suite on a quorum: LEASED_SERVERS=quorum has every test of it run on five
 // embedded servers too. What a test does to the server, by its client, is done to all.
 // Tests about the connection to one server are skipped.
 

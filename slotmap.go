@@ -29,10 +29,10 @@ const (
 // After a command has failed in such a way, the map is reloaded every half second until no command
 // has failed for some time. After each reload, one lock that waits out a pause probes Redis. While
 // the first reload after a failure is under way, commands wait a little for it: at a frozen node
-// they would be lost, and hold up their locks for another time-out.
+// they would be lost, and hold up their locks for another timeout.
 //
 // go-redis reloads the map from a node chosen at random, and if that node is frozen, waits for its
-// whole read time-out, which is 5 s by default. Its ReloadState does one reload after another, so a
+// whole read timeout, which is 5 s by default. Its ReloadState does one reload after another, so a
 // frozen node would hold up all of them. ForEachMaster begins with a reload too, but separately in
 // each call, so if one does not come back, another one is started. (A deadline would not do: when
 // it ends, no node is left to ask, and go-redis forgets all addresses except those that it was made
@@ -176,7 +176,7 @@ func (m *slotMap) run(number int) {
 	defer m.ended(number)
 	defer m.client.recoverPanic("the Redis client, which was to read its Cluster's slots,")
 	if all, ok := m.rdb.(masterVisitor); ok {
-		// Close does not end this: see the type. go-redis' own time-outs do.
+		// Close does not end this: see the type. go-redis' own timeouts do.
 		var mu sync.Mutex // the function is called in a goroutine for each master
 		var masters []string
 		err := all.ForEachMaster(context.WithoutCancel(m.client.base), func(_ context.Context, node *redis.Client) error {

@@ -72,7 +72,7 @@ func TestVirtualSlotsAreReloadedHalfASecondApartWhileCommandsFail(t *testing.T) 
 }
 
 // frozenNode is a client of a Cluster one of whose nodes is frozen: a reload that asks that
-// one comes back when its read time-out ends.
+// one comes back when its read timeout ends.
 type frozenNode struct {
 	reloads
 	asks func(n int) bool // whether the n-th reload asks the frozen one
@@ -169,7 +169,7 @@ func TestVirtualSlotsAreReloadedForWhatAnotherNodeMayMend(t *testing.T) {
 	}{
 		"refused connection":    {&net.OpError{Op: "dial", Err: errors.New("connection refused")}, true},
 		"connection closed":     {io.EOF, true},
-		"time-out":              {context.DeadlineExceeded, true},
+		"timeout":               {context.DeadlineExceeded, true},
 		"a slot that has moved": {answer("MOVED 42 127.0.0.1:7000"), true},
 		"slots not served":      {answer("CLUSTERDOWN Hash slot not served"), true},
 		"a slot on its way":     {answer("TRYAGAIN Multiple keys request during rehashing of slot"), false},

@@ -117,7 +117,7 @@ func callSite() string {
 }
 
 // slow logs that a caller has waited, or has been inside, for long: for each lock, one of either in a
-// minute. Where callers wait for a stuck lock in turn, each until its own time-out, each is slow.
+// minute. Where callers wait for a stuck lock in turn, each until its own timeout, each is slow.
 func (l *throttledLog) slow(s *slowLock) {
 	l.later(func() {
 		if s.hold > 0 {

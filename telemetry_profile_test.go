@@ -28,8 +28,8 @@ func goroutines(t *testing.T, function string) (groups []string) {
 	return groups
 }
 
-// labelled runs f with a profiler label that no other test uses.
-func labelled(value string, f func(ctx context.Context)) {
+// labeled runs f with a profiler label that no other test uses.
+func labeled(value string, f func(ctx context.Context)) {
 	pprof.Do(context.Background(), pprof.Labels("request", value), f)
 }
 
@@ -40,7 +40,7 @@ func TestGoroutinesOfTheClientHaveNoLabelsOfTheFirstCaller(t *testing.T) {
 		r := newRecorder(t)
 		blocked := make(chan struct{})
 		c := newClient(t, s, leased.WithTracerProvider(r), leased.WithLossHandler(func(leased.LossEvent) { <-blocked }))
-		labelled("first", func(context.Context) {
+		labeled("first", func(context.Context) {
 			l := lock(t, c.Mutex("x"))
 			time.Sleep(time.Second)
 			s.rdb.Del(context.Background(), "x")
@@ -65,7 +65,7 @@ func TestGoroutinesOfTheClientHaveNoLabelsOfTheFirstCaller(t *testing.T) {
 	})
 }
 
-func TestGoroutinesThatWaitAreLabelledWithTheLocksNameIfAskedFor(t *testing.T) {
+func TestGoroutinesThatWaitAreLabeledWithTheLocksNameIfAskedFor(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		for _, on := range []bool{false, true} {
 			var opts []leased.Option
@@ -79,7 +79,7 @@ func TestGoroutinesThatWaitAreLabelledWithTheLocksNameIfAskedFor(t *testing.T) {
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
-				labelled("order", func(ctx context.Context) {
+				labeled("order", func(ctx context.Context) {
 					l, err := rw.RLockContext(ctx)
 					if err != nil {
 						t.Error(err)

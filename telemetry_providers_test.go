@@ -93,7 +93,7 @@ func alone(t *testing.T) bool {
 	return false
 }
 
-func TestProvidersThatAreSetAfterNewAreHonoured(t *testing.T) {
+func TestProvidersThatAreSetAfterNewAreHonored(t *testing.T) {
 	if !alone(t) {
 		return
 	}

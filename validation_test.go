@@ -193,19 +193,19 @@ func TestABadOptionIsRefused(t *testing.T) {
 	onBoth(t, func(t *testing.T, s place) {
 		c := newClient(t, s)
 		for what, o := range map[string]leased.LockOption{
-			"nil option":           nil,
-			"TTL zero":             leased.WithTTL(0),
-			"TTL negative":         leased.WithTTL(-time.Second),
-			"TTL below 100 ms":     leased.WithTTL(99 * time.Millisecond),
-			"TTL in microseconds":  leased.WithTTL(time.Second + time.Microsecond),
-			"TTL huge":             leased.WithTTL(1<<63 - 1),
-			"maximum hold":         leased.WithMaxHold(-1),
-			"idle hold":            leased.WithIdleHold(-1),
-			"idle hold huge":       leased.WithIdleHold(1<<63 - 1),
-			"no hand-off":          leased.WithLocalHandoffs(0, time.Second),
-			"negative tenure":      leased.WithLocalHandoffs(1, -1),
-			"release time-out":     leased.WithReleaseTimeout(0),
-			"release time-out < 0": leased.WithReleaseTimeout(-1),
+			"nil option":          nil,
+			"TTL zero":            leased.WithTTL(0),
+			"TTL negative":        leased.WithTTL(-time.Second),
+			"TTL below 100 ms":    leased.WithTTL(99 * time.Millisecond),
+			"TTL in microseconds": leased.WithTTL(time.Second + time.Microsecond),
+			"TTL huge":            leased.WithTTL(1<<63 - 1),
+			"maximum hold":        leased.WithMaxHold(-1),
+			"idle hold":           leased.WithIdleHold(-1),
+			"idle hold huge":      leased.WithIdleHold(1<<63 - 1),
+			"no hand-off":         leased.WithLocalHandoffs(0, time.Second),
+			"negative tenure":     leased.WithLocalHandoffs(1, -1),
+			"release timeout":     leased.WithReleaseTimeout(0),
+			"release timeout < 0": leased.WithReleaseTimeout(-1),
 		} {
 			refusesAll(t, c.Mutex("x", o), leased.ErrInvalidOption)
 			if _, err := leased.New(s.rdb, o); !errors.Is(err, leased.ErrInvalidOption) {

@@ -19,7 +19,7 @@ import (
 // that follow.
 //
 // There are four kinds of goroutine here: the watchdog, see run; a sender for each batch of
-// renewals, which is owned by the client, ended by the replies or the time-outs of its round trips,
+// renewals, which is owned by the client, ended by the replies or the timeouts of its round trips,
 // and waited for by Shutdown; one that spreads batches, see spread; and in a Cluster one that
 // divides what is due among the masters, see send.
 
@@ -145,7 +145,7 @@ func (w *watchdog) halt() { w.once.Do(func() { close(w.quit) }) }
 // run is the watchdog's goroutine: owned by the client, ended by halt, waited for by
 // Shutdown.
 func (w *watchdog) run() {
-	unlabelled()
+	unlabeled()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	var due []timerTarget
@@ -226,7 +226,7 @@ func (w *watchdog) sendTogether(batch []protocol.Renewal) {
 // Its goroutine is owned by the client, ended by the end of that time or by halt, and waited for by
 // Shutdown.
 func (w *watchdog) spread(parts [][]protocol.Renewal, over time.Duration) {
-	unlabelled()
+	unlabeled()
 	ctx, stop := context.WithTimeout(context.Background(), over)
 	defer stop()
 	answered := make(chan struct{}) // closed when the batch before was answered

@@ -363,7 +363,7 @@ func TestPicturesAreTheSameEachTimeAndWellFormed(t *testing.T) {
 			}
 		}
 		if _, drawn, _ := bytes.Cut(first, []byte("</style>")); bytes.Contains(drawn, []byte("#")) {
-			t.Errorf("%s has colours that do not change on a dark page", name)
+			t.Errorf("%s has colors that do not change on a dark page", name)
 		}
 	}
 }

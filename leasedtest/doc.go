@@ -9,7 +9,7 @@
 //
 // Nothing of the library is imitated: the client is what [leased.New] returns, and the
 // embedded server, miniredis, runs the same scripts as Redis does. The library's own
-// behaviour tests run on it. When the test ends, the client is closed, and the test fails
+// behavior tests run on it. When the test ends, the client is closed, and the test fails
 // if a lease was not unlocked by then. Outside a bubble of testing/synctest such a test takes
 // 5 s longer, for which closing the client waits for the Unlock.
 //

@@ -37,7 +37,7 @@ func TestLocksOfAClusterGoOnSoonAfterAReplicaIsPromoted(t *testing.T) {
 			t.Parallel()
 			c := redistest.NewCluster(t)
 			strain := redistest.NewStrain(t)
-			// go-redis reads the slots from a randomly chosen node, with a time-out of its own, 5 s by
+			// go-redis reads the slots from a randomly chosen node, with a timeout of its own, 5 s by
 			// default, and may choose the frozen node.
 			prompt := func(o *redis.ClusterOptions) { o.ContextTimeoutEnabled, o.ReadTimeout = true, time.Second }
 			client := func() *leased.Client {

@@ -335,7 +335,7 @@ var mutants = []mutant{
 	{"a release is sent under the first waiter's span", "internal/lockstate/status.go", "	case l.pending.verb == protocol.Release || l.pending.verb == protocol.Yield:\n		return l.leaving.last\n", "", "TestTraceHasCommands"},
 	{"commands of a call that is not sampled begin traces", "tracing.go", "	w.extend().under = span // also if it is not sampled: then its commands are not either\n	if !span.IsRecording() {\n		return nil\n	}\n", "	if !span.IsRecording() {\n		return nil\n	}\n	w.extend().under = span\n", "TestTrace"},
 	{"a batch of renewals is sent under the first lock's span", "tracing.go", "	if len(batch) != 1 {\n		return nil\n	}\n	e := batch", "	e := batch", "TestTrace"},
-	{"the client's goroutines have the first caller's labels", "group.go", "func unlabelled() { pprof.SetGoroutineLabels(context.Background()) }", "func unlabelled() { _ = pprof.SetGoroutineLabels }", "TestGoroutines"},
+	{"the client's goroutines have the first caller's labels", "group.go", "func unlabeled() { pprof.SetGoroutineLabels(context.Background()) }", "func unlabeled() { _ = pprof.SetGoroutineLabels }", "TestGoroutines"},
 	{"Unlock does not wait for its spans' end", "acquire.go", "		e.client.tracing.awaitDelivery(e.client.recordHold(&held))\n", "		e.client.recordHold(&held)\n", "TestAFlush"},
 	{"who does not get the lock does not wait for its span's end", "acquire.go", "		c.tracing.awaitDelivery(delivered)\n", "		_ = delivered\n", "TestAFlush"},
 	{"each Unlock waits for a processor that blocks", "tracing.go", "		t.behind.Store(true)\n", "", "TestUnlockWaits"},
