@@ -193,16 +193,6 @@ func TestCancelledCallsDuringAnOutageLeaveNothingPiledUp(t *testing.T) {
 	}
 }
 
-// slowAnswer is an error of Redis whose text takes a while.
-type slowAnswer struct{}
-
-func (slowAnswer) Error() string {
-	time.Sleep(1500 * time.Millisecond) // of virtual time: what the text takes
-	return "LOADING Redis is loading the dataset in memory"
-}
-
-func (slowAnswer) RedisError() {}
-
 // refusingOnce fails the next request once it is told to.
 type refusingOnce struct {
 	*stubServer
@@ -211,16 +201,24 @@ type refusingOnce struct {
 
 func (s *refusingOnce) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) (protocol.Answer, error) {
 	if s.next.CompareAndSwap(true, false) {
-		return protocol.Answer{}, slowAnswer{}
+		return protocol.Answer{}, errNoAnswer
 	}
 	return s.stubServer.Do(ctx, k, c)
+}
+
+// slowly is a back-off policy that takes its time.
+type slowly struct{}
+
+func (slowly) NextBackOff() time.Duration {
+	time.Sleep(2 * probeEvery) // of virtual time
+	return time.Minute
 }
 
 // A probe may be due between the failure of a command and the pause of its lock. It finds no
 // lock that waits out a pause, but that is not the end of the outage.
 func TestVirtualAProbeThatOvertakesAFailureEndsNoOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := onStub(t, 0, 0, WithBackOff(func() BackOff { return eachMinute{} }))
+		c := onStub(t, 0, 0, WithBackOff(func() BackOff { return slowly{} }))
 		server := &refusingOnce{stubServer: c.server.(*stubServer)}
 		c.server = server
 		c.group.start(c.watchdog.run)
@@ -265,10 +263,6 @@ func TestVirtualAProbeThatIsAskedForBeforeAFailureIsNotedComesSoon(t *testing.T)
 		next("asked for before the previous failure was noted", probeEvery)
 	})
 }
-
-type eachMinute struct{}
-
-func (eachMinute) NextBackOff() time.Duration { return time.Minute }
 
 // An outage has the renewals of all locks fail within seconds, and that is no fault of the logger.
 func TestRenewalsThatFailTogetherDropNoLines(t *testing.T) {

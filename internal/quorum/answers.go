@@ -569,7 +569,8 @@ func (l *Lock) askLost(op *Op, i int, fx *Effects) {
 	case !p.lost:
 		op.settle(i, outcomeSkipped)
 	default:
-		if l.ask(op, op.req, i, fx); !p.asking {
+		l.ask(op, op.req, i, fx)
+		if !p.asking {
 			op.outcomes[i] = outcomeLost
 		}
 	}

@@ -86,7 +86,8 @@ func (l *Lock) tokenOf(r *request) (token, clock uint64, kept bool) {
 		}
 	}
 	slices.Sort(clocks)
-	if clock = clocks[len(clocks)-l.cfg.Need]; clock+near >= token {
+	clock = clocks[len(clocks)-l.cfg.Need]
+	if clock+near >= token {
 		clock = max(clock, token)
 	}
 	return token, clock, n >= l.cfg.Need

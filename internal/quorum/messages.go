@@ -13,7 +13,8 @@ func (l *Lock) Receive(server int, m *protocol.Message, now time.Time, fx *Effec
 	r := l.parts[m.ID]
 	var p *part
 	if r != nil {
-		if p = &r.parts[server]; p.id != m.ID && (m.Kind != protocol.MessageRevoked || p.lostID != m.ID) {
+		p = &r.parts[server]
+		if p.id != m.ID && (m.Kind != protocol.MessageRevoked || p.lostID != m.ID) {
 			p = nil
 		}
 	}
@@ -48,13 +49,15 @@ func (l *Lock) Receive(server int, m *protocol.Message, now time.Time, fx *Effec
 			l.pass(r, m, fx)
 			return
 		}
-		if p.more = true; r.token == 0 {
+		p.more = true
+		if r.token == 0 {
 			l.plan(r, now)
 		} else {
 			l.pass(r, m, fx)
 		}
 	case protocol.MessageUnwanted:
-		if p.more = false; p.state == owned && r.token != 0 && !l.moreWait(r) { // else a server has yet to say so
+		p.more = false
+		if p.state == owned && r.token != 0 && !l.moreWait(r) { // else a server has yet to say so
 			l.pass(r, m, fx)
 		}
 	case protocol.MessageEnds:

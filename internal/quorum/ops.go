@@ -206,7 +206,8 @@ func (l *Lock) release(op *Op, i int, now time.Time, fx *Effects) {
 	case p.lostAndAsked():
 		l.awaitLost(op, i, fx)
 	case p.state == owned || p.unasked():
-		if l.withdraw(r, i); (r.doubted || p.doubted) && p.inDoubt() {
+		l.withdraw(r, i)
+		if (r.doubted || p.doubted) && p.inDoubt() {
 			l.endDoubted(op, i, fx)
 			return
 		}
