@@ -257,33 +257,29 @@ func TestInspectAndForceUnlockEndWithTheirContext(t *testing.T) {
 
 // With a context that can be canceled, they are sent in a goroutine of the client.
 func TestWhatAHookDoesInInspectComesOutInItsCaller(t *testing.T) {
-	for how, breaks := range waysToBreak {
-		t.Run(how, func(t *testing.T) {
-			inVirtualTime(t, func(t *testing.T, s place) {
-				if s.members != nil {
-					t.Skip("a quorum has tests of its own")
-				}
-				var hook faulty
-				rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
-				s.hook(rdb, &hook)
-				c := clientOn(t, s, rdb)
-				warm(t, s, c)
-				ctx, cancel := context.WithCancel(context.Background())
-				defer cancel()
-				hook.breaks = breaks
-				for what, call := range map[string]func() error{
-					"Inspect":     func() error { _, err := c.Inspect(ctx, "x"); return err },
-					"ForceUnlock": func() error { return c.ForceUnlock(ctx, "x") },
-				} {
-					hook.faults.Store(1)
-					var err error
-					p := panics(func() { err = call() })
-					if how == "panics" && p != "a hook's bug" || how != "panics" && (p != nil || err == nil) {
-						t.Errorf("%s panicked with %v and returned %v", what, p, err)
-					}
-					must(t, call())
-				}
-			})
-		})
-	}
+	inEachWayToBreak(t, func(t *testing.T, s place, how string, breaks func()) {
+		if s.members != nil {
+			t.Skip("a quorum has tests of its own")
+		}
+		var hook faulty
+		rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+		s.hook(rdb, &hook)
+		c := clientOn(t, s, rdb)
+		warm(t, s, c)
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		hook.breaks = breaks
+		for what, call := range map[string]func() error{
+			"Inspect":     func() error { _, err := c.Inspect(ctx, "x"); return err },
+			"ForceUnlock": func() error { return c.ForceUnlock(ctx, "x") },
+		} {
+			hook.faults.Store(1)
+			var err error
+			p := panics(func() { err = call() })
+			if how == "panics" && p != "a hook's bug" || how != "panics" && (p != nil || err == nil) {
+				t.Errorf("%s panicked with %v and returned %v", what, p, err)
+			}
+			must(t, call())
+		}
+	})
 }

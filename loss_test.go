@@ -94,13 +94,17 @@ func TestALossThatNobodyHasNoticedIsNotToldByAnUnlockThatAsksNobody(t *testing.T
 		s.forget(t)
 		unlock(t, lock(t, newClient(t, s).Mutex("x")))
 	}
+	// lostBeforeAnother has a process lose x while another of its callers waits.
+	lostBeforeAnother := func(t *testing.T, s place) (first *leased.Lease, second <-chan *leased.Lease) {
+		mu := newClient(t, s).Mutex("x")
+		first, second = lock(t, mu), locking(t, mu)
+		synctest.Wait()
+		enter(t, s)
+		return first, second
+	}
 	t.Run("another caller goes on", func(t *testing.T) {
 		inVirtualTime(t, func(t *testing.T, s place) {
-			mu := newClient(t, s).Mutex("x")
-			first := lock(t, mu)
-			second := locking(t, mu)
-			synctest.Wait()
-			enter(t, s)
+			first, second := lostBeforeAnother(t, s)
 			if err := first.Unlock(); err != nil {
 				t.Errorf("a hand-off within the process says %v", err)
 			}
@@ -158,11 +162,7 @@ func TestALossThatNobodyHasNoticedIsNotToldByAnUnlockThatAsksNobody(t *testing.T
 	})
 	t.Run("Check asks first", func(t *testing.T) {
 		inVirtualTime(t, func(t *testing.T, s place) {
-			mu := newClient(t, s).Mutex("x")
-			first := lock(t, mu)
-			second := locking(t, mu)
-			synctest.Wait()
-			enter(t, s)
+			first, second := lostBeforeAnother(t, s)
 			isAll(t, first.Check(t.Context()), leased.ErrLeaseLost)
 			isAll(t, first.Unlock(), leased.ErrLeaseLost)
 			unlock(t, <-second) // by a grant of its own

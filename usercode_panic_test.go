@@ -287,64 +287,56 @@ func (b *brokenDial) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.P
 
 // The inbox dials in a goroutine of the client, where no user code could recover.
 func TestAnInboxWhoseDiallerPanicsIsMadeAnew(t *testing.T) {
-	for how, breaks := range waysToBreak {
-		t.Run(how, func(t *testing.T) {
-			inVirtualTime(t, func(t *testing.T, s place) {
-				hook := &brokenDial{breaks: breaks}
-				rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
-				s.hook(rdb, hook)
-				must(t, rdb.Ping(context.Background()).Err()) // a connection for the commands
-				c := clientOn(t, s, rdb)
-				other := newClient(t, s)
-				hook.dials.Store(3)
-				unlock(t, lock(t, c.Mutex("x"))) // has the inbox dial
-				time.Sleep(time.Millisecond)     // of virtual time: there is a pause before the next one
-				if n := hook.dials.Load(); n != 2 && s.members == nil {
-					t.Fatalf("%d dials are left to break", n)
-				}
-				time.Sleep(3 * time.Second)
-				if n := hook.dials.Load(); n >= 0 {
-					t.Fatalf("%d dials are left to break", n)
-				}
-				held := lock(t, other.Mutex("x"))
-				next := locking(t, c.Mutex("x"))
-				synctest.Wait()
-				began := time.Now()
-				unlock(t, held)
-				unlock(t, closesSoon(t, "who waits gets in", next))
-				if took := time.Since(began); took > 10*time.Millisecond {
-					t.Errorf("heard of the hand-off after %v", took)
-				}
-			})
-		})
-	}
+	inEachWayToBreak(t, func(t *testing.T, s place, _ string, breaks func()) {
+		hook := &brokenDial{breaks: breaks}
+		rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+		s.hook(rdb, hook)
+		must(t, rdb.Ping(context.Background()).Err()) // a connection for the commands
+		c := clientOn(t, s, rdb)
+		other := newClient(t, s)
+		hook.dials.Store(3)
+		unlock(t, lock(t, c.Mutex("x"))) // has the inbox dial
+		time.Sleep(time.Millisecond)     // of virtual time: there is a pause before the next one
+		if n := hook.dials.Load(); n != 2 && s.members == nil {
+			t.Fatalf("%d dials are left to break", n)
+		}
+		time.Sleep(3 * time.Second)
+		if n := hook.dials.Load(); n >= 0 {
+			t.Fatalf("%d dials are left to break", n)
+		}
+		held := lock(t, other.Mutex("x"))
+		next := locking(t, c.Mutex("x"))
+		synctest.Wait()
+		began := time.Now()
+		unlock(t, held)
+		unlock(t, closesSoon(t, "who waits gets in", next))
+		if took := time.Since(began); took > 10*time.Millisecond {
+			t.Errorf("heard of the hand-off after %v", took)
+		}
+	})
 }
 
 func TestAnInboxWhoseSubscribePanicsIsMadeAnew(t *testing.T) {
-	for how, breaks := range waysToBreak {
-		t.Run(how, func(t *testing.T) {
-			inVirtualTime(t, func(t *testing.T, s place) {
-				if s.members != nil {
-					t.Skip("about a client of one server")
+	inEachWayToBreak(t, func(t *testing.T, s place, _ string, breaks func()) {
+		if s.members != nil {
+			t.Skip("about a client of one server")
+		}
+		var calls atomic.Int32
+		calls.Store(3)
+		c := clientOn(t, s, around.Node{
+			Client: s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true }),
+			BeforeSubscribe: func() {
+				if calls.Add(-1) >= 0 {
+					breaks()
 				}
-				var calls atomic.Int32
-				calls.Store(3)
-				c := clientOn(t, s, around.Node{
-					Client: s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true }),
-					BeforeSubscribe: func() {
-						if calls.Add(-1) >= 0 {
-							breaks()
-						}
-					},
-				})
-				unlock(t, lock(t, c.Mutex("x"))) // has the inbox subscribe
-				time.Sleep(10 * time.Second)
-				if n := calls.Load(); n >= 0 || !leased.Subscribed(c) {
-					t.Errorf("subscribed: %v, and %d calls are left to break", leased.Subscribed(c), n)
-				}
-			})
+			},
 		})
-	}
+		unlock(t, lock(t, c.Mutex("x"))) // has the inbox subscribe
+		time.Sleep(10 * time.Second)
+		if n := calls.Load(); n >= 0 || !leased.Subscribed(c) {
+			t.Errorf("subscribed: %v, and %d calls are left to break", leased.Subscribed(c), n)
+		}
+	})
 }
 
 // What an operator asks a quorum, and the PINGs to a server that does not answer, are sent in goroutines
@@ -446,6 +438,15 @@ func TestACancelWhoseHookEndsItsGoroutineIsSentAgain(t *testing.T) {
 var waysToBreak = map[string]func(){
 	"panics":             func() { panic("a hook's bug") },
 	"ends its goroutine": runtime.Goexit,
+}
+
+// inEachWayToBreak runs f in virtual time with each of waysToBreak.
+func inEachWayToBreak(t *testing.T, f func(t *testing.T, s place, how string, breaks func())) {
+	for how, breaks := range waysToBreak {
+		t.Run(how, func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, s place) { f(t, s, how, breaks) })
+		})
+	}
 }
 
 // The deferred Unlock that an earlier one is repeated by must not say that all is well.

@@ -362,12 +362,19 @@ func TestVirtualAPolicyWithoutPausesIsAskedAgainEach5Milliseconds(t *testing.T) 
 	})
 }
 
+// unanswered makes a client whose commands get no answer any more, on connections that it has used,
+// before answer is called.
+func unanswered(t *testing.T, s place) (c *leased.Client, answer func(*testing.T)) {
+	var way hang
+	c = clientOn(t, s, s.connect(t, way.change))
+	unlock(t, lock(t, c.Mutex("another")))
+	way.start()
+	return c, way.end
+}
+
 func TestVirtualTryLockContextReturnsAfterTwoSecondsWithoutAnAnswer(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
-		var way hang
-		c := clientOn(t, s, s.connect(t, way.change))
-		unlock(t, lock(t, c.Mutex("another")))
-		way.start()
+		c, answer := unanswered(t, s)
 		began := time.Now()
 		_, err := c.Mutex("x").TryLockContext(context.Background())
 		isAll(t, err, leased.ErrNotAcquired)
@@ -379,16 +386,13 @@ func TestVirtualTryLockContextReturnsAfterTwoSecondsWithoutAnAnswer(t *testing.T
 		} else {
 			t.Logf("it took %v: %v", d, err)
 		}
-		way.end(t)
+		answer(t)
 	})
 }
 
 func TestVirtualTryLockReturnsAfterASecondWhateverRedisIsDoing(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
-		var way hang
-		c := clientOn(t, s, s.connect(t, way.change))
-		unlock(t, lock(t, c.Mutex("another")))
-		way.start()
+		c, answer := unanswered(t, s)
 		began := time.Now()
 		if c.Mutex("x").TryLock() {
 			t.Error("it got a lock without an answer")
@@ -396,6 +400,6 @@ func TestVirtualTryLockReturnsAfterASecondWhateverRedisIsDoing(t *testing.T) {
 		if d := time.Since(began); d > time.Second || s.members == nil && d < time.Second {
 			t.Errorf("it took %v", d)
 		}
-		way.end(t)
+		answer(t)
 	})
 }
