@@ -105,6 +105,48 @@ func TestThatAClustersCommandsAreUnboundedIsLogged(t *testing.T) {
 	}
 }
 
+// What comes before a command on a connection that is dialed has 2 s, however often a lock asks, although
+// the user's own commands have longer.
+func TestVirtualAConnectionWhoseOnConnectOrCredentialsTakeMoreThan2sNeverCarriesALock(t *testing.T) {
+	const under, over = 1900 * time.Millisecond, 2100 * time.Millisecond
+	sleep := func(ctx context.Context, d time.Duration) error {
+		select {
+		case <-time.After(d): // of virtual time
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	for what, slow := range map[string]func(*redis.Options, time.Duration){
+		"OnConnect": func(o *redis.Options, d time.Duration) {
+			o.OnConnect = func(ctx context.Context, _ *redis.Conn) error { return sleep(ctx, d) }
+		},
+		"a provider of credentials": func(o *redis.Options, d time.Duration) {
+			o.CredentialsProviderContext = func(ctx context.Context) (string, string, error) { return "", "", sleep(ctx, d) }
+		},
+	} {
+		for takes, enters := range map[time.Duration]bool{under: true, over: false} {
+			t.Run(what+" in "+takes.String(), func(t *testing.T) {
+				inVirtualTime(t, func(t *testing.T, s place) {
+					c := clientOn(t, s, s.connect(t, func(o *redis.Options) {
+						o.ReadTimeout = time.Minute
+						slow(o, takes)
+					}))
+					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+					defer cancel()
+					l, err := c.Mutex("x").LockContext(ctx)
+					if (err == nil) != enters {
+						t.Errorf("LockContext returned %v", err)
+					}
+					if err == nil {
+						unlock(t, l)
+					}
+				})
+			})
+		}
+	}
+}
+
 func TestATypeAroundARingIsRefused(t *testing.T) {
 	if _, err := leased.New(around.Ring{Ring: redis.NewRing(&redis.RingOptions{})}); err == nil {
 		t.Error("accepted")
