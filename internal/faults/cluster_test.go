@@ -29,6 +29,7 @@ func TestLocksOfAClusterGoOnSoonAfterAReplicaIsPromoted(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes a failover of a Cluster; run it without -short")
 	}
+	t.Parallel()
 	for what, strike := range map[string]func(in *redistest.Instance){
 		"dead":   (*redistest.Instance).Kill,
 		"frozen": (*redistest.Instance).Stop,
@@ -86,6 +87,7 @@ func TestAFrozenMasterOfAClusterCostsNoLeaseAtTheOthers(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes a TTL, and a Cluster each; run it without -short")
 	}
+	t.Parallel()
 	for what, opts := range map[string][]leased.Option{
 		"plain":    nil,
 		"replicas": {leased.WithReplicas(1, 200*time.Millisecond)},
@@ -136,6 +138,7 @@ func TestTheInboxOfAClusterLeavesANodeThatIsNoGood(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds, and a Cluster each; run it without -short")
 	}
+	t.Parallel()
 	for what, strike := range map[string]func(c *redistest.Cluster, in *redistest.Instance){
 		"dead":     func(_ *redistest.Cluster, in *redistest.Instance) { in.Kill() },
 		"frozen":   func(_ *redistest.Cluster, in *redistest.Instance) { in.Stop() },

@@ -19,6 +19,7 @@ func TestBehindSentinelTheInboxLeavesAPrimaryThatWasReplaced(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes a failover by sentinels; run it without -short")
 	}
+	t.Parallel()
 	for what, strike := range map[string]func(in *redistest.Instance){
 		"dead":   (*redistest.Instance).Kill,
 		"frozen": (*redistest.Instance).Stop,
