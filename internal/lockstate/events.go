@@ -522,8 +522,8 @@ func (l *Lock) grantedByMessage(id string, a protocol.Answer, now time.Time, fx 
 	l.applyRules(now, fx)
 }
 
-// yieldedByMessage handles a message that overtook the answer to a yield: the successor was granted.
-// It reports whether the message alone is believed, so that the yield is over. Otherwise its answer
+// yieldedByMessage handles a message that the successor was granted, while a yield has no answer. It
+// reports whether the message is believed, so that the yield is over. Otherwise the yield's answer
 // decides.
 func (l *Lock) yieldedByMessage(a protocol.Answer, now time.Time, fx *Effects) bool {
 	g := &l.grant

@@ -1,8 +1,9 @@
 package lockstate
 
-// Questions of an owner: do others still wait? While a grant of readers is wanted, further readers of the
-// process are kept out, and whoever made it wanted may have given up, or died, since. A question gives
-// its id nothing: neither the lock nor a place in the queue.
+// Questions of an owner: is the lock still ours, and do others wait? A message that they do may have been
+// missed, and one that it was granted anew may be forged. While a grant of readers is wanted, further
+// readers of the process are kept out, and whoever made it wanted may have given up, or died, since. A
+// question gives its id nothing: neither the lock nor a place in the queue.
 
 import (
 	"time"
@@ -17,7 +18,8 @@ const (
 	askSpread = LongestPoll / 6
 )
 
-// questionDue reports whether it is time to ask on behalf of the grant itself. Until the inbox is confirmed,
+// questionDue reports whether something has happened that the grant has to ask about; asksForReaders reports
+// the other reason for a question. Until the inbox is confirmed,
 // a message that the grant is wanted may not have reached us.
 func (l *Lock) questionDue(now time.Time) bool {
 	g := &l.grant

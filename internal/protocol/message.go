@@ -10,7 +10,8 @@ import (
 type MessageKind string
 
 // The kinds of messages: who has the server publish one, to whom, and what it says. A quorum makes its
-// own of those that its servers publish.
+// own messages of those that its servers publish. From a quorum, MessageWanted also goes to a request that
+// waits and may own a majority: it is to ask.
 const (
 	MessageGranted  MessageKind = "granted"  // who finds the lock free, to a request that waited: it owns the lock
 	MessageWanted   MessageKind = "wanted"   // who waits, or gives up while others wait, to an owner: others wait

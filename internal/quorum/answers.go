@@ -85,7 +85,7 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 	// Whether the server had granted the part before this answer.
 	had := p.state == owned && !a.Kept || p.lost || !p.quarantineEnd.IsZero()
 	ops, later := p.waiting, p.askNext
-	p.asking, p.unawaited, p.waiting, p.askNext = false, false, nil, nil
+	p.asking, p.unprompted, p.waiting, p.askNext = false, false, nil, nil
 	if s.op != nil {
 		ops = append(ops, s.op)
 	}
@@ -152,13 +152,13 @@ func (l *Lock) askedInVain(s *Send, a *protocol.Answer, ops []*Op, now time.Time
 	return true
 }
 
-// placedBeforeItsEnd notes the answer to an acquire of a part that is being given back. It returns
-// the outcome for the commands that wait for it: whether the part was ours until then.
+// placedBeforeItsEnd notes the answer to an acquire of a part that is being given back. If a renewal
+// had found the part lost, it returns whether the server had only lost its data.
 func (p *part) placedBeforeItsEnd(res *Result) outcome {
 	a := &res.Answer
 	o := outcomeFailed
 	if p.lost && res.Fail == nil {
-		o = lostUnless(res.Young > 0 && !p.regranted && !a.Kept) // kept: the answer is older than the loss
+		o = lostUnless(res.Young > 0 && !p.broken && !a.Kept) // kept: the answer is older than the loss
 		p.restarted = o == outcomeRestarted
 	}
 	if (res.Fail != nil || res.Young == 0) && (p.lost || p.missed(a, res.Fail)) {
@@ -277,7 +277,7 @@ func (p *part) heard(o protocol.Outcome, fail *protocol.Failure) {
 // from. inQuarantine says that the server was still in quarantine then.
 func (r *request) own(p *part, a *protocol.Answer, from, now time.Time, inQuarantine bool) {
 	if p.state != owned {
-		r.askedAgain = false // it may complete a majority
+		r.toldToAsk = false // it may complete a majority
 		if !p.lost && p.quarantineEnd.IsZero() {
 			p.since = now
 		}
@@ -341,7 +341,7 @@ func (l *Lock) released(s *Send, res Result, now time.Time, fx *Effects) {
 // givenBack is the outcome for a part whose server says that it was ours until it was given back.
 func (p *part) givenBack(r *request) outcome {
 	switch {
-	case !p.regranted && (r.doubted || !p.doubted):
+	case !p.broken && (r.doubted || !p.doubted):
 		return outcomeYes
 	case r.doubted:
 		return outcomeUnproved
@@ -353,7 +353,7 @@ func (p *part) givenBack(r *request) outcome {
 // its data: the lease there had not ended yet. Then others can have owned there only since the
 // restart, in quarantine, when the server's grants do not count.
 func (p *part) forgotten(r *request, res *Result, now time.Time) bool {
-	return res.Young > 0 && p.known != 0 && !p.grantedLate && !p.regranted && lockstate.Elapsed(p.proved, now) < r.who.TTL
+	return res.Young > 0 && p.known != 0 && !p.grantedLate && !p.broken && lockstate.Elapsed(p.proved, now) < r.who.TTL
 }
 
 // moved takes a server's answer to a yield or a downgrade: one of the state machine, or a yield
@@ -366,7 +366,7 @@ func (l *Lock) moved(s *Send, res Result, now time.Time, fx *Effects) {
 		q = nil
 	} else {
 		later = q.askNext
-		q.asking, q.unawaited, q.askNext = false, false, nil
+		q.asking, q.unprompted, q.askNext = false, false, nil
 	}
 	old := l.movedFrom(s, &res, now, fx)
 	o := s.movedTo(q, old, &res, now)
@@ -391,7 +391,8 @@ func (l *Lock) moved(s *Send, res Result, now time.Time, fx *Effects) {
 }
 
 // movedFrom notes what the answer to a yield or downgrade says of the old request's part, and returns
-// whether it was ours until then.
+// whether that was ours until then. Where a partial grant was given back, there is no op, and nothing of
+// the old part is left: see giveBack.
 func (l *Lock) movedFrom(s *Send, res *Result, now time.Time, fx *Effects) outcome {
 	p, op := s.part(), s.op
 	if res.Fail != nil {
@@ -493,8 +494,8 @@ func (l *Lock) cancelled(s *Send, res Result, now time.Time, fx *Effects) {
 		ours := !r.ofDowngrade || r.token != 0 || p.byDowngrade // else it may be a new grant, after another owner
 		stood := ours && p.inQuarantine(now)
 		owned := ours && (c.Owned || last)
-		p.confirmed = p.confirmed || owned && !p.restarted && !p.regranted && (!r.doubted && !p.doubted || last)
-		p.restarted = !p.confirmed && (p.restarted || stood && !p.regranted && !r.doubted && !p.doubted || ours && p.forgotten(r, &res, now))
+		p.confirmed = p.confirmed || owned && !p.restarted && !p.broken && (!r.doubted && !p.doubted || last)
+		p.restarted = !p.confirmed && (p.restarted || stood && !p.broken && !r.doubted && !p.doubted || ours && p.forgotten(r, &res, now))
 		owned = owned || stood
 		if s.op != nil && (s.op.kind == Cancel || s.Cancel.Prove) {
 			switch {

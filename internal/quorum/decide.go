@@ -120,7 +120,7 @@ func (l *Lock) evaluateAcquire(op *Op, r *request, now time.Time, fx *Effects) {
 		r.token, r.unbroken, r.basis = 0, false, op.at
 		for i := range r.parts {
 			p := &r.parts[i]
-			p.quarantineEnd, p.grantedLate, p.lostToken, p.regranted = time.Time{}, false, 0, false
+			p.quarantineEnd, p.grantedLate, p.lostToken, p.broken = time.Time{}, false, 0, false
 		}
 		l.decide(op, now, fx)
 	case r.token != 0: // a message announced the grant first
@@ -156,7 +156,7 @@ func (r *request) writing() bool {
 // Servers that have restarted without their data count as well, unless all N have and no server
 // counts otherwise: only then can other clients have counted them.
 func (op *Op) standing(now time.Time) int {
-	n, again, young := 0, 0, 0
+	n, restarted, young := 0, 0, 0
 	for i, was := range op.before {
 		p := &op.req.parts[i]
 		if op.outcomes[i] == outcomeRestarted || now.Before(p.young) {
@@ -168,7 +168,7 @@ func (op *Op) standing(now time.Time) int {
 		switch op.outcomes[i] {
 		case outcomeLost, outcomeNo, outcomeSkipped:
 		case outcomeRestarted:
-			again++
+			restarted++
 		case outcomeYes, outcomePending:
 			n++
 		default:
@@ -178,7 +178,7 @@ func (op *Op) standing(now time.Time) int {
 		}
 	}
 	if n > 0 || young < len(op.before) {
-		n += again
+		n += restarted
 	}
 	return n
 }
@@ -191,7 +191,7 @@ func (op *Op) sure() int {
 	for i, was := range op.before {
 		switch {
 		case op.outcomes[i] != outcomeYes:
-		case !was.stood || op.req.parts[i].regranted:
+		case !was.stood || op.req.parts[i].broken:
 			others++
 		case op.req.gained(i):
 			gained++
@@ -267,7 +267,7 @@ func (r *request) noteMajority() {
 // may have owned there, and on a server that had already answered. If op is nil, the grant is new, and
 // no part counts as granted anew.
 func (r *request) noteKept(op *Op, now time.Time) {
-	regranted := false
+	broken := false
 	if op != nil {
 		now = op.at
 	}
@@ -277,11 +277,11 @@ func (r *request) noteKept(op *Op, now time.Time) {
 	for i := range r.parts {
 		p := &r.parts[i]
 		if op == nil || op.before[i].owned && op.before[i].breaks == p.breaks {
-			p.regranted = false
+			p.broken = false
 		}
-		regranted = regranted || p.regranted
+		broken = broken || p.broken
 	}
-	r.evicted = r.evicted && regranted
+	r.evicted = r.evicted && broken
 }
 
 // noMajority decides an acquire that too few servers answered or could vote for. The grants of the
@@ -412,34 +412,34 @@ func (r *request) isOurs(blocker string) bool {
 // with them before.
 func (op *Op) tally(outcomes []outcome, now time.Time) (proven, not int) {
 	proven, not = count(outcomes, outcomeYes, outcomeUnproved), count(outcomes, outcomeLost, outcomeNo, outcomeSkipped)
-	again, young := count(outcomes, outcomeRestarted), 0
+	restarted, young := count(outcomes, outcomeRestarted), 0
 	for i, o := range outcomes {
 		if o == outcomeRestarted || now.Before(op.req.parts[i].young) {
 			young++
 		}
 	}
-	gained, gainedAgain := 0, 0
+	gained, gainedRestarted := 0, 0
 	for i, o := range outcomes {
 		switch {
 		case !op.req.gained(i):
 		case o == outcomeYes:
 			gained++
 		case o == outcomeRestarted:
-			gainedAgain++
+			gainedRestarted++
 		}
 	}
-	if gained+gainedAgain+not >= Majority(len(outcomes)) {
-		proven, again, not = proven-gained, again-gainedAgain, not+gained+gainedAgain
+	if gained+gainedRestarted+not >= Majority(len(outcomes)) {
+		proven, restarted, not = proven-gained, restarted-gainedRestarted, not+gained+gainedRestarted
 	}
 	switch {
 	case proven > 0:
-		return proven + again, not
+		return proven + restarted, not
 	case young == len(outcomes):
-		return 0, not + again
+		return 0, not + restarted
 	case open(outcomes) > 0: // it may turn out that all have
 		return 0, not
 	}
-	return again, not
+	return restarted, not
 }
 
 // proves reports whether the answers of the servers to which a request was given back prove that no

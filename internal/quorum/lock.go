@@ -5,8 +5,8 @@
 // Lock makes the decisions, without I/O, clocks or goroutines: it is given events and the current
 // time, and returns effects. The events are the state machine's commands (ops.go, decide.go), the
 // servers' answers (answers.go) and messages (messages.go), a subscription that is confirmed again
-// (rejoin.go), and the end of a pause (partial.go). part.go has what is known of a request on one server. server.go and member.go perform the effects.
-// operator.go asks the servers without a Lock.
+// (rejoin.go), and the end of a pause (partial.go). What is known of a request on one server is in
+// part.go. server.go and member.go perform the effects. operator.go asks the servers without a Lock.
 package quorum
 
 import (
@@ -88,7 +88,7 @@ type request struct {
 	link        *protocol.Span // hold span of the lease that was given back for this one, from the last message
 	forgetAt    time.Time      // when to forget the request, because its release or cancel failed; else zero
 	op          *Op            // the undecided command or cancel of the state machine about the request
-	askedAgain  bool           // the state machine was told to ask again, and no server has granted the request since
+	toldToAsk   bool           // the state machine was told to ask again, and no server has granted the request since
 	ofDowngrade bool           // a downgrade's new request; only the downgrade's answer announces it to the state machine
 	// doubted: an acquire of a lease that the state machine held had no answer. So the state machine
 	// trusts a release only if it proves that no other client has owned the lock since the grant.
@@ -340,7 +340,7 @@ func (l *Lock) withdraw(r *request, i int) bool {
 		if s.req != r || s.Kind != Do || s.Cmd.Verb != protocol.Acquire || s.Cmd.ID != p.id {
 			return false
 		}
-		p.asking, p.unawaited = false, false
+		p.asking, p.unprompted = false, false
 		p.putOff(i)
 		if s.op != nil {
 			s.op.away(i, errBusy)

@@ -138,11 +138,11 @@ func (l *Lock) review(r *request, now time.Time, fx *Effects) {
 		fx.Messages = append(fx.Messages, protocol.Message{Kind: protocol.MessageGranted, ID: r.id, Key: l.keys.Lock, Token: token, Clock: clock, More: r.anyMore(), Link: r.link})
 		return
 	}
-	if r.op == nil && !r.askedAgain && l.announced(r, now) {
+	if r.op == nil && !r.toldToAsk && l.announced(r, now) {
 		// Some proofs are older than the state machine accepts for a message, or are from servers
 		// that may be in quarantine. So it is told to ask, once for each grant: while servers are away or
 		// refuse, their old proofs stay, and the answer to asking would be a reason to ask again.
-		r.askedAgain = true
+		r.toldToAsk = true
 		fx.Messages = append(fx.Messages, protocol.Message{Kind: protocol.MessageWanted, ID: r.id, Key: l.keys.Lock})
 		return
 	}

@@ -105,7 +105,7 @@ func (l *Lock) heed(r *request, now time.Time, fx *Effects) {
 	}
 	n := 0
 	for i := range r.parts {
-		if p := &r.parts[i]; (p.stands(now) && p.lasts(r, now) || p.lost && p.asking) && !p.regranted && !r.gained(i) {
+		if p := &r.parts[i]; (p.stands(now) && p.lasts(r, now) || p.lost && p.asking) && !p.broken && !r.gained(i) {
 			n++
 		}
 	}

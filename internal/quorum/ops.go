@@ -169,7 +169,7 @@ func (l *Lock) ask(op *Op, r *request, i int, fx *Effects) {
 		return
 	}
 	p := l.identify(r, i, fx)
-	if p.asking && p.unawaited && (p.askNext == nil || p.askNext.decided) {
+	if p.asking && p.unprompted && (p.askNext == nil || p.askNext.decided) {
 		p.askNext = op
 		return
 	}
@@ -215,7 +215,7 @@ func (l *Lock) release(op *Op, i int, now time.Time, fx *Effects) {
 		l.send(&Send{Server: i, Kind: Do, req: r, op: op, Cmd: protocol.Command{
 			Verb: protocol.Release, ID: p.id, Last: p.lastFor(r), Link: op.cmd.Link, Cooldown: op.cmd.Cooldown, At: op.at}}, fx)
 	default:
-		if op.held && p.stands(now) && !p.regranted {
+		if op.held && p.stands(now) && !p.broken {
 			op.settle(i, outcomeRestarted) // the server lost its data, and its grants have not counted since
 		}
 		l.cancel(op, r, i, op.cmd.Link, op.cmd.Cooldown, fx)
@@ -278,7 +278,7 @@ func (l *Lock) move(op *Op, i int, now time.Time, fx *Effects) {
 		switch {
 		case p.lostAndAsked():
 			l.awaitLost(op, i, fx)
-		case op.held && p.stands(now) && !p.regranted:
+		case op.held && p.stands(now) && !p.broken:
 			op.settleOld(i, outcomeRestarted)
 		default:
 			op.settleOld(i, outcomeNo)

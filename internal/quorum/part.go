@@ -23,13 +23,14 @@ type part struct {
 	told   uint64 // time up to which readers were notified
 	more   bool   // owned: others wait on this server
 
-	asking    bool  // an acquire is under way or waits in the lane
-	waiting   []*Op // renewals, releases, yields and downgrades that wait for the answer to another op's acquire
-	unawaited bool  // the acquire under way is one of Rejoined, or a yield that gives a partial grant back
-	askNext   *Op   // asks the server once what is unawaited is answered; nil for none
-	adopting  bool  // an adopt is under way
-	// adoptFailed: the server has not stored the token, and is not asked to again until an acquire.
-	adoptFailed bool
+	asking  bool  // an acquire is under way or waits in the lane
+	waiting []*Op // renewals, releases, yields and downgrades that wait for the answer to another op's acquire
+	// unprompted: what is under way is an acquire of Rejoined, or a yield that gives a partial grant back,
+	// so a command of the state machine is put off until its answer.
+	unprompted  bool
+	askNext     *Op  // asks the server once the acquire under way is answered; nil for none
+	adopting    bool // an adopt is under way
+	adoptFailed bool // an adopt failed; there is no other until the next acquire
 
 	// mayArrive: a command without an answer may still arrive, or may have been executed after a
 	// restart of the server that we have not learned of.
@@ -66,8 +67,8 @@ type history struct {
 	young     time.Time // until then a grant of the server does not count for a majority
 	giveBacks int       // how often the part's grant was given back
 	lost      bool      // a renewal found the part lost, and the acquire that follows has no answer yet
-	regranted bool      // granted anew since a majority was last known to have kept the lease: others may have owned there in between
-	breaks    int       // how often the part was found granted anew, or evicted
+	broken    bool      // others may have owned there since a majority was last known to have kept the lease; see brokeOff
+	breaks    int       // how often that was found
 	// quarantineEnd is set for a part that was owned when its server lost its data: the end of the server's
 	// quarantine, before which no other client can count the server's vote.
 	quarantineEnd time.Time
@@ -113,13 +114,13 @@ func (p *part) quarantineOver(now time.Time) bool {
 }
 
 // stands reports whether no other client can have counted the server's vote since the part was
-// first granted there, provided that the part is not late.
+// first granted there, provided that it was not grantedLate.
 func (p *part) stands(now time.Time) bool { return p.state == owned || p.inQuarantine(now) }
 
 // brokeOff notes that others may have owned the lock on the part's server since a majority was last
 // known to have kept the lease.
 func (p *part) brokeOff() {
-	p.regranted, p.lostToken = true, 0
+	p.broken, p.lostToken = true, 0
 	p.breaks++
 }
 

@@ -63,7 +63,7 @@ func (l *Lock) lookAt(r *request, i int, now time.Time, fx *Effects) {
 	p := &r.parts[i]
 	if !p.asking {
 		l.ask(l.look(r, now), r, i, fx)
-		p.unawaited = p.asking
+		p.unprompted = p.asking
 	}
 }
 
