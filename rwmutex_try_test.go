@@ -3,8 +3,9 @@ package leased_test
 import (
 	"context"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
 )
@@ -14,10 +15,12 @@ func TestReadersOfAProcessThatTryAtOnceAllEnter(t *testing.T) {
 	for _, first := range []string{"a try", "a call that waits"} {
 		t.Run(first, func(t *testing.T) {
 			inVirtualTime(t, func(t *testing.T, s place) {
-				c := newClient(t, s)
+				rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+				s.hook(rdb, &far{}) // so that all have come before there is an answer
+				c := clientOn(t, s, rdb)
 				warm(t, s, c)
 				rw := c.RWMutex("x")
-				leases := make(chan *leased.Lease, 9)
+				leases := make(chan *leased.Lease, 5)
 				read := func(f func(context.Context) (*leased.Lease, error)) {
 					l, err := f(context.Background())
 					if err != nil {
@@ -25,14 +28,15 @@ func TestReadersOfAProcessThatTryAtOnceAllEnter(t *testing.T) {
 					}
 					leases <- l
 				}
+				calls := cap(leases)
 				if first != "a try" {
 					go read(rw.RLockContext)
+					calls--
 				}
-				for range 4 {
+				for range calls {
 					go read(rw.TryRLockContext)
 				}
-				synctest.Wait()
-				for range len(leases) {
+				for range cap(leases) {
 					unlock(t, <-leases)
 				}
 			})
