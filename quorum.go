@@ -2,7 +2,6 @@ package leased
 
 import (
 	"context"
-	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -32,8 +31,9 @@ const failoverAddr = "FailoverClient"
 // ErrInvalidOption.
 //
 // Each of rdbs must be a client of a single server: a *redis.Client, or a type that embeds one.
-// Give all processes the same servers in the same order. NewQuorum refuses a client that is
-// there twice, but cannot tell whether two clients lead to one server.
+// Give all processes the same servers in the same order. NewQuorum refuses two clients with one
+// address, whatever their databases, but cannot tell whether two addresses lead to one server.
+// Clients whose Dialers choose the server need an Addr each, all the same.
 //
 // No server may be replaced by a replica of it, whoever does that: the replica may lack the last
 // leases, and does not look like a server that has lost its data. NewQuorum refuses clients of
@@ -70,12 +70,12 @@ func NewQuorum(rdbs []redis.UniversalClient, opts ...Option) (*Client, error) {
 		if kind != oneNode {
 			return nil, invalid("server %d of the quorum: the Redis client is not one of a single server", i+1)
 		}
-		if addrOf(rdb) == failoverAddr {
+		addr := addrOf(rdb)
+		if addr == failoverAddr {
 			return nil, invalid("server %d of the quorum: the Redis client follows Sentinel to a replica, which may lack leases; use redis.NewClient", i+1)
 		}
-		// A value of a user's own type need not be comparable, and == would panic.
-		if reflect.ValueOf(rdb).Comparable() && slices.Contains(rdbs[:i], rdb) {
-			return nil, invalid("server %d of the quorum is there twice", i+1)
+		if twin := slices.IndexFunc(rdbs[:i], func(other redis.UniversalClient) bool { return addrOf(other) == addr }); twin >= 0 {
+			return nil, invalid("servers %d and %d of the quorum are one server: both have the address %s (if their Dialers lead elsewhere, give each its own Addr)", twin+1, i+1, addr)
 		}
 	}
 	c := newClient(o, oneNode)

@@ -3,6 +3,7 @@ package leased_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -262,7 +263,7 @@ func TestARedisClientThatCannotKeepLocksIsRefused(t *testing.T) {
 func TestAQuorumRefusesRedisClientsThatFollowSentinel(t *testing.T) {
 	var rdbs []redis.UniversalClient
 	for i := range 3 {
-		rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+		rdb := redis.NewClient(&redis.Options{Addr: fmt.Sprint("127.0.0.1:", 1+i)})
 		if i == 2 {
 			rdb = redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "m", SentinelAddrs: []string{"127.0.0.1:1"}})
 		}
@@ -275,18 +276,26 @@ func TestAQuorumRefusesRedisClientsThatFollowSentinel(t *testing.T) {
 	}
 }
 
-func TestAQuorumTakesRedisClientsThatCannotBeCompared(t *testing.T) {
-	var rdbs []redis.UniversalClient
-	for range 3 {
-		rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
-		defer rdb.Close()
-		rdbs = append(rdbs, around.Node{Client: rdb})
+// A server that is there twice would have two votes, and five servers would bear one failure less.
+func TestAQuorumRefusesTwoClientsOfOneServer(t *testing.T) {
+	at := func(addr string, db int) redis.UniversalClient {
+		rdb := redis.NewClient(&redis.Options{Addr: addr, DB: db})
+		t.Cleanup(func() { rdb.Close() })
+		return rdb
 	}
-	c, err := leased.NewQuorum(rdbs)
-	if err != nil {
-		t.Fatal(err)
+	first, second := at("127.0.0.1:1", 0), at("127.0.0.1:2", 0)
+	for what, third := range map[string]redis.UniversalClient{
+		"the same client":             first,
+		"another client":              at("127.0.0.1:1", 0),
+		"another database":            at("127.0.0.1:1", 1),
+		"a type that embeds a client": around.Node{Client: first.(*redis.Client)},
+	} {
+		c, err := leased.NewQuorum([]redis.UniversalClient{first, second, third})
+		if c != nil || !errors.Is(err, leased.ErrInvalidOption) ||
+			!strings.Contains(err.Error(), "servers 1 and 3 of the quorum are one server: both have the address 127.0.0.1:1") {
+			t.Errorf("%s: %v, %v", what, c, err)
+		}
 	}
-	defer c.Close()
 }
 
 func TestLocksWhoseNamesLookLikeAnothersHelpersAreRefusedOrApart(t *testing.T) {

@@ -2,6 +2,7 @@ package redistest
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"strconv"
 	"testing"
@@ -73,8 +74,9 @@ func MiniTCP(tb testing.TB) *miniredis.Miniredis {
 
 // MiniOptions returns fresh options for a client that reaches m without a network.
 func MiniOptions(m *miniredis.Miniredis) *redis.Options {
-	// The address is never dialed, but a host name in its place would be resolved.
-	o := Options("127.0.0.1:0")
+	// The address is never dialed, but a host name in its place would be resolved. Each server has
+	// its own, because a quorum refuses two clients of one address.
+	o := Options(fmt.Sprintf("127.0.0.1:%p", m))
 	o.Dialer = func(context.Context, string, string) (net.Conn, error) {
 		conn, err := m.Dial()
 		if err != nil {
