@@ -2,10 +2,12 @@ package leased_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -250,4 +252,58 @@ func TestVirtualTheHeadOfTheQueuePollsAnewForEachForeignOwnerAndThoseBehindAtThe
 		cancel()
 		all.Wait()
 	})
+}
+
+// What docs/migration.md says of a busy lock that old and new clients share: while new clients queue,
+// it is never free, so old clients that poll starve; if the new ones poll, too, all get turns.
+func TestOldClientsStarveBesideAQueueAndNotBesideNewClientsThatPoll(t *testing.T) {
+	const span, turn, pause, round = 2 * time.Second, 2 * time.Millisecond, 50 * time.Millisecond, time.Millisecond
+	queueing := func(t *testing.T, mu *leased.Mutex) *leased.Lease { return lock(t, mu) }
+	polling := func(t *testing.T, mu *leased.Mutex) *leased.Lease {
+		l, err := mu.TryLockContext(context.Background())
+		for errors.Is(err, leased.ErrLocked) {
+			time.Sleep(pause)
+			l, err = mu.TryLockContext(context.Background())
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		return l
+	}
+	for what, locking := range map[string]func(*testing.T, *leased.Mutex) *leased.Lease{"queue": queueing, "poll": polling} {
+		inVirtualTime(t, func(t *testing.T, s place) {
+			var all sync.WaitGroup
+			end := time.Now().Add(span)
+			var old, young atomic.Int32
+			for i := range 4 {
+				mu, mine := newClient(t, s).Mutex("x"), "foreign "+strconv.Itoa(i)
+				all.Go(func() {
+					for time.Now().Before(end) {
+						l := locking(t, mu)
+						young.Add(1)
+						time.Sleep(turn)
+						unlock(t, l)
+						time.Sleep(round) // as long as a command takes that nobody waits for
+					}
+				})
+				all.Go(func() {
+					time.Sleep(5*turn + time.Duration(i)*turn) // until the new ones queue
+					for time.Now().Before(end) {
+						if !setIfFree(t, s, "x", mine, time.Minute) {
+							time.Sleep(pause)
+							continue
+						}
+						old.Add(1)
+						time.Sleep(turn)
+						compareAndDelete(t, s, "x", mine)
+						time.Sleep(round)
+					}
+				})
+			}
+			all.Wait()
+			if starved := old.Load() == 0; starved != (what == "queue") || young.Load() < 100 || !starved && old.Load() < 100 {
+				t.Errorf("while new clients %s, old ones had %d turns, new ones %d", what, old.Load(), young.Load())
+			}
+		})
+	}
 }
