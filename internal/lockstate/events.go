@@ -228,17 +228,24 @@ func (l *Lock) hold(a protocol.Answer, from time.Time, how Via, now time.Time) {
 	case g.notified != 0:
 		g.renewAt = l.instant(now)
 	case extended: // the next renewal stays due, because it also has the lock's last token kept
-	case how == ViaDirect:
-		// The next regular renewal confirms it, or an earlier one if less than half of the
-		// TTL is left.
-		g.renewAt = min(g.onGrid(l.instant(now).add(g.req.TTL/3)), l.instant(from).add(g.req.TTL/2))
 	default:
-		due := g.req.TTL / 3
-		if l.env.HoldsMany() { // perhaps it took them together: their first renewals come apart
-			due -= time.Duration(l.env.Jitter() * float64(g.req.TTL/4))
-		}
-		g.renewAt = g.onGrid(l.instant(from).add(due))
+		g.renewAt = l.firstRenewal(from, how, now)
 	}
+}
+
+// firstRenewal returns when a grant that is proved from then on is renewed for the first time.
+func (l *Lock) firstRenewal(from time.Time, how Via, now time.Time) Instant {
+	g := &l.grant
+	if how == ViaDirect {
+		// The next regular renewal confirms the grant, or an earlier one if less than half of the
+		// TTL is left.
+		return min(g.onGrid(l.instant(now).add(g.req.TTL/3)), l.instant(from).add(g.req.TTL/2))
+	}
+	due := g.req.TTL / 3
+	if l.env.HoldsMany() { // perhaps it took them together: their first renewals come apart
+		due -= time.Duration(l.env.Jitter() * float64(g.req.TTL/4))
+	}
+	return g.onGrid(l.instant(from).add(due))
 }
 
 // yielded handles the answer to a yield.
@@ -250,14 +257,13 @@ func (l *Lock) yielded(c *protocol.Command, a protocol.Answer, fail *protocol.Fa
 		}
 		return
 	}
-	old, own, keep, placed := g.req, g.token, l.time(g.minHoldUntil), g.next.sent
-	doubted := l.inDoubt()
+	old, placed := l.endingGrant(), g.next.sent
 	if fail == nil {
 		l.cancelLate(now, fx)
 	}
 	l.becomeNext()
-	if fail == nil && a.Outcome != protocol.NotOurs && doubted && !a.Proved {
-		l.cancelUnconfirmed(own, c.Last, keep, doubted, now, fx, old)
+	if fail == nil && a.Outcome != protocol.NotOurs && old.doubted && !a.Proved {
+		l.cancelUnconfirmed(&old, c.Last, now, fx)
 	}
 	if a.Gone && placed {
 		// Redis knew the successor by its reserved place, not by this yield, so the old
@@ -269,7 +275,7 @@ func (l *Lock) yielded(c *protocol.Command, a protocol.Answer, fail *protocol.Fa
 	case fail != nil:
 		// The old request may still own the lock, and the new one may wait. So the old one is
 		// cancelled, and the new one is asked about. A late copy of the yield harms neither.
-		l.cancelUnconfirmed(own, c.Last, keep, doubted, now, fx, old)
+		l.cancelUnconfirmed(&old, c.Last, now, fx)
 		l.failed(&g.ticket, fail, pause, now, fx)
 	case a.Outcome == protocol.NotOurs:
 		l.settleLost(now, fx)
@@ -284,7 +290,7 @@ func (l *Lock) yielded(c *protocol.Command, a protocol.Answer, fail *protocol.Fa
 		l.settleLeaving(fx)
 		a.Link = c.Link
 		l.hold(a, c.At, ViaLocal, now) // no other process wanted the lock
-		l.continueGranting(a, old.ID, fx)
+		l.continueGranting(a, old.req.ID, fx)
 	default:
 		l.settleLeaving(fx)
 		if !a.Unfinished {
@@ -297,24 +303,22 @@ func (l *Lock) yielded(c *protocol.Command, a protocol.Answer, fail *protocol.Fa
 
 // released handles the answer to a release.
 func (l *Lock) released(c *protocol.Command, a protocol.Answer, fail *protocol.Failure, now time.Time, fx *Effects) {
-	g := &l.grant
-	old, own, keep := g.req, g.token, l.time(g.minHoldUntil)
-	doubted := l.inDoubt()
+	old := l.endingGrant()
 	if fail == nil {
 		l.cancelLate(now, fx)
 	}
 	l.becomeNone()
 	switch {
 	case fail != nil:
-		l.cancelUnconfirmed(own, c.Last, keep, doubted, now, fx, old)
+		l.cancelUnconfirmed(&old, c.Last, now, fx)
 	case a.Outcome == protocol.NotOurs:
 		l.settleLost(now, fx)
 	default:
-		if doubted && !a.Proved {
-			l.cancelUnconfirmed(own, c.Last, keep, doubted, now, fx, old)
+		if old.doubted && !a.Proved {
+			l.cancelUnconfirmed(&old, c.Last, now, fx)
 		}
 		l.settleLeaving(fx)
-		l.continueGranting(a, old.ID, fx)
+		l.continueGranting(a, old.req.ID, fx)
 	}
 }
 
@@ -362,21 +366,35 @@ func (l *Lock) cancelLate(now time.Time, fx *Effects) {
 	}
 }
 
+// endingGrant is what remains to be known of a grant while its release has no answer.
+type endingGrant struct {
+	req     protocol.Request
+	token   uint64
+	keep    time.Time // end of its minimum hold
+	doubted bool      // the result of inDoubt
+}
+
+// endingGrant describes the present grant.
+func (l *Lock) endingGrant() endingGrant {
+	g := &l.grant
+	return endingGrant{req: g.req, token: g.token, keep: l.time(g.minHoldUntil), doubted: l.inDoubt()}
+}
+
 // cancelUnconfirmed cancels a grant whose release had no answer. The callers that left are
-// settled when the cancel succeeds. If any one of several ids may own the lock, they are
-// cancelled one after the other, in the order in which a late command may turn one into the
-// next. own is the token of the first id; last is the last token given out under it, 0 if that is
-// own; keep is the end of its minimum hold. doubted is the result of inDoubt.
-func (l *Lock) cancelUnconfirmed(own, last uint64, keep time.Time, doubted bool, now time.Time, fx *Effects, ids ...protocol.Request) {
-	chain := make([]Cancellation, len(ids))
-	for i, req := range ids {
-		chain[i] = Cancellation{ID: req.ID, Last: last, Link: l.prevHoldSpan, until: arrives(now, req.TTL), giveUp: now.Add(req.TTL), doubted: doubted}
+// settled when the cancel succeeds. last is the last token given out under the grant, 0 if that is
+// its own. If the grant may have become another one meanwhile, next is the request of that one. Then
+// both are cancelled, in the order in which a late command may turn the first into the second.
+func (l *Lock) cancelUnconfirmed(old *endingGrant, last uint64, now time.Time, fx *Effects, next ...protocol.Request) {
+	requests := append([]protocol.Request{old.req}, next...)
+	chain := make([]Cancellation, len(requests))
+	for i, req := range requests {
+		chain[i] = Cancellation{ID: req.ID, Last: last, Link: l.prevHoldSpan, until: arrives(now, req.TTL), giveUp: now.Add(req.TTL), doubted: old.doubted}
 		if i > 0 {
 			chain[i-1].Then = &chain[i]
 		}
 	}
-	chain[0].proof, chain[0].Keep = max(own, last), keep
-	end := &chain[len(ids)-1]
+	chain[0].proof, chain[0].Keep = max(old.token, last), old.keep
+	end := &chain[len(chain)-1]
 	for c := l.leaving.first; c != nil; c = l.leaving.first {
 		l.leaving.remove(c)
 		end.Callers = append(end.Callers, c)
@@ -537,8 +555,8 @@ func (l *Lock) yieldedByMessage(a protocol.Answer, now time.Time, fx *Effects) b
 		return false
 	}
 	l.cancelLate(now, fx)
-	if l.inDoubt() {
-		l.cancelUnconfirmed(g.token, l.drawn(), l.time(g.minHoldUntil), true, now, fx, g.req)
+	if old := l.endingGrant(); old.doubted {
+		l.cancelUnconfirmed(&old, l.drawn(), now, fx)
 	}
 	l.becomeNext()
 	l.settleLeaving(fx) // the yield was carried out

@@ -160,6 +160,7 @@ func (l *Lock) abortDowngrade(now time.Time, fx *Effects) {
 	if !next.sent {
 		return
 	}
-	l.cancelUnconfirmed(g.token, l.drawn(), l.time(g.minHoldUntil), l.inDoubt(), now, fx, g.req, next.req)
+	old := l.endingGrant()
+	l.cancelUnconfirmed(&old, l.drawn(), now, fx, next.req)
 	l.becomeNone()
 }
