@@ -258,20 +258,22 @@ func TestVirtualTheHeadOfTheQueuePollsAnewForEachForeignOwnerAndThoseBehindAtThe
 // it is never free, so old clients that poll starve; if the new ones poll, too, all get turns.
 func TestOldClientsStarveBesideAQueueAndNotBesideNewClientsThatPoll(t *testing.T) {
 	const span, turn, pause, round = 2 * time.Second, 2 * time.Millisecond, 50 * time.Millisecond, time.Millisecond
-	queueing := func(t *testing.T, mu *leased.Mutex) *leased.Lease { return lock(t, mu) }
-	polling := func(t *testing.T, mu *leased.Mutex) *leased.Lease {
-		l, err := mu.TryLockContext(context.Background())
-		for errors.Is(err, leased.ErrLocked) {
-			time.Sleep(pause)
-			l, err = mu.TryLockContext(context.Background())
-		}
-		if err != nil {
-			t.Error(err)
-		}
-		return l
-	}
-	for what, locking := range map[string]func(*testing.T, *leased.Mutex) *leased.Lease{"queue": queueing, "poll": polling} {
+	for _, what := range []string{"queue", "poll"} {
 		inVirtualTime(t, func(t *testing.T, s place) {
+			enter := func(mu *leased.Mutex) *leased.Lease {
+				if what == "queue" {
+					return lock(t, mu)
+				}
+				l, err := mu.TryLockContext(context.Background())
+				for errors.Is(err, leased.ErrLocked) {
+					time.Sleep(pause)
+					l, err = mu.TryLockContext(context.Background())
+				}
+				if err != nil {
+					t.Error(err)
+				}
+				return l
+			}
 			var all sync.WaitGroup
 			end := time.Now().Add(span)
 			var old, young atomic.Int32
@@ -279,7 +281,7 @@ func TestOldClientsStarveBesideAQueueAndNotBesideNewClientsThatPoll(t *testing.T
 				mu, mine := newClient(t, s).Mutex("x"), "foreign "+strconv.Itoa(i)
 				all.Go(func() {
 					for time.Now().Before(end) {
-						l := locking(t, mu)
+						l := enter(mu)
 						young.Add(1)
 						time.Sleep(turn)
 						unlock(t, l)
