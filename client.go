@@ -280,7 +280,7 @@ func (c *environment) InboxPending() bool {
 }
 
 // HasInbox reports whether messages reach this client, so that waiting needs no polling.
-func (c *environment) HasInbox() bool { return !c.inbox.denied() && !c.publishDenied.Load() }
+func (c *environment) HasInbox() bool { return !c.inbox.polls() && !c.publishDenied.Load() }
 
 // Jitter returns a random number in [0, 1).
 func (c *environment) Jitter() float64 { return rand.Float64() }

@@ -242,11 +242,14 @@
 // A client receives messages soon after it has asked for its first lock. Until then it does
 // not queue in Redis, because nothing could prove it dead if its process died. It takes a
 // free lock at once; a caller that has to wait asks again once the client receives
-// messages.
+// messages. If the first attempt to subscribe fails, the client queues without such a proof:
+// if its process then dies, the request stays in the queue for up to its TTL.
 //
 // If the server, or a proxy in front of it, refuses SUBSCRIBE or PUBLISH for whatever
-// reason, waiters poll, first after 50 ms, then at longer and longer intervals, up to 3 s
-// or a third of the TTL, whichever is less. While a foreign client owns the lock, the first
+// reason, or if attempts to subscribe have failed for 4 s, as at a server that has reached
+// its maxclients, waiters poll, first after 50 ms, then at longer and longer intervals, up
+// to 3 s or a third of the TTL, whichever is less. Such a process delays the others, too:
+// when the lock is handed to it, it finds out by polling. While a foreign client owns the lock, the first
 // waiter in the queue polls; for each new foreign owner, polling starts at 50 ms again.
 //
 // If TryLock or TryLockContext finds an owner that may be keeping the lock idle (see

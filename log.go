@@ -268,7 +268,7 @@ func (l *throttledLog) subscribeFailed(err error) {
 		if time.Since(l.failed) < quiet { // commands fail as well, and have lines of their own
 			return
 		}
-		l.print(slog.LevelWarn, "subscribe failed", "the inbox cannot subscribe; trying again, and waiters may enter seconds late until it can",
+		l.print(slog.LevelWarn, "subscribe failed", "no subscription can be made; waiting means polling until one can",
 			"error", l.reason("", err))
 	})
 }
@@ -282,7 +282,7 @@ func (l *throttledLog) publishDenied() {
 }
 
 func (l *throttledLog) noEcho() {
-	l.write(slog.LevelWarn, "no echo", "the inbox does not hear from Redis; subscribing again")
+	l.write(slog.LevelWarn, "no echo", "no messages arrive from Redis; subscribing again")
 }
 
 func (l *throttledLog) garbage(text string) {
@@ -290,7 +290,7 @@ func (l *throttledLog) garbage(text string) {
 	if !l.secret { // a message has the name of a lock in it
 		args = []any{"begins", firstBytes(text, 24)}
 	}
-	l.write(slog.LevelWarn, "garbage", "the inbox got a message that is not for it", args...)
+	l.write(slog.LevelWarn, "garbage", "received a message that is not for this client", args...)
 }
 
 // collected logs that a lease was garbage-collected. site is where it was locked, "" if that is not known.

@@ -64,7 +64,7 @@ func TestWithoutLockNamesLogsDoNotNameLocks(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		synctest.Wait()
-		if strings.Count(text.String(), "\n") < 4 || !strings.Contains(text.String(), "not for it") || strings.Contains(text.String(), "secret") {
+		if strings.Count(text.String(), "\n") < 4 || !strings.Contains(text.String(), "not for this client") || strings.Contains(text.String(), "secret") {
 			t.Errorf("logged %q", text.String())
 		}
 		s.rdb.Del(context.Background(), "secret-name")

@@ -303,7 +303,7 @@ const (
 	inboxUnused inboxReach = iota // no lock was asked for yet
 	inboxConnecting
 	inboxSubscribed
-	inboxPolling // Redis refuses the subscription, so waiters poll
+	inboxPolling // Redis refuses the subscription, or none can be made, so waiters poll
 	inboxReaches
 )
 

@@ -40,7 +40,6 @@ type inbox struct {
 	halt    context.CancelFunc
 	began   atomic.Bool // a lock was asked for, so run has begun
 	settles atomic.Bool // the first subscription was confirmed, or failed
-	failing time.Time   // since when attempts to subscribe have failed, zero if the last one did not; used by run only
 
 	mu      sync.Mutex // guards what follows; only watchdog.mu is locked under it
 	hearing lockstate.InboxHealth
@@ -64,6 +63,13 @@ func (in *inbox) is(s lockstate.InboxState) bool {
 func (in *inbox) confirmed() bool { return in.is(lockstate.Joined) }
 func (in *inbox) denied() bool    { return in.is(lockstate.Forbidden) }
 
+// polls reports whether waiters have to poll, because the subscription was refused or has failed for long.
+func (in *inbox) polls() bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return in.hearing.Polls()
+}
+
 // reach says how messages of other processes reach this client.
 func (in *inbox) reach() inboxReach {
 	in.mu.Lock()
@@ -71,7 +77,7 @@ func (in *inbox) reach() inboxReach {
 	switch {
 	case in.hearing.State == lockstate.Joined:
 		return inboxSubscribed
-	case in.hearing.State == lockstate.Forbidden:
+	case in.hearing.Polls():
 		return inboxPolling
 	case in.began.Load():
 		return inboxConnecting
@@ -122,12 +128,21 @@ func (in *inbox) pauseAfter(refused bool, err error) {
 		in.client.log.subscribeDenied(err)
 		in.enter(lockstate.Forbidden)
 	}
-	in.attempted(err, time.Now())
 	in.client.slotMap.reload() // the node may have left its Cluster
+	now := time.Now()
 	in.mu.Lock()
-	pause := in.hearing.Over(time.Now())
+	polled := in.hearing.Polls()
+	pause := in.hearing.Over(now)
+	polls, failing := in.hearing.Polls(), in.hearing.Failing(now)
 	in.mu.Unlock()
-	if in.settle() {
+	if err != nil && failing >= failsLong && !in.client.inbox.confirmed() {
+		in.client.log.subscribeFailed(err)
+	}
+	news := in.settle()
+	switch {
+	case polls && !polled:
+		in.recheckAll()
+	case news:
 		for _, e := range in.client.entries() {
 			e.step(func(now time.Time, fx *lockstate.Effects) { e.state().SubscribeFailed(now, fx) })
 		}
@@ -152,6 +167,11 @@ func (in *inbox) enter(s lockstate.InboxState) {
 		in.rejoined()
 		return
 	}
+	in.recheckAll()
+}
+
+// recheckAll has every lock of the client re-check.
+func (in *inbox) recheckAll() {
 	for _, e := range in.client.entries() {
 		e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Subscribed(now, fx) })
 	}
@@ -226,19 +246,6 @@ func (in *inbox) otherMaster(cluster clusterNodes) *redis.Client {
 		key = in.channel + strconv.FormatUint(rand.Uint64(), 36)
 	}
 	return nil
-}
-
-// attempted logs that no subscription can be made, once that has lasted for some time: something
-// between the client and Redis may let nothing but commands through.
-func (in *inbox) attempted(err error, now time.Time) {
-	switch {
-	case err == nil || in.confirmed() || in.denied():
-		in.failing = time.Time{}
-	case in.failing.IsZero():
-		in.failing = now
-	case now.Sub(in.failing) >= failsLong && !in.client.inbox.confirmed():
-		in.client.log.subscribeFailed(err)
-	}
 }
 
 // attempt listens for as long as that goes well. It returns whether Redis refused the subscription,

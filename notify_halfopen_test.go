@@ -72,7 +72,7 @@ func TestVirtualASubscriptionThatIsNeverConfirmedIsMadeAnew(t *testing.T) {
 	})
 }
 
-const cannotSubscribe = "the inbox cannot subscribe"
+const cannotSubscribe = "no subscription can be made"
 
 func TestVirtualThatNoSubscriptionCanBeMadeIsLogged(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
@@ -93,6 +93,68 @@ func TestVirtualThatNoSubscriptionCanBeMadeIsLogged(t *testing.T) {
 		if n := out.count(slog.LevelWarn, cannotSubscribe); n != 1 {
 			t.Errorf("%d lines after subscriptions can be made: %q", n, out.messages())
 		}
+	})
+}
+
+// A server at its connection limit, or a firewall, may keep subscriptions out and let commands through.
+// Whoever the lock is handed to would not hear of it, and each of its turns would cost everybody seconds.
+func TestVirtualWaitersPollOnceNoSubscriptionCouldBeMadeForLong(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var healed atomic.Bool
+		var sent stamps
+		m := newMeter(t)
+		c := clientOn(t, s, s.connect(t, func(o *redis.Options) {
+			deafUntil(&healed, o)
+			o.Limiter = &sent
+		}), leased.WithMeterProvider(m))
+		other := newClient(t, s)
+		var theirs []*leased.Lease
+		var mine []<-chan *leased.Lease
+		for i := range 5 {
+			name := strconv.Itoa(i)
+			theirs = append(theirs, lock(t, other.Mutex(name)))
+			mine = append(mine, locking(t, c.Mutex(name)))
+		}
+		// Attempts take 2 s. The first failed after 2 s, and 4 s later they have failed for long.
+		time.Sleep(6 * time.Second)
+		before := len(sent.all())
+		time.Sleep(time.Second)
+		if n := len(sent.all()) - before; n < 5*3 { // after 50, 100, 200 ms, …
+			t.Errorf("5 waiters looked %d times in the next second", n)
+		}
+		for i := range theirs {
+			unlock(t, theirs[i])
+			unlock(t, <-mine[i])
+		}
+		for range 20 {
+			held := lock(t, other.Mutex("x"))
+			waiter := locking(t, c.Mutex("x"))
+			time.Sleep(300 * time.Millisecond)
+			began := time.Now()
+			unlock(t, held)
+			unlock(t, <-waiter)
+			if took := time.Since(began); took > 500*time.Millisecond {
+				t.Errorf("entered %v after the release", took)
+			}
+		}
+		if n := sum(t, m.collect(t)["leased.clients"], "leased.inbox", "polling"); n != 1 {
+			t.Errorf("%d clients poll", n)
+		}
+		healed.Store(true)
+		time.Sleep(time.Minute)
+		if n := sum(t, m.collect(t)["leased.clients"], "leased.inbox", "subscribed"); n != 1 {
+			t.Errorf("%d clients are subscribed once subscriptions can be made", n)
+		}
+		held := lock(t, other.Mutex("x"))
+		waiter := locking(t, c.Mutex("x"))
+		time.Sleep(2 * time.Second)
+		before = len(sent.all())
+		time.Sleep(500 * time.Millisecond)
+		if n := len(sent.all()) - before; n > 1 && s.members == nil {
+			t.Errorf("it polls, though messages come: %d commands in half a second", n)
+		}
+		unlock(t, held)
+		unlock(t, <-waiter)
 	})
 }
 
@@ -206,7 +268,7 @@ func TestVirtualAHalfOpenInboxIsNoticedASecondAfterARecheckAndRebuilt(t *testing
 		// A re-check within 3 s, its echo within 1 s, another subscription 20 ms later.
 		time.Sleep(4*time.Second + 20*time.Millisecond)
 		synctest.Wait()
-		if n := out.count(slog.LevelWarn, "does not hear"); n != 1 {
+		if n := out.count(slog.LevelWarn, "no messages arrive"); n != 1 {
 			t.Errorf("it says %q", out.messages())
 		}
 		began := time.Now()

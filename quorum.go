@@ -235,7 +235,7 @@ func (all inboxes) most(is func(*inbox) bool) bool {
 }
 
 func (all inboxes) confirmed() bool { return all.most((*inbox).confirmed) }
-func (all inboxes) denied() bool    { return all.most((*inbox).denied) }
+func (all inboxes) polls() bool     { return all.most((*inbox).polls) }
 
 // settled reports whether the first subscription of every inbox was confirmed or failed, or took
 // too long; see lateInboxes.

@@ -418,7 +418,7 @@ func TestALoggerThatBlocksHoldsUpNoDeadline(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		theirs := lock(t, newClient(t, s).Mutex("x"))
 		var lines wards
-		logger := stuck{slog.DiscardHandler, "does not hear", make(chan struct{})}
+		logger := stuck{slog.DiscardHandler, "no messages arrive", make(chan struct{})}
 		c := clientOn(t, s, s.connect(t, lines.change), leased.WithTTL(3*time.Second), leased.WithLogger(slog.New(logger)))
 		mine := lock(t, c.Mutex("mine"))
 		work := mine.Context()

@@ -22,7 +22,11 @@ const (
 	firstRejoin   = 20 * time.Millisecond
 	longestRejoin = 2 * time.Second
 	deniedRejoin  = 30 * time.Second
-	steadyLife    = 5 * time.Second // a subscription that lasted this long was sound
+	// absentAfter is how long attempts to subscribe fail before waiters poll. It is longer than a
+	// subscription that broke takes to be made again, so an outage that has just ended is not
+	// followed by the polls of all clients.
+	absentAfter = 2 * longestRejoin
+	steadyLife  = 5 * time.Second // a subscription that lasted this long was sound
 )
 
 // InboxHealth decides whether the inbox can be relied on to receive messages, and what to do
@@ -49,7 +53,8 @@ type InboxHealth struct {
 	came  string    // of the last echo that arrived; its count of receivers may still be on its way
 	Due   time.Time // when the awaited echo is overdue
 
-	pause time.Duration // before the next subscription
+	pause   time.Duration // before the next subscription
+	failing time.Time     // since when no attempt to subscribe has succeeded; zero if the last one did
 }
 
 // InboxState is the state of the inbox's subscription.
@@ -58,6 +63,7 @@ type InboxState uint8
 const (
 	joining   InboxState = iota
 	Joined               // confirmed
+	Absent               // attempts have failed for absentAfter: waiters poll until one succeeds
 	Forbidden            // refused: waiters have to poll
 )
 
@@ -74,6 +80,9 @@ func Silence(place int) time.Duration {
 
 // Enter is the event that the subscription was confirmed or refused, or that it ended.
 func (h *InboxHealth) Enter(s InboxState, now time.Time) {
+	if s == Joined || s == Forbidden {
+		h.failing = time.Time{}
+	}
 	h.State, h.since = s, now
 	h.heard, h.echoed, h.ProbeRequired = now, now, false
 	h.nonce, h.came, h.Due = "", "", time.Time{}
@@ -88,12 +97,31 @@ func (h *InboxHealth) Over(now time.Time) (pause time.Duration) {
 	}
 	h.pause = min(max(2*h.pause, firstRejoin), longestRejoin)
 	pause = h.pause
-	if h.State == Forbidden {
+	switch {
+	case h.State == Forbidden:
 		return deniedRejoin
+	case h.State != Joined && h.failing.IsZero():
+		h.failing = now
 	}
-	h.Enter(joining, now)
+	if h.Failing(now) >= absentAfter {
+		h.Enter(Absent, now)
+	} else {
+		h.Enter(joining, now)
+	}
 	return pause
 }
+
+// Failing returns for how long attempts to subscribe have failed. It is 0 while one is confirmed or
+// refused, and for an inbox that has just broken.
+func (h *InboxHealth) Failing(now time.Time) time.Duration {
+	if h.failing.IsZero() {
+		return 0
+	}
+	return now.Sub(h.failing)
+}
+
+// Polls reports whether no message comes, so that waiters have to poll.
+func (h *InboxHealth) Polls() bool { return h.State == Forbidden || h.State == Absent }
 
 // StartProbe returns the nonce of an echo that a command should ask for. It returns "" if that is
 // not needed, because a message has just come, or if an echo is already awaited. The echo is

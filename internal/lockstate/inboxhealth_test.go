@@ -189,3 +189,32 @@ func TestAnEchoWhoseReceiversAreUnknownIsNoProofOfTheInbox(t *testing.T) {
 	}
 	t.Error("the inbox is taken for proved, and does not ask again for 15 s")
 }
+
+func TestWaitersPollOnlyOnceAttemptsToSubscribeHaveFailedForLong(t *testing.T) {
+	t0 := time.Now()
+	at := func(d time.Duration) time.Time { return t0.Add(d) }
+	h := heardAt(t0)
+	for _, then := range []struct {
+		at    time.Duration
+		event func(time.Time)
+		polls bool
+	}{
+		{time.Second, func(now time.Time) { h.Over(now) }, false}, // it broke
+		{2 * time.Second, func(now time.Time) { h.Over(now) }, false},
+		{2*time.Second + absentAfter - 1, func(now time.Time) { h.Over(now) }, false},
+		{2*time.Second + absentAfter, func(now time.Time) { h.Over(now) }, true},
+		{time.Minute, func(now time.Time) { h.Over(now) }, true},
+		{2 * time.Minute, func(now time.Time) { h.Enter(Joined, now) }, false},
+		{2*time.Minute + time.Second, func(now time.Time) { h.Over(now) }, false}, // it broke anew
+		{3 * time.Minute, func(now time.Time) { h.Over(now) }, false},
+		{3*time.Minute + absentAfter, func(now time.Time) { h.Over(now) }, true},
+		{4 * time.Minute, func(now time.Time) { h.Enter(Forbidden, now) }, true},
+		{5 * time.Minute, func(now time.Time) { h.Over(now) }, true},
+		{6 * time.Minute, func(now time.Time) { h.Enter(Joined, now) }, false},
+	} {
+		then.event(at(then.at))
+		if h.Polls() != then.polls {
+			t.Errorf("at %v: polls %v", then.at, h.Polls())
+		}
+	}
+}
