@@ -166,6 +166,58 @@ func TestUnlockAfterCloseSaysWhatBecameOfTheLock(t *testing.T) {
 	})
 }
 
+// A client that is closed renews nothing and asks nothing, so nothing but the time says that a lease has ended.
+func TestALeaseWhoseTimeEndsAfterCloseIsLost(t *testing.T) {
+	shut := func(t *testing.T, c *leased.Client) {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
+		defer cancel()
+		if err := c.Shutdown(ctx); err == nil {
+			t.Error("Shutdown with a lease inside returned nil")
+		}
+	}
+	for what, run := range map[string]func(t *testing.T, c *leased.Client, work func()) error{
+		"Do": func(t *testing.T, c *leased.Client, work func()) error {
+			return c.Mutex("x").Do(context.Background(), func(context.Context) error { work(); return nil })
+		},
+		"RDo": func(t *testing.T, c *leased.Client, work func()) error {
+			return c.RWMutex("x").RDo(context.Background(), func(context.Context) error { work(); return nil })
+		},
+		"a lease": func(t *testing.T, c *leased.Client, work func()) error {
+			l := lock(t, c.Mutex("x"))
+			work()
+			return l.Unlock()
+		},
+		"a name": func(t *testing.T, c *leased.Client, work func()) error {
+			mu := c.Mutex("x")
+			mu.Lock()
+			work()
+			return mu.UnlockContext(context.Background())
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, s place) {
+				losses := make(chan leased.LossEvent, 2)
+				c := newClient(t, s, leased.WithTTL(time.Second), leased.WithLossHandler(func(l leased.LossEvent) { losses <- l }))
+				other := newClient(t, s)
+				isAll(t, run(t, c, func() {
+					shut(t, c)
+					unlock(t, lock(t, other.Mutex("x"))) // once the TTL is over
+				}), leased.ErrLeaseLost)
+				synctest.Wait()
+				if len(losses) != 1 {
+					t.Errorf("%d losses reported", len(losses))
+				}
+
+				c = newClient(t, s, leased.WithTTL(time.Second))
+				err := run(t, c, func() { shut(t, c) })
+				if errors.Is(err, leased.ErrLeaseLost) {
+					t.Errorf("unlocked in time: %v", err)
+				}
+			})
+		})
+	}
+}
+
 func TestConcurrentClosesAllWaitForTheEnd(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		c := newClient(t, s)

@@ -110,10 +110,12 @@ func (m *Mutex) TryLockContext(ctx context.Context) (*Lease, error) {
 // Do locks m, runs f, and unlocks m, even if f panics. The context passed to f has ctx's
 // values and ends with ctx or with the lease. Do returns the error of LockContext or of f.
 // If the lease was lost while f ran, the error also matches ErrLeaseLost: another process
-// may then have been in the critical section. Like Unlock, Do cannot say so where nobody had
-// noticed the loss when the lock passed to another caller of this process. A release that Redis does not confirm in time
-// is only logged. If Redis later says that the lock may have been lost before the release,
-// the loss handler is called.
+// may then have been in the critical section. As with Unlock, a nil error proves nothing if
+// the lock passed directly to another caller of this process: nobody asked Redis then. A
+// release that Redis does not confirm in time, or never will because the client was closed
+// meanwhile, is only logged. If Redis later says that the lock may have been lost before the
+// release, the loss handler is called. An error that matches ErrNotAcquired may be f's own,
+// if f takes another lock.
 func (m *Mutex) Do(ctx context.Context, f func(context.Context) error) error {
 	return m.use().do(ctx, protocol.Exclusive, f)
 }

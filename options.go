@@ -166,9 +166,9 @@ func WithoutLockNamesInLogs() Option {
 // so only after Unlock has stopped waiting for it. Users of Lock and Unlock learn of a loss
 // in no other way. The handler is called for one loss at a time, under no mutex of this
 // package. If it blocks, 100,000 further losses are queued for it; those beyond are dropped,
-// which is logged. Leases that are still held when the client is closed are not reported. The
-// default is to log each loss at level Error; losses that come together for
-// the same reason share a line, with their number.
+// which is logged. A lease that is still held when Close has returned is not watched any more:
+// only its Unlock reports that it was lost. The default is to log each loss at level Error;
+// losses that come together for the same reason share a line, with their number.
 func WithLossHandler(handler func(LossEvent)) Option {
 	return clientOption(func(o *clientOptions) error {
 		if handler == nil {
@@ -183,8 +183,8 @@ func WithLossHandler(handler func(LossEvent)) Option {
 // newPolicy is called each time a lock's commands begin to fail; after a success the policy is
 // dropped. Locks never share a policy. NextBackOff is called from several goroutines, but never
 // concurrently on one policy. newPolicy must be safe for concurrent use, and is also called once
-// by New, which refuses a function that returns nil. The default is the exponential policy of backoff v4, from 50 ms to 30 s, with
-// jitter.
+// by New, which refuses a function that returns nil. The default is the exponential policy of
+// backoff v4, from 50 ms to 30 s, with jitter.
 func WithBackOff(newPolicy func() BackOff) Option {
 	return clientOption(func(o *clientOptions) error {
 		if newPolicy == nil {

@@ -135,6 +135,9 @@ func (l *Lock) Leave(c *Caller, now time.Time, fx *Effects) {
 	if c.Phase != Inside {
 		return
 	}
+	if l.closed { // there may be no more ticks, and no answer to the release
+		l.expire(now, fx)
+	}
 	l.drawToken(c, now)
 	l.letOut(c)
 	c.Phase, c.until = Left, l.instant(Earlier(now, l.TrustedUntil(c, now)))

@@ -471,6 +471,7 @@ var mutants = []mutant{
 	{"an inbox that has just broken has its waiters poll", "internal/lockstate/inboxhealth.go", "	if h.Failing(now) >= absentAfter {", "	if true {", "WaitersPollOnly"},
 	{"a subscription that can be made again leaves waiters polling", "internal/lockstate/inboxhealth.go", "		h.failing = time.Time{}\n", "", "WaitersPollOnly"},
 	{"waiters are not told that they have to poll", "notify.go", "	case polls && !polled:\n		in.recheckAll()\n", "	case polls && !polled:\n", "PollOnceNoSubscription"},
+	{"an Unlock after Close does not look at the time", "internal/lockstate/lock.go", "		l.expire(now, fx)\n	}\n	l.drawToken(c, now)\n", "	}\n	l.drawToken(c, now)\n", "TimeEndsAfterClose"},
 	{"the pause between resubscriptions is never reset", "internal/lockstate/inboxhealth.go", "		h.pause = 0\n", "", "PauseBetween|BreaksAllTheTime"},
 	{"the pause between resubscriptions is reset by each", "internal/lockstate/inboxhealth.go", "h.State == Joined && now.Sub(h.since) >= steadyLife", "h.State == Joined", "PauseBetween|BreaksAllTheTime"},
 	{"only an ACL refuses a subscription", "notify.go", "				return notSubscribed{err}", "				return err", "SubscribingIsRefused"},
