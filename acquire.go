@@ -124,7 +124,7 @@ func (h *handle) wait(ctx context.Context, w *call, began time.Time) (*entry, er
 		inlineFor = protocol.CommandTimeout // no cancellation has to interrupt the command
 	}
 	now := began
-	if w.Events != nil { // beginning the span was user code, which can take long
+	if w.under() != nil { // beginning the span was user code, which can take long, even if it is not recorded
 		now = time.Now()
 	}
 	e, err := h.enter(w, now, inlineFor)

@@ -166,7 +166,7 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 		kind == oneNode && !server.HonorsDeadlines() {
 		c.log.unbounded()
 	}
-	c.metrics.observe()
+	c.metrics.register()
 	return c, nil
 }
 

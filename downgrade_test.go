@@ -242,6 +242,27 @@ func TestAnOverLeaseIsNotDowngraded(t *testing.T) {
 	})
 }
 
+func TestTheErrorOfADowngradeThatCloseEndsNamesThePackageOnce(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s)
+		l := take(t, c.RWMutex("x").LockContext)
+		s.Mini.SetError("LOADING Redis is loading")
+		defer s.Mini.SetError("")
+		downgraded := make(chan error, 1)
+		go func() { downgraded <- l.Downgrade(context.Background()) }()
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_ = c.Shutdown(ctx)
+		err := <-downgraded
+		isAll(t, err, leased.ErrClosed)
+		if strings.Count(err.Error(), "leased: ") != 1 {
+			t.Errorf("it says %q", err)
+		}
+		_ = l.Unlock()
+	})
+}
+
 func TestADowngradeWhoseReplyIsLostIsRepeated(t *testing.T) {
 	onBoth(t, func(t *testing.T, s place) {
 		wire := s.proxy(t)

@@ -361,3 +361,30 @@ func (silentServer) Cancel(_ context.Context, batch []protocol.CancelRequest) []
 	}
 	return results
 }
+
+// A walk over all locks of a client that holds very many wakes only those that have something to do.
+// The watchdog takes it, and meanwhile ends no lease.
+func TestALockThatRestsIsNotWokenByAWalkOverAllLocks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := settled(t, onStub(t, 0, 0))
+		l, err := c.Mutex("x").LockContext(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		l.entry.mu.Lock()
+		l.entry.restLocked()
+		rests := &entry{resting: l.entry.resting} // without a client it cannot be woken
+		if l.entry.awake != nil {
+			t.Error("the lock does not rest")
+		}
+		l.entry.mu.Unlock()
+		if rests.retry() {
+			t.Error("a lock that rests asks Redis again")
+		}
+		newSlowWatch(&Client{began: c.began, table: map[string]*entry{"x": rests}}, time.Hour).look(time.Now())
+		if err := l.Unlock(); err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -133,7 +133,7 @@ func (e *notAcquired) Error() string {
 		b.WriteString(" (Redis had not answered)")
 	}
 	if e.lastErr != nil && !errors.Is(e.reason, e.lastErr) {
-		fmt.Fprintf(&b, " (last error of Redis: %v)", e.lastErr)
+		fmt.Fprintf(&b, " (last error of Redis: %s)", bare(e.lastErr))
 	}
 	return b.String()
 }

@@ -195,6 +195,7 @@ func (l *Lease) Unlock() error { return l.unlock(asOptionSays) }
 // the client keeps trying to release the lock. Of several calls of Unlock and UnlockContext
 // the first one releases the lock. The others wait for its result, each no longer than it would
 // wait for Redis, and return an error that matches ErrNotReleased if that is not long enough.
+// If ctx is nil, the call returns an error and ends nothing.
 func (l *Lease) UnlockContext(ctx context.Context) error {
 	if ctx == nil {
 		return errNilContext
@@ -371,11 +372,11 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 		e.mu.Lock()
 		lastErr := e.state().LastErr()
 		e.mu.Unlock()
-		err = fmt.Errorf("leased: downgrade of lock %q not confirmed: %w", e.keys.Name(), err)
+		text, is := fmt.Sprintf("leased: downgrade of lock %q not confirmed: %s", e.keys.Name(), bare(err)), []error{err}
 		if lastErr != nil && ctx.Err() != nil {
-			err = fmt.Errorf("%w (last error of Redis: %w)", err, lastErr)
+			text, is = fmt.Sprintf("%s (last error of Redis: %s)", text, bare(lastErr)), append(is, lastErr)
 		}
-		return err
+		return &about{text, is}
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()

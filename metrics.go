@@ -147,9 +147,9 @@ var sharedGauges struct {
 	all []*gauges
 }
 
-// observe has the gauges of the client observed, together with those of the other clients of its
+// register has the gauges of the client observed, together with those of the other clients of its
 // meter. It is called once the client is complete, because the metrics may be collected at once.
-func (m *metrics) observe() {
+func (m *metrics) register() {
 	own := m.gauges
 	sharedGauges.mu.Lock()
 	for _, g := range sharedGauges.all {
@@ -164,13 +164,15 @@ func (m *metrics) observe() {
 	sharedGauges.all = append(sharedGauges.all, own)
 	sharedGauges.mu.Unlock()
 	collect, err := own.meter.RegisterCallback(own.observe, own.waiting, own.held, own.oldestWait, own.oldestHold, own.clients, own.servers)
+	sharedGauges.mu.Lock() // the client that registers is not closed yet
+	defer sharedGauges.mu.Unlock()
 	if err != nil {
 		otel.Handle(err)
+		// The next client of the meter tries for itself.
+		sharedGauges.all = slices.DeleteFunc(sharedGauges.all, func(each *gauges) bool { return each == own })
 		return
 	}
-	sharedGauges.mu.Lock() // the client that registers is not closed yet
 	own.collect = collect
-	sharedGauges.mu.Unlock()
 }
 
 // sameMeter reports whether two meters are one. Those of a user's own type need not be comparable,

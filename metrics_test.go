@@ -304,6 +304,40 @@ func TestCommandsThatShareAPipelineAreMeasuredOneByOne(t *testing.T) {
 	})
 }
 
+// refusingOnce is a meter that does not register its first callback.
+type refusingOnce struct {
+	metric.Meter
+	refused bool
+}
+
+func (m *refusingOnce) RegisterCallback(f metric.Callback, on ...metric.Observable) (metric.Registration, error) {
+	if !m.refused {
+		m.refused = true
+		return nil, errors.New("refused")
+	}
+	return m.Meter.RegisterCallback(f, on...)
+}
+
+// oneMeter is a provider with one meter.
+type oneMeter struct {
+	metric.MeterProvider
+	meter metric.Meter
+}
+
+func (p oneMeter) Meter(string, ...metric.MeterOption) metric.Meter { return p.meter }
+
+func TestAMeterThatRefusesOneClientsGaugesHasThoseOfTheNext(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		m := newMeter(t)
+		provider := oneMeter{m, &refusingOnce{Meter: m.Meter("github.com/leasedmutex/leased", metric.WithInstrumentationVersion("v1"))}}
+		newClient(t, s, leased.WithMeterProvider(provider))
+		newClient(t, s, leased.WithMeterProvider(provider))
+		if _, ok := m.collect(t)["leased.held"]; !ok {
+			t.Error("the second client has no gauges")
+		}
+	})
+}
+
 func TestMetricsOfAClosedClientAreNotCollected(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		m := newMeter(t)

@@ -79,7 +79,7 @@ func (m *Mutex) Unlock() { m.use().unlock(protocol.Exclusive) }
 // panicking, it waits for Redis until ctx ends instead of for the time set by
 // WithReleaseTimeout, and it returns the errors that Lease.Unlock returns. If ctx ends
 // first, the error matches ErrNotReleased and ctx's error. m is unlocked all the same, even
-// if ctx had ended before the call.
+// if ctx had ended before the call; but if ctx is nil, nothing is unlocked.
 func (m *Mutex) UnlockContext(ctx context.Context) error {
 	return m.use().unlockContext(ctx, protocol.Exclusive)
 }

@@ -139,7 +139,7 @@ func (e *entry) retry() (asks bool) {
 	now := time.Now()
 	var fx lockstate.Effects
 	e.mu.Lock()
-	if e.dead || e.state().CommandInFlight() || e.awake.pauses == nil {
+	if e.dead || e.awake == nil || e.state().CommandInFlight() || e.awake.pauses == nil { // who rests waits out no pause
 		e.restLocked()
 		e.mu.Unlock()
 		return false

@@ -90,7 +90,7 @@ func NewQuorum(rdbs []redis.UniversalClient, opts ...Option) (*Client, error) {
 	}
 	c.quorum = quorum.New(q)
 	c.server = c.quorum
-	c.metrics.observe()
+	c.metrics.register()
 	return c, nil
 }
 

@@ -66,6 +66,10 @@ func (s *slowWatch) look(now time.Time) {
 	var found []slowLock
 	for _, e := range c.entries() {
 		e.mu.Lock()
+		if e.awake == nil && !e.resting.SlowHold(since) { // to wake all locks of a client takes too long
+			e.mu.Unlock()
+			continue
+		}
 		name := e.keys.Name()
 		_, waited := s.waits[name]
 		_, held := s.holds[name]

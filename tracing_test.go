@@ -264,6 +264,27 @@ func (s *seen) ShouldSample(p sdk.SamplingParameters) sdk.SamplingResult {
 	return sdk.AlwaysSample().ShouldSample(p)
 }
 
+// slowSampler takes its time to record nothing.
+type slowSampler struct{}
+
+func (slowSampler) ShouldSample(sdk.SamplingParameters) sdk.SamplingResult {
+	time.Sleep(300 * time.Millisecond) // in virtual time
+	return sdk.SamplingResult{Decision: sdk.Drop}
+}
+
+func (slowSampler) Description() string { return "slow" }
+
+func TestASamplerTakesNothingFromTheTimeThatALeaseIsTrusted(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		const ttl = time.Second
+		l := lock(t, newClient(t, s, leased.WithTracerProvider(sdk.NewTracerProvider(sdk.WithSampler(slowSampler{}))), leased.WithTTL(ttl)).Mutex("x"))
+		if left := time.Until(l.TrustedUntil()); left < ttl*9/10 {
+			t.Errorf("trusted for %v", left)
+		}
+		unlock(t, l)
+	})
+}
+
 func TestSamplersSeeLockModeAndOwner(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		sampler := &seen{seen: map[string][]attribute.Set{}}

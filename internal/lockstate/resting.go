@@ -77,6 +77,11 @@ func (l *Lock) Wake(r *Resting, env Environment) {
 	*r = Resting{}
 }
 
+// SlowHold reports whether TakeSlow would find that the holder has been inside since then or longer.
+func (r *Resting) SlowHold(since time.Duration) bool {
+	return r.holder != nil && !r.holder.slow && r.holder.Since <= since
+}
+
 // wake makes l from r. req is the holder's request, and more what r has of an unusual grant, or nil.
 func (l *Lock) wake(r *Resting, more *unusual, req protocol.Request, env Environment) {
 	c := r.holder

@@ -46,7 +46,7 @@ func (e *noQuorum) Error() string {
 	}
 	seen := map[string]bool{}
 	for _, err := range e.why {
-		if text := err.Error(); !seen[text] {
+		if text := strings.TrimPrefix(err.Error(), "leased: "); !seen[text] {
 			seen[text] = true
 			b.WriteString(sep + text)
 			sep = "; "
