@@ -234,8 +234,10 @@
 // is less, shortened at random by up to a third. In a Cluster, the first waiter in the
 // queue re-checks after 1 s at most. In a queue of hundreds, waiters far behind wait longer
 // between re-checks: up to 20 s, but no longer than their TTL less 10 s or half of their
-// TTL, whichever is more. A re-check keeps the request's place in the queue; requests
-// behind it drop a request that stops re-checking. If no message has arrived for a while, a
+// TTL, whichever is more. A lock that lost its owner without a word, as when its key was
+// deleted by hand, is noticed by a re-check of the first waiter; if that waiter has died as
+// well, the lock can stand free for up to 15 s. A re-check keeps the request's place in the
+// queue; requests behind it drop a request that stops re-checking. If no message has arrived for a while, a
 // re-check also has the server send an echo, and if the echo does not arrive within 1 s, the
 // client rebuilds its subscription.
 //
@@ -277,14 +279,20 @@
 // hashes that Redisson uses, the error says so in words. On a bad name, a bad option, a
 // closed client or a closed *redis.Client, LockContext returns an error and Lock panics.
 //
-// Unlock returns nil only if another caller of this process continues with the lock, if the
-// process keeps it idle ([WithIdleHold]), if Redis confirmed the release, or if the lock's
-// last token proves that the lock was this client's until then. Otherwise it returns
-// [ErrLeaseLost], which then means that this could no longer be proved. Unlock waits for Redis for
-// at most the time set by [WithReleaseTimeout]. After that it returns [ErrNotReleased], and
-// the client keeps retrying in the background until Redis has answered or the TTL has
-// passed. When a process dies, its locks are free after their TTL, and its places in the
-// queue are skipped.
+// Unlock returns nil only if another caller of this process continues with the lock, if
+// other readers of this process still hold it, if the process keeps it idle
+// ([WithIdleHold]), if Redis confirmed the release, or if the lock's last token proves that
+// the lock was this client's until then. Otherwise it returns [ErrLeaseLost], which then
+// means that this could no longer be proved. On a quorum, Redis may confirm a release
+// although another client had the lock in between, if an operator took the lock away or a
+// server's clock was set. Unlock waits for Redis for at most the time set by
+// [WithReleaseTimeout]. After that it returns [ErrNotReleased], and the client keeps
+// retrying in the background until Redis has answered or the TTL has passed.
+//
+// When a process dies, its locks are free after their TTL. Its places in the queue cost
+// nothing at a release, once its connection is closed; for a Cluster, see Limits above. But
+// readers that queue behind a killed writer, while other readers hold the lock, wait until
+// the writer's TTL is over, and up to 4 s more.
 //
 // [Client.Shutdown] returns at most 100 ms after its context has ended, and on a quorum at
 // most 200 ms. Its error says what it could not wait for, and a later Close or Shutdown

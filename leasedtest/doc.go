@@ -44,7 +44,7 @@
 // # What it is not
 //
 // The server is a single node. It has no replicas, so [leased.WithReplicas] refuses every
-// lease, and it is no Cluster. A command takes about ten times as long as on Redis, so
-// measure speed on a real server. The server does not work on platforms whose int has 32
-// bits; there [NewServer] skips the test.
+// lease, and it is no Cluster. A command takes several times as long as on Redis, so measure
+// speed on a real server. The server does not work on platforms whose int has 32 bits; there
+// [NewServer] skips the test.
 package leasedtest
