@@ -237,9 +237,9 @@
 // TTL, whichever is more. A lock that lost its owner without a word, as when its key was
 // deleted by hand, is noticed by a re-check of the first waiter; if that waiter has died as
 // well, the lock can stand free for up to 15 s. A re-check keeps the request's place in the
-// queue; requests behind it drop a request that stops re-checking. If no message has arrived for a while, a
-// re-check also has the server send an echo, and if the echo does not arrive within 1 s, the
-// client rebuilds its subscription.
+// queue; requests behind it drop a request that stops re-checking. If no message has
+// arrived for a while, a re-check also has the server send an echo, and if the echo does
+// not arrive within 1 s, the client rebuilds its subscription.
 //
 // A client receives messages soon after it has asked for its first lock. Until then it does
 // not queue in Redis, because nothing could prove it dead if its process died. It takes a
@@ -251,8 +251,9 @@
 // reason, or if attempts to subscribe have failed for 4 s, as at a server that has reached
 // its maxclients, waiters poll, first after 50 ms, then at longer and longer intervals, up
 // to 3 s or a third of the TTL, whichever is less. Such a process delays the others, too:
-// when the lock is handed to it, it finds out by polling. While a foreign client owns the lock, the first
-// waiter in the queue polls; for each new foreign owner, polling starts at 50 ms again.
+// when the lock is handed to it, it finds out by polling. While a foreign client owns the
+// lock, the first waiter in the queue polls; for each new foreign owner, polling starts at
+// 50 ms again.
 //
 // If TryLock or TryLockContext finds an owner that may be keeping the lock idle (see
 // [WithIdleHold]), it asks for the lock and waits at most 50 ms, and up to 50 ms more if the
@@ -319,10 +320,9 @@
 // back-off policy, may be called on the caller's goroutine. Hooks of the Redis client run
 // as part of its commands: to the locks, a hook that blocks is a Redis that does not
 // answer, except that Unlock, which sends its release itself, waits for a hook that goes on
-// after its context has ended. A hook must not repeat a command: the answer to the last
-// try, or its error, would be taken for the answer to all of them. Then an Unlock that Redis
-// carried out at the first try is reported as a loss, or a wait that was given up leaves the
-// lock to its TTL.
+// after its context has ended. A hook must not retry a command: Leased would take the last
+// reply for the only one. Then an Unlock that Redis carried out at the first try is reported
+// as a loss, or a wait that was given up leaves the lock to its TTL.
 //
 // # Memory model
 //

@@ -18,23 +18,37 @@ type Info struct {
 	Owners  []Owner  // one writer, or any number of readers; empty if the lock is free
 	Waiting []Waiter // in the order in which they will be served; the first 1,000
 	Queue   int      // number of waiting processes
-	Token   uint64   // the last fencing token that Redis, or any server of a quorum, knows; 0 if none
 
-	// Only for NewQuorum: how many servers there are, how many of them answered, and how many
-	// of those name the owner. An owner that is named by fewer than a majority of all servers
-	// need not own the lock: it may have lost the lock, or not have got it yet.
+	// Token is the last fencing token that Redis, or any server of a quorum, knows; 0 if none.
+	Token uint64
+
+	// Only for [NewQuorum]: how many servers there are, how many of them answered, and how
+	// many of those name the owner. An owner that is named by fewer than a majority of all
+	// servers need not own the lock: it may have lost the lock, or not have got it yet.
 	Servers, Answered, Behind int
 }
 
 // Owner is a process that owns a lock.
 type Owner struct {
-	Client   string        // its readable id; empty for a foreign owner
-	Shared   bool          // whether it is a reader
-	TTL      time.Duration // until the lock expires unless it is renewed; negative if it never expires
-	Since    time.Time     // when it became the owner (a downgraded writer: when it became the writer), by Redis' clock; zero if not recorded
-	Token    uint64        // of the grant (a downgraded writer: the token it had as the writer); 0 if not recorded; see Inspect for a quorum
-	Unlocked bool          // whether it has unlocked already; the lock is kept from all others for TTL, until the owner's WithMinHold is over
-	Value    string        // the value of the lock's key; only for foreign owners and later versions
+	Client string // its readable id; empty for a foreign owner
+	Shared bool   // whether it is a reader
+
+	// TTL is the time until the lock expires unless it is renewed; negative if it never expires.
+	TTL time.Duration
+
+	// Since is when it became the owner, or for a downgraded writer when it became the writer,
+	// by Redis' clock; zero if that is not recorded.
+	Since time.Time
+
+	// Token is that of the grant, or for a downgraded writer the one that it had as the
+	// writer; 0 if it is not recorded. See [Client.Inspect] for a quorum.
+	Token uint64
+
+	// Unlocked is whether it has unlocked already. The lock is then kept from all others for
+	// TTL, until the owner's [WithMinHold] is over.
+	Unlocked bool
+
+	Value string // the value of the lock's key; only for foreign owners and later versions
 }
 
 // Waiter is a process that waits for a lock.
@@ -43,18 +57,18 @@ type Waiter struct {
 	Shared bool   // whether it waits for reading
 }
 
-// Inspect returns what Redis knows about a lock. It acquires nothing and changes nothing, and
-// the lock need not exist. It asks Redis once, and waits for the answer until ctx ends, or
-// until the Redis client's own timeouts have passed if that is sooner. The error matches
-// ErrClosed or ErrInvalidName, or is the error of Redis, of its client, or of ctx.
+// Inspect returns what Redis knows about a lock. It acquires nothing and changes nothing,
+// and the lock need not exist. It asks Redis once, and waits for the answer until ctx ends,
+// or until the Redis client's own timeouts have passed if that is sooner. The error matches
+// [ErrClosed] or [ErrInvalidName], or is the error of Redis, of its client, or of ctx.
 //
-// On a quorum, Inspect asks all servers and returns the owner that most of them name. If fewer
-// than a majority answer, the error matches ErrNoQuorum and says how many did. Each server
-// issues a token of its own, from its clock, and the lease has the greatest of those that its
-// owner knew when a majority had granted it. Owner.Token is the lease's token or, if more than
-// a majority granted the lease, may be less by as much as the servers' clocks differ. It is
-// never greater. Readers are those that a majority may have let in, if the servers that did not
-// answer have.
+// On a quorum, Inspect asks all servers and returns the owner that most of them name. If
+// fewer than a majority answer, the error matches [ErrNoQuorum] and says how many did. Each
+// server issues a token of its own, from its clock, and the lease has the greatest of those
+// that its owner knew when a majority had granted it. Owner.Token is the lease's token or,
+// if more than a majority granted the lease, may be less by as much as the servers' clocks
+// differ. It is never greater. Owners lists each reader that could have a majority if every
+// silent server had granted it.
 func (c *Client) Inspect(ctx context.Context, name string) (Info, error) {
 	k, err := c.operate(ctx, "inspecting lock %q", name)
 	if err != nil {
@@ -69,20 +83,20 @@ func (c *Client) Inspect(ctx context.Context, name string) (Info, error) {
 	return infoOf(name, &s), nil
 }
 
-// ForceUnlock evicts the owners of the lock, including foreign ones, and lets the next waiter
-// in. Owners that use this package are notified at once, and the contexts of their leases end
-// with ErrLeaseLost. But the owners may still be at work, so ForceUnlock is for operators who
-// know that the owner is gone or wrong. If the lock is free, that is no error. ForceUnlock evicts
-// at most once, and waits for the answer as Inspect does; what was sent before ctx ended can
-// still be carried out after that. The error matches ErrClosed or ErrInvalidName, or is the
-// error of Redis, of its client, or of ctx. After the latter three
-// the owners may have been evicted all the same; trying again does no harm unless the next
-// owner should be kept.
+// ForceUnlock evicts the owners of the lock, including foreign ones, and lets the next
+// waiter in. Owners that use this package are notified at once, and the contexts of their
+// leases end with [ErrLeaseLost]. But the owners may still be at work, so ForceUnlock is
+// for operators who know that the owner is gone or wrong. If the lock is free, that is no
+// error. ForceUnlock evicts at most once, and waits for the answer as Inspect does; what
+// was sent before ctx ended can still be carried out after that. The error matches
+// [ErrClosed] or [ErrInvalidName], or is the error of Redis, of its client, or of ctx.
+// After the latter three the owners may have been evicted all the same; trying again does
+// no harm unless the next owner should be kept.
 //
 // On a quorum, a nil error means that no owner is left that can have a majority;
 // Stats.Evicted counts on how many servers there was one. If too few servers answered or
-// evicted their owner, the error matches ErrNoQuorum, and says on how many the owners were
-// evicted. The owners keep the lock unless these were enough to end their majority.
+// evicted their owner, the error matches [ErrNoQuorum], and says on how many the owners
+// were evicted. The owners keep the lock unless these were enough to end their majority.
 func (c *Client) ForceUnlock(ctx context.Context, name string) error {
 	k, err := c.operate(ctx, "unlocking lock %q by force", name)
 	if err != nil {

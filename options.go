@@ -95,8 +95,9 @@ func invalid(format string, args ...any) error {
 }
 
 // WithKeyPrefix puts prefix before every key and channel, so that several applications can
-// share one Redis, or so that an ACL pattern can match them. A prefix has at most 256
-// bytes of UTF-8 without control characters; for braces in it, see [Client.Mutex]. The default is no prefix.
+// share one Redis, or so that an ACL pattern can match them. A prefix has at most 256 bytes
+// of UTF-8 without control characters; for braces in it, see [Client.Mutex]. The default is
+// no prefix.
 //
 // All clients that share a lock need the same prefix, because messages go to channels under
 // it. A key is the prefix and the name, with nothing in between: end the prefix with a
@@ -140,8 +141,8 @@ func WithOwner(label string) Option {
 // WithLogger sets the logger to which the client reports errors. Nothing is logged while
 // there are none, and each cause at most once a minute, or once for each outage if outages
 // follow more quickly; but without a loss handler, every loss of a lease is logged. A line
-// about a lock names the lock; see WithoutLockNamesInLogs. The logger is called on a separate
-// goroutine, so no lock waits for it. The default is [slog.Default].
+// about a lock names the lock; see [WithoutLockNamesInLogs]. The logger is called on a
+// separate goroutine, so no lock waits for it. The default is [slog.Default].
 func WithLogger(logger *slog.Logger) Option {
 	return clientOption(func(o *clientOptions) error {
 		if logger == nil {
@@ -153,8 +154,8 @@ func WithLogger(logger *slog.Logger) Option {
 }
 
 // WithoutLockNamesInLogs keeps the names of locks out of all log lines, in case the names
-// are secrets. Errors, spans and LossEvent still have them. The default is that lines about
-// a lock name it.
+// are secrets. Errors, spans and [LossEvent] still have them. The default is that lines
+// about a lock name it.
 func WithoutLockNamesInLogs() Option {
 	return clientOption(func(o *clientOptions) error {
 		o.secretNames = true
@@ -165,10 +166,11 @@ func WithoutLockNamesInLogs() Option {
 // WithLossHandler sets the function that is called when a lease is lost, even if Redis says
 // so only after Unlock has stopped waiting for it. Users of Lock and Unlock learn of a loss
 // in no other way. The handler is called for one loss at a time, under no mutex of this
-// package. If it blocks, 100,000 further losses are queued for it; those beyond are dropped,
-// which is logged. A lease that is still held when Close has returned is not watched any more:
-// only its Unlock reports that it was lost. The default is to log each loss at level Error;
-// losses that come together for the same reason share a line, with their number.
+// package. If it blocks, 100,000 further losses are queued for it; those beyond are
+// dropped, which is logged. A lease that is still held when Close has returned is not
+// watched any more: only its Unlock reports that it was lost. The default is to log each
+// loss at level Error; losses that come together for the same reason share a line, with
+// their number.
 func WithLossHandler(handler func(LossEvent)) Option {
 	return clientOption(func(o *clientOptions) error {
 		if handler == nil {
@@ -179,12 +181,13 @@ func WithLossHandler(handler func(LossEvent)) Option {
 	})
 }
 
-// WithBackOff sets how long to pause after Redis has failed, from 5 ms to 30 s (see BackOff).
-// newPolicy is called each time a lock's commands begin to fail; after a success the policy is
-// dropped. Locks never share a policy. NextBackOff is called from several goroutines, but never
-// concurrently on one policy. newPolicy must be safe for concurrent use, and is also called once
-// by New, which refuses a function that returns nil. The default is the exponential policy of
-// backoff v4, from 50 ms to 30 s, with jitter.
+// WithBackOff sets how long to pause after Redis has failed, from 5 ms to 30 s (see
+// [BackOff]). newPolicy is called each time a lock's commands begin to fail; after a
+// success the policy is dropped. Locks never share a policy. NextBackOff is called from
+// several goroutines, but never concurrently on one policy. newPolicy must be safe for
+// concurrent use, and is also called once by New, which refuses a function that returns
+// nil. The default is the exponential policy of backoff v4, from 50 ms to 30 s, with
+// jitter.
 func WithBackOff(newPolicy func() BackOff) Option {
 	return clientOption(func(o *clientOptions) error {
 		if newPolicy == nil {
@@ -239,16 +242,16 @@ func WithUncontendedSpans() Option {
 // WithLockNameInMetrics adds the lock's name to the metrics of waits and holds, as the
 // attribute leased.lock, and the key prefix, if there is one, as leased.prefix. Each name
 // costs the backend additional series: a histogram has about 25 for each outcome. So use it
-// only if there are few names; otherwise use WithLockLabelInMetrics. Spans always have the
-// name. The default is to leave it out.
+// only if there are few names; otherwise use [WithLockLabelInMetrics]. Spans always have
+// the name. The default is to leave it out.
 func WithLockNameInMetrics() Option {
 	return WithLockLabelInMetrics(func(name string) string { return name })
 }
 
-// WithLockLabelInMetrics is like WithLockNameInMetrics, but adds what label returns instead
-// of the lock's name. For instance, if each thing of some kind has a lock of its own, label
-// can return the kind. Locks with the same label are measured together. A lock with the
-// label "" gets no attribute.
+// WithLockLabelInMetrics is like [WithLockNameInMetrics], but adds what label returns
+// instead of the lock's name. For instance, if each thing of some kind has a lock of its
+// own, label can return the kind. Locks with the same label are measured together. A lock
+// with the label "" gets no attribute.
 //
 // label must be a function of the name alone, and safe for concurrent use. It is called
 // when Mutex or RWMutex makes a handle, on the goroutine of that caller and under no mutex;
@@ -286,13 +289,14 @@ func WithAttributes(attributes ...attribute.KeyValue) Option {
 }
 
 // WithSlowThreshold logs each caller that has waited for a lock for d, and each caller that
-// has held one for d, while it is still waiting or holding. The caller is logged at most once,
-// at level Warn, with the lock's name (unless WithoutLockNamesInLogs keeps it out), the lock's
-// owner, and the file and line of the call that waits or has locked. Its span gets the event
-// "slow". For each lock, only the caller that has waited longest and the one that has
-// held longest are checked, and at most one wait and one hold are logged in a minute. d must
-// be at least 10 ms; the log line comes up to a quarter of d late. The default is to log none.
-// The metrics leased.wait.oldest and leased.hold.oldest need no threshold.
+// has held one for d, while it is still waiting or holding. The caller is logged at most
+// once, at level Warn, with the lock's name (unless [WithoutLockNamesInLogs] keeps it out),
+// the lock's owner, and the file and line of the call that waits or has locked. Its span
+// gets the event "slow". For each lock, only the caller that has waited longest and the one
+// that has held longest are checked, and at most one wait and one hold are logged in a
+// minute. d must be at least 10 ms; the log line comes up to a quarter of d late. The
+// default is to log none. The metrics leased.wait.oldest and leased.hold.oldest need no
+// threshold.
 func WithSlowThreshold(d time.Duration) Option {
 	return clientOption(func(o *clientOptions) error {
 		if d < 10*time.Millisecond {
@@ -341,11 +345,11 @@ func WithTTL(ttl time.Duration) LockOption {
 }
 
 // WithMaxHold bounds how long one lease is held. After d the lease's context ends with
-// ErrMaxHold, which is an ErrLeaseLost, and the lease is no longer renewed, so a stuck
+// [ErrMaxHold], which is an [ErrLeaseLost], and the lease is no longer renewed, so a stuck
 // holder keeps other processes out for at most one more TTL. While other readers of its
-// process hold the lock, that TTL begins when the last of them unlocks. Other callers of its
-// own process wait for its Unlock, as they do after any loss. d must not be negative. The
-// default is 0, which means no bound.
+// process hold the lock, that TTL begins when the last of them unlocks. Other callers of
+// its own process wait for its Unlock, as they do after any loss. d must not be negative.
+// The default is 0, which means no bound.
 func WithMaxHold(d time.Duration) LockOption {
 	return lockOption(func(o *lockOptions) error {
 		if d < 0 {
@@ -372,7 +376,7 @@ func WithMaxHold(d time.Duration) LockOption {
 // both cases. A caller that gives up at the moment in which it gets the lock, so that
 // LockContext returns an error, has no minimum hold. Readers have none, and Downgrade ends
 // that of its lease. ForceUnlock frees the lock at once. A maximum hold must not be shorter
-// than d. On a quorum, d should be no longer than WithQuarantine: servers that restart
+// than d. On a quorum, d should be no longer than [WithQuarantine]: servers that restart
 // without their data have forgotten the minimum hold.
 //
 // d must be in whole milliseconds, at most 30 days. The default is 0, which means none.
@@ -394,7 +398,7 @@ func WithMinHold(d time.Duration) LockOption {
 // that was requested by a caller with this option.
 //
 // An Unlock after which the process keeps the lock returns nil without asking Redis. If the
-// lock was lost before, and no renewal has said so yet, nobody is told: call Lease.Check
+// lock was lost before, and no renewal has said so yet, nobody is told: call [Lease.Check]
 // before Unlock where that matters.
 //
 // d must be from 0 to 30 days. The default is 0.
@@ -410,11 +414,11 @@ func WithIdleHold(d time.Duration) LockOption {
 
 // WithLocalHandoffs bounds how long one process may pass the lock among its own callers
 // while another process waits. It applies to writers. Leases and time count from when the
-// process got the lock, or last took it up again from idle. Once another process waits, at
-// most n leases are admitted in all, and none after tenure; then the lock goes to the other
-// process. Readers that arrive after another process is known to wait are not admitted at
-// all. n must be at least 1, and tenure must not be negative. The default is 64 leases and
-// 10 ms.
+// process got the lock, or last began to use it again after keeping it idle. Once another
+// process waits, at most n leases are admitted in all, and none after tenure; then the lock
+// goes to the other process. Readers that arrive after another process is known to wait are
+// not admitted at all. n must be at least 1, and tenure must not be negative. The default
+// is 64 leases and 10 ms.
 func WithLocalHandoffs(n int, tenure time.Duration) LockOption {
 	return lockOption(func(o *lockOptions) error {
 		if n < 1 || tenure < 0 {
@@ -426,8 +430,9 @@ func WithLocalHandoffs(n int, tenure time.Duration) LockOption {
 }
 
 // WithReleaseTimeout bounds how long Unlock waits for Redis to confirm the release. After
-// d, Unlock returns ErrNotReleased, and the client keeps retrying in the background. The
-// option has no effect on the UnlockContext methods. d must be positive. The default is 1 s.
+// d, Unlock returns [ErrNotReleased], and the client keeps retrying in the background. The
+// option has no effect on the UnlockContext methods. d must be positive. The default is
+// 1 s.
 func WithReleaseTimeout(d time.Duration) LockOption {
 	return lockOption(func(o *lockOptions) error {
 		if d <= 0 {
@@ -445,7 +450,7 @@ func WithReleaseTimeout(d time.Duration) LockOption {
 // replicas for at most timeout, which must be in whole milliseconds, from 1 ms to 1 s.
 //
 // If fewer than n replicas confirm a grant, it is canceled. LockContext then tries again
-// until its context ends, and returns an error that matches ErrNoReplicas; TryLockContext
+// until its context ends, and returns an error that matches [ErrNoReplicas]; TryLockContext
 // returns such an error at once. A renewal that they do not confirm does not prolong the
 // lease. A lock costs no additional round trips, except for one if another process handed
 // it over. Each grant takes as long as the replication to the n'th replica.

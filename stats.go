@@ -9,23 +9,30 @@ import (
 
 // Stats counts what a client has done since it was made. Counters only grow.
 type Stats struct {
-	Leases   int64 // callers that were admitted, a few of which were giving up and return an error
-	Local    int64 // of Leases: handed over by, or shared with, another caller of this process
-	Idle     int64 // of Leases: the process had kept the lock idle
-	Direct   int64 // of Leases: handed over by another process' release, through a message
-	Handed   int64 // processes that a release of this client made an owner; a cancel can do so, too, and is not counted
+	// Leases counts the callers that were admitted, including the few whose context ended at that
+	// moment, and which got an error.
+	Leases int64
+
+	Local  int64 // of Leases: handed over by, or shared with, another caller of this process
+	Idle   int64 // of Leases: the process had kept the lock idle
+	Direct int64 // of Leases: handed over by another process' release, through a message
+
+	// Handed counts the processes that a release of this client made an owner. A cancel can do so,
+	// too, and is not counted.
+	Handed int64
+
 	Renewals int64 // confirmed renewals
 	Lost     int64 // leases that ended before their Unlock
 	Commands int64 // commands that the client tried to send to Redis, with or without a connection
 
-	// Behind, for a client of NewQuorum, counts the leases that were unlocked by the number of
-	// servers that stood behind them just before: servers that had granted or renewed the lease,
-	// and whose answers had arrived. A lease that is unlocked at once may be ahead of some servers'
-	// answers.
+	// Behind, for a client of [NewQuorum], counts the leases that were unlocked by the number
+	// of servers that stood behind them just before: servers that had granted or renewed the
+	// lease, and whose answers had arrived. A lease that is unlocked at once may be ahead of
+	// some servers' answers.
 	Behind [8]int64
 
-	// Evicted, for a client of NewQuorum, counts the calls of ForceUnlock that succeeded by the
-	// number of servers on which an owner was evicted: 0 if the lock was free.
+	// Evicted, for a client of [NewQuorum], counts the calls of ForceUnlock that succeeded by
+	// the number of servers on which an owner was evicted: 0 if the lock was free.
 	Evicted [8]int64
 }
 

@@ -173,8 +173,8 @@ func raise(n *atomic.Int32) (lower func()) {
 // Advance sets the server's clock ahead by d and leaves the clients' clocks as they are:
 // the server sees all clients stand still for that long. Locks whose TTL ends in that time
 // become free, but their owners do not know it until they renew. So another client can get
-// a lock that its owner still believes it holds, which is what fencing tokens are for. A
-// client asks about its first lock once more soon after it has got it, so in a bubble call
+// a lock that its owner still believes it holds, which is what fencing tokens are for. Shortly
+// after its first lock, a client sends one more command about it, so in a bubble call
 // synctest.Wait before Advance.
 //
 // To let time pass for everyone, sleep in a bubble of testing/synctest. Advance panics if d
