@@ -191,7 +191,8 @@ func ExampleMutex_field() {
 	// Output: <nil>
 }
 
-// handle answers 409 if another request has the lock for too long, and 503 if Redis is away.
+// handle answers 409 if another request has the lock for too long, 400 if no lock can have the
+// name, and 503 if Redis is away.
 func handle(locks *leased.Client, work func(context.Context) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		name := "order:" + r.PathValue("id")
@@ -201,12 +202,16 @@ func handle(locks *leased.Client, work func(context.Context) error) http.Handler
 		if errors.Is(err, context.DeadlineExceeded) {
 			ask, cancel := context.WithTimeout(r.Context(), time.Second)
 			defer cancel()
-			if _, away := locks.Inspect(ask, name); away == nil {
+			if info, away := locks.Inspect(ask, name); away == nil && len(info.Owners) > 0 {
 				http.Error(w, "another request works on this order", http.StatusConflict)
 				return
 			}
 		}
-		if err != nil { // Redis is away or refuses, or this process shuts down
+		if errors.Is(err, leased.ErrInvalidName) {
+			http.Error(w, "no order has this id", http.StatusBadRequest)
+			return
+		}
+		if err != nil { // Redis is away or refuses, the lock was free again, or this process shuts down
 			http.Error(w, "try again later", http.StatusServiceUnavailable)
 			return
 		}

@@ -342,7 +342,7 @@ var mutants = []mutant{
 	{"Unlock never waits for a processor again that has blocked", "tracing.go", "		close(delivered)\n		t.behind.Store(false)\n", "		close(delivered)\n", "TestUnlockWaits"},
 	{"waits are measured only where they are traced", "acquire.go", "	reported := w.Events != nil || c.metrics.wait.Enabled(ctx)\n", "	reported := w.Events != nil\n", "Metrics"},
 	{"waits are traced only where they are measured", "acquire.go", "	reported := w.Events != nil || c.metrics.wait.Enabled(ctx)\n", "	reported := c.metrics.wait.Enabled(ctx)\n", "Span"},
-	{"the hold of a kept lock begins before its wait's span does", "acquire.go", "	if w.Events != nil { // beginning", "	if false { // beginning", "TestASlowSampler"},
+	{"the hold of a kept lock begins before its wait's span does", "acquire.go", "	if w.under() != nil { // beginning", "	if false { // beginning", "TestASlowSampler"},
 	{"the wait of a contended Lock is recorded without its span", "acquire.go", "			span, delivered = c.tracing.endWaitSpan(", "			_, delivered = c.tracing.endWaitSpan(", "TestMetricsKeep"},
 	{"who is wanted in the own process is not told", "internal/lockstate/lock.go", "		l.addEventInside(Event{At: now, What: eventWantedHere})\n", "", "TestTraceLinks"},
 	{"commands are measured where locks depend on it", "metrics.go", "	m.client.tracing.later(func() { m.command.Record(ctx, took.Seconds(), with...) })", "	m.command.Record(ctx, took.Seconds(), with...)", "TestMetricsOfCommands"},
