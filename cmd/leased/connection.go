@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -83,14 +84,18 @@ func (a *address) bindServer(c *cobra.Command, usage string) {
 	}
 }
 
-// addressFlag is --redis. With --quorum, each occurrence counts; otherwise the last one does.
+// addressFlag is --redis. To give it several times is to give all of its values with commas between
+// them, each once.
 type addressFlag address
 
 func (f *addressFlag) String() string { return "" }
 func (f *addressFlag) Type() string   { return "string" }
 
 func (f *addressFlag) Set(s string) error {
-	f.Redis, f.said = s, append(f.said, s)
+	if s != "" && !slices.Contains(f.said, s) { // completion has every flag parsed twice
+		f.said = append(f.said, s)
+	}
+	f.Redis = strings.Join(f.said, ",")
 	return nil
 }
 
@@ -106,6 +111,8 @@ func (a *address) fill() {
 	}
 }
 
+const severalServers = "--redis names several servers: add --cluster, --sentinel NAME or --quorum"
+
 // options returns the options for a go-redis client.
 func (a *address) options() (*redis.UniversalOptions, error) {
 	if a.Cluster && a.Sentinel != "" {
@@ -120,6 +127,13 @@ func (a *address) options() (*redis.UniversalOptions, error) {
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	}
 	if strings.Contains(a.Redis, "://") {
+		// A comma in a URL may be that of a password, so only how often the flag was given tells.
+		switch {
+		case len(a.said) > 1 && (a.Cluster || a.Sentinel != ""):
+			return nil, usagef("--redis takes one URL: name the other nodes or sentinels in it by addr=HOST:PORT, or give HOST:PORT for all")
+		case len(a.said) > 1:
+			return nil, usagef(severalServers)
+		}
 		if err := a.fromURL(o); err != nil {
 			return nil, err
 		}
@@ -133,7 +147,7 @@ func (a *address) options() (*redis.UniversalOptions, error) {
 		}
 	}
 	if len(o.Addrs) > 1 && !a.Cluster && o.MasterName == "" {
-		return nil, usagef("--redis names several servers: add --cluster, --sentinel NAME or --quorum")
+		return nil, usagef(severalServers)
 	}
 	if a.TLS || a.CACert != "" || a.Cert != "" {
 		if o.TLSConfig == nil {

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/leasedmutex/leased/internal/redistest"
@@ -96,6 +97,13 @@ func TestMistakesInTheCommandLineAreToldWithStatusTwo(t *testing.T) {
 		{"inspect a b", "the name of one lock"},
 		{"inspect a --redis localhost:6379:1", "neither a Redis URL"},
 		{"inspect a --redis a:1,b:2", "--cluster, --sentinel NAME or --quorum"},
+		{"inspect a --redis a:1 --redis b:2", "--cluster, --sentinel NAME or --quorum"},
+		{"inspect a --redis redis://a:1 --redis redis://b:2", "--cluster, --sentinel NAME or --quorum"},
+		{"inspect a --redis a:1 --redis redis://b:2?master_name=x", "--cluster, --sentinel NAME or --quorum"},
+		{"ls --redis a:1 --redis b:2", "--cluster, --sentinel NAME or --quorum"},
+		{"demo --redis a:1 --redis b:2", "--cluster, --sentinel NAME or --quorum"},
+		{"inspect a --cluster --redis redis://a:1 --redis redis://b:2", "--redis takes one URL"},
+		{"inspect a --sentinel x --redis a:1 --redis redis://b:2", "--redis takes one URL"},
 		{"inspect a --cluster --sentinel x", "exclude each other"},
 		{"inspect a --cacert /nowhere", "--cacert"},
 		{"inspect a --cert x", "--cert needs --key"},
@@ -114,6 +122,28 @@ func TestMistakesInTheCommandLineAreToldWithStatusTwo(t *testing.T) {
 		got := invoke(t, strings.Fields(c.line)...)
 		if got.status != 2 || !strings.Contains(got.err, c.want) || got.out != "" {
 			t.Errorf("leased %s: status %d, stdout %q, stderr %q; want status 2 and %q on stderr", c.line, got.status, got.out, got.err, c.want)
+		}
+	}
+}
+
+// A flag that is given again must not silently take the place of the first one.
+func TestAllAddressesThatAreGivenAreUsed(t *testing.T) {
+	for _, c := range []struct{ line, want string }{
+		{"--redis a:1", "a:1"},
+		{"--redis a:1 --redis a:1", "a:1"},
+		{"--redis= --redis a:1", "a:1"},
+		{"--redis redis://:p,w@a:1", "a:1"},
+		{"--redis a:1 --redis b:2,c --cluster", "a:1,b:2,c:6379"},
+		{"--sentinel x --redis a --redis b:2", `"x" of the sentinels a:26379,b:2`},
+	} {
+		var at address
+		command := &cobra.Command{}
+		at.bind(command)
+		if err := command.ParseFlags(strings.Fields(c.line)); err != nil {
+			t.Fatal(err)
+		}
+		if o, err := at.options(); err != nil || where(o) != c.want {
+			t.Errorf("%s: %+v, %v; want %s", c.line, o, err, c.want)
 		}
 	}
 }

@@ -24,13 +24,9 @@ func (a *address) openQuorum(ctx context.Context, opts ...leased.Option) (*conne
 			rdb.Close()
 		}
 	}
-	servers := a.Redis
-	if len(a.said) > 1 {
-		servers = strings.Join(a.said, ",")
-	}
-	for server := range strings.SplitSeq(servers, ",") {
+	for server := range strings.SplitSeq(a.Redis, ",") {
 		one := *a
-		one.Redis = strings.TrimSpace(server)
+		one.Redis, one.said = strings.TrimSpace(server), nil
 		o, err := one.options()
 		if err != nil {
 			closeAll()

@@ -149,12 +149,15 @@ func TestRunHasTheExitStatusesOfFlock(t *testing.T) {
 		{"free --cert x -- true", 64, "--cert needs --key"},
 		{"a}b -- true", 64, "invalid"},
 		{"free --colour -- true", 64, "colour"},
-		{"free --redis 127.0.0.1:1 -- true", 69, "no Redis at 127.0.0.1:1"},
+		{"free --redis 127.0.0.1:1 -- true", 64, "--redis names several servers"},
 	} {
 		status, out, errs := runResult(t, addr, strings.Fields(c.line)...)
 		if status != c.status || out != "" || !strings.Contains(errs, c.errs) || c.errs == "" && c.status < 60 && errs != "" {
 			t.Errorf("leased run %s: status %d, stdout %q, stderr %q; want status %d and %q", c.line, status, out, errs, c.status, c.errs)
 		}
+	}
+	if status, out, errs := runResult(t, "127.0.0.1:1", "free", "--", "true"); status != 69 || out != "" || !strings.Contains(errs, "no Redis at 127.0.0.1:1") {
+		t.Errorf("without Redis: status %d, stdout %q, stderr %q", status, out, errs)
 	}
 }
 
