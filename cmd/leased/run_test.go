@@ -540,7 +540,7 @@ func TestALockThatRedisRefusesWasNotContended(t *testing.T) {
 // The lock is taken all the time, and Redis restarts in between.
 func TestALockThatIsTakenWasContendedEvenIfRedisWasAway(t *testing.T) {
 	in := redistest.Server(t, "--appendonly", "yes", "--appendfsync", "always")
-	if err := in.Client().Set(t.Context(), "job", "of another library", 0).Err(); err != nil {
+	if err := in.Client().Set(t.Context(), "job", "of another library", time.Hour).Err(); err != nil {
 		t.Fatal(err)
 	}
 	cmd := program(t, "run", "--redis", in.Addr, "-w", "4", "job", "--", "true")
@@ -571,6 +571,32 @@ func TestAWaitThatRedisCausesIsToldOnce(t *testing.T) {
 	if status := cmd.ProcessState.ExitCode(); status != 0 || out.String() != "done\n" || strings.Count(errs.String(), "\n") != 1 {
 		t.Errorf("status %d, stdout %q, stderr %q", status, out.String(), errs.String())
 	}
+}
+
+func TestAWaitThatMayNeverEndIsToldOnce(t *testing.T) {
+	redistest.InTurn(t, func(t *testing.T, s redistest.Target) {
+		rdb, key := s.NewClient(t), s.Prefix+"job"
+		if err := rdb.Set(t.Context(), key, "of another library", 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+		cmd := program(t, "run", "--redis", s.Addr, "--prefix", s.Prefix, "job", "--", "echo", "done")
+		var out, errs shared
+		cmd.Stdout, cmd.Stderr = &out, &errs
+		begin(t, cmd)
+		const want = `leased: still waiting for lock "job": a lock's key holds a foreign value without expiry; it is never taken over, `
+		until(t, "the run says what it waits for", func() bool { return strings.HasPrefix(errs.String(), want) })
+		status, more, told := runResult(t, s.Addr, "--prefix", s.Prefix, "-n", "job", "--", "true")
+		if status != 1 || more+told != "" {
+			t.Errorf("with -n: status %d, stdout %q, stderr %q", status, more, told)
+		}
+		if err := rdb.Del(t.Context(), key).Err(); err != nil {
+			t.Fatal(err)
+		}
+		cmd.Wait()
+		if status := cmd.ProcessState.ExitCode(); status != 0 || out.String() != "done\n" || strings.Count(errs.String(), "\n") != 1 {
+			t.Errorf("status %d, stdout %q, stderr %q", status, out.String(), errs.String())
+		}
+	})
 }
 
 // The command freezes Redis, so that nothing answers the release.

@@ -51,7 +51,7 @@ func runUnder(ctx context.Context, std streams, o *runOptions) error {
 	}
 	defer signal.Stop(signals)
 
-	var trouble troubleLog
+	trouble := troubleLog{warnings: make(chan string, 1)}
 	conn, err := o.connect(ctx, &trouble)
 	if err != nil {
 		return err
@@ -175,6 +175,10 @@ func (o *runOptions) notAcquired(err error) error {
 
 // troubleLog is the logger of a client that waits. It remembers why Redis does not give the lock.
 type troubleLog struct {
+	// warnings has room for the first warning that names no error: that the lock may never become
+	// free, because its key has no expiry, for example.
+	warnings chan string
+
 	mu    sync.Mutex // guards what follows
 	err   error      // nil while all is well
 	since time.Time
@@ -202,7 +206,15 @@ func (t *troubleLog) Handle(_ context.Context, line slog.Record) error {
 		return true
 	})
 	// Lines that are not about the lock tell of less, such as a subscription that is refused.
-	if line.Level >= slog.LevelWarn && aboutLock && err != nil && t.err == nil {
+	if line.Level < slog.LevelWarn || !aboutLock {
+		return nil
+	}
+	if err == nil {
+		select {
+		case t.warnings <- line.Message:
+		default: // there was one
+		}
+	} else if t.err == nil {
 		t.err, t.since = err, time.Now()
 	}
 	return nil
@@ -221,7 +233,8 @@ func (t *troubleLog) lasting() error {
 const lastingTrouble = 5 * time.Second // longer than most restarts and failovers
 
 // acquire waits for the lock. The lease that it returns can be trusted for most of its TTL. If Redis
-// does not give the lock for some time, acquire says so, once.
+// does not give the lock for some time, acquire says so, once, and so it does if the lock may never
+// become free.
 func (o *runOptions) acquire(ctx context.Context, std streams, client *leased.Client, signals <-chan os.Signal, trouble *troubleLog) (*leased.Lease, error) {
 	ctx, cancel := o.bounded(ctx, 0)
 	defer cancel()
@@ -258,6 +271,10 @@ func (o *runOptions) acquire(ctx context.Context, std streams, client *leased.Cl
 	}()
 	look := time.NewTicker(time.Second)
 	defer look.Stop()
+	warnings := trouble.warnings
+	if o.noWait {
+		warnings = nil // it does not wait for whatever they tell of
+	}
 	for {
 		select {
 		case r := <-done:
@@ -267,6 +284,9 @@ func (o *runOptions) acquire(ctx context.Context, std streams, client *leased.Cl
 				fmt.Fprintf(std.err, "leased: still waiting for lock %q; Redis is not granting it: %v\n", o.name, inPlainWords(why))
 				look.Stop()
 			}
+		case text := <-warnings:
+			fmt.Fprintf(std.err, "leased: still waiting for lock %q: %s\n", o.name, strings.TrimPrefix(text, "leased: "))
+			warnings = nil
 		case s := <-signals:
 			cancel()
 			if r := <-done; r.err == nil {
