@@ -312,6 +312,7 @@ type connection struct {
 	client  *leased.Client
 	servers []redis.UniversalClient // several if they are a quorum
 	prefix  string
+	replica bool // the only server was a replica of another one when it was connected to
 }
 
 func (c *connection) close() {
@@ -339,7 +340,18 @@ func (a *address) open(ctx context.Context, name string, opts ...leased.Option) 
 		rdb.Close()
 		return nil, err
 	}
-	return &connection{client, []redis.UniversalClient{rdb}, a.prefix}, nil
+	return &connection{client, []redis.UniversalClient{rdb}, a.prefix, isReplica(ctx, rdb)}, nil
+}
+
+// isReplica reports whether a server is a replica. It asks with HELLO, which needs no right. Where
+// Sentinels or a Cluster tell which server is the primary, a replica is soon left, so it does not count.
+func isReplica(ctx context.Context, rdb redis.UniversalClient) bool {
+	node, ok := rdb.(*redis.Client)
+	if !ok || node.Options().Addr == "FailoverClient" { // go-redis names the client of Sentinels so
+		return false
+	}
+	hello := redis.NewMapStringInterfaceCmd(ctx, "hello")
+	return node.Process(ctx, hello) == nil && hello.Val()["role"] == "replica"
 }
 
 // clientOptions returns opts and those of every client, which logs nothing unless opts have a

@@ -44,7 +44,7 @@ func (a *address) openQuorum(ctx context.Context, opts ...leased.Option) (*conne
 		closeAll()
 		return nil, err
 	}
-	return &connection{client, rdbs, a.prefix}, nil
+	return &connection{client: client, servers: rdbs, prefix: a.prefix}, nil
 }
 
 // majorityAnswers returns nil if a majority of the servers answers, and otherwise an error that

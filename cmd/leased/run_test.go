@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -534,6 +535,43 @@ func TestALockThatRedisRefusesWasNotContended(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A replica stays one, unless it is promoted while somebody waits: then go on waiting.
+func TestOnlyARunThatBeginsAtAReplicaEndsThere(t *testing.T) {
+	t.Parallel()
+	r := redistest.NewReplication(t, 1)
+	replica := r.Replicas()[0]
+	for _, shared := range [][]string{nil, {"-s"}} {
+		status, out, errs := runResult(t, replica.Addr, append(shared, "job", "--", "true")...)
+		if status != statusRunUnavailable || out != "" || strings.Count(errs, "\n") != 1 ||
+			!strings.Contains(errs, `cannot get lock "job" from Redis: it is a replica: connect to its primary, or by --sentinel NAME (READONLY`) {
+			t.Errorf("%v at a replica: status %d, stdout %q, stderr %q", shared, status, out, errs)
+		}
+	}
+	lease := holder(t, r.Primary().Addr, "job", false)
+	cmd := program(t, "run", "--redis", r.Primary().Addr, "job", "--", "echo", "done")
+	var out shared
+	cmd.Stdout, cmd.Stderr = &out, &out
+	begin(t, cmd)
+	rdb := r.Primary().Client()
+	until(t, "the run queues", func() bool { return rdb.Exists(t.Context(), "job:{job}:queue").Val() > 0 })
+	host, port, _ := net.SplitHostPort(replica.Addr)
+	if err := rdb.SlaveOf(t.Context(), host, port).Err(); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the run is refused", func() bool {
+		stats, _ := rdb.Info(t.Context(), "errorstats").Result()
+		return strings.Contains(stats, "errorstat_READONLY")
+	})
+	if err := rdb.SlaveOf(t.Context(), "no", "one").Err(); err != nil {
+		t.Fatal(err)
+	}
+	lease.Unlock() // which may have been lost
+	cmd.Wait()
+	if status := cmd.ProcessState.ExitCode(); status != 0 || !strings.HasSuffix(out.String(), "done\n") {
+		t.Errorf("at a primary that was a replica for a while: status %d, %q", status, out.String())
 	}
 }
 

@@ -51,7 +51,7 @@ func runUnder(ctx context.Context, std streams, o *runOptions) error {
 	}
 	defer signal.Stop(signals)
 
-	trouble := troubleLog{warnings: make(chan string, 1)}
+	trouble := troubleLog{warnings: make(chan string, 1), failures: make(chan error, 1)}
 	conn, err := o.connect(ctx, &trouble)
 	if err != nil {
 		return err
@@ -64,7 +64,7 @@ func runUnder(ctx context.Context, std streams, o *runOptions) error {
 		return fmt.Errorf("cannot start the guard of the command: %w", err)
 	}
 	defer g.end()
-	lease, err := o.acquire(ctx, std, client, signals, &trouble)
+	lease, err := o.acquire(ctx, std, conn, signals, &trouble)
 	if err != nil {
 		var s caught
 		switch {
@@ -178,6 +178,7 @@ type troubleLog struct {
 	// warnings has room for the first warning that names no error: that the lock may never become
 	// free, because its key has no expiry, for example.
 	warnings chan string
+	failures chan error // has room for the first failure
 
 	mu    sync.Mutex // guards what follows
 	err   error      // nil while all is well
@@ -214,8 +215,14 @@ func (t *troubleLog) Handle(_ context.Context, line slog.Record) error {
 		case t.warnings <- line.Message:
 		default: // there was one
 		}
-	} else if t.err == nil {
+		return nil
+	}
+	if t.err == nil {
 		t.err, t.since = err, time.Now()
+	}
+	select {
+	case t.failures <- err:
+	default: // there was one
 	}
 	return nil
 }
@@ -234,10 +241,11 @@ const lastingTrouble = 5 * time.Second // longer than most restarts and failover
 
 // acquire waits for the lock. The lease that it returns can be trusted for most of its TTL. If Redis
 // does not give the lock for some time, acquire says so, once, and so it does if the lock may never
-// become free.
-func (o *runOptions) acquire(ctx context.Context, std streams, client *leased.Client, signals <-chan os.Signal, trouble *troubleLog) (*leased.Lease, error) {
+// become free. It does not wait for a replica.
+func (o *runOptions) acquire(ctx context.Context, std streams, conn *connection, signals <-chan os.Signal, trouble *troubleLog) (*leased.Lease, error) {
 	ctx, cancel := o.bounded(ctx, 0)
 	defer cancel()
+	client := conn.client
 	lock := client.RWMutex(o.name)
 	call := lock.LockContext
 	switch {
@@ -287,6 +295,16 @@ func (o *runOptions) acquire(ctx context.Context, std streams, client *leased.Cl
 		case text := <-warnings:
 			fmt.Fprintf(std.err, "leased: still waiting for lock %q: %s\n", o.name, strings.TrimPrefix(text, "leased: "))
 			warnings = nil
+		case err := <-trouble.failures:
+			if !conn.replica || !strings.Contains(err.Error(), "READONLY") {
+				continue
+			}
+			cancel()
+			r := <-done
+			if r.err != nil {
+				r.err = err
+			}
+			return r.lease, r.err
 		case s := <-signals:
 			cancel()
 			if r := <-done; r.err == nil {
