@@ -285,9 +285,10 @@ func TestTimesHaveTheirZone(t *testing.T) {
 func TestAKeyOfAnotherTypeIsToldInWords(t *testing.T) {
 	m := redistest.MiniTCP(t)
 	m.HSet("job", "field", "value")
-	for _, args := range [][]string{{"inspect", "job"}, {"unlock", "--force", "--yes", "job"}} {
+	for line, want := range map[string]string{"inspect job": `leased: inspecting lock "job": `, "unlock --force --yes job": `leased: unlocking lock "job" by force: `} {
+		args := strings.Fields(line)
 		got := invoke(t, append(args, "--redis", m.Addr())...)
-		if got.status != 1 || !strings.Contains(got.err, "another program") || strings.Contains(got.err, "leased: leased:") {
+		if got.status != 1 || !strings.HasPrefix(got.err, want) || !strings.Contains(got.err, "another program") || strings.Contains(got.err, "leased: leased:") {
 			t.Errorf("%v: %+v", args, got)
 		}
 	}

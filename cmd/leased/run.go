@@ -61,6 +61,8 @@ func runCommand(std streams) *cobra.Command {
 		switch {
 		case c.Flags().Changed("wait") && !(o.wait >= 0 && o.wait <= 1e9): // which refuses NaN as well
 			return usagef("--wait must be from 0 to 1e9 seconds, not %v", o.wait)
+		case o.noWait && o.wait > 0:
+			return usagef("--nonblock does not wait, so --wait has no meaning with it: choose one of them")
 		case o.conflict < 0 || o.conflict > 255:
 			return usagef("--conflict-exit-code must be from 0 to 255, not %d", o.conflict)
 		case o.atLeast < 0 || o.atLeast > 30*24*time.Hour || o.atLeast%time.Millisecond != 0:

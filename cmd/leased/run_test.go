@@ -141,6 +141,8 @@ func TestRunHasTheExitStatusesOfFlock(t *testing.T) {
 		{"a b -- true", 64, "name of one lock"},
 		{"free --", 64, "needs a command"},
 		{"free -w -3 -- true", 64, "--wait"},
+		{"free -n -w 5 -- true", 64, "--nonblock does not wait, so --wait has no meaning"},
+		{"free -n -w 0 -- true", 0, ""},
 		{"free -w NaN -- true", 64, "--wait"},
 		{"free -w 10s -- true", 64, `--wait takes seconds, such as 10, not "10s"`},
 		{"free -E 256 -- true", 64, "--conflict-exit-code"},
@@ -415,7 +417,7 @@ func TestWithoutRedisTheCommandIsGoneBeforeTheLeaseEnds(t *testing.T) {
 					t.Errorf("the command was gone %v after the end of its lease; the machine kept %v from us", now.Sub(end), kept)
 				}
 				cmd.Wait()
-				if got := cmd.ProcessState.ExitCode(); got != statusRunLost || !strings.Contains(errs.String(), "could not be renewed") {
+				if got := cmd.ProcessState.ExitCode(); got != statusRunLost || !strings.Contains(errs.String(), "could not be renewed, and the command was told to end before the lease ends") {
 					t.Errorf("status %d, stderr %q", got, errs.String())
 				}
 				if !exists(told) && kept < allowance {

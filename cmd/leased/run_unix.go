@@ -419,7 +419,7 @@ func (r *running) watchLease() {
 			r.guard.signal(syscall.SIGKILL)
 		}
 	case until.Sub(now) < termMargin(ttl):
-		r.tellToEnd(fmt.Errorf("the lease of lock %q could not be renewed, and the command was told to end before it ends", r.options.name))
+		r.tellToEnd(fmt.Errorf("the lease of lock %q could not be renewed, and the command was told to end before the lease ends", r.options.name))
 	default:
 		r.guard.until(until.Add(-killMargin(ttl)))
 	}

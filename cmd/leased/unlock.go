@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -37,6 +38,9 @@ func unlockCommand(std streams) *cobra.Command {
 			client := conn.client
 			info, err := client.Inspect(ctx, args[0])
 			if err != nil {
+				if cause := errors.Unwrap(err); cause != nil && !errors.Is(err, leased.ErrInvalidName) {
+					err = fmt.Errorf("unlocking lock %q by force: %w", args[0], cause) // to inspect it was our idea
+				}
 				return operatorError("unlock", err)
 			}
 			if len(info.Owners) == 0 {
