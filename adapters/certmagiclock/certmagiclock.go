@@ -17,7 +17,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"sync"
 
 	"github.com/caddyserver/certmagic"
@@ -70,13 +69,12 @@ func (s *Storage) TryLock(ctx context.Context, name string) (bool, error) {
 }
 
 // Unlock implements certmagic.Locker. It waits for Redis until ctx ends. The error is that
-// of leased.Mutex.UnlockContext: it matches leased.ErrLeaseLost if the lock was lost while
-// it was held, and leased.ErrNotLocked if it was not held through s.
+// of leased.Lease.UnlockContext, which matches leased.ErrLeaseLost if the lock was lost while
+// it was held, or it matches leased.ErrNotLocked if the lock was not held through s.
 func (s *Storage) Unlock(ctx context.Context, name string) error {
 	lease, held := s.held.LoadAndDelete(name)
 	if !held {
 		return fmt.Errorf("certmagiclock: %q: %w", name, leased.ErrNotLocked)
 	}
-	defer runtime.KeepAlive(lease) // one that is garbage-collected before its Unlock is reported
-	return s.client.Mutex(name, s.opts...).UnlockContext(ctx)
+	return lease.(*leased.Lease).UnlockContext(ctx)
 }

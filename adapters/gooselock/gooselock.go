@@ -13,7 +13,6 @@ package gooselock
 import (
 	"context"
 	"database/sql"
-	"runtime"
 	"sync"
 
 	"github.com/pressly/goose/v3/lock"
@@ -68,6 +67,5 @@ func (l *Locker) unlock(ctx context.Context, by any) error {
 	if !held {
 		return leased.ErrNotLocked
 	}
-	defer runtime.KeepAlive(lease) // one that is garbage-collected before its Unlock is reported
-	return l.mutex.UnlockContext(ctx)
+	return lease.(*leased.Lease).UnlockContext(ctx)
 }
