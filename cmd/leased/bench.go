@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/leasedmutex/leased"
-	"github.com/leasedmutex/leased/internal/protocol"
 )
 
 func benchCommand(std streams) *cobra.Command {
@@ -54,18 +53,7 @@ func bench(ctx context.Context, std streams, at *address, length time.Duration) 
 	}
 	name := "leased-bench:" + strings.ToLower(rand.Text()[:12])
 	bareKey := at.prefix + name + ":bare"
-	defer func() {
-		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-		defer cancel()
-		keys, err := protocol.NewKeys(at.prefix, name)
-		if err != nil {
-			return
-		}
-		for _, key := range keys.All() {
-			rdb.Del(clean, key.(string)) // if this fails, they expire
-		}
-		rdb.Del(clean, bareKey)
-	}()
+	defer func() { _ = deleteKeys(ctx, rdb, append(lockKeys(at.prefix, name), bareKey)) }() // if this fails, they expire
 
 	cycle := func(c *leased.Client) func(ctx context.Context) error {
 		return func(ctx context.Context) error {

@@ -20,16 +20,12 @@ const (
 
 func stockKey(prefix string) string   { return prefix + "stock" }
 func victimKey(prefix string) string  { return prefix + "victim" }
+func goOnKey(prefix string) string    { return prefix + "go-on" } // a list, which the buyer who may go on empties
 func lockPrefix(prefix string) string { return prefix + "lock:" }
 
 // keys returns all keys that a demo can leave in Redis.
 func keys(prefix string) []string {
-	lock := lockPrefix(prefix) + lockName
-	all := []string{stockKey(prefix), victimKey(prefix), lock}
-	for _, part := range []string{"queue", "readers", "waiters", "meta"} {
-		all = append(all, lock+":{"+lock+"}:"+part)
-	}
-	return all
+	return append(lockKeys(lockPrefix(prefix), lockName), stockKey(prefix), victimKey(prefix), goOnKey(prefix))
 }
 
 // errSoldOut is the error of a buyer who comes too late.
@@ -110,7 +106,7 @@ func (b *buyer) hold(ctx context.Context, o order, m message, seen int) error {
 	if slices.Contains(o.PauseAt, seen) {
 		m.Kind, m.Seen = inside, seen
 		b.say(m)
-		return b.awaitGoOn(ctx, seen)
+		return b.awaitGoOn(ctx)
 	}
 	if seen != o.HoldAt {
 		return nil

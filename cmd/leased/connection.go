@@ -56,7 +56,7 @@ type address struct {
 func (a *address) bind(c *cobra.Command) {
 	a.bindServer(c, "`ADDRESS` of Redis: a URL such as rediss://user@host:6379/0, or HOST:PORT, or several with "+
 		"commas between them; default: $LEASED_REDIS, then $REDIS_URL, then localhost:6379")
-	c.Flags().BoolVar(&a.Quorum, "quorum", false, "the addresses are those of independent servers, as for leased.NewQuorum: 3, 5 or 7; for run, inspect and unlock")
+	c.Flags().BoolVar(&a.Quorum, "quorum", false, "the addresses are of independent servers, as for leased.NewQuorum: 3, 5 or 7; for run, inspect and unlock")
 	c.Flags().StringVar(&a.prefix, "prefix", "", "key `PREFIX` that the application gives to leased.WithKeyPrefix")
 }
 
@@ -69,8 +69,8 @@ func (a *address) bindOne(c *cobra.Command) {
 func (a *address) bindServer(c *cobra.Command, usage string) {
 	f := c.Flags()
 	f.Var((*addressFlag)(a), "redis", usage)
-	f.BoolVar(&a.Cluster, "cluster", false, "the address is that of nodes of a Cluster")
-	f.StringVar(&a.Sentinel, "sentinel", "", "the address is that of sentinels, which watch the primary of this `NAME`")
+	f.BoolVar(&a.Cluster, "cluster", false, "the addresses are of Cluster nodes")
+	f.StringVar(&a.Sentinel, "sentinel", "", "the addresses are of Sentinels that watch the primary called `NAME`")
 	f.BoolVar(&a.TLS, "tls", false, "use TLS, as a URL that begins with rediss:// does")
 	f.StringVar(&a.CACert, "cacert", "", "`FILE` with the certificates to trust, instead of the system's")
 	f.StringVar(&a.Cert, "cert", "", "`FILE` with the certificate to present; needs --key")

@@ -138,13 +138,8 @@ func (d *demo) end() error {
 		return nil
 	}
 	defer d.rdb.Close()
-	// An interrupt stops everything else, but not the cleanup.
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
-	defer cancel()
-	for _, key := range keys(d.prefix) { // one by one: a node of a Cluster refuses to delete several at once
-		if err := d.rdb.Del(ctx, key).Err(); err != nil {
-			return fmt.Errorf("cannot delete the keys under %s, which expire within %v: %w", d.prefix, keyLife, err)
-		}
+	if err := deleteKeys(context.Background(), d.rdb, keys(d.prefix)); err != nil {
+		return fmt.Errorf("cannot delete the keys under %s, which expire within %v: %w", d.prefix, keyLife, err)
 	}
 	return nil
 }

@@ -188,7 +188,13 @@ func (d *demo) disturb(ctx context.Context, s *sale, n event) error {
 		d.screen.line("   %s are back, empty. They may have forgotten an owner, so their votes do not count for a minute.", named)
 		d.screen.beat(ctx)
 	}
-	return d.rdb.RPush(ctx, goOnKey(d.prefix, n.Seen), "go on").Err()
+	_, err := d.rdb.TxPipelined(ctx, func(p redis.Pipeliner) error {
+		p.Del(ctx, goOnKey(d.prefix)) // what was for a buyer who had lost the lock
+		p.RPush(ctx, goOnKey(d.prefix), "go on")
+		p.Expire(ctx, goOnKey(d.prefix), keyLife)
+		return nil
+	})
+	return err
 }
 
 // awaitAll waits until all servers stand behind the owner. If three servers granted a lease and the
@@ -255,8 +261,6 @@ func (o *demoOptions) checkQuorum() error {
 }
 
 // awaitGoOn keeps a buyer inside the lock until the parent lets it go on.
-func (b *buyer) awaitGoOn(ctx context.Context, seen int) error {
-	return b.rdb.BLPop(ctx, time.Minute, goOnKey(b.prefix, seen)).Err()
+func (b *buyer) awaitGoOn(ctx context.Context) error {
+	return b.rdb.BLPop(ctx, time.Minute, goOnKey(b.prefix)).Err()
 }
-
-func goOnKey(prefix string, seen int) string { return fmt.Sprintf("%sgo-on:%d", prefix, seen) }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -57,6 +58,18 @@ func TestASaleOnAQuorumThatWasDisturbedIsJudgedAsAnyOther(t *testing.T) {
 	}
 	if !s.without || !s.returned || s.soldCount() != 4 || s.refusedCount() != 2 {
 		t.Errorf("servers died: %v, came back: %v, %d sold, %d refused", s.without, s.returned, s.soldCount(), s.refusedCount())
+	}
+	// A demo that is killed now leaves a buyer's leave to go on.
+	if err := d.disturb(t.Context(), s, event{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range d.server.Keys() {
+		if !slices.Contains(keys(d.prefix), key) || d.server.TTL(key) == 0 {
+			t.Errorf("the demo left %s, which expires in %v, and would delete %q", key, d.server.TTL(key), keys(d.prefix))
+		}
+	}
+	if !d.server.Exists(goOnKey(d.prefix)) {
+		t.Error("nobody is told to go on")
 	}
 	s.parts[0].sold = append(s.parts[0].sold, message{Seen: 1, Token: 1})
 	if err := s.verdict(); err == nil {

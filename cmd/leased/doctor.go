@@ -31,9 +31,19 @@ func doctorCommand(std streams) *cobra.Command {
 	return c
 }
 
+// verdict is what a check makes of a server.
+type verdict string
+
+const (
+	verdictOK      verdict = "ok"
+	verdictNote    verdict = "note"
+	verdictBad     verdict = "bad"
+	verdictUnknown verdict = "?" // Redis would not say, or nobody knows
+)
+
 // finding is the result of one check.
 type finding struct {
-	verdict string // ok, note, bad, or ? where Redis would not say
+	verdict verdict
 	what    string
 	found   string
 	means   string // for locks
@@ -50,17 +60,17 @@ func examine(ctx context.Context, std streams, at *address) error {
 	bad, wrongServer := 0, false
 	_, isCluster := rdb.(*redis.ClusterClient)
 	tell := func(f finding) {
-		if f.verdict == "bad" {
+		if f.verdict == verdictBad {
 			bad++
 		}
-		paint := map[string]func(string) string{"ok": s.good, "bad": s.bad}[f.verdict]
+		paint := map[verdict]func(string) string{verdictOK: s.good, verdictBad: s.bad}[f.verdict]
 		if paint == nil {
 			paint = s.bold
 		}
 		width := proseWidth(std.out)
 		label := fmt.Sprintf("%-5s %-12s ", f.verdict, f.what)
 		lines := wrap(f.found, max(width-len(label), 20))
-		fmt.Fprintf(std.out, "%s%s%s\n", paint(f.verdict), label[len(f.verdict):], lines[0])
+		fmt.Fprintf(std.out, "%s%s%s\n", paint(string(f.verdict)), label[len(f.verdict):], lines[0])
 		for _, line := range lines[1:] {
 			fmt.Fprintf(std.out, "%19s%s\n", "", line)
 		}
@@ -83,13 +93,13 @@ func examine(ctx context.Context, std streams, at *address) error {
 		}
 		info, refused := serverInfo(ctx, node)
 		if refused != nil {
-			tell(finding{"?", "INFO", "this user may not read it: " + refused.Error(),
+			tell(finding{verdictUnknown, "INFO", "this user may not read it: " + refused.Error(),
 				"Version, eviction, persistence and replication are not checked.", "allow +info, for this check only"})
 		} else {
 			tell(versionFinding(info))
 			role := roleFinding(info, isCluster)
 			tell(role)
-			wrongServer = wrongServer || role.verdict == "bad"
+			wrongServer = wrongServer || role.verdict == verdictBad
 			tell(evictionFinding(info))
 			tell(persistenceFinding(info))
 			tell(replicationFinding(info))
@@ -101,7 +111,7 @@ func examine(ctx context.Context, std streams, at *address) error {
 	}
 	tell(roundTripFinding(ctx, rdb))
 	if wrongServer {
-		tell(finding{"?", "lock", "not tried", "Whatever a lock does there, it would say nothing of locks elsewhere.", ""})
+		tell(finding{verdictUnknown, "lock", "not tried", "Whatever a lock does there, it would say nothing of locks elsewhere.", ""})
 	} else {
 		for _, f := range lockFindings(ctx, rdb, at) {
 			tell(f)
@@ -156,17 +166,17 @@ func versionFinding(info map[string]string) finding {
 			name, version, untested = other.name, v, other.untested
 		}
 	}
-	f := finding{"ok", "version", name + " " + version, "", ""}
+	f := finding{verdictOK, "version", name + " " + version, "", ""}
 	major, _, _ := strings.Cut(info["redis_version"], ".")
 	switch n, err := strconv.Atoi(major); {
 	case untested || err != nil:
-		f.verdict, f.means = "?", "The tests of this program were never run on it."
+		f.verdict, f.means = verdictUnknown, "The tests of this program were never run on it."
 		f.change = "see the table in docs/deployments.md; do not rely on a lock that was not tried there"
 	case keyDB:
-		f.verdict, f.means = "note", "It does not apply min-replicas-to-write to scripts, so a primary that has lost its replicas goes on giving locks."
+		f.verdict, f.means = verdictNote, "It does not apply min-replicas-to-write to scripts, so a primary that has lost its replicas goes on giving locks."
 		f.change = "leased.WithReplicas makes a lock wait for replicas"
 	case n < 5:
-		f.verdict, f.means, f.change = "bad", "Its scripts may not read the clock and then write, as those of locks do.", "take Redis 6.2 or later, or Valkey"
+		f.verdict, f.means, f.change = verdictBad, "Its scripts may not read the clock and then write, as those of locks do.", "take Redis 6.2 or later, or Valkey"
 	}
 	return f
 }
@@ -174,9 +184,9 @@ func versionFinding(info map[string]string) finding {
 func roleFinding(info map[string]string, isCluster bool) finding {
 	switch info["role"] {
 	case "slave":
-		return finding{"bad", "role", "a replica", "It admits no writes, so no lock.", "connect to the primary, or by --sentinel NAME"}
+		return finding{verdictBad, "role", "a replica", "It admits no writes, so no lock.", "connect to the primary, or by --sentinel NAME"}
 	case "active-replica":
-		return finding{"bad", "role", "one of several masters (KeyDB's active replication)", "Each of them gives locks without asking the others: " +
+		return finding{verdictBad, "role", "one of several masters (KeyDB's active replication)", "Each of them gives locks without asking the others: " +
 			"then two processes own one.", "set active-replica no"}
 	}
 	mode := info["redis_mode"]
@@ -184,43 +194,43 @@ func roleFinding(info map[string]string, isCluster bool) finding {
 		mode = "standalone"
 	}
 	if mode == "cluster" && !isCluster {
-		return finding{"bad", "role", "one node of a Cluster", "It refuses the locks whose slots other nodes serve.", "add --cluster"}
+		return finding{verdictBad, "role", "one node of a Cluster", "It refuses the locks whose slots other nodes serve.", "add --cluster"}
 	}
-	return finding{"ok", "role", "a primary, " + mode, "", ""}
+	return finding{verdictOK, "role", "a primary, " + mode, "", ""}
 }
 
 func evictionFinding(info map[string]string) finding {
 	policy, limit := info["maxmemory_policy"], info["maxmemory"]
 	switch {
 	case policy == "":
-		return finding{"?", "eviction", "the server does not tell", "A server that evicts keys evicts locks.", ""}
+		return finding{verdictUnknown, "eviction", "the server does not tell", "A server that evicts keys evicts locks.", ""}
 	case policy == "noeviction":
-		return finding{"ok", "eviction", policy, "", ""}
+		return finding{verdictOK, "eviction", policy, "", ""}
 	case limit == "0" || limit == "":
-		return finding{"note", "eviction", policy + ", but maxmemory is not set", "Once it is, locks are evicted: then two processes own one.", "set maxmemory-policy noeviction"}
+		return finding{verdictNote, "eviction", policy + ", but maxmemory is not set", "Once it is, locks are evicted: then two processes own one.", "set maxmemory-policy noeviction"}
 	}
-	return finding{"bad", "eviction", policy, "When memory is full, keys of locks are evicted as any others: then two processes own one lock.",
+	return finding{verdictBad, "eviction", policy, "When memory is full, keys of locks are evicted as any others: then two processes own one lock.",
 		"set maxmemory-policy noeviction, or give locks a server of their own"}
 }
 
 func persistenceFinding(info map[string]string) finding {
 	if info["aof_enabled"] == "1" {
-		return finding{"ok", "persistence", "append-only file", "A crash loses at most what was not yet written to disk (appendfsync).", ""}
+		return finding{verdictOK, "persistence", "append-only file", "A crash loses at most what was not yet written to disk (appendfsync).", ""}
 	}
-	return finding{"note", "persistence", "no append-only file", "A restart loses the locks taken since the last snapshot, or all: others get them while the " +
+	return finding{verdictNote, "persistence", "no append-only file", "A restart loses the locks taken since the last snapshot, or all: others get them while the " +
 		"old owners, who learn of it at their next renewal, still work. Tokens go on growing.", "set appendonly yes, or have resources compare tokens"}
 }
 
 func replicationFinding(info map[string]string) finding {
 	n, _ := strconv.Atoi(info["connected_slaves"])
 	if n == 0 {
-		return finding{"note", "replication", "no replicas", "If this server is lost, locks wait until it is back.", ""}
+		return finding{verdictNote, "replication", "no replicas", "If this server is lost, locks wait until it is back.", ""}
 	}
-	f := finding{"ok", "replication", count(n, "replica", "replicas"), "Replication is asynchronous: a failover can lose the newest locks, and then two processes " +
+	f := finding{verdictOK, "replication", count(n, "replica", "replicas"), "Replication is asynchronous: a failover can lose the newest locks, and then two processes " +
 		"own one until the next renewal.", "have resources compare tokens; leased.WithReplicas makes a lock wait for replicas"}
 	for i := range n {
 		if state := info["slave"+strconv.Itoa(i)]; !strings.Contains(state, "state=online") {
-			f.verdict, f.found = "note", f.found+", not all of them online"
+			f.verdict, f.found = verdictNote, f.found+", not all of them online"
 			break
 		}
 	}
@@ -232,12 +242,12 @@ func clockFinding(ctx context.Context, node redis.Cmdable) finding {
 	there, err := node.Time(ctx).Result()
 	took := time.Since(before)
 	if err != nil {
-		return finding{"bad", "clock", "TIME is refused: " + err.Error(), "Scripts of locks call it.", "allow +time"}
+		return finding{verdictBad, "clock", "TIME is refused: " + err.Error(), "Scripts of locks call it.", "allow +time"}
 	}
 	ahead := there.Sub(before.Add(took / 2))
-	f := finding{"ok", "clock", fmt.Sprintf("%s, %s this machine's", instant(there), aheadText(ahead, took)), "", ""}
+	f := finding{verdictOK, "clock", fmt.Sprintf("%s, %s this machine's", instant(there), aheadText(ahead, took)), "", ""}
 	if ahead.Abs() > time.Second+took {
-		f.verdict = "note"
+		f.verdict = verdictNote
 		f.means = "Leases do not suffer, as only lengths of time are compared. Tokens follow the server's clock; after a failover to a server whose clock is behind, they can go back."
 		f.change = "have all servers keep their clocks by NTP"
 	}
@@ -259,14 +269,14 @@ func roundTripFinding(ctx context.Context, rdb redis.UniversalClient) finding {
 	for range 20 {
 		start := time.Now()
 		if err := rdb.Ping(ctx).Err(); err != nil {
-			return finding{"bad", "round trip", err.Error(), "", ""}
+			return finding{verdictBad, "round trip", err.Error(), "", ""}
 		}
 		trips = append(trips, time.Since(start))
 	}
 	p50, most := quantile(trips, 0.5), slices.Max(trips)
-	f := finding{"ok", "round trip", fmt.Sprintf("%s, at most %s of 20", milliseconds(p50), milliseconds(most)), "", ""}
+	f := finding{verdictOK, "round trip", fmt.Sprintf("%s, at most %s of 20", milliseconds(p50), milliseconds(most)), "", ""}
 	if most > 100*time.Millisecond {
-		f.verdict, f.means, f.change = "note", "Each lock and unlock that needs Redis takes as long.", "choose a TTL of at least "+brief(max(30*most, time.Second))
+		f.verdict, f.means, f.change = verdictNote, "Each lock and unlock that needs Redis takes as long.", "choose a TTL of at least "+brief(max(30*most, time.Second))
 	}
 	return f
 }
@@ -277,7 +287,7 @@ func lockFindings(ctx context.Context, rdb redis.UniversalClient, at *address) [
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
 	refused := func(what string, err error) []finding {
-		return []finding{{"bad", what, bare(err), "", hintFor(err).advice}}
+		return []finding{{verdictBad, what, bare(err), "", hintFor(err).advice}}
 	}
 	name := "leased-doctor:" + strings.ToLower(rand.Text()[:12])
 	var clients [2]*leased.Client
@@ -289,15 +299,7 @@ func lockFindings(ctx context.Context, rdb redis.UniversalClient, at *address) [
 		defer c.Close()
 		clients[i] = c
 	}
-	defer func() {
-		if keys, err := protocol.NewKeys(at.prefix, name); err == nil {
-			clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-			defer cancel()
-			for _, key := range keys.All() {
-				rdb.Del(clean, key.(string)) // if this fails, they expire
-			}
-		}
-	}()
+	defer func() { _ = deleteKeys(ctx, rdb, lockKeys(at.prefix, name)) }() // if this fails, they expire
 
 	start := time.Now()
 	lease, err := clients[0].Mutex(name).TryLockContext(ctx) // nobody else has it, and a refusal is returned at once
@@ -308,7 +310,7 @@ func lockFindings(ctx context.Context, rdb redis.UniversalClient, at *address) [
 	if err := lease.Check(ctx); err != nil {
 		return append(refused("renewal", err), unlockFinding(lease)...)
 	}
-	findings := []finding{{"ok", "lock", "taken in " + milliseconds(took) + ", renewed", "", ""}}
+	findings := []finding{{verdictOK, "lock", "taken in " + milliseconds(took) + ", renewed", "", ""}}
 	got := make(chan error, 1)
 	var second *leased.Lease
 	// This is ended by ctx or by the lock, and waited for below.
@@ -335,15 +337,15 @@ func lockFindings(ctx context.Context, rdb redis.UniversalClient, at *address) [
 	}
 	took = time.Since(start)
 	if clients[1].Stats().Direct > 0 {
-		findings = append(findings, finding{"ok", "hand-off", "by message, in " + milliseconds(took), "", ""})
+		findings = append(findings, finding{verdictOK, "hand-off", "by message, in " + milliseconds(took), "", ""})
 	} else {
-		findings = append(findings, finding{"bad", "hand-off", "without a message, in " + milliseconds(took),
+		findings = append(findings, finding{verdictBad, "hand-off", "without a message, in " + milliseconds(took),
 			"Messages do not arrive, so those who wait poll, and are not served in order.",
 			"allow SUBSCRIBE and PUBLISH and the channels " + protocol.InboxChannel(at.prefix, "*") + "; do without a proxy that sends them to another server"})
 	}
 	findings = append(findings, unlockFinding(second)...)
 	if err := rdb.PubSubNumSub(ctx, protocol.InboxChannel(at.prefix, "nobody")).Err(); err != nil && ctx.Err() == nil {
-		findings = append(findings, finding{"note", "PUBSUB", err.Error(), "A waiter that died costs the next one up to its TTL.", "allow +pubsub|numsub (Redis 6.2: +pubsub)"})
+		findings = append(findings, finding{verdictNote, "PUBSUB", err.Error(), "A waiter that died costs the next one up to its TTL.", "allow +pubsub|numsub (Redis 6.2: +pubsub)"})
 	}
 	return findings
 }
@@ -354,7 +356,7 @@ func unlockFinding(lease *leased.Lease) []finding {
 	if err == nil {
 		return nil
 	}
-	f := finding{"bad", "unlock", bare(err), "", ""}
+	f := finding{verdictBad, "unlock", bare(err), "", ""}
 	if errors.Is(err, leased.ErrLeaseLost) {
 		f.means = "The lease was lost within seconds: the server drops keys, or another one answers now."
 	}

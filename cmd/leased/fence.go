@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -168,13 +167,7 @@ func sellFenced(ctx context.Context, at address, stock int, screen *screen) (sal
 		}
 		defer clients[i].Close() // by then its leases are unlocked
 	}
-	defer func() {
-		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
-		defer cancel()
-		for _, key := range keys(prefix) {
-			err = errors.Join(err, rdbs[2].Del(clean, key).Err())
-		}
-	}()
+	defer func() { err = errors.Join(err, deleteKeys(ctx, rdbs[2], keys(prefix))) }()
 
 	for i, kind := range fencings {
 		screen.beat(ctx)

@@ -109,7 +109,7 @@ func describe(out io.Writer, info leased.Info) {
 		hang(out, fmt.Sprintf("%-8s", label), fmt.Sprintf(format, args...), width)
 	}
 	row("lock", "%q", info.Name)
-	row("state", "%s", state(info))
+	row("state", "%s", stateText(info))
 	for _, owner := range info.Owners {
 		row("owner", "%s", ownerText(owner))
 	}
@@ -147,16 +147,29 @@ func serversText(info leased.Info) string {
 	return text
 }
 
-func state(info leased.Info) string {
+// lockState returns the state of a lock in one word: free, held, shared by readers, or kept by a
+// minimum hold.
+func lockState(info leased.Info) string {
 	switch {
 	case len(info.Owners) == 0:
 		return "free"
 	case info.Owners[0].Shared:
-		return "shared by readers of " + count(len(info.Owners), "process", "processes")
+		return "shared"
 	case info.Owners[0].Unlocked:
-		return "unlocked, and kept until the end of its minimum hold"
+		return "kept"
 	}
 	return "held"
+}
+
+func stateText(info leased.Info) string {
+	switch state := lockState(info); state {
+	case "shared":
+		return "shared by readers of " + count(len(info.Owners), "process", "processes")
+	case "kept":
+		return "unlocked, and kept until the end of its minimum hold"
+	default:
+		return state
+	}
 }
 
 func ownerText(owner leased.Owner) string {
@@ -185,7 +198,7 @@ func clientText(client string) string {
 // jsonInfo is a lock as programs read it. Field names never change; fields are only added.
 type jsonInfo struct {
 	Name    string       `json:"name"`
-	State   string       `json:"state"` // free, held, shared, kept
+	State   string       `json:"state"` // see lockState
 	At      time.Time    `json:"at"`    // when this was printed, by the local clock
 	Token   uint64       `json:"token,omitempty"`
 	Owners  []jsonOwner  `json:"owners"`
@@ -214,18 +227,11 @@ type jsonWaiter struct {
 }
 
 func jsonOf(info leased.Info, now time.Time) jsonInfo {
-	j := jsonInfo{Name: info.Name, State: "free", At: now, Token: info.Token, Queue: info.Queue, Owners: []jsonOwner{}, Waiting: []jsonWaiter{}}
+	j := jsonInfo{Name: info.Name, State: lockState(info), At: now, Token: info.Token, Queue: info.Queue, Owners: []jsonOwner{}, Waiting: []jsonWaiter{}}
 	if info.Servers > 0 {
 		j.Servers, j.Answered, j.Behind = info.Servers, info.Answered, &info.Behind
 	}
 	for _, o := range info.Owners {
-		j.State = "held"
-		switch {
-		case o.Shared:
-			j.State = "shared"
-		case o.Unlocked:
-			j.State = "kept"
-		}
 		owner := jsonOwner{Client: o.Client, Shared: o.Shared, Unlocked: o.Unlocked, Token: o.Token, Value: o.Value}
 		if o.TTL >= 0 {
 			left := o.TTL.Seconds()

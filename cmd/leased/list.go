@@ -22,10 +22,24 @@ import (
 // long the call blocks the server: some 50 µs, or 200 µs on a busy machine.
 const scanCount = 100
 
+// listOptions are the flags of ls, and its pattern.
+type listOptions struct {
+	at          address
+	pattern     string
+	limit       int
+	all, asJSON bool
+}
+
+func (o *listOptions) bind(c *cobra.Command) {
+	o.at.bindOne(c)
+	f := c.Flags()
+	f.BoolVar(&o.asJSON, "json", false, "print a line of JSON for each lock")
+	f.BoolVar(&o.all, "all", false, "also locks that are free, as long as Redis remembers them")
+	f.IntVar(&o.limit, "limit", 1000, "list `N` locks at most (default 1000)")
+}
+
 func listCommand(std streams) *cobra.Command {
-	var at address
-	var asJSON, all bool
-	var limit int
+	o := listOptions{pattern: "*"}
 	c := &cobra.Command{
 		Use:   "ls [PATTERN]",
 		Short: "List the locks that are held or waited for",
@@ -40,30 +54,26 @@ func listCommand(std streams) *cobra.Command {
 			return nil
 		},
 		RunE: interruptible(func(ctx context.Context, args []string) error {
-			if limit < 1 {
-				return usagef("--limit must be 1 or more, not %d", limit)
+			if o.limit < 1 {
+				return usagef("--limit must be 1 or more, not %d", o.limit)
 			}
-			pattern := "*"
 			if len(args) == 1 {
-				pattern = args[0]
+				o.pattern = args[0]
 			}
-			return list(ctx, std, &at, pattern, limit, all, asJSON)
+			return list(ctx, std, &o)
 		}),
 	}
-	at.bindOne(c)
-	c.Flags().BoolVar(&asJSON, "json", false, "print a line of JSON for each lock")
-	c.Flags().BoolVar(&all, "all", false, "also locks that are free, as long as Redis remembers them")
-	c.Flags().IntVar(&limit, "limit", 1000, "list `N` locks at most (default 1000)")
+	o.bind(c)
 	return c
 }
 
-func list(ctx context.Context, std streams, at *address, pattern string, limit int, all, asJSON bool) error {
-	rdb, err := at.connectWhole(ctx)
+func list(ctx context.Context, std streams, o *listOptions) error {
+	rdb, err := o.at.connectWhole(ctx)
 	if err != nil {
 		return err
 	}
 	defer rdb.Close()
-	client, err := newClient(rdb, at.prefix)
+	client, err := newClient(rdb, o.at.prefix)
 	if err != nil {
 		return err
 	}
@@ -78,7 +88,7 @@ func list(ctx context.Context, std streams, at *address, pattern string, limit i
 		found, err := inspectAll(ctx, client, batch)
 		batch = batch[:0]
 		for _, info := range found {
-			if all || len(info.Owners) > 0 || info.Queue > 0 {
+			if o.all || len(info.Owners) > 0 || info.Queue > 0 {
 				infos = append(infos, info)
 			}
 		}
@@ -86,7 +96,7 @@ func list(ctx context.Context, std streams, at *address, pattern string, limit i
 	}
 	seen := map[string]bool{}
 	var trouble error
-	err = scanLocks(ctx, rdb, at.prefix, pattern, func(name string) bool {
+	err = scanLocks(ctx, rdb, o.at.prefix, o.pattern, func(name string) bool {
 		if seen[name] { // SCAN may return a key twice
 			return true
 		}
@@ -94,7 +104,7 @@ func list(ctx context.Context, std streams, at *address, pattern string, limit i
 		if batch = append(batch, name); len(batch) == 64 {
 			trouble = flush()
 		}
-		more = len(infos) > limit
+		more = len(infos) > o.limit
 		return trouble == nil && !more
 	})
 	if err = errors.Join(err, trouble); err == nil {
@@ -104,10 +114,10 @@ func list(ctx context.Context, std streams, at *address, pattern string, limit i
 		return inPlainWords(err)
 	}
 	slices.SortFunc(infos, func(a, b leased.Info) int { return strings.Compare(a.Name, b.Name) })
-	if more = len(infos) > limit; more {
-		infos = infos[:limit]
+	if more = len(infos) > o.limit; more {
+		infos = infos[:o.limit]
 	}
-	if asJSON {
+	if o.asJSON {
 		out := json.NewEncoder(std.out)
 		for _, info := range infos {
 			if err := out.Encode(jsonOf(info, time.Now())); err != nil {
@@ -115,7 +125,7 @@ func list(ctx context.Context, std streams, at *address, pattern string, limit i
 			}
 		}
 	} else if len(infos) == 0 {
-		fmt.Fprintf(std.err, "leased: %s\n", noLocks(pattern, all))
+		fmt.Fprintf(std.err, "leased: %s\n", noLocks(o.pattern, o.all))
 	} else {
 		now := time.Now()
 		rows := make([][]string, len(infos))
@@ -127,7 +137,7 @@ func list(ctx context.Context, std streams, at *address, pattern string, limit i
 		}
 	}
 	if more {
-		fmt.Fprintf(std.err, "leased: there are more than %d: give a pattern, or --limit\n", limit)
+		fmt.Fprintf(std.err, "leased: there are more than %d: give a pattern, or --limit\n", o.limit)
 	}
 	return nil
 }
@@ -157,32 +167,31 @@ var lockColumns = []column{
 // lockRow shows a lock in one line. HELD is the time since SINCE, which is of Redis' clock, by ours,
 // so it is not exact.
 func lockRow(info leased.Info, now time.Time) []string {
-	row := []string{printable(info.Name), "free", "-", fmt.Sprint(info.Queue), "-", "-", "-"}
+	row := []string{printable(info.Name), lockState(info), ownersName(info.Owners), fmt.Sprint(info.Queue), "-", "-", "-"}
 	if len(info.Owners) == 0 {
 		return row
 	}
 	owner := info.Owners[0]
-	row[1], row[2], row[4] = "held", ownerName(owner), brief(owner.TTL)
-	if owner.Unlocked {
-		row[1] = "kept" // by a minimum hold
-	}
-	if owner.Shared {
-		row[1] = "shared"
-		if n := len(info.Owners); n > 1 {
-			row[2] = fmt.Sprintf("%s and %d more", row[2], n-1)
-		}
-	}
+	row[4] = brief(owner.TTL)
 	if !owner.Since.IsZero() {
 		row[5], row[6] = brief(max(0, now.Sub(owner.Since))), owner.Since.Local().Format("2006-01-02 15:04:05 -07:00")
 	}
 	return row
 }
 
-func ownerName(owner leased.Owner) string {
-	if owner.Client == "" {
-		return "(another library)"
+// ownersName names the first owner, and says how many more there are.
+func ownersName(owners []leased.Owner) string {
+	if len(owners) == 0 {
+		return "-"
 	}
-	return printable(owner.Client)
+	text := "(another library)"
+	if client := owners[0].Client; client != "" {
+		text = printable(client)
+	}
+	if more := len(owners) - 1; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
 }
 
 // inspectAll inspects several locks, eight at a time. It leaves out locks whose keys have another

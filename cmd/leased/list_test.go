@@ -615,8 +615,10 @@ func TestDoctorSaysWhatToChangeAboutAServerThatGivesNoLocks(t *testing.T) {
 
 func TestDoctorNamesTheServerAndItsRole(t *testing.T) {
 	for _, c := range []struct {
-		info                 map[string]string
-		version, named, role string
+		info    map[string]string
+		version verdict
+		named   string
+		role    verdict
 	}{
 		{map[string]string{"redis_version": "8.6.3", "role": "master"}, "ok", "Redis 8.6.3", "ok"},
 		{map[string]string{"redis_version": "7.2.4", "valkey_version": "9.1.2", "role": "slave"}, "ok", "Valkey 9.1.2", "bad"},
@@ -634,7 +636,7 @@ func TestDoctorNamesTheServerAndItsRole(t *testing.T) {
 			t.Errorf("%v: %+v, %+v", c.info, version, role)
 		}
 		for _, f := range []finding{version, role} {
-			if f.verdict != "ok" && (f.means == "" || f.change == "") {
+			if f.verdict != verdictOK && (f.means == "" || f.change == "") {
 				t.Errorf("%v: %+v does not say what it means and what to change", c.info, f)
 			}
 		}

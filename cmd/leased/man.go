@@ -13,7 +13,7 @@ func manCommand(std streams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "man",
 		Short: "Print the manual page",
-		Long:  "Prints the manual page, which man reads with leased man | man -l -.",
+		Long:  "Prints the manual page; read it with: leased man | man -l -",
 		Args:  noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			_, err := io.WriteString(std.out, manual(c.Root()))

@@ -36,8 +36,8 @@ func runCommand(std streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "run [flags] NAME -- COMMAND [ARGUMENT...]",
 		Short: "Run a command while holding a lock",
-		Long: "Waits for the lock NAME, runs COMMAND, and gives the lock back. As flock(1) does, but for all machines that use one Redis.\n" +
-			"The lock is held on lease. If it cannot be renewed, COMMAND and the processes it started are told to end (TERM) when a third of " +
+		Long: "Waits for the lock NAME, runs COMMAND, and gives the lock back, like flock(1), but for all machines that use one Redis.\n" +
+			"The lock is held on a lease. If it cannot be renewed, COMMAND and the processes it started are told to end (TERM) when a third of " +
 			"the lease is left, and killed when a tenth is left, so that none is at work when another machine gets the lock. They are told at " +
 			"once if the lock was taken away. COMMAND finds the lock's name in LEASED_NAME and its fencing token in LEASED_TOKEN.\n" +
 			"The exit status is COMMAND's, or 128 + the number of the signal that ended it. Without COMMAND's: 1 (or that of -E) if the lock was " +

@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
+	"github.com/leasedmutex/leased"
 	"github.com/leasedmutex/leased/internal/protocol"
 	"github.com/leasedmutex/leased/internal/redisserver"
 )
@@ -86,7 +87,7 @@ func topCommand(std streams) *cobra.Command {
 	return c
 }
 
-var errEnough = fmt.Errorf("enough pictures were shown")
+var errEnough = errors.New("enough pictures were shown")
 
 // top knows the locks it has found so far. Only one goroutine may use it.
 type top struct {
@@ -104,7 +105,7 @@ type top struct {
 type watched struct {
 	name    string
 	looked  time.Time
-	state   string // free, held, shared, kept
+	state   string // see lockState
 	owner   string
 	left    time.Duration
 	since   time.Time // zero if it is not known
@@ -173,30 +174,24 @@ func (t *top) refresh(ctx context.Context, now time.Time) error {
 
 // look takes over what Redis says, none of which is assumed to be well-formed.
 func (w *watched) look(s *protocol.Snapshot, now time.Time) {
-	w.looked, w.left, w.queue, w.since, w.owner = now, s.Left, s.Length, time.Time{}, "-"
+	w.looked, w.left, w.queue, w.since = now, s.Left, s.Length, time.Time{}
+	var info leased.Info
 	id, err := protocol.ParseID(s.Value)
 	switch {
 	case s.Value == "":
-		w.state = "free"
 	case s.Value == protocol.MarkerValue:
-		w.state, w.owner = "shared", "(readers)"
-		if n := len(s.Readers) / 2; n > 0 {
-			if id, err := protocol.ParseID(s.Readers[0]); err == nil {
-				w.owner = printable(id.Label)
-			}
-			if n > 1 {
-				w.owner += fmt.Sprintf(" and %d more", n-1)
-			}
+		for i := 0; i < len(s.Readers); i += 2 {
+			id, _ := protocol.ParseID(s.Readers[i]) // without a label if it is none
+			info.Owners = append(info.Owners, leased.Owner{Client: id.Label, Shared: true})
 		}
 	case err != nil:
-		w.state, w.owner = "held", "(another library)"
-		if who, ok := protocol.ParseCooldown(s.Value); ok {
-			w.state, w.owner = "kept", printable(who.Label) // by a minimum hold
-		}
+		who, kept := protocol.ParseCooldown(s.Value)
+		info.Owners = []leased.Owner{{Client: who.Label, Unlocked: kept}}
 	default:
-		w.state, w.owner = "held", printable(id.Label)
+		info.Owners = []leased.Owner{{Client: id.Label}}
 		_, w.since = protocol.ParseMeta(s.Meta)
 	}
+	w.state, w.owner = lockState(info), ownersName(info.Owners)
 	waiting := make(map[string]time.Time, len(s.Queue))
 	for _, id := range s.Queue {
 		waiting[id] = now
