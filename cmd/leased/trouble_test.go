@@ -49,11 +49,11 @@ func TestRunTellsALastingTroubleFromAShortOutage(t *testing.T) {
 				}
 				m.SetError("LOADING Redis is loading the dataset in memory")
 				time.Sleep(outage)
-				if got := trouble.lasting(); (got != nil) != (outage > lastingTrouble) {
+				if got := trouble.lasting(); (got != nil) != (outage > 5*time.Second) {
 					t.Errorf("at the end of the outage, the lasting trouble is %v", got)
 				}
 				m.SetError("")
-				time.Sleep(lastingTrouble + 10*time.Second)
+				time.Sleep(15 * time.Second)
 				if got := trouble.lasting(); got != nil {
 					t.Errorf("after the outage, the lasting trouble is %v", got)
 				}
@@ -98,7 +98,7 @@ func TestAServerOfAQuorumThatHangsIsNotWaitedFor(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "1 of the 3 servers answered") {
 			t.Errorf("with two servers of three that hang: %v", err)
 		}
-		if took := time.Since(began); took > connectTime {
+		if took := time.Since(began); took > 5*time.Second {
 			t.Errorf("with two servers of three that hang it took %v", took)
 		}
 	})

@@ -1,0 +1,97 @@
+//go:build unix
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/leasedmutex/leased/internal/redistest"
+)
+
+// A figure of the page that changes has to change in the program as well, and the other way round.
+func TestTheFiguresOfThePageAreThoseOfTheProgram(t *testing.T) {
+	text, err := os.ReadFile("../../docs/cli.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := strings.Join(strings.Fields(string(text)), " ")
+	flag := func(command, name string) string {
+		c, _, err := newRoot(discard()).Find([]string{command})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c.Flags().Lookup(name).DefValue
+	}
+	for _, c := range []struct {
+		sentence  string
+		got, want any
+	}{
+		{"When a third of the TTL is left, COMMAND and everything it started get SIGTERM", termMargin(30 * time.Second), 10 * time.Second},
+		{"when a tenth is left, SIGKILL", killMargin(30 * time.Second), 3 * time.Second},
+		{"With the default TTL that is 20 s and 27 s after Redis last answered", flag("run", "ttl"), "30s"},
+		{"does not answer at the start, `leased run` ends with status 69: after five seconds", connectTime, 5 * time.Second},
+		{"does not answer for more than five seconds, it says why", lastingTrouble, 5 * time.Second},
+		{"read the keys with SCAN, 100 per call", scanCount, 100},
+		{"`top` makes at most 300 such calls", topScans, 300},
+		{"and queries at most 200 locks", topLooks, 200},
+		{"`ls` lists 1,000 unless `--limit` says otherwise", flag("ls", "limit"), "1000"},
+	} {
+		if !strings.Contains(page, c.sentence) {
+			t.Errorf("the page does not say %q", c.sentence)
+		}
+		if c.got != c.want {
+			t.Errorf("the page says %q, and here it is %v, not %v", c.sentence, c.got, c.want)
+		}
+	}
+	for _, bounds := range []string{"from 1 s to 24 h |", "up to `720h`;"} { // of the test below
+		if !strings.Contains(page, bounds) {
+			t.Errorf("the page does not say %q", bounds)
+		}
+	}
+}
+
+func TestRunTakesLengthsUpToTheBoundsOfThePage(t *testing.T) {
+	for _, c := range []struct {
+		flag  string
+		taken bool
+	}{
+		{"--ttl=999ms", false},
+		{"--ttl=1s", true},
+		{"--ttl=1001ms", true},
+		{"--ttl=24h", true},
+		{"--ttl=24h0m0.001s", false},
+		{"--at-least=0s", true},
+		{"--at-least=720h", true},
+		{"--at-least=720h0m0.001s", false},
+	} {
+		got := invoke(t, "run", c.flag, "job", "--", "no-such-command") // which is looked for next
+		if taken := got.status == statusRunUnavailable && strings.Contains(got.err, "no-such-command"); taken != c.taken {
+			t.Errorf("run %s: %+v", c.flag, got)
+		}
+	}
+}
+
+func TestTopLooksAtTwoHundredLocksForAPicture(t *testing.T) {
+	m := redistest.MiniTCP(t)
+	for i := range 250 {
+		m.Set(fmt.Sprintf("%d:{%d}:meta", i, i), "1")
+	}
+	top := newTop(redistest.MiniClient(t, m), "", "*")
+	now := time.Now()
+	if err := top.refresh(t.Context(), now); err != nil {
+		t.Fatal(err)
+	}
+	looked := 0
+	for _, w := range top.locks {
+		if w.looked.Equal(now) {
+			looked++
+		}
+	}
+	if len(top.locks) != 250 || looked != 200 {
+		t.Errorf("of %d locks it looked at %d", len(top.locks), looked)
+	}
+}
