@@ -200,6 +200,32 @@ func TestManyLossesAtOnceAreOneLine(t *testing.T) {
 	})
 }
 
+func TestOnlyLossesWithinFiftyMillisecondsShareALine(t *testing.T) {
+	for apart, shared := range map[time.Duration]bool{45 * time.Millisecond: true, 60 * time.Millisecond: false, 100 * time.Millisecond: false} {
+		t.Run(apart.String(), func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, s place) {
+				var out logs
+				c := newClient(t, s, out.option())
+				first, second := lock(t, c.Mutex("x")), lock(t, c.Mutex("y"))
+				time.Sleep(100 * time.Millisecond) // until the client hears messages
+				must(t, c.ForceUnlock(context.Background(), "x"))
+				<-first.Context().Done()
+				time.Sleep(apart)
+				must(t, c.ForceUnlock(context.Background(), "y"))
+				<-second.Context().Done()
+				isAll(t, first.Unlock(), leased.ErrLeaseLost)
+				isAll(t, second.Unlock(), leased.ErrLeaseLost)
+				time.Sleep(time.Second)
+				synctest.Wait()
+				together, alone := out.count(slog.LevelError, "leases lost before Unlock"), out.count(slog.LevelError, "lease lost before Unlock")
+				if shared && (together != 1 || alone != 0) || !shared && (together != 0 || alone != 2) {
+					t.Errorf("logged %q", out.messages())
+				}
+			})
+		})
+	}
+}
+
 func TestTheEndOfAnOutageIsLogged(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		var text bytes.Buffer

@@ -266,6 +266,40 @@ func TestShutdownEndsWithItsContextWhateverBlocksAndSaysWhat(t *testing.T) {
 	}
 }
 
+// However little time there is, a handler has 100 ms.
+func TestShutdownWaitsATenthOfASecondForTheLossHandler(t *testing.T) {
+	for takes, waited := range map[time.Duration]bool{95 * time.Millisecond: true, 105 * time.Millisecond: false} {
+		t.Run(takes.String(), func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, s place) {
+				called, ended := make(chan struct{}), make(chan struct{})
+				c, err := s.open(t, s.connect(t), leased.WithLossHandler(func(leased.LossEvent) {
+					defer close(ended)
+					close(called)
+					time.Sleep(takes)
+				}))
+				must(t, err)
+				l := lock(t, c.Mutex("x"))
+				time.Sleep(time.Second) // until the client hears messages
+				must(t, c.ForceUnlock(context.Background(), "x"))
+				<-l.Context().Done()
+				isAll(t, l.Unlock(), leased.ErrLeaseLost)
+				<-called
+				over, cancel := context.WithCancel(context.Background())
+				cancel()
+				began := time.Now()
+				err = c.Shutdown(over)
+				if took := time.Since(began); took != min(takes, 100*time.Millisecond) {
+					t.Errorf("it took %v", took)
+				}
+				if (err == nil) != waited || err != nil && !strings.Contains(err.Error(), "not waited for: the loss handler") {
+					t.Errorf("it returned %v", err)
+				}
+				<-ended
+			})
+		})
+	}
+}
+
 // hooked is a hook of the Redis client.
 type hooked struct{ *usersCode }
 

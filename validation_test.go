@@ -227,6 +227,7 @@ func TestABadOptionIsRefused(t *testing.T) {
 			"nil policy":       leased.WithBackOff(func() leased.BackOff { return (*once)(nil) }),
 			"empty hash tag":   leased.WithKeyPrefix("app{}:"),
 			"brace shut first": leased.WithKeyPrefix("app}:"),
+			"slow threshold":   leased.WithSlowThreshold(10*time.Millisecond - 1),
 			"no label":         leased.WithLockLabelInMetrics(nil),
 			"no key":           leased.WithAttributes(attribute.String("", "x")),
 			"no attribute":     leased.WithAttributes(attribute.KeyValue{}),
@@ -240,6 +241,18 @@ func TestABadOptionIsRefused(t *testing.T) {
 		if n := s.commands(c); n != 0 {
 			t.Errorf("sent %d commands", n)
 		}
+	})
+}
+
+func TestAnOptionAtItsBoundIsTaken(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		owner := strings.Repeat("o", 128)
+		c := newClient(t, s, leased.WithOwner(owner), leased.WithSlowThreshold(10*time.Millisecond))
+		l := lock(t, c.Mutex("x"))
+		if info := inspect(t, c, "x"); len(info.Owners) != 1 || info.Owners[0].Client != owner {
+			t.Errorf("owned by %+v", info.Owners)
+		}
+		unlock(t, l)
 	})
 }
 
