@@ -738,3 +738,48 @@ func TestANewClientOfAQuorumIsServedInTurnWhateverItsClockShows(t *testing.T) {
 		})
 	}
 }
+
+// A majority may need a server that is much farther away than another one. Then what the near server grants at a
+// hand-off waits for the grant of the far one, and is not given back meanwhile, as if the servers were split.
+func TestTheHandOffsOfAQuorumWaitForItsFarServers(t *testing.T) {
+	const ms, down = time.Millisecond, time.Duration(0)
+	for what, of := range map[string]struct {
+		distances []time.Duration
+		majority  time.Duration // how far away the second nearest server is
+	}{
+		"equal distances, one server is down": {[]time.Duration{40 * ms, down, 40 * ms}, 40 * ms},
+		"one server is near, one is down":     {[]time.Duration{ms, down, 40 * ms}, 40 * ms},
+		"one server is near":                  {[]time.Duration{ms, 60 * ms, 40 * ms}, 40 * ms},
+		"one server is much nearer":           {[]time.Duration{ms, 80 * ms, 80 * ms}, 80 * ms},
+	} {
+		t.Run(what, func(t *testing.T) {
+			onSomeMortals(t, 3, func(t *testing.T, servers []*mortal, _ func(...leased.Option) *leased.Client) {
+				var all sync.WaitGroup
+				var leases atomic.Int64
+				const span = 10 * time.Second
+				end := time.Now().Add(span)
+				for range 4 {
+					own := viewed(servers)
+					for i, d := range of.distances {
+						if own[i].slowBy(d); d == down {
+							own[i].die()
+						}
+					}
+					mu := openMortals(t, own, leased.WithTTL(3*time.Second)).Mutex("x")
+					all.Go(func() {
+						for time.Now().Before(end) {
+							l := lock(t, mu)
+							leases.Add(1)
+							time.Sleep(time.Millisecond) // of virtual time: the work
+							unlock(t, l)
+						}
+					})
+				}
+				all.Wait()
+				if n, most := time.Duration(leases.Load()), span/of.majority; n < most*2/3 {
+					t.Errorf("%d leases in %v, at most %d are possible", n, span, most)
+				}
+			})
+		})
+	}
+}

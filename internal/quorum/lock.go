@@ -31,6 +31,8 @@ type Config struct {
 	Ticket func() uint64
 	// Away reports whether a server is known not to answer. Nothing is sent to such a server.
 	Away func(server int) bool
+	// RoundTrip returns how long a server takes to answer, as far as it is known.
+	RoundTrip func(server int) time.Duration
 	// Why returns why a server is away. It may be nil.
 	Why func(server int) error
 }

@@ -41,6 +41,8 @@ func newStand(t *testing.T, n int, ttl time.Duration) *stand {
 		Proof:  func(int) protocol.Proof { return protocol.Unproved },
 		Ticket: func() uint64 { return 1 },
 		Away:   func(int) bool { return false },
+
+		RoundTrip: func(int) time.Duration { return 0 },
 	}
 	k, err := protocol.NewKeys("", "x")
 	if err != nil {

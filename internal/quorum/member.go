@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/leasedmutex/leased/internal/lockstate"
@@ -23,6 +24,8 @@ type member struct {
 	owner *Server
 	place int // its index among the servers
 	inbox Inbox
+
+	roundTrip atomic.Int64 // how long the server takes to answer, in ns; 0 until it has answered
 
 	mu       sync.Mutex // guards what follows; only the mutex of the client's goroutines is locked under it
 	away     bool
@@ -249,8 +252,13 @@ func (m *member) heardOf(fail *protocol.Failure) {
 // do sends one command, but no renewal.
 func (m *member) do(ctx context.Context, s *Send) Result {
 	m.sending()
+	sent := time.Now()
 	res := Result{Fail: panicked}
-	defer func() { m.heardOf(res.Fail) }()
+	defer func() {
+		if m.heardOf(res.Fail); res.Fail == nil {
+			m.took(time.Since(sent))
+		}
+	}()
 	var err error
 	switch s.Kind {
 	case Do:
@@ -281,6 +289,16 @@ func (m *member) do(ctx context.Context, s *Send) Result {
 	}
 	m.failed(res.Fail)
 	return res
+}
+
+// took notes how long a command took. Little but the distance makes a command fast, and much makes it slow. So
+// a shorter time counts fully, and a longer one only a little, in case the distance has changed.
+func (m *member) took(d time.Duration) {
+	before := m.roundTrip.Load()
+	if late := int64(d) - before; before != 0 && late > 0 {
+		d = time.Duration(before + late/32)
+	}
+	m.roundTrip.Store(int64(d)) // that two commands end at once, and one of them does not count, does not matter
 }
 
 // failed notes that commands failed, if they did: the inbox has to prove itself, and a refusal is reported,

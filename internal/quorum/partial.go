@@ -16,6 +16,10 @@ import (
 // smallest ticket gets it. If that is the same request, it keeps the grant for twice as long,
 // up to longestKeep.
 //
+// A hand-off reaches a far server later than a near one, and its message takes longer to come back. So a
+// near server's grant is kept for longer than shortestKeep, by twice the difference between the round trips:
+// the client that released may be as far from the server.
+//
 // Two requests that each have one of two servers and wait at the other would give both back at the same
 // time, again and again, if they kept them for the same time: each would get what the other gave back. So the
 // time is shortened by up to a half, by a part that depends on the id.
@@ -47,7 +51,7 @@ func (l *Lock) plan(r *request, now time.Time) {
 		if !l.blocks(r, i) {
 			continue
 		}
-		at := r.parts[i].since.Add(r.parts[i].keepFor())
+		at := r.parts[i].since.Add(l.keepFor(r, i))
 		if at.Before(now) {
 			at = now
 		}
@@ -70,8 +74,15 @@ func (l *Lock) forgetLater(r *request, now time.Time) {
 	l.dueBy(r.forgetAt)
 }
 
-func (p *part) keepFor() time.Duration {
-	longest := min(shortestKeep<<min(p.giveBacks, 20), longestKeep)
+// keepFor returns for how long a partial grant is kept.
+func (l *Lock) keepFor(r *request, i int) time.Duration {
+	p, farther := &r.parts[i], time.Duration(0)
+	for j := range r.parts {
+		if r.parts[j].state == queued {
+			farther = max(farther, l.cfg.RoundTrip(j)-l.cfg.RoundTrip(i))
+		}
+	}
+	longest := min((shortestKeep+2*farther)<<min(p.giveBacks, 20), longestKeep)
 	return longest - time.Duration(hashOf(p.id)%uint64(longest/2))
 }
 
@@ -122,7 +133,7 @@ func (l *Lock) giveBackAll(r *request, now time.Time, fx *Effects) {
 	var given []int
 	most := 0
 	for i := range r.parts {
-		if p := &r.parts[i]; l.blocks(r, i) && now.Sub(p.since) >= p.keepFor() {
+		if p := &r.parts[i]; l.blocks(r, i) && now.Sub(p.since) >= l.keepFor(r, i) {
 			given, most = append(given, i), max(most, p.giveBacks+1)
 		}
 	}

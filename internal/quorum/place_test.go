@@ -98,17 +98,36 @@ func TestAGrantThatKeepsComingBackIsPlacedLater(t *testing.T) {
 	}
 }
 
-// Else two requests that each have what the other needs would exchange it for ever.
+// Else two requests that each have what the other needs would exchange it for ever. Nobody gives back what a
+// near server granted before a far one can have granted it, too.
 func TestRequestsGiveTheirGrantsBackAtDifferentTimes(t *testing.T) {
-	for _, giveBacks := range []int{0, 5, 30} {
-		longest := min(shortestKeep<<min(giveBacks, 20), longestKeep)
-		seen := map[time.Duration]bool{}
-		for _, id := range []string{"one", "two", "three", "four"} {
-			p := &part{history: history{giveBacks: giveBacks}, id: id}
-			if d := p.keepFor(); d <= longest/2 || d > longest || seen[d] {
-				t.Errorf("%q keeps a grant for %v after %d times, of at most %v", id, d, giveBacks, longest)
+	trips := []time.Duration{time.Millisecond, 41 * time.Millisecond, 500 * time.Millisecond, 3 * time.Millisecond, 0}
+	cfg := &Config{N: len(trips), RoundTrip: func(i int) time.Duration { return trips[i] }}
+	for _, c := range []struct {
+		has      int
+		waits    []int
+		shortest time.Duration
+	}{
+		{0, []int{4}, shortestKeep},
+		{1, []int{0, 3}, shortestKeep}, // it is the farthest
+		{0, []int{1, 3}, shortestKeep + 80*time.Millisecond},
+		{3, []int{1}, shortestKeep + 76*time.Millisecond},
+	} {
+		for _, giveBacks := range []int{0, 2, 30} {
+			longest := min(c.shortest<<min(giveBacks, 20), longestKeep)
+			seen := map[time.Duration]bool{}
+			for _, id := range []string{"one", "two", "three", "four"} {
+				r := &request{parts: make([]part, len(trips))}
+				r.parts[c.has] = part{history: history{giveBacks: giveBacks}, id: id, state: owned}
+				for _, i := range c.waits {
+					r.parts[i].state = queued
+				}
+				d := (&Lock{cfg: cfg}).keepFor(r, c.has)
+				if d <= longest/2 || d > longest || seen[d] {
+					t.Errorf("%q keeps a grant of server %d for %v after %d times, of at most %v", id, c.has, d, giveBacks, longest)
+				}
+				seen[d] = true
 			}
-			seen[p.keepFor()] = true
 		}
 	}
 }

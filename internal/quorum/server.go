@@ -85,6 +85,8 @@ func New(o Options) *Server {
 		Ticket: s.ticket,
 		Away:   func(i int) bool { return s.members[i].isAway() },
 		Why:    func(i int) error { return s.members[i].whyAway() },
+
+		RoundTrip: func(i int) time.Duration { return time.Duration(s.members[i].roundTrip.Load()) },
 	}
 	return s
 }

@@ -88,8 +88,9 @@ type qClient struct {
 	calls  []*lockstate.Caller
 	reach  []bool
 	proofs []protocol.Proof
-	away   []time.Time // by server, until when the client assumes that it does not answer
-	hurt   []time.Time // by server, when something last went wrong between it and the client
+	away   []time.Time     // by server, until when the client assumes that it does not answer
+	trips  []time.Duration // by server, how long the client takes a round trip to last
+	hurt   []time.Time     // by server, when something last went wrong between it and the client
 	made   map[string]time.Time
 	heard  []map[string]time.Time // by server, when the client first heard that it is the owner there under an id
 	since  map[string]time.Time   // by request, since when the client's state machine has held it
@@ -226,12 +227,20 @@ func (w *qWorld) begin(seed int64) {
 			c.reach[i], c.proofs[i], c.heard[i] = true, protocol.Counted, map[string]time.Time{}
 		}
 		c.joins = w.doubts && w.luck.IntN(2) == 0
+		c.trips = make([]time.Duration, n)
+		if distance := rand.New(rand.NewPCG(uint64(seed), 10+uint64(i))); distance.IntN(2) == 0 { // it takes some servers to be far away
+			for i := range c.trips {
+				c.trips[i] = time.Duration(distance.IntN(100)) * time.Millisecond
+			}
+		}
 		c.lock.Wake(new(lockstate.Resting), c)
 		cfg := &quorum.Config{N: n, Need: quorum.Majority(n),
 			NewID:  c.newID,
 			Proof:  func(i int) protocol.Proof { return c.proofs[i] },
 			Ticket: w.ticket,
 			Away:   c.isAway,
+
+			RoundTrip: func(i int) time.Duration { return c.trips[i] },
 		}
 		c.q = quorum.NewLock(cfg, &w.keys)
 		w.clients = append(w.clients, c)
