@@ -83,7 +83,7 @@ var (
 	errClientUnmade  = errors.New("leased: the Client is nil, or was not made by New or NewQuorum")
 	errNilContext    = errors.New("leased: the context is nil")
 	errNilFunc       = errors.New("leased: the function is nil")
-	errLeaseOver     = errors.New("leased: its lease is over")
+	errLeaseOver     = errors.New("leased: the lease has ended")
 )
 
 // about is an error that has its own text and matches other errors.

@@ -30,7 +30,7 @@ func TestALossExplainsItself(t *testing.T) {
 		"deleted": {nil, func(s place, _ *leased.Client) { s.rdb.Del(context.Background(), "flash") },
 			"Redis reports that this process no longer owns it", nil},
 		"maximum hold": {[]leased.LockOption{leased.WithMaxHold(time.Second)}, func(place, *leased.Client) {},
-			"it was held for its maximum", leased.ErrMaxHold},
+			"its maximum hold ended", leased.ErrMaxHold},
 	} {
 		t.Run(what, func(t *testing.T) {
 			inVirtualTime(t, func(t *testing.T, s place) {
@@ -97,7 +97,7 @@ func TestWhoIsKeptOutByItsOwnProcessIsToldSo(t *testing.T) {
 			return err
 		}
 		l := lock(t, mu)
-		says(tries(), `leased: lock "x" not acquired: lock is held by another caller of this process`)
+		says(tries(), `leased: lock "x" not acquired: another caller of this process holds the lock`)
 		isAll(t, tries(), leased.ErrLocked, leased.ErrNotAcquired)
 		says(waits(), `leased: lock "x" not acquired after 1s: context deadline exceeded (held by another caller of this process)`)
 		unlock(t, l)

@@ -88,7 +88,7 @@ func TestCheckTrustsTheLeaseFromItsSending(t *testing.T) {
 		unlock(t, l)
 		err := l.Check(context.Background())
 		isAll(t, err, leased.ErrLeaseLost)
-		if want := `leased: lock "x" not checked: its lease is over`; err.Error() != want {
+		if want := `leased: lock "x" not checked: the lease has ended`; err.Error() != want {
 			t.Errorf("after Unlock: %v, want %s", err, want)
 		}
 	})

@@ -394,7 +394,7 @@ type hint struct{ mark, cause, advice string }
 
 // hints are the errors of a connection, or of a lock, that have an easy cause.
 var hints = [...]hint{
-	{"NOAUTH", "it wants a password", "give it in the URL, in $LEASED_REDIS rather than on the command line"},
+	{"NOAUTH", "it requires a password", "give it in the URL, in $LEASED_REDIS rather than on the command line"},
 	{"WRONGPASS", "it does not take this user or password", ""},
 	{"READONLY", "it is a replica", "connect to its primary, or by --sentinel NAME"},
 	{"OOM ", "its memory is full", "raise maxmemory, or free memory"},

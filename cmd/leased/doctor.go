@@ -176,7 +176,7 @@ func versionFinding(info map[string]string) finding {
 		f.verdict, f.means = verdictNote, "It does not apply min-replicas-to-write to scripts, so a primary that has lost its replicas goes on giving locks."
 		f.change = "leased.WithReplicas makes a lock wait for replicas"
 	case n < 5:
-		f.verdict, f.means, f.change = verdictBad, "Its scripts may not read the clock and then write, as those of locks do.", "take Redis 6.2 or later, or Valkey"
+		f.verdict, f.means, f.change = verdictBad, "Its scripts may not read the clock and then write, as those of locks do.", "use Redis 6.2 or later, or Valkey"
 	}
 	return f
 }

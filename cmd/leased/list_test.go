@@ -549,7 +549,7 @@ func TestTLSOnOneSideOnlyIsTold(t *testing.T) {
 		t.Errorf("to connect took %v in spite of -w", took)
 	}
 	plain.Client().ConfigSet(t.Context(), "requirepass", "hush")
-	if got := invoke(t, "inspect", "a", "--redis", plain.Addr); !strings.Contains(got.err, "cannot use Redis at "+plain.Addr+": it wants a password") {
+	if got := invoke(t, "inspect", "a", "--redis", plain.Addr); !strings.Contains(got.err, "cannot use Redis at "+plain.Addr+": it requires a password") {
 		t.Errorf("without the password: %+v", got)
 	}
 }

@@ -8,15 +8,15 @@ import (
 // The root package exports and documents these errors.
 var (
 	ErrNotAcquired       = errors.New("leased: lock not acquired")
-	ErrLocked      error = &kind{"leased: lock is held by another", ErrNotAcquired}
+	ErrLocked      error = &kind{"leased: another caller holds the lock or waits for it", ErrNotAcquired}
 	ErrLeaseLost         = errors.New("leased: lease lost")
-	ErrMaxHold     error = &kind{"leased: lease held for its maximum", ErrLeaseLost}
+	ErrMaxHold     error = &kind{"leased: maximum hold exceeded", ErrLeaseLost}
 	ErrNotReleased       = errors.New("leased: release not confirmed")
 )
 
 // Why a Try caller was rejected without asking Redis. Both match ErrLocked.
 var (
-	errHeldHere   error = &kind{"leased: lock is held by another caller of this process", ErrLocked}
+	errHeldHere   error = &kind{"leased: another caller of this process holds the lock", ErrLocked}
 	errWantedHere error = &kind{"leased: another caller of this process waits for the lock", ErrLocked}
 )
 

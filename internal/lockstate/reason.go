@@ -19,15 +19,15 @@ const (
 func (r Reason) String() string {
 	return [...]string{
 		0:             "",
-		notKept:       "Redis had not kept it for us",
-		notConfirmed:  "Redis did not confirm it in time",
+		notKept:       "Redis no longer had it when asked",
+		notConfirmed:  "it could not be renewed in time",
 		collected:     "its Lease was garbage-collected without Unlock, so it was no longer renewed",
 		notOurs:       "Redis reports that this process no longer owns it",
 		notDowngraded: "this process no longer owned the lock when it was to be downgraded",
 		lostAtRelease: "this process no longer owned the lock when it released it",
-		LostUnproved:  "its release had no answer, and the lock may have been another's meanwhile",
+		LostUnproved:  "its release got no reply, and another owner may have had the lock in between",
 		givenToWriter: "Redis gave the lock to a writer",
 		Evicted:       "an operator evicted its owner",
-		Overlong:      "it was held for its maximum",
+		Overlong:      "its maximum hold ended",
 	}[r]
 }

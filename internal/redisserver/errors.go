@@ -102,16 +102,16 @@ func lacking(err error) (text string, missing bool) {
 	answer := strings.ToLower(err.Error())
 	for _, l := range [...]struct{ mark, what string }{
 		{"write commands not allowed after non deterministic", // Redis 5 and 6
-			"its scripts may not write once they have read the clock; set lua-replicate-commands to yes, or take Redis 7 or later"},
+			"its scripts may not write once they have read the clock; set lua-replicate-commands to yes, or use Redis 7 or later"},
 		{"not allowed from script", // also "... from scripts"
-			"it refuses a command inside scripts, of which TIME is needed on every server; take one that allows it"},
+			"it refuses a command inside scripts, of which TIME is needed on every server; use one that allows it"},
 		{"unknown redis command called from", // a script, or "Lua script"
-			"it does not know a command that the scripts call; take Redis 6.2 or later, or Valkey"},
+			"it does not know a command that the scripts call; use Redis 6.2 or later, or Valkey"},
 		{"passed using the keys array", // a proxy that reads the scripts
-			"a proxy refuses how the scripts name their keys; have it not check scripts, or connect to the servers themselves"},
-		{"unknown command 'eval", "it runs no Lua scripts; take a server, or a proxy, that has EVAL and EVALSHA"},
-		{"unknown command `eval", "it runs no Lua scripts; take a server, or a proxy, that has EVAL and EVALSHA"},
-		{"unsupported command 'eval", "it runs no Lua scripts; take a server, or a proxy, that has EVAL and EVALSHA"},
+			"a proxy refuses how the scripts name their keys; disable its check of scripts, or connect to the servers themselves"},
+		{"unknown command 'eval", "it runs no Lua scripts; use a server, or a proxy, that has EVAL and EVALSHA"},
+		{"unknown command `eval", "it runs no Lua scripts; use a server, or a proxy, that has EVAL and EVALSHA"},
+		{"unsupported command 'eval", "it runs no Lua scripts; use a server, or a proxy, that has EVAL and EVALSHA"},
 	} {
 		if strings.Contains(answer, l.mark) {
 			return serverLacks(l.what), true
@@ -119,7 +119,7 @@ func lacking(err error) (text string, missing bool) {
 	}
 	for _, l := range [...]struct{ mark, what string }{
 		{"unauthenticated", // Redis refuses long commands before it asks for a password
-			"it wants a password; set Password in the client's options"},
+			"it requires a password; set Password in the client's options"},
 		{"cluster support disabled", "it is not part of a Cluster; use redis.NewClient"},
 		{"unknown command 'sentinel", "it is no Sentinel; name the Sentinels' own addresses, or use redis.NewClient"},
 		{"unknown command `sentinel", "it is no Sentinel; name the Sentinels' own addresses, or use redis.NewClient"},
