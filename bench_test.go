@@ -240,7 +240,7 @@ func BenchmarkHandoff(b *testing.B) {
 				for ctx.Err() == nil {
 					l, err := mu.LockContext(ctx)
 					if err != nil {
-						return // cancelled
+						return // canceled
 					}
 					select {
 					case turns <- struct{}{}:

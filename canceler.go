@@ -11,7 +11,7 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// How requests are cancelled. add schedules a cancel. A flush sends the cancels that are due and
+// How requests are canceled. add schedules a cancel. A flush sends the cancels that are due and
 // schedules the rest, until none is due.
 //
 // The flush is a goroutine, and there is at most one: started by add or by the alarm, owned by the
@@ -44,7 +44,7 @@ func newCanceler(client *Client) *canceler {
 	return &canceler{client: client, awaited: map[string]bool{}, lanes: map[*redis.Client][]*lockstate.Cancellation{}}
 }
 
-// add has a request cancelled from now on. If an Unlock already waits for a cancel of that id, that
+// add has a request canceled from now on. If an Unlock already waits for a cancel of that id, that
 // cancel is enough: the answer to another one would take away the proof that the lock was ours, and
 // leave none to the cancel that the Unlock waits for.
 func (c *canceler) add(cancel *lockstate.Cancellation) {
@@ -212,13 +212,13 @@ func (c *canceler) take() []*lockstate.Cancellation {
 // send sends a batch, and takes the outcome. If user code panics, or ends the goroutine, the cancels
 // count as sent without a reply.
 func (c *canceler) send(batch []*lockstate.Cancellation) {
-	var results []protocol.Cancelled
+	var results []protocol.Canceled
 	now := time.Now()
 	ctx, stop := context.WithTimeout(c.client.commandContext(spanOfCancels(batch)), protocol.CommandTimeout)
 	defer stop()
 	defer func() {
 		for len(results) < len(batch) {
-			results = append(results, protocol.Cancelled{Fail: &protocol.Failure{Err: errPanicked, Kind: protocol.NoAnswer}})
+			results = append(results, protocol.Canceled{Fail: &protocol.Failure{Err: errPanicked, Kind: protocol.NoAnswer}})
 		}
 		c.answered(batch, results, now)
 	}()
@@ -240,7 +240,7 @@ func (c *canceler) send(batch []*lockstate.Cancellation) {
 }
 
 // answered passes the outcomes to the schedule, and to the callers that wait for them.
-func (c *canceler) answered(batch []*lockstate.Cancellation, results []protocol.Cancelled, sent time.Time) {
+func (c *canceler) answered(batch []*lockstate.Cancellation, results []protocol.Canceled, sent time.Time) {
 	var settled []lockstate.Settlement
 	now := time.Now()
 	c.mu.Lock()
@@ -256,7 +256,7 @@ func (c *canceler) answered(batch []*lockstate.Cancellation, results []protocol.
 	}
 	c.mu.Unlock()
 	for _, s := range settled {
-		s.Owner.(*entry).cancelled(&s)
+		s.Owner.(*entry).canceled(&s)
 	}
 	for i, cancel := range batch {
 		if fail := results[i].Fail; fail != nil {
@@ -269,8 +269,8 @@ func (c *canceler) answered(batch []*lockstate.Cancellation, results []protocol.
 	}
 }
 
-func (e *entry) cancelled(s *lockstate.Settlement) {
-	e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Cancelled(s, now, fx) })
+func (e *entry) canceled(s *lockstate.Settlement) {
+	e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Canceled(s, now, fx) })
 }
 
 // keysOf returns the keys of the lock that the cancel is about: a lock in use, or one that this
@@ -330,7 +330,7 @@ func (c *canceler) giveUp() {
 	for _, cancel := range all {
 		for ; cancel != nil; cancel = cancel.Then {
 			if s := (lockstate.Settlement{Owner: cancel.Owner, Callers: cancel.Callers, Fail: &protocol.Failure{Err: ErrClosed, Kind: protocol.ClientClosed}}); len(s.Callers) > 0 {
-				s.Owner.(*entry).cancelled(&s)
+				s.Owner.(*entry).canceled(&s)
 			}
 		}
 	}

@@ -18,10 +18,10 @@ import (
 // there. Then the first cancel finds that the id owns.
 type tryingAgain struct {
 	*stubServer
-	mu        sync.Mutex
-	there     bool
-	cancelled int
-	id        string
+	mu       sync.Mutex
+	there    bool
+	canceled int
+	id       string
 }
 
 func (s *tryingAgain) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) (protocol.Answer, error) {
@@ -34,24 +34,24 @@ func (s *tryingAgain) Do(ctx context.Context, k *protocol.Keys, c *protocol.Comm
 	return s.stubServer.Do(ctx, k, c)
 }
 
-func (s *tryingAgain) Cancel(_ context.Context, batch []protocol.CancelRequest) []protocol.Cancelled {
+func (s *tryingAgain) Cancel(_ context.Context, batch []protocol.CancelRequest) []protocol.Canceled {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	results := make([]protocol.Cancelled, len(batch))
+	results := make([]protocol.Canceled, len(batch))
 	for i := range batch {
 		if !s.there {
 			results[i].Fail = &protocol.Failure{Err: errors.New("TRYAGAIN"), Kind: protocol.RefusedNow}
 			continue
 		}
-		results[i].Owned = s.cancelled == 0
-		s.cancelled++
+		results[i].Owned = s.canceled == 0
+		s.canceled++
 	}
 	return results
 }
 
 // A waiter looks again, and has the server say that the lock is wanted, while an Unlock
 // whose release was refused is still to be proved by a cancel. That message is about an id
-// that no lock knows, which is cancelled as well.
+// that no lock knows, which is canceled as well.
 func TestVirtualAMessageWhileAnUnlockIsProvedTakesItNoProof(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := onStub(t, 0, 0)

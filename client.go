@@ -118,7 +118,7 @@ type server interface {
 	// three more tries follow before the token expires.
 	Touch(ctx context.Context, batch []protocol.Renewal) error
 	// Cancel ends many requests that one server has, in one round trip; results[i] is about batch[i].
-	Cancel(ctx context.Context, batch []protocol.CancelRequest) (results []protocol.Cancelled)
+	Cancel(ctx context.Context, batch []protocol.CancelRequest) (results []protocol.Canceled)
 	// Echo publishes a nonce to an inbox and returns the number of its receivers. It takes no
 	// longer than a round trip of Renew.
 	Echo(ctx context.Context, k *protocol.Keys, channel, nonce string) (int, error)

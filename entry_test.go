@@ -328,7 +328,7 @@ func TestAnUnlockThatOvertakesALossEndsTheContextWithIt(t *testing.T) {
 }
 
 // A cancel with another one after it has no answer before it is given up: what comes later about its id is
-// cancelled again.
+// canceled again.
 func TestACancelThatIsGivenUpIsNotWaitedForAnyMore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := onStub(t, 0, 0)
@@ -346,7 +346,7 @@ func TestACancelThatIsGivenUpIsNotWaitedForAnyMore(t *testing.T) {
 		c.canceler.mu.Lock()
 		defer c.canceler.mu.Unlock()
 		if !w.Settled || len(c.canceler.schedule.Pending) != 0 || len(c.canceler.awaited) != 0 {
-			t.Errorf("settled %v, %d to be cancelled, %v waited for", w.Settled, len(c.canceler.schedule.Pending), c.canceler.awaited)
+			t.Errorf("settled %v, %d to be canceled, %v waited for", w.Settled, len(c.canceler.schedule.Pending), c.canceler.awaited)
 		}
 	})
 }
@@ -354,8 +354,8 @@ func TestACancelThatIsGivenUpIsNotWaitedForAnyMore(t *testing.T) {
 // silentServer answers no cancel.
 type silentServer struct{ server }
 
-func (silentServer) Cancel(_ context.Context, batch []protocol.CancelRequest) []protocol.Cancelled {
-	results := make([]protocol.Cancelled, len(batch))
+func (silentServer) Cancel(_ context.Context, batch []protocol.CancelRequest) []protocol.Canceled {
+	results := make([]protocol.Canceled, len(batch))
 	for i := range results {
 		results[i].Fail = &protocol.Failure{Err: errNoAnswer, Kind: protocol.NoAnswer}
 	}

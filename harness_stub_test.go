@@ -105,8 +105,8 @@ func (m *stubServer) Renew(_ context.Context, batch []protocol.Renewal) {
 
 func (m *stubServer) Touch(context.Context, []protocol.Renewal) error { return nil }
 
-func (m *stubServer) Cancel(_ context.Context, batch []protocol.CancelRequest) []protocol.Cancelled {
-	results := make([]protocol.Cancelled, len(batch))
+func (m *stubServer) Cancel(_ context.Context, batch []protocol.CancelRequest) []protocol.Canceled {
+	results := make([]protocol.Canceled, len(batch))
 	for i := range results {
 		results[i].Owned = true
 	}

@@ -23,7 +23,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	redis.SetLogger(silence{}) // of dialling what a test has broken
+	redis.SetLogger(silence{}) // of dialing what a test has broken
 	os.Exit(redistest.Main(m))
 }
 

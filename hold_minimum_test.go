@@ -384,7 +384,7 @@ func TestAMinimumHoldOfAQuorumIsForgottenByServersThatRestart(t *testing.T) {
 	}
 }
 
-// An Unlock at once finds servers that have not answered the acquire yet. What is cancelled there keeps the
+// An Unlock at once finds servers that have not answered the acquire yet. What is canceled there keeps the
 // lock as well, or the restart of one of the others is enough to have it free.
 func TestEachServerOfAQuorumKeepsAMinimumHold(t *testing.T) {
 	onQuorum(t, func(t *testing.T, s place) {

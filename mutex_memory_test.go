@@ -164,7 +164,7 @@ func TestACancellationThatCrossesTheHandoverKeepsTheOrder(t *testing.T) {
 			t.Errorf("%d calls ended, want %d", total, 32*n)
 		}
 		if got.Load() < int64(16*n) {
-			t.Errorf("only %d entered: those who were not cancelled are %d", got.Load(), 16*n)
+			t.Errorf("only %d entered: those who were not canceled are %d", got.Load(), 16*n)
 		}
 	})
 }

@@ -313,7 +313,7 @@ func (in *inbox) listen(sub *redis.PubSub) error {
 }
 
 // receive hands a message to the lock that it is about. A request of ours that no lock knows is
-// cancelled, which ends what a late copy of a command had begun.
+// canceled, which ends what a late copy of a command had begun.
 func (in *inbox) receive(text string) {
 	c := in.client
 	m, ok := protocol.ParseMessage(text)
@@ -437,7 +437,7 @@ func (in *inbox) mastersAre(addrs []string) {
 }
 
 // leave makes run rebuild the subscription, and returns false if that was about to happen anyway.
-// It closes the subscription in a goroutine, because closing can wait for its dialling, and neither
+// It closes the subscription in a goroutine, because closing can wait for its dialing, and neither
 // the watchdog nor a command's caller may wait for that.
 func (in *inbox) leave() bool {
 	in.mu.Lock()

@@ -76,7 +76,7 @@ func TestTheInboxLeavesANodeThatIsNoMasterAnyMore(t *testing.T) {
 func TestTheInboxSurvivesAPanicWhileItLooksForAMaster(t *testing.T) {
 	rdb := around.Cluster{
 		ClusterClient: redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}}),
-		Master:        func(string) (*redis.Client, error) { panic("a hook") }, // or a dialler, or ClusterSlots
+		Master:        func(string) (*redis.Client, error) { panic("a hook") }, // or a dialer, or ClusterSlots
 	}
 	defer rdb.Close()
 	c, err := New(rdb, WithLogger(slog.New(slog.DiscardHandler)))

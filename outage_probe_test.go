@@ -93,7 +93,7 @@ func TestVirtualADowntimeEndsWithTheCommandsThatWereRefused(t *testing.T) {
 		}
 		cancel := &lockstate.Cancellation{Owner: &keys, ID: "x"}
 		answer := func(fail *protocol.Failure) {
-			c.canceler.answered([]*lockstate.Cancellation{cancel}, []protocol.Cancelled{{Fail: fail}}, time.Now())
+			c.canceler.answered([]*lockstate.Cancellation{cancel}, []protocol.Canceled{{Fail: fail}}, time.Now())
 		}
 		answer(&protocol.Failure{Err: errNoAnswer, Kind: protocol.NoAnswer})
 		if !c.downtime.lasts.Load() {
@@ -166,7 +166,7 @@ func TestVirtualATroubleThatNoLockWaitsOutIsForgotten(t *testing.T) {
 	})
 }
 
-func TestCancelledCallsDuringAnOutageLeaveNothingPiledUp(t *testing.T) {
+func TestCanceledCallsDuringAnOutageLeaveNothingPiledUp(t *testing.T) {
 	t.Parallel()
 	rdb := redis.NewClient(&redis.Options{
 		Addr: "127.0.0.1:1", DialerRetries: 1, MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
@@ -189,7 +189,7 @@ func TestCancelledCallsDuringAnOutageLeaveNothingPiledUp(t *testing.T) {
 	n := len(c.canceler.schedule.Pending)
 	c.canceler.mu.Unlock()
 	if n > 10 {
-		t.Errorf("%d requests are being cancelled, each every second for a TTL; %d commands were sent", n, c.Stats().Commands)
+		t.Errorf("%d requests are being canceled, each every second for a TTL; %d commands were sent", n, c.Stats().Commands)
 	}
 }
 

@@ -47,7 +47,7 @@ func TestUnlockIsNotNilWhileRedisKeepsTheOwnerOfARefusedConnection(t *testing.T)
 	}
 }
 
-func TestAWaiterThatGaveUpIsCancelledWhenItsConnectionIsNotRefusedAnyMore(t *testing.T) {
+func TestAWaiterThatGaveUpIsCanceledWhenItsConnectionIsNotRefusedAnyMore(t *testing.T) {
 	t.Parallel()
 	s, acl, app := onAppServer(t)
 	l := lock(t, newClient(t, s).Mutex("x"))

@@ -676,7 +676,7 @@ func firstRequest(t *testing.T, late map[int]time.Duration, after time.Duration,
 	t.Helper()
 	onQuorum(t, func(t *testing.T, s place) {
 		l := lock(t, newClient(t, s).Mutex("x"))
-		synctest.Wait() // a server that has not been dialled yet has no hook to set
+		synctest.Wait() // a server that has not been dialed yet has no hook to set
 		for server, by := range late {
 			s.subscribingLate(server, by)
 		}

@@ -215,7 +215,7 @@ func TestReadersRightBehindAWriterAreGrantedByOneCommandAndEnterTogether(t *test
 	})
 }
 
-func TestReadersBehindACancelledWriterEnterAtOnce(t *testing.T) {
+func TestReadersBehindACanceledWriterEnterAtOnce(t *testing.T) {
 	for _, process := range []string{"another process", "the reader's own process"} {
 		t.Run("waiting in "+process, func(t *testing.T) {
 			inVirtualTime(t, func(t *testing.T, s place) {

@@ -63,7 +63,7 @@ func (s *halfHanging) Renew(ctx context.Context, batch []protocol.Renewal) {
 	}
 }
 
-func (s *halfHanging) Cancel(ctx context.Context, batch []protocol.CancelRequest) []protocol.Cancelled {
+func (s *halfHanging) Cancel(ctx context.Context, batch []protocol.CancelRequest) []protocol.Canceled {
 	var names string
 	for i := range batch {
 		names += batch[i].Keys.Lock[:1]
@@ -88,7 +88,7 @@ func (s *halfHanging) Cancel(ctx context.Context, batch []protocol.CancelRequest
 		s.now--
 	}
 	if ctx.Err() != nil {
-		results := make([]protocol.Cancelled, len(batch))
+		results := make([]protocol.Canceled, len(batch))
 		for i := range results {
 			results[i].Fail = &protocol.Failure{Err: ctx.Err(), Kind: protocol.NoAnswer}
 		}
@@ -104,7 +104,7 @@ func (s *halfHanging) answersAfter(takes time.Duration) {
 	s.takes = takes
 }
 
-func (s *halfHanging) cancelled() []string {
+func (s *halfHanging) canceled() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.cancels)
@@ -227,8 +227,8 @@ func TestVirtualAMasterThatHangsDelaysNoCancelAtTheOthers(t *testing.T) {
 		is := func(after string, want ...string) {
 			t.Helper()
 			synctest.Wait()
-			if got := s.cancelled(); !slices.Equal(got, want) {
-				t.Errorf("%s, cancelled %q, want %q", after, got, want)
+			if got := s.canceled(); !slices.Equal(got, want) {
+				t.Errorf("%s, canceled %q, want %q", after, got, want)
 			}
 		}
 		cancel(t, c, "h1")
@@ -257,12 +257,12 @@ func TestVirtualACancelAtAMasterThatHangsIsSentAgain(t *testing.T) {
 		cancel(t, c, "h")
 		time.Sleep(protocol.CommandTimeout + time.Second/2)
 		s.answersAfter(0)
-		if got := s.cancelled(); len(got) != 0 {
-			t.Fatalf("cancelled %q", got)
+		if got := s.canceled(); len(got) != 0 {
+			t.Fatalf("canceled %q", got)
 		}
 		time.Sleep(time.Second)
-		if got := s.cancelled(); !slices.Equal(got, []string{"h"}) {
-			t.Errorf("cancelled %q", got)
+		if got := s.canceled(); !slices.Equal(got, []string{"h"}) {
+			t.Errorf("canceled %q", got)
 		}
 	})
 }
@@ -277,8 +277,8 @@ func TestVirtualCloseWaitsForTheCancelsOfEachMaster(t *testing.T) {
 		if err := c.Close(); err != nil {
 			t.Error(err)
 		}
-		if got := s.cancelled(); !slices.Equal(got, []string{"w", "h", "h"}) {
-			t.Errorf("cancelled %q", got)
+		if got := s.canceled(); !slices.Equal(got, []string{"w", "h", "h"}) {
+			t.Errorf("canceled %q", got)
 		}
 	})
 }

@@ -295,11 +295,11 @@ func TestVirtualAReloadThatBlocksOrPanicsHoldsNothingUp(t *testing.T) {
 	}
 }
 
-// uncancelled answers everything but cancels.
-type uncancelled struct{ *stubServer }
+// uncanceled answers everything but cancels.
+type uncanceled struct{ *stubServer }
 
-func (uncancelled) Cancel(_ context.Context, batch []protocol.CancelRequest) []protocol.Cancelled {
-	results := make([]protocol.Cancelled, len(batch))
+func (uncanceled) Cancel(_ context.Context, batch []protocol.CancelRequest) []protocol.Canceled {
+	results := make([]protocol.Canceled, len(batch))
 	for i := range results {
 		results[i].Fail = redisserver.Classify(errNoAnswer)
 	}
@@ -330,7 +330,7 @@ func TestVirtualSlotsAreReloadedAfterAnyCommandWithoutAnswer(t *testing.T) {
 			mu.Unlock()
 		},
 		"cancel": func(c *Client) {
-			c.server = uncancelled{c.server.(*stubServer)}
+			c.server = uncanceled{c.server.(*stubServer)}
 			keys, err := protocol.NewKeys("", "x")
 			if err != nil {
 				t.Fatal(err)

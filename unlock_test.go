@@ -371,7 +371,7 @@ func TestAnUnconfirmedReleaseThatRedisCarriedOutHarmsNobody(t *testing.T) {
 }
 
 // The pool has a connection that looks free, and finds it closed when it takes it.
-func TestUnlockIsBoundedWhenItsConnectionIsDeadAndDiallingHangs(t *testing.T) {
+func TestUnlockIsBoundedWhenItsConnectionIsDeadAndDialingHangs(t *testing.T) {
 	t.Parallel()
 	redistest.OnBoth(t, func(t *testing.T, target redistest.Target) {
 		s := placeAt(target, target.NewClient(t))
@@ -400,14 +400,14 @@ func TestUnlockIsBoundedWhenItsConnectionIsDeadAndDiallingHangs(t *testing.T) {
 		l := lock(t, c.Mutex("x"))
 		shut.Store(true)
 		wire.Cut()
-		// The inbox's connection ends with those of the pool, and shows it by dialling anew.
+		// The inbox's connection ends with those of the pool, and shows it by dialing anew.
 		// If the others ended later, Unlock would notice one step later, with the same bound.
 		closesSoon(t, "the inbox finds its connection closed", noticed)
 		strain, began := redistest.NewStrain(t), time.Now()
 		done := make(chan error, 1)
 		go func() { done <- l.Unlock() }()
 		isAll(t, closesSoon(t, "Unlock returns", done), leased.ErrNotReleased)
-		if took := time.Since(began); took > 3*time.Second+strain.Since(began) { // dialling may take 5 s
+		if took := time.Since(began); took > 3*time.Second+strain.Since(began) { // dialing may take 5 s
 			t.Errorf("Unlock, bounded by 200 ms, took %v", took)
 		}
 		close(open)

@@ -286,7 +286,7 @@ func (b *brokenDial) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.P
 }
 
 // The inbox dials in a goroutine of the client, where no user code could recover.
-func TestAnInboxWhoseDiallerPanicsIsMadeAnew(t *testing.T) {
+func TestAnInboxWhoseDialerPanicsIsMadeAnew(t *testing.T) {
 	inEachWayToBreak(t, func(t *testing.T, s place, _ string, breaks func()) {
 		hook := &brokenDial{breaks: breaks}
 		rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
@@ -367,7 +367,7 @@ func TestAHookThatPanicsKeepsNoServerOfAQuorumAway(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			onMortals(t, func(t *testing.T, servers []*mortal, _ func(...leased.Option) *leased.Client) {
 				hook := &faulty{}
-				if what == "PING" { // and what is cancelled meanwhile goes on
+				if what == "PING" { // and what is canceled meanwhile goes on
 					hook.only = "ping"
 				}
 				c := openHooked(t, servers, hook)

@@ -344,7 +344,7 @@ func TestAHookOrPolicyThatBlocksHoldsUpShutdownNoLongerThanItsContext(t *testing
 				u := &usersCode{do: func() { <-freed }}
 				c := begin(t, s, u)
 				// The inbox is connected, or Shutdown would wait for it at the mutex that a
-				// dialling PubSub holds: virtual time does not pass then.
+				// dialing PubSub holds: virtual time does not pass then.
 				warm(t, s, c)
 				u.armed.Store(true)
 				s.Mini.SetError("LOADING Redis is loading the dataset in memory")

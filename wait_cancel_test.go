@@ -19,7 +19,7 @@ import (
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
-func TestACancelledWaitLeavesNothingInRedis(t *testing.T) {
+func TestACanceledWaitLeavesNothingInRedis(t *testing.T) {
 	onBoth(t, func(t *testing.T, s place) {
 		owner := lock(t, newClient(t, s).Mutex("x"))
 		ctx, cancel := context.WithCancel(context.Background())
@@ -86,7 +86,7 @@ func TestAnEndedContextTakesNothing(t *testing.T) {
 	})
 }
 
-func TestTheErrorOfACancelledWaitMatchesItsContextsError(t *testing.T) {
+func TestTheErrorOfACanceledWaitMatchesItsContextsError(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		c := newClient(t, s)
 		owner := lock(t, newClient(t, s).Mutex("x"))
@@ -107,7 +107,7 @@ func TestTheErrorOfACancelledWaitMatchesItsContextsError(t *testing.T) {
 	})
 }
 
-func TestTheErrorOfACancelledWaitNamesTheLastTroubleOfRedis(t *testing.T) {
+func TestTheErrorOfACanceledWaitNamesTheLastTroubleOfRedis(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		c, wire := onLine(t, s)
 		wire.cut()
@@ -139,7 +139,7 @@ func TestAWaitEndsWithItsContextWhateverRedisDoes(t *testing.T) {
 			t.Errorf("500 waits of 1 ms took %v", took)
 		}
 		if grew := runtime.NumGoroutine() - before; grew > 50 {
-			t.Errorf("500 cancelled calls left %d goroutines", grew)
+			t.Errorf("500 canceled calls left %d goroutines", grew)
 		}
 		wire.Heal()
 		wire.Cut()
@@ -147,7 +147,7 @@ func TestAWaitEndsWithItsContextWhateverRedisDoes(t *testing.T) {
 	})
 }
 
-func TestALocalWaiterInheritsTheRequestOfACancelledOne(t *testing.T) {
+func TestALocalWaiterInheritsTheRequestOfACanceledOne(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		owner := lock(t, newClient(t, s).Mutex("x"))
 		c := newClient(t, s)
@@ -198,7 +198,7 @@ func TestAGrantThatCrossesACancellationIsPassedOn(t *testing.T) {
 	})
 }
 
-func TestCancellingAtRandomUnderContentionLeavesNothing(t *testing.T) {
+func TestCancelingAtRandomUnderContentionLeavesNothing(t *testing.T) {
 	onBoth(t, func(t *testing.T, s place) {
 		const clients, callers, turns = 4, 8, 50
 		var r room
@@ -269,7 +269,7 @@ func TestOnlyTheCallersContextMakesItsErrors(t *testing.T) {
 		_, err = c.Mutex("x").LockContext(ctx)
 		isAll(t, err, context.Canceled)
 		if errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("cancelled, and it had no deadline: %v", err)
+			t.Errorf("canceled, and it had no deadline: %v", err)
 		}
 	})
 }

@@ -124,7 +124,7 @@ func (s *Server) Client(opts ...leased.Option) *leased.Client {
 // calls leased.New. It is closed when the test ends.
 func (s *Server) Redis() *redis.Client {
 	rdb := redis.NewClient(&redis.Options{
-		Addr: "127.0.0.1:6379", // never dialled; a host name here would be resolved
+		Addr: "127.0.0.1:6379", // never dialed; a host name here would be resolved
 		Dialer: func(context.Context, string, string) (net.Conn, error) {
 			return s.dial()
 		},

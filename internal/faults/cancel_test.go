@@ -42,7 +42,7 @@ func behind(t *testing.T) (*redistest.Instance, *redistest.Proxy, *redis.Client)
 	return s, p, rdb
 }
 
-func TestACancelledWaitReturnsAtOnceWhateverRedisDoes(t *testing.T) {
+func TestACanceledWaitReturnsAtOnceWhateverRedisDoes(t *testing.T) {
 	for _, o := range append(slices.Clone(outages), outage{name: "healthy"}) {
 		t.Run(o.name, func(t *testing.T) {
 			t.Parallel()
@@ -90,7 +90,7 @@ func TestACancelledWaitReturnsAtOnceWhateverRedisDoes(t *testing.T) {
 	}
 }
 
-func TestManyCancelledWaitsLeaveNothingPiledUp(t *testing.T) {
+func TestManyCanceledWaitsLeaveNothingPiledUp(t *testing.T) {
 	calls := 10_000
 	if testing.Short() {
 		calls = 2_000
@@ -140,7 +140,7 @@ func TestManyCancelledWaitsLeaveNothingPiledUp(t *testing.T) {
 	t.Logf("%d goroutines more, %d connections in the pool", more, rdb.PoolStats().TotalConns)
 	if more > 3 {
 		var stacks [64 << 10]byte
-		t.Errorf("%d goroutines more after %d cancelled calls:\n%s", more, calls, stacks[:runtime.Stack(stacks[:], true)])
+		t.Errorf("%d goroutines more after %d canceled calls:\n%s", more, calls, stacks[:runtime.Stack(stacks[:], true)])
 	}
 
 	s.Cont()

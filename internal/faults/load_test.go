@@ -134,8 +134,8 @@ func TestAFullServerStillHandsOverRenewsReleasesAndCancels(t *testing.T) {
 	idle := mustLock(t, first.Mutex("released alone"))
 	next := wait(within(t, patience), second.Mutex("x"))
 	queued(t, first, "x", 1)
-	cancelled, cancel := context.WithCancel(ctx)
-	never := wait(cancelled, third.Mutex("x"))
+	canceled, cancel := context.WithCancel(ctx)
+	never := wait(canceled, third.Mutex("x"))
 	queued(t, first, "x", 2)
 
 	if err := rdb.ConfigSet(ctx, "maxmemory", "1").Err(); err != nil {
@@ -150,7 +150,7 @@ func TestAFullServerStillHandsOverRenewsReleasesAndCancels(t *testing.T) {
 	}
 	cancel()
 	if r := <-never; !errors.Is(r.err, context.Canceled) {
-		t.Errorf("the cancelled wait returned %v", r.err)
+		t.Errorf("the canceled wait returned %v", r.err)
 	}
 	queued(t, first, "x", 1)
 	mustUnlock(t, idle)

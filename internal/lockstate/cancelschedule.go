@@ -32,17 +32,17 @@ const (
 // arrives returns until when a command that has had no answer so far may still arrive, for an id
 // with this TTL. After the TTL the command would find no trace of what it is about. Safety does
 // not depend on the bound, which only decides how soon the harm ends: the request of a command
-// that arrives later is cancelled after the first message about it (rule 5), or ends with its
+// that arrives later is canceled after the first message about it (rule 5), or ends with its
 // TTL.
 func arrives(now time.Time, ttl time.Duration) time.Time {
 	return now.Add(min(ttl, latestArrival))
 }
 
-// CancelSchedule decides when each request is cancelled. Like a Lock it has no goroutine and no
+// CancelSchedule decides when each request is canceled. Like a Lock it has no goroutine and no
 // clock, and sends nothing: its owner serializes the calls, sends what Take returns, and passes
 // the outcome to Answered.
 //
-//   - A request is cancelled at once. A cancel that has no answer or is refused is tried again:
+//   - A request is canceled at once. A cancel that has no answer or is refused is tried again:
 //     soon if an Unlock waits for it, and then less and less often, until there is one round
 //     trip's worth of cancels every 2 s, however many are pending. The first answer to any cancel
 //     makes all unanswered ones due again.
@@ -122,7 +122,7 @@ func (s *CancelSchedule) hasten() {
 
 // Answered is the event that the cancel of g has the outcome r. It returns the callers that this
 // settles, and how.
-func (s *CancelSchedule) Answered(g *Cancellation, r protocol.Cancelled, now time.Time) Settlement {
+func (s *CancelSchedule) Answered(g *Cancellation, r protocol.Canceled, now time.Time) Settlement {
 	done := r.Fail == nil
 	if done {
 		s.heard = true
@@ -185,7 +185,7 @@ type Settlement struct {
 	Fail    *protocol.Failure // nil if Redis answered
 }
 
-// awaited reports whether an Unlock waits for g, or one that follows it, to be cancelled.
+// awaited reports whether an Unlock waits for g, or one that follows it, to be canceled.
 func (c *Cancellation) awaited() bool {
 	return c != nil && (len(c.Callers) > 0 || c.Then.awaited())
 }

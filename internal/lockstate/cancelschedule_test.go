@@ -19,12 +19,12 @@ type calendar struct {
 	sent  map[*Cancellation][]time.Duration // since noon
 	trips []time.Duration
 	told  map[*Cancellation][]Settlement
-	reply func(*Cancellation) protocol.Cancelled
+	reply func(*Cancellation) protocol.Canceled
 }
 
 func newCalendar(t *testing.T) *calendar {
 	return &calendar{t: t, now: noon, sent: map[*Cancellation][]time.Duration{}, told: map[*Cancellation][]Settlement{},
-		reply: func(*Cancellation) protocol.Cancelled { return protocol.Cancelled{} }}
+		reply: func(*Cancellation) protocol.Canceled { return protocol.Canceled{} }}
 }
 
 // pass lets time go by; each round trip takes a millisecond.
@@ -75,8 +75,8 @@ func wait24h(n int) []*Cancellation {
 	return all
 }
 
-func silentCancel(*Cancellation) protocol.Cancelled {
-	return protocol.Cancelled{Fail: failureOf(errSilence)}
+func silentCancel(*Cancellation) protocol.Canceled {
+	return protocol.Canceled{Fail: failureOf(errSilence)}
 }
 
 func TestAnAnsweredCancelIsRepeatedWhileAnEarlierCommandMayArriveAndNotLonger(t *testing.T) {
@@ -92,7 +92,7 @@ func TestAnAnsweredCancelIsRepeatedWhileAnEarlierCommandMayArriveAndNotLonger(t 
 		t.Errorf("sent at %s, want %s", got, want)
 	}
 	if got := c.sent[once]; len(got) != 1 {
-		t.Errorf("what no command can follow was cancelled at %v", got)
+		t.Errorf("what no command can follow was canceled at %v", got)
 	}
 }
 
@@ -124,11 +124,11 @@ func TestTwoThousandLocksOfADaysTTLCostAFewCancelsEach(t *testing.T) {
 func TestFiveHundredWaitsAbandonedInAStallCostThreeCancelsEach(t *testing.T) {
 	c := newCalendar(t)
 	const ttl = 30 * time.Second
-	c.reply = func(g *Cancellation) protocol.Cancelled {
+	c.reply = func(g *Cancellation) protocol.Canceled {
 		if c.now.Sub(noon) < 3*time.Second {
 			return silentCancel(g)
 		}
-		return protocol.Cancelled{}
+		return protocol.Canceled{}
 	}
 	for i := range 500 {
 		g := &Cancellation{ID: fmt.Sprintf("leased1:w:30000:c:%016d:AAAAAAAAAAAAAAAA:cal", i)}
@@ -140,7 +140,7 @@ func TestFiveHundredWaitsAbandonedInAStallCostThreeCancelsEach(t *testing.T) {
 		t.Errorf("%d cancels, of which one each had no answer", n)
 	}
 	if len(c.s.Pending) != 0 {
-		t.Errorf("%d are still to be cancelled", len(c.s.Pending))
+		t.Errorf("%d are still to be canceled", len(c.s.Pending))
 	}
 }
 
@@ -158,7 +158,7 @@ func TestACancelThatSomebodyWaitsForIsTriedAgainSoon(t *testing.T) {
 	if n := len(c.sent[leisurely]); n != 1 {
 		t.Errorf("what nobody waits for was tried %d times in 0.9 s", n)
 	}
-	c.reply = func(*Cancellation) protocol.Cancelled { return protocol.Cancelled{Owned: true} }
+	c.reply = func(*Cancellation) protocol.Canceled { return protocol.Canceled{Owned: true} }
 	c.pass(time.Second)
 	if told := c.told[awaited]; len(told) != 1 || !told[0].proved || told[0].Fail != nil {
 		t.Errorf("told %+v", told)
@@ -177,7 +177,7 @@ func TestTheFirstOfTwoCancelsIsTriedAgainSoonForTheSakeOfTheSecond(t *testing.T)
 	if n := len(c.sent[both[0]]); n != 4 || len(c.sent[both[1]]) != 0 {
 		t.Errorf("tried %d and %d times", n, len(c.sent[both[1]]))
 	}
-	c.reply = func(g *Cancellation) protocol.Cancelled { return protocol.Cancelled{Owned: g == both[0]} }
+	c.reply = func(g *Cancellation) protocol.Canceled { return protocol.Canceled{Owned: g == both[0]} }
 	c.pass(time.Second)
 	if told := c.told[both[1]]; len(told) != 1 || !told[0].proved {
 		t.Errorf("told %+v: one proof is enough", told)
@@ -195,7 +195,7 @@ func TestDuringAnOutageCancelsCostOneRoundTripEachTwoSecondsAndAllAreTriedWhenIt
 	if n := len(c.trips); n > 8*4+150+10 {
 		t.Errorf("%d round trips in five minutes", n)
 	}
-	c.reply = func(*Cancellation) protocol.Cancelled { return protocol.Cancelled{} }
+	c.reply = func(*Cancellation) protocol.Canceled { return protocol.Canceled{} }
 	c.s.Add(wait24h(2001)[2000], c.now) // the first that is answered
 	c.pass(4 * time.Second)
 	if len(c.s.Pending) != 0 {
@@ -274,20 +274,20 @@ func TestACancelWithoutAnswerIsGivenUpAfterItsTTL(t *testing.T) {
 func TestThatTheLastTokenIsStillOursProvesThatNobodyWasLetIn(t *testing.T) {
 	for what, c := range map[string]struct {
 		proof  uint64
-		r      protocol.Cancelled
+		r      protocol.Canceled
 		proved bool
 	}{
-		"it owned":                {7, protocol.Cancelled{Owned: true, Token: 7}, true},
-		"it owned after a flush":  {7, protocol.Cancelled{Owned: true}, true},
-		"our token is the last":   {7, protocol.Cancelled{Token: 7}, true},
-		"another had a later one": {7, protocol.Cancelled{Token: 8}, false},
-		"nobody remembers":        {7, protocol.Cancelled{}, false},
-		"we gave none out":        {0, protocol.Cancelled{}, false},
-		"the lock went back":      {7, protocol.Cancelled{Token: 6}, false},
+		"it owned":                {7, protocol.Canceled{Owned: true, Token: 7}, true},
+		"it owned after a flush":  {7, protocol.Canceled{Owned: true}, true},
+		"our token is the last":   {7, protocol.Canceled{Token: 7}, true},
+		"another had a later one": {7, protocol.Canceled{Token: 8}, false},
+		"nobody remembers":        {7, protocol.Canceled{}, false},
+		"we gave none out":        {0, protocol.Canceled{}, false},
+		"the lock went back":      {7, protocol.Canceled{Token: 6}, false},
 	} {
 		t.Run(what, func(t *testing.T) {
 			cal := newCalendar(t)
-			cal.reply = func(*Cancellation) protocol.Cancelled { return c.r }
+			cal.reply = func(*Cancellation) protocol.Canceled { return c.r }
 			g := wait24h(1)[0]
 			g.proof, g.Callers = c.proof, []*Caller{writer()}
 			cal.s.Add(g, noon)
@@ -299,11 +299,11 @@ func TestThatTheLastTokenIsStillOursProvesThatNobodyWasLetIn(t *testing.T) {
 	}
 }
 
-func TestNothingIsCancelledThroughAClosedRedisClient(t *testing.T) {
+func TestNothingIsCanceledThroughAClosedRedisClient(t *testing.T) {
 	c := newCalendar(t)
 	closed := fmt.Errorf("%w: %w", protocol.ErrClosed, io.ErrClosedPipe)
-	c.reply = func(*Cancellation) protocol.Cancelled {
-		return protocol.Cancelled{Fail: &protocol.Failure{Err: closed, Kind: protocol.ClientClosed}}
+	c.reply = func(*Cancellation) protocol.Canceled {
+		return protocol.Canceled{Fail: &protocol.Failure{Err: closed, Kind: protocol.ClientClosed}}
 	}
 	g := wait24h(1)[0]
 	g.Callers = []*Caller{writer()}
@@ -325,7 +325,7 @@ func TestAFloodOfFalseMessagesDoesNotFillTheMemory(t *testing.T) {
 		t.Error("no bound")
 	}
 	if !s.Add(&Cancellation{Callers: []*Caller{writer()}}, noon) {
-		t.Error("one that is awaited is not cancelled")
+		t.Error("one that is awaited is not canceled")
 	}
 }
 
@@ -335,7 +335,7 @@ func TestAWallClockThatIsSetBackDelaysNoCancel(t *testing.T) {
 	g := &Cancellation{ID: "x", until: now.Add(time.Minute)}
 	s.Add(g, now)
 	s.Take(now)
-	s.Answered(g, protocol.Cancelled{}, now)
+	s.Answered(g, protocol.Canceled{}, now)
 	now = clocktest.Asleep(t, now.Add(cancelAgain+cancelGrid), -time.Hour).Add(time.Hour)
 	now = clocktest.Asleep(t, now, -time.Hour)
 	if due := s.Take(now); len(due) != 1 {
@@ -346,7 +346,7 @@ func TestAWallClockThatIsSetBackDelaysNoCancel(t *testing.T) {
 // An acquire without answer may arrive after its request was granted by the next one,
 // and let go: it would own the lock, or wait, for nobody.
 
-func TestALateAcquireOfAGrantThatWasLetGoIsCancelled(t *testing.T) {
+func TestALateAcquireOfAGrantThatWasLetGoIsCanceled(t *testing.T) {
 	again := func(t *testing.T, c *Caller) (*hand, string) {
 		h := driveFrom(t, time.Now()) // which has both clocks
 		h.enter(c)
@@ -365,7 +365,7 @@ func TestALateAcquireOfAGrantThatWasLetGoIsCancelled(t *testing.T) {
 				return
 			}
 		}
-		t.Errorf("it is not cancelled for as long as the acquire may arrive, but %+v", h.unwanted)
+		t.Errorf("it is not canceled for as long as the acquire may arrive, but %+v", h.unwanted)
 	}
 	t.Run("by a release", func(t *testing.T) {
 		c := writer()

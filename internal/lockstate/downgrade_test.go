@@ -116,20 +116,20 @@ func TestADowngradeWithoutAnswerIsRepeatedUnderTheSameIDsWhileTheLeaseLasts(t *t
 		t.Error("Downgrade waits on for a lease that is over")
 	}
 	// A copy that is still under way must not find the old id after the new one was
-	// cancelled. Either may own; Unlock waits for both.
+	// canceled. Either may own; Unlock waits for both.
 	h.cancels(cmd.ID)
 	old := h.unwanted[0]
-	h.cancelled(old)
+	h.canceled(old)
 	if c.Settled || old.Then == nil || old.Then.ID != cmd.Next {
 		t.Fatalf("its Unlock does not wait for the cancel of the other id: %+v", old.Then)
 	}
-	h.cancelled(*old.Then)
+	h.canceled(*old.Then)
 	h.settled(c, nil)
 }
 
 // Either may own by the time that the lease is lost for want of a proof. Its caller may go on
-// using what the lock protects until its Unlock, so neither is cancelled before.
-func TestBothIDsOfADowngradeWithoutAnswerAreCancelledWhenItsLostLeaseIsUnlocked(t *testing.T) {
+// using what the lock protects until its Unlock, so neither is canceled before.
+func TestBothIDsOfADowngradeWithoutAnswerAreCanceledWhenItsLostLeaseIsUnlocked(t *testing.T) {
 	c := writer()
 	h := holding(t, c)
 	done := h.downgrade(c)
@@ -145,7 +145,7 @@ func TestBothIDsOfADowngradeWithoutAnswerAreCancelledWhenItsLostLeaseIsUnlocked(
 	h.cancels(cmd.Next, cmd.ID)
 	for _, g := range h.unwanted {
 		if until := g.until.Sub(h.now); until != handTTL {
-			t.Errorf("%s is cancelled for %v, late copies may arrive for %v", g.ID, until, handTTL)
+			t.Errorf("%s is canceled for %v, late copies may arrive for %v", g.ID, until, handTTL)
 		}
 	}
 }

@@ -13,7 +13,7 @@ type Effects struct {
 	Woken   Woken             // callers admitted or rejected
 	Ended   []Loss            // leases that ended before their Unlock
 	Gone    []*Caller         // callers that are settled and whose Unlock waits for that
-	Cancels []Cancellation    // requests to be cancelled
+	Cancels []Cancellation    // requests to be canceled
 	Done    []chan struct{}   // to be closed: downgrades and checks that are settled
 	Check   *protocol.Renewal // to be sent at once, unless nil; its outcome is the event Renewed
 	Renew   bool              // the grant is to be renewed in the next batch
@@ -69,8 +69,8 @@ type Cancellation struct {
 	Link    *protocol.Span // hold span of the lease that was released
 	Keep    time.Time      // until when Redis keeps the lock from everybody if ID owned it; zero for no longer
 	until   time.Time      // when earlier commands can no longer arrive; zero if one answer is enough
-	Callers []*Caller      // callers that left, to be settled when this is cancelled
-	Then    *Cancellation  // to be cancelled once this one is
+	Callers []*Caller      // callers that left, to be settled when this is canceled
+	Then    *Cancellation  // to be canceled once this one is
 	giveUp  time.Time      // when to give up without an answer; zero for after its TTL, or a minute if that is longer
 	// Fields of the schedule:
 	nextAt   time.Time

@@ -274,7 +274,7 @@ func (l *Lock) yielded(c *protocol.Command, a protocol.Answer, fail *protocol.Fa
 	switch {
 	case fail != nil:
 		// The old request may still own the lock, and the new one may wait. So the old one is
-		// cancelled, and the new one is asked about. A late copy of the yield harms neither.
+		// canceled, and the new one is asked about. A late copy of the yield harms neither.
 		l.cancelUnconfirmed(&old, c.Last, now, fx)
 		l.failed(&g.ticket, fail, pause, now, fx)
 	case a.Outcome == protocol.NotOurs:
@@ -383,7 +383,7 @@ func (l *Lock) endingGrant() endingGrant {
 // cancelUnconfirmed cancels a grant whose release had no answer. The callers that left are
 // settled when the cancel succeeds. last is the last token given out under the grant, 0 if that is
 // its own. If the grant may have become another one meanwhile, next is the request of that one. Then
-// both are cancelled, in the order in which a late command may turn the first into the second.
+// both are canceled, in the order in which a late command may turn the first into the second.
 func (l *Lock) cancelUnconfirmed(old *endingGrant, last uint64, now time.Time, fx *Effects, next ...protocol.Request) {
 	requests := append([]protocol.Request{old.req}, next...)
 	chain := make([]Cancellation, len(requests))
@@ -402,11 +402,11 @@ func (l *Lock) cancelUnconfirmed(old *endingGrant, last uint64, now time.Time, f
 	fx.Cancels = append(fx.Cancels, chain[0])
 }
 
-// Cancelled is the event that a grant whose release had no answer was cancelled, or that its
+// Canceled is the event that a grant whose release had no answer was canceled, or that its
 // cancel was given up. Unlock reports success only if it is proved that the lock was ours until
-// the release: the id still owned it when it was cancelled, or the lock's last token is still the
+// the release: the id still owned it when it was canceled, or the lock's last token is still the
 // last that we gave out, so no other owner came in between.
-func (l *Lock) Cancelled(s *Settlement, now time.Time, fx *Effects) {
+func (l *Lock) Canceled(s *Settlement, now time.Time, fx *Effects) {
 	for _, c := range s.Callers {
 		var err error
 		switch {
@@ -565,7 +565,7 @@ func (l *Lock) yieldedByMessage(a protocol.Answer, now time.Time, fx *Effects) b
 }
 
 // cancelUnknown cancels an id of ours that the lock does not know, because a late copy of a
-// command made the request. It leaves a lost grant alone: that is cancelled when its last caller
+// command made the request. It leaves a lost grant alone: that is canceled when its last caller
 // has left. If until is not zero, earlier commands about id may arrive until then.
 func (l *Lock) cancelUnknown(id string, until time.Time, fx *Effects) {
 	for lost := l.lost; lost != nil; lost = lost.next {

@@ -71,7 +71,7 @@ func TestALostLeaseIsNotLinkedByTheReleaseOfTheNextGrant(t *testing.T) {
 	h.leave(lost)
 	h.reply(protocol.Answer{}, errSilence, 0)
 	if g := h.unwanted[len(h.unwanted)-1]; g.Link != next.Events.Hold {
-		t.Errorf("cancelled with %v", g.Link)
+		t.Errorf("canceled with %v", g.Link)
 	}
 }
 

@@ -62,7 +62,7 @@ func (h *hand) lost(cs ...*Caller) {
 	}
 }
 
-// cancels fails unless these requests, and no others, were to be cancelled.
+// cancels fails unless these requests, and no others, were to be canceled.
 func (h *hand) cancels(ids ...string) {
 	h.t.Helper()
 	if len(h.unwanted) != len(ids) {
@@ -75,8 +75,8 @@ func (h *hand) cancels(ids ...string) {
 	}
 }
 
-// cancelled has g's cancel be answered.
-func (h *hand) cancelled(g Cancellation) {
+// canceled has g's cancel be answered.
+func (h *hand) canceled(g Cancellation) {
 	h.t.Helper()
 	h.step(func(_ time.Time, fx *Effects) {
 		for _, c := range g.Callers {

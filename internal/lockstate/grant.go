@@ -134,7 +134,7 @@ type pending struct {
 	revoked uint64
 }
 
-// lostGrant is a grant that could not be proved in time. It is cancelled once no caller works
+// lostGrant is a grant that could not be proved in time. It is canceled once no caller works
 // under it any more.
 type lostGrant struct {
 	req  protocol.Request
@@ -147,7 +147,7 @@ type lostGrant struct {
 type grantState uint8
 
 const (
-	// none: there is no request, and Redis knows of none that has not been cancelled or
+	// none: there is no request, and Redis knows of none that has not been canceled or
 	// released. Nothing is in flight, except for a command about a grant that was lost.
 	none grantState = iota
 

@@ -120,7 +120,7 @@ func (l *Lock) sendDowngrade(now time.Time, fx *Effects) {
 func (l *Lock) downgraded(c *protocol.Command, a protocol.Answer, fail *protocol.Failure, pause time.Duration, now time.Time, fx *Effects) {
 	g := &l.grant
 	if g.role() != byDowngrade || c.ID != g.req.ID {
-		return // the grant was lost meanwhile, and both ids were cancelled
+		return // the grant was lost meanwhile, and both ids were canceled
 	}
 	next := g.next
 	switch {
@@ -151,7 +151,7 @@ func (l *Lock) downgraded(c *protocol.Command, a protocol.Answer, fail *protocol
 }
 
 // abortDowngrade ends a downgrade whose lease was unlocked. If the downgrade was sent and had no
-// answer, either of its ids may own the lock, and both are cancelled.
+// answer, either of its ids may own the lock, and both are canceled.
 func (l *Lock) abortDowngrade(now time.Time, fx *Effects) {
 	g := &l.grant
 	next := g.next

@@ -25,7 +25,7 @@ type hand struct {
 	polling  bool    // messages do not reach us
 	flight   *protocol.Command
 	woken    []*Caller      // admitted or turned away so far
-	unwanted []Cancellation // what was to be cancelled
+	unwanted []Cancellation // what was to be canceled
 	losses   []Loss
 	told     []*Caller // whose leaving was settled after it was waited for
 	renewals []protocol.Renewal

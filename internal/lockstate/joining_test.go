@@ -90,7 +90,7 @@ func TestARequestOfJustBeforeMessagesAreHeardDoesNotQueue(t *testing.T) {
 }
 
 // The first may have been granted, or be so later.
-func TestAFirstRequestWithoutAnswerIsCancelledWhenMessagesAreHeard(t *testing.T) {
+func TestAFirstRequestWithoutAnswerIsCanceledWhenMessagesAreHeard(t *testing.T) {
 	h := connecting(t)
 	h.enter(writer())
 	first := h.sends(protocol.Acquire)

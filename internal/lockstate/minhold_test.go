@@ -93,7 +93,7 @@ func TestTheNextCallerHasItsOwnMinimumHold(t *testing.T) {
 	h.coolsDown(protocol.Release, handMinHold-time.Second)
 }
 
-func TestAReleaseWithoutAnswerIsCancelledWithTheRestOfTheMinimumHold(t *testing.T) {
+func TestAReleaseWithoutAnswerIsCanceledWithTheRestOfTheMinimumHold(t *testing.T) {
 	for _, waits := range []bool{false, true} {
 		a := writer(minHold)
 		h := holding(t, a)
@@ -117,7 +117,7 @@ func TestWhoDoesNotTakeTheLockHasNoMinimumHold(t *testing.T) {
 	h.coolsDown(protocol.Release, 0)
 }
 
-func TestALeaseThatWasNotProvedInTimeIsCancelledWithTheRestOfItsMinimumHold(t *testing.T) {
+func TestALeaseThatWasNotProvedInTimeIsCanceledWithTheRestOfItsMinimumHold(t *testing.T) {
 	a := writer(minHold)
 	h := holding(t, a)
 	h.pass(handTTL)

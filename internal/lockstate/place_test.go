@@ -131,7 +131,7 @@ func TestAReservedPlaceIsAskedForAgainBeforeItsWaitingLeaseEnds(t *testing.T) {
 }
 
 // Whoever wants the readers' grant then may have given up with it.
-func TestAPlaceOfAWriterWhoGivesUpIsCancelledAndReadersBehindEnterAtOnce(t *testing.T) {
+func TestAPlaceOfAWriterWhoGivesUpIsCanceledAndReadersBehindEnterAtOnce(t *testing.T) {
 	t.Run("queued", func(t *testing.T) {
 		r, w, next := reader(), writer(), reader()
 		h, place := reserving(t, r, w)
@@ -173,7 +173,7 @@ func TestAPlaceOfAWriterWhoGivesUpIsCancelledAndReadersBehindEnterAtOnce(t *test
 			}
 			h.cancels(place)
 			if until := h.unwanted[0].until; c.till == 0 != until.IsZero() || c.till > 0 && until.Sub(h.now) != c.till {
-				t.Errorf("cancelled until %v", until)
+				t.Errorf("canceled until %v", until)
 			}
 		})
 	}
@@ -228,7 +228,7 @@ func TestTheYieldWaitsForTheAnswerAboutThePlace(t *testing.T) {
 				return
 			}
 			if until := h.unwanted[0].until; until.Sub(h.now) != handTTL/2 {
-				t.Errorf("cancelled until %v, late copies may arrive for %v", until.Sub(h.now), handTTL/2)
+				t.Errorf("canceled until %v, late copies may arrive for %v", until.Sub(h.now), handTTL/2)
 			}
 		})
 	}
@@ -265,10 +265,10 @@ func TestAPlaceThatIsServedEndsTheReadersLeasesAndTheWriterStaysBehindThem(t *te
 			}
 			h.leave(r)
 			if !slices.ContainsFunc(h.unwanted, func(g Cancellation) bool { return g.ID == readers }) {
-				t.Error("what is left of the readers' grant is not cancelled when they have left")
+				t.Error("what is left of the readers' grant is not canceled when they have left")
 			}
 			if cmd := h.sends(protocol.Acquire); cmd.ID == place {
-				t.Error("asks under the id that is being cancelled")
+				t.Error("asks under the id that is being canceled")
 			}
 			h.answer(h.grant())
 			h.in(w)
@@ -383,7 +383,7 @@ func TestALossOfTheReadersGrantGivesUpTheReservedPlace(t *testing.T) {
 			h.sendsNothing()
 			h.leave(r)
 			if cmd := h.sends(protocol.Acquire); cmd.ID == place {
-				t.Error("asks under the id that is being cancelled")
+				t.Error("asks under the id that is being canceled")
 			}
 			if name == "unproved" {
 				h.cancels(place, old)
@@ -553,7 +553,7 @@ func TestAYieldOfALostReadersGrantToAReservedPlaceTellsTheLossAndKeepsThePlace(t
 	}
 }
 
-func TestAPlaceIsCancelledWithTheReadersGrantThatIsLost(t *testing.T) {
+func TestAPlaceIsCanceledWithTheReadersGrantThatIsLost(t *testing.T) {
 	h := holding(t, reader())
 	h.enter(writer())
 	place := h.sends(protocol.Acquire)

@@ -350,7 +350,7 @@ func TestAProvisionalGrantThatReplicasMustHaveIsAskedFor(t *testing.T) {
 }
 
 // Nobody waits for it any more.
-func TestAProvisionalGrantWithoutACallerIsCancelled(t *testing.T) {
+func TestAProvisionalGrantWithoutACallerIsCanceled(t *testing.T) {
 	c := writer()
 	h, req := provisionally(t, c)
 	h.abandon(c)

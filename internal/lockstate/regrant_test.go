@@ -83,7 +83,7 @@ func TestAnOwnerThatIsAnsweredThatItWaitsButNotSinceWhenAsks(t *testing.T) {
 }
 
 // The question then makes no grant of what waits in the queue, and nobody waits for that.
-func TestWhatAnOwnerLeftInTheQueueButNotSinceWhenIsCancelled(t *testing.T) {
+func TestWhatAnOwnerLeftInTheQueueButNotSinceWhenIsCanceled(t *testing.T) {
 	c := writer()
 	h, id := overtaken(t, c)
 	a := h.queue()

@@ -59,13 +59,13 @@ func TestAMessageThatOvertookTheAnswerToAYieldTooLateIsNotBelieved(t *testing.T)
 	}
 }
 
-func TestAYieldWithoutAnswerHasTheOldCancelledAndTheNewAskedFor(t *testing.T) {
+func TestAYieldWithoutAnswerHasTheOldCanceledAndTheNewAskedFor(t *testing.T) {
 	h, a, b, cmd := yielding(t)
 	h.reply(protocol.Answer{}, errSilence, time.Second)
 	h.out(b)
 	h.cancels(cmd.ID)
 	if until := h.unwanted[0].until; until.Sub(h.now) != handTTL {
-		t.Errorf("cancelled for %v, late copies may arrive for %v", until.Sub(h.now), handTTL)
+		t.Errorf("canceled for %v, late copies may arrive for %v", until.Sub(h.now), handTTL)
 	}
 	if len(h.unwanted[0].Callers) != 1 || h.unwanted[0].Callers[0] != a || a.Settled {
 		t.Error("the cancel will not tell who left")
@@ -107,7 +107,7 @@ func TestAReleaseWithoutAnswerIsFollowedByCancelWithTheLastToken(t *testing.T) {
 		t.Errorf("release tells of token %d, cancel of %d, the last was %d", cmd.Last, got, b.Token)
 	}
 	if until := h.unwanted[0].until; until.Sub(h.now) != handTTL {
-		t.Errorf("cancelled for %v, late copies may arrive for %v", until.Sub(h.now), handTTL)
+		t.Errorf("canceled for %v, late copies may arrive for %v", until.Sub(h.now), handTTL)
 	}
 	h.settled(a, nil)
 	if b.Settled {
@@ -115,7 +115,7 @@ func TestAReleaseWithoutAnswerIsFollowedByCancelWithTheLastToken(t *testing.T) {
 	}
 	h.state(none)
 	if !h.l.Idle() {
-		t.Error("the lock is kept for what is to be cancelled")
+		t.Error("the lock is kept for what is to be canceled")
 	}
 }
 
@@ -157,7 +157,7 @@ func TestAReleaseProvesNothingWhereTheGrantMayHaveBeenGivenAnew(t *testing.T) {
 					t.Fatalf("the cancel that is to prove it: %+v", last)
 				}
 				h.step(func(now time.Time, fx *Effects) {
-					h.l.Cancelled(&Settlement{Callers: last.Callers, proved: proved}, now, fx)
+					h.l.Canceled(&Settlement{Callers: last.Callers, proved: proved}, now, fx)
 				})
 				if proved {
 					h.settled(c, nil)
@@ -188,7 +188,7 @@ func TestAReleaseProvesNothingWhereTheGrantMayHaveBeenGivenAnew(t *testing.T) {
 // Nor does a cancel that finds the id owning, after a release without answer: only the lock's last token does,
 // or a quorum that has looked at it.
 func TestACancelProvesNothingByOwnershipWhereTheGrantMayHaveBeenGivenAnew(t *testing.T) {
-	for doubted, proofs := range map[bool]map[protocol.Cancelled]bool{
+	for doubted, proofs := range map[bool]map[protocol.Canceled]bool{
 		false: {{Owned: true, Token: 1}: true},
 		true:  {{Owned: true, Token: 1}: false, {Owned: true, Proved: true}: true, {Owned: true}: false},
 	} {
@@ -314,7 +314,7 @@ func TestALossThatIsFoundAfterItsUnlockHasReturnedIsTold(t *testing.T) {
 			t.Fatal("settled before there is an answer")
 		}
 		s.Callers = h.unwanted[len(h.unwanted)-1].Callers
-		h.step(func(now time.Time, fx *Effects) { h.l.Cancelled(s, now, fx) })
+		h.step(func(now time.Time, fx *Effects) { h.l.Canceled(s, now, fx) })
 		if what == "unproved" {
 			h.lost(c)
 		} else {
@@ -345,7 +345,7 @@ func TestALeaseThatNobodyHadIsNotReportedLost(t *testing.T) {
 		"its release cannot be proved": func(h *hand) {
 			h.reply(protocol.Answer{}, errSilence, time.Second)
 			s := Settlement{Callers: h.unwanted[0].Callers}
-			h.step(func(now time.Time, fx *Effects) { h.l.Cancelled(&s, now, fx) })
+			h.step(func(now time.Time, fx *Effects) { h.l.Canceled(&s, now, fx) })
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -161,7 +161,7 @@ func TestRule7AGrantIsNotRenewedInTheStepThatLetsItGo(t *testing.T) {
 	}
 }
 
-func TestALostGrantIsNotCancelledWhileSomebodyWorksUnderIt(t *testing.T) {
+func TestALostGrantIsNotCanceledWhileSomebodyWorksUnderIt(t *testing.T) {
 	for name, a := range map[string]func(h *hand) (protocol.Answer, error){
 		"granted":  func(h *hand) (protocol.Answer, error) { return h.grant(), nil },
 		"no reply": func(h *hand) (protocol.Answer, error) { return protocol.Answer{}, errSilence },

@@ -182,7 +182,7 @@ func TestRule5AMessageAboutARequestNobodyKnowsIsAnsweredWithCancel(t *testing.T)
 	})
 }
 
-// What is known is not cancelled.
+// What is known is not canceled.
 func TestRule5AMessageAboutTheGrantBeingLetGoIsNotAnswered(t *testing.T) {
 	a, b := writer(), writer()
 	h := holding(t, a)
@@ -210,7 +210,7 @@ func TestRule5WantedForAWaitingRequestHasItLookAgain(t *testing.T) {
 	h.in(c)
 }
 
-func TestRule14ARequestIsCancelledOnlyAfterItsCommandReturned(t *testing.T) {
+func TestRule14ARequestIsCanceledOnlyAfterItsCommandReturned(t *testing.T) {
 	for name, c := range map[string]struct {
 		a    protocol.Answer
 		err  error
@@ -240,16 +240,16 @@ func TestRule14ARequestIsCancelledOnlyAfterItsCommandReturned(t *testing.T) {
 			h.cancels(id)
 			switch until := h.unwanted[0].until; {
 			case c.till == 0 && !until.IsZero():
-				t.Errorf("an answered request is cancelled until %v", until)
+				t.Errorf("an answered request is canceled until %v", until)
 			case c.till != 0 && until.Sub(h.now) != c.till:
-				t.Errorf("cancelled until %v from now, late copies may arrive for %v", until.Sub(h.now), c.till)
+				t.Errorf("canceled until %v from now, late copies may arrive for %v", until.Sub(h.now), c.till)
 			}
 		})
 	}
 }
 
 // Also when a message took the request away from the lock meanwhile.
-func TestRule14AnUnansweredCommandOfAnEvictedRequestIsCancelledForAsLongAsItMayArrive(t *testing.T) {
+func TestRule14AnUnansweredCommandOfAnEvictedRequestIsCanceledForAsLongAsItMayArrive(t *testing.T) {
 	h := drive(t)
 	c := h.enter(writer())
 	id := h.sends(protocol.Acquire).ID
@@ -260,7 +260,7 @@ func TestRule14AnUnansweredCommandOfAnEvictedRequestIsCancelledForAsLongAsItMayA
 	h.reply(protocol.Answer{}, errSilence, time.Second)
 	h.cancels(id)
 	if until := h.unwanted[0].until; until.Sub(h.now) < handTTL-time.Second {
-		t.Errorf("cancelled until %v only, although the acquire may still arrive", until)
+		t.Errorf("canceled until %v only, although the acquire may still arrive", until)
 	}
 }
 
@@ -279,7 +279,7 @@ func TestRule14ACommandWithoutAnswerIsRememberedThroughALaterRefusal(t *testing.
 	h.turned(c, refusal("NOPERM no"))
 	h.cancels(id)
 	if until := h.unwanted[0].until; until.Sub(noon) != handTTL {
-		t.Errorf("cancelled until %v after the first command", until.Sub(noon))
+		t.Errorf("canceled until %v after the first command", until.Sub(noon))
 	}
 }
 

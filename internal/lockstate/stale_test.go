@@ -150,7 +150,7 @@ func TestTrapB5AMessageIsTrustedFromTheSendingOfTheLastAcquireAnsweredQueued(t *
 	})
 }
 
-func TestTrapB10ARequestQueuedAfterItsCallerGaveUpIsCancelled(t *testing.T) {
+func TestTrapB10ARequestQueuedAfterItsCallerGaveUpIsCanceled(t *testing.T) {
 	for name, a := range map[string]func(h *hand) protocol.Answer{"queued": (*hand).queue, "granted": (*hand).grant} {
 		t.Run(name, func(t *testing.T) {
 			h := drive(t)

@@ -89,7 +89,7 @@ func TestWantedForACommandUnderWayHasItAskedAgain(t *testing.T) {
 }
 
 // A refusal that is older than the message does not make the request unknown.
-func TestARequestThatIsWantedIsCancelledWhenItWasRefusedBefore(t *testing.T) {
+func TestARequestThatIsWantedIsCanceledWhenItWasRefusedBefore(t *testing.T) {
 	h := drive(t)
 	h.enter(trying(writer()))
 	id := h.sends(protocol.Acquire).ID

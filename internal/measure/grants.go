@@ -157,7 +157,7 @@ func giveUps(ctx context.Context, b *bench, rdb *redis.Client, n int, phase func
 		before := waiter.Stats().Commands
 		giveUp()
 		all.Wait()
-		return until(time.Millisecond, "not all are cancelled", func() (bool, error) { // because the callers do not wait for their cancels
+		return until(time.Millisecond, "not all are canceled", func() (bool, error) { // because the callers do not wait for their cancels
 			return waiter.Stats().Commands-before >= int64(n), nil
 		})
 	}), byWorkers(64, n, func(i int) error { return held[i].Unlock() }))

@@ -223,7 +223,7 @@ var mutants = []mutant{
 	{"no cancel for a request nobody waits for", "internal/lockstate/events.go", "	if t.sent {\n		var until", "	if false {\n		var until", "TestARequestThatTheLast|" + simulation},
 	{"granted for an unknown id ignored (rule 5)", "internal/lockstate/events.go", "	default:\n		l.cancelUnknown(id, time.Time{}, fx)\n	}", "	}", "TestRule5|" + simulation},
 	{"wanted for an unknown id ignored (B11)", "internal/lockstate/events.go", "	case g.state == none || id != g.req.ID:\n		l.cancelUnknown(id, time.Time{}, fx)", "	case g.state == none || id != g.req.ID:", "Unknown|Ghost|Wanted"},
-	{"granted for a held id is cancelled (B3)", "internal/lockstate/events.go", "			return // it is about the grant that is held\n", "			l.cancelUnknown(id, time.Time{}, fx)\n			return // it is about the grant that is held\n", simulation},
+	{"granted for a held id is canceled (B3)", "internal/lockstate/events.go", "			return // it is about the grant that is held\n", "			l.cancelUnknown(id, time.Time{}, fx)\n			return // it is about the grant that is held\n", simulation},
 	{"late queued answer unmakes a held grant (B3)", "internal/lockstate/events.go", "		case a.Token >= g.token:\n			l.lost", "		case true:\n			l.lost", simulation},
 	{"tokens go back after a re-check (B13)", "internal/lockstate/grant.go", "	token = max(token, l.last+1)", "", simulation},
 	{"tokens not carried by a release", "internal/lockstate/lock.go", "Last: l.drawn(), Link: l.prevHoldSpan", "Link: l.prevHoldSpan", "CarryTheLastToken|TestTrapB13|" + simulation},
@@ -321,7 +321,7 @@ var mutants = []mutant{
 	{"a cancel of one of two ids is enough for an Unlock", "internal/lockstate/events.go", "	end := &chain[len(chain)-1]\n", "	end := &chain[0]\n", "Downgrade|" + simulation},
 	{"who left hears nothing of a grant that nobody vouches for", "internal/lockstate/lock.go", "l.trusts(l.instant(now), now) || l.leaving.first != nil {", "l.trusts(l.instant(now), now) {", "TestRule15|" + simulation},
 	{"a stray waits for another grant's release", "internal/lockstate/lock.go", "		c.settle(nil, fx) // its grant is gone\n", "		l.leaving.push(c)\n", "Stray"},
-	{"a downgrade's new id is cancelled before the old", "internal/lockstate/events.go", "	requests := append([]protocol.Request{old.req}, next...)\n", "	requests := append(next, old.req)\n", "Downgrade"},
+	{"a downgrade's new id is canceled before the old", "internal/lockstate/events.go", "	requests := append([]protocol.Request{old.req}, next...)\n", "	requests := append(next, old.req)\n", "Downgrade"},
 	{"a panic of the user's leaves the lock held", "acquire.go", "		if !returned && e != nil {", "		if !returned && e == nil {", "WhoseUserPanics"},
 
 	// errors and cancels
@@ -384,7 +384,7 @@ var mutants = []mutant{
 
 	// what users are told
 	{"a log names the lock of an unconfirmed release", "log.go", "		err = unconfirmed.lastErr\n		if err == nil {", "		if unconfirmed.lastErr == nil {", "WithoutLockNamesLogs"},
-	{"a cancelled wait returns a little later", "acquire.go", "			known := e.giveUp(w)", "			time.Sleep(5 * time.Millisecond)\n			known := e.giveUp(w)", "NoTimerLies"},
+	{"a canceled wait returns a little later", "acquire.go", "			known := e.giveUp(w)", "			time.Sleep(5 * time.Millisecond)\n			known := e.giveUp(w)", "NoTimerLies"},
 	{"a downgraded lease keeps its writer's token", "internal/lockstate/handover.go", "			w.Mode, w.Token = protocol.Shared, g.readers", "			w.Mode = protocol.Shared", "TheTokenOfADowngradedLease|Downgrade"},
 	{"an awaited cancel is retried at leisure", "internal/lockstate/cancelschedule.go", "		if g.awaited() {\n			first", "		if false {\n			first", "SomebodyWaitsFor|ForTheSakeOf"},
 	{"a cancel is over after its first answer though an earlier acquire may still arrive", "internal/lockstate/cancelschedule.go", "	case !g.sentAt.Before(g.until):", "	case true:", "AnAnsweredCancel"},
@@ -437,7 +437,7 @@ var mutants = []mutant{
 	{"wanted for a yield under way is forgotten", "internal/lockstate/events.go", "		l.pending.stale, g.next.wanted = true, true\n", "		g.next.wanted = true\n", "WantedFor"},
 	{"wanted is forgotten when a yield is granted", "internal/lockstate/grant.go", "	l.grant.wanted = wanted\n", "	_ = wanted\n", "WantedBeforeItsAnswer"},
 	{"wanted is forgotten while a message is confirmed", "internal/lockstate/events.go", "	case g.requested():\n		l.askAgain(&g.ticket, now)\n		g.wanted = true", "	case g.requested():\n		l.askAgain(&g.ticket, now)\n		g.wanted = g.state == Asking", "WantedWhileItIsConfirmed"},
-	{"a refused request that is wanted is not cancelled", "internal/lockstate/events.go", "	t.sent = true\n	t.checkInFull(l.instant(now))\n", "	t.checkInFull(l.instant(now))\n", "RefusedBefore"},
+	{"a refused request that is wanted is not canceled", "internal/lockstate/events.go", "	t.sent = true\n	t.checkInFull(l.instant(now))\n", "	t.checkInFull(l.instant(now))\n", "RefusedBefore"},
 	{"polling does not begin anew for another owner", "internal/lockstate/recheck.go", "		if a.Blocker != l.blocker {", "		if false {", "TheHeadOfTheQueue"},
 	{"all poll a foreign owner", "internal/lockstate/recheck.go", "	if polls || a.NoNotify && a.Place == 0 {", "	if polls || a.NoNotify {", "TheHeadOfTheQueue"},
 	{"an idle grant is not offered to tries", "internal/protocol/id.go", "		b = append(b, 'i')\n", "", "ATry|IsKeptIdle"},
@@ -458,7 +458,7 @@ var mutants = []mutant{
 	// the scripts: what they leave behind
 	{"the release shortcut grants a waiter whose waiting lease is over", "internal/redisserver/scripts/release_fast.lua", "if left > 0 and left", "if left", "WaitingLeaseIsOver"},
 	{"clamp does not re-mark", "internal/redisserver/scripts/common.lua", "    if cut then sync_marker() end\n", "", "AMarkerLives"},
-	{"a cancelled reader whose marker is gone stays", "internal/redisserver/scripts/cancel.lua", "elseif mode == 'r' then\n  redis.call('ZREM', KEYS[3], id)\n", "", "ACancelledReader"},
+	{"a canceled reader whose marker is gone stays", "internal/redisserver/scripts/cancel.lua", "elseif mode == 'r' then\n  redis.call('ZREM', KEYS[3], id)\n", "", "ACanceledReader"},
 
 	// the client: what it calls, the inbox, outages
 	{"an echo that came excuses that nobody received it", "internal/lockstate/inboxhealth.go", "	case !awaited && nonce != h.came:", "	case !awaited:", "AnEchoThatNobody"},
@@ -607,7 +607,7 @@ var mutants = []mutant{
 	{"calls of a kept lock are not counted", "handle.go", "	h.client.stats.countAdmission(w.Via)\n", "", "OfAKeptLock"},
 	{"an idle grant outlives Close", "internal/lockstate/lock.go", " || l.closed || cmd.Cooldown > 0", " || cmd.Cooldown > 0", sloppy},
 	{"an idle grant that nobody vouches for is kept", "internal/lockstate/lock.go", "l.instant(now) >= g.idleTill || !l.trusts(l.instant(now), now):", "l.instant(now) >= g.idleTill:", sloppy},
-	{"a lost grant is cancelled under its holder", "internal/lockstate/lock.go", "	if !l.anyOrphans() {", "	if true {", sloppy},
+	{"a lost grant is canceled under its holder", "internal/lockstate/lock.go", "	if !l.anyOrphans() {", "	if true {", sloppy},
 	{"a try waits in the queue", "internal/lockstate/lock.go", "Wait: l.anyoneWaits() && !g.probe,", "Wait: !g.probe,", sloppy},
 	{"a try that was queued waits", "internal/lockstate/events.go", "	if !a.Unfinished { // else only dead entries may be in the way\n", "	if false {\n", sloppy},
 	{"a refused request that may be queued is forgotten", "internal/lockstate/events.go", "	case sent: // an earlier", "	case sent && false: // an earlier", sloppy},
@@ -677,7 +677,7 @@ var mutants = []mutant{
 
 	// user code and losses, as a late review saw them
 	{"a cancel does not survive a hook's panic", "canceler.go", "	defer c.client.recoverPanic(\"a hook of the Redis client\")\n", "", "WhoseHookPanics"},
-	{"the inbox does not survive a dialler's panic", "notify.go", "	defer in.client.recoverPanic(\"a hook of the Redis client, or an error of one,\")\n", "", "WhoseDiallerPanics"},
+	{"the inbox does not survive a dialer's panic", "notify.go", "	defer in.client.recoverPanic(\"a hook of the Redis client, or an error of one,\")\n", "", "WhoseDialerPanics"},
 	{"a closed Redis client is an outage", "outage.go", "	if fail.Lasts() {\n		return\n	}\n	now", "	if fail.Lasts() && fail.Kind != protocol.ClientClosed {\n		return\n	}\n	now", "FailureThatLasts"},
 	{"a closed Redis client has the inbox suspected", "notify.go", "	if fail.Lasts() {", "	if fail.Lasts() && fail.Kind != protocol.ClientClosed {", "FailureThatLasts"},
 	{"the end by a close is told as a loss found meanwhile", "entry.go", "	lost, cause := loss.Why != 0, ErrClosed", "	lost, cause := loss.Caller.Ended == lockstate.ByLoss, ErrClosed", "LossBesideAClose"},
@@ -725,8 +725,8 @@ var mutants = []mutant{
 	{"the next subscription is made at the same node", "notify.go", "node.Options().Addr != in.node {", "node.Options().Addr != \"\" {", "EachSubscriptionIsMade"},
 	{"a frozen server is waited for", "notify.go", "context.WithTimeout(in.quit, confirmWait)", "context.WithTimeout(in.quit, time.Hour)", "SubscriptionThatIsNotMade"},
 	{"an echo is published by the inbox's own node", "internal/redisserver/server.go", "	if cluster, ok := s.Rdb.(clusterNodes); ok {", "	if cluster, ok := s.Rdb.(clusterNodes); ok && false {", "AnEchoIsPublishedByTheNode"},
-	{"the inbox does not survive the end of its goroutine", "notify.go", "			in.client.group.start(in.runAgain) //", "			_ = in.runAgain //", "WhoseDiallerPanics"},
-	{"an inbox whose goroutine was ended dials without a pause", "notify.go", "	in.pauseAfter(false, errInboxEnded)\n", "", "WhoseDiallerPanics"},
+	{"the inbox does not survive the end of its goroutine", "notify.go", "			in.client.group.start(in.runAgain) //", "			_ = in.runAgain //", "WhoseDialerPanics"},
+	{"an inbox whose goroutine was ended dials without a pause", "notify.go", "	in.pauseAfter(false, errInboxEnded)\n", "", "WhoseDialerPanics"},
 	{"an Unlock after one that panicked says that all is well", "lease.go", "		if !returned { // user code panicked or ended", "		if !returned && false { // user code panicked or ended", "AfterOneThatDidNotReturn"},
 	{"the inbox does not survive a panic while it looks for a master", "notify.go", "	defer in.client.recoverPanic(\"MasterForKey of the Redis client\")\n", "", "SurvivesAPanic"},
 
@@ -740,7 +740,7 @@ var mutants = []mutant{
 	{"a quorum: a renewal forgets where it was found lost", "internal/quorum/decide.go", "case !op.held || op.standing(now) < l.cfg.Need:", "case !op.held:", "TestAQuorumsLeaseIsLost"},
 	{"a quorum: grants that are no majority are kept", "internal/quorum/partial.go", "		l.giveBackAll(r, now, fx)\n", "", "TestQuorumSimulation"},
 	{"a quorum: what was given without a majority stays", "internal/quorum/decide.go", "		l.retreat(r, fx)\n		l.drop(r, now, fx) // the state machine may ask", "		l.drop(r, now, fx) // the state machine may ask", "TestWhatIsGrantedWithout|TestAQuorumGoesOn|TestQuorumSimulation"},
-	{"a quorum: a message that crossed with a release has it cancelled", "internal/quorum/messages.go", " && !l.crossed(m.ID, server, now)", "", "TestAMessageThatCrosses"},
+	{"a quorum: a message that crossed with a release has it canceled", "internal/quorum/messages.go", " && !l.crossed(m.ID, server, now)", "", "TestAMessageThatCrosses"},
 	{"a quorum: an acquire that may still arrive counts as answered", "internal/quorum/lock.go", "		} else {\n			l.remember(p.id, i, now)\n", "		}\n		{\n			l.remember(p.id, i, now)\n", "TestAMessageThatCrosses"},
 	{"a quorum: the shortcut of acquire passes those that wait", "internal/redisserver/scripts/vote_fast.lua", "call('EXISTS', KEYS[1], KEYS[2], KEYS[3])", "call('EXISTS', KEYS[1], KEYS[3])", "TestAVoteDoesNotPass|TestTheShortcutsOfAVote"},
 	{"a quorum: the shortcut of acquire believes a lease longer than its TTL", "internal/redisserver/scripts/vote_fast.lua", " and left - longest <= 0", "", "TestTheShortcutsOfAVote"},
@@ -812,9 +812,9 @@ var mutants = []mutant{
 	{"a quorum: an owner that asks and is refused keeps its lease", "internal/quorum/decide.go", "	case held: // lost, although", "	case held && op.cmd.Wait: // lost, although", "TestAnOwnerThatAsksAndIsRefused"},
 	{"a cancel proves by ownership what may have been granted anew", "internal/lockstate/cancelschedule.go", "r.Owned && !g.doubted ||", "r.Owned ||", "TestACancelProvesNothingByOwnership"},
 	{"a quorum: a cancel in doubt does not say what it proves", "internal/quorum/decide.go", "Proved: r.doubted}", "}", "TestACancelAfterAReleaseInDoubtSays"},
-	{"what is left of readers whose writer got the lock is not cancelled", "internal/lockstate/handover.go", "	l.lost = &lostGrant{l.grant.req, time.Time{}, l.lost} //", "	//", "TestAPlaceThatIsServed"},
+	{"what is left of readers whose writer got the lock is not canceled", "internal/lockstate/handover.go", "	l.lost = &lostGrant{l.grant.req, time.Time{}, l.lost} //", "	//", "TestAPlaceThatIsServed"},
 	{"a quorum: servers are asked, although only the pool was exhausted, for what waits there", "internal/quorum/member.go", "	if err == nil && lost {", "	if err == nil {", "WhosePoolsAreExhausted"},
-	{"a downgrade that was under way when its grant turned out to be lost is not cancelled", "internal/lockstate/events.go", "	if next != nil && next.role == byDowngrade && next.sent {", "	if false {", "TestADowngradeOfALeaseThatIsGrantedAnew"},
+	{"a downgrade that was under way when its grant turned out to be lost is not canceled", "internal/lockstate/events.go", "	if next != nil && next.role == byDowngrade && next.sent {", "	if false {", "TestADowngradeOfALeaseThatIsGrantedAnew"},
 	{"a quorum: a refused renewal is not reported", "internal/quorum/member.go", "	m.failed(fail)\n", "", "ThatRefusesRenewals"},
 	{"a quorum: a command that panicked is waited for", "internal/quorum/member.go", "		if m.heardOf(res.Fail); res.Fail == nil {\n", "		if res.Fail != panicked {\n			m.heardOf(res.Fail)\n		}\n		if res.Fail == nil {\n", "ThatPanicsIsOver"},
 	{"a quorum: a cancel that panicked is not tried again", "internal/quorum/member.go", "		if results[0].Fail == panicked {\n			m.restLocked()\n		}\n", "", "ThatPanicsIsOver"},
@@ -885,7 +885,7 @@ var mutants = []mutant{
 	{"a quorum: a server that did not answer an acquire is not asked for a proof", "internal/quorum/part.go", "func (p *part) inDoubt() bool { return p.asking || p.mayArrive }", "func (p *part) inDoubt() bool { return false }", "TestAReleaseProvesThatNobodyElse"},
 	{"a quorum: a release in doubt does not wait for what proves it", "internal/quorum/decide.go", "	case yes >= l.cfg.Need && op.req.doubted && !op.proved && open(op.outcomes) > 0:", "	case false:", "TestAReleaseProvesThatNobodyElse"},
 	{"a quorum: a yield in doubt does not wait for what proves it", "internal/quorum/decide.go", "	case yes >= l.cfg.Need && op.req.doubted && op.verb == protocol.Yield && !op.proved && open(op.olds) > 0:", "	case false:", "TestAReleaseProvesThatNobodyElse"},
-	{"a quorum: a lease that is not in doubt is cancelled", "internal/quorum/ops.go", "(r.doubted || p.doubted) && p.inDoubt() {\n			l.endDoubted(op, i, fx)\n			return", "true {\n			l.endDoubted(op, i, fx)\n			return", "TestALeaseThatIsNotInDoubt"},
+	{"a quorum: a lease that is not in doubt is canceled", "internal/quorum/ops.go", "(r.doubted || p.doubted) && p.inDoubt() {\n			l.endDoubted(op, i, fx)\n			return", "true {\n			l.endDoubted(op, i, fx)\n			return", "TestALeaseThatIsNotInDoubt"},
 	{"a quorum: a cancel that is to prove something takes the shortcut", "internal/redisserver/server.go", "s.mark != \"\" && !prove {", "s.mark != \"\" && (prove || true) {", "TestACancelThatIsToProve"},
 	{"a quorum: a message of an earlier grant counts where the last token is forgotten", "internal/quorum/answers.go", "queued, false, from, a.Floor(), 0, 0", "queued, false, from, a.Token, 0, 0", "TestAMessageWithAnOldToken"},
 	{"a quorum: a message of an earlier grant counts", "internal/quorum/messages.go", "m.Token <= max(p.floor, p.evicted) || ", "", "TestAMessageWithAnOldToken"},

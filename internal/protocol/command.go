@@ -139,8 +139,8 @@ type CancelRequest struct {
 	Prove    bool // on a quorum: return the lock's last token even if ID owned the lock
 }
 
-// Cancelled is the result of a cancel.
-type Cancelled struct {
+// Canceled is the result of a cancel.
+type Canceled struct {
 	Owned bool // the request owned the lock until then
 	// Proved is set by a quorum only: nobody else has owned the lock since it was granted,
 	// although an acquire had no answer.

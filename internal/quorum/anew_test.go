@@ -11,7 +11,7 @@ import (
 // it was evicted there, and does not know. Then server 0 is ours again, and server 2 is silent.
 
 var (
-	quiet  = Result{Fail: silent, Cancelled: protocol.Cancelled{Fail: silent}}
+	quiet  = Result{Fail: silent, Canceled: protocol.Canceled{Fail: silent}}
 	done   = Result{Answer: protocol.Answer{Outcome: protocol.Done}}
 	behind = Result{Answer: protocol.Answer{Outcome: protocol.Enqueued, Token: 8}}
 	keeps  = Result{Answer: protocol.Answer{Outcome: protocol.Granted, Token: 1, Clock: 9, Kept: true}}
@@ -35,7 +35,7 @@ func (s *stand) answerButTwo(sends []*Send, res Result) {
 func (s *stand) proves() bool {
 	s.tick()
 	op := s.release()
-	s.answerButTwo(s.fx.Sends, Result{Answer: done.Answer, Cancelled: protocol.Cancelled{Owned: true, Token: 9}})
+	s.answerButTwo(s.fx.Sends, Result{Answer: done.Answer, Canceled: protocol.Canceled{Owned: true, Token: 9}})
 	if !op.Decided() {
 		s.expire(op)
 	}
@@ -44,8 +44,8 @@ func (s *stand) proves() bool {
 	}
 	s.fx = Effects{}
 	op = s.lock.CancelRequest(&protocol.CancelRequest{ID: s.id}, s.now, &s.fx)
-	s.answerButTwo(s.fx.Sends, Result{Cancelled: protocol.Cancelled{Owned: true, Token: 9}})
-	return op.Cancelled.Owned
+	s.answerButTwo(s.fx.Sends, Result{Canceled: protocol.Canceled{Owned: true, Token: 9}})
+	return op.Canceled.Owned
 }
 
 func (s *stand) granting(server int, token uint64) {
@@ -104,7 +104,7 @@ func TestACancelDoesNotProveWhatALostServerGrantsAnewBeforeIt(t *testing.T) {
 	release := s.release()
 	sends := s.fx.Sends
 	cancels := s.answer(asks[0], granted(9))
-	s.answerButTwo(append(sends, cancels...), Result{Answer: done.Answer, Cancelled: protocol.Cancelled{Owned: true, Token: 9}})
+	s.answerButTwo(append(sends, cancels...), Result{Answer: done.Answer, Canceled: protocol.Canceled{Owned: true, Token: 9}})
 	if !release.Decided() || release.Err == nil {
 		t.Fatalf("released: %+v", release.Answer)
 	}
@@ -116,7 +116,7 @@ func TestACancelDoesNotProveWhatALostServerGrantsAnewBeforeIt(t *testing.T) {
 	if !cancel.Decided() {
 		s.expire(cancel)
 	}
-	if cancel.Cancelled.Owned {
+	if cancel.Canceled.Owned {
 		t.Error("a cancel proves it")
 	}
 }
@@ -161,7 +161,7 @@ func TestALateCopyOfAnAcquireThatOthersDecidedProvesNothing(t *testing.T) {
 		for _, send := range s.fx.Sends {
 			switch send.Server {
 			case 0:
-				s.answer(send, Result{Answer: done.Answer, Cancelled: protocol.Cancelled{Owned: true, Token: last}})
+				s.answer(send, Result{Answer: done.Answer, Canceled: protocol.Canceled{Owned: true, Token: last}})
 			case 1:
 				s.answer(send, done)
 			case 2:
@@ -281,7 +281,7 @@ func TestWhatWasGrantedAnewBetweenTriesOfADowngradeProvesNothing(t *testing.T) {
 }
 
 // A downgrade was done by all, who do not keep its token: they have another owner by then. Unlock has both requests
-// cancelled, the old one first, and it is the second that proves the lease.
+// canceled, the old one first, and it is the second that proves the lease.
 func TestTheCancelOfWhatWasDowngradedDoesNotProveThatItsReaderOwned(t *testing.T) {
 	for _, evicted := range []bool{true, false} {
 		s := newStand(t, 3, time.Second)
@@ -299,7 +299,7 @@ func TestTheCancelOfWhatWasDowngradedDoesNotProveThatItsReaderOwned(t *testing.T
 		if op.Err == nil {
 			t.Fatalf("the downgrade is answered: %+v", op.Answer)
 		}
-		cancel := func(id string, res Result) protocol.Cancelled {
+		cancel := func(id string, res Result) protocol.Canceled {
 			s.fx = Effects{}
 			op := s.lock.CancelRequest(&protocol.CancelRequest{ID: id}, s.now, &s.fx)
 			for _, send := range s.fx.Sends {
@@ -308,12 +308,12 @@ func TestTheCancelOfWhatWasDowngradedDoesNotProveThatItsReaderOwned(t *testing.T
 			if !op.Decided() {
 				t.Fatal("a cancel is not decided")
 			}
-			return op.Cancelled
+			return op.Canceled
 		}
 		if cancel(s.id, quiet).Owned {
 			t.Error("proved by the cancel of the writer")
 		}
-		if cancel(s.lower(), Result{Cancelled: protocol.Cancelled{Owned: !evicted}}).Owned == evicted {
+		if cancel(s.lower(), Result{Canceled: protocol.Canceled{Owned: !evicted}}).Owned == evicted {
 			t.Errorf("evicted %v: proved %v by the cancel of the reader", evicted, evicted)
 		}
 	}
@@ -391,7 +391,7 @@ func TestAServerThatWasGainedDoesNotProveWhatWasBefore(t *testing.T) {
 			for _, send := range s.fx.Sends {
 				switch {
 				case send.Kind == Cancel:
-					s.answer(send, Result{Cancelled: protocol.Cancelled{Token: 1}})
+					s.answer(send, Result{Canceled: protocol.Canceled{Token: 1}})
 				case send.Server == 0:
 					s.answer(send, Result{Fail: silent})
 				default:
@@ -437,7 +437,7 @@ func TestAServerThatLostItsDataWasNotGained(t *testing.T) {
 	op := s.release()
 	for _, send := range s.fx.Sends {
 		if send.Kind == Cancel {
-			s.answer(send, Result{Cancelled: protocol.Cancelled{Token: 1}})
+			s.answer(send, Result{Canceled: protocol.Canceled{Token: 1}})
 		} else {
 			s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Done}})
 		}

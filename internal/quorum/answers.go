@@ -38,7 +38,7 @@ func (l *Lock) take(s *Send, res Result, now time.Time, fx *Effects) {
 	}
 	switch s.Kind {
 	case Cancel:
-		l.cancelled(s, res, now, fx)
+		l.canceled(s, res, now, fx)
 	case Renew:
 		l.renewed(s, res, now, fx)
 	case Adopt:
@@ -465,11 +465,11 @@ func (s *Send) movedTo(q *part, old outcome, res *Result, now time.Time) outcome
 	return outcomeNo
 }
 
-// cancelled takes a server's answer to a cancel.
-func (l *Lock) cancelled(s *Send, res Result, now time.Time, fx *Effects) {
+// canceled takes a server's answer to a cancel.
+func (l *Lock) canceled(s *Send, res Result, now time.Time, fx *Effects) {
 	r, i := s.req, s.Server
 	p := s.part()
-	c := res.Cancelled
+	c := res.Canceled
 	switch {
 	case p == nil:
 		if c.Fail != nil {

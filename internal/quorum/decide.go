@@ -531,7 +531,7 @@ func (l *Lock) evaluateCancel(op *Op, now time.Time, fx *Effects) {
 	owned := r.token != 0 || r.ofDowngrade
 	switch {
 	case owned && yes >= l.cfg.Need:
-		op.Cancelled = protocol.Cancelled{Owned: true, Proved: r.doubted}
+		op.Canceled = protocol.Canceled{Owned: true, Proved: r.doubted}
 	case owned && no > l.cfg.N-l.cfg.Need, !owned && yes+no >= l.cfg.Need:
 	case pending > 0:
 		return
@@ -539,7 +539,7 @@ func (l *Lock) evaluateCancel(op *Op, now time.Time, fx *Effects) {
 		l.lacksQuorum(op, now, fx)
 		l.forgetLater(r, now)
 		e := op.Err.(*noQuorum) //nolint:errorlint // created two lines before
-		op.Cancelled = protocol.Cancelled{Fail: &protocol.Failure{Err: e, Kind: e.kind}}
+		op.Canceled = protocol.Canceled{Fail: &protocol.Failure{Err: e, Kind: e.kind}}
 		return
 	}
 	l.decide(op, now, fx)

@@ -13,7 +13,7 @@ func TestWhatIsSaidWhereNothingCouldBeDecided(t *testing.T) {
 	refused := &protocol.Failure{Err: errors.New("LOADING Redis is loading the dataset in memory"), Kind: protocol.RefusedNow}
 	done := Result{Answer: protocol.Answer{Outcome: protocol.Done}}
 	not := Result{Answer: protocol.Answer{Outcome: protocol.NotOurs}}
-	none := Result{Fail: refused, Cancelled: protocol.Cancelled{Fail: refused}}
+	none := Result{Fail: refused, Canceled: protocol.Canceled{Fail: refused}}
 	everywhere := []bool{true, true, true, true, true}
 	const acquire = protocol.None // stands for the acquire of a request that owns nothing yet
 	for what, c := range map[string]struct {

@@ -21,7 +21,7 @@ func askedAgain(t *testing.T) (s *stand, op *Op, sends []*Send) {
 
 // A partial grant is evicted while the request asks once more, which its server queues. When the request is
 // given up, it must not stay in that queue.
-func TestARequestThatIsQueuedAfterItsEvictionIsCancelled(t *testing.T) {
+func TestARequestThatIsQueuedAfterItsEvictionIsCanceled(t *testing.T) {
 	s, _, sends := askedAgain(t)
 	s.evict(0, sends[0].Cmd.ID, 1)
 	for _, send := range sends {
@@ -37,7 +37,7 @@ func TestARequestThatIsQueuedAfterItsEvictionIsCancelled(t *testing.T) {
 		found[stray.Server] = true
 	}
 	if !found[0] || !found[1] || !found[2] {
-		t.Errorf("it is cancelled on %v", found)
+		t.Errorf("it is canceled on %v", found)
 	}
 }
 

@@ -53,7 +53,7 @@ type Lock struct {
 	ended int        // how many entries were ever added to past
 }
 
-// pastPart is a part that was released, cancelled or yielded recently. A message that its server
+// pastPart is a part that was released, canceled or yielded recently. A message that its server
 // sent before it learned of this is no reason to cancel the part.
 type pastPart struct {
 	id     string
@@ -139,12 +139,12 @@ const (
 
 // Result is a server's answer to a Send.
 type Result struct {
-	Answer    protocol.Answer
-	Cancelled protocol.Cancelled
-	Renewed   protocol.Outcome
-	Clock     uint64
-	Young     time.Duration // for how long the server's grants do not count yet
-	Fail      *protocol.Failure
+	Answer   protocol.Answer
+	Canceled protocol.Canceled
+	Renewed  protocol.Outcome
+	Clock    uint64
+	Young    time.Duration // for how long the server's grants do not count yet
+	Fail     *protocol.Failure
 }
 
 // Effects are the actions that follow from an event.
@@ -166,7 +166,7 @@ type Stray struct {
 	Ends   bool // the server has been told, or is about to be, that the request has ended
 }
 
-// ScheduleIn has the stray cancelled, on behalf of owner.
+// ScheduleIn has the stray canceled, on behalf of owner.
 func (s *Stray) ScheduleIn(all *lockstate.CancelSchedule, owner any, now time.Time) {
 	c := &lockstate.Cancellation{Owner: owner, ID: s.ID, Last: s.Last}
 	if s.Late {
@@ -201,7 +201,7 @@ func (l *Lock) Idle() bool {
 func (l *Lock) Due() time.Time { return l.dueAt }
 
 // request returns the request with this id, and creates it if there is none. The servers never see
-// the id: the state machine may use it again after the parts were cancelled, whereas no id that a
+// the id: the state machine may use it again after the parts were canceled, whereas no id that a
 // server has seen may be used again.
 func (l *Lock) request(id string) *request {
 	r := l.reqs[id]

@@ -593,10 +593,10 @@ func TestAServerThatLetOthersInDoesNotSpeakForTheOldOwner(t *testing.T) {
 			s.fx = Effects{}
 			op := s.lock.CancelRequest(&protocol.CancelRequest{ID: s.id}, s.now, &s.fx)
 			for _, send := range s.fx.Sends {
-				s.answer(send, Result{Cancelled: protocol.Cancelled{Owned: true}})
+				s.answer(send, Result{Canceled: protocol.Canceled{Owned: true}})
 			}
-			if !op.Decided() || op.Cancelled.Owned == late {
-				t.Errorf("late %v: decided %v, %+v", late, op.Decided(), op.Cancelled)
+			if !op.Decided() || op.Canceled.Owned == late {
+				t.Errorf("late %v: decided %v, %+v", late, op.Decided(), op.Canceled)
 			}
 		})
 	}
@@ -620,7 +620,7 @@ func TestALeaseThatIsLostDuringACheckLeavesNothing(t *testing.T) {
 	}
 	for left := asks; len(left) > 0; left = left[1:] {
 		unsent := &protocol.Failure{Err: errAway, Kind: protocol.NeverSent}
-		left = append(left, s.answer(left[0], Result{Fail: unsent, Cancelled: protocol.Cancelled{Fail: unsent}})...)
+		left = append(left, s.answer(left[0], Result{Fail: unsent, Canceled: protocol.Canceled{Fail: unsent}})...)
 		if !check.Decided() {
 			s.expire(check)
 			left = append(left, s.fx.Sends...)
@@ -813,7 +813,7 @@ func TestAServerThatIsBeingAskedWhyItLostALeaseProvesWhatItAnswers(t *testing.T)
 				t.Errorf("%v, %s: what the server granted is not given back", verb, what)
 			}
 			for len(sends) > 0 { // the cancel, and the acquires of the next request
-				res := Result{Answer: enqueued, Young: c.asked.Young, Cancelled: protocol.Cancelled{Owned: true}}
+				res := Result{Answer: enqueued, Young: c.asked.Young, Canceled: protocol.Canceled{Owned: true}}
 				sends = append(sends[1:], s.answer(sends[0], res)...)
 			}
 			if verb == protocol.Yield && !op.Decided() {
@@ -861,7 +861,7 @@ func TestAReleaseCountsServersThatDoNotAnswerTheAcquireItWaitsFor(t *testing.T) 
 	s.renew()
 	ask := s.answer(s.fx.Sends[0], notOurs)[0]
 	op, sends := s.leave(protocol.Release)
-	silence := Result{Fail: silent, Cancelled: protocol.Cancelled{Fail: silent}}
+	silence := Result{Fail: silent, Canceled: protocol.Canceled{Fail: silent}}
 	s.answer(ask, silence)
 	for _, send := range sends {
 		if send.Server == 1 {
@@ -917,9 +917,9 @@ func TestACancelCountsServersThatWereAskedWhyTheyLostALease(t *testing.T) {
 		}
 		for _, send := range sends {
 			if send.Server == 1 {
-				s.answer(send, Result{Young: quarantine, Cancelled: protocol.Cancelled{Owned: true}})
+				s.answer(send, Result{Young: quarantine, Canceled: protocol.Canceled{Owned: true}})
 			} else {
-				s.answer(send, Result{Fail: silent, Cancelled: protocol.Cancelled{Fail: silent}})
+				s.answer(send, Result{Fail: silent, Canceled: protocol.Canceled{Fail: silent}})
 			}
 		}
 		if !op.Decided() || op.Err == nil {
@@ -932,18 +932,18 @@ func TestACancelCountsServersThatWereAskedWhyTheyLostALease(t *testing.T) {
 			told = append(told, send.Server)
 			switch {
 			case send.Server == 0:
-				s.answer(send, Result{Young: quarantine, Cancelled: protocol.Cancelled{Owned: true}})
+				s.answer(send, Result{Young: quarantine, Canceled: protocol.Canceled{Owned: true}})
 			case all:
 				s.answer(send, Result{Young: quarantine})
 			default:
-				s.answer(send, Result{Cancelled: protocol.Cancelled{Owned: send.Server == 2, Token: 2}})
+				s.answer(send, Result{Canceled: protocol.Canceled{Owned: send.Server == 2, Token: 2}})
 			}
 		}
 		if !slices.Equal(told, []int{0, 2, 3, 4}) {
 			t.Errorf("the servers %v are told again", told)
 		}
-		if !cancel.Decided() || cancel.Cancelled.Owned == all {
-			t.Errorf("all of them restarted %v: decided %v, %+v", all, cancel.Decided(), cancel.Cancelled)
+		if !cancel.Decided() || cancel.Canceled.Owned == all {
+			t.Errorf("all of them restarted %v: decided %v, %+v", all, cancel.Decided(), cancel.Canceled)
 		}
 	}
 }
@@ -1048,7 +1048,7 @@ func TestARenewalDuringADowngradeGivesNothingBack(t *testing.T) {
 		}
 		for _, send := range s.fx.Sends {
 			if send.Kind == Cancel {
-				t.Errorf("%s is cancelled", send.Cancel.ID)
+				t.Errorf("%s is canceled", send.Cancel.ID)
 			}
 		}
 		if len(s.fx.Strays) > 0 {
@@ -1179,11 +1179,11 @@ func TestAReleaseThatIsAnsweredLateProvesThatTheLockWasOurs(t *testing.T) {
 				answer = Result{Answer: protocol.Answer{Outcome: protocol.Done}}
 			}
 			for _, cancel := range s.answer(send, answer) {
-				s.answer(cancel, Result{Cancelled: protocol.Cancelled{Token: 99}})
+				s.answer(cancel, Result{Canceled: protocol.Canceled{Token: 99}})
 			}
 		}
-		if !op.Decided() || op.Cancelled.Owned != done {
-			t.Errorf("released %v: decided %v, said that it was ours: %v", done, op.Decided(), op.Cancelled.Owned)
+		if !op.Decided() || op.Canceled.Owned != done {
+			t.Errorf("released %v: decided %v, said that it was ours: %v", done, op.Decided(), op.Canceled.Owned)
 		}
 	}
 }
@@ -1310,9 +1310,9 @@ func TestServersThatRestartedProveAnUnlock(t *testing.T) {
 // ours until now, or still has our token as its last one, since then nobody has owned the lock there after
 // us. Servers that have restarted without their data prove it as they prove a release.
 func TestWhatACancelFindsProvesTheReleaseBeforeIt(t *testing.T) {
-	owned := Result{Cancelled: protocol.Cancelled{Owned: true}}
+	owned := Result{Canceled: protocol.Canceled{Owned: true}}
 	forgotten := Result{Young: 10 * time.Second}
-	token := func(n uint64) Result { return Result{Cancelled: protocol.Cancelled{Token: n}} }
+	token := func(n uint64) Result { return Result{Canceled: protocol.Canceled{Token: n}} }
 	for name, c := range map[string]struct {
 		of   [3]Result
 		want bool
@@ -1334,8 +1334,8 @@ func TestWhatACancelFindsProvesTheReleaseBeforeIt(t *testing.T) {
 		for _, send := range s.fx.Sends {
 			s.answer(send, c.of[send.Server])
 		}
-		if !op.Decided() || op.Cancelled.Owned != c.want {
-			t.Errorf("%s: decided %v, %+v", name, op.Decided(), op.Cancelled)
+		if !op.Decided() || op.Canceled.Owned != c.want {
+			t.Errorf("%s: decided %v, %+v", name, op.Decided(), op.Canceled)
 		}
 	}
 }
@@ -1345,11 +1345,11 @@ func TestWhatACancelFindsProvesTheReleaseBeforeIt(t *testing.T) {
 // lock's last token decides.
 func TestAReleaseProvesThatNobodyElseHadALeaseInDoubt(t *testing.T) {
 	kept := Result{Answer: protocol.Answer{Outcome: protocol.Granted, Token: 1, Clock: 1, Kept: true}}
-	silence := Result{Fail: silent, Cancelled: protocol.Cancelled{Fail: silent}}
-	still := Result{Cancelled: protocol.Cancelled{Owned: true, Token: 1}}
-	another := Result{Cancelled: protocol.Cancelled{Owned: true, Token: 9}}
-	untold := Result{Cancelled: protocol.Cancelled{Owned: true}}
-	released := Result{Cancelled: protocol.Cancelled{Token: 1}}
+	silence := Result{Fail: silent, Canceled: protocol.Canceled{Fail: silent}}
+	still := Result{Canceled: protocol.Canceled{Owned: true, Token: 1}}
+	another := Result{Canceled: protocol.Canceled{Owned: true, Token: 9}}
+	untold := Result{Canceled: protocol.Canceled{Owned: true}}
+	released := Result{Canceled: protocol.Canceled{Token: 1}}
 	done := Result{Answer: protocol.Answer{Outcome: protocol.Done}}
 	for name, c := range map[string]struct {
 		asked, ended [3]Result
@@ -2094,10 +2094,10 @@ func TestAnEvictionOnAMinorityDoesNotEndALeaseThatIsGivenBack(t *testing.T) {
 	s.fx = Effects{}
 	op = s.lock.CancelRequest(&protocol.CancelRequest{ID: s.id}, s.now, &s.fx)
 	for _, send := range s.fx.Sends {
-		s.answer(send, Result{Cancelled: protocol.Cancelled{Owned: true, Token: 1}})
+		s.answer(send, Result{Canceled: protocol.Canceled{Owned: true, Token: 1}})
 	}
-	if !op.Decided() || !op.Cancelled.Owned {
-		t.Errorf("four of five had it until it was cancelled: decided %v, %+v", op.Decided(), op.Cancelled)
+	if !op.Decided() || !op.Canceled.Owned {
+		t.Errorf("four of five had it until it was canceled: decided %v, %+v", op.Decided(), op.Canceled)
 	}
 }
 
@@ -2258,7 +2258,7 @@ func TestAnAnswerFromBeforeAnInboxWasConfirmedIsAskedForAgain(t *testing.T) {
 // The state machine's next command asks all servers. One of them is already being asked because its inbox
 // was confirmed. It gets the command after that answer, and must not count as silent until then.
 func TestACommandWaitsForAServerThatIsAskedBecauseOfItsInbox(t *testing.T) {
-	for _, ends := range []bool{false, true} { // true: the request is cancelled meanwhile
+	for _, ends := range []bool{false, true} { // true: the request is canceled meanwhile
 		s := newStand(t, 5, time.Second)
 		s.acquire()
 		for i, send := range s.fx.Sends {
@@ -2288,7 +2288,7 @@ func TestACommandWaitsForAServerThatIsAskedBecauseOfItsInbox(t *testing.T) {
 			s.lock.CancelRequest(&protocol.CancelRequest{ID: s.id}, s.now, &s.fx)
 			for _, send := range s.answer(looks[0], enqueued) {
 				if send.Kind == Do {
-					t.Errorf("asked for what is cancelled: %+v", send)
+					t.Errorf("asked for what is canceled: %+v", send)
 				}
 			}
 			if open(op.outcomes) != 0 {
@@ -2307,7 +2307,7 @@ func TestACommandWaitsForAServerThatIsAskedBecauseOfItsInbox(t *testing.T) {
 	}
 }
 
-// A confirmed inbox does not queue a request that does not wait or that is being cancelled.
+// A confirmed inbox does not queue a request that does not wait or that is being canceled.
 func TestAnInboxThatIsConfirmedQueuesNobodyWhoDoesNotWait(t *testing.T) {
 	s := newStand(t, 3, time.Second)
 	s.fx = Effects{}
@@ -2325,7 +2325,7 @@ func TestAnInboxThatIsConfirmedQueuesNobodyWhoDoesNotWait(t *testing.T) {
 	s.fx = Effects{}
 	s.lock.CancelRequest(&protocol.CancelRequest{ID: s.id}, s.now, &s.fx)
 	for _, send := range s.fx.Sends { // no server answers the cancel
-		s.answer(send, Result{Cancelled: protocol.Cancelled{Fail: silent}})
+		s.answer(send, Result{Canceled: protocol.Canceled{Fail: silent}})
 	}
 	for i := range 3 {
 		if asks := s.rejoined(i); len(asks) != 0 {
@@ -2370,7 +2370,7 @@ func doubted(t *testing.T) *stand {
 	s.fx = Effects{}
 	asks := s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, At: s.now}, s.now, &s.fx)
 	for _, send := range s.fx.Sends {
-		s.answer(send, Result{Fail: silent, Cancelled: protocol.Cancelled{Fail: silent}})
+		s.answer(send, Result{Fail: silent, Canceled: protocol.Canceled{Fail: silent}})
 	}
 	if asks.Err == nil {
 		t.Fatal("it was answered")
@@ -2384,23 +2384,23 @@ func TestACancelAfterAReleaseInDoubtSaysWhatItProves(t *testing.T) {
 	s.fx = Effects{}
 	s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.id, At: s.now}, s.now, &s.fx)
 	for _, send := range s.fx.Sends {
-		s.answer(send, Result{Fail: silent, Cancelled: protocol.Cancelled{Fail: silent}})
+		s.answer(send, Result{Fail: silent, Canceled: protocol.Canceled{Fail: silent}})
 	}
 	s.fx = Effects{}
 	cancel := s.lock.CancelRequest(&protocol.CancelRequest{ID: s.id}, s.now, &s.fx)
 	for _, send := range s.fx.Sends {
-		s.answer(send, Result{Cancelled: protocol.Cancelled{Owned: true, Token: 1}})
+		s.answer(send, Result{Canceled: protocol.Canceled{Owned: true, Token: 1}})
 	}
-	if !cancel.Decided() || !cancel.Cancelled.Proved {
-		t.Errorf("cancelled: %+v", cancel.Cancelled)
+	if !cancel.Decided() || !cancel.Canceled.Proved {
+		t.Errorf("canceled: %+v", cancel.Canceled)
 	}
 }
 
 // Two of three servers had another owner since. The release learns that from one of them. That the lease
 // owned the lock there again must not count as a proof in the cancel that follows.
 func TestACancelAfterAReleaseInDoubtProvesNothingWhereOthersOwned(t *testing.T) {
-	silence := Result{Fail: silent, Cancelled: protocol.Cancelled{Fail: silent}}
-	another := Result{Cancelled: protocol.Cancelled{Owned: true, Token: 9}}
+	silence := Result{Fail: silent, Canceled: protocol.Canceled{Fail: silent}}
+	another := Result{Canceled: protocol.Canceled{Owned: true, Token: 9}}
 	for _, late := range []bool{false, true} {
 		s := doubted(t)
 		release := s.release()
@@ -2420,12 +2420,12 @@ func TestACancelAfterAReleaseInDoubtProvesNothingWhereOthersOwned(t *testing.T) 
 		}
 		for _, send := range more {
 			if late {
-				s.answer(send, Result{Cancelled: protocol.Cancelled{Token: 9}})
+				s.answer(send, Result{Canceled: protocol.Canceled{Token: 9}})
 			} else {
 				s.answer(send, another)
 			}
 		}
-		if cancel.Decided() && cancel.Cancelled.Owned {
+		if cancel.Decided() && cancel.Canceled.Owned {
 			t.Errorf("late %v: proved, though others had owned two of three servers", late)
 		}
 	}
@@ -2434,7 +2434,7 @@ func TestACancelAfterAReleaseInDoubtProvesNothingWhereOthersOwned(t *testing.T) 
 // A server says that it lost the lease, does not answer the acquire that follows, and later grants the lease
 // anew.
 func TestAServerThatLostALeaseAndWasSilentThenProvesNothing(t *testing.T) {
-	silence := Result{Fail: silent, Cancelled: protocol.Cancelled{Fail: silent}}
+	silence := Result{Fail: silent, Canceled: protocol.Canceled{Fail: silent}}
 	s := doubted(t)
 	s.renew()
 	sends := s.fx.Sends
@@ -2457,7 +2457,7 @@ func TestAServerThatLostALeaseAndWasSilentThenProvesNothing(t *testing.T) {
 		if send.Server == 1 {
 			s.answer(send, silence)
 		} else {
-			s.answer(send, Result{Cancelled: protocol.Cancelled{Owned: true, Token: map[int]uint64{0: 9, 2: 1}[send.Server]}})
+			s.answer(send, Result{Canceled: protocol.Canceled{Owned: true, Token: map[int]uint64{0: 9, 2: 1}[send.Server]}})
 		}
 	}
 	if release.Answer.Proved {
@@ -2468,7 +2468,7 @@ func TestAServerThatLostALeaseAndWasSilentThenProvesNothing(t *testing.T) {
 // One server lost the lease and grants it anew, another is silent, and the third renews it. The lease goes on,
 // since the silent server may have kept it. But nothing proves that it did.
 func TestARenewalThatASilentServerCarriesProvesNothing(t *testing.T) {
-	silence := Result{Fail: silent, Cancelled: protocol.Cancelled{Fail: silent}}
+	silence := Result{Fail: silent, Canceled: protocol.Canceled{Fail: silent}}
 	s := doubted(t)
 	renewal := s.renew()
 	sends := s.fx.Sends
@@ -2487,7 +2487,7 @@ func TestARenewalThatASilentServerCarriesProvesNothing(t *testing.T) {
 		case send.Server == 1:
 			s.answer(send, silence)
 		case send.Kind == Cancel:
-			s.answer(send, Result{Cancelled: protocol.Cancelled{Owned: true, Token: 1}})
+			s.answer(send, Result{Canceled: protocol.Canceled{Owned: true, Token: 1}})
 		default:
 			s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Done}})
 		}
@@ -2523,7 +2523,7 @@ func TestAnOwnerThatAsksAndIsRefusedHasLostItsLease(t *testing.T) {
 // Two of three servers lost the lease at different times and granted it anew, and the third is silent. The
 // lease may go on, but no answer of those two proves that nobody else has owned the lock.
 func TestServersThatGrantedALeaseAnewDoNotProveIt(t *testing.T) {
-	silence := Result{Fail: silent, Cancelled: protocol.Cancelled{Fail: silent}}
+	silence := Result{Fail: silent, Canceled: protocol.Canceled{Fail: silent}}
 	kept := Result{Answer: protocol.Answer{Outcome: protocol.Granted, Token: 9, Clock: 9, Kept: true}}
 	anew := func(t *testing.T) *stand {
 		s := newStand(t, 3, time.Second)
@@ -2601,10 +2601,10 @@ func TestServersThatGrantedALeaseAnewDoNotProveIt(t *testing.T) {
 				if i == 2 {
 					s.answer(send, silence)
 				} else {
-					s.answer(send, Result{Cancelled: protocol.Cancelled{Owned: true, Token: 9}})
+					s.answer(send, Result{Canceled: protocol.Canceled{Owned: true, Token: 9}})
 				}
 			}
-			if cancel.Cancelled.Owned {
+			if cancel.Canceled.Owned {
 				t.Error("a cancel proves it")
 			}
 		})

@@ -283,9 +283,9 @@ func (m *member) do(ctx context.Context, s *Send) Result {
 		res.Answer, err = m.srv.Adopt(ctx, s.Keys, s.ID, s.Token)
 		res.Fail = redisserver.Classify(err)
 	case Cancel:
-		res.Cancelled = m.srv.Cancel(ctx, []protocol.CancelRequest{s.Cancel})[0]
-		res.Fail = res.Cancelled.Fail
-		res.Young = m.owner.young(res.Cancelled.Clock, res.Cancelled.Mark)
+		res.Canceled = m.srv.Cancel(ctx, []protocol.CancelRequest{s.Cancel})[0]
+		res.Fail = res.Canceled.Fail
+		res.Young = m.owner.young(res.Canceled.Clock, res.Canceled.Mark)
 	}
 	m.failed(res.Fail)
 	return res
@@ -435,7 +435,7 @@ func (m *member) sweepDue() {
 		batch := m.strays.Take(time.Now())
 		if len(batch) == 0 || m.away {
 			for _, g := range batch {
-				m.strays.Answered(g, protocol.Cancelled{Fail: &protocol.Failure{Err: errAway, Kind: protocol.NeverSent}}, time.Now())
+				m.strays.Answered(g, protocol.Canceled{Fail: &protocol.Failure{Err: errAway, Kind: protocol.NeverSent}}, time.Now())
 			}
 			m.restLocked()
 			m.mu.Unlock()
@@ -450,10 +450,10 @@ func (m *member) sweepDue() {
 // sweep tries them again, like those that had no answer.
 func (m *member) cancel(batch []*lockstate.Cancellation) {
 	requests := make([]protocol.CancelRequest, len(batch))
-	results := make([]protocol.Cancelled, len(batch))
+	results := make([]protocol.Canceled, len(batch))
 	for i, g := range batch {
 		requests[i] = protocol.CancelRequest{Keys: g.Owner.(*protocol.Keys), ID: g.ID, Last: g.Last}
-		results[i] = protocol.Cancelled{Fail: panicked}
+		results[i] = protocol.Canceled{Fail: panicked}
 	}
 	ctx, stop := context.WithTimeout(m.owner.base, protocol.CommandTimeout)
 	defer stop()

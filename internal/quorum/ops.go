@@ -12,11 +12,11 @@ import (
 // Op is a command, a cancel or a renewal of the state machine that awaits its decision. Its
 // results are set once the Op is in Effects.Done.
 type Op struct {
-	Answer    protocol.Answer
-	Cancelled protocol.Cancelled
-	Renewed   protocol.Outcome
-	Clock     uint64
-	Err       error // why nothing could be decided, else nil
+	Answer   protocol.Answer
+	Canceled protocol.Canceled
+	Renewed  protocol.Outcome
+	Clock    uint64
+	Err      error // why nothing could be decided, else nil
 
 	Tag any // the caller's
 
@@ -49,7 +49,7 @@ type outcome uint8
 
 const (
 	outcomePending   outcome = iota
-	outcomeYes               // granted, renewed, released or cancelled as its owner
+	outcomeYes               // granted, renewed, released or canceled as its owner
 	outcomeUnproved          // released as its owner, but perhaps granted anew before; see request.doubted
 	outcomeNo                // any other answer
 	outcomeLost              // not the owner, or granted anew, although it was ours
@@ -262,7 +262,7 @@ func (l *Lock) sendCancel(op *Op, r *request, i int, link *protocol.Span, cooldo
 	l.send(s, fx)
 }
 
-// move sends a yield or a downgrade for a part that is owned. A part that is not owned is cancelled,
+// move sends a yield or a downgrade for a part that is owned. A part that is not owned is canceled,
 // and an acquire of the new request is sent to its server, for a downgrade only if the new request
 // is owned there already.
 func (l *Lock) move(op *Op, i int, now time.Time, fx *Effects) {

@@ -54,7 +54,7 @@ type part struct {
 	noNotify bool
 
 	sent        bool // a command with the part's id has left the lane
-	ended       bool // the server no longer has the part: it was released, cancelled, refused or never sent
+	ended       bool // the server no longer has the part: it was released, canceled, refused or never sent
 	confirmed   bool // the part was ours until it ended
 	downgraded  bool // the part was ours until a downgrade passed it to the next request
 	byDowngrade bool // a downgrade passed to this part what was ours until then

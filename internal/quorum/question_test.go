@@ -138,10 +138,10 @@ func TestAQuestionWithoutAnswerLeavesNoDoubt(t *testing.T) {
 	s.fx = Effects{}
 	cancel := s.lock.CancelRequest(&protocol.CancelRequest{ID: s.id}, s.now, &s.fx)
 	for _, send := range s.fx.Sends {
-		s.answer(send, Result{Cancelled: protocol.Cancelled{Owned: true}})
+		s.answer(send, Result{Canceled: protocol.Canceled{Owned: true}})
 	}
-	if !cancel.Decided() || !cancel.Cancelled.Owned {
-		t.Errorf("decided %v, %+v", cancel.Decided(), cancel.Cancelled)
+	if !cancel.Decided() || !cancel.Canceled.Owned {
+		t.Errorf("decided %v, %+v", cancel.Decided(), cancel.Canceled)
 	}
 }
 

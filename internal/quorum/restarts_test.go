@@ -87,7 +87,7 @@ func TestARestartAfterALeaseHasEndedThereProvesNothing(t *testing.T) {
 			for _, send := range sends {
 				switch {
 				case send.Kind == Cancel:
-					s.answer(send, Result{Young: longQuarantine, Cancelled: protocol.Cancelled{Owned: true}})
+					s.answer(send, Result{Young: longQuarantine, Canceled: protocol.Canceled{Owned: true}})
 				case send.Server == 0 && how == "release":
 					s.answer(send, young(protocol.NotOurs, 0, longQuarantine))
 				case send.Server == 1 && how[0] == 'r' && how != "renewal":
@@ -174,7 +174,7 @@ func TestAnEvictionIsHeardAfterACommandHasFoundTheLeaseGone(t *testing.T) {
 				case send.Cmd.ID == id0:
 					s.answer(send, young(protocol.NotOurs, 0, longQuarantine))
 				default:
-					s.answer(send, Result{Answer: done.Answer, Young: longQuarantine, Cancelled: protocol.Cancelled{Owned: true}})
+					s.answer(send, Result{Answer: done.Answer, Young: longQuarantine, Canceled: protocol.Canceled{Owned: true}})
 				}
 			}
 			s.wants(op, false, how, token)
@@ -273,8 +273,8 @@ func TestServersThatAllRestartedProveNothingAlthoughTheLeaseStoodThere(t *testin
 			s.fx = Effects{}
 			op := s.lock.CancelRequest(&protocol.CancelRequest{ID: s.id}, s.now, &s.fx)
 			s.drain(s.fx.Sends, Result{Young: longQuarantine})
-			if !op.Decided() || op.Cancelled.Owned {
-				t.Errorf("cancel: %v %+v", op.Decided(), op.Cancelled)
+			if !op.Decided() || op.Canceled.Owned {
+				t.Errorf("cancel: %v %+v", op.Decided(), op.Canceled)
 			}
 			continue
 		}
@@ -304,7 +304,7 @@ func TestServersThatAllRestartedProveNothingAlthoughTheLeaseStoodThere(t *testin
 		for _, ask := range asks {
 			sends = append(sends, s.answer(ask, young(protocol.Enqueued, 8, longQuarantine))...)
 		}
-		s.drain(append(sends, rest...), Result{Answer: wasOurs[verb].Answer, Young: longQuarantine, Cancelled: protocol.Cancelled{Owned: true}})
+		s.drain(append(sends, rest...), Result{Answer: wasOurs[verb].Answer, Young: longQuarantine, Canceled: protocol.Canceled{Owned: true}})
 		s.wants(op, false, verb, "granted by messages")
 	}
 }
@@ -358,7 +358,7 @@ func TestASecondRenewalTakesNothingFromARelease(t *testing.T) {
 			s.answer(send, []Result{young(protocol.NotOurs, 0, longQuarantine), done, notHere}[send.Server])
 		}
 		for _, ask := range asks {
-			s.drain(s.answer(ask, young(protocol.Granted, 7, longQuarantine)), Result{Young: longQuarantine, Cancelled: protocol.Cancelled{Owned: true}})
+			s.drain(s.answer(ask, young(protocol.Granted, 7, longQuarantine)), Result{Young: longQuarantine, Canceled: protocol.Canceled{Owned: true}})
 		}
 		s.wants(op, true, "late", late)
 	}
@@ -387,10 +387,10 @@ func TestARenewalThatMeetsAReleaseInDoubtLeavesItToTheCancel(t *testing.T) {
 		s.fx = Effects{}
 		c := s.lock.CancelRequest(&protocol.CancelRequest{ID: s.id}, s.now, &s.fx)
 		for _, send := range s.fx.Sends {
-			s.answer(send, Result{Cancelled: protocol.Cancelled{Owned: send.Server == 0}})
+			s.answer(send, Result{Canceled: protocol.Canceled{Owned: send.Server == 0}})
 		}
-		if !c.Decided() || !c.Cancelled.Owned {
-			t.Errorf("meets a renewal %v: decided %v, %+v", meets, c.Decided(), c.Cancelled)
+		if !c.Decided() || !c.Canceled.Owned {
+			t.Errorf("meets a renewal %v: decided %v, %+v", meets, c.Decided(), c.Canceled)
 		}
 	}
 }
@@ -414,9 +414,9 @@ func TestACancelDecidesAReleaseThatWaitedTooLongForAnAcquire(t *testing.T) {
 	}
 	s.fx = Effects{}
 	c := s.lock.CancelRequest(&protocol.CancelRequest{ID: s.id}, s.now, &s.fx)
-	s.drain(append(s.fx.Sends, s.answer(asks[0], young(protocol.Granted, 7, longQuarantine))...), Result{Young: longQuarantine, Cancelled: protocol.Cancelled{Owned: true}})
-	if !c.Decided() || !c.Cancelled.Owned {
-		t.Errorf("cancel: %v %+v", c.Decided(), c.Cancelled)
+	s.drain(append(s.fx.Sends, s.answer(asks[0], young(protocol.Granted, 7, longQuarantine))...), Result{Young: longQuarantine, Canceled: protocol.Canceled{Owned: true}})
+	if !c.Decided() || !c.Canceled.Owned {
+		t.Errorf("cancel: %v %+v", c.Decided(), c.Canceled)
 	}
 }
 
@@ -437,7 +437,7 @@ func TestAReleaseWaitsForACheckThatWasSentBeforeTheLoss(t *testing.T) {
 		for _, send := range sends {
 			s.drain(s.answer(send, []Result{{}, wasOurs[verb], notHere}[send.Server]), enqueues)
 		}
-		s.drain(s.answer(old, young(protocol.Granted, 7, longQuarantine)), Result{Answer: enqueues.Answer, Young: longQuarantine, Cancelled: protocol.Cancelled{Owned: true}})
+		s.drain(s.answer(old, young(protocol.Granted, 7, longQuarantine)), Result{Answer: enqueues.Answer, Young: longQuarantine, Canceled: protocol.Canceled{Owned: true}})
 		s.wants(op, true, verb)
 	}
 }

@@ -175,7 +175,7 @@ func (s *Server) perform(fx *Effects) {
 		case s.sends <- send:
 		default:
 			if !s.start(func() { s.sender(send) }) {
-				s.answered(send, Result{Fail: closed, Cancelled: protocol.Cancelled{Fail: closed}})
+				s.answered(send, Result{Fail: closed, Canceled: protocol.Canceled{Fail: closed}})
 				s.members[send.Server].done()
 			}
 		}
@@ -213,7 +213,7 @@ func (s *Server) sender(send *Send) {
 
 // run sends a command and passes on its answer, which also starts the next command of the lane.
 func (s *Server) run(send *Send) {
-	res := Result{Fail: panicked, Cancelled: protocol.Cancelled{Fail: panicked}}
+	res := Result{Fail: panicked, Canceled: protocol.Canceled{Fail: panicked}}
 	defer func() {
 		s.answered(send, res)
 		s.members[send.Server].done() // last, when the next command of the lane has begun
@@ -430,7 +430,7 @@ func (s *Server) renew(m *member, sends []*Send) {
 func (s *Server) Touch(context.Context, []protocol.Renewal) error { return nil }
 
 // Cancel cancels requests, and returns the result of each.
-func (s *Server) Cancel(ctx context.Context, batch []protocol.CancelRequest) []protocol.Cancelled {
+func (s *Server) Cancel(ctx context.Context, batch []protocol.CancelRequest) []protocol.Canceled {
 	w := &waiting{values: ctx, left: len(batch), done: make(chan struct{})}
 	ops, keys := make([]*Op, len(batch)), make([]*protocol.Keys, len(batch))
 	for i := range batch {
@@ -441,9 +441,9 @@ func (s *Server) Cancel(ctx context.Context, batch []protocol.CancelRequest) []p
 		})
 	}
 	s.await(ctx, w, ops, keys, mostPatience)
-	results := make([]protocol.Cancelled, len(batch))
+	results := make([]protocol.Canceled, len(batch))
 	for i, op := range ops {
-		results[i] = op.Cancelled
+		results[i] = op.Canceled
 	}
 	return results
 }
@@ -494,7 +494,7 @@ func (s *Server) rejoin(server int) {
 	}
 }
 
-// Drain waits until commands under way were answered and strays were cancelled, except on servers
+// Drain waits until commands under way were answered and strays were canceled, except on servers
 // that do not answer, or until ctx ends.
 func (s *Server) Drain(ctx context.Context) {
 	for _, m := range s.members {

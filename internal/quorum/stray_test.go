@@ -16,7 +16,7 @@ func cancelsOf(stray Stray, now time.Time) (at []time.Duration) {
 	for next := all.Next(); !next.IsZero(); next = all.Next() {
 		for _, cancel := range all.Take(next) {
 			at = append(at, next.Sub(now))
-			all.Answered(cancel, protocol.Cancelled{}, next)
+			all.Answered(cancel, protocol.Canceled{}, next)
 		}
 	}
 	return at
@@ -85,15 +85,15 @@ func TestACancelIsRepeatedOnAServerThatAnAcquireMayStillReach(t *testing.T) {
 	}
 }
 
-func TestAStrayThatNoCommandCanMakeAgainIsCancelledOnce(t *testing.T) {
+func TestAStrayThatNoCommandCanMakeAgainIsCanceledOnce(t *testing.T) {
 	if at := cancelsOf(Stray{ID: "x", TTL: time.Minute}, time.Now()); len(at) != 1 || at[0] != 0 {
-		t.Errorf("cancelled after %v", at)
+		t.Errorf("canceled after %v", at)
 	}
 }
 
 // The command that ends the request may carry a cool-down, which a cancel of the stray does not have.
 func TestTheCancelOfAStrayComesAfterTheCommandThatEndsIt(t *testing.T) {
 	if at := cancelsOf(Stray{ID: "x", TTL: time.Minute, Late: true, Ends: true}, time.Now()); len(at) < 2 || at[0] < time.Second {
-		t.Errorf("cancelled after %v", at)
+		t.Errorf("canceled after %v", at)
 	}
 }

@@ -351,16 +351,16 @@ func TestAServerThatHangsTellsEachInItsTime(t *testing.T) {
 	})
 }
 
-func TestACancelledCommandLeavesTheQueueAndNothingElse(t *testing.T) {
+func TestACanceledCommandLeavesTheQueueAndNothingElse(t *testing.T) {
 	r := &road{}
 	onRoad(t, r, func(t *testing.T, s *Server) {
 		x := newSender(s)
 		x.sendMany(4, "before")
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		x.under(ctx, "cancelled", cancel)
+		x.under(ctx, "canceled", cancel)
 		x.send("other", time.Second)
 		cancel()
-		x.failed(t, "cancelled", "canceled", 0)
+		x.failed(t, "canceled", "canceled", 0)
 		x.answered(t, "other", 2*time.Millisecond)
 		for i := range 4 {
 			x.answered(t, fmt.Sprint("before", i), time.Millisecond)

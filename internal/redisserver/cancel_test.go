@@ -115,7 +115,7 @@ func TestACancelThatFindsNothingTellsNobodyAndOneOfAPlaceTellsTheOwnersThatOther
 }
 
 // The readers need not wait for their re-check.
-func TestCancellingAWaitingWriterLetsReadersBehindItIn(t *testing.T) {
+func TestCancelingAWaitingWriterLetsReadersBehindItIn(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		inbox := s.listen("C")
 		a, w, c := s.reader("A"), s.writer("B"), counted(s.reader("C"))
@@ -130,7 +130,7 @@ func TestCancellingAWaitingWriterLetsReadersBehindItIn(t *testing.T) {
 	})
 }
 
-func TestACancelledReaderWhoseMarkerIsGoneLeavesNothing(t *testing.T) {
+func TestACanceledReaderWhoseMarkerIsGoneLeavesNothing(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		reader := s.reader("A")
 		s.gets(s.acquire(reader))

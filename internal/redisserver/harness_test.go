@@ -224,7 +224,7 @@ func (s *scene) cancel(id string, last uint64) {
 }
 
 // answerOf cancels id and returns the result.
-func (s *scene) answerOf(id string, last uint64) protocol.Cancelled {
+func (s *scene) answerOf(id string, last uint64) protocol.Canceled {
 	s.t.Helper()
 	r := s.srv.Cancel(context.Background(), []protocol.CancelRequest{{ID: id, Keys: &s.keys, Last: last}})[0]
 	if r.Fail != nil {

@@ -455,7 +455,7 @@ func (s *Server) Touch(ctx context.Context, batch []protocol.Renewal) error {
 
 // Cancel cancels a batch of requests, and returns the result of each. It repeats the
 // unfinished ones until ctx is done. In a Cluster, see Renew.
-func (s *Server) Cancel(ctx context.Context, batch []protocol.CancelRequest) []protocol.Cancelled {
+func (s *Server) Cancel(ctx context.Context, batch []protocol.CancelRequest) []protocol.Canceled {
 	script := &CancelScript
 	if prove := len(batch) == 1 && batch[0].Prove; s.mark != "" && !prove {
 		script = &VoteCancelScript // whose shortcut does not tell the last token
@@ -464,15 +464,15 @@ func (s *Server) Cancel(ctx context.Context, batch []protocol.CancelRequest) []p
 		return s.args.release(g.Keys, g.ID, g.Last, g.Link, g.Cooldown)
 	}
 	call := func(i int, byText bool) onceCmd { return script.call(ctx, byText, line(&batch[i])) }
-	results := make([]protocol.Cancelled, len(batch))
+	results := make([]protocol.Canceled, len(batch))
 	var again []int
 	take := func(i int, val any, err error) {
 		if err == nil && unfinished(val) {
 			again = append(again, i)
 		}
-		results[i] = parseCancelled(val, err)
+		results[i] = parseCanceled(val, err)
 		if fail := results[i].Fail; fail != nil && fail.Kind == protocol.OtherType && s.overwritten(ctx, batch[i].Keys) {
-			results[i] = protocol.Cancelled{}
+			results[i] = protocol.Canceled{}
 		}
 	}
 	if s.mark != "" && len(batch) == 1 { // most often, as part of an Unlock: a pipeline of one costs more than a command
@@ -487,24 +487,24 @@ func (s *Server) Cancel(ctx context.Context, batch []protocol.CancelRequest) []p
 	return results
 }
 
-// parseCancelled parses the reply of cancel.lua.
-func parseCancelled(val any, err error) protocol.Cancelled {
+// parseCanceled parses the reply of cancel.lua.
+func parseCanceled(val any, err error) protocol.Canceled {
 	if err != nil {
-		return protocol.Cancelled{Fail: Classify(err)}
+		return protocol.Canceled{Fail: Classify(err)}
 	}
 	if _, ok := val.(int64); ok { // release_fast.lua: it owned
-		return protocol.Cancelled{Owned: true}
+		return protocol.Canceled{Owned: true}
 	}
 	reply, _ := val.([]any)
 	if len(reply) < 5 {
-		return protocol.Cancelled{Fail: Classify(malformed(val))}
+		return protocol.Canceled{Fail: Classify(malformed(val))}
 	}
 	owned, _ := reply[2].(int64)
 	token, _ := reply[3].(int64)
 	if !validToken(token) {
 		token = 0
 	}
-	c := protocol.Cancelled{Owned: owned == 1, Token: uint64(token)}
+	c := protocol.Canceled{Owned: owned == 1, Token: uint64(token)}
 	if len(reply) > 6 {
 		c.Clock, c.Mark = clockAndMark(reply[4], reply[5])
 	}

@@ -59,7 +59,7 @@ func TestWhatALeaseOfAQuorumAsksOfEachServer(t *testing.T) {
 		token = s.gets(ask(all[8]))
 		calls("gives back, with an earlier token of another server", 3, func() { s.release(all[8], token-1) })
 		token = s.gets(ask(all[9]))
-		calls("is cancelled as the owner, with an earlier token", 3, func() { s.cancel(all[9], token-1) })
+		calls("is canceled as the owner, with an earlier token", 3, func() { s.cancel(all[9], token-1) })
 		if last := s.look().token(); last != token {
 			t.Errorf("the last token is %d, it was %d", last, token)
 		}

@@ -530,8 +530,8 @@ func (o *qOp) done() {
 		w.counts[fmt.Sprint("renewal ", o.r.Outcome)]++
 		c.step(func(now time.Time, fx *lockstate.Effects) { c.lock.Renewed(o.r, now, fx) })
 	default:
-		if s := c.cancel.Answered(o.g, o.op.Cancelled, c.local()); len(s.Callers) > 0 {
-			c.step(func(now time.Time, fx *lockstate.Effects) { c.lock.Cancelled(&s, now, fx) })
+		if s := c.cancel.Answered(o.g, o.op.Canceled, c.local()); len(s.Callers) > 0 {
+			c.step(func(now time.Time, fx *lockstate.Effects) { c.lock.Canceled(&s, now, fx) })
 		}
 	}
 }
@@ -628,19 +628,19 @@ func (w *qWorld) deliver(p *qPacket) {
 		if p.c.dead {
 			return
 		}
-		res := protocol.Cancelled{Fail: noAnswer}
+		res := protocol.Canceled{Fail: noAnswer}
 		if !lost(3) {
 			w.owners.seq++
 			w.owners.givesBack(p.server, p.g.ID)
 			if err := s.refuses(false); err != nil {
-				p.c.strays[p.server].Answered(p.g, protocol.Cancelled{Fail: redisserver.Classify(err)}, p.c.local())
+				p.c.strays[p.server].Answered(p.g, protocol.Canceled{Fail: redisserver.Classify(err)}, p.c.local())
 				return
 			}
 			res = s.srv.Cancel(context.Background(), []protocol.CancelRequest{{Keys: &w.keys, ID: p.g.ID, Last: p.g.Last}})[0]
 			w.observe(s)
 			w.logf("  server %d: %s stray %v: %v", p.server+1, p.c.name, short(p.g.ID), res.Owned)
 			if lost(3) {
-				res = protocol.Cancelled{Fail: noAnswer}
+				res = protocol.Canceled{Fail: noAnswer}
 			}
 		}
 		p.c.strays[p.server].Answered(p.g, res, p.c.local())
@@ -657,7 +657,7 @@ func (w *qWorld) silent(p *qPacket) {
 	if w.rng.IntN(2) == 0 {
 		p.c.away[p.server] = w.now.Add(time.Duration(w.rng.Int64N(int64(time.Second))))
 	}
-	w.answer(p, quorum.Result{Fail: noAnswer, Cancelled: protocol.Cancelled{Fail: noAnswer}})
+	w.answer(p, quorum.Result{Fail: noAnswer, Canceled: protocol.Canceled{Fail: noAnswer}})
 }
 
 // owns notes when the client first heard that it is the owner on a server under an id. It does not count
@@ -703,7 +703,7 @@ func (s *qServer) execute(send *quorum.Send) (res quorum.Result) {
 		s.w.counts["refused"]++
 		s.hurtsAll()
 		fail := redisserver.Classify(err)
-		return quorum.Result{Fail: fail, Cancelled: protocol.Cancelled{Fail: fail}, Renewed: protocol.Unanswered}
+		return quorum.Result{Fail: fail, Canceled: protocol.Canceled{Fail: fail}, Renewed: protocol.Unanswered}
 	}
 	var err error
 	switch send.Kind {
@@ -717,9 +717,9 @@ func (s *qServer) execute(send *quorum.Send) (res quorum.Result) {
 		res.Answer, err = s.srv.Adopt(ctx, send.Keys, send.ID, send.Token)
 		res.Fail = redisserver.Classify(err)
 	case quorum.Cancel:
-		res.Cancelled = s.srv.Cancel(ctx, []protocol.CancelRequest{send.Cancel})[0]
-		res.Fail = res.Cancelled.Fail
-		res.Young = s.young(res.Cancelled.Clock, res.Cancelled.Mark)
+		res.Canceled = s.srv.Cancel(ctx, []protocol.CancelRequest{send.Cancel})[0]
+		res.Fail = res.Canceled.Fail
+		res.Young = s.young(res.Canceled.Clock, res.Canceled.Mark)
 	case quorum.Renew:
 		batch := []protocol.Renewal{send.Renew}
 		s.srv.Renew(ctx, batch)

@@ -313,7 +313,7 @@ func (w *world) deliver(luck int) bool {
 	if !w.calm && w.rng.IntN(100) < w.lazy[p.kind] {
 		return false
 	}
-	if p.c.paused && (p.kind == "reply" || p.kind == "renewed" || p.kind == "cancelled" || p.kind == "message") {
+	if p.c.paused && (p.kind == "reply" || p.kind == "renewed" || p.kind == "canceled" || p.kind == "message") {
 		return false
 	}
 	if p.orphan && w.now.Before(w.outage) {
@@ -346,8 +346,8 @@ func (w *world) deliver(luck int) bool {
 
 // carry takes a command to the server, or halfway, or twice.
 func (w *world) carry(p *packet, luck int) {
-	failed := &packet{kind: map[string]string{"request": "reply", "renew": "renewed", "cancel": "cancelled"}[p.kind],
-		c: p.c, cmd: p.cmd, r: p.r, g: p.g, ended: protocol.Cancelled{Fail: redisserver.Classify(errLost)}, err: errLost, sent: p.sent}
+	failed := &packet{kind: map[string]string{"request": "reply", "renew": "renewed", "cancel": "canceled"}[p.kind],
+		c: p.c, cmd: p.cmd, r: p.r, g: p.g, ended: protocol.Canceled{Fail: redisserver.Classify(errLost)}, err: errLost, sent: p.sent}
 	failed.r.Outcome, failed.r.Err = protocol.Unanswered, errLost
 	piped := p.kind != "request"
 	out := w.now.Before(w.outage)

@@ -101,7 +101,7 @@ func (c *simClient) probe(now time.Time) {
 	}
 }
 
-// cancels lists the requests that are still to be cancelled.
+// cancels lists the requests that are still to be canceled.
 func (c *simClient) cancels() string {
 	var all []string
 	for _, g := range c.cancel.Pending {

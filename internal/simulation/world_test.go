@@ -132,7 +132,7 @@ const (
 
 // packet is something on its way.
 type packet struct {
-	kind   string // request, reply, renew, renewed, cancel, cancelled, message
+	kind   string // request, reply, renew, renewed, cancel, canceled, message
 	c      *simClient
 	cmd    protocol.Command
 	a      protocol.Answer
@@ -140,7 +140,7 @@ type packet struct {
 	r      protocol.Renewal
 	g      *lockstate.Cancellation
 	cool   time.Duration // of the cancel
-	ended  protocol.Cancelled
+	ended  protocol.Canceled
 	m      protocol.Message
 	orphan bool // the sender has given it up: its answer goes nowhere
 	sent   time.Time
@@ -215,7 +215,7 @@ func (w *world) begin(seed int64) {
 	// Each world has its own mix of troubles (swarm testing): if all troubles were rare in all
 	// worlds, they would never be seen together.
 	w.lazy = map[string]int{}
-	for _, kind := range []string{"request", "reply", "renew", "renewed", "cancel", "cancelled", "message"} {
+	for _, kind := range []string{"request", "reply", "renew", "renewed", "cancel", "canceled", "message"} {
 		w.lazy[kind] = []int{0, 0, 0, 60, 90}[w.rng.IntN(5)]
 	}
 	w.menu = [6]int{} // how likely the acts of each kind are
@@ -456,7 +456,7 @@ func (c *simClient) perform(fx *lockstate.Effects) {
 	}
 }
 
-// haunt has a request cancelled.
+// haunt has a request canceled.
 func (c *simClient) haunt(g *lockstate.Cancellation) {
 	c.w.logf("%s cancels %s", c.name, short(g.ID))
 	c.cancel.Add(g, c.now())
@@ -586,7 +586,7 @@ func (w *world) execute(p *packet) *packet {
 		// last token with it: this is the hole described in design.md §3, Token.
 		w.unclean = w.unclean || r.Owned && p.g.Last == 0
 		w.logf("server: cancel %s -> owned %v, token %d, %v", short(p.g.ID), r.Owned, r.Token, err)
-		reply = &packet{kind: "cancelled", c: p.c, g: p.g, ended: r, err: err}
+		reply = &packet{kind: "canceled", c: p.c, g: p.g, ended: r, err: err}
 	}
 	reply.sent = p.sent
 	after := w.look()
@@ -660,10 +660,10 @@ func (w *world) arrive(p *packet) {
 			what = "renewed"
 		}
 		c.step(what, func(now time.Time, fx *lockstate.Effects) { c.lock.Renewed(&r, now, fx) })
-	case "cancelled":
+	case "canceled":
 		if s := c.cancel.Answered(p.g, p.ended, c.now()); len(s.Callers) > 0 {
 			c.byToken = !p.ended.Owned
-			c.step("cancelled", func(now time.Time, fx *lockstate.Effects) { c.lock.Cancelled(&s, now, fx) })
+			c.step("canceled", func(now time.Time, fx *lockstate.Effects) { c.lock.Canceled(&s, now, fx) })
 			c.byToken = false
 		}
 		c.cancelDue()
