@@ -261,10 +261,10 @@ func (c *canceler) answered(batch []*lockstate.Cancellation, results []protocol.
 	for i, cancel := range batch {
 		if fail := results[i].Fail; fail != nil {
 			c.client.slotMap.commandFailed(fail)
-			c.client.downtime.commandFailed(fail, sent, keeps)
+			c.client.downtime.commandFailed(fail, sent, workKeeps)
 			c.client.logFailure(keysOf(cancel).Name(), fail)
 		} else {
-			c.client.downtime.commandAnswered(keeps)
+			c.client.downtime.commandAnswered(workKeeps)
 		}
 	}
 }

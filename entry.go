@@ -347,30 +347,10 @@ func (e *entry) run(cmd *protocol.Command, limit time.Duration) {
 	var pause time.Duration
 	var failed time.Time
 	if fail != nil {
-		fail.Again = fail.Again && e.awake.pauses == nil // at once, but not again and again
-		failed, pause = time.Now(), e.pause()
-		c.inbox.requireProbe(fail)
-		if fail.Again {
-			pause = 0
-		} else {
-			c.logFailure(e.keys.Name(), fail)
-			c.downtime.commandFailed(fail, cmd.At, kindOfCommand(cmd.Verb))
-		}
+		failed = time.Now()
+		pause = e.noteFailure(cmd, fail)
 	} else {
-		c.downtime.commandAnswered(kindOfCommand(cmd.Verb))
-		c.outage.answered(e.awake.pauses != nil) // it is awake, with a command in flight
-		e.awake.pauses = nil
-		if a.NoNotify && !e.awake.warned {
-			e.awake.warned = true
-			c.log.foreignOwner(e.keys.Name(), a.Blocker, a.Left)
-		}
-		if a.Echo == protocol.EchoDenied {
-			c.publishDenied.Store(true)
-			c.log.publishDenied()
-		} else if a.Echo > 0 {
-			c.publishDenied.Store(false)
-		}
-		c.stats.countHandoffs(a.Handed)
+		e.noteReply(cmd, &a)
 	}
 	returned = true
 	c.slotMap.commandFailed(fail) // before the step, whose commands are to find the right node
@@ -383,6 +363,40 @@ func (e *entry) run(cmd *protocol.Command, limit time.Duration) {
 	}
 	*cmd = protocol.Command{}
 	commands.Put(cmd)
+}
+
+// noteFailure notes what the failure of a command says of the client and of Redis, and returns how long
+// the lock sends nothing.
+func (e *entry) noteFailure(cmd *protocol.Command, fail *protocol.Failure) (pause time.Duration) {
+	c := e.client
+	fail.Again = fail.Again && e.awake.pauses == nil // at once, but not again and again
+	pause = e.pause()
+	c.inbox.requireProbe(fail)
+	if fail.Again {
+		return 0
+	}
+	c.logFailure(e.keys.Name(), fail)
+	c.downtime.commandFailed(fail, cmd.At, kindOfCommand(cmd.Verb))
+	return pause
+}
+
+// noteReply notes what the reply to a command says of the client and of Redis.
+func (e *entry) noteReply(cmd *protocol.Command, a *protocol.Answer) {
+	c := e.client
+	c.downtime.commandAnswered(kindOfCommand(cmd.Verb))
+	c.outage.answered(e.awake.pauses != nil) // it is awake, with a command in flight
+	e.awake.pauses = nil
+	if a.NoNotify && !e.awake.warned {
+		e.awake.warned = true
+		c.log.foreignOwner(e.keys.Name(), a.Blocker, a.Left)
+	}
+	if a.Echo == protocol.EchoDenied {
+		c.publishDenied.Store(true)
+		c.log.publishDenied()
+	} else if a.Echo > 0 {
+		c.publishDenied.Store(false)
+	}
+	c.stats.countHandoffs(a.Handed)
 }
 
 var errPanicked = errors.New("leased: what a command called panicked")

@@ -192,15 +192,15 @@ type downtime struct {
 type workKind int
 
 const (
-	takes workKind = iota
-	keeps          // or ends what is held: a renewal, release or cancel
+	workTakes workKind = iota // takes a lock
+	workKeeps                 // keeps or ends what is held: a renewal, release or cancel
 )
 
 func kindOfCommand(verb protocol.Verb) workKind {
 	if verb == protocol.Release {
-		return keeps
+		return workKeeps
 	}
-	return takes
+	return workTakes
 }
 
 // commandFailed notes that a command that was sent at that time has failed.
@@ -226,7 +226,7 @@ func (d *downtime) commandAnswered(kind workKind) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.refused[kind] = false
-	if d.lasts.Load() && d.heard.IsZero() && !d.refused[takes] && !d.refused[keeps] {
+	if d.lasts.Load() && d.heard.IsZero() && !d.refused[workTakes] && !d.refused[workKeeps] {
 		d.heard = time.Now()
 		d.client.watchdog.set(d, d.heard.Add(answersLong))
 	}

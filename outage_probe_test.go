@@ -72,16 +72,16 @@ func TestVirtualADowntimeEndsWithTheCommandsThatWereRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := onStub(t, 0, 0)
 		c.begin()
-		c.downtime.commandFailed(&protocol.Failure{Err: errNoAnswer, Kind: protocol.RefusedNow}, time.Now(), takes)
+		c.downtime.commandFailed(&protocol.Failure{Err: errNoAnswer, Kind: protocol.RefusedNow}, time.Now(), workTakes)
 		for range 10 {
-			c.downtime.commandAnswered(keeps)
+			c.downtime.commandAnswered(workKeeps)
 			time.Sleep(answersLong)
 			synctest.Wait()
 			if !c.downtime.lasts.Load() {
 				t.Fatal("a renewal was answered, and the downtime is over")
 			}
 		}
-		c.downtime.commandAnswered(takes)
+		c.downtime.commandAnswered(workTakes)
 		time.Sleep(answersLong)
 		synctest.Wait()
 		if c.downtime.lasts.Load() {

@@ -623,3 +623,50 @@ func spanContextOf(s *protocol.Span) trace.SpanContext {
 		TraceID: s.TraceID, SpanID: s.SpanID, TraceFlags: trace.TraceFlags(s.Flags), Remote: s.Remote,
 	})
 }
+
+// callTrace is what is traced of a call: the lock's events, and the spans made from them.
+type callTrace struct {
+	lockstate.EventLog
+	parent         trace.SpanContext // of the spans
+	span           trace.Span        // of the hold, nil until it has begun
+	waitUnreported bool              // the caller has not reported its wait yet, and may begin the hold's span when it does
+	spanClaimed    bool              // a goroutine is beginning, or has begun, the span of the hold
+	why            error             // the cause, if the hold did not end with a release
+	how            holdResult        // how the hold ended, for one that was over before it had a span
+	ended          time.Time         // when the hold ended; zero if it has not
+	settled        time.Time         // when its Unlock had finished waiting for Redis; zero if it did not wait
+}
+
+// startTrace starts to record the events of w, for spans under parent.
+func (w *call) startTrace(parent trace.SpanContext) {
+	t := &callTrace{parent: parent, waitUnreported: true}
+	t.Maker = t
+	w.Events = &t.EventLog
+}
+
+// trace returns what is traced of w, or nil if w is not traced.
+func (w *call) trace() *callTrace {
+	if w.Events == nil {
+		return nil
+	}
+	return w.Events.Maker.(*callTrace)
+}
+
+// context returns ctx with the hold span as the current one, if ctx carries the span under which
+// the call was made.
+func (t *callTrace) context(ctx context.Context) context.Context {
+	if t == nil || t.span == nil || !trace.SpanContextFromContext(ctx).Equal(t.parent) {
+		return ctx
+	}
+	return trace.ContextWithSpan(ctx, t.span)
+}
+
+// claimHoldSpan reports whether the calling goroutine is to begin the span of the hold: exactly one
+// goroutine does.
+func (t *callTrace) claimHoldSpan() bool {
+	if t == nil || t.spanClaimed {
+		return false
+	}
+	t.spanClaimed = true
+	return true
+}

@@ -54,8 +54,9 @@ type watchdog struct {
 
 // alarm is embedded in what the watchdog calls at a given time.
 type alarm struct {
-	// due is the time of the call, 0 if not set. It is written under both watchdog.mu and the
-	// target's mutex, so either is enough to read it.
+	// due is when the target is called, 0 if not set. Once the call has begun, it stays as it is
+	// until the target removes or sets the alarm. That of an entry is written under both
+	// watchdog.mu and the entry's mutex, so either is enough to read it.
 	due   lockstate.Instant
 	index int // place in the heap + 1, 0 if not set
 }
@@ -318,7 +319,7 @@ func (c *Client) renewed(ctx context.Context, batch []protocol.Renewal, took tim
 	// Last, because what follows can hang, and no lock may wait for it.
 	defer c.recoverPanic("a hook of the Redis client, or an error of one,")
 	if answered {
-		c.downtime.commandAnswered(keeps)
+		c.downtime.commandAnswered(workKeeps)
 		c.outage.answered(false)
 	}
 	var failed *protocol.Failure
@@ -329,7 +330,7 @@ func (c *Client) renewed(ctx context.Context, batch []protocol.Renewal, took tim
 			fail := redisserver.Classify(r.Err)
 			failed = fail
 			c.inbox.requireProbe(fail)
-			c.downtime.commandFailed(fail, r.At, keeps)
+			c.downtime.commandFailed(fail, r.At, workKeeps)
 			c.outage.failed(fail, time.Now())
 			c.slotMap.commandFailed(fail)
 			if !c.cutShort(fail) {

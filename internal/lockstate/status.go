@@ -38,6 +38,9 @@ func (l *Lock) Status() Status {
 	return v
 }
 
+// Asking reports whether the lock was requested and no answer has come yet.
+func (l *Lock) Asking() bool { return l.grant.state == Asking }
+
 // MayOwn reports whether the grant is held and, as far as we know, under id.
 func (v *Status) MayOwn(id string) bool {
 	return v.State == Held && (id == v.Req.ID || v.Downgrading && id == v.Next)
