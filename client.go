@@ -501,9 +501,9 @@ func (c *Client) abandoned() (left []string) {
 		e.mu.Unlock()
 	}
 	if held > 0 {
-		what, then := "1 lease was", "it is not renewed any more, and its TTL ends it"
+		what, then := "1 lease was", "it is no longer renewed and expires with its TTL"
 		if held > 1 {
-			what, then = fmt.Sprint(held, " leases were"), "they are not renewed any more, and their TTL ends them"
+			what, then = fmt.Sprint(held, " leases were"), "they are no longer renewed and expire with their TTLs"
 		}
 		left = append(left, fmt.Sprintf("%s not unlocked, of %s: %s", what, someNames(names), then))
 	}
@@ -515,9 +515,9 @@ func (c *Client) abandoned() (left []string) {
 
 func unconfirmedReleases(n int) string {
 	if n == 1 {
-		return "1 release was not confirmed: unless it was done, the TTL ends the lease"
+		return "1 release was not confirmed: if Redis did not carry it out, the lease expires with its TTL"
 	}
-	return fmt.Sprint(n, " releases were not confirmed: unless they were done, the TTL ends the leases")
+	return fmt.Sprint(n, " releases were not confirmed: where Redis did not carry them out, the leases expire with their TTLs")
 }
 
 // finalWait is the least time for which Shutdown waits for goroutines, handlers and processors:

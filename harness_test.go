@@ -230,7 +230,7 @@ func (s place) share(n int64) int64 {
 // saying is the text of an error that the servers answer.
 func (s place) saying(text string) string {
 	if s.members != nil {
-		return fmt.Sprintf("0 of %d servers answered, and %d are needed; %s", suiteMembers, s.most(), text)
+		return fmt.Sprintf("0 of %d servers answered, but %d are needed; %s", suiteMembers, s.most(), text)
 	}
 	return text
 }

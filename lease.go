@@ -289,7 +289,7 @@ const checkPatience = protocol.CommandTimeout + 10*time.Millisecond
 // for 2 s if that is sooner. The error of ctx, an error that Redis returned instead of an
 // answer, and the error of a Redis that does not answer say nothing about the lease, which
 // goes on until its trust window ends. If the client is closed meanwhile,
-// the error matches ErrClosed, and the lease is not renewed any more.
+// the error matches ErrClosed, and the lease is no longer renewed.
 func (l *Lease) Check(ctx context.Context) error {
 	if l.unmade() {
 		return errLeaseUnmade

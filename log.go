@@ -300,7 +300,7 @@ func (l *throttledLog) collected(name, site string) {
 		args = append(args, "locked_at", site)
 	}
 	l.later(func() {
-		l.print(slog.LevelError, l.causeOf("collected", name), "a lease was garbage-collected without Unlock; it is not renewed any more, "+
+		l.print(slog.LevelError, l.causeOf("collected", name), "a lease was garbage-collected without Unlock; it is no longer renewed, "+
 			"and this process keeps its callers out until Mutex.Unlock", args...)
 	})
 }

@@ -56,7 +56,7 @@ func NewQuorum(rdbs []redis.UniversalClient, opts ...Option) (*Client, error) {
 	}
 	switch n := len(rdbs); {
 	case n != 3 && n != 5 && n != 7:
-		return nil, invalid("a quorum has 3, 5 or 7 servers, and not %d", n)
+		return nil, invalid("a quorum has 3, 5 or 7 servers, not %d", n)
 	case o.replicas > 0:
 		return nil, invalid("WithReplicas is for a client of one deployment, not for a quorum")
 	case o.lock.TTL > o.quarantine:
@@ -68,7 +68,7 @@ func NewQuorum(rdbs []redis.UniversalClient, opts ...Option) (*Client, error) {
 			return nil, err
 		}
 		if kind != oneNode {
-			return nil, invalid("server %d of the quorum: the Redis client is not one of a single server", i+1)
+			return nil, invalid("server %d of the quorum: the Redis client is not a client of a single server", i+1)
 		}
 		addr := addrOf(rdb)
 		if addr == failoverAddr {

@@ -38,7 +38,7 @@ func TestForceUnlockOnAQuorumTellsOnHowManyServersItEvicted(t *testing.T) {
 		}
 		_, err = operator.Inspect(context.Background(), "x")
 		isAll(t, err, leased.ErrNoQuorum)
-		if oneLine(t, err); !strings.Contains(err.Error(), "2 of 5 servers answered, and 3 are needed") {
+		if oneLine(t, err); !strings.Contains(err.Error(), "2 of 5 servers answered, but 3 are needed") {
 			t.Errorf("the error reads %q", err)
 		}
 		for _, m := range servers[:3] {

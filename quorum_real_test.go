@@ -135,7 +135,7 @@ func TestAQuorumGoesOnWithoutAMinorityAndStopsWithoutAMajority(t *testing.T) {
 			if !errors.Is(err, leased.ErrNoQuorum) || !errors.Is(err, leased.ErrNotAcquired) {
 				t.Errorf("without a majority: %v", err)
 			}
-			if !regexp.MustCompile(`[0-2] of 5 servers answered, and 3 are needed; `).MatchString(err.Error()) {
+			if !regexp.MustCompile(`[0-2] of 5 servers answered, but 3 are needed; `).MatchString(err.Error()) {
 				t.Errorf("the error reads %q", err)
 			}
 			eventually(t, "nothing is left", func() bool {
@@ -229,7 +229,7 @@ func TestTheErrorOfAQuorumNamesHowManyAnswered(t *testing.T) {
 	defer cancel()
 	_, err = c.Mutex("x").LockContext(ctx)
 	isAll(t, err, leased.ErrNoQuorum, leased.ErrNotAcquired, context.DeadlineExceeded)
-	if !strings.Contains(err.Error(), "0 of 3 servers answered, and 2 are needed; ") {
+	if !strings.Contains(err.Error(), "0 of 3 servers answered, but 2 are needed; ") {
 		t.Errorf("the error reads %q", err)
 	}
 }

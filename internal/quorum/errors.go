@@ -33,7 +33,7 @@ func (e *noQuorum) Error() string {
 		fmt.Fprintf(&b, "too few of %d servers may vote: those without data, as after a restart, are in quarantine for another %v",
 			e.n, e.young.Round(time.Millisecond))
 	case e.answered < e.need:
-		fmt.Fprintf(&b, "%d of %d servers answered, and %d are needed", e.answered, e.n, e.need)
+		fmt.Fprintf(&b, "%d of %d servers answered, but %d are needed", e.answered, e.n, e.need)
 	default:
 		// Some said no, and some were not asked, because they did not have the request. All that is
 		// known is that too few said yes, and that those that failed might have said yes.

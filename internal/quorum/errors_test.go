@@ -22,8 +22,8 @@ func TestWhatIsSaidWhereNothingCouldBeDecided(t *testing.T) {
 		of    []Result // of the first servers; the others are silent until the command expires
 		want  string
 	}{
-		"an acquire, all silent":         {nil, acquire, nil, "0 of 5 servers answered, and 3 are needed; no answer in time"},
-		"an acquire, two of five answer": {nil, acquire, []Result{granted(1), granted(1), none}, "2 of 5 servers answered, and 3 are needed; LOADING Redis is loading the dataset in memory; no answer in time"},
+		"an acquire, all silent":         {nil, acquire, nil, "0 of 5 servers answered, but 3 are needed; no answer in time"},
+		"an acquire, two of five answer": {nil, acquire, []Result{granted(1), granted(1), none}, "2 of 5 servers answered, but 3 are needed; LOADING Redis is loading the dataset in memory; no answer in time"},
 		"an acquire, two in quarantine": {nil, acquire, []Result{granted(1), young(protocol.Granted, 1, 30*time.Second), young(protocol.Granted, 1, 20*time.Second)},
 			"too few of 5 servers may vote: those without data, as after a restart, are in quarantine for another 30s, and 2 failed: no answer in time"},
 		"an acquire, four in quarantine, all answer": {nil, acquire, []Result{granted(1), young(protocol.Granted, 1, 30*time.Second), young(protocol.Granted, 1, 30*time.Second),
@@ -31,7 +31,7 @@ func TestWhatIsSaidWhereNothingCouldBeDecided(t *testing.T) {
 			"too few of 5 servers may vote: those without data, as after a restart, are in quarantine for another 30s"},
 		"a release, one had lost it":                      {everywhere, protocol.Release, []Result{done, done, not}, "fewer than 3 of 5 servers confirmed it, and 2 failed: no answer in time"},
 		"a release, two had lost it":                      {everywhere, protocol.Release, []Result{done, not, not, none}, "fewer than 3 of 5 servers confirmed it, and 2 failed: LOADING Redis is loading the dataset in memory; no answer in time"},
-		"a release, all silent":                           {everywhere, protocol.Release, nil, "0 of 5 servers answered, and 3 are needed; no answer in time"},
+		"a release, all silent":                           {everywhere, protocol.Release, nil, "0 of 5 servers answered, but 3 are needed; no answer in time"},
 		"a release, two were away and have nothing of it": {[]bool{true, true, true}, protocol.Release, []Result{done, done}, "fewer than 3 of 5 servers confirmed it, and 1 failed: no answer in time"},
 		"a downgrade, one had lost it": {everywhere, protocol.Downgrade, []Result{granted(2), granted(2), not},
 			"fewer than 3 of 5 servers confirmed it, and 2 failed: no answer in time"},
@@ -64,8 +64,8 @@ func TestWhatIsSaidWhereNothingCouldBeDecided(t *testing.T) {
 		})
 	}
 	for want, e := range map[string]*noQuorum{
-		"1 of 3 servers answered, and 2 are needed; no answer in time":                                              {answered: 1, n: 3, need: 2, why: []error{errAway}},
-		"0 of 3 servers answered, and 2 are needed; an earlier command has no answer yet":                           {n: 3, need: 2, why: []error{errBusy, errBusy, errBusy}},
+		"1 of 3 servers answered, but 2 are needed; no answer in time":                                              {answered: 1, n: 3, need: 2, why: []error{errAway}},
+		"0 of 3 servers answered, but 2 are needed; an earlier command has no answer yet":                           {n: 3, need: 2, why: []error{errBusy, errBusy, errBusy}},
 		"fewer than 2 of 3 servers confirmed it":                                                                    {answered: 3, n: 3, need: 2},
 		"too few of 3 servers may vote: those without data, as after a restart, are in quarantine for another 1.5s": {answered: 3, n: 3, need: 2, young: 1500*time.Millisecond + 1},
 	} {
