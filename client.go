@@ -282,6 +282,9 @@ func (c *environment) InboxPending() bool {
 // HasInbox reports whether messages reach this client, so that waiting needs no polling.
 func (c *environment) HasInbox() bool { return !c.inbox.polls() && !c.publishDenied.Load() }
 
+// Subscribed reports whether the inbox is confirmed.
+func (c *environment) Subscribed() bool { return c.inbox.confirmed() }
+
 // Jitter returns a random number in [0, 1).
 func (c *environment) Jitter() float64 { return rand.Float64() }
 

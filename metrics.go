@@ -165,14 +165,15 @@ func (m *metrics) register() {
 	sharedGauges.mu.Unlock()
 	collect, err := own.meter.RegisterCallback(own.observe, own.waiting, own.held, own.oldestWait, own.oldestHold, own.clients, own.servers)
 	sharedGauges.mu.Lock() // the client that registers is not closed yet
-	defer sharedGauges.mu.Unlock()
-	if err != nil {
-		otel.Handle(err)
-		// The next client of the meter tries for itself.
+	if err == nil {
+		own.collect = collect
+	} else { // the next client of the meter tries for itself
 		sharedGauges.all = slices.DeleteFunc(sharedGauges.all, func(each *gauges) bool { return each == own })
-		return
 	}
-	own.collect = collect
+	sharedGauges.mu.Unlock()
+	if err != nil {
+		otel.Handle(err) // user code
+	}
 }
 
 // sameMeter reports whether two meters are one. Those of a user's own type need not be comparable,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log"
 	"math"
 	"strings"
 	"sync"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
@@ -308,6 +310,25 @@ func TestCommandsThatShareAPipelineAreMeasuredOneByOne(t *testing.T) {
 type refusingOnce struct {
 	metric.Meter
 	refused bool
+}
+
+// Registering reports an error by the handler of OpenTelemetry, which may close clients.
+func TestTheHandlerOfOTelErrorsMayCloseAClientWhoseGaugesAreRefused(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		m := newMeter(t)
+		provider := oneMeter{m, &refusingOnce{Meter: m.Meter("github.com/leasedmutex/leased", metric.WithInstrumentationVersion("v1"))}}
+		first := newClient(t, s, leased.WithMeterProvider(m))
+		handled := false
+		otel.SetErrorHandler(otel.ErrorHandlerFunc(func(error) {
+			handled = true
+			_ = first.Close()
+		}))
+		defer otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Print(err) })) // as by default
+		newClient(t, s, leased.WithMeterProvider(provider))
+		if !handled {
+			t.Error("no error was handled")
+		}
+	})
 }
 
 func (m *refusingOnce) RegisterCallback(f metric.Callback, on ...metric.Observable) (metric.Registration, error) {

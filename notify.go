@@ -38,8 +38,9 @@ type inbox struct {
 	place   int // the number of its server in a quorum
 	quit    context.Context
 	halt    context.CancelFunc
-	began   atomic.Bool // a lock was asked for, so run has begun
-	settles atomic.Bool // the first subscription was confirmed, or failed
+	began   atomic.Bool   // a lock was asked for, so run has begun
+	settles atomic.Bool   // the first subscription was confirmed, or failed
+	hasten  chan struct{} // has run make the next attempt at once; of capacity 1
 
 	mu      sync.Mutex // guards what follows; only watchdog.mu is locked under it
 	hearing lockstate.InboxHealth
@@ -49,7 +50,7 @@ type inbox struct {
 }
 
 func newInbox(c *Client, rdb redis.UniversalClient) *inbox {
-	in := &inbox{client: c, rdb: rdb, channel: protocol.InboxChannel(c.opts.prefix, c.id), hearing: lockstate.InboxHealth{Counts: c.proof == protocol.Counted}}
+	in := &inbox{client: c, rdb: rdb, channel: protocol.InboxChannel(c.opts.prefix, c.id), hasten: make(chan struct{}, 1), hearing: lockstate.InboxHealth{Counts: c.proof == protocol.Counted}}
 	in.quit, in.halt = context.WithCancel(context.Background())
 	return in
 }
@@ -150,8 +151,22 @@ func (in *inbox) pauseAfter(refused bool, err error) {
 	timer := time.NewTimer(pause)
 	select {
 	case <-timer.C:
+	case <-in.hasten:
+		timer.Stop()
 	case <-in.quit.Done():
 		timer.Stop()
+	}
+}
+
+// redisIsBack has the inbox subscribe at once, unless it has. Otherwise its attempts would pause for up to
+// 2 s more, in which waiters poll.
+func (in *inbox) redisIsBack() {
+	if in.confirmed() {
+		return
+	}
+	select {
+	case in.hasten <- struct{}{}:
+	default:
 	}
 }
 

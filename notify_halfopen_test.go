@@ -2,6 +2,7 @@ package leased_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/leasedmutex/leased"
 	"github.com/leasedmutex/leased/internal/race"
+	"github.com/leasedmutex/leased/internal/redistest"
 )
 
 // deaf is a connection on which nothing arrives after SUBSCRIBE.
@@ -156,6 +158,107 @@ func TestVirtualWaitersPollOnceNoSubscriptionCouldBeMadeForLong(t *testing.T) {
 		unlock(t, held)
 		unlock(t, <-waiter)
 	})
+}
+
+// During an outage no subscription can be made either. Once it is over, one is made at once.
+func TestAnOutageIsNotFollowedByPolls(t *testing.T) {
+	for _, lasts := range []time.Duration{10600 * time.Millisecond, 12300 * time.Millisecond, 30600 * time.Millisecond} {
+		synctest.Test(t, func(t *testing.T) {
+			redistest.LastInBubble(t)
+			m := &mortal{Miniredis: redistest.Mini(t)}
+			open := func(change ...func(*redis.Options)) *leased.Client {
+				c, err := leased.New(redistest.MiniClient(t, m.Miniredis, change...), leased.WithLogger(slog.New(slog.DiscardHandler)))
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { _ = c.Close() })
+				return c
+			}
+			c, other := open(func(o *redis.Options) { o.Dialer = m.dial }), open()
+			const locks = 50
+			ctx, cancel := context.WithCancel(context.Background())
+			var all sync.WaitGroup
+			for i := range locks {
+				name := strconv.Itoa(i)
+				l := lock(t, other.Mutex(name))
+				defer unlock(t, l)
+				all.Go(func() { _, _ = c.Mutex(name).LockContext(ctx) })
+			}
+			time.Sleep(10 * time.Second)
+			m.die()
+			time.Sleep(lasts)
+			m.comeBack()
+			before := c.Stats().Commands
+			time.Sleep(2 * time.Second)
+			// Each asks when Redis answers again, and when the subscription is made, and once in 3 s.
+			if n := c.Stats().Commands - before; n < locks || n > 3*locks {
+				t.Errorf("after %v of outage %d waiters sent %d commands in 2 s", lasts, locks, n)
+			}
+			cancel()
+			all.Wait()
+		})
+	}
+}
+
+// A request made while the client was subscribed says so, and each release passes over it once the client is not.
+func TestVirtualAWaiterWhoseSubscriptionIsGoneForGoodIsServed(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var way listeners
+		var refuse atomic.Bool
+		c := clientOn(t, s, s.connect(t, way.change, func(o *redis.Options) {
+			wrapConns(o, func(conn net.Conn) net.Conn { return &mute{conn, &refuse} })
+		}))
+		unlock(t, lock(t, c.Mutex("warm")))
+		held := lock(t, newClient(t, s).Mutex("x"))
+		served := make(chan error, 1)
+		go func() {
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			defer cancel()
+			l, err := c.Mutex("x").LockContext(ctx)
+			if err == nil {
+				unlock(t, l)
+			}
+			served <- err
+		}()
+		s.queued(t, "x", 1)
+		refuse.Store(true)
+		way.cut()
+		ctx, stop := context.WithCancel(context.Background())
+		var others sync.WaitGroup
+		for range 4 { // so that the queue is never empty
+			mu := newClient(t, s).Mutex("x")
+			others.Go(func() {
+				for {
+					l, err := mu.LockContext(ctx)
+					if err != nil {
+						return
+					}
+					time.Sleep(20 * time.Millisecond)
+					unlock(t, l)
+				}
+			})
+		}
+		unlock(t, held)
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+		stop()
+		others.Wait()
+	})
+}
+
+// mute is a connection that ends instead of subscribing.
+type mute struct {
+	net.Conn
+	refuse *atomic.Bool
+}
+
+func (c *mute) Write(p []byte) (int, error) {
+	if subscribes(p) && c.refuse.Load() {
+		_ = c.Close()
+		return 0, errors.New("max number of clients reached")
+	}
+	return c.Conn.Write(p)
 }
 
 // Of a quorum, the servers to which subscriptions can be made send the messages, if they are a majority.

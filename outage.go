@@ -78,13 +78,18 @@ func (o *outage) answered(hadFailed bool) {
 		return
 	}
 	o.mu.Lock()
-	defer o.mu.Unlock()
 	if hadFailed {
 		o.on.Store(false)
 		o.wake = true
 		o.setLocked(o.woken.Add(wakeEvery))
 	} else if at := o.probed.Add(wakeEvery); !o.wake && at.Before(o.next) {
 		o.setLocked(at)
+	}
+	o.mu.Unlock()
+	if hadFailed {
+		for _, in := range o.client.inbox {
+			in.redisIsBack()
+		}
 	}
 }
 

@@ -266,7 +266,7 @@ func TestAnUnlockWithoutAnswerIsALossWhereTheLockMayHaveBeenAnothers(t *testing.
 				lose(h)
 				err := l.Unlock()
 				isAll(t, err, leased.ErrLeaseLost)
-				if err != nil && (errors.Is(err, leased.ErrNotReleased) || !strings.Contains(err.Error(), "had no answer")) {
+				if err != nil && (errors.Is(err, leased.ErrNotReleased) || !strings.Contains(err.Error(), "got no reply")) {
 					t.Errorf("%s: %v", what, err)
 				}
 				if now := s.value(t, "x"); now != value {
@@ -276,7 +276,7 @@ func TestAnUnlockWithoutAnswerIsALossWhereTheLockMayHaveBeenAnothers(t *testing.
 				if len(lost) != 1 {
 					t.Fatalf("%s: told of %d losses", what, len(lost))
 				}
-				if ev := <-lost; ev.Token != l.Token() || !strings.Contains(ev.Reason, "had no answer") {
+				if ev := <-lost; ev.Token != l.Token() || !strings.Contains(ev.Reason, "got no reply") {
 					t.Errorf("%s: told of %+v", what, ev)
 				}
 				if another != nil {

@@ -88,3 +88,16 @@ func TestALeaseIsTrustedForAsLongAsItIsRenewedWhileItsClientCloses(t *testing.T)
 		t.Errorf("after Unlock it is trusted until %v", got)
 	}
 }
+
+// The client's ticks may have ended, so the give-back is what finds that the time is over.
+func TestALeaseThatNobodyTookIsNoLossAfterClose(t *testing.T) {
+	c := writer()
+	h := holding(t, c)
+	h.close()
+	h.losses = nil
+	h.now = h.now.Add(2 * handTTL)
+	h.step(func(now time.Time, fx *Effects) { h.l.GiveBack(c, now, fx) })
+	for _, loss := range h.losses {
+		t.Errorf("it is reported as lost: %v", loss.Why)
+	}
+}

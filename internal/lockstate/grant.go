@@ -79,13 +79,14 @@ type ticket struct {
 
 // schedule says when a ticket that is not granted yet is asked about again.
 type schedule struct {
-	checkAt Instant       // when to ask again; of a held grant, whether others wait, see Lock.asksForReaders
-	endsAt  Instant       // when the owner's lease ends, according to a message; zero if none came
-	told    uint64        // readers whose leases end by this time have been sent *wanted* for it; 0 if all have
-	poll    time.Duration // pause between checks where no notification comes
-	place   int           // how many requests were ahead when it was last asked about in full
-	fullAt  Instant       // the next full re-check comes before then; those before it may be brief
-	lease   uint64        // when its waiting lease ends, in ms of the server's clock, unless it was granted since
+	checkAt    Instant       // when to ask again; of a held grant, whether others wait, see Lock.asksForReaders
+	endsAt     Instant       // when the owner's lease ends, according to a message; zero if none came
+	told       uint64        // readers whose leases end by this time have been sent *wanted* for it; 0 if all have
+	poll       time.Duration // pause between checks where no notification comes
+	pollsSince Instant       // when it was first answered that it polls, 0 if messages come
+	place      int           // how many requests were ahead when it was last asked about in full
+	fullAt     Instant       // the next full re-check comes before then; those before it may be brief
+	lease      uint64        // when its waiting lease ends, in ms of the server's clock, unless it was granted since
 	// hastened says that the ticket is asked about before its pause is over, like all others
 	// that share its inbox or its server.
 	hastened bool

@@ -23,8 +23,7 @@ const (
 	longestRejoin = 2 * time.Second
 	deniedRejoin  = 30 * time.Second
 	// absentAfter is how long attempts to subscribe fail before waiters poll. It is longer than a
-	// subscription that broke takes to be made again, so an outage that has just ended is not
-	// followed by the polls of all clients.
+	// subscription that broke takes to be made again.
 	absentAfter = 2 * longestRejoin
 	steadyLife  = 5 * time.Second // a subscription that lasted this long was sound
 )

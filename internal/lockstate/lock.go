@@ -71,6 +71,8 @@ type Environment interface {
 	// HasInbox reports whether messages reach this client, so that its waiters need not
 	// poll.
 	HasInbox() bool
+	// Subscribed reports whether the client is subscribed to its messages, so that new ids say so.
+	Subscribed() bool
 	// InboxPending reports whether messages do not reach this client yet but are expected
 	// to: Subscribed or SubscribeFailed follows. The id of a request made until then does
 	// not let others tell whether the client is alive.
@@ -343,7 +345,9 @@ func (l *Lock) end(c *Caller, why Reason, now time.Time, fx *Effects) {
 		l.drawToken(c, now)
 		c.until, c.Ended, c.Why = l.instant(Earlier(now, l.grant.trust())), ByLoss, why
 		c.Events.add(Event{At: now, What: eventLost, Text: why.String()})
-		fx.Ended = append(fx.Ended, Loss{c, why})
+		if !c.unused {
+			fx.Ended = append(fx.Ended, Loss{c, why})
+		}
 	}
 }
 
@@ -472,6 +476,9 @@ func (l *Lock) ask(now time.Time, fx *Effects) {
 	if g.state == Asking && g.probe && !l.env.InboxPending() {
 		l.cancelRequest(now, fx) // unanswered so far; a request that may queue gets another id
 	}
+	if g.state == queued && l.looksDead(now) {
+		l.cancelRequest(now, fx) // releases pass over it, so it would never be served
+	}
 	if head == nil || !l.compatible(head.Mode) || g.state == none && l.inboxWaitUntil != 0 {
 		return
 	}
@@ -491,6 +498,17 @@ func (l *Lock) ask(now time.Time, fx *Effects) {
 	l.pending = pending{verb: protocol.Acquire}
 	fx.Send = protocol.Command{Verb: protocol.Acquire, ID: g.req.ID, TTL: g.req.TTL, Wait: l.anyoneWaits() && !g.probe, First: !g.sent, Told: g.told,
 		Check: g.state == queued, Place: g.place, Waits: g.lease, Until: l.briefly(now), At: now}
+}
+
+// looksDead reports whether the request's id says that its client can be seen to be subscribed, and Redis has
+// answered for a while although the client is not.
+func (l *Lock) looksDead(now time.Time) bool {
+	g := &l.grant
+	if g.pollsSince == 0 || l.instant(now) < g.pollsSince.add(deadAfter) || l.env.HasInbox() || l.env.Subscribed() {
+		return false
+	}
+	own, err := protocol.ParseID(g.req.ID)
+	return err == nil && own.Proof == protocol.Counted
 }
 
 // newRequest returns a request with a new id for what head asks for. The id refers to the trace

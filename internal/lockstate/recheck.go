@@ -32,6 +32,9 @@ const (
 	// waiter behind it re-checks perPlace later, so that a crash does not start a herd.
 	AfterExpiry = time.Millisecond
 	perPlace    = 5 * time.Millisecond
+	// deadAfter is how long a waiter polls before it gives up a request that looks dead. A subscription
+	// that broke in an outage is made again sooner, and the request keeps its place.
+	deadAfter = 2 * time.Second
 	// headPoll is the longest pause between two re-checks by the head of the queue if its
 	// grant will be provisional. It leaves most of ProvisionalTTL when the message comes, and
 	// if the message is lost, a re-check still finds the grant.
@@ -48,6 +51,12 @@ func (l *Lock) enqueued(a protocol.Answer, from, now time.Time) {
 	l.becomeQueued(a, from)
 	polls := a.Echo == protocol.EchoDenied || !l.env.HasInbox()
 	pause := l.pauseAfter(a, polls, hastened)
+	switch {
+	case !polls:
+		g.pollsSince = 0
+	case g.pollsSince == 0:
+		g.pollsSince = l.instant(now)
+	}
 	l.blocker = a.Blocker
 	g.clock, g.clockAt = a.Clock, l.instant(now)
 	g.lease = a.Clock/1000 + uint64(g.req.TTL.Milliseconds())

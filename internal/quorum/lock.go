@@ -359,6 +359,11 @@ func (l *Lock) Has(id string, server int) bool {
 	return r != nil && r.parts[server].id == id && r.parts[server].state != ending
 }
 
+// Owns reports whether a server has granted the lock to this id, as far as is known here, for tests.
+func (l *Lock) Owns(id string, server int) bool {
+	return l.Has(id, server) && l.parts[id].parts[server].state == owned
+}
+
 // String describes the requests, for tests.
 func (l *Lock) String() string {
 	text := ""

@@ -16,9 +16,8 @@ import (
 // smallest ticket gets it. If that is the same request, it keeps the grant for twice as long,
 // up to longestKeep.
 //
-// A hand-off reaches a far server later than a near one, and its message takes longer to come back. So a
-// near server's grant is kept for longer than shortestKeep, by twice the difference between the round trips:
-// the client that released may be as far from the server.
+// A hand-off reaches a far server later than a near one, and its message takes longer to come back. So a near
+// server's grant is kept for longer, by the lag of the servers that would complete a majority.
 //
 // Two requests that each have one of two servers and wait at the other would give both back at the same
 // time, again and again, if they kept them for the same time: each would get what the other gave back. So the
@@ -76,14 +75,31 @@ func (l *Lock) forgetLater(r *request, now time.Time) {
 
 // keepFor returns for how long a partial grant is kept.
 func (l *Lock) keepFor(r *request, i int) time.Duration {
-	p, farther := &r.parts[i], time.Duration(0)
+	p := &r.parts[i]
+	longest := min(shortestKeep<<min(p.giveBacks, 20), longestKeep)
+	return l.lag(r, i) + longest - time.Duration(hashOf(p.id)%uint64(longest/2))
+}
+
+// lag returns how much longer the round trip to the servers that would complete a majority is than that to
+// server i: those where the request waits, the nearest first.
+func (l *Lock) lag(r *request, i int) time.Duration {
+	missing := l.cfg.Need
+	var trips []time.Duration
 	for j := range r.parts {
-		if r.parts[j].state == queued {
-			farther = max(farther, l.cfg.RoundTrip(j)-l.cfg.RoundTrip(i))
+		switch r.parts[j].state {
+		case owned:
+			missing--
+		case queued:
+			if !l.cfg.Away(j) {
+				trips = append(trips, l.cfg.RoundTrip(j))
+			}
 		}
 	}
-	longest := min((shortestKeep+2*farther)<<min(p.giveBacks, 20), longestKeep)
-	return longest - time.Duration(hashOf(p.id)%uint64(longest/2))
+	if missing < 1 || missing > len(trips) {
+		return 0
+	}
+	slices.Sort(trips)
+	return max(0, min(trips[missing-1]-l.cfg.RoundTrip(i), longestKeep))
 }
 
 func hashOf(id string) uint64 {

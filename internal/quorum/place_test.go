@@ -101,28 +101,33 @@ func TestAGrantThatKeepsComingBackIsPlacedLater(t *testing.T) {
 // Else two requests that each have what the other needs would exchange it for ever. Nobody gives back what a
 // near server granted before a far one can have granted it, too.
 func TestRequestsGiveTheirGrantsBackAtDifferentTimes(t *testing.T) {
-	trips := []time.Duration{time.Millisecond, 41 * time.Millisecond, 500 * time.Millisecond, 3 * time.Millisecond, 0}
-	cfg := &Config{N: len(trips), RoundTrip: func(i int) time.Duration { return trips[i] }}
+	trips := []time.Duration{time.Millisecond, 41 * time.Millisecond, 5 * time.Second, 3 * time.Millisecond, 2 * time.Millisecond}
+	const away = 4
+	cfg := &Config{N: len(trips), Need: 3, RoundTrip: func(i int) time.Duration { return trips[i] }, Away: func(i int) bool { return i == away }}
 	for _, c := range []struct {
-		has      int
-		waits    []int
-		shortest time.Duration
+		has, also int // servers that granted
+		waits     []int
+		lag       time.Duration
 	}{
-		{0, []int{4}, shortestKeep},
-		{1, []int{0, 3}, shortestKeep}, // it is the farthest
-		{0, []int{1, 3}, shortestKeep + 80*time.Millisecond},
-		{3, []int{1}, shortestKeep + 76*time.Millisecond},
+		{0, 0, []int{2, 1, 3}, 40 * time.Millisecond}, // two more are needed
+		{0, 3, []int{2, 1}, 40 * time.Millisecond},
+		{3, 0, []int{2, 1}, 38 * time.Millisecond},
+		{0, 1, []int{2, 3}, 2 * time.Millisecond},
+		{1, 0, []int{2, 3}, 0}, // it is the farther one
+		{0, 1, []int{2}, longestKeep},
+		{0, 0, []int{1, away}, 0}, // these are no majority
 	} {
 		for _, giveBacks := range []int{0, 2, 30} {
-			longest := min(c.shortest<<min(giveBacks, 20), longestKeep)
+			longest := min(shortestKeep<<min(giveBacks, 20), longestKeep)
 			seen := map[time.Duration]bool{}
 			for _, id := range []string{"one", "two", "three", "four"} {
 				r := &request{parts: make([]part, len(trips))}
+				r.parts[c.also].state = owned
 				r.parts[c.has] = part{history: history{giveBacks: giveBacks}, id: id, state: owned}
 				for _, i := range c.waits {
 					r.parts[i].state = queued
 				}
-				d := (&Lock{cfg: cfg}).keepFor(r, c.has)
+				d := (&Lock{cfg: cfg}).keepFor(r, c.has) - c.lag
 				if d <= longest/2 || d > longest || seen[d] {
 					t.Errorf("%q keeps a grant of server %d for %v after %d times, of at most %v", id, c.has, d, giveBacks, longest)
 				}

@@ -304,6 +304,7 @@ func (c *qClient) Client() string     { return c.id }
 func (c *qClient) Jitter() float64    { return c.w.rng.Float64() }
 func (c *qClient) HoldsMany() bool    { return false }
 func (c *qClient) HasInbox() bool     { return true }
+func (c *qClient) Subscribed() bool   { return true }
 func (c *qClient) InboxPending() bool { return c.joins }
 func (c *qClient) Start() time.Time   { return simEpoch }
 

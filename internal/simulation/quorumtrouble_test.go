@@ -343,7 +343,7 @@ func (w *qWorld) fault(s *qServer) bool {
 }
 
 // keeps reports whether the client owns the lock on the server for at least as long as the client
-// believes.
+// believes, and knows of it: what the client takes for a place in a queue it may give up.
 func (s *qServer) keeps(c *qClient) bool {
 	w := s.w
 	need := w.ttls[len(w.ttls)-1] // for a grant of which the client does not know yet
@@ -359,7 +359,7 @@ func (s *qServer) keeps(c *qClient) bool {
 	present := c.lock.Status() // what an earlier request has left there is no vote for the present one
 	ours := func(id string) bool {
 		request := w.owners.request[id]
-		return strings.HasSuffix(id, ":"+c.id) && (request == present.Req.ID || present.Downgrading && request == present.Next)
+		return strings.HasSuffix(id, ":"+c.id) && c.q.Owns(id, s.i) && (request == present.Req.ID || present.Downgrading && request == present.Next)
 	}
 	if owner != protocol.MarkerValue {
 		return ours(owner)

@@ -168,6 +168,7 @@ func (c *simClient) Client() string     { return c.id }
 func (c *simClient) Jitter() float64    { return c.w.rng.Float64() }
 func (c *simClient) HoldsMany() bool    { return false }
 func (c *simClient) HasInbox() bool     { return !c.w.deny }
+func (c *simClient) Subscribed() bool   { return c.inbox != inboxDown }
 func (c *simClient) InboxPending() bool { return c.joins }
 func (c *simClient) Start() time.Time   { return simTime(0, 0) }
 
