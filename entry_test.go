@@ -238,8 +238,6 @@ func (q *queueing) Do(context.Context, *protocol.Keys, *protocol.Command) (proto
 	return protocol.Answer{Outcome: protocol.Enqueued, Token: stubFloor, Clock: uint64(time.Now().UnixMicro()), Left: time.Minute, Echo: int(q.receivers.Load())}, nil
 }
 
-// A lock that a caller was let into rests when others have taken its place among the recent ones,
-// of which it has one.
 // The finalizer is the last to look at the lock until its lease expires.
 func TestALockWhoseLeaseWasCollectedRests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -263,6 +261,8 @@ func TestALockWhoseLeaseWasCollectedRests(t *testing.T) {
 	})
 }
 
+// A lock that a caller was let into rests when others have taken its place among the recent ones,
+// of which it has one.
 func TestALockRestsWhenOthersAreMoreRecent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := settled(t, onStub(t, 0, 0))

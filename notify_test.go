@@ -52,22 +52,28 @@ func TestVirtualWhereSubscribingIsRefusedWaitersPollAndThatIsLoggedOnce(t *testi
 		}), out.option())
 		unlock(t, lock(t, c.Mutex("warm")))
 		other := newClient(t, s)
-		for range 20 {
-			theirs := lock(t, other.Mutex("x"))
-			mine := locking(t, c.Mutex("x"))
-			time.Sleep(300 * time.Millisecond)
-			began := time.Now()
-			unlock(t, theirs)
-			unlock(t, <-mine)
-			if took := time.Since(began); took > 500*time.Millisecond {
-				t.Errorf("entered %v after the release", took)
-			}
-		}
+		entersByPolling(t, c, other)
 		time.Sleep(time.Hour)
 		if n := out.count(slog.LevelWarn, "subscribe"); n != 1 {
 			t.Errorf("logged %d times: %q", n, out.messages())
 		}
 	})
+}
+
+// entersByPolling has c wait, again and again, for a lock that other releases after 300 ms.
+func entersByPolling(t *testing.T, c, other *leased.Client) {
+	t.Helper()
+	for range 20 {
+		theirs := lock(t, other.Mutex("x"))
+		mine := locking(t, c.Mutex("x"))
+		time.Sleep(300 * time.Millisecond) // of virtual time
+		began := time.Now()
+		unlock(t, theirs)
+		unlock(t, <-mine)
+		if took := time.Since(began); took > 500*time.Millisecond {
+			t.Errorf("entered %v after the release", took)
+		}
+	}
 }
 
 // listeners are connections of which those that listen can be cut.

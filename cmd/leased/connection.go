@@ -312,7 +312,7 @@ type connection struct {
 	client  *leased.Client
 	servers []redis.UniversalClient // several if they are a quorum
 	prefix  string
-	replica bool // the only server was a replica of another one when it was connected to
+	replica bool // run began at a replica, see onReplica
 }
 
 func (c *connection) close() {
@@ -340,14 +340,15 @@ func (a *address) open(ctx context.Context, name string, opts ...leased.Option) 
 		rdb.Close()
 		return nil, err
 	}
-	return &connection{client, []redis.UniversalClient{rdb}, a.prefix, isReplica(ctx, rdb)}, nil
+	return &connection{client: client, servers: []redis.UniversalClient{rdb}, prefix: a.prefix}, nil
 }
 
-// isReplica reports whether a server is a replica. It asks with HELLO, which needs no right. Where
-// Sentinels or a Cluster tell which server is the primary, a replica is soon left, so it does not count.
-func isReplica(ctx context.Context, rdb redis.UniversalClient) bool {
-	node, ok := rdb.(*redis.Client)
-	if !ok || node.Options().Addr == "FailoverClient" { // go-redis names the client of Sentinels so
+// onReplica reports whether the connection is to a replica. It asks with HELLO, which needs no right.
+// Where Sentinels or a Cluster tell which server is the primary, a replica is soon left, so it does
+// not count; nor does one of a quorum's servers.
+func (c *connection) onReplica(ctx context.Context) bool {
+	node, ok := c.servers[0].(*redis.Client)
+	if !ok || len(c.servers) > 1 || node.Options().Addr == "FailoverClient" { // go-redis names the client of Sentinels so
 		return false
 	}
 	hello := redis.NewMapStringInterfaceCmd(ctx, "hello")

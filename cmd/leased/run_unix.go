@@ -113,6 +113,7 @@ func (o *runOptions) connect(ctx context.Context, trouble *troubleLog) (*connect
 		conn.close()
 		return nil, usagef("%s", other.says())
 	}
+	conn.replica = conn.onReplica(ctx)
 	return conn, nil
 }
 
