@@ -313,7 +313,7 @@ func (e *entry) unlock(ctx context.Context, now time.Time, pick func(*lockstate.
 	idle := e.rearmLocked(&fx)
 	e.mu.Unlock()
 	var late error
-	defer func() { err = e.left(w, ends, now, waits, late) }()
+	defer func() { err = e.finishUnlock(w, ends, now, waits, late) }()
 	if cancel != nil {
 		cancel(cause)
 	}
@@ -342,8 +342,9 @@ func (e *entry) unlock(ctx context.Context, now time.Time, pick func(*lockstate.
 	return true, nil
 }
 
-// awaitRelease waits until done is closed, and reports whether it was. An Unlock of w that began at that time may wait
-// until ctx ends, whose error is returned then, or, if ctx is nil, as long as the caller's options say.
+// awaitRelease waits until done is closed, and reports whether it was. An Unlock of w that began at that
+// time may wait until ctx ends, whose error is returned then, or, if ctx is nil, as long as the caller's
+// options say.
 func (w *call) awaitRelease(ctx context.Context, began time.Time, done <-chan struct{}) (closed bool, late error) {
 	if ctx != nil {
 		if waitFor(ctx, done) {
@@ -361,10 +362,10 @@ func (w *call) awaitRelease(ctx context.Context, began time.Time, done <-chan st
 	}
 }
 
-// left ends the Unlock of w, which began at that time: it records the hold and returns the result.
+// finishUnlock ends the Unlock of w, which began at that time: it records the hold and returns the result.
 // ends is when the lock expires by itself, waited says whether Unlock has waited for Redis, and late
 // is the error of the context that ended this wait, nil if none did.
-func (e *entry) left(w *call, ends, at time.Time, waited bool, late error) error {
+func (e *entry) finishUnlock(w *call, ends, at time.Time, waited bool, late error) error {
 	e.mu.Lock()
 	err, why := e.concludeLocked(w, ends, late)
 	var settled time.Time
@@ -387,8 +388,8 @@ func (e *entry) conclude(w *call) error {
 	return err
 }
 
-// concludeLocked ends the Unlock of w, which does not listen any longer (see Caller.LeaveUnsettled). It returns the
-// result and what to name as its cause.
+// concludeLocked ends the Unlock of w, which does not listen any longer (see Caller.LeaveUnsettled). It
+// returns the result and what to name as its cause.
 func (e *entry) concludeLocked(w *call, ends time.Time, late error) (err, why error) {
 	caller := w.caller()
 	err = caller.Outcome()

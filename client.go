@@ -42,7 +42,7 @@ import (
 // sync.Mutex do. Create one Client per process and keep it. It is safe for concurrent use.
 //
 // A Client runs two goroutines: the watchdog, which has every lease renewed, and the inbox,
-// which receives notifications from Redis; a client of NewQuorum has an inbox for each server.
+// which receives notifications from Redis; a client of [NewQuorum] has an inbox for each server.
 // They start when the first lock is asked for, and end in Close.
 type Client struct {
 	server   server
@@ -88,8 +88,8 @@ type Client struct {
 	//	canceler.mu, outage.mu, downtime.mu or slotMap.mu -> watchdog.mu
 	//	entry.mu or downtime.mu -> asyncQueue.mu, of the queue of spans or of log lines
 	//
-	// metrics.mu, sharedGauges.mu and every other group.mu are never held together with another mutex. No mutex
-	// is held during network calls, logging, or calls of user code.
+	// metrics.mu, sharedGauges.mu and every other group.mu are never held together with another mutex. No
+	// mutex is held during network calls, logging, or calls of user code.
 	mu      sync.Mutex
 	table   map[string]*entry // locks in use, by their key in Redis
 	closing chan struct{}     // closed when Shutdown begins
@@ -132,7 +132,7 @@ type server interface {
 // New returns a client for the deployment that rdb talks to: a single node, one behind
 // Sentinel, or a Cluster. It does no I/O, so it works while Redis is down, and it never closes
 // rdb. It refuses a *redis.Ring, because that chooses shards by name, so messages would not
-// arrive. Errors match ErrInvalidOption.
+// arrive. Errors match [ErrInvalidOption].
 //
 // A *redis.Client should have ContextTimeoutEnabled set. Otherwise its commands cannot be
 // bounded one by one, and the locks use a clone of it on the same connection pool, with
@@ -360,7 +360,7 @@ func (c *Client) Close() error {
 	return c.Shutdown(ctx)
 }
 
-// Shutdown closes the client. It admits no new callers, rejects waiters with ErrClosed, ends
+// Shutdown closes the client. It admits no new callers, rejects waiters with [ErrClosed], ends
 // the contexts of all leases with that cause, and waits until ctx ends for the leases to be
 // unlocked; meanwhile they are still renewed. A lease that is not unlocked by then is not
 // released, since its holder may still be working under it; it is left to expire. Idle grants
@@ -370,18 +370,19 @@ func (c *Client) Close() error {
 // Stop the goroutines that call Lock before you close the client, or use LockContext.
 //
 // Shutdown stops the client's goroutines. It waits for them, and for the calls of the logger,
-// the loss handler and OpenTelemetry, until ctx ends, and for at least 100 ms. What takes
-// longer, such as a command without a reply or a handler that blocks, ends when it can. So
+// the loss handler and OpenTelemetry, until ctx ends, but for up to 100 ms even if ctx has
+// ended by then. Anything slower, such as a command without a reply or a handler that blocks,
+// is left to end by itself. So
 // Shutdown may be called from anywhere, even from a loss handler, in which case it waits for
 // its own caller until ctx ends.
 //
 // If Redis has not answered for a release, as during an outage, Shutdown keeps trying until
 // ctx ends.
 //
-// The error matches ErrClosed. It says how many leases were not unlocked, names at most three
-// of their locks, and says how many releases Redis did not confirm, and what was not waited
-// for. It does not count releases that can no longer be tried because rdb was closed first:
-// only their Unlock and the log tell of those. Later and concurrent calls wait for the first
+// Shutdown returns nil if nothing was left. Otherwise the error matches ErrClosed, says how many leases
+// were not unlocked, names at most three of their locks, and says how many releases Redis did not confirm,
+// and what was not waited for. It does not count releases that can no longer be tried because rdb was
+// closed first: only their Unlock and the log tell of those. Later and concurrent calls wait for the first
 // one and return the same error, or the error of their own ctx if that ends before.
 func (c *Client) Shutdown(ctx context.Context) error {
 	switch {
@@ -406,24 +407,39 @@ func (c *Client) Shutdown(ctx context.Context) error {
 	for _, e := range c.entries() {
 		e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Close(now, fx) })
 	}
-	var left []string
-	if waitFor(ctx, c.drained) {
-		if n := c.canceler.drain(ctx); n > 0 {
-			left = append(left, unconfirmedReleases(n))
-		}
-		c.drainQuorum(ctx)
-	} else {
-		left = c.abandoned()
-	}
+	left := c.awaitUnlocks(ctx)
 	c.stop()
 	c.watchdog.halt()
 	c.inbox.halt()
 	c.group.close()
 	c.haltQuorum()
-	last, cancel := atLeast(ctx, finalWait)
+	left = append(left, c.awaitGoroutines(ctx)...)
+	if left != nil {
+		c.outcome = fmt.Errorf("%w, but %s", ErrClosed, strings.Join(left, "; "))
+	}
+	return c.outcome
+}
+
+// awaitUnlocks waits, until ctx ends, for the leases to be unlocked and for Redis to confirm the releases.
+// It returns what is left then.
+func (c *Client) awaitUnlocks(ctx context.Context) (left []string) {
+	if !waitFor(ctx, c.drained) {
+		return c.abandoned()
+	}
+	if n := c.canceler.drain(ctx); n > 0 {
+		left = append(left, unconfirmedReleases(n))
+	}
+	c.drainQuorum(ctx)
+	return left
+}
+
+// awaitGoroutines waits, until ctx ends and for at least finalWait, for what the client's goroutines still
+// do. It returns what it could not wait for.
+func (c *Client) awaitGoroutines(ctx context.Context) (left []string) {
+	ctx, cancel := atLeast(ctx, finalWait)
 	defer cancel()
 	await := func(what string, wait func(context.Context) bool) {
-		if !wait(last) {
+		if !wait(ctx) {
 			left = append(left, "not waited for: "+what)
 		}
 	}
@@ -436,10 +452,7 @@ func (c *Client) Shutdown(ctx context.Context) error {
 	await("the loss handler", c.losses.wait)
 	await("spans and measurements being told", c.tracing.queue.wait)
 	await("the logger", c.log.lines.wait)
-	if left != nil {
-		c.outcome = fmt.Errorf("%w, but %s", ErrClosed, strings.Join(left, "; "))
-	}
-	return c.outcome
+	return left
 }
 
 // logFailure logs that a command about a lock failed, unless the end of this client cut it short.

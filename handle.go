@@ -87,7 +87,7 @@ func (h *handle) lock(m protocol.Mode) {
 	if err != nil {
 		panic(err)
 	}
-	h.keeps(e, w)
+	h.rememberKept(e, w)
 }
 
 func (h *handle) tryLock(m protocol.Mode) bool {
@@ -100,7 +100,7 @@ func (h *handle) tryLock(m protocol.Mode) bool {
 	w := &call{Mode: m, Try: true}
 	e, err := h.acquire(ctx, w, now)
 	if err == nil {
-		h.keeps(e, w)
+		h.rememberKept(e, w)
 	}
 	if h.err != nil || errors.Is(err, ErrClosed) {
 		panic(err)
@@ -150,7 +150,7 @@ func (h *handle) unlockContext(ctx context.Context, m protocol.Mode) error {
 }
 
 func (h *handle) lease(ctx context.Context, w *call) (*Lease, error) {
-	w.Leased = true // before it can be admitted, so that RUnlock never ends it
+	w.Leased = true // before it can be admitted, so that RUnlock prefers callers without a lease
 	e, err := h.acquire(ctx, w, time.Now())
 	if err != nil {
 		return nil, err
@@ -183,9 +183,9 @@ func (h *handle) do(ctx context.Context, m protocol.Mode, f func(context.Context
 // apply only if calls need not be reported one by one: no tracer or meter records, and no threshold
 // is set for slow callers.
 
-// keeps remembers e for later calls if w, which e admitted, found that the process had kept the
+// rememberKept remembers e for later calls if w, which e admitted, found that the process had kept the
 // lock.
-func (h *handle) keeps(e *entry, w *call) {
+func (h *handle) rememberKept(e *entry, w *call) {
 	if w.Via == lockstate.ViaIdle || w.Via == lockstate.ViaLocal {
 		h.kept.Store(e)
 	}

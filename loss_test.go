@@ -71,6 +71,53 @@ func inboxHealth(t *testing.T, s place) {
 	})
 }
 
+// A failover can lose the release that handed the lock over. Then Redis records the old owner again, and the
+// next one is back at the head of the queue, and does not know that. When its renewal has told it that the lock
+// is not its own, the old owner gives the lock back to whoever waits behind.
+func TestAfterAFailoverThatLostAHandoffTheNextWaiterGetsTheLock(t *testing.T) {
+	for _, released := range []bool{false, true} { // whether the owner unlocks before a renewal tells it
+		inVirtualTime(t, func(t *testing.T, s place) {
+			if s.members != nil {
+				t.Skip("a quorum's servers do not fail over")
+			}
+			const ttl = 30 * time.Second
+			ctx := context.Background()
+			first, second, third := newClient(t, s), newClient(t, s), newClient(t, s)
+			owner := lock(t, first.Mutex("x"))
+			next := locking(t, second.Mutex("x"))
+			s.queued(t, "x", 1)
+			last := locking(t, third.Mutex("x"))
+			s.queued(t, "x", 2)
+
+			queue, _, waiters, _ := s.helperKeys("x")
+			was := s.value(t, "x")
+			places, lives := s.rdb.ZRangeWithScores(ctx, queue, 0, -1).Val(), s.rdb.ZRangeWithScores(ctx, waiters, 0, -1).Val()
+			unlock(t, owner)
+			lost := <-next
+			s.rdb.Set(ctx, s.Prefix+"x", was, ttl)
+			s.rdb.ZAdd(ctx, queue, places...)
+			s.rdb.ZAdd(ctx, waiters, lives...)
+
+			began := time.Now()
+			if released {
+				isAll(t, lost.Unlock(), leased.ErrLeaseLost)
+			}
+			got := <-last
+			if took := time.Since(began); took > ttl/3+time.Second || released && took > time.Second {
+				t.Errorf("released %v: the next one waits for %v", released, took)
+			}
+			if got.Token() <= lost.Token() {
+				t.Errorf("token %d after %d", got.Token(), lost.Token())
+			}
+			if !released {
+				closesSoon(t, "the lease is lost", lost.Context().Done())
+				isAll(t, lost.Unlock(), leased.ErrLeaseLost)
+			}
+			unlock(t, got)
+		})
+	}
+}
+
 func TestALeaseEndsAtOnceOnForceUnlock(t *testing.T) {
 	onBoth(t, func(t *testing.T, s place) {
 		l := lock(t, newClient(t, s, leased.WithTTL(time.Hour)).Mutex("x"))

@@ -45,7 +45,7 @@ const (
 	attrServers        = attribute.Key("leased.servers")      // how many the quorum has
 	attrHoldServers    = attribute.Key("leased.hold.servers") // how many of them stood behind a lease at its Unlock
 	attrWaitServers    = attribute.Key("leased.wait.servers") // how many of them stood behind a lease when its wait ended
-	attrAnswering      = attribute.Key("leased.answering")    // how many of them answered when a wait failed
+	attrAnswering      = attribute.Key("leased.answering")    // how many of them were not known to be away when a wait failed
 	attrServerState    = attribute.Key("leased.server.state")
 	attrOwner          = attribute.Key("leased.owner") // the owner label of the client that made the span
 
@@ -209,36 +209,9 @@ func (t *tracing) endWaitSpan(ctx context.Context, span trace.Span, w *waitRecor
 		w.skipSpan() // the event log stays: another caller may yet wait for this one
 		return nil, nil
 	}
-	outcome := waitOutcome(w.err)
-	span.SetAttributes(attrWaitOutcome.String(outcome.String()))
-	if w.err == nil {
-		span.SetAttributes(attrVia.String(c.Via.String()), attrToken.Int64(int64(c.Token)))
-	}
-	if q := t.client.quorum; q != nil {
-		switch answering, of := q.Answering(); {
-		case w.err != nil:
-			span.SetAttributes(attrAnswering.Int(answering), attrServers.Int(of))
-		case behind > 0:
-			span.SetAttributes(attrWaitServers.Int(behind), attrServers.Int(of))
-		}
-	}
-	for _, ev := range events {
-		if key := placeKey(ev.What); key != "" {
-			span.SetAttributes(key.Int(ev.Place))
-		}
-	}
-	if from != nil {
-		span.AddLink(trace.Link{SpanContext: spanContextOf(from)})
-	} else if name := blockerName(blocker); name != "" {
-		span.SetAttributes(attrBlocker.String(name))
-		if who, ok := protocol.OwnerOf(blocker); ok && who.Origin.Span.Valid() {
-			span.AddLink(trace.Link{SpanContext: spanContextOf(&who.Origin.Span)})
-		}
-	}
-	if outcome.bad() {
-		span.SetStatus(codes.Error, w.err.Error())
-		span.SetAttributes(attrErrorType.String(outcome.String()))
-	}
+	t.describeWait(span, w, behind)
+	noteBlocker(span, from, blocker)
+	notePlaces(span, events)
 	addEvents(span, events)
 	if w.err != nil {
 		delivered := make(chan struct{})
@@ -257,6 +230,51 @@ func (t *tracing) endWaitSpan(ctx context.Context, span trace.Span, w *waitRecor
 		t.startHoldSpan(ctx, w.entry, c, w.ended)
 	}
 	return span, nil
+}
+
+// describeWait sets what a wait span says of how the wait ended. behind is how many servers of a quorum
+// stood behind the lease by then, 0 if that is not known.
+func (t *tracing) describeWait(span trace.Span, w *waitRecord, behind int) {
+	c := w.call
+	outcome := waitOutcome(w.err)
+	span.SetAttributes(attrWaitOutcome.String(outcome.String()))
+	if w.err == nil {
+		span.SetAttributes(attrVia.String(c.Via.String()), attrToken.Int64(int64(c.Token)))
+	}
+	if q := t.client.quorum; q != nil {
+		switch answering, of := q.Answering(); {
+		case w.err != nil:
+			span.SetAttributes(attrAnswering.Int(answering), attrServers.Int(of))
+		case behind > 0:
+			span.SetAttributes(attrWaitServers.Int(behind), attrServers.Int(of))
+		}
+	}
+	if outcome.bad() {
+		span.SetStatus(codes.Error, w.err.Error())
+		span.SetAttributes(attrErrorType.String(outcome.String()))
+	}
+}
+
+// noteBlocker sets what a caller waited for: the hold that handed the lock over, or else the client that
+// was last known to have it.
+func noteBlocker(span trace.Span, from *protocol.Span, blocker string) {
+	if from != nil {
+		span.AddLink(trace.Link{SpanContext: spanContextOf(from)})
+	} else if name := blockerName(blocker); name != "" {
+		span.SetAttributes(attrBlocker.String(name))
+		if who, ok := protocol.OwnerOf(blocker); ok && who.Origin.Span.Valid() {
+			span.AddLink(trace.Link{SpanContext: spanContextOf(&who.Origin.Span)})
+		}
+	}
+}
+
+// notePlaces sets the caller's places in the queue.
+func notePlaces(span trace.Span, events []lockstate.Event) {
+	for _, ev := range events {
+		if key := placeKey(ev.What); key != "" {
+			span.SetAttributes(key.Int(ev.Place))
+		}
+	}
 }
 
 // skipSpan notes that the wait gets no span. The hold gets one if another caller already waits
@@ -321,8 +339,8 @@ func (e *entry) traceHolderLocked(c *call) {
 	t.later(func() { t.startHoldSpan(context.Background(), e, c, since) })
 }
 
-// startHoldSpan starts the hold span of a caller that was admitted at since. Only the goroutine that claimed
-// the span calls it. If the hold has ended in the meantime, startHoldSpan also ends the span.
+// startHoldSpan starts the hold span of a caller that was admitted at since. Only the goroutine that
+// claimed the span calls it. If the hold has ended in the meantime, startHoldSpan also ends the span.
 func (t *tracing) startHoldSpan(ctx context.Context, e *entry, c *call, since time.Time) {
 	span := t.newHoldSpan(ctx, &holdRecord{entry: e, since: since, mode: c.Mode, via: c.Via, token: c.Token})
 	if span == nil {

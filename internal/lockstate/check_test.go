@@ -177,8 +177,8 @@ func TestACheckDuringADowngradeIsAnsweredUnderTheNewID(t *testing.T) {
 	}
 }
 
-// Where the grant is gone when the acquire arrives, it makes it anew, and a renewal that comes after it finds
-// the lock ours. Only the answer to the acquire says that it was not.
+// Where the grant is gone when the acquire arrives, it makes it anew, and a renewal that comes after it
+// finds the lock ours. Only the answer to the acquire says that it was not.
 func TestACheckWaitsForAnAcquireThatWasOvertaken(t *testing.T) {
 	c := writer()
 	h, _ := overtaken(t, c)

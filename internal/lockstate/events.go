@@ -279,6 +279,7 @@ func (l *Lock) yielded(c *protocol.Command, a protocol.Answer, fail *protocol.Fa
 		l.failed(&g.ticket, fail, pause, now, fx)
 	case a.Outcome == protocol.NotOurs:
 		l.settleLost(now, fx)
+		l.cancelLost(old.req.ID, fx)
 		// A reserved place may still be in the queue, if another program's key kept the script from
 		// looking, or if an acquire for it is late.
 		g.sent = placed
@@ -313,6 +314,7 @@ func (l *Lock) released(c *protocol.Command, a protocol.Answer, fail *protocol.F
 		l.cancelUnconfirmed(&old, c.Last, now, fx)
 	case a.Outcome == protocol.NotOurs:
 		l.settleLost(now, fx)
+		l.cancelLost(old.req.ID, fx)
 	default:
 		if old.doubted && !a.Proved {
 			l.cancelUnconfirmed(&old, c.Last, now, fx)
@@ -576,6 +578,19 @@ func (l *Lock) cancelUnknown(id string, until time.Time, fx *Effects) {
 	fx.Cancels = append(fx.Cancels, Cancellation{ID: id, Last: l.last, until: until})
 }
 
+// cancelLost cancels the id of a grant that Redis says is not ours. A failover can have undone the hand-off
+// that made it the owner. Then the request is back in the queue, and nobody would ask for it again. At the
+// head it would keep those behind it from telling the old owner, which Redis has recorded again, that the
+// lock is wanted. The cancel removes it and tells the old owner.
+func (l *Lock) cancelLost(id string, fx *Effects) {
+	for i := range fx.Cancels {
+		if fx.Cancels[i].ID == id {
+			return
+		}
+	}
+	l.cancelUnknown(id, time.Time{}, fx)
+}
+
 // askAgain makes the lock ask for t at once, because the server did something for it that we do not
 // know about. The answer to a command in flight may be older than that.
 func (l *Lock) askAgain(t *ticket, now time.Time) {
@@ -704,6 +719,7 @@ func (l *Lock) Renewed(r *protocol.Renewal, now time.Time, fx *Effects) {
 			break
 		}
 		l.lose(notOurs, now, fx)
+		l.cancelLost(r.Req.ID, fx)
 	case protocol.Granted:
 		if g.over(now) || sent < g.notified { // in the latter case it may be about an earlier grant of the id
 			break
@@ -713,8 +729,8 @@ func (l *Lock) Renewed(r *protocol.Renewal, now time.Time, fx *Effects) {
 			g.renewAt = max(g.renewAt, g.onGrid(sent.add(g.req.TTL/3)))
 		}
 		g.rebase(r.Clock, sent, l.instant(now))
-		// A grant that is in use is offered to others once in a while. One that idles is not, so if no message can
-		// say that others wait, the lock asks.
+		// A grant that is in use is offered to others once in a while. One that idles is not, so if no
+		// message can say that others wait, the lock asks.
 		g.askDue = g.askDue || l.members == nil && !l.env.HasInbox()
 		if !l.acquireOvertaken() {
 			l.checked(r.At, own, nil, fx)

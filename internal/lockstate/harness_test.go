@@ -359,8 +359,8 @@ func (h *hand) renewed(r protocol.Renewal, o protocol.Outcome) {
 	h.step(func(now time.Time, fx *Effects) { h.l.Renewed(&r, now, fx) })
 }
 
-// keep has every renewal succeed at once, and if the grant idles, the question that follows says that nobody
-// waits.
+// keep has every renewal succeed at once, and if the grant idles, the question that follows says that
+// nobody waits.
 func (h *hand) keep() *hand {
 	h.onRenew = func(r protocol.Renewal) {
 		h.onRenew = nil

@@ -22,8 +22,8 @@ func keepingOut(t *testing.T) (h *hand, in, out *Caller) {
 	return h, in, out
 }
 
-// askingWithoutMessages returns a lock that a reader has, in a process without messages, and a further reader
-// that has the question asked.
+// askingWithoutMessages returns a lock that a reader has, in a process without messages, and a further
+// reader that has the question asked.
 func askingWithoutMessages(t *testing.T) (h *hand, out *Caller) {
 	t.Helper()
 	h = drive(t).keep()
@@ -194,7 +194,8 @@ func TestNobodyAsksForAReaderBehindAWriterOfItsProcess(t *testing.T) {
 	h.sendsNothing()
 }
 
-// A grant that idles is given back when it is wanted, and one that is not believed is asked about under its id.
+// A grant that idles is given back when it is wanted, and one that is not believed is asked about under its
+// id.
 func TestNobodyAsksForAReaderThatFindsNoneInside(t *testing.T) {
 	c := reader(func(o *Terms) { o.IdleHold = time.Hour })
 	h := driveFrom(t, time.Now())
@@ -406,8 +407,8 @@ func TestQuestionsPutOffNoRenewal(t *testing.T) {
 	}
 }
 
-// Where no message comes, readers that take turns would keep a writer out, so from a second on each newcomer
-// asks, and others as well if it is told that nobody waits.
+// Where no message comes, readers that take turns would keep a writer out, so from a second on each
+// newcomer asks, and others as well if it is told that nobody waits.
 func TestReadersWithoutMessagesAskWhetherOthersWait(t *testing.T) {
 	in := reader()
 	h := drive(t).keep()

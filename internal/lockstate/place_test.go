@@ -210,6 +210,7 @@ func TestTheYieldWaitsForTheAnswerAboutThePlace(t *testing.T) {
 			r, w := reader(), writer(func(o *Terms) { o.TTL = handTTL / 2 })
 			w.RetryFatal = true
 			h := holding(t, r)
+			old := h.l.grant.req.ID
 			h.enter(w)
 			place := h.sends(protocol.Acquire).ID
 			h.leave(r)
@@ -223,11 +224,11 @@ func TestTheYieldWaitsForTheAnswerAboutThePlace(t *testing.T) {
 			if cmd := h.sends(protocol.Acquire); cmd.ID == place {
 				t.Error("asks under the id of an acquire that may still arrive")
 			}
-			h.cancels(place)
+			h.cancels(old, place)
 			if err == nil {
 				return
 			}
-			if until := h.unwanted[0].until; until.Sub(h.now) != handTTL/2 {
+			if until := h.unwanted[1].until; until.Sub(h.now) != handTTL/2 {
 				t.Errorf("canceled until %v, late copies may arrive for %v", until.Sub(h.now), handTTL/2)
 			}
 		})
@@ -379,7 +380,11 @@ func TestALossOfTheReadersGrantGivesUpTheReservedPlace(t *testing.T) {
 			old := h.l.grant.req.ID
 			lose(h)
 			h.lost(r)
-			h.cancels(place)
+			if name == "not ours" {
+				h.cancels(place, old)
+			} else {
+				h.cancels(place)
+			}
 			h.sendsNothing()
 			h.leave(r)
 			if cmd := h.sends(protocol.Acquire); cmd.ID == place {
@@ -397,11 +402,15 @@ func TestALossOfTheReadersGrantGivesUpTheReservedPlace(t *testing.T) {
 				h := holding(t, r)
 				h.enter(w)
 				place := h.sends(protocol.Acquire).ID
+				var canceled []string
+				if name == "not ours" {
+					canceled = append(canceled, h.l.grant.req.ID)
+				}
 				lose(h)
 				h.lost(r)
-				h.cancels()
+				h.cancels(canceled...)
 				h.answer(a)
-				h.cancels(place)
+				h.cancels(append(canceled, place)...)
 				h.out(w)
 			}
 		})
@@ -558,8 +567,9 @@ func TestAPlaceIsCanceledWithTheReadersGrantThatIsLost(t *testing.T) {
 	h.enter(writer())
 	place := h.sends(protocol.Acquire)
 	h.answer(h.queue())
-	h.renewed(protocol.Renewal{Req: h.l.grant.req, At: h.now}, protocol.NotOurs)
-	h.cancels(place.ID)
+	old := h.l.grant.req
+	h.renewed(protocol.Renewal{Req: old, At: h.now}, protocol.NotOurs)
+	h.cancels(place.ID, old.ID)
 }
 
 func TestAPlaceThatOneCallCouldNotFinishIsAskedAboutAtOnce(t *testing.T) {

@@ -12,15 +12,16 @@ import (
 )
 
 const (
-	// askAfter is how long readers that are kept out wait after others have said that they wait, before they
-	// ask whether those still do. Up to askSpread is added, so that processes do not ask at the same time.
+	// askAfter is how long readers that are kept out wait after others have said that they wait, before
+	// they ask whether those still do. Up to askSpread is added, so that processes do not ask at the same
+	// time.
 	askAfter  = LongestPoll + askSpread
 	askSpread = LongestPoll / 6
 )
 
-// questionDue reports whether something has happened that the grant has to ask about; asksForReaders reports
-// the other reason for a question. Until the inbox is confirmed,
-// a message that the grant is wanted may not have reached us.
+// questionDue reports whether something has happened that the grant has to ask about; asksForReaders
+// reports the other reason for a question. Until the inbox is confirmed, a message that the grant is wanted
+// may not have reached us.
 func (l *Lock) questionDue(now time.Time) bool {
 	g := &l.grant
 	return g.state == Held && g.askDue && !l.env.InboxPending() && (l.members != nil || l.instant(now) < g.idleTill)
@@ -42,7 +43,8 @@ func (l *Lock) asksForReaders(now time.Time) bool {
 }
 
 // keepsReadersOut reports whether a reader waits beside its process' readers, as it does if other processes
-// are to be served first. A grant that nobody is to renew is left to end, because the question would extend it.
+// are to be served first. A grant that nobody is to renew is left to end, because the question would extend
+// it.
 func (l *Lock) keepsReadersOut() bool {
 	g, head := &l.grant, l.waiting.first
 	return g.state == Held && g.req.Mode == protocol.Shared && l.members != nil && head != nil && head.Mode == protocol.Shared &&

@@ -84,7 +84,7 @@ func TestAYieldOfALostGrantTellsTheLossAndAsksAnew(t *testing.T) {
 	h.answer(protocol.Answer{Outcome: protocol.NotOurs})
 	h.settled(a, ErrLeaseLost)
 	h.lost(a)
-	h.cancels()
+	h.cancels(cmd.ID)
 	if again := h.sends(protocol.Acquire); again.ID == cmd.ID || again.ID == cmd.Next {
 		t.Errorf("asks under a used id, %s", again.ID)
 	}
@@ -185,8 +185,8 @@ func TestAReleaseProvesNothingWhereTheGrantMayHaveBeenGivenAnew(t *testing.T) {
 	})
 }
 
-// Nor does a cancel that finds the id owning, after a release without answer: only the lock's last token does,
-// or a quorum that has looked at it.
+// Nor does a cancel that finds the id owning, after a release without answer: only the lock's last token
+// does, or a quorum that has looked at it.
 func TestACancelProvesNothingByOwnershipWhereTheGrantMayHaveBeenGivenAnew(t *testing.T) {
 	for doubted, proofs := range map[bool]map[protocol.Canceled]bool{
 		false: {{Owned: true, Token: 1}: true},
@@ -245,11 +245,12 @@ func TestAReleaseThatSaysSoProvesAGrantThatMayHaveBeenGivenAnew(t *testing.T) {
 func TestAReleaseOfALostGrantTellsTheLoss(t *testing.T) {
 	c := writer()
 	h := holding(t, c)
+	id := h.l.grant.req.ID
 	h.leave(c)
 	h.answer(protocol.Answer{Outcome: protocol.NotOurs})
 	h.settled(c, ErrLeaseLost)
 	h.lost(c)
-	h.cancels()
+	h.cancels(id) // it may be back in the queue
 }
 
 // It left while another command was under way, so the release was still to come.
@@ -296,8 +297,8 @@ func TestALossWhileARecheckIsUnderWayCancelsWhatItBrings(t *testing.T) {
 	}
 }
 
-// An Unlock that has stopped waiting has said that there was no answer. What an answer says then is told of as
-// any loss is; that there is none is no news.
+// An Unlock that has stopped waiting has said that there was no answer. What an answer says then is told of
+// as any loss is; that there is none is no news.
 func TestALossThatIsFoundAfterItsUnlockHasReturnedIsTold(t *testing.T) {
 	for what, s := range map[string]*Settlement{
 		"proved":   {proved: true},

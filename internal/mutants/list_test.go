@@ -117,8 +117,8 @@ func TestThePageCountsTheMutants(t *testing.T) {
 }
 
 // A mutant that does not compile is an error only when it is run, which may be long after it was listed.
-// Building all of them takes an hour, so instead their types are checked: for each mutant only the functions
-// of the file that it changes, with imported packages of other modules empty.
+// Building all of them takes an hour, so instead their types are checked: for each mutant only the
+// functions of the file that it changes, with imported packages of other modules empty.
 func TestEveryMutantCompiles(t *testing.T) {
 	if race.Enabled {
 		t.Skip("one goroutine reads the code")

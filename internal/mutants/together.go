@@ -72,9 +72,10 @@ func (x *together) binary(pkg string) (string, error) {
 	return x.binaries[pkg], nil
 }
 
-// verify runs the tests that noticed a mutant again, without any mutant. If that fails, it puts an error in the
-// result. The tests of a package are run together, because starting a binary takes longer than most tests do;
-// if that fails, they are run one by one. For a crash that no test reported, all tests of that run are repeated.
+// verify runs the tests that noticed a mutant again, without any mutant. If that fails, it puts an error in
+// the result. The tests of a package are run together, because starting a binary takes longer than most
+// tests do; if that fails, they are run one by one. For a crash that no test reported, all tests of that
+// run are repeated.
 func (x *together) verify(results []result) {
 	const sep = "\x00"
 	names := map[string][]string{} // of tests, by package and the other arguments
@@ -112,9 +113,9 @@ func (x *together) verify(results []result) {
 	}
 }
 
-// baseline describes the run to repeat without the mutant: key is the package and the arguments as one text,
-// "" if there is nothing to run. test is the test that noticed the mutant, for which key has no argument, or ""
-// if it is not known; then key has all arguments.
+// baseline describes the run to repeat without the mutant: key is the package and the arguments as one
+// text, "" if there is nothing to run. test is the test that noticed the mutant, for which key has no
+// argument, or "" if it is not known; then key has all arguments.
 func (r *result) baseline(sep string) (key, test string) {
 	if r.killer == "" || r.err != nil {
 		return "", ""

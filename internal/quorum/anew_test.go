@@ -30,8 +30,8 @@ func (s *stand) answerButTwo(sends []*Send, res Result) {
 	}
 }
 
-// proves releases the request: two servers say that they owned it, and the third is silent. It reports whether
-// that proves the lease, or a cancel that follows does.
+// proves releases the request: two servers say that they owned it, and the third is silent. It reports
+// whether that proves the lease, or a cancel that follows does.
 func (s *stand) proves() bool {
 	s.tick()
 	op := s.release()
@@ -121,7 +121,8 @@ func TestACancelDoesNotProveWhatALostServerGrantsAnewBeforeIt(t *testing.T) {
 	}
 }
 
-// heldAsk sends an acquire for a held lease, which two servers decide, and returns what the third has yet to answer.
+// heldAsk sends an acquire for a held lease, which two servers decide, and returns what the third has yet
+// to answer.
 func heldAsk(s *stand) *Send {
 	s.tick()
 	s.fx = Effects{}
@@ -209,8 +210,8 @@ func TestARenewalDoesNotProveWhatWasAnothersWhenItBegan(t *testing.T) {
 	}
 }
 
-// A renewal finds that server 0 is another's, and asks it. A check meets that question, and the answer comes
-// before the check's other answers: server 1 has been another's, too.
+// A renewal finds that server 0 is another's, and asks it. A check meets that question, and the answer
+// comes before the check's other answers: server 1 has been another's, too.
 func TestACheckDoesNotCountAServerThatIsFoundToBeAnothersMeanwhile(t *testing.T) {
 	for name, answer := range map[string]Result{"it waits there": behind, "granted anew": granted(9), "no answer": quiet} {
 		s := newStand(t, 3, time.Second)
@@ -280,8 +281,8 @@ func TestWhatWasGrantedAnewBetweenTriesOfADowngradeProvesNothing(t *testing.T) {
 	}
 }
 
-// A downgrade was done by all, who do not keep its token: they have another owner by then. Unlock has both requests
-// canceled, the old one first, and it is the second that proves the lease.
+// A downgrade was done by all, who do not keep its token: they have another owner by then. Unlock has both
+// requests canceled, the old one first, and it is the second that proves the lease.
 func TestTheCancelOfWhatWasDowngradedDoesNotProveThatItsReaderOwned(t *testing.T) {
 	for _, evicted := range []bool{true, false} {
 		s := newStand(t, 3, time.Second)
@@ -483,8 +484,8 @@ func TestAServerThatDowngradesALeaseLastWasNotGained(t *testing.T) {
 	}
 }
 
-// Server 0 has granted a request, evicted it unheard, had another owner together with server 2, and granted the
-// request again, whose answer was lost. Its clock and that of server 2 are ahead of server 1's.
+// Server 0 has granted a request, evicted it unheard, had another owner together with server 2, and granted
+// the request again, whose answer was lost. Its clock and that of server 2 are ahead of server 1's.
 func TestTokensGrowWhereAServerGrantedAnewWithoutAWord(t *testing.T) {
 	s := newStand(t, 3, time.Second)
 	s.enqueue() // server 0 grants it

@@ -90,7 +90,7 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 		ops = append(ops, s.op)
 	}
 	if res.Young > 0 {
-		p.young = now.Add(res.Young)
+		p.young = votes(res.Young, now)
 	} else if res.Fail == nil {
 		p.young = time.Time{}
 	}
@@ -129,6 +129,10 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 	l.askLater(later, r, i, now, fx)
 	l.review(r, now, fx)
 }
+
+// votes returns from when the grants of a server count that stays in quarantine for left by its own clock. The
+// rates of the clocks may differ by 1 %.
+func votes(left time.Duration, now time.Time) time.Time { return now.Add(left + left/100) }
 
 // askedInVain takes an answer to an owner's question, if it says that the server no longer has what it
 // granted us, or a renewal has said so meanwhile. An acquire follows, which finds out why, as after
@@ -445,7 +449,7 @@ func (s *Send) movedTo(q *part, old outcome, res *Result, now time.Time) outcome
 		return outcomeNo
 	}
 	if res.Young > 0 {
-		q.young = now.Add(res.Young)
+		q.young = votes(res.Young, now)
 	}
 	q.heard(a.Outcome, nil)
 	switch {
@@ -467,52 +471,65 @@ func (s *Send) movedTo(q *part, old outcome, res *Result, now time.Time) outcome
 
 // canceled takes a server's answer to a cancel.
 func (l *Lock) canceled(s *Send, res Result, now time.Time, fx *Effects) {
-	r, i := s.req, s.Server
+	r, i, fail := s.req, s.Server, res.Canceled.Fail
 	p := s.part()
-	c := res.Canceled
 	switch {
+	case p == nil && fail != nil:
+		fx.Strays = append(fx.Strays, Stray{Server: i, Keys: l.keys, ID: s.Cmd.ID, Last: s.Cancel.Last, TTL: r.who.TTL})
 	case p == nil:
-		if c.Fail != nil {
-			fx.Strays = append(fx.Strays, Stray{Server: i, Keys: l.keys, ID: s.Cmd.ID, Last: s.Cancel.Last, TTL: r.who.TTL})
-		}
-	case c.Fail != nil:
+	case fail != nil:
 		p.state = asked
 		if s.op != nil {
-			s.op.fail(i, c.Fail)
+			s.op.fail(i, fail)
 			s.op.settleGiven(i, outcomeFailed)
 		}
 		if r.dropped {
 			fx.Strays = append(fx.Strays, l.stray(r, i))
 		}
 	default:
-		// The part was ours until the cancel if the server says that we were still owner, or if the
-		// lock's last token is the last one that we assigned; or if an earlier release, whose answer
-		// came late, said so.
-		proof := max(p.known, s.Cancel.Last)
-		last := c.Token != 0 && c.Token == proof && p.known != 0
-		p.ended = true
-		ours := !r.ofDowngrade || r.token != 0 || p.byDowngrade // else it may be a new grant, after another owner
-		stood := ours && p.inQuarantine(now)
-		owned := ours && (c.Owned || last)
-		p.confirmed = p.confirmed || owned && !p.restarted && !p.broken && (!r.doubted && !p.doubted || last)
-		p.restarted = !p.confirmed && (p.restarted || stood && !p.broken && !r.doubted && !p.doubted || ours && p.forgotten(r, &res, now))
-		owned = owned || stood
+		owned := p.endedByCancel(s, &res, now)
 		if s.op != nil && (s.op.kind == Cancel || s.Cancel.Prove) {
-			switch {
-			case !p.confirmed && owned && s.op.kind == Do && r.doubted:
-				s.op.settleGiven(i, outcomeUnproved)
-			case p.confirmed:
-				s.op.settleGiven(i, outcomeYes)
-			case p.restarted:
-				s.op.settleGiven(i, outcomeRestarted)
-			default:
-				s.op.settleGiven(i, outcomeNo)
-			}
+			unproved := owned && s.op.kind == Do && r.doubted
+			s.op.settleGiven(i, p.untilCanceled(unproved))
 		}
 	}
 	if s.op != nil {
 		l.evaluate(s.op, now, fx)
 	}
+}
+
+// endedByCancel notes that a server canceled the part, and returns whether the part was owned until then.
+//
+// It was if the server says so, or if the lock's last token is the last one that we assigned. That proves
+// the lease unless others may have owned there in between; after an acquire without an answer, only the
+// token says that they have not. An earlier release whose answer came late may have proved it already.
+func (p *part) endedByCancel(s *Send, res *Result, now time.Time) bool {
+	r, c := s.req, res.Canceled
+	p.ended = true
+	if r.ofDowngrade && r.token == 0 && !p.byDowngrade { // it may be a new grant, after another owner
+		return false
+	}
+	last := c.Token != 0 && c.Token == max(p.known, s.Cancel.Last) && p.known != 0
+	found := c.Owned || last
+	stood := p.inQuarantine(now)
+	doubted := r.doubted || p.doubted
+	p.confirmed = p.confirmed || found && !p.restarted && !p.broken && (!doubted || last)
+	p.restarted = p.restarted || stood && !p.broken && !doubted || p.forgotten(r, res, now)
+	return found || stood
+}
+
+// untilCanceled is the outcome for a part that ended with a cancel. unproved says that it was owned then,
+// but that this proves nothing of the lease.
+func (p *part) untilCanceled(unproved bool) outcome {
+	switch {
+	case p.confirmed:
+		return outcomeYes
+	case unproved:
+		return outcomeUnproved
+	case p.restarted:
+		return outcomeRestarted
+	}
+	return outcomeNo
 }
 
 // renewed takes a server's answer to a renewal.

@@ -35,9 +35,6 @@ func (l *Lock) decide(op *Op, now time.Time, fx *Effects) {
 	for _, r := range []*request{op.req, op.next} {
 		if r != nil && r.op == op {
 			r.op = nil
-			if r.abandoned {
-				l.abandon(r, now, fx)
-			}
 		}
 	}
 	op.Answer.Handed, op.Answer.Unfinished, op.Answer.Proved = op.handed, op.unfinished, op.proved
@@ -304,21 +301,6 @@ func (l *Lock) noMajority(op *Op, r *request, now time.Time, fx *Effects) {
 	}
 }
 
-// abandon ends a request after the state machine was told that its lease is lost, because the state
-// machine does not cancel such a request. It does where a release or downgrade failed: the cancel may
-// still prove the lease, and after a downgrade the lease goes on with what is left of it.
-func (l *Lock) abandon(r *request, now time.Time, fx *Effects) {
-	if r.op != nil {
-		r.abandoned = r.op.verb == protocol.Acquire // the state machine still needs the request for other commands
-		return
-	}
-	if r.dropped || !r.forgetAt.IsZero() {
-		return
-	}
-	l.retreat(r, fx)
-	l.drop(r, now, fx)
-}
-
 // retreat cancels a request on all servers that have granted or queued it, or may.
 func (l *Lock) retreat(r *request, fx *Effects) {
 	for i := range r.parts {
@@ -377,10 +359,10 @@ func (l *Lock) describeWait(op *Op, r *request, now time.Time) {
 	}
 }
 
-// isSplit reports whether a request was refused because of writers of which none is known to own a majority.
-// If several clients ask for a free lock at once, each may be granted it by a few servers, so that all are
-// refused. Where a client does own a majority, or the lock is the readers' or in a cool-down, nobody has
-// to ask again.
+// isSplit reports whether a request was refused because of writers of which none is known to own a
+// majority. If several clients ask for a free lock at once, each may be granted it by a few servers, so
+// that all are refused. Where a client does own a majority, or the lock is the readers' or in a cool-down,
+// nobody has to ask again.
 func (l *Lock) isSplit(r *request) bool {
 	on := map[string]int{}
 	for i := range r.parts {
@@ -562,9 +544,8 @@ func (l *Lock) evaluateRenewal(op *Op, now time.Time, fx *Effects) {
 	}
 	switch {
 	case !op.held || op.standing(now) < l.cfg.Need:
-		op.Renewed = protocol.NotOurs
+		op.Renewed = protocol.NotOurs // if the state machine still holds the lease, it cancels the request
 		l.decide(op, now, fx)
-		l.abandon(r, now, fx)
 		return
 	case renewed >= l.cfg.Need, n >= l.cfg.Need && open(op.outcomes) == 0:
 		op.Renewed = protocol.Granted

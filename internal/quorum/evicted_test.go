@@ -3,13 +3,15 @@ package quorum
 // What is left of a part that was evicted while the servers were asked about it.
 
 import (
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// askedAgain returns a request that server 0 has granted, and the sends of an acquire that asks all servers again.
+// askedAgain returns a request that server 0 has granted, and the sends of an acquire that asks all servers
+// again.
 func askedAgain(t *testing.T) (s *stand, op *Op, sends []*Send) {
 	t.Helper()
 	s = newStand(t, 3, time.Second)
@@ -106,9 +108,9 @@ func TestAnEvictionOfWhatALostServerGrantsAnewCounts(t *testing.T) {
 	}
 }
 
-// A server in quarantine that grants a lease again, or lets others in, seems to have lost its data. A message
-// that it evicted the grant says otherwise, so the server does not count, although the message is about an
-// earlier grant than the server's last one.
+// A server in quarantine that grants a lease again, or lets others in, seems to have lost its data. A
+// message that it evicted the grant says otherwise, so the server does not count, although the message is
+// about an earlier grant than the server's last one.
 func TestAnEvictionByAServerInQuarantineIsNotTakenForARestart(t *testing.T) {
 	for _, o := range []protocol.Outcome{protocol.Granted, protocol.Enqueued} {
 		for token := range uint64(2) { // 0: the server did not say which
@@ -173,5 +175,39 @@ func TestAnEvictionFromBeforeALeaseDoesNotCount(t *testing.T) {
 	}
 	if s.evict(0, sends[0].Cmd.ID, 5) {
 		t.Error("a server evicted what it had granted before, and the lease is over")
+	}
+}
+
+// The lease is evicted while it is asked for again. If the servers grant it anew, the state machine uses that
+// grant or cancels it. If they do not answer, nothing is left.
+func TestALeaseThatIsGrantedAgainAfterItsEvictionStays(t *testing.T) {
+	for _, again := range []bool{true, false} {
+		s := newStand(t, 3, time.Second)
+		s.own(true, true, true)
+		r := s.lock.reqs[s.id]
+		op, sends := s.check()
+		s.evict(0, r.parts[0].id, 1)
+		if !s.evict(1, r.parts[1].id, 1) {
+			t.Fatal("the lease goes on without a majority")
+		}
+		unsent := &protocol.Failure{Err: errAway, Kind: protocol.NeverSent}
+		var canceled []*Send
+		for ; len(sends) > 0; sends = sends[1:] {
+			res := Result{Fail: unsent, Canceled: protocol.Canceled{Fail: unsent}}
+			if again {
+				res = granted(9)
+			}
+			after := s.answer(sends[0], res)
+			sends = append(sends, after...)
+			canceled = append(canceled, slices.DeleteFunc(after, func(send *Send) bool { return send.Kind != Cancel })...)
+		}
+		s.expire(op)
+		canceled = append(canceled, slices.DeleteFunc(s.fx.Sends, func(send *Send) bool { return send.Kind != Cancel })...)
+		switch {
+		case again && (op.Err != nil || op.Answer.Outcome != protocol.Granted || op.Answer.Kept || len(canceled) > 0 || s.lock.reqs[s.id] == nil):
+			t.Errorf("granted again: %+v %v, canceled %d, %s", op.Answer, op.Err, len(canceled), s.lock)
+		case !again && s.lock.reqs[s.id] != nil:
+			t.Errorf("nobody answers, and it keeps %s", s.lock)
+		}
 	}
 }

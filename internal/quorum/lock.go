@@ -99,7 +99,6 @@ type request struct {
 	evicted     bool      // an operator has evicted the lease on some server since keptAt
 	downgrading bool      // a downgrade of the request was sent, and its answer decides about the request
 	dropped     bool      // the state machine no longer knows the request
-	abandoned   bool      // the state machine was told that the lease is lost; the request ends when its op is decided
 }
 
 // Send is a command for one server. Its outcome is reported by the event Answered.

@@ -618,7 +618,9 @@ func TestALeaseThatIsLostDuringACheckLeavesNothing(t *testing.T) {
 	if op.Renewed != protocol.NotOurs {
 		t.Fatalf("renewed: %v", op.Renewed)
 	}
-	for left := asks; len(left) > 0; left = left[1:] {
+	s.fx = Effects{}
+	s.lock.CancelRequest(&protocol.CancelRequest{ID: s.id}, s.now, &s.fx)
+	for left := append(asks, s.fx.Sends...); len(left) > 0; left = left[1:] {
 		unsent := &protocol.Failure{Err: errAway, Kind: protocol.NeverSent}
 		left = append(left, s.answer(left[0], Result{Fail: unsent, Canceled: protocol.Canceled{Fail: unsent}})...)
 		if !check.Decided() {
@@ -628,6 +630,22 @@ func TestALeaseThatIsLostDuringACheckLeavesNothing(t *testing.T) {
 	}
 	if !s.lock.Idle() {
 		t.Errorf("it keeps %s", s.lock)
+	}
+}
+
+// A downgrade without answer may have been carried out. If a server says that the reader owned there when it
+// was canceled, that may be by a late copy, after another owner.
+func TestTheCancelOfAReaderProvesNothingWhereNobodySaidThatItOwned(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.own(true, true, true)
+	op, sends := s.downgrade()
+	s.drain(sends, quiet)
+	s.expire(op)
+	s.fx = Effects{}
+	cancel := s.lock.CancelRequest(&protocol.CancelRequest{ID: s.lower()}, s.now, &s.fx)
+	s.drain(s.fx.Sends, Result{Canceled: protocol.Canceled{Owned: true, Token: 9}})
+	if !cancel.Decided() || cancel.Canceled.Owned || cancel.Canceled.Fail != nil {
+		t.Errorf("canceled: %+v, decided %v", cancel.Canceled, cancel.Decided())
 	}
 }
 
@@ -740,8 +758,8 @@ func TestARestartThatALateAnswerShowsKeepsTheLease(t *testing.T) {
 	}
 }
 
-// The same late answers, and an Unlock or a hand-off before the next renewal: the release or yield asks those
-// servers, too.
+// The same late answers, and an Unlock or a hand-off before the next renewal: the release or yield asks
+// those servers, too.
 func TestARestartThatALateAnswerShowsIsProvedByTheRelease(t *testing.T) {
 	for what, restarted := range map[string]bool{"lost their data": true, "gave it to another": false} {
 		for _, verb := range []protocol.Verb{protocol.Release, protocol.Yield} {
@@ -854,7 +872,8 @@ func TestAReleaseWaitsForAnAcquireThatHasNotBeenSent(t *testing.T) {
 	}
 }
 
-// A server that does not answer the acquire that a release waits for is one that has not answered the release.
+// A server that does not answer the acquire that a release waits for is one that has not answered the
+// release.
 func TestAReleaseCountsServersThatDoNotAnswerTheAcquireItWaitsFor(t *testing.T) {
 	s := newStand(t, 3, time.Second)
 	s.own(true, true, true)
@@ -894,8 +913,8 @@ func TestServersThatAllRestartedProveNothingWhileTheyAreAsked(t *testing.T) {
 	}
 }
 
-// The cancel that follows a release in doubt counts what such an acquire said as the release would have, and
-// goes to a server again where the release's own cancel had no answer.
+// The cancel that follows a release in doubt counts what such an acquire said as the release would have,
+// and goes to a server again where the release's own cancel had no answer.
 func TestACancelCountsServersThatWereAskedWhyTheyLostALease(t *testing.T) {
 	const quarantine = 10 * time.Second
 	for _, all := range []bool{false, true} {
@@ -1081,8 +1100,8 @@ func TestARenewalDuringADowngradeGivesNothingBack(t *testing.T) {
 	}
 }
 
-// Two renewals are under way, as when the first one waits for a slow server, and both find that servers have
-// restarted. Each restarted server is asked once, and its answer serves both renewals.
+// Two renewals are under way, as when the first one waits for a slow server, and both find that servers
+// have restarted. Each restarted server is asked once, and its answer serves both renewals.
 func TestTwoRenewalsThatFindARestartKeepTheLease(t *testing.T) {
 	for _, before := range []bool{true, false} { // the second renewal begins before the first finds the restart
 		s := newStand(t, 3, time.Second)
@@ -1270,8 +1289,8 @@ func TestServersThatRefusedAreNotAskedAgainForNothing(t *testing.T) {
 	}
 }
 
-// A server that has lost its data does not know that the lock was ours. The lock was ours until the restart,
-// and grants to others since then count for nobody, unless all servers have lost their data.
+// A server that has lost its data does not know that the lock was ours. The lock was ours until the
+// restart, and grants to others since then count for nobody, unless all servers have lost their data.
 func TestServersThatRestartedProveAnUnlock(t *testing.T) {
 	forgotten := Result{Answer: protocol.Answer{Outcome: protocol.NotOurs}, Young: 10 * time.Second}
 	done := Result{Answer: protocol.Answer{Outcome: protocol.Done}}
@@ -1340,9 +1359,9 @@ func TestWhatACancelFindsProvesTheReleaseBeforeIt(t *testing.T) {
 	}
 }
 
-// The message of the grant overtook an acquire, which got no answer, so a server may have granted the lease anew
-// after another owner. The release reports whether that can have happened: for a server whose answer is missing, the
-// lock's last token decides.
+// The message of the grant overtook an acquire, which got no answer, so a server may have granted the lease
+// anew after another owner. The release reports whether that can have happened: for a server whose answer
+// is missing, the lock's last token decides.
 func TestAReleaseProvesThatNobodyElseHadALeaseInDoubt(t *testing.T) {
 	kept := Result{Answer: protocol.Answer{Outcome: protocol.Granted, Token: 1, Clock: 1, Kept: true}}
 	silence := Result{Fail: silent, Canceled: protocol.Canceled{Fail: silent}}
@@ -1420,8 +1439,8 @@ func TestALeaseThatIsNotInDoubtIsReleased(t *testing.T) {
 	}
 }
 
-// Where several clients ask for a free lock at once, each may be refused because of the others. A try learns of
-// it, as it does where a server that did not answer may be the owner's.
+// Where several clients ask for a free lock at once, each may be refused because of the others. A try
+// learns of it, as it does where a server that did not answer may be the owner's.
 func TestATryLearnsWhereServersAreSplit(t *testing.T) {
 	const (
 		one     = "leased1:w:10000:c:0000000000000000:BBBBBBBBBBBBBBBB:one"
@@ -1459,8 +1478,8 @@ func TestATryLearnsWhereServersAreSplit(t *testing.T) {
 	}
 }
 
-// A server that is about to answer that a partial grant was given back does answer, so a re-check that meets
-// it waits. If it counted the server as silent, it would say that too few servers answer.
+// A server that is about to answer that a partial grant was given back does answer, so a re-check that
+// meets it waits. If it counted the server as silent, it would say that too few servers answer.
 func TestAReCheckWaitsForGrantsThatAreBeingGivenBack(t *testing.T) {
 	queued := Result{Answer: protocol.Answer{Outcome: protocol.Enqueued, Token: 1, Clock: 1}}
 	s := newStand(t, 5, time.Minute)
@@ -1535,8 +1554,8 @@ func TestServersThatRestartedProveAYield(t *testing.T) {
 	}
 }
 
-// While servers still hold an earlier request of the same client, the next request is reported as blocked by
-// the lock's owner, not by that earlier request.
+// While servers still hold an earlier request of the same client, the next request is reported as blocked
+// by the lock's owner, not by that earlier request.
 func TestARequestIsNotSaidToWaitForAnEarlierOneOfItsClient(t *testing.T) {
 	s := newStand(t, 5, time.Second)
 	const client = "BBBBBBBBBBBBBBBB:owner"
@@ -1609,7 +1628,8 @@ func TestAServerIsNotAwayBecauseOneOfItsConnectionsBroke(t *testing.T) {
 	}
 }
 
-// What an operator reads about a server that is away is its last trouble, and not one before its last answer.
+// What an operator reads about a server that is away is its last trouble, and not one before its last
+// answer.
 func TestATroubleIsOverWithTheNextAnswer(t *testing.T) {
 	m := &member{owner: &Server{base: t.Context(), start: func(func()) bool { return true }}}
 	m.sending()
@@ -2135,7 +2155,8 @@ func TestAnEvictionOnAMinorityDoesNotEndALeaseBesideRestarts(t *testing.T) {
 	}
 }
 
-// The slowest answer to a renewal comes after the next one has been decided. What a majority said then stays known.
+// The slowest answer to a renewal comes after the next one has been decided. What a majority said then
+// stays known.
 func TestALateAnswerToARenewalTakesNothingBack(t *testing.T) {
 	s := newStand(t, 5, time.Second)
 	op := s.acquire()
@@ -2201,8 +2222,8 @@ func (s *stand) rejoined(server int) []*Send {
 	return s.fx.Sends
 }
 
-// While a server's inbox was not subscribed, only messages of that server can have been missed, so only that
-// server is asked.
+// While a server's inbox was not subscribed, only messages of that server can have been missed, so only
+// that server is asked.
 func TestAServerWhoseInboxIsConfirmedAgainIsAskedAlone(t *testing.T) {
 	s := newStand(t, 5, time.Second)
 	op := s.acquire()
@@ -2362,7 +2383,8 @@ func TestAGrantThatIsWrittenBackTellsWhoseLeaseItFollows(t *testing.T) {
 	}
 }
 
-// doubted returns a stand whose lease is in doubt: an acquire that the grant's message overtook got no answer.
+// doubted returns a stand whose lease is in doubt: an acquire that the grant's message overtook got no
+// answer.
 func doubted(t *testing.T) *stand {
 	s := newStand(t, 3, time.Second)
 	s.own(true, true, true)
@@ -2431,8 +2453,8 @@ func TestACancelAfterAReleaseInDoubtProvesNothingWhereOthersOwned(t *testing.T) 
 	}
 }
 
-// A server says that it lost the lease, does not answer the acquire that follows, and later grants the lease
-// anew.
+// A server says that it lost the lease, does not answer the acquire that follows, and later grants the
+// lease anew.
 func TestAServerThatLostALeaseAndWasSilentThenProvesNothing(t *testing.T) {
 	silence := Result{Fail: silent, Canceled: protocol.Canceled{Fail: silent}}
 	s := doubted(t)
@@ -2465,8 +2487,8 @@ func TestAServerThatLostALeaseAndWasSilentThenProvesNothing(t *testing.T) {
 	}
 }
 
-// One server lost the lease and grants it anew, another is silent, and the third renews it. The lease goes on,
-// since the silent server may have kept it. But nothing proves that it did.
+// One server lost the lease and grants it anew, another is silent, and the third renews it. The lease goes
+// on, since the silent server may have kept it. But nothing proves that it did.
 func TestARenewalThatASilentServerCarriesProvesNothing(t *testing.T) {
 	silence := Result{Fail: silent, Canceled: protocol.Canceled{Fail: silent}}
 	s := doubted(t)
@@ -2611,8 +2633,8 @@ func TestServersThatGrantedALeaseAnewDoNotProveIt(t *testing.T) {
 	}
 }
 
-// On a new set of servers, a request that all servers have granted by message asks again if a proof is older
-// than its last asking, because one server was still busy with the asking before.
+// On a new set of servers, a request that all servers have granted by message asks again if a proof is
+// older than its last asking, because one server was still busy with the asking before.
 func TestOnANewSetOldProofsOfAMessageAreAReasonToAskAgain(t *testing.T) {
 	for _, left := range []time.Duration{time.Second, 0} {
 		s := newStand(t, 3, time.Second)

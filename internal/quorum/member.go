@@ -291,8 +291,8 @@ func (m *member) do(ctx context.Context, s *Send) Result {
 	return res
 }
 
-// took notes how long a command took. Little but the distance makes a command fast, and much makes it slow. So
-// a shorter time counts fully, and a longer one only a little, in case the distance has changed.
+// took notes how long a command took. Little but the distance makes a command fast, and much makes it slow.
+// So a shorter time counts fully, and a longer one only a little, in case the distance has changed.
 func (m *member) took(d time.Duration) {
 	before := m.roundTrip.Load()
 	if late := int64(d) - before; before != 0 && late > 0 {

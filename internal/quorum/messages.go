@@ -111,7 +111,10 @@ func (l *Lock) heed(r *request, now time.Time, fx *Effects) {
 	}
 	if n < l.cfg.Need {
 		fx.Messages = append(fx.Messages, protocol.Message{Kind: protocol.MessageRevoked, ID: r.id, Key: l.keys.Lock})
-		l.abandon(r, now, fx)
+		if r.op == nil { // else the state machine needs the request for the answer, and looks again when that comes
+			l.retreat(r, fx)
+			l.drop(r, now, fx)
+		}
 	}
 }
 

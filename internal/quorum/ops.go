@@ -123,6 +123,12 @@ func (l *Lock) whyAway(server int) error {
 // Do is the event that the state machine sends a command.
 func (l *Lock) Do(c *protocol.Command, now time.Time, fx *Effects) *Op {
 	r := l.request(c.ID)
+	if c.Verb == protocol.Acquire && !c.Held && r.token != 0 && !l.lasts(r, now) {
+		// Nothing that is known of the grant, or is still said of it, helps the next one.
+		l.retreat(r, fx)
+		l.drop(r, now, fx)
+		r = l.request(c.ID)
+	}
 	op := l.newOp(Do, c.Verb, r, c.At, now)
 	op.cmd = *c
 	r.op = op
@@ -162,6 +168,18 @@ func (l *Lock) Do(c *protocol.Command, now time.Time, fx *Effects) *Op {
 	return op
 }
 
+// lasts reports whether a majority of servers has granted the request and cannot have given the lock to others
+// since, as far as is known.
+func (l *Lock) lasts(r *request, now time.Time) bool {
+	n := 0
+	for i := range r.parts {
+		if p := &r.parts[i]; p.stands(now) && p.lasts(r, now) {
+			n++
+		}
+	}
+	return n >= l.cfg.Need
+}
+
 // ask sends an acquire for a part.
 func (l *Lock) ask(op *Op, r *request, i int, fx *Effects) {
 	if l.cfg.Away(i) {
@@ -184,7 +202,8 @@ func (l *Lock) ask(op *Op, r *request, i int, fx *Effects) {
 		p.proved = op.at
 	}
 	p.asking, p.adoptFailed = true, false
-	// A held request may be in the queue of a server that has another owner, and stays there if it is refused.
+	// A held request may be in the queue of a server that has another owner, and stays there if it is
+	// refused.
 	waits := op.cmd.Wait || op.kind == Renew || op.cmd.Verb != protocol.Acquire || r.token != 0
 	held := op.cmd.Held && p.state == owned
 	c := protocol.Command{Verb: protocol.Acquire, ID: p.id, TTL: r.who.TTL, Wait: waits, First: !p.sent, Told: p.told, Place: op.cmd.Place, Held: held, At: op.at, Ticket: r.ticket}

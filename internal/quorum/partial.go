@@ -16,12 +16,12 @@ import (
 // smallest ticket gets it. If that is the same request, it keeps the grant for twice as long,
 // up to longestKeep.
 //
-// A hand-off reaches a far server later than a near one, and its message takes longer to come back. So a near
-// server's grant is kept for longer, by the lag of the servers that would complete a majority.
+// A hand-off reaches a far server later than a near one, and its message takes longer to come back. So a
+// near server's grant is kept for longer, by the lag of the servers that would complete a majority.
 //
 // Two requests that each have one of two servers and wait at the other would give both back at the same
-// time, again and again, if they kept them for the same time: each would get what the other gave back. So the
-// time is shortened by up to a half, by a part that depends on the id.
+// time, again and again, if they kept them for the same time: each would get what the other gave back. So
+// the time is shortened by up to a half, by a part that depends on the id.
 //
 // Servers may place requests whose tickets are nearly equal in different orders. Then each of them
 // would get back what it gave back, for ever. So from the time patientGiveBacks on, the request gets
@@ -179,7 +179,11 @@ func (l *Lock) placeAnew(r *request, i int, now time.Time, fx *Effects) {
 // a new id and the request's ticket.
 func (l *Lock) giveBack(r *request, i int, now time.Time, fx *Effects) {
 	p := &r.parts[i]
-	if !p.mayArrive {
+	if p.mayArrive {
+		s := l.stray(r, i)
+		s.Ends = true // by the yield
+		fx.Strays = append(fx.Strays, s)
+	} else {
 		l.remember(p.id, i, now)
 	}
 	old := *p

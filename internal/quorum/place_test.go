@@ -48,8 +48,9 @@ func TestARequestKeepsItsPlaceWhenItsGrantsAreGivenBackBeforeTheLastServerAnswer
 	}
 }
 
-// Requests of one instant may be in different orders on the servers, and then each gets back at once what it
-// gives back. So after a few times it gets a later ticket, and is placed by it on the other servers, too.
+// Requests of one instant may be in different orders on the servers, and then each gets back at once what
+// it gives back. So after a few times it gets a later ticket, and is placed by it on the other servers,
+// too.
 func TestAGrantThatKeepsComingBackIsPlacedLater(t *testing.T) {
 	s := newStand(t, 3, time.Second)
 	s.lock.cfg.Ticket = func() uint64 { return 1000 }
@@ -98,8 +99,8 @@ func TestAGrantThatKeepsComingBackIsPlacedLater(t *testing.T) {
 	}
 }
 
-// Else two requests that each have what the other needs would exchange it for ever. Nobody gives back what a
-// near server granted before a far one can have granted it, too.
+// Else two requests that each have what the other needs would exchange it for ever. Nobody gives back what
+// a near server granted before a far one can have granted it, too.
 func TestRequestsGiveTheirGrantsBackAtDifferentTimes(t *testing.T) {
 	trips := []time.Duration{time.Millisecond, 41 * time.Millisecond, 5 * time.Second, 3 * time.Millisecond, 2 * time.Millisecond}
 	const away = 4
@@ -169,8 +170,8 @@ func TestGrantsThatKeepComingBackArePlacedAlike(t *testing.T) {
 	}
 }
 
-// A check of a held lease by nobody who waits leaves the request in the queues of servers with another owner,
-// where it can still be granted, as each renewal does.
+// A check of a held lease by nobody who waits leaves the request in the queues of servers with another
+// owner, where it can still be granted, as each renewal does.
 func TestACheckLeavesALeaseInTheQueues(t *testing.T) {
 	s := newStand(t, 3, time.Second)
 	op := s.acquire()

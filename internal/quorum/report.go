@@ -92,8 +92,8 @@ func OwnerOf(sn *protocol.Snapshot) string {
 	return sn.Value
 }
 
-// GoesOn reports whether a writer of the client still keeps the lock from others under another value: it has
-// become a reader, or has given the lock back with a cool-down.
+// GoesOn reports whether a writer of the client still keeps the lock from others under another value: it
+// has become a reader, or has given the lock back with a cool-down.
 func GoesOn(sn *protocol.Snapshot, client string) bool {
 	if who, cools := protocol.ParseCooldown(sn.Value); cools {
 		return who.Client == client

@@ -7,9 +7,9 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// What a server proves that has restarted, or may have: that the lease was ours there until then, unless the
-// lease had ended there before, the server had joined it later, or an eviction or an older answer explains what
-// it says. In the comments, A holds the lease, and B is another client.
+// What a server proves that has restarted, or may have: that the lease was ours there until then, unless
+// the lease had ended there before, the server had joined it later, or an eviction or an older answer
+// explains what it says. In the comments, A holds the lease, and B is another client.
 
 const longQuarantine = 10 * time.Second
 
@@ -35,8 +35,9 @@ func (s *stand) wants(op *Op, done bool, what ...any) {
 	}
 }
 
-// A could not reach server 0 for longer than the TTL, so its lease ended there, and B got it. Then A loses server 1
-// (an eviction that it hears of, or a deleted key): B owns 0 and 1, and leaves. Server 0 restarts; A reaches it again.
+// A could not reach server 0 for longer than the TTL, so its lease ended there, and B got it. Then A loses
+// server 1 (an eviction that it hears of, or a deleted key): B owns 0 and 1, and leaves. Server 0 restarts;
+// A reaches it again.
 func TestARestartAfterALeaseHasEndedThereProvesNothing(t *testing.T) {
 	for _, heard := range []bool{true, false} {
 		for _, how := range []string{"renewal", "check, granted", "check, refused", "release asked", "release"} {
@@ -118,8 +119,8 @@ func TestAServerThatHasNotConfirmedALeaseForATTLDoesNotOutlastAnEviction(t *test
 	}
 }
 
-// A is evicted on 0 and 1, B owns both and leaves, and server 0 loses its data. A hears of both evictions; that of
-// server 0 comes after a command has found the lease gone there.
+// A is evicted on 0 and 1, B owns both and leaves, and server 0 loses its data. A hears of both evictions;
+// that of server 0 comes after a command has found the lease gone there.
 func TestAnEvictionIsHeardAfterACommandHasFoundTheLeaseGone(t *testing.T) {
 	for _, how := range []string{"while asked", "after asked", "after refused", "after a late answer"} {
 		for token := range uint64(2) {
@@ -209,8 +210,8 @@ func TestAServerThatJoinedALeaseProvesNothingByARestart(t *testing.T) {
 	}
 }
 
-// A check's answer, kept and 1 ms before the end of the quarantine, arrives after a renewal has found the lease
-// lost: in between A was evicted on 0 and 1, and B owned both.
+// A check's answer, kept and 1 ms before the end of the quarantine, arrives after a renewal has found the
+// lease lost: in between A was evicted on 0 and 1, and B owned both.
 func TestAnAnswerFromBeforeALossTellsOfNoRestart(t *testing.T) {
 	for _, yields := range []bool{false, true} {
 		s := newStand(t, 3, time.Second)
@@ -309,8 +310,8 @@ func TestServersThatAllRestartedProveNothingAlthoughTheLeaseStoodThere(t *testin
 	}
 }
 
-// A server that passes a lease on to the next request of its process, but answers when the others have decided, did
-// not let anybody in between. So it proves the next lease as they do.
+// A server that passes a lease on to the next request of its process, but answers when the others have
+// decided, did not let anybody in between. So it proves the next lease as they do.
 func TestAServerThatAnswersAYieldLastWasNotGained(t *testing.T) {
 	for _, gone := range []bool{false, true} { // whether another owner had taken the old lease from it
 		s := newStand(t, 3, time.Second)
@@ -420,8 +421,8 @@ func TestACancelDecidesAReleaseThatWaitedTooLongForAnAcquire(t *testing.T) {
 	}
 }
 
-// What asks a server is a check that was sent before a renewal found the lease lost there, carried out after the
-// restart.
+// What asks a server is a check that was sent before a renewal found the lease lost there, carried out
+// after the restart.
 func TestAReleaseWaitsForACheckThatWasSentBeforeTheLoss(t *testing.T) {
 	for _, verb := range []protocol.Verb{protocol.Release, protocol.Yield} {
 		s := newStand(t, 3, time.Second)
@@ -475,7 +476,8 @@ func TestARenewalOfARequestThatIsOverIsDecided(t *testing.T) {
 	}
 }
 
-// A server that granted the lease anew, perhaps after B, has restarted since, and B owns there in its quarantine.
+// A server that granted the lease anew, perhaps after B, has restarted since, and B owns there in its
+// quarantine.
 func TestAServerThatGrantedAnewAndRestartedDoesNotStand(t *testing.T) {
 	for _, verb := range []protocol.Verb{protocol.Release, protocol.Yield} {
 		s := newStand(t, 3, time.Second)
@@ -496,5 +498,20 @@ func TestAServerThatGrantedAnewAndRestartedDoesNotStand(t *testing.T) {
 			s.drain(s.answer(send, []Result{enqueues, wasOurs[verb], notHere}[send.Server]), enqueues)
 		}
 		s.wants(op, false, verb)
+	}
+}
+
+// By the client's clock, a quarantine lasts for as long as it can last by the server's, whose rate may differ by 1 %.
+func TestAServersGrantCountsOnceItsQuarantineIsOverByTheSlowestClock(t *testing.T) {
+	s := newStand(t, 3, 20*time.Second)
+	op := s.acquire()
+	for i, send := range s.fx.Sends {
+		s.answer(send, []Result{young(protocol.Granted, 1, longQuarantine), granted(1), enqueues}[i])
+	}
+	r := s.lock.reqs[s.id]
+	for after, counts := range map[time.Duration]bool{0: false, longQuarantine + longQuarantine/200: false, longQuarantine + longQuarantine/99: true} {
+		if got := s.lock.majority(r, op.at, s.now.Add(after)); got != counts {
+			t.Errorf("after %v: a majority %v", after, got)
+		}
 	}
 }

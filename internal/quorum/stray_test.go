@@ -97,3 +97,27 @@ func TestTheCancelOfAStrayComesAfterTheCommandThatEndsIt(t *testing.T) {
 		t.Errorf("canceled after %v", at)
 	}
 }
+
+// Server 0 granted by a message what it had been asked for before. The first copy of that acquire may still
+// arrive after the grant was given back, and nobody knows its id by then.
+func TestALateAcquireOfWhatWasGivenBackIsCanceled(t *testing.T) {
+	s := newStand(t, 3, time.Minute)
+	s.acquire()
+	sends := s.fx.Sends
+	id := sends[0].Cmd.ID
+	s.answer(sends[0], Result{Fail: silent})
+	for _, send := range sends[1:] {
+		s.answer(send, enqueues)
+	}
+	s.fx = Effects{}
+	s.lock.Receive(0, &protocol.Message{Kind: protocol.MessageGranted, ID: id, Token: 6, Clock: 6, More: true}, s.now, &s.fx)
+	s.now = s.now.Add(shortestKeep)
+	s.fx = Effects{}
+	s.lock.Tick(s.now, &s.fx)
+	if len(s.fx.Sends) != 1 || s.fx.Sends[0].Cmd.Verb != protocol.Yield || s.fx.Sends[0].Cmd.ID != id {
+		t.Fatalf("gives back %+v", s.fx.Sends)
+	}
+	if len(s.fx.Strays) != 1 || s.fx.Strays[0].ID != id || !s.fx.Strays[0].Late || !s.fx.Strays[0].Ends {
+		t.Errorf("strays %+v, want %s, which may arrive late", s.fx.Strays, id)
+	}
+}

@@ -106,6 +106,7 @@ type qWorld struct {
 	rng        *rand.Rand
 	luck       *rand.Rand // a separate source, so that drawing from it changes nothing in worlds without doubts
 	doubts     bool
+	idles      bool
 	atOnce     bool // the tickets of requests that are made at once are nearly equal
 	now        time.Time
 	servers    []*qServer
@@ -205,6 +206,7 @@ func (w *qWorld) begin(seed int64) {
 	w.chooseTroubles()
 	w.luck = rand.New(rand.NewPCG(uint64(seed), 8))
 	w.doubts = w.luck.IntN(100) < doubtPercent
+	w.idles = w.luck.IntN(100) < idlePercent
 	w.atOnce = rand.New(rand.NewPCG(uint64(seed), 9)).IntN(4) == 0
 	skew := []time.Duration{0, 0, time.Millisecond, 300 * time.Millisecond, 3 * time.Second}[w.rng.IntN(5)]
 	for _, s := range w.servers {
@@ -247,8 +249,8 @@ func (w *qWorld) begin(seed int64) {
 	}
 }
 
-// ticket returns a request's ticket. The clients' estimates of the first server's clock differ, but for some
-// requests by less than the servers tell tickets apart.
+// ticket returns a request's ticket. The clients' estimates of the first server's clock differ, but for
+// some requests by less than the servers tell tickets apart.
 func (w *qWorld) ticket() uint64 {
 	ahead := w.rng.Int64N(2000)
 	if w.atOnce {
@@ -828,12 +830,21 @@ func (w *qWorld) ring() bool {
 			for i := range c.hurt {
 				c.hurt[i] = w.now
 			}
+			if w.inside(c, lockstate.Waiting) == 0 && w.luck.IntN(2) == 0 { // who comes before any timer has rung
+				w.counts["caller after a pause"]++
+				c.enter(protocol.Exclusive, false)
+			}
 		}
 		now := c.local()
 		is := func(due time.Time) bool { return !due.IsZero() && !due.After(now) }
 		if is(c.lock.Due().Time(c.Start())) {
 			rang = true
 			c.step(c.lock.Tick)
+			if w.idles && !w.calm && c.renewsIdle() && w.luck.IntN(4) == 0 { // the answer finds another lease, or none
+				ttl := w.ttls[len(w.ttls)-1]
+				w.standStill(c, ttl/2+time.Duration(w.luck.Int64N(int64(ttl))))
+				continue
+			}
 		}
 		if is(c.q.Due()) {
 			rang = true
@@ -887,12 +898,21 @@ func patienceOf(id string) time.Duration {
 	return max(20*time.Millisecond, min(who.TTL/10, longestPatience))
 }
 
+// renewsIdle reports whether the client has sent a renewal of a lock that it keeps idle.
+func (c *qClient) renewsIdle() bool {
+	return c.w.inside(c, lockstate.Inside)+c.w.inside(c, lockstate.Waiting) == 0 &&
+		slices.ContainsFunc(c.w.ops, func(o *qOp) bool { return o.c == c && o.r != nil && !o.op.Decided() })
+}
+
 func (c *qClient) enter(mode protocol.Mode, try bool) *lockstate.Caller {
 	w := c.w
 	ttl := w.ttls[w.rng.IntN(len(w.ttls))]
 	x := &lockstate.Caller{Mode: mode, Try: try, Opts: &lockstate.Terms{TTL: ttl, Handoffs: 3, Tenure: 10 * time.Millisecond}}
 	if w.rng.IntN(5) == 0 {
 		x.Opts.IdleHold = 100 * time.Millisecond
+	}
+	if w.idles && !w.calm && w.luck.IntN(3) > 0 {
+		x.Opts.IdleHold = 3 * ttl // it is renewed while it is idle
 	}
 	if w.has[qMinHolds] && !w.calm && w.rng.IntN(3) == 0 {
 		x.Opts.MinHold = time.Duration(1+w.rng.IntN(800)) * time.Millisecond

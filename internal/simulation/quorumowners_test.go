@@ -12,17 +12,17 @@ import (
 	"github.com/leasedmutex/leased/internal/quorum"
 )
 
-// These checks look at who owned the lock according to the servers, not according to the clients, and at what
-// an Unlock may say about it. An Unlock that asked the servers returns nil only if nobody else has owned the lock
-// from the grant of its lease until the first server was told that the lease is given back. To own the lock is
-// to own it on a majority of the servers at one instant, and to be told so, then or later. Readers may own it
-// beside readers, and beside a writer that asked to become a reader.
+// These checks look at who owned the lock according to the servers, not according to the clients, and at
+// what an Unlock may say about it. An Unlock that asked the servers returns nil only if nobody else has
+// owned the lock from the grant of its lease until the first server was told that the lease is given back.
+// To own the lock is to own it on a majority of the servers at one instant, and to be told so, then or
+// later. Readers may own it beside readers, and beside a writer that asked to become a reader.
 //
-// There is an exception (docs/redlock.md): a lease that may have ended on servers without a word to its owner, by
-// an eviction of which the owner did not hear, or because clocks were set or clients stood still. Most of these
-// cases are proved, too, and -quorum.strict looks for those that are not. Even then some servers cannot know: a
-// server that has joined the lease since, has lost its data since, or has carried out a downgrade that had no
-// answer.
+// There is an exception (docs/redlock.md): a lease that may have ended on servers without a word to its
+// owner, by an eviction of which the owner did not hear, or because clocks were set or clients stood still.
+// Most of these cases are proved, too, and -quorum.strict looks for those that are not. Even then some
+// servers cannot know: a server that has joined the lease since, has lost its data since, or has carried
+// out a downgrade that had no answer.
 
 // qOwners is what is known about the ownership of the lock in a schedule.
 type qOwners struct {
@@ -349,8 +349,8 @@ func (w *qWorld) judge(m *qMajority) {
 	}
 }
 
-// over returns when the first server was told that the lease is given back. If the lease was not given back but
-// left to the next caller of its client, it was over when Unlock was called.
+// over returns when the first server was told that the lease is given back. If the lease was not given back
+// but left to the next caller of its client, it was over when Unlock was called.
 func (l *qLease) over() int {
 	first := 0
 	for _, at := range l.gave {

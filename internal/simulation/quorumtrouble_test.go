@@ -91,8 +91,8 @@ func (w *qWorld) strike(c *qClient) {
 			w.roll(s)
 			return
 		}
-		// Restarts are further apart than the quarantine and a lease, also from the loss of a mark. At least one
-		// server keeps its data.
+		// Restarts are further apart than the quarantine and a lease, also from the loss of a mark. At
+		// least one server keeps its data.
 		if w.restart.IsZero() || w.now.Sub(w.restart) > w.quarantine+2*time.Second+w.ttls[len(w.ttls)-1] {
 			w.restart = w.now
 			for _, i := range w.rng.Perm(len(w.servers))[:1+w.rng.IntN(len(w.servers)-1)] {
@@ -139,8 +139,7 @@ func (w *qWorld) strike(c *qClient) {
 		s.setTime()
 		w.logf("the clock of server %d is set by %v", s.i+1, by)
 	case qPauses:
-		c.wakeAt = w.now.Add(time.Duration(w.rng.Int64N(int64(3 * time.Second))))
-		w.logf("%s stands still until %v", c.name, c.wakeAt.Sub(simEpoch))
+		w.standStill(c, time.Duration(w.rng.Int64N(int64(3*time.Second))))
 	case qDeaths:
 		alive := 0
 		for _, c := range w.clients {
@@ -182,7 +181,8 @@ func (w *qWorld) strike(c *qClient) {
 	}
 }
 
-// mayRoll reports whether s may lose its data or its mark now: at least one other server must have kept both.
+// mayRoll reports whether s may lose its data or its mark now: at least one other server must have kept
+// both.
 func (w *qWorld) mayRoll(s *qServer) bool {
 	return slices.ContainsFunc(w.servers, func(other *qServer) bool { return other != s && other.hasKept() })
 }
@@ -230,10 +230,19 @@ func (c *qClient) checks() {
 	}
 }
 
+func (w *qWorld) standStill(c *qClient, d time.Duration) {
+	c.wakeAt = w.now.Add(d)
+	w.logf("%s stands still until %v", c.name, c.wakeAt.Sub(simEpoch))
+}
+
+// idlePercent is the percentage of schedules in which clients keep the lock idle for longer than its TTL, and
+// stand still meanwhile, so that a caller comes when the TTL is over.
+const idlePercent = 15
+
 // doubtPercent is the percentage of schedules that make leases doubtful: commands about a held lock get no
-// answer, others get the lock without a word to its owner, and releases are not answered either. In the other
-// schedules these events are rare, and hardly ever come together. In these schedules, some of the acts are
-// such events.
+// answer, others get the lock without a word to its owner, and releases are not answered either. In the
+// other schedules these events are rare, and hardly ever come together. In these schedules, some of the
+// acts are such events.
 const doubtPercent = 25
 
 func (w *qWorld) doubt(c *qClient) {
@@ -400,8 +409,8 @@ func (w *qWorld) evict() {
 	}
 }
 
-// pardon excuses the requests that own the lock on a server from which its owners are about to be evicted, and
-// the leases that go on under them.
+// pardon excuses the requests that own the lock on a server from which its owners are about to be evicted,
+// and the leases that go on under them.
 func (w *qWorld) pardon(s *qServer) {
 	w.voided = true
 	for _, id := range s.owners() {
@@ -425,8 +434,8 @@ func (w *qWorld) pardon(s *qServer) {
 	}
 }
 
-// refuses returns the error with which the server refuses a command, or nil if it does not. Without memory to
-// spare, it refuses only commands that need some.
+// refuses returns the error with which the server refuses a command, or nil if it does not. Without memory
+// to spare, it refuses only commands that need some.
 func (s *qServer) refuses(needsMemory bool) error {
 	if s.w.now.Before(s.refusesTill) && (needsMemory || s.refusal != outOfMemory) {
 		return s.refusal
@@ -441,8 +450,8 @@ func (s *qServer) hurtsAll() {
 	}
 }
 
-// qForced is a ForceUnlock under way. As Server.Evict does, it first asks the servers who owns the lock, and
-// evicts once a majority has answered. Between any two of its commands anything may happen.
+// qForced is a ForceUnlock under way. As Server.Evict does, it first asks the servers who owns the lock,
+// and evicts once a majority has answered. Between any two of its commands anything may happen.
 type qForced struct {
 	servers  []int
 	seen     map[int]protocol.Snapshot // by server
@@ -586,12 +595,11 @@ func (w *qWorld) obeys(c *qClient) {
 // judgeLoss fails if a lease was ended although, as far as its owner can know, no other client
 // can have owned the lock.
 //
-// If nothing went wrong between a client and the servers since its request was made, and no
-// server lost its data, its lease cannot be lost. The same holds if a majority of the servers granted it with
-// which nothing went wrong. If servers did lose their data, they still do
-// not say that others have owned the lock, as long as the client hears all their answers,
-// because nobody counts their grants before the quarantine is over. (They may deny the client
-// a majority until its TTL ends.)
+// If nothing went wrong between a client and the servers since its request was made, and no server lost its
+// data, its lease cannot be lost. The same holds if a majority of the servers granted it with which nothing
+// went wrong. If servers did lose their data, they still do not say that others have owned the lock, as
+// long as the client hears all their answers, because nobody counts their grants before the quarantine is
+// over. (They may deny the client a majority until its TTL ends.)
 func (w *qWorld) judgeLoss(c *qClient, l lockstate.Loss) {
 	id := w.under[l.Caller]
 	made, known := c.made[id]
@@ -621,11 +629,11 @@ func (w *qWorld) judgeLoss(c *qClient, l lockstate.Loss) {
 	}
 }
 
-// untroubled returns how many servers prove a lease to its client: those that granted it and have had no trouble
-// since its request was made, nor a quarantine. Of a server whose grant the client heard of only when it held the
-// lease already, it cannot know whether others owned there before. So such servers count only if they are no
-// majority together with those that prove nothing. A server that has restarted since proves nothing against the
-// lease, if the client hears it.
+// untroubled returns how many servers prove a lease to its client: those that granted it and have had no
+// trouble since its request was made, nor a quarantine. Of a server whose grant the client heard of only
+// when it held the lease already, it cannot know whether others owned there before. So such servers count
+// only if they are no majority together with those that prove nothing. A server that has restarted since
+// proves nothing against the lease, if the client hears it.
 func (w *qWorld) untroubled(c *qClient, l lockstate.Loss, made time.Time) int {
 	lease := w.owners.leases[l.Caller]
 	if lease != nil && lease.lowered != 0 {
@@ -651,8 +659,8 @@ func (w *qWorld) untroubled(c *qClient, l lockstate.Loss, made time.Time) int {
 	return began
 }
 
-// grantOn returns when the client heard that a server had granted a lease, zero if it did not, and since when it
-// has held the lease.
+// grantOn returns when the client heard that a server had granted a lease, zero if it did not, and since
+// when it has held the lease.
 func (w *qWorld) grantOn(c *qClient, l lockstate.Loss, s *qServer) (heard, since time.Time) {
 	lease := w.owners.leases[l.Caller]
 	for owner, at := range w.owners.took[s.i] {
@@ -773,8 +781,8 @@ func (w *qWorld) limps(long time.Duration) {
 	mend()
 }
 
-// cripple breaks a minority of the servers: no client reaches them, or each client does not reach a minority of
-// its own, or they refuse everything. It returns the end of that.
+// cripple breaks a minority of the servers: no client reaches them, or each client does not reach a
+// minority of its own, or they refuse everything. It returns the end of that.
 func (w *qWorld) cripple() (mend func()) {
 	minority := func() []int {
 		most := len(w.servers) - quorum.Majority(len(w.servers))

@@ -635,8 +635,8 @@ func (w *world) deliverAll() {
 	}
 }
 
-// readersStay has all writers leave or give up, but no reader. Then no reader must be kept out for longer than
-// bound: a process whose readers have the lock finds out that nobody else waits for it.
+// readersStay has all writers leave or give up, but no reader. Then no reader must be kept out for longer
+// than bound: a process whose readers have the lock finds out that nobody else waits for it.
 func (w *world) readersStay(bound time.Duration) {
 	began := w.now
 	for range 5000 {
