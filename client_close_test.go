@@ -166,7 +166,8 @@ func TestUnlockAfterCloseSaysWhatBecameOfTheLock(t *testing.T) {
 	})
 }
 
-// A client that is closed renews nothing and asks nothing, so nothing but the time says that a lease has ended.
+// A client that is closed renews nothing and asks nothing, so nothing but the time says that a lease has
+// ended.
 func TestALeaseWhoseTimeEndsAfterCloseIsLost(t *testing.T) {
 	shut := func(t *testing.T, c *leased.Client) {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)

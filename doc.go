@@ -5,14 +5,13 @@
 //
 // # Limits
 //
-// These limits apply to every lease-based lock.
-//
-// A lease can end while its holder is still working. [Lease.Context] is then canceled with
-// cause [ErrLeaseLost]. How soon that happens depends on why the lease ended:
+// As with every lease-based lock, a lease can end while its holder is still working. [Lease.Context] is
+// then canceled with cause [ErrLeaseLost]. How soon that happens depends on why the lease ended:
 //
 //   - Redis cannot be reached: by the local clock, before the lease's TTL can have expired
 //     on the server. By then no other process can have been given the lock, as long as the
-//     rates of the two clocks differ by less than 1 %.
+//     rates of the two clocks differ by less than 1 % and, after a failover, the new
+//     primary's clock is not ahead of the old one's by more than 1 % of the TTL.
 //   - The lock's key was deleted, replaced, flushed, evicted, or lost in a failover: within
 //     one renewal period, which is a third of the TTL, plus the time of a command, while
 //     Redis answers. During that time there can be two owners.
@@ -25,12 +24,13 @@
 // writer's lease; see Fencing below. Unless the resource checks the token, a lease makes
 // duplicate work unlikely, not impossible.
 //
-// Redis replicates asynchronously, so a failover can lose the most recent writes. If it
-// loses a grant, there can be two owners until the first of them renews. If it loses a
-// release, Redis records the old owner again: if another process wants the lock, the old
-// owner's process is asked for it and gives it back; otherwise the TTL ends the record.
-// Tokens continue to grow through a failover unless the new primary's clock is behind the
-// old one's by more than the failover took.
+// Redis replicates asynchronously, so a failover can lose the most recent writes. If it loses a grant,
+// there can be two owners until the first of them renews at the new primary. (An old primary that is cut
+// off together with a holder goes on renewing its lease, unless min-replicas-to-write or [WithReplicas]
+// ends that.) If it loses a release, Redis records the old owner again: if another process wants the lock,
+// the old owner's process is asked for it and gives it back; otherwise the TTL ends the record. Tokens
+// continue to grow through a failover unless the new primary's clock is behind the old one's by more than
+// the failover took.
 //
 // A Redis server that evicts keys when its memory is full also evicts locks. This includes
 // the volatile-* policies, because every key of a lock has an expiry. Use noeviction for a
@@ -43,7 +43,8 @@
 //
 // A process ends its leases by two local clocks, the monotonic clock and the wall clock.
 // When the two diverge, as they do on a suspended machine, the earlier end counts. So a
-// wall clock that is set ahead by more than a TTL ends the leases held on its machine.
+// wall clock that is set ahead can end the leases held on its machine: those that were last
+// renewed so long ago that, with what it was set ahead by, their TTL may be over.
 //
 // Tokens follow the server's clock. If that clock is set back, tokens continue from the
 // last one stored in Redis. Redis learns of the tokens assigned in local hand-offs only
@@ -128,8 +129,9 @@
 // its work. Do not drop the error of [Lease.Unlock]: it may be the only sign that another
 // process was in the critical section.
 //
-// As with sync.Mutex, a lock is not reentrant and is not tied to a goroutine, and unlocking
-// a lock that is not locked panics.
+// As with sync.Mutex, a lock is not reentrant and is not tied to a goroutine. Unlocking a
+// lock that is not locked panics; unlike the fatal error of package sync, this panic can be
+// recovered.
 //
 // Set ContextTimeoutEnabled in the options of a [redis.Client]. Without it, a context
 // cannot bound a command, so the locks use a clone of the client with timeouts of its own,
@@ -217,9 +219,9 @@
 // The window is checked before every caller enters, even if entering needs no command. Time
 // during which the machine sleeps counts: the elapsed time is that of the wall clock or of
 // the monotonic clock, whichever is greater. A lease whose window ended during a sleep ends
-// within a second of waking, and a wall clock that is set ahead by more than a TTL looks
-// like a sleep. If the clocks have diverged by less, the grant is renewed at once, and the
-// renewal is confirmed before a caller enters.
+// within a second of waking, and a wall clock that is set ahead looks like a sleep. If the
+// clocks have diverged by less than what is left of the window, the grant is renewed at
+// once, and the renewal is confirmed before a caller enters.
 //
 // # Waiting
 //
@@ -290,8 +292,8 @@
 // [WithReleaseTimeout]. After that it returns [ErrNotReleased], and the client keeps
 // retrying in the background until Redis has answered or the TTL has passed.
 //
-// When a process dies, its locks are free after their TTL. Its places in the queue cost
-// nothing at a release, once its connection is closed; for a Cluster, see Limits above. But
+// When a process dies, its locks are free after their TTL. Once its connection is closed, a
+// release skips its places in the queue at no cost; for a Cluster, see Limits above. But
 // readers that queue behind a killed writer, while other readers hold the lock, wait until
 // the writer's TTL is over, and up to 4 s more.
 //
@@ -307,8 +309,9 @@
 // Each cause is logged at most once a minute, or once for each outage if outages follow more
 // quickly. Lost leases are always logged, unless there is a handler of [WithLossHandler],
 // which is then told instead; leases that are lost together for one reason share a line.
-// Debug lines, of which there is one for each command that fails, are not limited. A line
-// about a lock names the lock, unless [WithoutLockNamesInLogs] keeps names out.
+// Debug lines, one for each command that fails and is not repeated at once, are limited only
+// by the queue of 1,024 lines. A line about a lock names the lock, unless
+// [WithoutLockNamesInLogs] keeps names out.
 //
 // User code never runs under a mutex of this package, nor on the goroutines that renew
 // leases or end them. The goroutine that receives messages runs no user code but the dialer and

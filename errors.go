@@ -15,16 +15,16 @@ import (
 // with its cause, which is usually the error of a context or of Redis.
 var (
 	// ErrNotAcquired is matched by every error of LockContext and TryLockContext. The caller
-	// holds nothing and has nothing to undo. If the error's text names an owner, that is as of
-	// when Redis was last asked, up to 20 s before.
+	// holds nothing and has nothing to undo. An owner named in the text is the one that Redis
+	// named when it was last asked, up to 20 s earlier.
 	ErrNotAcquired = lockstate.ErrNotAcquired
 
 	// ErrLocked is returned by TryLockContext when another caller holds the lock or waits for
-	// it. Such an error also matches ErrNotAcquired. The caller may try again later.
+	// it. Such an error also matches [ErrNotAcquired]. The caller may try again later.
 	ErrLocked = lockstate.ErrLocked
 
-	// ErrLeaseLost is matched by the cause of an ended Lease.Context, and by the errors of
-	// Lease.Unlock, UnlockContext, Check and Downgrade, and of Do and RDo, if the lock stopped
+	// ErrLeaseLost is matched by the cause of an ended [Lease.Context], and by the errors of
+	// [Lease.Unlock], UnlockContext, Check and Downgrade, and of Do and RDo, if the lock stopped
 	// being this client's before Unlock or could no longer be proved to be. Check and Downgrade
 	// also return it for a lease that was unlocked. The text of a lost lease's error has the
 	// lock, the token and the reason. Another process may have been in the critical section:
@@ -32,30 +32,32 @@ var (
 	ErrLeaseLost = lockstate.ErrLeaseLost
 
 	// ErrMaxHold is matched by the errors of a lease that ended because it was held for as
-	// long as WithMaxHold allows. Such an error also matches ErrLeaseLost: work that continues
+	// long as [WithMaxHold] allows. Such an error also matches [ErrLeaseLost]: work that continues
 	// may overlap with another owner's.
 	ErrMaxHold = lockstate.ErrMaxHold
 
 	// ErrNotReleased is returned by Unlock and UnlockContext if Redis did not confirm the
 	// release in time, and did not confirm that the lock was this client's until then. The client
-	// keeps retrying, unless the error also matches ErrClosed: then nothing retries. The error's
+	// keeps retrying, unless the error also matches [ErrClosed]: then nothing retries. The error's
 	// text says when the lock expires. If Redis later says that the lock may have been lost
 	// before Unlock, the loss handler is called.
 	ErrNotReleased = lockstate.ErrNotReleased
 
 	// ErrNoReplicas is matched by the error of LockContext, and by other errors as their last
-	// error of Redis, if WithReplicas is set and fewer replicas have the grant than it asks
-	// for. The caller does not hold the lock; if the grant was known to be unconfirmed, it was
-	// canceled.
+	// error of Redis, if [WithReplicas] is set and fewer replicas have the grant than it asks
+	// for. If LockContext returned it, the caller does not hold the lock, and a grant that was
+	// known to be unconfirmed was canceled. From Check and Downgrade it says nothing about the
+	// lease, which goes on.
 	ErrNoReplicas = protocol.ErrNoReplicas
 
 	// ErrNoQuorum is matched by the error of LockContext, and by other errors as their last
-	// error of Redis, if too few servers of a client of NewQuorum answered, agreed, or may
-	// vote. The caller does not hold the lock, and what the other servers had granted is given
-	// back.
+	// error of Redis, if too few servers of a client of [NewQuorum] answered, agreed, or may
+	// vote. If LockContext returned it, the caller does not hold the lock, and what the other
+	// servers had granted is given back. From Check and Downgrade it says nothing about the
+	// lease, which goes on. Inspect and ForceUnlock return such an error, too.
 	ErrNoQuorum = quorum.ErrNoQuorum
 
-	// ErrNotLocked is returned by Mutex.UnlockContext, RWMutex.UnlockContext and RUnlockContext
+	// ErrNotLocked is returned by [Mutex.UnlockContext], [RWMutex.UnlockContext] and RUnlockContext
 	// if no caller of the client holds the lock in that mode. Unlock and RUnlock panic instead.
 	ErrNotLocked = errors.New("leased: not locked by this client")
 
@@ -66,11 +68,12 @@ var (
 
 	// ErrInvalidName is returned for a name that cannot be the name of a lock because it is
 	// empty, is longer than 512 bytes, is not UTF-8, has control characters, has braces that
-	// would put its keys into different Cluster slots, or is an auxiliary key of another lock.
+	// would put its keys into different Cluster slots, or would give it a key that this package
+	// keeps beside locks; see [Client.Mutex].
 	ErrInvalidName = protocol.ErrInvalidName
 
 	// ErrInvalidOption is returned for an option that is nil, out of range or contradicts another,
-	// and for a Redis client that New or NewQuorum cannot use. Options are never corrected silently.
+	// and for a Redis client that New or [NewQuorum] cannot use. Options are never corrected silently.
 	ErrInvalidOption = errors.New("leased: invalid option")
 )
 

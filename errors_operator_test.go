@@ -104,7 +104,8 @@ func TestWhatOnlyAnOperatorCanMendIsReturnedAtOnceAndWaitedForByLock(t *testing.
 			if !open(locked) {
 				t.Fatal("Lock returned")
 			}
-			// A connection that is refused may break instead, which is another trouble, and then it is refused again.
+			// A connection that is refused may break instead, which is another trouble, and then it is
+			// refused again.
 			broke := out.count(slog.LevelWarn, "does not answer")
 			if n := out.count(slog.LevelError, "operator"); n < 1 || n > 1+broke {
 				t.Errorf("logged %d times at Error: %q", n, out.messages())
@@ -235,7 +236,8 @@ func TestADowngradeThatOnlyAnOperatorCanMendIsWaitedForAsLongAsItsContextAndItsL
 			if l.Context().Err() != nil || l.Token() != token {
 				t.Errorf("%v, token %d became %d", context.Cause(l.Context()), token, l.Token())
 			}
-			// A connection that is refused may break instead, which is another trouble, and then it is refused again.
+			// A connection that is refused may break instead, which is another trouble, and then it is
+			// refused again.
 			broke := out.count(slog.LevelWarn, "does not answer")
 			if n := out.count(slog.LevelError, "operator"); n < 1 || n > 1+broke {
 				t.Errorf("logged %d times at Error: %q", n, out.messages())

@@ -116,8 +116,8 @@ func TestWhoIsKeptOutByItsOwnProcessIsToldSo(t *testing.T) {
 	})
 }
 
-// A wait that is shorter than a command's time limit has no error of Redis yet. Its error says that Redis had
-// not answered, so that nobody looks for an owner.
+// A wait that is shorter than a command's time limit has no error of Redis yet. Its error says that Redis
+// had not answered, so that nobody looks for an owner.
 func TestAWaitThatEndsBeforeRedisHasAnsweredSaysSo(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		var way hung

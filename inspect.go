@@ -40,8 +40,8 @@ type Owner struct {
 	// by Redis' clock; zero if that is not recorded.
 	Since time.Time
 
-	// Token is that of the grant, or for a downgraded writer the one that it had as the
-	// writer; 0 if it is not recorded. See [Client.Inspect] for a quorum.
+	// Token is the grant's token, or for a downgraded writer its token as a writer; 0 if it is not
+	// recorded. See [Client.Inspect] for a quorum.
 	Token uint64
 
 	// Unlocked is whether it has unlocked already. The lock is then kept from all others for
@@ -67,8 +67,9 @@ type Waiter struct {
 // server issues a token of its own, from its clock, and the lease has the greatest of those
 // that its owner knew when a majority had granted it. Owner.Token is the lease's token or,
 // if more than a majority granted the lease, may be less by as much as the servers' clocks
-// differ. It is never greater. Owners lists each reader that could have a majority if every
-// silent server had granted it.
+// differ. It is never greater. Owners includes a reader if it would have a majority, supposing
+// that every server that did not answer had granted it. Inspect waits at most 2 s for a server
+// that does not answer; ForceUnlock, which asks the servers twice, at most 4 s.
 func (c *Client) Inspect(ctx context.Context, name string) (Info, error) {
 	k, err := c.operate(ctx, "inspecting lock %q", name)
 	if err != nil {
@@ -83,15 +84,14 @@ func (c *Client) Inspect(ctx context.Context, name string) (Info, error) {
 	return infoOf(name, &s), nil
 }
 
-// ForceUnlock evicts the owners of the lock, including foreign ones, and lets the next
-// waiter in. Owners that use this package are notified at once, and the contexts of their
-// leases end with [ErrLeaseLost]. But the owners may still be at work, so ForceUnlock is
-// for operators who know that the owner is gone or wrong. If the lock is free, that is no
-// error. ForceUnlock evicts at most once, and waits for the answer as Inspect does; what
-// was sent before ctx ended can still be carried out after that. The error matches
-// [ErrClosed] or [ErrInvalidName], or is the error of Redis, of its client, or of ctx.
-// After the latter three the owners may have been evicted all the same; trying again does
-// no harm unless the next owner should be kept.
+// ForceUnlock evicts the owners of the lock, including foreign ones, and lets the next waiter in. Owners
+// that use this package are notified at once, and the contexts of their leases end with [ErrLeaseLost]. But
+// the owners may still be at work, so ForceUnlock is for operators who know that the owner is gone or
+// wrong. It deletes any string under the lock's key, whatever wrote it. If the lock is free, that is no
+// error. ForceUnlock evicts at most once, and waits for the answer as Inspect does; what was sent before
+// ctx ended can still be carried out after that. The error matches [ErrClosed] or [ErrInvalidName], or is
+// the error of Redis, of its client, or of ctx. After the latter three the owners may have been evicted all
+// the same; trying again does no harm unless the next owner should be kept.
 //
 // On a quorum, a nil error means that no owner is left that can have a majority;
 // Stats.Evicted counts on how many servers there was one. If too few servers answered or

@@ -14,11 +14,11 @@ import (
 )
 
 // A Lease is what a caller of LockContext holds until Unlock. It is safe for concurrent
-// use.
+// use. The methods of a nil or zero Lease return an error or, if they return none, panic.
 //
 // Keep the lease, or one of its contexts, reachable while the work goes on. If all of them
 // are garbage-collected before Unlock, the lease is no longer renewed, which is logged, and
-// other callers of this process are kept out until Mutex.Unlock.
+// other callers of this process are kept out until [Mutex.Unlock].
 type Lease struct {
 	entry *entry
 	call  *call
@@ -84,8 +84,9 @@ func (g *guard) collected() {
 // Token returns the lease's fencing token. It is positive and below 2^53, so it fits a
 // BIGINT and a JSON number. A writer's token is greater than that of every earlier lease of
 // the lock. A reader's token is greater than that of every earlier writer and smaller than
-// that of every later writer. The tokens of readers in different processes are in no
-// particular order, so compare a reader's token only with a writer's.
+// that of every later writer. Both hold unless the server's clock is set back; see the
+// package's limits. The tokens of readers in different processes are in no particular order,
+// so compare a reader's token only with a writer's.
 //
 // Tokens protect a resource from owners that do not know yet that they lost the lock. To be
 // safe, the resource stores the greatest token of any writer, and every access presents the
@@ -115,9 +116,9 @@ func (l *Lease) TrustedUntil() time.Time {
 
 // Context returns a context for the work done under the lease. It has the values of the
 // context given to LockContext, but not its cancellation or deadline. It ends with the
-// lease, at Unlock or when the lease is lost, then with a cause that matches ErrLeaseLost and
+// lease, at Unlock or when the lease is lost, then with a cause that matches [ErrLeaseLost] and
 // gives the reason (see the package's limits for how soon); and when the client is closed,
-// with cause ErrClosed, although the lease is then still held.
+// with cause [ErrClosed], although the lease is then still held.
 func (l *Lease) Context() context.Context {
 	return leaseContext{l.made().base(), l}
 }
@@ -148,11 +149,12 @@ func (l *Lease) base() context.Context {
 	return l.ctx
 }
 
-// With returns a context that ends with ctx or with the lease. It is for work that belongs
-// to a request other than the one that locked. The context's cause says which of the two
-// ended; for a lost lease it matches ErrLeaseLost. Spans started with the context are
-// children of the lease's span if ctx carries the span in which LockContext was called.
-// Call the returned function when the work is done.
+// With returns a context that ends with ctx or with the lease, for work that must stop when
+// its request does. ctx may be the one given to LockContext, or that of another request. The
+// context's cause says which of the two ended; for a lost lease it matches [ErrLeaseLost].
+// Spans started with the context are children of the lease's span if ctx carries the span in
+// which LockContext was called. Call the returned function when the work is done. With
+// panics if ctx is nil.
 func (l *Lease) With(ctx context.Context) (context.Context, context.CancelFunc) {
 	l.made()
 	if ctx == nil {
@@ -170,27 +172,27 @@ func (l *Lease) With(ctx context.Context) (context.Context, context.CancelFunc) 
 	}
 }
 
-// Unlock ends the lease. It waits for Redis for at most the time set by WithReleaseTimeout.
-// It does not wait if the lock goes to another caller of this process, or if the process
-// keeps the lock (WithIdleHold). In these cases, nil does not say that the lock was still
-// this client's. Unlock returns
+// Unlock ends the lease. It waits for Redis for at most the time set by [WithReleaseTimeout].
+// It does not wait if the lock goes to another caller of this process, if other readers of
+// the process still hold it, or if the process keeps it ([WithIdleHold]). In these cases, nil
+// does not say that the lock was still this client's. Unlock returns
 //
 //   - ErrLeaseLost, with the reason, if the lease had ended before, or if the release got
 //     no reply and it could not be proved afterwards that the lock was this client's
 //     until then;
-//   - ErrNotReleased if Redis did not confirm the release in time or, together with
-//     ErrClosed, never will because the client is closed;
+//   - ErrNotReleased if Redis did not confirm the release in time; if it never will,
+//     because the client is closed, the error also matches ErrClosed;
 //   - both if both happened.
 //
 // In all cases the caller no longer holds the lock. Do not drop the error: it may be the
 // only sign that another process was in the critical section. Calls after the first one has
-// returned do nothing and return the same error, even if the lease was ended by Mutex.Unlock.
-// After a call that panicked, because a hook of the Redis client did, they return what was
-// known then.
+// returned do nothing and return the same error, even if the lease was ended by [Mutex.Unlock].
+// If the first call panicked in a hook of the Redis client, they return what was known at
+// that point.
 func (l *Lease) Unlock() error { return l.unlock(asOptionSays) }
 
 // UnlockContext is Unlock, except that it waits for Redis until ctx ends instead of for the
-// time set by WithReleaseTimeout. If ctx ends first, the error matches ErrNotReleased and
+// time set by [WithReleaseTimeout]. If ctx ends first, the error matches [ErrNotReleased] and
 // ctx's error. The lease has ended all the same, even if ctx had ended before the call, and
 // the client keeps trying to release the lock. Of several calls of Unlock and UnlockContext
 // the first one releases the lock. The others wait for its result, each no longer than it would
@@ -203,8 +205,8 @@ func (l *Lease) UnlockContext(ctx context.Context) error {
 	return l.unlock(ctx)
 }
 
-// unlock does what the first call of Unlock or UnlockContext does, and returns its result to all. It waits until
-// ctx ends or, if ctx is nil, as long as the caller's options say.
+// unlock does what the first call of Unlock or UnlockContext does, and returns its result to all. It waits
+// until ctx ends or, if ctx is nil, as long as the caller's options say.
 func (l *Lease) unlock(ctx context.Context) error {
 	if l.unmade() {
 		return errLeaseUnmade
@@ -284,12 +286,12 @@ const checkPatience = protocol.CommandTimeout + 10*time.Millisecond
 // A nil error means that this client owned the lock when Redis answered; the lease is then trusted
 // anew from the time before Check asked. That promises nothing for later: the token does.
 // If it does not own the lock, the lease is lost, and so are all leases that the process holds
-// under the same grant. The error then matches ErrLeaseLost and gives the reason, as does
+// under the same grant. The error then matches [ErrLeaseLost] and gives the reason, as does
 // the error for a lease that had already ended. Check waits for Redis until ctx ends, or
 // for 2 s if that is sooner. The error of ctx, an error that Redis returned instead of an
 // answer, and the error of a Redis that does not answer say nothing about the lease, which
 // goes on until its trust window ends. If the client is closed meanwhile,
-// the error matches ErrClosed, and the lease is no longer renewed.
+// the error matches [ErrClosed], and the lease is no longer renewed.
 func (l *Lease) Check(ctx context.Context) error {
 	if l.unmade() {
 		return errLeaseUnmade
@@ -341,10 +343,10 @@ func (l *Lease) Check(ctx context.Context) error {
 // throughout.
 //
 // Downgrade waits for Redis until ctx ends; the error then matches ctx's error and the last
-// error of Redis. If the client is closed meanwhile, the error matches ErrClosed. A
+// error of Redis. If the client is closed meanwhile, the error matches [ErrClosed]. A
 // downgrade that has begun cannot be undone: the client keeps retrying it as long as the
 // lease lasts. If ctx has ended before the call, no downgrade begins. Downgrade returns
-// ErrLeaseLost if the lease is lost or has ended, and returns nil at once if it is already
+// [ErrLeaseLost] if the lease is lost or has ended, and returns nil at once if it is already
 // a reader's.
 //
 // As in sync.RWMutex, a reader cannot become a writer: two readers that both upgraded would

@@ -17,8 +17,8 @@ import (
 	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
-// What the client logs: first how a line is written, then the lines. Those about slow callers are in slow.go, and
-// those about panics where they are recovered, in entry.go and queue.go.
+// What the client logs: first how a line is written, then the lines. Those about slow callers are in
+// slow.go, and those about panics where they are recovered, in entry.go and queue.go.
 
 const (
 	quiet     = time.Minute // between two lines of one cause
@@ -94,10 +94,10 @@ func (l *throttledLog) about(name string, args ...any) []any {
 	return append([]any{"lock", name}, args...)
 }
 
-// reason returns what is logged of an error. Where names are secret, that is its text without the arguments of
-// the command, which some errors repeat, and without the name of the lock that the line is about. If it is about
-// no single lock, name is "", and of what a server says only the first word is logged. It calls a method of err,
-// so it is called in the goroutine of lines.
+// reason returns what is logged of an error. Where names are secret, that is its text without the arguments
+// of the command, which some errors repeat, and without the name of the lock that the line is about. If it
+// is about no single lock, name is "", and of what a server says only the first word is logged. It calls a
+// method of err, so it is called in the goroutine of lines.
 func (l *throttledLog) reason(name string, err error) any {
 	if !l.secret {
 		return err
@@ -150,8 +150,8 @@ type failedCommand struct {
 	fail *protocol.Failure
 }
 
-// commandsFailed logs that commands failed, and what that means for the locks. An outage has renewals of very
-// many locks fail together, which are not to fill the queue of lines.
+// commandsFailed logs that commands failed, and what that means for the locks. An outage has renewals of
+// very many locks fail together, which are not to fill the queue of lines.
 func (l *throttledLog) commandsFailed(failed ...failedCommand) {
 	l.later(func() {
 		for _, each := range failed {

@@ -67,7 +67,7 @@ func newMetrics(c *Client, o *clientOptions) *metrics {
 	m.hold = i.histogram("leased.hold.duration", "From acquired until released or lost.")
 	m.command = i.histogram("leased.command.duration", "Round trips of commands to Redis, by command, and by what failed.")
 	m.behind = i.serverHistogram("leased.hold.servers", "Servers of a quorum that stood behind a lease just before its Unlock.")
-	leases := i.counter("leased.leases", "{lease}", "Callers that were let in, by how the lock came.")
+	leases := i.counter("leased.leases", "{lease}", "Leases given to callers, by how they got the lock.")
 	handoffs := i.counter("leased.handoffs", "{handoff}", "Local: callers let in by or beside another of their process. Direct: releases that made another process owner.")
 	losses := i.counter("leased.losses", "{lease}", "Leases that ended before their Unlock.")
 	renewals := i.counter("leased.renewals", "{renewal}", "Renewals by outcome: renewed, lost, failed.")
@@ -79,8 +79,8 @@ func newMetrics(c *Client, o *clientOptions) *metrics {
 		held:       i.upDownCounter("leased.held", "{lease}", "Leases held."),
 		clients:    i.upDownCounter("leased.clients", "{client}", "Clients, by how messages of other processes reach them: subscribed, connecting, polling, unused."),
 		servers:    i.upDownCounter("leased.servers", "{server}", "Servers of quorums, by whether they answer and may vote, for each client."),
-		oldestWait: i.gauge("leased.wait.oldest", "For how long the caller has waited that has waited the longest; 0 if none waits."),
-		oldestHold: i.gauge("leased.hold.oldest", "For how long the lease has been held that has been held the longest; 0 if none is."),
+		oldestWait: i.gauge("leased.wait.oldest", "How long the longest-waiting caller has waited so far; 0 if none waits."),
+		oldestHold: i.gauge("leased.hold.oldest", "How long the longest-held lease has been held so far; 0 if none is."),
 	}
 	for v := range c.stats.by {
 		m.addSeries(leases, c.stats.by[v].Load, attrVia.String(lockstate.Via(v).String()))

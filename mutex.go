@@ -18,9 +18,9 @@ import (
 // synchronizes before the m'th return of Lock of the same Client for any n < m.
 //
 // Between processes, a Mutex excludes as long as leases are kept. See the package's limits
-// for when a lease can be lost, and Lease.Token for how to be safe even then.
+// for when a lease can be lost, and [Lease.Token] for how to be safe even then.
 //
-// A Mutex must not be copied after first use. Get one from Client.Mutex: the methods of any
+// A Mutex must not be copied after first use. Get one from [Client.Mutex]: the methods of any
 // other Mutex return an error or, if they return none, panic with it.
 type Mutex struct {
 	_      noCopy
@@ -47,10 +47,14 @@ func (*noCopy) Unlock() {}
 //
 // A name has 1 to 512 bytes of UTF-8 without control characters. If there are braces in the
 // key prefix and the name together, the first { and the first } must enclose a Redis
-// Cluster hash tag. A name with a tag must not end like an auxiliary key of a lock (:queue,
-// :readers, :waiters, :meta), and no name may end like the key in which a server of a
-// quorum keeps its age (leased:quorum:mark). A bad name or option is reported on first use:
-// LockContext returns an error, Lock panics.
+// Cluster hash tag, and prefix and name together must not end like an auxiliary key of a
+// lock (:queue, :readers, :waiters, :meta). They may never end like the key in which a
+// server of a quorum keeps its age (leased:quorum:mark). A bad name or option is reported on
+// first use: LockContext returns an error, Lock panics.
+//
+// The lock is kept in Redis under the key that prefix and name form together, so no other
+// data may be there: a string is taken for a foreign owner, and [Client.ForceUnlock] deletes
+// it. If your data are in the same database, set a prefix of the locks' own by [WithKeyPrefix].
 func (c *Client) Mutex(name string, opts ...LockOption) *Mutex {
 	m := &Mutex{}
 	m.handle.init(c, name, opts)
@@ -63,28 +67,28 @@ func (c *Client) Mutex(name string, opts ...LockOption) *Mutex {
 func (m *Mutex) Lock() { m.use().lock(protocol.Exclusive) }
 
 // TryLock locks m if m is free and no request waits for it, and reports whether it
-// succeeded. If the owner may be keeping the lock idle (see WithIdleHold), or several clients
+// succeeded. If the owner may be keeping the lock idle (see [WithIdleHold]), or several clients
 // try the lock of a quorum at once, TryLock asks for it and waits at most 50 ms, and up to
 // 50 ms more if the client has only just started. On any error it returns false too, after at
 // most 1 s. It panics when Lock does.
 func (m *Mutex) TryLock() bool { return m.use().tryLock(protocol.Exclusive) }
 
 // Unlock unlocks m. It panics if m is not locked in this client. It can also end a lease of
-// LockContext. It waits for Redis for at most the time set by WithReleaseTimeout. Errors
+// LockContext. It waits for Redis for at most the time set by [WithReleaseTimeout]. Errors
 // are logged or reported to the loss handler.
 func (m *Mutex) Unlock() { m.use().unlock(protocol.Exclusive) }
 
 // UnlockContext unlocks m. It is for code that has no Lease at hand and wants to know the
-// outcome. It differs from Unlock in three ways: it returns ErrNotLocked instead of
+// outcome. It differs from Unlock in three ways: it returns [ErrNotLocked] instead of
 // panicking, it waits for Redis until ctx ends instead of for the time set by
-// WithReleaseTimeout, and it returns the errors that Lease.Unlock returns. If ctx ends
-// first, the error matches ErrNotReleased and ctx's error. m is unlocked all the same, even
+// [WithReleaseTimeout], and it returns the errors that [Lease.Unlock] returns. If ctx ends
+// first, the error matches [ErrNotReleased] and ctx's error. m is unlocked all the same, even
 // if ctx had ended before the call; but if ctx is nil, nothing is unlocked.
 func (m *Mutex) UnlockContext(ctx context.Context) error {
 	return m.use().unlockContext(ctx, protocol.Exclusive)
 }
 
-// LockContext locks m and returns the lease, or an error that matches ErrNotAcquired.
+// LockContext locks m and returns the lease, or an error that matches [ErrNotAcquired].
 //
 // ctx bounds the wait, not the hold. Once ctx ends, LockContext returns within 10 ms,
 // whatever Redis is doing. Its place in the queue is given up right after that, and nothing
@@ -92,15 +96,15 @@ func (m *Mutex) UnlockContext(ctx context.Context) error {
 // error and, if there was one, the last error of Redis.
 //
 // LockContext retries transient errors, such as a lost connection. It returns at once on an
-// error that only an operator can fix (NOAUTH, NOPERM, WRONGTYPE; it returns Redis' error),
-// on a bad name or option, and, with ErrClosed, if the client is closed.
+// error that only an operator can fix, such as NOAUTH, NOPERM or WRONGTYPE, which it returns;
+// on a bad name or option; if ctx is nil; and, with [ErrClosed], if the client is closed.
 func (m *Mutex) LockContext(ctx context.Context) (*Lease, error) {
 	return m.use().lease(ctx, &call{Mode: protocol.Exclusive})
 }
 
 // TryLockContext is like LockContext but does not wait for another owner: if the lock is
-// held or waited for, it returns an error that matches ErrLocked. If the owner may be
-// keeping the lock idle (see WithIdleHold), or several clients try the lock of a quorum at
+// held or waited for, it returns an error that matches [ErrLocked]. If the owner may be
+// keeping the lock idle (see [WithIdleHold]), or several clients try the lock of a quorum at
 // once, TryLockContext asks for it and waits at most 50 ms, and up to 50 ms more if the
 // client has only just started. It returns on the first error of Redis.
 func (m *Mutex) TryLockContext(ctx context.Context) (*Lease, error) {
@@ -109,13 +113,16 @@ func (m *Mutex) TryLockContext(ctx context.Context) (*Lease, error) {
 
 // Do locks m, runs f, and unlocks m, even if f panics. The context passed to f has ctx's
 // values and ends with ctx or with the lease. Do returns the error of LockContext or of f.
-// If the lease was lost while f ran, the error also matches ErrLeaseLost: another process
-// may then have been in the critical section. As with Unlock, a nil error proves nothing if
-// the lock passed directly to another caller of this process: nobody asked Redis then. A
-// release that Redis does not confirm in time, or never will because the client was closed
-// meanwhile, is only logged. If Redis later says that the lock may have been lost before the
-// release, the loss handler is called. An error that matches ErrNotAcquired may be f's own,
-// if f takes another lock.
+// If the lease was lost while f ran, the error also matches [ErrLeaseLost]: another process
+// may then have been in the critical section. A nil error proves nothing in the cases in
+// which nobody asked Redis; see [Lease.Unlock]. If Redis does not confirm the release in
+// time, or cannot because the client was closed, that is only logged. If Redis later says
+// that the lock may have been lost before the release, the loss handler is called. An error
+// that matches [ErrNotAcquired] may be f's own, if f takes another lock. f must not lock the
+// same name: it would wait for itself until ctx ends.
+//
+// A call that ends the process while f runs, such as os.Exit or log.Fatal, skips the unlock:
+// the lock stays taken until its TTL ends.
 func (m *Mutex) Do(ctx context.Context, f func(context.Context) error) error {
 	return m.use().do(ctx, protocol.Exclusive, f)
 }

@@ -263,8 +263,8 @@ func (in *inbox) otherMaster(cluster clusterNodes) *redis.Client {
 	return nil
 }
 
-// attempt listens for as long as that goes well. It returns whether Redis refused the subscription,
-// and the error that ended it. Making the subscription calls user code, if the Redis client is a type of the
+// attempt listens for as long as that goes well. It returns whether Redis refused the subscription, and the
+// error that ended it. Making the subscription calls user code, if the Redis client is a type of the
 // user's, and so does dialing. It may panic or end the goroutine, and so may the errors that it makes.
 func (in *inbox) attempt() (refused bool, err error) {
 	returned := false

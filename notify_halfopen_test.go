@@ -180,8 +180,8 @@ func TestAnOutageIsNotFollowedByPolls(t *testing.T) {
 			m.comeBack()
 			before := c.Stats().Commands
 			time.Sleep(2 * time.Second)
-			// Each asks when Redis answers again, and when the subscription is made, and once in 3 s. One that polls
-			// asks five times more.
+			// Each asks when Redis answers again, and when the subscription is made, and once in 3 s. One
+			// that polls asks five times more.
 			if n := c.Stats().Commands - before; n < locks || n > 5*locks {
 				t.Errorf("after %v of outage %d waiters sent %d commands in 2 s", lasts, locks, n)
 			}
@@ -191,7 +191,8 @@ func TestAnOutageIsNotFollowedByPolls(t *testing.T) {
 	}
 }
 
-// A request made while the client was subscribed says so, and each release passes over it once the client is not.
+// A request made while the client was subscribed says so, and each release passes over it once the client
+// is not.
 func TestVirtualAWaiterWhoseSubscriptionIsGoneForGoodIsServed(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		var way listeners

@@ -26,8 +26,8 @@ func (s place) mute(t *testing.T) {
 	})
 }
 
-// Nobody tells the owner that others wait. Once its own probe, after 20 s, has shown that nothing is published,
-// it asks with each renewal.
+// Nobody tells the owner that others wait. Once its own probe, after 20 s, has shown that nothing is
+// published, it asks with each renewal.
 func TestVirtualAnIdleLockGoesToAnotherProcessThoughNothingIsPublished(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		const ttl = 6 * time.Second

@@ -46,7 +46,7 @@ type BackOff interface {
 // the default for that client's locks.
 type Option interface{ applyClient(*clientOptions) error }
 
-// A LockOption configures one handle of a lock. Handles of the same name may differ.
+// A LockOption configures one handle of a lock. Handles of one name may have different options.
 type LockOption interface {
 	Option
 	applyLock(*lockOptions) error
@@ -126,7 +126,7 @@ func WithKeyPrefix(prefix string) Option {
 
 // WithOwner sets the readable part of this client's id, which other processes see in
 // Inspect, errors and traces. Labels need not be unique: the default, host:pid, is that of
-// all clients of a process. A label has at most 128 bytes, all of its characters printable
+// all clients of a process. A label has 1 to 128 bytes, all of its characters printable
 // (no zero-width ones), and no spaces.
 func WithOwner(label string) Option {
 	return clientOption(func(o *clientOptions) error {
@@ -138,11 +138,12 @@ func WithOwner(label string) Option {
 	})
 }
 
-// WithLogger sets the logger to which the client reports errors. Nothing is logged while
-// there are none, and each cause at most once a minute, or once for each outage if outages
-// follow more quickly; but without a loss handler, every loss of a lease is logged. A line
-// about a lock names the lock; see [WithoutLockNamesInLogs]. The logger is called on a
-// separate goroutine, so no lock waits for it. The default is [slog.Default].
+// WithLogger sets the logger to which the client reports errors. While all is well, it logs only what
+// options ask for ([WithSlowThreshold]) and what [New] finds remarkable about the Redis client or
+// [NewQuorum] about a new set of servers. Each cause is logged at most once a minute, or once for each
+// outage if outages follow more quickly; but without a loss handler, every loss of a lease is logged. A
+// line about a lock names the lock; see [WithoutLockNamesInLogs]. The logger is called on a separate
+// goroutine, so no lock waits for it. The default is [slog.Default].
 func WithLogger(logger *slog.Logger) Option {
 	return clientOption(func(o *clientOptions) error {
 		if logger == nil {
@@ -186,8 +187,8 @@ func WithLossHandler(handler func(LossEvent)) Option {
 // success the policy is dropped. Locks never share a policy. NextBackOff is called from
 // several goroutines, but never concurrently on one policy. newPolicy must be safe for
 // concurrent use, and is also called once by New, which refuses a function that returns
-// nil. The default is the exponential policy of backoff v4, from 50 ms to 30 s, with
-// jitter.
+// nil. The default is the exponential policy of backoff v4 with its jitter: pauses grow from
+// 25 to 75 ms at first to 10 to 30 s.
 func WithBackOff(newPolicy func() BackOff) Option {
 	return clientOption(func(o *clientOptions) error {
 		if newPolicy == nil {
@@ -230,8 +231,8 @@ func WithMeterProvider(p metric.MeterProvider) Option {
 
 // WithUncontendedSpans makes spans for every call of Lock, RLock and their Try forms. These
 // calls have no context, and so no parent span. The default is to make spans for them only
-// if they waited for another caller, if another caller waited for them, or if their lease
-// did not end well.
+// if they waited for another caller, if Redis failed meanwhile, if another caller waited for
+// them, or if their lease did not end well.
 func WithUncontendedSpans() Option {
 	return clientOption(func(o *clientOptions) error {
 		o.everySpan = true
@@ -288,13 +289,13 @@ func WithAttributes(attributes ...attribute.KeyValue) Option {
 	})
 }
 
-// WithSlowThreshold logs each caller that has waited for a lock for d, and each caller that
-// has held one for d, while it is still waiting or holding. The caller is logged at most
-// once, at level Warn, with the lock's name (unless [WithoutLockNamesInLogs] keeps it out),
-// the lock's owner, and the file and line of the call that waits or has locked. Its span
-// gets the event "slow". For each lock, only the caller that has waited longest and the one
-// that has held longest are checked, and at most one wait and one hold are logged in a
-// minute. d must be at least 10 ms; the log line comes up to a quarter of d late. The
+// WithSlowThreshold logs callers that have waited for a lock, or held one, for d, while they
+// still do. A caller is logged at most once, at level Warn, with the lock's name (unless
+// [WithoutLockNamesInLogs] keeps it out), the lock's owner, and the file and line of the call
+// that waits or has locked. Its span gets the event "slow". For each lock, only the caller
+// that has waited longest and the one that has held longest are checked, and at most one of
+// each is logged in a minute; of locks that are slow at the same time, ten are named and the
+// others counted. d must be at least 10 ms; the line may come up to d/4 late. The
 // default is to log none. The metrics leased.wait.oldest and leased.hold.oldest need no
 // threshold.
 func WithSlowThreshold(d time.Duration) Option {
@@ -333,7 +334,8 @@ func isNil(p any) bool {
 // hold. Callers of one process that pass the lock on to each other, or read at the same
 // time, share one grant, and its TTL is that of the caller for which Redis was asked: give
 // all handles of a name in one process the same TTL. It must be at least 100 ms, at most 30
-// days, and in whole milliseconds. The default is 30 s.
+// days, and in whole milliseconds; on a quorum it must not exceed the time of
+// [WithQuarantine]. The default is 30 s.
 func WithTTL(ttl time.Duration) LockOption {
 	return lockOption(func(o *lockOptions) error {
 		if ttl < minTTL || ttl > protocol.MaxTTL || ttl%time.Millisecond != 0 {
@@ -393,7 +395,7 @@ func WithMinHold(d time.Duration) LockOption {
 // WithIdleHold lets the process keep the lock for d after the last Unlock if no other
 // process wants it, so that the next local Lock costs no round trip. Another process that
 // wants the lock, even if it only tries, asks for it with a message, and gets the lock as
-// soon as the message arrives. If the lock is in use, such a try waits 50 ms in vain. If
+// soon as the message arrives. If a caller is inside, such a try fails after 50 ms. If
 // the message is lost, a waiter's next re-check asks again. The option applies to a grant
 // that was requested by a caller with this option.
 //
@@ -413,7 +415,7 @@ func WithIdleHold(d time.Duration) LockOption {
 }
 
 // WithLocalHandoffs bounds how long one process may pass the lock among its own callers
-// while another process waits. It applies to writers. Leases and time count from when the
+// while another process waits. It does not apply to readers. Leases and time count from when the
 // process got the lock, or last began to use it again after keeping it idle. Once another
 // process waits, at most n leases are admitted in all, and none after tenure; then the lock
 // goes to the other process. Readers that arrive after another process is known to wait are

@@ -66,8 +66,8 @@ func TestVirtualAFailureBesideAProbeKeepsTheOutageGoing(t *testing.T) {
 	}
 }
 
-// While Redis refuses to take locks, as when its memory is full, it renews and releases. Its replies to that do
-// not end the downtime, and nor does a cancel that fails begin one whose end nobody sees.
+// While Redis refuses to take locks, as when its memory is full, it renews and releases. Its replies to
+// that do not end the downtime, and nor does a cancel that fails begin one whose end nobody sees.
 func TestVirtualADowntimeEndsWithTheCommandsThatWereRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := onStub(t, 0, 0)

@@ -96,8 +96,8 @@ func TestVirtualAFreeLockIsEnteredWithin2sOfTheEndOfAnOutage(t *testing.T) {
 					most := 2 * time.Second
 					if trouble == "" {
 						most += 2 * time.Second // a command may be waiting for its answer
-						// From go-redis 9.23 on pipelines have a pool of their own, of 10 connections, which
-						// fails at once as said above.
+						// From go-redis 9.23 on pipelines have a pool of their own, of 10 connections,
+						// which fails at once as said above.
 						if locks > 1 {
 							most += 2 * time.Second
 						}

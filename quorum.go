@@ -28,7 +28,7 @@ const failoverAddr = "FailoverClient"
 // which has to grant each lease. This algorithm is called Redlock. There must be 3, 5 or 7 servers,
 // none of them a replica of another. Locks keep working while a majority of the servers answers.
 // Like New, NewQuorum does no I/O and never closes the Redis clients. Errors match
-// ErrInvalidOption.
+// [ErrInvalidOption].
 //
 // Each of rdbs must be a client of a single server: a *redis.Client, or a type that embeds one.
 // Give all processes the same servers in the same order. NewQuorum refuses two clients with one
@@ -40,12 +40,12 @@ const failoverAddr = "FailoverClient"
 // redis.NewFailoverClient. Let a server that fails come back by itself, or empty.
 //
 // A server that comes back without its data may have forgotten owners, so its vote does not count
-// for the time set by WithQuarantine. On a new set of servers, every new lock needs all of them to
+// for the time set by [WithQuarantine]. On a new set of servers, every new lock needs all of them to
 // answer until that time has passed since a lock was first asked for there (with this key prefix);
 // leases already held go on. So take a lock there, at least that long before you depend on a
 // minority being allowed to fail. How long the servers have run does not matter.
 //
-// If too few servers answer a command, its error matches ErrNoQuorum.
+// If too few servers answer a command, its error matches [ErrNoQuorum].
 func NewQuorum(rdbs []redis.UniversalClient, opts ...Option) (*Client, error) {
 	o, err := newClientOptions(opts)
 	if err != nil {
@@ -94,9 +94,9 @@ func NewQuorum(rdbs []redis.UniversalClient, opts ...Option) (*Client, error) {
 	return c, nil
 }
 
-// WithQuarantine sets how long a server of a quorum that came back without its data may not vote.
-// It must be at least the longest TTL of any lock of any process. It is for NewQuorum only. The
-// default is 1 minute.
+// WithQuarantine sets how long a server of a quorum that came back without its data may not vote. It must
+// be at least the longest TTL of any lock of any process, which is 30 s by default. It is for [NewQuorum]
+// only. The default is 1 minute.
 func WithQuarantine(d time.Duration) Option {
 	return clientOption(func(o *clientOptions) error {
 		if d < minTTL || d > protocol.MaxTTL {

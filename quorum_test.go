@@ -354,7 +354,8 @@ func TestClientsOfAQuorumThatReachDifferentServersExcludeEachOther(t *testing.T)
 	})
 }
 
-// Each client's nearest server is another one, so each is granted the lock by that server and refused by all others.
+// Each client's nearest server is another one, so each is granted the lock by that server and refused by
+// all others.
 func TestOneOfSeveralClientsThatTryAQuorumsLockAtOnceGetsIt(t *testing.T) {
 	onMortals(t, func(t *testing.T, servers []*mortal, _ func(...leased.Option) *leased.Client) {
 		var clients []*leased.Client
@@ -670,8 +671,8 @@ func (s place) proofs() string {
 	return all
 }
 
-// firstRequest has a new client ask for a lock that is held, on servers of which some answer SUBSCRIBE late.
-// Its request queues after that time, and not before, with these proofs.
+// firstRequest has a new client ask for a lock that is held, on servers of which some answer SUBSCRIBE
+// late. Its request queues after that time, and not before, with these proofs.
 func firstRequest(t *testing.T, late map[int]time.Duration, after time.Duration, proofs string) {
 	t.Helper()
 	onQuorum(t, func(t *testing.T, s place) {
@@ -739,8 +740,9 @@ func TestANewClientOfAQuorumIsServedInTurnWhateverItsClockShows(t *testing.T) {
 	}
 }
 
-// A majority may need a server that is much farther away than another one. Then what the near server grants at a
-// hand-off waits for the grant of the far one, and is not given back meanwhile, as if the servers were split.
+// A majority may need a server that is much farther away than another one. Then what the near server grants
+// at a hand-off waits for the grant of the far one, and is not given back meanwhile, as if the servers were
+// split.
 func TestTheHandOffsOfAQuorumWaitForItsFarServers(t *testing.T) {
 	const ms, down = time.Millisecond, time.Duration(0)
 	for what, of := range map[string]struct {

@@ -12,8 +12,9 @@ import (
 // on Mutex applies here too; an RWMutex and a Mutex of the same name are the same lock.
 //
 // While a call of Lock waits, later calls of RLock wait behind it, in every process that
-// has learned of it. So neither readers nor writers starve: a writer waits only for the
-// readers that are inside when it arrives, in its own process and in others. A caller that
+// has learned of it. So neither readers nor writers starve: a writer waits only for those
+// that are inside or ahead of it in the queue when it arrives, and for the readers that still
+// enter in a process until that has learned of the writer. A caller that
 // holds RLock must not call RLock again, because a writer may have come in between.
 //
 // All readers that wait directly behind a writer enter together. The readers of one process

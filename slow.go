@@ -22,9 +22,9 @@ type slowWatch struct {
 	threshold time.Duration
 	looks     ticker
 
-	// waits and holds say, by the lock's name, when a wait for it and a hold of it were last logged, if that
-	// was within the last minute. Until then no further one is logged, but it is looked at again later: it
-	// may be the one that does not end.
+	// waits and holds say, by the lock's name, when a wait for it and a hold of it were last logged, if
+	// that was within the last minute. Until then no further one is logged, but it is looked at again
+	// later: it may be the one that does not end.
 	waits, holds map[string]time.Time
 }
 

@@ -268,8 +268,8 @@ func TestACallerThatWaitsOrHoldsForLongIsLoggedOnce(t *testing.T) {
 	})
 }
 
-// A holder that is slow within a minute of another line about its lock is logged when the minute is over: it may
-// be the one that never unlocks.
+// A holder that is slow within a minute of another line about its lock is logged when the minute is over:
+// it may be the one that never unlocks.
 func TestAHolderThatIsStuckIsLoggedEvenIfAnotherOneWasSlowJustBefore(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		var out logs

@@ -117,7 +117,8 @@ func TestProvidersThatAreSetAfterNewAreHonored(t *testing.T) {
 	})
 }
 
-// showsTheHoldsOf checks that the gauge of the oldest hold shows a lock that one client holds, whichever it is.
+// showsTheHoldsOf checks that the gauge of the oldest hold shows a lock that one client holds, whichever it
+// is.
 func showsTheHoldsOf(t *testing.T, m meter, clients ...*leased.Client) {
 	t.Helper()
 	for _, c := range clients {

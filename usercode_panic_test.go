@@ -392,7 +392,8 @@ func TestAHookThatPanicsKeepsNoServerOfAQuorumAway(t *testing.T) {
 	}
 }
 
-// ending is a hook of the Redis client that ends the goroutine of the next pipeline, as testing.T.FailNow does.
+// ending is a hook of the Redis client that ends the goroutine of the next pipeline, as testing.T.FailNow
+// does.
 type ending struct{ armed atomic.Bool }
 
 func (r *ending) DialHook(next redis.DialHook) redis.DialHook          { return next }

@@ -372,8 +372,8 @@ func TestAHookOrPolicyThatBlocksHoldsUpShutdownNoLongerThanItsContext(t *testing
 	}
 }
 
-// Unlock sends its release itself, so a hook that does not heed its context holds it up; LockContext is not. On
-// a quorum, a goroutine of the client sends it.
+// Unlock sends its release itself, so a hook that does not heed its context holds it up; LockContext is
+// not. On a quorum, a goroutine of the client sends it.
 func TestAHookThatIgnoresItsContextHoldsUpUnlockAndNothingElse(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		const blocked = 6 * time.Second

@@ -46,8 +46,9 @@ func needRedis(t *testing.T) {
 	}
 }
 
-// measured runs a measurement, all figures of which must be numbers, and the wanted ones positive. On a machine
-// that is busy with other things, a moment can pass without a single lease, so it tries up to three times.
+// measured runs a measurement, all figures of which must be numbers, and the wanted ones positive. On a
+// machine that is busy with other things, a moment can pass without a single lease, so it tries up to three
+// times.
 func measured(t *testing.T, c contender, measure func(*stage) (figures, error), wanted ...string) figures {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -213,8 +214,8 @@ func (open) share(context.Context, string, bool) (func() error, error) {
 	return func() error { return nil }, nil
 }
 
-// Redisson's worker gets the same orders as ours, and gives the same figures. Building it needs Maven, a JDK and
-// Maven's registry, so this test runs only on request.
+// Redisson's worker gets the same orders as ours, and gives the same figures. Building it needs Maven, a
+// JDK and Maven's registry, so this test runs only on request.
 func TestRedissonMeasuresEveryScenario(t *testing.T) {
 	if os.Getenv("LEASED_BENCH_REDISSON") == "" {
 		t.Skip("set LEASED_BENCH_REDISSON=1, where Maven and a JDK are installed, to have it built and run")

@@ -68,8 +68,9 @@ func (s *stage) crowdOf(n int) (figures, error) {
 	}
 	// Each client has to ask for the lock before it waits.
 	settle := s.settle + time.Duration(n)*3*time.Millisecond
-	// The further behind a waiter of Leased is, the less often it checks whether it still has its place: see design.md.
-	// So what waiting costs shows only if it is watched for as long as the longest of these pauses.
+	// The further behind a waiter of Leased is, the less often it checks whether it still has its place:
+	// see design.md. So what waiting costs shows only if it is watched for as long as the longest of these
+	// pauses.
 	s.watch = min(s.watch+time.Duration(n)*10*time.Millisecond, 21*time.Second)
 	return s.crowd(owner[0], others, n, 1, settle, s.growing)
 }

@@ -10,10 +10,10 @@
 // all other processes on a second one: left to itself, the system of a small machine puts client and
 // server sometimes on one processor and sometimes on two, which changes a round trip by a factor of five.
 //
-// In each round every contender is measured once in each scenario, in a different order each time. Ratios are
-// taken within a round, so that whatever else the machine does changes both of their terms; round trips and
-// hand-offs, which it changes most, are measured alternately with the floor's, some milliseconds apart. The
-// printed figures are medians of the rounds.
+// In each round every contender is measured once in each scenario, in a different order each time. Ratios
+// are taken within a round, so that whatever else the machine does changes both of their terms; round trips
+// and hand-offs, which it changes most, are measured alternately with the floor's, some milliseconds apart.
+// The printed figures are medians of the rounds.
 package main
 
 import (

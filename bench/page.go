@@ -92,7 +92,8 @@ func (r *report) of(scenario, contender, figure string) []float64 {
 	return all
 }
 
-// ofFloor is appended to the name of a figure for its ratio to the floor's, where the two were measured alternately.
+// ofFloor is appended to the name of a figure for its ratio to the floor's, where the two were measured
+// alternately.
 const ofFloor = " of the floor's"
 
 // against divides what a contender costs by what the floor did in the same round.
@@ -256,7 +257,8 @@ func (r *report) overlaps() int {
 	return int(n)
 }
 
-// failures returns the failures of Leased and of the floors. What other libraries cannot do is no error of this program.
+// failures returns the failures of Leased and of the floors. What other libraries cannot do is no error of
+// this program.
 func (r *report) failures() error {
 	var errs []error
 	for _, m := range r.Measurements {

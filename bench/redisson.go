@@ -29,7 +29,8 @@ func init() {
 // redissonAt is the directory of its program, relative to the one in which this program is run.
 const redissonAt = "redisson"
 
-// buildRedisson has Maven download what the worker needs and build it. If it is built already, this takes some seconds.
+// buildRedisson has Maven download what the worker needs and build it. If it is built already, this takes
+// some seconds.
 func buildRedisson(ctx context.Context) error {
 	for _, tool := range []string{"mvn", "java"} {
 		if _, err := exec.LookPath(tool); err != nil {

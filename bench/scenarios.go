@@ -242,7 +242,8 @@ func (s *stage) uncontended(names bool) (figures, error) {
 type pair struct{ owner, waiter *worker }
 
 // passOn hands the lock to and fro between the two processes, and returns how long each hand-off took: from
-// before the owner's Unlock until the other process, which has been waiting for some milliseconds, has the lock.
+// before the owner's Unlock until the other process, which has been waiting for some milliseconds, has the
+// lock.
 func (s *stage) passOn(p *pair, times int) ([]time.Duration, error) {
 	var took []time.Duration
 	for range times {
@@ -335,7 +336,8 @@ func (s *stage) contended(processes, goroutines int) (figures, error) {
 	return s.compete(processes, order{Do: "contend", Name: "invoice", Goroutines: goroutines, For: s.contend})
 }
 
-// readersAndWriters does the same with a lock for readers and writers, which nine of ten callers take for reading.
+// readersAndWriters does the same with a lock for readers and writers, which nine of ten callers take for
+// reading.
 func (s *stage) readersAndWriters(processes, goroutines int) (figures, error) {
 	f, err := s.compete(processes, order{Do: "contend", Name: "invoice", Goroutines: goroutines, Reads: 90, For: 2 * s.contend})
 	if f != nil {

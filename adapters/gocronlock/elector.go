@@ -40,7 +40,8 @@ func (e *Elector) IsLeader(ctx context.Context) error {
 		return ctx.Err()
 	}
 	if e.lease != nil {
-		// The context of a lease that expired while the machine slept ends a moment after the machine wakes.
+		// The context of a lease that expired while the machine slept ends a moment after the machine
+		// wakes.
 		if e.lease.Context().Err() == nil && time.Now().Before(e.lease.TrustedUntil()) {
 			return nil
 		}

@@ -34,7 +34,9 @@ import (
 //
 // A lock is kept for atLeast, even if the job ends sooner (leased.WithMinHold): otherwise a
 // process whose clock is behind would run a short job once more. Make atLeast longer than
-// the clocks differ, and shorter than the time between two runs.
+// the clocks differ, and shorter than the time between two runs. It must be whole
+// milliseconds from 0 to 30 days. With another value or a bad option every Lock returns an
+// error that matches leased.ErrInvalidOption, so gocron skips every run.
 //
 // The locker may be used by several schedulers, and is safe for concurrent use.
 func New(client *leased.Client, atLeast time.Duration, opts ...leased.LockOption) gocron.Locker {

@@ -20,7 +20,7 @@ import (
 )
 
 // New returns driver with mutex as its lock. All processes that migrate a database must use
-// the same name for mutex. Lock waits for at most wait. Make wait shorter than
+// the same name for mutex. Lock waits for at most wait, which must be positive. Make wait shorter than
 // migrate.Migrate.LockTimeout (15 s by default): after that time migrate gives up without
 // telling the driver, which would then get the lock later, with nobody to use it. If
 // migrations may take longer than that, raise LockTimeout and wait, or other instances fail.

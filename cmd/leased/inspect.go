@@ -76,7 +76,8 @@ func checkInterval(d time.Duration) error {
 	return nil
 }
 
-// repeat calls show until ctx ends, which is no failure. On a terminal, each picture replaces the previous one.
+// repeat calls show until ctx ends, which is no failure. On a terminal, each picture replaces the previous
+// one.
 func repeat(ctx context.Context, out io.Writer, interval time.Duration, clear bool, show func() error) error {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()

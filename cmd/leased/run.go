@@ -40,9 +40,9 @@ func runCommand(std streams) *cobra.Command {
 			"The lock is held on a lease. If it cannot be renewed, COMMAND and the processes it started are told to end (TERM) when a third of " +
 			"the lease is left, and killed when a tenth is left, so that none is at work when another machine gets the lock. They are told at " +
 			"once if the lock was taken away. COMMAND finds the lock's name in LEASED_NAME and its fencing token in LEASED_TOKEN.\n" +
-			"The exit status is COMMAND's, or 128 + the number of the signal that ended it. Without COMMAND's: 1 (or that of -E) if the lock was " +
-			"not free in time, 64 for a usage error, 69 if Redis is unavailable or refuses the lock, or COMMAND does not exist, 75 if the lease was lost " +
-			"while COMMAND ran.",
+			"The exit status is COMMAND's, or 128 + the number of the signal that ended COMMAND or the wait. It is 75 if the lease was lost while " +
+			"COMMAND ran, whatever COMMAND ended with. If COMMAND did not run: 1 (or that of -E) if the lock was not free in time, 64 for a usage " +
+			"error, 69 if Redis is unavailable or refuses the lock, or COMMAND does not exist.",
 		Example: "  leased run nightly -n -- backup.sh\n  leased run deploy -w 300 -- ./deploy",
 	}
 	c.Args = func(c *cobra.Command, args []string) error {

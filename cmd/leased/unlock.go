@@ -20,7 +20,8 @@ func unlockCommand(std streams) *cobra.Command {
 		Use:   "unlock --force NAME",
 		Short: "Take a lock from its owner",
 		Long: "Takes a lock from its owner and lets the next waiter in. The owner is told, and its work's context ends; but it may still " +
-			"be at work, so this is for owners that are known to be gone or wrong. Unless --yes is given, it asks.",
+			"be at work, so this is for owners that are known to be gone or wrong. If nobody owns the lock, nothing is done. Unless --yes is given, " +
+			"it asks.",
 		Example: "  leased unlock --force migrations",
 		Args:    oneName,
 		RunE: interruptible(func(ctx context.Context, args []string) error {

@@ -142,7 +142,8 @@ func TestTheNextProcessRunsWhenAKilledOwnersTTLEnds(t *testing.T) {
 	redistest.CheckLeaks(t, rdb, prefix)
 	strain := redistest.NewStrain(t)
 	look := newClient(t, rdb, prefix)
-	// A re-check comes after a third of this; being late by that, or by a whole TTL, would exceed the bound.
+	// A re-check comes after a third of this; being late by that, or by a whole TTL, would exceed the
+	// bound.
 	const ttl = 2 * time.Second
 
 	for range 5 {

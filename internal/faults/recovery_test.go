@@ -180,7 +180,8 @@ func TestAfterAnOutageOfTwentySecondsEveryFreeLockIsEnteredSoon(t *testing.T) {
 	if worst > probes+slack+strain.Since(at) {
 		t.Errorf("the last of %d locks was entered %v after an outage of %v", locks, worst, outage)
 	}
-	// Each lock asks at its own pace and one of them more often: an outage must not cause a storm of commands.
+	// Each lock asks at its own pace and one of them more often: an outage must not cause a storm of
+	// commands.
 	if sent > 3*locks {
 		t.Errorf("%d locks sent %d commands in the second half of the outage", locks, sent)
 	}

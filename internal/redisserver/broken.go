@@ -44,8 +44,8 @@ func (e answersAgain) Unwrap() error { return e.error }
 // look after. A quorum looks after its servers itself.
 func (s *Server) broke(err error) bool { return s.mark == "" && ConnectionBroke(err) }
 
-// answers rids the pools of the node that a line is for of broken connections, and reports whether the
-// node answers. Unless ctx has a deadline, it takes no longer than a round trip: a server may be frozen right
+// answers rids the pools of the node that a line is for of broken connections, and reports whether the node
+// answers. Unless ctx has a deadline, it takes no longer than a round trip: a server may be frozen right
 // after a connection to it broke.
 func (s *Server) answers(ctx context.Context, line []any) bool {
 	ctx, stop := bounded(ctx)

@@ -39,7 +39,8 @@ func TestAConnectionBrokeIfItsOtherEndClosedIt(t *testing.T) {
 	}
 }
 
-// froze is a hook that stands in for a server whose connections broke, and that answers nothing on the new ones.
+// froze is a hook that stands in for a server whose connections broke, and that answers nothing on the new
+// ones.
 type froze struct{}
 
 func (froze) DialHook(next redis.DialHook) redis.DialHook { return next }

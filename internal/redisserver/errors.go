@@ -211,8 +211,8 @@ func notSent(err error) bool {
 	return errors.As(err, &op) && op.Op == "dial" || errors.Is(err, redis.ErrPoolTimeout)
 }
 
-// ErrLateAnswer is the error of a command that had no answer in time. It does not match the error of a context,
-// because what ended was the time for the command, and not the caller's.
+// ErrLateAnswer is the error of a command that had no answer in time. It does not match the error of a
+// context, because what ended was the time for the command, and not the caller's.
 var ErrLateAnswer = errors.New("no answer from Redis in time")
 
 // ofNetwork replaces a network error that matches a context's error. That context was an internal

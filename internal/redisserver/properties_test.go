@@ -77,8 +77,8 @@ func TestEachScriptRunTwiceHasTheEffectOfOnce(t *testing.T) {
 // A rule that a script leaves out makes a difference of a second or more.
 const stalled = 500
 
-// recheck_fast.lua, acquire_fast.lua and release_fast.lua do the same as the scripts that follow them, in fewer
-// calls: the answers, messages and keys are equal.
+// recheck_fast.lua, acquire_fast.lua and release_fast.lua do the same as the scripts that follow them, in
+// fewer calls: the answers, messages and keys are equal.
 func TestTheShortcutsDoWhatTheLongWayDoes(t *testing.T) {
 	t.Parallel()
 	onScripts(t, func(t *testing.T, s *scene) {

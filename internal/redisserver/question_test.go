@@ -107,8 +107,8 @@ func TestReadersHearThatNobodyWaitsAnyMore(t *testing.T) {
 	})
 }
 
-// A process that was killed while it waited is in the queue until its waiting lease ends. If nobody else asks
-// afterwards, nobody else drops it.
+// A process that was killed while it waited is in the queue until its waiting lease ends. If nobody else
+// asks afterwards, nobody else drops it.
 func TestAQuestionOfAReaderDoesNotCountTheDead(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		s.eachWay(func(what string) {

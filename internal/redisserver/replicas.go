@@ -99,7 +99,8 @@ func (s *ReplicatedServer) Do(ctx context.Context, k *protocol.Keys, c *protocol
 	if c.Held || c.Verb == protocol.Downgrade || !counted && !IsServerReply(err) {
 		return protocol.Answer{}, err // a grant that may be in use is not taken away
 	}
-	// If it was WAIT that was refused, the error is taken for a refusal of the command, which had no effect.
+	// If it was WAIT that was refused, the error is taken for a refusal of the command, which had no
+	// effect.
 	if r := s.Cancel(ctx, []protocol.CancelRequest{{Keys: k, ID: id}}); r[0].Fail == nil && counted {
 		err = &canceledGrant{*few}
 	}

@@ -534,8 +534,8 @@ func (s *Server) continueCancels(ctx context.Context, again []int, call func(i i
 
 // Echo publishes nonce to an inbox channel and returns how many received it.
 //
-// It returns EchoDenied if the server may not publish for this client. In a Cluster the node that serves the
-// lock publishes it; go-redis itself would choose any node.
+// It returns EchoDenied if the server may not publish for this client. In a Cluster the node that serves
+// the lock publishes it; go-redis itself would choose any node.
 func (s *Server) Echo(ctx context.Context, k *protocol.Keys, channel, nonce string) (int, error) {
 	s.sent.Add(1)
 	ctx, stop := bounded(ctx)

@@ -18,7 +18,8 @@ func (in *Instance) Stop() {
 	if !in.signal(syscall.SIGSTOP) {
 		return
 	}
-	// No event tells us. The wait is bounded: a program cannot ignore SIGSTOP, but it may be scheduled late.
+	// No event tells us. The wait is bounded: a program cannot ignore SIGSTOP, but it may be scheduled
+	// late.
 	for until := time.Now().Add(15 * time.Second); !frozen(in.Pid()); time.Sleep(time.Millisecond) {
 		if time.Now().After(until) {
 			in.fail(errors.New("redistest: the server goes on after SIGSTOP"))
