@@ -546,6 +546,9 @@ func (l *Lock) evaluateRenewal(op *Op, now time.Time, fx *Effects) {
 	case !op.held || op.standing(now) < l.cfg.Need:
 		op.Renewed = protocol.NotOurs // if the state machine still holds the lease, it cancels the request
 		l.decide(op, now, fx)
+		if r.token != 0 && r.op == nil {
+			l.forgetLater(r, now)
+		}
 		return
 	case renewed >= l.cfg.Need, n >= l.cfg.Need && open(op.outcomes) == 0:
 		op.Renewed = protocol.Granted

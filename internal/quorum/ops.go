@@ -138,6 +138,7 @@ func (l *Lock) Do(c *protocol.Command, now time.Time, fx *Effects) *Op {
 			r.basis = c.At
 		}
 		r.unbroken = r.unbroken && c.Held
+		r.forgetAt = time.Time{} // the state machine did not believe that the lease was lost
 		for i := range r.parts {
 			r.parts[i].more = r.parts[i].more && !c.Held // the answers will say
 			l.ask(op, r, i, fx)
@@ -371,6 +372,7 @@ func (l *Lock) Renew(b *protocol.Renewal, now time.Time, fx *Effects) *Op {
 		fx.Done = append(fx.Done, op)
 		return op
 	}
+	r.forgetAt = time.Time{}
 	for i := range r.parts {
 		p := &r.parts[i]
 		switch {

@@ -131,3 +131,49 @@ func TestAfterAFailedAcquireOfAnOverdueLeaseTheNextHasOtherIDs(t *testing.T) {
 		s.now = s.now.Add(s.ttl / 10)
 	}
 }
+
+// The state machine cancels a lease that a renewal has found lost, but has too much to cancel to do so at once.
+func TestALeaseThatARenewalFoundLostIsForgotten(t *testing.T) {
+	s := newStand(t, 3, 10*time.Minute)
+	s.own(true, true, true)
+	s.now = s.now.Add(time.Second)
+	op := s.renew()
+	for i, send := range s.fx.Sends {
+		for _, ask := range s.answer(send, []Result{notOurs, notOurs, renewed}[i]) {
+			s.answer(ask, enqueues)
+		}
+	}
+	if !op.Decided() || op.Renewed != protocol.NotOurs {
+		t.Fatalf("renewed: %v", op.Renewed)
+	}
+	if s.lock.Due().IsZero() {
+		t.Fatal("it is never forgotten")
+	}
+	s.now = s.now.Add(s.ttl)
+	s.fx = Effects{}
+	s.lock.Tick(s.now, &s.fx)
+	if s.lock.reqs[s.id] != nil {
+		t.Error("it is not forgotten")
+	}
+}
+
+// It did not believe a renewal.
+func TestALeaseThatGoesOnIsNotForgotten(t *testing.T) {
+	for how, goOn := range map[string]func(s *stand) (*Op, []*Send){
+		"renewed":   func(s *stand) (*Op, []*Send) { return s.renew(), s.fx.Sends },
+		"asked for": func(s *stand) (*Op, []*Send) { return s.acquire(), s.fx.Sends },
+	} {
+		s := newStand(t, 3, 10*time.Minute)
+		s.own(true, true, true)
+		s.lock.forgetLater(s.lock.reqs[s.id], s.now)
+		s.now = s.now.Add(time.Second)
+		op, sends := goOn(s)
+		s.drain(sends, Result{Renewed: protocol.Granted, Answer: keeps.Answer})
+		s.now = s.now.Add(s.ttl)
+		s.fx = Effects{}
+		s.lock.Tick(s.now, &s.fx)
+		if op.Err != nil || s.lock.reqs[s.id] == nil {
+			t.Errorf("%s: %v, and forgotten", how, op.Err)
+		}
+	}
+}
