@@ -20,10 +20,10 @@ import (
 // lane is one more goroutine for each master that has cancels to carry out: started by the flush,
 // owned by the client, ended when its master has no more to carry out, and waited for by Shutdown.
 
-// canceler cancels requests that are no longer wanted but may still wait or own in Redis, so that
-// nothing is left behind there: after a caller gave up, after a release without a reply, or after a
-// message about an unknown request. It sends one cancel per request, many cancels in a round trip,
-// and to each server one round trip at a time; the schedule says when.
+// canceler cancels requests that are no longer wanted but may still wait or own in Redis, so that nothing
+// is left behind there: after a caller gave up, after a release without a reply, after a message about an
+// unknown request, or when Redis has said that a lease is not ours. It sends one cancel per request, many
+// cancels in a round trip, and to each server one round trip at a time; the schedule says when.
 type canceler struct {
 	alarm
 	client *Client

@@ -372,9 +372,8 @@ func (c *Client) Close() error {
 // Shutdown stops the client's goroutines. It waits for them, and for the calls of the logger,
 // the loss handler and OpenTelemetry, until ctx ends, but for up to 100 ms even if ctx has
 // ended by then. Anything slower, such as a command without a reply or a handler that blocks,
-// is left to end by itself. So
-// Shutdown may be called from anywhere, even from a loss handler, in which case it waits for
-// its own caller until ctx ends.
+// is left to end by itself. So Shutdown may be called from anywhere, even from a loss
+// handler, in which case it waits for its own caller until ctx ends.
 //
 // If Redis has not answered for a release, as during an outage, Shutdown keeps trying until
 // ctx ends.

@@ -24,13 +24,14 @@
 // writer's lease; see Fencing below. Unless the resource checks the token, a lease makes
 // duplicate work unlikely, not impossible.
 //
-// Redis replicates asynchronously, so a failover can lose the most recent writes. If it loses a grant,
-// there can be two owners until the first of them renews at the new primary. (An old primary that is cut
-// off together with a holder goes on renewing its lease, unless min-replicas-to-write or [WithReplicas]
-// ends that.) If it loses a release, Redis records the old owner again: if another process wants the lock,
-// the old owner's process is asked for it and gives it back; otherwise the TTL ends the record. Tokens
-// continue to grow through a failover unless the new primary's clock is behind the old one's by more than
-// the failover took.
+// Redis replicates asynchronously, so a failover can lose the most recent writes. If it
+// loses a grant, there can be two owners until the first of them renews at the new primary.
+// (An old primary that is cut off together with a holder goes on renewing the holder's lease,
+// unless min-replicas-to-write or [WithReplicas] ends that.) If it loses a release, Redis
+// records the old owner again: if another process wants the lock, the old owner's process is
+// asked for it and gives it back; otherwise the TTL ends the record. Tokens continue to grow
+// through a failover unless the new primary's clock is behind the old one's by more than the
+// failover took.
 //
 // A Redis server that evicts keys when its memory is full also evicts locks. This includes
 // the volatile-* policies, because every key of a lock has an expiry. Use noeviction for a

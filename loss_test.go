@@ -71,9 +71,9 @@ func inboxHealth(t *testing.T, s place) {
 	})
 }
 
-// A failover can lose the release that handed the lock over. Then Redis records the old owner again, and the
-// next one is back at the head of the queue, and does not know that. When its renewal has told it that the lock
-// is not its own, the old owner gives the lock back to whoever waits behind.
+// A failover can lose the release that handed the lock over. Then Redis records the old owner again, and
+// the next one is back at the head of the queue, and does not know that. When its renewal has told it that
+// the lock is not its own, the old owner gives the lock back to whoever waits behind.
 func TestAfterAFailoverThatLostAHandoffTheNextWaiterGetsTheLock(t *testing.T) {
 	for _, released := range []bool{false, true} { // whether the owner unlocks before a renewal tells it
 		inVirtualTime(t, func(t *testing.T, s place) {

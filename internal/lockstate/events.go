@@ -566,9 +566,10 @@ func (l *Lock) yieldedByMessage(a protocol.Answer, now time.Time, fx *Effects) b
 	return true
 }
 
-// cancelUnknown cancels an id of ours that the lock does not know, because a late copy of a
-// command made the request. It leaves a lost grant alone: that is canceled when its last caller
-// has left. If until is not zero, earlier commands about id may arrive until then.
+// cancelUnknown cancels an id of ours that the lock does not know, or no longer: a late copy of a command
+// may have made the request, or a failover have brought it back. It leaves a lost grant alone: that is
+// canceled when its last caller has left. If until is not zero, earlier commands about id may arrive until
+// then.
 func (l *Lock) cancelUnknown(id string, until time.Time, fx *Effects) {
 	for lost := l.lost; lost != nil; lost = lost.next {
 		if lost.req.ID == id {

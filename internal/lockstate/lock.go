@@ -331,7 +331,8 @@ func (l *Lock) rejectTries(err error, fx *Effects) {
 func (l *Lock) tryIdleOwner(a protocol.Answer, now time.Time) {
 	if c := l.waiting.first; c != nil && c.Try && !c.awaitsIdleOwner() && a.Place == 0 {
 		who, err := protocol.ParseID(a.Blocker)
-		// Queued behind nobody: the messages of a quorum's servers that grant it were faster than their answers.
+		// Queued behind nobody: the messages of a quorum's servers that grant it were faster than their
+		// answers.
 		granting := a.Outcome == protocol.Enqueued && !a.Brief && a.Blocker == "" && a.Left == protocol.Ownerless
 		if a.Split || granting || err == nil && who.Idles {
 			l.awaitIdleOwner(c, now)
@@ -496,12 +497,12 @@ func (l *Lock) ask(now time.Time, fx *Effects) {
 		return
 	}
 	l.pending = pending{verb: protocol.Acquire}
-	fx.Send = protocol.Command{Verb: protocol.Acquire, ID: g.req.ID, TTL: g.req.TTL, Wait: l.anyoneWaits() && !g.probe, First: !g.sent, Told: g.told,
+	fx.Send = protocol.Command{Verb: protocol.Acquire, ID: g.req.ID, TTL: g.req.TTL, Wait: l.anyoneWaits() && !g.probe, First: !g.sent, Told: g.told, Last: l.last,
 		Check: g.state == queued, Place: g.place, Waits: g.lease, Until: l.briefly(now), At: now}
 }
 
-// looksDead reports whether the request's id says that its client can be seen to be subscribed, and Redis has
-// answered for a while although the client is not.
+// looksDead reports whether the request's id says that its client can be seen to be subscribed, and Redis
+// has answered for a while although the client is not.
 func (l *Lock) looksDead(now time.Time) bool {
 	g := &l.grant
 	if g.pollsSince == 0 || l.instant(now) < g.pollsSince.add(deadAfter) || l.env.HasInbox() || l.env.Subscribed() {

@@ -31,7 +31,9 @@ func TestAGrantIsConfirmedAfterASuspensionBeforeAnybodyIsAdmitted(t *testing.T) 
 			h.slept(d)
 			h.enter(c)
 			h.out(c)
-			h.sends(protocol.Acquire)
+			if cmd := h.sends(protocol.Acquire); cmd.Last != b.Token {
+				t.Errorf("asks with the last token %d, not %d", cmd.Last, b.Token)
+			}
 			h.answer(h.queue()) // it was taken meanwhile
 			h.out(c)
 			h.cancels()

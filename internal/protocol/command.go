@@ -28,7 +28,7 @@ type Command struct {
 	ID    string        // the request that acquires or owns the lock
 	TTL   time.Duration // acquire: the TTL in ID
 	Next  string        // yield, downgrade: the request that replaces ID
-	Last  uint64        // release, yield, downgrade: last token assigned under ID, 0 if only the grant's own
+	Last  uint64        // release, yield, downgrade: last token assigned under ID, 0 if only the grant's own; acquire: last token known
 	Wait  bool          // acquire: enqueue if the lock is taken
 	First bool          // acquire: ID has never been sent before
 	Own   string        // acquire: id of this process's own readers, which are not told that it waits

@@ -130,8 +130,8 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 	l.review(r, now, fx)
 }
 
-// votes returns from when the grants of a server count that stays in quarantine for left by its own clock. The
-// rates of the clocks may differ by 1 %.
+// votes returns from when the grants of a server count that stays in quarantine for left by its own clock.
+// The rates of the clocks may differ by 1 %.
 func votes(left time.Duration, now time.Time) time.Time { return now.Add(left + left/100) }
 
 // askedInVain takes an answer to an owner's question, if it says that the server no longer has what it
@@ -500,9 +500,10 @@ func (l *Lock) canceled(s *Send, res Result, now time.Time, fx *Effects) {
 
 // endedByCancel notes that a server canceled the part, and returns whether the part was owned until then.
 //
-// It was if the server says so, or if the lock's last token is the last one that we assigned. That proves
-// the lease unless others may have owned there in between; after an acquire without an answer, only the
-// token says that they have not. An earlier release whose answer came late may have proved it already.
+// It was if the server says so, if the lock's last token is the last one that we assigned, or if the server
+// has lost it with its data and is in quarantine. The first two prove the lease unless others may have
+// owned there in between; after an acquire without an answer, only the token says that they have not. An
+// earlier release whose answer came late may have proved it already.
 func (p *part) endedByCancel(s *Send, res *Result, now time.Time) bool {
 	r, c := s.req, res.Canceled
 	p.ended = true

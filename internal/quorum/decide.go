@@ -35,6 +35,10 @@ func (l *Lock) decide(op *Op, now time.Time, fx *Effects) {
 	for _, r := range []*request{op.req, op.next} {
 		if r != nil && r.op == op {
 			r.op = nil
+			if r.told && op.verb == protocol.Acquire && !op.gives() {
+				l.retreat(r, fx) // the state machine has nothing to cancel, and may ask under its id again
+				l.drop(r, now, fx)
+			}
 		}
 	}
 	op.Answer.Handed, op.Answer.Unfinished, op.Answer.Proved = op.handed, op.unfinished, op.proved
@@ -42,6 +46,12 @@ func (l *Lock) decide(op *Op, now time.Time, fx *Effects) {
 		op.req.doubted = true
 	}
 	fx.Done = append(fx.Done, op)
+}
+
+// gives reports whether an acquire was answered with the lock, or with a place. Then the state machine uses
+// the request, or cancels it.
+func (op *Op) gives() bool {
+	return op.Err == nil && (op.Answer.Outcome == protocol.Granted || op.Answer.Outcome == protocol.Enqueued)
 }
 
 // lacksQuorum decides an op with an error: too few servers answered, or too few of them agreed.
@@ -439,9 +449,9 @@ func (l *Lock) proves(op *Op, outcomes []outcome, now time.Time) bool {
 
 func (l *Lock) evaluateRelease(op *Op, now time.Time, fx *Effects) {
 	yes, never := op.tally(op.outcomes, now)
-	op.proved = op.req.doubted && l.proves(op, op.outcomes, now)
+	op.proved = !op.req.doubted || l.proves(op, op.outcomes, now)
 	switch {
-	case yes >= l.cfg.Need && op.req.doubted && !op.proved && open(op.outcomes) > 0:
+	case yes >= l.cfg.Need && !op.proved && open(op.outcomes) > 0:
 		return // the others may prove it
 	case yes >= l.cfg.Need:
 		op.Answer = protocol.Answer{Outcome: protocol.Done}
@@ -469,7 +479,7 @@ func (l *Lock) evaluateMove(op *Op, now time.Time, fx *Effects) {
 			}
 		}
 	}
-	op.proved = op.req.doubted && op.verb == protocol.Yield && l.proves(op, op.olds, now)
+	op.proved = op.verb == protocol.Yield && (!op.req.doubted || l.proves(op, op.olds, now))
 	switch {
 	case never > l.cfg.N-l.cfg.Need:
 		op.Answer = protocol.Answer{Outcome: protocol.NotOurs}
@@ -478,7 +488,7 @@ func (l *Lock) evaluateMove(op *Op, now time.Time, fx *Effects) {
 		l.retreat(op.next, fx)
 		l.drop(op.next, now, fx)
 		return
-	case yes >= l.cfg.Need && op.req.doubted && op.verb == protocol.Yield && !op.proved && open(op.olds) > 0:
+	case yes >= l.cfg.Need && op.verb == protocol.Yield && !op.proved && open(op.olds) > 0:
 		return // the others may prove it
 	case yes >= l.cfg.Need:
 	case open(op.olds) > 0:
@@ -513,7 +523,7 @@ func (l *Lock) evaluateCancel(op *Op, now time.Time, fx *Effects) {
 	owned := r.token != 0 || r.ofDowngrade
 	switch {
 	case owned && yes >= l.cfg.Need:
-		op.Canceled = protocol.Canceled{Owned: true, Proved: r.doubted}
+		op.Canceled = protocol.Canceled{Owned: true, Proved: true}
 	case owned && no > l.cfg.N-l.cfg.Need, !owned && yes+no >= l.cfg.Need:
 	case pending > 0:
 		return

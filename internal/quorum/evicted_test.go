@@ -178,8 +178,8 @@ func TestAnEvictionFromBeforeALeaseDoesNotCount(t *testing.T) {
 	}
 }
 
-// The lease is evicted while it is asked for again. If the servers grant it anew, the state machine uses that
-// grant or cancels it. If they do not answer, nothing is left.
+// The lease is evicted while it is asked for again. If the servers grant it anew, the state machine uses
+// that grant or cancels it. If they do not answer, nothing is left.
 func TestALeaseThatIsGrantedAgainAfterItsEvictionStays(t *testing.T) {
 	for _, again := range []bool{true, false} {
 		s := newStand(t, 3, time.Second)
@@ -189,6 +189,9 @@ func TestALeaseThatIsGrantedAgainAfterItsEvictionStays(t *testing.T) {
 		s.evict(0, r.parts[0].id, 1)
 		if !s.evict(1, r.parts[1].id, 1) {
 			t.Fatal("the lease goes on without a majority")
+		}
+		if s.evict(2, r.parts[2].id, 1) {
+			t.Error("it is told twice")
 		}
 		unsent := &protocol.Failure{Err: errAway, Kind: protocol.NeverSent}
 		var canceled []*Send
@@ -209,5 +212,35 @@ func TestALeaseThatIsGrantedAgainAfterItsEvictionStays(t *testing.T) {
 		case !again && s.lock.reqs[s.id] != nil:
 			t.Errorf("nobody answers, and it keeps %s", s.lock)
 		}
+	}
+}
+
+// The lease was not proved on server 1 for longer than a TTL. When its eviction on server 0 is heard of, it
+// has no majority. Then server 1 says that it still has it; but the state machine has given the lease up,
+// and has nothing to cancel, because the question was sent to a minority.
+func TestARequestIsForgottenWhoseEvictionWasToldOfDuringAQuestion(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.own(true, true, true)
+	r := s.lock.reqs[s.id]
+	for range 3 {
+		s.now = s.now.Add(s.ttl / 2)
+		op := s.renew()
+		for i, send := range s.fx.Sends {
+			s.answer(send, []Result{renewed, unheard, renewed}[i])
+		}
+		s.expire(op)
+	}
+	s.lock.cfg.Away = func(i int) bool { return i != 1 }
+	op, sends := s.ask()
+	if !s.evict(0, r.parts[0].id, 1) {
+		t.Fatal("the lease goes on without a majority")
+	}
+	s.drain(sends, keeps)
+	s.expire(op)
+	if !op.Decided() || op.Err == nil {
+		t.Fatalf("asked: %+v", op.Answer)
+	}
+	if s.lock.reqs[s.id] != nil {
+		t.Errorf("it keeps %s", s.lock)
 	}
 }

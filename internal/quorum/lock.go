@@ -88,7 +88,7 @@ type request struct {
 	unbroken    bool           // the request has owned a majority without a break since it was granted
 	last        uint64         // the last token assigned under the request, as the state machine says
 	link        *protocol.Span // hold span of the lease that was given back for this one, from the last message
-	forgetAt    time.Time      // when to forget the request, because its release or cancel failed; else zero
+	forgetAt    time.Time      // when to forget the request, because its release or cancel failed or its lease is lost; else zero
 	op          *Op            // the undecided command or cancel of the state machine about the request
 	toldToAsk   bool           // the state machine was told to ask again, and no server has granted the request since
 	ofDowngrade bool           // a downgrade's new request; only the downgrade's answer announces it to the state machine
@@ -97,6 +97,7 @@ type request struct {
 	doubted     bool
 	keptAt      time.Time // when a majority was last known to have kept the lease
 	evicted     bool      // an operator has evicted the lease on some server since keptAt
+	told        bool      // the state machine was told that the lease was evicted, and has not asked for it since
 	downgrading bool      // a downgrade of the request was sent, and its answer decides about the request
 	dropped     bool      // the state machine no longer knows the request
 }

@@ -633,8 +633,8 @@ func TestALeaseThatIsLostDuringACheckLeavesNothing(t *testing.T) {
 	}
 }
 
-// A downgrade without answer may have been carried out. If a server says that the reader owned there when it
-// was canceled, that may be by a late copy, after another owner.
+// A downgrade without answer may have been carried out. If a server says that the reader owned there when
+// it was canceled, that may be by a late copy, after another owner.
 func TestTheCancelOfAReaderProvesNothingWhereNobodySaidThatItOwned(t *testing.T) {
 	s := newStand(t, 3, time.Second)
 	s.own(true, true, true)

@@ -110,7 +110,10 @@ func (l *Lock) heed(r *request, now time.Time, fx *Effects) {
 		}
 	}
 	if n < l.cfg.Need {
-		fx.Messages = append(fx.Messages, protocol.Message{Kind: protocol.MessageRevoked, ID: r.id, Key: l.keys.Lock})
+		if !r.told {
+			r.told = true
+			fx.Messages = append(fx.Messages, protocol.Message{Kind: protocol.MessageRevoked, ID: r.id, Key: l.keys.Lock})
+		}
 		if r.op == nil { // else the state machine needs the request for the answer, and looks again when that comes
 			l.retreat(r, fx)
 			l.drop(r, now, fx)
@@ -118,8 +121,8 @@ func (l *Lock) heed(r *request, now time.Time, fx *Effects) {
 	}
 }
 
-// leaves reports whether the state machine gives the lease back, or has it downgraded. Then parts are
-// not owned because of that, and the servers' answers decide whether the lease was kept.
+// leaves reports whether the state machine gives the lease back, has lost it, or has it downgraded. Then
+// parts are not owned because of that, and the servers' answers decide whether the lease was kept.
 func (r *request) leaves() bool {
 	return !r.forgetAt.IsZero() || r.op != nil && r.op.verb != protocol.Acquire
 }

@@ -125,6 +125,7 @@ func (l *Lock) Do(c *protocol.Command, now time.Time, fx *Effects) *Op {
 	r := l.request(c.ID)
 	if c.Verb == protocol.Acquire && !c.Held && r.token != 0 && !l.lasts(r, now) {
 		// Nothing that is known of the grant, or is still said of it, helps the next one.
+		r.last = max(r.last, c.Last)
 		l.retreat(r, fx)
 		l.drop(r, now, fx)
 		r = l.request(c.ID)
@@ -138,7 +139,7 @@ func (l *Lock) Do(c *protocol.Command, now time.Time, fx *Effects) *Op {
 			r.basis = c.At
 		}
 		r.unbroken = r.unbroken && c.Held
-		r.forgetAt = time.Time{} // the state machine did not believe that the lease was lost
+		r.forgetAt, r.told = time.Time{}, false // the state machine did not believe that the lease was lost
 		for i := range r.parts {
 			r.parts[i].more = r.parts[i].more && !c.Held // the answers will say
 			l.ask(op, r, i, fx)
@@ -169,8 +170,8 @@ func (l *Lock) Do(c *protocol.Command, now time.Time, fx *Effects) *Op {
 	return op
 }
 
-// lasts reports whether a majority of servers has granted the request and cannot have given the lock to others
-// since, as far as is known.
+// lasts reports whether a majority of servers has granted the request and cannot have given the lock to
+// others since, as far as is known.
 func (l *Lock) lasts(r *request, now time.Time) bool {
 	n := 0
 	for i := range r.parts {

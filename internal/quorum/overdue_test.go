@@ -8,12 +8,12 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// A process stands still while it keeps the lock idle. When it continues, the TTL is over, and a caller comes:
-// the state machine asks for the lock again, under the id that it had. What is still said of the old grant
-// says nothing of the new one.
+// A process stands still while it keeps the lock idle. When it continues, the TTL is over, and a caller
+// comes: the state machine asks for the lock again, under the id that it had. What is still said of the old
+// grant says nothing of the new one.
 
-// overdue returns a stand whose lease is over on servers 0 and 1, which had granted it; server 2 was silent. A
-// renewal was sent before that and has no answer yet.
+// overdue returns a stand whose lease is over on servers 0 and 1, which had granted it; server 2 was
+// silent. A renewal was sent before that and has no answer yet.
 func overdue(t *testing.T) (s *stand, renewal *Op, renewals []*Send) {
 	s = newStand(t, 3, time.Second)
 	s.own(true, true, false)
@@ -23,8 +23,8 @@ func overdue(t *testing.T) (s *stand, renewal *Op, renewals []*Send) {
 	return s, renewal, renewals
 }
 
-// grantsBy answers sends, and those that follow: servers 0 and 1 grant what is asked for, as zero and one, and
-// carry out cancels; server 2 is silent. It returns the ids that were canceled.
+// grantsBy answers sends, and those that follow: servers 0 and 1 grant what is asked for, as zero and one,
+// and carry out cancels; server 2 is silent. It returns the ids that were canceled.
 func (s *stand) grantsBy(sends []*Send, zero, one Result) (canceled []string) {
 	for len(sends) > 0 {
 		send, res := sends[0], quiet
@@ -104,8 +104,8 @@ func TestALateRenewalDoesNotHaveAYoungServersGrantCount(t *testing.T) {
 	}
 }
 
-// An acquire without a majority may have been carried out everywhere, and others may have owned before it. So
-// the next one asks under other ids: to be still the owner would say nothing.
+// An acquire without a majority may have been carried out everywhere, and others may have owned before it.
+// So the next one asks under other ids: to be still the owner would say nothing.
 func TestAfterAFailedAcquireOfAnOverdueLeaseTheNextHasOtherIDs(t *testing.T) {
 	s, renewal, _ := overdue(t)
 	s.expire(renewal)
@@ -132,7 +132,8 @@ func TestAfterAFailedAcquireOfAnOverdueLeaseTheNextHasOtherIDs(t *testing.T) {
 	}
 }
 
-// The state machine cancels a lease that a renewal has found lost, but has too much to cancel to do so at once.
+// The state machine cancels a lease that a renewal has found lost, but has too much to cancel to do so at
+// once.
 func TestALeaseThatARenewalFoundLostIsForgotten(t *testing.T) {
 	s := newStand(t, 3, 10*time.Minute)
 	s.own(true, true, true)
@@ -175,5 +176,46 @@ func TestALeaseThatGoesOnIsNotForgotten(t *testing.T) {
 		if op.Err != nil || s.lock.reqs[s.id] == nil {
 			t.Errorf("%s: %v, and forgotten", how, op.Err)
 		}
+	}
+}
+
+// The state machine still doubts what it asks for again: an acquire of it had no answer. The servers have
+// no doubt about the new grant, whose ids they were asked for once.
+func TestALeaseThatFollowsADoubtedOneIsProvedByItsRelease(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.own(true, true, true)
+	op, sends := s.check()
+	s.drain(sends, quiet)
+	s.expire(op)
+	if !s.lock.reqs[s.id].doubted {
+		t.Fatal("there is no doubt")
+	}
+	s.now = s.now.Add(2 * s.ttl)
+	s.acquire()
+	s.grantsBy(s.fx.Sends, granted(99), granted(99))
+	s.tick()
+	release := s.release()
+	s.answerButTwo(s.fx.Sends, done)
+	if !release.Decided() || release.Answer.Outcome != protocol.Done || !release.Answer.Proved {
+		t.Errorf("released: %+v %v", release.Answer, release.Err)
+	}
+}
+
+// Where the wall clock was set ahead, no time has passed for the servers, and the next owner there must get
+// a greater token than any that was drawn in this process.
+func TestAnOverdueLeaseIsGivenBackWithTheLastTokenThatWasDrawnUnderIt(t *testing.T) {
+	s, _, _ := overdue(t)
+	_, sends := s.do(protocol.Command{Wait: true, Last: 77})
+	told := 0
+	for _, send := range sends {
+		if send.Kind == Cancel {
+			told++
+			if send.Cancel.Last != 77 {
+				t.Errorf("server %d is told of token %d", send.Server, send.Cancel.Last)
+			}
+		}
+	}
+	if told != 2 {
+		t.Errorf("%d servers are told", told)
 	}
 }

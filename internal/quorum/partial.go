@@ -64,8 +64,8 @@ func (l *Lock) dueBy(at time.Time) {
 	}
 }
 
-// forgetLater sets when to forget a request whose release or cancel failed, or whose lease is lost, in case the
-// state machine gives up before a cancel succeeds.
+// forgetLater sets when to forget a request whose release or cancel failed, or whose lease is lost, in case
+// the state machine gives up before a cancel succeeds.
 func (l *Lock) forgetLater(r *request, now time.Time) {
 	if r.forgetAt.IsZero() {
 		r.forgetAt = now.Add(max(r.who.TTL, time.Minute))

@@ -501,7 +501,8 @@ func TestAServerThatGrantedAnewAndRestartedDoesNotStand(t *testing.T) {
 	}
 }
 
-// By the client's clock, a quarantine lasts for as long as it can last by the server's, whose rate may differ by 1 %.
+// By the client's clock, a quarantine lasts for as long as it can last by the server's, whose rate may
+// differ by 1 %.
 func TestAServersGrantCountsOnceItsQuarantineIsOverByTheSlowestClock(t *testing.T) {
 	s := newStand(t, 3, 20*time.Second)
 	op := s.acquire()

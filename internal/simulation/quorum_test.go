@@ -104,7 +104,7 @@ type qClient struct {
 type qWorld struct {
 	t          testing.TB
 	rng        *rand.Rand
-	luck       *rand.Rand // a separate source, so that drawing from it changes nothing in worlds without doubts
+	luck       *rand.Rand // a separate source, so that drawing from it changes nothing in worlds without doubts and idle locks
 	doubts     bool
 	idles      bool
 	atOnce     bool // the tickets of requests that are made at once are nearly equal
@@ -830,7 +830,7 @@ func (w *qWorld) ring() bool {
 			for i := range c.hurt {
 				c.hurt[i] = w.now
 			}
-			if w.inside(c, lockstate.Waiting) == 0 && w.luck.IntN(2) == 0 { // who comes before any timer has rung
+			if w.idles && w.inside(c, lockstate.Waiting) == 0 && w.luck.IntN(2) == 0 { // who comes before any timer has rung
 				w.counts["caller after a pause"]++
 				c.enter(protocol.Exclusive, false)
 			}

@@ -235,8 +235,8 @@ func (w *qWorld) standStill(c *qClient, d time.Duration) {
 	w.logf("%s stands still until %v", c.name, c.wakeAt.Sub(simEpoch))
 }
 
-// idlePercent is the percentage of schedules in which clients keep the lock idle for longer than its TTL, and
-// stand still meanwhile, so that a caller comes when the TTL is over.
+// idlePercent is the percentage of schedules in which clients keep the lock idle for longer than its TTL,
+// and stand still meanwhile, so that a caller comes when the TTL is over.
 const idlePercent = 15
 
 // doubtPercent is the percentage of schedules that make leases doubtful: commands about a held lock get no
