@@ -134,7 +134,7 @@ func (h *handle) wait(ctx context.Context, w *call, began time.Time) (*entry, er
 	if w.Ready != nil {
 		var admitted bool
 		if h.client.opts.profileLabels {
-			admitted = h.awaitLabeled(ctx, w)
+			e.leaveOnPanic(w, func() { admitted = h.awaitLabeled(ctx, w) }) // a method of ctx may panic
 		} else {
 			admitted = w.await(h.client, done)
 		}

@@ -11,10 +11,10 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// How requests are canceled. add schedules a cancel. A flush sends the cancels that are due and
-// schedules the rest, until none is due.
+// How requests are canceled. note schedules a cancel, and start has a flush begin: it sends the cancels
+// that are due and schedules the rest, until none is due.
 //
-// The flush is a goroutine, and there is at most one: started by add or by the alarm, owned by the
+// The flush is a goroutine, and there is at most one: started by start or by the alarm, owned by the
 // client, ended when nothing is due, and waited for by Shutdown. In a Cluster it does not send itself,
 // but divides the cancels among lanes, so that a master that hangs delays no cancel at the others. A
 // lane is one more goroutine for each master that has cancels to carry out: started by the flush,
@@ -33,6 +33,7 @@ type canceler struct {
 	awaited     map[string]bool // ids of cancels that an Unlock waits for, or has waited for
 	unconfirmed int             // releases that such cancels are to confirm
 	flushing    bool
+	noted       bool          // flushing, but start has yet to begin the flush
 	flushed     chan struct{} // made by drain; closed when everything that is due was tried
 
 	// lanes has, in a Cluster, what waits for a master while that carries out other cancels. A
@@ -44,11 +45,21 @@ func newCanceler(client *Client) *canceler {
 	return &canceler{client: client, awaited: map[string]bool{}, lanes: map[*redis.Client][]*lockstate.Cancellation{}}
 }
 
-// add has a request canceled from now on. If an Unlock already waits for a cancel of that id, that
-// cancel is enough: the answer to another one would take away the proof that the lock was ours, and
-// leave none to the cancel that the Unlock waits for.
+// add has a request canceled from now on.
 func (c *canceler) add(cancel *lockstate.Cancellation) {
+	c.note(cancel)
+	c.start()
+}
+
+// note schedules a cancel, and leaves it to start to have it sent. If an Unlock already waits for a cancel
+// of that id, that cancel is enough: the answer to another one would take away the proof that the lock was
+// ours, and leave none to the cancel that the Unlock waits for.
+//
+// A step of a lock notes its cancels under the lock's mutex. Otherwise a later step could have the same
+// request canceled first, or remove the lock: then Shutdown waits only for the cancels that it finds here.
+func (c *canceler) note(cancel *lockstate.Cancellation) {
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	last := cancel
 	for last.Then != nil {
 		last = last.Then
@@ -59,7 +70,6 @@ func (c *canceler) add(cancel *lockstate.Cancellation) {
 			c.awaited[each.ID] = true
 		}
 	case c.awaited[cancel.ID] && cancel.Then == nil:
-		c.mu.Unlock()
 		return
 	}
 	inLanes := 0 // which the schedule's own bound does not count
@@ -67,35 +77,40 @@ func (c *canceler) add(cancel *lockstate.Cancellation) {
 		inLanes += len(waiting)
 	}
 	if inLanes >= lockstate.MostCancels && len(last.Callers) == 0 {
-		c.mu.Unlock()
 		return
 	}
 	added := c.schedule.Add(cancel, time.Now())
 	if len(last.Callers) > 0 { // then it was added
 		c.unconfirmed++
 	}
-	c.mu.Unlock()
 	if added {
-		c.begin()
+		c.noteFlushLocked()
 	}
 }
 
 // fire begins a flush when the next cancel is due.
 func (c *canceler) fire(_ time.Time, batch []protocol.Renewal) []protocol.Renewal {
-	c.begin()
+	c.mu.Lock()
+	c.noteFlushLocked()
+	c.mu.Unlock()
+	c.start()
 	return batch
 }
 
-// begin starts a flush unless one is under way.
-func (c *canceler) begin() {
-	c.mu.Lock()
-	if c.flushing {
-		c.mu.Unlock()
-		return
+// noteFlushLocked has start begin a flush, unless one is under way.
+func (c *canceler) noteFlushLocked() {
+	if !c.flushing {
+		c.flushing, c.noted = true, true
 	}
-	c.flushing = true
+}
+
+// start begins the flush that was noted, if any. The calling goroutine holds no mutex.
+func (c *canceler) start() {
+	c.mu.Lock()
+	noted := c.noted
+	c.noted = false
 	c.mu.Unlock()
-	if !c.client.group.start(c.flush) {
+	if noted && !c.client.group.start(c.flush) {
 		c.giveUp()
 	}
 }
@@ -323,7 +338,7 @@ func (c *canceler) giveUp() {
 		all = append(all, waiting...)
 	}
 	clear(c.lanes)
-	c.schedule, c.unconfirmed = lockstate.CancelSchedule{}, 0
+	c.schedule, c.unconfirmed, c.noted = lockstate.CancelSchedule{}, 0, false
 	c.endFlushLocked()
 	clear(c.awaited)
 	c.mu.Unlock()

@@ -91,11 +91,44 @@ func TestAFloodOfFalseMessagesAboutAFrozenMasterDoesNotFillTheMemory(t *testing.
 	c.canceler.mu.Lock()
 	c.canceler.lanes = map[*redis.Client][]*lockstate.Cancellation{nil: make([]*lockstate.Cancellation, lockstate.MostCancels)}
 	c.canceler.mu.Unlock()
-	c.canceler.add(&lockstate.Cancellation{Owner: &keys, ID: "x"})
+	c.canceler.note(&lockstate.Cancellation{Owner: &keys, ID: "x"})
 	c.canceler.mu.Lock()
 	defer c.canceler.mu.Unlock()
 	if n := len(c.canceler.schedule.Pending); n > 0 {
 		t.Errorf("%d more are scheduled", n)
 	}
 	c.canceler.lanes = nil
+}
+
+// What a step cancels is noted before another step can follow: one that cancels the same request, or removes the
+// lock, after which Shutdown waits only for what is noted.
+func TestVirtualWhatAStepCancelsIsNotedInTheStep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := onStub(t, 0, 0)
+		k, err := protocol.NewKeys("", "x")
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.begin()
+		e := c.find(&k, new(string))
+		fx := lockstate.Effects{Cancels: []lockstate.Cancellation{{ID: "leased1:w:1000:c:AAAAAAAAAAAAAAAA:AAAAAAAAAAAAAAAA:x"}}}
+		e.mu.Lock()
+		idle := e.rearmLocked(&fx)
+		e.mu.Unlock()
+		drained := make(chan int, 1)
+		go func() { drained <- c.canceler.drain(context.Background()) }()
+		synctest.Wait()
+		select {
+		case <-drained:
+			t.Error("a Shutdown would not wait for it")
+		default:
+		}
+		e.perform(&fx, idle, 0)
+		synctest.Wait()
+		select {
+		case <-drained:
+		default:
+			t.Error("it is never sent")
+		}
+	})
 }

@@ -85,6 +85,7 @@ type Client struct {
 	//
 	//	Client.mu -> entry.mu -> inbox.mu -> watchdog.mu
 	//	entry.mu -> quorum.Server.mu -> inbox.mu, serversClock.mu, or a member's -> group.mu of members
+	//	entry.mu -> canceler.mu
 	//	canceler.mu, outage.mu, downtime.mu or slotMap.mu -> watchdog.mu
 	//	entry.mu or downtime.mu -> asyncQueue.mu, of the queue of spans or of log lines
 	//

@@ -139,15 +139,22 @@ func (e *entry) step(event func(now time.Time, fx *lockstate.Effects)) {
 	}
 }
 
-// rearmLocked ends every step. It notes the span under which the lock's command is to be sent, sets
-// the alarm that the lock's state asks for, and reports whether the lock is idle, so that the entry
-// can be removed.
+// rearmLocked ends every step. It notes the requests that are to be canceled, and the span under which the
+// lock's command is to be sent, sets the alarm that the lock's state asks for, and reports whether the lock
+// is idle, so that the entry can be removed.
 func (e *entry) rearmLocked(fx *lockstate.Effects) (idle bool) {
 	e.traceHoldersLocked()
 	if fx.Send.Verb != protocol.None {
 		if c := e.state().Served(); c != nil && callOf(c).under() != nil {
 			fx.Send.Under = callOf(c).under()
 		}
+	}
+	for i := range fx.Cancels {
+		cancel := fx.Cancels[i] // a copy that outlives fx
+		for each := &cancel; each != nil; each = each.Then {
+			each.Owner = e
+		}
+		e.client.canceler.note(&cancel)
 	}
 	e.setAlarmLocked()
 	return e.state().Idle()
@@ -193,8 +200,7 @@ func (e *entry) fire(now time.Time, batch []protocol.Renewal) []protocol.Renewal
 //     end. This comes before 3, so that by the time an Unlock or a Downgrade returns the loss, the
 //     context has ended, the loss is counted, and the hold is recorded with its reason.
 //  3. Gone and Done: an Unlock, a Downgrade or a Check that was waiting returns.
-//  4. Cancels: requests go to the canceler. This comes before the entry is removed, because once
-//     the table is empty, Shutdown waits for the canceler to have tried all that it has.
+//  4. Cancels: the canceler, which has noted them, starts.
 //  5. Check: a renewal that a caller waits for is sent, on a goroutine of the client.
 //  6. Send: the lock's next command is sent. This comes last because the command may run here, for
 //     as long as inlineFor; if that is zero, it runs in a new goroutine. A caller who would wait
@@ -205,7 +211,8 @@ func (e *entry) fire(now time.Time, batch []protocol.Renewal) []protocol.Renewal
 //
 // Several goroutines may perform steps of one lock at once, and a later step may overtake an
 // earlier one. So effects of different steps do not depend on each other, except that a command is
-// sent only after the reply to the previous command was itself a step.
+// sent only after the reply to the previous command was itself a step. Cancels do depend on each other, and
+// on the removal of the entry, so they are noted in the step (see canceler.note).
 //
 // perform holds no mutex, and calls no user code except through a command that runs here: the
 // watchdog, the inbox and renewals perform steps too, and nothing may hold them up.
@@ -227,12 +234,8 @@ func (e *entry) perform(fx *lockstate.Effects, idle bool, inlineFor time.Duratio
 	for _, done := range fx.Done {
 		close(done)
 	}
-	for i := range fx.Cancels {
-		cancel := fx.Cancels[i] // a copy that outlives fx
-		for each := &cancel; each != nil; each = each.Then {
-			each.Owner = e
-		}
-		e.client.canceler.add(&cancel)
+	if len(fx.Cancels) > 0 {
+		e.client.canceler.start()
 	}
 	if fx.Check != nil {
 		e.sendCheck(*fx.Check)

@@ -166,8 +166,8 @@ func (h *handle) do(ctx context.Context, m protocol.Mode, f func(context.Context
 	if err != nil {
 		return err
 	}
-	work, stop := l.With(ctx)
-	defer func() {
+	stop := func() {}
+	defer func() { // before With, which may call user code: a method of ctx that panics
 		stop()
 		if e := l.Unlock(); errors.Is(e, ErrLeaseLost) {
 			err = errors.Join(err, e)
@@ -175,6 +175,8 @@ func (h *handle) do(ctx context.Context, m protocol.Mode, f func(context.Context
 			h.client.log.unconfirmed(h.keys.Name(), e)
 		}
 	}()
+	work, cancel := l.With(ctx)
+	stop = cancel
 	return f(work)
 }
 

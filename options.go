@@ -378,8 +378,8 @@ func WithMaxHold(d time.Duration) LockOption {
 // both cases. A caller that gives up at the moment in which it gets the lock, so that
 // LockContext returns an error, has no minimum hold. Readers have none, and Downgrade ends
 // that of its lease. ForceUnlock frees the lock at once. A maximum hold must not be shorter
-// than d. On a quorum, d should be no longer than [WithQuarantine]: servers that restart
-// without their data have forgotten the minimum hold.
+// than d. On a quorum, the lock may be free before, when the time of [WithQuarantine] is over for
+// a server that has restarted without its data: it has forgotten the minimum hold.
 //
 // d must be in whole milliseconds, at most 30 days. The default is 0, which means none.
 func WithMinHold(d time.Duration) LockOption {

@@ -166,6 +166,24 @@ func TestForceUnlockOnAQuorumLeavesTheNextOwnerAlone(t *testing.T) {
 	})
 }
 
+// A server that is slower than a majority may have another owner, which the operator does not mean.
+func TestForceUnlockOnAQuorumLeavesAnotherOwnerOfASlowServerAlone(t *testing.T) {
+	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		must(t, servers[4].Miniredis.Set("x", "another"))
+		l := lock(t, open().Mutex("x"))
+		own := viewed(servers)
+		operator := openMortals(t, own)
+		own[4].slowBy(700 * time.Millisecond)
+		must(t, operator.ForceUnlock(context.Background(), "x"))
+		closesSoon(t, "the owner is told", l.Context().Done())
+		time.Sleep(5 * time.Second)
+		if got, _ := servers[4].Miniredis.Get("x"); got != "another" {
+			t.Errorf("its owner is %q now", got)
+		}
+		_ = l.Unlock()
+	})
+}
+
 // forcing has an operator force the lock x, and returns when the operator has looked at it. The operator
 // continues once the gate is opened.
 func forcing(t *testing.T, servers []*mortal) (gate *scriptGate, operator *leased.Client, forced chan error) {

@@ -529,3 +529,52 @@ func TestACheckWhoseHookEndsItsGoroutineHasNoAnswer(t *testing.T) {
 		unlock(t, l)
 	})
 }
+
+// brittle is a context whose Value panics, as long as it is told to.
+type brittle struct {
+	context.Context
+	panics *atomic.Bool
+}
+
+func (b brittle) Value(key any) any {
+	if b.panics.Load() {
+		panic("a context's bug")
+	}
+	return b.Context.Value(key)
+}
+
+func TestAContextWhoseValuePanicsLeavesTheLockFree(t *testing.T) {
+	for what, opts := range map[string][]leased.Option{"Do": nil, "a wait with labels": {leased.WithProfileLabels()}} {
+		t.Run(what, func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, s place) {
+				c := newClient(t, s, opts...)
+				ctx, stop := context.WithCancel(context.Background())
+				defer stop()
+				b := brittle{ctx, new(atomic.Bool)}
+				mu := c.Mutex("x")
+				if what == "Do" {
+					b.panics.Store(true)
+					p := panics(func() {
+						_ = mu.Do(b, func(context.Context) error { t.Error("called"); return nil })
+					})
+					if p != "a context's bug" {
+						t.Fatalf("panicked with %v", p)
+					}
+				} else {
+					owner := lock(t, newClient(t, s).Mutex("x"))
+					b.panics.Store(true)
+					if p := panics(func() { _, _ = mu.LockContext(b) }); p != "a context's bug" {
+						t.Fatalf("panicked with %v", p)
+					}
+					unlock(t, owner)
+				}
+				synctest.Wait()
+				s.settle()
+				if !s.clean(t, "x") {
+					t.Error("the lock is held or waited for, and nobody will ever unlock it")
+				}
+				unlock(t, lock(t, mu))
+			})
+		})
+	}
+}

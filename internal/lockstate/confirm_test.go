@@ -2,6 +2,7 @@ package lockstate
 
 import (
 	"testing"
+	"time"
 
 	"github.com/leasedmutex/leased/internal/protocol"
 )
@@ -38,4 +39,42 @@ func TestConfirmedGrantsAreAskedForWhereTheMessageOvertakesAYield(t *testing.T) 
 	}
 	h.answer(h.grant())
 	h.in(second)
+}
+
+// On a quorum, an answer that the request waits can overtake the message of its grant, although the message is
+// about answers of servers that were sent before.
+func TestAMessageIsTrustedFromWhatItIsAbout(t *testing.T) {
+	for name, proved := range map[string]bool{"a quorum's": true, "one server's": false} {
+		c := writer()
+		h := drive(t)
+		h.enter(c)
+		id := h.sends(protocol.Acquire).ID
+		asked := h.now
+		h.answer(h.queue())
+		h.pass(time.Second)
+		h.step(h.l.Subscribed)
+		again := h.now
+		h.sends(protocol.Acquire)
+		h.answer(h.queue())
+		m := protocol.Message{Kind: protocol.MessageGranted, ID: id, Token: h.token(), Clock: h.clock()}
+		want := again
+		if proved {
+			m.Proved, want = asked, asked
+		}
+		h.step(func(now time.Time, fx *Effects) { h.l.Receive(&m, now, fx) })
+		h.in(c)
+		if got := h.l.TrustedUntil(c, h.now); !got.Equal(want.Add(handWindow)) {
+			t.Errorf("%s message: trusted until %v after the first acquire, want %v", name, got.Sub(asked), want.Add(handWindow).Sub(asked))
+		}
+	}
+}
+
+func TestAMessageAboutAYieldIsTrustedFromWhatItIsAbout(t *testing.T) {
+	h, _, b, cmd := yielding(t)
+	m := protocol.Message{Kind: protocol.MessageGranted, ID: cmd.Next, Token: h.token(), Clock: h.clock(), Proved: h.now.Add(-time.Second)}
+	h.step(func(now time.Time, fx *Effects) { h.l.Receive(&m, now, fx) })
+	h.in(b)
+	if got, want := h.l.TrustedUntil(b, h.now), m.Proved.Add(handWindow); !got.Equal(want) {
+		t.Errorf("trusted until %v, want %v", got, want)
+	}
 }

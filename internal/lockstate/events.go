@@ -494,7 +494,7 @@ func (l *Lock) lose(why Reason, now time.Time, fx *Effects) {
 func (l *Lock) Receive(m *protocol.Message, now time.Time, fx *Effects) {
 	switch m.Kind {
 	case protocol.MessageGranted:
-		l.grantedByMessage(m.ID, protocol.Answer{Outcome: protocol.Granted, Token: m.Token, Clock: m.Clock, More: m.More, Link: m.Link}, now, fx)
+		l.grantedByMessage(m.ID, protocol.Answer{Outcome: protocol.Granted, Token: m.Token, Clock: m.Clock, More: m.More, Link: m.Link}, m.Proved, now, fx)
 	case protocol.MessageWanted:
 		l.wanted(m.ID, now, fx)
 	case protocol.MessageUnwanted:
@@ -506,13 +506,14 @@ func (l *Lock) Receive(m *protocol.Message, now time.Time, fx *Effects) {
 	}
 }
 
-// grantedByMessage handles a message that id was granted. It cancels an id that neither waits
-// nor holds.
-func (l *Lock) grantedByMessage(id string, a protocol.Answer, now time.Time, fx *Effects) {
+// grantedByMessage handles a message that id was granted, which is as old as proved says if that is not zero.
+// It cancels an id that neither waits nor holds.
+func (l *Lock) grantedByMessage(id string, a protocol.Answer, proved, now time.Time, fx *Effects) {
 	g := &l.grant
 	switch {
 	case id == g.req.ID && g.requested():
-		if a.Token <= g.token || g.opts.Confirm || g.late(now) {
+		g.provedAt(proved)
+		if a.Token <= max(g.token, l.pending.revoked) || g.opts.Confirm || g.late(now) {
 			l.askAgain(&g.ticket, now) // the message is old or too late, or is not believed alone
 		} else {
 			l.hold(a, g.proved, ViaDirect, now)
@@ -533,6 +534,7 @@ func (l *Lock) grantedByMessage(id string, a protocol.Answer, now time.Time, fx 
 	case g.role() == byPlace && id == g.next.req.ID:
 		l.placeGranted(now, fx)
 	case g.role() == byYield && id == g.next.req.ID:
+		g.next.provedAt(proved)
 		if !l.yieldedByMessage(a, now, fx) {
 			return
 		}
@@ -552,8 +554,8 @@ func (l *Lock) yieldedByMessage(a protocol.Answer, now time.Time, fx *Effects) b
 		return false
 	}
 	g.next.sent = true
-	if g.next.opts.Confirm || g.next.late(now) {
-		l.pending.stale = true // too late to be believed: ask again if the yield's answer is older
+	if a.Token <= l.pending.revoked || g.next.opts.Confirm || g.next.late(now) {
+		l.pending.stale = true // evicted, or too late to be believed: ask again if the yield's answer is older
 		return false
 	}
 	l.cancelLate(now, fx)
@@ -662,6 +664,9 @@ func (l *Lock) Revoked(id string, token uint64, now time.Time, fx *Effects) {
 		l.applyRules(now, fx)
 	case g.requested() && id == g.req.ID, g.role() == byYield && id == g.next.req.ID:
 		l.pending.revoked = max(l.pending.revoked, token)
+		if token != math.MaxUint64 && g.requested() {
+			g.token = max(g.token, token) // the message of the grant may come later still
+		}
 	}
 }
 

@@ -287,6 +287,14 @@ func (t *ticket) late(now time.Time) bool {
 	return tooOld(t.req.TTL, t.proved, now)
 }
 
+// provedAt notes that a message about t is as old as from, if that is not zero. An answer that is newer may have
+// overtaken it.
+func (t *ticket) provedAt(from time.Time) {
+	if !from.IsZero() && from.Before(t.proved) {
+		t.proved = from
+	}
+}
+
 // cooldown returns for how long from now Redis must keep a lock that is given back, so that it
 // is kept until keep. It uses the monotonic clock, because setting the wall clock must not
 // shorten a cool-down.

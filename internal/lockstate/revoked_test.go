@@ -70,3 +70,53 @@ func TestAnEvictionOfAnEarlierGrantDoesNotConcernALaterOne(t *testing.T) {
 		})
 	}
 }
+
+// Messages of a quorum come from several servers, each on a goroutine of its own. So one that says that an
+// operator has evicted a grant can come before the one that says that it was granted.
+func TestAnEvictionThatOvertakesTheMessageOfTheGrantIsHeeded(t *testing.T) {
+	c := writer()
+	h := drive(t)
+	h.enter(c)
+	id := h.sends(protocol.Acquire).ID
+	h.answer(h.queue())
+	h.sendsNothing()
+	token := h.token()
+	h.hears(protocol.MessageRevoked, id, 0)
+	h.hears(protocol.MessageGranted, id, token)
+	h.out(c)
+	h.sends(protocol.Acquire) // it is asked at once, and what it answers counts
+	h.answer(h.grant())
+	h.in(c)
+}
+
+func TestAnEvictionThatOvertakesTheMessageAboutAYieldIsHeeded(t *testing.T) {
+	h, _, b, cmd := yielding(t)
+	token := h.token()
+	h.hears(protocol.MessageRevoked, cmd.Next, token)
+	h.hears(protocol.MessageGranted, cmd.Next, token)
+	h.out(b)
+	h.answer(h.queue())
+	h.out(b)
+	if again := h.sends(protocol.Acquire); again.ID != cmd.Next {
+		t.Errorf("asks as %s, not as %s", again.ID, cmd.Next)
+	}
+	h.answer(h.grant())
+	h.in(b)
+}
+
+// The message of the grant comes only after the request has been asked about again.
+func TestAMessageOfAGrantThatWasEvictedIsNotBelievedLaterEither(t *testing.T) {
+	c := writer()
+	h := drive(t)
+	h.enter(c)
+	id := h.sends(protocol.Acquire).ID
+	h.answer(h.queue())
+	token := h.token()
+	h.hears(protocol.MessageRevoked, id, token)
+	h.step(h.l.Subscribed)
+	h.sends(protocol.Acquire)
+	h.hears(protocol.MessageGranted, id, token)
+	h.out(c)
+	h.answer(h.grant())
+	h.in(c)
+}

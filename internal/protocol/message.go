@@ -33,6 +33,10 @@ type Message struct {
 	Link  *Span         // granted: hold span of the lease that was given back, nil if unknown
 	Nonce string        // echo
 	Left  time.Duration // ends
+
+	// Proved is set by a quorum only: since when a majority of servers is known to have granted, or to have had
+	// the request in their queues.
+	Proved time.Time
 }
 
 // ParseMessage parses

@@ -2674,3 +2674,28 @@ func TestOnANewSetOldProofsOfAMessageAreAReasonToAskAgain(t *testing.T) {
 		}
 	}
 }
+
+// A server's message completes a majority with what others had granted or queued before a re-check, whose
+// answers follow. The message says how old that is, because those answers can come to the state machine first.
+func TestAMessageOfAGrantSaysHowOldItIs(t *testing.T) {
+	s := newStand(t, 3, time.Minute)
+	op := s.acquire()
+	first := s.now
+	sends := s.fx.Sends
+	ids := []string{sends[0].Cmd.ID, sends[1].Cmd.ID}
+	s.answer(sends[0], granted(1))
+	for _, send := range sends[1:] {
+		s.answer(send, enqueues)
+	}
+	if !op.Decided() || op.Answer.Outcome != protocol.Enqueued {
+		t.Fatalf("it does not wait: %+v %v", op.Answer, op.Err)
+	}
+	s.now = s.now.Add(time.Second)
+	s.acquire()
+	s.answer(s.fx.Sends[1], enqueues)
+	s.fx = Effects{}
+	s.lock.Receive(1, &protocol.Message{Kind: protocol.MessageGranted, ID: ids[1], Token: 6, Clock: 6}, s.now, &s.fx)
+	if len(s.fx.Messages) != 1 || !s.fx.Messages[0].Proved.Equal(first) {
+		t.Errorf("messages %+v, want one from %v", s.fx.Messages, first)
+	}
+}

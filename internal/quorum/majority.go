@@ -135,7 +135,7 @@ func (l *Lock) review(r *request, now time.Time, fx *Effects) {
 		r.token = token
 		r.noteMajority()
 		r.noteKept(nil, now)
-		fx.Messages = append(fx.Messages, protocol.Message{Kind: protocol.MessageGranted, ID: r.id, Key: l.keys.Lock, Token: token, Clock: clock, More: r.anyMore(), Link: r.link})
+		fx.Messages = append(fx.Messages, protocol.Message{Kind: protocol.MessageGranted, ID: r.id, Key: l.keys.Lock, Token: token, Clock: clock, More: r.anyMore(), Link: r.link, Proved: r.basis})
 		return
 	}
 	if r.op == nil && !r.toldToAsk && l.announced(r, now) {

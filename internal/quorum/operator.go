@@ -57,8 +57,15 @@ func (s *Server) Evict(ctx context.Context, k *protocol.Keys) (on int, err error
 	}
 	evicted, errs := each(ctx, s, enough, func(ctx context.Context, i int, srv *redisserver.Server) (had bool, err error) {
 		sn := shown[i].Load()
+		if sn == nil && ownsMost { // it was too slow, so it may have another owner
+			one, err := srv.Inspect(ctx, k)
+			if err != nil {
+				return false, err
+			}
+			sn = &one
+		}
 		switch {
-		case sn == nil || !ownsMost:
+		case !ownsMost:
 			ids, err := srv.EvictOwner(ctx, k, least, "")
 			return len(ids) > 0 || sn != nil && sn.Value != "", err
 		case OwnerOf(sn) != owner:

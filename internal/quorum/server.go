@@ -161,6 +161,9 @@ func (s *Server) fire(h *handle) {
 
 // perform performs the effects of a step. No mutex is held.
 func (s *Server) perform(fx *Effects) {
+	for _, send := range fx.Sends { // first, because Close waits for them, and who waits for an op may call it
+		s.members[send.Server].begun()
+	}
 	for _, op := range fx.Done {
 		if w, ok := op.Tag.(*waiting); ok {
 			w.settled()
@@ -170,7 +173,6 @@ func (s *Server) perform(fx *Effects) {
 		s.deliver(&fx.Messages[i])
 	}
 	for _, send := range fx.Sends {
-		s.members[send.Server].begun()
 		select {
 		case s.sends <- send:
 		default:
