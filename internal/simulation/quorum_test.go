@@ -52,7 +52,7 @@ type qServer struct {
 }
 
 type qPacket struct {
-	kind   string   // request, reply, message, stray, force
+	kind   string   // request, reply, message, stray, force, told
 	c      *qClient // nil of a ForceUnlock
 	server int
 	send   *quorum.Send
@@ -107,6 +107,7 @@ type qWorld struct {
 	luck       *rand.Rand // a separate source, so that drawing from it changes nothing in worlds without doubts and idle locks
 	doubts     bool
 	idles      bool
+	order      *rand.Rand // nil if what the quorum tells the state machine comes in order
 	atOnce     bool // the tickets of requests that are made at once are nearly equal
 	now        time.Time
 	servers    []*qServer
@@ -207,6 +208,9 @@ func (w *qWorld) begin(seed int64) {
 	w.luck = rand.New(rand.NewPCG(uint64(seed), 8))
 	w.doubts = w.luck.IntN(100) < doubtPercent
 	w.idles = w.luck.IntN(100) < idlePercent
+	if w.order = rand.New(rand.NewPCG(uint64(seed), 10)); w.order.IntN(100) >= disorderPercent {
+		w.order = nil
+	}
 	w.atOnce = rand.New(rand.NewPCG(uint64(seed), 9)).IntN(4) == 0
 	skew := []time.Duration{0, 0, time.Millisecond, 300 * time.Millisecond, 3 * time.Second}[w.rng.IntN(5)]
 	for _, s := range w.servers {
@@ -482,8 +486,12 @@ func (c *qClient) qstep(event func(q *quorum.Lock, now time.Time, fx *quorum.Eff
 	}
 	for i := range fx.Messages {
 		m := fx.Messages[i]
-		w.logf("%s is told %s of %s, token %d", c.name, m.Kind, short(m.ID), m.Token)
-		c.step(func(now time.Time, lfx *lockstate.Effects) { c.lock.Receive(&m, now, lfx) })
+		if w.order != nil && !w.calm && w.order.IntN(2) == 0 { // another goroutine is faster
+			w.counts["told late"]++
+			w.wire = append(w.wire, &qPacket{kind: "told", c: c, server: -1, m: m})
+			continue
+		}
+		c.hears(&m)
 	}
 	for _, op := range fx.Done {
 		if o, ok := op.Tag.(*qOp); ok {
@@ -492,6 +500,22 @@ func (c *qClient) qstep(event func(q *quorum.Lock, now time.Time, fx *quorum.Eff
 			defer func() { op.Tag.(*qOp).done() }() // decided at once, before its tag was set
 		}
 	}
+}
+
+// tellAll has the state machines learn of what other goroutines have overtaken.
+func (w *qWorld) tellAll() {
+	for _, p := range slices.Clone(w.wire) {
+		if p.kind == "told" && p.c.wakeAt.IsZero() {
+			w.wire = slices.DeleteFunc(w.wire, func(q *qPacket) bool { return q == p })
+			w.deliver(p)
+		}
+	}
+}
+
+// hears passes a message of the quorum to the state machine.
+func (c *qClient) hears(m *protocol.Message) {
+	c.w.logf("%s is told %s of %s, token %d", c.name, m.Kind, short(m.ID), m.Token)
+	c.step(func(now time.Time, fx *lockstate.Effects) { c.lock.Receive(m, now, fx) })
 }
 
 func (o *qOp) done() {
@@ -584,6 +608,12 @@ func (w *qWorld) admitted(c *qClient, x *lockstate.Caller) {
 
 // deliver lets a packet arrive.
 func (w *qWorld) deliver(p *qPacket) {
+	if p.kind == "told" {
+		if !p.c.dead {
+			p.c.hears(&p.m)
+		}
+		return
+	}
 	s := w.servers[p.server]
 	if p.kind == "force" {
 		w.forced(p)
@@ -749,6 +779,9 @@ func (s *qServer) young(clock, mark uint64) time.Duration {
 // advance moves time forward by d, ringing all alarms on the way. In calm, it returns early if
 // there is something on the wire.
 func (w *qWorld) advance(d time.Duration) {
+	if d > time.Millisecond { // no goroutine waits for the processor that long
+		w.tellAll()
+	}
 	end := w.now.Add(d)
 	for range 3000 {
 		next := end

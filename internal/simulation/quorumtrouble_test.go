@@ -239,6 +239,10 @@ func (w *qWorld) standStill(c *qClient, d time.Duration) {
 // and stand still meanwhile, so that a caller comes when the TTL is over.
 const idlePercent = 15
 
+// disorderPercent is the percentage of schedules in which a client's state machine learns of grants and evictions
+// by goroutines that later ones can overtake.
+const disorderPercent = 20
+
 // doubtPercent is the percentage of schedules that make leases doubtful: commands about a held lock get no
 // answer, others get the lock without a word to its owner, and releases are not answered either. In the
 // other schedules these events are rare, and hardly ever come together. In these schedules, some of the
@@ -581,6 +585,9 @@ func (e *qEviction) forget(server int) bool {
 // obeys fails if a client holds the lock although it has heard that it was evicted on so many servers that
 // the others are no majority. A downgrade continues with what is left of the lease.
 func (w *qWorld) obeys(c *qClient) {
+	if slices.ContainsFunc(w.wire, func(p *qPacket) bool { return p.kind == "told" && p.c == c && p.m.Kind == protocol.MessageRevoked }) {
+		return // its state machine is about to hear of it
+	}
 	v := c.lock.Status()
 	w.evictions = slices.DeleteFunc(w.evictions, func(e *qEviction) bool {
 		return e.c == c && (c.holds == "" || c.holds != e.request || !v.Since.Equal(e.since) || v.Downgrading)
