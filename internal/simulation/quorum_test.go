@@ -108,7 +108,7 @@ type qWorld struct {
 	doubts     bool
 	idles      bool
 	order      *rand.Rand // nil if what the quorum tells the state machine comes in order
-	atOnce     bool // the tickets of requests that are made at once are nearly equal
+	atOnce     bool       // the tickets of requests that are made at once are nearly equal
 	now        time.Time
 	servers    []*qServer
 	clients    []*qClient
