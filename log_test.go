@@ -121,6 +121,7 @@ func TestLogsNameTheLock(t *testing.T) {
 		s.rdb.Del(background, "deleted")
 		<-l.Context().Done()
 		isAll(t, l.Unlock(), leased.ErrLeaseLost)
+		synctest.Wait() // what was lost has been canceled
 		mu := c.Mutex("unconfirmed")
 		mu.Lock()
 		s.Mini.SetError("LOADING Redis is loading the dataset in memory")
