@@ -155,7 +155,10 @@ func (h *handle) lease(ctx context.Context, w *call) (*Lease, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newLease(w.trace().context(ctx), e, w), nil
+	if w.Events != nil {
+		ctx = e.underHoldSpan(ctx, w)
+	}
+	return newLease(ctx, e, w), nil
 }
 
 func (h *handle) do(ctx context.Context, m protocol.Mode, f func(context.Context) error) (err error) {

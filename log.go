@@ -42,10 +42,11 @@ type throttledLog struct {
 	last   map[string]time.Time // when each cause last had a line
 	outage []string             // the causes that had a line since Redis last answered again
 	failed time.Time            // when a command last failed for a reason that does not concern one lock alone
+	away   map[int]bool         // the servers of a quorum of which the last line says that they do not answer
 }
 
 func newThrottledLog(o *clientOptions) *throttledLog {
-	l := &throttledLog{logger: o.logger, secret: o.secretNames, prefix: o.prefix, last: map[string]time.Time{}}
+	l := &throttledLog{logger: o.logger, secret: o.secretNames, prefix: o.prefix, last: map[string]time.Time{}, away: map[int]bool{}}
 	l.lines.most, l.lines.what = mostLines, "the logger"
 	l.lines.deliver = func(line func()) {
 		line()
@@ -64,17 +65,18 @@ func (l *throttledLog) write(level slog.Level, cause, text string, args ...any) 
 	l.later(func() { l.print(level, cause, text, args...) })
 }
 
-// print is like write, but is called in the goroutine of lines.
-func (l *throttledLog) print(level slog.Level, cause, text string, args ...any) {
+// print is like write, but is called in the goroutine of lines. It reports whether it logged the line.
+func (l *throttledLog) print(level slog.Level, cause, text string, args ...any) bool {
 	now := time.Now()
 	if last, ok := l.last[cause]; ok && now.Sub(last) < quiet {
-		return
+		return false
 	}
 	if len(l.last) >= mostCauses {
 		maps.DeleteFunc(l.last, func(_ string, last time.Time) bool { return now.Sub(last) >= quiet })
 	}
 	l.last[cause] = now
 	l.log().Log(context.Background(), level, "leased: "+text, args...)
+	return true
 }
 
 // causeOf returns the cause of a line about one lock: a cause of its own or, once there are too
@@ -223,18 +225,27 @@ func (l *throttledLog) answersAgain(after string) {
 	})
 }
 
-// serverLeft logs that a server of a quorum no longer answers.
+// serverLeft logs that a server of a quorum does not answer, unless the last line says so already. If the
+// server had a line within the last minute, it has to be called again: the last line must not say that a
+// server answers that does not.
 func (l *throttledLog) serverLeft(number int, addr string, answering, of int, why error) {
 	l.later(func() {
-		l.print(slog.LevelWarn, fmt.Sprint("away ", number), "a server of the quorum does not answer",
-			"server", number, "addr", addr, "answering", answering, "servers", of, "error", l.reason("", why))
+		if !l.away[number] {
+			l.away[number] = l.print(slog.LevelWarn, fmt.Sprint("away ", number), "a server of the quorum does not answer",
+				"server", number, "addr", addr, "answering", answering, "servers", of, "error", l.reason("", why))
+		}
 	})
 }
 
-// serverReturned logs that a server of a quorum answers again.
+// serverReturned logs that a server of a quorum answers again, if the last line says that it does not.
 func (l *throttledLog) serverReturned(number int, addr string, answering, of int, after time.Duration) {
-	l.write(slog.LevelInfo, fmt.Sprint("returned ", number), "a server of the quorum answers again after "+seconds(after),
-		"server", number, "addr", addr, "answering", answering, "servers", of)
+	l.later(func() {
+		if l.away[number] {
+			l.away[number] = false
+			l.log().Info("leased: a server of the quorum answers again after "+seconds(after),
+				"server", number, "addr", addr, "answering", answering, "servers", of)
+		}
+	})
 }
 
 // serverYoung logs that a server has restarted without its data, or is new, at Warn if that leaves too
@@ -261,6 +272,11 @@ func (l *throttledLog) subscribeDenied(err error) {
 		l.print(slog.LevelWarn, "subscribe denied", "Redis does not let this client subscribe; waiting means polling until that is fixed",
 			"error", l.reason("", err))
 	})
+}
+
+// subscribed notes that a subscription is allowed, so that the next refusal has a line of its own.
+func (l *throttledLog) subscribed() {
+	l.later(func() { delete(l.last, "subscribe denied") })
 }
 
 func (l *throttledLog) subscribeFailed(err error) {

@@ -6,9 +6,12 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
 )
@@ -347,3 +350,73 @@ func TestTheLogSaysThatAnOutageLastedAtLeastSoLongIfNobodyAskedThen(t *testing.T
 		}
 	})
 }
+
+// A lock that was refused once is not asked for again, and another one is held and renewed.
+func TestAnOutageLongAfterARefusalIsLoggedAsOneOfItsOwn(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		if s.members != nil {
+			t.Skip("the servers of a quorum refuse one by one, which has lines of its own")
+		}
+		var out logs
+		hook := &refusing{}
+		rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+		s.hook(rdb, hook)
+		c := clientOn(t, s, rdb, out.option())
+		l := lock(t, c.Mutex("held"))
+		hook.on.Store(true)
+		if c.Mutex("x").TryLock() {
+			t.Fatal("a server whose memory is full granted a lock")
+		}
+		hook.on.Store(false)
+		time.Sleep(20 * time.Hour)
+		s.Mini.SetError("LOADING Redis is loading the dataset in memory")
+		time.Sleep(15 * time.Second) // at least one renewal
+		s.Mini.SetError("")
+		time.Sleep(30 * time.Second)
+		unlock(t, l)
+		var took float64
+		last := ""
+		for _, line := range out.messages() {
+			if _, rest, ok := strings.Cut(line, "Redis answers again after "); ok {
+				last = rest
+			}
+		}
+		if _, err := fmt.Sscanf(last, "%f s", &took); err != nil || took > 60 {
+			t.Errorf("logged %q", out.messages())
+		}
+	})
+}
+
+// refusing refuses single commands, as those are that take a lock, but no pipelines, as renewals are sent.
+type refusing struct{ on atomic.Bool }
+
+func (h *refusing) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (h *refusing) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if h.on.Load() && strings.HasPrefix(cmd.Name(), "eval") {
+			err := refusal("OOM command not allowed when used memory > 'maxmemory'.")
+			cmd.SetErr(err)
+			return err
+		}
+		return next(ctx, cmd)
+	}
+}
+func (h *refusing) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if h.on.Load() && len(cmds) > 0 {
+			if args := cmds[0].Args(); len(args) > 3 && fmt.Sprint(args[2]) != "1" { // a renewal has one key
+				for _, cmd := range cmds {
+					cmd.SetErr(refusal("OOM command not allowed when used memory > 'maxmemory'."))
+				}
+				return cmds[0].Err()
+			}
+		}
+		return next(ctx, cmds)
+	}
+}
+
+// refusal is an error reply of Redis.
+type refusal string
+
+func (r refusal) Error() string { return string(r) }
+func (refusal) RedisError()     {}

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	mini "github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
@@ -175,6 +176,36 @@ func TestMetricsSayThatAClientPolls(t *testing.T) {
 		if n := sum(t, m.collect(t)["leased.clients"], "leased.inbox", "subscribed"); n != 1 {
 			t.Errorf("%d clients are subscribed when Redis allows it", n)
 		}
+	})
+}
+
+func TestMetricsSayThatAClientWhoseScriptsMayNotPublishPolls(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		if s.members != nil {
+			t.Skip("a quorum polls only where a majority may not publish")
+		}
+		m := newMeter(t)
+		c := newClient(t, s, leased.WithMeterProvider(m))
+		theirs := lock(t, newClient(t, s).Mutex("x"))
+		s.Mini.SetPreHook(func(p *mini.Peer, cmd string, args ...string) bool {
+			if strings.EqualFold(cmd, "PUBLISH") {
+				p.WriteError("NOPERM this user has no permissions to run the 'publish' command")
+				return true
+			}
+			return false
+		})
+		mine := locking(t, c.Mutex("x"))
+		time.Sleep(10 * time.Second)
+		if n := sum(t, m.collect(t)["leased.clients"], "leased.inbox", "polling"); n != 1 {
+			t.Errorf("%d clients poll", n)
+		}
+		s.Mini.SetPreHook(nil)
+		time.Sleep(time.Minute)
+		if n := sum(t, m.collect(t)["leased.clients"], "leased.inbox", "subscribed"); n < 1 {
+			t.Errorf("%d clients are subscribed when Redis allows it to publish", n)
+		}
+		unlock(t, theirs)
+		unlock(t, <-mine)
 	})
 }
 

@@ -45,8 +45,9 @@ type inbox struct {
 	mu      sync.Mutex // guards what follows; only watchdog.mu is locked under it
 	hearing lockstate.InboxHealth
 	sub     *redis.PubSub
-	broken  bool   // sub is to be rebuilt
-	node    string // the node of a Cluster at which sub was made; written by run only
+	cut     context.CancelFunc // ends the dialing of sub
+	broken  bool               // sub is to be rebuilt
+	node    string             // the node of a Cluster at which sub was made; written by run only
 }
 
 func newInbox(c *Client, rdb redis.UniversalClient) *inbox {
@@ -76,10 +77,10 @@ func (in *inbox) reach() inboxReach {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	switch {
+	case in.hearing.Polls() || in.began.Load() && in.client.publishDenied.Load():
+		return inboxPolling
 	case in.hearing.State == lockstate.Joined:
 		return inboxSubscribed
-	case in.hearing.Polls():
-		return inboxPolling
 	case in.began.Load():
 		return inboxConnecting
 	}
@@ -228,15 +229,15 @@ type clusterNodes interface {
 // on what is published at any other. go-redis uses the node that serves the channel's slot, and
 // continues to use it even if it is dead or frozen and no replica takes its place. So each
 // subscription is made at a different master from the one before.
-func (in *inbox) newSubscription() *redis.PubSub {
+func (in *inbox) newSubscription(life context.Context) *redis.PubSub {
 	if cluster, ok := in.rdb.(clusterNodes); ok {
 		if node := in.otherMaster(cluster); node != nil {
 			in.setNode(node.Options().Addr)
-			return node.Subscribe(in.quit)
+			return node.Subscribe(life)
 		}
 	}
 	in.setNode("")
-	return in.rdb.Subscribe(in.quit)
+	return in.rdb.Subscribe(life)
 }
 
 func (in *inbox) setNode(addr string) {
@@ -276,55 +277,62 @@ func (in *inbox) attempt() (refused bool, err error) {
 		}
 	}()
 	defer in.client.recoverPanic("a hook of the Redis client, or an error of one,")
-	sub := in.newSubscription()
+	life, cut := context.WithCancel(in.quit)
+	defer cut()
+	sub := in.newSubscription(life)
 	in.mu.Lock()
-	in.sub, in.broken = sub, false
+	in.sub, in.cut, in.broken = sub, cut, false
 	in.mu.Unlock()
-	err = in.listen(sub)
+	err = in.listen(life, sub)
 	refused = forbids(err)
 	_ = sub.Close()
 	returned = true
 	return refused, err
 }
 
-// listen subscribes, and hands messages on until the subscription breaks. Handing them on never
-// calls Redis and never blocks: a subscriber that does not read holds up the server.
-func (in *inbox) listen(sub *redis.PubSub) error {
+// listen subscribes, and hands messages on until the subscription breaks or its life ends. Handing them on
+// never calls Redis and never blocks: a subscriber that does not read holds up the server.
+func (in *inbox) listen(life context.Context, sub *redis.PubSub) error {
 	// Whoever halts the inbox closes the subscription that is stored in it; a subscription that is
 	// made too late for that is refused its connection. The timeout is there because a frozen
 	// server accepts connections and answers nothing.
-	ctx, cancel := context.WithTimeout(in.quit, confirmWait)
+	ctx, cancel := context.WithTimeout(life, confirmWait)
 	defer cancel()
 	if err := sub.Subscribe(ctx, in.channel); err != nil {
 		return err
 	}
-	for in.quit.Err() == nil {
-		// The confirmation has to come soon; messages may come at any time.
-		patience := confirmWait
-		if in.confirmed() {
-			patience = 0
-		}
-		got, err := sub.ReceiveTimeout(in.quit, patience)
+	for life.Err() == nil {
+		got, err := in.next(life, sub)
 		if err != nil {
-			if patience > 0 && redisserver.IsServerReply(err) {
-				return notSubscribed{err}
-			}
 			return err
 		}
 		switch got := got.(type) {
 		case *redis.Subscription:
+			if in.denied() {
+				in.client.log.subscribed()
+			}
 			in.enter(lockstate.Joined)
 		case *redis.Message:
 			in.receive(got.Payload)
 		}
-		in.mu.Lock()
-		broken := in.broken
-		in.mu.Unlock()
-		if broken {
-			return errors.New("leased: no echo from the server")
-		}
 	}
-	return nil
+	return errors.New("leased: no echo from the server")
+}
+
+// next returns what comes from the server next. The confirmation has to come soon; messages may come at any
+// time. If the connection breaks, go-redis dials again before it returns the error, for as long as the context
+// lets it. Once the subscription is confirmed that is its life: until then a missing echo has to end that.
+func (in *inbox) next(life context.Context, sub *redis.PubSub) (any, error) {
+	if in.confirmed() {
+		return sub.ReceiveTimeout(life, 0)
+	}
+	ctx, cancel := context.WithTimeout(life, confirmWait)
+	defer cancel()
+	got, err := sub.ReceiveTimeout(ctx, confirmWait)
+	if redisserver.IsServerReply(err) {
+		err = notSubscribed{err}
+	}
+	return got, err
 }
 
 // receive hands a message to the lock that it is about. A request of ours that no lock knows is
@@ -452,15 +460,16 @@ func (in *inbox) mastersAre(addrs []string) {
 }
 
 // leave makes run rebuild the subscription, and returns false if that was about to happen anyway.
-// It closes the subscription in a goroutine, because closing can wait for its dialing, and neither
+// It closes the subscription in a goroutine, because closing waits for its dialing to end, and neither
 // the watchdog nor a command's caller may wait for that.
 func (in *inbox) leave() bool {
 	in.mu.Lock()
-	sub := in.sub
+	sub, cut := in.sub, in.cut
 	again := in.broken || sub == nil
 	in.broken = true
 	in.mu.Unlock()
 	if !again {
+		cut()
 		in.client.group.start(func() { sub.Close() }) // ends Receive
 	}
 	return !again

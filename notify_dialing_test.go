@@ -40,7 +40,7 @@ func TestTheWatchdogDoesNotWaitForTheDialingOfASubscription(t *testing.T) {
 
 	now := time.Now()
 	in.mu.Lock()
-	in.sub = sub
+	in.sub, in.cut = sub, func() {} // a dialer that does not heed its context
 	in.hearing.Enter(lockstate.Joined, now)
 	in.hearing.RequireProbe()
 	in.hearing.StartProbe(now, 0)

@@ -35,7 +35,7 @@ func TestEachSubscriptionIsMadeAtAnotherMasterThanTheOneBefore(t *testing.T) {
 	same, seen := 0, map[string]bool{}
 	for range 100 {
 		before := c.inbox[0].node
-		_ = c.inbox[0].newSubscription().Close()
+		_ = c.inbox[0].newSubscription(t.Context()).Close()
 		seen[c.inbox[0].node] = true
 		if c.inbox[0].node == before {
 			same++
@@ -66,6 +66,7 @@ func TestTheInboxLeavesANodeThatIsNoMasterAnyMore(t *testing.T) {
 		"nobody knows":    {"a:1", nil, false},
 	} {
 		c.inbox[0].sub, c.inbox[0].broken, c.inbox[0].node = rdb.Subscribe(t.Context()), false, test.node
+		c.inbox[0].cut = func() {}
 		c.inbox[0].mastersAre(test.masters)
 		if c.inbox[0].broken != test.want {
 			t.Errorf("%s: left %v", what, c.inbox[0].broken)
@@ -84,7 +85,7 @@ func TestTheInboxSurvivesAPanicWhileItLooksForAMaster(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if sub := c.inbox[0].newSubscription(); sub == nil {
+	if sub := c.inbox[0].newSubscription(t.Context()); sub == nil {
 		t.Error("no subscription")
 	} else {
 		_ = sub.Close()

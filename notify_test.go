@@ -258,6 +258,29 @@ func TestAnInboxThatCannotReconnectHoldsUpNoDeadline(t *testing.T) {
 	})
 }
 
+// If a connection breaks, go-redis dials again before it reports that. Until then the subscription seems
+// sound, and a dialer of the user's may wait for minutes for an address at which nobody answers.
+func TestVirtualAnInboxWhoseRedialHangsIsMadeAnew(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		theirs := lock(t, newClient(t, s).Mutex("x"))
+		var g gate
+		c := clientOn(t, s, s.connect(t, g.change))
+		waiter := locking(t, c.Mutex("x"))
+		time.Sleep(time.Minute)
+		g.shut.Store(true)
+		g.cutInbox()
+		synctest.Wait()
+		g.shut.Store(false)          // the dial that has begun gets no answer
+		time.Sleep(10 * time.Second) // a re-check, which has the inbox prove itself
+		began := time.Now()
+		unlock(t, theirs)
+		unlock(t, <-waiter)
+		if took := time.Since(began); took > 100*time.Millisecond {
+			t.Errorf("entered %v after the release", took)
+		}
+	})
+}
+
 func TestVirtualAnInboxThatRejoinsHasItsWaitersLookAgainAtOnce(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		l := lock(t, newClient(t, s).Mutex("x"))

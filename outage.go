@@ -175,6 +175,11 @@ func (o *outage) endIfQuiet(fails int) {
 // 2 s, and it fails after CommandTimeout.
 const answersLong = 5 * time.Second
 
+// refusalLasts is for how long a refusal counts that no other has followed, while commands of the other kind
+// are answered. Whoever waits out a refusal is refused again within less. Without that nobody may ask for a
+// lock for days, and what fails then is another downtime.
+const refusalLasts = time.Minute
+
 // downtime measures for the log how long Redis has not answered. That is not the time for which the locks
 // wait out an outage: it lasts for as long as any lock or renewal fails. One node of a Cluster can hang
 // while the others answer, and where locks are only held, nothing but renewals fails.
@@ -191,6 +196,7 @@ type downtime struct {
 	// refused is whether Redis refused the last command of each kind: a server whose memory is full
 	// refuses those that take a lock, and renews and releases what is held.
 	refused [2]bool
+	kept    bool // a command of the other kind got a reply since one was refused
 }
 
 // workKind is the kind of a command to downtime.
@@ -198,11 +204,11 @@ type workKind int
 
 const (
 	workTakes workKind = iota // takes a lock
-	workKeeps                 // keeps or ends what is held: a renewal, release or cancel
+	workKeeps                 // keeps or ends what is held: a renewal, an owner's question, a release or cancel
 )
 
-func kindOfCommand(verb protocol.Verb) workKind {
-	if verb == protocol.Release {
+func kindOfCommand(cmd *protocol.Command) workKind {
+	if cmd.Verb == protocol.Release || cmd.Held {
 		return workKeeps
 	}
 	return workTakes
@@ -215,10 +221,11 @@ func (d *downtime) commandFailed(fail *protocol.Failure, sent time.Time, kind wo
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if !d.lasts.Swap(true) {
-		d.began = sent
+	now := time.Now()
+	if !d.lasts.Swap(true) || d.kept && now.Sub(d.failed) > refusalLasts {
+		d.began, d.refused = sent, [2]bool{}
 	}
-	d.failed, d.heard = time.Now(), time.Time{}
+	d.failed, d.heard, d.kept = now, time.Time{}, false
 	d.refused[kind] = fail.Kind == protocol.RefusedNow
 }
 
@@ -231,7 +238,11 @@ func (d *downtime) commandAnswered(kind workKind) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.refused[kind] = false
-	if d.lasts.Load() && d.heard.IsZero() && !d.refused[workTakes] && !d.refused[workKeeps] {
+	if d.refused[workTakes] || d.refused[workKeeps] {
+		d.kept = true
+		return
+	}
+	if d.lasts.Load() && d.heard.IsZero() {
 		d.heard = time.Now()
 		d.client.watchdog.set(d, d.heard.Add(answersLong))
 	}

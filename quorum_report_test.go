@@ -370,6 +370,52 @@ func TestAQuorumTellsHowManyServersStandBehindALease(t *testing.T) {
 	})
 }
 
+// A server that comes and goes has few lines, and the last one says how things are.
+func TestTheLastLineAboutAServerSaysWhetherItAnswers(t *testing.T) {
+	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		var out logs
+		c := open(out.option())
+		unlock(t, lock(t, c.Mutex("x")))
+		time.Sleep(time.Minute)
+		lines := func() (all []string) {
+			synctest.Wait()
+			for _, line := range out.messages() {
+				if strings.Contains(line, "a server of the quorum") {
+					all = append(all, line)
+				}
+			}
+			return all
+		}
+		for i := range 20 {
+			servers[0].die()
+			unlock(t, lock(t, c.Mutex("x")))
+			time.Sleep(time.Second)
+			if i < 19 {
+				servers[0].comeBack()
+				time.Sleep(time.Second)
+			}
+		}
+		if all := lines(); len(all) > 3 {
+			t.Errorf("in 40 s: %q", all)
+		}
+		time.Sleep(2 * time.Minute)
+		all := lines()
+		if last := all[len(all)-1]; !strings.Contains(last, "does not answer") || len(all) > 4 {
+			t.Errorf("while it is away: %q", all)
+		}
+		time.Sleep(time.Hour)
+		if n := len(lines()); n != len(all) {
+			t.Errorf("an hour later: %q", lines())
+		}
+		servers[0].comeBack()
+		time.Sleep(5 * time.Second)
+		all = lines()
+		if last := all[len(all)-1]; !strings.Contains(last, "answers again") {
+			t.Errorf("when it is back: %q", all)
+		}
+	})
+}
+
 // The first of them waits still when the second one comes.
 func TestTwoUnlocksOfOneLeaseMeasureTheServersThatStoodBehindIt(t *testing.T) {
 	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {

@@ -84,7 +84,9 @@ func (rw *RWMutex) UnlockContext(ctx context.Context) error {
 	return rw.use().unlockContext(ctx, protocol.Exclusive)
 }
 
-// RUnlockContext undoes one RLock; see RUnlock and [Mutex.UnlockContext].
+// RUnlockContext undoes one RLock; see RUnlock and [Mutex.UnlockContext]. If several callers of RLock
+// are inside, its result may be about the lease of another of them than the one that calls. A reader
+// that has to know whether it kept its lease uses RLockContext, and unlocks the [Lease].
 func (rw *RWMutex) RUnlockContext(ctx context.Context) error {
 	return rw.use().unlockContext(ctx, protocol.Shared)
 }

@@ -350,7 +350,7 @@ func (t *tracing) startHoldSpan(ctx context.Context, e *entry, c *call, since ti
 	e.mu.Lock()
 	log := c.trace()
 	log.span, c.extend().under = span, span
-	if span.SpanContext().IsSampled() {
+	if trace.TraceFlags(ref.Flags).IsSampled() {
 		log.Hold = ref
 	}
 	over := !log.ended.IsZero()
@@ -677,6 +677,12 @@ func (t *callTrace) context(ctx context.Context) context.Context {
 		return ctx
 	}
 	return trace.ContextWithSpan(ctx, t.span)
+}
+
+// underHoldSpan returns ctx as context does for w, which was admitted.
+func (e *entry) underHoldSpan(ctx context.Context, w *call) (work context.Context) {
+	e.leaveOnPanic(w, func() { work = w.trace().context(ctx) }) // a method of ctx may panic
+	return work
 }
 
 // claimHoldSpan reports whether the calling goroutine is to begin the span of the hold: exactly one

@@ -543,6 +543,36 @@ func (b brittle) Value(key any) any {
 	return b.Context.Value(key)
 }
 
+// Once a traced call was admitted, its context is asked once more for the span that it carries.
+func TestAContextWhoseValuePanicsAfterATracedWaitLeavesTheLockFree(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		provider := sdk.NewTracerProvider()
+		c := newClient(t, s, leased.WithTracerProvider(provider))
+		b := brittle{context.Background(), new(atomic.Bool)}
+		owner := lock(t, newClient(t, s).Mutex("x"))
+		mu := c.Mutex("x")
+		var p any
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			p = panics(func() { _, _ = mu.LockContext(b) })
+		}()
+		synctest.Wait()
+		b.panics.Store(true) // a request's context that is used again, although its goroutine still waits
+		unlock(t, owner)
+		<-done
+		if p != "a context's bug" {
+			t.Fatalf("panicked with %v", p)
+		}
+		synctest.Wait()
+		s.settle()
+		if !s.clean(t, "x") {
+			t.Error("the lock is held, and nobody will ever unlock it")
+		}
+		unlock(t, lock(t, mu))
+	})
+}
+
 func TestAContextWhoseValuePanicsLeavesTheLockFree(t *testing.T) {
 	for what, opts := range map[string][]leased.Option{"Do": nil, "a wait with labels": {leased.WithProfileLabels()}} {
 		t.Run(what, func(t *testing.T) {

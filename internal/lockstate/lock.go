@@ -102,7 +102,7 @@ func (l *Lock) Enter(c *Caller, now time.Time, fx *Effects) {
 	if c.Phase == Waiting && ahead+others > 0 {
 		c.Events.add(Event{At: now, What: EventQueued, Place: ahead})
 	}
-	if c.Try && c.Phase == Waiting && l.inside.first != nil && !l.pending.held {
+	if c.Try && c.Phase == Waiting && l.members != nil && !l.pending.held {
 		l.reject(c, ErrLocked, fx) // readers are inside, but no more are admitted
 	}
 	if c.Phase == Waiting && l.waiting.n == 1 {

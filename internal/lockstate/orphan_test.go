@@ -57,3 +57,15 @@ func TestAWriterBehindALostReaderDoesNotSpinTheWatchdog(t *testing.T) {
 	h.pass(time.Minute) // fails if a tick changes nothing and the next is due at once
 	h.sendsNothing()
 }
+
+func TestATryBesideALostReaderAsksForTheLock(t *testing.T) {
+	stray, tries := reader(), reader()
+	tries.Try = true
+	h := holding(t, stray)
+	h.hears(protocol.MessageRevoked, h.l.grant.req.ID, h.l.grant.token)
+	h.lost(stray)
+	h.enter(tries)
+	h.sends(protocol.Acquire)
+	h.answer(h.grant())
+	h.in(tries)
+}

@@ -84,17 +84,26 @@ func TestAnOwnerThatIsAnsweredThatItWaitsButNotSinceWhenAsks(t *testing.T) {
 
 // The question then makes no grant of what waits in the queue, and nobody waits for that.
 func TestWhatAnOwnerLeftInTheQueueButNotSinceWhenIsCanceled(t *testing.T) {
-	c := writer()
-	h, id := overtaken(t, c)
-	a := h.queue()
-	a.Token = 0
-	h.answer(a)
-	h.sends(protocol.Acquire)
-	h.answer(protocol.Answer{Outcome: protocol.NotOurs})
-	h.ring()
-	h.renewed(h.renewals[0], protocol.NotOurs)
-	h.lost(c)
-	h.cancels(id)
+	for what, loses := range map[string]func(h *hand, id string){
+		"a renewal says so": func(h *hand, _ string) {
+			h.ring()
+			h.renewed(h.renewals[0], protocol.NotOurs)
+		},
+		"it is evicted": func(h *hand, id string) { h.hears(protocol.MessageRevoked, id, h.l.grant.token) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			c := writer()
+			h, id := overtaken(t, c)
+			a := h.queue()
+			a.Token = 0
+			h.answer(a)
+			h.sends(protocol.Acquire)
+			h.answer(protocol.Answer{Outcome: protocol.NotOurs})
+			loses(h, id)
+			h.lost(c)
+			h.cancels(id)
+		})
+	}
 }
 
 func TestAGrantThatIsExtendedGoesOn(t *testing.T) {

@@ -733,6 +733,28 @@ func TestAnAnswerToADowngradeThatComesLateIsNoGrant(t *testing.T) {
 	}
 }
 
+// While a first try may still be carried out, a second one knows nothing of the lease.
+func TestADowngradeThatIsRepeatedWhileTheFirstIsUnderWayLosesNothing(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.own(true, true, true)
+	first, sends := s.downgrade()
+	s.expire(first)
+	second, more := s.downgrade()
+	if !second.Decided() || second.Err == nil || len(more) > 0 {
+		t.Fatalf("before any answer: decided %v, %+v %v, %d more commands", second.Decided(), second.Answer, second.Err, len(more))
+	}
+	for _, send := range sends {
+		s.answer(send, granted(7))
+	}
+	third, sends := s.downgrade()
+	for _, send := range sends {
+		s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Granted, Token: 7, Clock: 7, Kept: true}})
+	}
+	if !third.Decided() || third.Answer.Outcome != protocol.Granted {
+		t.Errorf("after the answers: decided %v, %+v %v", third.Decided(), third.Answer, third.Err)
+	}
+}
+
 // A late answer to a renewal that was decided without it causes no acquire. The next renewal finds the
 // restart and asks the servers.
 func TestARestartThatALateAnswerShowsKeepsTheLease(t *testing.T) {

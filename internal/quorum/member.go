@@ -49,6 +49,7 @@ type member struct {
 const (
 	firstPing   = 50 * time.Millisecond
 	longestPing = time.Second
+	reportEvery = time.Minute // while the server is away
 	pingTime    = 500 * time.Millisecond
 	// mostPatience is the longest that a decision waits for a server that does not answer.
 	mostPatience  = 500 * time.Millisecond
@@ -94,14 +95,21 @@ func (m *member) leaveLocked(why error) {
 // probe reports that the server is away, and sends it PINGs until it answers.
 func (m *member) probe() {
 	m.mu.Lock()
-	why, left := m.why, m.left
+	left := m.left
 	m.mu.Unlock()
 	if m.owner.base.Err() != nil {
 		return
 	}
+	m.reportAway()
+	m.pingUntilAnswered(firstPing, left)
+}
+
+func (m *member) reportAway() {
+	m.mu.Lock()
+	why := m.why
+	m.mu.Unlock()
 	answering, _ := m.owner.Answering()
 	m.owner.reports.Left(m.place, answering, why)
-	m.pingUntilAnswered(firstPing, left)
 }
 
 // pingUntilAnswered is the rest of probe; pause precedes the first PING. If a hook of the Redis client
@@ -113,7 +121,7 @@ func (m *member) pingUntilAnswered(pause time.Duration, left time.Time) {
 			m.owner.start(func() { m.pingUntilAnswered(min(2*pause, longestPing), left) })
 		}
 	}()
-	stirred := m.stirred
+	stirred, reported := m.stirred, time.Now()
 	for ; ; pause = min(2*pause, longestPing) {
 		timer := time.NewTimer(pause)
 		select {
@@ -129,14 +137,18 @@ func (m *member) pingUntilAnswered(pause time.Duration, left time.Time) {
 		}
 		if m.ping() == nil {
 			over = true
+			answering, _ := m.owner.Answering()
+			m.owner.reports.Returned(m.place, answering+1, time.Since(left)) // before it can leave again
 			m.mu.Lock()
 			m.away, m.heard, m.trouble = false, time.Now(), nil
 			m.mu.Unlock()
 			m.sweep()
 			m.owner.rejoin(m.place)
-			answering, _ := m.owner.Answering()
-			m.owner.reports.Returned(m.place, answering, time.Since(left))
 			return
+		}
+		if time.Since(reported) >= reportEvery {
+			m.reportAway()
+			reported = time.Now()
 		}
 	}
 }

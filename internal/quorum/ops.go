@@ -293,6 +293,10 @@ func (l *Lock) move(op *Op, i int, now time.Time, fx *Effects) {
 		op.away(i, l.whyAway(i))
 		return
 	}
+	if op.verb == protocol.Downgrade && p.state == ending && !p.ended { // the answer to the first try, or to a cancel, will tell
+		op.away(i, errBusy)
+		return
+	}
 	again := op.verb == protocol.Downgrade && p.state == asked && p.id != "" && !p.ended && !p.asking // the first try had no answer
 	unasked := op.verb == protocol.Yield && p.unasked()
 	if p.lostAndAsked() || p.state != owned && !again && !unasked {

@@ -16,7 +16,8 @@ import (
 // Reports are called when a server's state changes, on a goroutine of the client and without any
 // mutex held. Servers are numbered from 0.
 type Reports struct {
-	// Left reports that a server stopped answering, and how many of the others answer.
+	// Left reports that a server does not answer, and how many of the others do: when it stops, and again
+	// every minute.
 	Left func(server, answering int, why error)
 	// Returned reports that a server answers again, and how long it was away.
 	Returned func(server, answering int, after time.Duration)

@@ -156,7 +156,7 @@ func Classify(err error) *protocol.Failure {
 		return &protocol.Failure{Err: err, Kind: protocol.OtherType}
 	case OnlyOperatorHelps(err):
 		return &protocol.Failure{Err: err, Kind: protocol.NeedsOperator}
-	case IsServerReply(err):
+	case refused(err):
 		return &protocol.Failure{Err: err, Kind: protocol.RefusedNow, Moved: elsewhere(err)}
 	case notSent(err) && !errors.As(err, new(errPoolExhausted)): // this one is a guess
 		return &protocol.Failure{Err: err, Kind: protocol.NeverSent}
@@ -197,12 +197,24 @@ func wrongType(err error) bool {
 	return err != nil && strings.Contains(err.Error(), "wrong kind of value")
 }
 
-// IsServerReply reports whether err is a reply of Redis, in which case the command had no effect.
-// Without a reply, the command may have run or may still run. No script replies nil: it is a Sentinel
-// that does, and go-redis joins its reply to the errors of the Sentinels that it did not reach.
+// IsServerReply reports whether err is a reply of Redis, or of a proxy in front of it. No script replies
+// nil: it is a Sentinel that does, and go-redis joins its reply to the errors of the Sentinels that it did
+// not reach.
 func IsServerReply(err error) bool {
 	var answer redis.Error
 	return errors.As(err, &answer) && !errors.Is(err, redis.Nil)
+}
+
+// refused reports whether err is a reply that the command had no effect. Without a reply, it may have run
+// or may still run. So it may if a proxy has lost the server after it had passed the command on. Envoy
+// then replies "upstream failure", whereas a reply of Redis begins with a word in capitals.
+func refused(err error) bool {
+	var answer redis.Error
+	if !IsServerReply(err) || !errors.As(err, &answer) {
+		return false
+	}
+	code, _, _ := strings.Cut(answer.Error(), " ")
+	return code == strings.ToUpper(code)
 }
 
 // notSent reports whether the command was certainly not sent, for lack of a connection.

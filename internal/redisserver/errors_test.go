@@ -43,8 +43,9 @@ func TestAnErrorSaysWhetherWaitingMendsIt(t *testing.T) {
 		"ERR ACL failure in script: User u has no permissions to run the 'set' command script: 6b, on @user_script:1.": protocol.NeedsOperator,
 		"ERR ACL failure in script: User u has no permissions to access the 'x' key script: 6b, on @user_script:1.":    protocol.NeedsOperator,
 		"NOPERM ACL failure in script: No permissions to access a key":                                                 protocol.NeedsOperator,
-		"WRONGTYPE Operation against a key holding the wrong kind of value":                                            protocol.OtherType,
-		"ERR WRONGTYPE Operation against a key holding the wrong kind of value script: 6b, on @user_script:20.":        protocol.OtherType,
+		"upstream failure": protocol.NoAnswer, // of a proxy, Envoy, which may have passed the command on
+		"WRONGTYPE Operation against a key holding the wrong kind of value":                                     protocol.OtherType,
+		"ERR WRONGTYPE Operation against a key holding the wrong kind of value script: 6b, on @user_script:20.": protocol.OtherType,
 	} {
 		if got := Classify(fmt.Errorf("wrapped: %w", answerError(text))); got.Kind != want {
 			t.Errorf("%q is of kind %d, want %d", text, got.Kind, want)

@@ -109,6 +109,26 @@ func TestAForeignOwnerWithoutExpiryIsToldSoAndGivenNone(t *testing.T) {
 	})
 }
 
+// Another program's value in place of the lock is proof that the id owns nothing.
+func TestAnOwnerWhoseKeyIsOfAnotherTypeOwnsNothing(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		for _, m := range []protocol.Mode{protocol.Exclusive, protocol.Shared} {
+			id, next := s.id("A", m, long), s.id("A", m, long)
+			s.gets(s.acquire(id))
+			s.raw("DEL", s.keys.Lock)
+			s.raw("HSET", s.keys.Lock, "owner", "1")
+			for _, c := range []protocol.Command{
+				{Verb: protocol.Yield, ID: id, Next: next}, {Verb: protocol.Downgrade, ID: id, Next: next}, {Verb: protocol.Release, ID: id},
+			} {
+				if a := s.must(s.do(c)); a.Outcome != protocol.NotOurs {
+					t.Errorf("mode %v, verb %v: %+v", m, c.Verb, a)
+				}
+			}
+			s.clear()
+		}
+	})
+}
+
 func TestAnExpiryBeyondAllTimeIsReadAs100Years(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		const ms = int64(1) << 53 // does not fit in a time.Duration

@@ -111,6 +111,61 @@ func TestTheQueueLivesAsLongAsItsLongestWaiter(t *testing.T) {
 	})
 }
 
+// Somebody may delete one of the queue's two keys. The shortcuts look at the expiry of waiters only.
+func TestTheQueuesKeysLastTogetherAfterOneWasDeleted(t *testing.T) {
+	for _, quorum := range []bool{false, true} {
+		for _, at := range []int{0, 100} {
+			onScripts(t, func(t *testing.T, s *scene) {
+				if quorum {
+					s.srv = NewMember(s.srv.Rdb, "", time.Minute)
+				}
+				ticket := uint64(0)
+				ask := func(id string) protocol.Command {
+					c := s.acquireOf(id)
+					ticket += 10
+					c.Ticket, c.First = ticket, true
+					s.is(s.must(s.do(c)), protocol.Enqueued)
+					c.First = false
+					return c
+				}
+				lasts := func(what string) {
+					t.Helper()
+					st := s.look()
+					if queue, waiters := st.left(st.ends[1]), st.left(st.ends[3]); waiters <= 0 || queue+fuzz < waiters {
+						t.Errorf("quorum %v, %d wait, %s: the queue lasts %d ms, the waiting leases %d ms", quorum, at+1, what, queue, waiters)
+					}
+				}
+				owner := s.acquireOf(s.writer("A"))
+				owner.Ticket = 1
+				s.gets(s.must(s.do(owner)))
+				var last protocol.Command
+				for range at + 1 {
+					last = ask(s.writer("B"))
+				}
+				s.raw("DEL", s.keys.Waiters())
+				s.is(s.must(s.do(last)), protocol.Enqueued)
+				lasts("without waiters")
+				s.raw("PEXPIRE", s.keys.Waiters(), 600_000)
+				s.raw("DEL", s.keys.Queue())
+				ask(s.writer("B"))
+				lasts("without queue")
+				s.raw("DEL", s.keys.Queue())
+				s.is(s.must(s.do(last)), protocol.Enqueued)
+				lasts("without queue, at a re-check")
+				s.raw("DEL", s.keys.Queue())
+				s.raw("ZADD", s.keys.Waiters(), 1, "dead")
+				s.raw("ZREMRANGEBYSCORE", s.keys.Waiters(), 2, "+inf")
+				ask(s.writer("B"))
+				lasts("beside a dead waiter's lease")
+				s.clear()
+				if quorum {
+					s.raw("DEL", s.srv.mark)
+				}
+			})
+		}
+	}
+}
+
 // Rule 13, for waiting leases: the clock went back, so a dead head would stay.
 func TestAWaitingLeaseIsClampedByItsOwnTTL(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {

@@ -10,6 +10,53 @@ import (
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
+// calls checks how many calls a script makes.
+func (s *scene) calls(what string, atMost int64, run func()) {
+	s.t.Helper()
+	before, err := redistest.Calls(s.t.Context(), s.rdb)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	run()
+	after, err := redistest.Calls(s.t.Context(), s.rdb)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	sent := after.Sub(before)
+	if n := sent.Total() - sent["evalsha"]; sent["evalsha"] != 1 || n > atMost {
+		s.t.Errorf("%s: %d calls, want %d: %v", what, n, atMost, sent)
+	}
+}
+
+func TestWhatALeaseAsksOfItsServer(t *testing.T) {
+	onOwnServer(t, func(t *testing.T, s *scene) {
+		first := func(id string) protocol.Answer {
+			c := s.acquireOf(id)
+			c.First = true
+			return s.must(s.do(c))
+		}
+		s.listen("A")
+		s.listen("B")
+		var all []string
+		for range 5 {
+			all = append(all, counted(s.writer("A")), counted(s.writer("B")))
+		}
+		for _, id := range all[:2] { // the server learns the scripts
+			s.gets(first(id))
+			s.waits(first(s.writer("B")), 0)
+			s.release(id, 0)
+			s.clear()
+		}
+		s.calls("takes a free lock of a new name", 4, func() { s.gets(first(all[2])) })
+		s.calls("gives back", 3, func() { s.release(all[2], 0) })
+		s.calls("takes a free lock", 5, func() { s.gets(first(all[3])) })
+		s.calls("is the first to queue", 9, func() { s.waits(first(all[4]), 0) })
+		s.calls("joins the queue", 11, func() { s.waits(first(all[5]), 1) })
+		s.calls("hands over", 10, func() { s.release(all[3], 0) })
+		s.clear()
+	})
+}
+
 // On a quorum each command runs on every server, so the calls within the scripts are most of a lease's
 // cost. Each lease of a contended lock takes the calls of "joins the queue" and "hands over", and each
 // lease of a free lock those of "takes a free lock" and "gives back".
@@ -19,22 +66,7 @@ func TestWhatALeaseOfAQuorumAsksOfEachServer(t *testing.T) {
 		s.raw("SET", s.srv.mark, "1")
 		s.listen("A")
 		s.listen("B")
-		calls := func(what string, atMost int64, run func()) {
-			t.Helper()
-			before, err := redistest.Calls(t.Context(), s.rdb)
-			if err != nil {
-				t.Fatal(err)
-			}
-			run()
-			after, err := redistest.Calls(t.Context(), s.rdb)
-			if err != nil {
-				t.Fatal(err)
-			}
-			sent := after.Sub(before)
-			if n := sent.Total() - sent["evalsha"]; sent["evalsha"] != 1 || n > atMost {
-				t.Errorf("%s: %d calls, want %d: %v", what, n, atMost, sent)
-			}
-		}
+		calls := s.calls
 		ticket := uint64(1_000)
 		ask := func(id string) protocol.Answer {
 			c := s.acquireOf(id)
@@ -53,6 +85,9 @@ func TestWhatALeaseOfAQuorumAsksOfEachServer(t *testing.T) {
 		}
 		calls("takes a free lock", 5, func() { s.gets(ask(all[2])) })
 		calls("gives back", 3, func() { s.release(all[2], 0) })
+		s.raw("DEL", s.keys.Meta())
+		calls("takes a free lock of a new name", 5, func() { s.gets(ask(all[2])) })
+		s.release(all[2], 0)
 		token := s.gets(ask(all[3]))
 		calls("gives back, with another server's token", 5, func() { s.release(all[3], token+1) })
 		// The lease's token is that of the first servers to answer; the others draw a greater one.

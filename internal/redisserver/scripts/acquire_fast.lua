@@ -20,9 +20,10 @@
 -- mode: the byte after 'leased1:'
 if string.byte(ARGV[1], 9) == 119 and not ARGV[4] then
   local call, KEYS, id, ttl = redis.call, KEYS, ARGV[1], ARGV[2]
-  local present = call('EXISTS', KEYS[1], KEYS[2], KEYS[3])
-  if present == 0 then
-    local meta, t = call('GET', KEYS[5]), call('TIME')
+  local present = call('EXISTS', KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5])
+  local meta = present == 1 and call('GET', KEYS[5])
+  if meta or present == 0 then
+    local t = call('TIME')
     local s = t[1] .. t[2]
     if #s ~= 16 then s = t[1] .. string.rep('0', 6 - #(t[2] .. '')) .. t[2] end
     -- Of this format, meta has the last token from its ninth byte on. Equally long digits compare
@@ -45,27 +46,27 @@ if string.byte(ARGV[1], 9) == 119 and not ARGV[4] then
       local s = t[1] .. t[2]
       if #s ~= 16 then s = t[1] .. string.rep('0', 6 - #(t[2] .. '')) .. t[2] end
       local ms, now, ends = tonumber(ttl), math.floor(s / 1000), call('PTTL', KEYS[1])
-      local first = present == 2 and call('ZRANGE', KEYS[2], '0', '0')[1]
+      local first = present == 4 and call('ZRANGE', KEYS[2], '0', '0')[1]
       if #last ~= #s or last >= s then -- acquire.lua follows
       elseif first then
         -- Only if the owner and the head of the queue have the caller's TTL, the head has asked
         -- lately, so that the owner knows that others wait, and the queue's keys last long enough.
-        -- Both have the same expiry, which the long way sets.
+        -- Of the two, waiters never lasts longer: see enqueue.
         local form = '^leased1:w:' .. ttl .. ':[cpu]i?:[%w_-]+:%S+$'
         local left = (tonumber(call('ZSCORE', KEYS[4], first) or 0) or 0) - now
         if left <= ms and left > ms - math.min(ms / 2, 5000) and ends >= 0 and ends <= ms
           and string.find(value, form) and string.find(first, form)
-          and call('PTTL', KEYS[2]) >= 2 * ms then
+          and call('PTTL', KEYS[4]) >= 2 * ms then
           local top = call('ZREVRANGE', KEYS[2], '0', '0', 'WITHSCORES')[2]
           if call('ZADD', KEYS[2], 'NX', top + 1, id) == 1 then
             call('ZADD', KEYS[4], now + ms, id)
             return { last, s, call('ZCARD', KEYS[2]) - 1, ends, value }
           end
         end
-      elseif present == 1 then
+      elseif present == 2 then
         -- Nobody else waits, so the owner has to be notified.
         local longest, client = string.match(value, '^leased1:w:([1-9]%d*):[cpu]i?:[%w_-]+:(%S+)$')
-        if longest and #longest <= 9 and ends >= 0 and ends - longest <= 0 and call('EXISTS', KEYS[4]) == 0 then
+        if longest and #longest <= 9 and ends >= 0 and ends - longest <= 0 then
           call('ZADD', KEYS[2], '1', id)
           call('ZADD', KEYS[4], now + ms, id)
           call('PEXPIRE', KEYS[2], 3 * ms)

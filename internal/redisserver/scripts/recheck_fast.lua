@@ -51,10 +51,10 @@ if (how == 49 or how == 51) and string.byte(ARGV[1], 9) == 119 and not ARGV[6] t
       lives = heads and #heads <= 9 and left > 0 and left - heads <= 0
     end
     -- If no lease is longer than its TTL and the last token is not ahead, the clock was not set
-    -- back. The queue's two keys expire together, so it is enough that one lasts. A full server
+    -- back. Of the queue's two keys, waiters never lasts longer: see enqueue. A full server
     -- refuses this ZADD, but admits the first write of acquire.lua, and then the others.
     if lives and longest and #longest <= 9 and ends >= 0 and ends - longest <= 0
-      and #last == #s and last <= s and call('PTTL', KEYS[2]) >= 2 * ttl
+      and #last == #s and last <= s and call('PTTL', KEYS[4]) >= 2 * ttl
       and type(redis.pcall('ZADD', KEYS[4], now + ttl, id)) == 'number' then
       local answer = { last, s, place, ends, owner }
       local inboxes = (asks or place == 0) and string.sub(ARGV[3], string.find(ARGV[3], ' ', 2, true) + 1)

@@ -19,12 +19,13 @@
 -- mode: the byte after 'leased1:'
 if string.byte(ARGV[1], 9) == 119 and not ARGV[5] then
   local call, KEYS, id, ttl, known = redis.call, KEYS, ARGV[1], ARGV[2], ARGV[4]
-  local present = call('EXISTS', KEYS[1], KEYS[2], KEYS[3])
+  local present = call('EXISTS', KEYS[1], KEYS[2], KEYS[3], KEYS[5])
   local mark, meta, owner
   if present == 0 then
-    local all = call('MGET', KEYS[6], KEYS[5]) -- no error for another type
-    mark, meta = all[1], all[2]
-    if not meta and call('EXISTS', KEYS[5]) == 1 then mark = false end
+    mark = call('MGET', KEYS[6])[1] -- no error for another type
+  elseif present == 1 then
+    local all = call('MGET', KEYS[6], KEYS[5])
+    mark, meta = all[2] and all[1], all[2] -- without meta, something else is present
   elseif string.byte(ARGV[3]) == 50 then
     local all = call('MGET', KEYS[6], KEYS[5], KEYS[1])
     mark, meta, owner = all[1], all[2], all[3]
@@ -34,7 +35,7 @@ if string.byte(ARGV[1], 9) == 119 and not ARGV[5] then
   if mark and #s ~= 16 then s = t[1] .. string.rep('0', 6 - #(t[2] .. '')) .. t[2] end
   -- Equally long digits compare like numbers. What the client knows is the mark of this server.
   if not mark or not (mark == known and #mark == #s and mark <= s) and (tonumber(mark) or 1e300) > tonumber(s) then -- the long way follows
-  elseif present == 0 then
+  elseif present < 2 then
     -- Of this format, meta has the last token from its ninth byte on. Equally long digits compare
     -- like numbers.
     local fits = not meta
@@ -52,7 +53,7 @@ if string.byte(ARGV[1], 9) == 119 and not ARGV[5] then
     local last = string.match(meta, '^leased1:(%d+):')
     local left, place, now = call('PTTL', KEYS[1]), call('ZCARD', KEYS[2]), string.sub(s, 1, -4)
     if longest and #longest <= 9 and left >= 0 and left - longest <= 0 and last and #last == #s and last < s
-      and present == (place > 0 and 2 or 1) -- beside a writer there are no readers, so it is of another type
+      and present == (place > 0 and 3 or 2) -- beside a writer there are no readers, so it is of another type
       and call('ZCOUNT', KEYS[4], '(' .. now, '+inf') == place then -- none of the queue is dead
       local ticket, ms = string.match(ARGV[3], '%d+', 2), tonumber(ttl)
       -- Most often the request has the greatest ticket and so is the last.
@@ -61,8 +62,9 @@ if string.byte(ARGV[1], 9) == 119 and not ARGV[5] then
       if not (among and call('ZCOUNT', KEYS[2], ticket, string.format('(%.0f', ticket + 2)) > 0) -- see enqueue
         and call('ZADD', KEYS[4], 'NX', now + ms, id) == 1
         and call('ZADD', KEYS[2], 'NX', ticket, id) == 1 then
-        if call('PTTL', KEYS[2]) < 2 * ms then call('PEXPIRE', KEYS[2], 3 * ms) end
-        if call('PTTL', KEYS[4]) < 2 * ms then call('PEXPIRE', KEYS[4], 3 * ms) end
+        local lasts = call('PTTL', KEYS[4])
+        if call('PTTL', KEYS[2]) < 2 * ms then call('PEXPIRE', KEYS[2], math.max(3 * ms, lasts)) end
+        if lasts < 2 * ms then call('PEXPIRE', KEYS[4], 3 * ms) end
         if among then place = call('ZRANK', KEYS[2], id) end
         if place == 0 then
           local channel = string.sub(ARGV[3], string.find(ARGV[3], ' ', 2, true) + 1) .. client

@@ -380,7 +380,9 @@ local function clamp()
 end
 
 -- enqueue adds id to the tail of the queue unless it waits already, and makes its waiting lease
--- last one TTL from now. It returns the place and whether id is new.
+-- last one TTL from now. The queue's two keys then last for two TTLs at least, and waiters no longer
+-- than queue, so that the shortcuts have to look at waiters only. It returns the place and whether
+-- id is new.
 local function enqueue(id, ttl)
   local place = redis.call('ZRANK', KEYS[2], id)
   local new = not place
@@ -402,8 +404,9 @@ local function enqueue(id, ttl)
   redis.call('ZADD', KEYS[4], int(now + ttl), id)
   if redis.call('PTTL', KEYS[2]) < 2 * ttl or redis.call('PTTL', KEYS[4]) < 2 * ttl then
     redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', int(now)) -- expired entries
-    redis.call('PEXPIRE', KEYS[2], int(math.max(redis.call('PTTL', KEYS[2]), 3 * ttl)))
-    redis.call('PEXPIRE', KEYS[4], int(math.max(redis.call('PTTL', KEYS[4]), 3 * ttl)))
+    local lasts = math.max(redis.call('PTTL', KEYS[4]), 3 * ttl)
+    redis.call('PEXPIRE', KEYS[2], int(math.max(redis.call('PTTL', KEYS[2]), lasts)))
+    redis.call('PEXPIRE', KEYS[4], int(lasts))
   end
   return place, new
 end
