@@ -379,14 +379,14 @@ func (e *entry) noteFailure(cmd *protocol.Command, fail *protocol.Failure) (paus
 		return 0
 	}
 	c.logFailure(e.keys.Name(), fail)
-	c.downtime.commandFailed(fail, cmd.At, kindOfCommand(cmd))
+	c.downtime.commandFailed(fail, cmd.At, kindOfCommand(cmd, nil))
 	return pause
 }
 
 // noteReply notes what the reply to a command says of the client and of Redis.
 func (e *entry) noteReply(cmd *protocol.Command, a *protocol.Answer) {
 	c := e.client
-	c.downtime.commandAnswered(kindOfCommand(cmd))
+	c.downtime.commandAnswered(kindOfCommand(cmd, a))
 	c.outage.answered(e.awake.pauses != nil) // it is awake, with a command in flight
 	e.awake.pauses = nil
 	if a.NoNotify && !e.awake.warned {

@@ -375,15 +375,76 @@ func TestAnOutageLongAfterARefusalIsLoggedAsOneOfItsOwn(t *testing.T) {
 		time.Sleep(30 * time.Second)
 		unlock(t, l)
 		var took float64
-		last := ""
+		var ends []string
 		for _, line := range out.messages() {
-			if _, rest, ok := strings.Cut(line, "Redis answers again after "); ok {
-				last = rest
+			if rest, ok := strings.CutPrefix(line, answersAgain); ok {
+				ends = append(ends, rest)
 			}
 		}
-		if _, err := fmt.Sscanf(last, "%f s", &took); err != nil || took > 60 {
+		if len(ends) != 1 {
+			t.Fatalf("logged %q", out.messages())
+		}
+		if _, err := fmt.Sscanf(ends[0], "%f s", &took); err != nil || took > 60 {
 			t.Errorf("logged %q", out.messages())
 		}
+	})
+}
+
+// Nobody asks for a lock after the restart.
+func TestTheEndOfAnOutageIsLoggedThoughATryWasRefusedInIt(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		if s.members != nil {
+			t.Skip("the servers of a quorum refuse one by one, which has lines of its own")
+		}
+		var out logs
+		c := newClient(t, s, out.option())
+		l := lock(t, c.Mutex("held"))
+		time.Sleep(time.Second)
+		s.Mini.SetError("LOADING Redis is loading the dataset in memory")
+		time.Sleep(12 * time.Second) // at least one renewal
+		if c.Mutex("x").TryLock() {
+			t.Fatal("a server that is loading granted a lock")
+		}
+		s.Mini.SetError("")
+		time.Sleep(5 * time.Minute)
+		lines := outageLines(&out)
+		if len(lines) == 0 || !strings.HasPrefix(lines[len(lines)-1], answersAgain) {
+			t.Errorf("logged %q", out.messages())
+		}
+		unlock(t, l)
+	})
+}
+
+// A server whose memory is full still says that a lock is held.
+func TestAFullServerDoesNotAnswerAgainBecauseALockIsHeld(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		if s.members != nil {
+			t.Skip("the servers of a quorum refuse one by one, which has lines of its own")
+		}
+		var out logs
+		hook := &refusing{}
+		rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+		s.hook(rdb, hook)
+		c := clientOn(t, s, rdb, out.option())
+		l := lock(t, newClient(t, s).Mutex("held"))
+		for range 20 {
+			hook.on.Store(true)
+			if c.Mutex("free").TryLock() {
+				t.Fatal("a server whose memory is full granted a lock")
+			}
+			hook.on.Store(false)
+			if c.Mutex("held").TryLock() {
+				t.Fatal("two owners")
+			}
+			time.Sleep(10 * time.Second)
+		}
+		for _, line := range out.messages() {
+			if strings.HasPrefix(line, answersAgain) {
+				t.Errorf("logged %q", out.messages())
+				break
+			}
+		}
+		unlock(t, l)
 	})
 }
 

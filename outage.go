@@ -176,8 +176,8 @@ func (o *outage) endIfQuiet(fails int) {
 const answersLong = 5 * time.Second
 
 // refusalLasts is for how long a refusal counts that no other has followed, while commands of the other kind
-// are answered. Whoever waits out a refusal is refused again within less. Without that nobody may ask for a
-// lock for days, and what fails then is another downtime.
+// are answered. Whoever waits out a refusal is refused again within less. If nobody waits, nobody may ask for
+// a lock for days, and what fails then is another downtime.
 const refusalLasts = time.Minute
 
 // downtime measures for the log how long Redis has not answered. That is not the time for which the locks
@@ -197,6 +197,7 @@ type downtime struct {
 	// refuses those that take a lock, and renews and releases what is held.
 	refused [2]bool
 	kept    bool // a command of the other kind got a reply since one was refused
+	whole   bool // since began, more failed than commands that take a lock and were refused
 }
 
 // workKind is the kind of a command to downtime.
@@ -207,8 +208,14 @@ const (
 	workKeeps                 // keeps or ends what is held: a renewal, an owner's question, a release or cancel
 )
 
-func kindOfCommand(cmd *protocol.Command) workKind {
-	if cmd.Verb == protocol.Release || cmd.Held {
+// kindOfCommand returns the kind of a command. a is its answer, nil if it failed. An answer shows that
+// the server lets locks be taken only if it has granted or queued a request: a server whose memory is full
+// also says that a lock is held, and extends the place of a request that waits.
+func kindOfCommand(cmd *protocol.Command, a *protocol.Answer) workKind {
+	switch {
+	case cmd.Verb == protocol.Release, cmd.Held:
+		return workKeeps
+	case a != nil && (a.Outcome == protocol.Refused || a.Outcome == protocol.Enqueued && cmd.Check):
 		return workKeeps
 	}
 	return workTakes
@@ -223,14 +230,15 @@ func (d *downtime) commandFailed(fail *protocol.Failure, sent time.Time, kind wo
 	defer d.mu.Unlock()
 	now := time.Now()
 	if !d.lasts.Swap(true) || d.kept && now.Sub(d.failed) > refusalLasts {
-		d.began, d.refused = sent, [2]bool{}
+		d.began, d.refused, d.whole = sent, [2]bool{}, false
 	}
 	d.failed, d.heard, d.kept = now, time.Time{}, false
 	d.refused[kind] = fail.Kind == protocol.RefusedNow
+	d.whole = d.whole || !d.refused[kind] || kind == workKeeps
 }
 
 // commandAnswered notes that a command got a reply. While Redis refuses commands of the other kind, that
-// does not end the downtime.
+// does not end the downtime, unless more than those had failed, and none has been sent for long.
 func (d *downtime) commandAnswered(kind workKind) {
 	if !d.lasts.Load() {
 		return
@@ -238,12 +246,16 @@ func (d *downtime) commandAnswered(kind workKind) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.refused[kind] = false
+	now := time.Now()
 	if d.refused[workTakes] || d.refused[workKeeps] {
 		d.kept = true
-		return
+		if !d.whole || now.Sub(d.failed) <= refusalLasts {
+			return
+		}
+		d.refused = [2]bool{}
 	}
 	if d.lasts.Load() && d.heard.IsZero() {
-		d.heard = time.Now()
+		d.heard = now
 		d.client.watchdog.set(d, d.heard.Add(answersLong))
 	}
 }

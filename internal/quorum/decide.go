@@ -223,7 +223,8 @@ func (l *Lock) granted(op *Op, r *request, now time.Time, fx *Effects) bool {
 	if !l.majority(r, op.at, now) {
 		return false
 	}
-	a := protocol.Answer{Outcome: protocol.Granted, More: r.anyMore(), Kept: r.token != 0}
+	// A message announced the grant first if there is a token, unless a server has granted it anew since.
+	a := protocol.Answer{Outcome: protocol.Granted, More: r.anyMore(), Kept: r.token != 0 && count(op.outcomes, outcomeLost) == 0}
 	if op.held && r == op.req {
 		kept := 0
 		for i, was := range op.before {
@@ -248,7 +249,7 @@ func (l *Lock) granted(op *Op, r *request, now time.Time, fx *Effects) bool {
 	r.noteMajority()
 	switch {
 	case op.verb == protocol.Downgrade: // the lease goes on, with what is known of it
-		r.keptAt = now
+		r.keptAt, r.ofDowngrade, r.upper = now, false, nil
 	case !a.Kept:
 		r.noteKept(nil, now)
 	case r == op.req && op.sure() >= l.cfg.Need:
@@ -515,7 +516,8 @@ func (l *Lock) evaluateMove(op *Op, now time.Time, fx *Effects) {
 }
 
 // evaluateCancel decides a cancel. It succeeds once a majority says whether the request owned there, and
-// says that the request owned the lock if it did so on a majority.
+// says that the request owned the lock if it did so on a majority. Where a downgrade was sent, the cancel of
+// the new request follows, and counts the servers on which the old one owned until now.
 func (l *Lock) evaluateCancel(op *Op, now time.Time, fx *Effects) {
 	r := op.req
 	yes, no := op.tally(op.outcomes, now)
@@ -524,7 +526,7 @@ func (l *Lock) evaluateCancel(op *Op, now time.Time, fx *Effects) {
 	switch {
 	case owned && yes >= l.cfg.Need:
 		op.Canceled = protocol.Canceled{Owned: true, Proved: true}
-	case owned && no > l.cfg.N-l.cfg.Need, !owned && yes+no >= l.cfg.Need:
+	case owned && no > l.cfg.N-l.cfg.Need, (!owned || r.lower != nil) && yes+no >= l.cfg.Need:
 	case pending > 0:
 		return
 	default:

@@ -91,15 +91,16 @@ type request struct {
 	forgetAt    time.Time      // when to forget the request, because its release or cancel failed or its lease is lost; else zero
 	op          *Op            // the undecided command or cancel of the state machine about the request
 	toldToAsk   bool           // the state machine was told to ask again, and no server has granted the request since
-	ofDowngrade bool           // a downgrade's new request; only the downgrade's answer announces it to the state machine
+	ofDowngrade bool           // a downgrade's new request, which only the downgrade's answer announces to the state machine
 	// doubted: an acquire of a lease that the state machine held had no answer. So the state machine
 	// trusts a release only if it proves that no other client has owned the lock since the grant.
-	doubted     bool
-	keptAt      time.Time // when a majority was last known to have kept the lease
-	evicted     bool      // an operator has evicted the lease on some server since keptAt
-	told        bool      // the state machine was told that the lease was evicted, and has not asked for it since
-	downgrading bool      // a downgrade of the request was sent, and its answer decides about the request
-	dropped     bool      // the state machine no longer knows the request
+	doubted bool
+	keptAt  time.Time // when a majority was last known to have kept the lease
+	evicted bool      // an operator has evicted the lease on some server since keptAt
+	told    bool      // the state machine was told that the lease was evicted, and has not asked for it since
+	// A downgrade was sent, and has no answer yet: then lower is its new request and, of that, upper the old.
+	lower, upper *request
+	dropped      bool // the state machine no longer knows the request
 }
 
 // Send is a command for one server. Its outcome is reported by the event Answered.

@@ -154,7 +154,8 @@ func (l *Lock) Do(c *protocol.Command, now time.Time, fx *Effects) *Op {
 		op.next = l.request(c.Next)
 		op.next.op = op
 		if c.Verb == protocol.Downgrade {
-			r.downgrading, op.next.ofDowngrade = true, true
+			r.lower, op.next.upper, op.next.ofDowngrade = op.next, r, true
+			op.next.ticket = r.ticket // on a server that has to be won back, those behind the writer are behind the reader, too
 			r.forgetAt, op.next.forgetAt = time.Time{}, time.Time{}
 		}
 		if op.next.basis.IsZero() {
@@ -297,7 +298,7 @@ func (l *Lock) move(op *Op, i int, now time.Time, fx *Effects) {
 		op.away(i, errBusy)
 		return
 	}
-	again := op.verb == protocol.Downgrade && p.state == asked && p.id != "" && !p.ended && !p.asking // the first try had no answer
+	again := op.verb == protocol.Downgrade && p.state == asked && p.known != 0 && !p.ended && !p.asking // the first try had no answer
 	unasked := op.verb == protocol.Yield && p.unasked()
 	if p.lostAndAsked() || p.state != owned && !again && !unasked {
 		switch {
@@ -323,8 +324,10 @@ func (l *Lock) move(op *Op, i int, now time.Time, fx *Effects) {
 		l.ask(op, op.next, i, fx)
 		return
 	}
+	passes := op.verb == protocol.Downgrade && p.givenBack(r) == outcomeYes && !p.inDoubt() && !r.gained(i)
 	p.state, p.ended = ending, false
 	q = l.identify(op.next, i, fx)
+	q.passes = passes
 	if q.proved.IsZero() {
 		q.proved = op.at
 	}
@@ -350,7 +353,7 @@ func (l *Lock) CancelRequest(g *protocol.CancelRequest, now time.Time, fx *Effec
 	for i := range r.parts {
 		p := &r.parts[i]
 		switch {
-		case p.confirmed:
+		case p.confirmed, r.upperConfirmed(i):
 			op.settle(i, outcomeYes)
 		case p.restarted && p.ended:
 			op.settle(i, outcomeRestarted)
@@ -365,6 +368,12 @@ func (l *Lock) CancelRequest(g *protocol.CancelRequest, now time.Time, fx *Effec
 	op.sending = false
 	l.evaluate(op, now, fx)
 	return op
+}
+
+// upperConfirmed reports whether the server has said that the request that is being downgraded to r was ours
+// until it was canceled there. Then the downgrade was not carried out, and cannot be any more.
+func (r *request) upperConfirmed(server int) bool {
+	return r.upper != nil && r.upper.parts[server].confirmed
 }
 
 // Renew is the event that the state machine renews a grant. An acquire is sent to the servers that
@@ -393,7 +402,7 @@ func (l *Lock) Renew(b *protocol.Renewal, now time.Time, fx *Effects) *Op {
 			l.send(s, fx)
 		case p.asking:
 			p.waiting = append(p.waiting, op)
-		case r.downgrading: // the new request may own there
+		case r.lower != nil: // the new request may own there
 			op.settle(i, outcomeSkipped)
 		default:
 			l.ask(op, r, i, fx)

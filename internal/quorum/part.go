@@ -58,6 +58,7 @@ type part struct {
 	confirmed   bool // the part was ours until it ended
 	downgraded  bool // the part was ours until a downgrade passed it to the next request
 	byDowngrade bool // a downgrade passed to this part what was ours until then
+	passes      bool // a downgrade was sent that passes to this part only what has been ours until then
 	restarted   bool // the server had lost its data when the part ended, and its grants did not count meanwhile
 }
 

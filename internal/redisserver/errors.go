@@ -206,15 +206,15 @@ func IsServerReply(err error) bool {
 }
 
 // refused reports whether err is a reply that the command had no effect. Without a reply, it may have run
-// or may still run. So it may if a proxy has lost the server after it had passed the command on. Envoy
-// then replies "upstream failure", whereas a reply of Redis begins with a word in capitals.
+// or may still run. So it may if a proxy lost the server after it had passed the command on, which is
+// what these replies of Envoy say.
 func refused(err error) bool {
 	var answer redis.Error
 	if !IsServerReply(err) || !errors.As(err, &answer) {
 		return false
 	}
-	code, _, _ := strings.Cut(answer.Error(), " ")
-	return code == strings.ToUpper(code)
+	text := answer.Error()
+	return !strings.HasPrefix(text, "upstream failure") && !strings.HasPrefix(text, "upstream protocol error")
 }
 
 // notSent reports whether the command was certainly not sent, for lack of a connection.

@@ -43,7 +43,10 @@ func TestAnErrorSaysWhetherWaitingMendsIt(t *testing.T) {
 		"ERR ACL failure in script: User u has no permissions to run the 'set' command script: 6b, on @user_script:1.": protocol.NeedsOperator,
 		"ERR ACL failure in script: User u has no permissions to access the 'x' key script: 6b, on @user_script:1.":    protocol.NeedsOperator,
 		"NOPERM ACL failure in script: No permissions to access a key":                                                 protocol.NeedsOperator,
-		"upstream failure": protocol.NoAnswer, // of a proxy, Envoy, which may have passed the command on
+		"upstream failure":        protocol.NoAnswer, // of a proxy, Envoy, which may have passed the command on
+		"upstream protocol error": protocol.NoAnswer,
+		"no upstream host":        protocol.RefusedNow,
+		"@user_script: 13: -READONLY You can't write against a read only replica.":                              protocol.RefusedNow, // from pcall, Redis 6.2
 		"WRONGTYPE Operation against a key holding the wrong kind of value":                                     protocol.OtherType,
 		"ERR WRONGTYPE Operation against a key holding the wrong kind of value script: 6b, on @user_script:20.": protocol.OtherType,
 	} {

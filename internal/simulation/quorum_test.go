@@ -132,6 +132,7 @@ type qWorld struct {
 	evictions  []*qEviction
 	owners     *qOwners
 	checks     []chan struct{}
+	downgrades []chan struct{}
 	restart    time.Time // when a server last lost its data or its mark
 	restarts   int       // how often servers have lost their data in this schedule
 	counts     map[string]int
@@ -201,7 +202,7 @@ func (w *qWorld) begin(seed int64) {
 	w.now = simEpoch
 	w.wire, w.ops, w.log, w.failure, w.top, w.readers, w.loose, w.calm = nil, nil, nil, "", 0, 0, false, false
 	w.restart, w.restarts, w.lowered, w.under, w.entered = time.Time{}, 0, map[*lockstate.Caller]bool{}, map[*lockstate.Caller]string{}, map[*lockstate.Caller]time.Time{}
-	w.promises, w.evictions, w.checks, w.owners = nil, nil, nil, newQOwners(len(w.servers))
+	w.promises, w.evictions, w.checks, w.downgrades, w.owners = nil, nil, nil, nil, newQOwners(len(w.servers))
 	w.pardoned, w.voided = map[string]bool{}, false
 	w.lazy = []int{0, 30, 70, 95}[w.rng.IntN(4)]
 	w.chooseTroubles()
@@ -539,7 +540,7 @@ func (o *qOp) done() {
 			w.counts[fmt.Sprintf("question %s, more wait %v", outcomeText(o.op.Answer.Outcome), o.op.Answer.More)]++
 		}
 		c.step(func(now time.Time, fx *lockstate.Effects) {
-			pause := 300 * time.Millisecond
+			pause := time.Duration(20+w.luck.IntN(300)) * time.Millisecond // so that even a short TTL has second tries
 			if w.calm {
 				pause = 2 * time.Second
 			}
@@ -1024,7 +1025,11 @@ func (w *qWorld) act(readers bool) {
 					w.lowered[x] = true
 					w.owners.lowers(x)
 					done := make(chan struct{})
+					w.downgrades = append(w.downgrades, done)
 					c.step(func(now time.Time, fx *lockstate.Effects) { c.lock.Downgrade(x, done, now, fx) })
+					if w.luck.IntN(4) == 0 { // it unlocks before a second try, or after one
+						w.luckless(c, x)
+					}
 					break
 				}
 			}
@@ -1163,7 +1168,10 @@ func (w *qWorld) settle() {
 	w.each(long) // the clients find what a late copy has left behind a foreign owner
 	w.until(time.Second, func() bool { return false })
 	w.nothingOwned()
-	w.until(10*time.Minute, func() bool { return w.idle() })
+	w.enterAtOnce()
+	if !w.until(10*time.Minute, func() bool { return w.idle() }) {
+		w.fail("somebody still has something to do")
+	}
 	w.nothingLeft()
 }
 
@@ -1173,12 +1181,15 @@ func (w *qWorld) each(long time.Duration) {
 		if w.failure != "" || c.dead {
 			continue
 		}
-		x := c.enter(protocol.Exclusive, false)
+		x := c.enter(w.anyMode(), false)
 		if !w.until(long, func() bool { return x.Phase != lockstate.Waiting && x.Phase != lockstate.Inside }) {
 			w.fail("%s does not get a free lock", c.name)
 		}
 		if w.entered[x].IsZero() {
 			w.fail("%s does not enter: %v", c.name, x.Outcome())
+		}
+		if !w.until(10*time.Second, func() bool { return x.Settled }) {
+			w.fail("the Unlock of %s has no end", c.name)
 		}
 		w.until(time.Second, func() bool { return len(w.ops) == 0 })
 		if x.Outcome() != nil && !c.excused(w.under[x]) { // excused: an idle grant whose eviction was not heard of

@@ -764,6 +764,9 @@ func (w *qWorld) limps(long time.Duration) {
 			w.fail("%s does not enter without a minority: %v", c.name, x.Outcome())
 		}
 		w.counts[fmt.Sprintf("without a minority, entered within %d00 ms", min(20, 1+w.entered[x].Sub(from)/(100*time.Millisecond)))]++
+		if !w.until(10*time.Second, func() bool { return x.Settled }) {
+			w.fail("the Unlock of %s has no end without a minority", c.name)
+		}
 		w.until(2*time.Second, func() bool { return len(w.ops) == 0 })
 		if x.Outcome() != nil {
 			w.fail("%s unlocks without a minority: %v", c.name, x.Outcome())
@@ -780,12 +783,63 @@ func (w *qWorld) limps(long time.Duration) {
 		w.fail("without a minority, not all enter that came at once")
 	}
 	w.counts[fmt.Sprintf("without a minority, all entered within %d s", 1+w.now.Sub(from)/time.Second)]++
+	if !w.until(10*time.Second, func() bool { return !slices.ContainsFunc(all, func(x *lockstate.Caller) bool { return !x.Settled }) }) {
+		w.fail("without a minority, an Unlock has no end")
+	}
 	for _, x := range all {
 		if x.Outcome() != nil {
 			w.fail("without a minority, an Unlock says: %v", x.Outcome())
 		}
 	}
 	mend()
+}
+
+// anyMode returns the mode of a caller in calm.
+func (w *qWorld) anyMode() protocol.Mode {
+	if w.luck.IntN(3) == 0 {
+		return protocol.Shared
+	}
+	return protocol.Exclusive
+}
+
+// enterAtOnce has each client lock in calm, when nobody has the lock and all servers vote: it enters at once, and
+// its Unlock has an end at once.
+func (w *qWorld) enterAtOnce() {
+	if w.failure != "" || slices.ContainsFunc(w.servers, func(s *qServer) bool { return !s.votes() }) ||
+		slices.ContainsFunc(w.clients, func(c *qClient) bool { return c.dead }) {
+		return
+	}
+	for _, c := range w.clients {
+		x := c.enter(w.anyMode(), false)
+		x.Opts.IdleHold = 0
+		if !w.until(0, func() bool { return !w.entered[x].IsZero() }) && w.failure == "" {
+			w.fail("%s does not enter a free lock at once: %v, %s", c.name, x.Phase, c.q)
+		}
+		if x.Phase == lockstate.Inside {
+			c.leave(x)
+		}
+		if !w.until(0, func() bool { return x.Settled }) && w.failure == "" {
+			w.fail("the Unlock of %s has no end at once", c.name)
+		}
+	}
+	w.counts["entered at once in calm"]++
+}
+
+// luckless has the servers that a downgrade needs answer one by one, or not, and its lease unlocked then.
+func (w *qWorld) luckless(c *qClient, x *lockstate.Caller) {
+	w.counts["unlocked soon after a downgrade"]++
+	for range w.luck.IntN(20) {
+		w.some()
+	}
+	if w.luck.IntN(2) == 0 {
+		w.advance(time.Duration(w.luck.IntN(400)) * time.Millisecond)
+	}
+	for range w.luck.IntN(20) {
+		w.some()
+	}
+	if !c.dead && c.wakeAt.IsZero() && x.Phase == lockstate.Inside && w.failure == "" {
+		c.leave(x)
+	}
 }
 
 // cripple breaks a minority of the servers: no client reaches them, or each client does not reach a
@@ -859,6 +913,15 @@ func (w *qWorld) nothingLeft() {
 		for i := range c.strays {
 			if n := len(c.strays[i].Pending); n > 0 {
 				w.fail("%s keeps %d strays of server %d", c.name, n, i+1)
+			}
+		}
+	}
+	for _, done := range w.downgrades {
+		select {
+		case <-done:
+		default:
+			if !slices.ContainsFunc(w.clients, func(c *qClient) bool { return c.dead }) {
+				w.fail("a downgrade has no end")
 			}
 		}
 	}
