@@ -448,6 +448,33 @@ func TestAFullServerDoesNotAnswerAgainBecauseALockIsHeld(t *testing.T) {
 	})
 }
 
+// A process that waits for another one to fail asks for its lock now and then, and never gets it.
+func TestTheEndOfAnOutageIsLoggedThoughNoLockIsTakenAfterIt(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		if s.members != nil {
+			t.Skip("the servers of a quorum refuse one by one, which has lines of its own")
+		}
+		var out logs
+		hook := &refusing{}
+		rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+		s.hook(rdb, hook)
+		c := clientOn(t, s, rdb, out.option())
+		l := lock(t, newClient(t, s).Mutex("held"))
+		for i := range 30 {
+			hook.on.Store(i == 2) // a failover
+			if c.Mutex("held").TryLock() {
+				t.Fatal("two owners")
+			}
+			time.Sleep(10 * time.Second)
+		}
+		lines := outageLines(&out)
+		if len(lines) == 0 || !strings.HasPrefix(lines[len(lines)-1], answersAgain) {
+			t.Errorf("logged %q", out.messages())
+		}
+		unlock(t, l)
+	})
+}
+
 // refusing refuses single commands, as those are that take a lock, but no pipelines, as renewals are sent.
 type refusing struct{ on atomic.Bool }
 

@@ -205,18 +205,19 @@ type workKind int
 
 const (
 	workTakes workKind = iota // takes a lock
-	workKeeps                 // keeps or ends what is held: a renewal, an owner's question, a release or cancel
+	workKeeps                 // keeps, ends or passes on what is held: a renewal, an owner's question, a release, yield, downgrade or cancel
+	workAsks                  // would have taken a lock that was not free: its answer does not say whether one can be taken
 )
 
 // kindOfCommand returns the kind of a command. a is its answer, nil if it failed. An answer shows that
 // the server lets locks be taken only if it has granted or queued a request: a server whose memory is full
-// also says that a lock is held, and extends the place of a request that waits.
+// also says that a lock is held, extends the place of a request that waits, and says that a lock is ours.
 func kindOfCommand(cmd *protocol.Command, a *protocol.Answer) workKind {
 	switch {
-	case cmd.Verb == protocol.Release, cmd.Held:
+	case cmd.Verb != protocol.Acquire, cmd.Held:
 		return workKeeps
-	case a != nil && (a.Outcome == protocol.Refused || a.Outcome == protocol.Enqueued && cmd.Check):
-		return workKeeps
+	case a != nil && (a.Outcome == protocol.Refused || a.Outcome == protocol.Enqueued && cmd.Check || a.Kept):
+		return workAsks
 	}
 	return workTakes
 }
@@ -238,18 +239,21 @@ func (d *downtime) commandFailed(fail *protocol.Failure, sent time.Time, kind wo
 }
 
 // commandAnswered notes that a command got a reply. While Redis refuses commands of the other kind, that
-// does not end the downtime, unless more than those had failed, and none has been sent for long.
+// does not end the downtime, unless none has been refused for long, and more than those had failed or
+// somebody has asked for a lock.
 func (d *downtime) commandAnswered(kind workKind) {
 	if !d.lasts.Load() {
 		return
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.refused[kind] = false
+	if kind != workAsks {
+		d.refused[kind] = false
+	}
 	now := time.Now()
 	if d.refused[workTakes] || d.refused[workKeeps] {
 		d.kept = true
-		if !d.whole || now.Sub(d.failed) <= refusalLasts {
+		if !d.whole && kind != workAsks || now.Sub(d.failed) <= refusalLasts {
 			return
 		}
 		d.refused = [2]bool{}

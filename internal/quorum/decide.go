@@ -215,6 +215,9 @@ func (op *Op) sure() int {
 // gained reports whether a server is known to have granted a lease only since a majority was last known
 // to have kept it. Until then another client may have owned there.
 func (r *request) gained(i int) bool {
+	if r.upper != nil { // it has only what it was passed
+		return r.upper.gained(i)
+	}
 	return !r.keptAt.IsZero() && r.parts[i].since.After(r.keptAt)
 }
 
@@ -516,17 +519,20 @@ func (l *Lock) evaluateMove(op *Op, now time.Time, fx *Effects) {
 }
 
 // evaluateCancel decides a cancel. It succeeds once a majority says whether the request owned there, and
-// says that the request owned the lock if it did so on a majority. Where a downgrade was sent, the cancel of
-// the new request follows, and counts the servers on which the old one owned until now.
+// says that the request owned the lock if it did so on a majority. Where a downgrade was sent and may have been
+// carried out, the cancel of the new request follows, and proves the lease on those servers together with
+// the others.
 func (l *Lock) evaluateCancel(op *Op, now time.Time, fx *Effects) {
 	r := op.req
-	yes, no := op.tally(op.outcomes, now)
+	outcomes, passed := op.withoutPassed()
+	yes, no := op.tally(outcomes, now)
 	pending := open(op.outcomes)
 	owned := r.token != 0 || r.ofDowngrade
 	switch {
 	case owned && yes >= l.cfg.Need:
 		op.Canceled = protocol.Canceled{Owned: true, Proved: true}
-	case owned && no > l.cfg.N-l.cfg.Need, (!owned || r.lower != nil) && yes+no >= l.cfg.Need:
+	case passed > 0 && yes+passed >= l.cfg.Need:
+	case owned && no > l.cfg.N-l.cfg.Need, !owned && yes+no >= l.cfg.Need:
 	case pending > 0:
 		return
 	default:
@@ -538,6 +544,23 @@ func (l *Lock) evaluateCancel(op *Op, now time.Time, fx *Effects) {
 	}
 	l.decide(op, now, fx)
 	l.drop(r, now, fx)
+}
+
+// withoutPassed returns the outcomes of a cancel without those of servers where the request did not own any
+// more because a downgrade may have passed on what it had, and how many these are. They say nothing of the lease.
+func (op *Op) withoutPassed() (outcomes []outcome, passed int) {
+	lower := op.req.lower
+	if lower == nil {
+		return op.outcomes, 0
+	}
+	outcomes = slices.Clone(op.outcomes)
+	for i, o := range outcomes {
+		if o == outcomeNo && (lower.parts[i].byDowngrade || lower.parts[i].passes) {
+			outcomes[i] = outcomeFailed
+			passed++
+		}
+	}
+	return outcomes, passed
 }
 
 // evaluateRenewal decides a renewal. It succeeds if a majority has renewed the lease or grants it

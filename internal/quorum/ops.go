@@ -324,7 +324,7 @@ func (l *Lock) move(op *Op, i int, now time.Time, fx *Effects) {
 		l.ask(op, op.next, i, fx)
 		return
 	}
-	passes := op.verb == protocol.Downgrade && p.givenBack(r) == outcomeYes && !p.inDoubt() && !r.gained(i)
+	passes := op.verb == protocol.Downgrade && p.givenBack(r) == outcomeYes && !p.inDoubt()
 	p.state, p.ended = ending, false
 	q = l.identify(op.next, i, fx)
 	q.passes = passes
@@ -357,6 +357,8 @@ func (l *Lock) CancelRequest(g *protocol.CancelRequest, now time.Time, fx *Effec
 			op.settle(i, outcomeYes)
 		case p.restarted && p.ended:
 			op.settle(i, outcomeRestarted)
+		case p.id == "" && r.upper != nil && r.upper.parts[i].id != "" && !r.upper.parts[i].ended:
+			op.away(i, errBusy) // the answer to the cancel of the old request will tell
 		case p.id == "" || p.ended:
 			op.settle(i, outcomeNo)
 		case l.cfg.Away(i):

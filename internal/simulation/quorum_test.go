@@ -125,7 +125,7 @@ type qWorld struct {
 	readers    uint64 // the greatest token of a reader
 	loose      bool   // tokens need not increase any more
 	calm       bool
-	lowered    map[*lockstate.Caller]bool      // the callers that asked for a downgrade
+	lowered    map[*lockstate.Caller]uint64    // of each caller that asked for a downgrade its token before that, 0 once it is done
 	under      map[*lockstate.Caller]string    // the request under which a caller entered
 	entered    map[*lockstate.Caller]time.Time // when the caller entered
 	promises   []qPromise
@@ -201,7 +201,7 @@ func (w *qWorld) begin(seed int64) {
 	w.rng = rand.New(rand.NewPCG(uint64(seed), 7))
 	w.now = simEpoch
 	w.wire, w.ops, w.log, w.failure, w.top, w.readers, w.loose, w.calm = nil, nil, nil, "", 0, 0, false, false
-	w.restart, w.restarts, w.lowered, w.under, w.entered = time.Time{}, 0, map[*lockstate.Caller]bool{}, map[*lockstate.Caller]string{}, map[*lockstate.Caller]time.Time{}
+	w.restart, w.restarts, w.lowered, w.under, w.entered = time.Time{}, 0, map[*lockstate.Caller]uint64{}, map[*lockstate.Caller]string{}, map[*lockstate.Caller]time.Time{}
 	w.promises, w.evictions, w.checks, w.downgrades, w.owners = nil, nil, nil, nil, newQOwners(len(w.servers))
 	w.pardoned, w.voided = map[string]bool{}, false
 	w.lazy = []int{0, 30, 70, 95}[w.rng.IntN(4)]
@@ -371,7 +371,33 @@ func (c *qClient) step(event func(now time.Time, fx *lockstate.Effects)) {
 	event(c.local(), &fx)
 	c.w.told(c)
 	c.w.obeys(c)
+	c.w.lowers(c)
 	c.perform(&fx)
+}
+
+// isLowered reports whether a caller has asked for a downgrade.
+func (w *qWorld) isLowered(x *lockstate.Caller) bool {
+	_, asked := w.lowered[x]
+	return asked
+}
+
+// lowers checks the tokens of leases that a step has downgraded.
+func (w *qWorld) lowers(c *qClient) {
+	for _, x := range c.calls {
+		before, asked := w.lowered[x]
+		if !asked || before == 0 || x.Mode != protocol.Shared {
+			continue
+		}
+		w.lowered[x] = 0
+		w.counts["downgraded"]++
+		if c.excused(w.under[x]) {
+			continue
+		}
+		if (x.Token <= before || x.Token <= w.top) && !w.loose {
+			w.fail("%s has token %d after the downgrade of %d, and after %d", c.name, x.Token, before, w.top)
+		}
+		w.readers = max(w.readers, x.Token)
+	}
 }
 
 func (c *qClient) perform(fx *lockstate.Effects) {
@@ -585,7 +611,7 @@ func (w *qWorld) admitted(c *qClient, x *lockstate.Caller) {
 			if y == x || y.Phase != lockstate.Inside || other == c && (x.Mode == protocol.Shared || y.Ended == lockstate.ByLoss) {
 				continue
 			}
-			if x.Mode == protocol.Shared && (y.Mode == protocol.Shared || w.lowered[y]) {
+			if x.Mode == protocol.Shared && (y.Mode == protocol.Shared || w.isLowered(y)) {
 				continue // the downgrade may have been carried out, with its answer under way
 			}
 			if y.Ended == lockstate.NotYet && !other.excused(w.under[y]) && other.local().Before(other.lock.TrustedUntil(y, other.local())) {
@@ -598,11 +624,12 @@ func (w *qWorld) admitted(c *qClient, x *lockstate.Caller) {
 		if (x.Token <= w.top || x.Token <= w.readers) && !w.loose {
 			w.fail("%s has token %d after %d, and a reader's %d", c.name, x.Token, w.top, w.readers)
 		}
+	} else if x.Token <= w.top && !w.loose {
+		w.fail("reader %s has token %d after the writer's %d", c.name, x.Token, w.top)
+	}
+	if x.Mode == protocol.Exclusive {
 		w.top = max(w.top, x.Token)
 	} else {
-		if x.Token <= w.top && !w.loose {
-			w.fail("reader %s has token %d after the writer's %d", c.name, x.Token, w.top)
-		}
 		w.readers = max(w.readers, x.Token)
 	}
 }
@@ -961,7 +988,7 @@ func (c *qClient) enter(mode protocol.Mode, try bool) *lockstate.Caller {
 func (c *qClient) leave(x *lockstate.Caller) {
 	w := c.w
 	w.logf("%s unlocks token %d", c.name, x.Token)
-	if x.Opts.MinHold > 0 && x.Mode == protocol.Exclusive && x.Ended == lockstate.NotYet && !w.lowered[x] {
+	if x.Opts.MinHold > 0 && x.Mode == protocol.Exclusive && x.Ended == lockstate.NotYet && !w.isLowered(x) {
 		w.promises = append(w.promises, qPromise{c: c, x: x, at: w.now, until: w.entered[x].Add(x.Opts.MinHold), id: w.under[x]})
 	}
 	w.owners.unlocks(x)
@@ -1022,7 +1049,7 @@ func (w *qWorld) act(readers bool) {
 		if readers {
 			for _, x := range c.calls {
 				if x.Phase == lockstate.Inside && x.Mode == protocol.Exclusive {
-					w.lowered[x] = true
+					w.lowered[x] = x.Token
 					w.owners.lowers(x)
 					done := make(chan struct{})
 					w.downgrades = append(w.downgrades, done)

@@ -1,7 +1,6 @@
 package simulation
 
 import (
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -58,7 +57,6 @@ type qLease struct {
 	x        *lockstate.Caller
 	requests []string
 	first    int // when the first server granted the request
-	granted  int // when the request had a majority
 	began    int // when the lease began: also then, unless it was handed on by another caller of its client
 	told     int // when its client was told
 	called   int // when Unlock was called
@@ -291,12 +289,6 @@ func (w *qWorld) leases(c *qClient, x *lockstate.Caller) {
 			}
 		}
 	}
-	l.granted = l.began
-	for other := range maps.Values(o.leases) {
-		if other.c == c && slices.Contains(other.requests, l.requests[0]) {
-			l.granted = min(l.granted, other.granted)
-		}
-	}
 	o.leases[x] = l
 }
 
@@ -332,7 +324,7 @@ func (w *qWorld) judge(m *qMajority) {
 		if m.mode == protocol.Shared && (l.x.Mode == protocol.Shared && l.lowered == 0 || l.lowered != 0 && m.seq > l.lowered) {
 			continue
 		}
-		evicted := slices.ContainsFunc(o.evicted, func(at int) bool { return at > l.first && at < l.granted || at > l.began && at < l.settled })
+		evicted := slices.ContainsFunc(o.evicted, func(at int) bool { return at > l.first && at < l.settled }) // perhaps of an earlier lease of the same grant
 		if evicted && (!*quorumStrict || l.lowered != 0) {
 			continue
 		}
