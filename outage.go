@@ -177,7 +177,8 @@ const answersLong = 5 * time.Second
 
 // refusalLasts is for how long a refusal counts that no other has followed, while commands of the other kind
 // are answered. Whoever waits out a refusal is refused again within less. If nobody waits, nobody may ask for
-// a lock for days, and what fails then is another downtime.
+// a lock for days, and what fails then is another downtime. (So where only tries are refused, and more rarely
+// than once a minute, the log of a full server has an end for each.)
 const refusalLasts = time.Minute
 
 // downtime measures for the log how long Redis has not answered. That is not the time for which the locks

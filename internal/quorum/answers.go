@@ -443,6 +443,7 @@ func (s *Send) movedTo(q *part, old outcome, res *Result, now time.Time) outcome
 	case q == nil:
 		return outcomeNo
 	case a.Outcome == protocol.NotOurs:
+		q.passes = false
 		if q.state == asked {
 			q.state = absent
 		}
@@ -510,6 +511,10 @@ func (p *part) endedByCancel(s *Send, res *Result, now time.Time) bool {
 	if r.upperConfirmed(s.Server) {
 		p.confirmed = true
 		return true
+	}
+	if r.upperRestarted(s.Server) {
+		p.restarted = true
+		return false
 	}
 	if r.ofDowngrade && r.token == 0 && !p.byDowngrade && !(p.passes && c.Owned) { // it may be a new grant, after another owner
 		return false

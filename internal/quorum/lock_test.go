@@ -648,6 +648,9 @@ func TestTheCancelOfAReaderProvesNothingWhereNobodySaidThatItOwned(t *testing.T)
 	s.drain(late, quiet) // and then the downgrades
 	s.expire(op)
 	s.fx = Effects{}
+	s.lock.CancelRequest(&protocol.CancelRequest{ID: s.id}, s.now, &s.fx)
+	s.drain(s.fx.Sends, Result{Canceled: protocol.Canceled{Token: 9}})
+	s.fx = Effects{}
 	cancel := s.lock.CancelRequest(&protocol.CancelRequest{ID: s.lower()}, s.now, &s.fx)
 	s.drain(s.fx.Sends, Result{Canceled: protocol.Canceled{Owned: true, Token: 9}})
 	if !cancel.Decided() || cancel.Canceled.Owned || cancel.Canceled.Fail != nil {
@@ -1000,6 +1003,84 @@ func TestTheCancelOfADowngradesRequestWaitsForThatOfItsWriter(t *testing.T) {
 	}
 	if next, _ = cancel(s.lower()); !next.Decided() || !next.Canceled.Proved {
 		t.Errorf("once all have answered: decided %v, %+v %v", next.Decided(), next.Canceled, next.Err)
+	}
+}
+
+// cancels cancels a request, whose servers say whether it owned.
+func (s *stand) cancels(id string, said func(server int) Result) *Op {
+	s.fx = Effects{}
+	op := s.lock.CancelRequest(&protocol.CancelRequest{ID: id}, s.now, &s.fx)
+	for len(s.fx.Sends) > 0 {
+		sends := s.fx.Sends
+		s.fx = Effects{}
+		for _, send := range sends {
+			s.lock.Answered(send, said(send.Server), s.now, &s.fx)
+		}
+	}
+	return op
+}
+
+// The cancel of the old request has succeeded, and had no answer from one server, which is well again.
+func TestTheCancelOfADowngradesRequestAsksAgainForItsWriter(t *testing.T) {
+	owned, not := Result{Canceled: protocol.Canceled{Owned: true, Token: 9}}, Result{Canceled: protocol.Canceled{Token: 9}}
+	lost := Result{Canceled: protocol.Canceled{Fail: silent}, Fail: silent}
+	s := newStand(t, 3, time.Second)
+	s.own(true, true, true)
+	s.lock.cfg.Away = func(i int) bool { return i == 2 }
+	_, sends := s.downgrade()
+	s.answer(sends[0], granted(2))
+	s.answer(sends[1], Result{Fail: silent})
+	if op := s.cancels(s.id, func(int) Result { return not }); !op.Decided() || op.Err != nil { // carried out on both
+		t.Fatalf("the old request: decided %v, %v", op.Decided(), op.Err)
+	}
+	if op := s.cancels(s.lower(), func(i int) Result { return []Result{owned, lost, lost}[i] }); !op.Decided() {
+		s.expire(op)
+	}
+	s.lock.cfg.Away = func(int) bool { return false }
+	said := func(i int) Result { return []Result{not, not, owned}[i] }
+	s.cancels(s.lower(), said)
+	if op := s.cancels(s.lower(), said); !op.Decided() || !op.Canceled.Proved {
+		t.Errorf("decided %v, %+v %v", op.Decided(), op.Canceled, op.Err)
+	}
+}
+
+// A server that has answered the downgrade with "not ours" may not be taken for one that has carried it out.
+func TestAServerThatRefusedADowngradeHasPassedNothingOn(t *testing.T) {
+	owned, not := Result{Canceled: protocol.Canceled{Owned: true, Token: 9}}, Result{Canceled: protocol.Canceled{Token: 9}}
+	s := newStand(t, 3, time.Second)
+	s.own(true, true, true)
+	s.lock.cfg.Away = func(i int) bool { return i == 2 }
+	_, sends := s.downgrade()
+	s.answer(sends[0], granted(2))
+	s.answer(sends[1], Result{Answer: protocol.Answer{Outcome: protocol.NotOurs}})
+	said := func(i int) Result { return []Result{not, not, owned}[i] }
+	if op := s.cancels(s.id, said); !op.Decided() || op.Err == nil {
+		t.Fatalf("without the third server: decided %v, %+v", op.Decided(), op.Canceled)
+	}
+	s.lock.cfg.Away = func(int) bool { return false }
+	if op := s.cancels(s.id, said); !op.Decided() || op.Err != nil {
+		t.Fatalf("with it: decided %v, %v", op.Decided(), op.Err)
+	}
+	if op := s.cancels(s.lower(), func(i int) Result { return []Result{owned, not, not}[i] }); !op.Decided() || !op.Canceled.Proved {
+		t.Errorf("the new request: decided %v, %+v %v", op.Decided(), op.Canceled, op.Err)
+	}
+}
+
+// A server that lost its data meanwhile, and is in quarantine, counts for both requests.
+func TestAnUnlockAfterADowngradeCountsAServerThatLostItsData(t *testing.T) {
+	owned, not := Result{Canceled: protocol.Canceled{Owned: true, Token: 9}}, Result{Canceled: protocol.Canceled{Token: 9}}
+	s := newStand(t, 3, time.Second)
+	s.own(true, true, true)
+	s.lock.cfg.Away = func(i int) bool { return i > 0 }
+	_, sends := s.downgrade()
+	s.answer(sends[0], granted(2))
+	s.lock.cfg.Away = func(i int) bool { return i == 1 }
+	said := func(i int) Result { return []Result{not, not, {Young: time.Minute}}[i] }
+	if op := s.cancels(s.id, said); !op.Decided() || op.Err != nil {
+		t.Fatalf("the old request: decided %v, %v", op.Decided(), op.Err)
+	}
+	if op := s.cancels(s.lower(), func(i int) Result { return []Result{owned, not, not}[i] }); !op.Decided() || !op.Canceled.Proved {
+		t.Errorf("the new request: decided %v, %+v %v", op.Decided(), op.Canceled, op.Err)
 	}
 }
 

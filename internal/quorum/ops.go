@@ -355,10 +355,15 @@ func (l *Lock) CancelRequest(g *protocol.CancelRequest, now time.Time, fx *Effec
 		switch {
 		case p.confirmed, r.upperConfirmed(i):
 			op.settle(i, outcomeYes)
-		case p.restarted && p.ended:
+		case p.restarted && p.ended, r.upperRestarted(i):
 			op.settle(i, outcomeRestarted)
-		case p.id == "" && r.upper != nil && r.upper.parts[i].id != "" && !r.upper.parts[i].ended:
-			op.away(i, errBusy) // the answer to the cancel of the old request will tell
+		case l.cfg.Away(i) && r.awaitsUpper(i):
+			op.away(i, l.whyAway(i))
+		case r.awaitsUpper(i):
+			if r.upper.parts[i].state != ending {
+				l.cancel(nil, r.upper, i, nil, 0, fx) // an earlier one had no answer, or was never sent
+			}
+			op.away(i, errBusy) // the answer will tell
 		case p.id == "" || p.ended:
 			op.settle(i, outcomeNo)
 		case l.cfg.Away(i):
@@ -376,6 +381,21 @@ func (l *Lock) CancelRequest(g *protocol.CancelRequest, now time.Time, fx *Effec
 // until it was canceled there. Then the downgrade was not carried out, and cannot be any more.
 func (r *request) upperConfirmed(server int) bool {
 	return r.upper != nil && r.upper.parts[server].confirmed
+}
+
+// upperRestarted is upperConfirmed for a server that had lost its data by then.
+func (r *request) upperRestarted(server int) bool {
+	return r.upper != nil && r.upper.parts[server].restarted && r.upper.parts[server].ended
+}
+
+// awaitsUpper reports whether the server has yet to say what became there of the request that is being
+// downgraded to r, which had owned there.
+func (r *request) awaitsUpper(server int) bool {
+	if r.upper == nil {
+		return false
+	}
+	p := &r.upper.parts[server]
+	return p.id != "" && p.known != 0 && !p.ended
 }
 
 // Renew is the event that the state machine renews a grant. An acquire is sent to the servers that
