@@ -363,6 +363,7 @@ func TestAnOutageLongAfterARefusalIsLoggedAsOneOfItsOwn(t *testing.T) {
 		s.hook(rdb, hook)
 		c := clientOn(t, s, rdb, out.option())
 		l := lock(t, c.Mutex("held"))
+		time.Sleep(time.Second) // its owner has asked whether others wait
 		hook.on.Store(true)
 		if c.Mutex("x").TryLock() {
 			t.Fatal("a server whose memory is full granted a lock")

@@ -212,12 +212,13 @@ const (
 
 // kindOfCommand returns the kind of a command. a is its answer, nil if it failed. An answer shows that
 // the server lets locks be taken only if it has granted or queued a request: a server whose memory is full
-// also says that a lock is held, extends the place of a request that waits, and says that a lock is ours.
+// also says that a lock is held, or that it is ours. (It extends the place of a request that waits, too, but
+// while one waits, another command is refused within seconds.)
 func kindOfCommand(cmd *protocol.Command, a *protocol.Answer) workKind {
 	switch {
 	case cmd.Verb != protocol.Acquire, cmd.Held:
 		return workKeeps
-	case a != nil && (a.Outcome == protocol.Refused || a.Outcome == protocol.Enqueued && cmd.Check || a.Kept):
+	case a != nil && (a.Outcome == protocol.Refused || a.Kept):
 		return workAsks
 	}
 	return workTakes
