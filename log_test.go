@@ -354,14 +354,7 @@ func TestTheLogSaysThatAnOutageLastedAtLeastSoLongIfNobodyAskedThen(t *testing.T
 // A lock that was refused once is not asked for again, and another one is held and renewed.
 func TestAnOutageLongAfterARefusalIsLoggedAsOneOfItsOwn(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
-		if s.members != nil {
-			t.Skip("the servers of a quorum refuse one by one, which has lines of its own")
-		}
-		var out logs
-		hook := &refusing{}
-		rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
-		s.hook(rdb, hook)
-		c := clientOn(t, s, rdb, out.option())
+		c, hook, out := onRefusing(t, s)
 		l := lock(t, c.Mutex("held"))
 		time.Sleep(time.Second) // its owner has asked whether others wait
 		hook.on.Store(true)
@@ -419,14 +412,7 @@ func TestTheEndOfAnOutageIsLoggedThoughATryWasRefusedInIt(t *testing.T) {
 // A server whose memory is full still says that a lock is held.
 func TestAFullServerDoesNotAnswerAgainBecauseALockIsHeld(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
-		if s.members != nil {
-			t.Skip("the servers of a quorum refuse one by one, which has lines of its own")
-		}
-		var out logs
-		hook := &refusing{}
-		rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
-		s.hook(rdb, hook)
-		c := clientOn(t, s, rdb, out.option())
+		c, hook, out := onRefusing(t, s)
 		l := lock(t, newClient(t, s).Mutex("held"))
 		for range 20 {
 			hook.on.Store(true)
@@ -452,14 +438,7 @@ func TestAFullServerDoesNotAnswerAgainBecauseALockIsHeld(t *testing.T) {
 // A process that waits for another one to fail asks for its lock now and then, and never gets it.
 func TestTheEndOfAnOutageIsLoggedThoughNoLockIsTakenAfterIt(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
-		if s.members != nil {
-			t.Skip("the servers of a quorum refuse one by one, which has lines of its own")
-		}
-		var out logs
-		hook := &refusing{}
-		rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
-		s.hook(rdb, hook)
-		c := clientOn(t, s, rdb, out.option())
+		c, hook, out := onRefusing(t, s)
 		l := lock(t, newClient(t, s).Mutex("held"))
 		for i := range 30 {
 			hook.on.Store(i == 2) // a failover
@@ -468,7 +447,7 @@ func TestTheEndOfAnOutageIsLoggedThoughNoLockIsTakenAfterIt(t *testing.T) {
 			}
 			time.Sleep(10 * time.Second)
 		}
-		lines := outageLines(&out)
+		lines := outageLines(out)
 		if len(lines) == 0 || !strings.HasPrefix(lines[len(lines)-1], answersAgain) {
 			t.Errorf("logged %q", out.messages())
 		}
@@ -478,6 +457,18 @@ func TestTheEndOfAnOutageIsLoggedThoughNoLockIsTakenAfterIt(t *testing.T) {
 
 // refusing refuses single commands, as those are that take a lock, but no pipelines, as renewals are sent.
 type refusing struct{ on atomic.Bool }
+
+// onRefusing returns a client of a server that refuses while the hook is on, and its log.
+func onRefusing(t *testing.T, s place) (*leased.Client, *refusing, *logs) {
+	t.Helper()
+	if s.members != nil {
+		t.Skip("the servers of a quorum refuse one by one, which has lines of its own")
+	}
+	out, hook := &logs{}, &refusing{}
+	rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+	s.hook(rdb, hook)
+	return clientOn(t, s, rdb, out.option()), hook, out
+}
 
 func (h *refusing) DialHook(next redis.DialHook) redis.DialHook { return next }
 func (h *refusing) ProcessHook(next redis.ProcessHook) redis.ProcessHook {

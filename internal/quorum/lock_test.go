@@ -920,12 +920,7 @@ func TestAnUnlockAfterADowngradeCountsWhereItWasNeverSent(t *testing.T) {
 	}
 	s.lock.cfg.Away = func(i int) bool { return i >= 3 }
 	cancels := func(id string, owned func(server int) bool) *Op {
-		s.fx = Effects{}
-		op := s.lock.CancelRequest(&protocol.CancelRequest{ID: id}, s.now, &s.fx)
-		for _, send := range s.fx.Sends {
-			s.answer(send, Result{Canceled: protocol.Canceled{Owned: owned(send.Server), Token: 9}})
-		}
-		return op
+		return s.cancels(id, func(i int) Result { return Result{Canceled: protocol.Canceled{Owned: owned(i), Token: 9}} })
 	}
 	old := cancels(s.id, func(i int) bool { return i == 2 })
 	next := cancels(s.lower(), func(i int) bool { return i < 2 })
@@ -946,12 +941,7 @@ func TestAnUnlockAfterADowngradeOfABareMajorityWaitsForItsServers(t *testing.T) 
 	_, sends := s.downgrade()
 	s.answer(sends[0], granted(2))
 	cancels := func(id string, owned func(server int) bool) *Op {
-		s.fx = Effects{}
-		op := s.lock.CancelRequest(&protocol.CancelRequest{ID: id}, s.now, &s.fx)
-		for _, send := range s.fx.Sends {
-			s.answer(send, Result{Canceled: protocol.Canceled{Owned: owned(send.Server), Token: 9}})
-		}
-		return op
+		return s.cancels(id, func(i int) Result { return Result{Canceled: protocol.Canceled{Owned: owned(i), Token: 9}} })
 	}
 	onSecond, onFirst := func(i int) bool { return i == 1 }, func(i int) bool { return i == 0 }
 	if op := cancels(s.id, onSecond); !op.Decided() || op.Err == nil {

@@ -18,7 +18,8 @@ func (r *request) counts(p *part, now time.Time) bool {
 }
 
 // majority reports whether the parts whose ownership was proved at from or later, and cannot have ended
-// since, are a majority. The end of a quarantine makes parts count that may have ended long before. If all servers are young, and all have granted, the set of servers is new, and they count.
+// since, are a majority. The end of a quarantine makes parts count that may have ended long before. If all
+// servers are young, and all have granted, the set of servers is new, and they count.
 func (l *Lock) majority(r *request, from, now time.Time) bool {
 	n, all := 0, 0
 	for i := range r.parts {
