@@ -321,10 +321,12 @@ func (e *entry) unlock(ctx context.Context, now time.Time, pick func(*lockstate.
 	switch {
 	case !waits || fx.Send.Verb == protocol.Acquire: // this caller does not wait for the command
 	case ctx == nil:
-		inlineFor = w.Opts.ReleaseTimeout
+		if w.Opts.ReleaseTimeout >= shortestInline {
+			inlineFor = w.Opts.ReleaseTimeout
+		}
 	case ctx.Done() == nil:
 		inlineFor = protocol.CommandTimeout
-	} // else it may have to stop waiting
+	} // else it has to stop waiting sooner than the command
 	e.perform(&fx, idle, inlineFor)
 	var gone chan struct{}
 	if waits {
@@ -341,6 +343,10 @@ func (e *entry) unlock(ctx context.Context, now time.Time, pick func(*lockstate.
 	}
 	return true, nil
 }
+
+// shortestInline is the least time for which Unlock runs its release. The command ends with that time, and
+// then counts as one without an answer, so a shorter time would cut off what Redis is about to answer.
+const shortestInline = time.Second
 
 // awaitRelease waits until done is closed, and reports whether it was. An Unlock of w that began at that
 // time may wait until ctx ends, whose error is returned then, or, if ctx is nil, as long as the caller's

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -49,6 +50,32 @@ func wrapConns(o *redis.Options, wrap func(net.Conn) net.Conn) {
 		}
 		return wrap(conn), nil
 	}
+}
+
+// faraway is a connection to a server that is far away: what it answers arrives after the delay.
+type faraway struct {
+	net.Conn
+	delay time.Duration
+	until time.Time // the read deadline
+}
+
+func (c *faraway) SetReadDeadline(t time.Time) error {
+	c.until = t
+	return c.Conn.SetReadDeadline(t)
+}
+
+func (c *faraway) SetDeadline(t time.Time) error {
+	c.until = t
+	return c.Conn.SetDeadline(t)
+}
+
+func (c *faraway) Read(p []byte) (int, error) {
+	if left := time.Until(c.until); !c.until.IsZero() && left < c.delay {
+		time.Sleep(left) // in virtual time, like the next
+		return 0, os.ErrDeadlineExceeded
+	}
+	time.Sleep(c.delay) // what takes as long there
+	return c.Conn.Read(p)
 }
 
 // subscribes reports whether what is written to a connection subscribes it.

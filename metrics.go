@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel"
@@ -68,7 +69,7 @@ func newMetrics(c *Client, o *clientOptions) *metrics {
 	m.command = i.histogram("leased.command.duration", "Round trips of commands to Redis, by command, and by what failed.")
 	m.behind = i.serverHistogram("leased.hold.servers", "Servers of a quorum that stood behind a lease just before its Unlock.")
 	leases := i.counter("leased.leases", "{lease}", "Leases given to callers, by how they got the lock.")
-	handoffs := i.counter("leased.handoffs", "{handoff}", "Local: callers let in by or beside another of their process. Direct: releases that made another process owner.")
+	handoffs := i.counter("leased.handoffs", "{handoff}", "Local: callers let in by or beside another of their process. Direct: processes that a command, most often a release, made owners.")
 	losses := i.counter("leased.losses", "{lease}", "Leases that ended before their Unlock.")
 	renewals := i.counter("leased.renewals", "{renewal}", "Renewals by outcome: renewed, lost, failed.")
 	commands := i.counter("leased.commands", "{command}", "Commands sent to Redis, or that could not be sent.")
@@ -133,6 +134,7 @@ func (m *metrics) update() {
 type gauges struct {
 	provider                        metric.MeterProvider
 	meter                           metric.Meter
+	delegate                        atomic.Pointer[metric.Meter] // see currentMeter
 	waiting, held, clients, servers metric.Int64Observable
 	oldestWait, oldestHold          metric.Float64Observable
 
@@ -198,14 +200,30 @@ func (g *gauges) leave(m *metrics) {
 	}
 }
 
+// currentMeter returns the meter that the gauges belong to now. If they were made before the program set a
+// global provider, that is the one of that provider, once it is set.
+//
+// The API's placeholder must not be asked while the provider is being set. It is locked meanwhile, and waits
+// for the collection under way, which waits for this callback.
+func (g *gauges) currentMeter() metric.Meter {
+	if m := g.delegate.Load(); m != nil {
+		return *m
+	}
+	if !placeholder(g.provider) || otel.GetMeterProvider() == g.provider { // the latter changes last
+		return g.meter
+	}
+	m := meterOf(g.provider)
+	g.delegate.Store(&m)
+	return m
+}
+
 // observe is the callback. A client that is closed meanwhile may be observed once more.
 func (g *gauges) observe(_ context.Context, o metric.Observer) error {
 	sharedGauges.mu.Lock()
 	all := slices.Clone(sharedGauges.all)
 	sharedGauges.mu.Unlock()
-	// The global provider may have become that of other gauges only after they were made.
-	own := meterOf(g.provider)
-	all = slices.DeleteFunc(all, func(other *gauges) bool { return other != g && !sameMeter(meterOf(other.provider), own) })
+	own := g.currentMeter()
+	all = slices.DeleteFunc(all, func(other *gauges) bool { return other != g && !sameMeter(other.currentMeter(), own) })
 	if len(all) == 0 || all[0] != g {
 		return nil // the first one observes the clients of all
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/leasedmutex/leased"
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
@@ -23,6 +24,60 @@ func (n *fixedName) change(o *redis.Options) {
 	o.Dialer = func(ctx context.Context, network, _ string) (net.Conn, error) {
 		return direct(ctx, network, *n.leadsTo.Load())
 	}
+}
+
+// plannedFailover is a primary and its replica, with a name that leads to the primary.
+type plannedFailover struct {
+	fixedName
+	place
+	first, second *redistest.Instance
+	old, next     *redis.Client
+}
+
+func newPlannedFailover(t *testing.T) *plannedFailover {
+	t.Helper()
+	p := &plannedFailover{first: redistest.Server(t), second: redistest.Server(t)}
+	p.old, p.next = p.first.Client(), p.second.Client()
+	t.Cleanup(func() {
+		_ = p.old.Close()
+		_ = p.next.Close()
+	})
+	ctx := context.Background()
+	host, port, err := net.SplitHostPort(p.first.Addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.next.ReplicaOf(ctx, host, port).Err(); err != nil {
+		t.Fatal(err)
+	}
+	p.inSync(t, p.next)
+	eventually(t, "its primary knows", func() bool {
+		return strings.Contains(p.old.Info(ctx, "replication").Val(), "state=online")
+	})
+	p.leadsTo.Store(&p.first.Addr)
+	p.place = place{Target: redistest.Target{Addr: p.first.Addr, Prefix: "failover:"}, rdb: p.old}
+	return p
+}
+
+func (p *plannedFailover) inSync(t *testing.T, replica *redis.Client) {
+	t.Helper()
+	eventually(t, "the replica is in sync", func() bool {
+		return strings.Contains(replica.Info(context.Background(), "replication").Val(), "master_link_status:up")
+	})
+}
+
+// failOver has the two servers exchange their roles, and the name lead to the new primary.
+func (p *plannedFailover) failOver(t *testing.T) {
+	t.Helper()
+	host, port, err := net.SplitHostPort(p.second.Addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.leadsTo.Store(&p.second.Addr)
+	if err := p.old.Do(context.Background(), "FAILOVER", "TO", host, port).Err(); err != nil {
+		t.Fatal(err)
+	}
+	p.inSync(t, p.old)
 }
 
 // lateAnswers is a hook.
@@ -45,31 +100,9 @@ func (lateAnswers) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 // publishes, echoes included.
 func TestAfterAPlannedFailoverBehindAFixedNameTheInboxMovesToTheNewPrimary(t *testing.T) {
 	t.Parallel()
-	first, second := redistest.Server(t), redistest.Server(t)
+	p := newPlannedFailover(t)
+	name, s, first, old, next := &p.fixedName, p.place, p.first, p.old, p.next
 	ctx := context.Background()
-	old, next := first.Client(), second.Client()
-	defer old.Close()
-	defer next.Close()
-	host, port, err := net.SplitHostPort(first.Addr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := next.ReplicaOf(ctx, host, port).Err(); err != nil {
-		t.Fatal(err)
-	}
-	inSync := func(replica *redis.Client) func() bool {
-		return func() bool {
-			return strings.Contains(replica.Info(ctx, "replication").Val(), "master_link_status:up")
-		}
-	}
-	eventually(t, "the replica is in sync", inSync(next))
-	eventually(t, "and its primary knows", func() bool {
-		return strings.Contains(old.Info(ctx, "replication").Val(), "state=online")
-	})
-
-	var name fixedName
-	name.leadsTo.Store(&first.Addr)
-	s := place{Target: redistest.Target{Addr: first.Addr, Prefix: "failover:"}, rdb: old}
 	owner := clientOn(t, s, first.Client(name.change))
 	// The echo arrives over another connection, before the count of its receivers.
 	slow := first.Client(name.change, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
@@ -85,16 +118,48 @@ func TestAfterAPlannedFailoverBehindAFixedNameTheInboxMovesToTheNewPrimary(t *te
 	}
 	eventually(t, "both listen", func() bool { return len(inboxes(old)) == 2 })
 
-	host, port, err = net.SplitHostPort(second.Addr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	name.leadsTo.Store(&second.Addr)
-	if err := old.Do(ctx, "FAILOVER", "TO", host, port).Err(); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "the old primary is a replica", func() bool { return inSync(old)() })
+	p.failOver(t)
 	eventually(t, "the waiter listens to the new primary", func() bool { return len(inboxes(next)) > 0 })
 	unlock(t, theirs)
 	unlock(t, closesSoon(t, "it is handed over", mine))
+}
+
+// Behind a name that leaves connections alone, all that were in the pool lead to the old primary, which
+// answers, as a replica.
+func TestAfterAPlannedFailoverBehindAFixedNameTheConnectionsInThePoolCostNothing(t *testing.T) {
+	t.Parallel()
+	for name, try := range map[string]func(c *leased.Client) error{
+		"a try": func(c *leased.Client) error {
+			l, err := c.Mutex("x").TryLockContext(context.Background())
+			if err == nil {
+				err = l.Unlock()
+			}
+			return err
+		},
+		"an eviction":  func(c *leased.Client) error { return c.ForceUnlock(context.Background(), "nobody's") },
+		"a renewal":    nil,
+		"an unlocking": nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newPlannedFailover(t)
+			const idle = 30
+			rdb := p.first.Client(p.change, func(o *redis.Options) { o.PoolSize = idle + 10 })
+			c := clientOn(t, p.place, rdb)
+			held := lock(t, c.Mutex("held"))
+			fillPool(t, rdb, idle)
+			p.failOver(t)
+			switch {
+			case try != nil:
+				if err := try(c); err != nil {
+					t.Error(err)
+				}
+			case name == "a renewal":
+				if err := held.Check(context.Background()); err != nil {
+					t.Error(err)
+				}
+			}
+			unlock(t, held)
+		})
+	}
 }

@@ -1,7 +1,9 @@
 package leased_test
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"strings"
@@ -9,14 +11,17 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/metric"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/redistest"
 )
 
 func TestAProviderThatIsANilPointerIsRefused(t *testing.T) {
@@ -157,6 +162,54 @@ func TestClientsShareGaugesIfTheirProviderBecomesTheGlobalOne(t *testing.T) {
 		otel.SetMeterProvider(m)
 		showsTheHoldsOf(t, m, global, given)
 	})
+}
+
+// collecting is a provider that is collected from while other packages are given their meters.
+type collecting struct {
+	metric.MeterProvider
+	collect func()
+}
+
+func (p collecting) Meter(name string, opts ...metric.MeterOption) metric.Meter {
+	if strings.HasPrefix(name, "another") {
+		p.collect()
+	}
+	return p.MeterProvider.Meter(name, opts...)
+}
+
+// OpenTelemetry locks its placeholder while it passes on the meters that it has, one after the other. A
+// collection can come in between.
+func TestACollectionWhileTheProviderIsBeingSetEnds(t *testing.T) {
+	if !alone(t) {
+		return
+	}
+	rdb := redis.NewClient(redistest.Options("127.0.0.1:1")) // nothing is sent
+	defer func() { _ = rdb.Close() }()
+	reader := sdkmetric.NewManualReader()
+	mp := sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
+	for _, opts := range [][]leased.Option{nil, {leased.WithMeterProvider(mp)}} { // the second has a callback from the beginning
+		c, err := leased.New(rdb, opts...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = c.Close() }()
+	}
+	for i := range 20 { // the order in which they are passed on is random
+		otel.Meter(fmt.Sprint("another", i))
+	}
+	otel.SetMeterProvider(collecting{mp, func() {
+		done := make(chan error)
+		go func() { done <- reader.Collect(context.Background(), new(metricdata.ResourceMetrics)) }() // ended by the collection, waited for below
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Error(err)
+			}
+		case <-time.After(10 * time.Second): // a deadlock has no event
+			t.Log("the collection waits for the provider to be set, and that for the collection")
+			os.Exit(1) // Close would wait as well
+		}
+	}})
 }
 
 // listedMeter is comparable as a type, and not as a value.

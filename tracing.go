@@ -120,10 +120,10 @@ func (t *tracing) tracer() trace.Tracer {
 	return c.tracer
 }
 
-// placeholder reports whether p is the provider that the API uses until an SDK is set. Its type is
-// not exported. If placeholder did not recognize it, spans that record nothing would be started, at
-// their small cost.
-func placeholder(p trace.TracerProvider) bool {
+// placeholder reports whether p is the provider, of tracers or of meters, that the API uses until an SDK is
+// set. Its type is not exported. If placeholder did not recognize it, spans that record nothing would be
+// started, at their small cost.
+func placeholder(p any) bool {
 	typ := reflect.TypeOf(p)
 	return typ.Kind() == reflect.Pointer && typ.Elem().PkgPath() == "go.opentelemetry.io/otel/internal/global"
 }

@@ -311,6 +311,30 @@ func TestAMutexWhoseUnlockProvedNothingTellsTheLossHandler(t *testing.T) {
 	})
 }
 
+// How long Unlock waits says nothing of how long the server may take.
+func TestAReleaseTimeoutDoesNotCutTheReleaseOff(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var out logs
+		c := clientOn(t, s, s.connect(t, func(o *redis.Options) {
+			wrapConns(o, func(conn net.Conn) net.Conn { return &faraway{Conn: conn, delay: 20 * time.Millisecond} })
+		}), leased.WithReleaseTimeout(5*time.Millisecond), out.option())
+		mine := lock(t, c.Mutex("x"))
+		theirs := locking(t, newClient(t, s).Mutex("x"))
+		s.queued(t, "x", 1)
+		time.Sleep(time.Second) // the owner has been told
+		began := time.Now()
+		isAll(t, mine.Unlock(), leased.ErrNotReleased)
+		if took := time.Since(began); took != 5*time.Millisecond {
+			t.Errorf("Unlock took %v", took)
+		}
+		unlock(t, <-theirs)
+		time.Sleep(time.Minute)
+		if n := c.Stats().Lost; n != 0 || len(out.messages()) > 0 {
+			t.Errorf("%d lost, logged: %q", n, out.messages())
+		}
+	})
+}
+
 func TestUnlockInAnOutageSaysNotReleasedAndTheClientReleasesLater(t *testing.T) {
 	t.Parallel()
 	onBoth(t, func(t *testing.T, s place) {

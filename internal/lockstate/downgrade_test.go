@@ -150,12 +150,32 @@ func TestBothIDsOfADowngradeWithoutAnswerAreCanceledWhenItsLostLeaseIsUnlocked(t
 	}
 }
 
+// It would extend the grant, which only its lease still needs.
+func TestADowngradeIsNotRepeatedAfterTheMaximumHold(t *testing.T) {
+	c := writer(func(o *Terms) { o.MaxHold = 5 * time.Second })
+	h := holding(t, c)
+	h.downgrade(c)
+	h.sends(protocol.Downgrade)
+	h.pass(4 * time.Second)
+	h.reply(protocol.Answer{}, errSilence, 2*time.Second)
+	h.pass(time.Second)
+	h.lost(c)
+	h.pass(2 * time.Second)
+	h.step(h.l.Subscribed)
+	h.sendsNothing()
+	if due := h.due(); !due.IsZero() && !due.After(h.now) {
+		t.Errorf("the lock is due at once, again and again")
+	}
+}
+
 func TestADowngradeOfALostLeaseSaysSo(t *testing.T) {
 	c := writer()
 	h := holding(t, c)
+	id := h.l.grant.req.ID
 	done := h.downgrade(c)
 	h.answer(protocol.Answer{Outcome: protocol.NotOurs})
 	h.lost(c)
+	h.cancels(id) // it may be back in the queue
 	if !closed(done) || c.Mode != protocol.Exclusive {
 		t.Errorf("done %v, mode %v", closed(done), c.Mode)
 	}

@@ -105,10 +105,11 @@ func (l *Lock) Downgrade(c *Caller, done chan struct{}, now time.Time, fx *Effec
 
 // sendDowngrade sends a downgrade that was asked for, and sends it again after a failure. Until
 // it is answered, either id may own the lock. So no caller is admitted, and a renewal that finds
-// the old id gone is no loss.
+// the old id gone is no loss. It is not sent again for a lease that is over, because it would extend the
+// grant.
 func (l *Lock) sendDowngrade(now time.Time, fx *Effects) {
 	g := &l.grant
-	if g.role() != byDowngrade || l.pending.verb != protocol.None || l.members == nil || l.instant(now) < g.next.checkAt {
+	if g.role() != byDowngrade || l.pending.verb != protocol.None || l.members == nil || !l.needsRenewal() || l.instant(now) < g.next.checkAt {
 		return
 	}
 	l.pending = pending{verb: protocol.Downgrade}
@@ -133,6 +134,7 @@ func (l *Lock) downgraded(c *protocol.Command, a protocol.Answer, fail *protocol
 		return
 	case a.Outcome != protocol.Granted:
 		l.lose(notDowngraded, now, fx)
+		l.cancelLost(c.ID, fx)
 		return
 	default:
 		since := g.since

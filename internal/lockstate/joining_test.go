@@ -254,3 +254,14 @@ func TestAnEarlyOwnersOwnWriterIsNotSomebodyWhoWantsIt(t *testing.T) {
 	h.abandon(w)
 	h.in(h.enter(reader()))
 }
+
+func TestAGrantIsNotAskedAboutAfterTheMaximumHold(t *testing.T) {
+	h := connecting(t)
+	c := h.enter(writer(func(o *Terms) { o.MaxHold = time.Second }))
+	h.answer(h.grant())
+	h.pass(time.Second)
+	h.lost(c)
+	h.connects = false
+	h.step(h.l.Subscribed)
+	h.sendsNothing() // the question would extend what is not renewed any more
+}

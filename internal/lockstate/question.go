@@ -21,10 +21,10 @@ const (
 
 // questionDue reports whether something has happened that the grant has to ask about; asksForReaders
 // reports the other reason for a question. Until the inbox is confirmed, a message that the grant is wanted
-// may not have reached us.
+// may not have reached us. A question extends the grant, so there is none once nobody needs that.
 func (l *Lock) questionDue(now time.Time) bool {
 	g := &l.grant
-	return g.state == Held && g.askDue && !l.env.InboxPending() && (l.members != nil || l.instant(now) < g.idleTill)
+	return g.state == Held && g.askDue && l.needsRenewal() && !l.env.InboxPending() && (l.members != nil || l.instant(now) < g.idleTill)
 }
 
 // sendQuestion sends the question: an acquire whose id holds the grant already.

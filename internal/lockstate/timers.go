@@ -75,7 +75,7 @@ func (l *Lock) Due() Instant {
 			earliest(l.trustEnds())
 			earliest(g.idleTill)
 		}
-		if g.next != nil && l.pending.verb == protocol.None {
+		if g.next != nil && l.pending.verb == protocol.None && (g.role() != byDowngrade || l.needsRenewal()) {
 			earliest(g.next.checkAt)
 		}
 		if g.wanted && l.pending.verb == protocol.None && l.keepsReadersOut() {

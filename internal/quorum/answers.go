@@ -457,13 +457,18 @@ func (s *Send) movedTo(q *part, old outcome, res *Result, now time.Time) outcome
 	case a.Outcome == protocol.Granted && a.Token <= q.evicted:
 		q.state, q.ended = absent, true
 	case a.Outcome == protocol.Granted:
-		s.next.own(q, a, s.Cmd.At, now, res.Young > 0)
+		if q.state == ending { // a later command in the lane ends the part
+			q.since = now
+		} else {
+			s.next.own(q, a, s.Cmd.At, now, res.Young > 0)
+		}
 		p := s.part()
 		q.byDowngrade = p != nil && p.downgraded
 		if p != nil && old == outcomeYes && !s.req.gained(s.Server) { // nobody can have owned there in between
 			q.since = p.since
 		}
 		return outcomeYes
+	case q.state == ending:
 	case q.state != owned || a.Token >= q.token:
 		q.enqueued(a, s.Cmd.At, now)
 	}

@@ -37,7 +37,7 @@ func (e *noQuorum) Error() string {
 	default:
 		// Some said no, and some were not asked, because they did not have the request. All that is
 		// known is that too few said yes, and that those that failed might have said yes.
-		fmt.Fprintf(&b, "fewer than %d of %d servers confirmed it", e.need, e.n)
+		fmt.Fprintf(&b, "fewer than %d of %d servers confirmed the command", e.need, e.n)
 	}
 	sep := "; "
 	if failed := e.n - e.answered; failed > 0 && e.answered >= e.need {

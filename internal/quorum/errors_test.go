@@ -29,12 +29,12 @@ func TestWhatIsSaidWhereNothingCouldBeDecided(t *testing.T) {
 		"an acquire, four in quarantine, all answer": {nil, acquire, []Result{granted(1), young(protocol.Granted, 1, 30*time.Second), young(protocol.Granted, 1, 30*time.Second),
 			young(protocol.Granted, 1, 30*time.Second), young(protocol.Granted, 1, 30*time.Second)},
 			"too few of 5 servers may vote: those without data, as after a restart, are in quarantine for another 30.3s"},
-		"a release, one had lost it":                      {everywhere, protocol.Release, []Result{done, done, not}, "fewer than 3 of 5 servers confirmed it, and 2 failed: no answer in time"},
-		"a release, two had lost it":                      {everywhere, protocol.Release, []Result{done, not, not, none}, "fewer than 3 of 5 servers confirmed it, and 2 failed: LOADING Redis is loading the dataset in memory; no answer in time"},
+		"a release, one had lost it":                      {everywhere, protocol.Release, []Result{done, done, not}, "fewer than 3 of 5 servers confirmed the command, and 2 failed: no answer in time"},
+		"a release, two had lost it":                      {everywhere, protocol.Release, []Result{done, not, not, none}, "fewer than 3 of 5 servers confirmed the command, and 2 failed: LOADING Redis is loading the dataset in memory; no answer in time"},
 		"a release, all silent":                           {everywhere, protocol.Release, nil, "0 of 5 servers answered, but 3 are needed; no answer in time"},
-		"a release, two were away and have nothing of it": {[]bool{true, true, true}, protocol.Release, []Result{done, done}, "fewer than 3 of 5 servers confirmed it, and 1 failed: no answer in time"},
+		"a release, two were away and have nothing of it": {[]bool{true, true, true}, protocol.Release, []Result{done, done}, "fewer than 3 of 5 servers confirmed the command, and 1 failed: no answer in time"},
 		"a downgrade, one had lost it": {everywhere, protocol.Downgrade, []Result{granted(2), granted(2), not},
-			"fewer than 3 of 5 servers confirmed it, and 2 failed: no answer in time"},
+			"fewer than 3 of 5 servers confirmed the command, and 2 failed: no answer in time"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			s := newStand(t, 5, time.Minute)
@@ -66,7 +66,7 @@ func TestWhatIsSaidWhereNothingCouldBeDecided(t *testing.T) {
 	for want, e := range map[string]*noQuorum{
 		"1 of 3 servers answered, but 2 are needed; no answer in time":                                              {answered: 1, n: 3, need: 2, why: []error{errAway}},
 		"0 of 3 servers answered, but 2 are needed; an earlier command has no answer yet":                           {n: 3, need: 2, why: []error{errBusy, errBusy, errBusy}},
-		"fewer than 2 of 3 servers confirmed it":                                                                    {answered: 3, n: 3, need: 2},
+		"fewer than 2 of 3 servers confirmed the command":                                                           {answered: 3, n: 3, need: 2},
 		"too few of 3 servers may vote: those without data, as after a restart, are in quarantine for another 1.5s": {answered: 3, n: 3, need: 2, young: 1500*time.Millisecond + 1},
 	} {
 		if got := e.Error(); got != want {

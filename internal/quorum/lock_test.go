@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -1986,7 +1987,7 @@ func TestAServerIsNotAwayBecauseOneOfItsConnectionsBroke(t *testing.T) {
 		&net.OpError{Op: "write", Err: os.NewSyscallError("write", syscall.EPIPE)},
 		&net.OpError{Op: "read", Err: os.NewSyscallError("wsarecv", syscall.Errno(10054))},  // Windows: reset
 		&net.OpError{Op: "write", Err: os.NewSyscallError("wsasend", syscall.Errno(10053))}, // and aborted
-		redis.ErrPoolTimeout} {
+		redis.ErrPoolTimeout, redis.ErrPoolExhausted} {
 		var started []func()
 		nobody := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
 		defer func() { _ = nobody.Close() }()
@@ -2010,6 +2011,39 @@ func TestAServerIsNotAwayBecauseOneOfItsConnectionsBroke(t *testing.T) {
 		if !m.isAway() || m.checking || len(started) != 3 {
 			t.Errorf("%v, and no answer: away %v, checking %v, %d goroutines", err, m.isAway(), m.checking, len(started))
 		}
+	}
+}
+
+// outOfConnections is a hook that stands in for a pool whose MaxActiveConns are in use for n commands.
+type outOfConnections struct{ n int }
+
+func (*outOfConnections) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (*outOfConnections) ProcessPipelineHook(n redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return n
+}
+
+func (o *outOfConnections) ProcessHook(redis.ProcessHook) redis.ProcessHook {
+	return func(_ context.Context, cmd redis.Cmder) error {
+		if o.n--; o.n >= 0 {
+			cmd.SetErr(redis.ErrPoolExhausted)
+			return redis.ErrPoolExhausted
+		}
+		return nil
+	}
+}
+
+func TestAServerIsNotAwayBecauseAllActiveConnectionsAreInUse(t *testing.T) {
+	for n, away := range map[int]bool{10: false, 1000: true} {
+		synctest.Test(t, func(t *testing.T) {
+			rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1, ContextTimeoutEnabled: true})
+			defer func() { _ = rdb.Close() }()
+			rdb.AddHook(&outOfConnections{n})
+			m := &member{owner: &Server{base: t.Context(), start: func(func()) bool { return true }}, srv: redisserver.NewMember(rdb, "", time.Minute)}
+			m.check(false)
+			if m.isAway() != away {
+				t.Errorf("in use for %d commands: away %v", n, m.isAway())
+			}
+		})
 	}
 }
 

@@ -176,7 +176,12 @@ func (m *member) check(lost bool) {
 		m.mu.Unlock()
 	}()
 	err := m.ping()
-	for tries := 0; redisserver.ConnectionBroke(err) && tries < mostBroken; tries++ {
+	for tries := 0; tries < mostBroken && m.owner.base.Err() == nil; tries++ {
+		if redisserver.ConnectionsInUse(err) {
+			time.Sleep(untilOneIsFree)
+		} else if !redisserver.ConnectionBroke(err) {
+			break
+		}
 		err = m.ping()
 	}
 	if err == nil {
@@ -199,6 +204,9 @@ func (m *member) check(lost bool) {
 
 // mostBroken is how many broken connections check puts up with before it takes the server to be away.
 const mostBroken = 100
+
+// untilOneIsFree is the pause before check tries again to get a connection.
+const untilOneIsFree = 20 * time.Millisecond
 
 // provesLittle reports whether a command had no answer for a reason that says little about its server.
 // The connection may have been closed long before, with all others: go-redis checks an idle connection

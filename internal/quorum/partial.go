@@ -110,10 +110,11 @@ func hashOf(id string) uint64 {
 
 // blocks reports whether others wait behind a partial grant while its request waits on other
 // servers. Clients with a few servers each would otherwise block each other forever. Giving such
-// grants back ends that, because all servers prefer the smallest ticket.
+// grants back ends that, because all servers prefer the smallest ticket. A request whose token is being
+// stored has a majority.
 func (l *Lock) blocks(r *request, i int) bool {
 	p := &r.parts[i]
-	if r.dropped || r.token != 0 || p.state != owned || !p.more || p.asking || p.adopting {
+	if r.dropped || r.token != 0 || p.state != owned || !p.more || p.asking || r.writing() {
 		return false
 	}
 	return slices.ContainsFunc(r.parts, func(q part) bool { return q.state == queued })
@@ -168,11 +169,16 @@ func (l *Lock) giveBackAll(r *request, now time.Time, fx *Effects) {
 	}
 }
 
-// placeAnew leaves a server's queue, and enters it under a new id with the request's present ticket.
+// placeAnew enters a server's queue under a new id with the request's present ticket, and then leaves its
+// old place. The other way round, those behind it could enter in between.
 func (l *Lock) placeAnew(r *request, i int, now time.Time, fx *Effects) {
-	l.remember(r.parts[i].id, i, now)
-	l.cancel(nil, r, i, nil, 0, fx)
-	l.ask(l.look(r, now), r, i, fx)
+	p := &r.parts[i]
+	old := *p
+	l.remember(old.id, i, now)
+	p.ended = true // so that it gets another id
+	l.lookAt(r, i, now, fx)
+	l.send(&Send{Server: i, Kind: Cancel, req: r, Cmd: protocol.Command{ID: old.id},
+		Cancel: protocol.CancelRequest{Keys: l.keys, ID: old.id, Last: old.lastFor(r)}}, fx)
 }
 
 // giveBack yields a partial grant to the first in its server's queue, and queues there again under

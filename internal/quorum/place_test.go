@@ -1,6 +1,7 @@
 package quorum
 
 import (
+	"maps"
 	"testing"
 	"time"
 
@@ -64,23 +65,28 @@ func TestAGrantThatKeepsComingBackIsPlacedLater(t *testing.T) {
 		s.answer(send, enqueued)
 	}
 	last := uint64(1000)
+	ids := map[int]string{1: sends[1].Cmd.ID, 2: sends[2].Cmd.ID}
 	for n := 1; n <= 30; n++ {
 		s.now = s.now.Add(longestKeep)
 		s.fx = Effects{}
 		s.lock.Tick(s.now, &s.fx)
 		var ticket uint64
-		placed := map[int]uint64{}
+		placed, left := map[int]uint64{}, map[int]bool{}
+		before := maps.Clone(ids)
 		for sends = s.fx.Sends; len(sends) > 0; sends = sends[1:] {
 			send, res := sends[0], enqueued
 			switch {
-			case send.Kind == Cancel:
-				res = Result{}
+			case send.Kind == Cancel: // after the request has its new place, or others could enter in between
+				if _, again := placed[send.Server]; !again || send.Cancel.ID != before[send.Server] {
+					t.Fatalf("server %d: %s canceled, placed anew before: %v", send.Server, send.Cancel.ID, again)
+				}
+				left[send.Server], res = true, Result{}
 			case send.Cmd.Verb == protocol.Yield:
 				ticket = send.Cmd.Ticket
 				behind.Answer.Token++
 				res = behind
 			default:
-				placed[send.Server] = send.Cmd.Ticket
+				placed[send.Server], ids[send.Server] = send.Cmd.Ticket, send.Cmd.ID
 			}
 			sends = append(sends, s.answer(send, res)...)
 		}
@@ -92,10 +98,117 @@ func TestAGrantThatKeepsComingBackIsPlacedLater(t *testing.T) {
 		if !later {
 			t.Fatalf("given back %d times: ticket %d after %d", n, ticket, last)
 		}
-		if again := n >= patientGiveBacks; again != (len(placed) == 2) || again && (placed[1] != ticket || placed[2] != ticket) {
+		if again := n >= patientGiveBacks; again != (len(placed) == 2) || again && (placed[1] != ticket || placed[2] != ticket || len(left) != 2) {
 			t.Fatalf("given back %d times, with ticket %d: placed anew %v", n, ticket, placed)
 		}
 		last = ticket
+	}
+}
+
+// All servers are asked again under other ids at the time of a re-check. The answers to both count.
+func TestAReCheckWaitsForARequestThatIsBeingPlacedAnew(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.acquire()
+	sends := s.fx.Sends
+	wanted := granted(7)
+	wanted.Answer.More = true
+	s.answer(sends[0], wanted)
+	for _, send := range sends[1:] {
+		s.answer(send, enqueues)
+	}
+	var under []*Send
+	for range patientGiveBacks {
+		for _, send := range under {
+			wanted.Answer.Token++
+			s.answer(send, wanted)
+		}
+		s.now = s.now.Add(longestKeep)
+		s.fx = Effects{}
+		s.lock.Tick(s.now, &s.fx)
+		under = s.fx.Sends
+	}
+	if len(under) != 3 {
+		t.Fatalf("%d commands, want one to each server", len(under))
+	}
+	op := s.acquire()
+	for under = append(under, s.fx.Sends...); len(under) > 0; under = under[1:] {
+		res := enqueues
+		if under[0].Kind == Cancel {
+			res = Result{}
+		}
+		under = append(under, s.answer(under[0], res)...)
+	}
+	if !op.Decided() || op.Err != nil || op.Answer.Outcome != protocol.Enqueued {
+		t.Errorf("decided %v, %v %v", op.Decided(), op.Answer.Outcome, op.Err)
+	}
+}
+
+// A request whose token is being stored on another server has a majority.
+func TestAGrantIsNotGivenBackWhileTheTokenIsBeingStored(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.acquire()
+	sends := s.fx.Sends
+	for _, send := range sends {
+		s.answer(send, enqueues)
+	}
+	s.now = s.now.Add(time.Millisecond)
+	s.fx = Effects{}
+	for i, token := range []uint64{9_000_000, 1_000_000} {
+		s.lock.Receive(i, &protocol.Message{Kind: protocol.MessageGranted, ID: sends[i].Cmd.ID, Token: token, Clock: token, More: true}, s.now, &s.fx)
+	}
+	if len(s.fx.Sends) != 1 || s.fx.Sends[0].Kind != Adopt {
+		t.Fatalf("sends %+v, want an adopt", s.fx.Sends)
+	}
+	adopt := s.fx.Sends[0]
+	s.now = s.now.Add(10 * shortestKeep)
+	s.fx = Effects{}
+	s.lock.Tick(s.now, &s.fx)
+	if len(s.fx.Sends) != 0 {
+		t.Errorf("gives back %+v", s.fx.Sends[0].Cmd)
+	}
+	s.answer(adopt, done)
+	if len(s.fx.Messages) != 1 || s.fx.Messages[0].Kind != protocol.MessageGranted {
+		t.Errorf("then it says %+v", s.fx.Messages)
+	}
+}
+
+// The answer to the command that made a part may come when the part is about to end.
+func TestAnAnswerDoesNotBringBackWhatIsBeingCanceled(t *testing.T) {
+	for _, verb := range []protocol.Verb{protocol.Yield, protocol.Downgrade} {
+		for what, res := range map[string]Result{"granted": granted(9), "queued": wasOurs[protocol.Yield]} {
+			s := newStand(t, 3, time.Second)
+			s.own(true, true, true)
+			next := s.next()
+			if verb == protocol.Downgrade {
+				next = s.lower()
+			}
+			s.fx = Effects{}
+			op := s.lock.Do(&protocol.Command{Verb: verb, ID: s.id, Next: next, At: s.now}, s.now, &s.fx)
+			moves := s.fx.Sends
+			for _, send := range moves[:2] {
+				s.answer(send, granted(9))
+			}
+			if !op.Decided() || op.Err != nil {
+				t.Fatalf("%v: not decided, or %v", verb, op.Err)
+			}
+			s.id = next
+			if op = s.release(); len(s.fx.Sends) != 2 {
+				t.Fatalf("%v: %d releases", verb, len(s.fx.Sends))
+			}
+			for _, send := range s.fx.Sends {
+				s.answer(send, done)
+			}
+			if !op.Decided() || op.Err != nil {
+				t.Fatalf("%v: the release is not decided, or %v", verb, op.Err)
+			}
+			then := s.answer(moves[2], res)
+			if len(s.fx.Strays) != 0 || len(then) != 1 || then[0].Kind != Cancel || then[0].Cancel.ID != moves[2].Cmd.Next {
+				t.Errorf("%v, %s: sends %+v, strays %+v", verb, what, then, s.fx.Strays)
+			}
+			if s.lock.Owns(moves[2].Cmd.Next, 2) {
+				t.Errorf("%v, %s: it came back", verb, what)
+			}
+		}
 	}
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
+	"strings"
 	"syscall"
 
 	"github.com/redis/go-redis/v9"
@@ -13,19 +15,31 @@ import (
 // idle for long. go-redis looks at an idle connection before it uses it, but cannot where it is encrypted
 // or comes from a Dialer of the user's. There, each command after such a cut meets another connection
 // that was closed long before, and fails, while the server answers on every new one.
+//
+// In the same way, after a planned failover behind an address that stays the same, each connection that was
+// in the pool leads to the old primary, which answers, but is a replica.
 
-// The errors of Windows for a connection that was reset or aborted. Package syscall has names for them
-// on Windows only, and its ECONNRESET and EPIPE are invented numbers there, which connections never return.
+// The errors of Windows. Package syscall has names for them on Windows only, and its ECONNRESET and the like
+// are invented numbers there, which connections never return.
 const (
-	windowsConnReset   = syscall.Errno(10054) // WSAECONNRESET
-	windowsConnAborted = syscall.Errno(10053) // WSAECONNABORTED
+	windowsConnReset       = syscall.Errno(10054) // WSAECONNRESET
+	windowsConnAborted     = syscall.Errno(10053) // WSAECONNABORTED
+	windowsTimedOut        = syscall.Errno(10060) // WSAETIMEDOUT
+	windowsHostUnreachable = syscall.Errno(10065) // WSAEHOSTUNREACH
+	windowsNetUnreachable  = syscall.Errno(10051) // WSAENETUNREACH
 )
 
-// ConnectionBroke reports whether err says that a connection was closed, and not by this process.
+// ConnectionBroke reports whether err says that a connection was closed, and not by this process, or that
+// the system has given it up because its other end is gone.
 func ConnectionBroke(err error) bool {
+	if failed := new(net.OpError); errors.As(err, &failed) && failed.Op == "dial" {
+		return false // there was none
+	}
 	for _, end := range [...]error{
 		io.EOF, io.ErrUnexpectedEOF, io.ErrClosedPipe,
 		syscall.ECONNRESET, syscall.EPIPE, windowsConnReset, windowsConnAborted,
+		syscall.ETIMEDOUT, syscall.EHOSTUNREACH, syscall.ENETUNREACH, // of keep-alives without an answer
+		windowsTimedOut, windowsHostUnreachable, windowsNetUnreachable,
 	} {
 		if errors.Is(err, end) {
 			return true
@@ -34,24 +48,38 @@ func ConnectionBroke(err error) bool {
 	return false
 }
 
-// answersAgain is the error of a command that met a broken connection, if the server has answered a PING
-// since.
+// readOnly reports whether err says that a server is a replica. Redis puts a prefix before that if a
+// command inside a script was refused.
+func readOnly(err error) bool {
+	return IsServerReply(err) && strings.Contains(err.Error(), "READONLY")
+}
+
+// stale reports whether err says that a connection is of no use any more: it broke, or leads to a replica.
+func stale(err error) bool { return ConnectionBroke(err) || readOnly(err) }
+
+// answersAgain is the error of a command that met a stale connection, if the server has answered on another
+// one since.
 type answersAgain struct{ error }
 
 func (e answersAgain) Unwrap() error { return e.error }
 
-// broke reports whether a command failed because its connection broke, where that is for the Server to
-// look after. A quorum looks after its servers itself.
-func (s *Server) broke(err error) bool { return s.mark == "" && ConnectionBroke(err) }
+// metStale reports whether a command failed because its connection is stale, where that is for the Server
+// to look after. A quorum looks after its servers itself, and they have no replicas.
+func (s *Server) metStale(err error) bool { return s.mark == "" && stale(err) }
 
-// answers rids the pools of the node that a line is for of broken connections, and reports whether the node
-// answers. Unless ctx has a deadline, it takes no longer than a round trip: a server may be frozen right
-// after a connection to it broke.
-func (s *Server) answers(ctx context.Context, line []any) bool {
+// answers rids the pools of the node that a line is for of stale connections, after a command met one with
+// the error err, and reports whether the node answers. Unless ctx has a deadline, it takes no longer than a
+// round trip: a server may be frozen right after a connection to it broke.
+func (s *Server) answers(ctx context.Context, line []any, err error) bool {
 	ctx, stop := bounded(ctx)
 	defer stop()
+	probe := []any{"ping"}
+	if readOnly(err) {
+		// A write that changes nothing: the key is no sorted set, or has no such member.
+		probe = []any{"zrem", line[firstKey], ""}
+	}
 	node, err := s.nodeOfLine(ctx, line)
-	return err == nil && s.clearPool(ctx, node, false) && s.clearPool(ctx, node, true)
+	return err == nil && s.clearPool(ctx, node, false, probe...) && s.clearPool(ctx, node, true, probe...)
 }
 
 // nodeOfLine returns the node that has the first key of a line.
@@ -60,11 +88,11 @@ func (s *Server) nodeOfLine(ctx context.Context, line []any) (redis.UniversalCli
 	return s.nodeOf(ctx, key)
 }
 
-// clearPool sends PINGs, on the connections that pipelines use or on the others, until one is answered or
-// all connections that are idle must have been tried, and reports whether one was answered. A PING
-// that meets a broken connection has go-redis discard it. rdb must be a client of one node; otherwise
-// clearPool does nothing.
-func (s *Server) clearPool(ctx context.Context, rdb redis.UniversalClient, pipelines bool) (answered bool) {
+// clearPool sends a command, the probe, on the connections that pipelines use or on the others, until it is
+// carried out or all connections that are idle must have been tried, and reports whether it was. A probe that
+// meets a stale connection has go-redis discard it. rdb must be a client of one node; otherwise clearPool
+// does nothing.
+func (s *Server) clearPool(ctx context.Context, rdb redis.UniversalClient, pipelines bool, probe ...any) (answered bool) {
 	node, ok := rdb.(oneNode)
 	if !ok {
 		return false
@@ -76,19 +104,22 @@ func (s *Server) clearPool(ctx context.Context, rdb redis.UniversalClient, pipel
 	}
 	for tries := 0; tries <= idle; tries++ { // the last one on a connection that is new
 		s.sent.Add(1)
-		cmd := onceCmd{redis.NewCmd(ctx, "ping")}
+		cmd := onceCmd{redis.NewCmd(ctx, probe...)}
 		var err error
 		if pipelines {
 			err = pipelined(ctx, rdb, []redis.Cmder{cmd})
 		} else {
 			err = rdb.Process(ctx, cmd)
 		}
+		if wrongType(err) { // a replica would have refused it before
+			err = nil
+		}
 		switch {
 		case err == nil && !node.Options().PoolFIFO:
 			return true // and the connection is the next one to be used
 		case err == nil:
 			answered = true
-		case !ConnectionBroke(err):
+		case !stale(err):
 			return false
 		}
 	}

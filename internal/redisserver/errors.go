@@ -32,9 +32,15 @@ func (e errPoolExhausted) Error() string {
 }
 func (errPoolExhausted) Unwrap() error { return redis.ErrPoolTimeout }
 
-// PoolExhausted reports whether err means that a command got no connection in time, which says more
-// about the client than about the server.
-func PoolExhausted(err error) bool { return errors.Is(err, redis.ErrPoolTimeout) }
+// PoolExhausted reports whether err means that a command got no connection in time, or none at all because
+// of MaxActiveConns, which says more about the client than about the server.
+func PoolExhausted(err error) bool {
+	return errors.Is(err, redis.ErrPoolTimeout) || ConnectionsInUse(err)
+}
+
+// ConnectionsInUse reports whether err means that MaxActiveConns connections were in use. go-redis does not
+// wait for one of them then.
+func ConnectionsInUse(err error) bool { return errors.Is(err, redis.ErrPoolExhausted) }
 
 // OtherTypeError is a WRONGTYPE error, with a message that says what it means for a lock.
 type OtherTypeError struct{ Answer error }
@@ -147,6 +153,7 @@ func Classify(err error) *protocol.Failure {
 		error
 		FailureKind() protocol.FailureKind
 	}
+	again := errors.As(err, &answersAgain{})
 	switch {
 	case errors.As(err, &known): // from a quorum, which has classified the errors of its servers
 		return &protocol.Failure{Err: err, Kind: known.FailureKind()}
@@ -157,11 +164,11 @@ func Classify(err error) *protocol.Failure {
 	case OnlyOperatorHelps(err):
 		return &protocol.Failure{Err: err, Kind: protocol.NeedsOperator}
 	case refused(err):
-		return &protocol.Failure{Err: err, Kind: protocol.RefusedNow, Moved: elsewhere(err)}
+		return &protocol.Failure{Err: err, Kind: protocol.RefusedNow, Moved: elsewhere(err), Again: again}
 	case notSent(err) && !errors.As(err, new(errPoolExhausted)): // this one is a guess
 		return &protocol.Failure{Err: err, Kind: protocol.NeverSent}
 	}
-	return &protocol.Failure{Err: err, Kind: protocol.NoAnswer, Again: errors.As(err, &answersAgain{})}
+	return &protocol.Failure{Err: err, Kind: protocol.NoAnswer, Again: again}
 }
 
 // elsewhere reports whether err is the answer of a node of a Cluster that does not serve the slot. A
@@ -220,7 +227,7 @@ func refused(err error) bool {
 // notSent reports whether the command was certainly not sent, for lack of a connection.
 func notSent(err error) bool {
 	var op *net.OpError
-	return errors.As(err, &op) && op.Op == "dial" || errors.Is(err, redis.ErrPoolTimeout)
+	return errors.As(err, &op) && op.Op == "dial" || PoolExhausted(err)
 }
 
 // ErrLateAnswer is the error of a command that had no answer in time. It does not match the error of a

@@ -63,6 +63,7 @@ func TestAnErrorSaysWhetherWaitingMendsIt(t *testing.T) {
 		{&net.OpError{Op: "read", Err: errors.New("reset")}, protocol.NoAnswer},
 		{&net.OpError{Op: "dial", Err: errors.New("refused")}, protocol.NeverSent},
 		{redis.ErrPoolTimeout, protocol.NeverSent},
+		{redis.ErrPoolExhausted, protocol.NeverSent},
 		{fmt.Errorf("redis: all sentinels specified in configuration are unreachable: %w", errors.Join(redis.Nil, io.EOF)), protocol.NoAnswer},
 		{errPoolExhausted{3}, protocol.NoAnswer}, // a guess: the command may have been sent
 		{ErrRedisClosed, protocol.ClientClosed},

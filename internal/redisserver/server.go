@@ -211,7 +211,7 @@ func (s *Server) send(ctx context.Context, heard bool, script *Script, line []an
 	switch {
 	case err == nil:
 		return cmd.Val(), nil
-	case s.broke(err) && s.answers(ctx, line):
+	case s.metStale(err) && s.answers(ctx, line, err):
 		return nil, answersAgain{s.explain(err)}
 	}
 	return nil, s.explain(err)
@@ -313,39 +313,36 @@ func Milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseco
 // deadline, each of the two has one of its own: if the second had only what a slow answer has left
 // it, every attempt could fail in the same way.
 func (s *Server) pipeline(ctx context.Context, n int, call func(i int, byText bool) onceCmd) []onceCmd {
-	cmds := make([]onceCmd, n)
-	for i := range cmds {
-		cmds[i] = call(i, false)
-	}
-	s.inTime(ctx, cmds)
-	if len(cmds) > 0 && s.broke(cmds[0].Err()) && s.answers(ctx, cmds[0].Args()) {
-		for i := range cmds { // to renew or cancel twice does no harm
-			cmds[i] = call(i, false)
-		}
-		s.inTime(ctx, cmds)
-	}
-	var again []onceCmd
-	var places []int
+	cmds := s.inTime(ctx, n, func(i int) onceCmd { return call(i, false) })
+	var again []int
 	for i, cmd := range cmds {
 		if unknownScript(cmd.Err()) {
-			again, places = append(again, call(i, true)), append(places, i)
+			again = append(again, i)
 		}
 	}
-	if len(again) == 0 {
-		return cmds
-	}
-	s.inTime(ctx, again)
-	for i, cmd := range again {
-		cmds[places[i]] = cmd
+	for i, cmd := range s.inTime(ctx, len(again), func(i int) onceCmd { return call(again[i], true) }) {
+		cmds[again[i]] = cmd
 	}
 	return cmds
 }
 
-// inTime sends commands in one bounded round trip.
-func (s *Server) inTime(ctx context.Context, cmds []onceCmd) {
-	ctx, stop := bounded(ctx)
-	defer stop()
-	s.together(ctx, cmds)
+// inTime sends calls in one bounded round trip, and in another one if the first met a stale connection: to
+// renew or cancel twice does no harm.
+func (s *Server) inTime(ctx context.Context, n int, call func(i int) onceCmd) []onceCmd {
+	cmds := make([]onceCmd, n)
+	send := func() {
+		for i := range cmds {
+			cmds[i] = call(i)
+		}
+		ctx, stop := bounded(ctx)
+		defer stop()
+		s.together(ctx, cmds)
+	}
+	send()
+	if n > 0 && s.metStale(cmds[0].Err()) && s.answers(ctx, cmds[0].Args(), cmds[0].Err()) {
+		send()
+	}
+	return cmds
 }
 
 // bounded returns a context for one round trip: ctx if that has a deadline, and otherwise one that
@@ -593,9 +590,12 @@ func (s *Server) evict(ctx context.Context, k *protocol.Keys, least any, value s
 	k5 := k.All()
 	one := s.alone()
 	if node, err := s.nodeOf(ctx, k.Lock); s.mark == "" && err == nil {
-		s.clearPool(ctx, node, false) // first, because an eviction without answer must not be repeated: it would evict the next owner
+		s.clearPool(ctx, node, false, "ping") // first, because an eviction without answer must not be repeated: it would evict the next owner
 	}
 	val, err := one.run(ctx, &EvictScript, k5[:], s.args.inboxes, least, value)
+	if readOnly(err) && errors.As(err, &answersAgain{}) { // a replica evicts nobody
+		val, err = one.run(ctx, &EvictScript, k5[:], s.args.inboxes, least, value)
+	}
 	if err != nil {
 		return nil, err
 	}
