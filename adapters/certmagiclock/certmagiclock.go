@@ -68,13 +68,14 @@ func (s *Storage) TryLock(ctx context.Context, name string) (bool, error) {
 	return true, nil
 }
 
-// Unlock implements certmagic.Locker. It waits for Redis until ctx ends. The error is that
-// of leased.Lease.UnlockContext, which matches leased.ErrLeaseLost if the lock was lost while
-// it was held, or it matches leased.ErrNotLocked if the lock was not held through s.
-func (s *Storage) Unlock(ctx context.Context, name string) error {
+// Unlock implements certmagic.Locker. It does not need the context, which certmagic has end
+// never: it waits for Redis for at most the time set by leased.WithReleaseTimeout. The error is
+// that of leased.Lease.Unlock, which matches leased.ErrLeaseLost if the lock was lost while it was
+// held, or it matches leased.ErrNotLocked if the lock was not held through s.
+func (s *Storage) Unlock(_ context.Context, name string) error {
 	lease, held := s.held.LoadAndDelete(name)
 	if !held {
 		return fmt.Errorf("certmagiclock: %q: %w", name, leased.ErrNotLocked)
 	}
-	return lease.(*leased.Lease).UnlockContext(ctx)
+	return lease.(*leased.Lease).Unlock()
 }

@@ -171,3 +171,20 @@ func TestSeveralProcessesOrderACertificateOnce(t *testing.T) {
 		t.Errorf("%d certificates were ordered", n)
 	}
 }
+
+// certmagic gives a context that never ends.
+func TestUnlockDoesNotWaitForASilentServer(t *testing.T) {
+	inTwoProcesses(t, func(t *testing.T, server *leasedtest.Server, here, _ *certmagiclock.Storage) {
+		must(t, here.Lock(t.Context(), name))
+		start := server.Stop()
+		began := time.Now()
+		if err := here.Unlock(context.WithoutCancel(t.Context()), name); !errors.Is(err, leased.ErrNotReleased) {
+			t.Errorf("it returned %v", err)
+		}
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("it took %v", took)
+		}
+		start()
+		time.Sleep(time.Minute) // the release is repeated
+	})
+}

@@ -40,17 +40,18 @@ func New(mutex *leased.Mutex) *Locker { return &Locker{mutex: mutex} }
 // SessionLock implements lock.SessionLocker. The error is that of leased.Mutex.LockContext.
 func (l *Locker) SessionLock(ctx context.Context, conn *sql.Conn) error { return l.lock(ctx, conn) }
 
-// SessionUnlock implements lock.SessionLocker. It waits for Redis until ctx ends. The error
-// matches leased.ErrLeaseLost if the lock was lost while it was held.
-func (l *Locker) SessionUnlock(ctx context.Context, conn *sql.Conn) error {
-	return l.unlock(ctx, conn)
-}
+// SessionUnlock implements lock.SessionLocker. It does not need the context, which goose has
+// end never: it waits for Redis for at most the time set by leased.WithReleaseTimeout. The error
+// is that of leased.Lease.Unlock. It matches leased.ErrLeaseLost if the lock was lost while it was
+// held, and leased.ErrNotReleased if Redis did not confirm the release in time; the migrations
+// are done then all the same.
+func (l *Locker) SessionUnlock(_ context.Context, conn *sql.Conn) error { return l.unlock(conn) }
 
 // Lock implements lock.Locker as SessionLock does.
 func (l *Locker) Lock(ctx context.Context, db *sql.DB) error { return l.lock(ctx, db) }
 
 // Unlock implements lock.Locker as SessionUnlock does.
-func (l *Locker) Unlock(ctx context.Context, db *sql.DB) error { return l.unlock(ctx, db) }
+func (l *Locker) Unlock(_ context.Context, db *sql.DB) error { return l.unlock(db) }
 
 // lock keeps a reference to the lease, because a lease that nothing refers to is not
 // renewed.
@@ -62,10 +63,10 @@ func (l *Locker) lock(ctx context.Context, by any) error {
 	return err
 }
 
-func (l *Locker) unlock(ctx context.Context, by any) error {
+func (l *Locker) unlock(by any) error {
 	lease, held := l.held.LoadAndDelete(by)
 	if !held {
 		return leased.ErrNotLocked
 	}
-	return lease.(*leased.Lease).UnlockContext(ctx)
+	return lease.(*leased.Lease).Unlock()
 }

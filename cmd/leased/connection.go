@@ -167,10 +167,10 @@ func (a *address) options() (*redis.UniversalOptions, error) {
 // ?master_name=main&addr=host:26379.
 func (a *address) fromURL(o *redis.UniversalOptions) error {
 	fail := func(err error) error {
-		// The error of net/url repeats the whole URL, which may contain a password.
+		// The error of net/url repeats the URL, or what it took for its port, which may be a password.
 		var quoted *url.Error
 		if errors.As(err, &quoted) {
-			err = quoted.Err
+			return usagef("--redis is no URL such as redis://localhost:6379/0; a password in it must be percent-encoded: write / as %%2F, ? as %%3F, # as %%23, @ as %%40, : as %%3A, %% as %%25 and a comma as %%2C")
 		}
 		return usagef("--redis is no Redis URL such as redis://localhost:6379/0: %s", strings.TrimPrefix(err.Error(), "redis: "))
 	}

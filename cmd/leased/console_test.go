@@ -124,6 +124,22 @@ func TestUnlockAsksOnATerminal(t *testing.T) {
 			t.Errorf("after the answer %q: %s", c.answer, console.seen.String())
 		}
 	}
+	m.Set("job", "mine")
+	console := onConsole(t, &pty.Winsize{Rows: 24, Cols: 80}, program(t, "unlock", "--force", "job", "--redis", m.Addr()))
+	console.awaits("[y/N]")
+	m.Set("job", "another's")
+	console.types("y\n")
+	console.awaits("the owner is another one now")
+	if !m.Exists("job") {
+		t.Errorf("who came while the question was open was evicted: %s", console.seen.String())
+	}
+	until(t, "it asks again", func() bool { return strings.Count(console.seen.String(), "[y/N]") == 2 })
+	m.Del("job")
+	console.types("y\n")
+	console.awaits("is free")
+	if console.cmd.Wait(); console.cmd.ProcessState.ExitCode() != 0 {
+		t.Errorf("status %d: %s", console.cmd.ProcessState.ExitCode(), console.seen.String())
+	}
 	if got := invoke(t, "unlock", "--force", "--yes", "job", "--redis", m.Addr()); got.status != 0 || got.out != "\"job\" is free.\n" {
 		t.Errorf("of a free lock: %+v", got)
 	}

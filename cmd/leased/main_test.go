@@ -225,12 +225,14 @@ func TestAServerThatIsNotThereIsNamedWithoutItsPassword(t *testing.T) {
 		if got.status != 1 || !strings.Contains(got.err, "no Redis at "+address) {
 			t.Errorf("leased %v: status %d, stderr %q", args, got.status, got.err)
 		}
-		bad := invoke(t, append(args, "--redis", "redis://:hush@:x:y")...)
-		if bad.status != 2 {
-			t.Errorf("leased %v with a malformed URL: status %d", args, bad.status)
+		if strings.Contains(got.err+got.out, "hush") {
+			t.Errorf("leased %v shows the password: %+v", args, got)
 		}
-		if strings.Contains(got.err+bad.err+got.out+bad.out, "hush") {
-			t.Errorf("leased %v shows the password: %+v %+v", args, got, bad)
+		for _, malformed := range []string{"redis://:hush@:x:y", "redis://app:hush/x@" + address, "redis://app:hush?x@" + address, "redis://app:hush#x@" + address, "redis://app:hush%x@" + address} {
+			bad := invoke(t, append(args, "--redis", malformed)...)
+			if bad.status != 2 || !strings.Contains(bad.err, "percent-encoded") || strings.Contains(bad.err+bad.out, "hush") {
+				t.Errorf("leased %v with %s: %+v", args, malformed, bad)
+			}
 		}
 	}
 }

@@ -486,7 +486,9 @@ func TestACommandReadsFromTheTerminalAndIsKilledByCtrlC(t *testing.T) {
 	c.awaits("echoes")
 }
 
-func TestAStoppedJobReturnsToItsShellAndContinues(t *testing.T) {
+// onShell returns a terminal with a shell that has SELF, the program, and ADDR, that of a Redis.
+func onShell(t *testing.T) *console {
+	t.Helper()
 	bash, err := exec.LookPath("bash")
 	if err != nil {
 		t.Skipf("%v; install bash", err)
@@ -500,6 +502,11 @@ func TestAStoppedJobReturnsToItsShellAndContinues(t *testing.T) {
 	cmd.Env = append(os.Environ(), asCommand, "PS1=ready> ", "SELF="+self, "ADDR="+m.Addr())
 	c := onConsole(t, &pty.Winsize{Rows: 24, Cols: 200}, cmd)
 	c.awaits("ready> ")
+	return c
+}
+
+func TestAStoppedJobReturnsToItsShellAndContinues(t *testing.T) {
+	c := onShell(t)
 	c.types(`"$SELF" run --redis "$ADDR" job -- sh -c 'echo u""p; read line; echo "got: $line"'` + "\n")
 	c.awaits("up\r\n")
 	c.types("\x1a")
@@ -511,6 +518,88 @@ func TestAStoppedJobReturnsToItsShellAndContinues(t *testing.T) {
 	c.awaits("got: words")
 	c.types("echo a\"\"gain\n")
 	c.awaits("again")
+}
+
+// Only the lock's output is redirected: what asks for a password still has the terminal.
+func TestACommandHasTheTerminalWhereItsOutputGoesToAFile(t *testing.T) {
+	c := onShell(t)
+	c.types(`"$SELF" run --redis "$ADDR" job -- sh -c 'echo u""p >&2; read line < /dev/tty; echo "got: $line" >&2' > /dev/null` + "\n")
+	c.awaits("up\r\n")
+	c.types("words\n")
+	c.awaits("got: words")
+	c.types("echo a\"\"gain\n")
+	c.awaits("again")
+}
+
+func TestACommandThatWantsTheTerminalInAPipelineIsReported(t *testing.T) {
+	c := onShell(t)
+	c.types(`"$SELF" run --redis "$ADDR" job -- sh -c 'read line < /dev/tty' | cat` + "\n")
+	c.awaits("the command has stopped, because it wants the terminal")
+	c.types("\x03")
+	c.types("echo a\"\"gain\n")
+	c.awaits("again")
+}
+
+// A program without a shell, as in ssh -t or docker run -it, is not stopped by its terminal.
+func TestAStoppedCommandContinuesIfNoShellControlsIt(t *testing.T) {
+	m := redistest.MiniTCP(t)
+	c := onConsole(t, &pty.Winsize{Rows: 24, Cols: 200}, program(t, "run", "--redis", m.Addr(), "job", "--", "sh", "-c", `echo u""p; read line; echo "got: $line"`))
+	c.awaits("up\r\n")
+	c.types("\x1a")
+	c.types("words\n")
+	c.awaits("got: words")
+	if c.cmd.Wait(); c.cmd.ProcessState.ExitCode() != 0 {
+		t.Errorf("status %d: %s", c.cmd.ProcessState.ExitCode(), c.seen.String())
+	}
+}
+
+func TestACommandThatCannotBeStartedIsNoStoppedJob(t *testing.T) {
+	c := onShell(t)
+	script := scratch(t)
+	if err := os.WriteFile(script, []byte("#!/no/such/interpreter\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	c.types(`"$SELF" run --redis "$ADDR" job -- ` + script + `; echo status=$?` + "\n")
+	c.awaits("no such file or directory")
+	c.awaits("status=69")
+}
+
+func TestAScriptWithoutAnInterpreterIsTheShells(t *testing.T) {
+	script := scratch(t)
+	if err := os.WriteFile(script, []byte("echo \"$1 of $LEASED_NAME\"\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if status, out, errs := runResult(t, redistest.MiniTCP(t).Addr(), "job", "--", script, "first"); status != 0 || out != "first of job\n" || errs != "" {
+		t.Errorf("status %d, stdout %q, stderr %q", status, out, errs)
+	}
+}
+
+// Programs other than shells take the first of two variables with one name.
+func TestANestedRunHasNothingOfTheOuterOnesEnvironment(t *testing.T) {
+	t.Setenv("LEASED_NAME", "outer")
+	t.Setenv("LEASED_TOKEN", "7")
+	status, out, errs := runResult(t, redistest.MiniTCP(t).Addr(), "inner", "--", "env")
+	if status != 0 || errs != "" || strings.Count(out, "LEASED_NAME=") != 1 || strings.Count(out, "LEASED_TOKEN=") != 1 || !strings.Contains(out, "LEASED_NAME=inner\n") {
+		t.Errorf("status %d, stdout %q, stderr %q", status, out, errs)
+	}
+}
+
+// As one that runs as another user, whom we may not signal.
+func TestACommandThatCannotBeKilledIsReported(t *testing.T) {
+	var errs strings.Builder
+	m := redistest.MiniTCP(t)
+	now := time.Now()
+	r := &running{options: &runOptions{name: "job", ttl: time.Minute}, lease: holder(t, m.Addr(), "job", false), guard: &guard{ended: true}, err: &errs, lost: errors.New("lost"), killAt: now}
+	r.watchLease()
+	if errs.String() != "" {
+		t.Errorf("at once: %q", errs.String())
+	}
+	r.killAt = now.Add(-2 * time.Second)
+	r.watchLease()
+	r.watchLease()
+	if !strings.Contains(errs.String(), `it may work beside the next owner of lock "job"`) || strings.Count(errs.String(), "\n") != 1 {
+		t.Errorf("two seconds after it was killed: %q", errs.String())
+	}
 }
 
 func TestALockThatRedisRefusesWasNotContended(t *testing.T) {
@@ -623,7 +712,7 @@ func TestAWaitThatMayNeverEndIsToldOnce(t *testing.T) {
 		var out, errs shared
 		cmd.Stdout, cmd.Stderr = &out, &errs
 		begin(t, cmd)
-		const want = `leased: still waiting for lock "job": a lock's key holds a foreign value without expiry; it is never taken over, `
+		const want = `leased: still waiting for lock "job": a lock's key holds another program's value without an expiry, so the lock is never taken over; `
 		until(t, "the run says what it waits for", func() bool { return strings.HasPrefix(errs.String(), want) })
 		status, more, told := runResult(t, s.Addr, "--prefix", s.Prefix, "-n", "job", "--", "true")
 		if status != 1 || more+told != "" {

@@ -6,10 +6,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -80,7 +82,7 @@ func runUnder(ctx context.Context, std streams, o *runOptions) error {
 		return o.notAcquired(err)
 	}
 	taken := time.Now()
-	r := &running{options: o, lease: lease, guard: g, signals: signals}
+	r := &running{options: o, lease: lease, guard: g, signals: signals, err: std.err}
 	err = r.perform(program)
 	ends := latest(time.Now().Add(o.ttl), taken.Add(o.atLeast)) // renewed just now at the latest
 	unlocked := lease.Unlock()
@@ -322,10 +324,13 @@ type running struct {
 	lease   *leased.Lease
 	guard   *guard
 	signals <-chan os.Signal
+	err     io.Writer
 
-	tty    *terminal // nil if the command has none
-	lost   error     // why the command was told to end, nil if it was not
-	killAt time.Time // set with lost
+	tty       *terminal        // nil if the command has none
+	unstopped <-chan time.Time // nil unless the command was stopped; see stopped
+	lost      error            // why the command was told to end, nil if it was not
+	killAt    time.Time        // set with lost
+	told      bool             // whether the user was told that the command cannot be killed
 }
 
 // perform starts the command, and returns when it has ended and nothing that it must not leave
@@ -335,21 +340,15 @@ func (r *running) perform(program string) error {
 	r.guard.until(r.lease.TrustedUntil().Add(-killMargin(o.ttl)))
 	r.tty = openTerminal()
 	r.tty.give(r.guard.pid)
-	env := append(os.Environ(), "LEASED_NAME="+o.name, "LEASED_TOKEN="+strconv.FormatUint(r.lease.Token(), 10))
-	child, err := os.StartProcess(program, o.argv, &os.ProcAttr{
-		Env:   env,
-		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
-		Sys:   &syscall.SysProcAttr{Setpgid: true, Pgid: r.guard.pid},
-	})
+	child, err := r.start(program)
+	// From here on this process is in the background of its terminal. There it may not take the
+	// foreground back unless it ignores this signal. A command that was started does not inherit that.
+	signal.Ignore(syscall.SIGTTOU)
+	defer signal.Reset(syscall.SIGTTOU)
 	if err != nil {
 		r.tty.takeBack(false)
 		return err
 	}
-	// From here on this process is in the background of its terminal. There it may not take the
-	// foreground back unless it ignores this signal. The command was started already, so it does
-	// not inherit that.
-	signal.Ignore(syscall.SIGTTOU)
-	defer signal.Reset(syscall.SIGTTOU)
 	resumed := make(chan os.Signal, 1)
 	signal.Notify(resumed, syscall.SIGCONT)
 	defer signal.Stop(resumed)
@@ -382,8 +381,9 @@ func (r *running) perform(program string) error {
 				r.guard.signal(syscall.SIGCONT) // a stopped process does not hear it
 			}
 		case <-resumed:
-			r.tty.giveIfOurs(r.guard.pid)
-			r.guard.signal(syscall.SIGCONT)
+			r.resume()
+		case <-r.unstopped:
+			r.resume()
 		case c := <-changes:
 			if c.err == nil && c.status.Stopped() {
 				r.stopped(c.status.StopSignal())
@@ -392,6 +392,31 @@ func (r *running) perform(program string) error {
 			return r.ended(c)
 		}
 	}
+}
+
+// start starts the command. As execvp does, it has the shell run a script that does not name its
+// interpreter.
+func (r *running) start(program string) (*os.Process, error) {
+	attr := &os.ProcAttr{
+		Env:   r.environment(os.Environ()),
+		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
+		Sys:   &syscall.SysProcAttr{Setpgid: true, Pgid: r.guard.pid},
+	}
+	child, err := os.StartProcess(program, r.options.argv, attr)
+	if errors.Is(err, syscall.ENOEXEC) {
+		return os.StartProcess("/bin/sh", append([]string{"sh", program}, r.options.argv[1:]...), attr)
+	}
+	return child, err
+}
+
+// environment returns the command's environment. If this process runs under another "leased run", it has
+// that one's variables, of which most programs would take the first.
+func (r *running) environment(of []string) []string {
+	const name, token = "LEASED_NAME=", "LEASED_TOKEN="
+	own := slices.DeleteFunc(slices.Clone(of), func(v string) bool {
+		return strings.HasPrefix(v, name) || strings.HasPrefix(v, token)
+	})
+	return append(own, name+r.options.name, token+strconv.FormatUint(r.lease.Token(), 10))
 }
 
 // change is a change of a child's state, or why the system does not tell it.
@@ -419,6 +444,11 @@ func (r *running) watchLease() {
 		if now.After(r.killAt) {
 			r.guard.signal(syscall.SIGKILL)
 		}
+		if now.After(r.killAt.Add(time.Second)) && !r.told {
+			r.told = true
+			fmt.Fprintf(r.err, "leased: the command goes on although it was killed, perhaps because it runs as another user; "+
+				"it may work beside the next owner of lock %q\n", r.options.name)
+		}
 	case until.Sub(now) < termMargin(ttl):
 		r.tellToEnd(fmt.Errorf("the lease of lock %q could not be renewed, and the command was told to end before the lease ends", r.options.name))
 	default:
@@ -444,12 +474,32 @@ func (r *running) tellToEnd(why error) {
 // stopped handles a command that was stopped from its terminal: the shell that waits for this
 // process has to get the terminal back. Every process in our own group is stopped, as if the
 // terminal had done it. If the lease ends in the meantime, the guard kills the command.
+//
+// No shell need be there: ssh, a container or a terminal window may have started this process. Then the
+// system does not stop it, and nothing would ever continue the command. So if this process goes on by
+// itself, the command does, too.
 func (r *running) stopped(by syscall.Signal) {
-	if r.tty == nil || by != syscall.SIGTSTP && by != syscall.SIGTTIN && by != syscall.SIGTTOU {
-		return
+	wants := by == syscall.SIGTTIN || by == syscall.SIGTTOU
+	switch {
+	case by != syscall.SIGTSTP && !wants:
+	case r.tty != nil:
+		r.tty.takeBack(false)
+		_ = syscall.Kill(0, syscall.SIGTSTP) // cannot fail: it is our own group
+		r.unstopped = time.After(unstopped)
+	case wants:
+		fmt.Fprintf(r.err, "leased: the command has stopped, because it wants the terminal, which it does not get in a pipeline; "+
+			"lock %q stays taken until the command ends\n", r.options.name)
 	}
-	r.tty.takeBack(false)
-	_ = syscall.Kill(0, syscall.SIGTSTP) // cannot fail: it is our own group
+}
+
+// unstopped is how long this process goes on after a signal that stops it if no shell controls it.
+const unstopped = 250 * time.Millisecond
+
+// resume continues a command that was stopped, in the foreground if this process is there.
+func (r *running) resume() {
+	r.unstopped = nil
+	r.tty.giveIfOurs(r.guard.pid)
+	r.guard.signal(syscall.SIGCONT)
 }
 
 // ended returns the status of the command. If there is none, the command may still run, and the lock
@@ -476,8 +526,8 @@ func (r *running) ended(c change) error {
 	return nil
 }
 
-// terminal is the controlling terminal, if this process is in its foreground and both the input and
-// the output of the process are terminals. In a pipeline (leased run … | less), the other processes
+// terminal is the controlling terminal, if this process is in its foreground, its input is a terminal,
+// and its output is none of a pipeline. In a pipeline (leased run … | less), the other processes
 // need the foreground too, so the command stays in the background there, and signals of the
 // terminal are passed on like any others. The methods work on nil.
 type terminal struct {
@@ -488,7 +538,8 @@ type terminal struct {
 }
 
 func openTerminal() *terminal {
-	if !isTerminal(os.Stdin) || !isTerminal(os.Stdout) {
+	out, err := os.Stdout.Stat()
+	if err != nil || out.Mode()&(os.ModeNamedPipe|os.ModeSocket) != 0 || !isTerminal(os.Stdin) {
 		return nil
 	}
 	file, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)

@@ -51,10 +51,21 @@ func unlockCommand(std streams) *cobra.Command {
 			if other := conn.alias(ctx, args[0]); other != nil {
 				return usagef("%s", other.says())
 			}
-			if !yes {
+			for !yes {
 				describe(std.out, info)
 				if sure, err := asks(ctx, std, "Take it from its owner, who may still be at work? [y/N] "); err != nil || !sure {
 					return err
+				}
+				asked := info
+				if info, err = client.Inspect(ctx, args[0]); err != nil {
+					return operatorError("unlock", err)
+				}
+				if len(info.Owners) == 0 {
+					fmt.Fprintf(std.out, "%q is free.\n", info.Name)
+					return nil
+				}
+				if yes = noneIsNew(asked.Owners, info.Owners); !yes {
+					fmt.Fprintln(std.out, "Nothing was changed, because the owner is another one now:")
 				}
 			}
 			if err := client.ForceUnlock(ctx, args[0]); err != nil {
@@ -69,6 +80,17 @@ func unlockCommand(std streams) *cobra.Command {
 	c.Flags().BoolVar(&force, "force", false, "required, because the owner may still be at work")
 	c.Flags().BoolVar(&yes, "yes", false, "do not ask")
 	return c
+}
+
+// noneIsNew reports whether all who own the lock now owned it before.
+func noneIsNew(before, now []leased.Owner) bool {
+	for _, o := range now {
+		same := func(b leased.Owner) bool { return b.Client == o.Client && b.Token == o.Token && b.Value == o.Value }
+		if !slices.ContainsFunc(before, same) {
+			return false
+		}
+	}
+	return true
 }
 
 // evictedText says on how many of a quorum's servers the client's only ForceUnlock found an owner.

@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
 	"github.com/leasedmutex/leased/examples/internal/testclient"
@@ -154,13 +157,75 @@ func TestAGiveThatArrivesAfterItsRollBackIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = p.Activate(t.Context(), "A", "user")
-	if err := s.rollBack(t.Context(), 7, "A", "user"); err != nil {
-		t.Fatal(err)
+	if kept, err := s.rollBack(t.Context(), 7, "A", "user"); kept || err != nil {
+		t.Fatal(kept, err)
 	}
 	if err := s.give(t.Context(), 7, "A", "user"); !errors.Is(err, errStale) {
 		t.Errorf("it was accepted: %v", err)
 	}
 	soldAsWritten(t, s, p, 0)
+}
+
+// An earlier lease may be rolled back after a later one.
+func TestARollBackDoesNotUndoAnother(t *testing.T) {
+	_, rdb := testclient.Redis(t)
+	p := &active{}
+	s := &shop{rdb: rdb, partner: p}
+	if err := s.open(t.Context(), []string{"A"}); err != nil {
+		t.Fatal(err)
+	}
+	for token := uint64(7); token <= 8; token++ {
+		if _, err := s.next(t.Context(), token); err != nil {
+			t.Fatal(err)
+		}
+		_ = p.Activate(t.Context(), "A", "user")
+	}
+	for token := uint64(8); token >= 7; token-- {
+		if kept, err := s.rollBack(t.Context(), token, "A", "user"); kept || err != nil {
+			t.Fatal(kept, err)
+		}
+	}
+	if err := s.give(t.Context(), 8, "A", "user"); !errors.Is(err, errStale) {
+		t.Errorf("it was accepted: %v", err)
+	}
+	soldAsWritten(t, s, p, 0)
+}
+
+// losesGives is a hook that loses the replies to scripts that write a hash.
+type losesGives struct{ n int }
+
+func (*losesGives) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (*losesGives) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (l *losesGives) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if args := cmd.Args(); err == nil && l.n > 0 && len(args) > 1 && args[1] == giveScript.Hash() {
+			l.n--
+			cmd.SetErr(io.EOF)
+			return io.EOF
+		}
+		return err
+	}
+}
+
+func TestACouponWhoseReplyIsLostIsTheUsersAllTheSame(t *testing.T) {
+	_, rdb := testclient.Redis(t)
+	p := &active{}
+	s := &shop{locks: testclient.Process(t, rdb), rdb: rdb, partner: p, pause: shortPause}
+	if err := s.open(t.Context(), []string{"A", "B"}); err != nil {
+		t.Fatal(err)
+	}
+	if code, err := s.grab(t.Context(), "first"); code != "A" || err != nil { // and the server knows the scripts
+		t.Fatal(code, err)
+	}
+	rdb.AddHook(&losesGives{1})
+	if code, err := s.grab(t.Context(), "user"); code != "B" || err != nil {
+		t.Errorf("the user got %q, %v", code, err)
+	}
+	soldAsWritten(t, s, p, 2)
 }
 
 func TestTheProgramRuns(t *testing.T) {

@@ -36,7 +36,8 @@ var (
 	errStale    = errors.New("another lease was here")
 )
 
-// grab gives a coupon to the user, or returns an error after which the user has none.
+// grab gives a coupon to the user, or returns an error after which the user has none, unless
+// the error is also that of undoing what was done.
 func (s *shop) grab(ctx context.Context, user string) (code string, err error) {
 	lease, err := s.tryLock(ctx)
 	if err != nil {
@@ -61,7 +62,10 @@ func (s *shop) grab(ctx context.Context, user string) (code string, err error) {
 	}
 	if err != nil {
 		// The lease was lost, the partner failed, or Redis did not answer.
-		return "", errors.Join(err, s.rollBack(ctx, lease.Token(), code, user))
+		kept, undoing := s.rollBack(ctx, lease.Token(), code, user)
+		if !kept {
+			return "", errors.Join(err, undoing)
+		}
 	}
 	done = true
 	return code, nil
@@ -85,17 +89,17 @@ func (s *shop) tryLock(ctx context.Context) (*leased.Lease, error) {
 	}
 }
 
-// rollBack undoes what grab did, unless the coupon was given after all: the answer to
-// that command may have been lost. It works without the lock and after the end of the
-// request: so it touches only what is this user's.
-func (s *shop) rollBack(ctx context.Context, token uint64, code, user string) error {
+// rollBack undoes what grab did, unless the coupon was given after all, which it reports: the
+// answer to that command may have been lost. It works without the lock and after the end of
+// the request: so it touches only what is this user's.
+func (s *shop) rollBack(ctx context.Context, token uint64, code, user string) (kept bool, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
-	kept, err := undoScript.Run(ctx, s.rdb, []string{state, given}, token, code, user).Bool()
+	kept, err = undoScript.Run(ctx, s.rdb, []string{state, given}, token, code, user).Bool()
 	if err != nil || kept {
-		return err
+		return kept, err
 	}
-	return s.partner.Deactivate(ctx, code, user)
+	return false, s.partner.Deactivate(ctx, code, user)
 }
 
 // next is the first access under a lease: it presents the token and reads.
@@ -130,16 +134,19 @@ var (
 
 	giveScript = redis.NewScript(`
 		if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then return 0 end
-		if redis.call('HGET', KEYS[1], 'undone') == ARGV[1] then return 0 end
+		if tonumber(redis.call('HGET', KEYS[1], 'undone') or '0') >= tonumber(ARGV[1]) then return 0 end
 		if redis.call('LINDEX', KEYS[2], 0) ~= ARGV[2] then return 0 end
 		redis.call('LPOP', KEYS[2])
 		redis.call('HSET', KEYS[3], ARGV[2], ARGV[3])
 		return 1`)
 
-	// A give of the same lease that arrives after this one is refused.
+	// A give of the same lease that arrives after this one is refused, and so is one of an
+	// earlier lease, whose token is no longer the stored one anyway.
 	undoScript = redis.NewScript(`
 		if redis.call('HGET', KEYS[2], ARGV[2]) == ARGV[3] then return 1 end
-		redis.call('HSET', KEYS[1], 'undone', ARGV[1])
+		if tonumber(redis.call('HGET', KEYS[1], 'undone') or '0') < tonumber(ARGV[1]) then
+			redis.call('HSET', KEYS[1], 'undone', ARGV[1])
+		end
 		return 0`)
 )
 
