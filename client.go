@@ -380,8 +380,8 @@ func (c *Client) Close() error {
 // ctx ends.
 //
 // Shutdown returns nil if nothing was left. Otherwise the error matches ErrClosed, says how many leases
-// were not unlocked, names at most three of their locks, and says how many releases Redis did not confirm,
-// and what was not waited for. It does not count releases that can no longer be tried because rdb was
+// were not unlocked (naming at most three of their locks), how many releases Redis did not confirm, and
+// what Shutdown did not wait for. It does not count releases that can no longer be tried because rdb was
 // closed first: only their Unlock and the log tell of those. Later and concurrent calls wait for the first
 // one and return the same error, or the error of their own ctx if that ends before.
 func (c *Client) Shutdown(ctx context.Context) error {
@@ -521,7 +521,7 @@ func (c *Client) abandoned() (left []string) {
 		if held > 1 {
 			what, then = fmt.Sprint(held, " leases were"), "they are no longer renewed and expire with their TTLs"
 		}
-		left = append(left, fmt.Sprintf("%s not unlocked, of %s: %s", what, someNames(names), then))
+		left = append(left, fmt.Sprintf("%s not unlocked (%s): %s", what, someNames(names), then))
 	}
 	if n := max(releasing, int(c.unlocks.Load())); n > 0 {
 		left = append(left, unconfirmedReleases(n))

@@ -80,7 +80,7 @@ func TestATypeAroundARedisClientKeepsProofAndDeadlinesOrThatIsLogged(t *testing.
 					t.Errorf("the id %q does not say %q", id, c.flag)
 				}
 				unlock(t, l)
-				if n := out.count(slog.LevelWarn, "bounded"); n != c.logged {
+				if n := out.count(slog.LevelWarn, "deadlines of their own"); n != c.logged {
 					t.Errorf("logged %d times: %q", n, out.messages())
 				}
 			})
@@ -99,7 +99,7 @@ func TestThatAClustersCommandsAreUnboundedIsLogged(t *testing.T) {
 		}
 		c.Close()
 		must(t, rdb.Close())
-		if n, want := out.count(slog.LevelWarn, "bounded"), map[bool]int{false: 1}[bounds]; n != want {
+		if n, want := out.count(slog.LevelWarn, "deadlines of their own"), map[bool]int{false: 1}[bounds]; n != want {
 			t.Errorf("ContextTimeoutEnabled %v: logged %d times, want %d", bounds, n, want)
 		}
 	}

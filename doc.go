@@ -39,20 +39,21 @@
 //
 // TTLs run on the server's clock. If that clock is set forward, leases end early; their
 // holders learn of it at the next renewal, and until then there can be two owners. If it is
-// set back, leases last longer; any command that finds an owner with more time left than
-// that owner's own TTL, or whose key has lost its expiry, shortens the time to the TTL.
+// set back, leases last longer; a command that finds an owner with more time left than
+// its own TTL, or an owner's key without an expiry, cuts the time left to that TTL.
 //
 // A process ends its leases by two local clocks, the monotonic clock and the wall clock.
 // When the two diverge, as they do on a suspended machine, the earlier end counts. So a
-// wall clock that is set ahead can end the leases held on its machine: those that were last
-// renewed so long ago that, with what it was set ahead by, their TTL may be over.
+// wall clock that is set ahead can end leases held on its machine, namely those for which the
+// time since the last renewal, plus the amount by which the clock was set ahead, may exceed
+// the TTL.
 //
 // Tokens follow the server's clock. If that clock is set back, tokens continue from the
 // last one stored in Redis. Redis learns of the tokens assigned in local hand-offs only
 // when the process releases the lock. So if a clock that was ahead is set back while Redis
 // does not know the last token, tokens can repeat or go backwards until the clock has
 // caught up. Redis does not know the last token if an owner died or lost its lease after
-// local hand-offs, or if the keys were flushed or lost as well.
+// local hand-offs, or if the keys were flushed or lost.
 //
 // A foreign client, one that does not use this package, starves if it polls for the lock's
 // key with SET NX while processes that use this package are queued: a release hands the
@@ -236,9 +237,9 @@
 // renewed, when the owner's TTL ends, and after a third of their own TTL or 3 s, whichever
 // is less, shortened at random by up to a third. In a Cluster, the first waiter in the
 // queue re-checks after 1 s at most. In a queue of hundreds, waiters far behind wait longer
-// between re-checks: up to 20 s, but no longer than their TTL less 10 s or half of their
-// TTL, whichever is more. A lock that lost its owner without a word, as when its key was
-// deleted by hand, is noticed by a re-check of the first waiter; if that waiter has died as
+// between re-checks: up to 20 s, but never longer than the greater of half their TTL and
+// their TTL minus 10 s. If a lock loses its owner without a message, for example because its
+// key was deleted by hand, a re-check of the first waiter notices; if that waiter has died as
 // well, the lock can stand free for up to 15 s. A re-check keeps the request's place in the
 // queue; requests behind it drop a request that stops re-checking. If no message has
 // arrived for a while, a re-check also has the server send an echo, and if the echo does
@@ -286,15 +287,15 @@
 // Unlock returns nil only if another caller of this process continues with the lock, if
 // other readers of this process still hold it, if the process keeps it idle
 // ([WithIdleHold]), if Redis confirmed the release, or if the lock's last token proves that
-// the lock was this client's until then. Otherwise it returns [ErrLeaseLost], which then
-// means that this could no longer be proved. On a quorum, Redis may confirm a release
+// the lock was this client's until then. If none of these holds, it returns [ErrLeaseLost]: the
+// lock was lost, or could no longer be proved to have been this client's. On a quorum, Redis may confirm a release
 // although another client had the lock in between, if an operator took the lock away or a
 // server's clock was set. Unlock waits for Redis for at most the time set by
 // [WithReleaseTimeout]. After that it returns [ErrNotReleased], and the client keeps
 // retrying in the background until Redis has answered or the TTL has passed.
 //
 // When a process dies, its locks are free after their TTL. Once its connection is closed, a
-// release skips its places in the queue at no cost; for a Cluster, see Limits above. But
+// release skips its waiting requests without delay; for a Cluster, see Limits above. But
 // readers that queue behind a killed writer, while other readers hold the lock, wait until
 // the writer's TTL is over, and up to 4 s more.
 //
@@ -322,10 +323,10 @@
 // If such a call blocks, later calls wait and are eventually dropped; if it panics, the
 // panic is logged through [slog.Default]. The spans and measurements of a caller, and the
 // back-off policy, may be called on the caller's goroutine. Hooks of the Redis client run
-// as part of its commands: to the locks, a hook that blocks is a Redis that does not
-// answer, except that Unlock, which sends its release itself, waits for a hook that goes on
-// after its context has ended. A hook must not retry a command: Leased would take the last
-// reply for the only one. Then an Unlock that Redis carried out at the first try is reported
+// as part of its commands: the locks treat a hook that blocks like a Redis that does not
+// answer. There is one exception: Unlock sends its release itself, so it waits for a hook that
+// goes on after its context has ended. A hook must not retry a command: Leased would see only
+// the last reply, and assume that the command had been sent once. Then an Unlock that Redis carried out at the first try is reported
 // as a loss, or a wait that was given up leaves the lock to its TTL.
 //
 // # Memory model

@@ -191,13 +191,13 @@ type notReleased struct {
 func (e *notReleased) Error() string {
 	s := fmt.Sprintf("leased: release of lock %q not confirmed by Redis; ", e.name)
 	if !e.over {
-		s += "still trying, and "
+		s += "still trying; "
 	}
-	s += "the lock ends by itself"
+	s += "the lock expires"
 	if e.ends.IsZero() {
 		s += " with its TTL"
 	} else {
-		s += " at " + e.ends.Format(time.RFC3339Nano)
+		s += " by " + e.ends.Format(time.RFC3339Nano)
 	}
 	for _, err := range []error{e.ended, e.lastErr} {
 		if err != nil {

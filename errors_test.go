@@ -161,7 +161,7 @@ func TestShutdownNamesSomeOfTheLocksThatWereNotUnlocked(t *testing.T) {
 		defer cancel()
 		err := c.Shutdown(ctx)
 		isAll(t, err, leased.ErrClosed)
-		if want := `6 leases were not unlocked, of "a", "b", "c" and 3 more: they`; !strings.Contains(err.Error(), want) {
+		if want := `6 leases were not unlocked ("a", "b", "c" and 3 more): they`; !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)
 		}
 		for _, l := range leases {

@@ -192,7 +192,7 @@ func TestAForeignOwnerWithoutExpiryIsWaitedForAndWarnedOfOnce(t *testing.T) {
 		if left := s.rdb.PTTL(context.Background(), "x").Val(); left != -1 {
 			t.Errorf("the foreign key was given the expiry %v", left)
 		}
-		if n := out.count(slog.LevelWarn, "without expiry"); n != 1 {
+		if n := out.count(slog.LevelWarn, "without an expiry"); n != 1 {
 			t.Errorf("warned %d times in an hour", n)
 		}
 		s.rdb.Del(context.Background(), "x")

@@ -203,8 +203,8 @@ func (l *throttledLog) foreignOwner(name, blocker string, left time.Duration) {
 	switch {
 	case protocol.NewerFormat(blocker):
 	case left == protocol.Endless:
-		cause, text = "endless", "a lock's key holds a foreign value without expiry; it is never taken over, "+
-			"delete it or use ForceUnlock if its owner is gone"
+		cause, text = "endless", "a lock's key holds another program's value without an expiry, so the lock is never "+
+			"taken over; if that owner is gone, delete the key or use ForceUnlock"
 	default:
 		return
 	}
@@ -405,12 +405,12 @@ func (l *throttledLog) lossesDropped() {
 }
 
 func (l *throttledLog) unknownClient() {
-	l.write(slog.LevelWarn, "unknown", "nothing is known of this type of Redis client: its commands are not bounded one by one, "+
-		"and a waiter that died is not skipped; give it the method Options of the client that it wraps")
+	l.write(slog.LevelWarn, "unknown", "unknown type of Redis client: its commands have no deadlines of their own, and dead waiters "+
+		"are not skipped; add a method Options that returns the options of the client that it wraps")
 }
 
 func (l *throttledLog) unbounded() {
-	l.write(slog.LevelWarn, "unbounded", "the commands of this Redis client cannot be bounded one by one; set its ContextTimeoutEnabled, and no timeout of -2")
+	l.write(slog.LevelWarn, "unbounded", "commands of this Redis client cannot be given deadlines of their own; set its ContextTimeoutEnabled, and no timeout of -2")
 }
 
 func firstWord(err error) string {

@@ -135,7 +135,7 @@ func TestLogsNameTheLock(t *testing.T) {
 		for _, want := range []string{
 			"level=ERROR msg=\"leased: another program, such as Redisson, keeps another type of value under a lock's name; an operator has to fix this\" lock=hash error=",
 			"an operator has to fix this\" lock=other-hash error=",
-			"is gone\" lock=foreign\n",
+			"or use ForceUnlock\" lock=foreign\n",
 			"level=ERROR msg=\"leased: lease lost before Unlock\" lock=deleted token=",
 			"Redis cannot run lock commands now; trying again\" lock=unconfirmed error=",
 			"a release was not confirmed; still trying\" lock=unconfirmed error=",

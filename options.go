@@ -102,9 +102,10 @@ func invalid(format string, args ...any) error {
 // All clients that share a lock need the same prefix, because messages go to channels under
 // it. A key is the prefix and the name, with nothing in between: end the prefix with a
 // separator, such as a colon, so that no name of one application is a key of another. Where
-// that happens, both still exclude each other, but a release does not wake the other's
-// waiters, which may lose their places and notice it only when they next look, and a
-// ForceUnlock does not tell the other's owner, which notices it only at its next renewal.
+// keys collide, the two applications still exclude each other. But a release does not wake the
+// other application's waiters: they may lose their places, and notice the release only at their
+// next re-check. Nor does ForceUnlock notify the other's owner, which notices at its next
+// renewal.
 func WithKeyPrefix(prefix string) Option {
 	return clientOption(func(o *clientOptions) error {
 		if len(prefix) > maxPrefixBytes || !utf8.ValidString(prefix) {
@@ -291,8 +292,8 @@ func WithAttributes(attributes ...attribute.KeyValue) Option {
 
 // WithSlowThreshold logs callers that have waited for a lock, or held one, for d, while they
 // still do. A caller is logged at most once, at level Warn, with the lock's name (unless
-// [WithoutLockNamesInLogs] keeps it out), the lock's owner, and the file and line of the call
-// that waits or has locked. Its span gets the event "slow". For each lock, only the caller
+// [WithoutLockNamesInLogs] keeps it out), the lock's owner if the caller waits, and the file
+// and line of the call that waits or has locked. Its span gets the event "slow". For each lock, only the caller
 // that has waited longest and the one that has held longest are checked, and at most one of
 // each is logged in a minute; of locks that are slow at the same time, ten are named and the
 // others counted. d must be at least 10 ms; the line may come up to d/4 late. The
@@ -375,11 +376,11 @@ func WithMaxHold(d time.Duration) LockOption {
 // minimum hold applies to leases that are unlocked. If the process dies, or closes its
 // client without Unlock, the lock is free when the TTL ends, as without this option. The
 // same is true if Redis cannot be reached from Unlock until the TTL ends. A TTL of d covers
-// both cases. A caller that gives up at the moment in which it gets the lock, so that
-// LockContext returns an error, has no minimum hold. Readers have none, and Downgrade ends
+// both cases. If the caller's context ends just as it gets the lock, so that LockContext
+// returns an error, there is no minimum hold. Readers have none, and Downgrade ends
 // that of its lease. ForceUnlock frees the lock at once. A maximum hold must not be shorter
-// than d. On a quorum, the lock may be free before, when the time of [WithQuarantine] is over for
-// a server that has restarted without its data: it has forgotten the minimum hold.
+// than d. On a quorum, the lock may become free earlier: a server that restarted without its
+// data has forgotten the minimum hold, and votes again once the time of [WithQuarantine] is over.
 //
 // d must be in whole milliseconds, at most 30 days. The default is 0, which means none.
 func WithMinHold(d time.Duration) LockOption {
@@ -415,11 +416,11 @@ func WithIdleHold(d time.Duration) LockOption {
 }
 
 // WithLocalHandoffs bounds how long one process may pass the lock among its own callers
-// while another process waits. It does not apply to readers. Leases and time count from when the
+// while another process waits. It bounds writers only: readers that arrive once another process
+// is known to wait are not admitted at all. Leases and time count from when the
 // process got the lock, or last began to use it again after keeping it idle. Once another
 // process waits, at most n leases are admitted in all, and none after tenure; then the lock
-// goes to the other process. Readers that arrive after another process is known to wait are
-// not admitted at all. n must be at least 1, and tenure must not be negative. The default
+// goes to the other process. n must be at least 1, and tenure must not be negative. The default
 // is 64 leases and 10 ms.
 func WithLocalHandoffs(n int, tenure time.Duration) LockOption {
 	return lockOption(func(o *lockOptions) error {

@@ -17,22 +17,22 @@ type Stats struct {
 	Idle   int64 // of Leases: the process had kept the lock idle
 	Direct int64 // of Leases: handed over by another process' release, through a message
 
-	// Handed counts the processes that a release of this client made an owner. A cancel can do so,
-	// too, and is not counted.
+	// Handed counts the processes that a command of this client made owners. Most often that is a
+	// release, but an acquire that finds a dead owner lets in whoever is next. Cancels are not
+	// counted.
 	Handed int64
 
 	Renewals int64 // confirmed renewals
 	Lost     int64 // leases that ended before their Unlock
 	Commands int64 // commands that the client tried to send to Redis, with or without a connection
 
-	// Behind, for a client of [NewQuorum], counts the leases that were unlocked by the number
-	// of servers that stood behind them just before: servers that had granted or renewed the
-	// lease, and whose answers had arrived. A lease that is unlocked at once may be ahead of
-	// some servers' answers.
+	// Behind[n], for a client of [NewQuorum], is the number of leases that n servers stood behind
+	// just before Unlock: servers that had granted or renewed the lease, and whose answers had
+	// arrived. A lease that is unlocked at once may be ahead of some servers' answers.
 	Behind [8]int64
 
-	// Evicted, for a client of [NewQuorum], counts the calls of ForceUnlock that succeeded by
-	// the number of servers on which an owner was evicted: 0 if the lock was free.
+	// Evicted[n], for a client of [NewQuorum], is the number of successful calls of ForceUnlock
+	// that evicted an owner on n servers; n is 0 if the lock was free.
 	Evicted [8]int64
 }
 

@@ -160,9 +160,9 @@ func (s *Server) FreezeRenewals() (resume func()) { return raise(&s.frozen) }
 
 // DropMessages loses all messages that are published from now on, for all clients, until
 // the returned function is called. The server counts the receivers of the messages as if
-// they had arrived. A waiter then learns only from a re-check that it has the lock, after
-// at most 3 s or a third of its TTL, and an owner is not told that it lost the lock or that
-// others wait.
+// they had arrived. A waiter then learns only from a re-check that it has the lock: after
+// at most 3 s or a third of its TTL if it was first in the queue when it last asked, else after
+// up to 20 s. An owner is not told that it lost the lock or that others wait.
 func (s *Server) DropMessages() (deliver func()) { return raise(&s.dropping) }
 
 func raise(n *atomic.Int32) (lower func()) {

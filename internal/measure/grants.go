@@ -112,8 +112,11 @@ const (
 	blocked = time.Millisecond // for how long the server may be kept from others
 
 	// How many commands leave together at most.
-	together = 32 // acquisitions, releases, cancels
+	together = 32 // acquisitions, releases
 	renewals = 50
+
+	// How many cancels the server reads at once, of up to 250 that leave together.
+	cancels = 44
 )
 
 // giveUps has a client wait for n locks at once, and then give up.
@@ -153,7 +156,7 @@ func giveUps(ctx context.Context, b *bench, rdb *redis.Client, n int, phase func
 	}); err != nil {
 		return err
 	}
-	return errors.Join(phase(fmt.Sprintf("%d callers give up at once", n), together, func() error {
+	return errors.Join(phase(fmt.Sprintf("%d callers give up at once", n), cancels, func() error {
 		before := waiter.Stats().Commands
 		giveUp()
 		all.Wait()
