@@ -22,14 +22,24 @@ import (
 type Lease struct {
 	entry *entry
 	call  *call
-	guard *guard      // nil from Unlock on
-	begun atomic.Bool // whether Unlock was called
-	asked bool        // whether the lease's context was asked for, and so made; the entry's mutex guards it and ctx
-	ctx   context.Context
+	guard *guard          // nil from Unlock on
+	ctx   context.Context // guarded by the entry's mutex; see base
 
-	result atomic.Pointer[error]         // what the first Unlock returned; nil until it has ended
-	ended  atomic.Pointer[chan struct{}] // closed once result is set; made by the first call that waits for that
+	ending atomic.Pointer[ending] // nil until Unlock is called
 }
+
+// ending is how far the first call of Unlock has come.
+type ending struct {
+	over   bool
+	result error         // what it returned, if it is over
+	waited chan struct{} // closed once it is over, if another call waits for that
+}
+
+// What most calls need no memory for.
+var (
+	underWay  = &ending{}
+	endedWell = &ending{over: true}
+)
 
 // A guard notices that a Lease is garbage-collected before Unlock: its finalizer runs then. It is
 // an object of its own because, unlike the Lease, it refers to no user object that may refer back
@@ -134,14 +144,14 @@ type leaseContext struct {
 func (l *Lease) base() context.Context {
 	l.entry.mu.Lock()
 	defer l.entry.mu.Unlock()
-	if l.asked {
+	w := l.call
+	if w.extras().cancel != nil {
 		return l.ctx
 	}
 	// Until then ctx is the context given to LockContext. It is used for its values and
 	// trace; none of its methods is called here.
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(l.ctx))
-	l.asked, l.ctx = true, ctx
-	w := l.call
+	l.ctx = ctx
 	w.extend().cancel = cancel
 	if cause := l.entry.causeLocked(w); cause != nil {
 		cancel(cause)
@@ -211,7 +221,7 @@ func (l *Lease) unlock(ctx context.Context) error {
 	if l.unmade() {
 		return errLeaseUnmade
 	}
-	if !l.begun.CompareAndSwap(false, true) {
+	if !l.ending.CompareAndSwap(nil, underWay) {
 		return l.unlockedByAnother(ctx)
 	}
 	*l.guard = guard{}
@@ -223,14 +233,12 @@ func (l *Lease) unlock(ctx context.Context) error {
 		if !returned { // user code panicked or ended the goroutine; later calls are told what is known
 			err = l.entry.conclude(l.call)
 		}
-		result := &noError
+		end := endedWell
 		if err != nil {
-			kept := err // kept is allocated; err is not
-			result = &kept
+			end = &ending{over: true, result: err}
 		}
-		l.result.Store(result)
-		if waiting := l.ended.Load(); waiting != nil { // who comes later finds the result
-			close(*waiting)
+		if before := l.ending.Swap(end); before.waited != nil {
+			close(before.waited)
 		}
 	}()
 	_, err = l.entry.unlock(ctx, time.Now(), func(*lockstate.Lock) *lockstate.Caller { return l.call.caller() })
@@ -238,24 +246,23 @@ func (l *Lease) unlock(ctx context.Context) error {
 	return err
 }
 
-var noError error
-
 // unlockedByAnother returns the result of the first call of Unlock or UnlockContext, after waiting for it
 // for as long as this call may take. ctx is as in unlock.
 func (l *Lease) unlockedByAnother(ctx context.Context) error {
-	if result := l.result.Load(); result != nil {
-		return *result
-	}
-	made := make(chan struct{})
-	l.ended.CompareAndSwap(nil, &made)
-	first := *l.ended.Load()
-	if result := l.result.Load(); result != nil { // nobody need have seen the channel
-		return *result
+	var first *ending
+	for {
+		if first = l.ending.Load(); first.over {
+			return first.result
+		}
+		if first.waited != nil {
+			break
+		}
+		l.ending.CompareAndSwap(first, &ending{waited: make(chan struct{})})
 	}
 	w, e := l.call, l.entry
-	over, late := w.awaitRelease(ctx, time.Now(), first)
+	over, late := w.awaitRelease(ctx, time.Now(), first.waited)
 	if over {
-		return *l.result.Load()
+		return l.ending.Load().result
 	}
 	err := &notReleased{name: e.keys.Name(), ended: late}
 	e.mu.Lock()

@@ -1165,6 +1165,8 @@ var mutants = []mutant{
 	{"a command that a demoted primary refused is not repeated at once", "internal/redisserver/errors.go", "Moved: elsewhere(err), Again: again", "Moved: elsewhere(err)", "ConnectionsInThePoolCost"},
 	{"a connection that the system gave up did not break", "internal/redisserver/broken.go", "		syscall.ETIMEDOUT, syscall.EHOSTUNREACH, syscall.ENETUNREACH, // of keep-alives without an answer\n", "", "ItsOtherEndClosedIt"},
 	{"a dial that failed is a broken connection", "internal/redisserver/broken.go", "		return false // there was none", "		// there was none", "ItsOtherEndClosedIt"},
+	{"the arguments of a command that was given up are used again", "internal/redisserver/server.go", "	switch {\n	case err == nil:\n		s.args.recycle(line)\n", "	s.args.recycle(line)\n	switch {\n	case err == nil:\n", "MayStillBeSentAreNotUsedAgain"},
+	{"arguments that a user's hooks see are used again", "internal/redisserver/arguments.go", "a := &arguments{inboxes:", "a := &arguments{spare: new(sync.Pool), inboxes:", "OnlyWhereNobodyElseSeesIt"},
 	{"what MaxActiveConns kept back may have been sent", "internal/redisserver/errors.go", " || ConnectionsInUse(err)", "", "TestClassify|TestAnErrorSays|Kind"},
 	{"a quorum: a server is away while all active connections are in use", "internal/quorum/member.go", "		if redisserver.ConnectionsInUse(err) {", "		if false {", "AllActiveConnections"},
 	{"a quorum: a request leaves its place before it has the next", "internal/quorum/partial.go", "	l.lookAt(r, i, now, fx)\n	l.send(&Send{Server: i, Kind: Cancel, req: r, Cmd: protocol.Command{ID: old.id},\n		Cancel: protocol.CancelRequest{Keys: l.keys, ID: old.id, Last: old.lastFor(r)}}, fx)\n", "	l.send(&Send{Server: i, Kind: Cancel, req: r, Cmd: protocol.Command{ID: old.id},\n		Cancel: protocol.CancelRequest{Keys: l.keys, ID: old.id, Last: old.lastFor(r)}}, fx)\n	l.lookAt(r, i, now, fx)\n", "KeepsComingBack"},
@@ -1180,7 +1182,7 @@ var mutants = []mutant{
 	{"a collection asks a provider that is being set", "metrics.go", "	if !placeholder(g.provider) || otel.GetMeterProvider() == g.provider {", "	if !placeholder(g.provider) {", "WhileTheProviderIsBeingSet"},
 	{"an inspection waits though its caller has given up", "inspect.go", "	if c.quorum != nil || ctx.Done() == nil {\n		return f()", "	if true {\n		return f()", "Inspect|Force"},
 	{"a check waits for another and for itself", "lease.go", "context.WithTimeout(ctx, checkPatience)", "context.WithTimeout(ctx, 10*checkPatience)", "ACheckWaitsNoLonger"},
-	{"a second Unlock waits for the first", "lease.go", "	over, late := w.awaitRelease(ctx, time.Now(), first)\n	if over {", "	_, late := true, error(nil)\n	if <-first; true {", "ASecondUnlock"},
+	{"a second Unlock waits for the first", "lease.go", "	over, late := w.awaitRelease(ctx, time.Now(), first.waited)\n	if over {", "	_, late := true, error(nil)\n	if <-first.waited; true {", "ASecondUnlock"},
 	{"names stand in the arguments of a command", "log.go", "	text, _, hasArguments := strings.Cut(err.Error(), \", with args beginning with\")\n", "	text, hasArguments := err.Error(), false\n", "Secret|Names"},
 	{"a collected lease keeps its lock awake", "lease.go", "	e.restLocked()\n	e.mu.Unlock()\n	if mine {", "	e.mu.Unlock()\n	if mine {", "Collected"},
 }

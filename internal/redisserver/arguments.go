@@ -3,6 +3,7 @@ package redisserver
 import (
 	"hash/maphash"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -14,9 +15,10 @@ import (
 // one. The value in a slot is never modified, only replaced.
 type arguments struct {
 	inboxes any
-	waits   [5]any // what how returns; not used on a quorum's server, where the argument differs per request
-	links   any    // the links argument of a release without a span
-	mark    any    // on a quorum's server, the key that follows the keys of each lock; else nil
+	waits   [5]any     // what how returns; not used on a quorum's server, where the argument differs per request
+	links   any        // the links argument of a release without a span
+	mark    any        // on a quorum's server, the key that follows the keys of each lock; else nil
+	spare   *sync.Pool // of *[longestLine]any, for reuse; nil if somebody may keep a command's arguments
 	seed    maphash.Seed
 	locks   [64]atomic.Pointer[keysArgument]     // indexed by a hash of the lock's own key
 	times   [13]atomic.Pointer[durationArgument] // indexed by the milliseconds; a client has few TTLs
@@ -73,7 +75,7 @@ func (a *arguments) how(c *protocol.Command) any {
 // acquire returns the line of acquire, except for the mark that a quorum's server is told, for which
 // there is room.
 func (a *arguments) acquire(k *protocol.Keys, c *protocol.Command) []any {
-	all := append(newLine(a.keys(k), 4), c.ID, a.milliseconds(c.TTL), a.how(c))
+	all := append(a.newLine(k), c.ID, a.milliseconds(c.TTL), a.how(c))
 	switch {
 	case c.Told > 0:
 		all = append(all, c.Echo, c.Own, decimal(c.Told))
@@ -92,11 +94,38 @@ func (a *arguments) release(k *protocol.Keys, id string, last uint64, link *prot
 	if link != nil {
 		links = protocol.FormatSpan(link) + " " + a.inboxes.(string)
 	}
-	all := append(newLine(a.keys(k), 2), id, links)
+	all := append(a.newLine(k), id, links)
 	if last > 0 || cooldown > 0 {
 		all = append(all, decimal(last))
 	}
 	return withCooldown(cooldown, all...)
+}
+
+// longestLine is how many places the line of an acquire, a release or a cancel takes at most.
+const longestLine = 14
+
+// newLine returns a line with the keys of a lock, and room for the arguments.
+func (a *arguments) newLine(k *protocol.Keys) []any {
+	var line *[longestLine]any
+	if a.spare != nil {
+		line, _ = a.spare.Get().(*[longestLine]any)
+	}
+	if line == nil {
+		line = new([longestLine]any)
+	}
+	keys := a.keys(k)
+	line[2] = len(keys)
+	return append(line[:firstKey], keys...)
+}
+
+// recycle takes back a line of newLine whose command was answered. Nobody refers to the command then.
+func (a *arguments) recycle(line []any) {
+	if a.spare == nil || cap(line) != longestLine {
+		return
+	}
+	all := (*[longestLine]any)(line[:longestLine])
+	clear(all[:])
+	a.spare.Put(all)
 }
 
 // keys returns the keys of a lock in the order that the scripts expect, followed by a quorum's mark

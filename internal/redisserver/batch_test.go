@@ -597,3 +597,72 @@ func TestAnExhaustedPoolIsSaidToThoseThatQueue(t *testing.T) {
 		t.Errorf("said to %d", said)
 	}
 }
+
+// A command that its sender has given up may still be written, or be in the hands of go-redis.
+func TestTheArgumentsOfACommandThatMayStillBeSentAreNotUsedAgain(t *testing.T) {
+	args := func(trip []redis.Cmder) (all string) {
+		for _, cmd := range trip {
+			all += fmt.Sprintln(cmd.Args()...)
+		}
+		return all
+	}
+	var mu sync.Mutex // guards sent
+	sent := map[redis.Cmder]string{}
+	together := 0
+	r := &road{
+		takes: func(trip []redis.Cmder) time.Duration {
+			mu.Lock()
+			defer mu.Unlock()
+			sent[trip[0]] = args(trip)
+			together = max(together, len(trip))
+			return 50 * time.Millisecond
+		},
+		fails: func(trip []redis.Cmder) error {
+			mu.Lock()
+			defer mu.Unlock()
+			if now := args(trip); now != sent[trip[0]] {
+				t.Errorf("sent %q, which became %q", sent[trip[0]], now)
+			}
+			return nil
+		},
+	}
+	onRoad(t, r, func(t *testing.T, s *Server) {
+		s.args.spare = new(sync.Pool)
+		k, err := protocol.NewKeys("", "x")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all sync.WaitGroup
+		for i := range 200 {
+			all.Go(func() {
+				limit := time.Minute
+				if i%3 == 0 {
+					limit = 30 * time.Millisecond // while it is in a batch that another one leads
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), limit)
+				defer cancel()
+				_, _ = s.send(ctx, false, &ReleaseScript, s.args.release(&k, fmt.Sprint(i), 0, nil, 0))
+			})
+			time.Sleep(time.Millisecond)
+		}
+		all.Wait()
+	})
+	if together < 3 {
+		t.Errorf("at most %d commands left together: the test proves nothing", together)
+	}
+}
+
+func TestALineIsUsedAgainOnlyWhereNobodyElseSeesIt(t *testing.T) {
+	rdb := redis.NewClient(redistest.Options("127.0.0.1:1"))
+	defer rdb.Close()
+	if New(rdb, "").args.spare == nil {
+		t.Error("those of a clone, which has no hooks, are not")
+	}
+	o := redistest.Options("127.0.0.1:1")
+	o.ContextTimeoutEnabled = true
+	used := redis.NewClient(o)
+	defer used.Close()
+	if New(used, "").args.spare != nil {
+		t.Error("those that the hooks of a user's client see are")
+	}
+}

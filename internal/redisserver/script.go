@@ -82,12 +82,8 @@ const firstKey = 3
 
 // lineOf returns a line for Script.call. Its first two places are for what call puts there.
 func lineOf(keys []any, args ...any) []any {
-	return append(newLine(keys, len(args)), args...)
-}
-
-// newLine is lineOf without the arguments, with room for some to be appended.
-func newLine(keys []any, room int) []any {
-	return append(append(make([]any, 2, 3+len(keys)+room), len(keys)), keys...)
+	line := append(make([]any, 2, firstKey+len(keys)+len(args)), len(keys))
+	return append(append(line, keys...), args...)
 }
 
 // unknownScript reports whether the server did nothing because it does not know the script: the

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -65,6 +66,7 @@ func New(rdb redis.UniversalClient, prefix string) *Server {
 		own := c.WithTimeout(limit)
 		own.Options().ContextTimeoutEnabled = true // the clone has its own copy
 		s.Rdb, s.deadlines = own, true
+		s.args.spare = new(sync.Pool) // there are no hooks, which could keep what they see
 	}
 	// A Cluster's pipeline waits for all nodes that it names, so one that hangs would hold up the
 	// locks of the others. And a user's type may do anything with single commands that it does not
@@ -210,6 +212,7 @@ func (s *Server) send(ctx context.Context, heard bool, script *Script, line []an
 	}
 	switch {
 	case err == nil:
+		s.args.recycle(line)
 		return cmd.Val(), nil
 	case s.metStale(err) && s.answers(ctx, line, err):
 		return nil, answersAgain{s.explain(err)}
