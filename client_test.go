@@ -260,6 +260,43 @@ func TestAClosedRedisClientIsAnErrorAtOnce(t *testing.T) {
 	}
 }
 
+// The Redis client is closed while callers wait for another process.
+func TestWaitersLearnThatTheRedisClientWasClosed(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		theirs := lock(t, newClient(t, s).Mutex("x"))
+		defer unlock(t, theirs)
+		var ended []chan any
+		for _, wait := range []func(c *leased.Client) any{
+			func(c *leased.Client) any { return panics(c.Mutex("x").Lock) },
+			func(c *leased.Client) any { return panics(c.RWMutex("x").RLock) },
+			func(c *leased.Client) any { _, err := c.Mutex("x").LockContext(context.Background()); return err },
+		} {
+			rdb := s.connect(t)
+			c, err := s.open(t, rdb, leased.WithLogger(slog.New(slog.DiscardHandler)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			done := make(chan any, 1)
+			go func() { done <- wait(c) }() // ended by the closing, waited for below
+			ended = append(ended, done)
+			s.queued(t, "x", int64(len(ended)))
+			for _, one := range s.alike(rdb) {
+				must(t, one.Close())
+			}
+		}
+		for i, done := range ended {
+			select {
+			case what := <-done:
+				err, _ := what.(error)
+				isAll(t, err, redis.ErrClosed, leased.ErrClosed)
+			case <-time.After(5 * time.Second): // the re-checks of those that wait, and a little more
+				t.Errorf("caller %d waits on", i)
+			}
+		}
+	})
+}
+
 func TestAnExhaustedPoolIsSaidToBeExhausted(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		rdb := s.connect(t, func(o *redis.Options) { o.PoolSize = 2 })

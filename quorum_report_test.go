@@ -30,6 +30,7 @@ type mortal struct {
 	dead  bool
 	dying bool          // it dies when it has answered one more script
 	slow  time.Duration // for so long a script is on its way
+	mute  bool          // it answers nothing
 	conns []net.Conn
 }
 
@@ -58,6 +59,24 @@ func (m *mortal) die() {
 		_ = conn.Close()
 	}
 	m.conns = nil
+}
+
+// fallSilent has the server answer nothing from now on.
+func (m *mortal) fallSilent() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.mute = true
+}
+
+// unanswered waits until the command is given up, if the server is silent, and reports whether it was.
+func (m *mortal) unanswered(ctx context.Context) bool {
+	m.mu.Lock()
+	mute := m.mute
+	m.mu.Unlock()
+	if mute {
+		<-ctx.Done()
+	}
+	return mute
 }
 
 // slowBy has scripts be on their way for so long.
@@ -91,10 +110,21 @@ type afterScripts struct{ m *mortal }
 
 func (h afterScripts) DialHook(next redis.DialHook) redis.DialHook { return next }
 func (h afterScripts) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if h.m.unanswered(ctx) {
+			for _, cmd := range cmds {
+				cmd.SetErr(ctx.Err())
+			}
+			return ctx.Err()
+		}
+		return next(ctx, cmds)
+	}
 }
 func (h afterScripts) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
+		if h.m.unanswered(ctx) {
+			return ctx.Err()
+		}
 		h.m.mu.Lock()
 		slow := h.m.slow
 		h.m.mu.Unlock()

@@ -414,6 +414,69 @@ func TestAQuorumIsAsFastAsItsFastestMajority(t *testing.T) {
 	})
 }
 
+// A lease ends a little before its TTL has passed since a majority last confirmed it, whatever the others
+// still answer. Too few servers say nothing about it before.
+func TestALeaseOfAQuorumEndsByItsLastMajority(t *testing.T) {
+	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		const ttl = 3 * time.Second
+		c := open(leased.WithTTL(ttl), leased.WithLossHandler(func(leased.LossEvent) {}))
+		l := take(t, c.RWMutex("x").LockContext)
+		before := l.TrustedUntil()
+		for l.TrustedUntil().Equal(before) { // until the first renewal
+			time.Sleep(time.Millisecond)
+		}
+		synctest.Wait()
+		proved := time.Now()
+		for _, m := range servers[:3] {
+			m.die()
+		}
+		until := l.TrustedUntil()
+		if until.After(proved.Add(ttl)) {
+			t.Errorf("trusted for %v after a renewal", until.Sub(proved))
+		}
+		time.Sleep(100 * time.Millisecond)
+		isAll(t, l.Check(context.Background()), leased.ErrNoQuorum)
+		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+		defer cancel()
+		isAll(t, l.Downgrade(ctx), leased.ErrNoQuorum, context.DeadlineExceeded)
+		if err := l.Context().Err(); err != nil {
+			t.Errorf("the lease has ended early: %v", context.Cause(l.Context()))
+		}
+		<-l.Context().Done()
+		if now := time.Now(); now.After(until) || until.Sub(now) > time.Millisecond {
+			t.Errorf("it ended %v after it was trusted", now.Sub(until))
+		}
+		isAll(t, l.Unlock(), leased.ErrLeaseLost)
+	})
+}
+
+// A decision waits for a server that does not answer for a tenth of the TTL, within bounds, and once.
+func TestASilentServerOfAQuorumIsWaitedForOnce(t *testing.T) {
+	for ttl, want := range map[time.Duration]time.Duration{
+		100 * time.Millisecond: 20 * time.Millisecond,
+		2 * time.Second:        200 * time.Millisecond,
+		time.Minute:            500 * time.Millisecond,
+	} {
+		onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+			c := open()
+			unlock(t, lock(t, c.Mutex("warm")))
+			synctest.Wait()
+			for _, m := range servers[:3] {
+				m.fallSilent()
+			}
+			for i, want := range []time.Duration{want, 0} {
+				began := time.Now()
+				_, err := c.Mutex("x", leased.WithTTL(ttl)).TryLockContext(context.Background())
+				isAll(t, err, leased.ErrNoQuorum)
+				if took := time.Since(began); took != want {
+					t.Errorf("TTL %v: try %d took %v, want %v", ttl, i+1, took, want)
+				}
+				time.Sleep(time.Second)
+			}
+		})
+	}
+}
+
 // For two minutes the clocks drift apart, by more than any clock does.
 func TestClocksOfAQuorumThatDriftEndNoLease(t *testing.T) {
 	onQuorum(t, func(t *testing.T, s place) {

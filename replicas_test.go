@@ -132,6 +132,35 @@ func TestALeaseThatNoReplicaHasIsNotGranted(t *testing.T) {
 	unlock(t, l)
 }
 
+// Too few replicas say nothing about the lease.
+func TestACheckOrADowngradeThatNoReplicaConfirmsLeavesTheLeaseAlone(t *testing.T) {
+	t.Parallel()
+	c, r := replicated(t)
+	l, err := c.RWMutex("x").LockContext(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	replica := r.Replicas()[0]
+	replica.Stop()
+	stopped := true
+	defer func() {
+		if stopped {
+			replica.Cont()
+		}
+	}()
+	isAll(t, l.Check(t.Context()), leased.ErrNoReplicas)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	isAll(t, l.Downgrade(ctx), leased.ErrNoReplicas, context.DeadlineExceeded)
+	if err := l.Context().Err(); err != nil {
+		t.Errorf("the lease has ended: %v", context.Cause(l.Context()))
+	}
+	replica.Cont()
+	stopped = false
+	must(t, l.Downgrade(t.Context()))
+	unlock(t, l)
+}
+
 func TestALeaseWhoseRenewalNoReplicaHasIsLost(t *testing.T) {
 	t.Parallel()
 	c, r := replicated(t, leased.WithTTL(time.Second), leased.WithLossHandler(func(leased.LossEvent) {}))

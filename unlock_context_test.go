@@ -70,29 +70,49 @@ func TestUnlockContextSaysThatTheLeaseWasLost(t *testing.T) {
 	})
 }
 
+func TestRUnlockContextSaysThatTheLeaseWasLost(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s, leased.WithLossHandler(func(leased.LossEvent) {}))
+		rw := c.RWMutex("x")
+		rw.RLock()
+		s.Mini.FlushAll()
+		err := rw.RUnlockContext(context.Background())
+		isAll(t, err, leased.ErrLeaseLost)
+		if !strings.HasPrefix(err.Error(), `leased: lock "x" lost (token `) {
+			t.Errorf("RUnlockContext: %v", err)
+		}
+	})
+}
+
 func TestUnlockContextWaitsUntilItsContextEnds(t *testing.T) {
 	for _, option := range []time.Duration{time.Millisecond, time.Minute} { // which does not matter
-		inTurn(t, func(t *testing.T, s place) { unlockContextWaits(t, s, option) })
+		for _, read := range []bool{false, true} {
+			inTurn(t, func(t *testing.T, s place) { unlockContextWaits(t, s, option, read) })
+		}
 	}
 }
 
-func unlockContextWaits(t *testing.T, s place, option time.Duration) {
+func unlockContextWaits(t *testing.T, s place, option time.Duration, read bool) {
 	wire := s.proxy(t)
 	rdb := s.connect(t, func(o *redis.Options) { o.Addr = wire.Addr; o.ContextTimeoutEnabled = true })
 	c := clientOn(t, s, rdb, leased.WithReleaseTimeout(option))
-	mu := c.Mutex("x")
-	mu.Lock()
+	rw := c.RWMutex("x")
+	take, leave := rw.Lock, rw.UnlockContext
+	if read {
+		take, leave = rw.RLock, rw.RUnlockContext
+	}
+	take()
 	wire.BlackHole()
 	strain, began := redistest.NewStrain(t), time.Now()
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer cancel()
-	err := mu.UnlockContext(ctx)
+	err := leave(ctx)
 	isAll(t, err, leased.ErrNotReleased, context.DeadlineExceeded)
 	// A command without answer takes 2 s.
 	if took := time.Since(began); took < 100*time.Millisecond || took > time.Second+strain.Since(began) {
 		t.Errorf("it took %v", took)
 	}
-	isAll(t, mu.UnlockContext(ctx), leased.ErrNotLocked) // it was unlocked all the same
+	isAll(t, leave(ctx), leased.ErrNotLocked) // it was unlocked all the same
 	wire.Heal()
 	wire.Cut()
 	unlock(t, lock(t, newClient(t, s).Mutex("x")))

@@ -289,6 +289,58 @@ func TestAQuorumRefusesRedisClientsThatFollowSentinel(t *testing.T) {
 	}
 }
 
+func TestAQuorumRefusesWhatItCannotBe(t *testing.T) {
+	clients := func(n int) (all []redis.UniversalClient) {
+		for i := range n {
+			rdb := redis.NewClient(&redis.Options{Addr: fmt.Sprint("127.0.0.1:", 1+i)})
+			t.Cleanup(func() { rdb.Close() })
+			all = append(all, rdb)
+		}
+		return all
+	}
+	cluster := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:9"}})
+	defer cluster.Close()
+	for what, c := range map[string]struct {
+		rdbs []redis.UniversalClient
+		opt  leased.Option
+	}{
+		"no server":                         {nil, nil},
+		"one server":                        {clients(1), nil},
+		"two servers":                       {clients(2), nil},
+		"four servers":                      {clients(4), nil},
+		"eight servers":                     {clients(8), nil},
+		"a Cluster":                         {append(clients(2), cluster), nil},
+		"no client":                         {append(clients(2), nil), nil},
+		"replicas":                          {clients(3), leased.WithReplicas(1, time.Second)},
+		"a TTL longer than the quarantine":  {clients(3), leased.WithTTL(time.Minute + time.Millisecond)},
+		"a quarantine shorter than the TTL": {clients(3), leased.WithQuarantine(29 * time.Second)},
+		"no quarantine":                     {clients(3), leased.WithQuarantine(0)},
+	} {
+		var opts []leased.Option
+		if c.opt != nil {
+			opts = append(opts, c.opt)
+		}
+		if got, err := leased.NewQuorum(c.rdbs, opts...); got != nil || !errors.Is(err, leased.ErrInvalidOption) {
+			t.Errorf("%s: %v, %v", what, got, err)
+		}
+	}
+	if c, err := leased.New(clients(1)[0], leased.WithQuarantine(time.Minute)); c != nil || !errors.Is(err, leased.ErrInvalidOption) {
+		t.Errorf("a quarantine of one server: %v, %v", c, err)
+	}
+}
+
+// A server that has lost its data votes when the quarantine is over. By then every lease that it had must
+// have ended.
+func TestALockOfAQuorumRefusesATTLLongerThanTheQuarantine(t *testing.T) {
+	onMortals(t, func(t *testing.T, _ []*mortal, open func(...leased.Option) *leased.Client) {
+		c := open()
+		refusesAll(t, c.Mutex("x", leased.WithTTL(time.Minute+time.Millisecond)), leased.ErrInvalidOption)
+		unlock(t, lock(t, c.Mutex("x", leased.WithTTL(time.Minute))))
+		longer := open(leased.WithQuarantine(time.Hour))
+		unlock(t, lock(t, longer.Mutex("x", leased.WithTTL(time.Hour))))
+	})
+}
+
 // A server that is there twice would have two votes, and five servers would bear one failure less.
 func TestAQuorumRefusesTwoClientsOfOneServer(t *testing.T) {
 	at := func(addr string, db int) redis.UniversalClient {

@@ -381,10 +381,8 @@ func TestVirtualTryLockContextReturnsAfterTwoSecondsWithoutAnAnswer(t *testing.T
 		if errors.Is(err, leased.ErrLocked) {
 			t.Errorf("without an answer it says that another caller has the lock: %v", err)
 		}
-		if d := time.Since(began); d > 2*time.Second+50*time.Millisecond {
-			t.Errorf("it took %v", d)
-		} else {
-			t.Logf("it took %v: %v", d, err)
+		if d := time.Since(began); d > 2*time.Second+50*time.Millisecond || s.members == nil && d < 1900*time.Millisecond {
+			t.Errorf("it took %v: %v", d, err)
 		}
 		answer(t)
 	})

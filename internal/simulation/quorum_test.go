@@ -634,6 +634,30 @@ func (w *qWorld) admitted(c *qClient, x *lockstate.Caller) {
 	}
 }
 
+// believers checks that no two clients believe that they are inside: a belief can grow long after the other
+// has entered, for example by a late answer to a renewal.
+func (w *qWorld) believers() {
+	believes := func(c *qClient, x *lockstate.Caller) bool {
+		return !c.dead && x.Phase == lockstate.Inside && x.Ended == lockstate.NotYet && !c.excused(w.under[x]) &&
+			c.local().Before(c.lock.TrustedUntil(x, c.local()))
+	}
+	for i, c := range w.clients {
+		for _, x := range c.calls {
+			if !believes(c, x) {
+				continue
+			}
+			for _, other := range w.clients[:i] {
+				for _, y := range other.calls {
+					shared := (x.Mode == protocol.Shared || w.isLowered(x)) && (y.Mode == protocol.Shared || w.isLowered(y))
+					if !shared && believes(other, y) {
+						w.fail("%s and %s believe that they are inside, with tokens %d and %d", c.name, other.name, x.Token, y.Token)
+					}
+				}
+			}
+		}
+	}
+}
+
 // deliver lets a packet arrive.
 func (w *qWorld) deliver(p *qPacket) {
 	if p.kind == "told" {
@@ -1109,7 +1133,7 @@ func (w *qWorld) run(seed int64, readers bool) {
 		default:
 			w.some()
 		}
-		if w.failure != "" {
+		if w.believers(); w.failure != "" {
 			return
 		}
 	}
@@ -1129,7 +1153,7 @@ func (w *qWorld) until(longest time.Duration, done func() bool) bool {
 			w.wire = w.wire[1:]
 			w.deliver(p)
 		}
-		if done() {
+		if w.believers(); done() {
 			return true
 		}
 		if !w.now.Before(end) {
@@ -1225,6 +1249,21 @@ func (w *qWorld) each(long time.Duration) {
 	}
 }
 
+// quorumEvents are the events that so many schedules must reach, each at least once. In practice, each is
+// reached some twenty times in that many. Fewer schedules need not reach any.
+var quorumEvents = map[int][]string{
+	30: {
+		"entered, direct", "entered, free", "entered, local", "entered at once in calm", "looked at partial grants", "lost", "no quorum",
+		"proved", "proved in doubt", "refused", "rejoined", "renewal 0", "silence", "stray", "token written back",
+		"without a minority, entered within 100 ms",
+	},
+	1000: {
+		"bounce", "check", "death", "entered, idle", "entered, recheck", "error", "eviction", "eviction while asked", "force", "forced",
+		"foreign", "jump", "letter", "long", "mark", "min hold", "partition", "pause", "rate", "renewal 1", "renewal 4", "restart",
+		"rolling", "slow", "told late", "unheard eviction", "without a minority, all entered within 1 s",
+	},
+}
+
 func TestQuorumSimulation(t *testing.T) {
 	redistest.Needs64Bits(t)
 	seeds := *quorumSeeds
@@ -1254,6 +1293,13 @@ func TestQuorumSimulation(t *testing.T) {
 					}
 				}
 				t.Logf("%d schedules: %v", w.ran, w.counts)
+				for least, events := range quorumEvents {
+					for _, event := range events {
+						if w.ran >= least && w.counts[event] == 0 {
+							t.Errorf("%d schedules never reached: %s", w.ran, event)
+						}
+					}
+				}
 			})
 		}
 	}
