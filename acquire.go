@@ -344,8 +344,8 @@ func (e *entry) unlock(ctx context.Context, now time.Time, pick func(*lockstate.
 	return true, nil
 }
 
-// shortestInline is the least time for which Unlock runs its release. The command ends with that time, and
-// then counts as one without an answer, so a shorter time would cut off what Redis is about to answer.
+// shortestInline is the least time for which Unlock runs its release itself. The command ends with that time,
+// and then counts as one without an answer, so a much shorter time would cut off what Redis is about to answer.
 const shortestInline = time.Second
 
 // awaitRelease waits until done is closed, and reports whether it was. An Unlock of w that began at that

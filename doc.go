@@ -324,8 +324,8 @@
 // panic is logged through [slog.Default]. The spans and measurements of a caller, and the
 // back-off policy, may be called on the caller's goroutine. Hooks of the Redis client run
 // as part of its commands: the locks treat a hook that blocks like a Redis that does not
-// answer. There is one exception: Unlock sends its release itself, so it waits for a hook that
-// goes on after its context has ended. A hook must not retry a command: Leased would see only
+// answer. There is one exception: Unlock sends its release itself, unless [WithReleaseTimeout]
+// is shorter than 1 s, so it waits for a hook that goes on after its context has ended. A hook must not retry a command: Leased would see only
 // the last reply, and assume that the command had been sent once. Then an Unlock that Redis carried out at the first try is reported
 // as a loss, or a wait that was given up leaves the lock to its TTL.
 //

@@ -31,6 +31,7 @@ type mortal struct {
 	dying bool          // it dies when it has answered one more script
 	slow  time.Duration // for so long a script is on its way
 	mute  bool          // it answers nothing
+	far   time.Duration // for so long an answer is on its way
 	conns []net.Conn
 }
 
@@ -47,6 +48,9 @@ func (m *mortal) dial(context.Context, string, string) (net.Conn, error) {
 		return nil, err
 	}
 	conn = memconn.Buffered(conn)
+	if m.far > 0 {
+		conn = &faraway{Conn: conn, delay: m.far}
+	}
 	m.conns = append(m.conns, conn)
 	return conn, nil
 }
@@ -77,6 +81,13 @@ func (m *mortal) unanswered(ctx context.Context) bool {
 		<-ctx.Done()
 	}
 	return mute
+}
+
+// moveAway has each answer be on its way for so long, on connections that are made from now on.
+func (m *mortal) moveAway(d time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.far = d
 }
 
 // slowBy has scripts be on their way for so long.

@@ -119,7 +119,7 @@ func TestAServerOfAQuorumThatSendsAMessageIsAskedAtOnceWhetherItAnswers(t *testi
 		time.Sleep(time.Second)
 		way.start()
 		late := locking(t, a.Mutex("x"))
-		time.Sleep(3*time.Minute + 11*time.Second)
+		time.Sleep(3*time.Minute + 12750*time.Millisecond) // a pause between two PINGs
 		way.end(t)
 		time.Sleep(time.Millisecond)
 		if s.value(t, "x") == "" {
@@ -411,6 +411,49 @@ func TestAQuorumIsAsFastAsItsFastestMajority(t *testing.T) {
 				t.Fatalf("two leases took %v, where two servers take 300ms each time", d)
 			}
 		}
+	})
+}
+
+// A load balancer has closed the connections that were idle, which go-redis cannot see of encrypted ones.
+func TestATryOfAQuorumsFreeLockSucceedsAfterItsConnectionsWereClosed(t *testing.T) {
+	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		var out logs
+		c := open(out.option())
+		unlock(t, lock(t, c.Mutex("warm")))
+		synctest.Wait()
+		breakConnections(servers)
+		time.Sleep(10 * time.Second) // until the subscriptions are there again
+		began := time.Now()
+		if !c.Mutex("x").TryLock() {
+			t.Error("a try of a free lock failed")
+		}
+		if took := time.Since(began); took > 10*time.Millisecond {
+			t.Errorf("it took %v", took)
+		}
+		if len(out.messages()) > 0 {
+			t.Errorf("logged %q", out.messages())
+		}
+	})
+}
+
+// It takes several round trips to set up a connection, and what asks whether a server is back needs one.
+func TestServersOfAQuorumThatAreFarAwayComeBack(t *testing.T) {
+	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		c := open()
+		for _, m := range servers[:3] {
+			m.die()
+		}
+		if c.Mutex("x").TryLock() {
+			t.Error("two of five servers are enough")
+		}
+		time.Sleep(time.Minute)
+		for _, m := range servers[:3] {
+			m.moveAway(300 * time.Millisecond)
+			m.comeBack()
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		unlock(t, take(t, func(context.Context) (*leased.Lease, error) { return c.Mutex("x").LockContext(ctx) }))
 	})
 }
 

@@ -68,8 +68,8 @@ func (s *Storage) TryLock(ctx context.Context, name string) (bool, error) {
 	return true, nil
 }
 
-// Unlock implements certmagic.Locker. It does not need the context, which certmagic has end
-// never: it waits for Redis for at most the time set by leased.WithReleaseTimeout. The error is
+// Unlock implements certmagic.Locker. It does not use the context, which at the end of an order
+// never ends: it waits for Redis for at most the time set by leased.WithReleaseTimeout. The error is
 // that of leased.Lease.Unlock, which matches leased.ErrLeaseLost if the lock was lost while it was
 // held, or it matches leased.ErrNotLocked if the lock was not held through s.
 func (s *Storage) Unlock(_ context.Context, name string) error {

@@ -40,8 +40,8 @@ func New(mutex *leased.Mutex) *Locker { return &Locker{mutex: mutex} }
 // SessionLock implements lock.SessionLocker. The error is that of leased.Mutex.LockContext.
 func (l *Locker) SessionLock(ctx context.Context, conn *sql.Conn) error { return l.lock(ctx, conn) }
 
-// SessionUnlock implements lock.SessionLocker. It does not need the context, which goose has
-// end never: it waits for Redis for at most the time set by leased.WithReleaseTimeout. The error
+// SessionUnlock implements lock.SessionLocker. It does not use the context, which in goose
+// never ends: it waits for Redis for at most the time set by leased.WithReleaseTimeout. The error
 // is that of leased.Lease.Unlock. It matches leased.ErrLeaseLost if the lock was lost while it was
 // held, and leased.ErrNotReleased if Redis did not confirm the release in time; the migrations
 // are done then all the same.

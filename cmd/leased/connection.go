@@ -168,14 +168,13 @@ func (a *address) options() (*redis.UniversalOptions, error) {
 func (a *address) fromURL(o *redis.UniversalOptions) error {
 	fail := func(err error) error {
 		// The error of net/url repeats the URL, or what it took for its port, which may be a password.
-		var quoted *url.Error
-		if errors.As(err, &quoted) {
+		if err == nil || errors.As(err, new(*url.Error)) {
 			return usagef("--redis is no URL such as redis://localhost:6379/0; a password in it must be percent-encoded: write / as %%2F, ? as %%3F, # as %%23, @ as %%40, : as %%3A, %% as %%25 and a comma as %%2C")
 		}
 		return usagef("--redis is no Redis URL such as redis://localhost:6379/0: %s", strings.TrimPrefix(err.Error(), "redis: "))
 	}
 	u, err := url.Parse(a.Redis)
-	if err != nil {
+	if err != nil || u.User == nil && strings.Contains(a.Redis, "@") { // then part of a password passes for a path
 		return fail(err)
 	}
 	query := u.Query()

@@ -531,6 +531,29 @@ func TestACommandHasTheTerminalWhereItsOutputGoesToAFile(t *testing.T) {
 	c.awaits("again")
 }
 
+func TestACommandHasTheTerminalWhereItsInputIsAFile(t *testing.T) {
+	c := onShell(t)
+	c.types(`"$SELF" run --redis "$ADDR" job -- sh -c 'echo u""p; read line < /dev/tty; echo "got: $line"' < "$SELF"` + "\n")
+	c.awaits("up\r\n")
+	c.types("words\n")
+	c.awaits("got: words")
+}
+
+func TestAJobThatBeganInTheBackgroundHasTheTerminalInTheForeground(t *testing.T) {
+	c := onShell(t)
+	c.types(`"$SELF" run --redis "$ADDR" job -- sh -c 'read line; echo "got: $line"' &` + "\n")
+	until(t, "the shell says that the job has stopped", func() bool {
+		c.types("\n")                     // it does so ahead of the next prompt
+		time.Sleep(50 * time.Millisecond) // or there would be thousands of prompts
+		return strings.Contains(c.seen.String(), "Stopped")
+	})
+	c.types("fg\n")
+	c.types("words\n")
+	c.awaits("got: words")
+	c.types("echo a\"\"gain\n")
+	c.awaits("again")
+}
+
 func TestACommandThatWantsTheTerminalInAPipelineIsReported(t *testing.T) {
 	c := onShell(t)
 	c.types(`"$SELF" run --redis "$ADDR" job -- sh -c 'read line < /dev/tty' | cat` + "\n")
@@ -588,13 +611,13 @@ func TestANestedRunHasNothingOfTheOuterOnesEnvironment(t *testing.T) {
 func TestACommandThatCannotBeKilledIsReported(t *testing.T) {
 	var errs strings.Builder
 	m := redistest.MiniTCP(t)
-	now := time.Now()
-	r := &running{options: &runOptions{name: "job", ttl: time.Minute}, lease: holder(t, m.Addr(), "job", false), guard: &guard{ended: true}, err: &errs, lost: errors.New("lost"), killAt: now}
+	r := &running{options: &runOptions{name: "job", ttl: time.Minute}, lease: holder(t, m.Addr(), "job", false), guard: &guard{ended: true},
+		err: &errs, lost: errors.New("lost"), killAt: time.Now().Add(-time.Minute)}
 	r.watchLease()
-	if errs.String() != "" {
-		t.Errorf("at once: %q", errs.String())
+	if errs.String() != "" || r.killed.IsZero() {
+		t.Errorf("at once: %q, killed %v", errs.String(), r.killed)
 	}
-	r.killAt = now.Add(-2 * time.Second)
+	r.killed = r.killed.Add(-2 * time.Second)
 	r.watchLease()
 	r.watchLease()
 	if !strings.Contains(errs.String(), `it may work beside the next owner of lock "job"`) || strings.Count(errs.String(), "\n") != 1 {

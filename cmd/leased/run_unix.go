@@ -330,6 +330,7 @@ type running struct {
 	unstopped <-chan time.Time // nil unless the command was stopped; see stopped
 	lost      error            // why the command was told to end, nil if it was not
 	killAt    time.Time        // set with lost
+	killed    time.Time        // when it was first killed; zero if it was not
 	told      bool             // whether the user was told that the command cannot be killed
 }
 
@@ -339,7 +340,7 @@ func (r *running) perform(program string) error {
 	o := r.options
 	r.guard.until(r.lease.TrustedUntil().Add(-killMargin(o.ttl)))
 	r.tty = openTerminal()
-	r.tty.give(r.guard.pid)
+	r.tty.giveIfOurs(r.guard.pid)
 	child, err := r.start(program)
 	// From here on this process is in the background of its terminal. There it may not take the
 	// foreground back unless it ignores this signal. A command that was started does not inherit that.
@@ -441,10 +442,14 @@ func (r *running) watchLease() {
 	until := r.lease.TrustedUntil()
 	switch {
 	case r.lost != nil:
-		if now.After(r.killAt) {
-			r.guard.signal(syscall.SIGKILL)
+		if now.Before(r.killAt) {
+			return
 		}
-		if now.After(r.killAt.Add(time.Second)) && !r.told {
+		r.guard.signal(syscall.SIGKILL)
+		if r.killed.IsZero() {
+			r.killed = now
+		}
+		if now.Sub(r.killed) > time.Second && !r.told {
 			r.told = true
 			fmt.Fprintf(r.err, "leased: the command goes on although it was killed, perhaps because it runs as another user; "+
 				"it may work beside the next owner of lock %q\n", r.options.name)
@@ -487,8 +492,8 @@ func (r *running) stopped(by syscall.Signal) {
 		_ = syscall.Kill(0, syscall.SIGTSTP) // cannot fail: it is our own group
 		r.unstopped = time.After(unstopped)
 	case wants:
-		fmt.Fprintf(r.err, "leased: the command has stopped, because it wants the terminal, which it does not get in a pipeline; "+
-			"lock %q stays taken until the command ends\n", r.options.name)
+		fmt.Fprintf(r.err, "leased: the command has stopped, because it wants the terminal, which it does not get in a pipeline or "+
+			"in the background; lock %q stays taken until the command ends\n", r.options.name)
 	}
 }
 
@@ -526,10 +531,11 @@ func (r *running) ended(c change) error {
 	return nil
 }
 
-// terminal is the controlling terminal, if this process is in its foreground, its input is a terminal,
-// and its output is none of a pipeline. In a pipeline (leased run … | less), the other processes
-// need the foreground too, so the command stays in the background there, and signals of the
-// terminal are passed on like any others. The methods work on nil.
+// terminal is the controlling terminal, if this process is not in a pipeline, and its input is the terminal or
+// a file. In a pipeline (leased run … | less), the other processes need the foreground too, so the command
+// stays in the background there, and signals of the terminal are passed on like any others. A script that
+// starts this process in the background gives it /dev/null as input, and keeps the foreground for itself. The
+// methods work on nil.
 type terminal struct {
 	file   *os.File
 	own    int // our process group
@@ -538,8 +544,12 @@ type terminal struct {
 }
 
 func openTerminal() *terminal {
+	in, err := os.Stdin.Stat()
+	if err != nil || !isTerminal(os.Stdin) && !in.Mode().IsRegular() {
+		return nil
+	}
 	out, err := os.Stdout.Stat()
-	if err != nil || out.Mode()&(os.ModeNamedPipe|os.ModeSocket) != 0 || !isTerminal(os.Stdin) {
+	if err != nil || out.Mode()&(os.ModeNamedPipe|os.ModeSocket) != 0 {
 		return nil
 	}
 	file, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
@@ -547,10 +557,6 @@ func openTerminal() *terminal {
 		return nil
 	}
 	t := &terminal{file: file, own: syscall.Getpgrp()}
-	if t.foreground() != t.own {
-		file.Close()
-		return nil
-	}
 	t.before, _ = term.GetState(int(file.Fd())) // nil: there is nothing to restore
 	return t
 }

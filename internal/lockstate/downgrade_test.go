@@ -154,12 +154,15 @@ func TestBothIDsOfADowngradeWithoutAnswerAreCanceledWhenItsLostLeaseIsUnlocked(t
 func TestADowngradeIsNotRepeatedAfterTheMaximumHold(t *testing.T) {
 	c := writer(func(o *Terms) { o.MaxHold = 5 * time.Second })
 	h := holding(t, c)
-	h.downgrade(c)
+	done := h.downgrade(c)
 	h.sends(protocol.Downgrade)
 	h.pass(4 * time.Second)
 	h.reply(protocol.Answer{}, errSilence, 2*time.Second)
 	h.pass(time.Second)
 	h.lost(c)
+	if !closed(done) {
+		t.Error("Downgrade waits on")
+	}
 	h.pass(2 * time.Second)
 	h.step(h.l.Subscribed)
 	h.sendsNothing()

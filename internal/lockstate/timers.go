@@ -103,6 +103,10 @@ func (l *Lock) endOverlong(now time.Time, fx *Effects) {
 			l.watchMaxHold(c)
 		}
 	}
+	if g := &l.grant; g.role() == byDowngrade && !l.needsRenewal() { // it is not sent again, so nobody need wait for it
+		fx.Done = append(fx.Done, g.next.done...)
+		g.next.done = nil
+	}
 }
 
 // watchMaxHold makes a tick come at the end of c's maximum hold, if it has one.

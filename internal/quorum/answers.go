@@ -94,6 +94,9 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 	} else if res.Fail == nil {
 		p.young = time.Time{}
 	}
+	if res.Repeated && !s.Cmd.Held {
+		p.mayArrive, p.doubted = true, p.doubted || p.known != 0
+	}
 	if !s.Cmd.Held || res.Fail == nil { // an owner's question gives the part nothing
 		p.heard(a.Outcome, res.Fail)
 		p.doubted = p.doubted || res.Fail.MayRun() && p.known != 0

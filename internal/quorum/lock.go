@@ -145,6 +145,7 @@ type Result struct {
 	Renewed  protocol.Outcome
 	Clock    uint64
 	Young    time.Duration // for how long the server's grants do not count yet
+	Repeated bool          // acquire: an earlier copy of it had no answer
 	Fail     *protocol.Failure
 }
 

@@ -1972,7 +1972,7 @@ func TestAServerIsNotAwayBecauseItsConnectionWasClosedHere(t *testing.T) {
 		owner := &Server{base: t.Context(), start: func(func()) bool { return true }}
 		m := &member{owner: owner}
 		m.sending()
-		m.heardOf(redisserver.Classify(c.err))
+		m.heardOf(redisserver.Classify(c.err), time.Now())
 		if m.isAway() != c.away {
 			t.Errorf("%v: away %v", c.err, m.isAway())
 		}
@@ -1996,7 +1996,7 @@ func TestAServerIsNotAwayBecauseOneOfItsConnectionsBroke(t *testing.T) {
 		fails := func(goroutines int) {
 			t.Helper()
 			m.sending()
-			m.heardOf(redisserver.Classify(err))
+			m.heardOf(redisserver.Classify(err), time.Now())
 			if m.isAway() || len(started) != goroutines {
 				t.Errorf("%v: away %v, and %d goroutines to ask it", err, m.isAway(), len(started))
 			}
@@ -2010,6 +2010,54 @@ func TestAServerIsNotAwayBecauseOneOfItsConnectionsBroke(t *testing.T) {
 		started[1]()
 		if !m.isAway() || m.checking || len(started) != 3 {
 			t.Errorf("%v, and no answer: away %v, checking %v, %d goroutines", err, m.isAway(), m.checking, len(started))
+		}
+	}
+}
+
+// A command can hang on a connection that a NAT has dropped, while the server answers on all others.
+func TestAServerThatHasAnsweredSinceIsNotAwayBecauseOneCommandHung(t *testing.T) {
+	for _, since := range []bool{false, true} {
+		checks := 0
+		m := &member{owner: &Server{base: t.Context(), start: func(func()) bool { checks++; return true }}}
+		sent := time.Now()
+		m.sending()
+		if since {
+			m.sending()
+			time.Sleep(time.Millisecond) // of real time, which has to pass between the two
+			m.heardOf(nil, sent)
+		}
+		m.heardOf(redisserver.Classify(redisserver.ErrLateAnswer), sent)
+		if m.isAway() == since {
+			t.Errorf("answered since %v: away %v, checked %d times", since, m.isAway(), checks)
+		}
+	}
+}
+
+// An acquire whose connection broke is sent again by the server's client. The first copy may still arrive.
+func TestAnAcquireThatWasRepeatedMayArriveLate(t *testing.T) {
+	for _, repeated := range []bool{false, true} {
+		s := newStand(t, 3, time.Minute)
+		op := s.acquire()
+		for _, send := range s.fx.Sends {
+			res := granted(1)
+			res.Repeated = repeated && send.Server == 0
+			s.answer(send, res)
+		}
+		if !op.Decided() || op.Answer.Outcome != protocol.Granted {
+			t.Fatalf("not granted: %v", op.Err)
+		}
+		op = s.release()
+		late := 0
+		for _, send := range s.fx.Sends {
+			s.answer(send, done)
+			for _, stray := range s.fx.Strays {
+				if stray.Server == 0 && stray.Late {
+					late++
+				}
+			}
+		}
+		if !op.Decided() || op.Err != nil || late > 0 != repeated {
+			t.Errorf("repeated %v: %d late copies are canceled; %v", repeated, late, op.Err)
 		}
 	}
 }
@@ -2052,12 +2100,12 @@ func TestAServerIsNotAwayBecauseAllActiveConnectionsAreInUse(t *testing.T) {
 func TestATroubleIsOverWithTheNextAnswer(t *testing.T) {
 	m := &member{owner: &Server{base: t.Context(), start: func(func()) bool { return true }}}
 	m.sending()
-	m.heardOf(&protocol.Failure{Err: io.EOF, Kind: protocol.NoAnswer})
+	m.heardOf(&protocol.Failure{Err: io.EOF, Kind: protocol.NoAnswer}, time.Now())
 	if m.whyAway() != io.EOF {
 		t.Errorf("after a broken connection: %v", m.whyAway())
 	}
 	m.sending()
-	m.heardOf(nil)
+	m.heardOf(nil, time.Now())
 	if m.whyAway() != errAway {
 		t.Errorf("after an answer: %v", m.whyAway())
 	}

@@ -130,7 +130,9 @@ func (l *Lock) review(r *request, now time.Time, fx *Effects) {
 	if l.majority(r, r.basis, now) && (r.op == nil || r.op.verb == protocol.Acquire) {
 		token, clock, kept := l.tokenOf(r)
 		if !kept {
-			l.writeBack(r, token, fx)
+			if l.writeBack(r, token, fx); !r.writing() { // it has failed
+				l.plan(r, now)
+			}
 			return
 		}
 		r.token = token

@@ -26,6 +26,7 @@ type member struct {
 	inbox Inbox
 
 	roundTrip atomic.Int64 // how long the server takes to answer, in ns; 0 until it has answered
+	refuses   atomic.Bool  // whether it refused the last command of a lock
 
 	mu       sync.Mutex // guards what follows; only the mutex of the client's goroutines is locked under it
 	away     bool
@@ -37,6 +38,7 @@ type member struct {
 	heard    time.Time // when the last answer came, or a command was sent while none was under way
 	checking bool      // a command failed in a way that proves little, and check is running
 	checked  time.Time // when check was last started
+	answered time.Time // when it last answered a command
 	trouble  error     // why the last command had no answer
 	strays   lockstate.CancelSchedule
 	sweeping bool
@@ -49,8 +51,8 @@ type member struct {
 const (
 	firstPing   = 50 * time.Millisecond
 	longestPing = time.Second
-	reportEvery = time.Minute // while the server is away
-	pingTime    = 500 * time.Millisecond
+	reportEvery = time.Minute             // while the server is away
+	pingTime    = protocol.CommandTimeout // also for setting up a connection, which takes several round trips
 	// mostPatience is the longest that a decision waits for a server that does not answer.
 	mostPatience  = 500 * time.Millisecond
 	leastPatience = 20 * time.Millisecond
@@ -164,6 +166,20 @@ func (m *member) ping() error {
 	return err
 }
 
+// pingThrough sends PINGs until one meets a connection that is not broken, and returns its outcome as ping does.
+func (m *member) pingThrough() error {
+	err := m.ping()
+	for tries := 0; tries < mostBroken && m.owner.base.Err() == nil; tries++ {
+		if redisserver.ConnectionsInUse(err) {
+			time.Sleep(untilOneIsFree)
+		} else if !redisserver.ConnectionBroke(err) {
+			break
+		}
+		err = m.ping()
+	}
+	return err
+}
+
 // check sends the server a PING at once, after a command failed in a way that provesLittle. Meanwhile
 // the server is still sent commands. PINGs are repeated as long as they meet broken connections,
 // because the pool may have more of these. If lost, the command was lost with its connection. It may
@@ -175,15 +191,7 @@ func (m *member) check(lost bool) {
 		m.checking = false
 		m.mu.Unlock()
 	}()
-	err := m.ping()
-	for tries := 0; tries < mostBroken && m.owner.base.Err() == nil; tries++ {
-		if redisserver.ConnectionsInUse(err) {
-			time.Sleep(untilOneIsFree)
-		} else if !redisserver.ConnectionBroke(err) {
-			break
-		}
-		err = m.ping()
-	}
+	err := m.pingThrough()
 	if err == nil {
 		m.stirs()
 	}
@@ -202,10 +210,10 @@ func (m *member) check(lost bool) {
 	}
 }
 
-// mostBroken is how many broken connections check puts up with before it takes the server to be away.
+// mostBroken is how many broken connections pingThrough puts up with.
 const mostBroken = 100
 
-// untilOneIsFree is the pause before check tries again to get a connection.
+// untilOneIsFree is the pause before pingThrough tries again to get a connection.
 const untilOneIsFree = 20 * time.Millisecond
 
 // provesLittle reports whether a command had no answer for a reason that says little about its server.
@@ -239,8 +247,9 @@ func (m *member) sending() {
 	m.mu.Unlock()
 }
 
-// heardOf notes the outcome of a command; fail is nil if it was answered.
-func (m *member) heardOf(fail *protocol.Failure) {
+// heardOf notes the outcome of a command that was sent at that time; fail is nil if it was answered. If the
+// server has answered others since, one that was not says more about its connection than about the server.
+func (m *member) heardOf(fail *protocol.Failure, sent time.Time) {
 	// Closing the Redis client closes connections that commands are using. That says nothing about the
 	// server, nor does a panic in code that a command called. The next command will tell.
 	saysNothing := fail == panicked || fail != nil && fail.Kind == protocol.NoAnswer && errors.Is(fail.Err, net.ErrClosed)
@@ -254,9 +263,11 @@ func (m *member) heardOf(fail *protocol.Failure) {
 	}
 	if fail == nil || fail.Lasts() || fail.Kind == protocol.RefusedNow {
 		m.heard, m.trouble = time.Now(), nil
+		m.answered = m.heard
 		return
 	}
 	m.trouble = fail.Err
+	little = little || fail.Kind == protocol.NoAnswer && sent.Before(m.answered)
 	switch {
 	case m.owner.base.Err() != nil:
 	case little && m.checking: // check will tell
@@ -275,7 +286,7 @@ func (m *member) do(ctx context.Context, s *Send) Result {
 	sent := time.Now()
 	res := Result{Fail: panicked}
 	defer func() {
-		if m.heardOf(res.Fail); res.Fail == nil {
+		if m.heardOf(res.Fail, sent); res.Fail == nil {
 			m.took(time.Since(sent))
 		}
 	}()
@@ -287,6 +298,10 @@ func (m *member) do(ctx context.Context, s *Send) Result {
 			cmd.Echo = m.inbox.StartProbe(cmd.At, lockstate.Silence(cmd.Place))
 		}
 		res.Answer, err = m.srv.Do(ctx, s.Keys, &cmd)
+		if cmd.Verb == protocol.Acquire && redisserver.ConnectionBroke(err) && m.pingThrough() == nil {
+			cmd.First, res.Repeated = false, true // an acquire may run twice; a release would find that it is not the owner
+			res.Answer, err = m.srv.Do(ctx, s.Keys, &cmd)
+		}
 		if cmd.Echo != "" {
 			receivers := protocol.NoEcho
 			if err == nil && res.Answer.Outcome == protocol.Enqueued {
@@ -387,8 +402,8 @@ func (m *member) renew(sends []*Send) []Result {
 		batch[i] = s.Renew
 	}
 	m.sending()
-	fail := panicked
-	defer func() { m.heardOf(fail) }()
+	sent, fail := time.Now(), panicked
+	defer func() { m.heardOf(fail, sent) }()
 	m.srv.Renew(ctx, batch)
 	results := make([]Result, len(batch))
 	answered := false
@@ -478,8 +493,9 @@ func (m *member) cancel(batch []*lockstate.Cancellation) {
 	ctx, stop := context.WithTimeout(m.owner.base, protocol.CommandTimeout)
 	defer stop()
 	m.sending()
+	sent := time.Now()
 	defer func() {
-		m.heardOf(results[0].Fail)
+		m.heardOf(results[0].Fail, sent)
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		for i, g := range batch {

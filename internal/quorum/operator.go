@@ -117,9 +117,10 @@ func each[T any](ctx context.Context, s *Server, enough func([]T) bool, f func(c
 			ctx, cancel := context.WithTimeout(s.base, protocol.CommandTimeout)
 			defer cancel()
 			m.sending()
+			sent := time.Now()
 			of, fail := outcome{i: i, err: panicked.Err}, panicked
 			defer func() { // also if a hook panics
-				m.heardOf(fail)
+				m.heardOf(fail, sent)
 				ch <- of
 			}()
 			of.val, of.err = f(ctx, i, m.srv)

@@ -172,6 +172,31 @@ func TestAGrantIsNotGivenBackWhileTheTokenIsBeingStored(t *testing.T) {
 	}
 }
 
+func TestGrantsAreGivenBackIfTheTokenCouldNotBeStored(t *testing.T) {
+	s := newStand(t, 3, time.Second)
+	s.acquire()
+	sends := s.fx.Sends
+	for _, send := range sends {
+		s.answer(send, enqueues)
+	}
+	s.now = s.now.Add(time.Millisecond)
+	s.fx = Effects{}
+	for i, token := range []uint64{9_000_000, 1_000_000} {
+		s.lock.Receive(i, &protocol.Message{Kind: protocol.MessageGranted, ID: sends[i].Cmd.ID, Token: token, Clock: token, More: true}, s.now, &s.fx)
+	}
+	adopt := s.fx.Sends[0]
+	s.now = s.now.Add(10 * shortestKeep)
+	s.fx = Effects{}
+	s.lock.Tick(s.now, &s.fx)
+	s.answer(adopt, Result{Fail: silent})
+	s.now = s.now.Add(10 * shortestKeep)
+	s.fx = Effects{}
+	s.lock.Tick(s.now, &s.fx)
+	if len(s.fx.Sends) != 2 || s.fx.Sends[0].Cmd.Verb != protocol.Yield {
+		t.Errorf("sends %+v, want both grants given back", s.fx.Sends)
+	}
+}
+
 // The answer to the command that made a part may come when the part is about to end.
 func TestAnAnswerDoesNotBringBackWhatIsBeingCanceled(t *testing.T) {
 	for _, verb := range []protocol.Verb{protocol.Yield, protocol.Downgrade} {

@@ -67,7 +67,7 @@ type Options struct {
 // New returns a quorum.
 func New(o Options) *Server {
 	s := &Server{quarantine: o.Quarantine, base: o.Base, start: o.Start, deliver: o.Deliver, reports: o.Reports,
-		deadlines: redisserver.Deadlines{Base: o.Base}, locks: map[string]*handle{}, sends: make(chan *Send)}
+		deadlines: redisserver.Deadlines{Base: o.Base}, locks: map[string]*handle{}, sends: make(chan *Send), clock: serversClock{began: time.Now()}}
 	for i, srv := range o.Members {
 		s.members = append(s.members, &member{srv: srv, owner: s, place: i, inbox: o.Inboxes[i], stirred: make(chan struct{}, 1)})
 	}
@@ -221,6 +221,9 @@ func (s *Server) run(send *Send) {
 		s.members[send.Server].done() // last, when the next command of the lane has begun
 	}()
 	res = s.members[send.Server].do(s.contextOf(send.op), send)
+	if send.Kind == Do {
+		s.members[send.Server].refuses.Store(res.Fail != nil && res.Fail.Kind == protocol.RefusedNow)
+	}
 	s.compareClocks(send.Server, res.Answer.Clock)
 }
 
@@ -254,8 +257,9 @@ func (c *valued) Value(key any) any {
 	return c.values.Value(key)
 }
 
-// compareClocks updates the servers' clock from an answer. The clock followed is that of the first
-// server that is not away; until that server has answered, it is that of any other. An answer that
+// compareClocks updates the servers' clock from an answer. The clock followed is that of the first server that
+// is not away, and does not refuse commands, because a refusal does not show a clock; until that server has
+// answered, it is that of any other. Ours is the monotonic clock, which nobody sets. An answer that
 // took longer shows an older time, so a greater offset is the more exact one. A smaller offset
 // counts only a little, for clocks that drift, unless no answer can take that long: then a clock
 // was set.
@@ -263,8 +267,8 @@ func (s *Server) compareClocks(server int, clock uint64) {
 	if clock == 0 {
 		return
 	}
-	offset := int64(clock) - time.Now().UnixMicro()
-	follows := slices.ContainsFunc(s.members[:server], func(m *member) bool { return !m.isAway() })
+	offset := int64(clock) - s.clock.ours()
+	follows := slices.ContainsFunc(s.members[:server], func(m *member) bool { return !m.isAway() && !m.refuses.Load() })
 	c := &s.clock
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -285,13 +289,18 @@ type serversClock struct {
 	known  bool
 	server int   // the server whose clock it is
 	offset int64 // by how many µs that clock is ahead of ours
+
+	began time.Time // never changes
 }
+
+// ours returns the time in µs by this machine's monotonic clock.
+func (c *serversClock) ours() int64 { return c.began.UnixMicro() + time.Since(c.began).Microseconds() }
 
 // ticket returns the ticket of a request that is made now.
 func (s *Server) ticket() uint64 {
 	s.clock.mu.Lock()
 	defer s.clock.mu.Unlock()
-	return uint64(time.Now().UnixMicro() + s.clock.offset)
+	return uint64(s.clock.ours() + s.clock.offset)
 }
 
 var panicked = &protocol.Failure{Err: errors.New("leased: what a command called panicked"), Kind: protocol.NoAnswer}

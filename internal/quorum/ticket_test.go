@@ -13,7 +13,7 @@ import (
 func TestTicketsFollowTheServersClock(t *testing.T) {
 	for _, ahead := range []time.Duration{-time.Hour, -time.Second, 0, time.Second, time.Hour} {
 		synctest.Test(t, func(t *testing.T) {
-			s := &Server{members: []*member{{}, {}, {}}}
+			s := &Server{members: []*member{{}, {}, {}}, clock: serversClock{began: time.Now()}}
 			shows := func(want time.Duration, when string) {
 				t.Helper()
 				if got := time.Duration(int64(s.ticket())-time.Now().UnixMicro()) * time.Microsecond; got != want {
@@ -46,6 +46,12 @@ func TestTicketsFollowTheServersClock(t *testing.T) {
 			s.members[0].away = false
 			answers(0, ahead)
 			shows(ahead, "when it is back")
+			s.members[0].refuses.Store(true)
+			answers(1, ahead-another)
+			shows(ahead-another, "when the first server refuses commands, which shows no clock")
+			s.members[0].refuses.Store(false)
+			answers(0, ahead)
+			shows(ahead, "when it does not any more")
 		})
 	}
 }

@@ -149,7 +149,7 @@ func (b *batcher) process(ctx context.Context, cmd onceCmd, heard bool) error {
 // the server writes the message first. On a server that writes in another order the PING changes
 // nothing, and it does not matter if the PING is refused. go-redis decides by the first answer
 // whether to close a connection, so a connection to a server that has become read-only is kept
-// until the next command.
+// until then; see Server.answers.
 func (s *Server) behindPing(ctx context.Context, cmd onceCmd) error {
 	s.sent.Add(1)
 	both := []redis.Cmder{onceCmd{redis.NewCmd(ctx, "ping")}, cmd}

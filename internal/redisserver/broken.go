@@ -7,6 +7,7 @@ import (
 	"net"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -73,14 +74,26 @@ func (s *Server) metStale(err error) bool { return s.mark == "" && stale(err) }
 func (s *Server) answers(ctx context.Context, line []any, err error) bool {
 	ctx, stop := bounded(ctx)
 	defer stop()
+	replica := readOnly(err)
 	probe := []any{"ping"}
-	if readOnly(err) {
-		// A write that changes nothing: the key is no sorted set, or has no such member.
+	if replica {
+		if time.Since(time.Unix(0, s.replica.Load())) < searchEvery {
+			return false
+		}
+		// A write that changes nothing: the key is not that of a sorted set, or has no such member.
 		probe = []any{"zrem", line[firstKey], ""}
 	}
 	node, err := s.nodeOfLine(ctx, line)
-	return err == nil && s.clearPool(ctx, node, false, probe...) && s.clearPool(ctx, node, true, probe...)
+	found := err == nil && s.clearPool(ctx, node, false, probe...) && s.clearPool(ctx, node, true, probe...)
+	if replica && !found {
+		s.replica.Store(time.Now().UnixNano())
+	}
+	return found
 }
+
+// searchEvery is how long a pool that led to a replica only is not searched again: each search costs the
+// connections that are in it.
+const searchEvery = time.Second
 
 // nodeOfLine returns the node that has the first key of a line.
 func (s *Server) nodeOfLine(ctx context.Context, line []any) (redis.UniversalClient, error) {
@@ -103,6 +116,7 @@ func (s *Server) clearPool(ctx context.Context, rdb redis.UniversalClient, pipel
 		idle = max(idle, int(pool.PipelineStats.IdleConns))
 	}
 	for tries := 0; tries <= idle; tries++ { // the last one on a connection that is new
+		before := madeFor(rdb, pipelines)
 		s.sent.Add(1)
 		cmd := onceCmd{redis.NewCmd(ctx, probe...)}
 		var err error
@@ -119,9 +133,18 @@ func (s *Server) clearPool(ctx context.Context, rdb redis.UniversalClient, pipel
 			return true // and the connection is the next one to be used
 		case err == nil:
 			answered = true
-		case !stale(err):
+		case !stale(err) || readOnly(err) && madeFor(rdb, pipelines) != before: // a new connection led to a replica
 			return false
 		}
 	}
 	return answered
+}
+
+// madeFor returns how often a pool had no idle connection for a command, so that one was made.
+func madeFor(rdb redis.UniversalClient, pipelines bool) uint32 {
+	pool := rdb.PoolStats()
+	if pipelines && pool.PipelineStats != nil {
+		return pool.PipelineStats.Misses
+	}
+	return pool.Misses
 }
