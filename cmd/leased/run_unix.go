@@ -384,7 +384,7 @@ func (r *running) perform(program string) error {
 		case <-resumed:
 			r.resume()
 		case <-r.unstopped:
-			r.resume()
+			r.goOn(resumed)
 		case c := <-changes:
 			if c.err == nil && c.status.Stopped() {
 				r.stopped(c.status.StopSignal())
@@ -487,14 +487,36 @@ func (r *running) stopped(by syscall.Signal) {
 	wants := by == syscall.SIGTTIN || by == syscall.SIGTTOU
 	switch {
 	case by != syscall.SIGTSTP && !wants:
+	case wants && r.tty.giveIfOurs(r.guard.pid): // the shell brought us to the foreground before it wanted the terminal
+		r.guard.signal(syscall.SIGCONT)
 	case r.tty != nil:
 		r.tty.takeBack(false)
 		_ = syscall.Kill(0, syscall.SIGTSTP) // cannot fail: it is our own group
 		r.unstopped = time.After(unstopped)
 	case wants:
-		fmt.Fprintf(r.err, "leased: the command has stopped, because it wants the terminal, which it does not get in a pipeline or "+
-			"in the background; lock %q stays taken until the command ends\n", r.options.name)
+		r.reportStopped()
 	}
+}
+
+func (r *running) reportStopped() {
+	fmt.Fprintf(r.err, "leased: the command has stopped, because it wants the terminal, which it does not get in a pipeline or "+
+		"in the background; lock %q stays taken until the command ends\n", r.options.name)
+}
+
+// goOn is called if this process may not have been stopped.
+func (r *running) goOn(resumed <-chan os.Signal) {
+	r.unstopped = nil
+	select {
+	case <-resumed: // it was
+		r.resume()
+		return
+	default:
+	}
+	if !r.tty.giveIfOurs(r.guard.pid) {
+		r.reportStopped() // it would stop again
+		return
+	}
+	r.guard.signal(syscall.SIGCONT)
 }
 
 // unstopped is how long this process goes on after a signal that stops it if no shell controls it.
@@ -531,11 +553,11 @@ func (r *running) ended(c change) error {
 	return nil
 }
 
-// terminal is the controlling terminal, if this process is not in a pipeline, and its input is the terminal or
-// a file. In a pipeline (leased run … | less), the other processes need the foreground too, so the command
-// stays in the background there, and signals of the terminal are passed on like any others. A script that
-// starts this process in the background gives it /dev/null as input, and keeps the foreground for itself. The
-// methods work on nil.
+// terminal is the controlling terminal, if this process is not in a pipeline, and its input is the terminal, or a
+// file where it is a shell's job by itself. In a pipeline (leased run … | less), the other processes need the
+// foreground too, so the command stays in the background there, and signals of the terminal are passed on like
+// any others. So does a script that started this process in the background, in its own group. The methods work on
+// nil.
 type terminal struct {
 	file   *os.File
 	own    int // our process group
@@ -545,7 +567,8 @@ type terminal struct {
 
 func openTerminal() *terminal {
 	in, err := os.Stdin.Stat()
-	if err != nil || !isTerminal(os.Stdin) && !in.Mode().IsRegular() {
+	leads := syscall.Getpgrp() == os.Getpid()
+	if err != nil || !isTerminal(os.Stdin) && !(in.Mode().IsRegular() && leads) {
 		return nil
 	}
 	out, err := os.Stdout.Stat()
@@ -556,9 +579,7 @@ func openTerminal() *terminal {
 	if err != nil {
 		return nil
 	}
-	t := &terminal{file: file, own: syscall.Getpgrp()}
-	t.before, _ = term.GetState(int(file.Fd())) // nil: there is nothing to restore
-	return t
+	return &terminal{file: file, own: syscall.Getpgrp()}
 }
 
 func (t *terminal) foreground() int {
@@ -574,15 +595,18 @@ func (t *terminal) give(group int) {
 	if t == nil {
 		return
 	}
+	t.before, _ = term.GetState(int(t.file.Fd())) // nil: there is nothing to restore
 	if unix.IoctlSetPointerInt(int(t.file.Fd()), unix.TIOCSPGRP, group) == nil {
 		t.given = group
 	}
 }
 
-func (t *terminal) giveIfOurs(group int) {
-	if t != nil && t.foreground() == t.own {
-		t.give(group)
+func (t *terminal) giveIfOurs(group int) (given bool) {
+	if t == nil || t.foreground() != t.own {
+		return false
 	}
+	t.give(group)
+	return true
 }
 
 // takeBack puts our own group back in the foreground if the command's group is there, and reports

@@ -26,6 +26,7 @@ func underLoad(t *testing.T, disturb func(context.Context, *redis.Client) error,
 	t.Parallel()
 	s := redistest.Server(t)
 	redistest.CheckLeaks(t, nil, "")
+	strain, began := redistest.NewStrain(t), time.Now()
 	admin := s.Client()
 	clients := []*leased.Client{newClient(t, s.Client(), ""), newClient(t, s.Client(), "")}
 	turns, times := int64(400), int64(min(500, 2*time.Second/pause))
@@ -93,7 +94,8 @@ func underLoad(t *testing.T, disturb func(context.Context, *redis.Client) error,
 		lost += c.Stats().Lost
 		nothingLeft(t, c, "x")
 	}
-	if lost != unproved.Load() || unproved.Load() > perHit*hits.Load() {
+	stalls := int64(strain.Since(began) / (500 * time.Millisecond)) // in each, releases can go without an answer
+	if lost != unproved.Load() || unproved.Load() > perHit*hits.Load()+4*stalls {
 		t.Errorf("%d leases were lost, and %d releases had no answer, in %d disturbances", lost, unproved.Load(), hits.Load())
 	}
 	t.Logf("%d entered, disturbed %d times, %d releases unproved", entered.Load(), hits.Load(), unproved.Load())

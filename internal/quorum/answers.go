@@ -77,8 +77,8 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 	p := s.part()
 	if p == nil {
 		// The part has another id by now, and nothing uses this one.
-		if res.Fail.MayRun() || a.Outcome == protocol.Granted || a.Outcome == protocol.Enqueued {
-			fx.Strays = append(fx.Strays, Stray{Server: i, Keys: l.keys, ID: s.Cmd.ID, TTL: r.who.TTL, Late: res.Fail.MayRun()})
+		if res.mayArrive() || a.Outcome == protocol.Granted || a.Outcome == protocol.Enqueued {
+			fx.Strays = append(fx.Strays, Stray{Server: i, Keys: l.keys, ID: s.Cmd.ID, TTL: r.who.TTL, Late: res.mayArrive()})
 		}
 		return
 	}
@@ -106,7 +106,7 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 	}
 	o := p.placed(s, &res, had, now)
 	p.lost = false
-	if r.dropped && (p.state == owned || p.state == queued || res.Fail.MayRun()) {
+	if r.dropped && (p.state == owned || p.state == queued || res.mayArrive()) {
 		fx.Strays = append(fx.Strays, l.stray(r, i))
 	}
 	for _, op := range ops {

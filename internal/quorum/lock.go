@@ -149,6 +149,9 @@ type Result struct {
 	Fail     *protocol.Failure
 }
 
+// mayArrive reports whether a copy of the command may still arrive.
+func (r *Result) mayArrive() bool { return r.Fail.MayRun() || r.Repeated }
+
 // Effects are the actions that follow from an event.
 type Effects struct {
 	Sends    []*Send

@@ -222,7 +222,7 @@ func (s *Server) run(send *Send) {
 	}()
 	res = s.members[send.Server].do(s.contextOf(send.op), send)
 	if send.Kind == Do {
-		s.members[send.Server].refuses.Store(res.Fail != nil && res.Fail.Kind == protocol.RefusedNow)
+		s.members[send.Server].refuses.Store(res.Fail != nil && (res.Fail.Kind == protocol.RefusedNow || res.Fail.Kind == protocol.NeedsOperator))
 	}
 	s.compareClocks(send.Server, res.Answer.Clock)
 }

@@ -77,7 +77,7 @@ func (s *Server) answers(ctx context.Context, line []any, err error) bool {
 	replica := readOnly(err)
 	probe := []any{"ping"}
 	if replica {
-		if time.Since(time.Unix(0, s.replica.Load())) < searchEvery {
+		if last := s.searched.Load(); last != 0 && time.Since(s.began) < time.Duration(last)+searchEvery {
 			return false
 		}
 		// A write that changes nothing: the key is not that of a sorted set, or has no such member.
@@ -86,7 +86,7 @@ func (s *Server) answers(ctx context.Context, line []any, err error) bool {
 	node, err := s.nodeOfLine(ctx, line)
 	found := err == nil && s.clearPool(ctx, node, false, probe...) && s.clearPool(ctx, node, true, probe...)
 	if replica && !found {
-		s.replica.Store(time.Now().UnixNano())
+		s.searched.Store(int64(time.Since(s.began)))
 	}
 	return found
 }
@@ -110,13 +110,9 @@ func (s *Server) clearPool(ctx context.Context, rdb redis.UniversalClient, pipel
 	if !ok {
 		return false
 	}
-	pool := rdb.PoolStats()
-	idle := int(pool.IdleConns)
-	if pipelines && pool.PipelineStats != nil {
-		idle = max(idle, int(pool.PipelineStats.IdleConns))
-	}
+	idle := idleIn(rdb, pipelines)
 	for tries := 0; tries <= idle; tries++ { // the last one on a connection that is new
-		before := madeFor(rdb, pipelines)
+		fresh := idleIn(rdb, pipelines) == 0
 		s.sent.Add(1)
 		cmd := onceCmd{redis.NewCmd(ctx, probe...)}
 		var err error
@@ -133,18 +129,20 @@ func (s *Server) clearPool(ctx context.Context, rdb redis.UniversalClient, pipel
 			return true // and the connection is the next one to be used
 		case err == nil:
 			answered = true
-		case !stale(err) || readOnly(err) && madeFor(rdb, pipelines) != before: // a new connection led to a replica
+		case !stale(err) || readOnly(err) && fresh: // a new connection led to a replica
 			return false
 		}
 	}
 	return answered
 }
 
-// madeFor returns how often a pool had no idle connection for a command, so that one was made.
-func madeFor(rdb redis.UniversalClient, pipelines bool) uint32 {
+// idleIn returns how many connections are idle, of those that pipelines use, if they have a pool of their own, and
+// of the others.
+func idleIn(rdb redis.UniversalClient, pipelines bool) int {
 	pool := rdb.PoolStats()
+	idle := int(pool.IdleConns)
 	if pipelines && pool.PipelineStats != nil {
-		return pool.PipelineStats.Misses
+		idle = max(idle, int(pool.PipelineStats.IdleConns))
 	}
-	return pool.Misses
+	return idle
 }

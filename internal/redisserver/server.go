@@ -24,7 +24,8 @@ type Server struct {
 	batches   *batcher // nil if each command is sent by itself
 	deadlines bool
 	sent      *atomic.Int64 // number of commands sent so far
-	replica   *atomic.Int64 // when the pool was last found to lead to a replica only, in ns since 1970
+	began     time.Time
+	searched  *atomic.Int64 // when the pool was last found to lead to a replica only, in ns since began; else 0
 	trailer   redis.Cmder   // sent to node after the commands, on their connection; nil for none
 	node      redis.UniversalClient
 	mark      string // key of a quorum's mark, see vote_before.lua; "" if this is not a quorum's server
@@ -47,7 +48,7 @@ type oneNode interface{ Options() *redis.Options }
 // New returns a Server that uses rdb. If rdb is a plain *redis.Client, the Server uses a clone of
 // it that honors deadlines.
 func New(rdb redis.UniversalClient, prefix string) *Server {
-	s := &Server{sent: new(atomic.Int64), replica: new(atomic.Int64), Rdb: rdb, Inboxes: protocol.InboxChannel(prefix, "")}
+	s := &Server{sent: new(atomic.Int64), began: time.Now(), searched: new(atomic.Int64), Rdb: rdb, Inboxes: protocol.InboxChannel(prefix, "")}
 	s.args = newArguments(s.Inboxes)
 	node, ok := rdb.(oneNode)
 	c, plain := rdb.(*redis.Client)

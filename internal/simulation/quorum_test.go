@@ -61,6 +61,7 @@ type qPacket struct {
 	g      *lockstate.Cancellation
 	force  *qForced
 	copied bool      // nobody waits for its answer
+	twin   bool      // a copy of a command whose answer may have arrived
 	sent   time.Time // when the command was sent
 	ready  time.Time // it does not arrive before this
 	// gaveUps is how often the requests that the command is about had been given back when it was sent.
@@ -137,6 +138,7 @@ type qWorld struct {
 	restarts   int       // how often servers have lost their data in this schedule
 	counts     map[string]int
 	pardoned   map[string]bool // requests that owned on a server when owners were evicted there
+	twins      map[string]bool // requests of which a copy arrived whose answer may have arrived before
 	voided     bool            // owners were evicted, so minimum holds may have ended
 	lazy       int
 	ran        int // the number of schedules so far
@@ -203,7 +205,7 @@ func (w *qWorld) begin(seed int64) {
 	w.wire, w.ops, w.log, w.failure, w.top, w.readers, w.loose, w.calm = nil, nil, nil, "", 0, 0, false, false
 	w.restart, w.restarts, w.lowered, w.under, w.entered = time.Time{}, 0, map[*lockstate.Caller]uint64{}, map[*lockstate.Caller]string{}, map[*lockstate.Caller]time.Time{}
 	w.promises, w.evictions, w.checks, w.downgrades, w.owners = nil, nil, nil, nil, newQOwners(len(w.servers))
-	w.pardoned, w.voided = map[string]bool{}, false
+	w.pardoned, w.voided, w.twins = map[string]bool{}, false, map[string]bool{}
 	w.lazy = []int{0, 30, 70, 95}[w.rng.IntN(4)]
 	w.chooseTroubles()
 	w.luck = rand.New(rand.NewPCG(uint64(seed), 8))
@@ -684,12 +686,15 @@ func (w *qWorld) deliver(p *qPacket) {
 		if w.trace {
 			w.logf("  server %d: %s %s: %d, token %d, young %v, renewed %d", p.server+1, p.c.name, sentTo(p.send), res.Answer.Outcome, res.Answer.Token, res.Young, res.Renewed)
 		}
+		if p.twin && p.send.Kind == quorum.Do && p.send.Cmd.Verb == protocol.Acquire {
+			w.twins[p.send.Cmd.ID] = true
+		}
 		if p.copied {
 			return
 		}
 		if w.rng.IntN(100) < 2 && !w.calm { // a late copy
 			c := *p
-			c.copied = true
+			c.copied, c.twin = true, true
 			w.put(&c)
 		}
 		w.put(&qPacket{kind: "reply", c: p.c, server: p.server, send: p.send, res: res, sent: p.sent})
@@ -1218,6 +1223,9 @@ func (w *qWorld) settle() {
 	w.until(3*time.Second, func() bool { return false })
 	w.each(long) // the clients find what a late copy has left behind a foreign owner
 	w.until(time.Second, func() bool { return false })
+	if w.twinsOwn() {
+		w.until(2*w.ttls[len(w.ttls)-1], func() bool { return false })
+	}
 	w.nothingOwned()
 	w.enterAtOnce()
 	if !w.until(10*time.Minute, func() bool { return w.idle() }) {

@@ -715,6 +715,24 @@ func (w *qWorld) keepPromises(c *qClient, x *lockstate.Caller) {
 	}
 }
 
+// twinsOwn reports whether a server has an owner, or an entry in the queue, of which a copy arrived although its
+// answer had. Of that nobody can know, so only its TTL ends it, unless a message makes it known.
+func (w *qWorld) twinsOwn() bool {
+	for _, s := range w.servers {
+		ids := []any{s.sim.do("GET", w.keys.Lock)}
+		for _, key := range []string{w.keys.Readers(), w.keys.Queue()} {
+			more, _ := s.sim.do("ZRANGE", key, "0", "-1").([]any)
+			ids = append(ids, more...)
+		}
+		for _, id := range ids {
+			if id, is := id.(string); is && w.twins[id] {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // nothingOwned fails if a server still has an owner, or an entry in the queue, although everybody
 // has left and no client died: only after a crash may the TTL be needed.
 func (w *qWorld) nothingOwned() {
