@@ -1144,7 +1144,7 @@ var mutants = []mutant{
 	{"a quorum: a late acquire leaves a request", "internal/quorum/lock.go", "		c.RepeatFor(s.TTL, now)\n", "", "ThatAnAcquireMayStillReach"},
 	{"a quorum: a late acquire after the cancel leaves a request", "internal/quorum/lock.go", "if p.mayArrive || !p.ended && p.state != ending {", "if !p.ended && p.state != ending {", "ThatAnAcquireMayStillReach"},
 	{"a quorum: a late acquire of an id before leaves a request", "internal/quorum/lock.go", "	if old.mayArrive {\n		fx.Strays = append(fx.Strays, l.stray(r, i))\n	}\n", "", "ThatAnAcquireMayStillReach"},
-	{"a quorum: a late acquire whose failure is known late leaves a request", "internal/quorum/answers.go", "TTL: r.who.TTL, Late: res.Fail.MayRun()}", "TTL: r.who.TTL}", "ThatAnAcquireMayStillReach"},
+	{"a quorum: a late acquire whose failure is known late leaves a request", "internal/quorum/answers.go", "TTL: r.who.TTL, Late: res.mayArrive()}", "TTL: r.who.TTL}", "ThatAnAcquireMayStillReach"},
 	{"a quorum: the cancel of a stray may overtake a release", "internal/quorum/lock.go", "		now = now.Add(protocol.CommandTimeout + time.Second)\n", "", "TheCancelOfAStray"},
 	{"a quorum: a trouble outlives the next answer", "internal/quorum/member.go", "		m.heard, m.trouble = time.Now(), nil\n		m.answered", "		m.heard = time.Now()\n		m.answered", "ATroubleIsOver"},
 	{"a key that has lost its expiry stays for ever", "internal/redisserver/scripts/common.lua", "if ttl and (left > ttl or left == -1) then", "if ttl and left > ttl then", "HasLostItsExpiry"},
