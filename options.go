@@ -293,12 +293,11 @@ func WithAttributes(attributes ...attribute.KeyValue) Option {
 // WithSlowThreshold logs callers that have waited for a lock, or held one, for d, while they
 // still do. A caller is logged at most once, at level Warn, with the lock's name (unless
 // [WithoutLockNamesInLogs] keeps it out), the lock's owner if the caller waits, and the file
-// and line of the call that waits or has locked. Its span gets the event "slow". For each lock, only the caller
-// that has waited longest and the one that has held longest are checked, and at most one of
-// each is logged in a minute; of locks that are slow at the same time, ten are named and the
-// others counted. d must be at least 10 ms; the line may come up to d/4 late. The
-// default is to log none. The metrics leased.wait.oldest and leased.hold.oldest need no
-// threshold.
+// and line of the call that waits or has locked. Its span gets the event "slow". For each lock,
+// only the caller that has waited longest and the one that has held longest are checked, and at
+// most one of each is logged in a minute; of locks that are slow at the same time, ten are named
+// and the others counted. d must be at least 10 ms; the line may come up to d/4 late. The default
+// is to log none. The metrics leased.wait.oldest and leased.hold.oldest need no threshold.
 func WithSlowThreshold(d time.Duration) Option {
 	return clientOption(func(o *clientOptions) error {
 		if d < 10*time.Millisecond {

@@ -57,31 +57,27 @@ func TestUnlockContextSaysWhatUnlockPanicsWith(t *testing.T) {
 }
 
 func TestUnlockContextSaysThatTheLeaseWasLost(t *testing.T) {
-	inVirtualTime(t, func(t *testing.T, s place) {
-		c := newClient(t, s, leased.WithLossHandler(func(leased.LossEvent) {}))
-		mu := c.Mutex("x")
-		mu.Lock()
-		s.Mini.FlushAll()
-		err := mu.UnlockContext(context.Background())
-		isAll(t, err, leased.ErrLeaseLost)
-		if !strings.HasPrefix(err.Error(), `leased: lock "x" lost (token `) {
-			t.Errorf("UnlockContext: %v", err)
-		}
-	})
+	for _, read := range []bool{false, true} {
+		inVirtualTime(t, func(t *testing.T, s place) {
+			c := newClient(t, s, leased.WithLossHandler(func(leased.LossEvent) {}))
+			take, leave := waysIn(c.RWMutex("x"), read)
+			take()
+			s.Mini.FlushAll()
+			err := leave(context.Background())
+			isAll(t, err, leased.ErrLeaseLost)
+			if !strings.HasPrefix(err.Error(), `leased: lock "x" lost (token `) {
+				t.Errorf("read %v: %v", read, err)
+			}
+		})
+	}
 }
 
-func TestRUnlockContextSaysThatTheLeaseWasLost(t *testing.T) {
-	inVirtualTime(t, func(t *testing.T, s place) {
-		c := newClient(t, s, leased.WithLossHandler(func(leased.LossEvent) {}))
-		rw := c.RWMutex("x")
-		rw.RLock()
-		s.Mini.FlushAll()
-		err := rw.RUnlockContext(context.Background())
-		isAll(t, err, leased.ErrLeaseLost)
-		if !strings.HasPrefix(err.Error(), `leased: lock "x" lost (token `) {
-			t.Errorf("RUnlockContext: %v", err)
-		}
-	})
+// waysIn returns how a writer, or a reader, locks and unlocks by name.
+func waysIn(rw *leased.RWMutex, read bool) (take func(), leave func(context.Context) error) {
+	if read {
+		return rw.RLock, rw.RUnlockContext
+	}
+	return rw.Lock, rw.UnlockContext
 }
 
 func TestUnlockContextWaitsUntilItsContextEnds(t *testing.T) {
@@ -96,11 +92,7 @@ func unlockContextWaits(t *testing.T, s place, option time.Duration, read bool) 
 	wire := s.proxy(t)
 	rdb := s.connect(t, func(o *redis.Options) { o.Addr = wire.Addr; o.ContextTimeoutEnabled = true })
 	c := clientOn(t, s, rdb, leased.WithReleaseTimeout(option))
-	rw := c.RWMutex("x")
-	take, leave := rw.Lock, rw.UnlockContext
-	if read {
-		take, leave = rw.RLock, rw.RUnlockContext
-	}
+	take, leave := waysIn(c.RWMutex("x"), read)
 	take()
 	wire.BlackHole()
 	strain, began := redistest.NewStrain(t), time.Now()

@@ -508,15 +508,13 @@ func (r *running) goOn(resumed <-chan os.Signal) {
 	r.unstopped = nil
 	select {
 	case <-resumed: // it was
-		r.resume()
-		return
 	default:
+		if r.tty.foreground() != r.tty.own {
+			r.reportStopped() // it would stop again
+			return
+		}
 	}
-	if !r.tty.giveIfOurs(r.guard.pid) {
-		r.reportStopped() // it would stop again
-		return
-	}
-	r.guard.signal(syscall.SIGCONT)
+	r.resume()
 }
 
 // unstopped is how long this process goes on after a signal that stops it if no shell controls it.
@@ -556,8 +554,8 @@ func (r *running) ended(c change) error {
 // terminal is the controlling terminal, if this process is not in a pipeline, and its input is the terminal, or a
 // file where it is a shell's job by itself. In a pipeline (leased run … | less), the other processes need the
 // foreground too, so the command stays in the background there, and signals of the terminal are passed on like
-// any others. So does a script that started this process in the background, in its own group. The methods work on
-// nil.
+// any others. The same is so where a script has started this process in the background, and in the script's own
+// group. The methods work on nil.
 type terminal struct {
 	file   *os.File
 	own    int // our process group

@@ -143,8 +143,10 @@ func TestAReCheckWaitsForARequestThatIsBeingPlacedAnew(t *testing.T) {
 	}
 }
 
-// A request whose token is being stored on another server has a majority.
-func TestAGrantIsNotGivenBackWhileTheTokenIsBeingStored(t *testing.T) {
+// storing returns a request that two of three servers have granted, with others behind it, and the command by
+// which the second is to store the token of the first.
+func storing(t *testing.T) (*stand, *Send) {
+	t.Helper()
 	s := newStand(t, 3, time.Second)
 	s.acquire()
 	sends := s.fx.Sends
@@ -159,10 +161,20 @@ func TestAGrantIsNotGivenBackWhileTheTokenIsBeingStored(t *testing.T) {
 	if len(s.fx.Sends) != 1 || s.fx.Sends[0].Kind != Adopt {
 		t.Fatalf("sends %+v, want an adopt", s.fx.Sends)
 	}
-	adopt := s.fx.Sends[0]
+	return s, s.fx.Sends[0]
+}
+
+// keeps lets as much time pass as partial grants are kept at first, and more.
+func (s *stand) keeps() {
 	s.now = s.now.Add(10 * shortestKeep)
 	s.fx = Effects{}
 	s.lock.Tick(s.now, &s.fx)
+}
+
+// A request whose token is being stored on another server has a majority.
+func TestAGrantIsNotGivenBackWhileTheTokenIsBeingStored(t *testing.T) {
+	s, adopt := storing(t)
+	s.keeps()
 	if len(s.fx.Sends) != 0 {
 		t.Errorf("gives back %+v", s.fx.Sends[0].Cmd)
 	}
@@ -173,25 +185,10 @@ func TestAGrantIsNotGivenBackWhileTheTokenIsBeingStored(t *testing.T) {
 }
 
 func TestGrantsAreGivenBackIfTheTokenCouldNotBeStored(t *testing.T) {
-	s := newStand(t, 3, time.Second)
-	s.acquire()
-	sends := s.fx.Sends
-	for _, send := range sends {
-		s.answer(send, enqueues)
-	}
-	s.now = s.now.Add(time.Millisecond)
-	s.fx = Effects{}
-	for i, token := range []uint64{9_000_000, 1_000_000} {
-		s.lock.Receive(i, &protocol.Message{Kind: protocol.MessageGranted, ID: sends[i].Cmd.ID, Token: token, Clock: token, More: true}, s.now, &s.fx)
-	}
-	adopt := s.fx.Sends[0]
-	s.now = s.now.Add(10 * shortestKeep)
-	s.fx = Effects{}
-	s.lock.Tick(s.now, &s.fx)
+	s, adopt := storing(t)
+	s.keeps()
 	s.answer(adopt, Result{Fail: silent})
-	s.now = s.now.Add(10 * shortestKeep)
-	s.fx = Effects{}
-	s.lock.Tick(s.now, &s.fx)
+	s.keeps()
 	if len(s.fx.Sends) != 2 || s.fx.Sends[0].Cmd.Verb != protocol.Yield {
 		t.Errorf("sends %+v, want both grants given back", s.fx.Sends)
 	}
