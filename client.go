@@ -70,9 +70,6 @@ type Client struct {
 	signals  sync.Pool // see newSignal; not shared, because a channel belongs to one test's bubble
 	recent   recentLocks
 
-	// publishDenied is whether scripts may not publish, according to the last answer that told.
-	publishDenied atomic.Bool
-
 	// unlocks counts the calls of Unlock that are waiting. Shutdown waits for them, even if
 	// their lock was already removed from the table and only a cancel is still to be confirmed.
 	unlocks atomic.Int32
@@ -281,7 +278,7 @@ func (c *environment) InboxPending() bool {
 }
 
 // HasInbox reports whether messages reach this client, so that waiting needs no polling.
-func (c *environment) HasInbox() bool { return !c.inbox.polls() && !c.publishDenied.Load() }
+func (c *environment) HasInbox() bool { return !c.inbox.polls() }
 
 // Subscribed reports whether the inbox is confirmed.
 func (c *environment) Subscribed() bool { return c.inbox.confirmed() }

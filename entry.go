@@ -393,12 +393,7 @@ func (e *entry) noteReply(cmd *protocol.Command, a *protocol.Answer) {
 		e.awake.warned = true
 		c.log.foreignOwner(e.keys.Name(), a.Blocker, a.Left)
 	}
-	if a.Echo == protocol.EchoDenied {
-		c.publishDenied.Store(true)
-		c.log.publishDenied()
-	} else if a.Echo > 0 {
-		c.publishDenied.Store(false)
-	}
+	c.inbox.published(a.Echo)
 	c.stats.countHandoffs(a.Handed)
 }
 

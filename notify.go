@@ -39,6 +39,7 @@ type inbox struct {
 	quit    context.Context
 	halt    context.CancelFunc
 	began   atomic.Bool   // a lock was asked for, so run has begun
+	denied  atomic.Bool   // scripts may not publish on its server, according to the last answer that told
 	settles atomic.Bool   // the first subscription was confirmed, or failed
 	hasten  chan struct{} // has run make the next attempt at once; of capacity 1
 
@@ -63,13 +64,29 @@ func (in *inbox) is(s lockstate.InboxState) bool {
 }
 
 func (in *inbox) confirmed() bool { return in.is(lockstate.Joined) }
-func (in *inbox) denied() bool    { return in.is(lockstate.Forbidden) }
+func (in *inbox) refused() bool   { return in.is(lockstate.Forbidden) }
 
-// polls reports whether waiters have to poll, because the subscription was refused or has failed for long.
+// polls reports whether waiters have to poll: the subscription was refused or has failed for long, or nothing
+// may be published to it.
 func (in *inbox) polls() bool {
+	if in.denied.Load() {
+		return true
+	}
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	return in.hearing.Polls()
+}
+
+// published notes what the answer to a command says of publishing: EchoDenied, or how many received an echo. No
+// other number says that publishing is allowed, because 0 is also what an answer without an echo has.
+func (in *inbox) published(receivers int) {
+	switch {
+	case receivers == protocol.EchoDenied:
+		in.denied.Store(true)
+		in.client.log.publishDenied()
+	case receivers > 0:
+		in.denied.Store(false)
+	}
 }
 
 // reach says how messages of other processes reach this client.
@@ -77,7 +94,7 @@ func (in *inbox) reach() inboxReach {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	switch {
-	case in.hearing.Polls() || in.began.Load() && in.client.publishDenied.Load():
+	case in.hearing.Polls() || in.denied.Load():
 		return inboxPolling
 	case in.hearing.State == lockstate.Joined:
 		return inboxSubscribed
@@ -126,7 +143,7 @@ func (in *inbox) runAgain() {
 
 // pauseAfter notes how an attempt ended, and waits for as long as there is to be no other.
 func (in *inbox) pauseAfter(refused bool, err error) {
-	if refused && !in.denied() {
+	if refused && !in.refused() {
 		in.client.log.subscribeDenied(err)
 		in.enter(lockstate.Forbidden)
 	}
@@ -308,7 +325,7 @@ func (in *inbox) listen(life context.Context, sub *redis.PubSub) error {
 		}
 		switch got := got.(type) {
 		case *redis.Subscription:
-			if in.denied() {
+			if in.refused() {
 				in.client.log.subscribed()
 			}
 			in.enter(lockstate.Joined)
@@ -402,15 +419,10 @@ func (in *inbox) probe(ctx context.Context, k *protocol.Keys) {
 	began := in.client.metrics.startTiming(ctx)
 	n, err := in.client.server.Echo(ctx, k, in.channel, nonce)
 	in.client.metrics.recordCommand(ctx, commandEcho, began.elapsed(), redisserver.Classify(err))
-	switch {
-	case err != nil:
+	if err != nil {
 		n = protocol.NoEcho
-	case n == protocol.EchoDenied:
-		in.client.publishDenied.Store(true)
-		in.client.log.publishDenied()
-	case n >= 0:
-		in.client.publishDenied.Store(false)
 	}
+	in.published(n)
 	in.probeSent(nonce, n)
 }
 

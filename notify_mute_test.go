@@ -2,6 +2,7 @@ package leased_test
 
 import (
 	"context"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -14,16 +15,7 @@ import (
 // mute has the servers refuse to publish, as for a user of Redis without any channel.
 func (s place) mute(t *testing.T) {
 	t.Helper()
-	if s.members != nil {
-		t.Skip("the client of a quorum does not learn that nothing may be published")
-	}
-	s.Mini.SetPreHook(func(p *mini.Peer, cmd string, _ ...string) bool {
-		if strings.EqualFold(cmd, "PUBLISH") {
-			p.WriteError("NOPERM this user has no permissions to access one of the channels used as arguments")
-			return true
-		}
-		return false
-	})
+	s.Mini.SetPreHook(refuseToPublish)
 }
 
 // Nobody tells the owner that others wait. Once its own probe, after 20 s, has shown that nothing is
@@ -72,4 +64,59 @@ func TestVirtualAWriterEntersBetweenReadersThoughNothingIsPublished(t *testing.T
 		<-ended
 		<-ended
 	})
+}
+
+// The clients of a quorum poll where a majority of its servers publishes nothing, and only there.
+func TestAQuorumsClientPollsIfAMajorityPublishesNothing(t *testing.T) {
+	for n, want := range map[int]string{2: "subscribed", 3: "polling"} {
+		t.Run(want, func(t *testing.T) {
+			onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+				m, out := newMeter(t), &logs{}
+				owner, c := open(), open(leased.WithMeterProvider(m), out.option())
+				confirmInboxes(t, owner, c)
+				muteServers(servers[:n])
+				theirs := lock(t, owner.Mutex("x"))
+				mine := locking(t, c.Mutex("x"))
+				time.Sleep(10 * time.Second)
+				if got := sum(t, m.collect(t)["leased.clients"], "leased.inbox", want); got != 1 {
+					t.Errorf("%d clients are %s", got, want)
+				}
+				if out.count(slog.LevelWarn, "does not let lock scripts publish") == 0 {
+					t.Errorf("logged %q", out.messages())
+				}
+				unlock(t, theirs)
+				unlock(t, <-mine)
+			})
+		})
+	}
+}
+
+func TestAQuorumsIdleLockGoesToAnotherProcessThoughItPublishesNothing(t *testing.T) {
+	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		const ttl = 6 * time.Second
+		a, b := open(leased.WithTTL(ttl)), open(leased.WithTTL(ttl))
+		confirmInboxes(t, a, b)
+		muteServers(servers)
+		unlock(t, lock(t, a.Mutex("x", leased.WithIdleHold(time.Hour))))
+		began := time.Now()
+		unlock(t, lock(t, b.Mutex("x")))
+		if waited := time.Since(began); waited > 20*time.Second+ttl {
+			t.Errorf("the waiter got the idle lock after %v", waited)
+		}
+	})
+}
+
+// muteServers has some servers of a quorum refuse to publish.
+func muteServers(servers []*mortal) {
+	for _, m := range servers {
+		m.Server().SetPreHook(refuseToPublish)
+	}
+}
+
+func refuseToPublish(p *mini.Peer, cmd string, _ ...string) bool {
+	if !strings.EqualFold(cmd, "PUBLISH") {
+		return false
+	}
+	p.WriteError("NOPERM this user has no permissions to access one of the channels used as arguments")
+	return true
 }

@@ -311,7 +311,14 @@ func (all inboxes) halt() {
 	}
 }
 
-// internal/quorum probes and doubts the inboxes of a quorum one by one.
+// internal/quorum probes and doubts the inboxes of a quorum one by one, and says which of them nothing may be
+// published to.
+
+func (all inboxes) published(receivers int) {
+	if len(all) == 1 {
+		all[0].published(receivers)
+	}
+}
 
 func (all inboxes) startProbe(now time.Time, silence time.Duration) string {
 	if len(all) > 1 {
@@ -350,5 +357,6 @@ func (m memberInbox) Confirmed() bool { return m.in.confirmed() }
 func (m memberInbox) StartProbe(now time.Time, silence time.Duration) string {
 	return m.in.startProbe(now, silence)
 }
+func (m memberInbox) Published(receivers int)               { m.in.published(receivers) }
 func (m memberInbox) ProbeSent(nonce string, receivers int) { m.in.probeSent(nonce, receivers) }
 func (m memberInbox) RequireProbe(fail *protocol.Failure)   { m.in.requireProbe(fail) }

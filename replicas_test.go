@@ -3,14 +3,17 @@ package leased_test
 import (
 	"context"
 	"errors"
+	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/redisserver"
 	"github.com/leasedmutex/leased/internal/redistest"
 	"github.com/leasedmutex/leased/internal/redistest/around"
 )
@@ -130,6 +133,62 @@ func TestALeaseThatNoReplicaHasIsNotGranted(t *testing.T) {
 		t.Fatal(err)
 	}
 	unlock(t, l)
+}
+
+// A cancel without an answer can arrive at any time, also when its sender has the lock by then.
+func TestTheLateCancelOfAGrantThatNoReplicaHadEndsNoLaterGrant(t *testing.T) {
+	t.Parallel()
+	r := redistest.NewReplication(t, 1)
+	held := &heldCancel{came: make(chan struct{})}
+	o := r.Primary().Options()
+	o.ContextTimeoutEnabled = true // or the client sends through a clone, which has no hooks
+	rdb := redis.NewClient(o)
+	t.Cleanup(func() { _ = rdb.Close() })
+	rdb.AddHook(held)
+	c := confirmed(t, rdb)
+	m := c.Mutex("x")
+	m.Lock()
+	m.Unlock() //nolint:staticcheck // the first of a client asks more
+	replica := r.Replicas()[0]
+	replica.Stop()
+	held.next.Store(true)
+	granted := make(chan *leased.Lease, 1)
+	go func() {
+		l, err := m.LockContext(t.Context())
+		if err != nil {
+			t.Error(err)
+		}
+		granted <- l
+	}()
+	<-held.came
+	replica.Cont()
+	l := closesSoon(t, "it is granted", granted)
+	if err := r.Primary().Client().Do(t.Context(), held.args...).Err(); err != nil {
+		t.Fatal(err)
+	}
+	must(t, l.Check(t.Context()))
+	unlock(t, l)
+}
+
+// heldCancel is a hook that keeps back the next cancel, as a network may.
+type heldCancel struct {
+	next atomic.Bool
+	args []any // of the cancel
+	came chan struct{}
+}
+
+func (h *heldCancel) DialHook(next redis.DialHook) redis.DialHook          { return next }
+func (h *heldCancel) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+func (h *heldCancel) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if args := cmds[0].Args(); args[1] == redisserver.CancelScript.Sha && h.next.CompareAndSwap(true, false) {
+			h.args = append([]any{"eval", redisserver.CancelScript.Text}, args[2:]...)
+			close(h.came)
+			cmds[0].SetErr(os.ErrDeadlineExceeded)
+			return os.ErrDeadlineExceeded
+		}
+		return next(ctx, cmds)
+	}
 }
 
 // Too few replicas say nothing about the lease.

@@ -174,7 +174,7 @@ func (a *address) fromURL(o *redis.UniversalOptions) error {
 		return usagef("--redis is no Redis URL such as redis://localhost:6379/0: %s", strings.TrimPrefix(err.Error(), "redis: "))
 	}
 	u, err := url.Parse(a.Redis)
-	if err != nil || u.User == nil && u.Scheme != "unix" && passesForMore(a.Redis) {
+	if err != nil || u.Scheme != "unix" && passesForMore(u) {
 		return fail(err)
 	}
 	query := u.Query()
@@ -212,12 +212,11 @@ func (a *address) fromURL(o *redis.UniversalOptions) error {
 	return nil
 }
 
-// passesForMore reports whether, in a URL that seems to have no user, a part of a password may pass for the
-// path or the query, which end before an @ then. A value in the query may have one.
-func passesForMore(url string) bool {
-	before, query, _ := strings.Cut(url, "?")
-	first, _, at := strings.Cut(query, "@")
-	return strings.Contains(before, "@") || at && !strings.Contains(first, "=")
+// passesForMore reports whether a part of a password may pass for the path, the query or the fragment of a URL: the
+// rest of the password then follows there, with the @ that ends it. The value of a parameter may have an @.
+func passesForMore(u *url.URL) bool {
+	name, _, _ := strings.Cut(u.RawQuery, "=")
+	return strings.Contains(u.Path+name+u.Fragment, "@")
 }
 
 // withPort completes HOST to HOST:PORT.

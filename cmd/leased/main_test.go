@@ -228,7 +228,7 @@ func TestAServerThatIsNotThereIsNamedWithoutItsPassword(t *testing.T) {
 		if strings.Contains(got.err+got.out, "hush") {
 			t.Errorf("leased %v shows the password: %+v", args, got)
 		}
-		for _, malformed := range []string{"redis://:hush@:x:y", "redis://app:hush/x@" + address, "redis://app:hush?x@" + address, "redis://app:hush#x@" + address, "redis://app:hush%x@" + address, "redis://app:/hush@" + address, "redis://:?hush@" + address, "redis://app:12/hush@" + address, "redis://app:12#hush@" + address} {
+		for _, malformed := range []string{"redis://:hush@:x:y", "redis://app:hush/x@" + address, "redis://app:hush?x@" + address, "redis://app:hush#x@" + address, "redis://app:hush%x@" + address, "redis://app:/hush@" + address, "redis://:?hush@" + address, "redis://app:12/hush@" + address, "redis://app:12#hush@" + address, "redis://app:s3@cr/hush@" + address, "redis://app:p@ss?hush@" + address, "redis://app:p@ss/w/hush@" + address, "redis://app:p@ss#hush@" + address} {
 			bad := invoke(t, append(args, "--redis", malformed)...)
 			if bad.status != 2 || !strings.Contains(bad.err, "percent-encoded") || strings.Contains(bad.err+bad.out, "hush") {
 				t.Errorf("leased %v with %s: %+v", args, malformed, bad)

@@ -59,7 +59,7 @@ func (l *Lock) acquired(c *protocol.Command, a protocol.Answer, fail *protocol.F
 // the command gave it, or may still give it.
 func (l *Lock) acquiredInVain(c *protocol.Command, a protocol.Answer, fail *protocol.Failure, now time.Time, fx *Effects) {
 	switch {
-	case fail.MayRun():
+	case fail.MayRun() || fail != nil && fail.Withdrawn:
 		l.cancelUnknown(c.ID, arrives(now, c.TTL), fx)
 	case a.Outcome == protocol.Granted || a.Outcome == protocol.Enqueued:
 		l.cancelUnknown(c.ID, time.Time{}, fx)
@@ -71,11 +71,25 @@ func (l *Lock) acquireFailed(c *protocol.Command, fail *protocol.Failure, pause 
 	switch {
 	case g.state != Held:
 		l.failed(&g.ticket, fail, pause, now, fx)
+		if fail.Withdrawn {
+			l.replaceRequest(now, fx)
+		}
 	case c.Held: // which gives the id nothing, however late it arrives
 		l.questionFailed(fail, pause, now, fx)
 	case fail.MayRun():
 		g.lateUntil = l.instant(arrives(now, c.TTL))
 		g.doubtUntil = g.lateUntil
+	}
+}
+
+// replaceRequest gives up the request, whose id may be canceled at any time, and goes on with another one.
+func (l *Lock) replaceRequest(now time.Time, fx *Effects) {
+	checkAt := l.grant.checkAt
+	l.grant.sent = true
+	l.cancelRequest(now, fx)
+	if head := l.waiting.first; head != nil && l.compatible(head.Mode) {
+		l.makeRequest(head, now)
+		l.grant.checkAt = checkAt
 	}
 }
 
@@ -207,6 +221,9 @@ func (l *Lock) rejectLasting(fail *protocol.Failure, fx *Effects) {
 func (l *Lock) hold(a protocol.Answer, from time.Time, how Via, now time.Time) {
 	g := &l.grant
 	extended := g.state == Held && g.notified == 0
+	if a.Forgot { // from now on Redis remembers this one
+		g.token = max(g.token, a.Token)
+	}
 	switch {
 	case g.state != Held:
 		l.becomeHeld(a, from, how, now)

@@ -58,6 +58,9 @@ func (l *Lock) reserved(c *protocol.Command, a protocol.Answer, fail *protocol.F
 	place := l.grant.next
 	if fail != nil {
 		l.failed(&place.ticket, fail, pause, now, fx)
+		if fail.Withdrawn {
+			l.replacePlace(now, fx)
+		}
 		return
 	}
 	place.sent = true
@@ -72,6 +75,17 @@ func (l *Lock) reserved(c *protocol.Command, a protocol.Answer, fail *protocol.F
 	place.told = a.Told
 	if a.Told > 0 || a.Unfinished || l.pending.stale { // in the first two cases the call has left something to do
 		place.checkAt = l.instant(now)
+	}
+}
+
+// replacePlace gives up the place, whose id may be canceled at any time, and goes on with another one.
+func (l *Lock) replacePlace(now time.Time, fx *Effects) {
+	checkAt := l.grant.next.checkAt
+	l.grant.next.sent = true
+	l.cancelPlace(now, fx)
+	if head := l.waiting.first; head != nil && head.Mode == protocol.Exclusive {
+		l.grant.next = &successor{ticket: l.newTicket(head, now), role: byPlace}
+		l.grant.next.checkAt = checkAt
 	}
 }
 

@@ -412,12 +412,20 @@ type refusal string
 
 func (r refusal) Error() string { return string(r) }
 
+// The failures of a command that granted the lock, and whose cancel had no answer: too few replicas had the grant, or
+// Redis refused to count them.
+var errWithdrawn, errRefusedLater = errors.New("withdrawn"), errors.New("withdrawn after a refusal")
+
 // failureOf is what an error of these tests means for a lock.
 func failureOf(err error) *protocol.Failure {
 	var no refusal
 	switch {
 	case err == nil:
 		return nil
+	case errors.Is(err, errWithdrawn):
+		return &protocol.Failure{Err: err, Kind: protocol.NoAnswer, Withdrawn: true}
+	case errors.Is(err, errRefusedLater):
+		return &protocol.Failure{Err: err, Kind: protocol.NeedsOperator, Withdrawn: true}
 	case !errors.As(err, &no):
 		return &protocol.Failure{Err: err, Kind: protocol.NoAnswer}
 	case strings.HasPrefix(string(no), "NOPERM"):

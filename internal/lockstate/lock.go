@@ -484,14 +484,7 @@ func (l *Lock) ask(now time.Time, fx *Effects) {
 		return
 	}
 	if g.state == none {
-		// A request made before the inbox is confirmed may take a free lock but must not
-		// queue, because its id could not prove that its process has died. If it is refused
-		// it ends, and a request under another id follows later; see endInboxWait.
-		// InboxPending is read before the id is made, because the inbox may be confirmed
-		// in between.
-		unconfirmed := l.env.InboxPending()
-		l.becomeAsking(l.newTicket(head, now))
-		g.probe = unconfirmed && !l.probed
+		l.makeRequest(head, now)
 	}
 	if l.instant(now) < g.checkAt {
 		return
@@ -499,6 +492,16 @@ func (l *Lock) ask(now time.Time, fx *Effects) {
 	l.pending = pending{verb: protocol.Acquire}
 	fx.Send = protocol.Command{Verb: protocol.Acquire, ID: g.req.ID, TTL: g.req.TTL, Wait: l.anyoneWaits() && !g.probe, First: !g.sent, Told: g.told, Last: l.last,
 		Check: g.state == queued, Place: g.place, Waits: g.lease, Until: l.briefly(now), At: now}
+}
+
+// makeRequest makes a request for head. One that is made before the inbox is confirmed may take a free lock
+// but must not queue, because its id could not prove that its process has died. If it is refused it ends, and
+// a request under another id follows later; see endInboxWait. InboxPending is read before the id is made,
+// because the inbox may be confirmed in between.
+func (l *Lock) makeRequest(head *Caller, now time.Time) {
+	unconfirmed := l.env.InboxPending()
+	l.becomeAsking(l.newTicket(head, now))
+	l.grant.probe = unconfirmed && !l.probed
 }
 
 // looksDead reports whether the request's id says that its client can be seen to be subscribed, and Redis

@@ -128,6 +128,98 @@ func TestAGrantWhoseTokenWasForgottenGoesOn(t *testing.T) {
 	h.cancels()
 }
 
+// Redis keeps the token that it drew then, and answers with it from then on.
+func TestAGrantWhoseTokenWasForgottenGoesOnWithTheNewOne(t *testing.T) {
+	c := writer()
+	h, id := overtaken(t, c)
+	a := h.kept(h.top + 1)
+	a.Forgot = true
+	h.answer(a)
+	h.hears(protocol.MessageGranted, id, a.Token+1) // falsely, so it asks
+	h.sends(protocol.Acquire)
+	h.answer(h.kept(a.Token))
+	h.in(c)
+	h.state(Held)
+	h.cancels()
+}
+
+// A cancel without answer can arrive at any time, so what it is about must not be granted again.
+func TestARequestThatMayBeCanceledGoesOnUnderAnotherID(t *testing.T) {
+	c := writer()
+	h := drive(t)
+	h.enter(c)
+	id := h.sends(protocol.Acquire).ID
+	h.reply(protocol.Answer{}, errWithdrawn, time.Second)
+	h.cancels(id)
+	h.out(c)
+	h.pass(time.Second - time.Millisecond)
+	h.sendsNothing()
+	h.pass(time.Millisecond)
+	cmd := h.sends(protocol.Acquire)
+	if cmd.ID == id || !cmd.First {
+		t.Errorf("it asks again with %+v", cmd)
+	}
+	h.answer(h.grant())
+	h.in(c)
+	h.cancels(id)
+}
+
+func TestAQueuedRequestThatMayBeCanceledGoesOnUnderAnotherID(t *testing.T) {
+	c := writer()
+	h, req := queueing(t, c)
+	h.step(h.l.Subscribed)
+	h.sends(protocol.Acquire)
+	h.reply(protocol.Answer{}, errWithdrawn, time.Second)
+	h.cancels(req.ID)
+	h.hears(protocol.MessageGranted, req.ID, h.token()) // from before the cancel
+	h.out(c)
+	h.pass(time.Second)
+	if cmd := h.sends(protocol.Acquire); cmd.ID == req.ID {
+		t.Errorf("it asks again with %+v", cmd)
+	}
+}
+
+func TestAPlaceThatMayBeCanceledIsReplaced(t *testing.T) {
+	r, w := reader(), writer()
+	h := holding(t, r)
+	h.enter(w)
+	place := h.sends(protocol.Acquire).ID
+	h.reply(protocol.Answer{}, errWithdrawn, time.Second)
+	h.cancels(place)
+	h.sendsNothing()
+	h.pass(time.Second)
+	if cmd := h.sends(protocol.Acquire); cmd.ID == place || cmd.Own == "" {
+		t.Errorf("it asks for a place with %+v", cmd)
+	}
+	h.in(r)
+	h.cancels(place)
+}
+
+// Nobody waits any more when it turns out that the cancel had no answer.
+func TestARequestThatWasGivenUpAndMayBeCanceledIsCanceled(t *testing.T) {
+	c := writer()
+	h := drive(t)
+	h.enter(c)
+	id := h.sends(protocol.Acquire).ID
+	h.abandon(c)
+	h.reply(protocol.Answer{}, errWithdrawn, time.Second)
+	h.sendsNothing()
+	h.cancels(id)
+}
+
+// The place ended with the readers' grant while it was asked for.
+func TestAPlaceThatIsGoneAndMayBeCanceledIsCanceled(t *testing.T) {
+	r, w := reader(), writer()
+	h := holding(t, r)
+	h.enter(w)
+	place := h.sends(protocol.Acquire).ID
+	h.hears(protocol.MessageRevoked, h.l.grant.req.ID, h.l.grant.token)
+	h.lost(r)
+	h.unwanted = nil
+	h.reply(protocol.Answer{}, errRefusedLater, 0)
+	h.cancels(place)
+}
+
 func TestAReadersGrantThatIsExtendedGoesOn(t *testing.T) {
 	c := reader()
 	h, _ := overtaken(t, c)

@@ -20,6 +20,10 @@ type Failure struct {
 	// since. So the failure says nothing about the server, and the command can be repeated at once.
 	Again bool
 
+	// Withdrawn says that the command was carried out, and that a cancel of its id followed, which has no
+	// answer. The cancel may still arrive, so the id must not be used again.
+	Withdrawn bool
+
 	// Moved says that a node of a Cluster has answered that it does not serve the slot.
 	Moved bool
 }

@@ -26,7 +26,7 @@ type member struct {
 	inbox Inbox
 
 	roundTrip atomic.Int64 // how long the server takes to answer, in ns; 0 until it has answered
-	refuses   atomic.Bool  // whether it refused the last command of a lock
+	refuses   atomic.Bool  // whether it refused the last request that was new
 
 	mu       sync.Mutex // guards what follows; only the mutex of the client's goroutines is locked under it
 	away     bool
@@ -309,6 +309,7 @@ func (m *member) do(ctx context.Context, s *Send) Result {
 			}
 			m.inbox.ProbeSent(cmd.Echo, receivers)
 		}
+		m.inbox.Published(res.Answer.Echo)
 		res.Fail = redisserver.Classify(err)
 		res.Young = m.owner.young(res.Answer.Clock, res.Answer.Mark)
 		if res.Fail == nil {
@@ -324,6 +325,14 @@ func (m *member) do(ctx context.Context, s *Send) Result {
 	}
 	m.failed(res.Fail)
 	return res
+}
+
+// tookRequest notes whether the server took a new request. Other commands do not count: a server
+// whose memory is full carries them out for all that wait or own, and still refuses new requests.
+func (m *member) tookRequest(c *protocol.Command, fail *protocol.Failure) {
+	if c.Verb == protocol.Acquire && c.First {
+		m.refuses.Store(fail != nil && (fail.Kind == protocol.RefusedNow || fail.Kind == protocol.NeedsOperator))
+	}
 }
 
 // took notes how long a command took. Little but the distance makes a command fast, and much makes it slow.
@@ -439,6 +448,7 @@ func (m *member) keepTokens(sends []*Send, results []Result) {
 		if err != nil {
 			n = protocol.NoEcho
 		}
+		m.inbox.Published(n)
 		m.inbox.ProbeSent(nonce, n)
 	}
 }

@@ -20,6 +20,8 @@ type Inbox interface {
 	Confirmed() bool
 	// StartProbe returns the nonce of the echo that a command should request, "" for none.
 	StartProbe(now time.Time, silence time.Duration) string
+	// Published notes what an answer says of publishing: protocol.EchoDenied, or how many received an echo.
+	Published(receivers int)
 	// ProbeSent notes to how many receivers the server has published the echo.
 	ProbeSent(nonce string, receivers int)
 	// RequireProbe notes that a command failed, so that the inbox has to be probed.
@@ -222,7 +224,7 @@ func (s *Server) run(send *Send) {
 	}()
 	res = s.members[send.Server].do(s.contextOf(send.op), send)
 	if send.Kind == Do {
-		s.members[send.Server].refuses.Store(res.Fail != nil && (res.Fail.Kind == protocol.RefusedNow || res.Fail.Kind == protocol.NeedsOperator))
+		s.members[send.Server].tookRequest(&send.Cmd, res.Fail)
 	}
 	s.compareClocks(send.Server, res.Answer.Clock)
 }
@@ -258,8 +260,8 @@ func (c *valued) Value(key any) any {
 }
 
 // compareClocks updates the servers' clock from an answer. The clock followed is that of the first server that
-// is not away, and does not refuse commands, because a refusal does not show a clock; until that server has
-// answered, it is that of any other. Ours is the monotonic clock, which nobody sets. An answer that
+// is not away, and does not refuse new requests, because clients that it has refused do not see its clock; until
+// that server has answered, it is that of any other. Ours is the monotonic clock, which nobody sets. An answer that
 // took longer shows an older time, so a greater offset is the more exact one. A smaller offset
 // counts only a little, for clocks that drift, unless no answer can take that long: then a clock
 // was set.
@@ -272,10 +274,11 @@ func (s *Server) compareClocks(server int, clock uint64) {
 	c := &s.clock
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	known := c.known && server >= c.server
+	refuses := s.members[server].refuses.Load()
+	known := c.known && (server >= c.server || refuses)
 	late := c.offset - offset
 	switch {
-	case known && server > c.server && follows:
+	case known && (server > c.server && follows || refuses):
 		return
 	case known && server == c.server && late > 0 && late <= protocol.CommandTimeout.Microseconds():
 		offset = c.offset - late/32

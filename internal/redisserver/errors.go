@@ -154,6 +154,11 @@ func Classify(err error) *protocol.Failure {
 		FailureKind() protocol.FailureKind
 	}
 	again := errors.As(err, &answersAgain{})
+	if late := new(withdrawnGrant); errors.As(err, &late) {
+		fail := *Classify(late.error)
+		fail.Err, fail.Withdrawn = err, true
+		return &fail
+	}
 	switch {
 	case errors.As(err, &known): // from a quorum, which has classified the errors of its servers
 		return &protocol.Failure{Err: err, Kind: known.FailureKind()}

@@ -341,7 +341,11 @@ func TestAReaderIsNotToldWantedByAWriterOfItsOwnProcess(t *testing.T) {
 func TestTheHeadHearsWhenTheRemainingReadersEnd(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		inbox := s.listen("C")
-		for _, leave := range []func(id string){func(id string) { s.release(id, 0) }, func(id string) { s.cancel(id, 0) }} {
+		for _, leave := range []func(id string){
+			func(id string) { s.release(id, 0) },
+			func(id string) { s.cancel(id, 0) },
+			func(id string) { s.yield(id, s.writer("A"), 0) },
+		} {
 			patient, brief, w := s.id("A", protocol.Shared, 2*long), s.reader("B"), s.writer("C")
 			s.gets(s.acquire(patient))
 			s.gets(s.acquire(brief))

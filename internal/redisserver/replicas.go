@@ -55,6 +55,11 @@ type canceledGrant struct{ tooFewReplicas }
 
 func (*canceledGrant) RedisError() {}
 
+// withdrawnGrant is the error of a grant whose cancel had no answer: the cancel may still arrive.
+type withdrawnGrant struct{ error }
+
+func (e *withdrawnGrant) Unwrap() error { return e.error }
+
 // noWAIT is the error of a grant on a server that refuses WAIT.
 type noWAIT struct{ answer error }
 
@@ -99,11 +104,12 @@ func (s *ReplicatedServer) Do(ctx context.Context, k *protocol.Keys, c *protocol
 	if c.Held || c.Verb == protocol.Downgrade || !counted && !IsServerReply(err) {
 		return protocol.Answer{}, err // a grant that may be in use is not taken away
 	}
-	// If it was WAIT that was refused, the error is taken for a refusal of the command, which had no
-	// effect.
-	if r := s.Cancel(ctx, []protocol.CancelRequest{{Keys: k, ID: id}}); r[0].Fail == nil && counted {
+	switch r := s.Cancel(ctx, []protocol.CancelRequest{{Keys: k, ID: id}}); {
+	case r[0].Fail != nil:
+		err = &withdrawnGrant{err}
+	case counted:
 		err = &canceledGrant{*few}
-	}
+	} // else WAIT was refused, and its error is taken for a refusal of the command, which had no effect
 	return protocol.Answer{}, err
 }
 

@@ -68,7 +68,7 @@ func New(rdb redis.UniversalClient, prefix string) *Server {
 		own := c.WithTimeout(limit)
 		own.Options().ContextTimeoutEnabled = true // the clone has its own copy
 		s.Rdb, s.deadlines = own, true
-		s.args.spare = new(sync.Pool) // there are no hooks, which could keep what they see
+		s.args.spare = new(sync.Pool) // there are no hooks, which could keep what they see; nor must the recorder of redis.SetOTelRecorder keep it
 	}
 	// A Cluster's pipeline waits for all nodes that it names, so one that hangs would hold up the
 	// locks of the others. And a user's type may do anything with single commands that it does not

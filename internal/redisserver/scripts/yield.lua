@@ -23,7 +23,7 @@ if owns(old, mode) then
   local token = grant_next(new)
   if token then return granted_reply(token) end
   place = redis.call('ZRANK', KEYS[2], new) or place
-  if ARGV[6] then notify_of_expiry(new, 9) end
+  notify_of_expiry(new, 9)
   -- An owner that was made here knows from granted that others wait.
   return waiting_reply(QUEUED, place, -1, handed == 0 and notify_owners('wanted') or 0)
 end
