@@ -233,7 +233,7 @@ func (c *canceler) send(batch []*lockstate.Cancellation) {
 	defer stop()
 	defer func() {
 		for len(results) < len(batch) {
-			results = append(results, protocol.Canceled{Fail: &protocol.Failure{Err: errPanicked, Kind: protocol.NoAnswer}})
+			results = append(results, protocol.Canceled{Fail: &protocol.Failure{Err: protocol.ErrPanicked, Kind: protocol.NoAnswer}})
 		}
 		c.answered(batch, results, now)
 	}()

@@ -1,7 +1,6 @@
 package leased
 
 import (
-	"errors"
 	"log/slog"
 	"runtime/debug"
 	"sync"
@@ -329,7 +328,7 @@ func (e *entry) run(cmd *protocol.Command, limit time.Duration) {
 	returned := false
 	defer func() {
 		if !returned {
-			e.answered(cmd, protocol.Answer{}, &protocol.Failure{Err: errPanicked, Kind: protocol.NoAnswer}, time.Second)
+			e.answered(cmd, protocol.Answer{}, &protocol.Failure{Err: protocol.ErrPanicked, Kind: protocol.NoAnswer}, time.Second)
 		}
 	}()
 	if cmd.Check {
@@ -340,11 +339,7 @@ func (e *entry) run(cmd *protocol.Command, limit time.Duration) {
 	a, err := c.server.Do(ctx, &e.keys, cmd)
 	took := began.elapsed()
 	if cmd.Echo != "" {
-		receivers := protocol.NoEcho
-		if err == nil && a.Outcome == protocol.Enqueued {
-			receivers = a.Echo
-		}
-		c.inbox.probeSent(cmd.Echo, receivers)
+		c.inbox.probeSent(cmd.Echo, a.Receivers(err))
 	}
 	fail := redisserver.Classify(err) // here, where no mutex is held: it calls methods of the error
 	var pause time.Duration
@@ -396,8 +391,6 @@ func (e *entry) noteReply(cmd *protocol.Command, a *protocol.Answer) {
 	c.inbox.published(a.Echo)
 	c.stats.countHandoffs(a.Handed)
 }
-
-var errPanicked = errors.New("leased: what a command called panicked")
 
 // answered is the step that ends a command; fail is nil if there was a reply. It does not use step,
 // because the effects of a step whose event is a function value go to the heap.

@@ -32,20 +32,24 @@ func (h *handle) init(c *Client, name string, opts []LockOption) {
 		return
 	}
 	h.client = c
-	h.keys, h.err = protocol.NewKeys(c.opts.prefix, name)
-	if h.err != nil {
-		h.keys.Lock = name[:min(len(name), maxShownName)]
-	} else {
-		h.label = c.labelOf(name)
-		h.opts = &c.opts.lock
-		if len(opts) > 0 {
-			own, err := c.opts.lock.with(opts)
-			h.opts, h.err = &own, err
-			if q := c.opts.quarantine; err == nil && q > 0 && own.TTL > q {
-				h.err = invalid("TTL %v is longer than the quarantine of %v", own.TTL, q)
-			}
-		}
+	if h.keys, h.err = protocol.NewKeys(c.opts.prefix, name); h.err != nil {
+		h.keys.Lock = name[:min(len(name), maxShownName)] // for the errors, which name it
+		return
 	}
+	h.label = c.labelOf(name)
+	h.opts, h.err = c.lockOptions(opts)
+}
+
+// lockOptions returns the client's options for locks, changed by opts. Handles without opts share them.
+func (c *Client) lockOptions(opts []LockOption) (*lockOptions, error) {
+	if len(opts) == 0 {
+		return &c.opts.lock, nil
+	}
+	own, err := c.opts.lock.with(opts)
+	if q := c.opts.quarantine; err == nil && q > 0 && own.TTL > q {
+		err = invalid("TTL %v is longer than the quarantine of %v", own.TTL, q)
+	}
+	return &own, err
 }
 
 // labelOf returns the label of a lock in metrics. It calls user code, on the goroutine of the user

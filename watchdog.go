@@ -358,7 +358,7 @@ func (c *Client) sendRenewals(ctx context.Context, batch []protocol.Renewal) (to
 	defer func() {
 		for i := range batch {
 			if r := &batch[i]; !returned && r.Outcome == protocol.Unanswered && r.Err == nil {
-				r.Err = errPanicked
+				r.Err = protocol.ErrPanicked
 			}
 		}
 	}()

@@ -104,6 +104,15 @@ func (a *Answer) Floor() uint64 {
 	return a.Token
 }
 
+// Receivers returns how many received the echo that the command asked for, or NoEcho if its answer does not say. err
+// is the command's error.
+func (a *Answer) Receivers(err error) int {
+	if err != nil || a.Outcome != Enqueued {
+		return NoEcho
+	}
+	return a.Echo
+}
+
 // Special values of Answer.Left and Answer.Echo.
 const (
 	Endless   time.Duration = -1 * time.Millisecond // the owner has no expiry

@@ -9,6 +9,9 @@ var (
 	ErrNoReplicas  = errors.New("leased: too few replicas have the grant")
 )
 
+// ErrPanicked is the error of a command that was cut short by user code that it called.
+var ErrPanicked = errors.New("leased: a hook of the Redis client or the back-off policy panicked")
+
 // Failure is the error of a command, and what it means for the lock. An error is classified
 // once, before the state machine sees it, because its methods can be user code (from a hook
 // of the Redis client), which must not run while a mutex is held.

@@ -516,15 +516,15 @@ func (l *Lock) canceled(s *Send, res Result, now time.Time, fx *Effects) {
 func (p *part) endedByCancel(s *Send, res *Result, now time.Time) bool {
 	r, c := s.req, res.Canceled
 	p.ended = true
-	if r.upperConfirmed(s.Server) {
+	if r.writerConfirmed(s.Server) {
 		p.confirmed = true
 		return true
 	}
-	if r.upperRestarted(s.Server) {
+	if r.writerRestarted(s.Server) {
 		p.restarted = true
 		return false
 	}
-	if r.ofDowngrade && r.token == 0 && !p.byDowngrade && !(p.passes && c.Owned) { // it may be a new grant, after another owner
+	if r.downgradeOf != nil && r.token == 0 && !p.byDowngrade && !(p.passes && c.Owned) { // it may be a new grant, after another owner
 		return false
 	}
 	last := c.Token != 0 && c.Token == max(p.known, s.Cancel.Last) && p.known != 0
@@ -598,7 +598,7 @@ func (l *Lock) askLost(op *Op, i int, fx *Effects) {
 	case op.decided:
 	case op.req.dropped || p.state == ending:
 		op.settle(i, outcomeSkipped)
-	case op.req.lower != nil:
+	case op.req.downgradesTo != nil:
 		op.settle(i, outcomeLost)
 	case p.asking:
 		p.waiting = append(p.waiting, op)

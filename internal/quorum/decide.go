@@ -98,25 +98,24 @@ func open(all []outcome) int { return count(all, outcomePending) }
 // granted if a majority grants it, and waits or is refused once no majority can. It fails if too few
 // servers have answered for either.
 func (l *Lock) evaluateAcquire(op *Op, r *request, now time.Time, fx *Effects) {
-	if l.granted(op, r, now, fx) {
+	if l.granted(op, r, now, fx) || r.writing() && !op.expired {
 		return
 	}
-	pending := open(op.outcomes)
-	no := count(op.outcomes, outcomeNo, outcomeLost, outcomeOvertaken)
+	yes, no := count(op.outcomes, outcomeYes), count(op.outcomes, outcomeNo, outcomeLost, outcomeOvertaken)
 	switch {
-	case r.writing() && !op.expired:
-		return
 	case no > l.cfg.N-l.cfg.Need: // no majority can be had now
-	case pending > 0:
-		return
+		l.notGranted(op, r, now, fx)
+	case open(op.outcomes) > 0:
+	case no > 0 && yes+no >= l.cfg.Need:
+		l.notGranted(op, r, now, fx)
 	default:
-		answered := no + count(op.outcomes, outcomeYes)
-		if answered >= l.cfg.Need && no > 0 {
-			break
-		}
 		l.noMajority(op, r, now, fx)
-		return
 	}
+}
+
+// notGranted decides an acquire that a majority has answered, but not granted: the request waits, was refused, or
+// has lost the lease that it was about.
+func (l *Lock) notGranted(op *Op, r *request, now time.Time, fx *Effects) {
 	held := op.held && r == op.req
 	switch {
 	case held && op.standing(now) >= l.cfg.Need: // the servers that did not answer may still have the lease
@@ -215,8 +214,8 @@ func (op *Op) sure() int {
 // gained reports whether a server is known to have granted a lease only since a majority was last known
 // to have kept it. Until then another client may have owned there.
 func (r *request) gained(i int) bool {
-	if r.upper != nil { // it has only what it was passed
-		return r.upper.gained(i)
+	if r.downgradeOf != nil { // it has only what it was passed
+		return r.downgradeOf.gained(i)
 	}
 	return !r.keptAt.IsZero() && r.parts[i].since.After(r.keptAt)
 }
@@ -252,7 +251,7 @@ func (l *Lock) granted(op *Op, r *request, now time.Time, fx *Effects) bool {
 	r.noteMajority()
 	switch {
 	case op.verb == protocol.Downgrade: // the lease goes on, with what is known of it
-		r.keptAt, r.ofDowngrade, r.upper = now, false, nil
+		r.keptAt, r.downgradeOf = now, nil
 	case !a.Kept:
 		r.noteKept(nil, now)
 	case r == op.req && op.sure() >= l.cfg.Need:
@@ -319,7 +318,7 @@ func (l *Lock) noMajority(op *Op, r *request, now time.Time, fx *Effects) {
 func (l *Lock) retreat(r *request, fx *Effects) {
 	for i := range r.parts {
 		p := &r.parts[i]
-		if p.id != "" && !p.ended && (p.state == owned || p.state == queued || p.asking) && p.state != ending {
+		if p.id != "" && p.goesOn() && (p.state == owned || p.state == queued || p.asking) {
 			l.cancel(nil, r, i, nil, 0, fx)
 		}
 	}
@@ -527,7 +526,7 @@ func (l *Lock) evaluateCancel(op *Op, now time.Time, fx *Effects) {
 	outcomes, passed := op.withoutPassed()
 	yes, no := op.tally(outcomes, now)
 	pending := open(op.outcomes)
-	owned := r.token != 0 || r.ofDowngrade
+	owned := r.token != 0 || r.downgradeOf != nil
 	switch {
 	case owned && yes >= l.cfg.Need:
 		op.Canceled = protocol.Canceled{Owned: true, Proved: true}
@@ -549,7 +548,7 @@ func (l *Lock) evaluateCancel(op *Op, now time.Time, fx *Effects) {
 // withoutPassed returns the outcomes of a cancel without those of servers where the request did not own any
 // more because a downgrade may have passed on what it had, and how many these are. They say nothing of the lease.
 func (op *Op) withoutPassed() (outcomes []outcome, passed int) {
-	lower := op.req.lower
+	lower := op.req.downgradesTo
 	if lower == nil {
 		return op.outcomes, 0
 	}

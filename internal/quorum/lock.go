@@ -82,25 +82,25 @@ type request struct {
 	parts []part
 	// ticket is the request's place in the queue of each server. Because it is the same on all
 	// servers, they let in the same request next, and a lock is rarely split.
-	ticket      uint64
-	basis       time.Time      // only proofs since then count for a message to the state machine
-	token       uint64         // the grant's token; 0 until the state machine is told of the grant
-	unbroken    bool           // the request has owned a majority without a break since it was granted
-	last        uint64         // the last token assigned under the request, as the state machine says
-	link        *protocol.Span // hold span of the lease that was given back for this one, from the last message
-	forgetAt    time.Time      // when to forget the request, because its release or cancel failed or its lease is lost; else zero
-	op          *Op            // the undecided command or cancel of the state machine about the request
-	toldToAsk   bool           // the state machine was told to ask again, and no server has granted the request since
-	ofDowngrade bool           // a downgrade's new request, which only the downgrade's answer announces to the state machine
+	ticket    uint64
+	basis     time.Time      // only proofs since then count for a message to the state machine
+	token     uint64         // the grant's token; 0 until the state machine is told of the grant
+	unbroken  bool           // the request has owned a majority without a break since it was granted
+	last      uint64         // the last token assigned under the request, as the state machine says
+	link      *protocol.Span // hold span of the lease that was given back for this one, from the last message
+	forgetAt  time.Time      // when to forget the request, because its release or cancel failed or its lease is lost; else zero
+	op        *Op            // the undecided command or cancel of the state machine about the request
+	toldToAsk bool           // the state machine was told to ask again, and no server has granted the request since
 	// doubted: an acquire of a lease that the state machine held had no answer. So the state machine
 	// trusts a release only if it proves that no other client has owned the lock since the grant.
 	doubted bool
 	keptAt  time.Time // when a majority was last known to have kept the lease
 	evicted bool      // an operator has evicted the lease on some server since keptAt
 	told    bool      // the state machine was told that the lease was evicted, and has not asked for it since
-	// A downgrade was sent, and has no answer yet: then lower is its new request and, of that, upper the old.
-	lower, upper *request
-	dropped      bool // the state machine no longer knows the request
+	// A downgrade was sent, and is not known to be done: then downgradesTo is its new request, and downgradeOf, of
+	// the new one, the old. Only the downgrade's answer announces the new request to the state machine.
+	downgradesTo, downgradeOf *request
+	dropped                   bool // the state machine no longer knows the request
 }
 
 // Send is a command for one server. Its outcome is reported by the event Answered.
@@ -222,7 +222,7 @@ func (l *Lock) request(id string) *request {
 // identify returns the part of r on server i, with an id under which that server can be asked.
 func (l *Lock) identify(r *request, i int, fx *Effects) *part {
 	p := &r.parts[i]
-	if p.id != "" && p.state != ending && !p.ended {
+	if p.id != "" && p.goesOn() {
 		return p
 	}
 	old := *p
@@ -274,7 +274,7 @@ func (l *Lock) drop(r *request, now time.Time, fx *Effects) {
 		if l.parts[p.lostID] == r {
 			delete(l.parts, p.lostID)
 		}
-		if p.mayArrive || !p.ended && p.state != ending {
+		if p.mayArrive || p.goesOn() {
 			fx.Strays = append(fx.Strays, l.stray(r, i))
 		} else {
 			l.remember(p.id, i, now)
@@ -305,7 +305,7 @@ func (l *Lock) crossed(id string, server int, now time.Time) bool {
 
 func (l *Lock) stray(r *request, i int) Stray {
 	p := &r.parts[i]
-	return Stray{Server: i, Keys: l.keys, ID: p.id, Last: p.lastFor(r), TTL: r.who.TTL, Late: p.mayArrive, Ends: p.ended || p.state == ending}
+	return Stray{Server: i, Keys: l.keys, ID: p.id, Last: p.lastFor(r), TTL: r.who.TTL, Late: p.mayArrive, Ends: !p.goesOn()}
 }
 
 // send sends a command through the server's lane; only renewals bypass it.

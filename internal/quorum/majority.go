@@ -124,7 +124,7 @@ func (l *Lock) review(r *request, now time.Time, fx *Effects) {
 		l.askRefusing(r, now, fx)
 		return
 	}
-	if r.basis.IsZero() || r.ofDowngrade {
+	if r.basis.IsZero() || r.downgradeOf != nil {
 		return
 	}
 	if l.majority(r, r.basis, now) && (r.op == nil || r.op.verb == protocol.Acquire) {

@@ -303,11 +303,7 @@ func (m *member) do(ctx context.Context, s *Send) Result {
 			res.Answer, err = m.srv.Do(ctx, s.Keys, &cmd)
 		}
 		if cmd.Echo != "" {
-			receivers := protocol.NoEcho
-			if err == nil && res.Answer.Outcome == protocol.Enqueued {
-				receivers = res.Answer.Echo
-			}
-			m.inbox.ProbeSent(cmd.Echo, receivers)
+			m.inbox.ProbeSent(cmd.Echo, res.Answer.Receivers(err))
 		}
 		m.inbox.Published(res.Answer.Echo)
 		res.Fail = redisserver.Classify(err)

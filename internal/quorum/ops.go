@@ -154,7 +154,7 @@ func (l *Lock) Do(c *protocol.Command, now time.Time, fx *Effects) *Op {
 		op.next = l.request(c.Next)
 		op.next.op = op
 		if c.Verb == protocol.Downgrade {
-			r.lower, op.next.upper, op.next.ofDowngrade = op.next, r, true
+			r.downgradesTo, op.next.downgradeOf = op.next, r
 			op.next.ticket = r.ticket // on a server that has to be won back, those behind the writer are behind the reader, too
 			r.forgetAt, op.next.forgetAt = time.Time{}, time.Time{}
 		}
@@ -309,7 +309,7 @@ func (l *Lock) move(op *Op, i int, now time.Time, fx *Effects) {
 		default:
 			op.settleOld(i, outcomeNo)
 		}
-		if p.id != "" && !p.ended && p.state != absent && p.state != ending {
+		if p.id != "" && p.goesOn() && p.state != absent {
 			l.cancel(nil, r, i, nil, op.cmd.Cooldown, fx)
 		}
 		if op.verb == protocol.Yield || q.state == owned {
@@ -353,15 +353,15 @@ func (l *Lock) CancelRequest(g *protocol.CancelRequest, now time.Time, fx *Effec
 	for i := range r.parts {
 		p := &r.parts[i]
 		switch {
-		case p.confirmed, r.upperConfirmed(i):
+		case p.confirmed, r.writerConfirmed(i):
 			op.settle(i, outcomeYes)
-		case p.restarted && p.ended, r.upperRestarted(i):
+		case p.restarted && p.ended, r.writerRestarted(i):
 			op.settle(i, outcomeRestarted)
-		case l.cfg.Away(i) && r.awaitsUpper(i):
+		case l.cfg.Away(i) && r.awaitsWriter(i):
 			op.away(i, l.whyAway(i))
-		case r.awaitsUpper(i):
-			if r.upper.parts[i].state != ending {
-				l.cancel(nil, r.upper, i, nil, 0, fx) // an earlier one had no answer, or was never sent
+		case r.awaitsWriter(i):
+			if r.downgradeOf.parts[i].state != ending {
+				l.cancel(nil, r.downgradeOf, i, nil, 0, fx) // an earlier one had no answer, or was never sent
 			}
 			op.away(i, errBusy) // the answer will tell
 		case p.id == "" || p.ended:
@@ -377,24 +377,24 @@ func (l *Lock) CancelRequest(g *protocol.CancelRequest, now time.Time, fx *Effec
 	return op
 }
 
-// upperConfirmed reports whether the server has said that the request that is being downgraded to r was ours
+// writerConfirmed reports whether the server has said that the request that is being downgraded to r was ours
 // until it was canceled there. Then the downgrade was not carried out, and cannot be any more.
-func (r *request) upperConfirmed(server int) bool {
-	return r.upper != nil && r.upper.parts[server].confirmed
+func (r *request) writerConfirmed(server int) bool {
+	return r.downgradeOf != nil && r.downgradeOf.parts[server].confirmed
 }
 
-// upperRestarted is upperConfirmed for a server that had lost its data by then.
-func (r *request) upperRestarted(server int) bool {
-	return r.upper != nil && r.upper.parts[server].restarted && r.upper.parts[server].ended
+// writerRestarted is writerConfirmed for a server that had lost its data by then.
+func (r *request) writerRestarted(server int) bool {
+	return r.downgradeOf != nil && r.downgradeOf.parts[server].restarted && r.downgradeOf.parts[server].ended
 }
 
-// awaitsUpper reports whether the server has yet to say what became there of the request that is being
+// awaitsWriter reports whether the server has yet to say what became there of the request that is being
 // downgraded to r, which had owned there.
-func (r *request) awaitsUpper(server int) bool {
-	if r.upper == nil {
+func (r *request) awaitsWriter(server int) bool {
+	if r.downgradeOf == nil {
 		return false
 	}
-	p := &r.upper.parts[server]
+	p := &r.downgradeOf.parts[server]
 	return p.id != "" && p.known != 0 && !p.ended
 }
 
@@ -424,7 +424,7 @@ func (l *Lock) Renew(b *protocol.Renewal, now time.Time, fx *Effects) *Op {
 			l.send(s, fx)
 		case p.asking:
 			p.waiting = append(p.waiting, op)
-		case r.lower != nil: // the new request may own there
+		case r.downgradesTo != nil: // the new request may own there
 			op.settle(i, outcomeSkipped)
 		default:
 			l.ask(op, r, i, fx)

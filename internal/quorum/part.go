@@ -87,8 +87,11 @@ const (
 	asked                   // sent, no answer yet
 	queued
 	owned
-	ending // a release, yield, downgrade or cancel is under way
+	ending // a release, yield, downgrade or cancel was sent; once it was answered, ended is set as well
 )
+
+// goesOn reports whether the part has not ended, and nothing under way ends it.
+func (p *part) goesOn() bool { return !p.ended && p.state != ending }
 
 // lastFor returns the last token that a release has to tell the server, 0 if the server knows it.
 func (p *part) lastFor(r *request) uint64 {

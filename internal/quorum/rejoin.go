@@ -50,7 +50,7 @@ func (l *Lock) Rejoined(server int, now time.Time, fx *Effects) {
 // isWaiting reports whether the request waits: the state machine has asked for it, has not been told
 // of a grant, and has not given the request up.
 func (r *request) isWaiting() bool {
-	if r.token != 0 || r.basis.IsZero() || r.ofDowngrade || !r.forgetAt.IsZero() {
+	if r.token != 0 || r.basis.IsZero() || r.downgradeOf != nil || !r.forgetAt.IsZero() {
 		return false
 	}
 	if r.op == nil {

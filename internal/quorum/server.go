@@ -2,7 +2,6 @@ package quorum
 
 import (
 	"context"
-	"errors"
 	"maps"
 	"runtime/pprof"
 	"slices"
@@ -306,7 +305,7 @@ func (s *Server) ticket() uint64 {
 	return uint64(s.clock.ours() + s.clock.offset)
 }
 
-var panicked = &protocol.Failure{Err: errors.New("leased: what a command called panicked"), Kind: protocol.NoAnswer}
+var panicked = &protocol.Failure{Err: protocol.ErrPanicked, Kind: protocol.NoAnswer}
 
 // answered is the step that ends a command. answered and Do do not call step, because a function
 // value for the event would move the effects to the heap.
