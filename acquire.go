@@ -283,17 +283,51 @@ func ended(ctx context.Context) error {
 	return fmt.Errorf("%w: %w", err, cause)
 }
 
-// asOptionSays is passed to unlock in place of a context, to wait as long as the caller's options
-// say.
-var asOptionSays context.Context
+// releaseWait says how long an Unlock waits for Redis: until ctx ends or, if ctx is nil, as long as the options of
+// its caller say.
+type releaseWait struct{ ctx context.Context }
+
+// shortestInline is the least time for which Unlock runs its release itself. The command ends with that time,
+// and then counts as one without an answer, so a much shorter time would cut off what Redis is about to answer.
+const shortestInline = time.Second
+
+// inline returns for how long the Unlock of w may run its release in its own goroutine, 0 if it has to be able to
+// stop waiting sooner than the command.
+func (t releaseWait) inline(w *call) time.Duration {
+	switch {
+	case t.ctx == nil && w.Opts.ReleaseTimeout >= shortestInline:
+		return w.Opts.ReleaseTimeout
+	case t.ctx != nil && t.ctx.Done() == nil:
+		return protocol.CommandTimeout
+	}
+	return 0
+}
+
+// await waits until done is closed, and reports whether it was. The Unlock of w began at began. late is the error
+// of the context that ended the wait, nil if none did.
+func (t releaseWait) await(w *call, began time.Time, done <-chan struct{}) (closed bool, late error) {
+	if t.ctx != nil {
+		if waitFor(t.ctx, done) {
+			return true, nil
+		}
+		return false, ended(t.ctx)
+	}
+	timer := time.NewTimer(max(0, w.Opts.ReleaseTimeout-time.Since(began)))
+	defer timer.Stop()
+	select {
+	case <-done:
+		return true, nil
+	case <-timer.C:
+		return false, nil
+	}
+}
 
 // unlock ends, now, the lease of the caller that pick chooses. If the outcome depends on Redis, it waits
-// for Redis to confirm the release: until ctx ends or, if ctx is nil, as long as the caller's
-// options say. It returns false if pick chooses no caller.
+// for Redis to confirm the release, for as long as t says. It returns false if pick chooses no caller.
 //
 // Hooks of the Redis client may panic in it, or end the goroutine. Then the caller has left the lock
 // all the same, and its hold ends with what is known by then.
-func (e *entry) unlock(ctx context.Context, now time.Time, pick func(*lockstate.Lock) *lockstate.Caller) (found bool, err error) {
+func (e *entry) unlock(t releaseWait, now time.Time, pick func(*lockstate.Lock) *lockstate.Caller) (found bool, err error) {
 	var fx lockstate.Effects
 	e.mu.Lock()
 	caller := pick(e.state())
@@ -313,59 +347,35 @@ func (e *entry) unlock(ctx context.Context, now time.Time, pick func(*lockstate.
 	idle := e.rearmLocked(&fx)
 	e.mu.Unlock()
 	var late error
-	defer func() { err = e.finishUnlock(w, ends, now, waits, late) }()
+	defer func() { err = e.finishUnlock(w, ends, now, waits, late) }() // also if a hook panics
 	if cancel != nil {
 		cancel(cause)
 	}
-	inlineFor := time.Duration(0)
-	switch {
-	case !waits || fx.Send.Verb == protocol.Acquire: // this caller does not wait for the command
-	case ctx == nil:
-		if w.Opts.ReleaseTimeout >= shortestInline {
-			inlineFor = w.Opts.ReleaseTimeout
-		}
-	case ctx.Done() == nil:
-		inlineFor = protocol.CommandTimeout
-	} // else it has to stop waiting sooner than the command
-	e.perform(&fx, idle, inlineFor)
-	var gone chan struct{}
-	if waits {
-		e.mu.Lock()
-		gone = w.extras().gone
-		if gone == nil && caller.Await() { // usually settled by now, if the command ran here
-			gone = make(chan struct{})
-			w.extend().gone = gone
-		}
-		e.mu.Unlock()
+	var inlineFor time.Duration
+	if waits && fx.Send.Verb != protocol.Acquire { // else this caller does not wait for the command
+		inlineFor = t.inline(w)
 	}
-	if gone != nil {
-		_, late = w.awaitRelease(ctx, now, gone)
+	e.perform(&fx, idle, inlineFor)
+	if waits {
+		late = e.awaitSettled(t, w, now)
 	}
 	return true, nil
 }
 
-// shortestInline is the least time for which Unlock runs its release itself. The command ends with that time,
-// and then counts as one without an answer, so a much shorter time would cut off what Redis is about to answer.
-const shortestInline = time.Second
-
-// awaitRelease waits until done is closed, and reports whether it was. An Unlock of w that began at that
-// time may wait until ctx ends, whose error is returned then, or, if ctx is nil, as long as the caller's
-// options say.
-func (w *call) awaitRelease(ctx context.Context, began time.Time, done <-chan struct{}) (closed bool, late error) {
-	if ctx != nil {
-		if waitFor(ctx, done) {
-			return true, nil
-		}
-		return false, ended(ctx)
+// awaitSettled waits until w, which left at began, is settled, for as long as t says. It returns the error of the
+// context that ended the wait, nil if none did.
+func (e *entry) awaitSettled(t releaseWait, w *call, began time.Time) (late error) {
+	e.mu.Lock()
+	gone := w.extras().gone
+	if gone == nil && w.caller().Await() { // usually settled by now, if the command ran here
+		gone = make(chan struct{})
+		w.extend().gone = gone
 	}
-	timer := time.NewTimer(max(0, w.Opts.ReleaseTimeout-time.Since(began)))
-	defer timer.Stop()
-	select {
-	case <-done:
-		return true, nil
-	case <-timer.C:
-		return false, nil
+	e.mu.Unlock()
+	if gone != nil {
+		_, late = t.await(w, began, gone)
 	}
+	return late
 }
 
 // finishUnlock ends the Unlock of w, which began at that time: it records the hold and returns the result.
@@ -378,7 +388,7 @@ func (e *entry) finishUnlock(w *call, ends, at time.Time, waited bool, late erro
 	if waited {
 		settled = time.Now()
 	}
-	held, first := e.takeHoldLocked(w, holdOutcome(w, err), why, at, settled)
+	held, first := e.takeHoldLocked(w, holdEnd{holdOutcome(w, err), why, at, settled})
 	e.mu.Unlock()
 	if first {
 		e.client.tracing.awaitDelivery(e.client.recordHold(&held))

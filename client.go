@@ -507,7 +507,7 @@ func (c *Client) abandoned() (left []string) {
 			names = append(names, e.keys.Name())
 		}
 		for w := e.state().Holders(); w != nil; w = w.NextHolder() {
-			if r, first := e.takeHoldLocked(callOf(w), holdAbandoned, nil, time.Now(), time.Time{}); first {
+			if r, first := e.takeHoldLocked(callOf(w), holdEnd{how: holdAbandoned, at: time.Now()}); first {
 				c.tracing.later(func() { c.recordHold(&r) })
 			}
 		}

@@ -265,7 +265,7 @@ func (e *entry) end(loss lockstate.Loss) {
 	var first bool
 	if lost {
 		cause = e.lostLocked(w, nil)
-		held, first = e.takeHoldLocked(w, holdOutcome(w, nil), nil, time.Now(), time.Time{})
+		held, first = e.takeHoldLocked(w, holdEnd{how: holdOutcome(w, nil), at: time.Now()})
 	}
 	e.mu.Unlock()
 	if cancel != nil {

@@ -78,7 +78,7 @@ func TestAnUnlockThatOvertakesAnEvictionRecordsThatTheLeaseWasForced(t *testing.
 	e.mu.Lock()
 	e.state().Revoked(e.state().Request().ID, 1, time.Now(), &evicted)
 	e.mu.Unlock()
-	if _, err := e.unlock(nil, time.Now(), func(*lockstate.Lock) *lockstate.Caller { return w.caller() }); !errors.Is(err, ErrLeaseLost) {
+	if _, err := e.unlock(releaseWait{}, time.Now(), func(*lockstate.Lock) *lockstate.Caller { return w.caller() }); !errors.Is(err, ErrLeaseLost) {
 		t.Errorf("Unlock returned %v", err)
 	}
 	e.perform(&evicted, false, 0)

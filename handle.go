@@ -124,7 +124,7 @@ func (h *handle) unlock(m protocol.Mode) {
 	var found bool
 	var err error
 	if e := h.client.lookup(h.keys.Lock); e != nil {
-		found, err = e.unlock(asOptionSays, now, func(l *lockstate.Lock) *lockstate.Caller { return l.PickHolder(m) })
+		found, err = e.unlock(releaseWait{}, now, func(l *lockstate.Lock) *lockstate.Caller { return l.PickHolder(m) })
 	}
 	if !found {
 		what := "unlock"
@@ -146,7 +146,7 @@ func (h *handle) unlockContext(ctx context.Context, m protocol.Mode) error {
 		return h.misused("unlocked", errNilContext)
 	}
 	if e := h.client.lookup(h.keys.Lock); e != nil {
-		if found, err := e.unlock(ctx, time.Now(), func(l *lockstate.Lock) *lockstate.Caller { return l.PickHolder(m) }); found {
+		if found, err := e.unlock(releaseWait{ctx}, time.Now(), func(l *lockstate.Lock) *lockstate.Caller { return l.PickHolder(m) }); found {
 			return err
 		}
 	}

@@ -199,7 +199,7 @@ func (l *Lease) With(ctx context.Context) (context.Context, context.CancelFunc) 
 // returned do nothing and return the same error, even if the lease was ended by [Mutex.Unlock].
 // If the first call panicked in a hook of the Redis client, they return what was known at
 // that point.
-func (l *Lease) Unlock() error { return l.unlock(asOptionSays) }
+func (l *Lease) Unlock() error { return l.unlock(releaseWait{}) }
 
 // UnlockContext is Unlock, except that it waits for Redis until ctx ends instead of for the
 // time set by [WithReleaseTimeout]. If ctx ends first, the error matches [ErrNotReleased] and
@@ -212,17 +212,17 @@ func (l *Lease) UnlockContext(ctx context.Context) error {
 	if ctx == nil {
 		return errNilContext
 	}
-	return l.unlock(ctx)
+	return l.unlock(releaseWait{ctx})
 }
 
-// unlock does what the first call of Unlock or UnlockContext does, and returns its result to all. It waits
-// until ctx ends or, if ctx is nil, as long as the caller's options say.
-func (l *Lease) unlock(ctx context.Context) error {
+// unlock does what the first call of Unlock or UnlockContext does, and returns its result to all. It waits for as
+// long as t says.
+func (l *Lease) unlock(t releaseWait) error {
 	if l.unmade() {
 		return errLeaseUnmade
 	}
 	if !l.ending.CompareAndSwap(nil, underWay) {
-		return l.unlockedByAnother(ctx)
+		return l.unlockedByAnother(t)
 	}
 	*l.guard = guard{}
 	guards.Put(l.guard)
@@ -241,14 +241,14 @@ func (l *Lease) unlock(ctx context.Context) error {
 			close(before.waited)
 		}
 	}()
-	_, err = l.entry.unlock(ctx, time.Now(), func(*lockstate.Lock) *lockstate.Caller { return l.call.caller() })
+	_, err = l.entry.unlock(t, time.Now(), func(*lockstate.Lock) *lockstate.Caller { return l.call.caller() })
 	returned = true
 	return err
 }
 
 // unlockedByAnother returns the result of the first call of Unlock or UnlockContext, after waiting for it
-// for as long as this call may take. ctx is as in unlock.
-func (l *Lease) unlockedByAnother(ctx context.Context) error {
+// for as long as t says.
+func (l *Lease) unlockedByAnother(t releaseWait) error {
 	var first *ending
 	for {
 		if first = l.ending.Load(); first.over {
@@ -260,7 +260,7 @@ func (l *Lease) unlockedByAnother(ctx context.Context) error {
 		l.ending.CompareAndSwap(first, &ending{waited: make(chan struct{})})
 	}
 	w, e := l.call, l.entry
-	over, late := w.awaitRelease(ctx, time.Now(), first.waited)
+	over, late := t.await(w, time.Now(), first.waited)
 	if over {
 		return l.ending.Load().result
 	}

@@ -353,8 +353,8 @@ func (t *tracing) startHoldSpan(ctx context.Context, e *entry, c *call, since ti
 	if trace.TraceFlags(ref.Flags).IsSampled() {
 		log.Hold = ref
 	}
-	over := !log.ended.IsZero()
-	r := holdRecord{entry: e, mode: c.Mode, token: c.Token, how: log.how, why: log.why, at: log.ended, settled: log.settled, span: span, behind: c.Behind}
+	over := !log.end.at.IsZero()
+	r := holdRecord{entry: e, mode: c.Mode, token: c.Token, holdEnd: log.end, span: span, behind: c.Behind}
 	if over {
 		r.events = log.TakeHoldEvents()
 	}
@@ -382,43 +382,57 @@ func (t *tracing) newHoldSpan(ctx context.Context, h *holdRecord) trace.Span {
 	return span
 }
 
+// holdEnd is how and when a hold ended.
+type holdEnd struct {
+	how     holdResult
+	why     error     // the cause, if it was not released; can be user code
+	at      time.Time // zero if it has not ended
+	settled time.Time // when Unlock had finished waiting for Redis; zero if it did not wait
+}
+
 // holdRecord describes a hold that has ended.
 type holdRecord struct {
+	holdEnd
 	entry  *entry
 	since  time.Time
 	mode   protocol.Mode
 	via    lockstate.Via
 	token  uint64
-	how    holdResult
-	why    error      // the cause, if it was not released; can be user code
-	at     time.Time  // when it ended
-	late   bool       // it has no span, but must get one because it did not end well
-	later  bool       // its span begins and ends on the queue's goroutine
+	behind int8 // how many servers of a quorum stood behind it at its Unlock, 0 if not known
+	ends   spanEnding
 	span   trace.Span // nil if there is none
 	events []lockstate.Event
-
-	settled time.Time // when Unlock had finished waiting for Redis; zero if it did not wait
-	behind  int8      // how many servers of a quorum stood behind it at its Unlock, 0 if not known
 }
 
-// takeHoldLocked returns the record of w's hold, once: in later calls ok is false. If the hold span
-// is yet to be started, the goroutine that starts it also ends it.
-func (e *entry) takeHoldLocked(w *call, how holdResult, why error, at, settled time.Time) (r holdRecord, ok bool) {
+// spanEnding says who ends the span of a hold that has ended.
+type spanEnding uint8
+
+const (
+	noSpan        spanEnding = iota // there is none
+	endsHere                        // recordHold
+	dueHere                         // recordHold, which also begins it: there was none, but the hold did not end well
+	endsElsewhere                   // the goroutine that begins it; see startHoldSpan
+)
+
+// takeHoldLocked returns the record of w's hold, once: in later calls ok is false.
+func (e *entry) takeHoldLocked(w *call, end holdEnd) (r holdRecord, ok bool) {
 	if w.Reported {
 		return r, false
 	}
-	r = holdRecord{entry: e, since: e.client.began.Add(w.Since), mode: w.Mode, via: w.Via, token: w.Token, how: how, why: why, at: at, settled: settled, behind: w.Behind}
 	w.Reported = true
-	if t := w.trace(); t != nil {
-		t.how, t.why, t.ended, t.settled = how, why, at, settled
-		switch {
-		case t.span != nil:
-			r.span, r.events = t.span, t.TakeHoldEvents()
-		case how != holdReleased && !w.Leased && t.claimHoldSpan():
-			r.late, r.events = true, t.TakeHoldEvents()
-		default:
-			r.later = t.spanClaimed
-		}
+	r = holdRecord{holdEnd: end, entry: e, since: e.client.began.Add(w.Since), mode: w.Mode, via: w.Via, token: w.Token, behind: w.Behind}
+	t := w.trace()
+	if t == nil {
+		return r, true
+	}
+	t.end = end
+	switch {
+	case t.span != nil:
+		r.ends, r.span, r.events = endsHere, t.span, t.TakeHoldEvents()
+	case end.how != holdReleased && !w.Leased && t.claimHoldSpan():
+		r.ends, r.events = dueHere, t.TakeHoldEvents()
+	case t.spanClaimed:
+		r.ends = endsElsewhere
 	}
 	return r, true
 }
@@ -426,16 +440,16 @@ func (e *entry) takeHoldLocked(w *call, how holdResult, why error, at, settled t
 // recordHold measures a hold that has ended, and ends its span. It returns a channel that is closed
 // when the span has ended, or nil if there is no span.
 func (c *Client) recordHold(of *holdRecord) <-chan struct{} {
-	if of.span == nil && !of.late && !of.later && !c.metrics.measuresHolds() {
+	if of.ends == noSpan && !c.metrics.measuresHolds() {
 		return nil // and the record has not escaped
 	}
 	r := new(holdRecord)
 	*r = *of
-	if r.late {
+	if r.ends == dueHere {
 		r.span = c.tracing.newHoldSpan(context.Background(), r)
 	}
 	c.metrics.recordHold(r)
-	if r.span == nil && !r.later {
+	if r.span == nil && r.ends != endsElsewhere {
 		return nil
 	}
 	delivered := make(chan struct{})
@@ -649,10 +663,7 @@ type callTrace struct {
 	span           trace.Span        // of the hold, nil until it has begun
 	waitUnreported bool              // the caller has not reported its wait yet, and may begin the hold's span when it does
 	spanClaimed    bool              // a goroutine is beginning, or has begun, the span of the hold
-	why            error             // the cause, if the hold did not end with a release
-	how            holdResult        // how the hold ended, for one that was over before it had a span
-	ended          time.Time         // when the hold ended; zero if it has not
-	settled        time.Time         // when its Unlock had finished waiting for Redis; zero if it did not wait
+	end            holdEnd           // for a hold that was over before it had a span
 }
 
 // startTrace starts to record the events of w, for spans under parent.
