@@ -78,7 +78,7 @@ func (c *Client) newSignal() chan struct{} {
 
 func (c *Client) received(signal chan struct{}) { c.signals.Put(signal) }
 
-// acquire waits for the lock, and measures and traces the wait, which began at that time.
+// acquire waits for the lock, and measures and traces the wait, which began at began.
 func (h *handle) acquire(ctx context.Context, w *call, began time.Time) (*entry, error) {
 	if h.err != nil {
 		return nil, h.misused("acquired", h.err, ErrNotAcquired)
@@ -283,16 +283,17 @@ func ended(ctx context.Context) error {
 	return fmt.Errorf("%w: %w", err, cause)
 }
 
-// releaseWait says how long an Unlock waits for Redis: until ctx ends or, if ctx is nil, as long as the options of
-// its caller say.
+// releaseWait says how long an Unlock waits for Redis: until ctx ends or, if ctx is nil, as long as the
+// options of its caller say.
 type releaseWait struct{ ctx context.Context }
 
-// shortestInline is the least time for which Unlock runs its release itself. The command ends with that time,
-// and then counts as one without an answer, so a much shorter time would cut off what Redis is about to answer.
+// shortestInline is the least time for which Unlock runs its release itself. The command ends with that
+// time, and then counts as one without an answer, so a much shorter time would cut off what Redis is about
+// to answer.
 const shortestInline = time.Second
 
-// inline returns for how long the Unlock of w may run its release in its own goroutine, 0 if it has to be able to
-// stop waiting sooner than the command.
+// inline returns for how long the Unlock of w may run its release in its own goroutine, 0 if it has to be
+// able to stop waiting sooner than the command.
 func (t releaseWait) inline(w *call) time.Duration {
 	switch {
 	case t.ctx == nil && w.Opts.ReleaseTimeout >= shortestInline:
@@ -303,8 +304,8 @@ func (t releaseWait) inline(w *call) time.Duration {
 	return 0
 }
 
-// await waits until done is closed, and reports whether it was. The Unlock of w began at began. late is the error
-// of the context that ended the wait, nil if none did.
+// await waits until done is closed, and reports whether it was. The Unlock of w began at began. late is the
+// error of the context that ended the wait, nil if none did.
 func (t releaseWait) await(w *call, began time.Time, done <-chan struct{}) (closed bool, late error) {
 	if t.ctx != nil {
 		if waitFor(t.ctx, done) {
@@ -362,8 +363,8 @@ func (e *entry) unlock(t releaseWait, now time.Time, pick func(*lockstate.Lock) 
 	return true, nil
 }
 
-// awaitSettled waits until w, which left at began, is settled, for as long as t says. It returns the error of the
-// context that ended the wait, nil if none did.
+// awaitSettled waits until w, which left at began, is settled, for as long as t says. It returns the error
+// of the context that ended the wait, nil if none did.
 func (e *entry) awaitSettled(t releaseWait, w *call, began time.Time) (late error) {
 	e.mu.Lock()
 	gone := w.extras().gone
@@ -378,7 +379,7 @@ func (e *entry) awaitSettled(t releaseWait, w *call, began time.Time) (late erro
 	return late
 }
 
-// finishUnlock ends the Unlock of w, which began at that time: it records the hold and returns the result.
+// finishUnlock ends the Unlock of w, which began at at: it records the hold and returns the result.
 // ends is when the lock expires by itself, waited says whether Unlock has waited for Redis, and late
 // is the error of the context that ended this wait, nil if none did.
 func (e *entry) finishUnlock(w *call, ends, at time.Time, waited bool, late error) error {

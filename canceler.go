@@ -36,7 +36,7 @@ type canceler struct {
 	noted       bool          // flushing, but start has yet to begin the flush
 	flushed     chan struct{} // made by drain; closed when everything that is due was tried
 
-	// lanes has, in a Cluster, what waits for a master while that carries out other cancels. A
+	// In a Cluster, lanes holds the cancels that wait while their master carries out others. A
 	// master has an entry as long as its lane is running.
 	lanes map[*redis.Client][]*lockstate.Cancellation
 }

@@ -100,8 +100,8 @@ func TestAFloodOfFalseMessagesAboutAFrozenMasterDoesNotFillTheMemory(t *testing.
 	c.canceler.lanes = nil
 }
 
-// What a step cancels is noted before another step can follow: one that cancels the same request, or removes the
-// lock, after which Shutdown waits only for what is noted.
+// What a step cancels is noted before another step can follow: one that cancels the same request, or
+// removes the lock, after which Shutdown waits only for what is noted.
 func TestVirtualWhatAStepCancelsIsNotedInTheStep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := onStub(t, 0, 0)

@@ -447,7 +447,7 @@ func (c *Client) awaitGoroutines(ctx context.Context) (left []string) {
 	c.canceler.giveUp()
 	await("metrics being collected", c.metrics.stop)
 	await("the loss handler", c.losses.wait)
-	await("spans and measurements being told", c.tracing.queue.wait)
+	await("spans and measurements still being delivered", c.tracing.queue.wait)
 	await("the logger", c.log.lines.wait)
 	return left
 }

@@ -284,15 +284,14 @@
 // hashes that Redisson uses, the error says so in words. On a bad name, a bad option, a
 // closed client or a closed *redis.Client, LockContext returns an error and Lock panics.
 //
-// Unlock returns nil only if another caller of this process continues with the lock, if
-// other readers of this process still hold it, if the process keeps it idle
-// ([WithIdleHold]), if Redis confirmed the release, or if the lock's last token proves that
-// the lock was this client's until then. If none of these holds, it returns [ErrLeaseLost]: the
-// lock was lost, or could no longer be proved to have been this client's. On a quorum, Redis may confirm a release
-// although another client had the lock in between, if an operator took the lock away or a
-// server's clock was set. Unlock waits for Redis for at most the time set by
-// [WithReleaseTimeout]. After that it returns [ErrNotReleased], and the client keeps
-// retrying in the background until Redis has answered or the TTL has passed.
+// Unlock returns nil only if another caller of this process continues with the lock, if other readers of
+// this process still hold it, if the process keeps it idle ([WithIdleHold]), if Redis confirmed the
+// release, or if the lock's last token proves that the lock was this client's until then. If none of these
+// holds, it returns [ErrLeaseLost]: the lock was lost, or could no longer be proved to have been this
+// client's. On a quorum, Redis may confirm a release although another client had the lock in between, if an
+// operator took the lock away or a server's clock was set. Unlock waits for Redis for at most the time set
+// by [WithReleaseTimeout]. After that it returns [ErrNotReleased], and the client keeps retrying in the
+// background until Redis has answered or the TTL has passed.
 //
 // When a process dies, its locks are free after their TTL. Once its connection is closed, a
 // release skips its waiting requests without delay; for a Cluster, see Limits above. But
@@ -315,19 +314,18 @@
 // by the queue of 1,024 lines. A line about a lock names the lock, unless
 // [WithoutLockNamesInLogs] keeps names out.
 //
-// User code never runs under a mutex of this package, nor on the goroutines that renew
-// leases or end them. The goroutine that receives messages runs no user code but the dialer and
-// the dial hooks of the Redis client, when it connects: while one of them blocks there, no
-// messages arrive, and waiters depend on their re-checks. The logger, the loss handler, and the
-// OpenTelemetry calls that report losses and ends run on goroutines that no lock waits for.
-// If such a call blocks, later calls wait and are eventually dropped; if it panics, the
-// panic is logged through [slog.Default]. The spans and measurements of a caller, and the
-// back-off policy, may be called on the caller's goroutine. Hooks of the Redis client run
-// as part of its commands: the locks treat a hook that blocks like a Redis that does not
-// answer. There is one exception: Unlock sends its release itself, unless [WithReleaseTimeout]
-// is shorter than 1 s, so it waits for a hook that goes on after its context has ended. A hook must not retry a command: Leased would see only
-// the last reply, and assume that the command had been sent once. Then an Unlock that Redis carried out at the first try is reported
-// as a loss, or a wait that was given up leaves the lock to its TTL.
+// User code never runs under a mutex of this package, nor on the goroutines that renew leases or end them.
+// The goroutine that receives messages runs no user code but the dialer and the dial hooks of the Redis
+// client, when it connects: while one of them blocks there, no messages arrive, and waiters depend on their
+// re-checks. The logger, the loss handler, and the OpenTelemetry calls that report losses and ends run on
+// goroutines that no lock waits for. If such a call blocks, later calls wait and are eventually dropped; if
+// it panics, the panic is logged through [slog.Default]. The spans and measurements of a caller, and the
+// back-off policy, may be called on the caller's goroutine. Hooks of the Redis client run as part of its
+// commands: the locks treat a hook that blocks like a Redis that does not answer. There is one exception:
+// Unlock sends its release itself, unless [WithReleaseTimeout] is shorter than 1 s, so it waits for a hook
+// that goes on after its context has ended. A hook must not retry a command: Leased would see only the last
+// reply, and assume that the command had been sent once. Then an Unlock that Redis carried out at the first
+// try is reported as a loss, or a wait that was given up leaves the lock to its TTL.
 //
 // # Memory model
 //

@@ -15,10 +15,10 @@ import (
 // 2 s, and it fails after CommandTimeout.
 const answersLong = 5 * time.Second
 
-// refusalLasts is for how long a refusal counts that no other has followed, while commands of the other kind
-// are answered. Whoever waits out a refusal is refused again within less. If nobody waits, nobody may ask for
-// a lock for days, and what fails then is another downtime. (So where only tries are refused, and more rarely
-// than once a minute, the log of a full server has an end for each.)
+// refusalLasts is for how long a refusal counts that no other has followed, while commands of the other
+// kind are answered. Whoever waits out a refusal is refused again within less. If nobody waits, nobody may
+// ask for a lock for days, and what fails then is another downtime. (So where only tries are refused, and
+// more rarely than once a minute, the log of a full server has an end for each.)
 const refusalLasts = time.Minute
 
 // downtime measures for the log how long Redis has not answered. That is not the time for which the locks
@@ -50,9 +50,9 @@ const (
 	workAsks                  // would have taken a lock that was not free: its answer does not say whether one can be taken
 )
 
-// kindOfCommand returns the kind of a command. a is its answer, nil if it failed. An answer shows that
-// the server lets locks be taken only if it has granted or queued a request: a server whose memory is full
-// also says that a lock is held, or that it is ours. (It extends the place of a request that waits, too, but
+// kindOfCommand returns the kind of a command. a is its answer, nil if it failed. An answer shows that the
+// server lets locks be taken only if it has granted or queued a request: a server whose memory is full also
+// says that a lock is held, or that it is ours. (It extends the place of a request that waits, too, but
 // while one waits, another command is refused within seconds.)
 func kindOfCommand(cmd *protocol.Command, a *protocol.Answer) workKind {
 	switch {
@@ -105,9 +105,10 @@ func (d *downtime) commandAnswered(kind workKind) {
 	}
 }
 
-// refusalPassed reports whether, with the answer to a command of this kind, the last refusal no longer counts: no
-// other has followed it for refusalLasts. If nothing has shown more than a server whose memory is full, only the
-// answer to somebody who asks for a lock tells, because such a server renews and releases anyway.
+// refusalPassed reports whether, with the answer to a command of this kind, the last refusal no longer
+// counts: no other has followed it for refusalLasts. If nothing has shown more than a server whose memory
+// is full, only the answer to somebody who asks for a lock tells, because such a server renews and releases
+// anyway.
 func (d *downtime) refusalPassed(kind workKind, now time.Time) bool {
 	return now.Sub(d.failed) > refusalLasts && (d.notJustFull || kind == workAsks)
 }

@@ -136,7 +136,7 @@ func (e *notAcquired) Error() string {
 		b.WriteString(" (Redis had not answered)")
 	}
 	if e.lastErr != nil && !errors.Is(e.reason, e.lastErr) {
-		fmt.Fprintf(&b, " (last error of Redis: %s)", bare(e.lastErr))
+		fmt.Fprintf(&b, " (last Redis error: %s)", bare(e.lastErr))
 	}
 	return b.String()
 }

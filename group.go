@@ -6,9 +6,8 @@ import (
 	"sync"
 )
 
-// How goroutines are counted and waited for. A group that is closed lets no goroutine in any more, and
-// once its wait has returned true, all that it had let in have done their work. The wait lasts no
-// longer than its context.
+// How goroutines are counted and waited for. A closed group starts no more goroutines. When its wait
+// returns true, all that it had started have finished. The wait lasts no longer than its context.
 
 // group is a set of goroutines with one owner, which waits for all of them. Unlike a
 // sync.WaitGroup, it can be closed, and the wait for it is bounded.

@@ -104,8 +104,8 @@ func (all inboxes) halt() {
 	}
 }
 
-// internal/quorum probes and doubts the inboxes of a quorum one by one, and says which of them nothing may be
-// published to.
+// internal/quorum probes and doubts the inboxes of a quorum one by one, and says which of them nothing may
+// be published to.
 
 func (all inboxes) published(receivers int) {
 	if len(all) == 1 {

@@ -87,10 +87,11 @@ func (c *Client) Inspect(ctx context.Context, name string) (Info, error) {
 // ForceUnlock evicts the owners of the lock, including foreign ones, and lets the next waiter in. Owners
 // that use this package are notified at once, and the contexts of their leases end with [ErrLeaseLost]. But
 // the owners may still be at work, so ForceUnlock is for operators who know that the owner is gone or
-// wrong. It deletes any string under the lock's key, whatever wrote it. A free lock is not an error. ForceUnlock evicts at most once, and waits for the answer as Inspect does; what was sent before
-// ctx ended can still be carried out after that. The error matches [ErrClosed] or [ErrInvalidName], or is
-// the error of Redis, of its client, or of ctx. After one of the latter three, the owners may have been
-// evicted nevertheless. Trying again is harmless, except that it may evict the next owner.
+// wrong. It deletes any string under the lock's key, whatever wrote it. A free lock is not an error.
+// ForceUnlock evicts at most once, and waits for the answer as Inspect does; what was sent before ctx ended
+// can still be carried out after that. The error matches [ErrClosed] or [ErrInvalidName], or is the error
+// of Redis, of its client, or of ctx. After one of the latter three, the owners may have been evicted
+// nevertheless. Trying again is harmless, except that it may evict the next owner.
 //
 // On a quorum, a nil error means that no owner is left that can have a majority;
 // Stats.Evicted counts on how many servers there was one. If too few servers answered or

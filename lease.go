@@ -35,7 +35,7 @@ type ending struct {
 	waited chan struct{} // closed once it is over, if another call waits for that
 }
 
-// What most calls need no memory for.
+// Shared values, so that most calls of Unlock allocate nothing.
 var (
 	underWay  = &ending{}
 	endedWell = &ending{over: true}
@@ -215,8 +215,8 @@ func (l *Lease) UnlockContext(ctx context.Context) error {
 	return l.unlock(releaseWait{ctx})
 }
 
-// unlock does what the first call of Unlock or UnlockContext does, and returns its result to all. It waits for as
-// long as t says.
+// unlock does what the first call of Unlock or UnlockContext does, and returns its result to all. It waits
+// for as long as t says.
 func (l *Lease) unlock(t releaseWait) error {
 	if l.unmade() {
 		return errLeaseUnmade
@@ -383,7 +383,7 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 		e.mu.Unlock()
 		text, is := fmt.Sprintf("leased: downgrade of lock %q not confirmed: %s", e.keys.Name(), bare(err)), []error{err}
 		if lastErr != nil && ctx.Err() != nil {
-			text, is = fmt.Sprintf("%s (last error of Redis: %s)", text, bare(lastErr)), append(is, lastErr)
+			text, is = fmt.Sprintf("%s (last Redis error: %s)", text, bare(lastErr)), append(is, lastErr)
 		}
 		return &about{text, is}
 	}

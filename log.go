@@ -255,7 +255,7 @@ func (l *throttledLog) serverYoung(number int, addr string, left time.Duration, 
 	if tooFew {
 		level = slog.LevelWarn
 	}
-	l.write(level, fmt.Sprint("young ", number), "a server of the quorum has no data from before, and its vote does not count yet",
+	l.write(level, fmt.Sprint("young ", number), "a server of the quorum is new or has lost its data; its vote does not count yet",
 		"server", number, "addr", addr, "for", left)
 }
 
@@ -401,7 +401,7 @@ func (l *throttledLog) noPolicy() {
 }
 
 func (l *throttledLog) lossesDropped() {
-	l.write(slog.LevelError, "losses dropped", "the loss handler is too slow; it is not told of every loss")
+	l.write(slog.LevelError, "losses dropped", "the loss handler is too slow; some losses were not passed to it")
 }
 
 func (l *throttledLog) unknownClient() {

@@ -203,8 +203,8 @@ func (g *gauges) leave(m *metrics) {
 // currentMeter returns the meter that the gauges belong to now. If they were made before the program set a
 // global provider, that is the one of that provider, once it is set.
 //
-// The API's placeholder must not be asked while the provider is being set. It is locked meanwhile, and waits
-// for the collection under way, which waits for this callback.
+// The API's placeholder must not be asked while the provider is being set. It is locked meanwhile, and
+// waits for the collection under way, which waits for this callback.
 func (g *gauges) currentMeter() metric.Meter {
 	if m := g.delegate.Load(); m != nil {
 		return *m

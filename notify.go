@@ -66,8 +66,8 @@ func (in *inbox) is(s lockstate.InboxState) bool {
 func (in *inbox) confirmed() bool { return in.is(lockstate.Joined) }
 func (in *inbox) refused() bool   { return in.is(lockstate.Forbidden) }
 
-// polls reports whether waiters have to poll: the subscription was refused or has failed for long, or nothing
-// may be published to it.
+// polls reports whether waiters have to poll: the subscription was refused or has failed for long, or
+// nothing may be published to it.
 func (in *inbox) polls() bool {
 	if in.denied.Load() {
 		return true
@@ -77,8 +77,9 @@ func (in *inbox) polls() bool {
 	return in.hearing.Polls()
 }
 
-// published notes what the answer to a command says of publishing: EchoDenied, or how many received an echo. No
-// other number says that publishing is allowed, because 0 is also what an answer without an echo has.
+// published notes what the answer to a command says of publishing: EchoDenied, or how many received an
+// echo. No other number says that publishing is allowed, because 0 is also what an answer without an echo
+// has.
 func (in *inbox) published(receivers int) {
 	switch {
 	case receivers == protocol.EchoDenied:
@@ -337,8 +338,9 @@ func (in *inbox) listen(life context.Context, sub *redis.PubSub) error {
 }
 
 // next returns what comes from the server next. The confirmation has to come soon; messages may come at any
-// time. If the connection breaks, go-redis dials again before it returns the error, for as long as the context
-// lets it. Once the subscription is confirmed that is its life: until then a missing echo has to end that.
+// time. If the connection breaks, go-redis dials again before it returns the error, for as long as the
+// context lets it. Once the subscription is confirmed that is its life: until then a missing echo has to
+// end that.
 func (in *inbox) next(life context.Context, sub *redis.PubSub) (any, error) {
 	if in.confirmed() {
 		return sub.ReceiveTimeout(life, 0)

@@ -22,7 +22,7 @@ import (
 
 const (
 	minTTL          = 100 * time.Millisecond
-	minRetryDelay   = 5 * time.Millisecond // so that a policy without pauses does not keep a processor busy, and a server
+	minRetryDelay   = 5 * time.Millisecond // so that a policy without pauses does not keep a CPU and a server busy
 	maxRetryDelay   = 30 * time.Second
 	maxOwnerBytes   = 128
 	maxPrefixBytes  = 256

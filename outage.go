@@ -144,7 +144,7 @@ func (e *entry) retry() (asks bool) {
 	now := time.Now()
 	var fx lockstate.Effects
 	e.mu.Lock()
-	if e.dead || e.awake == nil || e.state().CommandInFlight() || e.awake.pauses == nil { // who rests waits out no pause
+	if e.dead || e.awake == nil || e.state().CommandInFlight() || e.awake.pauses == nil { // a resting lock is not waiting out a pause
 		e.restLocked()
 		e.mu.Unlock()
 		return false

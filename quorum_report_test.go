@@ -228,7 +228,7 @@ func TestAQuorumTellsThatTooFewServersMayVote(t *testing.T) {
 	onSomeMortals(t, 3, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
 		m, out := newMeter(t), &logs{}
 		c := open(leased.WithMeterProvider(m), out.option())
-		const young = "has no data from before"
+		const young = "is new or has lost its data"
 		states := func(answering, quarantine, away int64) {
 			t.Helper()
 			got := m.collect(t)["leased.servers"]
@@ -279,7 +279,7 @@ func TestNewServersThatVoteTogetherAreNoReasonToWarn(t *testing.T) {
 		var out logs
 		unlock(t, lock(t, open(out.option()).Mutex("x")))
 		time.Sleep(time.Second)
-		if n := out.count(slog.LevelInfo, "has no data from before"); n != 3 || len(out.messages()) != 3 {
+		if n := out.count(slog.LevelInfo, "is new or has lost its data"); n != 3 || len(out.messages()) != 3 {
 			t.Errorf("logged %q", out.messages())
 		}
 	})
@@ -399,7 +399,7 @@ func TestAQuorumTellsHowManyServersStandBehindALease(t *testing.T) {
 			unlock(t, l)
 		}
 		synctest.Wait()
-		if n := out.count(slog.LevelInfo, "has no data from before"); n != 2 {
+		if n := out.count(slog.LevelInfo, "is new or has lost its data"); n != 2 {
 			t.Errorf("%d lines say that a server is in quarantine: %q", n, out.messages())
 		}
 

@@ -13,8 +13,8 @@ import (
 //
 // While a call of Lock waits, later calls of RLock wait behind it, in every process that
 // has learned of it. So neither readers nor writers starve: a writer waits only for those
-// that are inside or ahead of it in the queue when it arrives, and for the readers that still
-// enter in a process until that has learned of the writer. A caller that
+// that are inside or ahead of it in the queue when it arrives, and for readers that
+// enter in processes that have not yet learned of the writer. A caller that
 // holds RLock must not call RLock again, because a writer may have come in between.
 //
 // All readers that wait directly behind a writer enter together. The readers of one process
@@ -85,7 +85,7 @@ func (rw *RWMutex) UnlockContext(ctx context.Context) error {
 }
 
 // RUnlockContext undoes one RLock; see RUnlock and [Mutex.UnlockContext]. If several callers of RLock
-// are inside, its result may be about the lease of another of them than the one that calls. A reader
+// are inside, it may end the hold of another of them, and report on that one. A reader
 // that has to know whether it kept its lease uses RLockContext, and unlocks the [Lease].
 func (rw *RWMutex) RUnlockContext(ctx context.Context) error {
 	return rw.use().unlockContext(ctx, protocol.Shared)

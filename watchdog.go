@@ -39,7 +39,8 @@ const (
 // leases whose trust window has closed, and wakes locks that want to re-check. It never waits for
 // Redis. Renewals that are due together are sent together in batches, each in a separate goroutine,
 // so that a batch that hangs delays no deadline. If there are many batches, they are sent one after
-// another. In a Cluster, each master has batches of its own, and is waited for by these alone.
+// another. In a Cluster, each master has its own batches, so one that hangs
+// delays no other's.
 type watchdog struct {
 	client *Client
 	wake   chan struct{} // an earlier alarm was set

@@ -212,8 +212,9 @@ func (a *address) fromURL(o *redis.UniversalOptions) error {
 	return nil
 }
 
-// passesForMore reports whether a part of a password may pass for the path, the query or the fragment of a URL: the
-// rest of the password then follows there, with the @ that ends it. The value of a parameter may have an @.
+// passesForMore reports whether a part of a password may pass for the path, the query or the fragment of a
+// URL: the rest of the password then follows there, with the @ that ends it. The value of a parameter may
+// have an @.
 func passesForMore(u *url.URL) bool {
 	name, _, _ := strings.Cut(u.RawQuery, "=")
 	return strings.Contains(u.Path+name+u.Fragment, "@")

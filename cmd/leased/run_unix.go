@@ -551,11 +551,11 @@ func (r *running) ended(c change) error {
 	return nil
 }
 
-// terminal is the controlling terminal, if this process is not in a pipeline, and its input is the terminal, or a
-// file where it is a shell's job by itself. In a pipeline (leased run … | less), the other processes need the
-// foreground too, so the command stays in the background there, and signals of the terminal are passed on like
-// any others. The same is so where a script has started this process in the background, and in the script's own
-// group. The methods work on nil.
+// terminal is the controlling terminal, if this process is not in a pipeline, and its input is the
+// terminal, or a file where it is a shell's job by itself. In a pipeline (leased run … | less), the other
+// processes need the foreground too, so the command stays in the background there, and signals of the
+// terminal are passed on like any others. The same is so where a script has started this process in the
+// background, and in the script's own group. The methods work on nil.
 type terminal struct {
 	file   *os.File
 	own    int // our process group

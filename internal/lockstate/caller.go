@@ -26,7 +26,7 @@ type Caller struct {
 	RetryFatal bool // keeps waiting through errors that only an operator can fix
 	noRenew    bool // inside, but needs no renewal of the grant
 	Settled    bool // left, and its outcome is known
-	Entered    bool // was admitted; never reset
+	Entered    bool // was admitted; set once, unlike Phase, before the caller is woken, so it may be read without the mutex
 	Phase      Phase
 	Leased     bool // has a Lease
 	Orphaned   bool // inside, but the grant that it entered on is gone

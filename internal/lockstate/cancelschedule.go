@@ -149,7 +149,7 @@ func (s *CancelSchedule) Answered(g *Cancellation, r protocol.Canceled, now time
 		}
 		trips := time.Duration(1 + len(s.Pending)/CancelsAtOnce)
 		g.pause = max(first, min(2*g.pause, trips*cancelProbeEvery))
-		g.nextAt = Earlier(now.Add(g.pause), g.giveUp) // who waits for it is told then
+		g.nextAt = Earlier(now.Add(g.pause), g.giveUp) // an Unlock that waits for it returns then
 		if g.pause > cancelAgain {
 			g.rare = true
 			s.rare++

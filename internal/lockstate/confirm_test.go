@@ -41,8 +41,8 @@ func TestConfirmedGrantsAreAskedForWhereTheMessageOvertakesAYield(t *testing.T) 
 	h.in(second)
 }
 
-// On a quorum, an answer that the request waits can overtake the message of its grant, although the message is
-// about answers of servers that were sent before.
+// On a quorum, an answer that the request waits can overtake the message of its grant, although the message
+// is about answers of servers that were sent before.
 func TestAMessageIsTrustedFromWhatItIsAbout(t *testing.T) {
 	for name, proved := range map[string]bool{"a quorum's": true, "one server's": false} {
 		c := writer()

@@ -523,8 +523,8 @@ func (l *Lock) Receive(m *protocol.Message, now time.Time, fx *Effects) {
 	}
 }
 
-// grantedByMessage handles a message that id was granted, which is as old as proved says if that is not zero.
-// It cancels an id that neither waits nor holds.
+// grantedByMessage handles a message that id was granted, which is as old as proved says if that is not
+// zero. It cancels an id that neither waits nor holds.
 func (l *Lock) grantedByMessage(id string, a protocol.Answer, proved, now time.Time, fx *Effects) {
 	g := &l.grant
 	switch {

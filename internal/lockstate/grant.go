@@ -287,8 +287,8 @@ func (t *ticket) late(now time.Time) bool {
 	return tooOld(t.req.TTL, t.proved, now)
 }
 
-// provedAt notes that a message about t is as old as from, if that is not zero. An answer that is newer may have
-// overtaken it.
+// provedAt notes that a message about t is as old as from, if that is not zero. An answer that is newer may
+// have overtaken it.
 func (t *ticket) provedAt(from time.Time) {
 	if !from.IsZero() && from.Before(t.proved) {
 		t.proved = from

@@ -412,8 +412,8 @@ type refusal string
 
 func (r refusal) Error() string { return string(r) }
 
-// The failures of a command that granted the lock, and whose cancel had no answer: too few replicas had the grant, or
-// Redis refused to count them.
+// The failures of a command that granted the lock, and whose cancel had no answer: too few replicas had the
+// grant, or Redis refused to count them.
 var errWithdrawn, errRefusedLater = errors.New("withdrawn"), errors.New("withdrawn after a refusal")
 
 // failureOf is what an error of these tests means for a lock.

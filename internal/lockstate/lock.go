@@ -325,8 +325,8 @@ func (l *Lock) rejectTries(err error, fx *Effects) {
 
 // tryIdleOwner lets a Try caller wait for an owner that may be idle. An idle owner releases
 // the lock as soon as it learns that the lock is wanted, and only a queued request tells it.
-// The caller waits, too, if a quorum's servers are split among several that asked at once: else none of
-// them might get the lock, and only among queued requests does the first one get it. It does not wait
+// The caller waits, too, if a quorum's servers are split among several that asked at once: otherwise none
+// of them might get the lock; once they are queued, the first one does. It does not wait
 // behind a reader that waits anyway: see askedByReaders.
 func (l *Lock) tryIdleOwner(a protocol.Answer, now time.Time) {
 	if c := l.waiting.first; c != nil && c.Try && !c.awaitsIdleOwner() && a.Place == 0 {
@@ -435,7 +435,7 @@ func (l *Lock) letIn(c *Caller, at Instant, now time.Time) {
 	if c.Mode == protocol.Exclusive && c.Opts.MinHold > 0 {
 		g.minHoldUntil = minHoldOf(c)
 	}
-	g.served = min(g.served, math.MaxInt32-1) + 1 // readers that always overlap are without number
+	g.served = min(g.served, math.MaxInt32-1) + 1 // with readers that always overlap, the count has no bound
 	passed := l.prevHoldSpan
 	if c.Mode == protocol.Shared && !g.fresh {
 		passed = nil // it follows no lease: a writer before it gave up
@@ -495,9 +495,9 @@ func (l *Lock) ask(now time.Time, fx *Effects) {
 }
 
 // makeRequest makes a request for head. One that is made before the inbox is confirmed may take a free lock
-// but must not queue, because its id could not prove that its process has died. If it is refused it ends, and
-// a request under another id follows later; see endInboxWait. InboxPending is read before the id is made,
-// because the inbox may be confirmed in between.
+// but must not queue, because its id could not prove that its process has died. If it is refused it ends,
+// and a request under another id follows later; see endInboxWait. InboxPending is read before the id is
+// made, because the inbox may be confirmed in between.
 func (l *Lock) makeRequest(head *Caller, now time.Time) {
 	unconfirmed := l.env.InboxPending()
 	l.becomeAsking(l.newTicket(head, now))

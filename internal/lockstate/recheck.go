@@ -22,8 +22,8 @@ const (
 	// more; it is half of the lease if that is less.
 	askInTime = 10 * time.Second
 	// longestBrief is the longest time between two full re-checks of a waiter that is not the head, if
-	// those between them are brief. If it came to the front meanwhile, it is the one to find a lock
-	// that lost its owner without a word.
+	// those between them are brief. If it has become the head since, it has to notice when the lock
+	// loses its owner without a message.
 	longestBrief = 15 * time.Second
 	// slowAnswer is by which part of a TTL an answer may be late if brief re-checks are to follow: the
 	// waiting lease that they ask for begins when they are sent, by a clock that lags by that much.

@@ -104,8 +104,8 @@ func (a *Answer) Floor() uint64 {
 	return a.Token
 }
 
-// Receivers returns how many received the echo that the command asked for, or NoEcho if its answer does not say. err
-// is the command's error.
+// Receivers returns how many received the echo that the command asked for, or NoEcho if its answer does not
+// say. err is the command's error.
 func (a *Answer) Receivers(err error) int {
 	if err != nil || a.Outcome != Enqueued {
 		return NoEcho

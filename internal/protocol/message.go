@@ -9,15 +9,15 @@ import (
 // MessageKind says what a message is about. It is the first word of the message's text.
 type MessageKind string
 
-// The kinds of messages: who has the server publish one, to whom, and what it says. A quorum makes its
-// own messages of those that its servers publish. From a quorum, MessageWanted also goes to a request that
-// waits and may own a majority: it is to ask.
+// The kinds of messages. Each comment says which client causes it, who receives it, and what it says. A
+// quorum makes its own messages of those that its servers publish. From a quorum, MessageWanted also goes
+// to a request that waits and may own a majority: it is to ask.
 const (
-	MessageGranted  MessageKind = "granted"  // who finds the lock free, to a request that waited: it owns the lock
-	MessageWanted   MessageKind = "wanted"   // who waits, or gives up while others wait, to an owner: others wait
-	MessageUnwanted MessageKind = "unwanted" // who gives up last, to readers that own: nobody waits any more
-	MessageEnds     MessageKind = "ends"     // who gives back or gives up, to the head of the queue: when the lease or cool-down ahead of it ends
-	MessageRevoked  MessageKind = "revoked"  // who forces an unlock, to an owner: it does not own the lock any more
+	MessageGranted  MessageKind = "granted"  // one that frees the lock or finds it free, to the next request: it owns the lock
+	MessageWanted   MessageKind = "wanted"   // a waiter, or one that gives up while others wait, to an owner: others wait
+	MessageUnwanted MessageKind = "unwanted" // the last waiter, as it gives up, to readers that own: nobody waits any more
+	MessageEnds     MessageKind = "ends"     // one that gives back or gives up, to the head of the queue: when the lease or cool-down ahead of it ends
+	MessageRevoked  MessageKind = "revoked"  // one that forces an unlock, to an owner: it does not own the lock any more
 	MessageEcho     MessageKind = "echo"     // a client, to itself: its inbox works
 )
 
@@ -34,8 +34,8 @@ type Message struct {
 	Nonce string        // echo
 	Left  time.Duration // ends
 
-	// Proved is set by a quorum only: since when a majority of servers is known to have granted, or to have had
-	// the request in their queues.
+	// Proved is set by a quorum only: since when a majority of servers is known to have granted, or to have
+	// had the request in their queues.
 	Proved time.Time
 }
 

@@ -113,8 +113,8 @@ func (l *Lock) evaluateAcquire(op *Op, r *request, now time.Time, fx *Effects) {
 	}
 }
 
-// notGranted decides an acquire that a majority has answered, but not granted: the request waits, was refused, or
-// has lost the lease that it was about.
+// notGranted decides an acquire that a majority has answered, but not granted: the request waits, was
+// refused, or has lost the lease that it was about.
 func (l *Lock) notGranted(op *Op, r *request, now time.Time, fx *Effects) {
 	held := op.held && r == op.req
 	switch {
@@ -518,9 +518,9 @@ func (l *Lock) evaluateMove(op *Op, now time.Time, fx *Effects) {
 }
 
 // evaluateCancel decides a cancel. It succeeds once a majority says whether the request owned there, and
-// says that the request owned the lock if it did so on a majority. Where a downgrade was sent and may have been
-// carried out, the cancel of the new request follows, and proves the lease on those servers together with
-// the others.
+// says that the request owned the lock if it did so on a majority. Where a downgrade was sent and may have
+// been carried out, the cancel of the new request follows, and proves the lease on those servers together
+// with the others.
 func (l *Lock) evaluateCancel(op *Op, now time.Time, fx *Effects) {
 	r := op.req
 	outcomes, passed := op.withoutPassed()
@@ -546,7 +546,8 @@ func (l *Lock) evaluateCancel(op *Op, now time.Time, fx *Effects) {
 }
 
 // withoutPassed returns the outcomes of a cancel without those of servers where the request did not own any
-// more because a downgrade may have passed on what it had, and how many these are. They say nothing of the lease.
+// more because a downgrade may have passed on what it had, and how many these are. They say nothing of the
+// lease.
 func (op *Op) withoutPassed() (outcomes []outcome, passed int) {
 	lower := op.req.downgradesTo
 	if lower == nil {

@@ -97,8 +97,9 @@ type request struct {
 	keptAt  time.Time // when a majority was last known to have kept the lease
 	evicted bool      // an operator has evicted the lease on some server since keptAt
 	told    bool      // the state machine was told that the lease was evicted, and has not asked for it since
-	// A downgrade was sent, and is not known to be done: then downgradesTo is its new request, and downgradeOf, of
-	// the new one, the old. Only the downgrade's answer announces the new request to the state machine.
+	// A downgrade was sent, and is not known to be done: then downgradesTo is its new request, and
+	// downgradeOf, of the new one, the old. Only the downgrade's answer announces the new request to the
+	// state machine.
 	downgradesTo, downgradeOf *request
 	dropped                   bool // the state machine no longer knows the request
 }

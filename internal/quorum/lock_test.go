@@ -743,8 +743,8 @@ func TestAnAnswerToADowngradeThatComesLateIsNoGrant(t *testing.T) {
 	}
 }
 
-// queuedTwice returns a request that waits on three servers, of which one is in quarantine for half a second,
-// and is asked for again. The commands have no answer yet.
+// queuedTwice returns a request that waits on three servers, of which one is in quarantine for half a
+// second, and is asked for again. The commands have no answer yet.
 func queuedTwice(t *testing.T, pass time.Duration, tell func(s *stand)) (*stand, *Op, []*Send) {
 	t.Helper()
 	s := newStand(t, 3, time.Second)
@@ -930,7 +930,8 @@ func TestAnUnlockAfterADowngradeCountsWhereItWasNeverSent(t *testing.T) {
 	}
 }
 
-// One of two servers that granted the lease is away during the downgrade, and when the cancels are first tried.
+// One of two servers that granted the lease is away during the downgrade, and when the cancels are first
+// tried.
 func TestAnUnlockAfterADowngradeOfABareMajorityWaitsForItsServers(t *testing.T) {
 	s := newStand(t, 3, time.Second)
 	s.lock.cfg.Away = func(i int) bool { return i == 2 }
@@ -1035,7 +1036,8 @@ func TestTheCancelOfADowngradesRequestAsksAgainForItsWriter(t *testing.T) {
 	}
 }
 
-// A server that has answered the downgrade with "not ours" may not be taken for one that has carried it out.
+// A server that has answered the downgrade with "not ours" may not be taken for one that has carried it
+// out.
 func TestAServerThatRefusedADowngradeHasPassedNothingOn(t *testing.T) {
 	owned, not := Result{Canceled: protocol.Canceled{Owned: true, Token: 9}}, Result{Canceled: protocol.Canceled{Token: 9}}
 	s := newStand(t, 3, time.Second)
@@ -3143,7 +3145,8 @@ func TestOnANewSetOldProofsOfAMessageAreAReasonToAskAgain(t *testing.T) {
 }
 
 // A server's message completes a majority with what others had granted or queued before a re-check, whose
-// answers follow. The message says how old that is, because those answers can come to the state machine first.
+// answers follow. The message says how old that is, because those answers can come to the state machine
+// first.
 func TestAMessageOfAGrantSaysHowOldItIs(t *testing.T) {
 	s := newStand(t, 3, time.Minute)
 	op := s.acquire()

@@ -166,7 +166,8 @@ func (m *member) ping() error {
 	return err
 }
 
-// pingThrough sends PINGs until one meets a connection that is not broken, and returns its outcome as ping does.
+// pingThrough sends PINGs until one meets a connection that is not broken, and returns its outcome as ping
+// does.
 func (m *member) pingThrough() error {
 	err := m.ping()
 	for tries := 0; tries < mostBroken && m.owner.base.Err() == nil; tries++ {
@@ -331,14 +332,15 @@ func (m *member) tookRequest(c *protocol.Command, fail *protocol.Failure) {
 	}
 }
 
-// took notes how long a command took. Little but the distance makes a command fast, and much makes it slow.
-// So a shorter time counts fully, and a longer one only a little, in case the distance has changed.
+// took notes how long a command took. A command is never faster than the distance allows, but much can slow
+// it down. So a shorter time counts fully, and a longer one only a little, in case the distance has
+// changed.
 func (m *member) took(d time.Duration) {
 	before := m.roundTrip.Load()
 	if late := int64(d) - before; before != 0 && late > 0 {
 		d = time.Duration(before + late/32)
 	}
-	m.roundTrip.Store(int64(d)) // that two commands end at once, and one of them does not count, does not matter
+	m.roundTrip.Store(int64(d)) // if two commands end at once, one measurement is lost, which is harmless
 }
 
 // failed notes that commands failed, if they did: the inbox has to prove itself, and a refusal is reported,

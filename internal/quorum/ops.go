@@ -377,8 +377,8 @@ func (l *Lock) CancelRequest(g *protocol.CancelRequest, now time.Time, fx *Effec
 	return op
 }
 
-// writerConfirmed reports whether the server has said that the request that is being downgraded to r was ours
-// until it was canceled there. Then the downgrade was not carried out, and cannot be any more.
+// writerConfirmed reports whether the server has said that the request that is being downgraded to r was
+// ours until it was canceled there. Then the downgrade was not carried out, and cannot be any more.
 func (r *request) writerConfirmed(server int) bool {
 	return r.downgradeOf != nil && r.downgradeOf.parts[server].confirmed
 }

@@ -143,8 +143,8 @@ func TestAReCheckWaitsForARequestThatIsBeingPlacedAnew(t *testing.T) {
 	}
 }
 
-// storing returns a request that two of three servers have granted, with others behind it, and the command by
-// which the second is to store the token of the first.
+// storing returns a request that two of three servers have granted, with others behind it, and the command
+// by which the second is to store the token of the first.
 func storing(t *testing.T) (*stand, *Send) {
 	t.Helper()
 	s := newStand(t, 3, time.Second)

@@ -162,7 +162,7 @@ func (s *Server) fire(h *handle) {
 
 // perform performs the effects of a step. No mutex is held.
 func (s *Server) perform(fx *Effects) {
-	for _, send := range fx.Sends { // first, because Close waits for them, and who waits for an op may call it
+	for _, send := range fx.Sends { // first: Close waits for these sends, and a caller woken below may call Close
 		s.members[send.Server].begun()
 	}
 	for _, op := range fx.Done {
@@ -258,12 +258,12 @@ func (c *valued) Value(key any) any {
 	return c.values.Value(key)
 }
 
-// compareClocks updates the servers' clock from an answer. The clock followed is that of the first server that
-// is not away, and does not refuse new requests, because clients that it has refused do not see its clock; until
-// that server has answered, it is that of any other. Ours is the monotonic clock, which nobody sets. An answer that
-// took longer shows an older time, so a greater offset is the more exact one. A smaller offset
-// counts only a little, for clocks that drift, unless no answer can take that long: then a clock
-// was set.
+// compareClocks updates the servers' clock from an answer. The clock followed is that of the first server
+// that is not away, and does not refuse new requests, because clients that it has refused do not see its
+// clock; until that server has answered, it is that of any other. Ours is the monotonic clock, which nobody
+// sets. An answer that took longer shows an older time, so a greater offset is the more exact one. A
+// smaller offset counts only a little, for clocks that drift, unless no answer can take that long: then a
+// clock was set.
 func (s *Server) compareClocks(server int, clock uint64) {
 	if clock == 0 {
 		return

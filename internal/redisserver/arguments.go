@@ -118,8 +118,9 @@ func (a *arguments) newLine(k *protocol.Keys) []any {
 	return append(line[:firstKey], keys...)
 }
 
-// recycle takes back a line of newLine whose command was answered. Nobody refers to the command then, unless the
-// recorder of redis.SetOTelRecorder, which go-redis calls for each command, keeps what it is shown.
+// recycle takes back a line of newLine whose command was answered. Nobody refers to the command then,
+// unless the recorder of redis.SetOTelRecorder, which go-redis calls for each command, keeps what it is
+// shown.
 func (a *arguments) recycle(line []any) {
 	if a.spare == nil || cap(line) != longestLine {
 		return

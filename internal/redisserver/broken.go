@@ -20,8 +20,8 @@ import (
 // In the same way, after a planned failover behind an address that stays the same, each connection that was
 // in the pool leads to the old primary, which answers, but is a replica.
 
-// The errors of Windows. Package syscall has names for them on Windows only, and its ECONNRESET and the like
-// are invented numbers there, which connections never return.
+// The errors of Windows. Package syscall has names for them on Windows only, and its ECONNRESET and the
+// like are invented numbers there, which connections never return.
 const (
 	windowsConnReset       = syscall.Errno(10054) // WSAECONNRESET
 	windowsConnAborted     = syscall.Errno(10053) // WSAECONNABORTED
@@ -102,9 +102,9 @@ func (s *Server) nodeOfLine(ctx context.Context, line []any) (redis.UniversalCli
 }
 
 // clearPool sends a command, the probe, on the connections that pipelines use or on the others, until it is
-// carried out or all connections that are idle must have been tried, and reports whether it was. A probe that
-// meets a stale connection has go-redis discard it. rdb must be a client of one node; otherwise clearPool
-// does nothing.
+// carried out or all connections that are idle must have been tried, and reports whether it was. A probe
+// that meets a stale connection has go-redis discard it. rdb must be a client of one node; otherwise
+// clearPool does nothing.
 func (s *Server) clearPool(ctx context.Context, rdb redis.UniversalClient, pipelines bool, probe ...any) (answered bool) {
 	node, ok := rdb.(oneNode)
 	if !ok {
@@ -136,8 +136,8 @@ func (s *Server) clearPool(ctx context.Context, rdb redis.UniversalClient, pipel
 	return answered
 }
 
-// idleIn returns how many connections are idle, of those that pipelines use, if they have a pool of their own, and
-// of the others.
+// idleIn returns how many connections are idle, of those that pipelines use, if they have a pool of their
+// own, and of the others.
 func idleIn(rdb redis.UniversalClient, pipelines bool) int {
 	pool := rdb.PoolStats()
 	idle := int(pool.IdleConns)

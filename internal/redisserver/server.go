@@ -625,7 +625,7 @@ func (s *Server) evict(ctx context.Context, k *protocol.Keys, least any, value s
 		})
 	}
 	if err != nil && !redis.HasErrorPrefix(err, "NOPERM") { // without the right to publish, owners find out when they renew
-		err = fmt.Errorf("its owners were evicted, but not all could be told: %w", ofNetwork(err))
+		err = fmt.Errorf("its owners were evicted, but not all could be notified: %w", ofNetwork(err))
 		return evicted, err
 	}
 	return evicted, nil

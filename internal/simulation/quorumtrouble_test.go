@@ -239,8 +239,8 @@ func (w *qWorld) standStill(c *qClient, d time.Duration) {
 // and stand still meanwhile, so that a caller comes when the TTL is over.
 const idlePercent = 15
 
-// disorderPercent is the percentage of schedules in which a client's state machine learns of grants and evictions
-// by goroutines that later ones can overtake.
+// disorderPercent is the percentage of schedules in which a client's state machine learns of grants and
+// evictions by goroutines that later ones can overtake.
 const disorderPercent = 20
 
 // doubtPercent is the percentage of schedules that make leases doubtful: commands about a held lock get no
@@ -715,8 +715,9 @@ func (w *qWorld) keepPromises(c *qClient, x *lockstate.Caller) {
 	}
 }
 
-// twinsOwn reports whether a server has an owner, or an entry in the queue, of which a copy arrived although its
-// answer had. Of that nobody can know, so only its TTL ends it, unless a message makes it known.
+// twinsOwn reports whether a server has an owner, or an entry in the queue, of which a copy arrived
+// although its answer had. Of that nobody can know, so only its TTL ends it, unless a message makes it
+// known.
 func (w *qWorld) twinsOwn() bool {
 	for _, s := range w.servers {
 		ids := []any{s.sim.do("GET", w.keys.Lock)}
@@ -820,8 +821,8 @@ func (w *qWorld) anyMode() protocol.Mode {
 	return protocol.Exclusive
 }
 
-// enterAtOnce has each client lock in calm, when nobody has the lock and all servers vote: it enters at once, and
-// its Unlock has an end at once.
+// enterAtOnce has each client lock in calm, when nobody has the lock and all servers vote: it enters at
+// once, and its Unlock has an end at once.
 func (w *qWorld) enterAtOnce() {
 	if w.failure != "" || slices.ContainsFunc(w.servers, func(s *qServer) bool { return !s.votes() }) ||
 		slices.ContainsFunc(w.clients, func(c *qClient) bool { return c.dead }) {
