@@ -32,14 +32,22 @@ type canceler struct {
 	schedule    lockstate.CancelSchedule
 	awaited     map[string]bool // ids of cancels that an Unlock waits for, or has waited for
 	unconfirmed int             // releases that such cancels are to confirm
-	flushing    bool
-	noted       bool          // flushing, but start has yet to begin the flush
+	flush       flushState
 	flushed     chan struct{} // made by drain; closed when everything that is due was tried
 
 	// In a Cluster, lanes holds the cancels that wait while their master carries out others. A
 	// master has an entry as long as its lane is running.
 	lanes map[*redis.Client][]*lockstate.Cancellation
 }
+
+// flushState says how far the flush has come.
+type flushState uint8
+
+const (
+	noFlush      flushState = iota
+	flushNoted              // start has yet to begin it
+	flushRunning            // its goroutine was started, or a lane has become it
+)
 
 func newCanceler(client *Client) *canceler {
 	return &canceler{client: client, awaited: map[string]bool{}, lanes: map[*redis.Client][]*lockstate.Cancellation{}}
@@ -99,48 +107,47 @@ func (c *canceler) fire(_ time.Time, batch []protocol.Renewal) []protocol.Renewa
 
 // noteFlushLocked has start begin a flush, unless one is under way.
 func (c *canceler) noteFlushLocked() {
-	if !c.flushing {
-		c.flushing, c.noted = true, true
+	if c.flush == noFlush {
+		c.flush = flushNoted
 	}
 }
 
 // start begins the flush that was noted, if any. The calling goroutine holds no mutex.
 func (c *canceler) start() {
 	c.mu.Lock()
-	noted := c.noted
-	c.noted = false
+	begins := c.flush == flushNoted
+	if begins {
+		c.flush = flushRunning
+	}
 	c.mu.Unlock()
-	if noted && !c.client.group.start(c.flush) {
+	if begins {
+		c.run(c.sendDue)
+	}
+}
+
+// run runs f in a goroutine of the canceler. If the client has stopped, it drops all cancels instead.
+func (c *canceler) run(f func()) {
+	if !c.client.group.start(f) {
 		c.giveUp()
 	}
 }
 
-// flush sends what is due, or passes it to lanes, until nothing is due. If user code ends its
+// sendDue is the flush: it sends what is due, or passes it to lanes, until nothing is due. If user code ends its
 // goroutine, as testing.T.FailNow does, another goroutine continues.
-func (c *canceler) flush() {
+func (c *canceler) sendDue() {
 	unlabeled()
-	over := false
-	defer func() {
-		if !over && !c.client.group.start(c.flush) {
-			c.giveUp()
+	ifCutShort(func() { c.run(c.sendDue) }, func() {
+		for batch := c.take(); len(batch) > 0; batch = c.take() {
+			if c.client.slotMap.masters != nil {
+				byMaster(c.client, batch, keysOf, c.enlist)
+			} else {
+				c.send(batch)
+			}
+			if c.giveUpIfStopped() {
+				return
+			}
 		}
-	}()
-	for {
-		batch := c.take()
-		if len(batch) == 0 {
-			over = true
-			return
-		}
-		if c.client.slotMap.masters != nil {
-			byMaster(c.client, batch, keysOf, c.enlist)
-		} else {
-			c.send(batch)
-		}
-		over = c.giveUpIfStopped()
-		if over {
-			return
-		}
-	}
+	})
 }
 
 // giveUpIfStopped drops all cancels if the client has stopped, and reports whether it has. It is called
@@ -159,8 +166,8 @@ func (c *canceler) enlist(master *redis.Client, cancels []*lockstate.Cancellatio
 	waiting, running := c.lanes[master]
 	c.lanes[master] = append(waiting, cancels...)
 	c.mu.Unlock()
-	if !running && !c.client.group.start(func() { c.lane(master) }) {
-		c.giveUp()
+	if !running {
+		c.run(func() { c.lane(master) })
 	}
 }
 
@@ -169,32 +176,24 @@ func (c *canceler) enlist(master *redis.Client, cancels []*lockstate.Cancellatio
 // continues.
 func (c *canceler) lane(master *redis.Client) {
 	unlabeled()
-	over := false
-	defer func() {
-		if !over && !c.client.group.start(func() { c.lane(master) }) {
-			c.giveUp()
-		}
-	}()
-	for {
-		batch, flushes := c.next(master)
-		if len(batch) == 0 {
-			over = true
-			if flushes {
-				c.flush()
+	becomesFlush := false
+	ifCutShort(func() { c.run(func() { c.lane(master) }) }, func() {
+		var batch []*lockstate.Cancellation
+		for batch, becomesFlush = c.next(master); len(batch) > 0; batch, becomesFlush = c.next(master) {
+			c.send(batch)
+			if c.giveUpIfStopped() {
+				return
 			}
-			return
 		}
-		c.send(batch)
-		over = c.giveUpIfStopped()
-		if over {
-			return
-		}
+	})
+	if becomesFlush {
+		c.sendDue()
 	}
 }
 
 // next returns the cancels that a lane sends now. If there are none, it ends the lane, and reports
-// whether that has begun a flush.
-func (c *canceler) next(master *redis.Client) (batch []*lockstate.Cancellation, flushes bool) {
+// whether it now has to be the flush.
+func (c *canceler) next(master *redis.Client) (batch []*lockstate.Cancellation, becomesFlush bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if waiting := c.lanes[master]; len(waiting) > 0 {
@@ -203,9 +202,11 @@ func (c *canceler) next(master *redis.Client) (batch []*lockstate.Cancellation, 
 		return waiting[:n:n], false
 	}
 	delete(c.lanes, master)
-	flushes = !c.flushing
-	c.flushing = true
-	return nil, flushes
+	if c.flush != noFlush {
+		return nil, false
+	}
+	c.flush = flushRunning
+	return nil, true
 }
 
 // take returns the cancels to be sent now. If there are none, it sets the alarm for the next one
@@ -319,11 +320,11 @@ func (c *canceler) drain(ctx context.Context) (unconfirmed int) {
 }
 
 // idleLocked reports whether everything that is due was tried.
-func (c *canceler) idleLocked() bool { return !c.flushing && len(c.lanes) == 0 }
+func (c *canceler) idleLocked() bool { return c.flush == noFlush && len(c.lanes) == 0 }
 
 // endFlushLocked notes that a flush has ended.
 func (c *canceler) endFlushLocked() {
-	c.flushing = false
+	c.flush = noFlush
 	if c.idleLocked() && c.flushed != nil {
 		close(c.flushed)
 		c.flushed = nil
@@ -338,7 +339,7 @@ func (c *canceler) giveUp() {
 		all = append(all, waiting...)
 	}
 	clear(c.lanes)
-	c.schedule, c.unconfirmed, c.noted = lockstate.CancelSchedule{}, 0, false
+	c.schedule, c.unconfirmed = lockstate.CancelSchedule{}, 0
 	c.endFlushLocked()
 	clear(c.awaited)
 	c.mu.Unlock()

@@ -119,3 +119,16 @@ func growStack(at int) byte {
 // unlabeled removes the profiler labels of the calling goroutine. It inherited them from the
 // caller that happened to start it, and its work for others would be attributed to that caller.
 func unlabeled() { pprof.SetGoroutineLabels(context.Background()) }
+
+// ifCutShort calls f. If f does not return, because user code in it panics or ends the goroutine, as
+// testing.T.FailNow does, it calls then, and the panic or the end goes on.
+func ifCutShort(then, f func()) {
+	returned := false
+	defer func() {
+		if !returned {
+			then()
+		}
+	}()
+	f()
+	returned = true
+}
