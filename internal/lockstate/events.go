@@ -157,8 +157,8 @@ func (l *Lock) acquireRefused(a protocol.Answer, sent bool, now time.Time, fx *E
 	}
 	l.tryIdleOwner(a, now)
 	l.rejectTries(ErrLocked, fx)
-	if g.state == Asking && g.probe {
-		l.probed = true
+	if g.state == Asking && g.mayNotQueue {
+		l.refusedOnce = true
 		if l.env.InboxPending() {
 			l.inboxWaitUntil = l.instant(now).add(longestInboxWait)
 		}
@@ -172,9 +172,9 @@ func (l *Lock) acquireRefused(a protocol.Answer, sent bool, now time.Time, fx *E
 			g.wanted = true // nobody is to enter before that
 			l.putOffQuestion(now)
 		}
-	case g.probe && !sent:
+	case g.mayNotQueue && !sent:
 		l.becomeNone()
-	case !g.probe && l.waiting.first != nil && l.waiting.first.awaitsIdleOwner(): // asks again, and then queues
+	case !g.mayNotQueue && l.waiting.first != nil && l.waiting.first.awaitsIdleOwner(): // asks again, and then queues
 	case sent: // an earlier command may have queued the request
 		l.cancelRequest(now, fx)
 	default:

@@ -69,10 +69,10 @@ type ticket struct {
 	// only if its token is greater; otherwise it is about an earlier grant of the same id.
 	token uint64
 
-	sent       bool    // Redis may have seen the request
-	probe      bool    // the request must not queue, see Lock.ask
-	lateUntil  Instant // until then, an unanswered acquire of the request may still arrive
-	doubtUntil Instant // the same for an acquire that was sent while the grant was held
+	sent        bool    // Redis may have seen the request
+	mayNotQueue bool    // the request was made before the inbox was confirmed, so it may only take a free lock; see makeRequest
+	lateUntil   Instant // until then, an unanswered acquire of the request may still arrive
+	doubtUntil  Instant // the same for an acquire that was sent while the grant was held
 
 	schedule // of a grant that is held, only checkAt is valid
 }
@@ -194,7 +194,7 @@ func (l *Lock) becomeQueued(a protocol.Answer, from time.Time) {
 // from.
 func (l *Lock) becomeHeld(a protocol.Answer, from time.Time, how Via, now time.Time) {
 	g := &l.grant
-	g.askDue = l.env.InboxPending() || g.probe // a message "wanted" may have been missed
+	g.askDue = l.env.InboxPending() || g.mayNotQueue // a message "wanted" may have been missed
 	g.state, g.fresh = Held, true
 	g.schedule = schedule{}
 	at := l.instant(now)

@@ -42,7 +42,7 @@ type Lock struct {
 	members        *Caller // the first member, nil if there is none
 	leaving        callers // callers that unlocked and wait for the outcome of the release
 	closed         bool
-	probed         bool // the lock was asked for once without queueing, see ask
+	refusedOnce    bool // a request that must not queue was refused, so the next one may; see makeRequest
 	pending        pending
 	lastErr        error   // last error from Redis, nil after an answer
 	blocker        string  // value of the lock's own key when Redis was last asked
@@ -474,7 +474,7 @@ func (l *Lock) ask(now time.Time, fx *Effects) {
 	if g.state != none && (head == nil || g.req.Mode != head.Mode) {
 		l.cancelRequest(now, fx)
 	}
-	if g.state == Asking && g.probe && !l.env.InboxPending() {
+	if g.state == Asking && g.mayNotQueue && !l.env.InboxPending() {
 		l.cancelRequest(now, fx) // unanswered so far; a request that may queue gets another id
 	}
 	if g.state == queued && l.looksDead(now) {
@@ -490,7 +490,7 @@ func (l *Lock) ask(now time.Time, fx *Effects) {
 		return
 	}
 	l.pending = pending{verb: protocol.Acquire}
-	fx.Send = protocol.Command{Verb: protocol.Acquire, ID: g.req.ID, TTL: g.req.TTL, Wait: l.anyoneWaits() && !g.probe, First: !g.sent, Told: g.told, Last: l.last,
+	fx.Send = protocol.Command{Verb: protocol.Acquire, ID: g.req.ID, TTL: g.req.TTL, Wait: l.anyoneWaits() && !g.mayNotQueue, First: !g.sent, Told: g.told, Last: l.last,
 		Check: g.state == queued, Place: g.place, Waits: g.lease, Until: l.briefly(now), At: now}
 }
 
@@ -501,7 +501,7 @@ func (l *Lock) ask(now time.Time, fx *Effects) {
 func (l *Lock) makeRequest(head *Caller, now time.Time) {
 	unconfirmed := l.env.InboxPending()
 	l.becomeAsking(l.newTicket(head, now))
-	l.grant.probe = unconfirmed && !l.probed
+	l.grant.mayNotQueue = unconfirmed && !l.refusedOnce
 }
 
 // looksDead reports whether the request's id says that its client can be seen to be subscribed, and Redis

@@ -35,7 +35,7 @@ func (l *Lock) decide(op *Op, now time.Time, fx *Effects) {
 	for _, r := range []*request{op.req, op.next} {
 		if r != nil && r.op == op {
 			r.op = nil
-			if r.told && op.verb == protocol.Acquire && !op.gives() {
+			if r.evictionTold && op.verb == protocol.Acquire && !op.gives() {
 				l.retreat(r, fx) // the state machine has nothing to cancel, and may ask under its id again
 				l.drop(r, now, fx)
 			}

@@ -93,10 +93,10 @@ type request struct {
 	toldToAsk bool           // the state machine was told to ask again, and no server has granted the request since
 	// doubted: an acquire of a lease that the state machine held had no answer. So the state machine
 	// trusts a release only if it proves that no other client has owned the lock since the grant.
-	doubted bool
-	keptAt  time.Time // when a majority was last known to have kept the lease
-	evicted bool      // an operator has evicted the lease on some server since keptAt
-	told    bool      // the state machine was told that the lease was evicted, and has not asked for it since
+	doubted      bool
+	keptAt       time.Time // when a majority was last known to have kept the lease
+	evicted      bool      // an operator has evicted the lease on some server since keptAt
+	evictionTold bool      // the state machine was told that the lease was evicted, and has not asked for it since
 	// A downgrade was sent, and is not known to be done: then downgradesTo is its new request, and
 	// downgradeOf, of the new one, the old. Only the downgrade's answer announces the new request to the
 	// state machine.

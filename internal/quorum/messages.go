@@ -110,8 +110,8 @@ func (l *Lock) heed(r *request, now time.Time, fx *Effects) {
 		}
 	}
 	if n < l.cfg.Need {
-		if !r.told {
-			r.told = true
+		if !r.evictionTold {
+			r.evictionTold = true
 			fx.Messages = append(fx.Messages, protocol.Message{Kind: protocol.MessageRevoked, ID: r.id, Key: l.keys.Lock, Token: r.token})
 		}
 		if r.op == nil { // else the state machine needs the request for the answer, and looks again when that comes

@@ -139,7 +139,7 @@ func (l *Lock) Do(c *protocol.Command, now time.Time, fx *Effects) *Op {
 			r.basis = c.At
 		}
 		r.unbroken = r.unbroken && c.Held
-		r.forgetAt, r.told = time.Time{}, false // the state machine did not believe that the lease was lost
+		r.forgetAt, r.evictionTold = time.Time{}, false // the state machine did not believe that the lease was lost
 		for i := range r.parts {
 			r.parts[i].more = r.parts[i].more && !c.Held // the answers will say
 			l.ask(op, r, i, fx)

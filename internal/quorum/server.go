@@ -166,7 +166,7 @@ func (s *Server) perform(fx *Effects) {
 		s.members[send.Server].begun()
 	}
 	for _, op := range fx.Done {
-		if w, ok := op.Tag.(*waiting); ok {
+		if w, ok := op.Tag.(*pendingCall); ok {
 			w.settled()
 		}
 	}
@@ -235,7 +235,7 @@ func (s *Server) contextOf(op *Op) context.Context {
 	if op == nil {
 		return ctx
 	}
-	w, ok := op.Tag.(*waiting)
+	w, ok := op.Tag.(*pendingCall)
 	switch {
 	case !ok || w.values == nil:
 		return ctx
@@ -319,8 +319,8 @@ func (s *Server) answered(send *Send, res Result) {
 	s.perform(&fx)
 }
 
-// waiting is a call that waits for the decision of its ops.
-type waiting struct {
+// pendingCall is a call that waits for the decision of its ops.
+type pendingCall struct {
 	values context.Context // the call's context, for its values
 	first  valued          // if set, the context of the commands that are sent at once
 	done   chan struct{}
@@ -329,7 +329,7 @@ type waiting struct {
 	left int
 }
 
-func (w *waiting) settled() {
+func (w *pendingCall) settled() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.left--; w.left == 0 {
@@ -339,7 +339,7 @@ func (w *waiting) settled() {
 
 // await waits for the ops to be decided. When patience is over, or ctx ends, they are decided without
 // the servers that have not answered.
-func (s *Server) await(ctx context.Context, w *waiting, ops []*Op, keys []*protocol.Keys, patience time.Duration) {
+func (s *Server) await(ctx context.Context, w *pendingCall, ops []*Op, keys []*protocol.Keys, patience time.Duration) {
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
 	select {
@@ -360,7 +360,7 @@ func (s *Server) await(ctx context.Context, w *waiting, ops []*Op, keys []*proto
 
 // Do runs a command of the state machine.
 func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) (protocol.Answer, error) {
-	w := &waiting{values: ctx, first: valued{s.deadlines.Within(protocol.CommandTimeout), ctx}, left: 1, done: make(chan struct{})}
+	w := &pendingCall{values: ctx, first: valued{s.deadlines.Within(protocol.CommandTimeout), ctx}, left: 1, done: make(chan struct{})}
 	fx := Effects{Sends: make([]*Send, 0, s.cfg.N)}
 	s.mu.Lock()
 	h := s.lockOf(k)
@@ -376,7 +376,7 @@ func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) 
 
 // Renew renews grants, and sets the outcome of each in batch.
 func (s *Server) Renew(ctx context.Context, batch []protocol.Renewal) {
-	w := &waiting{values: ctx, left: len(batch), done: make(chan struct{})}
+	w := &pendingCall{values: ctx, left: len(batch), done: make(chan struct{})}
 	ops, keys := make([]*Op, len(batch)), make([]*protocol.Keys, len(batch))
 	byMember := make([][]*Send, len(s.members))
 	var all Effects
@@ -444,7 +444,7 @@ func (s *Server) Touch(context.Context, []protocol.Renewal) error { return nil }
 
 // Cancel cancels requests, and returns the result of each.
 func (s *Server) Cancel(ctx context.Context, batch []protocol.CancelRequest) []protocol.Canceled {
-	w := &waiting{values: ctx, left: len(batch), done: make(chan struct{})}
+	w := &pendingCall{values: ctx, left: len(batch), done: make(chan struct{})}
 	ops, keys := make([]*Op, len(batch)), make([]*protocol.Keys, len(batch))
 	for i := range batch {
 		keys[i] = batch[i].Keys
