@@ -334,7 +334,7 @@ func (e *entry) unlock(t releaseWait, now time.Time, pick func(*lockstate.Lock) 
 		return false, nil
 	}
 	w := callOf(caller)
-	ends := e.state().EndsBy(caller)
+	ends := onWallClock(e.state().EndsBy(caller))
 	e.noteBehindLocked(w)
 	e.state().Leave(caller, now, &fx)
 	waits, cancel, cause := !w.Settled, w.extras().cancel, e.causeLocked(w)
@@ -394,6 +394,16 @@ func (e *entry) finishUnlock(w *call, ends, at time.Time, waited bool, late erro
 	return err
 }
 
+// onWallClock returns t with what the wall clock shows now for it. A time that was counted from an earlier one has the
+// wall clock of that time, which may have been set since, or have gone on while the machine slept.
+func onWallClock(t time.Time) time.Time {
+	if t.IsZero() {
+		return t
+	}
+	now := time.Now()
+	return now.Add(t.Sub(now))
+}
+
 // conclude returns the result of the Unlock of w, as far as it is known.
 func (e *entry) conclude(w *call) error {
 	e.mu.Lock()
@@ -408,8 +418,8 @@ func (e *entry) concludeLocked(w *call, ends time.Time, late error) (err, why er
 	caller := w.caller()
 	err = caller.Outcome()
 	why = err
-	if over, ok := err.(*lockstate.Unconfirmed); ok { //nolint:errorlint // methods of err can be user code, and e.mu is locked
-		err = &notReleased{name: e.keys.Name(), ends: ends, lastErr: over.Why, over: true}
+	if named, ok := e.named(err, ends); ok {
+		err = named
 	} else if caller.LeaveUnsettled() {
 		lastErr := e.lastKnownLocked().err
 		err = &notReleased{name: e.keys.Name(), ends: ends, lastErr: lastErr, ended: late}
@@ -422,6 +432,16 @@ func (e *entry) concludeLocked(w *call, ends time.Time, late error) (err, why er
 		err = e.lostLocked(w, err)
 	}
 	return err, why
+}
+
+// named returns the error of a release that nothing will confirm any more, with the lock's name, if err says so. The
+// lock expires at ends.
+func (e *entry) named(err error, ends time.Time) (*notReleased, bool) {
+	over, ok := err.(*lockstate.Unconfirmed) //nolint:errorlint // methods of err can be user code, and e.mu is locked
+	if !ok {
+		return nil, false
+	}
+	return &notReleased{name: e.keys.Name(), ends: ends, lastErr: over.Why, over: true}, true
 }
 
 // causeLocked returns the cause with which the contexts of the lease end, or nil if the lease goes on.
@@ -444,6 +464,9 @@ func (e *entry) lostLocked(w *call, err error) error {
 	switch too := err.(type) { //nolint:errorlint // methods of err can be user code, and e.mu is locked
 	case *lockstate.LostToo:
 		lost.release = too.Release
+		if named, ok := e.named(too.Release, time.Time{}); ok {
+			lost.release = named
+		}
 	case *notReleased:
 		lost.release = too
 	}

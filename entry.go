@@ -388,7 +388,7 @@ func (e *entry) noteReply(cmd *protocol.Command, a *protocol.Answer) {
 		e.awake.warned = true
 		c.log.foreignOwner(e.keys.Name(), a.Blocker, a.Left)
 	}
-	c.inbox.published(a.Echo)
+	c.inbox.published(a.Published(cmd))
 	c.stats.countHandoffs(a.Handed)
 }
 

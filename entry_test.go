@@ -9,6 +9,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unsafe"
 
 	"github.com/redis/go-redis/v9"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
@@ -387,4 +388,24 @@ func TestALockThatRestsIsNotWokenByAWalkOverAllLocks(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// A time counted from an earlier one carries the wall clock of that time. Here it was an hour ahead then.
+func TestATimeIsShownOnTheWallClock(t *testing.T) {
+	began := time.Now()
+	(*[1]uint64)(unsafe.Pointer(&began))[0] += 3600 << 30 // the seconds of its wall clock
+	if ahead := time.Until(began.Round(0)); ahead < 59*time.Minute {
+		t.Skipf("this Go keeps times in another way: %v", ahead)
+	}
+	since := began.Add(time.Minute)
+	got := onWallClock(since)
+	if ahead := got.Round(0).Sub(time.Now().Round(0)); ahead < 59*time.Second || ahead > time.Minute {
+		t.Errorf("it is shown %v ahead, want a minute", ahead)
+	}
+	if !got.Equal(since) {
+		t.Errorf("it has become %v instead of %v", got, since)
+	}
+	if got := onWallClock(time.Time{}); !got.IsZero() {
+		t.Errorf("no time has become %v", got)
+	}
 }

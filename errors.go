@@ -185,7 +185,7 @@ type notReleased struct {
 	ends    time.Time // when the lock expires; zero if only Redis knows
 	lastErr error     // last error of Redis, may be nil
 	ended   error     // the error of the context that the caller waited with; may be nil
-	over    bool      // nothing is tried any more, because a client was closed
+	over    bool      // nothing is tried any more: a client was closed, or the TTL has passed
 }
 
 func (e *notReleased) Error() string {

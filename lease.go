@@ -121,7 +121,7 @@ func (l *Lease) TrustedUntil() time.Time {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	defer e.restLocked()
-	return e.state().TrustedUntil(l.call.caller(), time.Now())
+	return onWallClock(e.state().TrustedUntil(l.call.caller(), time.Now()))
 }
 
 // Context returns a context for the work done under the lease. It has the values of the

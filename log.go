@@ -327,10 +327,13 @@ func (l *throttledLog) unconfirmed(name string, err error) {
 	text := "a release was not confirmed; still trying"
 	var unconfirmed *notReleased
 	if errors.As(err, &unconfirmed) {
-		if unconfirmed.over {
-			text = "a release was not confirmed, because a client was closed"
-		}
 		err = unconfirmed.lastErr
+		switch {
+		case unconfirmed.over && errors.Is(err, ErrClosed):
+			text = "a release was not confirmed, because a client was closed"
+		case unconfirmed.over:
+			text = "a release was not confirmed, and the lock's TTL has passed"
+		}
 		if err == nil { // the text of the whole names the lock
 			err = errSilent
 		}

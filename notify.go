@@ -77,15 +77,14 @@ func (in *inbox) polls() bool {
 	return in.hearing.Polls()
 }
 
-// published notes what the answer to a command says of publishing: EchoDenied, or how many received an
-// echo. No other number says that publishing is allowed, because 0 is also what an answer without an echo
-// has.
+// published notes what an answer says of publishing; see protocol.Answer.Published. In a Cluster, an echo may
+// count no receiver although it arrives.
 func (in *inbox) published(receivers int) {
 	switch {
 	case receivers == protocol.EchoDenied:
 		in.denied.Store(true)
 		in.client.log.publishDenied()
-	case receivers > 0:
+	case receivers >= 0:
 		in.denied.Store(false)
 	}
 }

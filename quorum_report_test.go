@@ -510,3 +510,43 @@ func TestMetricsMayBeCollectedBeforeTheClientIsReturned(t *testing.T) {
 		}
 	})
 }
+
+// The others go on, and when too few of these are left, it is an outage like any other.
+func TestOneOfAQuorumsRedisClientsIsClosed(t *testing.T) {
+	onSomeMortals(t, 3, func(t *testing.T, servers []*mortal, _ func(...leased.Option) *leased.Client) {
+		var rdbs []redis.UniversalClient
+		for _, m := range servers {
+			rdbs = append(rdbs, redistest.MiniClient(t, m.Miniredis, func(o *redis.Options) { o.Dialer, o.ContextTimeoutEnabled = m.dial, true }))
+		}
+		var out logs
+		c, err := leased.NewQuorum(rdbs, out.option())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		confirmInboxes(t, c)
+		must(t, rdbs[0].Close())
+		unlock(t, lock(t, c.Mutex("x")))
+		synctest.Wait()
+		if out.count(slog.LevelWarn, "rejects commands") == 0 {
+			t.Errorf("logged %q", out.messages())
+		}
+		servers[1].die()
+		if c.Mutex("x").TryLock() {
+			t.Error("one of three servers grants a lock")
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		_, err = c.Mutex("x").LockContext(ctx)
+		isAll(t, err, leased.ErrNoQuorum, context.DeadlineExceeded)
+		if errors.Is(err, leased.ErrClosed) {
+			t.Errorf("%v matches ErrClosed", err)
+		}
+		synctest.Wait()
+		if out.count(slog.LevelWarn, "does not answer") == 0 {
+			t.Errorf("logged %q", out.messages())
+		}
+		servers[1].comeBack()
+		unlock(t, lock(t, c.Mutex("x")))
+	})
+}

@@ -335,7 +335,7 @@ func (e *entry) traceHolderLocked(c *call) {
 	if c.Phase != lockstate.Inside || c.Leased || c.Reported || c.Events == nil || c.trace().waitUnreported || !c.trace().claimHoldSpan() {
 		return
 	}
-	t, since := e.client.tracing, e.client.began.Add(c.Since)
+	t, since := e.client.tracing, onWallClock(e.client.began.Add(c.Since))
 	t.later(func() { t.startHoldSpan(context.Background(), e, c, since) })
 }
 
@@ -420,7 +420,7 @@ func (e *entry) takeHoldLocked(w *call, end holdEnd) (r holdRecord, ok bool) {
 		return r, false
 	}
 	w.Reported = true
-	r = holdRecord{holdEnd: end, entry: e, since: e.client.began.Add(w.Since), mode: w.Mode, via: w.Via, token: w.Token, behind: w.Behind}
+	r = holdRecord{holdEnd: end, entry: e, since: onWallClock(e.client.began.Add(w.Since)), mode: w.Mode, via: w.Via, token: w.Token, behind: w.Behind}
 	t := w.trace()
 	if t == nil {
 		return r, true

@@ -44,6 +44,21 @@ func TestAnUnlockAfterTheMaximumHoldTellsOfTheLossThoughTheReleaseFails(t *testi
 		if n := out.count(slog.LevelWarn, "not confirmed"); n != 1 {
 			t.Errorf("logged %d times: %q", n, out.messages())
 		}
+		rdb := s.connect(t)
+		gone, err := s.open(t, rdb, out.option(), leased.WithMaxHold(2*time.Second), leased.WithLossHandler(func(leased.LossEvent) {}))
+		must(t, err)
+		defer gone.Close()
+		s.Mini.SetError("")
+		gone.Mutex("w").Lock()
+		time.Sleep(2 * time.Second)
+		for _, one := range s.alike(rdb) {
+			must(t, one.Close())
+		}
+		gone.Mutex("w").Unlock()
+		synctest.Wait()
+		if n := out.count(slog.LevelWarn, "a release was not confirmed, because a client was closed"); n != 1 {
+			t.Errorf("logged %q", out.messages())
+		}
 		z := newClient(t, s, leased.WithMaxHold(2*time.Second), leased.WithReleaseTimeout(time.Minute), leased.WithLossHandler(func(leased.LossEvent) {}))
 		s.Mini.SetError("")
 		l := lock(t, z.Mutex("z"))

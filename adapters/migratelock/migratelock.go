@@ -109,8 +109,12 @@ func (d *locked) lost() error {
 	d.mu.Lock()
 	lease := d.lease
 	d.mu.Unlock()
-	if lease != nil && lease.Context().Err() != nil {
+	switch {
+	case lease == nil:
+	case lease.Context().Err() != nil:
 		return context.Cause(lease.Context())
+	case !time.Now().Before(lease.TrustedUntil()): // the context ends a moment after the machine has woken
+		return leased.ErrLeaseLost
 	}
 	return nil
 }

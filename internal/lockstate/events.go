@@ -59,7 +59,7 @@ func (l *Lock) acquired(c *protocol.Command, a protocol.Answer, fail *protocol.F
 // the command gave it, or may still give it.
 func (l *Lock) acquiredInVain(c *protocol.Command, a protocol.Answer, fail *protocol.Failure, now time.Time, fx *Effects) {
 	switch {
-	case fail.MayRun() || fail != nil && fail.Withdrawn:
+	case fail.MayRun() || fail != nil && fail.Unconfirmed:
 		l.cancelUnknown(c.ID, arrives(now, c.TTL), fx)
 	case a.Outcome == protocol.Granted || a.Outcome == protocol.Enqueued:
 		l.cancelUnknown(c.ID, time.Time{}, fx)
@@ -71,7 +71,7 @@ func (l *Lock) acquireFailed(c *protocol.Command, fail *protocol.Failure, pause 
 	switch {
 	case g.state != Held:
 		l.failed(&g.ticket, fail, pause, now, fx)
-		if fail.Withdrawn {
+		if fail.Unconfirmed {
 			l.replaceRequest(now, fx)
 		}
 	case c.Held: // which gives the id nothing, however late it arrives
@@ -82,7 +82,7 @@ func (l *Lock) acquireFailed(c *protocol.Command, fail *protocol.Failure, pause 
 	}
 }
 
-// replaceRequest gives up the request, whose id may be canceled at any time, and goes on with another one.
+// replaceRequest gives up the request, whose grant was not confirmed, and goes on with another one.
 func (l *Lock) replaceRequest(now time.Time, fx *Effects) {
 	checkAt := l.grant.checkAt
 	l.grant.sent = true
@@ -752,9 +752,9 @@ func (l *Lock) Renewed(r *protocol.Renewal, now time.Time, fx *Effects) {
 			g.renewAt = max(g.renewAt, g.onGrid(sent.add(g.req.TTL/3)))
 		}
 		g.rebase(r.Clock, sent, l.instant(now))
-		// A grant that is in use is offered to others once in a while. One that idles is not, so if no
-		// message can say that others wait, the lock asks.
-		g.askDue = g.askDue || l.members == nil && !l.env.HasInbox()
+		// A grant that is in use is offered to others once in a while. One that idles is not, nor one that
+		// idles between its callers, so if no message can say that others wait, the lock asks.
+		g.askDue = g.askDue || (l.members == nil || g.opts.IdleHold > 0) && !l.env.HasInbox()
 		if !l.acquireOvertaken() {
 			l.checked(r.At, own, nil, fx)
 		}

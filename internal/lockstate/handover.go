@@ -58,7 +58,7 @@ func (l *Lock) reserved(c *protocol.Command, a protocol.Answer, fail *protocol.F
 	place := l.grant.next
 	if fail != nil {
 		l.failed(&place.ticket, fail, pause, now, fx)
-		if fail.Withdrawn {
+		if fail.Unconfirmed {
 			l.replacePlace(now, fx)
 		}
 		return
@@ -78,7 +78,7 @@ func (l *Lock) reserved(c *protocol.Command, a protocol.Answer, fail *protocol.F
 	}
 }
 
-// replacePlace gives up the place, whose id may be canceled at any time, and goes on with another one.
+// replacePlace gives up the place, which was granted and not confirmed, and goes on with another one.
 func (l *Lock) replacePlace(now time.Time, fx *Effects) {
 	checkAt := l.grant.next.checkAt
 	l.grant.next.sent = true

@@ -412,9 +412,8 @@ type refusal string
 
 func (r refusal) Error() string { return string(r) }
 
-// The failures of a command that granted the lock, and whose cancel had no answer: too few replicas had the
-// grant, or Redis refused to count them.
-var errWithdrawn, errRefusedLater = errors.New("withdrawn"), errors.New("withdrawn after a refusal")
+// The failures of a command that granted the lock: too few replicas had the grant, or Redis refused to count them.
+var errUnconfirmed, errWaitRefused = errors.New("too few replicas"), errors.New("WAIT was refused")
 
 // failureOf is what an error of these tests means for a lock.
 func failureOf(err error) *protocol.Failure {
@@ -422,10 +421,10 @@ func failureOf(err error) *protocol.Failure {
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, errWithdrawn):
-		return &protocol.Failure{Err: err, Kind: protocol.NoAnswer, Withdrawn: true}
-	case errors.Is(err, errRefusedLater):
-		return &protocol.Failure{Err: err, Kind: protocol.NeedsOperator, Withdrawn: true}
+	case errors.Is(err, errUnconfirmed):
+		return &protocol.Failure{Err: err, Kind: protocol.RefusedNow, Unconfirmed: true}
+	case errors.Is(err, errWaitRefused):
+		return &protocol.Failure{Err: err, Kind: protocol.NeedsOperator, Unconfirmed: true}
 	case !errors.As(err, &no):
 		return &protocol.Failure{Err: err, Kind: protocol.NoAnswer}
 	case strings.HasPrefix(string(no), "NOPERM"):

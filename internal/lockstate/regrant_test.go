@@ -143,13 +143,13 @@ func TestAGrantWhoseTokenWasForgottenGoesOnWithTheNewOne(t *testing.T) {
 	h.cancels()
 }
 
-// A cancel without answer can arrive at any time, so what it is about must not be granted again.
-func TestARequestThatMayBeCanceledGoesOnUnderAnotherID(t *testing.T) {
+// What is canceled must not be granted again, because a copy of the cancel can arrive at any time.
+func TestARequestThatWasNotConfirmedGoesOnUnderAnotherID(t *testing.T) {
 	c := writer()
 	h := drive(t)
 	h.enter(c)
 	id := h.sends(protocol.Acquire).ID
-	h.reply(protocol.Answer{}, errWithdrawn, time.Second)
+	h.reply(protocol.Answer{}, errUnconfirmed, time.Second)
 	h.cancels(id)
 	h.out(c)
 	h.pass(time.Second - time.Millisecond)
@@ -164,12 +164,12 @@ func TestARequestThatMayBeCanceledGoesOnUnderAnotherID(t *testing.T) {
 	h.cancels(id)
 }
 
-func TestAQueuedRequestThatMayBeCanceledGoesOnUnderAnotherID(t *testing.T) {
+func TestAQueuedRequestThatWasNotConfirmedGoesOnUnderAnotherID(t *testing.T) {
 	c := writer()
 	h, req := queueing(t, c)
 	h.step(h.l.Subscribed)
 	h.sends(protocol.Acquire)
-	h.reply(protocol.Answer{}, errWithdrawn, time.Second)
+	h.reply(protocol.Answer{}, errUnconfirmed, time.Second)
 	h.cancels(req.ID)
 	h.hears(protocol.MessageGranted, req.ID, h.token()) // from before the cancel
 	h.out(c)
@@ -179,12 +179,12 @@ func TestAQueuedRequestThatMayBeCanceledGoesOnUnderAnotherID(t *testing.T) {
 	}
 }
 
-func TestAPlaceThatMayBeCanceledIsReplaced(t *testing.T) {
+func TestAPlaceThatWasNotConfirmedIsReplaced(t *testing.T) {
 	r, w := reader(), writer()
 	h := holding(t, r)
 	h.enter(w)
 	place := h.sends(protocol.Acquire).ID
-	h.reply(protocol.Answer{}, errWithdrawn, time.Second)
+	h.reply(protocol.Answer{}, errUnconfirmed, time.Second)
 	h.cancels(place)
 	h.sendsNothing()
 	h.pass(time.Second)
@@ -195,20 +195,20 @@ func TestAPlaceThatMayBeCanceledIsReplaced(t *testing.T) {
 	h.cancels(place)
 }
 
-// Nobody waits any more when it turns out that the cancel had no answer.
-func TestARequestThatWasGivenUpAndMayBeCanceledIsCanceled(t *testing.T) {
+// Nobody waits any more when it turns out that too few replicas have the grant.
+func TestARequestThatWasGivenUpAndNotConfirmedIsCanceled(t *testing.T) {
 	c := writer()
 	h := drive(t)
 	h.enter(c)
 	id := h.sends(protocol.Acquire).ID
 	h.abandon(c)
-	h.reply(protocol.Answer{}, errWithdrawn, time.Second)
+	h.reply(protocol.Answer{}, errUnconfirmed, time.Second)
 	h.sendsNothing()
 	h.cancels(id)
 }
 
 // The place ended with the readers' grant while it was asked for.
-func TestAPlaceThatIsGoneAndMayBeCanceledIsCanceled(t *testing.T) {
+func TestAPlaceThatIsGoneAndWasNotConfirmedIsCanceled(t *testing.T) {
 	r, w := reader(), writer()
 	h := holding(t, r)
 	h.enter(w)
@@ -216,7 +216,7 @@ func TestAPlaceThatIsGoneAndMayBeCanceledIsCanceled(t *testing.T) {
 	h.hears(protocol.MessageRevoked, h.l.grant.req.ID, h.l.grant.token)
 	h.lost(r)
 	h.unwanted = nil
-	h.reply(protocol.Answer{}, errRefusedLater, 0)
+	h.reply(protocol.Answer{}, errWaitRefused, 0)
 	h.cancels(place)
 }
 

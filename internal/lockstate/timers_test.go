@@ -166,6 +166,32 @@ func TestAnIdleGrantIsKeptForItsTimeAndGivenUpAtTheFirstWish(t *testing.T) {
 			}
 		}
 	})
+	t.Run("a wish of which no message came, while it is locked again and again", func(t *testing.T) {
+		a := writer(idle)
+		h := holding(t, a)
+		h.polling = true
+		h.leave(a)
+		for range handTTL / time.Second {
+			h.pass(time.Second)
+			b := writer(idle)
+			h.enter(b)
+			h.in(b)
+			if len(h.renewals) > 0 {
+				h.renewed(h.renewals[0], protocol.Granted)
+				if c := h.sends(protocol.Acquire); !c.Held {
+					t.Fatalf("sends %+v", c)
+				}
+				said := h.kept(h.l.grant.token)
+				said.More = true
+				h.answer(said)
+				h.leave(b)
+				h.sends(protocol.Release)
+				return
+			}
+			h.leave(b)
+		}
+		t.Error("it is not renewed")
+	})
 	t.Run("a caller while it is asked whether others wait", func(t *testing.T) {
 		for _, wanted := range []bool{false, true} {
 			a, b := writer(idle), writer(idle)

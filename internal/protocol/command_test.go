@@ -28,3 +28,22 @@ func TestTheValueOfMetaIsParsedAsFarAsItIsWellFormed(t *testing.T) {
 		}
 	}
 }
+
+func TestPublishedSaysWhatAnAnswerSaysOfPublishing(t *testing.T) {
+	asked, silent := &Command{Echo: "1"}, &Command{}
+	for _, c := range []struct {
+		a    Answer
+		c    *Command
+		want int
+	}{
+		{Answer{Outcome: Enqueued}, asked, 0}, // in a Cluster the subscriber may be at another node
+		{Answer{Outcome: Enqueued, Echo: 1}, asked, 1},
+		{Answer{Outcome: Enqueued, Echo: EchoDenied}, silent, EchoDenied},
+		{Answer{Outcome: Enqueued}, silent, NoEcho},
+		{Answer{Outcome: Granted}, asked, NoEcho},
+	} {
+		if got := c.a.Published(c.c); got != c.want {
+			t.Errorf("%+v to %+v: %d, want %d", c.a, c.c, got, c.want)
+		}
+	}
+}

@@ -23,9 +23,10 @@ type Failure struct {
 	// since. So the failure says nothing about the server, and the command can be repeated at once.
 	Again bool
 
-	// Withdrawn says that the command was carried out, and that a cancel of its id followed, which has no
-	// answer. The cancel may still arrive, so the id must not be used again.
-	Withdrawn bool
+	// Unconfirmed says that Redis has granted the lock, but that too few replicas have that, so the grant does
+	// not count. It has to be canceled, and because a copy of the cancel may arrive late, its id must not be
+	// used again.
+	Unconfirmed bool
 
 	// Moved says that a node of a Cluster has answered that it does not serve the slot.
 	Moved bool

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
 // ErrNoQuorum is the error of a command that too few servers answered.
@@ -55,7 +56,16 @@ func (e *noQuorum) Error() string {
 	return b.String()
 }
 
-func (e *noQuorum) Unwrap() []error { return append([]error{ErrNoQuorum}, e.why...) }
+// Unwrap leaves out that the Redis client of a server is closed, unless that decided: others may answer again.
+func (e *noQuorum) Unwrap() []error {
+	is := []error{ErrNoQuorum}
+	for _, err := range e.why {
+		if e.kind == protocol.ClientClosed || !errors.Is(err, redisserver.ErrRedisClosed) {
+			is = append(is, err)
+		}
+	}
+	return is
+}
 
 // FailureKind says what the failure means for the lock; see redisserver.Classify.
 func (e *noQuorum) FailureKind() protocol.FailureKind { return e.kind }

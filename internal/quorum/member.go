@@ -306,7 +306,7 @@ func (m *member) do(ctx context.Context, s *Send) Result {
 		if cmd.Echo != "" {
 			m.inbox.ProbeSent(cmd.Echo, res.Answer.Receivers(err))
 		}
-		m.inbox.Published(res.Answer.Echo)
+		m.inbox.Published(res.Answer.Published(&cmd))
 		res.Fail = redisserver.Classify(err)
 		res.Young = m.owner.young(res.Answer.Clock, res.Answer.Mark)
 		if res.Fail == nil {
@@ -324,11 +324,15 @@ func (m *member) do(ctx context.Context, s *Send) Result {
 	return res
 }
 
-// tookRequest notes whether the server took a new request. Other commands do not count: a server
-// whose memory is full carries them out for all that wait or own, and still refuses new requests.
-func (m *member) tookRequest(c *protocol.Command, fail *protocol.Failure) {
-	if c.Verb == protocol.Acquire && c.First {
-		m.refuses.Store(fail != nil && (fail.Kind == protocol.RefusedNow || fail.Kind == protocol.NeedsOperator))
+// tookRequest notes whether the server took or refused a new request. Other commands do not count, nor does an answer
+// that the lock is taken: a server whose memory is full gives these, and still refuses new requests.
+func (m *member) tookRequest(c *protocol.Command, r *Result) {
+	switch {
+	case c.Verb != protocol.Acquire || !c.First || r.Fail == nil && r.Answer.Outcome == protocol.Refused:
+	case r.Fail == nil:
+		m.refuses.Store(false)
+	case r.Fail.Kind == protocol.RefusedNow || r.Fail.Kind == protocol.NeedsOperator:
+		m.refuses.Store(true)
 	}
 }
 
@@ -350,7 +354,7 @@ func (m *member) failed(fail *protocol.Failure) {
 		return
 	}
 	m.inbox.RequireProbe(fail)
-	if fail.Kind == protocol.RefusedNow || fail.Kind == protocol.NeedsOperator {
+	if fail.Kind == protocol.RefusedNow || fail.Kind == protocol.NeedsOperator || fail.Kind == protocol.ClientClosed && m.owner.base.Err() == nil {
 		m.owner.reports.Refused(m.place, fail.Err)
 	}
 }

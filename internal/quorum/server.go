@@ -19,7 +19,7 @@ type Inbox interface {
 	Confirmed() bool
 	// StartProbe returns the nonce of the echo that a command should request, "" for none.
 	StartProbe(now time.Time, silence time.Duration) string
-	// Published notes what an answer says of publishing: protocol.EchoDenied, or how many received an echo.
+	// Published notes what an answer says of publishing; see protocol.Answer.Published.
 	Published(receivers int)
 	// ProbeSent notes to how many receivers the server has published the echo.
 	ProbeSent(nonce string, receivers int)
@@ -223,7 +223,7 @@ func (s *Server) run(send *Send) {
 	}()
 	res = s.members[send.Server].do(s.contextOf(send.op), send)
 	if send.Kind == Do {
-		s.members[send.Server].tookRequest(&send.Cmd, res.Fail)
+		s.members[send.Server].tookRequest(&send.Cmd, &res)
 	}
 	s.compareClocks(send.Server, res.Answer.Clock)
 }

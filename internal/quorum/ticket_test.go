@@ -46,12 +46,15 @@ func TestTicketsFollowTheServersClock(t *testing.T) {
 			s.members[0].away = false
 			answers(0, ahead)
 			shows(ahead, "when it is back")
-			s.members[0].tookRequest(&protocol.Command{Verb: protocol.Acquire, First: true}, &protocol.Failure{Kind: protocol.RefusedNow})
-			s.members[0].tookRequest(&protocol.Command{Verb: protocol.Acquire}, nil)
+			first, later := &protocol.Command{Verb: protocol.Acquire, First: true}, &protocol.Command{Verb: protocol.Acquire}
+			s.members[0].tookRequest(first, &Result{Fail: &protocol.Failure{Kind: protocol.RefusedNow}})
+			s.members[0].tookRequest(first, &Result{Fail: &protocol.Failure{Kind: protocol.NoAnswer}})
+			s.members[0].tookRequest(first, &Result{Answer: protocol.Answer{Outcome: protocol.Refused}}) // the lock is taken
+			s.members[0].tookRequest(later, &Result{Answer: protocol.Answer{Outcome: protocol.Enqueued}})
 			answers(1, ahead-another)
 			answers(0, ahead)
 			shows(ahead-another, "when the first server refuses new requests, though it answers others")
-			s.members[0].tookRequest(&protocol.Command{Verb: protocol.Acquire, First: true}, nil)
+			s.members[0].tookRequest(first, &Result{Answer: protocol.Answer{Outcome: protocol.Enqueued}})
 			answers(0, ahead)
 			shows(ahead, "when it does not any more")
 		})

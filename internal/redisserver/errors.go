@@ -146,6 +146,14 @@ func lacking(err error) (text string, missing bool) {
 // Classify returns what the error of a command means, and nil for a nil error. It calls methods of
 // err, which can be user code, so the caller must not hold a mutex.
 func Classify(err error) *protocol.Failure {
+	fail := classify(err)
+	if fail != nil {
+		fail.Unconfirmed = errors.As(err, new(*unconfirmedGrant))
+	}
+	return fail
+}
+
+func classify(err error) *protocol.Failure {
 	if err == nil {
 		return nil
 	}
@@ -154,11 +162,6 @@ func Classify(err error) *protocol.Failure {
 		FailureKind() protocol.FailureKind
 	}
 	again := errors.As(err, &answersAgain{})
-	if late := new(withdrawnGrant); errors.As(err, &late) {
-		fail := *Classify(late.error)
-		fail.Err, fail.Withdrawn = err, true
-		return &fail
-	}
 	switch {
 	case errors.As(err, &known): // from a quorum, which has classified the errors of its servers
 		return &protocol.Failure{Err: err, Kind: known.FailureKind()}

@@ -18,7 +18,7 @@ import (
 //
 // A command that makes its sender an owner is sent with WAIT behind it, on one connection and in
 // one round trip, because WAIT counts the replicas that have that connection's last write. If
-// there are too few, the grant is canceled at once and the command fails. A grant made by another
+// there are too few, the command fails, and the lock cancels the grant. A grant made by another
 // process's release is confirmed in the same way, by the acquire that its owner sends when the
 // message arrives. The renewals of each node are confirmed together, and a renewal that too few
 // replicas have does not extend a lease.
@@ -49,16 +49,12 @@ func (e *tooFewReplicas) Error() string {
 
 func (e *tooFewReplicas) Unwrap() error { return protocol.ErrNoReplicas }
 
-// canceledGrant is a tooFewReplicas whose grant is known to be gone from Redis. That makes it
-// equivalent to a refusal by the server: the command had no effect.
-type canceledGrant struct{ tooFewReplicas }
+// unconfirmedGrant is the error of a grant that does not count, because of what WAIT was answered. It is like a
+// refusal by the server: the lock cancels the grant.
+type unconfirmedGrant struct{ error }
 
-func (*canceledGrant) RedisError() {}
-
-// withdrawnGrant is the error of a grant whose cancel had no answer: the cancel may still arrive.
-type withdrawnGrant struct{ error }
-
-func (e *withdrawnGrant) Unwrap() error { return e.error }
+func (e *unconfirmedGrant) Unwrap() error { return e.error }
+func (*unconfirmedGrant) RedisError()     {}
 
 // noWAIT is the error of a grant on a server that refuses WAIT.
 type noWAIT struct{ answer error }
@@ -92,24 +88,14 @@ func (s *ReplicatedServer) Do(ctx context.Context, k *protocol.Keys, c *protocol
 	if err != nil || a.Outcome != protocol.Granted {
 		return a, err
 	}
-	if err = s.counted(wait); err == nil {
+	err = s.counted(wait)
+	switch {
+	case err == nil:
 		return a, nil
+	case c.Held || c.Verb == protocol.Downgrade: // a grant that may be in use is not taken away
+	case errors.As(err, new(*tooFewReplicas)) || IsServerReply(err):
+		err = &unconfirmedGrant{err}
 	}
-	id := c.ID
-	if c.Verb == protocol.Downgrade {
-		id = c.Next
-	}
-	few := new(tooFewReplicas)
-	counted := errors.As(err, &few)
-	if c.Held || c.Verb == protocol.Downgrade || !counted && !IsServerReply(err) {
-		return protocol.Answer{}, err // a grant that may be in use is not taken away
-	}
-	switch r := s.Cancel(ctx, []protocol.CancelRequest{{Keys: k, ID: id}}); {
-	case r[0].Fail != nil:
-		err = &withdrawnGrant{err}
-	case counted:
-		err = &canceledGrant{*few}
-	} // else WAIT was refused, and its error is taken for a refusal of the command, which had no effect
 	return protocol.Answer{}, err
 }
 
