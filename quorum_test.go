@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"strings"
 	"sync"
@@ -653,6 +654,54 @@ func TestAServerOfAQuorumWhoseConnectionBrokeIsAskedForWhatWaitsThere(t *testing
 		unlock(t, l)
 		unlock(t, <-mine)
 	})
+}
+
+// The acquire is repeated on another connection, which breaks as well.
+func TestAServerOfAQuorumWhoseConnectionBrokeAgainIsAskedForWhatWaitsThere(t *testing.T) {
+	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		var rdbs []redis.UniversalClient
+		hook := &breaking{}
+		for i, m := range servers {
+			rdb := redistest.MiniClient(t, m.Miniredis, func(o *redis.Options) { o.Dialer, o.ContextTimeoutEnabled = m.dial, true })
+			if i == 0 {
+				rdb.AddHook(hook)
+			}
+			rdbs = append(rdbs, rdb)
+		}
+		c, err := leased.NewQuorum(rdbs)
+		must(t, err)
+		defer c.Close()
+		confirmInboxes(t, c, open())
+		l := lock(t, open().Mutex("x"))
+		time.Sleep(time.Second)
+		hook.left.Store(2)
+		mine := locking(t, c.Mutex("x"))
+		synctest.Wait()
+		for i, m := range servers {
+			if all, _ := m.ZMembers("x:{x}:queue"); len(all) != 1 {
+				t.Errorf("%d wait at server %d", len(all), i+1)
+			}
+		}
+		unlock(t, l)
+		unlock(t, <-mine)
+	})
+}
+
+// breaking is a hook under which the connections of so many scripts break.
+type breaking struct{ left atomic.Int32 }
+
+func (b *breaking) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (b *breaking) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+func (b *breaking) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if strings.HasPrefix(cmd.Name(), "eval") && b.left.Add(-1) >= 0 {
+			cmd.SetErr(io.EOF)
+			return io.EOF
+		}
+		return next(ctx, cmd)
+	}
 }
 
 // A client whose pools have no connection for a command of one lock does not ask for what waits for
