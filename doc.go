@@ -28,7 +28,7 @@
 // loses a grant, there can be two owners until the first of them renews at the new primary.
 // (An old primary that is cut off together with a holder goes on renewing the holder's lease,
 // unless min-replicas-to-write or [WithReplicas] ends that.) If it loses a release, Redis
-// records the old owner again: if another process wants the lock, the old owner's process is
+// records the old owner again: if a caller waits for the lock, the old owner's process is
 // asked for it and gives it back; otherwise the TTL ends the record. Tokens continue to grow
 // through a failover unless the new primary's clock is behind the old one's by more than the
 // failover took.

@@ -89,7 +89,7 @@ func TestReadmeHasAWholeProgramInItsFirst40Lines(t *testing.T) {
 
 // The statements, the right ones and the wrong ones, are run against PostgreSQL there.
 func TestDocsShowOnlySQLFromTheFlashSale(t *testing.T) {
-	store, n := readText(t, "examples/flashsale/store.go")+readText(t, "examples/flashsale/snippet_test.go"), 0
+	store, n := readText(t, "examples/flashsale/store.go")+readText(t, "examples/flashsale/snippet_test.go")+readText(t, "examples/flashsale/testdata/sell.sql"), 0
 	for _, page := range pages {
 		for _, block := range fenced(readText(t, page), "sql") {
 			n++

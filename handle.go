@@ -177,7 +177,9 @@ func (h *handle) do(ctx context.Context, m protocol.Mode, f func(context.Context
 	defer func() { // before With, which may call user code: a method of ctx that panics
 		stop()
 		if e := l.Unlock(); errors.Is(e, ErrLeaseLost) {
-			err = errors.Join(err, e)
+			if !saysOfLoss(err, e) {
+				err = errors.Join(err, e)
+			}
 		} else if e != nil {
 			h.client.log.unconfirmed(h.keys.Name(), e)
 		}

@@ -37,11 +37,11 @@ type Owner struct {
 	TTL time.Duration
 
 	// Since is when it became the owner, or for a downgraded writer when it became the writer,
-	// by Redis' clock; zero if that is not recorded.
+	// by Redis' clock; zero for any other reader, and for a foreign owner.
 	Since time.Time
 
-	// Token is the grant's token, or for a downgraded writer its token as a writer; 0 if it is not
-	// recorded. See [Client.Inspect] for a quorum.
+	// Token is the grant's token, or for a downgraded writer its token as a writer; 0 where Since is
+	// zero. See [Client.Inspect] for a quorum.
 	Token uint64
 
 	// Unlocked is whether it has unlocked already. The lock is then kept from all others for

@@ -346,7 +346,8 @@ func (l *Lease) Check(ctx context.Context) error {
 
 // Downgrade turns a lease for writing into one for reading. No writer gets the lock in
 // between, and readers that wait directly behind may enter. From then on the lease is a
-// reader's, and has the token of the shared grant, which is greater. The lease is renewed
+// reader's, so RWMutex.Unlock panics, but Lease.Unlock ends it as before. It has the token of the
+// shared grant, which is greater. The lease is renewed
 // throughout.
 //
 // Downgrade waits for Redis until ctx ends; the error then matches ctx's error and the last

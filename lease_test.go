@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -156,6 +157,20 @@ func TestDoJoinsALossToTheFunctionsError(t *testing.T) {
 			if errors.Is(err, failed) != (own != nil) {
 				t.Errorf("returned %v for %v", err, own)
 			}
+		}
+	})
+}
+
+func TestDoReportsALossOnceThoughTheFunctionReturnsIt(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s, leased.WithLossHandler(func(leased.LossEvent) {}))
+		err := c.Mutex("x").Do(t.Context(), func(ctx context.Context) error {
+			must(t, newClient(t, s).ForceUnlock(t.Context(), "x"))
+			<-ctx.Done()
+			return context.Cause(ctx)
+		})
+		if isAll(t, err, leased.ErrLeaseLost); strings.Count(err.Error(), "lost (token") != 1 {
+			t.Errorf("it says %q", err)
 		}
 	})
 }

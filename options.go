@@ -448,7 +448,7 @@ func WithReleaseTimeout(d time.Duration) LockOption {
 // WithReplicas makes a lease count only when n replicas have it too, so that it is not lost
 // with its primary. Redis replicates asynchronously; without this option, a lease that was
 // granted just before a failover may be granted again to another process. WAIT confirms
-// grants, including those made by another process' release, and renewals. It waits for the
+// grants, including those made by another process's release, and renewals. It waits for the
 // replicas for at most timeout, which must be in whole milliseconds, from 1 ms to 1 s.
 //
 // If fewer than n replicas confirm a grant, it is canceled. LockContext then tries again

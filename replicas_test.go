@@ -53,7 +53,7 @@ func TestALeaseThatItsReplicasHaveIsGranted(t *testing.T) {
 	if n, err := on.Exists(ctx, "x").Result(); n != 1 || err != nil {
 		t.Fatalf("the replica has %d keys, %v", n, err)
 	}
-	// By another process' release: the message is not enough.
+	// By another process's release: the message is not enough.
 	other := confirmed(t, r.Primary().Client())
 	waiter := make(chan *leased.Lease)
 	go func() {

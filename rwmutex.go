@@ -76,7 +76,7 @@ func (rw *RWMutex) Unlock() { rw.use().unlock(protocol.Exclusive) }
 
 // RUnlock undoes one RLock. It panics if rw is not locked for reading in this client; see
 // [Mutex.Unlock]. If leases of RLockContext are held as well, RUnlock ends the hold of a
-// caller of RLock, not one of theirs.
+// caller of RLock, not one of theirs; if only leases are held, it ends one of them.
 func (rw *RWMutex) RUnlock() { rw.use().unlock(protocol.Shared) }
 
 // UnlockContext unlocks rw for writing; see [Mutex.UnlockContext].

@@ -116,6 +116,20 @@ func TestRunHasTheCommandsOutputStatusAndEnvironment(t *testing.T) {
 	}
 }
 
+// It does not wait for the lock, so hardly for the server.
+func TestRunThatDoesNotWaitGivesUpSoonAtAServerThatHangs(t *testing.T) {
+	hung, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hung.Close() // it accepts nothing
+	began := time.Now()
+	status, _, errs := runResult(t, hung.Addr().String(), "free", "-n", "--", "true")
+	if took := time.Since(began); status != statusRunUnavailable || took >= connectTime {
+		t.Errorf("status %d after %v, stderr %q", status, took, errs)
+	}
+}
+
 func TestRunHasTheExitStatusesOfFlock(t *testing.T) {
 	addr := redistest.MiniTCP(t).Addr()
 	holder(t, addr, "taken", false)

@@ -105,8 +105,14 @@ func runUnder(ctx context.Context, std streams, o *runOptions) error {
 
 // connect connects to Redis, and refuses a lock whose clients would not hear this one.
 func (o *runOptions) connect(ctx context.Context, trouble *troubleLog) (*connection, error) {
-	ctx, cancel := o.bounded(ctx, time.Second) // however short -w is, a slow connection is no failure
+	const least = time.Second // however short -w is, a slow connection is no failure
+	ctx, cancel := o.bounded(ctx, least)
 	defer cancel()
+	if o.noWait {
+		var stop context.CancelFunc
+		ctx, stop = context.WithTimeout(ctx, least)
+		defer stop()
+	}
 	conn, err := o.at.open(ctx, o.name, leased.WithTTL(o.ttl), leased.WithMinHold(o.atLeast), leased.WithLogger(slog.New(trouble)))
 	if err != nil {
 		return nil, err

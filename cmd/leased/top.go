@@ -19,7 +19,7 @@ import (
 	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
-// What top asks Redis for one picture is bounded, however many keys and locks there are.
+// What top asks Redis for one refresh is bounded, however many keys and locks there are.
 const (
 	topScans = 300 // calls of SCAN, so some 15 ms of the server's time in all
 	topLooks = 200 // locks, one script each
@@ -33,8 +33,8 @@ func topCommand(std streams) *cobra.Command {
 		Use:   "top [PATTERN]",
 		Short: "Watch locks, owners, queues and waits",
 		Long: "Shows the locks that are held or waited for, those with the longest queues first, again and again until interrupted. WAIT is how " +
-			"long top has seen the longest of the waiting processes wait; Redis does not know when they came. Each picture costs Redis a " +
-			"bounded number of small commands: with very many keys, new locks appear only after some pictures.",
+			"long top has seen the longest of the waiting processes wait; Redis does not know when they came. Each refresh costs Redis a " +
+			"bounded number of small commands: with very many keys, new locks appear only after some refreshes.",
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) > 1 {
 				return usagef("top takes one pattern at most; put it in quotes")
@@ -82,12 +82,12 @@ func topCommand(std streams) *cobra.Command {
 		}),
 	}
 	at.bindOne(c)
-	c.Flags().DurationVar(&interval, "interval", 2*time.Second, "`PERIOD` between pictures (default 2s)")
-	c.Flags().IntVar(&times, "count", 0, "end after `N` pictures")
+	c.Flags().DurationVar(&interval, "interval", 2*time.Second, "`PERIOD` between refreshes (default 2s)")
+	c.Flags().IntVar(&times, "count", 0, "end after `N` refreshes")
 	return c
 }
 
-var errEnough = errors.New("enough pictures were shown")
+var errEnough = errors.New("enough refreshes were shown")
 
 // top knows the locks it has found so far. Only one goroutine may use it.
 type top struct {
@@ -98,7 +98,7 @@ type top struct {
 	scan    *scan
 	locks   map[string]*watched
 	walked  bool // all keys have been seen once
-	partial bool // there were more locks than are inspected for one picture
+	partial bool // there were more locks than are inspected for one refresh
 }
 
 // watched is a lock as it was when top last looked at it.
@@ -221,7 +221,7 @@ var topColumns = []column{
 	{title: "LEFT", right: true},
 }
 
-// show prints the picture with at most most rows, or with all rows if most is 0.
+// show prints what was found, with at most most rows, or with all rows if most is 0.
 func (t *top) show(out io.Writer, now time.Time, most int) {
 	var busy []*watched
 	waiting := 0
@@ -240,7 +240,7 @@ func (t *top) show(out io.Writer, now time.Time, most int) {
 	case !t.walked:
 		summary += "; still looking for more"
 	case t.partial:
-		summary += fmt.Sprintf("; %d are looked at for each picture", topLooks)
+		summary += fmt.Sprintf("; %d are looked at for each refresh", topLooks)
 	}
 	hang(out, "", summary, width)
 	if most > 0 && len(busy) > most {

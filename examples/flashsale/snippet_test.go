@@ -4,6 +4,8 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"os/exec"
+	"strconv"
 	"testing"
 )
 
@@ -82,6 +84,28 @@ func TestTheFirstAccessOfTheFencingPageMakesARowThatIsMissing(t *testing.T) {
 		}
 		if n, err := result.RowsAffected(); err != nil || n != want {
 			t.Errorf("a write with token %d changed %d rows, %v", token, n, err)
+		}
+	}
+}
+
+// The script of docs/cli.md, for psql, which has to end with an error if the token is refused.
+func TestTheScriptOfTheCommandLinePageSellsOnlyToGreaterTokens(t *testing.T) {
+	psql, err := exec.LookPath("psql")
+	if err != nil {
+		t.Skip(err)
+	}
+	f := newFixture(t)
+	if err := (store{f.db}).open(t.Context(), "7", 1); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ token, status, left int }{{5, 0, 0}, {5, 3, 0}, {4, 3, 0}, {6, 3, 0}} {
+		run := exec.CommandContext(t.Context(), psql, "-X", "-v", "ON_ERROR_STOP=1", "-v", "token="+strconv.Itoa(c.token), "-f", "testdata/sell.sql", f.database)
+		out, _ := run.CombinedOutput()
+		if status := run.ProcessState.ExitCode(); status != c.status {
+			t.Errorf("token %d: status %d, want %d: %s", c.token, status, c.status, out)
+		}
+		if left, _, err := (store{f.db}).count(t.Context(), "7"); err != nil || left != c.left {
+			t.Errorf("after token %d %d left, %v", c.token, left, err)
 		}
 	}
 }
