@@ -78,7 +78,7 @@ func (c *Client) newSignal() chan struct{} {
 
 func (c *Client) received(signal chan struct{}) { c.signals.Put(signal) }
 
-// acquire waits for the lock, and measures and traces the wait, which began at began.
+// acquire waits for the lock, and measures and traces the wait. began is when that began.
 func (h *handle) acquire(ctx context.Context, w *call, began time.Time) (*entry, error) {
 	if h.err != nil {
 		return nil, h.misused("acquired", h.err, ErrNotAcquired)
@@ -334,7 +334,7 @@ func (e *entry) unlock(t releaseWait, now time.Time, pick func(*lockstate.Lock) 
 		return false, nil
 	}
 	w := callOf(caller)
-	ends := onWallClock(e.state().EndsBy(caller))
+	ends := e.state().EndsBy(caller)
 	e.noteBehindLocked(w)
 	e.state().Leave(caller, now, &fx)
 	waits, cancel, cause := !w.Settled, w.extras().cancel, e.causeLocked(w)
@@ -376,9 +376,9 @@ func (e *entry) awaitSettled(t releaseWait, w *call, began time.Time) (late erro
 	return late
 }
 
-// finishUnlock ends the Unlock of w, which began at at: it records the hold and returns the result.
-// ends is when the lock expires by itself, waited says whether Unlock has waited for Redis, and late
-// is the error of the context that ended this wait, nil if none did.
+// finishUnlock ends an Unlock of w: it records the hold and returns the result. at is when the hold ended,
+// and ends when the lock expires by itself; waited says whether Unlock has waited for Redis, and late is the
+// error of the context that ended this wait, nil if none did.
 func (e *entry) finishUnlock(w *call, ends, at time.Time, waited bool, late error) error {
 	e.mu.Lock()
 	err, why := e.concludeLocked(w, ends, late)
@@ -394,8 +394,9 @@ func (e *entry) finishUnlock(w *call, ends, at time.Time, waited bool, late erro
 	return err
 }
 
-// onWallClock returns t with what the wall clock shows now for it. A time that was counted from an earlier one has the
-// wall clock of that time, which may have been set since, or have gone on while the machine slept.
+// onWallClock returns t with what the wall clock shows now for it. A time that was counted from an earlier
+// one has the wall clock of that time, which may have been set since, or have gone on while the machine
+// slept.
 func onWallClock(t time.Time) time.Time {
 	if t.IsZero() {
 		return t
@@ -422,7 +423,7 @@ func (e *entry) concludeLocked(w *call, ends time.Time, late error) (err, why er
 		err = named
 	} else if caller.LeaveUnsettled() {
 		lastErr := e.lastKnownLocked().err
-		err = &notReleased{name: e.keys.Name(), ends: ends, lastErr: lastErr, ended: late}
+		err = &notReleased{name: e.keys.Name(), ends: onWallClock(ends), lastErr: lastErr, ended: late}
 		why = lastErr
 		if lastErr == nil {
 			why = late
@@ -434,14 +435,14 @@ func (e *entry) concludeLocked(w *call, ends time.Time, late error) (err, why er
 	return err, why
 }
 
-// named returns the error of a release that nothing will confirm any more, with the lock's name, if err says so. The
-// lock expires at ends.
+// named returns the error of a release that nothing will confirm any more, with the lock's name, if err
+// says so. The lock expires at ends.
 func (e *entry) named(err error, ends time.Time) (*notReleased, bool) {
 	over, ok := err.(*lockstate.Unconfirmed) //nolint:errorlint // methods of err can be user code, and e.mu is locked
 	if !ok {
 		return nil, false
 	}
-	return &notReleased{name: e.keys.Name(), ends: ends, lastErr: over.Why, over: true}, true
+	return &notReleased{name: e.keys.Name(), ends: onWallClock(ends), lastErr: over.Why, over: true}, true
 }
 
 // causeLocked returns the cause with which the contexts of the lease end, or nil if the lease goes on.

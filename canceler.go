@@ -132,8 +132,8 @@ func (c *canceler) run(f func()) {
 	}
 }
 
-// sendDue is the flush: it sends what is due, or passes it to lanes, until nothing is due. If user code ends its
-// goroutine, as testing.T.FailNow does, another goroutine continues.
+// sendDue is the flush: it sends what is due, or passes it to lanes, until nothing is due. If user code
+// ends its goroutine, as testing.T.FailNow does, another goroutine continues.
 func (c *canceler) sendDue() {
 	unlabeled()
 	ifCutShort(func() { c.run(c.sendDue) }, func() {

@@ -179,8 +179,8 @@ func (e *leaseLost) Unwrap() []error {
 	return errs
 }
 
-// saysOfLoss reports whether err, of the work under a lease, says all that the error of its Unlock says: it may be the
-// cause of the lease's context.
+// saysOfLoss reports whether err, of the work under a lease, says all that the error of its Unlock says: it
+// may be the cause of the lease's context.
 func saysOfLoss(err, unlock error) bool {
 	var a, b *leaseLost
 	return errors.As(err, &a) && errors.As(unlock, &b) && a.name == b.name && a.token == b.token && b.release == nil

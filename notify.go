@@ -77,8 +77,8 @@ func (in *inbox) polls() bool {
 	return in.hearing.Polls()
 }
 
-// published notes what an answer says of publishing; see protocol.Answer.Published. In a Cluster, an echo may
-// count no receiver although it arrives.
+// published notes what an answer says of publishing; see protocol.Answer.Published. In a Cluster, an echo
+// may count no receiver although it arrives.
 func (in *inbox) published(receivers int) {
 	switch {
 	case receivers == protocol.EchoDenied:

@@ -412,7 +412,8 @@ type refusal string
 
 func (r refusal) Error() string { return string(r) }
 
-// The failures of a command that granted the lock: too few replicas had the grant, or Redis refused to count them.
+// The failures of a command that granted the lock: too few replicas had the grant, or Redis refused to
+// count them.
 var errUnconfirmed, errWaitRefused = errors.New("too few replicas"), errors.New("WAIT was refused")
 
 // failureOf is what an error of these tests means for a lock.

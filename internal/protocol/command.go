@@ -113,8 +113,8 @@ func (a *Answer) Receivers(err error) int {
 	return a.Echo
 }
 
-// Published returns what the answer to c says of publishing: EchoDenied, how many received an echo, or NoEcho if it
-// says nothing. An answer without an echo has a count of 0, too.
+// Published returns what the answer to c says of publishing: EchoDenied, how many received an echo, or
+// NoEcho if it says nothing. An answer without an echo has a count of 0, too.
 func (a *Answer) Published(c *Command) int {
 	if a.Echo == 0 && (c.Echo == "" || a.Outcome != Enqueued) {
 		return NoEcho

@@ -23,9 +23,9 @@ type Failure struct {
 	// since. So the failure says nothing about the server, and the command can be repeated at once.
 	Again bool
 
-	// Unconfirmed says that Redis has granted the lock, but that too few replicas have that, so the grant does
-	// not count. It has to be canceled, and because a copy of the cancel may arrive late, its id must not be
-	// used again.
+	// Unconfirmed says that Redis has granted the lock, but that too few replicas have that, so the grant
+	// does not count. It has to be canceled, and because a copy of the cancel may arrive late, its id must
+	// not be used again.
 	Unconfirmed bool
 
 	// Moved says that a node of a Cluster has answered that it does not serve the slot.

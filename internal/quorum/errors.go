@@ -56,7 +56,8 @@ func (e *noQuorum) Error() string {
 	return b.String()
 }
 
-// Unwrap leaves out that the Redis client of a server is closed, unless that decided: others may answer again.
+// Unwrap leaves out that the Redis client of a server is closed, unless that decided: others may answer
+// again.
 func (e *noQuorum) Unwrap() []error {
 	is := []error{ErrNoQuorum}
 	for _, err := range e.why {

@@ -324,8 +324,9 @@ func (m *member) do(ctx context.Context, s *Send) Result {
 	return res
 }
 
-// tookRequest notes whether the server took or refused a new request. Other commands do not count, nor does an answer
-// that the lock is taken: a server whose memory is full gives these, and still refuses new requests.
+// tookRequest notes whether the server took or refused a new request. Other commands do not count, nor does
+// an answer that the lock is taken: a server whose memory is full gives these, and still refuses new
+// requests.
 func (m *member) tookRequest(c *protocol.Command, r *Result) {
 	switch {
 	case c.Verb != protocol.Acquire || !c.First || r.Fail == nil && r.Answer.Outcome == protocol.Refused:

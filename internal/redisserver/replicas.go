@@ -49,8 +49,8 @@ func (e *tooFewReplicas) Error() string {
 
 func (e *tooFewReplicas) Unwrap() error { return protocol.ErrNoReplicas }
 
-// unconfirmedGrant is the error of a grant that does not count, because of what WAIT was answered. It is like a
-// refusal by the server: the lock cancels the grant.
+// unconfirmedGrant is the error of a grant that does not count, because of what WAIT was answered. It is
+// like a refusal by the server: the lock cancels the grant.
 type unconfirmedGrant struct{ error }
 
 func (e *unconfirmedGrant) Unwrap() error { return e.error }
