@@ -103,6 +103,11 @@ func TestVirtualAFreeLockIsEnteredWithin2sOfTheEndOfAnOutage(t *testing.T) {
 							most += 2 * time.Second
 						}
 					}
+					if strings.HasPrefix(trouble, "READONLY") {
+						// The pool is being searched, and a new connection, whose handshake the embedded
+						// server refuses as well, is tried again every 100 ms, up to five times.
+						most += 500 * time.Millisecond
+					}
 					if took := time.Since(began); took > most+10*time.Millisecond {
 						t.Errorf("entered %v after the end", took)
 					}
