@@ -38,15 +38,15 @@ var (
 
 	// ErrNotReleased is returned by Unlock and UnlockContext if Redis did not confirm the
 	// release in time, and did not confirm that the lock was this client's until then. The client
-	// keeps retrying, unless the error also matches [ErrClosed]: then nothing retries. The error's
-	// text says when the lock expires. If Redis later says that the lock may have been lost
+	// keeps retrying, unless the error also matches [ErrClosed] or the TTL has passed: then nothing
+	// retries. The error's text says by when the lock expires. If Redis later says that the lock may have been lost
 	// before Unlock, the loss handler is called.
 	ErrNotReleased = lockstate.ErrNotReleased
 
 	// ErrNoReplicas is matched by the error of LockContext, and by other errors as their last
 	// error of Redis, if [WithReplicas] is set and fewer replicas have the grant than it asks
-	// for. If LockContext returned it, the caller does not hold the lock, and a grant that was
-	// known to be unconfirmed was canceled. From Check and Downgrade it says nothing about the
+	// for. If LockContext returned it, the caller does not hold the lock, and a grant that is
+	// known to be unconfirmed is being canceled. From Check and Downgrade it says nothing about the
 	// lease, which goes on.
 	ErrNoReplicas = protocol.ErrNoReplicas
 

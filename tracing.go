@@ -420,7 +420,9 @@ func (e *entry) takeHoldLocked(w *call, end holdEnd) (r holdRecord, ok bool) {
 		return r, false
 	}
 	w.Reported = true
-	r = holdRecord{holdEnd: end, entry: e, since: onWallClock(e.client.began.Add(w.Since)), mode: w.Mode, via: w.Via, token: w.Token, behind: w.Behind}
+	since := e.client.began.Add(w.Since)
+	since = end.at.Add(since.Sub(end.at)) // on the wall clock, which end.at has just read; see onWallClock
+	r = holdRecord{holdEnd: end, entry: e, since: since, mode: w.Mode, via: w.Via, token: w.Token, behind: w.Behind}
 	t := w.trace()
 	if t == nil {
 		return r, true
