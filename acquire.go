@@ -377,8 +377,8 @@ func (e *entry) awaitSettled(t releaseWait, w *call, began time.Time) (late erro
 }
 
 // finishUnlock ends an Unlock of w: it records the hold and returns the result. at is when the hold ended,
-// and ends when the lock expires by itself; waited says whether Unlock has waited for Redis, and late is the
-// error of the context that ended this wait, nil if none did.
+// and ends when the lock expires by itself; waited says whether Unlock has waited for Redis, and late is
+// the error of the context that ended this wait, nil if none did.
 func (e *entry) finishUnlock(w *call, ends, at time.Time, waited bool, late error) error {
 	e.mu.Lock()
 	err, why := e.concludeLocked(w, ends, late)

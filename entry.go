@@ -339,7 +339,7 @@ func (e *entry) run(cmd *protocol.Command, limit time.Duration) {
 	a, err := c.server.Do(ctx, &e.keys, cmd)
 	took := began.elapsed()
 	if cmd.Echo != "" {
-		c.inbox.probeSent(cmd.Echo, a.Receivers(err))
+		c.inbox.probeSent(cmd.Echo, a.Published(cmd))
 	}
 	fail := redisserver.Classify(err) // here, where no mutex is held: it calls methods of the error
 	var pause time.Duration

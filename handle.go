@@ -176,11 +176,11 @@ func (h *handle) do(ctx context.Context, m protocol.Mode, f func(context.Context
 	stop := func() {}
 	defer func() { // before With, which may call user code: a method of ctx that panics
 		stop()
-		if e := l.Unlock(); errors.Is(e, ErrLeaseLost) {
-			if !saysOfLoss(err, e) {
-				err = errors.Join(err, e)
-			}
-		} else if e != nil {
+		switch e := l.Unlock(); {
+		case e == nil || saysOfLoss(err, e):
+		case errors.Is(e, ErrLeaseLost):
+			err = errors.Join(err, e)
+		default:
 			h.client.log.unconfirmed(h.keys.Name(), e)
 		}
 	}()

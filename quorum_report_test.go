@@ -183,12 +183,18 @@ func openMortals(t *testing.T, servers []*mortal, opts ...leased.Option) *leased
 	return openHooked(t, servers, nil, opts...)
 }
 
+// client returns a Redis client of the server.
+func (m *mortal) client(t *testing.T) *redis.Client {
+	t.Helper()
+	return redistest.MiniClient(t, m.Miniredis, func(o *redis.Options) { o.Dialer, o.ContextTimeoutEnabled = m.dial, true })
+}
+
 // openHooked is openMortals with a hook, unless it is nil, of the connections to all servers.
 func openHooked(t *testing.T, servers []*mortal, hook redis.Hook, opts ...leased.Option) *leased.Client {
 	t.Helper()
 	var rdbs []redis.UniversalClient
 	for _, m := range servers {
-		rdb := redistest.MiniClient(t, m.Miniredis, func(o *redis.Options) { o.Dialer, o.ContextTimeoutEnabled = m.dial, true })
+		rdb := m.client(t)
 		rdb.AddHook(afterScripts{m})
 		if hook != nil {
 			rdb.AddHook(hook)
@@ -516,7 +522,7 @@ func TestOneOfAQuorumsRedisClientsIsClosed(t *testing.T) {
 	onSomeMortals(t, 3, func(t *testing.T, servers []*mortal, _ func(...leased.Option) *leased.Client) {
 		var rdbs []redis.UniversalClient
 		for _, m := range servers {
-			rdbs = append(rdbs, redistest.MiniClient(t, m.Miniredis, func(o *redis.Options) { o.Dialer, o.ContextTimeoutEnabled = m.dial, true }))
+			rdbs = append(rdbs, m.client(t))
 		}
 		var out logs
 		c, err := leased.NewQuorum(rdbs, out.option())

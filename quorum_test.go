@@ -662,7 +662,7 @@ func TestAServerOfAQuorumWhoseConnectionBrokeAgainIsAskedForWhatWaitsThere(t *te
 		var rdbs []redis.UniversalClient
 		hook := &breaking{}
 		for i, m := range servers {
-			rdb := redistest.MiniClient(t, m.Miniredis, func(o *redis.Options) { o.Dialer, o.ContextTimeoutEnabled = m.dial, true })
+			rdb := m.client(t)
 			if i == 0 {
 				rdb.AddHook(hook)
 			}

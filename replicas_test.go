@@ -150,14 +150,7 @@ func TestTheLateCancelOfAGrantThatNoReplicaHadEndsNoLaterGrant(t *testing.T) {
 	replica := r.Replicas()[0]
 	replica.Stop()
 	held.next.Store(true)
-	granted := make(chan *leased.Lease, 1)
-	go func() {
-		l, err := m.LockContext(t.Context())
-		if err != nil {
-			t.Error(err)
-		}
-		granted <- l
-	}()
+	granted := locking(t, m)
 	<-held.came
 	replica.Cont()
 	l := closesSoon(t, "it is granted", granted)

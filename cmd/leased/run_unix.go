@@ -105,14 +105,8 @@ func runUnder(ctx context.Context, std streams, o *runOptions) error {
 
 // connect connects to Redis, and refuses a lock whose clients would not hear this one.
 func (o *runOptions) connect(ctx context.Context, trouble *troubleLog) (*connection, error) {
-	const least = time.Second // however short -w is, a slow connection is no failure
-	ctx, cancel := o.bounded(ctx, least)
+	ctx, cancel := o.bounded(ctx, time.Second) // however short -w is, a slow connection is no failure
 	defer cancel()
-	if o.noWait {
-		var stop context.CancelFunc
-		ctx, stop = context.WithTimeout(ctx, least)
-		defer stop()
-	}
 	conn, err := o.at.open(ctx, o.name, leased.WithTTL(o.ttl), leased.WithMinHold(o.atLeast), leased.WithLogger(slog.New(trouble)))
 	if err != nil {
 		return nil, err
@@ -125,9 +119,13 @@ func (o *runOptions) connect(ctx context.Context, trouble *troubleLog) (*connect
 	return conn, nil
 }
 
-// bounded returns a context that ends when -w says, but not before least has passed.
+// bounded returns a context that ends when -w says, but not before least has passed. With -n, that is
+// least, or never if least is 0, because nothing waits then.
 func (o *runOptions) bounded(ctx context.Context, least time.Duration) (context.Context, context.CancelFunc) {
-	if o.wait <= 0 || o.noWait {
+	switch {
+	case o.noWait && least > 0:
+		return context.WithTimeout(ctx, least)
+	case o.noWait || o.wait <= 0:
 		return context.WithCancel(ctx)
 	}
 	return context.WithTimeout(ctx, max(time.Duration(o.wait*float64(time.Second)), least))

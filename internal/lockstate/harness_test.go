@@ -359,6 +359,19 @@ func (h *hand) renewed(r protocol.Renewal, o protocol.Outcome) {
 	h.step(func(now time.Time, fx *Effects) { h.l.Renewed(&r, now, fx) })
 }
 
+// renewedAndAsked has the renewal succeed, and the owner's question that follows be answered: whether
+// others wait.
+func (h *hand) renewedAndAsked(waits bool) {
+	h.t.Helper()
+	h.renewed(h.renewals[0], protocol.Granted)
+	if c := h.sends(protocol.Acquire); !c.Held {
+		h.t.Fatalf("sends %+v", c)
+	}
+	said := h.kept(h.l.grant.token)
+	said.More = waits
+	h.answer(said)
+}
+
 // keep has every renewal succeed at once, and if the grant idles, the question that follows says that
 // nobody waits.
 func (h *hand) keep() *hand {

@@ -116,25 +116,17 @@ func TestAGrantThatIsExtendedGoesOn(t *testing.T) {
 	h.cancels()
 }
 
-// A key that was evicted, or deleted by hand, says nothing of the lock.
-func TestAGrantWhoseTokenWasForgottenGoesOn(t *testing.T) {
-	c := writer()
-	h, _ := overtaken(t, c)
-	a := h.kept(h.top + 1)
-	a.Forgot = true
-	h.answer(a)
-	h.in(c)
-	h.state(Held)
-	h.cancels()
-}
-
-// Redis keeps the token that it drew then, and answers with it from then on.
+// A key that was evicted, or deleted by hand, says nothing of the lock. Redis keeps the token that it drew
+// then, and answers with it from then on.
 func TestAGrantWhoseTokenWasForgottenGoesOnWithTheNewOne(t *testing.T) {
 	c := writer()
 	h, id := overtaken(t, c)
 	a := h.kept(h.top + 1)
 	a.Forgot = true
 	h.answer(a)
+	h.in(c)
+	h.state(Held)
+	h.cancels()
 	h.hears(protocol.MessageGranted, id, a.Token+1) // falsely, so it asks
 	h.sends(protocol.Acquire)
 	h.answer(h.kept(a.Token))

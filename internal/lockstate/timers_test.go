@@ -152,13 +152,7 @@ func TestAnIdleGrantIsKeptForItsTimeAndGivenUpAtTheFirstWish(t *testing.T) {
 			h.leave(a)
 			h.pass(handTTL / 3)
 			h.sendsNothing()
-			h.renewed(h.renewals[0], protocol.Granted)
-			if c := h.sends(protocol.Acquire); !c.Held {
-				t.Fatalf("sends %+v", c)
-			}
-			said := h.kept(h.l.grant.token)
-			said.More = waits
-			h.answer(said)
+			h.renewedAndAsked(waits)
 			if waits {
 				h.sends(protocol.Release)
 			} else {
@@ -177,13 +171,7 @@ func TestAnIdleGrantIsKeptForItsTimeAndGivenUpAtTheFirstWish(t *testing.T) {
 			h.enter(b)
 			h.in(b)
 			if len(h.renewals) > 0 {
-				h.renewed(h.renewals[0], protocol.Granted)
-				if c := h.sends(protocol.Acquire); !c.Held {
-					t.Fatalf("sends %+v", c)
-				}
-				said := h.kept(h.l.grant.token)
-				said.More = true
-				h.answer(said)
+				h.renewedAndAsked(true)
 				h.leave(b)
 				h.sends(protocol.Release)
 				return

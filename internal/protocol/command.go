@@ -104,15 +104,6 @@ func (a *Answer) Floor() uint64 {
 	return a.Token
 }
 
-// Receivers returns how many received the echo that the command asked for, or NoEcho if its answer does not
-// say. err is the command's error.
-func (a *Answer) Receivers(err error) int {
-	if err != nil || a.Outcome != Enqueued {
-		return NoEcho
-	}
-	return a.Echo
-}
-
 // Published returns what the answer to c says of publishing: EchoDenied, how many received an echo, or
 // NoEcho if it says nothing. An answer without an echo has a count of 0, too.
 func (a *Answer) Published(c *Command) int {

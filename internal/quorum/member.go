@@ -304,7 +304,7 @@ func (m *member) do(ctx context.Context, s *Send) Result {
 			res.Answer, err = m.srv.Do(ctx, s.Keys, &cmd)
 		}
 		if cmd.Echo != "" {
-			m.inbox.ProbeSent(cmd.Echo, res.Answer.Receivers(err))
+			m.inbox.ProbeSent(cmd.Echo, res.Answer.Published(&cmd))
 		}
 		m.inbox.Published(res.Answer.Published(&cmd))
 		res.Fail = redisserver.Classify(err)
