@@ -281,6 +281,9 @@ func (w *world) losses(c *simClient, before *lockstate.Status, fx *lockstate.Eff
 		if l.Why == lockstate.LostUnproved {
 			continue // it concerns a caller that has left; by now another grant is held, or none
 		}
+		if l.Caller.Ended != lockstate.ByLoss {
+			continue // the client was closed, and the caller keeps its lease
+		}
 		inTime := c.now().Before(before.Trust) && before.State == lockstate.Held && !before.Drifted(c.now())
 		if inTime && !c.dead && !w.excuse(before.Req.ID) && !w.struck[before.Req.ID] && l.Why != lockstate.Overlong {
 			if v := w.look(); v.owns(before.Req.ID) {
@@ -360,7 +363,7 @@ func sortedKeys(m map[string]bool) []string {
 
 // believes reports whether x is inside and may believe that it owns the lock now.
 func (c *simClient) believes(x *lockstate.Caller) bool {
-	return x.Phase == lockstate.Inside && x.Ended == lockstate.NotYet && c.status().State == lockstate.Held && c.now().Before(c.status().Trust) && !c.drowsy()
+	return x.Phase == lockstate.Inside && x.Ended != lockstate.ByLoss && c.status().State == lockstate.Held && c.now().Before(c.status().Trust) && !c.drowsy()
 }
 
 // simTokensAhead is by how many µs a reader's token may be ahead of the server's clock. The

@@ -40,6 +40,7 @@ type simServer struct {
 	// its commands look as if they had been answered, as with go-redis when the connection itself is
 	// refused.
 	stop func() (err error, silent bool)
+	wait func() (int64, error) // what WAIT returns; nil if the server has no replicas
 }
 
 // simStatus is a reply such as OK.
@@ -325,17 +326,36 @@ func (s *simServer) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pr
 				return err
 			}
 		}
-		if s.slow {
-			return next(ctx, cmds)
+		wait, _ := cmds[len(cmds)-1].(*redis.IntCmd)
+		if wait != nil && wait.Name() == "wait" { // the embedded server does not know it
+			cmds = cmds[:len(cmds)-1]
+		} else {
+			wait = nil
 		}
-		var first error
-		for _, cmd := range cmds {
-			if err := s.process(cmd); err != nil && first == nil {
+		first := s.all(ctx, next, cmds)
+		if wait != nil {
+			n, err := s.wait()
+			wait.SetVal(n)
+			wait.SetErr(err)
+			if first == nil {
 				first = err
 			}
 		}
 		return first
 	}
+}
+
+// all runs the commands of a pipeline, and returns the first error.
+func (s *simServer) all(ctx context.Context, next redis.ProcessPipelineHook, cmds []redis.Cmder) (first error) {
+	if s.slow {
+		return next(ctx, cmds)
+	}
+	for _, cmd := range cmds {
+		if err := s.process(cmd); err != nil && first == nil {
+			first = err
+		}
+	}
+	return first
 }
 
 func (s *simServer) process(cmd redis.Cmder) error {

@@ -148,6 +148,7 @@ func (w *world) client() *simClient {
 
 // act does one of the things that can happen.
 func (w *world) act() {
+	w.halt()
 	c := w.client()
 	if w.has[busy] && c != nil && w.rng.IntN(100) < 30 {
 		c.each(lockstate.Inside, c.leave)
@@ -155,6 +156,15 @@ func (w *world) act() {
 	}
 	if w.has[checks] && c != nil && w.luck.IntN(100) < 10 {
 		c.each(lockstate.Inside, c.checkUp)
+		return
+	}
+	if w.has[replicas] && w.copying.IntN(25) == 0 {
+		w.advance(5 * time.Microsecond)
+		w.failOver()
+		return
+	}
+	if w.has[closes] && c != nil && w.ends.IntN(60) == 0 {
+		c.close()
 		return
 	}
 	n := w.rng.IntN(100)
@@ -166,7 +176,7 @@ func (w *world) act() {
 	}
 	switch {
 	case n < 16:
-		if c != nil && len(c.calls) < 4 {
+		if c != nil && !c.closed && len(c.calls) < 4 {
 			c.enter()
 		}
 	case n < 20:
@@ -215,7 +225,7 @@ func (w *world) pace() time.Duration {
 
 func (c *simClient) enter() {
 	w := c.w
-	o := &lockstate.Terms{TTL: c.ttls[w.rng.IntN(len(c.ttls))], Handoffs: 2, Tenure: 50 * time.Millisecond}
+	o := &lockstate.Terms{TTL: c.ttls[w.rng.IntN(len(c.ttls))], Handoffs: 2, Tenure: 50 * time.Millisecond, Confirm: w.has[replicas]}
 	w.longest = max(w.longest, o.TTL)
 	if w.rng.IntN(c.idles) == 0 {
 		o.IdleHold = 300 * time.Millisecond
@@ -527,7 +537,7 @@ func (w *world) disaster() {
 			w.save()
 		}
 	case 7:
-		if w.has[olderState] {
+		if w.has[olderState] || w.has[replicas] {
 			w.save()
 		}
 	case 8, 13:

@@ -40,6 +40,9 @@ const (
 	checks      trouble = "checks"      // callers check their leases
 	minHolds    trouble = "min holds"   // callers have minimum holds
 	crowds      trouble = "crowds"      // four or five processes, and TTLs so long that re-checks are brief
+	replicas    trouble = "replicas"    // grants count only when a replica has them, and it can take the server's place
+	closes      trouble = "closes"      // clients are closed
+	givesBack   trouble = "gives back"  // callers give up at the moment in which they are admitted
 	tokensAhead trouble = "ahead"       // check: no token is ahead of the server's clock
 )
 
@@ -81,6 +84,8 @@ func (w *world) chooseTroubles() {
 	w.has[minHolds] = w.cron.IntN(100) < minHoldPercent
 	w.many = rand.New(rand.NewPCG(uint64(w.seed), 4))
 	w.has[crowds] = w.many.IntN(100) < crowdPercent
+	w.chooseReplicas()
+	w.chooseEnds()
 	for _, name := range strings.Split(*simWith, ",") {
 		w.has[trouble(name)] = true
 	}
@@ -95,6 +100,7 @@ func (w *world) chooseTroubles() {
 		// sleep that is too short to be noticed.
 		delete(w.has, suspensions)
 	}
+	w.replicate()
 	for name := range w.has {
 		if w.has[name] && name != "" {
 			w.count("world: " + string(name))
@@ -201,6 +207,11 @@ func (w *world) save() {
 // restore restarts the server from its disk.
 func (w *world) restore() {
 	w.accident("the server restarts from an older state")
+	w.load()
+}
+
+// load replaces the server's state by the one that was saved.
+func (w *world) load() {
 	w.mini.FlushAll()
 	clear(w.server.known)
 	w.server.do("SCRIPT", "FLUSH")
