@@ -66,7 +66,9 @@ func (d *locked) Lock() error {
 }
 
 // Unlock implements database.Driver. The error matches leased.ErrLeaseLost if the lock was
-// lost while it was held, and database.ErrNotLocked if it was not held.
+// lost while it was held, leased.ErrNotReleased if Redis did not confirm the release, and
+// database.ErrNotLocked if it was not held. After an error, make a new migrate.Migrate: the old one
+// believes that it still has the lock, and returns migrate.ErrLocked.
 func (d *locked) Unlock() error {
 	d.mu.Lock()
 	lease := d.lease

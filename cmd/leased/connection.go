@@ -152,7 +152,7 @@ func (a *address) options() (*redis.UniversalOptions, error) {
 	if a.TLS || a.CACert != "" || a.Cert != "" {
 		if o.TLSConfig == nil {
 			o.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12}
-			if len(o.Addrs) == 1 {
+			if len(o.Addrs) == 1 && o.MasterName == "" { // Sentinels name the primary, which has a certificate of its own
 				o.TLSConfig.ServerName, _, _ = net.SplitHostPort(o.Addrs[0])
 			}
 		}
@@ -196,6 +196,9 @@ func (a *address) fromURL(o *redis.UniversalOptions) error {
 		}
 		o.MasterName, o.Addrs, o.DB, o.TLSConfig = from.MasterName, from.SentinelAddrs, from.DB, from.TLSConfig
 		o.Username, o.Password = from.Username, from.Password
+		if o.TLSConfig != nil {
+			o.TLSConfig.ServerName = "" // go-redis takes that of the first sentinel, also for the primary
+		}
 		o.SentinelUsername, o.SentinelPassword = from.SentinelUsername, from.SentinelPassword
 	default:
 		from, err := redis.ParseURL(a.Redis)
@@ -358,6 +361,8 @@ func (c *connection) onReplica(ctx context.Context) bool {
 	if !ok || len(c.servers) > 1 || node.Options().Addr == "FailoverClient" { // go-redis names the client of Sentinels so
 		return false
 	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second) // as in alias: if it does not answer, waiting shows
+	defer cancel()
 	hello := redis.NewMapStringInterfaceCmd(ctx, "hello")
 	return node.Process(ctx, hello) == nil && hello.Val()["role"] == "replica"
 }

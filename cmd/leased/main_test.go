@@ -148,6 +148,24 @@ func TestAllAddressesThatAreGivenAreUsed(t *testing.T) {
 	}
 }
 
+// The primary has a certificate of its own, which is not in the name of a sentinel.
+func TestNoCertificateIsExpectedInTheNameOfASentinel(t *testing.T) {
+	for _, c := range []struct {
+		at   address
+		name string
+	}{
+		{address{Redis: "a:1", TLS: true}, "a"},
+		{address{Redis: "rediss://a:1"}, "a"},
+		{address{Redis: "a:1", TLS: true, Sentinel: "main"}, ""},
+		{address{Redis: "rediss://a:1", Sentinel: "main"}, ""},
+		{address{Redis: "rediss://a:1?master_name=main&addr=b:2"}, ""},
+	} {
+		if o, err := c.at.options(); err != nil || o.TLSConfig.ServerName != c.name {
+			t.Errorf("%+v: %v; the certificate has to be that of %q, not %q", c.at, err, o.TLSConfig.ServerName, c.name)
+		}
+	}
+}
+
 func TestHelpGoesToStandardOutputAndIsNoMistake(t *testing.T) {
 	for _, c := range []struct{ line, want string }{
 		{"", "\n  inspect "},

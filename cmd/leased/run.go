@@ -92,8 +92,9 @@ func runCommand(std streams) *cobra.Command {
 
 // exitStatus ends run with a status that run did not choose itself.
 type exitStatus struct {
-	status int
-	err    error // to be printed, if any
+	status      int
+	err         error // to be printed, if any
+	interrupted bool  // by Ctrl-C, of which this process is to die in its turn
 }
 
 func (e *exitStatus) Error() string {

@@ -11,7 +11,7 @@ var errNoRun = errors.New("run is not available on this system: it has no proces
 	"renewed could not end what the command has started; all other commands are available")
 
 func runUnder(context.Context, streams, *runOptions) error {
-	return &exitStatus{statusRunUnavailable, errNoRun}
+	return &exitStatus{status: statusRunUnavailable, err: errNoRun}
 }
 
 func runGuard(context.Context, streams) error { return errNoRun }

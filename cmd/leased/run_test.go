@@ -374,7 +374,26 @@ func TestWhenTheRunIsStoppedTheCommandIsGoneBeforeTheLeaseEnds(t *testing.T) {
 	}
 	cmd.Process.Signal(syscall.SIGCONT)
 	cmd.Wait()
-	if status := cmd.ProcessState.ExitCode(); status != statusRunLost && status != 128+9 {
+	if status := cmd.ProcessState.ExitCode(); status != statusRunLost {
+		t.Errorf("status %d", status)
+	}
+}
+
+func TestASignalEndsTheRunWhileItConnects(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	cmd := begin(t, program(t, "run", "--redis", silent.Addr().String(), "job", "--", "true"))
+	conn, err := silent.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	cmd.Process.Signal(syscall.SIGTERM)
+	cmd.Wait()
+	if status := cmd.ProcessState.ExitCode(); status != 128+15 {
 		t.Errorf("status %d", status)
 	}
 }
@@ -498,6 +517,40 @@ func TestACommandReadsFromTheTerminalAndIsKilledByCtrlC(t *testing.T) {
 	c.awaits("status 130")
 	c.awaits("sane")
 	c.awaits("echoes")
+}
+
+// bash goes on after a command that ended by itself, even with the status 130.
+func TestCtrlCEndsTheScriptAroundTheRun(t *testing.T) {
+	bash, err := exec.LookPath("bash")
+	if err != nil {
+		t.Skipf("%v; install bash", err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, while := range []string{"the command runs", "it waits"} {
+		t.Run(while, func(t *testing.T) {
+			m := redistest.MiniTCP(t)
+			script := `"$0" run --redis "$1" job -- sh -c 'echo u""p; exec sleep 60'; echo went on`
+			if while == "it waits" {
+				m.Set("job", "somebody else's") // without an expiry, which is said on the terminal
+			}
+			cmd := exec.Command(bash, "-c", script, self, m.Addr())
+			cmd.Env = append(os.Environ(), asCommand)
+			c := onConsole(t, &pty.Winsize{Rows: 24, Cols: 200}, cmd)
+			if while == "it waits" {
+				c.awaits("still waiting")
+			} else {
+				c.awaits("up\r\n")
+			}
+			c.types("\x03")
+			<-c.over
+			if shows := c.seen.String(); strings.Contains(shows, "went on") {
+				t.Errorf("the script went on: %q", shows)
+			}
+		})
+	}
 }
 
 // onShell returns a terminal with a shell that has SELF, the program, and ADDR, that of a Redis.

@@ -40,7 +40,13 @@ func killMargin(ttl time.Duration) time.Duration { return ttl / 10 }
 // forwarded are the signals that are passed on to the command.
 var forwarded = []os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2}
 
-func runUnder(ctx context.Context, std streams, o *runOptions) error {
+func runUnder(ctx context.Context, std streams, o *runOptions) (err error) {
+	defer func() { // last of all
+		var exit *exitStatus
+		if errors.As(err, &exit) && exit.interrupted {
+			dieOfInterrupt()
+		}
+	}()
 	program, err := exec.LookPath(o.argv[0])
 	if err != nil {
 		return err // before the lock is taken
@@ -54,9 +60,9 @@ func runUnder(ctx context.Context, std streams, o *runOptions) error {
 	defer signal.Stop(signals)
 
 	trouble := troubleLog{warnings: make(chan string, 1), failures: make(chan error, 1)}
-	conn, err := o.connect(ctx, &trouble)
+	conn, err := o.connectUnless(ctx, signals, &trouble)
 	if err != nil {
-		return err
+		return ofSignal(err)
 	}
 	defer conn.close() // the lease is unlocked before
 	client := conn.client
@@ -68,16 +74,15 @@ func runUnder(ctx context.Context, std streams, o *runOptions) error {
 	defer g.end()
 	lease, err := o.acquire(ctx, std, conn, signals, &trouble)
 	if err != nil {
-		var s caught
 		switch {
-		case errors.As(err, &s):
-			return &exitStatus{128 + int(s), nil}
+		case errors.As(err, new(caught)):
+			return ofSignal(err)
 		case errors.Is(err, leased.ErrInvalidName):
 			return usagef("run: %s", bare(err))
 		case errors.Is(err, leased.ErrLocked):
-			return &exitStatus{o.conflict, nil}
+			return &exitStatus{status: o.conflict}
 		case errors.Is(err, context.DeadlineExceeded) && o.contended(ctx, client, err):
-			return &exitStatus{o.conflict, nil}
+			return &exitStatus{status: o.conflict}
 		}
 		return o.notAcquired(err)
 	}
@@ -98,7 +103,7 @@ func runUnder(ctx context.Context, std streams, o *runOptions) error {
 		complain(std, unlocked) // likewise
 	}
 	if r.lost != nil {
-		return &exitStatus{statusRunLost, r.lost}
+		return &exitStatus{status: statusRunLost, err: r.lost}
 	}
 	return err
 }
@@ -135,6 +140,44 @@ func (o *runOptions) bounded(ctx context.Context, least time.Duration) (context.
 type caught syscall.Signal
 
 func (s caught) Error() string { return syscall.Signal(s).String() }
+
+// ofSignal returns the exit status for a signal that came before the command ran, or err if it is none.
+func ofSignal(err error) error {
+	var s caught
+	if !errors.As(err, &s) {
+		return err
+	}
+	t := openTerminal()
+	typed := syscall.Signal(s) == syscall.SIGINT && t != nil && t.foreground() == t.own
+	return &exitStatus{status: 128 + int(s), interrupted: typed}
+}
+
+// dieOfInterrupt ends this process as Ctrl-C ends one that does not catch it. A script that is run by
+// bash ends there too, but not if its command had only the status that shells give to such an end.
+func dieOfInterrupt() {
+	signal.Reset(syscall.SIGINT)
+	_ = syscall.Kill(os.Getpid(), syscall.SIGINT)
+	time.Sleep(time.Second) // until the signal is here. If it is ignored, the status has to do.
+}
+
+// connectUnless is connect until a signal arrives. What it has not finished then ends with the process.
+func (o *runOptions) connectUnless(ctx context.Context, signals <-chan os.Signal, trouble *troubleLog) (*connection, error) {
+	type result struct {
+		conn *connection
+		err  error
+	}
+	done := make(chan result, 1)
+	go func() {
+		conn, err := o.connect(ctx, trouble)
+		done <- result{conn, err}
+	}()
+	select {
+	case r := <-done:
+		return r.conn, r.err
+	case s := <-signals:
+		return nil, caught(s.(syscall.Signal))
+	}
+}
 
 func latest(a, b time.Time) time.Time {
 	if a.After(b) {
@@ -246,6 +289,10 @@ func (t *troubleLog) lasting() error {
 
 const lastingTrouble = 5 * time.Second // longer than most restarts and failovers
 
+// mostChecks is how often a lease that was just acquired is renewed at most. If the TTL is short for the
+// way to Redis, no renewal leaves much of it.
+const mostChecks = 3
+
 // acquire waits for the lock. The lease that it returns can be trusted for most of its TTL. If Redis
 // does not give the lock for some time, acquire says so, once, and so it does if the lock may never
 // become free. It does not wait for a replica.
@@ -273,12 +320,13 @@ func (o *runOptions) acquire(ctx context.Context, std streams, conn *connection,
 		lease, err := call(ctx)
 		// In a Cluster, a lease that came by message is trusted for only two seconds until it is
 		// renewed. The command must not be told to end because of that.
-		for err == nil && time.Until(lease.TrustedUntil()) < o.ttl*2/3 {
-			err = lease.Check(ctx)
-			if err != nil {
-				_ = lease.Unlock() // the error of Check says why
+		for checks := 0; err == nil && checks < mostChecks && time.Until(lease.TrustedUntil()) < o.ttl*2/3; checks++ {
+			if err = lease.Check(ctx); err == nil {
+				continue
 			}
-			if errors.Is(err, leased.ErrLeaseLost) {
+			_ = lease.Unlock() // the error of Check says why
+			if ctx.Err() == nil && (!o.noWait || errors.Is(err, leased.ErrLeaseLost)) {
+				checks = 0
 				lease, err = call(ctx)
 			}
 		}
@@ -458,11 +506,19 @@ func (r *running) watchLease() {
 			fmt.Fprintf(r.err, "leased: the command goes on although it was killed, perhaps because it runs as another user; "+
 				"it may work beside the next owner of lock %q\n", r.options.name)
 		}
+	case r.guard.isDue():
+		r.stoodStill()
 	case until.Sub(now) < termMargin(ttl):
 		r.tellToEnd(fmt.Errorf("the lease of lock %q could not be renewed, and the command was told to end before the lease ends", r.options.name))
 	default:
 		r.guard.until(until.Add(-killMargin(ttl)))
 	}
+}
+
+// stoodStill is called when the guard has killed the command, because this process stood still and did
+// not tell it that the lease lasts.
+func (r *running) stoodStill() {
+	r.tellToEnd(fmt.Errorf("the lease of lock %q was not renewed in time, and the command was killed before the lease could end", r.options.name))
 }
 
 func (r *running) tellToEnd(why error) {
@@ -540,17 +596,21 @@ func (r *running) ended(c change) error {
 	}
 	fromTerminal := r.tty.takeBack(status.Signaled())
 	r.guard.end()
+	if status.Signaled() && status.Signal() == syscall.SIGKILL && r.guard.isDue() {
+		r.stoodStill()
+	}
 	switch {
 	case c.err != nil:
 		return fmt.Errorf("the command was killed, because its exit status could not be read: %w", c.err)
 	case status.Signaled():
-		if fromTerminal && status.Signal() == syscall.SIGINT {
+		typed := fromTerminal && status.Signal() == syscall.SIGINT
+		if typed {
 			// Without us, Ctrl-C would have reached the script that started us.
 			_ = syscall.Kill(0, syscall.SIGINT)
 		}
-		return &exitStatus{128 + int(status.Signal()), nil}
+		return &exitStatus{status: 128 + int(status.Signal()), interrupted: typed}
 	case status.ExitStatus() != 0:
-		return &exitStatus{status.ExitStatus(), nil}
+		return &exitStatus{status: status.ExitStatus()}
 	}
 	return nil
 }
@@ -630,7 +690,8 @@ func (t *terminal) takeBack(restore bool) bool {
 type guard struct {
 	pid   int
 	cmd   *exec.Cmd
-	lines *os.File // its stdin
+	lines *os.File  // its stdin
+	at    time.Time // see until
 	ended bool
 }
 
@@ -665,7 +726,14 @@ func startGuard() (*guard, error) {
 }
 
 // until tells the guard to kill the group at t, unless it hears otherwise.
-func (g *guard) until(t time.Time) { fmt.Fprintf(g.lines, "%d\n", t.UnixNano()) }
+func (g *guard) until(t time.Time) {
+	g.at = t
+	fmt.Fprintf(g.lines, "%d\n", t.UnixNano())
+}
+
+// isDue reports whether the guard kills the group now, or has killed it. Like the guard, it uses the wall
+// clock.
+func (g *guard) isDue() bool { return time.Now().UnixNano() > g.at.UnixNano() }
 
 // signal sends s to the command and everything that it started. Until the guard has been waited
 // for, no other group can have its number.
