@@ -52,7 +52,7 @@ func (m *stubServer) Do(_ context.Context, k *protocol.Keys, c *protocol.Command
 		return protocol.Answer{Outcome: protocol.Enqueued, Token: stubFloor, Clock: now, Left: time.Minute}, nil
 	}
 	if token, ok := m.holds(k, id); ok {
-		return protocol.Answer{Outcome: protocol.Granted, Token: token, Clock: now, Kept: true}, nil
+		return protocol.Answer{Outcome: protocol.Granted, Token: token, Clock: now, Kept: true, Echo: protocol.NoEcho}, nil
 	}
 	if c.Wait && rand.Float64() < m.crossed {
 		msg := protocol.Message{Kind: protocol.MessageGranted, ID: id, Key: k.Lock, Token: stubToken, Clock: now}
@@ -61,7 +61,7 @@ func (m *stubServer) Do(_ context.Context, k *protocol.Keys, c *protocol.Command
 		}
 		return protocol.Answer{Outcome: protocol.Enqueued, Token: stubFloor, Clock: now, Left: time.Minute}, nil
 	}
-	return protocol.Answer{Outcome: protocol.Granted, Token: stubToken, Clock: now, More: rand.Float64() < m.others}, nil
+	return protocol.Answer{Outcome: protocol.Granted, Token: stubToken, Clock: now, More: rand.Float64() < m.others, Echo: protocol.NoEcho}, nil
 }
 
 // reads reports whether id asks for a place behind readers of the client, which is

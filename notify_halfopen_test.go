@@ -375,6 +375,37 @@ func TestVirtualAHalfOpenInboxIsNoticedASecondAfterARecheckAndRebuilt(t *testing
 	})
 }
 
+// The same if no re-check is answered that it waits: each finds that the lock was handed over to it, of
+// which no message came.
+func TestVirtualAHalfOpenInboxIsNoticedByARecheckThatFindsTheGrant(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var lines wards
+		var out logs
+		theirs := newClient(t, s).Mutex("x")
+		mine := clientOn(t, s, s.connect(t, lines.change), out.option()).Mutex("x")
+		l := lock(t, theirs)
+		waiter := locking(t, mine)
+		time.Sleep(10 * time.Second)
+		lines.frozen.Add(1)
+		unlock(t, l)
+		unlock(t, <-waiter)
+		time.Sleep(time.Second + 20*time.Millisecond) // for the echo, and then until it has another subscription
+		synctest.Wait()
+		if n := out.count(slog.LevelWarn, "no messages arrive"); n != 1 {
+			t.Errorf("it says %q", out.messages())
+		}
+		l = lock(t, theirs)
+		waiter = locking(t, mine)
+		synctest.Wait()
+		began := time.Now()
+		unlock(t, l)
+		unlock(t, <-waiter)
+		if d := time.Since(began); d > time.Millisecond { // a token may have to wait for the clock
+			t.Errorf("the new inbox heard of the release after %v", d)
+		}
+	})
+}
+
 // A half-open inbox is found out although commands of another lock go on failing.
 func TestVirtualErrorsOfAnotherLockDoNotHideAHalfOpenInbox(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {

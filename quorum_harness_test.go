@@ -77,6 +77,14 @@ func quorumPlace(t *testing.T, virtual bool) place {
 	return s
 }
 
+// listen returns how many inboxes there are on the server that has the most.
+func (m *members) listen() (most int) {
+	for _, mini := range m.minis {
+		most = max(most, len(mini.PubSubChannels("*")))
+	}
+	return most
+}
+
 func (m *members) client(t *testing.T, i int, change ...func(*redis.Options)) *redis.Client {
 	if m.virtual {
 		return redistest.MiniClient(t, m.minis[i], change...)

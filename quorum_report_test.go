@@ -548,6 +548,13 @@ func TestOneOfAQuorumsRedisClientsIsClosed(t *testing.T) {
 		if errors.Is(err, leased.ErrClosed) {
 			t.Errorf("%v matches ErrClosed", err)
 		}
+		_, inspected := c.Inspect(t.Context(), "x")
+		forced := c.ForceUnlock(t.Context(), "x")
+		for _, err := range []error{inspected, forced} {
+			if isAll(t, err, leased.ErrNoQuorum); errors.Is(err, leased.ErrClosed) {
+				t.Errorf("an operator's: %v matches ErrClosed", err)
+			}
+		}
 		synctest.Wait()
 		if out.count(slog.LevelWarn, "does not answer") == 0 {
 			t.Errorf("logged %q", out.messages())

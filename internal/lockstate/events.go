@@ -185,7 +185,7 @@ func (l *Lock) acquireRefused(a protocol.Answer, sent bool, now time.Time, fx *E
 // failed handles the failure of an acquire of t, or of the yield that t came from: the command
 // had no answer, or the server as a whole refused it.
 func (l *Lock) failed(t *ticket, fail *protocol.Failure, pause time.Duration, now time.Time, fx *Effects) {
-	if l.pending.stale {
+	if l.pending.stale && !fail.Unconfirmed { // else the news was about the grant that is given up
 		pause = 0
 	}
 	t.checkInFull(l.instant(now).add(pause))

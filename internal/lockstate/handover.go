@@ -59,7 +59,7 @@ func (l *Lock) reserved(c *protocol.Command, a protocol.Answer, fail *protocol.F
 	if fail != nil {
 		l.failed(&place.ticket, fail, pause, now, fx)
 		if fail.Unconfirmed {
-			l.replacePlace(now, fx)
+			l.placeGranted(now, fx)
 		}
 		return
 	}
@@ -78,20 +78,9 @@ func (l *Lock) reserved(c *protocol.Command, a protocol.Answer, fail *protocol.F
 	}
 }
 
-// replacePlace gives up the place, which was granted and not confirmed, and goes on with another one.
-func (l *Lock) replacePlace(now time.Time, fx *Effects) {
-	checkAt := l.grant.next.checkAt
-	l.grant.next.sent = true
-	l.cancelPlace(now, fx)
-	if head := l.waiting.first; head != nil && head.Mode == protocol.Exclusive {
-		l.grant.next = &successor{ticket: l.newTicket(head, now), role: byPlace}
-		l.grant.next.checkAt = checkAt
-	}
-}
-
-// placeGranted handles the news that the place was served. Redis never grants a writer the lock
-// beside readers, so our readers do not own it any more. They stay inside, and the writer waits
-// for them. So the place is given up, and others may have the lock meanwhile.
+// placeGranted handles the news that the place was served, even if that grant is not confirmed. Redis never
+// grants a writer the lock beside readers, so our readers do not own it any more. They stay inside, and the
+// writer waits for them. So the place is given up, and others may have the lock meanwhile.
 func (l *Lock) placeGranted(now time.Time, fx *Effects) {
 	l.grant.next.sent = true
 	l.lost = &lostGrant{l.grant.req, time.Time{}, l.lost} // a minority of a quorum's servers may still have the grant

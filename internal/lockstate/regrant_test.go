@@ -171,20 +171,33 @@ func TestAQueuedRequestThatWasNotConfirmedGoesOnUnderAnotherID(t *testing.T) {
 	}
 }
 
-func TestAPlaceThatWasNotConfirmedIsReplaced(t *testing.T) {
+// Redis made the writer the owner, so it has forgotten our readers, whoever confirms that.
+func TestAPlaceThatWasNotConfirmedShowsThatTheReadersLostTheLock(t *testing.T) {
 	r, w := reader(), writer()
 	h := holding(t, r)
 	h.enter(w)
 	place := h.sends(protocol.Acquire).ID
 	h.reply(protocol.Answer{}, errUnconfirmed, time.Second)
+	h.lost(r)
 	h.cancels(place)
+	h.sendsNothing() // the reader is still inside
+	h.leave(r)
+	if cmd := h.sends(protocol.Acquire); cmd.ID == place || cmd.Own != "" {
+		t.Errorf("it asks with %+v", cmd)
+	}
+}
+
+// The next process in the queue has asked its owner for the lock meanwhile, and that is given up.
+func TestAnOwnerThatWasNotConfirmedPausesAlthoughItIsWanted(t *testing.T) {
+	h := drive(t)
+	h.enter(writer())
+	id := h.sends(protocol.Acquire).ID
+	h.hears(protocol.MessageWanted, id, 0)
+	h.reply(protocol.Answer{}, errUnconfirmed, time.Second)
+	h.cancels(id)
 	h.sendsNothing()
 	h.pass(time.Second)
-	if cmd := h.sends(protocol.Acquire); cmd.ID == place || cmd.Own == "" {
-		t.Errorf("it asks for a place with %+v", cmd)
-	}
-	h.in(r)
-	h.cancels(place)
+	h.sends(protocol.Acquire)
 }
 
 // Nobody waits any more when it turns out that too few replicas have the grant.

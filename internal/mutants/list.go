@@ -387,7 +387,7 @@ var mutants = []mutant{
 	{"a log names the lock of an unconfirmed release", "log.go", "		err = unconfirmed.lastErr\n", "", "WithoutLockNamesLogs"},
 	{"a release that is given up counts as one that is tried still", "acquire.go", "			lost.release = named\n", "			_ = named\n", "AfterTheMaximumHoldTells"},
 	{"a time on the wall clock is that of the start", "acquire.go", "	return now.Add(t.Sub(now))\n", "	return t.Add(now.Sub(now))\n", "OnTheWallClock"},
-	{"an echo that counts nobody in a Cluster says that nothing may be published", "internal/protocol/command.go", "	if a.Echo == 0 && (c.Echo == \"\" || a.Outcome != Enqueued) {", "	if a.Echo == 0 {", "Published"},
+	{"an echo that counts nobody in a Cluster says that nothing may be published", "internal/protocol/command.go", "	if a.Echo == 0 && (c.Echo == \"\" || a.Outcome != Enqueued && a.Outcome != Granted) {", "	if a.Echo == 0 {", "Published"},
 	{"a canceled wait returns a little later", "acquire.go", "			known := e.giveUp(w)", "			time.Sleep(5 * time.Millisecond)\n			known := e.giveUp(w)", "NoTimerLies"},
 	{"a downgraded lease keeps its writer's token", "internal/lockstate/handover.go", "			w.Mode, w.Token = protocol.Shared, g.readers", "			w.Mode = protocol.Shared", "TheTokenOfADowngradedLease|Downgrade"},
 	{"an awaited cancel is retried at leisure", "internal/lockstate/cancelschedule.go", "		if g.awaited() {\n			first", "		if false {\n			first", "SomebodyWaitsFor|ForTheSakeOf"},
@@ -436,7 +436,7 @@ var mutants = []mutant{
 	// the state machine: whom messages reach
 	{"wanted does not end a pause", "internal/lockstate/events.go", "	case g.requested():\n		l.askAgain(&g.ticket, now)\n", "	case g.requested():\n		if g.state == queued {\n			l.askAgain(&g.ticket, now)\n		}\n", "WantedFor|Hanging"},
 	{"an older answer hides that somebody was heard to want it", "internal/lockstate/events.go", "	t.checkInFull(l.instant(now))\n	l.pending.stale = l.pending.verb != protocol.None\n", "	t.checkInFull(l.instant(now))\n", "WantedFor"},
-	{"a failure that is older than a message pauses", "internal/lockstate/events.go", "	if l.pending.stale {\n		pause = 0\n	}\n	t.", "	t.", "WantedFor"},
+	{"a failure that is older than a message pauses", "internal/lockstate/events.go", "	if l.pending.stale && !fail.Unconfirmed { // else the news was about the grant that is given up\n		pause = 0\n	}\n	t.", "	t.", "WantedFor"},
 	{"a place whose answer is older than a message is not asked for again", "internal/lockstate/handover.go", "	if a.Told > 0 || a.Unfinished || l.pending.stale {", "	if a.Told > 0 || a.Unfinished {", "WantedFor"},
 	{"wanted for a yield under way is forgotten", "internal/lockstate/events.go", "		l.pending.stale, g.next.wanted = true, true\n", "		g.next.wanted = true\n", "WantedFor"},
 	{"wanted is forgotten when a yield is granted", "internal/lockstate/grant.go", "	l.grant.wanted = wanted\n", "	_ = wanted\n", "WantedBeforeItsAnswer"},
@@ -653,7 +653,7 @@ var mutants = []mutant{
 	{"a try waits beside readers that admit nobody", "internal/lockstate/lock.go", "	if c.Try && c.Phase == Waiting && l.members != nil && !l.pending.held {", "	if false {", sloppy},
 	{"an Unlock after a loss says nil", "internal/lockstate/caller.go", "	if c.Ended == ByLoss {", "	if false {", sloppy},
 
-	{"acquire does not say that it extended", "internal/redisserver/scripts/acquire.lua", "return granted_reply(token, kept)", "return granted_reply(token)", "TestAcquireSays"},
+	{"acquire does not say that it extended", "internal/redisserver/scripts/acquire.lua", "granted_reply(token, kept, echoed)", "granted_reply(token, 0, echoed)", "TestAcquireSays"},
 
 	// an acquire that arrives after its grant was let go
 	{"a lock rests that has more to remember", "internal/lockstate/resting.go", "&more, g.req, l.env)\n		if same != *l {", "&more, g.req, l.env)\n		if false {", "TestRandomEvents|TestRule|TestADowngrade"},
@@ -695,7 +695,9 @@ var mutants = []mutant{
 	{"a grant that too few replicas have counts", "internal/redisserver/replicas.go", "case err == nil && got >= int64(s.n):", "case err == nil:", "Replica"},
 	{"a grant that too few replicas have stays", "internal/redisserver/replicas.go", "		err = &unconfirmedGrant{err}\n", "", "Replica"},
 	{"a request whose grant was not confirmed is asked for again", "internal/lockstate/events.go", "		if fail.Unconfirmed {\n			l.replaceRequest(now, fx)\n		}\n", "", "NotConfirmed"},
-	{"a place whose grant was not confirmed is asked for again", "internal/lockstate/handover.go", "		if fail.Unconfirmed {\n			l.replacePlace(now, fx)\n		}\n", "", "NotConfirmed"},
+	{"a place whose grant was not confirmed says nothing of the readers", "internal/lockstate/handover.go", "		if fail.Unconfirmed {\n			l.placeGranted(now, fx)\n		}\n", "", "NotConfirmed"},
+	{"an owner that was not confirmed makes no pause if it is wanted", "internal/lockstate/events.go", "l.pending.stale && !fail.Unconfirmed {", "l.pending.stale {", "NotConfirmed"},
+	{"an answer that grants the lock does not count the echo", "internal/redisserver/scripts/acquire.lua", "granted_reply(token, kept, echoed)", "granted_reply(token, kept)", "HalfOpen"},
 	{"a request that was given up, and then granted without confirmation, is not canceled", "internal/lockstate/events.go", "fail.MayRun() || fail != nil && fail.Unconfirmed:", "fail.MayRun():", "NotConfirmed"},
 	{"a request that replaces another one is sent at once", "internal/lockstate/events.go", "		l.makeRequest(head, now)\n		l.grant.checkAt = checkAt\n", "		l.makeRequest(head, now)\n		_ = checkAt\n", "NotConfirmed"},
 	{"a renewal that too few replicas have prolongs the lease", "internal/redisserver/replicas.go", "		if batch[i].Outcome == protocol.Granted {\n			batch[i].Outcome, batch[i].Err = protocol.Unanswered, err\n", "		if false {\n			batch[i].Err = err\n", "Replica"},
@@ -869,6 +871,7 @@ var mutants = []mutant{
 	{"a quorum: one server may have two votes", "quorum.go", "; twin >= 0 {", "; twin > len(rdbs) {", "TwoClientsOfOneServer"},
 	{"a quorum: a server that refuses everything is not logged", "internal/quorum/member.go", "	if fail.Kind == protocol.RefusedNow || fail.Kind == protocol.NeedsOperator ||", "	if", "ThatRefusesCommandsIsLogged"},
 	{"a quorum: a server whose Redis client is closed is not logged", "internal/quorum/member.go", " || fail.Kind == protocol.ClientClosed && m.owner.base.Err() == nil {", " {", "OneOfAQuorumsRedisClients"},
+	{"a quorum: one closed Redis client makes an operator's error the end of the client", "internal/quorum/operator.go", "		case f.Kind == protocol.ClientClosed:\n			closed++\n", "", "OneOfAQuorumsRedisClients"},
 	{"a quorum: one closed Redis client makes every outage the end of the client", "internal/quorum/errors.go", "e.kind == protocol.ClientClosed || !errors.Is", "true || !errors.Is", "OneOfAQuorumsRedisClients"},
 	{"a quorum: a try does not learn that servers are split", "internal/quorum/decide.go", "	return len(on) > 0\n", "	return false\n", "TestATryLearns"},
 	{"a quorum: a try takes the owner of a majority for one of several", "internal/quorum/decide.go", "on[who.Client] >= l.cfg.Need {", "on[who.Client] > l.cfg.N {", "TestATryLearns"},

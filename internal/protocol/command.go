@@ -107,7 +107,7 @@ func (a *Answer) Floor() uint64 {
 // Published returns what the answer to c says of publishing: EchoDenied, how many received an echo, or
 // NoEcho if it says nothing. An answer without an echo has a count of 0, too.
 func (a *Answer) Published(c *Command) int {
-	if a.Echo == 0 && (c.Echo == "" || a.Outcome != Enqueued) {
+	if a.Echo == 0 && (c.Echo == "" || a.Outcome != Enqueued && a.Outcome != Granted) {
 		return NoEcho
 	}
 	return a.Echo

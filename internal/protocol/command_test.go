@@ -40,7 +40,10 @@ func TestPublishedSaysWhatAnAnswerSaysOfPublishing(t *testing.T) {
 		{Answer{Outcome: Enqueued, Echo: 1}, asked, 1},
 		{Answer{Outcome: Enqueued, Echo: EchoDenied}, silent, EchoDenied},
 		{Answer{Outcome: Enqueued}, silent, NoEcho},
-		{Answer{Outcome: Granted}, asked, NoEcho},
+		{Answer{Outcome: Granted, Echo: 1}, asked, 1},
+		{Answer{Outcome: Granted}, asked, 0},
+		{Answer{Outcome: Granted}, silent, NoEcho},
+		{Answer{Outcome: Refused}, asked, NoEcho},
 	} {
 		if got := c.a.Published(c.c); got != c.want {
 			t.Errorf("%+v to %+v: %d, want %d", c.a, c.c, got, c.want)

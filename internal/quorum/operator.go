@@ -175,13 +175,20 @@ func countTrue(all []bool) (n int) {
 
 // lacking returns an error that says that only this many servers answered, which is too few for a majority.
 // errs are the errors of the others. If no majority can be had because servers refuse, its kind is that of
-// a refusal.
+// a refusal; and if too many Redis clients are closed, it is that.
 func (s *Server) lacking(answered int, errs []error) error {
 	e := &noQuorum{answered: answered, n: s.cfg.N, need: s.cfg.Need, why: errs, kind: protocol.NoAnswer}
+	spare, closed := s.cfg.N-s.cfg.Need, 0
 	for _, err := range errs {
-		if f := redisserver.Classify(err); (f.Lasts() || f.Kind == protocol.RefusedNow) && len(errs) > s.cfg.N-s.cfg.Need {
+		switch f := redisserver.Classify(err); {
+		case f.Kind == protocol.ClientClosed:
+			closed++
+		case (f.Lasts() || f.Kind == protocol.RefusedNow) && len(errs) > spare:
 			e.kind = f.Kind
 		}
+	}
+	if closed > spare {
+		e.kind = protocol.ClientClosed
 	}
 	return e
 }

@@ -517,7 +517,7 @@ func (s *scene) runEnd(what string, sc *Script, id string, last uint64, shortcut
 // granted parses the reply of a shortcut that grants the lock: only the token.
 func granted(text string) (protocol.Answer, error) {
 	token, err := parseToken(text)
-	return protocol.Answer{Outcome: protocol.Granted, Token: token, Clock: token}, err
+	return protocol.Answer{Outcome: protocol.Granted, Token: token, Clock: token, Echo: protocol.NoEcho}, err
 }
 
 // runScript runs a script with the arguments of acquire or release, and reports whether its

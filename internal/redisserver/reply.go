@@ -24,7 +24,7 @@ const (
 
 // The lengths of granted_reply and waiting_reply, see common.lua.
 const (
-	grantedLength = 8
+	grantedLength = 9
 	waitingLength = 12
 )
 
@@ -65,6 +65,7 @@ func parseAnswer(reply []any) (protocol.Answer, error) {
 			Kept:       kept >= keptToken,
 			Forgot:     kept == keptAnew,
 			Gone:       number(7) == 1,
+			Echo:       int(number(8)),
 		}, nil
 	case (code == codeQueued || code == codeRefused) && len(reply) == waitingLength:
 		outcome := protocol.Enqueued

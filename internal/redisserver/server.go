@@ -270,7 +270,7 @@ func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) 
 	switch reply := val.(type) {
 	case string: // acquire_fast.lua, vote_fast.lua
 		token, err := parseToken(reply)
-		return protocol.Answer{Outcome: protocol.Granted, Token: token, Clock: token, Mark: mark}, err
+		return protocol.Answer{Outcome: protocol.Granted, Token: token, Clock: token, Mark: mark, Echo: protocol.NoEcho}, err
 	case int64:
 		if c.Verb == protocol.Acquire { // recheck_fast.lua
 			return protocol.Answer{Outcome: protocol.Enqueued, Brief: true, Echo: int(reply)}, nil

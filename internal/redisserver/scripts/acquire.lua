@@ -23,7 +23,7 @@ if ARGV[4] ~= '' then echoed = publish(client, 'echo ' .. ARGV[4]) or -2 end
 if owns(id, mode) then
   local token, kept = extend(id, mode, ttl)
   if mode == 'r' then grant_next(nil) end
-  return granted_reply(token, kept)
+  return granted_reply(token, kept, echoed)
 end
 if ARGV[3] == '4' then return refuse(id) end
 -- The marker is gone, so a reader that is still listed no longer owns the lock.
@@ -32,7 +32,7 @@ if mode == 'r' and redis.call('ZSCORE', KEYS[3], id) then redis.call('ZREM', KEY
 clamp()
 local token = grant_next(id)
 if not token and free(mode) and head() == false then token = make_owner(id, mode, ttl) end
-if token then return granted_reply(token) end
+if token then return granted_reply(token, 0, echoed) end
 if ARGV[3] == '0' then return waiting_reply(REFUSED, redis.call('ZCARD', KEYS[2]), echoed, 0) end
 
 local place, new = enqueue(id, ttl)

@@ -426,17 +426,18 @@ end
 local GRANTED, QUEUED, REFUSED, NOT_OURS, DONE = 1, 2, 3, 4, 5
 
 -- granted_reply returns {GRANTED, token, time, 1 if others wait, how many others were made
--- owner, unfinished, kept, old_gone}. kept is 1 if the id owned the lock already and its lease was
--- extended, 2 if in addition its token was not remembered.
-local function granted_reply(token, kept)
-  return { GRANTED, token, us, redis.call('EXISTS', KEYS[2]), handed, unfinished, kept or 0, old_gone }
+-- owner, unfinished, kept, old_gone, echo}. kept is 1 if the id owned the lock already and its lease
+-- was extended, 2 if in addition its token was not remembered. echo is how many received the echo to
+-- the inbox, -1 if none was requested, -2 if it, or another message, was denied.
+local function granted_reply(token, kept, echoed)
+  return { GRANTED, token, us, redis.call('EXISTS', KEYS[2]), handed, unfinished, kept or 0, old_gone,
+    denied and -2 or echoed or -1 }
 end
 
 -- waiting_reply returns {QUEUED or REFUSED, last token, time, place, remaining ms of the
 -- owner's lease (-1 if it does not end, -2 if there is none), who blocks the request, 1 if the
 -- blocker will not notify us, echo, how many requests were made owner, unfinished, upto, old_gone}.
--- echo is how many received the echo to the inbox, -1 if none was requested, -2 if it was denied;
--- upto is what notify_owners returned.
+-- echo is that of granted_reply; upto is what notify_owners returned.
 local function waiting_reply(kind, place, echoed, upto)
   local blocker = value
   if blocker == MARK then blocker = redis.call('ZREVRANGE', KEYS[3], '0', '0')[1] end
