@@ -96,6 +96,7 @@ type qClient struct {
 	heard  []map[string]time.Time // by server, when the client first heard that it is the owner there under an id
 	since  map[string]time.Time   // by request, since when the client's state machine has held it
 	dead   bool
+	closed bool
 	wakeAt time.Time // the client is paused until then; zero if it is not paused
 	excuse time.Time // requests made until then may be lost, or exclude nobody
 	holds  string    // the request under which it holds the lock
@@ -108,6 +109,9 @@ type qWorld struct {
 	luck       *rand.Rand // a separate source, so that drawing from it changes nothing in worlds without doubts and idle locks
 	doubts     bool
 	idles      bool
+	ends       *rand.Rand // likewise, for worlds whose clients are closed, or whose callers give back
+	closes     bool
+	givesBack  bool
 	order      *rand.Rand // nil if what the quorum tells the state machine comes in order
 	atOnce     bool       // the tickets of requests that are made at once are nearly equal
 	now        time.Time
@@ -211,6 +215,8 @@ func (w *qWorld) begin(seed int64) {
 	w.luck = rand.New(rand.NewPCG(uint64(seed), 8))
 	w.doubts = w.luck.IntN(100) < doubtPercent
 	w.idles = w.luck.IntN(100) < idlePercent
+	w.ends = rand.New(rand.NewPCG(uint64(seed), 20))
+	w.closes, w.givesBack = w.ends.IntN(100) < closesPercent, w.ends.IntN(100) < givesBackPercent
 	if w.order = rand.New(rand.NewPCG(uint64(seed), 10)); w.order.IntN(100) >= disorderPercent {
 		w.order = nil
 	}
@@ -404,13 +410,20 @@ func (w *qWorld) lowers(c *qClient) {
 
 func (c *qClient) perform(fx *lockstate.Effects) {
 	w := c.w
+	var back []*lockstate.Caller
 	for x := range fx.Woken.All {
 		if x.Entered {
 			w.counts["entered, "+x.Via.String()]++
 			w.admitted(c, x)
+			if w.givesBack && !w.calm && w.ends.IntN(4) == 0 {
+				back = append(back, x)
+			}
 		}
 	}
 	for _, l := range fx.Ended {
+		if l.Caller.Ended != lockstate.ByLoss {
+			continue // its client was closed, and it keeps its lease
+		}
 		w.counts["lost"]++
 		w.logf("%s lost token %d: %v", c.name, l.Caller.Token, l.Why)
 		w.judgeLoss(c, l)
@@ -440,6 +453,32 @@ func (c *qClient) perform(fx *lockstate.Effects) {
 		})
 	}
 	c.flush()
+	for _, x := range back {
+		c.giveBack(x)
+	}
+}
+
+// giveBack has a caller give the lock back, as the client does for one whose context has ended.
+func (c *qClient) giveBack(x *lockstate.Caller) {
+	w := c.w
+	w.counts["given back at once"]++
+	w.logf("%s gives back token %d", c.name, x.Token)
+	w.owners.unlocks(x)
+	c.step(func(now time.Time, fx *lockstate.Effects) {
+		c.lock.GiveBack(x, now, fx)
+		w.owners.leases[x].asked = !x.Settled
+	})
+}
+
+// close closes the client, whose callers inside keep their leases until they unlock.
+func (c *qClient) close() {
+	if c.closed {
+		return
+	}
+	c.w.counts["closed"]++
+	c.w.logf("%s is closed", c.name)
+	c.closed = true
+	c.step(c.lock.Close)
 }
 
 func (c *qClient) renew(r *protocol.Renewal) {
@@ -616,7 +655,7 @@ func (w *qWorld) admitted(c *qClient, x *lockstate.Caller) {
 			if x.Mode == protocol.Shared && (y.Mode == protocol.Shared || w.isLowered(y)) {
 				continue // the downgrade may have been carried out, with its answer under way
 			}
-			if y.Ended == lockstate.NotYet && !other.excused(w.under[y]) && other.local().Before(other.lock.TrustedUntil(y, other.local())) {
+			if y.Ended != lockstate.ByLoss && !other.excused(w.under[y]) && other.local().Before(other.lock.TrustedUntil(y, other.local())) {
 				w.fail("%s enters beside %s, which has token %d", c.name, other.name, y.Token)
 			}
 		}
@@ -640,7 +679,7 @@ func (w *qWorld) admitted(c *qClient, x *lockstate.Caller) {
 // has entered, for example by a late answer to a renewal.
 func (w *qWorld) believers() {
 	believes := func(c *qClient, x *lockstate.Caller) bool {
-		return !c.dead && x.Phase == lockstate.Inside && x.Ended == lockstate.NotYet && !c.excused(w.under[x]) &&
+		return !c.dead && x.Phase == lockstate.Inside && x.Ended != lockstate.ByLoss && !c.excused(w.under[x]) &&
 			c.local().Before(c.lock.TrustedUntil(x, c.local()))
 	}
 	for i, c := range w.clients {
@@ -1037,9 +1076,13 @@ func (w *qWorld) act(readers bool) {
 		w.doubt(c)
 		return
 	}
+	if w.closes && w.ends.IntN(30) == 0 {
+		c.close()
+		return
+	}
 	switch w.rng.IntN(14) {
 	case 0, 1, 2, 3:
-		if n := w.inside(c, lockstate.Waiting); n < 2 {
+		if n := w.inside(c, lockstate.Waiting); n < 2 && !c.closed {
 			mode := protocol.Exclusive
 			if readers && w.rng.IntN(2) == 0 {
 				mode = protocol.Shared
@@ -1237,7 +1280,7 @@ func (w *qWorld) settle() {
 // each makes each client get the lock in calm.
 func (w *qWorld) each(long time.Duration) {
 	for _, c := range w.clients {
-		if w.failure != "" || c.dead {
+		if w.failure != "" || c.dead || c.closed {
 			continue
 		}
 		x := c.enter(w.anyMode(), false)
@@ -1266,8 +1309,8 @@ var quorumEvents = map[int][]string{
 		"without a minority, entered within 100 ms",
 	},
 	1000: {
-		"bounce", "check", "death", "entered, idle", "entered, recheck", "error", "eviction", "eviction while asked", "force", "forced",
-		"foreign", "jump", "letter", "long", "mark", "min hold", "partition", "pause", "rate", "renewal 1", "renewal 4", "restart",
+		"bounce", "check", "closed", "death", "entered, idle", "entered, recheck", "error", "eviction", "eviction while asked", "force", "forced",
+		"foreign", "given back at once", "jump", "letter", "long", "mark", "min hold", "partition", "pause", "rate", "renewal 1", "renewal 4", "restart",
 		"rolling", "slow", "told late", "unheard eviction", "without a minority, all entered within 1 s",
 	},
 }

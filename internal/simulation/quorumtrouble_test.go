@@ -772,7 +772,7 @@ func (w *qWorld) limps(long time.Duration) {
 	// What is left on servers that cannot be told ends with its TTL.
 	w.until(3*w.ttls[len(w.ttls)-1]+w.quarantine+5*time.Second, func() bool { return false })
 	for _, c := range w.clients {
-		if w.failure != "" || c.dead {
+		if w.failure != "" || c.dead || c.closed {
 			continue
 		}
 		x, from := c.enter(protocol.Exclusive, false), w.now
@@ -794,7 +794,7 @@ func (w *qWorld) limps(long time.Duration) {
 	var all []*lockstate.Caller
 	from := w.now
 	for _, c := range w.clients {
-		if !c.dead && w.failure == "" {
+		if !c.dead && !c.closed && w.failure == "" {
 			all = append(all, c.enter(protocol.Exclusive, false))
 		}
 	}
@@ -825,7 +825,7 @@ func (w *qWorld) anyMode() protocol.Mode {
 // once, and its Unlock has an end at once.
 func (w *qWorld) enterAtOnce() {
 	if w.failure != "" || slices.ContainsFunc(w.servers, func(s *qServer) bool { return !s.votes() }) ||
-		slices.ContainsFunc(w.clients, func(c *qClient) bool { return c.dead }) {
+		slices.ContainsFunc(w.clients, func(c *qClient) bool { return c.dead || c.closed }) {
 		return
 	}
 	for _, c := range w.clients {
