@@ -147,14 +147,15 @@ func ofSignal(err error) error {
 	if !errors.As(err, &s) {
 		return err
 	}
-	t := openTerminal()
-	typed := syscall.Signal(s) == syscall.SIGINT && t != nil && t.foreground() == t.own
-	return &exitStatus{status: 128 + int(s), interrupted: typed}
+	return &exitStatus{status: 128 + int(s), interrupted: syscall.Signal(s) == syscall.SIGINT}
 }
 
 // dieOfInterrupt ends this process as Ctrl-C ends one that does not catch it. A script that is run by
 // bash ends there too, but not if its command had only the status that shells give to such an end.
 func dieOfInterrupt() {
+	if os.Getpid() == 1 {
+		return // in a container, where the system ignores the signal and the Go runtime then exits by itself
+	}
 	signal.Reset(syscall.SIGINT)
 	_ = syscall.Kill(os.Getpid(), syscall.SIGINT)
 	time.Sleep(time.Second) // until the signal is here. If it is ignored, the status has to do.
@@ -293,6 +294,16 @@ const lastingTrouble = 5 * time.Second // longer than most restarts and failover
 // way to Redis, no renewal leaves much of it.
 const mostChecks = 3
 
+const checkAgain = 100 * time.Millisecond // after a check that failed
+
+// pause waits for d, or until ctx ends.
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
 // acquire waits for the lock. The lease that it returns can be trusted for most of its TTL. If Redis
 // does not give the lock for some time, acquire says so, once, and so it does if the lock may never
 // become free. It does not wait for a replica.
@@ -321,13 +332,18 @@ func (o *runOptions) acquire(ctx context.Context, std streams, conn *connection,
 		// In a Cluster, a lease that came by message is trusted for only two seconds until it is
 		// renewed. The command must not be told to end because of that.
 		for checks := 0; err == nil && checks < mostChecks && time.Until(lease.TrustedUntil()) < o.ttl*2/3; checks++ {
-			if err = lease.Check(ctx); err == nil {
-				continue
-			}
-			_ = lease.Unlock() // the error of Check says why
-			if ctx.Err() == nil && (!o.noWait || errors.Is(err, leased.ErrLeaseLost)) {
+			err = lease.Check(ctx)
+			switch {
+			case err == nil:
+			case ctx.Err() != nil, o.noWait && !errors.Is(err, leased.ErrLeaseLost):
+				_ = lease.Unlock() // the error of Check says why
+			case errors.Is(err, leased.ErrLeaseLost):
+				_ = lease.Unlock() // likewise
 				checks = 0
 				lease, err = call(ctx)
+			default: // Redis has failed. The lease may still be ours, and to give it back would begin the rest of --at-least.
+				checks, err = 0, nil
+				pause(ctx, checkAgain)
 			}
 		}
 		done <- result{lease, err}
@@ -515,10 +531,15 @@ func (r *running) watchLease() {
 	}
 }
 
-// stoodStill is called when the guard has killed the command, because this process stood still and did
-// not tell it that the lease lasts.
+// stoodStill is called when the guard kills the command or has killed it, because this process stood still
+// and did not tell it that the lease lasts.
 func (r *running) stoodStill() {
-	r.tellToEnd(fmt.Errorf("the lease of lock %q was not renewed in time, and the command was killed before the lease could end", r.options.name))
+	if r.lost != nil {
+		return
+	}
+	r.killAt = time.Now()
+	r.guard.signal(syscall.SIGKILL)
+	r.lost = fmt.Errorf("the lease of lock %q was not renewed in time, and the command was killed before the lease could end", r.options.name)
 }
 
 func (r *running) tellToEnd(why error) {
@@ -603,12 +624,12 @@ func (r *running) ended(c change) error {
 	case c.err != nil:
 		return fmt.Errorf("the command was killed, because its exit status could not be read: %w", c.err)
 	case status.Signaled():
-		typed := fromTerminal && status.Signal() == syscall.SIGINT
-		if typed {
+		interrupted := status.Signal() == syscall.SIGINT
+		if fromTerminal && interrupted {
 			// Without us, Ctrl-C would have reached the script that started us.
 			_ = syscall.Kill(0, syscall.SIGINT)
 		}
-		return &exitStatus{status: 128 + int(status.Signal()), interrupted: typed}
+		return &exitStatus{status: 128 + int(status.Signal()), interrupted: interrupted}
 	case status.ExitStatus() != 0:
 		return &exitStatus{status: status.ExitStatus()}
 	}

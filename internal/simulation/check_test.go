@@ -335,7 +335,7 @@ func (w *world) released(c *simClient) {
 		// If the server forgot the lock's last token and its clock went back, a message about a grant
 		// that the server forgot, too, cannot be recognized as old, however late it comes.
 		excused = excused || w.forgot && w.jumpedBack
-		if who != "" && d.asked && !excused && w.has[intruders] {
+		if who != "" && d.asked && !d.unused && !excused && w.has[intruders] {
 			w.fail("%s: Unlock of token %d says nil, but %s owned while it was inside", c.name, d.caller.Token, short(who))
 		}
 		v := w.look()

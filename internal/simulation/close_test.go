@@ -61,6 +61,11 @@ func (c *simClient) giveBack(some []*lockstate.Caller) {
 		c.w.count("a caller gives back")
 		c.w.logf("%s gives back token %d", c.name, x.Token)
 		delete(c.w.promises, x) // it has done nothing
-		c.step("give back", func(now time.Time, fx *lockstate.Effects) { c.lock.GiveBack(x, now, fx) })
+		d := departure{caller: x, ids: c.owned(x), unused: true}
+		c.step("give back", func(now time.Time, fx *lockstate.Effects) {
+			c.lock.GiveBack(x, now, fx)
+			d.asked = !x.Settled
+			c.left = append(c.left, d)
+		})
 	}
 }

@@ -6,13 +6,14 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/leasedmutex/leased/internal/lockstate"
 	"github.com/leasedmutex/leased/internal/protocol"
 	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
 // In some worlds the lock has WithReplicas: the server has a replica, each command that makes an
 // owner is followed by WAIT, and in a failover the replica takes the server's place with what it
-// has received. No such failover is an accident. What it takes was never confirmed, so nobody is
+// has received. No such failover is an accident: what it takes was never confirmed. So nobody is
 // excused for two owners at once, or for a lease that is lost although it was confirmed.
 
 // commander is what clients send their commands to.
@@ -71,8 +72,29 @@ func unconfirmed(err error) bool { return errors.Is(err, protocol.ErrNoReplicas)
 func (w *world) failOver() {
 	w.count("a failover")
 	w.logf("FAILOVER")
-	w.unclean, w.forgot, w.accidentAt = true, true, w.now
+	w.unclean = true
 	w.load()
+	v := w.look()
+	for _, id := range append(sortedKeys(v.readers), append(v.queue, v.value)...) {
+		w.copied[id] = w.copied[id] || w.given[id] // it can own again after its release
+	}
+	for x, p := range w.promises {
+		if !p.left.IsZero() { // the cool-down was not confirmed
+			delete(w.promises, x)
+		}
+	}
+	for _, c := range w.clients {
+		g := c.status()
+		trusted := g.Trust.Sub(c.now())
+		if g.State != lockstate.Held || trusted <= 0 || c.dead || c.drowsy() || w.excuse(g.Req.ID) || w.struck[g.Req.ID] || w.given[g.Req.ID] {
+			continue
+		}
+		if !v.owns(g.Req.ID) {
+			w.fail("the grant %s of %s was confirmed, and is not what the replica has", short(g.Req.ID), c.name)
+		} else if v.value == g.Req.ID && v.left+3*time.Millisecond+trusted/500 < trusted { // which was twice cut to whole ms
+			w.fail("%s of %s is trusted for %v, and the replica has it for %v", short(g.Req.ID), c.name, trusted, v.left)
+		}
+	}
 	if w.foreign != "" && w.look().value != w.foreign {
 		w.foreign = "" // it did not wait for a replica
 	}

@@ -271,13 +271,7 @@ func (c *simClient) leave(x *lockstate.Caller) {
 		p.left = w.now
 		w.promises[x] = p
 	}
-	d := departure{caller: x}
-	if g := c.status(); !x.Orphaned {
-		d.ids = append(d.ids, g.Req.ID)
-		if g.Downgrading {
-			d.ids = append(d.ids, g.Next)
-		}
-	}
+	d := departure{caller: x, ids: c.owned(x)}
 	draws := x.Token == 0 && c.believes(x) && !w.excuse(c.status().Req.ID)
 	c.step("leave", func(now time.Time, fx *lockstate.Effects) {
 		if w.shortCuts() && c.lock.LeaveKept(x, now) {
@@ -291,6 +285,17 @@ func (c *simClient) leave(x *lockstate.Caller) {
 		d.asked = !x.Settled
 		c.left = append(c.left, d)
 	})
+}
+
+// owned returns the ids that x's grant may have in Redis, if it is not gone.
+func (c *simClient) owned(x *lockstate.Caller) (ids []string) {
+	if g := c.status(); !x.Orphaned {
+		ids = append(ids, g.Req.ID)
+		if g.Downgrading {
+			ids = append(ids, g.Next)
+		}
+	}
+	return ids
 }
 
 // each calls f for one random call in that phase. It forgets calls that are over.

@@ -208,6 +208,10 @@ func (w *world) save() {
 func (w *world) restore() {
 	w.accident("the server restarts from an older state")
 	w.load()
+	v := w.look()
+	for _, id := range append(sortedKeys(v.readers), append(v.queue, v.value)...) {
+		w.copied[id] = true // it can own again after its release
+	}
 }
 
 // load replaces the server's state by the one that was saved.
@@ -226,10 +230,6 @@ func (w *world) load() {
 	// The server has also forgotten the owners that came and went since then: to it, an owner in the
 	// saved state has owned the lock throughout.
 	clear(w.intruded)
-	v := w.look()
-	for _, id := range append(sortedKeys(v.readers), append(v.queue, v.value)...) {
-		w.copied[id] = true // it can own again after its release
-	}
 }
 
 var simRefusals = []error{

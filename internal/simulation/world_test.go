@@ -52,6 +52,7 @@ type world struct {
 	foreign     string // value of the foreign owner that is inside, "" if there is none
 	foreignTill time.Time
 	excused     map[string]time.Time // requests whose grants an accident took, and when
+	given       map[string]bool      // requests that a script was to end
 	copied      map[string]bool      // requests of which a late copy of an acquire arrived
 	lowered     map[string]bool      // requests of which a downgrade was carried out, and those that replaced them
 	writerOf    map[string]string    // by the request that replaced it in a downgrade, the writer's
@@ -123,6 +124,7 @@ type departure struct {
 	caller *lockstate.Caller
 	ids    []string // the ids that its grant may have had in Redis
 	asked  bool     // Redis was asked
+	unused bool     // the caller gave the lock back at once
 }
 
 type simInbox uint8
@@ -212,7 +214,7 @@ func (w *world) begin(seed int64) {
 	w.owners, w.downgraded, w.copied, w.intruded = nil, map[*lockstate.Caller]bool{}, map[string]bool{}, map[*lockstate.Caller]string{}
 	w.struck = map[string]bool{}
 	w.lowered, w.writerOf = map[string]bool{}, map[string]string{}
-	w.cooled = map[string]bool{}
+	w.cooled, w.given = map[string]bool{}, map[string]bool{}
 	w.promises, w.accidentAt, w.lastEntry = map[*lockstate.Caller]promise{}, time.Time{}, time.Time{}
 	w.topWriter, w.top, w.seq, w.saved, w.outage = 0, 0, 0, nil, time.Time{}
 	w.longest = 2 * time.Second
@@ -570,6 +572,7 @@ func (w *world) execute(p *packet) *packet {
 	case "request":
 		cmd := p.cmd
 		var a protocol.Answer
+		w.given[cmd.ID] = w.given[cmd.ID] || cmd.Verb != protocol.Acquire
 		a, err = w.commands.Do(ctx, &w.keys, &cmd)
 		w.logf("server: %s of %s -> %s, %v", told(cmd), p.c.name, answerText(a), err)
 		reply = &packet{kind: "reply", c: p.c, cmd: cmd, a: a, err: err}
@@ -586,6 +589,7 @@ func (w *world) execute(p *packet) *packet {
 		w.logf("server: renew %s -> %d, %v", short(p.r.Req.ID), batch[0].Outcome, err)
 		reply = &packet{kind: "renewed", c: p.c, r: batch[0]}
 	case "cancel":
+		w.given[p.g.ID] = true
 		r := w.commands.Cancel(ctx, []protocol.CancelRequest{{Keys: &w.keys, ID: p.g.ID, Last: p.g.Last, Link: p.g.Link, Cooldown: p.cool}})[0]
 		if r.Fail != nil {
 			err = r.Fail.Err
