@@ -94,7 +94,7 @@ func runCommand(std streams) *cobra.Command {
 type exitStatus struct {
 	status      int
 	err         error // to be printed, if any
-	interrupted bool  // by Ctrl-C, of which this process is to die in its turn
+	interrupted bool  // by INT, of which this process is to die in its turn
 }
 
 func (e *exitStatus) Error() string {

@@ -161,13 +161,15 @@ func dieOfInterrupt() {
 	time.Sleep(time.Second) // until the signal is here. If it is ignored, the status has to do.
 }
 
-// connectUnless is connect until a signal arrives. What it has not finished then ends with the process.
+// connectUnless is connect, but ends with the first signal.
 func (o *runOptions) connectUnless(ctx context.Context, signals <-chan os.Signal, trouble *troubleLog) (*connection, error) {
 	type result struct {
 		conn *connection
 		err  error
 	}
 	done := make(chan result, 1)
+	// Owned by this call. After a signal nobody waits for it: the process ends, without what it may still
+	// connect.
 	go func() {
 		conn, err := o.connect(ctx, trouble)
 		done <- result{conn, err}
