@@ -127,15 +127,17 @@ type server interface {
 	Inspect(ctx context.Context, k *protocol.Keys) (protocol.Snapshot, error)
 }
 
-// New returns a client for the deployment that rdb talks to: a single node, one behind
-// Sentinel, or a Cluster. It does no I/O, so it works while Redis is down, and it never closes
-// rdb. It refuses a *redis.Ring, because that chooses shards by name, so messages would not
-// arrive. Errors match [ErrInvalidOption].
+// New returns a client for the deployment that rdb talks to: a single node, one behind Sentinel, or a
+// Cluster. It does no I/O, so it works while Redis is down, and it never closes rdb. A client must not run
+// twice, as in a copy of a virtual machine beside the original: make it after a snapshot is restored. It
+// refuses a *redis.Ring, because that chooses shards by name, so messages would not arrive. Errors match
+// [ErrInvalidOption].
 //
 // A *redis.Client should have ContextTimeoutEnabled set. Otherwise its commands cannot be
 // bounded one by one, and the locks use a clone of it on the same connection pool, with
 // separate timeouts. Hooks that were added to rdb are called when the clone dials, but not for
 // its commands. A *redis.ClusterClient is not cloned, so New logs a warning if it lacks that option.
+// A hook must not send a lock's command a second time: its error would then be about the second time only.
 //
 // rdb may also be your own type around one of these. If it has the method Options of a
 // *redis.Client, as it does if it embeds one, it is treated as a *redis.Client, except that it
@@ -152,6 +154,9 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	kind, err := kindOf(rdb)
 	if err != nil {
 		return nil, err
+	}
+	if read := readTimeoutOf(rdb); o.replicas > 0 && read > 0 && read <= o.replicasWait {
+		return nil, invalid("timeout %v for replicas must be shorter than the Redis client's ReadTimeout of %v, which ends the wait for them", o.replicasWait, read)
 	}
 	server := redisserver.New(rdb, o.prefix)
 	c := newClient(o, kind)
@@ -230,6 +235,18 @@ func kindOf(rdb redis.UniversalClient) (kindOfRedis, error) {
 	return unknownKind, nil
 }
 
+// readTimeoutOf returns the ReadTimeout of rdb: less than 0 if -2 was set, because its connections accept
+// no deadlines, and 0 if -1 was set, for no limit, or if it is not known.
+func readTimeoutOf(rdb redis.UniversalClient) time.Duration {
+	switch rdb := rdb.(type) {
+	case interface{ Options() *redis.Options }:
+		return rdb.Options().ReadTimeout
+	case interface{ Options() *redis.ClusterOptions }:
+		return rdb.Options().ReadTimeout
+	}
+	return 0
+}
+
 // proof returns what can prove to others that a client whose inbox was confirmed is gone. In a
 // Cluster nothing can: no node counts the subscribers of all nodes.
 func (k kindOfRedis) proof() protocol.Proof {
@@ -299,7 +316,7 @@ func (c *Client) find(k *protocol.Keys, label *string) *entry {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	e := c.table[k.Lock]
-	if e == nil && !c.closedLocked() {
+	if e == nil && !c.closes() {
 		e = &entry{client: c, keys: *k, label: label}
 		c.table[k.Lock] = e
 		c.metrics.noteUse()
@@ -365,7 +382,9 @@ func (c *Client) Close() error {
 // are released. rdb stays open.
 //
 // Calls that are waiting return ErrClosed; Lock and RLock, which return no error, panic with it.
-// Stop the goroutines that call Lock before you close the client, or use LockContext.
+// While another goroutine of the client holds the lock, they panic only once Shutdown is done: an
+// Unlock deferred before that Lock would end that goroutine's hold, and not its own. Stop the
+// goroutines that call Lock before you close the client, or use LockContext.
 //
 // Shutdown stops the client's goroutines. It waits for them, and for the calls of the logger,
 // the loss handler and OpenTelemetry, until ctx ends, but for up to 100 ms even if ctx has
@@ -389,7 +408,7 @@ func (c *Client) Shutdown(ctx context.Context) error {
 		return errNilContext
 	}
 	c.mu.Lock()
-	if c.closedLocked() {
+	if c.closes() {
 		c.mu.Unlock()
 		if !waitFor(ctx, c.stopped) {
 			return ended(ctx)
@@ -465,7 +484,8 @@ func (c *Client) cutShort(fail *protocol.Failure) bool {
 	return c.base.Err() != nil && (fail.Kind == protocol.NoAnswer || fail.Kind == protocol.NeverSent)
 }
 
-func (c *Client) closedLocked() bool {
+// closes reports whether Shutdown has begun.
+func (c *Client) closes() bool {
 	select {
 	case <-c.closing:
 		return true
@@ -484,7 +504,7 @@ func (c *Client) unlocked() {
 
 // drainLocked closes drained once its condition holds.
 func (c *Client) drainLocked() {
-	if c.closedLocked() && len(c.table) == 0 && c.unlocks.Load() == 0 {
+	if c.closes() && len(c.table) == 0 && c.unlocks.Load() == 0 {
 		select {
 		case <-c.drained:
 		default:

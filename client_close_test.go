@@ -3,10 +3,12 @@ package leased_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -49,6 +51,72 @@ func TestCloseEndsLeasesAndWaitsForTheirUnlock(t *testing.T) {
 		if err := c.Close(); err != nil {
 			t.Errorf("second Close: %v", err)
 		}
+	})
+}
+
+// Code that unlocks for a while, as sync.Cond does, has deferred an Unlock before the Lock that panics.
+func TestALockThatPanicsInAShutdownLeavesTheHoldOfAnotherGoroutineAlone(t *testing.T) {
+	again := func(l sync.Locker) <-chan any {
+		panicked := make(chan any, 1)
+		go func() {
+			panicked <- panics(func() {
+				defer l.Unlock()
+				l.Lock()
+			})
+		}()
+		return panicked
+	}
+	for what, of := range map[string]func(c *leased.Client) sync.Locker{
+		"Mutex":   func(c *leased.Client) sync.Locker { return c.Mutex("x") },
+		"RWMutex": func(c *leased.Client) sync.Locker { return c.RWMutex("x") },
+		"RLocker": func(c *leased.Client) sync.Locker { return c.RWMutex("x").RLocker() },
+	} {
+		t.Run(what, func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, s place) {
+				c := newClient(t, s)
+				mu := of(c)
+				mu.Lock()
+				var waited <-chan any
+				if what != "RLocker" { // where it would enter
+					waited = again(mu) // waits already
+					synctest.Wait()
+				}
+				closed := make(chan error, 1)
+				go func() { closed <- c.Close() }()
+				synctest.Wait()
+				came := again(mu) // comes later
+				time.Sleep(3 * time.Second)
+				if s.clean(t, "x") || !open(came) {
+					t.Error("the hold has ended, or the other goroutine's Lock has returned")
+				}
+				mu.Unlock()
+				if err := <-closed; err != nil {
+					t.Errorf("Close: %v", err)
+				}
+				if text := fmt.Sprint(<-came); !strings.Contains(text, "of unlocked mutex") {
+					t.Errorf("the deferred Unlock panicked with %q", text)
+				}
+				if waited != nil {
+					<-waited
+				}
+			})
+		})
+	}
+	t.Run("not unlocked in time", func(t *testing.T) {
+		inVirtualTime(t, func(t *testing.T, s place) {
+			c := newClient(t, s)
+			mu := c.Mutex("x")
+			mu.Lock()
+			closed := make(chan error, 1)
+			go func() { closed <- c.Close() }()
+			synctest.Wait()
+			came := again(mu)
+			isAll(t, <-closed, leased.ErrClosed)
+			<-came
+			if s.value(t, "x") == "" {
+				t.Error("it was released while its holder may be at work")
+			}
+		})
 	})
 }
 

@@ -221,7 +221,8 @@
 // The window is checked before every caller enters, even if entering needs no command. Time
 // during which the machine sleeps counts: the elapsed time is that of the wall clock or of
 // the monotonic clock, whichever is greater. A lease whose window ended during a sleep ends
-// within a second of waking, and a wall clock that is set ahead looks like a sleep. If the
+// within a second of waking, and a wall clock that is set ahead looks like a sleep. (A virtual
+// machine that its host stops may not see any time go by; then the next renewal finds the loss.) If the
 // clocks have diverged by less than what is left of the window, the grant is renewed at
 // once, and the renewal is confirmed before a caller enters.
 //

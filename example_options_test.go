@@ -301,7 +301,7 @@ func ExampleRWMutex_TryRLockContext() {
 	// Output: true
 }
 
-// RLocker fits where a sync.Locker is wanted, such as sync.NewCond.
+// RLocker fits where a sync.Locker is wanted.
 func ExampleRWMutex_RLocker() {
 	rdb, stop := embeddedRedis()
 	defer stop()

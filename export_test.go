@@ -6,7 +6,7 @@ import "context"
 func Closed(c *Client) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.closedLocked()
+	return c.closes()
 }
 
 // Drain returns when nothing that c has sent to the servers of a quorum is under way, where they

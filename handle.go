@@ -89,9 +89,29 @@ func (h *handle) lock(m protocol.Mode) {
 	w := &call{Mode: m, RetryFatal: true}
 	e, err := h.acquire(context.Background(), w, now)
 	if err != nil {
+		h.awaitShutdown(m)
 		panic(err)
 	}
 	h.rememberKept(e, w)
+}
+
+// awaitShutdown waits for the end of a Shutdown that has begun, if a caller of this process is inside in
+// mode m. The panic of Lock may run an Unlock that was deferred before, by code that locks again after an
+// Unlock, as sync.Cond does. Nobody could tell it from the Unlock of the caller that is inside.
+func (h *handle) awaitShutdown(m protocol.Mode) {
+	if h.client == nil || !h.client.closes() {
+		return
+	}
+	e := h.client.lookup(h.keys.Lock)
+	if e == nil {
+		return
+	}
+	e.mu.Lock()
+	inside := !e.dead && e.state().PickHolder(m) != nil
+	e.mu.Unlock()
+	if inside {
+		<-h.client.stopped
+	}
 }
 
 func (h *handle) tryLock(m protocol.Mode) bool {

@@ -202,10 +202,7 @@ func (c *Client) operate(ctx context.Context, doing, name string) (protocol.Keys
 	case ctx == nil:
 		return protocol.Keys{}, errNilContext
 	}
-	c.mu.Lock()
-	closed := c.closedLocked()
-	c.mu.Unlock()
-	if closed {
+	if c.closes() {
 		return protocol.Keys{}, &about{fmt.Sprintf("leased: "+doing+": %s", name, bare(ErrClosed)), []error{ErrClosed}}
 	}
 	return protocol.NewKeys(c.opts.prefix, name)

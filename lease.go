@@ -290,15 +290,14 @@ const checkPatience = protocol.CommandTimeout + 10*time.Millisecond
 // for the next renewal to find out, such as a write that cannot present the token. It costs
 // a round trip; concurrent checks of a lock share one.
 //
-// A nil error means that this client owned the lock when Redis answered; the lease is then trusted
-// anew from the time before Check asked. That promises nothing for later: the token does.
-// If it does not own the lock, the lease is lost, and so are all leases that the process holds
-// under the same grant. The error then matches [ErrLeaseLost] and gives the reason, as does
-// the error for a lease that had already ended. Check waits for Redis until ctx ends, or
-// for 2 s if that is sooner. The error of ctx, an error that Redis returned instead of an
-// answer, and the error of a Redis that does not answer say nothing about the lease, which
-// goes on until its trust window ends. If the client is closed meanwhile,
-// the error matches [ErrClosed], and the lease is no longer renewed.
+// A nil error means that this client owned the lock when Redis answered; the lease is then trusted anew
+// from the time before Check asked. That promises nothing for later: the token does. If it does not own the
+// lock, the lease is lost, and so are all leases that the process holds under the same grant. The error
+// then matches [ErrLeaseLost] and gives the reason, as does the error for a lease that had already ended,
+// unless ctx has ended, too. Check waits for Redis until ctx ends, or for 2 s if that is sooner. The error
+// of ctx, an error that Redis returned instead of an answer, and the error of a Redis that does not answer
+// say nothing about the lease, which goes on until its trust window ends. If the client is closed
+// meanwhile, the error matches [ErrClosed], and the lease is no longer renewed.
 func (l *Lease) Check(ctx context.Context) error {
 	if l.unmade() {
 		return errLeaseUnmade

@@ -71,9 +71,6 @@ func (l *throttledLog) print(level slog.Level, cause, text string, args ...any) 
 	if last, ok := l.last[cause]; ok && now.Sub(last) < quiet {
 		return false
 	}
-	if len(l.last) >= mostCauses {
-		maps.DeleteFunc(l.last, func(_ string, last time.Time) bool { return now.Sub(last) >= quiet })
-	}
 	l.last[cause] = now
 	l.log().Log(context.Background(), level, "leased: "+text, args...)
 	return true
@@ -82,6 +79,10 @@ func (l *throttledLog) print(level slog.Level, cause, text string, args ...any) 
 // causeOf returns the cause of a line about one lock: a cause of its own or, once there are too
 // many causes, the one that all locks share.
 func (l *throttledLog) causeOf(cause, name string) string {
+	if len(l.last) >= mostCauses {
+		now := time.Now()
+		maps.DeleteFunc(l.last, func(_ string, last time.Time) bool { return now.Sub(last) >= quiet })
+	}
 	if len(l.last) >= mostCauses {
 		return cause
 	}

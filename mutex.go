@@ -63,7 +63,8 @@ func (c *Client) Mutex(name string, opts ...LockOption) *Mutex {
 
 // Lock locks m, waiting as long as it takes. While Redis cannot be reached or refuses
 // commands, Lock logs that and keeps retrying. It panics if the name or an option is bad,
-// or if the client or its Redis client is closed, even while Lock waits.
+// or if the client or its *redis.Client is closed, even while Lock waits; see [Client.Shutdown]. (A
+// closed *redis.ClusterClient is like a Redis that does not answer.)
 func (m *Mutex) Lock() { m.use().lock(protocol.Exclusive) }
 
 // TryLock locks m if m is free and no request waits for it, and reports whether it

@@ -36,6 +36,9 @@ type inbox struct {
 	rdb     redis.UniversalClient
 	channel string
 	place   int // the number of its server in a quorum
+
+	noDeadlines bool // a timeout of -2 was set: connections accept none
+
 	quit    context.Context
 	halt    context.CancelFunc
 	began   atomic.Bool   // a lock was asked for, so run has begun
@@ -53,6 +56,7 @@ type inbox struct {
 
 func newInbox(c *Client, rdb redis.UniversalClient) *inbox {
 	in := &inbox{client: c, rdb: rdb, channel: protocol.InboxChannel(c.opts.prefix, c.id), hasten: make(chan struct{}, 1), hearing: lockstate.InboxHealth{Counts: c.proof == protocol.Counted}}
+	in.noDeadlines = readTimeoutOf(rdb) < 0
 	in.quit, in.halt = context.WithCancel(context.Background())
 	return in
 }
@@ -63,8 +67,14 @@ func (in *inbox) is(s lockstate.InboxState) bool {
 	return in.hearing.State == s
 }
 
-func (in *inbox) confirmed() bool { return in.is(lockstate.Joined) }
-func (in *inbox) refused() bool   { return in.is(lockstate.Forbidden) }
+func (in *inbox) refused() bool { return in.is(lockstate.Forbidden) }
+
+// confirmed reports whether the subscription was confirmed, and is not known to have broken since.
+func (in *inbox) confirmed() bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return in.hearing.State == lockstate.Joined && !in.broken
+}
 
 // polls reports whether waiters have to poll: the subscription was refused or has failed for long, or
 // nothing may be published to it.
@@ -250,11 +260,23 @@ func (in *inbox) newSubscription(life context.Context) *redis.PubSub {
 	if cluster, ok := in.rdb.(clusterNodes); ok {
 		if node := in.otherMaster(cluster); node != nil {
 			in.setNode(node.Options().Addr)
-			return node.Subscribe(life)
+			return subscriptionAt(life, node)
 		}
 	}
 	in.setNode("")
+	if one, ok := in.rdb.(*redis.Client); ok {
+		return subscriptionAt(life, one)
+	}
 	return in.rdb.Subscribe(life)
+}
+
+// subscriptionAt returns a subscription at one server. With a timeout of -1, go-redis would wait without
+// end for the greeting of a frozen server, and nothing could close the subscription meanwhile.
+func subscriptionAt(life context.Context, one *redis.Client) *redis.PubSub {
+	if one.Options().ReadTimeout == 0 { // -1 was set
+		one = one.WithTimeout(protocol.CommandTimeout)
+	}
+	return one.Subscribe(life)
 }
 
 func (in *inbox) setNode(addr string) {
@@ -341,12 +363,21 @@ func (in *inbox) listen(life context.Context, sub *redis.PubSub) error {
 // context lets it. Once the subscription is confirmed that is its life: until then a missing echo has to
 // end that.
 func (in *inbox) next(life context.Context, sub *redis.PubSub) (any, error) {
-	if in.confirmed() {
-		return sub.ReceiveTimeout(life, 0)
+	forever := time.Duration(0)
+	if in.noDeadlines {
+		forever = -1
+	}
+	if in.is(lockstate.Joined) {
+		return sub.ReceiveTimeout(life, forever)
 	}
 	ctx, cancel := context.WithTimeout(life, confirmWait)
 	defer cancel()
-	got, err := sub.ReceiveTimeout(ctx, confirmWait)
+	soon := confirmWait
+	if in.noDeadlines {
+		soon = forever
+		defer time.AfterFunc(confirmWait, func() { in.leave() }).Stop()
+	}
+	got, err := sub.ReceiveTimeout(ctx, soon)
 	if redisserver.IsServerReply(err) {
 		err = notSubscribed{err}
 	}

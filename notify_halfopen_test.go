@@ -439,3 +439,47 @@ func TestVirtualErrorsOfAnotherLockDoNotHideAHalfOpenInbox(t *testing.T) {
 type hasty struct{}
 
 func (hasty) NextBackOff() time.Duration { return 300 * time.Millisecond }
+
+// undated is a connection that accepts no deadlines, like one through an SSH tunnel.
+type undated struct{ net.Conn }
+
+var errUndated = errors.New("deadlines are not supported")
+
+func (undated) SetDeadline(time.Time) error      { return errUndated }
+func (undated) SetReadDeadline(time.Time) error  { return errUndated }
+func (undated) SetWriteDeadline(time.Time) error { return errUndated }
+
+func TestVirtualAWaiterWhoseConnectionsAcceptNoDeadlinesIsWokenByAMessage(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var healed atomic.Bool
+		rdb := s.connect(t, func(o *redis.Options) {
+			o.ReadTimeout, o.WriteTimeout = -2, -2
+			wrapConns(o, func(conn net.Conn) net.Conn {
+				if !healed.Load() {
+					conn = &deaf{Conn: conn}
+				}
+				return undated{conn}
+			})
+		})
+		waits := clientOn(t, s, rdb)
+		l := lock(t, newClient(t, s).Mutex("x"))
+		waiter := locking(t, waits.Mutex("x"))
+		time.Sleep(time.Second)
+		healed.Store(true) // until now, its subscription was not confirmed
+		time.Sleep(time.Minute)
+		for range 3 {
+			time.Sleep(time.Second + 7*time.Millisecond) // no look is due at that moment
+			began := time.Now()
+			unlock(t, l)
+			l = <-waiter
+			if d := time.Since(began); d != 0 {
+				t.Errorf("entered %v after the release", d)
+			}
+			unlock(t, l)
+			l = lock(t, newClient(t, s).Mutex("x"))
+			waiter = locking(t, waits.Mutex("x"))
+		}
+		unlock(t, l)
+		unlock(t, <-waiter)
+	})
+}

@@ -290,14 +290,15 @@ func WithAttributes(attributes ...attribute.KeyValue) Option {
 	})
 }
 
-// WithSlowThreshold logs callers that have waited for a lock, or held one, for d, while they
-// still do. A caller is logged at most once, at level Warn, with the lock's name (unless
-// [WithoutLockNamesInLogs] keeps it out), the lock's owner if the caller waits, and the file
-// and line of the call that waits or has locked. Its span gets the event "slow". For each lock,
-// only the caller that has waited longest and the one that has held longest are checked, and at
-// most one of each is logged in a minute; of locks that are slow at the same time, ten are named
-// and the others counted. d must be at least 10 ms; the line may come up to d/4 late. The default
-// is to log none. The metrics leased.wait.oldest and leased.hold.oldest need no threshold.
+// WithSlowThreshold logs callers that have waited for a lock, or held one, for d, while they still do. A
+// caller is logged at most once, at level Warn, with the lock's name (unless [WithoutLockNamesInLogs] keeps
+// it out), the lock's owner if the caller waits, and the file and line of the call that waits or has
+// locked. Its span gets the event "slow". For each lock, only the caller that has waited longest and the
+// one that has held longest are checked, and at most one of each is logged in a minute. Of locks that are
+// slow at the same time, ten are named and the others counted; those that stay slow are named later. Of
+// readers without a Lease, RUnlock ends the hold that began first, so one that is stuck among others that
+// come and go is not seen. d must be at least 10 ms; the line may come up to d/4 late. The default is to
+// log none. The metrics leased.wait.oldest and leased.hold.oldest need no threshold.
 func WithSlowThreshold(d time.Duration) Option {
 	return clientOption(func(o *clientOptions) error {
 		if d < 10*time.Millisecond {
@@ -350,8 +351,10 @@ func WithTTL(ttl time.Duration) LockOption {
 // [ErrMaxHold], which is an [ErrLeaseLost], and the lease is no longer renewed, so a stuck
 // holder keeps other processes out for at most one more TTL. While other readers of its
 // process hold the lock, that TTL begins when the last of them unlocks. Other callers of
-// its own process wait for its Unlock, as they do after any loss. d must not be negative.
-// The default is 0, which means no bound.
+// its own process wait for its Unlock, as they do after any loss. RUnlock ends the hold that
+// began first, whoever calls it, so a bound for a single reader needs RLockContext. d is measured
+// on this machine's monotonic clock, which stands still while the machine sleeps. It must not be
+// negative. The default is 0, which means no bound.
 func WithMaxHold(d time.Duration) LockOption {
 	return lockOption(func(o *lockOptions) error {
 		if d < 0 {
@@ -449,7 +452,8 @@ func WithReleaseTimeout(d time.Duration) LockOption {
 // with its primary. Redis replicates asynchronously; without this option, a lease that was
 // granted just before a failover may be granted again to another process. WAIT confirms
 // grants, including those made by another process's release, and renewals. It waits for the
-// replicas for at most timeout, which must be in whole milliseconds, from 1 ms to 1 s.
+// replicas for at most timeout, which must be in whole milliseconds, from 1 ms to 1 s, and
+// shorter than the Redis client's ReadTimeout, by more than a round trip.
 //
 // If fewer than n replicas confirm a grant, it is canceled. LockContext then tries again
 // until its context ends, and returns an error that matches [ErrNoReplicas]; TryLockContext

@@ -30,7 +30,9 @@ const failoverAddr = "FailoverClient"
 //
 // Each of rdbs must be a client of a single server: a *redis.Client, or a type that embeds one.
 // Give all processes the same servers in the same order. NewQuorum refuses two clients with one
-// address, whatever their databases, but cannot tell whether two addresses lead to one server.
+// address, whatever their databases, but cannot tell whether two addresses lead to one server. Never
+// change the set while processes run, not even one after the other: two sets can each have a majority
+// that the other one does not see. See docs/redlock.md.
 // Clients whose Dialers choose the server need an Addr each, all the same.
 //
 // No server may be replaced by a replica of it, whoever does that: the replica may lack the last

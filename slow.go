@@ -12,8 +12,14 @@ import (
 // Waits and holds that have not ended yet. Spans and measurements report them only when they end,
 // which for a stuck lock may be never.
 
-// mostSlowLocks bounds the locks that one look logs, each in at most two lines.
-const mostSlowLocks = 10
+const (
+	// mostSlowLocks bounds the locks that one look logs, each in at most two lines. The others are counted,
+	// and those that are still slow then are left for the next look.
+	mostSlowLocks = 10
+	// mostSlowLines bounds the lines of the last minute, below the number of causes that the log tells
+	// apart.
+	mostSlowLines = mostCauses * 8 / 10
+)
 
 // slowWatch logs callers that have waited, or have been inside, for longer than threshold, each of
 // them at most once. It looks while locks are in use.
@@ -73,8 +79,12 @@ func (s *slowWatch) look(now time.Time) {
 		name := e.keys.Name()
 		_, waited := s.waits[name]
 		_, held := s.holds[name]
-		wait, hold := e.state().TakeSlow(since, now, !waited, !held)
-		if wait == nil && hold == nil {
+		wait, hold := e.state().Slow(since, !waited, !held)
+		full := len(found) == mostSlowLocks || len(s.waits)+len(s.holds) >= mostSlowLines
+		if full && (wait != nil || hold != nil) {
+			more++
+		}
+		if full || wait == nil && hold == nil {
 			e.restLocked()
 			e.mu.Unlock()
 			continue
@@ -83,18 +93,17 @@ func (s *slowWatch) look(now time.Time) {
 		one := slowLock{name: name, waiting: waiting, blocker: blockerName(e.state().Blocker()), ownOwner: within > 0}
 		if wait != nil {
 			s.waits[name] = now
+			wait.SetSlow(now)
 			one.wait, one.waitSite = now.Sub(c.began.Add(wait.Since)), callOf(wait).extras().site
 		}
 		if hold != nil {
 			s.holds[name] = now
+			hold.SetSlow(now)
 			one.hold, one.token, one.holdSite = now.Sub(c.began.Add(hold.Since)), hold.Token, callOf(hold).extras().site
 		}
 		e.restLocked()
 		e.mu.Unlock()
 		found = append(found, one)
-		if len(found) > mostSlowLocks {
-			found, more = found[:mostSlowLocks], more+1
-		}
 	}
 	for i := range found {
 		c.log.slow(&found[i])

@@ -296,7 +296,7 @@ func TestLocksThatAreSlowTogetherAreTenLinesAndACount(t *testing.T) {
 		for i := range 13 {
 			leases = append(leases, lock(t, c.Mutex(fmt.Sprint("x", i))))
 		}
-		time.Sleep(30 * time.Second)
+		time.Sleep(22 * time.Second)
 		synctest.Wait()
 		got := out.take()
 		if n := strings.Count(got, "a lock has been held for a long time"); n != 10 {
@@ -305,7 +305,39 @@ func TestLocksThatAreSlowTogetherAreTenLinesAndACount(t *testing.T) {
 		if n := strings.Count(got, "other locks"); n != 1 || !strings.Contains(got, `msg="leased: other locks have also had long holds or waits" locks=3`) {
 			t.Errorf("%d lines count the rest, which are 3:\n%s", n, got)
 		}
-		for _, l := range leases {
+		for _, l := range leases[:2] {
+			unlock(t, l)
+		}
+		time.Sleep(5 * time.Second) // the next look
+		synctest.Wait()
+		got += out.take()
+		for i, l := range leases[2:] {
+			if name := fmt.Sprint("lock=x", i+2, " "); strings.Count(got, name) != 1 {
+				t.Errorf("%d lines about %s, which is still held", strings.Count(got, name), name)
+			}
+			unlock(t, l)
+		}
+	})
+}
+
+// However many locks are slow at once, and whatever else is logged, the one that is stuck is named some
+// time.
+func TestOfManyLocksThatAreSlowTogetherTheStuckOneIsNamed(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		const many = 190
+		var out logLines
+		c := newClient(t, s, leased.WithLogger(slog.New(slog.NewTextHandler(&out, nil))), leased.WithSlowThreshold(time.Second))
+		var leases []*leased.Lease
+		for i := range many {
+			leases = append(leases, lock(t, c.Mutex(fmt.Sprint("x", i))))
+		}
+		time.Sleep(5 * time.Minute)
+		synctest.Wait()
+		got := out.take()
+		for i, l := range leases {
+			if name := fmt.Sprint("lock=x", i, " "); strings.Count(got, name) != 1 {
+				t.Errorf("%d lines about %s", strings.Count(got, name), name)
+			}
 			unlock(t, l)
 		}
 	})

@@ -272,6 +272,35 @@ func TestARedisClientThatCannotKeepLocksIsRefused(t *testing.T) {
 	}
 }
 
+// go-redis would give the timeout of the WAIT as the error of the acquire before it, which was answered.
+func TestReplicasAreNotWaitedForLongerThanTheRedisClientReads(t *testing.T) {
+	for _, c := range []struct {
+		read, wait time.Duration
+		refused    bool
+	}{
+		{500 * time.Millisecond, 500 * time.Millisecond, true},
+		{500 * time.Millisecond, time.Second, true},
+		{501 * time.Millisecond, 500 * time.Millisecond, false},
+		{0, time.Second, false},  // the default of 5 s
+		{-1, time.Second, false}, // no limit
+		{-2, time.Second, false},
+	} {
+		one := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", ReadTimeout: c.read, ContextTimeoutEnabled: true})
+		defer one.Close()
+		cluster := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}, ReadTimeout: c.read, ContextTimeoutEnabled: true})
+		defer cluster.Close()
+		for _, rdb := range []redis.UniversalClient{one, cluster} {
+			client, err := leased.New(rdb, leased.WithReplicas(1, c.wait))
+			if client != nil {
+				client.Close()
+			}
+			if c.refused != (err != nil) || c.refused && !errors.Is(err, leased.ErrInvalidOption) {
+				t.Errorf("%T, ReadTimeout %v, wait %v: %v", rdb, c.read, c.wait, err)
+			}
+		}
+	}
+}
+
 // A replica has the mark of its server, and may lack a lease.
 func TestAQuorumRefusesRedisClientsThatFollowSentinel(t *testing.T) {
 	var rdbs []redis.UniversalClient

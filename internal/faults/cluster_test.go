@@ -132,6 +132,43 @@ func TestAFrozenMasterOfAClusterCostsNoLeaseAtTheOthers(t *testing.T) {
 	}
 }
 
+// A client that may read from replicas is not redirected by a master that has become one, until a script
+// writes. Renewals go out in pipelines, after which go-redis does not look for the new master.
+func TestAfterAPlannedFailoverAClientThatReadsFromReplicasRenewsAtTheNewMaster(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds, and a Cluster each; run it without -short")
+	}
+	t.Parallel()
+	for what, opts := range map[string][]leased.Option{
+		"plain":    nil,
+		"replicas": {leased.WithReplicas(1, time.Second)},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			c := redistest.NewCluster(t)
+			strain := redistest.NewStrain(t)
+			rdb := c.NewClient(t, func(o *redis.ClusterOptions) { o.ContextTimeoutEnabled, o.ReadOnly = true, true })
+			client := newClient(t, rdb, "", append(opts, leased.WithTTL(6*time.Second), leased.WithLossHandler(func(leased.LossEvent) {}))...)
+			l := mustLock(t, client.Mutex("x"))
+			c.Failover("x")
+			failedOver := time.Now()
+			renewed := client.Stats().Renewals
+			eventually(t, "it is renewed twice, or lost", func() bool {
+				return client.Stats().Renewals > renewed+1 || l.Context().Err() != nil
+			})
+			if l.Context().Err() != nil {
+				t.Fatalf("the lease ended %v after the failover: %v", time.Since(failedOver), context.Cause(l.Context()))
+			}
+			began := time.Now()
+			mustUnlock(t, mustLock(t, client.Mutex("other{x}")))
+			if took := time.Since(began); took > afterPromotion+strain.Since(began) {
+				t.Errorf("another lock of that node took %v", took)
+			}
+			mustUnlock(t, l)
+		})
+	}
+}
+
 // Of two clients of a Cluster, one holds a lock and the other waits for it. The waiter's inbox
 // is on a different node than the lock, and that node becomes unusable.
 func TestTheInboxOfAClusterLeavesANodeThatIsNoGood(t *testing.T) {

@@ -32,7 +32,7 @@ type Caller struct {
 	Orphaned   bool // inside, but the grant that it entered on is gone
 	awaited    bool // its Unlock waits until it is settled, see Await
 	unheard    bool // its Unlock returned before it was settled, see LeaveUnsettled
-	slow       bool // its long wait or hold was reported, see TakeSlow
+	slow       bool // its long wait or hold was reported, see SetSlow
 	unused     bool // it gave the lock back at once, see GiveBack; that this lease was lost concerns nobody
 	Via        Via
 	Ended      ending

@@ -123,7 +123,16 @@ func (l *Lock) Abandon(c *Caller, now time.Time, fx *Effects) bool {
 
 // GiveBack is the event that c, which was admitted, does not take the lock. Nothing was done
 // under the lock, so c has no minimum hold, and if the lease turns out to be lost, that is no loss.
+//
+// Another reader's Unlock may have picked c meanwhile, before c's call had returned: see PickHolder.
+// Then that reader is still inside, and nobody else will unlock for it.
 func (l *Lock) GiveBack(c *Caller, now time.Time, fx *Effects) {
+	if c.Phase == Left && c.Mode == protocol.Shared {
+		if other := l.PickHolder(protocol.Shared); other != nil {
+			l.Leave(other, now, fx)
+		}
+		return
+	}
 	c.unused = true
 	if c.Phase == Inside && !c.Orphaned {
 		l.grant.minHoldUntil = 0
@@ -260,7 +269,8 @@ func (l *Lock) Close(now time.Time, fx *Effects) {
 }
 
 // PickHolder returns a caller of mode m that is inside, nil if there is none. It serves an
-// Unlock that does not say whose lease it ends, so it prefers a caller without a Lease.
+// Unlock that does not say whose lease it ends, so it prefers a caller without a Lease. Readers
+// without one are alike: which of them has left matters only to their number.
 func (l *Lock) PickHolder(m protocol.Mode) *Caller {
 	if l.inside.first == nil || l.inside.first.Mode != m {
 		return nil

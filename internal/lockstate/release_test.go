@@ -359,3 +359,47 @@ func TestALeaseThatNobodyHadIsNotReportedLost(t *testing.T) {
 		})
 	}
 }
+
+// Two readers were admitted at once. One unlocks, which ends the other's hold, as that came first; and the
+// call of that other one has not returned yet when its context ends.
+func TestAReaderThatGivesUpLeavesEvenIfAnotherOnesUnlockHasEndedItsHold(t *testing.T) {
+	for name, lease := range map[string]bool{"RLock": false, "RLockContext": true} {
+		t.Run(name, func(t *testing.T) {
+			h := drive(t)
+			x, y := reader(), reader()
+			x.Leased, y.Leased = lease, lease
+			h.enter(x)
+			h.enter(y)
+			h.answer(h.grant())
+			h.in(x, y)
+			h.leave(h.l.PickHolder(protocol.Shared))
+			if x.Phase != Left || y.Phase != Inside {
+				t.Fatalf("the first is in phase %d, the second in phase %d", x.Phase, y.Phase)
+			}
+			h.step(func(now time.Time, fx *Effects) { h.l.GiveBack(x, now, fx) })
+			h.sends(protocol.Release)
+			h.answer(protocol.Answer{Outcome: protocol.Done})
+			if !h.l.Idle() {
+				t.Error("somebody is still inside")
+			}
+		})
+	}
+}
+
+// Of a writer there is only one, and who is inside later has nothing to do with it.
+func TestAWriterThatGivesUpAfterItsHoldHasEndedEndsNoOther(t *testing.T) {
+	h := drive(t)
+	x, z := writer(), writer()
+	h.enter(x)
+	h.answer(h.grant())
+	h.in(x)
+	h.leave(h.l.PickHolder(protocol.Exclusive))
+	h.sends(protocol.Release)
+	h.answer(protocol.Answer{Outcome: protocol.Done})
+	h.enter(z)
+	h.answer(h.grant())
+	h.step(func(now time.Time, fx *Effects) { h.l.GiveBack(x, now, fx) })
+	if z.Phase != Inside {
+		t.Errorf("the next writer is in phase %d", z.Phase)
+	}
+}

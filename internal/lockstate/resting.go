@@ -77,7 +77,7 @@ func (l *Lock) Wake(r *Resting, env Environment) {
 	*r = Resting{}
 }
 
-// SlowHold reports whether TakeSlow would find that the holder has been inside since then or longer.
+// SlowHold reports whether Slow would find that the holder has been inside since then or longer.
 func (r *Resting) SlowHold(since time.Duration) bool {
 	return r.holder != nil && !r.holder.slow && r.holder.Since <= since
 }

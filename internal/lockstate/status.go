@@ -73,19 +73,23 @@ func (l *Lock) Oldest() (waiting, inside time.Duration) {
 	return waiting, inside
 }
 
-// TakeSlow returns the caller that has waited the longest and the one that has been inside the
-// longest, each only if that began at since or earlier, and only once; otherwise nil. It adds
-// an event to the logs of those that it returns. waits and holds say whether it looks at either.
-func (l *Lock) TakeSlow(since time.Duration, now time.Time, waits, holds bool) (waiting, inside *Caller) {
-	take := func(c *Caller, looks bool) *Caller {
+// Slow returns the caller that has waited the longest and the one that has been inside the longest, each
+// only if that began at since or earlier and SetSlow was not called for it; otherwise nil. waits and holds
+// say whether it looks at either.
+func (l *Lock) Slow(since time.Duration, waits, holds bool) (waiting, inside *Caller) {
+	first := func(c *Caller, looks bool) *Caller {
 		if !looks || c == nil || c.slow || c.Since > since {
 			return nil
 		}
-		c.slow = true
-		c.Events.add(Event{At: now, What: eventSlow})
 		return c
 	}
-	return take(l.waiting.first, waits), take(l.inside.first, holds)
+	return first(l.waiting.first, waits), first(l.inside.first, holds)
+}
+
+// SetSlow notes that c was reported as slow, also in its log of events.
+func (c *Caller) SetSlow(now time.Time) {
+	c.slow = true
+	c.Events.add(Event{At: now, What: eventSlow})
 }
 
 // Served returns the caller that the command in flight is for: the last one that unlocked, one

@@ -294,8 +294,16 @@ func (r *request) own(p *part, a *protocol.Answer, from, now time.Time, inQuaran
 		}
 	}
 	p.quarantineEnd = time.Time{}
-	if p.state != owned || !a.Kept {
-		p.token, p.known = a.Token, a.Token
+	switch {
+	case p.state != owned || !a.Kept:
+		p.token, p.known, p.least, p.grantedYoung = a.Token, a.Token, 0, inQuarantine
+	case p.grantedYoung && !inQuarantine:
+		// It counts from now on, but its token can be smaller than one that the server has lost with its
+		// data. What another lease was given before the restart is below the server's clock by now.
+		p.grantedYoung = false
+		if r.token == 0 {
+			p.least = a.Clock
+		}
 	}
 	if p.state != owned || from.After(p.proved) {
 		p.proved = from
@@ -306,7 +314,7 @@ func (r *request) own(p *part, a *protocol.Answer, from, now time.Time, inQuaran
 
 // enqueued notes that the part waits in its server's queue, after a command sent at from.
 func (p *part) enqueued(a *protocol.Answer, from, now time.Time) {
-	p.state, p.ended, p.proved, p.floor, p.token, p.known = queued, false, from, a.Floor(), 0, 0
+	p.state, p.ended, p.proved, p.floor, p.token, p.known, p.least = queued, false, from, a.Floor(), 0, 0, 0
 	p.told = a.Told
 	p.blockedBy(a, now)
 }

@@ -477,7 +477,7 @@ func (l *Lock) evaluateMove(op *Op, now time.Time, fx *Effects) {
 	yes, never := op.tally(op.olds, now)
 	if op.verb == protocol.Downgrade {
 		for i := range op.next.parts {
-			if op.next.parts[i].state == owned && op.olds[i] == outcomeNo && op.req.parts[i].downgraded { // done by an earlier try
+			if op.next.parts[i].state == owned && op.olds[i] == outcomeNo && op.req.parts[i].downgraded && op.outcomes[i] != outcomeLost { // done by an earlier try
 				yes, never = yes+1, never-1
 			}
 		}

@@ -43,14 +43,14 @@ func Majority(n int) int { return n/2 + 1 }
 // Lock is the state of one client's requests for one lock on all servers. The caller of its
 // methods must serialize the calls, and must perform the effects afterwards.
 type Lock struct {
-	cfg   *Config
-	keys  *protocol.Keys
-	reqs  map[string]*request // keyed by the ids that the state machine knows
-	parts map[string]*request // keyed by the ids that the servers know
-	lanes []lane
-	dueAt time.Time  // when Tick has to look at the requests again; zero for never
-	past  []pastPart // a ring buffer of at most mostPast entries
-	ended int        // how many entries were ever added to past
+	cfg    *Config
+	keys   *protocol.Keys
+	reqs   map[string]*request // keyed by the ids that the state machine knows
+	parts  map[string]*request // keyed by the ids that the servers know
+	lanes  []lane
+	dueAt  time.Time  // when Tick has to look at the requests again; zero for never
+	past   []pastPart // a ring buffer of at most mostPast entries
+	oldest int        // index of the first to be overwritten, once past is full
 }
 
 // pastPart is a part that was released, canceled or yielded recently. A message that its server
@@ -292,9 +292,9 @@ func (l *Lock) remember(id string, server int, now time.Time) {
 	if p := (pastPart{id, server, now}); len(l.past) < mostPast {
 		l.past = append(l.past, p)
 	} else {
-		l.past[l.ended%mostPast] = p
+		l.past[l.oldest] = p
+		l.oldest = (l.oldest + 1) % mostPast
 	}
-	l.ended++
 }
 
 // crossed reports whether a message with this id is about a part that has just ended.

@@ -66,13 +66,15 @@ func slack(ttl time.Duration) uint64 {
 // The token is the greatest that the servers gave. The next owner's majority has a server in
 // common with ours. If that server receives our release, it receives our token with it. If not,
 // it gives the lock to others only after our lease has ended there, and the token that it gives
-// then is at least its own clock. So a token needs no second round trip if it is ahead of the
-// clocks of a majority by much less than the TTL; one that is further ahead is written back first.
+// then is at least its own clock. If that server has lost its data meanwhile, what it grants counts
+// only after its quarantine, and then with a token that is at least its clock; see own. So a token
+// needs no second round trip if it is ahead of the clocks of a majority by much less than the TTL; one
+// that is further ahead is written back first.
 func (l *Lock) tokenOf(r *request) (token, clock uint64, kept bool) {
 	clocks := make([]uint64, 0, l.cfg.N)
 	for i := range r.parts {
 		if p := &r.parts[i]; p.state == owned {
-			token = max(token, p.token)
+			token = max(token, p.token, p.least)
 			clocks = append(clocks, p.clock)
 		}
 	}
@@ -130,7 +132,8 @@ func (l *Lock) review(r *request, now time.Time, fx *Effects) {
 	if l.majority(r, r.basis, now) && (r.op == nil || r.op.verb == protocol.Acquire) {
 		token, clock, kept := l.tokenOf(r)
 		if !kept {
-			if l.writeBack(r, token, fx); !r.writing() { // it has failed
+			if l.writeBack(r, token, fx); !r.writing() { // it has failed; asking leads to another try
+				l.askOnce(r, fx)
 				l.plan(r, now)
 			}
 			return
@@ -141,15 +144,23 @@ func (l *Lock) review(r *request, now time.Time, fx *Effects) {
 		fx.Messages = append(fx.Messages, protocol.Message{Kind: protocol.MessageGranted, ID: r.id, Key: l.keys.Lock, Token: token, Clock: clock, More: r.anyMore(), Link: r.link, Proved: r.basis})
 		return
 	}
-	if r.op == nil && !r.toldToAsk && l.announced(r, now) {
-		// Some proofs are older than the state machine accepts for a message, or are from servers
-		// that may be in quarantine. So it is told to ask, once for each grant: while servers are away or
-		// refuse, their old proofs stay, and the answer to asking would be a reason to ask again.
-		r.toldToAsk = true
-		fx.Messages = append(fx.Messages, protocol.Message{Kind: protocol.MessageWanted, ID: r.id, Key: l.keys.Lock})
-		return
+	// Some proofs may be older than the state machine accepts for a message, or from servers that may be in
+	// quarantine.
+	if !l.announced(r, now) || !l.askOnce(r, fx) {
+		l.plan(r, now)
 	}
-	l.plan(r, now)
+}
+
+// askOnce has the state machine ask, and reports whether it does. It does so once for each grant: while
+// servers are away or refuse, their old proofs stay, and the answer to asking would be a reason to ask
+// again.
+func (l *Lock) askOnce(r *request, fx *Effects) bool {
+	if r.op != nil || r.toldToAsk {
+		return false
+	}
+	r.toldToAsk = true
+	fx.Messages = append(fx.Messages, protocol.Message{Kind: protocol.MessageWanted, ID: r.id, Key: l.keys.Lock})
+	return true
 }
 
 // askRefusing asks the servers that refused a request again once a majority has granted it. They

@@ -180,9 +180,10 @@ func classify(err error) *protocol.Failure {
 }
 
 // elsewhere reports whether err is the answer of a node of a Cluster that does not serve the slot. A
-// command sent to one node, as with WithReplicas, is not redirected.
+// command sent to one node, as with WithReplicas, is not redirected. And where the client reads from
+// replicas, a master that has become one runs scripts until they write, and then names no other node.
 func elsewhere(err error) bool {
-	return redis.HasErrorPrefix(err, "CLUSTERDOWN") || redis.HasErrorPrefix(err, "MOVED")
+	return redis.HasErrorPrefix(err, "CLUSTERDOWN") || redis.HasErrorPrefix(err, "MOVED") || readOnly(err)
 }
 
 // OnlyOperatorHelps reports whether err is a reply of Redis whose cause only an operator can remove,
@@ -221,15 +222,22 @@ func IsServerReply(err error) bool {
 }
 
 // refused reports whether err is a reply that the command had no effect. Without a reply, it may have run
-// or may still run. So it may if a proxy lost the server after it had passed the command on, which is
-// what these replies of Envoy say.
+// or may still run. So it may if a proxy lost the server after it had passed the command on.
 func refused(err error) bool {
 	var answer redis.Error
 	if !IsServerReply(err) || !errors.As(err, &answer) {
 		return false
 	}
 	text := answer.Error()
-	return !strings.HasPrefix(text, "upstream failure") && !strings.HasPrefix(text, "upstream protocol error")
+	for _, lost := range [...]string{
+		"upstream failure", "upstream protocol error", // Envoy
+		"ERR server connection close", // predixy
+	} {
+		if strings.HasPrefix(text, lost) {
+			return false
+		}
+	}
+	return true
 }
 
 // notSent reports whether the command was certainly not sent, for lack of a connection.

@@ -43,9 +43,11 @@ func TestAnErrorSaysWhetherWaitingMendsIt(t *testing.T) {
 		"ERR ACL failure in script: User u has no permissions to run the 'set' command script: 6b, on @user_script:1.": protocol.NeedsOperator,
 		"ERR ACL failure in script: User u has no permissions to access the 'x' key script: 6b, on @user_script:1.":    protocol.NeedsOperator,
 		"NOPERM ACL failure in script: No permissions to access a key":                                                 protocol.NeedsOperator,
-		"upstream failure":        protocol.NoAnswer, // of a proxy, Envoy, which may have passed the command on
-		"upstream protocol error": protocol.NoAnswer,
-		"no upstream host":        protocol.RefusedNow,
+		"upstream failure":                   protocol.NoAnswer, // of a proxy, Envoy, which may have passed the command on
+		"upstream protocol error":            protocol.NoAnswer,
+		"no upstream host":                   protocol.RefusedNow,
+		"ERR server connection close":        protocol.NoAnswer, // predixy
+		"ERR no server connection avaliable": protocol.RefusedNow,
 		"@user_script: 13: -READONLY You can't write against a read only replica.":                              protocol.RefusedNow, // from pcall, Redis 6.2
 		"WRONGTYPE Operation against a key holding the wrong kind of value":                                     protocol.OtherType,
 		"ERR WRONGTYPE Operation against a key holding the wrong kind of value script: 6b, on @user_script:20.": protocol.OtherType,
@@ -74,5 +76,20 @@ func TestAnErrorSaysWhetherWaitingMendsIt(t *testing.T) {
 	}
 	if Classify(nil) != nil {
 		t.Error("no error is a failure")
+	}
+}
+
+// A client that reads from replicas is not redirected by a master that has become one: see elsewhere.
+func TestREADONLYIsANodeThatNoLongerServesTheSlot(t *testing.T) {
+	for text, moved := range map[string]bool{
+		"READONLY You can't write against a read only replica. script: 6b, on @user_script:1.": true,
+		"@user_script: 13: -READONLY You can't write against a read only replica.":             true, // Redis 6.2
+		"CLUSTERDOWN The cluster is down":                                                      true,
+		"MOVED 1 127.0.0.1:2":                                                                  true,
+		"LOADING Redis is loading the dataset in memory":                                       false,
+	} {
+		if got := Classify(answerError(text)); got.Moved != moved {
+			t.Errorf("%q: moved %v", text, got.Moved)
+		}
 	}
 }

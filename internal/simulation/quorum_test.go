@@ -222,6 +222,7 @@ func (w *qWorld) begin(seed int64) {
 	}
 	w.atOnce = rand.New(rand.NewPCG(uint64(seed), 9)).IntN(4) == 0
 	skew := []time.Duration{0, 0, time.Millisecond, 300 * time.Millisecond, 3 * time.Second}[w.rng.IntN(5)]
+	skew = min(skew, w.quarantine)
 	for _, s := range w.servers {
 		s.offset = time.Duration(w.rng.Float64() * float64(skew))
 		s.rate, s.restarted, s.faultAt, s.slowTill = w.ppm(), time.Time{}, time.Time{}, time.Time{}

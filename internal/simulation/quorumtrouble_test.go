@@ -48,8 +48,11 @@ func (w *qWorld) chooseTroubles() {
 		w.has[i] = w.rng.IntN(100) < qPercent[i]
 	}
 	w.quarantine, w.ttls = 3*time.Second, []time.Duration{300 * time.Millisecond, time.Second, 2 * time.Second}
-	if w.has[qLong] {
+	switch {
+	case w.has[qLong]:
 		w.quarantine, w.ttls = 40*time.Second, []time.Duration{30 * time.Second}
+	case w.rng.IntN(4) == 0: // the shortest that is allowed
+		w.quarantine = w.ttls[len(w.ttls)-1]
 	}
 }
 
