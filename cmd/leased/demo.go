@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"time"
 
@@ -91,6 +92,9 @@ func demoPrefix() string { return "leased-demo:" + strings.ToLower(rand.Text()[:
 
 // embeddedRedis starts a server on loopback.
 func embeddedRedis() (*miniredis.Miniredis, error) {
+	if strconv.IntSize < 64 { // it would cut off what the scripts return
+		return nil, errors.New("the embedded Redis needs a 64-bit processor; --redis names another one, but not for --quorum")
+	}
 	m := miniredis.NewMiniRedis()
 	m.ClockTTL(true)
 	if err := m.Start(); err != nil {

@@ -31,26 +31,34 @@ func inspectCommand(std streams) *cobra.Command {
 				return err
 			}
 			defer conn.close()
-			show := func() error {
+			look := func() (show func() error, err error) {
 				info, err := conn.client.Inspect(ctx, args[0])
 				if err != nil {
-					return operatorError("inspect", err)
+					return nil, operatorError("inspect", err)
 				}
 				if asJSON {
-					return json.NewEncoder(std.out).Encode(jsonOf(info, time.Now()))
+					return func() error { return json.NewEncoder(std.out).Encode(jsonOf(info, time.Now())) }, nil
 				}
-				describe(std.out, info)
+				var other *alias
 				if len(info.Owners) > 0 || info.Queue > 0 {
-					if other := conn.alias(ctx, args[0]); other != nil {
+					other = conn.alias(ctx, args[0])
+				}
+				return func() error {
+					describe(std.out, info)
+					if other != nil {
 						hang(std.out, "hint    ", other.says(), widthOf(std.out))
 					}
-				}
-				return nil
+					return nil
+				}, nil
 			}
 			if !watch {
+				show, err := look()
+				if err != nil {
+					return err
+				}
 				return show()
 			}
-			return repeat(ctx, std.out, interval, !asJSON, show)
+			return repeat(ctx, std, watching{interval: interval, pictures: !asJSON, patient: true}, look)
 		}),
 	}
 	at.bind(c)
@@ -76,22 +84,43 @@ func checkInterval(d time.Duration) error {
 	return nil
 }
 
-// repeat calls show until ctx ends, which is no failure. On a terminal, each picture replaces the previous
-// one.
-func repeat(ctx context.Context, out io.Writer, interval time.Duration, clear bool, show func() error) error {
-	tick := time.NewTicker(interval)
+// watching says how something is shown again and again.
+type watching struct {
+	interval time.Duration
+	pictures bool // each has the time above it and, on a terminal, replaces the previous one
+	patient  bool // once something was shown, an error of looking is only reported: a failover may be going on
+}
+
+// repeat looks, and shows what it saw, until ctx ends, which is no failure.
+func repeat(ctx context.Context, std streams, w watching, look func() (show func() error, err error)) error {
+	tick := time.NewTicker(w.interval)
 	defer tick.Stop()
+	shown, told := false, ""
 	for {
-		if clear && isTerminal(out) {
-			fmt.Fprint(out, "\x1b[H\x1b[2J")
-		}
-		if clear {
-			fmt.Fprintln(out, instant(time.Now()))
-		}
-		if err := show(); err != nil && ctx.Err() == nil { // otherwise the error is a consequence
+		show, err := look()
+		switch {
+		case ctx.Err() != nil && show == nil: // the error is a consequence
+			return nil
+		case err != nil && !(shown && w.patient):
 			return err
+		case err != nil:
+			if text := bare(err); text != told {
+				told = text
+				fmt.Fprintf(std.err, "leased: %s: %s; trying again\n", instant(time.Now()), text)
+			}
+		default:
+			if w.pictures && isTerminal(std.out) {
+				fmt.Fprint(std.out, "\x1b[H\x1b[2J")
+			}
+			if w.pictures {
+				fmt.Fprintln(std.out, instant(time.Now()))
+			}
+			if err := show(); err != nil {
+				return err
+			}
+			shown, told = true, ""
 		}
-		if o, ok := out.(*output); ok && o.err != nil {
+		if o, ok := std.out.(*output); ok && o.err != nil {
 			return o.err // nobody sees the next one either
 		}
 		select {

@@ -66,20 +66,19 @@ func isTerminal(stream any) bool {
 	return f != nil && term.IsTerminal(int(f.Fd()))
 }
 
-// wrap breaks text at spaces into lines of at most width columns.
+// wrap breaks text at spaces into lines of at most width columns. It keeps all other spaces: the text may
+// have a quoted name in which several stand together.
 func wrap(text string, width int) []string {
 	var lines []string
-	line := ""
-	for _, word := range strings.Fields(text) {
-		switch {
-		case line == "":
-			line = word
-		case columns(line)+1+columns(word) <= width:
+	words := strings.Split(strings.TrimSpace(text), " ")
+	line := words[0]
+	for _, word := range words[1:] {
+		if word == "" || columns(line)+1+columns(word) <= width {
 			line += " " + word
-		default:
-			lines = append(lines, line)
-			line = word
+			continue
 		}
+		lines = append(lines, line)
+		line = word
 	}
 	return append(lines, line)
 }

@@ -417,8 +417,14 @@ func TestInspectWatchesUntilInterrupted(t *testing.T) {
 		done <- run(ctx, streams{strings.NewReader(""), &out, &errs}, []string{"inspect", "--watch", "--json", "--interval", "50ms", "job", "--redis", m.Addr()})
 	}()
 	until(t, "a free lock", func() bool { return strings.Contains(out.String(), `"state":"free"`) })
+	m.SetError("LOADING Redis is loading the dataset in memory")
+	until(t, "an error", func() bool { return strings.Contains(errs.String(), "trying again\n") })
+	m.SetError("")
 	m.Set("job", "mine")
 	until(t, "a held lock", func() bool { return strings.Contains(out.String(), `"state":"held"`) })
+	if n := strings.Count(errs.String(), "\n"); n != 1 {
+		t.Errorf("%d lines about one outage: %s", n, errs.String())
+	}
 	cancel()
 	if status := <-done; status != statusInterrupted {
 		t.Errorf("status %d, %s", status, errs.String())
@@ -653,6 +659,36 @@ func TestBenchMeasuresAndLeavesNothing(t *testing.T) {
 		keys, err := redistest.Keys(t.Context(), in.Client(), "")
 		return err == nil && len(keys) == 0
 	})
+}
+
+// What is watched may be a failover. Whoever asks for a number of pictures does not wait for its end.
+func TestTopGoesOnAfterAnErrorUnlessItCounts(t *testing.T) {
+	for _, counts := range []bool{false, true} {
+		m := redistest.MiniTCP(t)
+		take(t, redistest.MiniClient(t, m), "", "job")
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		args := []string{"top", "--interval", "50ms", "--redis", m.Addr()}
+		if counts {
+			args = append(args, "--count", "1000000")
+		}
+		var out, errs shared
+		done := make(chan int)
+		// Ended by cancel, or by the error; waited for below.
+		go func() { done <- run(ctx, streams{strings.NewReader(""), &out, &errs}, args) }()
+		until(t, "a picture", func() bool { return strings.Contains(out.String(), "job") })
+		m.SetError("LOADING Redis is loading the dataset in memory")
+		if !counts {
+			until(t, "an error", func() bool { return strings.Contains(errs.String(), "trying again\n") })
+			m.SetError("")
+			seen := len(out.String())
+			until(t, "another picture", func() bool { return strings.Contains(out.String()[seen:], "job") })
+			cancel()
+		}
+		if status := <-done; counts != (status == statusFailed) {
+			t.Errorf("counts %v: status %d, %s", counts, status, errs.String())
+		}
+	}
 }
 
 func TestWhatIsWatchedEndsWithCtrlC(t *testing.T) {

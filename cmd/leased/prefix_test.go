@@ -50,24 +50,24 @@ func TestALockWhoseClientsHaveAnotherPrefixIsLeftToThatPrefix(t *testing.T) {
 		rdb := s.NewClient(t)
 		at := []string{"--redis", s.Addr, "--prefix", s.Prefix}
 		inner := s.Prefix + "billing:"
-		lease := holds(t, rdb, inner, "no. 1", `web[1]*?\`)
-		key := s.Prefix + "billing:no. 1"
+		lease := holds(t, rdb, inner, "no.  1", `web[1]*?\`)
+		key := s.Prefix + "billing:no.  1"
 
-		says := `is lock "no. 1" of clients with key prefix "` + inner + `"; give --prefix ` + inner + " and the name 'no. 1'\n"
-		got := invoke(t, append([]string{"unlock", "--force", "--yes", "billing:no. 1"}, at...)...)
+		says := `is lock "no.  1" of clients with key prefix "` + inner + `"; give --prefix ` + inner + " and the name 'no.  1'\n"
+		got := invoke(t, append([]string{"unlock", "--force", "--yes", "billing:no.  1"}, at...)...)
 		if want := says; got.status != statusUsage || got.out != "" || !strings.Contains(got.err, want) {
 			t.Errorf("unlock: %+v, want %q", got, want)
 		}
-		status, out, errs := runResult(t, s.Addr, "--prefix", s.Prefix, "billing:no. 1", "--", "true")
+		status, out, errs := runResult(t, s.Addr, "--prefix", s.Prefix, "billing:no.  1", "--", "true")
 		if want := says; status != statusRunUsage || out != "" || !strings.HasSuffix(errs, want) {
 			t.Errorf("run: status %d, stdout %q, stderr %q, want %q", status, out, errs, want)
 		}
 		t.Setenv("COLUMNS", "") // no line is broken
-		got = invoke(t, append([]string{"inspect", "billing:no. 1"}, at...)...)
+		got = invoke(t, append([]string{"inspect", "billing:no.  1"}, at...)...)
 		if want := "\nhint    \"" + key + "\" " + says; got.status != 0 || !strings.Contains(got.out, want) {
 			t.Errorf("inspect: %+v, want %q", got, want)
 		}
-		if got := invoke(t, append([]string{"inspect", "--json", "billing:no. 1"}, at...)...); got.status != 0 || strings.Contains(got.out+got.err, "hint") {
+		if got := invoke(t, append([]string{"inspect", "--json", "billing:no.  1"}, at...)...); got.status != 0 || strings.Contains(got.out+got.err, "hint") {
 			t.Errorf("inspect --json: %+v", got)
 		}
 		if err := lease.Check(t.Context()); err != nil {
@@ -75,11 +75,11 @@ func TestALockWhoseClientsHaveAnotherPrefixIsLeftToThatPrefix(t *testing.T) {
 		}
 
 		// The remedy, where the owner is told at once.
-		got = invoke(t, "inspect", "no. 1", "--redis", s.Addr, "--prefix", inner)
+		got = invoke(t, "inspect", "no.  1", "--redis", s.Addr, "--prefix", inner)
 		if got.status != 0 || strings.Contains(got.out, "hint") {
 			t.Errorf("inspect with the right prefix: %+v", got)
 		}
-		if got := invoke(t, "unlock", "--force", "--yes", "no. 1", "--redis", s.Addr, "--prefix", inner); got.status != 0 {
+		if got := invoke(t, "unlock", "--force", "--yes", "no.  1", "--redis", s.Addr, "--prefix", inner); got.status != 0 {
 			t.Errorf("unlock with the right prefix: %+v", got)
 		}
 		within(t, lease.Context().Done(), "the owner is not told")

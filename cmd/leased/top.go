@@ -61,19 +61,23 @@ func topCommand(std streams) *cobra.Command {
 			ctx, stop := context.WithCancelCause(ctx)
 			defer stop(nil)
 			shown := 0
-			err = repeat(ctx, std.out, interval, true, func() error {
+			patient := times == 0 // whoever counts does not wait for Redis to come back
+			err = repeat(ctx, std, watching{interval: interval, pictures: true, patient: patient}, func() (func() error, error) {
 				if err := t.refresh(ctx, time.Now()); err != nil {
-					return inPlainWords(err)
+					t.scan = newScan(t.prefix, t.pattern) // the nodes that it walks over may be gone
+					return nil, inPlainWords(err)
 				}
-				rows := 0
-				if isTerminal(std.out) {
-					rows = max(heightOf(std.out)-5, 3)
-				}
-				t.show(std.out, time.Now(), rows)
-				if shown++; shown == times {
-					stop(errEnough)
-				}
-				return nil
+				return func() error {
+					rows := 0
+					if isTerminal(std.out) {
+						rows = max(heightOf(std.out)-5, 3)
+					}
+					t.show(std.out, time.Now(), rows)
+					if shown++; shown == times {
+						stop(errEnough)
+					}
+					return nil
+				}, nil
 			})
 			if errors.Is(context.Cause(ctx), errEnough) {
 				return nil
