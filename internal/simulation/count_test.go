@@ -217,6 +217,7 @@ var simEvents = map[string]map[int][]string{
 			"reserving × ends",
 		},
 		5000: {
+			"a caller gives back whose hold has ended",
 			"asking × ends",
 			"asking × leave",
 			"downgrading × abandon",

@@ -167,6 +167,10 @@ func (w *world) act() {
 		c.close()
 		return
 	}
+	if c != nil && len(c.returning) > 0 && w.ends.IntN(25) == 0 {
+		c.giveBackLate()
+		return
+	}
 	n := w.rng.IntN(100)
 	if n >= 72 { // as much trouble and time as this world likes
 		kind := []int{0, 0, 0, 0, 0, 0, 1, 2, 2, 2, 3, 3, 4, 4}[(n-72)/2]
@@ -263,8 +267,13 @@ func (c *simClient) enter() {
 func (w *world) shortCuts() bool { return w.seq%2 == 0 }
 
 func (c *simClient) leave(x *lockstate.Caller) {
-	c.w.logf("%s unlocks", c.name)
 	w := c.w
+	if x.Mode == protocol.Shared && len(c.returning) > 0 {
+		if x = c.unlocks(); x == nil {
+			return
+		}
+	}
+	w.logf("%s unlocks", c.name)
 	if p, ok := w.promises[x]; ok && (x.Orphaned || x.Ended == lockstate.ByLoss || w.downgraded[x]) {
 		delete(w.promises, x) // others may have had the lock, or may have it now
 	} else if ok {
@@ -274,7 +283,7 @@ func (c *simClient) leave(x *lockstate.Caller) {
 	d := departure{caller: x, ids: c.owned(x)}
 	draws := x.Token == 0 && c.believes(x) && !w.excuse(c.status().Req.ID)
 	c.step("leave", func(now time.Time, fx *lockstate.Effects) {
-		if w.shortCuts() && c.lock.LeaveKept(x, now) {
+		if w.shortCuts() && len(c.returning) == 0 && c.lock.LeaveKept(x, now) {
 			w.counts["the grant is kept"]++
 			return
 		}
@@ -569,6 +578,9 @@ func (w *world) recover() {
 		if c.paused {
 			c.wake()
 			c.ring()
+		}
+		for !c.dead && len(c.returning) > 0 {
+			c.giveBackLate()
 		}
 		if c.inbox == inboxDown || w.has[longHolds] { // a client that idles for long need not find out soon
 			c.join() // the inbox must find out by itself what else is wrong with it

@@ -115,6 +115,7 @@ type simClient struct {
 	idles     int
 	calls     []*lockstate.Caller // waiting or inside
 	left      []departure
+	returning []*lockstate.Caller // readers who were admitted and give back, but not yet; see giveBackLate
 	order     map[*lockstate.Caller]int
 	lastIn    int
 }
