@@ -95,14 +95,19 @@ func (h *handle) acquire(ctx context.Context, w *call, began time.Time) (*entry,
 	e, err := h.wait(ctx, w, began)
 	if reported { // reading the clock again would be a twentieth of what a hand-off costs
 		now := time.Now()
-		e.leaveOnPanic(w, func() {
+		report := func() {
 			var delivered <-chan struct{}
 			if w.Events != nil {
 				span, delivered = c.tracing.endWaitSpan(ctx, span, &waitRecord{h, e, w, err, began, now})
 			}
 			c.metrics.recordWait(ctx, span, h.label, w, waitOutcome(err), now.Sub(began))
 			c.tracing.awaitDelivery(delivered)
-		})
+		}
+		if err != nil { // it has left already, and would end another one's hold now
+			report()
+		} else {
+			e.leaveOnPanic(w, report)
+		}
 	}
 	if err != nil {
 		return nil, err
@@ -207,19 +212,35 @@ func (h *handle) enter(w *call, now time.Time, inlineFor time.Duration) (*entry,
 	}
 }
 
-// giveUp takes w out of the FIFO or, if w was admitted already, releases its lease at once. It
-// locks the entry's mutex only once, because callers queue for it when thousands give up together.
+// giveUp takes w out of the FIFO or, if w was admitted already, releases its lease at once. It is called
+// once at most. It locks the entry's mutex only once, because callers queue for it when thousands give up
+// together.
 func (e *entry) giveUp(w *call) (known lastKnown) {
+	var left *call // whose hold has ended, if that is not w's
+	var cancel context.CancelCauseFunc
+	var cause error
 	e.step(func(now time.Time, fx *lockstate.Effects) {
 		known = e.lastKnownLocked()
 		known.silent = e.state().Asking()
 		if !e.state().Abandon(w.caller(), now, fx) {
-			e.state().GiveBack(w.caller(), now, fx)
+			if c := e.state().GiveBack(w.caller(), now, fx); c != nil && c != w.caller() {
+				left = callOf(c)
+				cancel, cause = left.extras().cancel, e.causeLocked(left)
+			}
 		}
 		for i := range fx.Cancels {
 			fx.Cancels[i].Under = w.under()
 		}
 	})
+	if left == nil {
+		return known
+	}
+	// Whoever unlocked by name meant this hold.
+	if cancel != nil {
+		cancel(cause)
+	}
+	now := time.Now()
+	_ = e.finishUnlock(left, now, now, false, nil)
 	return known
 }
 
@@ -351,7 +372,7 @@ func (e *entry) unlock(t releaseWait, now time.Time, pick func(*lockstate.Lock) 
 	}
 	var inlineFor time.Duration
 	if waits && fx.Send.Verb != protocol.Acquire { // else this caller does not wait for the command
-		inlineFor = t.inline(w)
+		ifCutShort(func() { e.perform(&fx, idle, 0) }, func() { inlineFor = t.inline(w) }) // a method of t.ctx may panic
 	}
 	e.perform(&fx, idle, inlineFor)
 	if waits {

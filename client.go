@@ -93,6 +93,7 @@ type Client struct {
 	closing chan struct{}     // closed when Shutdown begins
 	drained chan struct{}     // closed once Shutdown has begun, no lock is in use and no Unlock waits
 	stopped chan struct{}     // closed when Shutdown is done
+	unused  chan struct{}     // closed when a lock is removed from the table; nil if nobody waits for that
 	outcome error             // what Shutdown returned; written before stopped is closed
 }
 
@@ -168,6 +169,9 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	} else if cluster, ok := rdb.(interface{ Options() *redis.ClusterOptions }); ok && !cluster.Options().ContextTimeoutEnabled ||
 		kind == oneNode && !server.HonorsDeadlines() {
 		c.log.unbounded()
+	}
+	if keepsSentinel(rdb) {
+		c.log.keepsSentinel()
 	}
 	c.metrics.register()
 	return c, nil
@@ -245,6 +249,18 @@ func readTimeoutOf(rdb redis.UniversalClient) time.Duration {
 		return rdb.Options().ReadTimeout
 	}
 	return 0
+}
+
+// keepsSentinel reports whether rdb follows Sentinels and waits for one that hangs for as long as it may dial, so
+// that it has no time left to ask another one.
+func keepsSentinel(rdb redis.UniversalClient) bool {
+	c, ok := rdb.(interface{ Options() *redis.Options })
+	if !ok || c.Options().Addr != failoverAddr {
+		return false
+	}
+	o := c.Options()
+	reads := 2 * time.Duration(max(o.MaxRetries, 0)+1) // it asks twice
+	return o.ReadTimeout <= 0 || reads*o.ReadTimeout >= o.DialTimeout
 }
 
 // proof returns what can prove to others that a client whose inbox was confirmed is gone. In a
@@ -353,7 +369,33 @@ func (c *Client) retire(e *entry) {
 	}
 	c.watchdog.remove(&e.alarm)
 	delete(c.table, e.keys.Lock)
+	if c.unused != nil {
+		close(c.unused)
+		c.unused = nil
+	}
 	c.drainLocked()
+}
+
+// awaitUnused waits until no caller of a client that is being closed uses the lock with this key any more, or
+// Shutdown is done.
+func (c *Client) awaitUnused(key string) {
+	for {
+		c.mu.Lock()
+		if c.table[key] == nil {
+			c.mu.Unlock()
+			return
+		}
+		if c.unused == nil {
+			c.unused = make(chan struct{})
+		}
+		unused := c.unused
+		c.mu.Unlock()
+		select {
+		case <-unused:
+		case <-c.stopped:
+			return
+		}
+	}
 }
 
 func (c *Client) entries() []*entry {
@@ -382,9 +424,10 @@ func (c *Client) Close() error {
 // are released. rdb stays open.
 //
 // Calls that are waiting return ErrClosed; Lock and RLock, which return no error, panic with it.
-// While another goroutine of the client holds the lock, they panic only once Shutdown is done: an
-// Unlock deferred before that Lock would end that goroutine's hold, and not its own. Stop the
-// goroutines that call Lock before you close the client, or use LockContext.
+// While another goroutine of the client holds the lock, they panic only once that one has unlocked
+// it, or Shutdown is done, because an Unlock deferred before that Lock would end its hold; TryLock
+// returns false until then. Stop the goroutines that call Lock before you close the client, or use
+// LockContext.
 //
 // Shutdown stops the client's goroutines. It waits for them, and for the calls of the logger,
 // the loss handler and OpenTelemetry, until ctx ends, but for up to 100 ms even if ctx has

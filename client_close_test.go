@@ -102,6 +102,31 @@ func TestALockThatPanicsInAShutdownLeavesTheHoldOfAnotherGoroutineAlone(t *testi
 			})
 		})
 	}
+	t.Run("beside another lock", func(t *testing.T) { // which only the goroutine that waits can unlock
+		inVirtualTime(t, func(t *testing.T, s place) {
+			c := newClient(t, s)
+			a, b := c.Mutex("a"), c.Mutex("b")
+			a.Lock()
+			b.Lock()
+			closed, panicked := make(chan error, 1), make(chan any, 1)
+			go func() {
+				panicked <- panics(func() {
+					defer b.Unlock()
+					a.Lock()
+				})
+			}()
+			go func() { closed <- c.Shutdown(context.Background()) }()
+			time.Sleep(time.Second)
+			if !open(panicked) || a.TryLock() {
+				t.Error("the other goroutine does not wait for the holder to leave, or TryLock is let in")
+			}
+			a.Unlock()
+			<-panicked
+			if err := <-closed; err != nil || !s.clean(t, "b") {
+				t.Errorf("Shutdown: %v", err)
+			}
+		})
+	})
 	t.Run("not unlocked in time", func(t *testing.T) {
 		inVirtualTime(t, func(t *testing.T, s place) {
 			c := newClient(t, s)

@@ -99,6 +99,8 @@ func ExampleNew_deployments() {
 		MasterName:            "locks",
 		SentinelAddrs:         []string{"sentinel-1:26379", "sentinel-2:26379", "sentinel-3:26379"},
 		ContextTimeoutEnabled: true,
+		ReadTimeout:           time.Second, // with MaxRetries: a Sentinel that hangs is left in time
+		MaxRetries:            -1,
 	})
 	cluster := redis.NewClusterClient(&redis.ClusterOptions{
 		Addrs:                 []string{"node-1:6379", "node-2:6379", "node-3:6379"}, // some, to find the others

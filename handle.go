@@ -89,29 +89,28 @@ func (h *handle) lock(m protocol.Mode) {
 	w := &call{Mode: m, RetryFatal: true}
 	e, err := h.acquire(context.Background(), w, now)
 	if err != nil {
-		h.awaitShutdown(m)
+		if h.anotherIsInside(m) {
+			h.client.awaitUnused(h.keys.Lock)
+		}
 		panic(err)
 	}
 	h.rememberKept(e, w)
 }
 
-// awaitShutdown waits for the end of a Shutdown that has begun, if a caller of this process is inside in
-// mode m. The panic of Lock may run an Unlock that was deferred before, by code that locks again after an
-// Unlock, as sync.Cond does. Nobody could tell it from the Unlock of the caller that is inside.
-func (h *handle) awaitShutdown(m protocol.Mode) {
+// anotherIsInside reports whether the client is being closed while a caller is inside in mode m. The panic of
+// Lock may run an Unlock that was deferred before, by code that locks again after an Unlock, as sync.Cond does.
+// Nobody could tell it from the Unlock of the caller that is inside. So Lock panics only when that one has left.
+func (h *handle) anotherIsInside(m protocol.Mode) bool {
 	if h.client == nil || !h.client.closes() {
-		return
+		return false
 	}
 	e := h.client.lookup(h.keys.Lock)
 	if e == nil {
-		return
+		return false
 	}
 	e.mu.Lock()
-	inside := !e.dead && e.state().PickHolder(m) != nil
-	e.mu.Unlock()
-	if inside {
-		<-h.client.stopped
-	}
+	defer e.mu.Unlock()
+	return !e.dead && e.state().PickHolder(m) != nil
 }
 
 func (h *handle) tryLock(m protocol.Mode) bool {
@@ -126,7 +125,7 @@ func (h *handle) tryLock(m protocol.Mode) bool {
 	if err == nil {
 		h.rememberKept(e, w)
 	}
-	if h.err != nil || errors.Is(err, ErrClosed) {
+	if h.err != nil || errors.Is(err, ErrClosed) && !h.anotherIsInside(m) {
 		panic(err)
 	}
 	return err == nil

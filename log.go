@@ -417,6 +417,11 @@ func (l *throttledLog) unbounded() {
 	l.write(slog.LevelWarn, "unbounded", "commands of this Redis client cannot be given deadlines of their own; set its ContextTimeoutEnabled, and no timeout of -2")
 }
 
+func (l *throttledLog) keepsSentinel() {
+	l.write(slog.LevelWarn, "sentinel", "a Sentinel that hangs would keep this Redis client from finding a new primary; set ReadTimeout and MaxRetries "+
+		"so that twice as many reads as these allow fit into its DialTimeout")
+}
+
 func firstWord(err error) string {
 	word, _, _ := strings.Cut(err.Error(), " ")
 	return word

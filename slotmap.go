@@ -15,7 +15,9 @@ const (
 	reloadEvery   = 500 * time.Millisecond // at most this often
 	reloadFor     = 5 * time.Second        // after the last failure; commands that fail are repeated sooner than that
 	reloadHedge   = 250 * time.Millisecond // a reload that takes longer may have asked a frozen node
-	reloadsAtOnce = 4                      // at most so many reloads may have asked a frozen node
+	reloadsAtOnce = 4                      // at most so many reloads of the last reloadStuck may be under way
+	reloadStuck   = 2 * time.Second        // one that takes longer may go on for half a minute: its node's host has vanished
+	reloadsInAll  = 24                     // at most so many may be under way
 	reloadAwaited = 500 * time.Millisecond // how long commands wait for a reload: time for a second one
 	reloadTakes   = 100 * time.Millisecond // allowed for a ReloadState, which does not say when it is done; it usually takes less
 )
@@ -36,7 +38,8 @@ const (
 // frozen node would hold up all of them. ForEachMaster begins with a reload too, but separately in
 // each call, so if one does not come back, another one is started. (A deadline would not do: when
 // it ends, no node is left to ask, and go-redis forgets all addresses except those that it was made
-// with.)
+// with.) Where a node's host has vanished, go-redis dials it five times, for 5 s each, before it asks
+// another node.
 type slotMap struct {
 	alarm
 	client  *Client
@@ -45,13 +48,13 @@ type slotMap struct {
 
 	stale atomic.Bool // whether fresh is set; written under mu
 
-	mu     sync.Mutex    // guards what follows; only watchdog.mu is locked under it
-	began  time.Time     // when the last reload began
-	back   bool          // whether that reload has come back
-	until  time.Time     // reloading goes on until then
-	number int           // of the last reload
-	atOnce int           // reloads under way
-	fresh  chan struct{} // closed when a reload comes back; nil if commands need not wait for one
+	mu     sync.Mutex        // guards what follows; only watchdog.mu is locked under it
+	began  time.Time         // when the last reload began
+	back   bool              // whether that reload has come back
+	until  time.Time         // reloading goes on until then
+	number int               // of the last reload
+	under  map[int]time.Time // when the reloads under way began, by number
+	fresh  chan struct{}     // closed when a reload comes back; nil if commands need not wait for one
 }
 
 // stateReloader is a *redis.ClusterClient, or a type that embeds one.
@@ -63,7 +66,7 @@ type masterVisitor interface {
 }
 
 func newSlotMap(c *Client, rdb redis.UniversalClient) *slotMap {
-	m := &slotMap{client: c}
+	m := &slotMap{client: c, under: map[int]time.Time{}}
 	m.rdb, _ = rdb.(stateReloader)
 	m.masters, _ = rdb.(clusterNodes)
 	return m
@@ -146,7 +149,7 @@ func (m *slotMap) fire(now time.Time, batch []protocol.Renewal) []protocol.Renew
 	if !m.back {
 		due = m.began.Add(reloadHedge)
 	}
-	begin := !now.Before(due) && m.atOnce < reloadsAtOnce
+	begin := !now.Before(due) && m.mayBegin(now)
 	next := due
 	if !now.Before(due) {
 		m.began, m.back = now, !begin
@@ -154,7 +157,7 @@ func (m *slotMap) fire(now time.Time, batch []protocol.Renewal) []protocol.Renew
 	}
 	if begin {
 		m.number++
-		m.atOnce++
+		m.under[m.number] = now
 	}
 	number := m.number
 	if next.Before(m.until) {
@@ -167,6 +170,17 @@ func (m *slotMap) fire(now time.Time, batch []protocol.Renewal) []protocol.Renew
 		m.ended(number)
 	}
 	return batch
+}
+
+// mayBegin reports whether another reload may begin. It is called under mu.
+func (m *slotMap) mayBegin(now time.Time) bool {
+	recent := 0
+	for _, began := range m.under {
+		if now.Sub(began) < reloadStuck {
+			recent++
+		}
+	}
+	return recent < reloadsAtOnce && len(m.under) < reloadsInAll
 }
 
 // run is a goroutine owned by the client, ended with the reload, and waited for by Shutdown.
@@ -197,7 +211,7 @@ func (m *slotMap) run(number int) {
 func (m *slotMap) ended(number int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.atOnce--
+	delete(m.under, number)
 	m.refreshedLocked()
 	if number == m.number {
 		m.back = true

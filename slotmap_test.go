@@ -1,6 +1,7 @@
 package leased
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -75,9 +76,10 @@ func TestVirtualSlotsAreReloadedHalfASecondApartWhileCommandsFail(t *testing.T) 
 // one comes back when its read timeout ends.
 type frozenNode struct {
 	reloads
-	asks func(n int) bool // whether the n-th reload asks the frozen one
-	busy int
-	most int
+	takes time.Duration    // until the client gives it up; 0: 5 s
+	asks  func(n int) bool // whether the n-th reload asks the frozen one
+	busy  int
+	most  int
 }
 
 func (f *frozenNode) ForEachMaster(context.Context, func(context.Context, *redis.Client) error) error {
@@ -88,7 +90,7 @@ func (f *frozenNode) ForEachMaster(context.Context, func(context.Context, *redis
 	f.most = max(f.most, f.busy)
 	f.mu.Unlock()
 	if f.asks(n) {
-		time.Sleep(5 * time.Second) // of virtual time: until the client gives the frozen node up
+		time.Sleep(cmp.Or(f.takes, 5*time.Second)) // of virtual time
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -111,7 +113,7 @@ func TestVirtualAReloadThatAsksAFrozenNodeHoldsUpNoOther(t *testing.T) {
 		most int
 	}{
 		"the first": {func(n int) bool { return n == 1 }, ms(0, 250, 750, 1250, 1750, 2250, 2750, 3250, 3750, 4250, 4750), 2},
-		"each":      {func(int) bool { return true }, ms(0, 250, 500, 750), 4},
+		"each":      {func(int) bool { return true }, ms(0, 250, 500, 750, 2000, 2250, 2500, 2750, 4000, 4250, 4500, 4750), 12},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			f := &frozenNode{asks: c.asks}
@@ -124,6 +126,33 @@ func TestVirtualAReloadThatAsksAFrozenNodeHoldsUpNoOther(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A host that has vanished holds up each reload that asks it for half a minute. Reloads go on beside these, and
+// are few.
+func TestVirtualReloadsThatAskAVanishedHostHoldUpNoOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &frozenNode{takes: 25 * time.Second, asks: func(n int) bool { return n%3 != 0 }}
+		client := reloading(t, f)
+		began := time.Now()
+		for range 120 { // for a minute
+			client.slotMap.commandFailed(redisserver.Classify(io.EOF))
+			time.Sleep(500 * time.Millisecond)
+		}
+		time.Sleep(time.Minute)
+		back := time.Duration(0)
+		for i, at := range f.since(began) {
+			if i%3 == 2 { // it came back
+				if at-back > 4*time.Second && at < 15*time.Second {
+					t.Errorf("no reload came back between %v and %v", back, at)
+				}
+				back = at
+			}
+		}
+		if f.most > reloadsInAll || f.most < 10 {
+			t.Errorf("%d at once", f.most)
+		}
+	})
 }
 
 // What is sent after a failure finds the node that serves the slot now, also if the node
@@ -172,6 +201,8 @@ func TestVirtualSlotsAreReloadedForWhatAnotherNodeMayMend(t *testing.T) {
 		"timeout":               {context.DeadlineExceeded, true},
 		"a slot that has moved": {answer("MOVED 42 127.0.0.1:7000"), true},
 		"slots not served":      {answer("CLUSTERDOWN Hash slot not served"), true},
+		"cut off and readable":  {answer("ERR Script attempted to execute a write command while the cluster is down and readonly"), true},
+		"a new replica":         {answer("READONLY You can't write against a read only replica."), true},
 		"a slot on its way":     {answer("TRYAGAIN Multiple keys request during rehashing of slot"), false},
 		"out of memory":         {answer("OOM command not allowed"), false},
 		"denied by an ACL":      {answer("NOPERM User app has no permissions"), false},

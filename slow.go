@@ -71,16 +71,19 @@ func (s *slowWatch) look(now time.Time) {
 	}
 	var found []slowLock
 	for _, e := range c.entries() {
+		full := len(found) == mostSlowLocks || len(s.waits)+len(s.holds) >= mostSlowLines
 		e.mu.Lock()
-		if e.awake == nil && !e.resting.SlowHold(since) { // to wake all locks of a client takes too long
+		if slow := e.awake != nil || e.resting.SlowHold(since); !slow || full && e.awake == nil { // to wake all locks of a client takes too long
 			e.mu.Unlock()
+			if slow {
+				more++
+			}
 			continue
 		}
 		name := e.keys.Name()
 		_, waited := s.waits[name]
 		_, held := s.holds[name]
 		wait, hold := e.state().Slow(since, !waited, !held)
-		full := len(found) == mostSlowLocks || len(s.waits)+len(s.holds) >= mostSlowLines
 		if full && (wait != nil || hold != nil) {
 			more++
 		}

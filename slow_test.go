@@ -320,8 +320,7 @@ func TestLocksThatAreSlowTogetherAreTenLinesAndACount(t *testing.T) {
 	})
 }
 
-// However many locks are slow at once, and whatever else is logged, the one that is stuck is named some
-// time.
+// However many locks are slow at once, the one that is stuck is named some time.
 func TestOfManyLocksThatAreSlowTogetherTheStuckOneIsNamed(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		const many = 190

@@ -189,6 +189,137 @@ func (b brokenHistogram) Record(context.Context, float64, ...metric.RecordOption
 	}
 }
 
+// tardy is a context that ends in the moment in which its caller is admitted.
+type tardy struct{ context.Context }
+
+func (c tardy) Done() <-chan struct{} {
+	time.Sleep(time.Second) // called once before the caller comes, and once more when it waits
+	ended := make(chan struct{})
+	close(ended)
+	return ended
+}
+
+// brokenWaits is a meter whose instruments panic at the waits of tardy callers.
+type brokenWaits struct{ noop.MeterProvider }
+
+func (brokenWaits) Meter(string, ...metric.MeterOption) metric.Meter { return brokenWaitsMeter{} }
+
+type brokenWaitsMeter struct{ noop.Meter }
+
+func (brokenWaitsMeter) Float64Histogram(string, ...metric.Float64HistogramOption) (metric.Float64Histogram, error) {
+	return tardyHistogram{}, nil
+}
+
+type tardyHistogram struct{ noop.Float64Histogram }
+
+func (tardyHistogram) Enabled(context.Context) bool { return true }
+
+func (tardyHistogram) Record(ctx context.Context, _ float64, _ ...metric.RecordOption) {
+	if _, is := ctx.(tardy); is {
+		panic("an instrument's bug")
+	}
+}
+
+// Readers without a lease of their own are alike, so a caller that gave up twice would end another one's hold.
+func TestACallThatGaveUpAndPanicsEndsNoOtherReadersHold(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s, leased.WithMeterProvider(brokenWaits{}), leased.WithProfileLabels())
+		other := newClient(t, s)
+		for range 20 { // where two things have happened, select chooses one
+			writer := lock(t, other.Mutex("x"))
+			reader, panicked := make(chan *leased.Lease, 1), make(chan any, 1)
+			go func() {
+				l, err := c.RWMutex("x").RLockContext(context.Background())
+				if err != nil {
+					t.Error(err)
+				}
+				reader <- l
+			}()
+			synctest.Wait()
+			go func() {
+				panicked <- panics(func() { _, _ = c.RWMutex("x").RLockContext(tardy{context.Background()}) })
+			}()
+			time.Sleep(1500 * time.Millisecond)
+			unlock(t, writer)
+			l := <-reader
+			if <-panicked == nil {
+				t.Fatal("the instrument has not panicked")
+			}
+			synctest.Wait()
+			if _, err := other.Mutex("x").TryLockContext(context.Background()); !errors.Is(err, leased.ErrLocked) {
+				t.Fatalf("a reader is inside, and a writer gets %v", err)
+			}
+			unlock(t, l)
+		}
+	})
+}
+
+// Of two leases, RUnlock ends that of the call that has not returned yet, which then gives up: so it is the other
+// lease that has ended.
+func TestALeaseWhoseHoldEndsInAnothersPlaceHasEnded(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s, leased.WithProfileLabels())
+		other := newClient(t, s)
+		rw := c.RWMutex("x")
+		gaveUp := 0
+		for range 20 { // where two things have happened, select chooses one
+			writer := lock(t, other.Mutex("x"))
+			reader, tardily := make(chan *leased.Lease, 1), make(chan *leased.Lease, 1)
+			go func() {
+				l, _ := rw.RLockContext(tardy{context.Background()})
+				tardily <- l
+			}()
+			time.Sleep(1200 * time.Millisecond)
+			go func() {
+				l, err := rw.RLockContext(context.Background())
+				if err != nil {
+					t.Error(err)
+				}
+				reader <- l
+			}()
+			time.Sleep(300 * time.Millisecond)
+			unlock(t, writer)
+			l := <-reader
+			rw.RUnlock()
+			if late := <-tardily; late != nil {
+				_ = late.Unlock()
+				unlock(t, l)
+				continue
+			}
+			gaveUp++
+			synctest.Wait()
+			if l.Context().Err() == nil {
+				t.Fatal("the lease's context goes on")
+			}
+			unlock(t, lock(t, other.Mutex("x")))
+			_ = l.Unlock()
+		}
+		if gaveUp == 0 {
+			t.Error("no call gave up after its admission")
+		}
+	})
+}
+
+// Whoever asked for the Unlock has left all the same, and its release is sent.
+func TestAnUnlockWhoseContextPanicsLeavesTheLockUsable(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s)
+		for what, unlocks := range map[string]func(mu *leased.Mutex, l *leased.Lease){
+			"Mutex.UnlockContext": func(mu *leased.Mutex, _ *leased.Lease) { _ = mu.UnlockContext(struct{ context.Context }{}) },
+			"Lease.UnlockContext": func(_ *leased.Mutex, l *leased.Lease) { _ = l.UnlockContext(struct{ context.Context }{}) },
+		} {
+			mu := c.Mutex("x")
+			l := lock(t, mu)
+			if panics(func() { unlocks(mu, l) }) == nil {
+				t.Errorf("%s: a context without methods is a context", what)
+			}
+			_ = l.Unlock() // it says what was known when the context panicked
+			unlock(t, lock(t, newClient(t, s).Mutex("x")))
+			unlock(t, lock(t, mu))
+		}
+	})
+}
+
 // A caller that fails before it waits takes no other caller's place with it.
 func TestACallWhoseContextPanicsLeavesOthersWaiting(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {

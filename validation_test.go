@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -269,6 +270,47 @@ func TestARedisClientThatCannotKeepLocksIsRefused(t *testing.T) {
 		if c, err := leased.New(rdb); c != nil || !errors.Is(err, leased.ErrInvalidOption) {
 			t.Errorf("%s: %v, %v", what, c, err)
 		}
+	}
+}
+
+func TestNewSaysThatARedisClientKeepsAHungSentinel(t *testing.T) {
+	for _, c := range []struct {
+		read, dial time.Duration
+		retries    int
+		warns      bool
+	}{
+		{0, 0, 0, true}, // the defaults: 5 s, 5 s, 3
+		{time.Second, 0, 0, true},
+		{time.Second, 0, -1, false},
+		{time.Second, 2 * time.Second, -1, true},
+		{time.Second, 5 * time.Second, 1, false},
+		{-1, 0, -1, true},
+	} {
+		o := &redis.FailoverOptions{MasterName: "m", SentinelAddrs: []string{"127.0.0.1:1"}, ContextTimeoutEnabled: true, ReadTimeout: c.read, DialTimeout: c.dial, MaxRetries: c.retries}
+		rdb := redis.NewFailoverClient(o)
+		defer rdb.Close()
+		var out logs
+		client, err := leased.New(rdb, out.option())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := client.Close(); err != nil { // waits for the log
+			t.Error(err)
+		}
+		if n := out.count(slog.LevelWarn, "a Sentinel that hangs"); (n == 1) != c.warns || n > 1 {
+			t.Errorf("%+v: %d lines, %q", c, n, out.messages())
+		}
+	}
+	var out logs
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", ContextTimeoutEnabled: true})
+	defer rdb.Close()
+	client, err := leased.New(rdb, out.option())
+	if err != nil {
+		t.Fatal(err)
+	}
+	client.Close()
+	if len(out.messages()) != 0 {
+		t.Errorf("of a plain client, it says %q", out.messages())
 	}
 }
 

@@ -160,6 +160,9 @@ func (a *address) options() (*redis.UniversalOptions, error) {
 			return nil, err
 		}
 	}
+	if o.MasterName != "" && o.ReadTimeout == 0 {
+		o.ReadTimeout, o.MaxRetries = time.Second, -1 // so that a Sentinel that hangs is left for another one
+	}
 	return o, nil
 }
 

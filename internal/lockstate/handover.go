@@ -138,6 +138,7 @@ func (l *Lock) downgraded(c *protocol.Command, a protocol.Answer, fail *protocol
 	case a.Outcome != protocol.Granted:
 		l.lose(notDowngraded, now, fx)
 		l.cancelLost(c.ID, fx)
+		l.cancelLost(c.Next, fx) // an earlier try may have made it a reader, which writers wait for
 		return
 	default:
 		since := g.since

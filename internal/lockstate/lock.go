@@ -125,19 +125,22 @@ func (l *Lock) Abandon(c *Caller, now time.Time, fx *Effects) bool {
 // under the lock, so c has no minimum hold, and if the lease turns out to be lost, that is no loss.
 //
 // Another reader's Unlock may have picked c meanwhile, before c's call had returned: see PickHolder.
-// Then that reader is still inside, and nobody else will unlock for it.
-func (l *Lock) GiveBack(c *Caller, now time.Time, fx *Effects) {
+// Then that reader is still inside, and nobody else will unlock for it. GiveBack returns whose hold it has
+// ended. It must be called only once for c.
+func (l *Lock) GiveBack(c *Caller, now time.Time, fx *Effects) (left *Caller) {
 	if c.Phase == Left && c.Mode == protocol.Shared {
-		if other := l.PickHolder(protocol.Shared); other != nil {
+		other := l.PickHolder(protocol.Shared)
+		if other != nil {
 			l.Leave(other, now, fx)
 		}
-		return
+		return other
 	}
 	c.unused = true
 	if c.Phase == Inside && !c.Orphaned {
 		l.grant.minHoldUntil = 0
 	}
 	l.Leave(c, now, fx)
+	return c
 }
 
 // Leave is the event that c unlocks. If the lock is then given back to Redis, c is settled
@@ -270,7 +273,8 @@ func (l *Lock) Close(now time.Time, fx *Effects) {
 
 // PickHolder returns a caller of mode m that is inside, nil if there is none. It serves an
 // Unlock that does not say whose lease it ends, so it prefers a caller without a Lease. Readers
-// without one are alike: which of them has left matters only to their number.
+// without one are alike, so which of them has left matters only to their number. An orphan comes first: the
+// Unlock of the reader that it is must not end the hold of another one.
 func (l *Lock) PickHolder(m protocol.Mode) *Caller {
 	if l.inside.first == nil || l.inside.first.Mode != m {
 		return nil

@@ -94,6 +94,7 @@ func (l *Lock) acquired(s *Send, res Result, now time.Time, fx *Effects) {
 	} else if res.Fail == nil {
 		p.young = time.Time{}
 	}
+	p.votes = max(p.votes, res.Votes)
 	if res.Repeated && !s.Cmd.Held {
 		p.mayArrive, p.doubted = true, p.doubted || p.known != 0
 	}
@@ -294,16 +295,8 @@ func (r *request) own(p *part, a *protocol.Answer, from, now time.Time, inQuaran
 		}
 	}
 	p.quarantineEnd = time.Time{}
-	switch {
-	case p.state != owned || !a.Kept:
-		p.token, p.known, p.least, p.grantedYoung = a.Token, a.Token, 0, inQuarantine
-	case p.grantedYoung && !inQuarantine:
-		// It counts from now on, but its token can be smaller than one that the server has lost with its
-		// data. What another lease was given before the restart is below the server's clock by now.
-		p.grantedYoung = false
-		if r.token == 0 {
-			p.least = a.Clock
-		}
+	if p.state != owned || !a.Kept {
+		p.token, p.known = a.Token, a.Token
 	}
 	if p.state != owned || from.After(p.proved) {
 		p.proved = from
@@ -314,7 +307,7 @@ func (r *request) own(p *part, a *protocol.Answer, from, now time.Time, inQuaran
 
 // enqueued notes that the part waits in its server's queue, after a command sent at from.
 func (p *part) enqueued(a *protocol.Answer, from, now time.Time) {
-	p.state, p.ended, p.proved, p.floor, p.token, p.known, p.least = queued, false, from, a.Floor(), 0, 0, 0
+	p.state, p.ended, p.proved, p.floor, p.token, p.known = queued, false, from, a.Floor(), 0, 0
 	p.told = a.Told
 	p.blockedBy(a, now)
 }
@@ -463,6 +456,7 @@ func (s *Send) movedTo(q *part, old outcome, res *Result, now time.Time) outcome
 	if res.Young > 0 {
 		q.young = votes(res.Young, now)
 	}
+	q.votes = max(q.votes, res.Votes)
 	q.heard(a.Outcome, nil)
 	switch {
 	case a.Outcome == protocol.Granted && a.Token <= q.evicted:

@@ -239,7 +239,7 @@ func (l *Lock) granted(op *Op, r *request, now time.Time, fx *Effects) bool {
 		}
 		a.Kept = op.standing(now) >= l.cfg.Need
 	}
-	token, clock, kept := l.tokenOf(r)
+	token, clock, kept := l.tokenOf(r, !a.Kept, now)
 	if a.Kept {
 		token = r.token
 	} else if !kept {
@@ -477,7 +477,8 @@ func (l *Lock) evaluateMove(op *Op, now time.Time, fx *Effects) {
 	yes, never := op.tally(op.olds, now)
 	if op.verb == protocol.Downgrade {
 		for i := range op.next.parts {
-			if op.next.parts[i].state == owned && op.olds[i] == outcomeNo && op.req.parts[i].downgraded && op.outcomes[i] != outcomeLost { // done by an earlier try
+			// Done by an earlier try, and not lost since.
+			if q := &op.next.parts[i]; q.state == owned && op.olds[i] == outcomeNo && op.req.parts[i].downgraded && !q.broken && !q.doubted {
 				yes, never = yes+1, never-1
 			}
 		}
@@ -587,7 +588,7 @@ func (l *Lock) evaluateRenewal(op *Op, now time.Time, fx *Effects) {
 		return
 	case renewed >= l.cfg.Need, n >= l.cfg.Need && open(op.outcomes) == 0:
 		op.Renewed = protocol.Granted
-		_, op.Clock, _ = l.tokenOf(r)
+		_, op.Clock, _ = l.tokenOf(r, false, now)
 		r.noteMajority()
 		if op.sure() >= l.cfg.Need {
 			r.noteKept(op, now)

@@ -146,6 +146,7 @@ type Result struct {
 	Renewed  protocol.Outcome
 	Clock    uint64
 	Young    time.Duration // for how long the server's grants do not count yet
+	Votes    uint64        // the server's clock in µs at the end of its quarantine, 0 if it does not say when that is
 	Repeated bool          // acquire: an earlier copy of it had no answer
 	Fail     *protocol.Failure
 }

@@ -66,15 +66,20 @@ func slack(ttl time.Duration) uint64 {
 // The token is the greatest that the servers gave. The next owner's majority has a server in
 // common with ours. If that server receives our release, it receives our token with it. If not,
 // it gives the lock to others only after our lease has ended there, and the token that it gives
-// then is at least its own clock. If that server has lost its data meanwhile, what it grants counts
-// only after its quarantine, and then with a token that is at least its clock; see own. So a token
-// needs no second round trip if it is ahead of the clocks of a majority by much less than the TTL; one
-// that is further ahead is written back first.
-func (l *Lock) tokenOf(r *request) (token, clock uint64, kept bool) {
+// then is at least its own clock. So a token needs no second round trip if it is ahead of the clocks of
+// a majority by much less than the TTL; one that is further ahead is written back first.
+//
+// If the server in common has lost its data meanwhile, it may have given its grant at once, which counts
+// from the end of its quarantine on. So the token is then at least what the server's clock shows at that
+// end, when our lease is over. fresh says that the grant is not one that r had all the time.
+func (l *Lock) tokenOf(r *request, fresh bool, now time.Time) (token, clock uint64, kept bool) {
 	clocks := make([]uint64, 0, l.cfg.N)
 	for i := range r.parts {
 		if p := &r.parts[i]; p.state == owned {
-			token = max(token, p.token, p.least)
+			token = max(token, p.token)
+			if fresh && !now.Before(p.young) {
+				token = max(token, p.votes)
+			}
 			clocks = append(clocks, p.clock)
 		}
 	}
@@ -130,7 +135,7 @@ func (l *Lock) review(r *request, now time.Time, fx *Effects) {
 		return
 	}
 	if l.majority(r, r.basis, now) && (r.op == nil || r.op.verb == protocol.Acquire) {
-		token, clock, kept := l.tokenOf(r)
+		token, clock, kept := l.tokenOf(r, true, now)
 		if !kept {
 			if l.writeBack(r, token, fx); !r.writing() { // it has failed; asking leads to another try
 				l.askOnce(r, fx)

@@ -39,8 +39,7 @@ func (l *Lock) Receive(server int, m *protocol.Message, now time.Time, fx *Effec
 		}
 		a := &protocol.Answer{Token: m.Token, Clock: m.Clock, More: m.More}
 		r.own(p, a, p.proved, now, false)
-		p.quarantineUnknown = p.asking || p.mayArrive || now.Before(p.young)
-		p.grantedYoung = p.quarantineUnknown
+		p.quarantineUnknown = p.asking || p.mayArrive
 		if m.Link != nil { // kept, because the state machine may be told only after a further answer
 			r.link = m.Link
 		}

@@ -18,7 +18,6 @@ type part struct {
 	proved time.Time
 	floor  uint64 // queued: the lock's last token there
 	token  uint64 // owned: the grant's token
-	least  uint64 // owned: the lease's token is at least this, if that is more; see own
 	known  uint64 // owned: the greatest token of the lock that the server is known to have stored
 	clock  uint64 // the server's clock in µs when it last said that we own the lock
 	told   uint64 // time up to which readers were notified
@@ -39,7 +38,6 @@ type part struct {
 	// quarantineUnknown: a message said that we own the lock, and the server has not said since whether
 	// it is in quarantine.
 	quarantineUnknown bool
-	grantedYoung      bool // owned: as far as is known, the server was in quarantine when it granted the part
 	refused           bool // its server had another owner, and the request did not wait
 	grantedLate       bool // the server granted the part again only after quarantineEnd
 	// evicted is the greatest token of the lock that a message about the part's eviction had: what the
@@ -68,6 +66,7 @@ type part struct {
 type history struct {
 	since     time.Time // when the part became owned; if its server lost its data, before that
 	young     time.Time // until then a grant of the server does not count for a majority
+	votes     uint64    // the server's clock in µs at the end of its quarantine, as far as it is known; see tokenOf
 	giveBacks int       // how often the part's grant was given back
 	lost      bool      // a renewal found the part lost, and the acquire that follows has no answer yet
 	broken    bool      // others may have owned there since a majority was last known to have kept the lease; see brokeOff

@@ -179,11 +179,18 @@ func classify(err error) *protocol.Failure {
 	return &protocol.Failure{Err: err, Kind: protocol.NoAnswer, Again: again}
 }
 
-// elsewhere reports whether err is the answer of a node of a Cluster that does not serve the slot. A
-// command sent to one node, as with WithReplicas, is not redirected. And where the client reads from
-// replicas, a master that has become one runs scripts until they write, and then names no other node.
+// elsewhere reports whether err may be the answer of a node of a Cluster that does not serve the slot. A
+// command sent to one node, as with WithReplicas, is not redirected. Where the client reads from replicas, a
+// master that has become one runs scripts until they write, and names no other node, nor does it while it
+// loads the data of its own master. And a master that is cut off from the others runs them until they write
+// with cluster-allow-reads-when-down.
 func elsewhere(err error) bool {
-	return redis.HasErrorPrefix(err, "CLUSTERDOWN") || redis.HasErrorPrefix(err, "MOVED") || readOnly(err)
+	for _, prefix := range [...]string{"CLUSTERDOWN", "MOVED", "LOADING", "MASTERDOWN"} {
+		if redis.HasErrorPrefix(err, prefix) {
+			return true
+		}
+	}
+	return readOnly(err) || IsServerReply(err) && strings.Contains(err.Error(), "cluster is down")
 }
 
 // OnlyOperatorHelps reports whether err is a reply of Redis whose cause only an operator can remove,

@@ -79,14 +79,18 @@ func TestAnErrorSaysWhetherWaitingMendsIt(t *testing.T) {
 	}
 }
 
-// A client that reads from replicas is not redirected by a master that has become one: see elsewhere.
-func TestREADONLYIsANodeThatNoLongerServesTheSlot(t *testing.T) {
+// Not every node that no longer serves a slot says MOVED: see elsewhere.
+func TestWhichErrorsMayBeOfANodeThatNoLongerServesTheSlot(t *testing.T) {
 	for text, moved := range map[string]bool{
-		"READONLY You can't write against a read only replica. script: 6b, on @user_script:1.": true,
-		"@user_script: 13: -READONLY You can't write against a read only replica.":             true, // Redis 6.2
-		"CLUSTERDOWN The cluster is down":                                                      true,
-		"MOVED 1 127.0.0.1:2":                                                                  true,
-		"LOADING Redis is loading the dataset in memory":                                       false,
+		"READONLY You can't write against a read only replica. script: 6b, on @user_script:1.":                                  true,
+		"@user_script: 13: -READONLY You can't write against a read only replica.":                                              true, // Redis 6.2
+		"CLUSTERDOWN The cluster is down":                                                                                       true,
+		"MOVED 1 127.0.0.1:2":                                                                                                   true,
+		"LOADING Redis is loading the dataset in memory":                                                                        true,
+		"MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.":                                      true,
+		"ERR Script attempted to execute a write command while the cluster is down and readonly script: 6b, on @user_script:1.": true,
+		"BUSY Redis is busy running a script.":                                                                                  false,
+		"OOM command not allowed when used memory > 'maxmemory'.":                                                               false,
 	} {
 		if got := Classify(answerError(text)); got.Moved != moved {
 			t.Errorf("%q: moved %v", text, got.Moved)

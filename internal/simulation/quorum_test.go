@@ -842,6 +842,9 @@ func (s *qServer) execute(send *quorum.Send) (res quorum.Result) {
 		res.Answer, err = s.srv.Do(ctx, send.Keys, &cmd)
 		res.Fail = redisserver.Classify(err)
 		res.Young = s.young(res.Answer.Clock, res.Answer.Mark)
+		if res.Answer.Mark != 0 {
+			res.Votes = res.Answer.Mark + uint64(s.w.quarantine.Microseconds())
+		}
 	case quorum.Adopt:
 		s.w.counts["token written back"]++
 		res.Answer, err = s.srv.Adopt(ctx, send.Keys, send.ID, send.Token)
