@@ -537,6 +537,16 @@ func (c *Client) closes() bool {
 	}
 }
 
+// isClosed reports whether Shutdown is done.
+func (c *Client) isClosed() bool {
+	select {
+	case <-c.stopped:
+		return true
+	default:
+		return false
+	}
+}
+
 // unlocked ends the wait of an Unlock that was counted in unlocks.
 func (c *Client) unlocked() {
 	c.unlocks.Add(-1)

@@ -138,6 +138,9 @@ func TestALockThatPanicsInAShutdownLeavesTheHoldOfAnotherGoroutineAlone(t *testi
 			came := again(mu)
 			isAll(t, <-closed, leased.ErrClosed)
 			<-came
+			if err, ok := panics(func() { mu.TryLock() }).(error); !ok || !errors.Is(err, leased.ErrClosed) {
+				t.Errorf("after Close, TryLock panicked with %v", err)
+			}
 			if s.value(t, "x") == "" {
 				t.Error("it was released while its holder may be at work")
 			}

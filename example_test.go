@@ -99,7 +99,7 @@ func ExampleNew_deployments() {
 		MasterName:            "locks",
 		SentinelAddrs:         []string{"sentinel-1:26379", "sentinel-2:26379", "sentinel-3:26379"},
 		ContextTimeoutEnabled: true,
-		ReadTimeout:           time.Second, // with MaxRetries: a Sentinel that hangs is left in time
+		ReadTimeout:           2 * time.Second, // with MaxRetries: a Sentinel that hangs is left in time
 		MaxRetries:            -1,
 	})
 	cluster := redis.NewClusterClient(&redis.ClusterOptions{

@@ -161,7 +161,7 @@ func (a *address) options() (*redis.UniversalOptions, error) {
 		}
 	}
 	if o.MasterName != "" && o.ReadTimeout == 0 {
-		o.ReadTimeout, o.MaxRetries = time.Second, -1 // so that a Sentinel that hangs is left for another one
+		o.ReadTimeout, o.MaxRetries = 2*time.Second, -1 // so that a Sentinel that hangs is left for another one
 	}
 	return o, nil
 }
@@ -203,6 +203,7 @@ func (a *address) fromURL(o *redis.UniversalOptions) error {
 			o.TLSConfig.ServerName = "" // go-redis takes that of the first sentinel, also for the primary
 		}
 		o.SentinelUsername, o.SentinelPassword = from.SentinelUsername, from.SentinelPassword
+		o.ReadTimeout, o.MaxRetries = from.ReadTimeout, from.MaxRetries
 	default:
 		from, err := redis.ParseURL(a.Redis)
 		if err != nil {
