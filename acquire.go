@@ -216,34 +216,26 @@ func (h *handle) enter(w *call, now time.Time, inlineFor time.Duration) (*entry,
 // once at most. It locks the entry's mutex only once, because callers queue for it when thousands give up
 // together.
 func (e *entry) giveUp(w *call) (known lastKnown) {
-	now := time.Now()
-	var fx lockstate.Effects
 	var cancel context.CancelCauseFunc
 	var cause error
 	var held holdRecord
 	var endsHold bool
-	e.mu.Lock()
-	known = e.lastKnownLocked()
-	known.silent = e.state().Asking()
-	if !e.state().Abandon(w.caller(), now, &fx) {
-		if c := e.state().GiveBack(w.caller(), now, &fx); c != nil && c != w.caller() { // whoever unlocked by name meant this one
-			left := callOf(c)
-			cancel, cause = left.extras().cancel, e.causeLocked(left)
-			held, endsHold = e.takeHoldLocked(left, holdEnd{how: holdOutcome(left, nil), at: now})
+	e.step(func(now time.Time, fx *lockstate.Effects) {
+		known = e.lastKnownLocked()
+		known.silent = e.state().Asking()
+		if !e.state().Abandon(w.caller(), now, fx) {
+			if c := e.state().GiveBack(w.caller(), now, fx); c != nil && c != w.caller() { // whoever unlocked by name meant this one
+				left := callOf(c)
+				cancel, cause = left.extras().cancel, e.causeLocked(left)
+				held, endsHold = e.takeHoldLocked(left, holdEnd{how: holdOutcome(left, nil), at: now})
+			}
 		}
-	}
-	for i := range fx.Cancels {
-		fx.Cancels[i].Under = w.under()
-	}
-	idle := e.rearmLocked(&fx)
-	becameRecent := e.restAfterLocked(fx.Woken.Any())
-	e.mu.Unlock()
+		for i := range fx.Cancels {
+			fx.Cancels[i].Under = w.under()
+		}
+	})
 	if cancel != nil {
 		cancel(cause)
-	}
-	e.perform(&fx, idle, 0)
-	if becameRecent {
-		e.client.recent.add(e)
 	}
 	if endsHold {
 		_ = e.client.recordHold(&held)

@@ -1139,7 +1139,7 @@ var mutants = []mutant{
 	{"a call that gave up gives up once more", "acquire.go", "	if err != nil { // it has left", "	if false { // it has left", "GaveUpAndPanics"},
 	{"a context that panics in an Unlock keeps the release", "acquire.go", "ifCutShort(func() { e.perform(&fx, idle, 0) }, func() { inlineFor = t.inline(w) })", "inlineFor = t.inline(w)", "AnUnlockWhoseContextPanics"},
 	{"a downgrade that was lost leaves a reader of nobody", "internal/lockstate/handover.go", "		l.cancelLost(c.Next, fx)", "		_ = c.Next", "ADowngradeOfALostLease"},
-	{"a lease whose hold ends in another's place keeps its context", "acquire.go", "	if cancel != nil {\n		cancel(cause)\n	}\n	e.perform(&fx, idle, 0)\n	if becameRecent", "	_, _ = cancel, cause\n	e.perform(&fx, idle, 0)\n	if becameRecent", "EndsInAnothersPlace"},
+	{"a lease whose hold ends in another's place keeps its context", "acquire.go", "	if cancel != nil {\n		cancel(cause)\n	}\n	if endsHold", "	_, _ = cancel, cause\n	if endsHold", "EndsInAnothersPlace"},
 	{"nothing is said of a Redis client that keeps a Sentinel that hangs", "client.go", "return o.ReadTimeout <= 0 || reads*o.ReadTimeout >= o.DialTimeout", "return reads < 0", "KeepsAHungSentinel"},
 	{"a proxy's reply is taken for one of Redis", "internal/redisserver/errors.go", "		if strings.HasPrefix(text, lost) {", "		if strings.HasPrefix(text, lost) && false {", "WhetherWaitingMendsIt"},
 	{"an outage long after a refusal began with it", "downtime.go", " || d.otherWorks && now.Sub(d.failed) > refusalLasts {", " {", "LongAfterARefusal"},
