@@ -280,6 +280,7 @@ func TestALeaseWhoseHoldEndsInAnothersPlaceHasEnded(t *testing.T) {
 			time.Sleep(300 * time.Millisecond)
 			unlock(t, writer)
 			l := <-reader
+			work := l.Context()
 			rw.RUnlock()
 			if late := <-tardily; late != nil {
 				_ = late.Unlock()
@@ -288,7 +289,7 @@ func TestALeaseWhoseHoldEndsInAnothersPlaceHasEnded(t *testing.T) {
 			}
 			gaveUp++
 			synctest.Wait()
-			if l.Context().Err() == nil {
+			if work.Err() == nil {
 				t.Fatal("the lease's context goes on")
 			}
 			unlock(t, lock(t, other.Mutex("x")))
