@@ -528,19 +528,12 @@ func (c *Client) cutShort(fail *protocol.Failure) bool {
 }
 
 // closes reports whether Shutdown has begun.
-func (c *Client) closes() bool {
-	select {
-	case <-c.closing:
-		return true
-	default:
-		return false
-	}
-}
+func (c *Client) closes() bool { return isClosed(c.closing) }
 
-// isClosed reports whether Shutdown is done.
-func (c *Client) isClosed() bool {
+// isClosed reports whether a channel on which nothing is sent is closed.
+func isClosed(ch <-chan struct{}) bool {
 	select {
-	case <-c.stopped:
+	case <-ch:
 		return true
 	default:
 		return false
@@ -557,12 +550,8 @@ func (c *Client) unlocked() {
 
 // drainLocked closes drained once its condition holds.
 func (c *Client) drainLocked() {
-	if c.closes() && len(c.table) == 0 && c.unlocks.Load() == 0 {
-		select {
-		case <-c.drained:
-		default:
-			close(c.drained)
-		}
+	if c.closes() && len(c.table) == 0 && c.unlocks.Load() == 0 && !isClosed(c.drained) {
+		close(c.drained)
 	}
 }
 

@@ -101,7 +101,7 @@ func (h *handle) lock(m protocol.Mode) {
 // Lock may run an Unlock that was deferred before, by code that locks again after an Unlock, as sync.Cond does.
 // Nobody could tell it from the Unlock of the caller that is inside. So Lock panics only when that one has left.
 func (h *handle) anotherIsInside(m protocol.Mode) bool {
-	if h.client == nil || !h.client.closes() || h.client.isClosed() {
+	if h.client == nil || !h.client.closes() || isClosed(h.client.stopped) {
 		return false
 	}
 	e := h.client.lookup(h.keys.Lock)
