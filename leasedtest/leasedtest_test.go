@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -360,5 +361,24 @@ func TestLoseFailsTheTestIfNobodyOwns(t *testing.T) {
 		if len(f.failed) != 1 || !strings.Contains(f.failed[0], "nobody owns") {
 			t.Errorf("%s: it failed with %q", what, f.failed)
 		}
+	}
+}
+
+// go-redis keeps the timer of who waits for a connection, and a bubble does not survive a timer of another
+// one.
+func TestBubblesOneAfterTheOtherMayHaveManyCommandsUnderWay(t *testing.T) {
+	for range 2 {
+		synctest.Test(t, func(t *testing.T) {
+			rdb := leasedtest.NewServer(t).Redis()
+			var all sync.WaitGroup
+			for range 500 {
+				all.Go(func() {
+					if err := rdb.Incr(t.Context(), "n").Err(); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			all.Wait()
+		})
 	}
 }

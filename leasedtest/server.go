@@ -120,8 +120,8 @@ func (s *Server) Client(opts ...leased.Option) *leased.Client {
 	return client
 }
 
-// Redis returns a new connection to the server, for code that uses Redis itself or that
-// calls leased.New. It is closed when the test ends.
+// Redis returns a new client of the server, for code that uses Redis itself or that calls leased.New. It is
+// closed when the test ends. At most 10,000 of its commands may be under way at once.
 func (s *Server) Redis() *redis.Client {
 	rdb := redis.NewClient(&redis.Options{
 		Addr: "127.0.0.1:6379", // never dialed; a host name here would be resolved
@@ -129,6 +129,9 @@ func (s *Server) Redis() *redis.Client {
 			return s.dial()
 		},
 		ContextTimeoutEnabled: true,
+		// Who waits for a connection does so with a timer that go-redis keeps for the next one, and a
+		// bubble does not survive a timer of another bubble. Connections are made as they are needed.
+		PoolSize: 10_000,
 		// These notifications look the address up, which a bubble does not survive.
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	})

@@ -1,7 +1,12 @@
 // Package migratelock makes github.com/golang-migrate/migrate migrate a database from one
 // process at a time, with a lock of package leased. It wraps a database driver of migrate
-// and replaces the driver's own lock. Use it for a database without locks, or if
-// connections go through a pooler that breaks advisory locks.
+// and replaces the driver's own lock. Use it for a database without locks, or to wait for
+// other instances with a limit.
+//
+// It cannot replace the lock that some drivers take when they are opened, to create the table that has the
+// version: migrate's drivers for PostgreSQL and SQL Server do, and MySQL's does unless its NoLock is set.
+// Behind a pooler that breaks such locks, opening the driver may wait for ever; so open it over a direct
+// connection.
 //
 //	driver = migratelock.New(driver, client.Mutex("migrations"), 10*time.Second)
 //	m, err := migrate.NewWithInstance("iofs", source, "shop", driver)
@@ -80,7 +85,8 @@ func (d *locked) Unlock() error {
 	return lease.Unlock()
 }
 
-// Run implements database.Driver. It does not begin a migration if the lock was lost.
+// Run implements database.Driver. It does not begin a migration if the lock was lost, of which it asks
+// Redis.
 func (d *locked) Run(migration io.Reader) error {
 	if err := d.lost(); err != nil {
 		return err
@@ -88,9 +94,9 @@ func (d *locked) Run(migration io.Reader) error {
 	return d.Driver.Run(migration)
 }
 
-// SetVersion implements database.Driver. It does not set the version if the lock was lost: another
-// process may have migrated the database since. After a migration that had begun before, the version
-// stays dirty, so that nobody migrates the database any further before somebody has looked at it.
+// SetVersion implements database.Driver. It does not set the version if the lock was lost, of which it asks
+// Redis: another process may have migrated the database since. After a migration that had begun before, the
+// version stays dirty, so that nobody migrates the database any further before somebody has looked at it.
 func (d *locked) SetVersion(version int, dirty bool) error {
 	if err := d.lost(); err != nil {
 		return err
@@ -98,7 +104,7 @@ func (d *locked) SetVersion(version int, dirty bool) error {
 	return d.Driver.SetVersion(version, dirty)
 }
 
-// Drop implements database.Driver. It drops nothing if the lock was lost.
+// Drop implements database.Driver. It drops nothing if the lock was lost, of which it asks Redis.
 func (d *locked) Drop() error {
 	if err := d.lost(); err != nil {
 		return err
@@ -106,13 +112,21 @@ func (d *locked) Drop() error {
 	return d.Driver.Drop()
 }
 
-// lost returns why the lock was lost, nil if it was not or is not held.
+// lost returns why the lock was lost, nil if it was not or is not held. If Redis does not answer, the lock
+// counts as held until its lease ends by the local clock.
 func (d *locked) lost() error {
 	d.mu.Lock()
 	lease := d.lease
 	d.mu.Unlock()
+	if lease == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), d.wait)
+	defer cancel()
+	err := lease.Check(ctx)
 	switch {
-	case lease == nil:
+	case errors.Is(err, leased.ErrLeaseLost):
+		return err
 	case lease.Context().Err() != nil:
 		return context.Cause(lease.Context())
 	case !time.Now().Before(lease.TrustedUntil()): // the context ends a moment after the machine has woken

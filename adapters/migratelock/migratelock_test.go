@@ -163,3 +163,104 @@ func TestNoMigrationBeginsOnceTheLockWasLost(t *testing.T) {
 		}
 	})
 }
+
+// The keys are deleted, and nobody is told: only Redis knows. Before each step it is asked.
+func TestALossOfWhichNothingWasHeardIsNoticedBeforeTheNextStep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := leasedtest.NewServer(t)
+		d, inner := stubDriver(t, server.Client())
+		if err := errors.Join(d.Lock(), d.SetVersion(1, true), d.Run(strings.NewReader("first"))); err != nil {
+			t.Fatal(err)
+		}
+		if err := server.Redis().Del(t.Context(), "migrations").Err(); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.SetVersion(1, false); !errors.Is(err, leased.ErrLeaseLost) {
+			t.Errorf("SetVersion returned %v, want ErrLeaseLost", err)
+		}
+		if version, dirty, err := d.Version(); version != 1 || !dirty || err != nil {
+			t.Errorf("the version is %d, dirty %v, %v", version, dirty, err)
+		}
+		if err := d.Run(strings.NewReader("second")); !errors.Is(err, leased.ErrLeaseLost) {
+			t.Errorf("Run returned %v, want ErrLeaseLost", err)
+		}
+		if !inner.EqualSequence([]string{"first"}) {
+			t.Errorf("these were run: %q", inner.MigrationSequence)
+		}
+		if err := d.Unlock(); !errors.Is(err, leased.ErrLeaseLost) {
+			t.Errorf("Unlock returned %v, want ErrLeaseLost", err)
+		}
+	})
+}
+
+// Until the lease ends by the local clock, nobody else can have the lock.
+func TestMigrationsGoOnWhileRedisCannotBeReachedUntilTheLeaseEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := leasedtest.NewServer(t)
+		d, inner := stubDriver(t, server.Client())
+		if err := d.Lock(); err != nil {
+			t.Fatal(err)
+		}
+		start := server.Stop()
+		defer start()
+		if err := d.Run(strings.NewReader("first")); err != nil {
+			t.Errorf("Run returned %v", err)
+		}
+		time.Sleep(30 * time.Second) // in virtual time: the TTL
+		if err := d.Run(strings.NewReader("second")); !errors.Is(err, leased.ErrLeaseLost) {
+			t.Errorf("Run returned %v, want ErrLeaseLost", err)
+		}
+		if !inner.EqualSequence([]string{"first"}) {
+			t.Errorf("these were run: %q", inner.MigrationSequence)
+		}
+		if err := d.Unlock(); !errors.Is(err, leased.ErrLeaseLost) {
+			t.Errorf("Unlock returned %v, want ErrLeaseLost", err)
+		}
+	})
+}
+
+// The driver's own lock is also taken when it is opened, which the package comment warns of.
+func TestOpeningPostgresTakesALockOfItsOwn(t *testing.T) {
+	db, err := sql.Open("pgx", pgtest.Start(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	var name, schema string
+	if err := db.QueryRowContext(t.Context(), "SELECT current_database(), current_schema()").Scan(&name, &schema); err != nil {
+		t.Fatal(err)
+	}
+	id, err := database.GenerateAdvisoryLockId(name, schema, pgx.DefaultMigrationsTable)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := db.Conn(t.Context()) // like the session that a pooler left behind with a lock
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if _, err := other.ExecContext(t.Context(), "SELECT pg_advisory_lock($1)", id); err != nil {
+		t.Fatal(err)
+	}
+	opened := make(chan error, 1)
+	go func() {
+		_, err := pgx.WithInstance(db, &pgx.Config{})
+		opened <- err
+	}()
+	for waiting := 0; waiting == 0; time.Sleep(time.Millisecond) { // PostgreSQL has no event for it
+		if err := db.QueryRowContext(t.Context(), "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted").Scan(&waiting); err != nil {
+			t.Fatal(err)
+		}
+	}
+	select {
+	case err := <-opened:
+		t.Fatalf("opened although another session has the lock: %v", err)
+	default:
+	}
+	if _, err := other.ExecContext(t.Context(), "SELECT pg_advisory_unlock($1)", id); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-opened; err != nil {
+		t.Error(err)
+	}
+}

@@ -1,7 +1,7 @@
 // Command cache keeps a catalogue in Redis that is slow to compute. When it has expired,
 // one caller of one process computes it anew, and all others wait for that one, instead of
-// all of them storming the source. The catalogue has several keys: readers never see half
-// of a refill, since they read under the lock that a refill writes under.
+// all of them storming the source. The catalogue has several keys, which a refill writes in
+// one transaction: nobody reads half of it, even if its writer dies or loses the lock on the way.
 //
 //	go run ./cache -redis localhost:6379
 package main
@@ -110,10 +110,12 @@ func (c *cache) fill(ctx context.Context) (catalogue, error) {
 	if err != nil {
 		return found, err
 	}
-	if err := c.rdb.Set(ctx, pearsKey, found.pears, c.lasts).Err(); err != nil {
-		return found, err
-	}
-	return found, c.rdb.Set(ctx, plumsKey, found.plums, c.lasts).Err()
+	_, err = c.rdb.TxPipelined(ctx, func(p redis.Pipeliner) error {
+		p.Set(ctx, pearsKey, found.pears, c.lasts)
+		p.Set(ctx, plumsKey, found.plums, c.lasts)
+		return nil
+	})
+	return found, err
 }
 
 func (c *cache) read(ctx context.Context) (catalogue, error) {

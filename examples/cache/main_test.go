@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"io"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -61,6 +62,40 @@ func TestNobodyReadsHalfARefill(t *testing.T) {
 		}
 	}
 	all.Wait()
+}
+
+// breaks is a hook that loses every second SET, as if the process had died before it.
+type breaks struct{ n atomic.Int64 }
+
+func (*breaks) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (*breaks) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (b *breaks) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if cmd.Name() == "set" && b.n.Add(1)%2 == 0 {
+			cmd.SetErr(io.EOF)
+			return io.EOF
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func TestNobodyReadsHalfOfARefillThatWasCutOff(t *testing.T) {
+	server, rdb := testclient.Redis(t)
+	var loads atomic.Int64
+	dying := redis.NewClient(&redis.Options{Addr: server.Addr})
+	defer dying.Close()
+	dying.AddHook(&breaks{})
+	c := counting(testclient.Process(t, rdb).RWMutex("catalogue"), rdb, &loads)
+	if err := c.refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	_ = counting(testclient.Process(t, rdb).RWMutex("catalogue"), dying, &loads).refresh(t.Context()) // it may fail
+	if found, err := c.get(t.Context()); err != nil || found.pears != found.plums {
+		t.Errorf("got %v, %v", found, err)
+	}
 }
 
 // counting returns a cache whose source returns the number of the load, twice.

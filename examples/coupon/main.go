@@ -59,7 +59,7 @@ func run(ctx context.Context, address string) error {
 // slowPartner takes 10 ms to activate a code.
 type slowPartner struct{}
 
-func (slowPartner) Activate(ctx context.Context, _, _ string) error {
+func (slowPartner) Activate(ctx context.Context, _, _ string, _ uint64) error {
 	select {
 	case <-time.After(10 * time.Millisecond):
 		return nil
@@ -68,6 +68,6 @@ func (slowPartner) Activate(ctx context.Context, _, _ string) error {
 	}
 }
 
-func (slowPartner) Deactivate(context.Context, string, string) error { return nil }
+func (slowPartner) Deactivate(context.Context, string, string, uint64) error { return nil }
 
 func shortPause() time.Duration { return 20*time.Millisecond + rand.N(60*time.Millisecond) }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -15,41 +17,35 @@ import (
 	"github.com/leasedmutex/leased/examples/internal/testclient"
 )
 
-// active is a partner that keeps for whom each code is active.
+// active is a partner that keeps for whom each code is active, and under which token.
 type active struct {
-	during func(code, user string) // called while a code is being activated; may be nil
+	during func(code, user string, token uint64) // called while a code is being activated; may be nil
 
 	mu    sync.Mutex
 	users map[string][]string
 }
 
-func (p *active) Activate(_ context.Context, code, user string) error {
+func (p *active) Activate(_ context.Context, code, user string, token uint64) error {
 	p.mu.Lock()
 	if p.users == nil {
 		p.users = map[string][]string{}
 	}
-	p.users[code] = append(p.users[code], user)
+	p.users[code] = append(p.users[code], fmt.Sprint(token, " ", user))
 	p.mu.Unlock()
 	if p.during != nil {
-		p.during(code, user)
+		p.during(code, user, token)
 	}
 	return nil
 }
 
-func (p *active) Deactivate(_ context.Context, code, user string) error {
+func (p *active) Deactivate(_ context.Context, code, user string, token uint64) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var left []string
-	for _, u := range p.users[code] {
-		if u != user {
-			left = append(left, u)
-		}
-	}
-	p.users[code] = left
+	p.users[code] = slices.DeleteFunc(p.users[code], func(it string) bool { return it == fmt.Sprint(token, " ", user) })
 	return nil
 }
 
-// soldAsWritten fails the test unless each code that was given is active for its user and
+// soldAsWritten fails the test unless each code that was given is active for its user, once and
 // for no other, and no other code is active.
 func soldAsWritten(t *testing.T, s *shop, p *active, want int) {
 	t.Helper()
@@ -98,7 +94,7 @@ func TestAGrabWhoseLeaseIsLostIsRolledBack(t *testing.T) {
 	p := &active{}
 	second := &shop{locks: quick, rdb: rdb, partner: p, pause: shortPause}
 	first := &shop{locks: slow, rdb: rdb, partner: p, pause: shortPause}
-	p.during = func(_, user string) {
+	p.during = func(_, user string, _ uint64) {
 		if user != "first" {
 			return
 		}
@@ -119,8 +115,56 @@ func TestAGrabWhoseLeaseIsLostIsRolledBack(t *testing.T) {
 		t.Errorf("the first user got %q, %v", code, err)
 	}
 	soldAsWritten(t, first, p, 1)
-	if owner := rdb.HGet(t.Context(), given, "A").Val(); owner != "second" {
+	if owner := rdb.HGet(t.Context(), given, "A").Val(); !strings.HasSuffix(owner, " second") {
 		t.Errorf("the coupon is %q's", owner)
+	}
+}
+
+// A user's request is slow and loses its lease, and the same request comes again. What the first one
+// undoes must not be the second one's, whether that has given the coupon by then or not.
+func TestARollBackLeavesALaterGrabOfTheSameUserAlone(t *testing.T) {
+	for _, givenFirst := range []bool{false, true} {
+		_, rdb := testclient.Redis(t)
+		slow, quick := testclient.Process(t, rdb), testclient.Process(t, rdb)
+		p := &active{}
+		first := &shop{locks: slow, rdb: rdb, partner: p, pause: shortPause}
+		second := &shop{locks: quick, rdb: rdb, partner: p, pause: shortPause}
+		var once sync.Once
+		isActive, rolledBack, again := make(chan struct{}), make(chan struct{}), make(chan string, 1)
+		p.during = func(string, string, uint64) {
+			mine := false
+			once.Do(func() { mine = true })
+			if !mine { // the second one
+				close(isActive)
+				if !givenFirst {
+					<-rolledBack
+				}
+				return
+			}
+			if err := quick.ForceUnlock(context.Background(), "coupon"); err != nil {
+				t.Error(err)
+			}
+			go func() {
+				code, err := second.grab(context.Background(), "user")
+				again <- fmt.Sprint(code, err)
+			}()
+			<-isActive
+			if givenFirst {
+				got := <-again
+				again <- got
+			}
+		}
+		if err := first.open(t.Context(), []string{"A"}); err != nil {
+			t.Fatal(err)
+		}
+		if code, err := first.grab(t.Context(), "user"); code != "" || !errors.Is(err, leased.ErrLeaseLost) {
+			t.Errorf("the slow request got %q, %v", code, err)
+		}
+		close(rolledBack)
+		if got := <-again; got != "A<nil>" {
+			t.Errorf("the second request got %s", got)
+		}
+		soldAsWritten(t, first, p, 1)
 	}
 }
 
@@ -156,7 +200,7 @@ func TestAGiveThatArrivesAfterItsRollBackIsRefused(t *testing.T) {
 	if _, err := s.next(t.Context(), 7); err != nil {
 		t.Fatal(err)
 	}
-	_ = p.Activate(t.Context(), "A", "user")
+	_ = p.Activate(t.Context(), "A", "user", 7)
 	if kept, err := s.rollBack(t.Context(), 7, "A", "user"); kept || err != nil {
 		t.Fatal(kept, err)
 	}
@@ -178,7 +222,7 @@ func TestARollBackDoesNotUndoAnother(t *testing.T) {
 		if _, err := s.next(t.Context(), token); err != nil {
 			t.Fatal(err)
 		}
-		_ = p.Activate(t.Context(), "A", "user")
+		_ = p.Activate(t.Context(), "A", "user", token)
 	}
 	for token := uint64(8); token >= 7; token-- {
 		if kept, err := s.rollBack(t.Context(), token, "A", "user"); kept || err != nil {

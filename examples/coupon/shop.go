@@ -10,14 +10,17 @@ import (
 	"github.com/leasedmutex/leased"
 )
 
-// partner has to know for whom a code is before the user may have it.
+// partner has to know for whom a code is before the user may have it. The token identifies an
+// activation: the same request may come twice, and ending one activation must not end the other.
+// An activation that arrives after its end must be refused.
 type partner interface {
-	Activate(ctx context.Context, code, user string) error
-	Deactivate(ctx context.Context, code, user string) error
+	Activate(ctx context.Context, code, user string, token uint64) error
+	Deactivate(ctx context.Context, code, user string, token uint64) error
 }
 
 // shop gives out coupons. Its state is in Redis, in practice on another server than the
-// locks: a hash with the token, a list of free codes, and a hash of who has which.
+// locks: a hash with the token, a list of free codes, and a hash that says under which token each of the
+// others was given, and to whom.
 type shop struct {
 	locks   *leased.Client
 	rdb     *redis.Client
@@ -36,7 +39,7 @@ var (
 	errStale    = errors.New("another lease was here")
 )
 
-// grab gives a coupon to the user, or returns an error after which the user has none, unless
+// grab gives a coupon to the user, or returns an error after which nothing of it is left, unless
 // the error is also that of undoing what was done.
 func (s *shop) grab(ctx context.Context, user string) (code string, err error) {
 	lease, err := s.tryLock(ctx)
@@ -57,7 +60,8 @@ func (s *shop) grab(ctx context.Context, user string) (code string, err error) {
 	if err != nil {
 		return "", err
 	}
-	if err = s.partner.Activate(work, code, user); err == nil {
+	// The token tells this activation from any other, also one for the same user.
+	if err = s.partner.Activate(work, code, user, lease.Token()); err == nil {
 		err = s.give(work, lease.Token(), code, user)
 	}
 	if err != nil {
@@ -91,7 +95,7 @@ func (s *shop) tryLock(ctx context.Context) (*leased.Lease, error) {
 
 // rollBack undoes what grab did, unless the coupon was given after all, which it reports: the
 // answer to that command may have been lost. It works without the lock and after the end of
-// the request: so it touches only what is this user's.
+// the request: so it touches only what was done under this token.
 func (s *shop) rollBack(ctx context.Context, token uint64, code, user string) (kept bool, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
@@ -99,7 +103,7 @@ func (s *shop) rollBack(ctx context.Context, token uint64, code, user string) (k
 	if err != nil || kept {
 		return kept, err
 	}
-	return false, s.partner.Deactivate(ctx, code, user)
+	return false, s.partner.Deactivate(ctx, code, user, token)
 }
 
 // next is the first access under a lease: it presents the token and reads.
@@ -137,13 +141,13 @@ var (
 		if tonumber(redis.call('HGET', KEYS[1], 'undone') or '0') >= tonumber(ARGV[1]) then return 0 end
 		if redis.call('LINDEX', KEYS[2], 0) ~= ARGV[2] then return 0 end
 		redis.call('LPOP', KEYS[2])
-		redis.call('HSET', KEYS[3], ARGV[2], ARGV[3])
+		redis.call('HSET', KEYS[3], ARGV[2], ARGV[1] .. ' ' .. ARGV[3])
 		return 1`)
 
 	// A give of the same lease that arrives after this one is refused, and so is one of an
 	// earlier lease, whose token is no longer the stored one anyway.
 	undoScript = redis.NewScript(`
-		if redis.call('HGET', KEYS[2], ARGV[2]) == ARGV[3] then return 1 end
+		if redis.call('HGET', KEYS[2], ARGV[2]) == ARGV[1] .. ' ' .. ARGV[3] then return 1 end
 		if tonumber(redis.call('HGET', KEYS[1], 'undone') or '0') < tonumber(ARGV[1]) then
 			redis.call('HSET', KEYS[1], 'undone', ARGV[1])
 		end

@@ -17,6 +17,7 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"os/signal"
 	"slices"
@@ -127,7 +128,10 @@ func serve(ctx context.Context, o options) (err error) {
 	}()
 	options, err := redis.ParseURL(o.redis)
 	if err != nil {
-		return err
+		if quoted := new(url.Error); errors.As(err, &quoted) {
+			err = quoted.Err // without the URL, in which there may be a password
+		}
+		return fmt.Errorf("-redis is no URL of a Redis: %w", err)
 	}
 	options.ContextTimeoutEnabled = true // the locks bound every command by its context
 	rdb := redis.NewClient(options)
