@@ -222,6 +222,9 @@ func (e *entry) giveUp(w *call) (known lastKnown) {
 	var endsHold bool
 	e.step(func(now time.Time, fx *lockstate.Effects) {
 		known = e.lastKnownLocked()
+		if _, inside := e.state().Counts(); w.Phase == lockstate.Inside {
+			known.here = inside > 1 // others than w
+		}
 		known.silent = e.state().Asking()
 		if !e.state().Abandon(w.caller(), now, fx) {
 			if c := e.state().GiveBack(w.caller(), now, fx); c != nil && c != w.caller() { // whoever unlocked by name meant this one
@@ -354,7 +357,7 @@ func (e *entry) unlock(t releaseWait, now time.Time, pick func(*lockstate.Lock) 
 		return false, nil
 	}
 	w := callOf(caller)
-	ends := e.state().EndsBy(caller)
+	ends := e.state().EndsBy(caller, now)
 	e.noteBehindLocked(w)
 	e.state().Leave(caller, now, &fx)
 	waits, cancel, cause := !w.Settled, w.extras().cancel, e.causeLocked(w)

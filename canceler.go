@@ -31,7 +31,7 @@ type canceler struct {
 	mu          sync.Mutex // guards what follows; only watchdog.mu is locked under it
 	schedule    lockstate.CancelSchedule
 	awaited     map[string]bool // ids of cancels that an Unlock waits for, or has waited for
-	unconfirmed int             // releases that such cancels are to confirm
+	unconfirmed int             // releases that cancels are to confirm, whether an Unlock waits for that or not
 	flush       flushState
 	flushed     chan struct{} // made by drain; closed when everything that is due was tried
 
@@ -87,13 +87,13 @@ func (c *canceler) note(cancel *lockstate.Cancellation) {
 	if inLanes >= lockstate.MostCancels && len(last.Callers) == 0 {
 		return
 	}
-	added := c.schedule.Add(cancel, time.Now())
-	if len(last.Callers) > 0 { // then it was added
+	if !c.schedule.Add(cancel, time.Now()) {
+		return
+	}
+	if last.Release {
 		c.unconfirmed++
 	}
-	if added {
-		c.noteFlushLocked()
-	}
+	c.noteFlushLocked()
 }
 
 // fire begins a flush when the next cancel is due.
@@ -265,9 +265,11 @@ func (c *canceler) answered(batch []*lockstate.Cancellation, results []protocol.
 		if s.Owner != nil { // it was answered, or is given up
 			delete(c.awaited, cancel.ID)
 		}
+		if s.Release {
+			c.unconfirmed--
+		}
 		if len(s.Callers) > 0 {
 			settled = append(settled, s)
-			c.unconfirmed--
 		}
 	}
 	c.mu.Unlock()
@@ -317,6 +319,13 @@ func (c *canceler) drain(ctx context.Context) (unconfirmed int) {
 			return unconfirmed
 		}
 	}
+}
+
+// releases returns for how many releases Redis has not answered.
+func (c *canceler) releases() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.unconfirmed
 }
 
 // idleLocked reports whether everything that is due was tried.

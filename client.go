@@ -251,8 +251,8 @@ func readTimeoutOf(rdb redis.UniversalClient) time.Duration {
 	return 0
 }
 
-// keepsSentinel reports whether rdb follows Sentinels and waits for one that hangs for as long as it may dial, so
-// that it has no time left to ask another one.
+// keepsSentinel reports whether rdb follows Sentinels and waits for one that hangs for as long as it may
+// dial, so that it has no time left to ask another one.
 func keepsSentinel(rdb redis.UniversalClient) bool {
 	c, ok := rdb.(interface{ Options() *redis.Options })
 	if !ok || c.Options().Addr != failoverAddr {
@@ -376,8 +376,8 @@ func (c *Client) retire(e *entry) {
 	c.drainLocked()
 }
 
-// awaitUnused waits until no caller of a client that is being closed uses the lock with this key any more, or
-// Shutdown is done.
+// awaitUnused waits until no caller of a client that is being closed uses the lock with this key any more,
+// or Shutdown is done.
 func (c *Client) awaitUnused(key string) {
 	for {
 		c.mu.Lock()
@@ -423,9 +423,9 @@ func (c *Client) Close() error {
 // released, since its holder may still be working under it; it is left to expire. Idle grants
 // are released. rdb stays open.
 //
-// Calls that are waiting return ErrClosed; Lock and RLock, which return no error, panic with it.
-// While another goroutine of the client holds the lock, they panic only once that one has unlocked
-// it, or Shutdown is done, because an Unlock deferred before that Lock would end its hold; TryLock
+// Calls that are waiting return ErrClosed; Lock and RLock, which return no error, panic with it. While
+// another goroutine of the client holds the lock, for reading or for writing, they panic only once it is
+// unlocked, or Shutdown is done, because an Unlock deferred before that Lock would end that hold; TryLock
 // returns false until then. Stop the goroutines that call Lock before you close the client, or use
 // LockContext.
 //
@@ -466,7 +466,19 @@ func (c *Client) Shutdown(ctx context.Context) error {
 	for _, e := range c.entries() {
 		e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Close(now, fx) })
 	}
-	left := c.awaitUnlocks(ctx)
+	var left []string
+	ifCutShort(func() { // by a method of ctx, so nothing is waited for any more
+		over, cancel := context.WithCancel(context.Background())
+		cancel()
+		c.halt(over, c.abandoned())
+	}, func() { left = c.awaitUnlocks(ctx) })
+	c.halt(ctx, left)
+	return c.outcome
+}
+
+// halt ends all that the client does. It waits for its goroutines as awaitGoroutines says, and sets the
+// outcome of Shutdown; left says what could not be waited for so far.
+func (c *Client) halt(ctx context.Context, left []string) {
 	c.stop()
 	c.watchdog.halt()
 	c.inbox.halt()
@@ -476,7 +488,6 @@ func (c *Client) Shutdown(ctx context.Context) error {
 	if left != nil {
 		c.outcome = fmt.Errorf("%w, but %s", ErrClosed, strings.Join(left, "; "))
 	}
-	return c.outcome
 }
 
 // awaitUnlocks waits, until ctx ends, for the leases to be unlocked and for Redis to confirm the releases.
@@ -563,10 +574,11 @@ func (c *Client) abandoned() (left []string) {
 		e.mu.Lock()
 		_, inside := e.state().Counts()
 		held += inside
-		if inside == 0 {
-			releasing++
-		} else {
+		switch {
+		case inside > 0:
 			names = append(names, e.keys.Name())
+		case e.state().Granted():
+			releasing++
 		}
 		for w := e.state().Holders(); w != nil; w = w.NextHolder() {
 			if r, first := e.takeHoldLocked(callOf(w), holdEnd{how: holdAbandoned, at: time.Now()}); first {
@@ -582,7 +594,7 @@ func (c *Client) abandoned() (left []string) {
 		}
 		left = append(left, fmt.Sprintf("%s not unlocked (%s): %s", what, someNames(names), then))
 	}
-	if n := max(releasing, int(c.unlocks.Load())); n > 0 {
+	if n := max(releasing+c.canceler.releases(), int(c.unlocks.Load())); n > 0 {
 		left = append(left, unconfirmedReleases(n))
 	}
 	return left

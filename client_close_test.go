@@ -127,6 +127,66 @@ func TestALockThatPanicsInAShutdownLeavesTheHoldOfAnotherGoroutineAlone(t *testi
 			}
 		})
 	})
+	// Code that gives a read lock up for a write lock, or the other way round, has an Unlock deferred that
+	// would end the hold of somebody who is inside in the other mode.
+	for _, reads := range []bool{true, false} {
+		t.Run(fmt.Sprint("beside the other mode, reads=", reads), func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, s place) {
+				c := newClient(t, s)
+				rw := c.RWMutex("x")
+				inside, wants := sync.Locker(rw), rw.RLocker()
+				if reads {
+					inside, wants = wants, inside
+				}
+				inside.Lock()
+				closed, panicked := make(chan error, 1), make(chan any, 1)
+				go func() {
+					panicked <- panics(func() {
+						defer inside.Unlock()
+						wants.Lock()
+					})
+				}()
+				synctest.Wait()
+				go func() { closed <- c.Close() }()
+				time.Sleep(3 * time.Second)
+				if s.clean(t, "x") || !open(panicked) || rw.TryLock() || rw.TryRLock() {
+					t.Error("the hold has ended, or Lock has returned, or a try does not return false")
+				}
+				inside.Unlock()
+				if err := <-closed; err != nil {
+					t.Errorf("Close: %v", err)
+				}
+				if text := fmt.Sprint(<-panicked); !strings.Contains(text, "of unlocked mutex") {
+					t.Errorf("the deferred Unlock panicked with %q", text)
+				}
+			})
+		})
+	}
+	t.Run("once rdb is closed", func(t *testing.T) {
+		inVirtualTime(t, func(t *testing.T, s place) {
+			rdb := s.connect(t)
+			c := clientOn(t, s, rdb, leased.WithTTL(time.Minute), leased.WithLossHandler(func(leased.LossEvent) {}))
+			rw := c.RWMutex("x")
+			rw.RLock()
+			_ = rdb.Close()
+			panicked := make(chan any, 1)
+			go func() {
+				panicked <- panics(func() {
+					defer rw.RUnlock()
+					rw.Lock()
+				})
+			}()
+			time.Sleep(30 * time.Second) // so that a renewal has failed
+			if !open(panicked) || rw.TryLock() {
+				t.Error("Lock does not wait for the reader, or TryLock is let in")
+			}
+			rw.RUnlock()
+			if text := fmt.Sprint(<-panicked); !strings.Contains(text, "of unlocked mutex") {
+				t.Errorf("the deferred Unlock panicked with %q", text)
+			}
+			s.Mini.FlushAll()
+		})
+	})
 	t.Run("not unlocked in time", func(t *testing.T) {
 		inVirtualTime(t, func(t *testing.T, s place) {
 			c := newClient(t, s)
@@ -479,6 +539,83 @@ func TestCloseWaitsForReleasesThatHadNoAnswer(t *testing.T) {
 			})
 		})
 	}
+}
+
+// An idle lock is not unlocked by anybody: the client itself gives it back when it is closed.
+func TestCloseWaitsUntilAnIdleLockIsGivenBack(t *testing.T) {
+	for what, mended := range map[string]bool{"Redis answers again": true, "Redis stays away": false} {
+		t.Run(what, func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, s place) {
+				c, wire := onLine(t, s, leased.WithTTL(time.Minute), leased.WithIdleHold(time.Hour))
+				unlock(t, lock(t, c.Mutex("x")))
+				wire.cut()
+				if mended {
+					time.AfterFunc(2*time.Second, wire.mend)
+				}
+				began := time.Now()
+				err := c.Close()
+				took := time.Since(began)
+				switch {
+				case !mended:
+					isAll(t, err, leased.ErrClosed)
+					if took != 5*time.Second || err == nil || !strings.Contains(err.Error(), "1 release was not confirmed") {
+						t.Errorf("Close returned %v after %v", err, took)
+					}
+					wire.mend()
+					s.Mini.FlushAll()
+				case err != nil || took < 2*time.Second || took > 4*time.Second || !s.clean(t, "x"):
+					t.Errorf("Close returned %v after %v, released %v", err, took, s.clean(t, "x"))
+				}
+			})
+		})
+	}
+}
+
+// The error counts what is left, and nothing else: a lease that is held, a release that has had no answer
+// since before the lock was forgotten, and no request of a caller that only waited.
+func TestTheErrorOfAShutdownCountsReleases(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c, wire := onLine(t, s, leased.WithTTL(time.Minute))
+		other := lock(t, newClient(t, s).Mutex("theirs"))
+		go func() { _, _ = c.Mutex("theirs").LockContext(context.Background()) }()
+		released, held := lock(t, c.Mutex("released")), lock(t, c.Mutex("held"))
+		synctest.Wait()
+		wire.cut()
+		isAll(t, released.Unlock(), leased.ErrNotReleased)
+		time.Sleep(10 * time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		err := c.Shutdown(ctx)
+		isAll(t, err, leased.ErrClosed)
+		if err == nil || !strings.Contains(err.Error(), "1 lease was not unlocked (\"held\")") || !strings.Contains(err.Error(), "1 release was not confirmed") {
+			t.Errorf("Shutdown: %v", err)
+		}
+		wire.mend()
+		_ = held.Unlock()
+		unlock(t, other)
+		s.Mini.FlushAll()
+	})
+}
+
+// A method of the context panics: the client stops all the same.
+func TestAShutdownWhoseContextPanicsStopsTheClient(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s, leased.WithTTL(time.Minute))
+		l := lock(t, c.Mutex("x"))
+		if panics(func() { _ = c.Shutdown(struct{ context.Context }{}) }) == nil {
+			t.Fatal("it has not panicked")
+		}
+		err := c.Close()
+		isAll(t, err, leased.ErrClosed)
+		if err == nil || !strings.Contains(err.Error(), "1 lease was not unlocked (\"x\")") {
+			t.Errorf("Close: %v", err)
+		}
+		isAll(t, context.Cause(l.Context()), leased.ErrClosed)
+		time.Sleep(time.Minute)
+		if !s.clean(t, "x") {
+			t.Error("it is still renewed")
+		}
+	})
 }
 
 // What keeps the last token of a lock that is held is such a command too.

@@ -279,7 +279,8 @@
 //
 // Transient errors, such as a lost connection, a failover or a server that is loading its
 // data, are retried after the pauses set by [WithBackOff]. Meanwhile one of the client's
-// locks asks Redis every 2 s; when it gets a reply, all other locks continue at once.
+// locks asks Redis every 2 s, or every 4 s if only one lock waits and gets no answer at all; when
+// it gets a reply, all other locks continue at once.
 // LockContext returns errors that an operator must fix (NOAUTH, NOPERM, WRONGTYPE,
 // protected mode) at once; Lock retries them. If the key has another type, such as the
 // hashes that Redisson uses, the error says so in words. On a bad name, a bad option, a

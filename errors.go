@@ -39,8 +39,8 @@ var (
 	// ErrNotReleased is returned by Unlock and UnlockContext if Redis did not confirm the release in time,
 	// and did not confirm that the lock was this client's until then. The client keeps retrying, unless the
 	// error also matches [ErrClosed] or the TTL has passed: then nothing retries. The error's text says by
-	// when the lock expires. If Redis later says that the lock may have been lost before Unlock, the loss
-	// handler is called.
+	// when the lock expires at the latest. If Redis later says that the lock may have been lost before
+	// Unlock, the loss handler is called.
 	ErrNotReleased = lockstate.ErrNotReleased
 
 	// ErrNoReplicas is matched by the error of LockContext, and by other errors as their last
@@ -189,7 +189,7 @@ func saysOfLoss(err, unlock error) bool {
 // notReleased says how long an unconfirmed release may keep other processes out.
 type notReleased struct {
 	name    string
-	ends    time.Time // when the lock expires; zero if only Redis knows
+	ends    time.Time // by when the lock expires; zero if only Redis knows
 	lastErr error     // last error of Redis, may be nil
 	ended   error     // the error of the context that the caller waited with; may be nil
 	over    bool      // nothing is tried any more: a client was closed, or the TTL has passed

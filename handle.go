@@ -89,7 +89,7 @@ func (h *handle) lock(m protocol.Mode) {
 	w := &call{Mode: m, RetryFatal: true}
 	e, err := h.acquire(context.Background(), w, now)
 	if err != nil {
-		if h.anotherIsInside(m) {
+		if h.anotherIsInside() {
 			h.client.awaitUnused(h.keys.Lock)
 		}
 		panic(err)
@@ -97,11 +97,12 @@ func (h *handle) lock(m protocol.Mode) {
 	h.rememberKept(e, w)
 }
 
-// anotherIsInside reports whether the client is being closed while a caller is inside in mode m. The panic of
-// Lock may run an Unlock that was deferred before, by code that locks again after an Unlock, as sync.Cond does.
-// Nobody could tell it from the Unlock of the caller that is inside. So Lock panics only when that one has left.
-func (h *handle) anotherIsInside(m protocol.Mode) bool {
-	if h.client == nil || !h.client.closes() || isClosed(h.client.stopped) {
+// anotherIsInside reports whether a caller is inside while Lock returns no lease any more, because the
+// client or rdb is closed. The panic of Lock may run an Unlock or RUnlock that was deferred before, by code
+// that locks again after an Unlock, as sync.Cond does. Nobody could tell it from the Unlock of the caller
+// that is inside. So Lock panics only when that one has left, unless Shutdown is done before.
+func (h *handle) anotherIsInside() bool {
+	if h.err != nil || h.client == nil || isClosed(h.client.stopped) {
 		return false
 	}
 	e := h.client.lookup(h.keys.Lock)
@@ -110,7 +111,8 @@ func (h *handle) anotherIsInside(m protocol.Mode) bool {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return !e.dead && e.state().PickHolder(m) != nil
+	_, inside := e.state().Counts()
+	return !e.dead && inside > 0
 }
 
 func (h *handle) tryLock(m protocol.Mode) bool {
@@ -125,7 +127,7 @@ func (h *handle) tryLock(m protocol.Mode) bool {
 	if err == nil {
 		h.rememberKept(e, w)
 	}
-	if h.err != nil || errors.Is(err, ErrClosed) && !h.anotherIsInside(m) {
+	if h.err != nil || errors.Is(err, ErrClosed) && !h.anotherIsInside() {
 		panic(err)
 	}
 	return err == nil

@@ -37,7 +37,9 @@ type Owner struct {
 	TTL time.Duration
 
 	// Since is when it became the owner, or for a downgraded writer when it became the writer,
-	// by Redis' clock; zero for any other reader, and for a foreign owner.
+	// by Redis' clock; zero for any other reader, and for a foreign owner. If Unlocked, it may be the
+	// time of the unlock instead, and Token the last caller's: where callers of the owner's process had
+	// passed the lock on.
 	Since time.Time
 
 	// Token is the grant's token, or for a downgraded writer its token as a writer; 0 where Since is
@@ -48,7 +50,7 @@ type Owner struct {
 	// TTL, until the owner's [WithMinHold] is over.
 	Unlocked bool
 
-	Value string // the value of the lock's key; only for foreign owners and later versions
+	Value string // the value of the lock's key; only for foreign owners and later versions; `""` if it is empty
 }
 
 // Waiter is a process that waits for a lock.

@@ -88,8 +88,11 @@ func TestInspectShowsThoseWhoWaitInTheirOrder(t *testing.T) {
 func TestInspectShowsForeignAndLaterOwnersAsTheyAre(t *testing.T) {
 	onBoth(t, func(t *testing.T, s place) {
 		c := newClient(t, s)
-		for _, value := range []string{"8d1f", "leased2:w:owner", "leased1:garbage"} {
+		for _, value := range []string{"8d1f", "leased2:w:owner", "leased1:garbage", ""} {
 			s.rdb.Set(context.Background(), s.Prefix+"x", value, time.Minute)
+			if value == "" {
+				value = `""`
+			}
 			info := inspect(t, c, "x")
 			if len(info.Owners) != 1 {
 				t.Fatalf("%q: %+v", value, info)

@@ -109,6 +109,9 @@ func (l *throttledLog) reason(name string, err error) any {
 	switch {
 	case name == "" && !hasArguments && redisserver.IsServerReply(err): // it may name any lock
 		text = firstWord(err)
+		if lacks := new(redisserver.LackingError); errors.As(err, &lacks) {
+			text = lacks.What() + ": " + firstWord(lacks.Answer)
+		}
 	case name != "":
 		text = withoutWord(withoutWord(text, l.prefix+name), name)
 	}

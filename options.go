@@ -102,10 +102,11 @@ func invalid(format string, args ...any) error {
 // All clients that share a lock need the same prefix, because messages go to channels under
 // it. A key is the prefix and the name, with nothing in between: end the prefix with a
 // separator, such as a colon, so that no name of one application is a key of another. Where
-// keys collide, the two applications still exclude each other. But a release does not wake the
-// other application's waiters: they may lose their places, and notice the release only at their
-// next re-check. Nor does ForceUnlock notify the other's owner, which notices at its next
-// renewal.
+// keys collide, the two applications still exclude each other. But no message of one reaches the
+// other: waiters lose their places at each release and notice it only at their next re-check, so
+// while two processes of one application take turns, the other may not get the lock at all; a lock
+// that is kept idle ([WithIdleHold]) is not given up to the other, nor do readers make room for its
+// writers; and ForceUnlock does not notify the other's owner, which notices at its next renewal.
 func WithKeyPrefix(prefix string) Option {
 	return clientOption(func(o *clientOptions) error {
 		if len(prefix) > maxPrefixBytes || !utf8.ValidString(prefix) {

@@ -54,6 +54,44 @@ func (c *hungConn) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
+// docs/operating.md has these figures.
+func TestVirtualALeaseSurvivesTheOutageThatTheTableNames(t *testing.T) {
+	for ttl, outage := range map[time.Duration]time.Duration{
+		6 * time.Second: 2300 * time.Millisecond, 30 * time.Second: 17600 * time.Millisecond, 2 * time.Minute: 76700 * time.Millisecond,
+	} {
+		for _, refused := range []bool{true, false} {
+			if !refused {
+				outage -= time.Second
+				if ttl > time.Minute {
+					outage -= 5 * time.Second // a dial
+				}
+			}
+			t.Run(fmt.Sprintf("%v/refused=%v", ttl, refused), func(t *testing.T) {
+				inVirtualTime(t, func(t *testing.T, s place) {
+					var way hung
+					rdb, wire := s.lineOf(t)
+					if !refused {
+						rdb = s.connect(t, way.change)
+					}
+					l := lock(t, clientOn(t, s, rdb, leased.WithTTL(ttl)).Mutex("x"))
+					time.Sleep(ttl/3 - time.Millisecond) // the worst moment: the first renewal is due
+					began := time.Now()
+					way.shut.Store(true)
+					wire.cut()
+					time.Sleep(outage)
+					way.shut.Store(false)
+					wire.mend()
+					time.Sleep(ttl)
+					if l.Context().Err() != nil || l.TrustedUntil().Before(began.Add(outage+ttl)) {
+						t.Errorf("it is trusted until %v after the outage began: %v", l.TrustedUntil().Sub(began), context.Cause(l.Context()))
+					}
+					unlock(t, l)
+				})
+			})
+		}
+	}
+}
+
 const outage = 75 * time.Second
 
 func TestVirtualAFreeLockIsEnteredWithin2sOfTheEndOfAnOutage(t *testing.T) {

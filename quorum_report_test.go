@@ -1,6 +1,7 @@
 package leased_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -304,6 +305,24 @@ func TestAServerOfAQuorumThatRefusesCommandsIsLogged(t *testing.T) {
 		}
 		if n := out.count(slog.LevelWarn, "a server of the quorum rejects commands"); n != 1 {
 			t.Errorf("%d lines, want one: %q", n, out.messages())
+		}
+		servers[1].SetError("")
+	})
+}
+
+// Of what a server says, only the first word can be shown where names are secret. What the library makes of
+// it names no lock.
+func TestWithoutLockNamesTheCauseOfARefusalIsStillNamed(t *testing.T) {
+	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		var text bytes.Buffer
+		c := open(leased.WithoutLockNamesInLogs(), leased.WithLogger(slog.New(slog.NewTextHandler(&text, nil))))
+		unlock(t, lock(t, c.Mutex("secret")))
+		servers[1].SetError("MOVED 1234 secret:6379")
+		unlock(t, lock(t, c.Mutex("secret")))
+		synctest.Wait()
+		if log := text.String(); !strings.Contains(log, "rejects commands") || !strings.Contains(log, "not set up for this server") ||
+			!strings.Contains(log, ": MOVED") || strings.Contains(log, "secret") {
+			t.Errorf("logged %s", log)
 		}
 		servers[1].SetError("")
 	})

@@ -184,6 +184,25 @@ func TestTokensOfAnEvictedOwnerAreBelowThoseOfTheNext(t *testing.T) {
 	})
 }
 
+// A check is answered by a renewal of its own, which keeps no token.
+func TestVirtualTheLastTokenIsKeptAliveHoweverOftenTheLeaseIsChecked(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s, leased.WithTTL(30*time.Second))
+		l := lock(t, c.Mutex("x"))
+		_, _, _, meta := s.helperKeys("x")
+		for range 11 * 12 {
+			time.Sleep(5 * time.Second)
+			if err := l.Check(context.Background()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if left := s.rdb.PTTL(context.Background(), meta).Val(); left < 7*time.Minute {
+			t.Errorf("the token lives on for %v", left)
+		}
+		unlock(t, l)
+	})
+}
+
 func TestVirtualTheLastTokenIsKeptAliveEachQuarterOfItsLife(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		c := newClient(t, s, leased.WithTTL(30*time.Second))

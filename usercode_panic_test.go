@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -220,7 +221,8 @@ func (tardyHistogram) Record(ctx context.Context, _ float64, _ ...metric.RecordO
 	}
 }
 
-// Readers without a lease of their own are alike, so a caller that gave up twice would end another one's hold.
+// Readers without a lease of their own are alike, so a caller that gave up twice would end another one's
+// hold.
 func TestACallThatGaveUpAndPanicsEndsNoOtherReadersHold(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		c := newClient(t, s, leased.WithMeterProvider(brokenWaits{}), leased.WithProfileLabels())
@@ -254,8 +256,40 @@ func TestACallThatGaveUpAndPanicsEndsNoOtherReadersHold(t *testing.T) {
 	})
 }
 
-// Of two leases, RUnlock ends that of the call that has not returned yet, which then gives up: so it is the other
-// lease that has ended.
+// The caller that gives up is the only one of its process, also if it had been admitted by then.
+func TestACallerThatGivesUpIsNotToldOfItself(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s, leased.WithProfileLabels())
+		other := newClient(t, s)
+		gaveUp := 0
+		for range 20 { // where two things have happened, select chooses one
+			owner := lock(t, other.Mutex("x"))
+			outcome := make(chan error, 1)
+			go func() {
+				l, err := c.Mutex("x").LockContext(tardy{context.Background()})
+				if err == nil {
+					unlock(t, l)
+				}
+				outcome <- err
+			}()
+			time.Sleep(1500 * time.Millisecond)
+			unlock(t, owner)
+			if err := <-outcome; err != nil {
+				gaveUp++
+				if strings.Contains(err.Error(), "of this process") {
+					t.Error(err)
+				}
+			}
+			synctest.Wait()
+		}
+		if gaveUp == 0 {
+			t.Error("nobody gave up")
+		}
+	})
+}
+
+// Of two leases, RUnlock ends that of the call that has not returned yet, which then gives up: so it is the
+// other lease that has ended.
 func TestALeaseWhoseHoldEndsInAnothersPlaceHasEnded(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		c := newClient(t, s, leased.WithProfileLabels())

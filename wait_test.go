@@ -388,6 +388,31 @@ func TestVirtualTryLockContextReturnsAfterTwoSecondsWithoutAnAnswer(t *testing.T
 	})
 }
 
+// The lock is being given back, and that command has no answer either.
+func TestVirtualTryLockContextDoesNotWaitForTwoCommandsWithoutAnAnswer(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var way hung
+		c := clientOn(t, s, s.connect(t, way.change), leased.WithTTL(time.Minute))
+		l := lock(t, c.Mutex("x"))
+		synctest.Wait()
+		way.shut.Store(true)
+		ctx, cancel := context.WithCancel(context.Background())
+		unlocked := make(chan error, 1)
+		go func() { unlocked <- l.UnlockContext(ctx) }()
+		synctest.Wait()
+		began := time.Now()
+		_, err := c.Mutex("x").TryLockContext(context.Background())
+		isAll(t, err, leased.ErrNotAcquired)
+		if d := time.Since(began); d > 2*time.Second+50*time.Millisecond || errors.Is(err, leased.ErrLocked) {
+			t.Errorf("it took %v: %v", d, err)
+		}
+		cancel()
+		<-unlocked
+		way.shut.Store(false)
+		eventually(t, "it is released", func() bool { return s.clean(t, "x") })
+	})
+}
+
 func TestVirtualTryLockReturnsAfterASecondWhateverRedisIsDoing(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		c, answer := unanswered(t, s)

@@ -21,6 +21,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
 // quietRedis keeps go-redis from writing its own log lines between ours. Everything that matters is
@@ -297,9 +298,13 @@ func (a *address) connect(ctx context.Context, change ...func(*redis.UniversalOp
 	return rdb, nil
 }
 
+// connectServer returns a client of a server that answers. If it refuses PING for the time being, as it
+// does while it runs a long script, loads its data, or cannot save them, it may still do what the command
+// wants, or will do it soon.
 func connectServer(ctx context.Context, o *redis.UniversalOptions) (redis.UniversalClient, error) {
 	rdb := redis.NewUniversalClient(o)
-	if err := rdb.Ping(ctx).Err(); err != nil {
+	err := rdb.Ping(ctx).Err()
+	if refuses := errors.As(err, new(redis.Error)) && !redisserver.OnlyOperatorHelps(err); err != nil && !refuses {
 		rdb.Close()
 		return nil, err
 	}

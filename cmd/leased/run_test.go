@@ -695,6 +695,32 @@ func TestACommandThatCannotBeKilledIsReported(t *testing.T) {
 	}
 }
 
+// A server that refuses even PING, because it runs somebody's long script or cannot save its data, is
+// waited for like one that refuses only the lock.
+func TestAServerThatRefusesForTheTimeBeingIsWaitedFor(t *testing.T) {
+	for _, refusal := range []string{"BUSY Redis is busy running a script.", "MISCONF Redis is configured to save RDB snapshots"} {
+		m := redistest.MiniTCP(t)
+		m.SetError(refusal)
+		mended := time.AfterFunc(time.Second, func() { m.SetError("") })
+		status, out, errs := runResult(t, m.Addr(), "-w", "30", "job", "--", "echo", "done")
+		if status != 0 || out != "done\n" || mended.Stop() {
+			t.Errorf("%s: status %d, stdout %q, stderr %q", refusal, status, out, errs)
+		}
+	}
+}
+
+// An empty value is a foreign owner's like any other.
+func TestALockWhoseValueIsEmptyIsNotFree(t *testing.T) {
+	m := redistest.MiniTCP(t)
+	m.Set("job", "")
+	if got := invoke(t, "inspect", "job", "--redis", m.Addr()); got.status != 0 || !strings.Contains(got.out, "state   held") {
+		t.Errorf("inspect: %+v", got)
+	}
+	if got := invoke(t, "unlock", "--force", "--yes", "job", "--redis", m.Addr()); got.status != 0 || m.Exists("job") {
+		t.Errorf("unlock: %+v", got)
+	}
+}
+
 func TestALockThatRedisRefusesWasNotContended(t *testing.T) {
 	for _, c := range []struct {
 		name string

@@ -132,6 +132,45 @@ func TestAFrozenMasterOfAClusterCostsNoLeaseAtTheOthers(t *testing.T) {
 	}
 }
 
+// A master dies and no replica takes over. By default the whole Cluster then refuses commands; without full
+// coverage, only the slots of the dead master are missing.
+func TestAClusterWithoutFullCoverageLosesOnlyTheDeadMastersLeases(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds, and a Cluster each; run it without -short")
+	}
+	t.Parallel()
+	for _, covers := range []string{"yes", "no"} {
+		t.Run("cluster-require-full-coverage "+covers, func(t *testing.T) {
+			t.Parallel()
+			c := redistest.NewCluster(t, "--cluster-replica-no-failover", "yes", "--cluster-require-full-coverage", covers)
+			const ttl = 6 * time.Second
+			rdb := c.NewClient(t, func(o *redis.ClusterOptions) { o.ContextTimeoutEnabled = true })
+			client := newClient(t, rdb, "", leased.WithTTL(ttl), leased.WithLossHandler(func(leased.LossEvent) {}))
+			victim := c.Owner("x")
+			dead := mustLock(t, client.Mutex("x"))
+			live := map[string]*leased.Lease{}
+			for i := 0; len(live) < 4; i++ {
+				if name := fmt.Sprint("x", i); c.Owner(name) != victim {
+					live[name] = mustLock(t, client.Mutex(name))
+				}
+			}
+			began := time.Now()
+			victim.Kill()
+			for name, l := range live {
+				eventually(t, "it is renewed two TTLs later, or lost", func() bool {
+					return l.TrustedUntil().After(began.Add(3*ttl)) || l.Context().Err() != nil
+				})
+				if lost := l.Context().Err() != nil; lost != (covers == "yes") {
+					t.Errorf("after %v, %s has ended: %v", time.Since(began), name, lost)
+				}
+			}
+			if dead.Context().Err() == nil {
+				t.Error("the lease of the dead master has not ended")
+			}
+		})
+	}
+}
+
 // A client that may read from replicas is not redirected by a master that has become one, until a script
 // writes. Renewals go out in pipelines, after which go-redis does not look for the new master.
 func TestAfterAPlannedFailoverAClientThatReadsFromReplicasRenewsAtTheNewMaster(t *testing.T) {

@@ -4,7 +4,9 @@ package faults
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -110,6 +112,136 @@ func moveLocks(t *testing.T, move func(c *redistest.Cluster, to *redistest.Insta
 	nothingLeft(t, holder, "held{x}")
 	nothingLeft(t, holder, "busy{x}")
 	return refused
+}
+
+// Readers in four processes and a writer in a fifth share a lock whose slot moves to and fro. What a
+// script for readers does can be stopped half-way by a move that begins meanwhile. Whatever comes of
+// that, no writer may be inside together with a reader, and all of them go on.
+func TestReadersWhoseSlotMovesToAndFroAreNeitherMixedWithAWriterNorStuck(t *testing.T) {
+	t.Parallel()
+	moving := 20 * time.Second
+	if testing.Short() {
+		moving = 3 * time.Second
+	}
+	c := redistest.NewCluster(t)
+	refused := &slotErrors{}
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer stop()
+	var readers, writers, mixed, unproved atomic.Int32
+	var turns [5]atomic.Int32
+	for i := range turns {
+		rdb := c.NewClient(t, func(o *redis.ClusterOptions) { o.ContextTimeoutEnabled = true })
+		rdb.OnNewNode(func(node *redis.Client) { node.AddHook(refused) })
+		m := newClient(t, rdb, "", leased.WithTTL(15*time.Second)).RWMutex("shared{x}")
+		lock, mine, theirs := m.RLockContext, &readers, &writers
+		if i == 0 {
+			lock, mine, theirs = m.LockContext, &writers, &readers
+		}
+		running.Go(func() {
+			for ctx.Err() == nil {
+				l, err := lock(ctx)
+				if err != nil {
+					if ctx.Err() == nil {
+						t.Errorf("caller %d: %v", i, err)
+					}
+					return
+				}
+				mine.Add(1)
+				if theirs.Load() > 0 {
+					mixed.Add(1)
+				}
+				time.Sleep(2 * time.Millisecond) // the work
+				mine.Add(-1)
+				switch err := l.Unlock(); {
+				case isUnproved(err):
+					unproved.Add(1)
+				case err != nil:
+					t.Errorf("caller %d: %v", i, err)
+				}
+				turns[i].Add(1)
+			}
+		})
+	}
+	all := func() {
+		t.Helper()
+		for i := range turns {
+			was := turns[i].Load()
+			eventually(t, fmt.Sprintf("turns of caller %d", i), func() bool { return turns[i].Load() >= was+3 || t.Failed() })
+		}
+	}
+	all()
+	moves := 0
+	for began := time.Now(); time.Since(began) < moving || refused.tryAgain.Load() == 0 && time.Since(began) < 10*moving; moves++ {
+		from := c.Owner("{x}")
+		to := c.Nodes[0]
+		if from == to {
+			to = c.Nodes[1]
+		}
+		m := c.BeginMove("{x}", to)
+		for range 6 { // some keys move, and commands meet the half-moved slot and create new keys
+			m.Keys(1)
+			time.Sleep(20 * time.Millisecond) // time for commands to meet the half-moved slot
+		}
+		m.End()
+		all()
+	}
+	stop()
+	running.Wait()
+	if n := mixed.Load(); n > 0 {
+		t.Errorf("a writer and a reader met %d times", n)
+	}
+	if n := unproved.Load(); n > int32(moves) {
+		t.Errorf("%d releases had no answer, in %d moves", n, moves)
+	}
+	if refused.tryAgain.Load() == 0 {
+		t.Error("no command met a slot of which only some keys had moved")
+	}
+	t.Logf("%d moves; %d TRYAGAIN, %d ASK, %d MOVED; %d unproved", moves, refused.tryAgain.Load(), refused.ask.Load(), refused.moved.Load(), unproved.Load())
+	nothingLeft(t, newClient(t, c.NewClient(t), ""), "shared{x}")
+}
+
+// WAIT has to follow its command to the same node, and cannot be asked for where the keys of a slot are
+// already and the slot is not. So a lease that needs a replica ends there, and one that needs none goes on.
+func TestALeaseThatNeedsAReplicaEndsIfTheMoveOfItsSlotTakesLongerThanItsTTL(t *testing.T) {
+	t.Parallel()
+	const ttl = 3 * time.Second
+	c := redistest.NewCluster(t)
+	strain := redistest.NewStrain(t)
+	quiet := leased.WithLossHandler(func(leased.LossEvent) {})
+	client := func(opts ...leased.Option) *leased.Client {
+		rdb := c.NewClient(t, func(o *redis.ClusterOptions) { o.ContextTimeoutEnabled = true })
+		return newClient(t, rdb, "", append(opts, leased.WithTTL(ttl), quiet)...)
+	}
+	alone, replicated := client(), client(leased.WithReplicas(1, 500*time.Millisecond))
+	kept, lost := mustLock(t, alone.Mutex("kept{x}")), mustLock(t, replicated.Mutex("lost{x}"))
+	ended := watch(lost)
+	renewed := func(l *leased.Lease) {
+		t.Helper()
+		from := time.Now()
+		eventually(t, "it is renewed", func() bool { return l.TrustedUntil().After(from.Add(ttl)) || l.Context().Err() != nil })
+	}
+	renewed(lost) // so it is renewed where nothing moves
+
+	from := c.Owner("{x}")
+	to := c.Nodes[0]
+	if from == to {
+		to = c.Nodes[1]
+	}
+	m := c.BeginMove("{x}", to)
+	began := time.Now()
+	m.Keys(100)
+	if took := lostAt(t, lost, ended).Sub(began); took > ttl+slack+strain.Since(began) {
+		t.Errorf("it ended %v after its keys had moved", took)
+	}
+	if err := lost.Unlock(); !errors.Is(err, leased.ErrLeaseLost) {
+		t.Errorf("Unlock after the loss returned %v", err)
+	}
+	renewed(kept)
+	m.End()
+	mustUnlock(t, kept)
+	mustUnlock(t, entered(t, wait(within(t, patience), replicated.Mutex("lost{x}"))).lease)
 }
 
 // slotErrors is a hook that counts the errors with which the nodes of a Cluster redirect commands.

@@ -136,8 +136,8 @@ func (s *CancelSchedule) Answered(g *Cancellation, r protocol.Canceled, now time
 			g.Then, next.proved = nil, g.proved
 			s.Add(next, now)
 		}
-		told = Settlement{Owner: g.Owner, Callers: g.Callers, proved: g.proved, Fail: r.Fail}
-		g.Callers = nil
+		told = Settlement{Owner: g.Owner, Callers: g.Callers, Release: g.Release, proved: g.proved, Fail: r.Fail}
+		g.Callers, g.Release = nil, false
 	}
 	switch {
 	case over:
@@ -177,10 +177,11 @@ func (s *CancelSchedule) onGrid(t time.Time) time.Time {
 	return t
 }
 
-// Settlement is the outcome of a cancel for the callers whose Unlock waits for it.
+// Settlement is the outcome of a cancel for those who wait for it.
 type Settlement struct {
 	Owner   any
 	Callers []*Caller
+	Release bool              // a release is confirmed, or given up
 	proved  bool              // it is proved that the lock was theirs when it was released
 	Fail    *protocol.Failure // nil if Redis answered
 }

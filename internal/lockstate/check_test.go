@@ -204,3 +204,18 @@ func TestACheckDoesNotWaitForAQuestion(t *testing.T) {
 	h.renewed(h.asked(1), protocol.Granted)
 	h.answeredWith(false, nil, k)
 }
+
+// A regular renewal also has the lock's last token kept, and a check's does not.
+func TestChecksPutOffNoRenewal(t *testing.T) {
+	c := writer()
+	h := holding(t, c).keep()
+	const checks = 18
+	for range checks {
+		h.pass(handTTL / 6)
+		h.check(c)
+		h.renewed(h.renewals[len(h.renewals)-1], protocol.Granted)
+	}
+	if regular, want := len(h.renewals)-checks, checks/2-1; regular < want {
+		t.Errorf("%d renewals in %v, want %d", regular, checks*handTTL/6, want)
+	}
+}

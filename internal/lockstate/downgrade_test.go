@@ -171,6 +171,30 @@ func TestADowngradeIsNotRepeatedAfterTheMaximumHold(t *testing.T) {
 	}
 }
 
+// The answer comes after the maximum hold. The caller has been told that its lease has ended, and is still
+// inside as the writer that it was.
+func TestADowngradeThatIsAnsweredAfterTheMaximumHoldLetsNoReaderIn(t *testing.T) {
+	c := writer(func(o *Terms) { o.MaxHold = 5 * time.Second })
+	h := holding(t, c)
+	h.pass(4 * time.Second)
+	done := h.downgrade(c)
+	next := h.sends(protocol.Downgrade).Next
+	r := h.enter(reader())
+	h.pass(time.Second)
+	h.lost(c)
+	if !closed(done) {
+		t.Error("Downgrade waits on")
+	}
+	h.answer(h.grant())
+	h.out(r)
+	if c.Mode != protocol.Exclusive {
+		t.Error("it has become a reader")
+	}
+	h.cancels()
+	h.leave(c)
+	h.cancels(next)
+}
+
 func TestADowngradeOfALostLeaseSaysSo(t *testing.T) {
 	c := writer()
 	h := holding(t, c)

@@ -70,6 +70,7 @@ type Cancellation struct {
 	Keep    time.Time      // until when Redis keeps the lock from everybody if ID owned it; zero for no longer
 	until   time.Time      // when earlier commands can no longer arrive; zero if one answer is enough
 	Callers []*Caller      // callers that left, to be settled when this is canceled
+	Release bool           // it confirms a release that had no answer, whether a caller waits for that or not
 	Then    *Cancellation  // to be canceled once this one is
 	giveUp  time.Time      // when to give up without an answer; zero for after its TTL, or a minute if that is longer
 	// Fields of the schedule:

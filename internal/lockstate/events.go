@@ -16,6 +16,9 @@ func (l *Lock) Answered(c *protocol.Command, a protocol.Answer, fail *protocol.F
 	l.lastErr = nil
 	if fail != nil {
 		l.lastErr = fail.Err
+		if !fail.Again && now.Sub(c.At) >= longestSilence {
+			l.rejectTries(fail.Err, fx) // they do not wait for another answer, whatever this command was for
+		}
 	}
 	switch c.Verb {
 	case protocol.Acquire:
@@ -414,6 +417,7 @@ func (l *Lock) cancelUnconfirmed(old *endingGrant, last uint64, now time.Time, f
 	}
 	chain[0].proof, chain[0].Keep = max(old.token, last), old.keep
 	end := &chain[len(chain)-1]
+	end.Release = true
 	for c := l.leaving.first; c != nil; c = l.leaving.first {
 		l.leaving.remove(c)
 		end.Callers = append(end.Callers, c)
@@ -749,7 +753,9 @@ func (l *Lock) Renewed(r *protocol.Renewal, now time.Time, fx *Effects) {
 		}
 		if r.At.After(g.proved) || g.notified != 0 {
 			g.prove(r.At)
-			g.renewAt = max(g.renewAt, g.onGrid(sent.add(g.req.TTL/3)))
+			if !own { // else the next renewal stays due, because it also has the lock's last token kept
+				g.renewAt = max(g.renewAt, g.onGrid(sent.add(g.req.TTL/3)))
+			}
 		}
 		g.rebase(r.Clock, sent, l.instant(now))
 		// A grant that is in use is offered to others once in a while. One that idles is not, nor one that

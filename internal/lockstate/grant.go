@@ -256,6 +256,9 @@ const (
 	longestInboxWait = 2 * time.Second
 	// idleOwnersTime is how long a Try caller waits for an owner that may be idle.
 	idleOwnersTime = 50 * time.Millisecond
+	// longestSilence is how long Redis may leave a command without an answer before Try callers that came
+	// meanwhile give up.
+	longestSilence = time.Second
 	// longestAhead: a token further ahead of the server's clock than this means that the
 	// clock was set back, and callers do not wait for the clock to catch up.
 	longestAhead = time.Millisecond
@@ -364,14 +367,6 @@ func (g *grant) watch(now time.Time) {
 	if g.state == Held {
 		g.gained = max(0, Gain(g.proved, now))
 	}
-}
-
-// ends returns when the grant expires in Redis, zero if that is unknown.
-func (g *grant) ends() time.Time {
-	if g.state != Held && g.state != Releasing {
-		return time.Time{}
-	}
-	return g.proved.Add(g.req.TTL)
 }
 
 // proof is the last proof of ownership in the form that trusts needs.

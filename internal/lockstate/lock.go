@@ -96,6 +96,9 @@ func (l *Lock) Enter(c *Caller, now time.Time, fx *Effects) {
 		return
 	}
 	c.Since = now.Sub(l.env.Start())
+	if first := l.waiting.first; c.Try && first != nil && first.awaitsIdleOwner() {
+		c.until = first.until
+	}
 	l.waiting.push(c)
 	ahead, others := l.waiting.n-1, l.inside.n
 	l.applyRules(now, fx)
@@ -136,8 +139,14 @@ func (l *Lock) GiveBack(c *Caller, now time.Time, fx *Effects) (left *Caller) {
 		return other
 	}
 	c.unused = true
-	if c.Phase == Inside && !c.Orphaned {
+	switch {
+	case c.Phase != Inside:
+	case !c.Orphaned:
 		l.grant.minHoldUntil = 0
+	case c.Mode == protocol.Exclusive: // the only one inside, so what was lost was its own
+		for lost := l.lost; lost != nil; lost = lost.next {
+			lost.keep = time.Time{}
+		}
 	}
 	l.Leave(c, now, fx)
 	return c
@@ -291,6 +300,9 @@ func (l *Lock) PickHolder(m protocol.Mode) *Caller {
 // because they entered before all members.
 func (l *Lock) anyOrphans() bool { return l.inside.first != l.members }
 
+// Granted reports whether the process has a grant, in use, idle, or being given back.
+func (l *Lock) Granted() bool { return l.grant.state == Held || l.grant.state == Releasing }
+
 // Idle reports whether the lock has no state worth keeping.
 func (l *Lock) Idle() bool {
 	return l.waiting.first == nil && l.inside.first == nil && l.grant.state == none &&
@@ -337,20 +349,25 @@ func (l *Lock) rejectTries(err error, fx *Effects) {
 	}
 }
 
-// tryIdleOwner lets a Try caller wait for an owner that may be idle. An idle owner releases
-// the lock as soon as it learns that the lock is wanted, and only a queued request tells it.
-// The caller waits, too, if a quorum's servers are split among several that asked at once: otherwise none
-// of them might get the lock; once they are queued, the first one does. It does not wait
-// behind a reader that waits anyway: see askedByReaders.
+// tryIdleOwner lets a Try caller wait for an owner that may be idle. An idle owner releases the lock as
+// soon as it learns that the lock is wanted, and only a queued request tells it. The caller waits, too, if
+// a quorum's servers are split among several that asked at once: otherwise none of them might get the lock;
+// once they are queued, the first one does. Readers that try wait together. They do not wait behind a
+// reader that waits anyway: see askedByReaders.
 func (l *Lock) tryIdleOwner(a protocol.Answer, now time.Time) {
-	if c := l.waiting.first; c != nil && c.Try && !c.awaitsIdleOwner() && a.Place == 0 {
-		who, err := protocol.ParseID(a.Blocker)
-		// Queued behind nobody: the messages of a quorum's servers that grant it were faster than their
-		// answers.
-		granting := a.Outcome == protocol.Enqueued && !a.Brief && a.Blocker == "" && a.Left == protocol.Ownerless
-		if a.Split || granting || err == nil && who.Idles {
-			l.awaitIdleOwner(c, now)
-		}
+	first := l.waiting.first
+	if first == nil || !first.Try || first.awaitsIdleOwner() || a.Place != 0 {
+		return
+	}
+	who, err := protocol.ParseID(a.Blocker)
+	// Queued behind nobody: the messages of a quorum's servers that grant it were faster than their
+	// answers.
+	granting := a.Outcome == protocol.Enqueued && !a.Brief && a.Blocker == "" && a.Left == protocol.Ownerless
+	if !a.Split && !granting && (err != nil || !who.Idles) {
+		return
+	}
+	for c := first; c != nil && c.Try && (c == first || c.Mode == protocol.Shared && first.Mode == protocol.Shared); c = c.next {
+		l.awaitIdleOwner(c, now)
 	}
 }
 
@@ -372,16 +389,16 @@ func (l *Lock) LastErr() error { return l.lastErr }
 // Blocker returns the value of the lock's own key when Redis was last asked.
 func (l *Lock) Blocker() string { return l.blocker }
 
-// EndsBy returns when the lease of c expires in Redis, zero if that is unknown or c is not
-// inside.
-func (l *Lock) EndsBy(c *Caller) time.Time {
-	if c.Phase != Inside {
+// EndsBy returns the time by which the lease of c, if it is given back now, expires in Redis even if
+// nothing is heard from now on. It is zero if that is unknown or c is not inside. It counts a TTL from now,
+// since a command without an answer, or the release that made us the owner, may have been carried out a
+// moment ago.
+func (l *Lock) EndsBy(c *Caller, now time.Time) time.Time {
+	g := &l.grant
+	if c.Phase != Inside || g.state != Held && g.state != Releasing {
 		return time.Time{}
 	}
-	if ends := l.grant.ends(); ends.IsZero() || l.time(l.grant.minHoldUntil).Before(ends) {
-		return ends
-	}
-	return l.time(l.grant.minHoldUntil)
+	return l.time(max(l.instant(now).add(g.req.TTL), g.minHoldUntil))
 }
 
 // Request returns the present request, the zero value if there is none.
@@ -553,7 +570,7 @@ func (l *Lock) endInboxWait(now time.Time) {
 		return
 	}
 	l.inboxWaitUntil = 0
-	if c := l.waiting.first; c != nil && c.awaitsIdleOwner() {
+	for c := l.waiting.first; c != nil && c.awaitsIdleOwner(); c = c.next {
 		l.awaitIdleOwner(c, now)
 	}
 }

@@ -117,6 +117,17 @@ func TestWhoDoesNotTakeTheLockHasNoMinimumHold(t *testing.T) {
 	h.coolsDown(protocol.Release, 0)
 }
 
+func TestWhoDoesNotTakeTheLockHasNoMinimumHoldThoughItsLeaseWasLostMeanwhile(t *testing.T) {
+	a := writer(minHold)
+	h := holding(t, a)
+	h.pass(handTTL)
+	h.lost(a)
+	h.step(func(now time.Time, fx *Effects) { h.l.GiveBack(a, now, fx) })
+	if len(h.unwanted) != 1 || h.unwanted[0].Cooldown(h.now) != 0 {
+		t.Errorf("canceled: %+v", h.unwanted)
+	}
+}
+
 func TestALeaseThatWasNotProvedInTimeIsCanceledWithTheRestOfItsMinimumHold(t *testing.T) {
 	a := writer(minHold)
 	h := holding(t, a)

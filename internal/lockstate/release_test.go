@@ -403,3 +403,86 @@ func TestAWriterThatGivesUpAfterItsHoldHasEndedEndsNoOther(t *testing.T) {
 		t.Errorf("the next writer is in phase %d", z.Phase)
 	}
 }
+
+// An idle grant that is given back has no caller, and whoever closes the client wants to know all the same.
+func TestTheCancelOfAReleaseWithoutAnswerSaysSoAlsoIfNoCallerWaits(t *testing.T) {
+	for _, idles := range []bool{true, false} {
+		c := writer(func(o *Terms) {
+			if idles {
+				o.IdleHold = time.Minute
+			}
+		})
+		h := holding(t, c)
+		h.leave(c)
+		if idles {
+			h.close()
+		}
+		h.sends(protocol.Release)
+		h.reply(protocol.Answer{}, errSilence, 0)
+		if g := h.unwanted[0]; !g.Release || (len(g.Callers) == 0) != idles {
+			t.Fatalf("idle %v: %+v", idles, g)
+		}
+		var s CancelSchedule
+		s.Add(&h.unwanted[0], h.now)
+		g := s.Take(h.now)[0]
+		if told := s.Answered(g, protocol.Canceled{Fail: failureOf(errSilence)}, h.now); told.Release {
+			t.Error("confirmed without an answer")
+		}
+		h.pass(time.Second)
+		g = s.Take(h.now)[0]
+		if told := s.Answered(g, protocol.Canceled{}, h.now); !told.Release {
+			t.Error("not confirmed by the answer")
+		}
+	}
+	h := drive(t)
+	w := h.enter(writer())
+	h.answer(h.queue())
+	h.abandon(w)
+	if h.unwanted[0].Release {
+		t.Error("a request that waited counts as a release")
+	}
+}
+
+// Nothing is heard from Redis for a second, and then a try would wait for two more.
+func TestATryDoesNotWaitForASecondAnswer(t *testing.T) {
+	for _, late := range []time.Duration{0, 1} {
+		a := writer()
+		h := holding(t, a)
+		h.leave(a)
+		h.sends(protocol.Release)
+		b := h.enter(trying(writer()))
+		h.pass(longestSilence - late)
+		h.reply(protocol.Answer{}, errSilence, 0)
+		if late == 0 {
+			h.turned(b, errSilence)
+		} else {
+			h.out(b)
+			h.sends(protocol.Acquire)
+		}
+	}
+}
+
+func TestTheTimeByWhichALeaseEndsIsNotTooEarly(t *testing.T) {
+	h := drive(t)
+	c := h.enter(writer())
+	h.answer(h.queue())
+	asked := h.now
+	h.pass(2 * time.Second)
+	h.hears(protocol.MessageGranted, h.l.grant.req.ID, h.token()) // so the TTL runs from now on
+	h.in(c)
+	if ends := h.l.EndsBy(c, h.now); ends.Before(h.now.Add(handTTL)) {
+		t.Errorf("it ends %v after the last question", ends.Sub(asked))
+	}
+	h.pass(handTTL / 2) // a renewal is under way
+	if ends := h.l.EndsBy(c, h.now); ends.Before(h.now.Add(handTTL)) {
+		t.Errorf("it ends %v from now", ends.Sub(h.now))
+	}
+	b := writer(minHold)
+	h = holding(t, b)
+	if ends := h.l.EndsBy(b, h.now); !ends.Equal(h.now.Add(handMinHold)) {
+		t.Errorf("with a minimum hold, it ends %v from now", ends.Sub(h.now))
+	}
+	if ends := h.l.EndsBy(writer(), h.now); !ends.IsZero() {
+		t.Errorf("of a caller that is not inside, it ends at %v", ends)
+	}
+}

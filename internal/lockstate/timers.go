@@ -35,7 +35,7 @@ func (l *Lock) expire(now time.Time, fx *Effects) {
 	if l.maxHoldAt != 0 && l.instant(now) >= l.maxHoldAt {
 		l.endOverlong(now, fx)
 	}
-	if c := l.waiting.first; c != nil && c.awaitsIdleOwner() && l.instant(now) >= c.until {
+	for c := l.waiting.first; c != nil && c.awaitsIdleOwner() && l.instant(now) >= c.until; c = l.waiting.first {
 		l.reject(c, ErrLocked, fx) // the owner is in use
 	}
 	if g := &l.grant; g.state == Held && l.members != nil && g.over(now) {

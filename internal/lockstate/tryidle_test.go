@@ -78,6 +78,48 @@ func TestATryEntersWhenAnIdleOwnerLetsGo(t *testing.T) {
 	h.lost(bound) // the other's patience was no maximum of its hold
 }
 
+// Readers that try share what is asked for the first of them, also where the answer takes a while.
+func TestReadersThatTryWaitTogetherForAnIdleOwner(t *testing.T) {
+	for _, granted := range []bool{true, false} {
+		h := drive(t)
+		a, b := h.enter(trying(reader())), h.enter(trying(reader()))
+		h.answer(h.refused(idlersID, 0))
+		h.pass(idleOwnersTime / 2)
+		c := h.enter(trying(reader())) // while the request is under way
+		h.answer(h.queue())
+		d := h.enter(trying(reader())) // while it waits
+		h.turned(h.enter(trying(writer())), ErrLocked)
+		all := []*Caller{a, b, c, d}
+		if granted {
+			h.hears(protocol.MessageGranted, h.l.grant.req.ID, h.token())
+			h.in(all...)
+			continue
+		}
+		h.pass(idleOwnersTime/2 - 1)
+		h.out(all...)
+		h.pass(1) // together, though some came later
+		for _, c := range all {
+			h.turned(c, ErrLocked)
+		}
+	}
+}
+
+// The process itself keeps the lock idle for writing, and gives that grant up for the first reader.
+func TestReadersThatTryShareTheAnswerToAYield(t *testing.T) {
+	h := drive(t)
+	w := writer(func(o *Terms) { o.IdleHold = time.Minute })
+	h.enter(w)
+	h.answer(h.grant())
+	h.in(w)
+	h.leave(w)
+	a := h.enter(trying(reader()))
+	h.sends(protocol.Yield)
+	b := h.enter(trying(reader()))
+	h.turned(h.enter(trying(writer())), ErrLocked)
+	h.answer(h.grant())
+	h.in(a, b)
+}
+
 func TestATryIsTurnedAwayAtOnceByAnyOtherOwner(t *testing.T) {
 	for name, c := range map[string]struct {
 		blocker string

@@ -162,7 +162,7 @@ type Canceled struct {
 
 // Snapshot is the answer of inspect.lua.
 type Snapshot struct {
-	Value   string // value of the lock's own key
+	Value   string // value of the lock's own key; "" if there is none, EmptyValue if it is empty
 	Left    time.Duration
 	Clock   uint64 // µs
 	Meta    string
@@ -175,6 +175,9 @@ type Snapshot struct {
 	Servers, Answered, Behind int
 	Last                      uint64
 }
+
+// EmptyValue stands in a Snapshot for a key whose value is the empty string, so that it does not look free.
+const EmptyValue = `""`
 
 // ParseMeta returns the last token from the value of a lock's meta key, and the server's time when
 // the token was stored. Each is zero if the value does not have it.

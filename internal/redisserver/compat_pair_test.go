@@ -75,7 +75,7 @@ func (p *pair) act() {
 	owner := p.owner()
 	switch n := p.rng.Intn(16); {
 	case n < 3 && len(p.waiting) < 6:
-		p.take(step{what: "acquire", id: fresh})
+		p.take(step{what: []string{"acquire", "newcomer"}[p.rng.Intn(2)], id: fresh})
 	case n == 3:
 		p.take(step{what: "try", id: fresh})
 	case n < 6 && owner != "":
@@ -84,7 +84,7 @@ func (p *pair) act() {
 		next := p.s.id(client(owner), protocol.Mode("wr"[p.rng.Intn(2)]), long)
 		p.take(step{what: "yield", id: owner, next: next, used: p.ahead()})
 	case n == 7 && owner != "":
-		p.take(step{what: []string{"renew", "acquire"}[p.rng.Intn(2)], id: owner})
+		p.take(step{what: []string{"renew", "acquire", "question"}[p.rng.Intn(3)], id: owner})
 	case n == 8 && len(p.waiting) > 0:
 		p.take(step{what: []string{"cancel", "acquire"}[p.rng.Intn(2)], id: p.waiting[p.rng.Intn(len(p.waiting))]})
 	case n == 9 && len(p.ended) > 0: // late copies of a release do nothing

@@ -158,8 +158,8 @@ func (c *speaker) take(st step, last uint64) (protocol.Outcome, uint64) {
 	}
 	var reply any
 	switch inboxes := c.s.srv.Inboxes; st.what {
-	case "acquire", "try":
-		wait := map[string]string{"acquire": "1", "try": "0"}[st.what]
+	case "acquire", "try", "newcomer", "question":
+		wait := map[string]string{"acquire": "1", "try": "0", "newcomer": "2", "question": "4"}[st.what]
 		reply = run("acquire", all, id, ttl, wait+" "+inboxes)
 		if text, ok := reply.(string); ok {
 			n, err := strconv.ParseUint(text, 10, 53)
@@ -193,6 +193,9 @@ func (c *speaker) take(st step, last uint64) (protocol.Outcome, uint64) {
 	if len(list) < 2 {
 		c.s.t.Fatalf("version 1: %+v: malformed %v", st, reply)
 	}
+	if _, short := list[0].(string); short { // a shortcut's answer to a request that waits
+		return protocol.Enqueued, 0
+	}
 	code, _ := list[0].(int64)
 	n, _ := list[1].(int64)
 	return map[int64]protocol.Outcome{1: protocol.Granted, 2: protocol.Enqueued, 3: protocol.Refused, 4: protocol.NotOurs, 5: protocol.Done}[code], uint64(n)
@@ -206,6 +209,10 @@ func (c *speaker) today(st step, last uint64) (protocol.Outcome, uint64) {
 		ask := c.s.acquireOf(st.id)
 		ask.Wait = st.what == "acquire"
 		a, err = c.s.do(ask)
+	case "newcomer":
+		a, err = c.s.do(c.s.newcomer(st.id))
+	case "question":
+		a, err = c.s.do(c.s.questionOf(st.id))
 	case "release":
 		a, err = c.s.do(protocol.Command{Verb: protocol.Release, ID: st.id, Last: last, Cooldown: st.cool})
 	case "yield":

@@ -75,6 +75,9 @@ func (e *LackingError) Error() string {
 	return e.text + ": " + strings.ReplaceAll(e.Answer.Error(), "\n", "; ")
 }
 
+// What says what is missing and what to do, without what the server said.
+func (e *LackingError) What() string { return e.text }
+
 // Unwrap returns the error as the server sent it.
 func (e *LackingError) Unwrap() error { return e.Answer }
 
@@ -180,8 +183,8 @@ func classify(err error) *protocol.Failure {
 }
 
 // elsewhere reports whether err may be the answer of a node of a Cluster that does not serve the slot. A
-// command sent to one node, as with WithReplicas, is not redirected. Where the client reads from replicas, a
-// master that has become one runs scripts until they write, and names no other node, nor does it while it
+// command sent to one node, as with WithReplicas, is not redirected. Where the client reads from replicas,
+// a master that has become one runs scripts until they write, and names no other node, nor does it while it
 // loads the data of its own master. And a master that is cut off from the others runs them until they write
 // with cluster-allow-reads-when-down.
 func elsewhere(err error) bool {

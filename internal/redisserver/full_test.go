@@ -50,6 +50,13 @@ func TestAFullServerCarriesOutWhatGivesBackOrKeeps(t *testing.T) {
 					s.owned(owner)
 					s.queued()
 				},
+				"adopt": func(owner, _, _ string) {
+					used := s.look().token() + 3_600_000_000
+					s.is(s.must(s.srv.Adopt(t.Context(), &s.keys, owner, used)), protocol.Done)
+					if token := s.look().token(); token != used {
+						t.Errorf("token %d instead of %d", token, used)
+					}
+				},
 				"evict": func(_, waiter, _ string) {
 					s.evict()
 					s.owned(waiter)

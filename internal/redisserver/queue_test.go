@@ -38,6 +38,31 @@ func TestADeadHeadIsDroppedAlsoWhileTheLockIsNotFree(t *testing.T) {
 	})
 }
 
+// The owner and the head of the queue may live for weeks, and processes come and are killed behind them.
+func TestDeadRequestsBehindALiveHeadGo(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		owner, first := s.writer("A"), s.writer("B")
+		s.gets(s.acquire(owner))
+		s.waits(s.acquire(first), 0)
+		const killed = 250
+		for range killed {
+			dead := s.writer("C")
+			s.acquire(dead)
+			s.dies(dead)
+		}
+		last := s.writer("D")
+		s.acquire(last)
+		for range 3 { // once in a while, as their lives come to their end
+			s.raw("PEXPIRE", s.keys.Waiters(), 90_000)
+			s.raw("PEXPIRE", s.keys.Queue(), 90_000)
+			s.raw("PEXPIRE", s.keys.Waiters(), 50_000)
+			s.waits(s.acquire(first), 0)
+		}
+		s.queued(first, last)
+		s.waits(s.acquire(last), 1)
+	})
+}
+
 // Dead waiters must not refuse a free lock for as long as the queue lives.
 func TestTryGetsAFreeLockBesideDeadWaiters(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {

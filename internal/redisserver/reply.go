@@ -146,6 +146,9 @@ func clockAndMark(time, mark any) (uint64, uint64) {
 	return uint64(t), uint64(m)
 }
 
+// noKey is what PTTL returns of a key that does not exist.
+const noKey = -2
+
 // Remaining converts ms to a duration of at most 100 years, because a foreign client can
 // set an expiry that does not fit.
 func Remaining(ms int64) time.Duration {
@@ -203,9 +206,13 @@ func parseSnapshot(reply []any) (protocol.Snapshot, error) {
 		}
 		return out
 	}
+	value, left := text(reply[0]), number(reply[1])
+	if value == "" && left != noKey {
+		value = protocol.EmptyValue
+	}
 	return protocol.Snapshot{
-		Value:   text(reply[0]),
-		Left:    Remaining(number(reply[1])),
+		Value:   value,
+		Left:    Remaining(left),
 		Clock:   uint64(number(reply[2])),
 		Meta:    text(reply[3]),
 		Readers: list(reply[4]),

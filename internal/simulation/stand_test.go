@@ -16,8 +16,8 @@ import (
 func (c *simClient) challenged(cmd *protocol.Command, a protocol.Answer, err error) {
 	if cmd.Echo != "" {
 		receivers := protocol.NoEcho
-		if err == nil && a.Outcome == protocol.Enqueued {
-			receivers = a.Echo
+		if err == nil {
+			receivers = a.Published(cmd)
 		}
 		c.published(cmd.Echo, receivers)
 	}
