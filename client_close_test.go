@@ -575,14 +575,15 @@ func TestCloseWaitsUntilAnIdleLockIsGivenBack(t *testing.T) {
 // since before the lock was forgotten, and no request of a caller that only waited.
 func TestTheErrorOfAShutdownCountsReleases(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
-		c, wire := onLine(t, s, leased.WithTTL(time.Minute))
+		var way hung
+		c := clientOn(t, s, s.connect(t, way.change), leased.WithTTL(time.Minute))
 		other := lock(t, newClient(t, s).Mutex("theirs"))
 		go func() { _, _ = c.Mutex("theirs").LockContext(context.Background()) }()
 		released, held := lock(t, c.Mutex("released")), lock(t, c.Mutex("held"))
 		synctest.Wait()
-		wire.cut()
+		way.shut.Store(true)
 		isAll(t, released.Unlock(), leased.ErrNotReleased)
-		time.Sleep(10 * time.Second)
+		time.Sleep(4 * time.Second) // a re-check of the one that waits is under way
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
 		err := c.Shutdown(ctx)
@@ -590,7 +591,7 @@ func TestTheErrorOfAShutdownCountsReleases(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "1 lease was not unlocked (\"held\")") || !strings.Contains(err.Error(), "1 release was not confirmed") {
 			t.Errorf("Shutdown: %v", err)
 		}
-		wire.mend()
+		way.shut.Store(false)
 		_ = held.Unlock()
 		unlock(t, other)
 		s.Mini.FlushAll()

@@ -301,3 +301,29 @@ func TestAnOperatorOfAQuorumDoesNotWaitForHooksThatBlock(t *testing.T) {
 		synctest.Wait()
 	})
 }
+
+// An empty value is a foreign owner's like any other, and no script can be asked for it.
+func TestForceUnlockOnAQuorumDeletesAKeyWithAnEmptyValue(t *testing.T) {
+	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		c := open()
+		for _, m := range servers {
+			must(t, m.Set("x", ""))
+		}
+		if info, err := c.Inspect(context.Background(), "x"); err != nil || len(info.Owners) != 1 || info.Owners[0].Value != `""` {
+			t.Errorf("Inspect: %+v, %v", info, err)
+		}
+		must(t, c.ForceUnlock(context.Background(), "x"))
+		left := 0
+		for _, m := range servers {
+			if m.Exists("x") {
+				left++
+			}
+		}
+		if left > 2 {
+			t.Errorf("%d servers still have the key", left)
+		}
+		if n := c.Stats().Evicted[5] + c.Stats().Evicted[4] + c.Stats().Evicted[3]; n != 1 {
+			t.Errorf("counted %v", c.Stats().Evicted)
+		}
+	})
+}

@@ -185,14 +185,16 @@ func TestADowngradeThatIsAnsweredAfterTheMaximumHoldLetsNoReaderIn(t *testing.T)
 	if !closed(done) {
 		t.Error("Downgrade waits on")
 	}
-	h.answer(h.grant())
+	old, answer := h.l.grant.req.ID, h.grant()
+	answer.Unfinished = true
+	h.answer(answer)
 	h.out(r)
 	if c.Mode != protocol.Exclusive {
 		t.Error("it has become a reader")
 	}
-	h.cancels()
+	h.cancels(old) // which lets more of those in that wait
 	h.leave(c)
-	h.cancels(next)
+	h.cancels(old, next)
 }
 
 func TestADowngradeOfALostLeaseSaysSo(t *testing.T) {

@@ -16,9 +16,6 @@ func (l *Lock) Answered(c *protocol.Command, a protocol.Answer, fail *protocol.F
 	l.lastErr = nil
 	if fail != nil {
 		l.lastErr = fail.Err
-		if !fail.Again && now.Sub(c.At) >= longestSilence {
-			l.rejectTries(fail.Err, fx) // they do not wait for another answer, whatever this command was for
-		}
 	}
 	switch c.Verb {
 	case protocol.Acquire:
@@ -29,6 +26,9 @@ func (l *Lock) Answered(c *protocol.Command, a protocol.Answer, fail *protocol.F
 		l.released(c, a, fail, now, fx)
 	case protocol.Downgrade:
 		l.downgraded(c, a, fail, pause, now, fx)
+	}
+	if fail != nil && !fail.Again && now.Sub(c.At) >= longestSilence {
+		l.rejectTries(fail.Err, fx) // they do not wait for another answer, whatever this command was for
 	}
 	l.pending = pending{}
 	l.applyRules(now, fx)

@@ -141,6 +141,7 @@ func (l *Lock) downgraded(c *protocol.Command, a protocol.Answer, fail *protocol
 		l.cancelLost(c.Next, fx) // an earlier try may have made it a reader, which writers wait for
 		return
 	case l.members != nil && l.members.Ended == ByLoss: // its maximum hold is over, and it stays a writer until its Unlock
+		l.continueGranting(a, c.ID, fx)
 		l.lost = &lostGrant{next.req, time.Time{}, l.lost}
 		l.lose(Overlong, now, fx)
 		return

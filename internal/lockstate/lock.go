@@ -96,8 +96,8 @@ func (l *Lock) Enter(c *Caller, now time.Time, fx *Effects) {
 		return
 	}
 	c.Since = now.Sub(l.env.Start())
-	if first := l.waiting.first; c.Try && first != nil && first.awaitsIdleOwner() {
-		c.until = first.until
+	if last := l.waiting.last; c.Try && last != nil && last.awaitsIdleOwner() { // and so do all before it
+		c.until = last.until
 	}
 	l.waiting.push(c)
 	ahead, others := l.waiting.n-1, l.inside.n
@@ -398,7 +398,10 @@ func (l *Lock) EndsBy(c *Caller, now time.Time) time.Time {
 	if c.Phase != Inside || g.state != Held && g.state != Releasing {
 		return time.Time{}
 	}
-	return l.time(max(l.instant(now).add(g.req.TTL), g.minHoldUntil))
+	if g.minHoldUntil > l.instant(now) { // Redis keeps the lock for the rest of it from when the release arrives
+		return l.time(max(l.instant(now).add(g.req.TTL), g.minHoldUntil.add(protocol.CommandTimeout)))
+	}
+	return l.time(l.instant(now).add(g.req.TTL))
 }
 
 // Request returns the present request, the zero value if there is none.

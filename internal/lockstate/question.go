@@ -57,16 +57,16 @@ func (l *Lock) putOffQuestion(now time.Time) {
 	l.grant.checkAt = l.instant(now).add(askAfter + time.Duration(float64(askSpread)*l.env.Jitter()))
 }
 
-// askedByReaders reports whether only readers wait, and Redis is being asked for them, or the first of them
-// waits briefly for an owner that may be idle. Then c, a reader that tries, shares the answer.
+// askedByReaders reports whether only readers wait, and Redis is being asked for them, or all of them wait
+// briefly for an owner that may be idle. Then c, a reader that tries, shares the answer.
 func (l *Lock) askedByReaders(c *Caller) bool {
 	asking := l.grant.state == Asking && l.pending.verb == protocol.Acquire || l.pending.verb == protocol.Yield || l.pending.held
-	if !asking && !l.waiting.first.awaitsIdleOwner() || c.Mode != protocol.Shared {
-		return false // also while a failed request waits to be repeated, which can take long
+	if c.Mode != protocol.Shared {
+		return false
 	}
 	for w := l.waiting.first; w != nil; w = w.next {
-		if w.Mode != protocol.Shared {
-			return false
+		if w.Mode != protocol.Shared || !asking && !w.awaitsIdleOwner() {
+			return false // also while a failed request waits to be repeated, which can take long
 		}
 	}
 	return true

@@ -104,6 +104,22 @@ func TestReadersThatTryWaitTogetherForAnIdleOwner(t *testing.T) {
 	}
 }
 
+// A reader that waits anyway came in between.
+func TestAReaderThatTriesDoesNotWaitBehindOneThatWaitsAnyway(t *testing.T) {
+	h := drive(t)
+	a := h.enter(trying(reader()))
+	h.answer(h.refused(idlersID, 0))
+	h.sends(protocol.Acquire)
+	b := h.enter(reader())
+	c := h.enter(trying(reader())) // shares the answer that is under way
+	h.answer(h.queue())
+	h.turned(c, ErrLocked)
+	h.turned(h.enter(trying(reader())), ErrLocked)
+	h.pass(idleOwnersTime)
+	h.turned(a, ErrLocked)
+	h.out(b)
+}
+
 // The process itself keeps the lock idle for writing, and gives that grant up for the first reader.
 func TestReadersThatTryShareTheAnswerToAYield(t *testing.T) {
 	h := drive(t)

@@ -82,6 +82,9 @@ func (s *Server) Evict(ctx context.Context, k *protocol.Keys) (on int, err error
 // evictOwner evicts a client from a server on which it owned the lock under this value. The client may
 // have given the lock back there since, or keep it under another value.
 func evictOwner(ctx context.Context, srv *redisserver.Server, k *protocol.Keys, least uint64, value, client string) error {
+	if value == protocol.EmptyValue {
+		value = "" // the script cannot ask for this one, and evicts any
+	}
 	ids, err := srv.EvictOwner(ctx, k, least, value)
 	if len(ids) > 0 || err != nil {
 		return err

@@ -381,9 +381,9 @@ end
 
 -- enqueue adds id to the tail of the queue unless it waits already, and makes its waiting lease
 -- last one TTL from now. The queue's two keys then last for two TTLs at least, and waiters no longer
--- than queue, so that the shortcuts have to look at waiters only. Once a TTL or so it also drops dead
--- entries behind a live head, up to 100: they would stay there as long as the owner does. It returns the
--- place and whether id is new.
+-- than queue, so that the shortcuts have to look at waiters only. When it has them last longer, it also
+-- drops dead entries behind a live head, up to 100: they would stay there as long as the owner does. It
+-- returns the place and whether id is new.
 local function enqueue(id, ttl)
   local place = redis.call('ZRANK', KEYS[2], id)
   local new = not place
@@ -404,7 +404,7 @@ local function enqueue(id, ttl)
   if not new then redis.call('ZREM', KEYS[2], '') end
   redis.call('ZADD', KEYS[4], int(now + ttl), id)
   if redis.call('PTTL', KEYS[2]) < 2 * ttl or redis.call('PTTL', KEYS[4]) < 2 * ttl then
-    drop(redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', int(now), 'LIMIT', 0, 100))
+    if budget >= 100 then drop(redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', int(now), 'LIMIT', 0, 100)) end
     place = redis.call('ZRANK', KEYS[2], id)
     local lasts = math.max(redis.call('PTTL', KEYS[4]), 3 * ttl)
     redis.call('PEXPIRE', KEYS[2], int(math.max(redis.call('PTTL', KEYS[2]), lasts)))
