@@ -162,31 +162,6 @@ func TestALockThatPanicsInAShutdownLeavesTheHoldOfAnotherGoroutineAlone(t *testi
 			})
 		})
 	}
-	t.Run("once rdb is closed", func(t *testing.T) {
-		inVirtualTime(t, func(t *testing.T, s place) {
-			rdb := s.connect(t)
-			c := clientOn(t, s, rdb, leased.WithTTL(time.Minute), leased.WithLossHandler(func(leased.LossEvent) {}))
-			rw := c.RWMutex("x")
-			rw.RLock()
-			_ = rdb.Close()
-			panicked := make(chan any, 1)
-			go func() {
-				panicked <- panics(func() {
-					defer rw.RUnlock()
-					rw.Lock()
-				})
-			}()
-			time.Sleep(30 * time.Second) // so that a renewal has failed
-			if !open(panicked) || rw.TryLock() {
-				t.Error("Lock does not wait for the reader, or TryLock is let in")
-			}
-			rw.RUnlock()
-			if text := fmt.Sprint(<-panicked); !strings.Contains(text, "of unlocked mutex") {
-				t.Errorf("the deferred Unlock panicked with %q", text)
-			}
-			s.Mini.FlushAll()
-		})
-	})
 	t.Run("not unlocked in time", func(t *testing.T) {
 		inVirtualTime(t, func(t *testing.T, s place) {
 			c := newClient(t, s)

@@ -97,12 +97,12 @@ func (h *handle) lock(m protocol.Mode) {
 	h.rememberKept(e, w)
 }
 
-// anotherIsInside reports whether a caller is inside while Lock returns no lease any more, because the
-// client or rdb is closed. The panic of Lock may run an Unlock or RUnlock that was deferred before, by code
-// that locks again after an Unlock, as sync.Cond does. Nobody could tell it from the Unlock of the caller
-// that is inside. So Lock panics only when that one has left, unless Shutdown is done before.
+// anotherIsInside reports whether the client is being closed while a caller is inside, in any mode. The panic
+// of Lock may run an Unlock or RUnlock that was deferred before, by code that locks again after an Unlock, as
+// sync.Cond does. Nobody could tell it from the Unlock of the caller that is inside. So Lock panics only when
+// that one has left.
 func (h *handle) anotherIsInside() bool {
-	if h.err != nil || h.client == nil || isClosed(h.client.stopped) {
+	if h.client == nil || !h.client.closes() || isClosed(h.client.stopped) {
 		return false
 	}
 	e := h.client.lookup(h.keys.Lock)

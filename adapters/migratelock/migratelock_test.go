@@ -247,7 +247,7 @@ func TestOpeningPostgresTakesALockOfItsOwn(t *testing.T) {
 		_, err := pgx.WithInstance(db, &pgx.Config{})
 		opened <- err
 	}()
-	for waiting := 0; waiting == 0; time.Sleep(time.Millisecond) { // PostgreSQL has no event for it
+	for waiting := 0; waiting == 0 && len(opened) == 0; time.Sleep(time.Millisecond) { // PostgreSQL has no event for it
 		if err := db.QueryRowContext(t.Context(), "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted").Scan(&waiting); err != nil {
 			t.Fatal(err)
 		}

@@ -21,7 +21,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/leasedmutex/leased"
-	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
 // quietRedis keeps go-redis from writing its own log lines between ours. Everything that matters is
@@ -298,17 +297,34 @@ func (a *address) connect(ctx context.Context, change ...func(*redis.UniversalOp
 	return rdb, nil
 }
 
-// connectServer returns a client of a server that answers. If it refuses PING for the time being, as it
-// does while it runs a long script, loads its data, or cannot save them, it may still do what the command
-// wants, or will do it soon.
+// connectServer returns a client of a server that answers. One that runs a long script, loads its data or has
+// too many connections is waited for until ctx ends. One that cannot save its data refuses PING, but shows the
+// locks that there are.
 func connectServer(ctx context.Context, o *redis.UniversalOptions) (redis.UniversalClient, error) {
 	rdb := redis.NewUniversalClient(o)
-	err := rdb.Ping(ctx).Err()
-	if refuses := errors.As(err, new(redis.Error)) && !redisserver.OnlyOperatorHelps(err); err != nil && !refuses {
-		rdb.Close()
-		return nil, err
+	for {
+		err := rdb.Ping(ctx).Err()
+		if err == nil || redis.HasErrorPrefix(err, "MISCONF") {
+			return rdb, nil
+		}
+		busy := redis.HasErrorPrefix(err, "BUSY") || redis.HasErrorPrefix(err, "LOADING") || redis.IsMaxClientsError(err)
+		if !busy || !sleeps(ctx, 100*time.Millisecond) {
+			rdb.Close()
+			return nil, err
+		}
 	}
-	return rdb, nil
+}
+
+// sleeps sleeps for d, and returns false if ctx ends before.
+func sleeps(ctx context.Context, d time.Duration) bool {
+	pause := time.NewTimer(d)
+	defer pause.Stop()
+	select {
+	case <-pause.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // connectWhole is connect for commands that look at all keys, or use keys of any slot. A node of a

@@ -128,10 +128,10 @@ func serve(ctx context.Context, o options) (err error) {
 	}()
 	options, err := redis.ParseURL(o.redis)
 	if err != nil {
-		if quoted := new(url.Error); errors.As(err, &quoted) {
-			err = quoted.Err // without the URL, in which there may be a password
+		if quoted := new(url.Error); errors.As(err, &quoted) { // the URL, or a part of it that may be a password
+			err = errors.New("it is no URL")
 		}
-		return fmt.Errorf("-redis is no URL of a Redis: %w", err)
+		return fmt.Errorf("-redis should be like redis://localhost:6379/0: %w", err)
 	}
 	options.ContextTimeoutEnabled = true // the locks bound every command by its context
 	rdb := redis.NewClient(options)

@@ -26,10 +26,10 @@ func (silence) Printf(context.Context, string, ...any) {}
 func connect(ctx context.Context, rawURL string) (*redis.Client, error) {
 	options, err := redis.ParseURL(rawURL)
 	if err != nil {
-		// net/url repeats the whole URL, and there may be a password in it.
+		// net/url repeats the whole URL, or a part of it that may be a password.
 		var quoted *url.Error
 		if errors.As(err, &quoted) {
-			err = quoted.Err
+			err = errors.New("it is no URL")
 		}
 		return nil, usagef("--redis is no Redis URL such as redis://localhost:6379/0: %v", err)
 	}

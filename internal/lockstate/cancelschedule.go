@@ -10,7 +10,7 @@ import (
 // CancelsAtOnce is how many cancels fit in one round trip.
 const CancelsAtOnce = 250
 
-// MostCancels bounds the cancels that no Unlock waits for, so that a flood of forged messages cannot fill
+// MostCancels bounds the cancels that confirm no release, so that a flood of forged messages cannot fill
 // the memory.
 const MostCancels = 100_000
 
@@ -60,7 +60,7 @@ type CancelSchedule struct {
 
 // Add schedules g from now on. It returns false if too many cancels are pending.
 func (s *CancelSchedule) Add(g *Cancellation, now time.Time) bool {
-	if len(s.Pending) >= MostCancels && !g.awaited() {
+	if len(s.Pending) >= MostCancels && !g.confirms() {
 		return false
 	}
 	g.nextAt = now
@@ -184,6 +184,11 @@ type Settlement struct {
 	Release bool              // a release is confirmed, or given up
 	proved  bool              // it is proved that the lock was theirs when it was released
 	Fail    *protocol.Failure // nil if Redis answered
+}
+
+// confirms reports whether g, or one that follows it, confirms a release.
+func (c *Cancellation) confirms() bool {
+	return c != nil && (c.Release || c.Then.confirms())
 }
 
 // awaited reports whether an Unlock waits for g, or one that follows it, to be canceled.

@@ -1247,7 +1247,6 @@ var mutants = []mutant{
 	{"a downgrade makes a reader of whose maximum hold is over", "internal/lockstate/handover.go", "	case l.members != nil && l.members.Ended == ByLoss:", "	case false:", "AfterTheMaximumHoldLetsNoReaderIn"},
 	{"who does not take a lock that was lost keeps it for its minimum hold", "internal/lockstate/lock.go", "			lost.keep = time.Time{}\n", "			_ = lost\n", "ThoughItsLeaseWasLost"},
 	{"a Lock panics in a Shutdown beside the other mode", "handle.go", "	return !e.dead && inside > 0\n", "	return !e.dead && inside > 0 && e.state().PickHolder(protocol.Exclusive) != nil\n", "ALockThatPanicsInAShutdown"},
-	{"a Lock panics beside another caller once rdb is closed", "handle.go", "h.client == nil || isClosed(h.client.stopped) {", "h.client == nil || !h.client.closes() || isClosed(h.client.stopped) {", "ALockThatPanicsInAShutdown"},
 	{"who gives up is told of itself", "acquire.go", "			known.here = inside > 1 // others than w\n", "			_ = inside\n", "NotToldOfItself"},
 	{"a Shutdown whose context panics stops nothing", "client.go", "		c.halt(over, c.abandoned())\n", "		_ = over\n", "WhoseContextPanics"},
 	{"Shutdown counts no releases of locks that it has forgotten", "client.go", "max(releasing+c.canceler.releases(), ", "max(releasing, ", "CountsReleases"},
