@@ -3,7 +3,6 @@ package leased
 import (
 	"context"
 	"errors"
-	"fmt"
 	"runtime/pprof"
 	"time"
 
@@ -300,8 +299,15 @@ func ended(ctx context.Context) error {
 	if errors.Is(err, cause) {
 		return err
 	}
-	return fmt.Errorf("%w: %w", err, cause)
+	return &contextEnded{err, cause}
 }
+
+// contextEnded is the error of a context that has ended for a cause that is another error. What ended is err,
+// whatever the cause matches.
+type contextEnded struct{ err, cause error }
+
+func (e *contextEnded) Error() string   { return e.err.Error() + ": " + e.cause.Error() }
+func (e *contextEnded) Unwrap() []error { return []error{e.err, e.cause} }
 
 // releaseWait says how long an Unlock waits for Redis: until ctx ends or, if ctx is nil, as long as the
 // options of its caller say.

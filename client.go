@@ -484,16 +484,16 @@ func (c *Client) halt(ctx context.Context, left []string) {
 	c.inbox.halt()
 	c.group.close()
 	c.haltQuorum()
-	conclude := func() {
+	defer func() {
 		if left != nil {
 			c.outcome = fmt.Errorf("%w, but %s", ErrClosed, strings.Join(left, "; "))
 		}
-	}
-	ifCutShort(func() {
-		left = append(left, "not waited for: what the client's goroutines still do")
-		conclude()
+	}()
+	ifCutShort(func() { // by a method of ctx
+		over, cancel := context.WithCancel(context.Background())
+		cancel()
+		left = append(left, c.awaitGoroutines(over)...)
 	}, func() { left = append(left, c.awaitGoroutines(ctx)...) })
-	conclude()
 }
 
 // awaitUnlocks waits, until ctx ends, for the leases to be unlocked and for Redis to confirm the releases.

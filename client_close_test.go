@@ -552,8 +552,13 @@ func TestTheErrorOfAShutdownCountsReleases(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		var way hung
 		c := clientOn(t, s, s.connect(t, way.change), leased.WithTTL(time.Minute))
-		other := lock(t, newClient(t, s).Mutex("theirs"))
-		go func() { _, _ = c.Mutex("theirs").LockContext(context.Background()) }()
+		var others []*leased.Lease
+		them := newClient(t, s)
+		for i := range 5 { // of which one will be asking at any time
+			name := fmt.Sprint("theirs", i)
+			others = append(others, lock(t, them.Mutex(name)))
+			go func() { _, _ = c.Mutex(name).LockContext(context.Background()) }()
+		}
 		released, held := lock(t, c.Mutex("released")), lock(t, c.Mutex("held"))
 		synctest.Wait()
 		way.shut.Store(true)
@@ -568,7 +573,9 @@ func TestTheErrorOfAShutdownCountsReleases(t *testing.T) {
 		}
 		way.shut.Store(false)
 		_ = held.Unlock()
-		unlock(t, other)
+		for _, l := range others {
+			unlock(t, l)
+		}
 		s.Mini.FlushAll()
 	})
 }
@@ -591,6 +598,33 @@ func TestAShutdownWhoseContextPanicsStopsTheClient(t *testing.T) {
 		if !s.clean(t, "x") {
 			t.Error("it is still renewed")
 		}
+	})
+}
+
+// loud is a context whose Value panics.
+type loud struct{ context.Context }
+
+func (loud) Value(any) any { panic("a context's bug") }
+
+// And so it does if that is only found when the client's goroutines are waited for: nobody waits for what
+// nobody does any more.
+func TestAShutdownWhoseContextPanicsLateLeavesNobodyWaiting(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c, wire := onLine(t, s, leased.WithTTL(time.Hour))
+		l := lock(t, c.Mutex("x"))
+		wire.cut()
+		unlocked := make(chan error, 1)
+		go func() { unlocked <- l.UnlockContext(context.Background()) }()
+		time.Sleep(time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if panics(func() { _ = c.Shutdown(loud{ctx}) }) == nil {
+			t.Fatal("it has not panicked")
+		}
+		isAll(t, closesSoon(t, "UnlockContext returns", unlocked), leased.ErrNotReleased, leased.ErrClosed)
+		isAll(t, c.Close(), leased.ErrClosed)
+		wire.mend()
+		s.Mini.FlushAll()
 	})
 }
 

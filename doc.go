@@ -191,8 +191,9 @@
 // While a grant is held, local callers enter in the order in which they came. Once another
 // process is known to want the lock, only a bounded number of leases are admitted locally,
 // and only for a bounded time, before the lock is handed over; see [WithLocalHandoffs].
-// Even if the message from that process was lost, a lock in continuous use is offered to
-// others about once a second.
+// Even if the message from that process was lost, a writer's lock in continuous use is offered to
+// others about once a second. Readers, and a lock that is kept idle between its uses, wait for the
+// message to be repeated: 3 s for the first waiter, and minutes if their process receives none.
 //
 // A lease ends with Unlock, with the loss of its grant, or at its maximum hold
 // ([WithMaxHold]); its contexts also end with [Client.Close]. Within its own process, a
@@ -249,8 +250,10 @@
 // A client receives messages soon after it has asked for its first lock. Until then it does
 // not queue in Redis, because nothing could prove it dead if its process died. It takes a
 // free lock at once; a caller that has to wait asks again once the client receives
-// messages. If the first attempt to subscribe fails, the client queues without such a proof:
-// if its process then dies, the request stays in the queue for up to its TTL.
+// messages. If the first attempt to subscribe fails, or while a subscription that broke is made anew,
+// the client queues without such a proof, for as long as that request waits: if its process then
+// dies, the request stays in the queue for up to its TTL, or is made the owner for a TTL if its turn
+// comes before that.
 //
 // If the server, or a proxy in front of it, refuses SUBSCRIBE or PUBLISH for whatever
 // reason, or if attempts to subscribe have failed for 4 s, as at a server that has reached
@@ -258,7 +261,7 @@
 // to 3 s or a third of the TTL, whichever is less. Such a process delays the others, too:
 // when the lock is handed to it, it finds out by polling. While a foreign client owns the
 // lock, the first waiter in the queue polls; for each new foreign owner, polling starts at
-// 50 ms again.
+// 50 ms again, if its value is another one.
 //
 // If TryLock or TryLockContext finds an owner that may be keeping the lock idle (see
 // [WithIdleHold]), it asks for the lock and waits at most 50 ms, and up to 50 ms more if the

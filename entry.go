@@ -51,9 +51,10 @@ type awake struct {
 	// it was in no effect, and everything else that looks at callers finds them in the lock.
 	spare *call
 
-	// These two belong to the command in flight or, while there is none, to the holder of the
+	// These belong to the command in flight or, while there is none, to the holder of the
 	// entry's mutex.
 	warned bool    // whether the warning about a foreign owner was logged
+	lasts  bool    // whether the last command failed of what only an operator can remove
 	pauses BackOff // nil unless the last command failed
 }
 
@@ -368,7 +369,11 @@ func (e *entry) run(cmd *protocol.Command, limit time.Duration) {
 func (e *entry) noteFailure(cmd *protocol.Command, fail *protocol.Failure) (pause time.Duration) {
 	c := e.client
 	fail.Again = fail.Again && e.awake.pauses == nil // at once, but not again and again
+	hadFailed := e.awake.pauses != nil && !e.awake.lasts
 	pause = e.pause()
+	if e.awake.lasts = fail.Lasts(); e.awake.lasts && hadFailed {
+		c.outage.answered(true) // with what an operator has to remove, but the server answers this lock again
+	}
 	c.inbox.requireProbe(fail)
 	if fail.Again {
 		return 0
@@ -383,7 +388,7 @@ func (e *entry) noteReply(cmd *protocol.Command, a *protocol.Answer) {
 	c := e.client
 	c.downtime.commandAnswered(kindOfCommand(cmd, a))
 	c.outage.answered(e.awake.pauses != nil) // it is awake, with a command in flight
-	e.awake.pauses = nil
+	e.awake.pauses, e.awake.lasts = nil, false
 	if a.NoNotify && !e.awake.warned {
 		e.awake.warned = true
 		c.log.foreignOwner(e.keys.Name(), a.Blocker, a.Left)

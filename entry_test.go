@@ -328,6 +328,19 @@ func TestAnUnlockThatOvertakesALossEndsTheContextWithIt(t *testing.T) {
 	e.perform(&evicted, false, 0)
 }
 
+// An Unlock by name may have read the clock before the reader came whose hold it ends.
+func TestNoHoldEndsBeforeItBegan(t *testing.T) {
+	_, e, w := granted(t)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	r, ok := e.takeHoldLocked(w, holdEnd{how: holdReleased, at: time.Now().Add(-time.Second)})
+	if took := r.at.Sub(r.since); !ok || took < 0 {
+		t.Errorf("%v, it took %v", ok, took)
+	}
+	var fx lockstate.Effects
+	e.state().Leave(w.caller(), time.Now(), &fx)
+}
+
 // A cancel with another one after it has no answer before it is given up: what comes later about its id is
 // canceled again.
 func TestACancelThatIsGivenUpIsNotWaitedForAnyMore(t *testing.T) {

@@ -100,7 +100,7 @@ func (h *handle) lock(m protocol.Mode) {
 // anotherIsInside reports whether the client is being closed while a caller is inside, in any mode. The panic
 // of Lock may run an Unlock or RUnlock that was deferred before, by code that locks again after an Unlock, as
 // sync.Cond does. Nobody could tell it from the Unlock of the caller that is inside. So Lock panics only when
-// that one has left.
+// that one has left, unless Shutdown is done before.
 func (h *handle) anotherIsInside() bool {
 	if h.client == nil || !h.client.closes() || isClosed(h.client.stopped) {
 		return false

@@ -485,8 +485,13 @@ func refusalOutcome(err error) waitResult {
 	if !ok && !errors.As(err, &refusal) {
 		return waitRefused
 	}
-	// What counts is why the wait ended, not the last error of Redis, which err matches too.
-	switch why := refusal.reason; {
+	// What counts is why the wait ended, not the last error of Redis, which err matches too, nor the cause of a
+	// context, which can be anything.
+	why := refusal.reason
+	if of := new(contextEnded); errors.As(why, &of) {
+		why = of.err
+	}
+	switch {
 	case errors.Is(why, ErrLocked):
 		return waitLocked
 	case errors.Is(why, ErrClosed):

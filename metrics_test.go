@@ -485,3 +485,24 @@ func TestACollectionThatHangsHoldsUpShutdownNoLongerThanItsContext(t *testing.T)
 		}
 	})
 }
+
+// What a context was canceled for can be anything, also an error of another lock.
+func TestAWaitThatIsCanceledCountsAsCanceledWhateverTheCause(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		m := newMeter(t)
+		c := newClient(t, s, leased.WithMeterProvider(m))
+		l := lock(t, newClient(t, s).Mutex("x"))
+		causes := []error{context.DeadlineExceeded, leased.ErrLocked, leased.ErrClosed, errors.New("other")}
+		for _, cause := range causes {
+			ctx, cancel := context.WithCancelCause(context.Background())
+			time.AfterFunc(time.Second, func() { cancel(fmt.Errorf("a request failed: %w", cause)) })
+			_, err := c.Mutex("x").LockContext(ctx)
+			isAll(t, err, leased.ErrNotAcquired, context.Canceled, cause)
+		}
+		waits := m.collect(t)["leased.wait.duration"]
+		if n := times(t, waits, "leased.mode", "exclusive", "leased.wait.outcome", "canceled").Count; n != uint64(len(causes)) {
+			t.Errorf("%d of %d waits were canceled", n, len(causes))
+		}
+		unlock(t, l)
+	})
+}

@@ -138,13 +138,15 @@ func (o *outage) fire(now time.Time, batch []protocol.Renewal) []protocol.Renewa
 	return batch
 }
 
-// retry ends the pause of a lock whose last command failed, and reports whether the lock
-// sends a command.
+// retry ends the pause of a lock whose last command failed, unless only an operator can help it, and reports
+// whether the lock sends a command.
 func (e *entry) retry() (asks bool) {
 	now := time.Now()
 	var fx lockstate.Effects
 	e.mu.Lock()
-	if e.dead || e.awake == nil || e.state().CommandInFlight() || e.awake.pauses == nil { // a resting lock is not waiting out a pause
+	// A resting lock is not waiting out a pause. One whose failure lasts would fail again, and tells nothing of
+	// the server.
+	if e.dead || e.awake == nil || e.state().CommandInFlight() || e.awake.pauses == nil || e.awake.lasts {
 		e.restLocked()
 		e.mu.Unlock()
 		return false

@@ -17,6 +17,7 @@ import (
 
 	"github.com/leasedmutex/leased"
 	"github.com/leasedmutex/leased/internal/race"
+	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
 // After a long outage of the server, back-off alone would have each lock wait for up to
@@ -160,6 +161,104 @@ func TestVirtualAFreeLockIsEnteredWithin2sOfTheEndOfAnOutage(t *testing.T) {
 			})
 		}
 	}
+}
+
+// Others wait for an operator: their keys are of another type. What they are answered says nothing of the
+// server, so none of them is asked whether it is well again.
+func TestVirtualLocksThatWaitForAnOperatorHoldUpNoOtherAfterAnOutage(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s)
+		ctx, giveUp := context.WithCancel(context.Background())
+		var waiting sync.WaitGroup
+		for i := range 20 {
+			name := fmt.Sprint("hash", i)
+			s.rdb.HSet(ctx, s.Prefix+name, "field", "value")
+			waiting.Go(func() { c.Mutex(name).Lock() }) // returns once the key is gone
+		}
+		time.Sleep(time.Minute)
+		s.Mini.SetError("LOADING Redis is loading")
+		entered := make(chan time.Time, 1)
+		go func() {
+			l := lock(t, c.Mutex("good"))
+			entered <- time.Now()
+			unlock(t, l)
+		}()
+		time.Sleep(outage)
+		s.Mini.SetError("")
+		began := time.Now()
+		if took := (<-entered).Sub(began); took > 2*time.Second+10*time.Millisecond {
+			t.Errorf("entered %v after the end", took)
+		}
+		giveUp()
+		for i := range 20 {
+			s.rdb.Del(context.Background(), s.Prefix+fmt.Sprint("hash", i))
+		}
+		waiting.Wait()
+		for i := range 20 {
+			c.Mutex(fmt.Sprint("hash", i)).Unlock()
+		}
+	})
+}
+
+// losesRenewals is a hook that loses the answers to as many pipelines with renewals.
+type losesRenewals struct{ n atomic.Int32 }
+
+func (*losesRenewals) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (l *losesRenewals) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		return l.lose(next(ctx, cmd), cmd)
+	}
+}
+
+func (l *losesRenewals) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error { return l.lose(next(ctx, cmds), cmds...) }
+}
+
+func (l *losesRenewals) lose(err error, cmds ...redis.Cmder) error {
+	for _, cmd := range cmds {
+		if args := cmd.Args(); len(args) > 1 && args[1] == redisserver.RenewScript.Sha && l.n.Load() > 0 {
+			l.n.Add(-1)
+			for _, cmd := range cmds {
+				cmd.SetErr(context.DeadlineExceeded)
+			}
+			return context.DeadlineExceeded
+		}
+	}
+	return err
+}
+
+// An outage that a renewal began ends, though nothing but a lock that waits for an operator could be asked.
+func TestVirtualALockThatWaitsForAnOperatorIsNotAskedAllTheTime(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var fails losesRenewals
+		rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+		s.hook(rdb, &fails)
+		c := clientOn(t, s, rdb)
+		l := lock(t, c.Mutex("x"))
+		s.rdb.HSet(context.Background(), s.Prefix+"hash", "field", "value")
+		waits := make(chan struct{})
+		go func() {
+			c.Mutex("hash").Lock() // returns once the key is gone
+			close(waits)
+		}()
+		time.Sleep(2 * time.Minute)
+		fails.n.Store(1)
+		time.Sleep(30 * time.Second)
+		if fails.n.Load() != 0 {
+			t.Fatal("no renewal has failed")
+		}
+		before := s.commands(c)
+		time.Sleep(5 * time.Minute)
+		// A renewal each 10 s, an echo each 20 or 30 s, and the lock's own tries.
+		if n := s.commands(c) - before; n > 80 {
+			t.Errorf("%d commands in five minutes", n)
+		}
+		s.rdb.Del(context.Background(), s.Prefix+"hash")
+		<-waits
+		c.Mutex("hash").Unlock()
+		unlock(t, l)
+	})
 }
 
 // Every 30 s, as its own policy wants it: the rest are the client's.

@@ -422,7 +422,13 @@ func (e *entry) takeHoldLocked(w *call, end holdEnd) (r holdRecord, ok bool) {
 	w.Reported = true
 	since := e.client.began.Add(w.Since)
 	since = end.at.Add(since.Sub(end.at)) // on the wall clock, which end.at has just read; see onWallClock
+	if end.at.Before(since) {             // an Unlock by name that read the clock before this reader came
+		end.at = since
+	}
 	r = holdRecord{holdEnd: end, entry: e, since: since, mode: w.Mode, via: w.Via, token: w.Token, behind: w.Behind}
+	if end.how == holdLost || end.how == holdForced {
+		r.behind = 0
+	}
 	t := w.trace()
 	if t == nil {
 		return r, true

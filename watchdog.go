@@ -310,11 +310,12 @@ func (c *Client) renewed(ctx context.Context, batch []protocol.Renewal, took tim
 		answered = answered || r.Err == nil
 		e := r.Owner.(*entry)
 		e.step(func(now time.Time, fx *lockstate.Effects) {
-			// If the lock was let go in the meantime, "not ours" is no loss.
-			if r.Outcome != protocol.NotOurs || e.state().Holds(r.Req.ID) {
+			held := e.state().Holds(r.Req.ID)
+			e.state().Renewed(r, now, fx)
+			// "Not ours" is no loss if the lock was let go in the meantime, or may be ours under another id.
+			if r.Outcome != protocol.NotOurs || held && !e.state().Holds(r.Req.ID) {
 				c.stats.countRenewal(r.Outcome)
 			}
-			e.state().Renewed(r, now, fx)
 		})
 	}
 	// Last, because what follows can hang, and no lock may wait for it.

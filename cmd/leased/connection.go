@@ -297,33 +297,34 @@ func (a *address) connect(ctx context.Context, change ...func(*redis.UniversalOp
 	return rdb, nil
 }
 
-// connectServer returns a client of a server that answers. One that runs a long script, loads its data or has
-// too many connections is waited for until ctx ends. One that cannot save its data refuses PING, but shows the
-// locks that there are.
+// connectServer returns a client of a server that answers. One that runs a long script or loads its data is
+// waited for until ctx ends. One that cannot save its data refuses PING, but shows the locks that there are.
 func connectServer(ctx context.Context, o *redis.UniversalOptions) (redis.UniversalClient, error) {
 	rdb := redis.NewUniversalClient(o)
+	var busy error // the last answer, if that was none for good
 	for {
 		err := rdb.Ping(ctx).Err()
-		if err == nil || redis.HasErrorPrefix(err, "MISCONF") {
+		switch {
+		case err == nil, redis.HasErrorPrefix(err, "MISCONF"):
 			return rdb, nil
-		}
-		busy := redis.HasErrorPrefix(err, "BUSY") || redis.HasErrorPrefix(err, "LOADING") || redis.IsMaxClientsError(err)
-		if !busy || !sleeps(ctx, 100*time.Millisecond) {
+		case redis.HasErrorPrefix(err, "BUSY"), redis.HasErrorPrefix(err, "LOADING"):
+			busy = err
+		case busy == nil || ctx.Err() == nil:
 			rdb.Close()
 			return nil, err
+		}
+		if pause(ctx, 100*time.Millisecond); ctx.Err() != nil {
+			rdb.Close()
+			return nil, busy
 		}
 	}
 }
 
-// sleeps sleeps for d, and returns false if ctx ends before.
-func sleeps(ctx context.Context, d time.Duration) bool {
-	pause := time.NewTimer(d)
-	defer pause.Stop()
+// pause waits for d, or until ctx ends.
+func pause(ctx context.Context, d time.Duration) {
 	select {
-	case <-pause.C:
-		return true
 	case <-ctx.Done():
-		return false
+	case <-time.After(d):
 	}
 }
 

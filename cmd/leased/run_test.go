@@ -695,8 +695,8 @@ func TestACommandThatCannotBeKilledIsReported(t *testing.T) {
 	}
 }
 
-// A server that refuses even PING, because it runs somebody's long script or cannot save its data, is
-// waited for like one that refuses only the lock.
+// A server that refuses even PING for a moment, because it runs somebody's long script or cannot save its data, is
+// waited for.
 func TestAServerThatRefusesForTheTimeBeingIsWaitedFor(t *testing.T) {
 	for _, refusal := range []string{"BUSY Redis is busy running a script.", "MISCONF Redis is configured to save RDB snapshots"} {
 		m := redistest.MiniTCP(t)
@@ -706,6 +706,25 @@ func TestAServerThatRefusesForTheTimeBeingIsWaitedFor(t *testing.T) {
 		if status != 0 || out != "done\n" || mended.Stop() {
 			t.Errorf("%s: status %d, stdout %q, stderr %q", refusal, status, out, errs)
 		}
+	}
+}
+
+// Redis then refuses PING, and all writes: that is when somebody wants to see the locks.
+func TestLocksAreShownWhileRedisCannotSaveItsData(t *testing.T) {
+	in := redistest.Server(t, "--save", "3600 1000000")
+	rdb := in.Client()
+	take(t, rdb, "", "job")
+	dir := rdb.ConfigGet(t.Context(), "dir").Val()["dir"]
+	if err := os.MkdirAll(filepath.Join(dir, "dump.rdb", "in the way"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	rdb.BgSave(t.Context())
+	until(t, "Redis cannot save", func() bool { return redis.HasErrorPrefix(rdb.Ping(t.Context()).Err(), "MISCONF") })
+	if got := invoke(t, "inspect", "job", "--redis", in.Addr); got.status != 0 || !strings.Contains(got.out, "state   held") {
+		t.Errorf("inspect: %+v", got)
+	}
+	if got := invoke(t, "ls", "--redis", in.Addr); got.status != 0 || !strings.Contains(got.out, "job") {
+		t.Errorf("ls: %+v", got)
 	}
 }
 

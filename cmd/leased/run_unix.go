@@ -89,7 +89,10 @@ func runUnder(ctx context.Context, std streams, o *runOptions) (err error) {
 	taken := time.Now()
 	r := &running{options: o, lease: lease, guard: g, signals: signals, err: std.err}
 	err = r.perform(program)
-	ends := latest(time.Now().Add(o.ttl), taken.Add(o.atLeast)) // renewed just now at the latest
+	ends := time.Now().Add(o.ttl) // renewed just now at the latest
+	if kept := taken.Add(o.atLeast); kept.After(time.Now()) {
+		ends = latest(ends, kept.Add(min(o.ttl, time.Minute))) // which counts from when the release arrives
+	}
 	unlocked := lease.Unlock()
 	switch {
 	case r.lost != nil:
@@ -297,14 +300,6 @@ const lastingTrouble = 5 * time.Second // longer than most restarts and failover
 const mostChecks = 3
 
 const checkAgain = 100 * time.Millisecond // after a check that failed
-
-// pause waits for d, or until ctx ends.
-func pause(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	}
-}
 
 // acquire waits for the lock. The lease that it returns can be trusted for most of its TTL. If Redis
 // does not give the lock for some time, acquire says so, once, and so it does if the lock may never

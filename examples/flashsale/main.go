@@ -17,7 +17,6 @@ import (
 	"maps"
 	"net"
 	"net/http"
-	"net/url"
 	"os"
 	"os/signal"
 	"slices"
@@ -128,10 +127,7 @@ func serve(ctx context.Context, o options) (err error) {
 	}()
 	options, err := redis.ParseURL(o.redis)
 	if err != nil {
-		if quoted := new(url.Error); errors.As(err, &quoted) { // the URL, or a part of it that may be a password
-			err = errors.New("it is no URL")
-		}
-		return fmt.Errorf("-redis should be like redis://localhost:6379/0: %w", err)
+		return errors.New("-redis is no URL such as redis://localhost:6379/0") // err quotes parts of it, perhaps a password
 	}
 	options.ContextTimeoutEnabled = true // the locks bound every command by its context
 	rdb := redis.NewClient(options)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/url"
 	"os/exec"
 	"time"
 
@@ -26,12 +25,7 @@ func (silence) Printf(context.Context, string, ...any) {}
 func connect(ctx context.Context, rawURL string) (*redis.Client, error) {
 	options, err := redis.ParseURL(rawURL)
 	if err != nil {
-		// net/url repeats the whole URL, or a part of it that may be a password.
-		var quoted *url.Error
-		if errors.As(err, &quoted) {
-			err = errors.New("it is no URL")
-		}
-		return nil, usagef("--redis is no Redis URL such as redis://localhost:6379/0: %v", err)
+		return nil, usagef("--redis is no Redis URL such as redis://localhost:6379/0") // err quotes parts of it, perhaps a password
 	}
 	options.ContextTimeoutEnabled = true // the locks bound every command by its context
 	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}

@@ -398,8 +398,8 @@ func (l *Lock) EndsBy(c *Caller, now time.Time) time.Time {
 	if c.Phase != Inside || g.state != Held && g.state != Releasing {
 		return time.Time{}
 	}
-	if g.minHoldUntil > l.instant(now) { // Redis keeps the lock for the rest of it from when the release arrives
-		return l.time(max(l.instant(now).add(g.req.TTL), g.minHoldUntil.add(protocol.CommandTimeout)))
+	if g.minHoldUntil > l.instant(now) { // Redis keeps the lock for the rest of it from when the release arrives, see arrives
+		return l.time(max(l.instant(now).add(g.req.TTL), g.minHoldUntil.add(min(g.req.TTL, latestArrival))))
 	}
 	return l.time(l.instant(now).add(g.req.TTL))
 }

@@ -479,7 +479,7 @@ func TestTheTimeByWhichALeaseEndsIsNotTooEarly(t *testing.T) {
 	}
 	b := writer(minHold)
 	h = holding(t, b)
-	if ends := h.l.EndsBy(b, h.now); !ends.Equal(h.now.Add(handMinHold + protocol.CommandTimeout)) {
+	if ends := h.l.EndsBy(b, h.now); !ends.Equal(h.now.Add(handMinHold + handTTL)) {
 		t.Errorf("with a minimum hold, it ends %v from now", ends.Sub(h.now))
 	}
 	if ends := h.l.EndsBy(writer(), h.now); !ends.IsZero() {

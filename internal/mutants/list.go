@@ -1259,4 +1259,10 @@ var mutants = []mutant{
 	{"a reader that tries waits as long as the first, whoever is in between", "internal/lockstate/lock.go", "	if last := l.waiting.last;", "	if last := l.waiting.first;", "BehindOneThatWaitsAnyway"},
 	{"a downgrade after the maximum hold lets no more in", "internal/lockstate/handover.go", "		l.continueGranting(a, c.ID, fx)\n		l.lost", "		l.lost", "AfterTheMaximumHoldLetsNoReaderIn"},
 	{"a quorum: an empty value cannot be evicted", "internal/quorum/operator.go", "	if value == protocol.EmptyValue {", "	if false {", "WithAnEmptyValue"},
+	{"a release is dropped where many cancels are due", "internal/lockstate/cancelschedule.go", "!g.confirms() {", "!g.awaited() {", "AFloodOfFalse"},
+	{"a wait counts by its context's cause", "metrics.go", "		why = of.err\n", "		_ = of.err\n", "CanceledWhateverTheCause"},
+	{"a hold ends before it began", "tracing.go", "		end.at = since\n", "", "NoHoldEndsBefore"},
+	{"a context that panics late keeps what a Shutdown ends", "client.go", "		left = append(left, c.awaitGoroutines(over)...)\n", "		_ = over\n", "WhoseContextPanicsLate"},
+	{"a lock that waits for an operator is asked whether an outage is over", "outage.go", " || e.awake.lasts {", " {", "IsNotAskedAllTheTime"},
+	{"the answer that an operator has to help ends no outage", "entry.go", "e.awake.lasts && hadFailed {", "e.awake.lasts && !hadFailed && false {", "HoldUpNoOtherAfterAnOutage"},
 }

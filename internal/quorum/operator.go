@@ -28,7 +28,8 @@ func (s *Server) Inspect(ctx context.Context, k *protocol.Keys) (protocol.Snapsh
 // to evict. The next owner's token is above all that the evicted owner can have.
 //
 // If one client owns a majority, only that client is evicted: not one that owns a few other servers, and
-// not the next owner, which enters when the evicted one gives back its remaining grants. Then servers that
+// not the next owner, which enters when the evicted one gives back its remaining grants (unless the evicted
+// one is a foreign client with an empty value, which cannot be asked for). Then servers that
 // did not have that owner do not count: they may grant it a request that is under way to them.
 func (s *Server) Evict(ctx context.Context, k *protocol.Keys) (on int, err error) {
 	shown := make([]atomic.Pointer[protocol.Snapshot], len(s.members))
