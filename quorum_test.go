@@ -743,43 +743,6 @@ func TestAQuorumWhosePoolsAreExhaustedIsNotAskedForWhatWaitsThere(t *testing.T) 
 	})
 }
 
-// Renewals have connections of their own, where go-redis has a pool for pipelines. A server is not away because
-// no other command gets one.
-func TestAQuorumWhosePoolsAreExhaustedLosesNoLease(t *testing.T) {
-	onQuorum(t, func(t *testing.T, s place) {
-		rdb := s.connect(t, func(o *redis.Options) {
-			o.ContextTimeoutEnabled = true
-			o.PoolSize, o.PipelinePoolSize, o.PipelineReadBufferSize = 2, 2, 64<<10
-		})
-		c := clientOn(t, s, rdb, leased.WithTTL(6*time.Second))
-		confirmInboxes(t, c)
-		held := lock(t, c.Mutex("held"))
-		var taken []*redis.Conn
-		for _, one := range s.alike(rdb) {
-			for range 2 {
-				conn := one.Conn()
-				if err := conn.Ping(context.Background()).Err(); err != nil {
-					t.Fatal(err)
-				}
-				taken = append(taken, conn)
-			}
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-		defer cancel()
-		if _, err := c.Mutex("other").LockContext(ctx); err == nil {
-			t.Fatal("locked without a connection")
-		}
-		if err := held.Context().Err(); err != nil {
-			t.Errorf("the lease ended: %v", context.Cause(held.Context()))
-		}
-		for _, conn := range taken {
-			must(t, conn.Close())
-		}
-		time.Sleep(5 * time.Second)
-		unlock(t, held)
-	})
-}
-
 // While a server does not answer, it is not asked for what waits there, nor are its messages heard.
 // Its regular looks would have a waiter ask after 2 to 3 s, and one far behind after 20 s.
 func TestAServerOfAQuorumThatComesBackIsAskedForWhatWaitsThere(t *testing.T) {

@@ -1265,5 +1265,4 @@ var mutants = []mutant{
 	{"a context that panics late keeps what a Shutdown ends", "client.go", "		left = append(left, c.awaitGoroutines(over)...)\n", "		_ = over\n", "WhoseContextPanicsLate"},
 	{"a lock that waits for an operator is asked whether an outage is over", "outage.go", " || e.awake.lasts {", " {", "IsNotAskedAllTheTime"},
 	{"the answer that an operator has to help ends no outage", "entry.go", "e.awake.lasts && hadFailed {", "e.awake.lasts && !hadFailed && false {", "HoldUpNoOtherAfterAnOutage"},
-	{"a quorum: a server whose pool is exhausted stays away", "internal/quorum/member.go", "		if m.pingAlong() == nil {", "		if m.ping() == nil {", "PoolsAreExhaustedLoses"},
 }

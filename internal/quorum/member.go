@@ -137,7 +137,7 @@ func (m *member) pingUntilAnswered(pause time.Duration, left time.Time) {
 			over = true
 			return
 		}
-		if m.pingAlong() == nil {
+		if m.ping() == nil {
 			over = true
 			answering, _ := m.owner.Answering()
 			m.owner.reports.Returned(m.place, answering+1, time.Since(left)) // before it can leave again
@@ -155,17 +155,11 @@ func (m *member) pingUntilAnswered(pause time.Duration, left time.Time) {
 	}
 }
 
-// ping sends a PING, and returns why the server does not answer, or nil if it does.
-func (m *member) ping() error { return m.pingBy(m.srv.Ping) }
-
-// pingAlong is ping on the connections of renewals: where others have taken all connections of a pool, these
-// may still be sent.
-func (m *member) pingAlong() error { return m.pingBy(m.srv.PingAlong) }
-
-func (m *member) pingBy(ping func(context.Context) error) error {
+// ping returns why the server does not answer, or nil if it does.
+func (m *member) ping() error {
 	ctx, cancel := context.WithTimeout(m.owner.base, pingTime)
 	defer cancel()
-	err := ping(ctx)
+	err := m.srv.Ping(ctx)
 	if f := redisserver.Classify(err); f == nil || f.Lasts() || redisserver.IsServerReply(err) { // or the client is closed, which commands report
 		return nil
 	}
@@ -199,9 +193,6 @@ func (m *member) check(lost bool) {
 		m.mu.Unlock()
 	}()
 	err := m.pingThrough()
-	if redisserver.PoolExhausted(err) {
-		err = m.pingAlong()
-	}
 	if err == nil {
 		m.stirs()
 	}

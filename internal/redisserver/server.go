@@ -172,13 +172,6 @@ func (s *Server) Ping(ctx context.Context) error {
 	return s.explain(s.Rdb.Ping(ctx).Err())
 }
 
-// PingAlong does what Ping does, but in a pipeline, as renewals are sent: pipelines may have connections of
-// their own.
-func (s *Server) PingAlong(ctx context.Context) error {
-	s.sent.Add(1)
-	return s.explain(pipelined(ctx, s.Rdb, []redis.Cmder{redis.NewStatusCmd(ctx, "ping")}))
-}
-
 // explain turns an error of go-redis into one that names the cause.
 func (s *Server) explain(err error) error {
 	node, ok := s.Rdb.(oneNode)
