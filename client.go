@@ -468,9 +468,7 @@ func (c *Client) Shutdown(ctx context.Context) error {
 	}
 	var left []string
 	ifCutShort(func() { // by a method of ctx, so nothing is waited for any more
-		over, cancel := context.WithCancel(context.Background())
-		cancel()
-		c.halt(over, c.abandoned())
+		c.halt(over(), c.abandoned())
 	}, func() { left = c.awaitUnlocks(ctx) })
 	c.halt(ctx, left)
 	return c.outcome
@@ -490,10 +488,15 @@ func (c *Client) halt(ctx context.Context, left []string) {
 		}
 	}()
 	ifCutShort(func() { // by a method of ctx
-		over, cancel := context.WithCancel(context.Background())
-		cancel()
-		left = append(left, c.awaitGoroutines(over)...)
+		left = append(left, c.awaitGoroutines(over())...)
 	}, func() { left = append(left, c.awaitGoroutines(ctx)...) })
+}
+
+// over returns a context that has ended.
+func over() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
 }
 
 // awaitUnlocks waits, until ctx ends, for the leases to be unlocked and for Redis to confirm the releases.

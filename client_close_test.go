@@ -479,70 +479,50 @@ func TestVirtualCloseWaitsFiveSecondsForHoldersAndNotLonger(t *testing.T) {
 	})
 }
 
-// A service that is closed while Redis is away for a moment leaves no lock behind.
+// A service that is closed while Redis is away for a moment leaves no lock behind. An idle lock is not unlocked
+// by anybody: the client itself gives it back when it is closed.
 func TestCloseWaitsForReleasesThatHadNoAnswer(t *testing.T) {
-	for what, mended := range map[string]bool{"Redis answers again": true, "Redis stays away": false} {
-		t.Run(what, func(t *testing.T) {
-			inVirtualTime(t, func(t *testing.T, s place) {
-				c, wire := onLine(t, s, leased.WithTTL(time.Minute))
-				for _, name := range []string{"x", "y"} {
-					l := lock(t, c.Mutex(name))
-					wire.cut()
-					isAll(t, l.Unlock(), leased.ErrNotReleased)
-					if name == "x" {
-						wire.mend()
-						eventually(t, "x is released", func() bool { return s.clean(t, "x") })
-					}
-				}
-				if mended {
-					time.AfterFunc(2*time.Second, wire.mend)
-				}
-				began := time.Now()
-				err := c.Close()
-				took := time.Since(began)
-				switch {
-				case !mended:
-					isAll(t, err, leased.ErrClosed)
-					if took != 5*time.Second || err == nil || !strings.Contains(err.Error(), "1 release was not confirmed") {
-						t.Errorf("Close returned %v after %v", err, took)
-					}
-					wire.mend()
-					s.Mini.FlushAll()
-				case err != nil || took < 2*time.Second || took > 4*time.Second || !s.clean(t, "y"):
-					t.Errorf("Close returned %v after %v, released %v", err, took, s.clean(t, "y"))
-				}
-			})
-		})
+	unlocks := func(t *testing.T, s place, c *leased.Client, wire *line) {
+		for _, name := range []string{"y", "x"} {
+			l := lock(t, c.Mutex(name))
+			wire.cut()
+			isAll(t, l.Unlock(), leased.ErrNotReleased)
+			if name == "y" { // which is no longer waited for then
+				wire.mend()
+				s.becomesClean(t, "y")
+			}
+		}
 	}
-}
-
-// An idle lock is not unlocked by anybody: the client itself gives it back when it is closed.
-func TestCloseWaitsUntilAnIdleLockIsGivenBack(t *testing.T) {
-	for what, mended := range map[string]bool{"Redis answers again": true, "Redis stays away": false} {
-		t.Run(what, func(t *testing.T) {
-			inVirtualTime(t, func(t *testing.T, s place) {
-				c, wire := onLine(t, s, leased.WithTTL(time.Minute), leased.WithIdleHold(time.Hour))
-				unlock(t, lock(t, c.Mutex("x")))
-				wire.cut()
-				if mended {
-					time.AfterFunc(2*time.Second, wire.mend)
-				}
-				began := time.Now()
-				err := c.Close()
-				took := time.Since(began)
-				switch {
-				case !mended:
-					isAll(t, err, leased.ErrClosed)
-					if took != 5*time.Second || err == nil || !strings.Contains(err.Error(), "1 release was not confirmed") {
-						t.Errorf("Close returned %v after %v", err, took)
+	idles := func(t *testing.T, _ place, c *leased.Client, wire *line) {
+		unlock(t, lock(t, c.Mutex("x", leased.WithIdleHold(time.Hour))))
+		wire.cut()
+	}
+	for what, gives := range map[string]func(*testing.T, place, *leased.Client, *line){"unlocked": unlocks, "idle": idles} {
+		for _, mended := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s/mended=%v", what, mended), func(t *testing.T) {
+				inVirtualTime(t, func(t *testing.T, s place) {
+					c, wire := onLine(t, s, leased.WithTTL(time.Minute))
+					gives(t, s, c, wire)
+					if mended {
+						time.AfterFunc(2*time.Second, wire.mend)
 					}
-					wire.mend()
-					s.Mini.FlushAll()
-				case err != nil || took < 2*time.Second || took > 4*time.Second || !s.clean(t, "x"):
-					t.Errorf("Close returned %v after %v, released %v", err, took, s.clean(t, "x"))
-				}
+					began := time.Now()
+					err := c.Close()
+					took := time.Since(began)
+					switch {
+					case !mended:
+						isAll(t, err, leased.ErrClosed)
+						if took != 5*time.Second || err == nil || !strings.Contains(err.Error(), "1 release was not confirmed") {
+							t.Errorf("Close returned %v after %v", err, took)
+						}
+						wire.mend()
+						s.Mini.FlushAll()
+					case err != nil || took < 2*time.Second || took > 4*time.Second || !s.clean(t, "x"):
+						t.Errorf("Close returned %v after %v, released %v", err, took, s.clean(t, "x"))
+					}
+				})
 			})
-		})
+		}
 	}
 }
 

@@ -139,7 +139,7 @@ func TestAnUnlockDuringAnUnansweredDowngradeLeavesNothing(t *testing.T) {
 			}
 			wire.Heal()
 			wire.Cut()
-			eventually(t, "both ids are canceled", func() bool { return s.clean(t, "x") })
+			s.becomesClean(t, "x")
 			unlock(t, take(t, c.RWMutex("x", leased.WithReleaseTimeout(patience)).LockContext))
 		}
 	})

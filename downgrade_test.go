@@ -75,7 +75,7 @@ func TestADowngradeLeavesNoGapForAWriter(t *testing.T) {
 		if waited.Load() < turns-1 {
 			t.Errorf("the waiting one wrote %d times in %d turns", waited.Load(), turns)
 		}
-		eventually(t, "nobody owns or waits", func() bool { return s.clean(t, "x") })
+		s.becomesClean(t, "x")
 	})
 }
 
@@ -292,7 +292,7 @@ func TestADowngradeWhoseReplyIsLostIsRepeated(t *testing.T) {
 			t.Errorf("%d owners", n)
 		}
 		unlock(t, l)
-		eventually(t, "nothing is left", func() bool { return s.clean(t, "x") })
+		s.becomesClean(t, "x")
 	})
 }
 

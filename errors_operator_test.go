@@ -274,7 +274,7 @@ func TestALeaseWhoseDowngradeIsForbiddenIsUnlockedAllTheSame(t *testing.T) {
 				t.Error(err)
 			}
 			acl("+@all")
-			eventually(t, "nobody owns or waits", func() bool { return s.clean(t, "x") })
+			s.becomesClean(t, "x")
 			unlock(t, take(t, newClient(t, s).RWMutex("x").LockContext))
 		})
 	}

@@ -94,7 +94,7 @@ func TestAKeyOfAnotherTypeIsToldAtOnceAndLeftAlone(t *testing.T) {
 					unlock(t, l)
 					s.rdb.Del(ctx, key)
 				}
-				eventually(t, "nobody owns or waits", func() bool { return s.clean(t, "x") })
+				s.becomesClean(t, "x")
 			}
 		}
 	})

@@ -363,6 +363,17 @@ func (s place) clean(t *testing.T, name string) bool {
 	return n == 0
 }
 
+// becomesClean waits until the lock is clean. What is left in Redis ends with its TTL, which by default is as
+// long as eventually waits; that does not count.
+func (s place) becomesClean(t *testing.T, name string) {
+	t.Helper()
+	began := time.Now()
+	eventually(t, "nobody owns or waits", func() bool { return s.clean(t, name) })
+	if took := time.Since(began); took > patience/3 {
+		t.Errorf("nobody owns or waits only after %v, as if by a TTL", took)
+	}
+}
+
 // queued returns when n processes wait for the lock. On a quorum they have been told so by then: what
 // is granted to one that has not is an answer to it, for which it has not waited.
 func (s place) queued(t *testing.T, name string, n int64) {

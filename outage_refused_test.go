@@ -42,7 +42,7 @@ func TestUnlockIsNotNilWhileRedisKeepsTheOwnerOfARefusedConnection(t *testing.T)
 				t.Fatal("it was released: the test has proved nothing")
 			}
 			acl(c.on...)
-			eventually(t, "it is released when the connection is not refused any more", func() bool { return s.clean(t, "x") })
+			s.becomesClean(t, "x")
 		})
 	}
 }
@@ -86,7 +86,7 @@ func TestARenewalOverARefusedConnectionSaysWhy(t *testing.T) {
 		t.Errorf("logged %q", out.messages())
 	}
 	acl("on")
-	eventually(t, "the cancel goes through", func() bool { return s.clean(t, "x") })
+	s.becomesClean(t, "x")
 }
 
 // bare is a hook after which nothing of a pipeline has a value or an error.

@@ -274,7 +274,7 @@ func TestALeaseSurvivesItsPrimary(t *testing.T) {
 
 func TestAServerWithoutWAITSaysSo(t *testing.T) {
 	in := redistest.Server(t, "--rename-command", "WAIT", "")
-	c := confirmed(t, in.Client())
+	c := confirmed(t, in.Client(), leased.WithTTL(time.Hour)) // so that nothing ends by it
 	_, err := c.Mutex("x").TryLockContext(t.Context())
 	if !errors.Is(err, leased.ErrNoReplicas) || !strings.Contains(err.Error(), "WAIT, which WithReplicas needs") {
 		t.Errorf("TryLockContext: %v", err)
@@ -297,7 +297,7 @@ func TestAUserWithoutTheRightToWAITLeavesTheLockFree(t *testing.T) {
 	if err := in.Client().Do(t.Context(), "acl", "setuser", "waitless", "on", "nopass", "~*", "&*", "+@all", "-wait").Err(); err != nil {
 		t.Fatal(err)
 	}
-	c := confirmed(t, in.Client(func(o *redis.Options) { o.Username, o.Password = "waitless", "any" }))
+	c := confirmed(t, in.Client(func(o *redis.Options) { o.Username, o.Password = "waitless", "any" }), leased.WithTTL(time.Hour))
 	_, err := c.Mutex("x").LockContext(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "NOPERM") {
 		t.Errorf("LockContext: %v", err)

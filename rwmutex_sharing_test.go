@@ -284,6 +284,6 @@ func TestManyProcessesReadTogether(t *testing.T) {
 		}
 		closesSoon(t, "all are inside", full)
 		all.Wait()
-		eventually(t, "nobody owns", func() bool { return s.clean(t, "x") })
+		s.becomesClean(t, "x")
 	})
 }

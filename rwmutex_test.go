@@ -117,7 +117,7 @@ func TestReadersEnterBesideReadersAndNobodyElseBesideAnybody(t *testing.T) {
 					}
 					undo()
 				}
-				eventually(t, "nobody owns or waits", func() bool { return s.clean(t, "x") })
+				s.becomesClean(t, "x")
 			})
 		})
 	}
@@ -195,7 +195,7 @@ func TestARefusedReaderIsToldWhy(t *testing.T) {
 		isAll(t, err, leased.ErrNotAcquired, context.Canceled)
 		s.queued(t, "x", 0)
 		unlock(t, owner)
-		eventually(t, "nobody owns or waits", func() bool { return s.clean(t, "x") })
+		s.becomesClean(t, "x")
 
 		if _, err := newClient(t, s).RWMutex("").RLockContext(context.Background()); !errors.Is(err, leased.ErrInvalidName) {
 			t.Errorf("a bad name: %v", err)
@@ -232,7 +232,7 @@ func TestRDoRunsBesideOtherReadersAndDoAlone(t *testing.T) {
 		if with := panics(func() { _ = a.RDo(context.Background(), func(context.Context) error { panic(oops) }) }); with != oops {
 			t.Errorf("panicked with %v", with)
 		}
-		eventually(t, "nobody owns or waits", func() bool { return s.clean(t, "x") })
+		s.becomesClean(t, "x")
 	})
 }
 
@@ -258,7 +258,7 @@ func TestAMutexAndAnRWMutexOfOneNameAreOneLock(t *testing.T) {
 			c.Mutex("x").Lock()
 			c.Mutex("x").Unlock() //nolint:staticcheck // that it comes through is what is tested
 		}
-		eventually(t, "nobody owns or waits", func() bool { return s.clean(t, "x") })
+		s.becomesClean(t, "x")
 	})
 }
 
@@ -334,7 +334,7 @@ func TestWritersAreAloneAmongClientsAndGoroutinesThatReadWriteAndGiveUp(t *testi
 		if h.crowded.Load() || h.writes == 0 || h.reads.Load() == 0 {
 			t.Errorf("%d writes, %d reads, a writer was not alone: %v", h.writes, h.reads.Load(), h.crowded.Load())
 		}
-		eventually(t, "nobody owns or waits", func() bool { return s.clean(t, "x") })
+		s.becomesClean(t, "x")
 	})
 }
 

@@ -249,7 +249,7 @@ func TestAnUnlockWithoutAnswerIsNilWhereItIsProvedThatTheLockWasOurs(t *testing.
 				if h.lost() < s.most() {
 					t.Errorf("%s, %s: nothing was lost", how, what)
 				}
-				eventually(t, "nobody owns or waits", func() bool { return s.clean(t, "x") })
+				s.becomesClean(t, "x")
 			}
 		}
 	})

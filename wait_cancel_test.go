@@ -194,7 +194,7 @@ func TestAGrantThatCrossesACancellationIsPassedOn(t *testing.T) {
 			crossing.Wait()
 			cancel()
 		}
-		eventually(t, "nobody owns or waits", func() bool { return s.clean(t, "x") })
+		s.becomesClean(t, "x")
 	})
 }
 
@@ -240,7 +240,7 @@ func TestCancelingAtRandomUnderContentionLeavesNothing(t *testing.T) {
 		if entered.Load() == 0 || refused.Load() == 0 {
 			t.Errorf("%d entered, %d gave up: the test has proved nothing", entered.Load(), refused.Load())
 		}
-		eventually(t, "nobody owns or waits", func() bool { return s.clean(t, "x") })
+		s.becomesClean(t, "x")
 		unlock(t, lock(t, newClient(t, s).Mutex("x")))
 	})
 }

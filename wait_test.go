@@ -409,7 +409,7 @@ func TestVirtualTryLockContextDoesNotWaitForTwoCommandsWithoutAnAnswer(t *testin
 		cancel()
 		<-unlocked
 		way.shut.Store(false)
-		eventually(t, "it is released", func() bool { return s.clean(t, "x") })
+		s.becomesClean(t, "x")
 	})
 }
 

@@ -73,11 +73,7 @@ func moveLocks(t *testing.T, move func(c *redistest.Cluster, to *redistest.Insta
 
 	moves := 0
 	for began := time.Now(); time.Since(began) < moving || !met(refused) && time.Since(began) < 10*moving; moves++ {
-		from := c.Owner("{x}")
-		to := c.Nodes[0]
-		if from == to {
-			to = c.Nodes[1]
-		}
+		to := elsewhere(c, "{x}")
 		move(c, to, func() {
 			if err := l.Check(t.Context()); err != nil {
 				t.Errorf("asked for the lease that is held: %v", err)
@@ -174,11 +170,7 @@ func TestReadersWhoseSlotMovesToAndFroAreNeitherMixedWithAWriterNorStuck(t *test
 	all()
 	moves := 0
 	for began := time.Now(); time.Since(began) < moving || refused.tryAgain.Load() == 0 && time.Since(began) < 10*moving; moves++ {
-		from := c.Owner("{x}")
-		to := c.Nodes[0]
-		if from == to {
-			to = c.Nodes[1]
-		}
+		to := elsewhere(c, "{x}")
 		m := c.BeginMove("{x}", to)
 		for range 6 { // some keys move, and commands meet the half-moved slot and create new keys
 			m.Keys(1)
@@ -224,11 +216,7 @@ func TestALeaseThatNeedsAReplicaEndsIfTheMoveOfItsSlotTakesLongerThanItsTTL(t *t
 	}
 	renewed(lost) // so it is renewed where nothing moves
 
-	from := c.Owner("{x}")
-	to := c.Nodes[0]
-	if from == to {
-		to = c.Nodes[1]
-	}
+	to := elsewhere(c, "{x}")
 	m := c.BeginMove("{x}", to)
 	began := time.Now()
 	m.Keys(100)
@@ -242,6 +230,14 @@ func TestALeaseThatNeedsAReplicaEndsIfTheMoveOfItsSlotTakesLongerThanItsTTL(t *t
 	m.End()
 	mustUnlock(t, kept)
 	mustUnlock(t, entered(t, wait(within(t, patience), replicated.Mutex("lost{x}"))).lease)
+}
+
+// elsewhere returns a master that does not have the slot of a key.
+func elsewhere(c *redistest.Cluster, key string) *redistest.Instance {
+	if c.Owner(key) == c.Nodes[0] {
+		return c.Nodes[1]
+	}
+	return c.Nodes[0]
 }
 
 // slotErrors is a hook that counts the errors with which the nodes of a Cluster redirect commands.
