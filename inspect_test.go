@@ -286,3 +286,17 @@ func TestWhatAHookDoesInInspectComesOutInItsCaller(t *testing.T) {
 		}
 	})
 }
+
+// Two applications whose prefixes and names make the same key exclude each other, but no message of one reaches
+// the other: what one keeps idle, the other does not get.
+func TestAnIdleLockIsNotGivenUpToAClientWithAnotherPrefix(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		owner := newClient(t, s, leased.WithKeyPrefix("app:"))
+		other := newClient(t, s, leased.WithKeyPrefix("app:x:"))
+		unlock(t, lock(t, owner.Mutex("x:y", leased.WithIdleHold(time.Hour))))
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+		defer cancel()
+		_, err := other.Mutex("y").LockContext(ctx)
+		isAll(t, err, leased.ErrNotAcquired, context.DeadlineExceeded)
+	})
+}

@@ -483,3 +483,52 @@ func TestVirtualAWaiterWhoseConnectionsAcceptNoDeadlinesIsWokenByAMessage(t *tes
 		unlock(t, <-waiter)
 	})
 }
+
+// A request that is made while the subscription is made anew says, for as long as it waits, that nothing shows
+// whether its process is alive. If that is killed then, the next one waits for a TTL.
+func TestARequestMadeWithoutASubscriptionCostsATTLIfItsProcessDies(t *testing.T) {
+	for _, subscribed := range []bool{true, false} {
+		t.Run(fmt.Sprint("subscribed=", subscribed), func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, s place) {
+				if s.members != nil {
+					t.Skip("a quorum has tests of its own")
+				}
+				owner := lock(t, newClient(t, s).Mutex("x"))
+				var refuse atomic.Bool
+				rdb, wire := s.lineOf(t, func(o *redis.Options) {
+					wrapConns(o, func(conn net.Conn) net.Conn { return &mute{conn, &refuse} })
+				})
+				dies := clientOn(t, s, rdb)
+				confirmInboxes(t, dies)
+				if !subscribed {
+					refuse.Store(true)
+					wire.cut()
+					wire.mend()
+					synctest.Wait()
+				}
+				ctx, cancel := context.WithCancel(context.Background())
+				waited := make(chan struct{})
+				go func() {
+					defer close(waited)
+					_, _ = dies.Mutex("x").LockContext(ctx)
+				}()
+				s.queued(t, "x", 1)
+				refuse.Store(false)
+				time.Sleep(10 * time.Second) // so that it is subscribed, in any case
+				next := locking(t, newClient(t, s).Mutex("x"))
+				s.queued(t, "x", 2)
+				wire.cut() // as if it were killed
+				synctest.Wait()
+				began := time.Now()
+				unlock(t, owner)
+				unlock(t, <-next)
+				if took := time.Since(began); (took < time.Second) != subscribed || took > 31*time.Second {
+					t.Errorf("the next one entered %v after the release", took)
+				}
+				wire.mend()
+				cancel()
+				<-waited
+			})
+		})
+	}
+}

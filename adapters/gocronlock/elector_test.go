@@ -114,6 +114,32 @@ func TestOneLeaderRunsAllJobsUntilItResigns(t *testing.T) {
 	})
 }
 
+// The second process' clock is behind: its jobs are due two seconds later. The first one runs a job, and resigns
+// before it is due there.
+func TestARunBetweenTwoLeadersWhoseClocksDifferIsDoneTwice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := leasedtest.NewServer(t)
+		ahead := newCandidate(t, server)
+		time.Sleep(2 * time.Second)
+		behind := newCandidate(t, server)
+		time.Sleep(time.Minute - time.Second) // a second after the first one's run
+		synctest.Wait()
+		if n := ahead.runs.Load(); n == 0 {
+			t.Fatal("the leader has run nothing")
+		}
+		ahead.stop()
+		if err := ahead.elector.Resign(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if a, b := ahead.runs.Load(), behind.runs.Load(); a != b {
+			t.Errorf("the first one ran %d jobs, and the second one %d", a, b)
+		}
+		behind.stop()
+	})
+}
+
 func TestAnotherProcessBecomesLeaderWhenTheLeaderDies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := leasedtest.NewServer(t)
