@@ -35,10 +35,10 @@ func (w *call) caller() *lockstate.Caller { return (*lockstate.Caller)(w) }
 
 // extras are the parts of a call that most calls do not have.
 type extras struct {
-	gone   chan struct{} // closed when the release is settled; nil if no Unlock waits for that
-	cancel func(error)   // ends the lease's context; nil until the context is asked for
-	under  trace.Span    // the span that its commands are sent under: of its wait, then of its hold; nil if there is none
-	site   string        // file and line of the user's call, with WithSlowThreshold
+	gone     chan struct{}  // closed when the release is settled; nil if no Unlock waits for that
+	contexts *leaseContexts // nil until one is asked for
+	under    trace.Span     // the span that its commands are sent under: of its wait, then of its hold; nil if there is none
+	site     string         // file and line of the user's call, with WithSlowThreshold
 }
 
 var noExtras extras
@@ -215,7 +215,7 @@ func (h *handle) enter(w *call, now time.Time, inlineFor time.Duration) (*entry,
 // once at most. It locks the entry's mutex only once, because callers queue for it when thousands give up
 // together.
 func (e *entry) giveUp(w *call) (known lastKnown) {
-	var cancel context.CancelCauseFunc
+	var contexts *leaseContexts
 	var cause error
 	var held holdRecord
 	var endsHold bool
@@ -228,7 +228,7 @@ func (e *entry) giveUp(w *call) (known lastKnown) {
 		if !e.state().Abandon(w.caller(), now, fx) {
 			if c := e.state().GiveBack(w.caller(), now, fx); c != nil && c != w.caller() { // whoever unlocked by name meant this one
 				left := callOf(c)
-				cancel, cause = left.extras().cancel, e.causeLocked(left)
+				contexts, cause = left.extras().contexts, e.causeLocked(left)
 				held, endsHold = e.takeHoldLocked(left, holdEnd{how: holdOutcome(left, nil), at: now})
 			}
 		}
@@ -236,9 +236,7 @@ func (e *entry) giveUp(w *call) (known lastKnown) {
 			fx.Cancels[i].Under = w.under()
 		}
 	})
-	if cancel != nil {
-		cancel(cause)
-	}
+	contexts.end(cause)
 	if endsHold {
 		_ = e.client.recordHold(&held)
 	}
@@ -366,7 +364,7 @@ func (e *entry) unlock(t releaseWait, now time.Time, pick func(*lockstate.Lock) 
 	ends := e.state().EndsBy(caller, now)
 	e.noteBehindLocked(w)
 	e.state().Leave(caller, now, &fx)
-	waits, cancel, cause := !w.Settled, w.extras().cancel, e.causeLocked(w)
+	waits, contexts, cause := !w.Settled, w.extras().contexts, e.causeLocked(w)
 	if waits {
 		e.client.unlocks.Add(1) // before the entry can be removed
 		defer e.client.unlocked()
@@ -375,9 +373,7 @@ func (e *entry) unlock(t releaseWait, now time.Time, pick func(*lockstate.Lock) 
 	e.mu.Unlock()
 	var late error
 	defer func() { err = e.finishUnlock(w, ends, now, waits, late) }() // also if a hook panics
-	if cancel != nil {
-		cancel(cause)
-	}
+	contexts.end(cause)
 	var inlineFor time.Duration
 	if waits && fx.Send.Verb != protocol.Acquire { // else this caller does not wait for the command
 		ifCutShort(func() { e.perform(&fx, idle, 0) }, func() { inlineFor = t.inline(w) }) // a method of t.ctx may panic

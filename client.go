@@ -114,7 +114,7 @@ type server interface {
 	// Touch extends the expiry of the last token of locks that are held for long, if a renewal
 	// that was granted asks for that. It takes no longer than a round trip of Renew. No lease
 	// depends on it: a token has to outlive its lock only if the server's clock is set back, and
-	// three more tries follow before the token expires.
+	// two more tries, at least, follow before the token expires.
 	Touch(ctx context.Context, batch []protocol.Renewal) error
 	// Cancel ends many requests that one server has, in one round trip; results[i] is about batch[i].
 	Cancel(ctx context.Context, batch []protocol.CancelRequest) (results []protocol.Canceled)
@@ -131,7 +131,8 @@ type server interface {
 // New returns a client for the deployment that rdb talks to: a single node, one behind Sentinel, or a
 // Cluster. It does no I/O, so it works while Redis is down, and it never closes rdb. A client must not run
 // twice, as in a copy of a virtual machine beside the original: make it after a snapshot is restored. It
-// refuses a *redis.Ring, because that chooses shards by name, so messages would not arrive. Errors match
+// refuses a *redis.Ring, because that chooses shards by name, so messages would not arrive. It takes a
+// redis.NewFailoverClusterClient for the client of a Cluster, so use redis.NewFailoverClient behind Sentinel. Errors match
 // [ErrInvalidOption].
 //
 // A *redis.Client should have ContextTimeoutEnabled set. Otherwise its commands cannot be

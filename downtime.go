@@ -29,7 +29,7 @@ type downtime struct {
 	client *Client
 	lasts  atomic.Bool // whether a command has failed, and the end of that was not logged yet; written under mu
 
-	mu     sync.Mutex // guards what follows; only watchdog.mu is locked under it
+	mu     sync.Mutex // guards what follows; only watchdog.mu, and asyncQueue.mu for a line of the log, are locked under it
 	began  time.Time  // when the first command that failed was sent
 	failed time.Time  // when a command last failed
 	heard  time.Time  // when a command got a reply since then, zero if none did

@@ -72,9 +72,9 @@ func (e *entry) state() *lockstate.Lock {
 }
 
 // restLocked lets the lock rest, if it can. It is called after an event of Redis, an alarm, or an
-// inspection of the lock. It is not called after something that a caller has done, because other
-// callers come next, nor after something that let a caller in, because its Unlock comes next; see
-// recentLocks.
+// inspection of the lock, and after a Check, a Downgrade or a wait that was given up. It is not called
+// after Enter or Unlock, because other callers come next, nor after something that let a caller in,
+// because its Unlock comes next; see recentLocks.
 func (e *entry) restLocked() {
 	if e.awake == nil || e.awake.lock.CommandInFlight() { // pauses belongs to that command
 		return
@@ -254,14 +254,14 @@ func (e *entry) sendCheck(r protocol.Renewal) {
 	e.client.group.start(func() { e.client.renew([]protocol.Renewal{r}) })
 }
 
-// end ends the context of a lease that ended before its Unlock. If the lease was lost, end also
+// end ends the contexts of a lease that ended before its Unlock. If the lease was lost, end also
 // counts and records the loss. The loss handler and OpenTelemetry, which are user code, are called
 // in goroutines that nothing else depends on.
 func (e *entry) end(loss lockstate.Loss) {
 	lost, cause := loss.Why != 0, ErrClosed // Caller.Ended may come from a later step
 	e.mu.Lock()
 	w := callOf(loss.Caller)
-	cancel, token := w.extras().cancel, w.Token
+	contexts, token := w.extras().contexts, w.Token
 	var held holdRecord
 	var first bool
 	if lost {
@@ -269,9 +269,7 @@ func (e *entry) end(loss lockstate.Loss) {
 		held, first = e.takeHoldLocked(w, holdEnd{how: holdOutcome(w, nil), at: time.Now()})
 	}
 	e.mu.Unlock()
-	if cancel != nil {
-		cancel(cause)
-	}
+	contexts.end(cause)
 	if !lost {
 		return
 	}

@@ -16,7 +16,7 @@ import (
 var (
 	// ErrNotAcquired is matched by every error of LockContext and TryLockContext. The caller
 	// holds nothing and has nothing to undo. An owner named in the text is the one that Redis
-	// named when it was last asked, up to 20 s earlier.
+	// named when it last answered, up to 20 s earlier unless it has failed to answer since.
 	ErrNotAcquired = lockstate.ErrNotAcquired
 
 	// ErrLocked is returned by TryLockContext when another caller holds the lock or waits for
@@ -39,7 +39,7 @@ var (
 	// ErrNotReleased is returned by Unlock and UnlockContext if Redis did not confirm the release in time,
 	// and did not confirm that the lock was this client's until then. The client keeps retrying, unless the
 	// error also matches [ErrClosed] or the TTL has passed: then nothing retries. The error's text says by
-	// when the lock expires at the latest. If Redis later says that the lock may have been lost before
+	// when the lock expires at the latest, where that is known. If Redis later says that the lock may have been lost before
 	// Unlock, the loss handler is called.
 	ErrNotReleased = lockstate.ErrNotReleased
 
@@ -109,7 +109,7 @@ type notAcquired struct {
 	waited  time.Duration
 	reason  error
 	lastErr error  // last error of Redis, may be nil
-	blocker string // readable id of the client that had the lock when it was last asked for, up to 20 s before; may be empty
+	blocker string // readable id of the client that had the lock when Redis last answered, up to 20 s before if it answers; may be empty
 	minHold bool   // whether blocker has unlocked and its minimum hold keeps the lock
 	here    bool   // whether a caller of this process was inside
 	silent  bool   // whether Redis had been asked for the lock, and had not answered

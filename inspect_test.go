@@ -294,6 +294,7 @@ func TestAnIdleLockIsNotGivenUpToAClientWithAnotherPrefix(t *testing.T) {
 		owner := newClient(t, s, leased.WithKeyPrefix("app:"))
 		other := newClient(t, s, leased.WithKeyPrefix("app:x:"))
 		unlock(t, lock(t, owner.Mutex("x:y", leased.WithIdleHold(time.Hour))))
+		synctest.Wait() // until its inbox is confirmed, and it has asked whether it missed a message
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 		defer cancel()
 		_, err := other.Mutex("y").LockContext(ctx)

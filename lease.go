@@ -18,12 +18,13 @@ import (
 //
 // Keep the lease, or one of its contexts, reachable while the work goes on. If all of them
 // are garbage-collected before Unlock, the lease is no longer renewed, which is logged, and
-// other callers of this process are kept out until [Mutex.Unlock].
+// other callers of this process are kept out until [Mutex.Unlock]. (See [Lease.Context] for what keeps
+// them from being collected.)
 type Lease struct {
 	entry *entry
 	call  *call
 	guard *guard          // nil from Unlock on
-	ctx   context.Context // guarded by the entry's mutex; see base
+	ctx   context.Context // guarded by the entry's mutex; see contexts
 
 	ending atomic.Pointer[ending] // nil until Unlock is called
 }
@@ -124,72 +125,14 @@ func (l *Lease) TrustedUntil() time.Time {
 	return onWallClock(e.state().TrustedUntil(l.call.caller(), time.Now()))
 }
 
-// Context returns a context for the work done under the lease. It has the values of the
-// context given to LockContext, but not its cancellation or deadline. It ends with the
-// lease, at Unlock or when the lease is lost, then with a cause that matches [ErrLeaseLost] and
-// gives the reason (see the package's limits for how soon); and when the client is closed,
-// with cause [ErrClosed], although the lease is then still held.
-func (l *Lease) Context() context.Context {
-	return leaseContext{l.made().base(), l}
-}
-
-// leaseContext keeps its lease from being garbage-collected.
-type leaseContext struct {
-	context.Context
-	lease *Lease
-}
-
-// base returns the lease's context without a reference to the lease. The first call makes
-// the context.
-func (l *Lease) base() context.Context {
-	l.entry.mu.Lock()
-	defer l.entry.mu.Unlock()
-	w := l.call
-	if w.extras().cancel != nil {
-		return l.ctx
-	}
-	// Until then ctx is the context given to LockContext. It is used for its values and
-	// trace; none of its methods is called here.
-	ctx, cancel := context.WithCancelCause(context.WithoutCancel(l.ctx))
-	l.ctx = ctx
-	w.extend().cancel = cancel
-	if cause := l.entry.causeLocked(w); cause != nil {
-		cancel(cause)
-	}
-	return l.ctx
-}
-
-// With returns a context that ends with ctx or with the lease, for work that must stop when
-// its request does. ctx may be the one given to LockContext, or that of another request. The
-// context's cause says which of the two ended; for a lost lease it matches [ErrLeaseLost].
-// Spans started with the context are children of the lease's span if ctx carries the span in
-// which LockContext was called. Call the returned function when the work is done. With
-// panics if ctx is nil.
-func (l *Lease) With(ctx context.Context) (context.Context, context.CancelFunc) {
-	l.made()
-	if ctx == nil {
-		panic(errNilContext)
-	}
-	inner, cancel := context.WithCancelCause(l.call.trace().context(ctx))
-	base := l.base()
-	if base.Err() != nil {
-		cancel(context.Cause(base))
-	}
-	stop := context.AfterFunc(base, func() { cancel(context.Cause(base)) })
-	return leaseContext{inner, l}, func() {
-		stop()
-		cancel(context.Canceled)
-	}
-}
-
 // Unlock ends the lease. It waits for Redis for at most the time set by [WithReleaseTimeout].
 // It does not wait if the lock goes to another caller of this process, if other readers of
 // the process still hold it, or if the process keeps it ([WithIdleHold]). In these cases, nil
 // does not say that the lock was still this client's. Unlock returns
 //
-//   - ErrLeaseLost, with the reason, if the lease had ended before, or if the release got
-//     no reply and it could not be proved afterwards that the lock was this client's
-//     until then;
+//   - ErrLeaseLost, with the reason, if the lease had ended before, or if the release, or an
+//     earlier command about the lease, got no reply and it could not be proved afterwards that
+//     the lock was this client's until then;
 //   - ErrNotReleased if Redis did not confirm the release in time; if it never will,
 //     because the client is closed, the error also matches ErrClosed;
 //   - both if both happened.

@@ -101,6 +101,53 @@ func TestWithEndsWithItsContextWithUnlockAndWithLoss(t *testing.T) {
 	}
 }
 
+// No goroutine has to run in between: on a busy processor it would let the work go on beside the next owner's.
+func TestWithHasEndedWhenUnlockReturnsAndWhenTheLossIsToldOf(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var work, other context.Context
+		told := make(chan bool, 1)
+		c := newClient(t, s, leased.WithTTL(time.Second), leased.WithLossHandler(func(leased.LossEvent) {
+			told <- work.Err() != nil && other.Err() != nil
+		}))
+		for range 100 {
+			for what, end := range map[string]func(l *leased.Lease) error{
+				"Unlock": func(l *leased.Lease) error { return l.Unlock() },
+				"Mutex.Unlock": func(*leased.Lease) error {
+					c.Mutex("x").Unlock()
+					return nil
+				},
+				"Check": func(l *leased.Lease) error {
+					s.rdb.Del(context.Background(), "x")
+					return l.Check(context.Background())
+				},
+			} {
+				l := lock(t, c.Mutex("x"))
+				var stop, stopOther context.CancelFunc
+				work, stop = l.With(context.Background())
+				other, stopOther = l.With(context.Background())
+				unused, drop := l.With(context.Background())
+				drop()
+				if err := errors.Join(work.Err(), other.Err()); err != nil || unused.Err() == nil {
+					t.Fatalf("before %s: %v, %v", what, err, unused.Err())
+				}
+				err, cause := end(l), context.Canceled
+				if err != nil {
+					cause = leased.ErrLeaseLost
+				}
+				if work.Err() == nil || other.Err() == nil || !errors.Is(context.Cause(work), cause) {
+					t.Fatalf("after %s: %v, %v, cause %v", what, work.Err(), other.Err(), context.Cause(work))
+				}
+				if err != nil && !<-told {
+					t.Fatal("the loss was told of before the contexts ended")
+				}
+				_ = l.Unlock()
+				stop()
+				stopOther()
+			}
+		}
+	})
+}
+
 func TestWithNeedsNoGoroutine(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		l := lock(t, newClient(t, s).Mutex("x"))

@@ -30,8 +30,8 @@ const (
 // throttledLog writes what an operator should know, at most one line a minute for each cause. A
 // cause that concerns a single lock counts separately for each lock. Lines about a lock name it,
 // unless WithoutLockNamesInLogs says that names are secrets. The logger, and the methods of errors,
-// which can be user code, are called in order in the goroutine of lines; only Shutdown waits for
-// them.
+// which can be user code, are called in order in the goroutine of lines, and for losses in that of
+// the losses; only Shutdown waits for them.
 type throttledLog struct {
 	logger *slog.Logger // nil: whatever slog.Default returns at the time
 	secret bool         // whether lock names are secret

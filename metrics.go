@@ -26,8 +26,9 @@ var buckets = []float64{
 	0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600,
 }
 
-// metrics measures waits and holds as they end. Everything else is read from the counters of Stats
-// when the metrics are collected, which costs the locks nothing.
+// metrics measures waits and holds as they end, on a quorum also how many servers stood behind a hold, and
+// commands as they are answered. Everything else is read from the counters of Stats when the metrics are
+// collected, and every 10 s, which costs the locks nothing.
 type metrics struct {
 	client  *Client
 	wait    metric.Float64Histogram
@@ -43,7 +44,7 @@ type metrics struct {
 	totals []total
 }
 
-// total is one series of a counter, updated on collection and at Close. The counters are
+// total is one series of a counter, updated on collection, every 10 s and at Close. The counters are
 // synchronous, because an observable counter would be unregistered with its client. Then the
 // increments not yet collected would be lost, and the series, which is the sum over all clients of
 // the process, would go down by that client's share.

@@ -52,10 +52,10 @@ const (
 	attrErrorType = attribute.Key("error.type") // of a span whose status is an error: its outcome; of a command: what failed
 )
 
-// tracing makes spans from the event logs of callers. The spans of a call are started on the
-// caller's own goroutine, because its context needs them. Everything else that calls an SDK, which
-// means its samplers, span processors and instruments, is done in order on a separate goroutine, so
-// that an SDK that is slow or blocks delays no release, renewal or deadline of a lock.
+// tracing makes spans from the event logs of callers. The spans of a call are started, and its wait and
+// its hold are measured, on the caller's own goroutine: a sampler, an OnStart or an instrument that blocks
+// keeps that caller, also once it has the lock. Everything else that calls an SDK, such as the ends of spans,
+// is done in order on a separate goroutine, so that it delays no release, renewal or deadline of a lock.
 type tracing struct {
 	client *Client
 	given  trace.TracerProvider // nil: the global one at the time of use
@@ -63,7 +63,7 @@ type tracing struct {
 	more   []attribute.KeyValue // that every span has
 	cache  atomic.Pointer[providersTracer]
 	queue  asyncQueue[delivery]
-	behind atomic.Bool // a call has waited in vain for its delivery, which is still to come
+	behind atomic.Pointer[<-chan struct{}] // of a delivery that a call has waited for in vain; nil if there was none
 }
 
 // maxDeliveries bounds the queue; further deliveries are dropped.
@@ -73,7 +73,9 @@ func newTracing(c *Client, o *clientOptions) *tracing {
 	t := &tracing{client: c, given: o.tracers, every: o.everySpan, more: spanAttributes(o)}
 	t.queue.most, t.queue.what = maxDeliveries, "a sampler, span processor or instrument"
 	t.queue.deliver = func(d delivery) {
-		defer t.markDelivered(d.delivered)
+		if d.delivered != nil {
+			defer close(d.delivered)
+		}
 		if d.f != nil {
 			d.f()
 		}
@@ -605,32 +607,18 @@ const deliveryWait = 5 * time.Millisecond
 // awaitDelivery waits for a delivery, unless span processors are slow: once it has waited in vain, it does
 // not wait again before that delivery is made. The lock was given back before.
 func (t *tracing) awaitDelivery(delivered <-chan struct{}) {
-	if delivered == nil || t.behind.Load() {
+	if delivered == nil || isClosed(delivered) {
 		return
 	}
-	select {
-	case <-delivered:
+	if waitedFor := t.behind.Load(); waitedFor != nil && !isClosed(*waitedFor) {
 		return
-	default:
 	}
 	timer := time.NewTimer(deliveryWait)
 	defer timer.Stop()
 	select {
 	case <-delivered:
 	case <-timer.C:
-		t.behind.Store(true)
-		select {
-		case <-delivered: // it came in the meantime, and has found behind false
-			t.behind.Store(false)
-		default:
-		}
-	}
-}
-
-func (t *tracing) markDelivered(delivered chan struct{}) {
-	if delivered != nil {
-		close(delivered)
-		t.behind.Store(false)
+		t.behind.Store(&delivered)
 	}
 }
 

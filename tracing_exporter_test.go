@@ -147,6 +147,36 @@ func TestUnlockWaitsOnceForASpanProcessorThatBlocks(t *testing.T) {
 	})
 }
 
+// A processor that is slow, but goes on, is not waited for each time that it has made one of the deliveries
+// in its queue.
+func TestUnlockDoesNotWaitAgainForASpanProcessorThatDoesNotKeepUp(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s, leased.WithTracerProvider(sdk.NewTracerProvider(sdk.WithSpanProcessor(unhurried(20*time.Millisecond)))))
+		inVain := 0
+		for range 1000 {
+			l := lock(t, c.Mutex("x"))
+			began := time.Now()
+			unlock(t, l)
+			if time.Since(began) > 0 {
+				inVain++
+			}
+			time.Sleep(time.Millisecond)
+		}
+		if inVain == 0 || inVain > 3 { // for the first, after 20 ms; for one of those that came meanwhile; and so on
+			t.Errorf("%d calls of Unlock waited", inVain)
+		}
+		time.Sleep(time.Minute) // until all has been delivered
+	})
+}
+
+// unhurried is a span processor that takes so long for each span.
+type unhurried time.Duration
+
+func (unhurried) OnStart(context.Context, sdk.ReadWriteSpan) {}
+func (d unhurried) OnEnd(sdk.ReadOnlySpan)                   { time.Sleep(time.Duration(d)) } // of virtual time
+func (unhurried) Shutdown(context.Context) error             { return nil }
+func (unhurried) ForceFlush(context.Context) error           { return nil }
+
 func TestSpansThatNobodyTakesAreDroppedAndThatIsLogged(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		blocked := &clogged{freed: make(chan struct{})}

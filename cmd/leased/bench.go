@@ -36,7 +36,7 @@ func benchCommand(std streams) *cobra.Command {
 }
 
 // unset deletes a key if it has the caller's value. It is the unlock of a bare SET NX PX.
-var unset = redis.NewScript(`if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0`)
+var unset = redis.NewScriptServerSHA(`if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0`)
 
 func bench(ctx context.Context, std streams, at *address, length time.Duration) error {
 	rdb, err := at.connect(ctx, func(o *redis.UniversalOptions) { o.PoolSize = 80 })

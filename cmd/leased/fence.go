@@ -31,17 +31,17 @@ var errStale = errors.New("refused: another lease was here")
 
 // The scripts are those of the README.
 var (
-	presentToken = redis.NewScript(`
+	presentToken = redis.NewScriptServerSHA(`
 		local seen = tonumber(redis.call('HGET', KEYS[1], 'token') or '0')
 		if seen >= tonumber(ARGV[1]) then return false end
 		redis.call('HSET', KEYS[1], 'token', ARGV[1])
 		return redis.call('HGET', KEYS[1], 'stock')`)
-	putUnderToken = redis.NewScript(`
+	putUnderToken = redis.NewScriptServerSHA(`
 		if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then return 0 end
 		redis.call('HSET', KEYS[1], 'stock', ARGV[2])
 		return 1`)
 	// putIfNotOlder is the mistake: it compares tokens only at the write.
-	putIfNotOlder = redis.NewScript(`
+	putIfNotOlder = redis.NewScriptServerSHA(`
 		local seen = tonumber(redis.call('HGET', KEYS[1], 'token') or '0')
 		if seen > tonumber(ARGV[1]) then return 0 end
 		redis.call('HSET', KEYS[1], 'token', ARGV[1], 'stock', ARGV[2])

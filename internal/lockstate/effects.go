@@ -63,7 +63,7 @@ type Cancellation struct {
 	Owner   any // for the sender, to find its own again in a settlement
 	Under   any // for the sender: the trace span that the cancel is sent under
 	ID      string
-	Last    uint64         // last token given out under ID
+	Last    uint64         // last token given out under ID, or by this client before; 0 if only the grant's own
 	doubted bool           // that ID owned the lock until the cancel is no proof, see Lock.inDoubt
 	proof   uint64         // while this is the lock's last token, no other owner has come in between; 0 if unknown
 	Link    *protocol.Span // hold span of the lease that was released

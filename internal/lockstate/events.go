@@ -425,8 +425,8 @@ func (l *Lock) cancelUnconfirmed(old *endingGrant, last uint64, now time.Time, f
 	fx.Cancels = append(fx.Cancels, chain[0])
 }
 
-// Canceled is the event that a grant whose release had no answer was canceled, or that its
-// cancel was given up. Unlock reports success only if it is proved that the lock was ours until
+// Canceled is the event that a grant whose release had no answer, or proved nothing (see inDoubt), was
+// canceled, or that its cancel was given up. Unlock reports success only if it is proved that the lock was ours until
 // the release: the id still owned it when it was canceled, or the lock's last token is still the
 // last that we gave out, so no other owner came in between.
 func (l *Lock) Canceled(s *Settlement, now time.Time, fx *Effects) {
@@ -455,7 +455,7 @@ func (l *Lock) Canceled(s *Settlement, now time.Time, fx *Effects) {
 
 // settleLost settles the callers that left after the release found the grant lost.
 func (l *Lock) settleLost(now time.Time, fx *Effects) {
-	l.loseLeaving(lostAtRelease, now, fx)
+	l.loseLeaving(LostAtRelease, now, fx)
 	l.settleLeaving(fx)
 }
 
@@ -551,7 +551,7 @@ func (l *Lock) grantedByMessage(id string, a protocol.Answer, proved, now time.T
 	case id == g.req.ID && g.state == Releasing && a.Token <= g.token:
 		return // it is about the grant that is being released
 	case id == g.req.ID && g.state == Releasing:
-		l.loseLeaving(lostAtRelease, now, fx) // the release gives back what came in the grant's place
+		l.loseLeaving(LostAtRelease, now, fx) // the release gives back what came in the grant's place
 	case g.role() == byPlace && id == g.next.req.ID:
 		l.placeGranted(now, fx)
 	case g.role() == byYield && id == g.next.req.ID:

@@ -88,7 +88,7 @@ type schedule struct {
 	fullAt     Instant       // the next full re-check comes before then; those before it may be brief
 	lease      uint64        // when its waiting lease ends, in ms of the server's clock, unless it was granted since
 	// hastened says that the ticket is asked about before its pause is over, like all others
-	// that share its inbox or its server.
+	// that share its inbox.
 	hastened bool
 }
 
@@ -135,8 +135,8 @@ type pending struct {
 	revoked uint64
 }
 
-// lostGrant is a grant that could not be proved in time. It is canceled once no caller works
-// under it any more.
+// lostGrant is a grant that could not be proved in time, or that Redis gave to another request of the
+// process. It is canceled once no caller works under it any more.
 type lostGrant struct {
 	req  protocol.Request
 	keep time.Time // the end of its minimum hold

@@ -68,7 +68,7 @@ func (l *Lock) reserved(c *protocol.Command, a protocol.Answer, fail *protocol.F
 		l.placeGranted(now, fx)
 		return
 	}
-	// A message that overtakes the answer to the yield is trusted from this command's sending.
+	// A message that comes instead of the answer to the yield is trusted from this command's sending.
 	place.proved, place.token = c.At, a.Floor()
 	every := place.regularPause()
 	place.checkAt = l.instant(now).add(every - time.Duration(float64(every)/3*l.env.Jitter()))
@@ -124,7 +124,7 @@ func (l *Lock) sendDowngrade(now time.Time, fx *Effects) {
 func (l *Lock) downgraded(c *protocol.Command, a protocol.Answer, fail *protocol.Failure, pause time.Duration, now time.Time, fx *Effects) {
 	g := &l.grant
 	if g.role() != byDowngrade || c.ID != g.req.ID {
-		return // the grant was lost meanwhile, and both ids were canceled
+		return // the grant was lost meanwhile, and both ids were canceled, or an eviction has removed them
 	}
 	next := g.next
 	switch {

@@ -597,6 +597,53 @@ func TestAQuestionWithoutAnswerKeepsNoWritersLockAwake(t *testing.T) {
 	}
 }
 
+// The grant is given back in neither case before there is an answer.
+func TestAnUnlockThatKeepsTheLockDoesNotWaitForTheAnswerToAQuestion(t *testing.T) {
+	asked := func(t *testing.T, opts ...func(*Terms)) (*hand, *Caller) {
+		h, c := drive(t), writer(append(opts, func(o *Terms) { o.IdleHold = 10 * time.Minute })...)
+		h.connects = true
+		h.enter(c)
+		h.answer(h.grant())
+		h.connects = false
+		h.step(h.l.Subscribed)
+		if cmd := h.sends(protocol.Acquire); !cmd.Held {
+			t.Fatalf("sent %+v", cmd)
+		}
+		return h, c
+	}
+	t.Run("it keeps the lock", func(t *testing.T) {
+		h, c := asked(t)
+		h.leave(c)
+		if !c.Settled || c.Outcome() != nil {
+			t.Errorf("Unlock returned %v, %v", c.Settled, c.Outcome())
+		}
+		h.reply(protocol.Answer{}, errSilence, time.Second)
+		h.sendsNothing()
+		next := writer()
+		h.enter(next)
+		h.in(next)
+	})
+	t.Run("another process wants it", func(t *testing.T) {
+		h, c := asked(t)
+		h.hears(protocol.MessageWanted, h.l.grant.req.ID, 0)
+		h.leave(c)
+		if c.Settled {
+			t.Error("Unlock has returned")
+		}
+		h.answer(h.kept(c.Token))
+		h.sends(protocol.Release)
+	})
+	t.Run("a minimum hold is not over", func(t *testing.T) {
+		h, c := asked(t, func(o *Terms) { o.MinHold = time.Minute })
+		h.leave(c)
+		if c.Settled {
+			t.Error("Unlock has returned")
+		}
+		h.answer(h.kept(c.Token))
+		h.sends(protocol.Release)
+	})
+}
+
 func TestAReleaseWaitsForTheAnswerToAQuestion(t *testing.T) {
 	h, in, out := keepingOut(t)
 	h.asksAsReaders()

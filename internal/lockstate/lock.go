@@ -607,7 +607,7 @@ func (l *Lock) releaseGrant(now time.Time, fx *Effects) {
 		}
 		g.next.role = byYield
 		cmd.Verb, cmd.Next = protocol.Yield, g.next.req.ID
-	case head != nil || g.wanted || l.closed || cmd.Cooldown > 0 || l.instant(now) >= g.idleTill || !l.trusts(l.instant(now), now):
+	case !l.mayIdle(now):
 		cmd.Verb, cmd.Heard = protocol.Release, g.wanted
 	default:
 		return
@@ -616,12 +616,17 @@ func (l *Lock) releaseGrant(now time.Time, fx *Effects) {
 	fx.Send = cmd
 }
 
+// mayIdle reports whether the grant, if it has no members, is kept for callers to come.
+func (l *Lock) mayIdle(now time.Time) bool {
+	g, at := &l.grant, l.instant(now)
+	return l.waiting.first == nil && !g.wanted && !l.closed && at >= g.minHoldUntil && at < g.idleTill && l.trusts(at, now)
+}
+
 // settleLeft settles the callers that left, if no outcome is awaited for them: the grant serves
-// others, or idles, or is gone. It also cancels lost grants once no caller works under any of
-// them.
+// others, or idles, or is gone. A release waits for the answer to a question that is in flight; a
+// grant that idles does not. It also cancels lost grants once no caller works under any of them.
 func (l *Lock) settleLeft(now time.Time, fx *Effects) {
-	g := &l.grant
-	if awaited := g.state == Releasing || (g.state == Held && l.members == nil && l.pending.verb != protocol.None); !awaited {
+	if !l.awaitsRelease(now) {
 		l.settleLeaving(fx)
 	}
 	if !l.anyOrphans() {
@@ -630,6 +635,18 @@ func (l *Lock) settleLeft(now time.Time, fx *Effects) {
 			fx.Cancels = append(fx.Cancels, Cancellation{ID: req.ID, Last: l.last, Keep: l.lost.keep, until: arrives(now, req.TTL), giveUp: now.Add(req.TTL)})
 		}
 	}
+}
+
+// awaitsRelease reports whether the grant is being given back, or will be after the answer that is
+// awaited.
+func (l *Lock) awaitsRelease(now time.Time) bool {
+	switch {
+	case l.grant.state == Releasing:
+		return true
+	case l.grant.state != Held || l.members != nil || l.pending.verb == protocol.None:
+		return false
+	}
+	return !l.pending.held || !l.mayIdle(now)
 }
 
 // settleLeaving settles the callers that left.

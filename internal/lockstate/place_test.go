@@ -235,6 +235,23 @@ func TestTheYieldWaitsForTheAnswerAboutThePlace(t *testing.T) {
 	}
 }
 
+// Under its span the acquire is sent.
+func TestServedIsTheWriterForWhomAPlaceIsReserved(t *testing.T) {
+	r, w := reader(), writer()
+	h := holding(t, r)
+	h.enter(w)
+	if h.l.Served() != w {
+		t.Error("the acquire of the place serves the reader")
+	}
+	h.sends(protocol.Acquire)
+	h.answer(h.queue())
+	h, in, _ := keepingOut(t)
+	h.asksAsReaders()
+	if h.l.Served() != in {
+		t.Error("the readers' question serves the one that waits")
+	}
+}
+
 func TestAPlaceThatIsServedEndsTheReadersLeasesAndTheWriterStaysBehindThem(t *testing.T) {
 	for name, serve := range map[string]func(h *hand, place string){
 		"by answer":  func(h *hand, _ string) { h.pass(LongestPoll); h.sends(protocol.Acquire); h.answer(h.grant()) },

@@ -5,11 +5,11 @@ type Reason uint8
 
 const (
 	notKept       Reason = iota + 1
-	notConfirmed         // in time
+	NotConfirmed         // in time
 	collected            // see Lock.Collected
 	notOurs              // according to a renewal
 	notDowngraded        // according to a downgrade
-	lostAtRelease        // according to the release
+	LostAtRelease        // according to the release
 	LostUnproved
 	givenToWriter
 	Evicted
@@ -20,12 +20,12 @@ func (r Reason) String() string {
 	return [...]string{
 		0:             "",
 		notKept:       "Redis no longer had it when asked",
-		notConfirmed:  "it could not be renewed in time",
+		NotConfirmed:  "it could not be renewed in time",
 		collected:     "its Lease was garbage-collected without Unlock, so it was no longer renewed",
 		notOurs:       "Redis reports that this process no longer owns it",
 		notDowngraded: "this process no longer owned the lock when it was to be downgraded",
-		lostAtRelease: "this process no longer owned the lock when it released it",
-		LostUnproved:  "its release got no reply, and another owner may have had the lock in between",
+		LostAtRelease: "this process no longer owned the lock when it released it",
+		LostUnproved:  "a command about it got no reply, and another owner may have had the lock in between",
 		givenToWriter: "Redis gave the lock to a writer",
 		Evicted:       "an operator evicted its owner",
 		Overlong:      "its maximum hold ended",

@@ -29,8 +29,8 @@ func (l *Lock) Tick(now time.Time, fx *Effects) {
 	}
 }
 
-// expire ends maximum holds, waits and trust windows that are over. Of the two clocks, the one
-// that says so first counts.
+// expire ends maximum holds, waits and trust windows that are over. For the trust windows, the one of
+// the two clocks that says so first counts.
 func (l *Lock) expire(now time.Time, fx *Effects) {
 	if l.maxHoldAt != 0 && l.instant(now) >= l.maxHoldAt {
 		l.endOverlong(now, fx)
@@ -48,7 +48,7 @@ func (l *Lock) expire(now time.Time, fx *Effects) {
 				l.end(c, collected, now, fx)
 			}
 		}
-		l.lose(notConfirmed, now, fx)
+		l.lose(NotConfirmed, now, fx)
 	}
 }
 

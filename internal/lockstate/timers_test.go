@@ -93,7 +93,7 @@ func TestACollectedLeaseBesideOneThatIsRenewedIsLostWithIt(t *testing.T) {
 	h.l.Collected(a)
 	h.pass(handWindow)
 	h.lost(a, b)
-	if a.Why != notConfirmed || b.Why != notConfirmed {
+	if a.Why != NotConfirmed || b.Why != NotConfirmed {
 		t.Errorf("lost because %v, and because %v", a.Why, b.Why)
 	}
 }

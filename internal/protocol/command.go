@@ -75,7 +75,7 @@ type Answer struct {
 	Forgot   bool          // kept: Redis had lost the lock's last token, so Token is new
 	More     bool          // granted: others wait
 	Brief    bool          // queued: a brief re-check says that the request has waited ever since its last answer, and nothing more but Echo
-	Place    int           // queued: how many requests are ahead
+	Place    int           // queued, refused: how many requests are ahead
 	Left     time.Duration // queued, refused: remaining TTL of the owner, or Endless or Ownerless
 	Blocker  string        // queued, refused: the owner, or the head of the queue if there is none
 	Split    bool          // refused by a quorum: no writer is known to own a majority of the servers, several may have asked at once
@@ -155,7 +155,7 @@ type Canceled struct {
 	// although an acquire had no answer.
 	Proved bool
 	Token  uint64   // the lock's last token before this cancel granted the next request; 0 if it proves nothing
-	Clock  uint64   // from a server of a quorum: its time in µs, 0 if the request owned the lock
+	Clock  uint64   // from a server of a quorum: its time in µs; 0 where the shortcut of a release has ended a writer's lock
 	Mark   uint64   // from a server of a quorum: see Answer.Mark
 	Fail   *Failure // if not nil, the cancel was refused or had no answer
 }
@@ -204,7 +204,7 @@ func LastToken(meta string) uint64 {
 }
 
 // TokenLife is how long a lock's last token is remembered after its last use. The scripts
-// compute the same time for the owner that they choose, in remember and in release_fast.
+// compute the same time for the owner that they choose: in remember and in the shortcuts.
 func TokenLife(ttl time.Duration) time.Duration { return max(10*time.Minute, 4*ttl) }
 
 const (

@@ -29,7 +29,8 @@ type Config struct {
 	// Ticket returns the number that places a request made now in the queues of all servers:
 	// the first server's clock in µs, as far as it is known.
 	Ticket func() uint64
-	// Away reports whether a server is known not to answer. Nothing is sent to such a server.
+	// Away reports whether a server is known not to answer. Nothing is sent to such a server but what takes
+	// back something that it may have given.
 	Away func(server int) bool
 	// RoundTrip returns how long a server takes to answer, as far as it is known.
 	RoundTrip func(server int) time.Duration

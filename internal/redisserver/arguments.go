@@ -102,7 +102,7 @@ func (a *arguments) release(k *protocol.Keys, id string, last uint64, link *prot
 }
 
 // longestLine is how many places the line of an acquire, a release or a cancel takes at most.
-const longestLine = 14
+const longestLine = 16
 
 // newLine returns a line with the keys of a lock, and room for the arguments.
 func (a *arguments) newLine(k *protocol.Keys) []any {

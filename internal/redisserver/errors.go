@@ -114,10 +114,13 @@ func lacking(err error) (text string, missing bool) {
 			"its scripts may not write once they have read the clock; set lua-replicate-commands to yes, or use Redis 7 or later"},
 		{"not allowed from script", // also "... from scripts"
 			"it refuses a command inside scripts, of which TIME is needed on every server; use one that allows it"},
-		{"unknown redis command called from", // a script, or "Lua script"
+		{"unknown redis command called from", // a script, or "Lua script"; Valkey 8 does not say "redis"
+			"it does not know a command that the scripts call; use Redis 6.2 or later, or Valkey"},
+		{"unknown command called from",
 			"it does not know a command that the scripts call; use Redis 6.2 or later, or Valkey"},
 		{"passed using the keys array", // a proxy that reads the scripts
 			"a proxy refuses how the scripts name their keys; disable its check of scripts, or connect to the servers themselves"},
+		{"could not find scripting engine", "it runs no Lua scripts; load the Lua engine that comes with the server"},
 		{"unknown command 'eval", "it runs no Lua scripts; use a server, or a proxy, that has EVAL and EVALSHA"},
 		{"unknown command `eval", "it runs no Lua scripts; use a server, or a proxy, that has EVAL and EVALSHA"},
 		{"unsupported command 'eval", "it runs no Lua scripts; use a server, or a proxy, that has EVAL and EVALSHA"},

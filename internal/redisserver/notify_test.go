@@ -300,6 +300,9 @@ func TestTheShortcutOfAcquireLeavesTheOrderToTickets(t *testing.T) {
 		s.waits(ask(s.writer("D"), 400), 2)
 		s.waits(ask(made, 400), 3) // has the same ticket, but arrives later
 		s.waits(ask(s.writer("F"), 250), 1)
+		s.waits(ask(s.writer("G"), 199), 1) // the same instant as C's, and arrives later
+		s.waits(ask(s.writer("H"), 200), 2)
+		s.waits(ask(s.writer("I"), 190), 0)
 		s.clear()
 		s.raw("DEL", protocol.MarkKey(""))
 	})

@@ -195,7 +195,8 @@ func TestAReadOnlyServerThatIsBehindGivesNoAnswer(t *testing.T) {
 	}
 }
 
-// The same if the replica still shows an owner that has released the lock since.
+// The same if the replica still shows an owner that has released the lock since: neither that owner nor
+// anybody else gets an answer.
 func TestAReadOnlyServerThatIsBehindRenewsNothing(t *testing.T) {
 	r := redistest.NewReplication(t, 1)
 	primary, replica := r.Nodes[0].Client(), r.Nodes[1].Client()
@@ -213,6 +214,15 @@ func TestAReadOnlyServerThatIsBehindRenewsNothing(t *testing.T) {
 	}
 	if a, err := behind.do(behind.acquireOf(id)); err == nil {
 		t.Errorf("acquire said %+v", a)
+	}
+	for _, id := range []string{s.writer("B"), s.reader("B")} {
+		for _, wait := range []bool{false, true} {
+			other := behind.acquireOf(id)
+			other.Wait = wait
+			if a, err := behind.do(other); err == nil || !strings.Contains(err.Error(), "READONLY") {
+				t.Errorf("another's acquire said %+v, %v", a, err)
+			}
+		}
 	}
 	if a, err := behind.do(protocol.Command{Verb: protocol.Release, ID: id}); err == nil {
 		t.Errorf("release said %+v", a)

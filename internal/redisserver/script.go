@@ -2,7 +2,6 @@ package redisserver
 
 import (
 	"context"
-	"crypto/sha1" //nolint:gosec // the name Redis gives a script, no secret
 	"embed"
 	"encoding/hex"
 	"slices"
@@ -52,7 +51,7 @@ func loadScript(parts ...string) Script {
 		}
 		text = append(text, b...)
 	}
-	sum := sha1.Sum(text)
+	sum := hashOf(text)
 	return Script{string(text), hex.EncodeToString(sum[:])}
 }
 

@@ -94,6 +94,8 @@ func TestTheFirstAnswerOfAServerThatLacksSomethingSaysWhat(t *testing.T) {
 		{"ERR This Redis command is not allowed from script script: 5d9bf0, on @user_script:13.", "TIME"},
 		{"ERR Error running script (call to f_1): @user_script:30: @user_script: 30: Unknown Redis command called from Lua script", "does not know a command"},
 		{"ERR Unknown Redis command called from script script: 5d9bf0, on @user_script:30.", "does not know a command"},
+		{"ERR Unknown command called from script script: 5d9bf0, on @user_script:30.", "does not know a command"}, // Valkey 8
+		{"ERR Could not find scripting engine 'lua'", "Lua"},
 		{"ERR unknown command 'evalsha', with args beginning with: 'x'", "EVAL"},
 		{"ERR unknown command `EVALSHA`, with args beginning with: `x`, ", "EVAL"},
 		{"ERR bad lua script for redis cluster, all the keys that the script uses should be passed using the KEYS array, and KEYS should not be in expression", "proxy"},

@@ -244,7 +244,7 @@ func (w *world) served(before, after view, p *packet, a protocol.Answer) {
 	if a.Brief {
 		if after.value != before.value || !slices.Equal(after.queue, before.queue) || !maps.Equal(after.readers, before.readers) {
 			w.fail("the brief re-check of %s changed the owner or the queue", short(p.cmd.ID))
-		} else if !still[p.cmd.ID] {
+		} else if !still[p.cmd.ID] && !w.queueGone {
 			w.fail("the brief re-check of %s says that it waits", short(p.cmd.ID))
 		}
 		return
@@ -284,9 +284,11 @@ func (w *world) losses(c *simClient, before *lockstate.Status, fx *lockstate.Eff
 		if l.Caller.Ended != lockstate.ByLoss {
 			continue // the client was closed, and the caller keeps its lease
 		}
+		w.lostInTime(c, before, l.Why)
 		inTime := c.now().Before(before.Trust) && before.State == lockstate.Held && !before.Drifted(c.now())
 		if inTime && !c.dead && !w.excuse(before.Req.ID) && !w.struck[before.Req.ID] && l.Why != lockstate.Overlong {
-			if v := w.look(); v.owns(before.Req.ID) {
+			next := before.Downgrading && before.Next != "" && !w.copied[before.Next] && l.Why != lockstate.NotConfirmed // see lostInTime
+			if v := w.look(); v.owns(before.Req.ID) || next && v.owns(before.Next) {
 				w.fail("%s gave up %s, which it owns: %s", c.name, short(before.Req.ID), l.Why)
 			}
 		}
@@ -306,6 +308,7 @@ func (w *world) released(c *simClient) {
 		if d.caller.Outcome() != nil {
 			if errors.Is(d.caller.Outcome(), lockstate.ErrLeaseLost) {
 				w.count("Unlock: lost")
+				w.lostAtRelease(c, &d)
 			} else {
 				w.count("Unlock: " + d.caller.Outcome().Error())
 			}
@@ -407,7 +410,9 @@ func (w *world) drew(c *simClient, x *lockstate.Caller) {
 	// A former owner can have given out tokens that the server has not heard of. They are
 	// behind the server's clock, unless the clock went back.
 	apart := w.has[rates] && !w.has[tokensAhead]
-	if x.Token <= bound && !((w.jumpedBack || apart) && w.unclean) {
+	// Then a grant whose token is above all that the clock has shown before is above those tokens, too.
+	behind := w.jumpedBack && c.status().Token <= uint64(w.high.UnixMicro())+simTokensAhead
+	if x.Token <= bound && !((behind || apart) && w.unclean) {
 		w.fail("token %d of %s is not above %d", x.Token, c.name, bound)
 	}
 	if x.Token >= 1<<53 {
@@ -433,6 +438,7 @@ func (w *world) check() {
 			w.overdue(c)
 			continue
 		}
+		w.paced(c)
 		in := 0
 		for _, x := range c.calls {
 			if x.Phase != lockstate.Inside {
@@ -444,6 +450,7 @@ func (w *world) check() {
 			}
 		}
 		for _, x := range c.calls {
+			w.endsInTime(c, x)
 			if !c.believes(x) {
 				continue
 			}

@@ -37,7 +37,7 @@ func (w *world) entered(x *lockstate.Caller) {
 	if x != nil && x.Mode == protocol.Exclusive && x.Opts.MinHold > 0 {
 		d := x.Opts.MinHold
 		if w.has[rates] {
-			d -= d / 400 // the client's clock and the server's may both be fast
+			d -= d / 50 // the client's clock and the server's may both be fast
 		}
 		w.promises[x] = promise{since: w.now, until: w.now.Add(d)}
 	}

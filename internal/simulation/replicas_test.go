@@ -91,7 +91,7 @@ func (w *world) failOver() {
 		}
 		if !v.owns(g.Req.ID) {
 			w.fail("the grant %s of %s was confirmed, and is not what the replica has", short(g.Req.ID), c.name)
-		} else if v.value == g.Req.ID && v.left+3*time.Millisecond+trusted/500 < trusted { // which was twice cut to whole ms
+		} else if v.value == g.Req.ID && v.left+3*time.Millisecond+trusted/50 < trusted { // which was twice cut to whole ms
 			w.fail("%s of %s is trusted for %v, and the replica has it for %v", short(g.Req.ID), c.name, trusted, v.left)
 		}
 	}

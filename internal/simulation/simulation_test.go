@@ -280,7 +280,7 @@ func (c *simClient) leave(x *lockstate.Caller) {
 		p.left = w.now
 		w.promises[x] = p
 	}
-	d := departure{caller: x, ids: c.owned(x)}
+	d := departure{caller: x, ids: c.owned(x), sound: x.Ended == lockstate.NotYet && c.now().Before(c.status().Trust)}
 	draws := x.Token == 0 && c.believes(x) && !w.excuse(c.status().Req.ID)
 	c.step("leave", func(now time.Time, fx *lockstate.Effects) {
 		if w.shortCuts() && len(c.returning) == 0 && c.lock.LeaveKept(x, now) {
@@ -522,8 +522,15 @@ func (w *world) disaster() {
 		w.accident("the server is flushed")
 		w.mini.FlushAll()
 	case 1:
+		key := w.keys.Lock
+		if w.has[helperKeys] {
+			key = w.fiveKeys()[w.wider.IntN(5)]
+		}
 		w.accident("somebody deletes the key")
-		w.server.do("DEL", w.keys.Lock)
+		w.logf("it was %s", key)
+		w.queueGone = w.queueGone || key == w.keys.Queue()
+		w.forgot = w.forgot || key == w.keys.Meta()
+		w.server.do("DEL", key)
 	case 2:
 		w.accident("the server's clock jumps ahead")
 		w.offset += time.Duration(w.rng.IntN(2000)) * time.Millisecond
@@ -532,6 +539,9 @@ func (w *world) disaster() {
 		w.count("the server's clock jumps back")
 		w.logf("the server's clock jumps back")
 		w.jumpedBack = true
+		if now := w.serverNow(); now.After(w.high) {
+			w.high = now
+		}
 		w.offset -= time.Duration(w.rng.IntN(2000)) * time.Millisecond
 		w.mini.SetTime(w.serverNow())
 	case 4, 10:
@@ -590,8 +600,19 @@ func (w *world) recover() {
 	// Each late copy of an acquire can make a request the owner that nobody knows any more. If no
 	// message tells of it, its turn ends with its TTL. And a process that was killed can be the owner,
 	// and can also have a waiter that nothing proves dead.
-	turns := 1 + len(w.copied)
-	if w.look().odd { // a cancel finds nothing while another program's key hides the request
+	turns := 1
+	atServer := w.look()
+	for _, id := range append(sortedKeys(atServer.readers), append(atServer.queue, atServer.value)...) {
+		if w.copied[id] {
+			turns++
+		}
+	}
+	for _, p := range w.wire {
+		if p.orphan && p.kind == "request" {
+			turns++
+		}
+	}
+	if atServer.odd { // a cancel finds nothing while another program's key hides the request
 		turns++
 	}
 	for _, c := range w.clients {
@@ -606,6 +627,9 @@ func (w *world) recover() {
 				bound += x.Opts.MinHold + 100*time.Millisecond
 			}
 		}
+	}
+	if w.queueGone {
+		bound += 15 * time.Second // what each that waited has to find out at its next full re-check
 	}
 	if w.has[minHolds] {
 		bound += 2 * longestMinHold // of a caller that has left, and of a late copy of its release

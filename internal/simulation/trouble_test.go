@@ -21,6 +21,8 @@ type trouble string
 const (
 	uncounted   trouble = "uncounted"   // inboxes at a replica: messages are delivered, but not counted
 	rates       trouble = "rates"       // clocks are fast or slow by 1e-3
+	farApart    trouble = "far apart"   // they are so by 4.9e-3
+	helperKeys  trouble = "helper keys" // any of the lock's keys is deleted, not only that of its owner
 	longHolds   trouble = "long holds"  // grants are renewed many times
 	deadQueue   trouble = "dead queue"  // the queue begins with 150 to 600 dead requests
 	olderState  trouble = "older state" // the server restarts from an older state
@@ -60,6 +62,10 @@ var troubles = []struct {
 // from the kinds above, so that the other seeds do what they did before there was this kind.
 const uncountingPercent = 30
 
+// farApartPercent and helperKeysPercent are in how many of a hundred worlds clocks that run apart do so by
+// nearly as much as the contract supposes, and any key is deleted.
+const farApartPercent, helperKeysPercent = 33, 33
+
 // minHoldPercent is in how many of a hundred worlds callers have minimum holds.
 const minHoldPercent = 30
 
@@ -86,6 +92,9 @@ func (w *world) chooseTroubles() {
 	w.has[crowds] = w.many.IntN(100) < crowdPercent
 	w.chooseReplicas()
 	w.chooseEnds()
+	w.wider = rand.New(rand.NewPCG(uint64(w.seed), 77))
+	w.has[farApart] = w.wider.IntN(100) < farApartPercent
+	w.has[helperKeys] = w.wider.IntN(100) < helperKeysPercent
 	for _, name := range strings.Split(*simWith, ",") {
 		w.has[trouble(name)] = true
 	}

@@ -74,12 +74,17 @@ type world struct {
 	many        *rand.Rand                   // chooses crowds, and nothing else
 	copying     *rand.Rand                   // decides what a replica has, and nothing else
 	ends        *rand.Rand                   // decides who closes or gives back, and nothing else
+	wider       *rand.Rand                   // decides how far clocks run apart and which keys are deleted, and nothing else
 	promises    map[*lockstate.Caller]promise
-	cooled      map[string]bool // requests that were given back with a cool-down
-	accidentAt  time.Time       // when the last accident happened, in the world's time
-	lastEntry   time.Time       // when somebody last got the lock, including foreign clients
-	longest     time.Duration   // the longest TTL so far
-	outage      time.Time       // commands fail until then
+	cooled      map[string]bool      // requests that were given back with a cool-down
+	heard       map[string]time.Time // by request, when the last renewal that extended it was sent, by its client's clock
+	taken       map[string]bool      // requests that stopped to own the lock by something else than their own commands
+	queueGone   bool                 // somebody deleted the queue
+	high        time.Time            // what the server's clock has shown at most
+	accidentAt  time.Time            // when the last accident happened, in the world's time
+	lastEntry   time.Time            // when somebody last got the lock, including foreign clients
+	longest     time.Duration        // the longest TTL so far
+	outage      time.Time            // commands fail until then
 	outageErr   error
 	counts      map[string]int // how often each event has happened so far, in all schedules
 }
@@ -126,6 +131,7 @@ type departure struct {
 	ids    []string // the ids that its grant may have had in Redis
 	asked  bool     // Redis was asked
 	unused bool     // the caller gave the lock back at once
+	sound  bool     // the lease had not ended at the Unlock
 }
 
 type simInbox uint8
@@ -216,6 +222,7 @@ func (w *world) begin(seed int64) {
 	w.struck = map[string]bool{}
 	w.lowered, w.writerOf = map[string]bool{}, map[string]string{}
 	w.cooled, w.given = map[string]bool{}, map[string]bool{}
+	w.heard, w.taken, w.queueGone, w.high = map[string]time.Time{}, map[string]bool{}, false, time.Time{}
 	w.promises, w.accidentAt, w.lastEntry = map[*lockstate.Caller]promise{}, time.Time{}, time.Time{}
 	w.topWriter, w.top, w.seq, w.saved, w.outage = 0, 0, 0, nil, time.Time{}
 	w.longest = 2 * time.Second
@@ -275,7 +282,15 @@ func (w *world) begin(seed int64) {
 	}
 }
 
-func (w *world) ppm() int64 { return int64(w.rng.IntN(3)-1) * 1000 }
+// ppm draws the rate of a clock. Two of them differ by less than a hundredth, which is what the contract
+// supposes.
+func (w *world) ppm() int64 {
+	most := int64(1000)
+	if w.has[farApart] {
+		most = 4900
+	}
+	return int64(w.rng.IntN(3)-1) * most
+}
 
 func (w *world) close() {
 	w.rdb.Close()
@@ -426,7 +441,7 @@ func (c *simClient) perform(fx *lockstate.Effects) {
 		w.counts["entered, "+x.Via.String()]++
 		w.logf("%s in: token %d, %v, %s, trust %v", c.name, x.Token, x.Mode, x.Via, c.status().Trust.Sub(c.Start()))
 		if x.ClockLead() > 0 {
-			w.advance(x.ClockLead() + x.ClockLead()/500)
+			w.advance(x.ClockLead() + x.ClockLead()/50)
 		}
 		w.admitted(c, x)
 		back = c.mayGiveBack(x, back)
@@ -453,6 +468,7 @@ func (c *simClient) perform(fx *lockstate.Effects) {
 	}
 	if fx.Check != nil {
 		w.logf("%s asks about %s", c.name, short(fx.Check.Req.ID))
+		c.asked = w.now
 		w.put(&packet{kind: "renew", c: c, r: *fx.Check})
 	}
 	if fx.Renew {
@@ -606,6 +622,7 @@ func (w *world) execute(p *packet) *packet {
 	if err != nil && !w.refusing && !before.odd && !unconfirmed(err) {
 		w.fail("%s: %v", p.kind, err)
 	}
+	w.dispossess(before, after, p)
 	w.changed(before, after)
 	w.compare(before, after, p)
 	if err == nil && !w.refusing {
@@ -664,6 +681,7 @@ func (w *world) arrive(p *packet) {
 	case "renewed":
 		r := p.r
 		w.learned(r.Req.ID, r.Outcome, p)
+		w.extended(c, &r)
 		if r.Err != nil {
 			c.suspect(r.Err)
 		}

@@ -33,7 +33,10 @@ clamp()
 local token = grant_next(id)
 if not token and free(mode) and head() == false then token = make_owner(id, mode, ttl) end
 if token then return granted_reply(token, 0, echoed) end
-if ARGV[3] == '0' then return waiting_reply(REFUSED, redis.call('ZCARD', KEYS[2]), echoed, 0) end
+if ARGV[3] == '0' then
+  redis.call('ZREM', KEYS[2], '') -- changes nothing; a demoted primary, which may be behind, refuses it
+  return waiting_reply(REFUSED, redis.call('ZCARD', KEYS[2]), echoed, 0)
+end
 
 local place, new = enqueue(id, ttl)
 local upto, after = 0, tonumber(ARGV[6]) or 0

@@ -1,5 +1,5 @@
--- Re-checks in fewer calls. In any case other than these two it writes nothing, and what follows it
--- in the script does the work.
+-- Re-checks in fewer calls. In any case other than these two it leaves everything as it was, and what
+-- follows it in the script does the work.
 --   1. The caller needs to know only whether its request has waited all the time since its last
 --      answer, and it has.
 --   2. A writer waits at the head of the queue, behind a live head, or behind a hundred others, and

@@ -6,8 +6,8 @@
 --       the arguments of release_fast.lua, and release_arguments.lua turns them into these.
 -- Returns {DONE, how many requests were made owner, unfinished}, or {NOT_OURS, 0} (on a server of
 -- a quorum {NOT_OURS, 0, time, mark}), or what release_fast.lua returns.
--- Repeated, it finds that id does not own the lock, and changes nothing. It never releases a
--- lock that another id owns.
+-- Repeated, it finds that id does not own the lock, and changes nothing that matters (see refuse). It
+-- never releases a lock that another id owns.
 
 local id = ARGV[2]
 local mode, ttl = parse_id(id)

@@ -63,8 +63,11 @@ if string.byte(ARGV[1], 9) == 119 and not ARGV[5] then
         and call('ZADD', KEYS[4], 'NX', now + ms, id) == 1
         and call('ZADD', KEYS[2], 'NX', ticket, id) == 1 then
         local lasts = call('PTTL', KEYS[4])
-        if call('PTTL', KEYS[2]) < 2 * ms then call('PEXPIRE', KEYS[2], math.max(3 * ms, lasts)) end
-        if lasts < 2 * ms then call('PEXPIRE', KEYS[4], 3 * ms) end
+        -- Beside other requests, waiters does not last longer than queue: see enqueue.
+        if place == 0 or lasts < 2 * ms then
+          call('PEXPIRE', KEYS[2], math.max(3 * ms, lasts, call('PTTL', KEYS[2])))
+          if lasts < 2 * ms then call('PEXPIRE', KEYS[4], 3 * ms) end
+        end
         if among then place = call('ZRANK', KEYS[2], id) end
         if place == 0 then
           local channel = string.sub(ARGV[3], string.find(ARGV[3], ' ', 2, true) + 1) .. client

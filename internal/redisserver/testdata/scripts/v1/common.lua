@@ -119,11 +119,13 @@ local function sync_marker()
     return
   end
   local ends = int(math.min(tonumber(top[2]), now + 1e12)) -- a foreign score can be anything, even inf
-  if value ~= MARK then
+  -- Up to Redis 7.0, PEXPIREAT sees the clock move while a script runs. So an earlier one may have
+  -- ended the marker at once, whose readers were alive when the script began.
+  if value ~= MARK or redis.call('PEXPIREAT', KEYS[1], ends) == 0 then
     redis.call('SET', KEYS[1], MARK, 'PX', int(math.max(1, tonumber(ends) - now)))
+    redis.call('PEXPIREAT', KEYS[1], ends)
     value = MARK
   end
-  redis.call('PEXPIREAT', KEYS[1], ends)
   redis.call('PEXPIREAT', KEYS[3], ends)
 end
 
@@ -389,10 +391,9 @@ local function enqueue(id, ttl)
   local new = not place
   if new and KEYS.ticket then -- on a server of a quorum, see vote_before.lua
     local ticket = tonumber(KEYS.ticket)
-    local top = tonumber(redis.call('ZREVRANGE', KEYS[2], '0', '0', 'WITHSCORES')[2] or 0) or 0
     -- Of requests with tickets of the same instant, the one that comes first is first.
-    if top >= ticket and top - ticket < 2 then ticket = top + 0.25 end
-    redis.call('ZADD', KEYS[2], string.format('%.2f', ticket), id)
+    local same = redis.call('ZRANGEBYSCORE', KEYS[2], KEYS.ticket, string.format('(%.0f', ticket + 2), 'WITHSCORES')
+    redis.call('ZADD', KEYS[2], string.format('%.2f', same[1] and same[#same] + 0.25 or ticket), id)
     place = redis.call('ZRANK', KEYS[2], id)
   elseif new then
     local top = redis.call('ZREVRANGE', KEYS[2], '0', '0', 'WITHSCORES')[2]
@@ -457,9 +458,9 @@ local function mark_of_server()
   return mark and mark <= us and mark or us
 end
 
--- refuse answers a request about an id that does not own the lock. Its write changes nothing, but
--- a read-only server refuses it: a demoted primary may be behind, and must not say whether the id
--- is an owner.
+-- refuse answers a request about an id that does not own the lock. Its write removes a reader that
+-- is still listed although the marker is gone, and changes nothing else, but a read-only server refuses it: a
+-- demoted primary may be behind, and must not say whether the id is an owner.
 local function refuse(id)
   redis.call('ZREM', KEYS[3], id)
   return { NOT_OURS, 0 }

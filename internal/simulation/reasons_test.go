@@ -1,0 +1,85 @@
+package simulation
+
+import (
+	"time"
+
+	"github.com/leasedmutex/leased/internal/lockstate"
+	"github.com/leasedmutex/leased/internal/protocol"
+)
+
+// The checks here judge a process by what the server did and answered, and not by what its own state machine
+// believes: otherwise an answer that it ignores would excuse the loss that follows.
+
+// reasonsSlack is what a process may do later than the rules say, because times are cut to whole ms.
+const reasonsSlack = 10 * time.Millisecond
+
+// extended notes a renewal whose answer extends the grant of c.
+func (w *world) extended(c *simClient, r *protocol.Renewal) {
+	g := c.status()
+	if r.Err == nil && r.Outcome == protocol.Granted && g.State == lockstate.Held && g.Req.ID == r.Req.ID && !g.Req.Provisional &&
+		c.now().Before(g.Trust) && !g.Drifted(c.now()) && r.At.After(w.heard[r.Req.ID]) {
+		w.heard[r.Req.ID] = r.At
+	}
+}
+
+// dispossess notes which requests stopped to own the lock by something else than their own commands.
+func (w *world) dispossess(before, after view, p *packet) {
+	for _, id := range append(sortedKeys(before.readers), before.value) {
+		if id != "" && before.owns(id) && !after.owns(id) && (p.kind != "request" || p.cmd.ID != id) {
+			w.taken[id] = true
+		}
+	}
+	for _, id := range w.owners { // between two scripts
+		w.taken[id] = w.taken[id] || !before.owns(id)
+	}
+}
+
+// lostInTime checks a loss for want of a renewal: so much time must have passed since the last one that had
+// an answer.
+func (w *world) lostInTime(c *simClient, before *lockstate.Status, why lockstate.Reason) {
+	at, extended := w.heard[before.Req.ID]
+	if why != lockstate.NotConfirmed || before.State != lockstate.Held || !extended || before.Drifted(c.now()) ||
+		before.Downgrading { // a reader's lease counts from the sending of the downgrade, which takes no longer than 2 s in reality
+		return
+	}
+	w.count("a loss is judged by its renewals")
+	ttl := before.Req.TTL
+	if spent := lockstate.Elapsed(at, c.now()); spent < ttl-ttl/100-2*time.Millisecond {
+		w.fail("%s lost %s %v after it sent a renewal that was answered", c.name, short(before.Req.ID), spent)
+	}
+}
+
+// lostAtRelease checks an Unlock that says that the release found the lock lost.
+func (w *world) lostAtRelease(c *simClient, d *departure) {
+	if !d.sound || !d.asked || d.unused || len(d.ids) != 1 || d.caller.Why != lockstate.LostAtRelease {
+		return
+	}
+	w.count("a loss is judged at the release")
+	if id := d.ids[0]; !w.taken[id] && !w.excuse(id) && !w.struck[id] && !w.copied[id] {
+		w.fail("%s: Unlock says that %s was lost, from which nobody has taken the lock", c.name, short(id))
+	}
+}
+
+// paced checks that c asks about a grant that it holds after a third of its TTL.
+func (w *world) paced(c *simClient) {
+	g := c.status()
+	if g.State != lockstate.Held || !g.Renewed || c.paused || !c.lock.Due().Time(c.Start()).After(c.now()) {
+		return
+	}
+	limit := g.Req.TTL/3 + g.Req.TTL/300 + reasonsSlack
+	if w.now.Sub(c.asked) > limit && w.now.Sub(c.woke) > limit && c.now().Sub(g.Since) > limit {
+		w.fail("%s has not asked about %s for %v", c.name, short(g.Req.ID), w.now.Sub(c.asked))
+	}
+}
+
+// endsInTime checks that the lease of x, as its context shows it, has ended once its grant is trusted no
+// longer.
+func (w *world) endsInTime(c *simClient, x *lockstate.Caller) {
+	if x.Phase != lockstate.Inside || x.Ended != lockstate.NotYet || c.believes(x) {
+		return
+	}
+	runs := !c.paused && !c.asleep && !c.drowsy() && w.now.Sub(c.woke) > time.Millisecond
+	if runs && c.lock.Due().Time(c.Start()).After(c.now()) {
+		w.fail("the lease %d of %s has not ended, and the lock is not believed to be its own: %s", x.Token, c.name, c.status())
+	}
+}

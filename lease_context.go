@@ -1,0 +1,116 @@
+package leased
+
+import (
+	"context"
+	"sync"
+)
+
+// Context returns a context for the work done under the lease. It has the values of the
+// context given to LockContext, but not its cancellation or deadline. It ends with the
+// lease, at Unlock or when the lease is lost, then with a cause that matches [ErrLeaseLost] and
+// gives the reason (see the package's limits for how soon); and when the client is closed,
+// with cause [ErrClosed], although the lease is then still held.
+//
+// A context that is derived from it and not canceled, or a [context.AfterFunc] on it that is not
+// stopped, keeps the lease reachable: a lease that is dropped is then renewed until the client is closed.
+func (l *Lease) Context() context.Context {
+	own, _ := l.made().contexts()
+	return leaseContext{own, l}
+}
+
+// With returns a context that ends with ctx or with the lease, for work that must stop when
+// its request does. ctx may be the one given to LockContext, or that of another request. The
+// context's cause says which of the two ended; for a lost lease it matches [ErrLeaseLost].
+// Spans started with the context are children of the lease's span if ctx carries the span in
+// which LockContext was called. Call the returned function when the work is done. With
+// panics if ctx is nil.
+func (l *Lease) With(ctx context.Context) (context.Context, context.CancelFunc) {
+	l.made()
+	if ctx == nil {
+		panic(errNilContext)
+	}
+	work, cancel := context.WithCancelCause(l.call.trace().context(ctx))
+	_, together := l.contexts()
+	together.add(&cancel)
+	return leaseContext{work, l}, func() {
+		together.remove(&cancel)
+		cancel(context.Canceled)
+	}
+}
+
+// leaseContext keeps its lease from being garbage-collected.
+type leaseContext struct {
+	context.Context
+	lease *Lease
+}
+
+// contexts returns the lease's own context, without a reference to the lease, and what ends with it.
+// The first call makes both.
+func (l *Lease) contexts() (own context.Context, together *leaseContexts) {
+	l.entry.mu.Lock()
+	defer l.entry.mu.Unlock()
+	w := l.call
+	if together := w.extras().contexts; together != nil {
+		return l.ctx, together
+	}
+	// Until then ctx is the context given to LockContext. It is used for its values and
+	// trace; none of its methods is called here.
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(l.ctx))
+	l.ctx = ctx
+	together = &leaseContexts{own: ctx, cancel: cancel}
+	w.extend().contexts = together
+	if cause := l.entry.causeLocked(w); cause != nil {
+		together.end(cause)
+	}
+	return ctx, together
+}
+
+// leaseContexts are the contexts that end with a lease: its own, and those of With. They end in the
+// goroutine that ends the lease, so that all have ended when an Unlock returns, or when code of the user
+// learns of a loss. Nothing in it refers to the Lease.
+type leaseContexts struct {
+	own    context.Context
+	cancel context.CancelCauseFunc // of own
+
+	mu    sync.Mutex
+	works map[*context.CancelCauseFunc]struct{} // of With's contexts that are in use
+}
+
+// end ends them all, for the given cause. c may be nil. The caller holds no mutex but that of an entry
+// whose contexts nobody has yet.
+func (c *leaseContexts) end(cause error) {
+	if c == nil {
+		return
+	}
+	c.cancel(cause)
+	c.mu.Lock()
+	works := c.works
+	c.works = nil
+	c.mu.Unlock()
+	for cancel := range works {
+		(*cancel)(cause)
+	}
+}
+
+// add has a context end with the others, at once if they have ended.
+func (c *leaseContexts) add(cancel *context.CancelCauseFunc) {
+	c.mu.Lock()
+	ended := c.own.Err() != nil
+	if !ended {
+		if c.works == nil {
+			c.works = map[*context.CancelCauseFunc]struct{}{}
+		}
+		c.works[cancel] = struct{}{}
+	}
+	c.mu.Unlock()
+	if ended {
+		(*cancel)(context.Cause(c.own))
+	}
+}
+
+// remove forgets a context that is no longer in use.
+func (c *leaseContexts) remove(cancel *context.CancelCauseFunc) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.works, cancel)
+}
