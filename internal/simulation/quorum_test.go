@@ -136,7 +136,7 @@ type qWorld struct {
 	promises   []qPromise
 	evictions  []*qEviction
 	owners     *qOwners
-	checks     []chan struct{}
+	checks     []*qCheck
 	downgrades []chan struct{}
 	restart    time.Time // when a server last lost its data or its mark
 	restarts   int       // how often servers have lost their data in this schedule
@@ -1185,6 +1185,7 @@ func (w *qWorld) run(seed int64, readers bool) {
 		default:
 			w.some()
 		}
+		w.judgeChecks()
 		if w.believers(); w.failure != "" {
 			return
 		}
@@ -1205,6 +1206,7 @@ func (w *qWorld) until(longest time.Duration, done func() bool) bool {
 			w.wire = w.wire[1:]
 			w.deliver(p)
 		}
+		w.judgeChecks()
 		if w.believers(); done() {
 			return true
 		}

@@ -145,6 +145,11 @@ func (o *qOwners) givesBack(server int, id string) {
 func (w *qWorld) observe(s *qServer) {
 	o := w.owners
 	o.seq++
+	for _, u := range w.checks {
+		if !u.judged {
+			u.look(s)
+		}
+	}
 	var taken []string
 	ids := s.owners()
 	for _, id := range ids {

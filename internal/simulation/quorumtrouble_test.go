@@ -61,7 +61,7 @@ func (w *qWorld) ppm() int64 {
 	if !w.has[qRates] {
 		return 0
 	}
-	return w.rng.Int64N(6001) - 3000
+	return w.rng.Int64N(2*farApartRate+1) - farApartRate
 }
 
 // strike makes some kind of trouble happen.
@@ -136,10 +136,12 @@ func (w *qWorld) strike(c *qClient) {
 		by := time.Duration(w.rng.Int64N(int64(2500 * time.Millisecond)))
 		if w.rng.IntN(2) == 0 {
 			by = -by
-			w.loose = true // as documented
 		}
 		s.offset += by
 		s.setTime()
+		if uint64(s.clock().UnixMicro()) <= max(w.top, w.readers) { // set back by more than the time that has passed, as documented
+			w.loose = true
+		}
 		w.logf("the clock of server %d is set by %v", s.i+1, by)
 	case qPauses:
 		w.standStill(c, time.Duration(w.rng.Int64N(int64(3*time.Second))))
@@ -224,11 +226,66 @@ func (s *qServer) marks() {
 func (c *qClient) checks() {
 	for _, x := range c.calls {
 		if x.Phase == lockstate.Inside {
-			done := make(chan struct{})
-			c.w.checks = append(c.w.checks, done)
+			u := &qCheck{c: c, x: x, k: &lockstate.Check{}, done: make(chan struct{}), owned: make([]bool, len(c.w.servers))}
+			c.w.checks = append(c.w.checks, u)
 			c.w.logf("%s checks", c.name)
-			c.step(func(now time.Time, fx *lockstate.Effects) { c.lock.Check(&lockstate.Check{}, x, done, now, fx) })
+			for _, s := range c.w.servers {
+				u.look(s)
+			}
+			c.step(func(now time.Time, fx *lockstate.Effects) { c.lock.Check(u.k, x, u.done, now, fx) })
 			break
+		}
+	}
+}
+
+// qCheck is a call of Lease.Check.
+type qCheck struct {
+	c      *qClient
+	x      *lockstate.Caller
+	k      *lockstate.Check
+	done   chan struct{}
+	owned  []bool // by server, whether the lease owned the lock there at some time since the call
+	judged bool
+}
+
+// look notes whether the lease owns the lock on the server.
+func (u *qCheck) look(s *qServer) {
+	if u.owned[s.i] {
+		return
+	}
+	w := u.c.w
+	lease := w.owners.leases[u.x]
+	for _, id := range s.owners() {
+		r := w.owners.request[id]
+		u.owned[s.i] = u.owned[s.i] || r == w.under[u.x] || lease != nil && slices.Contains(lease.requests, r)
+	}
+}
+
+// judgeChecks fails if a check says that the lock is ours although that was not so, at any time since the
+// call, on a majority of the servers.
+func (w *qWorld) judgeChecks() {
+	for _, u := range w.checks {
+		if u.judged {
+			continue
+		}
+		select {
+		case <-u.done:
+		default:
+			continue
+		}
+		u.judged = true
+		if u.k.Over || u.k.Err != nil {
+			continue
+		}
+		n := 0
+		for _, owned := range u.owned {
+			if owned {
+				n++
+			}
+		}
+		w.counts["a check says that it is ours"]++
+		if n < quorum.Majority(len(w.servers)) {
+			w.fail("a check of %s says that the lock is its own, which it was on %d servers", u.c.name, n)
 		}
 	}
 }
@@ -617,11 +674,9 @@ func (w *qWorld) judgeLoss(c *qClient, l lockstate.Loss) {
 	if !known || c.excused(id) || l.Why == lockstate.Evicted {
 		return
 	}
-	clean, restarts, deaf := true, false, false
+	clean, restarts, deaf, faulty := true, false, false, false
 	for _, s := range w.servers {
-		if !s.faultAt.Before(made) {
-			return // the fault took a vote
-		}
+		faulty = faulty || !s.faultAt.Before(made) // the fault took a vote
 		clean = clean && c.hurt[s.i].Before(made)
 		if !s.restarted.Before(made) {
 			restarts = true
@@ -632,6 +687,7 @@ func (w *qWorld) judgeLoss(c *qClient, l lockstate.Loss) {
 		w.fail("%s lost token %d although %d servers that granted it were never in trouble: %v", c.name, l.Caller.Token, sound, l.Why)
 	}
 	switch {
+	case faulty:
 	case clean && !restarts:
 		w.fail("%s lost token %d for nothing: %v", c.name, l.Caller.Token, l.Why)
 	case strings.HasPrefix(l.Why.String(), "Redis says that it is not ours") && !deaf && !over:
@@ -947,9 +1003,9 @@ func (w *qWorld) nothingLeft() {
 			}
 		}
 	}
-	for _, done := range w.checks {
+	for _, u := range w.checks {
 		select {
-		case <-done:
+		case <-u.done:
 		default:
 			if !slices.ContainsFunc(w.clients, func(c *qClient) bool { return c.dead }) {
 				w.fail("a check was never answered")

@@ -66,6 +66,9 @@ const uncountingPercent = 30
 // nearly as much as the contract supposes, and any key is deleted.
 const farApartPercent, helperKeysPercent = 33, 33
 
+// farApartRate is, in ppm, how fast or slow clocks are at most.
+const farApartRate = 4900
+
 // minHoldPercent is in how many of a hundred worlds callers have minimum holds.
 const minHoldPercent = 30
 

@@ -287,7 +287,7 @@ func (w *world) begin(seed int64) {
 func (w *world) ppm() int64 {
 	most := int64(1000)
 	if w.has[farApart] {
-		most = 4900
+		most = farApartRate
 	}
 	return int64(w.rng.IntN(3)-1) * most
 }
