@@ -82,7 +82,7 @@ type Client struct {
 	//
 	//	Client.mu -> entry.mu -> inbox.mu -> watchdog.mu
 	//	entry.mu -> quorum.Server.mu -> inbox.mu, serversClock.mu, or a member's -> group.mu of members
-	//	entry.mu -> canceler.mu
+	//	entry.mu -> canceler.mu or leaseContexts.mu
 	//	canceler.mu, outage.mu, downtime.mu or slotMap.mu -> watchdog.mu
 	//	entry.mu or downtime.mu -> asyncQueue.mu, of the queue of spans or of log lines
 	//
@@ -131,9 +131,9 @@ type server interface {
 // New returns a client for the deployment that rdb talks to: a single node, one behind Sentinel, or a
 // Cluster. It does no I/O, so it works while Redis is down, and it never closes rdb. A client must not run
 // twice, as in a copy of a virtual machine beside the original: make it after a snapshot is restored. It
-// refuses a *redis.Ring, because that chooses shards by name, so messages would not arrive. It takes a
-// redis.NewFailoverClusterClient for the client of a Cluster, so use redis.NewFailoverClient behind Sentinel. Errors match
-// [ErrInvalidOption].
+// refuses a *redis.Ring, because that chooses shards by name, so messages would not arrive. It treats
+// the client of redis.NewFailoverClusterClient as a Cluster's, so behind Sentinel use redis.NewFailoverClient.
+// Errors match [ErrInvalidOption].
 //
 // A *redis.Client should have ContextTimeoutEnabled set. Otherwise its commands cannot be
 // bounded one by one, and the locks use a clone of it on the same connection pool, with

@@ -192,8 +192,9 @@
 // process is known to want the lock, only a bounded number of leases are admitted locally,
 // and only for a bounded time, before the lock is handed over; see [WithLocalHandoffs].
 // Even if the message from that process was lost, a writer's lock in continuous use is offered to
-// others about once a second, or after the time set by WithLocalHandoffs if that is longer. Readers, and a lock that is kept idle between its uses, wait for the
-// message to be repeated: 3 s for the first waiter, and minutes if their process receives none.
+// others about once a second, or after the time set by WithLocalHandoffs if that is longer. Readers, and a
+// lock that is kept idle between its uses, wait for the message to be repeated: 3 s for the first waiter, and
+// minutes if their process receives none.
 //
 // A lease ends with Unlock, with the loss of its grant, or at its maximum hold
 // ([WithMaxHold]); its contexts also end with [Client.Close]. Within its own process, a
@@ -315,10 +316,10 @@
 // Each cause is logged at most once a minute, or once for each outage if outages follow more
 // quickly. Lost leases are always logged, unless there is a handler of [WithLossHandler],
 // which is then told instead; leases that are lost together for one reason share a line.
-// There is a Debug line for each command that fails and is not repeated at once, and for each of many
-// leases that are lost together; nothing limits them but that lines are dropped when 1,024 calls of a
-// slow logger, or 100,000 losses, are waiting. A line about a lock names the lock, unless
-// [WithoutLockNamesInLogs] keeps names out.
+// Debug lines are not limited: there is one for each command that fails and is not repeated at once, and one
+// for each of many leases that are lost together. They are dropped only when a slow logger has 1,024 calls, or
+// 100,000 losses, waiting. A line about a lock names the lock, unless [WithoutLockNamesInLogs] keeps names
+// out.
 //
 // User code never runs under a mutex of this package, nor on the goroutines that renew leases or end them.
 // The goroutine that receives messages runs no user code but the dialer and the dial hooks of the Redis
@@ -327,10 +328,10 @@
 // goroutines that no lock waits for. If such a call blocks, later calls wait and are eventually dropped; if
 // it panics, the panic is logged through [slog.Default]. The spans and measurements of a caller, and the
 // back-off policy, may be called on the caller's goroutine. Hooks of the Redis client run as part of its
-// commands: the locks treat a hook that blocks like a Redis that does not answer. There is one exception:
-// Unlock sends its release itself, unless [WithReleaseTimeout] is shorter than 1 s, and on one server Lock, or
-// LockContext with a context that cannot end, its request. So they wait for a hook that goes on after its
-// context has ended. A hook must not retry a command: Leased would see only the last
+// commands: the locks treat a hook that blocks like a Redis that does not answer. There are two exceptions.
+// Unlock sends its release itself, unless [WithReleaseTimeout] is shorter than 1 s. On a single server, Lock,
+// and LockContext with a context that cannot end, send their requests themselves. These calls wait for a hook
+// that goes on after its context has ended. A hook must not retry a command: Leased would see only the last
 // reply, and assume that the command had been sent once. Then an Unlock that Redis carried out at the first
 // try is reported as a loss, or a wait that was given up leaves the lock to its TTL.
 //

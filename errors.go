@@ -39,8 +39,8 @@ var (
 	// ErrNotReleased is returned by Unlock and UnlockContext if Redis did not confirm the release in time,
 	// and did not confirm that the lock was this client's until then. The client keeps retrying, unless the
 	// error also matches [ErrClosed] or the TTL has passed: then nothing retries. The error's text says by
-	// when the lock expires at the latest, where that is known. If Redis later says that the lock may have been lost before
-	// Unlock, the loss handler is called.
+	// when the lock expires at the latest, where that is known. If Redis later says that the lock may have
+	// been lost before Unlock, the loss handler is called.
 	ErrNotReleased = lockstate.ErrNotReleased
 
 	// ErrNoReplicas is matched by the error of LockContext, and by other errors as their last

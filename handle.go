@@ -194,9 +194,7 @@ func (h *handle) do(ctx context.Context, m protocol.Mode, f func(context.Context
 	if err != nil {
 		return err
 	}
-	stop := func() {}
-	defer func() { // before With, which may call user code: a method of ctx that panics
-		stop()
+	defer func() { // before With and its cancel, which may call user code: a method of ctx that panics
 		switch e := l.Unlock(); {
 		case e == nil || saysOfLoss(err, e):
 		case errors.Is(e, ErrLeaseLost):
@@ -206,7 +204,7 @@ func (h *handle) do(ctx context.Context, m protocol.Mode, f func(context.Context
 		}
 	}()
 	work, cancel := l.With(ctx)
-	stop = cancel
+	defer cancel()
 	return f(work)
 }
 

@@ -18,8 +18,8 @@ import (
 //
 // Keep the lease, or one of its contexts, reachable while the work goes on. If all of them
 // are garbage-collected before Unlock, the lease is no longer renewed, which is logged, and
-// other callers of this process are kept out until [Mutex.Unlock]. (See [Lease.Context] for what keeps
-// them from being collected.)
+// other callers of this process are kept out until [Mutex.Unlock]. [Lease.Context] says what keeps a lease
+// from being collected.
 type Lease struct {
 	entry *entry
 	call  *call

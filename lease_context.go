@@ -11,8 +11,9 @@ import (
 // gives the reason (see the package's limits for how soon); and when the client is closed,
 // with cause [ErrClosed], although the lease is then still held.
 //
-// A context that is derived from it and not canceled, or a [context.AfterFunc] on it that is not
-// stopped, keeps the lease reachable: a lease that is dropped is then renewed until the client is closed.
+// While a context derived from it has not been canceled, or a [context.AfterFunc] on it has not been stopped,
+// the lease stays reachable. If it is dropped without Unlock, this is then not noticed, and the lease is
+// renewed as before. The same holds for the contexts of With.
 func (l *Lease) Context() context.Context {
 	own, _ := l.made().contexts()
 	return leaseContext{own, l}
@@ -29,12 +30,15 @@ func (l *Lease) With(ctx context.Context) (context.Context, context.CancelFunc) 
 	if ctx == nil {
 		panic(errNilContext)
 	}
-	work, cancel := context.WithCancelCause(l.call.trace().context(ctx))
+	// A context that is canceled asks the one that it was made of for itself. So there is one of package
+	// context in between: the lease ends work, and only the returned function calls methods of ctx.
+	ofUser, leave := context.WithCancelCause(l.call.trace().context(ctx))
+	work, cancel := context.WithCancelCause(ofUser)
 	_, together := l.contexts()
 	together.add(&cancel)
 	return leaseContext{work, l}, func() {
 		together.remove(&cancel)
-		cancel(context.Canceled)
+		leave(context.Canceled)
 	}
 }
 
@@ -72,40 +76,37 @@ type leaseContexts struct {
 	own    context.Context
 	cancel context.CancelCauseFunc // of own
 
-	mu    sync.Mutex
+	mu    sync.Mutex                            // also held while contexts end, which runs no code of users
 	works map[*context.CancelCauseFunc]struct{} // of With's contexts that are in use
 }
 
-// end ends them all, for the given cause. c may be nil. The caller holds no mutex but that of an entry
-// whose contexts nobody has yet.
+// end ends them all, for the given cause, own as the last one. If another goroutine does so already, end
+// waits for it. c may be nil.
 func (c *leaseContexts) end(cause error) {
 	if c == nil {
 		return
 	}
-	c.cancel(cause)
 	c.mu.Lock()
-	works := c.works
-	c.works = nil
-	c.mu.Unlock()
-	for cancel := range works {
+	defer c.mu.Unlock()
+	for cancel := range c.works {
 		(*cancel)(cause)
 	}
+	c.works = nil
+	c.cancel(cause)
 }
 
 // add has a context end with the others, at once if they have ended.
 func (c *leaseContexts) add(cancel *context.CancelCauseFunc) {
 	c.mu.Lock()
-	ended := c.own.Err() != nil
-	if !ended {
-		if c.works == nil {
-			c.works = map[*context.CancelCauseFunc]struct{}{}
-		}
-		c.works[cancel] = struct{}{}
-	}
-	c.mu.Unlock()
-	if ended {
+	defer c.mu.Unlock()
+	if c.own.Err() != nil {
 		(*cancel)(context.Cause(c.own))
+		return
 	}
+	if c.works == nil {
+		c.works = map[*context.CancelCauseFunc]struct{}{}
+	}
+	c.works[cancel] = struct{}{}
 }
 
 // remove forgets a context that is no longer in use.

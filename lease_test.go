@@ -101,7 +101,7 @@ func TestWithEndsWithItsContextWithUnlockAndWithLoss(t *testing.T) {
 	}
 }
 
-// No goroutine has to run in between: on a busy processor it would let the work go on beside the next owner's.
+// No goroutine has to run in between: on a busy processor, the work would go on beside the next owner's.
 func TestWithHasEndedWhenUnlockReturnsAndWhenTheLossIsToldOf(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		var work, other context.Context

@@ -224,8 +224,8 @@ func (m *slotMap) ended(number int) {
 //
 // To name a master, go-redis may have to read the slots from Redis, and the client may be a user's
 // type. So this is not called by the watchdog, nor under a mutex, and waits no longer than a second,
-// half of it for a reload that is under way. If a user's code panics or ends the goroutine, the batch is sent as one part.
-// So send must not call a user's code itself.
+// half of it for a reload that is under way. If a user's code panics or ends the goroutine, the batch is
+// sent as one part. So send must not call a user's code itself.
 func byMaster[T any](c *Client, batch []T, keys func(T) *protocol.Keys, send func(master *redis.Client, part []T)) {
 	parts := map[*redis.Client][]T{}
 	named := false

@@ -52,10 +52,11 @@ const (
 	attrErrorType = attribute.Key("error.type") // of a span whose status is an error: its outcome; of a command: what failed
 )
 
-// tracing makes spans from the event logs of callers. The spans of a call are started, and its wait and
-// its hold are measured, on the caller's own goroutine: a sampler, an OnStart or an instrument that blocks
-// keeps that caller, also once it has the lock. Everything else that calls an SDK, such as the ends of spans,
-// is done in order on a separate goroutine, so that it delays no release, renewal or deadline of a lock.
+// tracing makes spans from the event logs of callers. The spans of a call are started on the caller's own
+// goroutine, and there its wait is measured, and its hold after the release: a sampler, an OnStart or an
+// instrument that blocks keeps that caller, also once it has the lock. Everything else that calls an SDK,
+// such as the ends of spans, is done in order on a separate goroutine, so that it delays no release, renewal
+// or deadline of a lock.
 type tracing struct {
 	client *Client
 	given  trace.TracerProvider // nil: the global one at the time of use

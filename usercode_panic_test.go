@@ -711,6 +711,51 @@ func (b brittle) Value(key any) any {
 	return b.Context.Value(key)
 }
 
+// busybody is a context that counts how often it is asked for a value, as package context does with the parent
+// of what is canceled.
+type busybody struct {
+	context.Context
+	asked *atomic.Int64
+}
+
+func (b busybody) Value(key any) any {
+	b.asked.Add(1)
+	return b.Context.Value(key)
+}
+
+// It could block the watchdog, or an Unlock.
+func TestTheEndOfALeaseCallsNoMethodOfAContextOfUsers(t *testing.T) {
+	for what, end := range map[string]func(s place, c *leased.Client, l *leased.Lease){
+		"Unlock":       func(_ place, _ *leased.Client, l *leased.Lease) { _ = l.Unlock() },
+		"Mutex.Unlock": func(_ place, c *leased.Client, _ *leased.Lease) { c.Mutex("x").Unlock() },
+		"maximum hold": func(place, *leased.Client, *leased.Lease) { time.Sleep(time.Minute) }, // of virtual time
+		"loss": func(s place, _ *leased.Client, l *leased.Lease) {
+			s.rdb.Del(context.Background(), "x")
+			time.Sleep(20 * time.Second) // of virtual time
+		},
+		"Close": func(_ place, c *leased.Client, _ *leased.Lease) { _ = c.Close() },
+	} {
+		t.Run(what, func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, s place) {
+				c := clientOn(t, s, s.connect(t), leased.WithMaxHold(50*time.Second), leased.WithLossHandler(func(leased.LossEvent) {}))
+				b := busybody{Context: t.Context(), asked: new(atomic.Int64)}
+				l := lock(t, c.Mutex("x"))
+				work, stop := l.With(context.WithValue(b, valueKey{}, "v"))
+				b.asked.Store(0)
+				end(s, c, l)
+				if n := b.asked.Load(); n > 0 || work.Err() == nil {
+					t.Errorf("asked %d times; the context's error is %v", n, work.Err())
+				}
+				if work.Value(valueKey{}) != "v" {
+					t.Error("the context has lost its values")
+				}
+				stop()
+				_ = l.Unlock()
+			})
+		})
+	}
+}
+
 // Once a traced call was admitted, its context is asked once more for the span that it carries.
 func TestAContextWhoseValuePanicsAfterATracedWaitLeavesTheLockFree(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
@@ -742,7 +787,7 @@ func TestAContextWhoseValuePanicsAfterATracedWaitLeavesTheLockFree(t *testing.T)
 }
 
 func TestAContextWhoseValuePanicsLeavesTheLockFree(t *testing.T) {
-	for what, opts := range map[string][]leased.Option{"Do": nil, "a wait with labels": {leased.WithProfileLabels()}} {
+	for what, opts := range map[string][]leased.Option{"Do": nil, "Do, at its end": nil, "a wait with labels": {leased.WithProfileLabels()}} {
 		t.Run(what, func(t *testing.T) {
 			inVirtualTime(t, func(t *testing.T, s place) {
 				c := newClient(t, s, opts...)
@@ -750,7 +795,14 @@ func TestAContextWhoseValuePanicsLeavesTheLockFree(t *testing.T) {
 				defer stop()
 				b := brittle{ctx, new(atomic.Bool)}
 				mu := c.Mutex("x")
-				if what == "Do" {
+				if what == "Do, at its end" {
+					p := panics(func() {
+						_ = mu.Do(b, func(context.Context) error { b.panics.Store(true); return nil })
+					})
+					if p != "a context's bug" {
+						t.Fatalf("panicked with %v", p)
+					}
+				} else if what == "Do" {
 					b.panics.Store(true)
 					p := panics(func() {
 						_ = mu.Do(b, func(context.Context) error { t.Error("called"); return nil })

@@ -86,7 +86,7 @@ func outline(c *chance) [32]any {
 }
 
 func outlineOf(w *Caller) [11]any {
-	return [...]any{w.Phase, w.Via, w.Entered, w.Settled, w.Ended, w.Why, w.Outcome(), w.Since, w.until, w.Orphaned, w.Mode}
+	return [...]any{w.Phase, w.Via, w.Entered, w.Settled, w.Ended, w.Why, fmt.Sprint(w.Outcome()), w.Since, w.until, w.Orphaned, w.Mode}
 }
 
 // differ returns what differs between two locks, "" for nothing.

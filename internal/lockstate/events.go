@@ -425,10 +425,10 @@ func (l *Lock) cancelUnconfirmed(old *endingGrant, last uint64, now time.Time, f
 	fx.Cancels = append(fx.Cancels, chain[0])
 }
 
-// Canceled is the event that a grant whose release had no answer, or proved nothing (see inDoubt), was
-// canceled, or that its cancel was given up. Unlock reports success only if it is proved that the lock was ours until
-// the release: the id still owned it when it was canceled, or the lock's last token is still the
-// last that we gave out, so no other owner came in between.
+// Canceled is the event that a grant whose release had no answer, or proved nothing (see inDoubt),
+// was canceled, or that its cancel was given up. Unlock reports success only if it is proved that the
+// lock was ours until the release: the id still owned it when it was canceled, or the lock's last token
+// is still the last that we gave out, so no other owner came in between.
 func (l *Lock) Canceled(s *Settlement, now time.Time, fx *Effects) {
 	for _, c := range s.Callers {
 		var err error
@@ -745,7 +745,7 @@ func (l *Lock) Renewed(r *protocol.Renewal, now time.Time, fx *Effects) {
 			g.renewAt = l.instant(now) // ownership was proved after this renewal was sent, so ask again
 			break
 		}
-		l.lose(notOurs, now, fx)
+		l.lose(NotOurs, now, fx)
 		l.cancelLost(r.Req.ID, fx)
 	case protocol.Granted:
 		if g.over(now) || sent < g.notified { // in the latter case it may be about an earlier grant of the id

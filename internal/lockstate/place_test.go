@@ -235,7 +235,7 @@ func TestTheYieldWaitsForTheAnswerAboutThePlace(t *testing.T) {
 	}
 }
 
-// Under its span the acquire is sent.
+// The acquire is sent under the span of that writer.
 func TestServedIsTheWriterForWhomAPlaceIsReserved(t *testing.T) {
 	r, w := reader(), writer()
 	h := holding(t, r)

@@ -97,7 +97,7 @@ func (c *chance) some(ph Phase) *Caller {
 }
 
 func (c *chance) act() {
-	switch n := c.rng.Intn(100); {
+	switch n := c.rng.Intn(108); {
 	case n < 20:
 		c.come()
 	case n < 26:
@@ -142,6 +142,16 @@ func (c *chance) act() {
 	case n < 90 && c.rng.Intn(20) == 0:
 		c.note("close")
 		c.close()
+	case n < 93:
+		c.canceled()
+	case n < 95:
+		if w := c.some(Inside); w != nil && !w.Orphaned {
+			c.note("%d gives back", c.order[w])
+			c.step(func(now time.Time, fx *Effects) { c.l.GiveBack(w, now, fx) })
+		}
+	case n < 96:
+		c.note("the subscription fails")
+		c.step(c.l.SubscribeFailed)
 	default:
 		d := time.Duration(c.rng.Int63n(1 << (10 + c.rng.Intn(24))))
 		c.note("%v pass", d)
@@ -189,14 +199,26 @@ func (c *chance) any(cmd *protocol.Command) (protocol.Answer, error) {
 	} else if n == 1 {
 		return protocol.Answer{}, refusal("NOPERM no")
 	}
+	one := func(in int) bool { return c.rng.Intn(in) == 0 }
 	g := c.grant()
-	g.More = c.rng.Intn(3) == 0
+	g.More, g.Unfinished, g.Gone = one(3), one(8), cmd.Verb == protocol.Yield && one(8)
+	if one(4) {
+		g.Kept, g.Token = true, max(1, c.top)
+		g.Forgot = one(4)
+	}
 	q := c.queue()
+	q.Unfinished, q.Split, q.Brief = one(8), one(8), cmd.Until != 0 && one(2)
+	if one(4) {
+		q.Told = c.clock()
+	}
 	q.Left = []time.Duration{protocol.Endless, protocol.Ownerless, 0, time.Second}[c.rng.Intn(4)]
 	q.Place, q.NoNotify = c.rng.Intn(3), c.rng.Intn(3) == 0
 	lost := protocol.Answer{Outcome: protocol.NotOurs}
 	switch cmd.Verb {
 	case protocol.Acquire:
+		if cmd.Held && one(2) {
+			return lost, nil
+		}
 		if !cmd.Wait && c.rng.Intn(2) == 0 {
 			q.Outcome = protocol.Refused
 			return q, nil
@@ -218,13 +240,40 @@ func (c *chance) gossip() {
 	} else if len(c.ids) > 0 {
 		id = c.ids[max(0, len(c.ids)-1-c.rng.Intn(3))]
 	}
-	kind := []protocol.MessageKind{protocol.MessageGranted, protocol.MessageWanted, protocol.MessageRevoked}[c.rng.Intn(3)]
+	kind := []protocol.MessageKind{protocol.MessageGranted, protocol.MessageWanted, protocol.MessageRevoked, protocol.MessageUnwanted, protocol.MessageEnds}[c.rng.Intn(5)]
 	if kind == protocol.MessageRevoked && c.rng.Intn(4) != 0 {
 		kind = protocol.MessageGranted
 	}
 	token := c.token() + uint64(c.rng.Intn(3)) - 1
 	c.note("%s %s %d", kind, id[9:], token)
 	c.hears(kind, id, token)
+}
+
+// canceled ends some cancel for which callers wait, or all there are.
+func (c *chance) canceled() {
+	for i := range c.unwanted {
+		for g := &c.unwanted[i]; g != nil; g = g.Then {
+			if len(g.Callers) == 0 || c.rng.Intn(2) == 0 {
+				continue
+			}
+			s := Settlement{Callers: g.Callers, proved: c.rng.Intn(2) == 0}
+			if !s.proved && c.rng.Intn(3) == 0 {
+				s.Fail = failureOf(errSilence)
+			}
+			c.note("canceled %s: %v", g.ID[9:], s.proved)
+			c.settle(g, &s)
+		}
+	}
+}
+
+func (c *chance) settle(g *Cancellation, s *Settlement) {
+	g.Callers = nil
+	c.step(func(now time.Time, fx *Effects) { c.l.Canceled(s, now, fx) })
+	for _, w := range s.Callers {
+		if !w.Settled {
+			c.t.Errorf("caller %d is not settled by its cancel", c.order[w])
+		}
+	}
 }
 
 // outcome is that of any renewal that was sent, once or again.
@@ -265,16 +314,13 @@ func (c *chance) end() {
 	if !c.l.Idle() {
 		c.t.Errorf("something is left: %+v", c.l)
 	}
-	reaped := map[*Caller]bool{}
 	for i := range c.unwanted {
 		for g := &c.unwanted[i]; g != nil; g = g.Then {
-			for _, w := range g.Callers {
-				reaped[w] = true
-			}
+			c.settle(g, &Settlement{Callers: g.Callers, proved: true})
 		}
 	}
 	for i, w := range c.calls {
-		if w.Phase == Left && !w.Settled && !reaped[w] || w.Phase != Left && w.Phase != Rejected {
+		if w.Phase == Left && !w.Settled || w.Phase != Left && w.Phase != Rejected {
 			c.t.Errorf("caller %d is not through: phase %d", i+1, w.Phase)
 		}
 	}

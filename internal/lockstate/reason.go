@@ -7,7 +7,7 @@ const (
 	notKept       Reason = iota + 1
 	NotConfirmed         // in time
 	collected            // see Lock.Collected
-	notOurs              // according to a renewal
+	NotOurs              // according to a renewal
 	notDowngraded        // according to a downgrade
 	LostAtRelease        // according to the release
 	LostUnproved
@@ -22,7 +22,7 @@ func (r Reason) String() string {
 		notKept:       "Redis no longer had it when asked",
 		NotConfirmed:  "it could not be renewed in time",
 		collected:     "its Lease was garbage-collected without Unlock, so it was no longer renewed",
-		notOurs:       "Redis reports that this process no longer owns it",
+		NotOurs:       "Redis reports that this process no longer owns it",
 		notDowngraded: "this process no longer owned the lock when it was to be downgraded",
 		LostAtRelease: "this process no longer owned the lock when it released it",
 		LostUnproved:  "a command about it got no reply, and another owner may have had the lock in between",

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// There, a use of SHA-1 panics, and the hashes are computed as the package is loaded.
+// In such a program any use of SHA-1 panics, and the hashes are computed when the package is loaded.
 func TestScriptsRunWhereOnlyFIPSAlgorithmsAreAllowed(t *testing.T) {
 	t.Parallel()
 	child := exec.Command(os.Args[0], "-test.run", "^TestAllScriptsRunInClusterMode$")

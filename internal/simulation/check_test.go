@@ -88,15 +88,26 @@ func (w *world) changed(before, after view) {
 	if after.cools() {
 		w.cooled[after.value[strings.Index(after.value, ":"+protocol.FormatTag)+1:]] = true
 	}
-	for _, id := range w.owners {
-		w.unclean = w.unclean || !before.owns(id)
-	}
-	w.owners = w.owners[:0]
-	if strings.HasPrefix(after.value, protocol.FormatTag) && after.value != protocol.MarkerValue && !after.cools() {
-		w.owners = append(w.owners, after.value)
-	}
-	w.owners = append(w.owners, sortedKeys(after.readers)...)
+	w.disowned(before)
+	w.setOwners(after)
 	w.intrude(after)
+}
+
+// disowned notes which requests have stopped owning the lock without a script about them.
+func (w *world) disowned(v view) {
+	for _, id := range w.owners {
+		w.unclean = w.unclean || !v.owns(id)
+		w.taken[id] = w.taken[id] || !v.owns(id)
+	}
+}
+
+// setOwners notes who owns the lock now.
+func (w *world) setOwners(v view) {
+	w.owners = w.owners[:0]
+	if strings.HasPrefix(v.value, protocol.FormatTag) && v.value != protocol.MarkerValue && !v.cools() {
+		w.owners = append(w.owners, v.value)
+	}
+	w.owners = append(w.owners, sortedKeys(v.readers)...)
 }
 
 // intrude notes which callers are inside while another process owns the lock.
@@ -244,7 +255,7 @@ func (w *world) served(before, after view, p *packet, a protocol.Answer) {
 	if a.Brief {
 		if after.value != before.value || !slices.Equal(after.queue, before.queue) || !maps.Equal(after.readers, before.readers) {
 			w.fail("the brief re-check of %s changed the owner or the queue", short(p.cmd.ID))
-		} else if !still[p.cmd.ID] && !w.queueGone {
+		} else if !still[p.cmd.ID] && !w.unqueued[p.cmd.ID] {
 			w.fail("the brief re-check of %s says that it waits", short(p.cmd.ID))
 		}
 		return

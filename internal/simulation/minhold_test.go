@@ -36,8 +36,11 @@ func (w *world) entered(x *lockstate.Caller) {
 	w.lastEntry = w.now
 	if x != nil && x.Mode == protocol.Exclusive && x.Opts.MinHold > 0 {
 		d := x.Opts.MinHold
-		if w.has[rates] {
-			d -= d / 50 // the client's clock and the server's may both be fast
+		switch { // the client's clock and the server's may both be fast
+		case w.has[rates] && w.has[farApart]:
+			d -= d / 100
+		case w.has[rates]:
+			d -= d / 400
 		}
 		w.promises[x] = promise{since: w.now, until: w.now.Add(d)}
 	}

@@ -1319,6 +1319,7 @@ var quorumEvents = map[int][]string{
 		"foreign", "given back at once", "jump", "letter", "long", "mark", "min hold", "partition", "pause", "rate", "renewal 1", "renewal 4", "restart",
 		"rolling", "slow", "told late", "unheard eviction", "without a minority, all entered within 1 s",
 	},
+	10000: {"a check says that it is ours"},
 }
 
 func TestQuorumSimulation(t *testing.T) {

@@ -690,7 +690,7 @@ func (w *qWorld) judgeLoss(c *qClient, l lockstate.Loss) {
 	case faulty:
 	case clean && !restarts:
 		w.fail("%s lost token %d for nothing: %v", c.name, l.Caller.Token, l.Why)
-	case strings.HasPrefix(l.Why.String(), "Redis says that it is not ours") && !deaf && !over:
+	case l.Why == lockstate.NotOurs && !deaf && !over:
 		w.fail("%s lost token %d to servers in quarantine: %v", c.name, l.Caller.Token, l.Why)
 	}
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// The checks here judge a process by what the server did and answered, and not by what its own state machine
-// believes: otherwise an answer that it ignores would excuse the loss that follows.
+// The checks here judge a process by what the server did and answered, and not by what its own state
+// machine believes: otherwise an answer that it ignores would excuse the loss that follows.
 
 // reasonsSlack is what a process may do later than the rules say, because times are cut to whole ms.
 const reasonsSlack = 10 * time.Millisecond
@@ -22,20 +22,19 @@ func (w *world) extended(c *simClient, r *protocol.Renewal) {
 	}
 }
 
-// dispossess notes which requests stopped to own the lock by something else than their own commands.
+// dispossess notes which requests stopped owning the lock in a script other than their own commands and cancels.
+// What ends between two scripts is noted by disowned.
 func (w *world) dispossess(before, after view, p *packet) {
 	for _, id := range append(sortedKeys(before.readers), before.value) {
-		if id != "" && before.owns(id) && !after.owns(id) && (p.kind != "request" || p.cmd.ID != id) {
+		own := p.kind == "request" && p.cmd.ID == id || p.kind == "cancel" && p.g.ID == id
+		if id != "" && before.owns(id) && !after.owns(id) && !own {
 			w.taken[id] = true
 		}
 	}
-	for _, id := range w.owners { // between two scripts
-		w.taken[id] = w.taken[id] || !before.owns(id)
-	}
 }
 
-// lostInTime checks a loss for want of a renewal: so much time must have passed since the last one that had
-// an answer.
+// lostInTime checks a lease that was lost because it was not renewed: enough time must have passed since the
+// last answered renewal was sent.
 func (w *world) lostInTime(c *simClient, before *lockstate.Status, why lockstate.Reason) {
 	at, extended := w.heard[before.Req.ID]
 	if why != lockstate.NotConfirmed || before.State != lockstate.Held || !extended || before.Drifted(c.now()) ||
@@ -66,6 +65,7 @@ func (w *world) paced(c *simClient) {
 	if g.State != lockstate.Held || !g.Renewed || c.paused || !c.lock.Due().Time(c.Start()).After(c.now()) {
 		return
 	}
+	w.counts["a pace is judged"]++
 	limit := g.Req.TTL/3 + g.Req.TTL/300 + reasonsSlack
 	if w.now.Sub(c.asked) > limit && w.now.Sub(c.woke) > limit && c.now().Sub(g.Since) > limit {
 		w.fail("%s has not asked about %s for %v", c.name, short(g.Req.ID), w.now.Sub(c.asked))
@@ -78,6 +78,7 @@ func (w *world) endsInTime(c *simClient, x *lockstate.Caller) {
 	if x.Phase != lockstate.Inside || x.Ended != lockstate.NotYet || c.believes(x) {
 		return
 	}
+	w.counts["an end is awaited"]++
 	runs := !c.paused && !c.asleep && !c.drowsy() && w.now.Sub(c.woke) > time.Millisecond
 	if runs && c.lock.Due().Time(c.Start()).After(c.now()) {
 		w.fail("the lease %d of %s has not ended, and the lock is not believed to be its own: %s", x.Token, c.name, c.status())

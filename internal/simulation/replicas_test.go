@@ -75,6 +75,8 @@ func (w *world) failOver() {
 	w.unclean = true
 	w.load()
 	v := w.look()
+	w.disowned(v)
+	w.setOwners(v)
 	for _, id := range append(sortedKeys(v.readers), append(v.queue, v.value)...) {
 		w.copied[id] = w.copied[id] || w.given[id] // it can own again after its release
 	}
@@ -91,7 +93,7 @@ func (w *world) failOver() {
 		}
 		if !v.owns(g.Req.ID) {
 			w.fail("the grant %s of %s was confirmed, and is not what the replica has", short(g.Req.ID), c.name)
-		} else if v.value == g.Req.ID && v.left+3*time.Millisecond+trusted/50 < trusted { // which was twice cut to whole ms
+		} else if v.value == g.Req.ID && v.left+3*time.Millisecond+trusted/500 < trusted { // which was twice cut to whole ms
 			w.fail("%s of %s is trusted for %v, and the replica has it for %v", short(g.Req.ID), c.name, trusted, v.left)
 		}
 	}

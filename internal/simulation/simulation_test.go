@@ -528,7 +528,11 @@ func (w *world) disaster() {
 		}
 		w.accident("somebody deletes the key")
 		w.logf("it was %s", key)
-		w.queueGone = w.queueGone || key == w.keys.Queue()
+		for _, id := range w.queued() {
+			if key == w.keys.Queue() {
+				w.unqueued[id] = true
+			}
+		}
 		w.forgot = w.forgot || key == w.keys.Meta()
 		w.server.do("DEL", key)
 	case 2:
@@ -576,7 +580,10 @@ func (w *world) disaster() {
 			w.server.do("PEXPIRE", w.keys.Lock, strconv.Itoa(100+w.rng.IntN(1500)))
 		}
 	}
-	w.intrude(w.look())
+	v := w.look()
+	w.disowned(v)
+	w.setOwners(v)
+	w.intrude(v)
 }
 
 // recover ends all trouble. Everybody alive must be served within the longest TTL and one
@@ -628,7 +635,7 @@ func (w *world) recover() {
 			}
 		}
 	}
-	if w.queueGone {
+	if len(w.unqueued) > 0 {
 		bound += 15 * time.Second // what each that waited has to find out at its next full re-check
 	}
 	if w.has[minHolds] {

@@ -21,7 +21,7 @@ type trouble string
 const (
 	uncounted   trouble = "uncounted"   // inboxes at a replica: messages are delivered, but not counted
 	rates       trouble = "rates"       // clocks are fast or slow by 1e-3
-	farApart    trouble = "far apart"   // they are so by 4.9e-3
+	farApart    trouble = "far apart"   // they are fast or slow by 4.9e-3
 	helperKeys  trouble = "helper keys" // any of the lock's keys is deleted, not only that of its owner
 	longHolds   trouble = "long holds"  // grants are renewed many times
 	deadQueue   trouble = "dead queue"  // the queue begins with 150 to 600 dead requests
@@ -62,8 +62,8 @@ var troubles = []struct {
 // from the kinds above, so that the other seeds do what they did before there was this kind.
 const uncountingPercent = 30
 
-// farApartPercent and helperKeysPercent are in how many of a hundred worlds clocks that run apart do so by
-// nearly as much as the contract supposes, and any key is deleted.
+// farApartPercent is in how many of a hundred worlds clocks that run apart differ by nearly what the contract
+// allows; helperKeysPercent, in how many any of the lock's keys may be deleted.
 const farApartPercent, helperKeysPercent = 33, 33
 
 // farApartRate is, in ppm, how fast or slow clocks are at most.
@@ -170,6 +170,9 @@ func (w *world) killed(n int) {
 			id, "10000", "1 "+w.srv.Inboxes)...)...)
 		w.logf("%s is queued, and killed", short(id))
 	}
+	v := w.look()
+	w.disowned(v)
+	w.setOwners(v)
 }
 
 func (w *world) deadID() string {

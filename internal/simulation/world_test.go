@@ -78,9 +78,9 @@ type world struct {
 	promises    map[*lockstate.Caller]promise
 	cooled      map[string]bool      // requests that were given back with a cool-down
 	heard       map[string]time.Time // by request, when the last renewal that extended it was sent, by its client's clock
-	taken       map[string]bool      // requests that stopped to own the lock by something else than their own commands
-	queueGone   bool                 // somebody deleted the queue
-	high        time.Time            // what the server's clock has shown at most
+	taken       map[string]bool      // requests that stopped owning the lock other than through their own commands
+	unqueued    map[string]bool      // requests that waited when somebody deleted the queue
+	high        time.Time            // the latest time that the server's clock had shown before a jump back
 	accidentAt  time.Time            // when the last accident happened, in the world's time
 	lastEntry   time.Time            // when somebody last got the lock, including foreign clients
 	longest     time.Duration        // the longest TTL so far
@@ -222,7 +222,7 @@ func (w *world) begin(seed int64) {
 	w.struck = map[string]bool{}
 	w.lowered, w.writerOf = map[string]bool{}, map[string]string{}
 	w.cooled, w.given = map[string]bool{}, map[string]bool{}
-	w.heard, w.taken, w.queueGone, w.high = map[string]time.Time{}, map[string]bool{}, false, time.Time{}
+	w.heard, w.taken, w.unqueued, w.high = map[string]time.Time{}, map[string]bool{}, map[string]bool{}, time.Time{}
 	w.promises, w.accidentAt, w.lastEntry = map[*lockstate.Caller]promise{}, time.Time{}, time.Time{}
 	w.topWriter, w.top, w.seq, w.saved, w.outage = 0, 0, 0, nil, time.Time{}
 	w.longest = 2 * time.Second

@@ -459,8 +459,8 @@ local function mark_of_server()
 end
 
 -- refuse answers a request about an id that does not own the lock. Its write removes a reader that
--- is still listed although the marker is gone, and changes nothing else, but a read-only server refuses it: a
--- demoted primary may be behind, and must not say whether the id is an owner.
+-- is still listed although the marker is gone, and changes nothing else. But a read-only server refuses
+-- it: a demoted primary may be behind, and must not say whether the id is an owner.
 local function refuse(id)
   redis.call('ZREM', KEYS[3], id)
   return { NOT_OURS, 0 }
