@@ -226,7 +226,7 @@ func (s *qServer) marks() {
 func (c *qClient) checks() {
 	for _, x := range c.calls {
 		if x.Phase == lockstate.Inside {
-			u := &qCheck{c: c, x: x, k: &lockstate.Check{}, done: make(chan struct{}), owned: make([]bool, len(c.w.servers))}
+			u := &qCheck{c: c, k: &lockstate.Check{}, done: make(chan struct{}), owned: make([]bool, len(c.w.servers))}
 			c.w.checks = append(c.w.checks, u)
 			c.w.logf("%s checks", c.name)
 			for _, s := range c.w.servers {
@@ -240,24 +240,24 @@ func (c *qClient) checks() {
 
 // qCheck is a call of Lease.Check.
 type qCheck struct {
-	c      *qClient
-	x      *lockstate.Caller
-	k      *lockstate.Check
-	done   chan struct{}
-	owned  []bool // by server, whether the lease owned the lock there at some time since the call
-	judged bool
+	c        *qClient
+	k        *lockstate.Check
+	done     chan struct{}
+	requests []string // of the client's grant since the call
+	owned    []bool   // by server, whether one of them owned the lock there at some time since the call
+	judged   bool
 }
 
-// look notes whether the lease owns the lock on the server.
+// look notes whether the client's grant owns the lock on the server.
 func (u *qCheck) look(s *qServer) {
+	if now := u.c.lock.Request().ID; !slices.Contains(u.requests, now) { // a downgrade gives it another one
+		u.requests = append(u.requests, now)
+	}
 	if u.owned[s.i] {
 		return
 	}
-	w := u.c.w
-	lease := w.owners.leases[u.x]
 	for _, id := range s.owners() {
-		r := w.owners.request[id]
-		u.owned[s.i] = u.owned[s.i] || r == w.under[u.x] || lease != nil && slices.Contains(lease.requests, r)
+		u.owned[s.i] = u.owned[s.i] || slices.Contains(u.requests, u.c.w.owners.request[id])
 	}
 }
 
@@ -278,8 +278,9 @@ func (w *qWorld) judgeChecks() {
 			continue
 		}
 		n := 0
-		for _, owned := range u.owned {
-			if owned {
+		for i, s := range w.servers {
+			u.look(s)
+			if u.owned[i] {
 				n++
 			}
 		}
