@@ -23,22 +23,32 @@ func (l *Lease) Context() context.Context {
 // its request does. ctx may be the one given to LockContext, or that of another request. The
 // context's cause says which of the two ended; for a lost lease it matches [ErrLeaseLost].
 // Spans started with the context are children of the lease's span if ctx carries the span in
-// which LockContext was called. Call the returned function when the work is done. With
-// panics if ctx is nil.
+// which LockContext was called. Call the returned function when the work is done: until then, or
+// until ctx ends, ctx keeps resources for it, even after the lease has ended. With panics if ctx is
+// nil.
 func (l *Lease) With(ctx context.Context) (context.Context, context.CancelFunc) {
 	l.made()
 	if ctx == nil {
 		panic(errNilContext)
 	}
 	// A context that is canceled asks the one that it was made of for itself. So there is one of package
-	// context in between: the lease ends work, and only the returned function calls methods of ctx.
-	ofUser, leave := context.WithCancelCause(l.call.trace().context(ctx))
-	work, cancel := context.WithCancelCause(ofUser)
+	// context in between, and the end of the lease calls no method of ctx.
+	parent := l.call.trace().context(ctx)
+	var leave context.CancelCauseFunc
+	if parent.Done() == nil {
+		parent = context.WithoutCancel(parent)
+	} else {
+		parent, leave = context.WithCancelCause(parent)
+	}
+	work, cancel := context.WithCancelCause(parent)
 	_, together := l.contexts()
 	together.add(&cancel)
 	return leaseContext{work, l}, func() {
-		together.remove(&cancel)
-		leave(context.Canceled)
+		defer together.remove(&cancel) // also if a method of ctx panics
+		cancel(context.Canceled)
+		if leave != nil {
+			leave(context.Canceled)
+		}
 	}
 }
 
@@ -70,8 +80,8 @@ func (l *Lease) contexts() (own context.Context, together *leaseContexts) {
 }
 
 // leaseContexts are the contexts that end with a lease: its own, and those of With. They end in the
-// goroutine that ends the lease, so that all have ended when an Unlock returns, or when code of the user
-// learns of a loss. Nothing in it refers to the Lease.
+// goroutine that ends the lease, so that all have ended when an Unlock returns, when a loss is told of, or
+// when the lease's own context has ended. Nothing in it refers to the Lease.
 type leaseContexts struct {
 	own    context.Context
 	cancel context.CancelCauseFunc // of own

@@ -711,8 +711,8 @@ func (b brittle) Value(key any) any {
 	return b.Context.Value(key)
 }
 
-// busybody is a context that counts how often it is asked for a value, as package context does with the parent
-// of what is canceled.
+// busybody is a context that counts how often it is asked, as package context asks the parent of what is
+// canceled.
 type busybody struct {
 	context.Context
 	asked *atomic.Int64
@@ -721,6 +721,11 @@ type busybody struct {
 func (b busybody) Value(key any) any {
 	b.asked.Add(1)
 	return b.Context.Value(key)
+}
+
+func (b busybody) Done() <-chan struct{} {
+	b.asked.Add(1)
+	return b.Context.Done()
 }
 
 // It could block the watchdog, or an Unlock.
@@ -738,18 +743,20 @@ func TestTheEndOfALeaseCallsNoMethodOfAContextOfUsers(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			inVirtualTime(t, func(t *testing.T, s place) {
 				c := clientOn(t, s, s.connect(t), leased.WithMaxHold(50*time.Second), leased.WithLossHandler(func(leased.LossEvent) {}))
-				b := busybody{Context: t.Context(), asked: new(atomic.Int64)}
 				l := lock(t, c.Mutex("x"))
-				work, stop := l.With(context.WithValue(b, valueKey{}, "v"))
-				b.asked.Store(0)
+				asked := new(atomic.Int64)
+				work, stop := l.With(context.WithValue(busybody{t.Context(), asked}, valueKey{}, "v"))
+				defer stop()
+				other, stopOther := l.With(context.WithValue(busybody{context.Background(), asked}, valueKey{}, "v"))
+				defer stopOther()
+				asked.Store(0)
 				end(s, c, l)
-				if n := b.asked.Load(); n > 0 || work.Err() == nil {
-					t.Errorf("asked %d times; the context's error is %v", n, work.Err())
+				if n := asked.Load(); n > 0 || work.Err() == nil || other.Err() == nil {
+					t.Errorf("asked %d times; the contexts' errors are %v and %v", n, work.Err(), other.Err())
 				}
-				if work.Value(valueKey{}) != "v" {
-					t.Error("the context has lost its values")
+				if work.Value(valueKey{}) != "v" || other.Value(valueKey{}) != "v" {
+					t.Error("a context has lost its values")
 				}
-				stop()
 				_ = l.Unlock()
 			})
 		})

@@ -250,8 +250,11 @@ type qCheck struct {
 
 // look notes whether the client's grant owns the lock on the server.
 func (u *qCheck) look(s *qServer) {
-	if now := u.c.lock.Request().ID; !slices.Contains(u.requests, now) { // a downgrade gives it another one
-		u.requests = append(u.requests, now)
+	now := u.c.lock.Status()
+	for _, id := range []string{now.Req.ID, now.Next} { // a downgrade gives it another one
+		if id != "" && !slices.Contains(u.requests, id) {
+			u.requests = append(u.requests, id)
+		}
 	}
 	if u.owned[s.i] {
 		return
