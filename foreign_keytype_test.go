@@ -161,7 +161,7 @@ func TestUnlockAfterAKeyOfAnotherTypeTookTheLocksIsALossAtOnce(t *testing.T) {
 			s.hash(t, name)
 			err := l.Unlock()
 			isAll(t, err, leased.ErrLeaseLost)
-			if errors.Is(err, leased.ErrNotReleased) || strings.Contains(err.Error(), "no answer") {
+			if errors.Is(err, leased.ErrNotReleased) || strings.Contains(err.Error(), "no reply") {
 				t.Errorf("%s: %v", name, err)
 			}
 			if s.rdb.HGet(context.Background(), s.Prefix+name, "owner").Val() != "1" {

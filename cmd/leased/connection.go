@@ -448,6 +448,7 @@ var hints = [...]hint{
 	{"cluster support disabled", "it is no Cluster", "leave out --cluster"},
 	{"MOVED ", "it is a node of a Cluster", "add --cluster"},
 	{"unknown command 'sentinel'", "it is no sentinel", "leave out --sentinel"},
+	{"unknown command `sentinel`", "it is no sentinel", "leave out --sentinel"}, // Redis 6.2
 	{"first record does not look like a TLS handshake", "it does not speak TLS", "begin the URL with redis:// and leave out --tls"},
 	{"context deadline exceeded", "it did not answer in time", ""},
 	{"i/o timeout", "it did not answer in time", ""},

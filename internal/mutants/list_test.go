@@ -37,10 +37,18 @@ func TestEveryMutantsTextStandsExactlyOnce(t *testing.T) {
 	}
 }
 
-// A run of a mutant begins with these tests; without any the run ends with an error.
+// A run of a mutant begins with these tests; without any the run ends with an error. A name that has been
+// changed must not go unnoticed among others.
 func TestEveryMutantNamesATest(t *testing.T) {
-	all := map[string][]string{} // the tests of a package
+	type each struct{ name, file, tests string }
+	var every []each
 	for _, m := range mutants {
+		for _, name := range strings.Split(m.tests, "|") {
+			every = append(every, each{m.name, m.file, name})
+		}
+	}
+	all := map[string][]string{} // the tests of a package
+	for _, m := range every {
 		run, err := regexp.Compile(m.tests)
 		if err != nil {
 			t.Errorf("%s: %v", m.name, err)
