@@ -301,8 +301,8 @@ func TestTheEndOfAMinimumHoldWakesTheWaiters(t *testing.T) {
 		warm(t, s, job, other)
 		for range 2 {
 			mu := job.Mutex("x", leased.WithMinHold(hold))
+			began := time.Now() // before the caller is admitted, from when on the hold counts
 			mu.Lock()
-			began := time.Now() // later than the server's acquisition
 			here, there := locking(t, job.Mutex("x")), locking(t, other.Mutex("x"))
 			s.queued(t, "x", 1)
 			mu.Unlock()

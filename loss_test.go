@@ -373,7 +373,7 @@ func TestAfterALossLocalCallersWaitForTheHoldersUnlock(t *testing.T) {
 // clock is the machine's, for virtual time stands still while a mutex is waited
 // for; and nothing here waits for the client without a bound.
 func TestALossHandlerMayUseTheLockThatWasLost(t *testing.T) {
-	const bound = 5 * time.Second
+	const bound = patience
 	onBoth(t, func(t *testing.T, s place) {
 		var c *leased.Client
 		handled := make(chan struct{})

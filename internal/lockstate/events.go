@@ -681,7 +681,11 @@ func (l *Lock) Revoked(id string, token uint64, now time.Time, fx *Effects) {
 	}
 	switch {
 	case g.state == Held && token >= g.token && (id == g.req.ID || g.role() == byDowngrade && id == g.next.req.ID):
+		next := g.next
 		l.lose(Evicted, now, fx)
+		if next != nil && next.role == byDowngrade && next.sent { // on a quorum, by a server that is not evicted
+			l.cancelUnknown(next.req.ID, arrives(now, next.req.TTL), fx)
+		}
 		l.applyRules(now, fx)
 	case g.requested() && id == g.req.ID, g.role() == byYield && id == g.next.req.ID:
 		l.pending.revoked = max(l.pending.revoked, token)

@@ -124,7 +124,7 @@ func (l *Lock) sendDowngrade(now time.Time, fx *Effects) {
 func (l *Lock) downgraded(c *protocol.Command, a protocol.Answer, fail *protocol.Failure, pause time.Duration, now time.Time, fx *Effects) {
 	g := &l.grant
 	if g.role() != byDowngrade || c.ID != g.req.ID {
-		return // the grant was lost meanwhile, and both ids were canceled, or an eviction has removed them
+		return // the grant was lost meanwhile, and both ids were canceled, or the new one after an eviction
 	}
 	next := g.next
 	switch {

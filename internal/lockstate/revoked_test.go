@@ -104,6 +104,33 @@ func TestAnEvictionThatOvertakesTheMessageAboutAYieldIsHeeded(t *testing.T) {
 	h.in(b)
 }
 
+// On a quorum, the downgrade may have been carried out where nobody evicts.
+func TestAnEvictionDuringADowngradeCancelsTheReaderThatItMayHaveMade(t *testing.T) {
+	for _, answered := range []bool{false, true} {
+		c := writer()
+		h := holding(t, c)
+		done := h.downgrade(c)
+		cmd := h.sends(protocol.Downgrade)
+		if answered {
+			h.reply(protocol.Answer{}, errSilence, time.Second)
+		}
+		h.hears(protocol.MessageRevoked, cmd.ID, h.token())
+		h.lost(c)
+		h.cancels(cmd.Next)
+		if until := h.unwanted[0].until; !until.After(h.now) {
+			t.Errorf("canceled until %v, a late copy may arrive", until)
+		}
+		if !answered {
+			h.answer(h.grant())
+		}
+		if !closed(done) {
+			t.Error("the downgrade is not through")
+		}
+		h.leave(c)
+		h.sendsNothing()
+	}
+}
+
 // The message of the grant comes only after the request has been asked about again.
 func TestAMessageOfAGrantThatWasEvictedIsNotBelievedLaterEither(t *testing.T) {
 	c := writer()
