@@ -363,7 +363,7 @@ func TestReplicasHaveBounds(t *testing.T) {
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
 	defer rdb.Close()
 	for _, o := range []leased.Option{
-		leased.WithReplicas(0, time.Second), leased.WithReplicas(1, 0), leased.WithReplicas(1, time.Second),
+		leased.WithReplicas(0, time.Second), leased.WithReplicas(1, 0), leased.WithReplicas(1, 2*time.Second),
 		leased.WithReplicas(1, 1500*time.Microsecond), leased.WithReplicas(-1, time.Second),
 	} {
 		if c, err := leased.New(rdb, o); c != nil || !errors.Is(err, leased.ErrInvalidOption) {
