@@ -394,3 +394,17 @@ func TestVirtualSlotsAreReloadedWhenASubscriptionEnds(t *testing.T) {
 		}
 	})
 }
+
+// docs/deployments.md says what that costs.
+func TestAClusterClientBehindSentinelCountsAsACluster(t *testing.T) {
+	at := []string{"127.0.0.1:1"}
+	for what, rdb := range map[string]redis.UniversalClient{
+		"NewFailoverClusterClient": redis.NewFailoverClusterClient(&redis.FailoverOptions{MasterName: "m", SentinelAddrs: at}),
+		"NewUniversalClient":       redis.NewUniversalClient(&redis.UniversalOptions{MasterName: "m", Addrs: at, RouteRandomly: true}),
+	} {
+		defer rdb.Close()
+		if kind, err := kindOf(rdb); kind != clustered || err != nil {
+			t.Errorf("%s: %v, %v", what, kind, err)
+		}
+	}
+}

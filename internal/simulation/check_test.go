@@ -101,6 +101,14 @@ func (w *world) disowned(v view) {
 	}
 }
 
+// lookAgain notes who owns the lock after something that was no script of a client.
+func (w *world) lookAgain() view {
+	v := w.look()
+	w.disowned(v)
+	w.setOwners(v)
+	return v
+}
+
 // setOwners notes who owns the lock now.
 func (w *world) setOwners(v view) {
 	w.owners = w.owners[:0]

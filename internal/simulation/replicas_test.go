@@ -74,9 +74,7 @@ func (w *world) failOver() {
 	w.logf("FAILOVER")
 	w.unclean = true
 	w.load()
-	v := w.look()
-	w.disowned(v)
-	w.setOwners(v)
+	v := w.lookAgain()
 	for _, id := range append(sortedKeys(v.readers), append(v.queue, v.value)...) {
 		w.copied[id] = w.copied[id] || w.given[id] // it can own again after its release
 	}

@@ -580,10 +580,7 @@ func (w *world) disaster() {
 			w.server.do("PEXPIRE", w.keys.Lock, strconv.Itoa(100+w.rng.IntN(1500)))
 		}
 	}
-	v := w.look()
-	w.disowned(v)
-	w.setOwners(v)
-	w.intrude(v)
+	w.intrude(w.lookAgain())
 }
 
 // recover ends all trouble. Everybody alive must be served within the longest TTL and one

@@ -170,9 +170,7 @@ func (w *world) killed(n int) {
 			id, "10000", "1 "+w.srv.Inboxes)...)...)
 		w.logf("%s is queued, and killed", short(id))
 	}
-	v := w.look()
-	w.disowned(v)
-	w.setOwners(v)
+	w.lookAgain()
 }
 
 func (w *world) deadID() string {
