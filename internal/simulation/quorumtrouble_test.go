@@ -678,9 +678,8 @@ func (w *qWorld) judgeLoss(c *qClient, l lockstate.Loss) {
 	if !known || c.excused(id) || l.Why == lockstate.Evicted {
 		return
 	}
-	clean, restarts, deaf, faulty := true, false, false, false
+	clean, restarts, deaf, faulty := true, false, false, w.faultSince(made)
 	for _, s := range w.servers {
-		faulty = faulty || !s.faultAt.Before(made) // the fault took a vote
 		clean = clean && c.hurt[s.i].Before(made)
 		if !s.restarted.Before(made) {
 			restarts = true
@@ -700,6 +699,11 @@ func (w *qWorld) judgeLoss(c *qClient, l lockstate.Loss) {
 	case l.Why == lockstate.NotOurs && !deaf && !over:
 		w.fail("%s lost token %d to servers in quarantine: %v", c.name, l.Caller.Token, l.Why)
 	}
+}
+
+// faultSince reports whether a server may have taken its vote from a lease whose request was made at that time.
+func (w *qWorld) faultSince(made time.Time) bool {
+	return slices.ContainsFunc(w.servers, func(s *qServer) bool { return !s.faultAt.Before(made) })
 }
 
 // untroubled returns how many servers prove a lease to its client: those that granted it and have had no
