@@ -18,14 +18,14 @@ import (
 
 	"github.com/leasedmutex/leased"
 	"github.com/leasedmutex/leased/adapters/gooselock"
-	"github.com/leasedmutex/leased/internal/pgtest"
+	"github.com/leasedmutex/leased/internal/dbtest"
 	"github.com/leasedmutex/leased/leasedtest"
 )
 
 // database returns a real PostgreSQL.
 func database(t *testing.T) *sql.DB {
 	t.Helper()
-	db, err := sql.Open("pgx", pgtest.Start(t))
+	db, err := sql.Open("pgx", dbtest.Postgres(t))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,7 +22,7 @@ import (
 
 	"github.com/leasedmutex/leased"
 	"github.com/leasedmutex/leased/adapters/migratelock"
-	"github.com/leasedmutex/leased/internal/pgtest"
+	"github.com/leasedmutex/leased/internal/dbtest"
 	"github.com/leasedmutex/leased/leasedtest"
 )
 
@@ -59,7 +59,7 @@ func TestTheContractOfDriversHolds(t *testing.T) {
 	})
 	t.Run("PostgreSQL", func(t *testing.T) {
 		t.Parallel()
-		d := postgresDriver(t, pgtest.Start(t), leasedtest.New(t))
+		d := postgresDriver(t, dbtest.Postgres(t), leasedtest.New(t))
 		contract.Test(t, d, []byte("SELECT 1"))
 		if err := d.Close(); err != nil {
 			t.Error(err)
@@ -73,7 +73,7 @@ func TestSeveralProcessesMigrateOneAfterTheOther(t *testing.T) {
 		files[fmt.Sprintf("%d_step.up.sql", i+1)] = &fstest.MapFile{
 			Data: fmt.Appendf(nil, "CREATE TABLE step%d (n int); SELECT pg_sleep(0.02);", i)}
 	}
-	url, server := pgtest.Start(t), leasedtest.NewServer(t)
+	url, server := dbtest.Postgres(t), leasedtest.NewServer(t)
 	var processes sync.WaitGroup
 	applied := make(chan struct{}, 5)
 	for range 5 {
@@ -219,7 +219,7 @@ func TestMigrationsGoOnWhileRedisCannotBeReachedUntilTheLeaseEnds(t *testing.T) 
 
 // The driver's own lock is also taken when it is opened, which the package comment warns of.
 func TestOpeningPostgresTakesALockOfItsOwn(t *testing.T) {
-	db, err := sql.Open("pgx", pgtest.Start(t))
+	db, err := sql.Open("pgx", dbtest.Postgres(t))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,12 +5,14 @@ go 1.25.0
 replace github.com/leasedmutex/leased => ../..
 
 require (
+	github.com/go-sql-driver/mysql v1.10.1
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/leasedmutex/leased v0.0.0-00010101000000-000000000000
 	github.com/redis/go-redis/v9 v9.22.0
 )
 
 require (
+	filippo.io/edwards25519 v1.2.0 // indirect
 	github.com/alicebob/miniredis/v2 v2.40.0 // indirect
 	github.com/cenkalti/backoff/v4 v4.3.0 // indirect
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect

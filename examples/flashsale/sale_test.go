@@ -19,7 +19,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
-	"github.com/leasedmutex/leased/internal/pgtest"
+	"github.com/leasedmutex/leased/internal/dbtest"
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
@@ -52,7 +52,7 @@ type fixture struct {
 
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	f := &fixture{database: pgtest.Start(t), redis: redistest.Server(t)}
+	f := &fixture{database: dbtest.Postgres(t), redis: redistest.Server(t)}
 	db, err := sql.Open("pgx", f.database)
 	if err != nil {
 		t.Fatal(err)

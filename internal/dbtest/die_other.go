@@ -1,6 +1,6 @@
 //go:build unix && !linux
 
-package pgtest
+package dbtest
 
 import "syscall"
 
