@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"runtime/pprof"
+	"slices"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -304,8 +305,21 @@ func ended(ctx context.Context) error {
 // whatever the cause matches.
 type contextEnded struct{ err, cause error }
 
-func (e *contextEnded) Error() string   { return e.err.Error() + ": " + e.cause.Error() }
-func (e *contextEnded) Unwrap() []error { return []error{e.err, e.cause} }
+func (e *contextEnded) Error() string { return e.err.Error() + ": " + e.cause.Error() }
+
+// Unwrap leaves out a cause of this package's own. A lease's context has one when that lease was lost, say, and
+// then the context's error is no loss of the lock that it is about.
+func (e *contextEnded) Unwrap() []error {
+	if isOwn(e.cause) {
+		return []error{e.err}
+	}
+	return []error{e.err, e.cause}
+}
+
+// isOwn reports whether err matches an error of this package.
+func isOwn(err error) bool {
+	return slices.ContainsFunc(sentinels, func(s error) bool { return errors.Is(err, s) })
+}
 
 // releaseWait says how long an Unlock waits for Redis: until ctx ends or, if ctx is nil, as long as the
 // options of its caller say.

@@ -44,6 +44,9 @@ import (
 // A Client runs two goroutines: the watchdog, which has every lease renewed, and the inbox,
 // which receives notifications from Redis; a client of [NewQuorum] has an inbox for each server.
 // They start when the first lock is asked for, and end in Close.
+//
+// The methods of a Client that is nil, or that was not made by [New] or NewQuorum, return an error, and its
+// locks fail when they are used.
 type Client struct {
 	server   server
 	opts     clientOptions
@@ -129,8 +132,8 @@ type server interface {
 }
 
 // New returns a client for the deployment that rdb talks to: a single node, one behind Sentinel, or a
-// Cluster. It does no I/O, so it works while Redis is down, and it never closes rdb. A client must not run
-// twice, as in a copy of a virtual machine beside the original: make it after a snapshot is restored. It
+// Cluster. It does no I/O, so it works while Redis is down, and it never closes rdb. Two copies of one client
+// must never run, as in a virtual machine and a clone of it: call New after a snapshot has been restored. It
 // refuses a *redis.Ring, because that chooses shards by name, so messages would not arrive. It treats
 // the client of redis.NewFailoverClusterClient as a Cluster's, so behind Sentinel use redis.NewFailoverClient.
 // Errors match [ErrInvalidOption].

@@ -344,6 +344,10 @@
 // TryRLock that returns true is equivalent to one of Lock or RLock; one that returns false
 // establishes no relation.
 //
+// A call of LockContext, TryLockContext or Do that gets the lock is equivalent to one of Lock, or of RLock
+// if it is for reading, and any call that ends a hold to one of Unlock or RUnlock. A [Lease.Downgrade] that
+// succeeds is equivalent to an Unlock that an RLock follows at once.
+//
 // There is no such relation between processes, which share no memory, nor between two
 // Clients of one process, although they exclude each other.
 package leased

@@ -2,6 +2,7 @@ package leased_test
 
 import (
 	"context"
+	"errors"
 	"runtime"
 	"strings"
 	"sync"
@@ -329,8 +330,8 @@ func TestRUnlockEndsADowngradedLeaseAndUnlockPanics(t *testing.T) {
 		l := take(t, rw.LockContext)
 		downgrade(t, l)
 		for _, call := range []func(){rw.Unlock, c.Mutex("x").Unlock} {
-			if text, _ := panics(call).(string); !strings.Contains(text, "unlocked") {
-				t.Errorf("panics with %q", text)
+			if err, ok := panics(call).(error); !ok || err.Error() != `leased: unlock of unlocked mutex "x"` || !errors.Is(err, leased.ErrNotLocked) {
+				t.Errorf("panics with %v", err)
 			}
 		}
 		rw.RUnlock()

@@ -12,7 +12,9 @@ import (
 )
 
 // Compare errors with errors.Is: an error that the library returns wraps one of these together
-// with its cause, which is usually the error of a context or of Redis.
+// with its cause, which is usually the error of a context or of Redis. If a context had a cause when it
+// ended, the text has that cause, too, and the error matches it unless it is one of these: the loss of
+// another lease is no loss of this one.
 var (
 	// ErrNotAcquired is matched by every error of LockContext and TryLockContext. The caller
 	// holds nothing and has nothing to undo. An owner named in the text is the one that Redis
@@ -58,7 +60,8 @@ var (
 	ErrNoQuorum = quorum.ErrNoQuorum
 
 	// ErrNotLocked is returned by [Mutex.UnlockContext], [RWMutex.UnlockContext] and RUnlockContext
-	// if no caller of the client holds the lock in that mode. Unlock and RUnlock panic instead.
+	// if no caller of the client holds the lock in that mode. Unlock and RUnlock panic with an error
+	// that matches it.
 	ErrNotLocked = errors.New("leased: not locked by this client")
 
 	// ErrClosed is matched by the errors of a client that was closed, or whose *redis.Client was
@@ -76,6 +79,11 @@ var (
 	// and for a Redis client that New or [NewQuorum] cannot use. Options are never corrected silently.
 	ErrInvalidOption = errors.New("leased: invalid option")
 )
+
+var sentinels = []error{
+	ErrNotAcquired, ErrLocked, ErrLeaseLost, ErrMaxHold, ErrNotReleased, ErrNoReplicas, ErrNoQuorum, ErrNotLocked, ErrClosed,
+	ErrInvalidName, ErrInvalidOption,
+}
 
 // Errors for misuse. They have no sentinel, because no program can do anything about them.
 // Methods that return no error panic with them.
@@ -149,6 +157,11 @@ func (e *notAcquired) Unwrap() []error {
 		}
 	}
 	return errs
+}
+
+// notDone is the error for what a caller wanted of a lock and did not get, and why. It matches why, and is.
+func notDone(name, what string, why error, is ...error) error {
+	return &about{fmt.Sprintf("leased: lock %q not %s: %s", name, what, bare(why)), append(is, why)}
 }
 
 // leaseLost says which lease ended before its Unlock, and why. It matches ErrLeaseLost, also

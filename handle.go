@@ -152,7 +152,7 @@ func (h *handle) unlock(m protocol.Mode) {
 		if m == protocol.Shared {
 			what = "RUnlock"
 		}
-		panic(fmt.Sprintf("leased: %s of unlocked mutex %q", what, h.keys.Name()))
+		panic(&about{fmt.Sprintf("leased: %s of unlocked mutex %q", what, h.keys.Name()), []error{ErrNotLocked}})
 	}
 	if errors.Is(err, ErrNotReleased) {
 		h.client.log.unconfirmed(h.keys.Name(), err)

@@ -178,14 +178,21 @@ var errGoexit = errors.New("a hook of the Redis client ended the goroutine that 
 
 // unlessEnded returns err, or if ctx has ended an error that also matches what ctx ended with and
 // its cause. The error of a command need not match them, because most commands are sent under a
-// context that is not the user's. What err matches already is not said again.
+// context that is not the user's. What err matches already is not said again. A cause of this package's own
+// is not matched, see contextEnded.
 func unlessEnded(ctx context.Context, err error) error {
+	if errors.As(err, new(*contextEnded)) {
+		return err
+	}
 	end, cause := ctx.Err(), context.Cause(ctx)
 	if end == nil {
 		if deadline, ok := ctx.Deadline(); !ok || time.Now().Before(deadline) {
 			return err
 		}
 		end, cause = context.DeadlineExceeded, context.DeadlineExceeded // the connection's deadline, which is the same, came first
+	}
+	if isOwn(cause) {
+		cause = &about{text: bare(cause)}
 	}
 	for _, why := range [...]error{cause, end} {
 		if !errors.Is(err, why) {

@@ -152,6 +152,9 @@ func (l *Lease) Unlock() error { return l.unlock(releaseWait{}) }
 // wait for Redis, and return an error that matches ErrNotReleased if that is not long enough.
 // If ctx is nil, the call returns an error and ends nothing.
 func (l *Lease) UnlockContext(ctx context.Context) error {
+	if l.unmade() {
+		return errLeaseUnmade
+	}
 	if ctx == nil {
 		return errNilContext
 	}
@@ -234,10 +237,10 @@ const checkPatience = protocol.CommandTimeout + 10*time.Millisecond
 // a round trip; concurrent checks of a lock share one.
 //
 // A nil error means that this client owned the lock when Redis answered; the lease is then trusted anew
-// from the time before Check asked. That promises nothing for later: the token does. If it does not own the
-// lock, the lease is lost, and so are all leases that the process holds under the same grant. The error
-// then matches [ErrLeaseLost] and gives the reason, as does the error for a lease that had already ended,
-// unless ctx has ended, too. Check waits for Redis until ctx ends, or for 2 s if that is sooner. The error
+// from the time before Check asked. That promises nothing for later: only the token does. If this client does
+// not own the lock, the lease is lost, and so are all leases that the process holds under the same grant. The error
+// then matches [ErrLeaseLost] and gives the reason, as does the error for a lease that had already ended.
+// Check waits for Redis until ctx ends, or for 2 s if that is sooner. The error
 // of ctx, an error that Redis returned instead of an answer, and the error of a Redis that does not answer
 // say nothing about the lease, which goes on until its trust window ends. If the client is closed
 // meanwhile, the error matches [ErrClosed], and the lease is no longer renewed.
@@ -249,8 +252,11 @@ func (l *Lease) Check(ctx context.Context) error {
 		return errNilContext
 	}
 	w, e := l.call, l.entry
-	failed := func(why error, is ...error) error {
-		return &about{fmt.Sprintf("leased: lock %q not checked: %s", e.keys.Name(), bare(why)), append(is, why)}
+	failed := func(why error) error { // ctx may have ended with the lease
+		if _, over := l.over("checked"); over != nil {
+			return over
+		}
+		return notDone(e.keys.Name(), "checked", why)
 	}
 	if ctx.Err() != nil {
 		return failed(ended(ctx))
@@ -260,28 +266,25 @@ func (l *Lease) Check(ctx context.Context) error {
 	e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Check(&k, w.caller(), done, now, fx) })
 	inTime, stop := context.WithTimeout(ctx, checkPatience)
 	defer stop()
-	if err := e.client.await(inTime, done); err != nil {
-		switch {
-		case ctx.Err() != nil:
-			err = ended(ctx)
-		case inTime.Err() != nil:
-			err = redisserver.ErrLateAnswer
-		}
+	err := e.client.await(inTime, done)
+	switch {
+	case err == nil:
+	case ctx.Err() != nil:
+		return failed(ended(ctx))
+	case inTime.Err() != nil:
+		return failed(redisserver.ErrLateAnswer)
+	default:
 		return failed(err)
 	}
-	e.mu.Lock()
-	var lost error
-	if w.Ended == lockstate.ByLoss {
-		lost = e.lostLocked(w, nil)
-	}
-	e.mu.Unlock()
-	switch {
-	case lost != nil:
-		return lost
-	case k.Over:
-		return failed(errLeaseOver, ErrLeaseLost)
-	case k.Err != nil:
+	if k.Err != nil {
 		return failed(k.Err)
+	}
+	e.mu.Lock()
+	lost := w.Ended == lockstate.ByLoss
+	e.mu.Unlock()
+	if k.Over || lost {
+		_, over := l.over("checked")
+		return over
 	}
 	return nil
 }
@@ -310,48 +313,41 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 	}
 	w, e := l.call, l.entry
 	if ctx.Err() != nil {
-		e.mu.Lock()
-		decided, err := l.downgradedLocked()
-		e.mu.Unlock()
-		if !decided {
-			err = notDowngraded(e, ended(ctx))
+		if shared, over := l.over("downgraded"); over != nil || shared {
+			return over
 		}
-		return err
+		return notDone(e.keys.Name(), "downgraded", ended(ctx))
 	}
 	done := make(chan struct{})
 	e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Downgrade(w.caller(), done, now, fx) })
-	if err := e.client.await(ctx, done); err != nil {
-		e.mu.Lock()
-		lastErr := e.state().LastErr()
-		e.mu.Unlock()
-		text, is := fmt.Sprintf("leased: downgrade of lock %q not confirmed: %s", e.keys.Name(), bare(err)), []error{err}
-		if lastErr != nil && ctx.Err() != nil {
-			text, is = fmt.Sprintf("%s (last Redis error: %s)", text, bare(lastErr)), append(is, lastErr)
-		}
-		return &about{text, is}
+	err := e.client.await(ctx, done)
+	switch shared, over := l.over("downgraded"); {
+	case over != nil || shared:
+		return over // ctx may have ended with the lease
+	case err == nil:
+		return notDone(e.keys.Name(), "downgraded", errLeaseOver, ErrLeaseLost)
 	}
 	e.mu.Lock()
+	lastErr := e.state().LastErr()
+	e.mu.Unlock()
+	text, is := fmt.Sprintf("leased: downgrade of lock %q not confirmed: %s", e.keys.Name(), bare(err)), []error{err}
+	if lastErr != nil && ctx.Err() != nil {
+		text, is = fmt.Sprintf("%s (last Redis error: %s)", text, bare(lastErr)), append(is, lastErr)
+	}
+	return &about{text, is}
+}
+
+// over returns the error for a lease that was lost or unlocked, and so could not be checked or downgraded.
+// For one that goes on it returns nil, and whether it is a reader's.
+func (l *Lease) over(what string) (shared bool, err error) {
+	w, e := l.call, l.entry
+	e.mu.Lock()
 	defer e.mu.Unlock()
-	decided, err := l.downgradedLocked()
-	if !decided {
-		err = notDowngraded(e, errLeaseOver, ErrLeaseLost)
-	}
-	return err
-}
-
-// downgradedLocked returns what Downgrade returns for a lease that is over or is a reader's, and
-// false for a writer's lease that goes on.
-func (l *Lease) downgradedLocked() (decided bool, err error) {
-	switch w := l.call; {
+	switch {
 	case w.Ended == lockstate.ByLoss:
-		return true, l.entry.lostLocked(w, nil)
+		return false, e.lostLocked(w, nil)
 	case w.Phase != lockstate.Inside:
-		return true, notDowngraded(l.entry, errLeaseOver, ErrLeaseLost)
-	default:
-		return w.Mode == protocol.Shared, nil
+		return false, notDone(e.keys.Name(), what, errLeaseOver, ErrLeaseLost)
 	}
-}
-
-func notDowngraded(e *entry, why error, is ...error) error {
-	return &about{fmt.Sprintf("leased: lock %q not downgraded: %s", e.keys.Name(), bare(why)), append(is, why)}
+	return w.Mode == protocol.Shared, nil
 }

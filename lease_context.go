@@ -21,7 +21,8 @@ func (l *Lease) Context() context.Context {
 
 // With returns a context that ends with ctx or with the lease, for work that must stop when
 // its request does. ctx may be the one given to LockContext, or that of another request. The
-// context's cause says which of the two ended; for a lost lease it matches [ErrLeaseLost].
+// context's cause is that of ctx if ctx ended; it matches [ErrLeaseLost] if the lease was lost, is [ErrClosed]
+// if the client was closed, and [context.Canceled] after Unlock or a call of the returned function.
 // Spans started with the context are children of the lease's span if ctx carries the span in
 // which LockContext was called. Call the returned function when the work is done: until then, or
 // until ctx ends, ctx keeps resources for it, even after the lease has ended. With panics if ctx is

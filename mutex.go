@@ -48,8 +48,8 @@ func (*noCopy) Unlock() {}
 // A name has 1 to 512 bytes of UTF-8 without control characters. If there are braces in the
 // key prefix and the name together, the first { and the first } must enclose a Redis
 // Cluster hash tag, and prefix and name together must not end like an auxiliary key of a
-// lock (:queue, :readers, :waiters, :meta). They may never end like the key in which a
-// server of a quorum keeps its age (leased:quorum:mark). A bad name or option is reported on
+// lock (:queue, :readers, :waiters, :meta). With or without braces, they must not end in
+// leased:quorum:mark, the key in which a server of a quorum keeps its age. A bad name or option is reported on
 // first use: LockContext returns an error, Lock panics.
 //
 // The lock is kept in Redis under the key that prefix and name form together, so no other
@@ -85,6 +85,9 @@ func (m *Mutex) Unlock() { m.use().unlock(protocol.Exclusive) }
 // [WithReleaseTimeout], and it returns the errors that [Lease.Unlock] returns. If ctx ends
 // first, the error matches [ErrNotReleased] and ctx's error. m is unlocked all the same, even
 // if ctx had ended before the call; but if ctx is nil, nothing is unlocked.
+//
+// Call it once for each Lock, whatever it returns: another call may end the hold of another caller.
+// [Lease.UnlockContext] has no such danger.
 func (m *Mutex) UnlockContext(ctx context.Context) error {
 	return m.use().unlockContext(ctx, protocol.Exclusive)
 }

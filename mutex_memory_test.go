@@ -200,13 +200,20 @@ func TestReadersSeeWhatWritersWroteAndWritersWaitForReaders(t *testing.T) {
 }
 
 // Downgrade: no writer comes in between, so a reader by it sees its own writes
-// unchanged.
+// unchanged. Readers that enter beside it see them as well.
 func TestADowngradedLeaseSeesItsOwnWritesUntilItIsUnlocked(t *testing.T) {
 	underTraffic(t, func(t *testing.T, c *Client) {
 		g := newGuarded()
 		n := rounds(50)
-		together(16, func(who int) {
+		together(24, func(who int) {
 			for range n {
+				if who >= 16 {
+					rw := c.RWMutex("x")
+					rw.RLock()
+					g.read(t)
+					rw.RUnlock()
+					continue
+				}
 				l, err := c.RWMutex("x").LockContext(context.Background())
 				if err != nil {
 					t.Error(err)

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode"
 	"unicode/utf8"
 
 	"github.com/cenkalti/backoff/v4"
@@ -24,7 +23,6 @@ const (
 	minTTL          = 100 * time.Millisecond
 	minRetryDelay   = 5 * time.Millisecond // so that a policy without pauses does not keep a CPU and a server busy
 	maxRetryDelay   = 30 * time.Second
-	maxOwnerBytes   = 128
 	maxPrefixBytes  = 256
 	closeWait       = 5 * time.Second
 	tryLockWait     = time.Second
@@ -132,8 +130,8 @@ func WithKeyPrefix(prefix string) Option {
 // (no zero-width ones), and no spaces.
 func WithOwner(label string) Option {
 	return clientOption(func(o *clientOptions) error {
-		if label == "" || len(label) > maxOwnerBytes || ownerLabel(label) != label {
-			return invalid("owner %q must be 1 to %d bytes of printable UTF-8 without spaces", label, maxOwnerBytes)
+		if label == "" || !protocol.ValidLabel(label) {
+			return invalid("owner %q must be 1 to %d bytes of printable UTF-8 without spaces", label, protocol.MaxLabelBytes)
 		}
 		o.owner = label
 		return nil
@@ -273,7 +271,7 @@ func WithLockLabelInMetrics(label func(name string) string) Option {
 
 // WithAttributes adds attributes to every span and every metric of the client, such as the
 // name of the tenant or shard that the client serves. A key must not be empty, must not be
-// "error.type", and must not begin with "leased.", like the names that this package uses.
+// "error.type", and must not begin with "leased.", as this package's own names do.
 // Further calls add to earlier ones; if attributes have the same key, the last one counts.
 // The default is none.
 func WithAttributes(attributes ...attribute.KeyValue) Option {
@@ -291,8 +289,8 @@ func WithAttributes(attributes ...attribute.KeyValue) Option {
 	})
 }
 
-// WithSlowThreshold logs callers that have waited for a lock, or held one, for d, while they still do. A
-// caller is logged at most once, at level Warn, with the lock's name (unless [WithoutLockNamesInLogs] keeps
+// WithSlowThreshold logs each caller that has been waiting for a lock, or holding one, for d, while it is
+// still waiting or holding. A caller is logged at most once, at level Warn, with the lock's name (unless [WithoutLockNamesInLogs] keeps
 // it out), the lock's owner if the caller waits, and the file and line of the call that waits or has
 // locked. Its span gets the event "slow". For each lock, only the caller that has waited longest and the
 // one that has held longest are checked, and at most one of each is logged in a minute. Of locks that are
@@ -401,7 +399,7 @@ func WithMinHold(d time.Duration) LockOption {
 // wants the lock, even if it only tries, asks for it with a message, and gets the lock as
 // soon as the message arrives. If a caller is inside, such a try fails after 50 ms. If
 // the message is lost, a waiter's next re-check asks again. The option applies to a grant
-// that was requested by a caller with this option.
+// that was requested by a caller with this option, and that was last unlocked by one, whose d counts.
 //
 // An Unlock after which the process keeps the lock returns nil without asking Redis. If the
 // lock was lost before, and no renewal has said so yet, nobody is told: call [Lease.Check]
@@ -423,8 +421,8 @@ func WithIdleHold(d time.Duration) LockOption {
 // is known to wait are not admitted at all. Leases and time count from when the
 // process got the lock, or last began to use it again after keeping it idle. Once another
 // process waits, at most n leases are admitted in all, and none after tenure; then the lock
-// goes to the other process. n must be at least 1, and tenure must not be negative. The default
-// is 64 leases and 10 ms.
+// goes to the other process. As with [WithTTL], the values are those of the caller for which Redis was
+// asked. n must be at least 1, and tenure must not be negative. The default is 64 leases and 10 ms.
 func WithLocalHandoffs(n int, tenure time.Duration) LockOption {
 	return lockOption(func(o *lockOptions) error {
 		if n < 1 || tenure < 0 {
@@ -460,11 +458,12 @@ func WithReleaseTimeout(d time.Duration) LockOption {
 // until its context ends, and returns an error that matches [ErrNoReplicas]; TryLockContext
 // returns such an error at once. A renewal that they do not confirm does not prolong the
 // lease. A lock costs no additional round trips, except for one if another process handed
-// it over. Each grant takes as long as the replication to the n'th replica.
+// it over, or if the process passed it on to itself in the other mode. Each grant takes as long as the
+// replication to the n'th replica.
 //
 // WAIT makes loss unlikely, not impossible: the replica that is promoted need not be one of
 // those counted. Set n to at least half of the replicas, and check tokens at the resource.
-// The default is no confirmation.
+// The option is for [New] only. The default is no confirmation.
 func WithReplicas(n int, timeout time.Duration) Option {
 	return clientOption(func(o *clientOptions) error {
 		if n < 1 {
@@ -533,16 +532,5 @@ func defaultOwner() string {
 	if err != nil {
 		host = "localhost"
 	}
-	return ownerLabel(fmt.Sprintf("%.*s:%d", maxOwnerBytes-12, host, os.Getpid()))
-}
-
-// ownerLabel removes the characters that a request's id must not contain: ids are fields of
-// messages, and spaces separate fields.
-func ownerLabel(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r == utf8.RuneError || unicode.IsSpace(r) || !unicode.IsPrint(r) {
-			return -1
-		}
-		return r
-	}, s)
+	return protocol.Label(fmt.Sprintf("%.*s:%d", protocol.MaxLabelBytes-12, host, os.Getpid()))
 }

@@ -33,7 +33,7 @@ const failoverAddr = "FailoverClient"
 // address, whatever their databases, but cannot tell whether two addresses lead to one server. Never
 // change the set while processes run, not even one after the other: two sets can each have a majority
 // that the other one does not see. See docs/redlock.md.
-// Clients whose Dialers choose the server need an Addr each, all the same.
+// If the clients' Dialers choose the server, each client still needs an Addr that no other one has.
 //
 // No server may be replaced by a replica of it, whoever does that: the replica may lack the last
 // leases, and does not look like a server that has lost its data. NewQuorum refuses clients of
@@ -96,7 +96,7 @@ func NewQuorum(rdbs []redis.UniversalClient, opts ...Option) (*Client, error) {
 
 // WithQuarantine sets how long a server of a quorum that came back without its data may not vote. It must
 // be at least the longest TTL of any lock of any process, which is 30 s by default. It is for [NewQuorum]
-// only. The default is 1 minute.
+// only. d must be from 100 ms to 30 days. The default is 1 minute.
 func WithQuarantine(d time.Duration) Option {
 	return clientOption(func(o *clientOptions) error {
 		if d < minTTL || d > protocol.MaxTTL {

@@ -32,7 +32,8 @@ import (
 // In the terminology of the Go memory model, the n'th call of Unlock synchronizes before
 // the m'th return of Lock of the same Client for any n < m; and for any call of RLock there
 // is an n such that the n'th Unlock synchronizes before the return of RLock, and the
-// matching RUnlock before the return of the n+1'th Lock.
+// matching RUnlock before the return of the n+1'th Lock. The package comment says which other
+// calls count as these.
 type RWMutex struct {
 	_      noCopy
 	handle handle
@@ -91,8 +92,8 @@ func (rw *RWMutex) RUnlockContext(ctx context.Context) error {
 	return rw.use().unlockContext(ctx, protocol.Shared)
 }
 
-// RLocker returns a [sync.Locker] whose Lock and Unlock methods call RLock and RUnlock, and
-// panic when they do.
+// RLocker returns a [sync.Locker] whose Lock and Unlock methods call RLock and RUnlock, and so
+// panic in the same cases.
 func (rw *RWMutex) RLocker() sync.Locker { return (*rlocker)(rw) }
 
 type rlocker RWMutex

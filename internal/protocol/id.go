@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 	"unicode"
+	"unicode/utf8"
 )
 
 // Mode says whether a lock is owned exclusively or shared. Its letter is part of every
@@ -199,7 +200,8 @@ type Identity struct {
 	Label  string
 }
 
-// ParseID parses an id found in Redis. Nothing in Redis is trusted to be well-formed.
+// ParseID parses an id found in Redis. Nothing in Redis is trusted to be well-formed: what is accepted could
+// have been made by NewRequest, so it is short, its TTL has a bound, and its label can be printed.
 func ParseID(id string) (Identity, error) {
 	malformed := func() (Identity, error) { return Identity{}, fmt.Errorf("leased: %.80q is not a request id", id) }
 	rest, ok := strings.CutPrefix(id, FormatTag)
@@ -209,7 +211,7 @@ func ParseID(id string) (Identity, error) {
 	who := Identity{Mode: Mode(rest[0])}
 	ttl, rest, _ := strings.Cut(rest[2:], ":")
 	ms, err := strconv.ParseUint(ttl, 10, 40)
-	if err != nil || ms == 0 {
+	if err != nil || ttl[0] == '0' || ms > uint64(MaxTTL.Milliseconds()) {
 		return malformed()
 	}
 	who.TTL = time.Duration(ms) * time.Millisecond
@@ -233,10 +235,33 @@ func ParseID(id string) (Identity, error) {
 	}
 	who.Client = rest[bits:]
 	who.Label = rest[2*bits:]
-	if strings.ContainsFunc(who.Label, unicode.IsSpace) {
+	if !ValidLabel(who.Label) {
 		return malformed()
 	}
 	return who, nil
+}
+
+// MaxLabelBytes is the greatest length of a client's label.
+const MaxLabelBytes = 128
+
+// ValidLabel reports whether a client may have this label. Ids are fields of messages, which spaces separate,
+// and labels are printed.
+func ValidLabel(label string) bool {
+	return len(label) <= MaxLabelBytes && !strings.ContainsFunc(label, notInLabels)
+}
+
+// Label returns s without the characters that a label must not contain.
+func Label(s string) string {
+	return strings.Map(func(r rune) rune {
+		if notInLabels(r) {
+			return -1
+		}
+		return r
+	}, s)
+}
+
+func notInLabels(r rune) bool {
+	return r == utf8.RuneError || unicode.IsSpace(r) || !unicode.IsPrint(r)
 }
 
 // randomPart reports whether s is an output of randomBits followed by a colon.

@@ -1,6 +1,7 @@
 package protocol
 
 import (
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -46,6 +47,27 @@ func TestAnIDWithAnotherOriginIsMalformed(t *testing.T) {
 	}
 }
 
+// Anybody who may publish can have a client parse an id, keep it for its TTL, and print its label.
+func TestAnIDThatNoClientMakesIsMalformed(t *testing.T) {
+	const good = "leased1:w:30000:p:AAAAAAAAAAAAAAAA:BBBBBBBBBBBBBBBB:o"
+	for ttl, ok := range map[string]bool{
+		"1": true, "30000": true, "2592000000": true, "2592000001": false, "1099511627775": false, "0": false,
+		"030000": false, strings.Repeat("0", 1000) + "1": false, "": false, "+1": false, "-1": false, "1_000": false,
+	} {
+		if who, err := ParseID(strings.Replace(good, "30000", ttl, 1)); (err == nil) != ok {
+			t.Errorf("TTL %.20q: %+v, %v", ttl, who, err)
+		}
+	}
+	for label, ok := range map[string]bool{
+		"o": true, "": true, "müller:7": true, strings.Repeat("x", MaxLabelBytes): true, strings.Repeat("x", MaxLabelBytes+1): false,
+		"a b": false, "a\nb": false, "a\x1b[2J": false, "a\x00": false, "a\xff": false, "a\u009b2J": false, "a\u202e": false,
+	} {
+		if who, err := ParseID(strings.TrimSuffix(good, "o") + label); (err == nil) != ok {
+			t.Errorf("label %.20q: %+v, %v", label, who, err)
+		}
+	}
+}
+
 func TestAnIDWithOtherFlagsIsMalformed(t *testing.T) {
 	const good = "leased1:w:30000:p:AAAAAAAAAAAAAAAA:BBBBBBBBBBBBBBBB:o"
 	if _, err := ParseID(good); err != nil {
@@ -77,8 +99,11 @@ func FuzzParseID(f *testing.F) {
 			flags += "i"
 		}
 		parts := strings.SplitN(id, ":", 6)
-		if parts[1] != string(rune(who.Mode)) || parts[3] != flags || parts[5] != who.Client || who.TTL <= 0 {
+		if parts[1] != string(rune(who.Mode)) || parts[3] != flags || parts[5] != who.Client || parts[2] != strconv.FormatInt(who.TTL.Milliseconds(), 10) {
 			t.Errorf("%q was read as %+v", id, who)
+		}
+		if who.TTL <= 0 || who.TTL > MaxTTL || who.Label != Label(who.Label) || len(id) > 256 {
+			t.Errorf("%q was accepted: %+v", id, who)
 		}
 		if r, err := RequestOf(id); err != nil || r.Provisional && (who.Proof != Provisionally || r.TTL <= ProvisionalTTL) {
 			t.Errorf("%q: %+v, %v", id, r, err)
