@@ -48,8 +48,9 @@ type address struct {
 	Cert     string
 	Key      string
 
-	prefix string   // of keys; the application's
-	said   []string // each --redis that was given
+	prefix     string        // of keys; the application's
+	quarantine time.Duration // of a quorum's servers; the application's; 0 for the default
+	said       []string      // each --redis that was given
 }
 
 // bind adds the flags of an address to a command.
@@ -57,13 +58,17 @@ func (a *address) bind(c *cobra.Command) {
 	a.bindServer(c, "`ADDRESS` of Redis: a URL such as rediss://user@host:6379/0, or HOST:PORT, or several with "+
 		"commas between them; default: $LEASED_REDIS, then $REDIS_URL, then localhost:6379")
 	c.Flags().BoolVar(&a.Quorum, "quorum", false, "the addresses are of independent servers, as for leased.NewQuorum: 3, 5 or 7; for run, inspect and unlock")
+	c.Flags().DurationVar(&a.quarantine, "quarantine", 0, "the `LENGTH` that the application gives to leased.WithQuarantine, with --quorum: at least the longest TTL "+
+		"of any of its locks; default: 1m, or --ttl if that is longer")
 	c.Flags().StringVar(&a.prefix, "prefix", "", "key `PREFIX` that the application gives to leased.WithKeyPrefix")
 }
 
 // bindOne is bind for commands that look at one server. Given --quorum, they say so.
 func (a *address) bindOne(c *cobra.Command) {
 	a.bind(c)
-	_ = c.Flags().MarkHidden("quorum") // it is there
+	for _, name := range []string{"quorum", "quarantine"} {
+		_ = c.Flags().MarkHidden(name) // it is there
+	}
 }
 
 func (a *address) bindServer(c *cobra.Command, usage string) {
@@ -79,6 +84,9 @@ func (a *address) bindServer(c *cobra.Command, usage string) {
 	c.PreRunE = func(*cobra.Command, []string) error {
 		if (a.Cert == "") != (a.Key == "") {
 			return usagef("--cert needs --key, and --key needs --cert")
+		}
+		if a.quarantine != 0 && !a.Quorum {
+			return usagef("--quarantine is of the servers of a --quorum, so it needs that flag")
 		}
 		return nil
 	}

@@ -92,6 +92,11 @@ func TestMistakesInTheCommandLineAreToldWithStatusTwo(t *testing.T) {
 		{"demo --kill --workers 1", "--kill needs --workers 2"},
 		{"demo --colour", "colour"},
 		{"demo now", `"now"`},
+		{"doctor redis://:hush@h:1", "--redis"},
+		{"redis://:hush@h:1", "--redis"},
+		{"help redis://:hush@h:1", "--redis"},
+		{"inspect a -redis=redis://:hush@h:1", "--redis"},
+		{"ls --limit redis://:hush@h:1", "--redis"},
 		{"demo --redis http://localhost", "--redis is no Redis URL"},
 		{"inspect", "the name of one lock"},
 		{"inspect a b", "the name of one lock"},
@@ -120,7 +125,7 @@ func TestMistakesInTheCommandLineAreToldWithStatusTwo(t *testing.T) {
 		{"unlock --force a", "--yes"},
 	} {
 		got := invoke(t, strings.Fields(c.line)...)
-		if got.status != 2 || !strings.Contains(got.err, c.want) || got.out != "" {
+		if got.status != 2 || !strings.Contains(got.err, c.want) || got.out != "" || strings.Contains(got.err, "hush") {
 			t.Errorf("leased %s: status %d, stdout %q, stderr %q; want status 2 and %q on stderr", c.line, got.status, got.out, got.err, c.want)
 		}
 	}

@@ -34,6 +34,9 @@ func (a *address) openQuorum(ctx context.Context, opts ...leased.Option) (*conne
 		}
 		rdbs, options = append(rdbs, redis.NewUniversalClient(o)), append(options, o)
 	}
+	if a.quarantine != 0 {
+		opts = append(opts, leased.WithQuarantine(a.quarantine))
+	}
 	client, err := leased.NewQuorum(rdbs, clientOptions(a.prefix, opts)...)
 	if err != nil {
 		closeAll()

@@ -6,6 +6,9 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
 
 	"github.com/leasedmutex/leased/internal/redistest"
 )
@@ -62,9 +65,74 @@ func TestRunInspectAndUnlockOnAQuorum(t *testing.T) {
 		{[]string{"inspect", "job", "--quorum", "--cluster", "--redis", all}, "excludes"},
 		{[]string{"inspect", "job", "--redis", all}, "--quorum"},
 		{[]string{"ls", "--quorum", "--redis", all}, "looks at one server"},
+		{[]string{"inspect", "job", "--quarantine", "5m", "--redis", addrs[2]}, "--quorum"},
+		{[]string{"run", "job", "--quorum", "--quarantine", "1m", "--ttl", "2m", "--redis", all, "--", "true"}, "TTL 2m0s is longer than the quarantine of 1m0s"},
 	} {
 		if got := invoke(t, bad.args...); got.status == 0 || !strings.Contains(got.err, bad.want) {
 			t.Errorf("%q: status %d, %q", bad.args, got.status, got.err)
+		}
+	}
+}
+
+// Servers that came back empty may vote again once their quarantine is over, which is as long as the application's.
+func TestRunTakesTheQuarantineOfTheApplication(t *testing.T) {
+	var addrs []string
+	var servers []*miniredis.Miniredis
+	now := time.Now()
+	for range 3 {
+		m := redistest.MiniTCP(t)
+		m.SetTime(now)
+		addrs, servers = append(addrs, m.Addr()), append(servers, m)
+	}
+	for _, c := range []struct {
+		age   time.Duration // of two servers that have come back empty, and were asked then
+		flags []string
+		want  int
+	}{
+		{0, nil, 0}, // all three are new, and answer
+		{2 * time.Minute, []string{"--quarantine", "5m"}, 1},
+		{2 * time.Minute, []string{"--ttl", "5m"}, 1},
+		{2 * time.Minute, []string{"--ttl", "5m", "--quarantine", "10m"}, 1},
+		{2 * time.Minute, []string{"--ttl", "1m"}, 0},
+		{2 * time.Minute, nil, 0},
+	} {
+		run := func(flags ...string) (int, string) {
+			status, _, errs := runResult(t, strings.Join(addrs, ","), append(flags, "--quorum", "-w", "0.5", "job", "--", "true")...)
+			return status, errs
+		}
+		pass := func(d time.Duration) {
+			now = now.Add(d)
+			for _, m := range servers {
+				m.SetTime(now)
+			}
+		}
+		if c.age > 0 {
+			pass(time.Hour) // the third one is old
+			for _, m := range servers[:2] {
+				m.FlushAll()
+			}
+			if status, _ := run(); status == 0 { // marks them
+				t.Fatal("servers that have just come back empty voted")
+			}
+			pass(c.age)
+		}
+		if status, errs := run(c.flags...); (status != 0) != (c.want != 0) {
+			t.Errorf("%v after two servers came back empty, with %q: status %d, %s", c.age, c.flags, status, errs)
+		}
+	}
+}
+
+func TestRunTakesALockWhoseNameBeginsWithADash(t *testing.T) {
+	addr := redistest.MiniTCP(t).Addr()
+	for want, args := range map[string][]string{
+		"-nightly":           {"--", "-nightly", "--", "printenv", "LEASED_NAME"},
+		"--":                 {"--", "--", "--", "printenv", "LEASED_NAME"},
+		`name of one lock`:   {"--", "-nightly", "printenv"},
+		`needs "--" before`:  {"nightly"},
+		`needs a command af`: {"nightly", "--"},
+	} {
+		if _, out, errs := runResult(t, addr, args...); !strings.Contains(out+errs, want) {
+			t.Errorf("run %q: stdout %q, stderr %q", args, out, errs)
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"runtime"
 	"runtime/debug"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -76,8 +77,11 @@ func flagError(c *cobra.Command, err error) error {
 			"int":      "a whole number",
 		}[f.Value.Type()]
 		if takes != "" {
-			return usagef("--%s takes %s, not %q", f.Name, takes, invalid.GetValue())
+			return usagef("--%s takes %s, not %s", f.Name, takes, shown(invalid.GetValue()))
 		}
+	}
+	if strings.Contains(err.Error(), "://") { // -redis=URL, say, of which each letter is a flag
+		return usagef("%s: an unknown flag is followed by %s", c.Name(), shown(err.Error()))
 	}
 	return usagef("%s: %v", c.Name(), err)
 }
@@ -107,9 +111,17 @@ func noArguments(c *cobra.Command, args []string) error {
 		if near := c.SuggestionsFor(args[0]); len(near) > 0 {
 			suggestion = fmt.Sprintf("; is it %q?", near[0])
 		}
-		return usagef("there is no command %q%s", args[0], suggestion)
+		return usagef("there is no command %s%s", shown(args[0]), suggestion)
 	}
-	return usagef("%s takes no arguments, only flags: what is %q?", c.Name(), args[0])
+	return usagef("%s takes no arguments, only flags: what is %s?", c.Name(), shown(args[0]))
+}
+
+// shown quotes what the user typed in a wrong place, unless it may be a URL, which can have a password.
+func shown(arg string) string {
+	if strings.Contains(arg, "://") {
+		return "this URL (the address of Redis goes behind --redis, or into $LEASED_REDIS)"
+	}
+	return strconv.Quote(arg)
 }
 
 func oneName(c *cobra.Command, args []string) error {
@@ -143,7 +155,7 @@ func helpCommand() *cobra.Command {
 				}
 			}
 			if len(args) == 1 && about == c.Root() {
-				return usagef("there is no command %q", args[0])
+				return usagef("there is no command %s", shown(args[0]))
 			}
 			return about.Help()
 		},

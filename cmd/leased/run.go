@@ -29,6 +29,9 @@ type runOptions struct {
 	atLeast  time.Duration
 }
 
+// defaultQuarantine is that of leased.WithQuarantine.
+const defaultQuarantine = time.Minute
+
 const leastRunTTL = time.Second // a tenth of the TTL is the margin in which a command is killed
 
 func runCommand(std streams) *cobra.Command {
@@ -47,6 +50,8 @@ func runCommand(std streams) *cobra.Command {
 	}
 	c.Args = func(c *cobra.Command, args []string) error {
 		switch dash := c.ArgsLenAtDash(); {
+		case dash == 0 && len(args) > 2 && args[1] == "--": // a name that begins with a dash
+			return nil
 		case dash < 0:
 			return usagef(`run needs "--" before the command: leased run NAME -- COMMAND`)
 		case dash != 1:
@@ -58,6 +63,9 @@ func runCommand(std streams) *cobra.Command {
 	}
 	c.RunE = func(c *cobra.Command, args []string) error {
 		o.name, o.argv = args[0], args[1:]
+		if c.ArgsLenAtDash() == 0 {
+			o.argv = args[2:]
+		}
 		switch {
 		case c.Flags().Changed("wait") && !(o.wait >= 0 && o.wait <= 1e9): // which refuses NaN as well
 			return usagef("--wait must be from 0 to 1e9 seconds, not %v", o.wait)

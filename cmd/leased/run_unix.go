@@ -53,7 +53,7 @@ func runUnder(ctx context.Context, std streams, o *runOptions) (err error) {
 	}
 	signals := make(chan os.Signal, 16)
 	for _, s := range forwarded {
-		if !signal.Ignored(s) { // by nohup, for example; the command should inherit that
+		if !signal.Ignored(s) { // by nohup, say, and then the command inherits that; Go tells of HUP and INT only
 			signal.Notify(signals, s)
 		}
 	}
@@ -101,7 +101,7 @@ func runUnder(ctx context.Context, std streams, o *runOptions) (err error) {
 	case errors.Is(unlocked, leased.ErrNotReleased) && client.Close() == nil: // Close goes on trying for a while
 	case errors.Is(unlocked, leased.ErrNotReleased):
 		// The command has ended, so nobody is in danger.
-		fmt.Fprintf(std.err, "leased: release of lock %q not confirmed by Redis: it stays taken until %s at most\n", o.name, ends.Format("15:04:05"))
+		fmt.Fprintf(std.err, "leased: release of lock %q not confirmed by Redis: it stays taken until %s at most\n", o.name, instant(ends))
 	case unlocked != nil:
 		complain(std, unlocked) // likewise
 	}
@@ -115,6 +115,9 @@ func runUnder(ctx context.Context, std streams, o *runOptions) (err error) {
 func (o *runOptions) connect(ctx context.Context, trouble *troubleLog) (*connection, error) {
 	ctx, cancel := o.bounded(ctx, time.Second) // however short -w is, a slow connection is no failure
 	defer cancel()
+	if o.at.quarantine == 0 && o.at.Quorum {
+		o.at.quarantine = max(defaultQuarantine, o.ttl)
+	}
 	conn, err := o.at.open(ctx, o.name, leased.WithTTL(o.ttl), leased.WithMinHold(o.atLeast), leased.WithLogger(slog.New(trouble)))
 	if err != nil {
 		return nil, err
