@@ -96,6 +96,13 @@ func (c *canceler) note(cancel *lockstate.Cancellation) {
 	c.noteFlushLocked()
 }
 
+// released notes that a request is given back with a minimum hold that goes on for a time.
+func (c *canceler) released(id string, rest time.Duration, now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.schedule.Released(id, now.Add(rest), now)
+}
+
 // fire begins a flush when the next cancel is due.
 func (c *canceler) fire(_ time.Time, batch []protocol.Renewal) []protocol.Renewal {
 	c.mu.Lock()

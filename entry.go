@@ -330,6 +330,9 @@ func (e *entry) run(cmd *protocol.Command, limit time.Duration) {
 			e.answered(cmd, protocol.Answer{}, &protocol.Failure{Err: protocol.ErrPanicked, Kind: protocol.NoAnswer}, time.Second)
 		}
 	}()
+	if cmd.Cooldown > 0 {
+		c.canceler.released(cmd.ID, cmd.Cooldown, time.Now())
+	}
 	if cmd.Check {
 		cmd.Echo = c.inbox.startProbe(cmd.At, lockstate.Silence(cmd.Place))
 	}

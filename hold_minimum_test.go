@@ -213,6 +213,43 @@ func TestAReleaseWithoutAnswerKeepsTheMinimumHold(t *testing.T) {
 }
 
 // The TTL alone covers a process that does not unlock.
+// The replica that a failover promotes need not have the release. Then Redis names the owner again, and asks its
+// process for the lock.
+func TestAFailoverThatUndoesAnUnlockDoesNotEndTheMinimumHold(t *testing.T) {
+	const hold, ttl = 50 * time.Second, time.Minute
+	for what, forget := range map[string]bool{"its lock is in use": false, "its lock is forgotten": true} {
+		t.Run(what, func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, s place) {
+				if s.members != nil {
+					return // its servers have no replicas
+				}
+				a, b := newClient(t, s), newClient(t, s)
+				warm(t, s, a, b)
+				began := time.Now()
+				l := lock(t, a.Mutex("x", leased.WithMinHold(hold), leased.WithTTL(ttl)))
+				if !forget {
+					ctx, cancel := context.WithTimeout(context.Background(), hold/2)
+					defer cancel()
+					go func() { _, _ = a.Mutex("x").LockContext(ctx) }()
+				}
+				entered := make(chan time.Duration, 1)
+				go func() {
+					next := lock(t, b.Mutex("x"))
+					entered <- time.Since(began)
+					unlock(t, next)
+				}()
+				time.Sleep(time.Second)
+				owner := s.value(t, "x")
+				unlock(t, l)
+				must(t, s.rdb.Set(context.Background(), s.Prefix+"x", owner, ttl-time.Since(began)).Err())
+				if at := <-entered; at < hold || at > hold+soonAfter {
+					t.Errorf("another process got the lock after %v of %v", at, hold)
+				}
+			})
+		})
+	}
+}
+
 func TestAMinimumHoldIsForLeasesThatAreUnlocked(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		const ttl = 10 * time.Second

@@ -376,8 +376,8 @@ func WithMaxHold(d time.Duration) LockOption {
 // until Unlock, and on Redis' clock from then on. It may be longer than the TTL. The
 // minimum hold applies to leases that are unlocked. If the process dies, or closes its
 // client without Unlock, the lock is free when the TTL ends, as without this option. The
-// same is true if Redis cannot be reached from Unlock until the TTL ends. A TTL of d covers
-// both cases. If the caller's context ends just as it gets the lock, so that LockContext
+// same is true if Redis cannot be reached from Unlock until the TTL ends, and if a failover undoes the
+// Unlock. A TTL of d covers these cases, unless the failover loses the grant as well. If the caller's context ends just as it gets the lock, so that LockContext
 // returns an error, there is no minimum hold. Readers have none, and Downgrade ends
 // that of its lease. ForceUnlock frees the lock at once. A maximum hold must not be shorter
 // than d. On a quorum, the lock may become free earlier: a server that restarted without its

@@ -3,6 +3,7 @@ package leased_test
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"slices"
 	"strings"
@@ -213,7 +214,8 @@ func TestACheckOrADowngradeThatNoReplicaConfirmsLeavesTheLeaseAlone(t *testing.T
 
 func TestALeaseWhoseRenewalNoReplicaHasIsLost(t *testing.T) {
 	t.Parallel()
-	c, r := replicated(t, leased.WithTTL(time.Second), leased.WithLossHandler(func(leased.LossEvent) {}))
+	var told logs
+	c, r := replicated(t, leased.WithTTL(time.Second), leased.WithLossHandler(func(leased.LossEvent) {}), told.option())
 	l, err := c.Mutex("x").LockContext(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -231,6 +233,11 @@ func TestALeaseWhoseRenewalNoReplicaHasIsLost(t *testing.T) {
 	}
 	if err := l.Unlock(); !errors.Is(err, leased.ErrLeaseLost) {
 		t.Errorf("Unlock: %v", err)
+	}
+	// Redis answers, and the operator must not look for it in the network.
+	eventually(t, "the renewal is logged", func() bool { return told.count(slog.LevelWarn, "Redis cannot run lock commands now") > 0 })
+	if n := told.count(slog.LevelWarn, "Redis does not answer"); n > 0 {
+		t.Errorf("%q", told.messages())
 	}
 }
 

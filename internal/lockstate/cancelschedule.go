@@ -25,6 +25,10 @@ const (
 	longCancelAgain  = 30 * time.Second
 	cancelProbeEvery = 2 * time.Second
 
+	// A failover can undo a release, but hardly one that long ago, nor more than so many at once.
+	minHoldRemembered  = 2 * time.Minute
+	minHoldsRemembered = 10_000
+
 	cancelGrid     = 100 * time.Millisecond
 	cancelPatience = time.Minute
 )
@@ -56,12 +60,43 @@ type CancelSchedule struct {
 	base    time.Time // origin of the grid
 	rare    int       // how many pending cancels are tried less often than each second for want of an answer
 	heard   bool      // an answer came, so those cancels are due again
+
+	// Of the requests that were released lately with a minimum hold that goes on:
+	minHolds map[string]time.Time // by id, until when it lasts
+	released []releasedAt         // in the order of their releases
+}
+
+type releasedAt struct {
+	id string
+	at time.Time
+}
+
+// Released is the event that a request is given back with a minimum hold that lasts until then. If a failover
+// undoes that, Redis names the request as the owner again. Whoever wants the lock then asks its client, which
+// cancels it, and must not give up the rest of the minimum hold by that.
+func (s *CancelSchedule) Released(id string, until, now time.Time) {
+	if s.minHolds == nil {
+		s.minHolds = map[string]time.Time{}
+	}
+	for len(s.released) >= minHoldsRemembered || len(s.released) > 0 && now.Sub(s.released[0].at) > minHoldRemembered {
+		delete(s.minHolds, s.released[0].id)
+		s.released = s.released[1:]
+	}
+	if _, ok := s.minHolds[id]; !ok {
+		s.released = append(s.released, releasedAt{id, now})
+	}
+	s.minHolds[id] = until
 }
 
 // Add schedules g from now on. It returns false if too many cancels are pending.
 func (s *CancelSchedule) Add(g *Cancellation, now time.Time) bool {
 	if len(s.Pending) >= MostCancels && !g.confirms() {
 		return false
+	}
+	if g.Keep.IsZero() {
+		g.Keep = s.minHolds[g.ID]
+	} else {
+		s.Released(g.ID, g.Keep, now)
 	}
 	g.nextAt = now
 	if s.base.IsZero() {

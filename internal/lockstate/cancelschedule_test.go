@@ -423,3 +423,38 @@ func TestALateAcquireOfAGrantThatWasLetGoIsCanceled(t *testing.T) {
 		h.cancels()
 	})
 }
+
+// What a failover brings back is given up without the rest of its minimum hold only if its release was long ago.
+func TestACancelKeepsTheMinimumHoldOfARequestThatWasReleasedLately(t *testing.T) {
+	var s CancelSchedule
+	hold := noon.Add(time.Hour)
+	canceled := func(id string, now time.Time) time.Time {
+		g := &Cancellation{ID: id}
+		s.Add(g, now)
+		return g.Keep
+	}
+	s.Released("a", hold, noon)
+	s.Add(&Cancellation{ID: "b", Keep: hold}, noon) // a release that had no answer
+	for id, want := range map[string]time.Time{"a": hold, "b": hold, "c": {}} {
+		if got := canceled(id, noon.Add(minHoldRemembered)); !got.Equal(want) {
+			t.Errorf("the cancel of %s keeps the lock until %v, want %v", id, got, want)
+		}
+	}
+	later := noon.Add(minHoldRemembered + 1)
+	s.Released("d", hold, later)
+	for id, want := range map[string]time.Time{"a": {}, "b": {}, "d": hold} {
+		if got := canceled(id, later); !got.Equal(want) {
+			t.Errorf("after two minutes, the cancel of %s keeps the lock until %v, want %v", id, got, want)
+		}
+	}
+	for i := range 3 * minHoldsRemembered {
+		s.Released(fmt.Sprint(i), hold, later)
+	}
+	if a, b := len(s.minHolds), len(s.released); a != minHoldsRemembered || b != minHoldsRemembered {
+		t.Errorf("%d and %d are remembered", a, b)
+	}
+	s.Released("29999", hold.Add(1), later) // by another try
+	if got := canceled("29999", later); !got.Equal(hold.Add(1)) || len(s.released) > minHoldsRemembered {
+		t.Errorf("until %v, of %d", got, len(s.released))
+	}
+}

@@ -177,7 +177,7 @@ func classify(err error) *protocol.Failure {
 		return &protocol.Failure{Err: err, Kind: protocol.OtherType}
 	case OnlyOperatorHelps(err):
 		return &protocol.Failure{Err: err, Kind: protocol.NeedsOperator}
-	case refused(err):
+	case refused(err), errors.As(err, new(*tooFewReplicas)): // the latter of a renewal, which Redis has answered
 		return &protocol.Failure{Err: err, Kind: protocol.RefusedNow, Moved: elsewhere(err), Again: again}
 	case notSent(err) && !errors.As(err, new(errPoolExhausted)): // this one is a guess
 		return &protocol.Failure{Err: err, Kind: protocol.NeverSent}

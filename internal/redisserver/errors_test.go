@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -94,6 +95,19 @@ func TestWhichErrorsMayBeOfANodeThatNoLongerServesTheSlot(t *testing.T) {
 	} {
 		if got := Classify(answerError(text)); got.Moved != moved {
 			t.Errorf("%q: moved %v", text, got.Moved)
+		}
+	}
+}
+
+// A grant that no replica has is canceled; a renewal that none has is no more than refused. Redis has answered both.
+func TestWhatTooFewReplicasHaveWasAnswered(t *testing.T) {
+	few := &tooFewReplicas{got: 0, want: 1, timeout: time.Second}
+	for _, c := range []struct {
+		err         error
+		unconfirmed bool
+	}{{few, false}, {&unconfirmedGrant{few}, true}} {
+		if fail := Classify(c.err); fail.Kind != protocol.RefusedNow || fail.Unconfirmed != c.unconfirmed {
+			t.Errorf("%T: %v, unconfirmed %v", c.err, fail.Kind, fail.Unconfirmed)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package simulation
 
 import (
+	"slices"
 	"strings"
 	"time"
 
@@ -20,6 +21,8 @@ type promise struct {
 	since, until time.Time
 	left         time.Time // when its caller unlocked, zero if it has not
 	kept         bool      // Unlock returned nil
+	client       *simClient
+	ids          []string // of the requests under which its caller may have owned, once it has unlocked
 }
 
 // entered checks that all minimum holds are over when x, or a foreign client if x is nil, gets
@@ -74,6 +77,12 @@ func (w *world) promised(c *simClient, d *departure) {
 		p.kept = true
 		w.promises[x] = p
 	}
+}
+
+// outlasts reports whether a minimum hold goes on after a failover that has undone its release: then Redis names
+// its owner again, for long enough, and the owner's client gives the lock up only for the rest of the time.
+func (p *promise) outlasts(v view, now time.Time) bool {
+	return p.kept && !p.client.dead && slices.Contains(p.ids, v.value) && v.left >= p.until.Sub(now)
 }
 
 // clamped reports whether a cool-down was cut to the length that its value names, because the

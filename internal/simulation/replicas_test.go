@@ -79,7 +79,11 @@ func (w *world) failOver() {
 		w.copied[id] = w.copied[id] || w.given[id] // it can own again after its release
 	}
 	for x, p := range w.promises {
-		if !p.left.IsZero() { // the cool-down was not confirmed
+		switch {
+		case p.left.IsZero():
+		case p.outlasts(v, w.now):
+			w.count("a minimum hold outlasts a failover")
+		default: // the cool-down was not confirmed
 			delete(w.promises, x)
 		}
 	}

@@ -237,6 +237,12 @@ func fromLua(v lua.LValue) (any, error) {
 	return nil, redis.Nil
 }
 
+// forgetScripts empties the cache of scripts.
+func (s *simServer) forgetScripts() {
+	clear(s.known)
+	s.do("SCRIPT", "FLUSH") // of miniredis, which runs them if s.slow
+}
+
 // eval runs a script as EVAL and EVALSHA do.
 func (s *simServer) eval(args []any) (any, error) {
 	proto := s.known[args[1].(string)]

@@ -280,7 +280,12 @@ func (c *simClient) leave(x *lockstate.Caller) {
 		p.left = w.now
 		w.promises[x] = p
 	}
-	d := departure{caller: x, ids: c.owned(x), sound: x.Ended == lockstate.NotYet && c.now().Before(c.status().Trust)}
+	ids := c.owned(x)
+	if p, ok := w.promises[x]; ok {
+		p.client, p.ids = c, ids
+		w.promises[x] = p
+	}
+	d := departure{caller: x, ids: ids, sound: x.Ended == lockstate.NotYet && c.now().Before(c.status().Trust)}
 	draws := x.Token == 0 && c.believes(x) && !w.excuse(c.status().Req.ID)
 	c.step("leave", func(now time.Time, fx *lockstate.Effects) {
 		if w.shortCuts() && len(c.returning) == 0 && c.lock.LeaveKept(x, now) {
@@ -543,8 +548,8 @@ func (w *world) disaster() {
 		w.count("the server's clock jumps back")
 		w.logf("the server's clock jumps back")
 		w.jumpedBack = true
-		if now := w.serverNow(); now.After(w.high) {
-			w.high = now
+		if now := w.serverNow(); now.After(w.highest()) {
+			w.high, w.highAt = now, w.now
 		}
 		w.offset -= time.Duration(w.rng.IntN(2000)) * time.Millisecond
 		w.mini.SetTime(w.serverNow())

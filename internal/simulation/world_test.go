@@ -80,7 +80,8 @@ type world struct {
 	heard       map[string]time.Time // by request, when the last renewal that extended it was sent, by its client's clock
 	taken       map[string]bool      // requests that stopped owning the lock other than through their own commands
 	unqueued    map[string]bool      // requests that waited when somebody deleted the queue
-	high        time.Time            // the latest time that the server's clock had shown before a jump back
+	high        time.Time            // the latest time that the server's clock had shown before a jump back, at highAt
+	highAt      time.Time            // in the world's time
 	accidentAt  time.Time            // when the last accident happened, in the world's time
 	lastEntry   time.Time            // when somebody last got the lock, including foreign clients
 	longest     time.Duration        // the longest TTL so far
@@ -246,6 +247,7 @@ func (w *world) begin(seed int64) {
 		w.rate = w.ppm()
 	}
 	w.mini.FlushAll()
+	w.server.forgetScripts() // or the schedule would depend on those before it
 	w.mini.SetTime(w.serverNow())
 	processes := 2 + w.rng.IntN(2)
 	if w.has[crowds] {
@@ -462,6 +464,9 @@ func (c *simClient) perform(fx *lockstate.Effects) {
 		cmd := fx.Send
 		if cmd.Check {
 			cmd.Echo = c.hearing.StartProbe(c.now(), lockstate.EchoWait)
+		}
+		if cmd.Cooldown > 0 {
+			c.cancel.Released(cmd.ID, c.now().Add(cmd.Cooldown), c.now())
 		}
 		w.logf("%s sends %s", c.name, told(cmd))
 		w.put(&packet{kind: "request", c: c, cmd: cmd})
