@@ -215,7 +215,8 @@
 // trusted for at most 2 s less the margin, until its first renewal, which is sent at once.
 //
 // A lease is renewed after a third of its TTL, together with the client's other leases, and
-// at once by [Lease.Check]. A renewal has three outcomes. "Renewed" moves the window. "Not
+// at once by [Lease.Check]. A client that holds more than 50 locks spreads their renewals over a
+// thirtieth of the TTL, so when others of its locks come and go, one may come that much later. A renewal has three outcomes. "Renewed" moves the window. "Not
 // this client's" ends the lease at once. A missing reply is not a loss: the client repeats the
 // renewal until the window ends, and only then is the lease lost. A late "renewed" does not
 // revive it.

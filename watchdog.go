@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"context"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -211,11 +212,15 @@ func (w *watchdog) sendTogether(batch []protocol.Renewal) {
 	for part := range slices.Chunk(urgent, renewalsPerBatch) {
 		w.client.group.start(func() { w.client.renew(part) })
 	}
-	switch parts := slices.Collect(slices.Chunk(regular, renewalsPerBatch)); len(parts) {
-	case 0:
-	case 1:
+	switch {
+	case len(regular) == 0:
+	case len(regular) <= renewalsPerBatch:
 		w.client.group.start(func() { w.client.renew(regular) })
 	default:
+		// The same order each time, so that a lock's renewals are a third of its TTL apart wherever in the
+		// spread it is.
+		slices.SortFunc(regular, func(a, b protocol.Renewal) int { return strings.Compare(a.Keys.Lock, b.Keys.Lock) })
+		parts := slices.Collect(slices.Chunk(regular, renewalsPerBatch))
 		w.client.group.start(func() { w.spread(parts, spare) })
 	}
 }
@@ -248,6 +253,10 @@ func (w *watchdog) spread(parts [][]protocol.Renewal, over time.Duration) {
 		case <-ctx.Done():
 		case <-w.quit:
 			return
+		}
+		now := time.Now()
+		for i := range part { // they were decided on earlier, and prove the leases from when they are sent
+			part[i].At = now
 		}
 		done := make(chan struct{})
 		if !w.client.group.start(func() { defer close(done); w.client.renew(part) }) {

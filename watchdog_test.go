@@ -218,6 +218,49 @@ func TestVirtualRenewalsOfManyLocksAreSpreadOverAThirtiethOfTheirTTL(t *testing.
 	}
 }
 
+// Wherever in the spread a lock is, its renewals are a third of the TTL apart, and prove it from when they are sent.
+func TestVirtualEachLockKeepsItsPlaceInTheSpread(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const ttl = 30 * time.Second
+		c := onStub(t, 0, 0, WithTTL(ttl))
+		s := &paces{stubServer: stubServer{client: c}, last: map[string]time.Time{}}
+		c.server = s
+		leases := lockMany(t, c, 900)
+		time.Sleep(5 * ttl)
+		synctest.Wait()
+		s.mu.Lock()
+		if s.longest > ttl/3+20*time.Millisecond || s.oldest > 0 || s.n < 14*900 {
+			t.Errorf("%d renewals up to %v apart, sent %v after what they prove", s.n, s.longest, s.oldest)
+		}
+		s.mu.Unlock()
+		unlockAll(t, leases)
+	})
+}
+
+// paces measures how far the renewals of a lock are apart.
+type paces struct {
+	stubServer
+	mu      sync.Mutex
+	last    map[string]time.Time
+	longest time.Duration // between two renewals of a lock
+	oldest  time.Duration // from the time of a renewal to its sending
+	n       int
+}
+
+func (s *paces) Renew(ctx context.Context, batch []protocol.Renewal) {
+	s.mu.Lock()
+	for i := range batch {
+		now, key := time.Now(), batch[i].Keys.Lock
+		if last, ok := s.last[key]; ok {
+			s.longest = max(s.longest, now.Sub(last))
+		}
+		s.last[key], s.oldest, s.n = now, max(s.oldest, now.Sub(batch[i].At)), s.n+1
+	}
+	s.mu.Unlock()
+	time.Sleep(time.Millisecond) // of virtual time: the way to the server
+	s.stubServer.Renew(ctx, batch)
+}
+
 // The first renewals of very many are spread over a quarter of the TTL, and the next ones come a third
 // of the TTL after each.
 func TestVirtualLocksTakenTogetherAreNotRenewedTogether(t *testing.T) {

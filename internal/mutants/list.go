@@ -376,6 +376,8 @@ var mutants = []mutant{
 	{"locks that were taken together are all renewed together", "internal/lockstate/events.go", "l.env.HoldsMany()", "false", "ALeaseAmongMany|LocksTakenTogether"},
 	{"leases of few locks are renewed early, too", "internal/lockstate/events.go", "l.env.HoldsMany()", "true", "ALeaseAmongMany"},
 	{"a client never holds many locks", "watchdog.go", "len(w.alarms) >= 1000", "len(w.alarms) < 0", "LocksTakenTogether"},
+	{"a lock's renewals change their place in the spread", "watchdog.go", "		slices.SortFunc(regular, func(a, b protocol.Renewal) int { return strings.Compare(a.Keys.Lock, b.Keys.Lock) })\n", "		_ = strings.Compare\n", "EachLockKeeps"},
+	{"a renewal that waited proves the lease from before", "watchdog.go", "			part[i].At = now\n", "			_, _ = now, i\n", "EachLockKeeps"},
 	{"urgent renewals wait for others", "watchdog.go", "		if r.Spare <= 0 {", "		if r.Spare < 0 {", "AnUrgentRenewal"},
 	{"a provisional grant's renewal may wait", "internal/lockstate/timers.go", "if g.notified == 0 && !g.drifted(now) && l.trust", "if !g.drifted(now) && l.trust", "ARenewalMayWait"},
 	{"a renewal after a sleep may wait", "internal/lockstate/timers.go", "g.notified == 0 && !g.drifted(now) && l.trust", "g.notified == 0 && l.trust", "ARenewalMayWait"},

@@ -127,7 +127,7 @@ type Renewal struct {
 	Owner any // for the sender's use; nothing else reads it
 	Keys  *Keys
 	Req   Request
-	At    time.Time     // when the renewal was decided on, which is before it is sent
+	At    time.Time     // a time before the renewal is sent
 	Spare time.Duration // how long it may wait before it is sent, so that not too many leave at once
 	Touch time.Duration // if not 0: keep the lock's last token for this long from now
 
