@@ -289,7 +289,9 @@
 // LockContext returns errors that an operator must fix (NOAUTH, NOPERM, WRONGTYPE,
 // protected mode) at once; Lock retries them. If the key has another type, such as the
 // hashes that Redisson uses, the error says so in words. On a bad name, a bad option, a
-// closed client or a closed *redis.Client, LockContext returns an error and Lock panics.
+// closed client or a closed *redis.Client, LockContext returns an error and Lock panics. Closing the
+// *redis.Client alone is not noticed by calls that wait for another caller of this process, which go on
+// waiting for its Unlock, nor by [Lease.Downgrade], which waits until the lease is lost.
 //
 // Unlock returns nil only if another caller of this process continues with the lock, if other readers of
 // this process still hold it, if the process keeps it idle ([WithIdleHold]), if Redis confirmed the

@@ -131,8 +131,8 @@ func (l *Lease) TrustedUntil() time.Time {
 // does not say that the lock was still this client's. Unlock returns
 //
 //   - ErrLeaseLost, with the reason, if the lease had ended before, or if the release, or an
-//     earlier command about the lease, got no reply and it could not be proved afterwards that
-//     the lock was this client's until then;
+//     earlier command about the lease, got no reply, or an error instead of one, and it could not be
+//     proved afterwards that the lock was this client's until then;
 //   - ErrNotReleased if Redis did not confirm the release in time; if it never will,
 //     because the client is closed, the error also matches ErrClosed;
 //   - both if both happened.

@@ -21,7 +21,9 @@ const (
 
 	firstRejoin   = 20 * time.Millisecond
 	longestRejoin = 2 * time.Second
-	deniedRejoin  = 30 * time.Second
+	// After a refusal, which an operator has to end. It may have been a slip that lasts for seconds.
+	firstDenied   = time.Second
+	longestDenied = 30 * time.Second
 	// absentAfter is how long attempts to subscribe fail before waiters poll. It is longer than a
 	// subscription that broke takes to be made again.
 	absentAfter = 2 * longestRejoin
@@ -53,6 +55,7 @@ type InboxHealth struct {
 	Due   time.Time // when the awaited echo is overdue
 
 	pause   time.Duration // before the next subscription
+	denied  time.Duration // before the next one after a refusal
 	failing time.Time     // since when no attempt to subscribe has succeeded; zero if the last one did
 }
 
@@ -92,13 +95,14 @@ func (h *InboxHealth) Enter(s InboxState, now time.Time) {
 // grows until a subscription has lasted for a while.
 func (h *InboxHealth) Over(now time.Time) (pause time.Duration) {
 	if h.State == Joined && now.Sub(h.since) >= steadyLife {
-		h.pause = 0
+		h.pause, h.denied = 0, 0
 	}
 	h.pause = min(max(2*h.pause, firstRejoin), longestRejoin)
 	pause = h.pause
 	switch {
 	case h.State == Forbidden:
-		return deniedRejoin
+		h.denied = min(max(2*h.denied, firstDenied), longestDenied)
+		return h.denied
 	case h.State != Joined && h.failing.IsZero():
 		h.failing = now
 	}

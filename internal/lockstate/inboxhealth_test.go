@@ -144,9 +144,30 @@ func TestThePauseBetweenSubscriptionsGrowsUntilOneHasLived(t *testing.T) {
 	if got := h.Over(now.Add(steadyLife)); got != firstRejoin {
 		t.Errorf("%v after one that lived", got)
 	}
+}
+
+// Who may not subscribe is not asked for ever, and asks soon after a slip.
+func TestThePauseAfterARefusalGrowsUntilASubscriptionHasLived(t *testing.T) {
+	now := time.Now()
+	h := heardAt(now)
+	for range 2 {
+		h.Enter(Forbidden, now)
+		for _, want := range []int{1, 2, 4, 8, 16, 30, 30} {
+			if got := h.Over(now); got != time.Duration(want)*time.Second || h.State != Forbidden {
+				t.Errorf("%v after a refusal, want %d s; state %v", got, want, h.State)
+			}
+		}
+		h.Enter(Joined, now)
+		now = now.Add(steadyLife)
+		h.Over(now)
+	}
 	h.Enter(Forbidden, now)
-	if got := h.Over(now); got != deniedRejoin || h.State != Forbidden {
-		t.Errorf("%v after a refusal, state %v", got, h.State)
+	h.Over(now)
+	h.Enter(Joined, now)
+	h.Over(now.Add(steadyLife - 1))
+	h.Enter(Forbidden, now)
+	if got := h.Over(now); got != 2*firstDenied {
+		t.Errorf("%v after a refusal soon after another one", got)
 	}
 }
 

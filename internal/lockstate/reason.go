@@ -25,7 +25,7 @@ func (r Reason) String() string {
 		NotOurs:       "Redis reports that this process no longer owns it",
 		notDowngraded: "this process no longer owned the lock when it was to be downgraded",
 		LostAtRelease: "this process no longer owned the lock when it released it",
-		LostUnproved:  "a command about it got no reply, and another owner may have had the lock in between",
+		LostUnproved:  "a command about it got no reply, or an error instead of one, and another owner may have had the lock in between",
 		givenToWriter: "Redis gave the lock to a writer",
 		Evicted:       "an operator evicted its owner",
 		Overlong:      "its maximum hold ended",

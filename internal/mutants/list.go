@@ -494,6 +494,7 @@ var mutants = []mutant{
 	{"errors forget the echo that is awaited", "internal/lockstate/inboxhealth.go", "{ h.ProbeRequired = true }", "{ h.ProbeRequired, h.nonce, h.Due = true, \"\", time.Time{} }", "DoNotHide"},
 	{"an echo whose command is never answered is awaited for ever", "internal/lockstate/inboxhealth.go", "h.nonce, h.Due = strconv.Itoa(h.sent), now.Add(protocol.CommandTimeout+EchoWait)", "h.nonce, h.Due = strconv.Itoa(h.sent), now.Add(0*protocol.CommandTimeout+24*time.Hour)", "NeverAnswered"},
 	{"messages excuse a proof for ever", "internal/lockstate/inboxhealth.go", " && now.Sub(h.echoed) < max(silence, OwnerSilence)", "", "NowAndThen"},
+	{"after a refusal, the next subscription is half a minute away", "internal/lockstate/inboxhealth.go", "		h.denied = min(max(2*h.denied, firstDenied), longestDenied)", "		h.denied = longestDenied", "PauseAfterARefusal"},
 	{"nobody polls while no subscription can be made", "internal/lockstate/inboxhealth.go", "h.State == Forbidden || h.State == Absent", "h.State == Forbidden", "PollOnceNoSubscription|WaitersPollOnly"},
 	{"an inbox that has just broken has its waiters poll", "internal/lockstate/inboxhealth.go", "	if h.Failing(now) >= absentAfter {", "	if true {", "WaitersPollOnly"},
 	{"a subscription that can be made again leaves waiters polling", "internal/lockstate/inboxhealth.go", "		h.failing = time.Time{}\n", "", "WaitersPollOnly"},
