@@ -508,7 +508,7 @@ var mutants = []mutant{
 	{"an inbox pauses though Redis is back", "notify.go", "	case in.hasten <- struct{}{}:\n", "	case (chan struct{})(nil) <- struct{}{}:\n", "NotFollowedByPolls"},
 	{"a request that looks dead is not made anew", "internal/lockstate/lock.go", "	if g.state == queued && l.looksDead(now) {", "	if false {", "GoneForGood"},
 	{"a lease that nobody took is a loss after Close", "internal/lockstate/lock.go", "		if !c.unused {\n			fx.Ended = append(fx.Ended, Loss{c, why})\n		}\n", "		fx.Ended = append(fx.Ended, Loss{c, why})\n", "NobodyTook"},
-	{"the pause between resubscriptions is never reset", "internal/lockstate/inboxhealth.go", "		h.pause = 0\n", "", "PauseBetween|BreaksAllTheTime"},
+	{"the pause between resubscriptions is never reset", "internal/lockstate/inboxhealth.go", "		h.pause, h.denied = 0, 0\n", "", "PauseBetween|BreaksAllTheTime"},
 	{"the pause between resubscriptions is reset by each", "internal/lockstate/inboxhealth.go", "h.State == Joined && now.Sub(h.since) >= steadyLife", "h.State == Joined", "PauseBetween|BreaksAllTheTime"},
 	{"only an ACL refuses a subscription", "notify.go", "		err = notSubscribed{err}\n", "", "SubscribingIsRefused"},
 	{"a loss is measured by who finds it", "entry.go", "		c.tracing.later(func() { c.recordHold(&held) })", "		c.recordHold(&held)", "CodeOfTheUsers"},
