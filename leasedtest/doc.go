@@ -13,6 +13,10 @@
 // if a lease was not unlocked by then. Outside a bubble of testing/synctest such a test takes
 // 5 s longer, for which closing the client waits for the Unlock.
 //
+// A goroutine that still waits in Lock when its client is closed panics, as in a program, and that
+// ends the test binary, without the message of the test that has failed. So have a test end the
+// goroutines that it started; those of LockContext end with t.Context(), which is before.
+//
 // # Trouble
 //
 // A [Server] can cause the trouble that code with locks should be tested for:
@@ -44,7 +48,8 @@
 // # What it is not
 //
 // The server is a single node. It has no replicas, so [leased.WithReplicas] refuses every
-// lease, and it is no Cluster. A command takes several times as long as on Redis, so measure
+// lease, and it is no Cluster. For [leased.NewQuorum], take the Redis clients of several servers, which
+// have addresses of their own. A command takes several times as long as on Redis, so measure
 // speed on a real server. The server does not work on platforms whose int has 32 bits; there
 // [NewServer] skips the test.
 package leasedtest

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"strings"
 	"sync"
@@ -380,5 +381,45 @@ func TestBubblesOneAfterTheOtherMayHaveManyCommandsUnderWay(t *testing.T) {
 			}
 			all.Wait()
 		})
+	}
+}
+
+func TestServersMakeAQuorum(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var rdbs []redis.UniversalClient
+		var servers []*leasedtest.Server
+		for range 3 {
+			server := leasedtest.NewServer(t)
+			servers, rdbs = append(servers, server), append(rdbs, server.Redis())
+		}
+		client, err := leased.NewQuorum(rdbs, leased.WithLogger(slog.New(slog.DiscardHandler)))
+		must(t, err)
+		mu := client.Mutex("x")
+		lock := func() {
+			t.Helper()
+			lease, err := mu.LockContext(t.Context())
+			must(t, err)
+			must(t, lease.Unlock())
+		}
+		lock()
+		time.Sleep(time.Hour) // they are no new set any more
+		start := servers[0].Stop()
+		lock()
+		servers[1].Stop()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if _, err := mu.LockContext(ctx); !errors.Is(err, leased.ErrNoQuorum) {
+			t.Errorf("one server of three: %v", err)
+		}
+		start()
+		lock()
+		must(t, client.Close())
+	})
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

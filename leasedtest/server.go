@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/netip"
 	"slices"
 	"strconv"
 	"sync"
@@ -61,6 +62,7 @@ func Lose(t testing.TB, client *leased.Client, name string) {
 type Server struct {
 	t      testing.TB
 	mini   *miniredis.Miniredis
+	addr   string // its own, for leased.NewQuorum; never dialed, and a host name would be resolved
 	output output
 
 	dropping atomic.Int32 // calls of DropMessages that were not undone
@@ -72,13 +74,19 @@ type Server struct {
 	ahead   time.Duration // how far the server's clock is ahead of the clients'
 }
 
+var servers atomic.Uint32 // made so far
+
 // NewServer returns a new server, which ends with the test.
 func NewServer(t testing.TB) *Server {
 	t.Helper()
 	if strconv.IntSize < 64 {
 		t.Skip("leasedtest: miniredis reads the time of PEXPIREAT as an int, which has 32 bits here")
 	}
-	s := &Server{t: t, mini: miniredis.NewMiniRedis(), output: output{to: t.Output()}, conns: map[*conn]struct{}{}}
+	n := servers.Add(1)
+	s := &Server{
+		t: t, mini: miniredis.NewMiniRedis(), output: output{to: t.Output()}, conns: map[*conn]struct{}{},
+		addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, byte(n >> 16), byte(n >> 8), byte(n)}), 6379).String(),
+	}
 	s.mini.ClockTTL(true) // keys expire as time passes; inside a bubble, by its fake clock
 	t.Cleanup(func() {
 		s.mini.Close()
@@ -124,7 +132,7 @@ func (s *Server) Client(opts ...leased.Option) *leased.Client {
 // closed when the test ends. At most 10,000 of its commands may be under way at once.
 func (s *Server) Redis() *redis.Client {
 	rdb := redis.NewClient(&redis.Options{
-		Addr: "127.0.0.1:6379", // never dialed; a host name here would be resolved
+		Addr: s.addr,
 		Dialer: func(context.Context, string, string) (net.Conn, error) {
 			return s.dial()
 		},

@@ -8,7 +8,8 @@
 // certmagic's own renewal of locks (LockLeaseRenewer) is not needed.
 //
 // certmagic does not work under the context of a lease, so it does not notice that a lease
-// was lost until it unlocks; as the documentation of its Locker says, it tolerates that.
+// was lost; as the documentation of its Locker says, it tolerates that. The client logs the loss,
+// or calls the handler of leased.WithLossHandler.
 // The locks have the names that certmagic gives them, under the client's key prefix
 // (leased.WithKeyPrefix).
 package certmagiclock
@@ -69,13 +70,27 @@ func (s *Storage) TryLock(ctx context.Context, name string) (bool, error) {
 }
 
 // Unlock implements certmagic.Locker. It does not use the context, which at the end of an order
-// never ends: it waits for Redis for at most the time set by leased.WithReleaseTimeout. The error is
-// that of leased.Lease.Unlock, which matches leased.ErrLeaseLost if the lock was lost while it was
-// held, or it matches leased.ErrNotLocked if the lock was not held through s.
+// never ends: it waits for Redis for at most the time set by leased.WithReleaseTimeout. The error
+// matches leased.ErrNotReleased if Redis did not confirm the release in time, or leased.ErrNotLocked if
+// the lock was not held through s. It is nil if the lease was lost: certmagic keeps a lock whose
+// Unlock failed in its list, and there is nothing left to release.
 func (s *Storage) Unlock(_ context.Context, name string) error {
 	lease, held := s.held.LoadAndDelete(name)
 	if !held {
 		return fmt.Errorf("certmagiclock: %q: %w", name, leased.ErrNotLocked)
 	}
-	return lease.(*leased.Lease).Unlock()
+	err := lease.(*leased.Lease).Unlock()
+	if errors.Is(err, leased.ErrLeaseLost) && !errors.Is(err, leased.ErrNotReleased) {
+		return nil
+	}
+	return err
+}
+
+// String returns what the storage says of itself, or its type. certmagic logs the storage, and one that has
+// passwords leaves them out there.
+func (s *Storage) String() string {
+	if own, ok := s.Storage.(fmt.Stringer); ok {
+		return own.String()
+	}
+	return fmt.Sprintf("%T", s.Storage)
 }

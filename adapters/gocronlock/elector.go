@@ -21,7 +21,7 @@ func NewElector(mutex *leased.Mutex) *Elector {
 // A job that runs is not stopped when its process ceases to be the leader, so for a moment jobs can
 // run in two processes. What must not run twice at once should take a lock itself, with
 // leased.Mutex.Do. A run that is due between two leaders is skipped, or run by both if the clock of the new
-// leader is behind the old one's.
+// leader is behind the old one's, or if the new leader's run had to wait: for Redis, or in a queue of gocron.
 //
 // An Elector may be used by several schedulers of a process, and is safe for concurrent use.
 type Elector struct {

@@ -26,7 +26,8 @@ import (
 
 // What a pod may take to end. deployment.yaml allows 30 s: the two of these, and a rest.
 const (
-	finishRequests = 20 * time.Second // longer than any request
+	longestRequest = 15 * time.Second // the wait for the lock included
+	finishRequests = 20 * time.Second
 	giveBackLocks  = 5 * time.Second
 )
 
@@ -95,7 +96,9 @@ func routes(locks *leased.Client) http.Handler {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		err = locks.Mutex("work").Do(r.Context(), func(ctx context.Context) error {
+		bounded, cancel := context.WithTimeout(r.Context(), longestRequest)
+		defer cancel()
+		err = locks.Mutex("work").Do(bounded, func(ctx context.Context) error {
 			fmt.Println("working")
 			select {
 			case <-time.After(lasts):
