@@ -644,12 +644,10 @@ func (c *Client) await(ctx context.Context, done <-chan struct{}) error {
 	case <-ctx.Done():
 	case <-c.base.Done():
 	}
-	select {
-	case <-done:
+	switch {
+	case isClosed(done):
 		return nil
-	default:
-	}
-	if ctx.Err() != nil {
+	case ctx.Err() != nil:
 		return ended(ctx)
 	}
 	return ErrClosed

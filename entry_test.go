@@ -422,3 +422,23 @@ func TestATimeIsShownOnTheWallClock(t *testing.T) {
 		t.Errorf("no time has become %v", got)
 	}
 }
+
+// A select between two that are over chooses at random, so one try would prove nothing.
+func TestWhatIsDecidedCountsThoughItsContextHasEnded(t *testing.T) {
+	c := onStub(t, 0, 0)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	done := make(chan struct{})
+	if err := c.await(ctx, done); !errors.Is(err, context.Canceled) {
+		t.Errorf("what is not decided: %v", err)
+	}
+	close(done)
+	for range 100 {
+		if err := c.await(ctx, done); err != nil {
+			t.Fatal(err)
+		}
+		if !waitFor(ctx, done) {
+			t.Fatal("it has not waited")
+		}
+	}
+}

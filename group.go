@@ -86,12 +86,7 @@ func waitFor(ctx context.Context, done <-chan struct{}) bool {
 	case <-done:
 		return true
 	case <-ctx.Done():
-	}
-	select {
-	case <-done:
-		return true
-	default:
-		return false
+		return isClosed(done)
 	}
 }
 

@@ -175,8 +175,6 @@ func (l *Lock) acquireRefused(a protocol.Answer, sent bool, now time.Time, fx *E
 			g.wanted = true // nobody is to enter before that
 			l.putOffQuestion(now)
 		}
-	case g.mayNotQueue && !sent:
-		l.becomeNone()
 	case !g.mayNotQueue && l.waiting.first != nil && l.waiting.first.awaitsIdleOwner(): // asks again, and then queues
 	case sent: // an earlier command may have queued the request
 		l.cancelRequest(now, fx)
@@ -469,7 +467,7 @@ func (l *Lock) loseLeaving(why Reason, now time.Time, fx *Effects) {
 	}
 }
 
-// reportLoss reports that the lease of c, which has left, was lost.
+// reportLoss reports that the lease of c was lost, for the reason in c.Why.
 func (l *Lock) reportLoss(c *Caller, now time.Time, fx *Effects) {
 	c.Events.add(Event{At: now, What: eventLost, Text: c.Why.String()})
 	if !c.unused {

@@ -376,10 +376,7 @@ func (l *Lock) end(c *Caller, why Reason, now time.Time, fx *Effects) {
 	if c.Ended != ByLoss {
 		l.drawToken(c, now)
 		c.until, c.Ended, c.Why = l.instant(Earlier(now, l.grant.trust())), ByLoss, why
-		c.Events.add(Event{At: now, What: eventLost, Text: why.String()})
-		if !c.unused {
-			fx.Ended = append(fx.Ended, Loss{c, why})
-		}
+		l.reportLoss(c, now, fx)
 	}
 }
 

@@ -95,7 +95,7 @@ func (l *Lock) endOverlong(now time.Time, fx *Effects) {
 	l.maxHoldAt = 0
 	for c := l.members; c != nil; c = c.next {
 		switch {
-		case c.noRenew || c.Ended == ByLoss || c.Opts.MaxHold == 0:
+		case c.noRenew || c.Opts.MaxHold == 0:
 		case l.instant(now) >= l.maxHoldOf(c):
 			c.noRenew = true
 			l.end(c, Overlong, now, fx)

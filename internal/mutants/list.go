@@ -507,7 +507,7 @@ var mutants = []mutant{
 	{"a meter that refuses a callback once has no gauges", "metrics.go", "		sharedGauges.all = slices.DeleteFunc(sharedGauges.all, func(each *gauges) bool { return each == own })\n", "", "RefusesOneClients"},
 	{"an inbox pauses though Redis is back", "notify.go", "	case in.hasten <- struct{}{}:\n", "	case (chan struct{})(nil) <- struct{}{}:\n", "NotFollowedByPolls"},
 	{"a request that looks dead is not made anew", "internal/lockstate/lock.go", "	if g.state == queued && l.looksDead(now) {", "	if false {", "GoneForGood"},
-	{"a lease that nobody took is a loss after Close", "internal/lockstate/lock.go", "		if !c.unused {\n			fx.Ended = append(fx.Ended, Loss{c, why})\n		}\n", "		fx.Ended = append(fx.Ended, Loss{c, why})\n", "NobodyTook"},
+	{"a lease that nobody took is a loss after Close", "internal/lockstate/events.go", "	if !c.unused {\n		fx.Ended = append(fx.Ended, Loss{c, c.Why})\n	}\n", "	fx.Ended = append(fx.Ended, Loss{c, c.Why})\n", "NobodyTook"},
 	{"the pause between resubscriptions is never reset", "internal/lockstate/inboxhealth.go", "		h.pause, h.denied = 0, 0\n", "", "PauseBetween|BreaksAllTheTime"},
 	{"the pause between resubscriptions is reset by each", "internal/lockstate/inboxhealth.go", "h.State == Joined && now.Sub(h.since) >= steadyLife", "h.State == Joined", "PauseBetween|BreaksAllTheTime"},
 	{"only an ACL refuses a subscription", "notify.go", "		err = notSubscribed{err}\n", "", "SubscribingIsRefused"},
@@ -726,7 +726,7 @@ var mutants = []mutant{
 	{"a request that replaces another one is sent at once", "internal/lockstate/events.go", "		l.makeRequest(head, now)\n		l.grant.checkAt = checkAt\n", "		l.makeRequest(head, now)\n		_ = checkAt\n", "NotConfirmed"},
 	{"a renewal that too few replicas have prolongs the lease", "internal/redisserver/replicas.go", "		if batch[i].Outcome == protocol.Granted {\n			batch[i].Outcome, batch[i].Err = protocol.Unanswered, err\n", "		if false {\n			batch[i].Err = err\n", "Replica"},
 	{"a lease without a maximum hold has one of nothing", "internal/lockstate/timers.go", " || c.Opts.MaxHold == 0:", ":", "MaximumHold"},
-	{"a collected lease is ended for its maximum hold", "internal/lockstate/timers.go", "		case c.noRenew || c.Ended == ByLoss || c.Opts.MaxHold == 0:", "		case c.Ended == ByLoss || c.Opts.MaxHold == 0:", "MaximumHold"},
+	{"a collected lease is ended for its maximum hold", "internal/lockstate/timers.go", "		case c.noRenew || c.Opts.MaxHold == 0:", "		case c.Opts.MaxHold == 0:", "MaximumHold"},
 
 	// several servers
 	{"a command without answer leaves the slots as they are", "entry.go", "	c.slotMap.commandFailed(fail) // before the step, whose commands are to find the right node\n", "", "AnyCommandWithoutAnswer"},
@@ -1048,7 +1048,7 @@ var mutants = []mutant{
 	{"a cancel that was given up is waited for still", "canceler.go", "		if s.Owner != nil { //", "		if results[i].Fail == nil { //", "TestACancelThatIsGivenUp"},
 	{"an Unlock that overtakes a loss ends the context as if there was none", "acquire.go", "	case w.Ended == lockstate.ByLoss:\n		return e.lostLocked(w, nil)\n	case w.Ended", "	case w.Ended == lockstate.ByLoss && w.Phase != lockstate.Left:\n		return e.lostLocked(w, nil)\n	case w.Ended", "TestAnUnlockThatOvertakesALoss"},
 	{"a check waits for a client that has ended", "client.go", "	case <-ctx.Done():\n	case <-c.base.Done():\n	}\n", "	case <-ctx.Done():\n	}\n", "TestACheckDuringADowngradeEnds|TestADowngradeUnderWay"},
-	{"a downgrade that is decided is not told of after the context's end", "client.go", "	select {\n	case <-done:\n		return nil\n	default:\n	}\n	if ctx.Err()", "	if ctx.Err()", "TestADowngradeOfALeaseThatIsOver"},
+	{"what is decided is not told of after the context's end", "client.go", "	case isClosed(done):\n		return nil\n", "", "DecidedCounts"},
 	{"the error of Inspect does not match its context's", "inspect.go", "		if !errors.Is(err, why) {", "		if false {", "TestInspectAndForceUnlockEnd"},
 	{"the error of Inspect says twice what its context ended with", "inspect.go", "		if !errors.Is(err, why) {", "		if true {", "TestInspectAndForceUnlockEnd"},
 	{"a quorum: an operator's call begins after its context has ended", "internal/quorum/operator.go", "		return nil, []error{ctx.Err()}\n", "		_ = ctx\n", "TestInspectAndForceUnlockEnd"},

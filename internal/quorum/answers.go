@@ -42,14 +42,7 @@ func (l *Lock) take(s *Send, res Result, now time.Time, fx *Effects) {
 	case Renew:
 		l.renewed(s, res, now, fx)
 	case Adopt:
-		p := &s.req.parts[i]
-		if p.id == s.ID {
-			p.adopting = false
-			if p.adoptFailed = res.Fail != nil || res.Answer.Outcome != protocol.Done; !p.adoptFailed {
-				p.known = max(p.known, s.Token)
-			}
-		}
-		l.review(s.req, now, fx)
+		l.adopted(s, res, now, fx)
 	default:
 		switch s.Cmd.Verb {
 		case protocol.Acquire:
@@ -60,6 +53,17 @@ func (l *Lock) take(s *Send, res Result, now time.Time, fx *Effects) {
 			l.moved(s, res, now, fx)
 		}
 	}
+}
+
+// adopted takes a server's answer to an adopt.
+func (l *Lock) adopted(s *Send, res Result, now time.Time, fx *Effects) {
+	if p := s.part(); p != nil {
+		p.adopting = false
+		if p.adoptFailed = res.Fail != nil || res.Answer.Outcome != protocol.Done; !p.adoptFailed {
+			p.known = max(p.known, s.Token)
+		}
+	}
+	l.review(s.req, now, fx)
 }
 
 // part returns the part that the command is about, or nil if the part has another id by now.

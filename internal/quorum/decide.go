@@ -56,6 +56,12 @@ func (op *Op) gives() bool {
 
 // lacksQuorum decides an op with an error: too few servers answered, or too few of them agreed.
 func (l *Lock) lacksQuorum(op *Op, now time.Time, fx *Effects) {
+	op.Err = l.noQuorum(op)
+	l.decide(op, now, fx)
+}
+
+// noQuorum returns the error of an op that has no other result.
+func (l *Lock) noQuorum(op *Op) *noQuorum {
 	e := &noQuorum{n: l.cfg.N, need: l.cfg.Need, kind: protocol.NeverSent}
 	lasting := map[protocol.FailureKind]int{}
 	for _, f := range op.fails {
@@ -77,8 +83,7 @@ func (l *Lock) lacksQuorum(op *Op, now time.Time, fx *Effects) {
 			e.kind = kind
 		}
 	}
-	op.Err = e
-	l.decide(op, now, fx)
+	return e
 }
 
 func count(all []outcome, which ...outcome) int {
@@ -298,8 +303,9 @@ func (r *request) noteKept(op *Op, now time.Time) {
 // others are given back: a client that cannot own the lock must not keep out those that can. A
 // downgrade's grants are kept, because they are what is left of a lease.
 func (l *Lock) noMajority(op *Op, r *request, now time.Time, fx *Effects) {
-	l.lacksQuorum(op, now, fx)
-	e := op.Err.(*noQuorum) //nolint:errorlint // created on the line before
+	e := l.noQuorum(op)
+	op.Err = e
+	l.decide(op, now, fx)
 	for i := range r.parts {
 		if p := &r.parts[i]; p.state == owned && now.Before(p.young) {
 			e.young = max(e.young, p.young.Sub(now))
@@ -536,9 +542,10 @@ func (l *Lock) evaluateCancel(op *Op, now time.Time, fx *Effects) {
 	case pending > 0:
 		return
 	default:
-		l.lacksQuorum(op, now, fx)
+		e := l.noQuorum(op)
+		op.Err = e
+		l.decide(op, now, fx)
 		l.forgetLater(r, now)
-		e := op.Err.(*noQuorum) //nolint:errorlint // created two lines before
 		op.Canceled = protocol.Canceled{Fail: &protocol.Failure{Err: e, Kind: e.kind}}
 		return
 	}

@@ -109,11 +109,10 @@ type request struct {
 type Send struct {
 	Server int
 	Kind   Kind
-	Cmd    protocol.Command       // Do
+	Cmd    protocol.Command       // Do; of the other kinds only the ID, which is the part's
 	Cancel protocol.CancelRequest // Cancel
 	Renew  protocol.Renewal       // Renew
 	Keys   *protocol.Keys
-	ID     string // Adopt: the owner
 	Token  uint64 // Adopt
 	Probes bool   // Do: the command may also probe the inbox at this server
 

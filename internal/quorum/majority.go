@@ -113,7 +113,7 @@ func (l *Lock) writeBack(r *request, token uint64, fx *Effects) {
 	for i := range r.parts {
 		if p := &r.parts[i]; p.state == owned && p.known < token && !p.adopting && !p.adoptFailed {
 			p.adopting = true
-			l.send(&Send{Server: i, Kind: Adopt, ID: p.id, Token: token, req: r}, fx)
+			l.send(&Send{Server: i, Kind: Adopt, Cmd: protocol.Command{ID: p.id}, Token: token, req: r}, fx)
 		}
 	}
 }

@@ -316,7 +316,7 @@ func (m *member) do(ctx context.Context, s *Send) Result {
 			m.reportYoung(res.Young)
 		}
 	case Adopt:
-		res.Answer, err = m.srv.Adopt(ctx, s.Keys, s.ID, s.Token)
+		res.Answer, err = m.srv.Adopt(ctx, s.Keys, s.Cmd.ID, s.Token)
 		res.Fail = redisserver.Classify(err)
 	case Cancel:
 		res.Canceled = m.srv.Cancel(ctx, []protocol.CancelRequest{s.Cancel})[0]

@@ -102,7 +102,7 @@ func evictOwner(ctx context.Context, srv *redisserver.Server, k *protocol.Keys, 
 // a further protocol.CommandTimeout is over, after which only a blocking hook of the Redis client can keep
 // a call; ctx has ended.
 func each[T any](ctx context.Context, s *Server, enough func([]T) bool, f func(ctx context.Context, server int, srv *redisserver.Server) (T, error)) (results []T, errs []error) {
-	type outcome struct {
+	type reply struct {
 		i   int
 		val T
 		err error
@@ -110,7 +110,7 @@ func each[T any](ctx context.Context, s *Server, enough func([]T) bool, f func(c
 	if ctx.Err() != nil {
 		return nil, []error{ctx.Err()}
 	}
-	ch := make(chan outcome, len(s.members))
+	ch := make(chan reply, len(s.members))
 	n := 0
 	for i, m := range s.members {
 		if m.isAway() {
@@ -122,7 +122,7 @@ func each[T any](ctx context.Context, s *Server, enough func([]T) bool, f func(c
 			defer cancel()
 			m.sending()
 			sent := time.Now()
-			of, fail := outcome{i: i, err: panicked.Err}, panicked
+			of, fail := reply{i: i, err: panicked.Err}, panicked
 			defer func() { // also if a hook panics
 				m.heardOf(fail, sent)
 				ch <- of

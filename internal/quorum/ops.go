@@ -94,9 +94,9 @@ func (op *Op) settleGiven(i int, o outcome) {
 	op.settle(i, o)
 }
 
-// settleOld does the same for the old request of a yield or downgrade.
+// settleOld does the same for the old request of a yield or downgrade, if there is one.
 func (op *Op) settleOld(i int, o outcome) {
-	if op.olds[i] == outcomePending {
+	if op.olds != nil && op.olds[i] == outcomePending {
 		op.olds[i] = o
 	}
 }
@@ -108,9 +108,7 @@ func (op *Op) fail(i int, f *protocol.Failure) { op.fails[i] = f }
 func (op *Op) away(i int, err error) {
 	op.fail(i, &protocol.Failure{Err: err, Kind: protocol.NeverSent})
 	op.settle(i, outcomeFailed)
-	if op.olds != nil {
-		op.settleOld(i, outcomeFailed)
-	}
+	op.settleOld(i, outcomeFailed)
 }
 
 func (l *Lock) whyAway(server int) error {
@@ -443,21 +441,15 @@ func (l *Lock) Expire(op *Op, now time.Time, fx *Effects) {
 		asks = op.next
 	}
 	for i := range op.outcomes {
-		if asks.parts[i].adopting && op.fails[i] == nil {
+		pending := op.outcomes[i] == outcomePending || op.olds != nil && op.olds[i] == outcomePending
+		if (pending || asks.parts[i].adopting) && op.fails[i] == nil {
 			op.fail(i, &protocol.Failure{Err: errAway, Kind: protocol.NoAnswer})
 		}
-		if op.outcomes[i] == outcomePending || op.olds != nil && op.olds[i] == outcomePending {
-			if op.fails[i] == nil {
-				op.fail(i, &protocol.Failure{Err: errAway, Kind: protocol.NoAnswer})
-			}
-			if op.held && op.req.parts[i].lost && (op.kind == Renew || op.verb == protocol.Acquire) {
-				op.settle(i, outcomeLost)
-			}
-			op.settle(i, outcomeFailed)
-			if op.olds != nil {
-				op.settleOld(i, outcomeFailed)
-			}
+		if op.held && op.req.parts[i].lost && (op.kind == Renew || op.verb == protocol.Acquire) {
+			op.settle(i, outcomeLost)
 		}
+		op.settle(i, outcomeFailed)
+		op.settleOld(i, outcomeFailed)
 	}
 	l.evaluate(op, now, fx)
 }

@@ -76,7 +76,7 @@ func (l *Lock) forgetLater(r *request, now time.Time) {
 // keepFor returns for how long a partial grant is kept.
 func (l *Lock) keepFor(r *request, i int) time.Duration {
 	p := &r.parts[i]
-	longest := min(shortestKeep<<min(p.giveBacks, 20), longestKeep)
+	longest := min(shortestKeep<<min(p.giveBacks, mostDoublings), longestKeep)
 	return l.lag(r, i) + longest - time.Duration(hashOf(p.id)%uint64(longest/2))
 }
 

@@ -378,32 +378,31 @@ func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) 
 func (s *Server) Renew(ctx context.Context, batch []protocol.Renewal) {
 	w := &pendingCall{values: ctx, left: len(batch), done: make(chan struct{})}
 	ops, keys := make([]*Op, len(batch)), make([]*protocol.Keys, len(batch))
-	byMember := make([][]*Send, len(s.members))
-	var all Effects
+	var fx Effects
 	var shortest time.Duration
 	s.mu.Lock()
 	for i := range batch {
 		b := &batch[i]
 		h := s.lockOf(b.Keys)
-		var fx Effects
 		ops[i], keys[i] = h.Renew(b, time.Now(), &fx), b.Keys
 		ops[i].Tag = w
 		if shortest == 0 || b.Req.TTL < shortest {
 			shortest = b.Req.TTL
 		}
-		for _, send := range fx.Sends {
-			if send.Kind == Renew {
-				byMember[send.Server] = append(byMember[send.Server], send)
-			} else {
-				all.Sends = append(all.Sends, send)
-			}
-		}
-		all.Done = append(all.Done, fx.Done...)
-		all.Strays = append(all.Strays, fx.Strays...)
 		s.settleLocked(h)
 	}
 	s.mu.Unlock()
-	s.perform(&all)
+	byMember := make([][]*Send, len(s.members)) // renewals, which leave together
+	others := fx.Sends[:0]
+	for _, send := range fx.Sends {
+		if send.Kind == Renew {
+			byMember[send.Server] = append(byMember[send.Server], send)
+		} else {
+			others = append(others, send)
+		}
+	}
+	fx.Sends = others
+	s.perform(&fx)
 	for i, sends := range byMember {
 		if len(sends) == 0 {
 			continue

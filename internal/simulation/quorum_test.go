@@ -821,7 +821,7 @@ func sentTo(s *quorum.Send) string {
 	case quorum.Renew:
 		return "renew " + short(s.Renew.Req.ID).String()
 	case quorum.Adopt:
-		return "adopt " + short(s.ID).String()
+		return "adopt " + short(s.Cmd.ID).String()
 	}
 	return told(s.Cmd).String()
 }
@@ -847,7 +847,7 @@ func (s *qServer) execute(send *quorum.Send) (res quorum.Result) {
 		}
 	case quorum.Adopt:
 		s.w.counts["token written back"]++
-		res.Answer, err = s.srv.Adopt(ctx, send.Keys, send.ID, send.Token)
+		res.Answer, err = s.srv.Adopt(ctx, send.Keys, send.Cmd.ID, send.Token)
 		res.Fail = redisserver.Classify(err)
 	case quorum.Cancel:
 		res.Canceled = s.srv.Cancel(ctx, []protocol.CancelRequest{send.Cancel})[0]
