@@ -291,7 +291,7 @@
 // hashes that Redisson uses, the error says so in words. On a bad name, a bad option, a
 // closed client or a closed *redis.Client, LockContext returns an error and Lock panics. Closing the
 // *redis.Client alone is not noticed by calls that wait for another caller of this process, which go on
-// waiting for its Unlock, nor by [Lease.Downgrade], which waits until the lease is lost.
+// waiting for its Unlock, nor by [Lease.Downgrade], which waits until its context ends or the lease is lost.
 //
 // Unlock returns nil only if another caller of this process continues with the lock, if other readers of
 // this process still hold it, if the process keeps it idle ([WithIdleHold]), if Redis confirmed the
@@ -349,7 +349,8 @@
 //
 // A call of LockContext, TryLockContext or Do that gets the lock is equivalent to one of Lock, or of RLock
 // if it is for reading, and any call that ends a hold to one of Unlock or RUnlock. A [Lease.Downgrade] that
-// succeeds is equivalent to an Unlock that an RLock follows at once.
+// turns a writer's lease into a reader's is equivalent to an Unlock followed at once by an RLock, with no
+// other Lock in between.
 //
 // There is no such relation between processes, which share no memory, nor between two
 // Clients of one process, although they exclude each other.

@@ -212,7 +212,6 @@ func TestAReleaseWithoutAnswerKeepsTheMinimumHold(t *testing.T) {
 	})
 }
 
-// The TTL alone covers a process that does not unlock.
 // The replica that a failover promotes need not have the release. Then Redis names the owner again, and asks its
 // process for the lock.
 func TestAFailoverThatUndoesAnUnlockDoesNotEndTheMinimumHold(t *testing.T) {
@@ -250,6 +249,7 @@ func TestAFailoverThatUndoesAnUnlockDoesNotEndTheMinimumHold(t *testing.T) {
 	}
 }
 
+// The TTL alone covers a process that does not unlock.
 func TestAMinimumHoldIsForLeasesThatAreUnlocked(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		const ttl = 10 * time.Second

@@ -13,9 +13,10 @@
 // if a lease was not unlocked by then. Outside a bubble of testing/synctest such a test takes
 // 5 s longer, for which closing the client waits for the Unlock.
 //
-// A goroutine that still waits in Lock when its client is closed panics, as in a program, and that
-// ends the test binary, without the message of the test that has failed. So have a test end the
-// goroutines that it started; those of LockContext end with t.Context(), which is before.
+// As in any program, a goroutine that still waits in Lock when its client is closed panics. That ends
+// the test binary before the failure that began it is printed. So have a test end the goroutines that
+// it starts. A LockContext that was given t.Context() ends by itself, because that context is canceled
+// before the client is closed.
 //
 // # Trouble
 //

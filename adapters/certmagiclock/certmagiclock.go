@@ -72,8 +72,8 @@ func (s *Storage) TryLock(ctx context.Context, name string) (bool, error) {
 // Unlock implements certmagic.Locker. It does not use the context, which at the end of an order
 // never ends: it waits for Redis for at most the time set by leased.WithReleaseTimeout. The error
 // matches leased.ErrNotReleased if Redis did not confirm the release in time, or leased.ErrNotLocked if
-// the lock was not held through s. It is nil if the lease was lost: certmagic keeps a lock whose
-// Unlock failed in its list, and there is nothing left to release.
+// the lock was not held through s. It is nil if the lease was lost, since there is nothing left to
+// release: certmagic keeps a lock whose Unlock failed in a list of those to be cleaned up.
 func (s *Storage) Unlock(_ context.Context, name string) error {
 	lease, held := s.held.LoadAndDelete(name)
 	if !held {

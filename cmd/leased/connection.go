@@ -58,8 +58,8 @@ func (a *address) bind(c *cobra.Command) {
 	a.bindServer(c, "`ADDRESS` of Redis: a URL such as rediss://user@host:6379/0, or HOST:PORT, or several with "+
 		"commas between them; default: $LEASED_REDIS, then $REDIS_URL, then localhost:6379")
 	c.Flags().BoolVar(&a.Quorum, "quorum", false, "the addresses are of independent servers, as for leased.NewQuorum: 3, 5 or 7; for run, inspect and unlock")
-	c.Flags().DurationVar(&a.quarantine, "quarantine", 0, "the `LENGTH` that the application gives to leased.WithQuarantine, with --quorum: at least the longest TTL "+
-		"of any of its locks; default: 1m, or --ttl if that is longer")
+	c.Flags().DurationVar(&a.quarantine, "quarantine", 0, "the `LENGTH` that the application gives to leased.WithQuarantine, with --quorum; at least the longest TTL "+
+		"of any lock of any process (default 1m)")
 	c.Flags().StringVar(&a.prefix, "prefix", "", "key `PREFIX` that the application gives to leased.WithKeyPrefix")
 }
 

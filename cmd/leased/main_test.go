@@ -97,6 +97,8 @@ func TestMistakesInTheCommandLineAreToldWithStatusTwo(t *testing.T) {
 		{"help redis://:hush@h:1", "--redis"},
 		{"inspect a -redis=redis://:hush@h:1", "--redis"},
 		{"ls --limit redis://:hush@h:1", "--redis"},
+		{"completion redis://:hush@h:1", "--redis"},
+		{"inspect a --quorum=redis://:hush@h:1", "--quorum takes no value"},
 		{"demo --redis http://localhost", "--redis is no Redis URL"},
 		{"inspect", "the name of one lock"},
 		{"inspect a b", "the name of one lock"},

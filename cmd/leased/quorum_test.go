@@ -31,6 +31,9 @@ func TestRunInspectAndUnlockOnAQuorum(t *testing.T) {
 		t.Errorf("not how many servers: %q", out)
 	}
 	file := scratch(t)
+	if got := invoke(t, "inspect", "job", "--quorum", "--quarantine", "20s", "--redis", all); got.status != 0 {
+		t.Errorf("a quarantine shorter than the default TTL: %+v", got)
+	}
 	held := begin(t, program(t, "run", "--quorum", "--redis", all, "job", "--", "sh", "-c", "echo $$ > "+file+"; exec sleep 60"))
 	pidIn(t, file)
 	if got := invoke(t, "inspect", "job", "--json", "--quorum", "--redis", all); !regexp.MustCompile(`"servers":3,"answered":3,"behind":[23]\b`).MatchString(got.out) {
@@ -67,6 +70,7 @@ func TestRunInspectAndUnlockOnAQuorum(t *testing.T) {
 		{[]string{"ls", "--quorum", "--redis", all}, "looks at one server"},
 		{[]string{"inspect", "job", "--quarantine", "5m", "--redis", addrs[2]}, "--quorum"},
 		{[]string{"run", "job", "--quorum", "--quarantine", "1m", "--ttl", "2m", "--redis", all, "--", "true"}, "TTL 2m0s is longer than the quarantine of 1m0s"},
+		{[]string{"run", "job", "--quorum", "--ttl", "2m", "--redis", all, "--", "true"}, "needs --quarantine"},
 	} {
 		if got := invoke(t, bad.args...); got.status == 0 || !strings.Contains(got.err, bad.want) {
 			t.Errorf("%q: status %d, %q", bad.args, got.status, got.err)
@@ -91,8 +95,8 @@ func TestRunTakesTheQuarantineOfTheApplication(t *testing.T) {
 	}{
 		{0, nil, 0}, // all three are new, and answer
 		{2 * time.Minute, []string{"--quarantine", "5m"}, 1},
-		{2 * time.Minute, []string{"--ttl", "5m"}, 1},
 		{2 * time.Minute, []string{"--ttl", "5m", "--quarantine", "10m"}, 1},
+		{12 * time.Minute, []string{"--ttl", "5m", "--quarantine", "10m"}, 0},
 		{2 * time.Minute, []string{"--ttl", "1m"}, 0},
 		{2 * time.Minute, nil, 0},
 	} {

@@ -53,7 +53,7 @@ func newRoot(std streams) *cobra.Command {
 			// Without these, cobra explains the command whatever its arguments are.
 			c.Args = func(_ *cobra.Command, args []string) error {
 				if len(args) > 0 {
-					return usagef("completion is for bash, zsh, fish and powershell, not for %q", args[0])
+					return usagef("completion is for bash, zsh, fish and powershell, not for %s", shown(args[0]))
 				}
 				return nil
 			}
@@ -75,6 +75,7 @@ func flagError(c *cobra.Command, err error) error {
 			"duration": "a length such as 30s",
 			"float64":  "seconds, such as 10",
 			"int":      "a whole number",
+			"bool":     "no value",
 		}[f.Value.Type()]
 		if takes != "" {
 			return usagef("--%s takes %s, not %s", f.Name, takes, shown(invalid.GetValue()))

@@ -29,9 +29,6 @@ type runOptions struct {
 	atLeast  time.Duration
 }
 
-// defaultQuarantine is that of leased.WithQuarantine.
-const defaultQuarantine = time.Minute
-
 const leastRunTTL = time.Second // a tenth of the TTL is the margin in which a command is killed
 
 func runCommand(std streams) *cobra.Command {
@@ -50,7 +47,10 @@ func runCommand(std streams) *cobra.Command {
 	}
 	c.Args = func(c *cobra.Command, args []string) error {
 		switch dash := c.ArgsLenAtDash(); {
-		case dash == 0 && len(args) > 2 && args[1] == "--": // a name that begins with a dash
+		case dash == 0 && len(args) > 1 && args[1] == "--": // a name that begins with a dash
+			if len(args) == 2 {
+				return usagef(`run needs a command after "--"`)
+			}
 			return nil
 		case dash < 0:
 			return usagef(`run needs "--" before the command: leased run NAME -- COMMAND`)
@@ -77,6 +77,9 @@ func runCommand(std streams) *cobra.Command {
 			return usagef("--at-least must be whole milliseconds up to 720h, not %v", o.atLeast)
 		case o.atLeast > 0 && o.shared:
 			return usagef("--at-least is for writers: it has no meaning with --shared")
+		case o.at.Quorum && o.at.quarantine == 0 && o.ttl > time.Minute:
+			return usagef("with --quorum, a --ttl of more than a minute needs --quarantine, and every other process needs leased.WithQuarantine " +
+				"with the same length")
 		case o.ttl < leastRunTTL || o.ttl > 24*time.Hour || o.ttl%time.Millisecond != 0:
 			return usagef("--ttl must be whole milliseconds from %v to 24h, not %v", leastRunTTL, o.ttl)
 		}

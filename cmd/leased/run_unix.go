@@ -115,9 +115,6 @@ func runUnder(ctx context.Context, std streams, o *runOptions) (err error) {
 func (o *runOptions) connect(ctx context.Context, trouble *troubleLog) (*connection, error) {
 	ctx, cancel := o.bounded(ctx, time.Second) // however short -w is, a slow connection is no failure
 	defer cancel()
-	if o.at.quarantine == 0 && o.at.Quorum {
-		o.at.quarantine = max(defaultQuarantine, o.ttl)
-	}
 	conn, err := o.at.open(ctx, o.name, leased.WithTTL(o.ttl), leased.WithMinHold(o.atLeast), leased.WithLogger(slog.New(trouble)))
 	if err != nil {
 		return nil, err

@@ -19,9 +19,10 @@ import (
 func MariaDB(t *testing.T) string {
 	t.Helper()
 	install, err := exec.LookPath("mariadb-install-db")
-	program, err2 := findMariaDB()
-	if err := errors.Join(err, err2); err != nil {
-		lacking(t, "LEASED_REQUIRE_MARIADB", fmt.Sprintf("%v: install Debian's package mariadb-server-core, or its like", err))
+	_, err2 := exec.LookPath("my_print_defaults") // which the former needs
+	program, err3 := findMariaDB()
+	if err := errors.Join(err, err2, err3); err != nil {
+		lacking(t, "LEASED_REQUIRE_MARIADB", fmt.Sprintf("%v: install Debian's packages mariadb-server-core and mariadb-client-core, or their like", err))
 	}
 	dir := t.TempDir()
 	args := []string{"--no-defaults", "--datadir=" + filepath.Join(dir, "data")}
