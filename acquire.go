@@ -121,7 +121,7 @@ func (h *handle) acquire(ctx context.Context, w *call, began time.Time) (*entry,
 // entered one.
 func (h *handle) wait(ctx context.Context, w *call, began time.Time) (*entry, error) {
 	if ctx.Err() != nil {
-		return nil, h.refusal(nil, ended(ctx), began)
+		return nil, h.refusal(nil, h.client.ended(ctx), began)
 	}
 	done := ctx.Done()
 	var inlineFor time.Duration
@@ -145,7 +145,7 @@ func (h *handle) wait(ctx context.Context, w *call, began time.Time) (*entry, er
 		}
 		if !admitted {
 			known := e.giveUp(w)
-			return e, h.refusal(&known, ended(ctx), began)
+			return e, h.refusal(&known, h.client.ended(ctx), began)
 		}
 	}
 	if !w.Entered {
@@ -301,24 +301,33 @@ func ended(ctx context.Context) error {
 	return &contextEnded{err, cause}
 }
 
+// ended returns the error of a context that has ended. It matches ErrClosed if the context is one that the
+// client has ended because it was closed.
+func (c *Client) ended(ctx context.Context) error {
+	err := ended(ctx)
+	if c.closes() && errors.Is(context.Cause(ctx), ErrClosed) {
+		return &about{err.Error(), []error{err, ErrClosed}}
+	}
+	return err
+}
+
 // contextEnded is the error of a context that has ended for a cause that is another error. What ended is err,
 // whatever the cause matches.
 type contextEnded struct{ err, cause error }
 
-func (e *contextEnded) Error() string { return e.err.Error() + ": " + e.cause.Error() }
+func (e *contextEnded) Error() string   { return e.err.Error() + ": " + e.cause.Error() }
+func (e *contextEnded) Unwrap() []error { return []error{e.err, &causeOfEnd{e.cause}} }
 
-// Unwrap leaves out a cause of this package's own. A lease's context has one when that lease was lost, say, and
-// then the context's error is no loss of the lock that it is about.
-func (e *contextEnded) Unwrap() []error {
-	if isOwn(e.cause) {
-		return []error{e.err}
-	}
-	return []error{e.err, e.cause}
-}
+// causeOfEnd is the cause of a context's end. It matches what the cause matches but for the errors of this
+// package: a lease's context ends with one when that lease is lost, say, and then the context's error is no
+// loss of the lock that it is about.
+type causeOfEnd struct{ cause error }
 
-// isOwn reports whether err matches an error of this package.
-func isOwn(err error) bool {
-	return slices.ContainsFunc(sentinels, func(s error) bool { return errors.Is(err, s) })
+func (e *causeOfEnd) Error() string  { return e.cause.Error() }
+func (e *causeOfEnd) As(to any) bool { return errors.As(e.cause, to) }
+
+func (e *causeOfEnd) Is(target error) bool {
+	return !slices.Contains(sentinels, target) && errors.Is(e.cause, target)
 }
 
 // releaseWait says how long an Unlock waits for Redis: until ctx ends or, if ctx is nil, as long as the

@@ -648,7 +648,7 @@ func (c *Client) await(ctx context.Context, done <-chan struct{}) error {
 	case isClosed(done):
 		return nil
 	case ctx.Err() != nil:
-		return ended(ctx)
+		return c.ended(ctx)
 	}
 	return ErrClosed
 }

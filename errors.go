@@ -13,8 +13,8 @@ import (
 
 // Compare errors with errors.Is: an error that the library returns wraps one of these together
 // with its cause, which is usually the error of a context or of Redis. If a context had a cause when it
-// ended, the text has that cause, too, and the error matches the cause unless that matches one of these, even
-// if only together with other errors: the loss of another lease is no loss of this one.
+// ended, the text has that cause, too, and the error matches what the cause matches, but for these: the loss
+// of another lease is no loss of this one.
 var (
 	// ErrNotAcquired is matched by every error of LockContext and TryLockContext. The caller
 	// holds nothing and has nothing to undo. An owner named in the text is the one that Redis

@@ -92,3 +92,73 @@ func TestACheckThatWaitsReturnsALossUnderTheLeasesOwnContext(t *testing.T) {
 		t.Error("not lost")
 	})
 }
+
+// Close ends the contexts of leases, and a call under one says that it was Close.
+func TestTheEndByCloseOfALeasesContextIsErrClosed(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		background := context.Background()
+		c, other := newClient(t, s), newClient(t, s)
+		rw := c.RWMutex("x")
+		l := take(t, rw.LockContext)
+		elsewhere := take(t, other.RWMutex("y").LockContext)
+		work, cancel := l.With(background)
+		defer cancel()
+		closed := make(chan error, 1)
+		go func() { closed <- c.Close() }()
+		<-work.Done()
+		for what, ctx := range map[string]context.Context{"Context": l.Context(), "With": work} {
+			for call, err := range map[string]error{"Check": l.Check(ctx), "Downgrade": l.Downgrade(ctx), "LockContext": lockError(c, ctx)} {
+				if !errors.Is(err, leased.ErrClosed) {
+					t.Errorf("%s under %s: %v", call, what, err)
+				}
+			}
+			for call, err := range map[string]error{"Check": elsewhere.Check(ctx), "LockContext": lockError(other, ctx)} {
+				if isAll(t, err, context.Canceled); errors.Is(err, leased.ErrClosed) {
+					t.Errorf("%s of another client under %s: %v", call, what, err)
+				}
+			}
+		}
+		unlock(t, l)
+		unlock(t, elsewhere)
+		must(t, <-closed)
+	})
+}
+
+func lockError(c *leased.Client, ctx context.Context) error { //nolint:revive // the client comes first, as in the calls
+	_, err := c.Mutex("z").LockContext(ctx)
+	return err
+}
+
+// stageError is an error of the user's that wraps one of this package.
+type stageError struct{ of error }
+
+func (e *stageError) Error() string { return "a stage failed: " + e.of.Error() }
+func (e *stageError) Unwrap() error { return e.of }
+
+// A cause that wraps an error of this package still is the user's. Contexts that end with each other's errors
+// make a chain, which costs a step for each.
+func TestACauseOfTheUsersIsFoundBehindErrorsOfContexts(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		c := newClient(t, s)
+		l := lock(t, c.Mutex("x"))
+		mine := errors.New("mine")
+		first := &stageError{errors.Join(leased.ErrLocked, mine)}
+		var err error = first
+		for range 40 {
+			ctx, cancel := context.WithCancelCause(context.Background())
+			cancel(err)
+			err = l.Check(ctx)
+			if _, inspected := c.Inspect(ctx, "x"); !errors.Is(inspected, mine) || errors.Is(inspected, leased.ErrLocked) {
+				t.Fatalf("Inspect: %v", inspected)
+			}
+		}
+		isAll(t, err, context.Canceled, mine, first)
+		if of := new(stageError); !errors.As(err, &of) || of != first {
+			t.Errorf("not found: %v", err)
+		}
+		if errors.Is(err, leased.ErrLocked) {
+			t.Errorf("it matches another call's error: %v", err)
+		}
+		unlock(t, l)
+	})
+}

@@ -191,13 +191,11 @@ func unlessEnded(ctx context.Context, err error) error {
 		}
 		end, cause = context.DeadlineExceeded, context.DeadlineExceeded // the connection's deadline, which is the same, came first
 	}
-	if isOwn(cause) {
-		cause = &about{text: bare(cause)}
+	if !errors.Is(end, cause) && !errors.Is(err, cause) {
+		err = fmt.Errorf("%w: %w", &causeOfEnd{cause}, err)
 	}
-	for _, why := range [...]error{cause, end} {
-		if !errors.Is(err, why) {
-			err = fmt.Errorf("%w: %w", why, err)
-		}
+	if !errors.Is(err, end) {
+		err = fmt.Errorf("%w: %w", end, err)
 	}
 	return err
 }

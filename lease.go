@@ -259,7 +259,7 @@ func (l *Lease) Check(ctx context.Context) error {
 		return notDone(e.keys.Name(), "checked", why)
 	}
 	if ctx.Err() != nil {
-		return failed(ended(ctx))
+		return failed(e.client.ended(ctx))
 	}
 	var k lockstate.Check
 	done := make(chan struct{})
@@ -270,7 +270,7 @@ func (l *Lease) Check(ctx context.Context) error {
 	switch {
 	case err == nil:
 	case ctx.Err() != nil:
-		return failed(ended(ctx))
+		return failed(e.client.ended(ctx))
 	case inTime.Err() != nil:
 		return failed(redisserver.ErrLateAnswer)
 	default:
@@ -316,7 +316,7 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 		if shared, over := l.over("downgraded"); over != nil || shared {
 			return over
 		}
-		return notDone(e.keys.Name(), "downgraded", ended(ctx))
+		return notDone(e.keys.Name(), "downgraded", e.client.ended(ctx))
 	}
 	done := make(chan struct{})
 	e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Downgrade(w.caller(), done, now, fx) })

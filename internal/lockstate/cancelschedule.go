@@ -25,9 +25,7 @@ const (
 	longCancelAgain  = 30 * time.Second
 	cancelProbeEvery = 2 * time.Second
 
-	// A failover can undo a release, but hardly one that long ago, nor more than so many at once.
-	minHoldRemembered  = 2 * time.Minute
-	minHoldsRemembered = 10_000
+	minHoldsRemembered = 10_000 // hardly more releases at once are undone by a failover
 
 	cancelGrid     = 100 * time.Millisecond
 	cancelPatience = time.Minute
@@ -61,14 +59,14 @@ type CancelSchedule struct {
 	rare    int       // how many pending cancels are tried less often than each second for want of an answer
 	heard   bool      // an answer came, so those cancels are due again
 
-	// Of the requests that were released lately with a minimum hold that goes on:
+	// Of the last requests that were released with a minimum hold:
 	minHolds map[string]time.Time // by id, until when it lasts
-	released []releasedAt         // in the order of their releases
+	released []releasedRequest    // in the order of their releases
 }
 
-type releasedAt struct {
-	id string
-	at time.Time
+type releasedRequest struct {
+	id  string
+	end time.Time // when its minimum hold is over or, if that is before, its TTL, and Redis cannot name it any more
 }
 
 // Released is the event that a request is given back with a minimum hold that lasts until then. If a failover
@@ -78,12 +76,13 @@ func (s *CancelSchedule) Released(id string, until, now time.Time) {
 	if s.minHolds == nil {
 		s.minHolds = map[string]time.Time{}
 	}
-	for len(s.released) >= minHoldsRemembered || len(s.released) > 0 && now.Sub(s.released[0].at) > minHoldRemembered {
+	for len(s.released) >= minHoldsRemembered || len(s.released) > 0 && !now.Before(s.released[0].end) {
 		delete(s.minHolds, s.released[0].id)
 		s.released = s.released[1:]
 	}
 	if _, ok := s.minHolds[id]; !ok {
-		s.released = append(s.released, releasedAt{id, now})
+		who, _ := protocol.ParseID(id)
+		s.released = append(s.released, releasedRequest{id, Earlier(until, now.Add(who.TTL))})
 	}
 	s.minHolds[id] = until
 }

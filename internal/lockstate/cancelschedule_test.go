@@ -424,37 +424,46 @@ func TestALateAcquireOfAGrantThatWasLetGoIsCanceled(t *testing.T) {
 	})
 }
 
-// What a failover brings back is given up without the rest of its minimum hold only if its release was long ago.
-func TestACancelKeepsTheMinimumHoldOfARequestThatWasReleasedLately(t *testing.T) {
+// What a failover brings back is given up for the rest of its minimum hold only, as long as it can come back.
+func TestACancelKeepsTheMinimumHoldOfARequestThatWasReleased(t *testing.T) {
 	var s CancelSchedule
-	hold := noon.Add(time.Hour)
+	hold, id := noon.Add(time.Hour), func(ttl time.Duration) string {
+		return protocol.NewRequest(protocol.NewClientID("o"), protocol.Exclusive, ttl, false, protocol.Unproved, protocol.Origin{}).ID
+	}
 	canceled := func(id string, now time.Time) time.Time {
 		g := &Cancellation{ID: id}
 		s.Add(g, now)
 		return g.Keep
 	}
-	s.Released("a", hold, noon)
-	s.Add(&Cancellation{ID: "b", Keep: hold}, noon) // a release that had no answer
-	for id, want := range map[string]time.Time{"a": hold, "b": hold, "c": {}} {
-		if got := canceled(id, noon.Add(minHoldRemembered)); !got.Equal(want) {
+	short, long, failed := id(time.Minute), id(2*time.Hour), id(2*time.Hour)
+	s.Released(short, hold, noon)
+	s.Released(long, hold, noon)
+	s.Add(&Cancellation{ID: failed, Keep: hold}, noon) // a release that had no answer
+	for id, want := range map[string]time.Time{short: hold, long: hold, failed: hold, id(time.Hour): {}} {
+		if got := canceled(id, noon.Add(time.Minute-1)); !got.Equal(want) {
 			t.Errorf("the cancel of %s keeps the lock until %v, want %v", id, got, want)
 		}
 	}
-	later := noon.Add(minHoldRemembered + 1)
-	s.Released("d", hold, later)
-	for id, want := range map[string]time.Time{"a": {}, "b": {}, "d": hold} {
-		if got := canceled(id, later); !got.Equal(want) {
-			t.Errorf("after two minutes, the cancel of %s keeps the lock until %v, want %v", id, got, want)
+	s.Released(id(time.Hour), hold.Add(time.Hour), noon.Add(time.Minute)) // forgets what is over
+	for id, want := range map[string]time.Time{short: {}, long: hold, failed: hold} {
+		if got := canceled(id, hold.Add(-1)); !got.Equal(want) {
+			t.Errorf("later, the cancel of %s keeps the lock until %v, want %v", id, got, want)
 		}
 	}
-	for i := range 3 * minHoldsRemembered {
-		s.Released(fmt.Sprint(i), hold, later)
+	s.Released(id(time.Hour), hold.Add(time.Hour), hold)
+	if len(s.minHolds) != 2 || len(s.released) != 2 {
+		t.Errorf("%d and %d are remembered of two that go on", len(s.minHolds), len(s.released))
 	}
-	if a, b := len(s.minHolds), len(s.released); a != minHoldsRemembered || b != minHoldsRemembered {
+	for range 2 * minHoldsRemembered {
+		s.Released(id(time.Hour), hold.Add(time.Hour), hold)
+	}
+	last := id(time.Hour)
+	s.Released(last, hold.Add(time.Hour), hold)
+	s.Released(last, hold.Add(2*time.Hour), hold) // by another try
+	if a, b := len(s.minHolds), len(s.released); a != minHoldsRemembered-1 && a != minHoldsRemembered || a != b {
 		t.Errorf("%d and %d are remembered", a, b)
 	}
-	s.Released("29999", hold.Add(1), later) // by another try
-	if got := canceled("29999", later); !got.Equal(hold.Add(1)) || len(s.released) > minHoldsRemembered {
-		t.Errorf("until %v, of %d", got, len(s.released))
+	if got := canceled(last, hold); !got.Equal(hold.Add(2 * time.Hour)) {
+		t.Errorf("until %v", got)
 	}
 }

@@ -235,7 +235,7 @@ func ParseID(id string) (Identity, error) {
 	}
 	who.Client = rest[bits:]
 	who.Label = rest[2*bits:]
-	if !ValidLabel(who.Label) {
+	if len(who.Label) > MaxLabelBytes || strings.ContainsFunc(who.Label, endangers) {
 		return malformed()
 	}
 	return who, nil
@@ -244,8 +244,7 @@ func ParseID(id string) (Identity, error) {
 // MaxLabelBytes is the greatest length of a client's label.
 const MaxLabelBytes = 128
 
-// ValidLabel reports whether a client may have this label. Ids are fields of messages, which spaces separate,
-// and labels are printed.
+// ValidLabel reports whether a client may have this label.
 func ValidLabel(label string) bool {
 	return len(label) <= MaxLabelBytes && !strings.ContainsFunc(label, notInLabels)
 }
@@ -260,8 +259,13 @@ func Label(s string) string {
 	}, s)
 }
 
-func notInLabels(r rune) bool {
-	return r == utf8.RuneError || unicode.IsSpace(r) || !unicode.IsPrint(r)
+func notInLabels(r rune) bool { return endangers(r) || !unicode.IsPrint(r) }
+
+// endangers reports whether a character must not be in an id: ids are fields of messages, which spaces separate,
+// and their labels are printed. What else can be printed depends on the version of Go, so that would have one
+// client take the ids of another one for foreign.
+func endangers(r rune) bool {
+	return r == utf8.RuneError || unicode.IsSpace(r) || unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r)
 }
 
 // randomPart reports whether s is an output of randomBits followed by a colon.

@@ -420,13 +420,14 @@ func (w *world) admitted(c *simClient, x *lockstate.Caller) {
 	w.drew(c, x)
 }
 
-// highest returns what the server's clock would show had it never jumped back. A client that holds the lock
-// goes on by that clock, and the client's own may be fast.
+// highest returns what the server's clock would show had it never jumped back, as far as it matters: a client
+// that holds the lock goes on by that clock, and its own may be fast, until a renewal is answered or its lease
+// ends.
 func (w *world) highest() time.Time {
 	if w.high.IsZero() {
 		return w.high
 	}
-	passed := w.now.Sub(w.highAt)
+	passed := min(w.now.Sub(w.highAt), w.longest)
 	return w.high.Add(passed + passed/100)
 }
 
