@@ -442,3 +442,22 @@ func TestWhatIsDecidedCountsThoughItsContextHasEnded(t *testing.T) {
 		}
 	}
 }
+
+// A connection's deadline is that of the context, and can be noticed before the context's own.
+func TestACommandThatItsDeadlineEndedMatchesTheContextsError(t *testing.T) {
+	passed, broken := due{t.Context(), time.Now()}, errors.New("i/o timeout")
+	if err := unlessEnded(passed, broken); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, broken) {
+		t.Error(err)
+	}
+	if err := unlessEnded(due{t.Context(), time.Now().Add(time.Hour)}, broken); !errors.Is(err, broken) || errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+}
+
+// due is a context that does not know yet that its deadline has passed.
+type due struct {
+	context.Context
+	at time.Time
+}
+
+func (d due) Deadline() (time.Time, bool) { return d.at, true }
