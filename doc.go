@@ -214,12 +214,12 @@
 // returns the end of this window. In a Cluster, a lease that came with such a message is
 // trusted for at most 2 s less the margin, until its first renewal, which is sent at once.
 //
-// A lease is renewed after a third of its TTL, together with the client's other leases, and
-// at once by [Lease.Check]. A client that holds more than 50 locks spreads their renewals over a
-// thirtieth of the TTL, so when others of its locks come and go, one may come that much later. A renewal has three outcomes. "Renewed" moves the window. "Not
-// this client's" ends the lease at once. A missing reply is not a loss: the client repeats the
-// renewal until the window ends, and only then is the lease lost. A late "renewed" does not
-// revive it.
+// A lease is renewed after a third of its TTL, together with the client's other leases, and at once by
+// [Lease.Check]. A client that holds more than 50 locks spreads their renewals over a thirtieth of the
+// TTL, so when others of its locks come and go, one may come that much later. A renewal has three
+// outcomes. "Renewed" moves the window. "Not this client's" ends the lease at once. A missing reply is
+// not a loss: the client repeats the renewal until the window ends, and only then is the lease lost. A
+// late "renewed" does not revive it.
 //
 // The window is checked before every caller enters, even if entering needs no command. Time
 // during which the machine sleeps counts: the elapsed time is that of the wall clock or of
