@@ -323,11 +323,18 @@ func (e *contextEnded) Unwrap() []error { return []error{e.err, &causeOfEnd{e.ca
 // loss of the lock that it is about.
 type causeOfEnd struct{ cause error }
 
-func (e *causeOfEnd) Error() string  { return e.cause.Error() }
-func (e *causeOfEnd) As(to any) bool { return errors.As(e.cause, to) }
+func (e *causeOfEnd) Error() string { return e.cause.Error() }
 
 func (e *causeOfEnd) Is(target error) bool {
 	return !slices.Contains(sentinels, target) && errors.Is(e.cause, target)
+}
+
+func (e *causeOfEnd) As(target any) bool {
+	switch target.(type) {
+	case **leaseLost, **notReleased, **notAcquired:
+		return false
+	}
+	return errors.As(e.cause, target)
 }
 
 // releaseWait says how long an Unlock waits for Redis: until ctx ends or, if ctx is nil, as long as the

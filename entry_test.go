@@ -445,11 +445,12 @@ func TestWhatIsDecidedCountsThoughItsContextHasEnded(t *testing.T) {
 
 // A connection's deadline is that of the context, and can be noticed before the context's own.
 func TestACommandThatItsDeadlineEndedMatchesTheContextsError(t *testing.T) {
+	c := onStub(t, 0, 0)
 	passed, broken := due{t.Context(), time.Now()}, errors.New("i/o timeout")
-	if err := unlessEnded(passed, broken); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, broken) {
+	if err := c.unlessEnded(passed, broken); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, broken) {
 		t.Error(err)
 	}
-	if err := unlessEnded(due{t.Context(), time.Now().Add(time.Hour)}, broken); !errors.Is(err, broken) || errors.Is(err, context.DeadlineExceeded) {
+	if err := c.unlessEnded(due{t.Context(), time.Now().Add(time.Hour)}, broken); !errors.Is(err, broken) || errors.Is(err, context.DeadlineExceeded) {
 		t.Error(err)
 	}
 }

@@ -107,7 +107,9 @@ func TestTheEndByCloseOfALeasesContextIsErrClosed(t *testing.T) {
 		go func() { closed <- c.Close() }()
 		<-work.Done()
 		for what, ctx := range map[string]context.Context{"Context": l.Context(), "With": work} {
-			for call, err := range map[string]error{"Check": l.Check(ctx), "Downgrade": l.Downgrade(ctx), "LockContext": lockError(c, ctx)} {
+			for call, err := range map[string]error{
+				"Check": l.Check(ctx), "Downgrade": l.Downgrade(ctx), "LockContext": lockError(c, ctx), "ForceUnlock": c.ForceUnlock(ctx, "z"),
+			} {
 				if !errors.Is(err, leased.ErrClosed) {
 					t.Errorf("%s under %s: %v", call, what, err)
 				}
@@ -127,6 +129,33 @@ func TestTheEndByCloseOfALeasesContextIsErrClosed(t *testing.T) {
 func lockError(c *leased.Client, ctx context.Context) error { //nolint:revive // the client comes first, as in the calls
 	_, err := c.Mutex("z").LockContext(ctx)
 	return err
+}
+
+// What is called under the context of Do ends with the lease, and its error does not say that the lease was lost.
+func TestDoTellsOfItsLossBesideTheErrorOfACallUnderItsContext(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		c := newClient(t, s, leased.WithLossHandler(func(leased.LossEvent) {}))
+		other := newClient(t, s)
+		inner := lock(t, c.Mutex("inner"))
+		for what, call := range map[string]func(context.Context) error{
+			"LockContext": func(ctx context.Context) error { return lockError(c, ctx) },
+			"Do": func(ctx context.Context) error {
+				return c.Mutex("z").Do(ctx, func(context.Context) error { return nil })
+			},
+			"Check":   inner.Check,
+			"Inspect": func(ctx context.Context) error { _, err := c.Inspect(ctx, "z"); return err },
+		} {
+			err := c.Mutex("x").Do(context.Background(), func(ctx context.Context) error {
+				must(t, other.ForceUnlock(context.Background(), "x"))
+				<-ctx.Done()
+				return call(ctx)
+			})
+			if isAll(t, err, context.Canceled); !errors.Is(err, leased.ErrLeaseLost) {
+				t.Errorf("Do of a %s: %v", what, err)
+			}
+		}
+		unlock(t, inner)
+	})
 }
 
 // stageError is an error of the user's that wraps one of this package.

@@ -81,7 +81,7 @@ func (c *Client) Inspect(ctx context.Context, name string) (Info, error) {
 	s, err := ask(ctx, c, func() (protocol.Snapshot, error) { return c.server.Inspect(ctx, &k) })
 	c.metrics.recordCommand(ctx, commandInspect, began.elapsed(), redisserver.Classify(err))
 	if err != nil {
-		return Info{}, fmt.Errorf("leased: inspecting lock %q: %w", name, unlessEnded(ctx, err))
+		return Info{}, fmt.Errorf("leased: inspecting lock %q: %w", name, c.unlessEnded(ctx, err))
 	}
 	return infoOf(name, &s), nil
 }
@@ -108,7 +108,7 @@ func (c *Client) ForceUnlock(ctx context.Context, name string) error {
 	on, err := ask(ctx, c, func() (int, error) { return c.server.Evict(ctx, &k) })
 	c.metrics.recordCommand(ctx, commandEvict, began.elapsed(), redisserver.Classify(err))
 	if err != nil {
-		return fmt.Errorf("leased: unlocking lock %q by force: %w", name, unlessEnded(ctx, err))
+		return fmt.Errorf("leased: unlocking lock %q by force: %w", name, c.unlessEnded(ctx, err))
 	}
 	if c.quorum != nil {
 		c.stats.evicted[on].Add(1)
@@ -128,7 +128,7 @@ func ask[T any](ctx context.Context, c *Client, f func() (T, error)) (val T, err
 		return f()
 	}
 	if ctx.Err() != nil {
-		return val, ended(ctx)
+		return val, c.ended(ctx)
 	}
 	type result struct {
 		val      T
@@ -161,7 +161,7 @@ func ask[T any](ctx context.Context, c *Client, f func() (T, error)) (val T, err
 	case r = <-results:
 	case <-ctx.Done():
 		if decided.CompareAndSwap(false, true) {
-			return val, ended(ctx)
+			return val, c.ended(ctx)
 		}
 		r = <-results
 	}
@@ -180,7 +180,7 @@ var errGoexit = errors.New("a hook of the Redis client ended the goroutine that 
 // its cause. The error of a command need not match them, because most commands are sent under a
 // context that is not the user's. What err matches already is not said again. A cause of this package's own
 // is not matched, see contextEnded.
-func unlessEnded(ctx context.Context, err error) error {
+func (c *Client) unlessEnded(ctx context.Context, err error) error {
 	if errors.As(err, new(*contextEnded)) {
 		return err
 	}
@@ -196,6 +196,9 @@ func unlessEnded(ctx context.Context, err error) error {
 	}
 	if !errors.Is(err, end) {
 		err = fmt.Errorf("%w: %w", end, err)
+	}
+	if c.closes() && errors.Is(cause, ErrClosed) {
+		err = &about{err.Error(), []error{err, ErrClosed}}
 	}
 	return err
 }

@@ -532,5 +532,5 @@ func defaultOwner() string {
 	if err != nil {
 		host = "localhost"
 	}
-	return protocol.Label(fmt.Sprintf("%.*s:%d", protocol.MaxLabelBytes-12, host, os.Getpid()))
+	return protocol.Label(fmt.Sprintf("%s:%d", host[:min(len(host), protocol.MaxLabelBytes-12)], os.Getpid())) // without a rune that was cut
 }

@@ -40,8 +40,11 @@ func TestALeaseThatItsReplicasHaveIsGranted(t *testing.T) {
 	c, r := replicated(t, leased.WithReplicas(1, time.Second)) // a replica may be slow for a moment
 	ctx := t.Context()
 	m := c.Mutex("x")
-	m.Lock()   // the first of a client asks more
+	m.Lock()   // the first of a client asks more, and is asked again when the client is subscribed
 	m.Unlock() //nolint:staticcheck // that it comes in is the point
+	eventually(t, "the client is subscribed", func() bool { return leased.Subscribed(c) })
+	m.Lock()
+	m.Unlock() //nolint:staticcheck // likewise
 	before := c.Stats().Commands
 	l, err := m.LockContext(ctx)
 	if err != nil {

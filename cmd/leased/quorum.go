@@ -35,7 +35,8 @@ func (a *address) openQuorum(ctx context.Context, opts ...leased.Option) (*conne
 		rdbs, options = append(rdbs, redis.NewUniversalClient(o)), append(options, o)
 	}
 	if a.quarantine != 0 { // which no TTL may exceed, that of a command that takes no locks included
-		opts = append([]leased.Option{leased.WithTTL(min(30*time.Second, a.quarantine)), leased.WithQuarantine(a.quarantine)}, opts...)
+		ttl := min(30*time.Second, a.quarantine).Truncate(time.Millisecond)
+		opts = append([]leased.Option{leased.WithQuarantine(a.quarantine), leased.WithTTL(ttl)}, opts...)
 	}
 	client, err := leased.NewQuorum(rdbs, clientOptions(a.prefix, opts)...)
 	if err != nil {

@@ -68,6 +68,7 @@ func TestRunInspectAndUnlockOnAQuorum(t *testing.T) {
 		{[]string{"inspect", "job", "--quorum", "--cluster", "--redis", all}, "excludes"},
 		{[]string{"inspect", "job", "--redis", all}, "--quorum"},
 		{[]string{"ls", "--quorum", "--redis", all}, "looks at one server"},
+		{[]string{"inspect", "job", "--quorum", "--quarantine", "50ms", "--redis", all}, "quarantine"},
 		{[]string{"inspect", "job", "--quarantine", "5m", "--redis", addrs[2]}, "--quorum"},
 		{[]string{"run", "job", "--quorum", "--quarantine", "1m", "--ttl", "2m", "--redis", all, "--", "true"}, "TTL 2m0s is longer than the quarantine of 1m0s"},
 		{[]string{"run", "job", "--quorum", "--ttl", "2m", "--redis", all, "--", "true"}, "needs --quarantine"},

@@ -397,6 +397,7 @@ var mutants = []mutant{
 	{"a release with a minimum hold is not remembered", "entry.go", "		c.canceler.released(cmd.ID, cmd.Cooldown, time.Now())\n", "", "AFailoverThatUndoes"},
 	{"a renewal that no replica has counts as one without an answer", "internal/redisserver/errors.go", "	case refused(err), errors.As(err, new(*tooFewReplicas)):", "	case refused(err):", "TooFewReplicasHave"},
 	{"the loss of another lease is one of this", "acquire.go", "	return !slices.Contains(sentinels, target) && errors.Is(e.cause, target)", "	return errors.Is(e.cause, target)", "NoLossOfAnother"},
+	{"the loss that ended a call's context is the caller's error", "acquire.go", "	case **leaseLost, **notReleased, **notAcquired:\n		return false\n", "", "DoTellsOfItsLoss"},
 	{"the end of a client's own context by Close is none", "acquire.go", "	if c.closes() && errors.Is(context.Cause(ctx), ErrClosed) {", "	if false {", "TheEndByClose"},
 	{"a Check under its lease's own context does not tell of the loss", "lease.go", "		if _, over := l.over(\"checked\"); over != nil {", "		if _, over := l.over(\"checked\"); over != nil && false {", "UnderTheContextThatItHasEnded"},
 	{"an id has any TTL", "internal/protocol/id.go", "|| ms > uint64(MaxTTL.Milliseconds()) {", "{", "ThatNoClientMakes"},

@@ -200,8 +200,8 @@ type Identity struct {
 	Label  string
 }
 
-// ParseID parses an id found in Redis. Nothing in Redis is trusted to be well-formed: what is accepted could
-// have been made by NewRequest, so it is short, its TTL has a bound, and its label can be printed.
+// ParseID parses an id found in Redis. Nothing in Redis is trusted to be well-formed: what is accepted is
+// short, its TTL has a bound, and its label does no harm where it is printed.
 func ParseID(id string) (Identity, error) {
 	malformed := func() (Identity, error) { return Identity{}, fmt.Errorf("leased: %.80q is not a request id", id) }
 	rest, ok := strings.CutPrefix(id, FormatTag)

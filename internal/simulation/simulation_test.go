@@ -548,9 +548,11 @@ func (w *world) disaster() {
 		w.count("the server's clock jumps back")
 		w.logf("the server's clock jumps back")
 		w.jumpedBack = true
-		if now := w.serverNow(); now.After(w.highest()) {
-			w.high, w.highAt = now, w.now
+		high := w.highest()
+		if now := w.serverNow(); now.After(high) {
+			high = now
 		}
+		w.high, w.highAt = high, w.now
 		w.offset -= time.Duration(w.rng.IntN(2000)) * time.Millisecond
 		w.mini.SetTime(w.serverNow())
 	case 4, 10:
