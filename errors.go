@@ -196,7 +196,7 @@ func (e *leaseLost) Unwrap() []error {
 // may be the cause of the lease's context.
 func saysOfLoss(err, unlock error) bool {
 	var a, b *leaseLost
-	return errors.As(err, &a) && errors.As(unlock, &b) && a.name == b.name && a.token == b.token && b.release == nil
+	return errors.As(err, &a) && errors.As(unlock, &b) && a.name == b.name && a.token == b.token && a.why == b.why && b.release == nil
 }
 
 // notReleased says how long an unconfirmed release may keep other processes out.

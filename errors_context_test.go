@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/leasedmutex/leased"
@@ -129,6 +130,32 @@ func TestTheEndByCloseOfALeasesContextIsErrClosed(t *testing.T) {
 func lockError(c *leased.Client, ctx context.Context) error { //nolint:revive // the client comes first, as in the calls
 	_, err := c.Mutex("z").LockContext(ctx)
 	return err
+}
+
+// A call that waits for Redis when Close ends its context says so as well.
+func TestAnInspectThatCloseEndsIsErrClosed(t *testing.T) {
+	f := func(t *testing.T, s place) {
+		var way hang
+		c := clientOn(t, s, s.connect(t, way.change), leased.WithLossHandler(func(leased.LossEvent) {}))
+		l := lock(t, c.Mutex("x"))
+		warm(t, s, c)
+		way.start()
+		inspected := make(chan error, 1)
+		go func() {
+			_, err := c.Inspect(l.Context(), "x")
+			inspected <- err
+		}()
+		synctest.Wait()
+		closed := make(chan error, 1)
+		go func() { closed <- c.Close() }()
+		isAll(t, <-inspected, leased.ErrClosed, context.Canceled)
+		way.end(t)
+		_ = l.Unlock() // its release may have been among what hung
+		<-closed
+		time.Sleep(time.Minute) // of virtual time: what was held back is delivered
+	}
+	t.Run("one server", func(t *testing.T) { inVirtualTime(t, f) })
+	t.Run("quorum", func(t *testing.T) { onQuorum(t, f) })
 }
 
 // What is called under the context of Do ends with the lease, and its error does not say that the lease was lost.

@@ -79,7 +79,7 @@ func (c *Client) Inspect(ctx context.Context, name string) (Info, error) {
 	}
 	began := c.metrics.startTiming(ctx)
 	s, err := ask(ctx, c, func() (protocol.Snapshot, error) { return c.server.Inspect(ctx, &k) })
-	c.metrics.recordCommand(ctx, commandInspect, began.elapsed(), redisserver.Classify(err))
+	c.metrics.recordCommand(ctx, commandInspect, began.elapsed(), failureOf(err))
 	if err != nil {
 		return Info{}, fmt.Errorf("leased: inspecting lock %q: %w", name, c.unlessEnded(ctx, err))
 	}
@@ -106,7 +106,7 @@ func (c *Client) ForceUnlock(ctx context.Context, name string) error {
 	}
 	began := c.metrics.startTiming(ctx)
 	on, err := ask(ctx, c, func() (int, error) { return c.server.Evict(ctx, &k) })
-	c.metrics.recordCommand(ctx, commandEvict, began.elapsed(), redisserver.Classify(err))
+	c.metrics.recordCommand(ctx, commandEvict, began.elapsed(), failureOf(err))
 	if err != nil {
 		return fmt.Errorf("leased: unlocking lock %q by force: %w", name, c.unlessEnded(ctx, err))
 	}
@@ -172,6 +172,15 @@ func ask[T any](ctx context.Context, c *Client, f func() (T, error)) (val T, err
 		return val, errGoexit
 	}
 	return r.val, r.err
+}
+
+// failureOf returns what the error of ask says of the command, which is nothing where a context has ended,
+// whatever its cause says.
+func failureOf(err error) *protocol.Failure {
+	if of := new(contextEnded); errors.As(err, &of) {
+		err = of.err
+	}
+	return redisserver.Classify(err)
 }
 
 var errGoexit = errors.New("a hook of the Redis client ended the goroutine that asked Redis")

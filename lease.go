@@ -150,7 +150,8 @@ func (l *Lease) Unlock() error { return l.unlock(releaseWait{}) }
 // the client keeps trying to release the lock. Of several calls of Unlock and UnlockContext
 // the first one releases the lock. The others wait for its result, each no longer than it would
 // wait for Redis, and return an error that matches ErrNotReleased if that is not long enough.
-// If ctx is nil, the call returns an error and ends nothing.
+// If ctx is nil, the call returns an error and ends nothing. A context of the lease itself is of no use
+// here: it ends with the call, which then does not wait for Redis.
 func (l *Lease) UnlockContext(ctx context.Context) error {
 	if l.unmade() {
 		return errLeaseUnmade
@@ -243,7 +244,8 @@ const checkPatience = protocol.CommandTimeout + 10*time.Millisecond
 // Check waits for Redis until ctx ends, or for 2 s if that is sooner. The error
 // of ctx, an error that Redis returned instead of an answer, and the error of a Redis that does not answer
 // say nothing about the lease, which goes on until its trust window ends. If the client is closed
-// meanwhile, the error matches [ErrClosed], and the lease is no longer renewed.
+// meanwhile, the error matches [ErrClosed], and the lease is no longer renewed, unless ctx is one that the
+// client has ended because it is being closed: then the lease goes on until [Client.Shutdown] is done.
 func (l *Lease) Check(ctx context.Context) error {
 	if l.unmade() {
 		return errLeaseUnmade

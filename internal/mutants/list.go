@@ -398,6 +398,8 @@ var mutants = []mutant{
 	{"a renewal that no replica has counts as one without an answer", "internal/redisserver/errors.go", "	case refused(err), errors.As(err, new(*tooFewReplicas)):", "	case refused(err):", "TooFewReplicasHave"},
 	{"the loss of another lease is one of this", "acquire.go", "	return !slices.Contains(sentinels, target) && errors.Is(e.cause, target)", "	return errors.Is(e.cause, target)", "NoLossOfAnother"},
 	{"the loss that ended a call's context is the caller's error", "acquire.go", "	case **leaseLost, **notReleased, **notAcquired:\n		return false\n", "", "DoTellsOfItsLoss"},
+	{"an Inspect that Close ends is not told of it", "inspect.go", "	if c.closes() && errors.Is(cause, ErrClosed) {", "	if false {", "AnInspectThatCloseEnds"},
+	{"what a context was canceled for is an error of the command", "inspect.go", "	if of := new(contextEnded); errors.As(err, &of) {\n		err = of.err\n	}\n", "", "SaysNothingOfTheCommand"},
 	{"the end of a client's own context by Close is none", "acquire.go", "	if c.closes() && errors.Is(context.Cause(ctx), ErrClosed) {", "	if false {", "TheEndByClose"},
 	{"a Check under its lease's own context does not tell of the loss", "lease.go", "		if _, over := l.over(\"checked\"); over != nil {", "		if _, over := l.over(\"checked\"); over != nil && false {", "UnderTheContextThatItHasEnded"},
 	{"an id has any TTL", "internal/protocol/id.go", "|| ms > uint64(MaxTTL.Milliseconds()) {", "{", "ThatNoClientMakes"},
