@@ -93,6 +93,27 @@ func TestACheckThatWaitsReturnsALossUnderTheLeasesOwnContext(t *testing.T) {
 	})
 }
 
+// The call ends its own context, so it does not wait, and the client goes on releasing.
+func TestUnlockContextDoesNotWaitUnderAContextOfItsLease(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var way hang
+		c := clientOn(t, s, s.connect(t, way.change))
+		warm(t, s, c)
+		l := lock(t, c.Mutex("x"))
+		work, cancel := l.With(context.Background())
+		defer cancel()
+		way.start()
+		began := time.Now()
+		isAll(t, l.UnlockContext(work), leased.ErrNotReleased, context.Canceled)
+		if took := time.Since(began); took > 0 {
+			t.Errorf("it waited for %v", took)
+		}
+		way.end(t)
+		s.becomesClean(t, "x")
+		time.Sleep(time.Minute) // of virtual time: what was held back is delivered
+	})
+}
+
 // Close ends the contexts of leases, and a call under one says that it was Close.
 func TestTheEndByCloseOfALeasesContextIsErrClosed(t *testing.T) {
 	onBoth(t, func(t *testing.T, s place) {
