@@ -149,7 +149,8 @@ func (w *watchdog) halt() { w.once.Do(func() { close(w.quit) }) }
 // Shutdown.
 func (w *watchdog) run() {
 	unlabeled()
-	timer := time.NewTimer(0)
+	timer := time.NewTimer(compareEvery)
+	timer.Stop() // the first alarm to be set arrives through wake
 	defer timer.Stop()
 	var due []timerTarget
 	for {
