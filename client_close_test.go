@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -439,6 +440,62 @@ func TestCloseIsBoundedWhenTheSubscriptionGetsNoAnswer(t *testing.T) {
 	closed := make(chan error, 1)
 	go func() { closed <- c.Close() }()
 	closesSoon(t, "Close returns, without an answer that would take an hour", closed)
+}
+
+// A load balancer can send the next connection to a server that accepts it and never answers. go-redis
+// waits for its greeting for ReadTimeout, which is a user's choice for slow commands of other kinds, and cannot
+// close the subscription meanwhile.
+func TestCloseDoesNotWaitForAServerThatDoesNotGreetASubscription(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		hangs := make(chan struct{})
+		var mu sync.Mutex
+		var subscription net.Conn // until it was cut
+		var cut atomic.Bool
+		rdb := s.connect(t, func(o *redis.Options) {
+			o.ReadTimeout, o.ContextTimeoutEnabled = time.Hour, true
+			o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				if cut.Load() {
+					here, _ := net.Pipe()
+					close(hangs)
+					return written{here}, nil
+				}
+				conn, err := new(net.Dialer).DialContext(ctx, network, addr)
+				if err != nil {
+					return nil, err
+				}
+				return noted{conn, func() { mu.Lock(); subscription = conn; mu.Unlock() }}, nil
+			}
+		})
+		c := clientOn(t, s, rdb)
+		unlock(t, lock(t, c.Mutex("x")))
+		eventually(t, "its inbox listens", func() bool { return len(s.inboxes(t)) == 1 })
+		cut.Store(true)
+		mu.Lock()
+		subscription.Close()
+		mu.Unlock()
+		<-hangs
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// written is a connection to which all can be written.
+type written struct{ net.Conn }
+
+func (written) Write(p []byte) (int, error) { return len(p), nil }
+
+// noted is a connection that says when a subscription is made on it.
+type noted struct {
+	net.Conn
+	subscribing func()
+}
+
+func (c noted) Write(p []byte) (int, error) {
+	if subscribes(p) {
+		c.subscribing()
+	}
+	return c.Conn.Write(p)
 }
 
 func TestAnUnlockAfterCloseSaysThatTheLockIsNotReleased(t *testing.T) {

@@ -270,10 +270,10 @@ func (in *inbox) newSubscription(life context.Context) *redis.PubSub {
 	return in.rdb.Subscribe(life)
 }
 
-// subscriptionAt returns a subscription at one server. With a timeout of -1, go-redis would wait without
-// end for the greeting of a frozen server, and nothing could close the subscription meanwhile.
+// subscriptionAt returns a subscription at one server. While go-redis waits for the greeting of a new
+// connection, which it does for ReadTimeout, whatever the context, nothing can close the subscription.
 func subscriptionAt(life context.Context, one *redis.Client) *redis.PubSub {
-	if one.Options().ReadTimeout == 0 { // -1 was set
+	if t := one.Options().ReadTimeout; t == 0 || t > protocol.CommandTimeout { // 0: -1 was set, for no limit
 		one = one.WithTimeout(protocol.CommandTimeout)
 	}
 	return one.Subscribe(life)

@@ -308,7 +308,7 @@ func TestVirtualAnUrgentRenewalDoesNotWaitForOthers(t *testing.T) {
 		mu.Lock()
 		e := c.lookup("x")
 		for i := range 1000 {
-			due = append(due, protocol.Renewal{Owner: e, Keys: &e.keys, Req: e.state().Request(), At: time.Now(), Spare: time.Second})
+			due = append(due, protocol.Renewal{Owner: e, Keys: &e.keys, Req: e.request(), At: time.Now(), Spare: time.Second})
 			if i%2 == 0 {
 				due[i].Spare = 0
 			}

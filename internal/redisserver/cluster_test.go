@@ -53,6 +53,35 @@ func TestAllScriptsRunInClusterMode(t *testing.T) {
 	}
 }
 
+// A Cluster's client asks a random node for its table of commands when it is told nothing about a
+// command's keys, and waits for that node whatever the command's context says.
+func TestAClustersClientSendsNothingBesideTheScript(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		node := redis.ClusterNode{Addr: s.rdb.Options().Addr}
+		cluster := redis.NewClusterClient(&redis.ClusterOptions{
+			ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+				return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{node}}}, nil
+			},
+			NewClient: func(*redis.Options) *redis.Client { return redis.NewClient(s.rdb.Options()) },
+		})
+		defer cluster.Close()
+		var sent redistest.Counter
+		cluster.OnNewNode(func(n *redis.Client) { n.AddHook(&sent) })
+		s.srv = New(cluster, "")
+		a := s.writer("A")
+		s.gets(s.acquire(a))
+		s.is(s.release(a, 0), protocol.Done)
+		for name, n := range sent.Commands() {
+			if name != "evalsha" && name != "eval" && name != "cluster" {
+				t.Errorf("%d %s", n, name)
+			}
+		}
+		if sent.Commands()["evalsha"] != 2 {
+			t.Errorf("sent %v", sent.Commands())
+		}
+	})
+}
+
 // clusterReady polls until a cluster of one node is up, since there is no event to wait for.
 func clusterReady(t *testing.T, rdb *redis.Client) {
 	t.Helper()

@@ -73,6 +73,9 @@ func (s *Script) call(ctx context.Context, byText bool, line []any) onceCmd {
 	}
 	cmd := redis.NewCmd(ctx, line...)
 	cmd.SetFirstKeyPos(firstKey)
+	// Otherwise a Cluster's client first asks some node for its table of all commands, even a replica,
+	// for up to 5 s beyond the context, and each time if the node refuses COMMAND.
+	cmd.SetStepCount(1)
 	return onceCmd{cmd}
 }
 
