@@ -168,11 +168,18 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	c.server = withReplicas(server, &o)
 	c.inbox = inboxes{newInbox(c, server.Rdb)}
 	c.slotMap = newSlotMap(c, rdb)
-	if kind == unknownKind {
+	switch kind {
+	case unknownKind:
 		c.log.unknownClient()
-	} else if cluster, ok := rdb.(interface{ Options() *redis.ClusterOptions }); ok && !cluster.Options().ContextTimeoutEnabled ||
-		kind == oneNode && !server.HonorsDeadlines() {
-		c.log.unbounded()
+	case clustered:
+		o := rdb.(interface{ Options() *redis.ClusterOptions }).Options()
+		if !o.ContextTimeoutEnabled || o.ReadTimeout < 0 || o.WriteTimeout < 0 { // less than 0: -2 was set
+			c.log.unbounded()
+		}
+	case oneNode:
+		if !server.HonorsDeadlines() {
+			c.log.unbounded()
+		}
 	}
 	if keepsSentinel(rdb) {
 		c.log.keepsSentinel()

@@ -90,17 +90,23 @@ func TestATypeAroundARedisClientKeepsProofAndDeadlinesOrThatIsLogged(t *testing.
 
 // A Cluster's client is not cloned.
 func TestThatAClustersCommandsAreUnboundedIsLogged(t *testing.T) {
-	for _, bounds := range []bool{false, true} {
-		rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}, ContextTimeoutEnabled: bounds})
+	for _, c := range []struct {
+		bounds      bool
+		read, write time.Duration
+		lines       int
+	}{{false, 0, 0, 1}, {true, 0, 0, 0}, {true, -1, -1, 0}, {true, -2, 0, 1}, {true, 0, -2, 1}} {
+		rdb := redis.NewClusterClient(&redis.ClusterOptions{
+			Addrs: []string{"127.0.0.1:1"}, ContextTimeoutEnabled: c.bounds, ReadTimeout: c.read, WriteTimeout: c.write,
+		})
 		var out logs
-		c, err := leased.New(rdb, out.option())
+		locks, err := leased.New(rdb, out.option())
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.Close()
+		locks.Close()
 		must(t, rdb.Close())
-		if n, want := out.count(slog.LevelWarn, "deadlines of their own"), map[bool]int{false: 1}[bounds]; n != want {
-			t.Errorf("ContextTimeoutEnabled %v: logged %d times, want %d", bounds, n, want)
+		if n := out.count(slog.LevelWarn, "deadlines of their own"); n != c.lines {
+			t.Errorf("%+v: logged %d times", c, n)
 		}
 	}
 }
