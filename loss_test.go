@@ -118,6 +118,69 @@ func TestAfterAFailoverThatLostAHandoffTheNextWaiterGetsTheLock(t *testing.T) {
 	}
 }
 
+// A failover can undo whole turns. Then Redis records an owner that has released the lock, and at the head of
+// the queue a request that has had its turn: its process lives, and asks about it no more. Whoever wants the
+// lock next is not to wait until their leases are over.
+func TestAfterAFailoverThatUndidTurnsTheLockMovesOn(t *testing.T) {
+	const ttl = 5 * time.Minute
+	for what, c := range map[string]struct {
+		wants func(first, second, third *leased.Client) *leased.Client // the client that wants the lock next
+		early bool                                                     // it has waited since before the failover
+		takes time.Duration
+	}{
+		"the owner's process":            {func(first, _, _ *leased.Client) *leased.Client { return first }, false, time.Millisecond},
+		"one that has waited":            {func(_, _, third *leased.Client) *leased.Client { return third }, true, 4 * time.Second},
+		"another one":                    {func(_, _, third *leased.Client) *leased.Client { return third }, false, 20 * time.Second},
+		"the process of the first in it": {func(_, second, _ *leased.Client) *leased.Client { return second }, false, 20 * time.Second},
+	} {
+		t.Run(what, func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, s place) {
+				if s.members != nil {
+					t.Skip("a quorum's servers do not fail over")
+				}
+				ctx := context.Background()
+				first, second, third := newClient(t, s, leased.WithTTL(ttl)), newClient(t, s, leased.WithTTL(ttl)), newClient(t, s, leased.WithTTL(ttl))
+				warm(t, s, first, second, third)
+				holder := third
+				if c.early {
+					holder = newClient(t, s, leased.WithTTL(ttl))
+				}
+				owner := lock(t, first.Mutex("x"))
+				next := locking(t, second.Mutex("x"))
+				s.queued(t, "x", 1)
+				queue, _, waiters, _ := s.helperKeys("x")
+				was := s.value(t, "x")
+				places, lives := s.rdb.ZRangeWithScores(ctx, queue, 0, -1).Val(), s.rdb.ZRangeWithScores(ctx, waiters, 0, -1).Val()
+				unlock(t, owner)
+				unlock(t, <-next)
+
+				got := make(chan *leased.Lease)
+				if c.early {
+					present := lock(t, holder.Mutex("x"))
+					go func() { got <- lock(t, c.wants(first, second, third).Mutex("x")) }()
+					s.queued(t, "x", 1)
+					s.rdb.Del(ctx, queue, waiters)
+					defer func() { isAll(t, present.Unlock(), leased.ErrLeaseLost) }()
+				}
+				s.rdb.Set(ctx, s.Prefix+"x", was, ttl)
+				s.rdb.ZAdd(ctx, queue, places...)
+				s.rdb.ZAdd(ctx, waiters, lives...)
+				s.rdb.PExpire(ctx, queue, 3*ttl)
+				s.rdb.PExpire(ctx, waiters, 3*ttl)
+				began := time.Now()
+				if !c.early {
+					go func() { got <- lock(t, c.wants(first, second, third).Mutex("x")) }()
+				}
+				l := <-got
+				if took := time.Since(began); took > c.takes {
+					t.Errorf("it waited %v", took)
+				}
+				unlock(t, l)
+			})
+		})
+	}
+}
+
 func TestALeaseEndsAtOnceOnForceUnlock(t *testing.T) {
 	onBoth(t, func(t *testing.T, s place) {
 		l := lock(t, newClient(t, s, leased.WithTTL(time.Hour)).Mutex("x"))

@@ -1,6 +1,7 @@
 package lockstate
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -54,4 +55,26 @@ func TestTheBlockerIsForgottenWhenTheLockIsGivenBack(t *testing.T) {
 	if who := h.l.Blocker(); who != "" {
 		t.Errorf("blocked by %q", who)
 	}
+}
+
+// An owner's id of this client that nobody here has is from before a failover.
+func TestAnOwnerOfOursThatWeDoNotKnowIsCanceledAtOnce(t *testing.T) {
+	queuedBehind := func(h *hand, owner string) {
+		a := h.queue()
+		a.Blocker = owner
+		h.answer(a)
+	}
+	h := drive(t)
+	h.enter(writer())
+	own := h.sends(protocol.Acquire).ID
+	theirs := strings.Replace(own, h.Client(), "BBBBBBBBBBBBBBBB:hand", 1)
+	queuedBehind(h, theirs)
+	h.cancels()
+
+	h = drive(t)
+	forgotten := h.NewRequest(protocol.Exclusive, handTTL, false, protocol.Origin{}).ID
+	h.enter(writer())
+	h.sends(protocol.Acquire)
+	queuedBehind(h, forgotten)
+	h.cancels(forgotten)
 }

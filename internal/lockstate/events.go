@@ -144,8 +144,21 @@ func (l *Lock) acquireEnqueued(c *protocol.Command, a protocol.Answer, now time.
 	}
 	if a.Brief {
 		l.stillWaits(c, a, now)
-	} else {
-		l.enqueued(a, c.At, now)
+		return
+	}
+	l.enqueued(a, c.At, now)
+	l.cancelForgotten(a.Blocker, fx)
+}
+
+// cancelForgotten cancels owner, the id that owns the lock while our request waits, if it is another one of
+// this client. Nobody here holds it then, so nobody would give it back: a failover has undone its release.
+func (l *Lock) cancelForgotten(owner string, fx *Effects) {
+	g := &l.grant
+	if g.state != queued || owner == g.req.ID {
+		return
+	}
+	if who, err := protocol.ParseID(owner); err == nil && who.Client == l.env.Client() {
+		l.cancelUnknown(owner, time.Time{}, fx)
 	}
 }
 

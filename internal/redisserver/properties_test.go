@@ -149,7 +149,7 @@ func (s *scene) compareShortcuts(rounds int64) {
 			id = x.ids[map[string]int{"acquire": 1, "release": 0}[what]]
 		case 4, 5, 6:
 			x.joined(rng, began)
-			if ends := []int64{-60_000, 0, 7_200_000}[rng.Intn(3)]; ends != 0 && len(x.ids) > 3 { // the head's lease
+			if ends := []int64{-60_000, 0, 0, 0, 7_200_000}[rng.Intn(5)]; ends != 0 && len(x.ids) > 3 { // the head's lease
 				x.commands = append(x.commands, []any{"ZADD", 3, began + ends, x.ids[2]})
 			}
 			id = x.ids[2]

@@ -2,8 +2,8 @@
 -- follows it in the script does the work.
 --   1. The caller needs to know only whether its request has waited all the time since its last
 --      answer, and it has.
---   2. A writer waits at the head of the queue, behind a live head, or behind a hundred others, and
---      another writer owns the lock.
+--   2. A writer waits at the head of the queue, behind a head that has asked lately, or behind a hundred
+--      others, and another writer owns the lock.
 --
 -- KEYS, ARGV  as in acquire_fast.lua; for case 1, ARGV[3] begins with '3', the time, in ms, at which
 --             the waiting lease is to end, '+', and how much later that is than when it ends so far
@@ -49,6 +49,7 @@ if (how == 49 or how == 51) and string.byte(ARGV[1], 9) == 119 and not ARGV[6] t
       local heads = match(head, '^leased1:[wr]:([1-9]%d*):[cpu]i?:[%w_-]+:%S+$')
       local left = (tonumber(call('ZSCORE', KEYS[4], head) or 0) or 0) - now
       lives = heads and #heads <= 9 and left > 0 and left - heads <= 0
+        and (place == 0 or left > heads - math.min(heads / 2, 5000)) -- see asked_lately
     end
     -- If no lease is longer than its TTL and the last token is not ahead, the clock was not set
     -- back. Of the queue's two keys, waiters never lasts longer: see enqueue. A full server
