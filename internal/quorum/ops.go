@@ -206,7 +206,7 @@ func (l *Lock) ask(op *Op, r *request, i int, fx *Effects) {
 	// A held request may be in the queue of a server that has another owner, and stays there if it is
 	// refused.
 	waits := op.cmd.Wait || op.kind == Renew || op.cmd.Verb != protocol.Acquire || r.token != 0
-	held := op.cmd.Held && p.state == owned
+	held := p.state == owned && (op.cmd.Held || op.verb == protocol.Downgrade)
 	c := protocol.Command{Verb: protocol.Acquire, ID: p.id, TTL: r.who.TTL, Wait: waits, First: !p.sent, Told: p.told, Place: op.cmd.Place, Held: held, At: op.at, Ticket: r.ticket}
 	if own := l.reqs[op.cmd.Own]; op.cmd.Own != "" && own != nil {
 		c.Own = own.parts[i].id
@@ -282,9 +282,9 @@ func (l *Lock) sendCancel(op *Op, r *request, i int, link *protocol.Span, cooldo
 	l.send(s, fx)
 }
 
-// move sends a yield or a downgrade for a part that is owned. A part that is not owned is canceled,
-// and an acquire of the new request is sent to its server, for a downgrade only if the new request
-// is owned there already.
+// move sends a yield or a downgrade for a part that is owned. A part that is not owned is canceled, and an
+// acquire of the new request is sent to its server. For a downgrade that is a question, and only if an earlier
+// try has had the new request granted there: an acquire without answer would leave a doubt.
 func (l *Lock) move(op *Op, i int, now time.Time, fx *Effects) {
 	r := op.req
 	p, q := &r.parts[i], &op.next.parts[i]
