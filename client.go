@@ -134,8 +134,10 @@ type server interface {
 // New returns a client for the deployment that rdb talks to: a single node, one behind Sentinel, or a
 // Cluster. It does no I/O, so it works while Redis is down, and it never closes rdb. Two copies of one client
 // must never run, as in a virtual machine and a clone of it: call New after a snapshot has been restored. It
-// refuses a *redis.Ring, because that chooses shards by name, so messages would not arrive. It treats
-// the client of redis.NewFailoverClusterClient as a Cluster's, so behind Sentinel use redis.NewFailoverClient.
+// refuses a *redis.Ring, because that chooses shards by name, so messages would not arrive. It cannot
+// tell if redis.ClusterOptions.ClusterSlots makes a cluster of standalone servers, where many messages do
+// not arrive either, and waits take up to seconds longer. It treats the client of
+// redis.NewFailoverClusterClient as a Cluster's, so behind Sentinel use redis.NewFailoverClient.
 // Errors match [ErrInvalidOption].
 //
 // A *redis.Client should have ContextTimeoutEnabled set. Otherwise its commands cannot be
@@ -147,7 +149,9 @@ type server interface {
 // rdb may also be your own type around one of these. If it has the method Options of a
 // *redis.Client, as it does if it embeds one, it is treated as a *redis.Client, except that it
 // is never cloned, so ContextTimeoutEnabled should be set. Nothing is known about any other
-// type: its commands are not bounded, a waiter that died is not skipped, and New logs that.
+// type: its commands are not bounded, a waiter that died is not skipped, a *redis.Ring inside it is not
+// noticed, and New logs that it does not know the type. One that embeds the interface redis.UniversalClient
+// has no method Options: pass New the client inside it.
 func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	o, err := newClientOptions(opts)
 	if err != nil {

@@ -193,6 +193,47 @@ func ExampleMutex_field() {
 	// Output: <nil>
 }
 
+// locksByKey has the methods of an interface whose locks are known by a key.
+type locksByKey struct {
+	client *leased.Client
+	held   sync.Map // leases by key: one that nothing refers to is not renewed
+}
+
+func (l *locksByKey) Lock(key string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // for the wait, not for the hold
+	defer cancel()
+	lease, err := l.client.Mutex("lock:" + key).LockContext(ctx) // there may be data under the key itself
+	if err == nil {
+		l.held.Store(key, lease)
+	}
+	return err
+}
+
+func (l *locksByKey) Unlock(key string) error {
+	lease, held := l.held.LoadAndDelete(key)
+	if !held {
+		return leased.ErrNotLocked
+	}
+	return lease.(*leased.Lease).Unlock()
+}
+
+// Between the two calls, nobody but the map has the lease.
+func ExampleMutex_interfaceByKey() {
+	rdb, stop := embeddedRedis()
+	defer stop()
+	client := mustNew(rdb)
+	defer client.Close()
+
+	locks := &locksByKey{client: client}
+	fmt.Println(locks.Lock("a"), locks.Unlock("a"))
+	fmt.Println(errors.Is(locks.Unlock("a"), leased.ErrNotLocked))
+	fmt.Println(errors.Is(locks.Lock("}{"), leased.ErrInvalidName))
+	// Output:
+	// <nil> <nil>
+	// true
+	// true
+}
+
 // handle answers 409 if another request has the lock for too long, 400 if no lock can have the
 // name, and 503 if Redis is away.
 func handle(locks *leased.Client, work func(context.Context) error) http.HandlerFunc {

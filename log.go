@@ -413,7 +413,7 @@ func (l *throttledLog) lossesDropped() {
 
 func (l *throttledLog) unknownClient() {
 	l.write(slog.LevelWarn, "unknown", "unknown type of Redis client: its commands have no deadlines of their own, and dead waiters "+
-		"are not skipped; add a method Options that returns the options of the client that it wraps")
+		"are not skipped; pass New the client inside it, or add that client's method Options")
 }
 
 func (l *throttledLog) unbounded() {

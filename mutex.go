@@ -87,7 +87,8 @@ func (m *Mutex) Unlock() { m.use().unlock(protocol.Exclusive) }
 // if ctx had ended before the call; but if ctx is nil, nothing is unlocked.
 //
 // Call it once for each Lock, whatever it returns: another call may end the hold of another caller.
-// [Lease.UnlockContext] has no such danger.
+// [Lease.UnlockContext] has no such danger. After LockContext, keep the Lease reachable until then: one
+// that has been garbage-collected is not renewed, and the lock is lost.
 func (m *Mutex) UnlockContext(ctx context.Context) error {
 	return m.use().unlockContext(ctx, protocol.Exclusive)
 }

@@ -292,9 +292,10 @@ func WithAttributes(attributes ...attribute.KeyValue) Option {
 // WithSlowThreshold logs each caller that has been waiting for a lock, or holding one, for d, while it is
 // still waiting or holding. A caller is logged at most once, at level Warn, with the lock's name (unless [WithoutLockNamesInLogs] keeps
 // it out), the lock's owner if the caller waits, and the file and line of the call that waits or has
-// locked. Its span gets the event "slow". For each lock, only the caller that has waited longest and the
-// one that has held longest are checked, and at most one of each is logged in a minute. Of locks that are
-// slow at the same time, ten are named and the others counted; those that stay slow are named later. Of
+// locked. Its span gets the event "slow". The attribute waiting counts callers of this process only;
+// [Client.Inspect] and leased ls show the queue in Redis. For each lock, only the caller that has waited
+// longest and the one that has held longest are checked, and at most one of each is logged in a minute. Of
+// locks that are slow at the same time, ten are named and the others counted; those that stay slow are named later. Of
 // readers without a Lease, RUnlock ends the hold that began first, so one that is stuck among others that
 // come and go is not seen. d must be at least 10 ms; the line may come up to d/4 late. The default is to
 // log none. The metrics leased.wait.oldest and leased.hold.oldest need no threshold.

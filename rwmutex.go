@@ -80,14 +80,16 @@ func (rw *RWMutex) Unlock() { rw.use().unlock(protocol.Exclusive) }
 // caller of RLock, not one of theirs; if only leases are held, it ends one of them.
 func (rw *RWMutex) RUnlock() { rw.use().unlock(protocol.Shared) }
 
-// UnlockContext unlocks rw for writing; see [Mutex.UnlockContext].
+// UnlockContext unlocks rw for writing; see [Mutex.UnlockContext]. After LockContext, keep the [Lease]
+// reachable until then.
 func (rw *RWMutex) UnlockContext(ctx context.Context) error {
 	return rw.use().unlockContext(ctx, protocol.Exclusive)
 }
 
 // RUnlockContext undoes one RLock; see RUnlock and [Mutex.UnlockContext]. If several callers of RLock
 // are inside, it may end the hold of another of them, and report on that one. A reader
-// that has to know whether it kept its lease uses RLockContext, and unlocks the [Lease].
+// that has to know whether it kept its lease uses RLockContext, and unlocks the [Lease]. After
+// RLockContext, keep the Lease reachable until then.
 func (rw *RWMutex) RUnlockContext(ctx context.Context) error {
 	return rw.use().unlockContext(ctx, protocol.Shared)
 }

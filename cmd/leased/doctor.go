@@ -104,6 +104,7 @@ func examine(ctx context.Context, std streams, at *address) error {
 			tell(persistenceFinding(info))
 			tell(replicationFinding(info))
 		}
+		tell(snapshotFinding(ctx, node))
 		tell(clockFinding(ctx, node))
 	}
 	if len(nodes) > 1 {
@@ -219,6 +220,32 @@ func persistenceFinding(info map[string]string) finding {
 	}
 	return finding{verdictNote, "persistence", "no append-only file", "A restart loses the locks taken since the last snapshot, or all: others get them while the " +
 		"old owners, who learn of it at their next renewal, still work. Tokens go on growing.", "set appendonly yes, or have resources compare tokens"}
+}
+
+// snapshotFinding says whether a snapshot that fails would stop all locks.
+func snapshotFinding(ctx context.Context, node redis.Cmdable) finding {
+	var settings [2]string
+	for i, name := range [...]string{"save", "stop-writes-on-bgsave-error"} { // before Redis 7, one at a time
+		found, err := node.ConfigGet(ctx, name).Result()
+		if err != nil {
+			return finding{verdictUnknown, "snapshots", "CONFIG is refused: " + err.Error(), "Whether a snapshot that fails would stop all locks is not checked.",
+				"allow +config|get, for this check only"}
+		}
+		value, told := found[name]
+		if !told {
+			return finding{verdictUnknown, "snapshots", "the server does not tell", "Where one that fails stops all writes, it stops all locks.", ""}
+		}
+		settings[i] = value
+	}
+	switch save, stops := settings[0], settings[1]; {
+	case save == "":
+		return finding{verdictOK, "snapshots", "none", "", ""}
+	case stops != "yes":
+		return finding{verdictOK, "snapshots", "save " + save + "; one that fails stops no locks", "", ""}
+	default:
+		return finding{verdictNote, "snapshots", "save " + save + ", with stop-writes-on-bgsave-error yes", "If one fails, as on a full disk, Redis refuses all writes: locks are neither taken, renewed nor " +
+			"released until one succeeds, and all leases are lost within a TTL.", "set stop-writes-on-bgsave-error no or, if there is nothing but locks, save \"\""}
+	}
 }
 
 func replicationFinding(info map[string]string) finding {

@@ -364,7 +364,7 @@ func TestTheDocumentedRightsAreEnough(t *testing.T) {
 			t.Errorf("%s without +scan: %+v", line, got)
 		}
 	}
-	grant("+scan", "+info")
+	grant("+scan", "+info", "+config|get")
 	for _, line := range []string{"ls", "top --count 1", "doctor", "inspect a"} {
 		got := invoke(t, append(strings.Fields(line), at...)...)
 		if got.status != 0 || strings.Contains(got.out, "allow +") {
@@ -587,6 +587,31 @@ func TestDoctorSaysWhatIsBadForLocks(t *testing.T) {
 	got = invoke(t, "inspect", "a", "--redis", "redis://few:wrong@"+in.Addr)
 	if got.status != 1 || !strings.Contains(got.err, "does not take this user or password") || strings.Contains(got.err, "wrong@") {
 		t.Errorf("with a wrong password: %+v", got)
+	}
+}
+
+// A snapshot that fails stops all locks, which is too late to find out when it has failed.
+func TestDoctorNotesThatASnapshotThatFailsWouldStopAllLocks(t *testing.T) {
+	in := redistest.Server(t, "--save", "3600 1")
+	rdb := in.Client()
+	says := func(want string) {
+		t.Helper()
+		if got := invoke(t, "doctor", "--redis", in.Addr); got.status != 0 || !strings.Contains(got.out, want) {
+			t.Errorf("want %q: %+v", want, got)
+		}
+	}
+	says("note  snapshots    save 3600 1, with stop-writes-on-bgsave-error yes")
+	rdb.ConfigSet(t.Context(), "stop-writes-on-bgsave-error", "no")
+	says("ok    snapshots    save 3600 1; one that fails stops no locks")
+	rdb.ConfigSet(t.Context(), "stop-writes-on-bgsave-error", "yes")
+	rdb.ConfigSet(t.Context(), "save", "")
+	says("ok    snapshots    none")
+	if err := rdb.Do(t.Context(), "ACL", "SETUSER", "few", "on", ">pass", "~*", "&*", "+@all", "-config").Err(); err != nil {
+		t.Fatal(err)
+	}
+	got := invoke(t, "doctor", "--redis", "redis://few:pass@"+in.Addr)
+	if got.status != 0 || !strings.Contains(got.out, "?     snapshots") || !strings.Contains(got.out, "allow +config|get") {
+		t.Errorf("of a user who may not read the configuration: %+v", got)
 	}
 }
 

@@ -1288,6 +1288,7 @@ var mutants = []mutant{
 	{"Shutdown counts requests that only waited as releases", "client.go", "		case e.state().Granted():\n", "		default:\n", "CountsReleases"},
 	{"a key with an empty value looks free", "internal/redisserver/reply.go", "	if value == \"\" && left != noKey {", "	if false {", "TestInspectShowsForeign"},
 	{"a token that another server gave is not stored on a full one", "internal/redisserver/scripts/adopt.lua", "redis.call('ZREM', KEYS[3], '') -- a first", "-- a first", "TestAFullServerCarriesOut"},
+	{"that a hook swallowed a command is not said", "internal/redisserver/reply.go", "	if reply == nil { //", "	if false { //", "ThatAHookSwallows"},
 	{"an answer's token can have more than 53 bits", "internal/redisserver/reply.go", "n >= 0 && n < 1<<53 }", "n >= 0 }", "WhoseTokenIsTooLarge"},
 	{"a cause that is ours is cut to its first word", "log.go", "			text = lacks.What()", "			_ = lacks.What()", "TestWithoutLockNames"},
 	{"a reader that tries waits behind one that waits anyway", "internal/lockstate/question.go", "!asking && !w.awaitsIdleOwner() {", "!asking && !l.waiting.first.awaitsIdleOwner() {", "BehindOneThatWaitsAnyway"},

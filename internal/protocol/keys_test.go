@@ -1,7 +1,10 @@
 package protocol
 
 import (
+	"encoding/hex"
+	"errors"
 	"math/rand"
+	"net/url"
 	"strings"
 	"testing"
 )
@@ -45,5 +48,26 @@ func TestNoKeyOfALockIsAKeyOfAnother(t *testing.T) {
 	}
 	if tags[0] < 1_000 || tags[1] < 1_000 {
 		t.Errorf("only %d names without a hash tag and %d with one were tried", tags[0], tags[1])
+	}
+}
+
+// docs/migration.md says so of ids that come from outside, and why url.PathEscape is not enough.
+func TestAnIDInHexIsAlwaysAName(t *testing.T) {
+	rng := rand.New(rand.NewSource(1))
+	ids := []string{"", "}{", "{}", "{", "}", "\x00", "\xff", "leased:quorum:mark", "queue", "readers", "waiters", "meta"}
+	for range 10_000 {
+		id := make([]byte, rng.Intn(201))
+		rng.Read(id)
+		ids = append(ids, string(id))
+	}
+	for _, id := range ids {
+		for _, before := range []string{"account:", "{account}:"} {
+			if _, err := NewKeys("", before+hex.EncodeToString([]byte(id))); err != nil {
+				t.Errorf("%q: %v", id, err)
+			}
+		}
+	}
+	if _, err := NewKeys("", "account:"+url.PathEscape("leased:quorum:mark")); !errors.Is(err, ErrInvalidName) {
+		t.Errorf("url.PathEscape: %v", err)
 	}
 }

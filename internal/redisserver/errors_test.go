@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased/internal/protocol"
+	"github.com/leasedmutex/leased/internal/redistest"
 )
 
 // answerError is an error reply of Redis, as go-redis returns it.
@@ -108,6 +110,37 @@ func TestWhatTooFewReplicasHaveWasAnswered(t *testing.T) {
 	}{{few, false}, {&unconfirmedGrant{few}, true}} {
 		if fail := Classify(c.err); fail.Kind != protocol.RefusedNow || fail.Unconfirmed != c.unconfirmed {
 			t.Errorf("%T: %v, unconfirmed %v", c.err, fail.Kind, fail.Unconfirmed)
+		}
+	}
+}
+
+// swallowing is a hook that neither passes commands on nor answers them, as a mock does.
+type swallowing struct{}
+
+func (swallowing) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (swallowing) ProcessHook(redis.ProcessHook) redis.ProcessHook {
+	return func(context.Context, redis.Cmder) error { return nil }
+}
+func (swallowing) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(context.Context, []redis.Cmder) error { return nil }
+}
+
+func TestACommandThatAHookSwallowsIsSaidToBe(t *testing.T) {
+	o := redistest.Options("127.0.0.1:1")
+	o.ContextTimeoutEnabled = true // so that the client itself is used, with its hook
+	rdb := redis.NewClient(o)
+	defer rdb.Close()
+	rdb.AddHook(swallowing{})
+	s := New(rdb, "")
+	keys, err := protocol.NewKeys("", "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, asked := s.Do(t.Context(), &keys, &protocol.Command{Verb: protocol.Acquire, ID: "a", TTL: time.Second})
+	_, inspected := s.Inspect(t.Context(), &keys)
+	for _, err := range []error{asked, inspected} {
+		if err == nil || !strings.Contains(err.Error(), "a hook or a mock of the Redis client may have swallowed the command") {
+			t.Error(err)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package redisserver
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"time"
@@ -10,6 +11,9 @@ import (
 
 // malformed returns an error that quotes a reply that none of the scripts returns.
 func malformed(reply any) error {
+	if reply == nil { // no script returns it, and the server did not refuse
+		return errors.New("leased: no answer and no error: a hook or a mock of the Redis client may have swallowed the command")
+	}
 	return fmt.Errorf("leased: malformed answer %.200q", fmt.Sprint(reply))
 }
 
