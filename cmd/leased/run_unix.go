@@ -87,7 +87,7 @@ func runUnder(ctx context.Context, std streams, o *runOptions) (err error) {
 		return o.notAcquired(err)
 	}
 	taken := time.Now()
-	r := &running{options: o, lease: lease, guard: g, signals: signals, err: std.err}
+	r := &running{options: o, lease: lease, guard: g, signals: signals, err: std.err, trouble: &trouble}
 	err = r.perform(program)
 	ends := time.Now().Add(o.ttl) // renewed just now at the latest
 	if kept := taken.Add(o.atLeast); kept.After(time.Now()) {
@@ -229,7 +229,7 @@ func (o *runOptions) notAcquired(err error) error {
 	return fmt.Errorf("cannot get lock %q from Redis: %w", o.name, inPlainWords(answer))
 }
 
-// troubleLog is the logger of a client that waits. It remembers why Redis does not give the lock.
+// troubleLog is the logger of the client. It remembers why Redis does not give the lock, or renew its lease.
 type troubleLog struct {
 	// warnings has room for the first warning that names no error: that the lock may never become
 	// free, because its key has no expiry, for example.
@@ -290,6 +290,13 @@ func (t *troubleLog) lasting() error {
 	if t.err == nil || time.Since(t.since) < lastingTrouble {
 		return nil
 	}
+	return t.err
+}
+
+// present returns what is the trouble now, or nil.
+func (t *troubleLog) present() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	return t.err
 }
 
@@ -390,6 +397,7 @@ type running struct {
 	guard   *guard
 	signals <-chan os.Signal
 	err     io.Writer
+	trouble *troubleLog
 
 	tty       *terminal        // nil if the command has none
 	unstopped <-chan time.Time // nil unless the command was stopped; see stopped
@@ -522,7 +530,11 @@ func (r *running) watchLease() {
 	case r.guard.isDue():
 		r.stoodStill()
 	case until.Sub(now) < termMargin(ttl):
-		r.tellToEnd(fmt.Errorf("the lease of lock %q could not be renewed, and the command was told to end before the lease ends", r.options.name))
+		why := ""
+		if err := r.trouble.present(); err != nil {
+			why = fmt.Sprint(": ", inPlainWords(err))
+		}
+		r.tellToEnd(fmt.Errorf("the lease of lock %q could not be renewed, and the command was told to end before the lease ends%s", r.options.name, why))
 	default:
 		r.guard.until(until.Add(-killMargin(ttl)))
 	}
