@@ -13,7 +13,8 @@ import (
 
 // These checks look at who owned the lock according to the servers, not according to the clients, and at
 // what an Unlock may say about it. An Unlock that asked the servers returns nil only if nobody else has
-// owned the lock from the grant of its lease until the first server was told that the lease is given back.
+// owned the lock from the grant of its lease until Unlock was called and the first server was told that the lease
+// is given back.
 // To own the lock is to own it on a majority of the servers at one instant, and to be told so, then or
 // later. Readers may own it beside readers, and beside a writer that asked to become a reader.
 //
@@ -63,7 +64,8 @@ type qLease struct {
 	lowered  int // when a downgrade was asked for
 	settled  int
 	asked    bool  // the servers were asked when the caller left
-	gave     []int // by server, when a release, yield or cancel of it was carried out there
+	gave     []int // by server, when a release, yield or cancel of it was carried out there after Unlock was called
+	early    bool  // a server was told before, by a downgrade that took what it has for lost
 }
 
 func newQOwners(n int) *qOwners {
@@ -137,6 +139,11 @@ func (o *qOwners) givesBack(server int, id string) {
 	for _, l := range slices.Concat(o.left, o.proven) {
 		if l.gave[server] == 0 && slices.Contains(l.requests, o.request[id]) {
 			l.gave[server] = o.seq
+		}
+	}
+	for _, l := range o.leases {
+		if l.called == 0 && slices.Contains(l.requests, o.request[id]) {
+			l.early = true
 		}
 	}
 }
@@ -346,9 +353,12 @@ func (w *qWorld) judge(m *qMajority) {
 	}
 }
 
-// over returns when the first server was told that the lease is given back. If the lease was not given back
-// but left to the next caller of its client, it was over when Unlock was called.
+// over returns when the first server was told that the lease is given back. If that was before Unlock was
+// called, or if the lease was left to the next caller of its client, it was over when Unlock was called.
 func (l *qLease) over() int {
+	if l.early {
+		return l.called
+	}
 	first := 0
 	for _, at := range l.gave {
 		if at != 0 && at <= l.settled && (first == 0 || at < first) {
