@@ -2,6 +2,7 @@ package leased
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,6 +30,16 @@ func (all inboxes) most(is func(*inbox) bool) bool {
 
 func (all inboxes) confirmed() bool { return all.most((*inbox).confirmed) }
 func (all inboxes) polls() bool     { return all.most((*inbox).polls) }
+
+// failing returns for how long fewer than a majority of the subscriptions have been confirmed.
+func (all inboxes) failing(now time.Time) time.Duration {
+	each := make([]time.Duration, len(all))
+	for i, in := range all {
+		each[i] = in.failing(now)
+	}
+	slices.Sort(each)
+	return each[quorum.Majority(len(all))-1]
+}
 
 // settled reports whether the first subscription of every inbox was confirmed or failed, or took
 // too long; see lateInboxes.

@@ -70,9 +70,11 @@ type Waiter struct {
 // On a quorum, Inspect asks all servers and returns the owner that most of them name. If
 // fewer than a majority answer, the error matches [ErrNoQuorum] and says how many did. Each
 // server issues a token of its own, from its clock, and the lease has the greatest of those
-// that its owner knew when a majority had granted it. Owner.Token is the lease's token or,
-// if more than a majority granted the lease, may be less by as much as the servers' clocks
-// differ. It is never greater. Owners includes a reader if it would have a majority, supposing
+// that its owner knew when a majority had granted it. Owner.Token is that token, or is less by as
+// much as the servers' clocks differ. A server that restarts without its data grants the lease anew
+// when it is renewed. Once every server of that majority has done so or does not answer, nothing in
+// Redis tells the first grant: then Owner.Token may be greater, and Owner.Since too late. Otherwise
+// the token is never greater. Owners includes a reader if it would have a majority, supposing
 // that every server that did not answer had granted it. Inspect waits at most 2 s for a server
 // that does not answer; ForceUnlock, which asks the servers twice, at most 4 s.
 func (c *Client) Inspect(ctx context.Context, name string) (Info, error) {

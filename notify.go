@@ -76,6 +76,13 @@ func (in *inbox) confirmed() bool {
 	return in.hearing.State == lockstate.Joined && !in.broken
 }
 
+// failing returns for how long attempts to subscribe have failed or been refused.
+func (in *inbox) failing(now time.Time) time.Duration {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return in.hearing.Failing(now)
+}
+
 // polls reports whether waiters have to poll: the subscription was refused or has failed for long, or
 // nothing may be published to it.
 func (in *inbox) polls() bool {
@@ -162,9 +169,11 @@ func (in *inbox) pauseAfter(refused bool, err error) {
 	in.mu.Lock()
 	polled := in.hearing.Polls()
 	pause := in.hearing.Over(now)
-	polls, failing := in.hearing.Polls(), in.hearing.Failing(now)
+	polls := in.hearing.Polls()
 	in.mu.Unlock()
-	if err != nil && failing >= failsLong && !in.client.inbox.confirmed() {
+	// Of a quorum, the server whose subscription left fewer than a majority says why, not one that has been
+	// dead all along. A refusal has a line of its own.
+	if failing := in.client.inbox.failing(now); err != nil && failing >= failsLong && in.failing(now) == failing && !in.refused() {
 		in.client.log.subscribeFailed(err)
 	}
 	news := in.settle()

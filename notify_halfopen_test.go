@@ -1,18 +1,21 @@
 package leased_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	mini "github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
@@ -253,6 +256,27 @@ func (c *mute) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
+func TestVirtualARefusedSubscriptionIsNotLoggedAsOneThatFails(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var out logs
+		unlock(t, lock(t, newClient(t, s).Mutex("x"))) // the server runs from now on
+		s.Mini.SetPreHook(func(p *mini.Peer, cmd string, _ ...string) bool {
+			refuses := strings.EqualFold(cmd, "SUBSCRIBE")
+			if refuses {
+				p.WriteError("NOPERM this user has no permissions to access one of the channels used as arguments")
+			}
+			return refuses
+		})
+		c := clientOn(t, s, s.connect(t), out.option())
+		unlock(t, lock(t, c.Mutex("x")))
+		time.Sleep(time.Minute)
+		refused := out.count(slog.LevelWarn, "Redis does not let this client subscribe")
+		if n := out.count(slog.LevelWarn, cannotSubscribe); n != 0 || refused != 1 {
+			t.Errorf("logged %q", out.messages())
+		}
+	})
+}
+
 // Of a quorum, the servers to which subscriptions can be made send the messages, if they are a majority.
 func TestSubscriptionsOfAQuorumAreLoggedAsMissingWhenThoseOfAMajorityAre(t *testing.T) {
 	for deafServers, lines := range map[int]int{2: 0, 3: 1} {
@@ -274,6 +298,83 @@ func TestSubscriptionsOfAQuorumAreLoggedAsMissingWhenThoseOfAMajorityAre(t *test
 			})
 		})
 	}
+}
+
+// What counts is for how long those of a majority have been missing. A server that is down has lines of
+// its own.
+func TestAServerOfAQuorumThatIsDownDoesNotHaveSubscriptionsLoggedAsMissingTooSoon(t *testing.T) {
+	for pause := range 4 { // a server that is down is tried every 2 s
+		onSomeMortals(t, 3, func(t *testing.T, servers []*mortal, _ func(...leased.Option) *leased.Client) {
+			var text bytes.Buffer
+			var refuse atomic.Bool
+			var rdbs []redis.UniversalClient
+			for i, m := range servers {
+				rdbs = append(rdbs, redistest.MiniClient(t, m.Miniredis, func(o *redis.Options) {
+					o.Dialer, o.ContextTimeoutEnabled = m.dial, true
+					if i == 1 {
+						wrapConns(o, func(conn net.Conn) net.Conn { return &mute{conn, &refuse} })
+					}
+				}))
+			}
+			c, err := leased.NewQuorum(rdbs, leased.WithLogger(slog.New(slog.NewTextHandler(&text, nil))))
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = c.Close() })
+			logged := func(when string, want int) {
+				t.Helper()
+				synctest.Wait()
+				if n := strings.Count(text.String(), cannotSubscribe); n != want {
+					t.Errorf("%s: %d lines, want %d:\n%s", when, n, want, &text)
+				}
+			}
+			unlock(t, lock(t, c.Mutex("x")))
+			servers[2].die()
+			time.Sleep(20 * time.Second)
+			servers[1].die()
+			time.Sleep(3 * time.Second)
+			servers[1].comeBack()
+			time.Sleep(10 * time.Second) // so that its next subscription is tried at once
+			logged("one server was down, and another one for 3 s", 0)
+
+			time.Sleep(time.Duration(pause) * time.Second / 2)
+			refuse.Store(true)
+			servers[1].die() // which ends its subscription
+			servers[1].comeBack()
+			works := func(d time.Duration) {
+				t.Helper()
+				for began := time.Now(); time.Since(began) < d; time.Sleep(time.Second) {
+					unlock(t, lock(t, c.Mutex("x")))
+				}
+			}
+			works(8 * time.Second)
+			logged("one server is down, and another one has had no subscription for 8 s", 0)
+			works(10 * time.Second)
+			logged("and for 18 s", 1)
+			for line := range strings.Lines(text.String()) {
+				if strings.Contains(line, cannotSubscribe) && !strings.Contains(line, "max number of clients") {
+					t.Errorf("the line names another server's error: %s", line)
+				}
+			}
+		})
+	}
+}
+
+func TestAnOutageOfAQuorumIsNotLoggedAsMissingSubscriptions(t *testing.T) {
+	onSomeMortals(t, 3, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		var out logs
+		c := open(out.option())
+		unlock(t, lock(t, c.Mutex("x")))
+		servers[1].die()
+		servers[2].die()
+		got := locking(t, c.Mutex("x"))
+		time.Sleep(time.Minute)
+		if n := out.count(slog.LevelWarn, cannotSubscribe); n != 0 || out.count(slog.LevelWarn, "Redis does not answer") == 0 {
+			t.Errorf("%d lines: %q", n, out.messages())
+		}
+		servers[1].comeBack()
+		unlock(t, <-got)
+	})
 }
 
 func TestVirtualAnOutageIsNotLoggedAsMissingSubscriptions(t *testing.T) {

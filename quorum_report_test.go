@@ -582,3 +582,55 @@ func TestOneOfAQuorumsRedisClientsIsClosed(t *testing.T) {
 		unlock(t, lock(t, c.Mutex("x")))
 	})
 }
+
+// A server that has restarted without its data grants the lease anew when it is renewed, with a later token.
+func TestInspectShowsTheLeasesFirstTokenThoughServersHaveGrantedItAnew(t *testing.T) {
+	onSomeMortals(t, 3, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		l := lock(t, open().Mutex("x"))
+		began := time.Now()
+		shows := func(answered int) {
+			t.Helper()
+			info, err := open().Inspect(t.Context(), "x")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if info.Answered != answered || info.Behind != answered {
+				t.Fatalf("%d servers answered, and %d name the owner; want %d", info.Answered, info.Behind, answered)
+			}
+			if o := info.Owners[0]; o.Token != l.Token() || o.Since.Sub(began).Abs() > time.Second {
+				t.Errorf("token %d is shown as %d, since %v after the grant", l.Token(), o.Token, o.Since.Sub(began))
+			}
+		}
+		time.Sleep(62 * time.Second)
+		shows(3)
+		servers[1].die()
+		servers[2].die()
+		time.Sleep(time.Second)
+		servers[1].comeBackEmpty()
+		time.Sleep(30 * time.Second) // until it has answered a renewal
+		shows(2)
+		servers[2].comeBackEmpty()
+		time.Sleep(30 * time.Second)
+		shows(3)
+		unlock(t, l)
+	})
+}
+
+// Nothing in Redis tells the first token then.
+func TestInspectShowsALaterTokenOnceNoServerHasALeasesFirstGrant(t *testing.T) {
+	onSomeMortals(t, 3, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		l := lock(t, open().Mutex("x"))
+		for _, m := range servers {
+			time.Sleep(time.Second)
+			m.die()
+			time.Sleep(time.Second)
+			m.comeBackEmpty()
+			time.Sleep(80 * time.Second) // until the quarantine is over
+		}
+		info, err := open().Inspect(t.Context(), "x")
+		if err != nil || info.Behind != 3 || info.Owners[0].Token <= l.Token() {
+			t.Errorf("lease %d, %+v, %v", l.Token(), info, err)
+		}
+		unlock(t, l)
+	})
+}

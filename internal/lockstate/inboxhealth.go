@@ -82,8 +82,11 @@ func Silence(place int) time.Duration {
 
 // Enter is the event that the subscription was confirmed or refused, or that it ended.
 func (h *InboxHealth) Enter(s InboxState, now time.Time) {
-	if s == Joined || s == Forbidden {
+	switch {
+	case s == Joined:
 		h.failing = time.Time{}
+	case s == Forbidden && h.failing.IsZero():
+		h.failing = now
 	}
 	h.State, h.since = s, now
 	h.heard, h.echoed, h.ProbeRequired = now, now, false
@@ -114,8 +117,8 @@ func (h *InboxHealth) Over(now time.Time) (pause time.Duration) {
 	return pause
 }
 
-// Failing returns for how long attempts to subscribe have failed. It is 0 while one is confirmed or
-// refused, and for an inbox that has just broken.
+// Failing returns for how long attempts to subscribe have failed or been refused. It is 0 while a
+// subscription is confirmed, and for an inbox that has just broken.
 func (h *InboxHealth) Failing(now time.Time) time.Duration {
 	if h.failing.IsZero() {
 		return 0

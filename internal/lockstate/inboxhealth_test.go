@@ -211,6 +211,30 @@ func TestAnEchoWhoseReceiversAreUnknownIsNoProofOfTheInbox(t *testing.T) {
 	t.Error("the inbox is taken for proved, and does not ask again for 15 s")
 }
 
+// A refusal does not end the time for which there has been no subscription, and may begin it.
+func TestSubscriptionsFailUntilOneIsConfirmed(t *testing.T) {
+	t0 := time.Now()
+	h := heardAt(t0)
+	for _, then := range []struct {
+		at      time.Duration
+		event   func(time.Time)
+		failing time.Duration
+	}{
+		{time.Second, func(now time.Time) { h.Over(now) }, 0}, // it broke
+		{2 * time.Second, func(now time.Time) { h.Over(now) }, 0},
+		{5 * time.Second, func(now time.Time) { h.Enter(Forbidden, now) }, 3 * time.Second},
+		{7 * time.Second, func(now time.Time) { h.Over(now) }, 5 * time.Second},
+		{8 * time.Second, func(now time.Time) { h.Enter(Joined, now) }, 0},
+		{9 * time.Second, func(now time.Time) { h.Enter(Forbidden, now) }, 0},
+		{10 * time.Second, func(now time.Time) { h.Over(now) }, time.Second},
+	} {
+		now := t0.Add(then.at)
+		if then.event(now); h.Failing(now) != then.failing {
+			t.Errorf("at %v: failing for %v, want %v", then.at, h.Failing(now), then.failing)
+		}
+	}
+}
+
 func TestWaitersPollOnlyOnceAttemptsToSubscribeHaveFailedForLong(t *testing.T) {
 	t0 := time.Now()
 	at := func(d time.Duration) time.Time { return t0.Add(d) }

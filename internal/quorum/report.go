@@ -121,7 +121,7 @@ func Merged(seen []protocol.Snapshot, n int) protocol.Snapshot {
 	}
 	slices.SortStableFunc(most, func(x, y protocol.Snapshot) int { return cmp.Compare(y.Left, x.Left) })
 	sn := most[min(need, len(most))-1]
-	sn.Meta = metaOf(most, need)
+	sn.Meta = metaOf(most, n)
 	sn.Readers = readersOf(most, sn.Clock, max(1, need-(n-len(seen))))
 	sn.Servers, sn.Answered, sn.Behind = n, len(seen), len(most)
 	if sn.Value == "" {
@@ -179,19 +179,34 @@ func readersOf(most []protocol.Snapshot, clock uint64, some int) []string {
 	return texts
 }
 
-// metaOf returns the Meta with the smallest token that the owner's grant can have. Each server gives
-// a token of its own, and the grant's is the greatest that the owner had when it reached a majority,
-// in whatever order the servers answered. So the grant's token is not less than the need-th smallest,
-// and equal to it if no more than a majority gave one, or if the token was written back.
-func metaOf(most []protocol.Snapshot, need int) string {
-	metas := make([]string, len(most))
+// metaOf returns the Meta of an owner, with a token that is not greater than its lease's. Each server gives
+// a token of its own, and the lease's is the greatest that the owner had when a majority had granted it, in
+// whatever order the servers answered. A server that grants the lease again, as after losing its data, gives
+// a greater one, under another id of the owner. So if a majority of the servers have the owner under one id,
+// at most a minority of them granted it only after that, and as many as the others have tokens up to the
+// lease's. Otherwise only the smallest token counts, which is greater than the lease's only if no server that
+// had granted the lease by then still has that grant.
+func metaOf(most []protocol.Snapshot, n int) string {
+	var all, same []string
+	byID := map[string][]string{}
 	for i := range most {
-		metas[i] = most[i].Meta
+		sn := &most[i]
+		if protocol.LastToken(sn.Meta) == 0 {
+			continue
+		}
+		all = append(all, sn.Meta)
+		byID[sn.Value] = append(byID[sn.Value], sn.Meta)
+		if len(byID[sn.Value]) > len(same) {
+			same = byID[sn.Value]
+		}
 	}
-	metas = slices.DeleteFunc(metas, func(m string) bool { return protocol.LastToken(m) == 0 })
-	if len(metas) == 0 {
+	if len(all) == 0 {
 		return ""
 	}
-	slices.SortFunc(metas, func(x, y string) int { return cmp.Compare(protocol.LastToken(x), protocol.LastToken(y)) })
-	return metas[min(need, len(metas))-1]
+	first := len(same) - (n - Majority(n)) // how many of them were in the first majority, at least
+	if first < 1 {
+		same, first = all, 1
+	}
+	slices.SortFunc(same, func(x, y string) int { return cmp.Compare(protocol.LastToken(x), protocol.LastToken(y)) })
+	return same[first-1]
 }

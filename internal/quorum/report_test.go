@@ -28,6 +28,7 @@ func TestWhatServersShowIsMerged(t *testing.T) {
 	kept := func(client string, ms int) string {
 		return fmt.Sprintf("%scooldown:%d:%s", protocol.FormatTag, ms, of(client))
 	}
+	x, y := of(a), of(b) // a request's id is the same on all servers that it has asked once
 	for name, c := range map[string]struct {
 		seen        []protocol.Snapshot
 		owner       string
@@ -36,17 +37,27 @@ func TestWhatServersShowIsMerged(t *testing.T) {
 		left        time.Duration
 	}{
 		"all name one owner, whose token is among the greatest three": {
-			[]protocol.Snapshot{shown(of(a), 14, 4), shown(of(a), 12, 5), shown(of(a), 11, 1), shown(of(a), 15, 2), shown(of(a), 13, 3)}, a, 5, 13, 15, 3},
-		"a majority does": {
-			[]protocol.Snapshot{shown(of(a), 12, 1), shown("", 99, 0), shown(of(a), 11, 2), shown(of(a), 13, 3), shown("", 10, 0)}, a, 3, 13, 99, 1},
+			[]protocol.Snapshot{shown(x, 14, 4), shown(x, 12, 5), shown(x, 11, 1), shown(x, 15, 2), shown(x, 13, 3)}, a, 5, 13, 15, 3},
+		"a majority does, and others can have been in the first one": {
+			[]protocol.Snapshot{shown(x, 12, 1), shown("", 99, 0), shown(x, 11, 2), shown(x, 13, 3), shown("", 10, 0)}, a, 3, 11, 99, 1},
 		"one has lost the last token": {
-			[]protocol.Snapshot{shown(of(a), 0, 1), shown(of(a), 12, 1), shown(of(a), 13, 1), shown(of(a), 14, 1)}, a, 4, 14, 14, 1},
+			[]protocol.Snapshot{shown(x, 0, 1), shown(x, 12, 1), shown(x, 13, 1), shown(x, 14, 1)}, a, 4, 12, 14, 1},
+		"one has granted the lease anew": {
+			[]protocol.Snapshot{shown(x, 14, 1), shown(of(a), 80, 2), shown(x, 12, 3), shown(x, 11, 4), shown(x, 13, 5)}, a, 5, 12, 80, 3},
+		"two have": {
+			[]protocol.Snapshot{shown(x, 13, 1), shown(of(a), 80, 2), shown(x, 12, 3), shown(of(a), 70, 4), shown(x, 11, 5)}, a, 5, 11, 80, 3},
+		"all but one have": {
+			[]protocol.Snapshot{shown(of(a), 70, 1), shown(of(a), 80, 2), shown(x, 12, 3), shown(of(a), 60, 4)}, a, 4, 12, 80, 2},
+		"all have": {
+			[]protocol.Snapshot{shown(of(a), 70, 1), shown(of(a), 80, 2), shown(of(a), 60, 3)}, a, 3, 60, 80, 1},
+		"one has not heard that an earlier lease of the owner has ended": {
+			[]protocol.Snapshot{shown(of(a), 3, 1), shown(x, 12, 2), shown(x, 11, 3), shown(x, 13, 4)}, a, 4, 11, 13, 2},
 		"two owners": {
-			[]protocol.Snapshot{shown(of(b), 12, 1), shown(of(a), 11, 2), shown(of(a), 13, 3), shown(of(b), 20, 4), shown(of(a), 10, 5)}, a, 3, 13, 20, 2},
+			[]protocol.Snapshot{shown(y, 12, 1), shown(x, 11, 2), shown(x, 13, 3), shown(y, 20, 4), shown(x, 10, 5)}, a, 3, 10, 20, 2},
 		"free": {
-			[]protocol.Snapshot{shown("", 12, 0), shown(of(a), 11, 2), shown("", 13, 0), shown("", 0, 0), shown(of(b), 10, 5)}, "", 0, 13, 13, 0},
+			[]protocol.Snapshot{shown("", 12, 0), shown(x, 11, 2), shown("", 13, 0), shown("", 0, 0), shown(y, 10, 5)}, "", 0, 12, 13, 0},
 		"kept by a minimum hold, until another time on each": {
-			[]protocol.Snapshot{shown(kept(a, 1), 12, 1), shown(kept(a, 2), 11, 2), shown(kept(a, 3), 13, 3)}, a, 3, 13, 13, 1},
+			[]protocol.Snapshot{shown(kept(a, 1), 12, 1), shown(kept(a, 2), 11, 2), shown(kept(a, 3), 13, 3)}, a, 3, 11, 13, 1},
 		"foreign": {
 			[]protocol.Snapshot{shown("mine", 0, 1), shown("yours", 0, 2), shown("mine", 0, 3)}, "mine", 2, 0, 0, 1},
 	} {
