@@ -155,7 +155,7 @@ func (l *Lock) askedInVain(s *Send, a *protocol.Answer, ops []*Op, now time.Time
 		p.lose(s.req, now)
 	}
 	for _, op := range ops {
-		l.askLost(op, s.Server, fx)
+		l.askLost(op, s.req, s.Server, fx)
 	}
 	for _, op := range ops {
 		l.evaluate(op, now, fx)
@@ -562,7 +562,7 @@ func (l *Lock) renewed(s *Send, res Result, now time.Time, fx *Effects) {
 	i, op := s.Server, s.op
 	switch {
 	case p == nil || p.state != owned:
-		l.askLost(op, i, fx) // another renewal may have found the part lost
+		l.askLost(op, op.req, i, fx) // another renewal may have found the part lost
 	case res.Renewed == protocol.Granted:
 		if s.Renew.At.After(p.proved) {
 			p.proved = s.Renew.At
@@ -578,7 +578,7 @@ func (l *Lock) renewed(s *Send, res Result, now time.Time, fx *Effects) {
 			break
 		}
 		p.lose(op.req, now)
-		l.askLost(op, i, fx)
+		l.askLost(op, op.req, i, fx)
 	default:
 		op.fail(i, res.Fail)
 		op.settle(i, outcomeFailed)
@@ -596,22 +596,22 @@ func (p *part) lose(r *request, now time.Time) {
 	p.state, p.ended, p.lost = absent, true, true
 }
 
-// askLost sends an acquire to a server that no longer has what it granted us, and has the renewal
-// wait for the answer, which says whether the server lost its data.
-func (l *Lock) askLost(op *Op, i int, fx *Effects) {
-	p := &op.req.parts[i]
+// askLost sends an acquire to a server that no longer has what it granted r, and has op wait for the
+// answer, which says whether the server lost its data.
+func (l *Lock) askLost(op *Op, r *request, i int, fx *Effects) {
+	p := &r.parts[i]
 	switch {
 	case op.decided:
-	case op.req.dropped || p.state == ending:
+	case r.dropped || p.state == ending:
 		op.settle(i, outcomeSkipped)
-	case op.req.downgradesTo != nil:
+	case r.downgradesTo != nil:
 		op.settle(i, outcomeLost)
 	case p.asking:
 		p.waiting = append(p.waiting, op)
 	case !p.lost:
 		op.settle(i, outcomeSkipped)
 	default:
-		l.ask(op, op.req, i, fx)
+		l.ask(op, r, i, fx)
 		if !p.asking {
 			op.outcomes[i] = outcomeLost
 		}

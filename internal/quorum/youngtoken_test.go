@@ -148,7 +148,11 @@ func TestADowngradeThatLostItsReaderBetweenTwoTriesFails(t *testing.T) {
 				if send.Cmd.Verb != protocol.Acquire || !send.Cmd.Held {
 					t.Fatalf("sends %+v, want questions of the reader", send.Cmd)
 				}
-				for _, acquire := range s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.NotOurs}}) {
+				then := s.answer(send, notHere)
+				if !op.Decided() && len(then) != 1 {
+					t.Fatalf("a question answered in vain is followed by %+v, want an acquire", then)
+				}
+				for _, acquire := range then {
 					s.answer(acquire, granted(30))
 				}
 			}
@@ -176,6 +180,25 @@ func TestADowngradeThatLostItsReaderBetweenTwoTriesFails(t *testing.T) {
 			t.Errorf("second try answered %s: the downgrade succeeded, although others may have had the lock", second)
 		}
 	}
+}
+
+// The third server is down. One that had carried the downgrade out loses its data, and grants the reader anew.
+func TestADowngradeGoesOnThoughAServerLosesItsDataBetweenTwoTries(t *testing.T) {
+	s := newStand(t, 3, time.Minute)
+	s.own(true, true, true)
+	for _, answers := range [][]Result{{granted(20), quiet, quiet}, {notHere, keptWith(20), quiet}, {keptWith(30), keptWith(20), quiet}} {
+		s.tick()
+		op, sends := s.downgrade()
+		for _, send := range sends {
+			for _, acquire := range s.answer(send, answers[send.Server]) {
+				s.answer(acquire, young(protocol.Granted, 30, 30*time.Second))
+			}
+		}
+		if op.Decided() && op.Err == nil && op.Answer.Outcome == protocol.Granted {
+			return
+		}
+	}
+	t.Error("the downgrade did not succeed")
 }
 
 // One server carried the downgrade out, another one's answer was lost, and the third is down. In the next try

@@ -296,6 +296,35 @@ func TestAWriterHearsWantedFromTheFirstWaiterAndFromTheHead(t *testing.T) {
 	})
 }
 
+// A head whose process was killed stays in the queue for a TTL while somebody owns the lock.
+func TestBehindAHeadThatDoesNotAskOneWaiterTellsTheOwners(t *testing.T) {
+	for _, m := range []protocol.Mode{protocol.Exclusive, protocol.Shared} {
+		t.Run(string(m), func(t *testing.T) {
+			onScripts(t, func(t *testing.T, s *scene) {
+				inbox := s.listen("A")
+				owner := s.id("A", m, long)
+				s.gets(s.acquire(owner))
+				waiters := []string{s.writer("B"), s.writer("C"), s.writer("D"), s.writer("E")}
+				for place, id := range waiters {
+					s.waits(s.acquire(id), place)
+				}
+				inbox.received()
+				for silent := range 3 {
+					s.raw("ZADD", s.keys.Waiters(), s.now()+(long-6*time.Second).Milliseconds(), waiters[silent])
+					for place := silent + 1; place < len(waiters); place++ {
+						s.waits(s.acquire(waiters[place]), place)
+						if place == silent+1 {
+							inbox.receives(owner, protocol.MessageWanted)
+						} else {
+							inbox.receives(owner)
+						}
+					}
+				}
+			})
+		})
+	}
+}
+
 // On a server of a quorum the ticket decides where in the queue a request is placed.
 func TestTheShortcutOfAcquireLeavesTheOrderToTickets(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {

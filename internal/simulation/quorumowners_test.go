@@ -65,7 +65,7 @@ type qLease struct {
 	settled  int
 	asked    bool  // the servers were asked when the caller left
 	gave     []int // by server, when a release, yield or cancel of it was carried out there after Unlock was called
-	early    bool  // a server was told before, by a downgrade that took what it has for lost
+	early    bool  // a server was told before that, once a downgrade was asked for, which gives back what it takes for lost
 }
 
 func newQOwners(n int) *qOwners {
@@ -142,7 +142,7 @@ func (o *qOwners) givesBack(server int, id string) {
 		}
 	}
 	for _, l := range o.leases {
-		if l.called == 0 && slices.Contains(l.requests, o.request[id]) {
+		if l.called == 0 && l.lowered != 0 && slices.Contains(l.requests, o.request[id]) {
 			l.early = true
 		}
 	}

@@ -42,7 +42,10 @@ local place, new = enqueue(id, ttl)
 local upto, after = 0, tonumber(ARGV[6]) or 0
 -- A writer that owns was notified by granted, or when the queue was empty. The head repeats it. But a
 -- failover can undo a release, and the end of a wait: then the owner and the head are ids that their
--- processes have forgotten. So whoever finds that its request was forgotten, or that the head does not ask,
--- notifies the owner, whose process gives the lock back.
-if place == 0 or after > 0 or new and (value == MARK or ARGV[3] ~= '2') or not asked_lately() then upto = notify_owners('wanted', ARGV[5], after) end
+-- processes have forgotten. So whoever finds that its request was forgotten notifies the owner, whose process
+-- gives the lock back, and where the head does not ask, the first behind it that does is in its place.
+if place == 0 or after > 0 or new and (value == MARK or ARGV[3] ~= '2')
+  or not asked_lately(new and 1 or math.min(place, 10)) then
+  upto = notify_owners('wanted', ARGV[5], after)
+end
 return waiting_reply(QUEUED, place, echoed, upto)

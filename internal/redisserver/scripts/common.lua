@@ -414,16 +414,18 @@ local function enqueue(id, ttl)
   return place, new
 end
 
--- asked_lately reports whether the request at the head of the queue has asked so recently that
+-- asked_lately reports whether any of the first n requests in the queue has asked so recently that
 -- its process must be alive: a live head asks again within that time. Then a writer that owns the
--- lock was notified that others wait: by the head, by an earlier head, or by the message that granted
+-- lock was notified that others wait: by that one, by an earlier head, or by the message that granted
 -- the lock. A request that came to the front of a long queue during a pause asks later,
--- and then the owner is notified once more than necessary.
-local function asked_lately()
-  local id = redis.call('ZRANGE', KEYS[2], '0', '0')[1]
-  local _, ttl = parse_id(id)
-  local left = (tonumber(redis.call('ZSCORE', KEYS[4], id) or 0) or 0) - now
-  return ttl and left > ttl - math.min(ttl / 2, 5000)
+-- and until then the owner is notified more often than necessary.
+local function asked_lately(n)
+  for _, id in ipairs(redis.call('ZRANGE', KEYS[2], 0, n - 1)) do
+    local _, ttl = parse_id(id)
+    local left = (tonumber(redis.call('ZSCORE', KEYS[4], id) or 0) or 0) - now
+    if ttl and left > ttl - math.min(ttl / 2, 5000) then return true end
+  end
+  return false
 end
 
 local GRANTED, QUEUED, REFUSED, NOT_OURS, DONE = 1, 2, 3, 4, 5
