@@ -81,7 +81,6 @@ func TestAfterAFailoverThatLostAHandoffTheNextWaiterGetsTheLock(t *testing.T) {
 				t.Skip("a quorum's servers do not fail over")
 			}
 			const ttl = 30 * time.Second
-			ctx := context.Background()
 			first, second, third := newClient(t, s), newClient(t, s), newClient(t, s)
 			owner := lock(t, first.Mutex("x"))
 			next := locking(t, second.Mutex("x"))
@@ -89,14 +88,10 @@ func TestAfterAFailoverThatLostAHandoffTheNextWaiterGetsTheLock(t *testing.T) {
 			last := locking(t, third.Mutex("x"))
 			s.queued(t, "x", 2)
 
-			queue, _, waiters, _ := s.helperKeys("x")
-			was := s.value(t, "x")
-			places, lives := s.rdb.ZRangeWithScores(ctx, queue, 0, -1).Val(), s.rdb.ZRangeWithScores(ctx, waiters, 0, -1).Val()
+			failsOver := s.remembers(t, "x", ttl)
 			unlock(t, owner)
 			lost := <-next
-			s.rdb.Set(ctx, s.Prefix+"x", was, ttl)
-			s.rdb.ZAdd(ctx, queue, places...)
-			s.rdb.ZAdd(ctx, waiters, lives...)
+			failsOver()
 
 			began := time.Now()
 			if released {
@@ -118,58 +113,66 @@ func TestAfterAFailoverThatLostAHandoffTheNextWaiterGetsTheLock(t *testing.T) {
 	}
 }
 
+// remembers returns a function that has the server know of the owner and the queue what it knows now, as one
+// that is promoted and has nothing newer.
+func (s place) remembers(t *testing.T, name string, ttl time.Duration) func() {
+	t.Helper()
+	ctx := context.Background()
+	queue, _, waiters, _ := s.helperKeys(name)
+	owner := s.value(t, name)
+	places, lives := s.rdb.ZRangeWithScores(ctx, queue, 0, -1).Val(), s.rdb.ZRangeWithScores(ctx, waiters, 0, -1).Val()
+	return func() {
+		t.Helper()
+		must(t, s.rdb.Set(ctx, s.Prefix+name, owner, ttl).Err())
+		must(t, s.rdb.Del(ctx, queue, waiters).Err())
+		must(t, s.rdb.ZAdd(ctx, queue, places...).Err())
+		must(t, s.rdb.ZAdd(ctx, waiters, lives...).Err())
+		for _, key := range []string{queue, waiters} {
+			must(t, s.rdb.PExpire(ctx, key, 3*ttl).Err())
+		}
+	}
+}
+
 // A failover can undo whole turns. Then Redis records an owner that has released the lock, and at the head of
 // the queue a request that has had its turn: its process lives, and asks about it no more. Whoever wants the
 // lock next is not to wait until their leases are over.
 func TestAfterAFailoverThatUndidTurnsTheLockMovesOn(t *testing.T) {
 	const ttl = 5 * time.Minute
 	for what, c := range map[string]struct {
-		wants func(first, second, third *leased.Client) *leased.Client // the client that wants the lock next
-		early bool                                                     // it has waited since before the failover
+		wants int  // the process that wants the lock next: that of the owner, of the first in the queue, or another one
+		early bool // it has waited since before the failover
 		takes time.Duration
 	}{
-		"the owner's process":            {func(first, _, _ *leased.Client) *leased.Client { return first }, false, time.Millisecond},
-		"one that has waited":            {func(_, _, third *leased.Client) *leased.Client { return third }, true, 4 * time.Second},
-		"another one":                    {func(_, _, third *leased.Client) *leased.Client { return third }, false, 20 * time.Second},
-		"the process of the first in it": {func(_, second, _ *leased.Client) *leased.Client { return second }, false, 20 * time.Second},
+		"the owner's process":            {0, false, time.Millisecond},
+		"that of the first in the queue": {1, false, 20 * time.Second},
+		"another one":                    {2, false, 20 * time.Second},
+		"one that has waited":            {2, true, 4 * time.Second},
 	} {
 		t.Run(what, func(t *testing.T) {
 			inVirtualTime(t, func(t *testing.T, s place) {
 				if s.members != nil {
 					t.Skip("a quorum's servers do not fail over")
 				}
-				ctx := context.Background()
-				first, second, third := newClient(t, s, leased.WithTTL(ttl)), newClient(t, s, leased.WithTTL(ttl)), newClient(t, s, leased.WithTTL(ttl))
-				warm(t, s, first, second, third)
-				holder := third
-				if c.early {
-					holder = newClient(t, s, leased.WithTTL(ttl))
-				}
-				owner := lock(t, first.Mutex("x"))
-				next := locking(t, second.Mutex("x"))
+				clients := []*leased.Client{newClient(t, s, leased.WithTTL(ttl)), newClient(t, s, leased.WithTTL(ttl)), newClient(t, s, leased.WithTTL(ttl))}
+				warm(t, s, clients...)
+				owner := lock(t, clients[0].Mutex("x"))
+				next := locking(t, clients[1].Mutex("x"))
 				s.queued(t, "x", 1)
-				queue, _, waiters, _ := s.helperKeys("x")
-				was := s.value(t, "x")
-				places, lives := s.rdb.ZRangeWithScores(ctx, queue, 0, -1).Val(), s.rdb.ZRangeWithScores(ctx, waiters, 0, -1).Val()
+				failsOver := s.remembers(t, "x", ttl)
 				unlock(t, owner)
 				unlock(t, <-next)
 
-				got := make(chan *leased.Lease)
+				var got <-chan *leased.Lease
 				if c.early {
-					present := lock(t, holder.Mutex("x"))
-					go func() { got <- lock(t, c.wants(first, second, third).Mutex("x")) }()
-					s.queued(t, "x", 1)
-					s.rdb.Del(ctx, queue, waiters)
+					present := lock(t, newClient(t, s, leased.WithTTL(ttl)).Mutex("x"))
 					defer func() { isAll(t, present.Unlock(), leased.ErrLeaseLost) }()
+					got = locking(t, clients[c.wants].Mutex("x"))
+					s.queued(t, "x", 1)
 				}
-				s.rdb.Set(ctx, s.Prefix+"x", was, ttl)
-				s.rdb.ZAdd(ctx, queue, places...)
-				s.rdb.ZAdd(ctx, waiters, lives...)
-				s.rdb.PExpire(ctx, queue, 3*ttl)
-				s.rdb.PExpire(ctx, waiters, 3*ttl)
+				failsOver()
 				began := time.Now()
 				if !c.early {
-					go func() { got <- lock(t, c.wants(first, second, third).Mutex("x")) }()
+					got = locking(t, clients[c.wants].Mutex("x"))
 				}
 				l := <-got
 				if took := time.Since(began); took > c.takes {

@@ -237,8 +237,10 @@ type troubleLog struct {
 	failures chan error // has room for the first failure
 
 	mu    sync.Mutex // guards what follows
-	err   error      // nil while all is well
-	since time.Time
+	err   error      // what went wrong first, nil while all is well
+	since time.Time  // when it did
+	last  error      // what went wrong last
+	at    time.Time  // when it did
 }
 
 func (t *troubleLog) Enabled(_ context.Context, level slog.Level) bool {
@@ -273,8 +275,9 @@ func (t *troubleLog) Handle(_ context.Context, line slog.Record) error {
 		}
 		return nil
 	}
+	t.last, t.at = err, time.Now()
 	if t.err == nil {
-		t.err, t.since = err, time.Now()
+		t.err, t.since = err, t.at
 	}
 	select {
 	case t.failures <- err:
@@ -293,11 +296,15 @@ func (t *troubleLog) lasting() error {
 	return t.err
 }
 
-// present returns what is the trouble now, or nil.
-func (t *troubleLog) present() error {
+// after returns the last trouble since a time, or nil. Some kinds of trouble end without a word, and what is said of
+// one kind again within a minute is not logged.
+func (t *troubleLog) after(since time.Time) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.err
+	if t.at.Before(since) {
+		return nil
+	}
+	return t.last
 }
 
 const lastingTrouble = 5 * time.Second // longer than most restarts and failovers
@@ -531,7 +538,10 @@ func (r *running) watchLease() {
 		r.stoodStill()
 	case until.Sub(now) < termMargin(ttl):
 		why := ""
-		if err := r.trouble.present(); err != nil {
+		switch err := r.trouble.after(until.Add(-ttl)); { // since the last renewal
+		case errors.Is(err, leased.ErrNoQuorum): // it joins the errors of all servers
+			why = fmt.Sprint(": ", err)
+		case err != nil:
 			why = fmt.Sprint(": ", inPlainWords(err))
 		}
 		r.tellToEnd(fmt.Errorf("the lease of lock %q could not be renewed, and the command was told to end before the lease ends%s", r.options.name, why))

@@ -116,3 +116,25 @@ func TestAServerOfAQuorumThatHangsIsNotWaitedFor(t *testing.T) {
 		}
 	})
 }
+
+// Trouble that is over by then is no reason, nor is what came before the last trouble.
+func TestTheReasonIsTheLastTroubleSinceTheLastRenewal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		trouble := troubleLog{warnings: make(chan string, 1), failures: make(chan error, 1)}
+		log := slog.New(&trouble)
+		began := time.Now()
+		log.Warn("leased: Redis refuses lock commands", "lock", "job", "error", errors.New("first"))
+		time.Sleep(time.Minute)
+		renewed := time.Now()
+		if why := trouble.after(renewed); why != nil {
+			t.Errorf("trouble of before the renewal is the reason: %v", why)
+		}
+		time.Sleep(time.Second)
+		log.Warn("leased: Redis does not answer; trying again", "lock", "job", "error", errors.New("second"))
+		for _, since := range []time.Time{began, renewed} {
+			if why := trouble.after(since); why == nil || why.Error() != "second" {
+				t.Errorf("the reason is %v", why)
+			}
+		}
+	})
+}

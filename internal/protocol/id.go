@@ -283,13 +283,22 @@ func randomPart(s string) bool {
 // release of a writer with a minimum hold until that minimum hold is over. It returns the
 // identity of that writer.
 func ParseCooldown(value string) (Identity, bool) {
-	rest, ok := strings.CutPrefix(value, FormatTag+"cooldown:")
-	if !ok {
+	if !strings.HasPrefix(value, cooldownTag) {
 		return Identity{}, false
 	}
-	_, id, _ := strings.Cut(rest, ":") // only scripts need the milliseconds
-	who, err := ParseID(id)
+	who, err := ParseID(OwnerID(value))
 	return who, err == nil
+}
+
+const cooldownTag = FormatTag + "cooldown:"
+
+// OwnerID returns the id of the owner from the value of a lock's key, or that of the last owner in a
+// cool-down. Any other value is returned as it is.
+func OwnerID(value string) string {
+	if rest, cools := strings.CutPrefix(value, cooldownTag); cools {
+		_, value, _ = strings.Cut(rest, ":") // only scripts need the milliseconds
+	}
+	return value
 }
 
 // OwnerOf parses the value of a lock's key. It returns the owner, or the last owner in a

@@ -195,9 +195,10 @@ func metaOf(most []protocol.Snapshot, n int) string {
 			continue
 		}
 		all = append(all, sn.Meta)
-		byID[sn.Value] = append(byID[sn.Value], sn.Meta)
-		if len(byID[sn.Value]) > len(same) {
-			same = byID[sn.Value]
+		id := protocol.OwnerID(sn.Value)
+		byID[id] = append(byID[id], sn.Meta)
+		if len(byID[id]) > len(same) {
+			same = byID[id]
 		}
 	}
 	if len(all) == 0 {

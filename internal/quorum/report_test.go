@@ -25,9 +25,8 @@ func TestWhatServersShowIsMerged(t *testing.T) {
 	of := func(client string) string {
 		return protocol.NewRequest(client, protocol.Exclusive, time.Minute, false, protocol.Counted, protocol.Origin{}).ID
 	}
-	kept := func(client string, ms int) string {
-		return fmt.Sprintf("%scooldown:%d:%s", protocol.FormatTag, ms, of(client))
-	}
+	heldFor := func(id string, ms int) string { return fmt.Sprintf("%scooldown:%d:%s", protocol.FormatTag, ms, id) }
+	kept := func(client string, ms int) string { return heldFor(of(client), ms) }
 	x, y := of(a), of(b) // a request's id is the same on all servers that it has asked once
 	for name, c := range map[string]struct {
 		seen        []protocol.Snapshot
@@ -58,6 +57,8 @@ func TestWhatServersShowIsMerged(t *testing.T) {
 			[]protocol.Snapshot{shown("", 12, 0), shown(x, 11, 2), shown("", 13, 0), shown("", 0, 0), shown(y, 10, 5)}, "", 0, 12, 13, 0},
 		"kept by a minimum hold, until another time on each": {
 			[]protocol.Snapshot{shown(kept(a, 1), 12, 1), shown(kept(a, 2), 11, 2), shown(kept(a, 3), 13, 3)}, a, 3, 11, 13, 1},
+		"kept by a minimum hold, and one server shows an earlier lease of the owner": {
+			[]protocol.Snapshot{shown(of(a), 3, 1), shown(heldFor(x, 1), 11, 1), shown(heldFor(x, 2), 13, 3), shown(heldFor(x, 3), 12, 4)}, a, 4, 11, 13, 1},
 		"foreign": {
 			[]protocol.Snapshot{shown("mine", 0, 1), shown("yours", 0, 2), shown("mine", 0, 3)}, "mine", 2, 0, 0, 1},
 	} {
