@@ -453,13 +453,17 @@ func TestCloseDoesNotWaitForAServerThatDoesNotGreetASubscription(t *testing.T) {
 		var cut atomic.Bool
 		rdb := s.connect(t, func(o *redis.Options) {
 			o.ReadTimeout, o.ContextTimeoutEnabled = time.Hour, true
+			direct := o.Dialer
+			if direct == nil {
+				direct = redis.NewDialer(o)
+			}
 			o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 				if cut.Load() {
 					here, _ := net.Pipe()
 					close(hangs)
 					return written{here}, nil
 				}
-				conn, err := new(net.Dialer).DialContext(ctx, network, addr)
+				conn, err := direct(ctx, network, addr)
 				if err != nil {
 					return nil, err
 				}

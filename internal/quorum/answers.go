@@ -597,7 +597,7 @@ func (p *part) lose(r *request, now time.Time) {
 }
 
 // askLost sends an acquire to a server that no longer has what it granted r, and has op wait for the
-// answer, which says whether the server lost its data.
+// answer, which says whether the server lost its data. A downgrade does not wait: its next try will know.
 func (l *Lock) askLost(op *Op, r *request, i int, fx *Effects) {
 	p := &r.parts[i]
 	switch {
