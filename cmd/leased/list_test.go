@@ -592,8 +592,9 @@ func TestDoctorSaysWhatIsBadForLocks(t *testing.T) {
 
 // A snapshot that fails stops all locks, which is too late to find out when it has failed.
 func TestDoctorNotesThatASnapshotThatFailsWouldStopAllLocks(t *testing.T) {
-	in := redistest.Server(t, "--save", "3600 1")
+	in := redistest.Server(t)
 	rdb := in.Client()
+	rdb.ConfigSet(t.Context(), "save", "3600 1")
 	says := func(want string) {
 		t.Helper()
 		if got := invoke(t, "doctor", "--redis", in.Addr); got.status != 0 || !strings.Contains(got.out, want) {
