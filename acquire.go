@@ -304,15 +304,20 @@ func ended(ctx context.Context) error {
 // ended returns the error of a context that has ended. It matches ErrClosed if the context is one that the
 // client has ended because it was closed.
 func (c *Client) ended(ctx context.Context) error {
-	err := ended(ctx)
-	if c.closes() && errors.Is(context.Cause(ctx), ErrClosed) {
+	return c.orClosed(ended(ctx), context.Cause(ctx))
+}
+
+// orClosed returns err, or one that also matches ErrClosed if cause is that with which this client ends
+// contexts as it is closed.
+func (c *Client) orClosed(err, cause error) error {
+	if c.closes() && errors.Is(cause, ErrClosed) {
 		return &about{err.Error(), []error{err, ErrClosed}}
 	}
 	return err
 }
 
-// contextEnded is the error of a context that has ended for a cause that is another error. What ended is err,
-// whatever the cause matches.
+// contextEnded is the error of a context that ended with a cause of its own. err, and not what the cause
+// matches, says how the context ended.
 type contextEnded struct{ err, cause error }
 
 func (e *contextEnded) Error() string   { return e.err.Error() + ": " + e.cause.Error() }
@@ -449,9 +454,8 @@ func (e *entry) finishUnlock(w *call, ends, at time.Time, waited bool, late erro
 	return err
 }
 
-// onWallClock returns t with what the wall clock shows now for it. A time that was counted from an earlier
-// one has the wall clock of that time, which may have been set since, or have gone on while the machine
-// slept.
+// onWallClock returns t with its wall-clock reading corrected. A time computed from an earlier one keeps that
+// one's wall clock, which may have been set since, or have gone on while the machine slept.
 func onWallClock(t time.Time) time.Time {
 	if t.IsZero() {
 		return t

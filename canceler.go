@@ -307,15 +307,14 @@ func keysOf(cancel *lockstate.Cancellation) *protocol.Keys {
 	return cancel.Owner.(*protocol.Keys)
 }
 
-// drain waits until everything that is due was tried, and Redis has answered for each release that had
-// no answer, or until ctx ends. It returns for how many releases Redis has not answered.
-func (c *canceler) drain(ctx context.Context) (unconfirmed int) {
+// drain waits until everything that is due was tried, and Redis has answered for each release and each
+// cancel that had no answer, or until ctx ends.
+func (c *canceler) drain(ctx context.Context) {
 	for {
 		c.mu.Lock()
-		unconfirmed = c.unconfirmed
-		if c.idleLocked() && unconfirmed == 0 {
+		if c.idleLocked() && c.unconfirmed == 0 && c.schedule.Lingering() == 0 {
 			c.mu.Unlock()
-			return 0
+			return
 		}
 		if c.flushed == nil {
 			c.flushed = make(chan struct{})
@@ -323,16 +322,17 @@ func (c *canceler) drain(ctx context.Context) (unconfirmed int) {
 		flushed := c.flushed
 		c.mu.Unlock()
 		if !waitFor(ctx, flushed) {
-			return unconfirmed
+			return
 		}
 	}
 }
 
-// releases returns for how many releases Redis has not answered.
-func (c *canceler) releases() int {
+// unanswered returns for how many releases Redis has not answered, and how many requests of callers that gave
+// up may still get their lock.
+func (c *canceler) unanswered() (releases, requests int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.unconfirmed
+	return c.unconfirmed, c.schedule.Lingering()
 }
 
 // idleLocked reports whether everything that is due was tried.

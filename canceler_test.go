@@ -115,8 +115,11 @@ func TestVirtualWhatAStepCancelsIsNotedInTheStep(t *testing.T) {
 		e.mu.Lock()
 		idle := e.rearmLocked(&fx)
 		e.mu.Unlock()
-		drained := make(chan int, 1)
-		go func() { drained <- c.canceler.drain(context.Background()) }()
+		drained := make(chan struct{})
+		go func() {
+			defer close(drained)
+			c.canceler.drain(context.Background())
+		}()
 		synctest.Wait()
 		select {
 		case <-drained:

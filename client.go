@@ -31,6 +31,7 @@ import (
 //	spreaders         while batches of renewals     the batches' time, halt  group.wait
 //	                  wait for their turn
 //	slot readers      after a command that failed   the reload's end         group.wait
+//	askers            for Inspect and ForceUnlock   the answer or a timeout  group.wait
 //	closers           of a broken subscription      its closing              group.wait
 //	members           of a quorum: senders, probes  idleness, an answer,     leaveMembers, which does not
 //	                  and cancels                   or the client's end      wait for servers that hang
@@ -41,9 +42,9 @@ import (
 // locks exclude those of other clients, and its callers exclude each other as users of
 // sync.Mutex do. Create one Client per process and keep it. It is safe for concurrent use.
 //
-// A Client runs two goroutines: the watchdog, which has every lease renewed, and the inbox,
-// which receives notifications from Redis; a client of [NewQuorum] has an inbox for each server.
-// They start when the first lock is asked for, and end in Close.
+// Two goroutines last as long as a Client that is in use: the watchdog, which has every lease
+// renewed, and the inbox, which receives notifications from Redis; a client of [NewQuorum] has an
+// inbox for each server. They start when the first lock is asked for, and end in Close.
 //
 // The methods of a Client that is nil, or that was not made by [New] or NewQuorum, return an error, and its
 // locks fail when they are used.
@@ -111,15 +112,16 @@ type server interface {
 	// Do runs one command. After an error its outcome is unknown.
 	Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) (protocol.Answer, error)
 	// Renew renews many grants that one server has, together, and notes each outcome in batch. It
-	// takes one round trip, and another one if the server did not know a script. Unless ctx has a
-	// deadline, each may take protocol.CommandTimeout.
+	// takes one round trip, and another one if the server did not know a script; either is repeated
+	// once if it met a stale connection. Unless ctx has a deadline, each may take
+	// protocol.CommandTimeout.
 	Renew(ctx context.Context, batch []protocol.Renewal)
 	// Touch extends the expiry of the last token of locks that are held for long, if a renewal
 	// that was granted asks for that. It takes no longer than a round trip of Renew. No lease
 	// depends on it: a token has to outlive its lock only if the server's clock is set back, and
 	// two more tries, at least, follow before the token expires.
 	Touch(ctx context.Context, batch []protocol.Renewal) error
-	// Cancel ends many requests that one server has, in one round trip; results[i] is about batch[i].
+	// Cancel ends many requests that one server has, together; results[i] is about batch[i].
 	Cancel(ctx context.Context, batch []protocol.CancelRequest) (results []protocol.Canceled)
 	// Echo publishes a nonce to an inbox and returns the number of its receivers. It takes no
 	// longer than a round trip of Renew.
@@ -334,8 +336,7 @@ func (c *environment) Subscribed() bool { return c.inbox.confirmed() }
 // Jitter returns a random number in [0, 1).
 func (c *environment) Jitter() float64 { return rand.Float64() }
 
-// HoldsMany reports whether the client holds, or waits for, so many locks that their renewals have to
-// be spread.
+// HoldsMany is watchdog.holdsMany.
 func (c *environment) HoldsMany() bool { return c.watchdog.holdsMany() }
 
 // Start returns the instant from which the grid of renewals is counted.
@@ -450,12 +451,14 @@ func (c *Client) Close() error {
 // is left to end by itself. So Shutdown may be called from anywhere, even from a loss
 // handler, in which case it waits for its own caller until ctx ends.
 //
-// If Redis has not answered for a release, as during an outage, Shutdown keeps trying until
-// ctx ends.
+// If Redis has not answered for a release, as during an outage, or for the cancel of a request whose caller
+// gave up, Shutdown keeps trying until ctx ends. A server that hung may still carry out such a request, so
+// once Redis answers, the cancel is repeated a second later. (If there is no connection to be had, Shutdown
+// does not wait to cancel.)
 //
 // Shutdown returns nil if nothing was left. Otherwise the error matches ErrClosed, says how many leases
-// were not unlocked (naming at most three of their locks), how many releases Redis did not confirm, and
-// what Shutdown did not wait for. It does not count releases that can no longer be tried because rdb was
+// were not unlocked (naming at most three of their locks), how many releases Redis did not confirm, how many
+// requests were not canceled, and what Shutdown did not wait for. It does not count releases that can no longer be tried because rdb was
 // closed first: only their Unlock and the log tell of those. Later and concurrent calls wait for the first
 // one and return the same error, or the error of their own ctx if that ends before.
 func (c *Client) Shutdown(ctx context.Context) error {
@@ -520,9 +523,8 @@ func (c *Client) awaitUnlocks(ctx context.Context) (left []string) {
 	if !waitFor(ctx, c.drained) {
 		return c.abandoned()
 	}
-	if n := c.canceler.drain(ctx); n > 0 {
-		left = append(left, unconfirmedReleases(n))
-	}
+	c.canceler.drain(ctx)
+	left = c.unanswered(0)
 	c.drainQuorum(ctx)
 	return left
 }
@@ -618,17 +620,25 @@ func (c *Client) abandoned() (left []string) {
 		}
 		left = append(left, fmt.Sprintf("%s not unlocked (%s): %s", what, someNames(names), then))
 	}
-	if n := max(releasing+c.canceler.releases(), int(c.unlocks.Load())); n > 0 {
-		left = append(left, unconfirmedReleases(n))
-	}
-	return left
+	return append(left, c.unanswered(releasing)...)
 }
 
-func unconfirmedReleases(n int) string {
-	if n == 1 {
-		return "1 release was not confirmed: if Redis did not carry it out, the lease expires with its TTL"
+// unanswered says which releases and cancels had no answer. releasing is how many releases are under way.
+func (c *Client) unanswered(releasing int) (left []string) {
+	releases, requests := c.canceler.unanswered()
+	switch n := max(releasing+releases, int(c.unlocks.Load())); {
+	case n == 1:
+		left = append(left, "1 release was not confirmed: if Redis did not carry it out, the lease expires with its TTL")
+	case n > 1:
+		left = append(left, fmt.Sprint(n, " releases were not confirmed: where Redis did not carry them out, the leases expire with their TTLs"))
 	}
-	return fmt.Sprint(n, " releases were not confirmed: where Redis did not carry them out, the leases expire with their TTLs")
+	switch {
+	case requests == 1:
+		left = append(left, "1 request that was given up was not canceled: if Redis still carries it out, its lock is taken until the TTL ends")
+	case requests > 1:
+		left = append(left, fmt.Sprint(requests, " requests that were given up were not canceled: where Redis still carries them out, their locks are taken until the TTLs end"))
+	}
+	return left
 }
 
 // finalWait is the least time for which Shutdown waits for goroutines, handlers and processors:

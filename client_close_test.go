@@ -1,12 +1,14 @@
 package leased_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -584,6 +586,104 @@ func TestCloseWaitsForReleasesThatHadNoAnswer(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// backlog holds up what is sent to a server that hangs. When it goes on, it carries out first what came last.
+type backlog struct {
+	mu    sync.Mutex // guards what follows
+	hangs bool
+	held  []*backlogConn
+}
+
+type backlogConn struct {
+	net.Conn
+	all     *backlog
+	listens bool     // guarded by backlog.mu: to messages, and then nothing is held up
+	sent    [][]byte // likewise
+}
+
+func (b *backlog) change(o *redis.Options) {
+	wrapConns(o, func(conn net.Conn) net.Conn { return &backlogConn{Conn: conn, all: b} })
+}
+
+func (b *backlog) hang() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.hangs = true
+}
+
+func (b *backlog) goOn() {
+	b.mu.Lock()
+	b.hangs = false
+	held := b.held
+	b.mu.Unlock()
+	for _, c := range slices.Backward(held) {
+		_ = c.SetDeadline(time.Time{}) // the client's own is over
+		for _, p := range c.sent {
+			_, _ = c.Conn.Write(p)
+		}
+		time.Sleep(time.Millisecond) // of virtual time, in which the server carries it out
+	}
+}
+
+func (c *backlogConn) Write(p []byte) (int, error) {
+	c.all.mu.Lock()
+	defer c.all.mu.Unlock()
+	c.listens = c.listens || subscribes(p)
+	if !c.all.hangs || c.listens { // what is held up is no longer waited for, so this is another connection
+		return c.Conn.Write(p)
+	}
+	if c.sent == nil {
+		c.all.held = append(c.all.held, c)
+	}
+	c.sent = append(c.sent, bytes.Clone(p))
+	return len(p), nil
+}
+
+// Close leaves the connection to the server open while that has yet to read from it.
+func (c *backlogConn) Close() error {
+	c.all.mu.Lock()
+	defer c.all.mu.Unlock()
+	if c.sent != nil {
+		return nil
+	}
+	return c.Conn.Close()
+}
+
+// A server that hung can carry out a request after the cancel, and the lock would be taken for the TTL by a
+// client that is gone.
+func TestCloseWaitsForTheCancelOfARequestThatMayStillArrive(t *testing.T) {
+	for _, hangs := range []time.Duration{1700 * time.Millisecond, 3 * time.Second, 0} {
+		t.Run(hangs.String(), func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, s place) {
+				var b backlog
+				rdb := s.connect(t, b.change)
+				c := clientOn(t, s, rdb, leased.WithTTL(time.Minute))
+				unlock(t, lock(t, c.Mutex("x")))
+				fillPool(t, rdb, 8)
+				b.hang()
+				ctx, cancel := context.WithTimeout(context.Background(), 1500*time.Millisecond)
+				defer cancel()
+				_, err := c.Mutex("x").LockContext(ctx)
+				isAll(t, err, leased.ErrNotAcquired, context.DeadlineExceeded)
+				began := time.Now()
+				if hangs > 0 {
+					time.AfterFunc(hangs, b.goOn)
+				}
+				err = c.Close()
+				took := time.Since(began)
+				time.Sleep(time.Second) // of virtual time: by then the server has carried out all
+				switch {
+				case hangs == 0:
+					if err == nil || !strings.Contains(err.Error(), "1 request that was given up was not canceled") || took > 5*time.Second+100*time.Millisecond {
+						t.Errorf("Close returned %v after %v", err, took)
+					}
+				case err != nil || took > 5*time.Second || !s.clean(t, "x"):
+					t.Errorf("Close returned %v after %v; the lock is free: %v", err, took, s.clean(t, "x"))
+				}
+			})
+		})
 	}
 }
 

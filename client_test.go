@@ -158,6 +158,7 @@ func TestVirtualAConnectionWhoseOnConnectOrCredentialsTakeMoreThan2sNeverCarries
 					if err == nil {
 						unlock(t, l)
 					}
+					_ = c.Close() // no cancel gets an answer either
 				})
 			})
 		}

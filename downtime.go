@@ -64,7 +64,8 @@ func kindOfCommand(cmd *protocol.Command, a *protocol.Answer) workKind {
 	return workTakes
 }
 
-// commandFailed notes that a command has failed, which was sent at sent.
+// commandFailed notes that a command has failed, which was sent at sent. Its kind is never workAsks, which only
+// an answer shows.
 func (d *downtime) commandFailed(fail *protocol.Failure, sent time.Time, kind workKind) {
 	if fail.Lasts() {
 		return

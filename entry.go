@@ -54,7 +54,7 @@ type awake struct {
 	// These belong to the command in flight or, while there is none, to the holder of the
 	// entry's mutex.
 	warned bool    // whether the warning about a foreign owner was logged
-	lasts  bool    // whether the last command failed of what only an operator can remove
+	lasts  bool    // whether the last command failed for a reason that only an operator can remove
 	pauses BackOff // nil unless the last command failed
 }
 
@@ -373,7 +373,7 @@ func (e *entry) noteFailure(cmd *protocol.Command, fail *protocol.Failure) (paus
 	hadFailed := e.awake.pauses != nil && !e.awake.lasts
 	pause = e.pause()
 	if e.awake.lasts = fail.Lasts(); e.awake.lasts && hadFailed {
-		c.outage.answered(true) // with what an operator has to remove, but the server answers this lock again
+		c.outage.answered(true) // an error that an operator has to remove is an answer, too
 	}
 	c.inbox.requireProbe(fail)
 	if fail.Again {

@@ -11,10 +11,10 @@ import (
 	"github.com/leasedmutex/leased/internal/quorum"
 )
 
-// Compare errors with errors.Is: an error that the library returns wraps one of these together
-// with its cause, which is usually the error of a context or of Redis. If a context had a cause when it
-// ended, the text has that cause, too, and the error matches what the cause matches, but for these: the loss
-// of another lease is no loss of this one.
+// Compare errors with errors.Is. Most errors of this package wrap one of these together with the cause,
+// which is usually the error of a context or of Redis. If a context ended with a cause of its own, the
+// text names that cause, and the error matches what the cause matches, except the errors below: that
+// another lease was lost does not mean that this one was.
 var (
 	// ErrNotAcquired is matched by every error of LockContext and TryLockContext. The caller
 	// holds nothing and has nothing to undo. An owner named in the text is the one that Redis
@@ -38,11 +38,11 @@ var (
 	// may overlap with another owner's.
 	ErrMaxHold = lockstate.ErrMaxHold
 
-	// ErrNotReleased is returned by Unlock and UnlockContext if Redis did not confirm the release in time,
-	// and did not confirm that the lock was this client's until then. The client keeps retrying, unless the
-	// error also matches [ErrClosed] or the TTL has passed: then nothing retries. The error's text says by
-	// when the lock expires at the latest, where that is known. If Redis later says that the lock may have
-	// been lost before Unlock, the loss handler is called.
+	// ErrNotReleased is returned by Unlock and UnlockContext if Redis did not confirm the release in
+	// time, and did not confirm that the lock was this client's until then. The client keeps retrying,
+	// unless the error also matches [ErrClosed] or the TTL has passed: then nothing retries. The
+	// error's text says by when the lock expires at the latest, where that is known. If Redis later
+	// says that the lock may have been lost before Unlock, the loss handler is called.
 	ErrNotReleased = lockstate.ErrNotReleased
 
 	// ErrNoReplicas is matched by the error of LockContext, and by other errors as their last
@@ -192,9 +192,9 @@ func (e *leaseLost) Unwrap() []error {
 	return errs
 }
 
-// saysOfLoss reports whether err, of the work under a lease, says all that the error of its Unlock says: it
-// may be the cause of the lease's context.
-func saysOfLoss(err, unlock error) bool {
+// reportsLoss reports whether err, which the work under a lease returned, already says all that the error of
+// its Unlock says. Work often returns the cause of its context.
+func reportsLoss(err, unlock error) bool {
 	var a, b *leaseLost
 	return errors.As(err, &a) && errors.As(unlock, &b) && a.name == b.name && a.token == b.token && a.why == b.why && b.release == nil
 }

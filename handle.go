@@ -196,7 +196,7 @@ func (h *handle) do(ctx context.Context, m protocol.Mode, f func(context.Context
 	}
 	defer func() { // before With and its cancel, which may call user code: a method of ctx that panics
 		switch e := l.Unlock(); {
-		case e == nil || saysOfLoss(err, e):
+		case e == nil || reportsLoss(err, e):
 		case errors.Is(e, ErrLeaseLost):
 			err = errors.Join(err, e)
 		default:

@@ -12,8 +12,6 @@ import (
 	"github.com/leasedmutex/leased/internal/quorum"
 )
 
-// The inboxes of a client as a whole: one, or one for each server of a quorum, where a majority decides.
-
 // inboxes are the inboxes of a client: one, or one for each server of a quorum. A majority of them
 // decides what the client knows of them as a whole.
 type inboxes []*inbox
@@ -63,12 +61,12 @@ func (all inboxes) reach() inboxReach {
 	return all[0].reach()
 }
 
-func (in *inbox) hasSettled() bool { return in.settles.Load() }
+func (in *inbox) hasSettled() bool { return in.settled.Load() }
 
 // settle notes that the first subscription was confirmed or failed, and reports whether that is
 // news.
 func (in *inbox) settle() bool {
-	news := in.settles.CompareAndSwap(false, true)
+	news := in.settled.CompareAndSwap(false, true)
 	if news {
 		in.client.late.await()
 	}

@@ -40,9 +40,9 @@ type Owner struct {
 	TTL time.Duration
 
 	// Since is when it became the owner, or for a downgraded writer when it became the writer,
-	// by Redis' clock; zero for any other reader, and for a foreign owner. If Unlocked, it may be the
-	// time of the unlock instead, and Token the last caller's: where callers of the owner's process had
-	// passed the lock on.
+	// by Redis' clock; zero for any other reader, and for a foreign owner. If Unlocked, and callers of
+	// the owner's process had passed the lock on, it may be the time of the unlock, and Token the last
+	// caller's.
 	Since time.Time
 
 	// Token is the grant's token, or for a downgraded writer its token as a writer; 0 where Since is
@@ -63,8 +63,9 @@ type Waiter struct {
 }
 
 // Inspect returns what Redis knows about a lock. It acquires nothing and changes nothing,
-// and the lock need not exist. It asks Redis once, and waits for the answer until ctx ends,
-// or until the Redis client's own timeouts have passed if that is sooner. The error matches
+// and the lock need not exist. It does not retry, except once if its connection had been closed or
+// led to a replica, and waits for the answer until ctx ends, or until the Redis client's own
+// timeouts have passed if that is sooner. The error matches
 // [ErrClosed] or [ErrInvalidName], or is the error of Redis, of its client, or of ctx.
 //
 // On a quorum, Inspect asks all servers and returns the owner that most of them name. If
@@ -179,8 +180,8 @@ func ask[T any](ctx context.Context, c *Client, f func() (T, error)) (val T, err
 	return r.val, r.err
 }
 
-// failureOf returns what the error of ask says of the command, which is nothing where a context has ended,
-// whatever its cause says.
+// failureOf classifies the error of ask. If a context has ended, the command had no answer, whatever the
+// context's cause says.
 func failureOf(err error) *protocol.Failure {
 	if of := new(contextEnded); errors.As(err, &of) {
 		err = of.err
@@ -211,10 +212,7 @@ func (c *Client) unlessEnded(ctx context.Context, err error) error {
 	if !errors.Is(err, end) {
 		err = fmt.Errorf("%w: %w", end, err)
 	}
-	if c.closes() && errors.Is(cause, ErrClosed) {
-		err = &about{err.Error(), []error{err, ErrClosed}}
-	}
-	return err
+	return c.orClosed(err, cause)
 }
 
 // operate returns the keys of a lock that an operator names. doing, with %q for the name, is for the

@@ -13,13 +13,13 @@ import (
 	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
-// A Lease is what a caller of LockContext holds until Unlock. It is safe for concurrent
-// use. The methods of a nil or zero Lease return an error or, if they return none, panic.
+// A Lease is what a caller of LockContext holds until Unlock. It is safe for concurrent use. The
+// methods of a nil or zero Lease return an error or, if they return none, panic.
 //
-// Keep the lease, or one of its contexts, reachable while the work goes on. If all of them
-// are garbage-collected before Unlock, the lease is no longer renewed, which is logged, and
-// other callers of this process are kept out until [Mutex.Unlock]. [Lease.Context] says what keeps a lease
-// from being collected.
+// Keep the lease, or one of its contexts, reachable while the work goes on. If all of them are
+// garbage-collected before Unlock, the lease is no longer renewed, which is logged, and other callers
+// of this process are kept out until [Mutex.Unlock]. [Lease.Context] says what keeps a lease from being
+// collected.
 type Lease struct {
 	entry *entry
 	call  *call
@@ -233,19 +233,20 @@ type LossEvent struct {
 // earlier, and its error says more.
 const checkPatience = protocol.CommandTimeout + 10*time.Millisecond
 
-// Check asks Redis now whether this client still owns the lock. It is for work that should not wait
-// for the next renewal to find out, such as a write that cannot present the token. It costs
-// a round trip; concurrent checks of a lock share one.
+// Check asks Redis now whether this client still owns the lock. It is for work that should not wait for
+// the next renewal to find out, such as a write that cannot present the token. It costs a round trip;
+// concurrent checks of a lock share one.
 //
 // A nil error means that this client owned the lock when Redis answered; the lease is then trusted anew
-// from the time before Check asked. That promises nothing for later: only the token does. If this client does
-// not own the lock, the lease is lost, and so are all leases that the process holds under the same grant. The error
-// then matches [ErrLeaseLost] and gives the reason, as does the error for a lease that had already ended.
-// Check waits for Redis until ctx ends, or for 2 s if that is sooner. The error
-// of ctx, an error that Redis returned instead of an answer, and the error of a Redis that does not answer
-// say nothing about the lease, which goes on until its trust window ends. If the client is closed
-// meanwhile, the error matches [ErrClosed], and the lease is no longer renewed, unless ctx is one that the
-// client has ended because it is being closed: then the lease goes on until [Client.Shutdown] is done.
+// from the time before Check asked. It promises nothing about later: for that, use the token. If this
+// client does not own the lock, the lease is lost, and so are all leases that the process holds under
+// the same grant. The error then matches [ErrLeaseLost] and gives the reason, as does the error for a
+// lease that had already ended. Check waits for Redis until ctx ends, or for 2 s if that is sooner. The
+// error of ctx, an error that Redis returned instead of an answer, and the error of a Redis that does
+// not answer say nothing about the lease, which goes on until its trust window ends. If the client is
+// closed meanwhile, the error matches [ErrClosed], and the lease is no longer renewed, unless ctx is
+// one that the client has ended because it is being closed: then the lease goes on until
+// [Client.Shutdown] is done.
 func (l *Lease) Check(ctx context.Context) error {
 	if l.unmade() {
 		return errLeaseUnmade
@@ -291,21 +292,19 @@ func (l *Lease) Check(ctx context.Context) error {
 	return nil
 }
 
-// Downgrade turns a lease for writing into one for reading. No writer gets the lock in
-// between, and readers that wait directly behind may enter. From then on the lease is a
-// reader's, so RWMutex.Unlock panics, but Lease.Unlock ends it as before. It has the token of the
-// shared grant, which is greater. The lease is renewed
-// throughout.
+// Downgrade turns a lease for writing into one for reading. No writer gets the lock in between, and
+// readers that wait directly behind may enter. From then on the lease is a reader's, so RWMutex.Unlock
+// panics, but Lease.Unlock ends it as before. It has the token of the shared grant, which is greater.
+// The lease is renewed throughout.
 //
-// Downgrade waits for Redis until ctx ends; the error then matches ctx's error and the last
-// error of Redis. If the client is closed meanwhile, the error matches [ErrClosed]. A
-// downgrade that has begun cannot be undone: the client keeps retrying it as long as the
-// lease lasts. If ctx has ended before the call, no downgrade begins. Downgrade returns
-// [ErrLeaseLost] if the lease is lost or has ended, and returns nil at once if it is already
-// a reader's.
+// Downgrade waits for Redis until ctx ends; the error then matches ctx's error and the last error of
+// Redis. If the client is closed meanwhile, the error matches [ErrClosed]. A downgrade that has begun
+// cannot be undone: the client keeps retrying it as long as the lease lasts. If ctx has ended before
+// the call, no downgrade begins. Downgrade returns [ErrLeaseLost] if the lease is lost or has ended,
+// and returns nil at once if it is already a reader's.
 //
-// As in sync.RWMutex, a reader cannot become a writer: two readers that both upgraded would
-// wait for each other forever. Instead, unlock, lock for writing, and read again.
+// As in sync.RWMutex, a reader cannot become a writer: two readers that both upgraded would wait for
+// each other forever. Instead, unlock, lock for writing, and read again.
 func (l *Lease) Downgrade(ctx context.Context) error {
 	if l.unmade() {
 		return errLeaseUnmade

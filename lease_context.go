@@ -32,8 +32,8 @@ func (l *Lease) With(ctx context.Context) (context.Context, context.CancelFunc) 
 	if ctx == nil {
 		panic(errNilContext)
 	}
-	// A context that is canceled asks the one that it was made of for itself. So there is one of package
-	// context in between, and the end of the lease calls no method of ctx.
+	// To cancel a context calls methods of its parent, from which it removes itself. So a context of package
+	// context stands in between, and the end of the lease calls no method of ctx.
 	parent := l.call.trace().context(ctx)
 	var leave context.CancelCauseFunc
 	if parent.Done() == nil {
@@ -81,7 +81,7 @@ func (l *Lease) contexts() (own context.Context, together *leaseContexts) {
 }
 
 // leaseContexts are the contexts that end with a lease: its own, and those of With. They end in the
-// goroutine that ends the lease, so that all have ended when an Unlock returns, when a loss is told of, or
+// goroutine that ends the lease, so that all have ended when an Unlock returns, when a loss is reported, or
 // when the lease's own context has ended. Nothing in it refers to the Lease.
 type leaseContexts struct {
 	own    context.Context

@@ -45,26 +45,26 @@ func (*noCopy) Unlock() {}
 
 // Mutex returns a handle of the lock called name. It does no I/O.
 //
-// A name has 1 to 512 bytes of UTF-8 without control characters. If there are braces in the
-// key prefix and the name together, the first { and the first } must enclose a Redis
-// Cluster hash tag, and prefix and name together must not end like an auxiliary key of a
-// lock (:queue, :readers, :waiters, :meta). With or without braces, they must not end in
-// leased:quorum:mark, the key in which a server of a quorum keeps its age. A bad name or option is reported on
-// first use: LockContext returns an error, Lock panics.
+// A name has 1 to 512 bytes of UTF-8 without control characters. If there are braces in the key prefix
+// and the name together, the first { and the first } must enclose a Redis Cluster hash tag, and prefix
+// and name together must not end like an auxiliary key of a lock (:queue, :readers, :waiters, :meta).
+// With or without braces, they must not end in leased:quorum:mark, the key in which a server of a
+// quorum keeps its age. A bad name or option is reported on first use: LockContext returns an error,
+// Lock panics.
 //
-// The lock is kept in Redis under the key that prefix and name form together, so no other
-// data may be there: a string is taken for a foreign owner, and [Client.ForceUnlock] deletes
-// it. If your data are in the same database, set a prefix of the locks' own by [WithKeyPrefix].
+// The lock is kept in Redis under the key that prefix and name form together, so no other data may be
+// there: a string is taken for a foreign owner, and [Client.ForceUnlock] deletes it. If your data are
+// in the same database, set a prefix of the locks' own by [WithKeyPrefix].
 func (c *Client) Mutex(name string, opts ...LockOption) *Mutex {
 	m := &Mutex{}
 	m.handle.init(c, name, opts)
 	return m
 }
 
-// Lock locks m, waiting as long as it takes. While Redis cannot be reached or refuses
-// commands, Lock logs that and keeps retrying. It panics if the name or an option is bad,
-// or if the client or its *redis.Client is closed, even while Lock waits; see [Client.Shutdown]. (A
-// closed *redis.ClusterClient is like a Redis that does not answer.)
+// Lock locks m, waiting as long as it takes. While Redis cannot be reached or refuses commands, Lock
+// logs that and keeps retrying. It panics if the name or an option is bad, or if the client or its
+// *redis.Client is closed, even while Lock waits; see [Client.Shutdown]. (A closed *redis.ClusterClient
+// is like a Redis that does not answer.)
 func (m *Mutex) Lock() { m.use().lock(protocol.Exclusive) }
 
 // TryLock locks m if m is free and no request waits for it, and reports whether it
@@ -79,15 +79,14 @@ func (m *Mutex) TryLock() bool { return m.use().tryLock(protocol.Exclusive) }
 // are logged or reported to the loss handler.
 func (m *Mutex) Unlock() { m.use().unlock(protocol.Exclusive) }
 
-// UnlockContext unlocks m. It is for code that has no Lease at hand and wants to know the
-// outcome. It differs from Unlock in three ways: it returns [ErrNotLocked] instead of
-// panicking, it waits for Redis until ctx ends instead of for the time set by
-// [WithReleaseTimeout], and it returns the errors that [Lease.Unlock] returns. If ctx ends
-// first, the error matches [ErrNotReleased] and ctx's error. m is unlocked all the same, even
-// if ctx had ended before the call; but if ctx is nil, nothing is unlocked.
+// UnlockContext unlocks m. It is for code that has no Lease at hand and wants to know the outcome. It
+// differs from Unlock in three ways: it returns [ErrNotLocked] instead of panicking, it waits for Redis
+// until ctx ends instead of for the time set by [WithReleaseTimeout], and it returns the errors that
+// [Lease.Unlock] returns. If ctx ends first, the error matches [ErrNotReleased] and ctx's error. m is
+// unlocked all the same, even if ctx had ended before the call; but if ctx is nil, nothing is unlocked.
 //
 // Call it once for each Lock, whatever it returns: another call may end the hold of another caller.
-// [Lease.UnlockContext] has no such danger. After LockContext, keep the Lease reachable until then: one
+// [Lease.UnlockContext] is safe to repeat. After LockContext, keep the Lease reachable until then: one
 // that has been garbage-collected is not renewed, and the lock is lost.
 func (m *Mutex) UnlockContext(ctx context.Context) error {
 	return m.use().unlockContext(ctx, protocol.Exclusive)

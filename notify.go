@@ -26,7 +26,7 @@ const (
 )
 
 // inbox is the one subscription through which a client receives messages from Redis and other
-// processes: granted, wanted, ends, revoked, and echoes of its own. Messages can be lost, so each
+// processes: granted, wanted, unwanted, ends, revoked, and its own echoes. Messages can be lost, so each
 // time the subscription is confirmed, every waiting lock re-checks. A connection whose peer has
 // vanished looks alive for a very long time, so re-checks have the server publish an echo, and if
 // none arrives, the subscription is rebuilt.
@@ -42,8 +42,8 @@ type inbox struct {
 	quit    context.Context
 	halt    context.CancelFunc
 	began   atomic.Bool   // a lock was asked for, so run has begun
-	denied  atomic.Bool   // scripts may not publish on its server, according to the last answer that told
-	settles atomic.Bool   // the first subscription was confirmed, or failed
+	denied  atomic.Bool   // scripts may not publish on its server, according to the last answer that said
+	settled atomic.Bool   // the first subscription was confirmed, or failed
 	hasten  chan struct{} // has run make the next attempt at once; of capacity 1
 
 	mu      sync.Mutex // guards what follows; only watchdog.mu is locked under it
@@ -145,7 +145,7 @@ func (in *inbox) run() {
 	}()
 	for in.quit.Err() == nil {
 		refused, err := in.attempt()
-		in.pauseAfter(refused, err)
+		in.pause(in.attemptEnded(refused, err))
 	}
 	over = true
 }
@@ -154,12 +154,12 @@ var errInboxEnded = errors.New("leased: a hook of the Redis client ended its gor
 
 // runAgain is the goroutine of an inbox whose goroutine was ended in an attempt.
 func (in *inbox) runAgain() {
-	in.pauseAfter(false, errInboxEnded)
+	in.pause(in.attemptEnded(false, errInboxEnded))
 	in.run()
 }
 
-// pauseAfter notes how an attempt ended, and waits for as long as there is to be no other.
-func (in *inbox) pauseAfter(refused bool, err error) {
+// attemptEnded notes how an attempt ended, and returns the pause before the next one.
+func (in *inbox) attemptEnded(refused bool, err error) (pause time.Duration) {
 	if refused && !in.refused() {
 		in.client.log.subscribeDenied(err)
 		in.enter(lockstate.Forbidden)
@@ -168,7 +168,7 @@ func (in *inbox) pauseAfter(refused bool, err error) {
 	now := time.Now()
 	in.mu.Lock()
 	polled := in.hearing.Polls()
-	pause := in.hearing.Over(now)
+	pause = in.hearing.Over(now)
 	polls := in.hearing.Polls()
 	in.mu.Unlock()
 	// Of a quorum, the server whose subscription left fewer than a majority says why, not one that has been
@@ -185,13 +185,17 @@ func (in *inbox) pauseAfter(refused bool, err error) {
 			e.step(func(now time.Time, fx *lockstate.Effects) { e.state().SubscribeFailed(now, fx) })
 		}
 	}
-	timer := time.NewTimer(pause)
+	return pause
+}
+
+// pause waits for d, or until redisIsBack or halt is called.
+func (in *inbox) pause(d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
 	select {
 	case <-timer.C:
 	case <-in.hasten:
-		timer.Stop()
 	case <-in.quit.Done():
-		timer.Stop()
 	}
 }
 
@@ -208,7 +212,8 @@ func (in *inbox) redisIsBack() {
 }
 
 // enter is called when the subscription is confirmed or refused. Every lock re-checks: if it was
-// confirmed, messages may have been missed before; if it was refused, none will come.
+// confirmed, messages may have been missed before; if it was refused, none will come. On a quorum, a
+// subscription that is made again concerns the requests at its own server only.
 func (in *inbox) enter(s lockstate.InboxState) {
 	in.mu.Lock()
 	again := s == lockstate.Joined && in.hearing.State != lockstate.Forbidden && in.client.inbox.settled()
@@ -367,10 +372,9 @@ func (in *inbox) listen(life context.Context, sub *redis.PubSub) error {
 	return errors.New("leased: no echo from the server")
 }
 
-// next returns what comes from the server next. The confirmation has to come soon; messages may come at any
-// time. If the connection breaks, go-redis dials again before it returns the error, for as long as the
-// context lets it. Once the subscription is confirmed that is its life: until then a missing echo has to
-// end that.
+// next returns what the server sends next. The confirmation has to come soon; messages may come at any time.
+// If the connection breaks, go-redis dials again before it returns the error, and only the context bounds
+// that: confirmWait before the confirmation, and after it the subscription's life, which a missing echo ends.
 func (in *inbox) next(life context.Context, sub *redis.PubSub) (any, error) {
 	forever := time.Duration(0)
 	if in.noDeadlines {

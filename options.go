@@ -289,16 +289,17 @@ func WithAttributes(attributes ...attribute.KeyValue) Option {
 	})
 }
 
-// WithSlowThreshold logs each caller that has been waiting for a lock, or holding one, for d, while it is
-// still waiting or holding. A caller is logged at most once, at level Warn, with the lock's name (unless [WithoutLockNamesInLogs] keeps
-// it out), the lock's owner if the caller waits, and the file and line of the call that waits or has
-// locked. Its span gets the event "slow". The attribute waiting counts callers of this process only;
-// [Client.Inspect] and leased ls show the queue in Redis. For each lock, only the caller that has waited
-// longest and the one that has held longest are checked, and at most one of each is logged in a minute. Of
-// locks that are slow at the same time, ten are named and the others counted; those that stay slow are named later. Of
-// readers without a Lease, RUnlock ends the hold that began first, so one that is stuck among others that
-// come and go is not seen. d must be at least 10 ms; the line may come up to d/4 late. The default is to
-// log none. The metrics leased.wait.oldest and leased.hold.oldest need no threshold.
+// WithSlowThreshold logs each caller that has been waiting for a lock, or holding one, for d, while it
+// is still waiting or holding. A caller is logged at most once, at level Warn, with the lock's name
+// (unless [WithoutLockNamesInLogs] keeps it out), the lock's owner if the caller waits, and the file
+// and line of the call that waits or has locked. Its span gets the event "slow". The attribute waiting
+// counts callers of this process only; [Client.Inspect] and leased ls show the queue in Redis. For each
+// lock, only the caller that has waited longest and the one that has held longest are checked, and at
+// most one of each is logged in a minute. Of locks that are slow at the same time, ten are named and
+// the others counted; those that stay slow are named later. Of readers without a Lease, RUnlock ends
+// the hold that began first, so one that is stuck among others that come and go is not seen. d must be
+// at least 10 ms; the line may come up to d/4 late. The default is to log none. The metrics
+// leased.wait.oldest and leased.hold.oldest need no threshold.
 func WithSlowThreshold(d time.Duration) Option {
 	return clientOption(func(o *clientOptions) error {
 		if d < 10*time.Millisecond {
@@ -365,24 +366,23 @@ func WithMaxHold(d time.Duration) LockOption {
 	})
 }
 
-// WithMinHold keeps anybody from getting the lock for d after a writer got it, however soon
-// that writer unlocks. It is for work that must be done at most once in d, such as cron
-// jobs on machines whose clocks differ. Unlock returns as usual, without waiting. Redis
-// then keeps the lock, owned by nobody, until d is over, even if this process has ended by
-// then; after that the next waiter gets it. Callers of this process wait like callers of
-// others: before d is over, a lease with a minimum hold is not handed on inside the
-// process, and no idle hold begins.
+// WithMinHold keeps anybody from getting the lock for d after a writer got it, however soon that writer
+// unlocks. It is for work that must be done at most once in d, such as cron jobs on machines whose
+// clocks differ. Unlock returns as usual, without waiting. Redis then keeps the lock, owned by nobody,
+// until d is over, even if this process has ended by then; after that the next waiter gets it. Callers
+// of this process wait like callers of others: before d is over, a lease with a minimum hold is not
+// handed on inside the process, and no idle hold begins.
 //
-// d begins when the caller gets the lock. It is measured on this machine's monotonic clock
-// until Unlock, and on Redis' clock from then on. It may be longer than the TTL. The
-// minimum hold applies to leases that are unlocked. If the process dies, or closes its
-// client without Unlock, the lock is free when the TTL ends, as without this option. The
-// same is true if Redis cannot be reached from Unlock until the TTL ends, and if a failover undoes the
-// Unlock. A TTL of d covers these cases, unless the failover loses the grant as well. If the caller's context ends just as it gets the lock, so that LockContext
-// returns an error, there is no minimum hold. Readers have none, and Downgrade ends
-// that of its lease. ForceUnlock frees the lock at once. A maximum hold must not be shorter
-// than d. On a quorum, the lock may become free earlier: a server that restarted without its
-// data has forgotten the minimum hold, and votes again once the time of [WithQuarantine] is over.
+// d begins when the caller gets the lock. It is measured on this machine's monotonic clock until
+// Unlock, and on Redis' clock from then on. It may be longer than the TTL. The minimum hold applies to
+// leases that are unlocked. If the process dies, or closes its client without Unlock, the lock is free
+// when the TTL ends, as without this option. The same is true if Redis cannot be reached from Unlock
+// until the TTL ends, and if a failover undoes the Unlock. A TTL of d covers these cases, unless the
+// failover loses the grant as well. If the caller's context ends just as it gets the lock, so that
+// LockContext returns an error, there is no minimum hold. Readers have none, and Downgrade ends that of
+// its lease. ForceUnlock frees the lock at once. A maximum hold must not be shorter than d. On a
+// quorum, the lock may become free earlier: a server that restarted without its data has forgotten the
+// minimum hold, and votes again once the time of [WithQuarantine] is over.
 //
 // d must be in whole milliseconds, at most 30 days. The default is 0, which means none.
 func WithMinHold(d time.Duration) LockOption {

@@ -176,6 +176,7 @@ func TestVirtualAServerThatHangsUpOnScriptsIsNotAskedAllTheTime(t *testing.T) {
 		if n := scripts.Load(); n < 2 || n > 150 { // cancels are repeated at once, too
 			t.Errorf("%d commands in a minute", n)
 		}
+		isAll(t, c.Close(), leased.ErrClosed) // for the cancel has no answer either
 	})
 }
 

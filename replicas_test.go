@@ -50,7 +50,7 @@ func TestALeaseThatItsReplicasHaveIsGranted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := c.Stats().Commands - before; n > 3 { // with a cancel, or a probe, of before
+	if n := c.Stats().Commands - before; n > 3 { // with a cancel of before
 		t.Errorf("%d commands, want the script, WAIT and not much more", n)
 	}
 	on := r.Replicas()[0].Client()

@@ -48,13 +48,13 @@ type slotMap struct {
 
 	stale atomic.Bool // whether fresh is set; written under mu
 
-	mu     sync.Mutex        // guards what follows; only watchdog.mu is locked under it
-	began  time.Time         // when the last reload began
-	back   bool              // whether that reload has come back
-	until  time.Time         // reloading goes on until then
-	number int               // of the last reload
-	under  map[int]time.Time // when the reloads under way began, by number
-	fresh  chan struct{}     // closed when a reload comes back; nil if commands need not wait for one
+	mu      sync.Mutex        // guards what follows; only watchdog.mu is locked under it
+	began   time.Time         // when the last reload began
+	back    bool              // whether that reload has come back
+	until   time.Time         // reloading goes on until then
+	number  int               // of the last reload
+	running map[int]time.Time // when the reloads under way began, by number
+	fresh   chan struct{}     // closed when a reload comes back; nil if commands need not wait for one
 }
 
 // stateReloader is a *redis.ClusterClient, or a type that embeds one.
@@ -66,7 +66,7 @@ type masterVisitor interface {
 }
 
 func newSlotMap(c *Client, rdb redis.UniversalClient) *slotMap {
-	m := &slotMap{client: c, under: map[int]time.Time{}}
+	m := &slotMap{client: c, running: map[int]time.Time{}}
 	m.rdb, _ = rdb.(stateReloader)
 	m.masters, _ = rdb.(clusterNodes)
 	return m
@@ -149,7 +149,7 @@ func (m *slotMap) fire(now time.Time, batch []protocol.Renewal) []protocol.Renew
 	if !m.back {
 		due = m.began.Add(reloadHedge)
 	}
-	begin := !now.Before(due) && m.mayBegin(now)
+	begin := !now.Before(due) && m.mayBeginLocked(now)
 	next := due
 	if !now.Before(due) {
 		m.began, m.back = now, !begin
@@ -157,7 +157,7 @@ func (m *slotMap) fire(now time.Time, batch []protocol.Renewal) []protocol.Renew
 	}
 	if begin {
 		m.number++
-		m.under[m.number] = now
+		m.running[m.number] = now
 	}
 	number := m.number
 	if next.Before(m.until) {
@@ -172,15 +172,15 @@ func (m *slotMap) fire(now time.Time, batch []protocol.Renewal) []protocol.Renew
 	return batch
 }
 
-// mayBegin reports whether another reload may begin. It is called under mu.
-func (m *slotMap) mayBegin(now time.Time) bool {
+// mayBeginLocked reports whether another reload may begin.
+func (m *slotMap) mayBeginLocked(now time.Time) bool {
 	recent := 0
-	for _, began := range m.under {
+	for _, began := range m.running {
 		if now.Sub(began) < reloadStuck {
 			recent++
 		}
 	}
-	return recent < reloadsAtOnce && len(m.under) < reloadsInAll
+	return recent < reloadsAtOnce && len(m.running) < reloadsInAll
 }
 
 // run is a goroutine owned by the client, ended with the reload, and waited for by Shutdown.
@@ -211,7 +211,7 @@ func (m *slotMap) run(number int) {
 func (m *slotMap) ended(number int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	delete(m.under, number)
+	delete(m.running, number)
 	m.refreshedLocked()
 	if number == m.number {
 		m.back = true

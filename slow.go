@@ -64,7 +64,6 @@ type slowLock struct {
 // once for that caller.
 func (s *slowWatch) look(now time.Time) {
 	c := s.client
-	since := now.Add(-s.threshold).Sub(c.began)
 	more := 0
 	for _, told := range []map[string]time.Time{s.waits, s.holds} {
 		maps.DeleteFunc(told, func(_ string, last time.Time) bool { return now.Sub(last) >= quiet+time.Second }) // print reads the clock a little later
@@ -72,41 +71,14 @@ func (s *slowWatch) look(now time.Time) {
 	var found []slowLock
 	for _, e := range c.entries() {
 		full := len(found) == mostSlowLocks || len(s.waits)+len(s.holds) >= mostSlowLines
-		e.mu.Lock()
-		if slow := e.awake != nil || e.resting.SlowHold(since); !slow || full && e.awake == nil { // to wake all locks of a client takes too long
-			e.mu.Unlock()
-			if slow {
-				more++
-			}
-			continue
-		}
-		name := e.keys.Name()
-		_, waited := s.waits[name]
-		_, held := s.holds[name]
-		wait, hold := e.state().Slow(since, !waited, !held)
-		if full && (wait != nil || hold != nil) {
+		one, slow := s.lookAt(e, now, full)
+		switch {
+		case !slow:
+		case full:
 			more++
+		default:
+			found = append(found, one)
 		}
-		if full || wait == nil && hold == nil {
-			e.restLocked()
-			e.mu.Unlock()
-			continue
-		}
-		waiting, within := e.state().Counts()
-		one := slowLock{name: name, waiting: waiting, blocker: blockerName(e.state().Blocker()), ownOwner: within > 0}
-		if wait != nil {
-			s.waits[name] = now
-			wait.SetSlow(now)
-			one.wait, one.waitSite = now.Sub(c.began.Add(wait.Since)), callOf(wait).extras().site
-		}
-		if hold != nil {
-			s.holds[name] = now
-			hold.SetSlow(now)
-			one.hold, one.token, one.holdSite = now.Sub(c.began.Add(hold.Since)), hold.Token, callOf(hold).extras().site
-		}
-		e.restLocked()
-		e.mu.Unlock()
-		found = append(found, one)
 	}
 	for i := range found {
 		c.log.slow(&found[i])
@@ -114,6 +86,39 @@ func (s *slowWatch) look(now time.Time) {
 	if more > 0 {
 		c.log.moreSlow(more)
 	}
+}
+
+// lookAt reports whether a lock has a slow caller that was not logged yet. Unless full, it returns what to log
+// of the lock, and notes that it is logged.
+func (s *slowWatch) lookAt(e *entry, now time.Time, full bool) (one slowLock, slow bool) {
+	c := s.client
+	since := now.Add(-s.threshold).Sub(c.began)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.awake == nil && (full || !e.resting.SlowHold(since)) { // to wake all locks of a client takes too long
+		return one, e.resting.SlowHold(since)
+	}
+	defer e.restLocked()
+	name := e.keys.Name()
+	_, waited := s.waits[name]
+	_, held := s.holds[name]
+	wait, hold := e.state().Slow(since, !waited, !held)
+	if slow = wait != nil || hold != nil; full || !slow {
+		return one, slow
+	}
+	waiting, within := e.state().Counts()
+	one = slowLock{name: name, waiting: waiting, blocker: blockerName(e.state().Blocker()), ownOwner: within > 0}
+	if wait != nil {
+		s.waits[name] = now
+		wait.SetSlow(now)
+		one.wait, one.waitSite = now.Sub(c.began.Add(wait.Since)), callOf(wait).extras().site
+	}
+	if hold != nil {
+		s.holds[name] = now
+		hold.SetSlow(now)
+		one.hold, one.token, one.holdSite = now.Sub(c.began.Add(hold.Since)), hold.Token, callOf(hold).extras().site
+	}
+	return one, true
 }
 
 // callSite returns the file and line of the innermost call on the stack that is not in this

@@ -203,6 +203,22 @@ func TestVirtualTheLastTokenIsKeptAliveHoweverOftenTheLeaseIsChecked(t *testing.
 	})
 }
 
+// The renewal that keeps the token alive is the first to see the clock that was set back.
+func TestVirtualATokenThatIsAheadOfTheClockIsKeptUntilTheClockHasReachedIt(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		l := lock(t, newClient(t, s, leased.WithTTL(30*time.Second)).Mutex("x"))
+		time.Sleep(145 * time.Second) // the token is kept alive each 150 s, in a renewal each 10 s
+		s.Mini.SetTime(time.Now().Add(-time.Hour))
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		_, _, _, meta := s.helperKeys("x")
+		if left := s.rdb.PTTL(context.Background(), meta).Val(); left < 67*time.Minute || left > 68*time.Minute {
+			t.Errorf("the token lives on for %v", left)
+		}
+		unlock(t, l)
+	})
+}
+
 func TestVirtualTheLastTokenIsKeptAliveEachQuarterOfItsLife(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		c := newClient(t, s, leased.WithTTL(30*time.Second))

@@ -58,13 +58,13 @@ const (
 // such as the ends of spans, is done in order on a separate goroutine, so that it delays no release, renewal
 // or deadline of a lock.
 type tracing struct {
-	client *Client
-	given  trace.TracerProvider // nil: the global one at the time of use
-	every  bool                 // whether Lock and the like have spans even if nothing waited
-	more   []attribute.KeyValue // that every span has
-	cache  atomic.Pointer[providersTracer]
-	queue  asyncQueue[delivery]
-	behind atomic.Pointer[<-chan struct{}] // of a delivery that a call has waited for in vain; nil if there was none
+	client  *Client
+	given   trace.TracerProvider // nil: the global one at the time of use
+	every   bool                 // whether Lock and the like have spans even if nothing waited
+	more    []attribute.KeyValue // that every span has
+	cache   atomic.Pointer[providersTracer]
+	queue   asyncQueue[delivery]
+	overdue atomic.Pointer[<-chan struct{}] // of a delivery that a call has waited for in vain; nil if there was none
 }
 
 // maxDeliveries bounds the queue; further deliveries are dropped.
@@ -611,7 +611,7 @@ func (t *tracing) awaitDelivery(delivered <-chan struct{}) {
 	if delivered == nil || isClosed(delivered) {
 		return
 	}
-	if waitedFor := t.behind.Load(); waitedFor != nil && !isClosed(*waitedFor) {
+	if waitedFor := t.overdue.Load(); waitedFor != nil && !isClosed(*waitedFor) {
 		return
 	}
 	timer := time.NewTimer(deliveryWait)
@@ -619,7 +619,7 @@ func (t *tracing) awaitDelivery(delivered <-chan struct{}) {
 	select {
 	case <-delivered:
 	case <-timer.C:
-		t.behind.Store(&delivered)
+		t.overdue.Store(&delivered)
 	}
 }
 

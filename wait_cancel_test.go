@@ -115,6 +115,7 @@ func TestTheErrorOfACanceledWaitNamesTheLastTroubleOfRedis(t *testing.T) {
 		defer cancel()
 		_, err := c.Mutex("x").LockContext(ctx)
 		isAll(t, err, leased.ErrNotAcquired, context.DeadlineExceeded, errCut)
+		wire.mend()
 	})
 }
 

@@ -173,12 +173,14 @@ func (w *watchdog) run() {
 	}
 }
 
-// holdsMany reports whether so many locks have an alarm that the server would notice if all of them
-// were renewed at the same time.
+// manyLocks is from how many locks on a server would notice if all of them were renewed at the same time.
+const manyLocks = 1000
+
+// holdsMany reports whether so many locks have an alarm.
 func (w *watchdog) holdsMany() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return len(w.alarms) >= 1000
+	return len(w.alarms) >= manyLocks
 }
 
 // send has renewals sent. In a Cluster, a goroutine divides them among the masters first. It is owned
@@ -312,12 +314,10 @@ func (c *Client) renew(batch []protocol.Renewal) {
 	took = c.sendRenewals(ctx, batch)
 }
 
-// renewed gives each lock of a batch its outcome. Until all locks have theirs, it calls no user code.
+// renewed gives each lock of a batch its outcome. Only then does it call user code, which can hang.
 func (c *Client) renewed(ctx context.Context, batch []protocol.Renewal, took time.Duration) {
-	answered := false
 	for i := range batch {
 		r := &batch[i]
-		answered = answered || r.Err == nil
 		e := r.Owner.(*entry)
 		e.step(func(now time.Time, fx *lockstate.Effects) {
 			held := e.state().Holds(r.Req.ID)
@@ -328,9 +328,14 @@ func (c *Client) renewed(ctx context.Context, batch []protocol.Renewal, took tim
 			}
 		})
 	}
-	// Last, because what follows can hang, and no lock may wait for it.
+	c.noteRenewals(ctx, batch, took)
+}
+
+// noteRenewals notes what the outcomes of a batch say about Redis, and extends the last tokens of the locks
+// whose renewals ask for that.
+func (c *Client) noteRenewals(ctx context.Context, batch []protocol.Renewal, took time.Duration) {
 	defer c.recoverPanic("a hook of the Redis client, or an error of one,")
-	if answered {
+	if slices.ContainsFunc(batch, func(r protocol.Renewal) bool { return r.Err == nil }) {
 		c.downtime.commandAnswered(workKeeps)
 		c.outage.answered(false)
 	}

@@ -4,7 +4,6 @@ package main
 
 import (
 	"bufio"
-	"context"
 	"fmt"
 	"os"
 	"os/signal"
@@ -19,7 +18,7 @@ import (
 //
 // The guard uses the wall clock, because both processes have that. If the wall clock is set back,
 // the guard is late; the other process, unless it is stopped or dead, is not.
-func runGuard(_ context.Context, std streams) error {
+func runGuard(std streams) error {
 	if syscall.Getpgrp() != os.Getpid() {
 		return fmt.Errorf("%s is started by 'leased run' only", guardName)
 	}

@@ -143,6 +143,6 @@ const guardName = "run-guard"
 func guardCommand(std streams) *cobra.Command {
 	return &cobra.Command{
 		Use: guardName, Hidden: true, Args: noArguments,
-		RunE: func(c *cobra.Command, _ []string) error { return runGuard(c.Context(), std) },
+		RunE: func(*cobra.Command, []string) error { return runGuard(std) },
 	}
 }

@@ -14,4 +14,4 @@ func runUnder(context.Context, streams, *runOptions) error {
 	return &exitStatus{status: statusRunUnavailable, err: errNoRun}
 }
 
-func runGuard(context.Context, streams) error { return errNoRun }
+func runGuard(streams) error { return errNoRun }

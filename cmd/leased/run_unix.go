@@ -74,17 +74,11 @@ func runUnder(ctx context.Context, std streams, o *runOptions) (err error) {
 	defer g.end()
 	lease, err := o.acquire(ctx, std, conn, signals, &trouble)
 	if err != nil {
-		switch {
-		case errors.As(err, new(caught)):
-			return ofSignal(err)
-		case errors.Is(err, leased.ErrInvalidName):
-			return usagef("run: %s", bare(err))
-		case errors.Is(err, leased.ErrLocked):
-			return &exitStatus{status: o.conflict}
-		case errors.Is(err, context.DeadlineExceeded) && o.contended(ctx, client, err):
-			return &exitStatus{status: o.conflict}
+		err = o.withoutLock(ctx, client, err)
+		if client.Close() != nil { // which has tried for a while to withdraw the request
+			fmt.Fprintf(std.err, "leased: the request for lock %q was not withdrawn: if Redis still carries it out, the lock is taken for %v\n", o.name, o.ttl)
 		}
-		return o.notAcquired(err)
+		return err
 	}
 	taken := time.Now()
 	r := &running{options: o, lease: lease, guard: g, signals: signals, err: std.err, trouble: &trouble}
@@ -109,6 +103,21 @@ func runUnder(ctx context.Context, std streams, o *runOptions) (err error) {
 		return &exitStatus{status: statusRunLost, err: r.lost}
 	}
 	return err
+}
+
+// withoutLock returns the error of a run that did not get the lock.
+func (o *runOptions) withoutLock(ctx context.Context, client *leased.Client, err error) error {
+	switch {
+	case errors.As(err, new(caught)):
+		return ofSignal(err)
+	case errors.Is(err, leased.ErrInvalidName):
+		return usagef("run: %s", bare(err))
+	case errors.Is(err, leased.ErrLocked):
+		return &exitStatus{status: o.conflict}
+	case errors.Is(err, context.DeadlineExceeded) && o.contended(ctx, client, err):
+		return &exitStatus{status: o.conflict}
+	}
+	return o.notAcquired(err)
 }
 
 // connect connects to Redis, and refuses a lock whose clients would not hear this one.

@@ -54,10 +54,11 @@ func arrives(now time.Time, ttl time.Duration) time.Time {
 //   - Without an answer, it is tried a last time and given up when the request has expired by its
 //     TTL.
 type CancelSchedule struct {
-	Pending cancelHeap
-	base    time.Time // origin of the grid
-	rare    int       // how many pending cancels are tried less often than each second for want of an answer
-	heard   bool      // an answer came, so those cancels are due again
+	Pending   cancelHeap
+	base      time.Time // origin of the grid
+	rare      int       // how many pending cancels are tried less often than each second for want of an answer
+	heard     bool      // an answer came, so those cancels are due again
+	lingering int       // see Lingering
 
 	// Of the last requests that were released with a minimum hold:
 	minHolds map[string]time.Time // by id, until when it lasts
@@ -175,8 +176,10 @@ func (s *CancelSchedule) Answered(g *Cancellation, r protocol.Canceled, now time
 	}
 	switch {
 	case over:
+		s.linger(g, false)
 		return told
 	case !done:
+		s.linger(g, r.Fail.Kind == protocol.NoAnswer && !g.lost && !g.confirms())
 		first := cancelAgain
 		if g.awaited() {
 			first = firstCancelAgain
@@ -189,17 +192,39 @@ func (s *CancelSchedule) Answered(g *Cancellation, r protocol.Canceled, now time
 			s.rare++
 		}
 	case !g.sentAt.Before(g.until): // no earlier command can arrive any more
+		s.linger(g, false)
 		return told
 	default:
 		pause := cancelAgain
-		if g.repeated {
+		switch {
+		case g.repeated:
 			pause = longCancelAgain
+			s.linger(g, false)
+		case now.Sub(g.sentAt) >= cancelGrid && !g.lost && !told.Release: // the server may just have gone on
+			s.linger(g, true)
 		}
 		g.repeated, g.pause = true, 0
 		g.nextAt = s.onGrid(Earlier(now.Add(pause), g.until))
 	}
 	heap.Push(&s.Pending, g)
 	return told
+}
+
+// Lingering returns how many requests that were given up may still get their lock, because the last try to cancel
+// them was sent and had no answer. A server that hung carries out what it was sent in any order, so its first
+// answer is not enough if the request itself may be among that, but the one to the repeat a second later is.
+// Releases that a cancel is to confirm, and leases whose loss was reported, are not counted.
+func (s *CancelSchedule) Lingering() int { return s.lingering }
+
+// linger notes whether g counts as lingering.
+func (s *CancelSchedule) linger(g *Cancellation, lingers bool) {
+	switch {
+	case lingers && !g.lingers:
+		s.lingering++
+	case !lingers && g.lingers:
+		s.lingering--
+	}
+	g.lingers = lingers
 }
 
 // onGrid moves an instant to the next one that many cancels share, so that they leave together.
@@ -220,12 +245,12 @@ type Settlement struct {
 	Fail    *protocol.Failure // nil if Redis answered
 }
 
-// confirms reports whether g, or one that follows it, confirms a release.
+// confirms reports whether c, or one that follows it, confirms a release.
 func (c *Cancellation) confirms() bool {
 	return c != nil && (c.Release || c.Then.confirms())
 }
 
-// awaited reports whether an Unlock waits for g, or one that follows it, to be canceled.
+// awaited reports whether an Unlock waits for c, or one that follows it, to be canceled.
 func (c *Cancellation) awaited() bool {
 	return c != nil && (len(c.Callers) > 0 || c.Then.awaited())
 }

@@ -18,7 +18,7 @@ type Effects struct {
 	Check   *protocol.Renewal // to be sent at once, unless nil; its outcome is the event Renewed
 	Renew   bool              // the grant is to be renewed in the next batch
 	Spare   time.Duration     // with Renew: how long that may wait, so that not too many leave at once
-	Touch   time.Duration     // with Renew: TTL for the lock's last token, 0 for none
+	Touch   protocol.Touch    // with Renew
 }
 
 // Woken is a list of callers. A single caller, the usual case, costs no allocation.
@@ -71,6 +71,7 @@ type Cancellation struct {
 	until   time.Time      // when earlier commands can no longer arrive; zero if one answer is enough
 	Callers []*Caller      // callers that left, to be settled when this is canceled
 	Release bool           // it confirms a release that had no answer, whether a caller waits for that or not
+	lost    bool           // its loss was reported
 	Then    *Cancellation  // to be canceled once this one is
 	giveUp  time.Time      // when to give up without an answer; zero for after its TTL, or a minute if that is longer
 	// Fields of the schedule:
@@ -79,6 +80,7 @@ type Cancellation struct {
 	pause    time.Duration // since the last try, if that had no answer
 	rare     bool          // counted in CancelSchedule.rare
 	repeated bool          // sent again although it had been answered
+	lingers  bool          // counted in CancelSchedule.lingering
 	proved   bool          // it is proved that the lock was ours when it was released
 }
 

@@ -706,8 +706,9 @@ func (l *Lock) Revoked(id string, token uint64, now time.Time, fx *Effects) {
 	}
 }
 
-// Subscribed is the event that the inbox was confirmed, for the first time or again. Messages
-// may have been missed, and the answer to a command in flight may be older than those.
+// Subscribed is the event that the inbox was confirmed, for the first time or again, or that it
+// receives nothing any more. Messages may have been missed, and the answer to a command in flight
+// may be older than those.
 func (l *Lock) Subscribed(now time.Time, fx *Effects) {
 	l.pending.stale = l.pending.verb != protocol.None
 	if g := &l.grant; g.requested() {

@@ -31,7 +31,7 @@ type grant struct {
 	wanted   bool    // another process waits for the lock
 	askDue   bool    // a question is due: a message may have been missed, or left open whether the grant was made anew
 	fresh    bool    // it came in this very step
-	idle     bool    // after the last step, no caller was inside and no command in flight but a question
+	idle     bool    // after the last step, no caller was inside, and no command in flight but a question while nobody waits
 	served   int32   // leases given since it came or was last idle
 	since    Instant // when its present period of use began
 	askedAt  Instant // when Redis last said to an owner's question that others wait; zero if it did not
@@ -83,7 +83,7 @@ type schedule struct {
 	endsAt     Instant       // when the owner's lease ends, according to a message; zero if none came
 	told       uint64        // readers whose leases end by this time have been sent *wanted* for it; 0 if all have
 	poll       time.Duration // pause between checks where no notification comes
-	pollsSince Instant       // when it was first answered that it polls, 0 if messages come
+	pollsSince Instant       // when an answer first said that it has to poll; 0 if messages come
 	place      int           // how many requests were ahead when it was last asked about in full
 	fullAt     Instant       // the next full re-check comes before then; those before it may be brief
 	lease      uint64        // when its waiting lease ends, in ms of the server's clock, unless it was granted since
@@ -99,7 +99,7 @@ func (s *schedule) checkInFull(at Instant) { s.checkAt, s.fullAt = at, 0 }
 type successor struct {
 	ticket
 	role   role
-	wanted bool            // not byPlace: others are queued behind it, as a message says that its answer may predate
+	wanted bool            // byYield, byDowngrade: a message said that others wait behind it, and the answer may be older
 	done   []chan struct{} // byDowngrade: to be closed when the downgrade is settled
 }
 
@@ -130,8 +130,8 @@ type pending struct {
 	held  bool          // the owner asks whether others wait
 	stale bool          // its answer may predate a message that came, or may have been missed, since it was sent
 
-	// revoked: grants with tokens up to this one were taken away from the request that the command is to
-	// get the lock for, as a message says that came since it was sent. 0 if none came.
+	// revoked is the greatest token of a message, since the command was sent, that the request's grant
+	// was taken away; 0 if none came. An answer that grants this token or a smaller one is not believed.
 	revoked uint64
 }
 
@@ -427,24 +427,17 @@ func (l *Lock) aheadOfServers(now Instant) bool {
 	return l.last >= g.token && l.last >= g.serverClock(now)+near
 }
 
-// touch returns the TTL that the lock's last token needs now, 0 if it was given one recently. If
-// the token is ahead of the server's clock, because that was set back, it must be kept for the
-// time that the clock needs to reach it, too.
-func (g *grant) touch(last uint64, now Instant) time.Duration {
+// touch returns for how long the lock's last token is to be kept, the zero value if that was said recently.
+// How far the server's clock is behind the token, because it was set back, is for the answer to the renewal to
+// say: the clock may have been set since it was last read.
+func (g *grant) touch(last uint64, now Instant) protocol.Touch {
 	if now < g.touchAt {
-		return 0
+		return protocol.Touch{}
 	}
 	life := protocol.TokenLife(g.req.TTL)
 	g.touchAt = g.onGrid(now.add(life / 4))
-	if last, clock := max(last, g.token), g.serverClock(now); last > clock {
-		life += time.Duration(min(last-clock, maxAhead)) * time.Microsecond
-	}
-	return life
+	return protocol.Touch{Life: life, Token: max(last, g.token)}
 }
-
-// maxAhead bounds how much longer than usual a token is kept, in µs: about 30 years, as in the
-// scripts.
-const maxAhead = 1e15
 
 // serverClock estimates the server's clock in µs. The estimate is never ahead of the clock,
 // because the reply arrived after the server had read it. Our clock may be the faster one, so not

@@ -21,8 +21,10 @@ import (
 //	           process, entry of further readers, and re-use of an idle grant.
 //	reserve    If a writer waits for readers of its own process, take a place in the
 //	           queue for it meanwhile (handover.go).
-//	ask        If callers wait and there is no grant, ask for one. If readers wait beside
-//	           readers because other processes come first, ask whether those still wait.
+//	ask        If callers wait and there is no grant, ask for one. End a request that no
+//	           caller waits for any more, or that could never be served. Ask about a grant
+//	           that is held if a message may have been missed, or if readers are kept out
+//	           because others wait (question.go).
 //	downgrade  If a writer wants to continue as a reader, send the downgrade (handover.go).
 //	release    If no member is inside, and a caller waits that could not be admitted, yield
 //	           the grant; but release it if that caller has to wait for an orphan. Without a
@@ -33,8 +35,9 @@ import (
 // belongs to the lock, not to the caller that caused it: a caller that gives up leaves the
 // request to the next caller.
 //
-// This file has the rules and the events that callers cause. The events of answers and
-// messages from Redis are in events.go, those of time in timers.go.
+// This file has the rules, and how callers enter, give up and leave. A downgrade is in
+// handover.go, a check in check.go, answers and messages from Redis in events.go, re-checks in
+// recheck.go, and what time does in timers.go.
 type Lock struct {
 	env            Environment
 	waiting        callers
@@ -408,7 +411,7 @@ func (l *Lock) Request() protocol.Request { return l.grant.req }
 func (l *Lock) CommandInFlight() bool { return l.pending.verb != protocol.None }
 
 // applyRules ends what has expired and applies the rules in the order of Lock's comment. Then
-// it settles callers that left, unless Redis has yet to decide their outcome.
+// it settles callers that left, unless Redis has yet to decide their outcome, and answers checks.
 func (l *Lock) applyRules(now time.Time, fx *Effects) {
 	l.endInboxWait(now)
 	l.expire(now, fx)
@@ -420,7 +423,9 @@ func (l *Lock) applyRules(now time.Time, fx *Effects) {
 	l.settleLeft(now, fx)
 	l.settleChecks(now, fx)
 	g := &l.grant
-	g.fresh, g.idle = false, g.state == Held && l.members == nil && (l.pending.verb == protocol.None || l.pending.held && !g.wanted)
+	// A question does not interrupt the idle time, unless others wait.
+	busy := l.pending.verb != protocol.None && (!l.pending.held || g.wanted)
+	g.fresh, g.idle = false, g.state == Held && l.members == nil && !busy
 	g.watch(now)
 }
 
@@ -629,7 +634,7 @@ func (l *Lock) settleLeft(now time.Time, fx *Effects) {
 	if !l.anyOrphans() {
 		for ; l.lost != nil; l.lost = l.lost.next {
 			req := l.lost.req
-			fx.Cancels = append(fx.Cancels, Cancellation{ID: req.ID, Last: l.last, Keep: l.lost.keep, until: arrives(now, req.TTL), giveUp: now.Add(req.TTL)})
+			fx.Cancels = append(fx.Cancels, Cancellation{ID: req.ID, Last: l.last, Keep: l.lost.keep, until: arrives(now, req.TTL), giveUp: now.Add(req.TTL), lost: true})
 		}
 	}
 }

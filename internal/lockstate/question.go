@@ -3,7 +3,8 @@ package lockstate
 // Questions of an owner: is the lock still ours, and do others wait? A message that they do may have been
 // missed, and one that it was granted anew may be forged. While a grant of readers is wanted, further
 // readers of the process are kept out, and whoever made it wanted may have given up, or died, since. A
-// question gives its id nothing: neither the lock nor a place in the queue.
+// question extends the grant if its id still owns the lock, so a grant that nobody needs renewed is not asked
+// about. An id that no longer owns the lock gets nothing: neither the lock nor a place in the queue.
 
 import (
 	"time"
@@ -21,7 +22,7 @@ const (
 
 // questionDue reports whether something has happened that the grant has to ask about; asksForReaders
 // reports the other reason for a question. Until the inbox is confirmed, a message that the grant is wanted
-// may not have reached us. A question extends the grant, so there is none once nobody needs that.
+// may not have reached us.
 func (l *Lock) questionDue(now time.Time) bool {
 	g := &l.grant
 	return g.state == Held && g.askDue && l.needsRenewal() && !l.env.InboxPending() && (l.members != nil || l.instant(now) < g.idleTill)
@@ -34,17 +35,15 @@ func (l *Lock) sendQuestion(now time.Time, fx *Effects) {
 	fx.Send = protocol.Command{Verb: protocol.Acquire, ID: g.req.ID, TTL: g.req.TTL, Held: true, At: now}
 }
 
-// asksForReaders reports whether it is time to ask whether others still wait for a grant of readers. Other
-// readers of the process stay out meanwhile, and whoever made the grant wanted may have given up, or died,
-// since. A waiter that is alive repeats that it waits, and that puts the question off.
+// asksForReaders reports whether it is time to ask whether others still wait for a grant of readers. A waiter
+// that is alive repeats that it waits, which puts the question off.
 func (l *Lock) asksForReaders(now time.Time) bool {
 	at := l.instant(now)
 	return l.keepsReadersOut() && at >= l.grant.checkAt && l.tenureOver(at)
 }
 
 // keepsReadersOut reports whether a reader waits beside its process' readers, as it does if other processes
-// are to be served first. A grant that nobody is to renew is left to end, because the question would extend
-// it.
+// are to be served first. A grant that nobody needs renewed is left to end.
 func (l *Lock) keepsReadersOut() bool {
 	g, head := &l.grant, l.waiting.first
 	return g.state == Held && g.req.Mode == protocol.Shared && l.members != nil && head != nil && head.Mode == protocol.Shared &&

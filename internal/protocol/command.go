@@ -129,12 +129,30 @@ type Renewal struct {
 	Req   Request
 	At    time.Time     // a time before the renewal is sent
 	Spare time.Duration // how long it may wait before it is sent, so that not too many leave at once
-	Touch time.Duration // if not 0: keep the lock's last token for this long from now
+	Touch Touch         // for how long the lock's last token is kept from now on
 
 	Outcome Outcome // Granted, NotOurs, Unanswered
 	Clock   uint64  // the server's time, µs
 	Err     error   // why the outcome is Unanswered
 }
+
+// Touch says for how long a server keeps the last token of a lock: for Life from when its clock has reached
+// Token, which the token is ahead of if the clock was set back. The zero value changes nothing.
+type Touch struct {
+	Life  time.Duration
+	Token uint64
+}
+
+// TTL returns how long that is when the server's clock shows clock, in µs.
+func (t Touch) TTL(clock uint64) time.Duration {
+	if t.Token <= clock {
+		return t.Life
+	}
+	return t.Life + time.Duration(min(t.Token-clock, maxAhead))*time.Microsecond
+}
+
+// maxAhead bounds how much longer than usual a token is kept, in µs: about 30 years, as in the scripts.
+const maxAhead = 1e15
 
 // CancelRequest asks to end a request, whether that waits, owns the lock or never arrived.
 type CancelRequest struct {

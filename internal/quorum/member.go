@@ -441,13 +441,13 @@ func (m *member) keepTokens(sends []*Send, results []Result) {
 	defer cancel()
 	var due []protocol.Renewal
 	for i, s := range sends {
-		if r := s.Renew; r.Touch > 0 && results[i].Renewed == protocol.Granted {
-			r.Outcome = protocol.Granted
+		if r := s.Renew; r.Touch.Life > 0 && results[i].Renewed == protocol.Granted {
+			r.Outcome, r.Clock = protocol.Granted, results[i].Clock
 			due = append(due, r)
 		}
 	}
 	if len(due) > 0 {
-		_ = m.srv.Touch(ctx, due) // if it fails, there are three more tries
+		_ = m.srv.Touch(ctx, due) // if it fails, at least two more tries follow before the token expires
 	}
 	if nonce := m.inbox.StartProbe(time.Now(), lockstate.OwnerSilence); nonce != "" {
 		n, err := m.srv.Echo(ctx, sends[0].Keys, m.inbox.Channel(), nonce)

@@ -104,8 +104,8 @@ func (s *Server) Commands() int64 {
 	return n
 }
 
-// lockOf returns the lock, and creates it if there is none. s.mu is held.
-func (s *Server) lockOf(k *protocol.Keys) *handle {
+// handleLocked returns the handle of a lock, and creates it if there is none.
+func (s *Server) handleLocked(k *protocol.Keys) *handle {
 	h := s.locks[k.Lock]
 	if h == nil {
 		h = &handle{Lock: NewLock(&s.cfg, k)}
@@ -118,7 +118,7 @@ func (s *Server) lockOf(k *protocol.Keys) *handle {
 func (s *Server) step(k *protocol.Keys, event func(l *Lock, now time.Time, fx *Effects)) {
 	var fx Effects
 	s.mu.Lock()
-	h := s.lockOf(k)
+	h := s.handleLocked(k)
 	event(h.Lock, time.Now(), &fx)
 	s.settleLocked(h)
 	s.mu.Unlock()
@@ -312,7 +312,7 @@ var panicked = &protocol.Failure{Err: protocol.ErrPanicked, Kind: protocol.NoAns
 func (s *Server) answered(send *Send, res Result) {
 	var fx Effects
 	s.mu.Lock()
-	h := s.lockOf(send.Keys)
+	h := s.handleLocked(send.Keys)
 	h.Answered(send, res, time.Now(), &fx)
 	s.settleLocked(h)
 	s.mu.Unlock()
@@ -363,7 +363,7 @@ func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) 
 	w := &pendingCall{values: ctx, first: valued{s.deadlines.Within(protocol.CommandTimeout), ctx}, left: 1, done: make(chan struct{})}
 	fx := Effects{Sends: make([]*Send, 0, s.cfg.N)}
 	s.mu.Lock()
-	h := s.lockOf(k)
+	h := s.handleLocked(k)
 	op := h.Do(c, time.Now(), &fx)
 	op.Tag = w
 	ttl := op.req.who.TTL
@@ -383,7 +383,7 @@ func (s *Server) Renew(ctx context.Context, batch []protocol.Renewal) {
 	s.mu.Lock()
 	for i := range batch {
 		b := &batch[i]
-		h := s.lockOf(b.Keys)
+		h := s.handleLocked(b.Keys)
 		ops[i], keys[i] = h.Renew(b, time.Now(), &fx), b.Keys
 		ops[i].Tag = w
 		if shortest == 0 || b.Req.TTL < shortest {

@@ -554,6 +554,9 @@ func TestACommandThatReplicasConfirmSharesNoPipeline(t *testing.T) {
 		y.send("granted", time.Second)
 		x.all.Wait()
 		y.all.Wait()
+		if n := s.Commands(); n != 6 {
+			t.Errorf("%d commands are counted", n)
+		}
 	})
 	if want := []int{1, 1, 1, 1, 2}; !slices.Equal(r.sizes(), want) {
 		t.Errorf("sent %v", r.sizes())

@@ -204,11 +204,9 @@ func (s *Server) run(ctx context.Context, script *Script, keys []any, args ...an
 // send is run for a line of keys and arguments, with one more parameter: heard says that a waiter
 // expects a message that the script publishes.
 func (s *Server) send(ctx context.Context, heard bool, script *Script, line []any) (any, error) {
-	s.sent.Add(1)
 	cmd := script.call(ctx, false, line)
 	err := s.process(ctx, cmd, heard)
 	if unknownScript(err) {
-		s.sent.Add(1)
 		cmd = script.call(ctx, true, line)
 		err = s.process(ctx, cmd, heard)
 	}
@@ -233,11 +231,12 @@ func (s *Server) alone() *Server {
 // process sends one command: together with commands for other locks, followed by the trailer, or by
 // itself.
 func (s *Server) process(ctx context.Context, cmd onceCmd, heard bool) error {
-	switch {
-	case s.trailer != nil:
-		s.together(ctx, []onceCmd{cmd})
+	if s.trailer != nil {
+		s.together(ctx, []onceCmd{cmd}) // which counts it
 		return cmd.Err()
-	case s.batches != nil:
+	}
+	s.sent.Add(1)
+	if s.batches != nil {
 		return s.batches.process(ctx, cmd, heard)
 	}
 	return s.Rdb.Process(ctx, cmd)
@@ -314,7 +313,7 @@ func withCooldown(d time.Duration, args ...any) []any {
 func Milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
 
 // pipeline sends calls in one round trip, and in another one, by their text, those whose
-// scripts the server did not know. Each command returned has a reply or an error. Unless ctx has a
+// scripts the server did not know. Either may be repeated, see inTime. Each command returned has a reply or an error. Unless ctx has a
 // deadline, each of the two has one of its own: if the second had only what a slow answer has left
 // it, every attempt could fail in the same way.
 func (s *Server) pipeline(ctx context.Context, n int, call func(i int, byText bool) onceCmd) []onceCmd {
@@ -408,7 +407,7 @@ func unsettled(cmd redis.Cmder) bool { return cmd.Err() == nil && cmd.(onceCmd).
 
 var errNoReply = errors.New("leased: no reply to a command in a pipeline")
 
-// Renew renews a batch of grants in one round trip, and sets the result of each. In a Cluster, the
+// Renew renews a batch of grants in one pipeline, and sets the result of each. In a Cluster, the
 // batch should be of one master's grants, because its results come when all nodes have answered.
 func (s *Server) Renew(ctx context.Context, batch []protocol.Renewal) {
 	cmds := s.pipeline(ctx, len(batch), func(i int, byText bool) onceCmd {
@@ -436,7 +435,7 @@ func (s *Server) Renew(ctx context.Context, batch []protocol.Renewal) {
 func (s *Server) Touch(ctx context.Context, batch []protocol.Renewal) error {
 	var due []*protocol.Renewal
 	for i := range batch {
-		if batch[i].Touch > 0 && batch[i].Outcome == protocol.Granted {
+		if batch[i].Touch.Life > 0 && batch[i].Outcome == protocol.Granted {
 			due = append(due, &batch[i])
 		}
 	}
@@ -448,7 +447,7 @@ func (s *Server) Touch(ctx context.Context, batch []protocol.Renewal) error {
 	defer stop()
 	_, err := s.Rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
 		for _, r := range due {
-			p.PExpire(ctx, r.Keys.Meta(), r.Touch)
+			p.PExpire(ctx, r.Keys.Meta(), r.Touch.TTL(r.Clock))
 		}
 		return nil
 	})

@@ -10,7 +10,7 @@
 -- runs first there. The token is 0 if it would prove nothing: it is not remembered, the owner is
 -- foreign and assigns none, or another owner may have assigned the same number. unfinished
 -- is 1 if the client must send cancel again at once.
--- It always grants to the head of the queue, because readers behind a cancelled writer may enter
+-- It always grants to the head of the queue, because readers behind a canceled writer may enter
 -- now. If id had a place in the queue, the owners are notified again that others wait, because
 -- readers of id's process ignored such messages while it had that place; or if nobody waits any
 -- more, readers are told that, because they kept others out. If it had none, they are

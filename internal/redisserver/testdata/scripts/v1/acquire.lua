@@ -11,8 +11,8 @@
 -- question of an id that does not own, what refuse returns.
 -- Repeated by an owner, it keeps the lock and extends it to the full TTL; repeated by a
 -- waiter, it keeps the place and extends its waiting lease. It never passes a live waiter.
--- A reader that owns lets in the readers behind a writer that died in the queue, as far as nobody
--- else asks, so that no dead request counts as one that waits.
+-- Repeated by a reader that owns, it also drops dead requests at the head of the queue and lets in the
+-- readers behind them, so that no dead request counts as one that waits.
 
 local id = ARGV[2]
 local mode, ttl, _, client = parse_id(id)
@@ -39,12 +39,13 @@ if ARGV[3] == '0' then
 end
 
 local place, new = enqueue(id, ttl)
+local forgotten = new and ARGV[3] ~= '2' -- it was sent before, and has lost its place
 local upto, after = 0, tonumber(ARGV[6]) or 0
 -- A writer that owns was notified by granted, or when the queue was empty. The head repeats it. But a
 -- failover can undo a release, and the end of a wait: then the owner and the head are ids that their
 -- processes have forgotten. So whoever finds that its request was forgotten notifies the owner, whose process
 -- gives the lock back, and where the head does not ask, the first behind it that does is in its place.
-if place == 0 or after > 0 or new and (value == MARK or ARGV[3] ~= '2')
+if place == 0 or after > 0 or forgotten or new and value == MARK
   or not asked_lately(new and 1 or math.min(place, 10)) then
   upto = notify_owners('wanted', ARGV[5], after)
 end

@@ -25,7 +25,7 @@ local revoked = last_token()
 local least = tonumber(ARGV[2])
 if least then
   -- Who is evicted may have entered since that token was found, and its own may be of another server:
-  -- ahead of this one's clock, by as much as a quorum does not write back; see slack.
+  -- ahead of this one's clock, by as much as a quorum does not write back; see slack in internal/quorum.
   local longest = 0
   for i = 1, #owners do
     local _, ttl = parse_id(owners[i])
