@@ -453,8 +453,8 @@ func (c *Client) Close() error {
 //
 // If Redis has not answered for a release, as during an outage, or for the cancel of a request whose caller
 // gave up, Shutdown keeps trying until ctx ends. A server that hung may still carry out such a request, so
-// once Redis answers, the cancel is repeated a second later. (If there is no connection to be had, Shutdown
-// does not wait to cancel.)
+// once Redis answers, the cancel is repeated a second later. Shutdown does not wait to cancel if there is no
+// connection to be had, nor on a quorum for servers that do not answer.
 //
 // Shutdown returns nil if nothing was left. Otherwise the error matches ErrClosed, says how many leases
 // were not unlocked (naming at most three of their locks), how many releases Redis did not confirm, how many

@@ -657,6 +657,9 @@ func TestCloseWaitsForTheCancelOfARequestThatMayStillArrive(t *testing.T) {
 	for _, hangs := range []time.Duration{1700 * time.Millisecond, 3 * time.Second, 0} {
 		t.Run(hangs.String(), func(t *testing.T) {
 			inVirtualTime(t, func(t *testing.T, s place) {
+				if s.members != nil {
+					t.Skip("a quorum's client does not wait for servers that hang, as Shutdown says")
+				}
 				var b backlog
 				rdb := s.connect(t, b.change)
 				c := clientOn(t, s, rdb, leased.WithTTL(time.Minute))
@@ -813,5 +816,29 @@ func TestTheCommandThatAShutdownCancelsIsNotLoggedAsAnOutage(t *testing.T) {
 			t.Errorf("logged %q", out.messages())
 		}
 		_ = l.Unlock() // the outcome is Shutdown's
+	})
+}
+
+func TestASecondShutdownEndsWithItsOwnContext(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s)
+		l := lock(t, c.Mutex("x"))
+		first := make(chan error, 1)
+		go func() { first <- c.Close() }()
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		began := time.Now()
+		isAll(t, c.Shutdown(ctx), context.DeadlineExceeded)
+		if took := time.Since(began); took != time.Second {
+			t.Errorf("it took %v", took)
+		}
+		if !open(first) {
+			t.Error("the first call has ended with the second")
+		}
+		unlock(t, l)
+		if err := <-first; err != nil {
+			t.Error(err)
+		}
 	})
 }

@@ -3,6 +3,8 @@ package leased_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -299,5 +301,20 @@ func TestAnIdleLockIsNotGivenUpToAClientWithAnotherPrefix(t *testing.T) {
 		defer cancel()
 		_, err := other.Mutex("y").LockContext(ctx)
 		isAll(t, err, leased.ErrNotAcquired, context.DeadlineExceeded)
+	})
+}
+
+func TestAClientIsCalledByItsHostAndProcess(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		c := newClient(t, s)
+		l := lock(t, c.Mutex("x"))
+		host, err := os.Hostname()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if who, want := inspect(t, c, "x").Owners[0].Client, fmt.Sprint(host, ":", os.Getpid()); who != want {
+			t.Errorf("owned by %q, want %q", who, want)
+		}
+		unlock(t, l)
 	})
 }

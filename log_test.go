@@ -500,3 +500,35 @@ type refusal string
 
 func (r refusal) Error() string { return string(r) }
 func (refusal) RedisError()     {}
+
+func TestOutagesLessThanFiveSecondsApartAreOne(t *testing.T) {
+	for pause, want := range map[time.Duration]int{4900 * time.Millisecond: 2, 5100 * time.Millisecond: 4} {
+		t.Run(pause.String(), func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, s place) {
+				var out logs
+				c := newClient(t, s, out.option())
+				warm(t, s, c)
+				for range 2 {
+					s.Mini.SetError("LOADING Redis is loading the dataset in memory")
+					if _, err := c.Mutex("x").TryLockContext(context.Background()); err == nil {
+						t.Error("locked")
+					}
+					s.Mini.SetError("")
+					unlock(t, lock(t, c.Mutex("x")))
+					time.Sleep(pause)
+				}
+				time.Sleep(10 * time.Second)
+				synctest.Wait()
+				lines := 0
+				for _, line := range out.messages() {
+					if strings.Contains(line, "cannot run lock commands now") || strings.Contains(line, answersAgain) {
+						lines++
+					}
+				}
+				if lines != want {
+					t.Errorf("logged %q", out.messages())
+				}
+			})
+		})
+	}
+}

@@ -331,3 +331,23 @@ func TestSpansHaveTheKeyPrefix(t *testing.T) {
 		}
 	})
 }
+
+func TestOfLabelsAndOfAttributesWithOneKeyTheLastCounts(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		m, r := newMeter(t), newRecorder(t)
+		kind := leased.WithLockLabelInMetrics(func(string) string { return "kind" })
+		for want, opts := range map[string][]leased.Option{
+			"x": {kind, leased.WithLockNameInMetrics()}, "kind": {leased.WithLockNameInMetrics(), kind},
+		} {
+			c := newClient(t, s, append(opts, leased.WithMeterProvider(m), leased.WithTracerProvider(r),
+				leased.WithAttributes(attribute.String("tenant", "a")), leased.WithAttributes(attribute.String("tenant", "b")))...)
+			l := lock(t, c.Mutex("x"))
+			if n := sum(t, m.collect(t)["leased.held"], "leased.lock", want, "tenant", "b"); n != 1 {
+				t.Errorf("%d held with the label %s", n, want)
+			}
+			unlock(t, l)
+			synctest.Wait()
+			has(t, r.last(t, "leased.hold"), "tenant", "b")
+		}
+	})
+}

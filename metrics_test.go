@@ -509,3 +509,23 @@ func TestAWaitThatIsCanceledCountsAsCanceledWhateverTheCause(t *testing.T) {
 		unlock(t, l)
 	})
 }
+
+func TestRenewalsWithoutAConfirmationAreCountedAsFailed(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		m := newMeter(t)
+		c := newClient(t, s, leased.WithMeterProvider(m))
+		warm(t, s, c)
+		l := lock(t, c.Mutex("x"))
+		before := c.Stats().Renewals
+		s.Mini.SetError("LOADING Redis is loading the dataset in memory")
+		time.Sleep(15 * time.Second)
+		if n := c.Stats().Renewals; n != before {
+			t.Errorf("%d renewals were confirmed by a server that answers none", n-before)
+		}
+		if n := sum(t, m.collect(t)["leased.renewals"], "leased.renewal.outcome", "failed"); n == 0 {
+			t.Error("no renewal is counted as failed")
+		}
+		s.Mini.SetError("")
+		unlock(t, l)
+	})
+}

@@ -1,8 +1,11 @@
 package leased_test
 
 import (
+	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/leasedmutex/leased"
 )
@@ -56,5 +59,27 @@ func TestAWriterWhoYieldsOrDowngradesCountsWhomItLetIn(t *testing.T) {
 		if n := a.Stats().Handed; n != 3 {
 			t.Errorf("after a yield %d were let in", n)
 		}
+	})
+}
+
+func TestACallerThatIsNotAdmittedIsNotCounted(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c, other := newClient(t, s), newClient(t, s)
+		warm(t, s, c, other)
+		l := lock(t, other.Mutex("x"))
+		before := c.Stats()
+		if _, err := c.Mutex("x").TryLockContext(context.Background()); !errors.Is(err, leased.ErrLocked) {
+			t.Errorf("a try: %v", err)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if _, err := c.Mutex("x").LockContext(ctx); err == nil {
+			t.Error("two inside")
+		}
+		synctest.Wait()
+		if after := c.Stats(); after.Leases != before.Leases {
+			t.Errorf("%d leases were counted, and none was granted", after.Leases-before.Leases)
+		}
+		unlock(t, l)
 	})
 }

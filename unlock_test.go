@@ -519,3 +519,28 @@ func TestALossThatRedisTellsOfAfterUnlockHasStoppedWaitingIsReported(t *testing.
 		})
 	}
 }
+
+// Operators are told to go by the time in the error's text.
+func TestAnUnlockThatIsNotConfirmedSaysByWhenTheLockExpires(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		const ttl = 30 * time.Second
+		var way hole
+		c := clientOn(t, s, s.connect(t, way.change), leased.WithTTL(ttl))
+		warm(t, s, c)
+		l := lock(t, c.Mutex("x"))
+		granted := time.Now()
+		time.Sleep(5 * time.Second)
+		way.shut.Store(true)
+		unlocked := time.Now()
+		err := l.Unlock()
+		way.shut.Store(false)
+		isAll(t, err, leased.ErrNotReleased)
+		_, text, _ := strings.Cut(fmt.Sprint(err), "the lock expires by ")
+		text, _, _ = strings.Cut(text, "Z")
+		by, bad := time.Parse(time.RFC3339Nano, text+"Z")
+		if bad != nil || by.Before(granted.Add(ttl)) || by.After(unlocked.Add(ttl)) {
+			t.Errorf("granted at %v, unlocked at %v: %v", granted.UTC(), unlocked.UTC(), err)
+		}
+		time.Sleep(ttl)
+	})
+}
