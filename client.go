@@ -451,10 +451,10 @@ func (c *Client) Close() error {
 // is left to end by itself. So Shutdown may be called from anywhere, even from a loss
 // handler, in which case it waits for its own caller until ctx ends.
 //
-// If Redis has not answered for a release, as during an outage, or for the cancel of a request whose caller
-// gave up, Shutdown keeps trying until ctx ends. A server that hung may still carry out such a request, so
-// once Redis answers, the cancel is repeated a second later. Shutdown does not wait to cancel if there is no
-// connection to be had, nor on a quorum for servers that do not answer.
+// If Redis has not answered for a release, as during an outage, Shutdown keeps trying until ctx ends. So it
+// does for a request that had no answer when its caller gave up: a server that hung may still carry it out,
+// so once Redis answers, the cancel is repeated a second later. Shutdown does not wait for that if the cancel
+// is refused or cannot be sent, nor on a quorum for servers that do not answer.
 //
 // Shutdown returns nil if nothing was left. Otherwise the error matches ErrClosed, says how many leases
 // were not unlocked (naming at most three of their locks), how many releases Redis did not confirm, how many

@@ -654,7 +654,7 @@ func (c *backlogConn) Close() error {
 // A server that hung can carry out a request after the cancel, and the lock would be taken for the TTL by a
 // client that is gone.
 func TestCloseWaitsForTheCancelOfARequestThatMayStillArrive(t *testing.T) {
-	for _, hangs := range []time.Duration{1700 * time.Millisecond, 3 * time.Second, 0} {
+	for _, hangs := range []time.Duration{550 * time.Millisecond, 1700 * time.Millisecond, 3 * time.Second, 0} {
 		t.Run(hangs.String(), func(t *testing.T) {
 			inVirtualTime(t, func(t *testing.T, s place) {
 				if s.members != nil {

@@ -75,8 +75,8 @@ func runUnder(ctx context.Context, std streams, o *runOptions) (err error) {
 	lease, err := o.acquire(ctx, std, conn, signals, &trouble)
 	if err != nil {
 		err = o.withoutLock(ctx, client, err)
-		if client.Close() != nil { // which has tried for a while to withdraw the request
-			fmt.Fprintf(std.err, "leased: the request for lock %q was not withdrawn: if Redis still carries it out, the lock is taken for %v\n", o.name, o.ttl)
+		if left := client.Close(); left != nil { // which has tried for a while to withdraw the request
+			complain(std, left)
 		}
 		return err
 	}

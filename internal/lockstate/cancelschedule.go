@@ -106,6 +106,7 @@ func (s *CancelSchedule) Add(g *Cancellation, now time.Time) bool {
 		who, _ := protocol.ParseID(g.ID)
 		g.giveUp = now.Add(max(who.TTL, cancelPatience))
 	}
+	s.linger(g, !g.until.IsZero() && !g.lost && !g.confirms())
 	heap.Push(&s.Pending, g)
 	return true
 }
@@ -179,7 +180,9 @@ func (s *CancelSchedule) Answered(g *Cancellation, r protocol.Canceled, now time
 		s.linger(g, false)
 		return told
 	case !done:
-		s.linger(g, r.Fail.Kind == protocol.NoAnswer && !g.lost && !g.confirms())
+		if r.Fail.Kind != protocol.NoAnswer {
+			s.linger(g, false)
+		}
 		first := cancelAgain
 		if g.awaited() {
 			first = firstCancelAgain
@@ -196,12 +199,9 @@ func (s *CancelSchedule) Answered(g *Cancellation, r protocol.Canceled, now time
 		return told
 	default:
 		pause := cancelAgain
-		switch {
-		case g.repeated:
+		if g.repeated {
 			pause = longCancelAgain
 			s.linger(g, false)
-		case now.Sub(g.sentAt) >= cancelGrid && !g.lost && !told.Release: // the server may just have gone on
-			s.linger(g, true)
 		}
 		g.repeated, g.pause = true, 0
 		g.nextAt = s.onGrid(Earlier(now.Add(pause), g.until))
@@ -210,10 +210,11 @@ func (s *CancelSchedule) Answered(g *Cancellation, r protocol.Canceled, now time
 	return told
 }
 
-// Lingering returns how many requests that were given up may still get their lock, because the last try to cancel
-// them was sent and had no answer. A server that hung carries out what it was sent in any order, so its first
-// answer is not enough if the request itself may be among that, but the one to the repeat a second later is.
-// Releases that a cancel is to confirm, and leases whose loss was reported, are not counted.
+// Lingering returns how many requests that were given up may still get their lock, because a command about them
+// had no answer. A server that hung carries out what it was sent in any order, so its first answer to a cancel
+// is not enough, but the one to the repeat a second later is. A request does not count any more once its cancel is
+// refused, or there is no connection for it. Releases that a cancel is to confirm, and leases whose loss was
+// reported, are not counted.
 func (s *CancelSchedule) Lingering() int { return s.lingering }
 
 // linger notes whether g counts as lingering.
