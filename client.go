@@ -433,34 +433,34 @@ func (c *Client) Close() error {
 	return c.Shutdown(ctx)
 }
 
-// Shutdown closes the client. It admits no new callers, rejects waiters with [ErrClosed], ends
-// the contexts of all leases with that cause, and waits until ctx ends for the leases to be
-// unlocked; meanwhile they are still renewed. A lease that is not unlocked by then is not
-// released, since its holder may still be working under it; it is left to expire. Idle grants
-// are released. rdb stays open.
+// Shutdown closes the client. It admits no new callers, rejects waiters with [ErrClosed], ends the
+// contexts of all leases with that cause, and waits until ctx ends for the leases to be unlocked;
+// meanwhile they are still renewed. A lease that is not unlocked by then is not released, since its
+// holder may still be working under it; it is left to expire. Idle grants are released. rdb stays open.
 //
 // Calls that are waiting return ErrClosed; Lock and RLock, which return no error, panic with it. While
-// another goroutine of the client holds the lock, for reading or for writing, they panic only once it is
-// unlocked, or Shutdown is done, because an Unlock deferred before that Lock would end that hold; TryLock
-// returns false until then. Stop the goroutines that call Lock before you close the client, or use
-// LockContext.
+// another goroutine of the client holds the lock, for reading or for writing, they panic only once it
+// is unlocked, or Shutdown is done, because an Unlock deferred before that Lock would end that hold;
+// TryLock returns false until then. Stop the goroutines that call Lock before you close the client, or
+// use LockContext.
 //
-// Shutdown stops the client's goroutines. It waits for them, and for the calls of the logger,
-// the loss handler and OpenTelemetry, until ctx ends, but for up to 100 ms even if ctx has
-// ended by then. Anything slower, such as a command without a reply or a handler that blocks,
-// is left to end by itself. So Shutdown may be called from anywhere, even from a loss
-// handler, in which case it waits for its own caller until ctx ends.
+// Shutdown stops the client's goroutines. It waits for them, and for the calls of the logger, the loss
+// handler and OpenTelemetry, until ctx ends, but for up to 100 ms even if ctx has ended by then.
+// Anything slower, such as a command without a reply or a handler that blocks, is left to end by
+// itself. So Shutdown may be called from anywhere, even from a loss handler, in which case it waits for
+// its own caller until ctx ends.
 //
-// If Redis has not answered for a release, as during an outage, Shutdown keeps trying until ctx ends. So it
-// does for a request that had no answer when its caller gave up: a server that hung may still carry it out,
-// so once Redis answers, the cancel is repeated a second later. Shutdown does not wait for that if the cancel
-// is refused or cannot be sent, nor on a quorum for servers that do not answer.
+// If Redis has not answered for a release, as during an outage, Shutdown keeps trying until ctx ends.
+// So it does for a request that had no answer when its caller gave up: a server that hung may still
+// carry it out, so once Redis answers, the cancel is repeated a second later. Shutdown does not wait
+// for that if the cancel is refused or cannot be sent, nor on a quorum for servers that do not answer.
 //
 // Shutdown returns nil if nothing was left. Otherwise the error matches ErrClosed, says how many leases
-// were not unlocked (naming at most three of their locks), how many releases Redis did not confirm, how many
-// requests were not canceled, and what Shutdown did not wait for. It does not count releases that can no longer be tried because rdb was
-// closed first: only their Unlock and the log tell of those. Later and concurrent calls wait for the first
-// one and return the same error, or the error of their own ctx if that ends before.
+// were not unlocked (naming at most three of their locks), how many releases Redis did not confirm, how
+// many requests were not canceled, and what Shutdown did not wait for. It does not count releases that
+// can no longer be tried because rdb was closed first: only their Unlock and the log tell of those.
+// Later and concurrent calls wait for the first one and return the same error, or the error of their
+// own ctx if that ends before.
 func (c *Client) Shutdown(ctx context.Context) error {
 	switch {
 	case c.unmade():

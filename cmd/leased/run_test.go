@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/alicebob/miniredis/v2/server"
 	"github.com/creack/pty"
 	"github.com/redis/go-redis/v9"
 
@@ -729,6 +730,24 @@ func TestAServerThatRefusesForTheTimeBeingIsWaitedFor(t *testing.T) {
 		if status != 0 || out != "done\n" || mended.Stop() {
 			t.Errorf("%s: status %d, stdout %q, stderr %q", refusal, status, out, errs)
 		}
+	}
+}
+
+// The server may yet carry out what it was sent, and nobody would renew or release the lock then.
+func TestARequestThatIsNotWithdrawnIsReported(t *testing.T) {
+	t.Parallel()
+	m := redistest.MiniTCP(t)
+	hangs := make(chan struct{})
+	t.Cleanup(func() { close(hangs) })
+	m.Server().SetPreHook(func(_ *server.Peer, cmd string, _ ...string) bool {
+		if strings.HasPrefix(strings.ToUpper(cmd), "EVAL") {
+			<-hangs
+		}
+		return false
+	})
+	status, out, errs := runResult(t, m.Addr(), "-w", "1", "job", "--", "true")
+	if status != statusRunUnavailable || out != "" || !strings.Contains(errs, "1 request that was given up was not canceled") {
+		t.Errorf("status %d, stdout %q, stderr %q", status, out, errs)
 	}
 }
 

@@ -313,9 +313,9 @@ func withCooldown(d time.Duration, args ...any) []any {
 func Milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
 
 // pipeline sends calls in one round trip, and in another one, by their text, those whose
-// scripts the server did not know. Either may be repeated, see inTime. Each command returned has a reply or an error. Unless ctx has a
-// deadline, each of the two has one of its own: if the second had only what a slow answer has left
-// it, every attempt could fail in the same way.
+// scripts the server did not know. Either may be repeated, see inTime. Each command returned has a
+// reply or an error. Unless ctx has a deadline, each of the two has one of its own: if the second
+// had only what a slow answer has left it, every attempt could fail in the same way.
 func (s *Server) pipeline(ctx context.Context, n int, call func(i int, byText bool) onceCmd) []onceCmd {
 	cmds := s.inTime(ctx, n, func(i int) onceCmd { return call(i, false) })
 	var again []int
