@@ -416,11 +416,12 @@ func newClient(rdb redis.UniversalClient, prefix string, opts ...leased.Option) 
 }
 
 // unconnected is inPlainWords for the first command of a client. A server that expects TLS and one
-// that does not know it have no words for each other.
+// that does not know it have no words for each other, nor has a proxy that speaks only TCP and has no server.
 func unconnected(o *redis.UniversalOptions, err error) error {
 	switch text := err.Error(); {
 	case o.TLSConfig == nil && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)):
-		return fmt.Errorf("it closed the connection: if it wants TLS, begin the URL with rediss:// or add --tls (%w)", err)
+		return fmt.Errorf("it closed the connection without an answer: if it wants TLS, begin the URL with rediss:// or add --tls; "+
+			"if it is a proxy, it may have no server (%w)", err)
 	case o.TLSConfig != nil && (strings.Contains(text, "deadline exceeded") || strings.Contains(text, "i/o timeout")):
 		return fmt.Errorf("it did not answer in time: if it does not speak TLS, begin the URL with redis:// and leave out --tls (%w)", err)
 	}

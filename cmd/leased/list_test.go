@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -538,7 +539,7 @@ func TestDeploymentsAreReached(t *testing.T) {
 	})
 }
 
-func TestTLSOnOneSideOnlyIsTold(t *testing.T) {
+func TestTLSOnOneSideOnlyAndAProxyWithoutAServerAreTold(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("there is no leased run on Windows; run it on another system")
 	}
@@ -554,6 +555,27 @@ func TestTLSOnOneSideOnlyIsTold(t *testing.T) {
 	if took := time.Since(began); took > 4*time.Second { // without -w it is 5 s
 		t.Errorf("to connect took %v in spite of -w", took)
 	}
+	proxy, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	accepting := make(chan struct{})
+	go func() {
+		defer close(accepting)
+		for {
+			conn, err := proxy.Accept()
+			if err != nil {
+				return
+			}
+			conn.Close()
+		}
+	}()
+	got = invoke(t, "run", "--redis", proxy.Addr().String(), "a", "--", "true")
+	if got.status != statusRunUnavailable || !strings.Contains(got.err, "add --tls") || !strings.Contains(got.err, "if it is a proxy, it may have no server") {
+		t.Errorf("with a proxy that has no server: %+v", got)
+	}
+	proxy.Close()
+	<-accepting
 	plain.Client().ConfigSet(t.Context(), "requirepass", "hush")
 	if got := invoke(t, "inspect", "a", "--redis", plain.Addr); !strings.Contains(got.err, "cannot use Redis at "+plain.Addr+": it requires a password") {
 		t.Errorf("without the password: %+v", got)

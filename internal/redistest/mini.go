@@ -77,6 +77,7 @@ func MiniOptions(m *miniredis.Miniredis) *redis.Options {
 	// The address is never dialed, but a host name in its place would be resolved. Each server has
 	// its own, because a quorum refuses two clients of one address.
 	o := Options(fmt.Sprintf("127.0.0.1:%p", m))
+	o.PoolSize = 1000 // the default follows the number of processors, and tests have to pass with one
 	o.Dialer = func(context.Context, string, string) (net.Conn, error) {
 		conn, err := m.Dial()
 		if err != nil {
