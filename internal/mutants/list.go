@@ -140,6 +140,8 @@ var mutants = []mutant{
 	{"a downgrade forgets the last token", "internal/redisserver/scripts/downgrade.lua", "  adopt_token(ARGV[4], ttl, old)\n", "", "FullServer|Version1"},
 	{"a downgrade leaves the readers behind it waiting", "internal/redisserver/scripts/downgrade.lua", "  grant_next(nil)\n", "", "Downgrade|Version1"},
 	{"a late copy of a downgrade finds nothing", "internal/redisserver/scripts/downgrade.lua", "if owns(new, new_mode) then", "if false then", "LateCopy|Version1"},
+	{"the dead are shown as waiting", "internal/redisserver/scripts/inspect.lua", "if dead > 0 then", "if false then", "InspectShows"},
+	{"the dead are counted as waiting", "internal/redisserver/scripts/inspect.lua", "redis.call('ZCARD', KEYS[2]) - dead", "redis.call('ZCARD', KEYS[2])", "InspectShows"},
 	{"revoked carries no token (P9)", "internal/redisserver/scripts/evict.lua", "int(revoked)", "'1'", "Revoked|Force|Evict"},
 
 	// scripts: hand-offs that are not taken back, the queue, and what one call may do

@@ -185,8 +185,8 @@ type Snapshot struct {
 	Clock   uint64 // µs
 	Meta    string
 	Readers []string // alternately an id and its expiry in ms
-	Queue   []string // the first 1,000 entries
-	Length  int      // of the whole queue
+	Queue   []string // those of the first 1,000 entries that are alive
+	Length  int      // how many entries of the whole queue are alive
 
 	// For a quorum: how many servers it has, how many of them answered, how many of those name
 	// this owner, and the highest last token that any of them reported.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -606,6 +607,33 @@ func TestInspectWritesNothing(t *testing.T) {
 				t.Fatalf("seed %d: made of\n%s\nthis\n%s", seed, before, after)
 			}
 		}
+	})
+}
+
+func TestInspectShowsWhoWaitsAndIsAlive(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		s.acquire(s.writer("A"))
+		var ids []string
+		for i := range 1100 {
+			ids = append(ids, s.writer("W"))
+			s.acquire(ids[i])
+		}
+		look := func(want []string, length int) {
+			t.Helper()
+			sn, err := s.srv.Inspect(context.Background(), &s.keys)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !slices.Equal(sn.Queue, want) || sn.Length != length {
+				t.Errorf("%d of %d wait; want %d of %d", len(sn.Queue), sn.Length, len(want), length)
+			}
+		}
+		look(ids[:1000], 1100)
+		for _, i := range []int{0, 7, 999, 1000, 1099} { // of the head, of those that are shown, and of the rest
+			s.dies(ids[i])
+		}
+		look(slices.Concat(ids[1:7], ids[8:999]), 1095)
+		s.clear()
 	})
 }
 
