@@ -205,6 +205,41 @@ func TestAWaitingLeaseIsClampedByItsOwnTTL(t *testing.T) {
 	})
 }
 
+func TestWaitingLeasesBehindALiveHeadAreClampedTogether(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		s.gets(s.acquire(s.writer("A")))
+		head := s.reader("B") // a writer would take the shortcut, as the last token is not ahead of the clock
+		s.acquire(head)
+		var dead []string
+		for range 700 {
+			id := s.writer("C")
+			s.acquire(id)
+			dead = append(dead, id)
+		}
+		for _, id := range dead {
+			s.raw("ZADD", s.keys.Waiters(), "XX", s.now()+3_600_000, id)
+		}
+		tooLong := func() (n int) {
+			st := s.look()
+			for _, id := range dead {
+				if st.left(st.waiters[id]) > 30_000 {
+					n++
+				}
+			}
+			return n
+		}
+		s.acquire(head)
+		if n := tooLong(); n != 200 {
+			t.Errorf("after one call %d of 700 leases are longer than their TTL; a call shortens 500", n)
+		}
+		s.acquire(head)
+		if n := tooLong(); n != 0 {
+			t.Errorf("after two calls %d leases are longer than their TTL", n)
+		}
+		s.clear()
+	})
+}
+
 func TestAReleaseGrantsNobodyWhoseWaitingLeaseIsOver(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		owner, dead, alive := s.writer("A"), s.writer("B"), s.writer("C")

@@ -220,6 +220,22 @@ local function drop(ids)
   budget = budget - #ids
 end
 
+-- clamp_waiting shortens those of these waiting leases, alternately an id and an expiry, that are longer
+-- than the TTL in the id: there the server's clock was set back. It returns how many it has shortened.
+local function clamp_waiting(leases)
+  local cut = 0
+  for i = 1, #leases, 2 do
+    local _, ttl = parse_id(leases[i])
+    if ttl and tonumber(leases[i + 1]) - now > ttl then
+      if cut == 0 then redis.call('PEXPIRE', KEYS[4], int(math.max(redis.call('PTTL', KEYS[4]), ttl))) end
+      redis.call('ZADD', KEYS[4], int(now + ttl), leases[i])
+      cut = cut + 1
+    end
+  end
+  budget = budget - cut
+  return cut
+end
+
 -- head drops dead entries at the head of the queue and returns the first live one: its id,
 -- mode (nil if a later format wrote it), TTL, proof and client. It returns false if the queue
 -- is empty, and nil if the budget ran out before a live entry was found.
@@ -233,10 +249,7 @@ local function head()
         local mode, ttl, proof, client = parse_id(id)
         if mode or is_newer(id) then
           drop(dead)
-          if mode and ends - now > ttl then -- the clock went back
-            redis.call('PEXPIRE', KEYS[4], int(math.max(redis.call('PTTL', KEYS[4]), ttl)))
-            redis.call('ZADD', KEYS[4], int(now + ttl), id)
-          end
+          clamp_waiting({ id, ends })
           return id, mode, ttl, proof, client
         end
       end
@@ -356,8 +369,11 @@ end
 
 -- clamp shortens leases that are longer than the TTL in their owner's id, and a cool-down that is
 -- longer than its value says: there the server's clock was set back. The expiry of a foreign
--- owner is left alone.
+-- owner is left alone. Waiting leases that are too long are shortened together, as far as the budget goes,
+-- so that those of the dead do not end one after the other, each a TTL after it has become the first.
 local function clamp()
+  local cut = clamp_waiting(redis.call('ZREVRANGE', KEYS[4], '0', '0', 'WITHSCORES'))
+  if cut > 0 then clamp_waiting(redis.call('ZREVRANGE', KEYS[4], 0, budget - 1, 'WITHSCORES')) end
   if value == MARK or not value then
     local cut = false
     local all = redis.call('ZREVRANGE', KEYS[3], 0, 99, 'WITHSCORES')
