@@ -32,6 +32,8 @@ type mortal struct {
 	dying bool          // it dies when it has answered one more script
 	slow  time.Duration // for so long a script is on its way
 	mute  bool          // it answers nothing
+	proxy bool          // it is a proxy that has no server: it closes each connection
+	dials int
 	far   time.Duration // for so long an answer is on its way
 	conns []net.Conn
 }
@@ -41,8 +43,14 @@ var errDead = errors.New("nobody listens")
 func (m *mortal) dial(context.Context, string, string) (net.Conn, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.dials++
 	if m.dead {
 		return nil, errDead
+	}
+	if m.proxy {
+		conn, other := net.Pipe()
+		time.AfterFunc(50*time.Millisecond, func() { _ = other.Close() }) // it tries to reach its server
+		return memconn.Buffered(conn), nil
 	}
 	conn, err := m.Dial()
 	if err != nil {
@@ -59,7 +67,7 @@ func (m *mortal) dial(context.Context, string, string) (net.Conn, error) {
 func (m *mortal) die() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.dead = true
+	m.dead, m.mute = true, false
 	for _, conn := range m.conns {
 		_ = conn.Close()
 	}
@@ -71,6 +79,20 @@ func (m *mortal) fallSilent() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.mute = true
+}
+
+// losesServer has the server be a proxy that has lost its own.
+func (m *mortal) losesServer() {
+	m.die()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.dead, m.proxy = false, true
+}
+
+func (m *mortal) dialed() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.dials
 }
 
 // unanswered waits until the command is given up, if the server is silent, and reports whether it was.

@@ -635,6 +635,67 @@ func TestALockOfAQuorumManyOfWhoseConnectionsBrokeIsUnlockedSoon(t *testing.T) {
 	})
 }
 
+// What a PING meets says more than that there was no answer in time.
+func TestAQuorumSaysWhyItsServersAreAwayByWhatIsKnownLast(t *testing.T) {
+	onSomeMortals(t, 3, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		c := open()
+		says := func(text string) {
+			t.Helper()
+			_, err := c.Mutex("x").TryLockContext(t.Context())
+			isAll(t, err, leased.ErrNoQuorum)
+			if want := "1 of 3 servers answered, but 2 are needed; servers 1 and 2: " + text; !strings.HasSuffix(err.Error(), want) {
+				t.Errorf("it says %q, want %q", err, want)
+			}
+		}
+		for _, m := range servers[:2] {
+			m.fallSilent()
+		}
+		says("no answer in time")
+		time.Sleep(5 * time.Second)
+		says("no answer from Redis in time")
+		for _, m := range servers[:2] {
+			m.die()
+		}
+		time.Sleep(10 * time.Second)
+		says(errDead.Error())
+	})
+}
+
+func TestAProxyWithoutAServerOfAQuorumIsLeftAlone(t *testing.T) {
+	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		var lines logs
+		c := open(lines.option())
+		lockAll := func() {
+			var all sync.WaitGroup
+			for i := range 20 {
+				all.Go(func() { unlock(t, lock(t, c.Mutex(fmt.Sprint("lock ", i)))) })
+			}
+			all.Wait()
+		}
+		lockAll()
+		servers[1].losesServer()
+		lockAll()
+		time.Sleep(5 * time.Second)
+		if all := lines.messages(); len(all) != 1 || !strings.Contains(all[0], "a server of the quorum does not answer") {
+			t.Fatalf("logged %q", all)
+		}
+		lines.lines[0].Attrs(func(a slog.Attr) bool {
+			if a.Key == "error" && !errors.Is(a.Value.Any().(error), io.ErrClosedPipe) && !errors.Is(a.Value.Any().(error), io.EOF) {
+				t.Errorf("it is said to be away because of %v", a.Value)
+			}
+			return true
+		})
+		before := servers[1].dialed()
+		for range 20 {
+			lockAll()
+			time.Sleep(500 * time.Millisecond)
+		}
+		if n := servers[1].dialed() - before; n < 10 || n > 60 { // for one PING a second, and to subscribe
+			t.Errorf("%d connections in 10 s", n)
+		}
+	})
+}
+
 func TestAServerOfAQuorumWhoseConnectionBrokeIsAskedForWhatWaitsThere(t *testing.T) {
 	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
 		own := viewed(servers)

@@ -64,7 +64,7 @@ func (l *Lock) lacksQuorum(op *Op, now time.Time, fx *Effects) {
 func (l *Lock) noQuorum(op *Op) *noQuorum {
 	e := &noQuorum{n: l.cfg.N, need: l.cfg.Need, kind: protocol.NeverSent}
 	lasting := map[protocol.FailureKind]int{}
-	for _, f := range op.fails {
+	for i, f := range op.fails {
 		switch {
 		case f == nil:
 			e.answered++
@@ -76,7 +76,7 @@ func (l *Lock) noQuorum(op *Op) *noQuorum {
 		case f.Kind == protocol.RefusedNow && e.kind == protocol.NeverSent:
 			e.kind = protocol.RefusedNow
 		}
-		e.why = append(e.why, f.Err)
+		e.why = append(e.why, serverError{i, f.Err})
 	}
 	for kind, n := range lasting { // too many for the others to be a majority
 		if n > l.cfg.N-l.cfg.Need {

@@ -3,6 +3,7 @@ package quorum
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -19,13 +20,21 @@ var (
 )
 
 // noQuorum says why a command could not be decided: too few servers answered or, if enough did, too
-// few of them agreed. It also says why the others did not answer.
+// few of them agreed. It also says which of the others failed, and why.
 type noQuorum struct {
 	answered, n, need int           // answered: the servers without an error
 	young             time.Duration // > 0: enough answered, but the grants of servers in quarantine do not count for this long
-	why               []error
+	why               []serverError
 	kind              protocol.FailureKind
 }
+
+// serverError is why a server did not do what it was asked for.
+type serverError struct {
+	server int // counted from 0, or noServer if the error is about none in particular
+	err    error
+}
+
+const noServer = -1
 
 func (e *noQuorum) Error() string {
 	var b strings.Builder
@@ -40,18 +49,31 @@ func (e *noQuorum) Error() string {
 		// known is that too few said yes, and that those that failed might have said yes.
 		fmt.Fprintf(&b, "fewer than %d of %d servers confirmed the command", e.need, e.n)
 	}
-	sep := "; "
 	if failed := e.n - e.answered; failed > 0 && e.answered >= e.need {
 		fmt.Fprintf(&b, ", and %d failed", failed)
-		sep = ": "
 	}
-	seen := map[string]bool{}
-	for _, err := range e.why {
-		if text := strings.TrimPrefix(err.Error(), "leased: "); !seen[text] {
-			seen[text] = true
-			b.WriteString(sep + text)
-			sep = "; "
+	var texts []string
+	servers := map[string][]string{} // by text, counted from 1 as in the log
+	for _, r := range e.why {
+		text := strings.TrimPrefix(r.err.Error(), "leased: ")
+		if _, ok := servers[text]; !ok {
+			texts = append(texts, text)
+			servers[text] = nil
 		}
+		if r.server != noServer {
+			servers[text] = append(servers[text], strconv.Itoa(r.server+1))
+		}
+	}
+	for _, text := range texts {
+		b.WriteString("; ")
+		switch of, last := servers[text], len(servers[text])-1; {
+		case len(of) == 0 || len(of) == e.n:
+		case len(of) == 1:
+			b.WriteString("server " + of[0] + ": ")
+		default:
+			b.WriteString("servers " + strings.Join(of[:last], ", ") + " and " + of[last] + ": ")
+		}
+		b.WriteString(text)
 	}
 	return b.String()
 }
@@ -60,9 +82,9 @@ func (e *noQuorum) Error() string {
 // again.
 func (e *noQuorum) Unwrap() []error {
 	is := []error{ErrNoQuorum}
-	for _, err := range e.why {
-		if e.kind == protocol.ClientClosed || !errors.Is(err, redisserver.ErrRedisClosed) {
-			is = append(is, err)
+	for _, r := range e.why {
+		if e.kind == protocol.ClientClosed || !errors.Is(r.err, redisserver.ErrRedisClosed) {
+			is = append(is, r.err)
 		}
 	}
 	return is

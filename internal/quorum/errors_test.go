@@ -23,18 +23,18 @@ func TestWhatIsSaidWhereNothingCouldBeDecided(t *testing.T) {
 		want  string
 	}{
 		"an acquire, all silent":         {nil, acquire, nil, "0 of 5 servers answered, but 3 are needed; no answer in time"},
-		"an acquire, two of five answer": {nil, acquire, []Result{granted(1), granted(1), none}, "2 of 5 servers answered, but 3 are needed; LOADING Redis is loading the dataset in memory; no answer in time"},
+		"an acquire, two of five answer": {nil, acquire, []Result{granted(1), granted(1), none}, "2 of 5 servers answered, but 3 are needed; server 3: LOADING Redis is loading the dataset in memory; servers 4 and 5: no answer in time"},
 		"an acquire, two in quarantine": {nil, acquire, []Result{granted(1), young(protocol.Granted, 1, 30*time.Second), young(protocol.Granted, 1, 20*time.Second)},
-			"too few of 5 servers may vote: those without data, as after a restart, are in quarantine for another 30.3s, and 2 failed: no answer in time"},
+			"too few of 5 servers may vote: those without data, as after a restart, are in quarantine for another 30.3s, and 2 failed; servers 4 and 5: no answer in time"},
 		"an acquire, four in quarantine, all answer": {nil, acquire, []Result{granted(1), young(protocol.Granted, 1, 30*time.Second), young(protocol.Granted, 1, 30*time.Second),
 			young(protocol.Granted, 1, 30*time.Second), young(protocol.Granted, 1, 30*time.Second)},
 			"too few of 5 servers may vote: those without data, as after a restart, are in quarantine for another 30.3s"},
-		"a release, one had lost it":                      {everywhere, protocol.Release, []Result{done, done, not}, "fewer than 3 of 5 servers confirmed the command, and 2 failed: no answer in time"},
-		"a release, two had lost it":                      {everywhere, protocol.Release, []Result{done, not, not, none}, "fewer than 3 of 5 servers confirmed the command, and 2 failed: LOADING Redis is loading the dataset in memory; no answer in time"},
+		"a release, one had lost it":                      {everywhere, protocol.Release, []Result{done, done, not}, "fewer than 3 of 5 servers confirmed the command, and 2 failed; servers 4 and 5: no answer in time"},
+		"a release, two had lost it":                      {everywhere, protocol.Release, []Result{done, not, not, none}, "fewer than 3 of 5 servers confirmed the command, and 2 failed; server 4: LOADING Redis is loading the dataset in memory; server 5: no answer in time"},
 		"a release, all silent":                           {everywhere, protocol.Release, nil, "0 of 5 servers answered, but 3 are needed; no answer in time"},
-		"a release, two were away and have nothing of it": {[]bool{true, true, true}, protocol.Release, []Result{done, done}, "fewer than 3 of 5 servers confirmed the command, and 1 failed: no answer in time"},
+		"a release, two were away and have nothing of it": {[]bool{true, true, true}, protocol.Release, []Result{done, done}, "fewer than 3 of 5 servers confirmed the command, and 1 failed; server 3: no answer in time"},
 		"a downgrade, one had lost it": {everywhere, protocol.Downgrade, []Result{granted(2), granted(2), not},
-			"fewer than 3 of 5 servers confirmed the command, and 2 failed: no answer in time"},
+			"fewer than 3 of 5 servers confirmed the command, and 2 failed; servers 4 and 5: no answer in time"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			s := newStand(t, 5, time.Minute)
@@ -64,8 +64,9 @@ func TestWhatIsSaidWhereNothingCouldBeDecided(t *testing.T) {
 		})
 	}
 	for want, e := range map[string]*noQuorum{
-		"1 of 3 servers answered, but 2 are needed; no answer in time":                                              {answered: 1, n: 3, need: 2, why: []error{errAway}},
-		"0 of 3 servers answered, but 2 are needed; an earlier command has no answer yet":                           {n: 3, need: 2, why: []error{errBusy, errBusy, errBusy}},
+		"1 of 3 servers answered, but 2 are needed; no answer in time":                                              {answered: 1, n: 3, need: 2, why: []serverError{{noServer, errAway}}},
+		"1 of 5 servers answered, but 3 are needed; servers 1, 3 and 5: no answer in time; server 2: loading":       {answered: 1, n: 5, need: 3, why: []serverError{{0, errAway}, {1, errors.New("leased: loading")}, {2, errAway}, {4, errAway}}},
+		"0 of 3 servers answered, but 2 are needed; an earlier command has no answer yet":                           {n: 3, need: 2, why: []serverError{{0, errBusy}, {1, errBusy}, {2, errBusy}}},
 		"fewer than 2 of 3 servers confirmed the command":                                                           {answered: 3, n: 3, need: 2},
 		"too few of 3 servers may vote: those without data, as after a restart, are in quarantine for another 1.5s": {answered: 3, n: 3, need: 2, young: 1500*time.Millisecond + 1},
 	} {

@@ -1276,7 +1276,7 @@ func TestAReleaseCountsServersThatDoNotAnswerTheAcquireItWaitsFor(t *testing.T) 
 			s.answer(send, silence)
 		}
 	}
-	const want = "1 of 3 servers answered, but 2 are needed; no answer in time"
+	const want = "1 of 3 servers answered, but 2 are needed; servers 1 and 3: no answer in time"
 	if !op.Decided() || op.Err == nil || op.Err.Error() != want {
 		t.Errorf("decided %v: %v", op.Decided(), op.Err)
 	}

@@ -39,7 +39,7 @@ type member struct {
 	checking bool      // a command failed in a way that proves little, and check is running
 	checked  time.Time // when check was last started
 	answered time.Time // when it last answered a command
-	trouble  error     // why the last command had no answer
+	trouble  error     // why the last command or PING had no answer
 	strays   lockstate.CancelSchedule
 	sweeping bool
 	timer    *time.Timer
@@ -69,7 +69,7 @@ func (m *member) isAway() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.away && m.out > 0 && time.Since(m.heard) > mostPatience {
-		m.leaveLocked(errAway)
+		m.leaveLocked(m.whyLocked())
 	}
 	return m.away
 }
@@ -78,6 +78,11 @@ func (m *member) isAway() bool {
 func (m *member) whyAway() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	return m.whyLocked()
+}
+
+// whyLocked returns why the server does not answer, as far as is known.
+func (m *member) whyLocked() error {
 	if m.trouble != nil {
 		return m.trouble
 	}
@@ -137,7 +142,8 @@ func (m *member) pingUntilAnswered(pause time.Duration, left time.Time) {
 			over = true
 			return
 		}
-		if m.ping() == nil {
+		err := m.ping()
+		if err == nil {
 			over = true
 			answering, _ := m.owner.Answering()
 			m.owner.reports.Returned(m.place, answering+1, time.Since(left)) // before it can leave again
@@ -148,6 +154,7 @@ func (m *member) pingUntilAnswered(pause time.Duration, left time.Time) {
 			m.owner.rejoin(m.place)
 			return
 		}
+		m.learn(err)
 		if time.Since(reported) >= reportEvery {
 			m.reportAway()
 			reported = time.Now()
@@ -167,18 +174,26 @@ func (m *member) ping() error {
 }
 
 // pingThrough sends PINGs until one meets a connection that is not broken, and returns its outcome as ping
-// does.
+// does. Once the server is away, it leaves the rest to probe: a proxy without a server closes each connection.
 func (m *member) pingThrough() error {
 	err := m.ping()
-	for tries := 0; tries < mostBroken && m.owner.base.Err() == nil; tries++ {
+	for tries := 0; tries < mostBroken && m.owner.base.Err() == nil && !m.isAway(); tries++ {
 		if redisserver.ConnectionsInUse(err) {
 			time.Sleep(untilOneIsFree)
 		} else if !redisserver.ConnectionBroke(err) {
 			break
 		}
+		m.learn(err)
 		err = m.ping()
 	}
 	return err
+}
+
+// learn notes why a PING failed.
+func (m *member) learn(why error) {
+	m.mu.Lock()
+	m.why, m.trouble = why, why
+	m.mu.Unlock()
 }
 
 // check sends the server a PING at once, after a command failed in a way that provesLittle. Meanwhile

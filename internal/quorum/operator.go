@@ -15,11 +15,11 @@ import (
 
 // Inspect returns what the servers together know of the lock; see Merged.
 func (s *Server) Inspect(ctx context.Context, k *protocol.Keys) (protocol.Snapshot, error) {
-	seen, errs := each(ctx, s, isMost[protocol.Snapshot](s), func(ctx context.Context, _ int, srv *redisserver.Server) (protocol.Snapshot, error) {
+	seen, failed := each(ctx, s, isMost[protocol.Snapshot](s), func(ctx context.Context, _ int, srv *redisserver.Server) (protocol.Snapshot, error) {
 		return srv.Inspect(ctx, k)
 	})
 	if len(seen) < s.cfg.Need {
-		return protocol.Snapshot{}, s.lacking(len(seen), errs)
+		return protocol.Snapshot{}, s.lacking(len(seen), failed)
 	}
 	return Merged(seen, s.cfg.N), nil
 }
@@ -33,7 +33,7 @@ func (s *Server) Inspect(ctx context.Context, k *protocol.Keys) (protocol.Snapsh
 // did not have that owner do not count: they may grant it a request that is under way to them.
 func (s *Server) Evict(ctx context.Context, k *protocol.Keys) (on int, err error) {
 	shown := make([]atomic.Pointer[protocol.Snapshot], len(s.members))
-	seen, errs := each(ctx, s, isMost[protocol.Snapshot](s), func(ctx context.Context, i int, srv *redisserver.Server) (protocol.Snapshot, error) {
+	seen, failed := each(ctx, s, isMost[protocol.Snapshot](s), func(ctx context.Context, i int, srv *redisserver.Server) (protocol.Snapshot, error) {
 		sn, err := srv.Inspect(ctx, k)
 		if err == nil {
 			shown[i].Store(&sn)
@@ -41,7 +41,7 @@ func (s *Server) Evict(ctx context.Context, k *protocol.Keys) (on int, err error
 		return sn, err
 	})
 	if len(seen) < s.cfg.Need {
-		return 0, s.lacking(len(seen), errs)
+		return 0, s.lacking(len(seen), failed)
 	}
 	least, owned := uint64(0), false
 	for i := range seen {
@@ -56,7 +56,7 @@ func (s *Server) Evict(ctx context.Context, k *protocol.Keys) (on int, err error
 	if ownsMost {
 		enough = func(evicted []bool) bool { return countTrue(evicted) >= s.cfg.Need }
 	}
-	evicted, errs := each(ctx, s, enough, func(ctx context.Context, i int, srv *redisserver.Server) (had bool, err error) {
+	evicted, failed := each(ctx, s, enough, func(ctx context.Context, i int, srv *redisserver.Server) (had bool, err error) {
 		sn := shown[i].Load()
 		if sn == nil && ownsMost { // it was too slow, so it may have another owner
 			one, err := srv.Inspect(ctx, k)
@@ -75,7 +75,7 @@ func (s *Server) Evict(ctx context.Context, k *protocol.Keys) (on int, err error
 		return true, evictOwner(ctx, srv, k, least, sn.Value, owner)
 	})
 	if on = countTrue(evicted); !enough(evicted) {
-		return on, fmt.Errorf("evicted on %d of %d servers: %w", on, s.cfg.N, s.lacking(len(evicted), errs))
+		return on, fmt.Errorf("evicted on %d of %d servers: %w", on, s.cfg.N, s.lacking(len(evicted), failed))
 	}
 	return on, nil
 }
@@ -101,20 +101,20 @@ func evictOwner(ctx context.Context, srv *redisserver.Server, k *protocol.Keys, 
 // soon as one of these holds: all calls have returned; mostPatience is over, and the results are enough;
 // a further protocol.CommandTimeout is over, after which only a blocking hook of the Redis client can keep
 // a call; ctx has ended.
-func each[T any](ctx context.Context, s *Server, enough func([]T) bool, f func(ctx context.Context, server int, srv *redisserver.Server) (T, error)) (results []T, errs []error) {
+func each[T any](ctx context.Context, s *Server, enough func([]T) bool, f func(ctx context.Context, server int, srv *redisserver.Server) (T, error)) (results []T, failed []serverError) {
 	type reply struct {
 		i   int
 		val T
 		err error
 	}
 	if ctx.Err() != nil {
-		return nil, []error{ctx.Err()}
+		return nil, []serverError{{noServer, ctx.Err()}}
 	}
 	ch := make(chan reply, len(s.members))
 	n := 0
 	for i, m := range s.members {
 		if m.isAway() {
-			errs = append(errs, m.whyAway())
+			failed = append(failed, serverError{i, m.whyAway()})
 			continue
 		}
 		if s.start(func() {
@@ -135,7 +135,7 @@ func each[T any](ctx context.Context, s *Server, enough func([]T) bool, f func(c
 		}) {
 			n++
 		} else {
-			errs = append(errs, protocol.ErrClosed)
+			failed = append(failed, serverError{i, protocol.ErrClosed})
 		}
 	}
 	timer := time.NewTimer(mostPatience)
@@ -146,21 +146,21 @@ func each[T any](ctx context.Context, s *Server, enough func([]T) bool, f func(c
 		case o := <-ch:
 			got++
 			if o.err != nil {
-				errs = append(errs, o.err)
+				failed = append(failed, serverError{o.i, o.err})
 			} else {
 				results = append(results, o.val)
 			}
 		case <-timer.C:
 			if over {
-				return results, append(errs, errAway)
+				return results, append(failed, serverError{noServer, errAway})
 			}
 			over = true
 			timer.Reset(protocol.CommandTimeout)
 		case <-ctx.Done():
-			return results, append(errs, ctx.Err())
+			return results, append(failed, serverError{noServer, ctx.Err()})
 		}
 	}
-	return results, errs
+	return results, failed
 }
 
 // isMost returns a function that reports whether there are results of a majority.
@@ -178,16 +178,16 @@ func countTrue(all []bool) (n int) {
 }
 
 // lacking returns an error that says that only this many servers answered, which is too few for a majority.
-// errs are the errors of the others. If no majority can be had because servers refuse, its kind is that of
+// failed are the others. If no majority can be had because servers refuse, its kind is that of
 // a refusal; and if too many Redis clients are closed, it is that.
-func (s *Server) lacking(answered int, errs []error) error {
-	e := &noQuorum{answered: answered, n: s.cfg.N, need: s.cfg.Need, why: errs, kind: protocol.NoAnswer}
+func (s *Server) lacking(answered int, failed []serverError) error {
+	e := &noQuorum{answered: answered, n: s.cfg.N, need: s.cfg.Need, why: failed, kind: protocol.NoAnswer}
 	spare, closed := s.cfg.N-s.cfg.Need, 0
-	for _, err := range errs {
-		switch f := redisserver.Classify(err); {
+	for _, r := range failed {
+		switch f := redisserver.Classify(r.err); {
 		case f.Kind == protocol.ClientClosed:
 			closed++
-		case (f.Lasts() || f.Kind == protocol.RefusedNow) && len(errs) > spare:
+		case (f.Lasts() || f.Kind == protocol.RefusedNow) && len(failed) > spare:
 			e.kind = f.Kind
 		}
 	}

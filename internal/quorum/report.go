@@ -107,7 +107,8 @@ func GoesOn(sn *protocol.Snapshot, client string) bool {
 
 // Merged combines the snapshots of those of n servers that answered into one. Its owner is the one
 // that most of them name, and the lease ends when fewer than a majority keep it. Its readers are
-// those of which a majority can know, if the servers that did not answer do.
+// those of which a majority can know, if the servers that did not answer do. Its queue is the median: one
+// that has just come back has a shorter one, and one that refuses a part of what it is asked may have a longer.
 func Merged(seen []protocol.Snapshot, n int) protocol.Snapshot {
 	need := Majority(n)
 	votes := map[string][]protocol.Snapshot{}
@@ -129,10 +130,11 @@ func Merged(seen []protocol.Snapshot, n int) protocol.Snapshot {
 	}
 	for i := range seen {
 		sn.Last = max(sn.Last, protocol.LastToken(seen[i].Meta))
-		if seen[i].Length > sn.Length {
-			sn.Queue, sn.Length = seen[i].Queue, seen[i].Length
-		}
 	}
+	byLength := slices.Clone(seen)
+	slices.SortStableFunc(byLength, func(x, y protocol.Snapshot) int { return cmp.Compare(y.Length, x.Length) })
+	median := byLength[(len(byLength)-1)/2]
+	sn.Queue, sn.Length = median.Queue, median.Length
 	return sn
 }
 

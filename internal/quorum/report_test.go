@@ -72,6 +72,18 @@ func TestWhatServersShowIsMerged(t *testing.T) {
 	}
 }
 
+func TestTheQueueOfAQuorumIsTheMedian(t *testing.T) {
+	for want, lengths := range map[int][]int{4: {4}, 3: {2, 3}, 7: {0, 216, 7}, 5: {6, 216, 5, 0, 4}} {
+		var seen []protocol.Snapshot
+		for _, n := range lengths {
+			seen = append(seen, protocol.Snapshot{Length: n, Queue: make([]string, n)})
+		}
+		if got := Merged(seen, 5); got.Length != want || len(got.Queue) != want {
+			t.Errorf("of %v: %d, with %d of them named; want %d", lengths, got.Length, len(got.Queue), want)
+		}
+	}
+}
+
 // The servers admit readers one after another, and each server has its own clock.
 func TestReadersAreThoseOfWhichAMajorityCanKnow(t *testing.T) {
 	a, b := protocol.NewClientID("a"), protocol.NewClientID("b")
