@@ -53,7 +53,10 @@
 // when the process releases the lock. So if a clock that was ahead is set back while Redis
 // does not know the last token, tokens can repeat or go backwards until the clock has
 // caught up. Redis does not know the last token if an owner died or lost its lease after
-// local hand-offs, or if the keys were flushed or lost.
+// local hand-offs, or if the keys were flushed or lost. It also forgets the last token on a
+// server whose clock is more than ten minutes behind it, if the lock is not used there for
+// ten minutes after MIGRATE has moved its slot there or, on Redis 6.2, after a failover to
+// that server: these pass on the key's expiry as a duration.
 //
 // A foreign client, one that does not use this package, starves if it polls for the lock's
 // key with SET NX while processes that use this package are queued: a release hands the

@@ -374,15 +374,23 @@ func WithMaxHold(d time.Duration) LockOption {
 // handed on inside the process, and no idle hold begins.
 //
 // d begins when the caller gets the lock. It is measured on this machine's monotonic clock until
-// Unlock, and on Redis' clock from then on. It may be longer than the TTL. The minimum hold applies to
-// leases that are unlocked. If the process dies, or closes its client without Unlock, the lock is free
-// when the TTL ends, as without this option. The same is true if Redis cannot be reached from Unlock
-// until the TTL ends, and if a failover undoes the Unlock. A TTL of d covers these cases, unless the
-// failover loses the grant as well. If the caller's context ends just as it gets the lock, so that
-// LockContext returns an error, there is no minimum hold. Readers have none, and Downgrade ends that of
-// its lease. ForceUnlock frees the lock at once. A maximum hold must not be shorter than d. On a
-// quorum, the lock may become free earlier: a server that restarted without its data has forgotten the
-// minimum hold, and votes again once the time of [WithQuarantine] is over.
+// Unlock, and on Redis' clock from then on: from the arrival of the release, so a Redis that hangs while
+// the release is on its way keeps the lock longer by that time. d may be longer than the TTL.
+//
+// The minimum hold applies to leases that are unlocked. If the process dies, or closes its client
+// without Unlock, the lock is free when the TTL ends, as without this option. The same is true if Redis
+// cannot be reached from Unlock until the TTL ends, and if a failover undoes the Unlock. A TTL of d
+// covers these cases, unless the failover loses the grant as well. Its price is that a crash in the
+// middle of the work keeps the lock for up to d from then on.
+//
+// After Unlock, the lock is free at once if Redis forgets it, because it restarts without its data or
+// evicts the key, or on FLUSHALL. ForceUnlock frees the lock at once, too. On a quorum, a server that
+// restarted without its data has forgotten the minimum hold, and votes again once the time of
+// [WithQuarantine] is over, so the lock may become free earlier.
+//
+// If the caller's context ends just as it gets the lock, so that LockContext returns an error, there is
+// no minimum hold. Readers have none, and Downgrade ends that of its lease. A maximum hold must not be
+// shorter than d.
 //
 // d must be in whole milliseconds, at most 30 days. The default is 0, which means none.
 func WithMinHold(d time.Duration) LockOption {
@@ -401,6 +409,10 @@ func WithMinHold(d time.Duration) LockOption {
 // soon as the message arrives. If a caller is inside, such a try fails after 50 ms. If
 // the message is lost, a waiter's next re-check asks again. The option applies to a grant
 // that was requested by a caller with this option, and that was last unlocked by one, whose d counts.
+//
+// While Redis' clock is behind the lock's last token, because the clock was set back, each writer's
+// lease needs a token from Redis. So idle holds and local hand-offs of writers save no round trip until
+// the clock has caught up.
 //
 // An Unlock after which the process keeps the lock returns nil without asking Redis. If the
 // lock was lost before, and no renewal has said so yet, nobody is told: call [Lease.Check]

@@ -1,6 +1,7 @@
 // Command cron runs a job each minute on one machine of many, by the machines' own clocks.
 // These never quite agree, and a job can be shorter than the difference; so the lock stays
-// taken for most of the minute, however soon the job is done.
+// taken for half of the minute, however soon the job is done. A machine that wakes too late,
+// after a pause, skips the run.
 //
 //	go run ./cron -redis localhost:6379    # on several machines, or in several terminals
 package main
@@ -24,27 +25,34 @@ import (
 func main() {
 	address := flag.String("redis", "localhost:6379", "`address` of Redis")
 	every := flag.Duration("every", time.Minute, "how often the job runs")
+	patient := flag.Bool("wait", false, "wait for a Redis that does not answer when the job is due")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, *address, *every); err != nil {
+	if err := run(ctx, *address, *every, *patient); err != nil {
 		log.Fatal(err)
 	}
 }
 
-func run(ctx context.Context, address string, every time.Duration) error {
+func run(ctx context.Context, address string, every time.Duration, patient bool) error {
 	rdb := redis.NewClient(&redis.Options{Addr: address, ContextTimeoutEnabled: true})
 	locks, err := leased.New(rdb)
 	if err != nil {
 		return err
 	}
-	// The clocks of the machines may differ by a sixth of the period, 10 s of a minute.
-	hold := (every * 5 / 6).Truncate(time.Millisecond)
+	// A run may be late by a third of the period. Then the clocks of the machines may differ by a
+	// sixth, 10 s of a minute, before a late run repeats the job or keeps the lock from the next run.
+	hold, late := (every / 2).Truncate(time.Millisecond), every/3
 	mu := locks.Mutex("cron:cleanup", leased.WithMinHold(hold))
+	lock := mu.TryLockContext
+	if patient {
+		lock = func(ctx context.Context) (*leased.Lease, error) { return wait(ctx, locks, mu, "cron:cleanup") }
+	}
 	for ctx.Err() == nil {
+		due := time.Now().Truncate(every).Add(every) // the next full minute; this machine may wake much later
 		select {
-		case <-time.After(time.Until(time.Now().Truncate(every).Add(every))): // the next full minute
-			ran, err := once(ctx, mu, cleanUp)
+		case <-time.After(time.Until(due)):
+			ran, err := once(ctx, lock, due.Add(late), cleanUp)
 			fmt.Println(time.Now().Format(time.TimeOnly), "ran here:", ran, err)
 		case <-ctx.Done():
 		}
@@ -54,9 +62,13 @@ func run(ctx context.Context, address string, every time.Duration) error {
 
 func cleanUp(context.Context) error { return nil }
 
-// once runs the job, unless another machine runs it now or has run it this time.
-func once(ctx context.Context, mu *leased.Mutex, job func(context.Context) error) (ran bool, err error) {
-	lease, err := mu.TryLockContext(ctx)
+// once runs the job, unless another machine runs it now or has run it this time, or latest is over.
+// lock is TryLockContext of the job's Mutex, or wait.
+func once(ctx context.Context, lock func(context.Context) (*leased.Lease, error), latest time.Time,
+	job func(context.Context) error) (ran bool, err error) {
+	inTime, cancel := context.WithDeadline(ctx, latest)
+	lease, err := lock(inTime)
+	cancel()
 	if errors.Is(err, leased.ErrLocked) {
 		return false, nil
 	}
@@ -67,4 +79,18 @@ func once(ctx context.Context, mu *leased.Mutex, job func(context.Context) error
 	work, cancel := lease.With(ctx)
 	defer cancel()
 	return true, job(work)
+}
+
+// wait waits for the lock until ctx ends, also while Redis does not answer. Then it returns ErrLocked if
+// somebody has the lock: another machine that runs the job, or that has run it and had a minimum hold.
+func wait(ctx context.Context, locks *leased.Client, mu *leased.Mutex, name string) (*leased.Lease, error) {
+	lease, err := mu.LockContext(ctx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		ask, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+		defer cancel()
+		if info, askErr := locks.Inspect(ask, name); askErr == nil && len(info.Owners) > 0 {
+			return nil, leased.ErrLocked
+		}
+	}
+	return lease, err
 }

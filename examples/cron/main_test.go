@@ -2,11 +2,14 @@ package main
 
 import (
 	"context"
+	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/leasedmutex/leased"
 	"github.com/leasedmutex/leased/examples/internal/testclient"
+	"github.com/leasedmutex/leased/leasedtest"
 )
 
 // The clocks of three machines differ: each looks when the one before it is done already.
@@ -19,7 +22,8 @@ func TestOfThreeMachinesWhoseClocksDifferOneRunsTheJob(t *testing.T) {
 	}
 	minute := func(opts ...leased.LockOption) (runs int) {
 		for _, machine := range machines {
-			ran, err := once(t.Context(), machine.Mutex("cron:cleanup", opts...), func(context.Context) error { return nil })
+			lock := machine.Mutex("cron:cleanup", opts...).TryLockContext
+			ran, err := once(t.Context(), lock, time.Now().Add(testclient.Patience), cleanUp)
 			if err != nil {
 				t.Error(err)
 			}
@@ -44,11 +48,105 @@ func TestOfThreeMachinesWhoseClocksDifferOneRunsTheJob(t *testing.T) {
 	}
 }
 
+// What the machines of the tests in virtual time go by: the shares of the period are those of run.
+const (
+	every = time.Minute
+	hold  = every / 2
+	late  = every / 3
+	apart = every / 6 // the clocks differ by less
+)
+
+// twoMachines returns what each of two machines calls when the job is due. They try, or wait.
+func twoMachines(server *leasedtest.Server, waits bool) (first, second func(due time.Time) (bool, error)) {
+	machine := func() func(time.Time) (bool, error) {
+		locks := server.Client()
+		mu := locks.Mutex("cron:cleanup", leased.WithMinHold(hold))
+		lock := mu.TryLockContext
+		if waits {
+			lock = func(ctx context.Context) (*leased.Lease, error) { return wait(ctx, locks, mu, "cron:cleanup") }
+		}
+		return func(due time.Time) (bool, error) { return once(context.Background(), lock, due.Add(late), cleanUp) }
+	}
+	return machine(), machine()
+}
+
+func TestAMachineThatWakesTooLateNeitherRepeatsTheJobNorCostsTheNextRun(t *testing.T) {
+	for _, waits := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			first, second := twoMachines(leasedtest.NewServer(t), waits)
+			due := time.Now()
+			if ran, err := first(due); !ran || err != nil {
+				t.Errorf("waits %v: the machine that was in time ran: %v, %v", waits, ran, err)
+			}
+			time.Sleep(hold + time.Second) // the other machine was paused for that long
+			if ran, err := second(due); ran || !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("waits %v: the late machine ran: %v, %v", waits, ran, err)
+			}
+			due = due.Add(every)
+			time.Sleep(time.Until(due.Add(-apart))) // by a clock that is fast
+			if ran, err := first(due.Add(-apart)); !ran || err != nil {
+				t.Errorf("waits %v: the next run: %v, %v", waits, ran, err)
+			}
+		})
+	}
+}
+
+// All machines may have been paused, so that the first to wake is as late as it may be.
+func TestARunThatIsAsLateAsItMayBeIsNotRepeatedAndDoesNotCostTheNextOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		first, second := twoMachines(leasedtest.NewServer(t), false)
+		due := time.Now()
+		time.Sleep(late - time.Millisecond)
+		if ran, err := first(due); !ran || err != nil {
+			t.Errorf("the first machine ran: %v, %v", ran, err)
+		}
+		time.Sleep(apart) // the other one is as late, by a clock that is slow
+		if ran, err := second(due.Add(apart)); ran || err != nil {
+			t.Errorf("the second machine ran: %v, %v", ran, err)
+		}
+		due = due.Add(every - apart)
+		time.Sleep(time.Until(due))
+		if ran, err := second(due); !ran || err != nil {
+			t.Errorf("the next run: %v, %v", ran, err)
+		}
+	})
+}
+
+func TestAMachineThatWaitsCanTellWhetherAnotherOneHasRunTheJob(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := leasedtest.NewServer(t)
+		first, second := twoMachines(server, true)
+		due := time.Now()
+		start := server.Stop()
+		ran := make(chan bool, 2)
+		for _, machine := range []func(time.Time) (bool, error){first, second} {
+			go func() {
+				did, err := machine(due)
+				if err != nil {
+					t.Error(err)
+				}
+				ran <- did
+			}()
+		}
+		time.Sleep(late / 2)
+		start()
+		if one, two := <-ran, <-ran; one == two {
+			t.Errorf("after an outage that ended in time, the machines ran the job: %v, %v", one, two)
+		}
+		time.Sleep(time.Until(due.Add(every)))
+		due = time.Now()
+		defer server.Stop()()
+		if ran, err := first(due); ran || !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, leased.ErrLocked) {
+			t.Errorf("in an outage the machine ran the job: %v, %v", ran, err)
+		}
+	})
+}
+
 func TestTheProgramRunsTheJobAndEnds(t *testing.T) {
 	server, _ := testclient.Redis(t)
 	ctx, stop := context.WithTimeout(t.Context(), 250*time.Millisecond)
 	defer stop()
-	if err := run(ctx, server.Addr, 100*time.Millisecond); err != nil {
+	if err := run(ctx, server.Addr, 100*time.Millisecond, true); err != nil {
 		t.Error(err)
 	}
 }
