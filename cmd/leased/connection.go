@@ -423,9 +423,25 @@ func unconnected(o *redis.UniversalOptions, err error) error {
 		return fmt.Errorf("it closed the connection without an answer: if it wants TLS, begin the URL with rediss:// or add --tls; "+
 			"if it is a proxy, it may have no server (%w)", err)
 	case o.TLSConfig != nil && (strings.Contains(text, "deadline exceeded") || strings.Contains(text, "i/o timeout")):
-		return fmt.Errorf("it did not answer in time: if it does not speak TLS, begin the URL with redis:// and leave out --tls (%w)", err)
+		return fmt.Errorf("it did not answer in time: if it does not speak TLS, %s (%w)", withoutTLS(o.TLSConfig), err)
+	case o.TLSConfig != nil && strings.Contains(text, "first record does not look like a TLS handshake"):
+		return fmt.Errorf("it does not speak TLS: %s (%w)", withoutTLS(o.TLSConfig), err)
 	}
 	return inPlainWords(err)
+}
+
+// withoutTLS says how to turn TLS off. --cacert and --cert turn it on, too.
+func withoutTLS(c *tls.Config) string {
+	flags := "--tls"
+	switch ca, cert := c.RootCAs != nil, len(c.Certificates) > 0; {
+	case ca && cert:
+		flags = "--tls, --cacert, --cert and --key"
+	case ca:
+		flags = "--tls and --cacert"
+	case cert:
+		flags = "--tls, --cert and --key"
+	}
+	return "begin the URL with redis:// and leave out " + flags
 }
 
 // where names the servers, without a password.
@@ -458,7 +474,6 @@ var hints = [...]hint{
 	{"MOVED ", "it is a node of a Cluster", "add --cluster"},
 	{"unknown command 'sentinel'", "it is no sentinel", "leave out --sentinel"},
 	{"unknown command `sentinel`", "it is no sentinel", "leave out --sentinel"}, // Redis 6.2
-	{"first record does not look like a TLS handshake", "it does not speak TLS", "begin the URL with redis:// and leave out --tls"},
 	{"context deadline exceeded", "it did not answer in time", ""},
 	{"i/o timeout", "it did not answer in time", ""},
 }

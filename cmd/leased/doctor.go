@@ -87,6 +87,7 @@ func examine(ctx context.Context, std streams, at *address) error {
 	if err != nil {
 		return inPlainWords(err)
 	}
+	clocks := make([]clockLead, len(nodes))
 	for i, node := range nodes {
 		if len(nodes) > 1 {
 			fmt.Fprintf(std.out, "%smaster %d of %d: %v\n", map[bool]string{true: "\n"}[i > 0], i+1, len(nodes), node)
@@ -105,10 +106,13 @@ func examine(ctx context.Context, std streams, at *address) error {
 			tell(replicationFinding(info))
 		}
 		tell(snapshotFinding(ctx, node))
-		tell(clockFinding(ctx, node))
+		var clock finding
+		clock, clocks[i] = clockFinding(ctx, node)
+		tell(clock)
 	}
 	if len(nodes) > 1 {
 		fmt.Fprintln(std.out)
+		tell(clocksFinding(clocks))
 	}
 	tell(roundTripFinding(ctx, rdb))
 	if wrongServer {
@@ -267,21 +271,56 @@ func replicationFinding(info map[string]string) finding {
 	return f
 }
 
-func clockFinding(ctx context.Context, node redis.Cmdable) finding {
+// clockLead is how far a server's clock is ahead of this machine's: from least to most, because nobody
+// knows when on its way the server read it.
+type clockLead struct {
+	least, most time.Duration
+	known       bool
+}
+
+// clockMargin is by how much servers' clocks may differ: 1 % of the default TTL.
+const clockMargin = 300 * time.Millisecond
+
+func clockFinding(ctx context.Context, node redis.Cmdable) (finding, clockLead) {
 	before := time.Now()
 	there, err := node.Time(ctx).Result()
 	took := time.Since(before)
 	if err != nil {
-		return finding{verdictBad, "clock", "TIME is refused: " + err.Error(), "Scripts of locks call it.", "allow +time"}
+		return finding{verdictBad, "clock", "TIME is refused: " + err.Error(), "Scripts of locks call it.", "allow +time"}, clockLead{}
 	}
 	ahead := there.Sub(before.Add(took / 2))
 	f := finding{verdictOK, "clock", fmt.Sprintf("%s, %s this machine's", instant(there), aheadText(ahead, took)), "", ""}
 	if ahead.Abs() > time.Second+took {
 		f.verdict = verdictNote
-		f.means = "Leases do not suffer, as only lengths of time are compared. Tokens follow the server's clock; after a failover to a server whose clock is behind, they can go back."
-		f.change = "have all servers keep their clocks by NTP"
+		f.means = "Leases last as long as they should until a failover or, for readers in a Cluster, until a slot moves. If the clock of the server that then " +
+			"has the lock is ahead of the other one's by more than 1 % of the TTL, leases end early, and two processes can own one lock. If it is behind, tokens can go back."
+		f.change = keepClocks
 	}
-	return f
+	return f, clockLead{ahead - took/2, ahead + took/2, true}
+}
+
+const keepClocks = "have all servers keep their clocks by NTP"
+
+// clocksFinding compares the clocks of the masters of a Cluster.
+func clocksFinding(leads []clockLead) finding {
+	first, last := -1, -1 // the masters whose clocks are surely the least and the most ahead
+	for i, l := range leads {
+		if !l.known {
+			return finding{verdictUnknown, "clocks", "not compared, because TIME is refused", "", ""}
+		}
+		if first < 0 || l.most < leads[first].most {
+			first = i
+		}
+		if last < 0 || l.least > leads[last].least {
+			last = i
+		}
+	}
+	apart := leads[last].least - leads[first].most
+	if apart <= clockMargin {
+		return finding{verdictOK, "clocks", "those of all masters agree", "", ""}
+	}
+	return finding{verdictNote, "clocks", fmt.Sprintf("that of master %d is %s ahead of that of master %d", last+1, brief(apart), first+1),
+		"If a slot moves to it, leases of readers with a TTL of less than " + brief(100*apart) + " end early, and two processes can own one lock.", keepClocks}
 }
 
 func aheadText(ahead, took time.Duration) string {

@@ -7,17 +7,17 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"strconv"
 	"syscall"
 	"time"
 )
 
-// runGuard is the guard of a run; see run_unix.go. From stdin it reads the time until which the
-// lease will last, in nanoseconds since 1970. It kills its process group when that time comes, or
-// when stdin ends without "done", which means that the process that holds the lease is gone.
+// runGuard is the guard of a run; see run_unix.go. From stdin it reads deadlines, of which the last one
+// counts. It kills its process group when that has passed, or when stdin ends without "done", which means
+// that the process that holds the lease is gone.
 //
-// The guard uses the wall clock, because both processes have that. If the wall clock is set back,
-// the guard is late; the other process, unless it is stopped or dead, is not.
+// Where there is no boot clock, the guard goes by the wall clock alone. If that is set back, the guard is
+// late; the other process, unless it is stopped or dead, is not. If it is set ahead by more than the lease
+// has left, the guard kills a command whose lease is good.
 func runGuard(std streams) error {
 	if syscall.Getpgrp() != os.Getpid() {
 		return fmt.Errorf("%s is started by 'leased run' only", guardName)
@@ -38,12 +38,12 @@ func runGuard(std streams) error {
 	// waits for its lock costs nothing. A timer would not count the time during which the machine
 	// sleeps.
 	var tick <-chan time.Time
-	var until int64
+	var v vigil
 	for {
 		select {
 		case line, more := <-lines:
 			if !more {
-				if until != 0 {
+				if tick != nil {
 					return syscall.Kill(0, syscall.SIGKILL)
 				}
 				return nil // there has been no command yet
@@ -51,15 +51,15 @@ func runGuard(std streams) error {
 			if line == guardDone {
 				return nil
 			}
-			at, err := strconv.ParseInt(line, 10, 64)
+			until, err := parseDeadline(line)
 			if err != nil {
 				return err
 			}
-			if until = at; tick == nil {
+			if v.until = until; tick == nil {
 				tick = time.Tick(50 * time.Millisecond)
 			}
-		case now := <-tick:
-			if now.UnixNano() > until {
+		case <-tick:
+			if v.isOver(readClocks()) {
 				return syscall.Kill(0, syscall.SIGKILL)
 			}
 		}

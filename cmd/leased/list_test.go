@@ -667,6 +667,35 @@ func TestDoctorSaysWhatToChangeAboutAServerThatGivesNoLocks(t *testing.T) {
 	}
 }
 
+// A server's clock says nothing about leases until another server, with another clock, has the lock.
+func TestDoctorNotesClocksThatDiffer(t *testing.T) {
+	m := redistest.MiniTCP(t)
+	if f, lead := clockFinding(t.Context(), redistest.MiniClient(t, m)); f.verdict != verdictOK || !lead.known || lead.least > time.Second {
+		t.Errorf("of a good clock: %+v, %+v", f, lead)
+	}
+	m.SetTime(time.Now().Add(time.Hour))
+	f, lead := clockFinding(t.Context(), redistest.MiniClient(t, m))
+	if f.verdict != verdictNote || !strings.Contains(f.means, "two processes can own one lock") || lead.least < time.Hour-time.Minute {
+		t.Errorf("of a clock that is an hour ahead: %+v, %+v", f, lead)
+	}
+
+	lead = clockLead{-5 * time.Millisecond, 5 * time.Millisecond, true}
+	for _, c := range []struct {
+		second  clockLead
+		verdict verdict
+		found   string
+	}{
+		{clockLead{295 * time.Millisecond, time.Second, true}, verdictOK, "agree"},
+		{clockLead{2005 * time.Millisecond, 3 * time.Second, true}, verdictNote, "master 2 is 2.0s ahead of that of master 1"},
+		{clockLead{-3 * time.Second, -2005 * time.Millisecond, true}, verdictNote, "master 1 is 2.0s ahead of that of master 2"},
+		{clockLead{}, verdictUnknown, "TIME is refused"},
+	} {
+		if f := clocksFinding([]clockLead{lead, c.second, lead}); f.verdict != c.verdict || !strings.Contains(f.found, c.found) {
+			t.Errorf("beside %+v: %+v", c.second, f)
+		}
+	}
+}
+
 func TestDoctorNamesTheServerAndItsRole(t *testing.T) {
 	for _, c := range []struct {
 		info    map[string]string

@@ -52,7 +52,7 @@ func (a *address) openQuorum(ctx context.Context, opts ...leased.Option) (*conne
 }
 
 // majorityAnswers returns nil if a majority of the servers answers, and otherwise an error that
-// says why not.
+// says of each of the others why not.
 func majorityAnswers(ctx context.Context, rdbs []redis.UniversalClient, options []*redis.UniversalOptions) error {
 	ctx, cancel := context.WithTimeout(ctx, connectTime)
 	defer cancel()
@@ -66,13 +66,13 @@ func majorityAnswers(ctx context.Context, rdbs []redis.UniversalClient, options 
 		go func() { answers <- answer{i, rdb.Ping(ctx).Err()} }()
 	}
 	answered := 0
-	var last error
+	failures := make([]error, len(rdbs))
 	var over <-chan time.Time
 	for waiting := len(rdbs); waiting > 0; waiting-- {
 		select {
 		case a := <-answers:
 			if a.err != nil {
-				last = unconnected(options[a.server], a.err)
+				failures[a.server] = a.err
 			} else if answered++; answered > len(rdbs)/2 && over == nil {
 				over = time.After(othersTime)
 			}
@@ -81,8 +81,14 @@ func majorityAnswers(ctx context.Context, rdbs []redis.UniversalClient, options 
 		}
 		break
 	}
-	if answered <= len(rdbs)/2 {
-		return fmt.Errorf("%d of the %d servers answered, which is no majority: %w", answered, len(rdbs), last)
+	if answered > len(rdbs)/2 {
+		return nil
 	}
-	return nil
+	var text strings.Builder
+	for i, err := range failures { // of which a line each is easier to read, as some say what to do
+		if err != nil {
+			fmt.Fprintf(&text, "\n  %s: %v", where(options[i]), unconnected(options[i], err))
+		}
+	}
+	return fmt.Errorf("%d of the %d servers answered, which is no majority:%s", answered, len(rdbs), &text)
 }

@@ -79,6 +79,21 @@ func TestRunInspectAndUnlockOnAQuorum(t *testing.T) {
 	}
 }
 
+// Each has its own reason.
+func TestEachServerOfAQuorumThatDoesNotAnswerIsNamed(t *testing.T) {
+	answers, wantsPassword, isDown := redistest.MiniTCP(t), redistest.MiniTCP(t), redistest.MiniTCP(t)
+	wantsPassword.RequireAuth("hush")
+	addrs := []string{wantsPassword.Addr(), answers.Addr(), isDown.Addr()}
+	isDown.Close()
+	got := invoke(t, "inspect", "job", "--quorum", "--redis", strings.Join(addrs, ","))
+	lines := strings.Split(got.err, "\n")
+	if got.status != 1 || len(lines) != 4 || !strings.HasPrefix(lines[0], "leased: 1 of the 3 servers answered, which is no majority:") ||
+		!strings.HasPrefix(lines[1], "  "+addrs[0]+": it requires a password: give it in the URL") ||
+		!strings.HasPrefix(lines[2], "  "+addrs[2]+": ") {
+		t.Errorf("%+v", got)
+	}
+}
+
 // Servers that came back empty may vote again once their quarantine is over, which is as long as the application's.
 func TestRunTakesTheQuarantineOfTheApplication(t *testing.T) {
 	var addrs []string

@@ -37,6 +37,13 @@ import (
 func termMargin(ttl time.Duration) time.Duration { return ttl / 3 }
 func killMargin(ttl time.Duration) time.Duration { return ttl / 10 }
 
+// lookEvery is how often this process looks at what the lease has left. However long the TTL is, the guard
+// does not wait long to hear from this process once the wall clock was set ahead; see deadline.
+func lookEvery(ttl time.Duration) time.Duration { return min(ttl/30, 500*time.Millisecond) }
+
+// askTime bounds how long Redis is asked before the command is told to end.
+func askTime(ttl time.Duration) time.Duration { return min(ttl/30, time.Second) }
+
 // forwarded are the signals that are passed on to the command.
 var forwarded = []os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2}
 
@@ -427,7 +434,7 @@ type running struct {
 // behind is still running.
 func (r *running) perform(program string) error {
 	o := r.options
-	r.guard.until(r.lease.TrustedUntil().Add(-killMargin(o.ttl)))
+	r.prolong()
 	r.tty = openTerminal()
 	r.tty.giveIfOurs(r.guard.pid)
 	child, err := r.start(program)
@@ -455,7 +462,7 @@ func (r *running) perform(program string) error {
 			}
 		}
 	}()
-	tick := time.NewTicker(o.ttl / 30)
+	tick := time.NewTicker(lookEvery(o.ttl))
 	defer tick.Stop()
 	over := r.lease.Context().Done()
 	for {
@@ -546,6 +553,15 @@ func (r *running) watchLease() {
 	case r.guard.isDue():
 		r.stoodStill()
 	case until.Sub(now) < termMargin(ttl):
+		// Renewals need not have failed: the wall clock may just have been set ahead, or the machine may have
+		// slept. Only Redis knows whether the lease is still good.
+		switch err := r.ask(); {
+		case err == nil:
+			r.prolong()
+			return
+		case errors.Is(err, leased.ErrLeaseLost):
+			return // the context of the lease ends, with the reason
+		}
 		why := ""
 		switch err := r.trouble.after(until.Add(-ttl)); { // since the last renewal
 		case errors.Is(err, leased.ErrNoQuorum): // it joins the errors of all servers
@@ -555,8 +571,21 @@ func (r *running) watchLease() {
 		}
 		r.tellToEnd(fmt.Errorf("the lease of lock %q could not be renewed, and the command was told to end before the lease ends%s", r.options.name, why))
 	default:
-		r.guard.until(until.Add(-killMargin(ttl)))
+		r.prolong()
 	}
+}
+
+// ask has the lease renewed, and returns nil if it was. This process does nothing else meanwhile, which is
+// for askTime at most.
+func (r *running) ask() error {
+	ctx, cancel := context.WithTimeout(r.lease.Context(), askTime(r.options.ttl))
+	defer cancel()
+	return r.lease.Check(ctx)
+}
+
+// prolong tells the guard how long the lease lasts.
+func (r *running) prolong() {
+	r.guard.until(r.lease.TrustedUntil().Add(-killMargin(r.options.ttl)))
 }
 
 // stoodStill is called when the guard kills the command or has killed it, because this process stood still
@@ -579,6 +608,9 @@ func (r *running) tellToEnd(why error) {
 	r.killAt = now.Add(termMargin(ttl) - killMargin(ttl))
 	if end := r.lease.TrustedUntil().Add(-killMargin(ttl)); end.After(now) && end.Before(r.killAt) {
 		r.killAt = end
+	}
+	if r.guard.at.passedOnWall(readClocks()) {
+		r.killAt = now // the guard has only waited for what Redis says
 	}
 	r.guard.until(r.killAt)
 	r.guard.signal(syscall.SIGTERM)
@@ -645,7 +677,7 @@ func (r *running) ended(c change) error {
 	}
 	fromTerminal := r.tty.takeBack(status.Signaled())
 	r.guard.end()
-	if status.Signaled() && status.Signal() == syscall.SIGKILL && r.guard.isDue() {
+	if status.Signaled() && status.Signal() == syscall.SIGKILL && r.guard.mayHaveKilled() {
 		r.stoodStill()
 	}
 	switch {
@@ -739,8 +771,8 @@ func (t *terminal) takeBack(restore bool) bool {
 type guard struct {
 	pid   int
 	cmd   *exec.Cmd
-	lines *os.File  // its stdin
-	at    time.Time // see until
+	lines *os.File // its stdin
+	at    deadline // see until
 	ended bool
 }
 
@@ -776,13 +808,15 @@ func startGuard() (*guard, error) {
 
 // until tells the guard to kill the group at t, unless it hears otherwise.
 func (g *guard) until(t time.Time) {
-	g.at = t
-	fmt.Fprintf(g.lines, "%d\n", t.UnixNano())
+	g.at = deadlineAt(t, time.Now(), readClocks())
+	fmt.Fprintln(g.lines, g.at)
 }
 
-// isDue reports whether the guard kills the group now, or has killed it. Like the guard, it uses the wall
-// clock.
-func (g *guard) isDue() bool { return time.Now().UnixNano() > g.at.UnixNano() }
+// isDue reports whether the guard kills the group now, or has killed it, whatever it hears.
+func (g *guard) isDue() bool { return g.at.passed(readClocks()) }
+
+// mayHaveKilled reports whether the guard has had a reason to kill the group.
+func (g *guard) mayHaveKilled() bool { return g.isDue() || g.at.passedOnWall(readClocks()) }
 
 // signal sends s to the command and everything that it started. Until the guard has been waited
 // for, no other group can have its number.
