@@ -207,6 +207,19 @@ func TestAReadersExpiryCanBeAnything(t *testing.T) {
 	}
 }
 
+// Its token is when it became the writer, unless the clock was set back before that: then it is the last
+// token, and one more.
+func TestSinceWhenADowngradedWriterOwnsIsNotInTheFuture(t *testing.T) {
+	const token = 1_700_000_000_000_000
+	id := protocol.NewRequest(protocol.NewClientID("a"), protocol.Shared, time.Minute, false, protocol.Counted, protocol.Origin{Token: token}).ID
+	for clock, want := range map[uint64]time.Time{token + 1: time.UnixMicro(token), token - 1: {}} {
+		s := protocol.Snapshot{Value: protocol.MarkerValue, Clock: clock, Readers: []string{id, "9e12"}}
+		if owners := infoOf("x", &s).Owners; len(owners) != 1 || owners[0].Token != token || !owners[0].Since.Equal(want) {
+			t.Errorf("at %d: owners %+v; want since %v", clock, owners, want)
+		}
+	}
+}
+
 // A message that others wait is not due for each that comes, so not every answer tells whether
 // scripts may publish: the client keeps what the last one said.
 func TestWhoMayNotPublishPolls(t *testing.T) {

@@ -41,13 +41,13 @@ type Owner struct {
 	TTL time.Duration
 
 	// Since is when it became the owner, or for a downgraded writer when it became the writer,
-	// by Redis' clock; zero for any other reader, and for a foreign owner. If Unlocked, and callers of
-	// the owner's process had passed the lock on, it may be the time of the unlock, and Token the last
-	// caller's.
+	// by Redis' clock; zero for any other reader, for a foreign owner, and for a downgraded writer if that
+	// clock has been set back since. If Unlocked, and callers of the owner's process had passed the lock on,
+	// it may be the time of the unlock, and Token the last caller's.
 	Since time.Time
 
-	// Token is the grant's token, or for a downgraded writer its token as a writer; 0 where Since is
-	// zero. See [Client.Inspect] for a quorum.
+	// Token is the grant's token, or for a downgraded writer its token as a writer; 0 for any other reader
+	// and a foreign owner. See [Client.Inspect] for a quorum.
 	Token uint64
 
 	// Unlocked is whether it has unlocked already. The lock is then kept from all others for
@@ -247,7 +247,11 @@ func infoOf(name string, s *protocol.Snapshot) Info {
 			if id, err := protocol.ParseID(s.Readers[i]); err == nil {
 				reader.Client = id.Label
 				if id.Origin.Token > 0 { // a writer that was downgraded
-					reader.Token, reader.Since = id.Origin.Token, time.UnixMicro(int64(id.Origin.Token))
+					reader.Token = id.Origin.Token
+					// A token ahead of the clock is no time: the clock was set back. A quorum's servers have several.
+					if reader.Token <= s.Clock || s.Servers > 0 {
+						reader.Since = time.UnixMicro(int64(reader.Token))
+					}
 				}
 			} else {
 				reader.Value = s.Readers[i]

@@ -6,6 +6,7 @@ type Reason uint8
 const (
 	notKept       Reason = iota + 1
 	NotConfirmed         // in time
+	Slept                // the machine, as its clocks say that have moved apart
 	collected            // see Lock.Collected
 	NotOurs              // according to a renewal
 	notDowngraded        // according to a downgrade
@@ -21,6 +22,7 @@ func (r Reason) String() string {
 		0:             "",
 		notKept:       "Redis no longer had it when asked",
 		NotConfirmed:  "it could not be renewed in time",
+		Slept:         "this machine slept, or its clock was set ahead",
 		collected:     "its Lease was garbage-collected without Unlock, so it was no longer renewed",
 		NotOurs:       "Redis reports that this process no longer owns it",
 		notDowngraded: "this process no longer owned the lock when it was to be downgraded",

@@ -48,7 +48,11 @@ func (l *Lock) expire(now time.Time, fx *Effects) {
 				l.end(c, collected, now, fx)
 			}
 		}
-		l.lose(NotConfirmed, now, fx)
+		why := NotConfirmed
+		if now.Sub(g.proved) < window(g.ttl())/2 { // by the monotonic clock, so the wall clock decided
+			why = Slept
+		}
+		l.lose(why, now, fx)
 	}
 }
 

@@ -98,6 +98,23 @@ func TestACollectedLeaseBesideOneThatIsRenewedIsLostWithIt(t *testing.T) {
 	}
 }
 
+func TestALeaseThatASleepEndsSaysSo(t *testing.T) {
+	for want, pass := range map[Reason]func(h *hand){
+		Slept:        func(h *hand) { h.slept(handTTL); h.ring() },
+		NotConfirmed: func(h *hand) { h.slept(handMargin + time.Millisecond); h.pass(handTTL) }, // renewals failed, too
+	} {
+		a := writer()
+		h := driveFrom(t, time.Now())
+		h.enter(a)
+		h.answer(h.grant())
+		pass(h)
+		h.lost(a)
+		if a.Why != want {
+			t.Errorf("lost because %v; want %v", a.Why, want)
+		}
+	}
+}
+
 // Where the clocks have moved apart, as after a machine's sleep, nobody knows whether the grant
 // still stands.
 func TestAGrantThatNobodyVouchesForDoesNotIdle(t *testing.T) {
