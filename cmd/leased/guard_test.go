@@ -114,6 +114,21 @@ func TestBeforeTheCommandIsToldToEndRedisIsAsked(t *testing.T) {
 	}
 }
 
+// Once the command was told to end, this process asks Redis no more.
+func TestACommandThatWasToldToEndIsKilledOnceTheWallClockSaysThatItsLeaseIsOver(t *testing.T) {
+	m := redistest.MiniTCP(t)
+	r := &running{options: &runOptions{name: "job", ttl: time.Minute}, lease: holder(t, m.Addr(), "job", true), guard: &guard{ended: true}, err: io.Discard}
+	r.prolong()
+	r.tellToEnd(errors.New("lost"))
+	if r.watchLease(); !r.killed.IsZero() {
+		t.Error("the command is killed at once")
+	}
+	r.guard.at.wall -= int64(time.Hour)
+	if r.watchLease(); r.killed.IsZero() {
+		t.Error("the command goes on")
+	}
+}
+
 // The guard has waited for this process to ask Redis, and waits no longer.
 func TestACommandIsKilledAtOnceIfItsLeaseIsLostByTheWallClock(t *testing.T) {
 	m := redistest.MiniTCP(t)

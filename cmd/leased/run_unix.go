@@ -427,6 +427,7 @@ type running struct {
 	lost      error            // why the command was told to end, nil if it was not
 	killAt    time.Time        // set with lost
 	killed    time.Time        // when it was first killed; zero if it was not
+	promised  time.Time        // what prolong last told the guard
 	told      bool             // whether the user was told that the command cannot be killed
 }
 
@@ -538,7 +539,8 @@ func (r *running) watchLease() {
 	until := r.lease.TrustedUntil()
 	switch {
 	case r.lost != nil:
-		if now.Before(r.killAt) {
+		// Nobody asks Redis any more, so the guard would wait in vain if the wall clock was set.
+		if now.Before(r.killAt) && !r.guard.at.passedOnWall(readClocks()) {
 			return
 		}
 		r.guard.signal(syscall.SIGKILL)
@@ -583,9 +585,14 @@ func (r *running) ask() error {
 	return r.lease.Check(ctx)
 }
 
-// prolong tells the guard how long the lease lasts.
+// prolong tells the guard how long the lease lasts, if that has changed: a guard that is stopped reads nothing,
+// and a pipe that is full would stop this process as well.
 func (r *running) prolong() {
-	r.guard.until(r.lease.TrustedUntil().Add(-killMargin(r.options.ttl)))
+	until := r.lease.TrustedUntil().Add(-killMargin(r.options.ttl))
+	if !until.Equal(r.promised) {
+		r.promised = until
+		r.guard.until(until)
+	}
 }
 
 // stoodStill is called when the guard kills the command or has killed it, because this process stood still

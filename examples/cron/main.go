@@ -76,19 +76,24 @@ func once(ctx context.Context, lock func(context.Context) (*leased.Lease, error)
 		return false, err
 	}
 	defer func() { err = errors.Join(err, lease.Unlock()) }()
+	if time.Now().After(latest) { // the machine stood still while it waited
+		return false, context.DeadlineExceeded
+	}
 	work, cancel := lease.With(ctx)
 	defer cancel()
 	return true, job(work)
 }
 
 // wait waits for the lock until ctx ends, also while Redis does not answer. Then it returns ErrLocked if
-// somebody has the lock: another machine that runs the job, or that has run it and had a minimum hold.
+// another machine has run the job, or has begun to in time.
 func wait(ctx context.Context, locks *leased.Client, mu *leased.Mutex, name string) (*leased.Lease, error) {
 	lease, err := mu.LockContext(ctx)
 	if errors.Is(err, context.DeadlineExceeded) {
 		ask, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 		defer cancel()
-		if info, askErr := locks.Inspect(ask, name); askErr == nil && len(info.Owners) > 0 {
+		latest, _ := ctx.Deadline() // a request that reached a Redis that hung may own the lock, but only since then
+		if info, askErr := locks.Inspect(ask, name); askErr == nil && len(info.Owners) > 0 &&
+			(info.Owners[0].Unlocked || info.Owners[0].Since.Before(latest)) {
 			return nil, leased.ErrLocked
 		}
 	}

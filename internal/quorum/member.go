@@ -40,6 +40,8 @@ type member struct {
 	checked  time.Time // when check was last started
 	answered time.Time // when it last answered a command
 	trouble  error     // why the last command or PING had no answer
+	learned  time.Time // when a PING last told why, or that nothing is wrong
+	emptying bool      // the server is away, and one pingThrough goes on
 	strays   lockstate.CancelSchedule
 	sweeping bool
 	timer    *time.Timer
@@ -69,7 +71,11 @@ func (m *member) isAway() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.away && m.out > 0 && time.Since(m.heard) > mostPatience {
-		m.leaveLocked(m.whyLocked())
+		why := errAway
+		if m.trouble != nil && !m.learned.Before(m.heard) { // or else it is of an earlier failure
+			why = m.trouble
+		}
+		m.leaveLocked(why)
 	}
 	return m.away
 }
@@ -78,11 +84,6 @@ func (m *member) isAway() bool {
 func (m *member) whyAway() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.whyLocked()
-}
-
-// whyLocked returns why the server does not answer, as far as is known.
-func (m *member) whyLocked() error {
 	if m.trouble != nil {
 		return m.trouble
 	}
@@ -174,25 +175,51 @@ func (m *member) ping() error {
 }
 
 // pingThrough sends PINGs until one meets a connection that is not broken, and returns its outcome as ping
-// does. Once the server is away, it leaves the rest to probe: a proxy without a server closes each connection.
+// does. Once the server is away, only one call goes on, because a proxy without a server closes new
+// connections as well.
 func (m *member) pingThrough() error {
+	alone := false
+	defer func() {
+		if alone {
+			m.mu.Lock()
+			m.emptying = false
+			m.mu.Unlock()
+		}
+	}()
 	err := m.ping()
-	for tries := 0; tries < mostBroken && m.owner.base.Err() == nil && !m.isAway(); tries++ {
+	for tries := 0; tries < mostBroken && m.owner.base.Err() == nil; tries++ {
 		if redisserver.ConnectionsInUse(err) {
 			time.Sleep(untilOneIsFree)
 		} else if !redisserver.ConnectionBroke(err) {
 			break
 		}
 		m.learn(err)
+		if !alone && m.isAway() {
+			if alone = m.emptiesPool(); !alone {
+				break
+			}
+		}
 		err = m.ping()
+	}
+	if err == nil {
+		m.learn(nil)
 	}
 	return err
 }
 
-// learn notes why a PING failed.
+// emptiesPool reports whether the caller is now the one that goes on to send PINGs to a server that is away.
+func (m *member) emptiesPool() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	first := !m.emptying
+	m.emptying = true
+	return first
+}
+
+// learn notes why a PING failed, or that it did not.
 func (m *member) learn(why error) {
 	m.mu.Lock()
-	m.why, m.trouble = why, why
+	m.why, m.trouble, m.learned = why, why, time.Now()
 	m.mu.Unlock()
 }
 

@@ -240,6 +240,32 @@ func TestWaitingLeasesBehindALiveHeadAreClampedTogether(t *testing.T) {
 	})
 }
 
+// A waiter with a longer TTL hides them.
+func TestWaitingLeasesAreClampedTogetherWhenTheHeadIsFoundToBeTooLong(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		owner := s.writer("A")
+		s.gets(s.acquire(owner))
+		var dead []string
+		for range 20 {
+			id := s.writer("C")
+			s.acquire(id)
+			dead = append(dead, id)
+		}
+		s.acquire(s.id("B", protocol.Exclusive, 5*time.Minute))
+		for _, id := range dead {
+			s.raw("ZADD", s.keys.Waiters(), "XX", s.now()+100_000, id)
+		}
+		s.acquire(s.reader("D"))
+		st := s.look()
+		for i, id := range dead {
+			if left := st.left(st.waiters[id]); left > 30_000 {
+				t.Errorf("dead waiter %d: %d ms left of a TTL of 30 s", i, left)
+			}
+		}
+		s.clear()
+	})
+}
+
 func TestAReleaseGrantsNobodyWhoseWaitingLeaseIsOver(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		owner, dead, alive := s.writer("A"), s.writer("B"), s.writer("C")

@@ -236,6 +236,12 @@ local function clamp_waiting(leases)
   return cut
 end
 
+-- clamp_all_waiting shortens all waiting leases that are too long, as far as the budget goes, so that those
+-- of the dead do not end one after the other, each a TTL after it has become the first.
+local function clamp_all_waiting()
+  if budget > 0 then clamp_waiting(redis.call('ZREVRANGE', KEYS[4], 0, budget - 1, 'WITHSCORES')) end
+end
+
 -- head drops dead entries at the head of the queue and returns the first live one: its id,
 -- mode (nil if a later format wrote it), TTL, proof and client. It returns false if the queue
 -- is empty, and nil if the budget ran out before a live entry was found.
@@ -249,7 +255,7 @@ local function head()
         local mode, ttl, proof, client = parse_id(id)
         if mode or is_newer(id) then
           drop(dead)
-          clamp_waiting({ id, ends })
+          if clamp_waiting({ id, ends }) > 0 then clamp_all_waiting() end
           return id, mode, ttl, proof, client
         end
       end
@@ -369,11 +375,10 @@ end
 
 -- clamp shortens leases that are longer than the TTL in their owner's id, and a cool-down that is
 -- longer than its value says: there the server's clock was set back. The expiry of a foreign
--- owner is left alone. Waiting leases that are too long are shortened together, as far as the budget goes,
--- so that those of the dead do not end one after the other, each a TTL after it has become the first.
+-- owner is left alone. Waiting leases are looked at if the one that ends last is too long; one that is
+-- longer by its own TTL hides the others until head meets one of them.
 local function clamp()
-  local cut = clamp_waiting(redis.call('ZREVRANGE', KEYS[4], '0', '0', 'WITHSCORES'))
-  if cut > 0 then clamp_waiting(redis.call('ZREVRANGE', KEYS[4], 0, budget - 1, 'WITHSCORES')) end
+  if clamp_waiting(redis.call('ZREVRANGE', KEYS[4], '0', '0', 'WITHSCORES')) > 0 then clamp_all_waiting() end
   if value == MARK or not value then
     local cut = false
     local all = redis.call('ZREVRANGE', KEYS[3], 0, 99, 'WITHSCORES')
