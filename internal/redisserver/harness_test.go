@@ -265,6 +265,21 @@ func (s *scene) now() int64 {
 // dies ends a waiter's lease now, as if it had crashed a TTL ago.
 func (s *scene) dies(id string) { s.raw("ZADD", s.keys.Waiters(), "XX", s.now()-1, id) }
 
+// crowd adds n writers to the end of the queue, whose waiting leases end then.
+func (s *scene) crowd(n int, ends int64) (ids []string) {
+	queue, waiters := []any{"ZADD", s.keys.Queue()}, []any{"ZADD", s.keys.Waiters()}
+	for i := range n {
+		id := s.writer("W")
+		ids = append(ids, id)
+		queue, waiters = append(queue, 1000+i, id), append(waiters, ends, id)
+	}
+	s.raw(queue...)
+	s.raw(waiters...)
+	s.raw("PEXPIRE", s.keys.Queue(), 600_000)
+	s.raw("PEXPIRE", s.keys.Waiters(), 600_000)
+	return ids
+}
+
 // readsFor makes the reader id an owner whose lease ends ms from now.
 func (s *scene) readsFor(id string, ms int64) {
 	s.t.Helper()

@@ -613,11 +613,7 @@ func TestInspectWritesNothing(t *testing.T) {
 func TestInspectShowsWhoWaitsAndIsAlive(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		s.acquire(s.writer("A"))
-		var ids []string
-		for i := range 1100 {
-			ids = append(ids, s.writer("W"))
-			s.acquire(ids[i])
-		}
+		ids := s.crowd(1100, s.now()+30_000)
 		look := func(want []string, length int) {
 			t.Helper()
 			sn, err := s.srv.Inspect(context.Background(), &s.keys)

@@ -210,15 +210,11 @@ func TestWaitingLeasesBehindALiveHeadAreClampedTogether(t *testing.T) {
 		s.gets(s.acquire(s.writer("A")))
 		head := s.reader("B") // a writer would take the shortcut, as the last token is not ahead of the clock
 		s.acquire(head)
-		var dead []string
-		for range 700 {
-			id := s.writer("C")
-			s.acquire(id)
-			dead = append(dead, id)
+		n := 700
+		if !s.real {
+			n = 60 // because miniredis sorts all of them for each
 		}
-		for _, id := range dead {
-			s.raw("ZADD", s.keys.Waiters(), "XX", s.now()+3_600_000, id)
-		}
+		dead := s.crowd(n, s.now()+3_600_000)
 		tooLong := func() (n int) {
 			st := s.look()
 			for _, id := range dead {
@@ -229,8 +225,8 @@ func TestWaitingLeasesBehindALiveHeadAreClampedTogether(t *testing.T) {
 			return n
 		}
 		s.acquire(head)
-		if n := tooLong(); n != 200 {
-			t.Errorf("after one call %d of 700 leases are longer than their TTL; a call shortens 500", n)
+		if got := tooLong(); got != max(0, n-500) {
+			t.Errorf("after one call %d of %d leases are longer than their TTL; a call shortens 500", got, n)
 		}
 		s.acquire(head)
 		if n := tooLong(); n != 0 {
