@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"os"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -111,6 +112,24 @@ func TestBeforeTheCommandIsToldToEndRedisIsAsked(t *testing.T) {
 				m.SetError("")
 			})
 		})
+	}
+}
+
+func TestAGuardThatIsStoppedStopsNobodyElse(t *testing.T) {
+	theirs, ours, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer theirs.Close()
+	defer ours.Close()
+	_ = ours.SetWriteDeadline(time.Now().Add(time.Second))
+	for err == nil {
+		_, err = ours.Write([]byte("x")) // until the pipe is full
+	}
+	g := &guard{lines: ours}
+	g.until(time.Now().Add(time.Minute)) // it returns
+	if g.at.passed(readClocks()) {
+		t.Error("the deadline has passed")
 	}
 }
 

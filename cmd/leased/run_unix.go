@@ -585,8 +585,7 @@ func (r *running) ask() error {
 	return r.lease.Check(ctx)
 }
 
-// prolong tells the guard how long the lease lasts, if that has changed: a guard that is stopped reads nothing,
-// and a pipe that is full would stop this process as well.
+// prolong tells the guard how long the lease lasts, if that has changed.
 func (r *running) prolong() {
 	until := r.lease.TrustedUntil().Add(-killMargin(r.options.ttl))
 	if !until.Equal(r.promised) {
@@ -813,9 +812,14 @@ func startGuard() (*guard, error) {
 	return g, nil
 }
 
+// guardWait is how long a guard that is stopped is waited for once the pipe to it is full. A line is written
+// as a whole or not at all.
+const guardWait = 100 * time.Millisecond
+
 // until tells the guard to kill the group at t, unless it hears otherwise.
 func (g *guard) until(t time.Time) {
 	g.at = deadlineAt(t, time.Now(), readClocks())
+	_ = g.lines.SetWriteDeadline(time.Now().Add(guardWait))
 	fmt.Fprintln(g.lines, g.at)
 }
 

@@ -84,8 +84,8 @@ func once(ctx context.Context, lock func(context.Context) (*leased.Lease, error)
 	return true, job(work)
 }
 
-// wait waits for the lock until ctx ends, also while Redis does not answer. Then it returns ErrLocked if
-// another machine has run the job, or has begun to in time.
+// wait waits for the lock until ctx ends, also while Redis does not answer. Then it returns ErrLocked if it
+// seems that another machine has run the job, or has begun to in time.
 func wait(ctx context.Context, locks *leased.Client, mu *leased.Mutex, name string) (*leased.Lease, error) {
 	lease, err := mu.LockContext(ctx)
 	if errors.Is(err, context.DeadlineExceeded) {

@@ -176,9 +176,9 @@ func (m *member) ping() error {
 
 // pingThrough sends PINGs until one meets a connection that is not broken, and returns its outcome as ping
 // does. Once the server is away, only one call goes on, because a proxy without a server closes new
-// connections as well.
+// connections as well; that one has more time, because the pool may have hundreds that are broken.
 func (m *member) pingThrough() error {
-	alone := false
+	began, alone := time.Now(), false
 	defer func() {
 		if alone {
 			m.mu.Lock()
@@ -187,11 +187,13 @@ func (m *member) pingThrough() error {
 		}
 	}()
 	err := m.ping()
-	for tries := 0; tries < mostBroken && m.owner.base.Err() == nil; tries++ {
-		if redisserver.ConnectionsInUse(err) {
-			time.Sleep(untilOneIsFree)
-		} else if !redisserver.ConnectionBroke(err) {
+	for tries := 0; m.owner.base.Err() == nil && (tries < mostBroken || alone && time.Since(began) < emptyingTime); tries++ {
+		inUse := redisserver.ConnectionsInUse(err)
+		if !inUse && !redisserver.ConnectionBroke(err) {
 			break
+		}
+		if inUse || tries >= mostBroken {
+			time.Sleep(untilOneIsFree)
 		}
 		m.learn(err)
 		if !alone && m.isAway() {
@@ -253,8 +255,11 @@ func (m *member) check(lost bool) {
 	}
 }
 
-// mostBroken is how many broken connections pingThrough puts up with.
-const mostBroken = 100
+// pingThrough puts up with so many broken connections, or for so long if it is the only one that goes on.
+const (
+	mostBroken   = 100
+	emptyingTime = 20 * time.Second
+)
 
 // untilOneIsFree is the pause before pingThrough tries again to get a connection.
 const untilOneIsFree = 20 * time.Millisecond
@@ -342,8 +347,11 @@ func (m *member) do(ctx context.Context, s *Send) Result {
 		}
 		res.Answer, err = m.srv.Do(ctx, s.Keys, &cmd)
 		if cmd.Verb == protocol.Acquire && redisserver.ConnectionBroke(err) && m.pingThrough() == nil {
-			cmd.First, res.Repeated = false, true // an acquire may run twice; a release would find that it is not the owner
-			res.Answer, err = m.srv.Do(ctx, s.Keys, &cmd)
+			m.stirs() // it may be away, but has answered
+			if ctx.Err() == nil {
+				cmd.First, res.Repeated = false, true // an acquire may run twice; a release would find that it is not the owner
+				res.Answer, err = m.srv.Do(ctx, s.Keys, &cmd)
+			}
 		}
 		if cmd.Echo != "" {
 			m.inbox.ProbeSent(cmd.Echo, res.Answer.Published(&cmd))
