@@ -19,8 +19,9 @@ type Info struct {
 	Waiting []Waiter // in the order in which they will be served; the first 1,000
 
 	// Queue is the number of waiting processes. One that has died is counted, and is in Waiting, until a TTL
-	// after it last asked, or for longer if Redis' clock was set back since. Redis does not know of callers who wait for another caller of their own process, so
-	// those who wait inside the owner's process are neither in Queue nor in Waiting.
+	// after it last asked, or for longer if Redis' clock was set back since. Redis does not know of callers who
+	// wait for another caller of their own process, so those who wait inside the owner's process are neither in
+	// Queue nor in Waiting.
 	Queue int
 
 	// Token is the last fencing token that Redis, or any server of a quorum, knows; 0 if none.

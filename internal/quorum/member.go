@@ -221,7 +221,10 @@ func (m *member) emptiesPool() bool {
 // learn notes why a PING failed, or that it did not.
 func (m *member) learn(why error) {
 	m.mu.Lock()
-	m.why, m.trouble, m.learned = why, why, time.Now()
+	m.trouble, m.learned = why, time.Now()
+	if why != nil { // or else probe may have yet to report it
+		m.why = why
+	}
 	m.mu.Unlock()
 }
 
