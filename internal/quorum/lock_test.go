@@ -2113,6 +2113,21 @@ func TestATroubleIsOverWithTheNextAnswer(t *testing.T) {
 	}
 }
 
+// A connection broke just after check. Later the server is silent, which is another matter.
+func TestAServerThatIsSilentIsNotAwayForAnEarlierTrouble(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &member{owner: &Server{base: t.Context(), start: func(func()) bool { return true }}, checked: time.Now()}
+		m.sending()
+		m.heardOf(&protocol.Failure{Err: io.EOF, Kind: protocol.NoAnswer}, time.Now())
+		time.Sleep(time.Minute)
+		m.sending()
+		time.Sleep(mostPatience + 1)
+		if !m.isAway() || m.whyAway() != errAway {
+			t.Errorf("away %v, because of %v", m.isAway(), m.whyAway())
+		}
+	})
+}
+
 // panicking is a user's hook that panics on every command.
 type panicking struct{}
 

@@ -30,7 +30,6 @@ type member struct {
 
 	mu       sync.Mutex // guards what follows; only the mutex of the client's goroutines is locked under it
 	away     bool
-	why      error     // why it is away
 	left     time.Time // when it was last found to be away
 	young    time.Time // end of the quarantine that was last reported
 	voted    bool      // some answer did not say that it was in quarantine
@@ -40,7 +39,7 @@ type member struct {
 	checked  time.Time // when check was last started
 	answered time.Time // when it last answered a command
 	trouble  error     // why the last command or PING had no answer
-	learned  time.Time // when a PING last told why, or that nothing is wrong
+	learned  time.Time // when that became known
 	emptying bool      // the server is away, and one pingThrough goes on
 	strays   lockstate.CancelSchedule
 	sweeping bool
@@ -71,11 +70,10 @@ func (m *member) isAway() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.away && m.out > 0 && time.Since(m.heard) > mostPatience {
-		why := errAway
-		if m.trouble != nil && !m.learned.Before(m.heard) { // or else it is of an earlier failure
-			why = m.trouble
+		if m.learned.Before(m.heard) { // it is of an earlier failure
+			m.trouble = nil
 		}
-		m.leaveLocked(why)
+		m.leaveLocked()
 	}
 	return m.away
 }
@@ -91,11 +89,11 @@ func (m *member) whyAway() error {
 }
 
 // leaveLocked notes that the server does not answer, and starts to probe it until it does.
-func (m *member) leaveLocked(why error) {
+func (m *member) leaveLocked() {
 	if m.away {
 		return
 	}
-	m.away, m.why, m.left = true, why, time.Now()
+	m.away, m.left = true, time.Now()
 	m.quietLocked()
 	m.owner.start(m.probe)
 }
@@ -113,11 +111,8 @@ func (m *member) probe() {
 }
 
 func (m *member) reportAway() {
-	m.mu.Lock()
-	why := m.why
-	m.mu.Unlock()
 	answering, _ := m.owner.Answering()
-	m.owner.reports.Left(m.place, answering, why)
+	m.owner.reports.Left(m.place, answering, m.whyAway())
 }
 
 // pingUntilAnswered is the rest of probe; pause precedes the first PING. If a hook of the Redis client
@@ -221,12 +216,12 @@ func (m *member) emptiesPool() bool {
 // learn notes why a PING failed, or that it did not.
 func (m *member) learn(why error) {
 	m.mu.Lock()
-	m.trouble, m.learned = why, time.Now()
-	if why != nil { // or else probe may have yet to report it
-		m.why = why
-	}
+	m.learnLocked(why)
 	m.mu.Unlock()
 }
+
+// learnLocked notes why a command or PING failed, or that it did not.
+func (m *member) learnLocked(why error) { m.trouble, m.learned = why, time.Now() }
 
 // check sends the server a PING at once, after a command failed in a way that provesLittle. Meanwhile
 // the server is still sent commands. PINGs are repeated as long as they meet broken connections,
@@ -247,8 +242,8 @@ func (m *member) check(lost bool) {
 	switch {
 	case m.away || m.owner.base.Err() != nil:
 	case err != nil:
-		m.trouble = err
-		m.leaveLocked(err)
+		m.learnLocked(err)
+		m.leaveLocked()
 	default:
 		m.heard, m.trouble = time.Now(), nil
 	}
@@ -317,7 +312,7 @@ func (m *member) heardOf(fail *protocol.Failure, sent time.Time) {
 		m.answered = m.heard
 		return
 	}
-	m.trouble = fail.Err
+	m.learnLocked(fail.Err)
 	little = little || fail.Kind == protocol.NoAnswer && sent.Before(m.answered)
 	switch {
 	case m.owner.base.Err() != nil:
@@ -327,7 +322,7 @@ func (m *member) heardOf(fail *protocol.Failure, sent time.Time) {
 		m.checked = time.Now()
 		m.checking = m.owner.start(func() { m.check(!exhausted) })
 	default:
-		m.leaveLocked(fail.Err)
+		m.leaveLocked()
 	}
 }
 
