@@ -443,3 +443,19 @@ func TestEachServerOfAQuorumKeepsAMinimumHold(t *testing.T) {
 		}
 	})
 }
+
+func TestVirtualAMinimumHoldIsOverWhenRedisForgetsTheLock(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		mu := newClient(t, s).Mutex("x", leased.WithMinHold(time.Minute))
+		unlock(t, lock(t, mu))
+		if mu.TryLock() {
+			t.Fatal("the lock is free although the minimum hold goes on")
+		}
+		s.Mini.FlushAll()
+		l, err := mu.TryLockContext(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		unlock(t, l)
+	})
+}
