@@ -9,6 +9,7 @@ import (
 	"github.com/leasedmutex/leased/internal/lockstate"
 	"github.com/leasedmutex/leased/internal/protocol"
 	"github.com/leasedmutex/leased/internal/quorum"
+	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
 // Compare errors with errors.Is. Most errors of this package wrap one of these together with the cause,
@@ -123,6 +124,11 @@ type notAcquired struct {
 	silent  bool   // whether Redis had been asked for the lock, and had not answered
 }
 
+// unanswered reports whether Redis was asked, and had told neither who has the lock nor what is wrong.
+func (e *notAcquired) unanswered() bool {
+	return e.silent && e.lastErr == nil && !e.here && e.blocker == ""
+}
+
 func (e *notAcquired) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "leased: lock %q not acquired", e.name)
@@ -140,7 +146,7 @@ func (e *notAcquired) Error() string {
 		fmt.Fprintf(&b, " (kept until the end of the minimum hold of %s)", e.blocker)
 	case e.blocker != "":
 		fmt.Fprintf(&b, " (held by %s)", e.blocker)
-	case e.silent && e.lastErr == nil:
+	case e.unanswered():
 		b.WriteString(" (Redis had not answered)")
 	}
 	if e.lastErr != nil && !errors.Is(e.reason, e.lastErr) {
@@ -149,8 +155,12 @@ func (e *notAcquired) Error() string {
 	return b.String()
 }
 
+// Unwrap includes redisserver.ErrLateAnswer if nothing was known of the lock, for the command line.
 func (e *notAcquired) Unwrap() []error {
 	errs := []error{ErrNotAcquired}
+	if e.unanswered() {
+		errs = append(errs, redisserver.ErrLateAnswer)
+	}
 	for _, err := range []error{e.reason, e.lastErr} {
 		if err != nil {
 			errs = append(errs, err)

@@ -366,6 +366,14 @@ func (c *connection) close() {
 	}
 }
 
+// another returns a client that only asks, for when c.client is closed.
+func (c *connection) another() (*leased.Client, error) {
+	if len(c.servers) > 1 {
+		return leased.NewQuorum(c.servers, clientOptions(c.prefix, nil)...)
+	}
+	return newClient(c.servers[0], c.prefix)
+}
+
 // open returns a connection for work on one lock. Whoever has the lock has answered.
 func (a *address) open(ctx context.Context, name string, opts ...leased.Option) (*connection, error) {
 	if a.Quorum {

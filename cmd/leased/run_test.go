@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -18,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
 	"github.com/alicebob/miniredis/v2/server"
 	"github.com/creack/pty"
 	"github.com/redis/go-redis/v9"
@@ -798,8 +800,9 @@ func TestALockThatRedisRefusesWasNotContended(t *testing.T) {
 		}, "too few of 3 servers may vote"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			at := c.addr()
-			for _, wait := range [][]string{{"-w", "0.5"}, {"-w", "0.5", "-E", "0"}, {"-n"}} {
+			for _, wait := range [][]string{{"-w", "3"}, {"-w", "3", "-E", "0"}, {"-n"}} {
 				args := append(append(at[1:len(at):len(at)], wait...), "job", "--", "true")
 				status, out, errs := runResult(t, at[0], args...)
 				if status != statusRunUnavailable || out != "" || !strings.Contains(errs, c.want) || strings.Count(errs, "\n") != 1 {
@@ -807,6 +810,60 @@ func TestALockThatRedisRefusesWasNotContended(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Each of them sees the other one as the owner on most of the servers that answer, but the servers' votes do not count.
+func TestRunsThatKeepEachOtherFromServersInQuarantineAreNotContended(t *testing.T) {
+	t.Parallel()
+	at := redistest.MiniTCP(t).Addr() + "," + redistest.MiniTCP(t).Addr() + "," + hung(t, time.Minute).Addr()
+	var runs sync.WaitGroup
+	for range 2 {
+		runs.Go(func() {
+			status, out, errs := runResult(t, at, "--quorum", "-w", "5", "-E", "0", "job", "--", "true")
+			if status != statusRunUnavailable || out != "" || strings.Count(errs, "\n") != 1 {
+				t.Errorf("status %d, stdout %q, stderr %q", status, out, errs)
+			}
+		})
+	}
+	runs.Wait()
+}
+
+// hung returns a Redis that answers nobody who wants a lock until a time has passed since the first one asked.
+func hung(t *testing.T, d time.Duration) *miniredis.Miniredis {
+	m := redistest.MiniTCP(t)
+	var once sync.Once
+	wakes := make(chan struct{})
+	wake := sync.OnceFunc(func() { close(wakes) })
+	t.Cleanup(wake)
+	m.Server().SetPreHook(func(_ *server.Peer, _ string, args ...string) bool {
+		if slices.ContainsFunc(args, func(arg string) bool { return strings.HasPrefix(arg, "leased1:") }) {
+			once.Do(func() { time.AfterFunc(d, wake) })
+			<-wakes
+		}
+		return false
+	})
+	return m
+}
+
+// When the wait is over, the lock may be free or taken; Redis has to be asked again.
+func TestALockOfARedisThatHungIsContendedIfItIsTaken(t *testing.T) {
+	t.Parallel()
+	free, taken := hung(t, time.Second), hung(t, time.Second)
+	taken.Set("job", "somebody else")
+	taken.SetTTL("job", time.Hour)
+	args := []string{"-w", "0.3", "-E", "3", "job", "--", "true"}
+	if status, out, errs := runResult(t, free.Addr(), args...); status != statusRunUnavailable || out != "" ||
+		!strings.Contains(errs, "Redis had not answered") || strings.Count(errs, "\n") != 1 {
+		t.Errorf("a free lock: status %d, stdout %q, stderr %q", status, out, errs)
+	}
+	if status, out, errs := runResult(t, taken.Addr(), args...); status != 3 || out+errs != "" {
+		t.Errorf("a lock that is taken: status %d, stdout %q, stderr %q", status, out, errs)
+	}
+	others := redistest.MiniTCP(t).Addr() + "," + redistest.MiniTCP(t).Addr() + "," + hung(t, time.Second).Addr()
+	if status, out, errs := runResult(t, others, append([]string{"--quorum"}, args...)...); status != statusRunUnavailable || out != "" ||
+		strings.Count(errs, "\n") != 1 {
+		t.Errorf("a quorum with one such server: status %d, stdout %q, stderr %q", status, out, errs)
 	}
 }
 

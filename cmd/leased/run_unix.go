@@ -23,6 +23,8 @@ import (
 	"golang.org/x/term"
 
 	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/quorum"
+	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
 // A run is three processes: this one, which holds the lease; the guard; and the command. The
@@ -81,11 +83,10 @@ func runUnder(ctx context.Context, std streams, o *runOptions) (err error) {
 	defer g.end()
 	lease, err := o.acquire(ctx, std, conn, signals, &trouble)
 	if err != nil {
-		err = o.withoutLock(ctx, client, err)
 		if left := client.Close(); left != nil { // which has tried for a while to withdraw the request
 			complain(std, left)
 		}
-		return err
+		return o.withoutLock(ctx, conn, &trouble, err)
 	}
 	taken := time.Now()
 	r := &running{options: o, lease: lease, guard: g, signals: signals, err: std.err, trouble: &trouble}
@@ -112,8 +113,8 @@ func runUnder(ctx context.Context, std streams, o *runOptions) (err error) {
 	return err
 }
 
-// withoutLock returns the error of a run that did not get the lock.
-func (o *runOptions) withoutLock(ctx context.Context, client *leased.Client, err error) error {
+// withoutLock returns the error of a run that did not get the lock, and has withdrawn its request.
+func (o *runOptions) withoutLock(ctx context.Context, conn *connection, trouble *troubleLog, err error) error {
 	switch {
 	case errors.As(err, new(caught)):
 		return ofSignal(err)
@@ -121,8 +122,16 @@ func (o *runOptions) withoutLock(ctx context.Context, client *leased.Client, err
 		return usagef("run: %s", bare(err))
 	case errors.Is(err, leased.ErrLocked):
 		return &exitStatus{status: o.conflict}
-	case errors.Is(err, context.DeadlineExceeded) && o.contended(ctx, client, err):
-		return &exitStatus{status: o.conflict}
+	case errors.Is(err, context.DeadlineExceeded):
+		if asker, failed := conn.another(); failed == nil {
+			defer asker.Close() // it holds nothing
+			if o.contended(ctx, asker, trouble, err) {
+				return &exitStatus{status: o.conflict}
+			}
+		}
+	}
+	if why := trouble.quarantine(); why != nil && !errors.Is(err, leased.ErrNoQuorum) {
+		return fmt.Errorf("%w; %w", err, why)
 	}
 	return o.notAcquired(err)
 }
@@ -208,17 +217,20 @@ func latest(a, b time.Time) time.Time {
 	return b
 }
 
-// contended reports whether a wait ended with err because the lock was taken, and not because of
-// Redis. Redis was no obstacle if it answers and did not refuse the lock when it was last asked.
-func (o *runOptions) contended(ctx context.Context, client *leased.Client, err error) bool {
+// contended reports whether a wait that met trouble ended with err, or goes on, because the lock is taken, and not
+// because of Redis. Redis is no obstacle if it answers and did not refuse the lock when it was last asked.
+func (o *runOptions) contended(ctx context.Context, client *leased.Client, trouble *troubleLog, err error) bool {
+	if trouble.quarantine() != nil { // whoever the servers name may be refused as well, and may be gone by now
+		return false
+	}
 	ask, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	info, failed := client.Inspect(ask, o.name)
 	if failed != nil {
 		return false
 	}
-	if errors.Is(err, leased.ErrNoQuorum) {
-		return info.Behind > info.Servers/2 // otherwise too few servers may vote
+	if errors.Is(err, leased.ErrNoQuorum) || errors.Is(err, redisserver.ErrLateAnswer) {
+		return len(info.Owners) > 0 && (info.Servers == 0 || info.Behind > info.Servers/2)
 	}
 	var answer redis.Error
 	if !errors.As(err, &answer) {
@@ -257,6 +269,8 @@ type troubleLog struct {
 	since time.Time  // when it did
 	last  error      // what went wrong last
 	at    time.Time  // when it did
+	young error      // the last one that said that too few servers of a quorum may vote
+	votes time.Time  // when enough of them may
 }
 
 func (t *troubleLog) Enabled(_ context.Context, level slog.Level) bool {
@@ -292,6 +306,9 @@ func (t *troubleLog) Handle(_ context.Context, line slog.Record) error {
 		return nil
 	}
 	t.last, t.at = err, time.Now()
+	if rest := quorum.Quarantine(err); rest > 0 {
+		t.young, t.votes = err, t.at.Add(rest)
+	}
 	if t.err == nil {
 		t.err, t.since = err, t.at
 	}
@@ -321,6 +338,16 @@ func (t *troubleLog) after(since time.Time) error {
 		return nil
 	}
 	return t.last
+}
+
+// quarantine returns the trouble that too few servers of a quorum may vote, until enough of them may.
+func (t *troubleLog) quarantine() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if time.Now().Before(t.votes) {
+		return t.young
+	}
+	return nil
 }
 
 const lastingTrouble = 5 * time.Second // longer than most restarts and failovers
@@ -386,7 +413,7 @@ func (o *runOptions) acquire(ctx context.Context, std streams, conn *connection,
 		case r := <-done:
 			return r.lease, r.err
 		case <-look.C:
-			if why := trouble.lasting(); why != nil && !o.contended(ctx, client, why) {
+			if why := trouble.lasting(); why != nil && !o.contended(ctx, client, trouble, why) {
 				fmt.Fprintf(std.err, "leased: still waiting for lock %q; Redis is not granting it: %v\n", o.name, inPlainWords(why))
 				look.Stop()
 			}

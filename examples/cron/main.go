@@ -93,6 +93,7 @@ func wait(ctx context.Context, locks *leased.Client, mu *leased.Mutex, name stri
 		defer cancel()
 		latest, _ := ctx.Deadline() // a request that reached a Redis that hung may own the lock, but only since then
 		if info, askErr := locks.Inspect(ask, name); askErr == nil && len(info.Owners) > 0 &&
+			2*info.Behind >= info.Servers && // both are 0 unless this is a quorum
 			(info.Owners[0].Unlocked || info.Owners[0].Since.Before(latest)) {
 			return nil, leased.ErrLocked
 		}

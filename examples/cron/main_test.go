@@ -7,6 +7,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/leasedmutex/leased"
 	"github.com/leasedmutex/leased/examples/internal/testclient"
 	"github.com/leasedmutex/leased/leasedtest"
@@ -140,6 +142,31 @@ func TestAMachineThatWaitsCanTellWhetherAnotherOneHasRunTheJob(t *testing.T) {
 			t.Errorf("in an outage the machine ran the job: %v, %v", ran, err)
 		}
 	})
+}
+
+// The owner that a minority of a quorum names has not got the lock.
+func TestAMinorityOfAQuorumDoesNotTellThatTheJobHasRun(t *testing.T) {
+	var servers []redis.UniversalClient
+	for range 3 {
+		_, rdb := testclient.Redis(t)
+		servers = append(servers, rdb)
+	}
+	if err := servers[0].Set(t.Context(), "cron:cleanup", "somebody else", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := servers[2].Close(); err != nil { // this server cannot be reached
+		t.Fatal(err)
+	}
+	locks, err := leased.NewQuorum(servers)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer locks.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if _, err := wait(ctx, locks, locks.Mutex("cron:cleanup"), "cron:cleanup"); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, leased.ErrLocked) {
+		t.Errorf("the wait ended with %v", err)
+	}
 }
 
 func TestTheProgramRunsTheJobAndEnds(t *testing.T) {
