@@ -375,9 +375,19 @@ func TestReplicasHaveBounds(t *testing.T) {
 	for _, o := range []leased.Option{
 		leased.WithReplicas(0, time.Second), leased.WithReplicas(1, 0), leased.WithReplicas(1, 2*time.Second),
 		leased.WithReplicas(1, 1500*time.Microsecond), leased.WithReplicas(-1, time.Second),
+		leased.WithReplicas(1, time.Second+time.Millisecond),
 	} {
 		if c, err := leased.New(rdb, o); c != nil || !errors.Is(err, leased.ErrInvalidOption) {
 			t.Errorf("%v", err)
+		}
+	}
+	for _, timeout := range []time.Duration{time.Millisecond, time.Second} {
+		c, err := leased.New(rdb, leased.WithReplicas(1, timeout))
+		if err != nil {
+			t.Fatalf("a timeout of %v: %v", timeout, err)
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
 		}
 	}
 }

@@ -200,9 +200,12 @@ func TestABadOptionIsRefused(t *testing.T) {
 			"TTL negative":        leased.WithTTL(-time.Second),
 			"TTL below 100 ms":    leased.WithTTL(99 * time.Millisecond),
 			"TTL in microseconds": leased.WithTTL(time.Second + time.Microsecond),
+			"TTL too long":        leased.WithTTL(30*24*time.Hour + time.Millisecond),
 			"TTL huge":            leased.WithTTL(1<<63 - 1),
+			"minimum hold":        leased.WithMinHold(30*24*time.Hour + time.Millisecond),
 			"maximum hold":        leased.WithMaxHold(-1),
 			"idle hold":           leased.WithIdleHold(-1),
+			"idle hold too long":  leased.WithIdleHold(30*24*time.Hour + 1),
 			"idle hold huge":      leased.WithIdleHold(1<<63 - 1),
 			"no hand-off":         leased.WithLocalHandoffs(0, time.Second),
 			"negative tenure":     leased.WithLocalHandoffs(1, -1),
@@ -254,6 +257,17 @@ func TestAnOptionAtItsBoundIsTaken(t *testing.T) {
 			t.Errorf("owned by %+v", info.Owners)
 		}
 		unlock(t, l)
+		const longest = 30 * 24 * time.Hour
+		for what, mu := range map[string]*leased.Mutex{
+			"the shortest TTL":      c.Mutex("short", leased.WithTTL(100*time.Millisecond)),
+			"the longest TTL":       c.Mutex("long", leased.WithTTL(longest)),
+			"the longest idle hold": c.Mutex("idle", leased.WithIdleHold(longest)),
+			"the longest prefix":    newClient(t, s, leased.WithKeyPrefix(strings.Repeat("p", 256))).Mutex(s.Prefix),
+		} {
+			if err := mu.Do(t.Context(), func(context.Context) error { return nil }); err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
 	})
 }
 
@@ -386,6 +400,8 @@ func TestAQuorumRefusesWhatItCannotBe(t *testing.T) {
 		"a TTL longer than the quarantine":  {clients(3), leased.WithTTL(time.Minute + time.Millisecond)},
 		"a quarantine shorter than the TTL": {clients(3), leased.WithQuarantine(29 * time.Second)},
 		"no quarantine":                     {clients(3), leased.WithQuarantine(0)},
+		"a quarantine of 99 ms":             {clients(3), leased.WithQuarantine(100*time.Millisecond - 1)},
+		"a quarantine of over 30 days":      {clients(3), leased.WithQuarantine(30*24*time.Hour + 1)},
 	} {
 		var opts []leased.Option
 		if c.opt != nil {
@@ -397,6 +413,17 @@ func TestAQuorumRefusesWhatItCannotBe(t *testing.T) {
 	}
 	if c, err := leased.New(clients(1)[0], leased.WithQuarantine(time.Minute)); c != nil || !errors.Is(err, leased.ErrInvalidOption) {
 		t.Errorf("a quarantine of one server: %v, %v", c, err)
+	}
+	const shortest, longest = 100 * time.Millisecond, 30 * 24 * time.Hour
+	for _, d := range []time.Duration{shortest, longest} {
+		c, err := leased.NewQuorum(clients(3), leased.WithTTL(shortest), leased.WithQuarantine(d))
+		if err != nil {
+			t.Errorf("a quarantine of %v: %v", d, err)
+			continue
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

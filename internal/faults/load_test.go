@@ -33,7 +33,7 @@ func underLoad(t *testing.T, disturb func(context.Context, *redis.Client) error,
 	if testing.Short() {
 		turns, times = turns/2, times/2
 	}
-	ctx, enough := context.WithCancel(within(t, patience))
+	ctx, enough := context.WithCancel(within(t, 3*patience))
 	defer enough()
 	count, entered := 0, atomic.Int64{} // count is plain: only the lock guards it
 	var inside, hits, unproved atomic.Int64
