@@ -665,6 +665,7 @@ func TestCloseWaitsForTheCancelOfARequestThatMayStillArrive(t *testing.T) {
 				c := clientOn(t, s, rdb, leased.WithTTL(time.Minute))
 				unlock(t, lock(t, c.Mutex("x")))
 				fillPool(t, rdb, 8)
+				synctest.Wait() // until it subscribes: the backlog cannot end a subscription whose greeting it holds up
 				b.hang()
 				ctx, cancel := context.WithTimeout(context.Background(), 1500*time.Millisecond)
 				defer cancel()
