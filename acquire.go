@@ -283,7 +283,7 @@ func (e *entry) lastKnownLocked() (known lastKnown) {
 // refusal returns the error of a caller that was not admitted; known is nil if the caller had not
 // entered the lock.
 func (h *handle) refusal(known *lastKnown, reason error, began time.Time) error {
-	r := &notAcquired{name: h.keys.Name(), waited: time.Since(began), reason: reason}
+	r := &notAcquired{name: h.keys.Name(), waited: time.Since(began), reason: reason, unasked: known == nil}
 	if known != nil {
 		r.lastErr, r.blocker, r.here, r.silent = known.err, blockerName(known.blocker), known.here, known.silent
 		_, r.minHold = protocol.ParseCooldown(known.blocker)

@@ -121,6 +121,7 @@ type notAcquired struct {
 	blocker string // readable id of the client that had the lock when Redis last answered, up to 20 s before if it answers; may be empty
 	minHold bool   // whether blocker has unlocked and its minimum hold keeps the lock
 	here    bool   // whether a caller of this process was inside
+	unasked bool   // whether the caller gave up before it entered the lock
 	silent  bool   // whether Redis had been asked for the lock, and had not answered
 }
 
@@ -155,10 +156,10 @@ func (e *notAcquired) Error() string {
 	return b.String()
 }
 
-// Unwrap includes redisserver.ErrLateAnswer if nothing was known of the lock, for the command line.
+// Unwrap includes redisserver.ErrLateAnswer if nothing was known of the lock, for "leased run".
 func (e *notAcquired) Unwrap() []error {
 	errs := []error{ErrNotAcquired}
-	if e.unanswered() {
+	if e.unasked || e.unanswered() {
 		errs = append(errs, redisserver.ErrLateAnswer)
 	}
 	for _, err := range []error{e.reason, e.lastErr} {

@@ -356,7 +356,8 @@ type connection struct {
 	client  *leased.Client
 	servers []redis.UniversalClient // several if they are a quorum
 	prefix  string
-	replica bool // run began at a replica, see onReplica
+	replica bool          // run began at a replica, see onReplica
+	young   time.Duration // the quarantine of a quorum's servers
 }
 
 func (c *connection) close() {
@@ -366,12 +367,16 @@ func (c *connection) close() {
 	}
 }
 
-// another returns a client that only asks, for when c.client is closed.
-func (c *connection) another() (*leased.Client, error) {
+// another returns a connection that only asks, for when c.client is closed. It uses the same clients of the servers.
+func (c *connection) another() (*connection, error) {
+	other := *c
+	var err error
 	if len(c.servers) > 1 {
-		return leased.NewQuorum(c.servers, clientOptions(c.prefix, nil)...)
+		other.client, err = leased.NewQuorum(c.servers, clientOptions(c.prefix, nil)...)
+	} else {
+		other.client, err = newClient(c.servers[0], c.prefix)
 	}
-	return newClient(c.servers[0], c.prefix)
+	return &other, err
 }
 
 // open returns a connection for work on one lock. Whoever has the lock has answered.

@@ -3,12 +3,14 @@ package main
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/protocol"
 )
 
 // openQuorum is like open, but for several independent servers; a majority of them has answered.
@@ -34,8 +36,10 @@ func (a *address) openQuorum(ctx context.Context, opts ...leased.Option) (*conne
 		}
 		rdbs, options = append(rdbs, redis.NewUniversalClient(o)), append(options, o)
 	}
+	young := time.Minute   // the library's default
 	if a.quarantine != 0 { // which no TTL may exceed, that of a command that takes no locks included
 		ttl := min(30*time.Second, a.quarantine).Truncate(time.Millisecond)
+		young = a.quarantine
 		opts = append([]leased.Option{leased.WithQuarantine(a.quarantine), leased.WithTTL(ttl)}, opts...)
 	}
 	client, err := leased.NewQuorum(rdbs, clientOptions(a.prefix, opts)...)
@@ -48,7 +52,52 @@ func (a *address) openQuorum(ctx context.Context, opts ...leased.Option) (*conne
 		closeAll()
 		return nil, err
 	}
-	return &connection{client: client, servers: rdbs, prefix: a.prefix}, nil
+	return &connection{client: client, servers: rdbs, prefix: a.prefix, young: young}, nil
+}
+
+// voters returns how many of a quorum's servers have kept their data for longer than the quarantine, so that their
+// votes count, and how many others answer. It stops asking when the former are a majority.
+func (c *connection) voters(ctx context.Context) (old, young int) {
+	type vote struct {
+		counts bool
+		err    error
+	}
+	votes := make(chan vote, len(c.servers))
+	ctx, cancel := context.WithCancel(ctx) // ends those that are not waited for
+	defer cancel()
+	for _, rdb := range c.servers {
+		go func() {
+			counts, err := c.mayVote(ctx, rdb)
+			votes <- vote{counts, err}
+		}()
+	}
+	for n := 0; n < len(c.servers) && old <= len(c.servers)/2; n++ {
+		select {
+		case v := <-votes:
+			switch {
+			case v.err != nil:
+			case v.counts:
+				old++
+			default:
+				young++
+			}
+		case <-ctx.Done():
+			return old, young
+		}
+	}
+	return old, young
+}
+
+// mayVote reports whether a server has kept its data for longer than the quarantine, by the mark that it keeps.
+func (c *connection) mayVote(ctx context.Context, rdb redis.UniversalClient) (bool, error) {
+	ask := rdb.Pipeline()
+	mark, now := ask.MGet(ctx, protocol.MarkKey(c.prefix)), ask.Time(ctx) // which the scripts of a lock use, too
+	if _, err := ask.Exec(ctx); err != nil {
+		return false, err
+	}
+	text, _ := mark.Val()[0].(string)
+	since, err := strconv.ParseInt(text, 10, 64)
+	return err == nil && now.Val().Sub(time.UnixMicro(since)) > c.young, nil
 }
 
 // majorityAnswers returns nil if a majority of the servers answers, and otherwise an error that

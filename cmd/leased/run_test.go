@@ -25,6 +25,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/protocol"
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
@@ -816,12 +817,12 @@ func TestALockThatRedisRefusesWasNotContended(t *testing.T) {
 // Each of them sees the other one as the owner on most of the servers that answer, but the servers' votes do not count.
 func TestRunsThatKeepEachOtherFromServersInQuarantineAreNotContended(t *testing.T) {
 	t.Parallel()
-	at := redistest.MiniTCP(t).Addr() + "," + redistest.MiniTCP(t).Addr() + "," + hung(t, time.Minute).Addr()
+	at := redistest.MiniTCP(t).Addr() + "," + redistest.MiniTCP(t).Addr() + "," + hung(t, redistest.MiniTCP(t), time.Minute).Addr()
 	var runs sync.WaitGroup
 	for range 2 {
 		runs.Go(func() {
 			status, out, errs := runResult(t, at, "--quorum", "-w", "5", "-E", "0", "job", "--", "true")
-			if status != statusRunUnavailable || out != "" || strings.Count(errs, "\n") != 1 {
+			if status != statusRunUnavailable || out != "" || !strings.Contains(errs, "servers may vote") || strings.Count(errs, "\n") != 1 {
 				t.Errorf("status %d, stdout %q, stderr %q", status, out, errs)
 			}
 		})
@@ -829,15 +830,45 @@ func TestRunsThatKeepEachOtherFromServersInQuarantineAreNotContended(t *testing.
 	runs.Wait()
 }
 
-// hung returns a Redis that answers nobody who wants a lock until a time has passed since the first one asked.
-func hung(t *testing.T, d time.Duration) *miniredis.Miniredis {
-	m := redistest.MiniTCP(t)
+// Who owns the lock on all servers has it if enough of them may vote, or if all of them are new.
+func TestALockOfAQuorumIsContendedIfItsServersMayVote(t *testing.T) {
+	t.Parallel()
+	var servers []redis.UniversalClient
+	var addrs []string
+	for range 3 {
+		m := redistest.MiniTCP(t)
+		m.Set(protocol.MarkKey(""), "1")
+		servers, addrs = append(servers, redis.NewClient(&redis.Options{Addr: m.Addr()})), append(addrs, m.Addr())
+	}
+	client, err := leased.NewQuorum(servers)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	lease, err := client.Mutex("job").LockContext(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lease.Unlock()
+	for young, want := range []int{3, 3, statusRunUnavailable, 3} {
+		if young > 0 {
+			servers[young-1].Del(t.Context(), protocol.MarkKey(""))
+		}
+		status, out, errs := runResult(t, strings.Join(addrs, ","), "--quorum", "-w", "1", "-E", "3", "job", "--", "true")
+		if status != want || out != "" || (want == 3) != (errs == "") || want != 3 && !strings.Contains(errs, "only 1 of 3 servers may vote") {
+			t.Errorf("%d servers in quarantine: status %d, stdout %q, stderr %q", young, status, out, errs)
+		}
+	}
+}
+
+// hung has a Redis answer nobody who wants a lock until a time has passed since the first one asked.
+func hung(t *testing.T, m *miniredis.Miniredis, d time.Duration) *miniredis.Miniredis {
 	var once sync.Once
 	wakes := make(chan struct{})
 	wake := sync.OnceFunc(func() { close(wakes) })
 	t.Cleanup(wake)
-	m.Server().SetPreHook(func(_ *server.Peer, _ string, args ...string) bool {
-		if slices.ContainsFunc(args, func(arg string) bool { return strings.HasPrefix(arg, "leased1:") }) {
+	m.Server().SetPreHook(func(_ *server.Peer, cmd string, args ...string) bool {
+		if strings.HasPrefix(strings.ToUpper(cmd), "EVAL") && slices.ContainsFunc(args, func(arg string) bool { return strings.HasPrefix(arg, "leased1:") }) {
 			once.Do(func() { time.AfterFunc(d, wake) })
 			<-wakes
 		}
@@ -846,21 +877,60 @@ func hung(t *testing.T, d time.Duration) *miniredis.Miniredis {
 	return m
 }
 
+// reads takes the lock "job" for reading.
+func reads(t *testing.T, m *miniredis.Miniredis) *leased.Lease {
+	rdb := redis.NewClient(&redis.Options{Addr: m.Addr()})
+	client, err := leased.New(rdb)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lease, err := client.RWMutex("job").RLockContext(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = lease.Unlock() // again if the test ended early
+		client.Close()
+		rdb.Close()
+	})
+	return lease
+}
+
 // When the wait is over, the lock may be free or taken; Redis has to be asked again.
 func TestALockOfARedisThatHungIsContendedIfItIsTaken(t *testing.T) {
 	t.Parallel()
-	free, taken := hung(t, time.Second), hung(t, time.Second)
-	taken.Set("job", "somebody else")
-	taken.SetTTL("job", time.Hour)
 	args := []string{"-w", "0.3", "-E", "3", "job", "--", "true"}
-	if status, out, errs := runResult(t, free.Addr(), args...); status != statusRunUnavailable || out != "" ||
-		!strings.Contains(errs, "Redis had not answered") || strings.Count(errs, "\n") != 1 {
-		t.Errorf("a free lock: status %d, stdout %q, stderr %q", status, out, errs)
+	var read *leased.Lease
+	for _, c := range []struct {
+		what   string
+		before func(m *miniredis.Miniredis)
+		shared bool
+		want   int
+	}{
+		{"is free", nil, false, statusRunUnavailable},
+		{"is taken", func(m *miniredis.Miniredis) { m.Set("job", "somebody else"); m.SetTTL("job", time.Hour) }, false, 3},
+		{"is read", func(m *miniredis.Miniredis) { read = reads(t, m) }, false, 3},
+		{"is read by others", func(m *miniredis.Miniredis) { read = reads(t, m) }, true, statusRunUnavailable},
+	} {
+		m := redistest.MiniTCP(t)
+		if c.before != nil {
+			c.before(m)
+		}
+		with := args
+		if c.shared {
+			with = append([]string{"-s"}, args...)
+		}
+		status, out, errs := runResult(t, hung(t, m, time.Second).Addr(), with...)
+		if status != c.want || out != "" || (c.want == 3) != (errs == "") || c.want != 3 && !strings.Contains(errs, "Redis had not answered") ||
+			strings.Count(errs, "\n") > 1 {
+			t.Errorf("a lock that %s: status %d, stdout %q, stderr %q", c.what, status, out, errs)
+		}
+		if read != nil {
+			_ = read.Unlock()
+			read = nil
+		}
 	}
-	if status, out, errs := runResult(t, taken.Addr(), args...); status != 3 || out+errs != "" {
-		t.Errorf("a lock that is taken: status %d, stdout %q, stderr %q", status, out, errs)
-	}
-	others := redistest.MiniTCP(t).Addr() + "," + redistest.MiniTCP(t).Addr() + "," + hung(t, time.Second).Addr()
+	others := redistest.MiniTCP(t).Addr() + "," + redistest.MiniTCP(t).Addr() + "," + hung(t, redistest.MiniTCP(t), time.Second).Addr()
 	if status, out, errs := runResult(t, others, append([]string{"--quorum"}, args...)...); status != statusRunUnavailable || out != "" ||
 		strings.Count(errs, "\n") != 1 {
 		t.Errorf("a quorum with one such server: status %d, stdout %q, stderr %q", status, out, errs)

@@ -23,7 +23,6 @@ import (
 	"golang.org/x/term"
 
 	"github.com/leasedmutex/leased"
-	"github.com/leasedmutex/leased/internal/quorum"
 	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
@@ -86,7 +85,7 @@ func runUnder(ctx context.Context, std streams, o *runOptions) (err error) {
 		if left := client.Close(); left != nil { // which has tried for a while to withdraw the request
 			complain(std, left)
 		}
-		return o.withoutLock(ctx, conn, &trouble, err)
+		return o.withoutLock(ctx, conn, err)
 	}
 	taken := time.Now()
 	r := &running{options: o, lease: lease, guard: g, signals: signals, err: std.err, trouble: &trouble}
@@ -114,7 +113,7 @@ func runUnder(ctx context.Context, std streams, o *runOptions) (err error) {
 }
 
 // withoutLock returns the error of a run that did not get the lock, and has withdrawn its request.
-func (o *runOptions) withoutLock(ctx context.Context, conn *connection, trouble *troubleLog, err error) error {
+func (o *runOptions) withoutLock(ctx context.Context, conn *connection, err error) error {
 	switch {
 	case errors.As(err, new(caught)):
 		return ofSignal(err)
@@ -124,14 +123,15 @@ func (o *runOptions) withoutLock(ctx context.Context, conn *connection, trouble 
 		return &exitStatus{status: o.conflict}
 	case errors.Is(err, context.DeadlineExceeded):
 		if asker, failed := conn.another(); failed == nil {
-			defer asker.Close() // it holds nothing
-			if o.contended(ctx, asker, trouble, err) {
+			defer asker.client.Close() // it holds nothing
+			contended, why := o.contended(ctx, asker, err)
+			if contended {
 				return &exitStatus{status: o.conflict}
 			}
+			if why != "" && !errors.Is(err, leased.ErrNoQuorum) {
+				return fmt.Errorf("%w; %s", err, why)
+			}
 		}
-	}
-	if why := trouble.quarantine(); why != nil && !errors.Is(err, leased.ErrNoQuorum) {
-		return fmt.Errorf("%w; %w", err, why)
 	}
 	return o.notAcquired(err)
 }
@@ -217,32 +217,45 @@ func latest(a, b time.Time) time.Time {
 	return b
 }
 
-// contended reports whether a wait that met trouble ended with err, or goes on, because the lock is taken, and not
-// because of Redis. Redis is no obstacle if it answers and did not refuse the lock when it was last asked.
-func (o *runOptions) contended(ctx context.Context, client *leased.Client, trouble *troubleLog, err error) bool {
-	if trouble.quarantine() != nil { // whoever the servers name may be refused as well, and may be gone by now
-		return false
-	}
+// contended reports whether a wait ended with err, or goes on after it, because the lock is taken, and not because
+// of Redis. Redis is no obstacle if it answers and did not refuse the lock when it was last asked. If too few
+// servers of a quorum may vote, contended says so: whoever they name may be refused as well.
+func (o *runOptions) contended(ctx context.Context, conn *connection, err error) (is bool, why string) {
 	ask, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	info, failed := client.Inspect(ask, o.name)
+	info, failed := conn.client.Inspect(ask, o.name)
 	if failed != nil {
-		return false
+		return false, ""
 	}
-	if errors.Is(err, leased.ErrNoQuorum) || errors.Is(err, redisserver.ErrLateAnswer) {
-		return len(info.Owners) > 0 && (info.Servers == 0 || info.Behind > info.Servers/2)
+	if info.Servers > 0 {
+		old, young := conn.voters(ask)
+		if whole := young == info.Servers && info.Behind == info.Servers; old <= info.Servers/2 && !whole { // a new set votes as a whole
+			return false, fmt.Sprintf("only %d of %d servers may vote: those without data, as after a restart, are in quarantine", old, info.Servers)
+		}
+	}
+	if errors.Is(err, leased.ErrNoQuorum) || errors.Is(err, redisserver.ErrLateAnswer) { // so nobody need have the lock
+		return o.keptOut(&info) && 2*info.Behind >= info.Servers, "" // both are 0 unless this is a quorum
 	}
 	var answer redis.Error
 	if !errors.As(err, &answer) {
-		return true
+		return true, ""
 	}
 	// These would have been the answer to Inspect, too, so they have passed.
 	for _, passed := range []string{"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN"} {
 		if strings.HasPrefix(answer.Error(), passed+" ") {
-			return true
+			return true, ""
 		}
 	}
-	return false
+	return false, ""
+}
+
+// keptOut reports whether others keep this run from the lock: a reader is not kept out by readers.
+func (o *runOptions) keptOut(info *leased.Info) bool {
+	if !o.shared {
+		return len(info.Owners)+info.Queue > 0
+	}
+	return slices.ContainsFunc(info.Owners, func(other leased.Owner) bool { return !other.Shared }) ||
+		slices.ContainsFunc(info.Waiting, func(other leased.Waiter) bool { return !other.Shared })
 }
 
 // notAcquired says what to do about an answer of Redis that has an easy cause.
@@ -269,8 +282,6 @@ type troubleLog struct {
 	since time.Time  // when it did
 	last  error      // what went wrong last
 	at    time.Time  // when it did
-	young error      // the last one that said that too few servers of a quorum may vote
-	votes time.Time  // when enough of them may
 }
 
 func (t *troubleLog) Enabled(_ context.Context, level slog.Level) bool {
@@ -306,9 +317,6 @@ func (t *troubleLog) Handle(_ context.Context, line slog.Record) error {
 		return nil
 	}
 	t.last, t.at = err, time.Now()
-	if rest := quorum.Quarantine(err); rest > 0 {
-		t.young, t.votes = err, t.at.Add(rest)
-	}
 	if t.err == nil {
 		t.err, t.since = err, t.at
 	}
@@ -338,16 +346,6 @@ func (t *troubleLog) after(since time.Time) error {
 		return nil
 	}
 	return t.last
-}
-
-// quarantine returns the trouble that too few servers of a quorum may vote, until enough of them may.
-func (t *troubleLog) quarantine() error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if time.Now().Before(t.votes) {
-		return t.young
-	}
-	return nil
 }
 
 const lastingTrouble = 5 * time.Second // longer than most restarts and failovers
@@ -413,7 +411,11 @@ func (o *runOptions) acquire(ctx context.Context, std streams, conn *connection,
 		case r := <-done:
 			return r.lease, r.err
 		case <-look.C:
-			if why := trouble.lasting(); why != nil && !o.contended(ctx, client, trouble, why) {
+			why := trouble.lasting()
+			if why == nil {
+				continue
+			}
+			if contended, _ := o.contended(ctx, conn, why); !contended {
 				fmt.Fprintf(std.err, "leased: still waiting for lock %q; Redis is not granting it: %v\n", o.name, inPlainWords(why))
 				look.Stop()
 			}

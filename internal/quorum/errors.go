@@ -78,15 +78,6 @@ func (e *noQuorum) Error() string {
 	return b.String()
 }
 
-// Quarantine returns for how long the grants of servers in quarantine do not count yet if err, of a command that
-// was just decided, says that too few others granted. It returns 0 for any other error.
-func Quarantine(err error) time.Duration {
-	if lacking := new(noQuorum); errors.As(err, &lacking) {
-		return lacking.young
-	}
-	return 0
-}
-
 // Unwrap leaves out that the Redis client of a server is closed, unless that decided: others may answer
 // again.
 func (e *noQuorum) Unwrap() []error {
