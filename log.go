@@ -259,8 +259,12 @@ func (l *throttledLog) serverYoung(number int, addr string, left time.Duration, 
 	if tooFew {
 		level = slog.LevelWarn
 	}
-	l.write(level, fmt.Sprint("young ", number), "a server of the quorum is new or has lost its data; its vote does not count yet",
-		"server", number, "addr", addr, "for", left)
+	l.later(func() {
+		cause := fmt.Sprint("young ", number)
+		delete(l.last, cause) // each loss has a line: an operator counts from it when the next server may restart
+		l.print(level, cause, "a server of the quorum is new or has lost its data; its vote does not count yet",
+			"server", number, "addr", addr, "for", left)
+	})
 }
 
 // serverRefuses logs that a server of a quorum answers, but refuses a command.
@@ -271,16 +275,36 @@ func (l *throttledLog) serverRefuses(number int, addr string, why error) {
 	})
 }
 
-func (l *throttledLog) subscribeDenied(err error) {
+// serverName says which server of a quorum a line is about; it is zero if there is only one server.
+type serverName struct {
+	number int // counted from 1
+	addr   string
+}
+
+// cause returns the cause of a line about the server.
+func (s serverName) cause(what string) string { return fmt.Sprint(what, " ", s.number) }
+
+// about adds to args which server a line is about.
+func (s serverName) about(args ...any) []any {
+	if s.number == 0 {
+		return args
+	}
+	return append([]any{"server", s.number, "addr", s.addr}, args...)
+}
+
+func (l *throttledLog) subscribeDenied(at serverName, err error) {
+	text := "Redis does not let this client subscribe; waiting means polling until that is fixed"
+	if at.number > 0 {
+		text = "a server of the quorum does not let this client subscribe; if a majority does not, waiting means polling"
+	}
 	l.later(func() {
-		l.print(slog.LevelWarn, "subscribe denied", "Redis does not let this client subscribe; waiting means polling until that is fixed",
-			"error", l.reason("", err))
+		l.print(slog.LevelWarn, at.cause("subscribe denied"), text, at.about("error", l.reason("", err))...)
 	})
 }
 
 // subscribed notes that a subscription is allowed, so that the next refusal has a line of its own.
-func (l *throttledLog) subscribed() {
-	l.later(func() { delete(l.last, "subscribe denied") })
+func (l *throttledLog) subscribed(at serverName) {
+	l.later(func() { delete(l.last, at.cause("subscribe denied")) })
 }
 
 func (l *throttledLog) subscribeFailed(err error) {
@@ -297,12 +321,16 @@ func (l *throttledLog) spansDropped() {
 	l.write(slog.LevelWarn, "spans", "the tracer's span processors, or instruments, are too slow; spans and measurements of locks are dropped")
 }
 
-func (l *throttledLog) publishDenied() {
-	l.write(slog.LevelWarn, "publish denied", "Redis does not let lock scripts publish; waiting means polling until that is fixed")
+func (l *throttledLog) publishDenied(at serverName) {
+	text := "Redis does not let lock scripts publish; waiting means polling until that is fixed"
+	if at.number > 0 {
+		text = "a server of the quorum does not let lock scripts publish; if a majority does not, waiting means polling"
+	}
+	l.write(slog.LevelWarn, at.cause("publish denied"), text, at.about()...)
 }
 
-func (l *throttledLog) noEcho() {
-	l.write(slog.LevelWarn, "no echo", "no messages arrive from Redis; subscribing again")
+func (l *throttledLog) noEcho(at serverName) {
+	l.write(slog.LevelWarn, at.cause("no echo"), "no messages arrive from Redis; subscribing again", at.about()...)
 }
 
 func (l *throttledLog) garbage(text string) {

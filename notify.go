@@ -100,10 +100,18 @@ func (in *inbox) published(receivers int) {
 	switch {
 	case receivers == protocol.EchoDenied:
 		in.denied.Store(true)
-		in.client.log.publishDenied()
+		in.client.log.publishDenied(in.server())
 	case receivers >= 0:
 		in.denied.Store(false)
 	}
+}
+
+// server returns which server of a quorum the inbox subscribes to.
+func (in *inbox) server() serverName {
+	if in.client.quorum == nil {
+		return serverName{}
+	}
+	return serverName{in.place + 1, addrOf(in.rdb)}
 }
 
 // reach says how messages of other processes reach this client.
@@ -161,7 +169,7 @@ func (in *inbox) runAgain() {
 // attemptEnded notes how an attempt ended, and returns the pause before the next one.
 func (in *inbox) attemptEnded(refused bool, err error) (pause time.Duration) {
 	if refused && !in.refused() {
-		in.client.log.subscribeDenied(err)
+		in.client.log.subscribeDenied(in.server(), err)
 		in.enter(lockstate.Forbidden)
 	}
 	in.client.slotMap.reload() // the node may have left its Cluster
@@ -362,7 +370,7 @@ func (in *inbox) listen(life context.Context, sub *redis.PubSub) error {
 		switch got := got.(type) {
 		case *redis.Subscription:
 			if in.refused() {
-				in.client.log.subscribed()
+				in.client.log.subscribed(in.server())
 			}
 			in.enter(lockstate.Joined)
 		case *redis.Message:
@@ -499,7 +507,7 @@ func (in *inbox) fire(now time.Time, batch []protocol.Renewal) []protocol.Renewa
 // silent rebuilds the subscription, which proved deaf.
 func (in *inbox) silent() {
 	if in.leave() {
-		in.client.log.noEcho()
+		in.client.log.noEcho(in.server())
 	}
 }
 

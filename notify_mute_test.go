@@ -81,8 +81,8 @@ func TestAQuorumsClientPollsIfAMajorityPublishesNothing(t *testing.T) {
 				if got := sum(t, m.collect(t)["leased.clients"], "leased.inbox", want); got != 1 {
 					t.Errorf("%d clients are %s", got, want)
 				}
-				if out.count(slog.LevelWarn, "does not let lock scripts publish") == 0 {
-					t.Errorf("logged %q", out.messages())
+				if lines := out.count(slog.LevelWarn, "a server of the quorum does not let lock scripts publish"); lines != n {
+					t.Errorf("%d servers: logged %q", n, out.messages())
 				}
 				unlock(t, theirs)
 				unlock(t, <-mine)

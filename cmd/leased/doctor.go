@@ -92,6 +92,7 @@ func examine(ctx context.Context, std streams, at *address) error {
 		if len(nodes) > 1 {
 			fmt.Fprintf(std.out, "%smaster %d of %d: %v\n", map[bool]string{true: "\n"}[i > 0], i+1, len(nodes), node)
 		}
+		ofQuorum := !isCluster && isOfQuorum(ctx, node, at.prefix)
 		info, refused := serverInfo(ctx, node)
 		if refused != nil {
 			tell(finding{verdictUnknown, "INFO", "this user may not read it: " + refused.Error(),
@@ -102,8 +103,15 @@ func examine(ctx context.Context, std streams, at *address) error {
 			tell(role)
 			wrongServer = wrongServer || role.verdict == verdictBad
 			tell(evictionFinding(info))
-			tell(persistenceFinding(info))
-			tell(replicationFinding(info))
+			if ofQuorum {
+				tell(quorumReplicationFinding(info))
+			} else {
+				tell(persistenceFinding(info))
+				tell(replicationFinding(info))
+			}
+		}
+		if ofQuorum {
+			tell(quorumPersistenceFinding(ctx, node, at.prefix))
 		}
 		tell(snapshotFinding(ctx, node))
 		var clock finding

@@ -21,6 +21,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/protocol"
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
@@ -609,6 +610,43 @@ func TestDoctorSaysWhatIsBadForLocks(t *testing.T) {
 	got = invoke(t, "inspect", "a", "--redis", "redis://few:wrong@"+in.Addr)
 	if got.status != 1 || !strings.Contains(got.err, "does not take this user or password") || strings.Contains(got.err, "wrong@") {
 		t.Errorf("with a wrong password: %+v", got)
+	}
+}
+
+// With what is good enough for a single server, a server of a quorum comes back with a part of its locks, and votes.
+func TestDoctorKnowsWhatAServerOfAQuorumNeeds(t *testing.T) {
+	in := redistest.Server(t)
+	rdb := in.Client()
+	rdb.Set(t.Context(), protocol.MarkKey("app:"), "1", 0)
+	with := func(settings ...string) {
+		t.Helper()
+		for i := 0; i < len(settings); i += 2 {
+			if err := rdb.ConfigSet(t.Context(), settings[i], settings[i+1]).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	says := func(status int, wants ...string) {
+		t.Helper()
+		got := invoke(t, "doctor", "--redis", in.Addr, "--prefix", "app:")
+		for _, want := range wants {
+			if got.status != status || !strings.Contains(strings.Join(strings.Fields(got.out), " "), want) {
+				t.Errorf("want status %d and %q: %+v", status, want, got)
+			}
+		}
+	}
+	with("save", "")
+	says(0, "ok persistence none: after a restart, this server of a quorum does not vote for the quarantine", "ok replication no replicas")
+	with("save", "3600 1")
+	says(1, "bad persistence only snapshots, save 3600 1", `"app:leased:quorum:mark"`, "then two processes can own one lock")
+	with("appendonly", "yes", "appendfsync", "everysec")
+	says(1, "bad persistence append-only file, appendfsync everysec")
+	with("appendfsync", "always", "no-appendfsync-on-rewrite", "yes")
+	says(1, "bad persistence append-only file, appendfsync always, no-appendfsync-on-rewrite yes")
+	with("no-appendfsync-on-rewrite", "no")
+	says(0, "ok persistence append-only file, appendfsync always")
+	if got := invoke(t, "doctor", "--redis", in.Addr); got.status != 0 || strings.Contains(got.out, "quorum") {
+		t.Errorf("without the prefix: %+v", got)
 	}
 }
 

@@ -306,18 +306,33 @@ func (l *Lock) noMajority(op *Op, r *request, now time.Time, fx *Effects) {
 	e := l.noQuorum(op)
 	op.Err = e
 	l.decide(op, now, fx)
-	for i := range r.parts {
-		if p := &r.parts[i]; p.state == owned && now.Before(p.young) {
-			e.young = max(e.young, p.young.Sub(now))
-		}
-	}
-	if e.answered < l.cfg.Need {
-		e.young = 0
+	if e.answered >= l.cfg.Need {
+		e.young = l.untilEnoughVote(r, now)
 	}
 	if r.token == 0 && op.verb != protocol.Downgrade {
 		l.retreat(r, fx)
 		l.drop(r, now, fx) // the state machine may ask under its id again: see request
 	}
+}
+
+// untilEnoughVote returns for how long too few of the servers that granted r may vote; 0 if none is in quarantine.
+func (l *Lock) untilEnoughVote(r *request, now time.Time) time.Duration {
+	lacking := l.cfg.Need
+	var young []time.Duration
+	for i := range r.parts {
+		switch p := &r.parts[i]; {
+		case p.state != owned:
+		case now.Before(p.young):
+			young = append(young, p.young.Sub(now))
+		default:
+			lacking--
+		}
+	}
+	if len(young) == 0 {
+		return 0
+	}
+	slices.Sort(young)
+	return young[min(max(lacking, 1), len(young))-1]
 }
 
 // retreat cancels a request on all servers that have granted or queued it, or may.
