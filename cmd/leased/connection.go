@@ -357,7 +357,8 @@ type connection struct {
 	servers []redis.UniversalClient // several if they are a quorum
 	prefix  string
 	replica bool          // run began at a replica, see onReplica
-	young   time.Duration // the quarantine of a quorum's servers
+	quorum  bool          // the servers are one
+	young   time.Duration // their quarantine
 }
 
 func (c *connection) close() {
@@ -371,7 +372,7 @@ func (c *connection) close() {
 func (c *connection) another() (*connection, error) {
 	other := *c
 	var err error
-	if len(c.servers) > 1 {
+	if c.quorum {
 		other.client, err = leased.NewQuorum(c.servers, clientOptions(c.prefix, nil)...)
 	} else {
 		other.client, err = newClient(c.servers[0], c.prefix)

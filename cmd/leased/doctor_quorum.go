@@ -20,20 +20,27 @@ func isOfQuorum(ctx context.Context, node redis.Cmdable, prefix string) bool {
 }
 
 func quorumPersistenceFinding(ctx context.Context, node redis.Cmdable, prefix string) finding {
-	const what = "persistence"
+	const what, unchecked = "persistence", "Whether this server of a quorum can come back with a part of its locks is not checked."
 	value := map[string]string{}
 	for _, name := range []string{"appendonly", "appendfsync", "no-appendfsync-on-rewrite", "save"} { // before Redis 7, one at a time
 		found, err := node.ConfigGet(ctx, name).Result()
 		if err != nil {
-			return finding{verdictUnknown, what, "CONFIG GET failed: " + err.Error(), "Whether this server of a quorum can come back with a part of its locks is not checked.",
-				"allow +config|get, for this check only"}
+			advice := ""
+			if strings.Contains(err.Error(), "NOPERM") { // services without CONFIG have no such right
+				advice = "allow +config|get, for this check only"
+			}
+			return finding{verdictUnknown, what, "CONFIG GET failed: " + err.Error(), unchecked, advice}
 		}
-		value[name] = found[name]
+		told := false
+		if value[name], told = found[name]; !told {
+			return finding{verdictUnknown, what, "the server does not tell", unchecked, ""}
+		}
 	}
 	f := finding{verdictBad, what, "append-only file, appendfsync " + value["appendfsync"],
 		"The key " + strconv.Quote(protocol.MarkKey(prefix)) + " says that this is a server of a quorum. After a crash it would be back without its newest locks, and vote at once: " +
 			"then two processes can own one lock.",
-		`set appendonly yes, appendfsync always and no-appendfsync-on-rewrite no; or appendonly no and save "": a server without data does not vote for the quarantine`}
+		`set appendonly yes, appendfsync always and no-appendfsync-on-rewrite no; or appendonly no and save "", and delete dump.rdb: a server without data ` +
+			"does not vote for the quarantine. If it is of no quorum any more, delete that key"}
 	pauses := value["no-appendfsync-on-rewrite"] == "yes"
 	switch snapshots := value["save"]; {
 	case value["appendonly"] == "yes" && pauses:
@@ -42,7 +49,7 @@ func quorumPersistenceFinding(ctx context.Context, node redis.Cmdable, prefix st
 		return finding{verdictOK, what, f.found, "", ""}
 	case value["appendonly"] == "yes":
 	case snapshots == "":
-		return finding{verdictOK, what, "none: after a restart, this server of a quorum does not vote for the quarantine", "", ""}
+		return finding{verdictOK, what, "none", "After a restart, this server of a quorum does not vote for the quarantine, unless Redis finds an old dump.rdb, which it loads.", ""}
 	default:
 		f.found = "only snapshots, save " + strings.TrimSpace(snapshots)
 	}

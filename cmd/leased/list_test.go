@@ -636,7 +636,7 @@ func TestDoctorKnowsWhatAServerOfAQuorumNeeds(t *testing.T) {
 		}
 	}
 	with("save", "")
-	says(0, "ok persistence none: after a restart, this server of a quorum does not vote for the quarantine", "ok replication no replicas")
+	says(0, "ok persistence none After a restart, this server of a quorum does not vote for the quarantine, unless Redis finds an old dump.rdb", "ok replication no replicas")
 	with("save", "3600 1")
 	says(1, "bad persistence only snapshots, save 3600 1", `"app:leased:quorum:mark"`, "then two processes can own one lock")
 	with("appendonly", "yes", "appendfsync", "everysec")

@@ -52,52 +52,68 @@ func (a *address) openQuorum(ctx context.Context, opts ...leased.Option) (*conne
 		closeAll()
 		return nil, err
 	}
-	return &connection{client: client, servers: rdbs, prefix: a.prefix, young: young}, nil
+	return &connection{client: client, servers: rdbs, prefix: a.prefix, quorum: true, young: young}, nil
 }
 
-// voters returns how many of a quorum's servers have kept their data for longer than the quarantine, so that their
-// votes count, and how many others answer. It stops asking when the former are a majority.
-func (c *connection) voters(ctx context.Context) (old, young int) {
-	type vote struct {
-		counts bool
-		err    error
-	}
-	votes := make(chan vote, len(c.servers))
+// vote is what a server of a quorum says of a lock.
+type vote struct {
+	info   leased.Info
+	counts bool // it has kept its data for longer than the quarantine
+}
+
+// ask returns the answers of a quorum's servers. It does not wait long for others once a majority has answered.
+func (c *connection) ask(ctx context.Context, name string) []vote {
 	ctx, cancel := context.WithCancel(ctx) // ends those that are not waited for
 	defer cancel()
+	answers := make(chan *vote, len(c.servers)) // nil for one that failed
 	for _, rdb := range c.servers {
 		go func() {
-			counts, err := c.mayVote(ctx, rdb)
-			votes <- vote{counts, err}
+			v, err := c.askOne(ctx, rdb, name)
+			if err != nil {
+				v = nil
+			}
+			answers <- v
 		}()
 	}
-	for n := 0; n < len(c.servers) && old <= len(c.servers)/2; n++ {
+	var votes []vote
+	var over <-chan time.Time
+	for range c.servers {
 		select {
-		case v := <-votes:
-			switch {
-			case v.err != nil:
-			case v.counts:
-				old++
-			default:
-				young++
+		case v := <-answers:
+			if v == nil {
+				continue
 			}
+			if votes = append(votes, *v); len(votes) > len(c.servers)/2 && over == nil {
+				over = time.After(othersTime)
+			}
+			continue
+		case <-over:
 		case <-ctx.Done():
-			return old, young
 		}
+		break
 	}
-	return old, young
+	return votes
 }
 
-// mayVote reports whether a server has kept its data for longer than the quarantine, by the mark that it keeps.
-func (c *connection) mayVote(ctx context.Context, rdb redis.UniversalClient) (bool, error) {
+func (c *connection) askOne(ctx context.Context, rdb redis.UniversalClient, name string) (*vote, error) {
+	client, err := newClient(rdb, c.prefix)
+	if err != nil {
+		return nil, err
+	}
+	defer client.Close() // it holds nothing
+	v := &vote{}
+	if v.info, err = client.Inspect(ctx, name); err != nil {
+		return nil, err
+	}
 	ask := rdb.Pipeline()
 	mark, now := ask.MGet(ctx, protocol.MarkKey(c.prefix)), ask.Time(ctx) // which the scripts of a lock use, too
 	if _, err := ask.Exec(ctx); err != nil {
-		return false, err
+		return nil, err
 	}
 	text, _ := mark.Val()[0].(string)
 	since, err := strconv.ParseInt(text, 10, 64)
-	return err == nil && now.Val().Sub(time.UnixMicro(since)) > c.young, nil
+	v.counts = err == nil && now.Val().Sub(time.UnixMicro(since)) > c.young
+	return v, nil
 }
 
 // majorityAnswers returns nil if a majority of the servers answers, and otherwise an error that

@@ -218,23 +218,21 @@ func latest(a, b time.Time) time.Time {
 }
 
 // contended reports whether a wait ended with err, or goes on after it, because the lock is taken, and not because
-// of Redis. Redis is no obstacle if it answers and did not refuse the lock when it was last asked. If too few
-// servers of a quorum may vote, contended says so: whoever they name may be refused as well.
+// of Redis. Redis is no obstacle if it answers and did not refuse the lock when it was last asked. If the servers of
+// a quorum cannot vote, contended says so.
 func (o *runOptions) contended(ctx context.Context, conn *connection, err error) (is bool, why string) {
 	ask, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
+	unproved := errors.Is(err, leased.ErrNoQuorum) || errors.Is(err, redisserver.ErrLateAnswer) // nobody need have the lock
+	if conn.quorum {
+		return o.contendedOnQuorum(conn.ask(ask, o.name), len(conn.servers), unproved)
+	}
 	info, failed := conn.client.Inspect(ask, o.name)
 	if failed != nil {
 		return false, ""
 	}
-	if info.Servers > 0 {
-		old, young := conn.voters(ask)
-		if whole := young == info.Servers && info.Behind == info.Servers; old <= info.Servers/2 && !whole { // a new set votes as a whole
-			return false, fmt.Sprintf("only %d of %d servers may vote: those without data, as after a restart, are in quarantine", old, info.Servers)
-		}
-	}
-	if errors.Is(err, leased.ErrNoQuorum) || errors.Is(err, redisserver.ErrLateAnswer) { // so nobody need have the lock
-		return o.keptOut(&info) && 2*info.Behind >= info.Servers, "" // both are 0 unless this is a quorum
+	if unproved {
+		return o.keptOut(&info), ""
 	}
 	var answer redis.Error
 	if !errors.As(err, &answer) {
@@ -247,6 +245,38 @@ func (o *runOptions) contended(ctx context.Context, conn *connection, err error)
 		}
 	}
 	return false, ""
+}
+
+// contendedOnQuorum is contended for what some of n servers answered. While a server is in quarantine, others may
+// name an owner that cannot have a majority, so those that vote have to. A set of new servers votes as a whole.
+func (o *runOptions) contendedOnQuorum(answers []vote, n int, unproved bool) (is bool, why string) {
+	old, taken, takenOnOld := 0, 0, 0
+	for i := range answers {
+		a := &answers[i]
+		if a.counts {
+			old++
+		}
+		if o.keptOut(&a.info) {
+			taken++
+			if a.counts {
+				takenOnOld++
+			}
+		}
+	}
+	switch young := len(answers) - old; {
+	case young == n && taken == n:
+		return true, ""
+	case young == n:
+		return false, fmt.Sprintf("all %d servers are new, so each has to vote for an owner, and only %d name one", n, taken)
+	case old <= n/2:
+		return false, fmt.Sprintf("%d of %d servers may vote: %d are in quarantine, as after a restart without data, and %d did not answer", old, n, young, n-len(answers))
+	case young == 0 && !unproved:
+		return true, ""
+	}
+	if takenOnOld > n/2 {
+		return true, ""
+	}
+	return false, fmt.Sprintf("%d of %d servers may vote, and only %d of these name an owner", old, n, takenOnOld)
 }
 
 // keptOut reports whether others keep this run from the lock: a reader is not kept out by readers.

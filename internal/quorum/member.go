@@ -447,7 +447,8 @@ func (m *member) reportYoung(left time.Duration) {
 	}
 	now := time.Now()
 	end := now.Add(left)
-	known := !end.After(m.young.Add(time.Second)) // else the server has restarted again
+	late := min(protocol.CommandTimeout+time.Second, max(time.Second, m.owner.quarantine/2)) // what an answer can be
+	known := !end.After(m.young.Add(late))                                                   // else the server has restarted again
 	if !known {
 		m.young = end
 	}
