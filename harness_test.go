@@ -43,6 +43,14 @@ type place struct {
 	members          *members // of a quorum, else nil
 }
 
+// servers returns how many servers keep a lock. Each of a quorum has log lines of its own.
+func (s place) servers() int {
+	if s.members != nil {
+		return suiteMembers
+	}
+	return 1
+}
+
 // minis are one embedded server, or those of a quorum. What a test does to the server is
 // done to all, once these have done what they were asked.
 type minis struct {

@@ -15,7 +15,7 @@ type Stats struct {
 
 	Local  int64 // of Leases: handed over by, or shared with, another caller of this process
 	Idle   int64 // of Leases: the process had kept the lock idle
-	Direct int64 // of Leases: handed over by another process's release, through a message
+	Direct int64 // of Leases: handed over by another process's release, through a message; not with WithReplicas
 
 	// Handed counts the processes that a command of this client made owners. Most often that is a
 	// release, but an acquire that finds a dead owner lets in whoever is next. Cancels are not

@@ -484,6 +484,7 @@ var hints = [...]hint{
 	{"can't access at least one of the", lacksRight, leastRights},
 	{"ACL failure in script", lacksRight, leastRights},
 	{"CLUSTERDOWN", "the Cluster does not serve all slots", ""},
+	{"TRYAGAIN", "the Cluster is moving the slot of the lock", "try again; if that lasts, see redis-cli --cluster check"},
 	{"cluster support disabled", "it is no Cluster", "leave out --cluster"},
 	{"MOVED ", "it is a node of a Cluster", "add --cluster"},
 	{"unknown command 'sentinel'", "it is no sentinel", "leave out --sentinel"},

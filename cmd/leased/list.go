@@ -80,12 +80,14 @@ func list(ctx context.Context, std streams, o *listOptions) error {
 	defer client.Close() // it holds nothing, so there is no error to report
 
 	var infos []leased.Info
+	var moving []string
 	more := false
 	var batch []string
 	// Locks are inspected while the scan for more goes on, so that the limit counts the locks that
 	// are shown.
 	flush := func() error {
-		found, err := inspectAll(ctx, client, batch)
+		found, unread, err := inspectAll(ctx, client, batch)
+		moving = append(moving, unread...)
 		batch = batch[:0]
 		for _, info := range found {
 			if o.all || len(info.Owners) > 0 || info.Queue > 0 {
@@ -124,7 +126,7 @@ func list(ctx context.Context, std streams, o *listOptions) error {
 				return err
 			}
 		}
-	} else if len(infos) == 0 {
+	} else if len(infos) == 0 && len(moving) == 0 {
 		fmt.Fprintf(std.err, "leased: %s\n", noLocks(o.pattern, o.all))
 	} else {
 		now := time.Now()
@@ -138,6 +140,11 @@ func list(ctx context.Context, std streams, o *listOptions) error {
 	}
 	if more {
 		fmt.Fprintf(std.err, "leased: there are more than %d: give a pattern, or --limit\n", o.limit)
+	}
+	if len(moving) > 0 {
+		slices.Sort(moving)
+		fmt.Fprintf(std.err, "leased: %s cannot be read while the Cluster moves their slots; if that lasts, see redis-cli --cluster check: %s\n", count(len(moving), "lock", "locks"), strings.Join(moving, ", "))
+		return errReported
 	}
 	return nil
 }
@@ -195,8 +202,8 @@ func ownersName(owners []leased.Owner) string {
 }
 
 // inspectAll inspects several locks, eight at a time. It leaves out locks whose keys have another
-// type.
-func inspectAll(ctx context.Context, client *leased.Client, names []string) ([]leased.Info, error) {
+// type, and returns the names of those that a Cluster cannot show while it moves their slots.
+func inspectAll(ctx context.Context, client *leased.Client, names []string) (found []leased.Info, moving []string, err error) {
 	infos := make([]leased.Info, len(names))
 	failures := make([]error, len(names))
 	var group sync.WaitGroup
@@ -213,16 +220,23 @@ func inspectAll(ctx context.Context, client *leased.Client, names []string) ([]l
 	}
 	close(next)
 	group.Wait()
-	var found []leased.Info
 	for i, info := range infos {
 		switch {
 		case failures[i] == nil:
 			found = append(found, info)
+		case isMoving(failures[i]):
+			moving = append(moving, printable(names[i]))
 		case redisserver.Classify(failures[i]).Kind != protocol.OtherType:
-			return found, failures[i]
+			return found, moving, failures[i]
 		}
 	}
-	return found, nil
+	return found, moving, nil
+}
+
+// isMoving reports whether a Cluster refused a command because it is moving the slot of its keys.
+func isMoving(err error) bool {
+	var answer redis.Error
+	return errors.As(err, &answer) && strings.HasPrefix(answer.Error(), "TRYAGAIN")
 }
 
 // scanLocks calls f with the names of the locks that Redis remembers, until f returns false. A lock

@@ -501,6 +501,25 @@ func TestDeploymentsAreReached(t *testing.T) {
 				t.Errorf("unlock under another prefix: %+v", got)
 			}
 		}
+		// A move that was interrupted leaves the slot open.
+		elsewhere := c.Owner("b")
+		for _, name := range []string{"c", "d", "e"} {
+			if elsewhere == c.Owner("a") {
+				elsewhere = c.Owner(name)
+			}
+		}
+		move := c.BeginMove("a", elsewhere)
+		if got := invoke(t, "ls", "--cluster", "--redis", addrs, "--prefix", "", "[a-e]"); got.status != 1 || strings.Join(names(got.out), " ") != "b c d e" ||
+			!strings.Contains(got.err, "1 lock cannot be read while the Cluster moves their slots") || !strings.HasSuffix(got.err, ": a\n") {
+			t.Errorf("ls: %+v", got)
+		}
+		if got := invoke(t, "top", "--count", "1", "--cluster", "--redis", addrs); got.status != 0 || !strings.Contains(got.out, "slot moves") || !strings.Contains(got.out, "b ") {
+			t.Errorf("top: %+v", got)
+		}
+		if got := invoke(t, "inspect", "a", "--cluster", "--redis", addrs); got.status != 1 || !strings.Contains(got.err, "is moving the slot of the lock: try again") {
+			t.Errorf("inspect: %+v", got)
+		}
+		move.End()
 		for _, node := range c.Nodes { // replicas are last
 			got := invoke(t, "ls", "--redis", node.Addr)
 			if got.status != 1 || got.out != "" || !strings.Contains(got.err, "add --cluster") {

@@ -163,6 +163,9 @@ func (t *top) refresh(ctx context.Context, now time.Time) error {
 		switch {
 		case err == nil:
 			w.look(&s, now)
+		case isMoving(err):
+			w.looked, w.state = now, "slot moves"
+			continue
 		case redisserver.Classify(err).Kind == protocol.OtherType:
 			delete(t.locks, w.name)
 			continue
