@@ -368,16 +368,13 @@ func (c *connection) close() {
 	}
 }
 
-// another returns a connection that only asks, for when c.client is closed. It uses the same clients of the servers.
-func (c *connection) another() (*connection, error) {
-	other := *c
+// again returns a connection that only asks, for when c.client is closed. Its client is that of one server: those of
+// a quorum are asked one by one.
+func (c *connection) again() (*connection, error) {
+	again := *c
 	var err error
-	if c.quorum {
-		other.client, err = leased.NewQuorum(c.servers, clientOptions(c.prefix, nil)...)
-	} else {
-		other.client, err = newClient(c.servers[0], c.prefix)
-	}
-	return &other, err
+	again.client, err = newClient(c.servers[0], c.prefix)
+	return &again, err
 }
 
 // open returns a connection for work on one lock. Whoever has the lock has answered.

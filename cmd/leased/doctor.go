@@ -234,25 +234,34 @@ func persistenceFinding(info map[string]string) finding {
 		"old owners, who learn of it at their next renewal, still work. Tokens go on growing.", "set appendonly yes, or have resources compare tokens"}
 }
 
-// snapshotFinding says whether a snapshot that fails would stop all locks.
-func snapshotFinding(ctx context.Context, node redis.Cmdable) finding {
-	var settings [2]string
-	for i, name := range [...]string{"save", "stop-writes-on-bgsave-error"} { // before Redis 7, one at a time
+// settingsOf returns settings of the server, or reports false and completes unknown if it does not tell them all.
+func settingsOf(ctx context.Context, node redis.Cmdable, unknown *finding, names ...string) (values map[string]string, ok bool) {
+	values = map[string]string{}
+	for _, name := range names { // before Redis 7, one at a time
 		found, err := node.ConfigGet(ctx, name).Result()
 		if err != nil {
-			advice := ""
+			unknown.found = "CONFIG GET failed: " + err.Error()
 			if strings.Contains(err.Error(), "NOPERM") { // services without CONFIG have no such right
-				advice = "allow +config|get, for this check only"
+				unknown.change = "allow +config|get, for this check only"
 			}
-			return finding{verdictUnknown, "snapshots", "CONFIG GET failed: " + err.Error(), "Whether a snapshot that fails would stop all locks is not checked.", advice}
+			return nil, false
 		}
-		value, told := found[name]
-		if !told {
-			return finding{verdictUnknown, "snapshots", "the server does not tell", "Where one that fails stops all writes, it stops all locks.", ""}
+		if values[name], ok = found[name]; !ok {
+			unknown.found = "the server does not tell"
+			return nil, false
 		}
-		settings[i] = value
 	}
-	switch save, stops := settings[0], settings[1]; {
+	return values, true
+}
+
+// snapshotFinding says whether a snapshot that fails would stop all locks.
+func snapshotFinding(ctx context.Context, node redis.Cmdable) finding {
+	unknown := finding{verdictUnknown, "snapshots", "", "Whether a snapshot that fails would stop all locks is not checked.", ""}
+	settings, ok := settingsOf(ctx, node, &unknown, "save", "stop-writes-on-bgsave-error")
+	if !ok {
+		return unknown
+	}
+	switch save, stops := settings["save"], settings["stop-writes-on-bgsave-error"]; {
 	case save == "":
 		return finding{verdictOK, "snapshots", "none", "", ""}
 	case stops != "yes":

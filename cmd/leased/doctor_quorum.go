@@ -20,21 +20,11 @@ func isOfQuorum(ctx context.Context, node redis.Cmdable, prefix string) bool {
 }
 
 func quorumPersistenceFinding(ctx context.Context, node redis.Cmdable, prefix string) finding {
-	const what, unchecked = "persistence", "Whether this server of a quorum can come back with a part of its locks is not checked."
-	value := map[string]string{}
-	for _, name := range []string{"appendonly", "appendfsync", "no-appendfsync-on-rewrite", "save"} { // before Redis 7, one at a time
-		found, err := node.ConfigGet(ctx, name).Result()
-		if err != nil {
-			advice := ""
-			if strings.Contains(err.Error(), "NOPERM") { // services without CONFIG have no such right
-				advice = "allow +config|get, for this check only"
-			}
-			return finding{verdictUnknown, what, "CONFIG GET failed: " + err.Error(), unchecked, advice}
-		}
-		told := false
-		if value[name], told = found[name]; !told {
-			return finding{verdictUnknown, what, "the server does not tell", unchecked, ""}
-		}
+	const what = "persistence"
+	unknown := finding{verdictUnknown, what, "", "Whether this server of a quorum can come back with a part of its locks is not checked.", ""}
+	value, ok := settingsOf(ctx, node, &unknown, "appendonly", "appendfsync", "no-appendfsync-on-rewrite", "save")
+	if !ok {
+		return unknown
 	}
 	f := finding{verdictBad, what, "append-only file, appendfsync " + value["appendfsync"],
 		"The key " + strconv.Quote(protocol.MarkKey(prefix)) + " says that this is a server of a quorum. After a crash it would be back without its newest locks, and vote at once: " +
@@ -49,7 +39,7 @@ func quorumPersistenceFinding(ctx context.Context, node redis.Cmdable, prefix st
 		return finding{verdictOK, what, f.found, "", ""}
 	case value["appendonly"] == "yes":
 	case snapshots == "":
-		return finding{verdictOK, what, "none", "After a restart, this server of a quorum does not vote for the quarantine, unless Redis finds an old dump.rdb, which it loads.", ""}
+		return finding{verdictOK, what, "none", "After a restart, this server of a quorum does not vote until its quarantine is over, unless Redis finds an old dump.rdb, which it loads.", ""}
 	default:
 		f.found = "only snapshots, save " + strings.TrimSpace(snapshots)
 	}

@@ -107,6 +107,9 @@ func list(ctx context.Context, std streams, o *listOptions) error {
 			trouble = flush()
 		}
 		more = len(infos) > o.limit
+		if len(moving) > o.limit {
+			return false
+		}
 		return trouble == nil && !more
 	})
 	if err = errors.Join(err, trouble); err == nil {
@@ -126,8 +129,10 @@ func list(ctx context.Context, std streams, o *listOptions) error {
 				return err
 			}
 		}
-	} else if len(infos) == 0 && len(moving) == 0 {
-		fmt.Fprintf(std.err, "leased: %s\n", noLocks(o.pattern, o.all))
+	} else if len(infos) == 0 {
+		if len(moving) == 0 {
+			fmt.Fprintf(std.err, "leased: %s\n", noLocks(o.pattern, o.all))
+		}
 	} else {
 		now := time.Now()
 		rows := make([][]string, len(infos))
@@ -143,7 +148,12 @@ func list(ctx context.Context, std streams, o *listOptions) error {
 	}
 	if len(moving) > 0 {
 		slices.Sort(moving)
-		fmt.Fprintf(std.err, "leased: %s cannot be read while the Cluster moves their slots; if that lasts, see redis-cli --cluster check: %s\n", count(len(moving), "lock", "locks"), strings.Join(moving, ", "))
+		names := strings.Join(moving[:min(len(moving), 10)], ", ")
+		if others := len(moving) - 10; others > 0 {
+			names += fmt.Sprintf(" and %d more", others)
+		}
+		fmt.Fprintf(std.err, "leased: %s cannot be read while the Cluster moves the slot; if that lasts, see redis-cli --cluster check: %s\n",
+			count(len(moving), "lock", "locks"), names)
 		return errReported
 	}
 	return nil
@@ -234,10 +244,7 @@ func inspectAll(ctx context.Context, client *leased.Client, names []string) (fou
 }
 
 // isMoving reports whether a Cluster refused a command because it is moving the slot of its keys.
-func isMoving(err error) bool {
-	var answer redis.Error
-	return errors.As(err, &answer) && strings.HasPrefix(answer.Error(), "TRYAGAIN")
-}
+func isMoving(err error) bool { return redis.HasErrorPrefix(err, "TRYAGAIN") }
 
 // scanLocks calls f with the names of the locks that Redis remembers, until f returns false. A lock
 // that was held has a key with its last token, and the name of that key says which lock it belongs

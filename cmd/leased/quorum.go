@@ -61,8 +61,9 @@ type vote struct {
 	counts bool // it has kept its data for longer than the quarantine
 }
 
-// ask returns the answers of a quorum's servers. It does not wait long for others once a majority has answered.
-func (c *connection) ask(ctx context.Context, name string) []vote {
+// ask returns the answers of a quorum's servers, without those that fail. Once they are enough, it does not wait
+// long for others.
+func (c *connection) ask(ctx context.Context, name string, enough func([]vote) bool) []vote {
 	ctx, cancel := context.WithCancel(ctx) // ends those that are not waited for
 	defer cancel()
 	answers := make(chan *vote, len(c.servers)) // nil for one that failed
@@ -83,7 +84,7 @@ func (c *connection) ask(ctx context.Context, name string) []vote {
 			if v == nil {
 				continue
 			}
-			if votes = append(votes, *v); len(votes) > len(c.servers)/2 && over == nil {
+			if votes = append(votes, *v); over == nil && enough(votes) {
 				over = time.After(othersTime)
 			}
 			continue

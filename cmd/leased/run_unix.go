@@ -122,15 +122,17 @@ func (o *runOptions) withoutLock(ctx context.Context, conn *connection, err erro
 	case errors.Is(err, leased.ErrLocked):
 		return &exitStatus{status: o.conflict}
 	case errors.Is(err, context.DeadlineExceeded):
-		if asker, failed := conn.another(); failed == nil {
-			defer asker.client.Close() // it holds nothing
-			contended, why := o.contended(ctx, asker, err)
-			if contended {
-				return &exitStatus{status: o.conflict}
-			}
-			if why != "" && !errors.Is(err, leased.ErrNoQuorum) {
-				return fmt.Errorf("%w; %s", err, why)
-			}
+		again, failed := conn.again()
+		if failed != nil {
+			break
+		}
+		defer again.client.Close() // it holds nothing
+		contended, why := o.contended(ctx, again, err)
+		if contended {
+			return &exitStatus{status: o.conflict}
+		}
+		if why != "" && !errors.Is(err, leased.ErrNoQuorum) {
+			return fmt.Errorf("%w; %s", err, why)
 		}
 	}
 	return o.notAcquired(err)
@@ -218,14 +220,17 @@ func latest(a, b time.Time) time.Time {
 }
 
 // contended reports whether a wait ended with err, or goes on after it, because the lock is taken, and not because
-// of Redis. Redis is no obstacle if it answers and did not refuse the lock when it was last asked. If the servers of
-// a quorum cannot vote, contended says so.
+// of Redis. Redis is no obstacle if it answers and did not refuse the lock when it was last asked. Of a quorum,
+// contended says how its servers vote.
 func (o *runOptions) contended(ctx context.Context, conn *connection, err error) (is bool, why string) {
 	ask, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	unproved := errors.Is(err, leased.ErrNoQuorum) || errors.Is(err, redisserver.ErrLateAnswer) // nobody need have the lock
-	if conn.quorum {
-		return o.contendedOnQuorum(conn.ask(ask, o.name), len(conn.servers), unproved)
+	if n := len(conn.servers); conn.quorum {
+		return o.contendedOnQuorum(conn.ask(ask, o.name, func(votes []vote) bool {
+			taken, _ := o.contendedOnQuorum(votes, n, unproved)
+			return taken
+		}), n, unproved)
 	}
 	info, failed := conn.client.Inspect(ask, o.name)
 	if failed != nil {
@@ -247,8 +252,9 @@ func (o *runOptions) contended(ctx context.Context, conn *connection, err error)
 	return false, ""
 }
 
-// contendedOnQuorum is contended for what some of n servers answered. While a server is in quarantine, others may
-// name an owner that cannot have a majority, so those that vote have to. A set of new servers votes as a whole.
+// contendedOnQuorum is contended for what those of n servers answered that did. While a server is in quarantine, an
+// owner may be named by a majority of servers and yet not by one of those that vote, so only the latter count. A set
+// of new servers votes as a whole.
 func (o *runOptions) contendedOnQuorum(answers []vote, n int, unproved bool) (is bool, why string) {
 	old, taken, takenOnOld := 0, 0, 0
 	for i := range answers {
@@ -263,20 +269,22 @@ func (o *runOptions) contendedOnQuorum(answers []vote, n int, unproved bool) (is
 			}
 		}
 	}
-	switch young := len(answers) - old; {
-	case young == n && taken == n:
-		return true, ""
+	switch young, failed := len(answers)-old, n-len(answers); {
+	case failed > n/2: // which err, or the next error, says
+		return false, ""
 	case young == n:
-		return false, fmt.Sprintf("all %d servers are new, so each has to vote for an owner, and only %d name one", n, taken)
+		return taken == n, fmt.Sprintf("all %d servers are new, so each has to vote for an owner, and %d do", n, taken)
 	case old <= n/2:
-		return false, fmt.Sprintf("%d of %d servers may vote: %d are in quarantine, as after a restart without data, and %d did not answer", old, n, young, n-len(answers))
+		why = fmt.Sprintf("%d of %d servers may vote: others are in quarantine, as after a restart without data", old, n)
+		if failed > 0 {
+			why += ", or failed"
+		}
+		return false, why
 	case young == 0 && !unproved:
 		return true, ""
+	default:
+		return takenOnOld > n/2, fmt.Sprintf("%d of %d servers may vote, and %d of these for an owner", old, n, takenOnOld)
 	}
-	if takenOnOld > n/2 {
-		return true, ""
-	}
-	return false, fmt.Sprintf("%d of %d servers may vote, and only %d of these name an owner", old, n, takenOnOld)
 }
 
 // keptOut reports whether others keep this run from the lock: a reader is not kept out by readers.

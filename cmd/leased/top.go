@@ -109,13 +109,16 @@ type top struct {
 type watched struct {
 	name    string
 	looked  time.Time
-	state   string // see lockState
+	state   string // see lockState; or moves
 	owner   string
 	left    time.Duration
 	since   time.Time // zero if it is not known
 	queue   int
 	waiting map[string]time.Time // when each request was first seen
 }
+
+// moves is the state of a lock that cannot be read because a Cluster moves its slot.
+const moves = "slot moves"
 
 func newTop(rdb redis.UniversalClient, prefix, pattern string) *top {
 	return &top{
@@ -164,7 +167,7 @@ func (t *top) refresh(ctx context.Context, now time.Time) error {
 		case err == nil:
 			w.look(&s, now)
 		case isMoving(err):
-			w.looked, w.state = now, "slot moves"
+			*w = watched{name: w.name, looked: now, state: moves, owner: "-"}
 			continue
 		case redisserver.Classify(err).Kind == protocol.OtherType:
 			delete(t.locks, w.name)
@@ -231,18 +234,27 @@ var topColumns = []column{
 // show prints what was found, with at most most rows, or with all rows if most is 0.
 func (t *top) show(out io.Writer, now time.Time, most int) {
 	var busy []*watched
-	waiting := 0
+	waiting, moving := 0, 0
 	for _, w := range t.locks {
 		if w.state != "free" || w.queue > 0 {
 			busy = append(busy, w)
 			waiting += w.queue
 		}
+		if w.state == moves {
+			moving++
+		}
 	}
 	slices.SortFunc(busy, func(a, b *watched) int {
+		if a.state != b.state && (a.state == moves || b.state == moves) { // those that can be read come first
+			return map[bool]int{true: 1, false: -1}[a.state == moves]
+		}
 		return cmp.Or(b.queue-a.queue, strings.Compare(a.name, b.name))
 	})
 	width := widthOf(out)
-	summary := fmt.Sprintf("%s held or waited for, %s waiting", count(len(busy), "lock", "locks"), count(waiting, "process", "processes"))
+	summary := fmt.Sprintf("%s held or waited for, %s waiting", count(len(busy)-moving, "lock", "locks"), count(waiting, "process", "processes"))
+	if moving > 0 {
+		summary += fmt.Sprintf("; %s cannot be read while the Cluster moves the slot", count(moving, "lock", "locks"))
+	}
 	switch {
 	case !t.walked:
 		summary += "; still looking for more"
@@ -259,7 +271,7 @@ func (t *top) show(out io.Writer, now time.Time, most int) {
 		if w.queue > 0 {
 			row[4] = brief(w.wait(now))
 		}
-		if w.state != "free" {
+		if w.state != "free" && w.state != moves {
 			row[6] = brief(w.left)
 		}
 		if !w.since.IsZero() {

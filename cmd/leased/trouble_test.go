@@ -7,6 +7,7 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -15,6 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/protocol"
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
@@ -113,6 +115,34 @@ func TestAServerOfAQuorumThatHangsIsNotWaitedFor(t *testing.T) {
 		}
 		if took := time.Since(began); took > 5*time.Second {
 			t.Errorf("with two servers of three that hang it took %v", took)
+		}
+	})
+}
+
+// The answers of a majority need not decide: the others are waited for then, but not for long once they do.
+func TestASlowServerOfAQuorumIsAskedWhoHasTheLock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		redistest.LastInBubble(t)
+		server := func(age time.Duration) redis.UniversalClient {
+			m := redistest.Mini(t)
+			m.Set(protocol.MarkKey(""), strconv.FormatInt(time.Now().Add(-age).UnixMicro(), 10))
+			m.Set("job", "of another library")
+			return redistest.MiniClient(t, m)
+		}
+		o := &runOptions{name: "job"}
+		for _, c := range []struct {
+			servers []redis.UniversalClient
+			want    bool
+			took    time.Duration
+		}{
+			{[]redis.UniversalClient{server(time.Hour), server(time.Hour), silent(t)}, true, othersTime},
+			{[]redis.UniversalClient{server(time.Hour), server(time.Second), silent(t)}, false, time.Second},
+		} {
+			began := time.Now()
+			got, why := o.contended(t.Context(), &connection{servers: c.servers, quorum: true, young: time.Minute}, leased.ErrNoQuorum)
+			if took := time.Since(began); got != c.want || took != c.took {
+				t.Errorf("contended: %v, %q after %v; want %v after %v", got, why, took, c.want, c.took)
+			}
 		}
 	})
 }

@@ -571,6 +571,8 @@ var mutants = []mutant{
 	{"who is kept out by its own process is not told", "acquire.go", "	known.here = inside > 0\n", "	_ = inside\n", "KeptOutByItsOwn"},
 	{"a secret name is logged", "log.go", "	if l.secret {\n		return args", "	if false {\n		return args", "WithoutLockNames"},
 	{"secret names of lost leases are logged", "log.go", "		if !l.secret {", "		if true {", "WithoutLockNames|ManyLosses"},
+	{"a quorum: a late answer is a second loss of data", "internal/quorum/member.go", "	known := !end.After(m.young.Add(late))", "	_ = late\n	known := !end.After(m.young.Add(time.Second))", "TestALateAnswerIsNo"},
+	{"a quorum: a second loss of data is none", "internal/quorum/member.go", "	known := !end.After(m.young.Add(late))", "	_ = late\n	known := now.Before(m.young)", "TestALateAnswerIsNo"},
 	{"a quorum: a second loss of data is not logged", "log.go", "		delete(l.last, cause) //", "		_ = cause //", "TestAQuorumTellsThatTooFew"},
 	{"a quorum: the last server in quarantine tells when enough may vote", "internal/quorum/decide.go", "	return young[min(max(lacking, 1), len(young))-1]", "	return young[len(young)-1]", "TestAQuorumTellsThatTooFew"},
 	{"one lock's trouble hides another's", "log.go", "	return cause + \" of \" + name", "	return cause", "LogsNameTheLock"},

@@ -447,8 +447,9 @@ func (m *member) reportYoung(left time.Duration) {
 	}
 	now := time.Now()
 	end := now.Add(left)
-	late := min(protocol.CommandTimeout+time.Second, max(time.Second, m.owner.quarantine/2)) // what an answer can be
-	known := !end.After(m.young.Add(late))                                                   // else the server has restarted again
+	// An answer that was late on its way looks like a later end. So a second restart within that time has no report.
+	late := min(protocol.CommandTimeout+time.Second, max(time.Second, m.owner.quarantine/2))
+	known := !end.After(m.young.Add(late)) // else the server has restarted again
 	if !known {
 		m.young = end
 	}

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/leasedmutex/leased/internal/protocol"
@@ -152,4 +153,28 @@ func TestServersThatHaveTheGrantAndAnswerStandBehindIt(t *testing.T) {
 	if n := l.behind("y", now); n != 0 {
 		t.Errorf("another request: %d", n)
 	}
+}
+
+// An answer says for how long the server's quarantine lasts from when it was sent, and may be late.
+func TestALateAnswerIsNoSecondLossOfData(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reports := 0
+		s := &Server{quarantine: time.Minute, reports: Reports{Young: func(int, time.Duration, bool) { reports++ }}}
+		m := &member{owner: s}
+		s.members = []*member{m}
+		for _, c := range []struct{ after, left time.Duration }{
+			{0, time.Minute},
+			{2 * time.Second, time.Minute}, // this answer was sent with the first one
+			{10 * time.Second, 49 * time.Second},
+		} {
+			time.Sleep(c.after)
+			if m.reportYoung(c.left); reports != 1 {
+				t.Errorf("%v later: %d reports", c.after, reports)
+			}
+		}
+		time.Sleep(4 * time.Second)
+		if m.reportYoung(time.Minute); reports != 2 {
+			t.Errorf("after another restart: %d reports", reports)
+		}
+	})
 }
