@@ -118,7 +118,7 @@ func TestVirtualAFreeLockIsEnteredWithin2sOfTheEndOfAnOutage(t *testing.T) {
 						way.change(o)
 						// After as many failed dials go-redis fails at once, until a dial of its
 						// own, one a second and perhaps still hanging, succeeds.
-						o.PoolSize = 1500
+						o.PoolSize, o.PipelinePoolSize = 1500, 1500 // pipelines have a pool of their own from go-redis 9.23 on
 					}))
 					unlock(t, lock(t, c.Mutex("warm")))
 					synctest.Wait()
