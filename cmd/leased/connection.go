@@ -356,9 +356,10 @@ type connection struct {
 	client  *leased.Client
 	servers []redis.UniversalClient // several if they are a quorum
 	prefix  string
-	replica bool          // run began at a replica, see onReplica
-	quorum  bool          // the servers are one
-	young   time.Duration // their quarantine
+	replica bool // run began at a replica, see onReplica
+
+	quorum     bool // the servers are one
+	quarantine time.Duration
 }
 
 func (c *connection) close() {

@@ -107,10 +107,7 @@ func list(ctx context.Context, std streams, o *listOptions) error {
 			trouble = flush()
 		}
 		more = len(infos) > o.limit
-		if len(moving) > o.limit {
-			return false
-		}
-		return trouble == nil && !more
+		return trouble == nil && !more && len(moving) <= o.limit
 	})
 	if err = errors.Join(err, trouble); err == nil {
 		err = flush()
@@ -152,8 +149,11 @@ func list(ctx context.Context, std streams, o *listOptions) error {
 		if others := len(moving) - 10; others > 0 {
 			names += fmt.Sprintf(" and %d more", others)
 		}
-		fmt.Fprintf(std.err, "leased: %s cannot be read while the Cluster moves the slot; if that lasts, see redis-cli --cluster check: %s\n",
-			count(len(moving), "lock", "locks"), names)
+		those := count(len(moving), "lock", "locks")
+		if len(moving) > o.limit {
+			those += " and perhaps more" // the scan has ended there
+		}
+		fmt.Fprintf(std.err, "leased: %s cannot be read while the Cluster moves the slot; if that lasts, see redis-cli --cluster check: %s\n", those, names)
 		return errReported
 	}
 	return nil

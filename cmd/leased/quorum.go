@@ -3,14 +3,12 @@ package main
 import (
 	"context"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
-	"github.com/leasedmutex/leased/internal/protocol"
 )
 
 // openQuorum is like open, but for several independent servers; a majority of them has answered.
@@ -36,10 +34,10 @@ func (a *address) openQuorum(ctx context.Context, opts ...leased.Option) (*conne
 		}
 		rdbs, options = append(rdbs, redis.NewUniversalClient(o)), append(options, o)
 	}
-	young := time.Minute   // the library's default
-	if a.quarantine != 0 { // which no TTL may exceed, that of a command that takes no locks included
+	quarantine := time.Minute // the library's default
+	if a.quarantine != 0 {    // which no TTL may exceed, that of a command that takes no locks included
 		ttl := min(30*time.Second, a.quarantine).Truncate(time.Millisecond)
-		young = a.quarantine
+		quarantine = a.quarantine
 		opts = append([]leased.Option{leased.WithQuarantine(a.quarantine), leased.WithTTL(ttl)}, opts...)
 	}
 	client, err := leased.NewQuorum(rdbs, clientOptions(a.prefix, opts)...)
@@ -52,69 +50,7 @@ func (a *address) openQuorum(ctx context.Context, opts ...leased.Option) (*conne
 		closeAll()
 		return nil, err
 	}
-	return &connection{client: client, servers: rdbs, prefix: a.prefix, quorum: true, young: young}, nil
-}
-
-// vote is what a server of a quorum says of a lock.
-type vote struct {
-	info   leased.Info
-	counts bool // it has kept its data for longer than the quarantine
-}
-
-// ask returns the answers of a quorum's servers, without those that fail. Once they are enough, it does not wait
-// long for others.
-func (c *connection) ask(ctx context.Context, name string, enough func([]vote) bool) []vote {
-	ctx, cancel := context.WithCancel(ctx) // ends those that are not waited for
-	defer cancel()
-	answers := make(chan *vote, len(c.servers)) // nil for one that failed
-	for _, rdb := range c.servers {
-		go func() {
-			v, err := c.askOne(ctx, rdb, name)
-			if err != nil {
-				v = nil
-			}
-			answers <- v
-		}()
-	}
-	var votes []vote
-	var over <-chan time.Time
-	for range c.servers {
-		select {
-		case v := <-answers:
-			if v == nil {
-				continue
-			}
-			if votes = append(votes, *v); over == nil && enough(votes) {
-				over = time.After(othersTime)
-			}
-			continue
-		case <-over:
-		case <-ctx.Done():
-		}
-		break
-	}
-	return votes
-}
-
-func (c *connection) askOne(ctx context.Context, rdb redis.UniversalClient, name string) (*vote, error) {
-	client, err := newClient(rdb, c.prefix)
-	if err != nil {
-		return nil, err
-	}
-	defer client.Close() // it holds nothing
-	v := &vote{}
-	if v.info, err = client.Inspect(ctx, name); err != nil {
-		return nil, err
-	}
-	ask := rdb.Pipeline()
-	mark, now := ask.MGet(ctx, protocol.MarkKey(c.prefix)), ask.Time(ctx) // which the scripts of a lock use, too
-	if _, err := ask.Exec(ctx); err != nil {
-		return nil, err
-	}
-	text, _ := mark.Val()[0].(string)
-	since, err := strconv.ParseInt(text, 10, 64)
-	v.counts = err == nil && now.Val().Sub(time.UnixMicro(since)) > c.young
-	return v, nil
+	return &connection{client: client, servers: rdbs, prefix: a.prefix, quorum: true, quarantine: quarantine}, nil
 }
 
 // majorityAnswers returns nil if a majority of the servers answers, and otherwise an error that
@@ -122,31 +58,16 @@ func (c *connection) askOne(ctx context.Context, rdb redis.UniversalClient, name
 func majorityAnswers(ctx context.Context, rdbs []redis.UniversalClient, options []*redis.UniversalOptions) error {
 	ctx, cancel := context.WithTimeout(ctx, connectTime)
 	defer cancel()
-	type answer struct {
-		server int
-		err    error
-	}
-	answers := make(chan answer, len(rdbs))
-	for i, rdb := range rdbs {
-		// A server that hangs is not waited for. Its PING ends with the client's read timeout.
-		go func() { answers <- answer{i, rdb.Ping(ctx).Err()} }()
-	}
 	answered := 0
 	failures := make([]error, len(rdbs))
-	var over <-chan time.Time
-	for waiting := len(rdbs); waiting > 0; waiting-- {
-		select {
-		case a := <-answers:
-			if a.err != nil {
-				failures[a.server] = a.err
-			} else if answered++; answered > len(rdbs)/2 && over == nil {
-				over = time.After(othersTime)
-			}
-			continue
-		case <-over:
+	// A PING to a server that hangs ends with the client's read timeout.
+	ping := func(ctx context.Context, rdb redis.UniversalClient) (string, error) { return rdb.Ping(ctx).Result() }
+	askServers(ctx, rdbs, ping, func(a reply[string]) (enough bool) {
+		if failures[a.server] = a.err; a.err == nil {
+			answered++
 		}
-		break
-	}
+		return answered > len(rdbs)/2
+	})
 	if answered > len(rdbs)/2 {
 		return nil
 	}
@@ -157,4 +78,35 @@ func majorityAnswers(ctx context.Context, rdbs []redis.UniversalClient, options 
 		}
 	}
 	return fmt.Errorf("%d of the %d servers answered, which is no majority:%s", answered, len(rdbs), &text)
+}
+
+// reply is what a server answered, or why it did not.
+type reply[T any] struct {
+	server int
+	val    T
+	err    error
+}
+
+// askServers asks all servers at once, and passes each answer to heard, which returns whether those so far are enough.
+// The others are not waited for long then.
+func askServers[T any](ctx context.Context, rdbs []redis.UniversalClient, ask func(context.Context, redis.UniversalClient) (T, error), heard func(reply[T]) (enough bool)) {
+	replies := make(chan reply[T], len(rdbs))
+	for i, rdb := range rdbs {
+		// One that is not waited for ends with ctx, or with the timeouts of rdb.
+		go func() {
+			val, err := ask(ctx, rdb)
+			replies <- reply[T]{i, val, err}
+		}()
+	}
+	var over <-chan time.Time
+	for range rdbs {
+		select {
+		case r := <-replies:
+			if heard(r) && over == nil {
+				over = time.After(othersTime)
+			}
+		case <-over:
+			return
+		}
+	}
 }

@@ -14,7 +14,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -23,7 +22,6 @@ import (
 	"golang.org/x/term"
 
 	"github.com/leasedmutex/leased"
-	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
 // A run is three processes: this one, which holds the lease; the guard; and the command. The
@@ -219,83 +217,6 @@ func latest(a, b time.Time) time.Time {
 	return b
 }
 
-// contended reports whether a wait ended with err, or goes on after it, because the lock is taken, and not because
-// of Redis. Redis is no obstacle if it answers and did not refuse the lock when it was last asked. Of a quorum,
-// contended says how its servers vote.
-func (o *runOptions) contended(ctx context.Context, conn *connection, err error) (is bool, why string) {
-	ask, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	unproved := errors.Is(err, leased.ErrNoQuorum) || errors.Is(err, redisserver.ErrLateAnswer) // nobody need have the lock
-	if n := len(conn.servers); conn.quorum {
-		return o.contendedOnQuorum(conn.ask(ask, o.name, func(votes []vote) bool {
-			taken, _ := o.contendedOnQuorum(votes, n, unproved)
-			return taken
-		}), n, unproved)
-	}
-	info, failed := conn.client.Inspect(ask, o.name)
-	if failed != nil {
-		return false, ""
-	}
-	if unproved {
-		return o.keptOut(&info), ""
-	}
-	var answer redis.Error
-	if !errors.As(err, &answer) {
-		return true, ""
-	}
-	// These would have been the answer to Inspect, too, so they have passed.
-	for _, passed := range []string{"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN"} {
-		if strings.HasPrefix(answer.Error(), passed+" ") {
-			return true, ""
-		}
-	}
-	return false, ""
-}
-
-// contendedOnQuorum is contended for what those of n servers answered that did. While a server is in quarantine, an
-// owner may be named by a majority of servers and yet not by one of those that vote, so only the latter count. A set
-// of new servers votes as a whole.
-func (o *runOptions) contendedOnQuorum(answers []vote, n int, unproved bool) (is bool, why string) {
-	old, taken, takenOnOld := 0, 0, 0
-	for i := range answers {
-		a := &answers[i]
-		if a.counts {
-			old++
-		}
-		if o.keptOut(&a.info) {
-			taken++
-			if a.counts {
-				takenOnOld++
-			}
-		}
-	}
-	switch young, failed := len(answers)-old, n-len(answers); {
-	case failed > n/2: // which err, or the next error, says
-		return false, ""
-	case young == n:
-		return taken == n, fmt.Sprintf("all %d servers are new, so each has to vote for an owner, and %d do", n, taken)
-	case old <= n/2:
-		why = fmt.Sprintf("%d of %d servers may vote: others are in quarantine, as after a restart without data", old, n)
-		if failed > 0 {
-			why += ", or failed"
-		}
-		return false, why
-	case young == 0 && !unproved:
-		return true, ""
-	default:
-		return takenOnOld > n/2, fmt.Sprintf("%d of %d servers may vote, and %d of these for an owner", old, n, takenOnOld)
-	}
-}
-
-// keptOut reports whether others keep this run from the lock: a reader is not kept out by readers.
-func (o *runOptions) keptOut(info *leased.Info) bool {
-	if !o.shared {
-		return len(info.Owners)+info.Queue > 0
-	}
-	return slices.ContainsFunc(info.Owners, func(other leased.Owner) bool { return !other.Shared }) ||
-		slices.ContainsFunc(info.Waiting, func(other leased.Waiter) bool { return !other.Shared })
-}
-
 // notAcquired says what to do about an answer of Redis that has an easy cause.
 func (o *runOptions) notAcquired(err error) error {
 	var answer redis.Error
@@ -307,86 +228,6 @@ func (o *runOptions) notAcquired(err error) error {
 	}
 	return fmt.Errorf("cannot get lock %q from Redis: %w", o.name, inPlainWords(answer))
 }
-
-// troubleLog is the logger of the client. It remembers why Redis does not give the lock, or renew its lease.
-type troubleLog struct {
-	// warnings has room for the first warning that names no error: that the lock may never become
-	// free, because its key has no expiry, for example.
-	warnings chan string
-	failures chan error // has room for the first failure
-
-	mu    sync.Mutex // guards what follows
-	err   error      // what went wrong first, nil while all is well
-	since time.Time  // when it did
-	last  error      // what went wrong last
-	at    time.Time  // when it did
-}
-
-func (t *troubleLog) Enabled(_ context.Context, level slog.Level) bool {
-	return level >= slog.LevelInfo
-}
-func (t *troubleLog) WithAttrs([]slog.Attr) slog.Handler { return t }
-func (t *troubleLog) WithGroup(string) slog.Handler      { return t }
-
-func (t *troubleLog) Handle(_ context.Context, line slog.Record) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if strings.HasPrefix(line.Message, "leased: Redis answers again") {
-		t.err = nil
-		return nil
-	}
-	aboutLock, err := false, error(nil)
-	line.Attrs(func(a slog.Attr) bool {
-		aboutLock = aboutLock || a.Key == "lock"
-		if a.Key == "error" {
-			err, _ = a.Value.Any().(error)
-		}
-		return true
-	})
-	// Lines that are not about the lock tell of less, such as a subscription that is refused.
-	if line.Level < slog.LevelWarn || !aboutLock {
-		return nil
-	}
-	if err == nil {
-		select {
-		case t.warnings <- line.Message:
-		default: // there was one
-		}
-		return nil
-	}
-	t.last, t.at = err, time.Now()
-	if t.err == nil {
-		t.err, t.since = err, t.at
-	}
-	select {
-	case t.failures <- err:
-	default: // there was one
-	}
-	return nil
-}
-
-// lasting returns what has been the trouble for a while, or nil.
-func (t *troubleLog) lasting() error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.err == nil || time.Since(t.since) < lastingTrouble {
-		return nil
-	}
-	return t.err
-}
-
-// after returns the last trouble since a time, or nil. Some kinds of trouble end without a word, and what is said of
-// one kind again within a minute is not logged.
-func (t *troubleLog) after(since time.Time) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.at.Before(since) {
-		return nil
-	}
-	return t.last
-}
-
-const lastingTrouble = 5 * time.Second // longer than most restarts and failovers
 
 // mostChecks is how often a lease that was just acquired is renewed at most. If the TTL is short for the
 // way to Redis, no renewal leaves much of it.

@@ -139,7 +139,7 @@ func TestASlowServerOfAQuorumIsAskedWhoHasTheLock(t *testing.T) {
 			{[]redis.UniversalClient{server(time.Hour), server(time.Second), silent(t)}, false, time.Second},
 		} {
 			began := time.Now()
-			got, why := o.contended(t.Context(), &connection{servers: c.servers, quorum: true, young: time.Minute}, leased.ErrNoQuorum)
+			got, why := o.contended(t.Context(), &connection{servers: c.servers, quorum: true, quarantine: time.Minute}, leased.ErrNoQuorum)
 			if took := time.Since(began); got != c.want || took != c.took {
 				t.Errorf("contended: %v, %q after %v; want %v after %v", got, why, took, c.want, c.took)
 			}
