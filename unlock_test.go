@@ -304,6 +304,76 @@ func TestAnUnlockWithoutAnswerIsALossWhereTheLockMayHaveBeenAnothers(t *testing.
 	})
 }
 
+// The message of a grant can overtake a re-check whose answer is then lost. Whether that has granted the lock anew,
+// after another owner, only the release can tell, and it hands the lock on at once.
+func TestAnUnlockIsNilThoughARecheckHadNoAnswerAndOthersWait(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		if s.members != nil {
+			t.Skip("a quorum, which may serve the third before the second then, has tests of its own")
+		}
+		for _, local := range []bool{false, true} { // whether a caller of its process waits, too
+			owner := lock(t, newClient(t, s).Mutex("x"))
+			rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+			h := &answerHolding{held: make(chan struct{}), lose: make(chan struct{})}
+			rdb.AddHook(h)
+			c := clientOn(t, s, rdb)
+			mu := c.Mutex("x", leased.WithLocalHandoffs(1, time.Millisecond))
+			second := locking(t, mu)
+			s.queued(t, "x", 1)
+			third := locking(t, newClient(t, s).Mutex("x"))
+			s.queued(t, "x", 2)
+			h.next.Store(true)
+			<-h.held // a re-check
+			unlock(t, owner)
+			l := <-second
+			close(h.lose)
+			var fourth <-chan *leased.Lease
+			if local {
+				fourth = locking(t, mu)
+			}
+			time.Sleep(2 * time.Millisecond) // longer than it may hand over within its process
+			unlock(t, l)
+			unlock(t, <-third)
+			if local {
+				unlock(t, <-fourth)
+			}
+			if n := c.Stats().Lost; n != 0 {
+				t.Errorf("a caller of its process waits %v: %d losses", local, n)
+			}
+			s.becomesClean(t, "x")
+		}
+	})
+}
+
+// answerHolding holds up the answer to the next command until lose is closed, and loses it then.
+type answerHolding struct {
+	next atomic.Bool
+	held chan struct{} // closed when an answer is held up
+	lose chan struct{}
+}
+
+func (h *answerHolding) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (h *answerHolding) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if cmd.Name() != "evalsha" || !h.next.CompareAndSwap(true, false) {
+			return err
+		}
+		close(h.held)
+		select {
+		case <-h.lose:
+		case <-ctx.Done():
+		}
+		cmd.SetErr(io.ErrUnexpectedEOF)
+		return io.ErrUnexpectedEOF
+	}
+}
+
+func (h *answerHolding) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
 // Mutex.Unlock returns no error, so the loss handler is called as for any loss.
 func TestAMutexWhoseUnlockProvedNothingTellsTheLossHandler(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {

@@ -23,7 +23,7 @@ func (l *Lock) Answered(c *protocol.Command, a protocol.Answer, fail *protocol.F
 	case protocol.Yield:
 		l.yielded(c, a, fail, pause, now, fx)
 	case protocol.Release:
-		l.released(c, a, fail, now, fx)
+		l.released(c, a, fail, pause, now, fx)
 	case protocol.Downgrade:
 		l.downgraded(c, a, fail, pause, now, fx)
 	}
@@ -293,9 +293,6 @@ func (l *Lock) yielded(c *protocol.Command, a protocol.Answer, fail *protocol.Fa
 		l.cancelLate(now, fx)
 	}
 	l.becomeNext()
-	if fail == nil && a.Outcome != protocol.NotOurs && old.doubted && !a.Proved {
-		l.cancelUnconfirmed(&old, c.Last, now, fx)
-	}
 	if a.Gone && placed {
 		// Redis knew the successor by its reserved place, not by this yield, so the old
 		// grant had been lost before. The script has not checked whether the lock is free now.
@@ -334,15 +331,23 @@ func (l *Lock) yielded(c *protocol.Command, a protocol.Answer, fail *protocol.Fa
 }
 
 // released handles the answer to a release.
-func (l *Lock) released(c *protocol.Command, a protocol.Answer, fail *protocol.Failure, now time.Time, fx *Effects) {
-	old := l.endingGrant()
+func (l *Lock) released(c *protocol.Command, a protocol.Answer, fail *protocol.Failure, pause time.Duration, now time.Time, fx *Effects) {
+	old, placed := l.endingGrant(), l.grant.role() == byYield
 	if fail == nil {
 		l.cancelLate(now, fx)
 	}
-	l.becomeNone()
+	if placed {
+		l.becomeNext()
+		l.grant.checkInFull(l.instant(now)) // it may have been served
+	} else {
+		l.becomeNone()
+	}
 	switch {
 	case fail != nil:
 		l.cancelUnconfirmed(&old, c.Last, now, fx)
+		if placed {
+			l.failed(&l.grant.ticket, fail, pause, now, fx)
+		}
 	case a.Outcome == protocol.NotOurs:
 		l.settleLost(now, fx)
 		l.cancelLost(old.req.ID, fx)
@@ -591,9 +596,6 @@ func (l *Lock) yieldedByMessage(a protocol.Answer, now time.Time, fx *Effects) b
 		return false
 	}
 	l.cancelLate(now, fx)
-	if old := l.endingGrant(); old.doubted {
-		l.cancelUnconfirmed(&old, l.drawn(), now, fx)
-	}
 	l.becomeNext()
 	l.settleLeaving(fx) // the yield was carried out
 	l.hold(a, g.proved, ViaDirect, now)

@@ -602,8 +602,9 @@ func (l *Lock) releaseGrant(now time.Time, fx *Effects) {
 		return
 	}
 	cmd := protocol.Command{ID: g.req.ID, Last: l.drawn(), Link: l.prevHoldSpan, Cooldown: cooldown(l.time(g.minHoldUntil), now), At: now}
+	doubted := l.inDoubt()
 	switch head := l.waiting.first; {
-	case head != nil && l.compatible(head.Mode): // but could not be admitted
+	case head != nil && l.compatible(head.Mode) && !doubted: // but could not be admitted
 		if g.next == nil { // no place is reserved
 			g.next = &successor{ticket: l.newTicket(head, now)}
 		}
@@ -611,6 +612,12 @@ func (l *Lock) releaseGrant(now time.Time, fx *Effects) {
 		cmd.Verb, cmd.Next = protocol.Yield, g.next.req.ID
 	case !l.mayIdle(now):
 		cmd.Verb, cmd.Heard = protocol.Release, g.wanted
+		if doubted {
+			cmd.Proof = max(g.token, cmd.Last)
+		}
+		if g.role() == byPlace { // it is asked about when the lock is given back
+			g.next.role = byYield
+		}
 	default:
 		return
 	}

@@ -2,6 +2,7 @@ package lockstate
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -119,35 +120,34 @@ func TestAReleaseWithoutAnswerIsFollowedByCancelWithTheLastToken(t *testing.T) {
 	}
 }
 
-// The re-check that the message overtook has no answer: if it arrives after the grant was
-// lost, another may have owned before the lock was granted anew, under the same id. So a
-// release or yield that finds the id owning proves nothing; the cancel that follows does.
+// doubtful returns a lock whose caller is inside by a message that overtook a re-check, which had no answer: if
+// that arrives after the grant was lost, another may have owned before the lock was granted anew, under the
+// same id.
+func doubtful(t *testing.T, c *Caller) (h *hand, id string) {
+	t.Helper()
+	h, id = overtaken(t, c)
+	h.reply(protocol.Answer{}, errSilence, time.Second)
+	return h, id
+}
+
+// So a release that finds the id owning proves nothing. It tells which token has to be the lock's last, and its
+// answer whether that was. The lock is not yielded, because the answer to that does not tell. If the release
+// proves nothing, the cancel that follows decides.
 func TestAReleaseProvesNothingWhereTheGrantMayHaveBeenGivenAnew(t *testing.T) {
-	doubtful := func(t *testing.T, c *Caller) (h *hand, id string) {
-		t.Helper()
-		h, id = overtaken(t, c)
-		h.reply(protocol.Answer{}, errSilence, time.Second)
-		return h, id
-	}
-	for name, release := range map[string]func(h *hand){
-		"released": func(h *hand) {
-			h.sends(protocol.Release)
-			h.answer(protocol.Answer{Outcome: protocol.Done})
-		},
-		"yielded":             func(h *hand) { h.sends(protocol.Yield); h.answer(h.queue()) },
-		"yielded to nobody":   func(h *hand) { h.sends(protocol.Yield); h.answer(h.grant()) },
-		"yielded, by message": func(h *hand) { h.hears(protocol.MessageGranted, h.sends(protocol.Yield).Next, h.token()) },
-	} {
+	for _, waits := range []bool{false, true} {
 		for what, proved := range map[string]bool{"its token is still the last": true, "another had it": false} {
-			t.Run(name+", "+what, func(t *testing.T) {
+			t.Run(fmt.Sprintf("a caller waits %v, %s", waits, what), func(t *testing.T) {
 				c := writer(func(o *Terms) { o.Handoffs = 1 })
 				h, id := doubtful(t, c)
-				if name != "released" {
+				if waits {
 					h.enter(writer())
 					h.hears(protocol.MessageWanted, id, 0)
 				}
 				h.leave(c)
-				release(h)
+				if cmd := h.sends(protocol.Release); cmd.Proof != c.Token {
+					t.Errorf("%d is to be the last token, not %d", cmd.Proof, c.Token)
+				}
+				h.answer(protocol.Answer{Outcome: protocol.Done})
 				if c.Settled {
 					t.Fatalf("its Unlock returned %v before there was a proof", c.Outcome())
 				}
@@ -159,6 +159,11 @@ func TestAReleaseProvesNothingWhereTheGrantMayHaveBeenGivenAnew(t *testing.T) {
 				h.step(func(now time.Time, fx *Effects) {
 					h.l.Canceled(&Settlement{Callers: last.Callers, proved: proved}, now, fx)
 				})
+				if waits {
+					if again := h.sends(protocol.Acquire); again.ID == id {
+						t.Error("asks under the id that was given back")
+					}
+				}
 				if proved {
 					h.settled(c, nil)
 					return
@@ -179,9 +184,79 @@ func TestAReleaseProvesNothingWhereTheGrantMayHaveBeenGivenAnew(t *testing.T) {
 		h.settled(c, nil) // Redis was not asked
 		h.in(next)
 		h.leave(next)
-		h.sends(protocol.Release)
+		if cmd := h.sends(protocol.Release); cmd.Proof != 0 {
+			t.Errorf("asks for the proof of a grant that is not in doubt: %d", cmd.Proof)
+		}
 		h.answer(protocol.Answer{Outcome: protocol.Done})
 		h.settled(next, nil)
+	})
+	t.Run("by the last token that was given out", func(t *testing.T) {
+		c, next := writer(func(o *Terms) { o.Tenure = time.Hour }), writer()
+		h, _ := doubtful(t, c)
+		h.enter(next)
+		h.leave(c)
+		h.in(next) // with a token of its own
+		h.leave(next)
+		if cmd := h.sends(protocol.Release); cmd.Proof != next.Token || cmd.Last != next.Token || next.Token <= c.Token {
+			t.Errorf("%d is to be the last token, and %d was drawn, after %d", cmd.Proof, cmd.Last, c.Token)
+		}
+	})
+}
+
+// A writer that waits behind readers whose grant is in doubt keeps its place in the queue. The place may be
+// served before the answer to the release, so it is asked about at once.
+func TestAPlaceIsKeptWhenTheReadersBeforeItAreInDoubt(t *testing.T) {
+	wait := func(t *testing.T) (h *hand, r, w *Caller, id, place string) {
+		r, w = reader(), writer()
+		h, id = doubtful(t, r)
+		h.enter(w)
+		place = h.sends(protocol.Acquire).ID
+		h.answer(h.queue())
+		h.leave(r)
+		if cmd := h.sends(protocol.Release); cmd.ID != id || cmd.Proof != r.Token {
+			t.Errorf("releases %s by the proof %d, not %s by %d", cmd.ID, cmd.Proof, id, r.Token)
+		}
+		return h, r, w, id, place
+	}
+	proved := protocol.Answer{Outcome: protocol.Done, Proved: true}
+	for name, answer := range map[string]protocol.Answer{"proved": proved, "unproved": {Outcome: protocol.Done}, "lost": {Outcome: protocol.NotOurs}} {
+		for _, told := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, by message %v", name, told), func(t *testing.T) {
+				h, r, w, id, place := wait(t)
+				if told {
+					h.hears(protocol.MessageGranted, place, h.token())
+					h.out(w) // until the readers' grant is over
+				}
+				h.answer(answer)
+				switch name {
+				case "proved":
+					h.settled(r, nil)
+					h.cancels(id)
+				case "unproved":
+					h.cancels(id, id)
+				case "lost":
+					h.settled(r, ErrLeaseLost)
+					h.lost(r)
+					h.cancels(id)
+				}
+				if cmd := h.sends(protocol.Acquire); cmd.ID != place || cmd.First {
+					t.Errorf("asks about %s, not about its place %s", cmd.ID, place)
+				}
+				h.answer(h.grant())
+				h.in(w)
+			})
+		}
+	}
+	t.Run("no answer", func(t *testing.T) {
+		h, _, w, id, place := wait(t)
+		h.reply(protocol.Answer{}, errSilence, time.Second)
+		h.out(w)
+		h.cancels(id)
+		h.sendsNothing()
+		h.pass(time.Second)
+		if cmd := h.sends(protocol.Acquire); cmd.ID != place {
+			t.Errorf("asks about %s, not about its place %s", cmd.ID, place)
+		}
 	})
 }
 
@@ -196,8 +271,7 @@ func TestACancelProvesNothingByOwnershipWhereTheGrantMayHaveBeenGivenAnew(t *tes
 			c := writer()
 			var h *hand
 			if doubted {
-				h, _ = overtaken(t, c)
-				h.reply(protocol.Answer{}, errSilence, time.Second)
+				h, _ = doubtful(t, c)
 			} else {
 				h = holding(t, c)
 			}
@@ -215,31 +289,14 @@ func TestACancelProvesNothingByOwnershipWhereTheGrantMayHaveBeenGivenAnew(t *tes
 	}
 }
 
-// A quorum looks for that proof when it releases.
 func TestAReleaseThatSaysSoProvesAGrantThatMayHaveBeenGivenAnew(t *testing.T) {
-	proved := func(a protocol.Answer) protocol.Answer {
-		a.Proved = true
-		return a
-	}
-	for name, release := range map[string]func(h *hand){
-		"released":          func(h *hand) { h.sends(protocol.Release); h.answer(proved(protocol.Answer{Outcome: protocol.Done})) },
-		"yielded":           func(h *hand) { h.sends(protocol.Yield); h.answer(proved(h.queue())) },
-		"yielded to nobody": func(h *hand) { h.sends(protocol.Yield); h.answer(proved(h.grant())) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			c := writer(func(o *Terms) { o.Handoffs = 1 })
-			h, id := overtaken(t, c)
-			h.reply(protocol.Answer{}, errSilence, time.Second)
-			if name != "released" {
-				h.enter(writer())
-				h.hears(protocol.MessageWanted, id, 0)
-			}
-			h.leave(c)
-			release(h)
-			h.settled(c, nil)
-			h.cancels(id) // because the acquire may still arrive
-		})
-	}
+	c := writer()
+	h, id := doubtful(t, c)
+	h.leave(c)
+	h.sends(protocol.Release)
+	h.answer(protocol.Answer{Outcome: protocol.Done, Proved: true})
+	h.settled(c, nil)
+	h.cancels(id) // because the acquire may still arrive
 }
 
 func TestAReleaseOfALostGrantTellsTheLoss(t *testing.T) {

@@ -45,6 +45,10 @@ type Command struct {
 	// release, yield: for how long Redis keeps the lock from everybody after it was given
 	// back; 0 for no longer
 	Cooldown time.Duration
+	// Proof is for a release of a grant that may have been given anew, after another owner: that nobody
+	// else has owned the lock is proved only if this is its last token. 0 if ownership is proof enough. A
+	// quorum knows by itself.
+	Proof uint64
 
 	// Ticket places the request in the queue of a server of a quorum.
 	Ticket uint64
@@ -83,7 +87,7 @@ type Answer struct {
 	Echo     int           // how many received the echo, or NoEcho or EchoDenied
 	Handed   int           // how many other requests were made owner and notified
 	Gone     bool          // yield: the old request did not own the lock
-	Proved   bool          // release, yield on a quorum: nobody else has owned since the grant, whatever went unanswered
+	Proved   bool          // release: nobody else has owned since the grant, whatever went unanswered; see Command.Proof
 	Told     uint64        // queued: time up to which readers were notified, 0 if all were
 	// Unfinished says that the call did as much as one call may do. More waiters may be dead
 	// or may enter, so the client must continue at once.

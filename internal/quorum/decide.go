@@ -504,7 +504,6 @@ func (l *Lock) evaluateMove(op *Op, now time.Time, fx *Effects) {
 			}
 		}
 	}
-	op.proved = op.verb == protocol.Yield && (!op.req.doubted || l.proves(op, op.olds, now))
 	switch {
 	case never > l.cfg.N-l.cfg.Need:
 		op.Answer = protocol.Answer{Outcome: protocol.NotOurs}
@@ -513,8 +512,6 @@ func (l *Lock) evaluateMove(op *Op, now time.Time, fx *Effects) {
 		l.retreat(op.next, fx)
 		l.drop(op.next, now, fx)
 		return
-	case yes >= l.cfg.Need && op.verb == protocol.Yield && !op.proved && open(op.olds) > 0:
-		return // the others may prove it
 	case yes >= l.cfg.Need:
 	case open(op.olds) > 0:
 		return

@@ -1774,42 +1774,29 @@ func TestAReleaseProvesThatNobodyElseHadALeaseInDoubt(t *testing.T) {
 		"one had granted it anew, two keep it": {[3]Result{granted(5), silence, silence}, [3]Result{done, still, still}, true},
 	} {
 		for _, order := range [][]int{{0, 1, 2}, {2, 1, 0}, {1, 0, 2}} {
-			for _, verb := range []protocol.Verb{protocol.Release, protocol.Yield} {
-				s := newStand(t, 3, time.Second)
-				s.own(true, true, true)
-				s.now = s.now.Add(time.Millisecond)
-				s.fx = Effects{}
-				asks := s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, At: s.now}, s.now, &s.fx)
-				sends := s.fx.Sends
-				if c.asked[2] == kept {
-					s.expire(asks)
-				}
-				for i, send := range sends {
-					s.answer(send, c.asked[i])
-				}
-				if !asks.Decided() || asks.Err == nil {
-					t.Fatalf("%s: the acquire had an answer: %+v", name, asks.Answer)
-				}
-				next := s.next()
-				s.fx = Effects{}
-				op := s.lock.Do(&protocol.Command{Verb: verb, ID: s.id, Next: next, At: s.now}, s.now, &s.fx)
-				sends = s.fx.Sends
-				for _, i := range order {
-					res := c.ended[i]
-					if verb == protocol.Yield && res == done {
-						res = Result{Answer: protocol.Answer{Outcome: protocol.Enqueued, Token: 1, Clock: 1}}
-					}
-					for _, send := range s.answer(sends[i], res) { // a yield goes on to queue the next request
-						s.answer(send, Result{Answer: protocol.Answer{Outcome: protocol.Enqueued, Token: 1, Clock: 1}})
-					}
-				}
-				want := protocol.Done
-				if verb == protocol.Yield {
-					want = protocol.Enqueued
-				}
-				if !op.Decided() || op.Answer.Outcome != want || op.Answer.Proved != c.proved {
-					t.Errorf("%s, in order %v, verb %v: decided %v, %+v %v", name, order, verb, op.Decided(), op.Answer, op.Err)
-				}
+			s := newStand(t, 3, time.Second)
+			s.own(true, true, true)
+			s.now = s.now.Add(time.Millisecond)
+			s.fx = Effects{}
+			asks := s.lock.Do(&protocol.Command{Verb: protocol.Acquire, ID: s.id, TTL: s.ttl, At: s.now}, s.now, &s.fx)
+			sends := s.fx.Sends
+			if c.asked[2] == kept {
+				s.expire(asks)
+			}
+			for i, send := range sends {
+				s.answer(send, c.asked[i])
+			}
+			if !asks.Decided() || asks.Err == nil {
+				t.Fatalf("%s: the acquire had an answer: %+v", name, asks.Answer)
+			}
+			s.fx = Effects{}
+			op := s.lock.Do(&protocol.Command{Verb: protocol.Release, ID: s.id, At: s.now}, s.now, &s.fx)
+			sends = s.fx.Sends
+			for _, i := range order {
+				s.answer(sends[i], c.ended[i])
+			}
+			if !op.Decided() || op.Answer.Outcome != protocol.Done || op.Answer.Proved != c.proved {
+				t.Errorf("%s, in order %v: decided %v, %+v %v", name, order, op.Decided(), op.Answer, op.Err)
 			}
 		}
 	}

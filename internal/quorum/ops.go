@@ -32,7 +32,7 @@ type Op struct {
 	fails      []*protocol.Failure
 	handed     int
 	unfinished bool
-	proved     bool // release, yield: see request.doubted
+	proved     bool // release: see request.doubted
 	decided    bool
 	expired    bool
 	sending    bool // its commands are still being sent, so it is not decided yet

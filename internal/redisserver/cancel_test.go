@@ -78,6 +78,69 @@ func TestATokenDrawnByItsOwnerProvesARealReleaseOnly(t *testing.T) {
 	})
 }
 
+// A grant may have been given anew, after another owner, by an acquire that had no answer. Its release tells
+// whether the lock's last token is still the grant's, as it was before the next owner's.
+func TestAReleaseInDoubtTellsWhetherTheLastTokenIsTheGrants(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		b := s.listen("B")
+		span := &protocol.Span{TraceID: [16]byte{1}, SpanID: [8]byte{2}}
+		give := func(id string, last, proof uint64) protocol.Answer {
+			t.Helper()
+			return s.must(s.do(protocol.Command{Verb: protocol.Release, ID: id, Last: last, Proof: proof, Link: span}))
+		}
+		for _, owner := range []string{s.writer("A"), s.reader("A")} {
+			for _, drawn := range []uint64{0, 5} {
+				for name, waiter := range map[string]string{"nobody": "", "a writer": s.writer("B"), "a reader": s.reader("B")} {
+					for _, another := range []bool{false, true} {
+						s.clear()
+						token := s.gets(s.acquire(owner))
+						if another {
+							s.raw("DEL", s.keys.Lock, s.keys.Readers())
+							s.gets(s.acquire(s.writer("C")))
+							s.release(s.raw("GET", s.keys.Lock).(string), 0)
+							s.gets(s.acquire(owner)) // a late copy
+						}
+						last := uint64(0)
+						if drawn > 0 {
+							last = token + drawn
+						}
+						// With readers, a reader enters and the next token is drawn; it waits behind a writer.
+						handed := 0
+						if waiter != "" && (owner[8] == 'w' || waiter[8] == 'w') {
+							s.waits(s.acquire(waiter), 0)
+							handed = 1
+						}
+						b.received()
+						a := give(owner, last, max(token, last))
+						if a.Outcome != protocol.Done || a.Proved == another || a.Handed != handed {
+							t.Errorf("%s waits, %d tokens drawn, another owner %v: %+v", name, drawn, another, a)
+						}
+						if handed == 0 {
+							s.owned()
+							continue
+						}
+						s.owned(waiter)
+						if all := b.receives(waiter, protocol.MessageGranted); all[0].Link == nil || all[0].Link.SpanID != span.SpanID {
+							t.Errorf("the next owner is told of %v", all[0].Link)
+						}
+					}
+				}
+			}
+			s.clear()
+			token := s.gets(s.acquire(owner))
+			s.raw("DEL", s.keys.Lock, s.keys.Readers())
+			if a := give(owner, 0, token); a.Outcome != protocol.NotOurs || a.Proved {
+				t.Errorf("of a lock that was deleted: %+v", a)
+			}
+			s.raw("HSET", s.keys.Lock, "a", "b")
+			if a := give(owner, 0, token); a.Outcome != protocol.NotOurs || a.Proved {
+				t.Errorf("of a lock in whose place is a hash: %+v", a)
+			}
+			s.raw("DEL", s.keys.Lock)
+		}
+	})
+}
+
 func TestCancelGivesBackWhatWasGrantedMeanwhile(t *testing.T) {
 	onScripts(t, func(t *testing.T, s *scene) {
 		for _, m := range []protocol.Mode{protocol.Exclusive, protocol.Shared} {

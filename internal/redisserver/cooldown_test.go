@@ -38,6 +38,9 @@ func (s *scene) giveBacks() map[string]func(id string, cool time.Duration) {
 		"release": func(id string, cool time.Duration) {
 			give(protocol.Command{Verb: protocol.Release, ID: id, Cooldown: cool})
 		},
+		"release in doubt": func(id string, cool time.Duration) {
+			give(protocol.Command{Verb: protocol.Release, ID: id, Cooldown: cool, Proof: 1})
+		},
 		"yield": func(id string, cool time.Duration) {
 			give(protocol.Command{Verb: protocol.Yield, ID: id, Next: s.writer("C"), Cooldown: cool})
 		},

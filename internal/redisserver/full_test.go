@@ -28,6 +28,13 @@ func TestAFullServerCarriesOutWhatGivesBackOrKeeps(t *testing.T) {
 					s.is(s.release(owner, 0), protocol.Done)
 					s.owned(waiter)
 				},
+				"release in doubt": func(owner, waiter, _ string) {
+					a := s.must(s.do(protocol.Command{Verb: protocol.Release, ID: owner, Proof: s.look().token()}))
+					if s.is(a, protocol.Done); !a.Proved {
+						t.Errorf("not proved: %+v", a)
+					}
+					s.owned(waiter)
+				},
 				"release with a token": func(owner, waiter, _ string) {
 					used := s.look().token() + 3_600_000_000
 					s.is(s.release(owner, used), protocol.Done)

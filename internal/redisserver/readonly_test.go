@@ -51,6 +51,10 @@ func TestAReadOnlyServerDoesNotSayThatAnOwnerOwnsNoMore(t *testing.T) {
 					return r.Err
 				},
 				"release": func() error { _, err := s.do(protocol.Command{Verb: protocol.Release, ID: id}); return err },
+				"release in doubt": func() error {
+					_, err := s.do(protocol.Command{Verb: protocol.Release, ID: id, Proof: 1})
+					return err
+				},
 				"yield": func() error {
 					_, err := s.do(protocol.Command{Verb: protocol.Yield, ID: id, Next: s.writer("A")})
 					return err

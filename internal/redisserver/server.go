@@ -252,6 +252,9 @@ func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) 
 	case protocol.Acquire:
 		val, mark, err = s.voteAcquire(ctx, k, c)
 	case protocol.Release:
+		if c.Proof != 0 {
+			return s.releaseInDoubt(ctx, k, c)
+		}
 		val, err = s.send(ctx, c.Heard, &ReleaseScript, s.args.release(k, c.ID, c.Last, c.Link, c.Cooldown))
 	case protocol.Yield:
 		val, mark, err = s.vote(ctx, &YieldScript, &VoteYieldScript, s.args.keys(k), c.Ticket, withCooldown(c.Cooldown, s.args.inboxes, c.ID, c.Next, decimal(c.Last), spanArgument(c.Link))...)
@@ -282,6 +285,27 @@ func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) 
 		return a, err
 	}
 	return protocol.Answer{}, malformed(val)
+}
+
+// releaseInDoubt runs a release that is to tell whether another owner came in between. It sends a cancel,
+// which does what a release does, and replies with the lock's last token from before the next owner.
+func (s *Server) releaseInDoubt(ctx context.Context, k *protocol.Keys, c *protocol.Command) (protocol.Answer, error) {
+	val, err := s.send(ctx, c.Heard, &CancelScript, s.args.release(k, c.ID, c.Last, c.Link, c.Cooldown))
+	if wrongType(err) && s.overwritten(ctx, k) {
+		return protocol.Answer{Outcome: protocol.NotOurs}, nil
+	}
+	if err != nil {
+		return protocol.Answer{}, err
+	}
+	r := parseCanceled(val, nil)
+	switch {
+	case r.Fail != nil:
+		return protocol.Answer{}, r.Fail.Err
+	case !r.Owned:
+		return protocol.Answer{Outcome: protocol.NotOurs}, nil
+	}
+	handed, _ := val.([]any)[1].(int64)
+	return protocol.Answer{Outcome: protocol.Done, Handed: int(handed), Proved: r.Token == c.Proof, Unfinished: unfinished(val)}, nil
 }
 
 // decimal formats n as an argument. 0 is the most common one, and is not allocated.

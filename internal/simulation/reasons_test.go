@@ -59,6 +59,22 @@ func (w *world) lostAtRelease(c *simClient, d *departure) {
 	}
 }
 
+// doubted checks the answer to a release in doubt: a writer from which nobody has taken the lock has that proved.
+func (w *world) doubted(p *packet, a protocol.Answer) {
+	id := p.cmd.ID
+	who, _ := protocol.ParseID(id)
+	if p.kind != "request" || p.cmd.Verb != protocol.Release || p.cmd.Proof == 0 || a.Outcome != protocol.Done || who.Mode != protocol.Exclusive {
+		return
+	}
+	if w.count("a release in doubt"); a.Proved {
+		w.count("a release in doubt is proved")
+		return
+	}
+	if !w.taken[id] && !w.excuse(id) && !w.copied[id] {
+		w.fail("the release of %s proves nothing, from which nobody has taken the lock", short(id))
+	}
+}
+
 // paced checks that c asks about a grant that it holds after a third of its TTL.
 func (w *world) paced(c *simClient) {
 	g := c.status()

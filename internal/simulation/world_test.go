@@ -630,6 +630,7 @@ func (w *world) execute(p *packet) *packet {
 	w.dispossess(before, after, p)
 	w.changed(before, after)
 	w.compare(before, after, p)
+	w.doubted(p, reply.a)
 	if err == nil && !w.refusing {
 		w.served(before, after, p, reply.a)
 	}
