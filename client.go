@@ -171,6 +171,8 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	}
 	server := redisserver.New(rdb, o.prefix)
 	c := newClient(o, kind)
+	pool := &poolCheck{client: c, server: server}
+	server.OnSilence = pool.hadNoAnswer
 	c.server = withReplicas(server, &o)
 	c.inbox = inboxes{newInbox(c, server.Rdb)}
 	c.slotMap = newSlotMap(c, rdb)

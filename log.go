@@ -229,6 +229,11 @@ func (l *throttledLog) answersAgain(after string) {
 	})
 }
 
+// silentConnections logs that connections of the pool had fallen silent, although the server answers.
+func (l *throttledLog) silentConnections(n int) {
+	l.write(slog.LevelWarn, "silent", "connections to Redis gave no answer any more, while a new one did; closed them", "connections", n)
+}
+
 // serverLeft logs that a server of a quorum does not answer, unless the last line says so already. If the
 // server had a line within the last minute, it has to be called again: the last line must not say that a
 // server answers that does not.

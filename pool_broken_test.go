@@ -45,6 +45,24 @@ func fillPool(t *testing.T, rdb *redis.Client, n int) {
 	}
 }
 
+// fillPipelinePool leaves n idle connections in the pool that the pipelines of rdb have.
+func fillPipelinePool(t *testing.T, rdb *redis.Client, n int, prefix string) {
+	t.Helper()
+	var all sync.WaitGroup
+	for range n {
+		all.Go(func() {
+			_, _ = rdb.Pipelined(context.Background(), func(p redis.Pipeliner) error {
+				p.BLPop(context.Background(), time.Second, prefix+"none")
+				return nil
+			})
+		})
+	}
+	all.Wait()
+	if own := rdb.PoolStats().PipelineStats; own == nil || int(own.IdleConns) < n {
+		t.Fatalf("the test proves nothing: %+v", own)
+	}
+}
+
 func TestVirtualBrokenIdleConnectionsCostNoTimeAndNoLease(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		if s.members != nil {
@@ -116,19 +134,7 @@ func TestVirtualBrokenIdleConnectionsOfPipelinesCostNoLease(t *testing.T) {
 		})
 		c := clientOn(t, s, rdb, leased.WithTTL(6*time.Second))
 		held := lock(t, c.Mutex("held"))
-		var all sync.WaitGroup
-		for range idle {
-			all.Go(func() {
-				_, _ = rdb.Pipelined(context.Background(), func(p redis.Pipeliner) error {
-					p.BLPop(context.Background(), time.Second, s.Prefix+"none")
-					return nil
-				})
-			})
-		}
-		all.Wait()
-		if own := rdb.PoolStats().PipelineStats; own == nil || own.IdleConns < idle {
-			t.Fatalf("the test proves nothing: %+v", own)
-		}
+		fillPipelinePool(t, rdb, idle, s.Prefix)
 		synctest.Wait()
 		l.cut()
 		l.mend()
@@ -206,4 +212,122 @@ func TestConnectionsOfTLSThatTheServerClosedCostNoTime(t *testing.T) {
 		}
 		unlock(t, l)
 	}
+}
+
+// forgetful makes the connections of a network that can forget those it has: then nothing gets through them any
+// more, in either direction, and nobody is told. New ones work.
+type forgetful struct {
+	times atomic.Int64 // how often it has forgotten all
+	hangs atomic.Bool  // nothing gets through, on new ones neither
+}
+
+type forgotten struct {
+	net.Conn
+	all  *forgetful
+	born int64
+}
+
+func (f *forgetful) change(o *redis.Options) {
+	wrapConns(o, func(conn net.Conn) net.Conn { return &forgotten{conn, f, f.times.Load()} })
+}
+
+func (c *forgotten) silent() bool { return c.all.hangs.Load() || c.all.times.Load() != c.born }
+
+func (c *forgotten) Write(p []byte) (int, error) {
+	if c.silent() {
+		return len(p), nil
+	}
+	return c.Conn.Write(p)
+}
+
+func (c *forgotten) Read(p []byte) (int, error) {
+	for {
+		n, err := c.Conn.Read(p)
+		if err != nil || !c.silent() {
+			return n, err
+		}
+	}
+}
+
+// The first command that meets such a connection waits for its whole time. Then all of them are found.
+func TestVirtualSilentIdleConnectionsThatACommandMeetsCostNoLease(t *testing.T) {
+	for _, own := range []bool{false, true} { // whether pipelines have connections of their own
+		inVirtualTime(t, func(t *testing.T, s place) { silentConnections(t, s, own, true) })
+	}
+}
+
+func TestVirtualSilentIdleConnectionsThatARenewalMeetsCostNoLease(t *testing.T) {
+	for _, own := range []bool{false, true} {
+		inVirtualTime(t, func(t *testing.T, s place) { silentConnections(t, s, own, false) })
+	}
+}
+
+func TestSilentConnectionsToServersOfAQuorumCostNoLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		redistest.LastInBubble(t)
+		silentConnections(t, quorumPlace(t, true), false, true)
+	})
+}
+
+func silentConnections(t *testing.T, s place, own, byCommand bool) {
+	const idle = 60
+	var out logs
+	var net forgetful
+	rdb := s.connect(t, net.change, func(o *redis.Options) {
+		o.PoolSize = idle + 10
+		if own {
+			o.PipelinePoolSize, o.PipelineReadBufferSize = idle+10, 64<<10
+		}
+	})
+	c := clientOn(t, s, rdb, out.option())
+	held := lock(t, c.Mutex("held"))
+	mu := c.Mutex("x")
+	unlock(t, lock(t, mu))
+	for _, one := range s.alike(rdb) {
+		fillPool(t, one, idle)
+		if own {
+			fillPipelinePool(t, one, idle, s.Prefix)
+		}
+	}
+	synctest.Wait()
+	net.times.Add(1)
+	if byCommand {
+		began := time.Now()
+		l := lock(t, mu)
+		if took := time.Since(began); took > 2*time.Second+500*time.Millisecond {
+			t.Errorf("a free lock took %v", took)
+		}
+		unlock(t, l)
+	}
+	time.Sleep(time.Minute)
+	unlock(t, held)
+	if s.members == nil && out.count(slog.LevelWarn, "connections to Redis gave no answer any more") == 0 {
+		t.Errorf("the log does not say what happened: %q", out.messages())
+	}
+}
+
+// Where the server answers on new connections neither, those in the pool are kept: they work again when it does.
+func TestVirtualIdleConnectionsToAServerThatHangsAreKept(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		const idle = 60
+		var net forgetful
+		rdb := s.connect(t, net.change, func(o *redis.Options) { o.PoolSize = idle + 10 })
+		c := clientOn(t, s, rdb)
+		mu := c.Mutex("x")
+		unlock(t, lock(t, mu))
+		for _, one := range s.alike(rdb) {
+			fillPool(t, one, idle)
+		}
+		synctest.Wait()
+		net.hangs.Store(true)
+		next := locking(t, mu)
+		time.Sleep(10 * time.Second)
+		net.hangs.Store(false)
+		unlock(t, <-next)
+		for _, one := range s.alike(rdb) {
+			if left := one.PoolStats().IdleConns; left < idle-20 {
+				t.Errorf("%d of %d idle connections are left", left, idle)
+			}
+		}
+	})
 }

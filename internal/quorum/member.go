@@ -107,7 +107,11 @@ func (m *member) probe() {
 		return
 	}
 	m.reportAway()
-	m.pingUntilAnswered(firstPing, left)
+	pause := firstPing
+	if m.srv.DropSilent(m.owner.base, "") > 0 {
+		pause = 0
+	}
+	m.pingUntilAnswered(pause, left)
 }
 
 func (m *member) reportAway() {
@@ -125,7 +129,7 @@ func (m *member) pingUntilAnswered(pause time.Duration, left time.Time) {
 		}
 	}()
 	stirred, reported := m.stirred, time.Now()
-	for ; ; pause = min(2*pause, longestPing) {
+	for ; ; pause = min(max(2*pause, firstPing), longestPing) {
 		timer := time.NewTimer(pause)
 		select {
 		case <-timer.C:
@@ -158,8 +162,17 @@ func (m *member) pingUntilAnswered(pause time.Duration, left time.Time) {
 	}
 }
 
-// ping returns why the server does not answer, or nil if it does.
+// ping returns why the server does not answer, or nil if it does. One that had no answer in time is repeated if
+// it was the connection that had fallen silent, with all in the pool.
 func (m *member) ping() error {
+	err := m.pingOnce()
+	if redisserver.TimedOut(err) && m.srv.DropSilent(m.owner.base, "") > 0 {
+		err = m.pingOnce()
+	}
+	return err
+}
+
+func (m *member) pingOnce() error {
 	ctx, cancel := context.WithTimeout(m.owner.base, pingTime)
 	defer cancel()
 	err := m.srv.Ping(ctx)

@@ -19,7 +19,8 @@ import (
 // Server runs commands on one deployment. It is safe for concurrent use.
 type Server struct {
 	Rdb       redis.UniversalClient
-	Inboxes   string // prefix of inbox channels, before a client's name
+	Inboxes   string           // prefix of inbox channels, before a client's name
+	OnSilence func(key string) // called, if not nil, when a command about the key had no answer in time; must not block
 	args      *arguments
 	batches   *batcher // nil if each command is sent by itself
 	deadlines bool
@@ -217,6 +218,7 @@ func (s *Server) send(ctx context.Context, heard bool, script *Script, line []an
 	case s.metStale(err) && s.answers(ctx, line, err):
 		return nil, answersAgain{s.explain(err)}
 	}
+	s.hadNoAnswer(line, err)
 	return nil, s.explain(err)
 }
 
@@ -367,9 +369,13 @@ func (s *Server) inTime(ctx context.Context, n int, call func(i int) onceCmd) []
 		s.together(ctx, cmds)
 	}
 	send()
-	if n > 0 && s.metStale(cmds[0].Err()) && s.answers(ctx, cmds[0].Args(), cmds[0].Err()) {
+	if n == 0 {
+		return cmds
+	}
+	if s.metStale(cmds[0].Err()) && s.answers(ctx, cmds[0].Args(), cmds[0].Err()) {
 		send()
 	}
+	s.hadNoAnswer(cmds[0].Args(), cmds[0].Err())
 	return cmds
 }
 
