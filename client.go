@@ -32,6 +32,8 @@ import (
 //	                  wait for their turn
 //	slot readers      after a command that failed   the reload's end         group.wait
 //	askers            for Inspect and ForceUnlock   the answer or a timeout  group.wait
+//	pool checks       after a command without       the last PING's answer,  group.wait
+//	                  an answer                     or 4 s
 //	closers           of a broken subscription      its closing              group.wait
 //	members           of a quorum: senders, probes  idleness, an answer,     leaveMembers, which does not
 //	                  and cancels                   or the client's end      wait for servers that hang
@@ -447,15 +449,17 @@ func (c *Client) Close() error {
 // use LockContext.
 //
 // Shutdown stops the client's goroutines. It waits for them, and for the calls of the logger, the loss
-// handler and OpenTelemetry, until ctx ends, but for up to 100 ms even if ctx has ended by then.
+// handler and OpenTelemetry, until ctx ends, but for up to 100 ms even if ctx has ended by then. It gives
+// releases, and cancels of requests that were given up, another 100 ms.
 // Anything slower, such as a command without a reply or a handler that blocks, is left to end by
 // itself. So Shutdown may be called from anywhere, even from a loss handler, in which case it waits for
 // its own caller until ctx ends.
 //
 // If Redis has not answered for a release, as during an outage, Shutdown keeps trying until ctx ends.
-// So it does for a request that had no answer when its caller gave up: a server that hung may still
-// carry it out, so once Redis answers, the cancel is repeated a second later. Shutdown does not wait
-// for that if the cancel is refused or cannot be sent, nor on a quorum for servers that do not answer.
+// So it does for the cancel of a request that was given up. If that request had no answer either, a server
+// that hung may still carry it out, so once Redis answers, the cancel is repeated a second later. Shutdown
+// does not wait for a cancel that is refused or cannot be sent, nor on a quorum for servers that do not
+// answer.
 //
 // Shutdown returns nil if nothing was left. Otherwise the error matches ErrClosed, says how many leases
 // were not unlocked (naming at most three of their locks), how many releases Redis did not confirm, how
@@ -519,13 +523,22 @@ func over() context.Context {
 	return ctx
 }
 
-// awaitUnlocks waits, until ctx ends, for the leases to be unlocked and for Redis to confirm the releases.
-// It returns what is left then.
+// awaitUnlocks waits, until ctx ends and for at least finalWait, for the leases to be unlocked and for Redis to
+// confirm the releases and cancels. It returns what is left then.
 func (c *Client) awaitUnlocks(ctx context.Context) (left []string) {
-	if !waitFor(ctx, c.drained) {
+	least, cancel := context.WithTimeout(context.Background(), finalWait)
+	defer cancel()
+	unlocked := waitFor(ctx, c.drained)
+	if unlocked {
+		c.canceler.drain(ctx)
+	}
+	if ctx.Err() != nil {
+		ctx, unlocked = least, waitFor(least, c.drained)
+		c.canceler.drain(ctx)
+	}
+	if !unlocked {
 		return c.abandoned()
 	}
-	c.canceler.drain(ctx)
 	left = c.unanswered(0)
 	c.drainQuorum(ctx)
 	return left
@@ -636,15 +649,16 @@ func (c *Client) unanswered(releasing int) (left []string) {
 	}
 	switch {
 	case requests == 1:
-		left = append(left, "1 request that was given up was not canceled: if Redis still carries it out, its lock is taken until the TTL ends")
+		left = append(left, "1 request that was given up was not canceled: if Redis has it, or still carries it out, its lock may be taken until the TTL ends")
 	case requests > 1:
-		left = append(left, fmt.Sprint(requests, " requests that were given up were not canceled: where Redis still carries them out, their locks are taken until the TTLs end"))
+		left = append(left, fmt.Sprint(requests, " requests that were given up were not canceled: where Redis has them, or still carries them out, their locks may be taken until the TTLs end"))
 	}
 	return left
 }
 
-// finalWait is the least time for which Shutdown waits for goroutines, handlers and processors:
-// if leases were not unlocked, ctx has ended before their turn comes.
+// finalWait is the least time for which Shutdown waits, once for commands, releases and cancels that are under way,
+// and once for goroutines, handlers and processors: if leases were not unlocked, ctx has ended before their turn
+// comes.
 const finalWait = 100 * time.Millisecond
 
 // atLeast returns a context that ends once parent has ended and d has passed.

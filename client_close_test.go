@@ -691,8 +691,106 @@ func TestCloseWaitsForTheCancelOfARequestThatMayStillArrive(t *testing.T) {
 	}
 }
 
-// The error counts what is left, and nothing else: a lease that is held, a release that has had no answer
-// since before the lock was forgotten, and no request of a caller that only waited.
+// A request that was given up is canceled before the client ends, though its first cancel had no answer: its lock
+// would be handed to a client that is gone, or it would keep others out.
+func TestCloseRepeatsTheCancelOfARequestThatWaited(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		if s.members != nil {
+			t.Skip("a quorum's client does not wait for servers that hang, as Shutdown says")
+		}
+		for _, hangs := range []time.Duration{time.Second, 2500 * time.Millisecond, time.Minute} {
+			var way hung
+			c := clientOn(t, s, s.connect(t, way.change), leased.WithTTL(time.Minute))
+			owner := lock(t, newClient(t, s).Mutex("x"))
+			ctx, cancel := context.WithCancel(context.Background())
+			waited := make(chan error)
+			go func() {
+				_, err := c.Mutex("x").LockContext(ctx)
+				waited <- err
+			}()
+			s.queued(t, "x", 1)
+			synctest.Wait()
+			way.shut.Store(true)
+			cancel()
+			isAll(t, <-waited, leased.ErrNotAcquired, context.Canceled)
+			began := time.Now()
+			time.AfterFunc(hangs, func() { way.shut.Store(false) })
+			err := c.Close()
+			took := time.Since(began)
+			if hangs > 5*time.Second {
+				if err == nil || !strings.Contains(err.Error(), "1 request that was given up was not canceled") || took > 6*time.Second {
+					t.Errorf("hung for %v: Close returned %v after %v", hangs, err, took)
+				}
+			} else if err != nil || took > 5*time.Second {
+				t.Errorf("hung for %v: Close returned %v after %v", hangs, err, took)
+			} else {
+				s.queued(t, "x", 0)
+			}
+			unlock(t, owner)
+			time.Sleep(2 * time.Minute)
+		}
+	})
+}
+
+// A context that has ended leaves time for what is under way.
+func TestAShutdownWithoutTimeCancelsWhatWaits(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		for _, held := range []bool{false, true} { // whether it also holds a lock
+			reader := take(t, newClient(t, s).RWMutex("x").RLockContext)
+			c := clientOn(t, s, s.connect(t))
+			if held {
+				lock(t, c.Mutex("y"))
+			}
+			waited := make(chan error)
+			go func() {
+				_, err := c.RWMutex("x").LockContext(context.Background())
+				waited <- err
+			}()
+			s.queued(t, "x", 1)
+			over, cancel := context.WithCancel(context.Background())
+			cancel()
+			err := c.Shutdown(over)
+			if (err != nil) != held || held && strings.Contains(err.Error(), "request") {
+				t.Errorf("holds a lock %v: %v", held, err)
+			}
+			isAll(t, <-waited, leased.ErrClosed)
+			s.queued(t, "x", 0)
+			unlock(t, reader)
+			if err := newClient(t, s).ForceUnlock(context.Background(), "y"); err != nil {
+				t.Error(err)
+			}
+			s.becomesClean(t, "x")
+		}
+	})
+}
+
+// So it does for a command whose answer is on its way.
+func TestAShutdownWithoutTimeWaitsForAnAnswer(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		owner := lock(t, newClient(t, s).Mutex("x"))
+		c := clientOn(t, s, s.connect(t, func(o *redis.Options) {
+			wrapConns(o, func(conn net.Conn) net.Conn { return &faraway{Conn: conn, delay: 4 * time.Millisecond} })
+		}))
+		warm(t, s, c)
+		waited := make(chan error)
+		go func() {
+			_, err := c.Mutex("x").LockContext(context.Background())
+			waited <- err
+		}()
+		time.Sleep(2 * time.Millisecond) // the server has the request, and its answer is on its way
+		over, cancel := context.WithCancel(context.Background())
+		cancel()
+		if err := c.Shutdown(over); err != nil {
+			t.Error(err)
+		}
+		isAll(t, <-waited, leased.ErrClosed)
+		s.queued(t, "x", 0)
+		unlock(t, owner)
+	})
+}
+
+// The error counts what is left, and nothing else: a lease that is held, and a release that has had no answer
+// since before the lock was forgotten.
 func TestTheErrorOfAShutdownCountsReleases(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		var way hung

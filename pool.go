@@ -3,13 +3,14 @@ package leased
 import (
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
 // poolCheck looks after connections that have fallen silent while the server answers on new ones; see
-// internal/redisserver/silent.go. It looks once a command has had no answer, in a goroutine that ends
-// when there is nothing more to look at, and that the client waits for. A quorum looks after each of
+// internal/redisserver/silent.go. It looks once a command has had no answer, and not again for a
+// while: thousands of processes may do so at once when a server was frozen. A quorum looks after each of
 // its servers itself.
 type poolCheck struct {
 	client *Client
@@ -17,51 +18,57 @@ type poolCheck struct {
 
 	mu      sync.Mutex // guards what follows; only group.mu is locked under it
 	running bool
-	keys    []string // of locks whose commands have had no answer since it last looked
+	looked  time.Time // when it last ended
+	keys    []string  // of locks whose commands have had no answer since it last looked
 }
 
-// mostSilentKeys bounds the keys that are looked at. They stand for the masters of a Cluster.
-const mostSilentKeys = 64
+const (
+	poolCheckEvery = 2 * time.Second
+	// poolCheckGathers is for how long further keys are gathered. They stand for the masters of a Cluster, whose
+	// renewals have no answer at the same time.
+	poolCheckGathers = 100 * time.Millisecond
+	mostSilentKeys   = 64
+)
 
 // hadNoAnswer is called when a command about the key has had no answer in time.
 func (p *poolCheck) hadNoAnswer(key string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.keys) == mostSilentKeys || slices.Contains(p.keys, key) {
+	if p.running {
+		if len(p.keys) < mostSilentKeys && !slices.Contains(p.keys, key) {
+			p.keys = append(p.keys, key)
+		}
 		return
 	}
-	p.keys = append(p.keys, key)
-	if !p.running {
-		p.running = p.client.group.start(p.run)
+	if !p.looked.IsZero() && time.Since(p.looked) < poolCheckEvery {
+		return
 	}
+	p.keys = []string{key}
+	p.running = p.client.group.start(p.run)
 }
 
+// run is a goroutine owned by the client, ended when it has looked, and waited for by Shutdown.
 func (p *poolCheck) run() {
+	unlabeled()
 	c := p.client
-	over := false
 	defer func() {
-		if !over { // a hook, or a Dialer, has panicked or ended the goroutine
-			p.mu.Lock()
-			p.running, p.keys = false, nil
-			p.mu.Unlock()
-		}
-	}()
-	defer c.recoverPanic("a hook or the Dialer of the Redis client")
-	for {
 		p.mu.Lock()
-		keys := p.keys
-		p.keys, p.running = nil, len(keys) > 0
+		p.running, p.keys, p.looked = false, nil, time.Now()
 		p.mu.Unlock()
-		if len(keys) == 0 {
-			over = true
-			return
-		}
-		silent := 0
-		for _, key := range keys {
-			silent += p.server.DropSilent(c.base, key)
-		}
-		if silent > 0 {
-			c.log.silentConnections(silent)
-		}
+	}()
+	defer c.recoverPanic("the Dialer or OnConnect of the Redis client")
+	timer := time.NewTimer(poolCheckGathers)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-c.base.Done():
+		return
+	}
+	p.mu.Lock()
+	keys := p.keys
+	p.keys = nil
+	p.mu.Unlock()
+	if silent := p.server.DropSilent(c.base, keys...); silent > 0 {
+		c.log.silentConnections(silent)
 	}
 }

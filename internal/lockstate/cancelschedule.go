@@ -106,7 +106,7 @@ func (s *CancelSchedule) Add(g *Cancellation, now time.Time) bool {
 		who, _ := protocol.ParseID(g.ID)
 		g.giveUp = now.Add(max(who.TTL, cancelPatience))
 	}
-	s.linger(g, !g.until.IsZero() && !g.lost && !g.confirms())
+	s.linger(g, !g.lost && !g.confirms())
 	heap.Push(&s.Pending, g)
 	return true
 }
@@ -210,11 +210,11 @@ func (s *CancelSchedule) Answered(g *Cancellation, r protocol.Canceled, now time
 	return told
 }
 
-// Lingering returns how many requests that were given up may still get their lock, because a command about them
-// had no answer. A server that hung carries out what it was sent in any order, so its first answer to a cancel
-// is not enough, but the one to the repeat a second later is. A request does not count any more once its cancel is
-// refused, or there is no connection for it. Releases that a cancel is to confirm, and leases whose loss was
-// reported, are not counted.
+// Lingering returns how many requests that were given up may still get their lock, because no cancel has been
+// answered yet. Where an earlier command about them had no answer either, the first answer to a cancel is not
+// enough, because a server that hung carries out what it was sent in any order, but the one to the repeat a second
+// later is. A request does not count any more once its cancel is refused, or there is no connection for it. Releases
+// that a cancel is to confirm, and leases whose loss was reported, are not counted.
 func (s *CancelSchedule) Lingering() int { return s.lingering }
 
 // linger notes whether g counts as lingering.

@@ -107,11 +107,7 @@ func (m *member) probe() {
 		return
 	}
 	m.reportAway()
-	pause := firstPing
-	if m.srv.DropSilent(m.owner.base, "") > 0 {
-		pause = 0
-	}
-	m.pingUntilAnswered(pause, left)
+	m.pingUntilAnswered(firstPing, left)
 }
 
 func (m *member) reportAway() {
@@ -129,7 +125,7 @@ func (m *member) pingUntilAnswered(pause time.Duration, left time.Time) {
 		}
 	}()
 	stirred, reported := m.stirred, time.Now()
-	for ; ; pause = min(max(2*pause, firstPing), longestPing) {
+	for ; ; pause = min(2*pause, longestPing) {
 		timer := time.NewTimer(pause)
 		select {
 		case <-timer.C:
@@ -166,7 +162,7 @@ func (m *member) pingUntilAnswered(pause time.Duration, left time.Time) {
 // it was the connection that had fallen silent, with all in the pool.
 func (m *member) ping() error {
 	err := m.pingOnce()
-	if redisserver.TimedOut(err) && m.srv.DropSilent(m.owner.base, "") > 0 {
+	if redisserver.TimedOut(err) && m.srv.DropSilent(m.owner.base) > 0 {
 		err = m.pingOnce()
 	}
 	return err

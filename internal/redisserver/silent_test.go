@@ -1,13 +1,14 @@
 package redisserver
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net"
 	"os"
+	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -15,8 +16,7 @@ import (
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
-// A server that gives a new connection a reply of its own kind does not answer, and then the connections in the
-// pool may be all there are.
+// A server that takes no new connection does not answer on one, and then those in the pool may be all there are.
 func TestAServerAnswersAnewIfItTakesNewConnections(t *testing.T) {
 	for reply, want := range map[string]bool{
 		"+PONG\r\n":                            true,
@@ -30,44 +30,48 @@ func TestAServerAnswersAnewIfItTakesNewConnections(t *testing.T) {
 		"+PONG":                                                                false, // and no more
 		"":                                                                     false,
 	} {
-		synctest.Test(t, func(t *testing.T) {
-			o := &redis.Options{Dialer: func(context.Context, string, string) (net.Conn, error) {
-				ours, its := net.Pipe()
-				go func() { // ends with its connection
-					defer its.Close()
-					if n, err := its.Read(make([]byte, 100)); err != nil || n == 0 {
+		ended := make(chan struct{})
+		o := &redis.Options{DialTimeout: time.Second, Dialer: func(context.Context, string, string) (net.Conn, error) {
+			ours, its := net.Pipe()
+			go func() { // ends with its connection
+				defer close(ended)
+				defer its.Close()
+				for p := make([]byte, 1000); ; {
+					n, err := its.Read(p)
+					if err != nil {
 						return
 					}
-					time.Sleep(time.Second)
-					_, _ = its.Write([]byte(reply))
-					_, _ = its.Read(make([]byte, 1))
-				}()
-				return ours, nil
-			}}
-			began := time.Now()
-			took, answers := answersAnew(t.Context(), o)
-			if answers != want || answers && took != time.Second || time.Since(began) > 2*time.Second {
-				t.Errorf("%q: %v after %v, in %v", reply, answers, took, time.Since(began))
-			}
-		})
+					for cmd := range bytes.SplitSeq(p[:n], []byte("*")) {
+						switch {
+						case bytes.Contains(bytes.ToLower(cmd), []byte("hello")) && !strings.HasPrefix(reply, "HTTP"):
+							_, _ = its.Write([]byte("-ERR unknown command\r\n"))
+						case len(cmd) > 0:
+							_, _ = its.Write([]byte(reply))
+						}
+					}
+					if strings.Contains(reply, "max number") {
+						return
+					}
+				}
+			}()
+			return ours, nil
+		}}
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		if took, answers := answersAnew(ctx, o); answers != want || answers != (took < 200*time.Millisecond && want) {
+			t.Errorf("%q: %v after %v", reply, answers, took)
+		}
+		cancel()
+		select {
+		case <-ended: // the connection is closed
+		case <-time.After(3 * time.Second):
+			t.Errorf("%q: the connection stays open", reply)
+		}
 	}
 	refused := &redis.Options{Dialer: func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("refused") }}
 	if _, answers := answersAnew(t.Context(), refused); answers {
 		t.Error("no connection is taken for an answer")
 	}
-	unbounded := &redis.Options{Dialer: func(context.Context, string, string) (net.Conn, error) {
-		ours, _ := net.Pipe()
-		return endless{ours}, nil
-	}}
-	if _, answers := answersAnew(t.Context(), unbounded); answers {
-		t.Error("a connection without a deadline answers")
-	}
 }
-
-// endless is a connection that knows no deadlines.
-type endless struct{ net.Conn }
-
-func (endless) SetDeadline(time.Time) error { return os.ErrNoDeadline }
 
 func TestTimedOut(t *testing.T) {
 	for _, c := range []struct {
@@ -106,25 +110,32 @@ func (c muted) Read(p []byte) (int, error) {
 	}
 }
 
-// Of the connections in the pool, those on which nothing arrives are discarded, and the others kept.
+// Where nothing arrives on the connection that the next command would take, all on which nothing arrives are
+// discarded, and the others kept.
 func TestSilentConnectionsAreDropped(t *testing.T) {
 	redistest.OnBoth(t, func(t *testing.T, target redistest.Target) {
-		const idle = mostPings + 20 // more than are sent a PING at once
-		for _, dead := range []int{idle, 5, 0} {
-			var made atomic.Int64
+		const idle = 300
+		for name, dead := range map[string]func(made int) bool{ // by how many connections were made before
+			"all":         func(int) bool { return true },
+			"every other": func(made int) bool { return made%2 == 1 },
+			"none":        func(int) bool { return false },
+			"the oldest":  func(made int) bool { return made < idle/2 }, // the last one is used next
+		} {
+			var made, silent atomic.Int64
 			var deaf, never atomic.Bool
 			rdb := target.NewClient(t, func(o *redis.Options) {
-				o.PoolSize, o.ContextTimeoutEnabled = idle+10, true
+				o.PoolSize = idle + 10
 				direct := o.Dialer
 				if direct == nil {
 					direct = redis.NewDialer(o)
 				}
 				o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 					conn, err := direct(ctx, network, addr)
-					if made.Add(1) > int64(dead) {
-						return muted{conn, &never}, err
+					if n := int(made.Add(1)) - 1; n < idle && dead(n) {
+						silent.Add(1)
+						return muted{conn, &deaf}, err
 					}
-					return muted{conn, &deaf}, err
+					return muted{conn, &never}, err
 				}
 			})
 			var all []*redis.Conn
@@ -140,13 +151,15 @@ func TestSilentConnectionsAreDropped(t *testing.T) {
 			}
 			s := New(rdb, target.Prefix)
 			if n := s.DropSilent(t.Context(), "x"); n != 0 || rdb.PoolStats().IdleConns != idle {
-				t.Errorf("%d connections that work are silent, and %d of %d are left", n, rdb.PoolStats().IdleConns, idle)
+				t.Errorf("%s: %d connections that work are silent, and %d of %d are left", name, n, rdb.PoolStats().IdleConns, idle)
 			}
 			deaf.Store(true)
-			n := s.DropSilent(t.Context(), "x")
-			left := int(rdb.PoolStats().IdleConns)
-			if dead == idle && (n != idle || left > mostPings) || dead == 0 && (n != 0 || left != idle) || n > dead {
-				t.Errorf("of %d connections, of which %d are silent, %d were found, and %d are left", idle, dead, n, left)
+			want := int(silent.Load())
+			if name == "the oldest" {
+				want = 0
+			}
+			if n, left := s.DropSilent(t.Context(), "x"), int(rdb.PoolStats().IdleConns); n != want || left != idle-want {
+				t.Errorf("%s: %d of %d silent ones were found, and %d are left", name, n, want, left)
 			}
 			if err := rdb.Ping(t.Context()).Err(); err != nil {
 				t.Error(err)
@@ -154,3 +167,47 @@ func TestSilentConnectionsAreDropped(t *testing.T) {
 		}
 	})
 }
+
+// Neither hooks nor the Limiter are called, which would see many failures at once, and could panic.
+func TestDroppingSilentConnectionsCallsNoHookAndNoLimiter(t *testing.T) {
+	redistest.OnBoth(t, func(t *testing.T, target redistest.Target) {
+		var deaf atomic.Bool
+		limits := &limiter{}
+		rdb := target.NewClient(t, func(o *redis.Options) {
+			o.Limiter, o.ContextTimeoutEnabled = limits, true // so it is not cloned
+			direct := o.Dialer
+			if direct == nil {
+				direct = redis.NewDialer(o)
+			}
+			o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				conn, err := direct(ctx, network, addr)
+				if deaf.Load() {
+					return conn, err
+				}
+				return muted{conn, &deaf}, err
+			}
+		})
+		if err := rdb.Ping(t.Context()).Err(); err != nil {
+			t.Fatal(err)
+		}
+		var hooked redistest.Counter
+		rdb.AddHook(&hooked)
+		before := limits.asked.Load()
+		deaf.Store(true)
+		if n := New(rdb, target.Prefix).DropSilent(t.Context(), "x"); n != 1 {
+			t.Errorf("%d silent connections", n)
+		}
+		if n, trips := limits.asked.Load()-before, hooked.Trips(); n != 0 || trips != 0 {
+			t.Errorf("the limiter was asked %d times, and the hooks were called %d times", n, trips)
+		}
+	})
+}
+
+type limiter struct{ asked atomic.Int64 }
+
+func (l *limiter) Allow() error {
+	l.asked.Add(1)
+	return nil
+}
+
+func (*limiter) ReportResult(error) {}
