@@ -297,3 +297,27 @@ func TestWithoutChannelPermissionReadersFindOutThatAWriterBecameAReader(t *testi
 	unlock(t, l)
 	unlock(t, r)
 }
+
+// With the options that docs/deployments.md names, the error says what is wrong with the Sentinels.
+func TestThatNoSentinelCanBeReachedIsSaid(t *testing.T) {
+	t.Parallel()
+	for want, sentinels := range map[string][]string{
+		"all sentinels specified in configuration are unreachable": {"127.0.0.1:1", "127.0.0.1:1"},
+		"it is no Sentinel": {redistest.Server(t).Addr, "127.0.0.1:1"},
+	} {
+		rdb := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "main", SentinelAddrs: sentinels,
+			ReadTimeout: 2 * time.Second, MaxRetries: -1, DialerRetries: 1})
+		t.Cleanup(func() { _ = rdb.Close() })
+		c, err := leased.New(rdb, leased.WithLogger(slog.New(slog.DiscardHandler)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		_, err = c.Mutex("x").LockContext(ctx)
+		cancel()
+		if isAll(t, err, leased.ErrNotAcquired); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("LockContext: %v", err)
+		}
+	}
+}

@@ -433,7 +433,7 @@ func unconnected(o *redis.UniversalOptions, err error) error {
 	switch text := err.Error(); {
 	case o.TLSConfig == nil && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)):
 		return fmt.Errorf("it closed the connection without an answer: if it wants TLS, begin the URL with rediss:// or add --tls; "+
-			"if it is a proxy, it may have no server (%w)", err)
+			"if it is a proxy, it may have no server; if it is Redis, it may be at its maxclients (%w)", err)
 	case o.TLSConfig != nil && (strings.Contains(text, "deadline exceeded") || strings.Contains(text, "i/o timeout")):
 		return fmt.Errorf("it did not answer in time: if it does not speak TLS, %s (%w)", withoutTLS(o.TLSConfig), err)
 	case o.TLSConfig != nil && strings.Contains(text, "first record does not look like a TLS handshake"):
@@ -472,7 +472,7 @@ type hint struct{ mark, cause, advice string }
 var hints = [...]hint{
 	{"NOAUTH", "it requires a password", "give it in the URL, in $LEASED_REDIS rather than on the command line"},
 	{"WRONGPASS", "it does not take this user or password", ""},
-	{"READONLY", "it is a replica", "connect to its primary, or by --sentinel NAME"},
+	{"READONLY", "it is a replica", "connect to its primary, or by --sentinel NAME; if you did, " + sentinelsBehind},
 	{"OOM ", "its memory is full", "raise maxmemory, or free memory"},
 	{"NOREPLICAS", "it has fewer replicas than its min-replicas-to-write", "fix the replicas, or lower the setting"},
 	{"MISCONF", "it cannot save to disk", "make room on the disk, or see “Persistence” in docs/operating.md; Redis' log says why"},
@@ -487,11 +487,15 @@ var hints = [...]hint{
 	{"MOVED ", "it is a node of a Cluster", "add --cluster"},
 	{"unknown command 'sentinel'", "it is no sentinel", "leave out --sentinel"},
 	{"unknown command `sentinel`", "it is no sentinel", "leave out --sentinel"}, // Redis 6.2
+	{"broken pipe", "it closed the connection", "if that lasts, it may be at its maxclients: see redis-cli INFO clients"},
 	{"context deadline exceeded", "it did not answer in time", ""},
 	{"i/o timeout", "it did not answer in time", ""},
 }
 
 const (
+	// sentinelsBehind is what to do where Sentinels were asked.
+	sentinelsBehind = "the Sentinels name a replica: wait for the end of a failover, or look at SENTINEL GET-MASTER-ADDR-BY-NAME"
+
 	lacksRight  = "this user lacks a right"
 	leastRights = "allow the commands, keys and channels that docs/deployments.md lists under “Least rights”"
 )

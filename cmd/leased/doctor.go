@@ -197,7 +197,7 @@ func versionFinding(info map[string]string) finding {
 func roleFinding(info map[string]string, isCluster bool) finding {
 	switch info["role"] {
 	case "slave":
-		return finding{verdictBad, "role", "a replica", "It admits no writes, so no lock.", "connect to the primary, or by --sentinel NAME"}
+		return finding{verdictBad, "role", "a replica", "It admits no writes, so no lock.", "connect to the primary, or by --sentinel NAME; if you did, " + sentinelsBehind}
 	case "active-replica":
 		return finding{verdictBad, "role", "one of several masters (KeyDB's active replication)", "Each of them gives locks without asking the others: " +
 			"then two processes own one.", "set active-replica no"}
@@ -436,15 +436,22 @@ func lockFindings(ctx context.Context, rdb redis.UniversalClient, at *address) [
 	return findings
 }
 
+// meaningOfLoss says what the error of an Unlock says of a server on which nobody else has the lock.
+func meaningOfLoss(err error) string {
+	switch {
+	case !errors.Is(err, leased.ErrLeaseLost):
+		return ""
+	case strings.Contains(err.Error(), "could not be renewed in time"):
+		return "The lease of this test lasts 5 s, and no renewal was answered in time. See the round trip."
+	}
+	return "The lease was lost within seconds: the server drops keys, or another one answers now."
+}
+
 // unlockFinding unlocks, and returns a finding only if that failed.
 func unlockFinding(lease *leased.Lease) []finding {
 	err := lease.Unlock()
 	if err == nil {
 		return nil
 	}
-	f := finding{verdictBad, "unlock", bare(err), "", ""}
-	if errors.Is(err, leased.ErrLeaseLost) {
-		f.means = "The lease was lost within seconds: the server drops keys, or another one answers now."
-	}
-	return []finding{f}
+	return []finding{{verdictBad, "unlock", bare(err), meaningOfLoss(err), ""}}
 }

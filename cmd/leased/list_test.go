@@ -754,6 +754,21 @@ func TestDoctorNotesClocksThatDiffer(t *testing.T) {
 	}
 }
 
+// A lease that no renewal reached in time says more of the way to the server than of the server.
+func TestDoctorSaysWhyALeaseOfItsTestWasLost(t *testing.T) {
+	for reason, want := range map[string]string{
+		"it could not be renewed in time":            "See the round trip",
+		"another client took it, or deleted its key": "the server drops keys",
+	} {
+		if got := meaningOfLoss(fmt.Errorf("%w: %s", leased.ErrLeaseLost, reason)); !strings.Contains(got, want) {
+			t.Errorf("%s: %q", reason, got)
+		}
+	}
+	if got := meaningOfLoss(leased.ErrNotReleased); got != "" {
+		t.Errorf("no loss: %q", got)
+	}
+}
+
 func TestDoctorNamesTheServerAndItsRole(t *testing.T) {
 	for _, c := range []struct {
 		info    map[string]string

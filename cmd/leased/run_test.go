@@ -794,8 +794,9 @@ func TestALockThatRedisRefusesWasNotContended(t *testing.T) {
 	}{
 		{"replica", func() []string {
 			return []string{redistest.NewReplication(t, 1).Replicas()[0].Addr}
-		}, `cannot get lock "job" from Redis: it is a replica: connect to its primary, or by --sentinel NAME (READONLY`},
+		}, `cannot get lock "job" from Redis: it is a replica: connect to its primary, or by --sentinel NAME; if you did, the Sentinels name a replica`},
 		{"no memory", func() []string { return []string{full(t).Addr} }, "raise maxmemory"},
+		{"no more connections", func() []string { return []string{crowded(t).Addr} }, "maxclients"},
 		{"quarantine", func() []string {
 			return []string{redistest.MiniTCP(t).Addr() + "," + redistest.MiniTCP(t).Addr() + ",127.0.0.1:1", "--quorum"}
 		}, "too few of 3 servers may vote"},
@@ -992,7 +993,7 @@ func TestOnlyARunThatBeginsAtAReplicaEndsThere(t *testing.T) {
 	for _, shared := range [][]string{nil, {"-s"}} {
 		status, out, errs := runResult(t, replica.Addr, append(shared, "job", "--", "true")...)
 		if status != statusRunUnavailable || out != "" || strings.Count(errs, "\n") != 1 ||
-			!strings.Contains(errs, `cannot get lock "job" from Redis: it is a replica: connect to its primary, or by --sentinel NAME (READONLY`) {
+			!strings.Contains(errs, `cannot get lock "job" from Redis: it is a replica: connect to its primary, or by --sentinel NAME; if you did, the Sentinels name a replica`) {
 			t.Errorf("%v at a replica: status %d, stdout %q, stderr %q", shared, status, out, errs)
 		}
 	}
@@ -1122,4 +1123,21 @@ func TestACommandOfWhichTheSystemTellsNothingDoesNotCountAsDone(t *testing.T) {
 	if c := awaitChange(child.Pid); c.err != nil || !c.status.Signaled() || c.status.Signal() != syscall.SIGKILL {
 		t.Errorf("the command goes on: %+v", c)
 	}
+}
+
+// crowded returns a server that admits no further connection.
+func crowded(t *testing.T) *redistest.Instance {
+	srv := redistest.Server(t)
+	conn, err := net.Dial("tcp", srv.Addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	if _, err := conn.Write([]byte("CONFIG SET maxclients 1\r\nCLIENT KILL TYPE normal\r\n")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Read(make([]byte, 100)); err != nil {
+		t.Fatal(err)
+	}
+	return srv
 }
