@@ -361,6 +361,8 @@ func TestVirtualSlotsAreReloadedAfterAnyCommandWithoutAnswer(t *testing.T) {
 			mu.Unlock()
 		},
 		"cancel": func(c *Client) {
+			answering := c.server
+			defer func() { c.server = answering }() // or Close says that it was not canceled
 			c.server = uncanceled{c.server.(*stubServer)}
 			keys, err := protocol.NewKeys("", "x")
 			if err != nil {
