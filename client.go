@@ -448,9 +448,9 @@ func (c *Client) Close() error {
 // TryLock returns false until then. Stop the goroutines that call Lock before you close the client, or
 // use LockContext.
 //
-// Shutdown stops the client's goroutines. It waits for them, and for the calls of the logger, the loss
-// handler and OpenTelemetry, until ctx ends, but for up to 100 ms even if ctx has ended by then. It gives
-// releases, and cancels of requests that were given up, another 100 ms.
+// Commands, releases and cancels that are under way have 100 ms, even if ctx ends before. Then Shutdown
+// stops the client's goroutines. It waits for them, and for the calls of the logger, the loss handler and
+// OpenTelemetry, until ctx ends, but for up to 100 ms even if ctx has ended by then.
 // Anything slower, such as a command without a reply or a handler that blocks, is left to end by
 // itself. So Shutdown may be called from anywhere, even from a loss handler, in which case it waits for
 // its own caller until ctx ends.
@@ -523,8 +523,8 @@ func over() context.Context {
 	return ctx
 }
 
-// awaitUnlocks waits, until ctx ends and for at least finalWait, for the leases to be unlocked and for Redis to
-// confirm the releases and cancels. It returns what is left then.
+// awaitUnlocks waits, until ctx ends and for at least finalWait, for the leases to be unlocked and for
+// Redis to confirm the releases and cancels. It returns what is left then.
 func (c *Client) awaitUnlocks(ctx context.Context) (left []string) {
 	least, cancel := context.WithTimeout(context.Background(), finalWait)
 	defer cancel()
@@ -656,9 +656,9 @@ func (c *Client) unanswered(releasing int) (left []string) {
 	return left
 }
 
-// finalWait is the least time for which Shutdown waits, once for commands, releases and cancels that are under way,
-// and once for goroutines, handlers and processors: if leases were not unlocked, ctx has ended before their turn
-// comes.
+// finalWait is the least time for which Shutdown waits, once for commands, releases and cancels that are
+// under way, and once for goroutines, handlers and processors: if leases were not unlocked, ctx has ended
+// before their turn comes.
 const finalWait = 100 * time.Millisecond
 
 // atLeast returns a context that ends once parent has ended and d has passed.
