@@ -19,8 +19,8 @@ import (
 // end before the last one has gone.
 //
 // So after a command that had no answer in time, a PING is sent on the connection that the next command
-// would take. If that has no answer either, but one on a connection made for it has, all idle
-// connections are sent a PING at once, and go-redis discards those that do not answer.
+// would take. If that has no answer either, but one on a connection made for it has, more are sent, on
+// more and more connections at once, for as long as some have no answer. go-redis discards those.
 
 const (
 	// sampleSilence is how long the connection that the next command would take may take to answer.
@@ -29,10 +29,11 @@ const (
 	// to be set up and to answer.
 	leastSilence = 250 * time.Millisecond
 	mostSilence  = time.Second
-	// mostPings bounds the connections that are sent a PING at once.
-	mostPings = 1000
-	// allTaken is how long a connection that has answered is kept, so that none is taken twice.
-	allTaken = 50 * time.Millisecond
+	// The first batch is one PING, because a server that was frozen answers by then. Each further one is
+	// larger by this factor, up to a bound.
+	batchGrowth = 4
+	mostPings   = 256
+	mostBatches = 12
 )
 
 // TimedOut reports whether err says that a command was sent, or may have been, and had no answer in time.
@@ -58,12 +59,12 @@ func (s *Server) hadNoAnswer(line []any, err error) {
 }
 
 // DropSilent looks at the pools for the nodes that have the keys. Where the server answers on a new
-// connection, and not on the one that the next command would take, it discards all idle connections that
-// do not answer. It returns how many it has found.
+// connection, and not on those that the next commands would take, it discards these. It returns how many it
+// has found.
 //
-// It looks at each node once, at all at the same time, for about 4 s at most, and for not much longer once
-// ctx has ended. It does not call hooks or the Limiter of the Redis client, but may call its Dialer and
-// OnConnect.
+// It looks at each node once, at all at the same time, for some seconds at most. It does not call the
+// process hooks and the Limiter of the Redis client, which would see many failures at once, but may dial,
+// and so call its Dialer, dial hooks and OnConnect.
 func (s *Server) DropSilent(ctx context.Context, keys ...string) (silent int) {
 	nodes := []redis.UniversalClient{s.Rdb}
 	if _, ok := s.Rdb.(clusterNodes); ok {
@@ -117,23 +118,34 @@ func (s *Server) dropSilentOf(ctx context.Context, rdb redis.UniversalClient) (s
 		return c
 	}
 	for _, pipelines := range []bool{false, true} {
-		if pipelines && rdb.PoolStats().PipelineStats == nil || idleIn(rdb, pipelines) == 0 {
+		if unused(rdb, pipelines) == 0 {
 			continue // the next command has a new connection
 		}
 		s.sent.Add(1)
 		if !readTooLong(pingOn(ctx, clone(sampleSilence), pipelines, sampleSilence)) {
 			continue
 		}
-		silent++
 		s.sent.Add(1)
 		took, ok := answersAnew(ctx, node.Options())
 		if !ok {
-			return silent - 1
+			return silent
 		}
 		limit := min(max(2*took, leastSilence), mostSilence)
 		silent += s.pingIdle(ctx, clone(limit), pipelines, limit)
 	}
 	return silent
+}
+
+// unused returns how many connections are idle, of those that pipelines have for themselves, or of the others.
+func unused(rdb redis.UniversalClient, pipelines bool) int {
+	pool := rdb.PoolStats()
+	switch {
+	case !pipelines:
+		return int(pool.IdleConns)
+	case pool.PipelineStats != nil:
+		return int(pool.PipelineStats.IdleConns)
+	}
+	return 0
 }
 
 // pingOn sends a PING on a connection of the pool that pipelines use, or of the other.
@@ -202,28 +214,21 @@ func (c *closer) close() {
 	}
 }
 
-// pingIdle sends a PING on each idle connection, on all at once, and returns how many had no answer within the
-// limit. go-redis discards those.
+// pingIdle sends PINGs on idle connections, in batches, until all of a batch are answered within the limit. It
+// returns how many were not.
 func (s *Server) pingIdle(ctx context.Context, rdb *redis.Client, pipelines bool, limit time.Duration) int {
-	began := time.Now()
 	var silent atomic.Int64
-	inParallel(min(idleIn(rdb, pipelines), mostPings), func(int) {
-		s.sent.Add(1)
-		var err error
-		if pipelines {
-			err = pingOn(ctx, rdb, true, limit)
-		} else {
-			ctx, stop := context.WithTimeout(ctx, limit)
-			defer stop()
-			conn := rdb.Conn() // which keeps its connection until it is closed
-			defer func() { _ = conn.Close() }()
-			if err = conn.Process(ctx, onceCmd{redis.NewCmd(ctx, "ping")}); err == nil {
-				time.Sleep(allTaken - time.Since(began))
+	for i, size := 0, 1; i < mostBatches; i, size = i+1, min(batchGrowth*size, mostPings) {
+		before := silent.Load()
+		inParallel(min(unused(rdb, pipelines), size), func(int) {
+			s.sent.Add(1)
+			if readTooLong(pingOn(ctx, rdb, pipelines, limit)) {
+				silent.Add(1)
 			}
+		})
+		if silent.Load() == before || ctx.Err() != nil {
+			break
 		}
-		if readTooLong(err) {
-			silent.Add(1)
-		}
-	})
+	}
 	return int(silent.Load())
 }
