@@ -8,6 +8,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -326,10 +327,16 @@ func TestVirtualAReloadThatBlocksOrPanicsHoldsNothingUp(t *testing.T) {
 	}
 }
 
-// uncanceled answers everything but cancels.
-type uncanceled struct{ *stubServer }
+// uncanceled answers everything but the first cancel.
+type uncanceled struct {
+	*stubServer
+	answers *atomic.Bool
+}
 
-func (uncanceled) Cancel(_ context.Context, batch []protocol.CancelRequest) []protocol.Canceled {
+func (m uncanceled) Cancel(ctx context.Context, batch []protocol.CancelRequest) []protocol.Canceled {
+	if m.answers.Swap(true) {
+		return m.stubServer.Cancel(ctx, batch)
+	}
 	results := make([]protocol.Canceled, len(batch))
 	for i := range results {
 		results[i].Fail = redisserver.Classify(errNoAnswer)
@@ -361,9 +368,7 @@ func TestVirtualSlotsAreReloadedAfterAnyCommandWithoutAnswer(t *testing.T) {
 			mu.Unlock()
 		},
 		"cancel": func(c *Client) {
-			answering := c.server
-			defer func() { c.server = answering }() // or Close says that it was not canceled
-			c.server = uncanceled{c.server.(*stubServer)}
+			c.server = uncanceled{c.server.(*stubServer), new(atomic.Bool)}
 			keys, err := protocol.NewKeys("", "x")
 			if err != nil {
 				t.Fatal(err)
