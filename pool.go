@@ -46,40 +46,39 @@ func (p *poolCheck) hadNoAnswer(key string) {
 // Shutdown.
 func (p *poolCheck) run() {
 	unlabeled()
+	defer p.client.recoverPanic("the Dialer or OnConnect of the Redis client")
+	ifCutShort(func() { // by user code
+		p.mu.Lock()
+		p.running, p.keys = false, nil
+		p.mu.Unlock()
+	}, func() {
+		for p.look() {
+		}
+	})
+}
+
+// look waits until it may look again, does so, and reports whether to go on.
+func (p *poolCheck) look() (more bool) {
 	c := p.client
-	over := false
-	defer func() {
-		if !over { // the client ends, or user code has panicked
-			p.mu.Lock()
-			p.running, p.keys = false, nil
-			p.mu.Unlock()
-		}
-	}()
-	defer c.recoverPanic("the Dialer or OnConnect of the Redis client")
-	for {
-		p.mu.Lock()
-		pause := max(poolCheckGathers, poolCheckEvery-time.Since(p.looked))
-		p.mu.Unlock()
-		timer := time.NewTimer(pause)
-		select {
-		case <-timer.C:
-		case <-c.base.Done():
-			timer.Stop()
-			return
-		}
-		p.mu.Lock()
-		keys := p.keys
-		p.keys, p.looked = nil, time.Now()
-		p.mu.Unlock()
-		if silent := p.server.DropSilent(c.base, keys...); silent > 0 {
-			c.log.silentConnections(silent)
-		}
-		p.mu.Lock()
-		over = len(p.keys) == 0
-		p.running = !over
-		p.mu.Unlock()
-		if over {
-			return
-		}
+	p.mu.Lock()
+	pause := max(poolCheckGathers, poolCheckEvery-time.Since(p.looked))
+	p.mu.Unlock()
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-c.base.Done():
+		return false
 	}
+	p.mu.Lock()
+	keys := p.keys
+	p.keys, p.looked = nil, time.Now()
+	p.mu.Unlock()
+	if silent := p.server.DropSilent(c.base, keys...); silent > 0 {
+		c.log.silentConnections(silent)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.running = len(p.keys) > 0
+	return p.running
 }

@@ -346,6 +346,18 @@ func TestVirtualIdleConnectionsToAServerThatHangsAreKept(t *testing.T) {
 	})
 }
 
+// countPings returns how many PINGs reach the server from now on.
+func countPings(s place) *atomic.Int64 {
+	var pings atomic.Int64
+	s.Mini.SetPreHook(func(_ *mini.Peer, cmd string, _ ...string) bool {
+		if cmd == "PING" {
+			pings.Add(1)
+		}
+		return false
+	})
+	return &pings
+}
+
 // However many commands had no answer, a server that was frozen is asked once, and not on every connection.
 func TestVirtualAServerThatWasFrozenIsNotFloodedWithPings(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
@@ -359,13 +371,7 @@ func TestVirtualAServerThatWasFrozenIsNotFloodedWithPings(t *testing.T) {
 		unlock(t, lock(t, c.Mutex("x")))
 		fillPool(t, rdb, idle)
 		synctest.Wait()
-		var pings atomic.Int64
-		s.Mini.SetPreHook(func(_ *mini.Peer, cmd string, _ ...string) bool {
-			if cmd == "PING" {
-				pings.Add(1)
-			}
-			return false
-		})
+		pings := countPings(s)
 		net.hangs.Store(true)
 		var all []<-chan *leased.Lease
 		for i := range 30 { // which have no answer one after the other, after the server was frozen
@@ -401,13 +407,7 @@ func TestVirtualAServerThatThawsKeepsItsConnections(t *testing.T) {
 		unlock(t, lock(t, mu))
 		fillPool(t, rdb, idle)
 		synctest.Wait()
-		var pings atomic.Int64
-		s.Mini.SetPreHook(func(_ *mini.Peer, cmd string, _ ...string) bool {
-			if cmd == "PING" {
-				pings.Add(1)
-			}
-			return false
-		})
+		pings := countPings(s)
 		b.hang()
 		time.AfterFunc(3*time.Second, b.goOn) // the PING on the next connection is over, and that on a new one is not
 		unlock(t, lock(t, mu))
@@ -421,59 +421,62 @@ func TestVirtualAServerThatThawsKeepsItsConnections(t *testing.T) {
 	})
 }
 
-// Each master of a Cluster has a pool of its own.
-func TestSilentConnectionsToAllMastersAreDropped(t *testing.T) {
-	t.Parallel()
-	masters := []string{redistest.MiniTCP(t).Addr(), redistest.MiniTCP(t).Addr()}
-	var net forgetful
-	through := redistest.Options(masters[0])
-	through.Dialer = redis.NewDialer(&redis.Options{DialTimeout: time.Second})
-	net.change(through)
-	rdb := redis.NewClusterClient(&redis.ClusterOptions{
-		Dialer: through.Dialer, PoolSize: 40, ContextTimeoutEnabled: true, MaintNotificationsConfig: through.MaintNotificationsConfig,
-		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
-			return []redis.ClusterSlot{
-				{Start: 0, End: 8191, Nodes: []redis.ClusterNode{{Addr: masters[0]}}},
-				{Start: 8192, End: 16383, Nodes: []redis.ClusterNode{{Addr: masters[1]}}},
-			}, nil
-		},
-	})
-	t.Cleanup(func() { _ = rdb.Close() })
-	c, err := leased.New(rdb, leased.WithLogger(slog.New(slog.DiscardHandler)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = c.Close() })
-	var names [2]string // of a lock at each
-	for i := 0; names[0] == "" || names[1] == ""; i++ {
-		name := fmt.Sprint("x", i)
-		unlock(t, lock(t, c.Mutex(name)))
-		node, err := rdb.MasterForKey(context.Background(), name)
+// Each master of a Cluster has a pool of its own. One whose command has no answer while another one's pool is looked
+// at is looked at next.
+func TestVirtualSilentConnectionsToAllMastersAreDropped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		redistest.LastInBubble(t)
+		dial := map[string]func(context.Context, string, string) (net.Conn, error){ // by the port: go-redis leaves out the host
+			"1": redistest.MiniOptions(redistest.Mini(t)).Dialer,
+			"2": redistest.MiniOptions(redistest.Mini(t)).Dialer,
+		}
+		port := func(addr string) string { return addr[strings.LastIndex(addr, ":")+1:] }
+		through := redistest.Options("")
+		through.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			return dial[port(addr)](ctx, network, addr)
+		}
+		var all forgetful
+		all.change(through)
+		rdb := redis.NewClusterClient(&redis.ClusterOptions{
+			Dialer: through.Dialer, MaintNotificationsConfig: through.MaintNotificationsConfig, PoolSize: 40, ContextTimeoutEnabled: true,
+			ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+				return []redis.ClusterSlot{
+					{Start: 0, End: 8191, Nodes: []redis.ClusterNode{{Addr: "127.0.0.1:1"}}},
+					{Start: 8192, End: 16383, Nodes: []redis.ClusterNode{{Addr: "127.0.0.1:2"}}},
+				}, nil
+			},
+		})
+		t.Cleanup(func() { _ = rdb.Close() })
+		c, err := leased.New(rdb, leased.WithLogger(slog.New(slog.DiscardHandler)))
 		if err != nil {
 			t.Fatal(err)
 		}
-		for j, addr := range masters {
-			if strings.HasSuffix(addr, node.Options().Addr) { // go-redis leaves out the host
-				names[j] = name
-			}
-		}
-	}
-	must(t, rdb.ForEachMaster(context.Background(), func(_ context.Context, node *redis.Client) error {
-		fillPool(t, node, 20)
-		return nil
-	}))
-	time.Sleep(300 * time.Millisecond) // nothing else is under way, so each lock meets a silent connection
-	net.times.Add(1)
-	var all sync.WaitGroup
-	for _, name := range names {
-		all.Go(func() {
-			began := time.Now()
+		t.Cleanup(func() { _ = c.Close() })
+		names := map[string]string{} // of a lock at each
+		for i := 0; len(names) < len(dial); i++ {
+			name := fmt.Sprint("x", i)
 			unlock(t, lock(t, c.Mutex(name)))
-			if took := time.Since(began); took > 7500*time.Millisecond { // three commands
-				t.Errorf("a free lock took %v", took)
-			}
-		})
-		time.Sleep(700 * time.Millisecond) // the other master has been looked at by the time this one has no answer
-	}
-	all.Wait()
+			node, err := rdb.MasterForKey(context.Background(), name)
+			must(t, err)
+			names[port(node.Options().Addr)] = name
+		}
+		must(t, rdb.ForEachMaster(context.Background(), func(_ context.Context, node *redis.Client) error {
+			fillPool(t, node, 20)
+			return nil
+		}))
+		synctest.Wait()
+		all.times.Add(1)
+		var locked sync.WaitGroup
+		for _, name := range names {
+			locked.Go(func() {
+				began := time.Now()
+				unlock(t, lock(t, c.Mutex(name)))
+				if took := time.Since(began); took > 7*time.Second { // three commands
+					t.Errorf("a free lock took %v", took)
+				}
+			})
+			time.Sleep(700 * time.Millisecond) // the other one is being looked at when this one has no answer
+		}
+		locked.Wait()
+	})
 }

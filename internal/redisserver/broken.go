@@ -113,14 +113,7 @@ func (s *Server) clearPool(ctx context.Context, rdb redis.UniversalClient, pipel
 	idle := idleIn(rdb, pipelines)
 	for tries := 0; tries <= idle; tries++ { // the last one on a connection that is new
 		fresh := idleIn(rdb, pipelines) == 0
-		s.sent.Add(1)
-		cmd := onceCmd{redis.NewCmd(ctx, probe...)}
-		var err error
-		if pipelines {
-			err = pipelined(ctx, rdb, []redis.Cmder{cmd})
-		} else {
-			err = rdb.Process(ctx, cmd)
-		}
+		err := s.sendOn(ctx, rdb, pipelines, probe...)
 		if wrongType(err) { // a replica would have refused it before
 			err = nil
 		}
@@ -136,13 +129,34 @@ func (s *Server) clearPool(ctx context.Context, rdb redis.UniversalClient, pipel
 	return answered
 }
 
+// sendOn sends a command on one of the connections that pipelines use, or of the others.
+func (s *Server) sendOn(ctx context.Context, rdb redis.UniversalClient, pipelines bool, args ...any) error {
+	s.sent.Add(1)
+	cmd := onceCmd{redis.NewCmd(ctx, args...)}
+	if pipelines {
+		return pipelined(ctx, rdb, []redis.Cmder{cmd})
+	}
+	return rdb.Process(ctx, cmd)
+}
+
 // idleIn returns how many connections are idle, of those that pipelines use, if they have a pool of their
 // own, and of the others.
 func idleIn(rdb redis.UniversalClient, pipelines bool) int {
-	pool := rdb.PoolStats()
-	idle := int(pool.IdleConns)
-	if pipelines && pool.PipelineStats != nil {
-		idle = max(idle, int(pool.PipelineStats.IdleConns))
+	idle := unused(rdb, false)
+	if pipelines {
+		idle = max(idle, unused(rdb, true))
 	}
 	return idle
+}
+
+// unused returns how many connections are idle, of those that pipelines have for themselves, or of the others.
+func unused(rdb redis.UniversalClient, pipelines bool) int {
+	pool := rdb.PoolStats()
+	switch {
+	case !pipelines:
+		return int(pool.IdleConns)
+	case pool.PipelineStats != nil:
+		return int(pool.PipelineStats.IdleConns)
+	}
+	return 0
 }

@@ -60,7 +60,7 @@ func (s *Server) hadNoAnswer(line []any, err error) {
 
 // DropSilent looks at the pools for the nodes that have the keys. Where the server answers on a new
 // connection, and not on those that the next commands would take, it discards these. It returns how many it
-// has found.
+// has found besides the first one.
 //
 // It looks at each node once, at all at the same time, for some seconds at most. It does not call the
 // process hooks and the Limiter of the Redis client, which would see many failures at once, but may dial,
@@ -121,8 +121,7 @@ func (s *Server) dropSilentOf(ctx context.Context, rdb redis.UniversalClient) (s
 		if unused(rdb, pipelines) == 0 {
 			continue // the next command has a new connection
 		}
-		s.sent.Add(1)
-		if !readTooLong(pingOn(ctx, clone(sampleSilence), pipelines, sampleSilence)) {
+		if !readTooLong(s.ping(ctx, clone(sampleSilence), pipelines, sampleSilence)) {
 			continue
 		}
 		s.sent.Add(1)
@@ -136,27 +135,11 @@ func (s *Server) dropSilentOf(ctx context.Context, rdb redis.UniversalClient) (s
 	return silent
 }
 
-// unused returns how many connections are idle, of those that pipelines have for themselves, or of the others.
-func unused(rdb redis.UniversalClient, pipelines bool) int {
-	pool := rdb.PoolStats()
-	switch {
-	case !pipelines:
-		return int(pool.IdleConns)
-	case pool.PipelineStats != nil:
-		return int(pool.PipelineStats.IdleConns)
-	}
-	return 0
-}
-
-// pingOn sends a PING on a connection of the pool that pipelines use, or of the other.
-func pingOn(ctx context.Context, rdb *redis.Client, pipelines bool, limit time.Duration) error {
+// ping sends a PING on one of the connections that pipelines use, or of the others.
+func (s *Server) ping(ctx context.Context, rdb *redis.Client, pipelines bool, limit time.Duration) error {
 	ctx, stop := context.WithTimeout(ctx, limit)
 	defer stop()
-	cmd := onceCmd{redis.NewCmd(ctx, "ping")}
-	if pipelines {
-		return pipelined(ctx, rdb, []redis.Cmder{cmd})
-	}
-	return rdb.Process(ctx, cmd)
+	return s.sendOn(ctx, rdb, pipelines, "ping")
 }
 
 // answersAnew reports whether a server answers on a new connection, and how long that took. That it asks for
@@ -221,8 +204,7 @@ func (s *Server) pingIdle(ctx context.Context, rdb *redis.Client, pipelines bool
 	for i, size := 0, 1; i < mostBatches; i, size = i+1, min(batchGrowth*size, mostPings) {
 		before := silent.Load()
 		inParallel(min(unused(rdb, pipelines), size), func(int) {
-			s.sent.Add(1)
-			if readTooLong(pingOn(ctx, rdb, pipelines, limit)) {
+			if readTooLong(s.ping(ctx, rdb, pipelines, limit)) {
 				silent.Add(1)
 			}
 		})

@@ -110,6 +110,36 @@ func (c muted) Read(p []byte) (int, error) {
 	}
 }
 
+// wrapConns has o make the connections that wrap returns.
+func wrapConns(o *redis.Options, wrap func(net.Conn) net.Conn) {
+	direct := o.Dialer
+	if direct == nil {
+		direct = redis.NewDialer(o)
+	}
+	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := direct(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		return wrap(conn), nil
+	}
+}
+
+// fillPool leaves n idle connections in the pool of rdb.
+func fillPool(t *testing.T, rdb *redis.Client, n int) {
+	t.Helper()
+	all := make([]*redis.Conn, n)
+	for i := range all {
+		all[i] = rdb.Conn()
+		if err := all[i].Ping(t.Context()).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, conn := range all {
+		_ = conn.Close()
+	}
+}
+
 // Where nothing arrives on the connection that the next command would take, those on which nothing arrives are
 // discarded, and no others.
 func TestSilentConnectionsAreDropped(t *testing.T) {
@@ -122,35 +152,23 @@ func TestSilentConnectionsAreDropped(t *testing.T) {
 			"the oldest": func(made int) bool { return made < idle/2 }, // the last one is used next
 		} {
 			var made atomic.Int64
-			var deaf, never atomic.Bool
+			var deaf atomic.Bool
 			rdb := target.NewClient(t, func(o *redis.Options) {
 				o.PoolSize = idle + 10
-				direct := o.Dialer
-				if direct == nil {
-					direct = redis.NewDialer(o)
-				}
-				o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-					conn, err := direct(ctx, network, addr)
+				wrapConns(o, func(conn net.Conn) net.Conn {
 					if n := int(made.Add(1)) - 1; n < idle && dead(n) {
-						return muted{conn, &deaf}, err
+						return muted{conn, &deaf}
 					}
-					return muted{conn, &never}, err
-				}
+					return conn
+				})
 			})
-			var all []*redis.Conn
-			for range idle {
-				conn := rdb.Conn()
-				if err := conn.Ping(t.Context()).Err(); err != nil {
-					t.Fatal(err)
-				}
-				all = append(all, conn)
-			}
-			for _, conn := range all {
-				_ = conn.Close()
-			}
+			fillPool(t, rdb, idle)
 			s := New(rdb, target.Prefix)
 			if n := s.DropSilent(t.Context(), "x"); n != 0 || rdb.PoolStats().IdleConns != idle {
 				t.Errorf("%s: %d connections that work are silent, and %d of %d are left", name, n, rdb.PoolStats().IdleConns, idle)
+			}
+			if n := made.Load(); n != idle {
+				t.Errorf("%s: %d connections were made, though the next one answers", name, n-idle)
 			}
 			deaf.Store(true)
 			n, left := s.DropSilent(t.Context(), "x"), int(rdb.PoolStats().IdleConns)
@@ -182,30 +200,15 @@ func TestDroppingSilentConnectionsCallsNoHookAndNoLimiter(t *testing.T) {
 		limits := &limiter{}
 		rdb := target.NewClient(t, func(o *redis.Options) {
 			o.Limiter, o.ContextTimeoutEnabled = limits, true // so it is not cloned
-			direct := o.Dialer
-			if direct == nil {
-				direct = redis.NewDialer(o)
-			}
-			o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-				conn, err := direct(ctx, network, addr)
+			wrapConns(o, func(conn net.Conn) net.Conn {
 				if deaf.Load() {
-					return conn, err
+					return conn
 				}
-				return muted{conn, &deaf}, err
-			}
+				return muted{conn, &deaf}
+			})
 		})
 		const idle = 3
-		var all []*redis.Conn
-		for range idle {
-			conn := rdb.Conn()
-			if err := conn.Ping(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
-			all = append(all, conn)
-		}
-		for _, conn := range all {
-			_ = conn.Close()
-		}
+		fillPool(t, rdb, idle)
 		var hooked redistest.Counter
 		rdb.AddHook(&hooked)
 		before := limits.asked.Load()
