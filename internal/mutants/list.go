@@ -898,7 +898,7 @@ var mutants = []mutant{
 	{"a quorum: a cancel forgets what the release before it proved", "internal/quorum/answers.go", "p.confirmed = p.confirmed || found && ", "p.confirmed = found && ", "TestAReleaseThatIsAnsweredLate"},
 	{"a quorum: a server is away whose connection was closed here", "internal/quorum/member.go", "	if saysNothing {\n", "	if false && saysNothing {\n", "TestAServerIsNotAway"},
 	{"a quorum: a server is away when one of its connections broke", "internal/quorum/member.go", "	case little && !m.away:\n", "	case false && little:\n", "OfItsConnectionsBroke|WhoseConnectionsAllBroke"},
-	{"a large pool of pipelines is not rid of broken connections", "internal/redisserver/broken.go", "		idle = max(idle, int(pool.PipelineStats.IdleConns))\n", "", "ConnectionsOfPipelines"},
+	{"a large pool of pipelines is not rid of broken connections", "internal/redisserver/broken.go", "		idle = max(idle, unused(rdb, true))\n", "		_ = unused(rdb, true)\n", "ConnectionsOfPipelines"},
 	{"a renewal that met a broken connection is not repeated", "internal/redisserver/server.go", "	if s.metStale(cmds[0].Err()) && ", "	if n < 0 && s.metStale(cmds[0].Err()) && ", "BrokenIdleConnectionsCostNoTime"},
 	{"a connection that Windows reset did not break", "internal/redisserver/broken.go", "syscall.EPIPE, windowsConnReset, windowsConnAborted,", "syscall.EPIPE,", "ItsOtherEndClosedIt"},
 	{"a quorum: a server whose connections break is never away", "internal/quorum/member.go", "		m.learnLocked(err)\n		m.leaveLocked()\n", "		m.learnLocked(err)\n", "OfItsConnectionsBroke"},
