@@ -32,8 +32,8 @@ import (
 //	                  wait for their turn
 //	slot readers      after a command that failed   the reload's end         group.wait
 //	askers            for Inspect and ForceUnlock   the answer or a timeout  group.wait
-//	pool checks       after a command without       the last PING's answer,  group.wait
-//	                  an answer                     or 4 s
+//	pool checks       after a command without       the last PING's answer   group.wait
+//	                  an answer                     or timeout
 //	closers           of a broken subscription      its closing              group.wait
 //	members           of a quorum: senders, probes  idleness, an answer,     leaveMembers, which does not
 //	                  and cancels                   or the client's end      wait for servers that hang
@@ -64,6 +64,7 @@ type Client struct {
 	watchdog *watchdog
 	canceler *canceler
 	outage   *outage
+	pool     *poolCheck // nil for a quorum
 	downtime downtime
 	slotMap  *slotMap
 	log      *throttledLog
@@ -173,8 +174,8 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	}
 	server := redisserver.New(rdb, o.prefix)
 	c := newClient(o, kind)
-	pool := &poolCheck{client: c, server: server}
-	server.OnSilence = pool.hadNoAnswer
+	c.pool = &poolCheck{client: c, server: server}
+	server.OnSilence = c.pool.hadNoAnswer
 	c.server = withReplicas(server, &o)
 	c.inbox = inboxes{newInbox(c, server.Rdb)}
 	c.slotMap = newSlotMap(c, rdb)

@@ -30,7 +30,7 @@ const (
 	mostSilentKeys   = 64
 )
 
-// hadNoAnswer is called when a command about the key has had no answer in time.
+// hadNoAnswer is called when a command about the key has had no answer in time, or a renewal none for a while.
 func (p *poolCheck) hadNoAnswer(key string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -380,11 +380,31 @@ func (c *Client) sendRenewals(ctx context.Context, batch []protocol.Renewal) (to
 		}
 	}()
 	defer c.recoverPanic("a hook of the Redis client")
+	if c.pool != nil {
+		key := batch[0].Keys.Lock
+		overdue := time.AfterFunc(renewalPatience(batch), func() { c.pool.hadNoAnswer(key) })
+		defer overdue.Stop()
+	}
 	began := c.metrics.startTiming(ctx)
 	c.server.Renew(ctx, batch)
 	took = began.elapsed()
 	returned = true
 	return took
+}
+
+const (
+	leastRenewalPatience = 250 * time.Millisecond
+	mostRenewalPatience  = 500 * time.Millisecond
+)
+
+// renewalPatience is how long a batch waits for its answer before the connections to Redis are looked at. Until
+// CommandTimeout and for a second one, a lease of a few seconds could not wait.
+func renewalPatience(batch []protocol.Renewal) time.Duration {
+	patience := mostRenewalPatience
+	for i := range batch {
+		patience = min(patience, batch[i].Req.TTL/10)
+	}
+	return max(patience, leastRenewalPatience)
 }
 
 // alarmHeap implements heap.Interface for targets with an alarm, the earliest first.

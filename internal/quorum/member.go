@@ -138,6 +138,7 @@ func (m *member) pingUntilAnswered(pause time.Duration, left time.Time) {
 			over = true
 			return
 		}
+		m.srv.DropSilent(m.owner.base) // it may not be the server that is silent, but its connections
 		err := m.ping()
 		if err == nil {
 			over = true
@@ -158,17 +159,8 @@ func (m *member) pingUntilAnswered(pause time.Duration, left time.Time) {
 	}
 }
 
-// ping returns why the server does not answer, or nil if it does. One that had no answer in time is repeated if
-// it was the connection that had fallen silent, with all in the pool.
+// ping returns why the server does not answer, or nil if it does.
 func (m *member) ping() error {
-	err := m.pingOnce()
-	if redisserver.TimedOut(err) && m.srv.DropSilent(m.owner.base) > 0 {
-		err = m.pingOnce()
-	}
-	return err
-}
-
-func (m *member) pingOnce() error {
 	ctx, cancel := context.WithTimeout(m.owner.base, pingTime)
 	defer cancel()
 	err := m.srv.Ping(ctx)

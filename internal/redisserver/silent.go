@@ -25,10 +25,9 @@ import (
 const (
 	// sampleSilence is how long the connection that the next command would take may take to answer.
 	sampleSilence = 500 * time.Millisecond
-	// leastSilence and mostSilence bound how long the others may take: twice what a new connection took
-	// to be set up and to answer.
+	// leastSilence is how long the others may take at least, if twice what the server took on a new connection
+	// is less.
 	leastSilence = 250 * time.Millisecond
-	mostSilence  = time.Second
 	// The first batch is one PING, because a server that was frozen answers by then. Each further one is
 	// larger by this factor, up to a bound.
 	batchGrowth = 4
@@ -36,8 +35,8 @@ const (
 	mostBatches = 12
 )
 
-// TimedOut reports whether err says that a command was sent, or may have been, and had no answer in time.
-func TimedOut(err error) bool {
+// timedOut reports whether err says that a command was sent, or may have been, and had no answer in time.
+func timedOut(err error) bool {
 	if err == nil || notSent(err) {
 		return false
 	}
@@ -52,7 +51,7 @@ func readTooLong(err error) bool {
 
 // hadNoAnswer tells OnSilence of a command that had no answer in time. Its line is that of a script.
 func (s *Server) hadNoAnswer(line []any, err error) {
-	if s.OnSilence != nil && TimedOut(err) {
+	if s.OnSilence != nil && timedOut(err) {
 		key, _ := line[firstKey].(string)
 		s.OnSilence(key)
 	}
@@ -60,11 +59,12 @@ func (s *Server) hadNoAnswer(line []any, err error) {
 
 // DropSilent looks at the pools for the nodes that have the keys. Where the server answers on a new
 // connection, and not on those that the next commands would take, it discards these. It returns how many it
-// has found besides the first one.
+// has found besides the first, whose silence may have been a server's that hung.
 //
 // It looks at each node once, at all at the same time, for some seconds at most. It does not call the
 // process hooks and the Limiter of the Redis client, which would see many failures at once, but may dial,
-// and so call its Dialer, dial hooks and OnConnect.
+// and so call its Dialer and OnConnect. The new connection that decides is made without dial hooks, which
+// go-redis lets nobody call.
 func (s *Server) DropSilent(ctx context.Context, keys ...string) (silent int) {
 	nodes := []redis.UniversalClient{s.Rdb}
 	if _, ok := s.Rdb.(clusterNodes); ok {
@@ -124,12 +124,12 @@ func (s *Server) dropSilentOf(ctx context.Context, rdb redis.UniversalClient) (s
 		if !readTooLong(s.ping(ctx, clone(sampleSilence), pipelines, sampleSilence)) {
 			continue
 		}
-		s.sent.Add(1)
+		s.sent.Add(2)
 		took, ok := answersAnew(ctx, node.Options())
 		if !ok {
 			return silent
 		}
-		limit := min(max(2*took, leastSilence), mostSilence)
+		limit := max(2*took, leastSilence)
 		silent += s.pingIdle(ctx, clone(limit), pipelines, limit)
 	}
 	return silent
@@ -142,24 +142,30 @@ func (s *Server) ping(ctx context.Context, rdb *redis.Client, pipelines bool, li
 	return s.sendOn(ctx, rdb, pipelines, "ping")
 }
 
-// answersAnew reports whether a server answers on a new connection, and how long that took. That it asks for
-// a password, or refuses the PING, is an answer. That it is at its maxclients is none, because then the
-// connections in the pool may be all there are.
+// answersAnew reports whether a server answers on a new connection, and how long it took to answer once the
+// connection was set up. That it asks for a password, or refuses the PING, is an answer. That it is at its
+// maxclients is none, because then the connections in the pool may be all there are.
 func answersAnew(ctx context.Context, o *redis.Options) (took time.Duration, answers bool) {
 	ctx, stop := bounded(ctx)
 	defer stop()
-	began := time.Now()
 	var made closer
 	defer made.close()
+	defer context.AfterFunc(ctx, made.close)() // go-redis would wait for the answer until the deadline
 	one := redis.NewClient(&redis.Options{
 		Network: o.Network, Addr: o.Addr, Dialer: made.dialer(o.Dialer), DialTimeout: o.DialTimeout, DialerRetries: 1, MaxRetries: -1,
 		Protocol: 2, DisableIdentity: true, ContextTimeoutEnabled: true,
 		PoolSize: 2, // a pool that failed to dial as often as that goes on dialing
 	})
 	defer func() { _ = one.Close() }()
-	err := one.Process(ctx, onceCmd{redis.NewCmd(ctx, "ping")})
-	answers = err == nil || redis.HasErrorPrefix(err, "NOAUTH") || redis.HasErrorPrefix(err, "NOPERM")
-	return time.Since(began), answers
+	for range 2 { // the first one waits for the connection
+		began := time.Now()
+		err := one.Process(ctx, onceCmd{redis.NewCmd(ctx, "ping")})
+		if err != nil && !redis.HasErrorPrefix(err, "NOAUTH") && !redis.HasErrorPrefix(err, "NOPERM") {
+			return 0, false
+		}
+		took = time.Since(began)
+	}
+	return took, true
 }
 
 // closer closes connections, also those that are made later. go-redis leaves one open whose greeting it does not

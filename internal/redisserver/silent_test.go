@@ -89,7 +89,7 @@ func TestTimedOut(t *testing.T) {
 		{context.Canceled, false},
 		{errors.New("ERR something"), false},
 	} {
-		if got := TimedOut(c.err); got != c.want {
+		if got := timedOut(c.err); got != c.want {
 			t.Errorf("%v: %v", c.err, got)
 		}
 	}
