@@ -540,7 +540,7 @@ func (c *Client) awaitUnlocks(ctx context.Context) (left []string) {
 	if !unlocked {
 		return c.abandoned()
 	}
-	left = c.unanswered(0)
+	left = c.unanswered(0, 0)
 	c.drainQuorum(ctx)
 	return left
 }
@@ -610,7 +610,7 @@ func (c *Client) drainLocked() {
 
 // abandoned says what was not released, and records the holds that end unreleased.
 func (c *Client) abandoned() (left []string) {
-	held, releasing := 0, 0
+	held, releasing, asking := 0, 0, 0
 	var names []string
 	for _, e := range c.entries() {
 		e.mu.Lock()
@@ -621,6 +621,8 @@ func (c *Client) abandoned() (left []string) {
 			names = append(names, e.keys.Name())
 		case e.state().Granted():
 			releasing++
+		case e.state().CommandInFlight():
+			asking++ // what it obtains is canceled by nobody
 		}
 		for w := e.state().Holders(); w != nil; w = w.NextHolder() {
 			if r, first := e.takeHoldLocked(callOf(w), holdEnd{how: holdAbandoned, at: time.Now()}); first {
@@ -636,12 +638,14 @@ func (c *Client) abandoned() (left []string) {
 		}
 		left = append(left, fmt.Sprintf("%s not unlocked (%s): %s", what, someNames(names), then))
 	}
-	return append(left, c.unanswered(releasing)...)
+	return append(left, c.unanswered(releasing, asking)...)
 }
 
-// unanswered says which releases and cancels had no answer. releasing is how many releases are under way.
-func (c *Client) unanswered(releasing int) (left []string) {
+// unanswered says which releases and cancels had no answer. releasing is how many releases are under way, and
+// asking how many requests for a lock.
+func (c *Client) unanswered(releasing, asking int) (left []string) {
 	releases, requests := c.canceler.unanswered()
+	requests += asking
 	switch n := max(releasing+releases, int(c.unlocks.Load())); {
 	case n == 1:
 		left = append(left, "1 release was not confirmed: if Redis did not carry it out, the lease expires with its TTL")

@@ -789,6 +789,46 @@ func TestAShutdownWithoutTimeWaitsForAnAnswer(t *testing.T) {
 	})
 }
 
+// What a request obtains whose answer comes after that is canceled by nobody.
+func TestAShutdownTellsOfARequestThatIsUnderWay(t *testing.T) {
+	for _, taken := range []bool{false, true} {
+		for _, c := range []struct{ trip, time time.Duration }{
+			{130 * time.Millisecond, 0}, {130 * time.Millisecond, 20 * time.Millisecond}, {200 * time.Millisecond, 90 * time.Millisecond},
+		} {
+			inVirtualTime(t, func(t *testing.T, s place) {
+				other := newClient(t, s, leased.WithTTL(time.Minute))
+				var owner *leased.Lease
+				if taken {
+					owner = lock(t, other.Mutex("x"))
+				}
+				closing := clientOn(t, s, s.connect(t, func(o *redis.Options) {
+					wrapConns(o, func(conn net.Conn) net.Conn { return &faraway{Conn: conn, delay: c.trip} })
+				}))
+				warm(t, s, closing)
+				waited := make(chan error)
+				go func() {
+					_, err := closing.Mutex("x").LockContext(context.Background())
+					waited <- err
+				}()
+				time.Sleep(10 * time.Millisecond)
+				ctx, cancel := context.WithTimeout(context.Background(), c.time)
+				defer cancel()
+				err := closing.Shutdown(ctx)
+				if err == nil || !strings.Contains(err.Error(), "1 request that was given up was not canceled") {
+					t.Errorf("taken %v, %v away, in %v: %v", taken, c.trip, c.time, err)
+				}
+				isAll(t, <-waited, leased.ErrClosed)
+				if taken {
+					unlock(t, owner)
+				}
+				if err := other.ForceUnlock(context.Background(), "x"); err != nil { // takes it from the closed client
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
 // The error counts what is left, and nothing else: a lease that is held, and a release that has had no answer
 // since before the lock was forgotten.
 func TestTheErrorOfAShutdownCountsReleases(t *testing.T) {

@@ -545,7 +545,7 @@ var mutants = []mutant{
 	{"after an outage only who probed goes on", "outage.go", "		o.wake = true\n", "", "EndOfAnOutage"},
 	{"any answer wakes all who wait out a pause", "outage.go", "	if hadFailed {\n		o.on", "	if true {\n		o.on", "HalfBroken"},
 	{"Close does not wait for releases that had no answer", "canceler.go", "c.idleLocked() && c.unconfirmed == 0 && ", "c.idleLocked() && ", "TestCloseWaitsForReleases"},
-	{"Close says nothing of releases that were not confirmed", "client.go", "	left = c.unanswered(0)\n", "", "TestCloseWaitsForReleases"},
+	{"Close says nothing of releases that were not confirmed", "client.go", "	left = c.unanswered(0, 0)\n", "", "TestCloseWaitsForReleases"},
 	{"a failure is reported before its lock pauses", "entry.go", "\te.answered(cmd, a, fail, pause)\n\tc.metrics.recordCommand(", "\tif fail != nil && !fail.Again {\n\t\tc.outage.failed(fail, failed)\n\t\ttime.Sleep(2 * probeEvery) // as if the step came late\n\t\treported := *fail\n\t\treported.Again = true\n\t\te.answered(cmd, a, fail, pause)\n\t\tfail = &reported\n\t} else {\n\t\te.answered(cmd, a, fail, pause)\n\t}\n\tc.metrics.recordCommand(", "OvertakesAFailure"},
 	{"no lock probes until the last probe has failed", "outage.go", "		o.setLocked(now.Add(probeEvery))\n	}\n	o.mu.Unlock()", "	}\n	o.mu.Unlock()", "OneLockOfAClient"},
 	{"samplers do not see which lock it is", "tracing.go", "append(append(all, attrLock.String(lock), attrMode.String(m.String())), t.more...)", "append(append(all, attrMode.String(m.String())), t.more...)", "SamplersSee"},
@@ -777,6 +777,7 @@ var mutants = []mutant{
 
 	// several servers
 	{"a command without answer leaves the slots as they are", "entry.go", "	c.slotMap.commandFailed(fail) // before the step, whose commands are to find the right node\n", "", "AnyCommandWithoutAnswer"},
+	{"Shutdown does not tell of a request that is under way", "client.go", "			asking++ // what", "			// what", "TellsOfARequestThatIsUnderWay"},
 	{"a renewal without answer leaves the slots as they are", "watchdog.go", "			c.slotMap.commandFailed(fail)\n", "", "AnyCommandWithoutAnswer"},
 	{"a cancel without answer leaves the slots as they are", "canceler.go", "			c.client.slotMap.commandFailed(fail)\n", "", "AnyCommandWithoutAnswer"},
 	{"slots are not read again after MOVED", "slotmap.go", "	case fail.Moved:", "	case false:", "SlotsAreReloadedFor"},
