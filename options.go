@@ -107,8 +107,11 @@ func invalid(format string, args ...any) error {
 // writers; and ForceUnlock does not notify the other's owner, which notices at its next renewal.
 func WithKeyPrefix(prefix string) Option {
 	return clientOption(func(o *clientOptions) error {
-		if len(prefix) > maxPrefixBytes || !utf8.ValidString(prefix) {
-			return invalid("key prefix must be UTF-8 of at most %d bytes, got %d bytes", maxPrefixBytes, len(prefix))
+		switch {
+		case len(prefix) > maxPrefixBytes:
+			return invalid("key prefix must have at most %d bytes, got %d", maxPrefixBytes, len(prefix))
+		case !utf8.ValidString(prefix):
+			return invalid("key prefix %q must be UTF-8", prefix)
 		}
 		// A name may close an open brace; it cannot make any other bad prefix valid.
 		_, err := protocol.NewKeys(prefix, "x")

@@ -248,6 +248,19 @@ func TestABadOptionIsRefused(t *testing.T) {
 	})
 }
 
+func TestTheErrorOfAKeyPrefixSaysWhatIsWrong(t *testing.T) {
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", ContextTimeoutEnabled: true}) // is sent nothing
+	defer rdb.Close()
+	for prefix, says := range map[string]string{
+		"\xff":                   `"\xff" must be UTF-8`,
+		strings.Repeat("p", 257): "at most 256 bytes, got 257",
+	} {
+		if _, err := leased.New(rdb, leased.WithKeyPrefix(prefix)); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%q: %v", prefix, err)
+		}
+	}
+}
+
 func TestAnOptionAtItsBoundIsTaken(t *testing.T) {
 	onBoth(t, func(t *testing.T, s place) {
 		owner := strings.Repeat("o", 128)
