@@ -663,7 +663,7 @@ func (c *Client) unanswered(releasing, asking int) (left []string) {
 
 // finalWait is the least time for which Shutdown waits, once for commands, releases and cancels that are
 // under way, and once for goroutines, handlers and processors: if leases were not unlocked, ctx has ended
-// before their turn comes.
+// before their turn comes. On a quorum, leaveMembers can add it a third time.
 const finalWait = 100 * time.Millisecond
 
 // atLeast returns a context that ends once parent has ended and d has passed.

@@ -310,8 +310,8 @@
 // readers that queue behind a killed writer, while other readers hold the lock, wait until
 // the writer's TTL is over, and up to 4 s more.
 //
-// [Client.Shutdown] returns at most 100 ms after its context has ended, and on a quorum at
-// most 200 ms. Its error says what it could not wait for, and a later Close or Shutdown
+// [Client.Shutdown] returns at most 200 ms after its context has ended, and on a quorum at
+// most 300 ms. Its error says what it could not wait for, and a later Close or Shutdown
 // returns the same error.
 //
 // Compare errors with [errors.Is]. If a caller was not admitted, its error matches

@@ -300,6 +300,42 @@ func TestShutdownWaitsATenthOfASecondForTheLossHandler(t *testing.T) {
 	}
 }
 
+// A lease that is not unlocked, and a handler that blocks, have 100 ms each, the former from the call on.
+func TestShutdownReturnsWithinAFifthOfASecondOfItsContext(t *testing.T) {
+	for after, takes := range map[time.Duration]time.Duration{
+		0:                      200 * time.Millisecond,
+		50 * time.Millisecond:  200 * time.Millisecond,
+		300 * time.Millisecond: 400 * time.Millisecond,
+	} {
+		t.Run(after.String(), func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, s place) {
+				called, freed := make(chan struct{}), make(chan struct{})
+				c, err := s.open(t, s.connect(t), leased.WithLossHandler(func(leased.LossEvent) {
+					close(called)
+					<-freed
+				}))
+				must(t, err)
+				l := lock(t, c.Mutex("x"))
+				kept := lock(t, c.Mutex("y"))
+				time.Sleep(time.Second) // until the client hears messages
+				must(t, c.ForceUnlock(context.Background(), "x"))
+				<-l.Context().Done()
+				isAll(t, l.Unlock(), leased.ErrLeaseLost)
+				<-called
+				ctx, cancel := context.WithTimeout(context.Background(), after)
+				defer cancel()
+				began := time.Now()
+				err = c.Shutdown(ctx)
+				if took := time.Since(began); took != takes || err == nil {
+					t.Errorf("it took %v and returned %v", took, err)
+				}
+				close(freed)
+				_ = kept.Unlock() // nobody renews it
+			})
+		})
+	}
+}
+
 // hooked is a hook of the Redis client.
 type hooked struct{ *usersCode }
 
