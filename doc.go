@@ -58,6 +58,10 @@
 // ten minutes after MIGRATE has moved its slot there or, on Redis 6.2, after a failover to
 // that server: these pass on the key's expiry as a duration.
 //
+// While a process has not noticed that its lock was lost, as after a FLUSHALL, callers that it
+// admits without asking Redis, such as a reader that joins others, can get a token below that of
+// an owner in between. A resource that has stored that owner's token refuses them, as it should.
+//
 // A foreign client, one that does not use this package, starves if it polls for the lock's
 // key with SET NX while processes that use this package are queued: a release hands the
 // lock to the first of them in the same atomic step, so the poller never sees the lock

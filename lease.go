@@ -95,9 +95,11 @@ func (g *guard) collected() {
 // Token returns the lease's fencing token. It is positive and below 2^53, so it fits a
 // BIGINT and a JSON number. A writer's token is greater than that of every earlier lease of
 // the lock. A reader's token is greater than that of every earlier writer and smaller than
-// that of every later writer. Both hold unless the server's clock is set back; see the
-// package's limits. The tokens of readers in different processes are in no particular order,
-// so compare a reader's token only with a writer's.
+// that of every later writer. Both hold unless the server's clock is set back, or the lock
+// was lost and this process has not noticed: callers that it then admits without asking
+// Redis can get a token below that of an owner in between. See the package's limits. The
+// tokens of readers in different processes are in no particular order, so compare a reader's
+// token only with a writer's.
 //
 // Tokens protect a resource from owners that do not know yet that they lost the lock. To be
 // safe, the resource stores the greatest token of any writer, and every access presents the
