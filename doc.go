@@ -266,7 +266,7 @@
 //
 // If the server, or a proxy in front of it, refuses SUBSCRIBE or PUBLISH for whatever
 // reason, or if attempts to subscribe have failed for 4 s, as at a server that has reached
-// its maxclients, waiters poll, first after 50 ms, then at longer and longer intervals, up
+// its maxclients, or none has lasted, waiters poll, first after 50 ms, then at longer and longer intervals, up
 // to 3 s or a third of the TTL, whichever is less. Such a process delays the others, too:
 // when the lock is handed to it, it finds out by polling. While a foreign client owns the
 // lock, the first waiter in the queue polls; for each new foreign owner, polling starts at

@@ -395,6 +395,7 @@ func (e *entry) noteReply(cmd *protocol.Command, a *protocol.Answer) {
 		c.log.foreignOwner(e.keys.Name(), a.Blocker, a.Left)
 	}
 	c.inbox.published(a.Published(cmd))
+	c.inbox.askAgain(&e.keys)
 	c.stats.countHandoffs(a.Handed)
 }
 

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -273,6 +275,43 @@ func TestALockWhoseLeaseWasCollectedRests(t *testing.T) {
 		e.mu.Unlock()
 		_ = l.Unlock()
 	})
+}
+
+// The client is closed: its logger must not be called any more, and the error of Shutdown has told of the lease.
+func TestALeaseThatIsCollectedAfterShutdownIsNotLogged(t *testing.T) {
+	for _, closed := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", ContextTimeoutEnabled: true})
+			defer rdb.Close()
+			var text strings.Builder
+			c, err := New(rdb, WithLogger(slog.New(slog.NewTextHandler(&text, nil))))
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.server = &stubServer{client: c}
+			l, err := c.Mutex("x").LockContext(context.Background())
+			if err != nil {
+				t.Fatal(err)
+			}
+			g := *l.guard
+			over, cancel := context.WithCancel(context.Background())
+			cancel()
+			if !closed {
+				g.collected()
+			}
+			if err := c.Shutdown(over); !errors.Is(err, ErrClosed) {
+				t.Errorf("Shutdown: %v", err)
+			}
+			if closed {
+				g.collected()
+			}
+			synctest.Wait()
+			if logged := strings.Contains(text.String(), "garbage-collected"); logged == closed {
+				t.Errorf("closed %v: logged %v", closed, logged)
+			}
+			_ = l.Unlock()
+		})
+	}
 }
 
 // A lock that a caller was let into rests when others have taken its place among the recent ones,

@@ -122,6 +122,12 @@ func (all inboxes) published(receivers int) {
 	}
 }
 
+func (all inboxes) askAgain(k *protocol.Keys) {
+	if len(all) == 1 {
+		all[0].askAgain(k)
+	}
+}
+
 func (all inboxes) startProbe(now time.Time, silence time.Duration) string {
 	if len(all) > 1 {
 		return ""

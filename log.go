@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -37,6 +38,8 @@ type throttledLog struct {
 	secret bool         // whether lock names are secret
 	prefix string       // of the locks' keys
 	lines  asyncQueue[func()]
+
+	lastGarbage atomic.Int64 // when a garbage line was last added to lines, in ns of Unix time
 
 	// Used only by the goroutine of lines:
 	last   map[string]time.Time // when each cause last had a line
@@ -338,7 +341,13 @@ func (l *throttledLog) noEcho(at serverName) {
 	l.write(slog.LevelWarn, at.cause("no echo"), "no messages arrive from Redis; subscribing again", at.about()...)
 }
 
+// garbage looks at the time before it adds a line: thousands of messages a second would fill the queue, and have
+// other lines dropped.
 func (l *throttledLog) garbage(text string) {
+	last, now := l.lastGarbage.Load(), time.Now().UnixNano()
+	if time.Duration(now-last).Abs() < quiet || !l.lastGarbage.CompareAndSwap(last, now) {
+		return
+	}
 	var args []any
 	if !l.secret { // a message has the name of a lock in it
 		args = []any{"begins", firstBytes(text, 24)}

@@ -74,6 +74,71 @@ func TestWithoutLockNamesLogsDoNotNameLocks(t *testing.T) {
 	})
 }
 
+// tardyLogs keeps the lines of a logger that blocks until it is ready.
+type tardyLogs struct {
+	*logs
+	ready chan struct{}
+}
+
+func (l tardyLogs) Handle(ctx context.Context, r slog.Record) error {
+	<-l.ready
+	return l.logs.Handle(ctx, r)
+}
+
+func (l tardyLogs) WithAttrs([]slog.Attr) slog.Handler { return l }
+func (l tardyLogs) WithGroup(string) slog.Handler      { return l }
+
+// Thousands of messages that are none, before the logger can write a line, take no other line's place.
+func TestMessagesThatAreNoneDropNoOtherLine(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		out := tardyLogs{new(logs), make(chan struct{})}
+		c := newClient(t, s, leased.WithLogger(slog.New(out)))
+		unlock(t, lock(t, c.Mutex("x")))
+		s.rdb.HSet(context.Background(), "hash", "field", "value")
+		time.Sleep(time.Second)
+		for _, inbox := range s.inboxes(t) {
+			for range 3000 {
+				must(t, s.rdb.Publish(context.Background(), inbox, "x").Err())
+			}
+		}
+		_, err := c.Mutex("hash").LockContext(context.Background())
+		isAll(t, err, leased.ErrNotAcquired)
+		close(out.ready)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if n := out.count(slog.LevelWarn, "not for this client"); n != 1 || out.count(slog.LevelWarn, "were dropped") != 0 {
+			t.Errorf("%q", out.messages())
+		}
+		time.Sleep(time.Minute)
+		for _, inbox := range s.inboxes(t) {
+			must(t, s.rdb.Publish(context.Background(), inbox, "x").Err())
+		}
+		synctest.Wait()
+		if n := out.count(slog.LevelWarn, "not for this client"); n != 2 {
+			t.Errorf("%d lines, one a minute", n)
+		}
+		s.rdb.Del(context.Background(), "hash")
+	})
+}
+
+// The Redis client was closed: that has a line of its own, and no subscription can ever be made again.
+func TestAClosedRedisClientIsNotLoggedAsASubscriptionThatFails(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		if s.members != nil {
+			t.Skip("a quorum has a Redis client for each server")
+		}
+		var out logs
+		rdb := s.connect(t)
+		c := clientOn(t, s, rdb, out.option())
+		unlock(t, lock(t, c.Mutex("x")))
+		must(t, rdb.Close())
+		time.Sleep(5 * time.Minute)
+		if n := out.count(slog.LevelWarn, "no subscription can be made"); n != 0 {
+			t.Errorf("%q", out.messages())
+		}
+	})
+}
+
 // Redis and proxies repeat a command's arguments in some of their errors.
 func TestWithoutLockNamesErrorsInTheLogDoNotNameTheLock(t *testing.T) {
 	for answer, want := range map[string]string{

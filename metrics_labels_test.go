@@ -199,6 +199,43 @@ func TestMetricsSayThatAClientWhoseScriptsMayNotPublishPolls(t *testing.T) {
 	})
 }
 
+// So they do if nobody waits for its locks any more, and none is held for long: commands that take a free lock, or
+// release one, do not tell.
+func TestMetricsSayThatAClientMayPublishAgainThoughNobodyWaits(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		if s.members != nil {
+			t.Skip("a quorum's servers are asked by waiters and renewals only")
+		}
+		m := newMeter(t)
+		c := newClient(t, s, leased.WithMeterProvider(m))
+		theirs := lock(t, newClient(t, s).Mutex("x"))
+		s.mute(t)
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		_, err := c.Mutex("x").LockContext(ctx)
+		isAll(t, err, leased.ErrNotAcquired)
+		polling := func(want int64) {
+			t.Helper()
+			if n := sum(t, m.collect(t)["leased.clients"], "leased.inbox", "polling"); n != want {
+				t.Errorf("%d clients poll", n)
+			}
+		}
+		busy := func() {
+			for range 250 {
+				time.Sleep(100 * time.Millisecond)
+				unlock(t, lock(t, c.Mutex("y")))
+			}
+		}
+		busy()
+		polling(1)
+		s.Mini.SetPreHook(nil)
+		busy()
+		synctest.Wait()
+		polling(0)
+		unlock(t, theirs)
+	})
+}
+
 func TestMetricsOfLocksWithOneLabelAreOne(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		m := newMeter(t)

@@ -43,6 +43,7 @@ type inbox struct {
 	halt    context.CancelFunc
 	began   atomic.Bool   // a lock was asked for, so run has begun
 	denied  atomic.Bool   // scripts may not publish on its server, according to the last answer that said
+	asked   atomic.Int64  // when it was last asked whether they may, in ns since Client.began; 0 if never
 	settled atomic.Bool   // the first subscription was confirmed, or failed
 	hasten  chan struct{} // has run make the next attempt at once; of capacity 1
 
@@ -104,6 +105,26 @@ func (in *inbox) published(receivers int) {
 	case receivers >= 0:
 		in.denied.Store(false)
 	}
+}
+
+// askAgain asks the server that has the lock once more whether scripts may publish, if they may not, and at most
+// every 20 s: a client for whose locks nobody waits sends no other command that would tell.
+func (in *inbox) askAgain(k *protocol.Keys) {
+	if !in.denied.Load() {
+		return
+	}
+	last, now := in.asked.Load(), time.Since(in.client.began)
+	if last != 0 && now-time.Duration(last) < lockstate.OwnerSilence || !in.asked.CompareAndSwap(last, int64(now)) {
+		return
+	}
+	in.mu.Lock()
+	in.hearing.RequireProbe()
+	in.mu.Unlock()
+	in.client.group.start(func() {
+		unlabeled()
+		defer in.client.recoverPanic("a hook of the Redis client")
+		in.probe(in.client.commandContext(nil), k)
+	})
 }
 
 // server returns which server of a quorum the inbox subscribes to.
@@ -181,7 +202,9 @@ func (in *inbox) attemptEnded(refused bool, err error) (pause time.Duration) {
 	in.mu.Unlock()
 	// Of a quorum, the server whose subscription left fewer than a majority says why, not one that has been
 	// dead all along. A refusal has a line of its own.
-	if failing := in.client.inbox.failing(now); err != nil && failing >= failsLong && in.failing(now) == failing && !in.refused() {
+	// So has a Redis client that was closed.
+	failing := in.client.inbox.failing(now)
+	if err != nil && failing >= failsLong && in.failing(now) == failing && !in.refused() && !errors.Is(err, redis.ErrClosed) {
 		in.client.log.subscribeFailed(err)
 	}
 	news := in.settle()

@@ -103,6 +103,34 @@ func TestVirtualThatNoSubscriptionCanBeMadeIsLogged(t *testing.T) {
 
 // A server at its connection limit, or a firewall, may keep subscriptions out and let commands through.
 // Whoever the lock is handed to would not hear of it, and each of its turns would cost everybody seconds.
+// brief is a connection that is closed a moment after SUBSCRIBE.
+type brief struct{ net.Conn }
+
+func (c *brief) Write(p []byte) (int, error) {
+	if subscribes(p) {
+		time.AfterFunc(10*time.Millisecond, func() { _ = c.Close() })
+	}
+	return c.Conn.Write(p)
+}
+
+// Something ends each subscription soon after it was confirmed: a proxy, the server's bound for what it buffers
+// for a subscriber, or a script that kills idle clients.
+func TestVirtualWaitersPollWhereNoSubscriptionLasts(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var out logs
+		c := clientOn(t, s, s.connect(t, func(o *redis.Options) {
+			wrapConns(o, func(conn net.Conn) net.Conn { return &brief{conn} })
+		}), out.option())
+		other := newClient(t, s)
+		unlock(t, lock(t, c.Mutex("x")))
+		time.Sleep(10 * time.Second)
+		entersWithin(t, time.Second, c, other)
+		if n := out.count(slog.LevelWarn, "no subscription can be made"); n != 1 {
+			t.Errorf("%d lines: %q", n, out.messages())
+		}
+	})
+}
+
 func TestVirtualWaitersPollOnceNoSubscriptionCouldBeMadeForLong(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		var healed atomic.Bool

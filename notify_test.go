@@ -63,6 +63,12 @@ func TestVirtualWhereSubscribingIsRefusedWaitersPollAndThatIsLoggedOnce(t *testi
 // entersByPolling has c wait, again and again, for a lock that other releases after 300 ms.
 func entersByPolling(t *testing.T, c, other *leased.Client) {
 	t.Helper()
+	entersWithin(t, 500*time.Millisecond, c, other)
+}
+
+// entersWithin has c wait for other's lock, and checks how soon after the release it has the lock.
+func entersWithin(t *testing.T, most time.Duration, c, other *leased.Client) {
+	t.Helper()
 	for range 20 {
 		theirs := lock(t, other.Mutex("x"))
 		mine := locking(t, c.Mutex("x"))
@@ -70,7 +76,7 @@ func entersByPolling(t *testing.T, c, other *leased.Client) {
 		began := time.Now()
 		unlock(t, theirs)
 		unlock(t, <-mine)
-		if took := time.Since(began); took > 500*time.Millisecond {
+		if took := time.Since(began); took > most {
 			t.Errorf("entered %v after the release", took)
 		}
 	}
@@ -135,8 +141,8 @@ func TestVirtualASubscriptionThatBreaksAllTheTimeCostsFewCommandsAndIsQuickOnceS
 			time.Sleep(time.Second / 16)
 			way.cut()
 		}
-		// Locks look again once or twice in 3 s anyway.
-		if n := (s.commands(c) - before) / seconds; n > int64(locks) {
+		// They poll after a while, as where no subscription can be made.
+		if n := (s.commands(c) - before) / seconds; n > 4*int64(locks) {
 			t.Errorf("%d commands a second", n)
 		}
 		time.Sleep(10 * time.Second)

@@ -54,9 +54,10 @@ type InboxHealth struct {
 	came  string    // of the last echo that arrived; its count of receivers may still be on its way
 	Due   time.Time // when the awaited echo is overdue
 
-	pause   time.Duration // before the next subscription
-	denied  time.Duration // before the next one after a refusal
-	failing time.Time     // since when no attempt to subscribe has succeeded; zero if the last one did
+	pause    time.Duration // before the next subscription
+	denied   time.Duration // before the next one after a refusal
+	unsteady time.Time     // when the first subscription was made since the last one that lasted; zero if the last one did
+	failing  time.Time     // since when no attempt to subscribe has succeeded, or none has lasted; zero if the last one did
 }
 
 // InboxState is the state of the inbox's subscription.
@@ -95,10 +96,16 @@ func (h *InboxHealth) Enter(s InboxState, now time.Time) {
 
 // Over is the event that the subscription ended or could not be made. It returns the pause
 // before the next one. All locks of a client re-check after each subscription, so the pause
-// grows until a subscription has lasted for a while.
+// grows until a subscription has lasted for a while. For the same reason, those that break soon count
+// as attempts that failed: their locks ask Redis often, and still miss messages.
 func (h *InboxHealth) Over(now time.Time) (pause time.Duration) {
-	if h.State == Joined && now.Sub(h.since) >= steadyLife {
-		h.pause, h.denied = 0, 0
+	if h.State == Joined {
+		if now.Sub(h.since) >= steadyLife {
+			h.pause, h.denied, h.unsteady = 0, 0, time.Time{}
+		} else if h.unsteady.IsZero() {
+			h.unsteady = h.since
+		}
+		h.failing = h.unsteady
 	}
 	h.pause = min(max(2*h.pause, firstRejoin), longestRejoin)
 	pause = h.pause

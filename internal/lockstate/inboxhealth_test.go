@@ -214,7 +214,7 @@ func TestAnEchoWhoseReceiversAreUnknownIsNoProofOfTheInbox(t *testing.T) {
 // A refusal does not end the time for which there has been no subscription, and may begin it.
 func TestSubscriptionsFailUntilOneIsConfirmed(t *testing.T) {
 	t0 := time.Now()
-	h := heardAt(t0)
+	h := heardAt(t0.Add(-steadyLife))
 	for _, then := range []struct {
 		at      time.Duration
 		event   func(time.Time)
@@ -235,10 +235,39 @@ func TestSubscriptionsFailUntilOneIsConfirmed(t *testing.T) {
 	}
 }
 
+func TestSubscriptionsThatBreakSoonCountAsFailing(t *testing.T) {
+	t0 := time.Now()
+	now, h := t0.Add(time.Hour), heardAt(t0)
+	began := now
+	h.Over(now) // of one that had lasted
+	for h.Failing(now) < absentAfter {
+		if h.Polls() {
+			t.Fatalf("polls after %v", now.Sub(began))
+		}
+		now = now.Add(10 * time.Millisecond) // a pause
+		if h.Enter(Joined, now); h.Failing(now) != 0 || h.Polls() {
+			t.Fatal("a subscription that is confirmed counts as failing")
+		}
+		now = now.Add(10 * time.Millisecond)
+		h.Over(now)
+		if now.Sub(began) > 2*absentAfter {
+			t.Fatal("they never count")
+		}
+	}
+	if !h.Polls() || now.Sub(began) < absentAfter {
+		t.Errorf("polls %v after %v", h.Polls(), now.Sub(began))
+	}
+	h.Enter(Joined, now)
+	now = now.Add(steadyLife)
+	if h.Over(now); h.Polls() || h.Failing(now) != 0 {
+		t.Error("one that lasted counts as failing")
+	}
+}
+
 func TestWaitersPollOnlyOnceAttemptsToSubscribeHaveFailedForLong(t *testing.T) {
 	t0 := time.Now()
 	at := func(d time.Duration) time.Time { return t0.Add(d) }
-	h := heardAt(t0)
+	h := heardAt(t0.Add(-steadyLife))
 	for _, then := range []struct {
 		at    time.Duration
 		event func(time.Time)
@@ -250,7 +279,7 @@ func TestWaitersPollOnlyOnceAttemptsToSubscribeHaveFailedForLong(t *testing.T) {
 		{2*time.Second + absentAfter, func(now time.Time) { h.Over(now) }, true},
 		{time.Minute, func(now time.Time) { h.Over(now) }, true},
 		{2 * time.Minute, func(now time.Time) { h.Enter(Joined, now) }, false},
-		{2*time.Minute + time.Second, func(now time.Time) { h.Over(now) }, false}, // it broke anew
+		{2*time.Minute + steadyLife, func(now time.Time) { h.Over(now) }, false}, // it broke anew
 		{3 * time.Minute, func(now time.Time) { h.Over(now) }, false},
 		{3*time.Minute + absentAfter, func(now time.Time) { h.Over(now) }, true},
 		{4 * time.Minute, func(now time.Time) { h.Enter(Forbidden, now) }, true},
