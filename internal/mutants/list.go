@@ -530,6 +530,7 @@ var mutants = []mutant{
 	{"the pause between resubscriptions is reset by each", "internal/lockstate/inboxhealth.go", "		if now.Sub(h.since) >= steadyLife {", "		if true {", "PauseBetween|BreaksAllTheTime"},
 	{"subscriptions that break soon do not count as failing", "internal/lockstate/inboxhealth.go", "			h.unsteady = h.since\n", "", "BreakSoonCountAsFailing|NoSubscriptionLasts"},
 	{"subscriptions that broke soon count as failing once one has lasted", "internal/lockstate/inboxhealth.go", "h.denied, h.unsteady = 0, 0, time.Time{}", "h.denied = 0, 0", "BreakSoonCountAsFailing"},
+	{"a try ends where a node names another one", "internal/redisserver/errors.go", " || redis.HasErrorPrefix(err, \"MOVED\")\n", "\n", "TestWhichErrorsMayBeOfANode"},
 	{"whether scripts may publish is asked by waiters only", "entry.go", "	c.inbox.askAgain(&e.keys)\n", "", "MayPublishAgain"},
 	{"a lease that is collected after Shutdown is logged", "lease.go", "	if mine && e.client.base.Err() == nil {", "	if mine {", "CollectedAfterShutdown"},
 	{"a closed Redis client is logged as a subscription that fails", "notify.go", " && !errors.Is(err, redis.ErrClosed) {", " {", "AClosedRedisClientIsNot"},

@@ -20,8 +20,8 @@ type Failure struct {
 	Kind FailureKind
 
 	// Again says that the command met a connection that had been closed, or that led to a server which
-	// is a replica by now, and that the server has answered since. So the failure says nothing about the
-	// server, and the command can be repeated at once.
+	// is a replica by now, and that the server has answered since, or that a node of a Cluster has named the
+	// one to ask. So the failure says nothing about the server, and the command can be repeated at once.
 	Again bool
 
 	// Unconfirmed says that Redis has granted the lock, but that too few replicas have that, so the grant

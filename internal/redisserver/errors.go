@@ -167,7 +167,8 @@ func classify(err error) *protocol.Failure {
 		error
 		FailureKind() protocol.FailureKind
 	}
-	again := errors.As(err, &answersAgain{})
+	// A node that names another one has carried out nothing.
+	again := errors.As(err, &answersAgain{}) || redis.HasErrorPrefix(err, "MOVED")
 	switch {
 	case errors.As(err, &known): // from a quorum, which has classified the errors of its servers
 		return &protocol.Failure{Err: err, Kind: known.FailureKind()}

@@ -95,7 +95,11 @@ func TestWhichErrorsMayBeOfANodeThatNoLongerServesTheSlot(t *testing.T) {
 		"BUSY Redis is busy running a script.":                                                                                  false,
 		"OOM command not allowed when used memory > 'maxmemory'.":                                                               false,
 	} {
-		if got := Classify(answerError(text)); got.Moved != moved {
+		got := Classify(answerError(text))
+		if names := strings.HasPrefix(text, "MOVED"); got.Again != names {
+			t.Errorf("%q: again %v", text, got.Again)
+		}
+		if got.Moved != moved {
 			t.Errorf("%q: moved %v", text, got.Moved)
 		}
 	}
