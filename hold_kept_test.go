@@ -200,3 +200,35 @@ func TestASlowCallerOfAKeptLockIsLogged(t *testing.T) {
 		}
 	})
 }
+
+// A hold begins when its caller is admitted, though that one's goroutine goes on later: others may begin to wait
+// for it in between.
+func TestAHoldSpanBeginsWhenItsCallerIsAdmitted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		spans := tracetest.NewSpanRecorder()
+		c := settled(t, onStub(t, 0, 0, WithTracerProvider(sdk.NewTracerProvider(sdk.WithSpanProcessor(spans)))))
+		ctx, h, w := context.Background(), &c.Mutex("x").handle, &call{Mode: protocol.Exclusive, Leased: true}
+		began := time.Now()
+		span := c.tracing.startWaitSpan(ctx, "x", w, began)
+		e, err := h.wait(ctx, w, began)
+		if err != nil {
+			t.Fatal(err)
+		}
+		admitted := time.Now()
+		time.Sleep(time.Second)
+		c.tracing.endWaitSpan(ctx, span, &waitRecord{h, e, w, nil, began, time.Now()})
+		if err := newLease(ctx, e, w).Unlock(); err != nil {
+			t.Error(err)
+		}
+		synctest.Wait()
+		for _, span := range spans.Ended() {
+			if span.Name() == spanHold {
+				if after := span.StartTime().Sub(admitted); after != 0 {
+					t.Errorf("it begins %v after the caller was admitted", after)
+				}
+				return
+			}
+		}
+		t.Error("there is no span")
+	})
+}

@@ -87,7 +87,7 @@ func (g *guard) collected() {
 	mine, site := e.state().Collected(g.call.caller()), g.call.extras().site
 	e.restLocked()
 	e.mu.Unlock()
-	if mine && e.client.base.Err() == nil { // else the error of Shutdown has told of it
+	if mine {
 		e.client.log.collected(e.keys.Name(), site)
 	}
 }

@@ -228,9 +228,10 @@ func (t *tracing) endWaitSpan(ctx context.Context, span trace.Span, w *waitRecor
 	w.entry.mu.Lock()
 	mine := c.trace().claimHoldSpan()
 	c.trace().waitUnreported = false
+	since := w.entry.client.began.Add(c.Since) // when it was admitted, and others may have begun to wait for it
 	w.entry.mu.Unlock()
 	if mine {
-		t.startHoldSpan(ctx, w.entry, c, w.ended)
+		t.startHoldSpan(ctx, w.entry, c, w.ended.Add(since.Sub(w.ended))) // on the wall clock, see onWallClock
 	}
 	return span, nil
 }

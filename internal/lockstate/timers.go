@@ -148,11 +148,11 @@ func (l *Lock) needsRenewal() bool {
 
 // Collected is the event that the Lease of c was garbage-collected. The lease is not renewed any
 // more, so it is lost unless it is unlocked through the mutex before. It returns false if nothing
-// changed.
+// changed, or if the client is being closed: Shutdown tells of the leases that were not unlocked.
 func (l *Lock) Collected(c *Caller) bool {
 	if c.Phase != Inside || c.noRenew {
 		return false
 	}
 	c.noRenew = true
-	return true
+	return !l.closed
 }

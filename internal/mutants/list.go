@@ -287,7 +287,7 @@ var mutants = []mutant{
 	{"callers are admitted although the clocks drifted", "internal/lockstate/grant.go", " && gain.Abs() <= p.margin", "", "Suspen|Drift"},
 	{"clocks may drift by a TTL's margin under a provisional grant", "internal/lockstate/grant.go", "window(ttl), margin(ttl)}", "window(ttl), margin(l.grant.req.TTL)}", "TestAGrantIsTrusted"},
 	{"maximum hold renewed", "internal/lockstate/timers.go", "			c.noRenew = true\n			l.end(", "			l.end(", "Maximum"},
-	{"an abandoned lease is renewed", "internal/lockstate/timers.go", "	c.noRenew = true\n	return true", "	return true", "Collect|Garbage"},
+	{"an abandoned lease is renewed", "internal/lockstate/timers.go", "	c.noRenew = true\n	return !l.closed", "	return !l.closed", "Collect|Garbage"},
 
 	// the client
 	{"echo not demanded", "internal/lockstate/inboxhealth.go", "	if h.State != Joined || h.nonce != \"\" || calm {", "	if calm || true {", "Echo|HalfOpen"},
@@ -531,8 +531,9 @@ var mutants = []mutant{
 	{"subscriptions that break soon do not count as failing", "internal/lockstate/inboxhealth.go", "			h.unsteady = h.since\n", "", "BreakSoonCountAsFailing|NoSubscriptionLasts"},
 	{"subscriptions that broke soon count as failing once one has lasted", "internal/lockstate/inboxhealth.go", "h.denied, h.unsteady = 0, 0, time.Time{}", "h.denied = 0, 0", "BreakSoonCountAsFailing"},
 	{"a try ends where a node names another one", "internal/redisserver/errors.go", " || redis.HasErrorPrefix(err, \"MOVED\")\n", "\n", "TestWhichErrorsMayBeOfANode"},
+	{"a hold span begins when its caller's goroutine goes on", "tracing.go", "w.ended.Add(since.Sub(w.ended))", "w.ended.Add(0*since.Sub(w.ended))", "TestAHoldSpanBegins"},
 	{"whether scripts may publish is asked by waiters only", "entry.go", "	c.inbox.askAgain(&e.keys)\n", "", "MayPublishAgain"},
-	{"a lease that is collected after Shutdown is logged", "lease.go", "	if mine && e.client.base.Err() == nil {", "	if mine {", "CollectedAfterShutdown"},
+	{"a lease that is collected after Shutdown is logged", "internal/lockstate/timers.go", "	return !l.closed\n", "	return true\n", "CollectedAfterShutdown"},
 	{"a closed Redis client is logged as a subscription that fails", "notify.go", " && !errors.Is(err, redis.ErrClosed) {", " {", "AClosedRedisClientIsNot"},
 	{"messages that are none fill the queue of lines", "log.go", "	if time.Duration(now-last).Abs() < quiet || ", "	if ", "DropNoOtherLine"},
 	{"only an ACL refuses a subscription", "notify.go", "		err = notSubscribed{err}\n", "", "SubscribingIsRefused"},
@@ -1333,7 +1334,7 @@ var mutants = []mutant{
 	{"a check waits for another and for itself", "lease.go", "context.WithTimeout(ctx, checkPatience)", "context.WithTimeout(ctx, 10*checkPatience)", "ACheckWaitsNoLonger"},
 	{"a second Unlock waits for the first", "lease.go", "	over, late := t.await(w, time.Now(), first.waited)\n	if over {", "	_, late := true, error(nil)\n	if <-first.waited; true {", "ASecondUnlock"},
 	{"names stand in the arguments of a command", "log.go", "	text, _, hasArguments := strings.Cut(err.Error(), \", with args beginning with\")\n", "	text, hasArguments := err.Error(), false\n", "Names"},
-	{"a collected lease keeps its lock awake", "lease.go", "	e.restLocked()\n	e.mu.Unlock()\n	if mine &&", "	e.mu.Unlock()\n	if mine &&", "Collected"},
+	{"a collected lease keeps its lock awake", "lease.go", "	e.restLocked()\n	e.mu.Unlock()\n	if mine {", "	e.mu.Unlock()\n	if mine {", "Collected"},
 	{"readers that try do not share the answer to a yield", "internal/lockstate/question.go", " || l.pending.verb == protocol.Yield || ", " || ", "ShareTheAnswerToAYield"},
 	{"readers that try do not wait together for an idle owner", "internal/lockstate/lock.go", "c == first || c.Mode == protocol.Shared && first.Mode == protocol.Shared", "c == first", "WaitTogether"},
 	{"a reader that tries later does not wait for an idle owner", "internal/lockstate/lock.go", "	if last := l.waiting.last; c.Try && last != nil && last.awaitsIdleOwner() { // and so do all before it\n		c.until = last.until\n	}\n", "", "WaitTogether"},
