@@ -269,6 +269,8 @@ func scanLocks(ctx context.Context, rdb redis.UniversalClient, prefix, pattern s
 type scan struct {
 	prefix, pattern string
 	nodes           []redis.Cmdable // nil before the first step
+	node            redis.Cmdable   // the one that the last step asked
+	apart           bool            // a command must not name keys of several locks, as in a Cluster
 	cursor          uint64
 	begun, ended    bool
 }
@@ -284,8 +286,10 @@ func (s *scan) step(ctx context.Context, rdb redis.UniversalClient) ([]string, e
 			return nil, err
 		}
 		s.nodes, s.begun = nodes, true
+		_, s.apart = rdb.(*redis.ClusterClient)
 	}
-	keys, cursor, err := s.nodes[0].Scan(ctx, s.cursor, globQuote(s.prefix)+s.pattern+":*:meta", scanCount).Result()
+	s.node = s.nodes[0]
+	keys, cursor, err := s.node.Scan(ctx, s.cursor, globQuote(s.prefix)+s.pattern+":*:meta", scanCount).Result()
 	if err != nil {
 		return nil, err
 	}
@@ -301,6 +305,50 @@ func (s *scan) step(ctx context.Context, rdb redis.UniversalClient) ([]string, e
 	}
 	return names, nil
 }
+
+// used returns of each of the locks that the last step found how many of its own key and its queue there
+// are: 0 if it is free. It is 1 if the node does not say. Mostly all are free, so used asks about all at
+// once first. It also returns how many it has asked about one by one.
+func (s *scan) used(ctx context.Context, names []string) (counts []int64, checks int, err error) {
+	if len(names) == 0 {
+		return nil, 0, nil
+	}
+	counts = make([]int64, len(names))
+	keys := make([]string, 0, 2*len(names))
+	for _, name := range names {
+		lock, err := protocol.NewKeys(s.prefix, name)
+		if err != nil {
+			return nil, 0, err
+		}
+		keys = append(keys, lock.Lock, lock.Queue())
+	}
+	if !s.apart {
+		n, err := s.node.Exists(ctx, keys...).Result()
+		if unanswered(err) || err == nil && n == 0 {
+			return counts, 0, err
+		}
+		s.apart = err != nil // the keys are in several slots of a node that has all of them
+	}
+	var answers []*redis.IntCmd
+	_, err = s.node.Pipelined(ctx, func(p redis.Pipeliner) error {
+		for pair := range slices.Chunk(keys, 2) {
+			answers = append(answers, p.Exists(ctx, pair...))
+		}
+		return nil
+	})
+	if unanswered(err) {
+		return nil, 0, err
+	}
+	for i, answer := range answers {
+		if counts[i], err = answer.Result(); err != nil {
+			counts[i] = 1 // it is refused while the slot moves
+		}
+	}
+	return counts, len(names), nil
+}
+
+// unanswered reports whether a command failed without an answer of Redis.
+func unanswered(err error) bool { return err != nil && !errors.As(err, new(redis.Error)) }
 
 // lockOfMeta returns the lock whose last token a key holds: the key is <key>:{<key>}:meta, or
 // <key>::meta if the lock's key has a hash tag of its own.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,8 +22,10 @@ import (
 
 // What top asks Redis for one refresh is bounded, however many keys and locks there are.
 const (
-	topScans = 300 // calls of SCAN, so some 15 ms of the server's time in all
-	topLooks = 200 // locks, one script each
+	topScans  = 300  // calls of SCAN, and of EXISTS about all that one found: at most some 40 ms of the server's time
+	topChecks = 5000 // calls of EXISTS about one lock, to which the last page of names may add its own
+	topLooks  = 200  // locks, one script each
+	topAgain  = 100  // of these, those that are shown first, so that their rows stay
 )
 
 func topCommand(std streams) *cobra.Command {
@@ -32,9 +35,11 @@ func topCommand(std streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "top [PATTERN]",
 		Short: "Watch locks, owners, queues and waits",
-		Long: "Shows the locks that are held or waited for, those with the longest queues first, again and again until interrupted. WAIT is how " +
-			"long top has seen the longest of the waiting processes wait; Redis does not know when they came. Each refresh costs Redis a " +
-			"bounded number of small commands: with very many keys, new locks appear only after some refreshes.",
+		Long: fmt.Sprintf("Shows the locks that are held or waited for, those with the longest queues first, again and again until interrupted. WAIT is how "+
+			"long top has seen the longest of the waiting processes wait; Redis does not know when they came. Each refresh costs Redis a "+
+			"bounded number of small commands: with very many keys, new locks appear only after some refreshes. All rows are as of the last "+
+			"refresh: if more than %[1]d locks are in use, top looks at %[1]d of them, first at those with the longest queues, and only says "+
+			"how many more there are.", topLooks),
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) > 1 {
 				return usagef("top takes one pattern at most; put it in quotes")
@@ -93,7 +98,8 @@ func topCommand(std streams) *cobra.Command {
 
 var errEnough = errors.New("enough refreshes were shown")
 
-// top knows the locks it has found so far. Only one goroutine may use it.
+// top knows the locks it has found in use, and not those that only have a last token: a service may use
+// a new name for each request. Only one goroutine may use it.
 type top struct {
 	rdb     redis.UniversalClient
 	server  *redisserver.Server
@@ -101,15 +107,21 @@ type top struct {
 	pattern string
 	scan    *scan
 	locks   map[string]*watched
+	turn    int  // number of the refresh, from 1
+	began   int  // the refresh at which the walk over the keys began
 	walked  bool // all keys have been seen once
-	partial bool // there were more locks than are inspected for one refresh
+	partial bool // there are more locks than are looked at for one refresh
 }
 
-// watched is a lock as it was when top last looked at it.
+// watched is a lock as it was when top last looked at it. Its times are numbers of refreshes, 0 for never.
 type watched struct {
 	name    string
-	looked  time.Time
-	state   string // see lockState; or moves
+	found   int    // when it was taken up
+	seen    int    // when it was last found in use, or met by the walk although it is looked at each time
+	looked  int    // when it was last looked at
+	freed   int    // since when it has been neither held nor waited for
+	waited  bool   // the walk has met it with an owner and a queue since the last look
+	state   string // see lockState; or moves; empty before the first look
 	owner   string
 	left    time.Duration
 	since   time.Time // zero if it is not known
@@ -123,41 +135,17 @@ const moves = "slot moves"
 func newTop(rdb redis.UniversalClient, prefix, pattern string) *top {
 	return &top{
 		rdb: rdb, server: redisserver.New(rdb, prefix), prefix: prefix, pattern: pattern,
-		scan: newScan(prefix, pattern), locks: map[string]*watched{},
+		scan: newScan(prefix, pattern), locks: map[string]*watched{}, began: 1,
 	}
 }
 
 // refresh continues the walk over the keys and looks at the locks that it knows.
 func (t *top) refresh(ctx context.Context, now time.Time) error {
-	for range topScans {
-		if t.scan.over() {
-			t.scan, t.walked = newScan(t.prefix, t.pattern), true
-			break
-		}
-		names, err := t.scan.step(ctx, t.rdb)
-		if err != nil {
-			return err
-		}
-		for _, name := range names {
-			if t.locks[name] == nil {
-				t.locks[name] = &watched{name: name, state: "free"}
-			}
-		}
+	t.turn++
+	if err := t.find(ctx); err != nil {
+		return err
 	}
-	// Locks that were busy come first, then those that have not been looked at for the longest
-	// time.
-	all := make([]*watched, 0, len(t.locks))
-	for _, w := range t.locks {
-		all = append(all, w)
-	}
-	slices.SortFunc(all, func(a, b *watched) int {
-		if x, y := min(a.queue, 1), min(b.queue, 1); x != y {
-			return y - x
-		}
-		return cmp.Or(a.looked.Compare(b.looked), strings.Compare(a.name, b.name))
-	})
-	t.partial = len(all) > topLooks
-	for _, w := range all[:min(len(all), topLooks)] {
+	for _, w := range t.choose() {
 		keys, err := protocol.NewKeys(t.prefix, w.name)
 		if err != nil {
 			return err
@@ -165,26 +153,131 @@ func (t *top) refresh(ctx context.Context, now time.Time) error {
 		s, err := t.server.Inspect(ctx, &keys)
 		switch {
 		case err == nil:
-			w.look(&s, now)
+			w.look(&s, t.turn, now)
 		case isMoving(err):
-			*w = watched{name: w.name, looked: now, state: moves, owner: "-"}
-			continue
+			*w = watched{name: w.name, seen: t.turn, looked: t.turn, state: moves, owner: "-"}
 		case redisserver.Classify(err).Kind == protocol.OtherType:
 			delete(t.locks, w.name)
-			continue
 		default:
 			return err
-		}
-		if w.state == "free" && w.queue == 0 && s.Meta == "" {
-			delete(t.locks, w.name) // Redis has forgotten it
 		}
 	}
 	return nil
 }
 
+// find continues the walk over the keys, and takes up the locks that are in use.
+func (t *top) find(ctx context.Context) error {
+	checks := 0
+	for range topScans {
+		if t.scan.over() {
+			// The walk has met every lock that was in use all the time. Redis may have forgotten the
+			// others, unless they were in use at the last look, which may be that of the refresh before.
+			maps.DeleteFunc(t.locks, func(_ string, w *watched) bool { return w.seen < t.began-1 })
+			t.scan, t.began, t.walked = newScan(t.prefix, t.pattern), t.turn+1, true
+			return nil
+		}
+		if checks >= topChecks {
+			return nil
+		}
+		names, err := t.scan.step(ctx, t.rdb)
+		if err != nil {
+			return err
+		}
+		n, err := t.take(ctx, names)
+		if err != nil {
+			return err
+		}
+		checks += n
+	}
+	return nil
+}
+
+// take takes up the locks that the last step of the walk found, if they are in use, forgets the others,
+// and returns how many of them Redis was asked about one by one. It does not ask about locks that are
+// looked at for each refresh.
+func (t *top) take(ctx context.Context, names []string) (checks int, err error) {
+	var doubtful []string
+	for _, name := range names {
+		if w := t.locks[name]; w != nil && !t.partial {
+			w.seen = t.turn
+		} else {
+			doubtful = append(doubtful, name)
+		}
+	}
+	counts, checks, err := t.scan.used(ctx, doubtful)
+	if err != nil {
+		return 0, err
+	}
+	for i, name := range doubtful {
+		if counts[i] == 0 {
+			delete(t.locks, name)
+			continue
+		}
+		w := t.locks[name]
+		if w == nil {
+			w = &watched{name: name, found: t.turn}
+			t.locks[name] = w
+		}
+		w.seen, w.waited = t.turn, counts[i] == 2
+	}
+	return checks, nil
+}
+
+// choose returns the locks to look at. The first are those that were shown first. The others are shared
+// out so that neither many new locks nor many old ones keep the rest from a look. It forgets free locks
+// if there are too many to look at all; before that, they may be in use again.
+func (t *top) choose() []*watched {
+	var known, found []*watched
+	for _, w := range t.locks {
+		if w.looked == 0 {
+			found = append(found, w)
+		} else {
+			known = append(known, w)
+		}
+	}
+	slices.SortFunc(known, byRank)
+	for n := len(known) - 1; n >= 0 && known[n].freed > 0 && len(t.locks) > topLooks; n-- {
+		delete(t.locks, known[n].name)
+		known = known[:n]
+	}
+	t.partial = len(t.locks) > topLooks
+	again := min(len(known), topAgain)
+	old, room := known[again:], topLooks-again
+	slices.SortFunc(old, byTurn)
+	slices.SortFunc(found, byTurn)
+	found = found[:min(len(found), max(room/2, room-len(old)))]
+	old = old[:min(len(old), room-len(found))]
+	return slices.Concat(known[:again], found, old)
+}
+
+// byTurn orders locks that have to wait for a look: those with a queue come first, because they may belong
+// at the top of the rows.
+func byTurn(a, b *watched) int {
+	if a.waited != b.waited {
+		return map[bool]int{true: -1, false: 1}[a.waited]
+	}
+	return cmp.Or(a.looked-b.looked, a.found-b.found, strings.Compare(a.name, b.name))
+}
+
+// byRank orders locks as they are shown: those that cannot be read come behind those that are busy, and
+// the free ones last, those that were busy most recently first.
+func byRank(a, b *watched) int {
+	return cmp.Or(a.class()-b.class(), b.queue-a.queue, b.freed-a.freed, strings.Compare(a.name, b.name))
+}
+
+func (w *watched) class() int {
+	switch {
+	case w.freed > 0:
+		return 2
+	case w.state == moves:
+		return 1
+	}
+	return 0
+}
+
 // look takes over what Redis says, none of which is assumed to be well-formed.
-func (w *watched) look(s *protocol.Snapshot, now time.Time) {
-	w.looked, w.left, w.queue, w.since = now, s.Left, s.Length, time.Time{}
+func (w *watched) look(s *protocol.Snapshot, turn int, now time.Time) {
+	w.looked, w.waited, w.left, w.queue, w.since = turn, false, s.Left, s.Length, time.Time{}
 	var info leased.Info
 	id, err := protocol.ParseID(s.Value)
 	switch {
@@ -202,6 +295,12 @@ func (w *watched) look(s *protocol.Snapshot, now time.Time) {
 		_, w.since = protocol.ParseMeta(s.Meta)
 	}
 	w.state, w.owner = lockState(info), ownersName(info.Owners)
+	switch {
+	case w.state != "free" || w.queue > 0:
+		w.seen, w.freed = turn, 0
+	case w.freed == 0:
+		w.freed = turn
+	}
 	waiting := make(map[string]time.Time, len(s.Queue))
 	for _, id := range s.Queue {
 		waiting[id] = now
@@ -231,35 +330,34 @@ var topColumns = []column{
 	{title: "LEFT", right: true},
 }
 
-// show prints what was found, with at most most rows, or with all rows if most is 0.
+// show prints what this refresh has found, with at most most rows, or with all rows if most is 0.
 func (t *top) show(out io.Writer, now time.Time, most int) {
 	var busy []*watched
-	waiting, moving := 0, 0
+	waiting, moving, others := 0, 0, 0
 	for _, w := range t.locks {
-		if w.state != "free" || w.queue > 0 {
-			busy = append(busy, w)
-			waiting += w.queue
-		}
-		if w.state == moves {
+		switch {
+		case w.looked < t.turn:
+			others++ // it may be free by now
+			continue
+		case w.freed > 0:
+			continue
+		case w.state == moves:
 			moving++
 		}
+		busy = append(busy, w)
+		waiting += w.queue
 	}
-	slices.SortFunc(busy, func(a, b *watched) int {
-		if a.state != b.state && (a.state == moves || b.state == moves) { // those that can be read come first
-			return map[bool]int{true: 1, false: -1}[a.state == moves]
-		}
-		return cmp.Or(b.queue-a.queue, strings.Compare(a.name, b.name))
-	})
+	slices.SortFunc(busy, byRank)
 	width := widthOf(out)
 	summary := fmt.Sprintf("%s held or waited for, %s waiting", count(len(busy)-moving, "lock", "locks"), count(waiting, "process", "processes"))
 	if moving > 0 {
 		summary += fmt.Sprintf("; %s cannot be read while the Cluster moves the slot", count(moving, "lock", "locks"))
 	}
-	switch {
-	case !t.walked:
+	if others > 0 {
+		summary += fmt.Sprintf("; %d more were not looked at for this refresh", others)
+	}
+	if !t.walked {
 		summary += "; still looking for more"
-	case t.partial:
-		summary += fmt.Sprintf("; %d are looked at for each refresh", topLooks)
 	}
 	hang(out, "", summary, width)
 	if most > 0 && len(busy) > most {
