@@ -361,7 +361,7 @@ type sluggish struct {
 
 func (c *sluggish) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
-	time.Sleep(time.Duration(c.delay.Load()))
+	time.Sleep(time.Duration(c.delay.Load())) // of virtual time: the server is slow
 	return n, err
 }
 
