@@ -268,9 +268,9 @@ func TestADowngradeWhoseReplyIsLostIsRepeated(t *testing.T) {
 	onBoth(t, func(t *testing.T, s place) {
 		wire := s.proxy(t)
 		c := clientOn(t, s, s.connect(t, func(o *redis.Options) { o.Addr = wire.Addr }))
+		warm(t, s, c) // otherwise the reply NOSCRIPT would be lost, or that to the greeting of another connection
 		l := take(t, c.RWMutex("x").LockContext)
 		was, look := l.Token(), newClient(t, s)
-		warm(t, s, look) // otherwise the reply NOSCRIPT would be lost
 		wire.DropReplies()
 		done := make(chan error, 1)
 		go func() { done <- l.Downgrade(context.Background()) }() // ended by its answer, waited for through done
