@@ -18,16 +18,15 @@ import (
 // waits for its whole time, and only then is the connection discarded: with dozens in the pool, leases
 // end before the last one has gone.
 //
-// So after a command that had no answer in time, a PING is sent on the connection that the next command
-// would take. If that has no answer either, but one on a connection made for it has, more are sent, on
-// more and more connections at once, for as long as some have no answer. go-redis discards those.
+// So after a command that had no answer in time, PINGs are sent on a new connection. If they have answers, one
+// is sent on the connection that the next command would take. If that has none, more are sent, on more and
+// more connections at once, for as long as some have no answer. go-redis discards those, so a server that is
+// slow, or far away, has twice the time that it took on the new connection.
 
 const (
-	// sampleSilence is how long the connection that the next command would take may take to answer.
+	// The least times for the answer on the connection that the next command would take, and on the others.
 	sampleSilence = 500 * time.Millisecond
-	// leastSilence is how long the others may take at least, if twice what the server took on a new connection
-	// is less.
-	leastSilence = 250 * time.Millisecond
+	leastSilence  = 250 * time.Millisecond
 	// The first batch is one PING, because a server that was frozen answers by then. Each further one is
 	// larger by this factor, up to a bound.
 	batchGrowth = 4
@@ -117,19 +116,24 @@ func (s *Server) dropSilentOf(ctx context.Context, rdb redis.UniversalClient) (s
 		c.Options().ContextTimeoutEnabled, c.Options().Limiter = true, nil // it has its own copy
 		return c
 	}
+	took, asked := time.Duration(0), false
 	for _, pipelines := range []bool{false, true} {
 		if unused(rdb, pipelines) == 0 {
 			continue // the next command has a new connection
 		}
-		if !readTooLong(s.ping(ctx, clone(sampleSilence), pipelines, sampleSilence)) {
+		if !asked {
+			asked = true
+			s.sent.Add(2)
+			var answers bool
+			if took, answers = answersAnew(ctx, node.Options()); !answers {
+				return 0
+			}
+		}
+		limit := max(2*took, sampleSilence)
+		if !readTooLong(s.ping(ctx, clone(limit), pipelines, limit)) {
 			continue
 		}
-		s.sent.Add(2)
-		took, ok := answersAnew(ctx, node.Options())
-		if !ok {
-			return silent
-		}
-		limit := max(2*took, leastSilence)
+		limit = max(2*took, leastSilence)
 		silent += s.pingIdle(ctx, clone(limit), pipelines, limit)
 	}
 	return silent
