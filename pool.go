@@ -3,6 +3,7 @@ package leased
 import (
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/leasedmutex/leased/internal/redisserver"
@@ -15,6 +16,8 @@ import (
 type poolCheck struct {
 	client *Client
 	server *redisserver.Server
+
+	roundTrip atomic.Int64 // how long the last renewals that were answered took, in ns
 
 	mu      sync.Mutex // guards what follows; only group.mu is locked under it
 	running bool

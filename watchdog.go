@@ -382,13 +382,17 @@ func (c *Client) sendRenewals(ctx context.Context, batch []protocol.Renewal) (to
 	defer c.recoverPanic("a hook of the Redis client")
 	if c.pool != nil {
 		key := batch[0].Keys.Lock
-		overdue := time.AfterFunc(renewalPatience(batch), func() { c.pool.hadNoAnswer(key) })
+		patience := max(renewalPatience(batch), time.Duration(2*c.pool.roundTrip.Load()))
+		overdue := time.AfterFunc(patience, func() { c.pool.hadNoAnswer(key) })
 		defer overdue.Stop()
 	}
-	began := c.metrics.startTiming(ctx)
+	sent, began := time.Now(), c.metrics.startTiming(ctx)
 	c.server.Renew(ctx, batch)
 	took = began.elapsed()
 	returned = true
+	if c.pool != nil && batch[0].Err == nil {
+		c.pool.roundTrip.Store(int64(time.Since(sent)))
+	}
 	return took
 }
 
@@ -397,8 +401,8 @@ const (
 	mostRenewalPatience  = 500 * time.Millisecond
 )
 
-// renewalPatience is how long a batch waits for its answer before the connections to Redis are looked at. Until
-// CommandTimeout and for a second one, a lease of a few seconds could not wait.
+// renewalPatience is how long a batch waits for its answer, at least, before the connections to Redis are looked
+// at. Until CommandTimeout and for a second one, a lease of a few seconds could not wait.
 func renewalPatience(batch []protocol.Renewal) time.Duration {
 	patience := mostRenewalPatience
 	for i := range batch {

@@ -748,7 +748,7 @@ var mutants = []mutant{
 	{"a pool is looked at after each command without answer", "pool.go", "max(poolCheckGathers, poolCheckEvery-time.Since(p.looked))", "poolCheckGathers", "TestVirtualAServerThatWasFrozen"},
 	{"a command without answer is forgotten while a pool is looked at", "pool.go", "	p.running = len(p.keys) > 0\n", "	p.running, p.keys = false, nil\n", "ToAllMasters"},
 	{"a quorum: silent connections to a server are not dropped", "internal/quorum/member.go", "		m.srv.DropSilent(m.owner.base) // it may not be the server that is silent, but its connections\n", "", "TestSilentConnectionsToServersOfAQuorum"},
-	{"the pool is looked at only once a renewal has had its whole time", "watchdog.go", "time.AfterFunc(renewalPatience(batch), ", "time.AfterFunc(time.Hour, ", "CostNoShortLease"},
+	{"the pool is looked at only once a renewal has had its whole time", "watchdog.go", "time.AfterFunc(patience, ", "time.AfterFunc(time.Hour+patience, ", "CostNoShortLease"},
 	{"a release in doubt is none that tells the last token", "internal/redisserver/server.go", "		if c.Proof != 0 {\n", "		if false {\n", "TestAReleaseInDoubt|TestAnUnlockIsNilThough"},
 	{"a release in doubt is always proved", "internal/redisserver/server.go", "Proved: r.Token == c.Proof,", "Proved: true,", "TestAReleaseInDoubt"},
 	{"a release in doubt gives back what is not ours", "internal/redisserver/server.go", "	case !r.Owned:\n		return protocol.Answer{Outcome: protocol.NotOurs}, nil\n	}\n	handed", "	}\n	handed", "TestAReleaseInDoubt"},
