@@ -266,11 +266,11 @@
 //
 // If the server, or a proxy in front of it, refuses SUBSCRIBE or PUBLISH for whatever
 // reason, or if attempts to subscribe have failed for 4 s, as at a server that has reached
-// its maxclients, or none has lasted, waiters poll, first after 50 ms, then at longer and longer intervals, up
-// to 3 s or a third of the TTL, whichever is less. Such a process delays the others, too:
-// when the lock is handed to it, it finds out by polling. While a foreign client owns the
-// lock, the first waiter in the queue polls; for each new foreign owner, polling starts at
-// 50 ms again, if its value is another one.
+// its maxclients, or no subscription has lasted, waiters poll, first after 50 ms, then at
+// longer and longer intervals, up to 3 s or a third of the TTL, whichever is less. Such a
+// process delays the others, too: when the lock is handed to it, it finds out by polling.
+// While a foreign client owns the lock, the first waiter in the queue polls; for each new
+// foreign owner, polling starts at 50 ms again, if its value is another one.
 //
 // If TryLock or TryLockContext finds an owner that may be keeping the lock idle (see
 // [WithIdleHold]), it asks for the lock and waits at most 50 ms, and up to 50 ms more if the

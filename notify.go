@@ -108,7 +108,8 @@ func (in *inbox) published(receivers int) {
 }
 
 // askAgain asks the server that has the lock once more whether scripts may publish, if they may not, and at most
-// every 20 s: a client for whose locks nobody waits sends no other command that would tell.
+// every 20 s: a client for whose locks nobody waits sends no other command that would tell. Its goroutine is owned
+// by the client, ended by the answer or the command's timeout, and waited for by Shutdown.
 func (in *inbox) askAgain(k *protocol.Keys) {
 	if !in.denied.Load() {
 		return

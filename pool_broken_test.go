@@ -353,6 +353,34 @@ func shortLeases(t *testing.T, s place) {
 	}
 }
 
+// Renewals that were slow had more patience with the next ones than a command has time. These are looked after
+// once they have had it.
+func TestVirtualSilentIdleConnectionsCostNoLeaseAfterASlowRenewal(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		if s.members != nil {
+			t.Skip("a quorum decides without a server that is slow")
+		}
+		const idle, ttl = 60, 30 * time.Second
+		var delay atomic.Int64
+		var way forgetful
+		rdb := s.connect(t, way.change, func(o *redis.Options) {
+			o.PoolSize = idle + 10
+			wrapConns(o, func(conn net.Conn) net.Conn { return &sluggish{faraway{Conn: conn}, &delay} })
+		})
+		c := clientOn(t, s, rdb, leased.WithTTL(ttl))
+		held := lock(t, c.Mutex("held"))
+		fillPool(t, rdb, idle)
+		time.Sleep(ttl / 2)
+		delay.Store(int64(1500 * time.Millisecond))
+		time.Sleep(ttl / 3)
+		delay.Store(0)
+		time.Sleep(2 * time.Second)
+		way.times.Add(1)
+		time.Sleep(2 * ttl)
+		unlock(t, held)
+	})
+}
+
 // sluggish is a connection to a server that answers with a delay, which a test can change.
 type sluggish struct {
 	faraway

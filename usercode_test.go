@@ -266,6 +266,16 @@ func TestShutdownEndsWithItsContextWhateverBlocksAndSaysWhat(t *testing.T) {
 	}
 }
 
+// losesOne has a lease of c evicted, and unlocks it.
+func losesOne(t *testing.T, c *leased.Client) {
+	t.Helper()
+	l := lock(t, c.Mutex("x"))
+	time.Sleep(time.Second) // until the client hears messages
+	must(t, c.ForceUnlock(context.Background(), "x"))
+	<-l.Context().Done()
+	isAll(t, l.Unlock(), leased.ErrLeaseLost)
+}
+
 // However little time there is, a handler has 100 ms.
 func TestShutdownWaitsATenthOfASecondForTheLossHandler(t *testing.T) {
 	for takes, waited := range map[time.Duration]bool{95 * time.Millisecond: true, 105 * time.Millisecond: false} {
@@ -278,11 +288,7 @@ func TestShutdownWaitsATenthOfASecondForTheLossHandler(t *testing.T) {
 					time.Sleep(takes)
 				}))
 				must(t, err)
-				l := lock(t, c.Mutex("x"))
-				time.Sleep(time.Second) // until the client hears messages
-				must(t, c.ForceUnlock(context.Background(), "x"))
-				<-l.Context().Done()
-				isAll(t, l.Unlock(), leased.ErrLeaseLost)
+				losesOne(t, c)
 				<-called
 				over, cancel := context.WithCancel(context.Background())
 				cancel()
@@ -315,12 +321,8 @@ func TestShutdownReturnsWithinAFifthOfASecondOfItsContext(t *testing.T) {
 					<-freed
 				}))
 				must(t, err)
-				l := lock(t, c.Mutex("x"))
 				kept := lock(t, c.Mutex("y"))
-				time.Sleep(time.Second) // until the client hears messages
-				must(t, c.ForceUnlock(context.Background(), "x"))
-				<-l.Context().Done()
-				isAll(t, l.Unlock(), leased.ErrLeaseLost)
+				losesOne(t, c)
 				<-called
 				ctx, cancel := context.WithTimeout(context.Background(), after)
 				defer cancel()

@@ -375,6 +375,7 @@ func (s *Server) inTime(ctx context.Context, n int, call func(i int) onceCmd) []
 	if s.metStale(cmds[0].Err()) && s.answers(ctx, cmds[0].Args(), cmds[0].Err()) {
 		send()
 	}
+	s.hadNoAnswer(cmds[0].Args(), cmds[0].Err())
 	return cmds
 }
 

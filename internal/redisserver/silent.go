@@ -116,18 +116,17 @@ func (s *Server) dropSilentOf(ctx context.Context, rdb redis.UniversalClient) (s
 		c.Options().ContextTimeoutEnabled, c.Options().Limiter = true, nil // it has its own copy
 		return c
 	}
-	took, asked := time.Duration(0), false
+	if unused(rdb, false)+unused(rdb, true) == 0 {
+		return 0 // the next command has a new connection
+	}
+	s.sent.Add(2)
+	took, answers := answersAnew(ctx, node.Options())
+	if !answers {
+		return 0
+	}
 	for _, pipelines := range []bool{false, true} {
 		if unused(rdb, pipelines) == 0 {
-			continue // the next command has a new connection
-		}
-		if !asked {
-			asked = true
-			s.sent.Add(2)
-			var answers bool
-			if took, answers = answersAnew(ctx, node.Options()); !answers {
-				return 0
-			}
+			continue
 		}
 		limit := max(2*took, sampleSilence)
 		if !readTooLong(s.ping(ctx, clone(limit), pipelines, limit)) {
