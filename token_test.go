@@ -94,6 +94,26 @@ func TestTokensGrowAcrossAFlush(t *testing.T) {
 	})
 }
 
+// Nor does a reader that joins a grant which was lost unnoticed have a token above that of the writer in between: a
+// resource that has stored that one refuses it.
+func TestAReaderThatJoinsALostGrantHasASmallerTokenThanTheWriterInBetween(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		readers, other := newClient(t, s), newClient(t, s)
+		warm(t, s, readers, other)
+		first := take(t, readers.RWMutex("x").RLockContext)
+		time.Sleep(time.Second)
+		s.forget(t)
+		writer := lock(t, other.Mutex("x"))
+		unlock(t, writer)
+		joined := take(t, readers.RWMutex("x").RLockContext)
+		if joined.Token() >= writer.Token() {
+			t.Errorf("a reader's token %d after a writer's %d", joined.Token(), writer.Token())
+		}
+		must(t, first.Unlock()) // Redis is not asked, because another reader goes on
+		isAll(t, joined.Unlock(), leased.ErrLeaseLost)
+	})
+}
+
 func TestTokensGrowAcrossTheExpiryOfAllKeys(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		var k tokens
