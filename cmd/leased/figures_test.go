@@ -75,6 +75,25 @@ func TestRunTakesLengthsUpToTheBoundsOfThePage(t *testing.T) {
 	}
 }
 
+func TestListAsksOneByOneOnlyAboutLocksInUse(t *testing.T) {
+	rdb := redistest.Server(t).Client()
+	remember(t, rdb, "request:%d", 20_000)
+	take(t, rdb, "", "a", "b", "c")
+	rdb.ConfigResetStat(t.Context())
+	got := invoke(t, "ls", "--redis", rdb.Options().Addr)
+	if got.status != 0 || strings.Join(names(got.out), " ") != "a b c" {
+		t.Errorf("%+v", got)
+	}
+	scans, _ := commandStats(t, rdb, "scan")
+	checks, _ := commandStats(t, rdb, "exists")
+	looks, _ := commandStats(t, rdb, "eval")
+	again, _ := commandStats(t, rdb, "evalsha")
+	// Where the locks are held that a call of SCAN found, an EXISTS for each of the call's follows.
+	if checks > scans+3*2*scanCount || looks+again > 4 {
+		t.Errorf("%d calls of SCAN, %d of EXISTS, %d of scripts", scans, checks, looks+again)
+	}
+}
+
 func TestTopSendsNoMoreForAPictureThanThePageSays(t *testing.T) {
 	for _, held := range []bool{false, true} {
 		rdb := redistest.Server(t).Client()

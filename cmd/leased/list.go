@@ -97,22 +97,28 @@ func list(ctx context.Context, std streams, o *listOptions) error {
 		return err
 	}
 	seen := map[string]bool{}
-	var trouble error
-	err = scanLocks(ctx, rdb, o.at.prefix, o.pattern, func(name string) bool {
-		if seen[name] { // SCAN may return a key twice
-			return true
+	for s := newScan(o.at.prefix, o.pattern); !s.over() && !more && len(moving) <= o.limit; {
+		names, err := s.step(ctx, rdb)
+		if err == nil && !o.all {
+			names, err = s.inUse(ctx, names)
 		}
-		seen[name] = true
-		if batch = append(batch, name); len(batch) == 64 {
-			trouble = flush()
+		if err != nil {
+			return inPlainWords(err)
+		}
+		for _, name := range names {
+			if !seen[name] { // SCAN may return a key twice
+				seen[name] = true
+				batch = append(batch, name)
+			}
+		}
+		if len(batch) >= 64 {
+			if err := flush(); err != nil {
+				return inPlainWords(err)
+			}
 		}
 		more = len(infos) > o.limit
-		return trouble == nil && !more && len(moving) <= o.limit
-	})
-	if err = errors.Join(err, trouble); err == nil {
-		err = flush()
 	}
-	if err != nil {
+	if err := flush(); err != nil {
 		return inPlainWords(err)
 	}
 	slices.SortFunc(infos, func(a, b leased.Info) int { return strings.Compare(a.Name, b.Name) })
@@ -345,6 +351,22 @@ func (s *scan) used(ctx context.Context, names []string) (counts []int64, checks
 		}
 	}
 	return counts, len(names), nil
+}
+
+// inUse returns which of the locks that the last step found are held or waited for, as far as the node says.
+// Beside a service with a new lock name per request, nearly all are free.
+func (s *scan) inUse(ctx context.Context, names []string) ([]string, error) {
+	counts, _, err := s.used(ctx, names)
+	if err != nil {
+		return nil, err
+	}
+	found := names[:0]
+	for i, name := range names {
+		if counts[i] > 0 {
+			found = append(found, name)
+		}
+	}
+	return found, nil
 }
 
 // unanswered reports whether a command failed without an answer of Redis.
