@@ -133,11 +133,18 @@ func TestALaterVersionsMetaIsNotOverwritten(t *testing.T) {
 		ctx := context.Background()
 		_, _, _, meta := s.helperKeys("x")
 		s.rdb.Set(ctx, meta, "leased2:anything", time.Minute)
-		c := newClient(t, s)
+		var out logs
+		c := newClient(t, s, out.option())
 		short, cancel := context.WithTimeout(ctx, 30*time.Second)
 		defer cancel()
 		_, err := c.Mutex("x").LockContext(short)
 		isAll(t, err, leased.ErrNotAcquired, context.DeadlineExceeded)
+		if by := "a later version of leased"; !strings.Contains(err.Error(), by) {
+			t.Errorf("%v does not say that %s is in the way", err, by)
+		}
+		if n := out.count(slog.LevelWarn, "in use by a later version"); n != 1 {
+			t.Errorf("logged %d times", n)
+		}
 		if got := s.rdb.Get(ctx, meta).Val(); got != "leased2:anything" {
 			t.Errorf("it became %q", got)
 		}

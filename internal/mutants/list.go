@@ -138,7 +138,7 @@ var mutants = []mutant{
 	{"newcomers pass the queue", "internal/redisserver/scripts/acquire.lua", "if not token and free(mode) and head() == false then", "if not token and free(mode) then", simulation},
 	{"shortcut of acquire passes the queue", "internal/redisserver/scripts/acquire_fast.lua", "call('EXISTS', KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5])", "call('EXISTS', KEYS[1], KEYS[3], KEYS[5])", simulation},
 	{"a full server refuses a waiter's re-check (rule 12)", "internal/redisserver/scripts/common.lua", "  if not new then redis.call('ZREM', KEYS[2], '') end\n", "", "Full|Memory"},
-	{"a later format is overwritten", "internal/redisserver/scripts/common.lua", "  if meta_is_newer then return false end", "", "Format|Later"},
+	{"a later format is overwritten", "internal/redisserver/scripts/common.lua", "  if newer_meta then return false end", "", "Format|Later"},
 	{"a downgrade clears the writer before the reader stands", "internal/redisserver/scripts/downgrade.lua", "redis.call('PEXPIRE', KEYS[1], int(ttl))", "clear_owner(old, mode)", "ThatAnACLStops"},
 	{"a downgrade forgets the last token", "internal/redisserver/scripts/downgrade.lua", "  adopt_token(ARGV[4], ttl, old)\n", "", "FullServer|Version1"},
 	{"a downgrade leaves the readers behind it waiting", "internal/redisserver/scripts/downgrade.lua", "  grant_next(nil)\n", "", "Downgrade|Version1"},
@@ -171,7 +171,10 @@ var mutants = []mutant{
 	{"readers whose leases end together are passed over", "internal/redisserver/scripts/common.lua", "      for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], ends, ends)) do ids[#ids + 1] = id end\n", "", "EndTogether"},
 	{"readers are told by rank, though those told leave", "internal/redisserver/scripts/common.lua", "redis.call('ZRANGEBYSCORE', KEYS[3], '(' .. int(math.max(after or 0, now)), '+inf', 'LIMIT', 0, 100)", "redis.call('ZRANGE', KEYS[3], (after or 0) > 0 and 100 or 0, (after or 0) > 0 and 199 or 99)", "AllReadersAreTold"},
 	{"the rest of the evicted is not told", "internal/redisserver/server.go", "for rest := evicted[notified:];", "for rest := evicted[notified:notified];", "ManyEvicted"},
-	{"a downgrade overwrites a later format's meta", "internal/redisserver/scripts/common.lua", "  if meta_is_newer then return end\n", "", "LaterFormat"},
+	{"what a later format remembers is not said to block", "internal/redisserver/scripts/common.lua", "blocker or newer_meta or redis.call", "blocker or redis.call", "LaterFormat|LaterVersionsMeta"},
+	{"a large foreign value is sent whole", "internal/redisserver/scripts/common.lua", "string.sub(blocker, 1, 300)", "blocker", "LargeForeignValue"},
+	{"a foreign value is cut to what may be an id", "internal/redisserver/scripts/common.lua", "string.sub(blocker, 1, 300)", "string.sub(blocker, 1, 256)", "LargeForeignValue"},
+	{"a downgrade overwrites a later format's meta", "internal/redisserver/scripts/common.lua", "  if newer_meta then return end\n", "", "LaterFormat"},
 	{"an expiry beyond all time overflows", "internal/redisserver/reply.go", "max(-century, min(ms, century))", "ms", "AReadersExpiryCanBeAnything"},
 
 	// minimum holds

@@ -16,11 +16,11 @@ func TestALaterFormatIsWaitedBehindAndNeverOverwritten(t *testing.T) {
 	asks := func(t *testing.T, s *scene, what string, noNotify bool) {
 		t.Helper()
 		for _, m := range []protocol.Mode{protocol.Exclusive, protocol.Shared} {
-			if a := s.try(s.id("A", m, long)); a.Outcome != protocol.Refused || a.NoNotify != noNotify {
+			if a := s.try(s.id("A", m, long)); a.Outcome != protocol.Refused || a.NoNotify != noNotify || a.Blocker != newer {
 				t.Errorf("%s: %v: try says %+v", what, m, a)
 			}
 			id := s.id("A", m, long)
-			if a := s.acquire(id); a.Outcome != protocol.Enqueued || a.NoNotify != noNotify {
+			if a := s.acquire(id); a.Outcome != protocol.Enqueued || a.NoNotify != noNotify || a.Blocker != newer {
 				t.Errorf("%s: %v: acquire says %+v", what, m, a)
 			}
 			s.cancel(id, 0)
@@ -189,5 +189,23 @@ func TestAnIdWithTheIdleFlagIsOneOfOurs(t *testing.T) {
 			}
 		}
 		s.clear()
+	})
+}
+
+func TestOfALargeForeignValueOnlyTheBeginningIsSent(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		longest := s.id("A", protocol.Exclusive, long)
+		longest += strings.Repeat("x", 256-len(longest)) // nothing longer is an id
+		for value, sent := range map[string]string{
+			longest:                        longest,
+			longest + "x":                  longest + "x",
+			strings.Repeat("large", 1<<20): strings.Repeat("large", 60),
+		} {
+			s.raw("SET", s.keys.Lock, value, "PX", 60_000)
+			if a := s.waits(s.acquire(s.writer("B")), 0); a.Blocker != sent {
+				t.Errorf("of %d bytes %d were sent", len(value), len(a.Blocker))
+			}
+			s.clear()
+		}
 	})
 }

@@ -24,7 +24,7 @@ local value = redis.call('GET', KEYS[1])
 local t = redis.call('TIME') -- once: on Redis 7.0 the clock moves while a script runs
 local us = t[1] * 1000000 + t[2]
 local now = math.floor(us / 1000)
-local last, meta_is_newer = nil, false -- set by last_token; meta_is_newer: a later format wrote meta
+local last, newer_meta -- set by last_token; newer_meta: what is in meta, if a later format wrote it
 local span = '-' -- span of the lease that is given back, sent along with granted
 -- A call drops at most 500 dead entries or grants to 100 requests, so that it stays short.
 -- unfinished is 1 if the budget ran out before the work was done: the client must continue at once.
@@ -64,7 +64,7 @@ end
 local function last_token()
   if not last then
     local m = redis.call('GET', KEYS[5])
-    meta_is_newer = is_newer(m)
+    newer_meta = is_newer(m) and m
     local digits = m and string.match(m, '^leased1:(%d+):')
     last = digits and #digits <= 16 and tonumber(digits) or 0
     if last > 9007199254740000 then last = 0 end
@@ -77,7 +77,7 @@ end
 -- least. If the token is ahead of the clock, because the clock was set back, that time starts when
 -- the clock has reached the token.
 local function remember(ttl, drawn_by)
-  if meta_is_newer then return end
+  if newer_meta then return end
   local ahead = math.min(math.max(0, (last - us) / 1000), 1e12)
   redis.call('SET', KEYS[5], 'leased1:' .. int(last) .. ':' .. int(us) .. (drawn_by and ':' .. drawn_by or ''),
     'PX', int(ahead + math.max(600000, 4 * ttl)))
@@ -208,7 +208,7 @@ end
 local function free(mode)
   if value and value ~= MARK then return false end
   last_token()
-  if meta_is_newer then return false end
+  if newer_meta then return false end
   return mode == 'r' or live_readers() == 0
 end
 
@@ -463,14 +463,15 @@ end
 -- waiting_reply returns {QUEUED or REFUSED, last token, time, place, remaining ms of the
 -- owner's lease (-1 if it does not end, -2 if there is none), who blocks the request, 1 if the
 -- blocker will not notify us, echo, how many requests were made owner, unfinished, upto, old_gone}.
--- echo is that of granted_reply; upto is what notify_owners returned.
+-- echo is that of granted_reply; upto is what notify_owners returned. A foreign value may be as large as it
+-- likes; 300 bytes are more than an id has.
 local function waiting_reply(kind, place, echoed, upto)
   local blocker = value
   if blocker == MARK then blocker = redis.call('ZREVRANGE', KEYS[3], '0', '0')[1] end
-  blocker = blocker or redis.call('ZRANGE', KEYS[2], '0', '0')[1] or ''
   last_token()
-  local no_notify = (value and value ~= MARK and not parse_id(value) and not cooldown_of(value)) or is_newer(blocker) or meta_is_newer
-  return { kind, last, us, place, redis.call('PTTL', KEYS[1]), blocker, no_notify and 1 or 0,
+  blocker = blocker or newer_meta or redis.call('ZRANGE', KEYS[2], '0', '0')[1] or ''
+  local no_notify = (value and value ~= MARK and not parse_id(value) and not cooldown_of(value)) or is_newer(blocker) or newer_meta
+  return { kind, last, us, place, redis.call('PTTL', KEYS[1]), string.sub(blocker, 1, 300), no_notify and 1 or 0,
     denied and -2 or echoed, handed, unfinished, upto, old_gone }
 end
 
