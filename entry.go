@@ -1,6 +1,7 @@
 package leased
 
 import (
+	"fmt"
 	"log/slog"
 	"runtime/debug"
 	"sync"
@@ -440,7 +441,10 @@ func (c *Client) recoverPanic(what string) {
 	}
 }
 
-// logPanic is called where the stack still shows what panicked.
+// logPanic is called where the stack still shows what panicked. The value may name a command's keys.
 func (c *Client) logPanic(what string, with any) {
+	if c.opts.secretNames {
+		with = fmt.Sprintf("a value of type %T", with)
+	}
 	c.log.write(slog.LevelError, "panic", what+" panicked; locks go on", "panic", with, "stack", string(debug.Stack()))
 }

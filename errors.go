@@ -150,8 +150,11 @@ func (e *notAcquired) Error() string {
 	case e.unanswered():
 		b.WriteString(" (Redis had not answered)")
 	}
-	if e.lastErr != nil && !errors.Is(e.reason, e.lastErr) {
-		fmt.Fprintf(&b, " (last Redis error: %s)", bare(e.lastErr))
+	if e.lastErr != nil {
+		// The texts are compared, and not the errors: a hook's error may be of a type whose values cannot be.
+		if last := bare(e.lastErr); !strings.Contains(b.String(), last) {
+			fmt.Fprintf(&b, " (last Redis error: %s)", last)
+		}
 	}
 	return b.String()
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	sdk "go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/leasedmutex/leased"
 )
@@ -259,5 +260,32 @@ func TestTheHandlerOfTheRecipesUnlocksAlsoIfTheWorkPanics(t *testing.T) {
 		if second := answer(); first != 0 || second != http.StatusOK {
 			t.Errorf("status %d, then %d", first, second)
 		}
+	})
+}
+
+// detailed is an error that cannot be compared, although its type can.
+type detailed struct{ details any }
+
+func (e detailed) Error() string { return fmt.Sprint("refused: ", e.details) }
+
+func TestAnErrorThatCannotBeComparedIsToldOnce(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+		hook := &carelessHook{do: func(redis.Cmder) error { return detailed{[]string{"by the limiter"}} }}
+		s.hook(rdb, hook)
+		c := clientOn(t, s, rdb, leased.WithTracerProvider(sdk.NewTracerProvider()))
+		hook.on.Store(true)
+		_, err := c.Mutex("x").TryLockContext(context.Background())
+		if err == nil || strings.Count(err.Error(), "by the limiter") != 1 && s.members == nil {
+			t.Errorf("TryLockContext: %v", err)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		_, err = c.Mutex("x").LockContext(ctx)
+		isAll(t, err, leased.ErrNotAcquired, context.DeadlineExceeded)
+		if s.members == nil && strings.Count(err.Error(), "by the limiter") != 1 {
+			t.Errorf("LockContext: %v", err)
+		}
+		hook.on.Store(false)
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"weak"
 
 	"github.com/leasedmutex/leased/internal/race"
 )
@@ -62,6 +63,75 @@ func TestAHeldLockTakesLittleOfTheHeap(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Renewals that were due together must not keep their locks from being collected.
+func TestALockThatWasRenewedAndUnlockedIsNotKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := settled(t, onStub(t, 0, 0, WithTTL(3*time.Second)))
+		held, entries := make([]*Lease, 500), make([]weak.Pointer[entry], 500)
+		for i := range held {
+			var err error
+			if held[i], err = c.Mutex(fmt.Sprint(i)).LockContext(context.Background()); err != nil {
+				t.Fatal(err)
+			}
+			entries[i] = weak.Make(held[i].entry)
+		}
+		time.Sleep(2500 * time.Millisecond)
+		for _, l := range held {
+			if err := l.Unlock(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		held = nil
+		time.Sleep(time.Hour)
+		heapBytes()
+		kept := 0
+		for _, e := range entries {
+			if e.Value() != nil {
+				kept++
+			}
+		}
+		if kept > len(c.recent.places) {
+			t.Errorf("%d of %d are kept", kept, len(entries))
+		}
+	})
+}
+
+// A leader's lease may last for weeks.
+func TestContextsOfWithThatEndedByThemselvesAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := settled(t, onStub(t, 0, 0))
+		l, err := c.Mutex("x").LockContext(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		const used = 3 * leastSweep
+		var inUse []context.Context
+		for i := range 100 * leastSweep {
+			ctx, end := context.WithCancel(context.Background())
+			work, stop := l.With(ctx)
+			defer stop()
+			if i < used {
+				defer end()
+				inUse = append(inUse, work)
+				continue
+			}
+			end()
+		}
+		_, together := l.contexts()
+		if n := len(together.works); n < used || n > 2*used+leastSweep {
+			t.Errorf("%d contexts are kept", n)
+		}
+		if err := l.Unlock(); err != nil {
+			t.Error(err)
+		}
+		for i, work := range inUse {
+			if work.Err() == nil {
+				t.Fatalf("context %d has not ended with the lease", i)
+			}
+		}
+	})
 }
 
 // settled returns c, which is in a bubble, once its inbox is known not to be confirmed soon: no lock

@@ -2,6 +2,7 @@ package leased
 
 import (
 	"context"
+	"maps"
 	"sync"
 )
 
@@ -43,7 +44,7 @@ func (l *Lease) With(ctx context.Context) (context.Context, context.CancelFunc) 
 	}
 	work, cancel := context.WithCancelCause(parent)
 	_, together := l.contexts()
-	together.add(&cancel)
+	together.add(&cancel, work)
 	return leaseContext{work, l}, func() {
 		defer together.remove(&cancel) // also if a method of ctx panics
 		cancel(context.Canceled)
@@ -87,9 +88,12 @@ type leaseContexts struct {
 	own    context.Context
 	cancel context.CancelCauseFunc // of own
 
-	mu    sync.Mutex                            // also held while contexts end, which runs no code of users
-	works map[*context.CancelCauseFunc]struct{} // of With's contexts that are in use
+	mu    sync.Mutex                                   // also held while contexts end, which runs no code of users
+	works map[*context.CancelCauseFunc]context.Context // With's contexts that are in use
+	sweep int                                          // from how many works on those that have ended are looked for
 }
+
+const leastSweep = 64
 
 // end ends them all, for the given cause, own as the last one. If another goroutine does so already, end
 // waits for it. c may be nil.
@@ -106,8 +110,9 @@ func (c *leaseContexts) end(cause error) {
 	c.cancel(cause)
 }
 
-// add has a context end with the others, at once if they have ended.
-func (c *leaseContexts) add(cancel *context.CancelCauseFunc) {
+// add has a context end with the others, at once if they have ended. Those that ended by themselves, and whose
+// function nobody called, are forgotten when there are twice as many contexts as after the last time.
+func (c *leaseContexts) add(cancel *context.CancelCauseFunc, work context.Context) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.own.Err() != nil {
@@ -115,9 +120,13 @@ func (c *leaseContexts) add(cancel *context.CancelCauseFunc) {
 		return
 	}
 	if c.works == nil {
-		c.works = map[*context.CancelCauseFunc]struct{}{}
+		c.works, c.sweep = map[*context.CancelCauseFunc]context.Context{}, leastSweep
 	}
-	c.works[cancel] = struct{}{}
+	c.works[cancel] = work
+	if len(c.works) >= c.sweep {
+		maps.DeleteFunc(c.works, func(_ *context.CancelCauseFunc, work context.Context) bool { return work.Err() != nil })
+		c.sweep = max(leastSweep, 2*len(c.works))
+	}
 }
 
 // remove forgets a context that is no longer in use.

@@ -48,6 +48,50 @@ func TestWithoutLockNamesLogsOfAnUnconfirmedReleaseDoNotNameTheLock(t *testing.T
 	})
 }
 
+func TestWithoutLockNamesLogsOfAHookThatPanicsDoNotSayWhatWith(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var text bytes.Buffer
+		rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+		hook := &carelessHook{}
+		s.hook(rdb, hook)
+		c := clientOn(t, s, rdb, leased.WithoutLockNamesInLogs(), leased.WithLogger(slog.New(slog.NewTextHandler(&text, nil))))
+		l := lock(t, c.Mutex("secret-lock"))
+		hook.do = func(cmd redis.Cmder) error { panic(fmt.Sprint("no rule for ", cmd)) }
+		hook.on.Store(true)
+		time.Sleep(11 * time.Second) // a renewal
+		hook.on.Store(false)
+		unlock(t, l)
+		synctest.Wait()
+		if !strings.Contains(text.String(), "a value of type string") || strings.Contains(text.String(), "secret") {
+			t.Errorf("logged %q", text.String())
+		}
+	})
+}
+
+// carelessHook does what it likes instead of each command that has a script or is one of several.
+type carelessHook struct {
+	on atomic.Bool
+	do func(redis.Cmder) error
+}
+
+func (h *carelessHook) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (h *carelessHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if h.on.Load() && strings.HasPrefix(cmd.Name(), "eval") {
+			return h.do(cmd)
+		}
+		return next(ctx, cmd)
+	}
+}
+func (h *carelessHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if h.on.Load() {
+			return h.do(cmds[0])
+		}
+		return next(ctx, cmds)
+	}
+}
+
 var debugging = &slog.HandlerOptions{Level: slog.LevelDebug}
 
 func TestWithoutLockNamesLogsDoNotNameLocks(t *testing.T) {

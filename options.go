@@ -159,7 +159,9 @@ func WithLogger(logger *slog.Logger) Option {
 
 // WithoutLockNamesInLogs keeps the names of locks out of all log lines, in case the names
 // are secrets. Errors, spans and [LossEvent] still have them. The default is that lines
-// about a lock name it.
+// about a lock name it. Only code of yours can bring a name in: an error of a hook of the Redis client is
+// logged with its text, in which the name of the line's own lock is replaced, and so is what a loss handler
+// panics with. Of a hook that panics, only the type of the value is logged.
 func WithoutLockNamesInLogs() Option {
 	return clientOption(func(o *clientOptions) error {
 		o.secretNames = true

@@ -48,13 +48,14 @@ const (
 	eventSlow // the wait or hold has exceeded the user's threshold
 )
 
-// maxEvents bounds the events of a log that recur for as long as a lease lasts: errors, and callers
-// and processes that come and give up. All others are few.
+// maxEvents bounds the events of a log that recur for as long as a wait or a lease lasts: errors, requests
+// that are made anew because too few replicas confirm a grant, and callers and processes that come and give
+// up. All others are few.
 const maxEvents = 64
 
 // add appends n, unless the log is full and n is an event that recurs.
 func (e *EventLog) add(n Event) {
-	recurs := n.What == eventError || n.What == eventWantedHere || n.What == eventWanted
+	recurs := n.What == eventError || n.What == EventQueuedInRedis || n.What == eventWantedHere || n.What == eventWanted
 	if e != nil && (len(e.List) < maxEvents || !recurs) {
 		e.List = append(e.List, n)
 	}

@@ -171,6 +171,23 @@ func TestAQueuedRequestThatWasNotConfirmedGoesOnUnderAnotherID(t *testing.T) {
 	}
 }
 
+// Replicas may be missing for days, and each time another process may take the lock meanwhile.
+func TestARequestThatIsNotConfirmedAgainAndAgainHasFewEvents(t *testing.T) {
+	c := traced(writer(), 1)
+	h, _ := queueing(t, c)
+	for range 2 * maxEvents {
+		h.step(h.l.Subscribed)
+		h.sends(protocol.Acquire)
+		h.reply(protocol.Answer{}, errUnconfirmed, time.Second)
+		h.pass(time.Second)
+		h.sends(protocol.Acquire)
+		h.answer(h.queue())
+	}
+	if n := len(c.Events.List); n < 3 || n > maxEvents {
+		t.Errorf("%d events", n)
+	}
+}
+
 // Redis made the writer the owner, so it has forgotten our readers, whoever confirms that.
 func TestAPlaceThatWasNotConfirmedShowsThatTheReadersLostTheLock(t *testing.T) {
 	r, w := reader(), writer()
