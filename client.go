@@ -74,8 +74,11 @@ type Client struct {
 	slow     *slowWatch
 	group    group
 	stats    counters
-	signals  sync.Pool // see newSignal; not shared, because a channel belongs to one test's bubble
-	recent   recentLocks
+
+	renewalsAgain atomic.Bool // the last renewals met a node that named another one
+
+	signals sync.Pool // see newSignal; not shared, because a channel belongs to one test's bubble
+	recent  recentLocks
 
 	// unlocks counts the calls of Unlock that are waiting. Shutdown waits for them, even if
 	// their lock was already removed from the table and only a cancel is still to be confirmed.

@@ -122,6 +122,49 @@ func TestWhatOnlyAnOperatorCanMendIsReturnedAtOnceAndWaitedForByLock(t *testing.
 	}
 }
 
+// A script that lacks the right to one of its commands has carried out those before it.
+func TestWhatAScriptLeavesThatMayNotCallACommandIsCanceled(t *testing.T) {
+	t.Parallel()
+	for command, take := range map[string]func(*leased.Client) error{
+		"set": func(c *leased.Client) error {
+			_, err := c.RWMutex("x").TryRLockContext(context.Background())
+			return err
+		},
+		"zremrangebyscore": func(c *leased.Client) error {
+			_, err := c.RWMutex("x").RLockContext(context.Background())
+			return err
+		},
+		"pexpire": func(c *leased.Client) error { // it waits
+			_, err := c.Mutex("y").LockContext(context.Background())
+			return err
+		},
+	} {
+		t.Run(command, func(t *testing.T) {
+			t.Parallel()
+			s, acl, app := onAppServer(t)
+			other := lock(t, newClient(t, s).Mutex("y"))
+			c := clientOn(t, s, s.connect(t, app))
+			unlock(t, lock(t, c.Mutex("first"))) // it has subscribed
+			acl("-" + command)
+			err := take(c)
+			isAll(t, err, leased.ErrNotAcquired)
+			if !strings.Contains(err.Error(), "can't run this command") && !strings.Contains(err.Error(), "ACL failure in script") {
+				t.Fatal(err)
+			}
+			acl("+" + command)
+			eventually(t, "nothing of the request is left", func() bool {
+				return s.rdb.Exists(context.Background(), "p:x:{p:x}:readers", "p:y:{p:y}:queue").Val() == 0
+			})
+			if l, err := newClient(t, s).Mutex("x").TryLockContext(context.Background()); err != nil {
+				t.Error(err)
+			} else {
+				unlock(t, l)
+			}
+			unlock(t, other)
+		})
+	}
+}
+
 // every is a policy without growth.
 type every time.Duration
 

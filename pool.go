@@ -3,9 +3,9 @@ package leased
 import (
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
+	"github.com/leasedmutex/leased/internal/protocol"
 	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
@@ -17,7 +17,7 @@ type poolCheck struct {
 	client *Client
 	server *redisserver.Server
 
-	roundTrip atomic.Int64 // how long the last renewals that were answered took, in ns
+	roundTrip protocol.RoundTrip // of renewals
 
 	mu      sync.Mutex // guards what follows; only group.mu is locked under it
 	running bool

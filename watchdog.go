@@ -343,19 +343,25 @@ func (c *Client) noteRenewals(ctx context.Context, batch []protocol.Renewal, too
 	var failed *protocol.Failure
 	defer func() { c.metrics.recordCommand(ctx, commandRenew, took, failed) }()
 	var logged []failedCommand
+	again := false
 	for i := range batch {
 		if r := &batch[i]; r.Err != nil {
 			fail := redisserver.Classify(r.Err)
 			failed = fail
 			c.inbox.requireProbe(fail)
+			c.slotMap.commandFailed(fail)
+			again = again || fail.Again
+			if fail.Again && !c.renewalsAgain.Load() {
+				continue // it says nothing about the server; but it does if that goes on
+			}
 			c.downtime.commandFailed(fail, r.At, workKeeps)
 			c.outage.failed(fail, time.Now())
-			c.slotMap.commandFailed(fail)
 			if !c.cutShort(fail) {
 				logged = append(logged, failedCommand{r.Keys.Name(), fail})
 			}
 		}
 	}
+	c.renewalsAgain.Store(again)
 	if len(logged) > 0 {
 		c.log.commandsFailed(logged...)
 	}
@@ -383,7 +389,7 @@ func (c *Client) sendRenewals(ctx context.Context, batch []protocol.Renewal) (to
 	defer c.recoverPanic("a hook of the Redis client")
 	if c.pool != nil {
 		key := batch[0].Keys.Lock
-		patience := max(renewalPatience(batch), time.Duration(2*c.pool.roundTrip.Load()))
+		patience := max(renewalPatience(batch), 2*c.pool.roundTrip.Estimate())
 		overdue := time.AfterFunc(patience, func() { c.pool.hadNoAnswer(key) })
 		defer overdue.Stop()
 	}
@@ -392,7 +398,7 @@ func (c *Client) sendRenewals(ctx context.Context, batch []protocol.Renewal) (to
 	took = began.elapsed()
 	returned = true
 	if c.pool != nil && batch[0].Err == nil {
-		c.pool.roundTrip.Store(int64(time.Since(sent)))
+		c.pool.roundTrip.Took(time.Since(sent))
 	}
 	return took
 }

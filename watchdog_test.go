@@ -1,8 +1,11 @@
 package leased
 
 import (
+	"bytes"
 	"context"
+	"log/slog"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -323,4 +326,46 @@ func TestVirtualAnUrgentRenewalDoesNotWaitForOthers(t *testing.T) {
 		s.mu.Unlock()
 		mu.Unlock()
 	})
+}
+
+// moving is a server whose slots move: its renewals are refused until then.
+type moving struct {
+	stubServer
+	refused atomic.Int64
+}
+
+func (m *moving) Renew(ctx context.Context, batch []protocol.Renewal) {
+	if m.refused.Add(-1) < 0 {
+		m.stubServer.Renew(ctx, batch)
+		return
+	}
+	for i := range batch {
+		batch[i].Err = answer("MOVED 42 127.0.0.1:7000")
+	}
+}
+
+// With WithReplicas, renewals are sent to one node of a Cluster, and go-redis follows no redirection there.
+func TestVirtualARenewalThatMeetsAnotherNodeIsAnOutageOnlyIfThatGoesOn(t *testing.T) {
+	for refused, lines := range map[int64]int{1: 0, 2: 1} {
+		synctest.Test(t, func(t *testing.T) {
+			var out bytes.Buffer
+			c := onStub(t, 0, 0, WithTTL(time.Minute), WithLogger(slog.New(slog.NewTextHandler(&out, nil))))
+			m := &moving{stubServer: stubServer{client: c}}
+			c.server = m
+			l, err := c.Mutex("x").LockContext(context.Background())
+			if err != nil {
+				t.Fatal(err)
+			}
+			m.refused.Store(refused)
+			time.Sleep(5 * time.Minute)
+			if err := l.Unlock(); err != nil {
+				t.Error(err)
+			}
+			synctest.Wait()
+			began, ended := strings.Count(out.String(), "cannot run lock commands now"), strings.Count(out.String(), "Redis answers again")
+			if began != lines || ended != lines {
+				t.Errorf("refused %d times: %d lines of an outage, %d of its end: %s", refused, began, ended, out.String())
+			}
+		})
+	}
 }

@@ -64,6 +64,8 @@ func (l *Lock) acquiredInVain(c *protocol.Command, a protocol.Answer, fail *prot
 	switch {
 	case fail.MayRun() || fail != nil && fail.Unconfirmed:
 		l.cancelUnknown(c.ID, arrives(now, c.TTL), fx)
+	case fail != nil && fail.Partly:
+		l.cancelUnknown(c.ID, time.Time{}, fx)
 	case a.Outcome == protocol.Granted || a.Outcome == protocol.Enqueued:
 		l.cancelUnknown(c.ID, time.Time{}, fx)
 	}
@@ -197,7 +199,7 @@ func (l *Lock) acquireRefused(a protocol.Answer, sent bool, now time.Time, fx *E
 }
 
 // failed handles the failure of an acquire of t, or of the yield that t came from: the command
-// had no answer, or the server as a whole refused it.
+// had no answer, or the server refused it or a part of it.
 func (l *Lock) failed(t *ticket, fail *protocol.Failure, pause time.Duration, now time.Time, fx *Effects) {
 	if l.pending.stale && !fail.Unconfirmed { // else the news was about the grant that is given up
 		pause = 0
@@ -206,6 +208,8 @@ func (l *Lock) failed(t *ticket, fail *protocol.Failure, pause time.Duration, no
 	if fail.MayRun() {
 		t.sent = true
 		t.lateUntil = l.instant(arrives(now, t.req.TTL))
+	} else if fail.Partly {
+		t.sent = true
 	}
 	if head := l.waiting.first; head != nil {
 		head.Events.add(Event{At: now, What: eventError, Err: fail.Err})

@@ -429,6 +429,9 @@ func (r refusal) Error() string { return string(r) }
 // count them.
 var errUnconfirmed, errWaitRefused = errors.New("too few replicas"), errors.New("WAIT was refused")
 
+// The failure of a script that lacks the right to one of its commands.
+var errHalfRun = errors.New("the script was stopped half-way")
+
 // failureOf is what an error of these tests means for a lock.
 func failureOf(err error) *protocol.Failure {
 	var no refusal
@@ -439,6 +442,8 @@ func failureOf(err error) *protocol.Failure {
 		return &protocol.Failure{Err: err, Kind: protocol.RefusedNow, Unconfirmed: true}
 	case errors.Is(err, errWaitRefused):
 		return &protocol.Failure{Err: err, Kind: protocol.NeedsOperator, Unconfirmed: true}
+	case errors.Is(err, errHalfRun):
+		return &protocol.Failure{Err: err, Kind: protocol.NeedsOperator, Partly: true}
 	case !errors.As(err, &no):
 		return &protocol.Failure{Err: err, Kind: protocol.NoAnswer}
 	case strings.HasPrefix(string(no), "NOPERM"):

@@ -242,6 +242,40 @@ func TestAPlaceThatIsGoneAndWasNotConfirmedIsCanceled(t *testing.T) {
 	h.cancels(place)
 }
 
+func TestWhatAScriptHasDoneThatWasStoppedHalfWayIsCanceled(t *testing.T) {
+	t.Run("nobody waits on", func(t *testing.T) {
+		c := writer()
+		h := drive(t)
+		h.enter(c)
+		id := h.sends(protocol.Acquire).ID
+		h.reply(protocol.Answer{}, errHalfRun, time.Second)
+		h.turned(c, errHalfRun)
+		h.sendsNothing()
+		h.cancels(id)
+	})
+	t.Run("it was given up", func(t *testing.T) {
+		c := writer()
+		h := drive(t)
+		h.enter(c)
+		id := h.sends(protocol.Acquire).ID
+		h.abandon(c)
+		h.reply(protocol.Answer{}, errHalfRun, time.Second)
+		h.sendsNothing()
+		h.cancels(id)
+	})
+	t.Run("a place that is gone", func(t *testing.T) {
+		r, w := reader(), writer()
+		h := holding(t, r)
+		h.enter(w)
+		place := h.sends(protocol.Acquire).ID
+		h.hears(protocol.MessageRevoked, h.l.grant.req.ID, h.l.grant.token)
+		h.lost(r)
+		h.unwanted = nil
+		h.reply(protocol.Answer{}, errHalfRun, 0)
+		h.cancels(place)
+	})
+}
+
 func TestAReadersGrantThatIsExtendedGoesOn(t *testing.T) {
 	c := reader()
 	h, _ := overtaken(t, c)

@@ -29,6 +29,10 @@ type Failure struct {
 	// not be used again.
 	Unconfirmed bool
 
+	// Partly says that Redis refused a command inside the script, which may have carried out others before.
+	// What they left of the request has to be canceled.
+	Partly bool
+
 	// Moved says that a node of a Cluster has answered that it does not serve the slot.
 	Moved bool
 }
@@ -42,7 +46,7 @@ const (
 	NoAnswer      FailureKind = iota // the command may have run, or may still run
 	NeverSent                        // there was no connection to send it on
 	RefusedNow                       // Redis refused it and did nothing, and may accept it later
-	NeedsOperator                    // Redis refuses it, and does nothing, until an operator intervenes
+	NeedsOperator                    // Redis refuses it, and does nothing (but see Partly), until an operator intervenes
 	OtherType                        // like NeedsOperator, because a key of the lock holds another type of value
 	ClientClosed                     // the Redis client is closed, so no command can be sent any more
 	FailureKinds

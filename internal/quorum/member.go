@@ -25,8 +25,8 @@ type member struct {
 	place int // its index among the servers
 	inbox Inbox
 
-	roundTrip atomic.Int64 // how long the server takes to answer, in ns; 0 until it has answered
-	refuses   atomic.Bool  // whether it refused the last request that was new
+	roundTrip protocol.RoundTrip
+	refuses   atomic.Bool // whether it refused the last request that was new
 
 	mu       sync.Mutex // guards what follows; only the mutex of the client's goroutines is locked under it
 	away     bool
@@ -334,7 +334,7 @@ func (m *member) do(ctx context.Context, s *Send) Result {
 	res := Result{Fail: panicked}
 	defer func() {
 		if m.heardOf(res.Fail, sent); res.Fail == nil {
-			m.took(time.Since(sent))
+			m.roundTrip.Took(time.Since(sent))
 		}
 	}()
 	var err error
@@ -387,17 +387,6 @@ func (m *member) tookRequest(c *protocol.Command, r *Result) {
 	case r.Fail.Kind == protocol.RefusedNow || r.Fail.Kind == protocol.NeedsOperator:
 		m.refuses.Store(true)
 	}
-}
-
-// took notes how long a command took. A command is never faster than the distance allows, but much can slow
-// it down. So a shorter time counts fully, and a longer one only a little, in case the distance has
-// changed.
-func (m *member) took(d time.Duration) {
-	before := m.roundTrip.Load()
-	if late := int64(d) - before; before != 0 && late > 0 {
-		d = time.Duration(before + late/32)
-	}
-	m.roundTrip.Store(int64(d)) // if two commands end at once, one measurement is lost, which is harmless
 }
 
 // failed notes that commands failed, if they did: the inbox has to prove itself, and a refusal is reported,

@@ -87,7 +87,7 @@ func New(o Options) *Server {
 		Away:   func(i int) bool { return s.members[i].isAway() },
 		Why:    func(i int) error { return s.members[i].whyAway() },
 
-		RoundTrip: func(i int) time.Duration { return time.Duration(s.members[i].roundTrip.Load()) },
+		RoundTrip: func(i int) time.Duration { return s.members[i].roundTrip.Estimate() },
 	}
 	return s
 }

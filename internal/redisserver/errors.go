@@ -177,7 +177,7 @@ func classify(err error) *protocol.Failure {
 	case wrongType(err):
 		return &protocol.Failure{Err: err, Kind: protocol.OtherType}
 	case OnlyOperatorHelps(err):
-		return &protocol.Failure{Err: err, Kind: protocol.NeedsOperator}
+		return &protocol.Failure{Err: err, Kind: protocol.NeedsOperator, Partly: insideScript(err)}
 	case refused(err), errors.As(err, new(*tooFewReplicas)): // the latter of a renewal, which Redis has answered
 		return &protocol.Failure{Err: err, Kind: protocol.RefusedNow, Moved: elsewhere(err), Again: again}
 	case notSent(err) && !errors.As(err, new(errPoolExhausted)): // this one is a guess
@@ -211,15 +211,27 @@ func OnlyOperatorHelps(err error) bool {
 	for _, mark := range [...]string{
 		"NOAUTH", "WRONGPASS", "NOPERM", "WRONGTYPE", "unauthenticated",
 		"Operation against a key holding the wrong kind of value",
-		"can't run this command", "can't access at least one of the", // inside a script, up to Redis 7.0
-		"ACL failure in script", // from Redis 7.2 on, and Valkey
 		"running in protected mode",
 	} {
 		if strings.Contains(err.Error(), mark) {
 			return true
 		}
 	}
-	return errors.As(err, new(*LackingError))
+	return errors.As(err, new(*LackingError)) || insideScript(err)
+}
+
+// insideScript reports whether err says that the user lacks the right to a command that a script calls. What the
+// script has done before that stays done.
+func insideScript(err error) bool {
+	for _, mark := range [...]string{
+		"can't run this command", "can't access at least one of the", // up to Redis 7.0
+		"ACL failure in script", // from Redis 7.2 on, and Valkey
+	} {
+		if strings.Contains(err.Error(), mark) {
+			return true
+		}
+	}
+	return false
 }
 
 // wrongType reports whether err says that a key holds another type of value.

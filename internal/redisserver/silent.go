@@ -18,18 +18,18 @@ import (
 // waits for its whole time, and only then is the connection discarded: with dozens in the pool, leases
 // end before the last one has gone.
 //
-// So after a command that had no answer in time, PINGs are sent on a new connection. If they have answers, one
+// So after a command that had no answer in time, a PING is sent on a new connection. If it has an answer, one
 // is sent on the connection that the next command would take. If that has none, more are sent, on more and
 // more connections at once, for as long as some have no answer. go-redis discards those, so a server that is
-// slow, or far away, has twice the time that it took on the new connection.
+// slow, or far away, has twice the time that it took on the new connection. That is asked before each batch,
+// because the server may hang by then.
 
 const (
-	// The least times for the answer on the connection that the next command would take, and on the others.
-	sampleSilence = 500 * time.Millisecond
-	leastSilence  = 250 * time.Millisecond
-	// The first batch is one PING, because a server that was frozen answers by then. Each further one is
-	// larger by this factor, up to a bound.
-	batchGrowth = 4
+	leastSilence = 250 * time.Millisecond // the least time for an answer
+	// The first batch is one PING, on the connection that the next command would take. Each further one is
+	// larger by this factor, up to a bound, so that a few suffice for hundreds of connections: a lease of some
+	// seconds waits meanwhile.
+	batchGrowth = 8
 	mostPings   = 256
 	mostBatches = 12
 )
@@ -119,21 +119,14 @@ func (s *Server) dropSilentOf(ctx context.Context, rdb redis.UniversalClient) (s
 	if unused(rdb, false)+unused(rdb, true) == 0 {
 		return 0 // the next command has a new connection
 	}
-	s.sent.Add(2)
-	took, answers := answersAnew(ctx, node.Options())
-	if !answers {
+	fresh := dialFresh(node.Options())
+	defer fresh.close()
+	if !s.asks(ctx, fresh) {
 		return 0
 	}
+	fresh.took = 0 // it was dialed meanwhile
 	for _, pipelines := range []bool{false, true} {
-		if unused(rdb, pipelines) == 0 {
-			continue
-		}
-		limit := max(2*took, sampleSilence)
-		if !readTooLong(s.ping(ctx, clone(limit), pipelines, limit)) {
-			continue
-		}
-		limit = max(2*took, leastSilence)
-		silent += s.pingIdle(ctx, clone(limit), pipelines, limit)
+		silent += s.pingIdle(ctx, fresh, clone, func() int { return unused(rdb, pipelines) }, pipelines)
 	}
 	return silent
 }
@@ -145,30 +138,48 @@ func (s *Server) ping(ctx context.Context, rdb *redis.Client, pipelines bool, li
 	return s.sendOn(ctx, rdb, pipelines, "ping")
 }
 
-// answersAnew reports whether a server answers on a new connection, and how long it took to answer once the
-// connection was set up. That it asks for a password, or refuses the PING, is an answer. That it is at its
-// maxclients is none, because then the connections in the pool may be all there are.
-func answersAnew(ctx context.Context, o *redis.Options) (took time.Duration, answers bool) {
-	ctx, stop := bounded(ctx)
-	defer stop()
-	var made closer
-	defer made.close()
-	defer context.AfterFunc(ctx, made.close)() // go-redis would wait for the answer until the deadline
-	one := redis.NewClient(&redis.Options{
-		Network: o.Network, Addr: o.Addr, Dialer: made.dialer(o.Dialer), DialTimeout: o.DialTimeout, DialerRetries: 1, MaxRetries: -1,
+// freshConn is a new connection to a server, which is dialed for the first question.
+type freshConn struct {
+	rdb  *redis.Client
+	made closer
+	took time.Duration // how long the slowest answer took
+}
+
+func dialFresh(o *redis.Options) *freshConn {
+	f := &freshConn{}
+	f.rdb = redis.NewClient(&redis.Options{
+		// go-redis asks DNS which kind of address a host name is, for 2 s, and that of a client of Sentinel is none.
+		Addr:        "127.0.0.1:0",
+		Dialer:      f.made.dialer(func(ctx context.Context) (net.Conn, error) { return o.Dialer(ctx, o.Network, o.Addr) }),
+		DialTimeout: o.DialTimeout, DialerRetries: 1, MaxRetries: -1,
 		Protocol: 2, DisableIdentity: true, ContextTimeoutEnabled: true,
 		PoolSize: 2, // a pool that failed to dial as often as that goes on dialing
 	})
-	defer func() { _ = one.Close() }()
-	for range 2 { // the first one waits for the connection
-		began := time.Now()
-		err := one.Process(ctx, onceCmd{redis.NewCmd(ctx, "ping")})
-		if err != nil && !redis.HasErrorPrefix(err, "NOAUTH") && !redis.HasErrorPrefix(err, "NOPERM") {
-			return 0, false
-		}
-		took = time.Since(began)
-	}
-	return took, true
+	return f
+}
+
+// answers reports whether the server answers a PING. That it asks for a password, or refuses the PING, is an
+// answer. That it is at its maxclients is none, because then the connections in the pool may be all there are.
+// Once it has not answered, f is of no more use.
+func (f *freshConn) answers(ctx context.Context) bool {
+	ctx, stop := bounded(ctx)
+	defer stop()
+	defer context.AfterFunc(ctx, f.made.close)() // go-redis would wait for the answer until the deadline
+	began := time.Now()
+	err := f.rdb.Process(ctx, onceCmd{redis.NewCmd(ctx, "ping")})
+	f.took = max(f.took, time.Since(began))
+	return err == nil || redis.HasErrorPrefix(err, "NOAUTH") || redis.HasErrorPrefix(err, "NOPERM")
+}
+
+func (f *freshConn) close() {
+	f.made.close()
+	_ = f.rdb.Close()
+}
+
+// asks sends a PING on a new connection, and reports whether it has an answer.
+func (s *Server) asks(ctx context.Context, fresh *freshConn) bool {
+	s.sent.Add(1)
+	return fresh.answers(ctx)
 }
 
 // closer closes connections, also those that are made later. go-redis leaves one open whose greeting it does not
@@ -179,9 +190,9 @@ type closer struct {
 	conns  []net.Conn
 }
 
-func (c *closer) dialer(dial func(context.Context, string, string) (net.Conn, error)) func(context.Context, string, string) (net.Conn, error) {
-	return func(ctx context.Context, network, addr string) (net.Conn, error) {
-		conn, err := dial(ctx, network, addr)
+func (c *closer) dialer(dial func(context.Context) (net.Conn, error)) func(context.Context, string, string) (net.Conn, error) {
+	return func(ctx context.Context, _, _ string) (net.Conn, error) {
+		conn, err := dial(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -206,20 +217,30 @@ func (c *closer) close() {
 	}
 }
 
-// pingIdle sends PINGs on idle connections, in batches, until all of a batch are answered within the limit. It
-// returns how many were not.
-func (s *Server) pingIdle(ctx context.Context, rdb *redis.Client, pipelines bool, limit time.Duration) int {
+// pingIdle sends PINGs on idle connections, in batches, until all of a batch are answered, or the server does not
+// answer on the new connection either. clone returns a client of them with a ReadTimeout. It returns how many were
+// not answered, without the first batch.
+func (s *Server) pingIdle(ctx context.Context, fresh *freshConn, clone func(time.Duration) *redis.Client, idle func() int, pipelines bool) int {
 	var silent atomic.Int64
+	total := 0
 	for i, size := 0, 1; i < mostBatches; i, size = i+1, min(batchGrowth*size, mostPings) {
-		before := silent.Load()
-		inParallel(min(unused(rdb, pipelines), size), func(int) {
+		if idle() == 0 || !s.asks(ctx, fresh) {
+			break
+		}
+		limit := max(2*fresh.took, leastSilence)
+		rdb := clone(limit)
+		silent.Store(0)
+		inParallel(min(idle(), size), func(int) {
 			if readTooLong(s.ping(ctx, rdb, pipelines, limit)) {
 				silent.Add(1)
 			}
 		})
-		if silent.Load() == before || ctx.Err() != nil {
+		if silent.Load() == 0 || ctx.Err() != nil {
 			break
 		}
+		if i > 0 {
+			total += int(silent.Load())
+		}
 	}
-	return int(silent.Load())
+	return total
 }

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -30,47 +31,85 @@ func TestAServerAnswersAnewIfItTakesNewConnections(t *testing.T) {
 		"+PONG":                                                                false, // and no more
 		"":                                                                     false,
 	} {
-		ended := make(chan struct{})
-		o := &redis.Options{DialTimeout: time.Second, Dialer: func(context.Context, string, string) (net.Conn, error) {
-			ours, its := net.Pipe()
-			go func() { // ends with its connection
-				defer close(ended)
-				defer its.Close()
-				for p := make([]byte, 1000); ; {
-					n, err := its.Read(p)
-					if err != nil {
-						return
-					}
-					for cmd := range bytes.SplitSeq(p[:n], []byte("*")) {
-						switch {
-						case bytes.Contains(bytes.ToLower(cmd), []byte("hello")) && !strings.HasPrefix(reply, "HTTP"):
-							_, _ = its.Write([]byte("-ERR unknown command\r\n"))
-						case len(cmd) > 0:
-							_, _ = its.Write([]byte(reply))
-						}
-					}
-					if strings.Contains(reply, "max number") {
-						return
-					}
-				}
-			}()
-			return ours, nil
-		}}
+		o, ended := answering(reply)
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-		if took, answers := answersAnew(ctx, o); answers != want || answers != (took < 200*time.Millisecond && want) {
-			t.Errorf("%q: %v after %v", reply, answers, took)
+		fresh := dialFresh(o)
+		if answers := fresh.answers(ctx) && fresh.answers(ctx); answers != want {
+			t.Errorf("%q: %v", reply, answers)
 		}
 		cancel()
-		select {
-		case <-ended: // the connection is closed
-		case <-time.After(3 * time.Second):
-			t.Errorf("%q: the connection stays open", reply)
-		}
+		fresh.close()
+		closes(t, reply, ended)
 	}
 	refused := &redis.Options{Dialer: func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("refused") }}
-	if _, answers := answersAnew(t.Context(), refused); answers {
+	fresh := dialFresh(refused)
+	defer fresh.close()
+	if fresh.answers(t.Context()) {
 		t.Error("no connection is taken for an answer")
 	}
+}
+
+// The Addr of a client of Sentinel is no address, and another one may say something to its Dialer alone.
+func TestAskingAnewResolvesNoAddress(t *testing.T) {
+	var asked atomic.Int64
+	before := net.DefaultResolver
+	defer func() { net.DefaultResolver = before }()
+	net.DefaultResolver = &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		asked.Add(1)
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}}
+	for _, addr := range []string{"FailoverClient", "db.internal:6379"} {
+		o, ended := answering("+PONG\r\n")
+		o.Addr = addr
+		fresh := dialFresh(o)
+		if answers := fresh.answers(t.Context()); !answers || asked.Load() > 0 {
+			t.Errorf("%s: it answers: %v; DNS was asked %d times", addr, answers, asked.Load())
+		}
+		fresh.close()
+		closes(t, addr, ended)
+	}
+}
+
+// closes waits until the connection has ended.
+func closes(t *testing.T, what string, ended <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-ended:
+	case <-time.After(3 * time.Second):
+		t.Errorf("%q: the connection is not made, or stays open", what)
+	}
+}
+
+// answering returns options whose Dialer connects to a server that gives this reply to nearly all commands, and a
+// channel that is closed when a connection to it has ended.
+func answering(reply string) (o *redis.Options, ended chan struct{}) {
+	ended = make(chan struct{})
+	return &redis.Options{DialTimeout: time.Second, Dialer: func(context.Context, string, string) (net.Conn, error) {
+		ours, its := net.Pipe()
+		go func() { // ends with its connection
+			defer close(ended)
+			defer its.Close()
+			for p := make([]byte, 1000); ; {
+				n, err := its.Read(p)
+				if err != nil {
+					return
+				}
+				for cmd := range bytes.SplitSeq(p[:n], []byte("*")) {
+					switch {
+					case bytes.Contains(bytes.ToLower(cmd), []byte("hello")) && !strings.HasPrefix(reply, "HTTP"):
+						_, _ = its.Write([]byte("-ERR unknown command\r\n"))
+					case len(cmd) > 0:
+						_, _ = its.Write([]byte(reply))
+					}
+				}
+				if strings.Contains(reply, "max number") {
+					return
+				}
+			}
+		}()
+		return ours, nil
+	}}, ended
 }
 
 func TestTimedOut(t *testing.T) {
@@ -191,6 +230,46 @@ func TestSilentConnectionsAreDropped(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A server that hangs after it has answered on the new connection must not lose its whole pool.
+func TestConnectionsToAServerThatBeginsToHangAreKept(t *testing.T) {
+	redistest.OnBoth(t, func(t *testing.T, target redistest.Target) {
+		const idle = 40
+		var armed, hangs atomic.Bool
+		rdb := target.NewClient(t, func(o *redis.Options) {
+			o.PoolSize = idle + 10
+			made := 0
+			var mu sync.Mutex
+			wrapConns(o, func(conn net.Conn) net.Conn {
+				mu.Lock()
+				defer mu.Unlock()
+				if made++; made > idle {
+					return muted{conn, &hangs} // the new one
+				}
+				return hanging{muted{conn, &hangs}, &armed}
+			})
+		})
+		fillPool(t, rdb, idle)
+		s := New(rdb, target.Prefix)
+		armed.Store(true)
+		if n, left := s.DropSilent(t.Context(), "x"), int(rdb.PoolStats().IdleConns); n != 0 || left != idle-1 {
+			t.Errorf("%d were found silent, and %d of %d are left", n, left, idle)
+		}
+	})
+}
+
+// hanging is a connection of the pool: the server hangs from when it is used on.
+type hanging struct {
+	muted
+	armed *atomic.Bool
+}
+
+func (c hanging) Write(p []byte) (int, error) {
+	if c.armed.Load() {
+		c.deaf.Store(true)
+	}
+	return c.muted.Write(p)
 }
 
 // Neither hooks nor the Limiter are called, which would see many failures at once, and could panic.
