@@ -75,7 +75,10 @@ type Client struct {
 	group    group
 	stats    counters
 
-	renewalsAgain atomic.Bool // the last renewals met a node that named another one
+	moving struct { // when renewals met a node of a Cluster that named another one
+		mu          sync.Mutex // guards what follows, alone
+		first, last time.Time
+	}
 
 	signals sync.Pool // see newSignal; not shared, because a channel belongs to one test's bubble
 	recent  recentLocks

@@ -152,7 +152,7 @@ func (e *notAcquired) Error() string {
 	}
 	if e.lastErr != nil {
 		// The texts are compared, and not the errors: a hook's error may be of a type whose values cannot be.
-		if last := bare(e.lastErr); !strings.Contains(b.String(), last) {
+		if last := bare(e.lastErr); e.reason == nil || !strings.Contains(bare(e.reason), last) {
 			fmt.Fprintf(&b, " (last Redis error: %s)", last)
 		}
 	}

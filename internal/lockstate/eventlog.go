@@ -55,10 +55,30 @@ const maxEvents = 64
 
 // add appends n, unless the log is full and n is an event that recurs.
 func (e *EventLog) add(n Event) {
-	recurs := n.What == eventError || n.What == EventQueuedInRedis || n.What == eventWantedHere || n.What == eventWanted
-	if e != nil && (len(e.List) < maxEvents || !recurs) {
+	if e != nil && (len(e.List) < maxEvents || !e.recurs(n.What)) {
 		e.List = append(e.List, n)
 	}
+}
+
+// recurs reports whether the log may do without another event of this kind. That the caller waits behind other
+// processes is told once at least.
+func (e *EventLog) recurs(what EventKind) bool {
+	switch what {
+	case eventError, eventWantedHere, eventWanted:
+		return true
+	case EventQueuedInRedis:
+		return e.has(EventQueuedInRedis)
+	}
+	return false
+}
+
+func (e *EventLog) has(what EventKind) bool {
+	for i := range e.List {
+		if e.List[i].What == what {
+			return true
+		}
+	}
+	return false
 }
 
 // admitted ends the events of the wait, because the caller enters. prev is the hold span of the
@@ -75,10 +95,8 @@ func (e *EventLog) admitted(how Via, prev *protocol.Span, blocker string, now ti
 	if e.From != nil {
 		return
 	}
-	for _, n := range e.List {
-		if n.What == EventQueuedInRedis {
-			e.Blocker = blocker
-		}
+	if e.has(EventQueuedInRedis) {
+		e.Blocker = blocker
 	}
 }
 

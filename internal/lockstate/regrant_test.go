@@ -188,6 +188,22 @@ func TestARequestThatIsNotConfirmedAgainAndAgainHasFewEvents(t *testing.T) {
 	}
 }
 
+func TestThatACallerWaitsBehindOthersIsToldAfterAnyNumberOfErrors(t *testing.T) {
+	c := traced(writer(), 1)
+	h := drive(t)
+	h.enter(c)
+	for range 2 * maxEvents {
+		h.sends(protocol.Acquire)
+		h.reply(protocol.Answer{}, errSilence, time.Second)
+		h.pass(time.Second)
+	}
+	h.sends(protocol.Acquire)
+	h.answer(h.queue())
+	if n := len(c.Events.List); n != maxEvents+1 || c.Events.List[n-1].What != EventQueuedInRedis {
+		t.Errorf("%d events, the last is %v", n, c.Events.List[n-1].What)
+	}
+}
+
 // Redis made the writer the owner, so it has forgotten our readers, whoever confirms that.
 func TestAPlaceThatWasNotConfirmedShowsThatTheReadersLostTheLock(t *testing.T) {
 	r, w := reader(), writer()
