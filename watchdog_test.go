@@ -331,7 +331,7 @@ func TestVirtualAnUrgentRenewalDoesNotWaitForOthers(t *testing.T) {
 // moving is a server whose slots, but for that of the lock "other", move until a time.
 type moving struct {
 	stubServer
-	until time.Time // written while nothing is renewed
+	until time.Time
 }
 
 func (m *moving) Renew(ctx context.Context, batch []protocol.Renewal) {
@@ -349,14 +349,13 @@ func TestVirtualRenewalsThatMeetAnotherNodeAreAnOutageOnlyIfThatGoesOn(t *testin
 		synctest.Test(t, func(t *testing.T) {
 			var out bytes.Buffer
 			c := onStub(t, 0, 0, WithTTL(time.Minute), WithLogger(slog.New(slog.NewTextHandler(&out, nil))))
-			m := &moving{stubServer: stubServer{client: c}}
-			c.server = m
+			// The first renewals of all are 20 s after this.
+			c.server = &moving{stubServer{client: c}, time.Now().Add(20*time.Second + takes)}
 			other, err := c.Mutex("other", WithTTL(3*time.Second)).LockContext(context.Background())
 			if err != nil {
 				t.Fatal(err)
 			}
 			held := lockMany(t, c, 4*renewalsPerBatch)
-			m.until = time.Now().Add(20*time.Second + takes) // from the first renewals on
 			time.Sleep(5 * time.Minute)
 			unlockAll(t, append(held, other))
 			synctest.Wait()
