@@ -74,14 +74,8 @@ type Client struct {
 	slow     *slowWatch
 	group    group
 	stats    counters
-
-	moving struct { // when renewals met a node of a Cluster that named another one
-		mu          sync.Mutex // guards what follows, alone
-		first, last time.Time
-	}
-
-	signals sync.Pool // see newSignal; not shared, because a channel belongs to one test's bubble
-	recent  recentLocks
+	signals  sync.Pool // see newSignal; not shared, because a channel belongs to one test's bubble
+	recent   recentLocks
 
 	// unlocks counts the calls of Unlock that are waiting. Shutdown waits for them, even if
 	// their lock was already removed from the table and only a cancel is still to be confirmed.

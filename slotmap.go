@@ -20,6 +20,8 @@ const (
 	reloadsInAll  = 24                     // at most so many may be under way
 	reloadAwaited = 500 * time.Millisecond // how long commands wait for a reload: time for a second one
 	reloadTakes   = 100 * time.Millisecond // allowed for a ReloadState, which does not say when it is done; it usually takes less
+	movingTime    = 3 * time.Second        // for how long renewals may meet nodes that name other ones before that is an outage
+	movedBefore   = 10 * time.Second       // movingTime begins anew when none has for this long
 )
 
 // slotMap makes the client of a Redis Cluster learn again which node serves which slot. go-redis
@@ -55,6 +57,8 @@ type slotMap struct {
 	number  int               // of the last reload
 	running map[int]time.Time // when the reloads under way began, by number
 	fresh   chan struct{}     // closed when a reload comes back; nil if commands need not wait for one
+
+	firstMoved, lastMoved time.Time // when renewals met a node that named another one, see moves
 }
 
 // stateReloader is a *redis.ClusterClient, or a type that embeds one.
@@ -70,6 +74,18 @@ func newSlotMap(c *Client, rdb redis.UniversalClient) *slotMap {
 	m.rdb, _ = rdb.(stateReloader)
 	m.masters, _ = rdb.(clusterNodes)
 	return m
+}
+
+// moves notes that a renewal met a node that named another one, and reports whether that is still within
+// movingTime: until the map is reloaded and the renewals are repeated.
+func (m *slotMap) moves(now time.Time) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if now.Sub(m.lastMoved) >= movedBefore {
+		m.firstMoved = now
+	}
+	m.lastMoved = now
+	return now.Sub(m.firstMoved) < movingTime
 }
 
 // commandFailed reloads the map if the node that was asked may no longer be the right one. A node

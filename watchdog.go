@@ -349,7 +349,7 @@ func (c *Client) noteRenewals(ctx context.Context, batch []protocol.Renewal, too
 			failed = fail
 			c.inbox.requireProbe(fail)
 			c.slotMap.commandFailed(fail)
-			if fail.Again && c.slotsMove(time.Now()) {
+			if fail.Again && c.slotMap.moves(time.Now()) {
 				continue // it says nothing about the server; but it does if that goes on
 			}
 			c.downtime.commandFailed(fail, r.At, workKeeps)
@@ -368,22 +368,6 @@ func (c *Client) noteRenewals(ctx context.Context, batch []protocol.Renewal, too
 		c.logFailure(batch[0].Keys.Name(), fail)
 	}
 	c.inbox.probe(ctx, batch[0].Keys)
-}
-
-// movingTime is for how long renewals may meet nodes that name other ones: until the slots are read again, and the
-// renewals repeated. It counts anew when none has for movedBefore.
-const movingTime, movedBefore = 3 * time.Second, 10 * time.Second
-
-// slotsMove notes that a renewal met such a node, and reports whether that is still within movingTime.
-func (c *Client) slotsMove(now time.Time) bool {
-	m := &c.moving
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if now.Sub(m.last) >= movedBefore {
-		m.first = now
-	}
-	m.last = now
-	return now.Sub(m.first) < movingTime
 }
 
 // sendRenewals sends a batch. If user code panics or ends the goroutine, the renewals that have no

@@ -64,9 +64,7 @@ func (l *Lock) acquiredInVain(c *protocol.Command, a protocol.Answer, fail *prot
 	switch {
 	case fail.MayRun() || fail != nil && fail.Unconfirmed:
 		l.cancelUnknown(c.ID, arrives(now, c.TTL), fx)
-	case fail != nil && fail.Partly:
-		l.cancelUnknown(c.ID, time.Time{}, fx)
-	case a.Outcome == protocol.Granted || a.Outcome == protocol.Enqueued:
+	case fail != nil && fail.Partly || a.Outcome == protocol.Granted || a.Outcome == protocol.Enqueued:
 		l.cancelUnknown(c.ID, time.Time{}, fx)
 	}
 }

@@ -235,51 +235,21 @@ func TestAnOwnerThatWasNotConfirmedPausesAlthoughItIsWanted(t *testing.T) {
 
 // Nobody waits any more when it turns out that too few replicas have the grant.
 func TestARequestThatWasGivenUpAndNotConfirmedIsCanceled(t *testing.T) {
-	c := writer()
-	h := drive(t)
-	h.enter(c)
-	id := h.sends(protocol.Acquire).ID
-	h.abandon(c)
-	h.reply(protocol.Answer{}, errUnconfirmed, time.Second)
-	h.sendsNothing()
-	h.cancels(id)
-}
-
-// The place ended with the readers' grant while it was asked for.
-func TestAPlaceThatIsGoneAndWasNotConfirmedIsCanceled(t *testing.T) {
-	r, w := reader(), writer()
-	h := holding(t, r)
-	h.enter(w)
-	place := h.sends(protocol.Acquire).ID
-	h.hears(protocol.MessageRevoked, h.l.grant.req.ID, h.l.grant.token)
-	h.lost(r)
-	h.unwanted = nil
-	h.reply(protocol.Answer{}, errWaitRefused, 0)
-	h.cancels(place)
-}
-
-func TestWhatAScriptHasDoneThatWasStoppedHalfWayIsCanceled(t *testing.T) {
-	t.Run("nobody waits on", func(t *testing.T) {
-		c := writer()
-		h := drive(t)
-		h.enter(c)
-		id := h.sends(protocol.Acquire).ID
-		h.reply(protocol.Answer{}, errHalfRun, time.Second)
-		h.turned(c, errHalfRun)
-		h.sendsNothing()
-		h.cancels(id)
-	})
-	t.Run("it was given up", func(t *testing.T) {
+	for _, why := range []error{errUnconfirmed, errHalfRun} {
 		c := writer()
 		h := drive(t)
 		h.enter(c)
 		id := h.sends(protocol.Acquire).ID
 		h.abandon(c)
-		h.reply(protocol.Answer{}, errHalfRun, time.Second)
+		h.reply(protocol.Answer{}, why, time.Second)
 		h.sendsNothing()
 		h.cancels(id)
-	})
-	t.Run("a place that is gone", func(t *testing.T) {
+	}
+}
+
+// The place ended with the readers' grant while it was asked for.
+func TestAPlaceThatIsGoneAndWasNotConfirmedIsCanceled(t *testing.T) {
+	for _, why := range []error{errWaitRefused, errHalfRun} {
 		r, w := reader(), writer()
 		h := holding(t, r)
 		h.enter(w)
@@ -287,9 +257,20 @@ func TestWhatAScriptHasDoneThatWasStoppedHalfWayIsCanceled(t *testing.T) {
 		h.hears(protocol.MessageRevoked, h.l.grant.req.ID, h.l.grant.token)
 		h.lost(r)
 		h.unwanted = nil
-		h.reply(protocol.Answer{}, errHalfRun, 0)
+		h.reply(protocol.Answer{}, why, 0)
 		h.cancels(place)
-	})
+	}
+}
+
+func TestWhatAScriptHasDoneThatWasStoppedHalfWayIsCanceled(t *testing.T) {
+	c := writer()
+	h := drive(t)
+	h.enter(c)
+	id := h.sends(protocol.Acquire).ID
+	h.reply(protocol.Answer{}, errHalfRun, time.Second)
+	h.turned(c, errHalfRun)
+	h.sendsNothing()
+	h.cancels(id)
 }
 
 func TestAReadersGrantThatIsExtendedGoesOn(t *testing.T) {
