@@ -242,26 +242,36 @@ func TestAClosedRedisClientIsAnErrorAtOnce(t *testing.T) {
 			defer c.Close()
 			l := lock(t, c.Mutex("held"))
 			began := time.Now()
+			atOnce := func(what string) {
+				t.Helper()
+				if took := time.Since(began); took != 0 {
+					t.Errorf("%s took %v", what, took)
+					began = time.Now()
+				}
+			}
 			for _, one := range s.alike(rdb) {
 				must(t, one.Close())
 			}
+			atOnce("Close of the Redis client")
 			_, err = c.Mutex("x").LockContext(context.Background())
 			isAll(t, err, leased.ErrNotAcquired, leased.ErrClosed, redis.ErrClosed)
 			if err != nil && !strings.Contains(err.Error(), "the Redis client is closed") {
 				t.Error(err)
 			}
+			atOnce("LockContext")
 			_, err = c.Mutex("x").TryLockContext(context.Background())
 			isAll(t, err, redis.ErrClosed)
-			for _, f := range []func(){c.Mutex("x").Lock, c.RWMutex("x").RLock, func() { c.Mutex("x").TryLock() }} {
+			atOnce("TryLockContext")
+			for what, f := range map[string]func(){"Lock": c.Mutex("x").Lock, "RLock": c.RWMutex("x").RLock, "TryLock": func() { c.Mutex("x").TryLock() }} {
 				got, _ := panics(f).(error)
 				isAll(t, got, redis.ErrClosed)
+				atOnce(what)
 			}
 			isAll(t, l.Unlock(), leased.ErrNotReleased, redis.ErrClosed)
+			atOnce("Unlock")
 			_, err = c.Inspect(context.Background(), "x")
 			isAll(t, err, redis.ErrClosed)
-			if took := time.Since(began); took != 0 {
-				t.Errorf("took %v", took)
-			}
+			atOnce("Inspect")
 			synctest.Wait() // a separate goroutine writes the log
 			if n := out.count(slog.LevelError, "closed before"); n != 1 {
 				t.Errorf("logged %q", out.messages())

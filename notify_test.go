@@ -6,12 +6,15 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	mini "github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
@@ -329,4 +332,262 @@ func TestVirtualASubscriptionThatIsNotMadeIsGivenUpAfter2s(t *testing.T) {
 		}
 		unlock(t, <-got)
 	})
+}
+
+// mute has the servers refuse to publish, as for a user of Redis without any channel.
+func (s place) mute(t *testing.T) {
+	t.Helper()
+	s.Mini.SetPreHook(refuseToPublish)
+}
+
+// Nobody tells the owner that others wait. Once its own probe, after 20 s, has shown that nothing is
+// published, it asks with each renewal.
+func TestVirtualAnIdleLockGoesToAnotherProcessThoughNothingIsPublished(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		const ttl = 6 * time.Second
+		a, b := newClient(t, s, leased.WithTTL(ttl)), newClient(t, s, leased.WithTTL(ttl))
+		warm(t, s, a, b)
+		s.mute(t)
+		unlock(t, lock(t, a.Mutex("x", leased.WithIdleHold(time.Hour))))
+		began := time.Now()
+		unlock(t, lock(t, b.Mutex("x")))
+		if waited := time.Since(began); waited > 20*time.Second+ttl {
+			t.Errorf("the waiter got the idle lock after %v", waited)
+		}
+	})
+}
+
+// Readers that overlap, in a process that has nothing to publish itself.
+func TestVirtualAWriterEntersBetweenReadersThoughNothingIsPublished(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		a, b := newClient(t, s), newClient(t, s)
+		warm(t, s, a, b)
+		s.mute(t)
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		for i := range 2 {
+			go func() {
+				defer func() { ended <- struct{}{} }()
+				time.Sleep(time.Duration(i) * 50 * time.Millisecond)
+				for ctx.Err() == nil {
+					l := take(t, a.RWMutex("x").RLockContext)
+					time.Sleep(100 * time.Millisecond)
+					unlock(t, l)
+				}
+			}()
+		}
+		time.Sleep(time.Second)
+		began := time.Now()
+		unlock(t, take(t, b.RWMutex("x").LockContext))
+		if waited := time.Since(began); waited > 40*time.Second {
+			t.Errorf("the writer waited for %v", waited)
+		}
+		stop()
+		<-ended
+		<-ended
+	})
+}
+
+// The clients of a quorum poll where a majority of its servers publishes nothing, and only there.
+func TestAQuorumsClientPollsIfAMajorityPublishesNothing(t *testing.T) {
+	for n, want := range map[int]string{2: "subscribed", 3: "polling"} {
+		t.Run(want, func(t *testing.T) {
+			onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+				m, out := newMeter(t), &logs{}
+				owner, c := open(), open(leased.WithMeterProvider(m), out.option())
+				confirmInboxes(t, owner, c)
+				muteServers(servers[:n])
+				theirs := lock(t, owner.Mutex("x"))
+				mine := locking(t, c.Mutex("x"))
+				time.Sleep(10 * time.Second)
+				if got := sum(t, m.collect(t)["leased.clients"], "leased.inbox", want); got != 1 {
+					t.Errorf("%d clients are %s", got, want)
+				}
+				if lines := out.count(slog.LevelWarn, "a server of the quorum does not let lock scripts publish"); lines != n {
+					t.Errorf("%d servers: logged %q", n, out.messages())
+				}
+				unlock(t, theirs)
+				unlock(t, <-mine)
+			})
+		})
+	}
+}
+
+func TestAQuorumsIdleLockGoesToAnotherProcessThoughItPublishesNothing(t *testing.T) {
+	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		const ttl = 6 * time.Second
+		a, b := open(leased.WithTTL(ttl)), open(leased.WithTTL(ttl))
+		confirmInboxes(t, a, b)
+		muteServers(servers)
+		unlock(t, lock(t, a.Mutex("x", leased.WithIdleHold(time.Hour))))
+		began := time.Now()
+		unlock(t, lock(t, b.Mutex("x")))
+		if waited := time.Since(began); waited > 20*time.Second+ttl {
+			t.Errorf("the waiter got the idle lock after %v", waited)
+		}
+	})
+}
+
+// muteServers has some servers of a quorum refuse to publish.
+func muteServers(servers []*mortal) {
+	for _, m := range servers {
+		m.Server().SetPreHook(refuseToPublish)
+	}
+}
+
+func refuseToPublish(p *mini.Peer, cmd string, _ ...string) bool {
+	if !strings.EqualFold(cmd, "PUBLISH") {
+		return false
+	}
+	p.WriteError("NOPERM this user has no permissions to access one of the channels used as arguments")
+	return true
+}
+
+// fixedName is a name that leads to one server, and then to another: connections
+// that are there stay where they are.
+type fixedName struct{ leadsTo atomic.Pointer[string] }
+
+func (n *fixedName) change(o *redis.Options) {
+	direct := redis.NewDialer(o)
+	o.Dialer = func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return direct(ctx, network, *n.leadsTo.Load())
+	}
+}
+
+// plannedFailover is a primary and its replica, with a name that leads to the primary.
+type plannedFailover struct {
+	fixedName
+	place
+	first, second *redistest.Instance
+	old, next     *redis.Client
+}
+
+func newPlannedFailover(t *testing.T) *plannedFailover {
+	t.Helper()
+	p := &plannedFailover{first: redistest.Server(t), second: redistest.Server(t)}
+	p.old, p.next = p.first.Client(), p.second.Client()
+	t.Cleanup(func() {
+		_ = p.old.Close()
+		_ = p.next.Close()
+	})
+	ctx := context.Background()
+	host, port, err := net.SplitHostPort(p.first.Addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.next.ReplicaOf(ctx, host, port).Err(); err != nil {
+		t.Fatal(err)
+	}
+	p.inSync(t, p.next)
+	eventually(t, "its primary knows", func() bool {
+		return strings.Contains(p.old.Info(ctx, "replication").Val(), "state=online")
+	})
+	p.leadsTo.Store(&p.first.Addr)
+	p.place = place{Target: redistest.Target{Addr: p.first.Addr, Prefix: "failover:"}, rdb: p.old}
+	return p
+}
+
+func (p *plannedFailover) inSync(t *testing.T, replica *redis.Client) {
+	t.Helper()
+	eventually(t, "the replica is in sync", func() bool {
+		return strings.Contains(replica.Info(context.Background(), "replication").Val(), "master_link_status:up")
+	})
+}
+
+// failOver has the two servers exchange their roles, and the name lead to the new primary.
+func (p *plannedFailover) failOver(t *testing.T) {
+	t.Helper()
+	host, port, err := net.SplitHostPort(p.second.Addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.leadsTo.Store(&p.second.Addr)
+	if err := p.old.Do(context.Background(), "FAILOVER", "TO", host, port).Err(); err != nil {
+		t.Fatal(err)
+	}
+	p.inSync(t, p.old)
+}
+
+// lateAnswers is a hook.
+type lateAnswers struct{}
+
+func (lateAnswers) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (lateAnswers) ProcessPipelineHook(n redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return n
+}
+
+func (lateAnswers) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		defer time.Sleep(50 * time.Millisecond) // what makes them late
+		return next(ctx, cmd)
+	}
+}
+
+// The old primary is a replica then, and passes on to its subscribers what the new one
+// publishes, echoes included.
+func TestAfterAPlannedFailoverBehindAFixedNameTheInboxMovesToTheNewPrimary(t *testing.T) {
+	t.Parallel()
+	p := newPlannedFailover(t)
+	name, s, first, old, next := &p.fixedName, p.place, p.first, p.old, p.next
+	ctx := context.Background()
+	owner := clientOn(t, s, first.Client(name.change))
+	// The echo arrives over another connection, before the count of its receivers.
+	slow := first.Client(name.change, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+	slow.AddHook(lateAnswers{})
+	waiter := clientOn(t, s, slow)
+	theirs := lock(t, owner.Mutex("x"))
+	mine := locking(t, waiter.Mutex("x"))
+	s.queued(t, "x", 1)
+	inboxes := func(rdb *redis.Client) []string {
+		all := rdb.PubSubChannels(ctx, s.Prefix+"leased:inbox:*").Val()
+		slices.Sort(all)
+		return all
+	}
+	eventually(t, "both listen", func() bool { return len(inboxes(old)) == 2 })
+
+	p.failOver(t)
+	eventually(t, "the waiter listens to the new primary", func() bool { return len(inboxes(next)) > 0 })
+	unlock(t, theirs)
+	unlock(t, closesSoon(t, "it is handed over", mine))
+}
+
+// Behind a name that leaves connections alone, all that were in the pool lead to the old primary, which
+// answers, as a replica.
+func TestAfterAPlannedFailoverBehindAFixedNameTheConnectionsInThePoolCostNothing(t *testing.T) {
+	t.Parallel()
+	for name, try := range map[string]func(c *leased.Client) error{
+		"a try": func(c *leased.Client) error {
+			l, err := c.Mutex("x").TryLockContext(context.Background())
+			if err == nil {
+				err = l.Unlock()
+			}
+			return err
+		},
+		"an eviction":  func(c *leased.Client) error { return c.ForceUnlock(context.Background(), "nobody's") },
+		"a renewal":    nil,
+		"an unlocking": nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newPlannedFailover(t)
+			const idle = 30
+			rdb := p.first.Client(p.change, func(o *redis.Options) { o.PoolSize = idle + 10 })
+			c := clientOn(t, p.place, rdb)
+			held := lock(t, c.Mutex("held"))
+			fillPool(t, rdb, idle)
+			p.failOver(t)
+			switch {
+			case try != nil:
+				if err := try(c); err != nil {
+					t.Error(err)
+				}
+			case name == "a renewal":
+				if err := held.Check(context.Background()); err != nil {
+					t.Error(err)
+				}
+			}
+			unlock(t, held)
+		})
+	}
 }

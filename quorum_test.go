@@ -1,12 +1,14 @@
 package leased_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
+	"runtime/pprof"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -1081,5 +1083,109 @@ func takesALockAfterACut(t *testing.T, idle int, most time.Duration) {
 		unlock(t, l)
 		time.Sleep(2 * most)
 		unlock(t, held)
+	})
+}
+
+// How long the set has run is counted from when it was first asked for a lock.
+func TestANewSetOfServersOfAQuorumNeedsAllOfThemUntilTheQuarantineIsOver(t *testing.T) {
+	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		for _, m := range servers {
+			m.FlushAll() // which leaves no mark
+		}
+		time.Sleep(time.Hour)
+		c := open()
+		held, released := lock(t, c.Mutex("held")), lock(t, c.Mutex("released"))
+		unlock(t, released)
+		servers[0].die()
+		for range 2 { // the second of them after the quarantine has passed
+			time.Sleep(29 * time.Second)
+			if err := held.Context().Err(); err != nil {
+				t.Fatalf("lost without a minority: %v", context.Cause(held.Context()))
+			}
+			for _, name := range []string{"new", "released"} {
+				ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+				_, err := c.Mutex(name).LockContext(ctx)
+				cancel()
+				isAll(t, err, leased.ErrNoQuorum, leased.ErrNotAcquired)
+			}
+		}
+		unlock(t, held)
+		time.Sleep(2 * time.Second)
+		for _, name := range []string{"new", "released", "held"} {
+			unlock(t, lock(t, c.Mutex(name)))
+		}
+	})
+}
+
+// One server is asked for a lock before the others are there. They all grant locks together, until the quarantine
+// of the first one is over: then two that are new are no majority, and the first one is none by itself.
+func TestANewSetThatIsMetInPartsGrantsNothingUntilAMajorityIsOldEnough(t *testing.T) {
+	onSomeMortals(t, 3, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		for _, m := range servers {
+			m.FlushAll() // which leaves no mark
+		}
+		servers[1].die()
+		servers[2].die()
+		c := open()
+		grants := func() bool {
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			defer cancel()
+			l, err := c.Mutex("x").LockContext(ctx)
+			if err != nil {
+				isAll(t, err, leased.ErrNoQuorum)
+				return false
+			}
+			unlock(t, l)
+			return true
+		}
+		began := time.Now()
+		at := func(d time.Duration, want bool) {
+			t.Helper()
+			time.Sleep(time.Until(began.Add(d)))
+			if got := grants(); got != want {
+				t.Errorf("after %v: granted %v", d, got)
+			}
+		}
+		at(0, false)
+		servers[1].comeBack()
+		servers[2].comeBack()
+		at(40*time.Second, true)
+		at(70*time.Second, false)
+		at(110*time.Second, true)
+	})
+}
+
+// senders counts the goroutines of this process that send commands to a quorum's servers, or
+// wait for some to send.
+func senders(t *testing.T) int {
+	t.Helper()
+	var b bytes.Buffer
+	if err := pprof.Lookup("goroutine").WriteTo(&b, 2); err != nil {
+		t.Fatal(err)
+	}
+	return bytes.Count(b.Bytes(), []byte("internal/quorum.(*Server).sender("))
+}
+
+// The goroutines that send to a quorum's servers are used again, however many locks are taken,
+// and end when there is nothing to send.
+func TestVirtualSendersAreUsedAgainAndEnd(t *testing.T) {
+	onQuorum(t, func(t *testing.T, s place) {
+		before := senders(t)
+		c := newClient(t, s)
+		mu := c.Mutex("x")
+		for range 50 {
+			mu.Lock()
+			mu.Unlock() //nolint:staticcheck // as often as a lock is used
+		}
+		// A release and an acquire may be under way to each server, and a sender be about to wait.
+		if n := senders(t) - before; n < 1 || n > 4*suiteMembers {
+			t.Errorf("%d goroutines send, want up to %d", n, 4*suiteMembers)
+		}
+		time.Sleep(time.Minute)
+		if n := senders(t) - before; n > 0 {
+			t.Errorf("%d goroutines are left", n)
+		}
+		mu.Lock()
+		mu.Unlock() //nolint:staticcheck // it goes on
 	})
 }

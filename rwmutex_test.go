@@ -12,6 +12,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/leasedmutex/leased"
 )
 
@@ -363,6 +365,184 @@ func TestRUnlockSparesALeaseThatIsJustBeingHandedOver(t *testing.T) {
 				t.Fatalf("RUnlock ended the lease of RLockContext: %v", err)
 			}
 			unlock(t, l)
+		}
+	})
+}
+
+// As with a sync.RWMutex: readers do not keep each other out, and their tries come to the same request.
+func TestReadersOfAProcessThatTryAtOnceAllEnter(t *testing.T) {
+	for _, first := range []string{"a try", "a call that waits"} {
+		t.Run(first, func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, s place) {
+				rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+				s.hook(rdb, &far{}) // so that all have come before there is an answer
+				c := clientOn(t, s, rdb)
+				warm(t, s, c)
+				rw := c.RWMutex("x")
+				leases := make(chan *leased.Lease, 5)
+				read := func(f func(context.Context) (*leased.Lease, error)) {
+					l, err := f(context.Background())
+					if err != nil {
+						t.Error(err)
+					}
+					leases <- l
+				}
+				calls := cap(leases)
+				if first != "a try" {
+					go read(rw.RLockContext)
+					calls--
+				}
+				for range calls {
+					go read(rw.TryRLockContext)
+				}
+				for range cap(leases) {
+					unlock(t, <-leases)
+				}
+			})
+		})
+	}
+}
+
+func TestReadersOfAProcessThatTryAtOnceAreAllRefusedBesideAWriter(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		l := lock(t, newClient(t, s).Mutex("x"))
+		c := newClient(t, s)
+		warm(t, s, c)
+		rw := c.RWMutex("x")
+		ended := make(chan error, 9)
+		reader := reading(t, rw)
+		for range 4 {
+			go func() {
+				_, err := rw.TryRLockContext(context.Background())
+				ended <- err
+			}()
+		}
+		for range 4 {
+			isAll(t, <-ended, leased.ErrLocked)
+		}
+		time.Sleep(time.Second)
+		unlock(t, l)
+		unlock(t, <-reader)
+	})
+}
+
+// A writer of another process keeps further readers of a process out for as long as it waits, however long
+// the readers inside stay.
+
+func TestAWriterThatGaveUpKeepsNoReaderOut(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		c, other := newClient(t, s), newClient(t, s)
+		warm(t, s, c, other)
+		rw := c.RWMutex("x")
+		first := take(t, rw.RLockContext)
+		giveUp := mayGiveUp(t, other.RWMutex("x").LockContext)
+		s.queued(t, "x", 1)
+		eventually(t, "the process knows that it is wanted", func() bool {
+			l, err := rw.TryRLockContext(context.Background())
+			if err == nil {
+				unlock(t, l)
+			}
+			return err != nil
+		})
+		second := reading(t, rw)
+		giveUp()
+		unlock(t, closesSoon(t, "the second reader enters", second))
+		unlock(t, take(t, rw.TryRLockContext))
+		unlock(t, first)
+	})
+}
+
+func TestVirtualAWriterThatGaveUpCostsTheNextReaderOneQuestion(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c, other := newClient(t, s), newClient(t, s)
+		warm(t, s, c, other)
+		rw := c.RWMutex("x")
+		first := take(t, rw.RLockContext)
+		for _, waits := range []bool{true, false} {
+			giveUp := mayGiveUp(t, other.RWMutex("x").LockContext)
+			synctest.Wait()
+			var second <-chan *leased.Lease
+			if waits {
+				second = reading(t, rw)
+				time.Sleep(time.Second)
+				if !open(second) {
+					t.Fatal("a reader enters before a writer that waits")
+				}
+			}
+			before := s.commands(c)
+			began := time.Now()
+			giveUp()
+			if waits {
+				unlock(t, <-second)
+			} else {
+				synctest.Wait()
+				unlock(t, take(t, rw.TryRLockContext))
+			}
+			if d := time.Since(began); d > 50*time.Millisecond {
+				t.Errorf("waits %v: it enters after %v", waits, d)
+			}
+			unlock(t, take(t, rw.RLockContext))
+			if n := s.commands(c) - before; n > 2 {
+				t.Errorf("waits %v: readers have sent %d commands", waits, n)
+			}
+		}
+		unlock(t, first)
+	})
+}
+
+// Nobody says that it gave up. Its waiting lease ends, and the readers ask.
+func TestVirtualAWriterThatVanishedKeepsReadersOutForItsTTLAndAPause(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		const ttl = 10 * time.Second
+		c := newClient(t, s)
+		other, wire := onLine(t, s, leased.WithTTL(ttl))
+		warm(t, s, c, other)
+		rw := c.RWMutex("x")
+		first := take(t, rw.RLockContext)
+		writer := locking(t, other.Mutex("x"))
+		synctest.Wait()
+		second := reading(t, rw)
+		wire.cut()
+		began := time.Now()
+		l := <-second
+		if d := time.Since(began); d <= ttl/2 || d > ttl+4*time.Second+100*time.Millisecond {
+			t.Errorf("the second reader entered after %v", d)
+		}
+		wire.mend()
+		unlock(t, l)
+		unlock(t, first)
+		unlock(t, <-writer)
+	})
+}
+
+// A question for each reader and second would cost more than the lock.
+func TestVirtualReadersHardlyAskWhileAWriterWaits(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c, other := newClient(t, s, leased.WithTTL(time.Hour)), newClient(t, s)
+		warm(t, s, c, other)
+		rw := c.RWMutex("x")
+		first := take(t, rw.RLockContext)
+		writer := locking(t, other.Mutex("x"))
+		synctest.Wait()
+		before := s.commands(c)
+		var readers []<-chan *leased.Lease
+		for range 10 {
+			readers = append(readers, reading(t, rw))
+		}
+		time.Sleep(5 * time.Minute)
+		if n := s.commands(c) - before; n > 3 {
+			t.Errorf("10 readers that wait for 5 minutes have sent %d commands", n)
+		}
+		unlock(t, first)
+		l := <-writer
+		for _, r := range readers {
+			if !open(r) {
+				t.Error("a reader entered before the writer")
+			}
+		}
+		unlock(t, l)
+		for _, r := range readers {
+			unlock(t, <-r)
 		}
 	})
 }

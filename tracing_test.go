@@ -3,12 +3,16 @@ package leased_test
 import (
 	"context"
 	"errors"
+	"log/slog"
+	"net"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	sdk "go.opentelemetry.io/otel/sdk/trace"
@@ -558,5 +562,387 @@ func TestTraceParentOfWorkInDoAndWith(t *testing.T) {
 		if inOther != trace.SpanFromContext(other).SpanContext().SpanID() {
 			t.Error("work in With(the context of another request) is no child of that request")
 		}
+	})
+}
+
+// Who waited behind another process is led to the trace that had the lock, also where no
+// hand-off says whose lease it follows: the id of a request refers to the span for which it
+// was made.
+
+// givesUp returns the span of a caller of c that waited for x a second in vain.
+func givesUp(t *testing.T, c *leased.Client, r recorder) tracetest.SpanStub {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(r.under(t, "waiter"), time.Second)
+	defer cancel()
+	if l, err := c.Mutex("x").LockContext(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("%v, %v", l, err)
+	}
+	synctest.Wait()
+	return r.last(t, "leased.wait")
+}
+
+func TestTraceOfOneThatGivesUpLinksTheWaitOfTheProcessThatBlocksIt(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		r, far := newRecorder(t), newRecorder(t)
+		c := newClient(t, s, leased.WithTracerProvider(r))
+		other := newClient(t, s, leased.WithTracerProvider(far), leased.WithOwner("other"))
+		l := lockUnder(t, far.under(t, "holder"), other.Mutex("x", leased.WithMinHold(3*time.Second)))
+		synctest.Wait()
+		gone := givesUp(t, c, r)
+		has(t, gone, "leased.wait.outcome", "timeout", "leased.blocker", "other")
+		links(t, gone, far.last(t, "leased.wait"), true)
+		unlock(t, l)
+		cooling := givesUp(t, c, r) // the minimum hold goes on
+		has(t, cooling, "leased.blocker", "other")
+		links(t, cooling, far.last(t, "leased.wait"), true)
+		time.Sleep(time.Minute)
+	})
+}
+
+func TestTraceOfASuccessorLeadsToTheOwnerThatDidNotHandOver(t *testing.T) {
+	const ttl = 10 * time.Second
+	for what, end := range map[string]func(t *testing.T, s place, other *leased.Client){
+		"was evicted": func(t *testing.T, s place, other *leased.Client) {
+			if err := other.ForceUnlock(context.Background(), "x"); err != nil {
+				t.Error(err)
+			}
+		},
+		"died": func(_ *testing.T, _ place, other *leased.Client) { _ = other.Close() },
+		"lost its key": func(t *testing.T, s place, _ *leased.Client) {
+			if err := s.rdb.Del(context.Background(), "x").Err(); err != nil {
+				t.Error(err)
+			}
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, s place) {
+				r, far := newRecorder(t), newRecorder(t)
+				c := newClient(t, s, leased.WithTracerProvider(r))
+				warm(t, s, c)
+				other, err := s.open(t, s.connect(t), leased.WithTracerProvider(far), leased.WithOwner("other"), leased.WithTTL(ttl),
+					leased.WithLogger(slog.New(slog.DiscardHandler)))
+				if err != nil {
+					t.Fatal(err)
+				}
+				lost := lockUnder(t, far.under(t, "holder"), other.Mutex("x"))
+				synctest.Wait()
+				entered := make(chan *leased.Lease, 1)
+				ctx := r.under(t, "waiter")
+				go func() {
+					l, err := c.Mutex("x").LockContext(ctx)
+					if err != nil {
+						t.Error(err)
+					}
+					entered <- l
+				}()
+				s.queued(t, "x", 1)
+				synctest.Wait()
+				end(t, s, other)
+				unlock(t, <-entered)
+				synctest.Wait()
+				wait := r.last(t, "leased.wait")
+				has(t, wait, "leased.wait.outcome", "acquired", "leased.blocker", "other")
+				links(t, wait, far.spans("leased.wait")[0], true)
+				noError(t, wait)
+				_ = lost.Unlock()
+				_ = other.Close()
+			})
+		})
+	}
+}
+
+func TestTraceOfAHandOffLinksTheHoldAndNothingElse(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		r, far := newRecorder(t), newRecorder(t)
+		c, other := newClient(t, s, leased.WithTracerProvider(r)), newClient(t, s, leased.WithTracerProvider(far))
+		warm(t, s, c, other)
+		l := lockUnder(t, far.under(t, "holder"), other.Mutex("x"))
+		waiter := make(chan *leased.Lease, 1)
+		ctx := r.under(t, "waiter")
+		go func() {
+			l, err := c.Mutex("x").LockContext(ctx)
+			if err != nil {
+				t.Error(err)
+			}
+			waiter <- l
+		}()
+		s.queued(t, "x", 1)
+		synctest.Wait()
+		unlock(t, l)
+		unlock(t, <-waiter)
+		synctest.Wait()
+		wait := r.last(t, "leased.wait")
+		has(t, wait, "leased.via", "direct", "leased.blocker", nil)
+		links(t, wait, far.last(t, "leased.hold"), true)
+
+		// A later wait that nobody blocks has nothing of this.
+		unlock(t, lockUnder(t, r.under(t, "alone"), c.Mutex("x")))
+		synctest.Wait()
+		alone := r.last(t, "leased.wait")
+		if has(t, alone, "leased.blocker", nil); len(alone.Links) != 0 {
+			t.Errorf("%d links", len(alone.Links))
+		}
+	})
+}
+
+// A grant that may idle serves callers long after the one that it was asked for.
+func TestTheIDOfAGrantThatMayIdleRefersToNoSpan(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		r := newRecorder(t)
+		for _, c := range []struct {
+			client *leased.Client
+			traced bool
+		}{
+			{newClient(t, s, leased.WithTracerProvider(r)), true},
+			{newClient(t, s, leased.WithTracerProvider(r), leased.WithIdleHold(time.Millisecond)), false},
+			{newClient(t, s), false},
+		} {
+			l := lockUnder(t, r.under(t, "holder"), c.client.Mutex("x"))
+			if random := strings.Split(s.value(t, "x"), ":")[4]; len(random) != map[bool]int{false: 16, true: 16 + 33}[c.traced] {
+				t.Errorf("traced %v: the id has %q", c.traced, random)
+			}
+			unlock(t, l)
+			time.Sleep(time.Second)
+		}
+	})
+}
+
+func TestADowngradedLeaseKeepsTheWritersTokenAndTimeForOperatorsAndTraces(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		r, far := newRecorder(t), newRecorder(t)
+		c := newClient(t, s, leased.WithTracerProvider(r))
+		other := newClient(t, s, leased.WithTracerProvider(far), leased.WithOwner("other"))
+		began := time.Now()
+		l := lockUnder(t, far.under(t, "writer"), other.RWMutex("x"))
+		written := l.Token()
+		time.Sleep(5 * time.Second)
+		if err := l.Downgrade(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		reader := take(t, newClient(t, s).RWMutex("x").RLockContext) // whose token and time are others
+		info, err := c.Inspect(context.Background(), "x")
+		if err != nil || len(info.Owners) != 2 {
+			t.Fatalf("%+v, %v", info, err)
+		}
+		for _, o := range info.Owners {
+			switch {
+			case o.Client != "other":
+				if o.Token != 0 || !o.Since.IsZero() {
+					t.Errorf("the other reader: %+v", o)
+				}
+			case o.Token != written || !o.Shared || o.Since.Sub(began).Abs() > time.Millisecond:
+				t.Errorf("%+v, had token %d since %v", o, written, began)
+			}
+		}
+		unlock(t, reader)
+		time.Sleep(time.Second) // in which the servers of a quorum that were slow let it go, too
+		gone := givesUp(t, c, r)
+		has(t, gone, "leased.blocker", "other")
+		unlock(t, l)
+		synctest.Wait()
+		hold := far.last(t, "leased.hold")
+		links(t, gone, hold, true)
+		for _, ev := range hold.Events {
+			if ev.Name != "downgraded" {
+				continue
+			}
+			if len(ev.Attributes) != 1 || ev.Attributes[0].Key != "leased.token" || ev.Attributes[0].Value.AsInt64() != int64(written) {
+				t.Errorf("the writer's token was %d, the event has %v", written, ev.Attributes)
+			}
+			return
+		}
+		t.Error("no event of the downgrade")
+	})
+}
+
+func TestTraceOfAnUnconfirmedReleaseSaysWhy(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		hold := ends(t, s, func(_ *testing.T, _ *leased.Client, l *leased.Lease) {
+			s.Mini.SetError("LOADING Redis is loading the dataset in memory")
+			_ = l.Unlock()
+			s.Mini.SetError("")
+			time.Sleep(time.Minute)
+		})
+		has(t, hold, "leased.hold.outcome", "not_released", "leased.reason", s.saying("LOADING Redis is loading the dataset in memory"))
+	})
+}
+
+// Under which span commands are sent, as an instrumentation of the Redis client sees it.
+
+// instrumented is a hook of the Redis client that notes the span it is called under.
+type instrumented struct {
+	mu    sync.Mutex
+	spans []trace.SpanContext // of each command or pipeline
+}
+
+func (i *instrumented) note(ctx context.Context) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.spans = append(i.spans, trace.SpanContextFromContext(ctx))
+}
+
+// take returns what was noted since the last call.
+func (i *instrumented) take() []trace.SpanContext {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	spans := i.spans
+	i.spans = nil
+	return spans
+}
+
+func (i *instrumented) DialHook(next redis.DialHook) redis.DialHook {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) { return next(ctx, network, addr) }
+}
+
+func (i *instrumented) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		i.note(ctx)
+		return next(ctx, cmd)
+	}
+}
+
+func (i *instrumented) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		i.note(ctx)
+		return next(ctx, cmds)
+	}
+}
+
+// observed returns a client whose commands are noted. Its inbox is there, and its scripts
+// are known.
+func observed(t *testing.T, s place, opts ...leased.Option) (*leased.Client, *instrumented) {
+	t.Helper()
+	rdb := s.connect(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+	seen := &instrumented{}
+	s.hook(rdb, seen)
+	c := clientOn(t, s, rdb, opts...)
+	warm(t, s, c)
+	synctest.Wait()
+	seen.take()
+	return c, seen
+}
+
+// under fails t unless all commands were sent under one span of this id, the zero value
+// for none. It returns how many there were.
+func (i *instrumented) under(t *testing.T, what string, id trace.SpanID) int64 {
+	t.Helper()
+	all := i.take()
+	for _, got := range all {
+		if got.SpanID() != id {
+			t.Errorf("%s: sent under %v, want %v", what, got.SpanID(), id)
+		}
+	}
+	return int64(len(all))
+}
+
+func TestTraceHasCommandsUnderTheWaitOrTheHoldTheyServe(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		r := newRecorder(t)
+		c, seen := observed(t, s, leased.WithTracerProvider(r))
+		other := newClient(t, s)
+		mu := c.Mutex("x")
+
+		l := lockUnder(t, r.under(t, "holder"), mu)
+		synctest.Wait()
+		wait := r.last(t, "leased.wait").SpanContext.SpanID()
+		if n := s.share(seen.under(t, "acquire", wait)); n != 1 {
+			t.Errorf("%d commands to acquire", n)
+		}
+		hold := trace.SpanContextFromContext(l.Context()).SpanID()
+		time.Sleep(11 * time.Second)
+		if n := s.share(seen.under(t, "renewal", hold)); n == 0 {
+			t.Error("no renewal")
+		}
+		unlock(t, l)
+		synctest.Wait()
+		if n := s.share(seen.under(t, "release", hold)); n != 1 {
+			t.Errorf("%d commands to release", n)
+		}
+
+		held := lock(t, other.Mutex("x"))
+		synctest.Wait() // else what servers of a quorum grant is given back, which serves no wait alone
+		ctx, cancel := context.WithTimeout(r.under(t, "in vain"), time.Second)
+		defer cancel()
+		if _, err := mu.LockContext(ctx); err == nil {
+			t.Error("two inside")
+		}
+		synctest.Wait()
+		wait = r.last(t, "leased.wait").SpanContext.SpanID()
+		if n := s.share(seen.under(t, "acquire and cancel", wait)); n < 2 {
+			t.Errorf("%d commands of a wait in vain", n)
+		}
+		unlock(t, held)
+	})
+}
+
+// What a sampler has left out of the trace, the commands are not to begin again.
+func TestTraceOfAWaitThatIsNotSampledHasNoCommandsOfItsOwn(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		r := newRecorder(t, sdk.WithSampler(sdk.ParentBased(sdk.NeverSample())))
+		c, seen := observed(t, s, leased.WithTracerProvider(r))
+		l := lockUnder(t, context.Background(), c.Mutex("x"))
+		time.Sleep(11 * time.Second)
+		unlock(t, l)
+		all := seen.take()
+		if len(all) < 3 {
+			t.Errorf("%d commands", len(all))
+		}
+		for _, got := range all {
+			if !got.IsValid() || got.IsSampled() {
+				t.Errorf("sent under %v, sampled: %v", got.SpanID(), got.IsSampled())
+			}
+		}
+	})
+}
+
+// A round trip for the locks of several callers is of none of their traces.
+func TestTraceHasARoundTripForSeveralLocksUnderNone(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		r := newRecorder(t)
+		c, seen := observed(t, s, leased.WithTracerProvider(r))
+		a, b := lockUnder(t, r.under(t, "a"), c.Mutex("a")), lockUnder(t, r.under(t, "b"), c.Mutex("b"))
+		synctest.Wait()
+		seen.take()
+		time.Sleep(11 * time.Second)
+		if n := seen.under(t, "renewals", trace.SpanID{}); n == 0 {
+			t.Error("no renewals")
+		}
+		unlock(t, a)
+		unlock(t, b)
+	})
+}
+
+func TestTraceOfLockHasItsCommandsUnderItsSpansIfThereAreSome(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		r := newRecorder(t)
+		c, seen := observed(t, s, leased.WithTracerProvider(r))
+		mu := c.Mutex("x")
+		mu.Lock()
+		synctest.Wait() // else the last of a quorum's servers is asked once more, to cancel
+		mu.Unlock()
+		synctest.Wait()
+		if n := s.share(seen.under(t, "an uncontended Lock", trace.SpanID{})); n != 2 {
+			t.Errorf("%d commands", n)
+		}
+		mu.Lock()
+		synctest.Wait()
+		seen.take()
+		entered := locking(t, newClient(t, s).Mutex("x")) // who is waited for gets a span
+		synctest.Wait()
+		mu.Unlock()
+		synctest.Wait()
+		if n := s.share(seen.under(t, "a contended Unlock", r.last(t, "leased.hold").SpanContext.SpanID())); n != 1 {
+			t.Errorf("%d commands", n)
+		}
+		unlock(t, <-entered)
+
+		every, seen := observed(t, s, leased.WithTracerProvider(r), leased.WithUncontendedSpans())
+		mu = every.Mutex("y")
+		mu.Lock()
+		synctest.Wait()
+		seen.under(t, "Lock with a span", r.last(t, "leased.wait").SpanContext.SpanID())
+		mu.Unlock()
+		synctest.Wait()
+		seen.under(t, "Unlock with a span", r.last(t, "leased.hold").SpanContext.SpanID())
 	})
 }

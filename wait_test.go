@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -12,11 +13,14 @@ import (
 	"testing/synctest"
 	"time"
 
+	mini "github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
 	"github.com/leasedmutex/leased/internal/lockstate"
 	"github.com/leasedmutex/leased/internal/race"
+	"github.com/leasedmutex/leased/internal/redistest"
+	"github.com/leasedmutex/leased/internal/redistest/around"
 )
 
 func TestVirtualAReleaseWakesTheNextProcessAtOnce(t *testing.T) {
@@ -425,4 +429,410 @@ func TestVirtualTryLockReturnsAfterASecondWhateverRedisIsDoing(t *testing.T) {
 		}
 		answer(t)
 	})
+}
+
+// What the first lock of a client costs, and which messages it misses: the client asks
+// for it before its inbox is confirmed.
+
+func TestAWaiterThatDiesWaitingForItsFirstLockCostsItsSuccessorNothing(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		const ttl = time.Hour // patience is far less
+		var g gate
+		// Not in a Cluster, where no count proves that the dead is gone: it is made owner.
+		way := s.connect(t, g.change)
+		owner := newClient(t, s)
+		l := lock(t, owner.Mutex("x"))
+		dies, err := s.open(t, way, leased.WithKeyPrefix(s.Prefix), leased.WithTTL(ttl))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		var entered atomic.Bool
+		over := make(chan struct{})
+		go func() { // ended by cancel, waited for through over
+			defer close(over)
+			if l, err := dies.Mutex("x").LockContext(ctx); err == nil {
+				entered.Store(true)
+				_ = l.Unlock()
+			}
+		}()
+		s.queued(t, "x", 1)
+		next := locking(t, newClient(t, s).Mutex("x"))
+		s.queued(t, "x", 2)
+		g.shut.Store(true) // as good as dead: it can no longer subscribe
+		g.cutInbox()
+		eventually(t, "its inbox is gone", func() bool {
+			return len(s.inboxes(t)) == 2 && (s.members == nil || s.members.listen() == 2)
+		})
+		unlock(t, l)
+		l = closesSoon(t, "the successor enters", next)
+		if entered.Load() {
+			t.Error("the dead was made owner: a process that had died would be so for a TTL")
+		}
+		cancel()
+		<-over
+		unlock(t, l)
+		close(g.open)
+		if err := dies.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestVirtualTheFirstLockOfAClientCostsOneMoreCommandIfItIsTakenAndNoneThereafter(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		owner, waits := newClient(t, s), newClient(t, s)
+		for i, want := range []int64{2, 1, 1} {
+			l := lock(t, owner.Mutex("x"))
+			before := s.commands(waits)
+			next := locking(t, waits.Mutex("x"))
+			synctest.Wait()
+			if n := s.commands(waits) - before; n > want+scripts(i) {
+				t.Errorf("wait %d took %d commands", i, n)
+			}
+			unlock(t, l)
+			unlock(t, <-next)
+		}
+	})
+}
+
+// scripts is how many commands a client sends in vain at first, for the server does not
+// know its scripts.
+func scripts(i int) int64 {
+	if i == 0 {
+		return 1
+	}
+	return 0
+}
+
+func TestVirtualAnOwnerThatHasJustStartedHearsThatItIsWanted(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		starts := clientOn(t, s, s.connect(t, lateInbox), leased.WithLocalHandoffs(1, 0))
+		l := lock(t, starts.Mutex("x"))
+		next := locking(t, newClient(t, s).Mutex("x")) // which notifies subscribed owners
+		mine := locking(t, starts.Mutex("x"))
+		time.Sleep(500 * time.Millisecond)
+		unlock(t, l) // before a tenure of 1 s, that ends in any case
+		select {
+		case l := <-next:
+			unlock(t, l)
+			unlock(t, <-mine)
+		case l := <-mine:
+			t.Error("it kept the lock for its own caller")
+			unlock(t, l)
+			unlock(t, <-next)
+		}
+	})
+}
+
+// late is a connection on which SUBSCRIBE takes its time.
+type late struct{ net.Conn }
+
+func lateInbox(o *redis.Options) {
+	wrapConns(o, func(conn net.Conn) net.Conn { return late{conn} })
+}
+
+func (c late) Write(p []byte) (int, error) {
+	if subscribes(p) {
+		time.Sleep(100 * time.Millisecond) // of virtual time: what makes it late
+	}
+	return c.Conn.Write(p)
+}
+
+func TestVirtualWithASubscriptionThatIsRefusedTheFirstLockIsWaitedForAtOnce(t *testing.T) {
+	firstSubscription(t, func(p *mini.Peer) {
+		p.WriteError("NOPERM this user has no permissions to access one of the channels used as arguments")
+	})
+}
+
+func TestVirtualWithASubscriptionThatIsRefusedByCuttingItOffTheFirstLockIsWaitedForAtOnce(t *testing.T) {
+	firstSubscription(t, func(p *mini.Peer) { p.Close() })
+}
+
+// firstSubscription has each SUBSCRIBE answered so, and the first lock of a client be
+// waited for.
+func firstSubscription(t *testing.T, answer func(p *mini.Peer)) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		l := lock(t, newClient(t, s).Mutex("x"))
+		s.Mini.SetPreHook(func(p *mini.Peer, cmd string, _ ...string) bool {
+			if cmd != "SUBSCRIBE" {
+				return false
+			}
+			time.Sleep(time.Millisecond) // after the first answer
+			answer(p)
+			return true
+		})
+		next := locking(t, newClient(t, s).Mutex("x"))
+		time.Sleep(10 * time.Millisecond)
+		queue, _, _, _ := s.helperKeys("x")
+		if n := s.rdb.ZCard(context.Background(), queue).Val(); n != 1 {
+			t.Errorf("%d wait", n)
+		}
+		unlock(t, l)
+		unlock(t, <-next)
+	})
+}
+
+// inCluster makes a client whose waiters no count proves gone.
+func inCluster(t *testing.T, s place) *leased.Client {
+	c := clientOn(t, s, around.LikeCluster{Client: s.connect(t)})
+	unlock(t, lock(t, c.Mutex("warm"))) // from here on its inbox is confirmed
+	synctest.Wait()
+	return c
+}
+
+func TestVirtualAHandOffWhereNoCountIsProofCostsOneCommandMore(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		for _, proof := range []bool{true, false} {
+			connect, want := newClient, int64(0)
+			if !proof {
+				connect, want = func(t *testing.T, s place, _ ...leased.Option) *leased.Client { return inCluster(t, s) }, 1
+			}
+			owner, waits := connect(t, s), connect(t, s)
+			known := lock(t, waits.Mutex("x"))
+			time.Sleep(15 * time.Second) // the server knows all scripts then
+			unlock(t, known)
+			synctest.Wait()
+			l := lock(t, owner.Mutex("x"))
+			next := locking(t, waits.Mutex("x"))
+			synctest.Wait()
+			before := s.commands(waits)
+			unlock(t, l)
+			got := <-next
+			synctest.Wait()
+			time.Sleep(5 * time.Second) // no more until the regular renewal
+			if n := s.commands(waits) - before; n != want {
+				t.Errorf("with proof %v: %d commands", proof, n)
+			}
+			if left := time.Until(got.TrustedUntil()); left < 20*time.Second {
+				t.Errorf("with proof %v: believed for %v", proof, left)
+			}
+			unlock(t, got)
+			synctest.Wait() // a majority of a quorum is enough for Unlock
+			before = s.commands(waits)
+			again := lock(t, waits.Mutex("x"))
+			synctest.Wait() // else the last of a quorum's servers is asked once more, to cancel
+			unlock(t, again)
+			synctest.Wait()
+			if n := s.commands(waits) - before; n != 2 {
+				t.Errorf("with proof %v: an uncontended use took %d commands", proof, n)
+			}
+		}
+	})
+}
+
+// The price: its TTL is 30 s.
+func TestVirtualALeaseThatIsHandedOnWhereNoCountIsProofEndsSoonIfRedisDoesNotConfirmIt(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		owner, waits := inCluster(t, s), inCluster(t, s)
+		l := lock(t, owner.Mutex("x"))
+		next := locking(t, waits.Mutex("x"))
+		synctest.Wait()
+		var away atomic.Bool
+		s.Mini.SetPreHook(func(p *mini.Peer, cmd string, _ ...string) bool {
+			if cmd == "PUBLISH" { // of the release
+				away.Store(true)
+			}
+			if away.Load() && cmd == "EVALSHA" {
+				p.WriteError("LOADING Redis is loading the dataset in memory")
+				return true
+			}
+			return false
+		})
+		unlock(t, l)
+		got := <-next
+		began := time.Now()
+		<-got.Context().Done()
+		if took := time.Since(began); took < time.Second || took > 2*time.Second {
+			t.Errorf("it ended after %v", took)
+		}
+		if cause := context.Cause(got.Context()); !errors.Is(cause, leased.ErrLeaseLost) {
+			t.Errorf("it ended with %v", cause)
+		}
+		away.Store(false)
+		s.Mini.SetPreHook(nil)
+		isAll(t, got.Unlock(), leased.ErrLeaseLost)
+	})
+}
+
+// A lock may be free behind hundreds of requests whose processes are gone. One call of a
+// script drops a bounded number of them; the client then asks again at once, so that the
+// lock takes a few commands and no sleep. Virtual time would show any sleep, except those
+// until the server's clock has reached a token, which take microseconds.
+
+// deadWaiters queues n requests whose waiting leases have expired.
+func (s place) deadWaiters(t *testing.T, name string, n int) {
+	t.Helper()
+	queue, _, waiters, _ := s.helperKeys(name)
+	ctx := context.Background()
+	var entries, leases []redis.Z
+	for i := range n {
+		id := fmt.Sprintf("leased1:w:30000:c:%016d:AAAAAAAAAAAAAAAA:gone", i)
+		entries = append(entries, redis.Z{Score: float64(i), Member: id})
+		leases = append(leases, redis.Z{Score: float64(time.Now().Add(-time.Minute).UnixMilli()), Member: id})
+	}
+	must(t, s.rdb.ZAdd(ctx, queue, entries...).Err())
+	must(t, s.rdb.ZAdd(ctx, waiters, leases...).Err())
+	must(t, s.rdb.PExpire(ctx, queue, time.Hour).Err())
+	must(t, s.rdb.PExpire(ctx, waiters, time.Hour).Err())
+}
+
+func TestAFreeLockBehindDeadWaitersIsGotAtOnce(t *testing.T) {
+	for _, dead := range []int{100, 500, 1_500} {
+		for what, take := range map[string]func(c *leased.Client) (*leased.Lease, error){
+			"try": func(c *leased.Client) (*leased.Lease, error) {
+				return c.Mutex("x").TryLockContext(context.Background())
+			},
+			"lock": func(c *leased.Client) (*leased.Lease, error) { return c.Mutex("x").LockContext(context.Background()) },
+			"read": func(c *leased.Client) (*leased.Lease, error) {
+				return c.RWMutex("x").TryRLockContext(context.Background())
+			},
+		} {
+			inVirtualTime(t, func(t *testing.T, s place) {
+				c := newClient(t, s)
+				warm(t, s, c) // a client that has just begun asks once more
+				s.deadWaiters(t, "x", dead)
+				began, before := time.Now(), s.commands(c)
+				l, err := take(c)
+				took, sent := time.Since(began), s.commands(c)-before
+				if err != nil {
+					t.Fatalf("%s behind %d dead: %v", what, dead, err)
+				}
+				if took > time.Millisecond || sent > int64(2+dead/400) {
+					t.Errorf("%s behind %d dead: %v and %d commands", what, dead, took, sent)
+				}
+				unlock(t, l)
+				synctest.Wait()
+				if !s.clean(t, "x") {
+					t.Errorf("%s behind %d dead: left %v", what, dead, s.rdb.Keys(context.Background(), "*").Val())
+				}
+			})
+		}
+	}
+}
+
+// Neither the waiter behind the dead requests nor the owner that releases sleeps.
+func TestAReleasedLockPassesDeadWaitersAtOnce(t *testing.T) {
+	for _, shared := range []bool{false, true} {
+		inVirtualTime(t, func(t *testing.T, s place) {
+			owner, next := newClient(t, s), newClient(t, s)
+			l := lock(t, owner.Mutex("x"))
+			s.deadWaiters(t, "x", 1_500)
+			var waiter <-chan *leased.Lease
+			if shared {
+				waiter = reading(t, next.RWMutex("x"))
+			} else {
+				waiter = locking(t, next.Mutex("x"))
+			}
+			synctest.Wait()
+			s.deadWaiters(t, "x", 1_200) // they are before it, for their scores are lower
+			began := time.Now()
+			unlock(t, l)
+			got := <-waiter
+			if took := time.Since(began); took > time.Millisecond {
+				t.Errorf("shared %v: it took %v", shared, took)
+			}
+			unlock(t, got)
+		})
+	}
+}
+
+// manyReaders is more than the 100 that one call of a script tells or lets in.
+func manyReaders() int {
+	if race.Enabled || wantsQuorum() {
+		return 110
+	}
+	return 250
+}
+
+func TestManyReadersBehindAWriterEnterAtOnce(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		readers := manyReaders()
+		l := lock(t, newClient(t, s).Mutex("x"))
+		var waiting []<-chan *leased.Lease
+		for range readers {
+			waiting = append(waiting, reading(t, newClient(t, s).RWMutex("x")))
+			synctest.Wait()
+		}
+		s.queued(t, "x", int64(readers))
+		began := time.Now()
+		unlock(t, l)
+		var in []*leased.Lease
+		for _, w := range waiting {
+			in = append(in, <-w)
+		}
+		if took := time.Since(began); took > time.Millisecond {
+			t.Errorf("the last of %d readers entered after %v", readers, took)
+		}
+		// All of them are notified at once that a writer waits.
+		writer := locking(t, newClient(t, s).Mutex("x"))
+		for _, r := range in {
+			unlock(t, r)
+		}
+		unlock(t, <-writer)
+		if took := time.Since(began); took > time.Millisecond {
+			t.Errorf("the writer entered after %v", took)
+		}
+	})
+}
+
+// Readers of many processes keep the lock idle until a notification says that it is wanted.
+func TestAWriterGetsTheLockThatManyReadersKeepIdleAtOnce(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		for range manyReaders() {
+			unlock(t, <-reading(t, newClient(t, s).RWMutex("x", leased.WithIdleHold(time.Hour))))
+		}
+		synctest.Wait()
+		began := time.Now()
+		unlock(t, lock(t, newClient(t, s).Mutex("x")))
+		if took := time.Since(began); took > time.Millisecond {
+			t.Errorf("it took %v", took)
+		}
+	})
+}
+
+// In real time, because a pipe of the virtual network cannot take a pipeline of so many
+// messages. A reader without a message would notice at its renewal, after ten seconds.
+func TestForceUnlockTellsManyReadersAtOnce(t *testing.T) {
+	t.Parallel()
+	onBoth(t, func(t *testing.T, s place) {
+		var in []*leased.Lease
+		defer func() { // if it fails, or each Close would wait for its client's lease
+			var all sync.WaitGroup
+			for _, l := range in {
+				all.Go(func() { _ = l.Unlock() })
+			}
+			all.Wait()
+		}()
+		for range manyReaders() {
+			l := <-reading(t, newClient(t, s).RWMutex("x"))
+			if l == nil {
+				t.Fatal("a reader does not enter")
+			}
+			in = append(in, l)
+		}
+		strain, began := redistest.NewStrain(t), time.Now()
+		must(t, newClient(t, s).ForceUnlock(context.Background(), "x"))
+		for _, l := range in {
+			closesSoon(t, "a reader hears of it", l.Context().Done())
+			isAll(t, l.Unlock(), leased.ErrLeaseLost)
+		}
+		if took := time.Since(began); took > 5*time.Second+strain.Since(began) {
+			t.Errorf("the last of them heard after %v", took)
+		}
+	})
+}
+
+// reading is a caller that waits to read.
+func reading(t *testing.T, rw *leased.RWMutex) <-chan *leased.Lease {
+	t.Helper()
+	got := make(chan *leased.Lease, 1)
+	go func() {
+		l, err := rw.RLockContext(context.Background())
+		if err != nil {
+			t.Error(err)
+		}
+		got <- l
+	}()
+	return got
 }
