@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/leasedmutex/leased/internal/lockstate"
 	"github.com/leasedmutex/leased/internal/protocol"
 	"github.com/leasedmutex/leased/internal/redisserver"
 )
@@ -77,8 +78,14 @@ func (p *poolCheck) look() (more bool) {
 	keys := p.keys
 	p.keys, p.looked = nil, time.Now()
 	p.mu.Unlock()
-	if silent := p.server.DropSilent(c.base, keys...); silent > 0 {
+	silent, again := p.server.DropSilent(c.base, keys...)
+	if silent > 0 {
 		c.log.silentConnections(silent)
+	}
+	if again {
+		for _, e := range c.entries() {
+			e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Reconnected(now, fx) })
+		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -403,7 +403,7 @@ func silentAfter(t *testing.T, ttl, quick, slow time.Duration) {
 		var way forgetful
 		rdb := s.connect(t, way.change, func(o *redis.Options) {
 			o.PoolSize = idle + 10
-			wrapConns(o, func(conn net.Conn) net.Conn { return &sluggish{faraway{Conn: conn}, &delay} })
+			wrapConns(o, func(conn net.Conn) net.Conn { return &sluggish{faraway: faraway{Conn: conn}, wait: &delay} })
 		})
 		c := clientOn(t, s, rdb, leased.WithTTL(ttl))
 		held := lock(t, c.Mutex("held"))
@@ -429,14 +429,131 @@ func silentAfter(t *testing.T, ttl, quick, slow time.Duration) {
 	})
 }
 
+// A server that is far away has longer to answer, and what finds the silent connections takes a few round trips.
+func TestVirtualSilentIdleConnectionsToAFarServerCostNoLease(t *testing.T) {
+	for far, ttl := range map[time.Duration]struct{ one, quorum time.Duration }{
+		100 * time.Millisecond: {4 * time.Second, 4 * time.Second},
+		300 * time.Millisecond: {7 * time.Second, 10 * time.Second},
+		450 * time.Millisecond: {10 * time.Second, 15 * time.Second},
+	} {
+		t.Run(far.String(), func(t *testing.T) {
+			if wantsQuorum() {
+				silentWhileSlow(t, far, ttl.quorum, false)
+				return
+			}
+			silentWhileSlow(t, far, ttl.one, false)
+		})
+	}
+}
+
+// Here only scripts take long, and so renewals.
+func TestVirtualSilentIdleConnectionsToASlowServerCostNoLease(t *testing.T) {
+	for slow, ttl := range map[time.Duration]time.Duration{
+		600 * time.Millisecond: 10 * time.Second, time.Second: 10 * time.Second, 1900 * time.Millisecond: 10 * time.Second,
+	} {
+		t.Run(slow.String(), func(t *testing.T) { silentWhileSlow(t, slow, ttl, true) })
+	}
+}
+
+// silentWhileSlow has the network forget its connections while the server always answers after a delay, to scripts
+// only or to everything.
+func silentWhileSlow(t *testing.T, slow, ttl time.Duration, onlyScripts bool) {
+	const idle, phases = 60, 10
+	inVirtualTime(t, func(t *testing.T, s place) {
+		if s.members != nil && onlyScripts {
+			t.Skip("a quorum decides without a server that is slow")
+		}
+		var delay atomic.Int64
+		var way forgetful
+		rdb := s.connect(t, way.change, func(o *redis.Options) {
+			o.PoolSize = idle + 10
+			wrapConns(o, func(conn net.Conn) net.Conn {
+				return &sluggish{faraway: faraway{Conn: conn}, wait: &delay, onlyScripts: onlyScripts}
+			})
+		})
+		c := clientOn(t, s, rdb, leased.WithTTL(ttl))
+		for phase := range phases { // of the renewals, when the network forgets its connections
+			held := lock(t, c.Mutex(fmt.Sprint("held", phase)))
+			for _, one := range s.alike(rdb) {
+				fillPool(t, one, idle)
+			}
+			delay.Store(int64(slow))
+			time.Sleep(2*ttl + time.Duration(phase)*ttl/3/phases)
+			if err := held.Context().Err(); err != nil {
+				t.Fatal("the lease ended before the connections were forgotten: ", context.Cause(held.Context()))
+			}
+			way.times.Add(1)
+			time.Sleep(2 * ttl)
+			if err := held.Context().Err(); err != nil {
+				t.Errorf("phase %d: the lease ended: %v", phase, context.Cause(held.Context()))
+			}
+			delay.Store(0)
+			time.Sleep(ttl)
+			_ = held.Unlock()
+		}
+	})
+}
+
+// Behind Sentinel, the connection to it is forgotten, too. go-redis asks on that first where the primary is, and waits
+// twice ReadTimeout for the answer.
+func TestVirtualSilentIdleConnectionsBehindSentinelCostNoLease(t *testing.T) {
+	const idle, phases = 60, 10
+	for read, ttl := range map[time.Duration]time.Duration{2 * time.Second: 10 * time.Second, 500 * time.Millisecond: 5 * time.Second} {
+		t.Run(read.String(), func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, s place) {
+				if s.members != nil {
+					t.Skip("a quorum is not behind Sentinel")
+				}
+				var way forgetful
+				rdb := s.connect(t, way.change, func(o *redis.Options) {
+					o.PoolSize, o.ReadTimeout = idle+10, read
+					direct, asks, knows := o.Dialer, make(chan struct{}, 1), int64(0)
+					o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+						asks <- struct{}{} // one after the other, as go-redis does
+						if now := way.times.Load(); now != knows {
+							time.Sleep(2 * read)
+							knows = now
+						}
+						<-asks
+						return direct(ctx, network, addr)
+					}
+				})
+				c := clientOn(t, s, rdb, leased.WithTTL(ttl))
+				for phase := range phases { // of the renewals, when the network forgets its connections
+					held := lock(t, c.Mutex(fmt.Sprint("held", phase)))
+					fillPool(t, rdb, idle)
+					time.Sleep(2*ttl + time.Duration(phase)*ttl/3/phases)
+					way.times.Add(1)
+					time.Sleep(2 * ttl)
+					if err := held.Context().Err(); err != nil {
+						t.Errorf("phase %d: the lease ended: %v", phase, context.Cause(held.Context()))
+					}
+					time.Sleep(ttl)
+					_ = held.Unlock()
+				}
+			})
+		})
+	}
+}
+
 // sluggish is a connection to a server that answers with a delay, which a test can change.
 type sluggish struct {
 	faraway
-	wait *atomic.Int64
+	wait        *atomic.Int64
+	onlyScripts bool
+	script      bool // the last command was one
+}
+
+func (c *sluggish) Write(p []byte) (int, error) {
+	c.script = bytes.Contains(bytes.ToLower(p), []byte("\r\nevalsha\r\n"))
+	return c.faraway.Write(p)
 }
 
 func (c *sluggish) Read(p []byte) (int, error) {
-	c.delay = time.Duration(c.wait.Load())
+	c.delay = 0
+	if c.script || !c.onlyScripts {
+		c.delay = time.Duration(c.wait.Load())
+	}
 	return c.faraway.Read(p)
 }
 
@@ -453,7 +570,7 @@ func TestVirtualASlowServerKeepsItsConnections(t *testing.T) {
 				const ttl = 4 * time.Second
 				var delay atomic.Int64
 				rdb := s.connect(t, func(o *redis.Options) {
-					wrapConns(o, func(conn net.Conn) net.Conn { return &sluggish{faraway{Conn: conn}, &delay} })
+					wrapConns(o, func(conn net.Conn) net.Conn { return &sluggish{faraway: faraway{Conn: conn}, wait: &delay} })
 				})
 				c := clientOn(t, s, rdb, leased.WithTTL(ttl))
 				held := lock(t, c.Mutex("held"))

@@ -741,6 +741,15 @@ func (l *Lock) Reachable(now time.Time, fx *Effects) bool {
 	return fx.Send.Verb != protocol.None
 }
 
+// Reconnected is the event that connections to Redis had fallen silent and were discarded, while it answers on new
+// ones. A renewal that has had no answer may have been sent on such a connection, so another one is sent at once.
+func (l *Lock) Reconnected(now time.Time, fx *Effects) {
+	if g := &l.grant; g.state == Held && l.needsRenewal() && now.Sub(g.proved) >= g.req.TTL/3 {
+		g.renewAt = l.instant(now)
+	}
+	l.applyRules(now, fx)
+}
+
 // SubscribeFailed is the event that the inbox's first subscription was refused or had no answer.
 func (l *Lock) SubscribeFailed(now time.Time, fx *Effects) { l.applyRules(now, fx) }
 

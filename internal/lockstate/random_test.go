@@ -152,6 +152,9 @@ func (c *chance) act() {
 	case n < 96:
 		c.note("the subscription fails")
 		c.step(c.l.SubscribeFailed)
+	case n < 97:
+		c.note("silent connections were found")
+		c.step(c.l.Reconnected)
 	default:
 		d := time.Duration(c.rng.Int63n(1 << (10 + c.rng.Intn(24))))
 		c.note("%v pass", d)

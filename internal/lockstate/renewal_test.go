@@ -55,6 +55,32 @@ func TestRule7AnUnknownRenewalIsRepeatedUntilTheWindowEnds(t *testing.T) {
 	}
 }
 
+// The renewal may have been sent on a connection that has fallen silent. One that is not due yet is not.
+func TestRule7ARenewalWithoutAnswerIsSentAgainOnceSilentConnectionsWereFound(t *testing.T) {
+	h := holding(t, writer())
+	h.pass(handTTL/3 - time.Second)
+	h.step(h.l.Reconnected)
+	h.pass(0)
+	if len(h.renewals) != 0 {
+		t.Error("a renewal is sent before it is due")
+	}
+	h.pass(2 * time.Second)
+	if len(h.renewals) != 1 {
+		t.Fatal(len(h.renewals), "renewals are sent")
+	}
+	h.step(h.l.Reconnected)
+	h.pass(0)
+	if len(h.renewals) != 2 {
+		t.Fatal(len(h.renewals), "renewals are sent after silent connections were found")
+	}
+	h.renewed(h.renewals[1], protocol.Granted)
+	h.step(h.l.Reconnected)
+	h.pass(0)
+	if len(h.renewals) != 2 {
+		t.Error("a grant that was renewed is renewed again at once")
+	}
+}
+
 func TestRule7AnUnknownRenewalIsForgottenAfterASuccessfulOne(t *testing.T) {
 	c := writer()
 	h := holding(t, c)

@@ -29,7 +29,7 @@ const (
 	// The first batch is one PING, on the connection that the next command would take. Each further one is
 	// larger by this factor, up to a bound, so that a few suffice for hundreds of connections: a lease of some
 	// seconds waits meanwhile.
-	batchGrowth = 8
+	batchGrowth = 64
 	mostPings   = 256
 	mostBatches = 12
 )
@@ -60,11 +60,14 @@ func (s *Server) hadNoAnswer(line []any, err error) {
 // connection, and not on those that the next commands would take, it discards these. It returns how many it
 // has found besides the first, whose silence may have been a server's that hung.
 //
+// It also returns whether such a server has answered on the new connection to the end, so that commands which wait
+// on an old one are worth sending again.
+//
 // It looks at each node once, at all at the same time, for some seconds at most. It does not call the
 // process hooks and the Limiter of the Redis client, which would see many failures at once, but may dial,
 // and so call its Dialer and OnConnect. The new connection that decides is made without dial hooks, which
 // go-redis lets nobody call.
-func (s *Server) DropSilent(ctx context.Context, keys ...string) (silent int) {
+func (s *Server) DropSilent(ctx context.Context, keys ...string) (silent int, again bool) {
 	nodes := []redis.UniversalClient{s.Rdb}
 	if _, ok := s.Rdb.(clusterNodes); ok {
 		nodes = nil
@@ -75,8 +78,15 @@ func (s *Server) DropSilent(ctx context.Context, keys ...string) (silent int) {
 		}
 	}
 	var n atomic.Int64
-	inParallel(len(nodes), func(i int) { n.Add(int64(s.dropSilentOf(ctx, nodes[i]))) })
-	return int(n.Load())
+	var one atomic.Bool
+	inParallel(2*len(nodes), func(i int) {
+		silent, again := s.dropSilentOf(ctx, nodes[i/2], i%2 == 1)
+		n.Add(int64(silent))
+		if again {
+			one.Store(true)
+		}
+	})
+	return int(n.Load()), one.Load()
 }
 
 // inParallel calls f for each i below n, each in a goroutine, and waits for them. It panics if one of them does.
@@ -106,29 +116,24 @@ type plainNode interface {
 	WithTimeout(time.Duration) *redis.Client
 }
 
-func (s *Server) dropSilentOf(ctx context.Context, rdb redis.UniversalClient) (silent int) {
+// dropSilentOf looks at the connections to a node that pipelines use, or at the others.
+func (s *Server) dropSilentOf(ctx context.Context, rdb redis.UniversalClient, pipelines bool) (silent int, again bool) {
 	node, ok := rdb.(plainNode)
 	if !ok {
-		return 0
+		return 0, false
 	}
 	clone := func(limit time.Duration) *redis.Client {
 		c := node.WithTimeout(limit)
 		c.Options().ContextTimeoutEnabled, c.Options().Limiter = true, nil // it has its own copy
 		return c
 	}
-	if unused(rdb, false)+unused(rdb, true) == 0 {
-		return 0 // the next command has a new connection
+	idle := func() int { return unused(rdb, pipelines) }
+	if idle() == 0 {
+		return 0, false // the next command has a new connection
 	}
 	fresh := dialFresh(node.Options())
 	defer fresh.close()
-	if !s.asks(ctx, fresh) {
-		return 0
-	}
-	fresh.took = 0 // it was dialed meanwhile
-	for _, pipelines := range []bool{false, true} {
-		silent += s.pingIdle(ctx, fresh, clone, func() int { return unused(rdb, pipelines) }, pipelines)
-	}
-	return silent
+	return s.pingIdle(ctx, fresh, clone, idle, pipelines)
 }
 
 // ping sends a PING on one of the connections that pipelines use, or of the others.
@@ -142,7 +147,7 @@ func (s *Server) ping(ctx context.Context, rdb *redis.Client, pipelines bool, li
 type freshConn struct {
 	rdb  *redis.Client
 	made closer
-	took time.Duration // how long the slowest answer took
+	took time.Duration // how long the slowest answer took, without dialing and a greeting
 }
 
 func dialFresh(o *redis.Options) *freshConn {
@@ -165,9 +170,10 @@ func (f *freshConn) answers(ctx context.Context) bool {
 	ctx, stop := bounded(ctx)
 	defer stop()
 	defer context.AfterFunc(ctx, f.made.close)() // go-redis would wait for the answer until the deadline
-	began := time.Now()
 	err := f.rdb.Process(ctx, onceCmd{redis.NewCmd(ctx, "ping")})
-	f.took = max(f.took, time.Since(began))
+	if written := f.made.written(); !written.IsZero() {
+		f.took = max(f.took, time.Since(written))
+	}
 	return err == nil || redis.HasErrorPrefix(err, "NOAUTH") || redis.HasErrorPrefix(err, "NOPERM")
 }
 
@@ -188,6 +194,26 @@ type closer struct {
 	mu     sync.Mutex // guards what follows
 	closed bool
 	conns  []net.Conn
+	wrote  time.Time // when something was last written to one of them
+}
+
+// closable is a connection that notes when it is written to.
+type closable struct {
+	net.Conn
+	by *closer
+}
+
+func (c closable) Write(p []byte) (int, error) {
+	c.by.mu.Lock()
+	c.by.wrote = time.Now()
+	c.by.mu.Unlock()
+	return c.Conn.Write(p)
+}
+
+func (c *closer) written() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.wrote
 }
 
 func (c *closer) dialer(dial func(context.Context) (net.Conn, error)) func(context.Context, string, string) (net.Conn, error) {
@@ -203,7 +229,7 @@ func (c *closer) dialer(dial func(context.Context) (net.Conn, error)) func(conte
 		if closed {
 			_ = conn.Close()
 		}
-		return conn, nil
+		return closable{conn, c}, nil
 	}
 }
 
@@ -219,13 +245,12 @@ func (c *closer) close() {
 
 // pingIdle sends PINGs on idle connections, in batches, until all of a batch are answered, or the server does not
 // answer on the new connection either. clone returns a client of them with a ReadTimeout. It returns how many were
-// not answered, without the first batch.
-func (s *Server) pingIdle(ctx context.Context, fresh *freshConn, clone func(time.Duration) *redis.Client, idle func() int, pipelines bool) int {
+// not answered, without the first batch, and whether one was not although the server has answered each time.
+func (s *Server) pingIdle(ctx context.Context, fresh *freshConn, clone func(time.Duration) *redis.Client, idle func() int, pipelines bool) (total int, again bool) {
 	var silent atomic.Int64
-	total := 0
-	for i, size := 0, 1; i < mostBatches; i, size = i+1, min(batchGrowth*size, mostPings) {
-		if idle() == 0 || !s.asks(ctx, fresh) {
-			break
+	for i, size := 0, 1; i < mostBatches && idle() > 0; i, size = i+1, min(batchGrowth*size, mostPings) {
+		if !s.asks(ctx, fresh) {
+			return total, false
 		}
 		limit := max(2*fresh.took, leastSilence)
 		rdb := clone(limit)
@@ -238,9 +263,9 @@ func (s *Server) pingIdle(ctx context.Context, fresh *freshConn, clone func(time
 		if silent.Load() == 0 || ctx.Err() != nil {
 			break
 		}
-		if i > 0 {
+		if again = true; i > 0 {
 			total += int(silent.Load())
 		}
 	}
-	return total
+	return total, again
 }

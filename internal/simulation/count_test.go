@@ -175,6 +175,7 @@ var simEvents = map[string]map[int][]string{
 			"held × acquire queued",
 			"held × close",
 			"held × revoked",
+			"held × reconnected",
 			"held × subscribed",
 			"none × canceled",
 			"none × granted",

@@ -90,6 +90,7 @@ func (c *simClient) probe(now time.Time) {
 		return
 	}
 	c.probeAt = time.Time{}
+	c.step("reconnected", c.lock.Reconnected) // for all that the client knows, its connections were silent
 	if c.pauses == 0 || c.lock.CommandInFlight() {
 		return
 	}
