@@ -1,8 +1,10 @@
 package leased
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"reflect"
 	"slices"
 	"sync"
@@ -40,8 +42,9 @@ type metrics struct {
 	gauges  *gauges // once the client is complete, those that it shares
 	refresh ticker
 
-	mu     sync.Mutex // guards total.reported
+	mu     sync.Mutex // guards total.reported and inUse
 	totals []total
+	inUse  map[string]time.Time // if locks have labels: when each was last seen in use
 }
 
 // total is one series of a counter, updated on collection, every 10 s and at Close. The counters are
@@ -61,7 +64,7 @@ func newMetrics(c *Client, o *clientOptions) *metrics {
 		provider = otel.GetMeterProvider() // it delegates to a provider that is set later
 	}
 	i := instruments{meterOf(provider)}
-	m := &metrics{client: c, more: o.attributes, options: plainOptions()}
+	m := &metrics{client: c, more: o.attributes, options: plainOptions(), inUse: map[string]time.Time{}}
 	if len(m.more) > 0 {
 		m.options = newMeasureOptions(m.more)
 	}
@@ -116,8 +119,12 @@ func (m *metrics) addSeries(counter metric.Int64Counter, now func() int64, attrs
 	m.totals = append(m.totals, total{counter: counter, labels: with, now: now})
 }
 
-// update brings the counters up to date, including those that are still 0.
+// update brings the counters up to date, including those that are still 0. Before the program has set a global
+// provider, nothing keeps what is added.
 func (m *metrics) update() {
+	if placeholder(m.gauges.provider) && otel.GetMeterProvider() == m.gauges.provider {
+		return
+	}
 	for i := range m.totals {
 		t := &m.totals[i]
 		m.mu.Lock()
@@ -241,14 +248,31 @@ func (g *gauges) observe(_ context.Context, o metric.Observer) error {
 		m.observeInbox(o, g.clients)
 		m.observeServers(o, g.servers)
 	}
-	for _, u := range locks {
+	oldest := slices.SortedFunc(maps.Values(locks), func(a, b *labeledUsage) int {
+		return cmp.Compare(max(b.oldestWait, b.oldestHold), max(a.oldestWait, a.oldestHold))
+	})
+	for _, u := range oldest { // they come first, because an SDK keeps a limited number of series
 		with := metric.WithAttributeSet(u.labels)
 		o.ObserveInt64(g.waiting, u.waiting, with)
 		o.ObserveInt64(g.held, u.held, with)
 		o.ObserveFloat64(g.oldestWait, u.oldestWait.Seconds(), with)
 		o.ObserveFloat64(g.oldestHold, u.oldestHold.Seconds(), with)
 	}
+	// Where an SDK has no room, or a view drops a label, it puts series together and keeps what is observed last.
+	observeRising(o, g.oldestWait, oldest, func(u *labeledUsage) time.Duration { return u.oldestWait })
+	observeRising(o, g.oldestHold, oldest, func(u *labeledUsage) time.Duration { return u.oldestHold })
 	return nil
+}
+
+// observeRising observes a gauge of all series, the greatest value last.
+func observeRising(o metric.Observer, gauge metric.Float64Observable, all []*labeledUsage, of func(*labeledUsage) time.Duration) {
+	if len(all) < 2 {
+		return
+	}
+	slices.SortFunc(all, func(a, b *labeledUsage) int { return cmp.Compare(of(a), of(b)) })
+	for _, u := range all {
+		o.ObserveFloat64(gauge, of(u).Seconds(), metric.WithAttributeSet(u.labels))
+	}
 }
 
 // usage is what is observed of one lock, or of several.
@@ -269,7 +293,7 @@ type labeledUsage struct {
 }
 
 // addLocks adds the client's callers that wait and those that hold: for all locks together or, if
-// locks have labels, for each label.
+// locks have labels, for each label that is in use or was lately.
 func (m *metrics) addLocks(sum map[attribute.Distinct]*labeledUsage) {
 	now := time.Since(m.client.began)
 	all := map[string]usage{}
@@ -296,12 +320,45 @@ func (m *metrics) addLocks(sum map[attribute.Distinct]*labeledUsage) {
 		one.add(all[label])
 		all[label] = one
 	}
+	m.addUnused(all)
 	for label, u := range all {
 		labels := attribute.NewSet(m.seriesAttributes(label)...)
 		if other := sum[labels.Equivalent()]; other != nil { // of another client
 			u.add(other.usage)
 		}
 		sum[labels.Equivalent()] = &labeledUsage{u, labels}
+	}
+}
+
+const (
+	// keepsUnused is for how long a label that is no longer in use is observed with the value 0: longer than
+	// most programs wait between two exports. A backend to which metrics are pushed shows the last value that it
+	// was sent, for minutes, so without a 0 a lock would look as if it were still held.
+	keepsUnused = 2 * time.Minute
+	mostUnused  = 1000
+)
+
+// addUnused adds the labels that were in use lately, and notes those that are.
+func (m *metrics) addUnused(all map[string]usage) {
+	if m.client.opts.lockLabel == nil {
+		return
+	}
+	now := time.Now()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for label, last := range m.inUse {
+		switch _, used := all[label]; {
+		case used:
+		case now.Sub(last) < keepsUnused:
+			all[label] = usage{}
+		default:
+			delete(m.inUse, label)
+		}
+	}
+	for label, u := range all {
+		if _, known := m.inUse[label]; (u.waiting > 0 || u.held > 0) && (known || len(m.inUse) < mostUnused) {
+			m.inUse[label] = now
+		}
 	}
 }
 

@@ -32,10 +32,10 @@ type meter struct {
 	reader *sdkmetric.ManualReader
 }
 
-func newMeter(t *testing.T) meter {
+func newMeter(t *testing.T, opts ...sdkmetric.Option) meter {
 	t.Helper()
 	reader := sdkmetric.NewManualReader()
-	mp := sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
+	mp := sdkmetric.NewMeterProvider(append(opts, sdkmetric.WithReader(reader))...)
 	t.Cleanup(func() { _ = mp.Shutdown(context.Background()) })
 	return meter{mp, reader}
 }
@@ -900,5 +900,98 @@ func TestOfLabelsAndOfAttributesWithOneKeyTheLastCounts(t *testing.T) {
 			synctest.Wait()
 			has(t, r.last(t, "leased.hold"), "tenant", "b")
 		}
+	})
+}
+
+// An SDK keeps a limited number of series, 2,000 by default, and puts the others into one.
+func TestTheOldestLocksHaveSeriesWhereAnSDKHasNoRoomForAll(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		const room = 10
+		m := newMeter(t, sdkmetric.WithCardinalityLimit(room))
+		c := newClient(t, s, leased.WithMeterProvider(m), leased.WithLockNameInMetrics())
+		stuck := lock(t, c.Mutex("stuck"))
+		time.Sleep(time.Minute)
+		var others []*leased.Lease
+		for i := range 3 * room {
+			others = append(others, lock(t, c.Mutex(fmt.Sprint("lock", i))))
+			time.Sleep(time.Second)
+		}
+		for range 10 { // the series of a map come in any order
+			all := m.collect(t)
+			points := all["leased.hold.oldest"].Data.(metricdata.Gauge[float64]).DataPoints
+			var rest float64
+			for _, p := range points {
+				if over, _ := p.Attributes.Value("otel.metric.overflow"); over.AsBool() {
+					rest = p.Value
+				}
+			}
+			// The other places belong to the oldest of the others. Of what has none, the oldest is seen.
+			if n := sum(t, all["leased.held"], "leased.lock", "stuck"); n != 1 || len(points) != room || rest != 3*room-(room-2) {
+				t.Fatalf("%d times held, %d series; the oldest of the others: %v s", n, len(points), rest)
+			}
+		}
+		unlock(t, stuck)
+		for _, l := range others {
+			unlock(t, l)
+		}
+	})
+}
+
+// A view can drop the label. Then one series is about all locks.
+func TestTheOldestLockIsSeenWhereAViewDropsTheLabel(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		m := newMeter(t, sdkmetric.WithView(sdkmetric.NewView(sdkmetric.Instrument{Name: "leased.*"},
+			sdkmetric.Stream{AttributeFilter: attribute.NewDenyKeysFilter("leased.lock")})))
+		c := newClient(t, s, leased.WithMeterProvider(m), leased.WithLockNameInMetrics())
+		oldest := lock(t, c.Mutex("oldest"))
+		waiting := locking(t, c.Mutex("oldest"))
+		time.Sleep(time.Minute)
+		for i := range 10 {
+			l := lock(t, c.Mutex(fmt.Sprint("lock", i)))
+			defer unlock(t, l)
+		}
+		for range 10 {
+			all := m.collect(t)
+			if hold, wait := seconds(t, all["leased.hold.oldest"]), seconds(t, all["leased.wait.oldest"]); !near(hold, 60) || !near(wait, 60) {
+				t.Fatalf("the oldest hold: %v s; the oldest wait: %v s", hold, wait)
+			}
+		}
+		unlock(t, oldest)
+		unlock(t, <-waiting)
+	})
+}
+
+// Where metrics are pushed, the last value that was sent stands for minutes.
+func TestALabelThatIsNoLongerInUseHasTheValueZeroForAWhile(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		m := newMeter(t)
+		c := newClient(t, s, leased.WithMeterProvider(m), leased.WithLockNameInMetrics())
+		l := lock(t, c.Mutex("x"))
+		held := func() int64 {
+			all := m.collect(t)["leased.held"]
+			if all.Data == nil {
+				return -1
+			}
+			return sum(t, all, "leased.lock", "x")
+		}
+		if n := held(); n != 1 {
+			t.Errorf("held %d times", n)
+		}
+		unlock(t, l)
+		for range 7 {
+			if n := held(); n != 0 {
+				t.Errorf("after the unlock, held %d times", n)
+			}
+			time.Sleep(16 * time.Second)
+		}
+		time.Sleep(10 * time.Second)
+		if n := held(); n != -1 {
+			t.Errorf("after two minutes, held %d times", n)
+		}
+		again := lock(t, c.Mutex("x"))
+		if n := held(); n != 1 {
+			t.Errorf("held %d times", n)
+		}
+		unlock(t, again)
 	})
 }

@@ -247,8 +247,10 @@ func WithUncontendedSpans() Option {
 
 // WithLockNameInMetrics adds the lock's name to the metrics of waits and holds, as the
 // attribute leased.lock, and the key prefix, if there is one, as leased.prefix. Each name
-// costs the backend additional series: a histogram has about 25 for each outcome. So use it
-// only if there are few names; otherwise use [WithLockLabelInMetrics]. Spans always have
+// costs the backend additional series: a histogram has about 25 for each outcome. And the
+// SDK keeps 2,000 series of an instrument, unless its WithCardinalityLimit says otherwise,
+// and puts all others into one without attributes, for as long as the process lives. So use
+// it only if there are few names; otherwise use [WithLockLabelInMetrics]. Spans always have
 // the name. The default is to leave it out.
 func WithLockNameInMetrics() Option {
 	return WithLockLabelInMetrics(func(name string) string { return name })

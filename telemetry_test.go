@@ -360,6 +360,24 @@ func TestProvidersThatAreSetAfterNewAreHonored(t *testing.T) {
 	})
 }
 
+// What was counted is added when there is somebody to count it.
+func TestWhatWasCountedBeforeAProviderIsSetIsNotLost(t *testing.T) {
+	if !alone(t) {
+		return
+	}
+	inVirtualTime(t, func(t *testing.T, s place) {
+		c := newClient(t, s)
+		l := lock(t, c.Mutex("x"))
+		time.Sleep(time.Minute)
+		m := newMeter(t)
+		otel.SetMeterProvider(m)
+		if n := sum(t, m.collect(t)["leased.leases"], "leased.via", "free"); n != 1 {
+			t.Errorf("%d leases", n)
+		}
+		unlock(t, l)
+	})
+}
+
 // showsTheHoldsOf checks that the gauge of the oldest hold shows a lock that one client holds, whichever it
 // is.
 func showsTheHoldsOf(t *testing.T, m meter, clients ...*leased.Client) {

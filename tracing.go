@@ -205,7 +205,8 @@ func (t *tracing) endWaitSpan(ctx context.Context, span trace.Span, w *waitRecor
 	if span == nil && tracer != nil && len(events) > 0 {
 		_, span = tracer.Start(ctx, spanWait, trace.WithTimestamp(w.began), t.attributes(w.handle.keys.Name(), c.Mode))
 		if !span.IsRecording() {
-			span = nil
+			w.declineSpans()
+			return nil, nil
 		}
 	}
 	if span == nil {
@@ -294,6 +295,19 @@ func (w *waitRecord) skipSpan() {
 	if w.entry.state().Contended() {
 		w.entry.traceHolderLocked(w.call)
 	}
+}
+
+// declineSpans notes that the sampler does not want the wait, which is the root of a trace. The hold gets no span
+// either: it would be another root, for which the sampler would be asked anew.
+func (w *waitRecord) declineSpans() {
+	if w.entry == nil {
+		return
+	}
+	w.entry.mu.Lock()
+	defer w.entry.mu.Unlock()
+	t := w.call.trace()
+	t.waitUnreported, t.declined = false, true
+	w.entry.restLocked()
 }
 
 // takeEvents removes the events of the wait from the caller's log. It also returns what the wait
@@ -661,6 +675,7 @@ type callTrace struct {
 	span           trace.Span        // of the hold, nil until it has begun
 	waitUnreported bool              // the caller has not reported its wait yet, and may begin the hold's span when it does
 	spanClaimed    bool              // a goroutine is beginning, or has begun, the span of the hold
+	declined       bool              // the sampler did not want the wait, so there is no span of the hold either
 	end            holdEnd           // for a hold that was over before it had a span
 }
 
@@ -697,7 +712,7 @@ func (e *entry) underHoldSpan(ctx context.Context, w *call) (work context.Contex
 // claimHoldSpan reports whether the calling goroutine is to begin the span of the hold: exactly one
 // goroutine does.
 func (t *callTrace) claimHoldSpan() bool {
-	if t == nil || t.spanClaimed {
+	if t == nil || t.spanClaimed || t.declined {
 		return false
 	}
 	t.spanClaimed = true

@@ -404,6 +404,75 @@ func TestTraceDoesNotLinkPastALeaseWithoutASpan(t *testing.T) {
 	})
 }
 
+// Here they are in different processes. Whoever had the lock when the last one began to wait did not let it in.
+func TestTraceDoesNotLinkPastAProcessWithoutASpan(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		r := newRecorder(t)
+		first, last := newClient(t, s, leased.WithTracerProvider(r), leased.WithOwner("first")), newClient(t, s, leased.WithTracerProvider(r))
+		held := lockUnder(t, r.under(t, "first"), first.Mutex("x"))
+		between := locking(t, newClient(t, s, leased.WithOwner("between")).Mutex("x"))
+		s.queued(t, "x", 1)
+		got := make(chan *leased.Lease)
+		go func() { got <- lockUnder(t, r.under(t, "last"), last.Mutex("x")) }()
+		s.queued(t, "x", 2)
+		unlock(t, held)
+		l := <-between
+		time.Sleep(time.Second)
+		unlock(t, l)
+		unlock(t, <-got)
+		synctest.Wait()
+		waits := r.spans("leased.wait")
+		if len(waits) != 2 {
+			t.Fatalf("%d waits", len(waits))
+		}
+		set := attribute.NewSet(waits[1].Attributes...)
+		if blocker, named := set.Value("leased.blocker"); len(waits[1].Links) != 0 || named {
+			t.Errorf("links %v, blocker %q", waits[1].Links, blocker.AsString())
+		}
+	})
+}
+
+// declines samples nothing, and counts what it is asked about.
+type declines struct {
+	mu    sync.Mutex
+	asked map[string]int
+}
+
+func (d *declines) ShouldSample(p sdk.SamplingParameters) sdk.SamplingResult {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.asked[p.Name]++
+	return sdk.SamplingResult{Decision: sdk.Drop}
+}
+
+func (d *declines) Description() string { return "declines" }
+
+// A sampler of root spans decides once about a call of Lock. If it declines the wait, the hold is no other root.
+func TestASamplerIsAskedOnceAboutTheSpansOfALockCall(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		d := &declines{asked: map[string]int{}}
+		c := newClient(t, s, leased.WithTracerProvider(newRecorder(t, sdk.WithSampler(d))))
+		mu := c.Mutex("x")
+		mu.Lock()
+		for range 3 { // each waits for the one before
+			locked := make(chan struct{})
+			go func() {
+				mu.Lock()
+				close(locked)
+			}()
+			synctest.Wait()
+			mu.Unlock()
+			<-locked
+		}
+		mu.Unlock()
+		synctest.Wait()
+		// The first did not wait, so nobody was asked about a span of its wait.
+		if waits, holds := d.asked["leased.wait"], d.asked["leased.hold"]; waits != 3 || holds != 1 {
+			t.Errorf("asked about %d waits and %d holds", waits, holds)
+		}
+	})
+}
+
 func TestTraceOfOneThatGivesUpLinksTheHoldThatBlocksItOrNamesTheBlocker(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		r := newRecorder(t)
