@@ -218,7 +218,7 @@ func newClient(o clientOptions, kind kindOfRedis) *Client {
 	c.canceler = newCanceler(c)
 	c.outage = newOutage(c)
 	c.downtime.client = c
-	c.losses.deliver, c.losses.most, c.losses.what = o.onLoss, mostLosses, "the loss handler"
+	c.losses.deliver, c.losses.most, c.losses.what, c.losses.hide = o.onLoss, mostLosses, "the loss handler", o.secretNames
 	if o.onLoss == nil {
 		c.losses.deliverAll = c.log.lost
 	}

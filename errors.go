@@ -1,6 +1,7 @@
 package leased
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -152,11 +153,22 @@ func (e *notAcquired) Error() string {
 	}
 	if e.lastErr != nil {
 		// The texts are compared, and not the errors: a hook's error may be of a type whose values cannot be.
-		if last := bare(e.lastErr); e.reason == nil || !strings.Contains(bare(e.reason), last) {
+		if last := bare(e.lastErr); !e.tells(last) {
 			fmt.Fprintf(&b, " (last Redis error: %s)", last)
 		}
 	}
 	return b.String()
+}
+
+// tells reports whether the reason ends with the text of the last Redis error. The cause of a context's end can end
+// with it by chance.
+func (e *notAcquired) tells(last string) bool {
+	if e.reason == nil {
+		return false
+	}
+	text := bare(e.reason)
+	ofContext := errors.Is(e.reason, context.Canceled) || errors.Is(e.reason, context.DeadlineExceeded)
+	return text == last || !ofContext && strings.HasSuffix(text, ": "+last)
 }
 
 // Unwrap includes redisserver.ErrLateAnswer if nothing was known of the lock, for "leased run".

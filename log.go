@@ -50,7 +50,7 @@ type throttledLog struct {
 
 func newThrottledLog(o *clientOptions) *throttledLog {
 	l := &throttledLog{logger: o.logger, secret: o.secretNames, prefix: o.prefix, last: map[string]time.Time{}, away: map[int]bool{}}
-	l.lines.most, l.lines.what = mostLines, "the logger"
+	l.lines.most, l.lines.what, l.lines.hide = mostLines, "the logger", o.secretNames
 	l.lines.deliver = func(line func()) {
 		line()
 		if l.lines.dropped.Load() > 0 && time.Since(l.last["dropped"]) >= quiet {

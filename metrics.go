@@ -496,7 +496,7 @@ func (m *metrics) stop(ctx context.Context) bool {
 		defer close(ended)
 		defer func() {
 			if p := recover(); p != nil {
-				reportPanic("an instrument", p)
+				reportPanic("an instrument", p, m.client.opts.secretNames)
 			}
 		}()
 		m.update()

@@ -160,8 +160,8 @@ func WithLogger(logger *slog.Logger) Option {
 // WithoutLockNamesInLogs keeps the names of locks out of all log lines, in case the names
 // are secrets. Errors, spans and [LossEvent] still have them. The default is that lines
 // about a lock name it. Only code of yours can bring a name in: an error of a hook of the Redis client is
-// logged with its text, in which the name of the line's own lock is replaced, and so is what a loss handler
-// panics with. Of a hook that panics, only the type of the value is logged.
+// logged with its text, in which the name of the line's own lock is replaced. Of what code of yours panics
+// with, only the type is logged.
 func WithoutLockNamesInLogs() Option {
 	return clientOption(func(o *clientOptions) error {
 		o.secretNames = true
@@ -483,6 +483,8 @@ func WithReleaseTimeout(d time.Duration) LockOption {
 //
 // WAIT makes loss unlikely, not impossible: the replica that is promoted need not be one of
 // those counted. Set n to at least half of the replicas, and check tokens at the resource.
+// Replicas of a replica do not count. Each grant uses a connection of the Redis client until
+// it is confirmed; at most half of its pool is used in this way at once.
 // The option is for [New] only. The default is no confirmation.
 func WithReplicas(n int, timeout time.Duration) Option {
 	return clientOption(func(o *clientOptions) error {

@@ -31,6 +31,7 @@ type asyncQueue[T any] struct {
 	// dropped and counted. 0: no limit.
 	most int
 	what string // what is called, for the report of a panic
+	hide bool   // whether that report leaves out the value, which may name a lock
 
 	dropped  atomic.Int64
 	reported atomic.Bool
@@ -104,7 +105,7 @@ func (q *asyncQueue[T]) run(done chan struct{}) {
 func (q *asyncQueue[T]) call(f func()) {
 	defer func() {
 		if p := recover(); p != nil && q.reported.CompareAndSwap(false, true) {
-			reportPanic(q.what, p)
+			reportPanic(q.what, p, q.hide)
 		}
 	}()
 	f()
@@ -119,8 +120,11 @@ func (q *asyncQueue[T]) wait(ctx context.Context) bool {
 }
 
 // reportPanic writes to the default log that user code panicked where the user could not recover
-// it. That log may be what panicked.
-func reportPanic(what string, p any) {
+// it; hide leaves out the value. That log may be what panicked.
+func reportPanic(what string, p any, hide bool) {
 	defer func() { _ = recover() }()
+	if hide {
+		p = fmt.Sprintf("a value of type %T", p)
+	}
 	slog.Default().Error("leased: "+what+" panicked; locks go on", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
 }

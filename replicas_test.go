@@ -3,10 +3,12 @@ package leased_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -135,6 +137,53 @@ func TestALeaseThatNoReplicaHasIsNotGranted(t *testing.T) {
 		t.Fatal(err)
 	}
 	unlock(t, l)
+}
+
+// Each of those that wait for the replica has a connection. A release needs no replica.
+func TestReleasesHaveConnectionsWhileGrantsWaitForReplicas(t *testing.T) {
+	t.Parallel()
+	r := redistest.NewReplication(t, 1)
+	const size, workers = 10, 60
+	rdb := r.Primary().Client(func(o *redis.Options) { o.PoolSize = size })
+	c := confirmed(t, rdb, leased.WithReplicas(1, time.Second))
+	var held []*leased.Lease
+	for i := range 3 {
+		held = append(held, lock(t, c.Mutex(fmt.Sprint("held", i))))
+	}
+	replica := r.Replicas()[0]
+	replica.Stop()
+	defer replica.Cont()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	var all sync.WaitGroup
+	for i := range workers {
+		all.Go(func() {
+			if _, err := c.Mutex(fmt.Sprint("wanted", i)).LockContext(ctx); err == nil {
+				t.Error("granted without a replica")
+			}
+		})
+	}
+	inUse := func() int {
+		pool := rdb.PoolStats()
+		if own := pool.PipelineStats; own != nil {
+			return int(own.TotalConns - own.IdleConns)
+		}
+		return int(pool.TotalConns - pool.IdleConns)
+	}
+	eventually(t, "grants wait for the replica", func() bool { return inUse() >= size/2 })
+	for _, l := range held {
+		if err := l.Unlock(); err != nil {
+			t.Errorf("Unlock: %v", err)
+		}
+		if err := rdb.Get(t.Context(), "something").Err(); !errors.Is(err, redis.Nil) {
+			t.Errorf("GET: %v", err)
+		}
+	}
+	if n := inUse(); n > size-2 {
+		t.Errorf("%d of %d connections are in use", n, size)
+	}
+	cancel()
+	all.Wait()
 }
 
 // A cancel without an answer can arrive at any time, also when its sender has the lock by then.

@@ -2,6 +2,7 @@ package leased
 
 import (
 	"context"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,8 +21,9 @@ const (
 	reloadsInAll  = 24                     // at most so many may be under way
 	reloadAwaited = 500 * time.Millisecond // how long commands wait for a reload: time for a second one
 	reloadTakes   = 100 * time.Millisecond // allowed for a ReloadState, which does not say when it is done; it usually takes less
-	movingTime    = 3 * time.Second        // for how long renewals may meet nodes that name other ones before that is an outage
+	movingTime    = 3 * time.Second        // for how long a lock's renewals may meet nodes that name other ones before that is an outage
 	movedBefore   = 10 * time.Second       // movingTime begins anew when none has for this long
+	reloadTries   = 4                      // how often one reload asks for the slots if a node names no master
 )
 
 // slotMap makes the client of a Redis Cluster learn again which node serves which slot. go-redis
@@ -58,8 +60,12 @@ type slotMap struct {
 	running map[int]time.Time // when the reloads under way began, by number
 	fresh   chan struct{}     // closed when a reload comes back; nil if commands need not wait for one
 
-	firstMoved, lastMoved time.Time // when renewals met a node that named another one, see moves
+	moved map[string]movement // by key, locks whose renewals have met a node that named another one, see moves
+	swept time.Time           // when those of before were last removed from it
 }
+
+// movement is when renewals of one lock met nodes that named other ones.
+type movement struct{ first, last time.Time }
 
 // stateReloader is a *redis.ClusterClient, or a type that embeds one.
 type stateReloader interface{ ReloadState(context.Context) }
@@ -70,22 +76,28 @@ type masterVisitor interface {
 }
 
 func newSlotMap(c *Client, rdb redis.UniversalClient) *slotMap {
-	m := &slotMap{client: c, running: map[int]time.Time{}}
+	m := &slotMap{client: c, running: map[int]time.Time{}, moved: map[string]movement{}}
 	m.rdb, _ = rdb.(stateReloader)
 	m.masters, _ = rdb.(clusterNodes)
 	return m
 }
 
-// moves notes that a renewal met a node that named another one, and reports whether that is still within
-// movingTime: until the map is reloaded and the renewals are repeated.
-func (m *slotMap) moves(now time.Time) bool {
+// moves notes that a renewal of a lock met a node that named another one, and reports whether that says nothing of
+// the lease: it is passing, until the map is reloaded and the renewal is repeated, and the lease lasts longer.
+func (m *slotMap) moves(key string, ttl time.Duration, now time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if now.Sub(m.lastMoved) >= movedBefore {
-		m.firstMoved = now
+	if now.Sub(m.swept) >= movedBefore {
+		m.swept = now
+		maps.DeleteFunc(m.moved, func(_ string, of movement) bool { return now.Sub(of.last) >= movedBefore })
 	}
-	m.lastMoved = now
-	return now.Sub(m.firstMoved) < movingTime
+	of := m.moved[key]
+	if now.Sub(of.last) >= movedBefore {
+		of.first = now
+	}
+	of.last = now
+	m.moved[key] = of
+	return now.Sub(of.first) < min(movingTime, ttl/3)
 }
 
 // commandFailed reloads the map if the node that was asked may no longer be the right one. A node
@@ -207,14 +219,15 @@ func (m *slotMap) run(number int) {
 	defer m.client.recoverPanic("the Redis client, which was to read its Cluster's slots,")
 	if all, ok := m.rdb.(masterVisitor); ok {
 		// Close does not end this: see the type. go-redis' own timeouts do.
-		var mu sync.Mutex // the function is called in a goroutine for each master
-		var masters []string
-		err := all.ForEachMaster(context.WithoutCancel(m.client.base), func(_ context.Context, node *redis.Client) error {
-			mu.Lock()
-			defer mu.Unlock()
-			masters = append(masters, node.Options().Addr)
-			return nil
-		})
+		ctx := context.WithoutCancel(m.client.base)
+		masters, err := mastersOf(ctx, all)
+		// A node that has lost its part in the Cluster names no master, and go-redis believes it.
+		for range reloadTries - 1 {
+			if err != nil || len(masters) > 0 || m.client.base.Err() != nil {
+				break
+			}
+			masters, err = mastersOf(ctx, all)
+		}
 		if err == nil {
 			m.client.inbox.mastersAre(masters)
 		}
@@ -222,6 +235,18 @@ func (m *slotMap) run(number int) {
 	}
 	takes = reloadTakes
 	m.rdb.ReloadState(m.client.base)
+}
+
+// mastersOf has the map reloaded, and returns the addresses of the masters that it names.
+func mastersOf(ctx context.Context, all masterVisitor) (masters []string, err error) {
+	var mu sync.Mutex // the function is called in a goroutine for each master
+	err = all.ForEachMaster(ctx, func(_ context.Context, node *redis.Client) error {
+		mu.Lock()
+		defer mu.Unlock()
+		masters = append(masters, node.Options().Addr)
+		return nil
+	})
+	return masters, err
 }
 
 func (m *slotMap) ended(number int) {

@@ -86,7 +86,10 @@ type frozenNode struct {
 	most  int
 }
 
-func (f *frozenNode) ForEachMaster(context.Context, func(context.Context, *redis.Client) error) error {
+// someMaster is not dialed.
+var someMaster = redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+
+func (f *frozenNode) ForEachMaster(ctx context.Context, visit func(context.Context, *redis.Client) error) error {
 	f.mu.Lock()
 	f.at = append(f.at, time.Now())
 	n := len(f.at)
@@ -99,7 +102,7 @@ func (f *frozenNode) ForEachMaster(context.Context, func(context.Context, *redis
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.busy--
-	return nil
+	return visit(ctx, someMaster)
 }
 
 func (f *frozenNode) ReloadState(context.Context) { panic("does one after the other") }
@@ -128,6 +131,38 @@ func TestVirtualAReloadThatAsksAFrozenNodeHoldsUpNoOther(t *testing.T) {
 			if got := f.since(began); !slices.Equal(got, c.want) || f.most != c.most {
 				t.Errorf("%s: reloaded after %v, %d at once; want %v, %d", what, got, f.most, c.want, c.most)
 			}
+		})
+	}
+}
+
+// strangers is a client of a Cluster some of whose nodes have come back without their part in it, and name no master.
+type strangers struct {
+	reloads
+	first int // the first node that is asked and is none of them
+}
+
+func (s *strangers) ForEachMaster(ctx context.Context, visit func(context.Context, *redis.Client) error) error {
+	s.mu.Lock()
+	s.at = append(s.at, time.Now())
+	n := len(s.at)
+	s.mu.Unlock()
+	if n < s.first {
+		return nil
+	}
+	return visit(ctx, someMaster)
+}
+
+func TestVirtualAReloadThatNamesNoMasterIsRepeated(t *testing.T) {
+	for first, want := range map[int]int{1: 1, 3: 3, 100: reloadTries} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &strangers{first: first}
+			client := reloading(t, s)
+			client.slotMap.commandFailed(redisserver.Classify(io.EOF))
+			time.Sleep(time.Millisecond)
+			if got := len(s.since(time.Now())); got != want {
+				t.Errorf("if the node that is asked at the try %d names masters, %d are asked", first, got)
+			}
+			time.Sleep(time.Minute)
 		})
 	}
 }

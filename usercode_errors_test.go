@@ -1,15 +1,19 @@
 package leased
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"log/slog"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -160,4 +164,54 @@ func TestErrorsOfTheUsersHooksAreAskedWhileNothingIsLocked(t *testing.T) {
 	if w.asked.Load() == 0 {
 		t.Error("nobody asked: the test has proved nothing")
 	}
+}
+
+// The last error of Redis is left out only where the reason is that error. The texts of a broken connection are short,
+// and a user's cause can contain them.
+func TestAnErrorLeavesOutTheLastErrorOfRedisOnlyIfItSaysThat(t *testing.T) {
+	canceled, cancel := context.WithCancelCause(t.Context())
+	cancel(fmt.Errorf("reading the request: %w", io.EOF))
+	loading := errors.New("LOADING Redis is loading the dataset in memory")
+	for _, c := range []struct {
+		reason, last error
+		leftOut      bool
+	}{
+		{nil, io.EOF, false},
+		{loading, loading, true},
+		{fmt.Errorf("no server can be asked: %w", loading), loading, true},
+		{errors.New("reading: unexpected EOF"), io.EOF, false},
+		{errors.New("LOADING"), loading, false},
+		{context.DeadlineExceeded, io.EOF, false},
+		{ended(canceled), io.EOF, false},
+	} {
+		text := (&notAcquired{name: "x", reason: c.reason, lastErr: c.last}).Error()
+		if strings.HasSuffix(text, "(last Redis error: "+c.last.Error()+")") == c.leftOut {
+			t.Errorf("%v, after %v: %s", c.reason, c.last, text)
+		}
+	}
+}
+
+// What a handler panics with may name a lock, as a hook's panic may.
+func TestWithoutLockNamesThePanicOfAHandlerIsLoggedWithoutItsValue(t *testing.T) {
+	before, writer, flags := slog.Default(), log.Writer(), log.Flags() // SetDefault changes all three
+	defer func() {
+		slog.SetDefault(before)
+		log.SetOutput(writer)
+		log.SetFlags(flags)
+	}()
+	for hide, logged := range map[bool]string{false: "lost the lock topsecret", true: "a value of type string"} {
+		var out bytes.Buffer
+		slog.SetDefault(slog.New(slog.NewTextHandler(&out, nil)))
+		q := asyncQueue[string]{what: "the loss handler", hide: hide, deliver: func(name string) { panic("lost the lock " + name) }}
+		q.add("topsecret")
+		done := q.wait(t.Context())
+		if text := out.String(); !done || !strings.Contains(text, logged) || hide && strings.Contains(text, "topsecret") {
+			t.Errorf("hide is %v: %s", hide, text)
+		}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		if c := onStub(t, 0, 0, WithoutLockNamesInLogs()); !c.losses.hide || !c.tracing.queue.hide || !c.log.lines.hide {
+			t.Error("a queue reports what names locks")
+		}
+	})
 }

@@ -328,16 +328,16 @@ func TestVirtualAnUrgentRenewalDoesNotWaitForOthers(t *testing.T) {
 	})
 }
 
-// moving is a server whose slots, but for that of the lock "other", move until a time.
+// moving is a server whose slots move.
 type moving struct {
 	stubServer
-	until time.Time
+	moves func(name string, now time.Time) bool
 }
 
 func (m *moving) Renew(ctx context.Context, batch []protocol.Renewal) {
 	m.stubServer.Renew(ctx, batch)
 	for i := range batch {
-		if r := &batch[i]; r.Keys.Name() != "other" && time.Now().Before(m.until) {
+		if r := &batch[i]; m.moves(r.Keys.Name(), time.Now()) {
 			r.Outcome, r.Err = protocol.Unanswered, answer("MOVED 42 127.0.0.1:7000")
 		}
 	}
@@ -345,22 +345,45 @@ func (m *moving) Renew(ctx context.Context, batch []protocol.Renewal) {
 
 // With WithReplicas, renewals are sent to one node of a Cluster, and go-redis follows no redirection there.
 func TestVirtualRenewalsThatMeetAnotherNodeAreAnOutageOnlyIfThatGoesOn(t *testing.T) {
-	for takes, lines := range map[time.Duration]int{time.Second: 0, 15 * time.Second: 1} {
+	began := time.Time{}
+	until := func(end time.Duration) func(string, time.Time) bool {
+		return func(name string, now time.Time) bool { return name != "other" && now.Sub(began) < end }
+	}
+	for what, c := range map[string]struct {
+		moves func(name string, now time.Time) bool
+		lines int
+		ttl   time.Duration
+	}{ // the first renewals of leases of a minute are 20 s after the beginning
+		"a second":                     {until(21 * time.Second), 0, time.Minute},
+		"15 seconds":                   {until(35 * time.Second), 1, time.Minute},
+		"a minute, of leases that end": {until(time.Minute), 1, 2 * time.Second},
+		"one after the other": {func(name string, now time.Time) bool {
+			i, err := strconv.Atoi(name)
+			at := 20*time.Second + time.Duration(i%10)*2*time.Second
+			return err == nil && at <= now.Sub(began) && now.Sub(began) < at+2*time.Second
+		}, 0, 6 * time.Second},
+	} {
 		synctest.Test(t, func(t *testing.T) {
+			began = time.Now()
 			var out bytes.Buffer
-			c := onStub(t, 0, 0, WithTTL(time.Minute), WithLogger(slog.New(slog.NewTextHandler(&out, nil))))
-			// The first renewals of all are 20 s after this.
-			c.server = &moving{stubServer{client: c}, time.Now().Add(20*time.Second + takes)}
-			other, err := c.Mutex("other", WithTTL(3*time.Second)).LockContext(context.Background())
+			client := onStub(t, 0, 0, WithTTL(c.ttl), WithLogger(slog.New(slog.NewTextHandler(&out, nil))))
+			client.server = &moving{stubServer{client: client}, c.moves}
+			other, err := client.Mutex("other", WithTTL(3*time.Second)).LockContext(context.Background())
 			if err != nil {
 				t.Fatal(err)
 			}
-			held := lockMany(t, c, 4*renewalsPerBatch)
+			held := lockMany(t, client, 4*renewalsPerBatch)
 			time.Sleep(5 * time.Minute)
-			unlockAll(t, append(held, other))
+			if held[0].Context().Err() != nil != (c.ttl < 3*time.Second) {
+				t.Errorf("%s: the first lease: %v", what, context.Cause(held[0].Context()))
+			}
+			for _, l := range held {
+				_ = l.Unlock()
+			}
+			unlockAll(t, []*Lease{other})
 			synctest.Wait()
-			if began := strings.Count(out.String(), "cannot run lock commands now"); began != lines {
-				t.Errorf("for %v: %d lines of an outage: %s", takes, began, out.String())
+			if n := strings.Count(out.String(), "cannot run lock commands now"); n != c.lines {
+				t.Errorf("%s: %d lines of an outage: %s", what, n, out.String())
 			}
 		})
 	}

@@ -269,7 +269,7 @@ func refused(err error) bool {
 // notSent reports whether the command was certainly not sent, for lack of a connection.
 func notSent(err error) bool {
 	var op *net.OpError
-	return errors.As(err, &op) && op.Op == "dial" || PoolExhausted(err)
+	return errors.As(err, &op) && op.Op == "dial" || PoolExhausted(err) || errors.As(err, new(*noTurn))
 }
 
 // ErrLateAnswer is the error of a command that had no answer in time. It does not match the error of a

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -23,6 +25,9 @@ import (
 // message arrives. The renewals of each node are confirmed together, and a renewal that too few
 // replicas have does not extend a lease.
 //
+// Each such command has a connection of its own for as long as the replicas take. So no more than half of a
+// pool's connections are used in this way at once: releases, renewals and the user's own commands need the others.
+//
 // WAIT does not make Redis strongly consistent: the replica that is promoted can be one that
 // WAIT did not count. To make the loss of a grant unlikely, n must be at least half of all
 // replicas, and a Sentinel or Cluster must promote the most advanced one.
@@ -30,12 +35,95 @@ type ReplicatedServer struct {
 	*Server
 	n       int
 	timeout time.Duration
+	turns   turns
 }
 
 // Replicated returns s with confirmation by n replicas, waiting for them for at most timeout.
 func Replicated(s *Server, n int, timeout time.Duration) *ReplicatedServer {
-	return &ReplicatedServer{Server: s, n: n, timeout: timeout}
+	return &ReplicatedServer{Server: s, n: n, timeout: timeout, turns: turns{of: map[*redis.Client]*turn{}}}
 }
+
+// turns bounds how many commands wait for replicas of a node at once.
+type turns struct {
+	mu sync.Mutex              // guards what follows
+	of map[*redis.Client]*turn // those in use; nil stands for a client of the user's own type, which is one node
+}
+
+// turn is what the commands to one node share.
+type turn struct {
+	users int           // commands that have it or wait for it
+	taken chan struct{} // holds a value for each command that has it
+}
+
+// take waits until a command to the node may be sent, and returns what to call once it was answered. It returns an
+// error if that would leave less than least of the time that the command has.
+func (t *turns) take(ctx context.Context, node redis.UniversalClient, least time.Duration) (done func(), err error) {
+	one, ok := node.(oneNode)
+	if !ok {
+		return func() {}, nil
+	}
+	key, _ := node.(*redis.Client)
+	t.mu.Lock()
+	mine := t.of[key]
+	if mine == nil {
+		mine = &turn{taken: make(chan struct{}, max(1, pipelineConns(node, one.Options())/2))}
+		t.of[key] = mine
+	}
+	mine.users++
+	t.mu.Unlock()
+	leave := func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if mine.users--; mine.users == 0 {
+			delete(t.of, key)
+		}
+	}
+	done = func() {
+		<-mine.taken
+		leave()
+	}
+	select {
+	case mine.taken <- struct{}{}:
+		return done, nil
+	default:
+	}
+	spare := time.Duration(math.MaxInt64)
+	if end, bounded := ctx.Deadline(); bounded {
+		spare = time.Until(end) - least
+	}
+	timer := time.NewTimer(spare)
+	defer timer.Stop()
+	select {
+	case mine.taken <- struct{}{}:
+		return done, nil
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	leave()
+	return nil, &noTurn{cap(mine.taken)}
+}
+
+// pipelineConns returns how many connections the pipelines of a node can have.
+func pipelineConns(node redis.UniversalClient, o *redis.Options) int {
+	switch {
+	case node.PoolStats().PipelineStats == nil:
+		return o.PoolSize
+	case o.PipelinePoolSize > 0:
+		return o.PipelinePoolSize
+	}
+	return min(o.PoolSize, 10) // the default of go-redis 9.23
+}
+
+// noTurn is the error of a command that was not sent because too many others wait for replicas.
+type noTurn struct{ most int }
+
+func (e *noTurn) Error() string {
+	return fmt.Sprintf("not sent, because %d commands wait for their replicas already, for which the Redis client's "+
+		"pool has no more connections", e.most)
+}
+
+// leastForGrant is how much time a grant has, at least, beside that in which it is confirmed.
+const leastForGrant = protocol.CommandTimeout / 8
 
 // tooFewReplicas is the error of a grant that too few replicas have.
 type tooFewReplicas struct {
@@ -83,6 +171,11 @@ func (s *ReplicatedServer) Do(ctx context.Context, k *protocol.Keys, c *protocol
 	if err != nil {
 		return protocol.Answer{}, s.explain(err)
 	}
+	done, err := s.turns.take(ctx, node, s.timeout+leastForGrant)
+	if err != nil {
+		return protocol.Answer{}, err
+	}
+	defer done() // also if a hook panics
 	confirmed, wait := s.confirming(ctx, node)
 	a, err := confirmed.Do(ctx, k, c)
 	if err != nil || a.Outcome != protocol.Granted {

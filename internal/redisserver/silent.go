@@ -18,18 +18,18 @@ import (
 // waits for its whole time, and only then is the connection discarded: with dozens in the pool, leases
 // end before the last one has gone.
 //
-// So after a command that had no answer in time, a PING is sent on a new connection. If it has an answer, one
-// is sent on the connection that the next command would take. If that has none, more are sent, on more and
-// more connections at once, for as long as some have no answer. go-redis discards those, so a server that is
-// slow, or far away, has twice the time that it took on the new connection. That is asked before each batch,
-// because the server may hang by then.
+// So after a command that had no answer in time, a PING is sent on a new connection. If it has an answer, two are
+// sent on the connections that the next commands would take. If both have none, more are sent, on more and more
+// connections at once, for as long as most have no answer: a server that is uneven answers most, and those that it
+// answers late are lost. go-redis discards what is silent, so a server that is slow, or far away, has twice the time
+// that it took on the new connection. That is asked before each batch, because the server may hang by then.
 
 const (
 	leastSilence = 250 * time.Millisecond // the least time for an answer
-	// The first batch is one PING, on the connection that the next command would take. Each further one is
-	// larger by this factor, up to a bound, so that a few suffice for hundreds of connections: a lease of some
-	// seconds waits meanwhile.
-	batchGrowth = 64
+	// The first batch is two PINGs. Each further one is larger by this factor, up to a bound, so that a few suffice
+	// for hundreds of connections: a lease of some seconds waits meanwhile.
+	firstPings  = 2
+	batchGrowth = 32
 	mostPings   = 256
 	mostBatches = 12
 )
@@ -248,23 +248,29 @@ func (c *closer) close() {
 // not answered, without the first batch, and whether one was not although the server has answered each time.
 func (s *Server) pingIdle(ctx context.Context, fresh *freshConn, clone func(time.Duration) *redis.Client, idle func() int, pipelines bool) (total int, again bool) {
 	var silent atomic.Int64
-	for i, size := 0, 1; i < mostBatches && idle() > 0; i, size = i+1, min(batchGrowth*size, mostPings) {
+	for i, size := 0, firstPings; i < mostBatches && idle() > 0; i, size = i+1, min(batchGrowth*size, mostPings) {
 		if !s.asks(ctx, fresh) {
 			return total, false
 		}
 		limit := max(2*fresh.took, leastSilence)
 		rdb := clone(limit)
 		silent.Store(0)
-		inParallel(min(idle(), size), func(int) {
+		n := min(idle(), size)
+		inParallel(n, func(int) {
 			if readTooLong(s.ping(ctx, rdb, pipelines, limit)) {
 				silent.Add(1)
 			}
 		})
-		if silent.Load() == 0 || ctx.Err() != nil {
-			break
+		none := int(silent.Load())
+		switch {
+		case i > 0:
+			total += none
+			again = again || none > 0
+		case none == n:
+			again = true
 		}
-		if again = true; i > 0 {
-			total += int(silent.Load())
+		if 2*none <= n || i == 0 && none < n || ctx.Err() != nil {
+			break
 		}
 	}
 	return total, again

@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"math/rand/v2"
 	"net"
 	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -213,12 +215,12 @@ func TestSilentConnectionsAreDropped(t *testing.T) {
 			n, _ := s.DropSilent(t.Context(), "x")
 			left := int(rdb.PoolStats().IdleConns)
 			switch name {
-			case "all": // the first was a sample
-				if n != idle-1 || left != 0 {
+			case "all": // the first two were a sample
+				if n != idle-2 || left != 0 {
 					t.Errorf("%d of %d silent ones were found, and %d are left", n, idle, left)
 				}
 			case "the newest":
-				if n != idle/2-1 || left != idle/2 {
+				if n != idle/2-2 || left != idle/2 {
 					t.Errorf("%d of %d silent ones were found, and %d of %d are left", n, idle/2, left, idle)
 				}
 			default:
@@ -255,7 +257,7 @@ func TestConnectionsToAServerThatBeginsToHangAreKept(t *testing.T) {
 		s := New(rdb, target.Prefix)
 		armed.Store(true)
 		n, again := s.DropSilent(t.Context(), "x")
-		if left := int(rdb.PoolStats().IdleConns); n != 0 || left != idle-1 || again {
+		if left := int(rdb.PoolStats().IdleConns); n != 0 || left != idle-2 || again {
 			t.Errorf("%d were found silent, and %d of %d are left; commands are to be sent again: %v", n, left, idle, again)
 		}
 	})
@@ -272,6 +274,82 @@ func (c hanging) Write(p []byte) (int, error) {
 		c.deaf.Store(true)
 	}
 	return c.muted.Write(p)
+}
+
+// A server that answers some of the PINGs late is not cut off from its pool.
+func TestConnectionsToAServerWhoseAnswersAreUnevenAreKept(t *testing.T) {
+	for _, share := range []float64{0.1, 0.3} {
+		closed := 0
+		const looks = 60
+		for seed := range uint64(looks) {
+			synctest.Test(t, func(t *testing.T) {
+				redistest.LastInBubble(t)
+				const idle = 100
+				of := &uneven{share: share, chance: rand.New(rand.NewPCG(seed, 1))}
+				rdb := redistest.MiniClient(t, redistest.Mini(t), func(o *redis.Options) {
+					o.PoolSize = idle + 10
+					wrapConns(o, func(conn net.Conn) net.Conn { return &unevenConn{Conn: conn, of: of} })
+				})
+				fillPool(t, rdb, idle)
+				of.mu.Lock()
+				of.on = true
+				of.mu.Unlock()
+				New(rdb, "").DropSilent(t.Context(), "x")
+				n := idle - int(rdb.PoolStats().IdleConns)
+				if n > idle/2 {
+					t.Errorf("of %d connections %d were closed, with a share of %v", idle, n, share)
+				}
+				closed += n
+			})
+		}
+		if mean := float64(closed) / looks; mean > 5 {
+			t.Errorf("%v connections are closed in a look, on average, with a share of %v", mean, share)
+		}
+	}
+}
+
+// uneven says which answers are late.
+type uneven struct {
+	share  float64
+	mu     sync.Mutex // guards what follows
+	on     bool
+	chance *rand.Rand
+}
+
+func (u *uneven) late() bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.on && u.chance.Float64() < u.share
+}
+
+// unevenConn is a connection of whose answers to PINGs some are late.
+type unevenConn struct {
+	net.Conn
+	of    *uneven
+	late  bool
+	until time.Time // the read deadline
+}
+
+func (c *unevenConn) SetReadDeadline(t time.Time) error {
+	c.until = t
+	return c.Conn.SetReadDeadline(t)
+}
+
+func (c *unevenConn) Write(p []byte) (int, error) {
+	c.late = bytes.Contains(bytes.ToLower(p), []byte("ping")) && c.of.late()
+	return c.Conn.Write(p)
+}
+
+func (c *unevenConn) Read(p []byte) (int, error) {
+	if c.late {
+		const late = 400 * time.Millisecond
+		if left := time.Until(c.until); !c.until.IsZero() && left < late {
+			time.Sleep(left) // in virtual time, like the next
+			return 0, os.ErrDeadlineExceeded
+		}
+		time.Sleep(late) // in virtual time
+	}
+	return c.Conn.Read(p)
 }
 
 // Neither hooks nor the Limiter are called, which would see many failures at once, and could panic.
@@ -294,7 +372,7 @@ func TestDroppingSilentConnectionsCallsNoHookAndNoLimiter(t *testing.T) {
 		rdb.AddHook(&hooked)
 		before := limits.asked.Load()
 		deaf.Store(true)
-		if n, _ := New(rdb, target.Prefix).DropSilent(t.Context(), "x"); n != idle-1 {
+		if n, _ := New(rdb, target.Prefix).DropSilent(t.Context(), "x"); n != idle-2 {
 			t.Errorf("%d silent connections", n)
 		}
 		if n, trips := limits.asked.Load()-before, hooked.Trips(); n != 0 || trips != 0 {
