@@ -2,7 +2,6 @@ package leased
 
 import (
 	"context"
-	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,7 +21,6 @@ const (
 	reloadAwaited = 500 * time.Millisecond // how long commands wait for a reload: time for a second one
 	reloadTakes   = 100 * time.Millisecond // allowed for a ReloadState, which does not say when it is done; it usually takes less
 	movingTime    = 3 * time.Second        // for how long a lock's renewals may meet nodes that name other ones before that is an outage
-	movedBefore   = 10 * time.Second       // movingTime begins anew when none has for this long
 	reloadTries   = 4                      // how often one reload asks for the slots if a node names no master
 )
 
@@ -60,12 +58,8 @@ type slotMap struct {
 	running map[int]time.Time // when the reloads under way began, by number
 	fresh   chan struct{}     // closed when a reload comes back; nil if commands need not wait for one
 
-	moved map[string]movement // by key, locks whose renewals have met a node that named another one, see moves
-	swept time.Time           // when those of before were last removed from it
+	moved map[string]time.Time // by key, when a lock's renewal first met a node that named another one; until reloading ends
 }
-
-// movement is when renewals of one lock met nodes that named other ones.
-type movement struct{ first, last time.Time }
 
 // stateReloader is a *redis.ClusterClient, or a type that embeds one.
 type stateReloader interface{ ReloadState(context.Context) }
@@ -76,7 +70,7 @@ type masterVisitor interface {
 }
 
 func newSlotMap(c *Client, rdb redis.UniversalClient) *slotMap {
-	m := &slotMap{client: c, running: map[int]time.Time{}, moved: map[string]movement{}}
+	m := &slotMap{client: c, running: map[int]time.Time{}, moved: map[string]time.Time{}}
 	m.rdb, _ = rdb.(stateReloader)
 	m.masters, _ = rdb.(clusterNodes)
 	return m
@@ -87,17 +81,12 @@ func newSlotMap(c *Client, rdb redis.UniversalClient) *slotMap {
 func (m *slotMap) moves(key string, ttl time.Duration, now time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if now.Sub(m.swept) >= movedBefore {
-		m.swept = now
-		maps.DeleteFunc(m.moved, func(_ string, of movement) bool { return now.Sub(of.last) >= movedBefore })
+	first, met := m.moved[key]
+	if !met {
+		first = now
+		m.moved[key] = now
 	}
-	of := m.moved[key]
-	if now.Sub(of.last) >= movedBefore {
-		of.first = now
-	}
-	of.last = now
-	m.moved[key] = of
-	return now.Sub(of.first) < min(movingTime, ttl/3)
+	return now.Sub(first) < min(movingTime, ttl/3)
 }
 
 // commandFailed reloads the map if the node that was asked may no longer be the right one. A node
@@ -192,6 +181,7 @@ func (m *slotMap) fire(now time.Time, batch []protocol.Renewal) []protocol.Renew
 		m.client.watchdog.set(m, next)
 	} else {
 		m.until = time.Time{}
+		clear(m.moved)
 	}
 	m.mu.Unlock()
 	if begin && !m.client.group.start(func() { m.run(number) }) {

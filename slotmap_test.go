@@ -135,6 +135,30 @@ func TestVirtualAReloadThatAsksAFrozenNodeHoldsUpNoOther(t *testing.T) {
 	}
 }
 
+// When commands have succeeded for a while, a slot that moves is about another move.
+func TestVirtualTheNextMoveOfASlotIsAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := reloading(t, &frozenNode{asks: func(int) bool { return false }})
+		moved := &protocol.Failure{Err: io.EOF, Kind: protocol.RefusedNow, Moved: true}
+		moves := func(key string) bool {
+			client.slotMap.commandFailed(moved)
+			return client.slotMap.moves(key, time.Minute, time.Now())
+		}
+		if !moves("x") {
+			t.Error("the first move is an outage")
+		}
+		time.Sleep(movingTime)
+		if moves("x") || !moves("y") {
+			t.Error("a slot that goes on moving is no outage, or one that has just begun is one")
+		}
+		time.Sleep(time.Minute)
+		if !moves("x") {
+			t.Error("the next move is an outage")
+		}
+		time.Sleep(time.Minute)
+	})
+}
+
 // strangers is a client of a Cluster some of whose nodes have come back without their part in it, and name no master.
 type strangers struct {
 	reloads
