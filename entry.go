@@ -370,15 +370,20 @@ func (e *entry) run(cmd *protocol.Command, limit time.Duration) {
 // the lock sends nothing.
 func (e *entry) noteFailure(cmd *protocol.Command, fail *protocol.Failure) (pause time.Duration) {
 	c := e.client
-	fail.Again = fail.Again && e.awake.pauses == nil // at once, but not again and again
-	hadFailed := e.awake.pauses != nil && !e.awake.lasts
+	first := e.awake.pauses == nil
+	// At once, but not again and again; and while its slot moves, in a moment, until the map of the slots is new.
+	fail.Again = fail.Again && (first || fail.Moved && !cmd.Held && c.slotMap.moves(e.keys.Lock, movingTime, time.Now()))
+	hadFailed := !first && !e.awake.lasts
 	pause = e.pause()
 	if e.awake.lasts = fail.Lasts(); e.awake.lasts && hadFailed {
 		c.outage.answered(true) // an error that an operator has to remove is an answer, too
 	}
 	c.inbox.requireProbe(fail)
-	if fail.Again {
+	switch {
+	case fail.Again && first:
 		return 0
+	case fail.Again:
+		return pause
 	}
 	c.logFailure(e.keys.Name(), fail)
 	c.downtime.commandFailed(fail, cmd.At, kindOfCommand(cmd, nil))

@@ -20,7 +20,7 @@ const (
 	reloadsInAll  = 24                     // at most so many may be under way
 	reloadAwaited = 500 * time.Millisecond // how long commands wait for a reload: time for a second one
 	reloadTakes   = 100 * time.Millisecond // allowed for a ReloadState, which does not say when it is done; it usually takes less
-	movingTime    = 3 * time.Second        // for how long a lock's renewals may meet nodes that name other ones before that is an outage
+	movingTime    = 3 * time.Second        // for how long commands of a lock may meet nodes that name other ones before that is an outage
 	reloadTries   = 4                      // how often one reload asks for the slots if a node names no master
 )
 
@@ -58,7 +58,7 @@ type slotMap struct {
 	running map[int]time.Time // when the reloads under way began, by number
 	fresh   chan struct{}     // closed when a reload comes back; nil if commands need not wait for one
 
-	moved map[string]time.Time // by key, when a lock's renewal first met a node that named another one; until reloading ends
+	moved map[string]time.Time // by key, when a lock's command first met a node that named another one; until reloading ends
 }
 
 // stateReloader is a *redis.ClusterClient, or a type that embeds one.
@@ -76,9 +76,9 @@ func newSlotMap(c *Client, rdb redis.UniversalClient) *slotMap {
 	return m
 }
 
-// moves notes that a renewal of a lock met a node that named another one, and reports whether that says nothing of
-// the lease: it is passing, until the map is reloaded and the renewal is repeated, and the lease lasts longer.
-func (m *slotMap) moves(key string, ttl time.Duration, now time.Time) bool {
+// moves notes that a command of a lock met a node that named another one, and reports whether that is passing, until
+// the map is reloaded and the command repeated. It is if it has gone on for less than movingTime, and than most.
+func (m *slotMap) moves(key string, most time.Duration, now time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	first, met := m.moved[key]
@@ -86,7 +86,7 @@ func (m *slotMap) moves(key string, ttl time.Duration, now time.Time) bool {
 		first = now
 		m.moved[key] = now
 	}
-	return now.Sub(first) < min(movingTime, ttl/3)
+	return now.Sub(first) < min(movingTime, most)
 }
 
 // commandFailed reloads the map if the node that was asked may no longer be the right one. A node

@@ -349,7 +349,7 @@ func (c *Client) noteRenewals(ctx context.Context, batch []protocol.Renewal, too
 			failed = fail
 			c.inbox.requireProbe(fail)
 			c.slotMap.commandFailed(fail)
-			if fail.Again && c.slotMap.moves(r.Keys.Lock, r.Req.TTL, time.Now()) {
+			if fail.Again && c.slotMap.moves(r.Keys.Lock, r.Req.TTL/3, time.Now()) {
 				continue // it says nothing about the server; but it does if that goes on
 			}
 			c.downtime.commandFailed(fail, r.At, workKeeps)

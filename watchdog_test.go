@@ -343,6 +343,52 @@ func (m *moving) Renew(ctx context.Context, batch []protocol.Renewal) {
 	}
 }
 
+// With WithReplicas, a grant is sent to one node of a Cluster, too.
+func TestVirtualATryWhoseSlotMovesWaitsUntilItHas(t *testing.T) {
+	for takes, lines := range map[time.Duration]int{300 * time.Millisecond: 0, time.Minute: 1} {
+		synctest.Test(t, func(t *testing.T) {
+			var out bytes.Buffer
+			client := onStub(t, 0, 0, WithLogger(slog.New(slog.NewTextHandler(&out, nil))))
+			began, asked := time.Now(), 0
+			client.server = &movingGrants{stubServer{client: client}, func() bool {
+				asked++
+				return time.Since(began) < takes
+			}}
+			l, err := client.Mutex("x").TryLockContext(t.Context())
+			took := time.Since(began)
+			switch {
+			case lines == 0 && (err != nil || took > takes+500*time.Millisecond):
+				t.Errorf("a slot that moves for %v: %v after %v", takes, err, took)
+			case lines > 0 && (err == nil || !strings.Contains(err.Error(), "MOVED") || took < movingTime || took > 2*movingTime):
+				t.Errorf("a slot that moves for %v: %v after %v", takes, err, took)
+			}
+			if asked > 20 {
+				t.Errorf("asked %d times", asked)
+			}
+			if err == nil {
+				unlockAll(t, []*Lease{l})
+			}
+			synctest.Wait()
+			if n := strings.Count(out.String(), "cannot run lock commands now"); n != lines {
+				t.Errorf("a slot that moves for %v: %d lines: %s", takes, n, out.String())
+			}
+		})
+	}
+}
+
+// movingGrants is a server where a slot moves.
+type movingGrants struct {
+	stubServer
+	moves func() bool
+}
+
+func (m *movingGrants) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) (protocol.Answer, error) {
+	if c.Verb == protocol.Acquire && m.moves() {
+		return protocol.Answer{}, answer("MOVED 42 127.0.0.1:7000")
+	}
+	return m.stubServer.Do(ctx, k, c)
+}
+
 // With WithReplicas, renewals are sent to one node of a Cluster, and go-redis follows no redirection there.
 func TestVirtualRenewalsThatMeetAnotherNodeAreAnOutageOnlyIfThatGoesOn(t *testing.T) {
 	began := time.Time{}
