@@ -484,7 +484,8 @@ func WithReleaseTimeout(d time.Duration) LockOption {
 // WAIT makes loss unlikely, not impossible: the replica that is promoted need not be one of
 // those counted. Set n to at least half of the replicas, and check tokens at the resource.
 // Replicas of a replica do not count. Each grant uses a connection of the Redis client until
-// it is confirmed; at most half of its pool is used in this way at once.
+// it is confirmed. A client uses at most half of the pool in this way at once, so give it a
+// PoolSize of 2 or more, and as docs/deployments.md says for many grants a second.
 // The option is for [New] only. The default is no confirmation.
 func WithReplicas(n int, timeout time.Duration) Option {
 	return clientOption(func(o *clientOptions) error {

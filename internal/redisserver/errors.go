@@ -178,7 +178,7 @@ func classify(err error) *protocol.Failure {
 		return &protocol.Failure{Err: err, Kind: protocol.OtherType}
 	case OnlyOperatorHelps(err):
 		return &protocol.Failure{Err: err, Kind: protocol.NeedsOperator, Partly: insideScript(err)}
-	case refused(err), errors.As(err, new(*tooFewReplicas)): // the latter of a renewal, which Redis has answered
+	case refused(err), errors.As(err, new(*noTurn)), errors.As(err, new(*tooFewReplicas)): // the last one of a renewal, which Redis has answered
 		return &protocol.Failure{Err: err, Kind: protocol.RefusedNow, Moved: elsewhere(err), Again: again}
 	case notSent(err) && !errors.As(err, new(errPoolExhausted)): // this one is a guess
 		return &protocol.Failure{Err: err, Kind: protocol.NeverSent}
@@ -269,7 +269,7 @@ func refused(err error) bool {
 // notSent reports whether the command was certainly not sent, for lack of a connection.
 func notSent(err error) bool {
 	var op *net.OpError
-	return errors.As(err, &op) && op.Op == "dial" || PoolExhausted(err) || errors.As(err, new(*noTurn))
+	return errors.As(err, &op) && op.Op == "dial" || PoolExhausted(err)
 }
 
 // ErrLateAnswer is the error of a command that had no answer in time. It does not match the error of a

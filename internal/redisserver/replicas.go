@@ -26,7 +26,8 @@ import (
 // replicas have does not extend a lease.
 //
 // Each such command has a connection of its own for as long as the replicas take. So no more than half of a
-// pool's connections are used in this way at once: releases, renewals and the user's own commands need the others.
+// pool's connections are used for new grants at once: releases, renewals and the user's own commands need the
+// others. An owner's question and its downgrade wait for no turn, because its release would wait for them.
 //
 // WAIT does not make Redis strongly consistent: the replica that is promoted can be one that
 // WAIT did not count. To make the loss of a grant unlikely, n must be at least half of all
@@ -56,7 +57,8 @@ type turn struct {
 }
 
 // take waits until a command to the node may be sent, and returns what to call once it was answered. It returns an
-// error if that would leave less than least of the time that the command has.
+// error if that would leave less than least of the time that the command has. When its time is over, another command
+// may be sent, even if a hook keeps this one.
 func (t *turns) take(ctx context.Context, node redis.UniversalClient, least time.Duration) (done func(), err error) {
 	one, ok := node.(oneNode)
 	if !ok {
@@ -78,13 +80,20 @@ func (t *turns) take(ctx context.Context, node redis.UniversalClient, least time
 			delete(t.of, key)
 		}
 	}
-	done = func() {
+	give := sync.OnceFunc(func() {
 		<-mine.taken
 		leave()
+	})
+	took := func() (func(), error) {
+		stop := context.AfterFunc(ctx, give)
+		return func() {
+			stop()
+			give()
+		}, nil
 	}
 	select {
 	case mine.taken <- struct{}{}:
-		return done, nil
+		return took()
 	default:
 	}
 	spare := time.Duration(math.MaxInt64)
@@ -95,7 +104,7 @@ func (t *turns) take(ctx context.Context, node redis.UniversalClient, least time
 	defer timer.Stop()
 	select {
 	case mine.taken <- struct{}{}:
-		return done, nil
+		return took()
 	case <-timer.C:
 	case <-ctx.Done():
 	}
@@ -105,13 +114,16 @@ func (t *turns) take(ctx context.Context, node redis.UniversalClient, least time
 
 // pipelineConns returns how many connections the pipelines of a node can have.
 func pipelineConns(node redis.UniversalClient, o *redis.Options) int {
-	switch {
-	case node.PoolStats().PipelineStats == nil:
-		return o.PoolSize
-	case o.PipelinePoolSize > 0:
-		return o.PipelinePoolSize
+	size := o.PoolSize
+	if node.PoolStats().PipelineStats != nil {
+		if size = o.PipelinePoolSize; size <= 0 {
+			size = min(o.PoolSize, 10) // the default of go-redis 9.23
+		}
 	}
-	return min(o.PoolSize, 10) // the default of go-redis 9.23
+	if o.MaxActiveConns > 0 {
+		size = min(size, o.MaxActiveConns)
+	}
+	return size
 }
 
 // noTurn is the error of a command that was not sent because too many others wait for replicas.
@@ -171,11 +183,13 @@ func (s *ReplicatedServer) Do(ctx context.Context, k *protocol.Keys, c *protocol
 	if err != nil {
 		return protocol.Answer{}, s.explain(err)
 	}
-	done, err := s.turns.take(ctx, node, s.timeout+leastForGrant)
-	if err != nil {
-		return protocol.Answer{}, err
+	if c.Verb == protocol.Acquire && !c.Held {
+		done, err := s.turns.take(ctx, node, s.timeout+leastForGrant)
+		if err != nil {
+			return protocol.Answer{}, err
+		}
+		defer done() // also if a hook panics
 	}
-	defer done() // also if a hook panics
 	confirmed, wait := s.confirming(ctx, node)
 	a, err := confirmed.Do(ctx, k, c)
 	if err != nil || a.Outcome != protocol.Granted {

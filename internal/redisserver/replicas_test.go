@@ -2,6 +2,7 @@ package redisserver
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -31,6 +32,7 @@ func TestHalfOfAPoolMayWaitForReplicas(t *testing.T) {
 	}{
 		"one connection": {&pool{options: redis.Options{PoolSize: 1}}, 1},
 		"nine":           {&pool{options: redis.Options{PoolSize: 9}}, 4},
+		"few at once":    {&pool{options: redis.Options{PoolSize: 9, MaxActiveConns: 6}}, 3},
 		"pipelines have their own": {&pool{options: redis.Options{PoolSize: 100, PipelinePoolSize: 6},
 			stats: redis.PoolStats{PipelineStats: newOf(redis.PoolStats{}.PipelineStats)}}, 3},
 		"of the default number": {&pool{options: redis.Options{PoolSize: 100},
@@ -41,7 +43,7 @@ func TestHalfOfAPoolMayWaitForReplicas(t *testing.T) {
 			const least = 1500 * time.Millisecond
 			take := func() (func(), error) {
 				ctx, cancel := context.WithTimeout(t.Context(), protocol.CommandTimeout)
-				defer cancel()
+				t.Cleanup(cancel)
 				return all.take(ctx, c.rdb, least)
 			}
 			var taken []func()
@@ -54,7 +56,7 @@ func TestHalfOfAPoolMayWaitForReplicas(t *testing.T) {
 			}
 			began := time.Now()
 			_, err := take()
-			if f := Classify(err); f == nil || f.Kind != protocol.NeverSent || time.Since(began) != protocol.CommandTimeout-least {
+			if f := Classify(err); f == nil || f.Kind != protocol.RefusedNow || time.Since(began) != protocol.CommandTimeout-least {
 				t.Errorf("%s: one more gets %v after %v", name, err, time.Since(began))
 			}
 			time.AfterFunc(100*time.Millisecond, taken[0])
@@ -71,4 +73,60 @@ func TestHalfOfAPoolMayWaitForReplicas(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A hook can keep a command for ever. Its turn ends with its time.
+func TestACommandThatAHookKeepsHasItsTurnForItsTimeOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all := turns{of: map[*redis.Client]*turn{}}
+		ctx, cancel := context.WithTimeout(t.Context(), protocol.CommandTimeout)
+		defer cancel()
+		done, err := all.take(ctx, &pool{options: redis.Options{PoolSize: 2}}, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		later, stop := context.WithTimeout(t.Context(), 2*protocol.CommandTimeout)
+		defer stop()
+		next, err := all.take(later, &pool{options: redis.Options{PoolSize: 2}}, 0)
+		if err != nil || time.Since(began) != protocol.CommandTimeout {
+			t.Fatalf("the next has its turn after %v: %v", time.Since(began), err)
+		}
+		done() // at last, which takes away no other's turn
+		if n := len(all.of[nil].taken); n != 1 {
+			t.Errorf("%d have their turn", n)
+		}
+		next()
+		if len(all.of) > 0 {
+			t.Errorf("%d are left", len(all.of))
+		}
+	})
+}
+
+// A lock has one command under way, so its release would wait for the turn.
+func TestAnOwnersQuestionAndItsDowngradeWaitForNoTurn(t *testing.T) {
+	onScripts(t, func(t *testing.T, s *scene) {
+		r := Replicated(s.srv, 1, time.Millisecond)
+		owner := s.writer("a")
+		s.acquire(owner)
+		for range pipelineConns(r.Rdb, s.rdb.Options()) / 2 {
+			done, err := r.turns.take(t.Context(), r.Rdb, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer done()
+		}
+		for what, c := range map[string]protocol.Command{
+			"a question":  s.questionOf(owner),
+			"a downgrade": {Verb: protocol.Downgrade, ID: owner, Next: s.reader("a")},
+			"a grant":     s.acquireOf(s.writer("b")),
+		} {
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond) // too little to wait for a turn
+			_, err := r.Do(ctx, &s.keys, &c)
+			cancel()
+			if waits := errors.As(err, new(*noTurn)); waits != (what == "a grant") {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+	})
 }

@@ -266,7 +266,7 @@ func (s *Server) pingIdle(ctx context.Context, fresh *freshConn, clone func(time
 		case i > 0:
 			total += none
 			again = again || none > 0
-		case none == n:
+		case n > 0 && none == n: // by now, others can have taken the idle ones
 			again = true
 		}
 		if 2*none <= n || i == 0 && none < n || ctx.Err() != nil {
