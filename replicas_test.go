@@ -146,6 +146,8 @@ func TestReleasesHaveConnectionsWhileGrantsWaitForReplicas(t *testing.T) {
 	const size, workers = 10, 60
 	rdb := r.Primary().Client(func(o *redis.Options) { o.PoolSize = size })
 	c := confirmed(t, rdb, leased.WithReplicas(1, time.Second))
+	unlock(t, lock(t, c.Mutex("first")))
+	eventually(t, "the client is subscribed", func() bool { return leased.Subscribed(c) }) // else a lock asks whether it is wanted
 	var held []*leased.Lease
 	for i := range 3 {
 		held = append(held, lock(t, c.Mutex(fmt.Sprint("held", i))))
