@@ -429,6 +429,13 @@ func (c *Client) entries() []*entry {
 	return all
 }
 
+// stepAll gives each lock an event.
+func (c *Client) stepAll(event func(l *lockstate.Lock, now time.Time, fx *lockstate.Effects)) {
+	for _, e := range c.entries() {
+		e.step(func(now time.Time, fx *lockstate.Effects) { event(e.state(), now, fx) })
+	}
+}
+
 // Close shuts the client down and waits up to 5 s for leases to be unlocked; see Shutdown. It
 // returns nil if all were unlocked and nothing else was left. It may be called from any
 // goroutine, and more than once.
@@ -488,9 +495,7 @@ func (c *Client) Shutdown(ctx context.Context) error {
 	c.mu.Unlock()
 	defer close(c.stopped)
 
-	for _, e := range c.entries() {
-		e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Close(now, fx) })
-	}
+	c.stepAll((*lockstate.Lock).Close)
 	var left []string
 	ifCutShort(func() { // by a method of ctx, so nothing is waited for any more
 		c.halt(over(), c.abandoned())

@@ -1,7 +1,6 @@
 package leased
 
 import (
-	"fmt"
 	"log/slog"
 	"runtime/debug"
 	"sync"
@@ -449,7 +448,7 @@ func (c *Client) recoverPanic(what string) {
 // logPanic is called where the stack still shows what panicked. The value may name a command's keys.
 func (c *Client) logPanic(what string, with any) {
 	if c.opts.secretNames {
-		with = fmt.Sprintf("a value of type %T", with)
+		with = onlyType(with)
 	}
 	c.log.write(slog.LevelError, "panic", what+" panicked; locks go on", "panic", with, "stack", string(debug.Stack()))
 }

@@ -101,9 +101,7 @@ func (late *lateInboxes) fire(_ time.Time, batch []protocol.Renewal) []protocol.
 		return batch
 	}
 	late.over.Store(true)
-	for _, e := range late.client.entries() {
-		e.step(func(now time.Time, fx *lockstate.Effects) { e.state().SubscribeFailed(now, fx) })
-	}
+	late.client.stepAll((*lockstate.Lock).SubscribeFailed)
 	return batch
 }
 

@@ -213,9 +213,7 @@ func (in *inbox) attemptEnded(refused bool, err error) (pause time.Duration) {
 	case polls && !polled:
 		in.recheckAll()
 	case news:
-		for _, e := range in.client.entries() {
-			e.step(func(now time.Time, fx *lockstate.Effects) { e.state().SubscribeFailed(now, fx) })
-		}
+		in.client.stepAll((*lockstate.Lock).SubscribeFailed)
 	}
 	return pause
 }
@@ -261,9 +259,7 @@ func (in *inbox) enter(s lockstate.InboxState) {
 
 // recheckAll has every lock of the client re-check.
 func (in *inbox) recheckAll() {
-	for _, e := range in.client.entries() {
-		e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Subscribed(now, fx) })
-	}
+	in.client.stepAll((*lockstate.Lock).Subscribed)
 }
 
 // notSubscribed is an answer of the server to SUBSCRIBE that does not confirm it.

@@ -83,9 +83,7 @@ func (p *poolCheck) look() (more bool) {
 		c.log.silentConnections(silent)
 	}
 	if again {
-		for _, e := range c.entries() {
-			e.step(func(now time.Time, fx *lockstate.Effects) { e.state().Reconnected(now, fx) })
-		}
+		c.stepAll((*lockstate.Lock).Reconnected)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -124,7 +124,10 @@ func (q *asyncQueue[T]) wait(ctx context.Context) bool {
 func reportPanic(what string, p any, hide bool) {
 	defer func() { _ = recover() }()
 	if hide {
-		p = fmt.Sprintf("a value of type %T", p)
+		p = onlyType(p)
 	}
 	slog.Default().Error("leased: "+what+" panicked; locks go on", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
 }
+
+// onlyType says of what type a value is that may name a lock.
+func onlyType(p any) string { return fmt.Sprintf("a value of type %T", p) }

@@ -312,6 +312,29 @@ func TestALeaseOfAClientThatCannotBeComparedIsRenewed(t *testing.T) {
 }
 
 // The lease that a replica has survives the loss of the primary.
+// WAIT counts the replicas that have the connection's last write from the primary itself.
+func TestReplicasOfAReplicaDoNotCount(t *testing.T) {
+	t.Parallel()
+	r := redistest.NewReplication(t, 2)
+	replicas := r.Replicas()
+	replicas[1].Follow(replicas[0])
+	c := confirmed(t, r.Primary().Client(), leased.WithReplicas(2, 500*time.Millisecond))
+	_, err := c.Mutex("x").TryLockContext(t.Context())
+	if isAll(t, err, leased.ErrNoReplicas); err != nil && !strings.Contains(err.Error(), "1 of 2 replicas") {
+		t.Error(err)
+	}
+	unlock(t, take(t, confirmed(t, r.Primary().Client(), leased.WithReplicas(1, time.Second)).Mutex("x").LockContext))
+}
+
+// It still takes writes, but no replica has them.
+func TestAnOldPrimaryThatIsNotDemotedGrantsNothingThatNeedsAReplica(t *testing.T) {
+	t.Parallel()
+	c, r := replicated(t)
+	r.Replicas()[0].Promote()
+	_, err := c.Mutex("x").TryLockContext(t.Context())
+	isAll(t, err, leased.ErrNoReplicas)
+}
+
 func TestALeaseSurvivesItsPrimary(t *testing.T) {
 	t.Parallel()
 	r := redistest.NewReplication(t, 1)

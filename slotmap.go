@@ -78,7 +78,11 @@ func newSlotMap(c *Client, rdb redis.UniversalClient) *slotMap {
 
 // moves notes that a command of a lock met a node that named another one, and reports whether that is passing, until
 // the map is reloaded and the command repeated. It is if it has gone on for less than movingTime, and than most.
+// Where there are no slots, none moves.
 func (m *slotMap) moves(key string, most time.Duration, now time.Time) bool {
+	if m.rdb == nil {
+		return false
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	first, met := m.moved[key]

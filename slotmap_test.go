@@ -156,6 +156,10 @@ func TestVirtualTheNextMoveOfASlotIsAnother(t *testing.T) {
 			t.Error("the next move is an outage")
 		}
 		time.Sleep(time.Minute)
+		one := onStub(t, 0, 0).slotMap
+		if one.moves("x", time.Minute, time.Now()) || len(one.moved) > 0 {
+			t.Error("a slot moves where there are none")
+		}
 	})
 }
 

@@ -350,6 +350,7 @@ func TestVirtualATryWhoseSlotMovesWaitsUntilItHas(t *testing.T) {
 			var out bytes.Buffer
 			client := onStub(t, 0, 0, WithLogger(slog.New(slog.NewTextHandler(&out, nil))))
 			began, asked := time.Now(), 0
+			client.slotMap.rdb = new(reloads)
 			client.server = &movingGrants{stubServer{client: client}, func() bool {
 				asked++
 				return time.Since(began) < takes
@@ -413,7 +414,7 @@ func TestVirtualRenewalsThatMeetAnotherNodeAreAnOutageOnlyIfThatGoesOn(t *testin
 			began = time.Now()
 			var out bytes.Buffer
 			client := onStub(t, 0, 0, WithTTL(c.ttl), WithLogger(slog.New(slog.NewTextHandler(&out, nil))))
-			client.server = &moving{stubServer{client: client}, c.moves}
+			client.server, client.slotMap.rdb = &moving{stubServer{client: client}, c.moves}, new(reloads)
 			other, err := client.Mutex("other", WithTTL(3*time.Second)).LockContext(context.Background())
 			if err != nil {
 				t.Fatal(err)

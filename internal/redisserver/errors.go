@@ -178,7 +178,8 @@ func classify(err error) *protocol.Failure {
 		return &protocol.Failure{Err: err, Kind: protocol.OtherType}
 	case OnlyOperatorHelps(err):
 		return &protocol.Failure{Err: err, Kind: protocol.NeedsOperator, Partly: insideScript(err)}
-	case refused(err), errors.As(err, new(*noTurn)), errors.As(err, new(*tooFewReplicas)): // the last one of a renewal, which Redis has answered
+	// The last one is the error of a renewal, which Redis has answered.
+	case refused(err), errors.As(err, new(*noTurn)), errors.As(err, new(*tooFewReplicas)):
 		return &protocol.Failure{Err: err, Kind: protocol.RefusedNow, Moved: elsewhere(err), Again: again}
 	case notSent(err) && !errors.As(err, new(errPoolExhausted)): // this one is a guess
 		return &protocol.Failure{Err: err, Kind: protocol.NeverSent}

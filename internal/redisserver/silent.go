@@ -243,9 +243,9 @@ func (c *closer) close() {
 	}
 }
 
-// pingIdle sends PINGs on idle connections, in batches, until all of a batch are answered, or the server does not
+// pingIdle sends PINGs on idle connections, in batches, until most of a batch are not silent, or the server does not
 // answer on the new connection either. clone returns a client of them with a ReadTimeout. It returns how many were
-// not answered, without the first batch, and whether one was not although the server has answered each time.
+// silent, without the first batch, and whether most of a batch were although the server has answered each time.
 func (s *Server) pingIdle(ctx context.Context, fresh *freshConn, clone func(time.Duration) *redis.Client, idle func() int, pipelines bool) (total int, again bool) {
 	var silent atomic.Int64
 	for i, size := 0, firstPings; i < mostBatches && idle() > 0; i, size = i+1, min(batchGrowth*size, mostPings) {
@@ -262,16 +262,13 @@ func (s *Server) pingIdle(ctx context.Context, fresh *freshConn, clone func(time
 			}
 		})
 		none := int(silent.Load())
-		switch {
-		case i > 0:
+		if i > 0 {
 			total += none
-			again = again || none > 0
-		case n > 0 && none == n: // by now, others can have taken the idle ones
-			again = true
 		}
-		if 2*none <= n || i == 0 && none < n || ctx.Err() != nil {
+		if 2*none <= n || ctx.Err() != nil {
 			break
 		}
+		again = true
 	}
 	return total, again
 }
