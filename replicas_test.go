@@ -356,6 +356,17 @@ func TestALeaseSurvivesItsPrimary(t *testing.T) {
 	}
 }
 
+// A server that does not know the script is sent it again. If each of the two waited for replicas as long as it may, the
+// time of a command would be over.
+func TestAServerWithoutReplicasSaysSoAlsoWhereItDoesNotKnowTheScript(t *testing.T) {
+	t.Parallel()
+	c := confirmed(t, redistest.Server(t).Client(), leased.WithReplicas(1, time.Second))
+	_, err := c.Mutex("x").TryLockContext(t.Context())
+	if !errors.Is(err, leased.ErrNoReplicas) || !strings.Contains(err.Error(), "0 of 1 replicas had the grant within 1s") {
+		t.Errorf("TryLockContext: %v", err)
+	}
+}
+
 func TestAServerWithoutWAITSaysSo(t *testing.T) {
 	in := redistest.Server(t, "--rename-command", "WAIT", "")
 	c := confirmed(t, in.Client(), leased.WithTTL(time.Hour)) // so that nothing ends by it

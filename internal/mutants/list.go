@@ -308,7 +308,7 @@ var mutants = []mutant{
 	{"who left in time is told of a context", "internal/redisserver/server.go", "			return late.asOfConnection()\n", "			_ = late\n", "OwnDeadline"},
 	{"Inspect shares a pipeline", "internal/redisserver/server.go", "	one.batches = nil\n", "", "UsersContext"},
 	{"a Cluster's commands share pipelines", "internal/redisserver/server.go", "	if plain {\n		s.batches", "	if true {\n		s.batches", "OneNodesOwnClient"},
-	{"a command with WAIT shares a pipeline", "internal/redisserver/server.go", "	if s.trailer != nil {\n		s.together(ctx, []onceCmd{cmd})", "	if s.trailer != nil && s.batches == nil {\n		s.together(ctx, []onceCmd{cmd})", "ReplicasConfirm"},
+	{"a command with WAIT shares a pipeline", "internal/redisserver/server.go", "	if s.confirm != nil {\n		s.together(ctx, []onceCmd{cmd})", "	if s.confirm != nil && s.batches == nil {\n		s.together(ctx, []onceCmd{cmd})", "ReplicasConfirm"},
 	{"a command with WAIT is counted twice", "internal/redisserver/server.go", "		s.together(ctx, []onceCmd{cmd}) // which counts it\n", "		s.sent.Add(1)\n		s.together(ctx, []onceCmd{cmd})\n", "ReplicasConfirm"},
 	{"a command has the deadline of an earlier one, however old that is", "internal/redisserver/deadlines.go", " && now.Before(s.before) {", " && s.ctx.Err() == nil {", "ShareTheirDeadline"},
 	{"commands of all limits share a deadline", "internal/redisserver/deadlines.go", "s != nil && s.limit == limit && ", "s != nil && ", "ShareTheirDeadline|TakeEachOthersContext"},
@@ -549,6 +549,8 @@ var mutants = []mutant{
 	{"what a handler panics with names locks in logs", "queue.go", "	if hide {\n		p = ", "	if false {\n		p = ", "ThePanicOfAHandler"},
 	{"a node that has left its Cluster is believed", "slotmap.go", "range reloadTries - 1 {", "range 0 {", "NamesNoMaster"},
 	{"grants that wait for replicas have all connections", "internal/redisserver/replicas.go", "pipelineConns(node, one.Options())/2", "pipelineConns(node, one.Options())", "HalfOfAPool"},
+	{"only the last WAIT is believed", "internal/redisserver/replicas.go", "	got = min(got, c.fewest)\n", "", "EachRoundTrip"},
+	{"a grant waits for replicas twice", "internal/redisserver/replicas.go", "			timeout = time.Millisecond // the", "			_ = timeout // the", "DoesNotKnowTheScript|EachRoundTrip"},
 	{"a command that got no turn may have been sent", "internal/redisserver/errors.go", "errors.As(err, new(*noTurn)), ", "", "HalfOfAPool"},
 	{"a command that a hook keeps keeps its turn", "internal/redisserver/replicas.go", "		stop := context.AfterFunc(ctx, give)\n", "		stop := func() bool { return true }\n", "ThatAHookKeeps"},
 	{"an owner's question waits for a turn", "internal/redisserver/replicas.go", "c.Verb == protocol.Acquire && !c.Held {", "c.Verb == protocol.Acquire {", "WaitForNoTurn"},
@@ -810,7 +812,7 @@ var mutants = []mutant{
 
 	// Confirmation by replicas.
 	{"a message makes an owner that replicas may not have", "internal/lockstate/events.go", "g.opts.Confirm || g.late(now)", "g.late(now)", "ConfirmedGrants"},
-	{"a grant that too few replicas have counts", "internal/redisserver/replicas.go", "case err == nil && got >= int64(s.n):", "case err == nil:", "Replica"},
+	{"a grant that too few replicas have counts", "internal/redisserver/replicas.go", "case err == nil && got >= int64(c.want):", "case err == nil:", "Replica"},
 	{"a grant that too few replicas have stays", "internal/redisserver/replicas.go", "		err = &unconfirmedGrant{err}\n", "", "Replica"},
 	{"a lease that a sleep ended is said not to have been renewed", "internal/lockstate/timers.go", "			why = Slept\n", "", "TestALeaseThatASleepEnds"},
 	{"a lease that was not renewed is said to have ended by a sleep", "internal/lockstate/timers.go", "< window(g.ttl())/2 {", "< window(g.ttl()) {", "TestALeaseThatASleepEnds"},

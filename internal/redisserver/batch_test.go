@@ -536,7 +536,7 @@ func TestOnlyOneNodesOwnClientShares(t *testing.T) {
 		if got := s.batches != nil; got != c.want {
 			t.Errorf("%s shares: %v", what, got)
 		}
-		if confirmed, _ := Replicated(s, 1, time.Second).confirming(context.Background(), node); confirmed.trailer == nil {
+		if confirmed := Replicated(s, 1, time.Second).confirming(node); confirmed.confirm == nil {
 			t.Errorf("%s: a grant that replicas confirm is sent without WAIT", what)
 		}
 	}
@@ -549,7 +549,7 @@ func TestACommandThatReplicasConfirmSharesNoPipeline(t *testing.T) {
 	onRoad(t, r, func(t *testing.T, s *Server) {
 		x := newSender(s)
 		x.sendMany(4, "before")
-		confirmed, _ := Replicated(s, 1, time.Second).confirming(context.Background(), s.Rdb)
+		confirmed := Replicated(s, 1, time.Second).confirming(s.Rdb)
 		y := newSender(confirmed)
 		y.send("granted", time.Second)
 		x.all.Wait()

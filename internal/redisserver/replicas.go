@@ -190,12 +190,12 @@ func (s *ReplicatedServer) Do(ctx context.Context, k *protocol.Keys, c *protocol
 		}
 		defer done() // also if a hook panics
 	}
-	confirmed, wait := s.confirming(ctx, node)
+	confirmed := s.confirming(node)
 	a, err := confirmed.Do(ctx, k, c)
 	if err != nil || a.Outcome != protocol.Granted {
 		return a, err
 	}
-	err = s.counted(wait)
+	err = confirmed.counted()
 	switch {
 	case err == nil:
 		return a, nil
@@ -206,24 +206,51 @@ func (s *ReplicatedServer) Do(ctx context.Context, k *protocol.Keys, c *protocol
 	return protocol.Answer{}, err
 }
 
-// confirming returns a copy of the server that sends WAIT after each command, and that WAIT. The
-// commands go to one node, but their errors are still explained for the whole client, because the
-// client of a Cluster reports a node that has left as closed.
-func (s *ReplicatedServer) confirming(ctx context.Context, node redis.UniversalClient) (*Server, *redis.IntCmd) {
-	wait := redis.NewIntCmd(ctx, "wait", s.n, s.timeout.Milliseconds())
+// confirming returns a copy of the server that sends WAIT after the commands of each round trip. They
+// go to one node, but their errors are still explained for the whole client, because the client of a
+// Cluster reports a node that has left as closed.
+func (s *ReplicatedServer) confirming(node redis.UniversalClient) *Server {
 	one := *s.Server
-	one.trailer, one.node = wait, node
-	return &one, wait
+	one.confirm = &confirmation{node: node, want: s.n, timeout: s.timeout, fewest: math.MaxInt64}
+	return &one
 }
 
-// counted returns nil if WAIT counted enough replicas, and otherwise the error of the grant.
-func (s *ReplicatedServer) counted(wait *redis.IntCmd) error {
-	got, err := wait.Result()
+// confirmation has replicas confirm the commands that are sent to one node, in one round trip or, if the server did
+// not know the script of some, in two. Each round trip needs the replicas: the second can have another connection, and
+// if its commands write nothing there, its WAIT says nothing of what the first has written.
+type confirmation struct {
+	node    redis.UniversalClient
+	want    int
+	timeout time.Duration
+	wait    *redis.IntCmd // the last one sent; nil before that
+	fewest  int64         // the fewest replicas that those before it counted
+}
+
+// next returns the WAIT for another round trip.
+func (c *confirmation) next(ctx context.Context) redis.Cmder {
+	timeout := c.timeout
+	if c.wait != nil {
+		if got, err := c.wait.Result(); err == nil {
+			c.fewest = min(c.fewest, got)
+		}
+		if c.fewest < int64(c.want) {
+			timeout = time.Millisecond // the grant does not count anyway, and has waited already
+		}
+	}
+	c.wait = redis.NewIntCmd(ctx, "wait", c.want, timeout.Milliseconds())
+	return c.wait
+}
+
+// counted returns nil if each WAIT counted enough replicas, and otherwise the error of the grant.
+func (s *Server) counted() error {
+	c := s.confirm
+	got, err := c.wait.Result()
+	got = min(got, c.fewest)
 	switch {
-	case err == nil && got >= int64(s.n):
+	case err == nil && got >= int64(c.want):
 		return nil
 	case err == nil:
-		return &tooFewReplicas{int(got), s.n, s.timeout}
+		return &tooFewReplicas{int(got), c.want, c.timeout}
 	case strings.HasPrefix(err.Error(), "ERR"):
 		return &noWAIT{err}
 	}
@@ -242,9 +269,9 @@ func (s *ReplicatedServer) Renew(ctx context.Context, batch []protocol.Renewal) 
 		}
 		return
 	}
-	confirmed, wait := s.confirming(ctx, node)
+	confirmed := s.confirming(node)
 	confirmed.Renew(ctx, batch)
-	if err = s.counted(wait); err == nil {
+	if err = confirmed.counted(); err == nil {
 		return
 	}
 	for i := range batch {

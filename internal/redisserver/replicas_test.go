@@ -3,6 +3,7 @@ package redisserver
 import (
 	"context"
 	"errors"
+	"io"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -101,6 +102,45 @@ func TestACommandThatAHookKeepsHasItsTurnForItsTimeOnly(t *testing.T) {
 			t.Errorf("%d are left", len(all.of))
 		}
 	})
+}
+
+// The scripts that a server did not know are sent once more, maybe on another connection, whose WAIT says nothing of
+// what the first has written. A WAIT without an answer belongs to commands that are repeated.
+func TestEachRoundTripNeedsItsReplicas(t *testing.T) {
+	node := redis.NewClient(&redis.Options{Addr: "127.0.0.1:0"})
+	defer node.Close()
+	onServer := Replicated(New(node, ""), 2, time.Second)
+	type answer struct {
+		counted int64
+		err     error
+	}
+	enough, few, none := answer{counted: 2}, answer{counted: 1}, answer{err: io.EOF}
+	for _, x := range []struct {
+		answers []answer
+		confirm bool
+		waits   int64 // for how long the last WAIT does, in ms
+	}{
+		{[]answer{enough}, true, 1000},
+		{[]answer{few}, false, 1000},
+		{[]answer{enough, enough}, true, 1000},
+		{[]answer{enough, few}, false, 1000},
+		{[]answer{few, enough}, false, 1},
+		{[]answer{none, enough}, true, 1000},
+		{[]answer{few, none, enough}, false, 1},
+	} {
+		s := onServer.confirming(node)
+		for _, a := range x.answers {
+			s.confirm.next(t.Context())
+			s.confirm.wait.SetVal(a.counted)
+			s.confirm.wait.SetErr(a.err)
+		}
+		if err := s.counted(); (err == nil) != x.confirm || !x.confirm && !errors.Is(err, protocol.ErrNoReplicas) {
+			t.Errorf("%v: %v", x.answers, err)
+		}
+		if waits := s.confirm.wait.Args()[2]; waits != x.waits {
+			t.Errorf("%v: the last one waits %v ms", x.answers, waits)
+		}
+	}
 }
 
 // A lock has one command under way, so its release would wait for the turn.

@@ -27,9 +27,8 @@ type Server struct {
 	sent      *atomic.Int64 // number of commands sent so far
 	began     time.Time
 	searched  *atomic.Int64 // when the pool was last found to lead to a replica only, in ns since began; else 0
-	trailer   redis.Cmder   // sent to node after the commands, on their connection; nil for none
-	node      redis.UniversalClient
-	mark      string // key of a quorum's mark, see vote_before.lua; "" if this is not a quorum's server
+	confirm   *confirmation // for commands that replicas confirm; else nil
+	mark      string        // key of a quorum's mark, see vote_before.lua; "" if this is not a quorum's server
 
 	// For a quorum's server: how long its age matters, and a mark that is older than that, as an
 	// argument of its scripts.
@@ -230,10 +229,10 @@ func (s *Server) alone() *Server {
 	return &one
 }
 
-// process sends one command: together with commands for other locks, followed by the trailer, or by
+// process sends one command: together with commands for other locks, followed by a WAIT, or by
 // itself.
 func (s *Server) process(ctx context.Context, cmd onceCmd, heard bool) error {
-	if s.trailer != nil {
+	if s.confirm != nil {
 		s.together(ctx, []onceCmd{cmd}) // which counts it
 		return cmd.Err()
 	}
@@ -399,10 +398,10 @@ func (s *Server) together(ctx context.Context, cmds []onceCmd) {
 		all = append(all, cmd)
 	}
 	rdb := s.Rdb
-	if s.trailer != nil {
-		rdb = s.node
+	if s.confirm != nil {
+		rdb = s.confirm.node
 		s.sent.Add(1)
-		all = append(all, s.trailer)
+		all = append(all, s.confirm.next(ctx))
 	}
 	settle(all[:len(cmds)], pipelined(ctx, rdb, all))
 }
