@@ -31,7 +31,9 @@ import (
 //	spreaders         while batches of renewals     the batches' time, halt  group.wait
 //	                  wait for their turn
 //	slot readers      after a command that failed   the reload's end         group.wait
-//	askers            for Inspect and ForceUnlock   the answer or a timeout  group.wait
+//	askers            for Inspect and ForceUnlock,  the answer or a timeout  group.wait
+//	                  and whether scripts may
+//	                  publish, where they may not
 //	pool checks       after a command without       the last PING's answer   group.wait
 //	                  an answer                     or timeout
 //	closers           of a broken subscription      its closing              group.wait
@@ -91,6 +93,7 @@ type Client struct {
 	//	entry.mu -> quorum.Server.mu -> inbox.mu, serversClock.mu, or a member's -> group.mu of members
 	//	entry.mu -> canceler.mu or leaseContexts.mu
 	//	canceler.mu, outage.mu, downtime.mu or slotMap.mu -> watchdog.mu
+	//	poolCheck.mu -> group.mu
 	//	entry.mu or downtime.mu -> asyncQueue.mu, of the queue of spans or of log lines
 	//
 	// metrics.mu, sharedGauges.mu and every other group.mu are never held together with another mutex. No

@@ -110,7 +110,9 @@ func (m *Mutex) LockContext(ctx context.Context) (*Lease, error) {
 // held or waited for, it returns an error that matches [ErrLocked]. If the owner may be
 // keeping the lock idle (see [WithIdleHold]), or several clients try the lock of a quorum at
 // once, TryLockContext asks for it and waits at most 50 ms, and up to 50 ms more if the
-// client has only just started. It returns on the first error of Redis.
+// client has only just started. It returns on the first error of Redis, unless that was of the
+// connection and another one works, or the lock's slot moves to another master of a Cluster and
+// [WithReplicas] is used: then it waits for up to 3 s until the slot has moved.
 func (m *Mutex) TryLockContext(ctx context.Context) (*Lease, error) {
 	return m.use().lease(ctx, &call{Mode: protocol.Exclusive, Try: true})
 }

@@ -50,7 +50,7 @@ func (p *poolCheck) hadNoAnswer(key string) {
 // Shutdown.
 func (p *poolCheck) run() {
 	unlabeled()
-	defer p.client.recoverPanic("the Dialer or OnConnect of the Redis client")
+	defer p.client.recoverPanic("the Redis client, whose connections were looked at,")
 	ifCutShort(func() { // by user code
 		p.mu.Lock()
 		p.running, p.keys = false, nil

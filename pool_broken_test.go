@@ -20,6 +20,7 @@ import (
 
 	"github.com/leasedmutex/leased"
 	"github.com/leasedmutex/leased/internal/redistest"
+	"github.com/leasedmutex/leased/internal/redistest/around"
 )
 
 // A server, or a load balancer, closes all connections at once: when it restarts, fails over, or finds them
@@ -318,6 +319,40 @@ func silentConnections(t *testing.T, s place, own, byCommand bool) {
 	if s.members == nil && out.count(slog.LevelWarn, "connections to Redis gave no answer any more") == 0 {
 		t.Errorf("the log does not say what happened: %q", out.messages())
 	}
+}
+
+// The code that the Redis client calls for a connection is the user's.
+func TestVirtualAPanicWhileConnectionsAreLookedAtEndsNothing(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		if s.members != nil {
+			t.Skip("a quorum looks at the connections to its servers itself")
+		}
+		const idle = 60
+		var out logs
+		var net forgetful
+		panics := true
+		rdb := s.connect(t, net.change, func(o *redis.Options) { o.PoolSize = idle + 10 })
+		c := clientOn(t, s, around.Node{Client: rdb, BeforeWithTimeout: func() {
+			if panics {
+				panic("in WithTimeout")
+			}
+		}}, out.option())
+		mu := c.Mutex("x")
+		unlock(t, lock(t, mu))
+		for _, panics = range []bool{true, false} {
+			fillPool(t, rdb, idle)
+			synctest.Wait()
+			net.times.Add(1)
+			unlock(t, lock(t, mu))
+			time.Sleep(time.Minute)
+			if out.count(slog.LevelError, "whose connections were looked at, panicked") == 0 {
+				t.Errorf("no line tells of the panic: %q", out.messages())
+			}
+			if found := out.count(slog.LevelWarn, "connections to Redis gave no answer any more") > 0; found == panics {
+				t.Errorf("while it panics, %v, connections that were silent are found: %v", panics, found)
+			}
+		}
+	})
 }
 
 // A TTL of a few seconds ends before a second command can wait for its whole time.

@@ -163,6 +163,7 @@ func (e *entry) noteBehindLocked(w *call) {
 // that a server keeps waiting: they end with their timeouts.
 func (c *Client) startMember(f func()) bool {
 	return c.members.start(func() {
+		unlabeled()
 		defer c.recoverPanic("a hook of the Redis client")
 		f()
 	})

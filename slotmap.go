@@ -2,6 +2,7 @@ package leased
 
 import (
 	"context"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,6 +22,7 @@ const (
 	reloadAwaited = 500 * time.Millisecond // how long commands wait for a reload: time for a second one
 	reloadTakes   = 100 * time.Millisecond // allowed for a ReloadState, which does not say when it is done; it usually takes less
 	movingTime    = 3 * time.Second        // for how long commands of a lock may meet nodes that name other ones before that is an outage
+	movedBefore   = 10 * time.Second       // a lock whose commands have met no such node for this long has stopped moving
 	reloadTries   = 4                      // how often one reload asks for the slots if a node names no master
 )
 
@@ -58,8 +60,11 @@ type slotMap struct {
 	running map[int]time.Time // when the reloads under way began, by number
 	fresh   chan struct{}     // closed when a reload comes back; nil if commands need not wait for one
 
-	moved map[string]time.Time // by key, when a lock's command first met a node that named another one; until reloading ends
+	moved map[string]movement // by key, of locks whose commands meet nodes that name other ones; empty unless the map is being reloaded
 }
+
+// movement is when commands of one lock met nodes that named other ones.
+type movement struct{ first, last time.Time }
 
 // stateReloader is a *redis.ClusterClient, or a type that embeds one.
 type stateReloader interface{ ReloadState(context.Context) }
@@ -70,7 +75,7 @@ type masterVisitor interface {
 }
 
 func newSlotMap(c *Client, rdb redis.UniversalClient) *slotMap {
-	m := &slotMap{client: c, running: map[int]time.Time{}, moved: map[string]time.Time{}}
+	m := &slotMap{client: c, running: map[int]time.Time{}, moved: map[string]movement{}}
 	m.rdb, _ = rdb.(stateReloader)
 	m.masters, _ = rdb.(clusterNodes)
 	return m
@@ -85,12 +90,13 @@ func (m *slotMap) moves(key string, most time.Duration, now time.Time) bool {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	first, met := m.moved[key]
+	move, met := m.moved[key]
 	if !met {
-		first = now
-		m.moved[key] = now
+		move.first = now
 	}
-	return now.Sub(first) < min(movingTime, most)
+	move.last = now
+	m.moved[key] = move
+	return now.Sub(move.first) < min(movingTime, most)
 }
 
 // commandFailed reloads the map if the node that was asked may no longer be the right one. A node
@@ -183,6 +189,7 @@ func (m *slotMap) fire(now time.Time, batch []protocol.Renewal) []protocol.Renew
 	number := m.number
 	if next.Before(m.until) {
 		m.client.watchdog.set(m, next)
+		maps.DeleteFunc(m.moved, func(_ string, move movement) bool { return now.Sub(move.last) >= movedBefore })
 	} else {
 		m.until = time.Time{}
 		clear(m.moved)

@@ -155,6 +155,14 @@ func TestVirtualTheNextMoveOfASlotIsAnother(t *testing.T) {
 		if !moves("x") {
 			t.Error("the next move is an outage")
 		}
+		for range 20 { // another master is down, so the map is reloaded all the time
+			time.Sleep(2 * time.Second)
+			client.slotMap.commandFailed(redisserver.Classify(io.EOF))
+			moves("y")
+		}
+		if moves("y") || !moves("x") {
+			t.Error("while the map is reloaded for others, the next move is an outage, or one that goes on is none")
+		}
 		time.Sleep(time.Minute)
 		one := onStub(t, 0, 0).slotMap
 		if one.moves("x", time.Minute, time.Now()) || len(one.moved) > 0 {

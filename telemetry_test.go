@@ -547,6 +547,32 @@ func TestGoroutinesOfTheClientHaveNoLabelsOfTheFirstCaller(t *testing.T) {
 	})
 }
 
+func TestGoroutinesOfAQuorumHaveNoLabelsOfACaller(t *testing.T) {
+	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		c := open()
+		unlock(t, lock(t, c.Mutex("x")))
+		servers[0].die()
+		labeled("first", func(context.Context) {
+			for range 3 { // it is known to be away by then
+				time.Sleep(time.Second)
+				unlock(t, lock(t, c.Mutex("x")))
+			}
+		})
+		synctest.Wait()
+		for _, function := range []string{"(*Server).sender", "(*member).pingUntilAnswered"} {
+			groups := goroutines(t, function)
+			if len(groups) == 0 {
+				t.Errorf("no goroutine in %s", function)
+			}
+			for _, group := range groups {
+				if strings.Contains(group, "first") {
+					t.Errorf("%s has the labels of a caller:\n%s", function, group)
+				}
+			}
+		}
+	})
+}
+
 func TestGoroutinesThatWaitAreLabeledWithTheLocksNameIfAskedFor(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		for _, on := range []bool{false, true} {

@@ -3,7 +3,6 @@ package quorum
 import (
 	"context"
 	"maps"
-	"runtime/pprof"
 	"slices"
 	"sync"
 	"time"
@@ -198,7 +197,6 @@ const senderIdle = time.Second
 // does for a command. A sender ends after senderIdle without a command, or with the client; a panic
 // in code that a command calls ends it, too.
 func (s *Server) sender(send *Send) {
-	pprof.SetGoroutineLabels(context.Background()) // not those of the caller that happened to start it
 	idle := time.NewTimer(senderIdle)
 	defer idle.Stop()
 	for {

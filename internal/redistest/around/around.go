@@ -6,6 +6,7 @@ package around
 
 import (
 	"context"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -14,7 +15,8 @@ import (
 // be compared.
 type Node struct {
 	*redis.Client
-	BeforeSubscribe func() // if not nil
+	BeforeSubscribe   func() // if not nil
+	BeforeWithTimeout func() // if not nil
 }
 
 func (n Node) Subscribe(ctx context.Context, channels ...string) *redis.PubSub {
@@ -22,6 +24,13 @@ func (n Node) Subscribe(ctx context.Context, channels ...string) *redis.PubSub {
 		n.BeforeSubscribe()
 	}
 	return n.Client.Subscribe(ctx, channels...)
+}
+
+func (n Node) WithTimeout(d time.Duration) *redis.Client {
+	if n.BeforeWithTimeout != nil {
+		n.BeforeWithTimeout()
+	}
+	return n.Client.WithTimeout(d)
 }
 
 // Cluster is a type around a client of a Cluster.
