@@ -24,7 +24,10 @@ var (
 	ErrNotAcquired = lockstate.ErrNotAcquired
 
 	// ErrLocked is returned by TryLockContext when another caller holds the lock or waits for
-	// it. Such an error also matches [ErrNotAcquired]. The caller may try again later.
+	// it. LockContext returns it, together with the context's error, if ctx ended while another
+	// caller held the lock as far as Redis had answered; so the context's error alone says that Redis
+	// did not answer, or refused, or that nobody was known to hold the lock. Such an error also
+	// matches [ErrNotAcquired]. The caller may try again later.
 	ErrLocked = lockstate.ErrLocked
 
 	// ErrLeaseLost is matched by the cause of an ended [Lease.Context], and by the errors of
@@ -112,8 +115,8 @@ func (e *about) Unwrap() []error { return e.is }
 func bare(err error) string { return strings.TrimPrefix(err.Error(), "leased: ") }
 
 // notAcquired says why a caller was not admitted. It matches ErrNotAcquired, the reason (a
-// context's error, ErrLocked, ErrClosed, or an error reply of Redis), and the last error of
-// Redis while the caller waited.
+// context's error, ErrLocked, ErrClosed, or an error reply of Redis), the last error of
+// Redis while the caller waited, and ErrLocked if the lock was taken.
 type notAcquired struct {
 	name    string
 	waited  time.Duration
@@ -122,6 +125,7 @@ type notAcquired struct {
 	blocker string // readable id of the client that had the lock when Redis last answered, up to 20 s before if it answers; may be empty
 	minHold bool   // whether blocker has unlocked and its minimum hold keeps the lock
 	here    bool   // whether a caller of this process was inside
+	taken   bool   // whether a context ended while another caller had the lock, as far as Redis had answered
 	unasked bool   // whether the caller gave up before it entered the lock
 	silent  bool   // whether Redis had been asked for the lock, and had not answered
 }
@@ -129,6 +133,11 @@ type notAcquired struct {
 // unanswered reports whether Redis was asked, and had told neither who has the lock nor what is wrong.
 func (e *notAcquired) unanswered() bool {
 	return e.silent && e.lastErr == nil && !e.here && e.blocker == ""
+}
+
+// ofContext reports whether err is the error of a context that has ended.
+func ofContext(err error) bool {
+	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
 func (e *notAcquired) Error() string {
@@ -167,8 +176,7 @@ func (e *notAcquired) tells(last string) bool {
 		return false
 	}
 	text := bare(e.reason)
-	ofContext := errors.Is(e.reason, context.Canceled) || errors.Is(e.reason, context.DeadlineExceeded)
-	return text == last || !ofContext && strings.HasSuffix(text, ": "+last)
+	return text == last || !ofContext(e.reason) && strings.HasSuffix(text, ": "+last)
 }
 
 // Unwrap includes redisserver.ErrLateAnswer if nothing was known of the lock, for "leased run".
@@ -176,6 +184,9 @@ func (e *notAcquired) Unwrap() []error {
 	errs := []error{ErrNotAcquired}
 	if e.unasked || e.unanswered() {
 		errs = append(errs, redisserver.ErrLateAnswer)
+	}
+	if e.taken {
+		errs = append(errs, ErrLocked)
 	}
 	for _, err := range []error{e.reason, e.lastErr} {
 		if err != nil {

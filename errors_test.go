@@ -493,6 +493,86 @@ type stageError struct{ of error }
 func (e *stageError) Error() string { return "a stage failed: " + e.of.Error() }
 func (e *stageError) Unwrap() error { return e.of }
 
+// Who gives up wants to know whether to tell its user that somebody else is at work, or that Redis is away.
+func TestVirtualAWaitThatEndsSaysWhetherAnotherCallerHadTheLock(t *testing.T) {
+	soon := func() (context.Context, context.CancelFunc) {
+		return context.WithTimeout(context.Background(), time.Second)
+	}
+	late := func() (context.Context, context.CancelFunc) {
+		return context.WithTimeout(context.Background(), time.Minute)
+	}
+	canceled := func() (context.Context, context.CancelFunc) {
+		ctx, cancel := context.WithCancelCause(context.Background())
+		time.AfterFunc(time.Second, func() { cancel(leased.ErrLeaseLost) }) // as with the context of another lease
+		return ctx, func() {}
+	}
+	ended := func() (context.Context, context.CancelFunc) {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		return ctx, cancel
+	}
+	type taker = func(context.Context) (*leased.Lease, error)
+	writer := func(c *leased.Client) taker { return c.RWMutex("x").LockContext }
+	reader := func(c *leased.Client) taker { return c.RWMutex("x").RLockContext }
+	briefly := func(c *leased.Client) taker {
+		return func(ctx context.Context) (*leased.Lease, error) {
+			l, err := c.Mutex("x", leased.WithMinHold(time.Hour)).LockContext(ctx)
+			if err == nil {
+				must(t, l.Unlock())
+			}
+			return l, err
+		}
+	}
+	for what, x := range map[string]struct {
+		owner, caller func(*leased.Client) taker
+		until         func() (context.Context, context.CancelFunc)
+		here          bool // whether the owner is of the same process
+		cut           int  // Redis is away before the call, or afterwards; 0: neither
+		taken         bool
+	}{
+		"a writer":                          {owner: writer, caller: writer, until: soon, taken: true},
+		"readers":                           {owner: reader, caller: writer, until: soon, taken: true},
+		"a writer, for readers":             {owner: writer, caller: reader, until: soon, taken: true},
+		"a minimum hold":                    {owner: briefly, caller: writer, until: soon, taken: true},
+		"a caller of this process":          {owner: writer, caller: writer, until: soon, here: true, taken: true},
+		"a writer, until it is canceled":    {owner: writer, caller: writer, until: canceled, taken: true},
+		"a writer, and its context is over": {owner: writer, caller: writer, until: ended},
+		"Redis away":                        {owner: writer, caller: writer, until: soon, cut: 1},
+		"Redis away after a while":          {owner: writer, caller: writer, until: late, cut: 2},
+	} {
+		inVirtualTime(t, func(t *testing.T, s place) {
+			c, wire := onLine(t, s)
+			other := c
+			if !x.here {
+				other = newClient(t, s)
+			}
+			warm(t, s, c, other)
+			first := take(t, x.owner(other))
+			if x.cut == 1 {
+				wire.cut()
+			}
+			ctx, cancel := x.until()
+			defer cancel()
+			if x.cut == 2 {
+				time.AfterFunc(time.Second, wire.cut)
+			}
+			_, err := x.caller(c)(ctx)
+			isAll(t, err, leased.ErrNotAcquired, ctx.Err())
+			if got := errors.Is(err, leased.ErrLocked); got != x.taken {
+				t.Errorf("%s: taken: %v, %v", what, got, err)
+			}
+			if errors.Is(err, leased.ErrLeaseLost) {
+				t.Errorf("%s: it matches another call's error: %v", what, err)
+			}
+			if x.cut > 0 {
+				wire.mend()
+			}
+			_ = first.Unlock()
+			time.Sleep(2 * time.Minute)
+		})
+	}
+}
+
 // A cause that wraps an error of this package still is the user's. Contexts that end with each other's errors
 // make a chain, which costs a step for each.
 func TestACauseOfTheUsersIsFoundBehindErrorsOfContexts(t *testing.T) {

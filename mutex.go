@@ -97,7 +97,8 @@ func (m *Mutex) UnlockContext(ctx context.Context) error {
 // ctx bounds the wait, not the hold. Once ctx ends, LockContext returns within 10 ms,
 // whatever Redis is doing. Its place in the queue is given up right after that, and nothing
 // is left behind unless the process ends first. The error then also matches ctx's
-// error and, if there was one, the last error of Redis.
+// error and, if there was one, the last error of Redis; or [ErrLocked], if Redis answered and another
+// caller held the lock.
 //
 // LockContext retries transient errors, such as a lost connection. It returns at once on an
 // error that only an operator can fix, such as NOAUTH, NOPERM or WRONGTYPE, which it returns;

@@ -519,6 +519,41 @@ func TestTheLastLineAboutAServerSaysWhetherItAnswers(t *testing.T) {
 	})
 }
 
+// Of the owners that several minorities name, none has the lock.
+func TestOnlyAMajorityOfAQuorumSaysThatAnotherCallerHadTheLock(t *testing.T) {
+	for _, x := range []struct {
+		values [suiteMembers]string
+		taken  bool
+	}{
+		{[...]string{"a", "a", "a", "", ""}, true},
+		{[...]string{"a", "a", "b", "b", "b"}, true},
+		{[...]string{"a", "a", "b", "b", ""}, false},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			redistest.LastInBubble(t)
+			s := quorumPlace(t, true)
+			c := newClient(t, s)
+			warm(t, s, c)
+			for i, value := range x.values {
+				if value != "" {
+					must(t, s.members.minis[i].Set(s.Prefix+"x", value))
+				}
+			}
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			defer cancel()
+			_, err := c.Mutex("x").LockContext(ctx)
+			isAll(t, err, leased.ErrNotAcquired, context.DeadlineExceeded)
+			if got := errors.Is(err, leased.ErrLocked); got != x.taken {
+				t.Errorf("%q: taken: %v, %v", x.values, got, err)
+			}
+			time.Sleep(time.Minute)
+			for _, mini := range s.members.minis {
+				mini.Del(s.Prefix + "x")
+			}
+		})
+	}
+}
+
 // The first of them waits still when the second one comes.
 func TestTwoUnlocksOfOneLeaseMeasureTheServersThatStoodBehindIt(t *testing.T) {
 	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {

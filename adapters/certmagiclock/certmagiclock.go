@@ -41,7 +41,8 @@ var (
 )
 
 // New returns storage with the locks of client. The locks of storage are no longer used, so
-// all processes must switch at the same time.
+// all processes must switch at the same time, unless these locks are strings under the same
+// keys in the same Redis.
 func New(storage certmagic.Storage, client *leased.Client, opts ...leased.LockOption) *Storage {
 	return &Storage{Storage: storage, client: client, opts: opts}
 }

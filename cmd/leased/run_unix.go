@@ -117,9 +117,7 @@ func (o *runOptions) withoutLock(ctx context.Context, conn *connection, err erro
 		return ofSignal(err)
 	case errors.Is(err, leased.ErrInvalidName):
 		return usagef("run: %s", bare(err))
-	case errors.Is(err, leased.ErrLocked):
-		return &exitStatus{status: o.conflict}
-	case errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, context.DeadlineExceeded): // also if it matches ErrLocked, because Redis may hang by now
 		again, failed := conn.again()
 		if failed != nil {
 			break
@@ -132,6 +130,8 @@ func (o *runOptions) withoutLock(ctx context.Context, conn *connection, err erro
 		if why != "" && !errors.Is(err, leased.ErrNoQuorum) {
 			return fmt.Errorf("%w; %s", err, why)
 		}
+	case errors.Is(err, leased.ErrLocked):
+		return &exitStatus{status: o.conflict}
 	}
 	return o.notAcquired(err)
 }

@@ -46,7 +46,7 @@ func run(ctx context.Context, address string, every time.Duration, patient bool)
 	mu := locks.Mutex("cron:cleanup", leased.WithMinHold(hold))
 	lock := mu.TryLockContext
 	if patient {
-		lock = func(ctx context.Context) (*leased.Lease, error) { return wait(ctx, locks, mu, "cron:cleanup") }
+		lock = mu.LockContext
 	}
 	for ctx.Err() == nil {
 		due := time.Now().Truncate(every).Add(every) // the next full minute; this machine may wake much later
@@ -63,7 +63,7 @@ func run(ctx context.Context, address string, every time.Duration, patient bool)
 func cleanUp(context.Context) error { return nil }
 
 // once runs the job, unless another machine runs it now or has run it this time, or latest is over.
-// lock is TryLockContext of the job's Mutex, or wait.
+// lock is TryLockContext of the job's Mutex, or LockContext.
 func once(ctx context.Context, lock func(context.Context) (*leased.Lease, error), latest time.Time,
 	job func(context.Context) error) (ran bool, err error) {
 	inTime, cancel := context.WithDeadline(ctx, latest)
@@ -82,21 +82,4 @@ func once(ctx context.Context, lock func(context.Context) (*leased.Lease, error)
 	work, cancel := lease.With(ctx)
 	defer cancel()
 	return true, job(work)
-}
-
-// wait waits for the lock until ctx ends, also while Redis does not answer. Then it returns ErrLocked if it
-// seems that another machine has run the job, or has begun to in time.
-func wait(ctx context.Context, locks *leased.Client, mu *leased.Mutex, name string) (*leased.Lease, error) {
-	lease, err := mu.LockContext(ctx)
-	if errors.Is(err, context.DeadlineExceeded) {
-		ask, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
-		defer cancel()
-		latest, _ := ctx.Deadline() // a request that reached a Redis that hung may own the lock, but only since then
-		if info, askErr := locks.Inspect(ask, name); askErr == nil && len(info.Owners) > 0 &&
-			2*info.Behind >= info.Servers && // both are 0 unless this is a quorum
-			(info.Owners[0].Unlocked || info.Owners[0].Since.Before(latest)) {
-			return nil, leased.ErrLocked
-		}
-	}
-	return lease, err
 }

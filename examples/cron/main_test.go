@@ -65,7 +65,7 @@ func twoMachines(server *leasedtest.Server, waits bool) (first, second func(due 
 		mu := locks.Mutex("cron:cleanup", leased.WithMinHold(hold))
 		lock := mu.TryLockContext
 		if waits {
-			lock = func(ctx context.Context) (*leased.Lease, error) { return wait(ctx, locks, mu, "cron:cleanup") }
+			lock = mu.LockContext
 		}
 		return func(due time.Time) (bool, error) { return once(context.Background(), lock, due.Add(late), cleanUp) }
 	}
@@ -164,7 +164,7 @@ func TestAMinorityOfAQuorumDoesNotTellThatTheJobHasRun(t *testing.T) {
 	defer locks.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	if _, err := wait(ctx, locks, locks.Mutex("cron:cleanup"), "cron:cleanup"); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, leased.ErrLocked) {
+	if _, err := locks.Mutex("cron:cleanup").LockContext(ctx); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, leased.ErrLocked) {
 		t.Errorf("the wait ended with %v", err)
 	}
 }

@@ -54,6 +54,37 @@ func (l *Lock) behind(id string, now time.Time) int {
 	return n
 }
 
+// Blocked reports whether one owner is known to keep a request of the state machine from the lock on a
+// majority of the servers. Where several each have a minority, none has the lock.
+func (s *Server) Blocked(k *protocol.Keys, id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h := s.locks[k.Lock]
+	return h != nil && h.blocked(id)
+}
+
+func (l *Lock) blocked(id string) bool {
+	r := l.reqs[id]
+	if r == nil {
+		return false
+	}
+	by := map[string]int{}
+	for i := range r.parts {
+		p := &r.parts[i]
+		if p.state == owned || p.blocker == "" || l.cfg.Away(i) {
+			continue
+		}
+		owner := p.blocker // readers, or another program
+		if who, ok := protocol.OwnerOf(owner); ok {
+			owner = who.Client
+		}
+		if by[owner]++; by[owner] >= l.cfg.Need {
+			return true
+		}
+	}
+	return false
+}
+
 // Answering returns how many of the servers are not known to be away.
 func (s *Server) Answering() (answering, of int) {
 	voting, young, _ := s.States()
