@@ -519,6 +519,32 @@ func TestTheLastLineAboutAServerSaysWhetherItAnswers(t *testing.T) {
 	})
 }
 
+// On some servers the lease is the reader's, and on others it still is the writer's.
+func TestServersStandBehindALeaseWhoseDowngradeIsNotDecided(t *testing.T) {
+	onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		c := open()
+		l := take(t, c.RWMutex("x").LockContext)
+		time.Sleep(time.Second)
+		for _, m := range servers[:3] {
+			m.die()
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+		defer cancel()
+		isAll(t, l.Downgrade(ctx), leased.ErrNoQuorum)
+		if err := l.Context().Err(); err != nil {
+			t.Fatalf("the lease has ended: %v", context.Cause(l.Context()))
+		}
+		_ = l.Unlock()
+		if n := c.Stats().Behind; n[2] != 1 || n[0] != 0 {
+			t.Errorf("behind the lease there stood: %v", n)
+		}
+		for _, m := range servers[:3] {
+			m.comeBack()
+		}
+		time.Sleep(5 * time.Minute)
+	})
+}
+
 // Of the owners that several minorities name, none has the lock.
 func TestOnlyAMajorityOfAQuorumSaysThatAnotherCallerHadTheLock(t *testing.T) {
 	for _, x := range []struct {

@@ -355,6 +355,7 @@ var mutants = []mutant{
 	{"a batch of renewals is sent under the first lock's span", "tracing.go", "	if len(batch) != 1 {\n		return nil\n	}\n	e := batch", "	e := batch", "TestTrace"},
 	{"a wait that Redis did not answer says that the lock was taken", "acquire.go", "r.taken = known.err == nil && (known.here", "r.taken = (known.here", "AWaitThatEndsSays"},
 	{"an owner that a minority names has the lock", "internal/quorum/report.go", "by[owner] >= l.cfg.Need {\n", "by[owner] > 0 {\n", "OnlyAMajority"},
+	{"nothing stands behind a lease while its downgrade is not decided", "internal/quorum/report.go", "if stands(r, i) || other != nil && stands(other, i) {", "if stands(r, i) {", "WhoseDowngradeIsNotDecided"},
 	{"goroutines of a quorum have a caller's labels", "quorum.go", "		unlabeled()\n		defer c.recoverPanic(\"a hook", "		defer c.recoverPanic(\"a hook", "GoroutinesOfAQuorum"},
 	{"a panic while connections are looked at ends the process", "internal/redisserver/silent.go", "				if p := recover(); p != nil {\n					panicked", "				if p := any(nil); p != nil {\n					panicked", "WhileConnectionsAreLookedAt"},
 	{"a panic while connections are looked at ends the checks", "pool.go", "		p.running, p.keys = false, nil\n", "		p.keys = nil\n", "WhileConnectionsAreLookedAt"},

@@ -39,15 +39,24 @@ func (s *Server) Behind(k *protocol.Keys, id string) int {
 	return 0
 }
 
-// behind counts the servers that are known to still have the grant, and that answer.
+// behind counts the servers that are known to still have the grant, and that answer. While a downgrade is
+// not decided, a server has the writer's or the reader's.
 func (l *Lock) behind(id string, now time.Time) int {
 	r := l.reqs[id]
-	if r == nil || r.token == 0 {
+	if r == nil {
 		return 0
+	}
+	other := cmp.Or(r.downgradesTo, r.downgradeOf)
+	if r.token == 0 && (other == nil || other.token == 0) {
+		return 0
+	}
+	stands := func(r *request, server int) bool {
+		p := &r.parts[server]
+		return r.counts(p, now) && lockstate.Elapsed(p.proved, now) < r.who.TTL && !l.cfg.Away(server)
 	}
 	n := 0
 	for i := range r.parts {
-		if p := &r.parts[i]; r.counts(p, now) && lockstate.Elapsed(p.proved, now) < r.who.TTL && !l.cfg.Away(i) {
+		if stands(r, i) || other != nil && stands(other, i) {
 			n++
 		}
 	}
