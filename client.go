@@ -582,10 +582,13 @@ func (c *Client) logFailure(lock string, fail *protocol.Failure) {
 	}
 }
 
-// cutShort reports whether a command may have had no answer because this client has stopped, which cancels
-// its commands.
+// cutShort reports whether a command may have failed because this client has stopped, which cancels its
+// commands, or because the Redis client was closed afterwards.
 func (c *Client) cutShort(fail *protocol.Failure) bool {
-	return c.base.Err() != nil && (fail.Kind == protocol.NoAnswer || fail.Kind == protocol.NeverSent)
+	if c.base.Err() == nil {
+		return false
+	}
+	return fail.Kind == protocol.NoAnswer || fail.Kind == protocol.NeverSent || fail.Kind == protocol.ClientClosed
 }
 
 // closes reports whether Shutdown has begun.

@@ -121,6 +121,25 @@ func TestARefusalOfOneLockIsNoFailureOfAll(t *testing.T) {
 	}
 }
 
+// Close waits 5 s for a Redis that hangs. When the program closes its Redis client then, as it should, commands may
+// still be under way.
+func TestARedisClientThatIsClosedAfterTheClientIsNotSaidToBeClosedBefore(t *testing.T) {
+	fail := redisserver.Classify(redisserver.ErrRedisClosed)
+	for _, stopped := range []bool{false, true} {
+		var out strings.Builder // written to, and read, by the goroutine of the lines
+		c := onStub(t, 0, 0, WithLogger(slog.New(slog.NewTextHandler(&out, nil))))
+		if stopped {
+			_ = c.Close()
+		}
+		c.logFailure("x", fail)
+		said := make(chan bool)
+		c.log.later(func() { said <- strings.Contains(out.String(), "was closed before the leased.Client") })
+		if got := <-said; got == stopped {
+			t.Errorf("after Close %v, it is said %v", stopped, got)
+		}
+	}
+}
+
 type refusal string
 
 func (e refusal) Error() string { return string(e) }
