@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/protocol"
 )
 
 func inspectCommand(std streams) *cobra.Command {
@@ -154,7 +155,7 @@ func describe(out io.Writer, info leased.Info) {
 		if waiting.Shared {
 			reads = ", to read"
 		}
-		row("", "%d. %s%s", i+1, clientText(waiting.Client), reads)
+		row("", "%d. %s%s", i+1, waiterText(waiting.Client), reads)
 	}
 	if more := info.Queue - len(info.Waiting); more > 0 && len(info.Waiting) > 0 {
 		row("", "and %d more", more)
@@ -203,7 +204,7 @@ func stateText(info leased.Info) string {
 }
 
 func ownerText(owner leased.Owner) string {
-	text := clientText(owner.Client)
+	text := clientText(owner.Client, owner.Value)
 	if owner.Value != "" {
 		text += fmt.Sprintf(" (value %.80q)", owner.Value)
 	}
@@ -218,11 +219,23 @@ func ownerText(owner leased.Owner) string {
 	return text
 }
 
-func clientText(client string) string {
+// waiterText names one who waits. No other library has the same queue.
+func waiterText(client string) string {
 	if client == "" {
-		return "a client of another library"
+		return "another version of leased"
 	}
 	return fmt.Sprintf("%q", client)
+}
+
+// clientText names an owner. If its value does not name its client, that tells what has written it.
+func clientText(client, value string) string {
+	switch {
+	case client != "":
+		return fmt.Sprintf("%q", client)
+	case protocol.NewerFormat(value):
+		return "a later version of leased"
+	}
+	return "a client of another library"
 }
 
 // jsonInfo is a lock as programs read it. Field names never change; fields are only added.
@@ -241,7 +254,7 @@ type jsonInfo struct {
 }
 
 type jsonOwner struct {
-	Client string `json:"client"` // empty if another library owns the lock
+	Client string `json:"client"` // empty if another library, or a later version of this one, owns the lock
 	Shared bool   `json:"shared"`
 	// Unlocked says that the client no longer holds the lock, which a minimum hold keeps.
 	Unlocked bool       `json:"unlocked,omitempty"`

@@ -87,6 +87,35 @@ func TestInspectQuotesWhatOthersPutThere(t *testing.T) {
 	}
 }
 
+// While a release with another format is rolled out, an operator must not look for a program that is not there.
+func TestALaterVersionIsCalledThat(t *testing.T) {
+	server := redistest.MiniTCP(t)
+	server.Set("job", "leased2:w:someone")
+	server.Set("job:{job}:meta", "leased2:1:1")
+	for _, part := range []string{"queue", "waiters"} {
+		if _, err := server.ZAdd("job:{job}:"+part, 1e15, "leased2:w:another"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	at := "redis://" + server.Addr()
+	for _, c := range []struct{ command, want string }{
+		{"inspect", "owner   a later version of leased (value \"leased2:w:someone\")"},
+		{"inspect", "1. another version of leased"},
+		{"ls", "(a later version of leased)"},
+	} {
+		args := []string{c.command, "--redis", at}
+		if c.command == "inspect" {
+			args = append(args, "job")
+		}
+		if got := invoke(t, args...); got.status != 0 || !strings.Contains(got.out, c.want) {
+			t.Errorf("%s: status %d, printed:\n%s%swant %s", c.command, got.status, got.out, got.err, c.want)
+		}
+	}
+	if got := invoke(t, "unlock", "--redis", at, "--force", "--yes", "job"); got.status != 0 || !strings.Contains(got.out+got.err, "from a later version of leased") {
+		t.Errorf("unlock: status %d, printed:\n%s%s", got.status, got.out, got.err)
+	}
+}
+
 func TestReadersAreDescribedAsOne(t *testing.T) {
 	var out strings.Builder
 	describe(&out, leased.Info{

@@ -208,8 +208,11 @@ func ownersName(owners []leased.Owner) string {
 		return "-"
 	}
 	text := "(another library)"
-	if client := owners[0].Client; client != "" {
+	switch client := owners[0].Client; {
+	case client != "":
 		text = printable(client)
+	case protocol.NewerFormat(owners[0].Value):
+		text = "(a later version of leased)"
 	}
 	if more := len(owners) - 1; more > 0 {
 		text += fmt.Sprintf(" and %d more", more)

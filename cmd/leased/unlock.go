@@ -106,7 +106,7 @@ func evictedText(servers int, s leased.Stats) string {
 func ownersText(owners []leased.Owner) string {
 	var names []string
 	for _, o := range owners {
-		names = append(names, clientText(o.Client))
+		names = append(names, clientText(o.Client, o.Value))
 	}
 	if len(names) > 3 {
 		names = append(names[:3:3], fmt.Sprintf("%d more", len(owners)-3))

@@ -55,6 +55,10 @@ func TestFreezeScripts(t *testing.T) {
 	if !*freeze {
 		t.Skip("run with -compat.freeze to overwrite " + frozenDir)
 	}
+	format := strings.TrimSuffix(strings.TrimPrefix(protocol.FormatTag, "leased"), ":")
+	if dir := "testdata/scripts/v" + format; dir != frozenDir {
+		t.Fatalf("today's format is %s: freeze it in %s, and keep %s", format, dir, frozenDir)
+	}
 	todays := map[string]Script{
 		"acquire": AcquireScript, "release": ReleaseScript, "yield": YieldScript, "downgrade": DowngradeScript, "cancel": CancelScript,
 		"evict": EvictScript, "inspect": InspectScript, "renew": RenewScript, "renew_shared": RenewSharedScript,
