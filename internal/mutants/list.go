@@ -557,7 +557,7 @@ var mutants = []mutant{
 	{"what a handler panics with names locks in logs", "queue.go", "	if hide {\n		p = ", "	if false {\n		p = ", "ThePanicOfAHandler"},
 	{"a node that has left its Cluster is believed", "slotmap.go", "range reloadTries - 1 {", "range 0 {", "NamesNoMaster"},
 	{"grants that wait for replicas have all connections", "internal/redisserver/replicas.go", "pipelineConns(node, one.Options())/2", "pipelineConns(node, one.Options())", "HalfOfAPool"},
-	{"only the last WAIT is believed", "internal/redisserver/replicas.go", "	got = min(got, c.fewest)\n", "", "EachRoundTrip"},
+	{"only the last WAIT is believed", "internal/redisserver/replicas.go", "		got = c.fewest // the", "		_ = c.fewest // the", "EachRoundTrip"},
 	{"a grant waits for replicas twice", "internal/redisserver/replicas.go", "			timeout = time.Millisecond // the", "			_ = timeout // the", "DoesNotKnowTheScript|EachRoundTrip"},
 	{"a command that got no turn may have been sent", "internal/redisserver/errors.go", "errors.As(err, new(*noTurn)), ", "", "HalfOfAPool"},
 	{"a command that a hook keeps keeps its turn", "internal/redisserver/replicas.go", "		stop := context.AfterFunc(ctx, give)\n", "		stop := func() bool { return true }\n", "ThatAHookKeeps"},
