@@ -226,9 +226,7 @@ func (e *entry) giveUp(w *call) (known lastKnown) {
 			known.here = inside > 1 // others than w
 		}
 		known.silent = e.state().Asking()
-		if q := e.client.quorum; q != nil {
-			known.minority = !q.Blocked(&e.keys, e.state().Request().ID)
-		}
+		known.owned = e.ownedElsewhereLocked()
 		if !e.state().Abandon(w.caller(), now, fx) {
 			if c := e.state().GiveBack(w.caller(), now, fx); c != nil && c != w.caller() { // whoever unlocked by name meant this one
 				left := callOf(c)
@@ -270,11 +268,25 @@ func waitForClock(lead time.Duration) {
 
 // lastKnown is what a lock knew from Redis when a caller's wait ended.
 type lastKnown struct {
-	err      error  // the last error, nil after a reply
-	blocker  string // the value of the key's owner
-	minority bool   // when a context ended: no majority of a quorum's servers is known to have that owner
-	here     bool   // a caller of this process was inside
-	silent   bool   // Redis had been asked for the lock, and had not answered
+	err     error  // the last error, nil after a reply
+	blocker string // the value of the key's owner
+	owned   bool   // when a context ended: see ownedElsewhereLocked
+	here    bool   // a caller of this process was inside
+	silent  bool   // Redis had been asked for the lock, and had not answered
+}
+
+// ownedElsewhereLocked reports whether Redis has said of the present request that another client had the lock; of a
+// quorum's servers, a majority has.
+func (e *entry) ownedElsewhereLocked() bool {
+	l := e.state()
+	owner := l.Blocker()
+	if owner == "" || l.Asking() || l.Unconfirmed() {
+		return false
+	}
+	if who, err := protocol.ParseID(owner); err == nil && who.Client == e.client.id {
+		return false // a failover has undone its release, and nobody has the lock
+	}
+	return e.client.quorum == nil || e.client.quorum.Blocked(&e.keys, l.Request().ID)
 }
 
 func (e *entry) lastKnownLocked() (known lastKnown) {
@@ -291,7 +303,7 @@ func (h *handle) refusal(known *lastKnown, reason error, began time.Time) error 
 	if known != nil {
 		r.lastErr, r.blocker, r.here, r.silent = known.err, blockerName(known.blocker), known.here, known.silent
 		_, r.minHold = protocol.ParseCooldown(known.blocker)
-		r.taken = known.err == nil && (known.here || known.blocker != "" && !known.minority) && ofContext(reason) && !errors.Is(reason, ErrClosed)
+		r.taken = known.err == nil && (known.here || known.owned) && ofContext(reason)
 	}
 	return r
 }

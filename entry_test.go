@@ -1,6 +1,7 @@
 package leased
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -526,4 +527,57 @@ func TestTheCauseOfAContextSaysNothingOfTheCommand(t *testing.T) {
 	if fail := failureOf(errors.New("NOPERM for this one")); fail.Kind != protocol.NeedsOperator {
 		t.Errorf("an error of the command: %v", fail.Kind)
 	}
+}
+
+// ownedBy has requests wait for an owner, and says who that is.
+type ownedBy struct {
+	*stubServer
+	owner string
+}
+
+func (o *ownedBy) Do(ctx context.Context, _ *protocol.Keys, c *protocol.Command) (protocol.Answer, error) {
+	if who, err := protocol.ParseID(c.ID); err == nil && who.Mode == protocol.Shared {
+		<-ctx.Done() // it does not answer readers
+		return protocol.Answer{}, ctx.Err()
+	}
+	return protocol.Answer{Outcome: protocol.Enqueued, Token: stubFloor, Clock: uint64(time.Now().UnixMicro()), Left: time.Minute, Blocker: o.owner}, nil
+}
+
+// After a failover that has undone a release, Redis names an owner that its client has forgotten.
+func TestVirtualAnOwnerThatThisClientHasForgottenDoesNotHaveTheLock(t *testing.T) {
+	for client, taken := range map[string]bool{"": false, "aaaaaaaaaaaaaaaa:another": true} {
+		synctest.Test(t, func(t *testing.T) {
+			c := onStub(t, 0, 0)
+			c.server = &ownedBy{&stubServer{client: c}, "leased1:w:30000:u:bbbbbbbbbbbbbbbb:" + cmp.Or(client, c.id)}
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			defer cancel()
+			_, err := c.Mutex("x").LockContext(ctx)
+			if errors.Is(err, ErrLocked) != taken || !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("the owner is another client's: %v, %v", taken, err)
+			}
+		})
+	}
+}
+
+// The reader was behind a writer of its process. Redis has named the owner to that one.
+func TestVirtualARequestThatRedisHasNotAnsweredDoesNotSayThatTheLockWasTaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := onStub(t, 0, 0)
+		c.server = &ownedBy{&stubServer{client: c}, "leased1:w:30000:u:bbbbbbbbbbbbbbbb:aaaaaaaaaaaaaaaa:another"}
+		read := make(chan error, 1)
+		time.AfterFunc(time.Millisecond, func() {
+			ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+			defer cancel()
+			_, err := c.RWMutex("x").RLockContext(ctx)
+			read <- err
+		})
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if _, err := c.RWMutex("x").LockContext(ctx); !errors.Is(err, ErrLocked) {
+			t.Errorf("the writer: %v", err)
+		}
+		if err := <-read; errors.Is(err, ErrLocked) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("the reader: %v", err)
+		}
+	})
 }

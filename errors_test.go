@@ -573,6 +573,26 @@ func TestVirtualAWaitThatEndsSaysWhetherAnotherCallerHadTheLock(t *testing.T) {
 	}
 }
 
+func TestVirtualAWaitThatCloseEndsDoesNotSayThatTheLockWasTaken(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		for _, here := range []bool{false, true} {
+			c := newClient(t, s)
+			other := c
+			if !here {
+				other = newClient(t, s)
+			}
+			l := lock(t, other.Mutex("x"))
+			time.AfterFunc(time.Second, func() { _ = c.Close() })
+			_, err := c.Mutex("x").LockContext(context.Background())
+			isAll(t, err, leased.ErrNotAcquired, leased.ErrClosed)
+			if errors.Is(err, leased.ErrLocked) {
+				t.Errorf("held here %v: %v", here, err)
+			}
+			unlock(t, l)
+		}
+	})
+}
+
 // A cause that wraps an error of this package still is the user's. Contexts that end with each other's errors
 // make a chain, which costs a step for each.
 func TestACauseOfTheUsersIsFoundBehindErrorsOfContexts(t *testing.T) {

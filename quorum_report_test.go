@@ -547,35 +547,45 @@ func TestServersStandBehindALeaseWhoseDowngradeIsNotDecided(t *testing.T) {
 
 // Of the owners that several minorities name, none has the lock.
 func TestOnlyAMajorityOfAQuorumSaysThatAnotherCallerHadTheLock(t *testing.T) {
+	id := func(client, number string) string { return "leased1:w:30000:u:" + number + ":" + client + ":host:1" }
+	a, again := id("aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb"), id("aaaaaaaaaaaaaaaa", "cccccccccccccccc") // one client's
+	b := id("dddddddddddddddd", "eeeeeeeeeeeeeeee")
 	for _, x := range []struct {
-		values [suiteMembers]string
+		owners [5]string
+		then   func(first *mortal) // after half a second
 		taken  bool
 	}{
-		{[...]string{"a", "a", "a", "", ""}, true},
-		{[...]string{"a", "a", "b", "b", "b"}, true},
-		{[...]string{"a", "a", "b", "b", ""}, false},
+		{[...]string{"foreign", "foreign", "foreign", "", ""}, nil, true},
+		{[...]string{a, again, again, "", ""}, nil, true},
+		{[...]string{a, a, b, b, b}, nil, true},
+		{[...]string{a, a, b, b, ""}, nil, false},
+		{[...]string{a, a, a, b, ""}, func(first *mortal) { first.Del("x") }, false},
+		{[...]string{a, a, a, "", ""}, (*mortal).die, false},
 	} {
-		synctest.Test(t, func(t *testing.T) {
-			redistest.LastInBubble(t)
-			s := quorumPlace(t, true)
-			c := newClient(t, s)
-			warm(t, s, c)
-			for i, value := range x.values {
-				if value != "" {
-					must(t, s.members.minis[i].Set(s.Prefix+"x", value))
+		onMortals(t, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+			c := open()
+			unlock(t, lock(t, c.Mutex("x")))
+			for i, owner := range x.owners {
+				if owner != "" {
+					must(t, servers[i].Set("x", owner))
 				}
 			}
-			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			if x.then != nil {
+				time.AfterFunc(500*time.Millisecond, func() { x.then(servers[0]) })
+			}
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 			defer cancel()
 			_, err := c.Mutex("x").LockContext(ctx)
 			isAll(t, err, leased.ErrNotAcquired, context.DeadlineExceeded)
 			if got := errors.Is(err, leased.ErrLocked); got != x.taken {
-				t.Errorf("%q: taken: %v, %v", x.values, got, err)
+				t.Errorf("%q: taken: %v, %v", x.owners, got, err)
 			}
 			time.Sleep(time.Minute)
-			for _, mini := range s.members.minis {
-				mini.Del(s.Prefix + "x")
+			for _, m := range servers {
+				m.Del("x")
 			}
+			servers[0].comeBack()
+			time.Sleep(time.Minute)
 		})
 	}
 }

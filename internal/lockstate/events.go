@@ -75,6 +75,7 @@ func (l *Lock) acquireFailed(c *protocol.Command, fail *protocol.Failure, pause 
 	case g.state != Held:
 		l.failed(&g.ticket, fail, pause, now, fx)
 		if fail.Unconfirmed {
+			l.unconfirmed = true
 			l.replaceRequest(now, fx)
 		}
 	case c.Held: // which gives the id nothing, however late it arrives

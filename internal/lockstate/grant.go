@@ -198,7 +198,7 @@ func (l *Lock) becomeHeld(a protocol.Answer, from time.Time, how Via, now time.T
 	if g.place > 0 {
 		l.blocker = "" // others were between that owner and this grant
 	}
-	g.state, g.fresh = Held, true
+	g.state, g.fresh, l.unconfirmed = Held, true, false
 	g.schedule = schedule{}
 	at := l.instant(now)
 	g.via, g.since, g.served = how, at, 0

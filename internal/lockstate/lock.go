@@ -45,6 +45,7 @@ type Lock struct {
 	members        *Caller // the first member, nil if there is none
 	leaving        callers // callers that unlocked and wait for the outcome of the release
 	closed         bool
+	unconfirmed    bool // see Unconfirmed
 	refusedOnce    bool // a request that must not queue was refused, so the next one may; see makeRequest
 	pending        pending
 	lastErr        error   // last error from Redis, nil after an answer
@@ -388,6 +389,10 @@ func (l *Lock) LastErr() error { return l.lastErr }
 
 // Blocker returns the value of the lock's own key when Redis was last asked.
 func (l *Lock) Blocker() string { return l.blocker }
+
+// Unconfirmed reports whether a grant was given up because too few replicas had it, since a caller was last
+// admitted. The grants of other clients are unconfirmed then, too, as likely as not.
+func (l *Lock) Unconfirmed() bool { return l.unconfirmed }
 
 // EndsBy returns the time by which the lease of c, if it is given back now, expires in Redis even if
 // nothing is heard from now on. It is zero if that is unknown or c is not inside. It counts a TTL from now,
