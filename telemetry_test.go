@@ -515,6 +515,22 @@ func labeled(value string, f func(ctx context.Context)) {
 	pprof.Do(context.Background(), pprof.Labels("request", value), f)
 }
 
+// haveNoLabel checks that there are goroutines in each of the functions, and that none has the profiler label.
+func haveNoLabel(t *testing.T, value string, functions ...string) {
+	t.Helper()
+	for _, function := range functions {
+		groups := goroutines(t, function)
+		if len(groups) == 0 {
+			t.Errorf("no goroutine in %s", function)
+		}
+		for _, group := range groups {
+			if strings.Contains(group, value) {
+				t.Errorf("%s has the label of a caller:\n%s", function, group)
+			}
+		}
+	}
+}
+
 // A profile by labels is for finding out which request costs what. The first one to lock would
 // be charged with the client's goroutines for as long as the client lives.
 func TestGoroutinesOfTheClientHaveNoLabelsOfTheFirstCaller(t *testing.T) {
@@ -532,17 +548,7 @@ func TestGoroutinesOfTheClientHaveNoLabelsOfTheFirstCaller(t *testing.T) {
 			_ = l.Unlock()
 		})
 		synctest.Wait()
-		for _, function := range []string{"(*watchdog).run", "(*inbox).run", "(*asyncQueue"} {
-			groups := goroutines(t, function)
-			if len(groups) == 0 {
-				t.Errorf("no goroutine in %s", function)
-			}
-			for _, group := range groups {
-				if strings.Contains(group, "first") {
-					t.Errorf("%s has the labels of the first caller:\n%s", function, group)
-				}
-			}
-		}
+		haveNoLabel(t, "first", "(*watchdog).run", "(*inbox).run", "(*asyncQueue")
 		close(blocked)
 	})
 }
@@ -559,17 +565,7 @@ func TestGoroutinesOfAQuorumHaveNoLabelsOfACaller(t *testing.T) {
 			}
 		})
 		synctest.Wait()
-		for _, function := range []string{"(*Server).sender", "(*member).pingUntilAnswered"} {
-			groups := goroutines(t, function)
-			if len(groups) == 0 {
-				t.Errorf("no goroutine in %s", function)
-			}
-			for _, group := range groups {
-				if strings.Contains(group, "first") {
-					t.Errorf("%s has the labels of a caller:\n%s", function, group)
-				}
-			}
-		}
+		haveNoLabel(t, "first", "(*Server).sender", "(*member).pingUntilAnswered")
 	})
 }
 
