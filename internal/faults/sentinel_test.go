@@ -110,3 +110,52 @@ func TestBehindSentinelAHungSentinelIsLeftForTheOthers(t *testing.T) {
 	eventually(t, "the lease is renewed, or lost", func() bool { return client.Stats().Renewals > renewed || l.Context().Err() != nil })
 	mustUnlock(t, l)
 }
+
+// In a planned failover, the Sentinels demote the old primary some ten seconds after they have promoted the new one. A
+// client that has not heard of that is granted locks there until then, and the others are granted the same ones. Here
+// it only knows the old primary's address.
+func TestBehindSentinelTheOldPrimaryOfAPlannedFailoverGrantsUntilItIsDemoted(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes a failover by sentinels; run it without -short")
+	}
+	t.Parallel()
+	for what, c := range map[string]struct {
+		server  []string
+		options []leased.Option
+		refused string
+	}{
+		"as it is by default":   {},
+		"WithReplicas":          {options: []leased.Option{leased.WithReplicas(1, 200*time.Millisecond)}, refused: "0 of 1 replicas had the grant"},
+		"min-replicas-to-write": {server: []string{"--min-replicas-to-write", "1"}, refused: "NOREPLICAS"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			s := redistest.NewSentinels(t, c.server...)
+			old := s.Primary()
+			deaf := newClient(t, old.Client(), "", c.options...)
+			mustUnlock(t, mustLock(t, deaf.Mutex("x")))
+			s.PlannedFailover()
+			s.AwaitPrimary(old)
+			eventually(t, "the other replica follows the new primary", func() bool {
+				return strings.Contains(old.Client().Info(t.Context(), "replication").Val(), "connected_slaves:0")
+			})
+
+			rdb := redis.NewFailoverClient(s.FailoverOptions())
+			t.Cleanup(func() { _ = rdb.Close() })
+			l := mustLock(t, newClient(t, rdb, "").Mutex("x"))
+			second, err := deaf.Mutex("x").TryLockContext(within(t, time.Second))
+			switch {
+			case c.refused == "" && err != nil:
+				t.Errorf("the old primary, which is not demoted yet, refused the lock: %v", err)
+			case c.refused == "":
+				mustUnlock(t, second)
+			case err == nil:
+				t.Error("the lock has two owners")
+			case !strings.Contains(err.Error(), c.refused):
+				t.Errorf("the old primary refused with %v", err)
+			}
+			mustUnlock(t, l)
+			eventually(t, "the old primary is demoted", func() bool { return len(s.Replicas()) == 2 })
+		})
+	}
+}

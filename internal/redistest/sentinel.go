@@ -76,6 +76,16 @@ func (s *Sentinels) FailoverOptions() *redis.FailoverOptions {
 	return o
 }
 
+// PlannedFailover has a sentinel replace the primary, which goes on taking writes until the sentinels demote
+// it, some ten seconds later. It does not wait for the new primary.
+func (s *Sentinels) PlannedFailover() {
+	s.tb.Helper()
+	await(s.tb, "SENTINEL FAILOVER", func() error {
+		_, err := s.Watchers[0].ask("SENTINEL", "FAILOVER", sentinelName)
+		return err
+	})
+}
+
 // AwaitPrimary waits until a majority of the sentinels name a primary other than old, and
 // that server itself says that it is the primary.
 func (s *Sentinels) AwaitPrimary(old *Instance) *Instance {
