@@ -148,7 +148,7 @@ type gauges struct {
 
 	// Guarded by sharedGauges.mu:
 	members []*metrics          // of the clients that are not closed
-	collect metric.Registration // nil if the callback is not registered
+	collect metric.Registration // nil until the callback is registered
 }
 
 // sharedGauges are the gauges that have members.
@@ -160,30 +160,41 @@ var sharedGauges struct {
 // register has the gauges of the client observed, together with those of the other clients of its
 // meter. It is called once the client is complete, because the metrics may be collected at once.
 func (m *metrics) register() {
-	own := m.gauges
-	sharedGauges.mu.Lock()
-	for _, g := range sharedGauges.all {
-		if sameMeter(g.meter, own.meter) {
-			g.members = append(g.members, m)
-			m.gauges = g
-			sharedGauges.mu.Unlock()
-			return
+	if m.join() {
+		return
+	}
+	own, registered := m.gauges, false
+	defer func() {
+		if !registered { // also after a panic, the next client of the meter tries for itself
+			own.leave(m)
 		}
-	}
-	own.members = append(own.members, m)
-	sharedGauges.all = append(sharedGauges.all, own)
-	sharedGauges.mu.Unlock()
+	}()
 	collect, err := own.meter.RegisterCallback(own.observe, own.waiting, own.held, own.oldestWait, own.oldestHold, own.clients, own.servers)
-	sharedGauges.mu.Lock() // the client that registers is not closed yet
-	if err == nil {
-		own.collect = collect
-	} else { // the next client of the meter tries for itself
-		sharedGauges.all = slices.DeleteFunc(sharedGauges.all, func(each *gauges) bool { return each == own })
-	}
-	sharedGauges.mu.Unlock()
 	if err != nil {
 		otel.Handle(err) // user code
+		return
 	}
+	sharedGauges.mu.Lock() // the client that registers is not closed yet
+	own.collect, registered = collect, true
+	sharedGauges.mu.Unlock()
+}
+
+// join adds the client to the gauges of its meter, and reports whether their callback is registered. Nobody
+// joins gauges whose callback may still be refused: two clients that register at once have one each, of which
+// observe uses the first.
+func (m *metrics) join() (registered bool) {
+	sharedGauges.mu.Lock()
+	defer sharedGauges.mu.Unlock()
+	for _, g := range sharedGauges.all {
+		if g.collect != nil && sameMeter(g.meter, m.gauges.meter) {
+			g.members = append(g.members, m)
+			m.gauges = g
+			return true
+		}
+	}
+	m.gauges.members = append(m.gauges.members, m)
+	sharedGauges.all = append(sharedGauges.all, m.gauges)
+	return false
 }
 
 // sameMeter reports whether two meters are one. Those of a user's own type need not be comparable,
@@ -499,8 +510,8 @@ func (m *metrics) stop(ctx context.Context) bool {
 				reportPanic("an instrument", p, m.client.opts.secretNames)
 			}
 		}()
+		defer m.gauges.leave(m) // even if an instrument panics
 		m.update()
-		m.gauges.leave(m)
 	}()
 	if ctx.Err() != nil { // it needs a moment to begin
 		soon, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Millisecond)

@@ -343,6 +343,64 @@ func (m *refusingOnce) RegisterCallback(f metric.Callback, on ...metric.Observab
 	return m.Meter.RegisterCallback(f, on...)
 }
 
+// panickingOnce is a meter that panics when its first callback is registered.
+type panickingOnce struct {
+	metric.Meter
+	panicked bool
+}
+
+func (m *panickingOnce) RegisterCallback(f metric.Callback, on ...metric.Observable) (metric.Registration, error) {
+	if !m.panicked {
+		m.panicked = true
+		panic("a meter's bug")
+	}
+	return m.Meter.RegisterCallback(f, on...)
+}
+
+func TestAMeterThatPanicsAtOneClientsGaugesHasThoseOfTheNext(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		m := newMeter(t)
+		meter := m.Meter("github.com/leasedmutex/leased", metric.WithInstrumentationVersion("v1"))
+		provider := leased.WithMeterProvider(oneMeter{m, &panickingOnce{Meter: meter}})
+		if panics(func() { _, _ = leased.New(s.rdb, provider) }) == nil {
+			t.Fatal("New did not panic")
+		}
+		newClient(t, s, provider)
+		if _, ok := m.collect(t)["leased.held"]; !ok {
+			t.Error("the second client has no gauges")
+		}
+	})
+}
+
+// joining is a meter with which another client is made while the first one's callback is registered, and which
+// refuses that of the first.
+type joining struct {
+	metric.Meter
+	another func()
+}
+
+func (m *joining) RegisterCallback(f metric.Callback, on ...metric.Observable) (metric.Registration, error) {
+	if another := m.another; another != nil {
+		m.another = nil
+		another()
+		return nil, errors.New("refused")
+	}
+	return m.Meter.RegisterCallback(f, on...)
+}
+
+func TestAClientMadeWhileAnothersGaugesAreRefusedHasItsOwn(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		m := newMeter(t)
+		meter := &joining{Meter: m.Meter("github.com/leasedmutex/leased", metric.WithInstrumentationVersion("v1"))}
+		provider := leased.WithMeterProvider(oneMeter{m, meter})
+		meter.another = func() { newClient(t, s, provider) }
+		newClient(t, s, provider)
+		if _, ok := m.collect(t)["leased.held"]; !ok {
+			t.Error("the second client has no gauges")
+		}
+	})
+}
+
 // oneMeter is a provider with one meter.
 type oneMeter struct {
 	metric.MeterProvider

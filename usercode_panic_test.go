@@ -155,6 +155,56 @@ func TestAPanicWhenALossIsToldHoldsUpNobody(t *testing.T) {
 	})
 }
 
+// callbackMeter is a meter whose counters panic once they are armed. It counts the registered callbacks.
+type callbackMeter struct {
+	noop.Meter
+	armed      atomic.Bool
+	registered atomic.Int32
+}
+
+func (m *callbackMeter) Int64Counter(string, ...metric.Int64CounterOption) (metric.Int64Counter, error) {
+	return brokenCounter{armed: &m.armed}, nil
+}
+
+func (m *callbackMeter) RegisterCallback(metric.Callback, ...metric.Observable) (metric.Registration, error) {
+	m.registered.Add(1)
+	return callbackRegistration{m: m}, nil
+}
+
+type brokenCounter struct {
+	noop.Int64Counter
+	armed *atomic.Bool
+}
+
+func (b brokenCounter) Add(context.Context, int64, ...metric.AddOption) {
+	if b.armed.Load() {
+		panic("an instrument's bug")
+	}
+}
+
+type callbackRegistration struct {
+	noop.Registration
+	m *callbackMeter
+}
+
+func (r callbackRegistration) Unregister() error {
+	r.m.registered.Add(-1)
+	return nil
+}
+
+// The callback would keep the closed client for ever, and observe it.
+func TestACounterThatPanicsInShutdownLeavesNoCallback(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		m := &callbackMeter{}
+		c := newClient(t, s, leased.WithMeterProvider(oneMeter{noop.NewMeterProvider(), m}))
+		m.armed.Store(true)
+		must(t, c.Close())
+		if n := m.registered.Load(); n != 0 {
+			t.Errorf("%d callbacks are registered after Close", n)
+		}
+	})
+}
+
 // brokenMeter's instrument for holds panics once it is armed, once.
 type brokenMeter struct {
 	noop.MeterProvider
