@@ -424,7 +424,7 @@ func (e *entry) unlock(t releaseWait, now time.Time, pick func(*lockstate.Lock) 
 	idle := e.rearmLocked(&fx)
 	e.mu.Unlock()
 	var late error
-	defer func() { err = e.finishUnlock(w, ends, now, waits, late) }() // also if a hook panics
+	defer func() { err = e.finishUnlock(w, ends, now, waits, late) }() // even if a hook panics
 	contexts.end(cause)
 	var inlineFor time.Duration
 	if waits && fx.Send.Verb != protocol.Acquire { // else this caller does not wait for the command
@@ -511,7 +511,7 @@ func (e *entry) concludeLocked(w *call, ends time.Time, late error) (err, why er
 	return err, why
 }
 
-// named returns the error of a release that nothing will confirm any more, with the lock's name, if err
+// named returns the error of a release that nothing will confirm anymore, with the lock's name, if err
 // says so. The lock expires at ends.
 func (e *entry) named(err error, ends time.Time) (*notReleased, bool) {
 	over, ok := err.(*lockstate.Unconfirmed) //nolint:errorlint // methods of err can be user code, and e.mu is locked

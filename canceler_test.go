@@ -76,12 +76,12 @@ func TestVirtualAMessageWhileAnUnlockIsProvedTakesItNoProof(t *testing.T) {
 		c.canceler.mu.Lock()
 		defer c.canceler.mu.Unlock()
 		if len(c.canceler.awaited) > 0 {
-			t.Errorf("remembered for ever: %v", c.canceler.awaited)
+			t.Errorf("remembered forever: %v", c.canceler.awaited)
 		}
 	})
 }
 
-// Cancels that wait for a master of a Cluster that does not answer count towards the bound, too.
+// Cancels that wait for a master of a Cluster that does not answer count toward the bound, too.
 func TestAFloodOfFalseMessagesAboutAFrozenMasterDoesNotFillTheMemory(t *testing.T) {
 	c := onStub(t, 0, 0)
 	keys, err := protocol.NewKeys("", "x")

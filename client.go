@@ -400,7 +400,7 @@ func (c *Client) retire(e *entry) {
 	c.drainLocked()
 }
 
-// awaitUnused waits until no caller of a client that is being closed uses the lock with this key any more,
+// awaitUnused waits until no caller of a client that is being closed uses the lock with this key anymore,
 // or Shutdown is done.
 func (c *Client) awaitUnused(key string) {
 	for {
@@ -500,7 +500,7 @@ func (c *Client) Shutdown(ctx context.Context) error {
 
 	c.stepAll((*lockstate.Lock).Close)
 	var left []string
-	ifCutShort(func() { // by a method of ctx, so nothing is waited for any more
+	ifCutShort(func() { // by a method of ctx, so nothing is waited for anymore
 		c.halt(over(), c.abandoned())
 	}, func() { left = c.awaitUnlocks(ctx) })
 	c.halt(ctx, left)

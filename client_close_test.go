@@ -289,7 +289,7 @@ func TestUnlockAfterCloseSaysWhatBecameOfTheLock(t *testing.T) {
 			t.Errorf("Shutdown returned %v after %v", err, time.Since(began))
 		}
 		if err := l.Unlock(); err == nil {
-			t.Error("Unlock claims a release although the client does not talk to Redis any more")
+			t.Error("Unlock claims a release although the client does not talk to Redis anymore")
 		}
 		if took := time.Since(began); took > 2*time.Second+time.Millisecond { // of it, a release timeout
 			t.Errorf("Unlock took until %v", took)
@@ -890,7 +890,7 @@ type loud struct{ context.Context }
 func (loud) Value(any) any { panic("a context's bug") }
 
 // And so it does if that is only found when the client's goroutines are waited for: nobody waits for what
-// nobody does any more.
+// nobody does anymore.
 func TestAShutdownWhoseContextPanicsLateLeavesNobodyWaiting(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		c, wire := onLine(t, s, leased.WithTTL(time.Hour))

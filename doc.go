@@ -339,10 +339,10 @@
 // and are eventually dropped; if it panics, the panic is logged through [slog.Default]. The spans and
 // measurements of a caller, and the back-off policy, may be called on the caller's goroutine. Hooks of the
 // Redis client run as part of its commands, renewals included: the locks treat a hook that blocks like a
-// Redis that does not answer. There are two exceptions. Unlock sends its release itself, unless
-// [WithReleaseTimeout] is shorter than 1 s. On a single server, Lock, and LockContext with a context that
-// cannot end, send their requests themselves. These calls wait for a hook that goes on after its context has
-// ended. A hook must not retry a command: Leased would see only the last reply, and assume that the command
+// Redis that does not answer. There is one exception. On a single server whose commands can be given
+// deadlines (see [New]), calls that could not stop waiting anyway send their command themselves: Lock,
+// LockContext and UnlockContext with a context that cannot end, and Unlock unless [WithReleaseTimeout] is
+// shorter than 1 s. They wait for a hook that goes on after its context has ended. A hook must not retry a command: Leased would see only the last reply, and assume that the command
 // had been sent once. Then an Unlock that Redis carried out at the first try is reported as a loss, or a wait
 // that was given up leaves the lock to its TTL.
 //

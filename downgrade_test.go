@@ -527,7 +527,7 @@ func TestATokenCanBeReadWhileADowngradeChangesIt(t *testing.T) {
 		l := take(t, c.RWMutex("x").LockContext)
 		was := l.Token()
 		done := make(chan error, 1)
-		go func() { done <- l.Downgrade(context.Background()) }() // ended by Redis' answer, waited for below
+		go func() { done <- l.Downgrade(context.Background()) }() // ended by Redis's answer, waited for below
 		eventually(t, "the token grows", func() bool { return l.Token() > was })
 		must(t, <-done)
 		unlock(t, l)

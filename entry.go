@@ -370,7 +370,7 @@ func (e *entry) run(cmd *protocol.Command, limit time.Duration) {
 func (e *entry) noteFailure(cmd *protocol.Command, fail *protocol.Failure) (pause time.Duration) {
 	c := e.client
 	first := e.awake.pauses == nil
-	// At once, but not again and again; and while its slot moves, in a moment, until the map of the slots is new.
+	// Repeat it at once, but only once. While its slot moves, repeat it after a pause until the map of the slots is new.
 	fail.Again = fail.Again && (first || fail.Moved && !cmd.Held && c.slotMap.moves(e.keys.Lock, movingTime, time.Now()))
 	hadFailed := !first && !e.awake.lasts
 	pause = e.pause()

@@ -278,7 +278,7 @@ func TestALockWhoseLeaseWasCollectedRests(t *testing.T) {
 	})
 }
 
-// The client is closed: its logger must not be called any more, and the error of Shutdown has told of the lease.
+// The client is closed: its logger must not be called anymore, and the error of Shutdown has told of the lease.
 func TestALeaseThatIsCollectedAfterShutdownIsNotLogged(t *testing.T) {
 	for _, closed := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {

@@ -76,8 +76,8 @@ var (
 
 	// ErrInvalidName is returned for a name that cannot be the name of a lock because it is
 	// empty, is longer than 512 bytes, is not UTF-8, has control characters, has braces that
-	// would put its keys into different Cluster slots, or would give it a key that this package
-	// keeps beside locks; see [Client.Mutex].
+	// would put its keys into different Cluster slots, or would make its key a helper key of another
+	// lock, or the mark of a quorum's server; see [Client.Mutex].
 	ErrInvalidName = protocol.ErrInvalidName
 
 	// ErrInvalidOption is returned for an option that is nil, out of range or contradicts another,
@@ -242,7 +242,7 @@ type notReleased struct {
 	ends    time.Time // by when the lock expires; zero if only Redis knows
 	lastErr error     // last error of Redis, may be nil
 	ended   error     // the error of the context that the caller waited with; may be nil
-	over    bool      // nothing is tried any more: a client was closed, or the TTL has passed
+	over    bool      // nothing is tried anymore: a client was closed, or the TTL has passed
 }
 
 func (e *notReleased) Error() string {

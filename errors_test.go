@@ -174,7 +174,7 @@ func TestShutdownNamesSomeOfTheLocksThatWereNotUnlocked(t *testing.T) {
 	})
 }
 
-// Nothing tries to release such a lock any more, so the error does not say that it does.
+// Nothing tries to release such a lock anymore, so the error does not say that it does.
 func TestAnUnlockAfterAClientWasClosedNamesTheLock(t *testing.T) {
 	for what, closes := range map[string]func(t *testing.T, c *leased.Client, rdbs []*redis.Client){
 		"the Redis client": func(t *testing.T, _ *leased.Client, rdbs []*redis.Client) {

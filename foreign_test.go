@@ -366,7 +366,7 @@ func (s place) hash(t *testing.T, name string) {
 	must(t, err)
 }
 
-// saysSo fails unless err says in words what is the matter, and still matches Redis'.
+// saysSo fails unless err says in words what is the matter, and still matches Redis's.
 func saysSo(t *testing.T, err error) {
 	t.Helper()
 	var answer redis.Error

@@ -19,7 +19,7 @@ type Info struct {
 	Waiting []Waiter // in the order in which they will be served; the first 1,000
 
 	// Queue is the number of waiting processes. One that has died is counted, and is in Waiting, until a TTL
-	// after it last asked, or for longer if Redis' clock was set back since. Redis does not know of callers who
+	// after it last asked, or for longer if Redis's clock was set back since. Redis does not know of callers who
 	// wait for another caller of their own process, so those who wait inside the owner's process are neither in
 	// Queue nor in Waiting.
 	Queue int
@@ -35,14 +35,14 @@ type Info struct {
 
 // Owner is a process that owns a lock.
 type Owner struct {
-	Client string // its readable id; empty for a foreign owner
+	Client string // its label, see [WithOwner]; empty for a foreign owner
 	Shared bool   // whether it is a reader
 
 	// TTL is the time until the lock expires unless it is renewed; negative if it never expires.
 	TTL time.Duration
 
 	// Since is when it became the owner, or for a downgraded writer when it became the writer,
-	// by Redis' clock; zero for any other reader, for a foreign owner, and for a downgraded writer if that
+	// by Redis's clock; zero for any other reader, for a foreign owner, and for a downgraded writer if that
 	// clock has been set back since. If Unlocked, and callers of the owner's process had passed the lock on,
 	// it may be the time of the unlock, and Token the last caller's.
 	Since time.Time
@@ -60,7 +60,7 @@ type Owner struct {
 
 // Waiter is a process that waits for a lock.
 type Waiter struct {
-	Client string // its readable id; empty if the entry is not one of ours
+	Client string // its label, see [WithOwner]; empty if the entry is not one of ours
 	Shared bool   // whether it waits for reading
 }
 

@@ -152,8 +152,8 @@ func (l *Lease) Unlock() error { return l.unlock(releaseWait{}) }
 // the client keeps trying to release the lock. Of several calls of Unlock and UnlockContext
 // the first one releases the lock. The others wait for its result, each no longer than it would
 // wait for Redis, and return an error that matches ErrNotReleased if that is not long enough.
-// If ctx is nil, the call returns an error and ends nothing. A context of the lease itself is of no use
-// here: it ends with the call, which then does not wait for Redis.
+// If ctx is nil, the call returns an error and ends nothing. Do not pass a context of the lease
+// itself: it ends with the call, which then does not wait for Redis.
 func (l *Lease) UnlockContext(ctx context.Context) error {
 	if l.unmade() {
 		return errLeaseUnmade

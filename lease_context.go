@@ -46,7 +46,7 @@ func (l *Lease) With(ctx context.Context) (context.Context, context.CancelFunc) 
 	_, together := l.contexts()
 	together.add(&cancel, work)
 	return leaseContext{work, l}, func() {
-		defer together.remove(&cancel) // also if a method of ctx panics
+		defer together.remove(&cancel) // even if a method of ctx panics
 		cancel(context.Canceled)
 		if leave != nil {
 			leave(context.Canceled)

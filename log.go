@@ -234,7 +234,7 @@ func (l *throttledLog) answersAgain(after string) {
 
 // silentConnections logs that connections of the pool had fallen silent, although the server answers.
 func (l *throttledLog) silentConnections(n int) {
-	l.write(slog.LevelWarn, "silent", "connections to Redis gave no answer any more, while a new one did; closed them", "connections", n)
+	l.write(slog.LevelWarn, "silent", "closed connections to Redis that had stopped answering, although a new one answers", "connections", n)
 }
 
 // serverLeft logs that a server of a quorum does not answer, unless the last line says so already. If the

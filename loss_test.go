@@ -435,7 +435,7 @@ func TestAfterALossLocalCallersWaitForTheHoldersUnlock(t *testing.T) {
 	})
 }
 
-// A handler that waits for what its own call holds up would wait for ever. The
+// A handler that waits for what its own call holds up would wait forever. The
 // clock is the machine's, for virtual time stands still while a mutex is waited
 // for; and nothing here waits for the client without a bound.
 func TestALossHandlerMayUseTheLockThatWasLost(t *testing.T) {

@@ -771,7 +771,7 @@ func TestMetricsSayThatAClientWhoseScriptsMayNotPublishPolls(t *testing.T) {
 	})
 }
 
-// So they do if nobody waits for its locks any more, and none is held for long: commands that take a free lock, or
+// So they do if nobody waits for its locks anymore, and none is held for long: commands that take a free lock, or
 // release one, do not tell.
 func TestMetricsSayThatAClientMayPublishAgainThoughNobodyWaits(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {

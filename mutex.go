@@ -47,7 +47,7 @@ func (*noCopy) Unlock() {}
 //
 // A name has 1 to 512 bytes of UTF-8 without control characters. If there are braces in the key prefix
 // and the name together, the first { and the first } must enclose a Redis Cluster hash tag, and prefix
-// and name together must not end like an auxiliary key of a lock (:queue, :readers, :waiters, :meta).
+// and name together must not end like a helper key of a lock (:queue, :readers, :waiters, :meta).
 // With or without braces, they must not end in leased:quorum:mark, the key in which a server of a
 // quorum keeps its age. A bad name or option is reported on first use: LockContext returns an error,
 // Lock panics.
@@ -111,9 +111,9 @@ func (m *Mutex) LockContext(ctx context.Context) (*Lease, error) {
 // held or waited for, it returns an error that matches [ErrLocked]. If the owner may be
 // keeping the lock idle (see [WithIdleHold]), or several clients try the lock of a quorum at
 // once, TryLockContext asks for it and waits at most 50 ms, and up to 50 ms more if the
-// client has only just started. It returns on the first error of Redis, unless that was of the
-// connection and another one works, or the lock's slot moves to another master of a Cluster and
-// [WithReplicas] is used: then it waits for up to 3 s until the slot has moved.
+// client has only just started. It returns the first error from Redis, with two exceptions. If a
+// connection was broken and another one works, it asks again there. With [WithReplicas] in a Cluster, it waits
+// for up to 3 s while the lock's slot moves to another master.
 func (m *Mutex) TryLockContext(ctx context.Context) (*Lease, error) {
 	return m.use().lease(ctx, &call{Mode: protocol.Exclusive, Try: true})
 }

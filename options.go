@@ -174,7 +174,7 @@ func WithoutLockNamesInLogs() Option {
 // in no other way. The handler is called for one loss at a time, under no mutex of this
 // package. If it blocks, 100,000 further losses are queued for it; those beyond are
 // dropped, which is logged. A lease that is still held when Close has returned is not
-// watched any more: only its Unlock reports that it was lost. The default is to log each
+// watched anymore: only its Unlock reports that it was lost. The default is to log each
 // loss at level Error; losses that come together for the same reason share a line, with
 // their number.
 func WithLossHandler(handler func(LossEvent)) Option {
@@ -381,7 +381,7 @@ func WithMaxHold(d time.Duration) LockOption {
 // handed on inside the process, and no idle hold begins.
 //
 // d begins when the caller gets the lock. It is measured on this machine's monotonic clock until
-// Unlock, and on Redis' clock from then on: from the arrival of the release, so a Redis that hangs while
+// Unlock, and on Redis's clock from then on: from the arrival of the release, so a Redis that hangs while
 // the release is on its way keeps the lock longer by that time. d may be longer than the TTL.
 //
 // The minimum hold applies to leases that are unlocked. If the process dies, or closes its client
@@ -417,7 +417,7 @@ func WithMinHold(d time.Duration) LockOption {
 // the message is lost, a waiter's next re-check asks again. The option applies to a grant
 // that was requested by a caller with this option, and that was last unlocked by one, whose d counts.
 //
-// While Redis' clock is behind the lock's last token, because the clock was set back, each writer's
+// While Redis's clock is behind the lock's last token, because the clock was set back, each writer's
 // lease needs a token from Redis. So idle holds and local hand-offs of writers save no round trip until
 // the clock has caught up.
 //

@@ -30,7 +30,7 @@ type outage struct {
 	client *Client
 
 	// on is set when a command fails for a reason that concerns the server. It is cleared when a
-	// lock that had failed gets a reply, or when no lock waits out a pause any more. It is written
+	// lock that had failed gets a reply, or when no lock waits out a pause anymore. It is written
 	// under mu.
 	on atomic.Bool
 

@@ -21,7 +21,7 @@ import (
 )
 
 // What only an operator can mend is no outage of the server, and nothing ends one of a
-// closed client: its locks would be probed every 2 s for ever.
+// closed client: its locks would be probed every 2 s forever.
 func TestAFailureThatLastsIsNoOutage(t *testing.T) {
 	for what, c := range map[string]struct {
 		err  error
@@ -163,7 +163,7 @@ func (unrenewing) Renew(_ context.Context, batch []protocol.Renewal) {
 }
 
 // Renewals have no pauses: when they fail and no lock waits, no probe is needed, and the
-// client does not check every 2 s for ever whether one is.
+// client does not check every 2 s forever whether one is.
 func TestVirtualATroubleThatNoLockWaitsOutIsForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := onStub(t, 0, 0)

@@ -316,7 +316,7 @@ func silentConnections(t *testing.T, s place, own, byCommand bool) {
 		t.Error(err)
 	}
 	time.Sleep(time.Minute)
-	if s.members == nil && out.count(slog.LevelWarn, "connections to Redis gave no answer any more") == 0 {
+	if s.members == nil && out.count(slog.LevelWarn, "closed connections to Redis that had stopped answering") == 0 {
 		t.Errorf("the log does not say what happened: %q", out.messages())
 	}
 }
@@ -348,7 +348,7 @@ func TestVirtualAPanicWhileConnectionsAreLookedAtEndsNothing(t *testing.T) {
 			if out.count(slog.LevelError, "whose connections were looked at, panicked") == 0 {
 				t.Errorf("no line tells of the panic: %q", out.messages())
 			}
-			if found := out.count(slog.LevelWarn, "connections to Redis gave no answer any more") > 0; found == panics {
+			if found := out.count(slog.LevelWarn, "closed connections to Redis that had stopped answering") > 0; found == panics {
 				t.Errorf("while it panics, %v, connections that were silent are found: %v", panics, found)
 			}
 		}
@@ -722,7 +722,7 @@ func TestVirtualAServerThatThawsKeepsItsConnections(t *testing.T) {
 		if n := pings.Load(); n == 0 || n > 4 { // two of them on the new connection
 			t.Errorf("%d PINGs", n)
 		}
-		if out.count(slog.LevelWarn, "connections to Redis gave no answer any more") != 0 {
+		if out.count(slog.LevelWarn, "closed connections to Redis that had stopped answering") != 0 {
 			t.Errorf("the log says that connections were silent: %q", out.messages())
 		}
 	})

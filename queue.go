@@ -18,7 +18,8 @@ import (
 const gathering = 50 * time.Millisecond
 
 // asyncQueue passes items to deliver, in order, in its own goroutine, which lives while there are
-// items. A call that blocks delays later calls and nothing else. A call that panics ends nothing;
+// items. A call that blocks delays later calls; for a moment, it also delays Shutdown, and a call whose span it
+// ends (see awaitDelivery). A call that panics ends nothing;
 // only the first panic is reported.
 type asyncQueue[T any] struct {
 	deliver func(T)

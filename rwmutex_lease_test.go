@@ -239,7 +239,7 @@ func TestALostSharedGrantEndsTheLeasesOfAllItsReaders(t *testing.T) {
 }
 
 // A holder that never unlocks after a loss blocks the writers of its own process, as in
-// sync.RWMutex, but not those of others: it has no lease any more.
+// sync.RWMutex, but not those of others: it has no lease anymore.
 func TestAReaderThatLostItsLeaseDoesNotKeepALaterGrantFromOthers(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		const ttl = 9 * time.Second

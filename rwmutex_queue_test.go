@@ -76,7 +76,7 @@ func TestAWaitingWriterStopsLaterReadersInWhateverProcess(t *testing.T) {
 				// It knows that the lock is wanted when a reader that comes now has to wait.
 				client := map[string]*leased.Client{"the reader's process": a, "the writer's process": b, "a third process": c}[late]
 				if late == "the reader's process" {
-					eventually(t, "no reader is let in any more", func() bool {
+					eventually(t, "no reader is let in anymore", func() bool {
 						l, err := client.RWMutex("x").TryRLockContext(context.Background())
 						if err == nil {
 							unlock(t, l)
@@ -179,7 +179,7 @@ func TestReadersRightBehindAWriterAreGrantedByOneCommandAndEnterTogether(t *test
 		for i, c := range readers {
 			inside = append(inside, taking(t, c.RWMutex("x").RLockContext))
 			s.queued(t, "x", int64(i+1))
-			for range 3 { // they share their process' request
+			for range 3 { // they share their process's request
 				inside = append(inside, taking(t, c.RWMutex("x").RLockContext))
 			}
 			eventually(t, "all four wait", func() bool { return sum(t, meters[i].collect(t)["leased.waiting"]) == 4 })

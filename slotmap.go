@@ -219,7 +219,7 @@ func (m *slotMap) run(number int) {
 	defer m.ended(number)
 	defer m.client.recoverPanic("the Redis client, which was to read its Cluster's slots,")
 	if all, ok := m.rdb.(masterVisitor); ok {
-		// Close does not end this: see the type. go-redis' own timeouts do.
+		// Close does not end this: see the type. go-redis's own timeouts do.
 		ctx := context.WithoutCancel(m.client.base)
 		masters, err := mastersOf(ctx, all)
 		// A node that has lost its part in the Cluster names no master, and go-redis believes it.

@@ -10,7 +10,7 @@ import (
 // Stats counts what a client has done since it was made. Counters only grow.
 type Stats struct {
 	// Leases counts the callers that were admitted, including the few whose context ended at that
-	// moment, and which got an error.
+	// very moment and that therefore got an error.
 	Leases int64
 
 	Local  int64 // of Leases: handed over by, or shared with, another caller of this process

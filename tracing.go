@@ -54,9 +54,9 @@ const (
 
 // tracing makes spans from the event logs of callers. The spans of a call are started on the caller's own
 // goroutine, and there its wait is measured, and its hold after the release: a sampler, an OnStart or an
-// instrument that blocks keeps that caller, also once it has the lock. Everything else that calls an SDK,
-// such as the ends of spans, is done in order on a separate goroutine, so that it delays no release, renewal
-// or deadline of a lock.
+// instrument that blocks keeps that caller, even once it has the lock. There its spans also get what they say of
+// the wait and the hold. They are ended, and commands are measured, in order on a separate goroutine, so that
+// an SDK delays no release, renewal or deadline of a lock.
 type tracing struct {
 	client  *Client
 	given   trace.TracerProvider // nil: the global one at the time of use
@@ -158,7 +158,7 @@ func (t *tracing) startWaitSpan(ctx context.Context, name string, w *call, began
 		return nil
 	}
 	_, span := tracer.Start(ctx, spanWait, trace.WithTimestamp(began), t.attributes(name, w.Mode))
-	w.extend().under = span // also if it is not sampled: then its commands are not either
+	w.extend().under = span // even if it is not sampled: then its commands are not either
 	if !span.IsRecording() {
 		return nil
 	}

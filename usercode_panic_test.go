@@ -192,7 +192,7 @@ func (r callbackRegistration) Unregister() error {
 	return nil
 }
 
-// The callback would keep the closed client for ever, and observe it.
+// The callback would keep the closed client forever, and observe it.
 func TestACounterThatPanicsInShutdownLeavesNoCallback(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		m := &callbackMeter{}

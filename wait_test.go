@@ -366,7 +366,7 @@ func TestVirtualAPolicyWithoutPausesIsAskedAgainEach5Milliseconds(t *testing.T) 
 	})
 }
 
-// unanswered makes a client whose commands get no answer any more, on connections that it has used,
+// unanswered makes a client whose commands get no answer anymore, on connections that it has used,
 // before answer is called.
 func unanswered(t *testing.T, s place) (c *leased.Client, answer func(*testing.T)) {
 	var way hang

@@ -166,7 +166,7 @@ func (w *watchdog) run() {
 		for _, t := range due {
 			batch = t.fire(now, batch)
 		}
-		clear(due) // it must keep no lock that is not in use any more
+		clear(due) // it must keep no lock that is not in use anymore
 		w.send(batch)
 		if next := w.plan(now); next != 0 {
 			timer.Reset(time.Until(next.Time(w.client.began)))

@@ -95,7 +95,7 @@ func TestTheWatchdogLooksAtAllLocksWithinASecondOfWaking(t *testing.T) {
 	}
 }
 
-// emptied is a server that owns nothing any more.
+// emptied is a server that owns nothing anymore.
 type emptied struct{ *stubServer }
 
 func (emptied) Renew(_ context.Context, batch []protocol.Renewal) {

@@ -614,7 +614,7 @@ func (s *stage) kill9() (figures, error) {
 		return nil, err
 	}
 	_ = ws[0].cmd.Process.Kill()
-	_ = ws[0].cmd.Wait() // none of its commands is under way any more
+	_ = ws[0].cmd.Wait() // none of its commands is under way anymore
 	asked := time.Now()
 	left, err := s.left(s, "invoice")
 	if err != nil {

@@ -428,7 +428,7 @@ func (p *process) give() (answer, error) {
 	return answer{Figures: figures{"seconds": took.Seconds(), "locks": float64(len(p.taken))}}, err
 }
 
-// memory returns the bytes in use, including stacks, so that a goroutine counts towards the lock that needs
+// memory returns the bytes in use, including stacks, so that a goroutine counts toward the lock that needs
 // it.
 func memory() float64 {
 	debug.FreeOSMemory()

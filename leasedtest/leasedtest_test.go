@@ -402,7 +402,7 @@ func TestServersMakeAQuorum(t *testing.T) {
 			must(t, lease.Unlock())
 		}
 		lock()
-		time.Sleep(time.Hour) // they are no new set any more
+		time.Sleep(time.Hour) // they are no new set anymore
 		start := servers[0].Stop()
 		lock()
 		servers[1].Stop()

@@ -114,7 +114,7 @@ func TestOneLeaderRunsAllJobsUntilItResigns(t *testing.T) {
 	})
 }
 
-// The second process' clock is behind: its jobs are due two seconds later. The first one runs a job, and resigns
+// The second process's clock is behind: its jobs are due two seconds later. The first one runs a job, and resigns
 // before it is due there.
 func TestARunBetweenTwoLeadersWhoseClocksDifferIsDoneTwice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -2,7 +2,7 @@
 // time: in whichever process takes the job's lock first, or, with an Elector, in the one
 // that is the leader.
 //
-// Give each process' scheduler a locker on the same Redis:
+// Give each process's scheduler a locker on the same Redis:
 //
 //	scheduler, err := gocron.NewScheduler(
 //		gocron.WithDistributedLocker(gocronlock.New(client, 5*time.Second)))

@@ -184,7 +184,7 @@ func TestAnotherProcessRunsTheJobOfOneThatDied(t *testing.T) {
 			t.Errorf("there were %d runs", runs.Load())
 		}
 		if err := lease.Unlock(); err == nil {
-			t.Error("the dead process' Unlock returned nil")
+			t.Error("the dead process's Unlock returned nil")
 		}
 	})
 }

@@ -5,7 +5,7 @@
 //
 // It cannot replace the lock that some drivers take when they are opened, to create the table that has the
 // version: migrate's drivers for PostgreSQL and SQL Server do, and MySQL's does unless its NoLock is set.
-// Behind a pooler that breaks such locks, opening the driver may wait for ever; so open it over a direct
+// Behind a pooler that breaks such locks, opening the driver may wait forever; so open it over a direct
 // connection.
 //
 //	driver = migratelock.New(driver, client.Mutex("migrations"), 10*time.Second)

@@ -475,7 +475,7 @@ var hints = [...]hint{
 	{"READONLY", "it is a replica", "connect to its primary, or by --sentinel NAME; if you did, " + sentinelsBehind},
 	{"OOM ", "its memory is full", "raise maxmemory, or free memory"},
 	{"NOREPLICAS", "it has fewer replicas than its min-replicas-to-write", "fix the replicas, or lower the setting"},
-	{"MISCONF", "it cannot save to disk", "make room on the disk, or see “Persistence” in docs/operating.md; Redis' log says why"},
+	{"MISCONF", "it cannot save to disk", "make room on the disk, or see “Persistence” in docs/operating.md; Redis's log says why"},
 	{"to run the 'scan' command", lacksRight, "allow +scan, which ls and top need beside the rights of locks"},
 	{"NOPERM", lacksRight, leastRights},
 	{"can't run this command", lacksRight, leastRights}, // inside a script, up to Redis 7.0

@@ -199,7 +199,7 @@ func (d *demo) disturb(ctx context.Context, s *sale, n event) error {
 
 // awaitAll waits until all servers stand behind the owner. If three servers granted a lease and the
 // other two had let another process in first, it is a lease; but if two of the three then die at
-// once, nobody can prove any more that it was kept. With its first renewal, the other servers grant
+// once, nobody can prove anymore that it was kept. With its first renewal, the other servers grant
 // it too.
 func (d *demo) awaitAll(ctx context.Context) (info leased.Info, err error) {
 	for until := time.Now().Add(d.options.ttl); time.Now().Before(until) && ctx.Err() == nil; time.Sleep(20 * time.Millisecond) {

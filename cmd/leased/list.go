@@ -187,7 +187,7 @@ var lockColumns = []column{
 	{title: "SINCE"},
 }
 
-// lockRow shows a lock in one line. HELD is the time since SINCE, which is of Redis' clock, by ours,
+// lockRow shows a lock in one line. HELD is the time since SINCE, which is of Redis's clock, by ours,
 // so it is not exact.
 func lockRow(info leased.Info, now time.Time) []string {
 	row := []string{printable(info.Name), lockState(info), ownersName(info.Owners), fmt.Sprint(info.Queue), "-", "-", "-"}

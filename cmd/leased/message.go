@@ -49,6 +49,6 @@ const (
 	sold    kind = "sold"    // a buyer got a piece; sent before it unlocks
 	refused kind = "refused" // a buyer was told "sold out"
 	inside  kind = "inside"  // a buyer holds the lock and stays, until it is killed or told to go on
-	done    kind = "done"    // this process' part of the sale is over
-	failed  kind = "failed"  // an error ended the process' part of the sale
+	done    kind = "done"    // this process's part of the sale is over
+	failed  kind = "failed"  // an error ended the process's part of the sale
 )

@@ -45,7 +45,7 @@ func longDemo(t *testing.T, flags ...string) (cmd *exec.Cmd, gone <-chan struct{
 	}()
 	lines := bufio.NewScanner(out)
 	for lines.Scan() {
-		if strings.Contains(lines.Text(), "cannot unlock any more") {
+		if strings.Contains(lines.Text(), "cannot unlock anymore") {
 			return cmd, ended, func() string { return string(heard) }
 		}
 	}

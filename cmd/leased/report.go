@@ -56,7 +56,7 @@ func (d *demo) withoutLock(s *sale) {
 func (d *demo) killedInside(s *sale, seen int) {
 	d.screen.line("   Process %d (pid %d) has read a stock of %d and not yet written: %s.",
 		s.killed.process, s.killed.pid, seen, d.screen.bad("killed"))
-	d.screen.line("   It cannot unlock any more. Its lease has %s left.", seconds(s.killed.left))
+	d.screen.line("   It cannot unlock anymore. Its lease has %s left.", seconds(s.killed.left))
 }
 
 func (d *demo) recovered(s *sale) {

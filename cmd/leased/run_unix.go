@@ -447,7 +447,7 @@ func (r *running) watchLease() {
 	until := r.lease.TrustedUntil()
 	switch {
 	case r.lost != nil:
-		// Nobody asks Redis any more, so the guard would wait in vain if the wall clock was set.
+		// Nobody asks Redis anymore, so the guard would wait in vain if the wall clock was set.
 		if now.Before(r.killAt) && !r.guard.at.passedOnWall(readClocks()) {
 			return
 		}

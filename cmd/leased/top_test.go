@@ -111,7 +111,7 @@ func TestTopShowsALockAsItIsNowBesideManyNewNames(t *testing.T) {
 	queue(0)
 	requests()
 	if _, rows, _ := picture(t, top); len(rows["job"]) < 4 || rows["job"][3] != "0" {
-		t.Errorf("when nobody waits any more it shows %q", rows["job"])
+		t.Errorf("when nobody waits anymore it shows %q", rows["job"])
 	}
 	if err := lease.Unlock(); err != nil {
 		t.Fatal(err)

@@ -46,7 +46,7 @@ func run(ctx context.Context, address string) error {
 }
 
 // lead waits until this process is the leader, and then calls job, whose context ends when
-// it is not the leader any more, or ctx ends. A leader that lost the lock waits for its
+// it is not the leader anymore, or ctx ends. A leader that lost the lock waits for its
 // turn again. lead returns nil when ctx ends or the job is done, and otherwise the error of
 // job, or of Unlock.
 //

@@ -86,7 +86,7 @@ func (c *child) end() error {
 // errTaken says that somebody else got a port that was free a moment ago.
 var errTaken = errors.New("a port is taken")
 
-// await returns when ready does not return an error any more, or why it never will.
+// await returns when ready does not return an error anymore, or why it never will.
 func (c *child) await(ctx context.Context, limit time.Duration, ready func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

@@ -117,7 +117,7 @@ func TestAWaitInJaegerLinksToTheHoldOfAnotherProcess(t *testing.T) {
 	}
 
 	// How long: the second waited from its call until the first let go. The two ends
-	// are a message apart, and each process' clock reading comes a little after what
+	// are a message apart, and each process's clock reading comes a little after what
 	// it times, so either can be the earlier one.
 	const apart = think / 4
 	if gap := second.wait.End().Sub(first.hold.End()).Abs(); gap > apart {

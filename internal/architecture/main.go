@@ -97,7 +97,7 @@ func picture() (string, error) {
 	for _, w := range ways {
 		for _, name := range w.stops {
 			if l.functions[name] == nil {
-				return "", fmt.Errorf("there is no %s any more: bring internal/architecture and docs/architecture.md up to date", name)
+				return "", fmt.Errorf("there is no %s anymore: bring internal/architecture and docs/architecture.md up to date", name)
 			}
 			if !slices.Contains(all, name) {
 				all = append(all, name)
@@ -118,7 +118,7 @@ func picture() (string, error) {
 			}
 		}
 		if lost := l.unreached(w.stops); len(lost) > 0 {
-			return "", fmt.Errorf("%s does not lead to %s any more: bring internal/architecture and docs/architecture.md up to date",
+			return "", fmt.Errorf("%s does not lead to %s anymore: bring internal/architecture and docs/architecture.md up to date",
 				w.stops[0], strings.Join(lost, ", "))
 		}
 	}

@@ -313,7 +313,7 @@ func reportInboxes(t *testing.T, c *redistest.Cluster, inbox string, struck *red
 	t.Log(stacks.String())
 }
 
-// A client of one server would be told for ever that the lock's slot is elsewhere.
+// A client of one server would be told forever that the lock's slot is elsewhere.
 func TestAClientOfOneServerOfAClusterIsToldAtOnceThatItIsTheWrongKind(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.NewCluster(t)

@@ -20,7 +20,7 @@ import (
 
 // underLoad has two clients share a lock while disturb runs again and again. It demands
 // that all callers enter, one at a time, and that a release fails only if its answer was lost:
-// if such a release let the next process in, nothing can prove any more that the lock was
+// if such a release let the next process in, nothing can prove anymore that the lock was
 // ours until then. Each disturbance may take the answers of perHit releases.
 func underLoad(t *testing.T, disturb func(context.Context, *redis.Client) error, pause time.Duration, perHit int64) {
 	t.Parallel()

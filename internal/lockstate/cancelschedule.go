@@ -67,7 +67,7 @@ type CancelSchedule struct {
 
 type releasedRequest struct {
 	id  string
-	end time.Time // when its minimum hold is over or, if that is before, its TTL, and Redis cannot name it any more
+	end time.Time // when its minimum hold is over or, if that is before, its TTL, and Redis cannot name it anymore
 }
 
 // Released is the event that a request is given back with a minimum hold that lasts until then. If a failover
@@ -194,7 +194,7 @@ func (s *CancelSchedule) Answered(g *Cancellation, r protocol.Canceled, now time
 			g.rare = true
 			s.rare++
 		}
-	case !g.sentAt.Before(g.until): // no earlier command can arrive any more
+	case !g.sentAt.Before(g.until): // no earlier command can arrive anymore
 		s.linger(g, false)
 		return told
 	default:
@@ -213,7 +213,7 @@ func (s *CancelSchedule) Answered(g *Cancellation, r protocol.Canceled, now time
 // Lingering returns how many requests that were given up may still get their lock, because no cancel has been
 // answered yet. Where an earlier command about them had no answer either, the first answer to a cancel is not
 // enough, because a server that hung carries out what it was sent in any order, but the one to the repeat a second
-// later is. A request does not count any more once its cancel is refused, or there is no connection for it. Releases
+// later is. A request does not count anymore once its cancel is refused, or there is no connection for it. Releases
 // that a cancel is to confirm, and leases whose loss was reported, are not counted.
 func (s *CancelSchedule) Lingering() int { return s.lingering }
 

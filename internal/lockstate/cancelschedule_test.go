@@ -401,7 +401,7 @@ func TestALateAcquireOfAGrantThatWasLetGoIsCanceled(t *testing.T) {
 		h.hears(protocol.MessageRevoked, id, 0)
 		late(t, h, id)
 	})
-	t.Run("as nobody waits any more for an idle one that was asked about", func(t *testing.T) {
+	t.Run("as nobody waits anymore for an idle one that was asked about", func(t *testing.T) {
 		c := writer(func(o *Terms) { o.IdleHold = time.Hour })
 		h, id := again(t, c)
 		h.leave(c)

@@ -115,7 +115,7 @@ func TestACheckWithoutAnswerSaysSoAndTheLeaseGoesOn(t *testing.T) {
 	h.lost()
 	h.trust(handWindow)
 	k = h.check(c)
-	h.renewed(h.asked(2), protocol.Granted) // the failure is not under way for ever
+	h.renewed(h.asked(2), protocol.Granted) // the failure is not under way forever
 	h.answeredWith(false, nil, k)
 }
 

@@ -58,7 +58,7 @@ type Loss struct {
 
 // Cancellation is a request that may still wait or own the lock in Redis although no caller
 // needs it. Its cancel is sent until Redis acknowledges one, and then again until no earlier
-// command about the request can arrive any more.
+// command about the request can arrive anymore.
 type Cancellation struct {
 	Owner   any // for the sender, to find its own again in a settlement
 	Under   any // for the sender: the trace span that the cancel is sent under

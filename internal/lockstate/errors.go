@@ -29,7 +29,7 @@ type kind struct {
 func (k *kind) Error() string { return k.text }
 func (k *kind) Unwrap() error { return k.is }
 
-// Unconfirmed is the outcome of a release that nothing will confirm any more. The lock's name is
+// Unconfirmed is the outcome of a release that nothing will confirm anymore. The lock's name is
 // not known here, so the root package puts an error that has it in its place.
 type Unconfirmed struct{ Why error }
 

@@ -496,7 +496,7 @@ func (l *Lock) reportLoss(c *Caller, now time.Time, fx *Effects) {
 	}
 }
 
-// cancelRequest gives up the request, because no caller waits for it any more.
+// cancelRequest gives up the request, because no caller waits for it anymore.
 func (l *Lock) cancelRequest(now time.Time, fx *Effects) {
 	l.cancelIfSent(&l.grant.ticket, now, fx)
 	l.becomeNone()
@@ -513,7 +513,7 @@ func (l *Lock) cancelIfSent(t *ticket, now time.Time, fx *Effects) {
 	}
 }
 
-// lose ends a held grant that is not ours, or cannot be believed any more. Callers stay inside
+// lose ends a held grant that is not ours, or cannot be believed anymore. Callers stay inside
 // until their Unlock, as in sync.Mutex.
 func (l *Lock) lose(why Reason, now time.Time, fx *Effects) {
 	for c := l.members; c != nil; c = c.next {
@@ -712,7 +712,7 @@ func (l *Lock) Revoked(id string, token uint64, now time.Time, fx *Effects) {
 }
 
 // Subscribed is the event that the inbox was confirmed, for the first time or again, or that it
-// receives nothing any more. Messages may have been missed, and the answer to a command in flight
+// receives nothing anymore. Messages may have been missed, and the answer to a command in flight
 // may be older than those.
 func (l *Lock) Subscribed(now time.Time, fx *Effects) {
 	l.pending.stale = l.pending.verb != protocol.None

@@ -136,7 +136,7 @@ type pending struct {
 }
 
 // lostGrant is a grant that could not be proved in time, or that Redis gave to another request of the
-// process. It is canceled once no caller works under it any more.
+// process. It is canceled once no caller works under it anymore.
 type lostGrant struct {
 	req  protocol.Request
 	keep time.Time // the end of its minimum hold
@@ -154,7 +154,7 @@ const (
 
 	// Asking: the ticket is asked for with an acquire, which is in flight or will be sent at
 	// checkAt. Whether Redis may have seen it is in sent. A held grant that cannot be believed
-	// any more and has no caller inside is in this state too: it is asked about under its own
+	// anymore and has no caller inside is in this state too: it is asked about under its own
 	// id before the next caller enters.
 	Asking
 
@@ -224,7 +224,7 @@ func (l *Lock) becomeHeld(a protocol.Answer, from time.Time, how Via, now time.T
 	g.touchAt = g.onGrid(at.add(protocol.TokenLife(g.req.TTL) / 4))
 }
 
-// becomeReleasing starts a release or a yield of a grant that has no members any more.
+// becomeReleasing starts a release or a yield of a grant that has no members anymore.
 func (l *Lock) becomeReleasing(verb protocol.Verb) {
 	l.grant.state, l.pending = Releasing, pending{verb: verb}
 	l.blocker = "" // who blocked this grant does not matter to those who wait for the next
@@ -403,7 +403,7 @@ func (g *grant) drifted(now time.Time) bool {
 
 // tenureOver reports whether other processes are to be served next, although callers of this
 // process wait. A shared grant that is wanted admits the callers that waited when it came, and
-// none after them until Redis says that nobody waits any more. An exclusive grant is yielded once
+// none after them until Redis says that nobody waits anymore. An exclusive grant is yielded once
 // in a while even if it is not known to be wanted, because the message that says so can be lost.
 func (l *Lock) tenureOver(now Instant) bool {
 	g := &l.grant

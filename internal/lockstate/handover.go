@@ -79,7 +79,7 @@ func (l *Lock) reserved(c *protocol.Command, a protocol.Answer, fail *protocol.F
 }
 
 // placeGranted handles the news that the place was served, even if that grant is not confirmed. Redis never
-// grants a writer the lock beside readers, so our readers do not own it any more. They stay inside, and the
+// grants a writer the lock beside readers, so our readers do not own it anymore. They stay inside, and the
 // writer waits for them. So the place is given up, and others may have the lock meanwhile.
 func (l *Lock) placeGranted(now time.Time, fx *Effects) {
 	l.grant.next.sent = true

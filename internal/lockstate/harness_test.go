@@ -175,7 +175,7 @@ func (h *hand) sound() {
 	}
 	if c := l.waiting.first; c != nil && c.Mode == protocol.Exclusive && flying == protocol.None && g.state == Held && g.req.Mode == protocol.Shared &&
 		l.members != nil && !l.anyOrphans() && g.next == nil && !h.connects {
-		h.t.Fatal("a writer behind its process' readers has no place")
+		h.t.Fatal("a writer behind its process's readers has no place")
 	}
 	if c := l.waiting.first; c != nil && flying == protocol.None && l.Due() == 0 && l.compatible(c.Mode) {
 		h.t.Fatal("one who waits waits for nothing")

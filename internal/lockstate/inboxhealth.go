@@ -183,5 +183,5 @@ func (h *InboxHealth) Overdue(now time.Time) bool { return h.nonce != "" && !now
 
 // RequireProbe is the event that a command failed, so the subscription may be broken too, or
 // the server may have changed roles. It does not give an echo that is already awaited more time:
-// otherwise a series of errors could hide for ever that no echo arrives.
+// otherwise a series of errors could hide forever that no echo arrives.
 func (h *InboxHealth) RequireProbe() { h.ProbeRequired = true }

@@ -146,7 +146,7 @@ func TestThePauseBetweenSubscriptionsGrowsUntilOneHasLived(t *testing.T) {
 	}
 }
 
-// Who may not subscribe is not asked for ever, and asks soon after a slip.
+// Who may not subscribe is not asked forever, and asks soon after a slip.
 func TestThePauseAfterARefusalGrowsUntilASubscriptionHasLived(t *testing.T) {
 	now := time.Now()
 	h := heardAt(now)

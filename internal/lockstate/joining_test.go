@@ -137,7 +137,7 @@ func TestAnOwnerFromBeforeMessagesWereHeardAsksOnceWhetherItIsWanted(t *testing.
 		h.step(h.l.Subscribed)
 		h.sendsNothing()
 	})
-	t.Run("it is not the owner any more", func(t *testing.T) {
+	t.Run("it is not the owner anymore", func(t *testing.T) {
 		c := writer()
 		h := early(t, c)
 		h.step(h.l.Subscribed)
@@ -150,7 +150,7 @@ func TestAnOwnerFromBeforeMessagesWereHeardAsksOnceWhetherItIsWanted(t *testing.
 		h.renewed(h.renewals[0], protocol.NotOurs)
 		h.lost(c)
 	})
-	t.Run("it is not the owner any more and has left", func(t *testing.T) {
+	t.Run("it is not the owner anymore and has left", func(t *testing.T) {
 		c := writer(func(o *Terms) { o.IdleHold = time.Hour })
 		h := early(t, c)
 		h.step(h.l.Subscribed)
@@ -263,5 +263,5 @@ func TestAGrantIsNotAskedAboutAfterTheMaximumHold(t *testing.T) {
 	h.lost(c)
 	h.connects = false
 	h.step(h.l.Subscribed)
-	h.sendsNothing() // the question would extend what is not renewed any more
+	h.sendsNothing() // the question would extend what is not renewed anymore
 }

@@ -22,7 +22,7 @@ import (
 //	reserve    If a writer waits for readers of its own process, take a place in the
 //	           queue for it meanwhile (handover.go).
 //	ask        If callers wait and there is no grant, ask for one. End a request that no
-//	           caller waits for any more, or that could never be served. Ask about a grant
+//	           caller waits for anymore, or that could never be served. Ask about a grant
 //	           that is held if a message may have been missed, or if readers are kept out
 //	           because others wait (question.go).
 //	downgrade  If a writer wants to continue as a reader, send the downgrade (handover.go).
@@ -489,7 +489,7 @@ func (l *Lock) letIn(c *Caller, at Instant, now time.Time) {
 }
 
 // ask sends an acquire if there is something to ask for, and cancels a request that no caller
-// waits for any more.
+// waits for anymore.
 func (l *Lock) ask(now time.Time, fx *Effects) {
 	g := &l.grant
 	if l.pending.verb != protocol.None {

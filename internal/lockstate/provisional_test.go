@@ -349,7 +349,7 @@ func TestAProvisionalGrantThatReplicasMustHaveIsAskedFor(t *testing.T) {
 	h.sends(protocol.Acquire)
 }
 
-// Nobody waits for it any more.
+// Nobody waits for it anymore.
 func TestAProvisionalGrantWithoutACallerIsCanceled(t *testing.T) {
 	c := writer()
 	h, req := provisionally(t, c)

@@ -42,7 +42,7 @@ func (l *Lock) asksForReaders(now time.Time) bool {
 	return l.keepsReadersOut() && at >= l.grant.checkAt && l.tenureOver(at)
 }
 
-// keepsReadersOut reports whether a reader waits beside its process' readers, as it does if other processes
+// keepsReadersOut reports whether a reader waits beside its process's readers, as it does if other processes
 // are to be served first. A grant that nobody needs renewed is left to end.
 func (l *Lock) keepsReadersOut() bool {
 	g, head := &l.grant, l.waiting.first
@@ -111,7 +111,7 @@ func (l *Lock) questionFailed(fail *protocol.Failure, pause time.Duration, now t
 	}
 }
 
-// unwanted handles a message that no request is queued behind the readers' grant id any more. It may be
+// unwanted handles a message that no request is queued behind the readers' grant id anymore. It may be
 // older than a message wanted, so only an answer tells. Questions whose answers say that others wait are
 // some time apart, however many writers come and give up.
 func (l *Lock) unwanted(id string, now time.Time, fx *Effects) {

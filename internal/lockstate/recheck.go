@@ -124,7 +124,7 @@ func afterExpiry(a protocol.Answer) time.Duration {
 
 // stillWaits handles the answer to the brief re-check c, a, which says that the request has waited ever
 // since its last answer. So a message is trusted from when c was sent, but whatever else was known of
-// the wait stays, also the token that a message must exceed.
+// the wait stays, including the token that a message must exceed.
 func (l *Lock) stillWaits(c *protocol.Command, a protocol.Answer, now time.Time) {
 	g := &l.grant
 	g.proved, g.lease = c.At, c.Until

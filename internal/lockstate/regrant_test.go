@@ -240,7 +240,7 @@ func TestAnOwnerThatWasNotConfirmedPausesAlthoughItIsWanted(t *testing.T) {
 	h.sends(protocol.Acquire)
 }
 
-// Nobody waits any more when it turns out that too few replicas have the grant.
+// Nobody waits anymore when it turns out that too few replicas have the grant.
 func TestARequestThatWasGivenUpAndNotConfirmedIsCanceled(t *testing.T) {
 	for _, why := range []error{errUnconfirmed, errHalfRun} {
 		c := writer()

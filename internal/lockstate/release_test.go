@@ -175,7 +175,7 @@ func TestAReleaseProvesNothingWhereTheGrantMayHaveBeenGivenAnew(t *testing.T) {
 			})
 		}
 	}
-	t.Run("but for who entered when no acquire could arrive any more", func(t *testing.T) {
+	t.Run("but for who entered when no acquire could arrive anymore", func(t *testing.T) {
 		c, next := writer(func(o *Terms) { o.Tenure = time.Hour }), writer()
 		h, _ := doubtful(t, c)
 		h.keep().enter(next)

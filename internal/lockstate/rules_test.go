@@ -175,7 +175,7 @@ func TestRule5AMessageAboutARequestNobodyKnowsIsAnsweredWithCancel(t *testing.T)
 			h.sends(protocol.Release)
 		})
 	}
-	t.Run("revoked", func(t *testing.T) { // it owns nothing any more
+	t.Run("revoked", func(t *testing.T) { // it owns nothing anymore
 		h := drive(t)
 		h.hears(protocol.MessageRevoked, stranger, 7)
 		h.cancels()

@@ -93,7 +93,7 @@ func (c *Caller) SetSlow(now time.Time) {
 }
 
 // Served returns the caller that the command in flight is for: the last one that unlocked, one
-// that is inside and keeps the grant, or the first one that waits, also if it is a writer whose place
+// that is inside and keeps the grant, or the first one that waits, even if it is a writer whose place
 // is reserved while readers are inside. It returns nil if the command is for no caller, as in the
 // release of an idle grant.
 func (l *Lock) Served() *Caller {

@@ -28,7 +28,7 @@ func TestLocalHandoffsAreBoundedByCountWhileAnotherWaits(t *testing.T) {
 		}
 		h.out(c)
 		h.sends(protocol.Yield)
-		h.answer(h.grant()) // nobody wanted it any more: a new tenure
+		h.answer(h.grant()) // nobody wanted it anymore: a new tenure
 		h.in(c)
 		if h.l.grant.served != 1 || h.l.grant.wanted {
 			t.Errorf("a new tenure starts with %+v", h.l.grant)

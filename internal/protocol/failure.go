@@ -48,7 +48,7 @@ const (
 	RefusedNow                       // Redis refused it and did nothing, and may accept it later
 	NeedsOperator                    // Redis refuses it, and does nothing (but see Partly), until an operator intervenes
 	OtherType                        // like NeedsOperator, because a key of the lock holds another type of value
-	ClientClosed                     // the Redis client is closed, so no command can be sent any more
+	ClientClosed                     // the Redis client is closed, so no command can be sent anymore
 	FailureKinds
 )
 

@@ -111,7 +111,7 @@ func validName(prefix, name string) error {
 	}
 	for _, helper := range [...]string{":queue", ":readers", ":waiters", ":meta"} {
 		if strings.HasSuffix(key, helper) {
-			return fmt.Errorf("%w: %q ends as the keys beside another lock do", ErrInvalidName, key)
+			return fmt.Errorf("%w: %q ends like a helper key of another lock", ErrInvalidName, key)
 		}
 	}
 	return nil

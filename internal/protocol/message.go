@@ -15,9 +15,9 @@ type MessageKind string
 const (
 	MessageGranted  MessageKind = "granted"  // one that frees the lock or finds it free, to the next request: it owns the lock
 	MessageWanted   MessageKind = "wanted"   // a waiter, or one that gives up while others wait, to an owner: others wait
-	MessageUnwanted MessageKind = "unwanted" // the last waiter, as it gives up, to readers that own: nobody waits any more
+	MessageUnwanted MessageKind = "unwanted" // the last waiter, as it gives up, to readers that own: nobody waits anymore
 	MessageEnds     MessageKind = "ends"     // one that gives back or gives up, to the head of the queue: when the lease or cool-down ahead of it ends
-	MessageRevoked  MessageKind = "revoked"  // one that forces an unlock, to an owner: it does not own the lock any more
+	MessageRevoked  MessageKind = "revoked"  // one that forces an unlock, to an owner: it does not own the lock anymore
 	MessageEcho     MessageKind = "echo"     // a client, to itself: its inbox works
 )
 

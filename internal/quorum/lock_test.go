@@ -2743,7 +2743,7 @@ func TestAnAnswerFromBeforeAnInboxWasConfirmedIsAskedForAgain(t *testing.T) {
 		t.Fatalf("sent %+v", asks)
 	}
 	if more := s.answer(asks[0], enqueued); len(more) != 0 {
-		t.Errorf("asked for ever: %+v", more[0])
+		t.Errorf("asked forever: %+v", more[0])
 	}
 }
 

@@ -10,7 +10,7 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// counts reports whether a part counts towards a majority: it is owned, and its server is known not
+// counts reports whether a part counts toward a majority: it is owned, and its server is known not
 // to be in quarantine, or the request has owned the lock without a break since before the server
 // restarted, so that nobody else can have owned it.
 func (r *request) counts(p *part, now time.Time) bool {

@@ -70,7 +70,7 @@ func (m *member) isAway() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.away && m.out > 0 && time.Since(m.heard) > mostPatience {
-		if m.learned.Before(m.heard) { // it is of an earlier failure
+		if m.learned.Before(m.heard) { // it is left over from an earlier failure
 			m.trouble = nil
 		}
 		m.leaveLocked()
@@ -230,7 +230,7 @@ func (m *member) learnLocked(why error) { m.trouble, m.learned = why, time.Now()
 // have been an acquire, so if the server answers, the requests that wait ask it again. A command for
 // which the pool had no connection was never sent, and an exhausted pool must not be burdened further.
 func (m *member) check(lost bool) {
-	defer func() { // also if a hook panics
+	defer func() { // even if a hook panics
 		m.mu.Lock()
 		m.checking = false
 		m.mu.Unlock()

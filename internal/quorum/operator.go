@@ -123,7 +123,7 @@ func each[T any](ctx context.Context, s *Server, enough func([]T) bool, f func(c
 			m.sending()
 			sent := time.Now()
 			of, fail := reply{i: i, err: panicked.Err}, panicked
-			defer func() { // also if a hook panics
+			defer func() { // even if a hook panics
 				m.heardOf(fail, sent)
 				ch <- of
 			}()

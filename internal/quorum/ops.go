@@ -376,7 +376,7 @@ func (l *Lock) CancelRequest(g *protocol.CancelRequest, now time.Time, fx *Effec
 }
 
 // writerConfirmed reports whether the server has said that the request that is being downgraded to r was
-// ours until it was canceled there. Then the downgrade was not carried out, and cannot be any more.
+// ours until it was canceled there. Then the downgrade was not carried out, and cannot be anymore.
 func (r *request) writerConfirmed(server int) bool {
 	return r.downgradeOf != nil && r.downgradeOf.parts[server].confirmed
 }

@@ -24,7 +24,7 @@ import (
 // the time is shortened by up to a half, by a part that depends on the id.
 //
 // Servers may place requests whose tickets are nearly equal in different orders. Then each of them
-// would get back what it gave back, for ever. So from the time patientGiveBacks on, the request gets
+// would get back what it gave back, forever. So from the time patientGiveBacks on, the request gets
 // a later ticket: by one to two times setBack, and twice as much each further time.
 const (
 	shortestKeep     = 2 * time.Millisecond

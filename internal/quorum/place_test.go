@@ -234,7 +234,7 @@ func TestAnAnswerDoesNotBringBackWhatIsBeingCanceled(t *testing.T) {
 	}
 }
 
-// Else two requests that each have what the other needs would exchange it for ever. Nobody gives back what
+// Else two requests that each have what the other needs would exchange it forever. Nobody gives back what
 // a near server granted before a far one can have granted it, too.
 func TestRequestsGiveTheirGrantsBackAtDifferentTimes(t *testing.T) {
 	trips := []time.Duration{time.Millisecond, 41 * time.Millisecond, 5 * time.Second, 3 * time.Millisecond, 2 * time.Millisecond}

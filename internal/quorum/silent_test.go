@@ -37,7 +37,7 @@ func TestHowLongToWaitDoesNotDependOnWhatASilentServerSaidBefore(t *testing.T) {
 			for _, send := range s.fx.Sends {
 				switch send.Server {
 				case 0:
-					s.answer(send, granted(7)) // the other does not reach this server any more
+					s.answer(send, granted(7)) // the other does not reach this server anymore
 				case 1:
 					s.answer(send, behindOther(8*time.Second, 0))
 				default:

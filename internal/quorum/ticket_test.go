@@ -56,7 +56,7 @@ func TestTicketsFollowTheServersClock(t *testing.T) {
 			shows(ahead-another, "when the first server refuses new requests, though it answers others")
 			s.members[0].tookRequest(first, &Result{Answer: protocol.Answer{Outcome: protocol.Enqueued}})
 			answers(0, ahead)
-			shows(ahead, "when it does not any more")
+			shows(ahead, "when it does not anymore")
 		})
 	}
 }

@@ -35,7 +35,7 @@ import (
 //  4. A round trip that hangs does not hold up other commands: once no round trip has ended for
 //     patience, those in flight no longer count toward atOnce.
 //
-// go-redis' AutoPipeline was measured as an alternative. It sends from a goroutine of its own,
+// go-redis's AutoPipeline was measured as an alternative. It sends from a goroutine of its own,
 // which slows a lone caller by an eighth.
 type batcher struct {
 	srv    *Server
@@ -105,7 +105,7 @@ func (b *batcher) process(ctx context.Context, cmd onceCmd, heard bool) error {
 		b.underWay++
 		era := b.era
 		b.mu.Unlock()
-		defer b.returned(era) // also if a hook panics
+		defer b.returned(era) // even if a hook panics
 		if heard {
 			return b.srv.behindPing(ctx, cmd)
 		}

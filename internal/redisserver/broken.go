@@ -55,7 +55,7 @@ func readOnly(err error) bool {
 	return IsServerReply(err) && strings.Contains(err.Error(), "READONLY")
 }
 
-// stale reports whether err says that a connection is of no use any more: it broke, or leads to a replica.
+// stale reports whether err says that a connection is of no use anymore: it broke, or leads to a replica.
 func stale(err error) bool { return ConnectionBroke(err) || readOnly(err) }
 
 // answersAgain is the error of a command that met a stale connection, if the server has answered on another

@@ -174,7 +174,7 @@ func TestAllReadersAreToldOfAWriterThoughACallTellsAbout100(t *testing.T) {
 		told, calls := map[string]bool{}, 0
 		for ; calls == 0 || w.Told > 0; calls++ {
 			if calls > 10 {
-				t.Fatal("it goes on for ever")
+				t.Fatal("it goes on forever")
 			}
 			a := s.waits(s.must(s.do(w)), 0)
 			w.Told = a.Told
@@ -241,7 +241,7 @@ func TestAReadersScoreThatIsNoTimeEndsTheTelling(t *testing.T) {
 		w := s.acquireOf(s.id("B", protocol.Exclusive, ample))
 		for calls := 0; calls == 0 || w.Told > 0; calls++ {
 			if calls > 3 {
-				t.Fatal("it goes on for ever")
+				t.Fatal("it goes on forever")
 			}
 			w.Told = s.waits(s.must(s.do(w)), 0).Told
 		}

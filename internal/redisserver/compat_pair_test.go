@@ -52,7 +52,7 @@ func (p *pair) run(seed int64) {
 		p.check()
 	}
 	if len(p.owns)+len(p.waiting) > 0 {
-		p.fail("%v own and %v wait for ever", p.owns, p.waiting)
+		p.fail("%v own and %v wait forever", p.owns, p.waiting)
 	}
 }
 

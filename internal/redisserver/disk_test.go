@@ -46,7 +46,7 @@ func TestAServerThatCannotSaveRefusesEveryCommandOfALock(t *testing.T) {
 
 		s.raw("CONFIG", "SET", "stop-writes-on-bgsave-error", "no")
 		if !s.renew(owner) {
-			t.Error("not renewed, though a snapshot that fails stops no writes any more")
+			t.Error("not renewed, though a snapshot that fails stops no writes anymore")
 		}
 		s.is(s.release(owner, 0), protocol.Done)
 	})

@@ -19,7 +19,7 @@ var ErrRedisClosed error = redisClosed{}
 type redisClosed struct{}
 
 func (redisClosed) Error() string {
-	return "the Redis client is closed, so its locks cannot be used any more; close it after the leased.Client"
+	return "the Redis client is closed, so its locks cannot be used anymore; close it after the leased.Client"
 }
 func (redisClosed) Unwrap() []error { return []error{protocol.ErrClosed, redis.ErrClosed} }
 
@@ -46,7 +46,7 @@ func ConnectionsInUse(err error) bool { return errors.Is(err, redis.ErrPoolExhau
 type OtherTypeError struct{ Answer error }
 
 func (e *OtherTypeError) Error() string {
-	return "the lock's Redis key, or one beside it, holds another type of value: " +
+	return "the lock's Redis key, or one of its helper keys, holds another type of value: " +
 		"another program, such as Redisson, uses this name: " + e.Answer.Error()
 }
 

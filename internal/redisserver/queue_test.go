@@ -307,7 +307,7 @@ func TestThoseWhoWaitNoMoreAreForgottenWhileTheLockIsBusy(t *testing.T) {
 		}
 		for _, id := range []string{first, last} {
 			if s.raw("ZSCORE", s.keys.Waiters(), id) == nil {
-				t.Errorf("%s is not among those who wait any more", id)
+				t.Errorf("%s is not among those who wait anymore", id)
 			}
 		}
 	})

@@ -229,7 +229,7 @@ func TestAWriterWaitsForALiveReaderWithoutItsMarker(t *testing.T) {
 	})
 }
 
-// The marker was deleted, so the reader does not own any more, and its try says so. The next
+// The marker was deleted, so the reader does not own anymore, and its try says so. The next
 // reader's marker must not make it an owner again: its client would neither renew nor
 // release it.
 func TestAReaderThatWasRefusedIsNoOwnerLater(t *testing.T) {

@@ -192,7 +192,7 @@ func TestAReadOnlyServerThatIsBehindGivesNoAnswer(t *testing.T) {
 			readOnly(t, "evict", err)
 
 			if !s.renew(id) {
-				t.Error("the primary does not know the owner any more")
+				t.Error("the primary does not know the owner anymore")
 			}
 			s.release(id, 0)
 		})

@@ -188,7 +188,7 @@ func (s *ReplicatedServer) Do(ctx context.Context, k *protocol.Keys, c *protocol
 		if err != nil {
 			return protocol.Answer{}, err
 		}
-		defer done() // also if a hook panics
+		defer done() // even if a hook panics
 	}
 	confirmed := s.confirming(node)
 	a, err := confirmed.Do(ctx, k, c)

@@ -77,7 +77,7 @@ func TestHalfOfAPoolMayWaitForReplicas(t *testing.T) {
 	}
 }
 
-// A hook can keep a command for ever. Its turn ends with its time.
+// A hook can keep a command forever. Its turn ends with its time.
 func TestACommandThatAHookKeepsHasItsTurnForItsTimeOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		all := turns{of: map[*redis.Client]*turn{}}

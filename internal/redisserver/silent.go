@@ -14,7 +14,7 @@ import (
 
 // A NAT, a firewall or a load balancer that restarts forgets its connections without closing them, and
 // a machine that loses its power closes none. The server, or the one in its place, answers on every new
-// connection, and on those in the pool nothing arrives any more. Each command that takes one of them
+// connection, and on those in the pool nothing arrives anymore. Each command that takes one of them
 // waits for its whole time, and only then is the connection discarded: with dozens in the pool, leases
 // end before the last one has gone.
 //
@@ -189,7 +189,7 @@ func (s *Server) asks(ctx context.Context, fresh *freshConn) bool {
 }
 
 // closer closes connections, also those that are made later. go-redis leaves one open whose greeting it does not
-// understand, and goes on dialing when nobody waits for the connection any more.
+// understand, and goes on dialing when nobody waits for the connection anymore.
 type closer struct {
 	mu     sync.Mutex // guards what follows
 	closed bool

@@ -82,7 +82,7 @@ func listenOn(port int) (net.Listener, error) {
 	return net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 }
 
-// anyPort returns a port of this process' share.
+// anyPort returns a port of this process's share.
 func anyPort(end int) int {
 	share, _ := ownShare()
 	if share < 0 { // more processes than shares
@@ -91,7 +91,7 @@ func anyPort(end int) int {
 	return firstPort + rand.N((end-firstPort)/shares)*shares + share
 }
 
-// ownShare returns this process' share, and what keeps it until the process ends.
+// ownShare returns this process's share, and what keeps it until the process ends.
 var ownShare = sync.OnceValues(func() (int, net.Listener) { return takeShare(firstGuard) })
 
 // takeShare returns a share that nobody has, and the listener that keeps it; or -1 if there is none.

@@ -24,7 +24,7 @@ func (w *world) chooseEnds() {
 }
 
 // close closes the client. Its callers inside keep their leases until they unlock, and nobody enters
-// any more.
+// anymore.
 func (c *simClient) close() {
 	if c.closed {
 		return

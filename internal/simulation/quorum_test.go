@@ -128,7 +128,7 @@ type qWorld struct {
 	ttls       []time.Duration
 	top        uint64
 	readers    uint64 // the greatest token of a reader
-	loose      bool   // tokens need not increase any more
+	loose      bool   // tokens need not increase anymore
 	calm       bool
 	lowered    map[*lockstate.Caller]uint64    // of each caller that asked for a downgrade its token before that, 0 once it is done
 	under      map[*lockstate.Caller]string    // the request under which a caller entered

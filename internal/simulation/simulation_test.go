@@ -608,7 +608,7 @@ func (w *world) recover() {
 		}
 	}
 	began := w.now
-	// Each late copy of an acquire can make a request the owner that nobody knows any more. If no
+	// Each late copy of an acquire can make a request the owner that nobody knows anymore. If no
 	// message tells of it, its turn ends with its TTL. And a process that was killed can be the owner,
 	// and can also have a waiter that nothing proves dead.
 	turns := 1
@@ -756,7 +756,7 @@ func (w *world) left() string {
 	for _, k := range w.mini.Keys() {
 		switch left, _ := w.server.do("PTTL", k).(int); {
 		case left == -1:
-			return fmt.Sprintf("%s lives for ever", k)
+			return fmt.Sprintf("%s lives forever", k)
 		case left >= 0 && k != w.keys.Meta():
 			return fmt.Sprintf("key %s is left", k)
 		}

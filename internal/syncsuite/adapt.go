@@ -58,7 +58,7 @@ func Hooks(name string, code []byte) (map[string]bool, error) {
 //   - Declarations that name a hook are left out, and those that name what was left
 //     out.
 //   - The import of sync becomes that of syncshim, and that of Go's internal testenv
-//     ours. Imports that nobody uses any more are left out.
+//     ours. Imports that nobody uses anymore are left out.
 //   - The deferred recover around the misuse cases is left out. In Go a misuse ends
 //     the program and recover cannot stop it, which the test makes sure of; ours is
 //     a panic, and the test's child is to die of it.

@@ -29,7 +29,7 @@ func runSuite(t *testing.T, file string, expected ...string) {
 	got := adapted(t, file)
 	for _, n := range expected {
 		if !slices.Contains(got.Tests, n) {
-			t.Errorf("Go's %s has no %s any more", file, n)
+			t.Errorf("Go's %s has no %s anymore", file, n)
 		}
 	}
 	in := redistest.Server(t)
