@@ -756,7 +756,7 @@ func TestAShutdownWithoutTimeCancelsWhatWaits(t *testing.T) {
 			isAll(t, <-waited, leased.ErrClosed)
 			s.queued(t, "x", 0)
 			unlock(t, reader)
-			if err := newClient(t, s).ForceUnlock(context.Background(), "y"); err != nil {
+			if _, err := newClient(t, s).ForceUnlock(context.Background(), "y"); err != nil {
 				t.Error(err)
 			}
 			s.becomesClean(t, "x")
@@ -821,7 +821,7 @@ func TestAShutdownTellsOfARequestThatIsUnderWay(t *testing.T) {
 				if taken {
 					unlock(t, owner)
 				}
-				if err := other.ForceUnlock(context.Background(), "x"); err != nil { // takes it from the closed client
+				if _, err := other.ForceUnlock(context.Background(), "x"); err != nil { // takes it from the closed client
 					t.Error(err)
 				}
 			})

@@ -399,7 +399,7 @@ func TestADowngradeUnderWayEndsWithItsClient(t *testing.T) {
 func TestADowngradedLeaseCanBeForcedAndLost(t *testing.T) {
 	for how, end := range map[string]func(t *testing.T, s place){
 		"forced": func(t *testing.T, s place) {
-			if err := newClient(t, s).ForceUnlock(context.Background(), "x"); err != nil {
+			if _, err := newClient(t, s).ForceUnlock(context.Background(), "x"); err != nil {
 				t.Error(err)
 			}
 		},
@@ -562,7 +562,7 @@ func TestAnOverReadersLeaseIsNotDowngradedEither(t *testing.T) {
 		isAll(t, l.Downgrade(context.Background()), leased.ErrLeaseLost)
 		l = take(t, c.RWMutex("x").LockContext)
 		downgrade(t, l)
-		must(t, c.ForceUnlock(context.Background(), "x"))
+		must(t, forceUnlock(context.Background(), c, "x"))
 		closesSoon(t, "the lease is lost", l.Context().Done())
 		isAll(t, l.Downgrade(context.Background()), leased.ErrLeaseLost)
 		isAll(t, l.Unlock(), leased.ErrLeaseLost)
@@ -582,7 +582,7 @@ func TestADowngradeThatIsDecidedSaysSoWhateverItsContext(t *testing.T) {
 		}
 		unlock(t, reader)
 		lost := take(t, c.RWMutex("y").LockContext)
-		must(t, c.ForceUnlock(context.Background(), "y"))
+		must(t, forceUnlock(context.Background(), c, "y"))
 		closesSoon(t, "the lease is lost", lost.Context().Done())
 		for range 100 {
 			isAll(t, lost.Downgrade(ended), leased.ErrLeaseLost)

@@ -28,7 +28,7 @@ func TestALossExplainsItself(t *testing.T) {
 		why  string
 		is   error // nil: only a loss
 	}{
-		"evicted": {nil, func(_ place, c *leased.Client) { _ = c.ForceUnlock(context.Background(), "flash") },
+		"evicted": {nil, func(_ place, c *leased.Client) { _, _ = c.ForceUnlock(context.Background(), "flash") },
 			"an operator evicted its owner", nil},
 		"deleted": {nil, func(s place, _ *leased.Client) { s.rdb.Del(context.Background(), "flash") },
 			"Redis reports that this process no longer owns it", nil},
@@ -301,7 +301,7 @@ func TestTheLossOfALeaseIsNoLossOfAnother(t *testing.T) {
 		outer := lock(t, c.Mutex("outer"))
 		ctx, cancel := outer.With(background)
 		defer cancel()
-		must(t, newClient(t, s).ForceUnlock(background, "outer"))
+		must(t, forceUnlock(background, newClient(t, s), "outer"))
 		<-ctx.Done()
 		isAll(t, context.Cause(ctx), leased.ErrLeaseLost)
 		other, end := context.WithCancelCause(background)
@@ -315,7 +315,7 @@ func TestTheLossOfALeaseIsNoLossOfAnother(t *testing.T) {
 			{"Check", inner.Check, nil},
 			{"Downgrade", inner.Downgrade, nil},
 			{"Inspect", func(ctx context.Context) error { _, err := c.Inspect(ctx, "inner"); return err }, nil},
-			{"ForceUnlock", func(ctx context.Context) error { return c.ForceUnlock(ctx, "inner") }, nil},
+			{"ForceUnlock", func(ctx context.Context) error { return forceUnlock(ctx, c, "inner") }, nil},
 			{"LockContext", func(ctx context.Context) error { _, err := c.Mutex("x").LockContext(ctx); return err }, []error{leased.ErrNotAcquired}},
 			{"Do", func(ctx context.Context) error {
 				return c.Mutex("x").Do(ctx, func(context.Context) error { t.Error("done"); return nil })
@@ -345,7 +345,7 @@ func TestALossIsFoundUnderTheContextThatItHasEnded(t *testing.T) {
 		} {
 			l, err := c.RWMutex("x").LockContext(background)
 			must(t, err)
-			must(t, newClient(t, s).ForceUnlock(background, "x"))
+			must(t, forceUnlock(background, newClient(t, s), "x"))
 			ctx := l.Context()
 			<-ctx.Done()
 			if err := call(l, ctx); !errors.Is(err, leased.ErrLeaseLost) {
@@ -411,7 +411,7 @@ func TestTheEndByCloseOfALeasesContextIsErrClosed(t *testing.T) {
 		<-work.Done()
 		for what, ctx := range map[string]context.Context{"Context": l.Context(), "With": work} {
 			for call, err := range map[string]error{
-				"Check": l.Check(ctx), "Downgrade": l.Downgrade(ctx), "LockContext": lockError(c, ctx), "ForceUnlock": c.ForceUnlock(ctx, "z"),
+				"Check": l.Check(ctx), "Downgrade": l.Downgrade(ctx), "LockContext": lockError(c, ctx), "ForceUnlock": forceUnlock(ctx, c, "z"),
 			} {
 				if !errors.Is(err, leased.ErrClosed) {
 					t.Errorf("%s under %s: %v", call, what, err)
@@ -475,7 +475,7 @@ func TestDoTellsOfItsLossBesideTheErrorOfACallUnderItsContext(t *testing.T) {
 			"Inspect": func(ctx context.Context) error { _, err := c.Inspect(ctx, "z"); return err },
 		} {
 			err := c.Mutex("x").Do(context.Background(), func(ctx context.Context) error {
-				must(t, other.ForceUnlock(context.Background(), "x"))
+				must(t, forceUnlock(context.Background(), other, "x"))
 				<-ctx.Done()
 				return call(ctx)
 			})

@@ -75,7 +75,7 @@ func ExampleWithLogger() {
 		if err != nil {
 			log.Panic(err)
 		}
-		if err := client.ForceUnlock(context.Background(), "salary:4711"); err != nil {
+		if _, err := client.ForceUnlock(context.Background(), "salary:4711"); err != nil {
 			log.Panic(err)
 		}
 		_ = lease.Unlock()
@@ -399,7 +399,7 @@ func ExampleClient_ForceUnlock() {
 	fmt.Println(operator.Mutex("import").Do(ctx, func(context.Context) error { return nil }))
 	// Output:
 	// false
-	// <nil>
+	// 1 <nil>
 	// <nil>
 }
 

@@ -488,7 +488,7 @@ func ExampleLease_Context() {
 		return context.Cause(ctx)
 	}
 
-	if err := client.ForceUnlock(context.Background(), "import"); err != nil {
+	if _, err := client.ForceUnlock(context.Background(), "import"); err != nil {
 		log.Panic(err)
 	}
 	fmt.Println(errors.Is(work(lease.Context()), leased.ErrLeaseLost))
@@ -531,7 +531,7 @@ func ExampleLease_Token() {
 	seen, _ := present.Run(ctx, rdb, []string{"item:42"}, first.Token()).Int()
 
 	// The first owner thinks. Meanwhile it loses the lock, and does not know it yet.
-	if err := next.ForceUnlock(ctx, "lock:42"); err != nil {
+	if _, err := next.ForceUnlock(ctx, "lock:42"); err != nil {
 		log.Panic(err)
 	}
 	second, err := next.Mutex("lock:42").LockContext(ctx)
@@ -579,7 +579,7 @@ func ExampleLease_Token_atTheWriteOnly() {
 		log.Panic(err)
 	}
 	seen, _ := rdb.HGet(ctx, "item:42", "stock").Int() // no token is presented
-	if err := next.ForceUnlock(ctx, "lock:42"); err != nil {
+	if _, err := next.ForceUnlock(ctx, "lock:42"); err != nil {
 		log.Panic(err)
 	}
 	second, err := next.Mutex("lock:42").LockContext(ctx)
@@ -640,7 +640,7 @@ func ExampleLease_Token_readers() {
 	fmt.Println("all may read:", read(leases[0]), read(leases[1]), read(leases[2]))
 
 	// The readers lose the lock, and the next writer comes.
-	if err := here.ForceUnlock(ctx, "lock:42"); err != nil {
+	if _, err := here.ForceUnlock(ctx, "lock:42"); err != nil {
 		log.Panic(err)
 	}
 	writer, err = mustNew(rdb).RWMutex("lock:42").LockContext(ctx)
@@ -675,7 +675,7 @@ func ExampleWithLossHandler() {
 	mu.Lock()
 	defer mu.Unlock() // still needed: here, mu is locked until then
 
-	if err := client.ForceUnlock(context.Background(), "leader"); err != nil {
+	if _, err := client.ForceUnlock(context.Background(), "leader"); err != nil {
 		log.Panic(err)
 	}
 	fmt.Println("no longer:", <-lost)

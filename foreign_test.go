@@ -428,7 +428,7 @@ func TestAKeyOfAnotherTypeIsSpokenOfInWordsAndLeftAlone(t *testing.T) {
 		saysSo(t, err)
 		_, err = c.Inspect(ctx, "x")
 		saysSo(t, err)
-		saysSo(t, c.ForceUnlock(ctx, "x"))
+		saysSo(t, forceUnlock(ctx, c, "x"))
 		if s.rdb.HGet(ctx, s.Prefix+"x", "owner").Val() != "1" {
 			t.Error("the other program's key is gone")
 		}

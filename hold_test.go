@@ -703,7 +703,7 @@ func TestAMinimumHoldIsSeenByOperatorsAndForeignersAndEndedByForceUnlock(t *test
 		}
 		waiter := locking(t, other.Mutex("x"))
 		s.queued(t, "x", 1)
-		if err := job.ForceUnlock(ctx, "x"); err != nil {
+		if _, err := job.ForceUnlock(ctx, "x"); err != nil {
 			t.Fatal(err)
 		}
 		unlock(t, closesSoon(t, "ForceUnlock lets the waiter in", waiter))
@@ -822,7 +822,7 @@ func TestEachServerOfAQuorumKeepsAMinimumHold(t *testing.T) {
 			if kept != suiteMembers {
 				t.Errorf("%d of %d servers keep the lock", kept, suiteMembers)
 			}
-			must(t, c.ForceUnlock(context.Background(), "x"))
+			must(t, forceUnlock(context.Background(), c, "x"))
 		}
 	})
 }

@@ -103,25 +103,24 @@ func (c *Client) Inspect(ctx context.Context, name string) (Info, error) {
 // of Redis, of its client, or of ctx. After one of the latter three, the owners may have been evicted
 // nevertheless. Trying again is harmless, except that it may evict the next owner.
 //
-// On a quorum, a nil error means that no owner is left that can have a majority;
-// Stats.Evicted counts on how many servers there was one. If too few servers answered or
-// evicted their owner, the error matches [ErrNoQuorum], and says on how many the owners
-// were evicted. The owners keep the lock unless these were enough to end their majority.
-func (c *Client) ForceUnlock(ctx context.Context, name string) error {
+// ForceUnlock returns on how many servers the lock had an owner: 0 if it was free, or with an error, and
+// otherwise 1, or on a quorum up to the number of its servers.
+//
+// On a quorum, a nil error means that no owner is left that can have a majority. If too few servers answered
+// or evicted their owner, the error matches [ErrNoQuorum], and says on how many the owners were evicted. The
+// owners keep the lock unless these were enough to end their majority.
+func (c *Client) ForceUnlock(ctx context.Context, name string) (evicted int, err error) {
 	k, err := c.operate(ctx, "unlocking lock %q by force", name)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	began := c.metrics.startTiming(ctx)
-	on, err := ask(ctx, c, func() (int, error) { return c.server.Evict(ctx, &k) })
+	evicted, err = ask(ctx, c, func() (int, error) { return c.server.Evict(ctx, &k) })
 	c.metrics.recordCommand(ctx, commandEvict, began.elapsed(), failureOf(err))
 	if err != nil {
-		return fmt.Errorf("leased: unlocking lock %q by force: %w", name, c.unlessEnded(ctx, err))
+		return 0, fmt.Errorf("leased: unlocking lock %q by force: %w", name, c.unlessEnded(ctx, err))
 	}
-	if c.quorum != nil {
-		c.stats.evicted[on].Add(1)
-	}
-	return nil
+	return evicted, nil
 }
 
 // ask returns what f returns, which asks Redis under ctx, or the error of ctx if that ends before. go-redis

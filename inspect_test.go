@@ -122,16 +122,22 @@ func TestAForeignOwnerIsNotNamedInErrors(t *testing.T) {
 	})
 }
 
+// forceUnlock returns only the error, for callers that do not count owners.
+func forceUnlock(ctx context.Context, c *leased.Client, name string) error {
+	_, err := c.ForceUnlock(ctx, name)
+	return err
+}
+
 func TestForceUnlockLetsTheNextWaiterIn(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		operator := newClient(t, s)
-		force := func() {
+		force := func(want int) {
 			t.Helper()
-			if err := operator.ForceUnlock(context.Background(), "x"); err != nil {
-				t.Fatal(err)
+			if evicted, err := operator.ForceUnlock(context.Background(), "x"); evicted != want || err != nil {
+				t.Fatalf("an owner on %d servers, want %d: %v", evicted, want, err)
 			}
 		}
-		force() // the lock is free, which is not an error
+		force(0) // the lock is free, which is not an error
 		if keys := s.lockKeys(t); len(keys) != 0 {
 			t.Errorf("evicting nobody made %q", keys)
 		}
@@ -140,7 +146,7 @@ func TestForceUnlockLetsTheNextWaiterIn(t *testing.T) {
 		waiter := locking(t, newClient(t, s).Mutex("x"))
 		synctest.Wait()
 		began := time.Now()
-		force()
+		force(1)
 		next := <-waiter
 		if took := time.Since(began); took > time.Millisecond {
 			t.Errorf("the next waiter got in after %v", took)
@@ -156,7 +162,7 @@ func TestForceUnlockLetsTheNextWaiterIn(t *testing.T) {
 		waiter = locking(t, newClient(t, s).Mutex("x"))
 		synctest.Wait()
 		began = time.Now()
-		force()
+		force(1)
 		unlock(t, <-waiter)
 		if took := time.Since(began); took > time.Millisecond {
 			t.Errorf("the next waiter got in %v after a foreign owner was evicted", took)
@@ -169,7 +175,7 @@ func TestAnEvictedOwnersLateUnlockDoesNotTouchTheNextOwner(t *testing.T) {
 		evicted := newClient(t, s)
 		l := lock(t, evicted.Mutex("x"))
 		c := newClient(t, s)
-		if err := c.ForceUnlock(context.Background(), "x"); err != nil {
+		if _, err := c.ForceUnlock(context.Background(), "x"); err != nil {
 			t.Fatal(err)
 		}
 		next := lock(t, c.Mutex("x"))
@@ -190,7 +196,7 @@ func TestInspectAndForceUnlockRefuseBadNamesAndAClosedClient(t *testing.T) {
 			t.Helper()
 			_, err := c.Inspect(context.Background(), name)
 			isAll(t, err, want)
-			isAll(t, c.ForceUnlock(context.Background(), name), want)
+			isAll(t, forceUnlock(context.Background(), c, name), want)
 		}
 		check("", leased.ErrInvalidName)
 		check("a}b", leased.ErrInvalidName)
@@ -200,7 +206,7 @@ func TestInspectAndForceUnlockRefuseBadNamesAndAClosedClient(t *testing.T) {
 		if want := `leased: inspecting lock "x": client is closed`; err.Error() != want {
 			t.Errorf("the error is %q, want %q", err, want)
 		}
-		err = c.ForceUnlock(context.Background(), "x")
+		err = forceUnlock(context.Background(), c, "x")
 		if want := `leased: unlocking lock "x" by force: client is closed`; err.Error() != want {
 			t.Errorf("the error is %q, want %q", err, want)
 		}
@@ -215,7 +221,7 @@ func TestInspectAndForceUnlockEndWithTheirContext(t *testing.T) {
 		warm(t, s, c)
 		calls := map[string]func(context.Context) error{
 			"Inspect":     func(ctx context.Context) error { _, err := c.Inspect(ctx, "x"); return err },
-			"ForceUnlock": func(ctx context.Context) error { return c.ForceUnlock(ctx, "x") },
+			"ForceUnlock": func(ctx context.Context) error { return forceUnlock(ctx, c, "x") },
 		}
 		l := lock(t, newClient(t, s).Mutex("x"))
 		cause := errors.New("the operator went home")
@@ -276,7 +282,7 @@ func TestWhatAHookDoesInInspectComesOutInItsCaller(t *testing.T) {
 		hook.breaks = breaks
 		for what, call := range map[string]func() error{
 			"Inspect":     func() error { _, err := c.Inspect(ctx, "x"); return err },
-			"ForceUnlock": func() error { return c.ForceUnlock(ctx, "x") },
+			"ForceUnlock": func() error { return forceUnlock(ctx, c, "x") },
 		} {
 			hook.faults.Store(1)
 			var err error

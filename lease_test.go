@@ -216,7 +216,7 @@ func TestDoReportsALossOnceThoughTheFunctionReturnsIt(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		c := newClient(t, s, leased.WithLossHandler(func(leased.LossEvent) {}))
 		err := c.Mutex("x").Do(t.Context(), func(ctx context.Context) error {
-			must(t, newClient(t, s).ForceUnlock(t.Context(), "x"))
+			must(t, forceUnlock(t.Context(), newClient(t, s), "x"))
 			<-ctx.Done()
 			return context.Cause(ctx)
 		})

@@ -296,7 +296,7 @@ func TestManyLossesAtOnceAreOneLine(t *testing.T) {
 		}
 		time.Sleep(100 * time.Millisecond) // until the client hears messages
 		for i := range leases {
-			must(t, c.ForceUnlock(context.Background(), fmt.Sprintf("lock-%02d", i)))
+			must(t, forceUnlock(context.Background(), c, fmt.Sprintf("lock-%02d", i)))
 			time.Sleep(100 * time.Microsecond)
 		}
 		for _, l := range leases {
@@ -321,10 +321,10 @@ func TestOnlyLossesWithinFiftyMillisecondsShareALine(t *testing.T) {
 				c := newClient(t, s, out.option())
 				first, second := lock(t, c.Mutex("x")), lock(t, c.Mutex("y"))
 				time.Sleep(100 * time.Millisecond) // until the client hears messages
-				must(t, c.ForceUnlock(context.Background(), "x"))
+				must(t, forceUnlock(context.Background(), c, "x"))
 				<-first.Context().Done()
 				time.Sleep(apart)
-				must(t, c.ForceUnlock(context.Background(), "y"))
+				must(t, forceUnlock(context.Background(), c, "y"))
 				<-second.Context().Done()
 				isAll(t, first.Unlock(), leased.ErrLeaseLost)
 				isAll(t, second.Unlock(), leased.ErrLeaseLost)

@@ -188,7 +188,7 @@ func TestALeaseEndsAtOnceOnForceUnlock(t *testing.T) {
 	onBoth(t, func(t *testing.T, s place) {
 		l := lock(t, newClient(t, s, leased.WithTTL(time.Hour)).Mutex("x"))
 		inboxHealth(t, s)
-		if err := newClient(t, s).ForceUnlock(context.Background(), "x"); err != nil {
+		if _, err := newClient(t, s).ForceUnlock(context.Background(), "x"); err != nil {
 			t.Fatal(err)
 		}
 		work := l.Context()
@@ -461,7 +461,7 @@ func TestALossHandlerMayUseTheLockThatWasLost(t *testing.T) {
 		}
 		l := lock(t, c.Mutex("x"))
 		inboxHealth(t, s)
-		if err := newClient(t, s).ForceUnlock(context.Background(), "x"); err != nil {
+		if _, err := newClient(t, s).ForceUnlock(context.Background(), "x"); err != nil {
 			t.Fatal(err)
 		}
 		select {
@@ -487,7 +487,7 @@ func TestALeaseEndsWithinARenewalPeriodOfAForceUnlockWhoseMessageIsLost(t *testi
 		time.Sleep(time.Second) // the inbox is there
 		lines.frozen.Add(1)
 		work, began := l.Context(), time.Now()
-		if err := newClient(t, s).ForceUnlock(context.Background(), "x"); err != nil {
+		if _, err := newClient(t, s).ForceUnlock(context.Background(), "x"); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()
@@ -541,7 +541,7 @@ func TestALossHandlerMayCloseTheClient(t *testing.T) {
 		l := lock(t, c.Mutex("x"))
 		work := l.Context()
 		inboxHealth(t, s)
-		if err := newClient(t, s).ForceUnlock(context.Background(), "x"); err != nil {
+		if _, err := newClient(t, s).ForceUnlock(context.Background(), "x"); err != nil {
 			t.Fatal(err)
 		}
 		go func() { // ended by the loss; not waited for, because it may be what hangs

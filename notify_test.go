@@ -564,7 +564,7 @@ func TestAfterAPlannedFailoverBehindAFixedNameTheConnectionsInThePoolCostNothing
 			}
 			return err
 		},
-		"an eviction":  func(c *leased.Client) error { return c.ForceUnlock(context.Background(), "nobody's") },
+		"an eviction":  func(c *leased.Client) error { return forceUnlock(context.Background(), c, "nobody's") },
 		"a renewal":    nil,
 		"an unlocking": nil,
 	} {

@@ -47,7 +47,7 @@ func TestTokensGrowWhenAnOwnerIsEvictedThatTheFastestClockGaveItsToken(t *testin
 		first := ofThree(t, servers, open())
 		servers[0].die()
 		operator := open()
-		must(t, operator.ForceUnlock(context.Background(), "x"))
+		must(t, forceUnlock(context.Background(), operator, "x"))
 		next := lock(t, operator.Mutex("x"))
 		if next.Token() <= first.Token() {
 			t.Errorf("tokens %d, %d", first.Token(), next.Token())
@@ -93,7 +93,7 @@ func TestTokensGrowWhenAnOwnerIsEvictedThatEnteredMeanwhile(t *testing.T) {
 		}
 		gate.through.Store(int32(len(servers)))
 		evicted := make(chan error, 1)
-		go func() { evicted <- operator.ForceUnlock(context.Background(), "x") }()
+		go func() { evicted <- forceUnlock(context.Background(), operator, "x") }()
 		synctest.Wait()
 		its := viewed(servers)
 		for _, m := range its[3:] {

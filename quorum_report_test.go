@@ -676,7 +676,7 @@ func TestOneOfAQuorumsRedisClientsIsClosed(t *testing.T) {
 			t.Errorf("%v matches ErrClosed", err)
 		}
 		_, inspected := c.Inspect(t.Context(), "x")
-		forced := c.ForceUnlock(t.Context(), "x")
+		forced := forceUnlock(t.Context(), c, "x")
 		for _, err := range []error{inspected, forced} {
 			if isAll(t, err, leased.ErrNoQuorum); errors.Is(err, leased.ErrClosed) {
 				t.Errorf("an operator's: %v matches ErrClosed", err)

@@ -348,7 +348,7 @@ func TestForceUnlockEvictsAllReadersAndTellsThemAtOnce(t *testing.T) {
 		}
 		writer := taking(t, operator.RWMutex("x").LockContext)
 		s.queued(t, "x", 1)
-		if err := operator.ForceUnlock(context.Background(), "x"); err != nil {
+		if _, err := operator.ForceUnlock(context.Background(), "x"); err != nil {
 			t.Fatal(err)
 		}
 		w := closesSoon(t, "the writer enters", writer)

@@ -30,10 +30,6 @@ type Stats struct {
 	// just before Unlock: servers that had granted or renewed the lease, and whose answers had
 	// arrived. A lease that is unlocked at once may be ahead of some servers' answers.
 	Behind [8]int64
-
-	// Evicted[n], for a client of [NewQuorum], is the number of successful calls of ForceUnlock
-	// that evicted an owner on n servers; n is 0 if the lock was free.
-	Evicted [8]int64
 }
 
 // Stats returns the client's counters. It reads them one after another, so they need not be
@@ -55,7 +51,7 @@ func (c *Client) Stats() Stats {
 		s.Leases += c.stats.by[i].Load()
 	}
 	for i := range c.stats.behind {
-		s.Behind[i], s.Evicted[i] = c.stats.behind[i].Load(), c.stats.evicted[i].Load()
+		s.Behind[i] = c.stats.behind[i].Load()
 	}
 	return s
 }
@@ -65,7 +61,6 @@ type counters struct {
 	by          [lockstate.Vias]atomic.Int64
 	renewals    [renewalResults]atomic.Int64
 	behind      [8]atomic.Int64 // leases, by the number of a quorum's servers that stood behind them
-	evicted     [8]atomic.Int64 // evictions, by the number of a quorum's servers that had an owner
 	given, lost atomic.Int64
 }
 

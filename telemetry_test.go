@@ -227,7 +227,7 @@ func everything(t *testing.T, s place, a, b *leased.Client) {
 	if _, err := b.Inspect(background, "forced"); err != nil {
 		t.Error(err)
 	}
-	if err := b.ForceUnlock(background, "forced"); err != nil {
+	if _, err := b.ForceUnlock(background, "forced"); err != nil {
 		t.Error(err)
 	}
 	synctest.Wait()

@@ -197,7 +197,7 @@ func TestTokensOfAnEvictedOwnerAreBelowThoseOfTheNext(t *testing.T) {
 	onBoth(t, func(t *testing.T, s place) {
 		evicted := lock(t, newClient(t, s).Mutex("x"))
 		c := newClient(t, s)
-		if err := c.ForceUnlock(context.Background(), "x"); err != nil {
+		if _, err := c.ForceUnlock(context.Background(), "x"); err != nil {
 			t.Fatal(err)
 		}
 		next := lock(t, c.Mutex("x"))
@@ -412,7 +412,7 @@ func TestTheFencingRecipeRefusesStaleReadersAndWriters(t *testing.T) {
 		store := newFencedStore(t, s)
 		a, b, w, operator := newClient(t, s), newClient(t, s), newClient(t, s), newClient(t, s)
 		readers := []*leased.Lease{rlock(t, a.RWMutex("x")), rlock(t, b.RWMutex("x"))}
-		if err := operator.ForceUnlock(context.Background(), "x"); err != nil {
+		if _, err := operator.ForceUnlock(context.Background(), "x"); err != nil {
 			t.Fatal(err)
 		}
 		writer, err := w.RWMutex("x").LockContext(context.Background())
@@ -427,7 +427,7 @@ func TestTheFencingRecipeRefusesStaleReadersAndWriters(t *testing.T) {
 				t.Errorf("a read with token %d was let in after a write with %d", l.Token(), writer.Token())
 			}
 		}
-		if err := operator.ForceUnlock(context.Background(), "x"); err != nil {
+		if _, err := operator.ForceUnlock(context.Background(), "x"); err != nil {
 			t.Fatal(err)
 		}
 		next := lock(t, operator.Mutex("x"))

@@ -123,7 +123,7 @@ func TestTraceOfALeaseThatAnOperatorForced(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		hold := ends(t, s, func(t *testing.T, c *leased.Client, l *leased.Lease) {
 			synctest.Wait() // the inbox is there
-			if err := newClient(t, s).ForceUnlock(context.Background(), "x"); err != nil {
+			if _, err := newClient(t, s).ForceUnlock(context.Background(), "x"); err != nil {
 				t.Error(err)
 			}
 			<-l.Context().Done()

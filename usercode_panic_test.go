@@ -569,7 +569,7 @@ func TestAHookThatPanicsKeepsNoServerOfAQuorumAway(t *testing.T) {
 	}
 	for what, fault := range map[string]func(*testing.T, *leased.Client, *faulty, []*mortal){
 		"Inspect":     operators(func(c *leased.Client) error { _, err := c.Inspect(context.Background(), "x"); return err }),
-		"ForceUnlock": operators(func(c *leased.Client) error { return c.ForceUnlock(context.Background(), "x") }),
+		"ForceUnlock": operators(func(c *leased.Client) error { return forceUnlock(context.Background(), c, "x") }),
 		"PING": func(t *testing.T, c *leased.Client, hook *faulty, servers []*mortal) {
 			servers[0].die()
 			for range 2 { // the first may find only that a connection broke

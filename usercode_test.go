@@ -271,7 +271,7 @@ func losesOne(t *testing.T, c *leased.Client) {
 	t.Helper()
 	l := lock(t, c.Mutex("x"))
 	time.Sleep(time.Second) // until the client hears messages
-	must(t, c.ForceUnlock(context.Background(), "x"))
+	must(t, forceUnlock(context.Background(), c, "x"))
 	<-l.Context().Done()
 	isAll(t, l.Unlock(), leased.ErrLeaseLost)
 }

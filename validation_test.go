@@ -108,7 +108,7 @@ func TestWhatWasNotMadeByTheLibraryExplainsItself(t *testing.T) {
 				func() error { return l.Downgrade(noContext) },
 				func() error { return l.Check(noContext) },
 				func() error { _, err := c.Inspect(noContext, "x"); return err },
-				func() error { return c.ForceUnlock(noContext, "x") },
+				func() error { return forceUnlock(noContext, c, "x") },
 				func() error { return c.Shutdown(noContext) },
 			},
 		}
@@ -149,7 +149,7 @@ func TestWhatWasNotMadeByTheLibraryExplainsItself(t *testing.T) {
 			failing[text] = append(failing[text], c.Close,
 				func() error { return c.Shutdown(background) },
 				func() error { _, err := c.Inspect(background, "x"); return err },
-				func() error { return c.ForceUnlock(background, "x") },
+				func() error { return forceUnlock(background, c, "x") },
 				func() error { _, err := c.Mutex("x").LockContext(background); return err })
 			if c.Stats() != (leased.Stats{}) {
 				t.Error("a client that was not made counts")

@@ -812,7 +812,7 @@ func TestForceUnlockTellsManyReadersAtOnce(t *testing.T) {
 			in = append(in, l)
 		}
 		strain, began := redistest.NewStrain(t), time.Now()
-		must(t, newClient(t, s).ForceUnlock(context.Background(), "x"))
+		must(t, forceUnlock(context.Background(), newClient(t, s), "x"))
 		for _, l := range in {
 			closesSoon(t, "a reader hears of it", l.Context().Done())
 			isAll(t, l.Unlock(), leased.ErrLeaseLost)

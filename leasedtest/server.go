@@ -49,7 +49,7 @@ func Lose(t testing.TB, client *leased.Client, name string) {
 		return
 	}
 	if err == nil {
-		err = client.ForceUnlock(context.Background(), name)
+		_, err = client.ForceUnlock(context.Background(), name)
 	}
 	if err != nil {
 		t.Errorf("leasedtest: %v", err)

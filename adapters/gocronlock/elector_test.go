@@ -167,7 +167,7 @@ func TestALeaderThatLostItsLeaseStandsForElectionAgain(t *testing.T) {
 		if err := other.IsLeader(t.Context()); !errors.Is(err, leased.ErrLocked) {
 			t.Errorf("IsLeader beside a leader returned %v, want ErrLocked", err)
 		}
-		if err := server.Client().ForceUnlock(t.Context(), "leader"); err != nil {
+		if _, err := server.Client().ForceUnlock(t.Context(), "leader"); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()

@@ -7,7 +7,10 @@ import (
 	"testing"
 	"time"
 
+	mini "github.com/alicebob/miniredis/v2/server"
+
 	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/redisserver"
 	"github.com/leasedmutex/leased/internal/redistest"
 )
 
@@ -113,6 +116,21 @@ func TestALaterVersionIsCalledThat(t *testing.T) {
 	}
 	if got := invoke(t, "unlock", "--redis", at, "--force", "--yes", "job"); got.status != 0 || !strings.Contains(got.out+got.err, "from a later version of leased") {
 		t.Errorf("unlock: status %d, printed:\n%s%s", got.status, got.out, got.err)
+	}
+}
+
+func TestUnlockSaysThatItFoundTheLockFree(t *testing.T) {
+	server := redistest.MiniTCP(t)
+	server.Set("job", "foreign")
+	server.Server().SetPreHook(func(_ *mini.Peer, cmd string, args ...string) bool {
+		if cmd == "EVALSHA" && args[0] == redisserver.EvictScript.Sha {
+			server.Del("job") // its owner unlocks it after the command has looked
+		}
+		return false
+	})
+	got := invoke(t, "unlock", "--redis", "redis://"+server.Addr(), "--force", "--yes", "job")
+	if got.status != 0 || got.out != "\"job\" is free.\n" {
+		t.Errorf("status %d, printed:\n%s%s", got.status, got.out, got.err)
 	}
 }
 

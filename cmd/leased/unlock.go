@@ -68,10 +68,17 @@ func unlockCommand(std streams) *cobra.Command {
 					fmt.Fprintln(std.out, "Nothing was changed, because the owner is another one now:")
 				}
 			}
-			if err := client.ForceUnlock(ctx, args[0]); err != nil {
+			evicted, err := client.ForceUnlock(ctx, args[0])
+			switch {
+			case err != nil:
 				return operatorError("unlock", err)
+			case evicted == 0: // it was unlocked in between
+				fmt.Fprintf(std.out, "%q is free.\n", info.Name)
+			case info.Servers > 0:
+				fmt.Fprintf(std.out, "%q was taken from %s on %d of %d servers.\n", info.Name, ownersText(info.Owners), evicted, info.Servers)
+			default:
+				fmt.Fprintf(std.out, "%q was taken from %s.\n", info.Name, ownersText(info.Owners))
 			}
-			fmt.Fprintf(std.out, "%q was taken from %s%s.\n", info.Name, ownersText(info.Owners), evictedText(info.Servers, client.Stats()))
 			return nil
 		}),
 	}
@@ -91,16 +98,6 @@ func noneIsNew(before, now []leased.Owner) bool {
 		}
 	}
 	return true
-}
-
-// evictedText says on how many of a quorum's servers the client's only ForceUnlock found an owner.
-func evictedText(servers int, s leased.Stats) string {
-	for on, times := range s.Evicted {
-		if times > 0 {
-			return fmt.Sprintf(" on %d of %d servers", on, servers)
-		}
-	}
-	return "" // no quorum
 }
 
 func ownersText(owners []leased.Owner) string {

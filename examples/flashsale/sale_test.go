@@ -143,7 +143,7 @@ func (f *fixture) saleWithFaults(t *testing.T, how string) (left, sold int) {
 		do func()
 	}{
 		{10, flush},
-		{20, func() { _ = operator.ForceUnlock(ctx, "stock:"+item) }},
+		{20, func() { _, _ = operator.ForceUnlock(ctx, "stock:"+item) }},
 		{30, func() { s.signal(0, syscall.SIGSTOP); stopped = time.Now() }},
 		{32, flush},
 		{40, func() { s.kill(1) }},
@@ -158,7 +158,7 @@ func (f *fixture) saleWithFaults(t *testing.T, how string) (left, sold int) {
 			time.Sleep(time.Until(stopped.Add(2 * ttl))) // the fault: stopped for longer than the TTL
 			s.signal(0, syscall.SIGCONT)
 		}},
-		{75, func() { _ = operator.ForceUnlock(ctx, "stock:"+item) }},
+		{75, func() { _, _ = operator.ForceUnlock(ctx, "stock:"+item) }},
 		{85, func() {
 			for range 5 {
 				flush()

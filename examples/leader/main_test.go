@@ -69,7 +69,7 @@ func TestALeaderThatEndsOrLosesTheLockIsFollowedByAnother(t *testing.T) {
 	if second == first || greater <= token {
 		t.Errorf("after %d with %d leads %d with %d", first, token, second, greater)
 	}
-	if err := operator.ForceUnlock(t.Context(), "scheduler"); err != nil {
+	if _, err := operator.ForceUnlock(t.Context(), "scheduler"); err != nil {
 		t.Fatal(err)
 	}
 	third, greatest := next(t, leading)

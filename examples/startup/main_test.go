@@ -61,7 +61,7 @@ func TestAnInstanceThatLostTheLockFindsTheSchemaUpToDate(t *testing.T) {
 	ran := 0
 	overtaken := func(context.Context) error {
 		ran++
-		if err := second.ForceUnlock(context.Background(), "app:schema-lock"); err != nil {
+		if _, err := second.ForceUnlock(context.Background(), "app:schema-lock"); err != nil {
 			t.Error(err)
 		}
 		if err := migrate(context.Background(), second, database{rdb}, []step{nothing, nothing}); err != nil {

@@ -221,7 +221,7 @@ func TestASaleThatPresentsTokensAtTheFirstAccessSells100Of100WhateverBreaks(t *t
 		}
 		rdb := st.locks.Client()
 		flush := func() { rdb.FlushAll(t.Context()) } // if the server is down, nothing is left either
-		evict := func() { _ = look.ForceUnlock(t.Context(), "sale") }
+		evict := func() { _, _ = look.ForceUnlock(t.Context(), "sale") }
 		for _, fault := range []struct {
 			at int // it happens once this many are sold
 			do func()
@@ -290,7 +290,8 @@ func TestASaleThatComparesTokensAtTheWriteOnlySellsOnePieceTwice(t *testing.T) {
 		for what, lose := range map[string]func(*stand) error{
 			"FLUSHALL": func(st *stand) error { return st.locks.Client().FlushAll(t.Context()).Err() },
 			"ForceUnlock": func(st *stand) error {
-				return newClient(t, st.locks.Client(), "s:").ForceUnlock(t.Context(), "sale")
+				_, err := newClient(t, st.locks.Client(), "s:").ForceUnlock(t.Context(), "sale")
+				return err
 			},
 			"restart": func(st *stand) error { st.locks.Restart(); return nil },
 		} {

@@ -1172,7 +1172,7 @@ var mutants = []mutant{
 	{"a quorum: a grant that is new counts as kept", "internal/quorum/answers.go", "o = lostUnless(res.Young > 0 && p.lasts", "o = outcomeYes; lostUnless(res.Young > 0 && p.lasts", "TestACheckThatIsGrantedAnew"},
 	{"a quorum: the span of a wait does not say how many servers granted", "tracing.go", "		case behind > 0:\n", "		case behind > 9:\n", "TestAQuorumTells"},
 	{"a quorum: the span of a wait that failed does not say how many servers answered", "tracing.go", "		case w.err != nil:\n			span.SetAttributes(attrAnswering", "		case false:\n			span.SetAttributes(attrAnswering", "TestAQuorumTells"},
-	{"a quorum: ForceUnlock is not counted", "inspect.go", "		c.stats.evicted[on].Add(1)\n", "		_ = on\n", "TestForceUnlockOnAQuorum"},
+	{"ForceUnlock does not say that the lock was free", "internal/redisserver/server.go", "	return min(len(owners), 1), err\n", "	return min(1+len(owners), 1), err\n", "LetsTheNextWaiterIn"},
 	{"the longest maximum hold is over at once", "internal/lockstate/timers.go", "min(c.Opts.MaxHold, time.Duration(math.MaxInt64-since))", "max(c.Opts.MaxHold, math.MinInt64)", "TestAMaximumHoldThatEnds"},
 	{"Close leaves a request that may still arrive", "canceler.go", " && c.schedule.Lingering() == 0 {", " {", "OfARequestThatMayStillArrive"},
 	{"Close does not repeat the cancel of a request that waited", "internal/lockstate/cancelschedule.go", "	s.linger(g, !g.lost && !g.confirms())\n", "	s.linger(g, !g.until.IsZero() && !g.lost && !g.confirms())\n", "TestCloseRepeatsTheCancel"},
