@@ -70,14 +70,14 @@ type Waiter struct {
 // timeouts have passed if that is sooner. The error matches
 // [ErrClosed] or [ErrInvalidName], or is the error of Redis, of its client, or of ctx.
 //
-// On a quorum, Inspect asks all servers and returns the owner that most of them name. If
-// fewer than a majority answer, the error matches [ErrNoQuorum] and says how many did. Each
+// On a quorum, Inspect asks all servers and returns the owner that most of them name; of two that equally
+// many name, it returns a writer rather than readers, and a foreign owner last. If fewer than a majority answer, the error matches [ErrNoQuorum] and says how many did. Each
 // server issues a token of its own, from its clock, and the lease has the greatest of those
 // that its owner knew when a majority had granted it. Owner.Token is that token, or is less by as
 // much as the servers' clocks differ. A server that restarts without its data grants the lease anew
 // when it is renewed. Once every server of that majority has done so or does not answer, nothing in
 // Redis tells the first grant: then Owner.Token may be greater, and Owner.Since too late. Otherwise
-// the token is never greater. Owners includes a reader if it would have a majority, supposing
+// the token is never greater. Of readers, Owners includes each that would have a majority, supposing
 // that every server that did not answer had granted it. Inspect waits at most 2 s for a server
 // that does not answer; ForceUnlock, which asks the servers twice, at most 4 s.
 func (c *Client) Inspect(ctx context.Context, name string) (Info, error) {
@@ -267,9 +267,15 @@ func infoOf(name string, s *protocol.Snapshot) Info {
 	default:
 		info.Owners = []Owner{{Client: id.Label, TTL: s.Left, Since: since, Token: granted}}
 	}
+	waits := map[string]bool{}
 	for _, entry := range s.Queue {
 		w := Waiter{}
 		if id, err := protocol.ParseID(entry); err == nil {
+			if waits[id.Client] { // the cancel of one of its requests has not arrived yet
+				info.Queue--
+				continue
+			}
+			waits[id.Client] = true
 			w = Waiter{Client: id.Label, Shared: id.Mode == protocol.Shared}
 		}
 		info.Waiting = append(info.Waiting, w)

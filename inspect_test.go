@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -13,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/protocol"
 )
 
 func inspect(t *testing.T, c *leased.Client, name string) leased.Info {
@@ -84,6 +86,31 @@ func TestInspectShowsThoseWhoWaitInTheirOrder(t *testing.T) {
 		for _, w := range waiters {
 			unlock(t, closesSoon(t, "a waiter gets in", w))
 		}
+	})
+}
+
+// A client that gives up and asks again has two requests in the queue until the cancel of the first has arrived.
+func TestInspectCountsAWaitingClientOnce(t *testing.T) {
+	onBoth(t, func(t *testing.T, s place) {
+		ctx := context.Background()
+		owner := lock(t, newClient(t, s).Mutex("x"))
+		waiter := locking(t, newClient(t, s, leased.WithOwner("waiter")).Mutex("x"))
+		s.queued(t, "x", 1)
+		queue, _, waiters, _ := s.helperKeys("x")
+		id := s.rdb.ZRange(ctx, queue, 0, 0).Val()[0]
+		who, err := protocol.ParseID(id)
+		must(t, err)
+		second := protocol.NewRequest(who.Client, protocol.Exclusive, time.Minute, false, protocol.Unproved, protocol.Origin{}).ID
+		for key, score := range map[string]float64{queue: 1e15, waiters: float64(time.Now().Add(time.Hour).UnixMilli())} {
+			must(t, s.rdb.ZAdd(ctx, key, redis.Z{Score: score, Member: second}).Err())
+		}
+		if info := inspect(t, newClient(t, s), "x"); info.Queue != 1 || !slices.Equal(info.Waiting, []leased.Waiter{{Client: "waiter"}}) {
+			t.Errorf("%+v", info)
+		}
+		must(t, s.rdb.ZRem(ctx, queue, second).Err())
+		must(t, s.rdb.ZRem(ctx, waiters, second).Err())
+		unlock(t, owner)
+		unlock(t, closesSoon(t, "the waiter gets in", waiter))
 	})
 }
 

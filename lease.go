@@ -222,7 +222,8 @@ func (l *Lease) unlockedByAnother(t releaseWait) error {
 	return err
 }
 
-// LossEvent describes a lease that ended before its Unlock.
+// LossEvent describes a lease that ended before its Unlock. Very rarely, no caller has had it: if it ended
+// after its caller was admitted, and LockContext returned an error because its context had ended meanwhile.
 type LossEvent struct {
 	Name   string // of the lock
 	Token  uint64 // of the lease

@@ -357,10 +357,7 @@ func (l *throttledLog) garbage(text string) {
 
 // collected logs that a lease was garbage-collected. site is where it was locked, "" if that is not known.
 func (l *throttledLog) collected(name, site string) {
-	args := l.about(name)
-	if site != "" {
-		args = append(args, "locked_at", site)
-	}
+	args := withSite(l.about(name), "locked_at", site)
 	l.later(func() {
 		l.print(slog.LevelError, l.causeOf("collected", name), "a lease was garbage-collected without Unlock; it is no longer renewed, "+
 			"and this process keeps its callers out until Mutex.Unlock", args...)

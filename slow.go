@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"maps"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 )
@@ -121,14 +122,14 @@ func (s *slowWatch) lookAt(e *entry, now time.Time, full bool) (one slowLock, sl
 	return one, true
 }
 
-// callSite returns the file and line of the innermost call on the stack that is not in this
-// package, or "" if there is none within reach.
+// callSite returns the file and line of the innermost call on the stack that is neither in this package nor, as
+// in the Wait of a sync.Cond, in package sync; or "" if there is none within reach, as after go mu.Lock().
 func callSite() string {
 	var pcs [16]uintptr
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])
 	for {
 		f, more := frames.Next()
-		if f.File != "" && !strings.HasPrefix(f.Function, modulePath+".") {
+		if f.File != "" && !hasAnyPrefix(f.Function, modulePath+".", "sync.", "runtime.") {
 			return fmt.Sprintf("%s:%d", f.File, f.Line)
 		}
 		if !more {
@@ -137,13 +138,17 @@ func callSite() string {
 	}
 }
 
+func hasAnyPrefix(s string, prefixes ...string) bool {
+	return slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(s, prefix) })
+}
+
 // slow logs that a caller has waited, or has been inside, for long: for each lock, one of either in a
 // minute. Where callers wait for a stuck lock in turn, each until its own timeout, each is slow.
 func (l *throttledLog) slow(s *slowLock) {
 	l.later(func() {
 		if s.hold > 0 {
 			l.print(slog.LevelWarn, l.causeOf("held", s.name), "a lock has been held for a long time",
-				l.about(s.name, "held", s.hold, "token", s.token, "waiting", s.waiting, "locked_at", s.holdSite)...)
+				withSite(l.about(s.name, "held", s.hold, "token", s.token, "waiting", s.waiting), "locked_at", s.holdSite)...)
 		}
 		if s.wait > 0 {
 			owner := s.blocker
@@ -154,9 +159,17 @@ func (l *throttledLog) slow(s *slowLock) {
 				owner = "unknown"
 			}
 			l.print(slog.LevelWarn, l.causeOf("waited", s.name), "a caller has waited a long time for a lock",
-				l.about(s.name, "waited", s.wait, "owner", owner, "waiting", s.waiting, "called_at", s.waitSite)...)
+				withSite(l.about(s.name, "waited", s.wait, "owner", owner, "waiting", s.waiting), "called_at", s.waitSite)...)
 		}
 	})
+}
+
+// withSite appends what callSite returned, unless that is "".
+func withSite(args []any, key, site string) []any {
+	if site == "" {
+		return args
+	}
+	return append(args, key, site)
 }
 
 func (l *throttledLog) moreSlow(n int) {

@@ -205,6 +205,34 @@ func TestCallersThatTimeOutInTurnHaveALineAMinuteForEachLock(t *testing.T) {
 	})
 }
 
+func TestASlowHoldNamesTheLineThatCallsPackageSyncOrNone(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		var text bytes.Buffer
+		c := newClient(t, s, leased.WithLogger(slog.New(slog.NewTextHandler(&text, nil))), leased.WithSlowThreshold(time.Second))
+		logged := func() string {
+			time.Sleep(2 * time.Second)
+			synctest.Wait()
+			defer text.Reset()
+			return text.String()
+		}
+		mu := c.Mutex("x")
+		cond := sync.NewCond(mu)
+		mu.Lock()
+		time.AfterFunc(time.Millisecond, cond.Signal)
+		cond.Wait() // locks again
+		if text := logged(); !strings.Contains(text, "held for a long time") || !strings.Contains(text, "slow_test.go:") {
+			t.Errorf("after sync.Cond locked it, logged: %s", text)
+		}
+		mu.Unlock()
+		mu = c.Mutex("y")
+		go mu.Lock()
+		if text := logged(); !strings.Contains(text, "held for a long time") || strings.Contains(text, "locked_at") {
+			t.Errorf("after a go statement locked it, logged: %s", text)
+		}
+		mu.Unlock()
+	})
+}
+
 func TestACallerThatWaitsOrHoldsForLongIsLoggedOnce(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		var out logLines

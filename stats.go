@@ -23,7 +23,7 @@ type Stats struct {
 	Handed int64
 
 	Renewals int64 // confirmed renewals
-	Lost     int64 // leases that ended before their Unlock
+	Lost     int64 // of Leases: that ended before their Unlock
 	Commands int64 // commands that the client tried to send to Redis, with or without a connection
 
 	// Behind[n], for a client of [NewQuorum], is the number of leases that n servers stood behind

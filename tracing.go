@@ -322,7 +322,7 @@ func (w *waitRecord) takeEvents() (events []lockstate.Event, from *protocol.Span
 	}
 	w.entry.mu.Lock()
 	defer w.entry.mu.Unlock()
-	events, from, blocker = log.TakeWaitEvents(w.err == nil), log.From, log.Blocker
+	events, from, blocker = log.TakeWaitEvents(), log.From, log.Blocker
 	if w.err != nil {
 		defer w.entry.restLocked()
 		if owner := w.entry.state().Holders(); owner != nil {

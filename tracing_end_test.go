@@ -80,6 +80,30 @@ func ends(t *testing.T, s place, how func(t *testing.T, c *leased.Client, l *lea
 	return r.last(t, "leased.hold")
 }
 
+// Its lease was lost after its wait, whose span says nothing of that.
+func TestTraceOfAWaitThatIsGivenUpAfterTheCallerWasAdmittedHasNoEventOfTheHold(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		r := newRecorder(t)
+		c := newClient(t, s, leased.WithTracerProvider(r), leased.WithLossHandler(func(leased.LossEvent) {}), leased.WithProfileLabels())
+		gaveUp := 0
+		for range 20 { // where two things have happened, select chooses one
+			l, err := c.Mutex("x", leased.WithMaxHold(time.Second/2)).LockContext(tardy{r.under(t, "tardy")})
+			if err == nil {
+				_ = l.Unlock()
+			} else {
+				gaveUp++
+			}
+			synctest.Wait()
+			if got := events(r.last(t, "leased.wait")); len(got) != 0 {
+				t.Errorf("after %v: events %v", err, got)
+			}
+		}
+		if gaveUp == 0 {
+			t.Error("nobody gave up")
+		}
+	})
+}
+
 func TestTraceOfALostLeaseEndsAtTheLossWithAnError(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
 		hold := ends(t, s, func(t *testing.T, c *leased.Client, l *leased.Lease) {

@@ -12,7 +12,8 @@ import (
 type EventLog struct {
 	Maker      any // what makes spans from the log
 	List       []Event
-	waitEvents int            // how many events of List belong to the wait
+	waitEvents int            // how many events of List belong to the wait; set when the caller is admitted
+	entered    bool           // whether the caller has been admitted
 	From       *protocol.Span // hold span of the lease that this one follows, nil if unknown
 	Hold       *protocol.Span // the caller's hold span, nil if it is not sampled
 	Wait       *protocol.Span // the caller's wait span, nil if it is not sampled or has not begun
@@ -84,7 +85,11 @@ func (e *EventLog) has(what EventKind) bool {
 // admitted ends the events of the wait, because the caller enters. prev is the hold span of the
 // lease before it, and blocker the value of the lock's own key when Redis was last asked.
 func (e *EventLog) admitted(how Via, prev *protocol.Span, blocker string, now time.Time) {
-	if e == nil || len(e.List) == 0 && how != ViaDirect {
+	if e == nil {
+		return
+	}
+	e.entered = true
+	if len(e.List) == 0 && how != ViaDirect {
 		return // the caller waited only for Redis's answer
 	}
 	e.add(Event{At: now, What: eventWoken})
@@ -108,11 +113,11 @@ func (e *EventLog) HoldSpan() *protocol.Span {
 	return e.Hold
 }
 
-// TakeWaitEvents removes and returns the events of a wait that has ended. If the caller was not
-// admitted, these are all events.
-func (e *EventLog) TakeWaitEvents(admitted bool) []Event {
+// TakeWaitEvents removes and returns the events of a wait that has ended: all up to the caller's admission,
+// even if its call returned an error because its context ended at that moment.
+func (e *EventLog) TakeWaitEvents() []Event {
 	n := len(e.List)
-	if admitted {
+	if e.entered {
 		n = e.waitEvents
 	}
 	var wait []Event

@@ -26,6 +26,27 @@ func TestAFreeLockIsTakenBeforeMessagesAreHeard(t *testing.T) {
 	h.in(c)
 }
 
+// The question that follows the first subscription holds up the release. A caller that comes meanwhile is handed
+// the lock, which nobody had kept idle: it counts among the hand-offs, and the tenure goes on.
+func TestALockThatIsPassedOnDuringAQuestionWasNotIdle(t *testing.T) {
+	h := connecting(t)
+	a, b := writer(), writer()
+	h.enter(a)
+	h.answer(h.grant())
+	h.in(a)
+	h.connects = false
+	h.step(h.l.Subscribed)
+	if c := h.sends(protocol.Acquire); !c.Held {
+		t.Fatalf("sends %+v", c)
+	}
+	h.leave(a)
+	h.enter(b)
+	h.in(b)
+	if b.Via != ViaLocal || h.l.grant.served != 2 {
+		t.Errorf("came %v, as number %d", b.Via, h.l.grant.served)
+	}
+}
+
 func TestNobodyQueuesBeforeMessagesAreHeard(t *testing.T) {
 	for name, heard := range map[string]func(h *hand){
 		"confirmed":   func(h *hand) { h.step(h.l.Subscribed) },

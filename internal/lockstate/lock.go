@@ -430,7 +430,8 @@ func (l *Lock) applyRules(now time.Time, fx *Effects) {
 	g := &l.grant
 	// A question does not interrupt the idle time, unless others wait.
 	busy := l.pending.verb != protocol.None && (!l.pending.held || g.wanted)
-	g.fresh, g.idle = false, g.state == Held && l.members == nil && !busy
+	// While the answer to one holds up the release, a grant that is not kept idle passes on to the next caller as ever.
+	g.fresh, g.idle = false, g.state == Held && l.members == nil && !busy && l.instant(now) < g.idleTill
 	g.watch(now)
 }
 

@@ -897,7 +897,8 @@ var mutants = []mutant{
 
 	{"a token ahead of the clock is forgotten before the clock has reached it", "internal/redisserver/scripts/common.lua", "    'PX', int(ahead + math.max(", "    'PX', int(math.max(", "TestTokensGoOnByOne"},
 	// a quorum
-	{"a slow caller's line is the library's own", "slow.go", "f.File != \"\" && !strings.HasPrefix(f.Function, modulePath+\".\")", "f.File != \"\"", "LoggedOnce"},
+	{"a slow caller's line is the library's own", "slow.go", "!hasAnyPrefix(f.Function, modulePath+\".\", ", "!hasAnyPrefix(f.Function, ", "LoggedOnce"},
+	{"a slow caller's line is that of sync.Cond", "slow.go", "modulePath+\".\", \"sync.\", ", "modulePath+\".\", ", "NamesTheLineThatCalls"},
 	{"a quorum: one server less is a majority", "internal/quorum/lock.go", "func Majority(n int) int { return n/2 + 1 }", "func Majority(n int) int { return n / 2 }", "TestQuorumSimulation"},
 	{"a quorum: a server that restarted empty votes at once", "internal/quorum/majority.go", "(r.unbroken || !now.Before(p.young) && !p.quarantineUnknown)", "(r.unbroken || true)", "TestServersOfAQuorum"},
 	{"a quorum: a token is believed before a majority keeps it", "internal/quorum/majority.go", "return token, clock, n >= l.cfg.Need", "return token, clock, true", "TestATokenFarAhead"},
@@ -934,6 +935,10 @@ var mutants = []mutant{
 	{"a quorum: a server that is away stands behind a lease", "internal/quorum/report.go", " && !l.cfg.Away(server)", "", "TestServersThatHaveTheGrant|TestAQuorumTells"},
 	{"a quorum: a server in quarantine is said to vote", "internal/quorum/report.go", "case m.isYoung(now):", "case false && m.isYoung(now):", "TooFewServersMayVote"},
 	{"a quorum: new servers that vote together are a reason to warn", "internal/quorum/report.go", " && !mayBeNew", " && (!mayBeNew || true)", "NewServersThatVote"},
+	{"a quorum: of two owners that equally many servers name, Inspect shows the one that answered last", "internal/quorum/report.go", "precedence(&sn) > precedence(&most[0])", "sn.Value != \"\"", "TestWhatServersShow"},
+	{"Inspect counts a client twice whose first request is being canceled", "inspect.go", "			if waits[id.Client] {", "			if false {", "CountsAWaitingClientOnce"},
+	{"a wait that was given up has the events of the hold", "internal/lockstate/eventlog.go", "	e.entered = true\n", "", "HasNoEventOfTheHold"},
+	{"a lock that is passed on during a question counts as idle", "internal/lockstate/lock.go", " && !busy && l.instant(now) < g.idleTill\n", " && !busy\n", "DuringAQuestionWasNotIdle"},
 	{"a quorum: Inspect shows the longest queue", "internal/quorum/report.go", "median := byLength[(len(byLength)-1)/2]", "median := byLength[0]", "TestTheQueueOfAQuorum"},
 	{"a quorum: Inspect shows the readers that one server has let in", "internal/quorum/report.go", "	sn.Readers = readersOf(", "	_ = readersOf(", "TestReadersAreThose"},
 	{"a quorum: Inspect shows readers that only ask", "internal/quorum/report.go", "if len(named) >= some {", "if some = min(some, len(named)); true {", "TestReadersAreThose"},

@@ -145,8 +145,23 @@ func GoesOn(sn *protocol.Snapshot, client string) bool {
 	})
 }
 
+// precedence says which of two owners that equally many servers name is shown, whatever the order of the answers:
+// a writer, rather than readers, rather than a foreign owner, rather than nobody.
+func precedence(sn *protocol.Snapshot) int {
+	_, ours := protocol.OwnerOf(sn.Value)
+	switch {
+	case ours:
+		return 3
+	case sn.Value == protocol.MarkerValue:
+		return 2
+	case sn.Value != "":
+		return 1
+	}
+	return 0
+}
+
 // Merged combines the snapshots of those of n servers that answered into one. Its owner is the one
-// that most of them name, and the lease ends when fewer than a majority keep it. Its readers are
+// that most of them name, see precedence, and the lease ends when fewer than a majority keep it. Its readers are
 // those of which a majority can know, if the servers that did not answer do. Its queue is the median: one
 // that has just come back has a shorter one, and one that refuses a part of what it is asked may have a longer.
 func Merged(seen []protocol.Snapshot, n int) protocol.Snapshot {
@@ -156,7 +171,7 @@ func Merged(seen []protocol.Snapshot, n int) protocol.Snapshot {
 	for _, sn := range seen {
 		who := OwnerOf(&sn)
 		votes[who] = append(votes[who], sn)
-		if all := votes[who]; len(all) > len(most) || len(all) == len(most) && who != "" {
+		if all := votes[who]; len(all) > len(most) || len(all) == len(most) && precedence(&sn) > precedence(&most[0]) {
 			most = all
 		}
 	}

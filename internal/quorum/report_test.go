@@ -54,6 +54,14 @@ func TestWhatServersShowIsMerged(t *testing.T) {
 			[]protocol.Snapshot{shown(of(a), 3, 1), shown(x, 12, 2), shown(x, 11, 3), shown(x, 13, 4)}, a, 4, 11, 13, 2},
 		"two owners": {
 			[]protocol.Snapshot{shown(y, 12, 1), shown(x, 11, 2), shown(x, 13, 3), shown(y, 20, 4), shown(x, 10, 5)}, a, 3, 10, 20, 2},
+		"as many name a reader's lock": {
+			[]protocol.Snapshot{shown(x, 11, 1), shown(protocol.MarkerValue, 12, 2)}, a, 1, 11, 12, 1},
+		"as many name another program": {
+			[]protocol.Snapshot{shown(x, 11, 1), shown("foreign", 0, 2)}, a, 1, 11, 11, 1},
+		"readers and another program": {
+			[]protocol.Snapshot{shown(protocol.MarkerValue, 11, 1), shown("foreign", 0, 2)}, protocol.MarkerValue, 1, 11, 11, 1},
+		"as many name nobody": {
+			[]protocol.Snapshot{shown("foreign", 0, 2), shown("", 11, 0)}, "foreign", 1, 0, 11, 2},
 		"free": {
 			[]protocol.Snapshot{shown("", 12, 0), shown(x, 11, 2), shown("", 13, 0), shown("", 0, 0), shown(y, 10, 5)}, "", 0, 12, 13, 0},
 		"kept by a minimum hold, until another time on each": {
@@ -64,10 +72,13 @@ func TestWhatServersShowIsMerged(t *testing.T) {
 			[]protocol.Snapshot{shown("mine", 0, 1), shown("yours", 0, 2), shown("mine", 0, 3)}, "mine", 2, 0, 0, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := Merged(c.seen, 5)
-			if OwnerOf(&got) != c.owner || got.Behind != c.behind || got.Servers != 5 || got.Answered != len(c.seen) ||
-				protocol.LastToken(got.Meta) != c.token || got.Last != c.last || got.Left != c.left {
-				t.Errorf("%q of %d of %d, token %d of %d, left %d: want %+v", OwnerOf(&got), got.Behind, got.Answered, protocol.LastToken(got.Meta), got.Last, got.Left, c)
+			for range 2 { // in both orders
+				got := Merged(slices.Clone(c.seen), 5)
+				if OwnerOf(&got) != c.owner || got.Behind != c.behind || got.Servers != 5 || got.Answered != len(c.seen) ||
+					protocol.LastToken(got.Meta) != c.token || got.Last != c.last || got.Left != c.left {
+					t.Errorf("%q of %d of %d, token %d of %d, left %d: want %+v", OwnerOf(&got), got.Behind, got.Answered, protocol.LastToken(got.Meta), got.Last, got.Left, c)
+				}
+				slices.Reverse(c.seen)
 			}
 		})
 	}
