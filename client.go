@@ -221,7 +221,7 @@ func newClient(o clientOptions, kind kindOfRedis) *Client {
 	c.canceler = newCanceler(c)
 	c.outage = newOutage(c)
 	c.downtime.client = c
-	c.losses.deliver, c.losses.most, c.losses.what, c.losses.hide = o.onLoss, mostLosses, "the loss handler", o.secretNames
+	c.losses.deliver, c.losses.limit, c.losses.what, c.losses.hide = o.onLoss, maxLosses, "the loss handler", o.secretNames
 	if o.onLoss == nil {
 		c.losses.deliverAll = c.log.lost
 	}
@@ -235,8 +235,8 @@ func newClient(o clientOptions, kind kindOfRedis) *Client {
 // unmade reports whether c is nil or the zero value, neither of which New returns.
 func (c *Client) unmade() bool { return c == nil || c.server == nil }
 
-// mostLosses bounds the losses that are queued for a loss handler that blocks.
-const mostLosses = 100_000
+// maxLosses bounds the losses that are queued for a loss handler that blocks.
+const maxLosses = 100_000
 
 // kindOfRedis is what is known about a Redis client.
 type kindOfRedis uint8

@@ -27,7 +27,7 @@ func (g *group) start(f func()) bool {
 	}
 	go func() {
 		defer g.finished()
-		if n <= mostRoomy {
+		if n <= maxRoomyGroup {
 			growStack(-1)
 		}
 		f()
@@ -90,12 +90,12 @@ func waitFor(ctx context.Context, done <-chan struct{}) bool {
 	}
 }
 
-// mostRoomy is the size up to which a group starts its goroutines with a larger stack. In a
+// maxRoomyGroup is the size up to which a group starts its goroutines with a larger stack. In a
 // larger group, most goroutines wait for their turn to send, or have another one send for them:
 // with 64 goroutines that lock at once, a larger stack for each of them cost a twentieth of the
 // processor time. Two of the goroutines are always there, and on a quorum
 // one more for each further server.
-const mostRoomy = 8
+const maxRoomyGroup = 8
 
 // growStack grows the stack of a new goroutine to the size that sending a command needs. The
 // deep calls into go-redis would grow it too, but more than once, and each time all frames on

@@ -106,9 +106,9 @@ func TestContextsOfWithThatEndedByThemselvesAreForgotten(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		const used = 3 * leastSweep
+		const used = 3 * minSweep
 		var inUse []context.Context
-		for i := range 100 * leastSweep {
+		for i := range 100 * minSweep {
 			ctx, end := context.WithCancel(context.Background())
 			work, stop := l.With(ctx)
 			defer stop()
@@ -120,7 +120,7 @@ func TestContextsOfWithThatEndedByThemselvesAreForgotten(t *testing.T) {
 			end()
 		}
 		_, together := l.contexts()
-		if n := len(together.works); n < used || n > 2*used+leastSweep {
+		if n := len(together.works); n < used || n > 2*used+minSweep {
 			t.Errorf("%d contexts are kept", n)
 		}
 		if err := l.Unlock(); err != nil {

@@ -93,7 +93,7 @@ type leaseContexts struct {
 	sweep int                                          // from how many works on those that have ended are looked for
 }
 
-const leastSweep = 64
+const minSweep = 64
 
 // end ends them all, for the given cause, own as the last one. If another goroutine does so already, end
 // waits for it. c may be nil.
@@ -120,12 +120,12 @@ func (c *leaseContexts) add(cancel *context.CancelCauseFunc, work context.Contex
 		return
 	}
 	if c.works == nil {
-		c.works, c.sweep = map[*context.CancelCauseFunc]context.Context{}, leastSweep
+		c.works, c.sweep = map[*context.CancelCauseFunc]context.Context{}, minSweep
 	}
 	c.works[cancel] = work
 	if len(c.works) >= c.sweep {
 		maps.DeleteFunc(c.works, func(_ *context.CancelCauseFunc, work context.Context) bool { return work.Err() != nil })
-		c.sweep = max(leastSweep, 2*len(c.works))
+		c.sweep = max(minSweep, 2*len(c.works))
 	}
 }
 

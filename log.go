@@ -22,10 +22,10 @@ import (
 // slow.go, and those about panics where they are recovered, in entry.go and queue.go.
 
 const (
-	quiet     = time.Minute // between two lines of one cause
-	mostLines = 1024        // queued for a logger that is slow or blocks
+	quiet    = time.Minute // between two lines of one cause
+	maxLines = 1024        // queued for a logger that is slow or blocks
 
-	mostCauses = 100 // beyond that, a cause is not told apart by lock, so that a thousand locks do not log a thousand lines
+	maxCauses = 100 // beyond that, a cause is not told apart by lock, so that a thousand locks do not log a thousand lines
 )
 
 // throttledLog writes what an operator should know, at most one line a minute for each cause. A
@@ -50,7 +50,7 @@ type throttledLog struct {
 
 func newThrottledLog(o *clientOptions) *throttledLog {
 	l := &throttledLog{logger: o.logger, secret: o.secretNames, prefix: o.prefix, last: map[string]time.Time{}, away: map[int]bool{}}
-	l.lines.most, l.lines.what, l.lines.hide = mostLines, "the logger", o.secretNames
+	l.lines.limit, l.lines.what, l.lines.hide = maxLines, "the logger", o.secretNames
 	l.lines.deliver = func(line func()) {
 		line()
 		if l.lines.dropped.Load() > 0 && time.Since(l.last["dropped"]) >= quiet {
@@ -82,11 +82,11 @@ func (l *throttledLog) print(level slog.Level, cause, text string, args ...any) 
 // causeOf returns the cause of a line about one lock: a cause of its own or, once there are too
 // many causes, the one that all locks share.
 func (l *throttledLog) causeOf(cause, name string) string {
-	if len(l.last) >= mostCauses {
+	if len(l.last) >= maxCauses {
 		now := time.Now()
 		maps.DeleteFunc(l.last, func(_ string, last time.Time) bool { return now.Sub(last) >= quiet })
 	}
-	if len(l.last) >= mostCauses {
+	if len(l.last) >= maxCauses {
 		return cause
 	}
 	return cause + " of " + name

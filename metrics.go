@@ -346,7 +346,7 @@ const (
 	// most programs wait between two exports. A backend to which metrics are pushed shows the last value that it
 	// was sent, for minutes, so without a 0 a lock would look as if it were still held.
 	keepsUnused = 2 * time.Minute
-	mostUnused  = 1000
+	maxUnused   = 1000
 )
 
 // addUnused adds the labels that were in use lately, and notes those that are.
@@ -367,7 +367,7 @@ func (m *metrics) addUnused(all map[string]usage) {
 		}
 	}
 	for label, u := range all {
-		if _, known := m.inUse[label]; (u.waiting > 0 || u.held > 0) && (known || len(m.inUse) < mostUnused) {
+		if _, known := m.inUse[label]; (u.waiting > 0 || u.held > 0) && (known || len(m.inUse) < maxUnused) {
 			m.inUse[label] = now
 		}
 	}

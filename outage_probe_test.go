@@ -296,7 +296,7 @@ func TestRenewalsThatFailTogetherDropNoLines(t *testing.T) {
 		for i := range batch {
 			batch[i] = protocol.Renewal{Owner: l.entry, Keys: &l.entry.keys, Req: l.entry.request(), At: time.Now(), Err: errNoAnswer}
 		}
-		for range 2 * mostLines / renewalsPerBatch {
+		for range 2 * maxLines / renewalsPerBatch {
 			c.renewed(context.Background(), batch, -1)
 		}
 		close(out.blocked)

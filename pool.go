@@ -31,14 +31,14 @@ const (
 	// poolCheckGathers is for how long further keys are gathered. They stand for the masters of a Cluster,
 	// whose renewals have no answer at the same time.
 	poolCheckGathers = 100 * time.Millisecond
-	mostSilentKeys   = 64
+	maxSilentKeys    = 64
 )
 
 // hadNoAnswer is called when a command about the key has had no answer in time, or a renewal none for a while.
 func (p *poolCheck) hadNoAnswer(key string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.keys) < mostSilentKeys && !slices.Contains(p.keys, key) {
+	if len(p.keys) < maxSilentKeys && !slices.Contains(p.keys, key) {
 		p.keys = append(p.keys, key)
 	}
 	if !p.running {

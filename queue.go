@@ -28,11 +28,11 @@ type asyncQueue[T any] struct {
 	// gathering.
 	deliverAll func([]T)
 
-	// most is the limit of items, not counting those that are being delivered. Further ones are
+	// limit bounds the number of items, not counting those that are being delivered. Further ones are
 	// dropped and counted. 0: no limit.
-	most int
-	what string // what is called, for the report of a panic
-	hide bool   // whether that report leaves out the value, which may name a lock
+	limit int
+	what  string // what is called, for the report of a panic
+	hide  bool   // whether that report leaves out the value, which may name a lock
 
 	dropped  atomic.Int64
 	reported atomic.Bool
@@ -46,7 +46,7 @@ type asyncQueue[T any] struct {
 func (q *asyncQueue[T]) add(item T) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.most > 0 && len(q.items) >= q.most {
+	if q.limit > 0 && len(q.items) >= q.limit {
 		q.dropped.Add(1)
 		return false
 	}

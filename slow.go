@@ -14,12 +14,12 @@ import (
 // which for a stuck lock may be never.
 
 const (
-	// mostSlowLocks bounds the locks that one look logs, each in at most two lines. The others are counted,
+	// maxSlowLocks bounds the locks that one look logs, each in at most two lines. The others are counted,
 	// and those that are still slow then are left for the next look.
-	mostSlowLocks = 10
-	// mostSlowLines bounds the lines of the last minute, below the number of causes that the log tells
+	maxSlowLocks = 10
+	// maxSlowLines bounds the lines of the last minute, below the number of causes that the log tells
 	// apart.
-	mostSlowLines = mostCauses * 8 / 10
+	maxSlowLines = maxCauses * 8 / 10
 )
 
 // slowWatch logs callers that have waited, or have been inside, for longer than threshold, each of
@@ -71,7 +71,7 @@ func (s *slowWatch) look(now time.Time) {
 	}
 	var found []slowLock
 	for _, e := range c.entries() {
-		full := len(found) == mostSlowLocks || len(s.waits)+len(s.holds) >= mostSlowLines
+		full := len(found) == maxSlowLocks || len(s.waits)+len(s.holds) >= maxSlowLines
 		one, slow := s.lookAt(e, now, full)
 		switch {
 		case !slow:

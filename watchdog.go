@@ -32,8 +32,8 @@ const renewalsPerBatch = 50
 // the timer for the end of an eight-hour window by as much as eight hours. So while any alarm is
 // set, the watchdog compares the clocks this often, once for all locks.
 const (
-	compareEvery  = time.Second
-	shortestSleep = 10 * time.Millisecond
+	compareEvery = time.Second
+	minSleep     = 10 * time.Millisecond
 )
 
 // watchdog is the client's timer goroutine: it has every grant renewed before its TTL ends, ends
@@ -277,7 +277,7 @@ func (w *watchdog) spread(parts [][]protocol.Renewal, over time.Duration) {
 func (w *watchdog) take(now time.Time, due []timerTarget) []timerTarget {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !w.compared.IsZero() && lockstate.Gain(w.compared, now).Abs() > shortestSleep {
+	if !w.compared.IsZero() && lockstate.Gain(w.compared, now).Abs() > minSleep {
 		for _, t := range w.alarms {
 			if _, ok := t.(*entry); ok {
 				due = append(due, t)
@@ -401,18 +401,18 @@ func (c *Client) sendRenewals(ctx context.Context, batch []protocol.Renewal) (to
 }
 
 const (
-	leastRenewalPatience = 250 * time.Millisecond
-	mostRenewalPatience  = 500 * time.Millisecond
+	minRenewalPatience = 250 * time.Millisecond
+	maxRenewalPatience = 500 * time.Millisecond
 )
 
 // renewalPatience is how long a batch waits for its answer, at least, before the connections to Redis are looked
 // at. Until CommandTimeout and for a second one, a lease of a few seconds could not wait.
 func renewalPatience(batch []protocol.Renewal) time.Duration {
-	patience := mostRenewalPatience
+	patience := maxRenewalPatience
 	for i := range batch {
 		patience = min(patience, batch[i].Req.TTL/10)
 	}
-	return max(patience, leastRenewalPatience)
+	return max(patience, minRenewalPatience)
 }
 
 // alarmHeap implements heap.Interface for targets with an alarm, the earliest first.

@@ -29,7 +29,7 @@ type runOptions struct {
 	atLeast  time.Duration
 }
 
-const leastRunTTL = time.Second // a tenth of the TTL is the margin in which a command is killed
+const minRunTTL = time.Second // a tenth of the TTL is the margin in which a command is killed
 
 func runCommand(std streams) *cobra.Command {
 	o := runOptions{}
@@ -77,8 +77,8 @@ func runCommand(std streams) *cobra.Command {
 			return usagef("--at-least must be whole milliseconds up to 720h, not %v", o.atLeast)
 		case o.atLeast > 0 && o.shared:
 			return usagef("--at-least is for writers: it has no meaning with --shared")
-		case o.ttl < leastRunTTL || o.ttl > 24*time.Hour || o.ttl%time.Millisecond != 0:
-			return usagef("--ttl must be whole milliseconds from %v to 24h, not %v", leastRunTTL, o.ttl)
+		case o.ttl < minRunTTL || o.ttl > 24*time.Hour || o.ttl%time.Millisecond != 0:
+			return usagef("--ttl must be whole milliseconds from %v to 24h, not %v", minRunTTL, o.ttl)
 		case o.at.Quorum && o.at.quarantine == 0 && o.ttl > time.Minute:
 			return usagef("with --quorum, a --ttl of more than a minute needs --quarantine, and every other process needs leased.WithQuarantine " +
 				"with the same length")

@@ -229,9 +229,9 @@ func (o *runOptions) notAcquired(err error) error {
 	return fmt.Errorf("cannot get lock %q from Redis: %w", o.name, inPlainWords(answer))
 }
 
-// mostChecks is how often a lease that was just acquired is renewed at most. If the TTL is short for the
+// maxChecks is how often a lease that was just acquired is renewed at most. If the TTL is short for the
 // way to Redis, no renewal leaves much of it.
-const mostChecks = 3
+const maxChecks = 3
 
 const checkAgain = 100 * time.Millisecond // after a check that failed
 
@@ -262,7 +262,7 @@ func (o *runOptions) acquire(ctx context.Context, std streams, conn *connection,
 		lease, err := call(ctx)
 		// In a Cluster, a lease that came by message is trusted for only two seconds until it is
 		// renewed. The command must not be told to end because of that.
-		for checks := 0; err == nil && checks < mostChecks && time.Until(lease.TrustedUntil()) < o.ttl*2/3; checks++ {
+		for checks := 0; err == nil && checks < maxChecks && time.Until(lease.TrustedUntil()) < o.ttl*2/3; checks++ {
 			err = lease.Check(ctx)
 			switch {
 			case err == nil:

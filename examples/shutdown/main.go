@@ -26,7 +26,7 @@ import (
 
 // What a pod may take to end. deployment.yaml allows 30 s: the two of these, and a rest.
 const (
-	longestRequest = 15 * time.Second // the wait for the lock included
+	maxRequest     = 15 * time.Second // the wait for the lock included
 	finishRequests = 20 * time.Second
 	giveBackLocks  = 5 * time.Second
 )
@@ -96,7 +96,7 @@ func routes(locks *leased.Client) http.Handler {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		bounded, cancel := context.WithTimeout(r.Context(), longestRequest)
+		bounded, cancel := context.WithTimeout(r.Context(), maxRequest)
 		defer cancel()
 		err = locks.Mutex("work").Do(bounded, func(ctx context.Context) error {
 			fmt.Println("working")

@@ -63,7 +63,7 @@ func TestTheReChecksOfAWaiterBehindTheHeadAreBriefExceptForOneInFifteenSeconds(t
 		}
 		want := uint64(h.now.Add(briefTTL).UnixMilli())
 		until := h.flight.Until
-		if until > want || until < want-uint64(longestBrief.Milliseconds())/rateSlack-1 {
+		if until > want || until < want-uint64(maxBrief.Milliseconds())/rateSlack-1 {
 			t.Errorf("re-check %d: the waiting lease is to end at %d, want %d", n, until, want)
 		}
 		if h.flight.Waits != lease {
@@ -153,7 +153,7 @@ func TestAFullReCheckIsNotPutOffByLateAnswers(t *testing.T) {
 	last := h.now
 	for range 1000 {
 		if !h.looks() {
-			if pause := h.now.Sub(last); pause > longestBrief {
+			if pause := h.now.Sub(last); pause > maxBrief {
 				t.Errorf("a full one comes after %v", pause)
 			}
 			h.answer(h.third())
@@ -204,7 +204,7 @@ func TestAfterWhatAReCheckIsNotBrief(t *testing.T) {
 			h.reply(protocol.Answer{}, errSilence, time.Second)
 		},
 		"one found more to be done": func(h *hand) {
-			h.pass(longestBrief)
+			h.pass(maxBrief)
 			for h.looks() {
 				h.answer(stillWaits)
 			}

@@ -27,7 +27,7 @@ func (l *Lock) Answered(c *protocol.Command, a protocol.Answer, fail *protocol.F
 	case protocol.Downgrade:
 		l.downgraded(c, a, fail, pause, now, fx)
 	}
-	if fail != nil && !fail.Again && now.Sub(c.At) >= longestSilence {
+	if fail != nil && !fail.Again && now.Sub(c.At) >= maxSilence {
 		l.rejectTries(fail.Err, fx) // they do not wait for another answer, whatever this command was for
 	}
 	l.pending = pending{}
@@ -177,7 +177,7 @@ func (l *Lock) acquireRefused(a protocol.Answer, sent bool, now time.Time, fx *E
 	if g.state == Asking && g.mayNotQueue {
 		l.refusedOnce = true
 		if l.env.InboxPending() {
-			l.inboxWaitUntil = l.instant(now).add(longestInboxWait)
+			l.inboxWaitUntil = l.instant(now).add(maxInboxWait)
 		}
 	}
 	switch {

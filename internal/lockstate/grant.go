@@ -254,21 +254,21 @@ const (
 	// confirmTime is how much of a provisional grant must be left for a caller to enter: the
 	// time for a renewal's answer. An unanswered renewal is sent again after the same time.
 	confirmTime = protocol.ProvisionalTTL / 4
-	// longestInboxWait is how long callers wait in the process for the inbox to be confirmed
+	// maxInboxWait is how long callers wait in the process for the inbox to be confirmed
 	// before they queue. That happens once in a client's life.
-	longestInboxWait = 2 * time.Second
+	maxInboxWait = 2 * time.Second
 	// idleOwnersTime is how long a Try caller waits for an owner that may be idle.
 	idleOwnersTime = 50 * time.Millisecond
-	// longestSilence is how long Redis may leave a command without an answer before Try callers that came
+	// maxSilence is how long Redis may leave a command without an answer before Try callers that came
 	// meanwhile give up.
-	longestSilence = time.Second
-	// longestAhead: a token further ahead of the server's clock than this means that the
+	maxSilence = time.Second
+	// maxAhead: a token further ahead of the server's clock than this means that the
 	// clock was set back, and callers do not wait for the clock to catch up.
-	longestAhead = time.Millisecond
+	maxAhead = time.Millisecond
 )
 
-// longestTenure is the tenure of an exclusive grant that is not known to be wanted.
-const longestTenure = time.Second
+// maxTenure is the tenure of an exclusive grant that is not known to be wanted.
+const maxTenure = time.Second
 
 // rateSlack bounds how much the rates of the server's clock and ours differ: by one part in
 // rateSlack. Good clocks differ by one part in 20,000.
@@ -408,7 +408,7 @@ func (g *grant) drifted(now time.Time) bool {
 func (l *Lock) tenureOver(now Instant) bool {
 	g := &l.grant
 	since := now.sub(g.since)
-	slow := since >= max(longestTenure, g.opts.Tenure)
+	slow := since >= max(maxTenure, g.opts.Tenure)
 	switch {
 	case g.served > 0 && g.req.Mode == protocol.Exclusive && l.aheadOfServers(now):
 		return true
@@ -426,7 +426,7 @@ func (l *Lock) tenureOver(now Instant) bool {
 // lease then needs a token from Redis.
 func (l *Lock) aheadOfServers(now Instant) bool {
 	g := &l.grant
-	near := uint64((g.req.TTL/(2*rateSlack) + longestAhead).Microseconds())
+	near := uint64((g.req.TTL/(2*rateSlack) + maxAhead).Microseconds())
 	return l.last >= g.token && l.last >= g.serverClock(now)+near
 }
 
@@ -488,7 +488,7 @@ func (l *Lock) nextToken(now time.Time) (token uint64, ahead time.Duration) {
 	token = max(token, l.last+1)
 	l.last = token
 	if token > clock {
-		if d := time.Duration(token-clock) * time.Microsecond; d <= longestAhead {
+		if d := time.Duration(token-clock) * time.Microsecond; d <= maxAhead {
 			ahead = d + d/(rateSlack-1) + 1 // the time until the estimate reaches the token
 		}
 	}

@@ -19,14 +19,14 @@ const (
 	farBehind  = 100
 	farSilence = 40 * time.Second
 
-	firstRejoin   = 20 * time.Millisecond
-	longestRejoin = 2 * time.Second
+	firstRejoin = 20 * time.Millisecond
+	maxRejoin   = 2 * time.Second
 	// After a refusal, which an operator has to end. It may have been a slip that lasts for seconds.
-	firstDenied   = time.Second
-	longestDenied = 30 * time.Second
+	firstDenied = time.Second
+	maxDenied   = 30 * time.Second
 	// absentAfter is how long attempts to subscribe fail before waiters poll. It is longer than a
 	// subscription that broke takes to be made again.
-	absentAfter = 2 * longestRejoin
+	absentAfter = 2 * maxRejoin
 	steadyLife  = 5 * time.Second // a subscription that lasted this long was sound
 )
 
@@ -107,11 +107,11 @@ func (h *InboxHealth) Over(now time.Time) (pause time.Duration) {
 		}
 		h.failing = h.unsteady
 	}
-	h.pause = min(max(2*h.pause, firstRejoin), longestRejoin)
+	h.pause = min(max(2*h.pause, firstRejoin), maxRejoin)
 	pause = h.pause
 	switch {
 	case h.State == Forbidden:
-		h.denied = min(max(2*h.denied, firstDenied), longestDenied)
+		h.denied = min(max(2*h.denied, firstDenied), maxDenied)
 		return h.denied
 	case h.State != Joined && h.failing.IsZero():
 		h.failing = now

@@ -137,7 +137,7 @@ func TestThePauseBetweenSubscriptionsGrowsUntilOneHasLived(t *testing.T) {
 		}
 		h.Enter(Joined, now)
 	}
-	if got := h.Over(now.Add(steadyLife - 1)); got != longestRejoin {
+	if got := h.Over(now.Add(steadyLife - 1)); got != maxRejoin {
 		t.Errorf("%v after one that lived too short", got)
 	}
 	h.Enter(Joined, now)

@@ -446,7 +446,7 @@ func (l *Lock) admit(now time.Time, fx *Effects) {
 		l.letIn(c, at, now)
 		var lead time.Duration
 		c.Token, lead = l.nextToken(now)
-		c.clockLead = int32(lead) // at most a little more than longestAhead
+		c.clockLead = int32(lead) // at most a little more than maxAhead
 		fx.Woken.add(c)
 	}
 }

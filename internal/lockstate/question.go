@@ -77,7 +77,7 @@ func (l *Lock) questionAnswered(c *protocol.Command, a protocol.Answer, now time
 	if !l.pending.stale && g.role() != byPlace {
 		g.wanted, g.askedAt, g.checkAt = false, 0, 0 // unless hold finds otherwise
 		if g.req.Mode == protocol.Shared && !l.env.HasInbox() {
-			g.checkAt = l.instant(now).add(longestTenure) // nobody else says so
+			g.checkAt = l.instant(now).add(maxTenure) // nobody else says so
 		}
 	}
 	l.hold(a, c.At, viaFree, now)

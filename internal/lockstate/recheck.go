@@ -21,10 +21,10 @@ const (
 	// askInTime is how much of a waiting lease is left after the longest pause, to ask once
 	// more; it is half of the lease if that is less.
 	askInTime = 10 * time.Second
-	// longestBrief is the longest time between two full re-checks of a waiter that is not the head, if
+	// maxBrief is the longest time between two full re-checks of a waiter that is not the head, if
 	// those between them are brief. If it has become the head since, it has to notice when the lock
 	// loses its owner without a message.
-	longestBrief = 15 * time.Second
+	maxBrief = 15 * time.Second
 	// slowAnswer is by which part of a TTL an answer may be late if brief re-checks are to follow: the
 	// waiting lease that they ask for begins when they are sent, by a clock that lags by that much.
 	slowAnswer = 8
@@ -112,7 +112,7 @@ func (l *Lock) briefUntil(a protocol.Answer, polls bool, from, now time.Time) In
 	g := &l.grant
 	quick := now.Sub(from) <= g.req.TTL/slowAnswer
 	if a.Place > 0 && a.Place < farBehind && a.Left >= 0 && !polls && !a.NoNotify && quick && g.behindWriter(a.Blocker) {
-		return l.instant(now).add(min(afterExpiry(a), g.req.TTL/2, longestBrief))
+		return l.instant(now).add(min(afterExpiry(a), g.req.TTL/2, maxBrief))
 	}
 	return 0
 }

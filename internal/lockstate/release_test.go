@@ -508,7 +508,7 @@ func TestATryDoesNotWaitForASecondAnswer(t *testing.T) {
 		h.leave(a)
 		h.sends(protocol.Release)
 		b := h.enter(trying(writer()))
-		h.pass(longestSilence - late)
+		h.pass(maxSilence - late)
 		h.reply(protocol.Answer{}, errSilence, 0)
 		if late == 0 {
 			h.turned(b, errSilence)

@@ -167,7 +167,7 @@ func TestAGrantThatIdledLongHasItsWholeTenureBeforeIt(t *testing.T) {
 	a, b, c := writer(idle), writer(idle), writer(idle)
 	h := holding(t, a).keep()
 	h.leave(a)
-	h.pass(2 * longestTenure)
+	h.pass(2 * maxTenure)
 	h.enter(b)
 	h.in(b)
 	h.enter(c)

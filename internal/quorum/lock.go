@@ -50,7 +50,7 @@ type Lock struct {
 	parts  map[string]*request // keyed by the ids that the servers know
 	lanes  []lane
 	dueAt  time.Time  // when Tick has to look at the requests again; zero for never
-	past   []pastPart // a ring buffer of at most mostPast entries
+	past   []pastPart // a ring buffer of at most maxPast entries
 	oldest int        // index of the first to be overwritten, once past is full
 }
 
@@ -62,7 +62,7 @@ type pastPart struct {
 	at     time.Time
 }
 
-const mostPast = 32
+const maxPast = 32
 
 // crossing is for how long after a part has ended a message about it is taken for one that the
 // server sent before it learned of the end.
@@ -290,11 +290,11 @@ func (l *Lock) drop(r *request, now time.Time, fx *Effects) {
 // remember notes that a part has ended, or that the command that ends it is under way. If that
 // command fails, the part becomes a stray.
 func (l *Lock) remember(id string, server int, now time.Time) {
-	if p := (pastPart{id, server, now}); len(l.past) < mostPast {
+	if p := (pastPart{id, server, now}); len(l.past) < maxPast {
 		l.past = append(l.past, p)
 	} else {
 		l.past[l.oldest] = p
-		l.oldest = (l.oldest + 1) % mostPast
+		l.oldest = (l.oldest + 1) % maxPast
 	}
 }
 

@@ -1870,7 +1870,7 @@ func TestAReCheckWaitsForGrantsThatAreBeingGivenBack(t *testing.T) {
 		}
 	}
 	giveBack := func() []*Send {
-		s.now = s.now.Add(shortestKeep)
+		s.now = s.now.Add(minKeep)
 		s.fx = Effects{}
 		s.lock.Tick(s.now, &s.fx)
 		return s.fx.Sends
@@ -2108,7 +2108,7 @@ func TestAServerThatIsSilentIsNotAwayForAnEarlierTrouble(t *testing.T) {
 		m.heardOf(&protocol.Failure{Err: io.EOF, Kind: protocol.NoAnswer}, time.Now())
 		time.Sleep(time.Minute)
 		m.sending()
-		time.Sleep(mostPatience + 1)
+		time.Sleep(maxPatience + 1)
 		if !m.isAway() || m.whyAway() != errAway {
 			t.Errorf("away %v, because of %v", m.isAway(), m.whyAway())
 		}

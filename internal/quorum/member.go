@@ -51,17 +51,17 @@ type member struct {
 
 const (
 	firstPing   = 50 * time.Millisecond
-	longestPing = time.Second
+	maxPing     = time.Second
 	reportEvery = time.Minute             // while the server is away
 	pingTime    = protocol.CommandTimeout // also for setting up a connection, which takes several round trips
-	// mostPatience is the longest that a decision waits for a server that does not answer.
-	mostPatience  = 500 * time.Millisecond
-	leastPatience = 20 * time.Millisecond
+	// maxPatience is the longest that a decision waits for a server that does not answer.
+	maxPatience = 500 * time.Millisecond
+	minPatience = 20 * time.Millisecond
 )
 
 // patienceFor returns for how long a decision about a lock with this TTL waits for answers.
 func patienceFor(ttl time.Duration) time.Duration {
-	return max(leastPatience, min(ttl/10, mostPatience))
+	return max(minPatience, min(ttl/10, maxPatience))
 }
 
 // isAway reports whether the server does not answer. A server that has left commands unanswered for
@@ -69,7 +69,7 @@ func patienceFor(ttl time.Duration) time.Duration {
 func (m *member) isAway() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !m.away && m.out > 0 && time.Since(m.heard) > mostPatience {
+	if !m.away && m.out > 0 && time.Since(m.heard) > maxPatience {
 		if m.learned.Before(m.heard) { // it is left over from an earlier failure
 			m.trouble = nil
 		}
@@ -121,11 +121,11 @@ func (m *member) pingUntilAnswered(pause time.Duration, left time.Time) {
 	over := false
 	defer func() {
 		if !over {
-			m.owner.start(func() { m.pingUntilAnswered(min(2*pause, longestPing), left) })
+			m.owner.start(func() { m.pingUntilAnswered(min(2*pause, maxPing), left) })
 		}
 	}()
 	stirred, reported := m.stirred, time.Now()
-	for ; ; pause = min(2*pause, longestPing) {
+	for ; ; pause = min(2*pause, maxPing) {
 		timer := time.NewTimer(pause)
 		select {
 		case <-timer.C:
@@ -183,12 +183,12 @@ func (m *member) pingThrough() error {
 		}
 	}()
 	err := m.ping()
-	for tries := 0; m.owner.base.Err() == nil && (tries < mostBroken || alone && time.Since(began) < emptyingTime); tries++ {
+	for tries := 0; m.owner.base.Err() == nil && (tries < maxBroken || alone && time.Since(began) < emptyingTime); tries++ {
 		inUse := redisserver.ConnectionsInUse(err)
 		if !inUse && !redisserver.ConnectionBroke(err) {
 			break
 		}
-		if inUse || tries >= mostBroken {
+		if inUse || tries >= maxBroken {
 			time.Sleep(untilOneIsFree)
 		}
 		m.learn(err)
@@ -256,7 +256,7 @@ func (m *member) check(lost bool) {
 
 // pingThrough puts up with so many broken connections, or for so long if it is the only one that goes on.
 const (
-	mostBroken   = 100
+	maxBroken    = 100
 	emptyingTime = 20 * time.Second
 )
 
@@ -615,7 +615,7 @@ func (m *member) drain(ctx context.Context) {
 		}
 		quiet := m.quiet
 		m.mu.Unlock()
-		silent := time.NewTimer(mostPatience)
+		silent := time.NewTimer(maxPatience)
 		select {
 		case <-quiet:
 		case <-silent.C: // isAway checks whether the server still answers

@@ -98,7 +98,7 @@ func evictOwner(ctx context.Context, srv *redisserver.Server, k *protocol.Keys, 
 }
 
 // each runs f for all servers at once, except those that are away, and returns the results so far as
-// soon as one of these holds: all calls have returned; mostPatience is over, and the results are enough;
+// soon as one of these holds: all calls have returned; maxPatience is over, and the results are enough;
 // a further protocol.CommandTimeout is over, after which only a blocking hook of the Redis client can keep
 // a call; ctx has ended.
 func each[T any](ctx context.Context, s *Server, enough func([]T) bool, f func(ctx context.Context, server int, srv *redisserver.Server) (T, error)) (results []T, failed []serverError) {
@@ -138,7 +138,7 @@ func each[T any](ctx context.Context, s *Server, enough func([]T) bool, f func(c
 			failed = append(failed, serverError{i, protocol.ErrClosed})
 		}
 	}
-	timer := time.NewTimer(mostPatience)
+	timer := time.NewTimer(maxPatience)
 	defer timer.Stop()
 	over := false
 	for got := 0; got < n && !(over && enough(results)); {

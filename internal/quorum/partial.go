@@ -12,9 +12,9 @@ import (
 	"github.com/leasedmutex/leased/internal/protocol"
 )
 
-// A partial grant is given back after shortestKeep if others wait behind it. The request with the
+// A partial grant is given back after minKeep if others wait behind it. The request with the
 // smallest ticket gets it. If that is the same request, it keeps the grant for twice as long,
-// up to longestKeep.
+// up to maxKeep.
 //
 // A hand-off reaches a far server later than a near one, and its message takes longer to come back. So a
 // near server's grant is kept for longer, by the lag of the servers that would complete a majority.
@@ -27,11 +27,11 @@ import (
 // would get back what it gave back, forever. So from the time patientGiveBacks on, the request gets
 // a later ticket: by one to two times setBack, and twice as much each further time.
 const (
-	shortestKeep     = 2 * time.Millisecond
-	longestKeep      = time.Second
+	minKeep          = 2 * time.Millisecond
+	maxKeep          = time.Second
 	patientGiveBacks = 4
 	setBack          = 4 // in µs
-	mostDoublings    = 10
+	maxDoublings     = 10
 )
 
 // later returns a later ticket for a request that gives back a grant for the n-th time. Requests whose
@@ -40,7 +40,7 @@ func (r *request) later(n int, id string) uint64 {
 	if n < patientGiveBacks {
 		return r.ticket
 	}
-	least := uint64(setBack) << min(n-patientGiveBacks, mostDoublings)
+	least := uint64(setBack) << min(n-patientGiveBacks, maxDoublings)
 	return r.ticket + least + hashOf(id)%least
 }
 
@@ -76,7 +76,7 @@ func (l *Lock) forgetLater(r *request, now time.Time) {
 // keepFor returns for how long a partial grant is kept.
 func (l *Lock) keepFor(r *request, i int) time.Duration {
 	p := &r.parts[i]
-	longest := min(shortestKeep<<min(p.giveBacks, mostDoublings), longestKeep)
+	longest := min(minKeep<<min(p.giveBacks, maxDoublings), maxKeep)
 	return l.lag(r, i) + longest - time.Duration(hashOf(p.id)%uint64(longest/2))
 }
 
@@ -99,7 +99,7 @@ func (l *Lock) lag(r *request, i int) time.Duration {
 		return 0
 	}
 	slices.Sort(trips)
-	return max(0, min(trips[missing-1]-l.cfg.RoundTrip(i), longestKeep))
+	return max(0, min(trips[missing-1]-l.cfg.RoundTrip(i), maxKeep))
 }
 
 func hashOf(id string) uint64 {

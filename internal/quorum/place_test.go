@@ -67,7 +67,7 @@ func TestAGrantThatKeepsComingBackIsPlacedLater(t *testing.T) {
 	last := uint64(1000)
 	ids := map[int]string{1: sends[1].Cmd.ID, 2: sends[2].Cmd.ID}
 	for n := 1; n <= 30; n++ {
-		s.now = s.now.Add(longestKeep)
+		s.now = s.now.Add(maxKeep)
 		s.fx = Effects{}
 		s.lock.Tick(s.now, &s.fx)
 		var ticket uint64
@@ -90,7 +90,7 @@ func TestAGrantThatKeepsComingBackIsPlacedLater(t *testing.T) {
 			}
 			sends = append(sends, s.answer(send, res)...)
 		}
-		least := uint64(setBack) << min(max(0, n-patientGiveBacks), mostDoublings)
+		least := uint64(setBack) << min(max(0, n-patientGiveBacks), maxDoublings)
 		later := ticket >= last+least && ticket < last+2*least
 		if n < patientGiveBacks {
 			later = ticket == 1000
@@ -122,7 +122,7 @@ func TestAReCheckWaitsForARequestThatIsBeingPlacedAnew(t *testing.T) {
 			wanted.Answer.Token++
 			s.answer(send, wanted)
 		}
-		s.now = s.now.Add(longestKeep)
+		s.now = s.now.Add(maxKeep)
 		s.fx = Effects{}
 		s.lock.Tick(s.now, &s.fx)
 		under = s.fx.Sends
@@ -166,7 +166,7 @@ func storing(t *testing.T) (*stand, *Send) {
 
 // keeps lets as much time pass as partial grants are kept at first, and more.
 func (s *stand) keeps() {
-	s.now = s.now.Add(10 * shortestKeep)
+	s.now = s.now.Add(10 * minKeep)
 	s.fx = Effects{}
 	s.lock.Tick(s.now, &s.fx)
 }
@@ -250,11 +250,11 @@ func TestRequestsGiveTheirGrantsBackAtDifferentTimes(t *testing.T) {
 		{3, 0, []int{2, 1}, 38 * time.Millisecond},
 		{0, 1, []int{2, 3}, 2 * time.Millisecond},
 		{1, 0, []int{2, 3}, 0}, // it is the farther one
-		{0, 1, []int{2}, longestKeep},
+		{0, 1, []int{2}, maxKeep},
 		{0, 0, []int{1, away}, 0}, // these are no majority
 	} {
 		for _, giveBacks := range []int{0, 2, 30} {
-			longest := min(shortestKeep<<min(giveBacks, 20), longestKeep)
+			longest := min(minKeep<<min(giveBacks, 20), maxKeep)
 			seen := map[time.Duration]bool{}
 			for _, id := range []string{"one", "two", "three", "four"} {
 				r := &request{parts: make([]part, len(trips))}
@@ -288,7 +288,7 @@ func TestGrantsThatKeepComingBackArePlacedAlike(t *testing.T) {
 		}
 	}
 	for n := 1; n <= patientGiveBacks; n++ {
-		s.now = s.now.Add(longestKeep)
+		s.now = s.now.Add(maxKeep)
 		s.fx = Effects{}
 		s.lock.Tick(s.now, &s.fx)
 		tickets := map[uint64]int{}

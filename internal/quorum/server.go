@@ -450,7 +450,7 @@ func (s *Server) Cancel(ctx context.Context, batch []protocol.CancelRequest) []p
 			ops[i].Tag = w
 		})
 	}
-	s.await(ctx, w, ops, keys, mostPatience)
+	s.await(ctx, w, ops, keys, maxPatience)
 	results := make([]protocol.Canceled, len(batch))
 	for i, op := range ops {
 		results[i] = op.Canceled

@@ -111,7 +111,7 @@ func TestALateAcquireOfWhatWasGivenBackIsCanceled(t *testing.T) {
 	}
 	s.fx = Effects{}
 	s.lock.Receive(0, &protocol.Message{Kind: protocol.MessageGranted, ID: id, Token: 6, Clock: 6, More: true}, s.now, &s.fx)
-	s.now = s.now.Add(shortestKeep)
+	s.now = s.now.Add(minKeep)
 	s.fx = Effects{}
 	s.lock.Tick(s.now, &s.fx)
 	if len(s.fx.Sends) != 1 || s.fx.Sends[0].Cmd.Verb != protocol.Yield || s.fx.Sends[0].Cmd.ID != id {

@@ -18,7 +18,7 @@ type arguments struct {
 	waits   [5]any     // what how returns; not used on a quorum's server, where the argument differs per request
 	links   any        // the links argument of a release without a span
 	mark    any        // on a quorum's server, the key that follows the keys of each lock; else nil
-	spare   *sync.Pool // of *[longestLine]any, for reuse; nil if somebody may keep a command's arguments
+	spare   *sync.Pool // of *[maxLine]any, for reuse; nil if somebody may keep a command's arguments
 	seed    maphash.Seed
 	locks   [64]atomic.Pointer[keysArgument]     // indexed by a hash of the lock's own key
 	times   [13]atomic.Pointer[durationArgument] // indexed by the milliseconds; a client has few TTLs
@@ -101,17 +101,17 @@ func (a *arguments) release(k *protocol.Keys, id string, last uint64, link *prot
 	return withCooldown(cooldown, all...)
 }
 
-// longestLine is how many places the line of an acquire, a release or a cancel takes at most.
-const longestLine = 16
+// maxLine is how many places the line of an acquire, a release or a cancel takes at most.
+const maxLine = 16
 
 // newLine returns a line with the keys of a lock, and room for the arguments.
 func (a *arguments) newLine(k *protocol.Keys) []any {
-	var line *[longestLine]any
+	var line *[maxLine]any
 	if a.spare != nil {
-		line, _ = a.spare.Get().(*[longestLine]any)
+		line, _ = a.spare.Get().(*[maxLine]any)
 	}
 	if line == nil {
-		line = new([longestLine]any)
+		line = new([maxLine]any)
 	}
 	keys := a.keys(k)
 	line[2] = len(keys)
@@ -122,10 +122,10 @@ func (a *arguments) newLine(k *protocol.Keys) []any {
 // unless the recorder of redis.SetOTelRecorder, which go-redis calls for each command, keeps what it is
 // shown.
 func (a *arguments) recycle(line []any) {
-	if a.spare == nil || cap(line) != longestLine {
+	if a.spare == nil || cap(line) != maxLine {
 		return
 	}
-	all := (*[longestLine]any)(line[:longestLine])
+	all := (*[maxLine]any)(line[:maxLine])
 	clear(all[:])
 	a.spare.Put(all)
 }

@@ -56,9 +56,9 @@ const (
 	// together.
 	atOnce = 4
 
-	// mostTogether limits the size of a batch, because the server serves no other client while it
+	// maxTogether limits the size of a batch, because the server serves no other client while it
 	// runs one. A batch should take less than a millisecond, and an acquisition takes about 20 µs.
-	mostTogether = 32
+	maxTogether = 32
 
 	// patience is several round trips long, and short compared with the time limit of a command.
 	patience = 2 * time.Millisecond
@@ -229,7 +229,7 @@ func (b *batcher) nextLocked() (leader *queued) {
 	if b.underWay >= atOnce || len(b.queue) == 0 {
 		return nil
 	}
-	n := min(len(b.queue), mostTogether)
+	n := min(len(b.queue), maxTogether)
 	batch := b.queue[:n]
 	var last time.Time
 	for _, w := range batch {

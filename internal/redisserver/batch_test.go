@@ -252,14 +252,14 @@ func TestABatchIsBounded(t *testing.T) {
 	r := &road{}
 	onRoad(t, r, func(t *testing.T, s *Server) {
 		x := newSender(s)
-		x.sendMany(4+mostTogether+10, "c")
-		for i := range 4 + mostTogether + 10 {
+		x.sendMany(4+maxTogether+10, "c")
+		for i := range 4 + maxTogether + 10 {
 			x.answered(t, fmt.Sprint("c", i), time.Duration(1+min(i/4, 1))*time.Millisecond)
 		}
 	})
 	got := r.sizes()
 	slices.Sort(got) // two batches leave at the same time
-	if want := []int{1, 1, 1, 1, 10, mostTogether}; !slices.Equal(got, want) {
+	if want := []int{1, 1, 1, 1, 10, maxTogether}; !slices.Equal(got, want) {
 		t.Errorf("sent %v", got)
 	}
 }

@@ -134,8 +134,8 @@ func (e *noTurn) Error() string {
 		"pool has no more connections", e.most)
 }
 
-// leastForGrant is how much time a grant has, at least, beside that in which it is confirmed.
-const leastForGrant = protocol.CommandTimeout / 8
+// minForGrant is how much time a grant has, at least, beside that in which it is confirmed.
+const minForGrant = protocol.CommandTimeout / 8
 
 // tooFewReplicas is the error of a grant that too few replicas have.
 type tooFewReplicas struct {
@@ -184,7 +184,7 @@ func (s *ReplicatedServer) Do(ctx context.Context, k *protocol.Keys, c *protocol
 		return protocol.Answer{}, s.explain(err)
 	}
 	if c.Verb == protocol.Acquire && !c.Held {
-		done, err := s.turns.take(ctx, node, s.timeout+leastForGrant)
+		done, err := s.turns.take(ctx, node, s.timeout+minForGrant)
 		if err != nil {
 			return protocol.Answer{}, err
 		}

@@ -25,13 +25,13 @@ import (
 // that it took on the new connection. That is asked before each batch, because the server may hang by then.
 
 const (
-	leastSilence = 250 * time.Millisecond // the least time for an answer
+	minSilence = 250 * time.Millisecond // the least time for an answer
 	// The first batch is two PINGs. Each further one is larger by this factor, up to a bound, so that a few suffice
 	// for hundreds of connections: a lease of some seconds waits meanwhile.
 	firstPings  = 2
 	batchGrowth = 32
-	mostPings   = 256
-	mostBatches = 12
+	maxPings    = 256
+	maxBatches  = 12
 )
 
 // timedOut reports whether err says that a command was sent, or may have been, and had no answer in time.
@@ -248,11 +248,11 @@ func (c *closer) close() {
 // silent, without the first batch, and whether most of a batch were although the server has answered each time.
 func (s *Server) pingIdle(ctx context.Context, fresh *freshConn, clone func(time.Duration) *redis.Client, idle func() int, pipelines bool) (total int, again bool) {
 	var silent atomic.Int64
-	for i, size := 0, firstPings; i < mostBatches && idle() > 0; i, size = i+1, min(batchGrowth*size, mostPings) {
+	for i, size := 0, firstPings; i < maxBatches && idle() > 0; i, size = i+1, min(batchGrowth*size, maxPings) {
 		if !s.asks(ctx, fresh) {
 			return total, false
 		}
-		limit := max(2*fresh.took, leastSilence)
+		limit := max(2*fresh.took, minSilence)
 		rdb := clone(limit)
 		silent.Store(0)
 		n := min(idle(), size)

@@ -20,7 +20,7 @@ const (
 
 	// The pause between two attempts, each of which reads the stacks of all goroutines, doubles:
 	// in virtual time, thousands of attempts would otherwise be made while waiting for one timer.
-	firstLeakPause, longestLeakPause = 2 * time.Millisecond, 100 * time.Millisecond
+	firstLeakPause, maxLeakPause = 2 * time.Millisecond, 100 * time.Millisecond
 
 	// leakWithin gives goroutines time to end by themselves; one with a command under way
 	// takes up to 2 s. Only a test that leaks takes this long.
@@ -75,7 +75,7 @@ func checkLeaks(tb testing.TB, within time.Duration, rdb redis.UniversalClient, 
 // goroutine has ended, or when a server has noticed that a connection was closed.
 func patiently(tb testing.TB, until time.Time, find func() error) {
 	tb.Helper()
-	for pause := firstLeakPause; ; pause = min(2*pause, longestLeakPause) {
+	for pause := firstLeakPause; ; pause = min(2*pause, maxLeakPause) {
 		err := find()
 		if err == nil {
 			return

@@ -14,7 +14,7 @@ import (
 // nobody else, foreign clients included, has got or gets the lock before the caller's minimum hold
 // is over.
 
-const longestMinHold = 3 * time.Second
+const maxMinHold = 3 * time.Second
 
 // promise is the minimum hold of an admitted caller.
 type promise struct {

@@ -510,7 +510,7 @@ func (c *qClient) flush() {
 				cool = max(0, g.Keep.Sub(now))
 			}
 			c.qstep(func(q *quorum.Lock, now time.Time, fx *quorum.Effects) {
-				op := &qOp{c: c, g: g, expire: w.now.Add(longestPatience)}
+				op := &qOp{c: c, g: g, expire: w.now.Add(maxPatience)}
 				op.op = q.CancelRequest(&protocol.CancelRequest{Keys: &w.keys, ID: g.ID, Last: g.Last, Cooldown: cool}, now, fx)
 				op.op.Tag = op
 				w.ops = append(w.ops, op)
@@ -1021,14 +1021,14 @@ func (w *qWorld) ring() bool {
 }
 
 const (
-	commandTimeout  = 2 * time.Second // protocol.CommandTimeout
-	longestPatience = 500 * time.Millisecond
+	commandTimeout = 2 * time.Second // protocol.CommandTimeout
+	maxPatience    = 500 * time.Millisecond
 )
 
 // patienceOf returns for how long a decision about the request waits for answers.
 func patienceOf(id string) time.Duration {
 	who, _ := protocol.ParseID(id)
-	return max(20*time.Millisecond, min(who.TTL/10, longestPatience))
+	return max(20*time.Millisecond, min(who.TTL/10, maxPatience))
 }
 
 // renewsIdle reports whether the client has sent a renewal of a lock that it keeps idle.

@@ -245,7 +245,7 @@ func (c *simClient) enter() {
 		o.MaxHold = 500 * time.Millisecond
 	}
 	if w.has[minHolds] && w.cron.IntN(3) == 0 {
-		o.MinHold = time.Duration(1+w.cron.IntN(30)) * longestMinHold / 30
+		o.MinHold = time.Duration(1+w.cron.IntN(30)) * maxMinHold / 30
 	}
 	w.seq++
 	c.order[x] = w.seq
@@ -643,7 +643,7 @@ func (w *world) recover() {
 		bound += 15 * time.Second // what each that waited has to find out at its next full re-check
 	}
 	if w.has[minHolds] {
-		bound += 2 * longestMinHold // of a caller that has left, and of a late copy of its release
+		bound += 2 * maxMinHold // of a caller that has left, and of a late copy of its release
 	}
 	if v := w.look(); w.has[uncounting] {
 		for _, id := range v.queue {

@@ -181,14 +181,14 @@ func (p *delayer) wait(events []syscall.EpollEvent) (int, error) {
 	return int(n), nil
 }
 
-const mostAtOnce = 16 << 10
+const maxAtOnce = 16 << 10
 
 func (p *delayer) read(fd int, now time.Time) {
 	var buffer []byte
 	if n := len(p.spare); n > 0 {
 		buffer, p.spare = p.spare[n-1], p.spare[:n-1]
 	} else {
-		buffer = make([]byte, mostAtOnce)
+		buffer = make([]byte, maxAtOnce)
 	}
 	n, _, _ := syscall.RawSyscall(syscall.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(&buffer[0])), uintptr(len(buffer)))
 	if int(n) <= 0 { // the connection has ended; an error counts as its end
