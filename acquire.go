@@ -280,7 +280,7 @@ type lastKnown struct {
 func (e *entry) ownedElsewhereLocked() bool {
 	l := e.state()
 	owner := l.Blocker()
-	if owner == "" || l.Asking() || l.Unconfirmed() {
+	if owner == "" || l.Asking() || l.LackedReplicas() {
 		return false
 	}
 	if who, err := protocol.ParseID(owner); err == nil && who.Client == e.client.id {

@@ -84,7 +84,7 @@ func (c *canceler) note(cancel *lockstate.Cancellation) {
 	for _, waiting := range c.lanes {
 		inLanes += len(waiting)
 	}
-	if inLanes >= lockstate.MostCancels && !last.Release {
+	if inLanes >= lockstate.MaxCancels && !last.Release {
 		return
 	}
 	if !c.schedule.Add(cancel, time.Now()) {

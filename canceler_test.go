@@ -89,7 +89,7 @@ func TestAFloodOfFalseMessagesAboutAFrozenMasterDoesNotFillTheMemory(t *testing.
 		t.Fatal(err)
 	}
 	c.canceler.mu.Lock()
-	c.canceler.lanes = map[*redis.Client][]*lockstate.Cancellation{nil: make([]*lockstate.Cancellation, lockstate.MostCancels)}
+	c.canceler.lanes = map[*redis.Client][]*lockstate.Cancellation{nil: make([]*lockstate.Cancellation, lockstate.MaxCancels)}
 	c.canceler.mu.Unlock()
 	c.canceler.note(&lockstate.Cancellation{Owner: &keys, ID: "x"})
 	c.canceler.mu.Lock()

@@ -73,8 +73,9 @@ func (e *entry) state() *lockstate.Lock {
 
 // restLocked lets the lock rest, if it can. It is called after an event of Redis, an alarm, or an
 // inspection of the lock, and after a Check, a Downgrade or a wait that was given up. It is not called
-// after Enter or Unlock, because other callers come next, nor after something that let a caller in,
-// because its Unlock comes next; see recentLocks.
+// after Enter or Unlock, because other callers come next. A step that can let a caller in ends with
+// restAfterLocked instead, because that caller's Unlock comes next, see recentLocks; fire and retry, which
+// rarely do, do not tell the two apart.
 func (e *entry) restLocked() {
 	if e.awake == nil || e.awake.lock.CommandInFlight() { // pauses belongs to that command
 		return

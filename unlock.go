@@ -166,7 +166,7 @@ func (e *entry) concludeLocked(w *call, ends time.Time, late error) (err, why er
 // named returns the error of a release that nothing will confirm anymore, with the lock's name, if err
 // says so. The lock expires at ends.
 func (e *entry) named(err error, ends time.Time) (*notReleased, bool) {
-	over, ok := err.(*lockstate.Unconfirmed) //nolint:errorlint // methods of err can be user code, and e.mu is locked
+	over, ok := err.(*lockstate.ReleaseUnconfirmed) //nolint:errorlint // methods of err can be user code, and e.mu is locked
 	if !ok {
 		return nil, false
 	}

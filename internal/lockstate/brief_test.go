@@ -10,7 +10,7 @@ import (
 
 const (
 	briefTTL    = time.Minute
-	thirdsPause = LongestPoll + 2*PausePerPlace // between two re-checks of the waiter at place 2
+	thirdsPause = MaxPoll + 2*PausePerPlace // between two re-checks of the waiter at place 2
 	otherWriter = "leased1:w:60000:c:BBBBBBBBBBBBBBBB:CCCCCCCCCCCCCCCC:other"
 	otherReader = "leased1:r:60000:c:BBBBBBBBBBBBBBBB:CCCCCCCCCCCCCCCC:other"
 )
@@ -174,7 +174,7 @@ func TestBriefReChecksOfManyComeApart(t *testing.T) {
 	}
 	h.luck = .75
 	h.answer(stillWaits)
-	if got, want := h.due().Sub(h.now), thirdsPause-LongestPoll/4; got != want {
+	if got, want := h.due().Sub(h.now), thirdsPause-MaxPoll/4; got != want {
 		t.Errorf("the next comes after %v, want %v", got, want)
 	}
 }

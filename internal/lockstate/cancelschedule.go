@@ -10,9 +10,9 @@ import (
 // CancelsAtOnce is how many cancels fit in one round trip.
 const CancelsAtOnce = 250
 
-// MostCancels bounds the cancels that confirm no release, so that a flood of forged messages cannot fill
+// MaxCancels bounds the cancels that confirm no release, so that a flood of forged messages cannot fill
 // the memory.
-const MostCancels = 100_000
+const MaxCancels = 100_000
 
 const (
 	// latestArrival is how long an unanswered command may take to arrive. We give it up after
@@ -83,14 +83,14 @@ func (s *CancelSchedule) Released(id string, until, now time.Time) {
 	}
 	if _, ok := s.minHolds[id]; !ok {
 		who, _ := protocol.ParseID(id)
-		s.released = append(s.released, releasedRequest{id, Earlier(until, now.Add(who.TTL))})
+		s.released = append(s.released, releasedRequest{id, earlierOf(until, now.Add(who.TTL))})
 	}
 	s.minHolds[id] = until
 }
 
 // Add schedules g from now on. It returns false if too many cancels are pending.
 func (s *CancelSchedule) Add(g *Cancellation, now time.Time) bool {
-	if len(s.Pending) >= MostCancels && !g.confirms() {
+	if len(s.Pending) >= MaxCancels && !g.confirms() {
 		return false
 	}
 	if g.Keep.IsZero() {
@@ -149,7 +149,7 @@ func (s *CancelSchedule) hasten() {
 	for _, g := range s.Pending {
 		if g.rare {
 			g.rare, g.pause = false, cancelAgain
-			g.nextAt = Earlier(g.nextAt, g.sentAt.Add(cancelAgain))
+			g.nextAt = earlierOf(g.nextAt, g.sentAt.Add(cancelAgain))
 		}
 	}
 	s.rare = 0
@@ -189,7 +189,7 @@ func (s *CancelSchedule) Answered(g *Cancellation, r protocol.Canceled, now time
 		}
 		trips := time.Duration(1 + len(s.Pending)/CancelsAtOnce)
 		g.pause = max(first, min(2*g.pause, trips*cancelProbeEvery))
-		g.nextAt = Earlier(now.Add(g.pause), g.giveUp) // an Unlock that waits for it returns then
+		g.nextAt = earlierOf(now.Add(g.pause), g.giveUp) // an Unlock that waits for it returns then
 		if g.pause > cancelAgain {
 			g.rare = true
 			s.rare++
@@ -204,7 +204,7 @@ func (s *CancelSchedule) Answered(g *Cancellation, r protocol.Canceled, now time
 			s.linger(g, false)
 		}
 		g.repeated, g.pause = true, 0
-		g.nextAt = s.onGrid(Earlier(now.Add(pause), g.until))
+		g.nextAt = s.onGrid(earlierOf(now.Add(pause), g.until))
 	}
 	heap.Push(&s.Pending, g)
 	return told

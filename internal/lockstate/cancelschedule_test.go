@@ -316,7 +316,7 @@ func TestNothingIsCanceledThroughAClosedRedisClient(t *testing.T) {
 
 func TestAFloodOfFalseMessagesDoesNotFillTheMemory(t *testing.T) {
 	var s CancelSchedule
-	for _, g := range wait24h(MostCancels) {
+	for _, g := range wait24h(MaxCancels) {
 		if !s.Add(g, noon) {
 			t.Fatal("refused")
 		}

@@ -29,14 +29,14 @@ type kind struct {
 func (k *kind) Error() string { return k.text }
 func (k *kind) Unwrap() error { return k.is }
 
-// Unconfirmed is the outcome of a release that nothing will confirm anymore. The lock's name is
+// ReleaseUnconfirmed is the outcome of a release that nothing will confirm anymore. The lock's name is
 // not known here, so the root package puts an error that has it in its place.
-type Unconfirmed struct{ Why error }
+type ReleaseUnconfirmed struct{ Why error }
 
-func (e *Unconfirmed) Error() string {
+func (e *ReleaseUnconfirmed) Error() string {
 	return ErrNotReleased.Error() + ": " + strings.TrimPrefix(e.Why.Error(), "leased: ")
 }
-func (e *Unconfirmed) Unwrap() []error { return []error{ErrNotReleased, e.Why} }
+func (e *ReleaseUnconfirmed) Unwrap() []error { return []error{ErrNotReleased, e.Why} }
 
 // LostToo is what Unlock returns for a lease that had already ended, if Redis did not confirm
 // the release either.

@@ -62,7 +62,7 @@ func (l *Lock) acquired(c *protocol.Command, a protocol.Answer, fail *protocol.F
 // the command gave it, or may still give it.
 func (l *Lock) acquiredInVain(c *protocol.Command, a protocol.Answer, fail *protocol.Failure, now time.Time, fx *Effects) {
 	switch {
-	case fail.MayRun() || fail != nil && fail.Unconfirmed:
+	case fail.MayRun() || fail != nil && fail.LacksReplicas:
 		l.cancelUnknown(c.ID, arrives(now, c.TTL), fx)
 	case fail != nil && fail.Partly || a.Outcome == protocol.Granted || a.Outcome == protocol.Enqueued:
 		l.cancelUnknown(c.ID, time.Time{}, fx)
@@ -74,8 +74,8 @@ func (l *Lock) acquireFailed(c *protocol.Command, fail *protocol.Failure, pause 
 	switch {
 	case g.state != Held:
 		l.failed(&g.ticket, fail, pause, now, fx)
-		if fail.Unconfirmed {
-			l.unconfirmed = true
+		if fail.LacksReplicas {
+			l.lackedReplicas = true
 			l.replaceRequest(now, fx)
 		}
 	case c.Held: // which gives the id nothing, however late it arrives
@@ -200,7 +200,7 @@ func (l *Lock) acquireRefused(a protocol.Answer, sent bool, now time.Time, fx *E
 // failed handles the failure of an acquire of t, or of the yield that t came from: the command
 // had no answer, or the server refused it or a part of it.
 func (l *Lock) failed(t *ticket, fail *protocol.Failure, pause time.Duration, now time.Time, fx *Effects) {
-	if l.pending.stale && !fail.Unconfirmed { // else the news was about the grant that is given up
+	if l.pending.stale && !fail.LacksReplicas { // else the news was about the grant that is given up
 		pause = 0
 	}
 	t.checkInFull(l.instant(now).add(pause))
@@ -454,10 +454,10 @@ func (l *Lock) Canceled(s *Settlement, now time.Time, fx *Effects) {
 		switch {
 		case s.proved:
 		case s.Fail != nil && s.Fail.Kind == protocol.ClientClosed:
-			err = &Unconfirmed{s.Fail.Err}
+			err = &ReleaseUnconfirmed{s.Fail.Err}
 		case c.Ended == ByLoss:
 			if s.Fail != nil {
-				err = &Unconfirmed{s.Fail.Err}
+				err = &ReleaseUnconfirmed{s.Fail.Err}
 			}
 		default:
 			c.Ended, c.Why = ByLoss, LostUnproved

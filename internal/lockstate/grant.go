@@ -198,7 +198,7 @@ func (l *Lock) becomeHeld(a protocol.Answer, from time.Time, how Via, now time.T
 	if g.place > 0 {
 		l.blocker = "" // others were between that owner and this grant
 	}
-	g.state, g.fresh, l.unconfirmed = Held, true, false
+	g.state, g.fresh, l.lackedReplicas = Held, true, false
 	g.schedule = schedule{}
 	at := l.instant(now)
 	g.via, g.since, g.served = how, at, 0
@@ -510,8 +510,8 @@ func (g *grant) onGrid(t Instant) Instant {
 	return t.add(-(t.sub(start) % grid))
 }
 
-// Earlier returns the earlier of two instants.
-func Earlier(a, b time.Time) time.Time {
+// earlierOf returns the earlier of two instants.
+func earlierOf(a, b time.Time) time.Time {
 	if a.Before(b) {
 		return a
 	}

@@ -58,7 +58,7 @@ func (l *Lock) reserved(c *protocol.Command, a protocol.Answer, fail *protocol.F
 	place := l.grant.next
 	if fail != nil {
 		l.failed(&place.ticket, fail, pause, now, fx)
-		if fail.Unconfirmed {
+		if fail.LacksReplicas {
 			l.placeGranted(now, fx)
 		}
 		return

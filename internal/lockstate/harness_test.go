@@ -439,9 +439,9 @@ func failureOf(err error) *protocol.Failure {
 	case err == nil:
 		return nil
 	case errors.Is(err, errUnconfirmed):
-		return &protocol.Failure{Err: err, Kind: protocol.RefusedNow, Unconfirmed: true}
+		return &protocol.Failure{Err: err, Kind: protocol.RefusedNow, LacksReplicas: true}
 	case errors.Is(err, errWaitRefused):
-		return &protocol.Failure{Err: err, Kind: protocol.NeedsOperator, Unconfirmed: true}
+		return &protocol.Failure{Err: err, Kind: protocol.NeedsOperator, LacksReplicas: true}
 	case errors.Is(err, errHalfRun):
 		return &protocol.Failure{Err: err, Kind: protocol.NeedsOperator, Partly: true}
 	case !errors.As(err, &no):

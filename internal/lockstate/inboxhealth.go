@@ -163,7 +163,7 @@ func (h *InboxHealth) ProbeCounted(nonce string, receivers int, now time.Time) (
 	case receivers < 0 && h.Counts:
 		h.ProbeRequired = true // the echo came, perhaps from a replica: only the count tells
 	case awaited:
-		h.Due = Earlier(h.Due, now.Add(EchoWait))
+		h.Due = earlierOf(h.Due, now.Add(EchoWait))
 	}
 	return false
 }

@@ -174,7 +174,7 @@ func TestNobodyAsksForReadersThatDoNotWait(t *testing.T) {
 			h, in, out := keepingOut(t)
 			leave(h, in, out)
 			for range 10 {
-				h.pass(LongestPoll / 4)
+				h.pass(MaxPoll / 4)
 				if h.flight != nil && h.flight.Held {
 					t.Fatalf("asks with %+v", *h.flight)
 				}

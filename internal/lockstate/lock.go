@@ -45,7 +45,7 @@ type Lock struct {
 	members        *Caller // the first member, nil if there is none
 	leaving        callers // callers that unlocked and wait for the outcome of the release
 	closed         bool
-	unconfirmed    bool // see Unconfirmed
+	lackedReplicas bool // see LackedReplicas
 	refusedOnce    bool // a request that must not queue was refused, so the next one may; see makeRequest
 	pending        pending
 	lastErr        error   // last error from Redis, nil after an answer
@@ -167,7 +167,7 @@ func (l *Lock) Leave(c *Caller, now time.Time, fx *Effects) {
 	}
 	l.drawToken(c, now)
 	l.letOut(c)
-	c.Phase, c.until = Left, l.instant(Earlier(now, l.TrustedUntil(c, now)))
+	c.Phase, c.until = Left, l.instant(earlierOf(now, l.TrustedUntil(c, now)))
 	if c.Orphaned {
 		c.settle(nil, fx) // its grant is gone
 	} else {
@@ -379,7 +379,7 @@ func (l *Lock) tryIdleOwner(a protocol.Answer, now time.Time) {
 func (l *Lock) end(c *Caller, why Reason, now time.Time, fx *Effects) {
 	if c.Ended != ByLoss {
 		l.drawToken(c, now)
-		c.until, c.Ended, c.Why = l.instant(Earlier(now, l.grant.trust())), ByLoss, why
+		c.until, c.Ended, c.Why = l.instant(earlierOf(now, l.grant.trust())), ByLoss, why
 		l.reportLoss(c, now, fx)
 	}
 }
@@ -390,9 +390,9 @@ func (l *Lock) LastErr() error { return l.lastErr }
 // Blocker returns the value of the lock's own key when Redis was last asked.
 func (l *Lock) Blocker() string { return l.blocker }
 
-// Unconfirmed reports whether a grant was given up because too few replicas had it, since a caller was last
-// admitted. The grants of other clients are unconfirmed then, too, as likely as not.
-func (l *Lock) Unconfirmed() bool { return l.unconfirmed }
+// LackedReplicas reports whether a grant was given up because too few replicas had it, since a caller was last
+// admitted. Other clients are as likely as not to give up theirs for the same reason.
+func (l *Lock) LackedReplicas() bool { return l.lackedReplicas }
 
 // EndsBy returns the time by which the lease of c, if it is given back now, expires in Redis even if
 // nothing is heard from now on. It is zero if that is unknown or c is not inside. It counts a TTL from now,
@@ -541,9 +541,9 @@ func (l *Lock) ask(now time.Time, fx *Effects) {
 // and a request under another id follows later; see endInboxWait. InboxPending is read before the id is
 // made, because the inbox may be confirmed in between.
 func (l *Lock) makeRequest(head *Caller, now time.Time) {
-	unconfirmed := l.env.InboxPending()
+	inboxPending := l.env.InboxPending()
 	l.becomeAsking(l.newTicket(head, now))
-	l.grant.mayNotQueue = unconfirmed && !l.refusedOnce
+	l.grant.mayNotQueue = inboxPending && !l.refusedOnce
 }
 
 // looksDead reports whether the request's id says that its client can be seen to be subscribed, and Redis

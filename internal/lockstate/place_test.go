@@ -107,7 +107,7 @@ func TestAWriterBehindReadersThatEnterNowAsksForItsPlaceAtOnce(t *testing.T) {
 func TestAReservedPlaceIsAskedForAgainBeforeItsWaitingLeaseEnds(t *testing.T) {
 	for ttl, pace := range map[time.Duration]time.Duration{
 		900 * time.Millisecond: 300 * time.Millisecond,
-		time.Hour:              LongestPoll,
+		time.Hour:              MaxPoll,
 	} {
 		for _, polling := range []bool{false, true} {
 			h := holding(t, reader()).keep()
@@ -254,10 +254,10 @@ func TestServedIsTheWriterForWhomAPlaceIsReserved(t *testing.T) {
 
 func TestAPlaceThatIsServedEndsTheReadersLeasesAndTheWriterStaysBehindThem(t *testing.T) {
 	for name, serve := range map[string]func(h *hand, place string){
-		"by answer":  func(h *hand, _ string) { h.pass(LongestPoll); h.sends(protocol.Acquire); h.answer(h.grant()) },
+		"by answer":  func(h *hand, _ string) { h.pass(MaxPoll); h.sends(protocol.Acquire); h.answer(h.grant()) },
 		"by message": func(h *hand, place string) { h.hears(protocol.MessageGranted, place, h.token()) },
 		"by message and answer": func(h *hand, place string) {
-			h.pass(LongestPoll)
+			h.pass(MaxPoll)
 			h.sends(protocol.Acquire)
 			h.hears(protocol.MessageGranted, place, h.token())
 			h.answer(h.grant())
@@ -352,7 +352,7 @@ func TestAMessageAboutAReservedPlaceIsTrustedFromTheLastSendingThatWasAnsweredQu
 	r, w := reader(), writer()
 	h, place := reserving(t, r, w)
 	h.keep()
-	h.pass(LongestPoll)
+	h.pass(MaxPoll)
 	h.sends(protocol.Acquire)
 	floor := h.token() - 1
 	h.answer(h.queue())
@@ -364,7 +364,7 @@ func TestAMessageAboutAReservedPlaceIsTrustedFromTheLastSendingThatWasAnsweredQu
 	h.out(w)
 	h.hears(protocol.MessageGranted, place, h.token())
 	h.in(w)
-	h.trust(LongestPoll + handWindow)
+	h.trust(MaxPoll + handWindow)
 }
 
 func TestAMessageOfAPlaceIsOldThoughTheLastTokenIsForgotten(t *testing.T) {

@@ -16,8 +16,8 @@ const (
 	// askAfter is how long readers that are kept out wait after others have said that they wait, before
 	// they ask whether those still do. Up to askSpread is added, so that processes do not ask at the same
 	// time.
-	askAfter  = LongestPoll + askSpread
-	askSpread = LongestPoll / 6
+	askAfter  = MaxPoll + askSpread
+	askSpread = MaxPoll / 6
 )
 
 // questionDue reports whether something has happened that the grant has to ask about; asksForReaders
@@ -51,7 +51,7 @@ func (l *Lock) keepsReadersOut() bool {
 }
 
 // putOffQuestion postpones the question until those who wait have had time to say so again. The request at
-// the head of the queue repeats it after LongestPoll at the latest, unless it came from far behind.
+// the head of the queue repeats it after MaxPoll at the latest, unless it came from far behind.
 func (l *Lock) putOffQuestion(now time.Time) {
 	l.grant.checkAt = l.instant(now).add(askAfter + time.Duration(float64(askSpread)*l.env.Jitter()))
 }

@@ -10,14 +10,14 @@ import (
 
 const (
 	firstPoll = 50 * time.Millisecond
-	// LongestPoll is the longest pause between two re-checks by the head of the queue, or by a
+	// MaxPoll is the longest pause between two re-checks by the head of the queue, or by a
 	// waiter that polls.
-	LongestPoll = 3 * time.Second
-	// FarthestPoll is the longest pause of all. The pause grows by PausePerPlace for each place.
-	FarthestPoll  = 20 * time.Second
+	MaxPoll = 3 * time.Second
+	// maxFarPoll is the longest pause of all. The pause grows by PausePerPlace for each place.
+	maxFarPoll    = 20 * time.Second
 	PausePerPlace = 25 * time.Millisecond
-	// LooksEvery is the interval at which waiters far behind re-check: all that are due, at once.
-	LooksEvery = 50 * time.Millisecond
+	// lookInterval is the interval at which waiters far behind re-check: all that are due, at once.
+	lookInterval = 50 * time.Millisecond
 	// askInTime is how much of a waiting lease is left after the longest pause, to ask once
 	// more; it is half of the lease if that is less.
 	askInTime = 10 * time.Second
@@ -138,7 +138,7 @@ func (l *Lock) stillWaits(c *protocol.Command, a protocol.Answer, now time.Time)
 }
 
 // regularPause is the longest pause between two re-checks, if nobody is ahead and messages arrive.
-func (t *ticket) regularPause() time.Duration { return min(t.req.TTL/3, LongestPoll) }
+func (t *ticket) regularPause() time.Duration { return min(t.req.TTL/3, MaxPoll) }
 
 // behindWriter reports whether g is for a writer that waits for the writer owner, on a server that
 // counts subscribers. Then it makes no difference whether somebody ahead of it has died: the release
@@ -153,7 +153,7 @@ func (g *grant) behindWriter(owner string) bool {
 // that of the head, because all waiters together would keep a server busy. The waiting lease
 // outlasts it, and so does the trust window of a grant whose message comes at its end.
 func farther(pause time.Duration, place int, ttl time.Duration) time.Duration {
-	return min(pause+time.Duration(min(place, 1e6))*PausePerPlace, max(ttl/2, ttl-askInTime), FarthestPoll)
+	return min(pause+time.Duration(min(place, 1e6))*PausePerPlace, max(ttl/2, ttl-askInTime), maxFarPoll)
 }
 
 // together shortens the pause of a waiter that is far behind so that it ends at an instant that
@@ -161,7 +161,7 @@ func farther(pause time.Duration, place int, ttl time.Duration) time.Duration {
 // Each re-check that comes alone wakes up the server, so those that come together cost it much
 // less. A pause hardly longer than the time between these instants stays as it is.
 func together(pause time.Duration, clock uint64) time.Duration {
-	const grid = LooksEvery
+	const grid = lookInterval
 	began := time.Duration(clock%uint64(grid.Microseconds())) * time.Microsecond
 	if shorter := pause - (began+pause)%grid; shorter >= 2*grid {
 		return shorter

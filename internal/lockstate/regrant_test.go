@@ -152,12 +152,12 @@ func TestARequestThatWasNotConfirmedGoesOnUnderAnotherID(t *testing.T) {
 		t.Errorf("it asks again with %+v", cmd)
 	}
 	h.answer(h.queue())
-	if !h.l.Unconfirmed() { // so the owner that it waits for now says little
+	if !h.l.LackedReplicas() { // so the owner that it waits for now says little
 		t.Error("it forgets that a grant was not confirmed")
 	}
 	h.hears(protocol.MessageGranted, cmd.ID, h.token())
 	h.in(c)
-	if h.l.Unconfirmed() {
+	if h.l.LackedReplicas() {
 		t.Error("a grant that counts is taken for one that was not confirmed")
 	}
 	h.cancels(id)

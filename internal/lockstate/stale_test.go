@@ -318,7 +318,7 @@ func TestTrapP10ARenewalsOutcomeIsAboutItsRequestOnly(t *testing.T) {
 func rechecked(t *testing.T, c *Caller) (*hand, protocol.Request) {
 	t.Helper()
 	h, req := queueing(t, c)
-	h.pass(LongestPoll)
+	h.pass(MaxPoll)
 	h.sends(protocol.Acquire)
 	h.hears(protocol.MessageGranted, req.ID, h.token())
 	h.in(c)

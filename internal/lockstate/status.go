@@ -38,7 +38,7 @@ func (l *Lock) Status() Status {
 	return v
 }
 
-// Asking reports whether the lock was requested and no answer has come yet.
+// Asking reports whether the lock was requested, and Redis has neither granted nor queued the request.
 func (l *Lock) Asking() bool { return l.grant.state == Asking }
 
 // MayOwn reports whether the grant is held and, as far as we know, under id.

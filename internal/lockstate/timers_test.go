@@ -397,7 +397,7 @@ func paced(got, want time.Duration, place int) bool {
 	if place < farBehind {
 		return got == want
 	}
-	return got <= want && got > want-LooksEvery
+	return got <= want && got > want-lookInterval
 }
 
 // A look costs the server least right after another one.
@@ -411,8 +411,8 @@ func TestWaitersFarBehindLookTogether(t *testing.T) {
 		a.Place, a.Left, a.Clock = 100+rng.Intn(1000), protocol.Endless, uint64(1+rng.Int63n(1e16))
 		h.answer(a)
 		looks := time.Duration(a.Clock%1e6)*time.Microsecond + h.due().Sub(h.now)
-		if looks%LooksEvery != 0 {
-			t.Errorf("number %d, at %d, looks after %v, which is %v off", a.Place, a.Clock, h.due().Sub(h.now), looks%LooksEvery)
+		if looks%lookInterval != 0 {
+			t.Errorf("number %d, at %d, looks after %v, which is %v off", a.Place, a.Clock, h.due().Sub(h.now), looks%lookInterval)
 		}
 	}
 }
@@ -466,7 +466,7 @@ func TestAGrantByMessageAfterTheLongestPauseIsBelieved(t *testing.T) {
 	a := h.queue()
 	a.Place, a.Left = 9999, 30*time.Second
 	h.answer(a)
-	h.pass(20*time.Second - LooksEvery)
+	h.pass(20*time.Second - lookInterval)
 	h.sendsNothing()
 	h.hears(protocol.MessageGranted, h.l.grant.req.ID, a.Token+1)
 	h.in(w)

@@ -156,7 +156,7 @@ func TestOnlyTheFirstAcquireOfARequestIsCalledThat(t *testing.T) {
 		t.Error("one after a silence is")
 	}
 	h.answer(h.queue())
-	h.pass(LongestPoll)
+	h.pass(MaxPoll)
 	if h.sends(protocol.Acquire).First {
 		t.Error("a re-check is")
 	}

@@ -24,10 +24,10 @@ type Failure struct {
 	// one to ask. So the failure says nothing about the server, and the command can be repeated at once.
 	Again bool
 
-	// Unconfirmed says that Redis has granted the lock, but that too few replicas have that, so the grant
+	// LacksReplicas says that Redis has granted the lock, but that too few replicas have that, so the grant
 	// does not count. It has to be canceled, and because a copy of the cancel may arrive late, its id must
 	// not be used again.
-	Unconfirmed bool
+	LacksReplicas bool
 
 	// Partly says that Redis refused a command inside the script, which may have carried out others before.
 	// What they left of the request has to be canceled.

@@ -154,7 +154,7 @@ func lacking(err error) (text string, missing bool) {
 func Classify(err error) *protocol.Failure {
 	fail := classify(err)
 	if fail != nil {
-		fail.Unconfirmed = errors.As(err, new(*unconfirmedGrant))
+		fail.LacksReplicas = errors.As(err, new(*unconfirmedGrant))
 	}
 	return fail
 }

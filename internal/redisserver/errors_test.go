@@ -112,8 +112,8 @@ func TestWhatTooFewReplicasHaveWasAnswered(t *testing.T) {
 		err         error
 		unconfirmed bool
 	}{{few, false}, {&unconfirmedGrant{few}, true}} {
-		if fail := Classify(c.err); fail.Kind != protocol.RefusedNow || fail.Unconfirmed != c.unconfirmed {
-			t.Errorf("%T: %v, unconfirmed %v", c.err, fail.Kind, fail.Unconfirmed)
+		if fail := Classify(c.err); fail.Kind != protocol.RefusedNow || fail.LacksReplicas != c.unconfirmed {
+			t.Errorf("%T: %v, unconfirmed %v", c.err, fail.Kind, fail.LacksReplicas)
 		}
 	}
 }

@@ -631,7 +631,7 @@ func (w *world) recover() {
 			turns++
 		}
 	}
-	bound := time.Duration(turns)*w.longest + lockstate.LongestPoll + 2*time.Second
+	bound := time.Duration(turns)*w.longest + lockstate.MaxPoll + 2*time.Second
 	for _, c := range w.clients {
 		for _, x := range c.calls {
 			if x.Opts.MinHold > 0 {
@@ -653,7 +653,7 @@ func (w *world) recover() {
 		}
 	}
 	if w.rng.IntN(2) == 0 {
-		w.readersStay(bound + 2*lockstate.LongestPoll)
+		w.readersStay(bound + 2*lockstate.MaxPoll)
 		bound += w.now.Sub(began)
 	}
 	for range 5000 {
@@ -664,7 +664,7 @@ func (w *world) recover() {
 				continue
 			}
 			if c.refused && c.pauses > 0 { // the longest pause may begin at this moment
-				bound = max(bound, w.now.Sub(began)+simLongestPause+simLongestPause/2+w.longest+lockstate.LongestPoll)
+				bound = max(bound, w.now.Sub(began)+simLongestPause+simLongestPause/2+w.longest+lockstate.MaxPoll)
 			}
 			c.each(lockstate.Inside, c.leave)
 			c.each(lockstate.Waiting, func(*lockstate.Caller) {})
