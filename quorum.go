@@ -63,11 +63,10 @@ func NewQuorum(rdbs []redis.UniversalClient, opts ...Option) (*Client, error) {
 		return nil, invalid("TTL %v is longer than the quarantine of %v", o.lock.TTL, o.quarantine)
 	}
 	for i, rdb := range rdbs {
-		kind, err := kindOf(rdb)
-		if err != nil {
-			return nil, err
+		if isNil(rdb) {
+			return nil, invalid("server %d of the quorum: the Redis client is nil", i+1)
 		}
-		if kind != oneNode {
+		if kind, err := kindOf(rdb); kind != oneNode || err != nil {
 			return nil, invalid("server %d of the quorum: the Redis client is not a client of a single server", i+1)
 		}
 		addr := addrOf(rdb)

@@ -297,6 +297,12 @@ func TestARedisClientThatCannotKeepLocksIsRefused(t *testing.T) {
 		if c, err := leased.New(rdb); c != nil || !errors.Is(err, leased.ErrInvalidOption) {
 			t.Errorf("%s: %v, %v", what, c, err)
 		}
+		one := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+		defer one.Close()
+		c, err := leased.NewQuorum([]redis.UniversalClient{one, rdb, rdb})
+		if c != nil || !errors.Is(err, leased.ErrInvalidOption) || !strings.Contains(err.Error(), "server 2 of the quorum") {
+			t.Errorf("%s, in a quorum: %v, %v", what, c, err)
+		}
 	}
 }
 
