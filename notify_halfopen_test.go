@@ -236,6 +236,7 @@ func TestVirtualAWaiterWhoseSubscriptionIsGoneForGoodIsServed(t *testing.T) {
 			wrapConns(o, func(conn net.Conn) net.Conn { return &mute{conn, &refuse} })
 		}))
 		unlock(t, lock(t, c.Mutex("warm")))
+		synctest.Wait() // its inbox is confirmed, and its next request says so
 		held := lock(t, newClient(t, s).Mutex("x"))
 		served := make(chan error, 1)
 		go func() {

@@ -290,5 +290,8 @@ func TestWaitersPollOnlyOnceAttemptsToSubscribeHaveFailedForLong(t *testing.T) {
 		if h.Polls() != then.polls {
 			t.Errorf("at %v: polls %v", then.at, h.Polls())
 		}
+		if failing := h.Failing(at(then.at)); h.State == Joined && failing != 0 {
+			t.Errorf("at %v: subscribed, and failing for %v", then.at, failing)
+		}
 	}
 }

@@ -328,7 +328,7 @@ var mutants = []mutant{
 	{"a demoted primary proves the inbox", "internal/redisserver/server.go", "		p.ZRem(ctx, k.Readers(), \"\")\n", "", "DemotedPrimary"},
 	{"a quorum: a new set's grants by message are no reason to ask", "internal/quorum/majority.go", "	return n >= l.cfg.Need || all == l.cfg.N\n}\n\n// slack", "	return n >= l.cfg.Need || all > l.cfg.N\n}\n\n// slack", "OnANewSet"},
 	{"a downgrade forgets that its new id is wanted", "internal/lockstate/events.go", "		g.wanted, g.next.wanted = true, true //", "		g.wanted = true //", "TestADowngradesNewID"},
-	{"waiting is not given up with the context", "acquire.go", "		case <-done:\n			return false\n", "		case <-make(chan int):\n			return false\n", "Cancel|Context"},
+	{"waiting is not given up with the context", "acquire.go", "		case <-done:\n			return false\n", "		case <-make(chan int):\n			return false\n", "ACanceledWaitLeavesNothing"},
 	{"loss handler called under the lock", "entry.go", "	if !c.losses.add(LossEvent{Name: e.keys.Name(), Token: token, Reason: loss.Why.String(), Err: cause}) {", "	e.mu.Lock()\n	defer e.mu.Unlock()\n	if handler := c.opts.onLoss; handler != nil {\n		handler(LossEvent{Name: e.keys.Name(), Token: token, Reason: loss.Why.String(), Err: cause})\n	} else {", "LossHandler"},
 
 	// what reviews found
@@ -550,8 +550,8 @@ var mutants = []mutant{
 	{"subscriptions that broke soon count as failing once one has lasted", "internal/lockstate/inboxhealth.go", "h.denied, h.unsteady = 0, 0, time.Time{}", "h.denied = 0, 0", "BreakSoonCountAsFailing"},
 	{"a try ends where a node names another one", "internal/redisserver/errors.go", " || redis.HasErrorPrefix(err, \"MOVED\")\n", "\n", "TestWhichErrorsMayBeOfANode"},
 	{"the connections of a slow server are taken for silent", "internal/redisserver/silent.go", "max(2*fresh.took, minSilence)", "max(0*fresh.took, minSilence)", "ASlowServerKeeps"},
-	{"a slow renewal lets the next one wait for longer", "internal/protocol/roundtrip.go", "before + late/32", "before + late", "CostNoLeaseAfterASlowRenewal"},
-	{"a first answer without delay counts as none", "internal/protocol/roundtrip.go", "max(1, int64(d))", "int64(d)", "CostNoLeaseAfterASlowRenewal"},
+	{"a slow renewal lets the next one wait for longer", "internal/protocol/roundtrip.go", "before + late/32", "before + late", "ARoundTripIs"},
+	{"a first answer without delay counts as none", "internal/protocol/roundtrip.go", "max(1, int64(d))", "int64(d)", "ARoundTripIs"},
 	{"the silent connections of a large pool take long to find", "internal/redisserver/silent.go", "	batchGrowth = 32\n", "	batchGrowth = 2\n", "ToAFarServer"},
 	{"a renewal that meets another node counts as an outage", "watchdog.go", "			if fail.Again && c.slotMap.moves(r.Keys.Lock, r.Req.TTL/3, time.Now()) {", "			if false {", "MeetAnotherNode"},
 	{"renewals that meet another node again and again are no outage", "slotmap.go", "	return now.Sub(move.first) < min(movingTime, most)\n", "	return !move.first.IsZero()\n", "MeetAnotherNode"},
