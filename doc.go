@@ -332,18 +332,19 @@
 // out.
 //
 // User code never runs under a mutex of this package, nor on the goroutine that ends leases when their time
-// is up and has the others renewed. The goroutine that receives messages runs no user code but the dialer and
-// the dial hooks of the Redis client, when it connects: while one of them blocks there, no messages arrive,
-// and waiters depend on their re-checks. The logger, the loss handler, and the OpenTelemetry calls that
-// report losses and ends run on goroutines that no lock waits for. If such a call blocks, later calls wait
-// and are eventually dropped; if it panics, the panic is logged through [slog.Default]. The spans and
+// is up and has the others renewed. The goroutine that receives messages runs no user code but the dialer
+// and the dial hooks of the Redis client, when it connects: while one of them blocks there, no messages
+// arrive, and waiters depend on their re-checks. The logger, the loss handler, and the OpenTelemetry calls
+// that report losses and ends run on goroutines that no lock waits for. If such a call blocks, later calls
+// wait and are eventually dropped; if it panics, the panic is logged through [slog.Default]. The spans and
 // measurements of a caller, and the back-off policy, may be called on the caller's goroutine. Hooks of the
 // Redis client run as part of its commands, renewals included: the locks treat a hook that blocks like a
 // Redis that does not answer. There is one exception. On a single server whose commands can be given
-// deadlines (see [New]), calls that could not stop waiting anyway send their command themselves: Lock,
-// LockContext and UnlockContext with a context that cannot end, and Unlock unless [WithReleaseTimeout] is
-// shorter than 1 s. They wait for a hook that goes on after its context has ended. A hook must not retry a command: Leased would see only the last reply, and assume that the command
-// had been sent once. Then an Unlock that Redis carried out at the first try is reported as a loss, or a wait
+// deadlines (see [New]), calls that could not stop waiting anyway send their command themselves: Lock and
+// RLock, all calls with a context that cannot end, and Unlock unless [WithReleaseTimeout] is shorter than
+// 1 s. They wait for a hook that goes on after its context has ended.
+// A hook must not retry a command: Leased would see only the last reply, and assume that the command had
+// been sent once. Then an Unlock that Redis carried out at the first try is reported as a loss, or a wait
 // that was given up leaves the lock to its TTL.
 //
 // # Memory model

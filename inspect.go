@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -71,15 +72,15 @@ type Waiter struct {
 // [ErrClosed] or [ErrInvalidName], or is the error of Redis, of its client, or of ctx.
 //
 // On a quorum, Inspect asks all servers and returns the owner that most of them name; of two that equally
-// many name, it returns a writer rather than readers, and a foreign owner last. If fewer than a majority answer, the error matches [ErrNoQuorum] and says how many did. Each
-// server issues a token of its own, from its clock, and the lease has the greatest of those
-// that its owner knew when a majority had granted it. Owner.Token is that token, or is less by as
-// much as the servers' clocks differ. A server that restarts without its data grants the lease anew
-// when it is renewed. Once every server of that majority has done so or does not answer, nothing in
-// Redis tells the first grant: then Owner.Token may be greater, and Owner.Since too late. Otherwise
-// the token is never greater. Of readers, Owners includes each that would have a majority, supposing
-// that every server that did not answer had granted it. Inspect waits at most 2 s for a server
-// that does not answer; ForceUnlock, which asks the servers twice, at most 4 s.
+// many name, it returns a writer rather than readers, and a foreign owner last. If fewer than a majority
+// answer, the error matches [ErrNoQuorum] and says how many did. Each server issues a token of its own,
+// from its clock, and the lease has the greatest of those that its owner knew when a majority had granted
+// it. Owner.Token is that token, or is less by as much as the servers' clocks differ. A server that
+// restarts without its data grants the lease anew when it is renewed. Once every server of that majority
+// has done so or does not answer, nothing in Redis tells the first grant: then Owner.Token may be greater,
+// and Owner.Since too late. Otherwise the token is never greater. Of readers, Owners includes each that
+// would have a majority, supposing that every server that did not answer had granted it. Inspect waits at
+// most 2 s for a server that does not answer; ForceUnlock, which asks the servers twice, at most 4 s.
 func (c *Client) Inspect(ctx context.Context, name string) (Info, error) {
 	k, err := c.operate(ctx, "inspecting lock %q", name)
 	if err != nil {
@@ -103,8 +104,8 @@ func (c *Client) Inspect(ctx context.Context, name string) (Info, error) {
 // of Redis, of its client, or of ctx. After one of the latter three, the owners may have been evicted
 // nevertheless. Trying again is harmless, except that it may evict the next owner.
 //
-// ForceUnlock returns on how many servers the lock had an owner: 0 if it was free, or with an error, and
-// otherwise 1, or on a quorum up to the number of its servers.
+// ForceUnlock returns on how many servers the lock had an owner whom it has evicted: 0 if the lock was free, or with
+// an error, and otherwise 1, or on a quorum up to the number of its servers that had answered by then.
 //
 // On a quorum, a nil error means that no owner is left that can have a majority. If too few servers answered
 // or evicted their owner, the error matches [ErrNoQuorum], and says on how many the owners were evicted. The
@@ -268,10 +269,10 @@ func infoOf(name string, s *protocol.Snapshot) Info {
 		info.Owners = []Owner{{Client: id.Label, TTL: s.Left, Since: since, Token: granted}}
 	}
 	waits := map[string]bool{}
-	for _, entry := range s.Queue {
+	for _, entry := range slices.Backward(s.Queue) {
 		w := Waiter{}
 		if id, err := protocol.ParseID(entry); err == nil {
-			if waits[id.Client] { // the cancel of one of its requests has not arrived yet
+			if waits[id.Client] { // an earlier request, whose cancel has not arrived yet
 				info.Queue--
 				continue
 			}
@@ -280,6 +281,7 @@ func infoOf(name string, s *protocol.Snapshot) Info {
 		}
 		info.Waiting = append(info.Waiting, w)
 	}
+	slices.Reverse(info.Waiting)
 	return info
 }
 

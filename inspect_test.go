@@ -90,27 +90,30 @@ func TestInspectShowsThoseWhoWaitInTheirOrder(t *testing.T) {
 }
 
 // A client that gives up and asks again has two requests in the queue until the cancel of the first has arrived.
-func TestInspectCountsAWaitingClientOnce(t *testing.T) {
+func TestInspectShowsOnlyTheLastRequestOfAWaitingClient(t *testing.T) {
 	onBoth(t, func(t *testing.T, s place) {
 		ctx := context.Background()
 		owner := lock(t, newClient(t, s).Mutex("x"))
-		waiter := locking(t, newClient(t, s, leased.WithOwner("waiter")).Mutex("x"))
+		first := locking(t, newClient(t, s, leased.WithOwner("first")).Mutex("x"))
 		s.queued(t, "x", 1)
+		second := taking(t, newClient(t, s, leased.WithOwner("second")).RWMutex("x").RLockContext)
+		s.queued(t, "x", 2)
 		queue, _, waiters, _ := s.helperKeys("x")
-		id := s.rdb.ZRange(ctx, queue, 0, 0).Val()[0]
-		who, err := protocol.ParseID(id)
+		who, err := protocol.ParseID(s.rdb.ZRange(ctx, queue, 1, 1).Val()[0])
 		must(t, err)
-		second := protocol.NewRequest(who.Client, protocol.Exclusive, time.Minute, false, protocol.Unproved, protocol.Origin{}).ID
-		for key, score := range map[string]float64{queue: 1e15, waiters: float64(time.Now().Add(time.Hour).UnixMilli())} {
-			must(t, s.rdb.ZAdd(ctx, key, redis.Z{Score: score, Member: second}).Err())
+		earlier := protocol.NewRequest(who.Client, protocol.Exclusive, time.Minute, false, protocol.Unproved, protocol.Origin{}).ID
+		for key, score := range map[string]float64{queue: 0, waiters: float64(time.Now().Add(time.Hour).UnixMilli())} {
+			must(t, s.rdb.ZAdd(ctx, key, redis.Z{Score: score, Member: earlier}).Err())
 		}
-		if info := inspect(t, newClient(t, s), "x"); info.Queue != 1 || !slices.Equal(info.Waiting, []leased.Waiter{{Client: "waiter"}}) {
-			t.Errorf("%+v", info)
+		info := inspect(t, newClient(t, s), "x")
+		if want := []leased.Waiter{{Client: "first"}, {Client: "second", Shared: true}}; info.Queue != 2 || !slices.Equal(info.Waiting, want) {
+			t.Errorf("%d: %+v", info.Queue, info.Waiting)
 		}
-		must(t, s.rdb.ZRem(ctx, queue, second).Err())
-		must(t, s.rdb.ZRem(ctx, waiters, second).Err())
+		must(t, s.rdb.ZRem(ctx, queue, earlier).Err())
+		must(t, s.rdb.ZRem(ctx, waiters, earlier).Err())
 		unlock(t, owner)
-		unlock(t, closesSoon(t, "the waiter gets in", waiter))
+		unlock(t, closesSoon(t, "the first gets in", first))
+		unlock(t, closesSoon(t, "the second gets in", second))
 	})
 }
 

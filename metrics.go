@@ -159,13 +159,22 @@ var sharedGauges struct {
 
 // register has the gauges of the client observed, together with those of the other clients of its
 // meter. It is called once the client is complete, because the metrics may be collected at once.
+//
+// Only gauges whose callback is registered are joined, because it may be refused, or panic. So clients of one
+// meter that are made at once each register a callback, and all but the first give theirs up again.
 func (m *metrics) register() {
-	if m.join() {
+	own := m.gauges
+	sharedGauges.mu.Lock()
+	if m.joinLocked() {
+		sharedGauges.mu.Unlock()
 		return
 	}
-	own, registered := m.gauges, false
+	own.members = append(own.members, m)
+	sharedGauges.all = append(sharedGauges.all, own)
+	sharedGauges.mu.Unlock()
+	registered := false
 	defer func() {
-		if !registered { // also after a panic, the next client of the meter tries for itself
+		if !registered { // even after a panic, the next client of the meter tries for itself
 			own.leave(m)
 		}
 	}()
@@ -174,17 +183,23 @@ func (m *metrics) register() {
 		otel.Handle(err) // user code
 		return
 	}
-	sharedGauges.mu.Lock() // the client that registers is not closed yet
-	own.collect, registered = collect, true
+	registered = true
+	sharedGauges.mu.Lock()
+	late := m.joinLocked()
+	if late {
+		own.removeLocked(m)
+	} else {
+		own.collect = collect
+	}
 	sharedGauges.mu.Unlock()
+	if late {
+		_ = collect.Unregister()
+	}
 }
 
-// join adds the client to the gauges of its meter, and reports whether their callback is registered. Nobody
-// joins gauges whose callback may still be refused: two clients that register at once have one each, of which
-// observe uses the first.
-func (m *metrics) join() (registered bool) {
-	sharedGauges.mu.Lock()
-	defer sharedGauges.mu.Unlock()
+// joinLocked adds the client to the gauges of its meter whose callback is registered, and reports whether there
+// are any.
+func (m *metrics) joinLocked() bool {
 	for _, g := range sharedGauges.all {
 		if g.collect != nil && sameMeter(g.meter, m.gauges.meter) {
 			g.members = append(g.members, m)
@@ -192,9 +207,17 @@ func (m *metrics) join() (registered bool) {
 			return true
 		}
 	}
-	m.gauges.members = append(m.gauges.members, m)
-	sharedGauges.all = append(sharedGauges.all, m.gauges)
 	return false
+}
+
+// removeLocked removes a client, and the gauges with the last one. Then it returns their registration.
+func (g *gauges) removeLocked(m *metrics) (collect metric.Registration) {
+	g.members = slices.DeleteFunc(g.members, func(each *metrics) bool { return each == m })
+	if len(g.members) > 0 {
+		return nil
+	}
+	sharedGauges.all = slices.DeleteFunc(sharedGauges.all, func(each *gauges) bool { return each == g })
+	return g.collect
 }
 
 // sameMeter reports whether two meters are one. Those of a user's own type need not be comparable,
@@ -207,16 +230,19 @@ func sameMeter(a, b metric.Meter) bool {
 // waits for a collection under way.
 func (g *gauges) leave(m *metrics) {
 	sharedGauges.mu.Lock()
-	g.members = slices.DeleteFunc(g.members, func(each *metrics) bool { return each == m })
-	var collect metric.Registration
-	if len(g.members) == 0 {
-		sharedGauges.all = slices.DeleteFunc(sharedGauges.all, func(each *gauges) bool { return each == g })
-		collect = g.collect
-	}
+	collect := g.removeLocked(m)
 	sharedGauges.mu.Unlock()
 	if collect != nil {
 		_ = collect.Unregister() // the SDK never returns an error, and there is nothing to do about one
 	}
+}
+
+// rank is 0 if the callback is registered, else 1. sharedGauges.mu is locked.
+func (g *gauges) rank() int {
+	if g.collect != nil {
+		return 0
+	}
+	return 1
 }
 
 // currentMeter returns the meter that the gauges belong to now. If they were made before the program set a
@@ -240,6 +266,8 @@ func (g *gauges) currentMeter() metric.Meter {
 func (g *gauges) observe(_ context.Context, o metric.Observer) error {
 	sharedGauges.mu.Lock()
 	all := slices.Clone(sharedGauges.all)
+	// Those whose callback is not registered yet come last: a registration can take long.
+	slices.SortStableFunc(all, func(a, b *gauges) int { return cmp.Compare(a.rank(), b.rank()) })
 	sharedGauges.mu.Unlock()
 	own := g.currentMeter()
 	all = slices.DeleteFunc(all, func(other *gauges) bool { return other != g && !sameMeter(other.currentMeter(), own) })

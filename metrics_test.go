@@ -372,31 +372,66 @@ func TestAMeterThatPanicsAtOneClientsGaugesHasThoseOfTheNext(t *testing.T) {
 	})
 }
 
-// joining is a meter with which another client is made while the first one's callback is registered, and which
-// refuses that of the first.
-type joining struct {
+// busyMeter is a meter that does something else while its first callback is registered, and may refuse it then.
+type busyMeter struct {
 	metric.Meter
-	another func()
+	first   func()
+	refuses bool
 }
 
-func (m *joining) RegisterCallback(f metric.Callback, on ...metric.Observable) (metric.Registration, error) {
-	if another := m.another; another != nil {
-		m.another = nil
-		another()
-		return nil, errors.New("refused")
+func (m *busyMeter) RegisterCallback(f metric.Callback, on ...metric.Observable) (metric.Registration, error) {
+	if first := m.first; first != nil {
+		m.first = nil
+		first()
+		if m.refuses {
+			return nil, errors.New("refused")
+		}
 	}
 	return m.Meter.RegisterCallback(f, on...)
 }
 
-func TestAClientMadeWhileAnothersGaugesAreRefusedHasItsOwn(t *testing.T) {
+func TestAClientMadeWhileAnothersGaugesAreRegisteredHasGauges(t *testing.T) {
+	for _, refuses := range []bool{false, true} {
+		inVirtualTime(t, func(t *testing.T, s place) {
+			m := newMeter(t)
+			meter := &busyMeter{Meter: m.Meter("github.com/leasedmutex/leased", metric.WithInstrumentationVersion("v1")), refuses: refuses}
+			provider := leased.WithMeterProvider(oneMeter{m, meter})
+			var l *leased.Lease
+			held := func(when string) {
+				if got, ok := m.collect(t)["leased.held"]; !ok || sum(t, got) != 1 {
+					t.Errorf("%s, refused %v: leased.held: %v", when, refuses, got.Data)
+				}
+			}
+			meter.first = func() {
+				l = lock(t, newClient(t, s, provider).Mutex("x"))
+				held("meanwhile")
+			}
+			newClient(t, s, provider)
+			held("afterward")
+			unlock(t, l)
+		})
+	}
+}
+
+func TestClientsOfAMeterThatAreMadeAtOnceLeaveOneCallback(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, s place) {
-		m := newMeter(t)
-		meter := &joining{Meter: m.Meter("github.com/leasedmutex/leased", metric.WithInstrumentationVersion("v1"))}
-		provider := leased.WithMeterProvider(oneMeter{m, meter})
-		meter.another = func() { newClient(t, s, provider) }
-		newClient(t, s, provider)
-		if _, ok := m.collect(t)["leased.held"]; !ok {
-			t.Error("the second client has no gauges")
+		count := &callbackMeter{}
+		meter := &busyMeter{Meter: count}
+		provider := leased.WithMeterProvider(oneMeter{noop.NewMeterProvider(), meter})
+		var second *leased.Client
+		meter.first = func() { second = newClient(t, s, provider) }
+		first := newClient(t, s, provider)
+		for _, want := range []struct {
+			callbacks int32
+			c         *leased.Client
+		}{{1, first}, {1, second}} {
+			if n := count.registered.Load(); n != want.callbacks {
+				t.Errorf("%d callbacks are registered", n)
+			}
+			must(t, want.c.Close())
+		}
+		if n := count.registered.Load(); n != 0 {
+			t.Errorf("%d callbacks are registered after both are closed", n)
 		}
 	})
 }

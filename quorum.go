@@ -2,6 +2,7 @@ package leased
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
@@ -63,10 +64,11 @@ func NewQuorum(rdbs []redis.UniversalClient, opts ...Option) (*Client, error) {
 		return nil, invalid("TTL %v is longer than the quarantine of %v", o.lock.TTL, o.quarantine)
 	}
 	for i, rdb := range rdbs {
-		if isNil(rdb) {
-			return nil, invalid("server %d of the quorum: the Redis client is nil", i+1)
+		kind, err := kindOf(rdb)
+		if err != nil {
+			return nil, fmt.Errorf("%w (server %d of the quorum)", err, i+1)
 		}
-		if kind, err := kindOf(rdb); kind != oneNode || err != nil {
+		if kind != oneNode {
 			return nil, invalid("server %d of the quorum: the Redis client is not a client of a single server", i+1)
 		}
 		addr := addrOf(rdb)

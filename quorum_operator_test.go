@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
+	"github.com/leasedmutex/leased/internal/redisserver"
 )
 
 // An operator who forces a lock must not take "2 of 5" for done.
@@ -154,6 +155,26 @@ func TestForceUnlockOnAQuorumLeavesTheNextOwnerAlone(t *testing.T) {
 		}
 		unlock(t, next)
 		_ = l.Unlock()
+	})
+}
+
+// What was unlocked after the operator had looked was not taken from anybody.
+func TestForceUnlockOnAQuorumDoesNotCountOwnersThatUnlockMeanwhile(t *testing.T) {
+	onQuorum(t, func(t *testing.T, s place) {
+		c := newClient(t, s)
+		inspect(t, c, "x") // the servers run from now on
+		for _, m := range s.members.minis {
+			must(t, m.Set("x", "foreign"))
+			m.Server().SetPreHook(func(_ *mini.Peer, cmd string, args ...string) bool {
+				if strings.HasPrefix(cmd, "EVAL") && (args[0] == redisserver.EvictScript.Sha || args[0] == redisserver.EvictScript.Text) {
+					m.Del("x")
+				}
+				return false
+			})
+		}
+		if evicted, err := c.ForceUnlock(context.Background(), "x"); evicted != 0 || err != nil {
+			t.Errorf("evicted on %d servers: %v", evicted, err)
+		}
 	})
 }
 

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"regexp"
 	"runtime"
-	"slices"
 	"strings"
 	"time"
 )
@@ -129,7 +129,8 @@ func callSite() string {
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])
 	for {
 		f, more := frames.Next()
-		if f.File != "" && !hasAnyPrefix(f.Function, modulePath+".", "sync.", "runtime.") {
+		ours := strings.HasPrefix(f.Function, modulePath+".") || syncOrRuntime.MatchString(f.Function)
+		if f.File != "" && !ours {
 			return fmt.Sprintf("%s:%d", f.File, f.Line)
 		}
 		if !more {
@@ -138,9 +139,8 @@ func callSite() string {
 	}
 }
 
-func hasAnyPrefix(s string, prefixes ...string) bool {
-	return slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(s, prefix) })
-}
+// syncOrRuntime matches functions of these packages, and none of a module whose path only begins like that.
+var syncOrRuntime = regexp.MustCompile(`^(sync|runtime)\.[^/]*$`)
 
 // slow logs that a caller has waited, or has been inside, for long: for each lock, one of either in a
 // minute. Where callers wait for a stuck lock in turn, each until its own timeout, each is slow.

@@ -184,6 +184,15 @@ func (l *Lock) becomeNext() {
 	l.grant.wanted = wanted
 }
 
+// idlesAfter returns until when the grant is kept for callers to come if c, which leaves at at, is the last one; 0
+// if it is given back at once.
+func (g *grant) idlesAfter(c *Caller, at Instant) Instant {
+	if g.opts.IdleHold == 0 || c.Opts.IdleHold == 0 { // the grant's id says whether it may idle
+		return 0
+	}
+	return at.add(c.Opts.IdleHold)
+}
+
 // becomeQueued notes that the command sent at from was answered: the request waits.
 func (l *Lock) becomeQueued(a protocol.Answer, from time.Time) {
 	g := &l.grant

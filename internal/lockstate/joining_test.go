@@ -47,6 +47,34 @@ func TestALockThatIsPassedOnDuringAQuestionWasNotIdle(t *testing.T) {
 	}
 }
 
+// One that was kept idle was, even if its time has passed before the answer.
+func TestALockThatWasKeptIdleUntilAQuestionWasIdle(t *testing.T) {
+	idle := func(o *Terms) { o.IdleHold = 3 * time.Second }
+	for _, tick := range []bool{false, true} {
+		h := connecting(t)
+		a, b := writer(idle), writer(idle)
+		h.enter(a)
+		h.answer(h.grant())
+		h.in(a)
+		h.leave(a)
+		h.pass(3*time.Second - 1)
+		h.connects = false
+		h.step(h.l.Subscribed)
+		if c := h.sends(protocol.Acquire); !c.Held {
+			t.Fatalf("sends %+v", c)
+		}
+		h.pass(time.Second)
+		if tick {
+			h.step(h.l.Tick)
+		}
+		h.enter(b)
+		h.in(b)
+		if b.Via != ViaIdle || h.l.grant.served != 1 {
+			t.Errorf("with a tick %v, came %v, as number %d", tick, b.Via, h.l.grant.served)
+		}
+	}
+}
+
 func TestNobodyQueuesBeforeMessagesAreHeard(t *testing.T) {
 	for name, heard := range map[string]func(h *hand){
 		"confirmed":   func(h *hand) { h.step(h.l.Subscribed) },

@@ -173,9 +173,7 @@ func (l *Lock) Leave(c *Caller, now time.Time, fx *Effects) {
 	} else {
 		l.leaving.push(c)
 		l.prevHoldSpan = c.Events.HoldSpan()
-		if l.grant.opts.IdleHold > 0 { // its id says whether it may idle
-			l.grant.idleTill = l.instant(now).add(c.Opts.IdleHold)
-		}
+		l.grant.idleTill = l.grant.idlesAfter(c, l.instant(now))
 	}
 	if l.members == nil && l.grant.role() == byDowngrade && l.pending.verb != protocol.Downgrade {
 		l.abortDowngrade(now, fx)
@@ -236,9 +234,7 @@ func (l *Lock) LeaveKept(c *Caller, now time.Time) bool {
 	c.Phase, c.until, c.Settled = Left, at, true
 	l.prevHoldSpan = nil
 	g.idle = last
-	if g.opts.IdleHold > 0 {
-		g.idleTill = at.add(c.Opts.IdleHold)
-	}
+	g.idleTill = g.idlesAfter(c, at)
 	return true
 }
 
@@ -430,8 +426,9 @@ func (l *Lock) applyRules(now time.Time, fx *Effects) {
 	g := &l.grant
 	// A question does not interrupt the idle time, unless others wait.
 	busy := l.pending.verb != protocol.None && (!l.pending.held || g.wanted)
-	// While the answer to one holds up the release, a grant that is not kept idle passes on to the next caller as ever.
-	g.fresh, g.idle = false, g.state == Held && l.members == nil && !busy && l.instant(now) < g.idleTill
+	// A grant that no option keeps idle stands empty while the answer to one holds up its release. It passes to the
+	// next caller as ever.
+	g.fresh, g.idle = false, g.state == Held && l.members == nil && !busy && g.idleTill != 0
 	g.watch(now)
 }
 

@@ -24,8 +24,8 @@ func (s *Server) Inspect(ctx context.Context, k *protocol.Keys) (protocol.Snapsh
 	return Merged(seen, s.cfg.N), nil
 }
 
-// Evict ends the ownership of the lock and notifies its owners. It returns how many servers had an owner
-// to evict. The next owner's token is above all that the evicted owner can have.
+// Evict ends the ownership of the lock and notifies its owners. It returns on how many servers there was one, as
+// far as they have answered by then, or 0 if nobody had to be evicted anymore. The next owner's token is above all that the evicted owner can have.
 //
 // If one client owns a majority, only that client is evicted: not one that owns a few other servers, and
 // not the next owner, which enters when the evicted one gives back its remaining grants (unless the evicted
@@ -56,6 +56,7 @@ func (s *Server) Evict(ctx context.Context, k *protocol.Keys) (on int, err error
 	if ownsMost {
 		enough = func(evicted []bool) bool { return countTrue(evicted) >= s.cfg.Need }
 	}
+	var found atomic.Bool // whether a script evicted somebody: the owner may have unlocked since it was seen
 	evicted, failed := each(ctx, s, enough, func(ctx context.Context, i int, srv *redisserver.Server) (had bool, err error) {
 		sn := shown[i].Load()
 		if sn == nil && ownsMost { // it was too slow, so it may have another owner
@@ -68,33 +69,43 @@ func (s *Server) Evict(ctx context.Context, k *protocol.Keys) (on int, err error
 		switch {
 		case !ownsMost:
 			ids, err := srv.EvictOwner(ctx, k, least, "")
+			if len(ids) > 0 {
+				found.Store(true)
+			}
 			return len(ids) > 0 || sn != nil && sn.Value != "", err
 		case OwnerOf(sn) != owner:
 			return false, nil
 		}
-		return true, evictOwner(ctx, srv, k, least, sn.Value, owner)
+		gone, err := evictOwner(ctx, srv, k, least, sn.Value, owner)
+		if gone {
+			found.Store(true)
+		}
+		return true, err
 	})
-	if on = countTrue(evicted); !enough(evicted) {
-		return on, fmt.Errorf("evicted on %d of %d servers: %w", on, s.cfg.N, s.lacking(len(evicted), failed))
+	if !enough(evicted) {
+		return 0, fmt.Errorf("evicted on %d of %d servers: %w", countTrue(evicted), s.cfg.N, s.lacking(len(evicted), failed))
 	}
-	return on, nil
+	if !found.Load() {
+		return 0, nil
+	}
+	return countTrue(evicted), nil // an owner that was evicted on one server may be quicker to give back the others itself
 }
 
-// evictOwner evicts a client from a server on which it owned the lock under this value. The client may
-// have given the lock back there since, or keep it under another value.
-func evictOwner(ctx context.Context, srv *redisserver.Server, k *protocol.Keys, least uint64, value, client string) error {
+// evictOwner evicts a client from a server on which it owned the lock under this value, and reports whether it
+// still did. The client may have given the lock back there since, or keep it under another value.
+func evictOwner(ctx context.Context, srv *redisserver.Server, k *protocol.Keys, least uint64, value, client string) (bool, error) {
 	if value == protocol.EmptyValue {
 		value = "" // the script cannot ask for this one, and evicts any
 	}
 	ids, err := srv.EvictOwner(ctx, k, least, value)
 	if len(ids) > 0 || err != nil {
-		return err
+		return len(ids) > 0, err
 	}
 	now, err := srv.Inspect(ctx, k)
 	if err == nil && GoesOn(&now, client) {
-		_, err = srv.EvictOwner(ctx, k, least, now.Value)
+		ids, err = srv.EvictOwner(ctx, k, least, now.Value)
 	}
-	return err
+	return len(ids) > 0, err
 }
 
 // each runs f for all servers at once, except those that are away, and returns the results so far as

@@ -145,8 +145,15 @@ func GoesOn(sn *protocol.Snapshot, client string) bool {
 	})
 }
 
-// precedence says which of two owners that equally many servers name is shown, whatever the order of the answers:
-// a writer, rather than readers, rather than a foreign owner, rather than nobody.
+// precedes reports whether x and not y is shown, of two owners that equally many servers name, whatever the order
+// of their answers: a writer rather than readers, rather than a foreign owner, rather than nobody.
+func precedes(x, y *protocol.Snapshot) bool {
+	if d := cmp.Compare(precedence(x), precedence(y)); d != 0 {
+		return d > 0
+	}
+	return OwnerOf(x) < OwnerOf(y)
+}
+
 func precedence(sn *protocol.Snapshot) int {
 	_, ours := protocol.OwnerOf(sn.Value)
 	switch {
@@ -161,7 +168,7 @@ func precedence(sn *protocol.Snapshot) int {
 }
 
 // Merged combines the snapshots of those of n servers that answered into one. Its owner is the one
-// that most of them name, see precedence, and the lease ends when fewer than a majority keep it. Its readers are
+// that most of them name, see precedes, and the lease ends when fewer than a majority keep it. Its readers are
 // those of which a majority can know, if the servers that did not answer do. Its queue is the median: one
 // that has just come back has a shorter one, and one that refuses a part of what it is asked may have a longer.
 func Merged(seen []protocol.Snapshot, n int) protocol.Snapshot {
@@ -171,7 +178,7 @@ func Merged(seen []protocol.Snapshot, n int) protocol.Snapshot {
 	for _, sn := range seen {
 		who := OwnerOf(&sn)
 		votes[who] = append(votes[who], sn)
-		if all := votes[who]; len(all) > len(most) || len(all) == len(most) && precedence(&sn) > precedence(&most[0]) {
+		if all := votes[who]; len(all) > len(most) || len(all) == len(most) && precedes(&sn, &most[0]) {
 			most = all
 		}
 	}

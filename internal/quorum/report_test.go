@@ -23,6 +23,9 @@ func shown(value string, token uint64, left time.Duration) protocol.Snapshot {
 
 func TestWhatServersShowIsMerged(t *testing.T) {
 	a, b := protocol.NewClientID("a"), protocol.NewClientID("b")
+	if b < a {
+		a, b = b, a
+	}
 	of := func(client string) string {
 		return protocol.NewRequest(client, protocol.Exclusive, time.Minute, false, protocol.Counted, protocol.Origin{}).ID
 	}
@@ -60,6 +63,8 @@ func TestWhatServersShowIsMerged(t *testing.T) {
 			[]protocol.Snapshot{shown(x, 11, 1), shown("foreign", 0, 2)}, a, 1, 11, 11, 1},
 		"readers and another program": {
 			[]protocol.Snapshot{shown(protocol.MarkerValue, 11, 1), shown("foreign", 0, 2)}, protocol.MarkerValue, 1, 11, 11, 1},
+		"as many name another writer": {
+			[]protocol.Snapshot{shown(x, 11, 1), shown(y, 12, 2)}, a, 1, 11, 12, 1},
 		"as many name nobody": {
 			[]protocol.Snapshot{shown("foreign", 0, 2), shown("", 11, 0)}, "foreign", 1, 0, 11, 2},
 		"free": {
