@@ -115,6 +115,11 @@ func TestVirtualWhatAStepCancelsIsNotedInTheStep(t *testing.T) {
 		e.mu.Lock()
 		idle := e.rearmLocked(&fx)
 		e.mu.Unlock()
+		c.canceler.mu.Lock()
+		if c.canceler.idleLocked() { // all that Shutdown waits for if the loss was reported: see CancelSchedule.Lingering
+			t.Error("a flush that was noted is not waited for")
+		}
+		c.canceler.mu.Unlock()
 		drained := make(chan struct{})
 		go func() {
 			defer close(drained)

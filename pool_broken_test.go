@@ -782,7 +782,7 @@ func TestVirtualSilentConnectionsToAllMastersAreDropped(t *testing.T) {
 					t.Errorf("a free lock took %v", took)
 				}
 			})
-			time.Sleep(700 * time.Millisecond) // the other one is being looked at when this one has no answer
+			time.Sleep(400 * time.Millisecond) // the other one is being looked at when this one has no answer
 		}
 		locked.Wait()
 	})
