@@ -6,14 +6,12 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/url"
 	"os"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -427,35 +425,6 @@ func newClient(rdb redis.UniversalClient, prefix string, opts ...leased.Option) 
 	return client, nil
 }
 
-// unconnected is inPlainWords for the first command of a client. A server that expects TLS and one
-// that does not know it have no words for each other, nor has a proxy that speaks only TCP and has no server.
-func unconnected(o *redis.UniversalOptions, err error) error {
-	switch text := err.Error(); {
-	case o.TLSConfig == nil && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)):
-		return fmt.Errorf("it closed the connection without an answer: if it wants TLS, begin the URL with rediss:// or add --tls; "+
-			"if it is a proxy, it may have no server; if it is Redis, it may be at its maxclients (%w)", err)
-	case o.TLSConfig != nil && (strings.Contains(text, "deadline exceeded") || strings.Contains(text, "i/o timeout")):
-		return fmt.Errorf("it did not answer in time: if it does not speak TLS, %s (%w)", withoutTLS(o.TLSConfig), err)
-	case o.TLSConfig != nil && strings.Contains(text, "first record does not look like a TLS handshake"):
-		return fmt.Errorf("it does not speak TLS: %s (%w)", withoutTLS(o.TLSConfig), err)
-	}
-	return inPlainWords(err)
-}
-
-// withoutTLS says how to turn TLS off. --cacert and --cert turn it on, too.
-func withoutTLS(c *tls.Config) string {
-	flags := "--tls"
-	switch ca, cert := c.RootCAs != nil, len(c.Certificates) > 0; {
-	case ca && cert:
-		flags = "--tls, --cacert, --cert and --key"
-	case ca:
-		flags = "--tls and --cacert"
-	case cert:
-		flags = "--tls, --cert and --key"
-	}
-	return "begin the URL with redis:// and leave out " + flags
-}
-
 // where names the servers, without a password.
 func where(o *redis.UniversalOptions) string {
 	text := strings.Join(o.Addrs, ",")
@@ -463,61 +432,4 @@ func where(o *redis.UniversalOptions) string {
 		text = fmt.Sprintf("%q of the sentinels %s", o.MasterName, text)
 	}
 	return text
-}
-
-// hint says what an error with a mark means, and what to do about it.
-type hint struct{ mark, cause, advice string }
-
-// hints are the errors of a connection, or of a lock, that have an easy cause.
-var hints = [...]hint{
-	{"NOAUTH", "it requires a password", "give it in the URL, in $LEASED_REDIS rather than on the command line"},
-	{"WRONGPASS", "it does not take this user or password", ""},
-	{"READONLY", "it is a replica", "connect to its primary, or by --sentinel NAME; if you did, " + sentinelsBehind},
-	{"OOM ", "its memory is full", "raise maxmemory, or free memory"},
-	{"NOREPLICAS", "it has fewer replicas than its min-replicas-to-write", "fix the replicas, or lower the setting"},
-	{"MISCONF", "it cannot save to disk", "make room on the disk, or see “Persistence” in docs/operating.md; Redis's log says why"},
-	{"to run the 'scan' command", lacksRight, "allow +scan, which ls and top need beside the rights of locks"},
-	{"NOPERM", lacksRight, leastRights},
-	{"can't run this command", lacksRight, leastRights}, // inside a script, up to Redis 7.0
-	{"can't access at least one of the", lacksRight, leastRights},
-	{"ACL failure in script", lacksRight, leastRights},
-	{"CLUSTERDOWN", "the Cluster does not serve all slots", ""},
-	{"TRYAGAIN", "the Cluster is moving the slot of the lock", "try again; if that lasts, see redis-cli --cluster check"},
-	{"cluster support disabled", "it is no Cluster", "leave out --cluster"},
-	{"MOVED ", "it is a node of a Cluster", "add --cluster"},
-	{"unknown command 'sentinel'", "it is no sentinel", "leave out --sentinel"},
-	{"unknown command `sentinel`", "it is no sentinel", "leave out --sentinel"}, // Redis 6.2
-	{"broken pipe", "it closed the connection", "if that lasts, it may be at its maxclients: see redis-cli INFO clients"},
-	{"context deadline exceeded", "it did not answer in time", ""},
-	{"i/o timeout", "it did not answer in time", ""},
-}
-
-const (
-	// sentinelsBehind is what to do where Sentinels were asked.
-	sentinelsBehind = "the Sentinels name a replica: wait for the end of a failover, or look at SENTINEL GET-MASTER-ADDR-BY-NAME"
-
-	lacksRight  = "this user lacks a right"
-	leastRights = "allow the commands, keys and channels that docs/deployments.md lists under “Least rights”"
-)
-
-// hintFor returns the hint for an error, or one without any text.
-func hintFor(err error) hint {
-	for _, h := range hints {
-		if strings.Contains(err.Error(), h.mark) {
-			return h
-		}
-	}
-	return hint{}
-}
-
-// inPlainWords says what to do about an error that has an easy cause.
-func inPlainWords(err error) error {
-	switch h := hintFor(err); {
-	case h.cause == "":
-		return err
-	case h.advice == "":
-		return fmt.Errorf("%s (%w)", h.cause, err)
-	default:
-		return fmt.Errorf("%s: %s (%w)", h.cause, h.advice, err)
-	}
 }

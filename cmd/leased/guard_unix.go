@@ -6,10 +6,88 @@ import (
 	"bufio"
 	"fmt"
 	"os"
+	"os/exec"
 	"os/signal"
 	"syscall"
 	"time"
 )
+
+// guard is the process that leads the command's process group.
+type guard struct {
+	pid   int
+	cmd   *exec.Cmd
+	lines *os.File // its stdin
+	at    deadline // see until
+	ended bool
+}
+
+// startGuard starts the guard, and returns once the guard ignores signals.
+func startGuard() (*guard, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(self, guardName) //nolint:noctx // ended by end, or by the end of this process
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	theirs, ours, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer theirs.Close()
+	cmd.Stdin = theirs
+	ready, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		ours.Close()
+		return nil, err
+	}
+	g := &guard{pid: cmd.Process.Pid, cmd: cmd, lines: ours}
+	if _, err := ready.Read(make([]byte, 1)); err != nil {
+		g.end()
+		return nil, err
+	}
+	return g, nil
+}
+
+// guardWait is how long a guard that is stopped is waited for once the pipe to it is full. A line is written
+// as a whole or not at all.
+const guardWait = 100 * time.Millisecond
+
+// until tells the guard to kill the group at t, unless it hears otherwise.
+func (g *guard) until(t time.Time) {
+	g.at = deadlineAt(t, time.Now(), readClocks())
+	_ = g.lines.SetWriteDeadline(time.Now().Add(guardWait))
+	fmt.Fprintln(g.lines, g.at)
+}
+
+// isDue reports whether the guard kills the group now, or has killed it, whatever it hears.
+func (g *guard) isDue() bool { return g.at.passed(readClocks()) }
+
+// mayHaveKilled reports whether the guard has had a reason to kill the group.
+func (g *guard) mayHaveKilled() bool { return g.isDue() || g.at.passedOnWall(readClocks()) }
+
+// signal sends s to the command and everything that it started. Until the guard has been waited
+// for, no other group can have its number.
+func (g *guard) signal(s syscall.Signal) {
+	if !g.ended {
+		_ = syscall.Kill(-g.pid, s) // an error says that it has ended
+	}
+}
+
+// end ends the guard and leaves its group alone. It may be called twice.
+func (g *guard) end() {
+	if g.ended {
+		return
+	}
+	g.ended = true
+	fmt.Fprintln(g.lines, guardDone)
+	g.lines.Close()
+	_ = g.cmd.Wait() // it may have been killed with its group
+}
+
+const guardDone = "done"
 
 // runGuard is the guard of a run; see run_unix.go. From stdin it reads deadlines, of which the last one
 // counts. It kills its process group when that has passed, or when stdin ends without "done", which means

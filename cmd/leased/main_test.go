@@ -3,9 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"crypto/tls"
-	"crypto/x509"
-	"errors"
 	"io"
 	"os"
 	"os/exec"
@@ -15,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -173,24 +169,6 @@ func TestNoCertificateIsExpectedInTheNameOfASentinel(t *testing.T) {
 	} {
 		if o, err := c.at.options(); err != nil || o.TLSConfig.ServerName != c.name {
 			t.Errorf("%+v: %v; the certificate has to be that of %q, not %q", c.at, err, o.TLSConfig.ServerName, c.name)
-		}
-	}
-}
-
-// To leave out --tls is not enough if another flag turns TLS on.
-func TestAllFlagsThatTurnTLSOnAreNamed(t *testing.T) {
-	ca, cert := x509.NewCertPool(), []tls.Certificate{{}}
-	for flags, c := range map[string]*tls.Config{
-		"--tls":                             {},
-		"--tls and --cacert":                {RootCAs: ca},
-		"--tls, --cert and --key":           {Certificates: cert},
-		"--tls, --cacert, --cert and --key": {RootCAs: ca, Certificates: cert},
-	} {
-		for _, err := range []error{errors.New("read: i/o timeout"), errors.New("tls: first record does not look like a TLS handshake")} {
-			got := unconnected(&redis.UniversalOptions{TLSConfig: c}, err)
-			if want := "begin the URL with redis:// and leave out " + flags + " ("; !strings.Contains(got.Error(), want) || !errors.Is(got, err) {
-				t.Errorf("%q does not say %q", got, want)
-			}
 		}
 	}
 }

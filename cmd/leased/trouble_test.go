@@ -80,19 +80,6 @@ func silent(t *testing.T) redis.UniversalClient {
 	return rdb
 }
 
-// Redis quotes an unknown command with an apostrophe since 7.0, and with backquotes before.
-func TestARedisThatIsNoSentinelIsCalledSo(t *testing.T) {
-	for _, text := range []string{
-		"ERR unknown command 'sentinel', with args beginning with: 'get-master-addr-by-name' 'mymaster' ",
-		"ERR unknown command `sentinel`, with args beginning with: `get-master-addr-by-name`, `mymaster`, ",
-	} {
-		err := inPlainWords(errors.New("redis: all sentinels specified in configuration are unreachable: " + text))
-		if !strings.Contains(err.Error(), "leave out --sentinel") {
-			t.Errorf("%q is called %q", text, err)
-		}
-	}
-}
-
 func TestAServerOfAQuorumThatHangsIsNotWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		redistest.LastInBubble(t)
