@@ -5,16 +5,18 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"slices"
 	"strings"
 	"syscall"
 
 	"github.com/redis/go-redis/v9"
 )
 
-// hint says what an error with a mark means, and what to do about it.
+// hint says what a reply of Redis with a mark means, or another error, and what to do about it.
 type hint struct{ mark, cause, advice string }
 
-// hints are the errors of a connection, or of a lock, that have an easy cause.
+// hints are the replies about a connection, or a lock, that have an easy cause.
 var hints = [...]hint{
 	{"NOAUTH", "it requires a password", "give it in the URL, in $LEASED_REDIS rather than on the command line"},
 	{"WRONGPASS", "it does not take this user or password", ""},
@@ -33,10 +35,13 @@ var hints = [...]hint{
 	{"MOVED ", "it is a node of a Cluster", "add --cluster"},
 	{"unknown command 'sentinel'", "it is no sentinel", "leave out --sentinel"},
 	{"unknown command `sentinel`", "it is no sentinel", "leave out --sentinel"}, // Redis 6.2
-	{"broken pipe", "it closed the connection", "if that lasts, it may be at its maxclients: see redis-cli INFO clients"},
-	{"context deadline exceeded", "it did not answer in time", ""},
-	{"i/o timeout", "it did not answer in time", ""},
 }
+
+// hints of the network, whose errors have types.
+var (
+	closedByServer = hint{cause: "it closed the connection", advice: "if that lasts, it may be at its maxclients: see redis-cli INFO clients"}
+	noAnswerInTime = hint{cause: "it did not answer in time"}
+)
 
 const (
 	// sentinelsBehind is what to do where Sentinels were asked.
@@ -46,14 +51,63 @@ const (
 	leastRights = "allow the commands, keys and channels that docs/deployments.md lists under “Least rights”"
 )
 
-// hintFor returns the hint for an error, or one without any text.
+// hintFor returns the hint for an error, or one without any text. If servers replied, what they said
+// counts for more than the silence of others.
 func hintFor(err error) hint {
 	for _, h := range hints {
-		if strings.Contains(err.Error(), h.mark) {
+		if replied(err, h.mark) {
 			return h
 		}
 	}
+	switch {
+	case errors.Is(err, syscall.EPIPE):
+		return closedByServer
+	case timedOut(err):
+		return noAnswerInTime
+	}
 	return hint{}
+}
+
+// replied reports whether Redis replied with an error that contains mark. It does not look at the rest of
+// the text of err, nor at the arguments that Redis repeats: these have the name of a lock, which may contain
+// any mark.
+func replied(err error, mark string) bool {
+	return wraps(err, func(err error) bool {
+		_, ok := err.(redis.Error) //nolint:errorlint // wraps unwraps
+		text, _, _ := strings.Cut(err.Error(), ", with args beginning with: ")
+		return ok && strings.Contains(text, mark)
+	})
+}
+
+// timedOut reports whether err says that there was no answer in time.
+func timedOut(err error) bool {
+	return wraps(err, func(err error) bool {
+		switch e := err.(type) { //nolint:errorlint // wraps unwraps
+		case *net.OpError:
+			// If no connection was made in time, the library leaves only the text of the error, so that
+			// it does not match that of a context.
+			text := e.Err.Error()
+			return e.Timeout() || strings.Contains(text, "deadline exceeded") || strings.Contains(text, "i/o timeout")
+		case net.Error: // that of a context, too
+			return e.Timeout()
+		}
+		return false
+	})
+}
+
+// wraps reports whether is returns true for err, or for an error that it wraps. Unlike errors.As, it goes on
+// after one of the type that is looked for: each Sentinel, and each server of a quorum, may have replied.
+func wraps(err error, is func(error) bool) bool {
+	if err == nil || is(err) {
+		return err != nil
+	}
+	switch e := err.(type) { //nolint:errorlint // this unwraps
+	case interface{ Unwrap() error }:
+		return wraps(e.Unwrap(), is)
+	case interface{ Unwrap() []error }:
+		return slices.ContainsFunc(e.Unwrap(), func(err error) bool { return wraps(err, is) })
+	}
+	return false
 }
 
 // inPlainWords says what to do about an error that has an easy cause.
@@ -71,13 +125,13 @@ func inPlainWords(err error) error {
 // unconnected is inPlainWords for the first command of a client. A server that expects TLS and one
 // that does not know it have no words for each other, nor has a proxy that speaks only TCP and has no server.
 func unconnected(o *redis.UniversalOptions, err error) error {
-	switch text := err.Error(); {
+	switch {
 	case o.TLSConfig == nil && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)):
 		return fmt.Errorf("it closed the connection without an answer: if it wants TLS, begin the URL with rediss:// or add --tls; "+
 			"if it is a proxy, it may have no server; if it is Redis, it may be at its maxclients (%w)", err)
-	case o.TLSConfig != nil && (strings.Contains(text, "deadline exceeded") || strings.Contains(text, "i/o timeout")):
+	case o.TLSConfig != nil && timedOut(err):
 		return fmt.Errorf("it did not answer in time: if it does not speak TLS, %s (%w)", withoutTLS(o.TLSConfig), err)
-	case o.TLSConfig != nil && strings.Contains(text, "first record does not look like a TLS handshake"):
+	case o.TLSConfig != nil && strings.Contains(err.Error(), "first record does not look like a TLS handshake"):
 		return fmt.Errorf("it does not speak TLS: %s (%w)", withoutTLS(o.TLSConfig), err)
 	}
 	return inPlainWords(err)

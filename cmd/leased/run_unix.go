@@ -300,7 +300,7 @@ func (o *runOptions) acquire(ctx context.Context, std streams, conn *connection,
 			fmt.Fprintf(std.err, "leased: still waiting for lock %q: %s\n", o.name, strings.TrimPrefix(text, "leased: "))
 			warnings = nil
 		case err := <-trouble.failures:
-			if !conn.replica || !strings.Contains(err.Error(), "READONLY") {
+			if !conn.replica || !replied(err, "READONLY") {
 				continue
 			}
 			cancel()
