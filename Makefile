@@ -68,7 +68,7 @@ simulate: ## random schedules of the protocol on virtual time: SEEDS=how many
 	$(GO) test -run '^TestSimulation' -count 1 -timeout 0 ./internal/simulation -simulate.seeds=$(SEEDS)
 
 # --strict makes an error of a link that leads to no page or no heading.
-docs: ## the pages of docs as a web site in .site/build, with all links checked; wants Python
+docs: ## the pages of docs as a web site in .site/build, with all links checked; needs Python
 	@test -x .site/venv/bin/mkdocs || { python3 -m venv .site/venv && .site/venv/bin/pip install -q -r .site/requirements.txt; }
 	NO_MKDOCS_2_WARNING=1 .site/venv/bin/mkdocs build --strict -f .site/mkdocs.yml
 

@@ -56,7 +56,7 @@ func (a *address) bind(c *cobra.Command) {
 	a.bindServer(c, "`ADDRESS` of Redis: a URL such as rediss://user@host:6379/0, or HOST:PORT, or several with "+
 		"commas between them; default: $LEASED_REDIS, then $REDIS_URL, then localhost:6379")
 	c.Flags().BoolVar(&a.Quorum, "quorum", false, "the addresses are of independent servers, as for leased.NewQuorum: 3, 5 or 7; for run, inspect and unlock")
-	c.Flags().DurationVar(&a.quarantine, "quarantine", 0, "the `LENGTH` that the application gives to leased.WithQuarantine, with --quorum; at least the longest TTL "+
+	c.Flags().DurationVar(&a.quarantine, "quarantine", 0, "the `DURATION` that the application gives to leased.WithQuarantine, with --quorum; at least the longest TTL "+
 		"of any lock of any process (default 1m)")
 	c.Flags().StringVar(&a.prefix, "prefix", "", "key `PREFIX` that the application gives to leased.WithKeyPrefix")
 }
@@ -178,9 +178,9 @@ func (a *address) fromURL(o *redis.UniversalOptions) error {
 	fail := func(err error) error {
 		// The error of net/url repeats the URL, or what it took for its port, which may be a password.
 		if err == nil || errors.As(err, new(*url.Error)) {
-			return usagef("--redis is no URL such as redis://localhost:6379/0; a password in it must be percent-encoded: write / as %%2F, ? as %%3F, # as %%23, @ as %%40, : as %%3A, %% as %%25 and a comma as %%2C")
+			return usagef("--redis is not a URL such as redis://localhost:6379/0; a password in it must be percent-encoded: write / as %%2F, ? as %%3F, # as %%23, @ as %%40, : as %%3A, %% as %%25 and a comma as %%2C")
 		}
-		return usagef("--redis is no Redis URL such as redis://localhost:6379/0: %s", strings.TrimPrefix(err.Error(), "redis: "))
+		return usagef("--redis is not a Redis URL such as redis://localhost:6379/0: %s", strings.TrimPrefix(err.Error(), "redis: "))
 	}
 	u, err := url.Parse(a.Redis)
 	if err != nil || u.Scheme != "unix" && passesForMore(u) {

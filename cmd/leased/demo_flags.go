@@ -65,7 +65,7 @@ func (o *demoOptions) bind(c *cobra.Command) {
 	f.IntVar(&o.workers, "workers", 5, "`N` processes (default 5)")
 	f.IntVar(&o.buyers, "buyers", 10, "`N` buyers in each process (default 10)")
 	f.IntVar(&o.stock, "stock", 10, "`N` pieces to sell (default 10)")
-	f.DurationVar(&o.ttl, "ttl", usualTTL, "`LENGTH` of a lease (default 30s, with --kill 2s, with --quorum 6s)")
+	f.DurationVar(&o.ttl, "ttl", usualTTL, "`DURATION` of a lease (default 30s, with --kill 2s, with --quorum 6s)")
 	f.BoolVar(&o.kill, "kill", false, "kill a process while it is inside the lock")
 	f.BoolVar(&o.quorum, "quorum", false, "the lock is on five servers, two of which die and come back empty")
 	f.BoolVar(&o.fence, "fence", false, "two owners at once, without fencing tokens and with them")

@@ -54,7 +54,7 @@ func TestTheFiguresOfThePageAreThoseOfTheProgram(t *testing.T) {
 	}
 }
 
-func TestRunTakesLengthsUpToTheBoundsOfThePage(t *testing.T) {
+func TestRunTakesDurationsUpToTheBoundsOfThePage(t *testing.T) {
 	for _, c := range []struct {
 		flag  string
 		taken bool

@@ -31,10 +31,10 @@ var hints = [...]hint{
 	{"ACL failure in script", lacksRight, leastRights},
 	{"CLUSTERDOWN", "the Cluster does not serve all slots", ""},
 	{"TRYAGAIN", "the Cluster is moving the slot of the lock", "try again; if that lasts, see redis-cli --cluster check"},
-	{"cluster support disabled", "it is no Cluster", "leave out --cluster"},
+	{"cluster support disabled", "it is not a Cluster node", "leave out --cluster"},
 	{"MOVED ", "it is a node of a Cluster", "add --cluster"},
-	{"unknown command 'sentinel'", "it is no sentinel", "leave out --sentinel"},
-	{"unknown command `sentinel`", "it is no sentinel", "leave out --sentinel"}, // Redis 6.2
+	{"unknown command 'sentinel'", "it is not a Sentinel", "leave out --sentinel"},
+	{"unknown command `sentinel`", "it is not a Sentinel", "leave out --sentinel"}, // Redis 6.2
 }
 
 // hints of the network, whose errors have types.

@@ -173,7 +173,7 @@ func serversText(info leased.Info) string {
 	}
 	text += fmt.Sprintf(", %d of these name the owner", info.Behind)
 	if info.Behind <= info.Servers/2 {
-		text += ", which is no majority"
+		text += ", which is not a majority"
 	}
 	return text
 }

@@ -99,7 +99,7 @@ func TestMistakesInTheCommandLineAreToldWithStatusTwo(t *testing.T) {
 		{"ls --limit redis://:hush@h:1", "--redis"},
 		{"completion redis://:hush@h:1", "--redis"},
 		{"inspect a --quorum=redis://:hush@h:1", "--quorum takes no value"},
-		{"demo --redis http://localhost", "--redis is no Redis URL"},
+		{"demo --redis http://localhost", "--redis is not a Redis URL"},
 		{"inspect", "the name of one lock"},
 		{"inspect a b", "the name of one lock"},
 		{"inspect a --redis localhost:6379:1", "neither a Redis URL"},
@@ -119,7 +119,7 @@ func TestMistakesInTheCommandLineAreToldWithStatusTwo(t *testing.T) {
 		{"inspect a --watch --interval 1ms", "--interval"},
 		{"ls a b", "one pattern"},
 		{"ls --limit 0", "--limit"},
-		{"demo --ttl 30", `--ttl takes a length such as 30s, not "30"`},
+		{"demo --ttl 30", `--ttl takes a duration such as 30s, not "30"`},
 		{"ls --limit ten", `--limit takes a whole number, not "ten"`},
 		{"completion tcsh", `bash, zsh, fish and powershell, not for "tcsh"`},
 		{"completion bash now", `"now"`},
@@ -283,7 +283,7 @@ func TestHelpShowsWhatACommandTakes(t *testing.T) {
 			}
 		}
 	}
-	// A number or a length that a flag has without being given is in its text.
+	// A number or a duration that a flag has without being given is in its text.
 	for _, c := range newRoot(discard()).Commands() {
 		c.Flags().VisitAll(func(f *pflag.Flag) {
 			if isZero := strings.Trim(f.DefValue, "0s") == ""; !isZero && f.DefValue != "-1" && f.Value.Type() != "bool" && f.Value.Type() != "string" &&

@@ -72,12 +72,12 @@ func majorityAnswers(ctx context.Context, rdbs []redis.UniversalClient, options 
 		return nil
 	}
 	var text strings.Builder
-	for i, err := range failures { // of which a line each is easier to read, as some say what to do
+	for i, err := range failures { // one per line, because some say what to do
 		if err != nil {
 			fmt.Fprintf(&text, "\n  %s: %v", where(options[i]), unconnected(options[i], err))
 		}
 	}
-	return fmt.Errorf("%d of the %d servers answered, which is no majority:%s", answered, len(rdbs), &text)
+	return fmt.Errorf("%d of the %d servers answered, which is not a majority:%s", answered, len(rdbs), &text)
 }
 
 // reply is what a server answered, or why it did not.

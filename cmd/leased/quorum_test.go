@@ -87,7 +87,7 @@ func TestEachServerOfAQuorumThatDoesNotAnswerIsNamed(t *testing.T) {
 	isDown.Close()
 	got := invoke(t, "inspect", "job", "--quorum", "--redis", strings.Join(addrs, ","))
 	lines := strings.Split(got.err, "\n")
-	if got.status != 1 || len(lines) != 4 || !strings.HasPrefix(lines[0], "leased: 1 of the 3 servers answered, which is no majority:") ||
+	if got.status != 1 || len(lines) != 4 || !strings.HasPrefix(lines[0], "leased: 1 of the 3 servers answered, which is not a majority:") ||
 		!strings.HasPrefix(lines[1], "  "+addrs[0]+": it requires a password: give it in the URL") ||
 		!strings.HasPrefix(lines[2], "  "+addrs[2]+": ") {
 		t.Errorf("%+v", got)

@@ -72,7 +72,7 @@ func flagError(c *cobra.Command, err error) error {
 	if errors.As(err, &invalid) {
 		f := invalid.GetFlag()
 		takes := map[string]string{
-			"duration": "a length such as 30s",
+			"duration": "a duration such as 30s",
 			"float64":  "seconds, such as 10",
 			"int":      "a whole number",
 			"bool":     "no value",
@@ -120,7 +120,7 @@ func noArguments(c *cobra.Command, args []string) error {
 // shown quotes what the user typed in a wrong place, unless it may be a URL, which can have a password.
 func shown(arg string) string {
 	if strings.Contains(arg, "://") {
-		return "this URL (the address of Redis goes behind --redis, or into $LEASED_REDIS)"
+		return "this URL (pass the address of Redis with --redis, or set $LEASED_REDIS)"
 	}
 	return strconv.Quote(arg)
 }

@@ -75,9 +75,9 @@ func (s *scan) step(ctx context.Context, rdb redis.UniversalClient) ([]string, e
 	return names, nil
 }
 
-// used returns of each of the locks that the last step found how many of its own key and its queue there
-// are: 0 if it is free. It is 1 if the node does not say. Mostly all are free, so used asks about all at
-// once first. It also returns how many it has asked about one by one.
+// used returns, for each lock that the last step found, how many of its two keys exist, its own and its
+// queue's: 0 if the lock is free, and 1 if the node does not say. Usually all are free, so it first asks
+// about all of them at once. checks is how many it then asked about one by one.
 func (s *scan) used(ctx context.Context, names []string) (counts []int64, checks int, err error) {
 	if len(names) == 0 {
 		return nil, 0, nil
