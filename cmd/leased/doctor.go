@@ -89,8 +89,11 @@ func examine(ctx context.Context, std streams, at *address) error {
 	}
 	clocks := make([]clockLead, len(nodes))
 	for i, node := range nodes {
+		if i > 0 {
+			fmt.Fprintln(std.out)
+		}
 		if len(nodes) > 1 {
-			fmt.Fprintf(std.out, "%smaster %d of %d: %v\n", map[bool]string{true: "\n"}[i > 0], i+1, len(nodes), node)
+			fmt.Fprintf(std.out, "master %d of %d: %v\n", i+1, len(nodes), node)
 		}
 		ofQuorum := !isCluster && isOfQuorum(ctx, node, at.prefix)
 		info, refused := serverInfo(ctx, node)

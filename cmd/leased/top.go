@@ -253,8 +253,11 @@ func (t *top) choose() []*watched {
 // byTurn orders locks that have to wait for a look: those with a queue come first, because they may belong
 // at the top of the rows.
 func byTurn(a, b *watched) int {
-	if a.waited != b.waited {
-		return map[bool]int{true: -1, false: 1}[a.waited]
+	switch {
+	case a.waited && !b.waited:
+		return -1
+	case b.waited && !a.waited:
+		return 1
 	}
 	return cmp.Or(a.looked-b.looked, a.found-b.found, strings.Compare(a.name, b.name))
 }

@@ -194,7 +194,11 @@ func (s *scene) compareShortcuts(rounds int64) {
 			last := s.look().token()
 			names.name(last)
 			names.name(last + used) // later tokens must be above it
-			r, short := s.runScript(what, &sc, id, map[bool]uint64{true: last + used}[used > 0], cool)
+			given := uint64(0)
+			if used > 0 {
+				given = last + used
+			}
+			r, short := s.runScript(what, &sc, id, given, cool)
 			if short && what == "release" {
 				shortcuts[fmt.Sprint(what, " handed ", r.Handed)]++
 			}
@@ -275,11 +279,12 @@ func TestABriefReCheckIsAFullOneOfARequestThatWaitsNoMore(t *testing.T) {
 					t.Fatalf("seed %d: a waiting lease until %d was taken for one until %d, and extended to %d, want %d", seed, ends, known, after.waiters[c.ID], until)
 				}
 				after.waiters[c.ID] = before.waiters[c.ID]
-				listeners := map[bool]int{true: 1}[strings.HasSuffix(c.ID, "A") || strings.HasSuffix(c.ID, "B")]
-				want := protocol.Answer{Outcome: protocol.Enqueued, Brief: true, Echo: listeners}
-				wantSaid := map[bool]string{true: "\ntold echo  7 none false"}[listeners == 1]
-				if c.Echo == "" {
-					want.Echo, wantSaid = protocol.NoEcho, ""
+				want, wantSaid := protocol.Answer{Outcome: protocol.Enqueued, Brief: true}, ""
+				switch listens := strings.HasSuffix(c.ID, "A") || strings.HasSuffix(c.ID, "B"); {
+				case c.Echo == "":
+					want.Echo = protocol.NoEcho
+				case listens:
+					want.Echo, wantSaid = 1, "\ntold echo  7 none false"
 				}
 				if got != want || err != nil || said != wantSaid {
 					t.Fatalf("seed %d: %+v, %v; told %q", seed, got, err, said)
@@ -382,7 +387,11 @@ func TestTheShortcutsOfAVoteDoWhatTheLongWayDoes(t *testing.T) {
 				if what == "acquire" {
 					r = s.runVote(&sc, id, mark, known, ticket, func(text string) { got[i] += text }, func() { shortcuts[fmt.Sprint("acquire ", owned(s))]++ })
 				} else {
-					r = s.runEnd(what, &sc, id, map[bool]uint64{true: last + used}[used > 0], func() { shortcuts[what]++ })
+					given := uint64(0)
+					if used > 0 {
+						given = last + used
+					}
+					r = s.runEnd(what, &sc, id, given, func() { shortcuts[what]++ })
 				}
 				after[i] = s.look()
 				expired := 0

@@ -164,8 +164,7 @@ func (r *ranks) name(token uint64) string {
 func (st *state) shape(r *ranks) string {
 	kind := make([]string, 5)
 	for i, ends := range st.ends {
-		kind[i] = map[bool]string{true: "expires"}[ends > 0]
-		if ends <= 0 {
+		if kind[i] = "expires"; ends <= 0 {
 			kind[i] = map[int64]string{0: "missing", -1: "forever"}[ends]
 		}
 	}
