@@ -63,8 +63,8 @@ func TestALeaseIsLostWithinARenewalPeriodOfItsKey(t *testing.T) {
 	}
 }
 
-// inboxHealth waits until the inbox of the only client is subscribed.
-func inboxHealth(t *testing.T, s place) {
+// awaitInbox waits until the inbox of the only client is subscribed.
+func awaitInbox(t *testing.T, s place) {
 	t.Helper()
 	eventually(t, "its inbox hears", func() bool {
 		return len(s.inboxes(t)) == 1
@@ -187,7 +187,7 @@ func TestAfterAFailoverThatUndidTurnsTheLockMovesOn(t *testing.T) {
 func TestALeaseEndsAtOnceOnForceUnlock(t *testing.T) {
 	onBoth(t, func(t *testing.T, s place) {
 		l := lock(t, newClient(t, s, leased.WithTTL(time.Hour)).Mutex("x"))
-		inboxHealth(t, s)
+		awaitInbox(t, s)
 		if _, err := newClient(t, s).ForceUnlock(context.Background(), "x"); err != nil {
 			t.Fatal(err)
 		}
@@ -460,7 +460,7 @@ func TestALossHandlerMayUseTheLockThatWasLost(t *testing.T) {
 			t.Fatal(err)
 		}
 		l := lock(t, c.Mutex("x"))
-		inboxHealth(t, s)
+		awaitInbox(t, s)
 		if _, err := newClient(t, s).ForceUnlock(context.Background(), "x"); err != nil {
 			t.Fatal(err)
 		}
@@ -540,7 +540,7 @@ func TestALossHandlerMayCloseTheClient(t *testing.T) {
 		}
 		l := lock(t, c.Mutex("x"))
 		work := l.Context()
-		inboxHealth(t, s)
+		awaitInbox(t, s)
 		if _, err := newClient(t, s).ForceUnlock(context.Background(), "x"); err != nil {
 			t.Fatal(err)
 		}

@@ -311,7 +311,6 @@ func TestALeaseOfAClientThatCannotBeComparedIsRenewed(t *testing.T) {
 	}
 }
 
-// The lease that a replica has survives the loss of the primary.
 // WAIT counts the replicas that have the connection's last write from the primary itself.
 func TestReplicasOfAReplicaDoNotCount(t *testing.T) {
 	t.Parallel()
@@ -335,6 +334,7 @@ func TestAnOldPrimaryThatIsNotDemotedGrantsNothingThatNeedsAReplica(t *testing.T
 	isAll(t, err, leased.ErrNoReplicas)
 }
 
+// The lease that a replica has survives the loss of the primary.
 func TestALeaseSurvivesItsPrimary(t *testing.T) {
 	t.Parallel()
 	r := redistest.NewReplication(t, 1)

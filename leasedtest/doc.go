@@ -49,7 +49,7 @@
 // # What it is not
 //
 // The server is a single node. It has no replicas, so [leased.WithReplicas] refuses every
-// lease, and it is no Cluster. For [leased.NewQuorum], take the Redis clients of several servers, which
+// lease, and it is not a Cluster. For [leased.NewQuorum], take the Redis clients of several servers, which
 // have addresses of their own. A command takes several times as long as on Redis, so measure
 // speed on a real server. The server does not work on platforms whose int has 32 bits; there
 // [NewServer] skips the test.
