@@ -322,15 +322,34 @@ func TestDocsShowOnlySQLFromTheFlashSale(t *testing.T) {
 }
 
 // The error of Unlock may be the only sign that another process was inside, so no page,
-// comment or example drops it by a bare defer. Locks of the sync API have no error to drop.
+// comment or example drops it, unless a comment in the same line says why. Locks of the sync
+// API have no error to drop.
 func TestReadmeAndExamplesKeepTheErrorOfEveryUnlock(t *testing.T) {
-	dropped := regexp.MustCompile(`(?m)^.*defer (lease|l|first|second|writer)\.Unlock\(\).*$`)
-	files := append([]string{"example_test.go", "example_options_test.go", "leasedtest/example_test.go"}, pages...)
-	examples, err := filepath.Glob("examples/*/*.go")
-	if err != nil {
-		t.Fatal(err)
+	dropped := regexp.MustCompile(`(?m)^.*(?:defer (?:lease|l|first|second|writer|elector)\.(?:Unlock|Resign)\(\)|` +
+		`_ = [\w.]+\.(?:Unlock|Resign)\(\)[ })(;]*$).*$`)
+	for line, want := range map[string]bool{
+		"\tdefer lease.Unlock()":                    true,
+		"\t_ = lease.Unlock()":                      true,
+		"\tdefer func() { _ = elector.Resign() }()": true,
+		"\t_ = lease.Unlock() // it was lost":       false,
+		"\terr = errors.Join(err, lease.Unlock())":  false,
+		"\tmu.Lock(); defer mu.Unlock()":            false,
+	} {
+		if got := dropped.MatchString(line); got != want {
+			t.Errorf("whether %q drops an error is judged %v", line, got)
+		}
 	}
-	files = append(files, examples...)
+	files := append([]string{"example_test.go", "example_options_test.go", "leasedtest/example_test.go"}, pages...)
+	for _, pattern := range []string{"examples/*/*.go", "adapters/*/*.go"} {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(found) == 0 {
+			t.Errorf("%s has no file", pattern)
+		}
+		files = append(files, found...)
+	}
 	library, err := filepath.Glob("*.go")
 	if err != nil {
 		t.Fatal(err)

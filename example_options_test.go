@@ -78,7 +78,7 @@ func ExampleWithLogger() {
 		if _, err := client.ForceUnlock(context.Background(), "salary:4711"); err != nil {
 			log.Panic(err)
 		}
-		_ = lease.Unlock()
+		_ = lease.Unlock() // leased.ErrLeaseLost
 		_ = client.Close() // waits for the logger
 	}
 	// Output:
@@ -415,7 +415,9 @@ func ExampleClient_Shutdown() {
 	}
 	go func() {
 		<-lease.Context().Done() // with the cause ErrClosed
-		_ = lease.Unlock()
+		if err := lease.Unlock(); err != nil {
+			log.Print(err)
+		}
 	}()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()

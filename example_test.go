@@ -761,7 +761,9 @@ func ExampleLockOption() {
 		}
 		rest := time.Until(lease.TrustedUntil())
 		fmt.Println("more than 10 s:", rest > 10*time.Second)
-		_ = lease.Unlock()
+		if err := lease.Unlock(); err != nil {
+			log.Panic(err)
+		}
 	}
 	// Output:
 	// more than 10 s: false

@@ -203,9 +203,13 @@ func ExampleServer_DropMessages() {
 	}
 	deliver := server.DropMessages()
 	defer deliver()
-	time.AfterFunc(50*time.Millisecond, func() { _ = lease.Unlock() })
+	unlocked := make(chan error, 1)
+	time.AfterFunc(50*time.Millisecond, func() { unlocked <- lease.Unlock() })
 	fmt.Println(here.Mutex("report").Do(context.Background(), func(context.Context) error { return nil }))
-	// Output: <nil>
+	fmt.Println(<-unlocked)
+	// Output:
+	// <nil>
+	// <nil>
 }
 
 // Two processes believe that the lock is theirs, because the first one stood still: the

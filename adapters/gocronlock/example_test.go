@@ -1,7 +1,12 @@
 package gocronlock_test
 
 import (
+	"context"
+	"errors"
 	"log"
+	"os"
+	"os/signal"
+	"syscall"
 	"time"
 
 	"github.com/go-co-op/gocron/v2"
@@ -12,13 +17,13 @@ import (
 )
 
 func Example() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
 	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379", ContextTimeoutEnabled: true})
-	defer rdb.Close()
 	client, err := leased.New(rdb, leased.WithKeyPrefix("jobs:"))
 	if err != nil {
 		log.Panic(err)
 	}
-	defer client.Close()
 
 	scheduler, err := gocron.NewScheduler(
 		gocron.WithDistributedLocker(gocronlock.New(client, 5*time.Second)))
@@ -32,21 +37,23 @@ func Example() {
 		log.Panic(err)
 	}
 	scheduler.Start()
-	defer func() { _ = scheduler.Shutdown() }()
-	select {}
+
+	<-ctx.Done()
+	if err := errors.Join(scheduler.Shutdown(), client.Close(), rdb.Close()); err != nil {
+		log.Print(err)
+	}
 }
 
 func ExampleNewElector() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
 	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379", ContextTimeoutEnabled: true})
-	defer rdb.Close()
 	client, err := leased.New(rdb, leased.WithKeyPrefix("jobs:"))
 	if err != nil {
 		log.Panic(err)
 	}
-	defer client.Close()
 
 	elector := gocronlock.NewElector(client.Mutex("leader"))
-	defer func() { _ = elector.Resign() }()
 	scheduler, err := gocron.NewScheduler(gocron.WithDistributedElector(elector))
 	if err != nil {
 		log.Panic(err)
@@ -57,6 +64,9 @@ func ExampleNewElector() {
 		log.Panic(err)
 	}
 	scheduler.Start()
-	defer func() { _ = scheduler.Shutdown() }()
-	select {}
+
+	<-ctx.Done()
+	if err := errors.Join(scheduler.Shutdown(), elector.Resign(), client.Close(), rdb.Close()); err != nil {
+		log.Print(err)
+	}
 }
