@@ -2,6 +2,7 @@ package gocronlock
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"github.com/leasedmutex/leased"
@@ -11,7 +12,7 @@ import (
 // the leader, and only the leader's scheduler runs jobs. Give each process an elector whose mutex
 // has the same name, and that nothing else locks.
 func NewElector(mutex *leased.Mutex) *Elector {
-	return &Elector{mutex: mutex, turn: make(chan struct{}, 1)}
+	return &Elector{mutex: mutex}
 }
 
 // An Elector stands for election whenever a job is due. A leader stays leader, however long no
@@ -26,35 +27,82 @@ func NewElector(mutex *leased.Mutex) *Elector {
 // An Elector may be used by several schedulers of a process, and is safe for concurrent use.
 type Elector struct {
 	mutex *leased.Mutex
-	turn  chan struct{} // holds a value while a call uses lease
+
+	mu    sync.Mutex    // guards the fields below
 	lease *leased.Lease // of this process as leader; nil if it is not
+	turn  *turn         // nil if nobody stands for election or resigns
+}
+
+// A turn is a call that stands for election or resigns. Calls that come meanwhile wait for its end.
+type turn struct {
+	ended chan struct{} // closed when the call has ended
+	err   error         // why Redis did not make this process the leader; for others once ended is closed
 }
 
 // IsLeader implements gocron.Elector. It returns nil if this process is the leader or can become
 // it now. The error matches leased.ErrLocked if another process is the leader. While this process
-// is the leader, IsLeader asks the local clock and not Redis.
+// is the leader, IsLeader asks the local clock and not Redis. Of calls at the same time, one asks
+// Redis, and all return its answer.
 func (e *Elector) IsLeader(ctx context.Context) error {
-	select {
-	case e.turn <- struct{}{}:
-		defer func() { <-e.turn }()
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	if e.lease != nil {
-		// The context of a lease that expired while the machine slept ends a moment after the machine
-		// wakes.
-		if e.lease.Context().Err() == nil && time.Now().Before(e.lease.TrustedUntil()) {
+	for {
+		mine, t := e.takeTurn(true)
+		if t == nil {
 			return nil
 		}
+		if mine {
+			return e.stand(ctx, t)
+		}
+		select {
+		case <-t.ended:
+			if t.err != nil {
+				return t.err
+			}
+			// This process may be the leader now. If it is not, a resignation has ended, or the
+			// context of the call that stood, which says nothing of this one's.
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// takeTurn begins a turn, unless another call has one: then it returns that call's. For an election
+// it returns no turn if this process is the leader already.
+func (e *Elector) takeTurn(election bool) (mine bool, t *turn) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.turn != nil {
+		return false, e.turn
+	}
+	// The context of a lease that expired while the machine slept ends a moment after the machine
+	// wakes.
+	if election && e.lease != nil && e.lease.Context().Err() == nil && time.Now().Before(e.lease.TrustedUntil()) {
+		return false, nil
+	}
+	e.turn = &turn{ended: make(chan struct{})}
+	return true, e.turn
+}
+
+// endTurn leaves this process with lease, and lets others have their turn.
+func (e *Elector) endTurn(t *turn, lease *leased.Lease) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.lease, e.turn = lease, nil
+	close(t.ended)
+}
+
+// stand asks Redis for the leadership. If Redis hangs, each job that is due at the same time would
+// otherwise wait for the tries of all others.
+func (e *Elector) stand(ctx context.Context, t *turn) error {
+	var lease *leased.Lease
+	defer func() { e.endTurn(t, lease) }() // even if a hook of the Redis client panics
+	if e.lease != nil {
 		_ = e.lease.Unlock() // it was lost, and the client has logged that
-		e.lease = nil
 	}
 	lease, err := e.mutex.TryLockContext(ctx)
-	if err != nil {
-		return err
+	if ctx.Err() == nil {
+		t.err = err
 	}
-	e.lease = lease
-	return nil
+	return err
 }
 
 // Resign ends the leadership of this process, if it is the leader, so that another process need
@@ -62,12 +110,14 @@ func (e *Elector) IsLeader(ctx context.Context) error {
 // client is closed: a scheduler that still runs would be elected again. It returns the error of
 // leased.Lease.Unlock.
 func (e *Elector) Resign() error {
-	e.turn <- struct{}{}
-	defer func() { <-e.turn }()
+	mine, t := e.takeTurn(false)
+	for !mine {
+		<-t.ended
+		mine, t = e.takeTurn(false)
+	}
+	defer e.endTurn(t, nil)
 	if e.lease == nil {
 		return nil
 	}
-	lease := e.lease
-	e.lease = nil
-	return lease.Unlock()
+	return e.lease.Unlock()
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/go-co-op/gocron/v2"
+	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/leasedmutex/leased"
@@ -224,7 +225,7 @@ func TestAnElectionWithoutAServerFails(t *testing.T) {
 	})
 }
 
-// hang is a hook that keeps scripts from being sent until it is closed.
+// hang is a hook that keeps scripts from being sent until it is closed, or their context ends.
 type hang chan struct{}
 
 func (h hang) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -232,7 +233,11 @@ func (h hang) DialHook(next redis.DialHook) redis.DialHook { return next }
 func (h hang) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		if cmd.Name() == "evalsha" {
-			<-h
+			select {
+			case <-h:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
 		}
 		return next(ctx, cmd)
 	}
@@ -268,5 +273,93 @@ func TestACallBehindAnotherOneEndsWithItsContext(t *testing.T) {
 		if err := elector.Resign(); err != nil {
 			t.Error(err)
 		}
+	})
+}
+
+// Jobs that are due at once would otherwise be late by two seconds for each one before them.
+func TestCallersAtTheSameTimeShareOneTryOfARedisThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rdb := leasedtest.NewServer(t).Redis()
+		h := make(hang)
+		rdb.AddHook(h)
+		client, err := leased.New(rdb)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer client.Close()
+		elector := gocronlock.NewElector(client.Mutex("leader"))
+		began := time.Now()
+		var wg sync.WaitGroup
+		for range 6 {
+			wg.Go(func() {
+				err := elector.IsLeader(t.Context())
+				if took := time.Since(began); err == nil || errors.Is(err, leased.ErrLocked) || took > 3*time.Second {
+					t.Errorf("IsLeader returned %v after %v", err, took)
+				}
+			})
+		}
+		wg.Wait()
+		close(h)
+		if err := elector.IsLeader(t.Context()); err != nil {
+			t.Errorf("once Redis answered, IsLeader returned %v", err)
+		}
+		if err := elector.Resign(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestACallBehindOneThatWasCanceledAsksRedisItself(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rdb := leasedtest.NewServer(t).Redis()
+		h := make(hang)
+		rdb.AddHook(h)
+		client, err := leased.New(rdb)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer client.Close()
+		elector := gocronlock.NewElector(client.Mutex("leader"))
+		ctx, cancel := context.WithCancel(t.Context())
+		first, second := make(chan error), make(chan error)
+		go func() { first <- elector.IsLeader(ctx) }()
+		synctest.Wait()
+		go func() { second <- elector.IsLeader(t.Context()) }()
+		synctest.Wait()
+		cancel()
+		if err := <-first; !errors.Is(err, context.Canceled) {
+			t.Errorf("the call that was canceled returned %v", err)
+		}
+		close(h)
+		if err := <-second; err != nil {
+			t.Errorf("the one behind it returned %v", err)
+		}
+		if err := elector.Resign(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestWithoutRedisAnElectorsErrorIsToldToNoListener(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := leasedtest.NewServer(t)
+		elector := gocronlock.NewElector(server.Client().Mutex("leader"))
+		defer server.Stop()()
+		s, err := gocron.NewScheduler(gocron.WithDistributedElector(elector))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			if err := s.Shutdown(); err != nil {
+				t.Error(err)
+			}
+		}()
+		told := func(uuid.UUID, string, error) { t.Error("a listener was told") }
+		if _, err := s.NewJob(gocron.DurationJob(time.Minute), gocron.NewTask(func() { t.Error("the job ran") }),
+			gocron.WithEventListeners(gocron.AfterLockError(told), gocron.AfterJobRunsWithError(told))); err != nil {
+			t.Fatal(err)
+		}
+		s.Start()
+		time.Sleep(90 * time.Second)
 	})
 }
