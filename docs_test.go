@@ -366,6 +366,19 @@ func TestReadmeAndExamplesKeepTheErrorOfEveryUnlock(t *testing.T) {
 	}
 }
 
+// Work under the lease's context alone goes on after Ctrl-C, or after its caller's deadline.
+func TestDocsHaveWorkEndWithItsCallersContextToo(t *testing.T) {
+	for _, page := range pages {
+		for _, block := range fenced(readText(t, page), "go") {
+			for i, line := range block.lines {
+				if strings.Contains(line, "(lease.Context()") {
+					t.Errorf("%s:%d works under the lease's context alone: %s", page, block.line+i, strings.TrimSpace(line))
+				}
+			}
+		}
+	}
+}
+
 // go doc shows examples beside what they are of, and nobody looks for them elsewhere.
 func TestEachOptionIsUsedInAnExample(t *testing.T) {
 	examples := readText(t, "example_test.go") + readText(t, "example_options_test.go")

@@ -345,7 +345,9 @@ func ExampleMutex_TryLockContext() {
 			return err
 		}
 		defer func() { err = errors.Join(err, lease.Unlock()) }()
-		return cleanUp(lease.Context())
+		work, cancel := lease.With(ctx) // ends with ctx or with the lease
+		defer cancel()
+		return cleanUp(work)
 	}
 	fmt.Println(nightly(context.Background()))
 	// Output:
@@ -453,13 +455,15 @@ func ExampleLease_Downgrade() {
 			return err
 		}
 		defer func() { err = errors.Join(err, lease.Unlock()) }()
-		if err := write(lease.Context(), lease.Token()); err != nil {
+		work, cancel := lease.With(ctx) // ends with ctx or with the lease
+		defer cancel()
+		if err := write(work, lease.Token()); err != nil {
 			return err
 		}
 		if err := lease.Downgrade(ctx); err != nil {
 			return err // the lease was lost, or ctx ended first
 		}
-		return publish(lease.Context()) // others may read, none may write
+		return publish(work) // others may read, none may write
 	}
 	fmt.Println(renew(context.Background(), here))
 	// Output:
