@@ -47,8 +47,8 @@ func run(ctx context.Context, address string) error {
 
 // lead waits until this process is the leader, and then calls job, whose context ends when
 // it is not the leader anymore, or ctx ends. A leader that lost the lock waits for its
-// turn again. lead returns nil when ctx ends or the job is done, and otherwise the error of
-// job, or of Unlock.
+// turn again. lead returns the errors of job and of Unlock, also after ctx has ended, and nil if
+// ctx ends while it waits.
 //
 // A leader that was stopped for a while, as by a suspended machine, may still be in job for
 // a moment while the next one leads. What must not happen twice needs the token.
@@ -56,9 +56,9 @@ func lead(ctx context.Context, mu *leased.Mutex, job func(ctx context.Context, t
 	for {
 		err := leadOnce(ctx, mu, job)
 		switch {
-		case ctx.Err() != nil:
-			return nil
-		case errors.Is(err, leased.ErrLeaseLost):
+		case ctx.Err() != nil && errors.Is(err, leased.ErrNotAcquired):
+			return nil // it was not the leader when ctx ended
+		case ctx.Err() == nil && errors.Is(err, leased.ErrLeaseLost):
 			log.Print("no longer the leader: ", err)
 		default:
 			return err // nil if the job is done

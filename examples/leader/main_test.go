@@ -111,6 +111,18 @@ func TestAJobThatReturnsEndsItsLeadWithItsError(t *testing.T) {
 	}
 }
 
+func TestAJobThatFailsOnceItIsToldToEndIsHeardOf(t *testing.T) {
+	_, rdb := testclient.Redis(t)
+	ctx, stop := context.WithCancel(t.Context())
+	err := lead(ctx, testclient.Process(t, rdb).Mutex("scheduler"), func(context.Context, uint64) error {
+		stop()
+		return io.ErrUnexpectedEOF
+	})
+	if !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("lead returned %v", err)
+	}
+}
+
 func TestTheProgramRunsUntilItIsTold(t *testing.T) {
 	server, _ := testclient.Redis(t)
 	ctx, stop := context.WithTimeout(t.Context(), 200*time.Millisecond)
