@@ -1,6 +1,6 @@
-// Command cache keeps a catalogue in Redis that is slow to compute. When it has expired,
+// Command cache keeps a catalog in Redis that is slow to compute. When it has expired,
 // one caller of one process computes it anew, and all others wait for that one, instead of
-// all of them storming the source. The catalogue has several keys, which a refill writes in
+// all of them storming the source. The catalog has several keys, which a refill writes in
 // one transaction: nobody reads half of it, even if its writer dies or loses the lock on the way.
 //
 //	go run ./cache -redis localhost:6379
@@ -38,9 +38,9 @@ func run(ctx context.Context, address string) error {
 		return err
 	}
 	var loads atomic.Int64
-	c := &cache{lock: locks.RWMutex("catalogue"), rdb: rdb, lasts: 10 * time.Second, load: func(context.Context) (catalogue, error) {
+	c := &cache{lock: locks.RWMutex("catalog"), rdb: rdb, lasts: 10 * time.Second, load: func(context.Context) (catalog, error) {
 		time.Sleep(100 * time.Millisecond) // the slow source
-		return catalogue{pears: int(loads.Add(1)), plums: 2}, nil
+		return catalog{pears: int(loads.Add(1)), plums: 2}, nil
 	}}
 	var all sync.WaitGroup
 	for range 100 {
@@ -55,25 +55,25 @@ func run(ctx context.Context, address string) error {
 	return errors.Join(locks.Close(), rdb.Close())
 }
 
-// catalogue is what is cached, in one key each.
-type catalogue struct{ pears, plums int }
+// catalog is what is cached, in one key each.
+type catalog struct{ pears, plums int }
 
 type cache struct {
 	lock  *leased.RWMutex
 	rdb   *redis.Client
 	lasts time.Duration
-	load  func(context.Context) (catalogue, error)
+	load  func(context.Context) (catalog, error)
 }
 
 const (
-	pearsKey = "{catalogue}:pears"
-	plumsKey = "{catalogue}:plums"
+	pearsKey = "{catalog}:pears"
+	plumsKey = "{catalog}:plums"
 )
 
 var errMiss = errors.New("not in the cache")
 
-// get returns the catalogue from the cache, and fills that first if it has expired.
-func (c *cache) get(ctx context.Context) (found catalogue, err error) {
+// get returns the catalog from the cache, and fills that first if it has expired.
+func (c *cache) get(ctx context.Context) (found catalog, err error) {
 	err = c.lock.RDo(ctx, func(ctx context.Context) error {
 		found, err = c.read(ctx)
 		return err
@@ -84,9 +84,9 @@ func (c *cache) get(ctx context.Context) (found catalogue, err error) {
 	return c.refill(ctx)
 }
 
-// refill returns the catalogue after this caller, or the one before it in the queue, has
+// refill returns the catalog after this caller, or the one before it in the queue, has
 // filled the cache.
-func (c *cache) refill(ctx context.Context) (found catalogue, err error) {
+func (c *cache) refill(ctx context.Context) (found catalog, err error) {
 	err = c.lock.Do(ctx, func(ctx context.Context) error {
 		if found, err = c.read(ctx); !errors.Is(err, errMiss) {
 			return err // somebody else has filled it while this caller waited
@@ -105,7 +105,7 @@ func (c *cache) refresh(ctx context.Context) error {
 	})
 }
 
-func (c *cache) fill(ctx context.Context) (catalogue, error) {
+func (c *cache) fill(ctx context.Context) (catalog, error) {
 	found, err := c.load(ctx)
 	if err != nil {
 		return found, err
@@ -118,17 +118,17 @@ func (c *cache) fill(ctx context.Context) (catalogue, error) {
 	return found, err
 }
 
-func (c *cache) read(ctx context.Context) (catalogue, error) {
+func (c *cache) read(ctx context.Context) (catalog, error) {
 	values, err := c.rdb.MGet(ctx, pearsKey, plumsKey).Result()
 	if err != nil {
-		return catalogue{}, err
+		return catalog{}, err
 	}
 	pears, ok1 := values[0].(string)
 	plums, ok2 := values[1].(string)
 	if !ok1 || !ok2 {
-		return catalogue{}, errMiss
+		return catalog{}, errMiss
 	}
 	p, err1 := strconv.Atoi(pears)
 	q, err2 := strconv.Atoi(plums)
-	return catalogue{pears: p, plums: q}, errors.Join(err1, err2)
+	return catalog{pears: p, plums: q}, errors.Join(err1, err2)
 }
