@@ -1,9 +1,11 @@
 package leased_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -261,6 +263,24 @@ func TestTheHandlerOfTheRecipesUnlocksAlsoIfTheWorkPanics(t *testing.T) {
 		fails = false
 		if second := answer(); first != 0 || second != http.StatusOK {
 			t.Errorf("status %d, then %d", first, second)
+		}
+	})
+}
+
+// A text of an error may name hosts, tables or other customers.
+func TestTheHandlerOfTheRecipesTellsClientsNothingOfTheWorksError(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, s place) {
+		handler := handle(newClient(t, s), func(context.Context) error { return errors.New("secret") })
+		var logged bytes.Buffer
+		defer log.SetOutput(log.Writer())
+		log.SetOutput(&logged)
+		w := httptest.NewRecorder()
+		handler(w, httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/orders/7", nil))
+		if w.Code != http.StatusInternalServerError || strings.Contains(w.Body.String(), "secret") {
+			t.Errorf("status %d: %s", w.Code, w.Body)
+		}
+		if !strings.Contains(logged.String(), "secret") {
+			t.Errorf("logged %q", logged.String())
 		}
 	})
 }

@@ -259,7 +259,8 @@ func handle(locks *leased.Client, work func(context.Context) error) http.Handler
 			return
 		}
 		if err := under(r.Context(), lease, work); err != nil {
-			http.Error(w, err.Error(), http.StatusInternalServerError)
+			log.Printf("%s: %v", name, err)
+			http.Error(w, "internal error", http.StatusInternalServerError)
 		}
 	}
 }

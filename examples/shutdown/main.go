@@ -1,7 +1,7 @@
 // Command shutdown is an HTTP server that works under a lock, and shuts down as Kubernetes
 // expects it to: on SIGTERM it takes no new requests, finishes those it has, and gives its locks back,
 // so that the next process has them at once, and not when the TTL is over. deployment.yaml
-// has the other half.
+// has the other half: SIGTERM comes when no new requests do.
 //
 //	go run ./shutdown -redis localhost:6379
 package main
@@ -24,9 +24,12 @@ import (
 	"github.com/leasedmutex/leased"
 )
 
-// What a pod may take to end. deployment.yaml allows 30 s: the two of these, and a rest.
+// How long a request may take, the wait for the lock included.
+const maxRequest = 15 * time.Second
+
+// How long a pod may take to stop: deployment.yaml allows preStop, finishRequests and
+// giveBackLocks, and 5 s to spare.
 const (
-	maxRequest     = 15 * time.Second // the wait for the lock included
 	finishRequests = 20 * time.Second
 	giveBackLocks  = 5 * time.Second
 )
@@ -108,7 +111,8 @@ func routes(locks *leased.Client) http.Handler {
 			}
 		})
 		if err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			log.Print(err)
+			http.Error(w, "try again later", http.StatusServiceUnavailable)
 			return
 		}
 		fmt.Fprintln(w, "done")

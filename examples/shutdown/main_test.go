@@ -5,6 +5,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -14,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/leasedmutex/leased"
 	"github.com/leasedmutex/leased/examples/internal/testclient"
 )
 
@@ -123,6 +125,13 @@ func TestThePodsLocksAreFreeForTheNextInItsQueueAtOnce(t *testing.T) {
 	go func() {
 		entered <- next.Mutex("work").Do(context.Background(), func(context.Context) error { return nil })
 	}()
+	for queue := 0; queue == 0; time.Sleep(time.Millisecond) { // Redis has no event for it
+		info, err := next.Inspect(t.Context(), "work")
+		if err != nil {
+			t.Fatal(err)
+		}
+		queue = info.Queue
+	}
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
@@ -136,14 +145,59 @@ func TestThePodsLocksAreFreeForTheNextInItsQueueAtOnce(t *testing.T) {
 	_ = p.cmd.Wait()
 }
 
-func TestTheGracePeriodIsLongerThanWhatTheProgramTakes(t *testing.T) {
+// A lock that no request holds, as one of a worker, is unlocked when its context ends.
+func TestALockThatIsHeldBesideTheRequestsIsGivenBack(t *testing.T) {
+	_, rdb := testclient.Redis(t)
+	locks, err := leased.New(rdb)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lease, err := locks.Mutex("work").LockContext(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	unlocked := make(chan error, 2)
+	context.AfterFunc(lease.Context(), func() {
+		unlocked <- context.Cause(lease.Context())
+		unlocked <- lease.Unlock()
+	})
+	if err := giveBack(locks); err != nil {
+		t.Error(err)
+	}
+	next, err := testclient.Process(t, rdb).Mutex("work").TryLockContext(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cause, err := <-unlocked, <-unlocked; !errors.Is(cause, leased.ErrClosed) || err != nil {
+		t.Errorf("the lease ended with %v, and Unlock returned %v", cause, err)
+	}
+	if err := next.Unlock(); err != nil {
+		t.Error(err)
+	}
+}
+
+// seconds returns the number behind the first occurrence of key in text.
+func seconds(t *testing.T, text, key string) time.Duration {
+	t.Helper()
+	_, after, _ := strings.Cut(text, key)
+	var n int
+	if _, err := fmt.Sscan(after, &n); err != nil {
+		t.Fatalf("no number behind %q: %v", key, err)
+	}
+	return time.Duration(n) * time.Second
+}
+
+func TestTheGracePeriodIsLongerThanWhatAPodTakes(t *testing.T) {
 	text, err := os.ReadFile("deployment.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, after, _ := strings.Cut(string(text), "\n      terminationGracePeriodSeconds: ")
-	var seconds int
-	if _, err := fmt.Sscan(after, &seconds); err != nil || time.Duration(seconds)*time.Second <= finishRequests+giveBackLocks {
-		t.Errorf("the grace period is %d s, and ending takes up to %v (%v)", seconds, finishRequests+giveBackLocks, err)
+	preStop := seconds(t, string(text), "\n          lifecycle:\n            preStop:\n              sleep: {seconds: ")
+	if preStop < 5*time.Second {
+		t.Errorf("the pod is sent requests for up to 5 s, and SIGTERM comes after %v", preStop)
+	}
+	takes := preStop + finishRequests + giveBackLocks
+	if grace := seconds(t, string(text), "\n      terminationGracePeriodSeconds: "); grace < takes+5*time.Second {
+		t.Errorf("the grace period is %v, and ending takes up to %v", grace, takes)
 	}
 }
