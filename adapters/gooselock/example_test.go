@@ -6,6 +6,7 @@ import (
 	"log"
 	"os"
 
+	_ "github.com/jackc/pgx/v5/stdlib" // the driver "pgx"
 	"github.com/pressly/goose/v3"
 	"github.com/redis/go-redis/v9"
 
@@ -32,6 +33,7 @@ func Example() {
 	if err != nil {
 		log.Panic(err)
 	}
-	_, err = provider.Up(context.Background())
-	log.Println(err)
+	if _, err := provider.Up(context.Background()); err != nil {
+		log.Panic(err)
+	}
 }

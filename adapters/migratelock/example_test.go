@@ -2,6 +2,7 @@ package migratelock_test
 
 import (
 	"database/sql"
+	"errors"
 	"log"
 	"os"
 	"time"
@@ -41,5 +42,8 @@ func Example() {
 	if err != nil {
 		log.Panic(err)
 	}
-	log.Println(m.Up())
+	defer func() { _, _ = m.Close() }() // also driver and db
+	if err := m.Up(); err != nil && !errors.Is(err, migrate.ErrNoChange) {
+		log.Panic(err)
+	}
 }

@@ -52,7 +52,7 @@ func (d *locked) Open(url string) (database.Driver, error) {
 	return New(driver, d.mutex, d.wait), nil
 }
 
-// Lock implements database.Driver. If the lock cannot be had within wait, because another
+// Lock implements database.Driver. If the lock is not acquired within wait, because another
 // process holds it or because Redis does not answer, the error matches database.ErrLocked
 // and leased.ErrNotAcquired, and its text says which it was.
 func (d *locked) Lock() error {
@@ -85,8 +85,8 @@ func (d *locked) Unlock() error {
 	return lease.Unlock()
 }
 
-// Run implements database.Driver. It does not begin a migration if the lock was lost, of which it asks
-// Redis.
+// Run implements database.Driver. It first asks Redis whether the lock is still held, and begins no
+// migration if it was lost.
 func (d *locked) Run(migration io.Reader) error {
 	if err := d.lost(); err != nil {
 		return err
@@ -94,9 +94,10 @@ func (d *locked) Run(migration io.Reader) error {
 	return d.Driver.Run(migration)
 }
 
-// SetVersion implements database.Driver. It does not set the version if the lock was lost, of which it asks
-// Redis: another process may have migrated the database since. After a migration that had begun before, the
-// version stays dirty, so that nobody migrates the database any further before somebody has looked at it.
+// SetVersion implements database.Driver. It first asks Redis whether the lock is still held, and sets no
+// version if it was lost: another process may have migrated the database since. After a migration that had
+// begun before, the version stays dirty, so that nobody migrates the database any further before somebody
+// has looked at it.
 func (d *locked) SetVersion(version int, dirty bool) error {
 	if err := d.lost(); err != nil {
 		return err
@@ -104,7 +105,8 @@ func (d *locked) SetVersion(version int, dirty bool) error {
 	return d.Driver.SetVersion(version, dirty)
 }
 
-// Drop implements database.Driver. It drops nothing if the lock was lost, of which it asks Redis.
+// Drop implements database.Driver. It first asks Redis whether the lock is still held, and drops nothing
+// if it was lost.
 func (d *locked) Drop() error {
 	if err := d.lost(); err != nil {
 		return err
