@@ -90,7 +90,7 @@ func demo(ctx context.Context, o options) error {
 		return err
 	}
 	defer db.Close()
-	if err := (store{db}).open(ctx, item, o.stock); err != nil {
+	if err := (store{db}).recreate(ctx, item, o.stock); err != nil {
 		return err
 	}
 	program, err := os.Executable()

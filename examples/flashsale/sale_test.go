@@ -66,7 +66,7 @@ func newFixture(t *testing.T) *fixture {
 func (f *fixture) open(t *testing.T, o options) *sale {
 	t.Helper()
 	o.redis, o.database = "redis://"+f.redis.Addr, f.database
-	if err := (store{f.db}).open(t.Context(), item, o.stock); err != nil {
+	if err := (store{f.db}).recreate(t.Context(), item, o.stock); err != nil {
 		t.Fatal(err)
 	}
 	program, err := os.Executable()

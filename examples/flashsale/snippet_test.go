@@ -33,7 +33,7 @@ func sellOne(ctx context.Context, db *sql.DB, item string, token uint64) error {
 
 func TestTheCodeOfTheFencingPageSellsOnlyToGreaterTokens(t *testing.T) {
 	db := newFixture(t).db
-	if err := (store{db}).open(t.Context(), item, 2); err != nil {
+	if err := (store{db}).recreate(t.Context(), item, 2); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
@@ -61,7 +61,7 @@ const firstOfAny = `
 
 func TestTheFirstAccessOfTheFencingPageMakesARowThatIsMissing(t *testing.T) {
 	db := newFixture(t).db
-	if err := (store{db}).open(t.Context(), item, 2); err != nil {
+	if err := (store{db}).recreate(t.Context(), item, 2); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
@@ -95,7 +95,7 @@ func TestTheScriptOfTheCommandLinePageSellsOnlyToGreaterTokens(t *testing.T) {
 		t.Skip(err)
 	}
 	f := newFixture(t)
-	if err := (store{f.db}).open(t.Context(), "7", 1); err != nil {
+	if err := (store{f.db}).recreate(t.Context(), "7", 1); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct{ token, status, left int }{{5, 0, 0}, {5, 3, 0}, {4, 3, 0}, {6, 3, 0}} {

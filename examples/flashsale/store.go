@@ -134,8 +134,8 @@ func (s store) count(ctx context.Context, item string) (left, sold int, err erro
 	return left, sold, err
 }
 
-// open makes the tables if they are not there, and puts n pieces of the item in stock.
-func (s store) open(ctx context.Context, item string, n int) error {
+// recreate makes the tables anew, so that earlier sales are gone, and puts n pieces of the item in stock.
+func (s store) recreate(ctx context.Context, item string, n int) error {
 	for _, do := range []string{`DROP TABLE IF EXISTS item, sale`, schema} {
 		if _, err := s.db.ExecContext(ctx, do); err != nil {
 			return err

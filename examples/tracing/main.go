@@ -109,7 +109,7 @@ func parse(std streams, args []string) (o options, err error) {
 	case flags.NArg() > 0:
 		return o, usagef("there are no arguments, only flags: what is %q?", flags.Arg(0))
 	case o.jaeger != "" && o.otlp == "":
-		return o, usagef("--jaeger needs --otlp: where shall the traces go?")
+		return o, usagef("--jaeger needs --otlp: where should the traces go?")
 	case o.keep && o.otlp != "":
 		return o, usagef("--keep keeps a Jaeger that was started here; with --otlp there is none")
 	case o.save != "" && o.otlp != "" && o.jaeger == "":

@@ -29,7 +29,7 @@ func connect(ctx context.Context, rawURL string) (*redis.Client, error) {
 	}
 	options.ContextTimeoutEnabled = true // the locks bound every command by its context
 	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
-	options.DialerRetries = 1 // a server that is not there shall be told of soon
+	options.DialerRetries = 1 // a server that is not there should be reported soon
 	rdb := redis.NewClient(options)
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()

@@ -72,10 +72,10 @@ func (s *stock) reserve(ctx context.Context, item string, pieces int) (left int,
 	return left - pieces, lease.Token(), nil
 }
 
-// present is the first access to an item under a lease: it keeps the lease's token and reads, unless
-// another lease was here before that has no smaller token. This is where a fencing token earns its keep:
-// whoever has read before is refused from now on. To compare tokens at the write only would let two owners
-// that have read the same number both write.
+// present is the first access to an item under a lease. It stores the lease's token and reads the stock,
+// unless a lease with the same or a greater token has been here; from then on, leases with smaller tokens
+// are refused. If tokens were compared at the write only, two owners that have read the same number could
+// both write.
 var present = redis.NewScript(`
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
 if tonumber(redis.call('HGET', KEYS[1], 'token') or '0') >= tonumber(ARGV[1]) then return -1 end

@@ -19,7 +19,7 @@ import (
 
 const (
 	serviceName = "orders"
-	// A trace shall be in Jaeger soon after the order was served. A service with
+	// A trace should be in Jaeger soon after the order was served. A service with
 	// traffic keeps the SDK's default, 5 s.
 	batchFor = 200 * time.Millisecond
 	sendFor  = 2 * time.Second
@@ -56,7 +56,7 @@ func newTelemetry(ctx context.Context, instance, collector string) (*telemetry, 
 	}, nil
 }
 
-// stop sends what is left. It waits sendFor at most: a collector that is gone shall
+// stop sends what is left. It waits sendFor at most: a collector that is gone must
 // not keep a service from ending.
 func (t *telemetry) stop() error {
 	ctx, cancel := context.WithTimeout(context.Background(), sendFor)
