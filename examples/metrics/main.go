@@ -79,32 +79,38 @@ func newClient(address string, provider *metric.MeterProvider, opts ...leased.Op
 	return client, rdb, err
 }
 
-// work has two processes compete for locks until ctx ends.
+// work has four processes compete for locks until ctx ends, or one of them fails.
 func work(ctx context.Context, address string, provider *metric.MeterProvider) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	done := make(chan error)
 	const workers = 4
 	for range workers {
-		go func() { done <- worker(ctx, address, provider) }() // ends with ctx
+		go func() { done <- worker(ctx, address, provider) }() // ends with ctx, and is waited for below
 	}
 	var errs []error
 	for range workers {
 		errs = append(errs, <-done)
+		cancel() // one that ends before ctx has failed
 	}
 	return errors.Join(errs...)
 }
 
-func worker(ctx context.Context, address string, provider *metric.MeterProvider) error {
+func worker(ctx context.Context, address string, provider *metric.MeterProvider) (err error) {
 	client, rdb, err := newClient(address, provider)
 	if err != nil {
-		return err
+		return errors.Join(err, rdb.Close())
 	}
-	defer rdb.Close()
-	defer client.Close()
+	defer func() { err = errors.Join(err, client.Close(), rdb.Close()) }()
 	for ctx.Err() == nil {
 		name := fmt.Sprint("order:", rand.IntN(3))
-		err := client.Mutex(name).Do(ctx, func(context.Context) error {
-			time.Sleep(time.Duration(rand.IntN(20)) * time.Millisecond) // the work
-			return nil
+		err := client.Mutex(name).Do(ctx, func(ctx context.Context) error {
+			select {
+			case <-time.After(time.Duration(rand.IntN(20)) * time.Millisecond): // the work
+				return nil
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
 		})
 		if err != nil && ctx.Err() == nil {
 			return err
