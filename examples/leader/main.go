@@ -47,8 +47,8 @@ func run(ctx context.Context, address string) error {
 
 // lead waits until this process is the leader, and then calls job, whose context ends when
 // it is not the leader anymore, or ctx ends. A leader that lost the lock waits for its
-// turn again. lead returns the errors of job and of Unlock, also after ctx has ended, and nil if
-// ctx ends while it waits.
+// turn again. lead returns the errors of job and of Unlock, even after ctx has ended, and nil if
+// ctx ends while it waits. So a job that stops because it was told to returns nil.
 //
 // A leader that was stopped for a while, as by a suspended machine, may still be in job for
 // a moment while the next one leads. What must not happen twice needs the token.
