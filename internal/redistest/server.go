@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -127,9 +128,13 @@ type plan struct {
 }
 
 func start(program, dir string, args []string) (*Instance, error) {
-	return startAs(plan{program: program, dir: dir, args: func(port int) ([]string, error) {
+	p := plan{program: program, dir: dir, args: func(port int) ([]string, error) {
 		return append(usualArgs(port), args...), nil
-	}})
+	}}
+	if slices.Contains(args, "--cluster-enabled") { // its bus listens, too
+		p.port = clusterPort
+	}
+	return startAs(p)
 }
 
 // usualArgs makes a server listen on one loopback port and keep nothing on disk.
@@ -162,7 +167,7 @@ func startAs(p plan) (*Instance, error) {
 		if err = in.run(); err == nil {
 			return in, nil
 		}
-		if !errors.Is(err, errPort) || try == 5 {
+		if !errors.Is(err, errPort) || try == 20 {
 			return nil, err
 		}
 	}
