@@ -341,8 +341,8 @@
 // Redis client run as part of its commands, renewals included: the locks treat a hook that blocks like a
 // Redis that does not answer. There is one exception. On a single server whose commands can be given
 // deadlines (see [New]), calls that could not stop waiting anyway send their command themselves: Lock and
-// RLock, all calls with a context that cannot end, and Unlock unless [WithReleaseTimeout] is shorter than
-// 1 s. They wait for a hook that goes on after its context has ended.
+// RLock, the calls that lock or unlock with a context that cannot end, and Unlock unless
+// [WithReleaseTimeout] is shorter than 1 s. They wait for a hook that goes on after its context has ended.
 // A hook must not retry a command: Leased would see only the last reply, and assume that the command had
 // been sent once. Then an Unlock that Redis carried out at the first try is reported as a loss, or a wait
 // that was given up leaves the lock to its TTL.

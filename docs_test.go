@@ -322,12 +322,19 @@ func TestDocsShowOnlySQLFromTheFlashSale(t *testing.T) {
 }
 
 // The error of Unlock may be the only sign that another process was inside, so no page,
-// comment or example drops it, unless a comment in the same line says why. Locks of the sync
-// API have no error to drop.
+// comment or example drops it, unless it assigns it to _ and a comment in the same line says why.
+// Locks of the sync API have no error to drop.
 func TestReadmeAndExamplesKeepTheErrorOfEveryUnlock(t *testing.T) {
-	dropped := regexp.MustCompile(`(?m)^.*(?:defer (?:lease|l|first|second|writer|elector)\.(?:Unlock|Resign)\(\)|` +
-		`_ = [\w.]+\.(?:Unlock|Resign)\(\)[ })(;]*$).*$`)
+	const (
+		ends   = `(?:Unlock|UnlockContext|Resign)\([^)]*\)`
+		leases = `(?:lease|l|first|second|writer|elector)`
+	)
+	dropped := regexp.MustCompile(`(?m)^.*(?:(?:defer|go) ` + leases + `\.` + ends + `|_ = [\w.]+\.` + ends + `[ })(;]*$).*$|^\s*` + leases + `\.` + ends + `$`)
 	for line, want := range map[string]bool{
+		"\tdefer lease.UnlockContext(ctx)":          true,
+		"\tgo lease.Unlock()":                       true,
+		"\tlease.Unlock()":                          true,
+		"\t_ = lease.UnlockContext(ctx)":            true,
 		"\tdefer lease.Unlock()":                    true,
 		"\t_ = lease.Unlock()":                      true,
 		"\tdefer func() { _ = elector.Resign() }()": true,

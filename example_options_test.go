@@ -293,11 +293,11 @@ func ExampleRWMutex_TryRLockContext() {
 	defer here.Close()
 	defer there.Close()
 
-	writer := there.RWMutex("prices")
-	writer.Lock()
+	prices := there.RWMutex("prices")
+	prices.Lock()
 	_, err := here.RWMutex("prices").TryRLockContext(context.Background())
 	fmt.Println(errors.Is(err, leased.ErrLocked))
-	writer.Unlock()
+	prices.Unlock()
 	// Output: true
 }
 

@@ -104,8 +104,10 @@ func (c *Client) Inspect(ctx context.Context, name string) (Info, error) {
 // of Redis, of its client, or of ctx. After one of the latter three, the owners may have been evicted
 // nevertheless. Trying again is harmless, except that it may evict the next owner.
 //
-// ForceUnlock returns on how many servers the lock had an owner whom it has evicted: 0 if the lock was free, or with
-// an error, and otherwise 1, or on a quorum up to the number of its servers that had answered by then.
+// ForceUnlock returns on how many servers the lock had an owner, or 0 if nobody was evicted: the lock was
+// free, the owner has unlocked it meanwhile (on a quorum, another one may own it by now), or there is an
+// error. Without a quorum, it is 1 at most, and otherwise up to the number of servers that had answered by
+// then.
 //
 // On a quorum, a nil error means that no owner is left that can have a majority. If too few servers answered
 // or evicted their owner, the error matches [ErrNoQuorum], and says on how many the owners were evicted. The

@@ -148,10 +148,10 @@ type gauges struct {
 
 	// Guarded by sharedGauges.mu:
 	members []*metrics          // of the clients that are not closed
-	collect metric.Registration // nil until the callback is registered
+	collect metric.Registration // of the callback; nil if the client's own gauges are not used
 }
 
-// sharedGauges are the gauges that have members.
+// sharedGauges are the gauges that have members. Their callbacks are registered.
 var sharedGauges struct {
 	mu  sync.Mutex
 	all []*gauges
@@ -160,64 +160,41 @@ var sharedGauges struct {
 // register has the gauges of the client observed, together with those of the other clients of its
 // meter. It is called once the client is complete, because the metrics may be collected at once.
 //
-// Only gauges whose callback is registered are joined, because it may be refused, or panic. So clients of one
-// meter that are made at once each register a callback, and all but the first give theirs up again.
+// Only gauges whose callback is registered are joined, and observed, because it may be refused, or panic. So
+// clients of one meter that are made at once each register a callback, and all but the first give theirs up again.
 func (m *metrics) register() {
+	sharedGauges.mu.Lock()
+	joined := m.joinLocked()
+	sharedGauges.mu.Unlock()
+	if joined {
+		return
+	}
 	own := m.gauges
-	sharedGauges.mu.Lock()
-	if m.joinLocked() {
-		sharedGauges.mu.Unlock()
-		return
-	}
-	own.members = append(own.members, m)
-	sharedGauges.all = append(sharedGauges.all, own)
-	sharedGauges.mu.Unlock()
-	registered := false
-	defer func() {
-		if !registered { // even after a panic, the next client of the meter tries for itself
-			own.leave(m)
-		}
-	}()
 	collect, err := own.meter.RegisterCallback(own.observe, own.waiting, own.held, own.oldestWait, own.oldestHold, own.clients, own.servers)
-	if err != nil {
-		otel.Handle(err) // user code
-		return
-	}
-	registered = true
 	sharedGauges.mu.Lock()
-	late := m.joinLocked()
-	if late {
-		own.removeLocked(m)
-	} else {
-		own.collect = collect
+	if joined = m.joinLocked(); !joined && err == nil {
+		own.collect, own.members = collect, []*metrics{m}
+		sharedGauges.all = append(sharedGauges.all, own)
 	}
 	sharedGauges.mu.Unlock()
-	if late {
+	switch { // what follows is user code
+	case err != nil:
+		otel.Handle(err)
+	case joined:
 		_ = collect.Unregister()
 	}
 }
 
-// joinLocked adds the client to the gauges of its meter whose callback is registered, and reports whether there
-// are any.
+// joinLocked adds the client to the gauges that its meter has, and reports whether there are any.
 func (m *metrics) joinLocked() bool {
 	for _, g := range sharedGauges.all {
-		if g.collect != nil && sameMeter(g.meter, m.gauges.meter) {
+		if sameMeter(g.meter, m.gauges.meter) {
 			g.members = append(g.members, m)
 			m.gauges = g
 			return true
 		}
 	}
 	return false
-}
-
-// removeLocked removes a client, and the gauges with the last one. Then it returns their registration.
-func (g *gauges) removeLocked(m *metrics) (collect metric.Registration) {
-	g.members = slices.DeleteFunc(g.members, func(each *metrics) bool { return each == m })
-	if len(g.members) > 0 {
-		return nil
-	}
-	sharedGauges.all = slices.DeleteFunc(sharedGauges.all, func(each *gauges) bool { return each == g })
-	return g.collect
 }
 
 // sameMeter reports whether two meters are one. Those of a user's own type need not be comparable,
@@ -230,19 +207,15 @@ func sameMeter(a, b metric.Meter) bool {
 // waits for a collection under way.
 func (g *gauges) leave(m *metrics) {
 	sharedGauges.mu.Lock()
-	collect := g.removeLocked(m)
+	g.members = slices.DeleteFunc(g.members, func(each *metrics) bool { return each == m })
+	over := len(g.members) == 0
+	if over {
+		sharedGauges.all = slices.DeleteFunc(sharedGauges.all, func(each *gauges) bool { return each == g })
+	}
 	sharedGauges.mu.Unlock()
-	if collect != nil {
-		_ = collect.Unregister() // the SDK never returns an error, and there is nothing to do about one
+	if over && g.collect != nil {
+		_ = g.collect.Unregister() // the SDK never returns an error, and there is nothing to do about one
 	}
-}
-
-// rank is 0 if the callback is registered, else 1. sharedGauges.mu is locked.
-func (g *gauges) rank() int {
-	if g.collect != nil {
-		return 0
-	}
-	return 1
 }
 
 // currentMeter returns the meter that the gauges belong to now. If they were made before the program set a
@@ -266,8 +239,6 @@ func (g *gauges) currentMeter() metric.Meter {
 func (g *gauges) observe(_ context.Context, o metric.Observer) error {
 	sharedGauges.mu.Lock()
 	all := slices.Clone(sharedGauges.all)
-	// Those whose callback is not registered yet come last: a registration can take long.
-	slices.SortStableFunc(all, func(a, b *gauges) int { return cmp.Compare(a.rank(), b.rank()) })
 	sharedGauges.mu.Unlock()
 	own := g.currentMeter()
 	all = slices.DeleteFunc(all, func(other *gauges) bool { return other != g && !sameMeter(other.currentMeter(), own) })

@@ -397,17 +397,18 @@ func TestAClientMadeWhileAnothersGaugesAreRegisteredHasGauges(t *testing.T) {
 			meter := &busyMeter{Meter: m.Meter("github.com/leasedmutex/leased", metric.WithInstrumentationVersion("v1")), refuses: refuses}
 			provider := leased.WithMeterProvider(oneMeter{m, meter})
 			var l *leased.Lease
-			held := func(when string) {
-				if got, ok := m.collect(t)["leased.held"]; !ok || sum(t, got) != 1 {
+			held := func(when string, want int64) {
+				if got, ok := m.collect(t)["leased.held"]; !ok || sum(t, got) != want {
 					t.Errorf("%s, refused %v: leased.held: %v", when, refuses, got.Data)
 				}
 			}
 			meter.first = func() {
 				l = lock(t, newClient(t, s, provider).Mutex("x"))
-				held("meanwhile")
+				held("meanwhile", 1)
 			}
-			newClient(t, s, provider)
-			held("afterward")
+			own := lock(t, newClient(t, s, provider).Mutex("y"))
+			held("afterward", 2)
+			unlock(t, own)
 			unlock(t, l)
 		})
 	}

@@ -33,7 +33,9 @@ type Elector struct {
 	turn  *turn         // nil if nobody stands for election or resigns
 }
 
-// A turn is a call that stands for election or resigns. Calls that come meanwhile wait for its end.
+// A turn is a call that stands for election or resigns. Calls that come meanwhile wait for its end, and
+// share its error: if each stood by itself while Redis hangs, a job would wait for the tries of all that
+// are due with it.
 type turn struct {
 	ended chan struct{} // closed when the call has ended
 	err   error         // why Redis did not make this process the leader; for others once ended is closed
@@ -42,7 +44,7 @@ type turn struct {
 // IsLeader implements gocron.Elector. It returns nil if this process is the leader or can become
 // it now. The error matches leased.ErrLocked if another process is the leader. While this process
 // is the leader, IsLeader asks the local clock and not Redis. Of calls at the same time, one asks
-// Redis, and all return its answer.
+// Redis, and all return its answer, which for a call that came later can be older than the call.
 func (e *Elector) IsLeader(ctx context.Context) error {
 	for {
 		mine, t := e.takeTurn(true)
@@ -90,8 +92,7 @@ func (e *Elector) endTurn(t *turn, lease *leased.Lease) {
 	close(t.ended)
 }
 
-// stand asks Redis for the leadership. If Redis hangs, each job that is due at the same time would
-// otherwise wait for the tries of all others.
+// stand asks Redis for the leadership.
 func (e *Elector) stand(ctx context.Context, t *turn) error {
 	var lease *leased.Lease
 	defer func() { e.endTurn(t, lease) }() // even if a hook of the Redis client panics

@@ -340,10 +340,24 @@ func TestACallBehindOneThatWasCanceledAsksRedisItself(t *testing.T) {
 	})
 }
 
+// asked counts the errors of an elector.
+type asked struct {
+	gocron.Elector
+	failed atomic.Int32
+}
+
+func (e *asked) IsLeader(ctx context.Context) error {
+	err := e.Elector.IsLeader(ctx)
+	if err != nil {
+		e.failed.Add(1)
+	}
+	return err
+}
+
 func TestWithoutRedisAnElectorsErrorIsToldToNoListener(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := leasedtest.NewServer(t)
-		elector := gocronlock.NewElector(server.Client().Mutex("leader"))
+		elector := &asked{Elector: gocronlock.NewElector(server.Client().Mutex("leader"))}
 		defer server.Stop()()
 		s, err := gocron.NewScheduler(gocron.WithDistributedElector(elector))
 		if err != nil {
@@ -361,5 +375,8 @@ func TestWithoutRedisAnElectorsErrorIsToldToNoListener(t *testing.T) {
 		}
 		s.Start()
 		time.Sleep(90 * time.Second)
+		if elector.failed.Load() == 0 {
+			t.Error("the elector was not asked, or had no error")
+		}
 	})
 }

@@ -20,12 +20,12 @@ type hint struct{ mark, cause, advice string }
 var hints = [...]hint{
 	{"NOAUTH", "it requires a password", "give it in the URL, in $LEASED_REDIS rather than on the command line"},
 	{"WRONGPASS", "it does not take this user or password", ""},
-	{"READONLY", "it is a replica", "connect to its primary, or by --sentinel NAME; if you did, " + sentinelsBehind},
 	{"OOM ", "its memory is full", "raise maxmemory, or free memory"},
 	{"NOREPLICAS", "it has fewer replicas than its min-replicas-to-write", "fix the replicas, or lower the setting"},
 	{"MISCONF", "it cannot save to disk", "make room on the disk, or see “Persistence” in docs/operating.md; Redis's log says why"},
 	{"to run the 'scan' command", lacksRight, "allow +scan, which ls and top need beside the rights of locks"},
-	{"NOPERM", lacksRight, leastRights},
+	{"NOPERM", lacksRight, leastRights}, // it names the user, who may be called anything
+	{"READONLY", "it is a replica", "connect to its primary, or by --sentinel NAME; if you did, " + sentinelsBehind},
 	{"can't run this command", lacksRight, leastRights}, // inside a script, up to Redis 7.0
 	{"can't access at least one of the", lacksRight, leastRights},
 	{"ACL failure in script", lacksRight, leastRights},

@@ -119,7 +119,7 @@ func TestALaterVersionIsCalledThat(t *testing.T) {
 	}
 }
 
-func TestUnlockSaysThatItFoundTheLockFree(t *testing.T) {
+func TestUnlockSaysThatTheOwnerWasQuicker(t *testing.T) {
 	server := redistest.MiniTCP(t)
 	server.Set("job", "foreign")
 	server.Server().SetPreHook(func(_ *mini.Peer, cmd string, args ...string) bool {
@@ -129,7 +129,7 @@ func TestUnlockSaysThatItFoundTheLockFree(t *testing.T) {
 		return false
 	})
 	got := invoke(t, "unlock", "--redis", "redis://"+server.Addr(), "--force", "--yes", "job")
-	if got.status != 0 || got.out != "\"job\" is free.\n" {
+	if got.status != 0 || got.out != "\"job\" was unlocked before it was taken from a client of another library.\n" {
 		t.Errorf("status %d, printed:\n%s%s", got.status, got.out, got.err)
 	}
 }

@@ -72,8 +72,8 @@ func unlockCommand(std streams) *cobra.Command {
 			switch {
 			case err != nil:
 				return operatorError("unlock", err)
-			case evicted == 0: // it was unlocked in between
-				fmt.Fprintf(std.out, "%q is free.\n", info.Name)
+			case evicted == 0:
+				fmt.Fprintf(std.out, "%q was unlocked before it was taken from %s.\n", info.Name, ownersText(info.Owners))
 			case info.Servers > 0:
 				fmt.Fprintf(std.out, "%q was taken from %s on %d of %d servers.\n", info.Name, ownersText(info.Owners), evicted, info.Servers)
 			default:

@@ -48,16 +48,20 @@ func run(ctx context.Context, address string) error {
 // lead waits until this process is the leader, and then calls job, whose context ends when
 // it is not the leader anymore, or ctx ends. A leader that lost the lock waits for its
 // turn again. lead returns the errors of job and of Unlock, even after ctx has ended, and nil if
-// ctx ends while it waits. So a job that stops because it was told to returns nil.
+// ctx ends while it waits. So a job that stops because its context ended should return nil.
 //
 // A leader that was stopped for a while, as by a suspended machine, may still be in job for
 // a moment while the next one leads. What must not happen twice needs the token.
 func lead(ctx context.Context, mu *leased.Mutex, job func(ctx context.Context, token uint64) error) error {
 	for {
-		err := leadOnce(ctx, mu, job)
+		led := false
+		err := leadOnce(ctx, mu, func(ctx context.Context, token uint64) error {
+			led = true
+			return job(ctx, token)
+		})
 		switch {
-		case ctx.Err() != nil && errors.Is(err, leased.ErrNotAcquired):
-			return nil // it was not the leader when ctx ended
+		case ctx.Err() != nil && !led:
+			return nil // it was told to end while it waited
 		case ctx.Err() == nil && errors.Is(err, leased.ErrLeaseLost):
 			log.Print("no longer the leader: ", err)
 		default:

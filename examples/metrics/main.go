@@ -112,7 +112,7 @@ func worker(ctx context.Context, address string, provider *metric.MeterProvider)
 				return context.Cause(ctx)
 			}
 		})
-		if err != nil && ctx.Err() == nil {
+		if err != nil && ctx.Err() == nil { // else it says that ctx has ended
 			return err
 		}
 		if lease, err := client.Mutex("report").TryLockContext(ctx); err == nil {

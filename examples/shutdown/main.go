@@ -1,7 +1,7 @@
 // Command shutdown is an HTTP server that works under a lock, and shuts down as Kubernetes
 // expects it to: on SIGTERM it takes no new requests, finishes those it has, and gives its locks back,
 // so that the next process has them at once, and not when the TTL is over. deployment.yaml
-// has the other half: SIGTERM comes when no new requests do.
+// has the other half: it delays SIGTERM until new requests should have stopped.
 //
 //	go run ./shutdown -redis localhost:6379
 package main
@@ -27,8 +27,7 @@ import (
 // How long a request may take, the wait for the lock included.
 const maxRequest = 15 * time.Second
 
-// How long a pod may take to stop: deployment.yaml allows preStop, finishRequests and
-// giveBackLocks, and 5 s to spare.
+// How long the program may take to end. deployment.yaml allows that, preStop, and 5 s to spare.
 const (
 	finishRequests = 20 * time.Second
 	giveBackLocks  = 5 * time.Second

@@ -119,7 +119,7 @@ func TestAPodThatIsToldToEndFinishesItsRequestAndGivesTheLockBack(t *testing.T) 
 func TestThePodsLocksAreFreeForTheNextInItsQueueAtOnce(t *testing.T) {
 	server, rdb := testclient.Redis(t)
 	p := start(t, server.Addr)
-	answered := p.work(t, 300*time.Millisecond)
+	answered := p.work(t, 3*time.Second)
 	entered := make(chan error, 1)
 	next := testclient.Process(t, rdb)
 	go func() {
@@ -130,7 +130,9 @@ func TestThePodsLocksAreFreeForTheNextInItsQueueAtOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		queue = info.Queue
+		if queue = info.Queue; len(entered) > 0 {
+			t.Fatalf("it did not wait for the pod's lock: %v", <-entered)
+		}
 	}
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)

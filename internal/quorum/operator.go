@@ -24,8 +24,9 @@ func (s *Server) Inspect(ctx context.Context, k *protocol.Keys) (protocol.Snapsh
 	return Merged(seen, s.cfg.N), nil
 }
 
-// Evict ends the ownership of the lock and notifies its owners. It returns on how many servers there was one, as
-// far as they have answered by then, or 0 if nobody had to be evicted anymore. The next owner's token is above all that the evicted owner can have.
+// Evict ends the ownership of the lock and notifies its owners. It returns on how many servers there was
+// one, as far as they have answered by then, or 0 if no script evicted anybody. The next owner's token is
+// above all that the evicted owner can have.
 //
 // If one client owns a majority, only that client is evicted: not one that owns a few other servers, and
 // not the next owner, which enters when the evicted one gives back its remaining grants (unless the evicted
@@ -72,7 +73,7 @@ func (s *Server) Evict(ctx context.Context, k *protocol.Keys) (on int, err error
 			if len(ids) > 0 {
 				found.Store(true)
 			}
-			return len(ids) > 0 || sn != nil && sn.Value != "", err
+			return len(ids) > 0, err
 		case OwnerOf(sn) != owner:
 			return false, nil
 		}
