@@ -247,7 +247,9 @@ func (h hang) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessP
 	return next
 }
 
-func TestACallBehindAnotherOneEndsWithItsContext(t *testing.T) {
+// whileRedisHangs runs f in a bubble with an elector whose Redis hangs until f closes h. f leaves this process
+// as the leader, which resigns after it.
+func whileRedisHangs(t *testing.T, f func(t *testing.T, elector *gocronlock.Elector, h hang)) {
 	synctest.Test(t, func(t *testing.T) {
 		rdb := leasedtest.NewServer(t).Redis()
 		h := make(hang)
@@ -258,6 +260,15 @@ func TestACallBehindAnotherOneEndsWithItsContext(t *testing.T) {
 		}
 		defer client.Close()
 		elector := gocronlock.NewElector(client.Mutex("leader"))
+		f(t, elector, h)
+		if err := elector.Resign(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestACallBehindAnotherOneEndsWithItsContext(t *testing.T) {
+	whileRedisHangs(t, func(t *testing.T, elector *gocronlock.Elector, h hang) {
 		first := make(chan error)
 		go func() { first <- elector.IsLeader(t.Context()) }()
 		synctest.Wait()
@@ -270,24 +281,12 @@ func TestACallBehindAnotherOneEndsWithItsContext(t *testing.T) {
 		if err := <-first; err != nil {
 			t.Error(err)
 		}
-		if err := elector.Resign(); err != nil {
-			t.Error(err)
-		}
 	})
 }
 
 // Jobs that are due at once would otherwise be late by two seconds for each one before them.
 func TestCallersAtTheSameTimeShareOneTryOfARedisThatHangs(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		rdb := leasedtest.NewServer(t).Redis()
-		h := make(hang)
-		rdb.AddHook(h)
-		client, err := leased.New(rdb)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer client.Close()
-		elector := gocronlock.NewElector(client.Mutex("leader"))
+	whileRedisHangs(t, func(t *testing.T, elector *gocronlock.Elector, h hang) {
 		began := time.Now()
 		var wg sync.WaitGroup
 		for range 6 {
@@ -303,23 +302,11 @@ func TestCallersAtTheSameTimeShareOneTryOfARedisThatHangs(t *testing.T) {
 		if err := elector.IsLeader(t.Context()); err != nil {
 			t.Errorf("once Redis answered, IsLeader returned %v", err)
 		}
-		if err := elector.Resign(); err != nil {
-			t.Error(err)
-		}
 	})
 }
 
 func TestACallBehindOneThatWasCanceledAsksRedisItself(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		rdb := leasedtest.NewServer(t).Redis()
-		h := make(hang)
-		rdb.AddHook(h)
-		client, err := leased.New(rdb)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer client.Close()
-		elector := gocronlock.NewElector(client.Mutex("leader"))
+	whileRedisHangs(t, func(t *testing.T, elector *gocronlock.Elector, h hang) {
 		ctx, cancel := context.WithCancel(t.Context())
 		first, second := make(chan error), make(chan error)
 		go func() { first <- elector.IsLeader(ctx) }()
@@ -333,9 +320,6 @@ func TestACallBehindOneThatWasCanceledAsksRedisItself(t *testing.T) {
 		close(h)
 		if err := <-second; err != nil {
 			t.Errorf("the one behind it returned %v", err)
-		}
-		if err := elector.Resign(); err != nil {
-			t.Error(err)
 		}
 	})
 }
