@@ -56,25 +56,42 @@ func wrapConns(o *redis.Options, wrap func(net.Conn) net.Conn) {
 type faraway struct {
 	net.Conn
 	delay time.Duration
-	until time.Time // the read deadline
+
+	mu    sync.Mutex // guards what follows
+	until time.Time  // the read deadline
+	asked time.Time  // when something was last written
 }
 
 func (c *faraway) SetReadDeadline(t time.Time) error {
+	c.mu.Lock()
 	c.until = t
+	c.mu.Unlock()
 	return c.Conn.SetReadDeadline(t)
 }
 
 func (c *faraway) SetDeadline(t time.Time) error {
+	c.mu.Lock()
 	c.until = t
+	c.mu.Unlock()
 	return c.Conn.SetDeadline(t)
 }
 
+func (c *faraway) Write(p []byte) (int, error) {
+	c.mu.Lock()
+	c.asked = time.Now()
+	c.mu.Unlock()
+	return c.Conn.Write(p)
+}
+
 func (c *faraway) Read(p []byte) (int, error) {
-	if left := time.Until(c.until); !c.until.IsZero() && left < c.delay {
-		time.Sleep(left) // in virtual time, like the next
+	c.mu.Lock()
+	until, arrives := c.until, c.asked.Add(c.delay)
+	c.mu.Unlock()
+	if !until.IsZero() && until.Before(arrives) {
+		time.Sleep(time.Until(until)) // in virtual time, like the next
 		return 0, os.ErrDeadlineExceeded
 	}
-	time.Sleep(c.delay) // what takes as long there
+	time.Sleep(time.Until(arrives)) // so long the answer is on its way
 	return c.Conn.Read(p)
 }
 

@@ -524,6 +524,101 @@ func TestASilentServerOfAQuorumIsWaitedForOnce(t *testing.T) {
 	}
 }
 
+// Servers in other regions are not silent while connections to them are made, which takes several round trips,
+// nor are they if other servers are near.
+func TestAFarQuorumAnswersWhileItsPoolsGrow(t *testing.T) {
+	const ms = time.Millisecond
+	for _, distances := range [][]time.Duration{
+		{100 * ms, 100 * ms, 100 * ms}, {200 * ms, 200 * ms, 200 * ms}, {300 * ms, 300 * ms, 300 * ms},
+		{0, 200 * ms, 300 * ms}, {1 * ms, 300 * ms, 300 * ms, 300 * ms, 80 * ms},
+	} {
+		t.Run(fmt.Sprint(distances), func(t *testing.T) {
+			onSomeMortals(t, len(distances), func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+				for i, m := range servers {
+					m.moveAway(distances[i])
+				}
+				var lines logs
+				c := open(lines.option())
+				tries := func(n int) {
+					t.Helper()
+					var all sync.WaitGroup
+					for i := range n {
+						all.Go(func() {
+							l, err := c.Mutex(fmt.Sprint("lock ", i)).TryLockContext(t.Context())
+							if err != nil {
+								t.Errorf("%d free locks: %v", n, err)
+								return
+							}
+							unlock(t, l)
+						})
+					}
+					all.Wait()
+				}
+				tries(1)
+				time.Sleep(5 * time.Second)
+				tries(60)
+				if n := lines.count(slog.LevelWarn, ""); n != 0 {
+					t.Errorf("%d warnings", n)
+				}
+			})
+		})
+	}
+}
+
+// A far server that falls silent is waited for once as well, for as long as making a connection to it may take.
+func TestAFarServerOfAQuorumIsWaitedForOnce(t *testing.T) {
+	for distance, want := range map[time.Duration]time.Duration{
+		60 * time.Millisecond:  500 * time.Millisecond,
+		100 * time.Millisecond: 800 * time.Millisecond,
+		200 * time.Millisecond: 1600 * time.Millisecond,
+		300 * time.Millisecond: 1800 * time.Millisecond,
+	} {
+		onSomeMortals(t, 3, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+			for _, m := range servers {
+				m.moveAway(distance)
+			}
+			c := open()
+			for range 3 { // the last time on connections that there are, so that the distance is known
+				unlock(t, lock(t, c.Mutex("x")))
+				time.Sleep(3 * time.Second)
+			}
+			for _, m := range servers[:2] {
+				m.fallSilent()
+			}
+			for i, want := range []time.Duration{want, distance} {
+				began := time.Now()
+				_, err := c.Mutex("x").TryLockContext(t.Context())
+				isAll(t, err, leased.ErrNoQuorum)
+				// An answer that needed two round trips, because the server did not have the script, may be the last one.
+				if took := time.Since(began); took < want || took > want+want/16 {
+					t.Errorf("%v away: try %d took %v, want %v", distance, i+1, took, want)
+				}
+				time.Sleep(3 * time.Second)
+			}
+		})
+	}
+}
+
+// How far away a server is does not matter once it is known not to answer.
+func TestAnAwayServerGivesNoMoreTimeToOthers(t *testing.T) {
+	onSomeMortals(t, 3, func(t *testing.T, servers []*mortal, open func(...leased.Option) *leased.Client) {
+		servers[2].moveAway(300 * time.Millisecond)
+		c := open()
+		unlock(t, lock(t, c.Mutex("x")))
+		time.Sleep(3 * time.Second)
+		servers[2].fallSilent()
+		unlock(t, lock(t, c.Mutex("x")))
+		time.Sleep(3 * time.Second)
+		servers[1].fallSilent()
+		began := time.Now()
+		_, err := c.Mutex("x").TryLockContext(t.Context())
+		isAll(t, err, leased.ErrNoQuorum)
+		if took := time.Since(began); took != 500*time.Millisecond {
+			t.Errorf("the try took %v", took)
+		}
+	})
+}
+
 // For two minutes the clocks drift apart, by more than any clock does.
 func TestClocksOfAQuorumThatDriftEndNoLease(t *testing.T) {
 	onQuorum(t, func(t *testing.T, s place) {

@@ -54,22 +54,14 @@ const (
 	maxPing     = time.Second
 	reportEvery = time.Minute             // while the server is away
 	pingTime    = protocol.CommandTimeout // also for setting up a connection, which takes several round trips
-	// maxPatience is the longest that a decision waits for a server that does not answer.
-	maxPatience = 500 * time.Millisecond
-	minPatience = 20 * time.Millisecond
 )
 
-// patienceFor returns for how long a decision about a lock with this TTL waits for answers.
-func patienceFor(ttl time.Duration) time.Duration {
-	return max(minPatience, min(ttl/10, maxPatience))
-}
-
 // isAway reports whether the server does not answer. A server that has left commands unanswered for
-// longer than any decision waits is away, too, until it answers a PING.
+// longer than its patience is away, too, until it answers a PING.
 func (m *member) isAway() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !m.away && m.out > 0 && time.Since(m.heard) > maxPatience {
+	if !m.away && m.out > 0 && time.Since(m.heard) > m.patience() {
 		if m.learned.Before(m.heard) { // it is left over from an earlier failure
 			m.trouble = nil
 		}
@@ -615,7 +607,7 @@ func (m *member) drain(ctx context.Context) {
 		}
 		quiet := m.quiet
 		m.mu.Unlock()
-		silent := time.NewTimer(maxPatience)
+		silent := time.NewTimer(m.patience() + 1)
 		select {
 		case <-quiet:
 		case <-silent.C: // isAway checks whether the server still answers

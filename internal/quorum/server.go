@@ -335,16 +335,26 @@ func (w *pendingCall) settled() {
 	}
 }
 
-// await waits for the ops to be decided. When patience is over, or ctx ends, they are decided without
-// the servers that have not answered.
-func (s *Server) await(ctx context.Context, w *pendingCall, ops []*Op, keys []*protocol.Keys, patience time.Duration) {
-	timer := time.NewTimer(patience)
+// await waits for the ops to be decided. When the servers have had their time, at most limit, or ctx ends, they
+// are decided without those that have not answered.
+func (s *Server) await(ctx context.Context, w *pendingCall, ops []*Op, keys []*protocol.Keys, limit time.Duration) {
+	began := time.Now()
+	timer := time.NewTimer(min(limit, minPatience)) // whose servers may have more is seen only if it is needed
 	defer timer.Stop()
-	select {
-	case <-w.done:
-		return
-	case <-timer.C:
-	case <-ctx.Done():
+wait:
+	for {
+		select {
+		case <-w.done:
+			return
+		case <-timer.C:
+			left := min(limit, s.patience()) - time.Since(began)
+			if left <= 0 {
+				break wait
+			}
+			timer.Reset(left)
+		case <-ctx.Done():
+			break wait
+		}
 	}
 	for i, op := range ops {
 		s.step(keys[i], func(l *Lock, now time.Time, fx *Effects) {
@@ -368,7 +378,7 @@ func (s *Server) Do(ctx context.Context, k *protocol.Keys, c *protocol.Command) 
 	s.settleLocked(h)
 	s.mu.Unlock()
 	s.perform(&fx)
-	s.await(ctx, w, []*Op{op}, []*protocol.Keys{k}, patienceFor(ttl))
+	s.await(ctx, w, []*Op{op}, []*protocol.Keys{k}, limitFor(ttl))
 	return op.Answer, op.Err
 }
 
@@ -412,7 +422,7 @@ func (s *Server) Renew(ctx context.Context, batch []protocol.Renewal) {
 			}
 		}
 	}
-	s.await(ctx, w, ops, keys, patienceFor(shortest))
+	s.await(ctx, w, ops, keys, limitFor(shortest))
 	for i, op := range ops {
 		batch[i].Outcome, batch[i].Clock, batch[i].Err = op.Renewed, op.Clock, op.Err
 	}

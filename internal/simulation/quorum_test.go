@@ -125,6 +125,7 @@ type qWorld struct {
 	failure    string
 	has        [qTroubles]bool
 	quarantine time.Duration
+	patience   time.Duration // the longest that a decision waits: some servers are far away
 	ttls       []time.Duration
 	top        uint64
 	readers    uint64 // the greatest token of a reader
@@ -221,6 +222,10 @@ func (w *qWorld) begin(seed int64) {
 		w.order = nil
 	}
 	w.atOnce = rand.New(rand.NewPCG(uint64(seed), 9)).IntN(4) == 0
+	w.patience = minPatience
+	if far := rand.New(rand.NewPCG(uint64(seed), 21)); far.IntN(2) == 0 {
+		w.patience += time.Duration(far.Int64N(int64(maxPatience - minPatience)))
+	}
 	skew := []time.Duration{0, 0, time.Millisecond, 300 * time.Millisecond, 3 * time.Second}[w.rng.IntN(5)]
 	skew = min(skew, w.quarantine)
 	for _, s := range w.servers {
@@ -447,7 +452,7 @@ func (c *qClient) perform(fx *lockstate.Effects) {
 		cmd := fx.Send
 		w.logf("%s does %v", c.name, told(cmd))
 		c.qstep(func(q *quorum.Lock, now time.Time, qfx *quorum.Effects) {
-			op := &qOp{c: c, cmd: &cmd, expire: w.now.Add(patienceOf(cmd.ID))}
+			op := &qOp{c: c, cmd: &cmd, expire: w.now.Add(w.patienceFor(cmd.ID))}
 			op.op = q.Do(&cmd, now, qfx)
 			op.op.Tag = op
 			w.ops = append(w.ops, op)
@@ -486,7 +491,7 @@ func (c *qClient) renew(r *protocol.Renewal) {
 	w := c.w
 	copied := *r
 	c.qstep(func(q *quorum.Lock, now time.Time, fx *quorum.Effects) {
-		op := &qOp{c: c, r: &copied, expire: w.now.Add(patienceOf(copied.Req.ID))}
+		op := &qOp{c: c, r: &copied, expire: w.now.Add(w.patienceFor(copied.Req.ID))}
 		op.op = q.Renew(&copied, now, fx)
 		op.op.Tag = op
 		w.ops = append(w.ops, op)
@@ -510,7 +515,7 @@ func (c *qClient) flush() {
 				cool = max(0, g.Keep.Sub(now))
 			}
 			c.qstep(func(q *quorum.Lock, now time.Time, fx *quorum.Effects) {
-				op := &qOp{c: c, g: g, expire: w.now.Add(maxPatience)}
+				op := &qOp{c: c, g: g, expire: w.now.Add(w.patience)}
 				op.op = q.CancelRequest(&protocol.CancelRequest{Keys: &w.keys, ID: g.ID, Last: g.Last, Cooldown: cool}, now, fx)
 				op.op.Tag = op
 				w.ops = append(w.ops, op)
@@ -1022,13 +1027,14 @@ func (w *qWorld) ring() bool {
 
 const (
 	commandTimeout = 2 * time.Second // protocol.CommandTimeout
-	maxPatience    = 500 * time.Millisecond
+	minPatience    = 500 * time.Millisecond
+	maxPatience    = commandTimeout - 200*time.Millisecond
 )
 
-// patienceOf returns for how long a decision about the request waits for answers.
-func patienceOf(id string) time.Duration {
+// patienceFor returns for how long a decision about the request waits for answers.
+func (w *qWorld) patienceFor(id string) time.Duration {
 	who, _ := protocol.ParseID(id)
-	return max(20*time.Millisecond, min(who.TTL/10, maxPatience))
+	return max(20*time.Millisecond, min(who.TTL/10, w.patience))
 }
 
 // renewsIdle reports whether the client has sent a renewal of a lock that it keeps idle.
